@@ -17,11 +17,12 @@ import (
 
 // Plugin is one instance of a plugin, as it answered GetInfo.
 type Plugin struct {
-	// Type selects the handler: CSIPlugin, DevicePlugin, DRAPlugin, or another.
+	// Type selects the handler: CSIPlugin, DevicePlugin, DRAPlugin, or another
+	// type.
 	Type string `json:"type"`
 	Name string `json:"name"`
 	// Endpoint is the absolute path of the socket that serves the plugin's own
-	// contract: the one that it announced, or Socket when it announced none.
+	// API: the announced one, or Socket if the plugin announced none.
 	Endpoint string   `json:"endpoint"`
 	Versions []string `json:"versions"`
 	// Socket is the path under which the instance was found.
@@ -29,21 +30,22 @@ type Plugin struct {
 }
 
 // Handler implements registration for one type of plugin. Calls for one name
-// come one after the other, those for different names concurrently. Every call
-// can be repeated for the same plugin. A panic is an error of that call.
+// are serial, calls for different names concurrent. Every call can be repeated
+// for the same plugin and must be idempotent. A panic counts as an error of
+// that call.
 type Handler interface {
 	// Validate checks whether the plugin can be registered, and changes nothing.
 	Validate(ctx context.Context, p Plugin) error
 	// Register makes the plugin usable. The plugin is notified of an error, and
 	// the next attempt begins with GetInfo after a pause.
 	Register(ctx context.Context, p Plugin) error
-	// DeRegister takes the plugin out of use; its socket might not exist any more.
-	// It is called for every plugin whose Register returned nil or was cut off,
-	// and again, after a pause, when it fails.
+	// DeRegister takes the plugin out of use; its socket might not exist any
+	// more. It is called for every plugin whose Register returned nil or was
+	// interrupted, and is retried with backoff when it fails.
 	DeRegister(ctx context.Context, p Plugin) error
 }
 
-// Phase is the phase of a socket in the life of its plugin.
+// Phase is the phase of a socket in the registration of its plugin.
 type Phase string
 
 // The phases of a socket, in order.
@@ -54,19 +56,18 @@ const (
 	Registering   Phase = "registering"   // Handler.Register
 	Notifying     Phase = "notifying"     // NotifyRegistrationStatus
 	Registered    Phase = "registered"    // in use
-	Failed        Phase = "failed"        // Error says why; tried again at NextTry
+	Failed        Phase = "failed"        // Error says why; retried at NextTry
 	DeRegistering Phase = "deregistering" // Handler.DeRegister
 	Gone          Phase = "gone"          // the last event of a socket; in events only
 )
 
 // Status is the observed state of one socket.
 type Status struct {
-	// Plugin holds just the Socket until the first answer to GetInfo.
+	// Until the first answer to GetInfo, only Plugin.Socket is set.
 	Plugin
 	Phase Phase `json:"phase"`
-	// Step, Error and Reason describe the last failure: the step that failed, the
-	// error, and what that usually means and what to do. All are empty after
-	// success.
+	// Step, Error and Reason describe the last failure: the step that failed,
+	// the error, and its usual cause and remedy. They are empty after success.
 	Step     Phase     `json:"step,omitempty"`
 	Error    string    `json:"error,omitempty"`
 	Reason   string    `json:"reason,omitempty"`
@@ -74,8 +75,8 @@ type Status struct {
 	Since    time.Time `json:"since"`    // of the phase
 	Attempts int       `json:"attempts"` // since the socket was found or last registered
 	NextTry  time.Time `json:"nextTry,omitzero"`
-	// Dead is set when nobody listens on the socket of a registered plugin any
-	// more and the file is still there.
+	// Dead is set when the socket file of a registered plugin still exists, but
+	// no process listens on it any more.
 	Dead bool `json:"dead,omitempty"`
 }
 
@@ -85,7 +86,7 @@ type Event struct {
 	Serial uint64    `json:"serial"`
 	Time   time.Time `json:"time"`
 	Status Status    `json:"status"`
-	// Lost is set on the first event after some that a slow subscriber did not
-	// take: what it knows is stale, and List has the current state.
+	// Lost is set on the first event after events were dropped for a slow
+	// subscriber: its state is stale, and List has the current state.
 	Lost bool `json:"lost,omitempty"`
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// crowd are plugins that share a process with the host, each with a gRPC
-// server of its own. They serve under hidden names until they are shown.
+// crowd is a set of plugins in the process of the host, each with its own gRPC
+// server. They serve under hidden names until show.
 type crowd struct {
 	dir     string
 	plugins []*plugin
@@ -67,15 +67,16 @@ func (c counting) DeRegister(_ context.Context, p Plugin) error {
 	return nil
 }
 
-func benchHost(b *testing.B, dir string, room int) (*Host, counting) {
-	c := counting{make(chan Plugin, room), make(chan Plugin, room)}
+func benchHost(b *testing.B, dir string, capacity int) (*Host, counting) {
+	c := counting{make(chan Plugin, capacity), make(chan Plugin, capacity)}
 	h, err := New(Options{Dir: dir, Handlers: map[string]Handler{"T": c}})
 	testkit.Must(b, err, h.Start(b.Context()))
 	b.Cleanup(func() { testkit.Must(b, h.Close(context.Background(), false)) })
 	return h, c
 }
 
-// BenchmarkBindToRegister is one plugin: from bind to the handler's Register.
+// BenchmarkBindToRegister measures one plugin, from bind to the handler's
+// Register.
 func BenchmarkBindToRegister(b *testing.B) {
 	dir := testkit.Dir(b)
 	_, c := benchHost(b, dir, 1)
@@ -97,8 +98,8 @@ func cpu() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkAtOnce is a thousand plugins that appear together. The CPU time is
-// that of the host and of all the plugins.
+// BenchmarkAtOnce measures a thousand plugins that appear together. The CPU
+// time includes the plugins.
 func BenchmarkAtOnce(b *testing.B) {
 	for _, n := range []int{1000, 4000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -131,7 +132,7 @@ func BenchmarkAtOnce(b *testing.B) {
 	}
 }
 
-// BenchmarkIdle is what a host with a thousand registered plugins costs.
+// BenchmarkIdle measures the cost of a host with a thousand registered plugins.
 func BenchmarkIdle(b *testing.B) {
 	const n = 1000
 	dir := testkit.Dir(b)

@@ -26,11 +26,10 @@ const (
 )
 
 var (
-	// errSilent: the server did not begin to speak HTTP/2 in time.
-	errSilent = errors.New("nothing was said on the connection")
-	// errForeign: what the server said first is not HTTP/2, or it ended the
-	// connection.
-	errForeign = errors.New("the server does not speak HTTP/2, or ended the connection")
+	// errSilent: the server did not send anything in time.
+	errSilent = errors.New("the server sent no data")
+	// errForeign: the server does not speak HTTP/2, or closed the connection.
+	errForeign = errors.New("the server does not speak HTTP/2, or closed the connection")
 	// errPanic is in the error of a handler call that panicked.
 	errPanic = errors.New("panic")
 )
@@ -45,14 +44,15 @@ type peerError struct{ error }
 
 func (e peerError) Unwrap() error { return e.error }
 
-// isRefused reports whether nobody listens on the socket, or its queue is full.
+// isRefused reports whether no process listens on the socket, or its backlog is
+// full.
 func isRefused(err error) bool {
 	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EAGAIN)
 }
 
-// connect connects to a plugin's socket, and returns when the server speaks
-// HTTP/2. The connection is never made again: what a later one reaches can be
-// another plugin.
+// connect connects to a plugin's socket and waits until the server speaks
+// HTTP/2. The connection is never re-established, because a later one could
+// reach another plugin.
 func connect(ctx context.Context, path string, peer func(Peer) error) (*grpc.ClientConn, error) {
 	raw, err := dial(ctx, path, peer)
 	if err != nil {
@@ -66,16 +66,16 @@ func connect(ctx context.Context, path string, peer func(Peer) error) (*grpc.Cli
 			case raw := <-once:
 				return raw, nil
 			default:
-				return nil, errors.New("the connection ended")
+				return nil, errors.New("the connection was closed")
 			}
 		}),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Hour}), // ctx bounds it
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Hour}), // ctx bounds the dial
 		grpc.WithIdleTimeout(0),
 		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithNoProxy(),
 		grpc.WithMaxHeaderListSize(maxHeaders), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
-		grpc.WithInitialWindowSize(maxAnswer),                           // fixed: without pings that measure the bandwidth
-		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10), // there can be a thousand
+		grpc.WithInitialWindowSize(maxAnswer),                           // a fixed size avoids the pings that estimate the bandwidth
+		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10), // there can be a thousand connections
 	)
 	if err != nil {
 		return nil, errors.Join(err, raw.Close())
@@ -106,9 +106,9 @@ func dial(ctx context.Context, path string, peer func(Peer) error) (net.Conn, er
 	if peer == nil {
 		return raw, nil
 	}
-	who, err := unixsock.PeerCredentials(raw)
+	process, err := unixsock.PeerCredentials(raw)
 	if err == nil {
-		err = peer(Peer(who))
+		err = peer(Peer(process))
 	}
 	if err != nil {
 		return nil, peerError{fmt.Errorf("the process that serves the socket is refused: %w", errors.Join(err, raw.Close()))}
@@ -123,7 +123,7 @@ func getInfo(ctx context.Context, conn *grpc.ClientConn, within time.Duration) (
 	return Plugin{Type: info.GetType(), Name: info.GetName(), Endpoint: info.GetEndpoint(), Versions: info.GetSupportedVersions()}, err
 }
 
-// notify reports to the plugin that it is registered, or why not.
+// notify reports to the plugin that it is registered, or the reason why not.
 func notify(ctx context.Context, conn *grpc.ClientConn, within time.Duration, why string) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -132,8 +132,7 @@ func notify(ctx context.Context, conn *grpc.ClientConn, within time.Duration, wh
 	return err
 }
 
-// sendable makes a text valid and short: the error of a handler can hold
-// anything.
+// sendable makes a text valid UTF-8 and limits its length.
 func sendable(text string) string {
 	text = strings.ToValidUTF8(text, string(utf8.RuneError))
 	if len(text) <= maxText {
@@ -142,8 +141,7 @@ func sendable(text string) string {
 	return strings.ToValidUTF8(text[:maxText], "") + "…"
 }
 
-// call calls the handler of a plugin's type: Validate, Register or DeRegister,
-// whichever the step is.
+// call calls the method of the plugin's handler that belongs to the step.
 func (h *Host) call(p Plugin, step Phase) *failure {
 	handler := h.handler(p.Type)
 	do, bound := handler.Validate, h.o.Timeouts.Validate
@@ -165,17 +163,17 @@ func (h *Host) call(p Plugin, step Phase) *failure {
 		return nil
 	}
 	return &failure{
-		step: step, text: err.Error(), reason: handlerReason(step, err, p, bound), cut: ctx.Err() != nil || errors.Is(err, errPanic),
+		step: step, text: err.Error(), reason: handlerReason(step, err, p, bound), interrupted: ctx.Err() != nil || errors.Is(err, errPanic),
 	}
 }
 
-// guarded makes a panic an error.
+// guarded converts a panic to an error.
 func (h *Host) guarded(ctx context.Context, p Plugin, do func(context.Context, Plugin) error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("%w: %v", errPanic, v)
 			h.metrics.panics.Inc()
-			h.o.Logger.Error("a handler panicked", "type", p.Type, "name", p.Name, "socket", p.Socket, "panic", v, "stack", string(debug.Stack()))
+			h.o.Logger.Error("handler panicked", "type", p.Type, "name", p.Name, "socket", p.Socket, "panic", v, "stack", string(debug.Stack()))
 		}
 	}()
 	return do(ctx, p)

@@ -17,7 +17,7 @@ func TestCloseLeavesPluginsAlone(t *testing.T) {
 		newPlugin(t, r.path(fmt.Sprintf("%d.sock", i)), "T", "n", nil)
 		r.phase(fmt.Sprintf("%d.sock", i), Registered)
 	}
-	testkit.Must(t, r.Close(t.Context(), false), r.Close(t.Context(), true)) // the first one counts
+	testkit.Must(t, r.Close(t.Context(), false), r.Close(t.Context(), true)) // only the first call has an effect
 	if got := r.made(); strings.Contains(got, "DeRegister") {
 		t.Errorf("calls: %s", got)
 	}
@@ -46,7 +46,7 @@ func TestCloseDeregisters(t *testing.T) {
 	}
 }
 
-func TestCloseReportsWhatWasLeft(t *testing.T) {
+func TestCloseReportsFailedDeregistrations(t *testing.T) {
 	r := newRig(t, nil)
 	r.deRegister = func(context.Context, Plugin) error { return errors.New("stuck") }
 	r.start()
@@ -56,10 +56,10 @@ func TestCloseReportsWhatWasLeft(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), `not deregistered: ["T n: stuck"]`) || r.Close(t.Context(), true) != err {
 		t.Errorf("got %v", err)
 	}
-	r.Host = newRig(t, nil).Host // its own end is another's affair
+	r.Host = newRig(t, nil).Host // the cleanup of the rig must not close this one
 }
 
-// Calls in flight end first, and the plugin is notified.
+// In-flight calls end first, and the plugin is notified.
 func TestCloseWaitsForCalls(t *testing.T) {
 	r := newRig(t, nil)
 	begun, release := make(chan struct{}), make(chan struct{})
@@ -93,7 +93,7 @@ func TestCloseCancelsCalls(t *testing.T) {
 	<-begun
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if err := r.Close(ctx, false); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "cut off") {
+	if err := r.Close(ctx, false); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "were cancelled") {
 		t.Errorf("got %v", err)
 	}
 	if got := r.made(); got != "Validate n, Register n, DeRegister n" {

@@ -11,7 +11,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// printer is a handler that takes every plugin.
+// printer is a handler that accepts every plugin.
 type printer struct{}
 
 func (printer) Validate(context.Context, watch.Plugin) error { return nil }
@@ -37,11 +37,11 @@ func Example() {
 		Logger:   slog.Default(),
 	})
 	if err != nil {
-		slog.Error("wrong options", "error", err)
+		slog.Error("invalid options", "err", err)
 		return
 	}
 	if err := h.Start(ctx); err != nil {
-		slog.Error("plugins would not be seen", "error", err)
+		slog.Error("plugin host start failed", "err", err)
 		return
 	}
 	for e := range h.Subscribe(ctx) {
@@ -50,12 +50,12 @@ func Example() {
 	ending, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	if err := h.Close(ending, true); err != nil {
-		slog.Error("the end was not clean", "error", err)
+		slog.Error("plugin host close failed", "err", err)
 	}
 }
 
-// A program that needs a certain driver waits for it; if it does not come, the
-// error says what is in the way.
+// A program that needs a certain driver waits for it. On timeout the error
+// contains the state of the driver.
 func ExampleHost_Wait() {
 	h, err := watch.New(watch.Options{Dir: "/run/plugins", Handlers: map[string]watch.Handler{"CSIPlugin": printer{}}})
 	if err != nil {

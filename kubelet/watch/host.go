@@ -18,14 +18,14 @@ var ErrClosed = errors.New("the plugin host is closed")
 // or replaced, or the host closes and deregisters all plugins.
 var errGone = errors.New("the socket is gone")
 
-// Host finds plugins and registers them.
+// Host discovers plugins and registers them. It is safe for concurrent use.
 type Host struct {
 	o       Options
 	metrics *metrics
 	hub     hub
 
 	names op.Locks      // serialise the handler calls for a type and name
-	slots chan struct{} // has an element for each attempt that has just begun
+	slots chan struct{} // has an element for each attempt that counts against Options.Concurrency
 
 	serving context.Context // ends with Close; its cause is errGone or ErrClosed
 	stop    context.CancelCauseFunc
@@ -39,11 +39,11 @@ type Host struct {
 	closing sync.Once
 	closed  error // the result of Close
 
-	mu       sync.Mutex
-	handlers map[string]Handler // by type; never changed or removed, so that who registered a plugin also deregisters it
-	paths    map[string]*place
-	orphans  map[instance]context.CancelFunc
-	left     []string // plugins that Close could not deregister
+	mu              sync.Mutex
+	handlers        map[string]Handler // by type; never changed or removed, so that the handler that registered a plugin also deregisters it
+	paths           map[string]*place
+	orphans         map[instance]context.CancelFunc
+	notDeregistered []string // plugins that Close could not deregister
 }
 
 type state int
@@ -54,11 +54,11 @@ const (
 	closed
 )
 
-// place is a path. The next socket there waits until the current one is
+// place is a socket path. The next socket there waits until the current one is
 // deregistered.
 type place struct{ now, next *socket }
 
-// New checks the options. Nothing runs before Start.
+// New checks the options and returns a Host. Call Start to run it.
 func New(o Options) (*Host, error) {
 	o, err := o.complete()
 	if err != nil {
@@ -79,14 +79,13 @@ func New(o Options) (*Host, error) {
 	return h, nil
 }
 
-// Start creates the directory when it is missing, watches it and looks for the
-// sockets that exist; ctx bounds only that. It fails when sockets would be
-// missed.
+// Start creates the directory if missing, watches it and finds the existing
+// sockets; ctx bounds only that. It fails if sockets would be missed.
 func (h *Host) Start(ctx context.Context) error {
 	h.life.Lock()
 	defer h.life.Unlock()
 	if h.state != fresh {
-		return errors.New("plugin host: it was started before, or closed; make a new one")
+		return errors.New("plugin host: it was already started or closed; create a new one")
 	}
 	if err := ctx.Err(); err != nil {
 		return err
@@ -100,17 +99,17 @@ func (h *Host) Start(ctx context.Context) error {
 	h.finder, h.state = finder, running
 	h.work.Go(func() {
 		if err := finder.Run(h.serving); err != nil {
-			h.o.Logger.Error("plugins are no longer discovered", "error", err)
+			h.o.Logger.Error("plugin discovery stopped", "err", err)
 		}
 	})
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.o.Logger.Info("plugins are registered from here", "directory", h.o.Dir, "types", h.kinds(), "sockets", len(h.paths))
+	h.o.Logger.Info("plugin host started", "path", h.o.Dir, "types", h.kinds(), "sockets", len(h.paths))
 	return nil
 }
 
-// Handle adds the handler for a type of plugin. A type has one handler, which
-// stays. Plugins that failed for lack of it are tried again at once.
+// Handle adds the handler for a type of plugin; it cannot be replaced or
+// removed. Plugins that failed for lack of a handler are retried at once.
 func (h *Host) Handle(kind string, handler Handler) error {
 	if err := checkHandler(kind, handler); err != nil {
 		return err
@@ -132,10 +131,10 @@ func (h *Host) Handle(kind string, handler Handler) error {
 	return nil
 }
 
-// Close ends discovery and attempts, waits for handler calls in flight, and
-// with deregister set deregisters every plugin. When ctx ends first, these
-// calls are cancelled, and the error names what was left. Calls after the first
-// return the same.
+// Close stops discovery and attempts, waits for in-flight handler calls, and
+// with deregister set deregisters every plugin. If ctx ends first, these calls
+// are cancelled, and the error lists what is left. Later calls return the same
+// error.
 func (h *Host) Close(ctx context.Context, deregister bool) error {
 	h.closing.Do(func() {
 		h.life.Lock()
@@ -163,32 +162,32 @@ func (h *Host) await(ctx context.Context) (err error) {
 	select {
 	case <-ended:
 	case <-ctx.Done():
-		err = fmt.Errorf("plugin host: calls of handlers were cut off: %w", context.Cause(ctx))
+		err = fmt.Errorf("plugin host: handler calls were cancelled: %w", context.Cause(ctx))
 		h.abort()
 		select {
 		case <-ended:
 		case <-time.After(grace):
-			return fmt.Errorf("plugin host: calls of handlers go on though they were cancelled, for %q: %w", h.calling(), context.Cause(ctx))
+			return fmt.Errorf("plugin host: handler calls did not return after cancellation, for %q: %w", h.calling(), context.Cause(ctx))
 		}
 	}
-	if len(h.left) > 0 {
-		err = errors.Join(err, fmt.Errorf("plugin host: not deregistered: %q", h.left))
+	if len(h.notDeregistered) > 0 {
+		err = errors.Join(err, fmt.Errorf("plugin host: not deregistered: %q", h.notDeregistered))
 	}
 	return err
 }
 
 // calling returns the plugins for which handler calls are in flight.
-func (h *Host) calling() (who []string) {
+func (h *Host) calling() (plugins []string) {
 	for _, s := range h.List() {
 		switch s.Phase {
 		case Validating, Registering, DeRegistering:
-			who = append(who, s.Type+" "+s.Name)
+			plugins = append(plugins, s.Type+" "+s.Name)
 		}
 	}
-	return who
+	return plugins
 }
 
-// discovered updates which sockets should be registered.
+// discovered updates the desired set of sockets.
 func (h *Host) discovered(changes []discovery.Change) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -210,7 +209,7 @@ func (h *Host) discovered(changes []discovery.Change) {
 	}
 }
 
-// gone ends the socket that was last found at the path.
+// gone ends the last socket found at the path.
 func (p *place) gone() {
 	if p.next != nil {
 		p.next.end(errGone)
@@ -228,7 +227,7 @@ func (h *Host) begin(p *place, s *socket) {
 	h.work.Go(s.run)
 }
 
-// finished forgets a socket, and begins with the next one at its path.
+// finished removes a socket, and starts the next one at its path.
 func (h *Host) finished(s *socket) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -249,7 +248,8 @@ func (h *Host) handler(kind string) Handler {
 	return h.handlers[kind]
 }
 
-// deregister calls the handler in the turn of the plugin's name.
+// deregister calls the handler, serialised with other calls for the plugin's
+// name.
 func (h *Host) deregister(ctx context.Context, p Plugin) *failure {
 	unlock, err := h.names.Lock(ctx, p.key())
 	if err == nil {
@@ -262,9 +262,9 @@ func (h *Host) deregister(ctx context.Context, p Plugin) *failure {
 	return h.call(p, DeRegistering)
 }
 
-// orphan goes on deregistering a plugin whose path already has another socket:
-// a handler that fails for the old plugin must not keep the new one out of use.
-// It ends when the same instance is registered again, since DeRegister would
+// orphan retries to deregister a plugin whose path already has another socket,
+// so that a failing DeRegister of the old plugin does not block the new one. It
+// ends when the same instance is registered again, because DeRegister would
 // then remove the new registration.
 func (h *Host) orphan(p Plugin, failures int) {
 	superseded, cancel := context.WithCancel(h.calls)
@@ -287,14 +287,14 @@ func (h *Host) orphan(p Plugin, failures int) {
 			case superseded.Err() != nil && h.calls.Err() == nil:
 				return
 			case h.serving.Err() != nil:
-				h.leave(p, *failed)
+				h.recordLeft(p, *failed)
 				return
 			}
 		}
 	})
 }
 
-// supersede ends the orphan of an instance, if there is one.
+// supersede stops the retries of orphan for an instance.
 func (h *Host) supersede(p Plugin) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -304,9 +304,9 @@ func (h *Host) supersede(p Plugin) {
 	}
 }
 
-// leave records a plugin that Close could not deregister.
-func (h *Host) leave(p Plugin, f failure) {
+// recordLeft records a plugin that Close could not deregister.
+func (h *Host) recordLeft(p Plugin, f failure) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.left = append(h.left, p.Type+" "+p.Name+": "+f.text)
+	h.notDeregistered = append(h.notDeregistered, p.Type+" "+p.Name+": "+f.text)
 }

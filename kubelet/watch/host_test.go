@@ -20,7 +20,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-func TestLife(t *testing.T) {
+func TestRegisterAndDeregister(t *testing.T) {
 	r := startRig(t, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
@@ -56,7 +56,7 @@ func TestLife(t *testing.T) {
 	}
 }
 
-func TestThereAtStart(t *testing.T) {
+func TestPresentAtStart(t *testing.T) {
 	r := newRig(t, nil)
 	for i := range 20 {
 		newPlugin(t, r.path(fmt.Sprintf("%d.sock", i)), "T", fmt.Sprint("n", i), nil)
@@ -71,7 +71,7 @@ func TestThereAtStart(t *testing.T) {
 	}
 }
 
-// The plugin is notified with the kubelet's texts.
+// The plugin is notified with the kubelet's error texts.
 func TestNotified(t *testing.T) {
 	no := func(context.Context, Plugin) error { return errors.New("no") }
 	for name, c := range map[string]struct {
@@ -85,28 +85,28 @@ func TestNotified(t *testing.T) {
 		"type": {kind: "U", set: func(*recorder) {}, notified: "no handler registered for plugin type: U at socket SOCKET",
 			step: Validating, reason: "this host handles T;"},
 		"Validate": {kind: "T", set: func(r *recorder) { r.validate = no }, notified: "plugin validation failed with err: no",
-			calls: "Validate n", step: Validating, reason: "the handler of T refused"},
+			calls: "Validate n", step: Validating, reason: "the handler for T refused"},
 		"Register": {kind: "T", set: func(r *recorder) { r.register = no }, notified: "plugin registration failed with err: no",
-			calls: "Validate n, Register n", step: Registering, reason: "the handler of T refused"},
+			calls: "Validate n, Register n", step: Registering, reason: "the handler for T refused"},
 		"panic": {kind: "T", set: func(r *recorder) { r.register = func(context.Context, Plugin) error { panic("no") } },
 			notified: "plugin registration failed with err: panic: no", calls: "Validate n, Register n, DeRegister n",
 			step: Registering, reason: "a bug in the handler"},
-		"cut off": {kind: "T", set: func(r *recorder) {
+		"timeout": {kind: "T", set: func(r *recorder) {
 			r.register = func(ctx context.Context, _ Plugin) error { <-ctx.Done(); return ctx.Err() }
 		}, notified: "plugin registration failed with err: context deadline exceeded", calls: "Validate n, Register n, DeRegister n",
-			step: Registering, reason: "that may take 50ms"},
+			step: Registering, reason: "its limit is 50ms"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, func(o *Options) {
 				o.BackOff.First = time.Minute
-				if name == "cut off" {
+				if name == "timeout" {
 					o.Timeouts.Register = 50 * time.Millisecond
 				}
 			})
 			c.set(r.recorder)
 			r.start()
 			p := newPlugin(t, r.path("a.sock"), c.kind, "n", nil)
-			_, text, _ := strings.Cut(c.notified, "with err: ") // the prefix is for the plugin
+			_, text, _ := strings.Cut(c.notified, "with err: ") // the prefix is only for the plugin
 			r.failed("a.sock", c.step, text, c.reason)
 			want := "false RegisterPlugin error -- " + strings.ReplaceAll(c.notified, "SOCKET", p.path)
 			if got := p.notifications(); !slices.Equal(got, []string{want}) {
@@ -133,13 +133,13 @@ func TestHandlerLater(t *testing.T) {
 	}
 }
 
-// A handler may take so long that the plugin's server has ended the idle
-// connection: the plugin is notified over another.
+// During a long handler call the plugin's server can close the idle connection;
+// the plugin is then notified over a new one.
 func TestNotifiedOverAnotherConnection(t *testing.T) {
 	r := newRig(t, func(o *Options) { o.Peer = func(Peer) error { return nil } })
 	aside := filepath.Join(filepath.Dir(r.dir), "a")
 	p := newPlugin(t, aside, "T", "n", nil)
-	r.register = func(context.Context, Plugin) error { p.hangUp(); return nil }
+	r.register = func(context.Context, Plugin) error { p.closeConn(); return nil }
 	r.start()
 	testkit.Must(t, os.Rename(aside, r.path("a.sock")))
 	if s := r.phase("a.sock", Registered); s.Attempts != 1 {
@@ -184,12 +184,12 @@ func TestOptionsRefused(t *testing.T) {
 		"no directory":   {func(o *Options) { o.Dir = "" }, "/var/lib/kubelet/plugins_registry"},
 		"relative":       {func(o *Options) { o.Dir = "plugins" }, `"plugins" must be an absolute`},
 		"not clean":      {func(o *Options) { o.Dir = "/a/../b" }, "clean"},
-		"everything":     {func(o *Options) { o.Dir = "/" }, "whole file system"},
+		"everything":     {func(o *Options) { o.Dir = "/" }, "root directory"},
 		"NUL":            {func(o *Options) { o.Dir = "/a\x00" }, "NUL"},
 		"no type":        {func(o *Options) { o.Handlers = map[string]Handler{"": handler} }, "CSIPlugin"},
 		"nil handler":    {func(o *Options) { o.Handlers = map[string]Handler{"T": nil} }, "for T is nil"},
 		"negative":       {func(o *Options) { o.Timeouts.GetInfo = -1 }, "Timeouts.GetInfo is -1ns"},
-		"pauses":         {func(o *Options) { o.BackOff.First = time.Hour }, "BackOff.First, is 1h0m0s"},
+		"pauses":         {func(o *Options) { o.BackOff.First = time.Hour }, "BackOff.First is 1h0m0s"},
 		"jitter":         {func(o *Options) { o.BackOff.Jitter = 1.5 }, "1.5"},
 		"concurrency":    {func(o *Options) { o.Concurrency = -3 }, "-3"},
 		"negative grace": {func(o *Options) { o.Grace = -time.Second }, "Grace is -1s"},
@@ -217,7 +217,7 @@ func TestStartRefuses(t *testing.T) {
 		t.Error("healthy without a start")
 	}
 	testkit.Must(t, os.Remove(r.dir))
-	r.start() // may be tried again
+	r.start() // Start can be retried
 	testkit.Must(t, r.Health())
 	if err := r.Start(t.Context()); err == nil {
 		t.Error("started twice")

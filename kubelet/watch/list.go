@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// List returns the status of every socket, ordered by path.
+// List returns the status of every socket, sorted by path.
 func (h *Host) List() []Status {
 	_, all := h.Snapshot()
 	return all
 }
 
-// Snapshot is List, with the serial number of the last event that it contains.
+// Snapshot returns List with the serial of the last event that it contains.
 func (h *Host) Snapshot() (serial uint64, all []Status) {
 	h.mu.Lock()
 	all = make([]Status, 0, len(h.paths))
@@ -31,7 +31,7 @@ func (h *Host) Snapshot() (serial uint64, all []Status) {
 	return serial, all
 }
 
-// Find returns those with this name, socket, or file name of the socket.
+// Find returns the sockets whose plugin name, path or file name is word.
 func (h *Host) Find(word string) []Status {
 	return slices.DeleteFunc(h.List(), func(s Status) bool { return !s.is(word) })
 }
@@ -40,8 +40,8 @@ func (s Status) is(word string) bool {
 	return s.Name == word && word != "" || s.Socket == word || filepath.Base(s.Socket) == word
 }
 
-// Health is nil while the host sees every socket below the directory come and
-// go; otherwise it says what is in the way. It can be called at any time.
+// Health returns nil while the host sees every socket below the directory come
+// and go, and otherwise the reason. It can be called at any time.
 func (h *Host) Health() error {
 	h.life.Lock()
 	defer h.life.Unlock()
@@ -54,14 +54,14 @@ func (h *Host) Health() error {
 	return h.finder.Health()
 }
 
-// Wait returns when a plugin of this type and name is registered; an empty
-// kind means any type. When ctx ends first, the error has the plugin's state.
+// Wait waits until a plugin of a type and name is registered; an empty kind
+// means any type. If ctx ends first, the error contains the plugin's state.
 func (h *Host) Wait(ctx context.Context, kind, name string) (Status, error) {
 	is := func(s Status) bool {
 		return s.Phase == Registered && s.Name == name && (kind == "" || s.Type == kind)
 	}
 	following, leave := context.WithCancel(ctx)
-	defer leave() // also where nothing is ranged over
+	defer leave() // also if events is never ranged over
 	events := h.Subscribe(following)
 	current := func() (Status, bool) {
 		all := h.List()
@@ -91,7 +91,7 @@ func (h *Host) Wait(ctx context.Context, kind, name string) (Status, error) {
 	return Status{}, fmt.Errorf("no plugin %s is registered: %s: %w", name, why, err)
 }
 
-// Why describes the state of a name or a socket for users, also when no such
+// Why describes the state of a name or a socket for users, also if no such
 // plugin is known.
 func (h *Host) Why(word string) (found []Status, text string) {
 	found = h.Find(word)
@@ -105,55 +105,55 @@ func (h *Host) Why(word string) (found []Status, text string) {
 	return found, strings.Join(lines, "\n")
 }
 
-// describe is a status in a sentence or two.
+// describe formats a status as one or two sentences.
 func (s Status) describe(now time.Time) string {
-	who := s.Socket
+	subject := s.Socket
 	if s.Name != "" || s.Type != "" {
-		who = fmt.Sprintf("%s %s at %s", s.Type, s.Name, s.Socket)
+		subject = fmt.Sprintf("%s %s at %s", s.Type, s.Name, s.Socket)
 	}
 	ago := now.Sub(s.Since).Round(time.Millisecond)
 	switch {
 	case s.Phase == Registered && s.Dead:
-		return fmt.Sprintf("%s is registered and dead: %s", who, s.Reason)
+		return fmt.Sprintf("%s is registered and dead: %s", subject, s.Reason)
 	case s.Phase == Registered:
-		return fmt.Sprintf("%s is registered since %s, endpoint %s", who, s.Since.Format(time.RFC3339), s.Endpoint)
+		return fmt.Sprintf("%s is registered since %s, endpoint %s", subject, s.Since.Format(time.RFC3339), s.Endpoint)
 	case s.Phase == Failed:
 		return fmt.Sprintf("%s is not registered, it failed %d times, the last time %s ago when %s: %s. Likely cause: %s. Next try in %s",
-			who, s.Attempts, ago, s.Step, s.Error, s.Reason, max(s.NextTry.Sub(now), 0).Round(time.Millisecond))
+			subject, s.Attempts, ago, s.Step, s.Error, s.Reason, max(s.NextTry.Sub(now), 0).Round(time.Millisecond))
 	case s.Error != "":
-		return fmt.Sprintf("%s is %s for %s; before that, when %s: %s. Likely cause: %s", who, s.Phase, ago, s.Step, s.Error, s.Reason)
+		return fmt.Sprintf("%s is %s for %s; before that, when %s: %s. Likely cause: %s", subject, s.Phase, ago, s.Step, s.Error, s.Reason)
 	}
-	return fmt.Sprintf("%s is %s for %s", who, s.Phase, ago)
+	return fmt.Sprintf("%s is %s for %s", subject, s.Phase, ago)
 }
 
-// unknown says why nothing is known of a name or path.
+// unknown explains why a name or path is unknown.
 func (h *Host) unknown(word string) string {
 	if err := h.Health(); err != nil {
-		return fmt.Sprintf("the directory %s is not seen whole: %v", h.o.Dir, err)
+		return fmt.Sprintf("the directory %s is only partly visible: %v", h.o.Dir, err)
 	}
 	if !strings.Contains(word, "/") {
 		beside := filepath.Join(h.o.Dir, word)
 		if _, err := os.Lstat(beside); err != nil {
-			return fmt.Sprintf("no socket below %s announces the name %q, and none is called so: does the plugin run, and does it register in this directory?", h.o.Dir, word)
+			return fmt.Sprintf("no socket below %s has the name %q or announces it: check that the plugin runs and registers in this directory", h.o.Dir, word)
 		}
 		word = beside
 	}
 	rel, err := filepath.Rel(h.o.Dir, word)
 	if err != nil || rel == ".." || strings.HasPrefix(rel, "../") {
-		return fmt.Sprintf("%s is not below %s, where this host looks", word, h.o.Dir)
+		return fmt.Sprintf("%s is not below %s, the directory of this host", word, h.o.Dir)
 	}
 	if rel == "." {
-		return word + " is the directory itself, in which this host looks"
+		return word + " is the directory of this host itself"
 	}
 	for part := range strings.SplitSeq(rel, "/") {
 		if strings.HasPrefix(part, ".") {
-			return fmt.Sprintf("%s is hidden by the dot before %s: such names are ignored, so that a plugin can make its socket there and show it by renaming it", word, part)
+			return fmt.Sprintf("%s is ignored because %s begins with a dot; a plugin can create its socket under such a name and rename it when it is ready", word, part)
 		}
 	}
 	return unseen(h.o.Dir, rel)
 }
 
-// unseen says what is at a path that should be seen.
+// unseen describes what is at a path that should have been discovered.
 func unseen(dir, rel string) string {
 	path := dir
 	for part := range strings.SplitSeq(rel, "/") {
@@ -175,7 +175,7 @@ func unseen(dir, rel string) string {
 		}
 		return fmt.Sprintf("%s is %s, not a socket", path, kindOf(info.Mode()))
 	}
-	return path + " has just gone"
+	return path + " has just been removed"
 }
 
 func kindOf(mode fs.FileMode) string {
@@ -183,7 +183,7 @@ func kindOf(mode fs.FileMode) string {
 	case fs.ModeDir:
 		return "a directory"
 	case fs.ModeSymlink:
-		return "a symbolic link that leads to no socket"
+		return "a symbolic link that does not point to a socket"
 	case fs.ModeNamedPipe:
 		return "a pipe"
 	case 0:

@@ -10,8 +10,8 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch/discovery"
 )
 
-// metrics have few series: types without a handler, of which plugins can invent
-// any number, count as one.
+// metrics have a bounded number of series: types without a handler, which
+// plugins choose freely, count as one.
 type metrics struct {
 	plugins         *prometheus.GaugeVec
 	dead            prometheus.Gauge
@@ -27,7 +27,7 @@ type metrics struct {
 	counted map[string]counted // by socket; guarded by Host.mu
 }
 
-// counted is how a socket is counted in the gauges.
+// counted is how a socket is currently counted in the gauges.
 type counted struct {
 	kind, phase string
 	dead        bool
@@ -41,7 +41,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			Name: "cleat_plugin_host_plugins", Help: "Sockets of plugins now, by type of plugin and phase.",
 		}, []string{"type", "phase"}),
 		dead: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "cleat_plugin_host_dead_plugins", Help: "Registered plugins on whose socket nobody listens any more.",
+			Name: "cleat_plugin_host_dead_plugins", Help: "Registered plugins whose socket no process listens on any more.",
 		}),
 		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "cleat_plugin_host_attempts_total", Help: "Attempts to register that ended, by type and result: registered, or the step that failed.",
@@ -58,16 +58,16 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300},
 		}),
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "cleat_plugin_host_handler_panics_total", Help: "Panics of handlers; each is a bug, and the log has its stack.",
+			Name: "cleat_plugin_host_handler_panics_total", Help: "Panics of handlers. Each is a bug; the log contains the stack.",
 		}),
 		scans: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "cleat_plugin_host_rescans_total", Help: "Comparisons of the whole directory, by cause: periodic or overflow.",
 		}, []string{"cause"}),
 		overflows: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "cleat_plugin_host_overflows_total", Help: "Times that the kernel dropped events; a rescan made them good.",
+			Name: "cleat_plugin_host_overflows_total", Help: "Times that the kernel dropped events; each was followed by a rescan.",
 		}),
 		unseen: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "cleat_plugin_host_unseen_directories", Help: "Directories that cannot be watched or read now.",
+			Name: "cleat_plugin_host_unseen_directories", Help: "Directories that currently cannot be watched or read.",
 		}),
 		counted: map[string]counted{},
 	}
@@ -113,8 +113,8 @@ func (m *metrics) status(s Status, handled bool) {
 	}
 }
 
-// succeeded counts an attempt that registered a plugin; took is since its socket
-// was found.
+// succeeded counts an attempt that registered a plugin; took is the time since
+// its socket was found.
 func (m *metrics) succeeded(kind string, took time.Duration) {
 	m.registered.Observe(took.Seconds())
 	m.attempts.WithLabelValues(kind, string(Registered)).Inc()

@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// series returns the counters and gauges, and how often histograms were fed,
-// of a host: "name{labels} value", without zeros.
+// series returns the metrics of a host as "name{labels} value", without zeros;
+// histograms have their number of observations.
 func series(t *testing.T, r *prometheus.Registry) (all []string) {
 	t.Helper()
 	families := testkit.Value(r.Gather())(t)
@@ -57,7 +57,7 @@ func TestMetrics(t *testing.T) {
 	leaves := newPlugin(t, r.path("leaves"), "T", "m", nil)
 	newPlugin(t, r.path("bad"), "T", "bad", nil)
 	newPlugin(t, r.path("panics"), "T", "panics", nil)
-	for _, kind := range []string{"U", "V", "W"} { // any number of types is one series
+	for _, kind := range []string{"U", "V", "W"} { // unknown types share one series
 		newPlugin(t, r.path(kind), kind, "n", nil)
 	}
 	foreign(t, r.path("foreign"))

@@ -11,46 +11,48 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Options are those of a host. Only Dir is needed; zero values get the default
-// that is named with them.
+// Options configure a Host. Only Dir is required; the other zero values select
+// the default in parentheses.
 type Options struct {
-	// Dir is the directory below which plugins put their sockets: absolute and
-	// clean, created with mode 0750 when missing. It can be a symbolic link.
+	// Dir is the directory below which plugins create their sockets: an
+	// absolute, clean path, created with mode 0750 if missing. It can be a
+	// symbolic link.
 	Dir string
-	// Handlers are those known from the start, by type of plugin. Handle adds
-	// others later.
+	// Handlers are the initial handlers, by type of plugin. Handle adds more.
 	Handlers map[string]Handler
 
 	Timeouts Timeouts
 	BackOff  BackOff
-	// Concurrency is how many attempts begin at once (64), so that a crowd of
-	// plugins does not run into its own timeouts. Plugins that do not answer
-	// within 20 ms no longer count.
+	// Concurrency limits the attempts that start at the same time (64), so that
+	// many plugins do not cause each other's timeouts. An attempt counts for at
+	// most 20 ms.
 	Concurrency int
-	// Rescan is how often the directory is compared with what the kernel's events
-	// reported (1 min). That also happens whenever the kernel dropped events.
+	// Rescan is the interval at which the directory is compared with the
+	// discovered sockets (1 min), in addition to a rescan after lost inotify
+	// events.
 	Rescan time.Duration
-	// Grace is how long a plugin stays registered after nobody listens on its
-	// socket any more and the file is still there. Zero: for ever, as in the
-	// kubelet; its Status says Dead all the same.
+	// Grace is how long a plugin stays registered after no process listens on
+	// its socket any more while the file remains. Zero means for ever, as in
+	// the kubelet; Status.Dead is set in any case.
 	Grace time.Duration
-	// Peer refuses a plugin by the process that serves its socket; nil: none is
-	// refused. An error counts as a failure to connect. It is called concurrently.
+	// Peer refuses plugins by the process that serves their socket; nil accepts
+	// all. An error counts as a failure to connect. Peer is called
+	// concurrently.
 	Peer func(Peer) error
 
 	Logger  *slog.Logger          // nil: no log
 	Metrics prometheus.Registerer // nil: no metrics
 }
 
-// Peer is the process that listens on a socket, as the kernel knows it: the
-// ids at the time of listen(2), in the namespaces of this process.
+// Peer is the process that listens on a socket, from SO_PEERCRED: the IDs at
+// the time of listen(2), in the namespaces of this process.
 type Peer struct {
 	PID      int32
 	UID, GID uint32
 }
 
-// Timeouts bound the steps of one attempt. The kubelet has the same for Dial,
-// GetInfo and Notify, and none for the calls of handlers.
+// Timeouts bound the steps of an attempt. Dial, GetInfo and Notify have the
+// kubelet's values; the kubelet has no timeouts for handler calls.
 type Timeouts struct {
 	Dial       time.Duration // until the plugin speaks HTTP/2 (10 s)
 	GetInfo    time.Duration // 1 s
@@ -60,27 +62,27 @@ type Timeouts struct {
 	DeRegister time.Duration // 1 min
 }
 
-// BackOff is the pause between attempts at one socket: First, doubled with each
-// failure up to Most. A new socket at the same path starts with First.
+// BackOff is the delay between attempts at one socket: First, doubled after
+// each failure up to Most. A new socket at the same path starts with First.
 type BackOff struct {
 	First time.Duration // 500 ms
 	Most  time.Duration // 2 min 2 s
-	// Jitter is the random part of each pause, so that plugins that failed
-	// together are not retried together: 0.2 makes it 80 to 100 % of its length.
-	// Zero is 0.2, negative is none.
+	// Jitter is the random part of each delay, so that plugins that failed
+	// together are not retried together: with 0.2 (the default) a delay is 80
+	// to 100 % of its length. Negative means no jitter.
 	Jitter float64
 }
 
-// complete checks the options and fills in what is zero.
+// complete checks the options and sets the defaults.
 func (o Options) complete() (Options, error) {
 	var wrong []error
 	switch {
 	case o.Dir == "":
-		wrong = append(wrong, errors.New("the directory for sockets of plugins is not set; kubelet's is /var/lib/kubelet/plugins_registry"))
+		wrong = append(wrong, errors.New("the plugin directory is not set; the kubelet's is /var/lib/kubelet/plugins_registry"))
 	case strings.ContainsRune(o.Dir, 0):
-		wrong = append(wrong, fmt.Errorf("the directory %q holds a NUL", o.Dir))
+		wrong = append(wrong, fmt.Errorf("the directory %q contains a NUL byte", o.Dir))
 	case o.Dir == "/":
-		wrong = append(wrong, errors.New("the directory for sockets of plugins must not be the whole file system"))
+		wrong = append(wrong, errors.New("the plugin directory must not be the root directory"))
 	case !filepath.IsAbs(o.Dir) || filepath.Clean(o.Dir) != o.Dir:
 		wrong = append(wrong, fmt.Errorf("the directory %q must be an absolute, clean path", o.Dir))
 	}
@@ -111,7 +113,7 @@ func (o Options) complete() (Options, error) {
 		}
 	}
 	if o.BackOff.First > o.BackOff.Most {
-		wrong = append(wrong, fmt.Errorf("the first pause, BackOff.First, is %s, more than BackOff.Most with %s", o.BackOff.First, o.BackOff.Most))
+		wrong = append(wrong, fmt.Errorf("BackOff.First is %s, more than BackOff.Most, which is %s", o.BackOff.First, o.BackOff.Most))
 	}
 	switch j := o.BackOff.Jitter; {
 	case j == 0:
@@ -119,11 +121,11 @@ func (o Options) complete() (Options, error) {
 	case j < 0:
 		o.BackOff.Jitter = 0
 	case !(j <= 1):
-		wrong = append(wrong, fmt.Errorf("the BackOff.Jitter %g is more than the whole pause, which is 1", j))
+		wrong = append(wrong, fmt.Errorf("BackOff.Jitter is %g; it must be at most 1", j))
 	}
 	switch {
 	case o.Concurrency < 0:
-		wrong = append(wrong, fmt.Errorf("a Concurrency of %d registers nothing; it must be at least 1", o.Concurrency))
+		wrong = append(wrong, fmt.Errorf("Concurrency is %d; it must be at least 1", o.Concurrency))
 	case o.Concurrency == 0:
 		o.Concurrency = 64
 	}
@@ -136,7 +138,7 @@ func (o Options) complete() (Options, error) {
 func checkHandler(kind string, handler Handler) error {
 	switch {
 	case kind == "":
-		return errors.New("a handler needs the type of plugins that it is for, such as CSIPlugin")
+		return errors.New("the type of a handler is empty; it must be a plugin type such as CSIPlugin")
 	case handler == nil:
 		return fmt.Errorf("the handler for %s is nil", kind)
 	}

@@ -22,8 +22,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// accepting answers every connection with words, and ends it when hangUp is set.
-func accepting(t *testing.T, path, words string, hangUp bool) {
+// accepting answers every connection with words, and closes it if closeConn is
+// set.
+func accepting(t *testing.T, path, words string, closeConn bool) {
 	l := listen(t, path)
 	ended := make(chan struct{})
 	go func() {
@@ -38,7 +39,7 @@ func accepting(t *testing.T, path, words string, hangUp bool) {
 				return
 			}
 			_, _ = c.Write([]byte(words))
-			if open = append(open, c); hangUp {
+			if open = append(open, c); closeConn {
 				_ = c.Close()
 			}
 		}
@@ -46,7 +47,7 @@ func accepting(t *testing.T, path, words string, hangUp bool) {
 	t.Cleanup(func() { _ = l.Close(); <-ended })
 }
 
-// Whatever is behind a socket, its reason leads to the cause.
+// For every kind of peer the reason contains the cause.
 func TestReasons(t *testing.T) {
 	t.Parallel()
 	answering := func(info *registration.PluginInfo, err error) func(*testing.T, string) {
@@ -60,10 +61,10 @@ func TestReasons(t *testing.T) {
 		put          func(t *testing.T, path string)
 		text, reason string
 	}{
-		"dead": {func(t *testing.T, path string) { // made elsewhere: nobody may meet it while it listens
+		"dead": {func(t *testing.T, path string) { // created elsewhere, so that the host does not find it while it listens
 			aside := filepath.Join(filepath.Dir(filepath.Dir(path)), "dead")
 			testkit.Must(t, listen(t, aside).Close(), os.Rename(aside, path))
-		}, "connection refused", "nobody listens on the socket"},
+		}, "connection refused", "no process listens on the socket"},
 		"not a stream": {func(t *testing.T, path string) {
 			c := testkit.Value(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"}))(t)
 			t.Cleanup(func() { _ = c.Close() })
@@ -76,22 +77,22 @@ func TestReasons(t *testing.T) {
 			c := testkit.Value(net.Dial("unix", aside))(t)
 			t.Cleanup(func() { _ = c.Close() })
 			testkit.Must(t, os.Rename(aside, path))
-		}, "temporarily unavailable", "queue is full"},
-		"silent":     {func(t *testing.T, path string) { accepting(t, path, "", false) }, "deadline exceeded", "said nothing for 2s"},
-		"hangs up":   {func(t *testing.T, path string) { accepting(t, path, "", true) }, "", "does not speak gRPC, or ended"},
-		"HTTP/1":     {func(t *testing.T, path string) { accepting(t, path, "HTTP/1.1 400 Bad Request\r\n\r\n", false) }, "", "does not speak gRPC"},
-		"other gRPC": {func(t *testing.T, path string) { foreign(t, path) }, "Unimplemented", "is it the plugin's own socket"},
+		}, "temporarily unavailable", "backlog is full"},
+		"silent":     {func(t *testing.T, path string) { accepting(t, path, "", false) }, "deadline exceeded", "sent nothing for 2s"},
+		"hangs up":   {func(t *testing.T, path string) { accepting(t, path, "", true) }, "", "does not serve gRPC, or closed"},
+		"HTTP/1":     {func(t *testing.T, path string) { accepting(t, path, "HTTP/1.1 400 Bad Request\r\n\r\n", false) }, "", "does not serve gRPC"},
+		"other gRPC": {func(t *testing.T, path string) { foreign(t, path) }, "Unimplemented", "check whether the plugin's own socket"},
 		"slow": {func(t *testing.T, path string) {
 			newPlugin(t, path, "", "", func(p *plugin) {
 				p.info = func(ctx context.Context) (*registration.PluginInfo, error) { <-ctx.Done(); return nil, ctx.Err() }
 			})
 		}, "DeadlineExceeded", "did not answer GetInfo within 1s"},
 		"error":     {answering(nil, status.Error(codes.Internal, "not yet")), "not yet", "itself answered"},
-		"large":     {answering(&registration.PluginInfo{Name: strings.Repeat("x", maxAnswer)}, nil), "ResourceExhausted", "may have 256 KiB"},
+		"large":     {answering(&registration.PluginInfo{Name: strings.Repeat("x", maxAnswer)}, nil), "ResourceExhausted", "larger than 256 KiB"},
 		"no type":   {answering(&registration.PluginInfo{Name: "n"}, nil), "plugin type:  at", "announces no type"},
 		"scheme":    {answering(&registration.PluginInfo{Type: "T", Endpoint: "unix:///run/x.sock"}, nil), "picky", "must be a path without a scheme, such as /run/x.sock"},
 		"relative":  {answering(&registration.PluginInfo{Type: "T", Endpoint: "x.sock"}, nil), "picky", "absolute path"},
-		"elsewhere": {answering(&registration.PluginInfo{Type: "T", Endpoint: "/none/x.sock"}, nil), "picky", "if nothing is there"},
+		"elsewhere": {answering(&registration.PluginInfo{Type: "T", Endpoint: "/none/x.sock"}, nil), "picky", "if it does not exist"},
 		"long endpoint": {answering(&registration.PluginInfo{Type: "T", Endpoint: "/" + strings.Repeat("x", 107)}, nil),
 			"picky", "an endpoint of 108 bytes"},
 	} {
@@ -99,7 +100,7 @@ func TestReasons(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, func(o *Options) {
 				o.BackOff.First = time.Minute
-				switch name { // the others must not meet these
+				switch name { // the other peers do not use these names
 				case "dead", "not a stream", "full", "silent":
 					o.Timeouts.Dial = 2 * time.Second
 				case "slow":
@@ -123,7 +124,7 @@ func TestReasons(t *testing.T) {
 	}
 }
 
-// foreign is a gRPC server of something else.
+// foreign is a gRPC server without the registration service.
 func foreign(t *testing.T, path string) {
 	testkit.Serve(t, path, func(grpc.ServiceRegistrar) {})
 }
@@ -144,8 +145,8 @@ func TestPeerRefused(t *testing.T) {
 	}
 }
 
-// A socket may be bound long before somebody listens on it.
-func TestBoundFirst(t *testing.T) {
+// A socket can be bound long before a process listens on it.
+func TestBoundBeforeListen(t *testing.T) {
 	r := startRig(t, nil)
 	fd := testkit.Value(unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0))(t)
 	file := os.NewFile(uintptr(fd), "socket")
@@ -167,7 +168,7 @@ func TestBoundFirst(t *testing.T) {
 	}
 }
 
-// A path that connect(2) cannot name is dialled through its directory.
+// A path that is too long for connect(2) is dialled through its directory.
 func TestLongPath(t *testing.T) {
 	r := startRig(t, nil)
 	aside := filepath.Join(filepath.Dir(r.dir), "a")
@@ -179,7 +180,7 @@ func TestLongPath(t *testing.T) {
 	r.until(long, func(s Status) bool { return s.Dead })
 }
 
-// A dead socket costs the next one nothing.
+// A dead socket does not delay the next one at its path.
 func TestReplacedAfterFailures(t *testing.T) {
 	t.Parallel()
 	r := startRig(t, func(o *Options) { o.BackOff.First, o.Timeouts.Dial = time.Second, 2*time.Second })
@@ -189,14 +190,14 @@ func TestReplacedAfterFailures(t *testing.T) {
 	p := newPlugin(t, r.path("a.sock"), "T", "n", nil)
 	r.phase("a.sock", Registered)
 	other := newPlugin(t, r.path(".b"), "T", "other", nil)
-	testkit.Must(t, os.Rename(other.path, p.path)) // over a registered one
+	testkit.Must(t, os.Rename(other.path, p.path)) // replaces a registered one
 	r.until("a.sock", func(s Status) bool { return s.Name == "other" && s.Phase == Registered })
 	if got := r.made(); got != "Validate n, Register n, DeRegister n, Validate other, Register other" {
 		t.Errorf("calls: %s", got)
 	}
 }
 
-// Silent plugins keep others from nothing: all slots are free again at once.
+// Silent plugins do not block others: their slots are released after slotTime.
 func TestSilentPeers(t *testing.T) {
 	r := startRig(t, func(o *Options) { o.Concurrency = 2 })
 	for i := range 20 {
@@ -206,7 +207,7 @@ func TestSilentPeers(t *testing.T) {
 		r.phase(fmt.Sprint("silent", i), Asking)
 	}
 	newPlugin(t, r.path("a.sock"), "T", "n", nil)
-	// Else it would have to wait for a silent one.
+	// Otherwise this plugin would wait for a silent one.
 	if s := r.phase("a.sock", Registered); s.Since.Sub(s.Found) > r.o.Timeouts.Dial/2 {
 		t.Errorf("it took %s", s.Since.Sub(s.Found))
 	}
@@ -229,7 +230,7 @@ func TestDead(t *testing.T) {
 	}
 }
 
-func TestDeadForTheGrace(t *testing.T) {
+func TestDeadAfterGrace(t *testing.T) {
 	r := startRig(t, func(o *Options) { o.Grace, o.BackOff.First = 50*time.Millisecond, time.Minute })
 	p := newPlugin(t, r.path("a.sock"), "T", "n", nil)
 	r.phase("a.sock", Registered)
@@ -240,13 +241,13 @@ func TestDeadForTheGrace(t *testing.T) {
 	}
 }
 
-// The connection that shows whether a plugin lives must not keep it from
-// ending gracefully, and follows the rules of servers that look after theirs.
-func TestPoliteConnection(t *testing.T) {
+// The connection to a registered plugin must not prevent its graceful stop, and
+// must comply with the server's keepalive policy.
+func TestConnectionAllowsGracefulStop(t *testing.T) {
 	t.Parallel()
 	r := startRig(t, nil)
 	p := newPlugin(t, r.path("a.sock"), "T", "n", nil, grpc.KeepaliveParams(keepalive.ServerParameters{
-		Time: time.Second, Timeout: time.Minute, // pings, and ends a connection that does not answer
+		Time: time.Second, Timeout: time.Minute, // pings, and closes a connection that does not answer
 	}))
 	r.phase("a.sock", Registered)
 	pongs := func() int {
@@ -278,14 +279,14 @@ func TestGracefulStop(t *testing.T) {
 		if took < 4*time.Second { // gRPC waits 5 s for a client that does not close its connection
 			return
 		}
-		if n == 5 { // each time; once can be due to load
+		if n == 5 { // once can be due to load
 			t.Fatalf("the idle connection delayed the end of the plugin by %s", took)
 		}
 	}
 }
 
-// A server that ends idle connections is no dead plugin.
-func TestConnectionsEnd(t *testing.T) {
+// A plugin whose server closes idle connections is not dead.
+func TestIdleConnectionsClosed(t *testing.T) {
 	t.Parallel()
 	r := startRig(t, nil)
 	p := newPlugin(t, r.path("a.sock"), "T", "n", nil, grpc.KeepaliveParams(keepalive.ServerParameters{

@@ -38,7 +38,7 @@ func (h *Host) log(s Status, repeated bool) {
 	if !h.o.Logger.Enabled(context.Background(), level) {
 		return
 	}
-	attrs := []slog.Attr{slog.String("socket", s.Socket)}
+	attrs := []slog.Attr{slog.String("socket", s.Socket), slog.String("phase", string(s.Phase))}
 	if s.Type != "" || s.Name != "" {
 		attrs = append(attrs, slog.String("type", s.Type), slog.String("name", s.Name))
 	}
@@ -46,24 +46,24 @@ func (h *Host) log(s Status, repeated bool) {
 		attrs = append(attrs, slog.String("endpoint", s.Endpoint), slog.Any("versions", s.Versions))
 	}
 	if s.Error != "" {
-		attrs = append(attrs, slog.String("step", string(s.Step)), slog.String("error", s.Error), slog.String("reason", s.Reason))
+		attrs = append(attrs, slog.String("step", string(s.Step)), slog.String("err", s.Error), slog.String("reason", s.Reason))
 	}
 	if !s.NextTry.IsZero() {
-		attrs = append(attrs, slog.Int("attempts", s.Attempts), slog.Duration("next", time.Until(s.NextTry).Round(time.Millisecond)))
+		attrs = append(attrs, slog.Int("attempt", s.Attempts), slog.Duration("next", time.Until(s.NextTry).Round(time.Millisecond)))
 	}
 	h.o.Logger.LogAttrs(context.Background(), level, message, attrs...)
 }
 
-// entry is the level and message of a status in the log. The same failure again
-// is no warning.
+// entry returns the log level and event of a status. A repeated failure is
+// logged at debug level.
 func (s Status) entry(repeated bool) (slog.Level, string) {
 	switch {
 	case s.Phase == Registered && s.Dead:
-		return slog.LevelWarn, "a registered plugin is dead"
+		return slog.LevelWarn, "registered plugin is dead"
 	case s.Phase == Registered:
 		return slog.LevelInfo, "plugin registered"
 	case s.Phase == Failed && repeated:
-		return slog.LevelDebug, "plugin not registered, again"
+		return slog.LevelDebug, "plugin still not registered"
 	case s.Phase == Failed:
 		return slog.LevelWarn, "plugin not registered"
 	case s.Phase == Gone && s.Type != "":
@@ -71,11 +71,11 @@ func (s Status) entry(repeated bool) (slog.Level, string) {
 	case s.Phase == Gone:
 		return slog.LevelDebug, "socket gone"
 	}
-	return slog.LevelDebug, "plugin " + string(s.Phase)
+	return slog.LevelDebug, "plugin phase changed"
 }
 
-// kinds are the types that have a handler, in order. It is called with Host.mu
-// held.
+// kinds returns the types that have a handler, sorted. The caller holds
+// Host.mu.
 func (h *Host) kinds() []string {
 	kinds := make([]string, 0, len(h.handlers))
 	for kind := range h.handlers {
@@ -91,8 +91,8 @@ func (h *Host) types() []string {
 	return h.kinds()
 }
 
-// label is the type of the socket's plugin in metrics: plugins can invent any
-// number of types, so those without a handler count as one.
+// label is the type of the socket's plugin in metrics. Types without a handler
+// count as one, because plugins choose them freely.
 func (s *socket) label() string {
 	if s.handler(s.status.Type) == nil {
 		return unknownType

@@ -17,13 +17,13 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// remove removes a socket, and waits until the host knows.
+// remove removes a socket, and waits until the host has noticed.
 func (r *rig) remove(name string) {
 	r.t.Helper()
 	r.mustKnow(name, func() error { return os.Remove(r.path(name)) })
 }
 
-// mustKnow waits until the host knows that the socket is gone.
+// mustKnow waits until the host has noticed that the socket is gone.
 func (r *rig) mustKnow(name string, change func() error) {
 	r.t.Helper()
 	r.Host.mu.Lock()
@@ -35,7 +35,7 @@ func (r *rig) mustKnow(name string, change func() error) {
 	<-s.ctx.Done()
 }
 
-// failing fails so many calls.
+// failing returns a function that fails a number of times.
 func failing(times int32) func(context.Context, Plugin) error {
 	var calls atomic.Int32
 	return func(context.Context, Plugin) error {
@@ -46,7 +46,7 @@ func failing(times int32) func(context.Context, Plugin) error {
 	}
 }
 
-// calls waits until the handler has had these calls.
+// calls waits until the handler has received these calls.
 func (r *rig) calls(want string) {
 	r.t.Helper()
 	testkit.EventuallyNil(r.t, "calls of the handler", func() error {
@@ -57,9 +57,9 @@ func (r *rig) calls(want string) {
 	})
 }
 
-// A socket that goes during an attempt: what has changed nothing yet ends
-// there, and a Register runs to its end and is undone.
-func TestGoneDuring(t *testing.T) {
+// A socket goes during an attempt: the attempt ends if it has changed nothing
+// yet; a Register completes and is undone.
+func TestSocketGoneDuringAttempt(t *testing.T) {
 	for step, c := range map[Phase]struct{ calls, notified string }{
 		Asking:      {"", ""},
 		Validating:  {"Validate n", ""},
@@ -95,8 +95,8 @@ func TestGoneDuring(t *testing.T) {
 	}
 }
 
-// While the old plugin is deregistered others come and go at its path: only the
-// last one counts.
+// While the old plugin is deregistered, other sockets come and go at its path;
+// only the last one is registered.
 func TestReplacedTwice(t *testing.T) {
 	r := newRig(t, nil)
 	begun, release := make(chan struct{}), make(chan struct{})
@@ -118,8 +118,9 @@ func TestReplacedTwice(t *testing.T) {
 	}
 }
 
-// A socket that waits for the turn of its name shows that, and can go.
-func TestWaitsForItsName(t *testing.T) {
+// A socket that waits for a handler call for the same name has phase Waiting,
+// and can go.
+func TestWaitsForOtherSocketOfName(t *testing.T) {
 	r := newRig(t, nil)
 	begun, release := make(chan struct{}), make(chan struct{})
 	r.register = func(context.Context, Plugin) error { close(begun); <-release; return nil }
@@ -163,14 +164,14 @@ func TestDeRegisterFails(t *testing.T) {
 	r.calls("Validate n, Register n" + strings.Repeat(", DeRegister n", 4))
 }
 
-// A handler that cannot deregister the old plugin keeps out the next one for
-// one more try only, and is tried again in the background.
+// A failing DeRegister of the old plugin blocks the next one for one more
+// attempt, and is then retried in the background.
 func TestOrphan(t *testing.T) {
 	stuck := func(t *testing.T) (*rig, *atomic.Bool) {
 		r := newRig(t, func(o *Options) { o.BackOff = BackOff{First: time.Second, Most: time.Second} })
-		var healed atomic.Bool
+		var repaired atomic.Bool
 		r.deRegister = func(_ context.Context, p Plugin) error {
-			if p.Name == "n" && !healed.Load() {
+			if p.Name == "n" && !repaired.Load() {
 				return errors.New("stuck")
 			}
 			return nil
@@ -180,13 +181,13 @@ func TestOrphan(t *testing.T) {
 		r.phase("a.sock", Registered)
 		r.remove("a.sock")
 		r.phase("a.sock", Failed)
-		return r, &healed
+		return r, &repaired
 	}
 	t.Run("another instance", func(t *testing.T) {
-		r, healed := stuck(t)
+		r, repaired := stuck(t)
 		newPlugin(t, r.path("a.sock"), "T", "other", nil)
 		r.until("a.sock", func(s Status) bool { return s.Phase == Registered && s.Name == "other" })
-		healed.Store(true)
+		repaired.Store(true)
 		r.calls("Validate n, Register n, DeRegister n, DeRegister n, Validate other, Register other, DeRegister n")
 		if got := r.phase("a.sock", Registered); got.Name != "other" {
 			t.Errorf("%+v", got)
@@ -211,12 +212,12 @@ func TestOrphan(t *testing.T) {
 		if err := r.Close(t.Context(), false); err == nil || !strings.Contains(err.Error(), `["T n: stuck"]`) {
 			t.Errorf("got %v", err)
 		}
-		r.Host = newRig(t, nil).Host // its end is tested
+		r.Host = newRig(t, nil).Host // the cleanup of the rig must not close this one
 	})
 }
 
-// What a Register that was cut off left is deregistered before the next attempt.
-func TestCutOffAndStuck(t *testing.T) {
+// A Register that was interrupted is deregistered before the next attempt.
+func TestInterruptedRegisterIsDeregistered(t *testing.T) {
 	r := newRig(t, func(o *Options) { o.BackOff = BackOff{First: 10 * time.Millisecond, Most: 10 * time.Millisecond} })
 	var registers atomic.Int32
 	r.register = func(context.Context, Plugin) error {
@@ -233,8 +234,8 @@ func TestCutOffAndStuck(t *testing.T) {
 }
 
 // After a failed notification the plugin is deregistered, however long that
-// takes; then the status has the first cause.
-func TestNotifyFailsAndStuck(t *testing.T) {
+// takes; the status then has the first error.
+func TestNotifyFailsAndDeRegisterFails(t *testing.T) {
 	r := newRig(t, func(o *Options) { o.BackOff = BackOff{First: 10 * time.Millisecond, Most: time.Minute, Jitter: -1} })
 	r.deRegister = failing(2)
 	r.start()

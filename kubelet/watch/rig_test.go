@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// rig is a host over an empty directory, with a handler for type T.
+// rig is a host for an empty directory, with a handler for type T.
 type rig struct {
 	*Host
 	t   *testing.T
@@ -31,14 +31,14 @@ type rig struct {
 	*recorder
 }
 
-// newRig makes the host; start starts it.
+// newRig creates the host; start starts it.
 func newRig(t *testing.T, change func(*Options)) *rig {
 	t.Helper()
-	dir := testkit.Dir(t) // short, for the paths of sockets
+	dir := testkit.Dir(t) // short, because socket paths are limited
 	r := &rig{t: t, dir: filepath.Join(dir, "d"), log: testkit.NewLog(t), recorder: newRecorder()}
 	o := Options{
 		Dir: r.dir, Handlers: map[string]Handler{"T": r.recorder}, Rescan: time.Hour,
-		Timeouts: Timeouts{Dial: time.Minute, GetInfo: time.Minute, Notify: time.Minute}, // which no plugin on a slow machine meets
+		Timeouts: Timeouts{Dial: time.Minute, GetInfo: time.Minute, Notify: time.Minute}, // long, to be independent of the load
 		Logger:   slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelInfo})),
 	}
 	if change != nil {
@@ -60,7 +60,7 @@ func (r *rig) start() {
 	testkit.Must(r.t, r.Start(r.t.Context()))
 	r.t.Cleanup(func() {
 		ctx := testkit.Context(r.t)
-		if err := r.Close(ctx, false); err != nil && !strings.Contains(err.Error(), "cut off") {
+		if err := r.Close(ctx, false); err != nil && !strings.Contains(err.Error(), "were cancelled") {
 			r.t.Errorf("Close: %v", err)
 		}
 	})
@@ -68,7 +68,7 @@ func (r *rig) start() {
 
 func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
 
-// until waits for the status of a socket.
+// until waits for a status of a socket.
 func (r *rig) until(name string, is func(Status) bool) Status {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), testkit.Timeout)
@@ -100,7 +100,7 @@ func (r *rig) phase(name string, want Phase) Status {
 	return r.until(name, func(s Status) bool { return s.Phase == want })
 }
 
-// failed waits for an attempt to fail and looks at what is said about it.
+// failed waits for an attempt to fail and checks its error and reason.
 func (r *rig) failed(name string, step Phase, text, reason string) {
 	r.t.Helper()
 	s := r.phase(name, Failed)
@@ -109,7 +109,8 @@ func (r *rig) failed(name string, step Phase, text, reason string) {
 	}
 }
 
-// recorder is a handler that records its calls, and does what a test sets.
+// recorder is a handler that records its calls, and runs functions that a test
+// sets.
 type recorder struct {
 	mu                             sync.Mutex
 	calls                          []string
@@ -150,7 +151,7 @@ func (r *recorder) made() string {
 	return strings.Join(r.calls, ", ")
 }
 
-// plugin serves the registration contract.
+// plugin serves the registration API.
 type plugin struct {
 	registration.UnimplementedRegistrationServer
 	info   func(context.Context) (*registration.PluginInfo, error)
@@ -187,7 +188,7 @@ func (p *plugin) notifications() []string {
 	return append([]string(nil), p.notified...)
 }
 
-// newPlugin serves at a path; change may set what it does.
+// newPlugin serves at a path; change can modify its behaviour.
 func newPlugin(t testing.TB, path, kind, name string, change func(*plugin), options ...grpc.ServerOption) *plugin {
 	t.Helper()
 	testkit.Must(t, os.MkdirAll(filepath.Dir(path), 0o750))
@@ -216,8 +217,8 @@ func (p *plugin) serve(t testing.TB) {
 	})
 }
 
-// hangUp ends all connections, and goes on serving new ones.
-func (p *plugin) hangUp() {
+// closeConn closes all connections and continues to accept new ones.
+func (p *plugin) closeConn() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.conns {
@@ -232,7 +233,7 @@ func (p *plugin) connections() (accepted, open int) {
 	return len(p.conns), len(p.conns) - p.ended
 }
 
-// trackedListener is the listener of a plugin that keeps track of its connections.
+// trackedListener is a listener that tracks its connections.
 type trackedListener struct {
 	net.Listener
 	p *plugin
@@ -255,7 +256,7 @@ type trackedConn struct {
 	once sync.Once
 }
 
-// Close is called by the server, also when the other end closed first.
+// Close is called by the server, also if the client closed first.
 func (o *trackedConn) Close() error {
 	o.once.Do(func() {
 		o.p.mu.Lock()
@@ -265,7 +266,8 @@ func (o *trackedConn) Close() error {
 	return o.Conn.Close()
 }
 
-// Read counts the answers to pings, which come one by one on an idle connection.
+// Read counts the answers to pings, which arrive one by one on an idle
+// connection.
 func (o *trackedConn) Read(b []byte) (int, error) {
 	n, err := o.Conn.Read(b)
 	o.p.mu.Lock()
@@ -274,10 +276,10 @@ func (o *trackedConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// kill ends it as SIGKILL does: the file stays.
+// kill ends the plugin like SIGKILL: the file remains.
 func (p *plugin) kill() { p.server.Stop() }
 
-// listen makes a socket whose file stays when it is closed.
+// listen creates a socket whose file remains after Close.
 func listen(t testing.TB, path string) *net.UnixListener {
 	t.Helper()
 	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)

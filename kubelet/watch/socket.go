@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The texts of the kubelet for plugins that are not registered.
+// Error texts of the kubelet for plugins that are not registered.
 const (
 	notifyPrefix     = "RegisterPlugin error -- "
 	notifyNoHandler  = "no handler registered for plugin type: %s at socket %s"
@@ -23,9 +23,9 @@ const (
 )
 
 const (
-	// A new socket that refuses connections is dialled again after pauses from
-	// shortest to longest: plugins bind before they listen, and no event
-	// reports listen. reportRefusal is when the status shows that.
+	// A new socket that refuses connections is dialled again, with delays from
+	// shortest to longest: plugins call bind before listen, and inotify does
+	// not report listen. After reportRefusal the status shows the refusal.
 	shortest, longest = 200 * time.Microsecond, 250 * time.Millisecond
 	reportRefusal     = 100 * time.Millisecond
 
@@ -33,22 +33,21 @@ const (
 	// that silent plugins cannot delay the others.
 	slotTime = 20 * time.Millisecond
 
-	// A lost connection to a registered plugin is made again after pauses from
-	// firstCheck, in which an orderly plugin removes its file, to lastCheck. A
-	// connection that held for steady starts them over.
+	// A lost connection to a registered plugin is re-established with delays
+	// from firstCheck, in which a plugin that shuts down removes its file, to
+	// lastCheck. A connection that lasted for steady resets the delay.
 	firstCheck, lastCheck = 100 * time.Millisecond, 30 * time.Second
 	steady                = 10 * time.Second
 )
 
-// socket is the socket file that was found at a path at one time. Its goroutine
-// registers the plugin behind it, retries what fails, and deregisters it when
-// the file goes.
+// socket is one socket file at a path. Its goroutine registers the plugin that
+// serves it, retries failures, and deregisters it when the file goes.
 type socket struct {
 	*Host
 	path    string
 	ctx     context.Context // desired state: ends when the file or the host goes
 	end     context.CancelCauseFunc
-	changed chan struct{} // the file went, another came, or a handler did
+	changed chan struct{} // the file went, a new one came, or a handler was added
 	status  Status        // observed state; written by the goroutine with Host.mu held
 
 	// Owned by the goroutine.
@@ -63,7 +62,7 @@ type socket struct {
 type failure struct {
 	step         Phase
 	text, reason string
-	cut          bool // the call was cancelled or panicked: what it did is unknown
+	interrupted  bool // the call was cancelled or panicked, so its effect is unknown
 	noHandler    bool
 }
 
@@ -93,14 +92,14 @@ func (s *socket) wake() {
 func (s *socket) run() {
 	for s.ctx.Err() == nil {
 		failed := s.attempt()
-		s.hangUp()
+		s.closeConn()
 		if failed == nil {
 			continue
 		}
 		s.metrics.failed(s.label(), *failed)
 		s.pause(*failed, s.fail(*failed))
 		if s.ctx.Err() == nil {
-			s.release() // what a Register that was cut off left
+			s.release() // left over from an interrupted Register
 		}
 	}
 	if context.Cause(s.ctx) == errGone {
@@ -109,17 +108,17 @@ func (s *socket) run() {
 	}
 }
 
-// attempt tries once to register the plugin, and returns when the plugin must
-// be tried again, or without a failure when the file or the host goes.
+// attempt tries once to register the plugin. It returns a failure if the
+// attempt must be retried, or nil when the file or the host goes.
 func (s *socket) attempt() *failure {
-	p, failed := s.ask()
+	p, failed := s.query()
 	if failed != nil || s.ctx.Err() != nil {
 		return failed
 	}
 	refusal, failed := s.register(p)
 	switch {
 	case failed != nil:
-		_ = s.notify(notifyPrefix + refusal) // the attempt has failed in any case
+		_ = s.notify(notifyPrefix + refusal) // best effort: the attempt has failed in any case
 		return failed
 	case !s.held:
 		return nil
@@ -137,8 +136,8 @@ func (s *socket) attempt() *failure {
 	return s.stay()
 }
 
-// ask connects to the plugin and calls GetInfo.
-func (s *socket) ask() (Plugin, *failure) {
+// query connects to the plugin and calls GetInfo.
+func (s *socket) query() (Plugin, *failure) {
 	select {
 	case s.slots <- struct{}{}:
 	case <-s.ctx.Done():
@@ -183,8 +182,8 @@ func (s *socket) ask() (Plugin, *failure) {
 	return p, nil
 }
 
-// connect connects to the plugin. It is patient with a new socket on which
-// nobody listens yet.
+// connect connects to the plugin. For a new socket it retries while the
+// connection is refused.
 func (s *socket) connect() (err error) {
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(s.ctx, s.o.Timeouts.Dial)
@@ -196,7 +195,7 @@ func (s *socket) connect() (err error) {
 		case isRefused(err) && s.failures == 0:
 			refused = err
 		case refused != nil && isType[dialError](err) && time.Since(begun) >= s.o.Timeouts.Dial:
-			return refused // rather than that the deadline ended the last dial
+			return refused // the refusal says more than the deadline of the last dial
 		default:
 			return err
 		}
@@ -211,16 +210,16 @@ func (s *socket) connect() (err error) {
 	}
 }
 
-func (s *socket) hangUp() {
+func (s *socket) closeConn() {
 	if s.conn != nil {
 		_ = s.conn.Close()
 		s.conn = nil
 	}
 }
 
-// register calls the handler, in the turn of the plugin's name. On a failure
-// the plugin is to be notified of the refusal; without one, held says whether
-// the handler has the plugin.
+// register calls the handler, serialised with other calls for the plugin's
+// name. On failure, refusal is the error to report to the plugin; otherwise
+// s.held says whether the handler has the plugin.
 func (s *socket) register(p Plugin) (refusal string, failed *failure) {
 	if s.handler(p.Type) == nil {
 		text := fmt.Sprintf(notifyNoHandler, p.Type, p.Socket)
@@ -250,28 +249,28 @@ func (s *socket) register(p Plugin) (refusal string, failed *failure) {
 		return "", nil
 	}
 	s.held = false
-	if failed.cut { // so the handler might have it
+	if failed.interrupted { // the handler might have the plugin
 		s.update(DeRegistering, nil)
 		s.held = s.call(p, DeRegistering) != nil
 	}
 	return notifyRegister + failed.text, failed
 }
 
-// notify reports the result to the plugin; an empty text is success. A handler
-// can take so long that the plugin's server has ended the idle connection: then
-// the plugin is notified over a new one.
+// notify reports the result to the plugin; an empty text is success. During a
+// long handler call the plugin's server can close the idle connection; then
+// notify uses a new one.
 func (s *socket) notify(text string) *failure {
 	s.update(Notifying, nil)
 	begun := time.Now()
 	err := notify(s.calls, s.conn, s.o.Timeouts.Notify, text)
 	if status.Code(err) == codes.Unavailable {
-		s.hangUp()
+		s.closeConn()
 		ctx, cancel := context.WithTimeout(s.calls, s.o.Timeouts.Dial)
 		defer cancel()
 		if s.conn, err = connect(ctx, s.path, s.o.Peer); err == nil {
 			err = notify(s.calls, s.conn, s.o.Timeouts.Notify, text)
 		} else {
-			err = fmt.Errorf("the connection ended, and there is no other: %w", err)
+			err = fmt.Errorf("the connection was closed, and reconnecting failed: %w", err)
 		}
 	}
 	s.metrics.step(Notifying, begun)
@@ -281,9 +280,9 @@ func (s *socket) notify(text string) *failure {
 	return &failure{step: Notifying, text: "NotifyRegistrationStatus: " + err.Error(), reason: notifyReason(err, s.o.Timeouts.Notify)}
 }
 
-// stay returns when the file or the host goes, or with a failure when nobody
-// has listened on the socket for the grace time. It learns of the plugin's end
-// from the connection.
+// stay waits until the file or the host goes. It returns a failure when no
+// process has listened on the socket for the grace time. It notices the end of
+// the plugin by the connection.
 func (s *socket) stay() *failure {
 	for pause := firstCheck; ; pause = min(2*pause, lastCheck) {
 		if s.conn != nil {
@@ -291,7 +290,7 @@ func (s *socket) stay() *failure {
 			if !s.conn.WaitForStateChange(s.ctx, connectivity.Ready) {
 				return nil
 			}
-			s.hangUp()
+			s.closeConn()
 			if time.Since(since) >= steady {
 				pause = firstCheck
 			}
@@ -308,11 +307,13 @@ func (s *socket) stay() *failure {
 		if errors.Is(err, unix.ECONNREFUSED) && s.ctx.Err() == nil {
 			return s.dead(err)
 		}
-		// Any other error says nothing: no permission, no descriptor, silence.
+		// Other errors are inconclusive: missing permission, no file
+		// descriptors, timeout.
 	}
 }
 
-// dead waits for the grace time to end. Nobody will listen on this file again.
+// dead waits for the grace time to end. A refused file cannot be listened on
+// again.
 func (s *socket) dead(err error) *failure {
 	f := &failure{step: Registered, text: err.Error(), reason: deadReason}
 	var expired <-chan time.Time
@@ -333,12 +334,12 @@ func (s *socket) dead(err error) *failure {
 }
 
 // release deregisters the plugin if the handler might have it, and retries
-// until that succeeds. When the host closes it gives up, and when another
-// socket waits for the path it leaves that to an orphan.
+// until that succeeds. It stops when the host closes, and hands over to orphan
+// when another socket waits for the path.
 func (s *socket) release() {
-	s.hangUp()
+	s.closeConn()
 	for s.held {
-		select { // only what changes from now on ends the pause below
+		select { // only changes from now on interrupt the pause below
 		case <-s.changed:
 		default:
 		}
@@ -351,7 +352,7 @@ func (s *socket) release() {
 		pause := s.fail(*failed)
 		switch {
 		case s.serving.Err() != nil:
-			s.leave(p, *failed)
+			s.recordLeft(p, *failed)
 			s.held = false
 		case s.replaced():
 			s.orphan(p, s.failures)
@@ -372,7 +373,7 @@ func (s *socket) replaced() bool {
 	return s.paths[s.path].next != nil
 }
 
-// fail publishes a failure, and returns the pause until the next try.
+// fail publishes a failure and returns the pause until the next attempt.
 func (s *socket) fail(f failure) (pause time.Duration) {
 	s.failures++
 	pause = s.o.BackOff.pause(s.failures)
@@ -383,8 +384,7 @@ func (s *socket) fail(f failure) (pause time.Duration) {
 	return pause
 }
 
-// pause waits for the next attempt: for a time, for the end of the file, or for
-// the handler that was missing.
+// pause waits for d, for the end of the file, or for a missing handler.
 func (s *socket) pause(f failure, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -399,7 +399,7 @@ func (s *socket) pause(f failure, d time.Duration) {
 	}
 }
 
-// pause is the one after so many failures in a row.
+// pause returns the pause after a number of consecutive failures.
 func (b BackOff) pause(failures int) time.Duration {
 	pause := b.First
 	for range failures - 1 {

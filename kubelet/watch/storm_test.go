@@ -17,11 +17,11 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// flaky is a handler that fails, panics and is slow until it is healed. It checks
-// that calls for one name come one after the other.
+// flaky is a handler that fails, panics and is slow until it is repaired. It
+// checks that calls for one name are serial.
 type flaky struct {
-	t      *testing.T
-	healed atomic.Bool
+	t        *testing.T
+	repaired atomic.Bool
 
 	mu     sync.Mutex
 	inside map[string]int // calls, by name
@@ -39,7 +39,7 @@ func (m *flaky) call(ctx context.Context, p Plugin, done func()) error {
 		defer m.mu.Unlock()
 		m.inside[p.Name]--
 	}()
-	if !m.healed.Load() {
+	if !m.repaired.Load() {
 		switch rand.IntN(20) {
 		case 0:
 			return errors.New("flaky")
@@ -67,8 +67,8 @@ func (m *flaky) DeRegister(ctx context.Context, p Plugin) error {
 	return m.call(ctx, p, func() { delete(m.has, p.Socket) })
 }
 
-// In any confusion of plugins that come, go, change places, hang and fail, and
-// of a handler that does too, what is registered at rest is what is there.
+// After any sequence of plugins that come, go, swap, hang and fail, with a
+// failing handler, exactly the existing plugins are registered.
 func TestStorm(t *testing.T) {
 	t.Parallel()
 	m := &flaky{t: t, inside: map[string]int{}, has: map[string]string{}}
@@ -102,7 +102,7 @@ func TestStorm(t *testing.T) {
 			p.notify = func(ctx context.Context, _ *registration.RegistrationStatus) error { return chances(ctx) }
 		})
 	}
-	at := map[int]string{} // where a plugin is; no entry: hidden
+	at := map[int]string{} // path of each plugin; no entry: hidden
 	for i := range n {
 		serve(i)
 	}
@@ -117,7 +117,7 @@ func TestStorm(t *testing.T) {
 		case shown && rand.IntN(2) == 0:
 			testkit.Must(t, os.Rename(from, hidden(i)))
 			delete(at, i)
-		case place != from: // comes or moves, perhaps over another
+		case place != from: // comes or moves, perhaps to a path that is in use
 			if !shown {
 				from = hidden(i)
 			}
@@ -131,11 +131,11 @@ func TestStorm(t *testing.T) {
 			at[i] = place
 		}
 		if rand.IntN(10) == 0 {
-			time.Sleep(time.Millisecond) // so that something happens in between
+			time.Sleep(time.Millisecond) // so that the host can act in between
 		}
 	}
 	calm.Store(true)
-	m.healed.Store(true)
+	m.repaired.Store(true)
 	want := map[string]string{}
 	for i, place := range at {
 		want[place] = name(i)
@@ -153,8 +153,8 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// Whenever the host closes, nothing begins any more, and what is not
-// deregistered is reported.
+// Close at any time: nothing starts afterwards, and plugins that are not
+// deregistered are reported.
 func TestCloseAtAnyTime(t *testing.T) {
 	t.Parallel()
 	for range 30 {
@@ -170,7 +170,7 @@ func TestCloseAtAnyTime(t *testing.T) {
 		testkit.Must(t, r.Start(t.Context()))
 		time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond) // any moment will do
 		err := r.Close(testkit.Context(t), true)
-		if left := len(r.left); left < len(m.has) || len(r.List()) != 0 || (err != nil) != (left > 0) {
+		if left := len(r.notDeregistered); left < len(m.has) || len(r.List()) != 0 || (err != nil) != (left > 0) {
 			t.Errorf("Close: %v, registered %v, %+v", err, m.has, r.List())
 		}
 	}

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// hub passes events on to subscribers. None of them can delay the host.
+// hub passes events to subscribers. A slow subscriber cannot delay the host.
 type hub struct {
 	mu     sync.Mutex
 	serial uint64
@@ -15,7 +15,7 @@ type hub struct {
 	all    map[*subscriber]bool
 }
 
-// maxWaiting is how many events wait for a subscriber; beyond that the oldest
+// maxWaiting is the queue length of a subscriber; beyond that the oldest events
 // are dropped.
 const maxWaiting = 4096
 
@@ -41,7 +41,7 @@ func (h *hub) publish(now time.Time, s Status) {
 	}
 }
 
-// last is the number of the last event.
+// last returns the serial of the last event.
 func (h *hub) last() uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -68,7 +68,7 @@ func (h *hub) subscribe() *subscriber {
 	return s
 }
 
-// leave ends a subscription; what waits is still delivered.
+// leave ends a subscription; queued events are still delivered.
 func (s *subscriber) leave() {
 	s.hub.mu.Lock()
 	defer s.hub.mu.Unlock()
@@ -88,7 +88,8 @@ func (h *hub) close() {
 	h.all = nil
 }
 
-// take returns what waits, at least one event unless it is over.
+// take waits for events and returns them; an empty result means that the
+// subscription has ended.
 func (s *subscriber) take(ctx context.Context) []Event {
 	for ctx.Err() == nil {
 		s.hub.mu.Lock()
@@ -109,9 +110,9 @@ func (s *subscriber) take(ctx context.Context) []Event {
 	return nil
 }
 
-// Subscribe returns the events from now on, until ctx ends, the loop over them
-// is left, or the host is closed. It can be ranged over once. A subscriber that
-// is slow loses the oldest events, and sees that in Event.Lost.
+// Subscribe returns the events from now on, until ctx ends, the loop is left,
+// or the host is closed. It can be ranged over once. A slow subscriber loses
+// the oldest events, which Event.Lost reports.
 func (h *Host) Subscribe(ctx context.Context) iter.Seq[Event] {
 	s := h.hub.subscribe()
 	unhook := context.AfterFunc(ctx, s.leave)

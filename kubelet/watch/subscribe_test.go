@@ -61,8 +61,8 @@ func TestSubscriptionEnds(t *testing.T) {
 	}
 }
 
-// What happened before the end is still delivered, also to who comes late for
-// it; a subscription after the end is over at once.
+// Events from before the end are still delivered, also if the loop starts
+// later; a subscription after the end is empty.
 func TestSubscriptionAfterClose(t *testing.T) {
 	r := startRig(t, nil)
 	events := r.Subscribe(t.Context())

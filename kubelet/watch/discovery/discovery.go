@@ -1,6 +1,6 @@
 // Package discovery reports which sockets come and go below a directory, at any
-// depth: from the kernel's events, and by comparing the whole tree after lost
-// events and periodically.
+// depth. It uses inotify, and compares the whole tree periodically and after
+// lost events.
 //
 // UNIX sockets and symbolic links to them count, unless a name in their path
 // below the directory begins with a dot. Symbolic links to directories are not
@@ -21,14 +21,14 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 )
 
-// Change is one socket that came or went. A socket that was replaced by another
-// at the same path goes, then comes.
+// Change is a socket that came or went. A socket that is replaced at the same
+// path is reported as gone, then as new.
 type Change struct {
 	Path string // below Options.Dir as it was given
 	Gone bool
 }
 
-// Options are those of a Finder; all but Observe are needed.
+// Options configure a Finder; all but Observe are required.
 type Options struct {
 	Dir    string // absolute and clean
 	Rescan time.Duration
@@ -39,7 +39,7 @@ type Options struct {
 	Observe Observer
 }
 
-// Observer is called for metrics; nil functions are left out.
+// Observer receives values for metrics; its functions can be nil.
 type Observer struct {
 	Scanned    func(cause string) // periodic or overflow
 	Overflowed func()
@@ -50,20 +50,20 @@ type Observer struct {
 type Finder struct {
 	Options
 	watcher *inotify.Watcher
-	real    string // the directory without symbolic links
+	real    string // the directory with symbolic links resolved
 	root    *dir   // nil: it does not exist
 	watches map[inotify.Watch][]*dir
-	anchors map[inotify.Watch]string // directories above, and the name that matters in each, if any
+	anchors map[inotify.Watch]string // parent directories, and the name to watch in each, if any
 
 	changes  []Change
 	problems map[string]error // by directory
 	health   atomic.Pointer[error]
 
-	rootUnconfirmed bool // root might no longer be the directory at that path
+	rootUnconfirmed bool // root might no longer be the directory at Dir
 	eventsLost      bool
 	warned          time.Time
 	scanned         time.Time
-	took            time.Duration // the last scan
+	took            time.Duration // duration of the last scan
 }
 
 // New returns a Finder; it does nothing before Start.
@@ -71,8 +71,8 @@ func New(o Options) *Finder {
 	return &Finder{Options: o, watches: map[inotify.Watch][]*dir{}, anchors: map[inotify.Watch]string{}, problems: map[string]error{}}
 }
 
-// Start creates the directory when it is missing, watches it, and reports the
-// sockets that exist. An error means that sockets would be missed.
+// Start creates the directory if missing, watches it, and reports the existing
+// sockets. An error means that sockets would be missed.
 func (f *Finder) Start() error {
 	if err := f.start(); err != nil {
 		if f.watcher != nil {
@@ -109,16 +109,16 @@ func (f *Finder) start() error {
 
 func makeDir(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return fmt.Errorf("make the directory %s: %w", path, err)
+		return fmt.Errorf("create the directory %s: %w", path, err)
 	}
 	if err := os.Mkdir(path, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("make the directory: %w", err)
+		return fmt.Errorf("create the directory: %w", err)
 	}
 	return nil
 }
 
-// Run reports changes until ctx ends, and closes the watcher. An error means
-// that it ended before.
+// Run reports changes until ctx ends, and closes the watcher. It returns an
+// error if it ended before.
 func (f *Finder) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, f.watcher.Close()) }()
 	var events []inotify.Event
@@ -130,7 +130,7 @@ func (f *Finder) Run(ctx context.Context) (err error) {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			f.rescan()
 		case err != nil:
-			err = fmt.Errorf("events cannot be read any more: %w", err)
+			err = fmt.Errorf("read inotify events: %w", err)
 			f.health.Store(&err)
 			return err
 		}
@@ -144,11 +144,11 @@ func (f *Finder) Run(ctx context.Context) (err error) {
 	}
 }
 
-// Close closes the watcher, when Run is not called.
+// Close closes the watcher. Call it only if Run is not called.
 func (f *Finder) Close() error { return f.watcher.Close() }
 
-// Health is nil while every directory is watched and read. It can be called at
-// any time.
+// Health returns nil while every directory is watched and readable. It can be
+// called at any time.
 func (f *Finder) Health() error {
 	if err := f.health.Load(); err != nil {
 		return *err
@@ -156,8 +156,9 @@ func (f *Finder) Health() error {
 	return nil
 }
 
-// nextScan is when the whole tree is compared. Scans take a fixed part of the
-// time at most, however large the tree, and however many events are lost.
+// nextScan is the time of the next comparison of the whole tree. It limits
+// scans to a fixed share of the time, whatever the size of the tree and however
+// often events are lost.
 func (f *Finder) nextScan() time.Time {
 	if f.eventsLost {
 		return f.scanned.Add(4 * f.took)
@@ -183,8 +184,8 @@ func (f *Finder) rescan() {
 	}
 }
 
-// drain handles queued events, so that a scan does not see what they report
-// before they do.
+// drain handles queued events before a scan, so that the scan does not see
+// changes that they are about to report.
 func (f *Finder) drain() {
 	for range 100 {
 		events, err := f.watcher.Pending(nil)
@@ -202,8 +203,8 @@ func (f *Finder) handle(e inotify.Event) {
 		f.eventsLost = true
 		if now := time.Now(); now.Sub(f.warned) > time.Minute {
 			f.warned = now
-			f.Logger.Warn("the kernel dropped events, the whole directory is compared", "directory", f.Dir,
-				"advice", "raise the sysctl fs.inotify.max_queued_events when this comes often")
+			f.Logger.Warn("inotify events lost, rescanning", "path", f.Dir,
+				"advice", "raise the sysctl fs.inotify.max_queued_events if this happens often")
 		}
 		if f.Observe.Overflowed != nil {
 			f.Observe.Overflowed()
@@ -218,7 +219,7 @@ func (f *Finder) handle(e inotify.Event) {
 		case d.dropped:
 		case e.Name == "" && d == f.root:
 			f.rootUnconfirmed = true
-		case e.Name == "" && e.Mask&inotify.Ignored != 0: // unmounted, or gone
+		case e.Name == "" && e.Mask&inotify.Ignored != 0: // unmounted or deleted
 			d.watch = 0
 			f.lookDir(d.parent, d.name, false)
 		case e.Name == "" || hidden(e.Name):
@@ -243,7 +244,7 @@ func (f *Finder) flush() {
 	}
 }
 
-// problem records why a directory is not seen; nil: it is seen.
+// problem records why a directory is not watched; nil clears it.
 func (f *Finder) problem(path string, err error) {
 	before := f.problems[path]
 	switch {
@@ -251,16 +252,16 @@ func (f *Finder) problem(path string, err error) {
 		return
 	case err == nil:
 		delete(f.problems, path)
-		f.Logger.Info("the directory is seen again", "directory", path)
+		f.Logger.Info("watching directory again", "path", path)
 	default:
 		f.problems[path] = err
-		f.Logger.Error("a directory is not watched, it is compared periodically", "directory", path,
-			"every", f.Rescan, "error", err)
+		f.Logger.Error("watching directory failed, rescanning periodically", "path", path,
+			"interval", f.Rescan, "err", err)
 	}
 	f.publish()
 }
 
-// forget drops the problem of a directory that is gone.
+// forget clears the problem of a deleted directory.
 func (f *Finder) forget(path string) {
 	if f.problems[path] != nil {
 		delete(f.problems, path)
@@ -275,7 +276,8 @@ func (f *Finder) publish() {
 	}
 }
 
-// worst is the problem that Health reports: that of the root, or any.
+// worst is the problem that Health returns: that of the root directory if there
+// is one, else any.
 func (f *Finder) worst() *error {
 	var worst error
 	for path, err := range f.problems {

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// rig is a finder that runs on a directory, and all that it reported.
+// rig is a finder that runs on a directory, with all reported changes.
 type rig struct {
 	*Finder
 	t   *testing.T
@@ -34,12 +34,12 @@ type rig struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // one element after a report
-	story   []string      // +a or -a, paths below dir
+	changes []string      // +a or -a, paths below dir
 	there   map[string]bool
 	scans   map[string]int
 }
 
-// newRig starts a finder on dir/root; nothing but prepared things are there.
+// newRig starts a finder on dir/root, which contains only what prepare created.
 func newRig(t *testing.T, prepare func(root string)) *rig {
 	t.Helper()
 	r := makeRig(t, filepath.Join(t.TempDir(), "root"))
@@ -91,10 +91,10 @@ func (r *rig) report(changes []Change) {
 			r.t.Errorf("%s: gone %t, known %t", rel, c.Gone, r.there[rel])
 		case c.Gone:
 			delete(r.there, rel)
-			r.story = append(r.story, "-"+rel)
+			r.changes = append(r.changes, "-"+rel)
 		default:
 			r.there[rel] = true
-			r.story = append(r.story, "+"+rel)
+			r.changes = append(r.changes, "+"+rel)
 		}
 	}
 	select {
@@ -109,23 +109,23 @@ func (r *rig) known() []string {
 	return slices.Sorted(maps.Keys(r.there))
 }
 
-// wait waits until exactly these are known.
+// wait waits until exactly these sockets are known.
 func (r *rig) wait(want ...string) {
 	r.t.Helper()
 	slices.Sort(want)
 	r.until(fmt.Sprint("known are ", want), func() bool { return slices.Equal(r.known(), want) })
 }
 
-// told returns the story so far, after all events that there were: what comes
-// last at the top of the tree has been reported.
-func (r *rig) told() []string {
+// reported returns the changes so far, after all pending events: a socket that
+// is created last at the top level has been reported.
+func (r *rig) reported() []string {
 	r.t.Helper()
 	const last = "zz-last"
 	has := func(word string) func() bool {
 		return func() bool {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			return len(r.story) > 0 && r.story[len(r.story)-1] == word
+			return len(r.changes) > 0 && r.changes[len(r.changes)-1] == word
 		}
 	}
 	socket(r.t, filepath.Join(r.dir, last))
@@ -134,12 +134,12 @@ func (r *rig) told() []string {
 	r.until("-"+last, has("-"+last))
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	story := r.story[:len(r.story)-2]
-	r.story = nil
-	return story
+	changes := r.changes[:len(r.changes)-2]
+	r.changes = nil
+	return changes
 }
 
-// until looks at a condition after each change.
+// until checks a condition after each change.
 func (r *rig) until(what string, holds func() bool) {
 	r.t.Helper()
 	for !holds() {
@@ -147,13 +147,13 @@ func (r *rig) until(what string, holds func() bool) {
 	}
 }
 
-// expect compares the story since the last call.
+// expect compares the changes since the last call.
 func (r *rig) expect(want ...string) {
 	r.t.Helper()
-	testkit.Diff(r.t, "result", strings.Join(want, " "), strings.Join(r.told(), " "))
+	testkit.Diff(r.t, "result", strings.Join(want, " "), strings.Join(r.reported(), " "))
 }
 
-// socket makes a socket that nobody serves.
+// socket creates a socket without a server.
 func socket(t testing.TB, paths ...string) {
 	t.Helper()
 	for _, path := range paths {

@@ -8,8 +8,8 @@ import (
 )
 
 // identity distinguishes sockets that have, or had, the same path. File systems
-// reuse inode numbers, so it contains the time of birth where the file system
-// has one, but no time that chmod changes.
+// reuse inode numbers, so it contains the birth time if the file system
+// supports it, but no time that chmod changes.
 type identity struct {
 	file, target inode // target of a symbolic link
 }
@@ -22,7 +22,8 @@ type inode struct {
 
 var errNoSocket = errors.New("neither a socket nor a symbolic link to one")
 
-// identify returns errNoSocket for anything else.
+// identify returns the identity of a socket or of a symbolic link to one, and
+// errNoSocket for other files.
 func identify(path string) (identity, error) {
 	var id identity
 	kind, err := id.file.stat(path, unix.AT_SYMLINK_NOFOLLOW)

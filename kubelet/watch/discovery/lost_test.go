@@ -83,18 +83,18 @@ func TestRootComesAndGoes(t *testing.T) {
 					socket(t, r.dir+"/d/s")
 				}
 				r.wait("d/s")
-				r.told()
+				r.reported()
 			}
 		})
 	}
 }
 
-// nudge lets until look again.
+// nudge makes until check again.
 func (r *rig) nudge() {
 	time.AfterFunc(time.Millisecond, func() { r.report(nil) })
 }
 
-// Removed and made again without a pause: nothing is missing in between.
+// Removed and recreated without a delay, so that it is never missing.
 func TestRootReplacedAtOnce(t *testing.T) {
 	r := newRig(t, func(root string) { socket(t, root+"/a") })
 	for range 20 {
@@ -123,9 +123,9 @@ func TestStartRefuses(t *testing.T) {
 	}
 }
 
-// Whatever is done to the tree, what is known in the end is what is there.
-// Without links the events alone must suffice.
-func TestRandomHistories(t *testing.T) {
+// After any changes to the tree, exactly the existing sockets are known.
+// Without symbolic links, events alone are sufficient.
+func TestRandomChanges(t *testing.T) {
 	for name, links := range map[string]bool{"events alone": false, "links and scans": true} {
 		t.Run(name, func(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
@@ -175,7 +175,7 @@ func randomStep(rt *rapid.T, root string, links bool) {
 	}
 }
 
-// While nobody takes what is found, the kernel's queue runs over.
+// The kernel's queue overflows while no events are read.
 func TestEventsLost(t *testing.T) {
 	limit := testkit.Value(os.ReadFile("/proc/sys/fs/inotify/max_queued_events"))(t)
 	queue := testkit.Value(strconv.Atoi(strings.TrimSpace(string(limit))))(t)
@@ -192,17 +192,17 @@ func TestEventsLost(t *testing.T) {
 	socket(t, r.dir+"/a", r.dir+"/new/deep/s")
 	r.mu.Unlock()
 	r.wait("a", "b", "new/deep/s", "stays")
-	socket(t, r.dir+"/new/later") // is watched by now
+	socket(t, r.dir+"/new/later") // watched by now
 	r.wait("a", "b", "new/deep/s", "new/later", "stays")
-	got := strings.Join(r.told(), " ")
+	got := strings.Join(r.reported(), " ")
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.scans["overflow"] == 0 || strings.Contains(got, "-stays") || strings.Count(got, "+a") != 2 {
-		t.Errorf("%v, story %s", r.scans, got)
+		t.Errorf("%v, changes %s", r.scans, got)
 	}
 }
 
-// What no event tells of is found by the periodic scan.
+// A change without an event is found by the periodic scan.
 func TestPeriodicScan(t *testing.T) {
 	r := makeRig(t, filepath.Join(t.TempDir(), "root"))
 	r.Rescan = 20 * time.Millisecond
@@ -218,7 +218,7 @@ func TestPeriodicScan(t *testing.T) {
 	}
 }
 
-func TestRootLinkTurns(t *testing.T) {
+func TestRootLinkChanges(t *testing.T) {
 	one, two, link := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "link")
 	socket(t, one+"/one", two+"/two")
 	testkit.Must(t, os.Symlink(one, link))
@@ -235,7 +235,7 @@ func TestRootLinkTurns(t *testing.T) {
 
 func TestMountedOver(t *testing.T) {
 	r := makeRig(t, filepath.Join(t.TempDir(), "root"))
-	r.Rescan = 20 * time.Millisecond // no event tells of a mount
+	r.Rescan = 20 * time.Millisecond // a mount causes no event
 	mkdir(t, r.dir+"/d")
 	socket(t, r.dir+"/d/below")
 	testkit.Must(t, r.Start())
@@ -246,13 +246,13 @@ func TestMountedOver(t *testing.T) {
 	socket(t, r.dir+"/d/above")
 	r.wait("d/above")
 	var err error
-	r.until("the unmount succeeds", func() bool { r.nudge(); err = unix.Unmount(r.dir+"/d", 0); return !errors.Is(err, unix.EBUSY) }) // a scan may stand in it
+	r.until("the unmount succeeds", func() bool { r.nudge(); err = unix.Unmount(r.dir+"/d", 0); return !errors.Is(err, unix.EBUSY) }) // a scan can keep it busy
 	testkit.Must(t, err)
 	r.wait("d/below")
 }
 
-// Limits count per user namespace, so a child in its own meets them without
-// taking anything from other programs.
+// Inotify limits are per user namespace, so a child in its own namespace
+// reaches them without affecting other programs.
 func TestLimits(t *testing.T) {
 	for _, limit := range []string{"max_inotify_instances", "max_inotify_watches"} {
 		child := exec.CommandContext(t.Context(), os.Args[0])
@@ -268,7 +268,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// victimLimit tells the test binary which limit to lower and to meet.
+// victimLimit selects the limit that the child lowers and reaches.
 const victimLimit = "CLEAT_TEST_DISCOVERY_LIMIT"
 
 func victim(limit string) {
@@ -298,7 +298,8 @@ func noInstance(root string) error {
 	return nil
 }
 
-// noWatch: at start it is an error, later it is told, and made good by scans.
+// noWatch: at start it is an error; later it is reported, and scans find the
+// sockets.
 func noWatch(root string) error {
 	const allowed = 10
 	if err := lower("watches", allowed); err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// kinds is table 2.2 of what counts: what is put below the directory, and what
-// is found then.
+// kinds are the files in the directory, and the sockets that are found for
+// them.
 var kinds = map[string]struct {
 	put  func(t *testing.T, root string)
 	want []string
@@ -61,19 +61,19 @@ var kinds = map[string]struct {
 	}, nil},
 }
 
-func TestWhatCounts(t *testing.T) {
+func TestFileKinds(t *testing.T) {
 	for name, c := range kinds {
 		t.Run(name, func(t *testing.T) {
 			t.Run("at start", func(t *testing.T) {
 				r := newRig(t, func(root string) { c.put(t, root) })
 				r.wait(c.want...)
-				r.told()
+				r.reported()
 				r.wait(c.want...)
 			})
 			t.Run("while running", func(t *testing.T) {
 				r := newRig(t, nil)
 				c.put(t, r.dir)
-				r.told()
+				r.reported()
 				r.wait(c.want...)
 			})
 			t.Run("in a new directory", func(t *testing.T) {
@@ -85,14 +85,15 @@ func TestWhatCounts(t *testing.T) {
 				for _, w := range c.want {
 					want = append(want, "made/"+w)
 				}
-				r.told()
+				r.reported()
 				r.wait(want...)
 			})
 		})
 	}
 }
 
-// What holds sockets and comes after the start is followed no more than before.
+// Links to directories that are created after the start are not followed
+// either.
 func TestLinkedDirectoryIsNotFollowedLater(t *testing.T) {
 	other := t.TempDir()
 	r := newRig(t, func(root string) { testkit.Must(t, os.Symlink(other, root+"/dir")) })
@@ -115,7 +116,7 @@ func TestRootIsALink(t *testing.T) {
 	r.wait("after", "before")
 }
 
-func TestStories(t *testing.T) {
+func TestChangeSequences(t *testing.T) {
 	for name, c := range map[string]struct {
 		prepare func(t *testing.T, root string)
 		do      func(t *testing.T, root string)
@@ -126,7 +127,7 @@ func TestStories(t *testing.T) {
 			func(t *testing.T, root string) {
 				testkit.Must(t, os.Rename(root+"/a", root+"/b"), os.Remove(root+"/b"))
 			},
-			[]string{"-a", "-a +b -b"}, // it depends on when b is looked at
+			[]string{"-a", "-a +b -b"}, // depends on when b is read
 		},
 		"renamed over another": {
 			func(t *testing.T, root string) { socket(t, root+"/a", root+"/b") },
@@ -212,9 +213,9 @@ func TestStories(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, func(root string) { c.prepare(t, root) })
-			r.told()
+			r.reported()
 			c.do(t, r.dir)
-			got := strings.Join(r.told(), " ")
+			got := strings.Join(r.reported(), " ")
 			if c.want != nil && !slices.Contains(c.want, got) {
 				t.Errorf("got %q, want one of %q", got, c.want)
 			}
@@ -223,15 +224,15 @@ func TestStories(t *testing.T) {
 	}
 }
 
-// The file systems of tests use inode numbers again at once, so this is about
-// events too: a socket that is re-made is another one.
-func TestRemadeAtOnce(t *testing.T) {
+// Test file systems reuse inode numbers at once, so this also tests events: a
+// socket that is created again is a new one.
+func TestRecreatedAtOnce(t *testing.T) {
 	r := newRig(t, func(root string) { socket(t, root+"/a") })
 	var want []string
 	for range 50 {
 		testkit.Must(t, os.Remove(r.dir+"/a"))
 		socket(t, r.dir+"/a")
-		want = append(want, r.told()...)
+		want = append(want, r.reported()...)
 	}
 	if len(want) != 101 {
 		t.Errorf("50 times re-made, %d changes: %q", len(want), want)
@@ -250,7 +251,7 @@ func TestDirectoryAndSocketTogether(t *testing.T) {
 	r.expect(all...)
 }
 
-// walk is what should be known, found the slow way.
+// walk returns the expected sockets by a simple traversal.
 func walk(t testing.TB, root string) (all []string) {
 	t.Helper()
 	entries := testkit.Value(os.ReadDir(root))(t)

@@ -14,8 +14,9 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 )
 
-// locate finds the directory, watches and scans it. When it does not exist,
-// locate records a problem, leaves root nil, and watches for its return.
+// locate finds the directory, watches and scans it. If the directory does not
+// exist, locate records a problem, leaves root nil, and watches for its
+// creation.
 func (f *Finder) locate() {
 	// Each iteration checks again after the watches are set; another one is
 	// needed only when something changed meanwhile.
@@ -24,7 +25,7 @@ func (f *Finder) locate() {
 		if err != nil {
 			f.watchAbove(f.Dir, false)
 			if _, still := os.Stat(f.Dir); still != nil {
-				f.problem(f.Dir, fmt.Errorf("the directory for sockets of plugins cannot be reached: %w", err))
+				f.problem(f.Dir, fmt.Errorf("the plugin directory is not accessible: %w", err))
 				return
 			}
 			continue
@@ -49,7 +50,7 @@ func (f *Finder) locate() {
 		}
 		f.lose()
 	}
-	f.problem(f.Dir, errors.New("the directory for sockets of plugins comes and goes; it is scanned later"))
+	f.problem(f.Dir, errors.New("the plugin directory is created and removed repeatedly; it is scanned later"))
 }
 
 // same reports whether the directory at the path is still the watched one.
@@ -78,18 +79,18 @@ func (f *Finder) check() (changed bool) {
 		if f.same() {
 			return false
 		}
-		f.Logger.Warn("the directory for sockets of plugins is gone, or another took its place", "directory", f.Dir)
+		f.Logger.Warn("plugin directory removed or replaced", "path", f.Dir)
 		f.lose()
 	}
 	f.locate()
 	return true
 }
 
-// watchAbove watches the directories above a path. While the path exists, names
-// matter only in its parent; the other directories might be moved. While it is
-// missing, it can return in each of them: they are watched from the root of the
-// file system on, so that a directory that is created meanwhile is either seen
-// by its own Add or reported by the one above it.
+// watchAbove watches the parent directories of a path. While the path exists,
+// names matter only in its direct parent; the other parents can be moved. While
+// the path is missing, it can appear in each parent: they are watched from the
+// root down, so that a directory created meanwhile is either found by its own
+// Add or reported by the watch of its parent.
 func (f *Finder) watchAbove(path string, present bool) {
 	anchors := map[inotify.Watch]string{}
 	above := parents(path)
@@ -98,7 +99,8 @@ func (f *Finder) watchAbove(path string, present bool) {
 		if last := i == len(above)-1; last || !present {
 			mask, name = mask|treeMask&^inotify.DontFollow, nameBelow(dir, path)
 		}
-		// Without permission or a free watch, the periodic scan must do.
+		// Without permission or at the watch limit, the periodic scan has to
+		// find changes.
 		if watch, err := f.watcher.Add(dir, mask); err == nil {
 			anchors[watch] = name
 		}
@@ -111,7 +113,7 @@ func (f *Finder) watchAbove(path string, present bool) {
 	f.anchors = anchors
 }
 
-// parents are the directories above a path, the root of the file system first.
+// parents returns the parent directories of a path, starting with "/".
 func parents(path string) (all []string) {
 	for path != "/" {
 		path = filepath.Dir(path)
@@ -121,7 +123,7 @@ func parents(path string) (all []string) {
 	return all
 }
 
-// nameBelow is the first name of a path below a directory above it.
+// nameBelow returns the first name of path below dir.
 func nameBelow(dir, path string) string {
 	name, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(path, dir), "/"), "/")
 	return name

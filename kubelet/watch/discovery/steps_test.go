@@ -8,8 +8,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Directories above the root may be made one after the other while they are
-// looked for: each is seen, in whatever moment it comes.
+// Parent directories can be created one by one while locate looks for them;
+// each is noticed at any moment.
 func TestRootMadeStepByStep(t *testing.T) {
 	r := makeRig(t, filepath.Join(t.TempDir(), "a", "b", "c", "d", "root"))
 	testkit.Must(t, r.Start())

@@ -16,12 +16,12 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 )
 
-// dir is a directory of the tree.
+// dir is a directory of the watched tree.
 type dir struct {
 	parent  *dir
 	name    string
-	rel     string        // from the root, with a slash behind; empty for it
-	watch   inotify.Watch // 0: none
+	rel     string        // path from the root with a trailing slash; empty for the root
+	watch   inotify.Watch // 0: not watched
 	dropped bool
 	dirs    map[string]*dir
 	sockets map[string]identity
@@ -34,8 +34,8 @@ const (
 
 func hidden(name string) bool { return strings.HasPrefix(name, ".") }
 
-// at is the path of a name of the tree without symbolic links, reported its path
-// below Options.Dir as given.
+// at returns the path of a name with symbolic links of the root resolved;
+// reported returns its path below Options.Dir as given.
 func (f *Finder) at(d *dir, name string) string       { return filepath.Join(f.real, d.rel+name) }
 func (f *Finder) reported(d *dir, name string) string { return filepath.Join(f.Dir, d.rel+name) }
 
@@ -54,14 +54,14 @@ func (f *Finder) look(d *dir, name string) {
 		f.changes = append(f.changes, Change{Path: f.reported(d, name)})
 	default:
 		if !errors.Is(err, errNoSocket) && !errors.Is(err, fs.ErrNotExist) {
-			f.Logger.Debug("a name cannot be read", "path", f.reported(d, name), "error", err)
+			f.Logger.Debug("reading directory entry failed", "path", f.reported(d, name), "err", err)
 		}
 		f.drop(d, name)
 	}
 }
 
-// lookDir watches a directory, and scans it when it is another than before or
-// deep is set. The watch identifies it: the kernel has one for an inode.
+// lookDir watches a directory, and scans it if it is a new one or deep is set.
+// The watch identifies the directory: inotify has one watch per inode.
 func (f *Finder) lookDir(d *dir, name string, deep bool) {
 	watch, err := f.watcher.Add(f.at(d, name), treeMask)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -70,7 +70,7 @@ func (f *Finder) lookDir(d *dir, name string, deep bool) {
 	}
 	child := d.dirs[name]
 	if child == nil {
-		f.drop(d, name) // a socket
+		f.drop(d, name) // it was a socket
 		child, deep = &dir{parent: d, name: name, rel: d.rel + name + "/"}, true
 		if d.dirs == nil {
 			d.dirs = map[string]*dir{}
@@ -89,9 +89,8 @@ func (f *Finder) lookDir(d *dir, name string, deep bool) {
 	}
 }
 
-// removed handles the removal of a name. Something else can have the name by
-// now, and its event can have come before: an exchange of two names is reported
-// as one move after the other.
+// removed handles a removed name. Another file can already have the name, and
+// its event can come first: an exchange of two names is reported as two moves.
 func (f *Finder) removed(d *dir, name string) {
 	_, socket := d.sockets[name]
 	if !socket && d.dirs[name] == nil {
@@ -130,8 +129,8 @@ func (f *Finder) dropAll(d *dir) {
 	f.forget(f.reported(d, ""))
 }
 
-// unwatch removes the watch of a directory, unless it also has another path:
-// after a move whose events are still to come, or by a bind mount.
+// unwatch removes the watch of a directory unless another path shares it, after
+// a move whose events are pending or with a bind mount.
 func (f *Finder) unwatch(d *dir) {
 	if d.watch == 0 {
 		return
@@ -140,13 +139,14 @@ func (f *Finder) unwatch(d *dir) {
 	if f.watches[d.watch] = left; len(left) == 0 {
 		delete(f.watches, d.watch)
 		if err := f.watcher.Remove(d.watch); err != nil {
-			f.Logger.Warn("a watch could not be removed", "directory", f.reported(d, ""), "error", err)
+			f.Logger.Warn("removing watch failed", "path", f.reported(d, ""), "err", err)
 		}
 	}
 	d.watch = 0
 }
 
-// scan compares a directory with the tree. What cannot be read stays as it was.
+// scan compares a directory with the tree. Unreadable entries stay as they
+// were.
 func (f *Finder) scan(d *dir) {
 	missing, err := f.list(d)
 	switch {
@@ -154,7 +154,7 @@ func (f *Finder) scan(d *dir) {
 		if d == f.root {
 			f.rootUnconfirmed = true
 		}
-		return // its parent reports its end
+		return // the event of the parent directory reports the removal
 	case err != nil:
 		f.problem(f.reported(d, ""), err)
 		return
@@ -166,8 +166,8 @@ func (f *Finder) scan(d *dir) {
 	}
 }
 
-// list updates every name in a directory, and returns the known ones that are
-// gone.
+// list updates every name in a directory, and returns known names that no
+// longer exist.
 func (f *Finder) list(d *dir) (missing []string, err error) {
 	file, err := os.OpenFile(f.at(d, ""), os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -182,7 +182,7 @@ func (f *Finder) list(d *dir) (missing []string, err error) {
 		left[name] = true
 	}
 	for {
-		entries, err := file.ReadDir(1024) // however many files there are
+		entries, err := file.ReadDir(1024) // bounded memory for any number of files
 		for _, e := range entries {
 			name := e.Name()
 			if hidden(name) {

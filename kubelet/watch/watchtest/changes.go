@@ -11,21 +11,21 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// changes: sockets that go, come again, and are renamed.
+// changes: sockets that are removed, created again, and renamed.
 func changes() []Case {
 	const once = "a.sock: Validate, Register"
 	const left = once + ", DeRegister"
 	const again = left + ", Validate, Register"
 	return []Case{
 		{Group: "changes", Name: "nothing in the directory", Want: "nothing",
-			Run: func(s *Stage) string { s.Start(); s.Settle(); return s.Handled() }},
+			Run: func(s *Stage) string { s.Start(); s.WaitIdle(); return s.Handled() }},
 		changed("socket removed", left, func(s *Stage, p *Plugin) { s.Stop(p) }),
-		changed("plugin ended after its socket was taken away", left, func(s *Stage, p *Plugin) {
+		changed("plugin ended after its socket was removed", left, func(s *Stage, p *Plugin) {
 			check(os.Remove(p.Path))
 			s.Await("a.sock", "DeRegister", 1)
 			p.end()
 		}),
-		changed("socket removed and made again at once", again, func(s *Stage, p *Plugin) {
+		changed("socket removed and created again at once", again, func(s *Stage, p *Plugin) {
 			s.Stop(p)
 			s.Serve("a.sock", Script{})
 		}),
@@ -39,7 +39,7 @@ func changes() []Case {
 				check(os.Chown(p.Path, int(mode), int(mode)))
 			}
 		}),
-		changed("hard link to it made and removed", once+"; b.sock: Validate(a.sock), Register(a.sock), DeRegister(a.sock)", func(s *Stage, p *Plugin) {
+		changed("hard link to it created and removed", once+"; b.sock: Validate(a.sock), Register(a.sock), DeRegister(a.sock)", func(s *Stage, p *Plugin) {
 			check(os.Link(p.Path, s.Path("b.sock")))
 			s.Await("b.sock", "Register", 1)
 			check(os.Remove(s.Path("b.sock")))
@@ -53,26 +53,26 @@ func changes() []Case {
 		differs(changed("regular file renamed over the socket", left, func(s *Stage, p *Plugin) {
 			check(os.WriteFile(s.Aside("file"), nil, 0o600))
 			check(os.Rename(s.Aside("file"), p.Path))
-		}), once, "the socket is gone: the kubelet keeps it registered for ever"),
+		}), once, "the socket is gone; the kubelet never deregisters it"),
 		renamedThenRemoved(),
 		{Group: "changes", Name: "directory with a plugin renamed inside", Run: inDirectory(func(s *Stage) {
 			check(os.Rename(s.Path("sub"), s.Path("new")))
 		}),
 			Want:    "new/a.sock: Validate(sub/a.sock), Register(sub/a.sock); sub/a.sock: Validate, Register, DeRegister",
 			Kubelet: "new/a.sock: Validate(sub/a.sock), Register(sub/a.sock); sub/a.sock: Validate, Register",
-			Why:     "the old path is gone: the kubelet keeps it registered for ever"},
+			Why:     "the old path is gone; the kubelet never deregisters it"},
 		{Group: "changes", Name: "directory with a plugin moved out", Run: inDirectory(func(s *Stage) {
 			check(os.Rename(s.Path("sub"), s.Aside("out")))
 		}),
 			Want:    "sub/a.sock: Validate, Register, DeRegister",
 			Kubelet: "sub/a.sock: Validate, Register",
-			Why:     "the path is gone: the kubelet keeps it registered for ever"},
+			Why:     "the path is gone; the kubelet never deregisters it"},
 		{Group: "changes", Name: "directory with a plugin removed whole", Run: inDirectory(func(s *Stage) {
 			check(os.RemoveAll(s.Path("sub")))
 		}), Want: "sub/a.sock: Validate, Register, DeRegister"},
 		{Group: "changes", Name: "socket removed during Register", Want: "a.sock: GetInfo, Validate, Register, Notify(true), DeRegister",
 			Run: removedDuringRegister},
-		{Group: "changes", Name: "40 directories, each made together with its socket", Want: "each registered once", Run: together},
+		{Group: "changes", Name: "40 directories, each created together with its socket", Want: "each registered once", Run: together},
 		rootMadeAgain(),
 		linked("symlink to it removed", left, func(s *Stage, _ *Plugin) { check(os.Remove(s.Path("a.sock"))) }),
 		linked("socket behind a symlink removed", once, func(s *Stage, p *Plugin) { check(os.Remove(p.Path)) }),
@@ -84,28 +84,28 @@ func changes() []Case {
 	}
 }
 
-// linked is a case that begins with a plugin registered through a symlink.
+// linked is a case that starts with a plugin registered through a symlink.
 func linked(name, want string, change func(s *Stage, p *Plugin)) Case {
 	return Case{Group: "changes", Name: name, Want: want, Run: func(s *Stage) string {
 		s.Start()
 		p := s.ServeAt(s.Aside("real.sock"), Script{Name: "a.sock"})
 		check(os.Symlink(p.Path, s.Path("a.sock")))
 		s.Await("a.sock", "Register", 1)
-		s.Settle()
+		s.WaitIdle()
 		change(s, p)
-		s.Settle()
+		s.WaitIdle()
 		return s.Handled()
 	}}
 }
 
-// changed is a case that begins with a registered plugin, a.sock.
+// changed is a case that starts with a registered plugin, a.sock.
 func changed(name, want string, change func(s *Stage, p *Plugin)) Case {
 	return Case{Group: "changes", Name: name, Want: want, Run: func(s *Stage) string {
 		s.Start()
 		p := s.Serve("a.sock", Script{})
 		s.Await("a.sock", "Notify(true)", 1)
 		change(s, p)
-		s.Settle()
+		s.WaitIdle()
 		return s.Handled()
 	}}
 }
@@ -116,7 +116,7 @@ func inDirectory(change func(*Stage)) func(*Stage) string {
 		s.Serve("sub/a.sock", Script{})
 		s.Await("sub/a.sock", "Notify(true)", 1)
 		change(s)
-		s.Settle()
+		s.WaitIdle()
 		return s.Handled()
 	}
 }
@@ -129,14 +129,14 @@ func renamedThenRemoved() Case {
 			s.Await("a.sock", "Notify(true)", 1)
 			check(os.Rename(p.Path, s.Path("b.sock")))
 			s.Await("b.sock", "Register", 1)
-			s.Settle()
+			s.WaitIdle()
 			check(os.Remove(s.Path("b.sock")))
-			s.Settle()
+			s.WaitIdle()
 			return s.Handled()
 		},
 		Want:    "a.sock: Validate, Register, DeRegister; b.sock: Validate(a.sock), Register(a.sock), DeRegister(a.sock)",
 		Kubelet: "a.sock: Validate, Register; b.sock: Validate(a.sock), Register(a.sock), DeRegister(a.sock)",
-		Why:     "the old path is gone: the kubelet keeps it registered for ever"}
+		Why:     "the old path is gone; the kubelet never deregisters it"}
 }
 
 func removedDuringRegister(s *Stage) string {
@@ -154,7 +154,7 @@ func removedDuringRegister(s *Stage) string {
 	<-begun
 	check(os.Remove(p.Path))
 	s.Await("a.sock", "DeRegister", 1)
-	s.Settle()
+	s.WaitIdle()
 	return s.Calls()
 }
 
@@ -166,7 +166,7 @@ func together(s *Stage) string {
 	for i := range 40 {
 		s.Await(fmt.Sprintf("dir-%d/a.sock", i), "Notify(true)", 1)
 	}
-	s.Settle()
+	s.WaitIdle()
 	for i := range 40 {
 		if n := s.count(fmt.Sprintf("dir-%d/a.sock", i), "Register"); n != 1 {
 			return s.Handled()
@@ -177,7 +177,7 @@ func together(s *Stage) string {
 
 func rootMadeAgain() Case {
 	const old = "a.sock: Validate, Register, DeRegister"
-	return Case{Group: "changes", Name: "plugins directory removed and made again",
+	return Case{Group: "changes", Name: "plugins directory removed and created again",
 		Run: func(s *Stage) string {
 			s.Start()
 			s.Serve("a.sock", Script{})
@@ -186,9 +186,9 @@ func rootMadeAgain() Case {
 			s.Await("a.sock", "DeRegister", 1)
 			check(os.Mkdir(s.Dir, 0o750))
 			s.Serve("b.sock", Script{})
-			s.Settle()
+			s.WaitIdle()
 			return s.Handled()
 		},
 		Want: old + "; b.sock: Validate, Register", Kubelet: old,
-		Why: "the directory is found again; the kubelet needs a restart and does not say so"}
+		Why: "the new directory is found; the kubelet needs a restart and does not report that"}
 }

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Differences is the table of what the kubelet does otherwise, as it stands in
-// docs/plugins.md.
+// Differences returns the table in docs/plugins.md of the cases in which the
+// kubelet behaves differently.
 func Differences(cases []Case) string {
 	var b strings.Builder
 	b.WriteString("| case | here | kubelet 1.36 | why |\n|---|---|---|---|\n")
@@ -18,5 +18,5 @@ func Differences(cases []Case) string {
 	return b.String()
 }
 
-// cell keeps the words of a text from being taken for markup.
+// cell escapes a text for a Markdown table.
 func cell(text string) string { return strings.ReplaceAll(text, "|", "\\|") }

@@ -6,8 +6,7 @@ import (
 	"syscall"
 )
 
-// discovery: which files are taken for plugins, when they are there before the
-// host starts and when they come while it runs.
+// discovery: which files are plugins, both at start and while the host runs.
 func discovery() []Case {
 	const found, none = "a.sock: Validate, Register", "nothing"
 	in := func(dir string) string { return dir + "/" + found }
@@ -49,8 +48,8 @@ func discovery() []Case {
 	return append(append(all, hidden()...), linkedDirectories()...)
 }
 
-// beforeAndAfter is one thing that means the same whether it is there at the
-// start or comes later.
+// beforeAndAfter is a case for a file that exists at start, and one for a file
+// that is created later.
 func beforeAndAfter(name string, place func(*Stage), want string) []Case {
 	return []Case{
 		{Group: "discovery", Name: name + ", at start", Want: want, Run: atStart(place)},
@@ -62,7 +61,7 @@ func atStart(place func(*Stage)) func(*Stage) string {
 	return func(s *Stage) string {
 		place(s)
 		s.Start()
-		s.Settle()
+		s.WaitIdle()
 		return s.Handled()
 	}
 }
@@ -71,12 +70,12 @@ func whileRunning(place func(*Stage)) func(*Stage) string {
 	return func(s *Stage) string {
 		s.Start()
 		place(s)
-		s.Settle()
+		s.WaitIdle()
 		return s.Handled()
 	}
 }
 
-// linkTo puts a link in the directory to a socket outside.
+// linkTo creates a link in the directory to a socket outside.
 func linkTo(link func(old, new string) error) func(*Stage) {
 	return func(s *Stage) {
 		p := s.ServeAt(s.Aside("real.sock"), Script{Name: "a.sock"})
@@ -85,7 +84,7 @@ func linkTo(link func(old, new string) error) func(*Stage) {
 }
 
 func hidden() []Case {
-	const why = "a hidden name hides what is below it, whenever it came"
+	const why = "everything below a hidden name is ignored, at start and later"
 	first := func(s *Stage) { s.Serve(".hidden/a.sock", Script{}) }
 	below := func(s *Stage) { s.Serve("sub/.hidden/a.sock", Script{}) }
 	movedIn := func(s *Stage) {
@@ -103,8 +102,7 @@ func hidden() []Case {
 	}
 }
 
-// linkedDirectories: a directory elsewhere that a symlink makes part of the
-// tree.
+// linkedDirectories: directories outside that are linked into the tree.
 func linkedDirectories() []Case {
 	elsewhere := func(s *Stage) string {
 		dir := s.Aside("elsewhere")
@@ -124,29 +122,29 @@ func linkedDirectories() []Case {
 	return []Case{
 		{Group: "discovery", Name: "symlink to a directory with a socket in it, at start", Run: atStart(before), Want: "nothing"},
 		{Group: "discovery", Name: "symlink to a directory with a socket in it, while running", Run: whileRunning(before), Want: "nothing"},
-		{Group: "discovery", Name: "socket that comes into a linked directory, linked at start",
+		{Group: "discovery", Name: "socket created in a linked directory, linked at start",
 			Run: func(s *Stage) string {
 				check(os.Symlink(elsewhere(s), s.Path("link")))
 				return whileRunning(bindLater)(s)
 			}, Want: "nothing"},
-		{Group: "discovery", Name: "socket that comes into a linked directory, linked while running",
+		{Group: "discovery", Name: "socket created in a linked directory, linked while running",
 			Run: func(s *Stage) string {
 				s.Start()
 				check(os.Symlink(elsewhere(s), s.Path("link")))
-				s.Settle()
+				s.WaitIdle()
 				bindLater(s)
-				s.Settle()
+				s.WaitIdle()
 				return s.Handled()
 			},
 			Want: "nothing", Kubelet: "link/a.sock: Validate, Register",
-			Why: "symlinks to directories are never followed: the kubelet follows only this one"},
-		{Group: "discovery", Name: "plugins directory that is a symlink, socket there at start",
+			Why: "symlinks to directories are never followed; the kubelet follows only this one"},
+		{Group: "discovery", Name: "plugins directory that is a symlink, socket at start",
 			Run: func(s *Stage) string {
 				root(s)
 				return atStart(func(s *Stage) { s.Serve("a.sock", Script{}) })(s)
 			},
 			Want: "a.sock: Validate, Register", Kubelet: "nothing", Why: "the directory itself is resolved first"},
-		{Group: "discovery", Name: "plugins directory that is a symlink, socket comes later",
+		{Group: "discovery", Name: "plugins directory that is a symlink, socket created later",
 			Run: func(s *Stage) string {
 				root(s)
 				return whileRunning(func(s *Stage) { s.Serve("a.sock", Script{}) })(s)
@@ -155,14 +153,14 @@ func linkedDirectories() []Case {
 	}
 }
 
-// names: sockets may be called anything.
+// names: sockets can have any name.
 func names() []Case {
 	var all []Case
 	for _, row := range []struct{ what, file, kubelet string }{
 		{"a space", "a b.sock", ""},
 		{"no ending", "plugin", ""},
 		{"another alphabet", "плагин.sock", ""},
-		{"bytes that are no UTF-8", "a\xff.sock", ""},
+		{"invalid UTF-8", "a\xff.sock", ""},
 		{"a line break", "a\nb.sock", "never registered"},
 		{"a percent sign", "%2e%20.sock", "never registered"},
 		{"a colon and a question mark", "unix:a?x=y#z.sock", "never registered"},
@@ -171,14 +169,14 @@ func names() []Case {
 			Run: func(s *Stage) string {
 				s.Start()
 				s.Serve(row.file, Script{Name: "named"})
-				s.Settle()
+				s.WaitIdle()
 				if got := s.Registered(); len(got) == 1 && got[0] == row.file {
 					return "registered"
 				}
 				return "never registered"
 			}}
 		if row.kubelet != "" {
-			c.Why = "a path is a path: the kubelet has gRPC read it as a URL"
+			c.Why = "the host uses the path as it is; the kubelet has gRPC parse it as a URL"
 		}
 		all = append(all, c)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// instances: several sockets of one name, and what a plugin may say of itself.
+// instances: several sockets of one name, and the contents of GetInfo.
 func instances() []Case {
 	return []Case{
 		{Group: "instances", Name: "one name at an old and a new socket, the old one removed",
@@ -21,11 +21,11 @@ func instances() []Case {
 				s.Serve("new.sock", Script{Name: "p"})
 				s.Await("new.sock", "Notify(true)", 1)
 				s.Stop(old)
-				s.Settle()
+				s.WaitIdle()
 				return s.Handled()
 			}},
 		{Group: "instances", Name: "one name at three sockets at once", Want: "handler calls for the name: 1 at a time",
-			Kubelet: "handler calls for the name: 3 at a time", Why: "the contract promises an order per name; the kubelet keeps one per path",
+			Kubelet: "handler calls for the name: 3 at a time", Why: "handler calls are serial per name; the kubelet serialises them per path",
 			Run: func(s *Stage) string {
 				s.Register = func(ctx context.Context, _ watch.Plugin, _ int) error { return pause(ctx, s.Quiet/2) }
 				for i := range 3 {
@@ -35,21 +35,21 @@ func instances() []Case {
 				for i := range 3 {
 					s.Await(fmt.Sprintf("%d.sock", i), "Notify(true)", 1)
 				}
-				return fmt.Sprintf("handler calls for the name: %d at a time", s.Most("p"))
+				return fmt.Sprintf("handler calls for the name: %d at a time", s.MaxConcurrent("p"))
 			}},
 		{Group: "instances", Name: "ten names whose Register hangs, and an eleventh", Want: "the eleventh is registered",
 			Run: elevenNames},
-		{Group: "instances", Name: "Register that takes long is not begun twice", Want: "a.sock: GetInfo, Validate, Register, Notify(true)",
+		{Group: "instances", Name: "slow Register is not called twice", Want: "a.sock: GetInfo, Validate, Register, Notify(true)",
 			Run: func(s *Stage) string {
 				s.Register = func(ctx context.Context, _ watch.Plugin, _ int) error { return pause(ctx, 2*s.Quiet) }
 				s.Start()
 				s.Serve("a.sock", Script{})
 				s.Await("a.sock", "Notify(true)", 1)
-				s.Settle()
+				s.WaitIdle()
 				return s.Calls()
 			}},
-		{Group: "instances", Name: "ten names whose DeRegister hangs, and an eleventh", Want: "the eleventh is deregistered", Run: elevenLeave},
-		{Group: "instances", Name: "DeRegister that takes long is not begun twice", Want: "a.sock: Validate, Register, DeRegister",
+		{Group: "instances", Name: "ten names whose DeRegister hangs, and an eleventh", Want: "the eleventh is deregistered", Run: elevenDeregister},
+		{Group: "instances", Name: "slow DeRegister is not called twice", Want: "a.sock: Validate, Register, DeRegister",
 			Run: func(s *Stage) string {
 				s.DeRegister = func(ctx context.Context, _ watch.Plugin, _ int) error { return pause(ctx, 2*s.Quiet) }
 				s.Start()
@@ -58,24 +58,24 @@ func instances() []Case {
 				s.Stop(p)
 				s.Await("a.sock", "DeRegister", 1)
 				check(pause(s.Ctx, 2*s.Quiet))
-				s.Settle()
+				s.WaitIdle()
 				return s.Handled()
 			}},
 		{Group: "instances", Name: "ten sockets of one name", Want: "all ten registered", Run: tenOfOneName},
-		says("endpoint of its own", Script{Endpoint: "/elsewhere/csi.sock"},
+		announces("endpoint of its own", Script{Endpoint: "/elsewhere/csi.sock"},
 			"name a.sock, endpoint /elsewhere/csi.sock, versions [1.0.0]"),
-		says("no endpoint", Script{}, "name a.sock, endpoint DIR/a.sock, versions [1.0.0]"),
-		says("endpoint with a scheme", Script{Endpoint: "unix:///csi.sock"}, "name a.sock, endpoint unix:///csi.sock, versions [1.0.0]"),
-		says("several versions", Script{Versions: []string{"2.0", "v1", "", "1.0", "1.0"}},
+		announces("no endpoint", Script{}, "name a.sock, endpoint DIR/a.sock, versions [1.0.0]"),
+		announces("endpoint with a scheme", Script{Endpoint: "unix:///csi.sock"}, "name a.sock, endpoint unix:///csi.sock, versions [1.0.0]"),
+		announces("several versions", Script{Versions: []string{"2.0", "v1", "", "1.0", "1.0"}},
 			"name a.sock, endpoint DIR/a.sock, versions [2.0 v1  1.0 1.0]"),
-		says("no version", Script{Versions: []string{}}, "name a.sock, endpoint DIR/a.sock, versions []"),
-		says("empty name", Script{Name: noName}, "name , endpoint DIR/a.sock, versions [1.0.0]"),
+		announces("no version", Script{Versions: []string{}}, "name a.sock, endpoint DIR/a.sock, versions []"),
+		announces("empty name", Script{Name: noName}, "name , endpoint DIR/a.sock, versions [1.0.0]"),
 	}
 }
 
-// says is what reaches the handler of what a plugin says.
-func says(what string, script Script, want string) Case {
-	return Case{Group: "instances", Name: "plugin that tells " + what, Want: want, Run: func(s *Stage) string {
+// announces checks what the handler receives of a plugin's GetInfo.
+func announces(what string, script Script, want string) Case {
+	return Case{Group: "instances", Name: "plugin that announces " + what, Want: want, Run: func(s *Stage) string {
 		var mu sync.Mutex
 		var got watch.Plugin
 		s.Register = func(_ context.Context, p watch.Plugin, _ int) error {
@@ -93,8 +93,7 @@ func says(what string, script Script, want string) Case {
 	}}
 }
 
-// elevenNames: a handler that hangs for some plugins keeps the others from
-// nothing.
+// elevenNames: a handler that hangs for some plugins does not block others.
 func elevenNames(s *Stage) string {
 	release := make(chan struct{})
 	defer close(release)
@@ -105,7 +104,7 @@ func elevenNames(s *Stage) string {
 		select {
 		case <-release:
 		case <-ctx.Done():
-		case <-time.After(patience):
+		case <-time.After(waitTimeout):
 		}
 		return nil
 	}
@@ -121,8 +120,8 @@ func elevenNames(s *Stage) string {
 	return "the eleventh is registered"
 }
 
-// elevenLeave is the same for plugins that go.
-func elevenLeave(s *Stage) string {
+// elevenDeregister is the same for DeRegister.
+func elevenDeregister(s *Stage) string {
 	release := make(chan struct{})
 	defer close(release)
 	s.DeRegister = func(ctx context.Context, p watch.Plugin, _ int) error {
@@ -132,7 +131,7 @@ func elevenLeave(s *Stage) string {
 		select {
 		case <-release:
 		case <-ctx.Done():
-		case <-time.After(patience):
+		case <-time.After(waitTimeout):
 		}
 		return nil
 	}
@@ -158,7 +157,7 @@ func tenOfOneName(s *Stage) string {
 	for i := range 10 {
 		s.Await(fmt.Sprintf("%d.sock", i), "Notify(true)", 1)
 	}
-	s.Settle()
+	s.WaitIdle()
 	if n := len(s.Registered()); n != 10 {
 		return fmt.Sprintf("%d registered: %s", n, s.Handled())
 	}

@@ -13,66 +13,66 @@ import (
 // call is one call that a host made.
 type call struct {
 	when time.Time
-	// whom names the plugin by its socket below the plugins directory.
-	whom, what string
-	ofHandler  bool
+	// plugin is the plugin's socket, relative to the plugins directory.
+	plugin, what string
+	byHandler    bool
 }
 
-// journal is what a host did, in order.
+// journal records the calls of a host, in order.
 type journal struct {
 	mu      sync.Mutex
 	calls   []call
 	counts  map[string]int
-	held    map[string]bool // by the handler
-	changed chan struct{}   // closed and renewed with each call
+	held    map[string]bool // registered with the handler
+	changed chan struct{}   // closed and replaced with each call
 }
 
 func newJournal() *journal {
 	return &journal{counts: map[string]int{}, held: map[string]bool{}, changed: make(chan struct{})}
 }
 
-// write adds a call and returns how many of the kind this plugin has had.
+// write adds a call and returns the number of such calls for this plugin.
 func (j *journal) write(c call) int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	c.when = time.Now()
 	j.calls = append(j.calls, c)
-	j.keep(c)
+	j.track(c)
 	close(j.changed)
 	j.changed = make(chan struct{})
-	kind := counted(c.whom, c.what)
+	kind := counted(c.plugin, c.what)
 	j.counts[kind]++
 	return j.counts[kind]
 }
 
-// counted names a kind of call for a plugin: of a result told to it, the text
-// does not matter.
-func counted(whom, what string) string {
+// counted is the key of a kind of call for a plugin; arguments do not matter.
+func counted(plugin, what string) string {
 	kind, _, _ := strings.Cut(what, "(")
-	return kind + " of " + whom
+	return kind + " of " + plugin
 }
 
-// read returns what is written.
+// read returns all calls.
 func (j *journal) read() []call {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return slices.Clone(j.calls)
 }
 
-// await returns once enough holds of the calls, or false after the patience.
-func (j *journal) await(ctx context.Context, patience time.Duration, enough func([]call) bool) bool {
-	return j.until(ctx, patience, func() bool { return enough(j.calls) })
+// await waits until enough returns true for the calls, and returns false after
+// timeout.
+func (j *journal) await(ctx context.Context, timeout time.Duration, enough func([]call) bool) bool {
+	return j.until(ctx, timeout, func() bool { return enough(j.calls) })
 }
 
-// beat is the unit in which silence and patience are counted: a machine that
-// stalls loses beats, and so waits longer for what is slow on it as well.
+// beat is the unit of all timeouts. A machine that stalls loses beats, so
+// timeouts grow with the load.
 const beat = 10 * time.Millisecond
 
-// until asks, with the lock held, after each call.
-func (j *journal) until(ctx context.Context, patience time.Duration, enough func() bool) bool {
+// until calls done with the lock held, at first and after each call.
+func (j *journal) until(ctx context.Context, timeout time.Duration, enough func() bool) bool {
 	beats := time.NewTicker(beat)
 	defer beats.Stop()
-	for left := patience; left > 0; {
+	for left := timeout; left > 0; {
 		j.mu.Lock()
 		done, changed := enough(), j.changed
 		j.mu.Unlock()
@@ -90,48 +90,49 @@ func (j *journal) until(ctx context.Context, patience time.Duration, enough func
 	return false
 }
 
-// settle returns after so much silence, or after the patience.
-func (j *journal) settle(ctx context.Context, silence, patience time.Duration) {
+// waitIdle waits until no call came for the duration idle, at most for timeout.
+func (j *journal) waitIdle(ctx context.Context, idle, timeout time.Duration) {
 	beats := time.NewTicker(beat)
 	defer beats.Stop()
-	for quiet, left := silence, patience; quiet > 0 && left > 0; {
+	for quiet, left := idle, timeout; quiet > 0 && left > 0; {
 		j.mu.Lock()
 		changed := j.changed
 		j.mu.Unlock()
 		select {
 		case <-beats.C:
 			select {
-			case <-changed: // at the same moment
-				quiet = silence
+			case <-changed: // a call came at the same moment
+				quiet = idle
 			default:
 				quiet -= beat
 			}
 			left -= beat
 		case <-changed:
-			quiet = silence
+			quiet = idle
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// render groups calls by plugin: "a.sock: Validate, Register; b.sock: ...".
+// render groups calls by plugin, as in "a.sock: Validate, Register; b.sock:
+// ...".
 func render(calls []call) string {
 	of := map[string][]string{}
 	for _, c := range calls {
-		of[c.whom] = append(of[c.whom], c.what)
+		of[c.plugin] = append(of[c.plugin], c.what)
 	}
 	if len(of) == 0 {
 		return "nothing"
 	}
 	var lines []string
-	for _, whom := range slices.Sorted(maps.Keys(of)) {
-		lines = append(lines, whom+": "+fold(of[whom]))
+	for _, plugin := range slices.Sorted(maps.Keys(of)) {
+		lines = append(lines, plugin+": "+fold(of[plugin]))
 	}
 	return strings.Join(lines, "; ")
 }
 
-// fold writes "GetInfo ×3" for three in a row.
+// fold writes repeated words as "GetInfo ×3".
 func fold(words []string) string {
 	var out []string
 	for i := 0; i < len(words); {
@@ -149,26 +150,26 @@ func fold(words []string) string {
 	return strings.Join(out, ", ")
 }
 
-// keep remembers which plugins have Register as their last word from the
-// handler. It is called with the lock held.
-func (j *journal) keep(c call) {
+// track updates which plugins are registered with the handler. It is called
+// with the lock held.
+func (j *journal) track(c call) {
 	switch {
-	case !c.ofHandler:
+	case !c.byHandler:
 	case strings.HasPrefix(c.what, "Register"):
-		j.held[c.whom] = true
+		j.held[c.plugin] = true
 	case strings.HasPrefix(c.what, "DeRegister"):
-		delete(j.held, c.whom)
+		delete(j.held, c.plugin)
 	}
 }
 
-// registered are the plugins that the handler holds.
+// registered returns the plugins that are registered with the handler.
 func (j *journal) registered() []string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return slices.Sorted(maps.Keys(j.held))
 }
 
-// awaitRegistered returns once the handler holds so many plugins.
-func (j *journal) awaitRegistered(ctx context.Context, n int, patience time.Duration) bool {
-	return j.until(ctx, patience, func() bool { return len(j.held) == n })
+// awaitRegistered waits until the handler has n registered plugins.
+func (j *journal) awaitRegistered(ctx context.Context, n int, timeout time.Duration) bool {
+	return j.until(ctx, timeout, func() bool { return len(j.held) == n })
 }

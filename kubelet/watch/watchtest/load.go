@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// load: more than the kernel's queue of events holds.
+// load: more events than the kernel's inotify queue holds.
 func load() []Case {
-	const whyLost = "events that the kernel dropped are made good by a rescan; the kubelet loses those sockets for good"
+	const whyLost = "a rescan follows lost inotify events; the kubelet never finds those sockets"
 	return []Case{
 		{Group: "load", Name: "queue for 64 events, 4,000 sockets at once", Want: "none lost", Kubelet: "some lost", Why: whyLost,
 			Alone: true, Soak: true, Run: func(s *Stage) string {
@@ -22,7 +22,7 @@ func load() []Case {
 			Alone: true, Run: func(s *Stage) string {
 				return overflow(s, 200, func(ctx context.Context) { busyFiles(ctx, s) })
 			}},
-		{Group: "load", Name: "1,000 sockets that accept and say nothing, and a good plugin", Want: "registered before any of them is tried again",
+		{Group: "load", Name: "1,000 sockets that accept and send nothing, and a good plugin", Want: "registered before any of them is retried",
 			Alone: true, Run: silentCrowd},
 		{Group: "load", Name: "1,000 at once, then all removed", Want: "1,000 registered, each once; then none", Alone: true, Run: thousand},
 		{Group: "load", Name: "1,000 there at start", Want: "1,000 registered, each once; then none", Alone: true, Run: func(s *Stage) string {
@@ -34,9 +34,9 @@ func load() []Case {
 
 const queueLimit = "/proc/sys/fs/inotify/max_queued_events"
 
-// overflow starts the host with a small queue and puts links to one plugin into
-// its directory, as fast as links can be made. The kernel keeps the limit that
-// holds when an instance is made, so that it is small for a moment only.
+// overflow starts the host with a short inotify queue and quickly creates links
+// to one plugin in its directory. The kernel applies the queue limit at
+// inotify_init, so the limit is lowered only for a moment.
 func overflow(s *Stage, sockets int, noise func(context.Context)) string {
 	before, err := os.ReadFile(queueLimit)
 	check(err)
@@ -52,28 +52,28 @@ func overflow(s *Stage, sockets int, noise func(context.Context)) string {
 	s.links(sockets)
 	quiet()
 	noisy.Wait()
-	s.log.settle(s.Ctx, max(3*s.Quiet, 5*time.Second), patience)
+	s.log.waitIdle(s.Ctx, max(3*s.Quiet, 5*time.Second), waitTimeout)
 	if len(s.Registered()) == sockets {
 		return "none lost"
 	}
 	return "some lost"
 }
 
-// links makes so many sockets that one plugin serves.
+// links creates n sockets, all served by one plugin.
 func (s *Stage) links(n int) {
 	s.link(s.ServeAt(s.Aside("real.sock"), Script{Name: "real"}).Path, n)
 }
 
-// link makes so many hard links to a socket.
+// link creates n hard links to a socket.
 func (s *Stage) link(socket string, n int) {
 	for i := range n {
 		check(os.Link(socket, s.Path("link-"+strconv.Itoa(i))))
 	}
 }
 
-// silentCrowd has a plugin come while a host waits for silent ones.
+// silentCrowd adds a plugin while a host waits for silent ones.
 func silentCrowd(s *Stage) string {
-	const n, busy = 1000, 300 // busy is more than a host has slots for
+	const n, busy = 1000, 300 // busy exceeds the host's limit of concurrent attempts
 	l, err := listen(s.Aside("silent.sock"))
 	check(err)
 	connected := newJournal()
@@ -85,19 +85,19 @@ func silentCrowd(s *Stage) string {
 				return
 			}
 			defer func() { _ = conn.Close() }()
-			connected.write(call{whom: "silent"})
+			connected.write(call{plugin: "silent"})
 		}
 	})
-	s.undo = append(s.undo, func() error { defer accepting.Wait(); return l.Close() })
+	s.cleanups = append(s.cleanups, func() error { defer accepting.Wait(); return l.Close() })
 	s.link(l.Addr().String(), n)
 	s.Start()
-	connected.await(s.Ctx, patience, func(calls []call) bool { return len(calls) >= busy })
+	connected.await(s.Ctx, waitTimeout, func(calls []call) bool { return len(calls) >= busy })
 	s.Serve("good.sock", Script{})
 	s.Await("good.sock", "Notify(true)", 1)
 	if tries := len(connected.read()); tries < busy || tries > n {
 		return fmt.Sprintf("registered after %d connections to %d silent sockets", tries, n)
 	}
-	return "registered before any of them is tried again"
+	return "registered before any of them is retried"
 }
 
 // busyFiles writes to eight files in the plugins directory.
@@ -124,8 +124,8 @@ func thousand(s *Stage) string {
 	if _, err := os.Stat(s.Aside("real.sock")); err != nil {
 		s.links(n)
 	}
-	s.log.awaitRegistered(s.Ctx, n, patience)
-	s.log.settle(s.Ctx, s.Quiet, patience)
+	s.log.awaitRegistered(s.Ctx, n, waitTimeout)
+	s.log.waitIdle(s.Ctx, s.Quiet, waitTimeout)
 	calls := s.log.read()
 	began := 0
 	for _, c := range calls {
@@ -137,8 +137,8 @@ func thousand(s *Stage) string {
 	for i := range n {
 		check(os.Remove(s.Path("link-" + strconv.Itoa(i))))
 	}
-	s.log.awaitRegistered(s.Ctx, 0, patience)
-	s.log.settle(s.Ctx, s.Quiet, patience)
+	s.log.awaitRegistered(s.Ctx, 0, waitTimeout)
+	s.log.waitIdle(s.Ctx, s.Quiet, waitTimeout)
 	if left := len(s.Registered()); first != n || began != n || left != 0 {
 		return fmt.Sprintf("%d registered in %d calls; then %d", first, began, left)
 	}

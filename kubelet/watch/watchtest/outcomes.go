@@ -16,7 +16,7 @@ import (
 
 const good = "GetInfo, Validate, Register, Notify(true)"
 
-// outcomes: what is said and done when a step of a registration fails. Each
+// outcomes: calls and notifications when a step of a registration fails. Each
 // step fails once; the next attempt begins with GetInfo again.
 func outcomes() []Case {
 	refused := func(text string) string { return fmt.Sprintf("Notify(false, %q)", "RegisterPlugin error -- "+text) }
@@ -31,9 +31,9 @@ func outcomes() []Case {
 		return inFirst(n, func() error { panic("out of order") })
 	}
 	twice := strings.Replace(good, "GetInfo", "GetInfo ×2", 1)
-	// Half a beat beside the kubelet's: its reconciler asks each second whether a
-	// plugin is registered, and then starts an attempt; one that ends between
-	// the two is made twice.
+	// Half a second off the kubelet's interval: its reconciler checks each
+	// second whether a plugin is registered and then starts an attempt, so an
+	// attempt that ends between the two is made twice.
 	slow := func(s *Stage) func(context.Context, watch.Plugin, int) error {
 		return func(ctx context.Context, _ watch.Plugin, n int) error {
 			return inFirst(n, func() error { return pause(ctx, 2500*time.Millisecond) })
@@ -62,28 +62,28 @@ func outcomes() []Case {
 			Script{GetInfo: fail}, func(s *Stage) { s.Validate, s.Register = handlerFails, handlerFails }),
 		differs(step("Validate panics", "GetInfo, Validate, "+refused("plugin validation failed with err: panic: out of order")+", "+good, Script{},
 			func(s *Stage) { s.Validate = handlerPanics }), "a.sock: GetInfo, Validate, "+good,
-			"a panic is an error like any other: the kubelet does not tell the plugin"),
+			"a panic is an error like any other; the kubelet does not notify the plugin"),
 		differs(step("Register panics", "GetInfo, Validate, Register, DeRegister, "+refused("plugin registration failed with err: panic: out of order")+", "+good, Script{},
 			func(s *Stage) { s.Register = handlerPanics }), "a.sock: GetInfo, Validate, Register",
-			"a panic is an error like any other, and what it left half done is taken back: the kubelet takes the plugin for registered, and never tells it"),
-		differs(takenBack("DeRegister fails", "DeRegister ×2", handlerFails), "a.sock: Validate, Register, DeRegister",
-			"a failed deregistration is tried again, as the contract has it: the kubelet's handlers cannot tell of one"),
-		differs(takenBack("DeRegister panics", "DeRegister ×2", handlerPanics), "a.sock: Validate, Register, DeRegister",
+			"a panic is an error like any other, and a partial registration is rolled back; the kubelet treats the plugin as registered and never notifies it"),
+		differs(failedDeregistration("DeRegister fails", "DeRegister ×2", handlerFails), "a.sock: Validate, Register, DeRegister",
+			"a failed deregistration is retried; the kubelet's handlers cannot report a failure"),
+		differs(failedDeregistration("DeRegister panics", "DeRegister ×2", handlerPanics), "a.sock: Validate, Register, DeRegister",
 			"a panic is an error like any other"),
 		lostConnection(),
 		unknownType(refused("no handler registered for plugin type: Unheard at socket DIR/a.sock")),
 	}, peers()...)
 }
 
-// step is a case that ends when the plugin was told of its registration.
+// step is a case that ends when the plugin was notified of its registration.
 func step(name, want string, script Script, prepare func(*Stage)) Case {
 	return Case{Group: "outcomes", Name: name, Want: "a.sock: " + want, Run: func(s *Stage) string {
 		prepare(s)
 		s.Start()
 		s.Serve("a.sock", script)
-		// Where it never comes, the case says so.
+		// If this never comes, the outcome shows it.
 		s.reach("a.sock", "Notify(true)", strings.Count(want, "Notify(true)"), 15*time.Second)
-		s.Settle()
+		s.WaitIdle()
 		return s.Calls()
 	}}
 }
@@ -109,22 +109,22 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// takenBack is a case in which the first DeRegister goes wrong.
-func takenBack(name, want string, do func(context.Context, watch.Plugin, int) error) Case {
+// failedDeregistration is a case in which the first DeRegister fails.
+func failedDeregistration(name, want string, do func(context.Context, watch.Plugin, int) error) Case {
 	return Case{Group: "outcomes", Name: name, Want: "a.sock: Validate, Register, " + want, Run: func(s *Stage) string {
 		s.DeRegister = do
 		s.Start()
 		p := s.Serve("a.sock", Script{})
 		s.Await("a.sock", "Notify(true)", 1)
 		s.Stop(p)
-		s.reach("a.sock", "DeRegister", 2, 5*time.Second) // where it never comes, the case says so
-		s.Settle()
+		s.reach("a.sock", "DeRegister", 2, 5*time.Second) // if this never comes, the outcome shows it
+		s.WaitIdle()
 		return s.Handled()
 	}}
 }
 
-// lostConnection: a plugin that closes the connection while Register runs, as
-// one does that restarts its server, and serves on at the same socket.
+// lostConnection: a plugin closes the connection during Register, like one that
+// restarts its server, and continues to serve the same socket.
 func lostConnection() Case {
 	return Case{Group: "outcomes", Name: "connection lost during Register", Want: "a.sock: " + good, Run: func(s *Stage) string {
 		var p *Plugin
@@ -142,37 +142,37 @@ func lostConnection() Case {
 		p = s.Serve("a.sock", Script{})
 		close(serving)
 		s.Await("a.sock", "Notify(true)", 1)
-		s.Settle()
+		s.WaitIdle()
 		return s.Calls()
 	}}
 }
 
-// unknownType: only the first word is looked at, since nothing ends the
-// attempts.
+// unknownType checks only the first notification, because the attempts go on
+// for ever.
 func unknownType(notify string) Case {
 	return Case{Group: "outcomes", Name: "type that has no handler", Want: "a.sock: GetInfo, " + notify, Run: func(s *Stage) string {
 		s.Start()
 		p := s.Serve("a.sock", Script{Type: "Unheard"})
 		s.Await("a.sock", "Notify", 1)
 		s.Stop(p)
-		s.Settle()
+		s.WaitIdle()
 		calls := s.log.read()
 		return s.short(render(calls[:min(2, len(calls))]))
 	}}
 }
 
-// peers: what else may be behind a socket.
+// peers: servers that are not plugins.
 func peers() []Case {
 	return []Case{
 		{Group: "outcomes", Name: "gRPC server without the registration service", Want: "a good plugin beside it is registered",
 			Run: beside(func(s *Stage, l net.Listener) {
 				foreign := grpc.NewServer()
-				s.undo = append(s.undo, func() error { foreign.Stop(); return nil })
+				s.cleanups = append(s.cleanups, func() error { foreign.Stop(); return nil })
 				go func() { _ = foreign.Serve(l) }() // ends with Stop
 			})},
-		{Group: "outcomes", Name: "peer that accepts and says nothing", Want: "a good plugin beside it is registered",
+		{Group: "outcomes", Name: "peer that accepts and sends nothing", Want: "a good plugin beside it is registered",
 			Run: beside(func(*Stage, net.Listener) {})}, // the backlog accepts
-		{Group: "outcomes", Name: "peer that hangs up", Want: "a good plugin beside it is registered",
+		{Group: "outcomes", Name: "peer that closes the connection", Want: "a good plugin beside it is registered",
 			Run: beside(func(s *Stage, l net.Listener) {
 				go answer(l, nil)
 			})},
@@ -182,39 +182,40 @@ func peers() []Case {
 			})},
 		{Group: "outcomes", Name: "socket without a server, replaced by a live one", Want: "a.sock: Validate, Register",
 			Kubelet: "a.sock: Validate, Register, DeRegister, Validate, Register",
-			Why:     "an attempt belongs to one file: the kubelet's reaches the next one, and is then taken back",
+			Why:     "an attempt belongs to one socket file; the kubelet's attempt reaches the next file and is then rolled back",
 			Run: func(s *Stage) string {
 				s.Start()
 				s.Dead("a.sock")
-				s.Settle()
+				s.WaitIdle()
 				check(os.Remove(s.Path("a.sock")))
 				s.Serve("a.sock", Script{})
 				s.Await("a.sock", "Notify(true)", 1)
-				s.Settle()
+				s.WaitIdle()
 				return s.Handled()
 			}},
 	}
 }
 
-// Dead leaves a socket behind whose server is gone.
+// Dead creates a socket without a server.
 func (s *Stage) Dead(name string) {
 	l, err := listen(s.Path(name))
 	check(err)
 	check(l.Close())
 }
 
-// beside has somebody odd on one socket and a plugin on the next.
+// beside serves something that is not a plugin on one socket and a plugin on
+// another.
 func beside(odd func(*Stage, net.Listener)) func(*Stage) string {
 	return func(s *Stage) string {
 		s.Start()
 		l, err := listen(s.Path("odd.sock"))
 		check(err)
-		s.undo = append(s.undo, func() error { _ = l.Close(); return nil })
+		s.cleanups = append(s.cleanups, func() error { _ = l.Close(); return nil })
 		odd(s, l)
-		s.Settle()
+		s.WaitIdle()
 		s.Serve("a.sock", Script{})
 		s.Await("a.sock", "Notify(true)", 1)
-		s.Settle()
+		s.WaitIdle()
 		if got := s.Calls(); got != "a.sock: "+good {
 			return got
 		}
@@ -222,7 +223,8 @@ func beside(odd func(*Stage, net.Listener)) func(*Stage) string {
 	}
 }
 
-// answer says the same to everybody and hangs up, until the listener closes.
+// answer writes the same bytes to each connection and closes it, until the
+// listener closes.
 func answer(l net.Listener, words []byte) {
 	for {
 		c, err := l.Accept()

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pauses: when a failed plugin is tried again.
+// pauses: when a failed plugin is retried.
 func pauses() []Case {
 	return []Case{
 		{Group: "pauses", Name: "pauses grow", Want: "each pause about twice as long as the one before", Run: growing},
@@ -21,11 +21,11 @@ func pauses() []Case {
 			s.Start()
 			s.Serve("a.sock", Script{GetInfo: failTimes(3)})
 			s.Await("a.sock", "Notify(true)", 1)
-			s.Settle()
+			s.WaitIdle()
 			return strings.Join(s.Registered(), ", ")
 		}},
-		{Group: "pauses", Name: "socket made again after five failures", Want: "at once", Kubelet: "after the pause",
-			Why: "another file is another plugin: it owes nothing to the one before",
+		{Group: "pauses", Name: "socket created again after five failures", Want: "at once", Kubelet: "after the pause",
+			Why: "a new socket file is a new plugin, without the backoff of the old one",
 			Run: func(s *Stage) string {
 				s.Start()
 				p := s.Serve("a.sock", Script{GetInfo: failTimes(1000)})
@@ -34,7 +34,7 @@ func pauses() []Case {
 				return s.compareWithFresh(func() { s.Serve("a.sock", Script{}) }, "a.sock")
 			}},
 		{Group: "pauses", Name: "socket that was dead for 60 s, then live", Want: "at once", Kubelet: "after the pause", Slow: true,
-			Why: "another file is another plugin: it owes nothing to the one before",
+			Why: "a new socket file is a new plugin, without the backoff of the old one",
 			Run: func(s *Stage) string {
 				s.Start()
 				s.Dead("a.sock")
@@ -43,7 +43,7 @@ func pauses() []Case {
 				return s.compareWithFresh(func() { s.Serve("a.sock", Script{}) }, "a.sock")
 			}},
 		{Group: "pauses", Name: "handler added after the plugin came", Want: "at once", Kubelet: "after the pause",
-			Why: "the plugins that wait for a handler are known",
+			Why: "the host knows which plugins wait for a handler",
 			Run: func(s *Stage) string {
 				s.Start()
 				s.Serve("a.sock", Script{Type: "Late"})
@@ -65,14 +65,14 @@ func failTimes(times int) func(context.Context, int) error {
 	}
 }
 
-// growing looks at the pauses before the second, third and fourth attempt. Only
-// the least length is held: a busy machine makes any pause longer.
+// growing checks the pauses between the first attempts. It checks only their
+// minimum, because load makes any pause longer.
 func growing(s *Stage) string {
 	s.Start()
 	s.Serve("a.sock", Script{GetInfo: failTimes(1000)})
 	s.Await("a.sock", "GetInfo", 5)
 	calls := s.log.read()
-	const first = 400 * time.Millisecond // 500 ms less what jitter may take
+	const first = 400 * time.Millisecond // 500 ms minus the jitter
 	for i, least := range []time.Duration{first, 2 * first, 4 * first, 8 * first} {
 		if got := calls[i+1].when.Sub(calls[i].when); got < least {
 			return fmt.Sprintf("pause %d is %v, less than %v", i+1, got, least)
@@ -81,12 +81,11 @@ func growing(s *Stage) string {
 	return "each pause about twice as long as the one before"
 }
 
-// compareWithFresh tells whether a plugin that comes now is registered as soon
-// as one in a place where there never was one. Both wait for the same machine,
-// so that a slow one changes nothing.
-func (s *Stage) compareWithFresh(come func(), name string) string {
+// compareWithFresh reports whether a plugin that appears now is registered as
+// soon as one at a fresh path. Both are subject to the same load.
+func (s *Stage) compareWithFresh(add func(), name string) string {
 	const margin = 2 * time.Second
-	come()
+	add()
 	s.Serve("fresh.sock", Script{})
 	s.Await("fresh.sock", "Register", 1)
 	if s.reach(name, "Register", 1, margin) {
@@ -96,7 +95,8 @@ func (s *Stage) compareWithFresh(come func(), name string) string {
 	return "after the pause"
 }
 
-// servedLate: between bind and listen the socket refuses.
+// servedLate binds a socket and calls listen later; until then it refuses
+// connections.
 func servedLate(s *Stage) string {
 	s.Start()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -110,11 +110,11 @@ func servedLate(s *Stage) string {
 	check(err)
 	s.serveOn(l, "a.sock", Script{})
 	s.Await("a.sock", "Notify(true)", 1)
-	s.Settle()
+	s.WaitIdle()
 	return s.Calls()
 }
 
-// longPath puts a socket where connect(2) cannot name it.
+// longPath uses a socket path that is too long for connect(2).
 func longPath(s *Stage) string {
 	dir := filepath.Join(strings.Repeat("d", 60), strings.Repeat("e", 60))
 	p := s.ServeAt(s.Aside("a.sock"), Script{})

@@ -11,16 +11,16 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// Kind is the type of plugin that the stage has a handler for.
+// Kind is the plugin type that the suite has a handler for.
 const Kind = registration.CSIPlugin
 
-// Script is what a plugin says and does. The zero value is a good plugin named
-// like its socket, of type Kind, that leaves its endpoint out.
+// Script is the behaviour of a plugin. The zero value is a good plugin of type
+// Kind with the name of its socket and no endpoint.
 type Script struct {
 	Type, Name, Endpoint string
 	Versions             []string
-	// GetInfo and Notify come before the n-th answer, from 1; their error is the
-	// answer. They end with the caller's patience at the latest.
+	// GetInfo and Notify are called before the n-th answer, from 1; their error
+	// is the answer. ctx ends with the caller's timeout.
 	GetInfo func(ctx context.Context, n int) error
 	Notify  func(ctx context.Context, n int) error
 }
@@ -28,7 +28,7 @@ type Script struct {
 // Plugin serves the registration service on a socket.
 type Plugin struct {
 	registration.UnimplementedRegistrationServer
-	Path   string // where it was bound
+	Path   string // the bound path
 	label  string
 	script Script
 	info   *registration.PluginInfo
@@ -38,7 +38,7 @@ type Plugin struct {
 	conns  connections
 }
 
-// serve binds the socket and serves until Kill. The file stays.
+// serve binds the socket and serves it until Kill. The file remains.
 func serve(path, label string, script Script, log *journal) (*Plugin, error) {
 	l, err := listen(path)
 	if err != nil {
@@ -70,7 +70,7 @@ func serveOn(l net.Listener, path, label string, script Script, log *journal) *P
 	return p
 }
 
-// noName makes a plugin say that its name is the empty string.
+// noName makes a plugin announce an empty name.
 const noName = "\x00"
 
 func listen(path string) (*net.UnixListener, error) {
@@ -82,26 +82,27 @@ func listen(path string) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// end lets running calls end first, for a while.
+// end stops the server gracefully, for a limited time.
 func (p *Plugin) end() {
-	late := time.AfterFunc(calm, p.server.Stop)
+	late := time.AfterFunc(stopTimeout, p.server.Stop)
 	p.server.GracefulStop()
 	late.Stop()
 	<-p.served
 }
 
-// calm is how long an orderly plugin waits for its running calls.
-const calm = 10 * time.Second
+// stopTimeout is how long a plugin waits for its running calls.
+const stopTimeout = 10 * time.Second
 
-// Kill ends the plugin as SIGKILL would: its connections break, its file stays.
+// Kill ends the plugin like SIGKILL: its connections break, and its socket file
+// remains.
 func (p *Plugin) Kill() {
 	p.server.Stop()
 	<-p.served
 }
 
-// GetInfo tells the host who this is.
+// GetInfo implements the registration API.
 func (p *Plugin) GetInfo(ctx context.Context, _ *registration.InfoRequest) (*registration.PluginInfo, error) {
-	n := p.log.write(call{whom: p.label, what: "GetInfo"})
+	n := p.log.write(call{plugin: p.label, what: "GetInfo"})
 	if p.script.GetInfo != nil {
 		if err := p.script.GetInfo(ctx, n); err != nil {
 			return nil, err
@@ -110,13 +111,13 @@ func (p *Plugin) GetInfo(ctx context.Context, _ *registration.InfoRequest) (*reg
 	return p.info, nil
 }
 
-// NotifyRegistrationStatus takes the result.
+// NotifyRegistrationStatus implements the registration API.
 func (p *Plugin) NotifyRegistrationStatus(ctx context.Context, status *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	what := fmt.Sprintf("Notify(%v)", status.PluginRegistered)
 	if status.Error != "" {
 		what = fmt.Sprintf("Notify(%v, %q)", status.PluginRegistered, status.Error)
 	}
-	n := p.log.write(call{whom: p.label, what: what})
+	n := p.log.write(call{plugin: p.label, what: what})
 	if p.script.Notify != nil {
 		if err := p.script.Notify(ctx, n); err != nil {
 			return nil, err
@@ -132,10 +133,10 @@ func orElse(word, fallback string) string {
 	return word
 }
 
-// HangUp breaks every connection, and goes on serving new ones.
+// HangUp closes every connection and continues to accept new ones.
 func (p *Plugin) HangUp() { p.conns.breakAll() }
 
-// connections are those that a listener has accepted.
+// connections are the accepted connections of a listener.
 type connections struct {
 	mu  sync.Mutex
 	all []net.Conn
@@ -150,7 +151,7 @@ func (c *connections) breakAll() {
 	c.all = nil
 }
 
-// tracked is a listener that remembers whom it accepted.
+// tracked is a listener that records its accepted connections.
 type tracked struct {
 	net.Listener
 	conns *connections

@@ -14,37 +14,37 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// patience bounds every wait for something that must come.
-const patience = 60 * time.Second
+// waitTimeout bounds every wait for an expected call.
+const waitTimeout = 60 * time.Second
 
-// barrierKind is the type of the plugins that only show how far a host is.
+// barrierKind is the type of plugins that only show the progress of a host.
 const barrierKind = "Barrier"
 
-// Stage is where one case is played: an empty plugins directory, a host over
-// it, and a handler that writes down what it is asked.
+// Stage is the environment of one case: an empty plugins directory, a host, and
+// a handler that records its calls.
 type Stage struct {
 	Ctx   context.Context
 	Dir   string
 	Quiet time.Duration
-	// Validate, Register and DeRegister are what the handler does in the n-th
-	// call for a plugin, from 1. They are set before Start.
+	// Validate, Register and DeRegister run in the n-th handler call for a
+	// plugin, from 1. Set them before Start.
 	Validate, Register, DeRegister func(ctx context.Context, p watch.Plugin, n int) error
 
-	harness Harness
-	host    Host
-	log     *journal
-	undo    []func() error // in reverse, at the end
+	harness  Harness
+	host     Host
+	log      *journal
+	cleanups []func() error // run in reverse order at the end
 
 	mu       sync.Mutex
 	barriers int
-	inside   map[string]int // handler calls now, by name
+	inside   map[string]int // running handler calls, by name
 	most     map[string]int
 }
 
-// failure carries an error out of a case that could not be played.
+// failure is an error of the environment, which ends a case.
 type failure struct{ error }
 
-// check ends the case when the stage itself fails.
+// check ends the case on an error of the environment.
 func check(err error) {
 	if err != nil {
 		panic(failure{err})
@@ -52,7 +52,7 @@ func check(err error) {
 }
 
 func newStage(ctx context.Context, h Harness) (*Stage, error) {
-	// Short, for the sake of the 107 bytes of a socket's path.
+	// A short path, because socket paths are limited to 107 bytes.
 	base, err := os.MkdirTemp("", "w")
 	if err != nil {
 		return nil, err
@@ -61,39 +61,39 @@ func newStage(ctx context.Context, h Harness) (*Stage, error) {
 		Ctx: ctx, Dir: filepath.Join(base, "d"), Quiet: h.Quiet, harness: h, log: newJournal(),
 		inside: map[string]int{}, most: map[string]int{},
 	}
-	s.undo = append(s.undo, func() error { return os.RemoveAll(base) })
+	s.cleanups = append(s.cleanups, func() error { return os.RemoveAll(base) })
 	return s, os.Mkdir(s.Dir, 0o750)
 }
 
 func (s *Stage) end() error {
 	var failed []error
-	for i := len(s.undo) - 1; i >= 0; i-- {
-		failed = append(failed, s.undo[i]())
+	for i := len(s.cleanups) - 1; i >= 0; i-- {
+		failed = append(failed, s.cleanups[i]())
 	}
 	return errors.Join(failed...)
 }
 
-// New makes the host, without starting it.
+// New creates the host without starting it.
 func (s *Stage) New() Host {
 	s.host = s.another(s.Dir)
 	return s.host
 }
 
-// another makes one more host, over a directory.
+// another creates a host for a directory.
 func (s *Stage) another(dir string) Host {
 	h, err := s.harness.New(dir, map[string]watch.Handler{
-		Kind: handler{s}, barrierKind: silent{},
+		Kind: handler{s}, barrierKind: acceptAll{},
 	})
 	check(err)
-	s.undo = append(s.undo, func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+	s.cleanups = append(s.cleanups, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
 		return h.Close(ctx)
 	})
 	return h
 }
 
-// Start makes the host when there is none, and starts it.
+// Start starts the host, and creates it first if needed.
 func (s *Stage) Start() {
 	if s.host == nil {
 		s.New()
@@ -101,33 +101,34 @@ func (s *Stage) Start() {
 	check(s.host.Start(s.Ctx))
 }
 
-// Path is that of a name in the plugins directory.
+// Path returns the path of a name in the plugins directory.
 func (s *Stage) Path(name string) string { return filepath.Join(s.Dir, name) }
 
-// Aside is a path beside the plugins directory, in the same file system.
+// Aside returns a path outside the plugins directory, in the same file system.
 func (s *Stage) Aside(name string) string { return filepath.Join(filepath.Dir(s.Dir), name) }
 
-// Serve starts a plugin in the plugins directory; directories are made.
+// Serve starts a plugin in the plugins directory and creates parent
+// directories.
 func (s *Stage) Serve(name string, script Script) *Plugin {
 	return s.ServeAt(s.Path(name), script)
 }
 
-// ServeAt starts a plugin anywhere.
+// ServeAt starts a plugin at any path.
 func (s *Stage) ServeAt(path string, script Script) *Plugin {
 	check(os.MkdirAll(filepath.Dir(path), 0o750))
 	p, err := serve(path, s.label(path), script, s.log)
 	check(err)
-	s.undo = append(s.undo, func() error { p.Kill(); return nil })
+	s.cleanups = append(s.cleanups, func() error { p.Kill(); return nil })
 	return p
 }
 
-// serveOn starts a plugin behind a listener that is there already.
+// serveOn starts a plugin with an existing listener.
 func (s *Stage) serveOn(l net.Listener, name string, script Script) {
 	p := serveOn(l, s.Path(name), name, script, s.log)
-	s.undo = append(s.undo, func() error { p.Kill(); return nil })
+	s.cleanups = append(s.cleanups, func() error { p.Kill(); return nil })
 }
 
-// label names a plugin by its socket below the plugins directory.
+// label returns the path of a socket relative to the plugins directory.
 func (s *Stage) label(path string) string {
 	if in, is := strings.CutPrefix(path, s.Dir+"/"); is {
 		return in
@@ -135,26 +136,26 @@ func (s *Stage) label(path string) string {
 	return filepath.Base(path)
 }
 
-// Stop ends a plugin as an orderly one ends: its socket goes first.
+// Stop ends a plugin in the regular way: it removes its socket first.
 func (s *Stage) Stop(p *Plugin) {
 	check(os.Remove(p.Path))
 	p.end()
 }
 
-// Await waits until a plugin has had so many calls of a kind, such as
+// Await waits until a plugin has received a number of calls of a kind, such as
 // "Register" or "Notify(true)".
-func (s *Stage) Await(whom, what string, times int) {
-	if !s.reach(whom, what, times, patience) {
+func (s *Stage) Await(plugin, what string, times int) {
+	if !s.reach(plugin, what, times, waitTimeout) {
 		calls := s.log.read()
-		check(fmt.Errorf("%s had fewer than %d %s within %v: %s", whom, times, what, patience, render(calls)))
+		check(fmt.Errorf("%s received fewer than %d %s within %v: %s", plugin, times, what, waitTimeout, render(calls)))
 	}
 }
 
-func (s *Stage) reach(whom, what string, times int, within time.Duration) bool {
+func (s *Stage) reach(plugin, what string, times int, within time.Duration) bool {
 	return s.log.await(s.Ctx, within, func(calls []call) bool {
 		n := 0
 		for _, c := range calls {
-			if c.whom == whom && (c.what == what || strings.HasPrefix(c.what, what+"(")) {
+			if c.plugin == plugin && (c.what == what || strings.HasPrefix(c.what, what+"(")) {
 				n++
 			}
 		}
@@ -162,9 +163,9 @@ func (s *Stage) reach(whom, what string, times int, within time.Duration) bool {
 	})
 }
 
-// Settle waits until nothing more comes of what was done: a plugin that
-// appears now has been registered, and then nobody was called for a while.
-func (s *Stage) Settle() {
+// WaitIdle waits until the host has handled all changes: a plugin that appears
+// now has been registered, and after that no call came for the duration Quiet.
+func (s *Stage) WaitIdle() {
 	s.mu.Lock()
 	s.barriers++
 	name := fmt.Sprintf("zz-barrier-%d", s.barriers)
@@ -172,40 +173,41 @@ func (s *Stage) Settle() {
 	passed := newJournal()
 	if b, err := serve(s.Path(name), name, Script{Type: barrierKind}, passed); err == nil {
 		passed.await(s.Ctx, 3*s.Quiet, func(calls []call) bool { return len(calls) > 1 })
-		_ = os.Remove(b.Path) // a case may have taken the directory away
+		_ = os.Remove(b.Path) // the case might have removed the directory
 		b.end()
 	}
-	s.log.settle(s.Ctx, s.Quiet, patience)
+	s.log.waitIdle(s.Ctx, s.Quiet, waitTimeout)
 }
 
-// Handled tells the calls of the handler.
+// Handled renders the handler calls.
 func (s *Stage) Handled() string {
 	all := s.log.read()
 	var calls []call
 	for _, c := range all {
-		if c.ofHandler {
+		if c.byHandler {
 			calls = append(calls, c)
 		}
 	}
 	return render(calls)
 }
 
-// Calls tells all calls.
+// Calls renders all calls.
 func (s *Stage) Calls() string {
 	calls := s.log.read()
 	return s.short(render(calls))
 }
 
-// short leaves out of a text where this stage happens to be.
+// short replaces the path of the plugins directory by DIR.
 func (s *Stage) short(text string) string { return strings.ReplaceAll(text, s.Dir, "DIR") }
 
-// Registered are the plugins that the handler holds now.
+// Registered returns the plugins that are registered with the handler.
 func (s *Stage) Registered() []string {
 	return s.log.registered()
 }
 
-// Most is how many calls for one name the handler had at the same time.
-func (s *Stage) Most(name string) int {
+// MaxConcurrent returns the highest number of concurrent handler calls for a
+// name.
+func (s *Stage) MaxConcurrent(name string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.most[name]
@@ -223,7 +225,7 @@ func (s *Stage) enter(name string) (leave func()) {
 	}
 }
 
-// handler writes down what the host asks of it.
+// handler records the handler calls of the host.
 type handler struct{ s *Stage }
 
 func (h handler) Validate(ctx context.Context, p watch.Plugin) error {
@@ -240,20 +242,20 @@ func (h handler) DeRegister(ctx context.Context, p watch.Plugin) error {
 
 func (s *Stage) handle(ctx context.Context, what string, p watch.Plugin, do func(context.Context, watch.Plugin, int) error) error {
 	defer s.enter(p.Name)()
-	whom := s.label(p.Endpoint)
-	if p.Name != whom {
+	plugin := s.label(p.Endpoint)
+	if p.Name != plugin {
 		what += "(" + p.Name + ")"
 	}
-	n := s.log.write(call{whom: whom, what: what, ofHandler: true})
+	n := s.log.write(call{plugin: plugin, what: what, byHandler: true})
 	if do == nil {
 		return nil
 	}
 	return do(ctx, p, n)
 }
 
-// silent is a handler that takes everything.
-type silent struct{}
+// acceptAll is a handler that accepts everything.
+type acceptAll struct{}
 
-func (silent) Validate(context.Context, watch.Plugin) error   { return nil }
-func (silent) Register(context.Context, watch.Plugin) error   { return nil }
-func (silent) DeRegister(context.Context, watch.Plugin) error { return nil }
+func (acceptAll) Validate(context.Context, watch.Plugin) error   { return nil }
+func (acceptAll) Register(context.Context, watch.Plugin) error   { return nil }
+func (acceptAll) DeRegister(context.Context, watch.Plugin) error { return nil }

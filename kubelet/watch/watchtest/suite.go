@@ -1,7 +1,7 @@
 // Package watchtest is the conformance suite for hosts of kubelet plugins. It
-// plays the plugins and the handlers, writes down who was called and in which
-// order, and holds that against what every host must do; where the kubelet's
-// own plugin manager does otherwise, the case says what and why.
+// runs plugins and handlers, records the calls of the host, and compares them
+// with the required behaviour. Where the kubelet's own plugin manager differs,
+// the case contains its behaviour and the reason for the difference.
 package watchtest
 
 import (
@@ -15,46 +15,47 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// Host is what the suite needs of a host.
+// Host is the interface of a host under test.
 type Host interface {
-	// Start returns once the directory is watched, or says why it cannot be.
+	// Start returns once the directory is watched, or the reason why it cannot
+	// be.
 	Start(ctx context.Context) error
 	Handle(kind string, h watch.Handler) error
-	// Close ends the host and deregisters nothing.
+	// Close ends the host without deregistering plugins.
 	Close(ctx context.Context) error
 }
 
-// Harness makes hosts of one kind.
+// Harness creates the hosts under test.
 type Harness struct {
 	Name string
 	New  func(dir string, handlers map[string]watch.Handler) (Host, error)
-	// Quiet is how long such a host may take to begin something that it will
-	// do: after so much silence nothing more is to come.
+	// Quiet is the longest time until such a host begins an action: after this
+	// time without a call, no further call is expected.
 	Quiet time.Duration
 }
 
-// Case is one thing that can happen to a host.
+// Case is one scenario of the suite.
 type Case struct {
 	Group, Name string
-	// Run makes it happen and says what came of it, mostly as Stage.Handled or
-	// Stage.Calls.
+	// Run executes the scenario and returns its outcome, usually Stage.Handled
+	// or Stage.Calls.
 	Run func(s *Stage) string
-	// Want is what must come of it; Kubelet, when set, what comes of it in the
-	// kubelet's plugin manager 1.36, and Why the reason for the difference.
+	// Want is the required outcome. Kubelet, if set, is the outcome with the
+	// plugin manager of kubelet 1.36, and Why the reason for the difference.
 	Want, Kubelet, Why string
-	// Alone keeps other cases away: this one needs the machine for itself.
+	// Alone: no other case can run at the same time.
 	Alone bool
-	// Slow cases take more than half a minute.
+	// Slow: the case takes more than half a minute.
 	Slow bool
-	// Soak: the kubelet plays it in make soak only; a case that takes it less
-	// time shows the same of it.
+	// Soak: with the kubelet, the case runs only in make soak; a shorter case
+	// shows the same.
 	Soak bool
 }
 
-// ID names the case.
+// ID returns the name of the case with its group.
 func (c Case) ID() string { return c.Group + "/" + c.Name }
 
-// Expected is what the case comes to in the kubelet.
+// Expected returns the required outcome, or that of the kubelet.
 func (c Case) Expected(kubelet bool) string {
 	if kubelet && c.Kubelet != "" {
 		return c.Kubelet
@@ -62,15 +63,15 @@ func (c Case) Expected(kubelet bool) string {
 	return c.Want
 }
 
-// Result is what came of a case.
+// Result is the outcome of a case.
 type Result struct {
 	Case
 	Got  string
-	Err  error // the case could not be played
+	Err  error // the environment failed
 	Took time.Duration
 }
 
-// Cases are all of the suite.
+// Cases returns all cases of the suite.
 func Cases() []Case {
 	var all []Case
 	for _, group := range [][]Case{
@@ -81,38 +82,38 @@ func Cases() []Case {
 	return all
 }
 
-// atOnce bounds the cases played at the same time: they mostly wait, but those
-// that do not must not keep a plugin from answering within a second.
-const atOnce = 16
+// maxParallel limits concurrent cases. Most of them only wait, but too many
+// busy ones would keep plugins from answering within a second.
+const maxParallel = 16
 
-// Observe plays cases in hosts of one kind and returns their results in the
+// Observe runs cases with hosts of one kind and returns their results in the
 // order of the cases.
 func Observe(ctx context.Context, h Harness, cases []Case) []Result {
 	results := make([]Result, len(cases))
-	slots := make(chan struct{}, atOnce)
-	var playing sync.WaitGroup
-	for _, slow := range []bool{true, false} { // the long ones first
+	slots := make(chan struct{}, maxParallel)
+	var running sync.WaitGroup
+	for _, slow := range []bool{true, false} { // slow cases first
 		for i, c := range cases {
 			if c.Alone || c.Slow != slow {
 				continue
 			}
 			slots <- struct{}{}
-			playing.Go(func() {
+			running.Go(func() {
 				defer func() { <-slots }()
-				results[i] = play(ctx, h, c)
+				results[i] = runCase(ctx, h, c)
 			})
 		}
 	}
-	playing.Wait()
+	running.Wait()
 	for i, c := range cases {
 		if c.Alone {
-			results[i] = play(ctx, h, c)
+			results[i] = runCase(ctx, h, c)
 		}
 	}
 	return results
 }
 
-func play(ctx context.Context, h Harness, c Case) (r Result) {
+func runCase(ctx context.Context, h Harness, c Case) (r Result) {
 	r = Result{Case: c}
 	began := time.Now()
 	s, err := newStage(ctx, h)
@@ -121,10 +122,10 @@ func play(ctx context.Context, h Harness, c Case) (r Result) {
 		return r
 	}
 	defer func() {
-		if p := recover(); p != nil {
-			failed, ours := p.(failure)
-			if !ours {
-				panic(p)
+		if v := recover(); v != nil {
+			failed, isFailure := v.(failure)
+			if !isFailure {
+				panic(v)
 			}
 			r.Err = failed.error
 		}
@@ -137,15 +138,16 @@ func play(ctx context.Context, h Harness, c Case) (r Result) {
 	return r
 }
 
-// Run plays every case in hosts of one kind and holds them to what is wanted.
+// Run runs cases with hosts of one kind and checks the required outcomes.
 func Run(t *testing.T, h Harness, cases []Case) {
 	if os.Geteuid() != 0 {
-		t.Fatal("run it as root: some cases change a limit of inotify for a moment")
+		t.Fatal("the suite must run as root: some cases lower an inotify limit for a moment")
 	}
 	Check(t, Observe(t.Context(), h, cases), false)
 }
 
-// Check holds results to what is wanted, or to what is known of the kubelet.
+// Check compares results with the required outcomes, or with the known outcomes of
+// the kubelet.
 func Check(t *testing.T, results []Result, kubelet bool) {
 	for _, r := range results {
 		t.Run(r.ID(), func(t *testing.T) {
@@ -153,7 +155,7 @@ func Check(t *testing.T, results []Result, kubelet bool) {
 			case r.Err != nil:
 				t.Error(r.Err)
 			case r.Got != want:
-				t.Errorf("came to\n\t%s\nwant\n\t%s", r.Got, want)
+				t.Errorf("got\n\t%s\nwant\n\t%s", r.Got, want)
 			}
 			if testing.Verbose() {
 				fmt.Printf("%-60s %5.1fs  %s\n", r.ID(), r.Took.Seconds(), r.Got)

@@ -7,19 +7,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// startWithoutInotify starts the host where no inotify instance is to be had:
-// in a thread of another effective user, whose instances are all taken. The
-// kernel counts them by that user, and each thread has its own; nobody else on
-// the machine is disturbed.
+// startWithoutInotify starts the host when no inotify instance is available: in
+// a thread with another effective user, for plugin all instances are in use. The
+// kernel counts instances per user, and each thread has its own user, so other
+// processes are not affected.
 func (s *Stage) startWithoutInotify() error {
 	h := s.New()
 	started := make(chan error)
 	var setUp error
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with its odd user
+		runtime.LockOSThread() // never unlocked: the thread exits with its changed user
 		var taken []int
-		if setUp = becomeAnother(54321); setUp == nil {
-			taken, setUp = takeAll()
+		if setUp = setEffectiveUser(54321); setUp == nil {
+			taken, setUp = exhaustInotify()
 		}
 		started <- h.Start(s.Ctx)
 		for _, fd := range taken {
@@ -31,8 +31,8 @@ func (s *Stage) startWithoutInotify() error {
 	return err
 }
 
-// takeAll takes every inotify instance that this thread's user may have.
-func takeAll() (taken []int, err error) {
+// exhaustInotify opens every inotify instance that this thread's user can have.
+func exhaustInotify() (taken []int, err error) {
 	for {
 		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 		if errors.Is(err, unix.EMFILE) {
@@ -45,9 +45,9 @@ func takeAll() (taken []int, err error) {
 	}
 }
 
-// becomeAnother gives this thread another effective user, and root's
-// capabilities back, so that it can do all that it could.
-func becomeAnother(uid int) error {
+// setEffectiveUser gives this thread another effective user and keeps root's
+// capabilities.
+func setEffectiveUser(uid int) error {
 	const same = ^uintptr(0)
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, same, uintptr(uid), same); errno != 0 {
 		return errno
@@ -63,16 +63,16 @@ func becomeAnother(uid int) error {
 	return unix.Capset(&header, &caps[0])
 }
 
-// SameUser is for a Host whose Start has another goroutine open its inotify
-// instance: called there, become gives that goroutine's thread the user of the
-// one that called SameUser.
+// SameUser is for a Host whose Start opens its inotify instance in another
+// goroutine. become, called in that goroutine, gives its thread the user of the
+// caller of SameUser.
 func SameUser() (become func() error) {
 	uid := unix.Geteuid()
 	return func() error {
 		if uid == unix.Geteuid() {
 			return nil
 		}
-		runtime.LockOSThread() // and never unlocked
-		return becomeAnother(uid)
+		runtime.LockOSThread() // never unlocked
+		return setEffectiveUser(uid)
 	}
 }

@@ -19,9 +19,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var only = flag.String("case", "", "play only the cases that match this")
+var only = flag.String("case", "", "run only the cases that match this regular expression")
 
-// ours is a host of this project in the suite.
+// ours adapts watch.Host to the suite.
 type ours struct{ *watch.Host }
 
 func (o ours) Close(ctx context.Context) error { return o.Host.Close(ctx, false) }
@@ -29,12 +29,12 @@ func (o ours) Close(ctx context.Context) error { return o.Host.Close(ctx, false)
 func newOurs(dir string, handlers map[string]watch.Handler) (watchtest.Host, error) {
 	h, err := watch.New(watch.Options{
 		Dir: dir, Handlers: handlers,
-		Timeouts: watch.Timeouts{GetInfo: 5 * time.Second, Notify: 10 * time.Second}, // a kubelet's are too short for a slow machine
+		Timeouts: watch.Timeouts{GetInfo: 5 * time.Second, Notify: 10 * time.Second}, // longer than the kubelet's, to be independent of the load
 	})
 	return ours{h}, err
 }
 
-// The slow ones are played where the kubelet plays them too, in test/upstream.
+// Slow cases run together with the kubelet in test/upstream.
 func TestConformance(t *testing.T) {
 	match := regexp.MustCompile(*only)
 	cases := slices.DeleteFunc(watchtest.Cases(), func(c watchtest.Case) bool { return c.Slow || !match.MatchString(c.ID()) })
@@ -44,8 +44,8 @@ func TestConformance(t *testing.T) {
 	watchtest.Run(t, watchtest.Harness{Name: "cleat", New: newOurs, Quiet: time.Second}, cases)
 }
 
-// The documentation has the table of differences that the suite holds.
-func TestDifferencesAreTold(t *testing.T) {
+// docs/plugins.md contains the table of differences from the kubelet.
+func TestDifferencesMatchDocs(t *testing.T) {
 	page := testkit.Value(os.ReadFile("../../../docs/plugins.md"))(t)
 	table := watchtest.Differences(watchtest.Cases())
 	if !strings.Contains(string(page), "\n\n"+table+"\n") {
@@ -53,10 +53,10 @@ func TestDifferencesAreTold(t *testing.T) {
 	}
 	for _, c := range watchtest.Cases() {
 		if (c.Kubelet == "") != (c.Why == "") {
-			t.Errorf("%s: a difference needs its reason, and a reason its difference", c.ID())
+			t.Errorf("%s: Kubelet and Why must be set together", c.ID())
 		}
 		if c.Kubelet == c.Want {
-			t.Errorf("%s: both come to %q, so there is no difference", c.ID(), c.Want)
+			t.Errorf("%s: Want and Kubelet are both %q", c.ID(), c.Want)
 		}
 	}
 }
