@@ -1,7 +1,7 @@
-// Package grants records the devices that the device plugin allocated, so that a
-// pool does not shrink when the plugin restarts: a function whose network device
-// is in a pod's namespace looks like one without a network device. What a call
-// returned without an error survives a power cut.
+// Package grants records the devices that the device plugin allocated, so that
+// a pool does not shrink when the plugin restarts: a function whose network
+// device is in a pod's namespace looks like one without a network device.
+// Writes that return without an error survive a power loss.
 package grants
 
 import (
@@ -23,30 +23,30 @@ import (
 type Record struct {
 	Resource string `json:"resource"` // full name
 	ID       string `json:"id"`       // of the kubelet
-	// Function is the device as it was then; of an auxiliary device its parent.
+	// Function is the state of the device at that time; of an auxiliary device its parent.
 	Function  inventory.Function   `json:"function"`
 	Auxiliary *inventory.Auxiliary `json:"auxiliary,omitempty"` // nil for a function; without its Parent
 	At        time.Time            `json:"at"`
 }
 
-// Of is the record of a member of a resource's pool.
+// Of returns the record of a member of a resource's pool.
 func Of(resource string, m inventory.Member, at time.Time) Record {
 	r := Record{Resource: resource, ID: m.ID, Function: *m.Function, At: at.UTC().Round(0)}
 	if m.Auxiliary != nil {
 		a := *m.Auxiliary
-		a.Parent = inventory.Function{} // it is Function
+		a.Parent = inventory.Function{} // same as Function
 		r.Auxiliary = &a
 	}
 	return r
 }
 
-// Device is the device of a record. It shares the slices of the record.
+// Device returns the device of a record. It shares the slices of the record.
 func (r Record) Device() *inventory.Device {
 	d := inventory.Device{ID: r.ID, Function: &r.Function, Auxiliary: r.Auxiliary}.Clone()
 	return &d
 }
 
-// Role and Version are those of the store.
+// Role and Version of the store.
 const (
 	Role    = "sriov"
 	Version = 1
@@ -54,18 +54,18 @@ const (
 
 func bucket() store.Bucket[Record] { return store.Bucket[Record]{Name: "grants"} }
 
-// Grants can be used concurrently. The slices and pointers of records that it
-// takes and returns must not be changed.
+// Grants is the set of grant records. It can be used concurrently. Slices and
+// pointers of records passed in or returned must not be modified.
 type Grants struct {
 	store   *store.Store
-	writing chan struct{} // one token: the right to read and then write
+	writing chan struct{} // holds one token; its holder may read and then write
 
 	mu  sync.RWMutex
-	all map[string]Record // what is on disk, by key
+	all map[string]Record // content of the store, by key
 }
 
-// Open reads all records. Errors are those of package store; an invalid record is
-// store.ErrDamaged.
+// Open reads all records. Errors are those of package store; an invalid record
+// is store.ErrDamaged.
 func Open(ctx context.Context, s *store.Store) (*Grants, error) {
 	g := &Grants{store: s, writing: make(chan struct{}, 1), all: map[string]Record{}}
 	g.writing <- struct{}{}
@@ -78,14 +78,14 @@ func Open(ctx context.Context, s *store.Store) (*Grants, error) {
 				return fmt.Errorf("the record %q: %w: %w", e.Key, store.ErrDamaged, err)
 			}
 			if e.Key != e.Value.key() {
-				return fmt.Errorf("the record %q: %w: it is of %q", e.Key, store.ErrDamaged, e.Value.key())
+				return fmt.Errorf("the record %q: %w: its content has the key %q", e.Key, store.ErrDamaged, e.Value.key())
 			}
 			g.all[e.Key] = e.Value
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("read what was given out: %w", err)
+		return nil, fmt.Errorf("read grant records: %w", err)
 	}
 	return g, nil
 }
@@ -96,14 +96,14 @@ func (r Record) key() string { return r.Resource + " " + r.ID }
 func (r Record) check() error {
 	switch {
 	case r.Resource == "" || strings.Contains(r.Resource, " "):
-		return fmt.Errorf("%q is no name of a resource, want for example intel.com/sriov", r.Resource)
+		return fmt.Errorf("%q is not a valid resource name, want for example intel.com/sriov", r.Resource)
 	case r.ID == "":
-		return errors.New("it names no device")
+		return errors.New("it has no device id")
 	}
 	return nil
 }
 
-// All are the records, by resource and id.
+// All returns the records, by resource and id.
 func (g *Grants) All() []Record {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
@@ -114,22 +114,22 @@ func compare(a, b Record) int {
 	return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.ID, b.ID))
 }
 
-// Put writes all records or none. A record replaces that of the same resource and
-// device. The plugin calls Put before it answers Allocate. Errors: a record
-// without a resource or device, the context's, and those of the disk.
+// Put writes all records or none. A record replaces the one of the same
+// resource and device. The plugin calls Put before it answers Allocate. Errors:
+// an invalid record, the context's, and those of the disk.
 func (g *Grants) Put(ctx context.Context, records []Record) error {
 	for _, r := range records {
 		if err := r.check(); err != nil {
-			return fmt.Errorf("remember that %q was given out: %w", r.ID, err)
+			return fmt.Errorf("store the grant record of %q: %w", r.ID, err)
 		}
 	}
-	return g.write(ctx, "remember what was given out", records, nil)
+	return g.write(ctx, "store grant records", records, nil)
 }
 
-// Remove removes records. One that was replaced meanwhile stays: the device was
-// allocated again. Errors: the context's, and those of the disk.
+// Remove removes records. A record that was replaced meanwhile is kept: the
+// device was allocated again. Errors: the context's, and those of the disk.
 func (g *Grants) Remove(ctx context.Context, records []Record) error {
-	return g.write(ctx, "forget what was given out", nil, records)
+	return g.write(ctx, "remove grant records", nil, records)
 }
 
 func (g *Grants) write(ctx context.Context, what string, put, remove []Record) error {
@@ -142,7 +142,8 @@ func (g *Grants) write(ctx context.Context, what string, put, remove []Record) e
 		return fmt.Errorf("%s: %w", what, context.Cause(ctx))
 	}
 	defer func() { g.writing <- struct{}{} }()
-	// Nobody else writes: what is read here stays as it is.
+	// The token excludes other writers: g.all does not change until it is
+	// returned.
 	remove = slices.DeleteFunc(slices.Clone(remove), func(r Record) bool {
 		had, ok := g.all[r.key()]
 		return !ok || !had.At.Equal(r.At)

@@ -9,27 +9,28 @@ import (
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// Grace is how long a device counts as held after it was allocated, whatever the
-// kubelet reports: it lists a pod only after all its Allocates.
+// Grace is how long a device counts as held after its allocation, regardless of
+// the kubelet's report: the kubelet lists a pod only after all its Allocate
+// calls.
 const Grace = 2 * time.Minute
 
-// Merge returns the devices that pods have, for inventory.Assign, and the records
-// that are over, for Remove. It is pure; held is by resource and id.
+// Merge returns the devices that pods hold, for inventory.Assign, and the stale
+// records, for Remove. It is pure; held is sorted by resource and id.
 //
-// If known, the kubelet has reported the holders: held are these, with their
-// devices as recorded, and devices within Grace. Holders of other plugins'
-// resources are included; inventory.Assign ignores them. A record whose device
-// has no holder is over.
+// If known, holders is the kubelet's report: held has the reported devices,
+// with their state as recorded, and devices within Grace. Holders of other
+// plugins' resources are included; inventory.Assign ignores them. A record
+// without a holder is stale.
 //
-// Otherwise a device counts as held within Grace, and while one of its network or
-// RDMA devices is in no namespace of ours though its driver is the same. Its
-// record is over when all of them are back. Devices that had neither (vfio-pci,
-// uio), are gone or have another driver do not count as held, and their records
-// stay until the kubelet reports. Such devices lose nothing to a pod that filters
-// need.
+// Otherwise a device counts as held within Grace, and while one of its network
+// or RDMA devices is missing in the host's namespace and its driver is
+// unchanged. Its record is stale when all of them exist again. Devices that had
+// neither (vfio-pci, uio), do not exist, or have another driver do not count as
+// held, and their records are kept until the kubelet reports. No filter depends
+// on what such devices lose to a pod.
 //
-// Of several records of one device the newest counts: it could only be allocated
-// when the others were over.
+// Of several records of one device the newest counts: the device could only be
+// allocated again after the others had become stale.
 func Merge(records []Record, holders []podresources.Holder, known bool, s *inventory.Snapshot, now time.Time) (held []inventory.HeldDevice, over []Record) {
 	reported := map[key]bool{}
 	if known {
@@ -77,7 +78,7 @@ func Merge(records []Record, holders []podresources.Holder, known bool, s *inven
 // key identifies a record.
 type key struct{ resource, id string }
 
-// newest returns the record of each device that counts, by id.
+// newest returns the newest record of each device, by id.
 func newest(records []Record) map[string]Record {
 	current := map[string]Record{}
 	for _, r := range records {
@@ -89,17 +90,17 @@ func newest(records []Record) map[string]Record {
 	return current
 }
 
-// young reports whether a record is within Grace. One far in the future was made
-// before the clock was set back.
+// young reports whether a record is within Grace. A record far in the future is
+// older than a backward clock change.
 func (r Record) young(now time.Time) bool { return now.Sub(r.At).Abs() < Grace }
 
-// trace is what a snapshot shows of an allocated device.
+// trace is the evidence that a snapshot has about an allocated device.
 type trace int
 
 const (
-	none trace = iota // nothing
-	away              // a network or RDMA device of it is missing: a pod has it
-	back              // all of them exist
+	none trace = iota // no evidence
+	away              // a network or RDMA device is missing: a pod holds it
+	back              // all network and RDMA devices exist
 )
 
 func (r Record) trace(now inventory.Device) trace {
@@ -117,7 +118,7 @@ func (r Record) trace(now inventory.Device) trace {
 	return back
 }
 
-// parts returns the driver and the number of network and RDMA devices.
+// parts returns the driver, and the numbers of network and RDMA devices.
 func parts(d inventory.Device) (driver string, links, rdma int) {
 	if a := d.Auxiliary; a != nil {
 		return a.Driver, len(a.Netdev), len(a.RDMA)

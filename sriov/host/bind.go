@@ -11,8 +11,8 @@ import (
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
-// bind sets driver_override only while the kernel chooses the driver, so an existing
-// override is a remnant of an interrupted call.
+// bind sets driver_override only while the kernel binds the driver. An existing
+// override is left over from an interrupted call.
 func (h *Host) bind(ctx context.Context, c *call, s plan.Bind) error {
 	if s.Driver != "" {
 		if err := checkDriver(s.Driver); err != nil {
@@ -68,23 +68,23 @@ func bindHint(f function, driver string, err error) string {
 	group, groupErr := f.link("iommu_group")
 	switch {
 	case strings.Contains(driver, "vfio") && errors.Is(err, unix.EINVAL) && group == "" && groupErr == nil:
-		return ": no IOMMU: turn it on (in the firmware's setup, and by intel_iommu=on or amd_iommu=on), or, where functions need no protection from each other, set enable_unsafe_noiommu_mode of the module vfio"
+		return ": no IOMMU: enable it (in the firmware's setup, and by intel_iommu=on or amd_iommu=on), or, where functions need no protection from each other, set enable_unsafe_noiommu_mode of the module vfio"
 	case errors.Is(err, unix.EBUSY):
-		return ": another driver has the function, or its IOMMU group is in use"
+		return ": another driver is bound to the function, or its IOMMU group is in use"
 	case errors.Is(err, unix.ENODEV):
 		return ": the driver does not support this function"
 	}
-	return ": the kernel's log has the driver's reason"
+	return ": see the kernel log for the driver's reason"
 }
 
-// isUserspace reports a driver that gives functions to user space. The kernel never
-// chooses it by itself.
+// isUserspace reports whether a driver gives functions to user space. The
+// kernel never chooses such a driver by itself.
 func isUserspace(driver string) bool {
 	return strings.Contains(driver, "vfio") || strings.Contains(driver, "uio")
 }
 
-// bindDefault has the kernel choose the driver by the drivers' device ids. A bound
-// driver is its choice, except one for user space.
+// bindDefault lets the kernel choose the driver by device id. A bound driver
+// counts as the kernel's choice unless it is a user space driver.
 func (h *Host) bindDefault(ctx context.Context, c *call, f function, has string) error {
 	if err := h.setOverride(ctx, c, f, ""); err != nil {
 		return err
@@ -104,7 +104,7 @@ func (h *Host) bindDefault(ctx context.Context, c *call, f function, has string)
 		case err != nil:
 			return "", err
 		case got == "":
-			return "no driver has taken " + f.address, nil
+			return "no driver is bound to " + f.address, nil
 		case isUserspace(got):
 			return fmt.Sprintf("%s has %s, a user space driver with an entry for such functions (new_id)", f.address, got), nil
 		}
@@ -116,7 +116,8 @@ func (h *Host) bindDefault(ctx context.Context, c *call, f function, has string)
 	return nil
 }
 
-// whyNone is the probable reason why the kernel finds no driver for a function.
+// whyNone returns the probable reason why the kernel finds no driver for a
+// function.
 func (h *Host) whyNone(f function) string {
 	const load = "the module of its driver must be loaded"
 	pf, err := f.link("physfn")
@@ -143,21 +144,21 @@ func (h *Host) unbindStep(ctx context.Context, c *call, s plan.Unbind) error {
 	return h.unbind(ctx, c, f)
 }
 
-// unbind unbinds the function from its driver, if it has one. VFIO's driver keeps it
-// while a process has it open.
+// unbind unbinds the function from its driver, if any. VFIO blocks the unbind
+// while a process has the device open.
 func (h *Host) unbind(ctx context.Context, c *call, f function) error {
 	has, err := f.driver()
 	if err != nil || has == "" {
 		return err
 	}
 	err = h.write(ctx, c, f.address, busPCI, "drivers", has, "unbind")
-	if err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: no longer bound
+	if err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: not bound any more
 		return err
 	}
 	return h.awaitDriver(ctx, f, "")
 }
 
-// setOverride ensures an override. A newline alone removes it.
+// setOverride ensures a driver_override. Writing only a newline removes it.
 func (h *Host) setOverride(ctx context.Context, c *call, f function, want string) error {
 	return ensure(func(bool) (string, error) {
 		got, err := f.override()

@@ -12,13 +12,13 @@ import (
 
 // bounds are time limits.
 type bounds struct {
-	numVFs  time.Duration // of steps that create or remove functions: drivers take minutes for many
-	step    time.Duration // of any other step
+	numVFs  time.Duration // steps that create or remove functions: can take minutes for many functions
+	step    time.Duration // any other step
 	read    time.Duration
-	settle  time.Duration // until a write has its effect
-	created time.Duration // until sriov_numvfs has its effect
-	// grace is the time in which a call returns after its context has ended. One
-	// that takes longer hangs in the kernel.
+	settle  time.Duration // until a write takes effect
+	created time.Duration // until a write to sriov_numvfs takes effect
+	// grace is how long a call can run on after its context ended before it
+	// counts as hung in the kernel.
 	grace time.Duration
 }
 
@@ -27,13 +27,13 @@ var usual = bounds{
 	settle: 10 * time.Second, created: 2 * time.Minute, grace: time.Second,
 }
 
-// Hung is the error of a call from which the kernel does not return. Further steps
-// on the same functions are refused until it does.
+// Hung is the error of a call that does not return from the kernel. Further
+// steps on the same functions are refused until it returns.
 type Hung struct {
 	What  string // the step
-	Call  string // write 4 to /sys/.../sriov_numvfs
+	Call  string // the kernel call, such as write "4" to /sys/.../sriov_numvfs
 	For   time.Duration
-	Cause error // why the call was abandoned; nil: it had been abandoned before
+	Cause error // why the call was abandoned; nil: it was abandoned earlier
 }
 
 func (e *Hung) Error() string {
@@ -47,18 +47,18 @@ func (e *Hung) Error() string {
 
 func (e *Hung) Unwrap() error { return e.Cause }
 
-// call is a running call.
+// call is a running Do or Read.
 type call struct {
 	what    string
 	started time.Time
-	done    chan struct{} // closed when it has returned
-	err     error         // valid then
+	done    chan struct{} // closed on return
+	err     error         // valid once done is closed
 
-	now       atomic.Pointer[string] // the current request to the kernel
+	now       atomic.Pointer[string] // the current kernel request, for errors
 	abandoned atomic.Bool
 }
 
-// at records the next request to the kernel.
+// at records the current kernel request.
 func (c *call) at(format string, args ...any) {
 	now := fmt.Sprintf(format, args...)
 	c.now.Store(&now)
@@ -68,7 +68,8 @@ func (c *call) hung(cause error) *Hung {
 	return &Hung{What: c.what, Call: *c.now.Load(), For: time.Since(c.started), Cause: cause}
 }
 
-// start waits until the key has no running call. It does not wait for an abandoned one.
+// start waits for the running call of the key. It fails at once if that call is
+// abandoned.
 func (h *Host) start(ctx context.Context, key, what string) (*call, error) {
 	for {
 		h.mu.Lock()
@@ -91,13 +92,13 @@ func (h *Host) start(ctx context.Context, key, what string) (*call, error) {
 		select {
 		case <-other.done:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%s: not started: %w: %q is running there", what, ctx.Err(), other.what)
+			return nil, fmt.Errorf("%s: not started: %w: %q is still running", what, ctx.Err(), other.what)
 		}
 	}
 }
 
-// run executes do within a bound, as the only call of its key. It returns do's error,
-// or a *Hung if do does not return.
+// run executes do within a bound, as the only call of its key. It returns do's
+// error, or a *Hung if do does not return.
 func (h *Host) run(ctx context.Context, key, what string, bound time.Duration, do func(context.Context, *call) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("%w after %s", context.DeadlineExceeded, bound))
 	defer cancel()
@@ -129,8 +130,8 @@ func (h *Host) run(ctx context.Context, key, what string, bound time.Duration, d
 	}
 }
 
-// Close waits for running calls until the context ends; its error names those that
-// remain. Start nothing afterwards.
+// Close waits for running calls until the context ends; the error names the
+// calls that remain. No calls must be started afterwards.
 func (h *Host) Close(ctx context.Context) error {
 	h.mu.Lock()
 	var running []*call

@@ -13,9 +13,10 @@ import (
 )
 
 var (
-	// A driver is also modprobe's argument, so it must not begin with "-".
+	// The driver name is also an argument of modprobe, so it must not begin
+	// with "-".
 	drivers = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
-	// representors are the port names of virtual and scalable functions.
+	// representors matches the port names of virtual and scalable functions.
 	representors = regexp.MustCompile(`^(c[0-9]+)?pf[0-9]+(vf|sf)[0-9]+$`)
 )
 
@@ -28,7 +29,8 @@ func checkDriver(driver string) error {
 
 const busPCI = "bus/pci"
 
-// function is a PCI function. Its open directory does not change with its address.
+// function is a PCI function. Its open directory stays that of this function
+// even if the address is reused.
 type function struct {
 	address string
 	dir     sysfs.Dir
@@ -46,8 +48,8 @@ func (h *Host) function(address string) (function, error) {
 	return function{address, dir}, err
 }
 
-// physical returns the address of a function's PF, which for a PF and for a function
-// that does not exist is the same address.
+// physical returns the address of a function's PF. For a PF, and for a function
+// that does not exist, it returns the given address.
 func (h *Host) physical(address string) (string, error) {
 	f, err := h.function(address)
 	if sysfs.IsAbsent(err) {
@@ -67,7 +69,8 @@ func (h *Host) physical(address string) (string, error) {
 	return pf, nil
 }
 
-// link returns the last element of a symbolic link's target; "" without the link.
+// link returns the last element of a symbolic link's target; "" if the link
+// does not exist.
 func (f function) link(name string) (string, error) {
 	target, err := f.dir.Link(name)
 	if sysfs.IsAbsent(err) {
@@ -76,7 +79,7 @@ func (f function) link(name string) (string, error) {
 	return target[strings.LastIndexByte(target, '/')+1:], err
 }
 
-// driver returns the bound driver; "" is none.
+// driver returns the bound driver; "" if no driver is bound.
 func (f function) driver() (string, error) {
 	driver, err := f.link("driver")
 	if err != nil || driver == "" {
@@ -85,7 +88,8 @@ func (f function) driver() (string, error) {
 	return driver, checkDriver(driver)
 }
 
-// override returns the only driver that the kernel may bind; "" is any.
+// override returns the driver_override, the only driver that the kernel can
+// bind; "" for no restriction.
 func (f function) override() (string, error) {
 	text, err := f.dir.Text("driver_override")
 	if err != nil || text == "(null)" {
@@ -96,8 +100,8 @@ func (f function) override() (string, error) {
 
 var errNoNetdev = errors.New("no network device in this network namespace")
 
-// netdev returns the function's own network device. In switchdev mode its directory
-// also has the ports of the embedded switch.
+// netdev returns the function's own network device. In switchdev mode its
+// directory also has the ports of the embedded switch.
 func (f function) netdev() (string, error) {
 	names, err := f.names("net")
 	if err != nil {
@@ -117,7 +121,7 @@ func (f function) netdev() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return "", fmt.Errorf("%s: %w: its driver is %s, want a network driver; the device may also be in a pod", f.address, errNoNetdev, cmp.Or(driver, "none"))
+	return "", fmt.Errorf("%s: %w: its driver is %s, want a network driver; or the network device is in a pod", f.address, errNoNetdev, cmp.Or(driver, "none"))
 }
 
 // virtioNetdevs returns the network devices of the function's virtio device.
@@ -139,7 +143,7 @@ func (f function) isRepresentor(netdev string) bool {
 	return err == nil && representors.MatchString(port)
 }
 
-// names lists a directory; one that does not exist is empty.
+// names lists a directory. A missing directory is empty.
 func (f function) names(dir string) ([]string, error) {
 	d, err := f.dir.Open(dir)
 	if sysfs.IsAbsent(err) {

@@ -1,10 +1,11 @@
 // Package host reads the SR-IOV functions of a machine as a plan.State, and
 // executes the steps of a plan.
 //
-// A call to the kernel ends when the driver does; no signal and no deadline
-// interrupts it. So Do and Read make it on a goroutine that they abandon when their
-// context ends. Until it returns, further steps on the same physical function and
-// its virtual functions are refused. Close waits for abandoned calls.
+// A kernel call returns when the driver does; no signal or deadline interrupts
+// it. So Do and Read run kernel calls on a goroutine that they abandon when
+// their context ends. Until an abandoned call returns, further steps on the
+// same physical function and its virtual functions are refused. Close waits for
+// abandoned calls.
 package host
 
 import (
@@ -23,27 +24,28 @@ import (
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
-// Config selects the machine. Its zero value is this one.
+// Config selects the machine. The zero value is the local machine.
 type Config struct {
 	Sysfs   string          // "": /sys
 	Links   inventory.Links // nil: netlinks.Kernel
 	Network Network         // nil: vflink.Kernel
-	// Write writes a value to the sysfs attribute at a full path by one write(2);
-	// nil: it does so.
+	// Write writes a value to a sysfs attribute by one write(2); nil: the
+	// default implementation. name is the full path.
 	Write func(name, value string) error
-	// LoadModule loads a kernel module and its dependencies; nil: by modprobe(8).
+	// LoadModule loads a kernel module and its dependencies; nil: modprobe(8).
 	LoadModule func(ctx context.Context, name string) error
 }
 
-// Network is the part of the kernel that netlink reads and changes; vflink.Kernel
-// is the real one. Links are named as in the kernel, functions by PCI address.
+// Network is the netlink interface of the kernel; vflink.Kernel is the
+// production implementation. Links are identified by name, functions by PCI
+// address.
 type Network interface {
 	// Link returns the network device with its VF table.
 	Link(ctx context.Context, name string) (netlinks.Link, error)
 	SetMTU(ctx context.Context, name string, mtu int) error
 	SetUp(ctx context.Context, name string) error
 
-	// These change an entry of the VF table.
+	// The following change an entry of the VF table.
 	SetMAC(ctx context.Context, name string, vf int, mac net.HardwareAddr) error
 	SetTrust(ctx context.Context, name string, vf int, on bool) error
 	SetSpoofCheck(ctx context.Context, name string, vf int, on bool) error
@@ -61,7 +63,7 @@ type Network interface {
 }
 
 // Host is a machine. Its methods are safe for concurrent use: steps on one
-// physical function and its virtual functions are executed one after the other.
+// physical function and its virtual functions are serialized.
 type Host struct {
 	config Config
 	bounds bounds
@@ -70,7 +72,7 @@ type Host struct {
 	running map[string]*call // at most one for each key
 }
 
-// New returns the machine of a configuration. It reads and changes nothing.
+// New returns the Host of a configuration, without any I/O.
 func New(c Config) *Host {
 	c.Sysfs = cmp.Or(c.Sysfs, "/sys")
 	if c.Links == nil {
@@ -88,9 +90,9 @@ func New(c Config) *Host {
 	return &Host{config: c, bounds: usual, running: map[string]*call{}}
 }
 
-// Do executes a step and returns nil when the machine shows its effect. Steps are
-// idempotent: a repeat does what is missing, also after an interrupted one. The
-// error is a *Hung if the kernel does not return.
+// Do executes a step and returns nil once the machine shows its effect. Steps
+// are idempotent and can be repeated after an interruption. The error is a
+// *Hung if the kernel does not return.
 func (h *Host) Do(ctx context.Context, s plan.Step) error {
 	if s == nil {
 		return errors.New("execute a step: it is nil")
@@ -146,8 +148,9 @@ func (h *Host) execute(ctx context.Context, c *call, s plan.Step) error {
 	return fmt.Errorf("unknown step type %T", s)
 }
 
-// ensure changes something unless it already is as it must be. wrong reads it and
-// returns what differs, or ""; changed reports a call after the change.
+// ensure changes a property unless it has the desired value. wrong reads the
+// property and returns how it differs, or ""; changed is set in the read after
+// the change.
 func ensure(wrong func(changed bool) (string, error), change func() error) error {
 	if w, err := wrong(false); err != nil || w == "" {
 		return err
@@ -158,7 +161,7 @@ func ensure(wrong func(changed bool) (string, error), change func() error) error
 	return accepted(wrong(true))
 }
 
-// await polls until wrong returns "": the effect of a write may come later.
+// await polls until wrong returns "": a write can take effect later.
 func await(ctx context.Context, bound time.Duration, wrong func() (string, error)) error {
 	return retry.For(ctx, bound, func() (bool, error) {
 		w, err := wrong()
@@ -166,10 +169,10 @@ func await(ctx context.Context, bound time.Duration, wrong func() (string, error
 	})
 }
 
-// accepted returns the error for a change that has not had its effect.
+// accepted returns an error if a change has had no effect.
 func accepted(wrong string, err error) error {
 	if err == nil && wrong != "" {
-		return fmt.Errorf("the kernel accepted it, but %s", wrong)
+		return fmt.Errorf("the kernel accepted the change, but %s", wrong)
 	}
 	return err
 }

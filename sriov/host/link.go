@@ -76,7 +76,7 @@ func (h *Host) setESwitch(ctx context.Context, c *call, s plan.SetESwitch) error
 	})
 }
 
-// changeEntry ensures a property of an entry.
+// changeEntry ensures a property of a VF table entry.
 func (h *Host) changeEntry(ctx context.Context, c *call, e plan.Entry, wrong func(v netlinks.VF, changed bool) string, change func(netdev string) error) error {
 	netdev, err := h.uplink(e)
 	if err != nil {
@@ -99,8 +99,8 @@ func (h *Host) changeEntry(ctx context.Context, c *call, e plan.Entry, wrong fun
 	})
 }
 
-// uplink returns the network device of the PF, after a check that the VF of that
-// index is still the intended function.
+// uplink returns the network device of the PF. It fails if the VF index no
+// longer belongs to the intended function.
 func (h *Host) uplink(e plan.Entry) (string, error) {
 	pf, err := h.function(e.PF)
 	if err != nil {
@@ -127,11 +127,11 @@ func (h *Host) setMAC(ctx context.Context, c *call, s plan.SetMAC) error {
 	}
 	want := mac
 	if bytes.Equal(mac, make([]byte, len(mac))) {
-		want = nil // the function chooses its own
+		want = nil // the VF's driver chooses its own
 	}
 	return h.changeEntry(ctx, c, s.Entry, func(v netlinks.VF, changed bool) string {
-		// Some drivers show an address that the VF's driver has chosen, so an equal
-		// one does not mean that it was set.
+		// Some drivers report the address that the VF's driver chose, so an
+		// equal address before the change does not mean that it was set.
 		if changed && bytes.Equal(v.MAC, want) {
 			return ""
 		}
@@ -184,7 +184,8 @@ func (h *Host) setSpoofCheck(ctx context.Context, c *call, s plan.SetSpoofCheck)
 	}, func(netdev string) error { return h.config.Network.SetSpoofCheck(ctx, netdev, s.VF, s.On) })
 }
 
-// wrongSetting trusts a driver that accepts a setting and never reports it.
+// wrongSetting returns how a setting differs. A driver that accepts a setting
+// but never reports it is trusted.
 func wrongSetting(what string, has netlinks.Setting, want, changed bool) string {
 	if has == netlinks.Unknown && changed || has != netlinks.Unknown && (has == netlinks.On) == want {
 		return ""

@@ -16,8 +16,8 @@ import (
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
-// setNumVFs counts the virtfn links and never reads sriov_numvfs: that read waits for
-// a driver that is creating or removing functions.
+// setNumVFs counts the virtfn links instead of reading sriov_numvfs: that read
+// blocks while a driver creates or removes functions.
 func (h *Host) setNumVFs(ctx context.Context, c *call, s plan.SetNumVFs) error {
 	pf, err := h.function(s.PF)
 	if err != nil {
@@ -29,7 +29,7 @@ func (h *Host) setNumVFs(ctx context.Context, c *call, s plan.SetNumVFs) error {
 		return err
 	}
 	if s.Number < 0 || s.Number > total {
-		return fmt.Errorf("%d virtual functions: %w: %s can have 0 to %d (sriov_totalvfs; the card's firmware may allow more)", s.Number, unix.ERANGE, s.PF, total)
+		return fmt.Errorf("%d virtual functions: %w: %s can have 0 to %d (sriov_totalvfs; the card's firmware might allow more)", s.Number, unix.ERANGE, s.PF, total)
 	}
 	before, err := pf.virtual()
 	if err != nil {
@@ -59,16 +59,16 @@ func numVFsHint(number int, err error) string {
 	case errors.Is(err, unix.ENOENT):
 		return ": the physical function must be bound to a driver that supports virtual functions"
 	case errors.Is(err, unix.ENODEV), errors.Is(err, unix.EIO):
-		return ": the driver or the card refuses: the kernel's log has the reason"
+		return ": the driver or the card refused: see the kernel log"
 	}
 	return ""
 }
 
-// total returns the largest number of virtual functions.
+// total returns the maximum number of virtual functions.
 func (f function) total() (int, error) {
 	text, err := f.dir.Text("sriov_totalvfs")
 	if sysfs.IsAbsent(err) {
-		return 0, fmt.Errorf("%s cannot have virtual functions: %w: SR-IOV must be on in the card's and the machine's setup", f.address, err)
+		return 0, fmt.Errorf("%s cannot have virtual functions: %w: enable SR-IOV in the setup of the card and of the machine", f.address, err)
 	}
 	if err != nil {
 		return 0, err
@@ -111,8 +111,8 @@ func (f function) virtual() (map[int]string, error) {
 	return all, nil
 }
 
-// unsettled returns what is missing until there are that many complete virtual
-// functions, and, for 0, none of the old ones.
+// unsettled returns what is missing until number complete virtual functions
+// exist and, if number is 0, until the old ones are removed.
 func (h *Host) unsettled(pf function, number int, old map[int]string) (string, error) {
 	all, err := pf.virtual()
 	if err != nil {

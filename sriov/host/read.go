@@ -13,8 +13,8 @@ import (
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
-// Incomplete lists what could not be read: functions that are missing in the state,
-// or parts of them.
+// Incomplete lists what could not be read. The affected functions or properties
+// are missing in the state.
 type Incomplete struct{ Problems []inventory.Problem }
 
 func (e *Incomplete) Error() string {
@@ -29,11 +29,11 @@ func (e *Incomplete) Error() string {
 	return "read the SR-IOV functions: incomplete: " + strings.Join(texts, "; ")
 }
 
-// reading is the key of Read's call.
+// reading is the key of Read calls.
 const reading = "the machine"
 
-// Read returns the state of the machine. With an *Incomplete it is what could be
-// read, with any other error empty.
+// Read returns the state of the machine. With an *Incomplete error the state is
+// partial, with any other error empty.
 func (h *Host) Read(ctx context.Context) (plan.State, error) {
 	read := make(chan plan.State, 1)
 	err := h.run(ctx, reading, "read the SR-IOV functions", h.bounds.read, func(ctx context.Context, c *call) error {
@@ -51,7 +51,7 @@ func (h *Host) Read(ctx context.Context) (plan.State, error) {
 	return plan.State{}, err
 }
 
-// scan is a call of Read.
+// scan is the state of one Read call.
 type scan struct {
 	h        *Host
 	c        *call

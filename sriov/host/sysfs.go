@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// write writes a value below sysfs, unless the context has ended.
+// write writes a value to a path below sysfs, unless the context has ended.
 func (h *Host) write(ctx context.Context, c *call, value string, name ...string) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -59,7 +59,7 @@ func write(name, value string) error {
 	return nil
 }
 
-// load loads the module of a driver that the kernel does not have.
+// load loads the module of a driver, unless the kernel has the driver.
 func (h *Host) load(ctx context.Context, c *call, bus, driver string) error {
 	has, err := h.hasDriver(bus, driver)
 	if err != nil || has {
@@ -84,10 +84,10 @@ func (h *Host) hasDriver(bus, driver string) (bool, error) {
 	return err == nil, err
 }
 
-// maxOutput bounds what an error has of modprobe's output.
+// maxOutput bounds the part of modprobe's output that is included in an error.
 const maxOutput = 400
 
-// modprobe loads a module by the program of kmod or busybox.
+// modprobe loads a module with modprobe of kmod or busybox.
 func modprobe(ctx context.Context, name string) error {
 	for _, path := range []string{"/sbin/modprobe", "/usr/sbin/modprobe"} {
 		if _, err := os.Stat(path); err != nil {

@@ -11,17 +11,17 @@ import (
 
 const busVDPA = "bus/vdpa"
 
-// vdpaTypes are the types of vDPA devices by driver of the vdpa bus.
+// vdpaTypes maps drivers of the vdpa bus to types of vDPA devices.
 var vdpaTypes = map[string]string{"virtio_vdpa": "virtio", "vhost_vdpa": "vhost"}
 
 // vdpa is a vDPA device of a function.
 type vdpa struct {
-	name   string // "" is none
-	driver string // "" is none
+	name   string // "" for none
+	driver string // "" for none
 }
 
-// setVDPA creates a device unless the function has one, and then binds it: the
-// kernel gives a new device to a driver of its own choice.
+// setVDPA creates the function's vDPA device if it has none, then binds it: the
+// kernel binds a new device to a driver of its own choice.
 func (h *Host) setVDPA(ctx context.Context, c *call, s plan.SetVDPA) error {
 	driver, ok := map[string]string{"": "", "virtio": "virtio_vdpa", "vhost": "vhost_vdpa"}[s.Type]
 	if !ok {
@@ -65,7 +65,7 @@ func (h *Host) bindVDPA(ctx context.Context, c *call, f function, driver string)
 	if err := h.load(ctx, c, busVDPA, driver); err != nil {
 		return err
 	}
-	// A driver that was just loaded has bound the devices without a driver.
+	// Loading a driver binds it to all devices without a driver.
 	has, err := h.vdpa(f)
 	if err != nil || has.driver == driver {
 		return err
@@ -92,8 +92,8 @@ func (h *Host) awaitVDPA(ctx context.Context, f function, want string, is func(v
 	return v, err
 }
 
-// vdpa returns the function's device. It reads the function's directory: the bus may
-// have thousands.
+// vdpa returns the function's vDPA device. It searches the function's
+// directory, because the bus can have thousands of devices.
 func (h *Host) vdpa(f function) (vdpa, error) {
 	bus, err := sysfs.Open(filepath.Join(h.config.Sysfs, busVDPA, "devices"))
 	if sysfs.IsAbsent(err) {

@@ -9,18 +9,19 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// AllocateSettings are what an answer depends on besides the configuration and
-// the devices.
+// AllocateSettings are the inputs of an allocation besides the configuration
+// and the devices.
 type AllocateSettings struct {
 	CDI bool // the runtime adds device nodes by CDI, from the file of CDISpec
-	// Exists reports whether a device node exists on the machine, by its path
-	// there: "/dev/vhost-net". nil: all exist. DeviceNodes.Exists is the real one.
+	// Exists reports whether the machine has a device node, such as
+	// "/dev/vhost-net"; nil: all exist. DeviceNodes.Exists reads it from the
+	// machine.
 	Exists func(path string) bool
 }
 
-// Allocate composes what one container gets with devices of a resource, in the
-// order of the kubelet's request. The error joins one for each device node that
-// does not exist.
+// Allocate composes the response for one container and devices of a resource,
+// in the order of the kubelet's request. The error joins one for each missing
+// device node.
 func Allocate(r Resource, members []Member, s AllocateSettings) (*v1beta1.ContainerAllocateResponse, error) {
 	var errs []error
 	var ids, qualified []string
@@ -32,7 +33,7 @@ func Allocate(r Resource, members []Member, s AllocateSettings) (*v1beta1.Contai
 		ids = append(ids, m.ID)
 		info[m.ID] = edits.info
 		nodes = append(nodes, edits.nodes...)
-		// A CDI device without nodes would be invalid, so the spec has none.
+		// CDI does not allow a device without edits.
 		if len(edits.nodes) > 0 {
 			qualified = append(qualified, cdiKind(r)+"="+m.ID)
 		}
@@ -53,7 +54,8 @@ func Allocate(r Resource, members []Member, s AllocateSettings) (*v1beta1.Contai
 	return answer, nil
 }
 
-// deviceSpecs are nodes in the kubelet's form, each path of the machine once.
+// deviceSpecs converts nodes to the kubelet's form, without duplicate host
+// paths.
 func deviceSpecs(nodes []deviceNode) []*v1beta1.DeviceSpec {
 	var all []*v1beta1.DeviceSpec
 	for _, n := range uniqueNodes(nodes) {
@@ -62,8 +64,8 @@ func deviceSpecs(nodes []deviceNode) []*v1beta1.DeviceSpec {
 	return all
 }
 
-// Topology is the NUMA node of a device's PCI function; nil: it has none, or the
-// resource does not publish it.
+// Topology returns the NUMA node of a device's PCI function; nil if the
+// function has none or the resource does not publish it.
 func Topology(r Resource, m Member) *v1beta1.TopologyInfo {
 	if r.ExcludeTopology || m.Function == nil || m.Function.NUMA < 0 {
 		return nil

@@ -9,17 +9,19 @@ import (
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// cdiVersion is the lowest that knows device names with a digit first and paths
-// that differ inside and outside; higher ones shut out older runtimes.
+// cdiVersion is the lowest CDI version that allows device names with a leading
+// digit and different paths on host and container; older runtimes reject higher
+// versions.
 const cdiVersion = "0.5.0"
 
-// The names of CDI specs of any resource.
+// Prefix and suffix of the file names of all CDI specs.
 const (
 	cdiPrefix = "sriov-dp-"
 	cdiSuffix = ".yaml"
 )
 
-// cdiClass is the class of a resource's CDI devices; their vendor is its prefix.
+// cdiClass returns the class of a resource's CDI devices. Their vendor is the
+// resource prefix.
 func cdiClass(r Resource) string {
 	switch r.Type {
 	case Accelerator:
@@ -32,10 +34,10 @@ func cdiClass(r Resource) string {
 
 func cdiKind(r Resource) string { return r.Prefix + "/" + cdiClass(r) }
 
-// CDISpec composes the CDI specification of a resource's devices, as YAML, and
-// the name of its file. Devices without device nodes are left out, since CDI
-// allows none without edits; content is nil if no device is left, and the file
-// must not exist then. Allocate checks whether nodes exist.
+// CDISpec composes the CDI specification of a resource's devices as YAML, and
+// its file name. Devices without device nodes are left out: CDI does not allow
+// a device without edits. If no device remains, content is nil, and the file
+// must not exist. Allocate, not CDISpec, checks that the nodes exist.
 func CDISpec(r Resource, members []Member, s AllocateSettings) (file string, content []byte, err error) {
 	file = cdiPrefix + r.Prefix + "-" + cdiClass(r) + "-" + r.Name + cdiSuffix
 	if err := checkVendor(r); err != nil {
@@ -66,11 +68,10 @@ func CDISpec(r Resource, members []Member, s AllocateSettings) (file string, con
 	return file, content, nil
 }
 
-// addCDIDevices names CDI devices in an answer. The annotation is upstream's,
-// with the name that CDI's library uses. The name is the same for all resources
-// of a prefix and type, and of two annotations with one name the kubelet drops
-// the second; so the devices are also in the CDIDevices field. Runtimes add a
-// device that is named twice once.
+// addCDIDevices adds CDI devices to a response, by upstream's annotation and in
+// the CDIDevices field. The annotation key is the same for all resources of a
+// prefix and type, and the kubelet drops duplicate keys, so the field is
+// required. Runtimes inject a device once even if it is named twice.
 func addCDIDevices(answer *v1beta1.ContainerAllocateResponse, r Resource, qualified []string) error {
 	if err := checkVendor(r); err != nil {
 		return err
@@ -91,7 +92,7 @@ func addCDIDevices(answer *v1beta1.ContainerAllocateResponse, r Resource, qualif
 }
 
 // checkVendor checks the prefix against CDI's rule for vendors and Kubernetes'
-// rule for names of annotations, which are narrower than that for resources.
+// rule for annotation keys. Both are stricter than the rule for resource names.
 func checkVendor(r Resource) error {
 	const most = 63
 	v := r.Prefix

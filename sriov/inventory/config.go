@@ -10,18 +10,18 @@ import (
 	"github.com/cleatproject/cleat/internal/strictjson"
 )
 
-// DefaultPrefix is the prefix of resources if no other is configured.
+// DefaultPrefix is the prefix of resources without a configured prefix.
 const DefaultPrefix = "intel.com"
 
 // MaxConfigSize bounds config.json in bytes: no ConfigMap is larger.
 const MaxConfigSize = 1 << 20
 
-// ParseOptions say how config.json is read.
+// ParseOptions are the options of ParseConfig.
 type ParseOptions struct {
 	Prefix string // of resources that name none; "" is DefaultPrefix
 	Strict bool   // probable mistakes are errors
-	// NoDDPTool: the program ddptool is not installed, which is a warning where
-	// a selector has DDP profiles.
+	// NoDDPTool: the program ddptool is not installed. Selectors with DDP
+	// profiles then get a warning.
 	NoDDPTool bool
 }
 
@@ -59,15 +59,16 @@ type Resource struct {
 // FullName is the name that a pod requests: intel.com/sriov.
 func (r Resource) FullName() string { return r.Prefix + "/" + r.Name }
 
-// EnvVariable is the name of the environment variable with the ids of the
-// resource's devices; the variable with the suffix _INFO describes each. A
-// hyphen stays.
+// EnvVariable returns the name of the environment variable with the ids of the
+// resource's devices. The variable with the suffix _INFO describes each. A
+// hyphen is kept.
 func (r Resource) EnvVariable() string {
 	return strings.ToUpper(strings.ReplaceAll("PCIDEVICE_"+r.Prefix+"_"+r.Name, ".", "_"))
 }
 
-// Info is the additional information of the device at a PCI address: that of
-// all devices, overridden by its own. It is nil if the resource has none.
+// Info returns the additional information of the device at a PCI address: the
+// entry "*", overridden by the device's own entry. It is nil if the resource
+// has none.
 func (r Resource) Info(address string) map[string]string {
 	if r.AdditionalInfo == nil {
 		return nil
@@ -78,8 +79,8 @@ func (r Resource) Info(address string) map[string]string {
 	return all
 }
 
-// Selector takes the devices that pass each of its filters. An empty filter
-// passes every device. Filters that the device type does not have are empty.
+// Selector selects the devices that pass all of its filters. An empty filter
+// passes every device. Filters that do not apply to the device type are empty.
 type Selector struct {
 	Vendors      []string `json:"vendors"`
 	Devices      []string `json:"devices"`
@@ -97,9 +98,9 @@ type Selector struct {
 	VDPAType     string   `json:"vdpaType" for:"netDevice"`                  // virtio, vhost; "" is no filter
 }
 
-// ParseConfig reads the text of config.json. Warnings are in the order of the
-// text. The error joins a *strictjson.Problem for each thing that is wrong, in
-// that order too; the Config is empty then.
+// ParseConfig parses config.json. Warnings are in the order of the text. The
+// error joins one *strictjson.Problem per mistake in the same order; the Config
+// is then empty.
 func ParseConfig(text []byte, o ParseOptions) (Config, []strictjson.Problem, error) {
 	if len(text) > MaxConfigSize {
 		return Config{}, nil, &strictjson.Problem{Line: 1, Column: 1, Text: fmt.Sprintf("the text has %d bytes, want at most %d", len(text), MaxConfigSize)}

@@ -15,12 +15,14 @@ import (
 type ConfigText struct {
 	Source string // the file, and the key if it has several
 	Text   []byte
-	// In a manifest: lines above the text, and its indentation.
+	// Position in a manifest: number of lines above the text, and its
+	// indentation.
 	Above, Indent int
 }
 
-// ConfigTexts returns the texts of ConfigMaps in a stream of YAML documents, or the whole
-// text if it is not a manifest. name is that of the file, for messages.
+// ConfigTexts returns the config texts of all ConfigMaps in a stream of YAML
+// documents, or the whole text if it is not a manifest. name is the file name
+// for messages.
 func ConfigTexts(name string, text []byte) ([]ConfigText, error) {
 	var all []ConfigText
 	var other error
@@ -62,8 +64,8 @@ func ConfigTexts(name string, text []byte) ([]ConfigText, error) {
 	return []ConfigText{{Source: name, Text: text}}, nil
 }
 
-// configMapTexts returns the key config.json of a ConfigMap, or all keys if it has
-// none.
+// configMapTexts returns the key config.json of a ConfigMap, or all its keys
+// without config.json.
 func configMapTexts(name string, manifest []byte, line int, of string, data map[string]string) (all []ConfigText) {
 	keys := slices.Sorted(maps.Keys(data))
 	if _, ok := data["config.json"]; ok {
@@ -83,8 +85,8 @@ func configMapTexts(name string, manifest []byte, line int, of string, data map[
 	return all
 }
 
-// blockIn finds a text that is an indented block of a manifest, so that its lines
-// can be reported as those of the file.
+// blockIn finds text as an indented block of a manifest, so that problems are
+// reported with line numbers of the file.
 func blockIn(manifest []byte, text string) (above, indent int, found bool) {
 	want := strings.Split(strings.TrimRight(text, "\n"), "\n")
 	have := strings.Split(string(manifest), "\n")

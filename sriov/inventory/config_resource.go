@@ -14,7 +14,7 @@ type configDocument struct {
 	ResourceList *strictjson.Value `json:"resourceList"`
 }
 
-// configResource is a Resource as it is written.
+// configResource is a Resource before its selectors are decoded.
 type configResource struct {
 	Resource
 	Selectors *strictjson.Value `json:"selectors"` // one or a list
@@ -48,13 +48,15 @@ func (r *configReader) document(root *strictjson.Value, prefix string) []Resourc
 	return all
 }
 
-// resource reads an element of resourceList; false: it cannot be used.
+// resource reads an element of resourceList; it returns false if the element is
+// unusable.
 func (r *configReader) resource(v *strictjson.Value, path, prefix string) (Resource, bool) {
 	if v.Kind != strictjson.Object {
 		r.fail(v, path, "it is %s, want an object with resourceName and selectors", v.Kind)
 		return Resource{}, false
 	}
-	// The operator and upstream's own pages write this internal field out.
+	// The operator and upstream's documentation write this internal field of
+	// upstream.
 	v.Members = slices.DeleteFunc(v.Members, func(m strictjson.Member) bool {
 		return m.Value.Kind == strictjson.Null && (strings.EqualFold(m.Key.Text, "SelectorObj") || strings.EqualFold(m.Key.Text, "SelectorObjs"))
 	})
@@ -77,8 +79,8 @@ func (r *configReader) resource(v *strictjson.Value, path, prefix string) (Resou
 	return res, ok && r.checkName(v, fields["resourceName"], path, res)
 }
 
-// unfiltered replaces missing selectors. Upstream's documentation allows that,
-// its program crashes.
+// unfiltered returns the default for missing selectors. Upstream documents that
+// selectors are optional, but crashes without them.
 func (r *configReader) unfiltered(v *strictjson.Value, path string, t DeviceType) ([]Selector, bool) {
 	if t == AuxNetDevice {
 		r.fail(v, path, "there are no selectors, want at least [{\"auxTypes\": [\"sf\"]}]")
@@ -98,7 +100,7 @@ func (r *configReader) checkDeviceType(f configField, t DeviceType) {
 	}
 }
 
-// proposal is the known word that was probably meant, or all known words.
+// proposal suggests the most similar known word, or lists all known words.
 func proposal(word string, known []string) string {
 	if near := strictjson.Nearest(word, known); near != "" {
 		return fmt.Sprintf("did you mean %q?", near)
@@ -106,7 +108,7 @@ func proposal(word string, known []string) string {
 	return "want one of " + strings.Join(known, ", ")
 }
 
-// checkInfo warns of additional information that no device gets.
+// checkInfo warns about additional information that matches no device.
 func (r *configReader) checkInfo(f configField, t DeviceType) {
 	if f.Value == nil {
 		return
@@ -122,9 +124,9 @@ func (r *configReader) checkInfo(f configField, t DeviceType) {
 	}
 }
 
-// checkName checks the resource's name against upstream's rule, and against
-// the kubelet's. A resource whose registration the kubelet would refuse is
-// left out (false), as upstream goes on with the others.
+// checkName checks the resource name against the rules of upstream and of the
+// kubelet. It returns false for a resource that the kubelet would refuse to
+// register: like upstream, the other resources are still served.
 func (r *configReader) checkName(v *strictjson.Value, name configField, path string, res Resource) (served bool) {
 	path = strictjson.Join(path, "resourceName")
 	if name.Value == nil {
@@ -151,8 +153,8 @@ var (
 	endsAlnum    = regexp.MustCompile(`^[a-zA-Z0-9].*[a-zA-Z0-9]$|^[a-zA-Z0-9]$`)
 )
 
-// refusedByKubelet returns why the kubelet does not accept the name as that of
-// an extended resource; "" if it does.
+// refusedByKubelet returns why the kubelet rejects the name of an extended
+// resource; "" if it accepts the name.
 func refusedByKubelet(res Resource) string {
 	switch {
 	case !domainName.MatchString(res.Prefix) || len("requests."+res.Prefix) > 253:
@@ -165,8 +167,8 @@ func refusedByKubelet(res Resource) string {
 	return ""
 }
 
-// unique finds resources of the same name, and those whose containers could
-// not tell which is which.
+// unique reports duplicate resource names, and names that map to the same
+// environment variable.
 func (r *configReader) unique(list *strictjson.Value, all []Resource) {
 	names, variables := map[string]Resource{}, map[string]Resource{}
 	for _, res := range all {

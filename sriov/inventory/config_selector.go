@@ -10,9 +10,9 @@ import (
 	"github.com/cleatproject/cleat/internal/strictjson"
 )
 
-// selectors reads one selector or a list of them; false: the resource cannot
-// be used. What upstream leaves out with a log line is left out with a warning;
-// what makes upstream exit is an error.
+// selectors reads one selector or a list of selectors; it returns false if the
+// resource is unusable. What upstream skips with a log line is skipped with a
+// warning; what makes upstream exit is an error.
 func (r *configReader) selectors(v *strictjson.Value, path string, t DeviceType) ([]Selector, bool) {
 	items, paths := []*strictjson.Value{v}, []string{path}
 	if v.Kind == strictjson.List {
@@ -33,7 +33,7 @@ func (r *configReader) selectors(v *strictjson.Value, path string, t DeviceType)
 		if !failed {
 			continue
 		}
-		// A resource that is left out has no other warnings.
+		// Other warnings about a resource that is left out are dropped.
 		if item.Kind != strictjson.Null {
 			wrong.Kind = DroppedResource
 			wrong.Text += ": the resource is left out"
@@ -48,7 +48,8 @@ func (r *configReader) selectors(v *strictjson.Value, path string, t DeviceType)
 	return all, !failed
 }
 
-// checkSelector finds selectors and values that select nothing, or everything.
+// checkSelector reports selectors and values that match no device, or every
+// device.
 func (r *configReader) checkSelector(v *strictjson.Value, path string, s Selector, t DeviceType, fields map[string]configField) {
 	for key, f := range fields {
 		for i, item := range f.Items {
@@ -84,8 +85,8 @@ var (
 	partitionKey = regexp.MustCompile(`^0x[0-9a-f]{4}$`)
 )
 
-// checkValue warns of a value that no device can have. Values are compared as
-// written, letter case included, with those of sysfs.
+// checkValue warns about a value that no device can have. Values are compared
+// with sysfs case-sensitively.
 func (r *configReader) checkValue(v *strictjson.Value, path, key string) {
 	text := v.Text
 	switch key {
@@ -119,8 +120,8 @@ func (r *configReader) checkValue(v *strictjson.Value, path, key string) {
 	}
 }
 
-// checkForm warns of a value without the form that all devices have; near is
-// proposed if it has that form.
+// checkForm warns about a value that does not have the required form. It
+// suggests near if near has the form.
 func (r *configReader) checkForm(v *strictjson.Value, path string, hasForm func(string) bool, want, near string) {
 	if hasForm(v.Text) {
 		return
@@ -132,8 +133,8 @@ func (r *configReader) checkForm(v *strictjson.Value, path string, hasForm func(
 	r.warn(NoEffect, v, path, "%q matches no device; %s", v.Text, hint)
 }
 
-// checkItems warns of elements of pfNames or rootDevices; isPF reports whether
-// a PF can have the name.
+// checkItems warns about elements of pfNames or rootDevices; isPF reports
+// whether a PF can have the name.
 func (r *configReader) checkItems(f configField, items []PFItem, isPF func(name string) bool) {
 	for n, i := range items {
 		v, path := f.Items[n], fmt.Sprintf("%s[%d]", f.path, n)
@@ -160,7 +161,7 @@ func (r *configReader) checkItems(f configField, items []PFItem, isPF func(name 
 }
 
 // PFItem is an element of pfNames or rootDevices: a PF and its selected
-// functions. "eth0" selects all, "eth0#0-3,5" five.
+// functions. "eth0" selects all functions, "eth0#0-3,5" selects five.
 type PFItem struct {
 	Text  string
 	Name  string // of the PF, or its address
@@ -168,8 +169,8 @@ type PFItem struct {
 	Spans []IndexRange // unless All
 }
 
-// IndexRange is a range of function indexes, both ends included. It is empty if
-// First is above Last.
+// IndexRange is an inclusive range of function indexes. It is empty if First >
+// Last.
 type IndexRange struct{ First, Last int }
 
 // Has reports whether the item selects the function with an index.
@@ -177,8 +178,8 @@ func (i PFItem) Has(index int) bool {
 	return i.All || slices.ContainsFunc(i.Spans, func(s IndexRange) bool { return s.First <= index && index <= s.Last })
 }
 
-// ParsePFItem parses one item. With an error the PFItem is what upstream makes of
-// the text: the ranges before the first one that cannot be parsed.
+// ParsePFItem parses one item. With an error it returns the ranges before the
+// first invalid one, as upstream does.
 func ParsePFItem(text string) (PFItem, error) {
 	name, functions, some := strings.Cut(text, "#")
 	i := PFItem{Text: text, Name: name, All: !some}
@@ -198,7 +199,7 @@ func ParsePFItem(text string) (PFItem, error) {
 	return i, nil
 }
 
-// UnmarshalText is ParsePFItem.
+// UnmarshalText implements encoding.TextUnmarshaler with ParsePFItem.
 func (i *PFItem) UnmarshalText(text []byte) (err error) {
 	*i, err = ParsePFItem(string(text))
 	return err

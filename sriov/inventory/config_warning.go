@@ -8,17 +8,18 @@ import (
 	"github.com/cleatproject/cleat/internal/strictjson"
 )
 
-// Kinds of problems of config.json. In strict mode the first five are errors, as
-// strictjson's: they are probably mistakes. The others are right but may surprise.
+// Kinds of problems of config.json. The first five, and those of strictjson,
+// are probable mistakes and errors in strict mode. The others are valid but
+// possibly unintended.
 const (
-	IgnoredKey      strictjson.ProblemKind = "ignored-key" // a key that has no meaning at its place
+	IgnoredKey      strictjson.ProblemKind = "ignored-key" // a key that is valid elsewhere in the document
 	BadRange        strictjson.ProblemKind = "bad-range"   // functions after the # that cannot be parsed
 	NoEffect        strictjson.ProblemKind = "no-effect"   // a value that no device can have
 	DroppedResource strictjson.ProblemKind = "dropped"     // a resource that cannot be parsed or registered, and is left out
 	Unfiltered      strictjson.ProblemKind = "unfiltered"  // selectors are missing: all devices match
 
 	CatchAll    strictjson.ProblemKind = "catch-all"     // an empty selector: all devices match
-	Surprising  strictjson.ProblemKind = "surprise"      // its meaning may not be what it seems
+	Surprising  strictjson.ProblemKind = "surprise"      // valid, but possibly not what was intended
 	NothingToDo strictjson.ProblemKind = "nothing-to-do" // there is no resource
 )
 
@@ -26,10 +27,10 @@ func isMistake(k strictjson.ProblemKind) bool {
 	return !slices.Contains([]strictjson.ProblemKind{CatchAll, Surprising, NothingToDo}, k)
 }
 
-// configReader collects what is wrong, so that one run reports everything.
+// configReader collects all problems, so that one run reports every mistake.
 type configReader struct {
 	noDDPTool bool
-	problems  []strictjson.Problem // without a kind: an error
+	problems  []strictjson.Problem // an empty kind is an error
 }
 
 func (r *configReader) fail(at *strictjson.Value, path, format string, args ...any) {
@@ -49,14 +50,14 @@ func failure(problems []strictjson.Problem) (strictjson.Problem, bool) {
 	return problems[i], true
 }
 
-// configField is a value that config.json sets.
+// configField is a value that is set in config.json.
 type configField struct {
 	*strictjson.Value
 	path string
 }
 
-// decode decodes an object of the document. It returns the values that are
-// set, by key as it is written here.
+// decode decodes an object of the document. It returns the values that are set,
+// by canonical key.
 func (r *configReader) decode(v *strictjson.Value, path string, into any, t DeviceType) map[string]configField {
 	fields := map[string]configField{}
 	o := strictjson.Options{FoldCase: true, For: string(t), Field: func(key, path string, v *strictjson.Value) {
@@ -72,7 +73,7 @@ func (r *configReader) decode(v *strictjson.Value, path string, into any, t Devi
 	return fields
 }
 
-// objectsWith names the objects of the document in which a key has a meaning.
+// objectsWith returns the names of the objects of the document that have a key.
 func objectsWith(key string) (names []string) {
 	add := func(name string, object any, t DeviceType) {
 		keys := strictjson.Keys(object, strictjson.Options{For: string(t)})

@@ -23,7 +23,7 @@ type deviceNode struct{ host, container string }
 
 func sameNode(path string) deviceNode { return deviceNode{path, path} }
 
-// containerEdits is what a container gets with one device.
+// containerEdits are the changes to a container for one device.
 type containerEdits struct {
 	settings AllocateSettings
 	id       string                       // of the device
@@ -40,7 +40,7 @@ func (g *containerEdits) exists(node string) bool {
 	return g.settings.Exists == nil || g.settings.Exists(node)
 }
 
-// edits collects what a container gets with a device.
+// edits collects the changes to a container for a device.
 func (s AllocateSettings) edits(r Resource, m Member) *containerEdits {
 	g := &containerEdits{settings: s, id: m.ID, info: map[string]map[string]string{"generic": {"deviceID": m.ID}}}
 	if m.Function == nil {
@@ -65,8 +65,9 @@ func (s AllocateSettings) edits(r Resource, m Member) *containerEdits {
 	return g
 }
 
-// selectorOf is the selector that took a device. A device that a pod holds can be
-// in a pool without a selector that takes it: the container gets nothing more.
+// selectorOf returns the selector that matched a device. A device held by a pod
+// can be in a pool without a matching selector; the container then gets no
+// extra device nodes.
 func selectorOf(r Resource, m Member) Selector {
 	if m.Selector < 0 || m.Selector >= len(r.Selectors) {
 		return Selector{}
@@ -74,8 +75,8 @@ func selectorOf(r Resource, m Member) Selector {
 	return r.Selectors[m.Selector]
 }
 
-// driver adds what the driver of a PCI function needs: upstream's drivers. The
-// parent of an auxiliary device never has one of them.
+// driver adds the device nodes that the function's driver requires (upstream's
+// driver types). The parent of an auxiliary device never has such a driver.
 func (g *containerEdits) driver(m Member) {
 	if m.Auxiliary != nil {
 		return
@@ -84,7 +85,8 @@ func (g *containerEdits) driver(m Member) {
 	case "vfio-pci":
 		info := map[string]string{"mount": vfioMaster}
 		g.info["vfio"] = info
-		// In the container a group without IOMMU has the name of other groups.
+		// Inside the container, a no-IOMMU group has the name of an ordinary
+		// group.
 		group := m.Function.IOMMUGroup
 		inside := strings.TrimPrefix(group, "noiommu-")
 		if !isBaseName(inside) {
@@ -105,7 +107,7 @@ func (g *containerEdits) driver(m Member) {
 	}
 }
 
-// vdpa adds the vDPA device of a function; only vhost has a device node.
+// vdpa adds the vDPA device of a function; only type vhost has a device node.
 func (g *containerEdits) vdpa(v *VDPA, wanted string) {
 	if v == nil {
 		g.fail("it has no vDPA device, which the vdpaType of its selector asks for")
@@ -126,7 +128,7 @@ func (g *containerEdits) vdpa(v *VDPA, wanted string) {
 	}
 }
 
-// The types of vDPA devices as vdpaType and Multus have them.
+// Types of vDPA devices in vdpaType and in device information files.
 const (
 	vhostType   = "vhost"
 	virtioType  = "virtio"
@@ -143,8 +145,8 @@ func vdpaType(driver string) string {
 	return invalidType
 }
 
-// rdma adds the nodes of a device's RDMA devices. The information has the first
-// node of the last device for each role, as upstream's.
+// rdma adds the nodes of a device's RDMA devices. As upstream, the information
+// has, for each role, the first node of the last RDMA device.
 func (g *containerEdits) rdma(m Member) {
 	info := map[string]string{}
 	g.info["rdma"] = info
@@ -167,8 +169,8 @@ func (g *containerEdits) rdma(m Member) {
 	}
 }
 
-// vhost adds the nodes for virtio-user. Upstream adds both or none, and reports
-// both if the first exists.
+// vhost adds the nodes for virtio-user. As upstream, it adds both nodes or
+// none, but reports both if /dev/vhost-net exists.
 func (g *containerEdits) vhost() {
 	if !g.exists(vhostNet) {
 		return
@@ -179,7 +181,7 @@ func (g *containerEdits) vhost() {
 	}
 }
 
-// need adds nodes below /dev that must exist; why is what they are for.
+// need adds nodes below /dev that must exist; why is their purpose, for errors.
 func (g *containerEdits) need(why string, nodes ...deviceNode) {
 	for _, n := range nodes {
 		if !isBelowDev(n.host) {
@@ -193,7 +195,7 @@ func (g *containerEdits) need(why string, nodes ...deviceNode) {
 	}
 }
 
-// uniqueNodes removes nodes with a path on the machine that came before.
+// uniqueNodes removes nodes with a duplicate host path.
 func uniqueNodes(nodes []deviceNode) []deviceNode {
 	var all []deviceNode
 	seen := map[string]bool{}
@@ -207,9 +209,9 @@ func uniqueNodes(nodes []deviceNode) []deviceNode {
 }
 
 var (
-	// plainName has the characters of names of devices and resources.
+	// plainName matches the characters of device and resource names.
 	plainName = regexp.MustCompile(`^[a-zA-Z0-9._:-]+$`)
-	// baseName is that of a file without a directory.
+	// baseName matches a file name without a directory.
 	baseName = regexp.MustCompile(`^[a-zA-Z0-9_:-][a-zA-Z0-9._:-]*$`)
 	// deviceName is CDI's rule for the names of devices.
 	deviceName = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._:-]*[a-zA-Z0-9])?$`)
@@ -217,25 +219,25 @@ var (
 
 func isBaseName(name string) bool { return baseName.MatchString(name) }
 
-// isBelowDev reports whether a name is a clean path below /dev.
+// isBelowDev reports whether name is a clean path below /dev.
 func isBelowDev(name string) bool {
 	rest, ok := strings.CutPrefix(name, "/dev/")
 	return ok && path.Clean(name) == name && plainName.MatchString(strings.ReplaceAll(rest, "/", ""))
 }
 
-// DeviceNodes reports which device nodes a machine has.
+// DeviceNodes reports which device nodes the machine has.
 type DeviceNodes struct {
 	Sysfs string // "": /sys
 	Dev   string // "": /dev
 }
 
-// Exists reports whether the machine has a device node, by its path on it:
-// /dev/vfio/12.
+// Exists reports whether the machine has a device node, by its host path such
+// as /dev/vfio/12.
 //
-// The /dev of a container, also of a privileged one, has the nodes of its start:
-// it misses those of functions that were bound later. Nodes that /dev does not
-// have are therefore looked up in sysfs: the kernel creates a node on the machine
-// for each device there.
+// The /dev of a container, even of a privileged one, lacks the nodes of
+// functions that were bound after its start. Nodes that are missing in /dev are
+// therefore looked up in sysfs: the kernel creates a node on the machine for
+// each device there.
 func (h DeviceNodes) Exists(path string) bool {
 	rest, ok := strings.CutPrefix(path, "/dev/")
 	if !ok || !isBelowDev(path) {
@@ -252,7 +254,8 @@ func (h DeviceNodes) Exists(path string) bool {
 	return err == nil && len(found) > 0
 }
 
-// sysfsPattern matches the path of a node's device in sysfs; "": not known.
+// sysfsPattern returns a glob for the sysfs path of a node's device; "" if
+// unknown.
 func sysfsPattern(rest string) string {
 	dir, base := filepath.Split(rest)
 	kind := strings.TrimRight(base, "0123456789")
@@ -268,7 +271,7 @@ func sysfsPattern(rest string) string {
 	case dir == "infiniband/" && (kind == "umad" || kind == "issm"):
 		return "class/infiniband_mad/" + base
 	case dir == "" && kind == "vhost-vdpa-":
-		return "bus/vdpa/devices/*/" + base // it is of no class
+		return "bus/vdpa/devices/*/" + base // vhost-vdpa devices have no class
 	}
 	return ""
 }

@@ -15,8 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DeviceFiles has the directories of the files for Multus and container runtimes;
-// "": not used. Its methods can be called concurrently for different files.
+// DeviceFiles has the directories of the files for Multus and container
+// runtimes; "" disables one. Its methods can be called concurrently for
+// different files.
 type DeviceFiles struct {
 	DeviceInfo string // usually /var/run/k8s.cni.cncf.io/devinfo/dp
 	CDI        string // usually /var/run/cdi
@@ -24,18 +25,19 @@ type DeviceFiles struct {
 
 const (
 	maxName = 255
-	// tempPrefix and tempSuffix form names that no reader opens: Multus opens a
-	// file by name, CDI's library only .json and .yaml.
+	// tempPrefix and tempSuffix form names that no reader opens: Multus opens
+	// files by name, the CDI library opens only .json and .yaml.
 	tempPrefix = ".cleat-"
 	tempSuffix = ".tmp"
-	// abandoned is the age from which the writer of a temporary file is dead.
+	// abandoned is the age after which a temporary file is left over from a
+	// dead writer.
 	abandoned = time.Minute
 )
 
-// isFileName reports whether a name can be that of a file.
+// isFileName reports whether name is valid as a file name.
 func isFileName(name string) bool { return isBaseName(name) && len(name) <= maxName }
 
-// dir is the directory of a file, by the form of its name.
+// dir returns the directory of a file, according to the form of its name.
 func (f DeviceFiles) dir(file string) (string, error) {
 	var dir string
 	switch {
@@ -56,9 +58,9 @@ func isSpec(file string) bool {
 	return isFileName(file) && strings.HasPrefix(file, cdiPrefix) && strings.HasSuffix(file, cdiSuffix)
 }
 
-// Write writes a file of DeviceInfo or CDISpec into its directory, which it
-// creates if needed. Readers see the old content or the new one, also after a
-// crash. A file with the same content is not written.
+// Write atomically writes a file of DeviceInfo or CDISpec, and creates its
+// directory if needed. After a crash, readers see the old or the new content. A
+// file with the same content is not written again.
 func (f DeviceFiles) Write(file string, content []byte) error {
 	dir, err := f.dir(file)
 	if err != nil {
@@ -81,8 +83,8 @@ func (f DeviceFiles) Write(file string, content []byte) error {
 	return nil
 }
 
-// hasContent reports whether a regular file has a content. To open other files
-// can block.
+// hasContent reports whether a regular file has the given content. Other file
+// types are not opened: open could block.
 func hasContent(root *os.Root, file string, content []byte) bool {
 	info, err := root.Lstat(file)
 	if err != nil || !info.Mode().IsRegular() || info.Size() != int64(len(content)) {
@@ -125,7 +127,7 @@ func replaceFile(root *os.Root, file string, content []byte) (err error) {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// Remove removes a file of DeviceInfo or CDISpec, if it exists.
+// Remove removes a file of DeviceInfo or CDISpec. A missing file is no error.
 func (f DeviceFiles) Remove(file string) error {
 	dir, err := f.dir(file)
 	if err != nil {
@@ -137,7 +139,7 @@ func (f DeviceFiles) Remove(file string) error {
 	return nil
 }
 
-// withoutPath removes the random name of a temporary file from an error.
+// withoutPath strips the random temporary file name from an error.
 func withoutPath(err error) error {
 	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		return path.Err
@@ -155,12 +157,13 @@ func ignoreNotExist(err error) error {
 	return err
 }
 
-// Sweep removes files for which keep is false, and temporary files of writers
-// that were killed: CDI specs whose names begin with sriov-dp-, also those of
-// resources that were removed, since two specs must not name one device; and
-// device information of these resources, since other plugins use that directory
-// too. Files of a pod's devices must be kept: its sandbox or container can be
-// created again at any time. Sweep returns what it removed, also with an error.
+// Sweep removes files for which keep returns false, and temporary files of
+// killed writers. It removes CDI specs named sriov-dp-* even of resources that
+// were removed from the configuration, since two specs must not define the same
+// device. It removes device information of the given resources only: other
+// plugins share that directory. keep must be true for files of devices that a
+// pod holds: its sandbox or container can be recreated at any time. Sweep
+// returns the removed names, also with an error.
 func (f DeviceFiles) Sweep(resources []Resource, keep func(file string) bool) (removed []string, err error) {
 	var errs []error
 	for _, d := range []struct {
@@ -204,8 +207,8 @@ func isAbandoned(e fs.DirEntry) bool {
 }
 
 // isInfo reports whether a file is the device information of one of the
-// resources. The form of an address separates resources of which one's name
-// begins with the other's.
+// resources. The address is checked because one resource name can be a prefix
+// of another.
 func isInfo(file string, resources []Resource) bool {
 	for _, r := range resources {
 		rest, begins := strings.CutPrefix(file, infoPrefix(r))

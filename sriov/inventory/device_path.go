@@ -6,18 +6,19 @@ import (
 	"strings"
 )
 
-// devicePath is the path of a device below a PCI function, from a link of sysfs:
-// ../../devices/pci0000:00/0000:00:03.0/virtio2/net/eth0 is at 0000:00:03.0, below it virtio2.
+// devicePath is the location of a device below a PCI function, parsed from a
+// sysfs link: ../../devices/pci0000:00/0000:00:03.0/virtio2/net/eth0 has
+// address 0000:00:03.0 and below virtio2.
 type devicePath struct {
 	address string // of the nearest PCI function; "" for none
-	below   string // what is between that and the device
+	below   string // path between the function and the device
 }
 
-// String is the address and what is below it.
+// String returns the address and the path below it.
 func (p devicePath) String() string { return strings.TrimSuffix(p.address+"/"+p.below, "/") }
 
-// parseDevicePath parses a link's target, of which the last own elements are the
-// device's: its name, and its class if it has one.
+// parseDevicePath parses a link target whose last own elements belong to the
+// device: its name and, for a class device, its class.
 func parseDevicePath(target string, own int) devicePath {
 	for range own {
 		target = target[:max(strings.LastIndexByte(target, '/'), 0)]
@@ -32,22 +33,22 @@ func parseDevicePath(target string, own int) devicePath {
 	return devicePath{}
 }
 
-// isFunction reports whether the device is the function's own: directly below it,
-// or below its only virtio device.
+// isFunction reports whether the device belongs to the function itself:
+// directly below it, or below its virtio device.
 func (p devicePath) isFunction() bool {
 	return p.address != "" && (p.below == "" || strings.HasPrefix(p.below, "virtio") && !strings.Contains(p.below, "/"))
 }
 
-// pciAddress is like 0000:3b:02.1, as the kernel writes it. A domain can have more
-// digits (VMD's have five).
+// pciAddress matches an address as the kernel writes it: 0000:3b:02.1. A domain
+// can have more than four digits (VMD uses five).
 var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$`)
 
 func isAddress(s string) bool { return pciAddress.MatchString(s) }
 
-// compareAddresses orders by number: domain 10000 is after ffff.
+// compareAddresses compares numerically: domain 10000 sorts after ffff.
 func compareAddresses(a, b string) int {
 	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }
 
-// base is the last element of a link's target.
+// base returns the last element of a link target.
 func base(target string) string { return target[strings.LastIndexByte(target, '/')+1:] }

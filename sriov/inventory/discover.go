@@ -15,49 +15,51 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// Links reads network devices; netlinks.Kernel is the real one.
+// Links lists network devices and default routes; netlinks.Kernel is the
+// production implementation.
 type Links interface {
 	Links(context.Context) ([]netlinks.Link, error)
-	// DefaultRoutes returns the indexes of the links that default routes use;
-	// with an error those that it found.
+	// DefaultRoutes returns the indexes of the links that default routes use.
+	// With an error the result is partial.
 	DefaultRoutes(context.Context) ([]int, error)
 }
 
-// DiscoverConfig has the sources of a discovery.
+// DiscoverConfig has the data sources of Discover.
 type DiscoverConfig struct {
 	Sysfs string // "": /sys
-	Dev   string // "": /dev; paths in the snapshot begin with /dev all the same
+	Dev   string // "": /dev; paths in the snapshot always begin with /dev
 	Links Links  // nil: netlinks.Kernel
-	// Devlink reports profiles and RDMA capability. Nil: a new devlink.Recent.
-	// Repeated discoveries share one: it remembers answers, and a driver that
-	// hangs blocks one goroutine of it at most.
+	// Devlink reports profiles and RDMA capability; nil: a new devlink.Recent.
+	// Repeated discoveries must share one: it caches results, and a hanging
+	// driver blocks at most one of its goroutines.
 	Devlink Devlink
-	// Profiles is the source of DDP profiles that no driver reports; nil: none.
+	// Profiles is the source of DDP profiles that no driver reports; nil: no
+	// source.
 	Profiles Profiles
 }
 
-// Values of Problem.What that concern no single function.
+// Values of Problem.What that do not name a single function.
 const (
 	WhatLinks    = "links"          // only the names of network devices are known
-	WhatRoutes   = "default routes" // a function with a default route may not be marked
-	WhatDevlink  = "devlink"        // profiles and RDMA capabilities may be missing
-	WhatProfiles = "ddptool"        // the profile of an adapter may be missing
+	WhatRoutes   = "default routes" // a function with a default route can be unmarked
+	WhatDevlink  = "devlink"        // profiles and RDMA capabilities can be missing
+	WhatProfiles = "ddptool"        // the profile of an adapter can be missing
 )
 
-// maxReaders bounds how many functions are read at once.
+// maxReaders bounds the number of functions that are read concurrently.
 const maxReaders = 4
 
 // Discover reads the functions and auxiliary devices of the machine. What
-// cannot be read is a Problem of the snapshot; the error is for a context that
-// ended and for a missing sysfs.
+// cannot be read is a Problem of the snapshot; Discover fails only if the
+// context ends or sysfs is missing.
 //
-// The kernel creates and removes functions meanwhile. A function that vanished
-// is left out; one that is being created or removed is left out with a Problem,
-// so that a virtual function is never taken for a physical one.
+// The kernel creates and removes functions concurrently. A removed function is
+// left out. A function that is being created or removed is left out with a
+// Problem, so that a virtual function is never mistaken for a physical one.
 //
-// Nothing here waits for a lock of the kernel: sriov_numvfs, which waits until
-// a driver has created its functions, is not read. Devlink does wait, for a
-// second at most.
+// Discover does not block on driver locks: it does not read sriov_numvfs, which
+// blocks until the driver has created its functions. Devlink can block, but for
+// at most a second.
 func Discover(ctx context.Context, c DiscoverConfig) (*Snapshot, error) {
 	c.Sysfs, c.Dev = cmp.Or(c.Sysfs, "/sys"), cmp.Or(c.Dev, "/dev")
 	if c.Links == nil {
@@ -79,7 +81,7 @@ func Discover(ctx context.Context, c DiscoverConfig) (*Snapshot, error) {
 	return snapshot, nil
 }
 
-// scan is one discovery.
+// scan is the state of one Discover call.
 type scan struct {
 	root   sysfs.Dir
 	config DiscoverConfig
@@ -91,7 +93,7 @@ type scan struct {
 	problems []Problem
 }
 
-// problem records an error, unless it is nil.
+// problem records an error; nil is ignored.
 func (s *scan) problem(what string, err error) {
 	if err == nil {
 		return
@@ -105,7 +107,8 @@ func (s *scan) run(ctx context.Context) *Snapshot {
 	s.readFunctions(ctx)
 	s.readAuxiliaries()
 	var done sync.WaitGroup
-	// Each sets other fields of the functions.
+	// The readers run concurrently: each sets different fields of the
+	// functions.
 	for _, read := range []func(context.Context){s.network, s.rdma, s.userspace, s.devlink} {
 		done.Go(func() { read(ctx) })
 	}
@@ -127,9 +130,9 @@ func (s *scan) run(ctx context.Context) *Snapshot {
 	return snapshot
 }
 
-// eachDevice calls for each link of a directory, with the path of the device.
-// A directory that does not exist has no devices. Entries that are not links
-// are files of the class.
+// eachDevice calls call with each link of a directory and the path of its
+// device. A missing directory has no devices. Entries that are not links are
+// attributes of the class and are skipped.
 func (s *scan) eachDevice(dir string, below int, call func(class sysfs.Dir, name string, at devicePath)) {
 	class, err := s.root.Open(dir)
 	if err != nil {
@@ -151,7 +154,7 @@ func (s *scan) eachDevice(dir string, below int, call func(class sysfs.Dir, name
 	}
 }
 
-// absentIsNone removes the error for a file that does not exist.
+// absentIsNone returns nil for the error of a missing file.
 func absentIsNone(err error) error {
 	if sysfs.IsAbsent(err) {
 		return nil
@@ -159,8 +162,8 @@ func absentIsNone(err error) error {
 	return err
 }
 
-// readFunctions reads every function of the classes here, and which is whose
-// virtual function.
+// readFunctions reads every network function and accelerator, and the PF of
+// each virtual function.
 func (s *scan) readFunctions(ctx context.Context) {
 	const dir = "bus/pci/devices"
 	bus, err := s.root.Open(dir)

@@ -13,29 +13,29 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// Devlink is what drivers report of their devices; *devlink.Recent is the real
-// one.
+// Devlink reports driver properties of devices; *devlink.Recent is the
+// production implementation.
 type Devlink interface {
-	// Devices returns soon after ctx ends. With an error it returns what is known.
+	// Devices returns soon after ctx ends. With an error the result is partial.
 	Devices(ctx context.Context) (map[devlink.Handle]devlink.Device, error)
 }
 
-// NoDevlink asks no driver: for users that need neither DDP profiles nor RDMA
-// capabilities.
+// NoDevlink is a Devlink without devices, for callers that need neither DDP
+// profiles nor RDMA capability.
 type NoDevlink struct{}
 
 // Devices returns no device.
 func (NoDevlink) Devices(context.Context) (map[devlink.Handle]devlink.Device, error) { return nil, nil }
 
-// devlinkTimeout bounds the wait for drivers: they answer after what they are
-// doing, such as the creation of virtual functions.
+// devlinkTimeout bounds the wait for drivers: a driver answers only after its
+// current operation, such as the creation of virtual functions.
 const devlinkTimeout = time.Second
 
-// devlink follows upstream in the meaning of profiles and RDMA capability.
-//
-// A function can do RDMA if it has an RDMA device, or if its driver says so, as
-// it does while a pod has the device in exclusive mode. The profile is its own,
-// or its PF's: ice reports it for physical functions alone.
+// devlink sets RDMACapable and DDPProfile with upstream's meaning. A function
+// is RDMA capable if it has an RDMA device or its driver reports RDMA, which
+// the driver does even while the RDMA device is in a pod's namespace (exclusive
+// mode). The DDP profile is that of the function or of its PF: ice reports
+// profiles for physical functions only.
 func (s *scan) devlink(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, devlinkTimeout)
 	defer cancel()
@@ -51,7 +51,7 @@ func (s *scan) devlink(ctx context.Context) {
 }
 
 // Profiles is a source of DDP profiles for adapters whose drivers report none;
-// *ddptool.Tool is the real one.
+// *ddptool.Tool is the production implementation.
 type Profiles interface {
 	Profile(ctx context.Context, address string) (string, error)
 }
@@ -59,8 +59,8 @@ type Profiles interface {
 // intel is the only vendor with DDP profiles.
 const intel = "8086"
 
-// profiles asks for the profile of each PF of Intel that no driver reported;
-// its virtual functions have the same.
+// profiles sets the DDP profile of Intel functions whose driver reports none.
+// Virtual functions get the profile of their PF.
 func (s *scan) profiles(ctx context.Context) {
 	if s.config.Profiles == nil {
 		return
@@ -90,7 +90,7 @@ func (s *scan) profiles(ctx context.Context) {
 }
 
 // userspace reads the UIO and vDPA devices of functions. The vDPA device of a
-// scalable function does not belong to its parent function.
+// scalable function does not belong to the parent function.
 func (s *scan) userspace(context.Context) {
 	s.eachDevice("class/uio", 2, func(_ sysfs.Dir, name string, at devicePath) {
 		if f := s.functions[at.address]; f != nil && at.isFunction() && f.UIO == "" {

@@ -10,16 +10,17 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// functionReading is a function as read from its own directory.
+// functionReading is the result of reading a function's sysfs directory.
 type functionReading struct {
-	// function is nil if it is of another class, was removed, or could not be read.
+	// function is nil if it has another class, was removed, or could not be
+	// read.
 	function *Function
 	physfn   string // "" for none
 	capable  *sriovCapability
 	problems []Problem
 }
 
-// sriovCapability is that of a function that can have virtual functions.
+// sriovCapability is the SR-IOV capability of a physical function.
 type sriovCapability struct {
 	virtual []string // addresses by index; "" for none
 	device  string   // device id of its virtual functions
@@ -28,9 +29,9 @@ type sriovCapability struct {
 	total   int
 }
 
-// readFunction reads the function at an address. A missing file is no property.
-// A function whose identity, driver or PF cannot be read is left out; other
-// properties that cannot be read are left out alone.
+// readFunction reads the function at an address. A missing attribute leaves its
+// field empty. A function whose identity, driver or PF cannot be read is left
+// out; any other unreadable property only leaves its field empty.
 func readFunction(bus sysfs.Dir, address string) functionReading {
 	var r functionReading
 	add := func(err error) {
@@ -77,8 +78,9 @@ func readFunction(bus sysfs.Dir, address string) functionReading {
 	add(err)
 	f.IOMMUGroup, err = readGroup(dir, f.Driver)
 	add(err)
-	// Files above can be missing because the function, and with it the link to
-	// its PF, was removed meanwhile. The file numa_node exists until then.
+	// Attributes can be missing above, including the physfn link, because the
+	// function is being removed. numa_node exists until the removal is
+	// complete.
 	node, err := readNumber(dir, "numa_node", absent)
 	add(err)
 	if node == absent && !dir.Has("device") && !dir.Has("modalias") {
@@ -89,8 +91,8 @@ func readFunction(bus sysfs.Dir, address string) functionReading {
 	return r
 }
 
-// readIdentity reads vendor, device and class: from modalias at once, or one by
-// one without it.
+// readIdentity reads vendor, device and class, from modalias if possible,
+// otherwise from their own files.
 func readIdentity(dir sysfs.Dir, f *Function) error {
 	alias, err := dir.Text("modalias")
 	if m := pciAlias.FindStringSubmatch(alias); err == nil && m != nil {
@@ -114,17 +116,19 @@ func readIdentity(dir sysfs.Dir, f *Function) error {
 	return nil
 }
 
-// pciAlias is like pci:v00008086d0000154Csv00008086sd00000000bc02sc00i00.
+// pciAlias matches the modalias of a PCI device, such as
+// pci:v00008086d0000154Csv00008086sd00000000bc02sc00i00.
 var pciAlias = regexp.MustCompile(`^pci:v0000([[:xdigit:]]{4})d0000([[:xdigit:]]{4})sv.{8}sd.{8}bc([[:xdigit:]]{2})sc([[:xdigit:]]{2})i([[:xdigit:]]{2})$`)
 
-// linkBase is the last element of a link's target; "" without a link.
+// linkBase returns the last element of a link target; "" if the link does not
+// exist.
 func linkBase(dir sysfs.Dir, name string) (string, error) {
 	target, err := dir.Link(name)
 	return base(target), absentIsNone(err)
 }
 
-// readGroup reads the IOMMU group. Without an IOMMU, VFIO creates groups of its
-// own; their device nodes have other names.
+// readGroup reads the IOMMU group. Without an IOMMU, VFIO creates its own
+// groups, whose device nodes are named noiommu-N.
 func readGroup(dir sysfs.Dir, driver string) (string, error) {
 	group, err := linkBase(dir, "iommu_group")
 	if err != nil || group == "" || !strings.Contains(driver, "vfio") {
@@ -140,11 +144,11 @@ func readGroup(dir sysfs.Dir, driver string) (string, error) {
 	return group, nil
 }
 
-// absent is a number that no file has: they have 32 bits.
+// absent is a value that no attribute has: attributes have 32 bits.
 const absent = math.MinInt
 
-// readNumber reads a decimal number from a file; without a number it returns
-// otherwise.
+// readNumber reads a decimal attribute; it returns otherwise if the attribute
+// is missing or invalid.
 func readNumber(dir sysfs.Dir, name string, otherwise int) (int, error) {
 	text, err := dir.Text(name)
 	if err != nil {

@@ -13,11 +13,11 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// listTries bounds how often the devices in sysfs and the kernel's links are
-// listed until both have the same names: udev renames devices as they appear.
+// listTries bounds the attempts to list sysfs and netlink until both have the
+// same names: udev renames devices as they appear.
 const listTries = 3
 
-// network reads all links at once, instead of those of each device.
+// network reads all links with one request instead of one per device.
 func (s *scan) network(ctx context.Context) {
 	at, links, byName := s.listLinks(ctx)
 	uplinks := map[string]port{}                // by address of the PF
@@ -39,7 +39,7 @@ func (s *scan) network(ctx context.Context) {
 			if a != nil && where.address != "" {
 				a.Netdev = append(a.Netdev, device)
 			}
-		case f == nil || isRepresentor(link): // of another function's port
+		case f == nil || isRepresentor(link): // the port of another function
 		default:
 			f.Netdevs = append(f.Netdevs, device)
 			if link.SwitchID != "" {
@@ -59,8 +59,8 @@ func (s *scan) network(ctx context.Context) {
 	}
 }
 
-// routes marks the devices that carry a default route, also through a link
-// above theirs.
+// routes marks the devices that carry a default route, directly or through an
+// upper link such as a VLAN.
 func (s *scan) routes(ctx context.Context, at map[string]devicePath, links []netlinks.Link) {
 	routes, err := s.config.Links.DefaultRoutes(ctx)
 	s.problem(WhatRoutes, err)
@@ -74,7 +74,7 @@ func (s *scan) routes(ctx context.Context, at map[string]devicePath, links []net
 	}
 }
 
-// listLinks returns the paths of network devices in sysfs, by name, and the
+// listLinks returns the sysfs paths of network devices by name, and the
 // kernel's links, also by name.
 func (s *scan) listLinks(ctx context.Context) (at map[string]devicePath, links []netlinks.Link, byName map[string]netlinks.Link) {
 	for try := 1; ; try++ {
@@ -104,9 +104,10 @@ func (s *scan) listLinks(ctx context.Context) (at map[string]devicePath, links [
 	}
 }
 
-// carriers returns the names of the links that the routes use and of all links
-// below them: a VLAN's link, the members of a bond or bridge. Where Open vSwitch
-// forwards packets only its own rules say, so all its ports count.
+// carriers returns the names of the links that the routes use and of all their
+// lower links: a VLAN's link, the members of a bond or bridge. Open vSwitch
+// forwards by its own rules, which the kernel does not show, so all its ports
+// count.
 func carriers(links []netlinks.Link, routes []int) map[string]bool {
 	byIndex := map[int]netlinks.Link{}
 	members := map[int][]int{}
@@ -145,14 +146,15 @@ func carriers(links []netlinks.Link, routes []int) map[string]bool {
 	return names
 }
 
-// isScalable reports whether a network device is a scalable function's, whose
-// routes are not those of the parent function.
+// isScalable reports whether a network device belongs to a scalable function.
+// Its routes do not count for the parent function.
 func isScalable(at devicePath) bool {
 	_, kind, _, ok := parseAuxiliary(at.below)
 	return ok && kind == scalable
 }
 
-// pfNames returns the names of a PF, those in sysfs first.
+// pfNames returns the names of a PF: the primary names, then the alternative
+// names.
 func pfNames(of []Netdev) []string {
 	var names, others []string
 	for _, d := range of {
@@ -162,24 +164,24 @@ func pfNames(of []Netdev) []string {
 	return append(names, others...)
 }
 
-// anyPF is the PF in the port names of older kernels, which have a VF's index alone.
+// anyPF is the PF in port names of older kernels, which have only the VF index.
 const anyPF = -1
 
-// port is a PF as its embedded switch knows it.
+// port is a PF as seen by its embedded switch.
 type port struct {
 	switchID string
 	pf       int
 }
 
-// representation is a virtual function as the switch knows it.
+// representation is a virtual function as seen by the embedded switch.
 type representation struct {
 	port
 	vf int
 }
 
 // isRepresentor reports whether a link is a port of an embedded switch that
-// represents another function. The switch's uplink is p0, a representor pf0vf3,
-// pf0sf88, c1pf0 or, in older kernels, 3.
+// represents another function. Port names are p0 for the uplink, and pf0vf3,
+// pf0sf88, c1pf0 or, in older kernels, 3 for representors.
 func isRepresentor(l netlinks.Link) bool {
 	if l.SwitchID == "" || l.PortName == "" {
 		return false
@@ -189,7 +191,8 @@ func isRepresentor(l netlinks.Link) bool {
 }
 
 // represents returns the virtual function of this machine that a link
-// represents. Names with a c are of another machine: this one is its DPU.
+// represents. Names with a c (controller) are functions of a host whose DPU is
+// this machine.
 func represents(l netlinks.Link) (representation, bool) {
 	if !isRepresentor(l) {
 		return representation{}, false
@@ -208,8 +211,8 @@ func represents(l netlinks.Link) (representation, bool) {
 	return representation{of, int(vf)}, err == nil
 }
 
-// uplinkPort is a PF's own port: p1 is PF 1. A port with another name has the
-// number of the PCI function, as drivers count.
+// uplinkPort returns the port of a PF: p1 is PF 1. For other port names it is
+// the PCI function number, as drivers number ports.
 func uplinkPort(l netlinks.Link, address string) port {
 	if n, err := strconv.ParseUint(strings.TrimPrefix(l.PortName, "p"), 10, 16); err == nil {
 		return port{l.SwitchID, int(n)}

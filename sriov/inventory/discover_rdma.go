@@ -13,14 +13,14 @@ import (
 
 const infiniband = "class/infiniband"
 
-// rdma reads the RDMA devices of this namespace.
+// rdma reads the RDMA devices of this network namespace.
 func (s *scan) rdma(context.Context) {
 	var found []string
 	at := map[string]devicePath{}
 	on := map[devicePath][]string{}
 	s.eachDevice(infiniband, 2, func(class sysfs.Dir, name string, where devicePath) {
 		if where.address == "" {
-			return // one in software
+			return // a software RDMA device
 		}
 		found = append(found, name)
 		at[name], on[where] = where, append(on[where], name)
@@ -42,8 +42,9 @@ func (s *scan) rdma(context.Context) {
 }
 
 // charDevices returns the device nodes of each RDMA device, with the connection
-// manager's if it exists. A node has the path of its RDMA device; where several
-// have that path, the node is asked which is its own.
+// manager's if it exists. A node has the same path as its RDMA device; if
+// several RDMA devices share a path, the node's ibdev attribute identifies its
+// device.
 func (s *scan) charDevices(on map[devicePath][]string) map[string][]CharDevice {
 	of := map[string][]CharDevice{}
 	for _, dir := range []string{"class/infiniband_mad", "class/infiniband_verbs"} {

@@ -9,11 +9,10 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// maxVFs is what the 16 bits of the SR-IOV capability can count to.
+// maxVFs is the maximum of the 16-bit counter of the SR-IOV capability.
 const maxVFs = 1<<16 - 1
 
-// readCapability reads what a function has in common for its virtual functions;
-// nil if it cannot have any.
+// readCapability reads the SR-IOV capability of a function; nil if it has none.
 func readCapability(dir sysfs.Dir) (*sriovCapability, error) {
 	total, err := readNumber(dir, "sriov_totalvfs", NoIndex)
 	if err != nil {
@@ -39,7 +38,7 @@ func readCapability(dir sysfs.Dir) (*sriovCapability, error) {
 	return c, c.readVirtual(dir)
 }
 
-// count is the number of virtual functions.
+// count returns the number of virtual functions.
 func (c *sriovCapability) count() int {
 	n := 0
 	for i := 0; c != nil && i < len(c.virtual); i++ {
@@ -83,7 +82,7 @@ func (c *sriovCapability) readVirtual(dir sysfs.Dir) error {
 }
 
 var (
-	errHalfway = errors.New("the function is being made or removed: look again when its PF has settled")
+	errHalfway = errors.New("the function is being created or removed: discover again when its PF is stable")
 	errTwice   = errors.New("two physical functions claim the function")
 )
 
@@ -93,7 +92,8 @@ type membership struct {
 	index int
 }
 
-// relate joins the readings: the virtual functions of a PF and their indexes.
+// relate sets the PF and index of virtual functions, and adds complete
+// functions to the scan.
 func (s *scan) relate(read []functionReading) {
 	members, twice := claims(read)
 	slots := newVFSlots(read)
@@ -110,11 +110,11 @@ func (s *scan) relate(read []functionReading) {
 			err = errTwice
 		case physfn == "" && !member && slots.has(f):
 			err = errHalfway
-		case physfn == "" && !member: // a physical function, or its PF is another machine's
+		case physfn == "" && !member: // a physical function, or a VF passed through without its PF
 			m = membership{f.PF, f.VF}
 		case m.pf != physfn:
-			// The kernel creates a function first, then the link of its PF,
-			// then its own link, and removes them in reverse order.
+			// The kernel creates a function, then the PF's virtfn link, then
+			// the physfn link, and removes them in reverse order.
 			err = fmt.Errorf("%w (its PF is %q by its own link, %q by the PF's)", errHalfway, physfn, m.pf)
 		}
 		if err != nil {
@@ -126,8 +126,8 @@ func (s *scan) relate(read []functionReading) {
 	}
 }
 
-// claims returns the PF of each virtual function by the PFs' links, and the
-// functions that several PFs link.
+// claims returns the PF and index of each virtual function according to the
+// PFs' virtfn links, and the functions that several PFs link.
 func claims(read []functionReading) (members map[string]membership, twice map[string]bool) {
 	members, twice = make(map[string]membership, len(read)), map[string]bool{}
 	for i := range read {
@@ -149,7 +149,7 @@ func claims(read []functionReading) (members map[string]membership, twice map[st
 	return members, twice
 }
 
-// vfSlots has the PFs by domain, vendor and device of their virtual functions.
+// vfSlots has the PFs by domain, vendor and VF device id.
 type vfSlots map[string][]*functionReading
 
 func newVFSlots(read []functionReading) vfSlots {
@@ -164,8 +164,9 @@ func newVFSlots(read []functionReading) vfSlots {
 	return h
 }
 
-// has reports whether a function has the routing id and the ids of a virtual
-// function of a PF: without its link to the PF it looks like a physical one.
+// has reports whether a function has the routing id and device ids of a PF's
+// virtual function. Without its physfn link such a function looks like a
+// physical one.
 func (h vfSlots) has(f *Function) bool {
 	for _, r := range h[slotKey(f.Address, f.Vendor, f.Device)] {
 		distance := routingID(f.Address) - routingID(r.function.Address) - r.capable.offset
@@ -182,11 +183,11 @@ func slotKey(address, vendor, device string) string {
 	return domain + " " + vendor + " " + device
 }
 
-// routingID is bus, device and function as one number, as PCI counts them.
+// routingID returns the 16-bit PCI routing id: bus, device and function.
 func routingID(address string) int {
 	rest := address[len(address)-len("3b:02.1"):]
 	n := func(s string) int {
-		v, _ := strconv.ParseUint(s, 16, 8) // isAddress was checked
+		v, _ := strconv.ParseUint(s, 16, 8) // validated by isAddress
 		return int(v)
 	}
 	return n(rest[0:2])<<8 | n(rest[3:5])<<3 | n(rest[6:])

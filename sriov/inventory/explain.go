@@ -5,15 +5,15 @@ import (
 	"slices"
 )
 
-// Explanation says of one device which resource has it, and why the others do
-// not.
+// Explanation explains for one device why a resource has it, and why the others
+// do not.
 type Explanation struct {
 	Device
-	LeftOut  string    // why no pool may have it, then without verdicts; "" for none
-	Resource string    // the full name of the one that takes or keeps it, the first of several; "" for none
-	Held     bool      // a pod has it
+	LeftOut  string    // why it is excluded from all pools; Verdicts is then empty; "" if not excluded
+	Resource string    // full name of the (first) resource that takes or keeps it; "" for none
+	Held     bool      // a pod holds it
 	Wrong    string    // as Member.Wrong
-	Verdicts []Verdict // one for each selector, in the order in which they may take
+	Verdicts []Verdict // one for each selector, in the order of precedence
 }
 
 // Outcome is the result of a selector for a device.
@@ -24,15 +24,15 @@ const (
 	Taken   Outcome = "taken"
 	Late    Outcome = "late"    // it passes, but an earlier selector took it
 	Refused Outcome = "refused" // by the filter that the verdict names
-	// Of a device that a pod has:
-	Kept     Outcome = "kept"     // the pod has it from this resource, whatever the filters say
-	Withheld Outcome = "withheld" // it passes, but the pod has it from another resource
+	// For a device that a pod holds:
+	Kept     Outcome = "kept"     // the pod got it from this resource; filters are not applied
+	Withheld Outcome = "withheld" // it passes, but the pod got it from another resource
 )
 
 // DeviceTypeFilter is the Filter of a verdict about a device of another type.
 const DeviceTypeFilter = "deviceType"
 
-// Verdict is what a selector says about a device.
+// Verdict is the result of one selector for a device.
 type Verdict struct {
 	Resource string   `json:"resource"` // full name
 	Index    int      `json:"index"`    // of the resource in resourceList
@@ -40,11 +40,11 @@ type Verdict struct {
 	Outcome  Outcome  `json:"outcome"`
 	Filter   string   `json:"filter,omitempty"` // Refused: the key of the first filter that refused
 	Wanted   []string `json:"wanted,omitempty"` // Refused: any of these, as config.json has them
-	Found    string   `json:"found,omitempty"`  // Refused: the device's; "" for none
+	Found    string   `json:"found,omitempty"`  // Refused: the device's value; "" for none
 }
 
-// Passed is the number of filters, in their order, before the one that refused
-// the device; all of them for a device that passes.
+// Passed returns the number of filters before the one that refused the device,
+// in filter order; the number of all filters if the device passes.
 func (v Verdict) Passed() int {
 	all := allFilters(Selector{})
 	if v.Outcome != Refused {
@@ -53,8 +53,8 @@ func (v Verdict) Passed() int {
 	return slices.IndexFunc(all, func(f filter) bool { return f.key == v.Filter }) + 1 // 0 for DeviceTypeFilter
 }
 
-// Explain reports for each device of a snapshot, by type and id, what Assign does
-// with it.
+// Explain reports for each device of a snapshot, by type and id, how Assign
+// decides.
 func Explain(c Config, s *Snapshot, o AssignOptions) []Explanation {
 	sels, all := prepareCandidates(c, s, o)
 	explanations := make([]Explanation, 0, len(all))

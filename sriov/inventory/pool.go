@@ -1,7 +1,8 @@
 package inventory
 
-// Device is a device that can be in a pool. It points into the snapshot; a device
-// that a pod has points to a copy with what moved into the pod's namespace.
+// Device is a device that can be in a pool. It points into the snapshot. A
+// device held by a pod points to a copy that includes what moved into the pod's
+// namespace.
 type Device struct {
 	ID        string     // of the kubelet: 0000:3b:02.1, mlx5_core.sf.4
 	Function  *Function  // of an auxiliary device: its parent
@@ -11,8 +12,8 @@ type Device struct {
 // Address is the key of additionalInfo: the address of the PCI device.
 func (d Device) Address() string { return d.Function.Address }
 
-// Clone copies the function and the auxiliary device, of which Function is the
-// parent. Slices are shared.
+// Clone copies the function and the auxiliary device; in the copy, Function
+// points to the Parent of Auxiliary. Slices are shared.
 func (d Device) Clone() Device {
 	if d.Auxiliary != nil {
 		a := *d.Auxiliary
@@ -26,8 +27,8 @@ func (d Device) Clone() Device {
 // Member is a device in a pool.
 type Member struct {
 	Device
-	Selector int    // in Resource.Selectors: says which device nodes a container gets
-	Held     bool   // a pod has it
+	Selector int    // in Resource.Selectors: determines the device nodes of a container
+	Held     bool   // a pod holds it
 	Wrong    string // why it is unhealthy; "" if healthy
 }
 
@@ -37,36 +38,36 @@ type Pool struct {
 	Members  []Member // by selector, then by id
 }
 
-// Assignment has the devices of each resource.
+// Assignment is the result of Assign: the devices of each resource.
 type Assignment struct {
-	Pools    []Pool   // one for each resource, in the order of the configuration; upstream serves no empty one
-	Free     []Device // that no selector takes, by type and id
+	Pools    []Pool   // one for each resource, in the order of the configuration; upstream does not serve empty ones
+	Free     []Device // not selected, by type and id
 	LeftOut  []LeftOut
 	Warnings []PoolWarning
 }
 
-// LeftOut is a device that no pool may have.
+// LeftOut is a device that is excluded from all pools.
 type LeftOut struct {
 	Device
 	Why string
 }
 
-// AssignOptions have what upstream does not know.
+// AssignOptions are inputs that upstream does not have.
 type AssignOptions struct {
 	Held       []HeldDevice // in any order
-	LinkHealth bool         // a device whose PF's link is down is Wrong
+	LinkHealth bool         // a device whose PF's link is down is unhealthy
 }
 
-// HeldDevice is a device that a pod has.
+// HeldDevice is a device that a pod holds.
 type HeldDevice struct {
-	Resource string  // full name of the one that the pod got it from
+	Resource string  // full name of the resource that it was allocated from
 	ID       string  // of the kubelet
-	Last     *Device // as it was when the pod got it; nil: not known
+	Last     *Device // its state when it was allocated; nil: not known
 }
 
-// Assign gives each device to the first selector that it passes: by the order
-// of resources, then of selectors. It takes time proportional to the number of
-// devices times that of selectors.
+// Assign assigns each device to the first selector that it passes, in the order
+// of resources, then of selectors. Its time is proportional to the number of
+// devices times selectors.
 func Assign(c Config, s *Snapshot, o AssignOptions) Assignment {
 	a := Assignment{Pools: make([]Pool, len(c.Resources))}
 	for i, r := range c.Resources {

@@ -5,24 +5,25 @@ import (
 	"slices"
 )
 
-// candidate is a device that can be in a pool, with what filters compare.
+// candidate is a device that can be in a pool, with the values that filters
+// compare.
 type candidate struct {
 	Device
 	kind    DeviceType
-	leftOut string // why no pool may have it; "" for none
-	held    bool   // a pod has it
-	kept    []int  // if held: the selectors that keep it, one of each resource
-	gone    bool   // a pod has it, the machine does not
+	leftOut string // why it is excluded from all pools; "" if not excluded
+	held    bool   // a pod holds it
+	kept    []int  // if held: the selectors that keep it, one per resource
+	gone    bool   // a pod holds it, but it does not exist on the machine
 	wrong   string // as Member.Wrong
 
-	pfName, root     string // name and address of its PF; "" for a function that is not a VF, which is never taken by its PF
+	pfName, root     string // name and address of its PF; "" for a function that is not a VF: PF filters never match it
 	index            int    // as PFItem's
 	link             string
 	canRDMA, hasRDMA bool
 }
 
-// prepareCandidates returns the selectors in the order in which they take
-// devices, and all devices by type and id.
+// prepareCandidates returns the selectors in order of precedence, and all
+// devices by type and id.
 func prepareCandidates(c Config, s *Snapshot, o AssignOptions) ([]preparedSelector, []candidate) {
 	byAddress := make(map[string]*Function, len(s.Functions))
 	for i := range s.Functions {
@@ -53,8 +54,8 @@ func prepareCandidates(c Config, s *Snapshot, o AssignOptions) ([]preparedSelect
 	return sels, all
 }
 
-// linkDown reports that the link of a device's PF is down, or its own if it is
-// not a VF. Nothing is reported without a network device.
+// linkDown returns a reason if the link of a device's PF is down, or its own
+// link if it is not a VF. Devices without a network device have no reason.
 func linkDown(d Device, byAddress map[string]*Function) string {
 	pf := byAddress[d.Function.PF]
 	if pf == nil || d.Function.Kind == AcceleratorClass || len(pf.Netdevs) == 0 {
@@ -85,7 +86,7 @@ func describe(d Device, byAddress map[string]*Function) candidate {
 	return c
 }
 
-// unusable is why no pool may have a device.
+// unusable returns why a device is excluded from all pools; "" if it is usable.
 func (d *candidate) unusable() string {
 	f := d.Function
 	switch {
@@ -94,19 +95,19 @@ func (d *candidate) unusable() string {
 	case d.kind == AuxNetDevice && d.pfName == "":
 		return "its parent " + f.Address + " has no network device"
 	case d.kind == AuxNetDevice && d.index < 0:
-		return "it has no index: only scalable functions have"
+		return "it has no SF number: only scalable functions have one"
 	case d.kind == NetDevice && f.DefaultRoute:
 		return "one of its network devices carries the default route"
 	case d.kind == NetDevice && f.IsPF():
-		return "it is a physical function with virtual ones"
+		return "it is a physical function with virtual functions"
 	case f.Driver == "":
 		return "it has no driver"
 	}
 	return ""
 }
 
-// pKey is the partition key. RoCE has partition keys in sysfs too, without a
-// meaning.
+// pKey returns the InfiniBand partition key. RoCE devices have partition keys
+// in sysfs too, but they have no meaning.
 func (d *candidate) pKey() string {
 	if d.link != "infiniband" {
 		return ""
@@ -114,7 +115,7 @@ func (d *candidate) pKey() string {
 	return d.Function.PKey
 }
 
-// linkType is the link type of a device's own network device, or else that of
+// linkType returns the link type of a device's own network device, otherwise of
 // its PF's.
 func linkType(own []Netdev, pfName string, pfs []*Function) string {
 	if len(own) > 0 {

@@ -7,25 +7,26 @@ import (
 	"strings"
 )
 
-// filter is a filter of a selector. It passes a device whose found is in wanted.
+// filter is one filter of a selector. It passes a device whose found value is
+// in wanted.
 type filter struct {
 	key    string   // in config.json
-	wanted []string // none: the filter is not set
+	wanted []string // empty: the filter is not set
 	passes func(*candidate) bool
 	found  func(*candidate) string
 }
 
-// preparedSelector is a selector that is compared with many devices.
+// preparedSelector is a selector in a form that is fast to compare with many
+// devices.
 type preparedSelector struct {
 	resource int // in Config.Resources
 	index    int // in Resource.Selectors
 	kind     DeviceType
 	filters  []filter
-	rdma     bool // containers get device nodes of RDMA
+	rdma     bool // containers get RDMA device nodes
 }
 
-// prepareSelectors returns all selectors in the order in which they take
-// devices.
+// prepareSelectors returns all selectors in order of precedence.
 func prepareSelectors(c Config) []preparedSelector {
 	var all []preparedSelector
 	for i, r := range c.Resources {
@@ -37,7 +38,7 @@ func prepareSelectors(c Config) []preparedSelector {
 }
 
 // refusal returns the first filter that refuses a device of the selector's
-// type, nil if none does.
+// type; nil if all pass.
 func (s *preparedSelector) refusal(d *candidate) *filter {
 	for i := range s.filters {
 		if !s.filters[i].passes(d) {
@@ -47,14 +48,13 @@ func (s *preparedSelector) refusal(d *candidate) *filter {
 	return nil
 }
 
-// unhealthy is why a device that the selector takes, and no pod has, is not
-// healthy: a driver can report RDMA where no RDMA device exists to give to a
-// container.
+// unhealthy returns why a free device that the selector takes is unhealthy: a
+// driver can report RDMA although no RDMA device exists for the container.
 func (s *preparedSelector) unhealthy(d *candidate) string {
 	if !s.rdma || d.hasRDMA {
 		return d.wrong
 	}
-	return joinReasons(d.wrong, "it can do RDMA and has no RDMA device here: its driver's module for RDMA is not loaded, or the device is in another network namespace")
+	return joinReasons(d.wrong, "it is RDMA capable but has no RDMA device in this network namespace: the driver's RDMA module is not loaded, or the RDMA device is in another namespace")
 }
 
 // filters returns the filters that are set.
@@ -62,7 +62,8 @@ func filters(s Selector) []filter {
 	return slices.DeleteFunc(allFilters(s), func(f filter) bool { return len(f.wanted) == 0 })
 }
 
-// allFilters has all filters in upstream's order, also those that are not set.
+// allFilters returns all filters in upstream's order, including those that are
+// not set.
 func allFilters(s Selector) []filter {
 	var rdma, vdpa []string
 	if s.RDMA {
@@ -93,7 +94,7 @@ func allFilters(s Selector) []filter {
 	}
 }
 
-// newFilter compares values as written, letter case included.
+// newFilter returns a filter that compares values case-sensitively.
 func newFilter(key string, wanted []string, found func(*candidate) string) filter {
 	set := make(map[string]bool, len(wanted))
 	for _, w := range wanted {
@@ -102,7 +103,7 @@ func newFilter(key string, wanted []string, found func(*candidate) string) filte
 	return filter{key, wanted, func(d *candidate) bool { return set[found(d)] }, found}
 }
 
-// newNonEmptyFilter refuses every device without the property.
+// newNonEmptyFilter returns a filter that refuses devices without the property.
 func newNonEmptyFilter(key string, wanted []string, found func(*candidate) string) filter {
 	f := newFilter(key, wanted, found)
 	passes := f.passes
@@ -110,8 +111,8 @@ func newNonEmptyFilter(key string, wanted []string, found func(*candidate) strin
 	return f
 }
 
-// newPFFilter compares names of PFs in any letter case. Of the items with one
-// name only the first counts.
+// newPFFilter returns a filter that compares PF names case-insensitively. Of
+// several items with the same name only the first counts.
 func newPFFilter(key string, items []PFItem, pf func(*candidate) string) filter {
 	var wanted []string
 	for _, i := range items {

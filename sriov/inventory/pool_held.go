@@ -9,16 +9,16 @@ import (
 	"strings"
 )
 
-// heldDevice is a device that pods have.
+// heldDevice is a device that pods hold.
 type heldDevice struct {
 	id    string
-	from  []string // full names of resources, as configured, then others by name; more than one is a contradiction
-	last  *Device  // as it was when a pod got it; nil: not known
-	found bool     // it is on the machine
+	from  []string // full names of resources: configured ones in order, then others by name; more than one is a conflict
+	last  *Device  // its state when it was allocated; nil: not known
+	found bool     // it exists on the machine
 }
 
-// heldAssigner keeps devices that pods have in the resource that a pod has
-// them from.
+// heldAssigner keeps devices that pods hold in the resource that they were
+// allocated from.
 type heldAssigner struct {
 	config    Config
 	sels      []preparedSelector
@@ -48,8 +48,8 @@ func newHeldAssigner(c Config, sels []preparedSelector, held []HeldDevice, byAdd
 	return w
 }
 
-// sorted makes the result independent of the order and the number of holders:
-// the containers of a pod may share a device.
+// sorted makes the result independent of the order and number of holders:
+// containers of a pod can share a device.
 func (w *heldAssigner) sorted(held []HeldDevice) []HeldDevice {
 	rank := func(h HeldDevice) int {
 		if i, ok := w.resources[h.Resource]; ok {
@@ -71,7 +71,8 @@ func (w *heldAssigner) sorted(held []HeldDevice) []HeldDevice {
 	return held
 }
 
-// merge adds to the device what moved into the pod's namespace.
+// merge adds the properties that moved into the pod's network namespace to the
+// device.
 func (h *heldDevice) merge(now Device) Device {
 	if h == nil || h.last == nil || replacedReason(now, h.last) != "" || driverChangedReason(now, h.last) != "" {
 		return now
@@ -94,8 +95,8 @@ func nonEmptyOr[T any](now, last []T) []T {
 	return last
 }
 
-// replacedReason is why a device is not the one that a pod got: its address or
-// name was assigned again.
+// replacedReason returns why the device is not the one that was allocated: its
+// address or name was reused.
 func replacedReason(now Device, last *Device) string {
 	f, was := now.Function, last.Function
 	switch {
@@ -111,8 +112,8 @@ func replacedReason(now Device, last *Device) string {
 	return ""
 }
 
-// driverChangedReason is set if a device has another driver than when a pod
-// got it.
+// driverChangedReason returns a reason if the driver of the device has changed
+// since its allocation.
 func driverChangedReason(now Device, last *Device) string {
 	whose, driver, was := "it", now.Function.Driver, last.Function.Driver
 	if a := now.Auxiliary; a != nil {
@@ -131,8 +132,9 @@ func driverChangedReason(now Device, last *Device) string {
 	return fmt.Sprintf("%s has the driver %s, it was given to a pod with %s", whose, driver, cmp.Or(was, "none"))
 }
 
-// assign finds the selectors that keep a device, or why none does, and what is
-// wrong with it. now is the device as it is on the machine.
+// assign sets the selectors that keep a device, or the reason why none does,
+// and why the device is unhealthy. now is the current state of the device on
+// the machine.
 func (w *heldAssigner) assign(h *heldDevice, d *candidate, now Device) {
 	d.held, d.wrong = true, h.wrong(d, now)
 	var why []string
@@ -152,7 +154,7 @@ func (w *heldAssigner) assign(h *heldDevice, d *candidate, now Device) {
 	}
 }
 
-// wrong is all that is wrong with a device that a pod has.
+// wrong returns all reasons why a held device is unhealthy.
 func (h *heldDevice) wrong(d *candidate, now Device) string {
 	var all []string
 	switch {
@@ -173,13 +175,14 @@ func (h *heldDevice) wrong(d *candidate, now Device) string {
 	return joinReasons(append(all, d.wrong)...)
 }
 
-// joinReasons joins reasons that are not empty.
+// joinReasons joins the non-empty reasons.
 func joinReasons(all ...string) string {
 	return strings.Join(slices.DeleteFunc(all, func(s string) bool { return s == "" }), "; ")
 }
 
-// selector is the selector of a resource that keeps a device: one that the
-// device passes, or passed when a pod got it, or the resource's first.
+// selector returns the selector of a resource that keeps a device: one that the
+// device passes now or passed when it was allocated, otherwise the resource's
+// first.
 func (w *heldAssigner) selector(h *heldDevice, d *candidate, first int) int {
 	was := d
 	if h.last != nil {
@@ -196,8 +199,8 @@ func (w *heldAssigner) selector(h *heldDevice, d *candidate, first int) int {
 	return first
 }
 
-// gone returns the devices that pods have and the machine does not, in no
-// order, without those of other plugins.
+// gone returns held devices that do not exist on the machine, in no order,
+// without those of other plugins.
 func (w *heldAssigner) gone() []candidate {
 	var all []candidate
 	for _, h := range w.held {
@@ -224,7 +227,7 @@ func (w *heldAssigner) gone() []candidate {
 	return all
 }
 
-// unknownDevice is a device of which only the id is known.
+// unknownDevice returns a device of which only the id is known.
 func unknownDevice(id string, t DeviceType) Device {
 	f := Function{Address: id, Kind: NetworkClass, PF: id, VF: NoIndex, NUMA: NoNode}
 	switch t {
@@ -238,8 +241,8 @@ func unknownDevice(id string, t DeviceType) Device {
 	return Device{ID: id, Function: &f}
 }
 
-// isDeviceID reports whether an id can be that of a device: 0000:3b:02.1 or
-// mlx5_core.sf.4, of the length that the kubelet allows.
+// isDeviceID reports whether id is a valid device id: 0000:3b:02.1 or
+// mlx5_core.sf.4, within the kubelet's length limit.
 func isDeviceID(id string, t DeviceType) bool {
 	const maxLength = 63
 	if t != AuxNetDevice {

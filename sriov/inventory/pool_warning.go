@@ -8,27 +8,27 @@ import (
 	"strings"
 )
 
-// PoolWarningKind is short and fixed, as the label of a metric must be.
+// PoolWarningKind is a short fixed string, usable as a metric label.
 type PoolWarningKind string
 
 // The kinds.
 const (
 	EmptyPool      PoolWarningKind = "empty"      // a resource without a device
-	Contested      PoolWarningKind = "contested"  // two resources want the same devices: the first one has them
+	Contested      PoolWarningKind = "contested"  // two resources select the same devices: the first one has them
 	UnknownPF      PoolWarningKind = "unknown-pf" // an item of pfNames or rootDevices matches no PF
 	OtherName      PoolWarningKind = "other-name" // an item of pfNames is a PF's alternative name: upstream knows only the first
 	HostRoute      PoolWarningKind = "host-route" // an auxiliary device carries a default route: upstream leaves out only functions that do
 	SharedFunction PoolWarningKind = "shared"     // a function and its auxiliary devices are in pools: two pods can share it
 )
 
-// PoolWarning is something about an assignment that can surprise.
+// PoolWarning describes a possibly unintended effect of an assignment.
 type PoolWarning struct {
 	Kind     PoolWarningKind
 	Resource string // full name
 	Text     string
 }
 
-// String is the text with the resource that it is about.
+// String returns the text, prefixed with its resource.
 func (w PoolWarning) String() string {
 	if w.Resource == "" {
 		return w.Text
@@ -36,8 +36,7 @@ func (w PoolWarning) String() string {
 	return w.Resource + ": " + w.Text
 }
 
-// poolWarnings returns warnings in the order of resources; of one resource, in
-// that of the kinds.
+// poolWarnings returns warnings in the order of resources, then of kinds.
 func poolWarnings(c Config, a *Assignment, all []candidate, lost contest) []PoolWarning {
 	pfs := findPFs(all)
 	holders := map[string]string{} // full names by address of a function in a pool
@@ -55,14 +54,14 @@ func poolWarnings(c Config, a *Assignment, all []candidate, lost contest) []Pool
 			found = append(found, PoolWarning{EmptyPool, name, "no device is in it"})
 		}
 		for _, winner := range slices.Sorted(maps.Keys(lost[i])) {
-			found = append(found, PoolWarning{Contested, name, fmt.Sprintf("%s that it selects went to %s, which comes before it",
+			found = append(found, PoolWarning{Contested, name, fmt.Sprintf("%s also match %s, which comes first and gets them",
 				listIDs(lost[i][winner]), c.Resources[winner].FullName())})
 		}
 		for _, s := range p.Resource.Selectors {
 			found = append(found, pfs.unmatched(name, s)...)
 		}
 		if ids := routed(p); len(ids) > 0 {
-			found = append(found, PoolWarning{HostRoute, name, listIDs(ids) + " carries a default route: the pod that gets it cuts this machine off"})
+			found = append(found, PoolWarning{HostRoute, name, listIDs(ids) + " carries a default route: allocating it to a pod disconnects this machine"})
 		}
 		found = append(found, shared(p, holders)...)
 	}
@@ -80,7 +79,7 @@ func routed(p Pool) []string {
 	return ids
 }
 
-// shared warns of auxiliary devices whose parent is in a pool itself.
+// shared warns about auxiliary devices whose parent function is in a pool too.
 func shared(p Pool, holders map[string]string) []PoolWarning {
 	ids := map[string][]string{}
 	for _, m := range p.Members {
@@ -90,26 +89,26 @@ func shared(p Pool, holders map[string]string) []PoolWarning {
 	}
 	var found []PoolWarning
 	for _, address := range slices.Sorted(maps.Keys(ids)) {
-		found = append(found, PoolWarning{SharedFunction, p.Resource.FullName(), fmt.Sprintf("%s live on %s, which is a device of %s itself",
+		found = append(found, PoolWarning{SharedFunction, p.Resource.FullName(), fmt.Sprintf("%s are on %s, which is itself a device of %s",
 			listIDs(ids[address]), address, holders[address])})
 	}
 	return found
 }
 
-// contest holds, by resource that lost and resource that won, the devices.
+// contest has the contested devices by losing and by winning resource.
 type contest map[int]map[int][]string
 
 func (c contest) add(winner, loser int, id string) {
 	if c[loser] == nil {
 		c[loser] = map[int][]string{}
 	}
-	// Several selectors of one resource may lose the same device.
+	// Several selectors of one resource can lose the same device.
 	if ids := c[loser][winner]; len(ids) == 0 || ids[len(ids)-1] != id {
 		c[loser][winner] = append(ids, id)
 	}
 }
 
-// listIDs names the first few.
+// listIDs lists at most four ids.
 func listIDs(ids []string) string {
 	const most = 4
 	if len(ids) <= most {
@@ -118,12 +117,12 @@ func listIDs(ids []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(ids[:most], ", "), len(ids)-most)
 }
 
-// knownPFs has what items of pfNames and rootDevices can name, in lower case,
-// with the address of the PF.
+// knownPFs has the names that items of pfNames and rootDevices can match, in
+// lower case, with the address of the PF.
 type knownPFs struct {
 	names, addresses map[string]string
-	otherNames       map[string]string // alternative names, with the name that counts
-	withoutVFs       map[string]bool   // by address: functions that are not VFs and have none
+	otherNames       map[string]string // primary name by alternative name
+	withoutVFs       map[string]bool   // by address: functions that are not VFs and have no VFs
 }
 
 func findPFs(all []candidate) knownPFs {
@@ -152,7 +151,7 @@ func findPFs(all []candidate) knownPFs {
 	return k
 }
 
-// unmatched warns of items that match nothing on this machine.
+// unmatched warns about items that match nothing on this machine.
 func (k knownPFs) unmatched(resource string, s Selector) []PoolWarning {
 	var found []PoolWarning
 	check := func(key string, items []PFItem, known map[string]string) {
@@ -166,7 +165,7 @@ func (k knownPFs) unmatched(resource string, s Selector) []PoolWarning {
 			case key == "pfNames" && isOther:
 				found = append(found, PoolWarning{OtherName, resource, fmt.Sprintf("pfNames %q is another name of %s; only that name counts", i.Text, name)})
 			default:
-				found = append(found, PoolWarning{UnknownPF, resource, fmt.Sprintf("%s %q fits no function of this machine", key, i.Text)})
+				found = append(found, PoolWarning{UnknownPF, resource, fmt.Sprintf("%s %q matches no function of this machine", key, i.Text)})
 			}
 		}
 	}

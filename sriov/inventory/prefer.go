@@ -7,14 +7,15 @@ import (
 )
 
 // Prefer chooses size of the available ids of a pool for one container, for
-// GetPreferredAllocation: must first, sorted, then the others in the order of
-// choice; all, if fewer are available. The order of available and must makes no
-// difference.
+// GetPreferredAllocation. The result has must first, sorted, then the others by
+// preference; all of them if fewer are available. The order of available and
+// must does not matter.
 //
-// The devices are on as few NUMA nodes as possible, with those of must, and on
-// the node with the fewest devices that suffice, so that larger ones stay free.
-// Within a node they are spread over the PFs, from the PF with most available.
-// Devices that are unhealthy, or that only the kubelet still knows, come last.
+// The devices are on as few NUMA nodes as possible, preferring the nodes of
+// must, and on the node with the fewest sufficient devices, so that larger
+// nodes stay free. Within a node they are spread over PFs, from the PF with
+// most available devices. Unhealthy devices, and those that only the kubelet
+// knows, come last.
 func Prefer(p Pool, available, must []string, size int) []string {
 	chosen := sortedUnique(must)
 	if size = max(size, 0); len(chosen) >= size {
@@ -31,13 +32,13 @@ func sortedUnique(ids []string) []string {
 	return slices.Compact(slices.Sorted(slices.Values(ids)))
 }
 
-// choice has the devices to choose from.
+// choice has the candidates of one Prefer call.
 type choice struct {
 	nodes map[int]map[string][]string // by NUMA node and PF: ids, sorted
 	count map[int]int                 // by node
-	must  map[int]bool                // nodes of the ids that must be
-	taken map[string]int              // by PF
-	last  []string                    // sorted
+	must  map[int]bool                // nodes of required ids
+	taken map[string]int              // number of chosen devices by PF
+	last  []string                    // last resort, sorted
 }
 
 func newChoice(p Pool, available, must []string) *choice {
@@ -71,13 +72,13 @@ func newChoice(p Pool, available, must []string) *choice {
 	return c
 }
 
-// order returns the nodes to take devices from.
+// order returns the NUMA nodes to take devices from, in order.
 func (c *choice) order(need int) []int {
 	rest, here := slices.Sorted(maps.Keys(c.count)), 0
 	for n := range c.must {
 		here += c.count[n]
 	}
-	if here >= need { // no other node is needed
+	if here >= need { // the required nodes suffice
 		rest = slices.DeleteFunc(rest, func(n int) bool { return !c.must[n] })
 	}
 	var order []int
@@ -111,8 +112,8 @@ func before(a, b bool) int {
 	return 1
 }
 
-// spread takes at most a number of ids of a node, each from the PF of which the
-// container has fewest devices, and of these from the one with most left.
+// spread takes at most most ids of a node, each from the PF with the fewest
+// devices in the container, and among those from the PF with most devices left.
 func (c *choice) spread(of map[string][]string, most int) []string {
 	pfs := slices.Sorted(maps.Keys(of))
 	var ids []string

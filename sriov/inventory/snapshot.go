@@ -6,13 +6,13 @@ import "iter"
 type Snapshot struct {
 	Functions []Function  // network functions and accelerators, by address
 	Auxiliary []Auxiliary // by name
-	// Problems are what could not be read; those devices or properties are left
+	// Problems are read errors; the affected devices or properties are left
 	// out.
 	Problems []Problem
 }
 
-// Devices are all functions, then all auxiliary devices. They point into the
-// snapshot.
+// Devices returns all functions, then all auxiliary devices. They point into
+// the snapshot.
 func (s *Snapshot) Devices() iter.Seq[Device] {
 	return func(yield func(Device) bool) {
 		for i := range s.Functions {
@@ -53,33 +53,34 @@ type Function struct {
 	Driver  string // bound; "" for none
 	NUMA    int    // NoNode: none
 
-	PF       string   // address of the physical function; its own for one
-	PFNames  []string // of the PF's network devices, the one that sysfs has first, then other names
+	PF       string   // address of the physical function; a PF's own address
+	PFNames  []string // of the PF's network devices: primary names first, then alternative names
 	VF       int      // index below the PF; NoIndex: not a virtual function
-	VFs      int      // number of a PF's virtual functions: sriov_numvfs unless that is just being written
+	VFs      int      // number of a PF's virtual functions; equals sriov_numvfs except while that is being written
 	TotalVFs int      // sriov_totalvfs of a PF
 
 	Netdevs      []Netdev
 	ACPIIndex    string // "" for none
-	IOMMUGroup   string // "" for none; "noiommu-3" names one of VFIO without IOMMU
+	IOMMUGroup   string // "" for none; "noiommu-3" is a VFIO group without an IOMMU
 	UIO          string // "uio0"; "" for none
 	RDMA         []RDMA
-	RDMACapable  bool   // it has RDMA devices, or its driver reports that it can, as while a pod has them in its namespace
+	RDMACapable  bool   // it has RDMA devices, or its driver reports RDMA, as it does while they are in a pod's namespace
 	VDPA         *VDPA  // nil: none
 	Representor  string // network device of the switchdev representor; "" for none
-	DDPProfile   string // the DDP package of its firmware, or of its PF's; "": none, or not known
-	PKey         string // InfiniBand's partition key at index 0, as 0x8001; "" for none
+	DDPProfile   string // DDP profile of the function or its PF; "" if none or not known
+	PKey         string // InfiniBand partition key at index 0, such as 0x8001; "" for none
 	DefaultRoute bool   // one of its network devices carries a default route
 }
 
-// IsPF reports whether it is a physical function with virtual ones.
+// IsPF reports whether the function is a physical function with virtual
+// functions.
 func (f Function) IsPF() bool { return f.VF == NoIndex && f.VFs > 0 }
 
 // Netdev is a network device in this network namespace.
 type Netdev struct {
 	Name  string
 	Names []string // alternative names
-	Link  string   // ether, infiniband, ...: the kernel's encapsulation
+	Link  string   // ether, infiniband, ...: the kernel's link encapsulation
 	MAC   string
 	MTU   int
 	Up    bool // operational state
@@ -114,11 +115,11 @@ type Auxiliary struct {
 	Netdev []Netdev
 	RDMA   []RDMA
 
-	RDMACapable  bool // as a Function's
+	RDMACapable  bool // see Function
 	DefaultRoute bool // one of its network devices carries a default route
 }
 
-// Problem is something that could not be read.
+// Problem is a read error.
 type Problem struct {
 	What string // 0000:3b:02.1, or a path
 	Err  error

@@ -11,11 +11,11 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// ChangedError is the error for a device that is not what the snapshot says.
+// ChangedError reports that a device differs from its snapshot.
 type ChangedError struct {
 	Device      string
 	Gone        bool
-	Differences []string // unless it is gone: driver is vfio-pci, was igbvf
+	Differences []string // empty if Gone; such as "driver is vfio-pci, was igbvf"
 }
 
 func (c *ChangedError) Error() string {
@@ -25,14 +25,14 @@ func (c *ChangedError) Error() string {
 	return c.Device + ": " + strings.Join(c.Differences, "; ")
 }
 
-// Verify checks that a device exists and is still what the snapshot says, as far as
-// a container depends on it: vendor, device, class, driver, PF, index, IOMMU group,
-// and whose the device nodes of UIO, vDPA and RDMA are; of an auxiliary device its
-// driver, SF number and parent function. Network and RDMA devices themselves are
-// not checked: they can be in a pod already. A *ChangedError has the differences;
-// another error is what could not be read.
+// Verify checks that a device exists and still matches its snapshot in
+// everything that a container depends on: vendor, device, class, driver, PF,
+// index, IOMMU group, and the owner of UIO, vDPA and RDMA device nodes; for an
+// auxiliary device its driver, SF number and parent function. Network and RDMA
+// devices themselves are not checked: they can already be in a pod. The error
+// is a *ChangedError if something differs, otherwise a read error.
 //
-// Verify reads the device's own files alone, in some ten microseconds.
+// Verify reads only the device's own files, which takes some ten microseconds.
 func Verify(ctx context.Context, c DiscoverConfig, d Device) error {
 	if a := d.Auxiliary; a != nil {
 		return verify(ctx, c, a.Name, a.Parent, func(v *verification) error { return v.auxiliary(*a) })
@@ -43,14 +43,14 @@ func Verify(ctx context.Context, c DiscoverConfig, d Device) error {
 
 var errGone = errors.New("it is gone")
 
-// verification is one run of Verify. What cannot be read ends it.
+// verification is the state of one Verify call. A read error ends it.
 type verification struct {
 	root        sysfs.Dir
 	differences []string
 }
 
-// verify refuses names that lead elsewhere: functions can come from a record as
-// well as from a Snapshot.
+// verify rejects names with path separators: functions come from stored records
+// as well as from a Snapshot.
 func verify(ctx context.Context, c DiscoverConfig, device string, f Function, compare func(*verification) error) error {
 	err := ctx.Err()
 	for _, address := range []string{f.Address, f.PF} {
@@ -101,12 +101,13 @@ func (v *verification) function(f Function) error {
 	defer dir.Close()
 	err = errors.Join(v.identity(dir, f, ""), v.membership(bus, dir, f), v.userspace(f), v.charDevices(f.RDMA, devicePath{address: f.Address}))
 	if len(v.differences) > 0 && !dir.Has("device") && !dir.Has("modalias") {
-		return errGone // and so is everything of it
+		return errGone // the other differences result from the removal
 	}
 	return err
 }
 
-// identity compares what a function is; of is a prefix of the differences.
+// identity compares vendor, device, class and driver; of is a prefix of the
+// differences.
 func (v *verification) identity(dir sysfs.Dir, f Function, of string) error {
 	var is Function
 	if err := readIdentity(dir, &is); err != nil {
@@ -124,8 +125,8 @@ func (v *verification) identity(dir sysfs.Dir, f Function, of string) error {
 	return nil
 }
 
-// membership compares the PF of a virtual function, by the links of both, or the
-// number of a PF's virtual functions, and the IOMMU group.
+// membership compares the IOMMU group, the PF of a virtual function by the
+// links in both directions, and the number of a PF's virtual functions.
 func (v *verification) membership(bus, dir sysfs.Dir, f Function) error {
 	group, err := readGroup(dir, f.Driver)
 	if err != nil {
@@ -155,7 +156,7 @@ func (v *verification) membership(bus, dir sysfs.Dir, f Function) error {
 	return nil
 }
 
-// userspace compares whose the UIO and vDPA devices are.
+// userspace compares the owners of the UIO and vDPA devices.
 func (v *verification) userspace(f Function) error {
 	if f.UIO != "" {
 		if err := v.owner("class/uio", f.UIO, 2, devicePath{address: f.Address}); err != nil {
@@ -216,8 +217,8 @@ func (v *verification) auxiliary(a Auxiliary) error {
 	return v.charDevices(a.RDMA, devicePath{a.Parent.Address, a.Name})
 }
 
-// owner compares which device a device of a class belongs to. Below a virtio
-// device is the same as directly below the function.
+// owner compares the parent of a class device with want. A device below a
+// virtio device counts as directly below the function.
 func (v *verification) owner(class, name string, own int, want devicePath) error {
 	target := ""
 	dir, err := v.root.Open(class)
@@ -236,8 +237,9 @@ func (v *verification) owner(class, name string, own int, want devicePath) error
 	return nil
 }
 
-// charDevices compares whose the device nodes are: a driver that was bound again
-// has nodes with other numbers, and the old ones can be another device's.
+// charDevices compares the owners of the device nodes: after a rebind a driver
+// has nodes with other numbers, and the old numbers can belong to another
+// device.
 func (v *verification) charDevices(devices []RDMA, want devicePath) error {
 	for _, d := range devices {
 		for _, c := range d.Devices {

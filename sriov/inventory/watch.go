@@ -13,22 +13,22 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/uevent"
 )
 
-// WatchConfig has the sources of events. The zero value is this machine.
+// WatchConfig has the event sources. The zero value watches this machine.
 type WatchConfig struct {
 	Devices func(context.Context, func(uevent.Event)) error   // nil: uevent.Watch
 	Links   func(context.Context, func(netlinks.Event)) error // nil: netlinks.Watch
-	Pause   time.Duration                                     // first backoff after a failure; 0: 1 s
-	Warn    func(error)                                       // reports why changes can be missed; nil: ignored. Not called concurrently
+	Pause   time.Duration                                     // initial backoff after a failure; 0: 1 s
+	Warn    func(error)                                       // called with the reason when changes can be missed; nil: ignored. Not called concurrently
 }
 
-// maxBackoff bounds the backoff, in first backoffs.
+// maxBackoff bounds the backoff, as a multiple of the initial backoff.
 const maxBackoff = 32
 
-// Watch calls kick after each event that can change a Snapshot, and as soon as
-// a source is watched, for the changes before that. It returns the context's
-// cause; failures are reported and retried. Creating many functions kicks as
-// many times: the caller debounces. kick must return at once, and can be called
-// by two goroutines at a time.
+// Watch calls kick after each event that can change a Snapshot, and when a
+// source starts to be watched, for earlier changes. It returns the context's
+// cause; failures are reported to Warn and retried. Creating many functions
+// calls kick as many times: the caller debounces. kick must return at once, and
+// can be called by two goroutines concurrently.
 func Watch(ctx context.Context, c WatchConfig, kick func()) error {
 	c.Pause = cmp.Or(c.Pause, time.Second)
 	var one sync.Mutex
@@ -63,8 +63,8 @@ func Watch(ctx context.Context, c WatchConfig, kick func()) error {
 	return context.Cause(ctx)
 }
 
-// persist watches again after each failure, with exponential backoff that an
-// event resets.
+// persist restarts the watch after each failure, with exponential backoff that
+// an event resets.
 func persist(ctx context.Context, pause time.Duration, warn func(error), kick func(), watch func(received func(concerns bool)) error) {
 	for next := pause; ; next = min(2*next, maxBackoff*pause) {
 		err := watch(func(concerns bool) {
@@ -85,31 +85,32 @@ func persist(ctx context.Context, pause time.Duration, warn func(error), kick fu
 	}
 }
 
-// subsystems are those of the devices of a Snapshot.
+// subsystems are the uevent subsystems of devices in a Snapshot.
 var subsystems = []string{
 	"auxiliary", "infiniband", "infiniband_mad", "infiniband_verbs", "iommu", "net", "pci", "uio", "vdpa", "vfio", "vfio-dev", "vhost-vdpa",
 }
 
-// eventConcerns reports whether an event can change a Snapshot. Virtual network
-// devices change it through their links alone; each pod has some.
+// eventConcerns reports whether an event can change a Snapshot. Uevents of
+// virtual network devices are ignored: pods create many, and link events cover
+// them.
 func eventConcerns(e uevent.Event) bool {
 	switch {
 	case e.Action == uevent.Lost:
 		return true
 	case e.Subsystem == "net":
 		return !strings.HasPrefix(e.DevPath, "/devices/virtual/")
-	case e.Subsystem == "misc": // rdma_cm is one
+	case e.Subsystem == "misc": // such as rdma_cm
 		return strings.HasPrefix(e.Values["DEVNAME"], "infiniband/")
 	default:
 		return slices.Contains(subsystems, e.Subsystem)
 	}
 }
 
-// ignoredLinkKinds are kinds of links without a network device below them: those
-// of pods and virtual machines, which are created and removed all the time.
+// ignoredLinkKinds are kinds of links without a lower network device. Pods and
+// virtual machines create and remove them all the time.
 var ignoredLinkKinds = []string{"dummy", "ifb", "tun", "veth"}
 
-// linkConcerns reports whether an event can change a Snapshot.
+// linkConcerns reports whether a link event can change a Snapshot.
 func linkConcerns(e netlinks.Event) bool {
 	return e.Lost || e.DefaultRoute || e.Link != nil && !slices.Contains(ignoredLinkKinds, e.Link.Kind)
 }

@@ -11,13 +11,13 @@ import (
 	"github.com/cleatproject/cleat/internal/strictjson"
 )
 
-// The kernel's bounds of an MTU; a driver's own are narrower.
+// The kernel's limits of an MTU; drivers can have narrower ones.
 const (
 	minMTU = 68
 	maxMTU = 65535
 )
 
-// maxName is the kernel's bound of an alternative name of a network device.
+// maxName is the kernel's limit of alternative names of network devices.
 const maxName = 127
 
 var (
@@ -25,15 +25,15 @@ var (
 	notInName  = regexp.MustCompile(`[\s/:\x00-\x1f\x7f]`)
 )
 
-// Check validates the spec, as far as possible without the machine. The error
-// joins a *strictjson.Problem for each thing that is wrong.
+// Check validates the spec as far as possible without access to the machine.
+// The error joins one *strictjson.Problem per mistake.
 func (s Spec) Check() error {
 	c := &checker{}
 	seen := map[string]int{}
 	for n, i := range s.Interfaces {
 		path := fmt.Sprintf("spec.interfaces[%d]", n)
 		if first, twice := seen[i.PCIAddress]; twice {
-			c.fail(path+".pciAddress", "%q is that of interfaces[%d] already; list its groups there", i.PCIAddress, first)
+			c.fail(path+".pciAddress", "%q is already used by interfaces[%d]; list its groups there", i.PCIAddress, first)
 		}
 		seen[i.PCIAddress] = n
 		c.checkInterface(path, i)
@@ -52,7 +52,7 @@ func (c *checker) checkInterface(path string, i Interface) {
 	c.address(path+".pciAddress", i.PCIAddress)
 	c.name(path+".name", i.Name)
 	if i.NumVFs < 0 || i.NumVFs > maxIndex+1 {
-		c.fail(path+".numVfs", "there cannot be %d virtual functions, want 0 to %d", i.NumVFs, maxIndex+1)
+		c.fail(path+".numVfs", "invalid number of virtual functions %d, want 0 to %d", i.NumVFs, maxIndex+1)
 	}
 	c.mtu(path+".mtu", i.MTU)
 	c.oneOf(path+".linkType", strings.ToLower(i.LinkType), Ethernet, InfiniBand)
@@ -110,11 +110,11 @@ func (c *checker) group(path string, i Interface, g VFGroup) {
 
 func (c *checker) mtu(path string, mtu int) {
 	if mtu != 0 && (mtu < minMTU || mtu > maxMTU) {
-		c.fail(path, "%d is no MTU, want %d to %d, or 0 for any", mtu, minMTU, maxMTU)
+		c.fail(path, "%d is not a valid MTU, want %d to %d, or 0 for any", mtu, minMTU, maxMTU)
 	}
 }
 
-// oneOf checks that a word is one of some words, or empty.
+// oneOf checks that a value is empty or one of the allowed ones.
 func (c *checker) oneOf(path, word string, words ...string) {
 	if word == "" || slices.Contains(words, word) {
 		return
@@ -126,7 +126,7 @@ func (c *checker) oneOf(path, word string, words ...string) {
 	c.fail(path, "%q is not known; %s", word, hint)
 }
 
-// address checks that it is a PCI address as sysfs writes it.
+// address checks that a PCI address has the form of sysfs.
 func (c *checker) address(path, address string) {
 	if pciAddress.MatchString(address) {
 		return
@@ -139,45 +139,46 @@ func (c *checker) address(path, address string) {
 	if pciAddress.MatchString(near) {
 		hint = fmt.Sprintf("did you mean %q?", near)
 	}
-	c.fail(path, "%q is no PCI address; %s", address, hint)
+	c.fail(path, "%q is not a PCI address; %s", address, hint)
 }
 
-// name checks that the kernel accepts it for a network device.
+// name checks that the kernel accepts a name for a network device.
 func (c *checker) name(path, name string) {
 	if len(name) > maxName || name == "." || name == ".." || notInName.MatchString(name) {
-		c.fail(path, "%q is no name of a network device: want at most %d characters without spaces, / and :", name, maxName)
+		c.fail(path, "%q is not a valid network device name: want at most %d characters without spaces, / and :", name, maxName)
 	}
 }
 
-// Range is a run of indexes of virtual functions, both ends included.
+// Range is an inclusive range of virtual function indexes.
 type Range struct{ First, Last int }
 
-// maxIndex is the last index that a function can have: sriov_numvfs is a
-// number of 16 bits.
+// maxIndex is the largest index of a virtual function: sriov_numvfs has 16
+// bits.
 const maxIndex = 1<<16 - 2
 
 // Has reports whether the index is in the range.
 func (r Range) Has(index int) bool { return r.First <= index && index <= r.Last }
 
-// Overlaps reports whether both have an index.
+// Overlaps reports whether the ranges have a common index.
 func (r Range) Overlaps(o Range) bool { return r.First <= o.Last && o.First <= r.Last }
 
 func (r Range) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
-// ParseRange parses a vfRange: always two numbers, "0-3", or "2-2" for one
-// function. The operator misreads lists and single numbers.
+// ParseRange parses a vfRange of two numbers: "0-3", or "2-2" for one function.
+// Lists and single numbers are rejected, because the operator misinterprets
+// them.
 func ParseRange(text string) (Range, error) {
 	low, high, two := strings.Cut(text, "-")
 	first, ok := index(low)
 	if ok && !two {
-		return Range{}, fmt.Errorf("%q is no range of functions; for one function write \"%d-%d\"", text, first, first)
+		return Range{}, fmt.Errorf("%q is not a range of functions; for one function write \"%d-%d\"", text, first, first)
 	}
 	last, ok2 := index(high)
 	switch {
 	case strings.Contains(text, ","):
 		return Range{}, fmt.Errorf("%q is a list: want one range such as \"0-3\", and a group for each", text)
 	case !ok || !ok2:
-		return Range{}, fmt.Errorf("%q is no range of functions: want the first and the last such as \"0-3\", at most %d", text, maxIndex)
+		return Range{}, fmt.Errorf("%q is not a range of functions: want the first and the last such as \"0-3\", at most %d", text, maxIndex)
 	case first > last:
 		return Range{}, fmt.Errorf("%q is an empty range: did you mean \"%d-%d\"?", text, last, first)
 	}

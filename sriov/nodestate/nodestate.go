@@ -1,7 +1,6 @@
-// Package nodestate has the SriovNetworkNodeState of the SR-IOV network
-// operator (sriovnetwork.openshift.io/v1): the desired and the observed state
-// of the functions of one node. It decodes and validates one from a file or
-// from an object of the API server.
+// Package nodestate defines the SriovNetworkNodeState of the SR-IOV network
+// operator (sriovnetwork.openshift.io/v1), the desired and observed state of
+// the SR-IOV functions of one node, and decodes and validates it.
 package nodestate
 
 import (
@@ -14,7 +13,7 @@ import (
 	"strings"
 )
 
-// The type of the object.
+// API group, version and kind.
 const (
 	Group      = "sriovnetwork.openshift.io"
 	Version    = "v1"
@@ -27,10 +26,10 @@ const (
 type NodeState struct {
 	Name            string // of the node
 	Namespace       string
-	UID             string // "" when it does not come from an API server
+	UID             string // "" without an API server
 	ResourceVersion string
-	// Generation counts changes of Spec. It is 1 for text without one: files
-	// are compared by Spec.Hash.
+	// Generation counts changes of Spec. It is 1 if the text has none: changes
+	// of files are detected with Spec.Hash.
 	Generation  int64
 	Deleting    bool // it has a deletionTimestamp
 	Annotations map[string]string
@@ -38,8 +37,8 @@ type NodeState struct {
 	Status      Status
 }
 
-// Spec is the desired state. Its JSON is the operator's, with two additions in
-// VFGroup.
+// Spec is the desired state. Its JSON is the operator's, with two additional
+// fields in VFGroup.
 type Spec struct {
 	Interfaces []Interface `json:"interfaces,omitempty"`
 	Bridges    Bridges     `json:"bridges,omitzero"`
@@ -48,7 +47,7 @@ type Spec struct {
 
 // Values of a spec.
 const (
-	NetDevice = "netdevice" // with the network driver of the kernel
+	NetDevice = "netdevice" // bound to the kernel's network driver
 	VFIO      = "vfio-pci"  // for user space
 
 	Ethernet   = "eth" // ETH is allowed; a status has ETH
@@ -71,20 +70,20 @@ const (
 type Interface struct {
 	PCIAddress        string    `json:"pciAddress"`
 	NumVFs            int       `json:"numVfs,omitempty"`
-	MTU               int       `json:"mtu,omitempty"`         // 0 is any; it is only ever raised
-	Name              string    `json:"name,omitempty"`        // the address counts, not the name
+	MTU               int       `json:"mtu,omitempty"`         // 0 is any; the MTU is only raised
+	Name              string    `json:"name,omitempty"`        // informative: PCIAddress identifies the function
 	LinkType          string    `json:"linkType,omitempty"`    // eth, ib, in either case; "" is any
 	ESwitchMode       string    `json:"eSwitchMode,omitempty"` // legacy (also ""), switchdev
 	VFGroups          []VFGroup `json:"vfGroups,omitempty"`
-	ExternallyManaged bool      `json:"externallyManaged,omitempty"` // the virtual functions are created and removed by others
+	ExternallyManaged bool      `json:"externallyManaged,omitempty"` // virtual functions are not created or removed by cleat
 }
 
-// Mode is the desired mode of the embedded switch: Legacy or Switchdev.
+// Mode returns the desired mode of the embedded switch: Legacy or Switchdev.
 func (i Interface) Mode() string {
 	return cmp.Or(i.ESwitchMode, Legacy)
 }
 
-// Group is the group that a virtual function is in, by its index.
+// Group returns the group of the virtual function with an index.
 func (i Interface) Group(index int) (VFGroup, bool) {
 	for _, g := range i.VFGroups {
 		if r, err := ParseRange(g.VFRange); err == nil && r.Has(index) {
@@ -94,7 +93,7 @@ func (i Interface) Group(index int) (VFGroup, bool) {
 	return VFGroup{}, false
 }
 
-// VFGroup is the desired state of some virtual functions of a physical one.
+// VFGroup is the desired state of a range of virtual functions.
 type VFGroup struct {
 	ResourceName string `json:"resourceName,omitempty"`
 	DeviceType   string `json:"deviceType,omitempty"` // netdevice (also ""), vfio-pci
@@ -104,18 +103,19 @@ type VFGroup struct {
 	IsRDMA       bool   `json:"isRdma,omitempty"`
 	VDPAType     string `json:"vdpaType,omitempty"` // virtio, vhost; "" for none
 
-	// The operator does not have these two: there they are settings of a pod's
-	// network. on, off; "" is any.
+	// The following are not fields of the operator, which has them per pod
+	// network. Values: on, off; "" is any.
 	Trust      string `json:"trust,omitempty" bool:"on,off"`
 	SpoofCheck string `json:"spoofChk,omitempty" bool:"on,off"`
 }
 
-// Type is the desired type of the functions of the group: NetDevice or VFIO.
+// Type returns the desired device type of the group: NetDevice or VFIO.
 func (g VFGroup) Type() string {
 	return cmp.Or(g.DeviceType, NetDevice)
 }
 
-// Bridges are those of Open vSwitch that the operator creates; cleat does not.
+// Bridges are the Open vSwitch bridges that the operator creates; cleat ignores
+// them.
 type Bridges struct {
 	OVS []Bridge `json:"ovs,omitempty"`
 }
@@ -134,13 +134,13 @@ type Uplink struct {
 	Interface  map[string]any `json:"interface,omitempty"`
 }
 
-// System is what holds for the whole node.
+// System has the settings of the whole node.
 type System struct {
 	RDMAMode string `json:"rdmaMode,omitempty"` // shared, exclusive; "" is any
 }
 
-// Status is the observed state and the progress of its change. Its JSON is the
-// operator's, capitals included.
+// Status is the observed state and the progress of reconciliation. Its JSON,
+// including letter case, is the operator's.
 type Status struct {
 	Interfaces    []FoundInterface `json:"interfaces,omitempty"`
 	Bridges       Bridges          `json:"bridges,omitzero"`
@@ -156,7 +156,7 @@ const (
 	Failed     = "Failed"
 )
 
-// Values of a found interface. They differ from those of a spec.
+// Values of a FoundInterface. They differ from those of a spec.
 const (
 	FoundEthernet   = "ETH"
 	FoundInfiniBand = "IB"
@@ -202,13 +202,14 @@ type FoundVF struct {
 	GUID            string `json:"guid,omitempty"` // as sysfs writes it: 0011:2233:4455:6677
 }
 
-// Hash identifies the meaning of the spec by 64 hexadecimal digits. It is equal
-// for specs that differ only in order, in defaults that are written out, and in
-// letter case where that does not count.
+// Hash returns 64 hexadecimal digits that identify the meaning of the spec.
+// Specs have the same hash if they differ only in order, in explicit defaults,
+// or in letter case where it is ignored.
 func (s Spec) Hash() string {
 	text, err := json.Marshal(s.canonical())
 	if err != nil {
-		// Only a spec that was not decoded can have values that JSON does not.
+		// Only a spec that was not decoded can have values that are invalid in
+		// JSON.
 		text = fmt.Append(nil, s)
 	}
 	sum := sha256.Sum256(text)

@@ -18,7 +18,7 @@ import (
 // MaxSize bounds the text in bytes: the API server stores no larger object.
 const MaxSize = 3 << 20
 
-// object is what the API server has.
+// object is the JSON form of the API object.
 type object struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -35,12 +35,12 @@ type object struct {
 	Status Status `json:"status"`
 }
 
-// Parse reads YAML or JSON. A spec is required; apiVersion, kind and metadata
-// can be missing. Errors are wrong types, duplicate keys, a second document,
-// and keys that differ from a known one in letter case alone: as an unknown
-// key, numVFs would remove all functions. The error joins a *strictjson.Problem
-// for each; the NodeState is empty then. Other unknown keys are warnings: a newer
-// operator may have them. Spec.Check validates the values.
+// Parse reads YAML or JSON. spec is required; apiVersion, kind and metadata are
+// optional. Errors are wrong types, duplicate keys, a second document, and keys
+// that differ from a known one only in letter case: ignoring numVFs, for
+// example, would remove all functions. The error joins one *strictjson.Problem
+// per mistake; the NodeState is then empty. Other unknown keys are warnings:
+// newer operators can have more keys. Spec.Check validates the values.
 func Parse(text []byte) (NodeState, []strictjson.Problem, error) {
 	asJSON, err := toJSON(text)
 	if err != nil {
@@ -53,15 +53,15 @@ func Parse(text []byte) (NodeState, []strictjson.Problem, error) {
 	if root.Kind != strictjson.Object {
 		return NodeState{}, nil, &strictjson.Problem{Text: fmt.Sprintf("the text is %s, want an object with apiVersion, kind, metadata and spec", root.Kind)}
 	}
-	// A file that was cut off is more likely than a spec for nothing.
+	// A truncated file is more likely than a missing spec.
 	if !slices.ContainsFunc(root.Members, func(m strictjson.Member) bool { return m.Key.Text == "spec" && m.Value.Kind != strictjson.Null }) {
 		return NodeState{}, nil, &strictjson.Problem{Path: "spec", Text: "it is missing; for no interfaces write \"spec: {}\""}
 	}
 	return decode(root)
 }
 
-// FromObject reads the content of an unstructured object of client-go. It is
-// as strict as Parse; a spec that is missing is empty.
+// FromObject decodes an unstructured object of client-go. It is as strict as
+// Parse, but a missing spec is empty.
 func FromObject(content map[string]any) (NodeState, []strictjson.Problem, error) {
 	text, err := json.Marshal(content)
 	if err != nil {
@@ -78,12 +78,13 @@ func decode(root *strictjson.Value) (NodeState, []strictjson.Problem, error) {
 	var o object
 	var errs, warnings []strictjson.Problem
 	for _, p := range strictjson.Decode(root, "", &o, strictjson.Options{}) {
-		p.Line, p.Column = 0, 0 // in the converted text
+		p.Line, p.Column = 0, 0 // positions in the converted text are useless
 		switch {
 		case p.Kind != strictjson.UnknownKey:
 			errs = append(errs, p)
 		case strings.HasPrefix(p.Path, "metadata.") || strings.HasPrefix(p.Path, "metadata["): // the API server has more there
-		// The operator knows what it writes into the status.
+		// The status is written by the operator, so its unknown keys are only
+		// warnings.
 		case strings.EqualFold(p.Nearest, p.Key) && !strings.HasPrefix(p.Path, "status"):
 			p.Text = fmt.Sprintf("there is no key %q, want %q", p.Key, p.Nearest)
 			errs = append(errs, p)
@@ -110,7 +111,7 @@ func decode(root *strictjson.Value) (NodeState, []strictjson.Problem, error) {
 	}, warnings, nil
 }
 
-// toJSON converts one document. Numbers stay as they were written.
+// toJSON converts one document. The text of numbers is preserved.
 func toJSON(text []byte) ([]byte, error) {
 	if len(text) > MaxSize {
 		return nil, fmt.Errorf("the text has %d bytes, want at most %d", len(text), MaxSize)
@@ -118,7 +119,7 @@ func toJSON(text []byte) ([]byte, error) {
 	if len(bytes.TrimSpace(text)) == 0 {
 		return nil, fmt.Errorf("the text is empty, want a %s", Kind)
 	}
-	// Other encodings would hide from secondDocument what they hold.
+	// secondDocument does not see document markers in other encodings.
 	if !utf8.Valid(text) || bytes.IndexByte(text, 0) >= 0 {
 		return nil, errors.New("the text is not UTF-8")
 	}
@@ -132,10 +133,11 @@ func toJSON(text []byte) ([]byte, error) {
 	return converted, nil
 }
 
-// secondDocument is the line, from 1, that begins a second document, which the
-// YAML reader would ignore silently; 0 without one.
+// secondDocument returns the line number, from 1, where a second document
+// begins; 0 if the text has one document. The YAML parser would ignore a second
+// document.
 func secondDocument(text string) int {
-	// All that ends a line in YAML.
+	// All line breaks of YAML.
 	text = strings.NewReplacer("\r\n", "\n", "\r", "\n", "\u0085", "\n", "\u2028", "\n", "\u2029", "\n").Replace(text)
 	text = strings.TrimPrefix(text, "\ufeff")
 	begun, ended := false, false

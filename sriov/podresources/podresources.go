@@ -1,6 +1,6 @@
-// Package podresources asks the kubelet's PodResources v1 service, on a UNIX
-// socket of the node, which pod has which device and which devices the kubelet
-// offers. The API server is not involved.
+// Package podresources is a client of the kubelet's PodResources v1 service, a
+// UNIX socket on the node that reports which pod holds which device and which
+// devices are allocatable. It does not use the API server.
 package podresources
 
 import (
@@ -23,48 +23,48 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// DefaultSocket is where the kubelet listens.
+// DefaultSocket is the default socket of the kubelet.
 const DefaultSocket = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
 var (
-	// ErrNobody: no process listens on the socket, as while the kubelet restarts.
-	ErrNobody = errors.New("nobody serves PodResources there")
-	// ErrUnsupported: the kubelet does not serve this call: it is too old, or its
-	// feature gate is off.
-	ErrUnsupported = errors.New("the kubelet does not tell that")
-	// ErrStarting: the kubelet does not list the client's own pod. After its start
-	// it lists no pods, or only static ones, until it has the others from the API
-	// server.
-	ErrStarting = errors.New("the kubelet does not list this pod: it has just started, and does not know its pods yet")
+	// ErrNobody: no process serves the socket, as during a kubelet restart.
+	ErrNobody = errors.New("no process serves PodResources on the socket")
+	// ErrUnsupported: the kubelet does not serve this call: it is too old, or
+	// its feature gate is off.
+	ErrUnsupported = errors.New("the kubelet does not support this PodResources call")
+	// ErrStarting: the kubelet does not list the client's own pod. After its
+	// start it lists no pods, or only static ones, until it has synced with the
+	// API server.
+	ErrStarting = errors.New("the kubelet does not list this pod: it has just started and is not synced yet")
 )
 
 const (
-	// timeout bounds a call, also if the caller's context allows more.
+	// timeout bounds a call, in addition to the caller's context.
 	timeout = 5 * time.Second
-	// largest bounds an answer in bytes. 500 pods of 10 containers with 8
-	// devices each take about 2 MB; gRPC itself would stop at 4.
+	// largest bounds a response in bytes. 500 pods of 10 containers with 8
+	// devices each need about 2 MB; gRPC's default is 4 MiB.
 	largest = 16 << 20
 )
 
-// Client calls the kubelet on one socket. It reconnects after the kubelet
-// restarted. Its methods can be called concurrently.
+// Client calls the kubelet on one socket, and reconnects after a kubelet
+// restart. Its methods can be called concurrently.
 type Client struct {
 	socket  string
 	timeout time.Duration
-	conn    *grpc.ClientConn // nil: it could not be prepared
-	err     error            // why
+	conn    *grpc.ClientConn // nil: see err
+	err     error            // why conn is nil
 	lister  podresourcesv1.PodResourcesListerClient
 	own     Pod
 }
 
-// call is one of the service's.
+// call is one RPC of the service.
 type call func(context.Context, ...grpc.CallOption) error
 
-// Pod names a pod. The zero value is none.
+// Pod names a pod. The zero value names no pod.
 type Pod struct{ Namespace, Name string }
 
-// New makes a client that connects with its first call, by the absolute path of
-// a socket; "" is DefaultSocket.
+// New returns a client that connects on its first call. socket is an absolute
+// path; "" is DefaultSocket.
 func New(socket string) *Client {
 	c := &Client{socket: cmp.Or(socket, DefaultSocket), timeout: timeout}
 	c.conn, c.err = rpcdial.Unix(c.socket, rpcdial.Listening(), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largest)))
@@ -74,15 +74,16 @@ func New(socket string) *Client {
 	return c
 }
 
-// NewInPod makes a client for a process in a pod of that kubelet, which must be
-// listed: else the kubelet does not know yet who holds what.
+// NewInPod returns a client for a process in a pod of that kubelet. Until the
+// kubelet lists this pod, Held returns ErrStarting: its list of holders is
+// incomplete.
 func NewInPod(socket string, own Pod) *Client {
 	c := New(socket)
 	c.own = own
 	return c
 }
 
-// Close ends the connection, and calls that run with it.
+// Close closes the connection and fails calls in flight.
 func (c *Client) Close() error {
 	if c.conn == nil {
 		return nil
@@ -90,8 +91,8 @@ func (c *Client) Close() error {
 	return c.conn.Close()
 }
 
-// Holder is a container with a device. Plugins and users choose the strings: they
-// are to be compared and shown, and unsafe in paths.
+// Holder is a container with a device. Plugins and users choose the strings:
+// compare and print them, but do not use them in paths.
 type Holder struct {
 	Resource string // full name
 	ID       string // of the device
@@ -99,12 +100,12 @@ type Holder struct {
 	Container string
 }
 
-// Held is who has which device, of all plugins: by resource, id, namespace, pod
-// and container, each once. Containers of pods that were admitted are listed,
-// also before they run, and init containers that run beside them (sidecars); an
-// init container that ends before the others start is not, its devices are
-// those of its pod's other containers or free again. Pods that ended are not
-// listed, by older kubelets until they are deleted. Errors: ErrNobody,
+// Held returns the holders of all plugins' devices, sorted by resource, id,
+// namespace, pod and container, without duplicates. It covers containers of
+// admitted pods, even before they run, including restartable init containers
+// (sidecars). Other init containers are not listed; their devices belong to the
+// pod's other containers or are free again. Terminated pods are not listed,
+// except by older kubelets until they are deleted. Errors: ErrNobody,
 // ErrUnsupported, ErrStarting, the context's and those of gRPC.
 func (c *Client) Held(ctx context.Context) ([]Holder, error) {
 	var answer *podresourcesv1.ListPodResourcesResponse
@@ -131,7 +132,7 @@ func (c *Client) Held(ctx context.Context) ([]Holder, error) {
 		}
 	}
 	slices.SortFunc(all, compare)
-	return slices.Compact(all), nil // devices of one container come apart by NUMA node
+	return slices.Compact(all), nil // a container's devices are listed per NUMA node
 }
 
 func compare(a, b Holder) int {
@@ -139,9 +140,9 @@ func compare(a, b Holder) int {
 		cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container))
 }
 
-// Offered is what the kubelet would give to pods, whether a pod has it or not:
-// the healthy devices of each resource by its full name, sorted ids. A resource
-// without a healthy device is not there. Errors: as Held.
+// Offered returns the allocatable devices, whether a pod holds them or not: the
+// healthy devices of each resource by full name, sorted by id. Resources
+// without a healthy device are missing. Errors: see Held.
 func (c *Client) Offered(ctx context.Context) (map[string][]string, error) {
 	var answer *podresourcesv1.AllocatableResourcesResponse
 	err := c.ask(ctx, "which devices it offers", func(ctx context.Context, o ...grpc.CallOption) (err error) {
@@ -164,7 +165,7 @@ func (c *Client) Offered(ctx context.Context) (map[string][]string, error) {
 	return of, nil
 }
 
-// ask makes a call that ends within the client's timeout.
+// ask makes a call within the client's timeout.
 func (c *Client) ask(ctx context.Context, what string, do call) error {
 	if c.err != nil {
 		return fmt.Errorf("ask the kubelet on %s %s: %w", c.socket, what, c.err)
@@ -177,14 +178,14 @@ func (c *Client) ask(ctx context.Context, what string, do call) error {
 		return nil
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
-	case bounded.Err() != nil, status.Code(err) == codes.DeadlineExceeded: // the server may see the end first
-		err = fmt.Errorf("there is no answer in time: %w: %w", context.DeadlineExceeded, err)
+	case bounded.Err() != nil, status.Code(err) == codes.DeadlineExceeded: // the server can hit the deadline first
+		err = fmt.Errorf("no response within the timeout: %w: %w", context.DeadlineExceeded, err)
 	}
 	return fmt.Errorf("ask the kubelet on %s %s: %w", c.socket, what, err)
 }
 
-// twice makes a call, and repeats it if only the connection failed and the socket
-// accepts a new one: the kubelet restarted, or gRPC is in backoff.
+// twice makes a call, and retries once if only the connection failed and the
+// socket accepts a new one: the kubelet was restarted, or gRPC is in backoff.
 func (c *Client) twice(ctx context.Context, do call) error {
 	broken, err := once(ctx, do)
 	if !broken || ctx.Err() != nil {
@@ -203,8 +204,8 @@ func (c *Client) twice(ctx context.Context, do call) error {
 	return err
 }
 
-// once makes a call; broken is set for an error of the connection, not of the
-// kubelet.
+// once makes a call; broken is set for errors of the connection rather than of
+// the kubelet.
 func once(ctx context.Context, do call, o ...grpc.CallOption) (broken bool, err error) {
 	ctx, response := rpcdial.Listen(ctx)
 	if err = do(ctx, o...); err == nil {
@@ -215,7 +216,8 @@ func once(ctx context.Context, do call, o ...grpc.CallOption) (broken bool, err 
 	case !response.FromServer():
 		return s.Code() == codes.Unavailable, err
 	case s.Code() == codes.Unimplemented, s.Code() == codes.FailedPrecondition,
-		// Kubelets with the feature gate off answer "PodResources API GetAllocatableResources disabled".
+		// With the feature gate off: "PodResources API GetAllocatableResources
+		// disabled".
 		s.Code() == codes.Unknown && strings.HasSuffix(s.Message(), " disabled"):
 		return false, fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}

@@ -7,12 +7,12 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/devlink"
 )
 
-// Devlink is what the drivers of a Tree tell of their devices, as discovery asks
-// for it. A request is a fault's "devlink Devices"; one that hangs is deaf to
-// its context, as the kernel is.
+// Devlink is a fake inventory.Devlink on a Tree. The fault key of a request is
+// "devlink Devices"; like the kernel, a hanging request does not end with its
+// context.
 type Devlink struct{ Tree *Tree }
 
-// Devices is what Tree.Tell said, of the devices that are there and have a
+// Devices returns the devices of Tree.Tell that exist and have a network
 // driver.
 func (d Devlink) Devices(ctx context.Context) (map[devlink.Handle]devlink.Device, error) {
 	if err := d.Tree.fault("devlink Devices"); err != nil {
@@ -31,8 +31,8 @@ func (d Devlink) Devices(ctx context.Context) (map[devlink.Handle]devlink.Device
 	return all, ctx.Err()
 }
 
-// Tell lets the driver of a device say something of it from now on. The bus is
-// "pci" with an address, or "auxiliary".
+// Tell sets what the driver of a device reports. The bus is "pci", with an
+// address as the name, or "auxiliary".
 func (t *Tree) Tell(bus, name string, d devlink.Device) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -6,37 +6,38 @@ import (
 	"strings"
 )
 
-// Fault is what goes wrong with a write or with a request to the Network, before
-// it has done anything.
+// Fault is a failure of a write or of a Network request, before it has any
+// effect.
 type Fault struct {
-	// On is the end of a path and, behind a space, of the value that is written,
-	// as "0000:3b:00.0/sriov_numvfs 4"; or a request, see Network.
+	// On is the end of a write's path and value, such as
+	// "0000:3b:00.0/sriov_numvfs 4", or of a request's fault key, see Network.
 	On  string
 	Err error
-	// Times is how often it does; 0 is always.
+	// Times is the number of failures; 0 is unlimited.
 	Times int
-	// Until, when it is not nil, is what the call waits for, as those wait that
-	// meet a driver that hangs.
+	// Until, if not nil, blocks the call until it is closed, like a hanging
+	// driver.
 	Until <-chan struct{}
-	// Met, when it is not nil, is called before that.
+	// Met, if not nil, is called when the fault is hit, before the call blocks.
 	Met func()
 }
 
-// Fault makes something go wrong from now on.
+// Fault injects a fault.
 func (t *Tree) Fault(f Fault) {
 	t.faultMu.Lock()
 	defer t.faultMu.Unlock()
 	t.faults = append(t.faults, &f)
 }
 
-// NoFaults lets everything go right again; what hangs goes on hanging.
+// NoFaults removes all faults. Calls that block keep blocking.
 func (t *Tree) NoFaults() {
 	t.faultMu.Lock()
 	defer t.faultMu.Unlock()
 	t.faults = nil
 }
 
-// fault is the error of the first fault that is on it. It waits without a lock.
+// fault returns the error of the first matching fault. It blocks without
+// holding a lock.
 func (t *Tree) fault(what string) error {
 	t.faultMu.Lock()
 	var hit Fault
@@ -62,31 +63,30 @@ func (t *Tree) fault(what string) error {
 	return hit.Err
 }
 
-// LoadDriver puts a driver on a bus ("pci", "vdpa"), as its module does.
+// LoadDriver registers a driver on a bus ("pci", "vdpa"), like its module.
 func (t *Tree) LoadDriver(bus, driver string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return os.MkdirAll(t.path("bus/"+bus+"/drivers/"+driver), 0o755)
 }
 
-// Strict has the kernel refuse what trees do without where it does not matter: a
-// driver is there when it has had a function or after LoadDriver, and a PF needs
-// one to make virtual functions.
+// Strict enables checks that most tests do not need: a driver exists only after
+// it had a function or after LoadDriver, and a PF needs a driver to create
+// virtual functions.
 func (t *Tree) Strict() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.strict = true
 }
 
-// RefuseFunctions lets a driver fail with an error when it gets a function; nil
-// ends that.
+// RefuseFunctions makes binds to a driver fail with an error; nil ends that.
 func (t *Tree) RefuseFunctions(driver string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.refuses[driver] = err
 }
 
-// Writes is all that was written so far: "path value".
+// Writes returns all writes so far as "path value".
 func (t *Tree) Writes() []string {
 	t.faultMu.Lock()
 	defer t.faultMu.Unlock()

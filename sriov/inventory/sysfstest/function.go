@@ -15,28 +15,29 @@ type Function struct {
 	Address        string
 	Class          uint32 // 0 is 0x020000
 	Vendor, Device string // four digits
-	Driver         string // "" is none
-	NUMA           int    // -1 is none
+	Driver         string // "" for none
+	NUMA           int    // -1 for none
 	ACPIIndex      string
 	IOMMUGroup     string
-	Netdev         string // made while a driver is bound that is a network driver; "" is none
+	Netdev         string // exists while a network driver is bound; "" for none
 
-	// Of a PF.
+	// For PFs:
 	TotalVFs int
 	VFDevice string // device id of its virtual functions
-	VFDriver string // which they are bound to unless sriov_drivers_autoprobe is 0
-	Offset   int    // of the first one's routing id; 0 is 16
-	Stride   int    // 0 is 1
+	VFDriver string // driver of its virtual functions unless sriov_drivers_autoprobe is 0
+	Offset   int    // First VF Offset of the SR-IOV capability; 0 is 16
+	Stride   int    // VF Stride; 0 is 1
 }
 
 func (f Function) spacing() (offset, stride int) { return cmp.Or(f.Offset, 16), cmp.Or(f.Stride, 1) }
 
-// vfio drivers and their like make no network device.
+// isNetwork reports whether a driver creates network devices. VFIO and UIO
+// drivers do not.
 func isNetwork(driver string) bool {
 	return driver != "" && !strings.Contains(driver, "vfio") && !strings.Contains(driver, "uio")
 }
 
-// Add puts a function into the tree.
+// Add adds a function to the tree.
 func (t *Tree) Add(f Function) {
 	t.t.Helper()
 	t.mu.Lock()
@@ -50,7 +51,7 @@ func (t *Tree) Add(f Function) {
 	}
 }
 
-// add makes the function without its driver. It shows up whole.
+// add creates a function without its driver. The function appears atomically.
 func (t *Tree) add(f Function) error {
 	if f.Class == 0 {
 		f.Class = 0x020000
@@ -94,7 +95,8 @@ func (t *Tree) add(f Function) error {
 	return t.link("bus/pci/devices/"+f.Address, place)
 }
 
-// group puts the function into an IOMMU group; of a name where VFIO made it.
+// group puts the function into an IOMMU group; name is set for groups created
+// by VFIO.
 func (t *Tree) group(place, group, name string) error {
 	to := "kernel/iommu_groups/" + group
 	if err := os.MkdirAll(t.path(to), 0o755); err != nil {
@@ -108,7 +110,7 @@ func (t *Tree) group(place, group, name string) error {
 	return t.link(place+"/iommu_group", to)
 }
 
-// GroupWithoutIOMMU puts a function into a group as VFIO makes it without an IOMMU.
+// GroupWithoutIOMMU puts a function into a no-IOMMU group of VFIO.
 func (t *Tree) GroupWithoutIOMMU(address, group string) {
 	t.t.Helper()
 	t.mu.Lock()
@@ -116,7 +118,7 @@ func (t *Tree) GroupWithoutIOMMU(address, group string) {
 	t.must(t.group(Device(address), group, "vfio-noiommu"))
 }
 
-// bind gives a function its driver, and what the driver makes.
+// bind binds a function to a driver and creates the driver's network device.
 func (t *Tree) bind(address, driver string) error {
 	f := t.functions[address]
 	if err := t.refuses[driver]; err != nil {
@@ -142,7 +144,7 @@ func (t *Tree) bind(address, driver string) error {
 	return err
 }
 
-// unbind takes them away, the network device first.
+// unbind reverts bind, the network device first.
 func (t *Tree) unbind(address string) error {
 	f := t.functions[address]
 	if f.Driver == "" {

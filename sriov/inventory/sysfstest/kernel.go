@@ -13,10 +13,10 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// Write does what the kernel does when somebody writes to an attribute, and
-// answers with its errors. The name is a path in the tree, from its root or in
-// full. It knows sriov_numvfs, sriov_drivers_autoprobe and driver_override of
-// functions, bind and unbind of drivers, also of the vDPA bus, and drivers_probe.
+// Write emulates a write to a sysfs attribute, including the kernel's errors.
+// name is a full path, or relative to the root of the tree. Supported are
+// sriov_numvfs, sriov_drivers_autoprobe and driver_override of functions, bind
+// and unbind of PCI and vDPA drivers, and drivers_probe.
 func (t *Tree) Write(name, value string) error {
 	if rest, ok := strings.CutPrefix(name, t.Sysfs+"/"); ok {
 		name = rest
@@ -43,7 +43,7 @@ func (t *Tree) writePCI(name, value string) error {
 	dir, attribute := filepath.Split(name)
 	device := filepath.Base(dir)
 	if filepath.Base(filepath.Dir(filepath.Clean(dir))) == "drivers" || attribute == "drivers_probe" {
-		device = value // the function is what is written
+		device = value // the function is in the value
 	}
 	driver := filepath.Base(dir)
 	t.mu.Lock()
@@ -102,7 +102,7 @@ func (t *Tree) write(f *Function, attribute, driver, value string) error {
 	}
 }
 
-// probe binds the driver that the override names, else the usual one.
+// probe binds the driver of driver_override, otherwise the default driver.
 func (t *Tree) probe(f *Function) error {
 	driver := t.override[f.Address]
 	if driver == "" {
@@ -111,7 +111,7 @@ func (t *Tree) probe(f *Function) error {
 	if f.Driver != "" || driver == "" || !t.isLoaded(driver) || !t.matches(f.Address, driver) {
 		return nil
 	}
-	_ = t.bind(f.Address, driver) // the kernel tells the log alone
+	_ = t.bind(f.Address, driver) // the kernel only logs the error
 	return nil
 }
 
@@ -120,9 +120,10 @@ func (t *Tree) isLoaded(driver string) bool {
 	return err == nil || !t.strict
 }
 
-// matches tells that the kernel lets the driver have the function: it is the
-// override, or there is none and the driver is the usual one. Virtual functions
-// without an override are kept from drivers while sriov_drivers_autoprobe is 0.
+// matches reports whether the kernel would bind the driver to the function: it
+// equals driver_override, or there is no override and it is the default driver.
+// While sriov_drivers_autoprobe is 0, virtual functions without an override
+// match no driver.
 func (t *Tree) matches(address, driver string) bool {
 	if o := t.override[address]; o != "" {
 		return o == driver
@@ -131,7 +132,7 @@ func (t *Tree) matches(address, driver string) bool {
 	return pf == "" || t.autoprobe[pf] && driver == t.functions[pf].VFDriver
 }
 
-// usual is the driver that the kernel would choose for a virtual function.
+// usual returns the default driver of a virtual function.
 func (t *Tree) usual(address string) string {
 	if pf := t.physical(address); pf != "" {
 		return t.functions[pf].VFDriver
@@ -139,7 +140,7 @@ func (t *Tree) usual(address string) string {
 	return ""
 }
 
-// physical is the PF of a virtual function; "" is none.
+// physical returns the PF of a virtual function; "" for other functions.
 func (t *Tree) physical(address string) string {
 	for pf, virtual := range t.virtual {
 		if slices.Contains(virtual, address) {
@@ -149,12 +150,12 @@ func (t *Tree) physical(address string) string {
 	return ""
 }
 
-// setVirtual makes or removes the virtual functions of a PF.
+// setVirtual creates or removes the virtual functions of a PF.
 func (t *Tree) setVirtual(pf *Function, n int) error {
 	has := len(t.virtual[pf.Address])
 	attribute := t.path(Device(pf.Address) + "/sriov_numvfs")
-	// Where somebody wrote to the file itself, and Write only hears of it, the
-	// next one may be writing to it when all is done here.
+	// A test can write the attribute itself before it calls Write. A rewrite
+	// here could then overwrite its next value.
 	text, err := os.ReadFile(attribute)
 	if err != nil {
 		return err
@@ -188,7 +189,8 @@ func (t *Tree) setVirtual(pf *Function, n int) error {
 	return os.WriteFile(attribute, []byte(strconv.Itoa(n)+"\n"), 0o644)
 }
 
-// VirtualAddress is where a PF's virtual function with an index will be.
+// VirtualAddress returns the address of a PF's virtual function, even before it
+// exists.
 func VirtualAddress(pf Function, index int) string {
 	var domain, bus, device, function int
 	_, _ = fmt.Sscanf(pf.Address, "%x:%x:%x.%d", &domain, &bus, &device, &function)
@@ -198,8 +200,8 @@ func VirtualAddress(pf Function, index int) string {
 	return fmt.Sprintf("%04x:%02x:%02x.%d", domain, id>>8, id>>3&0x1f, id&7)
 }
 
-// makeVirtual follows the order of the kernel's pci_iov_add_virtfn: the device,
-// the PF's link, the own link, and the driver last.
+// makeVirtual creates a VF in the order of the kernel's pci_iov_add_virtfn: the
+// device, the virtfn link, the physfn link, then the driver.
 func (t *Tree) makeVirtual(pf *Function, index int) error {
 	v := Function{
 		Address: VirtualAddress(*pf, index), Class: pf.Class, Vendor: pf.Vendor, Device: pf.VFDevice, NUMA: pf.NUMA,
@@ -224,12 +226,12 @@ func (t *Tree) makeVirtual(pf *Function, index int) error {
 	if !t.autoprobe[pf.Address] || pf.VFDriver == "" {
 		return nil
 	}
-	_ = t.bind(v.Address, pf.VFDriver) // a function without a driver is one all the same
+	_ = t.bind(v.Address, pf.VFDriver) // a function without a driver is valid
 	return nil
 }
 
-// removeVirtual follows pci_iov_remove_virtfn: both links, and only then the
-// driver and the device.
+// removeVirtual removes a VF in the order of the kernel's
+// pci_iov_remove_virtfn: both links, then the driver and the device.
 func (t *Tree) removeVirtual(pf string, index int) error {
 	address := t.virtual[pf][index]
 	t.virtual[pf] = t.virtual[pf][:index]

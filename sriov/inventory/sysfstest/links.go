@@ -7,14 +7,14 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// Links are the network devices of a Tree, as discovery asks for them. The
-// errors, where set, are its answers.
+// Links is a fake inventory.Links on a Tree. An error that is set is returned
+// instead of the result.
 type Links struct {
 	Tree                *Tree
 	LinksErr, RoutesErr error
 }
 
-// Links lists them all.
+// Links returns all links.
 func (l Links) Links(ctx context.Context) ([]netlinks.Link, error) {
 	if l.LinksErr != nil {
 		return nil, l.LinksErr
@@ -24,7 +24,7 @@ func (l Links) Links(ctx context.Context) ([]netlinks.Link, error) {
 	return slices.Clone(l.Tree.links), ctx.Err()
 }
 
-// DefaultRoutes is what Tree.Route said.
+// DefaultRoutes returns the links of Tree.Route.
 func (l Links) DefaultRoutes(ctx context.Context) ([]int, error) {
 	if l.RoutesErr != nil {
 		return nil, l.RoutesErr

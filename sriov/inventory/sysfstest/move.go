@@ -9,20 +9,20 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// rdmaDevice is where an RDMA device hangs.
+// rdmaDevice is the place of an RDMA device.
 type rdmaDevice struct {
 	at     string
 	number int
 }
 
 // characters are the classes of an RDMA device's character devices, and their
-// names before its number.
+// name prefixes.
 var characters = []struct{ class, name string }{
 	{"infiniband_verbs", "uverbs"}, {"infiniband_mad", "umad"}, {"infiniband_mad", "issm"},
 }
 
-// RemoveRDMA takes an RDMA device with its character devices away, as when it
-// moves to another network namespace.
+// RemoveRDMA removes an RDMA device and its character devices, like a move to
+// another network namespace.
 func (t *Tree) RemoveRDMA(name string) {
 	t.t.Helper()
 	t.mu.Lock()
@@ -48,7 +48,7 @@ func (t *Tree) removeRDMA(name string) error {
 	return nil
 }
 
-// removeRDMAOf takes away all that a function has.
+// removeRDMAOf removes the RDMA devices of a function.
 func (t *Tree) removeRDMAOf(address string) error {
 	for name, r := range t.rdma {
 		if r.at == Device(address) {
@@ -60,7 +60,7 @@ func (t *Tree) removeRDMAOf(address string) error {
 	return nil
 }
 
-// RenameLink gives a network device another name, as udev does.
+// RenameLink renames a network device, like udev.
 func (t *Tree) RenameLink(name, to string) {
 	t.t.Helper()
 	t.mu.Lock()

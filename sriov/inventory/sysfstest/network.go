@@ -11,17 +11,15 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// Network is what netlink asks a Tree's kernel and tells it: the tables that
-// physical functions have of their virtual ones, embedded switches, vDPA devices.
-// It answers as igb does under Linux 6.12.
+// Network is a fake host.Network on a Tree: VF tables, embedded switches and
+// vDPA devices. It behaves like igb on Linux 6.12.
 type Network struct {
 	Tree *Tree
 	Mode string // of the RDMA subsystem
 }
 
-// do is what each request goes through; one that hangs does so before it has
-// done anything. The key of its faults is "netlink", its name and its subject,
-// as "netlink SetMAC eth0".
+// do executes a request, after its faults. The fault key is "netlink", the
+// request and its subject, such as "netlink SetMAC eth0".
 func (n Network) do(ctx context.Context, name, subject string, do func() error) error {
 	if err := n.Tree.fault("netlink " + name + " " + subject); err != nil {
 		return err
@@ -34,7 +32,7 @@ func (n Network) do(ctx context.Context, name, subject string, do func() error) 
 	return do()
 }
 
-// Link is a network device, with the table where it is that of a PF.
+// Link returns a network device, with the VF table if it belongs to a PF.
 func (n Network) Link(ctx context.Context, name string) (link netlinks.Link, err error) {
 	err = n.do(ctx, "Link", name, func() error {
 		l, err := n.Tree.byName(name)
@@ -56,7 +54,7 @@ func (n Network) Link(ctx context.Context, name string) (link netlinks.Link, err
 	return link, err
 }
 
-// SetMTU takes what Ethernet cards usually do.
+// SetMTU accepts the usual range of Ethernet cards.
 func (n Network) SetMTU(ctx context.Context, name string, mtu int) error {
 	return n.do(ctx, "SetMTU", name, func() error {
 		l, err := n.Tree.byName(name)
@@ -71,7 +69,7 @@ func (n Network) SetMTU(ctx context.Context, name string, mtu int) error {
 	})
 }
 
-// SetUp brings a link up.
+// SetUp sets a link up.
 func (n Network) SetUp(ctx context.Context, name string) error {
 	return n.do(ctx, "SetUp", name, func() error {
 		l, err := n.Tree.byName(name)
@@ -82,7 +80,8 @@ func (n Network) SetUp(ctx context.Context, name string) error {
 	})
 }
 
-// SetMAC sets the address that the function's driver takes when it is bound next.
+// SetMAC sets the address that the function's driver uses when it is bound
+// next.
 func (n Network) SetMAC(ctx context.Context, name string, vf int, mac net.HardwareAddr) error {
 	return n.set(ctx, "SetMAC", name, vf, func(v *entry) error {
 		if slices.Equal(mac, make(net.HardwareAddr, len(mac))) {
@@ -97,17 +96,18 @@ func (n Network) SetMAC(ctx context.Context, name string, vf int, mac net.Hardwa
 	})
 }
 
-// SetTrust trusts a virtual function.
+// SetTrust sets the trust flag of a virtual function.
 func (n Network) SetTrust(ctx context.Context, name string, vf int, on bool) error {
 	return n.set(ctx, "SetTrust", name, vf, func(v *entry) error { v.Trust = setting(on); return nil })
 }
 
-// SetSpoofCheck checks its addresses.
+// SetSpoofCheck sets the spoof check flag of a virtual function.
 func (n Network) SetSpoofCheck(ctx context.Context, name string, vf int, on bool) error {
 	return n.set(ctx, "SetSpoofCheck", name, vf, func(v *entry) error { v.Spoof = setting(on); return nil })
 }
 
-// SetGUIDs is for the functions of a PF whose link is an InfiniBand one.
+// SetGUIDs sets the GUIDs of a virtual function. The PF must have an InfiniBand
+// link.
 func (n Network) SetGUIDs(ctx context.Context, name string, vf int, node, port uint64) error {
 	return n.set(ctx, "SetGUIDs", name, vf, func(v *entry) error {
 		if l, err := n.Tree.byName(name); err != nil || l.Encapsulation != "infiniband" {
@@ -141,13 +141,13 @@ func (n Network) set(ctx context.Context, request, name string, vf int, change f
 	})
 }
 
-// ESwitch is the mode that Tree.ESwitch said.
+// ESwitch returns the mode of the embedded switch.
 func (n Network) ESwitch(ctx context.Context, address string) (mode string, err error) {
 	err = n.do(ctx, "ESwitch", address, func() error { mode = n.Tree.eswitch[address]; return nil })
 	return mode, err
 }
 
-// SetESwitch changes the mode of what has one.
+// SetESwitch changes the mode of an embedded switch.
 func (n Network) SetESwitch(ctx context.Context, address, mode string) error {
 	return n.do(ctx, "SetESwitch", address, func() error {
 		if n.Tree.eswitch[address] == "" {
@@ -158,7 +158,7 @@ func (n Network) SetESwitch(ctx context.Context, address, mode string) error {
 	})
 }
 
-// AddVDPA makes a device, which the first driver on the bus takes.
+// AddVDPA creates a vDPA device, bound to the first driver on the bus.
 func (n Network) AddVDPA(ctx context.Context, name, address string) error {
 	return n.do(ctx, "AddVDPA", address, func() error {
 		if f := n.Tree.functions[address]; f == nil || !isNetwork(f.Driver) {
@@ -168,25 +168,25 @@ func (n Network) AddVDPA(ctx context.Context, name, address string) error {
 	})
 }
 
-// DeleteVDPA removes it.
+// DeleteVDPA removes a vDPA device.
 func (n Network) DeleteVDPA(ctx context.Context, name string) error {
 	return n.do(ctx, "DeleteVDPA", name, func() error { return n.Tree.removeVDPA(name) })
 }
 
-// RDMAMode is Mode.
+// RDMAMode returns Mode.
 func (n Network) RDMAMode(ctx context.Context) (mode string, err error) {
 	err = n.do(ctx, "RDMAMode", "", func() error { return nil })
 	return n.Mode, err
 }
 
-// ESwitch gives a PF an embedded switch in that mode.
+// ESwitch adds an embedded switch in the given mode to a PF.
 func (t *Tree) ESwitch(pf, mode string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.eswitch[pf] = mode
 }
 
-// Entry is what the table of its PF has of a virtual function.
+// Entry returns the VF table entry of a virtual function.
 func (t *Tree) Entry(address string) netlinks.VF {
 	t.t.Helper()
 	t.mu.Lock()
@@ -198,7 +198,7 @@ func (t *Tree) Entry(address string) netlinks.VF {
 	return v.VF
 }
 
-// byName is a link of the kernel's list.
+// byName returns a link by name.
 func (t *Tree) byName(name string) (*netlinks.Link, error) {
 	for i := range t.links {
 		if t.links[i].Name == name {
@@ -208,7 +208,7 @@ func (t *Tree) byName(name string) (*netlinks.Link, error) {
 	return nil, unix.ENODEV
 }
 
-// ofNetdev is the bound function whose network device it is.
+// ofNetdev returns the bound function of a network device.
 func (t *Tree) ofNetdev(name string) *Function {
 	for _, f := range t.functions {
 		if f.Netdev == name && isNetwork(f.Driver) {
@@ -218,14 +218,14 @@ func (t *Tree) ofNetdev(name string) *Function {
 	return nil
 }
 
-// entry is a line of a table.
+// entry is a VF table entry.
 type entry struct {
 	netlinks.VF
-	administrative bool // its address was set there
+	administrative bool // its address was set by SetMAC
 }
 
-// begin is what a virtual function's driver does with the table: it takes the
-// administrative address; without one it tells there which it has chosen.
+// begin returns the MAC address of a newly bound function: the administrative
+// address, or else the driver's choice, which is then shown in the VF table.
 func (t *Tree) begin(address, chosen string) (mac string, err error) {
 	v := t.table[address]
 	if v == nil {
@@ -237,5 +237,5 @@ func (t *Tree) begin(address, chosen string) (mac string, err error) {
 	return v.MAC.String(), err
 }
 
-// isVDPA tells a path of the vDPA bus.
+// isVDPA reports whether a path belongs to a driver of the vDPA bus.
 func isVDPA(name string) bool { return strings.HasPrefix(name, "bus/vdpa/drivers/") }

@@ -1,6 +1,5 @@
-// Package sysfstest makes sysfs trees with SR-IOV functions in a temporary
-// directory, and is the small part of a kernel that changes them when somebody
-// writes to them.
+// Package sysfstest creates sysfs trees with SR-IOV functions in a temporary
+// directory and emulates the kernel's reaction to writes.
 package sysfstest
 
 import (
@@ -18,8 +17,8 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// Tree is a sysfs with a /dev beside it. Its methods may be called by many at
-// once; what they change is seen step by step, in the kernel's order.
+// Tree is a sysfs with a /dev. Its methods can be called concurrently; other
+// readers see each change step by step, in the kernel's order.
 type Tree struct {
 	Sysfs, Dev string
 
@@ -32,7 +31,7 @@ type Tree struct {
 	override  map[string]string
 	links     []netlinks.Link
 	routes    []int
-	next      map[string]int // numbers of links, RDMA devices, ...
+	next      map[string]int // next number of links, RDMA devices, ...
 	table     map[string]*entry
 	eswitch   map[string]string
 	vdpa      map[string]*vdpaDevice
@@ -47,15 +46,16 @@ type Tree struct {
 	writes  []string
 }
 
-// Judge hears of what a Tree cannot do and may not go on after; each testing.TB
-// is one.
+// Judge receives fatal errors of a Tree and must not return; testing.TB
+// implements it.
 type Judge interface {
 	Helper()
 	Fatal(args ...any)
 	Fatalf(format string, args ...any)
 }
 
-// New makes an empty tree in memory, as sysfs is, that goes with the test.
+// New creates an empty tree in memory (like sysfs) that is removed with the
+// test.
 func New(t testing.TB) *Tree {
 	t.Helper()
 	root, err := os.MkdirTemp("/dev/shm", "sysfs")
@@ -70,7 +70,7 @@ func New(t testing.TB) *Tree {
 	return At(root, t)
 }
 
-// At makes an empty tree below an empty directory, which stays.
+// At creates an empty tree below an empty directory. It is not removed.
 func At(root string, t Judge) *Tree {
 	t.Helper()
 	tree := &Tree{
@@ -97,14 +97,14 @@ func (t *Tree) must(err error) {
 
 func (t *Tree) path(name string) string { return filepath.Join(t.Sysfs, name) }
 
-// File puts a file into the tree, with a line's end as the kernel writes it.
+// File writes a file with a final newline, like the kernel.
 func (t *Tree) File(name, text string) {
 	t.t.Helper()
 	t.must(os.MkdirAll(filepath.Dir(t.path(name)), 0o755))
 	t.must(os.WriteFile(t.path(name), []byte(text+"\n"), 0o644))
 }
 
-// Link puts a relative symbolic link into the tree; both are paths from its root.
+// Link creates a relative symbolic link; both paths are relative to the root.
 func (t *Tree) Link(name, target string) {
 	t.t.Helper()
 	t.must(t.link(name, target))
@@ -121,26 +121,27 @@ func (t *Tree) link(name, target string) error {
 	return os.Symlink(to, t.path(name))
 }
 
-// Remove takes something out of the tree.
+// Remove removes a path of the tree.
 func (t *Tree) Remove(name string) {
 	t.t.Helper()
 	t.must(os.RemoveAll(t.path(name)))
 }
 
-// number counts from 0, each kind for itself.
+// number returns the next number of a kind, from 0.
 func (t *Tree) number(kind string) int {
 	n := t.next[kind]
 	t.next[kind]++
 	return n
 }
 
-// Device is a function's place in the tree: devices/pci0000:3b/0000:3b:02.1.
+// Device returns the path of a function in the tree:
+// devices/pci0000:3b/0000:3b:02.1.
 func Device(address string) string {
 	return "devices/pci" + address[:len(address)-len(":02.1")] + "/" + address
 }
 
-// AddLink puts a network device into the kernel's list and, below the device at
-// that place, into sysfs. "" is a virtual one. It returns its index.
+// AddLink adds a network device to the kernel's list and to sysfs, below the
+// device at; "" is a virtual device. It returns its index.
 func (t *Tree) AddLink(at string, l netlinks.Link) int {
 	t.t.Helper()
 	t.mu.Lock()
@@ -178,7 +179,7 @@ func (t *Tree) addLink(at string, l netlinks.Link) (int, error) {
 	return l.Index, t.link("class/net/"+l.Name, place)
 }
 
-// ChangeLink changes a network device in the kernel's list.
+// ChangeLink modifies a network device in the kernel's list.
 func (t *Tree) ChangeLink(name string, change func(*netlinks.Link)) {
 	t.t.Helper()
 	t.mu.Lock()
@@ -190,14 +191,14 @@ func (t *Tree) ChangeLink(name string, change func(*netlinks.Link)) {
 	change(&t.links[i])
 }
 
-// Route lets default routes use links, and no others.
+// Route sets the links of the default routes.
 func (t *Tree) Route(indices ...int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.routes = slices.Clone(indices)
 }
 
-// AddRDMA puts an RDMA device with its character devices below a device's place,
+// AddRDMA adds an RDMA device with its character devices below the device at,
 // and returns its number.
 func (t *Tree) AddRDMA(at, name, pkey string) int {
 	t.t.Helper()
@@ -219,7 +220,7 @@ func (t *Tree) AddRDMA(at, name, pkey string) int {
 	return n
 }
 
-// AddVDPA puts a vDPA device with its driver (virtio_vdpa, vhost_vdpa, "") on a
+// AddVDPA adds a vDPA device with a driver (virtio_vdpa, vhost_vdpa, "") to a
 // function, and returns its number.
 func (t *Tree) AddVDPA(address, driver string) int {
 	t.t.Helper()
@@ -240,7 +241,7 @@ func (t *Tree) AddVDPA(address, driver string) int {
 	return n
 }
 
-// AddUIO puts a user-space I/O device on a function and returns its name.
+// AddUIO adds a user-space I/O device to a function and returns its name.
 func (t *Tree) AddUIO(address string) string {
 	t.t.Helper()
 	t.mu.Lock()
@@ -252,8 +253,8 @@ func (t *Tree) AddUIO(address string) string {
 	return name
 }
 
-// AddScalable puts a scalable function with an SF number on a PF and returns the
-// name of its auxiliary device.
+// AddScalable adds a scalable function with an SF number to a PF and returns
+// the name of its auxiliary device.
 func (t *Tree) AddScalable(pf string, number int) string {
 	t.t.Helper()
 	t.mu.Lock()
@@ -267,14 +268,14 @@ func (t *Tree) AddScalable(pf string, number int) string {
 	return name
 }
 
-// Virtual is the addresses of a PF's virtual functions by index.
+// Virtual returns the addresses of a PF's virtual functions by index.
 func (t *Tree) Virtual(pf string) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Clone(t.virtual[pf])
 }
 
-// Addresses is all functions, in no order.
+// Addresses returns the addresses of all functions, in no order.
 func (t *Tree) Addresses() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// vdpaDevice is one that somebody made by netlink.
+// vdpaDevice is a vDPA device created by Network.AddVDPA.
 type vdpaDevice struct{ address, driver string }
 
 func (t *Tree) addVDPA(name, address string) error {
@@ -76,7 +76,7 @@ func (t *Tree) unbindVDPA(name string) error {
 	return nil
 }
 
-// writeVDPA is bind and unbind of the drivers of that bus.
+// writeVDPA emulates bind and unbind of vDPA drivers.
 func (t *Tree) writeVDPA(name, value string) error {
 	driver, attribute := path.Base(path.Dir(name)), path.Base(name)
 	if _, err := os.Stat(t.path("bus/vdpa/drivers/" + driver)); err != nil {

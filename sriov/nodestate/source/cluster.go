@@ -24,33 +24,34 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// DefaultNamespace is the operator's.
+// DefaultNamespace is the operator's namespace.
 const DefaultNamespace = "sriov-network-operator"
 
-// namespaceFile is where a pod finds its own namespace.
+// namespaceFile has the namespace of the pod.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// ClusterConfig names the object and the API server.
+// ClusterConfig configures a Cluster.
 type ClusterConfig struct {
-	Kubeconfig string // path; "": the configuration of a pod
-	Namespace  string // "": that of the pod, else DefaultNamespace
-	Node       string // name of the node, and of its object
+	Kubeconfig string // path; "": in-cluster configuration
+	Namespace  string // "": the pod's, otherwise DefaultNamespace
+	Node       string // name of the node and of its object
 	UserAgent  string // "": client-go's
 	Logger     *slog.Logger
-	// Within bounds a call that is not a watch; a watch is renewed after ten to
-	// twenty times that. 0 is 30 s.
+	// Within is the timeout of a call other than a watch. A watch is renewed
+	// after 10 to 20 times Within. 0 is 30 s.
 	Within time.Duration
 }
 
-// Cluster is a source that watches one SriovNetworkNodeState of the API server.
-// It needs the verbs get, list and watch for it, and patch for its status.
+// Cluster is a source that watches one SriovNetworkNodeState in the API server.
+// It needs the verbs get, list and watch for the object, and patch for its
+// status.
 type Cluster struct {
 	config  ClusterConfig
 	objects dynamic.ResourceInterface // of the namespace
 }
 
-// NewCluster makes no call yet. An error is about the kubeconfig, the
-// configuration of the pod, or a name.
+// NewCluster returns a Cluster, without any API call. It fails if the
+// kubeconfig, the in-cluster configuration, or a name is invalid.
 func NewCluster(c ClusterConfig) (*Cluster, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -61,10 +62,10 @@ func NewCluster(c ClusterConfig) (*Cluster, error) {
 	}
 	c.Namespace = cmp.Or(c.Namespace, DefaultNamespace)
 	if problems := validation.IsDNS1123Subdomain(c.Node); len(problems) > 0 {
-		return nil, fmt.Errorf("node %q cannot be the name of a node: %s", c.Node, strings.Join(problems, "; "))
+		return nil, fmt.Errorf("node %q is not a valid node name: %s", c.Node, strings.Join(problems, "; "))
 	}
 	if problems := validation.IsDNS1123Label(c.Namespace); len(problems) > 0 {
-		return nil, fmt.Errorf("namespace %q cannot be the name of a namespace: %s", c.Namespace, strings.Join(problems, "; "))
+		return nil, fmt.Errorf("namespace %q is not a valid namespace name: %s", c.Namespace, strings.Join(problems, "; "))
 	}
 	access, err := restConfig(c.Kubeconfig)
 	if err != nil {
@@ -83,7 +84,7 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		c, err := rest.InClusterConfig()
 		if errors.Is(err, rest.ErrNotInCluster) || errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("this is no pod that may ask its API server; give a kubeconfig: %w", err)
+			return nil, fmt.Errorf("no in-cluster configuration, set a kubeconfig: %w", err)
 		}
 		return c, err
 	}
@@ -94,26 +95,26 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 	return c, nil
 }
 
-// String names the object.
+// String returns the kind, namespace and name of the object.
 func (c *Cluster) String() string {
 	return fmt.Sprintf("%s %s/%s", nodestate.Kind, c.config.Namespace, c.config.Node)
 }
 
-// ErrOther: the object that a status is for does not exist any more; another may
-// have its name.
+// ErrOther: the object that a status is for was deleted, and possibly recreated
+// with the same name.
 var ErrOther = errors.New("the node state was deleted or recreated")
 
-// tries is how often a status is written while others write to the object.
+// tries bounds the attempts to write a status after conflicts.
 const tries = 5
 
-// UpdateStatus writes the status of the object with that uid; ErrOther if that
-// object does not exist. Other fields of the status stay.
+// UpdateStatus patches the status of the object with the given uid; ErrOther if
+// that object does not exist. Other status fields are kept.
 func (c *Cluster) UpdateStatus(ctx context.Context, uid string, s nodestate.Status) error {
 	interfaces := s.Interfaces
 	if interfaces == nil {
 		interfaces = []nodestate.FoundInterface{}
 	}
-	// Empty fields are written too: a merge leaves out what the patch does not have.
+	// Empty fields are included: a merge patch does not change missing fields.
 	body, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": uid}, // a precondition
 		"status":   map[string]any{"interfaces": interfaces, "syncStatus": s.SyncStatus, "lastSyncError": s.LastSyncError},
@@ -128,7 +129,7 @@ func (c *Cluster) UpdateStatus(ctx context.Context, uid string, s nodestate.Stat
 		if !apierrors.IsConflict(err) {
 			break
 		}
-		// Either another writer was faster, or the uid is not this one.
+		// Either a concurrent writer caused the conflict, or the uid differs.
 		if o, gone := c.objects.Get(ctx, c.config.Node, metav1.GetOptions{}); apierrors.IsNotFound(gone) || gone == nil && string(o.GetUID()) != uid {
 			return fmt.Errorf("write the status of %s with uid %s: %w", c, uid, ErrOther)
 		}

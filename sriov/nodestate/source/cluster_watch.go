@@ -17,10 +17,10 @@ import (
 )
 
 const (
-	// The backoff while the API server cannot be reached.
+	// Backoff while the API server cannot be reached.
 	firstPause = 500 * time.Millisecond
 	maxPause   = 30 * time.Second
-	// steady is how long a watch must have run to count as a success.
+	// steady is the minimum duration of a successful watch.
 	steady = 5 * time.Second
 )
 
@@ -34,9 +34,10 @@ func (c *Cluster) Run(ctx context.Context, send func(Update)) error {
 		if ctx.Err() != nil {
 			break
 		}
-		// A watch ends regularly, and a version expires; both are no errors.
+		// The server ends watches regularly and expires versions; both are no
+		// errors.
 		if err != nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
-			c.config.Logger.Warn("node state cannot be read from the API server, will retry", "object", c.String(), "err", err)
+			c.config.Logger.Warn("failed to read node state from the API server, will retry", "object", c.String(), "err", err)
 			w.send(Update{Err: err})
 		}
 		if time.Since(began) >= steady {
@@ -51,16 +52,16 @@ func (c *Cluster) Run(ctx context.Context, send func(Update)) error {
 	return context.Cause(ctx)
 }
 
-// watcher is the state of one Run.
+// watcher is the state of one Run call.
 type watcher struct {
 	*Cluster
 	out      func(Update)
-	version  string  // to watch from; "": list first
-	sent     *Update // the last one
-	received *Update // the last one that the API server has sent; the others are about the connection
+	version  string  // resource version to watch from; "": list first
+	sent     *Update // last update sent
+	received *Update // last update from the API server; excludes connection errors
 }
 
-// listAndWatch lists if it must, and watches until that ends.
+// listAndWatch lists if necessary, then watches until the watch ends.
 func (w *watcher) listAndWatch(ctx context.Context) error {
 	if w.version == "" {
 		if err := w.list(ctx); err != nil {
@@ -69,7 +70,7 @@ func (w *watcher) listAndWatch(ctx context.Context) error {
 	}
 	err := w.watch(ctx)
 	if refused := apierrors.APIStatus(nil); errors.As(err, &refused) {
-		w.version = "" // it may be the reason
+		w.version = "" // possibly the reason of the refusal
 	}
 	return err
 }
@@ -84,7 +85,7 @@ func (w *watcher) list(ctx context.Context) error {
 	list, err := w.objects.List(ctx, w.options())
 	switch {
 	case apierrors.IsNotFound(err):
-		return fmt.Errorf("the API server knows no %s: the SR-IOV network operator's definitions are not there: %w", nodestate.Resource, err)
+		return fmt.Errorf("the API server does not serve %s, the SR-IOV network operator's CRDs are not installed: %w", nodestate.Resource, err)
 	case err != nil:
 		return fmt.Errorf("list %s: %w", w, err)
 	}
@@ -101,7 +102,7 @@ func (w *watcher) list(ctx context.Context) error {
 
 func (w *watcher) watch(ctx context.Context) error {
 	long := 10*w.config.Within + rand.N(10*w.config.Within)
-	// The server ends the watch; the deadline is for one that has silently gone.
+	// The server ends the watch; the deadline detects a lost connection.
 	ctx, cancel := context.WithTimeout(ctx, long+w.config.Within)
 	defer cancel()
 	options, seconds := w.options(), max(1, int64(long/time.Second))
@@ -111,12 +112,12 @@ func (w *watcher) watch(ctx context.Context) error {
 		return fmt.Errorf("watch %s: %w", w, err)
 	}
 	defer stream.Stop()
-	// client-go reports a timeout and a connection that ended as an empty watch.
+	// client-go reports a timeout and a lost connection as an empty watch.
 	if _, ok := stream.(*watch.StreamWatcher); !ok {
-		return fmt.Errorf("watch %s: the API server has not answered", w)
+		return fmt.Errorf("watch %s: no response from the API server", w)
 	}
 	if w.received != nil {
-		w.send(*w.received) // ends an error of the connection; no event was missed
+		w.send(*w.received) // ends a connection error; no event was missed
 	}
 	for {
 		select {
@@ -152,8 +153,8 @@ func (w *watcher) handle(event watch.Event) error {
 	return nil
 }
 
-// updateOf decodes an object. Name, uid and generation are set also when it is
-// invalid.
+// updateOf decodes an object. Name, uid and generation are set even for an
+// invalid object.
 func updateOf(o *unstructured.Unstructured) Update {
 	state, warnings, err := nodestate.FromObject(o.Object)
 	if err != nil {
@@ -170,7 +171,7 @@ func (w *watcher) receive(u Update) {
 	w.send(u)
 }
 
-// send passes an update on unless it is the last one again.
+// send forwards an update unless it equals the previous one.
 func (w *watcher) send(u Update) {
 	if w.sent == nil || !equal(u, *w.sent) {
 		w.sent = &u
@@ -178,7 +179,7 @@ func (w *watcher) send(u Update) {
 	}
 }
 
-// equal compares without the version of the object and without its annotations.
+// equal compares updates without resource version and annotations.
 func equal(a, b Update) bool {
 	if a.Err != nil || b.Err != nil {
 		return a.Err != nil && b.Err != nil && a.Err.Error() == b.Err.Error()

@@ -15,13 +15,13 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// grace is how long a file may be missing, as while an editor replaces it, until
-// that means that no node state exists.
+// grace is how long a file can be missing, as while an editor replaces it,
+// before it is reported as gone.
 const grace = time.Second
 
-// File is a source that reads a file with one SriovNetworkNodeState, as YAML or
-// JSON. An invalid file is an Update with Err; one that is missing for more than
-// a second means that no node state exists.
+// File is a source that reads one SriovNetworkNodeState from a YAML or JSON
+// file. An invalid file is an Update with Err; a file that is missing for more
+// than a second is an Update with Gone.
 type File struct {
 	path   string
 	logger *slog.Logger
@@ -74,8 +74,8 @@ func (f *File) read() Update {
 	return Update{State: state, Warnings: warnings}
 }
 
-// ReadFile reads a regular file of at most limit bytes. Anything else, such as a
-// pipe, could block.
+// ReadFile reads a regular file of at most limit bytes. Other file types are
+// rejected, because reading them can block.
 func ReadFile(path string, limit int) ([]byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -87,7 +87,7 @@ func ReadFile(path string, limit int) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a file but %s", path, info.Mode().Type())
+		return nil, fmt.Errorf("%s is not a regular file but %s", path, info.Mode().Type())
 	}
 	text, err := io.ReadAll(io.LimitReader(file, int64(limit)+1))
 	if err == nil && len(text) > limit {

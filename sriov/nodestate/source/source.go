@@ -1,5 +1,5 @@
-// Package source reads the desired state of a node, a SriovNetworkNodeState,
-// from a file or from an object of the API server, and reports each change.
+// Package source watches the desired state of a node, a SriovNetworkNodeState,
+// in a file or in the API server.
 package source
 
 import (
@@ -9,23 +9,22 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// Update is one report of a source: a state, that no state exists, or why it
-// cannot be read.
+// Update is one report of a source: a node state, its absence, or a read error.
 type Update struct {
 	State    nodestate.NodeState
 	Warnings []strictjson.Problem // about State
 	// Gone: no node state exists.
 	Gone bool
-	// Err: the desired state cannot be read. The state that was read last stays in
-	// force. The next Update without Err ends the error, also when nothing else
-	// has changed. State has the name, uid and generation of an object that was
-	// received but is invalid; else it is empty.
+	// Err: the desired state cannot be read, and the last one read remains in
+	// force. The next Update without Err ends the error, even if nothing else
+	// has changed. If an invalid object was received, State has its name, uid
+	// and generation; otherwise State is empty.
 	Err error
 }
 
 // Source reports the desired state.
 type Source interface {
-	// Run calls send with the present state and then with each change, until ctx
-	// ends, and returns the cause of that. send returns at once.
+	// Run calls send with the current state and then with each change until ctx
+	// ends, and returns the cause of ctx. send must not block.
 	Run(ctx context.Context, send func(Update)) error
 }

@@ -1,6 +1,5 @@
-// Package sourcetest is the part of an API server that serves
-// SriovNetworkNodeStates, for tests. It lists, watches and patches like the real
-// one, and fails on request.
+// Package sourcetest is a fake API server for SriovNetworkNodeStates. It lists,
+// watches and patches like the real one, and injects faults on request.
 package sourcetest
 
 import (
@@ -22,24 +21,24 @@ import (
 	"time"
 )
 
-// Namespace is that of all objects.
+// Namespace is the namespace of all objects.
 const Namespace = "sriov-network-operator"
 
-// Server is an API server. Its methods are safe for concurrent use.
+// Server is a fake API server. Its methods are safe for concurrent use.
 type Server struct {
 	http *httptest.Server
 
 	mu       sync.Mutex
 	version  int
-	oldest   int // versions before it are expired
+	oldest   int // older versions are expired
 	objects  map[string]map[string]any
 	history  []change
-	more     chan struct{} // closed with each change
+	more     chan struct{} // closed on each change
 	cut      chan struct{} // closed to end all watches
-	refuse   int           // HTTP status of every answer; 0: none
+	refuse   int           // HTTP status of every response; 0: serve normally
 	conflict int           // number of patches that fail with a conflict
-	mute     bool          // nothing is sent on watches
-	hang     bool          // requests get no answer
+	mute     bool          // watches send no events
+	hang     bool          // requests get no response
 	counts   map[string]int
 }
 
@@ -81,8 +80,8 @@ users: [{name: test, user: {token: secret}}]
 	return path
 }
 
-// Put creates or changes an object, as a user does: another spec increments the
-// generation. The status stays.
+// Put creates or updates an object like a user: a changed spec increments the
+// generation, the status is kept.
 func (s *Server) Put(name string, spec map[string]any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -103,7 +102,7 @@ func (s *Server) Put(name string, spec map[string]any) {
 	s.record(kind, name, clone(n))
 }
 
-// SetStatus writes a status, as the operator's daemon does.
+// SetStatus replaces the status, like the operator's daemon.
 func (s *Server) SetStatus(name string, status map[string]any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,14 +118,14 @@ func (s *Server) Delete(name string) {
 	s.record("DELETED", name, clone(s.objects[name]))
 }
 
-// Object returns a copy of an object; nil: it does not exist.
+// Object returns a copy of an object; nil if it does not exist.
 func (s *Server) Object(name string) map[string]any {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return clone(s.objects[name])
 }
 
-// Cut ends every watch.
+// Cut ends all watches.
 func (s *Server) Cut() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,28 +133,29 @@ func (s *Server) Cut() {
 	s.cut = make(chan struct{})
 }
 
-// Forget expires all versions before the present one: a watch from them gets 410.
+// Forget expires all versions before the current one: a watch from them gets
+// 410.
 func (s *Server) Forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.oldest, s.history = s.version, nil
 }
 
-// Refuse answers all requests with an HTTP status; 0 ends that.
+// Refuse answers all requests with an HTTP status; 0 serves normally again.
 func (s *Server) Refuse(code int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refuse = code
 }
 
-// Conflict lets the next n patches fail with a conflict.
+// Conflict makes the next n patches fail with a conflict.
 func (s *Server) Conflict(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.conflict = n
 }
 
-// Mute holds back the events of watches; they stay open.
+// Mute suspends the events of watches; the watches stay open.
 func (s *Server) Mute(on bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,14 +163,14 @@ func (s *Server) Mute(on bool) {
 	s.wake()
 }
 
-// Hang leaves requests without an answer.
+// Hang leaves requests without a response.
 func (s *Server) Hang(on bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.hang = on
 }
 
-// Count returns the number of requests: list, watch, patch.
+// Count returns the number of requests by verb: list, watch, patch.
 func (s *Server) Count(kind string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -264,7 +264,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
 	stream := json.NewEncoder(w)
-	if old { // the real one answers in the stream as well
+	if old { // like the real server, which reports it in the stream
 		_ = stream.Encode(map[string]any{"type": "ERROR", "object": status(http.StatusGone, "Expired", "too old resource version")})
 		return
 	}
@@ -294,7 +294,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Bookmark sends the present version to watches, without a change.
+// Bookmark sends the current version to watches, without a change.
 func (s *Server) Bookmark() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
