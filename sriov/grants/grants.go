@@ -57,8 +57,8 @@ func bucket() store.Bucket[Record] { return store.Bucket[Record]{Name: "grants"}
 // Grants is the set of grant records. It can be used concurrently. Slices and
 // pointers of records passed in or returned must not be modified.
 type Grants struct {
-	store   *store.Store
-	writing chan struct{} // holds one token; its holder may read and then write
+	store      *store.Store
+	writeToken chan struct{} // holds one token; its holder may read and then write
 
 	mu  sync.RWMutex
 	all map[string]Record // content of the store, by key
@@ -67,8 +67,8 @@ type Grants struct {
 // Open reads all records. Errors are those of package store; an invalid record
 // is store.ErrDamaged.
 func Open(ctx context.Context, s *store.Store) (*Grants, error) {
-	g := &Grants{store: s, writing: make(chan struct{}, 1), all: map[string]Record{}}
-	g.writing <- struct{}{}
+	g := &Grants{store: s, writeToken: make(chan struct{}, 1), all: map[string]Record{}}
+	g.writeToken <- struct{}{}
 	err := s.View(ctx, func(tx *store.Tx) error {
 		for e, err := range bucket().Range(tx, "") {
 			if err != nil {
@@ -137,11 +137,11 @@ func (g *Grants) write(ctx context.Context, what string, put, remove []Record) e
 		return nil
 	}
 	select {
-	case <-g.writing:
+	case <-g.writeToken:
 	case <-ctx.Done():
 		return fmt.Errorf("%s: %w", what, context.Cause(ctx))
 	}
-	defer func() { g.writing <- struct{}{} }()
+	defer func() { g.writeToken <- struct{}{} }()
 	// The token excludes other writers: g.all does not change until it is
 	// returned.
 	remove = slices.DeleteFunc(slices.Clone(remove), func(r Record) bool {

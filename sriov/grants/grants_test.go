@@ -35,7 +35,7 @@ func closing(t testing.TB, s *store.Store) {
 	testkit.Must(t, s.Close())
 }
 
-// vf is a function with something in every field that can have something.
+// vf is a function with every field set.
 func vf(address string) inventory.Function {
 	return inventory.Function{
 		Address: address, Kind: inventory.NetworkClass, Class: 0x020000, Vendor: "15b3", Device: "1018", Driver: "mlx5_core", NUMA: 1,
@@ -65,8 +65,8 @@ func record(resource string, d inventory.Device, age time.Duration) Record {
 	return Of(resource, inventory.Member{Device: d}, start.Add(-age))
 }
 
-// The device of a record is the device that was given, also after it was on disk.
-func TestDeviceComesBack(t *testing.T) {
+// The device of a record survives a write to the disk unchanged.
+func TestRecordKeepsDevice(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "grants")
 	given := []inventory.Device{function(vf("0000:05:00.4")), auxiliary(sf("mlx5_core.sf.4"))}
 	g, s := open(t, path)
@@ -102,12 +102,12 @@ func TestPutReplaces(t *testing.T) {
 		testkit.Must(t, g.Put(t.Context(), []Record{r}))
 	}
 	testkit.Diff(t, "records", []Record{again, other}, g.All())
-	// What is to be forgotten was given out again meanwhile.
+	// The removed record was replaced by a new allocation meanwhile.
 	testkit.Must(t, g.Remove(t.Context(), []Record{old, other}))
 	testkit.Diff(t, "records", []Record{again}, g.All())
 }
 
-func TestPutRefuses(t *testing.T) {
+func TestPutRejectsInvalidRecords(t *testing.T) {
 	g, s := open(t, filepath.Join(t.TempDir(), "grants"))
 	defer closing(t, s)
 	good := record("intel.com/a", function(vf("0000:05:00.4")), 0)
@@ -124,19 +124,19 @@ func TestPutRefuses(t *testing.T) {
 	}
 }
 
-// Whoever waits for the disk behind another gives up when told to, and nothing
-// is remembered that is not on disk.
-func TestGivesUp(t *testing.T) {
+// A write that waits for another one ends with its context, and records that
+// are not on disk are not returned.
+func TestWriteHonorsContext(t *testing.T) {
 	g, s := open(t, filepath.Join(t.TempDir(), "grants"))
 	good := []Record{record("intel.com/a", function(vf("0000:05:00.4")), 0)}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(os.ErrClosed)
-	<-g.writing // another writes
+	<-g.writeToken // a concurrent write
 	testkit.WantError(t, "put", g.Put(ctx, good), os.ErrClosed)
 	if len(g.All()) > 0 {
 		t.Error("what was not written is remembered")
 	}
-	g.writing <- struct{}{}
+	g.writeToken <- struct{}{}
 	closing(t, s)
 	if err := g.Put(t.Context(), good); err == nil || len(g.All()) > 0 {
 		t.Errorf("a store that is closed took it: %v", err)
@@ -171,9 +171,9 @@ func TestDamage(t *testing.T) {
 	testkit.WantError(t, "a record that is none", testkit.Err(Open(t.Context(), s)), store.ErrDamaged)
 }
 
-// After any calls, and any restarts between them, there is what was put last and
+// After any calls and restarts, the records are those that were put last and
 // not removed.
-func TestIsTheModel(t *testing.T) {
+func TestGrantsMatchModel(t *testing.T) {
 	dir := t.TempDir()
 	runs := 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -220,8 +220,8 @@ func TestIsTheModel(t *testing.T) {
 	})
 }
 
-// A process that is killed leaves the file as the last call that returned made it.
-func TestKilled(t *testing.T) {
+// After a kill, the file has the state of the last call that returned.
+func TestRecordsSurviveKill(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "grants")
 	g, s := open(t, path)
@@ -247,7 +247,7 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-func TestManyAtOnce(t *testing.T) {
+func TestConcurrentWrites(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "grants")
 	g, s := open(t, path)
 	var wait sync.WaitGroup

@@ -31,7 +31,7 @@ const Grace = 2 * time.Minute
 //
 // Of several records of one device the newest counts: the device could only be
 // allocated again after the others had become stale.
-func Merge(records []Record, holders []podresources.Holder, known bool, s *inventory.Snapshot, now time.Time) (held []inventory.HeldDevice, over []Record) {
+func Merge(records []Record, holders []podresources.Holder, known bool, s *inventory.Snapshot, now time.Time) (held []inventory.HeldDevice, stale []Record) {
 	reported := map[key]bool{}
 	if known {
 		for _, h := range holders {
@@ -44,25 +44,25 @@ func Merge(records []Record, holders []podresources.Holder, known bool, s *inven
 	}
 	current := newest(records)
 	for _, r := range records {
-		k, t := key{r.Resource, r.ID}, none
+		k, t := key{r.Resource, r.ID}, unknown
 		switch {
 		case reported[k]:
 			delete(reported, k)
-			t = away
+			t = inPod
 		case current[r.ID].Resource != r.Resource:
-			t = back
-		case r.young(now):
-			t = away
+			t = returned
+		case r.withinGrace(now):
+			t = inPod
 		case known:
-			t = back
+			t = returned
 		default:
-			t = r.trace(devices[r.ID])
+			t = r.presence(devices[r.ID])
 		}
 		switch t {
-		case away:
+		case inPod:
 			held = append(held, inventory.HeldDevice{Resource: r.Resource, ID: r.ID, Last: r.Device()})
-		case back:
-			over = append(over, r)
+		case returned:
+			stale = append(stale, r)
 		}
 	}
 	for k := range reported {
@@ -71,8 +71,8 @@ func Merge(records []Record, holders []podresources.Holder, known bool, s *inven
 	slices.SortFunc(held, func(a, b inventory.HeldDevice) int {
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.ID, b.ID))
 	})
-	slices.SortFunc(over, compare)
-	return held, over
+	slices.SortFunc(stale, compare)
+	return held, stale
 }
 
 // key identifies a record.
@@ -90,36 +90,36 @@ func newest(records []Record) map[string]Record {
 	return current
 }
 
-// young reports whether a record is within Grace. A record far in the future is
+// withinGrace reports whether a record is within Grace. A record far in the future is
 // older than a backward clock change.
-func (r Record) young(now time.Time) bool { return now.Sub(r.At).Abs() < Grace }
+func (r Record) withinGrace(now time.Time) bool { return now.Sub(r.At).Abs() < Grace }
 
-// trace is the evidence that a snapshot has about an allocated device.
-type trace int
+// presence is the evidence that a snapshot has about an allocated device.
+type presence int
 
 const (
-	none trace = iota // no evidence
-	away              // a network or RDMA device is missing: a pod holds it
-	back              // all network and RDMA devices exist
+	unknown  presence = iota // no evidence
+	inPod                    // a network or RDMA device is missing: a pod holds it
+	returned                 // all network and RDMA devices exist
 )
 
-func (r Record) trace(now inventory.Device) trace {
+func (r Record) presence(now inventory.Device) presence {
 	if now.Function == nil || (now.Auxiliary == nil) != (r.Auxiliary == nil) {
-		return none
+		return unknown
 	}
-	driver, links, rdma := parts(*r.Device())
-	driverNow, linksNow, rdmaNow := parts(now)
+	driver, links, rdma := driverAndCounts(*r.Device())
+	driverNow, linksNow, rdmaNow := driverAndCounts(now)
 	switch {
 	case driver != driverNow, links+rdma == 0:
-		return none
+		return unknown
 	case linksNow < links, rdmaNow < rdma:
-		return away
+		return inPod
 	}
-	return back
+	return returned
 }
 
-// parts returns the driver, and the numbers of network and RDMA devices.
-func parts(d inventory.Device) (driver string, links, rdma int) {
+// driverAndCounts returns the driver, and the numbers of network and RDMA devices.
+func driverAndCounts(d inventory.Device) (driver string, links, rdma int) {
 	if a := d.Auxiliary; a != nil {
 		return a.Driver, len(a.Netdev), len(a.RDMA)
 	}

@@ -55,7 +55,7 @@ func (h *Host) rebind(ctx context.Context, c *call, f function, driver string) e
 }
 
 func (h *Host) awaitDriver(ctx context.Context, f function, want string) error {
-	return await(ctx, h.bounds.settle, func() (string, error) {
+	return await(ctx, h.bounds.effect, func() (string, error) {
 		got, err := f.driver()
 		if err != nil || got == want {
 			return "", err
@@ -98,7 +98,7 @@ func (h *Host) bindDefault(ctx context.Context, c *call, f function, has string)
 	if err := h.write(ctx, c, f.address, busPCI, "drivers_probe"); err != nil {
 		return err
 	}
-	err := await(ctx, h.bounds.settle, func() (string, error) {
+	err := await(ctx, h.bounds.effect, func() (string, error) {
 		got, err := f.driver()
 		switch {
 		case err != nil:
@@ -111,14 +111,14 @@ func (h *Host) bindDefault(ctx context.Context, c *call, f function, has string)
 		return "", nil
 	})
 	if err != nil {
-		return fmt.Errorf("%w: %s", err, h.whyNone(f))
+		return fmt.Errorf("%w: %s", err, h.noDriverReason(f))
 	}
 	return nil
 }
 
-// whyNone returns the probable reason why the kernel finds no driver for a
+// noDriverReason returns the probable reason why the kernel finds no driver for a
 // function.
-func (h *Host) whyNone(f function) string {
+func (h *Host) noDriverReason(f function) string {
 	const load = "the module of its driver must be loaded"
 	pf, err := f.link("physfn")
 	if err != nil || pf == "" {

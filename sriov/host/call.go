@@ -15,16 +15,16 @@ type bounds struct {
 	numVFs  time.Duration // steps that create or remove functions: can take minutes for many functions
 	step    time.Duration // any other step
 	read    time.Duration
-	settle  time.Duration // until a write takes effect
+	effect  time.Duration // until a write takes effect
 	created time.Duration // until a write to sriov_numvfs takes effect
 	// grace is how long a call can run on after its context ended before it
 	// counts as hung in the kernel.
 	grace time.Duration
 }
 
-var usual = bounds{
+var defaultBounds = bounds{
 	numVFs: 4 * time.Minute, step: time.Minute, read: 30 * time.Second,
-	settle: 10 * time.Second, created: 2 * time.Minute, grace: time.Second,
+	effect: 10 * time.Second, created: 2 * time.Minute, grace: time.Second,
 }
 
 // Hung is the error of a call that does not return from the kernel. Further
@@ -54,18 +54,18 @@ type call struct {
 	done    chan struct{} // closed on return
 	err     error         // valid once done is closed
 
-	now       atomic.Pointer[string] // the current kernel request, for errors
+	current   atomic.Pointer[string] // the current kernel request, for errors
 	abandoned atomic.Bool
 }
 
-// at records the current kernel request.
-func (c *call) at(format string, args ...any) {
+// setCurrent records the current kernel request.
+func (c *call) setCurrent(format string, args ...any) {
 	now := fmt.Sprintf(format, args...)
-	c.now.Store(&now)
+	c.current.Store(&now)
 }
 
 func (c *call) hung(cause error) *Hung {
-	return &Hung{What: c.what, Call: *c.now.Load(), For: time.Since(c.started), Cause: cause}
+	return &Hung{What: c.what, Call: *c.current.Load(), For: time.Since(c.started), Cause: cause}
 }
 
 // start waits for the running call of the key. It fails at once if that call is
@@ -80,7 +80,7 @@ func (h *Host) start(ctx context.Context, key, what string) (*call, error) {
 		}
 		if !busy {
 			c := &call{what: what, started: time.Now(), done: make(chan struct{})}
-			c.at("none yet")
+			c.setCurrent("none yet")
 			h.running[key] = c
 			h.mu.Unlock()
 			return c, nil

@@ -55,7 +55,7 @@ func TestSteps(t *testing.T) {
 		}
 		changes := r.budget.changes()
 		r.do(c.step)
-		// An equal address in the table may be the driver's own choice.
+		// An equal address in the table can be the driver's own choice.
 		if _, mac := c.step.(plan.SetMAC); mac {
 			changes++
 		}
@@ -68,8 +68,8 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// After a kill before any of its changes, a repeat completes the step.
-func TestKilledHalfway(t *testing.T) {
+// After a kill before any of its changes, a repeated step completes.
+func TestKilledStepIsRepeatable(t *testing.T) {
 	killed := 0
 	for i, c := range configuration {
 		for changes := 0; ; changes++ {

@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Each error has the step, the value and the usual reason.
+// Each error has the step, the value and the usual cause.
 func TestFailures(t *testing.T) {
 	makeTwo := func(r *rig) { r.do(plan.SetNumVFs{PF: pfAddress, Number: 2}) }
 	fault := func(on string, err error) func(*rig) {
@@ -76,7 +76,7 @@ func TestFailures(t *testing.T) {
 			r.tree.Remove(sysfstest.Device(vf0) + "/iommu_group")
 		}), plan.Bind{Address: vf0, Driver: "vfio-pci"}, unix.EINVAL, []string{"no IOMMU", "enable_unsafe_noiommu_mode"}},
 		"driver refuses":   {then(makeTwo, func(r *rig) { r.tree.RefuseFunctions("vfio-pci", unix.EIO) }), plan.Bind{Address: vf0, Driver: "vfio-pci"}, unix.EIO, []string{"kernel's log"}},
-		"default refuses":  {then(makeTwo, func(r *rig) { r.do(plan.Unbind{Address: vf0}); r.tree.RefuseFunctions("igbvf", unix.EIO) }), plan.Bind{Address: vf0}, nil, []string{"no driver has taken " + vf0, "module"}},
+		"default refuses":  {then(makeTwo, func(r *rig) { r.do(plan.Unbind{Address: vf0}); r.tree.RefuseFunctions("igbvf", unix.EIO) }), plan.Bind{Address: vf0}, nil, []string{"no driver is bound to " + vf0, "module"}},
 		"no probing":       {then(makeTwo, func(r *rig) { r.do(plan.Unbind{Address: vf0}) }, autoprobeOff), plan.Bind{Address: vf0}, nil, []string{"sriov_drivers_autoprobe of " + pfAddress}},
 		"driver's name":    {makeTwo, plan.Bind{Address: vf0, Driver: "../../x"}, nil, []string{"../../x", "letters"}},
 		"driver's option":  {makeTwo, plan.Bind{Address: vf0, Driver: "-r"}, nil, []string{"-r"}},
@@ -113,7 +113,7 @@ type strange struct{}
 func (strange) Function() string { return pfAddress }
 func (strange) String() string   { return "do something" }
 
-// A bind that fails leaves no override, and the function can return to its driver.
+// A failed bind leaves no override, and the function can return to its driver.
 func TestFailedBindLeavesNoOverride(t *testing.T) {
 	r := newRig(t)
 	r.do(plan.SetNumVFs{PF: pfAddress, Number: 2})
@@ -127,8 +127,8 @@ func TestFailedBindLeavesNoOverride(t *testing.T) {
 	r.do(plan.Bind{Address: vf0})
 }
 
-// With sriov_drivers_autoprobe 0, created functions stay without a driver; a driver
-// that is named still gets them.
+// With sriov_drivers_autoprobe 0, created functions have no driver; a driver
+// that is named explicitly is still bound.
 func TestAutoprobeIsRespected(t *testing.T) {
 	r := newRig(t)
 	autoprobeOff(r)
@@ -142,7 +142,8 @@ func TestAutoprobeIsRespected(t *testing.T) {
 	}
 }
 
-// Contents of sysfs are validated before they become a path, and nothing blocks.
+// Content of sysfs is validated before it becomes part of a path, and reads do
+// not block.
 func TestHostileTrees(t *testing.T) {
 	place := sysfstest.Device(pfAddress)
 	for name, c := range map[string]struct {
@@ -187,12 +188,12 @@ func TestHostileTrees(t *testing.T) {
 			if n := r.budget.changes() - before; n != 0 && !strings.HasPrefix(name, "link is") {
 				t.Errorf("%d changes: %q", n, r.tree.Writes())
 			}
-			_, _ = r.host.Read(t.Context()) // ends
+			_, _ = r.host.Read(t.Context()) // must return
 		})
 	}
 }
 
-// In switchdev mode the PF's directory of links also has representors.
+// In switchdev mode the PF's net directory also has representors.
 func TestOwnNetdev(t *testing.T) {
 	r := newRig(t)
 	place := sysfstest.Device(pfAddress) + "/net/"
@@ -230,7 +231,7 @@ func TestWrite(t *testing.T) {
 	testkit.WantError(t, "a full device", write("/dev/full", "4"), nil)
 }
 
-// The machine may have no modprobe, and no kernel has this module.
+// A machine without modprobe, and a module that no kernel has.
 func TestModprobe(t *testing.T) {
 	if err := modprobe(t.Context(), "no-such-module"); err == nil || !strings.Contains(err.Error(), "no-such-module") || !strings.Contains(err.Error(), "modules-load.d") {
 		t.Error(err)

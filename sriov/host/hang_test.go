@@ -14,12 +14,13 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// hanging has a call hang until it is released. The context ends when it hangs.
+// hanging makes a call hang until it is released. The context ends when the
+// call hangs.
 func (r *rig) hanging(on string) (hangs context.Context, release func()) {
 	until := make(chan struct{})
 	release = sync.OnceFunc(func() { close(until) })
 	ctx, cancel := context.WithCancel(r.Context())
-	r.tree.Fault(sysfstest.Fault{On: on, Until: until, Met: cancel, Times: 1})
+	r.tree.Fault(sysfstest.Fault{On: on, Until: until, OnHit: cancel, Times: 1})
 	r.Cleanup(release)
 	return ctx, release
 }
@@ -73,7 +74,7 @@ func TestDriverHangs(t *testing.T) {
 	}
 }
 
-// A hung virtual function blocks the steps on its card.
+// A hung virtual function blocks steps on its card.
 func TestUnbindHangs(t *testing.T) {
 	r := newRig(t)
 	r.do(plan.SetNumVFs{PF: pfAddress, Number: 2})
@@ -92,7 +93,7 @@ func TestUnbindHangs(t *testing.T) {
 	r.do(plan.Bind{Address: vf0, Driver: "vfio-pci"})
 }
 
-// The kernel has one lock for all links, so reading can hang too.
+// Reads can hang too: the kernel has one lock for all links.
 func TestReadHangs(t *testing.T) {
 	r := newRig(t)
 	hangs, release := r.hanging("netlink ESwitch " + pf2Address)
@@ -115,8 +116,8 @@ func TestEndedContext(t *testing.T) {
 	r.close()
 }
 
-// Steps on one card wait for each other.
-func TestManyAtOnce(t *testing.T) {
+// Steps on one card are serialized.
+func TestConcurrentSteps(t *testing.T) {
 	r := newRig(t)
 	hangs, release := r.hanging(pfAddress + "/sriov_numvfs 2")
 	var all sync.WaitGroup
@@ -152,8 +153,8 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// A step that hung and was abandoned does not continue, and leaves no override.
-func TestAbandoned(t *testing.T) {
+// An abandoned step does not continue after it hung, and leaves no override.
+func TestAbandonedStepDoesNotContinue(t *testing.T) {
 	for on, driver := range map[string]string{"igbvf/unbind " + vf0: "", "driver_override vfio-pci": "igbvf"} {
 		r := newRig(t)
 		r.do(plan.SetNumVFs{PF: pfAddress, Number: 2})
@@ -172,7 +173,7 @@ func TestAbandoned(t *testing.T) {
 func TestBounds(t *testing.T) {
 	r := newRig(t)
 	_, release := r.hanging("netlink SetUp eth0")
-	for bound := 200 * time.Millisecond; ; bound *= 2 { // until the bound suffices for the call
+	for bound := 200 * time.Millisecond; ; bound *= 2 { // until the bound is sufficient for the call
 		r.host.bounds.step = bound
 		err := r.host.Do(t.Context(), plan.SetUp{Address: pfAddress})
 		if isHung(err) && strings.Contains(err.Error(), "after "+bound.String()) {

@@ -87,7 +87,7 @@ func New(c Config) *Host {
 	if c.LoadModule == nil {
 		c.LoadModule = modprobe
 	}
-	return &Host{config: c, bounds: usual, running: map[string]*call{}}
+	return &Host{config: c, bounds: defaultBounds, running: map[string]*call{}}
 }
 
 // Do executes a step and returns nil once the machine shows its effect. Steps
@@ -158,19 +158,19 @@ func ensure(wrong func(changed bool) (string, error), change func() error) error
 	if err := change(); err != nil {
 		return err
 	}
-	return accepted(wrong(true))
+	return errIfNotApplied(wrong(true))
 }
 
 // await polls until wrong returns "": a write can take effect later.
 func await(ctx context.Context, bound time.Duration, wrong func() (string, error)) error {
 	return retry.For(ctx, bound, func() (bool, error) {
 		w, err := wrong()
-		return w != "", accepted(w, err)
+		return w != "", errIfNotApplied(w, err)
 	})
 }
 
-// accepted returns an error if a change has had no effect.
-func accepted(wrong string, err error) error {
+// errIfNotApplied returns an error if a change has had no effect.
+func errIfNotApplied(wrong string, err error) error {
 	if err == nil && wrong != "" {
 		return fmt.Errorf("the kernel accepted the change, but %s", wrong)
 	}

@@ -46,14 +46,14 @@ func (h *Host) changeLink(ctx context.Context, c *call, address string, wrong fu
 		return err
 	}
 	return ensure(func(bool) (string, error) {
-		c.at("read the link %s", netdev)
+		c.setCurrent("read the link %s", netdev)
 		l, err := h.config.Network.Link(ctx, netdev)
 		if err != nil {
 			return "", err
 		}
 		return wrong(l), nil
 	}, func() error {
-		c.at("change the link %s", netdev)
+		c.setCurrent("change the link %s", netdev)
 		return change(netdev)
 	})
 }
@@ -63,7 +63,7 @@ func (h *Host) setESwitch(ctx context.Context, c *call, s plan.SetESwitch) error
 		return fmt.Errorf("mode %.40q: want %s or %s", s.Mode, nodestate.Legacy, nodestate.Switchdev)
 	}
 	return ensure(func(changed bool) (string, error) {
-		c.at("read the mode of the embedded switch of %s", s.PF)
+		c.setCurrent("read the mode of the embedded switch of %s", s.PF)
 		mode, err := h.config.Network.ESwitch(ctx, s.PF)
 		// A driver that reports no mode has the legacy mode only.
 		if err != nil || mode == s.Mode || !changed && mode == "" && s.Mode == nodestate.Legacy {
@@ -71,7 +71,7 @@ func (h *Host) setESwitch(ctx context.Context, c *call, s plan.SetESwitch) error
 		}
 		return fmt.Sprintf("the mode is %q", mode), nil
 	}, func() error {
-		c.at("set the mode of the embedded switch of %s", s.PF)
+		c.setCurrent("set the mode of the embedded switch of %s", s.PF)
 		return h.config.Network.SetESwitch(ctx, s.PF, s.Mode)
 	})
 }
@@ -83,7 +83,7 @@ func (h *Host) changeEntry(ctx context.Context, c *call, e plan.Entry, wrong fun
 		return err
 	}
 	return ensure(func(changed bool) (string, error) {
-		c.at("read the VF table of %s", netdev)
+		c.setCurrent("read the VF table of %s", netdev)
 		l, err := h.config.Network.Link(ctx, netdev)
 		if err != nil {
 			return "", err
@@ -94,7 +94,7 @@ func (h *Host) changeEntry(ctx context.Context, c *call, e plan.Entry, wrong fun
 		}
 		return wrong(v, changed), nil
 	}, func() error {
-		c.at("change VF %d in the table of %s", e.VF, netdev)
+		c.setCurrent("change VF %d in the table of %s", e.VF, netdev)
 		return change(netdev)
 	})
 }

@@ -43,7 +43,7 @@ func (h *Host) setNumVFs(ctx context.Context, c *call, s plan.SetNumVFs) error {
 			return fmt.Errorf("%w%s", err, numVFsHint(s.Number, err))
 		}
 	}
-	return await(ctx, h.bounds.created, func() (string, error) { return h.unsettled(pf, s.Number, before) })
+	return await(ctx, h.bounds.created, func() (string, error) { return h.missingVFs(pf, s.Number, before) })
 }
 
 func numVFsHint(number int, err error) string {
@@ -111,9 +111,9 @@ func (f function) virtual() (map[int]string, error) {
 	return all, nil
 }
 
-// unsettled returns what is missing until number complete virtual functions
+// missingVFs returns what is missing until number complete virtual functions
 // exist and, if number is 0, until the old ones are removed.
-func (h *Host) unsettled(pf function, number int, old map[int]string) (string, error) {
+func (h *Host) missingVFs(pf function, number int, old map[int]string) (string, error) {
 	all, err := pf.virtual()
 	if err != nil {
 		return "", err

@@ -29,14 +29,14 @@ func (e *Incomplete) Error() string {
 	return "read the SR-IOV functions: incomplete: " + strings.Join(texts, "; ")
 }
 
-// reading is the key of Read calls.
-const reading = "the machine"
+// readKey is the key of Read calls.
+const readKey = "the machine"
 
 // Read returns the state of the machine. With an *Incomplete error the state is
 // partial, with any other error empty.
 func (h *Host) Read(ctx context.Context) (plan.State, error) {
 	read := make(chan plan.State, 1)
-	err := h.run(ctx, reading, "read the SR-IOV functions", h.bounds.read, func(ctx context.Context, c *call) error {
+	err := h.run(ctx, readKey, "read the SR-IOV functions", h.bounds.read, func(ctx context.Context, c *call) error {
 		s, err := h.read(ctx, c)
 		read <- s
 		return err
@@ -64,7 +64,7 @@ func (s *scan) problem(what string, err error) {
 
 func (h *Host) read(ctx context.Context, c *call) (plan.State, error) {
 	s := &scan{h: h, c: c}
-	c.at("list the functions and the links")
+	c.setCurrent("list the functions and the links")
 	seen, err := inventory.Discover(ctx, inventory.DiscoverConfig{Sysfs: h.config.Sysfs, Links: h.config.Links, Devlink: inventory.NoDevlink{}})
 	if err != nil {
 		return plan.State{}, err
@@ -75,7 +75,7 @@ func (h *Host) read(ctx context.Context, c *call) (plan.State, error) {
 		}
 	}
 	state := plan.State{}
-	c.at("read the mode of the RDMA subsystem")
+	c.setCurrent("read the mode of the RDMA subsystem")
 	if state.RDMAMode, err = h.config.Network.RDMAMode(ctx); err != nil {
 		s.problem("the RDMA subsystem", err)
 	}
@@ -109,13 +109,13 @@ func (s *scan) pf(ctx context.Context, f inventory.Function, virtual []inventory
 		pf.Netdev, pf.Names, pf.Link, pf.MAC, pf.MTU = n.Name, append([]string{n.Name}, n.Names...), n.Link, n.MAC, n.MTU
 	}
 	var err error
-	s.c.at("read the mode of the embedded switch of %s", f.Address)
+	s.c.setCurrent("read the mode of the embedded switch of %s", f.Address)
 	if pf.ESwitch, err = s.h.config.Network.ESwitch(ctx, f.Address); err != nil {
 		s.problem(f.Address, err)
 	}
 	var link netlinks.Link
 	if pf.Netdev != "" {
-		s.c.at("read the VF table of %s", pf.Netdev)
+		s.c.setCurrent("read the VF table of %s", pf.Netdev)
 		if link, err = s.h.config.Network.Link(ctx, pf.Netdev); err != nil {
 			s.problem(pf.Address, err)
 		}

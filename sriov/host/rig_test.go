@@ -30,7 +30,7 @@ const (
 	mac        = "02:00:5e:aa:00:01"
 )
 
-// rig is a machine with two cards: one of Ethernet, one of InfiniBand with an
+// rig is a machine with an Ethernet card and an InfiniBand card with an
 // embedded switch.
 type rig struct {
 	*testing.T
@@ -39,7 +39,7 @@ type rig struct {
 	host   *Host
 }
 
-// budget is the number of changes to the machine until its process is killed.
+// budget is the number of changes before the process is killed.
 type budget struct {
 	mu   sync.Mutex
 	left int
@@ -84,7 +84,8 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// restart starts a process that is killed after that many changes; -1 is never.
+// restart starts a process that is killed after a number of changes; -1 is
+// never.
 func (r *rig) restart(changes int) {
 	r.Helper()
 	r.budget = &budget{left: changes}
@@ -106,11 +107,11 @@ func (r *rig) restart(changes int) {
 	})
 	r.host.bounds = bounds{
 		numVFs: 2 * time.Minute, step: 2 * time.Minute, read: 2 * time.Minute,
-		settle: 100 * time.Millisecond, created: 100 * time.Millisecond, grace: 100 * time.Millisecond,
+		effect: 100 * time.Millisecond, created: 100 * time.Millisecond, grace: 100 * time.Millisecond,
 	}
 }
 
-// counted counts changes.
+// counted counts a change.
 type counted struct {
 	sysfstest.Network
 	b *budget

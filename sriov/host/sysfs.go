@@ -23,9 +23,9 @@ func (h *Host) write(ctx context.Context, c *call, value string, name ...string)
 	}
 	path := filepath.Join(append([]string{h.config.Sysfs}, name...)...)
 	shown := strings.TrimSpace(value)
-	c.at("write %q to %s", shown, path)
+	c.setCurrent("write %q to %s", shown, path)
 	err := h.config.Write(path, value)
-	c.at("read the effect of %q in %s", shown, path)
+	c.setCurrent("read the effect of %q in %s", shown, path)
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EROFS) {
 		return fmt.Errorf("write %q: %w: sysfs must be mounted writable, and the process be root in the machine's user namespace", shown, err)
 	}
@@ -65,7 +65,7 @@ func (h *Host) load(ctx context.Context, c *call, bus, driver string) error {
 	if err != nil || has {
 		return err
 	}
-	c.at("load the module %s", driver)
+	c.setCurrent("load the module %s", driver)
 	loadErr := h.config.LoadModule(ctx, driver)
 	if has, err = h.hasDriver(bus, driver); err != nil || has {
 		return err

@@ -39,7 +39,7 @@ func (h *Host) setVDPA(ctx context.Context, c *call, s plan.SetVDPA) error {
 	case driver == "" && has.name == "":
 		return nil
 	case driver == "":
-		c.at("delete the vDPA device %s", has.name)
+		c.setCurrent("delete the vDPA device %s", has.name)
 		if err := h.config.Network.DeleteVDPA(ctx, has.name); err != nil {
 			return err
 		}
@@ -47,7 +47,7 @@ func (h *Host) setVDPA(ctx context.Context, c *call, s plan.SetVDPA) error {
 		return err
 	case has.name == "":
 		name := "vdpa:" + f.address
-		c.at("create the vDPA device %s", name)
+		c.setCurrent("create the vDPA device %s", name)
 		if err := h.config.Network.AddVDPA(ctx, name, f.address); err != nil {
 			return fmt.Errorf("%w: the function must be bound to a driver that supports vDPA devices (such as mlx5_core with mlx5_vdpa)", err)
 		}
@@ -83,7 +83,7 @@ func (h *Host) bindVDPA(ctx context.Context, c *call, f function, driver string)
 }
 
 func (h *Host) awaitVDPA(ctx context.Context, f function, want string, is func(vdpa) bool) (v vdpa, err error) {
-	err = await(ctx, h.bounds.settle, func() (string, error) {
+	err = await(ctx, h.bounds.effect, func() (string, error) {
 		if v, err = h.vdpa(f); err != nil || is(v) {
 			return "", err
 		}

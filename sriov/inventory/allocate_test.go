@@ -11,7 +11,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// testMember is a member with a PCI function.
+// testMember returns a member with a PCI function.
 func testMember(address, driver string, change ...func(*Function)) Member {
 	f := &Function{Address: address, Kind: NetworkClass, Driver: driver, NUMA: NoNode, PF: address, VF: NoIndex}
 	for _, c := range change {
@@ -20,7 +20,7 @@ func testMember(address, driver string, change ...func(*Function)) Member {
 	return Member{Device: Device{ID: address, Function: f}}
 }
 
-// testScalable is a member with a scalable function on a parent.
+// testScalable returns a member with a scalable function on a parent.
 func testScalable(name string, parent Member, rdma ...RDMA) Member {
 	return Member{Device: Device{ID: name, Function: parent.Function, Auxiliary: &Auxiliary{Name: name, Type: "sf", Parent: *parent.Function, RDMA: rdma}}}
 }
@@ -41,24 +41,24 @@ func withRDMA(devices ...RDMA) func(*Function) {
 	return func(f *Function) { f.RDMA, f.RDMACapable = devices, true }
 }
 
-// mlx is an RDMA device with its nodes.
+// mlx returns an RDMA device with its nodes.
 func mlx(number string) RDMA {
 	return RDMA{Name: "mlx5_" + number, Devices: []CharDevice{
 		{Role: "issm", Path: "/dev/infiniband/issm" + number}, {Role: "umad", Path: "/dev/infiniband/umad" + number},
 		{Role: "uverbs", Path: "/dev/infiniband/uverbs" + number}, {Role: "rdma_cm", Path: "/dev/infiniband/rdma_cm"}}}
 }
 
-// allocateResource is one with a name and selectors.
+// allocateResource returns a resource with selectors.
 func allocateResource(kind DeviceType, selectors ...Selector) Resource {
 	return Resource{Prefix: "example.com", Name: "net", Type: kind, Selectors: append(selectors, Selector{})[:max(1, len(selectors))]}
 }
 
-// without is a machine that lacks some device nodes.
+// without is AllocateSettings.Exists of a machine that lacks some device nodes.
 func without(paths ...string) func(string) bool {
 	return func(path string) bool { return !slices.Contains(paths, path) }
 }
 
-// mounts is the nodes of an answer, as host>container where they differ.
+// mounts returns the nodes of a response, as host>container if they differ.
 func mounts(t *testing.T, answer *v1beta1.ContainerAllocateResponse) []string {
 	var all []string
 	for _, d := range answer.Devices {
@@ -87,7 +87,7 @@ func TestAllocate(t *testing.T) {
 		members  []Member
 		exists   func(string) bool
 		ids      string
-		info     string // that all have: generic, is added
+		info     string // without "generic", which all have
 		nodes    []string
 	}{
 		{name: "a kernel driver needs no node", resource: allocateResource(NetDevice), members: []Member{testMember("0000:02:02.0", "iavf", group("12"), uio("uio3"))},
@@ -185,7 +185,7 @@ func TestAllocate(t *testing.T) {
 	}
 }
 
-// The text is read by shells and by programs that compare; this is upstream's.
+// Shells and programs read the text: it must be the same as upstream's.
 func TestEnvironmentText(t *testing.T) {
 	r := allocateResource(NetDevice, Selector{VhostNet: true})
 	r.Prefix, r.Name = "intel.com", "dpdk-nic_1"
@@ -198,7 +198,7 @@ func TestEnvironmentText(t *testing.T) {
 	testkit.Diff(t, "environment", want, answer.Envs)
 }
 
-func TestAllocateRefuses(t *testing.T) {
+func TestAllocateRejects(t *testing.T) {
 	rdma, vhost, virtio := Selector{RDMA: true}, Selector{VDPAType: "vhost"}, Selector{VDPAType: "virtio"}
 	unknown := Member{Device: Device{ID: "0000:02:02.0"}, Held: true}
 	for _, c := range []struct {
@@ -226,7 +226,7 @@ func TestAllocateRefuses(t *testing.T) {
 		{"vDPA is no more", virtio, testMember("0000:02:02.0", "mlx5_core"), "", "", "no vDPA device"},
 		{"vDPA got another driver", virtio, testMember("0000:02:02.0", "mlx5_core", vdpaDevice("vdpa2", "vhost_vdpa", "/dev/vhost-vdpa-2")), "", "", "type vhost, want virtio"},
 		{"vDPA has no driver", vhost, testMember("0000:02:02.0", "mlx5_core", vdpaDevice("vdpa2", "", "")), "", "", "type invalid, want vhost"},
-		{"nothing is known of it", Selector{}, unknown, "", "", "nothing is known"},
+		{"its properties are not known", Selector{}, unknown, "", "", "nothing is known"},
 	} {
 		for _, cdi := range []bool{false, true} {
 			t.Run(c.name, func(t *testing.T) {
@@ -243,8 +243,8 @@ func TestAllocateRefuses(t *testing.T) {
 	}
 }
 
-// The error names all missing device nodes at once.
-func TestAllocateNamesAllThatIsMissing(t *testing.T) {
+// The error names all missing device nodes.
+func TestAllocateReportsAllMissingNodes(t *testing.T) {
 	members := []Member{testMember("0000:02:02.0", "vfio-pci", group("1")), testMember("0000:02:02.1", "vfio-pci", group("2"))}
 	_, err := Allocate(allocateResource(NetDevice), members, AllocateSettings{Exists: func(string) bool { return false }})
 	if err == nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// machine is a fake one with what upstream's pages speak of.
+// machine is a fake machine with the devices of upstream's documentation.
 type machine struct {
 	*sysfstest.Tree
 	t *testing.T
@@ -25,7 +25,7 @@ func newMachine(t *testing.T) machine {
 	return m
 }
 
-// dev puts nodes into /dev.
+// dev creates nodes in /dev.
 func (m machine) dev(names ...string) {
 	m.t.Helper()
 	for _, name := range names {
@@ -39,7 +39,7 @@ func (m machine) write(name, value string) {
 	testkit.Must(m.t, m.Write(name, value))
 }
 
-// pf puts a physical function with virtual ones into the machine.
+// pf adds a physical function with virtual functions.
 func (m machine) pf(f sysfstest.Function, virtual int) []string {
 	m.t.Helper()
 	f.TotalVFs, f.IOMMUGroup = 64, "1"
@@ -50,7 +50,7 @@ func (m machine) pf(f sysfstest.Function, virtual int) []string {
 	return m.Virtual(f.Address)
 }
 
-// rebind gives a function another driver; "" takes its own away.
+// rebind binds a function to another driver; "" only unbinds it.
 func (m machine) rebind(address, from, to string) {
 	m.t.Helper()
 	m.write("bus/pci/drivers/"+from+"/unbind", address)
@@ -60,7 +60,7 @@ func (m machine) rebind(address, from, to string) {
 	}
 }
 
-// rdma puts an RDMA device with its nodes below a device.
+// rdma adds an RDMA device with its nodes below a device.
 func (m machine) rdma(at, name string) {
 	n := m.AddRDMA(at, name, "0x8001")
 	for _, role := range []string{"uverbs", "umad", "issm"} {
@@ -81,7 +81,7 @@ func (m machine) discover() *inventory.Snapshot {
 func zoo(t *testing.T) machine {
 	m := newMachine(t)
 	m.Add(sysfstest.Function{Address: "0000:01:00.0", Vendor: "8086", Device: "1572", Driver: "i40e"})
-	m.Route(m.AddLink(sysfstest.Device("0000:01:00.0"), netlinks.Link{Name: "eno1", Running: true})) // the machine's own
+	m.Route(m.AddLink(sysfstest.Device("0000:01:00.0"), netlinks.Link{Name: "eno1", Running: true})) // the host's own network
 
 	// X710: 0000:02:02.0 to .5 in groups 1000 to 1005.
 	v := m.pf(sysfstest.Function{Address: "0000:02:00.0", Vendor: "8086", Device: "1572", Driver: "i40e", Netdev: "enp2s2f1", VFDevice: "154c", VFDriver: "iavf", NUMA: 0}, 6)
@@ -134,7 +134,7 @@ func zoo(t *testing.T) machine {
 	return m
 }
 
-// readme has the addresses of the README's examples of output.
+// readme has the addresses of the example output in the README.
 func readme(t *testing.T) machine {
 	m := newMachine(t)
 	m.Add(sysfstest.Function{Address: "0000:03:02.1", Vendor: "8086", Device: "154c", Driver: "iavf"})
@@ -145,7 +145,7 @@ func readme(t *testing.T) machine {
 	return m
 }
 
-// guest is a virtual machine without an IOMMU, which does not see the PFs of its
+// guest is a virtual machine without an IOMMU and without the PFs of its
 // functions.
 func guest(t *testing.T) machine {
 	m := newMachine(t)
@@ -157,7 +157,8 @@ func guest(t *testing.T) machine {
 	return m
 }
 
-// ddp has two X710 and two E810 with two functions and another package each.
+// ddp has two X710 and two E810, each with two functions and a different
+// package.
 func ddp(t *testing.T) machine {
 	m := newMachine(t)
 	for _, c := range []struct{ pf, device, driver, name, vf, profile string }{

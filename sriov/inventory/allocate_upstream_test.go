@@ -12,13 +12,13 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// information is what the variable with _INFO says of one device. Each device
-// has generic beside, which the pages do not show and the code gives.
+// information is the part of the _INFO variable for one device. Each device
+// also has "generic", which the documentation omits.
 type information map[string]map[string]string
 
 // upstreamGiven is what a container gets with all devices of a pool.
 type upstreamGiven struct {
-	devices []string               // as PCIDEVICE_... has them
+	devices []string               // as in PCIDEVICE_...
 	info    map[string]information // by device; those without generic have none
 	nodes   []string               // host>container where they differ
 }
@@ -37,8 +37,8 @@ func upstreamRDMA(name, number string) map[string]string {
 	return map[string]string{"rdma_dev": name, "uverbs": d + "uverbs" + number, "umad": d + "umad" + number, "issm": d + "issm" + number, "rdma_cm": d + "rdma_cm"}
 }
 
-// rdmaNodes is those of RDMA devices by number. docs/rdma shows ucm2 too, which
-// kernels from 5.1 on do not have.
+// rdmaNodes returns the nodes of RDMA devices by number. docs/rdma also has
+// ucm2, which does not exist since Linux 5.1.
 func rdmaNodes(numbers ...string) []string {
 	nodes := []string{"/dev/infiniband/rdma_cm"}
 	for _, n := range numbers {
@@ -47,12 +47,13 @@ func rdmaNodes(numbers ...string) []string {
 	return nodes
 }
 
-// The kernel drivers' functions of the zoo that the README's first selector takes.
+// Functions of the zoo with kernel drivers that the README's first selector
+// selects.
 const intelNet = `"vendors":["8086"],"devices":["154c","10ed","1889"],"drivers":["i40evf","ixgbevf","iavf"]`
 
-// upstreamRows are the examples of upstream's pages. What a container is given is
-// from the page's text; where the text and the code differ, it is the code's,
-// and the row says so.
+// upstreamRows are the examples of upstream's documentation with the results
+// from its text. Rows marked "Code:" have the behavior of the code where it
+// differs.
 func upstreamRows() []upstreamRow {
 	return slices.Concat(readmeRows(), additionalRows(), pageRows())
 }
@@ -66,7 +67,8 @@ type upstreamRow struct {
 
 func readmeRows() []upstreamRow {
 	return []upstreamRow{
-		// The page has a comma too many after brcm_sriov_bnxt's selectors.
+		// The documentation has a superfluous comma after brcm_sriov_bnxt's
+		// selectors.
 		{"README, Config parameters", "zoo", `
 			{"resourceName":"intel_sriov_netdevice","selectors":[{` + intelNet + `}]},
 			{"resourceName":"intel_sriov_dpdk","resourcePrefix":"intel.com","selectors":[{"vendors":["8086"],"devices":["154c","10ed","1889"],
@@ -96,7 +98,7 @@ func readmeRows() []upstreamRow {
 				"intel.com/intel_fpga": {
 					[]string{"0000:5e:00.0", "0000:5f:00.0"}, map[string]information{"0000:5f:00.0": {"vfio": vfio("50")}}, []string{"/dev/vfio/vfio", "/dev/vfio/50"}},
 				"nvidia.com/bf2_sf": {devices: []string{"mlx5_core.sf.3", "mlx5_core.sf.4", "mlx5_core.sf.5", "mlx5_core.sf.6", "mlx5_core.sf.7"}},
-				// The first resource has them already.
+				// The first resource already has the devices.
 				"intel.com/intel_sriov_netdevice_additional_env": {},
 				"broadcom.com/brcm_sriov_bnxt":                   {devices: []string{"0000:09:02.0"}},
 				"intel.com/old_selectors_syntax_example":         {},
@@ -113,11 +115,12 @@ func readmeRows() []upstreamRow {
 				append([]string{"/dev/vfio/vfio", "/dev/vfio/169"}, vhostNodes...)}}},
 		{"README, selectors' tables: pciAddresses", "readme", `{"resourceName":"a","selectors":[{"pciAddresses":["0000:03:02.1"]}]}`,
 			map[string]upstreamGiven{"intel.com/a": {devices: []string{"0000:03:02.1"}}}},
-		// The index is that of a PF with functions, which is in no pool.
+		// The index refers to a PF with VFs, which is in no pool.
 		{"README, selectors' tables: acpiIndexes", "zoo", `{"resourceName":"a","selectors":[{"acpiIndexes":["101"]}]}`, map[string]upstreamGiven{"intel.com/a": {}}},
 		{"README, selectors' tables: rootDevices", "zoo", `{"resourceName":"a","selectors":[{"rootDevices":["0000:18:00.0"]}]}`,
 			map[string]upstreamGiven{"intel.com/a": {devices: []string{"0000:18:02.0", "0000:18:02.1"}}}},
-		// Code: compared as text with the kernel's, which has the membership bit: 0x8001, not 0x1.
+		// Code: compared as text with the kernel's value, which has the
+		// membership bit: 0x8001, not 0x1.
 		{"README, selectors' tables: pKeys", "zoo", `{"resourceName":"page","selectors":[{"linkTypes":["infiniband"],"pKeys":["0x1","0xABCD","0x50"]}]},
 			{"resourceName":"kernel","selectors":[{"linkTypes":["infiniband"],"pKeys":["0x8001"]}]}`,
 			map[string]upstreamGiven{"intel.com/page": {}, "intel.com/kernel": {devices: []string{"0000:05:00.2", "0000:05:00.3"}}}},
@@ -184,7 +187,8 @@ func pageRows() []upstreamRow {
 			{"resourcePrefix":"mellanox.com","resourceName":"mlnx_connectx5","selectors":{"vendors":["15b3"],"devices":["1018"],"drivers":["mlx5_core"],"isRdma":true}}`,
 			map[string]upstreamGiven{"mellanox.com/mlnx_connectx4": {[]string{"0000:04:00.2", "0000:04:00.3"}, cx4, rdmaNodes("1", "2")},
 				"mellanox.com/mlnx_connectx5": {[]string{"0000:05:00.2", "0000:05:00.3"}, cx5, rdmaNodes("3", "4")}}},
-		// The page has commas too many after pciAddresses and selectors.
+		// The documentation has superfluous commas after pciAddresses and
+		// selectors.
 		{"docs/dpdk/README-virt and configMap-virt: groups without IOMMU have their usual name inside", "guest", `
 			{"resourceName":"intelnics_radio_downlink","selectors":[{"drivers":["vfio-pci"],"pciAddresses":["0000:00:09.0","0000:00:0a.0"]}]},
 			{"resourceName":"intelnics_radio_uplink","selectors":[{"drivers":["vfio-pci"],"pciAddresses":["0000:00:07.0","0000:00:08.0"]}]}`,
@@ -199,7 +203,7 @@ func pageRows() []upstreamRow {
 			{"resourceName":"intel_rdma","selectors":{"vendors":["8086"],"devices":["1889"],"drivers":["iavf"],"isRdma":true}}`,
 			map[string]upstreamGiven{"mellanox.com/mlnx_rdma": {[]string{"0000:04:00.2", "0000:04:00.3", "0000:05:00.2", "0000:05:00.3"}, both(cx4, cx5), rdmaNodes("1", "2", "3", "4")},
 				"intel.com/intel_rdma": {[]string{"0000:18:02.0"}, map[string]information{"0000:18:02.0": {"rdma": upstreamRDMA("rocep24s2", "0")}}, rdmaNodes("0")}}},
-		// The page has a brace too many before the first resource.
+		// The documentation has a superfluous brace before the first resource.
 		{"docs/vdpa/configMap", "zoo", `
 			{"resourceName":"vdpa_mlx_virtio","selectors":[{"vendors":["15b3"],"devices":["101e"],"drivers":["mlx5_core"],"vdpaType":"virtio"}]},
 			{"resourceName":"vdpa_mlx_vhost","selectors":[{"vendors":["15b3"],"devices":["101e"],"drivers":["mlx5_core"],"vdpaType":"vhost"}]}`,
@@ -208,8 +212,9 @@ func pageRows() []upstreamRow {
 		{"docs/subfunctions, BlueField-2", "zoo", `{"resourceName":"bf2_sf","resourcePrefix":"nvidia.com","deviceType":"auxNetDevice",
 			"selectors":[{"vendors":["15b3"],"devices":["a2d6"],"pfNames":["p0#1-5"],"auxTypes":["sf"]}]}`,
 			map[string]upstreamGiven{"nvidia.com/bf2_sf": {devices: []string{"mlx5_core.sf.3", "mlx5_core.sf.4", "mlx5_core.sf.5", "mlx5_core.sf.6", "mlx5_core.sf.7"}}}},
-		// The page has a comma too many. Code: devices is the parent's, and scalable functions
-		// hang on the PF, which is 101d; 101e is a virtual function's.
+		// The documentation has a superfluous comma. Code: devices is the
+		// parent's device id, and scalable functions are on the PF, which is
+		// 101d; 101e is a virtual function's.
 		{"docs/subfunctions, ConnectX-6 Dx", "zoo", `
 			{"resourceName":"cx6dx_vf","resourcePrefix":"nvidia.com","selectors":[{"vendors":["15b3"],"devices":["101e"]}]},
 			{"resourceName":"cx6dx_sf","resourcePrefix":"nvidia.com","deviceType":"auxNetDevice","selectors":[{"vendors":["15b3"],"devices":["101e"],"auxTypes":["sf"]}]},
@@ -217,7 +222,7 @@ func pageRows() []upstreamRow {
 			map[string]upstreamGiven{"nvidia.com/cx6dx_vf": {devices: []string{"0000:06:00.2", "0000:06:00.3", "0000:06:00.4"}}, "nvidia.com/cx6dx_sf": {}, "nvidia.com/as_meant": {devices: []string{"mlx5_core.sf.9"}}}},
 		{"README, auxiliary devices' table: isRdma and needVhostNet", "zoo", `{"resourceName":"sf","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"],"isRdma":true,"needVhostNet":true}]}`,
 			map[string]upstreamGiven{"intel.com/sf": {[]string{"mlx5_core.sf.3"}, map[string]information{"mlx5_core.sf.3": {"rdma": upstreamRDMA("mlx5_6", "5"), "vhost": vhost}}, append(rdmaNodes("5"), vhostNodes...)}}},
-		// The page shows two devices for each resource.
+		// The documentation has two devices for each resource.
 		{"docs/ddp, and its configMaps for e800 and x700", "ddp", `
 			{"resourceName":"e800_default","selectors":[{"vendors":["8086"],"devices":["1889"],"ddpProfiles":["ICE OS Default Package"]}]},
 			{"resourceName":"e800_comms","selectors":[{"vendors":["8086"],"devices":["1889"],"ddpProfiles":["ICE COMMS Package"]}]},
@@ -238,7 +243,7 @@ func pageRows() []upstreamRow {
 	}
 }
 
-// From a sysfs tree and config.json to what a container is given.
+// From a sysfs tree and config.json to the allocation of a container.
 func TestUpstreamExamples(t *testing.T) {
 	machines := map[string]machine{"zoo": zoo(t), "readme": readme(t), "guest": guest(t), "ddp": ddp(t), "many": many(t)}
 	snapshots := map[string]*inventory.Snapshot{}
@@ -274,7 +279,7 @@ func checkGiven(t *testing.T, p inventory.Pool, want upstreamGiven, s inventory.
 		t.Errorf("%s: %v", name, err)
 		return
 	}
-	// The rule of the README, which has the full name with "." and "/" replaced.
+	// The README's rule: the full name with "." and "/" replaced.
 	variable := "PCIDEVICE_" + strings.ToUpper(strings.NewReplacer(".", "_", "/", "_").Replace(name))
 	var got upstreamGiven
 	if text := answer.Envs[variable]; text != "" {
@@ -309,8 +314,8 @@ func checkGiven(t *testing.T, p inventory.Pool, want upstreamGiven, s inventory.
 	}
 }
 
-// Examples that upstream's own reader refuses, since the page's text is no JSON.
-func TestUpstreamExamplesThatAreNoJSON(t *testing.T) {
+// Examples that upstream's parser rejects too, since they are invalid JSON.
+func TestUpstreamExamplesWithInvalidJSON(t *testing.T) {
 	for page, text := range map[string]string{
 		"README, Config parameters":        `{"resourceList":[{"resourceName":"brcm_sriov_bnxt","selectors":[{"vendors":["14e4"]}],}]}`,
 		"docs/dpdk/configMap-virt":         `{"resourceList":[{"resourceName":"intelnics_radio_uplink","selectors":[{"drivers":["vfio-pci"],"pciAddresses":["0000:00:07.0","0000:00:08.0"],}],}]}`,
@@ -340,7 +345,7 @@ func TestUpstreamTopology(t *testing.T) {
 	}
 }
 
-// The device information of upstream's table.
+// The device information files of upstream's table.
 func TestUpstreamDeviceInfo(t *testing.T) {
 	m := zoo(t)
 	c, _, err := inventory.ParseConfig([]byte(`{"resourceList":[

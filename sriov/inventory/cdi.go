@@ -78,7 +78,7 @@ func addCDIDevices(answer *v1beta1.ContainerAllocateResponse, r Resource, qualif
 	}
 	for _, q := range qualified {
 		if _, name, _ := strings.Cut(q, "="); !deviceName.MatchString(name) {
-			return fmt.Errorf("%.80q is no name of a CDI device: want letters, digits and ._-:, a letter or digit first and last", name)
+			return fmt.Errorf("%.80q is not a valid CDI device name: want letters, digits and ._-:, a letter or digit first and last", name)
 		}
 	}
 	if len(qualified) == 0 {

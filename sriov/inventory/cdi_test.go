@@ -79,8 +79,8 @@ func TestCDINames(t *testing.T) {
 	}
 }
 
-// In CDI mode the environment is the same, and the runtime brings the nodes. A
-// device without nodes is no CDI device: to name it would fail the container.
+// In CDI mode the environment is the same, and the runtime adds the nodes. A
+// device without nodes is not a CDI device; naming it would fail the container.
 func TestAllocateCDI(t *testing.T) {
 	r := allocateResource(NetDevice)
 	members := []Member{testMember("0000:02:02.1", "vfio-pci", group("170")), testMember("0000:02:02.5", "iavf"), testMember("0000:02:02.0", "vfio-pci", group("169"))}
@@ -105,7 +105,7 @@ func TestAllocateCDI(t *testing.T) {
 	}
 }
 
-// A node that two RDMA devices share is listed once, and a device without nodes
+// A node shared by two RDMA devices is listed once, and a device without nodes
 // below /dev is left out.
 func TestCDINodesOfOneDevice(t *testing.T) {
 	r := allocateResource(NetDevice, Selector{RDMA: true})
@@ -123,8 +123,8 @@ func TestCDINodesOfOneDevice(t *testing.T) {
 	}
 }
 
-// Two resources of one prefix are different annotations for upstream's plugin
-// with one name, of which the kubelet takes one.
+// Two resources of one prefix have annotations with the same name in upstream's
+// plugin, of which the kubelet keeps one.
 func TestCDIDevicesOfTwoResources(t *testing.T) {
 	names := map[string]bool{}
 	for i, name := range []string{"a", "b"} {
@@ -140,8 +140,8 @@ func TestCDIDevicesOfTwoResources(t *testing.T) {
 	}
 }
 
-// Prefixes that Kubernetes takes and CDI does not.
-func TestCDIRefusesNames(t *testing.T) {
+// Prefixes that are valid in Kubernetes but not in CDI.
+func TestCDIRejectsNames(t *testing.T) {
 	for prefix, says := range map[string]string{
 		"3com.com":                              "want a letter",
 		strings.Repeat("a", 56) + ".com":        "too long",
@@ -233,7 +233,7 @@ func TestNoDeviceInfo(t *testing.T) {
 		{"an accelerator", allocateResource(Accelerator), f},
 		{"a scalable function", allocateResource(AuxNetDevice), testScalable("mlx5_core.sf.4", f)},
 		{"a scalable function that a pod still has from another configuration", allocateResource(NetDevice), testScalable("mlx5_core.sf.4", f)},
-		{"nothing is known of it", allocateResource(NetDevice), unknown},
+		{"its properties are not known", allocateResource(NetDevice), unknown},
 		{"an id that is a path", allocateResource(NetDevice), path},
 		{"a name that is a path", named, f},
 	} {
@@ -243,7 +243,7 @@ func TestNoDeviceInfo(t *testing.T) {
 	}
 }
 
-func TestHostExists(t *testing.T) {
+func TestDeviceNodesExists(t *testing.T) {
 	root := t.TempDir()
 	put := func(name string) {
 		t.Helper()
@@ -271,8 +271,8 @@ func TestHostExists(t *testing.T) {
 	}
 }
 
-// Where nothing is said, it is the real machine.
-func TestHostIsTheMachine(t *testing.T) {
+// The zero value reads the local machine.
+func TestDeviceNodesDefaultToLocalMachine(t *testing.T) {
 	if (DeviceNodes{}).Exists("/dev/null") != true || (DeviceNodes{}).Exists("/dev/vfio/4294967296") {
 		t.Error("the zero Host does not look at /dev, want it to have /dev/null and no group 4294967296")
 	}

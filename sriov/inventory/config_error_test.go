@@ -28,7 +28,7 @@ func TestErrors(t *testing.T) {
 		"resource is a string":      {`{"resourceList":["a"]}`, "resourceList[0]: it is a string, want an object"},
 		"no name":                   {`{"resourceList":[{"selectors":[{"vendors":["8086"]}]}]}`, name + "it is missing"},
 		"name is a number":          {`{"resourceList":[{"resourceName":5}]}`, name + "it is a number, want a string"},
-		"name with a space":         {named("a b"), name + `"a b" is no name of a resource, want letters, digits, - and _`},
+		"name with a space":         {named("a b"), name + `"a b" is not a valid resource name, want letters, digits, - and _`},
 		"empty name":                {named(""), name + `"" is no name`},
 		"prefix is a boolean":       {testResource(`,"resourcePrefix":true`), "resourceList[0].resourcePrefix: it is a boolean, want a string"},
 		"the same name":             {`{"resourceList":[{"resourceName":"a","selectors":{}},{"resourceName":"a","resourcePrefix":"intel.com","selectors":{}}]}`, `resourceList[1].resourceName: "intel.com/a" is the name of resourceList[0] already`},
@@ -55,8 +55,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// One run names everything, in the order of the text.
-func TestAllAtOnce(t *testing.T) {
+// One run reports all errors, in the order of the text.
+func TestAllErrorsInOneRun(t *testing.T) {
 	text := `{"resourceList": [
   {"resourceName": "a b", "selectors": {"vendors": ["8086"]}},
   {"resourceName": "c", "deviceType": "gpu"},
@@ -89,8 +89,8 @@ func TestAllAtOnce(t *testing.T) {
 	testkit.Diff(t, "warnings", want, texts)
 }
 
-// A resource that upstream would leave out leaves the others as they are, and
-// its name free.
+// A resource that upstream leaves out does not affect the others, and its name
+// stays free.
 func TestDroppedResource(t *testing.T) {
 	c, warnings, err := ParseConfig([]byte(`{"resourceList":[
 	{"resourceName":"a","selectors":{"vendors":"8086"}},
@@ -103,16 +103,17 @@ func TestDroppedResource(t *testing.T) {
 	}
 }
 
-// A resource that the kubelet refuses is left out, and the others are served.
+// A resource that the kubelet would refuse is left out, and the others are
+// served.
 func TestRefusedResource(t *testing.T) {
 	for refused, says := range map[string]string{
 		`"resourceName":"_a"`:                                        `the kubelet refuses "intel.com/_a": want at most 63 characters`,
 		`"resourceName":"a-"`:                                        `the kubelet refuses "intel.com/a-": want at most 63 characters`,
 		`"resourceName":"` + strings.Repeat("a", 64) + `"`:           "at most 63 characters",
-		`"resourceName":"a","resourcePrefix":"../x"`:                 `its prefix "../x" is no domain`,
-		`"resourceName":"a","resourcePrefix":"Intel.com"`:            `its prefix "Intel.com" is no domain`,
-		`"resourceName":"a","resourcePrefix":"x.kubernetes.io"`:      "kubernetes.io and requests. are its own",
-		`"resourceName":"a","resourcePrefix":"requests.example.com"`: "kubernetes.io and requests. are its own",
+		`"resourceName":"a","resourcePrefix":"../x"`:                 `its prefix "../x" is not a lower-case domain`,
+		`"resourceName":"a","resourcePrefix":"Intel.com"`:            `its prefix "Intel.com" is not a lower-case domain`,
+		`"resourceName":"a","resourcePrefix":"x.kubernetes.io"`:      "kubernetes.io and requests. are reserved",
+		`"resourceName":"a","resourcePrefix":"requests.example.com"`: "kubernetes.io and requests. are reserved",
 	} {
 		text := []byte(`{"resourceList":[{` + refused + `,"selectors":{"vendors":["8086"]}},{"resourceName":"b","selectors":{"vendors":["8086"]}}]}`)
 		c, warnings, err := ParseConfig(text, ParseOptions{})
@@ -129,8 +130,8 @@ func TestRefusedResource(t *testing.T) {
 	}
 }
 
-// Of keys given twice the last one counts, as upstream's reader has it.
-func TestLastKeyCounts(t *testing.T) {
+// Of duplicate keys the last one counts, as in upstream's parser.
+func TestLastDuplicateKeyWins(t *testing.T) {
 	c, warnings, err := ParseConfig([]byte(testSelector(`"vendors":["8086"],"VENDORS":["15b3"],"pfNames":["eth0"]`)), ParseOptions{})
 	if err != nil || len(warnings) != 1 {
 		t.Fatalf("error %v, warnings %v", err, warnings)
@@ -138,8 +139,9 @@ func TestLastKeyCounts(t *testing.T) {
 	testkit.Diff(t, "vendors", []string{"15b3"}, c.Resources[0].Selectors[0].Vendors)
 }
 
-// Whatever the text, Parse ends; what it accepts is JSON with sound resources;
-// strictly it accepts no more; and places are in the text.
+// For any text, ParseConfig terminates; accepted text is valid JSON with
+// consistent resources; strict mode accepts no more; and positions are inside
+// the text.
 func FuzzParseConfig(f *testing.F) {
 	for _, text := range []string{
 		"", "{}", "null", `{"":0}`, `{"a\n.b":{}}`, "{}{}", `{"resourceList":[{}]}`, testSelector(``), testSelector(`"pfNames":["eth0#0-3,5","eth0#x"],"isRdma":true`),
@@ -190,8 +192,8 @@ func sound(t *testing.T, c Config) {
 	}
 }
 
-// An item selects what its parts select, up to the first part that cannot be
-// parsed: checked index by index.
+// An item selects the functions of its parts up to the first invalid part:
+// checked index by index.
 func FuzzParsePFItem(f *testing.F) {
 	for _, text := range []string{"eth0", "eth0#0-3,5", "#", "a#1,-", "a#9-1", "a#1#2", "0000:3b:00.1#+1,2-2", "a#--"} {
 		f.Add(text, 3)

@@ -134,7 +134,7 @@ func (r *configReader) checkName(v *strictjson.Value, name configField, path str
 		return false
 	}
 	if !resourceName.MatchString(res.Name) {
-		r.fail(name.Value, path, "%q is no name of a resource, want letters, digits, - and _", res.Name)
+		r.fail(name.Value, path, "%q is not a valid resource name, want letters, digits, - and _", res.Name)
 		return false
 	}
 	if why := refusedByKubelet(res); why != "" {
@@ -158,9 +158,9 @@ var (
 func refusedByKubelet(res Resource) string {
 	switch {
 	case !domainName.MatchString(res.Prefix) || len("requests."+res.Prefix) > 253:
-		return fmt.Sprintf("its prefix %q is no domain in lower case such as example.com", res.Prefix)
+		return fmt.Sprintf("its prefix %q is not a lower-case domain such as example.com", res.Prefix)
 	case strings.HasSuffix(res.Prefix, "kubernetes.io") || strings.HasPrefix(res.FullName(), "requests."):
-		return "kubernetes.io and requests. are its own"
+		return "kubernetes.io and requests. are reserved"
 	case !endsAlnum.MatchString(res.Name) || len(res.Name) > 63:
 		return "want at most 63 characters, a letter or digit first and last"
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// testResource makes a document of one resource from the JSON after its name.
+// testResource returns a document of one resource, given the JSON after its
+// name.
 func testResource(rest string) string {
 	return `{"resourceList":[{"resourceName":"pool"` + rest + `}]}`
 }
@@ -72,7 +73,8 @@ func TestParseEverything(t *testing.T) {
 	}
 }
 
-// What the operator and upstream's pages write is accepted without a warning.
+// What the operator and upstream's documentation write is accepted without a
+// warning.
 func TestParseWithoutWarning(t *testing.T) {
 	for name, text := range map[string]string{
 		"as the operator writes it": testResource(`,"selectors":{"vendors":["8086"],"pfNames":["ens785f0#0-4"],"IsRdma":false,"NeedVhostNet":false},"SelectorObj":null`),
@@ -95,7 +97,7 @@ func TestParseWithoutWarning(t *testing.T) {
 }
 
 // Each of these is accepted with a warning of a kind, at a path, whose text
-// says what would be right. Strictly, a mistake is an error.
+// suggests the correction. In strict mode a mistake is an error.
 func TestConfigWarnings(t *testing.T) {
 	for _, c := range []struct {
 		name, text string

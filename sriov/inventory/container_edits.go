@@ -33,7 +33,7 @@ type containerEdits struct {
 }
 
 func (g *containerEdits) fail(format string, args ...any) {
-	g.errs = append(g.errs, fmt.Errorf("device %s cannot go into a container: %s", g.id, fmt.Sprintf(format, args...)))
+	g.errs = append(g.errs, fmt.Errorf("device %s cannot be used in a container: %s", g.id, fmt.Sprintf(format, args...)))
 }
 
 func (g *containerEdits) exists(node string) bool {
@@ -44,7 +44,7 @@ func (g *containerEdits) exists(node string) bool {
 func (s AllocateSettings) edits(r Resource, m Member) *containerEdits {
 	g := &containerEdits{settings: s, id: m.ID, info: map[string]map[string]string{"generic": {"deviceID": m.ID}}}
 	if m.Function == nil {
-		g.fail("nothing is known of it: it is in a pod since before it was discovered")
+		g.fail("its properties are not known: a pod held it before it was discovered")
 		return g
 	}
 	if extra := r.Info(m.Address()); extra != nil {
@@ -90,7 +90,7 @@ func (g *containerEdits) driver(m Member) {
 		group := m.Function.IOMMUGroup
 		inside := strings.TrimPrefix(group, "noiommu-")
 		if !isBaseName(inside) {
-			g.fail("it is in no IOMMU group; switch the IOMMU on, or vfio's enable_unsafe_noiommu_mode")
+			g.fail("it has no IOMMU group; enable the IOMMU, or vfio's enable_unsafe_noiommu_mode")
 			return
 		}
 		info["dev-mount"] = "/dev/vfio/" + inside
@@ -110,7 +110,7 @@ func (g *containerEdits) driver(m Member) {
 // vdpa adds the vDPA device of a function; only type vhost has a device node.
 func (g *containerEdits) vdpa(v *VDPA, wanted string) {
 	if v == nil {
-		g.fail("it has no vDPA device, which the vdpaType of its selector asks for")
+		g.fail("it has no vDPA device, but its selector has a vdpaType")
 		return
 	}
 	info := map[string]string{}
@@ -155,7 +155,7 @@ func (g *containerEdits) rdma(m Member) {
 		devices = m.Auxiliary.RDMA
 	}
 	if len(devices) == 0 {
-		g.fail("it has no RDMA device here, which isRdma of its selector asks for; in exclusive mode that may still be in a pod's namespace")
+		g.fail("it has no RDMA device in this network namespace, but its selector has isRdma; in exclusive mode the RDMA device can still be in a pod's namespace")
 		return
 	}
 	info["rdma_dev"] = devices[0].Name
@@ -185,7 +185,7 @@ func (g *containerEdits) vhost() {
 func (g *containerEdits) need(why string, nodes ...deviceNode) {
 	for _, n := range nodes {
 		if !isBelowDev(n.host) {
-			g.fail("%q is no device node below /dev; %s", n.host, why)
+			g.fail("%q is not a device node below /dev; %s", n.host, why)
 			continue
 		}
 		g.nodes = append(g.nodes, n)

@@ -21,7 +21,7 @@ const (
 	specFile = "sriov-dp-example.com-net-pci-net.yaml"
 )
 
-// files are directories that do not exist yet.
+// files returns directories that do not exist yet.
 func files(t *testing.T) DeviceFiles {
 	root := t.TempDir()
 	return DeviceFiles{DeviceInfo: filepath.Join(root, "cni/devinfo/dp"), CDI: filepath.Join(root, "cdi")}
@@ -33,7 +33,7 @@ func read(t *testing.T, path string) string {
 	return string(content)
 }
 
-// list is what is in both directories.
+// list lists both directories.
 func list(t *testing.T, f DeviceFiles) []string {
 	t.Helper()
 	var all []string
@@ -72,8 +72,8 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// A file that is right is not made again: runtimes watch these directories.
-func TestWriteLeavesWhatIsRight(t *testing.T) {
+// An unchanged file is not rewritten: runtimes watch these directories.
+func TestWriteKeepsUnchangedFile(t *testing.T) {
 	f := files(t)
 	path := filepath.Join(f.CDI, specFile)
 	inode := func() fs.FileInfo {
@@ -92,7 +92,7 @@ func TestWriteLeavesWhatIsRight(t *testing.T) {
 
 // Links, FIFOs and directories in place of a file neither redirect the content
 // nor block.
-func TestWriteReplacesWhatIsNoFile(t *testing.T) {
+func TestWriteReplacesNonRegularFiles(t *testing.T) {
 	f := files(t)
 	testkit.Must(t, os.MkdirAll(f.CDI, 0o755))
 	path, target := filepath.Join(f.CDI, specFile), filepath.Join(t.TempDir(), "target")
@@ -132,7 +132,7 @@ func TestWriteFails(t *testing.T) {
 	}
 }
 
-func TestNamesThatAreNotOurs(t *testing.T) {
+func TestForeignFileNames(t *testing.T) {
 	f := files(t)
 	for _, name := range []string{
 		"", ".", "..", "x", "sriov-dp-x", "sriov-dp-x.json", "x.yaml", "x-device.JSON", "../x-device.json", "sriov-dp-/../../etc/x.yaml", "/etc/x-device.json",
@@ -205,7 +205,7 @@ func TestSweep(t *testing.T) {
 	testkit.Diff(t, "left", left, list(t, f))
 }
 
-func TestSweepOfNothing(t *testing.T) {
+func TestSweepWithoutFiles(t *testing.T) {
 	for _, f := range []DeviceFiles{files(t), {}} {
 		if removed, err := f.Sweep(nil, func(string) bool { return false }); removed != nil || err != nil {
 			t.Errorf("Sweep where nothing is = %q, %v, want nothing", removed, err)
@@ -222,9 +222,9 @@ func TestSweepOfNothing(t *testing.T) {
 	}
 }
 
-// Many writers and readers at once, and one who sweeps: readers only ever see a
-// whole content.
-func TestWriteWhileOthersRead(t *testing.T) {
+// With concurrent writers, readers and Sweep, readers only see complete
+// content.
+func TestConcurrentWriteAndRead(t *testing.T) {
 	f := files(t)
 	content := func(n int) []byte { return bytes.Repeat([]byte{byte('a' + n%26)}, 1+n*977%20000) }
 	testkit.Must(t, f.Write(specFile, content(0)))
@@ -265,9 +265,9 @@ func checkWhole(t *testing.T, path string) {
 	}
 }
 
-// A writer that is killed at any moment leaves the old content or the next one,
-// and nothing that a reader would take for a file.
-func TestWriterIsKilled(t *testing.T) {
+// A writer killed at any time leaves the old or the new content, and no file
+// that a reader would open.
+func TestKilledWriter(t *testing.T) {
 	const variable = "CLEAT_TEST_WRITER"
 	if dir := os.Getenv(variable); dir != "" {
 		f := DeviceFiles{CDI: dir}
@@ -283,7 +283,7 @@ func TestWriterIsKilled(t *testing.T) {
 	}
 	f := files(t)
 	for round := range 15 {
-		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestWriterIsKilled$")
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestKilledWriter$")
 		cmd.Env = append(os.Environ(), variable+"="+f.CDI)
 		out := testkit.Value(cmd.StdoutPipe())(t)
 		testkit.Must(t, cmd.Start())
@@ -303,11 +303,11 @@ func TestWriterIsKilled(t *testing.T) {
 	}
 }
 
-// The errors of a directory that cannot be written are the same each time, so
-// that they can be logged once.
-func TestErrorsNameNoTemporaryFile(t *testing.T) {
+// Errors of a directory that is not writable are always the same, so that they
+// can be logged once.
+func TestErrorsOmitTemporaryName(t *testing.T) {
 	f := files(t)
-	testkit.Must(t, os.MkdirAll(filepath.Join(f.CDI, specFile), 0o755)) // nothing can be renamed to it
+	testkit.Must(t, os.MkdirAll(filepath.Join(f.CDI, specFile), 0o755)) // makes the rename fail
 	err := f.Write(specFile, []byte("x"))
 	if err == nil || strings.Contains(err.Error(), tempPrefix) || !strings.Contains(err.Error(), filepath.Join(f.CDI, specFile)) {
 		t.Errorf("%v, want the file and no temporary one", err)

@@ -136,7 +136,7 @@ func (s *scan) run(ctx context.Context) *Snapshot {
 func (s *scan) eachDevice(dir string, below int, call func(class sysfs.Dir, name string, at devicePath)) {
 	class, err := s.root.Open(dir)
 	if err != nil {
-		s.problem(dir, absentIsNone(err))
+		s.problem(dir, ignoreAbsent(err))
 		return
 	}
 	defer class.Close()
@@ -154,8 +154,8 @@ func (s *scan) eachDevice(dir string, below int, call func(class sysfs.Dir, name
 	}
 }
 
-// absentIsNone returns nil for the error of a missing file.
-func absentIsNone(err error) error {
+// ignoreAbsent returns nil for the error of a missing file.
+func ignoreAbsent(err error) error {
 	if sysfs.IsAbsent(err) {
 		return nil
 	}

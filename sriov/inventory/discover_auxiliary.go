@@ -39,7 +39,7 @@ func readAuxiliary(devices sysfs.Dir, name string) (a Auxiliary, exists bool, er
 	a = Auxiliary{Name: name, Index: NoIndex}
 	dir, err := devices.Open(name)
 	if err != nil {
-		return a, false, absentIsNone(err)
+		return a, false, ignoreAbsent(err)
 	}
 	defer dir.Close()
 	if a.Driver, err = linkBase(dir, "driver"); err != nil {
@@ -49,7 +49,7 @@ func readAuxiliary(devices sysfs.Dir, name string) (a Auxiliary, exists bool, er
 	if err != nil {
 		// The driver creates sfnum with the device: without sfnum the device
 		// was removed.
-		return a, !sysfs.IsAbsent(err), absentIsNone(err)
+		return a, !sysfs.IsAbsent(err), ignoreAbsent(err)
 	}
 	index, err := strconv.ParseUint(text, 10, 31)
 	if err != nil {

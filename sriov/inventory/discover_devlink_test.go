@@ -16,8 +16,8 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 )
 
-// An E810 reports its profile on the PF alone, and mlx5 reports for each function
-// whether it can do RDMA.
+// An E810 reports its profile only on the PF, and mlx5 reports RDMA capability
+// for each function.
 func TestDrivers(t *testing.T) {
 	tree := sysfstest.New(t)
 	tree.Add(sysfstest.Function{Address: "0000:18:00.0", Vendor: "8086", Device: "1593", Driver: "ice", TotalVFs: 4, VFDevice: "1889", VFDriver: "iavf"})
@@ -46,7 +46,7 @@ func TestDrivers(t *testing.T) {
 	}{
 		"0000:18:00.0": {"ICE COMMS Package", false}, ice[0]: {"ICE COMMS Package", false}, ice[1]: {"its own", false},
 		"0000:19:00.0": {}, "0000:1a:00.0": {},
-		pf.Address: {}, // what a VF can do says nothing of its PF
+		pf.Address: {}, // the capability of a VF does not apply to its PF
 		mlx[0]:     {"", true}, mlx[1]: {"", true}, mlx[2]: {"", true}, mlx[3]: {}, mlx[4]: {},
 	} {
 		if f := byAddress(t, s, address); f.DDPProfile != want.profile || f.RDMACapable != want.rdma {
@@ -66,7 +66,7 @@ func TestDrivers(t *testing.T) {
 	}
 }
 
-// withProfile has a PF whose driver reports a profile, asked by a Recent.
+// withProfile has a PF whose driver reports a profile, read through a Recent.
 func withProfile(t *testing.T) (*sysfstest.Tree, inventory.DiscoverConfig) {
 	tree := sysfstest.New(t)
 	pf := mellanox()
@@ -81,9 +81,9 @@ func ofDevlink(s *inventory.Snapshot) []inventory.Problem {
 	return slices.DeleteFunc(slices.Clone(s.Problems), func(p inventory.Problem) bool { return p.What != inventory.WhatDevlink })
 }
 
-// While a driver is at something, a machine is read within a bounded time, and
-// the profiles are as they were.
-func TestDriverThatHangs(t *testing.T) {
+// While a driver hangs, discovery ends within a bounded time and reports the
+// last known profiles.
+func TestHangingDriver(t *testing.T) {
 	tree, c := withProfile(t)
 	synctest.Test(t, func(t *testing.T) {
 		if first := discover(t, c); len(first.Problems) != 0 || first.Functions[0].DDPProfile != "COMMS" {
@@ -104,7 +104,7 @@ func TestDriverThatHangs(t *testing.T) {
 				t.Errorf("what was told before is lost: %+v", f)
 			}
 		}
-		tree.NoFaults()
+		tree.ClearFaults()
 		close(hangs)
 		synctest.Wait()
 		if s := discover(t, c); len(s.Problems) != 0 {
@@ -113,7 +113,7 @@ func TestDriverThatHangs(t *testing.T) {
 	})
 }
 
-func TestDriversThatFail(t *testing.T) {
+func TestFailingDriver(t *testing.T) {
 	tree, c := withProfile(t)
 	discover(t, c)
 	tree.Fault(sysfstest.Fault{On: "devlink Devices", Err: unix.EIO})
@@ -125,26 +125,27 @@ func TestDriversThatFail(t *testing.T) {
 	if s := discover(t, c); len(s.Problems) != 0 || s.Functions[0].DDPProfile != "" || s.Functions[0].RDMACapable {
 		t.Errorf("asked nobody, found %+v", s)
 	}
-	c.Devlink = nil // this machine's, which has no such function
+	c.Devlink = nil // the devlink of this machine, which has no such function
 	if s := discover(t, c); len(s.Problems) != 0 || s.Functions[0].DDPProfile != "" {
 		t.Errorf("asked this kernel, found %+v", s)
 	}
 }
 
-func TestEndsWhileADriverHangs(t *testing.T) {
+func TestContextEndsWhileDriverHangs(t *testing.T) {
 	tree, c := withProfile(t)
 	synctest.Test(t, func(t *testing.T) {
 		hangs := make(chan struct{})
 		defer close(hangs)
 		ctx, cancel := context.WithCancel(t.Context())
-		tree.Fault(sysfstest.Fault{On: "devlink Devices", Until: hangs, Met: cancel})
+		tree.Fault(sysfstest.Fault{On: "devlink Devices", Until: hangs, OnHit: cancel})
 		if s, err := inventory.Discover(ctx, c); !errors.Is(err, context.Canceled) {
 			t.Errorf("%+v, %v", s, err)
 		}
 	})
 }
 
-// Functions with the ids of a PF's virtual ones are found where those cannot be.
+// Functions with the ids of a PF's VFs are discovered at addresses that no VF
+// can have.
 func TestNeighboursOfVirtualFunctions(t *testing.T) {
 	tree := sysfstest.New(t)
 	pf := mellanox()
@@ -189,7 +190,7 @@ func TestSeveralRDMADevicesOfAFunction(t *testing.T) {
 	}
 }
 
-// late are links of which one gets its name after the first look.
+// late is a Links in which one link gets its name after the first call.
 type late struct {
 	of    sysfstest.Links
 	looks *int

@@ -107,7 +107,7 @@ func (s *scan) userspace(context.Context) {
 		if err == nil {
 			f.VDPA = v
 		}
-		s.problem(bus+"/"+name, absentIsNone(err))
+		s.problem(bus+"/"+name, ignoreAbsent(err))
 	})
 }
 

@@ -35,7 +35,7 @@ type sriovCapability struct {
 func readFunction(bus sysfs.Dir, address string) functionReading {
 	var r functionReading
 	add := func(err error) {
-		if err := absentIsNone(err); err != nil {
+		if err := ignoreAbsent(err); err != nil {
 			r.problems = append(r.problems, Problem{address, err})
 		}
 	}
@@ -67,7 +67,7 @@ func readFunction(bus sysfs.Dir, address string) functionReading {
 		return fail(err)
 	}
 	if r.physfn != "" && !isAddress(r.physfn) {
-		return fail(fmt.Errorf("%s/physfn leads to %q, which is no PCI address", dir.Path(), r.physfn))
+		return fail(fmt.Errorf("%s/physfn leads to %q, which is not a PCI address", dir.Path(), r.physfn))
 	}
 	if r.physfn == "" {
 		if r.capable, err = readCapability(dir); err != nil {
@@ -124,7 +124,7 @@ var pciAlias = regexp.MustCompile(`^pci:v0000([[:xdigit:]]{4})d0000([[:xdigit:]]
 // exist.
 func linkBase(dir sysfs.Dir, name string) (string, error) {
 	target, err := dir.Link(name)
-	return base(target), absentIsNone(err)
+	return base(target), ignoreAbsent(err)
 }
 
 // readGroup reads the IOMMU group. Without an IOMMU, VFIO creates its own
@@ -152,7 +152,7 @@ const absent = math.MinInt
 func readNumber(dir sysfs.Dir, name string, otherwise int) (int, error) {
 	text, err := dir.Text(name)
 	if err != nil {
-		return otherwise, absentIsNone(err)
+		return otherwise, ignoreAbsent(err)
 	}
 	n, err := strconv.ParseInt(text, 10, 32)
 	if err != nil {

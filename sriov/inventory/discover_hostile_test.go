@@ -17,7 +17,8 @@ import (
 
 const victim = "0000:5e:00.0"
 
-// withVictim is a tree with a sound PF and another that is spoilt below its directory.
+// withVictim is a tree with a correct PF and another one whose directory is
+// damaged.
 func withVictim(t *testing.T, spoil func(tree *sysfstest.Tree, dir string)) *sysfstest.Tree {
 	tree := sysfstest.New(t)
 	tree.Add(mellanox())
@@ -36,7 +37,7 @@ func TestHostileFunctions(t *testing.T) {
 	huge := strings.Repeat("9", 1<<20)
 	for name, c := range map[string]struct {
 		spoil func(*sysfstest.Tree, string)
-		stays bool // the function, with a problem
+		stays bool // the function is discovered, with a problem
 		about string
 	}{
 		"no modalias, garbage class": {func(tree *sysfstest.Tree, dir string) {
@@ -56,7 +57,7 @@ func TestHostileFunctions(t *testing.T) {
 		"virtfn to no function": {link("virtfn0", "devices"), false, "virtfn0"},
 		"own virtual function": {func(tree *sysfstest.Tree, dir string) {
 			if err := os.Symlink("../"+victim, filepath.Join(tree.Sysfs, dir, "virtfn0")); err != nil {
-				tree.Remove(dir) // and the test fails
+				tree.Remove(dir) // so that the test fails
 			}
 		}, false, "being made or removed"},
 		"huge totalvfs":          {file("sriov_totalvfs", huge), false, "4096"},
@@ -89,7 +90,7 @@ func TestHostileFunctions(t *testing.T) {
 	}
 }
 
-func TestNobodyWaitsForAFIFO(t *testing.T) {
+func TestDiscoverDoesNotBlockOnFIFO(t *testing.T) {
 	tree := withVictim(t, func(tree *sysfstest.Tree, dir string) {
 		testkit.Must(t, unix.Mkfifo(filepath.Join(tree.Sysfs, dir, "acpi_index"), 0o600))
 	})
@@ -120,9 +121,9 @@ func TestHostileClasses(t *testing.T) {
 	}
 }
 
-// A function whose link to its PF is away looks like a physical one. It is
-// where the kernel is half way, and must not be found.
-func TestHalfMadeFunctions(t *testing.T) {
+// A function without its physfn link looks like a physical one. It is being
+// created or removed, and must not be discovered.
+func TestIncompleteFunctions(t *testing.T) {
 	for name, remove := range map[string][]string{
 		"no link to the PF":     {"devices/pci0000:3b/0000:3b:00.3/physfn"},
 		"no link of the PF":     {"devices/pci0000:3b/0000:3b:00.0/virtfn1"},
@@ -150,7 +151,8 @@ func TestHalfMadeFunctions(t *testing.T) {
 	}
 }
 
-// While functions are created and removed, each function in a snapshot is correct.
+// While functions are created and removed, each function in a snapshot is
+// correct.
 func TestVanishingFunctions(t *testing.T) {
 	tree := sysfstest.New(t)
 	pf := mellanox()
@@ -191,7 +193,7 @@ func TestVanishingFunctions(t *testing.T) {
 	}
 }
 
-// What is built is what is discovered.
+// Discovery of a random tree returns what was built.
 func TestRandomTrees(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		tree := sysfstest.New(t)

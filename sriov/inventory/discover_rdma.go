@@ -62,7 +62,7 @@ func (s *scan) charDevices(on map[devicePath][]string) map[string][]CharDevice {
 			default:
 				var err error
 				if device, err = class.Text(name + "/ibdev"); err != nil {
-					s.problem(dir+"/"+name, absentIsNone(err))
+					s.problem(dir+"/"+name, ignoreAbsent(err))
 					return
 				}
 			}
@@ -81,11 +81,11 @@ func (s *scan) charDevices(on map[devicePath][]string) map[string][]CharDevice {
 func (s *scan) pkey(class sysfs.Dir, name string) string {
 	key, err := class.Text(name + "/ports/1/pkeys/0")
 	if err != nil {
-		s.problem(infiniband+"/"+name, absentIsNone(err))
+		s.problem(infiniband+"/"+name, ignoreAbsent(err))
 		return ""
 	}
 	if _, err := strconv.ParseUint(strings.TrimPrefix(key, "0x"), 16, 16); err != nil {
-		s.problem(infiniband+"/"+name, fmt.Errorf("pkeys/0 of its port 1 is %.40q: a number such as 0x8001 is right", key))
+		s.problem(infiniband+"/"+name, fmt.Errorf("pkeys/0 of its port 1 is %.40q: want a number such as 0x8001", key))
 		return ""
 	}
 	return key

@@ -48,7 +48,7 @@ func byAddress(t testing.TB, s *inventory.Snapshot, address string) inventory.Fu
 	return inventory.Function{}
 }
 
-// mellanox is a PF as machines have it.
+// mellanox is a realistic PF.
 func mellanox() sysfstest.Function {
 	return sysfstest.Function{
 		Address: "0000:3b:00.0", Vendor: "15b3", Device: "101d", Driver: "mlx5_core", NUMA: 1, IOMMUGroup: "17", ACPIIndex: "101",
@@ -62,7 +62,7 @@ func setVirtual(t testing.TB, tree *sysfstest.Tree, pf string, n int) []string {
 	return tree.Virtual(pf)
 }
 
-func TestWholeFunctions(t *testing.T) {
+func TestFunctionProperties(t *testing.T) {
 	tree := sysfstest.New(t)
 	pf := mellanox()
 	tree.Add(pf)
@@ -173,7 +173,8 @@ func TestRepresentors(t *testing.T) {
 			v := setVirtual(t, tree, pf.Address, 2)
 			tree.ChangeLink(pf.Netdev, func(l *netlinks.Link) { l.SwitchID, l.PortName = "a0b1", "p1" })
 			for i := range v {
-				// It sorts before the uplink, and is not a name of the PF.
+				// The name sorts before the uplink, and is not a name of the
+				// PF.
 				tree.AddLink(sysfstest.Device(pf.Address), netlinks.Link{Name: fmt.Sprintf("a_%d", i), SwitchID: "a0b1", PortName: fmt.Sprintf(numbered, i)})
 			}
 			tree.AddLink("", netlinks.Link{Name: "other", SwitchID: "a0b1", PortName: "pf0vf1"})
@@ -195,7 +196,7 @@ func TestRepresentors(t *testing.T) {
 func TestDefaultRoutes(t *testing.T) {
 	const nic = "0000:3b:00.0"
 	for name, c := range map[string]struct {
-		above func(tree *sysfstest.Tree, nic int) int // makes what the route uses
+		above func(tree *sysfstest.Tree, nic int) int // creates the link of the route
 		want  bool
 	}{
 		"none":      {func(*sysfstest.Tree, int) int { return 0 }, false},

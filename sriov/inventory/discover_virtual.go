@@ -71,7 +71,7 @@ func (c *sriovCapability) readVirtual(dir sysfs.Dir) error {
 			continue // removed meanwhile
 		}
 		if !isAddress(address) {
-			return fmt.Errorf("%s/%s leads to %q, which is no PCI address", dir.Path(), name, address)
+			return fmt.Errorf("%s/%s leads to %q, which is not a PCI address", dir.Path(), name, address)
 		}
 		for len(c.virtual) <= int(index) {
 			c.virtual = append(c.virtual, "")
@@ -82,8 +82,8 @@ func (c *sriovCapability) readVirtual(dir sysfs.Dir) error {
 }
 
 var (
-	errHalfway = errors.New("the function is being created or removed: discover again when its PF is stable")
-	errTwice   = errors.New("two physical functions claim the function")
+	errInTransition = errors.New("the function is being created or removed: discover again when its PF is stable")
+	errTwoPFs       = errors.New("two physical functions claim the function")
 )
 
 // membership is the PF of a virtual function and its index.
@@ -107,15 +107,15 @@ func (s *scan) relate(read []functionReading) {
 		var err error
 		switch {
 		case twice[f.Address]:
-			err = errTwice
+			err = errTwoPFs
 		case physfn == "" && !member && slots.has(f):
-			err = errHalfway
+			err = errInTransition
 		case physfn == "" && !member: // a physical function, or a VF passed through without its PF
 			m = membership{f.PF, f.VF}
 		case m.pf != physfn:
 			// The kernel creates a function, then the PF's virtfn link, then
 			// the physfn link, and removes them in reverse order.
-			err = fmt.Errorf("%w (its PF is %q by its own link, %q by the PF's)", errHalfway, physfn, m.pf)
+			err = fmt.Errorf("%w (its PF is %q by its own link, %q by the PF's)", errInTransition, physfn, m.pf)
 		}
 		if err != nil {
 			s.problem(f.Address, err)

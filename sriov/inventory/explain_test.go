@@ -20,8 +20,9 @@ func explained(t *testing.T, resources string, s *Snapshot, id string) Explanati
 	return Explanation{}
 }
 
-// The first filter in upstream's order is named, with what it wanted and what
-// the device has. vf is 0000:02:02.0 and sf is mlx5_core.sf.5 of host.
+// A verdict names the first filter in upstream's order, with its wanted values
+// and the value of the device. vf is 0000:02:02.0 and sf is mlx5_core.sf.5 of
+// host.
 func TestExplainRefusals(t *testing.T) {
 	const vf, sf = "0000:02:02.0", "mlx5_core.sf.5"
 	net := func(fields string) string { return `{"resourceName":"a","selectors":[{` + fields + `}]}` }
@@ -96,13 +97,13 @@ func TestLeftOut(t *testing.T) {
 		"0000:5e:00.0":   "it has no driver",
 		"mlx5_core.sf.4": "its parent 0000:03:00.0 has no driver",
 		"mlx5_core.sf.5": "its parent 0000:03:00.0 has no network device",
-		"mlx5_core.sf.6": "it has no index: only scalable functions have",
+		"mlx5_core.sf.6": "it has no SF number: only scalable functions have one",
 	}
 	testkit.Diff(t, "left out", want, got)
 }
 
-// An accelerator is offered also with virtual functions or a default route, as
-// upstream does.
+// As upstream, an accelerator is in a pool even with virtual functions or a
+// default route.
 func TestAcceleratorWithVirtualFunctions(t *testing.T) {
 	s := host()
 	s.Functions[len(s.Functions)-1].VFs = 4
@@ -145,10 +146,10 @@ func TestPoolWarnings(t *testing.T) {
 		}, []string{`other-name a: pfNames "enp6s0" is another name of ens1; only that name counts`}},
 		{"default route on a scalable function", `{"resourceName":"a","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"]}]}`, func(s *Snapshot) {
 			s.Auxiliary[2].DefaultRoute = true
-		}, []string{"host-route a: mlx5_core.sf.6 carries a default route: the pod that gets it cuts this machine off"}},
+		}, []string{"host-route a: mlx5_core.sf.6 carries a default route: allocating it to a pod disconnects this machine"}},
 		{"shared", `{"resourceName":"a","selectors":[{"pciAddresses":["0000:03:00.0"]}]},
 			{"resourceName":"b","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"],"pfNames":["p0#0-1"]}]}`, nil,
-			[]string{"shared b: mlx5_core.sf.4, mlx5_core.sf.5 live on 0000:03:00.0, which is a device of intel.com/a itself"}},
+			[]string{"shared b: mlx5_core.sf.4, mlx5_core.sf.5 are on 0000:03:00.0, which is itself a device of intel.com/a"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := host()

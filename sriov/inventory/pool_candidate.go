@@ -99,7 +99,7 @@ func (d *candidate) unusable() string {
 	case d.kind == NetDevice && f.DefaultRoute:
 		return "one of its network devices carries the default route"
 	case d.kind == NetDevice && f.IsPF():
-		return "it is a physical function with virtual functions"
+		return "it is a physical function with virtual ones"
 	case f.Driver == "":
 		return "it has no driver"
 	}

@@ -101,7 +101,7 @@ func replacedReason(now Device, last *Device) string {
 	f, was := now.Function, last.Function
 	switch {
 	case (now.Auxiliary == nil) != (last.Auxiliary == nil) || f.Kind != was.Kind:
-		return "it is another kind of device than the one that a pod got"
+		return "it is not the kind of device that was allocated to a pod"
 	case f.Vendor != was.Vendor || f.Device != was.Device:
 		return fmt.Sprintf("it is a %s:%s, a pod got a %s:%s", f.Vendor, f.Device, was.Vendor, was.Device)
 	case now.Auxiliary == nil:
@@ -127,9 +127,9 @@ func driverChangedReason(now Device, last *Device) string {
 	case was:
 		return ""
 	case "":
-		return fmt.Sprintf("%s has no driver, it was given to a pod with %s", whose, was)
+		return fmt.Sprintf("%s has no driver, it was allocated to a pod with %s", whose, was)
 	}
-	return fmt.Sprintf("%s has the driver %s, it was given to a pod with %s", whose, driver, cmp.Or(was, "none"))
+	return fmt.Sprintf("%s has the driver %s, it was allocated to a pod with %s", whose, driver, cmp.Or(was, "none"))
 }
 
 // assign sets the selectors that keep a device, or the reason why none does,
@@ -218,7 +218,7 @@ func (w *heldAssigner) gone() []candidate {
 		d := describe(now, w.byAddress)
 		d.gone, d.held = true, true
 		if !isDeviceID(h.id, d.kind) {
-			d.leftOut = fmt.Sprintf("it is gone, and %.80q is no id of a device of type %s", h.id, d.kind)
+			d.leftOut = fmt.Sprintf("it is gone, and %.80q is not a valid id of a device of type %s", h.id, d.kind)
 		} else if w.assign(h, &d, now); d.leftOut != "" {
 			d.leftOut = "it is gone; " + d.leftOut
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// drawHeld is of devices that are there, and some that are not.
+// drawHeld draws held devices, some of which do not exist.
 func drawHeld(t *rapid.T, s *Snapshot) []HeldDevice {
 	all := []string{"0000:09:00.0", "mlx5_core.sf.9", "GPU-1"}
 	for _, f := range s.Functions {
@@ -27,14 +27,14 @@ func drawHeld(t *rapid.T, s *Snapshot) []HeldDevice {
 	for range rapid.IntRange(0, 6).Draw(t, "held") {
 		h := HeldDevice{Resource: "intel.com/r" + pick(t, "0", "1", "2", "3", "4"), ID: rapid.SampledFrom(all).Draw(t, "id")}
 		switch rapid.IntRange(0, 4).Draw(t, "known") {
-		case 0: // anything of that name
+		case 0: // an arbitrary device with that id
 			f := drawFunction(t, rapid.IntRange(0, 11).Draw(t, "was"))
 			h.Last = &Device{ID: h.ID, Function: &f}
 			if rapid.Bool().Draw(t, "was auxiliary") {
 				a := Auxiliary{Name: h.ID, Type: "sf", Driver: pick(t, "", "x"), Parent: f}
 				h.Last.Function, h.Last.Auxiliary = &a.Parent, &a
 			}
-		case 1, 2: // as it is, with what may move away
+		case 1, 2: // unchanged, except for what can move to a pod
 			for _, f := range s.Functions {
 				if f.Address == h.ID {
 					f.Netdevs, f.RDMA = []Netdev{{Name: "moved", Link: "ether"}}, []RDMA{{Name: "moved"}}
@@ -57,9 +57,9 @@ func drawOptions(t *rapid.T, s *Snapshot) AssignOptions {
 	return AssignOptions{Held: drawHeld(t, s), LinkHealth: rapid.Bool().Draw(t, "link health")}
 }
 
-// A device that a pod has is in the pool that it was got from, if that can have
-// it at all, and in no other; for all other devices nothing changes.
-func TestHoldsWhatPodsHave(t *testing.T) {
+// A held device is in the pool that it was allocated from, if that pool can
+// have it, and in no other pool; other devices are not affected.
+func TestHeldDevicesStayInPool(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, s := drawConfig(t), drawSnapshot(t)
 		o := drawOptions(t, s)
@@ -177,15 +177,15 @@ func shuffle[T any](r *rand.Rand, all []T) {
 	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 }
 
-func TestExplainIsAssignOfHeld(t *testing.T) {
+func TestExplainMatchesAssignOfHeld(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, s := drawConfig(t), drawSnapshot(t)
-		tellsTheSame(t, c, s, drawOptions(t, s))
+		checkExplain(t, c, s, drawOptions(t, s))
 	})
 }
 
-// tellsTheSame holds Explain to what Assign does.
-func tellsTheSame(t interface{ Errorf(string, ...any) }, c Config, s *Snapshot, o AssignOptions) {
+// checkExplain checks that Explain agrees with Assign.
+func checkExplain(t interface{ Errorf(string, ...any) }, c Config, s *Snapshot, o AssignOptions) {
 	a := Assign(c, s, o)
 	done := map[string][]string{}
 	for _, p := range a.Pools {

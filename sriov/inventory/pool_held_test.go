@@ -10,7 +10,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// found is the device of a snapshot with an id, as a copy.
+// found returns a copy of the device of a snapshot with an id.
 func found(t *testing.T, s *Snapshot, id string) *Device {
 	t.Helper()
 	for _, f := range s.Functions {
@@ -54,8 +54,8 @@ func remove(s *Snapshot, id string) {
 	s.Auxiliary = slices.DeleteFunc(s.Auxiliary, func(a Auxiliary) bool { return a.Name == id })
 }
 
-// places are where a device is: "resource selector" of members, with what is
-// wrong, "free" or "left out" with the reason.
+// places returns where a device is: "resource selector" of members, with the
+// reason if unhealthy, "free", or "left out" with the reason.
 func places(a Assignment, id string) []string {
 	var all []string
 	for _, p := range a.Pools {
@@ -85,8 +85,8 @@ func places(a Assignment, id string) []string {
 	return all
 }
 
-// A device that a pod has stays in its resource, whatever changes. It was as in
-// host when the pod got it from intel.com/r.
+// A held device stays in its resource, whatever changes. It was as in host when
+// it was allocated from intel.com/r.
 func TestHeld(t *testing.T) {
 	const vf, ib, accelerator, sf = "0000:02:02.0", "0000:05:00.1", "0000:5e:00.0", "mlx5_core.sf.5"
 	ether := `{"resourceName":"r","selectors":[{"drivers":["none"]},{"linkTypes":["ether"],"drivers":["iavf"],"pfNames":["enp2s2f1"]}]}`
@@ -112,9 +112,9 @@ func TestHeld(t *testing.T) {
 		{"its resource is of another type", accelerators + "," + all, vf, none,
 			"left out: a pod has it from intel.com/r, which is of another device type than netDevice", "left out: a pod has it from intel.com/r, which is of another device type than netDevice"},
 		{"the pod gave it another driver", ether, vf, in(vf, func(f *Function) { f.Driver, f.Netdevs = "vfio-pci", nil }),
-			"r 1 held: it has the driver vfio-pci, it was given to a pod with iavf", "r 0 held"},
+			"r 1 held: it has the driver vfio-pci, it was allocated to a pod with iavf", "r 0 held"},
 		{"the pod took its driver", ether, vf, in(vf, func(f *Function) { f.Driver, f.Netdevs = "", nil }),
-			"r 1 held: it has no driver, it was given to a pod with iavf", "r 0 held: it has no driver"},
+			"r 1 held: it has no driver, it was allocated to a pod with iavf", "r 0 held: it has no driver"},
 		{"another card has its address", ether, vf, in(vf, func(f *Function) { f.Vendor = "15b3" }),
 			"r 1 held: it is a 15b3:154c, a pod got a 8086:154c", "r 1 held"},
 		{"another card without a driver", ether, vf, in(vf, func(f *Function) { f.Device, f.Driver = "1018", "" }),
@@ -122,7 +122,7 @@ func TestHeld(t *testing.T) {
 		{"another kind has its address", accelerators, accelerator, in(accelerator, func(f *Function) { f.Kind = NetworkClass }),
 			"left out: a pod has it from intel.com/r, which is of another device type than netDevice", "left out: a pod has it from intel.com/r, which is of another device type than netDevice"},
 		{"it is another kind of function", accelerators, vf, in(vf, func(f *Function) { f.Kind = AcceleratorClass }),
-			"r 0 held: it is another kind of device than the one that a pod got", "r 0 held"},
+			"r 0 held: it is not the kind of device that was allocated to a pod", "r 0 held"},
 		{"it carries a default route", ether, vf, in(vf, func(f *Function) { f.DefaultRoute = true }),
 			"r 1 held: one of its network devices carries the default route", "r 1 held: one of its network devices carries the default route"},
 		{"it is gone", ether, vf, func(s *Snapshot) { remove(s, vf) }, "r 1 held: it is gone", "r 0 held: it is gone"},
@@ -133,11 +133,11 @@ func TestHeld(t *testing.T) {
 		{"a scalable function", scalable, sf, none, "r 0 held", "r 0 held"},
 		{"a scalable function is gone", scalable, sf, func(s *Snapshot) { remove(s, sf) }, "r 0 held: it is gone", "r 0 held: it is gone"},
 		{"a scalable function has another driver", scalable, sf, func(s *Snapshot) { changeSF(s, sf, func(a *Auxiliary) { a.Driver = "vdpa" }) },
-			"r 0 held: it has the driver vdpa, it was given to a pod with mlx5_core.sf", "r 0 held"},
+			"r 0 held: it has the driver vdpa, it was allocated to a pod with mlx5_core.sf", "r 0 held"},
 		{"a scalable function's parent has another driver", scalable, sf, in("0000:03:00.0", func(f *Function) { f.Driver = "vfio-pci" }),
-			"r 0 held: its parent 0000:03:00.0 has the driver vfio-pci, it was given to a pod with mlx5_core", "r 0 held"},
+			"r 0 held: its parent 0000:03:00.0 has the driver vfio-pci, it was allocated to a pod with mlx5_core", "r 0 held"},
 		{"a scalable function's parent has no driver", scalable, sf, in("0000:03:00.0", func(f *Function) { f.Driver = "" }),
-			"r 0 held: its parent 0000:03:00.0 has no driver, it was given to a pod with mlx5_core", "r 0 held: its parent 0000:03:00.0 has no driver"},
+			"r 0 held: its parent 0000:03:00.0 has no driver, it was allocated to a pod with mlx5_core", "r 0 held: its parent 0000:03:00.0 has no driver"},
 		{"a scalable function's name is another's", scalable, sf, func(s *Snapshot) { changeSF(s, sf, func(a *Auxiliary) { a.Index = 9 }) },
 			"r 0 held: it is number 9 of 0000:03:00.0, a pod got number 1 of 0000:03:00.0", "r 0 held"},
 		{"a scalable function's name is one of another parent", scalable, sf, func(s *Snapshot) {
@@ -146,7 +146,7 @@ func TestHeld(t *testing.T) {
 		{"a scalable function's name is a function's", ether, sf, func(s *Snapshot) {
 			remove(s, sf)
 			s.Functions = append(s.Functions, Function{Address: sf, Kind: NetworkClass, Vendor: "15b3", Device: "a2d6", Driver: "x", VF: NoIndex})
-		}, "r 0 held: it is another kind of device than the one that a pod got", "r 0 held"},
+		}, "r 0 held: it is not the kind of device that was allocated to a pod", "r 0 held"},
 	} {
 		last := found(t, host(), c.id)
 		for _, h := range []HeldDevice{{"intel.com/r", c.id, last}, {"intel.com/r", c.id, nil}} {
@@ -160,14 +160,15 @@ func TestHeld(t *testing.T) {
 				if got := strings.Join(places(Assign(parsed(t, c.resources), s, o), c.id), ", "); got != want {
 					t.Errorf("%s is %q, want %q", c.id, got, want)
 				}
-				tellsTheSame(t, parsed(t, c.resources), s, o)
+				checkExplain(t, parsed(t, c.resources), s, o)
 			})
 		}
 	}
 }
 
-// What moved away with a pod is known from before; what a device is, from now.
-func TestFactsOfHeld(t *testing.T) {
+// Properties that moved to the pod are the recorded ones; all others are the
+// current ones.
+func TestHeldDeviceProperties(t *testing.T) {
 	const vf, sf = "0000:05:00.1", "mlx5_core.sf.5"
 	s := host()
 	change(s, vf, func(f *Function) {
@@ -211,7 +212,7 @@ func TestFactsOfHeld(t *testing.T) {
 		t.Errorf("selector %d, wrong: %q, the scalable function (-want +got):\n%s", x.Selector, x.Wrong, diff)
 	}
 
-	// Part of it is here, and that is not as it was.
+	// Devices that exist here again have new properties.
 	change(s, vf, func(f *Function) {
 		f.Netdevs, f.RDMA, f.PKey = []Netdev{{Name: "renamed"}}, []RDMA{{Name: "mlx5_77"}}, "0xffff"
 		f.DDPProfile = "loaded"
@@ -220,15 +221,15 @@ func TestFactsOfHeld(t *testing.T) {
 		t.Errorf("what is here does not count: %+v", v.Function)
 	}
 
-	// With another driver nothing of it is in the pod.
+	// With another driver no part of the device is in the pod.
 	change(s, vf, func(f *Function) { f.Driver, f.Netdevs, f.RDMA = "vfio-pci", nil, nil })
 	if v, _ = members(s); v.Function.Netdevs != nil || v.Function.RDMA != nil {
 		t.Errorf("%s keeps what went with its driver: %+v", vf, v.Function)
 	}
 }
 
-// A device that pods have from several resources is kept in all of them.
-func TestHeldTwice(t *testing.T) {
+// A device held from several resources is kept in all of them.
+func TestHeldFromSeveralResources(t *testing.T) {
 	const vf, gone = "0000:02:02.0", "0000:02:09.0"
 	resources := `{"resourceName":"b","selectors":[{}]},{"resourceName":"a","selectors":[{}]},{"resourceName":"c","selectors":[{}]}`
 	held := func(ids ...string) (all []HeldDevice) {
@@ -254,15 +255,15 @@ func TestHeldTwice(t *testing.T) {
 			if diff := cmp.Diff(c.want, places(Assign(parsed(t, resources), host(), o), c.id)); diff != "" {
 				t.Errorf("%v (-want +got):\n%s", c.held, diff)
 			}
-			tellsTheSame(t, parsed(t, resources), host(), o)
+			checkExplain(t, parsed(t, resources), host(), o)
 			slices.Reverse(c.held)
 		}
 	}
 }
 
-// Told several things of one device, the first resource's counts, and of one
-// resource's always the same.
-func TestHeldInSeveralWords(t *testing.T) {
+// Of several reports of a device, that of the first resource counts; of several
+// reports of one resource, always the same one.
+func TestConflictingHeldReports(t *testing.T) {
 	const vf = "0000:02:02.3"
 	config := parsed(t, `{"resourceName":"b","selectors":[{}]},{"resourceName":"a","selectors":[{}]}`)
 	var held []HeldDevice
@@ -282,9 +283,9 @@ func TestHeldInSeveralWords(t *testing.T) {
 	}
 }
 
-// Devices of other plugins are ignored, whatever their ids; those of our
+// Devices of other plugins are ignored, whatever their ids; those of configured
 // resources are checked.
-func TestHeldByOthers(t *testing.T) {
+func TestHeldFromOtherPlugins(t *testing.T) {
 	config := parsed(t, `{"resourceName":"a","selectors":[{}]},{"resourceName":"s","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"]}]}`)
 	before := Assign(config, host(), AssignOptions{})
 	var held []HeldDevice
@@ -297,19 +298,19 @@ func TestHeldByOthers(t *testing.T) {
 	for id, want := range map[string]string{
 		"0000:09:00.0":                      "a 0 held: it is gone",
 		"10000:09:00.0":                     "a 0 held: it is gone",
-		"":                                  `left out: it is gone, and "" is no id of a device of type netDevice`,
-		"../../etc/passwd":                  `left out: it is gone, and "../../etc/passwd" is no id of a device of type netDevice`,
-		"0000:09/00.0":                      `left out: it is gone, and "0000:09/00.0" is no id of a device of type netDevice`,
-		"a:b:c." + strings.Repeat("9", 100): `left out: it is gone, and "a:b:c.` + strings.Repeat("9", 74) + `" is no id of a device of type netDevice`,
+		"":                                  `left out: it is gone, and "" is not a valid id of a device of type netDevice`,
+		"../../etc/passwd":                  `left out: it is gone, and "../../etc/passwd" is not a valid id of a device of type netDevice`,
+		"0000:09/00.0":                      `left out: it is gone, and "0000:09/00.0" is not a valid id of a device of type netDevice`,
+		"a:b:c." + strings.Repeat("9", 100): `left out: it is gone, and "a:b:c.` + strings.Repeat("9", 74) + `" is not a valid id of a device of type netDevice`,
 	} {
 		o := AssignOptions{Held: []HeldDevice{{Resource: "intel.com/a", ID: id}}}
 		if got := strings.Join(places(Assign(config, host(), o), id), ", "); got != want {
 			t.Errorf("%.80q is %q, want %q", id, got, want)
 		}
-		tellsTheSame(t, config, host(), o)
+		checkExplain(t, config, host(), o)
 	}
-	for id, want := range map[string]string{"mlx5_core.sf.77": "s 0 held: it is gone", "..": `left out: it is gone, and ".." is no id of a device of type auxNetDevice`,
-		"a.b/c.d": `left out: it is gone, and "a.b/c.d" is no id of a device of type auxNetDevice`, "a.b": `left out: it is gone, and "a.b" is no id of a device of type auxNetDevice`} {
+	for id, want := range map[string]string{"mlx5_core.sf.77": "s 0 held: it is gone", "..": `left out: it is gone, and ".." is not a valid id of a device of type auxNetDevice`,
+		"a.b/c.d": `left out: it is gone, and "a.b/c.d" is not a valid id of a device of type auxNetDevice`, "a.b": `left out: it is gone, and "a.b" is not a valid id of a device of type auxNetDevice`} {
 		a := Assign(config, host(), AssignOptions{Held: []HeldDevice{{Resource: "intel.com/s", ID: id}}})
 		if got := strings.Join(places(a, id), ", "); got != want {
 			t.Errorf("%q is %q, want %q", id, got, want)
@@ -322,8 +323,8 @@ func TestHeldByOthers(t *testing.T) {
 	}
 }
 
-// A device that is gone says nothing about the PFs of the machine.
-func TestGoneIsNoPF(t *testing.T) {
+// A device that no longer exists does not make its PF known.
+func TestMissingDeviceDoesNotDefinePF(t *testing.T) {
 	s := host()
 	last := found(t, s, "0000:02:02.0")
 	s.Functions = slices.DeleteFunc(s.Functions, func(f Function) bool { return f.PF == "0000:02:00.0" })
@@ -373,7 +374,7 @@ func TestLinkHealth(t *testing.T) {
 			if got := strings.Join(places(Assign(config, s, options), c.id), ", "); got != want {
 				t.Errorf("%s, asked for: %t: %s is %q, want %q", c.name, o, c.id, got, want)
 			}
-			tellsTheSame(t, config, s, options)
+			checkExplain(t, config, s, options)
 			options.Held = []HeldDevice{{"intel.com/" + want[:1], c.id, found(t, host(), c.id)}}
 			want = want[:3] + " held" + want[3:]
 			if got := strings.Join(places(Assign(config, s, options), c.id), ", "); got != want {

@@ -12,9 +12,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// model follows the table of upstream's page: for each resource and selector it
-// filters the list of all devices, and removes those that an earlier selector
-// took.
+// model follows the table in upstream's documentation: each selector filters
+// the list of all devices, without those that an earlier selector took.
 func model(c Config, s *Snapshot) map[string][]string {
 	given, pools := map[string]bool{}, map[string][]string{}
 	for _, r := range c.Resources {
@@ -135,7 +134,7 @@ func modelItem(items []PFItem, name string, index int) bool {
 	return false
 }
 
-// Draws are from few values, so that filters fit and collide often.
+// Values are drawn from few, so that filters often match and collide.
 func pick(t *rapid.T, of ...string) string { return rapid.SampledFrom(of).Draw(t, "of") }
 
 func some(t *rapid.T, of ...string) []string {
@@ -233,7 +232,7 @@ func drawConfig(t *rapid.T) Config {
 	return c
 }
 
-func TestAssignIsTheModel(t *testing.T) {
+func TestAssignMatchesModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, s := drawConfig(t), drawSnapshot(t)
 		got := map[string][]string{}
@@ -246,7 +245,8 @@ func TestAssignIsTheModel(t *testing.T) {
 	})
 }
 
-// Every device is in one place: a pool, the free ones, or those left out.
+// Every device is in exactly one place: a pool, the free devices, or those left
+// out.
 func TestEachDeviceOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, s := drawConfig(t), drawSnapshot(t)
@@ -299,8 +299,8 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	})
 }
 
-// Explain reports what Assign does, and each refusal has a reason.
-func TestExplainIsAssign(t *testing.T) {
+// Explain agrees with Assign, and each refusal has a reason.
+func TestExplainMatchesAssign(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, s := drawConfig(t), drawSnapshot(t)
 		a := Assign(c, s, AssignOptions{})

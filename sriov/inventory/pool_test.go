@@ -8,9 +8,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Of several items with a PF's name, in any letter case, only the first is
-// asked.
-func TestFirstItemOfAName(t *testing.T) {
+// Of several items with a PF's name, in any letter case, only the first counts.
+func TestFirstItemOfPFCounts(t *testing.T) {
 	for _, c := range []struct {
 		fields string
 		want   []string
@@ -32,7 +31,8 @@ func TestRootInAnyLetterCase(t *testing.T) {
 	testkit.Diff(t, "pool", []string{"0000:af:00.2"}, ids(a.Pools[0], false))
 }
 
-// A scalable function of a VF is below that VF's address and its PF's name.
+// A scalable function of a VF has the VF's address as root device and the PF's
+// name.
 func TestAuxiliaryOfVF(t *testing.T) {
 	parent := Function{Address: "0000:06:00.2", Kind: NetworkClass, Driver: "mlx5_core", PF: "0000:06:00.0", PFNames: []string{"ens1"}}
 	s := &Snapshot{Functions: []Function{parent}, Auxiliary: []Auxiliary{{Name: "mlx5_core.sf.9", Type: "sf", Index: 7, Parent: parent}}}
@@ -46,9 +46,9 @@ func TestAuxiliaryOfVF(t *testing.T) {
 	}
 }
 
-// A device that can do RDMA and has no RDMA device is in its pool, as upstream,
-// and unhealthy.
-func TestCapableWithoutDevice(t *testing.T) {
+// As upstream, an RDMA capable device without an RDMA device is in its pool;
+// but it is unhealthy.
+func TestRDMACapableWithoutDevice(t *testing.T) {
 	const vf, sf = "0000:02:02.0", "mlx5_core.sf.5"
 	asks := parsed(t, `{"resourceName":"n","selectors":[{"isRdma":true}]},{"resourceName":"x","deviceType":"accelerator","selectors":[{}]},
 		{"resourceName":"s","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"],"isRdma":true}]}`)
@@ -66,13 +66,13 @@ func TestCapableWithoutDevice(t *testing.T) {
 	}{
 		"a device here":    {tell(device, true), "n 0", "s 0", "n 0", "n 0 held"},
 		"only its devices": {tell(device, false), "n 0", "s 0", "n 0", "n 0 held"},
-		"only capable":     {tell(nil, true), "n 0: it can do RDMA", "s 0: it can do RDMA", "n 0", "n 0 held"},
+		"only capable":     {tell(nil, true), "n 0: it is RDMA capable", "s 0: it is RDMA capable", "n 0", "n 0 held"},
 		"neither":          {tell(nil, false), "free", "free", "n 0", "n 0 held"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := func(what string, got []string, want string) {
 				t.Helper()
-				text, _, _ := strings.Cut(strings.Join(got, ", "), " and has no RDMA device here")
+				text, _, _ := strings.Cut(strings.Join(got, ", "), " but has no RDMA device in this network namespace")
 				if text != want {
 					t.Errorf("%s: %q, want %q", what, got, want)
 				}
@@ -81,7 +81,7 @@ func TestCapableWithoutDevice(t *testing.T) {
 			is("the function", places(a, vf), c.vf)
 			is("the scalable function", places(a, sf), c.sf)
 			is("nobody asks for RDMA", places(Assign(without, c.s, AssignOptions{}), vf), c.vfAny)
-			tellsTheSame(t, asks, c.s, AssignOptions{})
+			checkExplain(t, asks, c.s, AssignOptions{})
 			held := AssignOptions{Held: []HeldDevice{{"intel.com/n", vf, found(t, tell(device, true), vf)}}}
 			is("a pod has it", places(Assign(asks, c.s, held), vf), c.held)
 		})
@@ -96,12 +96,12 @@ func TestCapableWithoutDevice(t *testing.T) {
 	change(down, "0000:02:00.0", func(f *Function) {
 		f.Netdevs = []Netdev{{Name: "enp2s2f1", Link: "ether"}}
 	})
-	if got := strings.Join(places(Assign(asks, down, AssignOptions{LinkHealth: true}), vf), ""); !strings.Contains(got, "enp2s2f1 is down; it can do RDMA and") {
+	if got := strings.Join(places(Assign(asks, down, AssignOptions{LinkHealth: true}), vf), ""); !strings.Contains(got, "enp2s2f1 is down; it is RDMA capable but") {
 		t.Errorf("two things are wrong with it: %q", got)
 	}
 }
 
-// crowd is a machine with many VFs, 64 to a PF, and resources that each take
+// crowd is a machine with many VFs, 64 per PF, and resources that each select
 // an equal share of them by pfNames.
 func crowd(functions, resources int) (*Snapshot, string) {
 	const perPF = 64
@@ -127,7 +127,7 @@ func crowd(functions, resources int) (*Snapshot, string) {
 	return s, strings.Join(texts, ",")
 }
 
-func TestCrowd(t *testing.T) {
+func TestAssignManyFunctions(t *testing.T) {
 	s, text := crowd(2048, 32)
 	a := Assign(parsed(t, text), s, AssignOptions{})
 	for _, p := range a.Pools {
@@ -140,7 +140,7 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
-// The time per function is the same for all sizes.
+// The time per function must not depend on the size.
 func BenchmarkAssign(b *testing.B) {
 	for _, functions := range []int{64, 256, 512, 2048} {
 		b.Run(fmt.Sprintf("functions=%d/resources=32", functions), func(b *testing.B) {

@@ -6,7 +6,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// host is a machine with a bit of everything that upstream's examples name.
+// host is a machine with the devices of upstream's examples.
 func host() *Snapshot {
 	net := func(address, vendor, device, driver string, change ...func(*Function)) Function {
 		f := Function{Address: address, Kind: NetworkClass, Class: 0x020000, Vendor: vendor, Device: device, Driver: driver,
@@ -61,8 +61,8 @@ func host() *Snapshot {
 	}
 }
 
-// The examples of upstream's pages, by what they show, and the pools that its
-// text promises for them on that machine.
+// The examples of upstream's documentation, and the pools that it describes for
+// them on that machine.
 func TestUpstreamPoolExamples(t *testing.T) {
 	intelNet := `"vendors":["8086"],"devices":["154c","10ed","1889"],"drivers":["i40evf","ixgbevf","iavf"]`
 	for _, c := range []struct {
@@ -83,7 +83,7 @@ func TestUpstreamPoolExamples(t *testing.T) {
 			{"resourceName":"old_selectors_syntax_example","selectors":{` + intelNet + `}}`,
 			map[string][]string{
 				"intel.com/intel_sriov_netdevice": {"0000:02:02.0", "0000:02:02.2"}, "intel.com/intel_sriov_dpdk": {"0000:02:02.1"},
-				// mlx5_ib is no driver of the PCI bus.
+				// mlx5_ib is not a PCI driver.
 				"mellanox.com/mlnx_sriov_rdma": nil, "intel.com/infiniband_rdma_netdevs": {"0000:05:00.1", "0000:05:00.2"},
 				"intel.com/ct6dx_vdpa_vhost": {"0000:06:00.2"}, "intel.com/intel_fpga": {"0000:5e:00.0"},
 				"nvidia.com/bf2_sf": {"mlx5_core.sf.5", "mlx5_core.sf.6"},
@@ -139,7 +139,7 @@ func parsed(t testing.TB, resources string) Config {
 	return c
 }
 
-// ids are those of a pool's members, with the number of their selector.
+// ids returns the ids of a pool's members, optionally with their selector.
 func ids(p Pool, numbered bool) []string {
 	var all []string
 	for _, m := range p.Members {

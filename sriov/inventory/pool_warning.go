@@ -54,7 +54,7 @@ func poolWarnings(c Config, a *Assignment, all []candidate, lost contest) []Pool
 			found = append(found, PoolWarning{EmptyPool, name, "no device is in it"})
 		}
 		for _, winner := range slices.Sorted(maps.Keys(lost[i])) {
-			found = append(found, PoolWarning{Contested, name, fmt.Sprintf("%s also match %s, which comes first and gets them",
+			found = append(found, PoolWarning{Contested, name, fmt.Sprintf("%s that it selects went to %s, which comes before it",
 				listIDs(lost[i][winner]), c.Resources[winner].FullName())})
 		}
 		for _, s := range p.Resource.Selectors {
@@ -165,7 +165,7 @@ func (k knownPFs) unmatched(resource string, s Selector) []PoolWarning {
 			case key == "pfNames" && isOther:
 				found = append(found, PoolWarning{OtherName, resource, fmt.Sprintf("pfNames %q is another name of %s; only that name counts", i.Text, name)})
 			default:
-				found = append(found, PoolWarning{UnknownPF, resource, fmt.Sprintf("%s %q matches no function of this machine", key, i.Text)})
+				found = append(found, PoolWarning{UnknownPF, resource, fmt.Sprintf("%s %q fits no function of this machine", key, i.Text)})
 			}
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// spare is a pool of devices "id node PF", and "!" after one that is unhealthy.
+// spare returns a pool of devices "id node PF", with "!" appended if unhealthy.
 func spare(texts ...string) Pool {
 	var p Pool
 	for _, text := range texts {
@@ -66,7 +66,7 @@ func TestPrefer(t *testing.T) {
 	}
 }
 
-// drawSpare is a small pool, and what the kubelet may ask of it.
+// drawSpare draws a small pool and a request of the kubelet.
 func drawSpare(t *rapid.T) (p Pool, available, must []string, size int) {
 	for i := range rapid.IntRange(0, 10).Draw(t, "members") {
 		pf := rapid.IntRange(0, 3).Draw(t, "pf")
@@ -76,7 +76,7 @@ func drawSpare(t *rapid.T) (p Pool, available, must []string, size int) {
 		}
 		p.Members = append(p.Members, m)
 	}
-	for i := range len(p.Members) + 1 { // one that the pool does not know
+	for i := range len(p.Members) + 1 { // one unknown to the pool
 		if rapid.IntRange(0, 4).Draw(t, "available") > 0 {
 			available = append(available, fmt.Sprintf("v%d", i))
 			if rapid.IntRange(0, 4).Draw(t, "must") == 0 {
@@ -87,7 +87,7 @@ func drawSpare(t *rapid.T) (p Pool, available, must []string, size int) {
 	return p, available, must, rapid.IntRange(0, len(available)+1).Draw(t, "size")
 }
 
-func TestPreferAnswersTheKubelet(t *testing.T) {
+func TestPreferReturnsValidChoice(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, available, must, size := drawSpare(t)
 		before := slices.Clone(available)
@@ -118,9 +118,8 @@ func TestPreferAnswersTheKubelet(t *testing.T) {
 	})
 }
 
-// goodness is what is wanted of a choice, the less the better, what counts most
-// first.
-func goodness(p Pool, must, chosen []string) [3]int {
+// cost rates a choice, the lower the better, most important criterion first.
+func cost(p Pool, must, chosen []string) [3]int {
 	members := map[string]Member{}
 	for _, m := range p.Members {
 		members[m.ID] = m
@@ -130,7 +129,7 @@ func goodness(p Pool, must, chosen []string) [3]int {
 	for _, id := range chosen {
 		m, known := members[id]
 		if !slices.Contains(must, id) && (!known || m.Wrong != "") {
-			g[0]++ // what cannot be given
+			g[0]++ // unhealthy or unknown
 		}
 		if !known {
 			continue
@@ -145,28 +144,27 @@ func goodness(p Pool, must, chosen []string) [3]int {
 	}
 	g[1] = len(all)
 	if len(others) > 1 {
-		g[2] = 1 // they are not of one node
+		g[2] = 1 // not on one node
 	}
 	return g
 }
 
-// Of all choices that there are, none is of fewer nodes, and where one has the
-// others from one node, so has Prefer's; of those from the same nodes as
-// Prefer's, none is spread better over PFs.
-func TestPreferIsBest(t *testing.T) {
+// No choice uses fewer nodes; if a choice has the other devices on one node, so
+// has Prefer's; and no choice from the same nodes is spread better over PFs.
+func TestPreferIsOptimal(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, available, must, size := drawSpare(t)
 		if size < len(must) || size > len(available) {
 			return
 		}
 		got := Prefer(p, available, must, size)
-		mine, best := goodness(p, must, got), goodness(p, must, got)
+		mine, best := cost(p, must, got), cost(p, must, got)
 		crowd := crowding(p, got)
 		for choice := range choices(available, size) {
 			if slices.ContainsFunc(must, func(id string) bool { return !slices.Contains(choice, id) }) {
 				continue
 			}
-			if g := goodness(p, must, choice); slices.Compare(g[:], best[:]) < 0 {
+			if g := cost(p, must, choice); slices.Compare(g[:], best[:]) < 0 {
 				best = g
 			}
 			if one(p, must, got) && from(p, must, got) == from(p, must, choice) && crowding(p, choice) < crowd {
@@ -179,7 +177,7 @@ func TestPreferIsBest(t *testing.T) {
 	})
 }
 
-// choices are all of so many.
+// choices returns all choices of a size.
 func choices(of []string, size int) func(func([]string) bool) {
 	return func(yield func([]string) bool) {
 		for set := range 1 << len(of) {
@@ -210,7 +208,8 @@ func crowding(p Pool, chosen []string) int {
 	return sum
 }
 
-// from says how many of the others are of each node, and which cannot be given.
+// from counts the other devices by node, and those that are unhealthy or
+// unknown.
 func from(p Pool, must, chosen []string) string {
 	nodes, bad := map[int]int{}, slices.Clone(chosen)
 	for _, m := range p.Members {
@@ -224,7 +223,7 @@ func from(p Pool, must, chosen []string) string {
 }
 
 // one reports whether the chosen devices are on one node.
-func one(p Pool, must, chosen []string) bool { return goodness(p, must, chosen)[2] == 0 }
+func one(p Pool, must, chosen []string) bool { return cost(p, must, chosen)[2] == 0 }
 
 func BenchmarkPrefer(b *testing.B) {
 	s, text := crowd(2048, 1)

@@ -55,12 +55,12 @@ func verify(ctx context.Context, c DiscoverConfig, device string, f Function, co
 	err := ctx.Err()
 	for _, address := range []string{f.Address, f.PF} {
 		if !isAddress(address) {
-			err = fmt.Errorf("%.40q is no PCI address", address)
+			err = fmt.Errorf("%.40q is not a PCI address", address)
 		}
 	}
 	for _, name := range []string{device, f.UIO, cmp.Or(f.VDPA, &VDPA{}).Name} {
 		if strings.Contains(name, "/") {
-			err = fmt.Errorf("%.40q is no name of a device", name)
+			err = fmt.Errorf("%.40q is not a device name", name)
 		}
 	}
 	var v verification
@@ -96,7 +96,7 @@ func (v *verification) function(f Function) error {
 	defer bus.Close()
 	dir, err := bus.Open(f.Address)
 	if err != nil {
-		return absentIsGone(err)
+		return goneIfAbsent(err)
 	}
 	defer dir.Close()
 	err = errors.Join(v.identity(dir, f, ""), v.membership(bus, dir, f), v.userspace(f), v.charDevices(f.RDMA, devicePath{address: f.Address}))
@@ -111,7 +111,7 @@ func (v *verification) function(f Function) error {
 func (v *verification) identity(dir sysfs.Dir, f Function, of string) error {
 	var is Function
 	if err := readIdentity(dir, &is); err != nil {
-		return absentIsGone(err)
+		return goneIfAbsent(err)
 	}
 	driver, err := linkBase(dir, "driver")
 	if err != nil {
@@ -172,12 +172,12 @@ func (v *verification) userspace(f Function) error {
 	}
 	devices, err := v.root.Open(bus)
 	if err != nil {
-		return absentIsNone(err)
+		return ignoreAbsent(err)
 	}
 	defer devices.Close()
 	is, err := readVDPA(devices, f.VDPA.Name)
 	if err != nil {
-		return absentIsNone(err)
+		return ignoreAbsent(err)
 	}
 	v.compare(f.VDPA.Name+"'s driver", is.Driver, f.VDPA.Driver)
 	v.compare(f.VDPA.Name+"'s device node", is.Path, f.VDPA.Path)
@@ -192,7 +192,7 @@ func (v *verification) auxiliary(a Auxiliary) error {
 	}
 	defer devices.Close()
 	target, err := devices.Link(a.Name)
-	if absentIsNone(err) != nil {
+	if ignoreAbsent(err) != nil {
 		return err
 	}
 	at := parseDevicePath(target, 1)
@@ -208,7 +208,7 @@ func (v *verification) auxiliary(a Auxiliary) error {
 	v.compare("SF number", strconv.Itoa(is.Index), strconv.Itoa(a.Index))
 	parent, err := v.root.Open("bus/pci/devices/" + a.Parent.Address)
 	if err != nil {
-		return absentIsGone(err)
+		return goneIfAbsent(err)
 	}
 	defer parent.Close()
 	if err := v.identity(parent, a.Parent, a.Parent.Address+"'s "); err != nil {
@@ -226,7 +226,7 @@ func (v *verification) owner(class, name string, own int, want devicePath) error
 		defer dir.Close()
 		target, err = dir.Link(name)
 	}
-	if absentIsNone(err) != nil {
+	if ignoreAbsent(err) != nil {
 		return err
 	}
 	at := parseDevicePath(target, own)
@@ -258,7 +258,7 @@ func (v *verification) charDevices(devices []RDMA, want devicePath) error {
 	return nil
 }
 
-func absentIsGone(err error) error {
+func goneIfAbsent(err error) error {
 	if sysfs.IsAbsent(err) {
 		return errGone
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// every is a tree with one function of each sort: VF 0 with RDMA, VF 1 with
-// vDPA, VF 2 of VFIO, a function of UIO and a scalable one with RDMA.
+// every is a tree with one function of each kind: VF 0 with RDMA, VF 1 with
+// vDPA, VF 2 with VFIO, a UIO function, and a scalable function with RDMA.
 type every struct {
 	*sysfstest.Tree
 	t       testing.TB
@@ -60,7 +60,7 @@ func (e every) rebind(address, driver string) {
 	e.write("bus/pci/drivers_probe", address)
 }
 
-// relink makes a link of the tree lead to another place.
+// relink changes the target of a link.
 func (e every) relink(name, target string) {
 	e.Remove(name)
 	e.Link(name, target)
@@ -71,10 +71,10 @@ func (e every) file(name, text string) {
 	e.File(name, text)
 }
 
-func TestVerifyWhatIsAsItWas(t *testing.T) {
+func TestVerifyUnchanged(t *testing.T) {
 	e := newEvery(t)
 	s := clean(t, e.Tree)
-	// What pods take with them, and what no container depends on.
+	// Changes that pods cause, and changes that do not affect containers.
 	e.Remove("class/net/ens1f0np0v0")
 	e.Remove("class/infiniband/mlx5_3")
 	e.relink("class/uio/uio0", sysfstest.Device(verifiedUI)+"/virtio1/uio/uio0")
@@ -94,7 +94,7 @@ func TestVerify(t *testing.T) {
 	for name, c := range map[string]struct {
 		of     func(e every) string // the address of the function
 		change func(e every)
-		want   string // of what differs, VF for the function's address
+		want   string // the difference, with VF for the function's address
 	}{
 		"driver": {vf(1), func(e every) { e.rebind(e.virtual[1], "vfio-pci") }, "driver is vfio-pci, was mlx5_core"},
 		"no driver": {
@@ -215,7 +215,7 @@ func TestVerifyAuxiliary(t *testing.T) {
 	}
 }
 
-func TestVerifyWhatIsGone(t *testing.T) {
+func TestVerifyMissingDevice(t *testing.T) {
 	e := newEvery(t)
 	s := clean(t, e.Tree)
 	vf := byAddress(t, s, e.virtual[2])
@@ -231,7 +231,7 @@ func TestVerifyWhatIsGone(t *testing.T) {
 	isGone(e.sf, inventory.Verify(t.Context(), configOf(e.Tree), auxiliaryDevice(s.Auxiliary[0])))
 	setVirtual(t, e.Tree, verifiedPF, 0)
 	isGone(vf.Address, inventory.Verify(t.Context(), configOf(e.Tree), inventory.Device{Function: &vf}))
-	// Its directory as it is on the way out: without what says who it is.
+	// Its directory during removal, without its identity.
 	no := byAddress(t, s, verifiedNo)
 	for _, file := range []string{"modalias", "class", "vendor", "device", "driver"} {
 		e.Remove(sysfstest.Device(verifiedNo) + "/" + file)
@@ -239,7 +239,7 @@ func TestVerifyWhatIsGone(t *testing.T) {
 	isGone(verifiedNo, inventory.Verify(t.Context(), configOf(e.Tree), inventory.Device{Function: &no}))
 }
 
-func TestVerifyWhatCannotBeRead(t *testing.T) {
+func TestVerifyReadErrors(t *testing.T) {
 	e := newEvery(t)
 	s := clean(t, e.Tree)
 	no := byAddress(t, s, verifiedNo)
@@ -257,8 +257,8 @@ func TestVerifyWhatCannotBeRead(t *testing.T) {
 	plain("canceled", inventory.Verify(ctx, configOf(e.Tree), auxiliaryDevice(s.Auxiliary[0])))
 }
 
-// A function can come from a record that was modified.
-func TestVerifyNamesThatLeadElsewhere(t *testing.T) {
+// A function can come from a modified record.
+func TestVerifyRejectsPathsInNames(t *testing.T) {
 	e := newEvery(t)
 	good := byAddress(t, clean(t, e.Tree), e.virtual[1])
 	for name, spoil := range map[string]func(*inventory.Function){

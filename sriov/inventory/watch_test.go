@@ -101,8 +101,8 @@ func TestWhichEventsKick(t *testing.T) {
 	}
 }
 
-// Sources that fail are watched again, with a backoff that events reset.
-func TestListenAgain(t *testing.T) {
+// Failed sources are watched again, with a backoff that events reset.
+func TestWatchRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		broken := errors.New("no buffer space")
@@ -150,7 +150,7 @@ func TestListenAgain(t *testing.T) {
 	})
 }
 
-// On this machine the kernel sends an event of a device on request.
+// The kernel sends an event of a device on request.
 func TestWatchThisMachine(t *testing.T) {
 	devices, err := os.ReadDir("/sys/bus/pci/devices")
 	if err != nil || len(devices) == 0 {
@@ -190,8 +190,8 @@ var sizes = []int{64, 256, 512, 2048}
 
 const perPF = 256
 
-// crowd is a machine with so many virtual functions, 256 of a PF: all with
-// network devices, a quarter with RDMA, and each PF with a DDP profile.
+// crowd is a machine with many virtual functions, 256 per PF, all with network
+// devices, a quarter with RDMA; each PF has a DDP profile.
 func crowd(tb testing.TB, count int) inventory.DiscoverConfig {
 	tb.Helper()
 	tree := sysfstest.New(tb)
@@ -213,7 +213,7 @@ func crowd(tb testing.TB, count int) inventory.DiscoverConfig {
 	return configOf(tree)
 }
 
-// crowded is a snapshot of a crowd.
+// crowded returns a snapshot of a crowd.
 func crowded(tb testing.TB, c inventory.DiscoverConfig, count int) *inventory.Snapshot {
 	tb.Helper()
 	s, err := inventory.Discover(tb.Context(), c)
@@ -223,7 +223,7 @@ func crowded(tb testing.TB, c inventory.DiscoverConfig, count int) *inventory.Sn
 	return s
 }
 
-// halvesOf is two resources of each PF: VFs 0 to 127, and the rest.
+// halvesOf returns two resources per PF: VFs 0 to 127, and the rest.
 func halvesOf(tb testing.TB, count int) inventory.Config {
 	tb.Helper()
 	var resources []string
@@ -247,8 +247,8 @@ func assignedOf(a inventory.Assignment) int {
 	return assigned
 }
 
-// What the benchmarks measure is what they say.
-func TestWatchTwoSources(t *testing.T) {
+// The fixtures of the benchmarks are as documented.
+func TestBenchmarkFixtures(t *testing.T) {
 	const count = 300
 	s := crowded(t, crowd(t, count), count)
 	if assigned := assignedOf(inventory.Assign(halvesOf(t, count), s, inventory.AssignOptions{})); assigned != count {
@@ -269,8 +269,9 @@ func BenchmarkDiscover(b *testing.B) {
 	}
 }
 
-// BenchmarkDiscoverAndAssign is all that a plugin does before it knows what to
-// offer: upstream takes 0.16 s, 1.6 s and 5.8 s for the first three sizes.
+// BenchmarkDiscoverAndAssign measures the start of a plugin until it can
+// advertise devices: upstream takes 0.16 s, 1.6 s and 5.8 s for the first three
+// sizes.
 func BenchmarkDiscoverAndAssign(b *testing.B) {
 	for _, count := range sizes {
 		b.Run(fmt.Sprintf("functions=%d", count), func(b *testing.B) {

@@ -12,7 +12,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// full is what the API server has of a node, shortened nowhere that matters.
+// full is a realistic object of the API server.
 const full = `
 apiVersion: sriovnetwork.openshift.io/v1
 kind: SriovNetworkNodeState
@@ -76,7 +76,7 @@ status:
     - {name: ens2f0v0, mac: "0c:42:a1:00:00:02", assigned: a, driver: mlx5_core, pciAddress: "0000:30:00.2", vendor: 15b3, deviceID: 101e, Vlan: 7, mtu: 1500, vfID: 0, vdpaType: vhost, representorName: ens2f0_0, guid: "0c42:a1ff:fe00:0002"}
 `
 
-func TestParseAllThatThereIs(t *testing.T) {
+func TestParseAllFields(t *testing.T) {
 	n, warnings, err := Parse([]byte(full))
 	if err != nil || len(warnings) > 0 {
 		t.Fatalf("warnings %v, error %v", warnings, err)
@@ -110,8 +110,8 @@ func TestParseAllThatThereIs(t *testing.T) {
 	}
 }
 
-// What is written as JSON is read as it was, by the operator's names.
-func TestJSONThereAndBack(t *testing.T) {
+// A node state survives a JSON round trip, with the operator's names.
+func TestJSONRoundTrip(t *testing.T) {
 	n, _, err := Parse([]byte(full))
 	testkit.Must(t, err)
 	text := testkit.Value(json.Marshal(map[string]any{"spec": n.Spec, "status": n.Status}))(t)
@@ -148,7 +148,7 @@ func TestFromObjectOfTheAPIServer(t *testing.T) {
 	}
 }
 
-func TestParseWarns(t *testing.T) {
+func TestParseWarnings(t *testing.T) {
 	for name, test := range map[string]struct {
 		text string
 		want strictjson.Problem
@@ -179,7 +179,7 @@ func TestParseWarns(t *testing.T) {
 	}
 }
 
-func TestParseRefuses(t *testing.T) {
+func TestParseRejects(t *testing.T) {
 	for name, test := range map[string]struct{ text, want string }{
 		"nothing":                 {" \n", "the text is empty, want a SriovNetworkNodeState"},
 		"a comment":               {"# later\n", "the text is null, want an object"},
@@ -233,7 +233,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-func TestParseNamesAllErrors(t *testing.T) {
+func TestParseReportsAllErrors(t *testing.T) {
 	_, warnings, err := Parse([]byte(`{kind: 1, spec: {interfaces: [{numVfs: a, mtu: true, x: 1}, 5]}}`))
 	want := strings.Join([]string{
 		"kind: it is a number, want a string; put it in quotes",
@@ -246,7 +246,7 @@ func TestParseNamesAllErrors(t *testing.T) {
 	}
 }
 
-func TestParseTakes(t *testing.T) {
+func TestParseAccepts(t *testing.T) {
 	for name, text := range map[string]string{
 		"JSON":              `{"spec":{"interfaces":[{"pciAddress":"0000:30:00.0"}]}}`,
 		"base 60 otherwise": "spec: {interfaces: [{pciAddress: 0000:30:00.0}]}",
@@ -267,9 +267,8 @@ func TestParseTakes(t *testing.T) {
 	}
 }
 
-// Whatever the text, Parse ends with a node state or with errors that say
-// where; what it makes of a text is the same each time, and survives being
-// written and read again.
+// For any text, Parse terminates with a node state or with errors that have a
+// path; the result is deterministic and survives a JSON round trip.
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{
 		"", "{}", "[]", "spec:", "spec: {}", full, "spec: {}\n---\n", "a: &a [*a]", "spec: {interfaces: [{numVfs: 1e3, mtu: 0x10, name: ~}]}",
@@ -310,7 +309,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// A range is two numbers of digits; what is accepted writes itself.
+// A range is two decimal numbers; the String of an accepted range is its text.
 func FuzzParseRange(f *testing.F) {
 	for _, text := range []string{"0-3", "", "-", "3-0", "0-1,3", "65534-65534", "1-2-3", "+1-2"} {
 		f.Add(text)

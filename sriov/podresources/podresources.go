@@ -41,9 +41,9 @@ var (
 const (
 	// timeout bounds a call, in addition to the caller's context.
 	timeout = 5 * time.Second
-	// largest bounds a response in bytes. 500 pods of 10 containers with 8
+	// maxResponse bounds a response in bytes. 500 pods of 10 containers with 8
 	// devices each need about 2 MB; gRPC's default is 4 MiB.
-	largest = 16 << 20
+	maxResponse = 16 << 20
 )
 
 // Client calls the kubelet on one socket, and reconnects after a kubelet
@@ -67,7 +67,7 @@ type Pod struct{ Namespace, Name string }
 // path; "" is DefaultSocket.
 func New(socket string) *Client {
 	c := &Client{socket: cmp.Or(socket, DefaultSocket), timeout: timeout}
-	c.conn, c.err = rpcdial.Unix(c.socket, rpcdial.Listening(), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largest)))
+	c.conn, c.err = rpcdial.Unix(c.socket, rpcdial.Listening(), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxResponse)))
 	if c.err == nil {
 		c.lister = podresourcesv1.NewPodResourcesListerClient(c.conn)
 	}
@@ -109,7 +109,7 @@ type Holder struct {
 // ErrUnsupported, ErrStarting, the context's and those of gRPC.
 func (c *Client) Held(ctx context.Context) ([]Holder, error) {
 	var answer *podresourcesv1.ListPodResourcesResponse
-	err := c.ask(ctx, "which pods have devices", func(ctx context.Context, o ...grpc.CallOption) (err error) {
+	err := c.invoke(ctx, "which pods have devices", func(ctx context.Context, o ...grpc.CallOption) (err error) {
 		answer, err = c.lister.List(ctx, &podresourcesv1.ListPodResourcesRequest{}, o...)
 		return err
 	})
@@ -145,7 +145,7 @@ func compare(a, b Holder) int {
 // without a healthy device are missing. Errors: see Held.
 func (c *Client) Offered(ctx context.Context) (map[string][]string, error) {
 	var answer *podresourcesv1.AllocatableResourcesResponse
-	err := c.ask(ctx, "which devices it offers", func(ctx context.Context, o ...grpc.CallOption) (err error) {
+	err := c.invoke(ctx, "which devices it offers", func(ctx context.Context, o ...grpc.CallOption) (err error) {
 		answer, err = c.lister.GetAllocatableResources(ctx, &podresourcesv1.AllocatableResourcesRequest{}, o...)
 		return err
 	})
@@ -165,14 +165,14 @@ func (c *Client) Offered(ctx context.Context) (map[string][]string, error) {
 	return of, nil
 }
 
-// ask makes a call within the client's timeout.
-func (c *Client) ask(ctx context.Context, what string, do call) error {
+// invoke makes a call within the client's timeout.
+func (c *Client) invoke(ctx context.Context, what string, do call) error {
 	if c.err != nil {
 		return fmt.Errorf("ask the kubelet on %s %s: %w", c.socket, what, c.err)
 	}
 	bounded, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	err := c.twice(bounded, do)
+	err := c.callWithRetry(bounded, do)
 	switch {
 	case err == nil:
 		return nil
@@ -184,10 +184,10 @@ func (c *Client) ask(ctx context.Context, what string, do call) error {
 	return fmt.Errorf("ask the kubelet on %s %s: %w", c.socket, what, err)
 }
 
-// twice makes a call, and retries once if only the connection failed and the
+// callWithRetry makes a call, and retries once if only the connection failed and the
 // socket accepts a new one: the kubelet was restarted, or gRPC is in backoff.
-func (c *Client) twice(ctx context.Context, do call) error {
-	broken, err := once(ctx, do)
+func (c *Client) callWithRetry(ctx context.Context, do call) error {
+	broken, err := callOnce(ctx, do)
 	if !broken || ctx.Err() != nil {
 		return err
 	}
@@ -200,13 +200,13 @@ func (c *Client) twice(ctx context.Context, do call) error {
 	}
 	_ = probe.Close() // nothing was sent
 	c.conn.ResetConnectBackoff()
-	_, err = once(ctx, do, grpc.WaitForReady(true))
+	_, err = callOnce(ctx, do, grpc.WaitForReady(true))
 	return err
 }
 
-// once makes a call; broken is set for errors of the connection rather than of
+// callOnce makes a call; broken is set for errors of the connection rather than of
 // the kubelet.
-func once(ctx context.Context, do call, o ...grpc.CallOption) (broken bool, err error) {
+func callOnce(ctx context.Context, do call, o ...grpc.CallOption) (broken bool, err error) {
 	ctx, response := rpcdial.Listen(ctx)
 	if err = do(ctx, o...); err == nil {
 		return false, nil

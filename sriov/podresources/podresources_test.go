@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// kubelet answers with what it is told to.
+// kubelet returns configured responses.
 type kubelet struct {
 	podresourcesv1.UnimplementedPodResourcesListerServer
 	list    func(context.Context) (*podresourcesv1.ListPodResourcesResponse, error)
@@ -47,14 +47,14 @@ func (k *kubelet) GetAllocatableResources(ctx context.Context, r *podresourcesv1
 	return k.offered(ctx)
 }
 
-// listing is a kubelet that lists these pods.
+// listing returns a kubelet that lists these pods.
 func listing(pods ...*podresourcesv1.PodResources) *kubelet {
 	return &kubelet{list: func(context.Context) (*podresourcesv1.ListPodResourcesResponse, error) {
 		return &podresourcesv1.ListPodResourcesResponse{PodResources: pods}, nil
 	}}
 }
 
-// pod has one container with devices of one resource.
+// pod returns a pod with one container that has devices of one resource.
 func pod(namespace, name, resource string, ids ...string) *podresourcesv1.PodResources {
 	return &podresourcesv1.PodResources{Namespace: namespace, Name: name,
 		Containers: []*podresourcesv1.ContainerResources{{Name: "main", Devices: devices(resource, ids...)}}}
@@ -64,7 +64,7 @@ func devices(resource string, ids ...string) []*podresourcesv1.ContainerDevices 
 	return []*podresourcesv1.ContainerDevices{{ResourceName: resource, DeviceIds: ids}}
 }
 
-// serve serves on a socket until the test is over or stop is called.
+// serve serves a socket until the test ends or stop is called.
 func serve(t *testing.T, path string, k *kubelet) (stop func()) {
 	t.Helper()
 	return testkit.Serve(t, path, func(r grpc.ServiceRegistrar) { podresourcesv1.RegisterPodResourcesListerServer(r, k) })
@@ -73,12 +73,12 @@ func serve(t *testing.T, path string, k *kubelet) (stop func()) {
 func client(t *testing.T, path string) *Client {
 	t.Helper()
 	c := New(path)
-	c.timeout = time.Minute // only tests of it wait
+	c.timeout = time.Minute // timeout tests set their own
 	t.Cleanup(func() { testkit.Must(t, c.Close()) })
 	return c
 }
 
-// asking is a client of a kubelet.
+// asking returns a client of a kubelet.
 func asking(t *testing.T, k *kubelet) *Client {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubelet.sock")
@@ -86,8 +86,8 @@ func asking(t *testing.T, k *kubelet) *Client {
 	return client(t, path)
 }
 
-// The kubelet lists pods in any order, and the devices of a container once for
-// each NUMA node, all of them again where a device has several nodes.
+// The kubelet lists pods in any order, and a container's devices once per NUMA
+// node; a device with several nodes is listed several times.
 func TestHeld(t *testing.T) {
 	two := &podresourcesv1.PodResources{Namespace: "b", Name: "p2", Containers: []*podresourcesv1.ContainerResources{
 		{Name: "x", Devices: append(devices("intel.com/a", "0000:3b:02.1"), append(devices("intel.com/a", "0000:3b:02.0", "0000:3b:02.1"), devices("nvidia.com/gpu", "GPU-1")...)...)},
@@ -108,15 +108,15 @@ func TestHeld(t *testing.T) {
 	}
 }
 
-func TestNobodyHoldsAnything(t *testing.T) {
+func TestNoHolders(t *testing.T) {
 	c := asking(t, listing())
 	if got, err := c.Held(t.Context()); len(got) != 0 || err != nil {
 		t.Errorf("%v, %v", got, err)
 	}
 }
 
-// A kubelet that has just started says that nobody holds anything.
-func TestPodThatIsNotListed(t *testing.T) {
+// A kubelet that has just started lists no holders.
+func TestOwnPodNotListed(t *testing.T) {
 	static, own := pod("kube-system", "static", ""), Pod{"a", "own"}
 	for name, c := range map[string]struct {
 		pods []*podresourcesv1.PodResources
@@ -152,8 +152,9 @@ func TestOffered(t *testing.T) {
 	}
 }
 
-// More than gRPC takes by itself arrives; more than the bound is an error.
-func TestHugeAnswers(t *testing.T) {
+// Responses larger than gRPC's default limit are received; larger than the
+// client's limit are an error.
+func TestLargeResponses(t *testing.T) {
 	many := func(ids int) *kubelet {
 		p := pod("ns", "p", "intel.com/a")
 		for i := range ids {
@@ -173,7 +174,7 @@ func TestHugeAnswers(t *testing.T) {
 	}
 }
 
-// What others chose as names goes through as it stands.
+// Names chosen by users are returned unchanged.
 func TestHostileStrings(t *testing.T) {
 	words := []string{"", "../../etc/passwd", "a\x00b", "\n\r\t\x1b[2J", "%s%n", strings.Repeat("x", 100_000), "\u202e\ufffd"}
 	for _, w := range words {
@@ -184,15 +185,15 @@ func TestHostileStrings(t *testing.T) {
 	}
 }
 
-// Lists within the answer may hold nothing at all.
-func TestHolesInAnswers(t *testing.T) {
+// List elements can be empty.
+func TestEmptyListElements(t *testing.T) {
 	c := asking(t, listing(&podresourcesv1.PodResources{Containers: []*podresourcesv1.ContainerResources{{Devices: []*podresourcesv1.ContainerDevices{{}}}, {}}}))
 	if got, err := c.Held(t.Context()); len(got) != 0 || err != nil {
 		t.Errorf("%v, %v", got, err)
 	}
 }
 
-func TestNobody(t *testing.T) {
+func TestNoServer(t *testing.T) {
 	dir := t.TempDir()
 	dead := filepath.Join(dir, "dead.sock")
 	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: dead}))(t)
@@ -208,7 +209,7 @@ func TestNobody(t *testing.T) {
 		file:                               syscall.ECONNREFUSED,
 	} {
 		c := client(t, path)
-		for range 2 { // also while gRPC waits out its pause
+		for range 2 { // the second time gRPC is in backoff
 			if _, err := c.Held(t.Context()); !errors.Is(err, ErrNobody) || !errors.Is(err, want) {
 				t.Errorf("%s: holders: %v", path, err)
 			}
@@ -219,9 +220,9 @@ func TestNobody(t *testing.T) {
 	}
 }
 
-// Right after it was seen to be gone, a kubelet that came back is asked again:
-// no pause of gRPC's is waited out, and no call fails meanwhile.
-func TestRestarts(t *testing.T) {
+// A kubelet that restarted is called again at once: gRPC's backoff is skipped,
+// and no call fails.
+func TestKubeletRestart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kubelet.sock")
 	c := client(t, path)
 	for range 10 {
@@ -230,7 +231,7 @@ func TestRestarts(t *testing.T) {
 			t.Fatalf("%v, %v", got, err)
 		}
 		stop()
-		stop = serve(t, path, listing()) // the client never saw that one was gone
+		stop = serve(t, path, listing()) // the client did not notice the restart
 		if got, err := c.Held(t.Context()); len(got) != 0 || err != nil {
 			t.Fatalf("after a restart: %v, %v", got, err)
 		}
@@ -243,8 +244,8 @@ func TestRestarts(t *testing.T) {
 	}
 }
 
-// A kubelet that ends while it is asked is one that is not there.
-func TestEndsWhileAsked(t *testing.T) {
+// A kubelet that stops during a call counts as not running.
+func TestKubeletStopsDuringCall(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kubelet.sock")
 	asked := make(chan struct{}, 1)
 	stop := serve(t, path, &kubelet{list: func(ctx context.Context) (*podresourcesv1.ListPodResourcesResponse, error) {
@@ -262,14 +263,14 @@ func TestEndsWhileAsked(t *testing.T) {
 	wait.Wait()
 }
 
-// A call to a kubelet that hangs ends with the timeout of the client, or with the
-// context of the caller.
-func TestHangs(t *testing.T) {
+// A call to a hanging kubelet ends with the client's timeout or the caller's
+// context.
+func TestHangingKubelet(t *testing.T) {
 	hang := &kubelet{list: func(ctx context.Context) (*podresourcesv1.ListPodResourcesResponse, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}}
-	mute := testkit.Value(net.Listen("unix", filepath.Join(t.TempDir(), "mute.sock")))(t) // it never says a word
+	mute := testkit.Value(net.Listen("unix", filepath.Join(t.TempDir(), "mute.sock")))(t) // it never sends anything
 	t.Cleanup(func() { _ = mute.Close() })
 	for name, c := range map[string]*Client{"the call": asking(t, hang), "the connection": client(t, mute.Addr().String())} {
 		t.Run(name, func(t *testing.T) {
@@ -307,7 +308,7 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// What the kubelet answers otherwise is neither; it is asked once.
+// Other errors of the kubelet map to no known error, and are not retried.
 func TestOtherErrors(t *testing.T) {
 	for _, answer := range []error{errors.New("the disabled one is gone"), status.Error(codes.Unavailable, "later"), status.Error(codes.ResourceExhausted, "rejected by rate limit")} {
 		asked := 0

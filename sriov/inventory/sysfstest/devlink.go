@@ -20,7 +20,7 @@ func (d Devlink) Devices(ctx context.Context) (map[devlink.Handle]devlink.Device
 	}
 	d.Tree.mu.Lock()
 	defer d.Tree.mu.Unlock()
-	all := maps.Clone(d.Tree.told)
+	all := maps.Clone(d.Tree.devlinkDevices)
 	maps.DeleteFunc(all, func(h devlink.Handle, _ devlink.Device) bool {
 		if h.Bus != "pci" {
 			return false
@@ -36,5 +36,5 @@ func (d Devlink) Devices(ctx context.Context) (map[devlink.Handle]devlink.Device
 func (t *Tree) Tell(bus, name string, d devlink.Device) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.told[devlink.Handle{Bus: bus, Name: name}] = d
+	t.devlinkDevices[devlink.Handle{Bus: bus, Name: name}] = d
 }

@@ -18,8 +18,8 @@ type Fault struct {
 	// Until, if not nil, blocks the call until it is closed, like a hanging
 	// driver.
 	Until <-chan struct{}
-	// Met, if not nil, is called when the fault is hit, before the call blocks.
-	Met func()
+	// OnHit, if not nil, is called when the fault is hit, before the call blocks.
+	OnHit func()
 }
 
 // Fault injects a fault.
@@ -29,8 +29,8 @@ func (t *Tree) Fault(f Fault) {
 	t.faults = append(t.faults, &f)
 }
 
-// NoFaults removes all faults. Calls that block keep blocking.
-func (t *Tree) NoFaults() {
+// ClearFaults removes all faults. Calls that block keep blocking.
+func (t *Tree) ClearFaults() {
 	t.faultMu.Lock()
 	defer t.faultMu.Unlock()
 	t.faults = nil
@@ -54,8 +54,8 @@ func (t *Tree) fault(what string) error {
 		break
 	}
 	t.faultMu.Unlock()
-	if hit.Met != nil {
-		hit.Met()
+	if hit.OnHit != nil {
+		hit.OnHit()
 	}
 	if hit.Until != nil {
 		<-hit.Until

@@ -135,8 +135,8 @@ func (t *Tree) bind(address, driver string) error {
 	if f.Netdev == "" || !isNetwork(driver) {
 		return nil
 	}
-	index := t.number("link")
-	mac, err := t.begin(address, usualMAC(index))
+	index := t.nextNumber("link")
+	mac, err := t.driverMAC(address, defaultMAC(index))
 	if err != nil {
 		return err
 	}

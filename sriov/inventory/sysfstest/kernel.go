@@ -71,7 +71,7 @@ func (t *Tree) write(f *Function, attribute, driver, value string) error {
 		if err != nil {
 			return unix.EINVAL
 		}
-		return t.setVirtual(f, int(n))
+		return t.setNumVFs(f, int(n))
 	case "sriov_drivers_autoprobe":
 		t.autoprobe[f.Address] = value == "1"
 		return os.WriteFile(t.path(Device(f.Address)+"/"+attribute), []byte(value+"\n"), 0o644)
@@ -106,7 +106,7 @@ func (t *Tree) write(f *Function, attribute, driver, value string) error {
 func (t *Tree) probe(f *Function) error {
 	driver := t.override[f.Address]
 	if driver == "" {
-		driver = t.usual(f.Address)
+		driver = t.defaultDriver(f.Address)
 	}
 	if f.Driver != "" || driver == "" || !t.isLoaded(driver) || !t.matches(f.Address, driver) {
 		return nil
@@ -132,8 +132,8 @@ func (t *Tree) matches(address, driver string) bool {
 	return pf == "" || t.autoprobe[pf] && driver == t.functions[pf].VFDriver
 }
 
-// usual returns the default driver of a virtual function.
-func (t *Tree) usual(address string) string {
+// defaultDriver returns the default driver of a virtual function.
+func (t *Tree) defaultDriver(address string) string {
 	if pf := t.physical(address); pf != "" {
 		return t.functions[pf].VFDriver
 	}
@@ -150,8 +150,8 @@ func (t *Tree) physical(address string) string {
 	return ""
 }
 
-// setVirtual creates or removes the virtual functions of a PF.
-func (t *Tree) setVirtual(pf *Function, n int) error {
+// setNumVFs creates or removes the virtual functions of a PF.
+func (t *Tree) setNumVFs(pf *Function, n int) error {
 	has := len(t.virtual[pf.Address])
 	attribute := t.path(Device(pf.Address) + "/sriov_numvfs")
 	// A test can write the attribute itself before it calls Write. A rewrite
@@ -173,13 +173,13 @@ func (t *Tree) setVirtual(pf *Function, n int) error {
 	}
 	if n == 0 {
 		for i := has - 1; i >= 0; i-- {
-			if err := t.removeVirtual(pf.Address, i); err != nil {
+			if err := t.removeVF(pf.Address, i); err != nil {
 				return err
 			}
 		}
 	}
 	for i := range n {
-		if err := t.makeVirtual(pf, i); err != nil {
+		if err := t.createVF(pf, i); err != nil {
 			return err
 		}
 	}
@@ -200,9 +200,9 @@ func VirtualAddress(pf Function, index int) string {
 	return fmt.Sprintf("%04x:%02x:%02x.%d", domain, id>>8, id>>3&0x1f, id&7)
 }
 
-// makeVirtual creates a VF in the order of the kernel's pci_iov_add_virtfn: the
+// createVF creates a VF in the order of the kernel's pci_iov_add_virtfn: the
 // device, the virtfn link, the physfn link, then the driver.
-func (t *Tree) makeVirtual(pf *Function, index int) error {
+func (t *Tree) createVF(pf *Function, index int) error {
 	v := Function{
 		Address: VirtualAddress(*pf, index), Class: pf.Class, Vendor: pf.Vendor, Device: pf.VFDevice, NUMA: pf.NUMA,
 	}
@@ -210,7 +210,7 @@ func (t *Tree) makeVirtual(pf *Function, index int) error {
 		v.Netdev = fmt.Sprintf("%sv%d", pf.Netdev, index)
 	}
 	if pf.IOMMUGroup != "" {
-		v.IOMMUGroup = strconv.Itoa(1000 + t.number("group"))
+		v.IOMMUGroup = strconv.Itoa(1000 + t.nextNumber("group"))
 	}
 	if err := t.add(v); err != nil {
 		return err
@@ -230,9 +230,9 @@ func (t *Tree) makeVirtual(pf *Function, index int) error {
 	return nil
 }
 
-// removeVirtual removes a VF in the order of the kernel's
+// removeVF removes a VF in the order of the kernel's
 // pci_iov_remove_virtfn: both links, then the driver and the device.
-func (t *Tree) removeVirtual(pf string, index int) error {
+func (t *Tree) removeVF(pf string, index int) error {
 	address := t.virtual[pf][index]
 	t.virtual[pf] = t.virtual[pf][:index]
 	for _, name := range []string{fmt.Sprintf("%s/virtfn%d", Device(pf), index), Device(address) + "/physfn"} {

@@ -15,9 +15,9 @@ type rdmaDevice struct {
 	number int
 }
 
-// characters are the classes of an RDMA device's character devices, and their
+// charDevices are the classes of an RDMA device's character devices, and their
 // name prefixes.
-var characters = []struct{ class, name string }{
+var charDevices = []struct{ class, name string }{
 	{"infiniband_verbs", "uverbs"}, {"infiniband_mad", "umad"}, {"infiniband_mad", "issm"},
 }
 
@@ -37,7 +37,7 @@ func (t *Tree) removeRDMA(name string) error {
 	}
 	delete(t.rdma, name)
 	gone := []string{"class/infiniband/" + name, r.at + "/infiniband/" + name}
-	for _, of := range characters {
+	for _, of := range charDevices {
 		gone = append(gone, fmt.Sprintf("class/%s/%s%d", of.class, of.name, r.number), fmt.Sprintf("%s/%s/%s%d", r.at, of.class, of.name, r.number))
 	}
 	for _, path := range gone {

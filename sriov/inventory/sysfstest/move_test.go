@@ -10,8 +10,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// What moves leaves nothing behind that discovery would stumble over.
-func TestMoves(t *testing.T) {
+// A removed device leaves nothing in the tree that breaks discovery.
+func TestRemovedDevicesLeaveConsistentTree(t *testing.T) {
 	const pf = "0000:3b:00.0"
 	tree := sysfstest.New(t)
 	tree.Add(sysfstest.Function{Address: pf, Vendor: "15b3", Device: "101d", Driver: "mlx5_core", Netdev: "ens1", TotalVFs: 4, VFDevice: "101e", VFDriver: "mlx5_core"})

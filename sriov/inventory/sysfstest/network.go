@@ -224,9 +224,9 @@ type entry struct {
 	administrative bool // its address was set by SetMAC
 }
 
-// begin returns the MAC address of a newly bound function: the administrative
+// driverMAC returns the MAC address of a newly bound function: the administrative
 // address, or else the driver's choice, which is then shown in the VF table.
-func (t *Tree) begin(address, chosen string) (mac string, err error) {
+func (t *Tree) driverMAC(address, chosen string) (mac string, err error) {
 	v := t.table[address]
 	if v == nil {
 		return chosen, nil

@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// The answers are those of igb under Linux 6.12.
+// The results are those of igb on Linux 6.12.
 func TestKernel(t *testing.T) {
 	const (
 		pf  = "bus/pci/devices/0000:3b:00.0/"
@@ -73,12 +73,12 @@ func TestKernel(t *testing.T) {
 	if link(pf+"virtfn6") != VirtualAddress(*tree.functions["0000:3b:00.0"], 6) || link("bus/pci/devices/"+vf0+"/physfn") != "0000:3b:00.0" {
 		t.Error("the links between PF and virtual functions are wrong")
 	}
-	if link("class/net/eth0v0") != "eth0v0" || link("class/net/eth0v1") != "" { // the other was not probed
+	if link("class/net/eth0v0") != "eth0v0" || link("class/net/eth0v1") != "" { // the other one was not probed
 		t.Error("network devices are not those of the bound functions")
 	}
 }
 
-// The answers are those of igb under Linux 6.12; test/vm/sriov asks it.
+// The results are those of igb on Linux 6.12; test/vm/sriov verifies them.
 func TestNetwork(t *testing.T) {
 	const pf, vf1 = "0000:3b:00.0", "0000:3b:02.1"
 	tree := New(t)
@@ -112,8 +112,8 @@ func TestNetwork(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, c.err, c.want)
 		}
 	}
-	// A function tells the address that it has chosen, and takes the one that was
-	// set when its driver begins.
+	// A function reports the address that its driver chose, and uses the
+	// administrative address when its driver is bound.
 	table := func() (a, b netlinks.VF) {
 		t.Helper()
 		l, err := n.Link(ctx, "eth0")
@@ -191,7 +191,7 @@ func TestFaults(t *testing.T) {
 	tree.Add(Function{Address: "0000:3b:00.0", Vendor: "8086", Device: "10c9", Driver: "igb", TotalVFs: 7, VFDevice: "10ca"})
 	const file = "bus/pci/devices/0000:3b:00.0/sriov_numvfs"
 	met := 0
-	tree.Fault(Fault{On: "sriov_numvfs 2", Err: unix.EIO, Times: 1, Met: func() { met++ }})
+	tree.Fault(Fault{On: "sriov_numvfs 2", Err: unix.EIO, Times: 1, OnHit: func() { met++ }})
 	tree.Fault(Fault{On: "sriov_numvfs 3", Err: unix.ENOMEM})
 	for _, want := range []error{unix.EIO, nil} {
 		if err := tree.Write(file, "2\n"); !errors.Is(err, want) {
@@ -201,7 +201,7 @@ func TestFaults(t *testing.T) {
 	for range 2 {
 		testkit.WantError(t, "Write", tree.Write(file, "3"), unix.ENOMEM)
 	}
-	tree.NoFaults()
+	tree.ClearFaults()
 	if err := tree.Write(file, "3"); !errors.Is(err, unix.EBUSY) || met != 1 {
 		t.Errorf("%v, met %d times", err, met)
 	}

@@ -25,19 +25,19 @@ type Tree struct {
 	t  Judge
 	mu sync.Mutex
 
-	functions map[string]*Function
-	virtual   map[string][]string // of a PF
-	autoprobe map[string]bool
-	override  map[string]string
-	links     []netlinks.Link
-	routes    []int
-	next      map[string]int // next number of links, RDMA devices, ...
-	table     map[string]*entry
-	eswitch   map[string]string
-	vdpa      map[string]*vdpaDevice
-	refuses   map[string]error // drivers
-	told      map[devlink.Handle]devlink.Device
-	rdma      map[string]rdmaDevice
+	functions      map[string]*Function
+	virtual        map[string][]string // of a PF
+	autoprobe      map[string]bool
+	override       map[string]string
+	links          []netlinks.Link
+	routes         []int
+	next           map[string]int // next number of links, RDMA devices, ...
+	table          map[string]*entry
+	eswitch        map[string]string
+	vdpa           map[string]*vdpaDevice
+	refuses        map[string]error // drivers
+	devlinkDevices map[devlink.Handle]devlink.Device
+	rdma           map[string]rdmaDevice
 
 	strict bool
 
@@ -78,7 +78,7 @@ func At(root string, t Judge) *Tree {
 		functions: map[string]*Function{}, virtual: map[string][]string{},
 		autoprobe: map[string]bool{}, override: map[string]string{}, next: map[string]int{"link": 1},
 		table: map[string]*entry{}, eswitch: map[string]string{}, vdpa: map[string]*vdpaDevice{}, refuses: map[string]error{},
-		told: map[devlink.Handle]devlink.Device{}, rdma: map[string]rdmaDevice{},
+		devlinkDevices: map[devlink.Handle]devlink.Device{}, rdma: map[string]rdmaDevice{},
 	}
 	for _, dir := range []string{"bus/pci/devices", "bus/pci/drivers", "class/net", "kernel/iommu_groups"} {
 		tree.must(os.MkdirAll(tree.path(dir), 0o755))
@@ -127,8 +127,8 @@ func (t *Tree) Remove(name string) {
 	t.must(os.RemoveAll(t.path(name)))
 }
 
-// number returns the next number of a kind, from 0.
-func (t *Tree) number(kind string) int {
+// nextNumber returns the next number of a kind, from 0.
+func (t *Tree) nextNumber(kind string) int {
 	n := t.next[kind]
 	t.next[kind]++
 	return n
@@ -151,19 +151,19 @@ func (t *Tree) AddLink(at string, l netlinks.Link) int {
 	return index
 }
 
-func usualMAC(index int) string {
+func defaultMAC(index int) string {
 	return fmt.Sprintf("02:00:5e:00:%02x:%02x", index>>8&0xff, index&0xff)
 }
 
 func (t *Tree) addLink(at string, l netlinks.Link) (int, error) {
 	if l.Index == 0 {
-		l.Index = t.number("link")
+		l.Index = t.nextNumber("link")
 	}
 	if l.Encapsulation == "" {
 		l.Encapsulation = "ether"
 	}
 	if l.MAC == "" {
-		l.MAC = usualMAC(l.Index)
+		l.MAC = defaultMAC(l.Index)
 	}
 	if l.MTU == 0 {
 		l.MTU = 1500
@@ -204,7 +204,7 @@ func (t *Tree) AddRDMA(at, name, pkey string) int {
 	t.t.Helper()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := t.number("rdma")
+	n := t.nextNumber("rdma")
 	t.rdma[name] = rdmaDevice{at, n}
 	t.Link("class/infiniband/"+name, at+"/infiniband/"+name)
 	if pkey != "" {
@@ -212,7 +212,7 @@ func (t *Tree) AddRDMA(at, name, pkey string) int {
 	} else {
 		t.must(os.MkdirAll(t.path(at+"/infiniband/"+name), 0o755))
 	}
-	for _, of := range characters {
+	for _, of := range charDevices {
 		device := fmt.Sprintf("%s/%s/%s%d", at, of.class, of.name, n)
 		t.File(device+"/ibdev", name)
 		t.Link(fmt.Sprintf("class/%s/%s%d", of.class, of.name, n), device)
@@ -226,7 +226,7 @@ func (t *Tree) AddVDPA(address, driver string) int {
 	t.t.Helper()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := t.number("vdpa")
+	n := t.nextNumber("vdpa")
 	name := fmt.Sprintf("vdpa%d", n)
 	place := Device(address) + "/" + name
 	t.must(os.MkdirAll(t.path(place), 0o755))
@@ -246,7 +246,7 @@ func (t *Tree) AddUIO(address string) string {
 	t.t.Helper()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	name := fmt.Sprintf("uio%d", t.number("uio"))
+	name := fmt.Sprintf("uio%d", t.nextNumber("uio"))
 	place := Device(address) + "/uio/" + name
 	t.must(os.MkdirAll(t.path(place), 0o755))
 	t.Link("class/uio/"+name, place)
@@ -259,7 +259,7 @@ func (t *Tree) AddScalable(pf string, number int) string {
 	t.t.Helper()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	name := fmt.Sprintf("mlx5_core.sf.%d", t.number("sf")+2)
+	name := fmt.Sprintf("mlx5_core.sf.%d", t.nextNumber("sf")+2)
 	place := Device(pf) + "/" + name
 	t.File(place+"/sfnum", strconv.Itoa(number))
 	t.must(os.MkdirAll(t.path("bus/auxiliary/drivers/mlx5_core.sf"), 0o755))

@@ -50,7 +50,7 @@ func (t *Tree) bindVDPA(name, driver string) error {
 	place := Device(v.address) + "/" + name
 	v.driver = driver
 	if driver == "vhost_vdpa" {
-		if err := os.MkdirAll(t.path(fmt.Sprintf("%s/vhost-vdpa-%d", place, t.number("vdpa"))), 0o755); err != nil {
+		if err := os.MkdirAll(t.path(fmt.Sprintf("%s/vhost-vdpa-%d", place, t.nextNumber("vdpa"))), 0o755); err != nil {
 			return err
 		}
 	}

@@ -37,9 +37,9 @@ type ClusterConfig struct {
 	Node       string // name of the node and of its object
 	UserAgent  string // "": client-go's
 	Logger     *slog.Logger
-	// Within is the timeout of a call other than a watch. A watch is renewed
-	// after 10 to 20 times Within. 0 is 30 s.
-	Within time.Duration
+	// Timeout is the timeout of a call other than a watch. A watch is renewed
+	// after 10 to 20 times Timeout. 0 is 30 s.
+	Timeout time.Duration
 }
 
 // Cluster is a source that watches one SriovNetworkNodeState in the API server.
@@ -56,7 +56,7 @@ func NewCluster(c ClusterConfig) (*Cluster, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	c.Within = cmp.Or(c.Within, 30*time.Second)
+	c.Timeout = cmp.Or(c.Timeout, 30*time.Second)
 	if text, err := os.ReadFile(namespaceFile); err == nil {
 		c.Namespace = cmp.Or(c.Namespace, strings.TrimSpace(string(text)))
 	}
@@ -104,8 +104,8 @@ func (c *Cluster) String() string {
 // with the same name.
 var ErrOther = errors.New("the node state was deleted or recreated")
 
-// tries bounds the attempts to write a status after conflicts.
-const tries = 5
+// statusAttempts bounds the attempts to write a status after conflicts.
+const statusAttempts = 5
 
 // UpdateStatus patches the status of the object with the given uid; ErrOther if
 // that object does not exist. Other status fields are kept.
@@ -122,9 +122,9 @@ func (c *Cluster) UpdateStatus(ctx context.Context, uid string, s nodestate.Stat
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.config.Within)
+	ctx, cancel := context.WithTimeout(ctx, c.config.Timeout)
 	defer cancel()
-	for range tries {
+	for range statusAttempts {
 		_, err = c.objects.Patch(ctx, c.config.Node, types.MergePatchType, body, metav1.PatchOptions{}, "status")
 		if !apierrors.IsConflict(err) {
 			break

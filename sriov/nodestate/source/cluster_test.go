@@ -72,39 +72,41 @@ func TestClusterSendsChanges(t *testing.T) {
 	}
 }
 
-// A watch that ends continues where it was; nothing is lost or sent twice.
-func TestClusterGoesOnAfterItsWatchEnded(t *testing.T) {
+// A new watch continues where the last one ended; no event is lost or sent
+// twice.
+func TestClusterResumesWatch(t *testing.T) {
 	t.Parallel()
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
 	out := run(t, cluster(t, s, nil))
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 	for n := int64(2); n < 5; n++ {
-		s.Cut()
+		s.EndWatches()
 		s.Put("n1", spec(int(n)))
 		if u := testkit.Receive(t, "an update", out); !generation(n)(u) {
 			t.Fatalf("%+v", u)
 		}
 	}
-	s.Cut()
+	s.EndWatches()
 	silent(t, out)
 	if n := s.Count("list"); n != 1 {
 		t.Errorf("%d lists, want 1", n)
 	}
 }
 
-// After 410 it lists, and finds an object that was recreated meanwhile.
+// After 410 Gone it lists again, and finds an object that was recreated
+// meanwhile.
 func TestClusterExpiredVersion(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
 	out := run(t, cluster(t, s, nil))
 	uid := testkit.ReceiveUntil(t, "generation 1", out, generation(1)).State.UID
-	s.Mute(true)
+	s.HoldEvents(true)
 	s.Delete("n1")
 	s.Put("n1", spec(1))
-	s.Forget()
-	s.Mute(false)
-	s.Cut()
+	s.ExpireVersions()
+	s.HoldEvents(false)
+	s.EndWatches()
 	u := testkit.ReceiveUntil(t, "another object", out, func(u source.Update) bool { return u.Err == nil && !u.Gone })
 	if u.State.UID == uid {
 		t.Errorf("uid %s is that of the old object", uid)
@@ -114,15 +116,15 @@ func TestClusterExpiredVersion(t *testing.T) {
 	}
 }
 
-// The desired state stays in force while the API server is away, and the error
-// ends when it is back.
-func TestClusterWithoutItsAPIServer(t *testing.T) {
+// The desired state stays in force while the API server is down, and the error
+// ends afterwards.
+func TestClusterAPIServerUnavailable(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
 	out := run(t, cluster(t, s, nil))
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 	s.Refuse(http.StatusInternalServerError)
-	s.Cut()
+	s.EndWatches()
 	if u := testkit.ReceiveUntil(t, "an error", out, failed); strings.Contains(u.Err.Error(), "secret") {
 		t.Errorf("the token is in the error: %v", u.Err)
 	}
@@ -132,7 +134,7 @@ func TestClusterWithoutItsAPIServer(t *testing.T) {
 	testkit.ReceiveUntil(t, "generation 2", out, generation(2))
 }
 
-func TestClusterWithoutTheOperator(t *testing.T) {
+func TestClusterWithoutCRD(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Refuse(http.StatusNotFound)
 	out := run(t, cluster(t, s, nil))
@@ -144,12 +146,12 @@ func TestClusterWithoutTheOperator(t *testing.T) {
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 }
 
-// The watch of an API server that is silent is renewed after a while.
-func TestClusterWithASilentAPIServer(t *testing.T) {
+// The watch of a silent API server is renewed after a while.
+func TestClusterRenewsSilentWatch(t *testing.T) {
 	t.Parallel()
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
-	out := run(t, cluster(t, s, func(c *source.ClusterConfig) { c.Within = 250 * time.Millisecond }))
+	out := run(t, cluster(t, s, func(c *source.ClusterConfig) { c.Timeout = 250 * time.Millisecond }))
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 	testkit.Eventually(t, "three watches", func() bool {
 		select {
@@ -163,22 +165,22 @@ func TestClusterWithASilentAPIServer(t *testing.T) {
 	})
 }
 
-// An API server that does not answer is an error, which ends when it answers.
-func TestClusterWithoutAnswers(t *testing.T) {
+// An API server that does not respond is an error, until it responds.
+func TestClusterRequestTimeout(t *testing.T) {
 	t.Parallel()
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
-	out := run(t, cluster(t, s, func(c *source.ClusterConfig) { c.Within = 100 * time.Millisecond }))
+	out := run(t, cluster(t, s, func(c *source.ClusterConfig) { c.Timeout = 100 * time.Millisecond }))
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 	s.Hang(true)
-	s.Cut()
+	s.EndWatches()
 	testkit.ReceiveUntil(t, "an error", out, failed)
 	s.Hang(false)
 	testkit.ReceiveUntil(t, "generation 1 again", out, generation(1))
 }
 
-// A daemon that withdraws with each generation needs to know of one that it cannot
-// read.
+// A daemon that withdraws devices on each generation must learn of a generation
+// that is invalid.
 func TestClusterInvalidObject(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
@@ -209,7 +211,7 @@ func TestClusterStatus(t *testing.T) {
 		map[string]any{"pciAddress": "0000:3b:00.0", "totalvfs": 8.0, "Vfs": []any{map[string]any{"pciAddress": "0000:3b:02.0", "vfID": 0.0}}},
 	}}
 	testkit.Diff(t, "result", want, s.Object("n1")["status"])
-	// Neither another object of that name nor a deleted one gets a status.
+	// Neither a recreated object nor a deleted one gets a status.
 	s.Delete("n1")
 	testkit.WantError(t, "gone", c.UpdateStatus(t.Context(), uid, nodestate.Status{}), source.ErrOther)
 	s.Put("n1", spec(1))
@@ -240,16 +242,16 @@ func TestClusterWithoutConfiguration(t *testing.T) {
 	}
 }
 
-// An object that cannot be read stays so when the watch begins again: what was
-// read before it must not look like the newest.
-func TestClusterUnreadableObjectAfterItsWatchEnded(t *testing.T) {
+// An invalid object stays an error when the watch is renewed: the state read
+// before must not look like the latest.
+func TestClusterInvalidObjectAfterWatchRenewal(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
 	out := run(t, cluster(t, s, nil))
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 	s.Put("n1", map[string]any{"interfaces": "none"})
 	testkit.ReceiveUntil(t, "an error", out, failed)
-	s.Cut()
+	s.EndWatches()
 	testkit.Eventually(t, "another watch", func() bool { return s.Count("watch") >= 2 })
 	silent(t, out)
 }

@@ -18,16 +18,16 @@ import (
 
 const (
 	// Backoff while the API server cannot be reached.
-	firstPause = 500 * time.Millisecond
-	maxPause   = 30 * time.Second
-	// steady is the minimum duration of a successful watch.
-	steady = 5 * time.Second
+	initialBackoff = 500 * time.Millisecond
+	maxBackoff     = 30 * time.Second
+	// minWatch is the minimum duration of a successful watch.
+	minWatch = 5 * time.Second
 )
 
 // Run implements Source.
 func (c *Cluster) Run(ctx context.Context, send func(Update)) error {
 	w := &watcher{Cluster: c, out: send}
-	pause := firstPause
+	pause := initialBackoff
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := w.listAndWatch(ctx)
@@ -40,14 +40,14 @@ func (c *Cluster) Run(ctx context.Context, send func(Update)) error {
 			c.config.Logger.Warn("failed to read node state from the API server, will retry", "object", c.String(), "err", err)
 			w.send(Update{Err: err})
 		}
-		if time.Since(began) >= steady {
-			pause = firstPause
+		if time.Since(began) >= minWatch {
+			pause = initialBackoff
 			if err == nil {
 				continue
 			}
 		}
 		sleep(ctx, pause/2+rand.N(pause/2+1))
-		pause = min(2*pause, maxPause)
+		pause = min(2*pause, maxBackoff)
 	}
 	return context.Cause(ctx)
 }
@@ -80,7 +80,7 @@ func (w *watcher) options() metav1.ListOptions {
 }
 
 func (w *watcher) list(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, w.config.Within)
+	ctx, cancel := context.WithTimeout(ctx, w.config.Timeout)
 	defer cancel()
 	list, err := w.objects.List(ctx, w.options())
 	switch {
@@ -101,9 +101,9 @@ func (w *watcher) list(ctx context.Context) error {
 }
 
 func (w *watcher) watch(ctx context.Context) error {
-	long := 10*w.config.Within + rand.N(10*w.config.Within)
+	long := 10*w.config.Timeout + rand.N(10*w.config.Timeout)
 	// The server ends the watch; the deadline detects a lost connection.
-	ctx, cancel := context.WithTimeout(ctx, long+w.config.Within)
+	ctx, cancel := context.WithTimeout(ctx, long+w.config.Timeout)
 	defer cancel()
 	options, seconds := w.options(), max(1, int64(long/time.Second))
 	options.ResourceVersion, options.TimeoutSeconds, options.AllowWatchBookmarks = w.version, &seconds, true

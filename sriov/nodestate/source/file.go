@@ -48,14 +48,14 @@ func (f *File) Run(ctx context.Context, send func(Update)) error {
 			missingSince = time.Now()
 		}
 		if sent != nil && equal(update, *sent) {
-			return rescan
+			return pollInterval
 		}
 		if left := grace - time.Since(missingSince); update.Gone && sent != nil && left > 0 {
 			return left
 		}
 		sent = &update
 		send(update)
-		return rescan
+		return pollInterval
 	})
 }
 

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// run runs a source until the test ends, and returns what it sends.
+// run runs a source until the test ends, and returns its updates.
 func run(t *testing.T, s source.Source) <-chan source.Update {
 	t.Helper()
 	out := make(chan source.Update, 100)
@@ -75,10 +75,10 @@ func TestFileSendsEachChangeOnce(t *testing.T) {
 	write(t, path, state(1, 1500))
 	testkit.Must(t, os.WriteFile(filepath.Join(filepath.Dir(path), "other"), nil, 0o600))
 	silent(t, out)
-	// In place, as an editor may.
+	// In place, as some editors do.
 	testkit.Must(t, os.WriteFile(path, []byte(state(2, 9000)), 0o600))
 	testkit.ReceiveUntil(t, "generation 2", out, generation(2))
-	// Another spec with the generation forgotten counts too.
+	// A changed spec with the same generation counts too.
 	write(t, path, state(2, 4000))
 	if u := testkit.Receive(t, "an update", out); !generation(2)(u) || u.State.Spec.Interfaces[0].MTU != 4000 {
 		t.Fatalf("%+v", u)
@@ -94,7 +94,7 @@ func TestFileSendsEachChangeOnce(t *testing.T) {
 	}
 }
 
-func TestFileThatIsBroken(t *testing.T) {
+func TestInvalidFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "state.yaml")
 	write(t, path, state(1, 1500))
@@ -110,28 +110,28 @@ func TestFileThatIsBroken(t *testing.T) {
 	}
 	write(t, path, "spec: [")
 	silent(t, out)
-	write(t, path, state(1, 1500)) // what it was before must end the error
+	write(t, path, state(1, 1500)) // the previous content must end the error
 	if u := testkit.Receive(t, "an update", out); !generation(1)(u) {
 		t.Fatalf("%+v", u)
 	}
-	// A pipe must not block, nor a directory be read.
+	// Neither a pipe nor a directory is read.
 	testkit.Must(t, os.Remove(path), syscall.Mkfifo(path, 0o600))
 	if u := testkit.ReceiveUntil(t, "an error", out, failed); !strings.Contains(u.Err.Error(), "is not a file") {
 		t.Errorf("%v", u.Err)
 	}
 }
 
-// While an editor replaces a file it may be missing for a moment.
-func TestFileThatIsAwayForAMoment(t *testing.T) {
+// An editor that replaces a file can remove it for a moment.
+func TestFileMissingBriefly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.yaml")
 	write(t, path, state(1, 1500))
 	out := run(t, source.NewFile(path, nil))
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 	went := time.Now()
 	testkit.Must(t, os.Rename(path, path+"~"))
-	time.Sleep(100 * time.Millisecond) // so that it is seen missing
+	time.Sleep(100 * time.Millisecond) // so that it is seen as missing
 	write(t, path, state(2, 1500))
-	long := time.Since(went) >= time.Second // on a machine that stood still
+	long := time.Since(went) >= time.Second // if the machine was suspended
 	u := testkit.Receive(t, "an update", out)
 	if u.Gone && long {
 		u = testkit.Receive(t, "an update", out)
@@ -170,13 +170,13 @@ func TestFileOfAConfigMap(t *testing.T) {
 	}
 }
 
-// beforeRescan is less than the pause between two scans. A change that is seen
-// earlier was reported by an event; one that is seen later can be due to load,
-// and is repeated.
+// beforeRescan is less than the polling interval. A change seen earlier was
+// reported by an event; a later one can be caused by load, so the test is
+// repeated.
 const beforeRescan = 8 * time.Second
 
-// The directory may be created later, and be replaced.
-func TestFileInADirectoryThatComesAndGoes(t *testing.T) {
+// The directory can be created later, and be replaced.
+func TestFileInReplacedDirectory(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "etc")
 	path := filepath.Join(dir, "state.yaml")
@@ -189,8 +189,8 @@ func TestFileInADirectoryThatComesAndGoes(t *testing.T) {
 	testkit.ReceiveUntil(t, "nothing again", out, gone)
 }
 
-// A second reader gets everything again.
-func TestFileReadTwice(t *testing.T) {
+// A second reader gets all updates.
+func TestFileSecondReader(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.yaml")
 	write(t, path, state(1, 1500))
 	f := source.NewFile(path, nil)
@@ -199,7 +199,7 @@ func TestFileReadTwice(t *testing.T) {
 	}
 }
 
-func TestWatchKicks(t *testing.T) {
+func TestWatchReportsChanges(t *testing.T) {
 	dir := t.TempDir()
 	var kicks atomic.Int32
 	kicked := make(chan struct{}, 100)

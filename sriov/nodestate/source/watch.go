@@ -13,10 +13,10 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 )
 
-// rescan is the polling interval for changes without an event: behind a
+// pollInterval is the polling interval for changes without an event: behind a
 // symbolic link to another directory, on a file system without events, or in a
 // file that is a mount point.
-const rescan = 10 * time.Second
+const pollInterval = 10 * time.Second
 
 // changes are the inotify events that can change the target of a name in a
 // directory. Directories are watched instead of files: a ConfigMap update
@@ -29,7 +29,7 @@ const changes = inotify.Create | inotify.Delete | inotify.MovedFrom | inotify.Mo
 func Watch(ctx context.Context, path string, logger *slog.Logger, changed func()) error {
 	return watchDirectory(ctx, filepath.Dir(path), logger, func() time.Duration {
 		changed()
-		return rescan
+		return pollInterval
 	})
 }
 

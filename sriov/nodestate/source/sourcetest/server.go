@@ -28,18 +28,18 @@ const Namespace = "sriov-network-operator"
 type Server struct {
 	http *httptest.Server
 
-	mu       sync.Mutex
-	version  int
-	oldest   int // older versions are expired
-	objects  map[string]map[string]any
-	history  []change
-	more     chan struct{} // closed on each change
-	cut      chan struct{} // closed to end all watches
-	refuse   int           // HTTP status of every response; 0: serve normally
-	conflict int           // number of patches that fail with a conflict
-	mute     bool          // watches send no events
-	hang     bool          // requests get no response
-	counts   map[string]int
+	mu         sync.Mutex
+	version    int
+	oldest     int // older versions are expired
+	objects    map[string]map[string]any
+	history    []change
+	more       chan struct{} // closed on each change
+	endWatches chan struct{} // closed to end all watches
+	refuse     int           // HTTP status of every response; 0: serve normally
+	conflict   int           // number of patches that fail with a conflict
+	holdEvents bool          // watches send no events
+	hang       bool          // requests get no response
+	counts     map[string]int
 }
 
 type change struct {
@@ -51,10 +51,10 @@ type change struct {
 // New returns a server that runs until the test ends.
 func New(t testing.TB) *Server {
 	t.Helper()
-	s := &Server{objects: map[string]map[string]any{}, more: make(chan struct{}), cut: make(chan struct{}), version: 100, counts: map[string]int{}}
+	s := &Server{objects: map[string]map[string]any{}, more: make(chan struct{}), endWatches: make(chan struct{}), version: 100, counts: map[string]int{}}
 	s.http = httptest.NewTLSServer(http.HandlerFunc(s.serve))
 	t.Cleanup(func() {
-		s.Cut()
+		s.EndWatches()
 		s.http.CloseClientConnections()
 		s.http.Close()
 	})
@@ -125,17 +125,17 @@ func (s *Server) Object(name string) map[string]any {
 	return clone(s.objects[name])
 }
 
-// Cut ends all watches.
-func (s *Server) Cut() {
+// EndWatches ends all watches.
+func (s *Server) EndWatches() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	close(s.cut)
-	s.cut = make(chan struct{})
+	close(s.endWatches)
+	s.endWatches = make(chan struct{})
 }
 
-// Forget expires all versions before the current one: a watch from them gets
+// ExpireVersions expires all versions before the current one: a watch from them gets
 // 410.
-func (s *Server) Forget() {
+func (s *Server) ExpireVersions() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.oldest, s.history = s.version, nil
@@ -155,11 +155,11 @@ func (s *Server) Conflict(n int) {
 	s.conflict = n
 }
 
-// Mute suspends the events of watches; the watches stay open.
-func (s *Server) Mute(on bool) {
+// HoldEvents suspends the events of watches; the watches stay open.
+func (s *Server) HoldEvents(on bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.mute = on
+	s.holdEvents = on
 	s.wake()
 }
 
@@ -259,7 +259,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mu.Lock()
 	s.counts["watch"]++
-	old, cut := from < s.oldest, s.cut
+	old, ended := from < s.oldest, s.endWatches
 	s.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
@@ -284,7 +284,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 		w.(http.Flusher).Flush()
 		select {
 		case <-more:
-		case <-cut:
+		case <-ended:
 			return
 		case <-timeout:
 			return
@@ -308,7 +308,7 @@ func (s *Server) since(version int) ([]change, <-chan struct{}) {
 	defer s.mu.Unlock()
 	var all []change
 	for _, c := range s.history {
-		if c.version > version && !s.mute {
+		if c.version > version && !s.holdEvents {
 			all = append(all, c)
 		}
 	}
