@@ -58,7 +58,7 @@ func bucket() store.Bucket[Record] { return store.Bucket[Record]{Name: "grants"}
 // pointers of records passed in or returned must not be modified.
 type Grants struct {
 	store      *store.Store
-	writeToken chan struct{} // holds one token; its holder may read and then write
+	writeToken chan struct{} // holds one token; its holder has exclusive access for read and write
 
 	mu  sync.RWMutex
 	all map[string]Record // content of the store, by key

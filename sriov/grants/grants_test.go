@@ -168,7 +168,7 @@ func TestDamage(t *testing.T) {
 	testkit.Must(t, s.Update(t.Context(), func(tx *store.Tx) error {
 		return store.Bucket[[]int]{Name: "grants"}.Put(tx, "intel.com/a 0", []int{1})
 	}))
-	testkit.WantError(t, "a record that is none", testkit.Err(Open(t.Context(), s)), store.ErrDamaged)
+	testkit.WantError(t, "an invalid record", testkit.Err(Open(t.Context(), s)), store.ErrDamaged)
 }
 
 // After any calls and restarts, the records are those that were put last and

@@ -186,17 +186,17 @@ func TestMergeProperties(t *testing.T) {
 				t.Errorf("%v is held twice", k)
 			}
 		}
-		told := map[key]bool{}
+		reported := map[key]bool{}
 		for _, h := range holders {
 			k := key{h.Resource, h.ID}
-			told[k] = true
+			reported[k] = true
 			if known && count[k] != 1 {
 				t.Errorf("%v is held by a pod, and %d times", k, count[k])
 			}
 		}
 		for k := range count {
-			if !had[k] && !(known && told[k]) {
-				t.Errorf("nobody said that %v is held", k)
+			if !had[k] && !(known && reported[k]) {
+				t.Errorf("%v is held, but was not reported", k)
 			}
 		}
 		for id, n := range ids {
@@ -206,7 +206,7 @@ func TestMergeProperties(t *testing.T) {
 		}
 		for _, r := range drop {
 			if k := (key{r.Resource, r.ID}); !had[k] || count[k] > 0 {
-				t.Errorf("%v is forgotten; there was a record: %t, it is held: %d", k, had[k], count[k])
+				t.Errorf("%v is stale; there was a record: %t, it is held: %d", k, had[k], count[k])
 			}
 		}
 		slices.Reverse(records)

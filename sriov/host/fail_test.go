@@ -40,7 +40,7 @@ func TestFailures(t *testing.T) {
 		"negative":            {nil, plan.SetNumVFs{PF: pfAddress, Number: -1}, unix.ERANGE, []string{"-1"}},
 		"others there":        {makeTwo, plan.SetNumVFs{PF: pfAddress, Number: 3}, unix.EBUSY, []string{"there are 2", "remove them first"}},
 		"others just created": {fault(numVFs, unix.EBUSY), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.EBUSY, []string{"only change from 0"}},
-		"no room":             {fault(numVFs, unix.ENOMEM), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.ENOMEM, []string{"pci=realloc", "ARI"}},
+		"no space":            {fault(numVFs, unix.ENOMEM), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.ENOMEM, []string{"pci=realloc", "ARI"}},
 		"no driver of PF":     {func(r *rig) { r.do(plan.Unbind{Address: pfAddress}) }, plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.ENOENT, []string{"bound to a driver"}},
 		"read-only":           {fault(numVFs, unix.EROFS), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.EROFS, []string{"mounted writable"}},
 		"in guests":           {then(makeTwo, fault("sriov_numvfs 0", unix.EPERM)), plan.SetNumVFs{PF: pfAddress}, unix.EPERM, []string{"guests"}},
@@ -174,7 +174,7 @@ func TestHostileTrees(t *testing.T) {
 			r.tree.Link("bus/pci/devices/"+pfAddress, "bus/pci/devices/"+pfAddress)
 		}, plan.SetUp{Address: pfAddress}},
 		"links is a file": {func(r *rig) { r.tree.Remove(place + "/net"); r.tree.File(place+"/net", "") }, plan.SetUp{Address: pfAddress}},
-		"link is unknown": {func(r *rig) { r.tree.Remove(place + "/net"); r.tree.File(place+"/net/stranger/x", "") }, plan.SetUp{Address: pfAddress}},
+		"link is unknown": {func(r *rig) { r.tree.Remove(place + "/net"); r.tree.File(place+"/net/foreign/x", "") }, plan.SetUp{Address: pfAddress}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)

@@ -148,7 +148,7 @@ func TestAllocate(t *testing.T) {
 			nodes: []string{"/dev/vfio/vfio", "/dev/vfio/169", "/dev/vhost-net", "/dev/net/tun"}},
 		{name: "vhost-net that the machine does not have", resource: allocateResource(NetDevice, vhost), members: []Member{testMember("0000:02:02.0", "iavf")}, exists: without("/dev/vhost-net"),
 			ids: "0000:02:02.0", info: `{"0000:02:02.0":{}}`},
-		{name: "vhost-net without tun is told and not given, as upstream has it", resource: allocateResource(NetDevice, vhost), members: []Member{testMember("0000:02:02.0", "iavf")}, exists: without("/dev/net/tun"),
+		{name: "vhost-net without tun is reported but not added, as upstream does", resource: allocateResource(NetDevice, vhost), members: []Member{testMember("0000:02:02.0", "iavf")}, exists: without("/dev/net/tun"),
 			ids: "0000:02:02.0", info: `{"0000:02:02.0":{"vhost":{"net-mount":"/dev/vhost-net","tun-mount":"/dev/net/tun"}}}`},
 		{name: "vhost-net and RDMA of a scalable function", resource: allocateResource(AuxNetDevice, Selector{RDMA: true, VhostNet: true}), members: []Member{testScalable("mlx5_core.sf.4", bluefield, mlx("5"))},
 			ids: "mlx5_core.sf.4", info: `{"mlx5_core.sf.4":{"rdma":{"rdma_dev":"mlx5_5","issm":"/dev/infiniband/issm5","umad":"/dev/infiniband/umad5","uverbs":"/dev/infiniband/uverbs5","rdma_cm":"/dev/infiniband/rdma_cm"},"vhost":{"net-mount":"/dev/vhost-net","tun-mount":"/dev/net/tun"}}}`,
@@ -270,7 +270,7 @@ func TestTopology(t *testing.T) {
 		{"node 1", allocateResource(NetDevice), testMember("0000:02:02.0", "iavf", on(1)), []int64{1}},
 		{"node 0", allocateResource(NetDevice), testMember("0000:02:02.0", "iavf", on(0)), []int64{0}},
 		{"none", allocateResource(NetDevice), testMember("0000:02:02.0", "iavf", on(-1)), nil},
-		{"not told", hidden, testMember("0000:02:02.0", "iavf", on(1)), nil},
+		{"excluded", hidden, testMember("0000:02:02.0", "iavf", on(1)), nil},
 		{"the parent's", allocateResource(AuxNetDevice), testScalable("mlx5_core.sf.4", testMember("0000:03:00.0", "mlx5_core", on(1))), []int64{1}},
 		{"nothing known", allocateResource(NetDevice), Member{Device: Device{ID: "0000:02:02.0"}}, nil},
 	} {

@@ -331,15 +331,15 @@ func TestUpstreamExamplesWithInvalidJSON(t *testing.T) {
 // README, fields: excludeTopology.
 func TestUpstreamTopology(t *testing.T) {
 	m := zoo(t)
-	c, _, err := inventory.ParseConfig([]byte(`{"resourceList":[{"resourceName":"told","selectors":[{"pfNames":["ens801f0#0"]}]},
-		{"resourceName":"untold","excludeTopology":true,"selectors":[{"pfNames":["ens801f0#1"]}]}]}`), inventory.ParseOptions{})
+	c, _, err := inventory.ParseConfig([]byte(`{"resourceList":[{"resourceName":"published","selectors":[{"pfNames":["ens801f0#0"]}]},
+		{"resourceName":"excluded","excludeTopology":true,"selectors":[{"pfNames":["ens801f0#1"]}]}]}`), inventory.ParseOptions{})
 	testkit.Must(t, err)
 	for i, p := range inventory.Assign(c, m.discover(), inventory.AssignOptions{}).Pools {
 		if len(p.Members) != 1 {
 			t.Fatalf("%s has %d members, want one", p.Resource.Name, len(p.Members))
 		}
 		nodes := inventory.Topology(p.Resource, p.Members[0]).GetNodes()
-		if told := i == 0; told != (len(nodes) == 1) || told && nodes[0].ID != 1 {
+		if published := i == 0; published != (len(nodes) == 1) || published && nodes[0].ID != 1 {
 			t.Errorf("%s: NUMA nodes %v, want node 1 unless topology is excluded", p.Resource.Name, nodes)
 		}
 	}

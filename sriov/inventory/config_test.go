@@ -117,7 +117,7 @@ func TestConfigWarnings(t *testing.T) {
 		{"internal field", testResource(`,"selectors":{"vendors":["8086"]},"SelectorObjs":[{}]`), strictjson.UnknownKey, "resourceList[0].SelectorObjs", "ignored"},
 		{"twice in two letter cases", testSelector(`"vendors":["8086"],"Vendors":["15b3"]`), strictjson.DuplicateKey, "resourceList[0].selectors[0].Vendors", "only the last counts"},
 		{"twice in the information", testResource(`,"selectors":{"vendors":["8086"]},"additionalInfo":{"*":{"a":"1","a":"2"}}`), strictjson.DuplicateKey, `resourceList[0].additionalInfo["*"]["a"]`, "only the last counts"},
-		{"information of nobody", testResource(`,"selectors":{"vendors":["8086"]},"additionalInfo":{"3b:02.1":{}}`), NoEffect, `resourceList[0].additionalInfo["3b:02.1"]`, "0000:3b:02.1"},
+		{"information for an invalid address", testResource(`,"selectors":{"vendors":["8086"]},"additionalInfo":{"3b:02.1":{}}`), NoEffect, `resourceList[0].additionalInfo["3b:02.1"]`, "0000:3b:02.1"},
 		{"information of an auxiliary device", testResource(`,"deviceType":"auxNetDevice","selectors":{"auxTypes":["sf"]},"additionalInfo":{"mlx5_core.sf.4":null}`), NoEffect, `resourceList[0].additionalInfo["mlx5_core.sf.4"]`, "parent"},
 		{"range", testSelector(`"pfNames":["eth0#0-3,x,5"]`), BadRange, "resourceList[0].selectors[0].pfNames[0]", `"x" is neither`},
 		{"two ranges", testSelector(`"rootDevices":["0000:3b:00.1#0#1"]`), BadRange, "resourceList[0].selectors[0].rootDevices[0]", "more than one #"},

@@ -101,14 +101,14 @@ func TestHangingDriver(t *testing.T) {
 				t.Errorf("problems: %+v", s.Problems)
 			}
 			if f := s.Functions[0]; f.DDPProfile != "COMMS" || !f.RDMACapable {
-				t.Errorf("what was told before is lost: %+v", f)
+				t.Errorf("the last known profile is lost: %+v", f)
 			}
 		}
 		tree.ClearFaults()
 		close(hangs)
 		synctest.Wait()
 		if s := discover(t, c); len(s.Problems) != 0 {
-			t.Errorf("after it went on: %+v", s.Problems)
+			t.Errorf("after the driver resumed: %+v", s.Problems)
 		}
 	})
 }
@@ -123,11 +123,11 @@ func TestFailingDriver(t *testing.T) {
 	}
 	c.Devlink = inventory.NoDevlink{}
 	if s := discover(t, c); len(s.Problems) != 0 || s.Functions[0].DDPProfile != "" || s.Functions[0].RDMACapable {
-		t.Errorf("asked nobody, found %+v", s)
+		t.Errorf("without devlink, found %+v", s)
 	}
 	c.Devlink = nil // the devlink of this machine, which has no such function
 	if s := discover(t, c); len(s.Problems) != 0 || s.Functions[0].DDPProfile != "" {
-		t.Errorf("asked this kernel, found %+v", s)
+		t.Errorf("with this machine's devlink, found %+v", s)
 	}
 }
 

@@ -50,7 +50,7 @@ func TestHostileFunctions(t *testing.T) {
 		}, false, "0x18086"},
 		"driver is a file":      {file("driver", "ice"), false, "driver"},
 		"physfn to nowhere":     {link("physfn", "devices/nowhere"), false, "nowhere"},
-		"physfn to a stranger":  {link("physfn", sysfstest.Device("0000:3b:00.0")), false, "0000:3b:00.0"},
+		"physfn to another PF":  {link("physfn", sysfstest.Device("0000:3b:00.0")), false, "0000:3b:00.0"},
 		"physfn to itself":      {link("physfn", sysfstest.Device(victim)), false, victim},
 		"huge index of a VF":    {link("virtfn99999999", sysfstest.Device(victim)), false, "virtfn99999999"},
 		"negative index":        {link("virtfn-1", sysfstest.Device(victim)), false, "virtfn-1"},
@@ -84,7 +84,7 @@ func TestHostileFunctions(t *testing.T) {
 				t.Fatalf("problems: %+v", s.Problems)
 			}
 			if text := s.Problems[0].Err.Error(); !strings.Contains(text, c.about) || len(text) > 500 {
-				t.Errorf("the problem does not tell %q: %.600s", c.about, text)
+				t.Errorf("the problem does not contain %q: %.600s", c.about, text)
 			}
 		})
 	}
@@ -197,11 +197,11 @@ func TestVanishingFunctions(t *testing.T) {
 func TestRandomTrees(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		tree := sysfstest.New(t)
-		type told struct {
+		type properties struct {
 			pf, driver, vendor, device string
 			vf, numa, vfs              int
 		}
-		want := map[string]told{}
+		want := map[string]properties{}
 		for i := range rapid.IntRange(0, 4).Draw(rt, "PFs") {
 			f := sysfstest.Function{
 				Address:  fmt.Sprintf("%04x:%02x:00.%d", rapid.IntRange(0, 0x10).Draw(rt, "domain"), 0x10*i, rapid.IntRange(0, 1).Draw(rt, "function")),
@@ -215,10 +215,10 @@ func TestRandomTrees(t *testing.T) {
 				Offset: rapid.IntRange(2, 300).Draw(rt, "offset"), Stride: rapid.IntRange(1, 4).Draw(rt, "stride"),
 			}
 			tree.Add(f)
-			w := told{f.Address, f.Driver, f.Vendor, f.Device, inventory.NoIndex, f.NUMA, 0}
+			w := properties{f.Address, f.Driver, f.Vendor, f.Device, inventory.NoIndex, f.NUMA, 0}
 			if f.TotalVFs > 0 {
 				for v, address := range setVirtual(t, tree, f.Address, rapid.IntRange(0, f.TotalVFs).Draw(rt, "VFs")) {
-					want[address] = told{f.Address, f.VFDriver, f.Vendor, f.VFDevice, v, f.NUMA, 0}
+					want[address] = properties{f.Address, f.VFDriver, f.Vendor, f.VFDevice, v, f.NUMA, 0}
 					w.vfs++
 				}
 			}
@@ -229,7 +229,7 @@ func TestRandomTrees(t *testing.T) {
 			rt.Fatalf("found %d functions of %d", len(s.Functions), len(want))
 		}
 		for _, f := range s.Functions {
-			got := told{f.PF, f.Driver, f.Vendor, f.Device, f.VF, f.NUMA, f.VFs}
+			got := properties{f.PF, f.Driver, f.Vendor, f.Device, f.VF, f.NUMA, f.VFs}
 			if got != want[f.Address] {
 				rt.Errorf("%s is %+v, was made as %+v", f.Address, got, want[f.Address])
 			}

@@ -12,7 +12,7 @@ type Explanation struct {
 	LeftOut  string    // why it is excluded from all pools; Verdicts is then empty; "" if not excluded
 	Resource string    // full name of the (first) resource that takes or keeps it; "" for none
 	Held     bool      // a pod holds it
-	Wrong    string    // as Member.Wrong
+	Wrong    string    // see Member
 	Verdicts []Verdict // one for each selector, in the order of precedence
 }
 

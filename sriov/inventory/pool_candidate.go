@@ -14,7 +14,7 @@ type candidate struct {
 	held    bool   // a pod holds it
 	kept    []int  // if held: the selectors that keep it, one per resource
 	gone    bool   // a pod holds it, but it does not exist on the machine
-	wrong   string // as Member.Wrong
+	wrong   string // see Member
 
 	pfName, root     string // name and address of its PF; "" for a function that is not a VF: PF filters never match it
 	index            int    // as PFItem's

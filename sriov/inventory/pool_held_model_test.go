@@ -94,7 +94,7 @@ func TestHeldDevicesStayInPool(t *testing.T) {
 			}
 			free := slices.DeleteFunc(slices.Clone(without.Pools[i].Members), func(m Member) bool { return pods[m.ID] != nil })
 			if diff := cmp.Diff(free, others, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("what nobody has (-without +with holders):\n%s", diff)
+				t.Errorf("devices that no pod holds (-without +with holders):\n%s", diff)
 			}
 		}
 		there := map[string]DeviceType{}
@@ -115,7 +115,7 @@ func TestHeldDevicesStayInPool(t *testing.T) {
 				if resources[p.Resource.FullName()] && p.Resource.Type == there[id] {
 					kept++
 					if !slices.ContainsFunc(p.Members, func(m Member) bool { return m.ID == id }) {
-						t.Errorf("a pod has %s from %s, where it is not", id, p.Resource.FullName())
+						t.Errorf("a pod holds %s from %s, but the pool does not have it", id, p.Resource.FullName())
 					}
 				}
 			}
@@ -196,18 +196,18 @@ func checkExplain(t interface{ Errorf(string, ...any) }, c Config, s *Snapshot, 
 	for _, l := range a.LeftOut {
 		done[l.ID] = append(done[l.ID], "left out: "+l.Why)
 	}
-	told := map[string][]string{}
+	explained := map[string][]string{}
 	for _, e := range Explain(c, s, o) {
 		if e.LeftOut != "" {
-			told[e.ID] = append(told[e.ID], "left out: "+e.LeftOut)
+			explained[e.ID] = append(explained[e.ID], "left out: "+e.LeftOut)
 		}
 		if of := slices.ContainsFunc(o.Held, func(h HeldDevice) bool { return h.ID == e.ID }); e.Held != of {
-			t.Errorf("%s is held: %t, of those told: %t", e.ID, e.Held, of)
+			t.Errorf("%s is held: %t, in the options: %t", e.ID, e.Held, of)
 		}
 		for _, v := range e.Verdicts {
 			switch {
 			case v.Outcome == Taken, v.Outcome == Kept:
-				told[e.ID] = append(told[e.ID], fmt.Sprintf("%s %d, held: %t, %s", v.Resource, v.Selector, v.Outcome == Kept, e.Wrong))
+				explained[e.ID] = append(explained[e.ID], fmt.Sprintf("%s %d, held: %t, %s", v.Resource, v.Selector, v.Outcome == Kept, e.Wrong))
 				if e.Resource == "" || e.Held != (v.Outcome == Kept) {
 					t.Errorf("%s is %s by %s; it is held: %t, of %q", e.ID, v.Outcome, v.Resource, e.Held, e.Resource)
 				}
@@ -216,7 +216,7 @@ func checkExplain(t interface{ Errorf(string, ...any) }, c Config, s *Snapshot, 
 			}
 		}
 	}
-	if diff := cmp.Diff(done, told); diff != "" {
+	if diff := cmp.Diff(done, explained); diff != "" {
 		t.Errorf("places (-assigned +explained):\n%s", diff)
 	}
 }

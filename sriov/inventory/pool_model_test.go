@@ -322,7 +322,7 @@ func TestExplainMatchesAssign(t *testing.T) {
 					place, taken = fmt.Sprintf("%s %d", v.Resource, v.Selector), taken+1
 				case Late:
 					if taken != 1 {
-						t.Errorf("%s is late for %s, but nobody took it before", e.ID, v.Resource)
+						t.Errorf("%s is late for %s, but no earlier selector took it", e.ID, v.Resource)
 					}
 				case Refused:
 					if v.Filter == "" || len(v.Wanted) == 0 {

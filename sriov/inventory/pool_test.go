@@ -53,7 +53,7 @@ func TestRDMACapableWithoutDevice(t *testing.T) {
 	asks := parsed(t, `{"resourceName":"n","selectors":[{"isRdma":true}]},{"resourceName":"x","deviceType":"accelerator","selectors":[{}]},
 		{"resourceName":"s","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"],"isRdma":true}]}`)
 	without := parsed(t, `{"resourceName":"n","selectors":[{}]},{"resourceName":"s","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"]}]}`)
-	tell := func(rdma []RDMA, capable bool) *Snapshot {
+	with := func(rdma []RDMA, capable bool) *Snapshot {
 		s := host()
 		change(s, vf, func(f *Function) { f.RDMA, f.RDMACapable = rdma, capable })
 		changeSF(s, sf, func(a *Auxiliary) { a.RDMA, a.RDMACapable = rdma, capable })
@@ -64,10 +64,10 @@ func TestRDMACapableWithoutDevice(t *testing.T) {
 		s                   *Snapshot
 		vf, sf, vfAny, held string
 	}{
-		"a device here":    {tell(device, true), "n 0", "s 0", "n 0", "n 0 held"},
-		"only its devices": {tell(device, false), "n 0", "s 0", "n 0", "n 0 held"},
-		"only capable":     {tell(nil, true), "n 0: it is RDMA capable", "s 0: it is RDMA capable", "n 0", "n 0 held"},
-		"neither":          {tell(nil, false), "free", "free", "n 0", "n 0 held"},
+		"a device here":    {with(device, true), "n 0", "s 0", "n 0", "n 0 held"},
+		"only its devices": {with(device, false), "n 0", "s 0", "n 0", "n 0 held"},
+		"only capable":     {with(nil, true), "n 0: it is RDMA capable", "s 0: it is RDMA capable", "n 0", "n 0 held"},
+		"neither":          {with(nil, false), "free", "free", "n 0", "n 0 held"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := func(what string, got []string, want string) {
@@ -80,19 +80,19 @@ func TestRDMACapableWithoutDevice(t *testing.T) {
 			a := Assign(asks, c.s, AssignOptions{})
 			is("the function", places(a, vf), c.vf)
 			is("the scalable function", places(a, sf), c.sf)
-			is("nobody asks for RDMA", places(Assign(without, c.s, AssignOptions{}), vf), c.vfAny)
+			is("without isRdma", places(Assign(without, c.s, AssignOptions{}), vf), c.vfAny)
 			checkExplain(t, asks, c.s, AssignOptions{})
-			held := AssignOptions{Held: []HeldDevice{{"intel.com/n", vf, found(t, tell(device, true), vf)}}}
+			held := AssignOptions{Held: []HeldDevice{{"intel.com/n", vf, found(t, with(device, true), vf)}}}
 			is("a pod has it", places(Assign(asks, c.s, held), vf), c.held)
 		})
 	}
 
-	held := AssignOptions{Held: []HeldDevice{{"intel.com/s", sf, found(t, tell(device, true), sf)}}}
-	if m := Assign(asks, tell(nil, false), held).Pools[2].Members; len(m) != 1 || !m[0].Auxiliary.RDMACapable || m[0].Wrong != "" {
+	held := AssignOptions{Held: []HeldDevice{{"intel.com/s", sf, found(t, with(device, true), sf)}}}
+	if m := Assign(asks, with(nil, false), held).Pools[2].Members; len(m) != 1 || !m[0].Auxiliary.RDMACapable || m[0].Wrong != "" {
 		t.Errorf("a pod has the scalable function: %+v", m)
 	}
 
-	down := tell(nil, true)
+	down := with(nil, true)
 	change(down, "0000:02:00.0", func(f *Function) {
 		f.Netdevs = []Netdev{{Name: "enp2s2f1", Link: "ether"}}
 	})

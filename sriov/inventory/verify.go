@@ -84,7 +84,7 @@ func verify(ctx context.Context, c DiscoverConfig, device string, f Function, co
 
 func (v *verification) compare(what, is, was string) {
 	if is != was {
-		v.differences = append(v.differences, fmt.Sprintf("%s is %s, was %s", what, cmp.Or(is, "none"), cmp.Or(was, "none")))
+		v.differences = append(v.differences, fmt.Sprintf("%s is %s, was %s", what, cmp.Or(is, "missing"), cmp.Or(was, "none")))
 	}
 }
 

@@ -100,7 +100,7 @@ func TestVerify(t *testing.T) {
 		"no driver": {
 			vf(2),
 			func(e every) { e.write("bus/pci/devices/"+e.virtual[2]+"/driver/unbind", e.virtual[2]) },
-			"driver is none, was vfio-pci",
+			"driver is missing, was vfio-pci",
 		},
 		"vendor, device and class": {
 			is(verifiedUI),
@@ -110,7 +110,7 @@ func TestVerify(t *testing.T) {
 			"vendor is 15b3, was 8086; device is 101d, was 1572; class is 0x120000, was 0x020000",
 		},
 		"IOMMU group":           {vf(2), func(e every) { e.relink(at(e.virtual[2], "iommu_group"), "kernel/iommu_groups/77") }, "IOMMU group is 77, was 1002"},
-		"IOMMU group of VFIO's": {is(verifiedNo), func(e every) { e.Remove(at(verifiedNo, "iommu_group")) }, "IOMMU group is none, was noiommu-3"},
+		"IOMMU group of VFIO's": {is(verifiedNo), func(e every) { e.Remove(at(verifiedNo, "iommu_group")) }, "IOMMU group is missing, was noiommu-3"},
 		"another PF": {
 			vf(0),
 			func(e every) { e.relink(at(e.virtual[0], "physfn"), sysfstest.Device(verifiedUI)) },
@@ -121,7 +121,7 @@ func TestVerify(t *testing.T) {
 			func(e every) { e.relink(at(verifiedPF, "virtfn0"), sysfstest.Device("0000:3b:00.3")) },
 			verifiedPF + "/virtfn0 is 0000:3b:00.3, was VF",
 		},
-		"half removed": {vf(0), func(e every) { e.Remove(at(verifiedPF, "virtfn0")) }, verifiedPF + "/virtfn0 is none, was VF"},
+		"half removed": {vf(0), func(e every) { e.Remove(at(verifiedPF, "virtfn0")) }, verifiedPF + "/virtfn0 is missing, was VF"},
 		"physical, and virtual now": {
 			is(verifiedUI),
 			func(e every) { e.Link(at(verifiedUI, "physfn"), sysfstest.Device(verifiedPF)) },
@@ -133,8 +133,8 @@ func TestVerify(t *testing.T) {
 			func(e every) { e.relink("class/uio/uio0", sysfstest.Device(verifiedNo)+"/uio/uio0") },
 			"owner of uio0 is " + verifiedNo + ", was VF",
 		},
-		"no UIO":  {is(verifiedUI), func(e every) { e.Remove("class/uio") }, "owner of uio0 is none, was VF"},
-		"no vDPA": {vf(1), func(e every) { e.Remove("bus/vdpa") }, "owner of vdpa0 is none, was VF"},
+		"no UIO":  {is(verifiedUI), func(e every) { e.Remove("class/uio") }, "owner of uio0 is missing, was VF"},
+		"no vDPA": {vf(1), func(e every) { e.Remove("bus/vdpa") }, "owner of vdpa0 is missing, was VF"},
 		"vDPA of another": {
 			vf(1),
 			func(e every) { e.relink("bus/vdpa/devices/vdpa0", sysfstest.Device(e.virtual[0])+"/vdpa0") },
@@ -146,7 +146,7 @@ func TestVerify(t *testing.T) {
 				e.Remove(at(e.virtual[1], "vdpa0/vhost-vdpa-0"))
 				e.relink(at(e.virtual[1], "vdpa0/driver"), "bus/vdpa/drivers/virtio_vdpa")
 			},
-			"vdpa0's driver is virtio_vdpa, was vhost_vdpa; vdpa0's device node is none, was /dev/vhost-vdpa-0",
+			"vdpa0's driver is virtio_vdpa, was vhost_vdpa; vdpa0's device node is missing, was /dev/vhost-vdpa-0",
 		},
 		"verbs of another": {
 			vf(0),
@@ -162,7 +162,7 @@ func TestVerify(t *testing.T) {
 			},
 			"owner of uverbs0 is " + verifiedPF + "/mlx5_core.sf.2, was VF",
 		},
-		"no management datagrams": {vf(0), func(e every) { e.Remove("class/infiniband_mad/umad0") }, "owner of umad0 is none, was VF"},
+		"no management datagrams": {vf(0), func(e every) { e.Remove("class/infiniband_mad/umad0") }, "owner of umad0 is missing, was VF"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEvery(t)
@@ -186,7 +186,7 @@ func TestVerifyAuxiliary(t *testing.T) {
 		change func(t *testing.T, e every, at string)
 		want   string
 	}{
-		"driver":    {func(_ *testing.T, e every, at string) { e.Remove(at + "/driver") }, "driver is none, was mlx5_core.sf"},
+		"driver":    {func(_ *testing.T, e every, at string) { e.Remove(at + "/driver") }, "driver is missing, was mlx5_core.sf"},
 		"SF number": {func(_ *testing.T, e every, at string) { e.file(at+"/sfnum", "89") }, "SF number is 89, was 88"},
 		"function's class": {func(_ *testing.T, e every, _ string) {
 			e.file(sysfstest.Device(verifiedPF)+"/modalias", "pci:v000015B3d0000101Dsv00000000sd00000000bc12sc00i00")
@@ -247,7 +247,7 @@ func TestVerifyReadErrors(t *testing.T) {
 	plain := func(about string, err error) {
 		t.Helper()
 		if _, changed := errors.AsType[*inventory.ChangedError](err); changed || err == nil || !strings.Contains(err.Error(), about) {
-			t.Errorf("%v, want it to tell %q", err, about)
+			t.Errorf("%v, want it to contain %q", err, about)
 		}
 	}
 	plain("/driver", inventory.Verify(t.Context(), configOf(e.Tree), inventory.Device{Function: &no}))

@@ -172,7 +172,7 @@ func TestAllocateLooksAgain(t *testing.T) {
 		_, err = r.kubelet.Allocate(testkit.Context(r.t), resource, vfs[0])
 	}
 	links.lock.Unlock()
-	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "driver is none, was iavf") {
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "driver is missing, was iavf") {
 		t.Errorf("Allocate answered %v, want that the driver has changed", err)
 	}
 	r.awaitOffered(1) // the refusal was reason to look at everything

@@ -130,7 +130,7 @@ func TestOwnPodNotListed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			plain := asking(t, listing(c.pods...))
 			if _, err := plain.Held(t.Context()); err != nil {
-				t.Errorf("who is in no pod is told %v", err)
+				t.Errorf("a client outside of pods got %v", err)
 			}
 			inside := NewInPod(plain.socket, own)
 			defer inside.Close()

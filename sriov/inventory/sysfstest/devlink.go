@@ -12,8 +12,7 @@ import (
 // context.
 type Devlink struct{ Tree *Tree }
 
-// Devices returns the devices of Tree.Tell that exist and have a network
-// driver.
+// Devices returns the reported devices that exist and have a network driver.
 func (d Devlink) Devices(ctx context.Context) (map[devlink.Handle]devlink.Device, error) {
 	if err := d.Tree.fault("devlink Devices"); err != nil {
 		return nil, err
