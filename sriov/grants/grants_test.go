@@ -84,7 +84,7 @@ func TestRecordKeepsDevice(t *testing.T) {
 	}
 	for i, r := range g.All() {
 		if diff := cmp.Diff(&given[i], r.Device()); diff != "" || !r.At.Equal(start) || r.Resource != "intel.com/a" {
-			t.Errorf("%+v (-given +remembered):\n%s", r, diff)
+			t.Errorf("%+v (-allocated +recorded):\n%s", r, diff)
 		}
 		if d := r.Device(); d.Auxiliary != nil && d.Function != &d.Auxiliary.Parent {
 			t.Errorf("%s: the function is not the parent", d.ID)
@@ -113,14 +113,14 @@ func TestPutRejectsInvalidRecords(t *testing.T) {
 	good := record("intel.com/a", function(vf("0000:05:00.4")), 0)
 	for _, bad := range []Record{{}, {Resource: "intel.com/a"}, {ID: "x"}, {Resource: "a b", ID: "x"}} {
 		if err := g.Put(t.Context(), []Record{good, bad}); err == nil {
-			t.Errorf("%+v is taken", bad)
+			t.Errorf("%+v was accepted", bad)
 		}
 	}
 	if len(g.All()) > 0 {
-		t.Errorf("half of it was written: %v", g.All())
+		t.Errorf("records were partly written: %v", g.All())
 	}
 	if err := errors.Join(g.Put(t.Context(), nil), g.Remove(t.Context(), nil), g.Remove(t.Context(), []Record{good})); err != nil {
-		t.Errorf("nothing is an error: %v", err)
+		t.Errorf("Put of no records: %v", err)
 	}
 }
 
@@ -134,12 +134,12 @@ func TestWriteHonorsContext(t *testing.T) {
 	<-g.writeToken // a concurrent write
 	testkit.WantError(t, "put", g.Put(ctx, good), os.ErrClosed)
 	if len(g.All()) > 0 {
-		t.Error("what was not written is remembered")
+		t.Error("a record that was not written is returned")
 	}
 	g.writeToken <- struct{}{}
 	closing(t, s)
 	if err := g.Put(t.Context(), good); err == nil || len(g.All()) > 0 {
-		t.Errorf("a store that is closed took it: %v", err)
+		t.Errorf("a closed store accepted a record: %v", err)
 	}
 }
 

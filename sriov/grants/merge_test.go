@@ -53,17 +53,17 @@ func TestMergeKnown(t *testing.T) {
 		holders    []podresources.Holder
 		held, drop []string
 	}{
-		"nothing":                     {nil, nil, nil, nil},
-		"a holder with a record":      {[]Record{old}, []podresources.Holder{holder("intel.com/a", id)}, []string{"intel.com/a " + id + " known"}, nil},
-		"two containers of a pod":     {[]Record{old}, []podresources.Holder{holder("intel.com/a", id), {Resource: "intel.com/a", ID: id, Pod: "p", Container: "init"}}, []string{"intel.com/a " + id + " known"}, nil},
-		"a holder without a record":   {nil, []podresources.Holder{holder("intel.com/a", id)}, []string{"intel.com/a " + id}, nil},
-		"others' resources":           {[]Record{old}, []podresources.Holder{holder("nvidia.com/gpu", "GPU-1")}, []string{"nvidia.com/gpu GPU-1"}, []string{"intel.com/a " + id}},
-		"a record of no holder":       {[]Record{old}, nil, nil, []string{"intel.com/a " + id}},
-		"one that is not listed yet":  {[]Record{young}, nil, []string{"intel.com/a " + id + " known"}, nil},
-		"one of a clock set back":     {[]Record{future}, nil, []string{"intel.com/a " + id + " known"}, nil},
-		"one of a clock set far back": {[]Record{far}, nil, nil, []string{"intel.com/a " + id}},
-		"given again by another":      {[]Record{elsewhere, young}, nil, []string{"intel.com/a " + id + " known"}, []string{"intel.com/b " + id}},
-		"an old holder, given again":  {[]Record{elsewhere, young}, []podresources.Holder{holder("intel.com/b", id)}, []string{"intel.com/a " + id + " known", "intel.com/b " + id + " known"}, nil},
+		"nothing":                                {nil, nil, nil, nil},
+		"a holder with a record":                 {[]Record{old}, []podresources.Holder{holder("intel.com/a", id)}, []string{"intel.com/a " + id + " known"}, nil},
+		"two containers of a pod":                {[]Record{old}, []podresources.Holder{holder("intel.com/a", id), {Resource: "intel.com/a", ID: id, Pod: "p", Container: "init"}}, []string{"intel.com/a " + id + " known"}, nil},
+		"a holder without a record":              {nil, []podresources.Holder{holder("intel.com/a", id)}, []string{"intel.com/a " + id}, nil},
+		"others' resources":                      {[]Record{old}, []podresources.Holder{holder("nvidia.com/gpu", "GPU-1")}, []string{"nvidia.com/gpu GPU-1"}, []string{"intel.com/a " + id}},
+		"a record without a holder":              {[]Record{old}, nil, nil, []string{"intel.com/a " + id}},
+		"a recent record that is not listed yet": {[]Record{young}, nil, []string{"intel.com/a " + id + " known"}, nil},
+		"a record before a clock change":         {[]Record{future}, nil, []string{"intel.com/a " + id + " known"}, nil},
+		"a record before a large clock change":   {[]Record{far}, nil, nil, []string{"intel.com/a " + id}},
+		"allocated again by another resource":    {[]Record{elsewhere, young}, nil, []string{"intel.com/a " + id + " known"}, []string{"intel.com/b " + id}},
+		"an old holder, allocated again":         {[]Record{elsewhere, young}, []podresources.Holder{holder("intel.com/b", id)}, []string{"intel.com/a " + id + " known", "intel.com/b " + id + " known"}, nil},
 	} {
 		got, drop := Merge(c.records, c.holders, true, &inventory.Snapshot{}, start)
 		if diff := cmp.Diff(c.held, held(got)) + cmp.Diff(c.drop, names(drop)); diff != "" {
@@ -99,24 +99,24 @@ func TestMergeUnknown(t *testing.T) {
 		age    time.Duration
 		became string
 	}{
-		"its network device is away":        {function(whole), without(whole, noLink), nil, Grace, isHeld},
-		"its RDMA device is away":           {function(whole), without(whole, noRDMA), nil, Grace, isHeld},
-		"both are away":                     {function(whole), without(whole, noLink, noRDMA), nil, Grace, isHeld},
-		"both are back":                     {function(whole), &whole, nil, Grace, isOver},
-		"both are still here":               {function(whole), &whole, nil, Grace - 1, isHeld},
-		"it had RDMA alone, which is away":  {function(roce), without(roce, noRDMA), nil, Grace, isHeld},
-		"it had RDMA alone, which is back":  {function(roce), &roce, nil, Grace, isOver},
-		"it has no driver":                  {function(whole), without(whole, unbound), nil, Grace, stays},
-		"it has another driver":             {function(whole), &vfio, nil, Grace, stays},
-		"it is vfio's":                      {function(vfio), &vfio, nil, Grace, stays},
-		"it is vfio's and was just given":   {function(vfio), &vfio, nil, 0, isHeld},
-		"it is gone":                        {function(whole), nil, nil, Grace, stays},
-		"it is gone and was just given":     {function(whole), nil, nil, 0, isHeld},
-		"auxiliary: its network is away":    {auxiliary(scalable), nil, &noAuxLink, Grace, isHeld},
-		"auxiliary: its RDMA is away":       {auxiliary(scalable), nil, &noAuxRDMA, Grace, isHeld},
-		"auxiliary: all is back":            {auxiliary(scalable), nil, &scalable, Grace, isOver},
-		"auxiliary: it has no driver":       {auxiliary(scalable), nil, &noAuxDriver, Grace, stays},
-		"auxiliary: a function of its name": {inventory.Device{ID: id, Function: &scalable.Parent, Auxiliary: &scalable}, without(whole, noLink), nil, Grace, stays},
+		"its network device is missing":            {function(whole), without(whole, noLink), nil, Grace, isHeld},
+		"its RDMA device is missing":               {function(whole), without(whole, noRDMA), nil, Grace, isHeld},
+		"both are missing":                         {function(whole), without(whole, noLink, noRDMA), nil, Grace, isHeld},
+		"both returned":                            {function(whole), &whole, nil, Grace, isOver},
+		"both are still here":                      {function(whole), &whole, nil, Grace - 1, isHeld},
+		"it had only RDMA, which is missing":       {function(roce), without(roce, noRDMA), nil, Grace, isHeld},
+		"it had only RDMA, which returned":         {function(roce), &roce, nil, Grace, isOver},
+		"it has no driver":                         {function(whole), without(whole, unbound), nil, Grace, stays},
+		"it has another driver":                    {function(whole), &vfio, nil, Grace, stays},
+		"bound to vfio":                            {function(vfio), &vfio, nil, Grace, stays},
+		"bound to vfio and just allocated":         {function(vfio), &vfio, nil, 0, isHeld},
+		"it is gone":                               {function(whole), nil, nil, Grace, stays},
+		"missing and just allocated":               {function(whole), nil, nil, 0, isHeld},
+		"auxiliary: its network device is missing": {auxiliary(scalable), nil, &noAuxLink, Grace, isHeld},
+		"auxiliary: its RDMA device is missing":    {auxiliary(scalable), nil, &noAuxRDMA, Grace, isHeld},
+		"auxiliary: all returned":                  {auxiliary(scalable), nil, &scalable, Grace, isOver},
+		"auxiliary: it has no driver":              {auxiliary(scalable), nil, &noAuxDriver, Grace, stays},
+		"auxiliary: a function of its name":        {inventory.Device{ID: id, Function: &scalable.Parent, Auxiliary: &scalable}, without(whole, noLink), nil, Grace, stays},
 	} {
 		s := &inventory.Snapshot{}
 		if c.f != nil {
@@ -214,7 +214,7 @@ func TestMergeProperties(t *testing.T) {
 		slices.Reverse(s.Functions)
 		got2, drop2 := Merge(records, holders, known, s, start)
 		if diff := cmp.Diff(got, got2) + cmp.Diff(drop, drop2); diff != "" {
-			t.Errorf("the order makes a difference:\n%s", diff)
+			t.Errorf("the result depends on the order:\n%s", diff)
 		}
 	})
 }

@@ -36,18 +36,18 @@ func TestFailures(t *testing.T) {
 		want    error
 		says    []string
 	}{
-		"too many":            {nil, plan.SetNumVFs{PF: pfAddress, Number: 5}, unix.ERANGE, []string{"5", pfAddress, "0 to 4"}},
-		"negative":            {nil, plan.SetNumVFs{PF: pfAddress, Number: -1}, unix.ERANGE, []string{"-1"}},
-		"others there":        {makeTwo, plan.SetNumVFs{PF: pfAddress, Number: 3}, unix.EBUSY, []string{"there are 2", "remove them first"}},
-		"others just created": {fault(numVFs, unix.EBUSY), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.EBUSY, []string{"only change from 0"}},
-		"no space":            {fault(numVFs, unix.ENOMEM), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.ENOMEM, []string{"pci=realloc", "ARI"}},
-		"no driver of PF":     {func(r *rig) { r.do(plan.Unbind{Address: pfAddress}) }, plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.ENOENT, []string{"bound to a driver"}},
-		"read-only":           {fault(numVFs, unix.EROFS), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.EROFS, []string{"mounted writable"}},
-		"in guests":           {then(makeTwo, fault("sriov_numvfs 0", unix.EPERM)), plan.SetNumVFs{PF: pfAddress}, unix.EPERM, []string{"guests"}},
-		"driver created none": {func(r *rig) { r.host.config.Write = func(string, string) error { return nil } }, plan.SetNumVFs{PF: pfAddress, Number: 2}, nil, []string{"there are 0", "want 2", "kernel's log"}},
-		"driver removed none": {then(makeTwo, func(r *rig) { r.host.config.Write = func(string, string) error { return nil } }), plan.SetNumVFs{PF: pfAddress}, nil, []string{"there are 2", "want 0"}},
-		"no SR-IOV":           {makeTwo, plan.SetNumVFs{PF: vf0, Number: 1}, unix.ENOENT, []string{vf0, "cannot have"}},
-		"no such function":    {nil, plan.SetNumVFs{PF: "0000:99:00.0"}, unix.ENOENT, []string{"no function 0000:99:00.0"}},
+		"too many":                 {nil, plan.SetNumVFs{PF: pfAddress, Number: 5}, unix.ERANGE, []string{"5", pfAddress, "0 to 4"}},
+		"negative":                 {nil, plan.SetNumVFs{PF: pfAddress, Number: -1}, unix.ERANGE, []string{"-1"}},
+		"other VFs exist":          {makeTwo, plan.SetNumVFs{PF: pfAddress, Number: 3}, unix.EBUSY, []string{"there are 2", "remove them first"}},
+		"VFs created concurrently": {fault(numVFs, unix.EBUSY), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.EBUSY, []string{"only change from 0"}},
+		"no space":                 {fault(numVFs, unix.ENOMEM), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.ENOMEM, []string{"pci=realloc", "ARI"}},
+		"no driver of PF":          {func(r *rig) { r.do(plan.Unbind{Address: pfAddress}) }, plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.ENOENT, []string{"bound to a driver"}},
+		"read-only":                {fault(numVFs, unix.EROFS), plan.SetNumVFs{PF: pfAddress, Number: 2}, unix.EROFS, []string{"mounted writable"}},
+		"used by guests":           {then(makeTwo, fault("sriov_numvfs 0", unix.EPERM)), plan.SetNumVFs{PF: pfAddress}, unix.EPERM, []string{"guests"}},
+		"driver created none":      {func(r *rig) { r.host.config.Write = func(string, string) error { return nil } }, plan.SetNumVFs{PF: pfAddress, Number: 2}, nil, []string{"there are 0", "want 2", "kernel's log"}},
+		"driver removed none":      {then(makeTwo, func(r *rig) { r.host.config.Write = func(string, string) error { return nil } }), plan.SetNumVFs{PF: pfAddress}, nil, []string{"there are 2", "want 0"}},
+		"no SR-IOV":                {makeTwo, plan.SetNumVFs{PF: vf0, Number: 1}, unix.ENOENT, []string{vf0, "cannot have"}},
+		"no such function":         {nil, plan.SetNumVFs{PF: "0000:99:00.0"}, unix.ENOENT, []string{"no function 0000:99:00.0"}},
 
 		"no link":       {func(r *rig) { r.do(plan.Unbind{Address: pfAddress}) }, plan.SetMTU{Address: pfAddress, MTU: 1500}, errNoNetdev, []string{pfAddress, "none", "in a pod"}},
 		"VFIO's link":   {then(makeTwo, func(r *rig) { r.do(plan.Bind{Address: vf0, Driver: "vfio-pci"}) }), plan.SetUp{Address: vf0}, errNoNetdev, []string{"vfio-pci"}},
@@ -150,16 +150,16 @@ func TestHostileTrees(t *testing.T) {
 		change func(r *rig)
 		step   plan.Step
 	}{
-		"total is a word":      {func(r *rig) { r.tree.File(place+"/sriov_totalvfs", "many") }, plan.SetNumVFs{PF: pfAddress, Number: 1}},
-		"total is negative":    {func(r *rig) { r.tree.File(place+"/sriov_totalvfs", "-1") }, plan.SetNumVFs{PF: pfAddress, Number: 1}},
-		"total is a directory": {func(r *rig) { r.tree.Remove(place + "/sriov_totalvfs"); r.tree.File(place+"/sriov_totalvfs/x", "") }, plan.SetNumVFs{PF: pfAddress, Number: 1}},
-		"index is a word":      {func(r *rig) { r.tree.Link(place+"/virtfnx", "devices") }, plan.SetNumVFs{PF: pfAddress, Number: 1}},
-		"index is huge":        {func(r *rig) { r.tree.Link(place+"/virtfn99999999999", "devices") }, plan.SetNumVFs{PF: pfAddress, Number: 1}},
-		"leads elsewhere":      {func(r *rig) { r.tree.Link(place+"/virtfn0", "kernel/iommu_groups") }, plan.SetNumVFs{PF: pfAddress, Number: 1}},
-		"leads to itself":      {func(r *rig) { r.tree.Link(place+"/virtfn0", place+"/virtfn0") }, plan.SetNumVFs{PF: pfAddress, Number: 1}},
-		"another's":            {func(r *rig) { r.tree.Link(place+"/virtfn0", sysfstest.Device(pf2Address)) }, plan.SetNumVFs{PF: pfAddress, Number: 1}},
-		"physfn is a word":     {func(r *rig) { r.tree.Link(place+"/physfn", "devices") }, plan.SetUp{Address: pfAddress}},
-		"physfn is a file":     {func(r *rig) { r.tree.File(place+"/physfn", "") }, plan.SetUp{Address: pfAddress}},
+		"total is a word":           {func(r *rig) { r.tree.File(place+"/sriov_totalvfs", "many") }, plan.SetNumVFs{PF: pfAddress, Number: 1}},
+		"total is negative":         {func(r *rig) { r.tree.File(place+"/sriov_totalvfs", "-1") }, plan.SetNumVFs{PF: pfAddress, Number: 1}},
+		"total is a directory":      {func(r *rig) { r.tree.Remove(place + "/sriov_totalvfs"); r.tree.File(place+"/sriov_totalvfs/x", "") }, plan.SetNumVFs{PF: pfAddress, Number: 1}},
+		"index is a word":           {func(r *rig) { r.tree.Link(place+"/virtfnx", "devices") }, plan.SetNumVFs{PF: pfAddress, Number: 1}},
+		"index is huge":             {func(r *rig) { r.tree.Link(place+"/virtfn99999999999", "devices") }, plan.SetNumVFs{PF: pfAddress, Number: 1}},
+		"link to another directory": {func(r *rig) { r.tree.Link(place+"/virtfn0", "kernel/iommu_groups") }, plan.SetNumVFs{PF: pfAddress, Number: 1}},
+		"link to itself":            {func(r *rig) { r.tree.Link(place+"/virtfn0", place+"/virtfn0") }, plan.SetNumVFs{PF: pfAddress, Number: 1}},
+		"another's":                 {func(r *rig) { r.tree.Link(place+"/virtfn0", sysfstest.Device(pf2Address)) }, plan.SetNumVFs{PF: pfAddress, Number: 1}},
+		"physfn is a word":          {func(r *rig) { r.tree.Link(place+"/physfn", "devices") }, plan.SetUp{Address: pfAddress}},
+		"physfn is a file":          {func(r *rig) { r.tree.File(place+"/physfn", "") }, plan.SetUp{Address: pfAddress}},
 		"driver is a path": {func(r *rig) {
 			r.tree.Remove(place + "/driver")
 			r.tree.Link(place+"/driver", "bus/pci/drivers/a driver")

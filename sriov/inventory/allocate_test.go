@@ -98,26 +98,26 @@ func TestAllocate(t *testing.T) {
 		{name: "two functions of one group", resource: allocateResource(NetDevice), members: []Member{testMember("0000:02:02.0", "vfio-pci", group("7")), testMember("0000:02:02.1", "vfio-pci", group("7"))},
 			ids: "0000:02:02.0,0000:02:02.1", info: `{"0000:02:02.0":{"vfio":{"mount":"/dev/vfio/vfio","dev-mount":"/dev/vfio/7"}},"0000:02:02.1":{"vfio":{"mount":"/dev/vfio/vfio","dev-mount":"/dev/vfio/7"}}}`,
 			nodes: []string{"/dev/vfio/vfio", "/dev/vfio/7"}},
-		{name: "vfio without an IOMMU has another name inside", resource: allocateResource(NetDevice), members: []Member{testMember("0000:00:07.0", "vfio-pci", group("noiommu-3"))},
+		{name: "a no-IOMMU group has another name in the container", resource: allocateResource(NetDevice), members: []Member{testMember("0000:00:07.0", "vfio-pci", group("noiommu-3"))},
 			ids: "0000:00:07.0", info: `{"0000:00:07.0":{"vfio":{"mount":"/dev/vfio/vfio","dev-mount":"/dev/vfio/3"}}}`,
 			nodes: []string{"/dev/vfio/vfio", "/dev/vfio/noiommu-3>/dev/vfio/3"}},
 		{name: "igb_uio", resource: allocateResource(NetDevice), members: []Member{testMember("0000:02:02.0", "igb_uio", uio("uio3"))},
 			ids: "0000:02:02.0", info: `{"0000:02:02.0":{"uio":{"mount":"/dev/uio3"}}}`, nodes: []string{"/dev/uio3"}},
 		{name: "uio", resource: allocateResource(NetDevice), members: []Member{testMember("0000:02:02.0", "uio", uio("uio0"))},
 			ids: "0000:02:02.0", info: `{"0000:02:02.0":{"uio":{"mount":"/dev/uio0"}}}`, nodes: []string{"/dev/uio0"}},
-		{name: "a driver that upstream gives no nodes for", resource: allocateResource(NetDevice), members: []Member{testMember("0000:02:02.0", "uio_pci_generic", uio("uio0"))},
+		{name: "a driver without nodes in upstream", resource: allocateResource(NetDevice), members: []Member{testMember("0000:02:02.0", "uio_pci_generic", uio("uio0"))},
 			ids: "0000:02:02.0", info: `{"0000:02:02.0":{}}`},
 		{name: "an accelerator on vfio", resource: allocateResource(Accelerator), members: []Member{testMember("0000:5e:00.0", "vfio-pci", group("44"))},
 			ids: "0000:5e:00.0", info: `{"0000:5e:00.0":{"vfio":{"mount":"/dev/vfio/vfio","dev-mount":"/dev/vfio/44"}}}`, nodes: []string{"/dev/vfio/vfio", "/dev/vfio/44"}},
-		{name: "an accelerator knows no RDMA, vDPA or vhost-net", resource: allocateResource(Accelerator, Selector{RDMA: true, VDPAType: "vhost", VhostNet: true}),
+		{name: "accelerators ignore RDMA, vDPA and vhost-net", resource: allocateResource(Accelerator, Selector{RDMA: true, VDPAType: "vhost", VhostNet: true}),
 			members: []Member{testMember("0000:5e:00.0", "dfl-pci", withRDMA(mlx("0")), vdpaDevice("vdpa0", "vhost_vdpa", "/dev/vhost-vdpa-0"))},
 			ids:     "0000:5e:00.0", info: `{"0000:5e:00.0":{}}`},
-		{name: "RDMA when asked for", resource: allocateResource(NetDevice, rdma), members: []Member{testMember("0000:05:00.1", "mlx5_core", withRDMA(mlx("2")))},
+		{name: "RDMA with isRdma", resource: allocateResource(NetDevice, rdma), members: []Member{testMember("0000:05:00.1", "mlx5_core", withRDMA(mlx("2")))},
 			ids: "0000:05:00.1", info: `{"0000:05:00.1":{"rdma":{"rdma_dev":"mlx5_2","issm":"/dev/infiniband/issm2","umad":"/dev/infiniband/umad2","uverbs":"/dev/infiniband/uverbs2","rdma_cm":"/dev/infiniband/rdma_cm"}}}`,
 			nodes: []string{"/dev/infiniband/issm2", "/dev/infiniband/umad2", "/dev/infiniband/uverbs2", "/dev/infiniband/rdma_cm"}},
-		{name: "RDMA when not asked for", resource: allocateResource(NetDevice), members: []Member{testMember("0000:05:00.1", "mlx5_core", withRDMA(mlx("2")))},
+		{name: "RDMA without isRdma", resource: allocateResource(NetDevice), members: []Member{testMember("0000:05:00.1", "mlx5_core", withRDMA(mlx("2")))},
 			ids: "0000:05:00.1", info: `{"0000:05:00.1":{}}`},
-		{name: "the connection manager of two comes once", resource: allocateResource(NetDevice, rdma), members: []Member{testMember("0000:05:00.1", "mlx5_core", withRDMA(mlx("2"))), testMember("0000:05:00.2", "mlx5_core", withRDMA(mlx("3")))},
+		{name: "a shared connection manager is added once", resource: allocateResource(NetDevice, rdma), members: []Member{testMember("0000:05:00.1", "mlx5_core", withRDMA(mlx("2"))), testMember("0000:05:00.2", "mlx5_core", withRDMA(mlx("3")))},
 			ids: "0000:05:00.1,0000:05:00.2", info: `{"0000:05:00.1":{"rdma":{"rdma_dev":"mlx5_2","issm":"/dev/infiniband/issm2","umad":"/dev/infiniband/umad2","uverbs":"/dev/infiniband/uverbs2","rdma_cm":"/dev/infiniband/rdma_cm"}},
 			  "0000:05:00.2":{"rdma":{"rdma_dev":"mlx5_3","issm":"/dev/infiniband/issm3","umad":"/dev/infiniband/umad3","uverbs":"/dev/infiniband/uverbs3","rdma_cm":"/dev/infiniband/rdma_cm"}}}`,
 			nodes: []string{"/dev/infiniband/issm2", "/dev/infiniband/umad2", "/dev/infiniband/uverbs2", "/dev/infiniband/rdma_cm", "/dev/infiniband/issm3", "/dev/infiniband/umad3", "/dev/infiniband/uverbs3"}},
@@ -125,14 +125,14 @@ func TestAllocate(t *testing.T) {
 			members: []Member{testMember("0000:05:00.1", "mlx5_core", withRDMA(mlx("2"), RDMA{Name: "mlx5_9", Devices: []CharDevice{{Role: "uverbs", Path: "/dev/infiniband/uverbs9"}, {Role: "uverbs", Path: "/dev/infiniband/uverbs8"}}}))},
 			ids:     "0000:05:00.1", info: `{"0000:05:00.1":{"rdma":{"rdma_dev":"mlx5_2","issm":"/dev/infiniband/issm2","umad":"/dev/infiniband/umad2","uverbs":"/dev/infiniband/uverbs9","rdma_cm":"/dev/infiniband/rdma_cm"}}}`,
 			nodes: []string{"/dev/infiniband/issm2", "/dev/infiniband/umad2", "/dev/infiniband/uverbs2", "/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs9", "/dev/infiniband/uverbs8"}},
-		{name: "an RDMA device that the kernel made no nodes for", resource: allocateResource(NetDevice, rdma), members: []Member{testMember("0000:05:00.1", "mlx5_core", withRDMA(RDMA{Name: "mlx5_2"}))},
+		{name: "an RDMA device without nodes", resource: allocateResource(NetDevice, rdma), members: []Member{testMember("0000:05:00.1", "mlx5_core", withRDMA(RDMA{Name: "mlx5_2"}))},
 			ids: "0000:05:00.1", info: `{"0000:05:00.1":{"rdma":{"rdma_dev":"mlx5_2"}}}`},
-		{name: "the selector that took a device decides", resource: allocateResource(NetDevice, Selector{}, rdma), members: []Member{testMember("0000:05:00.1", "mlx5_core", withRDMA(mlx("2"))), func() Member {
+		{name: "the matching selector determines the nodes", resource: allocateResource(NetDevice, Selector{}, rdma), members: []Member{testMember("0000:05:00.1", "mlx5_core", withRDMA(mlx("2"))), func() Member {
 			m := testMember("0000:05:00.2", "mlx5_core", withRDMA(RDMA{Name: "mlx5_3"}))
 			m.Selector = 1
 			return m
 		}()}, ids: "0000:05:00.1,0000:05:00.2", info: `{"0000:05:00.1":{},"0000:05:00.2":{"rdma":{"rdma_dev":"mlx5_3"}}}`},
-		{name: "a selector that is no more", resource: allocateResource(NetDevice, rdma), members: []Member{func() Member {
+		{name: "a selector that does not exist", resource: allocateResource(NetDevice, rdma), members: []Member{func() Member {
 			m := testMember("0000:05:00.2", "mlx5_core")
 			m.Selector = 7
 			return m
@@ -141,12 +141,12 @@ func TestAllocate(t *testing.T) {
 			ids: "0000:06:00.2", info: `{"0000:06:00.2":{"vdpa":{"mount":"/dev/vhost-vdpa-2"}}}`, nodes: []string{"/dev/vhost-vdpa-2"}},
 		{name: "vDPA for the kernel", resource: allocateResource(NetDevice, Selector{VDPAType: "virtio"}), members: []Member{testMember("0000:06:00.2", "mlx5_core", vdpaDevice("vdpa2", "virtio_vdpa", ""))},
 			ids: "0000:06:00.2", info: `{"0000:06:00.2":{"vdpa":{}}}`},
-		{name: "vDPA that no selector asks for", resource: allocateResource(NetDevice), members: []Member{testMember("0000:06:00.2", "mlx5_core", vdpaDevice("vdpa2", "vhost_vdpa", "/dev/vhost-vdpa-2"))},
+		{name: "vDPA without vdpaType", resource: allocateResource(NetDevice), members: []Member{testMember("0000:06:00.2", "mlx5_core", vdpaDevice("vdpa2", "vhost_vdpa", "/dev/vhost-vdpa-2"))},
 			ids: "0000:06:00.2", info: `{"0000:06:00.2":{}}`},
 		{name: "vhost-net beside vfio", resource: allocateResource(NetDevice, vhost), members: []Member{testMember("0000:02:02.0", "vfio-pci", group("169"))},
 			ids: "0000:02:02.0", info: `{"0000:02:02.0":{"vfio":{"mount":"/dev/vfio/vfio","dev-mount":"/dev/vfio/169"},"vhost":{"net-mount":"/dev/vhost-net","tun-mount":"/dev/net/tun"}}}`,
 			nodes: []string{"/dev/vfio/vfio", "/dev/vfio/169", "/dev/vhost-net", "/dev/net/tun"}},
-		{name: "vhost-net that the machine does not have", resource: allocateResource(NetDevice, vhost), members: []Member{testMember("0000:02:02.0", "iavf")}, exists: without("/dev/vhost-net"),
+		{name: "vhost-net is missing on the machine", resource: allocateResource(NetDevice, vhost), members: []Member{testMember("0000:02:02.0", "iavf")}, exists: without("/dev/vhost-net"),
 			ids: "0000:02:02.0", info: `{"0000:02:02.0":{}}`},
 		{name: "vhost-net without tun is reported but not added, as upstream does", resource: allocateResource(NetDevice, vhost), members: []Member{testMember("0000:02:02.0", "iavf")}, exists: without("/dev/net/tun"),
 			ids: "0000:02:02.0", info: `{"0000:02:02.0":{"vhost":{"net-mount":"/dev/vhost-net","tun-mount":"/dev/net/tun"}}}`},
@@ -209,22 +209,22 @@ func TestAllocateRejects(t *testing.T) {
 		node     string
 		says     string
 	}{
-		{"the group's node is not there", Selector{}, testMember("0000:02:02.0", "vfio-pci", group("169")), "/dev/vfio/169", "/dev/vfio/169", "IOMMU group"},
-		{"the group's node without IOMMU is not there", Selector{}, testMember("0000:02:02.0", "vfio-pci", group("noiommu-3")), "/dev/vfio/noiommu-3", "/dev/vfio/noiommu-3", "IOMMU group"},
-		{"vfio's own node is not there", Selector{}, testMember("0000:02:02.0", "vfio-pci", group("169")), "/dev/vfio/vfio", "/dev/vfio/vfio", "IOMMU group"},
+		{"the group's node is missing", Selector{}, testMember("0000:02:02.0", "vfio-pci", group("169")), "/dev/vfio/169", "/dev/vfio/169", "IOMMU group"},
+		{"the no-IOMMU group's node is missing", Selector{}, testMember("0000:02:02.0", "vfio-pci", group("noiommu-3")), "/dev/vfio/noiommu-3", "/dev/vfio/noiommu-3", "IOMMU group"},
+		{"vfio's own node is missing", Selector{}, testMember("0000:02:02.0", "vfio-pci", group("169")), "/dev/vfio/vfio", "/dev/vfio/vfio", "IOMMU group"},
 		{"vfio without a group", Selector{}, testMember("0000:02:02.0", "vfio-pci"), "", "", "enable_unsafe_noiommu_mode"},
 		{"a group that is a path", Selector{}, testMember("0000:02:02.0", "vfio-pci", group("../sda")), "", "", "no IOMMU group"},
-		{"uio's node is not there", Selector{}, testMember("0000:02:02.0", "igb_uio", uio("uio3")), "/dev/uio3", "/dev/uio3", "igb_uio"},
+		{"uio's node is missing", Selector{}, testMember("0000:02:02.0", "igb_uio", uio("uio3")), "/dev/uio3", "/dev/uio3", "igb_uio"},
 		{"uio without a device", Selector{}, testMember("0000:02:02.0", "igb_uio"), "", "", "igb_uio created no"},
 		{"uio's device is a path", Selector{}, testMember("0000:02:02.0", "uio", uio("../etc")), "", "", "uio created no"},
-		{"an RDMA node is not there", rdma, testMember("0000:02:02.0", "mlx5_core", withRDMA(mlx("2"))), "/dev/infiniband/uverbs2", "/dev/infiniband/uverbs2", "mlx5_2"},
+		{"an RDMA node is missing", rdma, testMember("0000:02:02.0", "mlx5_core", withRDMA(mlx("2"))), "/dev/infiniband/uverbs2", "/dev/infiniband/uverbs2", "mlx5_2"},
 		{"RDMA is in a pod's namespace", rdma, testMember("0000:02:02.0", "mlx5_core", func(f *Function) { f.RDMACapable = true }), "", "", "exclusive mode"},
 		{"an RDMA node elsewhere", rdma, testMember("0000:02:02.0", "mlx5_core", withRDMA(RDMA{Name: "mlx5_2", Devices: []CharDevice{{Role: "uverbs", Path: "/dev/../etc/shadow"}}})), "", "", "/dev/../etc/shadow"},
-		{"vDPA's node is not there", vhost, testMember("0000:02:02.0", "mlx5_core", vdpaDevice("vdpa2", "vhost_vdpa", "/dev/vhost-vdpa-2")), "/dev/vhost-vdpa-2", "/dev/vhost-vdpa-2", "vdpa2"},
+		{"vDPA's node is missing", vhost, testMember("0000:02:02.0", "mlx5_core", vdpaDevice("vdpa2", "vhost_vdpa", "/dev/vhost-vdpa-2")), "/dev/vhost-vdpa-2", "/dev/vhost-vdpa-2", "vdpa2"},
 		{"vDPA has no node", vhost, testMember("0000:02:02.0", "mlx5_core", vdpaDevice("vdpa2", "vhost_vdpa", "")), "", "", "no node"},
 		{"vDPA's node is elsewhere", vhost, testMember("0000:02:02.0", "mlx5_core", vdpaDevice("vdpa2", "vhost_vdpa", "/etc/shadow")), "", "", "no node"},
-		{"vDPA is no more", virtio, testMember("0000:02:02.0", "mlx5_core"), "", "", "no vDPA device"},
-		{"vDPA got another driver", virtio, testMember("0000:02:02.0", "mlx5_core", vdpaDevice("vdpa2", "vhost_vdpa", "/dev/vhost-vdpa-2")), "", "", "type vhost, want virtio"},
+		{"the vDPA device was removed", virtio, testMember("0000:02:02.0", "mlx5_core"), "", "", "no vDPA device"},
+		{"the vDPA driver changed", virtio, testMember("0000:02:02.0", "mlx5_core", vdpaDevice("vdpa2", "vhost_vdpa", "/dev/vhost-vdpa-2")), "", "", "type vhost, want virtio"},
 		{"vDPA has no driver", vhost, testMember("0000:02:02.0", "mlx5_core", vdpaDevice("vdpa2", "", "")), "", "", "type invalid, want vhost"},
 		{"its properties are not known", Selector{}, unknown, "", "", "nothing is known"},
 	} {
@@ -272,7 +272,7 @@ func TestTopology(t *testing.T) {
 		{"none", allocateResource(NetDevice), testMember("0000:02:02.0", "iavf", on(-1)), nil},
 		{"excluded", hidden, testMember("0000:02:02.0", "iavf", on(1)), nil},
 		{"the parent's", allocateResource(AuxNetDevice), testScalable("mlx5_core.sf.4", testMember("0000:03:00.0", "mlx5_core", on(1))), []int64{1}},
-		{"nothing known", allocateResource(NetDevice), Member{Device: Device{ID: "0000:02:02.0"}}, nil},
+		{"unknown function", allocateResource(NetDevice), Member{Device: Device{ID: "0000:02:02.0"}}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got := Topology(c.resource, c.member)

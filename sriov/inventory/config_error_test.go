@@ -162,7 +162,7 @@ func FuzzParseConfig(f *testing.F) {
 		}
 		again, _, errAgain := ParseConfig(text, ParseOptions{Strict: strict})
 		if diff := cmp.Diff(c, again); diff != "" || (err == nil) != (errAgain == nil) {
-			t.Errorf("another result the second time: %v, %v\n%s", err, errAgain, diff)
+			t.Errorf("results differ: %v, %v\n%s", err, errAgain, diff)
 		}
 		if err != nil {
 			return
@@ -171,7 +171,7 @@ func FuzzParseConfig(f *testing.F) {
 			t.Errorf("%q was accepted", text)
 		}
 		if lenient, _, err := ParseConfig(text, ParseOptions{}); err != nil || cmp.Diff(c, lenient) != "" {
-			t.Errorf("strictly accepted, but otherwise %v", err)
+			t.Errorf("accepted in strict mode, but otherwise %v", err)
 		}
 		sound(t, c)
 	})

@@ -76,7 +76,7 @@ func TestAllocateProperties(t *testing.T) {
 		given := map[string]string{}
 		for _, d := range answer.Devices {
 			if given[d.HostPath] != "" {
-				t.Fatalf("%s comes twice", d.HostPath)
+				t.Fatalf("%s is listed twice", d.HostPath)
 			}
 			if !strings.HasPrefix(d.HostPath, "/dev/") || path.Clean(d.ContainerPath) != d.ContainerPath || !s.Exists(d.HostPath) {
 				t.Fatalf("node %v, want one below /dev that is there", d)
@@ -85,7 +85,7 @@ func TestAllocateProperties(t *testing.T) {
 		}
 		for id, providers := range info {
 			if providers["generic"]["deviceID"] != id {
-				t.Fatalf("information of %s says %v", id, providers)
+				t.Fatalf("information of %s is %v", id, providers)
 			}
 		}
 
@@ -111,11 +111,11 @@ func TestAllocateProperties(t *testing.T) {
 			}
 		}
 		if len(brought) != len(given) {
-			t.Fatalf("CDI brings %v, want %v", brought, given)
+			t.Fatalf("CDI adds %v, want %v", brought, given)
 		}
 		for host, inside := range given {
 			if brought[host] != inside {
-				t.Fatalf("CDI brings %s as %q, want %q", host, brought[host], inside)
+				t.Fatalf("CDI adds %s as %q, want %q", host, brought[host], inside)
 			}
 		}
 	})

@@ -82,11 +82,11 @@ func TestWriteKeepsUnchangedFile(t *testing.T) {
 		return testkit.Value(os.Stat(path))(t)
 	}
 	if first := inode(); !os.SameFile(first, inode()) {
-		t.Error("the file was made again with the same content")
+		t.Error("the file was rewritten with the same content")
 	}
 	testkit.Must(t, os.WriteFile(path, []byte("samE"), 0o644))
 	if inode(); read(t, path) != "same" {
-		t.Error("a file of the same size was taken for the right one")
+		t.Error("a file of the same size was not rewritten")
 	}
 }
 
@@ -146,7 +146,7 @@ func TestForeignFileNames(t *testing.T) {
 		}
 	}
 	if got := list(t, f); got != nil {
-		t.Errorf("files %q were made, want none", got)
+		t.Errorf("files %q were created, want none", got)
 	}
 }
 
@@ -154,7 +154,7 @@ func TestRemove(t *testing.T) {
 	f := files(t)
 	for _, file := range []string{infoFile, specFile} {
 		if err := f.Remove(file); err != nil {
-			t.Errorf("Remove of what is not there: %v, want none", err)
+			t.Errorf("Remove of a missing file: %v, want no error", err)
 		}
 		testkit.Must(t, f.Write(file, []byte("x")))
 		if err := f.Remove(file); err != nil {
@@ -208,7 +208,7 @@ func TestSweep(t *testing.T) {
 func TestSweepWithoutFiles(t *testing.T) {
 	for _, f := range []DeviceFiles{files(t), {}} {
 		if removed, err := f.Sweep(nil, func(string) bool { return false }); removed != nil || err != nil {
-			t.Errorf("Sweep where nothing is = %q, %v, want nothing", removed, err)
+			t.Errorf("Sweep of missing directories = %q, %v, want nothing", removed, err)
 		}
 	}
 	file := filepath.Join(t.TempDir(), "file")

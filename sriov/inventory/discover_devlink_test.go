@@ -54,7 +54,7 @@ func TestDrivers(t *testing.T) {
 		}
 	}
 	if f := byAddress(t, s, mlx[2]); f.RDMA != nil {
-		t.Errorf("RDMA devices out of nothing: %+v", f.RDMA)
+		t.Errorf("unexpected RDMA devices: %+v", f.RDMA)
 	}
 	for _, a := range s.Auxiliary {
 		if want := a.Name != plain; a.RDMACapable != want {

@@ -75,10 +75,10 @@ func TestHostileFunctions(t *testing.T) {
 				found[f.Address] = true
 			}
 			if !found["0000:3b:00.0"] {
-				t.Error("the sound function suffers")
+				t.Error("the correct function is affected")
 			}
 			if found[victim] != c.stays {
-				t.Errorf("the spoilt function is there: %v", found[victim])
+				t.Errorf("the damaged function was discovered: %v", found[victim])
 			}
 			if len(s.Problems) != 1 || s.Problems[0].What != victim {
 				t.Fatalf("problems: %+v", s.Problems)
@@ -125,10 +125,10 @@ func TestHostileClasses(t *testing.T) {
 // created or removed, and must not be discovered.
 func TestIncompleteFunctions(t *testing.T) {
 	for name, remove := range map[string][]string{
-		"no link to the PF":     {"devices/pci0000:3b/0000:3b:00.3/physfn"},
-		"no link of the PF":     {"devices/pci0000:3b/0000:3b:00.0/virtfn1"},
-		"neither":               {"devices/pci0000:3b/0000:3b:00.3/physfn", "devices/pci0000:3b/0000:3b:00.0/virtfn1"},
-		"the PF is not to read": {"devices/pci0000:3b/0000:3b:00.0/modalias", "devices/pci0000:3b/0000:3b:00.0/class"},
+		"no link to the PF":    {"devices/pci0000:3b/0000:3b:00.3/physfn"},
+		"no link of the PF":    {"devices/pci0000:3b/0000:3b:00.0/virtfn1"},
+		"neither":              {"devices/pci0000:3b/0000:3b:00.3/physfn", "devices/pci0000:3b/0000:3b:00.0/virtfn1"},
+		"the PF is unreadable": {"devices/pci0000:3b/0000:3b:00.0/modalias", "devices/pci0000:3b/0000:3b:00.0/class"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tree := sysfstest.New(t)
@@ -145,7 +145,7 @@ func TestIncompleteFunctions(t *testing.T) {
 				}
 			}
 			if len(s.Problems) == 0 {
-				t.Error("nothing is said of it")
+				t.Error("no problem is reported")
 			}
 		})
 	}

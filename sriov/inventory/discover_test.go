@@ -159,7 +159,7 @@ func TestScalableFunctions(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	if f := s.Functions[0]; f.DefaultRoute || f.RDMACapable || len(f.Netdevs) != 1 {
-		t.Errorf("the PF has what is the scalable function's: %+v", f)
+		t.Errorf("the PF has devices of the scalable function: %+v", f)
 	}
 }
 

@@ -124,7 +124,7 @@ func TestPoolWarnings(t *testing.T) {
 		change          func(*Snapshot)
 		want            []string
 	}{
-		{"nothing to say", `{"resourceName":"a","selectors":[{"pfNames":["ENS1#0"],"rootDevices":["0000:06:00.0"]},{"pfNames":["enp2s2f1#0"]}]}`, nil, nil},
+		{"no warnings", `{"resourceName":"a","selectors":[{"pfNames":["ENS1#0"],"rootDevices":["0000:06:00.0"]},{"pfNames":["enp2s2f1#0"]}]}`, nil, nil},
 		{"empty", `{"resourceName":"a","selectors":[{"vendors":["1234"]}]}`, nil, []string{"empty a: no device is in it"}},
 		{"contested", `{"resourceName":"a","selectors":[{"drivers":["vfio-pci"]}]},{"resourceName":"b","selectors":[{"devices":["154c"]},{"vendors":["8086"]}]}`, nil,
 			[]string{"contested b: 0000:02:02.1 that it selects went to intel.com/a, which comes before it"}},
@@ -136,7 +136,7 @@ func TestPoolWarnings(t *testing.T) {
 			[]string{`unknown-pf a: pfNames "enp9s0#0-3" fits no function of this machine`, `unknown-pf a: rootDevices "0000:99:00.0" fits no function of this machine`}},
 		{"a PF without VFs", `{"resourceName":"a","selectors":[{"pfNames":["p0","ens1"]}]}`, nil,
 			[]string{`unknown-pf a: pfNames "p0" has no VFs now; the function itself is never taken by its name`}},
-		{"its auxiliary devices are well", `{"resourceName":"a","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"],"pfNames":["p0"]}]}`, nil, nil},
+		{"auxiliary devices of a PF without VFs", `{"resourceName":"a","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"],"pfNames":["p0"]}]}`, nil, nil},
 		{"another name", `{"resourceName":"a","selectors":[{"pfNames":["enp6s0","ens1"]}]}`, func(s *Snapshot) {
 			for i := range s.Functions {
 				if s.Functions[i].PF == "0000:06:00.0" {

@@ -66,7 +66,7 @@ func TestHeldDevicesStayInPool(t *testing.T) {
 		before := asText(t, s, o)
 		with, without := Assign(c, s, o), Assign(c, s, AssignOptions{LinkHealth: o.LinkHealth})
 		if after := asText(t, s, o); after != before {
-			t.Errorf("what Assign was given has changed (-before +after):\n%s", cmp.Diff(before, after))
+			t.Errorf("Assign modified its input (-before +after):\n%s", cmp.Diff(before, after))
 		}
 		pods := map[string]map[string]bool{} // resources by id
 		for _, h := range o.Held {
@@ -212,7 +212,7 @@ func checkExplain(t interface{ Errorf(string, ...any) }, c Config, s *Snapshot, 
 					t.Errorf("%s is %s by %s; it is held: %t, of %q", e.ID, v.Outcome, v.Resource, e.Held, e.Resource)
 				}
 			case v.Outcome == Late && e.Held, v.Outcome == Withheld && !e.Held:
-				t.Errorf("%s is %s for %s, a pod has it: %t", e.ID, v.Outcome, v.Resource, e.Held)
+				t.Errorf("%s is %s for %s, held: %t", e.ID, v.Outcome, v.Resource, e.Held)
 			}
 		}
 	}

@@ -23,7 +23,7 @@ func found(t *testing.T, s *Snapshot, id string) *Device {
 			return &Device{ID: id, Function: &a.Parent, Auxiliary: &a}
 		}
 	}
-	t.Fatalf("there is no %s", id)
+	t.Fatalf("%s does not exist", id)
 	return nil
 }
 
@@ -103,7 +103,7 @@ func TestHeld(t *testing.T) {
 		now                 func(*Snapshot)
 		known, unknown      string // with Last and without
 	}{
-		{"nothing happened", ether, vf, none, "r 1 held", "r 1 held"},
+		{"unchanged", ether, vf, none, "r 1 held", "r 1 held"},
 		{"its network device is in the pod", rdma, ib, in(ib, func(f *Function) { f.Netdevs, f.RDMA = nil, nil }), "r 0 held", "r 0 held"},
 		{"an earlier resource would take it now", all + "," + ether, vf, none, "r 1 held", "r 1 held"},
 		{"no filter would take it now", `{"resourceName":"r","selectors":[{"vendors":["ffff"]},{"vendors":["fffe"]}]},` + all, vf, none, "r 0 held", "r 0 held"},
@@ -111,9 +111,9 @@ func TestHeld(t *testing.T) {
 			"left out: a pod has it from intel.com/r, which is not in the configuration", "left out: a pod has it from intel.com/r, which is not in the configuration"},
 		{"its resource is of another type", accelerators + "," + all, vf, none,
 			"left out: a pod has it from intel.com/r, which is of another device type than netDevice", "left out: a pod has it from intel.com/r, which is of another device type than netDevice"},
-		{"the pod gave it another driver", ether, vf, in(vf, func(f *Function) { f.Driver, f.Netdevs = "vfio-pci", nil }),
+		{"the pod bound another driver", ether, vf, in(vf, func(f *Function) { f.Driver, f.Netdevs = "vfio-pci", nil }),
 			"r 1 held: it has the driver vfio-pci, it was allocated to a pod with iavf", "r 0 held"},
-		{"the pod took its driver", ether, vf, in(vf, func(f *Function) { f.Driver, f.Netdevs = "", nil }),
+		{"the pod unbound it", ether, vf, in(vf, func(f *Function) { f.Driver, f.Netdevs = "", nil }),
 			"r 1 held: it has no driver, it was allocated to a pod with iavf", "r 0 held: it has no driver"},
 		{"another card has its address", ether, vf, in(vf, func(f *Function) { f.Vendor = "15b3" }),
 			"r 1 held: it is a 15b3:154c, a pod got a 8086:154c", "r 1 held"},
@@ -126,7 +126,7 @@ func TestHeld(t *testing.T) {
 		{"it carries a default route", ether, vf, in(vf, func(f *Function) { f.DefaultRoute = true }),
 			"r 1 held: one of its network devices carries the default route", "r 1 held: one of its network devices carries the default route"},
 		{"it is gone", ether, vf, func(s *Snapshot) { remove(s, vf) }, "r 1 held: it is gone", "r 0 held: it is gone"},
-		{"it and its resource are gone", all, vf, func(s *Snapshot) { remove(s, vf) },
+		{"it and its resource were removed", all, vf, func(s *Snapshot) { remove(s, vf) },
 			"left out: it is gone; a pod has it from intel.com/r, which is not in the configuration", ""},
 		{"an accelerator", accelerators, accelerator, none, "r 0 held", "r 0 held"},
 		{"an accelerator is gone", accelerators, accelerator, func(s *Snapshot) { remove(s, accelerator) }, "r 0 held: it is gone", "r 0 held: it is gone"},
@@ -218,13 +218,13 @@ func TestHeldDeviceProperties(t *testing.T) {
 		f.DDPProfile = "loaded"
 	})
 	if v, _ = members(s); v.Function.Netdevs[0].Name != "renamed" || v.Function.RDMA[0].Name != "mlx5_77" || v.Function.PKey != "0xffff" || v.Function.DDPProfile != "loaded" {
-		t.Errorf("what is here does not count: %+v", v.Function)
+		t.Errorf("current properties are ignored: %+v", v.Function)
 	}
 
 	// With another driver no part of the device is in the pod.
 	change(s, vf, func(f *Function) { f.Driver, f.Netdevs, f.RDMA = "vfio-pci", nil, nil })
 	if v, _ = members(s); v.Function.Netdevs != nil || v.Function.RDMA != nil {
-		t.Errorf("%s keeps what went with its driver: %+v", vf, v.Function)
+		t.Errorf("%s keeps properties of the previous driver: %+v", vf, v.Function)
 	}
 }
 
@@ -278,7 +278,7 @@ func TestConflictingHeldReports(t *testing.T) {
 		a := Assign(config, host(), AssignOptions{Held: held})
 		i := slices.IndexFunc(a.Pools[0].Members, func(m Member) bool { return m.ID == vf })
 		if got := a.Pools[0].Members[i].Function.Netdevs; len(got) != 1 || got[0].Name != "0" {
-			t.Errorf("%v is taken for what is in the pod", got)
+			t.Errorf("got %v of another report", got)
 		}
 	}
 }
@@ -293,7 +293,7 @@ func TestHeldFromOtherPlugins(t *testing.T) {
 		held = append(held, HeldDevice{Resource: "nvidia.com/gpu", ID: id})
 	}
 	if diff := cmp.Diff(before, Assign(config, host(), AssignOptions{Held: held})); diff != "" {
-		t.Errorf("others' devices make a difference (-without +with):\n%s", diff)
+		t.Errorf("devices of other plugins change the assignment (-without +with):\n%s", diff)
 	}
 	for id, want := range map[string]string{
 		"0000:09:00.0":                      "a 0 held: it is gone",
@@ -317,7 +317,7 @@ func TestHeldFromOtherPlugins(t *testing.T) {
 		}
 		for _, m := range a.Pools[1].Members {
 			if m.ID == id && (m.Auxiliary == nil || m.Auxiliary.Name != id || m.Function == nil || m.Function.NUMA != NoNode) {
-				t.Errorf("%q is no auxiliary device of nowhere: %+v", id, m.Device)
+				t.Errorf("%q is not an auxiliary device without a parent: %+v", id, m.Device)
 			}
 		}
 	}
@@ -359,11 +359,11 @@ func TestLinkHealth(t *testing.T) {
 		{"its own is down", "0000:02:02.0", link("0000:02:02.0", "v", "ether", false), "n 0"},
 		{"a function that is no VF, its own is down", "0000:03:00.0", link("0000:03:00.0", "p0", "ether", false), "n 0: the link of p0 is down"},
 		{"a scalable function, its PF's is down", "mlx5_core.sf.5", link("0000:03:00.0", "p0", "ether", false), "s 0: the link of p0 is down"},
-		{"nothing is known of the PF's", "0000:02:02.0", link("0000:02:00.0", "enp2s2f1", "", false), "n 0"},
+		{"the link type of the PF's is unknown", "0000:02:02.0", link("0000:02:00.0", "enp2s2f1", "", false), "n 0"},
 		{"the PF has none", "0000:02:02.0", func(s *Snapshot) {
 			change(s, "0000:02:00.0", func(f *Function) { f.Netdevs = nil })
 		}, "n 0"},
-		{"the PF is not there", "0000:02:02.0", func(s *Snapshot) { remove(s, "0000:02:00.0") }, "n 0"},
+		{"the PF is missing", "0000:02:02.0", func(s *Snapshot) { remove(s, "0000:02:00.0") }, "n 0"},
 		{"an accelerator", "0000:5e:00.0", link("0000:5e:00.0", "e", "ether", false), "x 0"},
 	} {
 		s := host()
@@ -372,13 +372,13 @@ func TestLinkHealth(t *testing.T) {
 		for o, want := range map[bool]string{true: c.want, false: strings.Split(c.want, ":")[0]} {
 			options := AssignOptions{LinkHealth: o}
 			if got := strings.Join(places(Assign(config, s, options), c.id), ", "); got != want {
-				t.Errorf("%s, asked for: %t: %s is %q, want %q", c.name, o, c.id, got, want)
+				t.Errorf("%s, LinkHealth %t: %s is %q, want %q", c.name, o, c.id, got, want)
 			}
 			checkExplain(t, config, s, options)
 			options.Held = []HeldDevice{{"intel.com/" + want[:1], c.id, found(t, host(), c.id)}}
 			want = want[:3] + " held" + want[3:]
 			if got := strings.Join(places(Assign(config, s, options), c.id), ", "); got != want {
-				t.Errorf("%s, asked for: %t, a pod has it: %s is %q, want %q", c.name, o, c.id, got, want)
+				t.Errorf("%s, LinkHealth %t, held: %s is %q, want %q", c.name, o, c.id, got, want)
 			}
 		}
 	}

@@ -64,10 +64,10 @@ func TestRDMACapableWithoutDevice(t *testing.T) {
 		s                   *Snapshot
 		vf, sf, vfAny, held string
 	}{
-		"a device here":    {with(device, true), "n 0", "s 0", "n 0", "n 0 held"},
-		"only its devices": {with(device, false), "n 0", "s 0", "n 0", "n 0 held"},
-		"only capable":     {with(nil, true), "n 0: it is RDMA capable", "s 0: it is RDMA capable", "n 0", "n 0 held"},
-		"neither":          {with(nil, false), "free", "free", "n 0", "n 0 held"},
+		"RDMA device":                          {with(device, true), "n 0", "s 0", "n 0", "n 0 held"},
+		"RDMA device, not reported as capable": {with(device, false), "n 0", "s 0", "n 0", "n 0 held"},
+		"capable without a device":             {with(nil, true), "n 0: it is RDMA capable", "s 0: it is RDMA capable", "n 0", "n 0 held"},
+		"neither":                              {with(nil, false), "free", "free", "n 0", "n 0 held"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is := func(what string, got []string, want string) {
@@ -83,13 +83,13 @@ func TestRDMACapableWithoutDevice(t *testing.T) {
 			is("without isRdma", places(Assign(without, c.s, AssignOptions{}), vf), c.vfAny)
 			checkExplain(t, asks, c.s, AssignOptions{})
 			held := AssignOptions{Held: []HeldDevice{{"intel.com/n", vf, found(t, with(device, true), vf)}}}
-			is("a pod has it", places(Assign(asks, c.s, held), vf), c.held)
+			is("held", places(Assign(asks, c.s, held), vf), c.held)
 		})
 	}
 
 	held := AssignOptions{Held: []HeldDevice{{"intel.com/s", sf, found(t, with(device, true), sf)}}}
 	if m := Assign(asks, with(nil, false), held).Pools[2].Members; len(m) != 1 || !m[0].Auxiliary.RDMACapable || m[0].Wrong != "" {
-		t.Errorf("a pod has the scalable function: %+v", m)
+		t.Errorf("the held scalable function: %+v", m)
 	}
 
 	down := with(nil, true)
@@ -97,7 +97,7 @@ func TestRDMACapableWithoutDevice(t *testing.T) {
 		f.Netdevs = []Netdev{{Name: "enp2s2f1", Link: "ether"}}
 	})
 	if got := strings.Join(places(Assign(asks, down, AssignOptions{LinkHealth: true}), vf), ""); !strings.Contains(got, "enp2s2f1 is down; it is RDMA capable but") {
-		t.Errorf("two things are wrong with it: %q", got)
+		t.Errorf("got %q, want both reasons", got)
 	}
 }
 

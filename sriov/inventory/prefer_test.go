@@ -39,27 +39,27 @@ func TestPrefer(t *testing.T) {
 		want            string
 	}{
 		{"none", "a0 a1", "", 0, ""},
-		{"less than none", "a0 a1", "", -1, ""},
+		{"negative size", "a0 a1", "", -1, ""},
 		{"nothing is available", "", "", 3, ""},
 		{"the PF with most available first", "a0 b0 b1", "", 1, "b0"},
 		{"round robin over PFs", "a0 a1 a2 b0 b1", "", 4, "a0 b0 a1 b1"},
-		{"as long as the PFs have some", "a0 a1 a2 b0", "", 4, "a0 b0 a1 a2"},
-		{"the PFs of what must be have their share", "a0 a1 a2 b0 b1", "a2", 3, "a2 b0 a0"},
-		{"the node with less to spare", "a0 a1 b0 c0 c1", "", 2, "c0 c1"},
+		{"until a PF is exhausted", "a0 a1 a2 b0", "", 4, "a0 b0 a1 a2"},
+		{"PFs of required devices count", "a0 a1 a2 b0 b1", "a2", 3, "a2 b0 a0"},
+		{"the smallest sufficient node", "a0 a1 b0 c0 c1", "", 2, "c0 c1"},
 		{"the only node with enough", "a0 a1 b0 c0 c1", "", 3, "a0 b0 a1"},
-		{"the node of what must be", "a0 a1 b0 c0 c1", "b0", 2, "b0 a0"},
-		{"the node of what must be, though another has less to spare", "a0 a1 b0 c0", "a0", 2, "a0 b0"},
-		{"another node, as that has not enough", "a0 b0 c0 c1", "b0", 3, "b0 c0 c1"},
-		{"the nodes of what must be, as they have enough", "a0 a1 a2 b0 c0 c1 d0 d1", "a0 c0", 6, "a0 c0 b0 a1 a2 c1"},
-		{"few nodes where none has enough", "a0 a1 a2 c0 c1 d0", "", 4, "a0 a1 a2 c0"},
+		{"the node of required devices", "a0 a1 b0 c0 c1", "b0", 2, "b0 a0"},
+		{"the node of required devices before a smaller one", "a0 a1 b0 c0", "a0", 2, "a0 b0"},
+		{"another node if the required one is insufficient", "a0 b0 c0 c1", "b0", 3, "b0 c0 c1"},
+		{"the nodes of required devices if sufficient", "a0 a1 a2 b0 c0 c1 d0 d1", "a0 c0", 6, "a0 c0 b0 a1 a2 c1"},
+		{"few nodes if none is sufficient", "a0 a1 a2 c0 c1 d0", "", 4, "a0 a1 a2 c0"},
 		{"no known node last", "c0 c1 d0 d1", "", 2, "c0 c1"},
 		{"no known node", "a0 d0 d1", "", 2, "d0 d1"},
-		{"what is wrong or unknown last", "w0 c0 c1 x0", "", 3, "c0 c1 w0"},
-		{"what is wrong or unknown, too few", "w0 c0 x0", "", 5, "c0 w0 x0"},
-		{"what must be though it is wrong or unknown", "w0 x0 c0 c1", "w0 x0", 3, "w0 x0 c0"},
+		{"unhealthy or unknown devices last", "w0 c0 c1 x0", "", 3, "c0 c1 w0"},
+		{"unhealthy or unknown devices, too few", "w0 c0 x0", "", 5, "c0 w0 x0"},
+		{"required unhealthy or unknown devices", "w0 x0 c0 c1", "w0 x0", 3, "w0 x0 c0"},
 		{"too few", "a0 c0", "c0", 9, "c0 a0"},
-		{"more must be than are wanted", "a0 a1 b0", "b0 a1 a0", 2, "a0 a1"},
-		{"twice the same", "a0 a0 b0 b0", "b0 b0", 2, "b0 a0"},
+		{"more required than size", "a0 a1 b0", "b0 a1 a0", 2, "a0 a1"},
+		{"duplicate ids", "a0 a0 b0 b0", "b0 b0", 2, "b0 a0"},
 	} {
 		got := Prefer(two, strings.Fields(c.available), strings.Fields(c.must), c.size)
 		testkit.Diff(t, c.name, c.want, strings.Join(got, " "))
@@ -93,7 +93,7 @@ func TestPreferReturnsValidChoice(t *testing.T) {
 		before := slices.Clone(available)
 		got := Prefer(p, available, must, size)
 		if !slices.Equal(before, available) {
-			t.Errorf("the list of the available is not what it was: %v, %v", before, available)
+			t.Errorf("Prefer modified available: %v, %v", before, available)
 		}
 		if len(got) != min(size, len(available)) || len(sortedUnique(got)) != len(got) {
 			t.Errorf("%v are not %d of %d", got, size, len(available))
@@ -113,7 +113,7 @@ func TestPreferReturnsValidChoice(t *testing.T) {
 		shuffle(r, available)
 		shuffle(r, must)
 		if again := Prefer(p, available, must, size); !slices.Equal(got, again) {
-			t.Errorf("the order makes a difference: %v, %v", got, again)
+			t.Errorf("the result depends on the order: %v, %v", got, again)
 		}
 	})
 }

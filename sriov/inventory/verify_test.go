@@ -121,8 +121,8 @@ func TestVerify(t *testing.T) {
 			func(e every) { e.relink(at(verifiedPF, "virtfn0"), sysfstest.Device("0000:3b:00.3")) },
 			verifiedPF + "/virtfn0 is 0000:3b:00.3, was VF",
 		},
-		"half removed": {vf(0), func(e every) { e.Remove(at(verifiedPF, "virtfn0")) }, verifiedPF + "/virtfn0 is missing, was VF"},
-		"physical, and virtual now": {
+		"partly removed": {vf(0), func(e every) { e.Remove(at(verifiedPF, "virtfn0")) }, verifiedPF + "/virtfn0 is missing, was VF"},
+		"physical before, virtual now": {
 			is(verifiedUI),
 			func(e every) { e.Link(at(verifiedUI, "physfn"), sysfstest.Device(verifiedPF)) },
 			"PF is " + verifiedPF + ", was VF",
@@ -271,14 +271,14 @@ func TestVerifyRejectsPathsInNames(t *testing.T) {
 		f := good
 		spoil(&f)
 		if _, changed := errors.AsType[*inventory.ChangedError](inventory.Verify(t.Context(), configOf(e.Tree), inventory.Device{Function: &f})); changed {
-			t.Errorf("%s: it was looked for", name)
+			t.Errorf("%s: the path was read", name)
 		}
 		if inventory.Verify(t.Context(), configOf(e.Tree), inventory.Device{Function: &f}) == nil {
-			t.Errorf("%s: it is taken", name)
+			t.Errorf("%s: accepted", name)
 		}
 	}
 	if err := inventory.Verify(t.Context(), configOf(e.Tree), auxiliaryDevice(inventory.Auxiliary{Name: "../x", Parent: good})); err == nil {
-		t.Error("a name with a slash is taken")
+		t.Error("a name with a slash was accepted")
 	}
 }
 

@@ -76,7 +76,7 @@ func TestWhichEventsKick(t *testing.T) {
 		{Action: uevent.Add, Subsystem: "misc", DevPath: "/devices/virtual/misc/rdma_cm", Values: map[string]string{"DEVNAME": "infiniband/rdma_cm"}},
 	} {
 		if kicksOf(t, []uevent.Event{e}, nil) != 1 {
-			t.Errorf("unheard: %+v", e)
+			t.Errorf("event without a kick: %+v", e)
 		}
 	}
 	for _, e := range []uevent.Event{
@@ -86,7 +86,7 @@ func TestWhichEventsKick(t *testing.T) {
 		device(uevent.Add, "misc", "/devices/virtual/misc/fuse"),
 	} {
 		if kicksOf(t, []uevent.Event{e}, nil) != 0 {
-			t.Errorf("for nothing: %+v", e)
+			t.Errorf("kick for an ignored event: %+v", e)
 		}
 	}
 	for kicks, links := range [][]netlinks.Event{

@@ -141,7 +141,7 @@ func TestFromObjectOfTheAPIServer(t *testing.T) {
 		t.Errorf("warnings %v, error %v, -want +got\n%s", warnings, err, diff)
 	}
 	if n, _, err := FromObject(map[string]any{"metadata": map[string]any{"generation": 1.5}}); err == nil {
-		t.Errorf("a fraction was taken: %+v", n)
+		t.Errorf("a fraction was accepted: %+v", n)
 	}
 	if n, _, err := FromObject(map[string]any{}); err != nil || n.Generation != 1 {
 		t.Errorf("an empty object: %+v, %v", n, err)
@@ -155,7 +155,7 @@ func TestParseWarnings(t *testing.T) {
 	}{
 		"slip": {`spec: {interfaces: [{pciAddress: "0000:3b:00.0", numVf: 3}]}`,
 			strictjson.Problem{Kind: strictjson.UnknownKey, Path: "spec.interfaces[0].numVf", Key: "numVf", Nearest: "numVfs", Text: `did you mean "numVfs"?`}},
-		"slip of another case": {`spec: {interfaces: [{vfGroups: [{DeviceTyp: netdevice}]}]}`,
+		"key with another letter case": {`spec: {interfaces: [{vfGroups: [{DeviceTyp: netdevice}]}]}`,
 			strictjson.Problem{Kind: strictjson.UnknownKey, Path: "spec.interfaces[0].vfGroups[0].DeviceTyp", Key: "DeviceTyp", Nearest: "deviceType", Text: `did you mean "deviceType"?`}},
 		"a newer operator": {`spec: {futureThing: {a: 1}}`,
 			strictjson.Problem{Kind: strictjson.UnknownKey, Path: "spec.futureThing", Key: "futureThing", Text: "it is ignored. Known keys: interfaces, bridges, system"}},
@@ -197,7 +197,7 @@ func TestParseRejects(t *testing.T) {
 		"two, by a separator":     {"spec: {}\u2028---\u2028spec: {}", "line 2 begins a second document"},
 		"UTF-16":                  {"s\x00p\x00e\x00c\x00:\x00{\x00}\x00", "not UTF-8"},
 		"Latin 1":                 {"spec: {} # \xe4", "not UTF-8"},
-		"too much":                {strings.Repeat(" ", MaxSize+1), "want at most 3145728"},
+		"too large":               {strings.Repeat(" ", MaxSize+1), "want at most 3145728"},
 		"another kind":            {"{kind: SriovNetworkNodeStateList, spec: {}}", `kind: it is "SriovNetworkNodeStateList", want "SriovNetworkNodeState"`},
 		"another version":         {"{apiVersion: v2, spec: {}}", `apiVersion: it is "v2", want "sriovnetwork.openshift.io/v1"`},
 		"letter case":             {"spec: {interfaces: [{numVFs: 1}]}", `spec.interfaces[0].numVFs: there is no key "numVFs", want "numVfs"`},
@@ -207,7 +207,7 @@ func TestParseRejects(t *testing.T) {
 		"text as number":          {`spec: {interfaces: [{numVfs: "1"}]}`, "spec.interfaces[0].numVfs: it is a string, want a whole number"},
 		"a fraction":              {`spec: {interfaces: [{numVfs: 1.5}]}`, "1.5 is not a whole number of 32 bits"},
 		"much":                    {`spec: {interfaces: [{mtu: 4294967296}]}`, "4294967296 is not a whole number of 32 bits"},
-		"very much":               {`spec: {interfaces: [{mtu: 99999999999999999999}]}`, "is not a whole number of 32 bits"},
+		"large number":            {`spec: {interfaces: [{mtu: 99999999999999999999}]}`, "is not a whole number of 32 bits"},
 		"number as text":          {`spec: {interfaces: [{name: 5}]}`, "spec.interfaces[0].name: it is a number, want a string; put it in quotes"},
 		"text as truth":           {`spec: {interfaces: [{externallyManaged: "yes"}]}`, "it is a string, want true or false"},
 		"trust as number":         {`spec: {interfaces: [{vfGroups: [{trust: 1}]}]}`, `trust: it is a number, want "on" or "off"`},
@@ -286,7 +286,7 @@ func FuzzParse(f *testing.F) {
 		}
 		again, _, errAgain := Parse(text)
 		if diff := cmp.Diff(n, again); diff != "" || (err == nil) != (errAgain == nil) {
-			t.Errorf("another result the second time: %v, %v\n%s", err, errAgain, diff)
+			t.Errorf("results differ: %v, %v\n%s", err, errAgain, diff)
 		}
 		if err != nil {
 			if e, ok := errors.AsType[*strictjson.Problem](err); !ok || e.Text == "" {

@@ -122,10 +122,10 @@ func TestOwnPodNotListed(t *testing.T) {
 		pods []*podresourcesv1.PodResources
 		want error
 	}{
-		"none":      {nil, ErrStarting},
-		"of a file": {[]*podresourcesv1.PodResources{static}, ErrStarting},
-		"namesake":  {[]*podresourcesv1.PodResources{pod("b", "own", "")}, ErrStarting},
-		"it is":     {[]*podresourcesv1.PodResources{static, pod("a", "own", "")}, nil},
+		"none":             {nil, ErrStarting},
+		"only static pods": {[]*podresourcesv1.PodResources{static}, ErrStarting},
+		"namesake":         {[]*podresourcesv1.PodResources{pod("b", "own", "")}, ErrStarting},
+		"listed":           {[]*podresourcesv1.PodResources{static, pod("a", "own", "")}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			plain := asking(t, listing(c.pods...))
@@ -170,7 +170,7 @@ func TestLargeResponses(t *testing.T) {
 		t.Errorf("%d holders, %v", len(got), err)
 	}
 	if _, err := c.Offered(t.Context()); status.Code(err) != codes.Unimplemented {
-		t.Errorf("the client does not work on: %v", err)
+		t.Errorf("the next call failed: %v", err)
 	}
 }
 
@@ -277,17 +277,17 @@ func TestHangingKubelet(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			defer cancel()
 			if _, err := c.Held(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrNobody) {
-				t.Errorf("the caller's time is over: %v", err)
+				t.Errorf("caller's timeout: %v", err)
 			}
 			c.timeout = 100 * time.Millisecond
 			if _, err := c.Held(t.Context()); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrNobody) {
-				t.Errorf("the client's time is over: %v", err)
+				t.Errorf("client's timeout: %v", err)
 			}
 		})
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(os.ErrClosed)
-	testkit.WantError(t, "the caller gave up", testkit.Err(asking(t, hang).Held(ctx)), os.ErrClosed)
+	testkit.WantError(t, "canceled by the caller", testkit.Err(asking(t, hang).Held(ctx)), os.ErrClosed)
 	c := New("")
 	if c.timeout != timeout || c.socket != DefaultSocket {
 		t.Errorf("a client has the timeout %s and the socket %s", c.timeout, c.socket)
@@ -326,5 +326,5 @@ func TestOtherErrors(t *testing.T) {
 func TestClosed(t *testing.T) {
 	c := New(filepath.Join(t.TempDir(), "kubelet.sock"))
 	testkit.Must(t, c.Close())
-	testkit.WantError(t, "a closed client answers", testkit.Err(c.Held(t.Context())), nil)
+	testkit.WantError(t, "a closed client succeeded", testkit.Err(c.Held(t.Context())), nil)
 }

@@ -133,7 +133,7 @@ func TestNetwork(t *testing.T) {
 		return l.MAC
 	}
 	if own() == mac.String() {
-		t.Error("a bound function has the address before its driver begins")
+		t.Error("a bound function has the new address before it is bound again")
 	}
 	write("bus/pci/drivers/igbvf/unbind", vf1)
 	write("bus/pci/drivers/igbvf/bind", vf1)

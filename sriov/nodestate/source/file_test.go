@@ -33,7 +33,7 @@ func silent(t *testing.T, out <-chan source.Update) {
 	t.Helper()
 	select {
 	case u := <-out:
-		t.Errorf("sent without need: %+v", u)
+		t.Errorf("unexpected update: %+v", u)
 	case <-time.After(700 * time.Millisecond):
 	}
 }
@@ -165,7 +165,7 @@ func TestFileOfAConfigMap(t *testing.T) {
 		if took := time.Since(began); took < beforeRescan {
 			return
 		} else if n == 5 {
-			t.Fatalf("seen after %s: no event was handled", took)
+			t.Fatalf("seen after %s, want an event", took)
 		}
 	}
 }
