@@ -75,7 +75,7 @@ func TestFailures(t *testing.T) {
 			r.tree.RefuseFunctions("vfio-pci", unix.EINVAL)
 			r.tree.Remove(sysfstest.Device(vf0) + "/iommu_group")
 		}), plan.Bind{Address: vf0, Driver: "vfio-pci"}, unix.EINVAL, []string{"no IOMMU", "enable_unsafe_noiommu_mode"}},
-		"driver refuses":   {then(makeTwo, func(r *rig) { r.tree.RefuseFunctions("vfio-pci", unix.EIO) }), plan.Bind{Address: vf0, Driver: "vfio-pci"}, unix.EIO, []string{"kernel's log"}},
+		"driver refuses":   {then(makeTwo, func(r *rig) { r.tree.RefuseFunctions("vfio-pci", unix.EIO) }), plan.Bind{Address: vf0, Driver: "vfio-pci"}, unix.EIO, []string{"kernel log"}},
 		"default refuses":  {then(makeTwo, func(r *rig) { r.do(plan.Unbind{Address: vf0}); r.tree.RefuseFunctions("igbvf", unix.EIO) }), plan.Bind{Address: vf0}, nil, []string{"no driver is bound to " + vf0, "module"}},
 		"no probing":       {then(makeTwo, func(r *rig) { r.do(plan.Unbind{Address: vf0}) }, autoprobeOff), plan.Bind{Address: vf0}, nil, []string{"sriov_drivers_autoprobe of " + pfAddress}},
 		"driver's name":    {makeTwo, plan.Bind{Address: vf0, Driver: "../../x"}, nil, []string{"../../x", "letters"}},

@@ -126,7 +126,7 @@ func TestConcurrentSteps(t *testing.T) {
 	<-hangs.Done()
 	over := testkit.Canceled(t)
 	for want, ctx := range map[error]context.Context{context.DeadlineExceeded: r.soon(), context.Canceled: over} {
-		if err := r.host.Do(ctx, plan.SetUp{Address: pfAddress}); !errors.Is(err, want) || isHung(err) || !strings.Contains(err.Error(), "is running") {
+		if err := r.host.Do(ctx, plan.SetUp{Address: pfAddress}); !errors.Is(err, want) || isHung(err) || !strings.Contains(err.Error(), "is still running") {
 			t.Errorf("%v", err)
 		}
 	}

@@ -226,7 +226,7 @@ func TestAllocateRejects(t *testing.T) {
 		{"the vDPA device was removed", virtio, testMember("0000:02:02.0", "mlx5_core"), "", "", "no vDPA device"},
 		{"the vDPA driver changed", virtio, testMember("0000:02:02.0", "mlx5_core", vdpaDevice("vdpa2", "vhost_vdpa", "/dev/vhost-vdpa-2")), "", "", "type vhost, want virtio"},
 		{"vDPA has no driver", vhost, testMember("0000:02:02.0", "mlx5_core", vdpaDevice("vdpa2", "", "")), "", "", "type invalid, want vhost"},
-		{"its properties are not known", Selector{}, unknown, "", "", "nothing is known"},
+		{"its properties are not known", Selector{}, unknown, "", "", "its properties are not known"},
 	} {
 		for _, cdi := range []bool{false, true} {
 			t.Run(c.name, func(t *testing.T) {

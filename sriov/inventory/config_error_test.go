@@ -29,7 +29,7 @@ func TestErrors(t *testing.T) {
 		"no name":                   {`{"resourceList":[{"selectors":[{"vendors":["8086"]}]}]}`, name + "it is missing"},
 		"name is a number":          {`{"resourceList":[{"resourceName":5}]}`, name + "it is a number, want a string"},
 		"name with a space":         {named("a b"), name + `"a b" is not a valid resource name, want letters, digits, - and _`},
-		"empty name":                {named(""), name + `"" is no name`},
+		"empty name":                {named(""), name + `"" is not a valid resource name`},
 		"prefix is a boolean":       {testResource(`,"resourcePrefix":true`), "resourceList[0].resourcePrefix: it is a boolean, want a string"},
 		"the same name":             {`{"resourceList":[{"resourceName":"a","selectors":{}},{"resourceName":"a","resourcePrefix":"intel.com","selectors":{}}]}`, `resourceList[1].resourceName: "intel.com/a" is the name of resourceList[0] already`},
 		"device type":               {testResource(`,"deviceType":"netdevice"`), `resourceList[0].deviceType: there is no device type "netdevice"; did you mean "netDevice"?`},

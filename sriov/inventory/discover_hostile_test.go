@@ -59,7 +59,7 @@ func TestHostileFunctions(t *testing.T) {
 			if err := os.Symlink("../"+victim, filepath.Join(tree.Sysfs, dir, "virtfn0")); err != nil {
 				tree.Remove(dir) // so that the test fails
 			}
-		}, false, "being made or removed"},
+		}, false, "being created or removed"},
 		"huge totalvfs":          {file("sriov_totalvfs", huge), false, "4096"},
 		"garbage numa":           {file("numa_node", "north"), true, "north"},
 		"numa out of range":      {file("numa_node", "99999999999999"), true, "99999999999999"},

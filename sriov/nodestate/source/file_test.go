@@ -116,7 +116,7 @@ func TestInvalidFile(t *testing.T) {
 	}
 	// Neither a pipe nor a directory is read.
 	testkit.Must(t, os.Remove(path), syscall.Mkfifo(path, 0o600))
-	if u := testkit.ReceiveUntil(t, "an error", out, failed); !strings.Contains(u.Err.Error(), "is not a file") {
+	if u := testkit.ReceiveUntil(t, "an error", out, failed); !strings.Contains(u.Err.Error(), "is not a regular file") {
 		t.Errorf("%v", u.Err)
 	}
 }
