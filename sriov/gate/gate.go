@@ -10,53 +10,53 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// ScanPause is the time between a scan that failed and the next.
+// ScanPause is the delay before a failed scan is retried.
 const ScanPause = time.Second
 
 // Config configures a Gate.
 type Config struct {
-	// Controlled: nothing is offered without a holder. Otherwise everything is,
-	// always.
+	// Controlled requires a holder before devices are offered. Otherwise all
+	// devices are always offered.
 	Controlled bool
-	// Bound is how long a withdrawal should take at most; callers that wait for it
-	// get an answer then. 0 is 10 s.
+	// Bound is the timeout of a withdrawal, after which waiting callers get an
+	// error. Default 10 s.
 	Bound time.Duration
 }
 
-// Gate is the state machine of the plugin as a whole: who holds the devices, and
-// whether they can be offered. One goroutine owns it.
+// Gate is the state machine of the whole plugin: which claim holds the devices,
+// and whether they are offered. It is not safe for concurrent use.
 type Gate struct {
 	machine
 	cfg Config
 
 	hash       string
 	configured map[string]bool   // names of the resources; nil before the first Configured
-	resources  map[string]Report // those, and others that have not stopped yet
+	resources  map[string]Report // configured resources, and removed ones that have not stopped yet
 
 	holder *holder
 
-	open     bool   // the resources got Open
+	open     bool   // Open was sent to the resources
 	epoch    uint64 // of the last opening or closing
 	scan     uint64 // number of the last Scan
-	scanned  bool   // it succeeded
+	scanned  bool   // the last Scan succeeded
 	scanErr  error
-	overdue  string // what a withdrawal waited for when its bound passed
+	overdue  string // unfinished resources when the withdrawal timed out
 	quitting bool
 	ended    bool
 
-	leaving   []string // sessions whose stream ends when everything is withdrawn
-	pending   []uint64 // calls of Disable
+	leaving   []string // sessions whose stream ends when all devices are withdrawn
+	pending   []uint64 // Disable calls that wait for the withdrawal
 	published *Status
 }
 
-// holder is a claim that was accepted.
+// holder is an accepted claim.
 type holder struct {
 	Claim
 	session string
-	lost    bool // the stream has ended, and the hold time runs
+	lost    bool // the stream was lost, and the hold time runs
 }
 
-// New returns the machine of a plugin that offers nothing yet.
+// New returns the state machine of a plugin that offers nothing yet.
 func New(cfg Config) *Gate {
 	if cfg.Bound == 0 {
 		cfg.Bound = 10 * time.Second
@@ -64,7 +64,7 @@ func New(cfg Config) *Gate {
 	return &Gate{machine: machine{timers: map[Timer]time.Time{}}, cfg: cfg, resources: map[string]Report{}}
 }
 
-// Step handles an event and returns what is to be done, in that order.
+// Step handles an event and returns the actions to run, in order.
 func (g *Gate) Step(at time.Time, event Event) []Action {
 	g.begin(at)
 	g.elapse()
@@ -100,10 +100,10 @@ func (e Configured) apply(g *Gate) {
 			g.do(To{Resource: name, Event: Shutdown{Epoch: g.epoch}})
 		}
 	}
-	// A claim for another configuration is no claim for this one.
+	// A claim for another configuration does not hold under this one.
 	if h := g.holder; h != nil && changed && h.Hash != "" && h.Hash != g.hash {
 		if !h.lost {
-			g.end(h.session, codes.Aborted, "the configuration of the plugin changed; enable again with its hash")
+			g.end(h.session, codes.Aborted, "the plugin's configuration changed; call EnableDevices again with its new hash")
 		}
 		g.holder = nil
 		g.close()
@@ -143,7 +143,7 @@ func (e Scanned) apply(g *Gate) {
 	}
 }
 
-// add adds a resource, which is as open as the others.
+// add adds a resource and opens it if the others are open.
 func (g *Gate) add(name string) {
 	g.resources[name] = Report{Phase: Idle, Epoch: g.epoch}
 	if g.open {
@@ -168,7 +168,8 @@ func (e Reported) apply(g *Gate) {
 	}
 }
 
-// elapse ends a lease or a hold time that is over, even if its timer is late.
+// elapse ends a lease or a hold time that has passed, even if its timer is
+// late.
 func (g *Gate) elapse() {
 	if g.due(TimerLease) {
 		g.leaseOver()
@@ -251,7 +252,7 @@ func (g *Gate) Status() Status {
 	return s
 }
 
-// opening reports whether the kubelet does not have everything yet.
+// opening reports whether the kubelet lacks a resource's current list.
 func (g *Gate) opening() bool {
 	for name := range g.configured {
 		if r := g.resources[name]; r.Epoch != g.epoch || (r.Devices > 0 && !r.Streaming) {

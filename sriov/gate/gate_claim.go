@@ -8,11 +8,11 @@ import (
 )
 
 const (
-	notControlled = "the plugin is not in controlled mode: it offers its devices by itself; start it with --controlled-mode"
-	pluginStops   = "the plugin stops"
+	notControlled = "the plugin is not in controlled mode and always offers its devices; start it with --controlled-mode"
+	pluginStops   = "the plugin is shutting down"
 )
 
-// apply gives the devices to the claim, or ends its stream.
+// apply makes the claim the holder, or refuses it by ending its stream.
 func (e Enable) apply(g *Gate) {
 	if code, reason := g.refusal(e.Claim); code != codes.OK {
 		g.end(e.Session, code, reason)
@@ -21,17 +21,18 @@ func (e Enable) apply(g *Gate) {
 	if h := g.live(); h != nil {
 		g.end(h.session, codes.Aborted, fmt.Sprintf("superseded: %s took over with generation %d", owner(e.Claim), e.Claim.Generation))
 	}
-	// A withdrawal that somebody waits for does not end now.
+	// The claim interrupts a withdrawal in progress.
 	enabled := fmt.Sprintf("%s enabled the devices again, with generation %d", owner(e.Claim), e.Claim.Generation)
 	g.giveUp(codes.Aborted, enabled, "superseded: "+enabled)
 	g.holder = &holder{Claim: e.Claim, session: e.Session}
-	g.published = nil // the new stream gets a status even if that is the last one
+	g.published = nil // the new stream gets a status even if it did not change
 	delete(g.timers, TimerHold)
 	delete(g.timers, TimerLease)
 	if e.Claim.Lease > 0 {
 		g.set(TimerLease, g.now.Add(e.Claim.Lease))
 	}
-	// The node may have changed before this call; offer only what is found after it.
+	// The node might have changed before this call; offer only devices found
+	// after it.
 	g.rescan()
 }
 
@@ -43,9 +44,9 @@ func (g *Gate) refusal(c Claim) (codes.Code, string) {
 	case !g.cfg.Controlled:
 		return codes.FailedPrecondition, notControlled
 	case c.Hash != "" && c.Hash != g.hash:
-		return codes.FailedPrecondition, fmt.Sprintf("the plugin's configuration has the hash %q, config_hash is %q; try again when the new one has arrived", g.hash, c.Hash)
+		return codes.FailedPrecondition, fmt.Sprintf("config_hash is %q, but the plugin's configuration has the hash %q; retry when the new configuration has arrived", c.Hash, g.hash)
 	case h != nil && h.UID != "" && h.UID == c.UID && c.Generation < h.Generation:
-		return codes.FailedPrecondition, fmt.Sprintf("generation %d is older than %d, which %s holds for the same node state %s", c.Generation, h.Generation, owner(h.Claim), c.UID)
+		return codes.FailedPrecondition, fmt.Sprintf("generation %d is older than generation %d, with which %s holds the devices for the same node state %s", c.Generation, h.Generation, owner(h.Claim), c.UID)
 	}
 	return codes.OK, ""
 }
@@ -81,7 +82,7 @@ func (e Heartbeat) apply(g *Gate) {
 	h := g.live()
 	switch {
 	case h == nil || e.Session == "" || h.session != e.Session:
-		g.do(Beat{Call: e.Call, Code: codes.FailedPrecondition, Reason: "the session does not hold the devices (any more); enable again"})
+		g.do(Beat{Call: e.Call, Code: codes.FailedPrecondition, Reason: "the session does not hold the devices; call EnableDevices again"})
 	case h.Lease == 0:
 		g.do(Beat{Call: e.Call, Code: codes.FailedPrecondition, Reason: "the session has no lease; set lease_duration in EnableDevices"})
 	default:
@@ -93,5 +94,5 @@ func (e Heartbeat) apply(g *Gate) {
 func (g *Gate) leaseOver() {
 	h := g.holder // live: the loss of a holder ends its lease
 	g.lose(h)
-	g.end(h.session, codes.DeadlineExceeded, fmt.Sprintf("no Heartbeat for %s, the lease", h.Lease))
+	g.end(h.session, codes.DeadlineExceeded, fmt.Sprintf("the lease of %s expired without a Heartbeat", h.Lease))
 }

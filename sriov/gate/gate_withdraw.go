@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// close withdraws the devices. Callers that wait for that are answered in
-// finish.
+// close withdraws the devices. finish answers the callers that wait for the
+// withdrawal.
 func (g *Gate) close() {
 	delete(g.timers, TimerHold)
 	delete(g.timers, TimerLease)
@@ -27,7 +27,7 @@ func (g *Gate) close() {
 	g.startBound()
 }
 
-// startBound starts the bound of a withdrawal.
+// startBound starts the timeout of a withdrawal that is not finished.
 func (g *Gate) startBound() {
 	if g.unfinished() != "" {
 		g.overdue = ""
@@ -56,7 +56,7 @@ func (e Disable) apply(g *Gate) {
 	g.holder = nil
 	g.close()
 	if _, isSet := g.timers[TimerBound]; !isSet {
-		g.startBound() // an earlier bound has passed
+		g.startBound() // the timer of an earlier withdrawal has fired
 	}
 }
 
@@ -64,7 +64,7 @@ func (e DisableGone) apply(g *Gate) {
 	g.pending = slices.DeleteFunc(g.pending, func(id uint64) bool { return id == e.Call })
 }
 
-// finish answers the callers that wait, once everything is withdrawn.
+// finish answers the waiting callers once all devices are withdrawn.
 func (g *Gate) finish() {
 	if g.open || g.unfinished() != "" {
 		return
@@ -87,7 +87,8 @@ func (g *Gate) finish() {
 	g.pending, g.leaving = nil, nil
 }
 
-// giveUp answers the callers and ends the sessions that wait for a withdrawal.
+// giveUp fails the Disable calls and ends the sessions that wait for a
+// withdrawal.
 func (g *Gate) giveUp(code codes.Code, toCallers, toSessions string) {
 	for _, id := range g.pending {
 		g.do(Disabled{Call: id, Code: code, Reason: toCallers})
@@ -98,7 +99,7 @@ func (g *Gate) giveUp(code codes.Code, toCallers, toSessions string) {
 	g.pending, g.leaving = nil, nil
 }
 
-// exit ends the plugin once every resource has stopped.
+// exit returns Exit once every resource has stopped.
 func (g *Gate) exit() {
 	if g.quitting && !g.ended && g.unfinished() == "" {
 		g.ended = true
@@ -106,15 +107,15 @@ func (g *Gate) exit() {
 	}
 }
 
-// bound answers the callers that wait with what is missing. The withdrawal goes
-// on.
+// bound fails the waiting callers with the unfinished resources. The withdrawal
+// continues.
 func (g *Gate) bound() {
 	missing := g.unfinished()
 	if missing == "" {
 		return
 	}
 	g.overdue = fmt.Sprintf("not withdrawn within %s: %s", g.cfg.Bound, missing)
-	g.giveUp(codes.DeadlineExceeded, g.overdue+"; it goes on, ask again", g.overdue)
+	g.giveUp(codes.DeadlineExceeded, g.overdue+"; the withdrawal continues, retry", g.overdue)
 	if g.quitting {
 		for _, name := range g.names() {
 			if g.resources[name].Phase != Stopped {
@@ -124,8 +125,9 @@ func (g *Gate) bound() {
 	}
 }
 
-// unfinished returns which resources are not withdrawn since the last closing, or
-// not stopped if the plugin ends; "" is none.
+// unfinished lists the resources that are not withdrawn since the last closing,
+// or not stopped while the plugin shuts down. It returns "" if the withdrawal
+// is complete.
 func (g *Gate) unfinished() string {
 	var missing []string
 	for _, name := range g.names() {

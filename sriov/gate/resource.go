@@ -9,31 +9,34 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Pauses of a Resource. The first two are what real kubelets need: with less
-// they lose devices, or panic.
+// Timing of a Resource. Kubelets lose devices or panic if Quiet or MinPause is
+// shorter.
 const (
-	// Quiet is how long an id stays in the list after the last call of Allocate
+	// Quiet is how long an id stays in the list after the last Allocate call
 	// and after the kubelet got it as unhealthy. A kubelet from 1.34 on panics
-	// when it loses an id while it allocates it.
+	// when it loses an id while allocating it.
 	Quiet = time.Second
-	// MinPause is the least time between the loss of a stream and a new
-	// registration. After a shorter one a kubelet may stay at zero devices.
+	// MinPause is the minimum delay between the loss of a stream and a new
+	// registration. With a shorter delay the kubelet might stay at zero
+	// devices.
 	MinPause = time.Second
-	// LostPause is how long the resource waits for a stream before it registers
-	// again. It doubles up to MaxPause.
+	// LostPause is how long the resource first waits for a stream before it
+	// registers again. It doubles up to MaxPause.
 	LostPause = 2 * time.Second
 	MaxPause  = 30 * time.Second
-	// Steady is how long a stream must live to reset the pause.
+	// Steady is how long a stream must live to reset the backoff.
 	Steady = 10 * time.Second
-	// DrainWait is how long running calls of Allocate delay the unhealthy list.
+	// DrainWait is how long in-flight Allocate calls delay the unhealthy list.
 	DrainWait = 500 * time.Millisecond
-	// ConfirmPause is the time between two questions to PodResources.
+	// ConfirmPause is the interval between PodResources queries.
 	ConfirmPause = 50 * time.Millisecond
-	// Linger lets the kubelet read the last list before the server stops.
+	// Linger is the delay before the server stops, in which the kubelet reads
+	// the last list.
 	Linger = 100 * time.Millisecond
 )
 
-// Resource is the state machine of one resource. One goroutine owns it.
+// Resource is the state machine of one resource. It is not safe for concurrent
+// use.
 type Resource struct {
 	machine
 
@@ -42,8 +45,8 @@ type Resource struct {
 	snapshot map[string]bool // id: healthy
 	stopping bool
 
-	calls       map[uint64]call // admitted, and running
-	lastCall    time.Time       // end of the last one, or when it was refused
+	calls       map[uint64]call // admitted and in flight
+	lastCall    time.Time       // when the last call ended or was refused
 	withdrawnAt time.Time
 
 	listing
@@ -58,16 +61,16 @@ type call struct {
 	devices []string
 }
 
-// confirmation is the answer of PodResources about a withdrawal.
+// confirmation is the PodResources answer about a withdrawal.
 type confirmation struct {
-	asked     bool // and not answered
+	asked     bool // a query is in flight
 	confirmed bool
 	inUse     []Held
-	remaining int // devices that the kubelet offered at the last answer
+	remaining int // allocatable devices in the last answer
 }
 
-// NewResource returns the machine of a resource that is closed and unknown to
-// the kubelet.
+// NewResource returns the state machine of a resource that is closed and
+// unknown to the kubelet.
 func NewResource() *Resource {
 	return &Resource{machine: machine{timers: map[Timer]time.Time{}}, phase: Idle, snapshot: map[string]bool{}, calls: map[uint64]call{},
 		listing: listing{entries: map[string]entry{}}, registration: registration{step: unregistered, pause: LostPause}}
@@ -87,7 +90,7 @@ func (r *Resource) Report() Report {
 	return s
 }
 
-// Step handles an event and returns what is to be done, in that order.
+// Step handles an event and returns the actions to run, in order.
 func (r *Resource) Step(at time.Time, event ResourceEvent) []Action {
 	r.begin(at)
 	if r.phase != Stopped {
@@ -128,13 +131,14 @@ func (e Snapshot) applyTo(r *Resource) {
 	}
 }
 
-// advance does what the new state needs.
+// advance brings registration, list and withdrawal up to date with the new
+// state.
 func (r *Resource) advance() {
 	if r.phase != Stopped {
 		r.registerFirst()
 		r.list()
 		if r.progress(); r.phase == Withdrawn {
-			r.list() // ids that waited for that can leave
+			r.list() // ids that waited for the withdrawal can leave
 		}
 		r.end()
 	}
@@ -151,7 +155,7 @@ func (r *Resource) withdraw(epoch uint64) {
 	changed := r.epoch != epoch
 	r.epoch = epoch
 	if r.phase == Withdrawing && changed {
-		r.confirmation = confirmation{} // the next answer is for the epoch before
+		r.confirmation = confirmation{} // the answer in flight is for the previous epoch
 	}
 	if r.phase != Offered {
 		return
@@ -162,8 +166,8 @@ func (r *Resource) withdraw(epoch uint64) {
 	}
 }
 
-// progress continues a withdrawal: the calls have ended, the kubelet has the
-// list without a healthy device, and PodResources offers none.
+// progress continues a withdrawal: calls have ended, the kubelet has the list
+// without a healthy device, and PodResources lists no allocatable device.
 func (r *Resource) progress() {
 	if r.phase != Withdrawing || len(r.calls) > 0 || !r.noneHealthy() {
 		return
@@ -197,8 +201,7 @@ func (e Confirmed) applyTo(r *Resource) {
 
 func (r *Resource) withdrawn() { r.phase, r.withdrawnAt = Withdrawn, r.now }
 
-// end stops the server when the kubelet has an empty list, after a moment to
-// read it.
+// end stops the server once the kubelet has an empty list, after StopDelay.
 func (r *Resource) end() {
 	if !r.stopping || (r.phase != Withdrawn && r.phase != Idle) || len(r.calls) > 0 {
 		return
@@ -219,7 +222,7 @@ func (r *Resource) stop() {
 	r.do(Stop{})
 }
 
-// applyTo leaves the other timers to advance.
+// applyTo handles only two timers: for the others advance does the work.
 func (e Expired) applyTo(r *Resource) {
 	if !r.expired(e.Timer) {
 		return
@@ -235,18 +238,18 @@ func (e Expired) applyTo(r *Resource) {
 func (r *Resource) problem() string {
 	switch {
 	case r.phase == Withdrawing && len(r.calls) > 0:
-		return fmt.Sprintf("%d calls of Allocate still run", len(r.calls))
+		return fmt.Sprintf("%d Allocate calls are still in flight", len(r.calls))
 	case r.phase == Withdrawing && r.remaining > 0:
-		return fmt.Sprintf("the kubelet still offers %d devices", r.remaining)
+		return fmt.Sprintf("the kubelet still has %d allocatable devices", r.remaining)
 	case r.phase == Withdrawing && !r.noneHealthy():
-		return "the kubelet has not taken the list yet that withdraws the devices"
+		return "the kubelet has not read the list that withdraws the devices yet"
 	case r.failure != nil:
 		return r.failure.Error()
 	}
 	return ""
 }
 
-// applyTo admits the call, or refuses it. Its devices must be offered now.
+// applyTo admits the call if all its devices are offered, or refuses it.
 func (e AllocateBegin) applyTo(r *Resource) {
 	if reason := r.whyNot(e.Devices); reason != "" {
 		r.refuse(e.Call, reason)
@@ -256,9 +259,9 @@ func (e AllocateBegin) applyTo(r *Resource) {
 	r.do(Admit{Call: e.Call})
 }
 
-// applyTo checks again before the call answers OK: a device that was withdrawn
-// after the call was admitted may have another configuration, even if it is
-// offered again.
+// applyTo checks the call again before it answers OK: a device withdrawn after
+// the call was admitted might have another configuration, even if it is offered
+// again.
 func (e AllocateCheck) applyTo(r *Resource) {
 	c, running := r.calls[e.Call]
 	if !running {
@@ -267,7 +270,7 @@ func (e AllocateCheck) applyTo(r *Resource) {
 	}
 	reason := r.whyNot(c.devices)
 	if reason == "" && c.epoch != r.epoch {
-		reason = "the devices were withdrawn meanwhile"
+		reason = "the devices were withdrawn while the call was in flight; recreate the pod"
 	}
 	if reason != "" {
 		r.do(Refuse{Call: e.Call, Code: codes.FailedPrecondition, Reason: reason})
@@ -285,12 +288,12 @@ func (e AllocateEnd) applyTo(r *Resource) {
 
 func (r *Resource) whyNot(devices []string) string {
 	if r.phase != Offered {
-		return fmt.Sprintf("the devices of this resource are not offered now (%s)", r.phase)
+		return fmt.Sprintf("devices of this resource cannot be allocated now (phase %s)", r.phase)
 	}
 	for _, id := range devices {
 		switch healthy, exists := r.snapshot[id]; {
 		case !exists:
-			return fmt.Sprintf("device %q is not there (any more)", id)
+			return fmt.Sprintf("device %q does not exist", id)
 		case !healthy:
 			return fmt.Sprintf("device %q is not healthy", id)
 		}
@@ -298,8 +301,8 @@ func (r *Resource) whyNot(devices []string) string {
 	return ""
 }
 
-// refuse ends a call that was not admitted. It counts as one that just ended:
-// the kubelet is in the middle of its allocation until it reads the answer.
+// refuse fails a call that was not admitted. It counts as a call that just
+// ended: the kubelet is still allocating until it reads the answer.
 func (r *Resource) refuse(id uint64, reason string) {
 	r.lastCall = r.now
 	r.do(Refuse{Call: id, Code: codes.FailedPrecondition, Reason: reason})

@@ -6,35 +6,35 @@ import (
 	"time"
 )
 
-// listing is the list of devices that the kubelet has.
+// listing is the device list that the kubelet has.
 type listing struct {
-	stream    uint64 // the newest ListAndWatch; 0: none
+	stream    uint64 // the newest ListAndWatch; 0: no stream
 	entries   map[string]entry
-	seq       uint64   // of the last list that was issued
-	issued    []Device // on this stream
-	fresh     bool     // nothing was issued on this stream yet
+	seq       uint64   // of the last issued list
+	issued    []Device // last list issued on this stream
+	fresh     bool     // no list was issued on this stream yet
 	served    bool     // a list was passed to this stream
-	delivered bool     // the last one was
+	delivered bool     // the last issued list was passed to the stream
 }
 
 type entry struct {
 	healthy bool
-	shown   bool // was ever in a list that was issued
-	// Since when the kubelet has it as unhealthy; zero is unknown.
+	shown   bool // was ever in an issued list
+	// since is when the kubelet got it as unhealthy; zero: not yet known.
 	since time.Time
 }
 
-// list sends the kubelet the list that it should have now. A device that leaves
-// is unhealthy first, and removed only when no call can be about it any more.
+// list updates the entries and issues the list. A device that leaves becomes
+// unhealthy first, and is removed only when no call can be allocating it.
 func (r *Resource) list() {
 	if r.phase == Withdrawing && len(r.calls) > 0 {
 		if _, waiting := r.timers[TimerDrain]; waiting && !r.fresh {
-			return // running calls are refused before pods see it
+			return // in-flight calls end before the kubelet sees the change
 		}
 	}
 	if r.phase == Offered {
 		for id, healthy := range r.snapshot {
-			// A health that did not change keeps its moment.
+			// An entry whose health did not change keeps its since.
 			if e, listed := r.entries[id]; !listed || e.healthy != healthy {
 				r.entries[id] = entry{healthy: healthy, shown: e.shown}
 			}
@@ -52,13 +52,13 @@ func (r *Resource) list() {
 		if e.healthy {
 			e = entry{shown: true}
 			if r.stream == 0 {
-				e.since = r.downAt // without a stream devices are unhealthy to the kubelet
+				e.since = r.downAt // the kubelet has treated it as unhealthy since the stream ended
 			}
 			r.entries[id] = e
 		}
 		switch at, known := r.leaves(e); {
 		case r.phase == Withdrawing:
-			// A kubelet that was stopped reads all lists at once afterwards: it must
+			// A kubelet that was paused reads all queued lists at once: it must
 			// confirm the list without a healthy device first.
 		case known && !r.now.Before(at):
 			delete(r.entries, id)
@@ -72,7 +72,7 @@ func (r *Resource) list() {
 	r.issue()
 }
 
-// leaves returns when an id can leave the list, if that is known.
+// leaves returns when an entry can leave the list, if that is known.
 func (r *Resource) leaves(e entry) (time.Time, bool) {
 	if len(r.calls) > 0 || e.since.IsZero() {
 		return time.Time{}, false
@@ -104,7 +104,8 @@ func (r *Resource) issue() {
 		return
 	}
 	if len(devices) == 0 {
-		// Also as the first list of a stream: the kubelet may be allocating.
+		// This holds also for the first list of a stream: the kubelet might be
+		// allocating.
 		if len(r.calls) > 0 {
 			return
 		}

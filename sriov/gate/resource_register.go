@@ -6,28 +6,28 @@ type step int
 
 const (
 	unregistered step = iota // no device was offered yet
-	serving                  // Serve runs
-	registering              // Register runs
-	awaiting                 // registered; the kubelet has not called ListAndWatch
+	serving                  // Serve is in flight
+	registering              // Register is in flight
+	awaiting                 // registered; the kubelet has not called ListAndWatch yet
 	streaming
 	pausing // before the next attempt
 )
 
-// registration is the registration with the kubelet. From the first Open on it
-// is kept for ever.
+// registration is the registration with the kubelet. It is kept up from the
+// first Open on.
 type registration struct {
 	step      step
 	pause     time.Duration // after the next failure
 	upAt      time.Time
 	downAt    time.Time
-	restarted bool  // the kubelet restarted while the old stream was still open
+	restarted bool  // the kubelet restarted while the old stream was open
 	failure   error // of the last attempt
 	unserved  bool  // failure is of Serve, not of Register
 	lingering bool
 }
 
-// registerFirst registers a resource once it has a device: one that never had a
-// device never appears in the Node object.
+// registerFirst registers a resource once it has a device. A resource that
+// never had a device does not appear in the Node object.
 func (r *Resource) registerFirst() {
 	if r.step == unregistered && r.phase == Offered && len(r.snapshot) > 0 {
 		r.step = serving
@@ -53,7 +53,7 @@ func (e Served) applyTo(r *Resource) {
 
 func (e Registered) applyTo(r *Resource) {
 	if r.step != registering {
-		return // its stream came before the answer
+		return // the stream came before the answer
 	}
 	if r.failure = e.Err; e.Err != nil {
 		r.retry(r.pause)
@@ -94,7 +94,7 @@ func (e StreamDown) applyTo(r *Resource) {
 }
 
 // applyTo registers soon: a new kubelet knows no resource and has removed the
-// sockets. Only the pause after the end of a stream is still needed.
+// sockets. Only the minimum delay after the end of a stream remains.
 func (KubeletStarted) applyTo(r *Resource) {
 	switch r.step {
 	case pausing, awaiting:

@@ -6,15 +6,15 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Claim is a call of EnableDevices that sriov/control has checked: no number in it
-// is negative.
+// Claim is an EnableDevices call that sriov/control has validated: no number in
+// it is negative.
 type Claim struct {
-	UID        string // of the SriovNetworkNodeState; "" is not known
+	UID        string // of the SriovNetworkNodeState; "": unknown
 	Generation int64
-	Hash       string        // of the plugin's configuration that is meant; "" is any
+	Hash       string        // expected hash of the plugin's configuration; "": any
 	Node       string        // for logs and messages
 	Lease      time.Duration // 0: none
-	Hold       time.Duration // how long the devices stay offered after an unexpected loss
+	Hold       time.Duration // how long the devices stay offered after an unexpected disconnect
 }
 
 // State is the published state of the plugin.
@@ -28,29 +28,29 @@ const (
 	Stopping     State = "STOPPING"
 )
 
-// Holding says who holds the devices.
+// HolderState is the state of the claim on the devices.
 type Holding string
 
-// The values of Holding.
+// Holder states.
 const (
 	NotControlled Holding = "none"    // no holder is needed
 	Waiting       Holding = "waiting" // no holder
-	Live          Holding = "held"    // the holder of a stream
-	Lost          Holding = "holding" // the holder is lost, and its hold time runs
+	Live          Holding = "held"    // the holder's stream is open
+	Lost          Holding = "holding" // the stream was lost, and the hold time runs
 )
 
 // Status is the status of the plugin as a whole.
 type Status struct {
 	State      State
 	Holding    Holding
-	Pools      int // resources that are offered
-	Devices    int // that pods can get
+	Pools      int // resources whose devices are offered
+	Devices    int // devices that pods can get
 	Generation int64
 	UID        string
 	Hash       string // of the plugin's own configuration
 	Node       string
 	LeaseEnds  time.Time // zero: no lease
-	HoldEnds   time.Time // zero: no hold runs
+	HoldEnds   time.Time // zero: hold time not running
 	Error      string
 	Resources  map[string]Report
 }
@@ -62,8 +62,8 @@ type Phase string
 const (
 	Idle        Phase = "idle"        // never opened; the kubelet does not know it
 	Offered     Phase = "offered"     // pods can get the healthy devices
-	Withdrawing Phase = "withdrawing" // Allocate is refused; the kubelet may still offer devices
-	Withdrawn   Phase = "withdrawn"   // the kubelet offers none, and no Allocate runs
+	Withdrawing Phase = "withdrawing" // Allocate is refused; the kubelet might still hand out devices
+	Withdrawn   Phase = "withdrawn"   // the kubelet lists no allocatable device, and no Allocate runs
 	Stopped     Phase = "stopped"     // the server has ended
 )
 
@@ -71,16 +71,16 @@ const (
 type Report struct {
 	Phase      Phase
 	Epoch      uint64 // of the last Open or Close
-	Devices    int    // that exist
+	Devices    int    // existing devices
 	Offered    int    // healthy devices in the kubelet's list; 0 unless Phase is Offered
-	Allocating int    // calls of Allocate that run
+	Allocating int    // Allocate calls in flight
 	Streaming  bool   // the kubelet has an open ListAndWatch
-	Confirmed  bool   // PodResources confirmed that the kubelet offers none
-	InUse      []Held // known with Confirmed only
-	Error      string // what stands in the way
+	Confirmed  bool   // PodResources confirmed that no device is allocatable
+	InUse      []Held // valid only with Confirmed
+	Error      string // what prevents progress; "": nothing
 }
 
-// Held is a device that a running pod has. Unknown fields are empty.
+// Held is a device that a running pod uses. Unknown fields are empty.
 type Held struct {
 	Resource, ID, Namespace, Pod, Container string
 }
@@ -102,13 +102,13 @@ const (
 	TimerScan  Timer = "scan"  // scan again after a failure
 
 	TimerRegister Timer = "register" // register again
-	TimerDrain    Timer = "drain"    // stop waiting for running calls before the devices go unhealthy
-	TimerQuiet    Timer = "quiet"    // ids can leave the list
-	TimerConfirm  Timer = "confirm"  // ask PodResources again
+	TimerDrain    Timer = "drain"    // stop waiting for in-flight calls before the devices become unhealthy
+	TimerQuiet    Timer = "quiet"    // device ids can leave the list
+	TimerConfirm  Timer = "confirm"  // query PodResources again
 	TimerLinger   Timer = "linger"   // stop the server
 )
 
-// The inputs and outputs of the machines: the types below, and no others.
+// Inputs and outputs of the state machines.
 type (
 	// Event is an input of a Gate.
 	Event interface{ apply(*Gate) }
@@ -120,39 +120,39 @@ type (
 
 // Events of a Gate.
 type (
-	// Enable is a call of EnableDevices. Session is the caller's name for its
-	// stream and unique. If the claim has another hash than the last Configured,
-	// the caller reads its configuration first.
+	// Enable is an EnableDevices call. Session is the caller's unique name for
+	// its stream. If the claim has another hash than the last Configured, the
+	// caller reads its configuration first.
 	Enable struct {
 		Session string
 		Claim   Claim
 	}
-	// Closed is the end of a stream, from either side.
+	// StreamClosed is the end of an EnableDevices stream, from either side.
 	Closed struct{ Session string }
-	// Heartbeat is a call, numbered by the caller.
+	// Heartbeat is a Heartbeat call, numbered by the caller.
 	Heartbeat struct {
 		Call    uint64
 		Session string
 	}
-	// Disable is a call of DisableDevices. An empty session means any holder.
+	// Disable is a DisableDevices call. An empty session means any holder.
 	Disable struct {
 		Call    uint64
 		Session string
 	}
-	// DisableGone is the end of a Disable whose caller no longer waits.
+	// DisableCanceled reports that the caller of a Disable no longer waits.
 	DisableGone struct{ Call uint64 }
-	// Configured is a new configuration: its hash and resources. It is the first
-	// event.
+	// Configured is a new configuration: its hash and resources. It is the
+	// first event of a Gate.
 	Configured struct {
 		Hash      string
 		Resources []string
 	}
-	// Scanned answers Scan, after the resources have their new snapshots.
+	// Scanned answers Scan, after the resources received their snapshots.
 	Scanned struct {
 		Seq uint64
 		Err error
 	}
-	// Reported is a Notify of a resource.
+	// Reported passes on a Notify of a resource.
 	Reported struct {
 		Resource string
 		Report   Report
@@ -161,7 +161,7 @@ type (
 	Quit struct{}
 )
 
-// Expired is the end of a timer, of a Gate or of a Resource.
+// Expired reports that a timer of a Gate or of a Resource fired.
 type Expired struct{ Timer Timer }
 
 // Events of a Resource.
@@ -174,17 +174,17 @@ type (
 	Shutdown struct{ Epoch uint64 }
 	// Halt stops at once.
 	Halt struct{}
-	// Snapshot replaces the devices that exist. Ids are unique.
+	// Snapshot replaces the set of existing devices. Ids are unique.
 	Snapshot struct{ Devices []Device }
 
-	// AllocateBegin is a new call, before anything was done for it.
+	// AllocateBegin is a new call, before any work for it.
 	AllocateBegin struct {
 		Call    uint64
 		Devices []string
 	}
 	// AllocateCheck is an admitted call that is about to answer OK.
 	AllocateCheck struct{ Call uint64 }
-	// AllocateEnd is an admitted call whose handler has returned.
+	// AllocateEnd reports that the handler of an admitted call returned.
 	AllocateEnd struct{ Call uint64 }
 
 	// Served answers Serve.
@@ -193,60 +193,60 @@ type (
 	Registered struct{ Err error }
 	// StreamUp is a call of ListAndWatch, numbered by the caller from 1.
 	StreamUp struct{ Stream uint64 }
-	// StreamDown is its end.
+	// StreamDown is the end of a ListAndWatch stream.
 	StreamDown struct{ Stream uint64 }
-	// Sent says that a Send was passed to the stream.
+	// Sent reports that a Send was passed to the stream.
 	Sent struct{ Stream, Seq uint64 }
-	// KubeletStarted says that the kubelet has created a new socket.
+	// KubeletStarted reports that the kubelet created a new socket.
 	KubeletStarted struct{}
-	// Confirmed answers Confirm. If Known is false nobody could be asked, and the
-	// rest means nothing.
+	// Confirmed answers Confirm. If Known is false PodResources is not
+	// available, and the other fields are not valid.
 	Confirmed struct {
 		Epoch   uint64
 		Known   bool
-		Offered int // devices of this resource that the kubelet still offers
+		Offered int // devices of this resource that the kubelet still has as allocatable
 		InUse   []Held
 	}
 )
 
 // Actions of a Gate.
 type (
-	// End ends a stream, or refuses its claim.
+	// EndStream ends an EnableDevices stream, or refuses its claim.
 	End struct {
 		Session string
 		Code    codes.Code
 		Reason  string
 	}
-	// Beat answers a Heartbeat.
+	// HeartbeatReply answers a Heartbeat.
 	Beat struct {
 		Call   uint64
 		Code   codes.Code
 		Reason string
 		Lease  time.Duration
 	}
-	// Disabled answers a Disable. With OK everything is withdrawn.
+	// DisableReply answers a Disable. OK means that all devices are withdrawn.
 	Disabled struct {
 		Call      uint64
 		Code      codes.Code
 		Reason    string
-		Confirmed bool   // by the kubelet, for every resource that it knows
-		InUse     []Held // known with Confirmed only
+		Confirmed bool   // the kubelet confirmed it for every resource that it knows
+		InUse     []Held // valid only with Confirmed
 	}
-	// Scan reads the devices of the machine and gives each resource its snapshot.
+	// Scan reads the devices of the node and sends each resource its snapshot.
 	Scan struct{ Seq uint64 }
-	// To is an event for a resource: Open, Close, Shutdown or Halt.
+	// Forward passes an event to a resource: Open, Close, Shutdown or Halt.
 	To struct {
 		Resource string
 		Event    ResourceEvent
 	}
-	// Publish is the status for every stream, after each change and when a claim
-	// is accepted.
+	// Publish is the status for every stream. It follows each change and each
+	// accepted claim.
 	Publish struct{ Status Status }
-	// Exit says that the plugin can end. It is the last action.
+	// Exit reports that the plugin can end. It is the last action.
 	Exit struct{}
 )
 
-// Set sets a timer, of a Gate or of a Resource, or moves it.
+// Set sets or moves a timer of a Gate or of a Resource.
 type Set struct {
 	Timer Timer
 	At    time.Time
@@ -254,33 +254,33 @@ type Set struct {
 
 // Actions of a Resource.
 type (
-	// Serve makes sure that the socket exists and is served. It never ends a
+	// Serve makes sure that the socket exists and is served. It never stops a
 	// running server.
 	Serve struct{}
-	// Register registers the resource with the kubelet: by a call of Register, or
-	// by a new socket in the directory of the plugin watcher.
+	// Register registers the resource with the kubelet: by a Register call, or
+	// by a new socket in the plugin watcher's directory.
 	Register struct{}
-	// Send is the list for a stream. A later one for the same stream replaces one
-	// that was not passed on yet.
+	// Send is the list for a stream. It replaces an unsent list of the same
+	// stream.
 	Send struct {
 		Stream, Seq uint64
-		Devices     []Device // by id
+		Devices     []Device // sorted by id
 	}
-	// Admit lets a call continue.
+	// Admit lets a call proceed.
 	Admit struct{ Call uint64 }
 	// Approve lets a call answer OK.
 	Approve struct{ Call uint64 }
-	// Refuse ends a call.
+	// Refuse fails a call.
 	Refuse struct {
 		Call   uint64
 		Code   codes.Code
 		Reason string
 	}
-	// Confirm asks the kubelet's PodResources what it offers.
+	// Confirm queries the kubelet's PodResources for allocatable devices.
 	Confirm struct{ Epoch uint64 }
 	// Notify reports a change to the Gate.
 	Notify struct{ Report Report }
-	// Stop ends the server. Only the last Notify and refusals follow.
+	// Stop ends the server. Only the last Notify and Refuse actions follow.
 	Stop struct{}
 )
 
@@ -302,15 +302,16 @@ func (Confirm) action()  {}
 func (Notify) action()   {}
 func (Stop) action()     {}
 
-// machine is what a Gate and a Resource have in common: the time of the current
-// event, the timers, and the actions so far.
+// machine is the common part of Gate and Resource: the time of the current
+// event, the timers, and the actions of the current step.
 type machine struct {
 	now    time.Time
 	timers map[Timer]time.Time
 	out    []Action
 }
 
-// begin begins a step. A time before that of the last event counts as the last.
+// begin starts a step. Time never goes backwards: an earlier time counts as
+// that of the last event.
 func (m *machine) begin(at time.Time) {
 	if at.After(m.now) {
 		m.now = at
@@ -325,7 +326,7 @@ func (m *machine) set(name Timer, at time.Time) {
 	m.do(Set{Timer: name, At: at})
 }
 
-// due reports whether a timer's deadline has passed, and clears it then.
+// due reports whether a timer's deadline has passed, and then clears the timer.
 func (m *machine) due(name Timer) bool {
 	at, isSet := m.timers[name]
 	if !isSet || m.now.Before(at) {
@@ -335,7 +336,7 @@ func (m *machine) due(name Timer) bool {
 	return true
 }
 
-// expired is due for an Expired, which may be early.
+// expired is due for an Expired event. A timer that fired early is set again.
 func (m *machine) expired(name Timer) bool {
 	if at, isSet := m.timers[name]; isSet && m.now.Before(at) {
 		m.set(name, at)
