@@ -250,6 +250,6 @@ func FuzzGUID(f *testing.F) {
 }
 
 func ExampleHung() {
-	fmt.Println(&Hung{What: "make 4 virtual functions on 0000:3b:00.0", Call: `write "4" to /sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs`})
-	// Output: make 4 virtual functions on 0000:3b:00.0: the kernel has not returned from this call for 0s: write "4" to /sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs: the driver hangs (its stack is in /proc/PID/task/*/stack, its messages are in the kernel's log); further steps are refused until it returns
+	fmt.Println(&Hung{What: "create 4 virtual functions on 0000:3b:00.0", Call: `write "4" to /sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs`})
+	// Output: create 4 virtual functions on 0000:3b:00.0: the kernel has not returned from this call for 0s: write "4" to /sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs: the driver hangs (its stack is in /proc/PID/task/*/stack, its messages are in the kernel's log); further steps are refused until it returns
 }

@@ -10,11 +10,12 @@ import (
 	"strings"
 )
 
-// none reports whether an address or a GUID is not set.
+// none reports whether an address or a GUID is unset.
 func none(address string) bool { return strings.Trim(address, "0:") == "" }
 
-// macFor returns the administrative address of a function: the one that its
-// network device has, or one derived from the PF's. False: neither is known.
+// macFor returns the administrative address of a function: the one of its
+// network device, or one derived from the PF's. It returns false if neither is
+// known.
 func macFor(pf PF, v VF) (string, bool) {
 	if mac, err := net.ParseMAC(v.MAC); err == nil && len(mac) == 6 && !none(v.MAC) && mac[0]&1 == 0 {
 		return mac.String(), true
@@ -26,17 +27,17 @@ func macFor(pf PF, v VF) (string, bool) {
 	return derived(mac, v.Index, 6), true
 }
 
-// guidFor returns the GUID of a function: that of its node or its port, or one
-// derived from the PF's. False: unknown. The operator takes random ones;
-// these are the same after each restart.
+// guidFor returns the GUID of a function: its node or port GUID, or one derived
+// from the PF's. It returns false if no GUID is known. The operator assigns
+// random GUIDs; derived ones survive restarts.
 func guidFor(pf PF, v VF) (string, bool) {
 	for _, guid := range []string{v.NodeGUID, v.PortGUID} {
 		if g, err := net.ParseMAC(guid); err == nil && len(g) == 8 && !none(guid) {
 			return g.String(), true
 		}
 	}
-	// The address of an InfiniBand link ends in the GUID of its port; the rest
-	// changes with each restart.
+	// The hardware address of an InfiniBand link ends in the GUID of its port;
+	// the rest changes with each restart.
 	link, err := net.ParseMAC(pf.MAC)
 	if err != nil || len(link) != 20 {
 		return "", false
@@ -44,8 +45,8 @@ func guidFor(pf PF, v VF) (string, bool) {
 	return derived(link[12:], v.Index, 8), true
 }
 
-// derived returns a locally administered unicast address, which depends on
-// nothing but the PF and the index.
+// derived returns a locally administered unicast address that depends only on
+// the PF and the index.
 func derived(pf net.HardwareAddr, index, size int) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d", pf, index))
 	address := net.HardwareAddr(sum[:size])
@@ -53,10 +54,10 @@ func derived(pf net.HardwareAddr, index, size int) string {
 	return address.String()
 }
 
-// GUIDPool is the GUIDs that the functions of one InfiniBand PF get, by index.
+// GUIDPool is the GUIDs of the functions of one InfiniBand PF, by index.
 type GUIDPool struct {
-	PF          string   // its PCI address, or the hardware address of its link
-	List        []string // empty: those from First to Last
+	PF          string   // PCI address, or hardware address of the link
+	List        []string // empty: the range from First to Last
 	First, Last uint64
 }
 
@@ -71,16 +72,16 @@ func ParseGUIDs(text []byte) ([]GUIDPool, error) {
 		RangeEnd   string   `json:"rangeEnd"`
 	}
 	if err := json.Unmarshal(text, &all); err != nil {
-		return nil, fmt.Errorf("the GUID file is no JSON list of pools: %w", err)
+		return nil, fmt.Errorf("the GUID file is not a JSON list of pools: %w", err)
 	}
 	var pools []GUIDPool
 	for n, e := range all {
 		p := GUIDPool{PF: e.PCIAddress + e.PFGUID}
 		switch ranged := e.RangeStart != "" && e.RangeEnd != ""; {
 		case (e.PCIAddress == "") == (e.PFGUID == ""):
-			return nil, fmt.Errorf("entry %d of the GUID file: want one of pciAddress and pfGuid", n)
+			return nil, fmt.Errorf("entry %d of the GUID file: set exactly one of pciAddress and pfGuid", n)
 		case ranged == (len(e.GUIDs) > 0) || !ranged && e.RangeStart+e.RangeEnd != "":
-			return nil, fmt.Errorf("entry %d of the GUID file, for %s: want guids, or rangeStart and rangeEnd", n, p.PF)
+			return nil, fmt.Errorf("entry %d of the GUID file, for %s: set either guids, or rangeStart and rangeEnd", n, p.PF)
 		case ranged:
 			e.GUIDs = []string{e.RangeStart, e.RangeEnd}
 		}
@@ -88,14 +89,14 @@ func ParseGUIDs(text []byte) ([]GUIDPool, error) {
 		for _, text := range e.GUIDs {
 			guid, err := net.ParseMAC(text)
 			if err != nil || len(guid) != 8 {
-				return nil, fmt.Errorf("entry %d of the GUID file, for %s: %q is no GUID, want eight bytes such as 00:11:22:33:44:55:66:77", n, p.PF, text)
+				return nil, fmt.Errorf("entry %d of the GUID file, for %s: %q is not a GUID, want eight bytes such as 00:11:22:33:44:55:66:77", n, p.PF, text)
 			}
 			p.List, numbers = append(p.List, guid.String()), append(numbers, binary.BigEndian.Uint64(guid))
 		}
 		if e.RangeStart != "" {
 			p.List, p.First, p.Last = nil, numbers[0], numbers[1]
 			if p.Last < p.First {
-				return nil, fmt.Errorf("entry %d of the GUID file, for %s: rangeEnd %s is before rangeStart %s", n, p.PF, e.RangeEnd, e.RangeStart)
+				return nil, fmt.Errorf("entry %d of the GUID file, for %s: rangeEnd %s is lower than rangeStart %s", n, p.PF, e.RangeEnd, e.RangeStart)
 			}
 		}
 		pools = append(pools, p)
@@ -111,7 +112,7 @@ func (g GUIDPool) count() int {
 	return int(min(g.Last-g.First, math.MaxInt32-1)) + 1
 }
 
-// at returns the GUID of the function with an index below count.
+// at returns the GUID for a function index, which must be below count.
 func (g GUIDPool) at(index int) string {
 	if len(g.List) > 0 {
 		return g.List[index]
@@ -119,7 +120,7 @@ func (g GUIDPool) at(index int) string {
 	return net.HardwareAddr(binary.BigEndian.AppendUint64(nil, g.First+uint64(index))).String()
 }
 
-// static returns the pool of a PF; nil: the file has none.
+// static returns the GUID pool of a PF, or nil.
 func (p *planner) static(pf PF) *GUIDPool {
 	for _, pool := range p.options.GUIDs {
 		if pool.PF == pf.Address || pf.MAC != "" && strings.EqualFold(pool.PF, pf.MAC) {

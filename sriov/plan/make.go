@@ -9,25 +9,25 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// Make plans by the rules of the SR-IOV network operator:
+// Make computes a plan by the rules of the SR-IOV network operator:
 //
-//   - A PF that the desired state does not name is left alone, unless it is one of
+//   - A PF that the desired state does not name is left alone, unless it is in
 //     Options.Managed: then its functions are removed.
-//   - A PF that does not exist gives a note: it does not hold the others back.
-//   - A PF with a problem that is known in advance gets no step; the others do.
-//   - The number of functions changes by way of 0 only.
-//   - The MTU of a PF is only raised. A PF comes up before its functions: the
-//     drivers of some ask it for their address.
+//   - A PF that does not exist gives a note and does not block the others.
+//   - A PF with a problem gets no steps; the others do.
+//   - The number of functions is always changed by way of 0.
+//   - The MTU of a PF is only raised. A PF is brought up before its functions:
+//     some VF drivers request their address from it.
 //   - A function without an administrative address gets that of its network
-//     device, before it is bound to vfio-pci, so that it keeps it under every
-//     driver. The one that the PF's table has is set again before a change of
-//     driver. Without either it is derived from the PF's, the same each time; so
+//     device before it is bound to vfio-pci, so that it keeps it under every
+//     driver. An address in the PF's table is set again before a change of
+//     driver. Without either it is derived from the PF's, always the same; so
 //     are InfiniBand GUIDs without a static pool.
-//   - Functions of externally managed PFs are never created or removed, and the PF
-//     keeps its mode and MTU; what does not fit is a problem.
-//   - Of a function in a pod, by Options.Held or by what it shows (a network driver
-//     without a network device), only the driver is compared: the network of the
-//     pod changes the rest.
+//   - Functions of externally managed PFs are never created or removed, and the
+//     PF keeps its mode and MTU; differences are problems.
+//   - Of a function in a pod (by Options.Held, or by a network driver without a
+//     network device), only the driver is compared: the network of the pod
+//     changes the rest.
 //   - Functions without a group are left alone.
 //
 // A desired state that Spec.Check refuses gives problems and no steps.
@@ -54,7 +54,7 @@ func Make(spec nodestate.Spec, s State, o Options) Plan {
 		}
 	}
 	for _, pf := range s.PFs {
-		// The MTU stays: the one before is not known.
+		// The MTU stays, because the original one is not known.
 		if !named[pf.Address] && slices.Contains(o.Managed, pf.Address) && (pf.NumVFs > 0 || pf.mode() != nodestate.Legacy) {
 			p.rebuild(nodestate.Interface{PCIAddress: pf.Address}, pf)
 		}
@@ -78,17 +78,17 @@ func (p *planner) note(pf, format string, args ...any) {
 
 func (p *planner) do(steps ...Step) { p.plan.Steps = append(p.plan.Steps, steps...) }
 
-// touch notes that steps disturb a function; it is called once for each.
+// touch records that steps disturb a function. It is called once per function.
 func (p *planner) touch(address string) { p.plan.Touches = append(p.plan.Touches, address) }
 
-// missing says that a PF does not exist, and which one may be meant.
+// missing explains that a PF does not exist, and suggests the intended one.
 func missing(i nodestate.Interface, s State) string {
 	for _, pf := range s.PFs {
 		if i.Name != "" && pf.hasName(i.Name) {
-			return fmt.Sprintf("there is no such function; %s is at %s", i.Name, pf.Address)
+			return fmt.Sprintf("physical function not found; %s is at %s", i.Name, pf.Address)
 		}
 		if n := slices.IndexFunc(pf.VFs, func(v VF) bool { return v.Address == i.PCIAddress }); n >= 0 {
-			return fmt.Sprintf("this is a virtual function (VF %d of %s), want the address of a physical one", pf.VFs[n].Index, pf.Address)
+			return fmt.Sprintf("this is the address of a virtual function (VF %d of %s); use that of a physical function", pf.VFs[n].Index, pf.Address)
 		}
 	}
 	var there []string
@@ -96,43 +96,44 @@ func missing(i nodestate.Interface, s State) string {
 		there = append(there, strings.TrimSpace(pf.Address+" "+pf.Netdev))
 	}
 	if len(there) == 0 {
-		return "there is no such function; the node has no network function that can have virtual ones"
+		return "physical function not found; the node has no network function with SR-IOV support"
 	}
-	return "there is no network function here that can have virtual ones; they are at " + strings.Join(there, ", ")
+	return "no network function with SR-IOV support at this address; the node has " + strings.Join(there, ", ")
 }
 
-// system compares what holds for the whole node.
+// system compares node-wide settings.
 func (p *planner) system(spec nodestate.Spec, s State) {
 	switch want := spec.System.RDMAMode; {
 	case want == "" || want == s.RDMAMode:
 	case s.RDMAMode == "":
-		p.note("", "the desired RDMA mode is %q; the kernel does not report its mode", want)
+		p.note("", "the desired RDMA mode is %q, but the kernel does not report the current mode", want)
 	default:
-		p.problem("", "the RDMA subsystem is in mode %q, want %q: it is not changed here, since that takes an idle node; set the option netns_mode=%d of the module ib_core and restart the node",
+		p.problem("", "the RDMA subsystem is in mode %q, want %q; it can be changed on an idle node only: set netns_mode=%d for the module ib_core and reboot",
 			s.RDMAMode, want, map[string]int{nodestate.Shared: 1}[want])
 	}
 }
 
 func (pf PF) hasName(name string) bool { return pf.Netdev == name || slices.Contains(pf.Names, name) }
 
-// mode is that of the embedded switch.
+// mode returns the mode of the embedded switch.
 func (pf PF) mode() string { return cmp.Or(pf.ESwitch, nodestate.Legacy) }
 
-// modeFirst reports whether the driver wants the switch's mode before the
-// functions. The others are like mlx5_core, which wants the functions first.
+// modeFirst reports whether the driver requires the switch mode to be set
+// before functions exist. Other drivers, such as mlx5_core, require the
+// functions first.
 func (pf PF) modeFirst() bool { return pf.Driver == "ice" }
 
 // pf plans a PF that the desired state names.
 func (p *planner) pf(i nodestate.Interface, pf PF) {
 	if i.Name != "" && !pf.hasName(i.Name) {
-		p.note(pf.Address, "its network device is %q, the desired state says %q: the address counts", pf.Netdev, i.Name)
+		p.note(pf.Address, "the network device is %q, but the desired state names %q; the PCI address is used", pf.Netdev, i.Name)
 	}
 	before := len(p.plan.Problems)
 	p.checkPF(i, pf)
 	if i.ExternallyManaged {
 		p.checkExternal(i, pf)
 	} else if len(pf.VFs) != pf.NumVFs && pf.NumVFs == i.NumVFs {
-		p.problem(pf.Address, "it has %d virtual functions but shows %d: they come or go at this moment; read again", pf.NumVFs, len(pf.VFs))
+		p.problem(pf.Address, "%d virtual functions are configured but %d exist: the number is changing, will observe again", pf.NumVFs, len(pf.VFs))
 	}
 	if len(p.plan.Problems) > before {
 		return
@@ -150,43 +151,43 @@ func (p *planner) pf(i nodestate.Interface, pf PF) {
 	}
 }
 
-// checkPF finds what no step can solve.
+// checkPF finds problems that no step can resolve.
 func (p *planner) checkPF(i nodestate.Interface, pf PF) {
 	if i.NumVFs > pf.TotalVFs {
-		p.problem(pf.Address, "numVfs is %d, but it can have at most %d virtual functions", i.NumVFs, pf.TotalVFs)
+		p.problem(pf.Address, "numVfs is %d, but the function supports at most %d virtual functions", i.NumVFs, pf.TotalVFs)
 	}
 	link := cmp.Or(map[string]string{Ether: nodestate.Ethernet, InfiniBand: nodestate.InfiniBand}[pf.Link], pf.Link)
 	if want := strings.ToLower(i.LinkType); want != "" && link != "" && want != link {
-		p.problem(pf.Address, "its link is %q, want linkType %q: the firmware of the adapter decides that, it is not changed here", pf.Link, want)
+		p.problem(pf.Address, "the link type is %q, want linkType %q; the adapter's firmware configuration determines it", pf.Link, want)
 	}
 	if i.NumVFs == 0 {
 		return
 	}
 	if pool := p.static(pf); pool != nil && pf.Link == InfiniBand && pool.count() < i.NumVFs {
-		p.problem(pf.Address, "the file of static GUIDs has %d GUIDs for it, numVfs is %d", pool.count(), i.NumVFs)
+		p.problem(pf.Address, "the static GUID file has %d GUIDs for this function, but numVfs is %d", pool.count(), i.NumVFs)
 	}
 	switch {
 	case pf.Driver == "":
-		p.problem(pf.Address, "it has no driver, which alone makes virtual functions: bind one")
+		p.problem(pf.Address, "no driver is bound, so virtual functions cannot be created; bind the function to its network driver")
 	case pf.Netdev == "":
-		p.problem(pf.Address, "it has no network device here (driver %q), which is needed for its functions; it may be in another network namespace", pf.Driver)
+		p.problem(pf.Address, "the network device of this function (driver %q) is not in the host's network namespace, and is needed to configure virtual functions", pf.Driver)
 	case pf.Link != Ether && i.Mode() == nodestate.Switchdev:
-		p.problem(pf.Address, "eSwitchMode %q is for Ethernet only, its link is %q", nodestate.Switchdev, pf.Link)
+		p.problem(pf.Address, "eSwitchMode %q requires Ethernet, but the link type is %q", nodestate.Switchdev, pf.Link)
 	}
 }
 
-// checkExternal compares a PF that is managed externally.
+// checkExternal compares an externally managed PF.
 func (p *planner) checkExternal(i nodestate.Interface, pf PF) {
 	if i.NumVFs > pf.NumVFs {
-		p.problem(pf.Address, "it is managed externally and has %d virtual functions, want at least %d: whoever manages it must make them", pf.NumVFs, i.NumVFs)
+		p.problem(pf.Address, "externally managed, with %d virtual functions, want at least %d; its owner must create them", pf.NumVFs, i.NumVFs)
 	} else if len(pf.VFs) < pf.NumVFs {
-		p.problem(pf.Address, "it has %d virtual functions but shows %d: they come or go at this moment; read again", pf.NumVFs, len(pf.VFs))
+		p.problem(pf.Address, "%d virtual functions are configured but %d exist: the number is changing, will observe again", pf.NumVFs, len(pf.VFs))
 	}
 	if pf.mode() != i.Mode() {
-		p.problem(pf.Address, "it is managed externally and its embedded switch is in mode %q, want %q: whoever manages it must change that, or the node state", pf.mode(), i.Mode())
+		p.problem(pf.Address, "externally managed, with its embedded switch in mode %q, want %q; change the switch mode or eSwitchMode in the node state", pf.mode(), i.Mode())
 	}
 	if i.MTU > pf.MTU {
-		p.problem(pf.Address, "it is managed externally and its MTU is %d, want at least %d: whoever manages it must raise it", pf.MTU, i.MTU)
+		p.problem(pf.Address, "externally managed, with MTU %d, want at least %d; its owner must raise it", pf.MTU, i.MTU)
 	}
 }
 
@@ -194,14 +195,14 @@ func (p *planner) checkExternal(i nodestate.Interface, pf PF) {
 func (p *planner) rebuild(i nodestate.Interface, pf PF) {
 	renumber, switches := pf.NumVFs != i.NumVFs, pf.mode() != i.Mode()
 	if switches && pf.ESwitch == "" && (!renumber || pf.modeFirst()) {
-		p.problem(pf.Address, "its driver %q reports no mode of an embedded switch, want %q: the driver or the kernel may be too old", pf.Driver, i.Mode())
+		p.problem(pf.Address, "the driver %q reports no embedded switch mode, want %q; the driver or the kernel might be too old", pf.Driver, i.Mode())
 		return
 	}
 	for _, v := range pf.VFs {
 		p.touch(v.Address)
 	}
-	// Then the functions are to be configured, or the mode comes last, or it has
-	// taken the PF down.
+	// Plan again after these steps: new functions need configuration, the mode
+	// might be set last, and setting it might have brought the PF down.
 	p.plan.More = p.plan.More || i.NumVFs > 0 || switches || i.Mode() != nodestate.Legacy
 	switch {
 	case pf.modeFirst():
@@ -211,13 +212,13 @@ func (p *planner) rebuild(i nodestate.Interface, pf PF) {
 		}
 		p.create(i)
 	case renumber:
-		if pf.mode() != nodestate.Legacy { // some drivers create no functions in the other mode
+		if pf.mode() != nodestate.Legacy { // some drivers create no functions in switchdev mode
 			p.unbind(pf)
 			p.do(SetESwitch{PF: pf.Address, Mode: nodestate.Legacy})
 		}
 		p.remove(pf)
 		p.create(i)
-	default: // with the functions, which must have no driver
+	default: // the mode is changed while functions without a driver exist
 		p.unbind(pf)
 		p.do(SetESwitch{PF: pf.Address, Mode: i.Mode()})
 		for _, v := range pf.VFs {
@@ -266,7 +267,7 @@ func (p *planner) functions(i nodestate.Interface, pf PF) {
 	f.report()
 	for index := range i.NumVFs {
 		if _, ok := i.Group(index); ok && !exists[index] {
-			p.problem(pf.Address, "VF %d is not there, though it has %d virtual functions; read again", index, pf.NumVFs)
+			p.problem(pf.Address, "VF %d does not exist, though %d virtual functions are configured; will observe again", index, pf.NumVFs)
 		}
 	}
 }

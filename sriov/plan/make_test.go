@@ -219,37 +219,37 @@ func TestMakeProblems(t *testing.T) {
 		change func(i *nodestate.Interface, pf *PF)
 		want   []string
 	}{
-		"too many": {spec: one(65), pf: ready(1), want: []string{pf0 + ": numVfs is 65, but it can have at most 64 virtual functions"}},
+		"too many": {spec: one(65), pf: ready(1), want: []string{pf0 + ": numVfs is 65, but the function supports at most 64 virtual functions"}},
 		"a link of another type": {spec: one(1), pf: ready(0), change: func(i *nodestate.Interface, _ *PF) { i.LinkType = "IB" },
-			want: []string{pf0 + `: its link is "ether", want linkType "ib"`}},
+			want: []string{pf0 + `: the link type is "ether", want linkType "ib"`}},
 		"no driver": {spec: one(1), pf: ready(0), change: func(_ *nodestate.Interface, pf *PF) { pf.Driver, pf.Netdev, pf.Link = "", "", "" },
-			want: []string{pf0 + ": it has no driver"}},
+			want: []string{pf0 + ": no driver is bound"}},
 		"no network device": {spec: one(1), pf: ready(0), change: func(_ *nodestate.Interface, pf *PF) { pf.Netdev, pf.Link = "", "" },
-			want: []string{pf0 + `: it has no network device here (driver "iavfpf")`}},
+			want: []string{pf0 + `: the network device of this function (driver "iavfpf") is not in the host`}},
 		"switchdev and InfiniBand": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { infiniband(pf); i.ESwitchMode = nodestate.Switchdev },
-			want: []string{pf0 + `: eSwitchMode "switchdev" is for Ethernet only, its link is "infiniband"`}},
+			want: []string{pf0 + `: eSwitchMode "switchdev" requires Ethernet, but the link type is "infiniband"`}},
 		"no mode reported": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.ESwitch = nodestate.Switchdev, "" },
-			want: []string{pf0 + `: its driver "iavfpf" reports no mode of an embedded switch, want "switchdev"`}},
+			want: []string{pf0 + `: the driver "iavfpf" reports no embedded switch mode, want "switchdev"`}},
 		"no mode reported by ice": {spec: one(1), pf: ready(0), change: func(i *nodestate.Interface, pf *PF) {
 			i.ESwitchMode, pf.ESwitch, pf.Driver = nodestate.Switchdev, "", "ice"
 		},
-			want: []string{pf0 + `: its driver "ice" reports no mode`}},
+			want: []string{pf0 + `: the driver "ice" reports no embedded switch mode`}},
 		"functions that come": {spec: one(4), pf: ready(4), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs = pf.VFs[:2] },
-			want: []string{pf0 + ": it has 4 virtual functions but shows 2"}},
+			want: []string{pf0 + ": 4 virtual functions are configured but 2 exist"}},
 		"one that is missing": {spec: one(2, group("0-1")), pf: ready(2), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs[1].Index = 7 },
-			want: []string{pf0 + ": VF 1 is not there, though it has 2 virtual functions"}},
+			want: []string{pf0 + ": VF 1 does not exist, though 2 virtual functions are configured"}},
 		"external: all that does not fit": {spec: one(4), pf: ready(2), change: func(i *nodestate.Interface, pf *PF) {
 			i.ExternallyManaged, i.MTU, i.ESwitchMode = true, 9000, nodestate.Switchdev
 			pf.Up = false
-		}, want: []string{pf0 + ": it is managed externally and has 2 virtual functions, want at least 4",
-			pf0 + `: it is managed externally and its embedded switch is in mode "legacy", want "switchdev"`,
-			pf0 + ": it is managed externally and its MTU is 1500, want at least 9000"}},
+		}, want: []string{pf0 + ": externally managed, with 2 virtual functions, want at least 4",
+			pf0 + `: externally managed, with its embedded switch is in mode "legacy", want "switchdev"`,
+			pf0 + ": externally managed, with MTU 1500, want at least 9000"}},
 		"external: functions that come": {spec: one(2), pf: ready(4), change: func(i *nodestate.Interface, pf *PF) {
 			i.ExternallyManaged = true
 			pf.VFs = pf.VFs[:1]
-		}, want: []string{pf0 + ": it has 4 virtual functions but shows 1"}},
+		}, want: []string{pf0 + ": 4 virtual functions are configured but 1 exist"}},
 		"trust without a table": {spec: one(1, nodestate.VFGroup{VFRange: "0-0", Trust: "on"}), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs[0].Known = false },
-			want: []string{pf0 + ": the table of functions of ens1f0 has no VF 0, so trust and spoofChk cannot be set"}},
+			want: []string{pf0 + ": VF 0 is not in the function table of ens1f0, so trust and spoofChk cannot be set"}},
 		"invalid": {spec: one(2, group("0-2"), nodestate.VFGroup{VFRange: "x", MTU: 3}), pf: ready(0),
 			want: []string{"spec.interfaces[0].vfGroups[0].vfRange: ", "spec.interfaces[0].vfGroups[1].mtu: ", "spec.interfaces[0].vfGroups[1].vfRange: "}},
 	} {
@@ -288,9 +288,9 @@ func TestMakeGoesOnWithOthers(t *testing.T) {
 // steps.
 func TestMakeWithoutAPF(t *testing.T) {
 	for _, c := range []struct{ address, name, want string }{
-		{pf1, "", "there is no network function here that can have virtual ones; they are at 0000:3b:00.0 ens1f0"},
-		{pf1, "enp59s0f0", "there is no such function; enp59s0f0 is at 0000:3b:00.0"},
-		{vfAddress(1), "", "this is a virtual function (VF 1 of 0000:3b:00.0), want the address of a physical one"},
+		{pf1, "", "no network function with SR-IOV support at this address; the node has 0000:3b:00.0 ens1f0"},
+		{pf1, "enp59s0f0", "physical function not found; enp59s0f0 is at 0000:3b:00.0"},
+		{vfAddress(1), "", "this is the address of a virtual function (VF 1 of 0000:3b:00.0); use that of a physical function"},
 	} {
 		spec := one(1)
 		spec.Interfaces = append(spec.Interfaces, nodestate.Interface{PCIAddress: c.address, Name: c.name, NumVFs: 1})
@@ -315,11 +315,11 @@ func TestMakeNotes(t *testing.T) {
 		t.Fatalf("steps %v, problems %v", p.Steps, p.Problems)
 	}
 	want := []string{
-		`the desired RDMA mode is "exclusive"; the kernel does not report its mode`,
-		pf0 + `: its network device is "ens1f0", the desired state says "ens9": the address counts`,
-		pf0 + ": VF 1-3, 5: a network driver but no network device here: a pod has it, or the driver made none; address and MTU are not compared",
-		pf0 + ": VF 6: not in the PF's table of functions: no address is set",
-		pf0 + ": VF 7: no RDMA device, though isRdma is desired: is the module for the RDMA of the driver loaded?",
+		`the desired RDMA mode is "exclusive", but the kernel does not report the current mode`,
+		pf0 + `: the network device is "ens1f0", but the desired state names "ens9"; the PCI address is used`,
+		pf0 + ": VF 1-3, 5: has a network driver but no network device on the host: a pod has it, or the driver created no device; address and MTU are not compared",
+		pf0 + ": VF 6: not in the PF's function table: no address is set",
+		pf0 + ": VF 7: isRdma is set, but the VF has no RDMA device; check that the driver's RDMA module is loaded",
 	}
 	var got []string
 	for _, n := range p.Notes {

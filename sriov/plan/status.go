@@ -8,9 +8,9 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// Status returns the observed state in the operator's terms: all PFs, whether the
-// desired state names them or not. SyncStatus and LastSyncError are left to the
-// caller; State has no link speed, representors and bridges.
+// Status returns the observed state in the operator's terms, for all PFs. The
+// caller sets SyncStatus and LastSyncError; State has no link speed,
+// representors and bridges.
 func Status(spec nodestate.Spec, s State) nodestate.Status {
 	status := nodestate.Status{System: nodestate.System{RDMAMode: s.RDMAMode}}
 	for _, pf := range s.PFs {
@@ -50,8 +50,8 @@ func sysfsGUID(guid string) string {
 	return strings.Join([]string{digits[:4], digits[4:8], digits[8:12], digits[12:]}, ":")
 }
 
-// NotDone returns what a desired state implies or asks for, and the operator does
-// but no plan. docs/sriov.md has the whole list.
+// NotDone returns the parts of a desired state that the operator implements but
+// plans do not. docs/sriov.md has the whole list.
 func NotDone(spec nodestate.Spec) []string {
 	var made, switchdev, vfio []string
 	for _, i := range spec.Interfaces {
@@ -70,19 +70,19 @@ func NotDone(spec nodestate.Spec) []string {
 		pfs  []string
 		text string
 	}{
-		{switchdev, "hw-tc-offload and the flow steering mode smfs are not set with switchdev: set them with ethtool and devlink"},
-		{vfio, "kernel arguments for vfio-pci (intel_iommu=on, iommu=pt) are not set, and the node is not rebooted for them"},
-		{made, "no udev rules are written and NetworkManager is not configured, the firmware is not changed, and the node is neither drained nor rebooted"},
+		{switchdev, "switchdev mode: hw-tc-offload and the flow steering mode smfs are not configured; set them with ethtool and devlink"},
+		{vfio, "vfio-pci: kernel arguments (intel_iommu=on, iommu=pt) are not set, and the node is not rebooted for them"},
+		{made, "udev rules, NetworkManager and firmware are not configured, and the node is neither drained nor rebooted"},
 	} {
 		if len(of.pfs) > 0 {
 			all = append(all, strings.Join(of.pfs, ", ")+": "+of.text)
 		}
 	}
 	if mode := spec.System.RDMAMode; mode != "" {
-		all = append(all, fmt.Sprintf("RDMA mode %q is checked and not set", mode))
+		all = append(all, fmt.Sprintf("RDMA mode %q is checked, but not set", mode))
 	}
 	for _, b := range spec.Bridges.OVS {
-		all = append(all, fmt.Sprintf("the bridge %q of Open vSwitch is not made", b.Name))
+		all = append(all, fmt.Sprintf("the Open vSwitch bridge %q is not created", b.Name))
 	}
 	return all
 }

@@ -2,10 +2,10 @@ package plan
 
 import "fmt"
 
-// The steps.
+// Steps.
 type (
-	// SetNumVFs creates virtual functions, or removes all. A number other than 0
-	// is written only if none exist.
+	// SetNumVFs creates virtual functions, or removes all of them. A number
+	// other than 0 is written only if the PF has no virtual functions.
 	SetNumVFs struct {
 		PF     string
 		Number int
@@ -17,38 +17,40 @@ type (
 		Address string
 		MTU     int
 	}
-	// SetUp sets the network device of a function up.
+	// SetUp brings the network device of a function up.
 	SetUp struct{ Address string }
-	// SetMAC sets the administrative address of a VF.
+	// SetMAC sets the administrative MAC address of a VF.
 	SetMAC struct {
 		Entry
 		MAC string
 	}
-	// SetGUID sets the node's and the port's GUID of an InfiniBand VF.
+	// SetGUID sets the node GUID and the port GUID of an InfiniBand VF.
 	SetGUID struct {
 		Entry
 		GUID string // eight bytes, as 00:11:22:33:44:55:66:77
 	}
-	// SetTrust lets a VF change its address and its filters.
+	// SetTrust allows or forbids a VF to change its address and its filters.
 	SetTrust struct {
 		Entry
 		On bool
 	}
-	// SetSpoofCheck lets the PF drop frames of a VF with a foreign source address.
+	// SetSpoofCheck makes the PF drop frames of a VF with a foreign source
+	// address.
 	SetSpoofCheck struct {
 		Entry
 		On bool
 	}
-	// Bind binds a function to a driver; with "" to the one that the kernel
-	// chooses. It unbinds another driver first.
+	// Bind binds a function to a driver, or with "" to the one that the kernel
+	// chooses. It first unbinds another driver.
 	Bind struct{ Address, Driver string }
 	// Unbind unbinds a function from its driver.
 	Unbind struct{ Address string }
-	// SetVDPA creates the vDPA device of a function: virtio, vhost; "" removes it.
+	// SetVDPA creates the vDPA device (virtio, vhost) of a function; "" removes
+	// it.
 	SetVDPA struct{ Address, Type string }
 )
 
-// Entry is the entry of a VF in the PF's table of its functions.
+// Entry identifies a VF in its PF's table of functions.
 type Entry struct {
 	PF      string
 	VF      int    // its index
@@ -81,7 +83,7 @@ func (s SetNumVFs) String() string {
 	if s.Number == 0 {
 		return "remove the virtual functions of " + s.PF
 	}
-	return fmt.Sprintf("make %d virtual functions on %s", s.Number, s.PF)
+	return fmt.Sprintf("create %d virtual functions on %s", s.Number, s.PF)
 }
 
 func (s SetESwitch) String() string {
@@ -99,7 +101,7 @@ func (s SetVDPA) String() string {
 	if s.Type == "" {
 		return "remove the vDPA device of " + s.Address
 	}
-	return fmt.Sprintf("make a vDPA device (%s) on %s", s.Type, s.Address)
+	return fmt.Sprintf("create a vDPA device (%s) on %s", s.Type, s.Address)
 }
 
 func onOff(on bool) string {

@@ -15,7 +15,7 @@ func TestStepsSayWhatTheyDo(t *testing.T) {
 	vf := vfAddress(3)
 	for want, s := range map[string]Step{
 		"remove the virtual functions of 0000:3b:00.0":                                                   SetNumVFs{pf0, 0},
-		"make 8 virtual functions on 0000:3b:00.0":                                                       SetNumVFs{pf0, 8},
+		"create 8 virtual functions on 0000:3b:00.0":                                                       SetNumVFs{pf0, 8},
 		"switch the embedded switch of 0000:3b:00.0 to mode switchdev":                                   SetESwitch{pf0, nodestate.Switchdev},
 		"set the MTU of 0000:3b:00.0 to 9000":                                                            SetMTU{pf0, 9000},
 		"bring up 0000:3b:00.0":                                                                          SetUp{pf0},
@@ -26,7 +26,7 @@ func TestStepsSayWhatTheyDo(t *testing.T) {
 		"bind 0000:3b:02.3 to its default driver":                                                        Bind{vf, ""},
 		"bind 0000:3b:02.3 to vfio-pci":                                                                  Bind{vf, "vfio-pci"},
 		"unbind 0000:3b:02.3 from its driver":                                                            Unbind{vf},
-		"make a vDPA device (vhost) on 0000:3b:02.3":                                                     SetVDPA{vf, "vhost"},
+		"create a vDPA device (vhost) on 0000:3b:02.3":                                                     SetVDPA{vf, "vhost"},
 		"remove the vDPA device of 0000:3b:02.3":                                                         SetVDPA{vf, ""},
 	} {
 		if s.String() != want {
@@ -88,7 +88,7 @@ func TestTooFewStaticGUIDs(t *testing.T) {
 	pf := ready(2)
 	infiniband(&pf)
 	p := Make(one(2, group("0-1")), State{PFs: []PF{pf}}, Options{GUIDs: []GUIDPool{{PF: pf0, List: []string{"00:01:02:03:04:05:06:07"}}}})
-	if len(p.Steps) != 0 || len(p.Problems) != 1 || !strings.Contains(p.Problems[0].Text, "has 1 GUIDs for it, numVfs is 2") {
+	if len(p.Steps) != 0 || len(p.Problems) != 1 || !strings.Contains(p.Problems[0].Text, "has 1 GUIDs for this function, but numVfs is 2") {
 		t.Errorf("%+v, want a problem alone", p)
 	}
 }
@@ -96,12 +96,12 @@ func TestTooFewStaticGUIDs(t *testing.T) {
 func TestParseGUIDsRefuses(t *testing.T) {
 	for text, says := range map[string]string{
 		`{}`:   "GUID file",
-		`[{}]`: "want one of pciAddress and pfGuid",
-		`[{"pciAddress":"0000:3b:00.0","pfGuid":"x","guids":["00:01:02:03:04:05:06:07"]}]`:                            "want one of pciAddress and pfGuid",
-		`[{"pciAddress":"0000:3b:00.0"}]`:                                                                             "want guids, or rangeStart and rangeEnd",
-		`[{"pciAddress":"0000:3b:00.0","rangeStart":"00:01:02:03:04:05:06:07"}]`:                                      "want guids, or rangeStart and rangeEnd",
-		`[{"pciAddress":"0000:3b:00.0","guids":["00:01:02:03:04:05"]}]`:                                               `"00:01:02:03:04:05" is no GUID`,
-		`[{"pciAddress":"0000:3b:00.0","rangeStart":"00:01:02:03:04:05:06:07","rangeEnd":"00:01:02:03:04:05:06:06"}]`: "is before rangeStart",
+		`[{}]`: "set exactly one of pciAddress and pfGuid",
+		`[{"pciAddress":"0000:3b:00.0","pfGuid":"x","guids":["00:01:02:03:04:05:06:07"]}]`:                            "set exactly one of pciAddress and pfGuid",
+		`[{"pciAddress":"0000:3b:00.0"}]`:                                                                             "set either guids, or rangeStart and rangeEnd",
+		`[{"pciAddress":"0000:3b:00.0","rangeStart":"00:01:02:03:04:05:06:07"}]`:                                      "set either guids, or rangeStart and rangeEnd",
+		`[{"pciAddress":"0000:3b:00.0","guids":["00:01:02:03:04:05"]}]`:                                               `"00:01:02:03:04:05" is not a GUID`,
+		`[{"pciAddress":"0000:3b:00.0","rangeStart":"00:01:02:03:04:05:06:07","rangeEnd":"00:01:02:03:04:05:06:06"}]`: "is lower than rangeStart",
 		`[{"pciAddress":"0000:3b:00.0","rangeStart":"00:00:00:00:00:00:00:00","rangeEnd":"ff:ff:ff:ff:ff:ff:ff:ff"}]`: "",
 	} {
 		pools, err := ParseGUIDs([]byte(text))

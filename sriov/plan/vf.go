@@ -13,18 +13,18 @@ type functions struct {
 	*planner
 	pf PF
 
-	// Indexes of those with a note.
+	// Indexes of VFs with a note.
 	absent, tableless, noGUIDs, noRDMA []int
 }
 
-// isUserspace reports whether a driver is one for programs in user space. Its
+// isUserspace reports whether a driver is for user-space programs. Its
 // functions have no network device, which does not mean that a pod has them.
 func isUserspace(driver string) bool {
 	return strings.Contains(driver, "vfio") || driver == "igb_uio" || driver == "uio_pci_generic"
 }
 
-// function plans one, by its group, in the order of the operator: the PF's table,
-// then the driver, then what only a driver creates.
+// function plans one VF by its group, in the order of the operator: the PF's
+// table, then the driver, then settings that need a bound driver.
 func (f *functions) function(g nodestate.VFGroup, v VF) {
 	vfio := g.Type() == nodestate.VFIO
 	network := v.Driver != "" && !isUserspace(v.Driver)
@@ -39,12 +39,12 @@ func (f *functions) function(g nodestate.VFGroup, v VF) {
 	if v.VDPA != "" && v.VDPA != g.VDPAType {
 		steps = append(steps, SetVDPA{Address: v.Address})
 	}
-	// A function that vfio-pci has already is left alone: a guest may have it.
+	// A function already bound to vfio-pci is left alone: a guest might use it.
 	if !vfio || !right {
 		identity := f.identity(v)
 		// RDMA devices take their GUID from the address when they are created.
 		if len(identity) > 0 && !vfio && network && (f.pf.Link == InfiniBand || g.IsRDMA) {
-			// First without a driver: a plan after a crash binds it.
+			// Unbind first: after a crash the next plan binds it again.
 			steps = append(steps, Unbind{Address: v.Address})
 			right = false
 		}
@@ -59,7 +59,7 @@ func (f *functions) function(g nodestate.VFGroup, v VF) {
 		steps = append(steps, Bind{Address: v.Address, Driver: nodestate.VFIO})
 	case !right:
 		steps = append(steps, Bind{Address: v.Address})
-		f.plan.More = true // its network device is planned then
+		f.plan.More = true // the next plan configures its network device
 	case !vfio && g.MTU != 0 && v.MTU != g.MTU:
 		steps = append(steps, SetMTU{Address: v.Address, MTU: g.MTU})
 	}
@@ -76,7 +76,7 @@ func (f *functions) function(g nodestate.VFGroup, v VF) {
 	}
 }
 
-// inPod reports whether a function is in a pod, whose network may change it.
+// inPod reports whether a function is in a pod, whose network can change it.
 func (f *functions) inPod(v VF, network bool) bool {
 	if slices.Contains(f.options.Held, v.Address) {
 		return true
@@ -90,7 +90,7 @@ func (f *functions) inPod(v VF, network bool) bool {
 
 func (f *functions) entry(v VF) Entry { return Entry{f.pf.Address, v.Index, v.Address} }
 
-// identity returns the steps that give a function its address.
+// identity returns the steps that set a function's address or GUIDs.
 func (f *functions) identity(v VF) []Step {
 	if !v.Known {
 		f.tableless = append(f.tableless, v.Index)
@@ -123,9 +123,9 @@ func (f *functions) identity(v VF) []Step {
 	return nil
 }
 
-// keepMAC sets the address that the table has already, for a function that is new
-// or about to get another driver: with some PFs it is a random one of the driver,
-// and is lost with it.
+// keepMAC sets the address that the PF's table already has, for a function that
+// is new or about to change its driver: with some PFs it is a random one of the
+// driver, and lost with it.
 func (f *functions) keepMAC(v VF) []Step {
 	if f.pf.Link != Ether || !v.Known || none(v.AdminMAC) {
 		return nil
@@ -139,7 +139,7 @@ func (f *functions) switches(g nodestate.VFGroup, v VF) []Step {
 		return nil
 	}
 	if !v.Known {
-		f.problem(f.pf.Address, "the table of functions of %s has no VF %d, so trust and spoofChk cannot be set; leave them out of its group", f.pf.Netdev, v.Index)
+		f.problem(f.pf.Address, "VF %[2]d is not in the function table of %[1]s, so trust and spoofChk cannot be set; remove them from its group", f.pf.Netdev, v.Index)
 		return nil
 	}
 	var steps []Step
@@ -152,16 +152,16 @@ func (f *functions) switches(g nodestate.VFGroup, v VF) []Step {
 	return steps
 }
 
-// report adds one note for all functions that it holds for.
+// report adds one note per finding, with the indexes of all affected functions.
 func (f *functions) report() {
 	for _, r := range []struct {
 		indexes []int
 		text    string
 	}{
-		{f.absent, "a network driver but no network device here: a pod has it, or the driver made none; address and MTU are not compared"},
-		{f.tableless, "not in the PF's table of functions: no address is set"},
-		{f.noGUIDs, "the kernel does not report the GUIDs: none is set"},
-		{f.noRDMA, "no RDMA device, though isRdma is desired: is the module for the RDMA of the driver loaded?"},
+		{f.absent, "has a network driver but no network device on the host: a pod has it, or the driver created no device; address and MTU are not compared"},
+		{f.tableless, "not in the PF's function table: no address is set"},
+		{f.noGUIDs, "the kernel does not report the GUIDs: no GUID is set"},
+		{f.noRDMA, "isRdma is set, but the VF has no RDMA device; check that the driver's RDMA module is loaded"},
 	} {
 		if len(r.indexes) > 0 {
 			f.note(f.pf.Address, "VF %s: %s", spans(r.indexes), r.text)
@@ -169,7 +169,7 @@ func (f *functions) report() {
 	}
 }
 
-// spans formats indexes: 0-3, 5.
+// spans formats indexes as ranges: 0-3, 5.
 func spans(indexes []int) string {
 	slices.Sort(indexes)
 	var parts []string
