@@ -215,7 +215,7 @@ func TestSriovStatusErrors(t *testing.T) {
 	if !strings.HasPrefix(denied.Error(), "only root may ask") {
 		t.Error(denied)
 	}
-	if other := explainSriov("/s", &control.End{Code: codes.Unavailable, Reason: "the plugin stops"}); other.Error() != "the plugin stops (Unavailable)" {
+	if other := explainSriov("/s", &control.End{Code: codes.Unavailable, Reason: "the plugin is shutting down"}); other.Error() != "the plugin is shutting down (Unavailable)" {
 		t.Error(other)
 	}
 }

@@ -18,12 +18,12 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// ErrNobody: nobody serves the control socket. The plugin does not run, or is
-// one without a control interface, which offers its devices by itself.
-var ErrNobody = errors.New("nobody serves the control socket")
+// ErrNobody means that no process serves the control socket: the plugin does
+// not run, or has no control interface and always offers its devices.
+var ErrNobody = errors.New("no process serves the control socket")
 
-// keepaliveTime is when a plugin that sends nothing during a call is pinged, and
-// how long it may then take. gRPC allows no shorter time.
+// keepaliveTime is both the idle time before a ping during a call and the
+// ping's timeout. gRPC permits no shorter time.
 const keepaliveTime = 10 * time.Second
 
 // Version is the answer of GetVersion.
@@ -35,24 +35,24 @@ type Version struct {
 
 // Withdrawal is the result of a Disable.
 type Withdrawal struct {
-	// Acknowledged by the plugin: no Allocate runs, and the kubelet has a list
-	// without a healthy device.
+	// Acknowledged by the plugin: no Allocate is in flight, and the kubelet has
+	// a list without a healthy device.
 	Acknowledged bool
-	Confirmed    bool        // PodResources confirmed that the kubelet offers none
-	InUse        []gate.Held // by running pods; known with Confirmed only
+	Confirmed    bool        // PodResources confirmed that no device is allocatable
+	InUse        []gate.Held // devices of running pods; valid only with Confirmed
 	Reason       string      // why it is not acknowledged
 }
 
 // Client is a client of a control socket, safe for concurrent use. It connects
-// once. An error of the plugin itself is an *End.
+// once. An error returned by the plugin is an *End.
 type Client struct {
 	socket  string
 	conn    *grpc.ClientConn
 	service controlv1.ControlServiceClient
 }
 
-// Dial connects to a control socket by its absolute path, or as unix:///path.
-// Errors: ErrNobody, and those of the file system, such as fs.ErrPermission.
+// Dial connects to a control socket by its absolute path or as unix:///path.
+// Errors: ErrNobody, and file system errors such as fs.ErrPermission.
 func Dial(ctx context.Context, socket string) (*Client, error) {
 	path, err := unixsock.ParseEndpoint(socket)
 	if err != nil {
@@ -71,7 +71,7 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 // Close ends the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Status calls GetStatus. A plugin that has the proposal only answers
+// Status calls GetStatus. A plugin without the extensions answers
 // Unimplemented.
 func (c *Client) Status(ctx context.Context) (gate.Status, error) {
 	m, err := ask(ctx, c.service.GetStatus, &controlv1.GetStatusRequest{})
@@ -90,9 +90,10 @@ func (c *Client) Version(ctx context.Context) (Version, error) {
 	return Version{m.GetName(), m.GetVersion(), int(m.GetExtensions())}, nil
 }
 
-// Disable withdraws the devices from a session, or from any holder if it is empty,
-// and returns when that is done. After a bound of its own the plugin answers
-// DeadlineExceeded and continues; the call can be repeated.
+// Disable withdraws the devices from a session, or from any holder if it is
+// empty, and waits for the result. When the plugin's own timeout expires it
+// answers DeadlineExceeded and continues the withdrawal; the call can be
+// repeated.
 func (c *Client) Disable(ctx context.Context, session string) (Withdrawal, error) {
 	m, err := ask(ctx, c.service.DisableDevices, &controlv1.DisableDevicesRequest{Session: session})
 	if err != nil {
@@ -101,7 +102,7 @@ func (c *Client) Disable(ctx context.Context, session string) (Withdrawal, error
 	return Withdrawal{Acknowledged: true, Confirmed: m.GetKubeletConfirmed(), InUse: inUseOf(m)}, nil
 }
 
-// ask makes a call. An error of the plugin itself is an *End.
+// ask makes a call. An error returned by the plugin is an *End.
 func ask[Q, A any](ctx context.Context, method func(context.Context, *Q, ...grpc.CallOption) (*A, error), request *Q) (*A, error) {
 	attempt, heard := rpcdial.Listen(ctx)
 	answer, err := method(attempt, request)
@@ -111,15 +112,15 @@ func ask[Q, A any](ctx context.Context, method func(context.Context, *Q, ...grpc
 	return nil, outcome(ctx, heard, err)
 }
 
-// outcome separates errors of the plugin from those of the connection, to which
-// gRPC gives the same codes.
+// outcome separates errors of the plugin from connection errors, for which gRPC
+// uses the same codes.
 func outcome(ctx context.Context, heard *rpcdial.Heard, err error) error {
 	st := status.Convert(err)
 	switch {
 	case ctx.Err() != nil:
-		return fmt.Errorf("no answer in time: %w", ctx.Err())
-	case heard.Ended(ctx, st.Code()) != nil: // a moment before the context sees it
-		return fmt.Errorf("no answer in time: %w", context.DeadlineExceeded)
+		return fmt.Errorf("no answer before the deadline: %w", ctx.Err())
+	case heard.Ended(ctx, st.Code()) != nil: // shortly before the context expires
+		return fmt.Errorf("no answer before the deadline: %w", context.DeadlineExceeded)
 	case heard.FromServer():
 		return &End{Code: st.Code(), Reason: text(st.Message())}
 	}

@@ -10,8 +10,9 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// Backoff and timeouts of a Renewer. The fast backoff is for plugins that can
-// return at any moment, the slow one for a configuration or a user.
+// Backoff and timeouts of a Renewer. The fast backoff is for a plugin that can
+// return at any time, the slow one for refusals that need a configuration
+// change or a user.
 const (
 	fastPause = 100 * time.Millisecond
 	fastMost  = 2 * time.Second
@@ -19,16 +20,17 @@ const (
 	slowMost  = 30 * time.Second
 	// steady is how long a stream must be open to reset the backoff.
 	steady = 2 * time.Second
-	// undecided is how long a stream can stay unaccepted before another claim
-	// replaces it.
+	// undecided is how long an opening stream can remain unaccepted before
+	// another claim replaces it.
 	undecided = 5 * time.Second
-	// awake is how often a renewer with a stream checks that its process was not
-	// stopped; stopped is a gap that shows that, without a lease.
+	// awake is the interval at which a renewer with a stream detects that its
+	// process was suspended. stopped is the gap between events that indicates
+	// it, without a lease.
 	awake   = 5 * time.Second
 	stopped = 15 * time.Second
 )
 
-// event is an input of a renewal, action what a Renewer does for it.
+// event is an input of a renewal, action an output that a Renewer runs.
 type (
 	event  interface{ apply(*renewal) }
 	action interface {
@@ -82,56 +84,56 @@ type (
 		result Withdrawal
 		err    error
 	}
-	// countLoss counts an accepted stream that ended unexpectedly.
+	// countLoss counts the unexpected end of an accepted stream.
 	countLoss struct{ code string }
 	publish   struct{ status RenewerStatus }
 )
 
-// waiter is a call of Disable that waits.
+// waiter is a Disable call that waits for its answer.
 type waiter chan answer
 
 // renewal is the state machine of a Renewer, without I/O.
 type renewal struct {
-	jitter func(time.Duration) time.Duration // nil: none
+	jitter func(time.Duration) time.Duration // nil: no jitter
 
 	now       time.Time
 	out       []action
 	published RenewerStatus
 
 	desired    *gate.Claim
-	halted     RenewerState // why nothing is tried until the next Enable
-	failure    failure      // the last one
-	retryState RenewerState // what it means for the state
+	halted     RenewerState // why it waits for the next Enable
+	failure    failure      // last failure
+	retryState RenewerState // state while waiting for the retry
 
 	lastStream       uint64
 	opening, current *stream // not accepted yet; accepted
 	retryAt          time.Time
 	backoff          backoff
-	staleUntil       time.Time // the process was stopped shortly before
+	staleUntil       time.Time // until then a loss counts as caused by a suspended process
 
-	// Of Disable.
+	// State of Disable.
 	waiters        []waiter
-	disabling      bool // a DisableDevices runs
-	anyHolder      bool // not only our session
+	disabling      bool // a DisableDevices call is in flight
+	anyHolder      bool // disable any holder, not only this renewer's session
 	reached        bool // the plugin was reached since Disable
 	disableAt      time.Time
 	disableBackoff backoff
 }
 
-// stream is a call of EnableDevices.
+// stream is an EnableDevices call.
 type stream struct {
 	id         uint64
 	claim      gate.Claim
-	since      time.Time // it was opened, or accepted
-	session    string    // empty from a plugin that has the proposal only
+	since      time.Time // when it was opened, or accepted
+	session    string    // empty from a plugin without the extensions
 	status     gate.Status
-	checkedAt  time.Time // that the process runs
-	withdrawn  bool      // a DisableDevices that runs ends it
-	unanswered string    // the failure of the last Heartbeat
+	checkedAt  time.Time // last event, to detect a suspended process
+	withdrawn  bool      // the DisableDevices call in flight ends the stream
+	unanswered string    // failure of the last Heartbeat
 
 	heartbeatAt  time.Time
 	beating      bool
-	noHeartbeats bool // the plugin has none
+	noHeartbeats bool // the plugin does not implement Heartbeat
 }
 
 // backoff is an exponential backoff.
@@ -140,7 +142,7 @@ type backoff struct {
 	failures int
 }
 
-// next returns the pause after one more failure.
+// next returns the delay after another failure.
 func (b *backoff) next(slow bool, jitter func(time.Duration) time.Duration) time.Duration {
 	if b.slow != slow {
 		*b = backoff{slow: slow}
@@ -162,7 +164,7 @@ func (b *backoff) next(slow bool, jitter func(time.Duration) time.Duration) time
 	return d
 }
 
-// step handles an event and returns what is to be done, in that order.
+// step handles an event and returns the actions to run, in order.
 func (r *renewal) step(now time.Time, e event) []action {
 	if now.After(r.now) {
 		r.now = now
@@ -183,14 +185,15 @@ func (r *renewal) step(now time.Time, e event) []action {
 	return r.out
 }
 
-// checkStopped notices by a gap between two events that the process was stopped.
+// checkStopped detects by the gap between two events that the process was
+// suspended.
 func (r *renewal) checkStopped() {
 	s := r.current
 	if s == nil {
 		return
 	}
 	most := stopped
-	if s.hasLease() { // its heartbeats are more frequent
+	if s.hasLease() { // heartbeats are more frequent
 		most = s.claim.Lease
 	}
 	if r.now.Sub(s.checkedAt) >= most {
@@ -199,7 +202,7 @@ func (r *renewal) checkStopped() {
 	s.checkedAt = r.now
 }
 
-func (timerExpired) apply(*renewal) {} // step looks what is due
+func (timerExpired) apply(*renewal) {} // step checks deadlines
 
 func (e enableRequested) apply(r *renewal) {
 	c := e.claim
@@ -219,11 +222,11 @@ func (e enableRequested) apply(r *renewal) {
 }
 
 // open opens the stream of the desired claim. It takes over from the current
-// stream, so that nothing is withdrawn in between; a plugin that has the proposal
-// only gets it after that stream has ended.
+// stream, so that nothing is withdrawn in between. A plugin without the
+// extensions gets it only after the current stream has ended.
 func (r *renewal) open() {
 	if r.disabling || r.halted != "" {
-		return // DisableDevices would withdraw the new claim too
+		return // DisableDevices would also withdraw the new claim
 	}
 	if s := r.opening; s != nil {
 		if s.claim == *r.desired && !s.withdrawn || r.now.Sub(s.since) < undecided {
@@ -277,7 +280,7 @@ func (e streamEnded) apply(r *renewal) {
 		if r.desired == nil || last.withdrawn {
 			return
 		}
-		if r.opening == nil || e.why.code != codes.Aborted { // which may be by the opening stream that takes over
+		if r.opening == nil || e.why.code != codes.Aborted { // the opening stream causes Aborted when it takes over
 			r.do(countLoss{e.why.label()})
 		}
 		if r.opening == nil {
@@ -286,7 +289,7 @@ func (e streamEnded) apply(r *renewal) {
 	}
 }
 
-// failed decides when the next stream is opened.
+// failed handles the unexpected end of a stream and schedules the next one.
 func (r *renewal) failed(why failure) {
 	r.failure = why
 	switch {
@@ -312,7 +315,7 @@ func (r *renewal) retry(state RenewerState, slow bool) {
 	r.retryAt = r.now.Add(r.backoff.next(slow, r.jitter))
 }
 
-// hasLease reports whether heartbeats renew a lease of the stream.
+// hasLease reports whether the stream has a lease that heartbeats renew.
 func (s *stream) hasLease() bool {
 	return s != nil && s.session != "" && s.claim.Lease > 0 && !s.noHeartbeats
 }
@@ -326,8 +329,8 @@ func (r *renewal) heartbeat() {
 	r.do(heartbeat{stream: s.id, session: s.session, within: s.claim.Lease})
 }
 
-// apply shows a Heartbeat without an answer. A loss shows as the end of
-// the stream.
+// apply records a Heartbeat without an answer. If the lease was lost, the
+// stream ends.
 func (e heartbeatDone) apply(r *renewal) {
 	s := r.current
 	if s == nil || s.id != e.stream {
@@ -344,7 +347,7 @@ func (e heartbeatDone) apply(r *renewal) {
 	}
 }
 
-// close closes a stream from this side.
+// close closes a stream from the client side.
 func (r *renewal) close(s **stream) {
 	if *s != nil {
 		r.do(closeStream{stream: (*s).id})
@@ -354,7 +357,7 @@ func (r *renewal) close(s **stream) {
 
 func (r *renewal) do(a action) { r.out = append(r.out, a) }
 
-// next returns when the renewal has something to do by itself; zero is never.
+// next returns the next deadline of the renewal, or zero.
 func (r *renewal) next() time.Time {
 	var first time.Time
 	at := func(t time.Time) {

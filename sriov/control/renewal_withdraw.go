@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// errEnabled answers a Disable that an Enable overtook.
-var errEnabled = errors.New("the devices were enabled again meanwhile")
+// errEnabled answers a Disable that a later Enable replaced.
+var errEnabled = errors.New("the devices were enabled again")
 
 func (e disableRequested) apply(r *renewal) {
 	if r.desired != nil || len(r.waiters) == 0 {
@@ -26,8 +26,8 @@ func (e waiterGone) apply(r *renewal) {
 	r.waiters = slices.DeleteFunc(r.waiters, func(w waiter) bool { return w == e.waiter })
 }
 
-// withdraw calls DisableDevices while a caller waits or a stream is open. To
-// close the stream would count as a loss, and a hold time would run.
+// withdraw calls DisableDevices while a caller waits or a stream is open.
+// Closing the stream instead would count as a loss and start the hold time.
 func (r *renewal) withdraw() {
 	if r.disabling || (len(r.waiters) == 0 && r.current == nil) || r.now.Before(r.disableAt) {
 		return
@@ -42,7 +42,7 @@ func (r *renewal) withdraw() {
 
 func (e disableDone) apply(r *renewal) {
 	r.disabling = false
-	if r.desired != nil { // the waiters have their answer
+	if r.desired != nil { // the waiters were answered
 		r.close(&r.current)
 		r.close(&r.opening)
 		return
@@ -50,7 +50,7 @@ func (e disableDone) apply(r *renewal) {
 	why := e.why
 	if why == nil {
 		r.reached = true
-		if r.opening != nil { // the plugin may accept it after this
+		if r.opening != nil { // the plugin might accept the stream after this
 			r.disableAgain(false)
 			return
 		}
@@ -59,7 +59,7 @@ func (e disableDone) apply(r *renewal) {
 		return
 	}
 	r.failure = *why
-	r.reached = r.reached || why.answered || !why.notServed && !why.permanent // there was a connection
+	r.reached = r.reached || why.answered || !why.notServed && !why.permanent // a connection existed
 	switch {
 	case why.answered:
 		r.declined(*why)
@@ -67,32 +67,32 @@ func (e disableDone) apply(r *renewal) {
 		r.finish(Withdrawal{Reason: why.reason}, nil)
 	case why.permanent:
 		r.finish(Withdrawal{Reason: why.reason}, why.err)
-	default: // it restarts, or does not answer: ask again
+	default: // the plugin restarts or does not answer
 		r.disableAgain(false)
 	}
 }
 
-// declined handles an error of the plugin itself.
+// declined handles an error returned by the plugin.
 func (r *renewal) declined(why failure) {
 	switch why.code {
-	case codes.DeadlineExceeded: // the withdrawal continues there
+	case codes.DeadlineExceeded: // the plugin continues the withdrawal
 		r.disableAt, r.disableBackoff = r.now, backoff{}
-	case codes.Unavailable: // the plugin stops, which withdraws everything; the next one can confirm it
+	case codes.Unavailable: // the plugin shuts down and withdraws everything; its successor can confirm that
 		r.disableAgain(false)
 	case codes.Unimplemented:
 		r.close(&r.current)
 		r.close(&r.opening)
-		r.finish(Withdrawal{Reason: "the plugin has no DisableDevices: the stream was closed, and the withdrawal is not acknowledged"}, nil)
+		r.finish(Withdrawal{Reason: "the plugin does not implement DisableDevices: the stream was closed, and the withdrawal is not acknowledged"}, nil)
 	case codes.FailedPrecondition:
 		if r.current != nil && r.current.session != "" && !r.anyHolder {
-			r.anyHolder = true // another daemon holds them
+			r.anyHolder = true // another daemon holds the devices
 			r.disableAt = r.now
 			return
 		}
 		r.close(&r.current)
 		r.finish(Withdrawal{Reason: why.reason}, nil)
 	case codes.Aborted:
-		if r.opening != nil || r.current != nil { // by a stream of our own that was opening
+		if r.opening != nil || r.current != nil { // aborted by this renewer's opening stream
 			r.disableAgain(false)
 			return
 		}

@@ -23,28 +23,28 @@ import (
 // RenewerState is the state of a Renewer.
 type RenewerState string
 
-// The states. In the last three nothing is tried until the next Enable.
+// States. In the last three the Renewer waits for the next Enable.
 const (
-	StateIdle       RenewerState = "idle"        // nothing is desired, nothing held
+	StateIdle       RenewerState = "idle"        // no desired claim, no held claim
 	StateDisabling  RenewerState = "disabling"   // the devices are being withdrawn
-	StateEnabling   RenewerState = "enabling"    // the claim is not accepted yet, or not again
+	StateEnabling   RenewerState = "enabling"    // the claim was not accepted yet, or was lost
 	StateHeld       RenewerState = "held"        // the plugin has accepted a claim
-	StateNobody     RenewerState = "nobody"      // nobody serves the control socket
-	StateRefused    RenewerState = "refused"     // by the plugin; retried with exponential backoff
+	StateNobody     RenewerState = "nobody"      // no process serves the control socket
+	StateRefused    RenewerState = "refused"     // refused by the plugin; retried with exponential backoff
 	StateSuperseded RenewerState = "superseded"  // another daemon took over
-	StateDisabled   RenewerState = "disabled"    // somebody else had the devices withdrawn
-	StateStale      RenewerState = "stood-still" // this process was stopped and lost them
+	StateDisabled   RenewerState = "disabled"    // another client had the devices withdrawn
+	StateStale      RenewerState = "stood-still" // this process was suspended and lost the devices
 )
 
 // RenewerStatus is the status of a Renewer.
 type RenewerStatus struct {
 	State RenewerState
 	Since time.Time // of State
-	// Desired is the claim that should be held, Held the one that the plugin has
-	// accepted. They differ while one takes over from the other.
+	// Desired is the desired claim, Held the one that the plugin has accepted.
+	// They differ while the desired claim takes over.
 	Desired, Held *gate.Claim
-	Plugin        gate.Status // the last on the stream; with Held only
-	// Code and Reason are the last failure; OK and empty without.
+	Plugin        gate.Status // last status on the stream; valid only with Held
+	// Code and Reason describe the last failure; OK and empty without one.
 	Code   codes.Code
 	Reason string
 }
@@ -80,19 +80,20 @@ func (r *renewal) status() RenewerStatus {
 
 // RenewerConfig configures a Renewer.
 type RenewerConfig struct {
-	Socket  string // of the plugin: its absolute path, or unix:///path
+	Socket  string // the plugin's socket: absolute path, or unix:///path
 	Logger  *slog.Logger
-	Metrics prometheus.Registerer // nil: none
+	Metrics prometheus.Registerer // nil: no metrics
 }
 
-// Renewer holds a claim on a plugin's devices for as long as its caller wants,
-// over restarts of the plugin. Its methods are safe for concurrent use; they have
-// effect while Run runs.
+// Renewer holds a claim on a plugin's devices until its caller releases it,
+// across restarts of the plugin. Its methods are safe for concurrent use and
+// have effect while Run runs.
 //
-// It does not fight: when another daemon takes over, or somebody has the devices
-// withdrawn, it stays without them until the next Enable, and reports so. The same
-// when its process was stopped (SIGSTOP) and lost the devices by that: what the
-// caller knows may be stale. The caller watches Changed.
+// When another daemon takes over, or another client has the devices withdrawn,
+// the Renewer does not compete for them: it reports its state and waits for the
+// next Enable. It does the same when its process was suspended (SIGSTOP) and
+// lost the devices, because the caller's view of the node might be stale. The
+// caller watches Changed.
 type Renewer struct {
 	config  RenewerConfig
 	loop    *actor.Actor[event, action]
@@ -105,13 +106,13 @@ type Renewer struct {
 	losses     *prometheus.CounterVec
 	reconnects prometheus.Counter
 
-	// The event loop owns these.
+	// Owned by the event loop.
 	machine renewal
 	streams map[uint64]*connection
 }
 
-// NewRenewer returns a Renewer that holds nothing. Errors: the path is invalid,
-// metrics cannot be registered.
+// NewRenewer returns a Renewer without a claim. It fails if the path is invalid
+// or metrics cannot be registered.
 func NewRenewer(c RenewerConfig) (*Renewer, error) {
 	path, err := unixsock.ParseEndpoint(c.Socket)
 	if err != nil {
@@ -122,45 +123,46 @@ func NewRenewer(c RenewerConfig) (*Renewer, error) {
 		config: c, loop: actor.New[event, action](), changed: make(chan struct{}, 1),
 		machine: renewal{jitter: jitter}, streams: map[uint64]*connection{},
 		held: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "cleat_sriov_gate_held", Help: "1 while the device plugin has accepted that this daemon answers for its devices.",
+			Name: "cleat_sriov_gate_held", Help: "1 while the device plugin has accepted this daemon's claim on its devices.",
 		}),
 		losses: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "cleat_sriov_gate_losses_total", Help: "Times that the devices were lost unexpectedly, by the gRPC code that the plugin gave, or connection.",
+			Name: "cleat_sriov_gate_losses_total", Help: "Unexpected losses of the devices, by the plugin's gRPC code, or connection.",
 		}, []string{"code"}),
 		reconnects: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "cleat_sriov_gate_reconnects_total", Help: "Attempts to enable the devices, after the first.",
+			Name: "cleat_sriov_gate_reconnects_total", Help: "Attempts to enable the devices, without the first one.",
 		}),
 	}
 	r.status.Store(&RenewerStatus{State: StateIdle, Since: time.Now()})
 	if c.Metrics != nil {
 		if err := errors.Join(c.Metrics.Register(r.held), c.Metrics.Register(r.losses), c.Metrics.Register(r.reconnects)); err != nil {
-			return nil, fmt.Errorf("register the metrics of the gate: %w", err)
+			return nil, fmt.Errorf("register metrics: %w", err)
 		}
 	}
 	return r, nil
 }
 
-// jitter keeps renewers that failed together from trying again together.
+// jitter keeps renewers that failed together from retrying together.
 func jitter(d time.Duration) time.Duration {
 	return d - time.Duration(rand.Int64N(int64(d)/5+1))
 }
 
-// Enable asks for the devices from now on, and returns at once. The same claim
-// again changes nothing, unless the Renewer has stopped trying. Another claim
-// takes over from the one before without a withdrawal in between: a caller that
-// changes the devices calls Disable first.
+// Enable sets the desired claim and returns at once. The same claim again has
+// no effect, unless the Renewer has stopped retrying. Another claim takes over
+// from the previous one without a withdrawal in between: a caller that changes
+// the devices calls Disable first.
 func (r *Renewer) Enable(c gate.Claim) { r.loop.Send(enableRequested{c}) }
 
-// Disable asks for nothing from now on, and has the devices withdrawn from any
-// holder, also another daemon: the caller is about to change them. It returns
-// when the plugin has acknowledged that, when no plugin could (no error; Reason
-// says why), or with an error: when ctx ends, when somebody enables meanwhile,
-// when the socket cannot be used. After an error the devices may still be
-// offered; an open stream is still being ended.
+// Disable clears the desired claim and has the devices withdrawn from any
+// holder, also from another daemon, because the caller is about to change them.
+// It returns when the plugin has acknowledged the withdrawal, or without an
+// error and with a Reason if no plugin could. It fails when ctx ends, when
+// Enable is called in the meantime, or when the socket cannot be used. After an
+// error the devices might still be offered, while an open stream is still being
+// ended.
 //
-// A plugin that restarts meanwhile is waited for and asked again.
+// A plugin that restarts during the withdrawal is called again.
 func (r *Renewer) Disable(ctx context.Context) (Withdrawal, error) {
-	w, err := make(waiter, 1), errors.New("the renewer has ended")
+	w, err := make(waiter, 1), errors.New("the renewer has stopped")
 	if r.loop.Send(disableRequested{w}) {
 		select {
 		case a := <-w:
@@ -172,22 +174,22 @@ func (r *Renewer) Disable(ctx context.Context) (Withdrawal, error) {
 	}
 	reason := cmp.Or(r.Status().Reason, "no answer yet")
 	r.loop.Send(waiterGone{w})
-	return Withdrawal{Reason: reason}, fmt.Errorf("the plugin at %s has not acknowledged that the devices are withdrawn (%s): %w", r.config.Socket, reason, err)
+	return Withdrawal{Reason: reason}, fmt.Errorf("the plugin at %s has not acknowledged the withdrawal of its devices (%s): %w", r.config.Socket, reason, err)
 }
 
-// Status returns the status. The caller does not change what it points to.
+// Status returns the status. The caller must not change it.
 func (r *Renewer) Status() RenewerStatus { return *r.status.Load() }
 
-// Changed gets a value after the status changed: several changes can be one.
-// Heartbeats are no change. It is for one receiver.
+// Changed receives a value after status changes; several changes can be merged
+// into one. Heartbeats are not changes. It is for one receiver.
 func (r *Renewer) Changed() <-chan struct{} { return r.changed }
 
-// Run runs until ctx ends, and returns its error. The streams then end as if the
-// daemon were lost, so that a hold time covers the restart of a daemon; a caller
-// that wants the devices withdrawn calls Disable before. It runs once.
+// Run runs until ctx ends, and returns its error. Open streams then break, so
+// that the plugin's hold time covers a daemon restart; a caller that wants the
+// devices withdrawn calls Disable first. Run can be called once.
 func (r *Renewer) Run(ctx context.Context) error {
 	if r.started.Swap(true) {
-		return errors.New("a renewer runs once")
+		return errors.New("a Renewer can run only once")
 	}
 	ctx, stop := context.WithCancel(ctx)
 	step := func(now time.Time, e event) []action {
@@ -206,23 +208,23 @@ func (r *Renewer) Run(ctx context.Context) error {
 	stop()
 	r.work.Wait()
 	r.held.Set(0)
-	r.status.Store(&RenewerStatus{State: StateIdle, Since: time.Now(), Reason: "the renewer has ended"})
+	r.status.Store(&RenewerStatus{State: StateIdle, Since: time.Now(), Reason: "the renewer has stopped"})
 	return err
 }
 
-// run stores the status, logs a new state and reports a change.
+// run stores the status, logs a new state and signals a change.
 func (p publish) run(_ context.Context, r *Renewer) {
 	s := p.status
 	held := 0.0
 	if s.Held != nil {
 		held = 1
 	}
-	r.held.Set(held) // before the status, so that its readers find it counted
+	r.held.Set(held) // before the status, so that its readers see the gauge
 	before := *r.status.Swap(&s)
 	if s.State != before.State || s.Reason != before.Reason {
 		r.log(s)
 	}
-	before.Plugin.LeaseEnds = s.Plugin.LeaseEnds // a heartbeat is no change
+	before.Plugin.LeaseEnds = s.Plugin.LeaseEnds // a heartbeat is not a change
 	if !reflect.DeepEqual(before, s) {
 		select {
 		case r.changed <- struct{}{}:
@@ -232,7 +234,7 @@ func (p publish) run(_ context.Context, r *Renewer) {
 }
 
 func (r *Renewer) log(s RenewerStatus) {
-	const message = "control of the device plugin"
+	const message = "device plugin claim changed"
 	logger := r.config.Logger.With("state", s.State, "socket", r.config.Socket)
 	if c := s.Desired; c != nil {
 		logger = logger.With("generation", c.Generation, "uid", c.UID, "config_hash", c.Hash)

@@ -17,11 +17,12 @@ import (
 )
 
 const (
-	// disableTimeout bounds one call of DisableDevices. A plugin's own bound is
-	// shorter; one that does not answer is asked again on a new connection.
+	// disableTimeout bounds one DisableDevices call. The plugin's own timeout
+	// is shorter; a plugin that does not answer is called again on a new
+	// connection.
 	disableTimeout = 30 * time.Second
-	// statusTimeout bounds a call of GetStatus. Without an answer the devices are
-	// enabled again, and taken from another holder.
+	// statusTimeout bounds a GetStatus call. Without an answer the devices are
+	// enabled again, which takes them from another holder.
 	statusTimeout = 15 * time.Second
 )
 
@@ -31,7 +32,7 @@ type connection struct {
 	client *Client // set before the first status arrives
 }
 
-// The actions. Calls run on goroutines of their own.
+// Actions. Calls run on their own goroutines.
 
 func (a openStream) run(ctx context.Context, r *Renewer) {
 	if a.stream > 1 {
@@ -53,7 +54,7 @@ func (a closeStream) run(_ context.Context, r *Renewer) {
 }
 
 func (a heartbeat) run(ctx context.Context, r *Renewer) {
-	if c := r.streams[a.stream]; c != nil { // otherwise it has just ended
+	if c := r.streams[a.stream]; c != nil { // otherwise the stream has just ended
 		r.work.Go(func() { r.loop.Send(heartbeatDone{a.stream, c.client.heartbeat(ctx, a)}) })
 	}
 }
@@ -66,13 +67,13 @@ func (a answer) run(context.Context, *Renewer) { a.waiter <- a }
 
 func (a countLoss) run(_ context.Context, r *Renewer) { r.losses.WithLabelValues(a.code).Inc() }
 
-// stream holds one EnableDevices until it ends.
+// stream calls EnableDevices and returns why the stream ended.
 func (r *Renewer) stream(ctx context.Context, c *connection, open openStream) failure {
 	client, err := Dial(ctx, r.config.Socket)
 	if err != nil {
 		return failureOf(err)
 	}
-	defer func() { _ = client.Close() }() // no call runs on it
+	defer func() { _ = client.Close() }() // no call is in flight
 	c.client = client
 	attempt, heard := rpcdial.Listen(ctx)
 	stream, err := client.service.EnableDevices(attempt, requestOf(open.claim))
@@ -83,7 +84,7 @@ func (r *Renewer) stream(ctx context.Context, c *connection, open openStream) fa
 		}
 	}
 	if errors.Is(err, io.EOF) {
-		return failure{answered: true, code: codes.OK, reason: "somebody withdrew the devices with DisableDevices"}
+		return failure{answered: true, code: codes.OK, reason: "another client withdrew the devices with DisableDevices"}
 	}
 	why := failureOf(fmt.Errorf("EnableDevices at %s: %w", r.config.Socket, outcome(ctx, heard, err)))
 	if why.answered && why.code == codes.Aborted {
@@ -92,9 +93,9 @@ func (r *Renewer) stream(ctx context.Context, c *connection, open openStream) fa
 	return why
 }
 
-// heldByOther reports, after ABORTED, whether another daemon took over; else the
-// plugin's configuration changed. A plugin without GetStatus has only the first
-// reason.
+// heldByOther reports, after ABORTED, whether another daemon took over.
+// Otherwise the plugin's configuration changed, which a plugin without
+// GetStatus does not support.
 func (c *Client) heldByOther(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -130,9 +131,9 @@ func (r *Renewer) disable(ctx context.Context, session string) disableDone {
 	return disableDone{why: &why}
 }
 
-// failure is why a call has failed.
+// failure is why a call failed.
 type failure struct {
-	answered   bool // by the plugin itself, with that code
+	answered   bool // the plugin returned code
 	code       codes.Code
 	notServed  bool // ErrNobody
 	permanent  bool // the socket cannot be used
@@ -141,7 +142,7 @@ type failure struct {
 	err        error
 }
 
-// label is a failure in metrics.
+// label is the failure's label in metrics.
 func (f failure) label() string {
 	if f.answered {
 		return f.code.String()

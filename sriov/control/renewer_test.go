@@ -246,7 +246,7 @@ func TestRenewerRestartWhileDisabling(t *testing.T) {
 	done := disabling(t, k)
 	testkit.Eventually(t, "it waits", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return len(d.calls) > 0 })
 	s.stop()
-	untilReason := func() bool { return strings.Contains(k.Status().Reason, "nobody serves") }
+	untilReason := func() bool { return strings.Contains(k.Status().Reason, "no process serves") }
 	testkit.Eventually(t, "the renewer sees that nobody is there", untilReason)
 	select {
 	case err := <-done:
@@ -266,7 +266,7 @@ func TestRenewerDisableWithoutAPlugin(t *testing.T) {
 	for _, socket := range []string{filepath.Join(dir, "none.sock"), filepath.Join(dir, "no", "directory.sock"), dead} {
 		k, _ := renewing(t, socket)
 		got, err := k.Disable(testkit.Context(t))
-		if err != nil || got.Acknowledged || !strings.Contains(got.Reason, "nobody serves") || !strings.Contains(got.Reason, socket) {
+		if err != nil || got.Acknowledged || !strings.Contains(got.Reason, "no process serves") || !strings.Contains(got.Reason, socket) {
 			t.Errorf("%s: %+v, %v", socket, got, err)
 		}
 	}

@@ -12,27 +12,27 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// Bounds of a request. Its texts appear in logs and in the status.
+// Limits of a request. Its texts appear in logs and in the status.
 const (
-	maxNode    = 253 // bytes, of a node's name in Kubernetes
+	maxNode    = 253 // bytes, as for Kubernetes node names
 	maxUID     = 128
 	maxHash    = 256
 	maxSession = 64
 
-	// MinLease is the shortest lease. With a shorter one a busy machine would lose
-	// devices whose holder is alive.
+	// MinLease is the shortest lease. With a shorter one an overloaded node
+	// would lose its devices while the holder is alive.
 	MinLease = time.Second
 	MaxLease = time.Hour
 	MaxHold  = time.Hour
 )
 
-// claimOf reads a request of EnableDevices. Errors are *End with InvalidArgument.
-// Generation 0, which no node state has, is accepted: a peer that does not know
-// the generation sends it.
+// claimOf validates an EnableDevices request. Errors are *End with
+// InvalidArgument. Generation 0 is accepted from a client that does not know
+// the generation.
 func claimOf(r *controlv1.EnableDevicesRequest) (gate.Claim, error) {
 	c := gate.Claim{UID: r.GetNodeStateUid(), Generation: r.GetNodeStateGeneration(), Hash: r.GetConfigHash(), Node: r.GetNodeName()}
 	if c.Generation < 0 {
-		return gate.Claim{}, invalid("node_state_generation %d is negative; it is metadata.generation of the node state, 0 where that is not known", c.Generation)
+		return gate.Claim{}, invalid("node_state_generation %d is negative; set it to metadata.generation of the node state, or to 0 if unknown", c.Generation)
 	}
 	for _, of := range []struct {
 		field, value string
@@ -55,34 +55,34 @@ func claimOf(r *controlv1.EnableDevicesRequest) (gate.Claim, error) {
 // checkWord accepts printable ASCII without spaces, which is safe in logs.
 func checkWord(field, value string, most int) error {
 	if len(value) > most {
-		return invalid("%s has %d bytes, %d are possible: %.40q...", field, len(value), most, value)
+		return invalid("%s is %d bytes long, the maximum is %d: %.40q...", field, len(value), most, value)
 	}
 	if strings.ContainsFunc(value, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return invalid("%s is %q; only letters, digits and punctuation of ASCII are possible", field, value)
+		return invalid("%s %q has invalid characters; use printable ASCII without spaces", field, value)
 	}
 	return nil
 }
 
-// span reads a duration; unset and 0 mean none.
+// span reads a duration. Unset and 0 both mean no duration.
 func span(field string, d *durationpb.Duration, least, most time.Duration) (time.Duration, error) {
 	if d == nil {
 		return 0, nil
 	}
 	if err := d.CheckValid(); err != nil {
-		return 0, invalid("%s is no duration: %v", field, err)
+		return 0, invalid("%s is not a valid duration: %v", field, err)
 	}
 	value := d.AsDuration()
 	if value != 0 && (value < least || value > most) {
-		return 0, invalid("%s is %s; it can be from %s to %s, or left out", field, value, least, most)
+		return 0, invalid("%s is %s; it must be between %s and %s, or unset", field, value, least, most)
 	}
 	return value, nil
 }
 
-// checkSession checks the form of a session. Another implementation of the
-// contract may have made it.
+// checkSession checks the format of a session. It can come from another
+// implementation of the contract.
 func checkSession(session string, required bool) error {
 	if session == "" && required {
-		return invalid("session is empty; it is in each status of the stream of EnableDevices")
+		return invalid("session is empty; use the session from the status messages of the EnableDevices stream")
 	}
 	return checkWord("session", session, maxSession)
 }

@@ -19,25 +19,28 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// Plugin is the device plugin behind a Server. Its methods are called from many
-// goroutines. An *End reaches the peer as it is; an error of an ended context gets
-// the code of that, any other is Internal.
+// Plugin is the device plugin that a Server serves. Its methods are called
+// concurrently. An *End is returned to the client unchanged, a context error
+// with the context's code, any other error as Internal.
 type Plugin interface {
-	// Enable holds the devices with a claim until the plugin ends the stream, with
-	// an *End, or ctx ends, or send fails. It calls send with the newest status: at
-	// once when the claim is accepted, and after each change. Session is unique.
+	// Enable holds the devices with a claim until the plugin ends the stream
+	// with an *End, ctx ends, or send fails. It calls send with the newest
+	// status when the claim is accepted and after each change. Session is
+	// unique.
 	Enable(ctx context.Context, session string, c gate.Claim, send func(gate.Status) error) error
-	// Disable withdraws the devices and waits for that; an empty session means any
-	// holder. Disabled.Code other than OK is an answer, not an error.
+	// Disable withdraws the devices and waits for the result. An empty session
+	// means any holder. A result with a Code other than OK is an answer, not an
+	// error.
 	Disable(ctx context.Context, session string) (gate.Disabled, error)
-	// Heartbeat renews a lease from the time of the call on, and returns how long
-	// it is.
+	// Heartbeat renews a lease from the time of the call, and returns its
+	// duration.
 	Heartbeat(ctx context.Context, session string, at time.Time) (lease time.Duration, err error)
-	// Status returns the status at once. The caller does not change it.
+	// Status returns the status without blocking. The caller must not change
+	// it.
 	Status() gate.Status
 }
 
-// End is the end of a stream, or the refusal of a call, in the words of the
+// End is the end of a stream or the refusal of a call, as defined by the
 // contract. Code OK ends a stream after DisableDevices.
 type End struct {
 	Code   codes.Code
@@ -46,19 +49,18 @@ type End struct {
 
 func (e *End) Error() string { return fmt.Sprintf("%s (%s)", e.Reason, e.Code) }
 
-// Extensions is the version of the fields and calls that the proposal does not
-// have.
+// Extensions is the version of cleat's extensions to the proposed contract.
 const Extensions = 1
 
 // ServerConfig configures a Server.
 type ServerConfig struct {
 	Plugin  Plugin
-	Version string // of GetVersion
+	Version string // returned by GetVersion
 	Logger  *slog.Logger
 }
 
-// Server is the service of the control socket. The listener decides which peers
-// can call it.
+// Server implements the service of the control socket. The listener decides
+// which clients can connect.
 type Server struct {
 	controlv1.UnimplementedControlServiceServer
 	config ServerConfig
@@ -73,7 +75,7 @@ func NewServer(c ServerConfig) *Server {
 // Register adds the service to a server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { controlv1.RegisterControlServiceServer(r, s) }
 
-// Code returns the gRPC code of an error of a Server, for server.GRPCConfig.
+// Code returns the gRPC code of a Server's error, for server.GRPCConfig.
 func Code(err error) codes.Code {
 	if end, isEnd := errors.AsType[*End](err); isEnd && end.Code != codes.OK {
 		return end.Code
@@ -89,8 +91,8 @@ func Quiet(method string) bool {
 	return method == controlv1.ControlService_Heartbeat_FullMethodName || server.QuietMethod(method)
 }
 
-// EnableDevices holds the devices for as long as its stream is open. A slow reader
-// skips statuses and gets the newest; some 128 KiB that are on the way are older.
+// EnableDevices holds the devices while its stream is open. A slow client skips
+// statuses and gets the newest one, after up to 128 KiB of buffered older ones.
 func (s *Server) EnableDevices(r *controlv1.EnableDevicesRequest, out grpc.ServerStreamingServer[controlv1.DevicePluginStatus]) error {
 	claim, err := claimOf(r)
 	if err != nil {
@@ -98,13 +100,13 @@ func (s *Server) EnableDevices(r *controlv1.EnableDevicesRequest, out grpc.Serve
 	}
 	ctx := out.Context()
 	if err := ctx.Err(); err != nil {
-		return err // the caller is gone and cannot hold the devices
+		return err // a client that has disconnected cannot hold the devices
 	}
 	session, accepted := rand.Text(), false
 	err = s.config.Plugin.Enable(ctx, session, claim, func(now gate.Status) error {
 		if !accepted {
 			accepted = true
-			s.config.Logger.InfoContext(ctx, "a config daemon holds the devices", "node", claim.Node, "generation", claim.Generation,
+			s.config.Logger.InfoContext(ctx, "config daemon enabled the devices", "node", claim.Node, "generation", claim.Generation,
 				"uid", claim.UID, "config_hash", claim.Hash, "lease", claim.Lease, "hold", claim.Hold)
 		}
 		return out.Send(messageOf(now, session))
@@ -130,7 +132,7 @@ func (s *Server) DisableDevices(ctx context.Context, r *controlv1.DisableDevices
 	return disabledOf(done), nil
 }
 
-// Heartbeat renews a lease from the moment at which the call came in.
+// Heartbeat renews a lease from the time at which the call arrived.
 func (s *Server) Heartbeat(ctx context.Context, r *controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) {
 	at := time.Now()
 	if err := checkSession(r.GetSession(), true); err != nil {
@@ -153,7 +155,7 @@ func (s *Server) GetVersion(context.Context, *controlv1.GetVersionRequest) (*con
 	return &controlv1.GetVersionResponse{Name: "cleat", Version: s.config.Version, Extensions: Extensions}, nil
 }
 
-// endStatus turns an *End into its gRPC status, without the errors that wrap it.
+// endStatus converts an *End to its gRPC status, without wrapping errors.
 func endStatus(err error) error {
 	if end, isEnd := errors.AsType[*End](err); isEnd && end.Code != codes.OK {
 		return status.Error(end.Code, text(end.Reason))

@@ -14,10 +14,10 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// maxText bounds an error's text in a status, in bytes.
+// maxText limits an error text in a status, in bytes.
 const maxText = 4 << 10
 
-// The values of the contract.
+// Enum values of the contract.
 var (
 	states = map[gate.State]controlv1.DevicePluginStatus_State{
 		gate.Initializing: controlv1.DevicePluginStatus_INITIALIZING,
@@ -40,8 +40,8 @@ var (
 	}
 )
 
-// messageOf converts a status to its message. A state that the contract lacks
-// becomes ERROR, never UNKNOWN.
+// messageOf converts a status to its message. A state that the contract does
+// not have becomes ERROR, never UNKNOWN.
 func messageOf(s gate.Status, session string) *controlv1.DevicePluginStatus {
 	m := &controlv1.DevicePluginStatus{
 		State: states[s.State], ResourcePoolCount: number(s.Pools), DeviceCount: number(s.Devices),
@@ -63,8 +63,8 @@ func messageOf(s gate.Status, session string) *controlv1.DevicePluginStatus {
 	return m
 }
 
-// statusOf converts a message to a status. A plugin that has the proposal only
-// sends neither holder nor resources. Unknown values stay empty.
+// statusOf converts a message to a status. A plugin without the extensions
+// sends neither holder nor resources. Unknown values become empty.
 func statusOf(m *controlv1.DevicePluginStatus) gate.Status {
 	s := gate.Status{
 		State: valueOf(states, m.GetState()), Holding: valueOf(holdings, m.GetControl()),
@@ -81,7 +81,7 @@ func statusOf(m *controlv1.DevicePluginStatus) gate.Status {
 	return s
 }
 
-// disabledOf converts the result of a withdrawal to its message.
+// disabledOf converts a withdrawal's result to its message.
 func disabledOf(d gate.Disabled) *controlv1.DisableDevicesResponse {
 	m := &controlv1.DisableDevicesResponse{KubeletConfirmed: d.Confirmed}
 	for _, h := range d.InUse {
@@ -112,7 +112,7 @@ func valueOf[V, N comparable](values map[V]N, number N) V {
 
 func number(n int) int32 { return int32(min(max(n, 0), math.MaxInt32)) }
 
-// text makes a string valid UTF-8 and bounds it, for a message.
+// text makes a string valid UTF-8 of limited length.
 func text(s string) string {
 	if s = strings.ToValidUTF8(s, "\uFFFD"); len(s) <= maxText {
 		return s
