@@ -22,34 +22,37 @@ import (
 const (
 	// observeTimeout bounds an observation of the node.
 	observeTimeout = time.Minute
-	// withdrawTimeout bounds a withdrawal; it is retried after it.
+	// withdrawTimeout bounds a withdrawal, which is then retried.
 	withdrawTimeout = time.Minute
 )
 
-// Config is what a Daemon works with. Store, Source, Gate and Host are required.
+// Config configures a Daemon. Store, Source, Gate and Host are required.
 type Config struct {
 	Rules  Rules
 	Store  *store.Store // of Role and Version
 	Source source.Source
 	Gate   Gate
 	Host   Host
-	Pods   Pods // nil: no kubelet, and no pod holds a function
-	// PluginConfig is the path of the plugin's configuration, whose hash is part of
-	// each claim; "": no hash.
+	Pods   Pods // nil: no kubelet, no pod holds a function
+	// PluginConfig is the path of the plugin's configuration, whose hash is
+	// part of each claim. If it is empty, claims have no hash.
 	PluginConfig string
-	// GUIDFile is the operator's file of static GUIDs for InfiniBand; "" or a
-	// missing file: none.
+	// GUIDFile is the operator's file of static InfiniBand GUIDs. It can be
+	// empty or missing.
 	GUIDFile string
-	// Watch calls changed when functions or links may have changed, until its
-	// context ends; inventory.Watch does. nil: the node is observed after Resync.
+	// Watch calls changed when functions or links might have changed, until its
+	// context ends; inventory.Watch implements it. Nil: the node is only
+	// polled.
 	Watch func(ctx context.Context, changed func()) error
-	// Report writes the status of the object with that uid; nil: not written.
+	// Report writes the status of the object with a uid. Nil: it is not
+	// written.
 	Report  func(ctx context.Context, uid string, s nodestate.Status) error
 	Logger  *slog.Logger          // nil: no log
-	Metrics prometheus.Registerer // nil: none
+	Metrics prometheus.Registerer // nil: no metrics
 }
 
-// Daemon runs once. Status and Check are safe for concurrent use.
+// Daemon is the config daemon. Run can be called once; Status and Check are
+// safe for concurrent use.
 type Daemon struct {
 	config  Config
 	loop    *actor.Actor[event, action]
@@ -61,7 +64,7 @@ type Daemon struct {
 	status Status
 }
 
-// New returns a Daemon. Nothing is read or changed yet.
+// New returns a Daemon. It reads and changes nothing.
 func New(c Config) (*Daemon, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -73,10 +76,10 @@ func New(c Config) (*Daemon, error) {
 	return d, err
 }
 
-// Run reconciles until ctx ends, and returns its cause. It then waits for what
-// runs: a step is cut short where that is possible, a record is written. The
-// gate is not closed here: its owner releases it, so that a hold time covers the
-// restart of a daemon.
+// Run reconciles until ctx ends, and returns its cause. It then waits for
+// running actions: a step is interrupted if possible, a record is written. It
+// does not close the gate: the Gate's owner releases it, so that a hold time
+// covers a daemon restart.
 func (d *Daemon) Run(ctx context.Context) error {
 	saved, err := load(ctx, d.config.Store)
 	if err != nil {
@@ -84,7 +87,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	r := newReconciler(d.config.Rules, saved, time.Now())
 	if saved.Applying && r.rules.Mode == Apply {
-		d.config.Logger.Warn("a process before this one did not finish its work", "generation", saved.Generation, "since", saved.Since)
+		d.config.Logger.Warn("previous process was interrupted while applying", "generation", saved.Generation, "since", saved.Since)
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer d.work.Wait()
@@ -97,13 +100,13 @@ func (d *Daemon) Run(ctx context.Context) error {
 		} else {
 			d.loop.Set("deadline", at, timeout{})
 		}
-		return append(actions, publish{r}) // last: a phase is shown after its actions began
+		return append(actions, publish{r}) // last: the phase is published after its actions started
 	}, func(a action) { a.run(ctx, d) })
 }
 
 // watch sends the events that are not results of actions.
 func (d *Daemon) watch(ctx context.Context, stop context.CancelCauseFunc) {
-	var queued atomic.Bool // changes of a node come by the hundred; one event is enough
+	var queued atomic.Bool // node changes come in bursts; one queued event is enough
 	changed := func() {
 		if !queued.Swap(true) {
 			d.loop.Send(nodeChanged{&queued})
@@ -111,7 +114,7 @@ func (d *Daemon) watch(ctx context.Context, stop context.CancelCauseFunc) {
 	}
 	d.work.Go(func() {
 		err := d.config.Source.Run(ctx, func(u source.Update) { d.loop.Send(desiredReported{u}) })
-		stop(fmt.Errorf("the source of the node state ended: %w", err))
+		stop(fmt.Errorf("watch the node state: %w", err))
 	})
 	d.work.Go(func() { d.reports.run(ctx) })
 	d.work.Go(func() {
@@ -127,7 +130,7 @@ func (d *Daemon) watch(ctx context.Context, stop context.CancelCauseFunc) {
 	if d.config.Watch != nil {
 		d.work.Go(func() {
 			if err := d.config.Watch(ctx, changed); ctx.Err() == nil {
-				d.config.Logger.Warn("functions are not watched any more, only polled", "err", err)
+				d.config.Logger.Warn("function watch failed, polling", "err", err)
 			}
 		})
 	}
@@ -168,7 +171,8 @@ func (withdraw) run(ctx context.Context, d *Daemon) {
 }
 
 func (a record) run(ctx context.Context, d *Daemon) {
-	// Also when ctx ends: the next process withdraws first unless the end is on record.
+	// Save even if ctx has ended: otherwise the next process withdraws the
+	// devices first.
 	d.work.Go(func() { d.loop.Send(recorded{save(context.WithoutCancel(ctx), d.config.Store, a.Record)}) })
 }
 
@@ -179,9 +183,9 @@ func (a apply) run(ctx context.Context, d *Daemon) {
 		took := time.Since(began)
 		d.metrics.applied(a.Step, took, err)
 		if err != nil {
-			d.config.Logger.Error("a step failed", "step", a.String(), "function", a.Function(), "duration", took, "err", err)
+			d.config.Logger.Error("step failed", "step", a.String(), "function", a.Function(), "duration", took, "err", err)
 		} else {
-			d.config.Logger.Info("a step is done", "step", a.String(), "function", a.Function(), "duration", took)
+			d.config.Logger.Info("step done", "step", a.String(), "function", a.Function(), "duration", took)
 		}
 		d.loop.Send(applied{err})
 	})
@@ -189,7 +193,7 @@ func (a apply) run(ctx context.Context, d *Daemon) {
 
 func (a enable) run(_ context.Context, d *Daemon) { d.config.Gate.Enable(a.Claim) }
 
-// publish shows the status, logs what is new in it, and reports it.
+// publish stores the status, logs its changes, and reports it.
 type publish struct{ r *reconciler }
 
 func (p publish) run(_ context.Context, d *Daemon) {
@@ -215,16 +219,16 @@ func (d *Daemon) log(before, s Status) {
 		}
 	}
 	if len(s.NotDone) > 0 && !slices.Equal(s.NotDone, before.NotDone) {
-		log.Warn("desired state asks for what this daemon does not do", "generation", s.Generation, "not_done", s.NotDone)
+		log.Warn("desired state has settings that are not supported", "generation", s.Generation, "not_done", s.NotDone)
 	}
 	if len(s.Notes) > 0 && !slices.Equal(s.Notes, before.Notes) {
 		log.Info("notes about the desired state", "generation", s.Generation, "notes", s.Notes)
 	}
 	if s.Source != before.Source && s.Source != "" {
-		log.Error("node state cannot be used, the last one stays in force", "err", s.Source)
+		log.Error("invalid node state, keeping the previous one", "err", s.Source)
 	}
 	if s.Unacknowledged != before.Unacknowledged && s.Unacknowledged != "" {
-		log.Warn("plugin cannot acknowledge that nothing is offered", "reason", s.Unacknowledged)
+		log.Warn("plugin cannot acknowledge the withdrawal", "reason", s.Unacknowledged)
 	}
 	if s.Phase == before.Phase && s.Reason == before.Reason {
 		return
@@ -240,10 +244,10 @@ func (d *Daemon) log(before, s Status) {
 	if !s.Next.IsZero() && s.Phase != Looking && s.Phase != Withdrawing {
 		attrs = append(attrs, slog.Time("next", s.Next))
 	}
-	log.LogAttrs(context.Background(), level, "SR-IOV functions", attrs...)
+	log.LogAttrs(context.Background(), level, "phase changed", attrs...)
 }
 
-// Status returns the present status.
+// Status returns the current status.
 func (d *Daemon) Status() Status {
 	d.mu.Lock()
 	s := d.status

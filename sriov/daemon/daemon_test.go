@@ -314,7 +314,7 @@ func TestStepThatFails(t *testing.T) {
 	}
 	r.desired(1, specOf(2, 0))
 	r.start()
-	if s := r.phase(Failed); !strings.Contains(s.Reason, "make 2 virtual functions on "+pf0) || !strings.Contains(s.Reason, "cannot allocate memory") {
+	if s := r.phase(Failed); !strings.Contains(s.Reason, "create 2 virtual functions on "+pf0) || !strings.Contains(s.Reason, "cannot allocate memory") {
 		t.Errorf("%+v", s)
 	}
 	if r.gate.open() != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
-// decide plans for an observation, and starts what follows from the plan.
+// decide plans for an observation and starts the next action.
 func (r *reconciler) decide(o observation) {
 	p, err := r.plan(o)
 	if err != nil {
@@ -21,15 +21,15 @@ func (r *reconciler) decide(o observation) {
 	left := leftOf(p)
 	switch {
 	case !r.confirmed(p):
-		r.wait(Serving, "the node may have changed: "+left, confirmDelay)
+		r.wait(Serving, "the node might have changed: "+left, confirmDelay)
 		r.ignoreChanges = true
 	case p.Done() && r.rules.Mode == Follow && r.gate.position != gateOpen && r.changes != r.changesSeen:
-		r.wait(Pending, "the node changes", settleDelay)
+		r.wait(Pending, "the node is changing", settleDelay)
 	case p.Done():
 		r.enable(o.hash)
 	case r.rules.Mode == Follow:
 		r.withdraw()
-		r.wait(Pending, "the operator says it succeeded, but there is left: "+left, pollDelay)
+		r.wait(Pending, "the operator's sync status is Succeeded, but the node differs: "+left, pollDelay)
 	case r.gate.position != gateClosed:
 		r.due = r.gate.notBefore
 		r.withdraw()
@@ -37,12 +37,13 @@ func (r *reconciler) decide(o observation) {
 			r.setPhase(Withdrawing, "")
 		}
 	case len(p.Steps) == 0:
-		// Others may solve it, such as the creator of externally managed functions.
-		r.wait(Failed, "the node cannot be as wanted: "+left, min(r.pause(), r.rules.Spread(30*time.Second)))
+		// Others might resolve it, such as the owner of externally managed
+		// functions.
+		r.wait(Failed, "the desired state cannot be reached: "+left, min(r.pause(), r.rules.Spread(30*time.Second)))
 	case r.rounds >= maxRounds:
-		r.fail(fmt.Errorf("the node does not become as it was made: after %d rounds there is left: %s", r.rounds, left))
+		r.fail(fmt.Errorf("the node does not reach the desired state: after %d rounds these steps are left: %s", r.rounds, left))
 	case r.now.Sub(r.gate.closedAt) < r.rules.Settle:
-		r.wait(Withdrawing, "the scheduler learns that nothing is offered", r.gate.closedAt.Add(r.rules.Settle).Sub(r.now))
+		r.wait(Withdrawing, "waiting for the scheduler to see that no devices are offered", r.gate.closedAt.Add(r.rules.Settle).Sub(r.now))
 	case r.mayChange(o.pods, p.Touches):
 		r.rounds++
 		r.steps, r.made.thisPlan = p.Steps, nil
@@ -52,9 +53,9 @@ func (r *reconciler) decide(o observation) {
 	}
 }
 
-// plan plans for the desired state.
+// plan computes the plan for the desired state.
 func (r *reconciler) plan(o observation) (plan.Plan, error) {
-	var managed []string // PFs that lose their functions when the desired state does not name them
+	var managed []string // PFs whose functions are removed when the desired state does not name them
 	if r.rules.Mode == Apply {
 		managed = r.record.Managed
 	}
@@ -65,8 +66,8 @@ func (r *reconciler) plan(o observation) (plan.Plan, error) {
 	return plan.Make(spec, o.state, plan.Options{Managed: managed, Held: r.held(o.state), Fresh: r.made.fresh, GUIDs: o.guids}), nil
 }
 
-// observationFailed changes nothing on the node. Devices that are offered in the
-// desired state stay so: functions do not change because they cannot be read.
+// observationFailed does not change the node. Devices offered in the desired
+// state stay offered: a read failure is not a change.
 func (r *reconciler) observationFailed(err error) {
 	if r.serves() {
 		r.wait(Serving, err.Error(), r.pause())
@@ -76,7 +77,7 @@ func (r *reconciler) observationFailed(err error) {
 	r.withdraw()
 }
 
-// confirmed reports whether a plan may be acted on. While devices are offered,
+// confirmed reports whether a plan can be acted on. While devices are offered,
 // two observations in a row must find a difference: a function that a pod just
 // released differs for a moment.
 func (r *reconciler) confirmed(p plan.Plan) bool {
@@ -85,8 +86,8 @@ func (r *reconciler) confirmed(p plan.Plan) bool {
 	return !r.serves() || p.Done() || slices.ContainsFunc(r.differences, func(d string) bool { return slices.Contains(before, d) })
 }
 
-// leftOf returns the first step of a plan, or its first problem, and the number of
-// the others.
+// leftOf returns the first step of a plan, or its first problem, and the number
+// of the others.
 func leftOf(p plan.Plan) string {
 	left := all(p.Steps)
 	if len(left) == 0 {
@@ -105,8 +106,8 @@ func andMore(n int) string {
 	return fmt.Sprintf(" (and %d more)", n)
 }
 
-// mayChange reports whether functions may be changed now: nothing offers them and
-// no pod holds one. If not, the phase says why.
+// mayChange reports whether functions can be changed now: they are not offered,
+// and no pod holds one. If not, it sets the phase and its reason.
 func (r *reconciler) mayChange(p pods, touches []string) bool {
 	r.status.Held, r.status.Unacknowledged = nil, ""
 	if len(touches) == 0 {
@@ -125,21 +126,21 @@ func (r *reconciler) mayChange(p pods, touches []string) bool {
 	switch held := r.status.Held; {
 	case p.err != nil:
 		if !r.rules.Force {
-			r.wait(Blocked, fmt.Sprintf("it is not known which pods hold functions: %v", p.err), min(r.pause(), 6*pollDelay))
+			r.wait(Blocked, fmt.Sprintf("pods that hold functions are unknown: %v", p.err), min(r.pause(), 6*pollDelay))
 		}
 		return r.rules.Force
 	case p.offersUnknown && !withdrawal.Acknowledged && left > 0:
-		r.wait(Withdrawing, "neither plugin nor kubelet report whether devices are offered: "+withdrawal.Reason, left)
+		r.wait(Withdrawing, "neither the plugin nor the kubelet reports whether devices are offered: "+withdrawal.Reason, left)
 		return false
 	case id != "" && left > 0:
 		r.wait(Withdrawing, fmt.Sprintf("the kubelet still offers %s of %s", id, resource), withdrawalPollDelay)
 		return false
 	case id != "" && withdrawal.Acknowledged && !r.rules.Force:
-		r.fail(fmt.Errorf("the kubelet offers %s of %s, which the plugin reports as withdrawn: another plugin may offer it too", id, resource))
+		r.fail(fmt.Errorf("the kubelet offers %s of %s, which the plugin reports as withdrawn: another plugin might offer it too", id, resource))
 		return false
 	case len(held) > 0 && !r.rules.Force:
 		h := held[0]
-		r.wait(Blocked, fmt.Sprintf("pod %s/%s holds %s, which has to change%s; drain the node, or force it", h.Namespace, h.Pod, h.ID, andMore(len(held)-1)), pollDelay)
+		r.wait(Blocked, fmt.Sprintf("pod %s/%s holds %s, which must be changed%s; drain the node, or use --force", h.Namespace, h.Pod, h.ID, andMore(len(held)-1)), pollDelay)
 		return false
 	}
 	return true
@@ -156,7 +157,7 @@ func firstOffered(offered map[string][]string, touches []string) (resource, id s
 	return "", ""
 }
 
-// enable lets the plugin offer its devices: the node is in the desired state.
+// enable opens the gate: the node is in the desired state.
 func (r *reconciler) enable(hash string) {
 	claim := gate.Claim{UID: r.desired.state.UID, Generation: r.desired.state.Generation, Hash: hash,
 		Node: r.rules.Node, Lease: r.rules.Lease, Hold: r.rules.Hold}
@@ -173,7 +174,7 @@ func (r *reconciler) enable(hash string) {
 	}
 }
 
-// save records the state of the work, if the record differs.
+// save saves the record if it changed.
 func (r *reconciler) save(applying bool) {
 	next := Record{Managed: r.managed(applying), Applying: applying, UID: r.desired.state.UID, Generation: r.desired.state.Generation,
 		Spec: r.desired.hash, Since: r.record.Since}
@@ -185,7 +186,7 @@ func (r *reconciler) save(applying bool) {
 	r.do(record{next})
 }
 
-// managed returns the PFs whose functions this daemon creates. Those of an
+// managed returns the PFs whose functions this daemon creates. PFs of an
 // earlier desired state count until their functions are removed.
 func (r *reconciler) managed(applying bool) []string {
 	var pfs []string
@@ -206,8 +207,8 @@ func (r *reconciler) managed(applying bool) []string {
 }
 
 // held returns the functions that pods hold. With Force, a function that was
-// taken from a pod and created again is the pod's by its address only, and is
-// planned for like any other.
+// recreated while a pod held it is the pod's by its address only, and is
+// planned like any other.
 func (r *reconciler) held(s plan.State) []string {
 	recreated := map[string]bool{}
 	for _, pf := range s.PFs {
@@ -224,15 +225,15 @@ func (r *reconciler) held(s plan.State) []string {
 	return ids
 }
 
-// madeFunctions are PFs whose functions were created since the node last was in
+// madeFunctions are PFs whose functions were created since the node was last in
 // the desired state.
 type madeFunctions struct {
 	pfs      []string
-	fresh    []string // since the last plan that was applied to its end; see plan.Options
-	thisPlan []string // by the plan that is being applied
+	fresh    []string // since the last completed plan; see plan.Options
+	thisPlan []string // by the running plan
 }
 
-// add notes a step that succeeded.
+// add records a successful step.
 func (m *madeFunctions) add(s plan.Step) {
 	if n, ok := s.(plan.SetNumVFs); ok && n.Number > 0 {
 		for _, list := range []*[]string{&m.pfs, &m.fresh, &m.thisPlan} {

@@ -1,53 +1,55 @@
-// Package daemon is the config daemon of the SR-IOV functions of a node: the
-// device plugin offers them only while they are in the state that a
+// Package daemon is the config daemon of a node's SR-IOV functions: it lets the
+// device plugin offer them only while they are in the state that a
 // SriovNetworkNodeState specifies.
 //
-// # The loop
+// # Reconcile loop
 //
-// One goroutine (internal/actor) owns the reconciler. An event brings one fact:
-// the desired state, a change of the node or of the gate, the result of an
-// action. After each, reconcile starts the next action that is safe:
+// One goroutine (internal/actor) owns the reconciler. An event reports one
+// fact: the desired state, a change of the node or of the gate, or the result
+// of an action. After each event, reconcile starts the next action that is
+// safe:
 //
-//	observe   read the node, then the kubelet: which pods hold functions, what is offered
+//	observe   read the node, then the kubelet: which pods hold functions, which are allocatable
 //	plan      pure: the steps from the observed to the desired state (package plan)
-//	withdraw  close the gate; the plugin acknowledges that nothing is offered
-//	record    that steps begin, so that a process after a crash withdraws first
-//	apply     one step, then the next; after the last one observe and plan again
-//	enable    nothing is left to do: open the gate for uid, generation and config hash
+//	withdraw  close the gate; the plugin acknowledges that no device is offered
+//	record    persist that steps begin, so that a process after a crash withdraws first
+//	apply     run one step, then the next; after the last one observe and plan again
+//	enable    no steps left: open the gate for uid, generation and config hash
 //
-// At most one of observe, record and apply runs. The desired state, a withdrawal
-// and a process that stood still make an observation that runs obsolete.
+// At most one of observe, record and apply runs at a time. A new desired state,
+// a withdrawal and a suspended process make a running observation obsolete.
 //
-// # Apply
+// # Mode apply
 //
-// In this mode the daemon configures the node. The gate is that of the node: a
-// PF with a problem keeps the others back. A desired state that changes nothing
-// takes the gate over without a withdrawal. A difference in what is offered
-// counts when two observations in a row find it.
+// The daemon configures the node. The gate covers the whole node: a PF with a
+// problem blocks the others. A desired state that changes nothing takes over
+// the gate without a withdrawal. While devices are offered, a difference counts
+// only if two observations in a row find it.
 //
-// A function that a step disturbs and a pod holds blocks the whole plan, unless
-// forced. The gate stays closed meanwhile, as with a cordon; were it open, pods
-// would get functions that are about to change. Without an answer of the kubelet
-// nothing is changed either.
+// If a pod holds a function that a step disturbs, the whole plan is blocked,
+// unless forced. The gate stays closed meanwhile, as with a cordon: otherwise
+// pods would get functions that are about to change. If the kubelet does not
+// answer, nothing is changed either.
 //
-// A plugin that cannot acknowledge is given a time. If the kubelet still offers
-// the functions after it, the plugin has no gate: the daemon goes on with a
-// warning, as the operator's does, and respects pods even so.
+// A plugin that cannot acknowledge a withdrawal gets a timeout. If the kubelet
+// still has the functions as allocatable after it, the plugin does not
+// implement the gate: the daemon continues with a warning, as the operator's
+// daemon does, but still respects pods.
 //
-// The scheduler binds pods to a node for some ten seconds after it offers
-// nothing. Their admission fails, no function comes to harm; Settle waits longer.
+// The scheduler binds pods to a node for about ten seconds after the node
+// offers no devices. Their admission fails, and no function is affected; a
+// delay before the first step (Rules) avoids such pods.
 //
-// # Follow
+// # Mode follow
 //
-// In this mode the operator's daemon configures the node. The gate closes with
-// any change of uid, generation or spec, and with any sync status but Succeeded;
-// it opens when the status is Succeeded and a plan made after that finds nothing
-// to do. The status carries no generation, so it alone may be an old one. What
-// remains is the time between a change and its event, in which the operator may
-// have begun.
+// The operator's daemon configures the node. The gate closes with any change of
+// uid, generation or spec, and with any sync status but Succeeded. It opens
+// when the status is Succeeded and a later plan has no steps. The status
+// carries no generation, so alone it might be stale. A window remains between a
+// change and its event, in which the operator might already have started.
 //
 // # Ownership
 //
-// When another daemon takes the gate over, or a user withdraws the devices, this
-// daemon waits for another desired state, or a restart.
+// When another daemon takes over the gate, or a user withdraws the devices,
+// this daemon waits for another desired state or a restart.
 package daemon

@@ -12,7 +12,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// Preview is what a daemon would do.
+// Preview is the result of a dry run.
 type Preview struct {
 	UID        string   `json:"uid,omitempty"`
 	Generation int64    `json:"generation"`
@@ -22,19 +22,19 @@ type Preview struct {
 	Touches    []string `json:"touches,omitempty"` // functions that the steps disturb
 	Problems   []string `json:"problems,omitempty"`
 	Notes      []string `json:"notes,omitempty"`
-	NotDone    []string `json:"notDone,omitempty"` // asked for, and not done by the daemon
-	// Held are the functions among Touches that pods hold.
+	NotDone    []string `json:"notDone,omitempty"` // desired settings that the daemon does not support
+	// Held lists the functions of Touches that pods hold.
 	Held []podresources.Holder `json:"held,omitempty"`
-	// Unknown is why it is not known what pods hold.
+	// Unknown is why the functions held by pods are unknown.
 	Unknown string `json:"unknown,omitempty"`
 }
 
-// ErrNoState: there is nothing to plan for.
-var ErrNoState = errors.New("there is no SriovNetworkNodeState")
+// ErrNoState means that the SriovNetworkNodeState does not exist.
+var ErrNoState = errors.New("the SriovNetworkNodeState does not exist")
 
-// DryRun plans for the first state that the source reports, and changes nothing.
-// The config needs Source and Host; with a Store, PFs that were managed before
-// are known.
+// DryRun plans for the first state that the source reports, without changing
+// anything. The config needs Source and Host. With a Store, previously managed
+// PFs are known.
 func DryRun(ctx context.Context, c Config) (Preview, error) {
 	u, err := firstUpdate(ctx, c.Source)
 	if err != nil {
@@ -84,14 +84,14 @@ func firstUpdate(ctx context.Context, s source.Source) (u source.Update, err err
 	})
 	switch {
 	case !errors.Is(err, received):
-		return u, fmt.Errorf("the node state was not read: %w", err)
+		return u, fmt.Errorf("read the node state: %w", err)
 	case u.Gone:
 		return u, ErrNoState
 	case u.Err != nil:
 		return u, u.Err
 	}
 	if err := u.State.Spec.Check(); err != nil {
-		return u, fmt.Errorf("the node state, generation %d: %w", u.State.Generation, err)
+		return u, fmt.Errorf("node state, generation %d: %w", u.State.Generation, err)
 	}
 	return u, nil
 }

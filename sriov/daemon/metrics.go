@@ -25,9 +25,9 @@ func newMetrics(r prometheus.Registerer, status func() Status) (*metrics, error)
 	}
 	m := &metrics{
 		status:       status,
-		steps:        prometheus.NewHistogramVec(duration(namespace+"step_duration_seconds", "How long steps on functions took."), []string{"step", "result"}),
-		observations: prometheus.NewHistogram(duration(namespace+"look_duration_seconds", "How long observations of the node took.")),
-		withdrawals:  prometheus.NewHistogram(duration(namespace+"withdrawal_duration_seconds", "How long the plugin took to withdraw its devices.")),
+		steps:        prometheus.NewHistogramVec(duration(namespace+"step_duration_seconds", "Duration of steps in seconds, by type of step and result."), []string{"step", "result"}),
+		observations: prometheus.NewHistogram(duration(namespace+"look_duration_seconds", "Duration of observations of the node in seconds.")),
+		withdrawals:  prometheus.NewHistogram(duration(namespace+"withdrawal_duration_seconds", "Duration of withdrawals by the plugin in seconds.")),
 	}
 	if r == nil {
 		return m, nil
@@ -60,14 +60,14 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, phase...)
 	}
 	for _, p := range Phases() {
-		gauge("phase", "1 for the phase that the daemon is in.", truth(p == s.Phase), string(p))
+		gauge("phase", "1 for the current phase of the daemon.", truth(p == s.Phase), string(p))
 	}
-	gauge("phase_since_seconds", "When the phase began, in seconds since 1970.", float64(s.Since.UnixMilli())/1000)
+	gauge("phase_since_seconds", "Start time of the current phase in seconds since the Unix epoch.", float64(s.Since.UnixMilli())/1000)
 	gauge("generation", "Generation of the newest valid node state.", float64(s.Generation))
-	gauge("steps_left", "Steps of the last plan.", float64(len(s.Steps)))
-	gauge("problems", "Problems that no step can solve.", float64(len(s.Problems)))
-	gauge("blocking_functions", "Functions that pods hold and that have to change.", float64(len(s.Held)))
-	gauge("unacknowledged", "1 when the plugin could not acknowledge the last withdrawal.", truth(s.Unacknowledged != ""))
+	gauge("steps_left", "Number of steps of the last plan.", float64(len(s.Steps)))
+	gauge("problems", "Number of problems that no step can resolve.", float64(len(s.Problems)))
+	gauge("blocking_functions", "Number of functions that must be changed and that pods hold.", float64(len(s.Held)))
+	gauge("unacknowledged", "1 if the plugin could not acknowledge the last withdrawal.", truth(s.Unacknowledged != ""))
 }
 
 func truth(b bool) float64 {

@@ -18,33 +18,34 @@ import (
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// Bounds of the files that are read, in bytes.
+// Size limits of files, in bytes.
 const (
-	maxPluginConfig = 4 << 20 // more than a ConfigMap can have
+	maxPluginConfig = 4 << 20 // more than a ConfigMap can hold
 	maxGUIDFile     = 1 << 20 // more than all functions of a node need
 )
 
-// observation is the node at one time.
+// observation is the observed state of the node.
 type observation struct {
 	state  plan.State
-	unread []inventory.Problem // what of state could not be read
+	unread []inventory.Problem // parts of state that could not be read
 	hash   string              // of the plugin's configuration
 	guids  []plan.GUIDPool
 	pods   pods
-	err    error // the rest but pods is not valid
+	err    error // if set, only pods is valid
 }
 
-// pods is what the kubelet reports.
+// pods is PodResources' view of the functions.
 type pods struct {
 	holders       []podresources.Holder
 	offered       map[string][]string // by resource
-	offersUnknown bool                // no kubelet, or one too old to report them
+	offersUnknown bool                // no kubelet, or one without allocatable devices in PodResources
 	err           error
 }
 
 // observe reads the node.
 func (d *Daemon) observe(ctx context.Context) (o observation) {
-	// Before and after: what a pod gets or releases in between may be read changed.
+	// Query before and after: a function that a pod gets or releases in between
+	// might be read while it changes.
 	before := d.readPods(ctx)
 	o.state, o.err = d.config.Host.Read(ctx)
 	o.pods = d.readPods(ctx)
@@ -72,7 +73,7 @@ func (d *Daemon) readPods(ctx context.Context) (p pods) {
 	if p.offered, p.err = d.config.Pods.Offered(ctx); errors.Is(p.err, podresources.ErrUnsupported) {
 		p.offersUnknown, p.err = true, nil
 	}
-	if p.err == nil { // after what is offered: what a pod gets in between is seen here
+	if p.err == nil { // after offered, so that devices allocated in between are included
 		p.holders, p.err = d.config.Pods.Held(ctx)
 	}
 	return p
@@ -88,7 +89,7 @@ func readGUIDs(path string) ([]plan.GUIDPool, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the file of static GUIDs: %w", err)
+		return nil, fmt.Errorf("read the static GUID file: %w", err)
 	}
 	pools, err := plan.ParseGUIDs(text)
 	if err != nil {
@@ -97,24 +98,24 @@ func readGUIDs(path string) ([]plan.GUIDPool, error) {
 	return pools, nil
 }
 
-// hashOf returns the hash by which the plugin names its configuration.
+// hashOf returns the plugin's config hash.
 func hashOf(path string) (string, error) {
 	if path == "" {
 		return "", nil
 	}
 	text, err := source.ReadFile(path, maxPluginConfig)
 	if err != nil {
-		return "", fmt.Errorf("the plugin's configuration: %w", err)
+		return "", fmt.Errorf("read the plugin's configuration: %w", err)
 	}
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// addresses are those of PCI functions.
+// addresses matches PCI addresses.
 var addresses = regexp.MustCompile(`^[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
-// check returns an error when something could not be read that a plan may need:
-// PFs that the spec names, managed ones, their functions, or an unknown part.
+// check returns an error if a part of the node could not be read that a plan
+// might need: named and managed PFs, their functions, or an unknown part.
 func (o observation) check(spec nodestate.Spec, managed []string) error {
 	if o.err != nil {
 		return o.err
@@ -126,8 +127,8 @@ func (o observation) check(spec nodestate.Spec, managed []string) error {
 	for _, pf := range managed {
 		missing[pf] = true
 	}
-	needed := map[string]bool{} // functions that were read: whether the plan is about them
-	complete := true            // all functions of PFs of the plan were read
+	needed := map[string]bool{} // by function that was read: whether the plan needs it
+	complete := true            // all functions of the plan's PFs were read
 	for _, pf := range o.state.PFs {
 		_, named := missing[pf.Address]
 		needed[pf.Address] = named
@@ -142,7 +143,7 @@ func (o observation) check(spec nodestate.Spec, managed []string) error {
 	complete = complete && len(missing) == 0
 	for _, p := range o.unread {
 		if isNeeded, known := needed[p.What]; isNeeded || !known && (!complete || !addresses.MatchString(p.What)) {
-			return fmt.Errorf("not all of the node can be read: %s: %w", p.What, p.Err)
+			return fmt.Errorf("incomplete observation: %s: %w", p.What, p.Err)
 		}
 	}
 	return nil

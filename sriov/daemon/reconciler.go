@@ -15,27 +15,28 @@ import (
 )
 
 const (
-	// settleDelay lies between an observation and the next one after a change of
-	// the node: creating functions is many changes.
+	// settleDelay is the minimum time between observations after a change of
+	// the node, because creating functions causes many changes.
 	settleDelay = time.Second
-	// confirmDelay lies between two observations that must both find a difference
-	// before devices are withdrawn for it.
+	// confirmDelay is the time between two observations that must both find a
+	// difference before devices are withdrawn for it.
 	confirmDelay = 3 * time.Second
-	// pollDelay lies between two observations while the daemon waits for something
-	// without events: pods that end, the operator.
+	// pollDelay is the observation interval while the daemon waits for
+	// something without events: pods that end, the operator.
 	pollDelay = 5 * time.Second
-	// withdrawalPollDelay is the same while a plugin withdraws without acknowledgement.
+	// withdrawalPollDelay is the interval while a plugin withdraws without
+	// acknowledgement.
 	withdrawalPollDelay = 500 * time.Millisecond
 
 	firstPause = time.Second
 	maxPause   = 5 * time.Minute
-	// maxRounds bounds how often it is planned and applied in a row.
+	// maxRounds limits successive rounds of planning and applying.
 	maxRounds = 6
 )
 
-// reconciler brings a node to its desired state: each event changes what it
-// knows, and reconcile then starts the next action that is safe. It is pure:
-// events in, actions out, and time comes with each event. It is not safe for
+// reconciler brings a node to its desired state: each event updates its state,
+// and reconcile then starts the next action that is safe. It is pure: events
+// in, actions out, and time comes with each event. It is not safe for
 // concurrent use.
 type reconciler struct {
 	rules Rules
@@ -44,71 +45,71 @@ type reconciler struct {
 
 	desired desired
 	gate    gateState
-	record  Record // as it was saved last
-	effect  effect // that runs
+	record  Record // last saved
+	effect  effect // the running one
 
-	due           time.Time // of the next observation; zero: none is planned
-	ignoreChanges bool      // of the node until due: they may be our own
-	failures      int       // in a row
+	due           time.Time // of the next observation; zero: not scheduled
+	ignoreChanges bool      // ignore node changes until due: they might be the daemon's own
+	failures      int       // consecutive
 
-	revision    int // grows when an observation that runs becomes obsolete
-	changes     int // of the node, counted
-	changesSeen int // before the last observation began
+	revision    int // incremented when a running observation becomes obsolete
+	changes     int // number of node changes
+	changesSeen int // value of changes when the last observation started
 	observedAt  time.Time
-	last        *observation          // the newest that succeeded
-	holders     []podresources.Holder // the newest known
-	differences []string              // that the last observation found
+	last        *observation          // last successful one
+	holders     []podresources.Holder // last known ones
+	differences []string              // found by the last observation
 
-	step   plan.Step   // that runs or ran last
-	steps  []plan.Step // of the plan that is being applied: step and those after it
+	step   plan.Step   // the running step, or the last one
+	steps  []plan.Step // of the running plan: step and later ones
 	rounds int
 	made   madeFunctions
 
 	status Status
 }
 
-// desired is the desired state as far as it is known.
+// desired is the last known desired state.
 type desired struct {
 	presence presence
-	state    nodestate.NodeState // the newest valid one
+	state    nodestate.NodeState // last valid one
 	hash     string              // of its spec
-	err      error               // why a newer one is not known
+	err      error               // why a newer one is not valid
 }
 
 type presence int
 
 const (
-	unread  presence = iota // nothing was reported yet
-	absent                  // no node state exists
-	present                 // state is the newest that is known
-	// superseded, in mode Follow: a newer generation exists that cannot be read, and
-	// the operator may act on it.
+	unread  presence = iota // not reported yet
+	absent                  // the node state does not exist
+	present                 // state is the newest one
+	// superseded, in mode Follow: the newest generation cannot be read, and the
+	// operator might act on it.
 	superseded
 )
 
-// gateState is what this process knows of the gate.
+// gateState is this process's view of the gate.
 type gateState struct {
 	position  position
-	claim     gate.Claim // that was enabled last
-	spec      string     // hash of the spec that it stands for
+	claim     gate.Claim // last enabled one
+	spec      string     // hash of the spec of claim
 	openedAt  time.Time
 	closedAt  time.Time          // when the withdrawal ended
-	result    control.Withdrawal // of that withdrawal
-	notBefore time.Time          // of the next attempt to withdraw
+	result    control.Withdrawal // of the last withdrawal
+	notBefore time.Time          // earliest retry of the withdrawal
 }
 
 type position int
 
 const (
-	gateUnknown     position = iota // not used yet by this process, or lost
+	gateUnknown     position = iota // not used by this process yet, or lost
 	gateOpen                        // enabled
-	gateWithdrawing                 // a withdrawal runs
-	gateUnconfirmed                 // devices may be offered that must not be
-	gateClosed                      // the withdrawal ended
+	gateWithdrawing                 // a withdrawal is in flight
+	gateUnconfirmed                 // devices might be offered and must be withdrawn
+	gateClosed                      // the devices are withdrawn
 )
 
-// effect is what runs on the node: at most one of these at a time. A withdrawal
-// may run beside it.
+// effect is an action on the node. At most one runs at a time; a withdrawal can
+// run concurrently.
 type effect int
 
 const (
@@ -118,15 +119,15 @@ const (
 	applying
 )
 
-// event changes what the reconciler knows.
+// event updates the reconciler.
 type event interface{ handle(r *reconciler) }
 
-// The events. Each action but enable is answered by one.
+// Events. Each action except enable is answered by one.
 type (
 	desiredReported struct{ source.Update }
-	nodeChanged     struct{ queued *atomic.Bool } // something on the node may have changed; queued is reset
+	nodeChanged     struct{ queued *atomic.Bool } // the node might have changed; queued is reset
 	gateChanged     struct{ status control.RenewerStatus }
-	timeout         struct{} // of deadline
+	timeout         struct{} // the deadline has passed
 
 	observed struct {
 		observation
@@ -140,12 +141,12 @@ type (
 	applied  struct{ err error }
 )
 
-// action is what the reconciler wants done.
+// action is an output of the reconciler.
 type action interface {
 	run(ctx context.Context, d *Daemon)
 }
 
-// The actions.
+// Actions.
 type (
 	observe  struct{ revision int }
 	withdraw struct{}
@@ -158,7 +159,7 @@ func newReconciler(rules Rules, saved Record, now time.Time) *reconciler {
 	return &reconciler{rules: rules.withDefaults(), record: saved, now: now, status: initialStatus(rules.Mode, now)}
 }
 
-// handle handles an event, and returns what is to be done.
+// handle handles an event and returns the actions to run.
 func (r *reconciler) handle(now time.Time, e event) []action {
 	r.now, r.out = now, nil
 	e.handle(r)
@@ -168,7 +169,8 @@ func (r *reconciler) handle(now time.Time, e event) []action {
 
 func (r *reconciler) do(a action) { r.out = append(r.out, a) }
 
-// reconcile starts the next action that is safe, unless an effect must end first.
+// reconcile starts the next action that is safe, unless an effect must end
+// first.
 func (r *reconciler) reconcile() {
 	if r.effect == recording || r.effect == applying {
 		return
@@ -199,18 +201,18 @@ func (r *reconciler) reconcile() {
 	}
 }
 
-// mustClose returns the phase, and its reason, in which the gate must be closed
-// before the node is observed; "" if it need not be.
+// mustClose returns the phase and its reason if the gate must be closed before
+// the node is observed; otherwise "".
 func (r *reconciler) mustClose() (Phase, string) {
 	switch p := r.gate.position; {
 	case r.desired.presence == unread:
 		return "", ""
 	case r.desired.presence == absent:
-		return Waiting, "there is no node state"
+		return Waiting, "the node state does not exist"
 	case r.desired.presence == superseded:
-		return Pending, fmt.Sprintf("the node state changed, and cannot be read: %v", r.desired.err)
+		return Pending, fmt.Sprintf("the node state changed, but is not valid: %v", r.desired.err)
 	case r.rules.Mode == Apply && r.record.Applying && p != gateClosed:
-		return Withdrawing, "the work of a process before is not finished"
+		return Withdrawing, "a previous process was interrupted while applying"
 	case r.rules.Mode == Follow && r.desired.state.Status.SyncStatus != nodestate.Succeeded:
 		return Pending, operatorStatus(r.desired.state.Status)
 	case r.rules.Mode == Follow && p == gateUnconfirmed && r.status.Withdrawal != "":
@@ -222,9 +224,9 @@ func (r *reconciler) mustClose() (Phase, string) {
 }
 
 func operatorStatus(s nodestate.Status) string {
-	text := fmt.Sprintf("the operator says %q", s.SyncStatus)
+	text := fmt.Sprintf("the operator's sync status is %q", s.SyncStatus)
 	if s.SyncStatus == "" {
-		text = "the operator has not said anything"
+		text = "the operator has not reported a sync status"
 	}
 	if s.LastSyncError != "" {
 		text += ": " + s.LastSyncError
@@ -238,7 +240,7 @@ func (r *reconciler) serves() bool {
 	return g.position == gateOpen && g.spec == r.desired.hash && g.claim.UID == r.desired.state.UID && g.claim.Generation == r.desired.state.Generation
 }
 
-// deadline is when a timeout must arrive; zero: never.
+// deadline returns when a timeout event is due, or zero.
 func (r *reconciler) deadline() time.Time {
 	at := r.due
 	if r.effect != idle || r.gate.position == gateWithdrawing {
@@ -266,8 +268,8 @@ func (e desiredReported) handle(r *reconciler) {
 		r.abandon()
 		return
 	case d.err != nil:
-		// The last valid state stays in force. An operator that can read the newer
-		// one acts on it, though.
+		// The last valid state stays in force, but the operator might act on
+		// the newer one.
 		if r.rules.Mode == Follow && u.State.Generation != 0 && !same {
 			d.presence = superseded
 		}
@@ -289,11 +291,11 @@ func (e desiredReported) handle(r *reconciler) {
 		r.due = r.now
 	}
 	if changed && known && r.rules.Mode == Follow && r.gate.position == gateUnknown {
-		r.gate.position = gateUnconfirmed // a process before this one may have opened it
+		r.gate.position = gateUnconfirmed // a previous process might have opened the gate
 	}
 }
 
-// abandon forgets the plan for an earlier desired state. A step that runs ends.
+// abandon drops the plan of an earlier desired state. A running step finishes.
 func (r *reconciler) abandon() {
 	r.steps, r.rounds, r.failures, r.due, r.ignoreChanges = nil, 0, 0, time.Time{}, false
 	if r.status.Phase == Away {
@@ -309,7 +311,8 @@ func (e nodeChanged) handle(r *reconciler) {
 	r.observeSooner()
 }
 
-// observeSooner observes the changed node soon, if an observation is planned.
+// observeSooner schedules an observation of the changed node soon, if one is
+// scheduled at all.
 func (r *reconciler) observeSooner() {
 	if at := r.observedAt.Add(settleDelay); !r.due.IsZero() && !r.ignoreChanges && at.Before(r.due) {
 		r.due = at
@@ -324,7 +327,7 @@ func (e gateChanged) handle(r *reconciler) {
 	case control.StateSuperseded, control.StateDisabled:
 		r.gate.position = gateUnknown
 		r.setPhase(Away, e.status.Reason)
-	case control.StateStale: // this process stood still, and the node may have changed meanwhile
+	case control.StateStale: // this process was suspended, and the node might have changed
 		r.gate.position = gateUnknown
 		r.revision++
 		r.due = r.now
@@ -359,7 +362,7 @@ func (r *reconciler) withdraw() {
 }
 
 func (e withdrawn) handle(r *reconciler) {
-	r.revision++ // an observation must have begun after the withdrawal
+	r.revision++ // an observation must start after the withdrawal
 	if e.err != nil {
 		r.status.Withdrawal = e.err.Error()
 		r.fail(fmt.Errorf("withdraw the devices: %w", e.err))
@@ -376,9 +379,9 @@ func (e recorded) handle(r *reconciler) {
 	if e.err == nil {
 		return
 	}
-	r.record.Spec = "" // the next one differs
+	r.record.Spec = "" // force the next save
 	if r.gate.position != gateOpen {
-		r.fail(fmt.Errorf("record what is done: %w", e.err))
+		r.fail(fmt.Errorf("save the record: %w", e.err))
 	}
 }
 
@@ -394,24 +397,24 @@ func (e applied) handle(r *reconciler) {
 		return
 	}
 	if r.steps = r.steps[1:]; len(r.steps) == 0 {
-		r.made.fresh = r.made.thisPlan // older ones have their addresses
+		r.made.fresh = r.made.thisPlan // functions created earlier have their addresses
 		r.due = r.now
 	}
 }
 
-// fail retries after a pause.
+// fail retries with backoff.
 func (r *reconciler) fail(err error) {
 	r.wait(Failed, err.Error(), r.pause())
 	r.ignoreChanges = true
 }
 
-// pause grows with each failure.
+// pause returns the next backoff delay.
 func (r *reconciler) pause() time.Duration {
 	r.failures++
 	return r.rules.Spread(min(firstPause<<min(r.failures-1, 20), maxPause))
 }
 
-// wait plans again after some time.
+// wait schedules the next observation.
 func (r *reconciler) wait(p Phase, reason string, long time.Duration) {
 	r.steps, r.rounds, r.ignoreChanges = nil, 0, false
 	r.due = r.now.Add(long)

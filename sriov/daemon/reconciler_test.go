@@ -259,7 +259,7 @@ func TestPodsInTheWay(t *testing.T) {
 	s.phase(Blocked, "pod ns/p holds "+vfAddress(pf0, 0))
 	s.after(pollDelay, observe{})
 	s.step(s.seen(func(l *observation) { l.pods.err = podresources.ErrNobody }))
-	s.phase(Blocked, "not known which pods")
+	s.phase(Blocked, "pods that hold functions are unknown")
 	s.after(6*pollDelay, observe{})
 	s.step(s.seen(nil), record{})
 	s.phase(Applying, "")
@@ -276,7 +276,7 @@ func TestPodsInTheWay(t *testing.T) {
 // A plugin without a gate goes on offering.
 func TestPluginWithoutAcknowledgement(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
-	s.toChange(control.Withdrawal{Reason: "nobody serves"})
+	s.toChange(control.Withdrawal{Reason: "no process serves"})
 	for range 40 {
 		s.step(s.seen(offers(vfAddress(pf0, 0))))
 		s.phase(Withdrawing, "still offers")
@@ -286,7 +286,7 @@ func TestPluginWithoutAcknowledgement(t *testing.T) {
 		}
 	}
 	s.step(s.seen(offers(vfAddress(pf0, 0))), record{})
-	if v := s.r.snapshot(); v.Unacknowledged != "nobody serves" {
+	if v := s.r.snapshot(); v.Unacknowledged != "no process serves" {
 		t.Errorf("%+v", v)
 	}
 
@@ -344,7 +344,7 @@ func TestDrift(t *testing.T) {
 		s.step(nodeChanged{})
 		s.after(settleDelay, observe{})
 		s.step(s.seen(unbind(0)))
-		s.phase(Serving, "may have changed")
+		s.phase(Serving, "might have changed")
 		s.after(confirmDelay, observe{})
 		s.step(s.seen(unbind(1))) // another one
 		s.after(confirmDelay, observe{})
@@ -423,7 +423,7 @@ func TestPauses(t *testing.T) {
 	s.step(s.seen(nil), withdraw{})
 	s.step(withdrawn{result: acknowledged}, observe{})
 	s.step(s.seen(nil))
-	s.phase(Failed, "cannot be as wanted")
+	s.phase(Failed, "desired state cannot be reached")
 	for range 12 {
 		s.after(30*time.Second, observe{})
 		s.step(s.seen(nil))
@@ -440,7 +440,7 @@ func TestPauses(t *testing.T) {
 			s.step(recorded{}, apply{})
 		}
 		s.step(applied{errors.New("EBUSY")})
-		s.phase(Failed, "make 2 virtual functions on "+pf0+": EBUSY")
+		s.phase(Failed, "create 2 virtual functions on "+pf0+": EBUSY")
 		s.step(nodeChanged{})
 		pause := s.r.deadline().Sub(s.now)
 		if pause <= last && pause != maxPause || pause > maxPause {
@@ -527,7 +527,7 @@ func TestFollow(t *testing.T) {
 	s.desired(2, specOf(3, 0), withdraw{})
 	s.step(withdrawn{result: acknowledged}, observe{})
 	s.step(s.seen(nil))
-	s.phase(Pending, "there is left: ")
+	s.phase(Pending, "but the node differs: ")
 	s.after(pollDelay, observe{})
 	s.step(s.seen(nil))
 

@@ -8,7 +8,7 @@ import (
 	"github.com/cleatproject/cleat/internal/store"
 )
 
-// Role and Version are those of the store.
+// Role and Version identify the store's content.
 const (
 	Role    = "sriov-daemon"
 	Version = 1
@@ -16,16 +16,17 @@ const (
 
 const recordKey = "node"
 
-// Record is the durable state.
+// Record is the daemon's durable state.
 type Record struct {
 	// Managed are the PFs whose functions this daemon creates.
 	Managed []string `json:"managed,omitempty"`
-	// Applying: steps may have begun, and the node was not in the desired state since.
+	// Applying: steps might have started, and the desired state was not reached
+	// since.
 	Applying   bool      `json:"applying,omitempty"`
 	UID        string    `json:"uid,omitempty"`
 	Generation int64     `json:"generation"`
-	Spec       string    `json:"spec,omitempty"` // its hash
-	Since      time.Time `json:"since"`          // of Applying, or of its end
+	Spec       string    `json:"spec,omitempty"` // hash of the spec
+	Since      time.Time `json:"since"`          // when Applying was set or cleared
 }
 
 func records() store.Bucket[Record] { return store.Bucket[Record]{Name: "record"} }
@@ -36,7 +37,7 @@ func load(ctx context.Context, s *store.Store) (r Record, err error) {
 		return err
 	})
 	if err != nil {
-		return r, fmt.Errorf("read the record of this node: %w", err)
+		return r, fmt.Errorf("read the daemon's record: %w", err)
 	}
 	return r, nil
 }

@@ -12,13 +12,14 @@ import (
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
-// report is the status of one object.
+// report is the status of one SriovNetworkNodeState.
 type report struct {
 	uid    string
 	status nodestate.Status
 }
 
-// reportOf returns the status of the desired state's object, in the operator's terms.
+// reportOf returns the status of the desired state's object, in the operator's
+// terms.
 func reportOf(r *reconciler) report {
 	s := plan.Status(r.desired.state.Spec, r.last.state)
 	s.SyncStatus, s.LastSyncError = nodestate.InProgress, ""
@@ -30,22 +31,22 @@ func reportOf(r *reconciler) report {
 	case Blocked, Away:
 		s.LastSyncError = r.status.Reason
 	}
-	if r.desired.err != nil { // the object is newer than what is served
+	if r.desired.err != nil { // the object is newer than the state in force
 		s.SyncStatus, s.LastSyncError = nodestate.Failed, r.desired.err.Error()
 	}
 	return report{r.desired.state.UID, s}
 }
 
-// reporter writes reports one after the other, the newest only.
+// reporter writes one report at a time, skipping to the newest.
 type reporter struct {
 	write  func(context.Context, string, nodestate.Status) error
 	logger *slog.Logger
-	newest chan report // has a buffer of one
+	newest chan report // buffer of one
 
-	last report // offered; owned by the loop
+	last report // last offered; owned by the event loop
 }
 
-// offer takes the newest report, unless it equals the last one.
+// offer queues a report unless it equals the last one.
 func (p *reporter) offer(next report) {
 	if reflect.DeepEqual(next, p.last) {
 		return

@@ -13,25 +13,26 @@ import (
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// Mode is who configures the node.
+// Mode determines which component configures the node.
 type Mode string
 
-// The modes.
+// Modes.
 const (
 	Apply  Mode = "apply"  // this daemon
-	Follow Mode = "follow" // the operator's
+	Follow Mode = "follow" // the operator's daemon
 )
 
-// ParseMode reads the name of a mode.
+// ParseMode parses the name of a mode.
 func ParseMode(name string) (Mode, error) {
 	switch m := Mode(name); m {
 	case Apply, Follow:
 		return m, nil
 	}
-	return "", fmt.Errorf("mode %q is unknown; it is %s or %s", name, Apply, Follow)
+	return "", fmt.Errorf("unknown mode %q, want %s or %s", name, Apply, Follow)
 }
 
-// Gate lets the plugin offer its devices; control.Renewer implements it.
+// Gate controls whether the plugin offers its devices; control.Renewer
+// implements it.
 type Gate interface {
 	Enable(c gate.Claim)
 	Disable(ctx context.Context) (control.Withdrawal, error)
@@ -39,13 +40,13 @@ type Gate interface {
 	Changed() <-chan struct{}
 }
 
-// Host is the machine; host.Host implements it.
+// Host reads and changes the node; host.Host implements it.
 type Host interface {
 	Read(ctx context.Context) (plan.State, error)
 	Do(ctx context.Context, s plan.Step) error
 }
 
-// Pods is the kubelet; podresources.Client implements it.
+// Pods queries the kubelet's PodResources; podresources.Client implements it.
 type Pods interface {
 	Held(ctx context.Context) ([]podresources.Holder, error)
 	Offered(ctx context.Context) (map[string][]string, error)
@@ -54,17 +55,17 @@ type Pods interface {
 // Rules are the settings of a daemon.
 type Rules struct {
 	Mode   Mode
-	Force  bool          // change functions also when pods hold them, or when this is unknown
-	Resync time.Duration // between two observations of a node in the desired state; 0: 5 min
-	Settle time.Duration // from the withdrawal to the first step
-	// Unacknowledged is how long a plugin that cannot acknowledge a withdrawal may
-	// take for it. 0: 10 s.
+	Force  bool          // change functions even if pods hold them, or the holders are unknown
+	Resync time.Duration // between observations of a node in the desired state; 0: 5 min
+	Settle time.Duration // delay between the withdrawal and the first step
+	// Unacknowledged is the timeout of a withdrawal that a plugin cannot
+	// acknowledge. 0: 10 s.
 	Unacknowledged time.Duration
-	// Of the claims.
+	// Used in claims.
 	Node        string
 	Lease, Hold time.Duration
-	// Spread keeps nodes from retrying at the same time; nil: between half and all
-	// of a pause.
+	// Spread adds jitter to delays. Nil: between half of the delay and all of
+	// it.
 	Spread func(time.Duration) time.Duration
 }
 
@@ -77,23 +78,23 @@ func (r Rules) withDefaults() Rules {
 	return r
 }
 
-// Phase is how far a daemon is.
+// Phase is the phase of a daemon.
 type Phase string
 
-// The phases. Devices may be offered in Serving only.
+// Phases. Devices are offered in Serving only.
 const (
-	Waiting     Phase = "waiting"     // no node state exists
+	Waiting     Phase = "waiting"     // the node state does not exist
 	Looking     Phase = "looking"     // the node was not observed yet
-	Withdrawing Phase = "withdrawing" // the plugin withdraws its devices
+	Withdrawing Phase = "withdrawing" // the plugin is withdrawing its devices
 	Applying    Phase = "applying"
-	Blocked     Phase = "blocked" // pods hold functions that have to change, or this is unknown
+	Blocked     Phase = "blocked" // pods hold functions that must be changed, or the holders are unknown
 	Failed      Phase = "failed"  // retried with backoff
-	Pending     Phase = "pending" // the operator is not done
-	Serving     Phase = "serving" // the gate is open, as far as it is up to this daemon
-	Away        Phase = "away"    // another daemon has the gate
+	Pending     Phase = "pending" // the operator has not finished
+	Serving     Phase = "serving" // the gate is enabled
+	Away        Phase = "away"    // another daemon holds the gate
 )
 
-// Phases returns all of them.
+// Phases returns all phases.
 func Phases() []Phase {
 	return []Phase{Waiting, Looking, Withdrawing, Applying, Blocked, Failed, Pending, Serving, Away}
 }

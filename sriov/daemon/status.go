@@ -8,53 +8,54 @@ import (
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// maxTexts bounds each list of a Status.
+// maxTexts limits each list of a Status.
 const maxTexts = 64
 
-// Status is the state of a daemon, as a JSON document.
+// Status is a daemon's status in JSON.
 type Status struct {
 	Mode  Mode      `json:"mode"`
 	Phase Phase     `json:"phase"`
 	Since time.Time `json:"since"` // of Phase
-	// Reason is what Phase waits for, or what is wrong meanwhile.
+	// Reason is what Phase waits for, or the current problem.
 	Reason string `json:"reason,omitempty"`
-	// Of the newest valid node state.
+	// Newest valid node state.
 	UID        string   `json:"uid,omitempty"`
 	Generation int64    `json:"generation"`
 	Warnings   []string `json:"warnings,omitempty"`
-	// Source is why a newer node state is not known.
+	// Source is why a newer node state is not valid.
 	Source string `json:"source,omitempty"`
 
-	// The result of the last plan, at most 64 entries each.
+	// Result of the last plan, at most 64 entries each.
 	Steps    []string `json:"steps,omitempty"`
 	Problems []string `json:"problems,omitempty"`
 	Notes    []string `json:"notes,omitempty"`
-	// NotDone is what the desired state asks for and this daemon does not do; with
-	// Follow the operator does it.
+	// NotDone lists settings of the desired state that this daemon does not
+	// support. In mode Follow the operator applies them.
 	NotDone []string `json:"notDone,omitempty"`
-	Step    string   `json:"step,omitempty"` // that runs
-	Done    uint64   `json:"done"`           // steps since the start
-	// Held are the functions that have to change and that pods hold.
+	Step    string   `json:"step,omitempty"` // the running step
+	Done    uint64   `json:"done"`           // completed steps since the start
+	// Held lists the functions that must be changed and that pods hold.
 	Held []podresources.Holder `json:"held,omitempty"`
-	// Unacknowledged is why the plugin could not acknowledge the last withdrawal.
+	// Unacknowledged is why the plugin could not acknowledge the last
+	// withdrawal.
 	Unacknowledged string `json:"unacknowledged,omitempty"`
 	// Withdrawal is why the last withdrawal failed.
 	Withdrawal string    `json:"withdrawal,omitempty"`
-	Next       time.Time `json:"next,omitzero"`   // observation of the node
-	Looked     time.Time `json:"looked,omitzero"` // when the last one began
+	Next       time.Time `json:"next,omitzero"`   // next observation
+	Looked     time.Time `json:"looked,omitzero"` // start of the last observation
 
 	Gate GateStatus `json:"gate"`
 }
 
-// GateStatus is the state of the gate.
+// GateStatus is the status of the gate.
 type GateStatus struct {
 	State      control.RenewerState `json:"state,omitempty"`
 	Since      time.Time            `json:"since,omitzero"`
 	Reason     string               `json:"reason,omitempty"`
-	Generation int64                `json:"generation,omitempty"` // that the plugin has accepted
-	Plugin     string               `json:"plugin,omitempty"`     // state that it reported
+	Generation int64                `json:"generation,omitempty"` // accepted by the plugin
+	Plugin     string               `json:"plugin,omitempty"`     // state reported by the plugin
 	Resources  int                  `json:"resources,omitempty"`
-	Devices    int                  `json:"devices,omitempty"` // that pods can get
+	Devices    int                  `json:"devices,omitempty"` // devices that pods can get
 }
 
 func gateStatus(s control.RenewerStatus) GateStatus {
@@ -66,10 +67,10 @@ func gateStatus(s control.RenewerStatus) GateStatus {
 }
 
 func initialStatus(m Mode, now time.Time) Status {
-	return Status{Mode: m, Phase: Waiting, Since: now, Reason: "no node state was read yet"}
+	return Status{Mode: m, Phase: Waiting, Since: now, Reason: "the node state was not read yet"}
 }
 
-// snapshot returns the status at this time.
+// snapshot returns the current status.
 func (r *reconciler) snapshot() Status {
 	s := r.status
 	if r.desired.err != nil {
@@ -79,7 +80,7 @@ func (r *reconciler) snapshot() Status {
 	return s
 }
 
-// all returns the texts of a list.
+// all returns the strings of a list.
 func all[T fmt.Stringer](list []T) []string {
 	var out []string
 	for _, t := range list {
@@ -88,7 +89,7 @@ func all[T fmt.Stringer](list []T) []string {
 	return out
 }
 
-// texts returns the first texts of a list, and the number of others.
+// texts returns the first strings of a list, and the number of the others.
 func texts[T fmt.Stringer](list []T) []string {
 	out := all(list[:min(len(list), maxTexts)])
 	if n := len(list) - maxTexts; n > 0 {

@@ -242,7 +242,7 @@ func (r *rig) steps() []span {
 			Msg, Step string
 			Duration  string // as 0.0125s
 		}
-		if json.Unmarshal([]byte(line), &said) != nil || said.Msg != "a step is done" && said.Msg != "a step failed" {
+		if json.Unmarshal([]byte(line), &said) != nil || said.Msg != "step done" && said.Msg != "step failed" {
 			continue
 		}
 		took, err := time.ParseDuration(said.Duration)

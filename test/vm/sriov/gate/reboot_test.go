@@ -116,7 +116,7 @@ func (r *rebooted) halfway() {
 	r.cut()
 	r.again()
 	r.startDaemon(daemon.Apply)
-	r.Await("the daemon knows that it was not done", func() bool { return strings.Contains(r.daemon.Log(), "did not finish its work") })
+	r.Await("the daemon knows that it was not done", func() bool { return strings.Contains(r.daemon.Log(), "previous process was interrupted") })
 	r.script(3, true) // the number that is wanted, and nothing else
 	r.startPlugin()
 	r.serves()
