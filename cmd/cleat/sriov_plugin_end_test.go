@@ -91,7 +91,7 @@ func TestSriovPluginIsTerminated(t *testing.T) {
 			if err != nil || took > server.StopBound {
 				t.Errorf("it ended with %v after %s, want nil within %s", err, took, server.StopBound)
 			}
-			if err := <-heard; status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "stops") {
+			if err := <-heard; status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "shutting down") {
 				t.Errorf("the daemon heard %v, want UNAVAILABLE, since the plugin stops", err)
 			}
 			if way == "register" {

@@ -23,14 +23,14 @@ func (r *resource) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1b
 	return options(), nil
 }
 
-// PreStartContainer is not announced.
+// PreStartContainer does nothing; the options do not announce it.
 func (r *resource) PreStartContainer(context.Context, *v1beta1.PreStartContainerRequest) (*v1beta1.PreStartContainerResponse, error) {
 	return &v1beta1.PreStartContainerResponse{}, nil
 }
 
-// ListAndWatch sends each list of the gate for this stream. The kubelet never calls
-// again on the same connection, so the call ends only with the caller, with the
-// plugin, or when the kubelet ignores the stream (audit.go).
+// ListAndWatch sends the gate's lists for this stream. The kubelet calls it
+// once per connection, so it returns only when the client disconnects, the
+// plugin stops, or the kubelet ignores the stream (audit.go).
 func (r *resource) ListAndWatch(_ *v1beta1.Empty, wire grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
 	id, in, end := r.plugin.call()
 	defer end()
@@ -41,22 +41,22 @@ func (r *resource) ListAndWatch(_ *v1beta1.Empty, wire grpc.ServerStreamingServe
 		case <-wire.Context().Done():
 			return wire.Context().Err()
 		case <-r.closing:
-			return status.Error(codes.Unavailable, "the plugin stops")
+			return status.Error(codes.Unavailable, "the plugin is shutting down")
 		case a, open := <-in:
-			if !open { // audit.go closes it
+			if !open { // closed by audit.go
 				return status.Error(codes.Aborted, "the kubelet ignores this stream")
 			}
-			list := a.(gate.Send) // the only action for a stream
+			list := a.(gate.Send) // no other action is sent to a stream
 			if err := wire.Send(r.list(list.Devices)); err != nil {
-				return fmt.Errorf("send the list of devices: %w", err)
+				return fmt.Errorf("send the device list: %w", err)
 			}
 			r.send(gate.Sent{Stream: id, Seq: list.Seq})
 		}
 	}
 }
 
-// list is the message for the kubelet. A device that is leaving is no longer in the
-// offer, and has no topology.
+// list converts a list to the kubelet's message. A device that is leaving is
+// not in the offer any more and has no topology.
 func (r *resource) list(devices []gate.Device) *v1beta1.ListAndWatchResponse {
 	o := r.offer.Load()
 	answer := &v1beta1.ListAndWatchResponse{Devices: make([]*v1beta1.Device, 0, len(devices))}
@@ -73,8 +73,8 @@ func (r *resource) list(devices []gate.Device) *v1beta1.ListAndWatchResponse {
 	return answer
 }
 
-// GetPreferredAllocation chooses by NUMA node and PF. It counts as an allocation:
-// the kubelet is choosing from its list.
+// GetPreferredAllocation prefers devices by NUMA node and PF. It is admitted
+// like an Allocate, because the kubelet is choosing from its list.
 func (r *resource) GetPreferredAllocation(ctx context.Context, q *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
 	answer := &v1beta1.PreferredAllocationResponse{}
 	err := r.admitted(ctx, nil, func() error {
@@ -91,8 +91,8 @@ func (r *resource) GetPreferredAllocation(ctx context.Context, q *v1beta1.Prefer
 	return answer, nil
 }
 
-// Allocate returns what a container gets with its devices, after a check of each.
-// The allocation is recorded before the answer.
+// Allocate verifies the devices and returns what the containers need to use
+// them. The allocation is recorded before the answer.
 func (r *resource) Allocate(ctx context.Context, q *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	var ids []string
 	for _, c := range q.ContainerRequests {
@@ -123,14 +123,14 @@ func (r *resource) give(ctx context.Context, o *offer, ids []string) (*v1beta1.C
 	for _, id := range ids {
 		m, exists := o.members[id]
 		if !exists {
-			return nil, fmt.Errorf("device %q is not in the resource %s (any more)", id, r.name)
+			return nil, fmt.Errorf("device %q is not in resource %s", id, r.name)
 		}
 		if m.Wrong != "" {
-			return nil, fmt.Errorf("device %q is not healthy (any more): %s", id, m.Wrong)
+			return nil, fmt.Errorf("device %q is not healthy: %s", id, m.Wrong)
 		}
 		if err := inventory.Verify(ctx, r.plugin.cfg.Discovery, m.Device); err != nil {
 			r.plugin.Rescan() // the kubelet has a stale list
-			return nil, fmt.Errorf("device %q is not what it was when it was offered: %w", id, err)
+			return nil, fmt.Errorf("device %q changed after it was offered: %w", id, err)
 		}
 		members = append(members, m)
 	}
@@ -144,7 +144,7 @@ func (r *resource) give(ctx context.Context, o *offer, ids []string) (*v1beta1.C
 	return given, r.writeDeviceInfo(o, members)
 }
 
-// writeDeviceInfo describes the devices to Multus.
+// writeDeviceInfo writes the device information files for Multus.
 func (r *resource) writeDeviceInfo(o *offer, members []inventory.Member) error {
 	for _, m := range members {
 		file, content, ok := inventory.DeviceInfo(o.pool.Resource, m)
@@ -152,14 +152,14 @@ func (r *resource) writeDeviceInfo(o *offer, members []inventory.Member) error {
 			continue
 		}
 		if err := r.plugin.cfg.Files.Write(file, content); err != nil {
-			return fmt.Errorf("tell Multus of device %q: %w", m.ID, err)
+			return fmt.Errorf("write device information of %q for Multus: %w", m.ID, err)
 		}
 	}
 	return nil
 }
 
-// admitted does the work of a call if the gate admits it, and asks the gate again
-// just before the answer.
+// admitted runs work if the gate admits the call, and then requires the gate's
+// approval before the answer.
 func (r *resource) admitted(ctx context.Context, ids []string, work func() error) error {
 	id, in, end := r.plugin.call()
 	defer end()
@@ -175,7 +175,7 @@ func (r *resource) admitted(ctx context.Context, ids []string, work func() error
 	return r.verdict(ctx, in)
 }
 
-// verdict waits until the gate lets a call continue.
+// verdict waits for the gate to admit, approve or refuse a call.
 func (r *resource) verdict(ctx context.Context, in inbox) error {
 	a, err := r.plugin.next(ctx, in)
 	if errors.Is(err, errStopped) {

@@ -8,19 +8,19 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// maxAuditPause is the longest time between two audits.
+// maxAuditPause is the maximum interval between audits.
 const maxAuditPause = 30 * time.Second
 
-// audits compare what the kubelet offers with its lists, periodically. A kubelet
-// knows plugins by the name of their resource only: after another plugin registered
-// for it and ended, ours stays connected, the kubelet ignores its stream, and the
-// resource stays at zero. So a stream without effect at two audits is ended, and the
-// resource registers again.
+// audits periodically compares PodResources with the lists sent to the kubelet.
+// A kubelet knows plugins by resource name only: after another plugin
+// registered for the resource and ended, the kubelet keeps this plugin's
+// connection but ignores its stream, and the resource stays at zero. A stream
+// without effect in two audits is ended, so that the resource registers again.
 type audits struct {
-	status  gate.Status       // when the kubelet was asked
-	streams map[string]uint64 // by resource, then
-	ignored map[string]uint64 // at the last audit
-	foreign map[string]bool   // resources of which the kubelet offers foreign devices only
+	status  gate.Status       // when the query started
+	streams map[string]uint64 // by resource, when the query started
+	ignored map[string]uint64 // streams without effect at the last audit
+	foreign map[string]bool   // resources of which the kubelet has only another plugin's devices
 }
 
 func (p *Plugin) startAudit() {
@@ -29,7 +29,7 @@ func (p *Plugin) startAudit() {
 	}
 }
 
-// before remembers the state before a question, if it is for the audit.
+// before records the state before a query of the audit.
 func (a *audits) before(p *Plugin, asked []question) {
 	if !slices.Contains(asked, question{}) {
 		return
@@ -52,7 +52,7 @@ func (p *Plugin) audit(pods podsAnswer) {
 	audited := func(name string) bool {
 		return a.streams[name] != 0 && offeredThroughout(a.status.Resources[name], now.Resources[name])
 	}
-	for name := range a.foreign { // it may be withdrawn or removed now
+	for name := range a.foreign { // might be withdrawn or removed now
 		if !audited(name) {
 			p.problems.set("kubelet and "+name, nil)
 			delete(a.foreign, name)
@@ -69,7 +69,7 @@ func (p *Plugin) audit(pods podsAnswer) {
 			delete(a.foreign, name)
 		}
 		if p.problems.set("kubelet and "+name, err) && err != nil {
-			p.logger.Error("kubelet offers devices of another plugin", "resource", name, "error", err)
+			p.logger.Error("kubelet offers devices of another plugin", "resource", name, "err", err)
 		}
 		switch s := a.streams[name]; {
 		case len(pods.offered[name]) > 0:
@@ -84,15 +84,15 @@ func (p *Plugin) audit(pods podsAnswer) {
 	}
 }
 
-// offeredThroughout reports whether a resource had devices on offer all the time
-// between two reports.
+// offeredThroughout reports whether a resource offered devices during the whole
+// time between two reports.
 func offeredThroughout(before, after gate.Report) bool {
 	offered := func(r gate.Report) bool { return r.Phase == gate.Offered && r.Streaming && r.Offered > 0 }
 	return offered(before) && offered(after) && before.Epoch == after.Epoch
 }
 
-// checkForeign returns an error if the kubelet offers devices of a resource and none
-// of them is ours.
+// checkForeign returns an error if the kubelet has allocatable devices of a
+// resource, all of them another plugin's.
 func (p *Plugin) checkForeign(name string, offered []string) error {
 	f := p.found.Load()
 	if len(offered) == 0 || f == nil || f.offers[name] == nil {
@@ -101,5 +101,5 @@ func (p *Plugin) checkForeign(name string, offered []string) error {
 	if slices.ContainsFunc(offered, func(id string) bool { _, ours := f.offers[name].members[id]; return ours }) {
 		return nil
 	}
-	return fmt.Errorf("the kubelet offers other devices as %s (%s, ...): another device plugin has registered for it", name, slices.Min(offered))
+	return fmt.Errorf("the kubelet offers unknown devices of resource %s (%s, ...): another device plugin has registered for it", name, slices.Min(offered))
 }

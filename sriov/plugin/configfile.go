@@ -19,7 +19,7 @@ import (
 
 // loaded is a configuration that was read. It is immutable.
 type loaded struct {
-	hash     string // of the text: SHA-256, in hexadecimal
+	hash     string // hexadecimal SHA-256 of the file
 	config   inventory.Config
 	warnings []strictjson.Problem
 }
@@ -32,7 +32,7 @@ func (l *loaded) names() []string {
 	return names
 }
 
-// Hash is the config_hash of a configuration file with that text.
+// Hash returns the config_hash of a configuration file.
 func Hash(text []byte) string {
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:])
@@ -53,20 +53,20 @@ func (p *Plugin) load() (*loaded, error) {
 	return l, nil
 }
 
-// readAtMost reads a regular file.
+// readAtMost reads a regular file of limited size.
 func readAtMost(path string, most int64) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() || info.Size() > most {
-		return nil, fmt.Errorf("%s (%s, %d bytes) is not a file of at most %d bytes", path, info.Mode().Type(), info.Size(), most)
+		return nil, fmt.Errorf("%s is not a regular file of at most %[4]d bytes (type %[2]s, %[3]d bytes)", path, info.Mode().Type(), info.Size(), most)
 	}
 	return os.ReadFile(path)
 }
 
-// reload uses a configuration that has changed. An invalid one changes nothing but
-// Check.
+// reload applies a changed configuration. An invalid one only changes the
+// result of Check.
 func (p *Plugin) reload() {
 	p.loading.Lock()
 	defer p.loading.Unlock()
@@ -75,19 +75,19 @@ func (p *Plugin) reload() {
 	changed := p.problems.set("configuration", err)
 	switch {
 	case err != nil && changed:
-		p.logger.Error("the configuration cannot be used; the one before stays in force", "error", err)
+		p.logger.Error("invalid configuration, keeping the previous one", "err", err)
 		return
 	case err != nil:
 		return
 	case changed:
-		p.logger.Info("the configuration can be used again", "file", p.cfg.ConfigFile, "hash", l.hash)
+		p.logger.Info("configuration is valid again", "path", p.cfg.ConfigFile, "hash", l.hash)
 	}
 	if l.hash != p.newest {
 		p.use(l)
 	}
 }
 
-// use puts a configuration into force. The caller holds loading, or is New.
+// use applies a configuration. The caller holds loading, or is New.
 func (p *Plugin) use(l *loaded) {
 	p.newest = l.hash
 	for _, w := range l.warnings {
@@ -95,38 +95,38 @@ func (p *Plugin) use(l *loaded) {
 			p.logger.Error("resource left out of the configuration", "kind", w.Kind, "warning", w.String())
 			continue
 		}
-		p.logger.Warn("the configuration may not mean what it seems to", "kind", w.Kind, "key", w.Key, "nearest", w.Nearest, "warning", w.String())
+		p.logger.Warn("probable mistake in configuration", "kind", w.Kind, "key", w.Key, "nearest", w.Nearest, "warning", w.String())
 	}
 	p.metrics.warned(l.warnings)
-	p.logger.Info("the configuration is read", "file", p.cfg.ConfigFile, "hash", l.hash, "resources", l.names())
+	p.logger.Info("configuration loaded", "path", p.cfg.ConfigFile, "hash", l.hash, "resources", l.names())
 	if p.loaded.Load() == nil {
-		p.loaded.Store(l) // the first
+		p.loaded.Store(l) // New returns with a configuration
 	}
 	p.loop.Send(l)
 }
 
-// watchConfig reads the file again after a change in its directory, as when a
-// ConfigMap is replaced, and periodically.
+// watchConfig reads the file after each change in its directory, such as a
+// ConfigMap update, and periodically.
 func (p *Plugin) watchConfig(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := p.awaitConfigChange(ctx); err != nil && ctx.Err() == nil {
-			p.logger.Debug("the directory of the configuration is looked at now and then only", "error", err)
+			p.logger.Debug("cannot watch configuration directory, polling", "err", err)
 		}
 		if ctx.Err() == nil {
 			p.reload()
 		}
-		_ = pause(ctx, configPause) // ends with ctx, as the loop does
+		_ = pause(ctx, configPause) // ctx ends the loop
 	}
 }
 
 const (
-	// configPause is the least time between two reads of the file.
+	// configPause is the minimum time between two reads of the file.
 	configPause = 100 * time.Millisecond
-	// configPoll is how often it is read while its directory cannot be watched.
+	// configPoll is the polling interval while the directory cannot be watched.
 	configPoll = 2 * time.Second
 )
 
-// awaitConfigChange returns after a change, or after a while.
+// awaitConfigChange returns after a change or after Config.Interval.
 func (p *Plugin) awaitConfigChange(ctx context.Context) error {
 	const changes = inotify.Create | inotify.MovedTo | inotify.Delete | inotify.DeleteSelf | inotify.MoveSelf | unix.IN_CLOSE_WRITE
 	return awaitChange(ctx, filepath.Dir(p.cfg.ConfigFile), changes, p.cfg.Interval, min(configPoll, p.cfg.Interval), func() bool {
@@ -136,9 +136,9 @@ func (p *Plugin) awaitConfigChange(ctx context.Context) error {
 	})
 }
 
-// awaitChange returns after a change in a directory, or after a while; if the
-// directory cannot be watched, after the time poll and with an error. Changed finds a
-// change from before the watch was set.
+// awaitChange returns after a change in a directory or after the time while. If
+// the directory cannot be watched, it returns after the time poll with an
+// error. Changed detects a change from before the watch was set.
 func awaitChange(ctx context.Context, dir string, changes uint32, while, poll time.Duration, changed func() bool) error {
 	deadline := time.Now().Add(while)
 	w, err := inotify.New()
@@ -158,15 +158,15 @@ func awaitChange(ctx context.Context, dir string, changes uint32, while, poll ti
 	return err
 }
 
-// hashes returns the hash of the configuration that is, or is about to be, in force,
-// and of the last text that was read.
+// hashes returns the hash of the newest valid configuration and the hash of the
+// last one read.
 func (p *Plugin) hashes() (newest, tried string) {
 	p.loading.Lock()
 	defer p.loading.Unlock()
 	return p.newest, p.tried
 }
 
-// pause waits, or until ctx ends.
+// pause waits for d or until ctx ends.
 func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -18,7 +18,7 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// endpoint is the socket on which the kubelet calls a resource.
+// endpoint is the gRPC socket of a resource.
 type endpoint struct {
 	path     string
 	resource *resource
@@ -30,8 +30,8 @@ type endpoint struct {
 	serving  sync.WaitGroup
 }
 
-// SocketName is the file name of a resource's socket, as the upstream plugin
-// has it: example.com_dpdk.sock.
+// SocketName returns the file name of a resource's socket, the same as
+// upstream's: example.com_dpdk.sock.
 func SocketName(resource string) string { return strings.ReplaceAll(resource, "/", "_") + ".sock" }
 
 func newEndpoint(r *resource) (*endpoint, error) {
@@ -48,16 +48,16 @@ func newEndpoint(r *resource) (*endpoint, error) {
 	return &endpoint{path: filepath.Join(c.EndpointDir, name), resource: r, server: srv}, nil
 }
 
-// quiet reports whether the kubelet calls a method periodically.
+// quiet reports whether the kubelet calls a method too often to log it.
 func quiet(method string) bool { return !strings.HasSuffix(method, "/Allocate") }
 
-// refusedAllocate reports whether a call was a refused Allocate: with pods that
-// retry there are many a second.
+// refusedAllocate reports whether a call was a refused Allocate, of which
+// retrying pods cause many a second.
 func refusedAllocate(method string, c codes.Code) bool {
 	return !quiet(method) && c == codes.FailedPrecondition
 }
 
-// code is the table of errors and gRPC codes. The gate's refusals have a status.
+// code maps errors to gRPC codes. The gate's refusals carry a status.
 func code(err error) codes.Code {
 	if c := status.FromContextError(err).Code(); c != codes.Unknown {
 		return c
@@ -65,13 +65,13 @@ func code(err error) codes.Code {
 	return codes.FailedPrecondition
 }
 
-// ensure makes sure that the socket exists and is served. A kubelet that starts
-// removes every socket in its directory; open connections live on.
+// ensure makes sure that the socket exists and is served. A starting kubelet
+// removes every socket in its directory; open connections survive.
 func (e *endpoint) ensure(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
-		return errors.New("the plugin stops")
+		return errors.New("the plugin is shutting down")
 	}
 	if e.listener != nil {
 		seen, err := e.listener.Look()
@@ -84,7 +84,7 @@ func (e *endpoint) ensure(ctx context.Context) error {
 	}
 	l, err := unixsock.Listen(ctx, unixsock.Address{Path: e.path, SharedDir: true})
 	if errors.Is(err, unixsock.ErrLive) {
-		return fmt.Errorf("%w: does another SR-IOV device plugin run on this node? Only one can serve a resource", err)
+		return fmt.Errorf("%w: another SR-IOV device plugin serves this resource on the node, stop it", err)
 	}
 	if err != nil {
 		return err
@@ -95,13 +95,13 @@ func (e *endpoint) ensure(ctx context.Context) error {
 	e.listener = l
 	e.serving.Go(func() {
 		if err := e.server.Serve(context.WithoutCancel(ctx), l); err != nil && !errors.Is(err, net.ErrClosed) {
-			e.resource.logger.Error("a device plugin socket is served no more", "socket", e.path, "error", err)
+			e.resource.logger.Error("serving device plugin socket failed", "socket", e.path, "err", err)
 		}
 	})
 	return err
 }
 
-// close removes the socket; running calls continue.
+// close removes the socket. Calls in flight continue.
 func (e *endpoint) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -110,19 +110,19 @@ func (e *endpoint) close() {
 		return
 	}
 	if err := e.listener.Close(); err != nil {
-		e.resource.logger.Warn("a device plugin socket could not be removed", "socket", e.path, "error", err)
+		e.resource.logger.Warn("cannot remove device plugin socket", "socket", e.path, "err", err)
 	}
 }
 
-// drainTimeout is how long calls of a stopped resource can continue.
+// drainTimeout bounds the calls in flight of a stopped resource.
 const drainTimeout = 2 * time.Second
 
-// drain waits for running calls, and for the end of the server.
+// drain waits for calls in flight and for the end of the server.
 func (e *endpoint) drain() {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()
 	if err := e.server.Drain(ctx); err != nil {
-		e.resource.logger.Warn("calls of the kubelet were cut off", "socket", e.path, "error", err)
+		e.resource.logger.Warn("canceled kubelet calls in flight", "socket", e.path, "err", err)
 	}
 	e.serving.Wait()
 }

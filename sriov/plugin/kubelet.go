@@ -17,22 +17,23 @@ import (
 // directory for device plugins.
 const KubeletSocket = "kubelet.sock"
 
-// registerTimeout bounds a registration. The kubelet calls back before it answers,
-// and gives up itself after 10 s.
+// registerTimeout bounds a registration. The kubelet calls back before it
+// answers; its own timeout is 10 s.
 const registerTimeout = 15 * time.Second
 
-// Kubelet registers with the kubelet's own service: a call of Register. Dir is
-// its directory for device plugins, where the sockets of resources are too.
+// Kubelet registers by a Register call to the kubelet's registration service.
+// Dir is the kubelet's device plugin directory, which also has the sockets of
+// the resources.
 type Kubelet struct{ Dir string }
 
-// Register is part of Registrar.
+// Register implements Registrar.
 func (k Kubelet) Register(ctx context.Context, r Registration) error {
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
 	path := filepath.Join(k.Dir, KubeletSocket)
 	conn, err := rpcdial.Connect(ctx, path)
 	if err != nil {
-		return fmt.Errorf("reach the kubelet on %s: %w", path, err)
+		return fmt.Errorf("connect to the kubelet at %s: %w", path, err)
 	}
 	defer conn.Close()
 	_, err = v1beta1.NewRegistrationClient(conn).Register(ctx, &v1beta1.RegisterRequest{
@@ -44,15 +45,16 @@ func (k Kubelet) Register(ctx context.Context, r Registration) error {
 	return nil
 }
 
-// Forget is part of Registrar: the end of the connection is enough.
+// Forget implements Registrar. The end of the connection is sufficient.
 func (Kubelet) Forget(context.Context, string) error { return nil }
 
-// kubeletPoll is how often the kubelet's socket is checked while its directory
-// cannot be watched, or does not exist.
+// kubeletPoll is the polling interval for the kubelet's socket while its
+// directory cannot be watched or does not exist.
 const kubeletPoll = 2 * time.Second
 
-// Restarts calls started each time the kubelet creates its socket: it has forgotten
-// all device plugins and removed their sockets. It blocks until ctx ends.
+// Restarts calls started each time the kubelet creates its socket: a new
+// kubelet knows no device plugin and has removed their sockets. It blocks until
+// ctx ends.
 func (k Kubelet) Restarts(ctx context.Context, started func()) error {
 	const changes = inotify.Create | inotify.MovedTo | inotify.DeleteSelf | inotify.MoveSelf | inotify.OnlyDir
 	last, _ := k.identity()
@@ -62,7 +64,7 @@ func (k Kubelet) Restarts(ctx context.Context, started func()) error {
 			started()
 			last = now
 		}
-		// Without a watch this polls, and Restarts looks again.
+		// Errors only mean polling; the loop checks again.
 		_ = awaitChange(ctx, k.Dir, changes, kubeletPoll, kubeletPoll, func() bool {
 			now, exists := k.identity()
 			return exists && now != last
@@ -71,7 +73,7 @@ func (k Kubelet) Restarts(ctx context.Context, started func()) error {
 	return nil
 }
 
-// identity identifies a socket of the kubelet.
+// identity identifies one socket of the kubelet.
 func (k Kubelet) identity() (identity, bool) {
 	var st unix.Stat_t
 	err := unix.Lstat(filepath.Join(k.Dir, KubeletSocket), &st)

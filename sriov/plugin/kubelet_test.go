@@ -80,7 +80,7 @@ func TestSecondPluginEnds(t *testing.T) {
 	first.awaitOffered(2)
 	second := *first
 	second.start()
-	second.wrong("does another SR-IOV device plugin run on this node?")
+	second.wrong("another SR-IOV device plugin serves this resource")
 	testkit.Must(t, second.plugin.Stop(testkit.Context(second.t)))
 	if n := first.kubelet.Allocatable(resource); n != 2 {
 		t.Errorf("%d devices are offered, want the first plugin's 2", n)
@@ -140,7 +140,7 @@ func TestKubeletThatNeverReads(t *testing.T) {
 	for i := 0; ; i++ { // until the buffers are full
 		d := testkit.Value(r.plugin.Disable(testkit.Context(r.t), ""))(t)
 		if d.Code == codes.DeadlineExceeded {
-			if !strings.Contains(d.Reason, "has not taken the list") {
+			if !strings.Contains(d.Reason, "has not read the list") {
 				t.Errorf("not withdrawn since %q, want that the kubelet has not taken the list", d.Reason)
 			}
 			break

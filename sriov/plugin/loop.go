@@ -10,23 +10,24 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// event is an event of the loop.
+// event is an input of the event loop.
 type event interface {
 	handle(p *Plugin, now time.Time) []action
 }
 
-// The events. Others are *finding, *loaded and answered.
+// Events. Other event types are *finding, *loaded and answered.
 type (
 	gateEvent struct {
 		gate.Event
-		at    time.Time // zero: when it is handled
+		at    time.Time // zero: the time when the event is handled
 		inbox inbox     // of a gate.Enable
 	}
 	resourceEvent struct {
 		gate.ResourceEvent
 		resource *resource
 	}
-	// gone is the end of a stopped resource, with its last report.
+	// gone reports that a stopped resource has released its socket and
+	// registration.
 	gone struct {
 		resource *resource
 		report   gate.Report
@@ -36,14 +37,14 @@ type (
 	auditDue       struct{}
 )
 
-// action is an action of a state machine.
+// action is an action of a state machine, with its owner.
 type action struct {
-	resource *resource // nil: of the gate
+	resource *resource // nil: action of the gate
 	gate.Action
 }
 
-// inbox is where a call or a stream waits for the actions that concern it. It holds
-// one; a newer one replaces it.
+// inbox delivers actions to a call or a stream. It holds one action; a newer
+// one replaces it.
 type inbox chan gate.Action
 
 func newInbox() inbox { return make(inbox, 1) }
@@ -57,15 +58,15 @@ func (i inbox) put(a gate.Action) {
 	i <- a
 }
 
-// call returns the number and the inbox of a new call or stream. Its end must be
-// called.
+// call registers a new call or stream and returns its number and inbox. The
+// caller must call end.
 func (p *Plugin) call() (id uint64, in inbox, end func()) {
 	id, in = p.ids.Add(1), newInbox()
 	p.calls.Store(id, in)
 	return id, in, func() { p.calls.Delete(id) }
 }
 
-// next waits for an action.
+// next waits for the next action.
 func (p *Plugin) next(ctx context.Context, in inbox) (gate.Action, error) {
 	select {
 	case a := <-in:
@@ -75,14 +76,14 @@ func (p *Plugin) next(ctx context.Context, in inbox) (gate.Action, error) {
 	case <-p.loop.Done():
 	}
 	select {
-	case a := <-in: // the last one
+	case a := <-in: // the last action
 		return a, nil
 	default:
 		return nil, errStopped
 	}
 }
 
-var errStopped = &control.End{Code: codes.Unavailable, Reason: "the plugin stops"}
+var errStopped = &control.End{Code: codes.Unavailable, Reason: "the plugin is shutting down"}
 
 func (e gateEvent) handle(p *Plugin, now time.Time) []action {
 	switch of := e.Event.(type) {
@@ -135,7 +136,7 @@ func (kubeletStarted) handle(p *Plugin, now time.Time) []action {
 	return all
 }
 
-// stepGate steps the gate, and the resources that it sends events to.
+// stepGate steps the gate and the resources to which it forwards events.
 func (p *Plugin) stepGate(now time.Time, e gate.Event) []action {
 	var all []action
 	for _, a := range p.gate.Step(now, e) {
@@ -156,7 +157,7 @@ func (r *resource) step(now time.Time, e gate.ResourceEvent) []action {
 	return all
 }
 
-// do does an action of a state machine.
+// do runs an action of a state machine.
 func (p *Plugin) do(of action) {
 	r := of.resource
 	switch a := of.Action.(type) {
@@ -206,8 +207,9 @@ func (p *Plugin) answer(call uint64, a gate.Action) {
 	}
 }
 
-// notify sends the gate the report of a resource. That of a stopped one waits until
-// its socket and registration are gone, since the gate may add the resource again.
+// notify sends a resource's report to the gate. The report of a stopped
+// resource waits until its socket and registration are removed, because the
+// gate might add the resource again.
 func (p *Plugin) notify(r *resource, report gate.Report) {
 	if report.Phase != gate.Stopped {
 		p.loop.Send(gateEvent{Event: gate.Reported{Resource: r.name, Report: report}})
@@ -229,11 +231,11 @@ func (p *Plugin) end(a gate.End) {
 	if a.Code != codes.OK {
 		level = p.logger.Warn
 	}
-	level("a control stream ends", "session", a.Session, "code", a.Code.String(), "reason", a.Reason)
+	level("control stream ended", "session", a.Session, "code", a.Code.String(), "reason", a.Reason)
 	in.put(a)
 }
 
-// publish sends the status to every stream, and logs what changed.
+// publish sends the status to every stream and logs a changed state.
 func (p *Plugin) publish(a gate.Publish) {
 	s, last := a.Status, p.status.Load()
 	p.status.Store(&s)
@@ -241,19 +243,19 @@ func (p *Plugin) publish(a gate.Publish) {
 		in.put(a)
 	}
 	if last.State != s.State || last.Holding != s.Holding || last.Generation != s.Generation || last.Error != s.Error {
-		p.logger.Info("the state of the plugin changed", "state", s.State, "control", s.Holding, "generation", s.Generation,
-			"resources", s.Pools, "devices", s.Devices, "error", s.Error)
+		p.logger.Info("plugin state changed", "state", s.State, "control", s.Holding, "generation", s.Generation,
+			"resources", s.Pools, "devices", s.Devices, "err", s.Error)
 	}
 }
 
-// resource returns the resource of a name, and makes it if needed.
+// resource returns the resource with a name, and creates it if needed.
 func (p *Plugin) resource(name string) *resource {
 	if r := p.resources[name]; r != nil {
 		return r
 	}
 	r, err := newResource(p, name)
 	if err != nil {
-		p.logger.Error("a resource cannot be served", "resource", name, "error", err)
+		p.logger.Error("cannot serve resource", "resource", name, "err", err)
 		p.problems.set("resource "+name, err)
 		return nil
 	}

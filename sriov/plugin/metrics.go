@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// metrics are the metrics of a plugin. Gauges are read when they are collected.
+// metrics are the plugin's metrics. Gauges are read at collection.
 type metrics struct {
 	plugin *Plugin
 
@@ -35,26 +35,26 @@ func newMetrics(registry prometheus.Registerer, p *Plugin) (*metrics, error) {
 	m := &metrics{
 		plugin: p,
 		allocations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "cleat_sriov_allocations_total",
-			Help: "Calls of Allocate by resource and result (ok, refused, failed)."}, []string{"resource", "result"}),
+			Help: "Allocate calls by resource and result (ok, refused, failed)."}, []string{"resource", "result"}),
 		registrations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "cleat_sriov_registrations_total",
-			Help: "Registrations with the kubelet by resource and result (ok, failed)."}, []string{"resource", "result"}),
+			Help: "Registration attempts with the kubelet by resource and result (ok, failed)."}, []string{"resource", "result"}),
 		reads: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "cleat_sriov_config_reads_total",
-			Help: "Reads of the configuration by result (ok, failed)."}, []string{"result"}),
+			Help: "Configuration reads by result (ok, failed)."}, []string{"result"}),
 		warnings: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "cleat_sriov_config_warnings",
-			Help: "Places in the configuration that may not mean what they seem to, by kind, key and the key that was probably meant."}, []string{"kind", "key", "nearest"}),
+			Help: "Probable mistakes in the configuration, by kind, key and nearest known key."}, []string{"kind", "key", "nearest"}),
 		scans: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "cleat_sriov_scan_seconds",
-			Help: "Time to find and assign the devices of this machine, by result (ok, failed).", Buckets: prometheus.ExponentialBuckets(0.001, 2, 14)}, []string{"result"}),
+			Help: "Duration of device scans in seconds, by result (ok, failed).", Buckets: prometheus.ExponentialBuckets(0.001, 2, 14)}, []string{"result"}),
 
-		devices:    desc("devices", "Devices that are there, by resource.", "resource"),
-		offered:    desc("devices_offered", "Devices that pods may get, by resource.", "resource"),
-		allocating: desc("allocating", "Calls of Allocate that run, by resource.", "resource"),
-		listening:  desc("kubelet_listening", "Whether the kubelet listens to a resource.", "resource"),
-		phase:      desc("resource_phase", "1 for the phase that a resource is in.", "resource", "phase"),
-		state:      desc("state", "1 for the state that the plugin is in, as the control interface names it.", "state"),
-		control:    desc("control", "1 for who answers for the devices: none (nobody needs to), waiting, held, holding.", "control"),
-		generation: desc("serving_generation", "Generation of the node state of who answers for the devices; 0: nobody does."),
-		free:       desc("devices_free", "Devices that no selector takes."),
-		leftOut:    desc("devices_left_out", "Devices that no resource may have, as the host needs them."),
+		devices:    desc("devices", "Existing devices by resource.", "resource"),
+		offered:    desc("devices_offered", "Healthy devices offered to the kubelet, by resource.", "resource"),
+		allocating: desc("allocating", "Allocate calls in flight, by resource.", "resource"),
+		listening:  desc("kubelet_listening", "1 if the kubelet has an open ListAndWatch stream for the resource.", "resource"),
+		phase:      desc("resource_phase", "1 for the current phase of the resource.", "resource", "phase"),
+		state:      desc("state", "1 for the current state of the plugin, as reported by the control interface.", "state"),
+		control:    desc("control", "1 for the current holder state: none (not controlled), waiting (no holder), held, holding (holder lost, hold time running).", "control"),
+		generation: desc("serving_generation", "Node state generation of the holder of the devices; 0 without a holder."),
+		free:       desc("devices_free", "Devices that match no selector."),
+		leftOut:    desc("devices_left_out", "Devices excluded from all resources because the host uses them."),
 	}
 	if registry == nil {
 		return m, nil
@@ -67,14 +67,14 @@ func newMetrics(registry prometheus.Registerer, p *Plugin) (*metrics, error) {
 	return m, nil
 }
 
-// Describe is part of prometheus.Collector.
+// Describe implements prometheus.Collector.
 func (m *metrics) Describe(c chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{m.devices, m.offered, m.allocating, m.listening, m.phase, m.state, m.control, m.generation, m.free, m.leftOut} {
 		c <- d
 	}
 }
 
-// Collect is part of prometheus.Collector.
+// Collect implements prometheus.Collector.
 func (m *metrics) Collect(c chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 		c <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
@@ -116,7 +116,7 @@ func (m *metrics) allocated(resource string, err error) {
 	m.allocations.WithLabelValues(resource, result).Inc()
 }
 
-// maxKeys bounds the labels that a configuration can make.
+// maxKeys bounds the number of label values that a configuration can create.
 const maxKeys = 100
 
 func (m *metrics) warned(warnings []strictjson.Problem) {
@@ -137,14 +137,14 @@ func okOrFailed(err error) string {
 	return "ok"
 }
 
-// problems are current errors that are in no state of the gate.
+// problems are current errors that are not part of the gate's state.
 type problems struct {
 	mu  sync.Mutex
 	all map[string]error
 }
 
-// set sets or clears the problem with a subject. It reports whether that changed, so
-// that it is logged once.
+// set sets or clears a subject's problem. It reports whether the problem
+// changed, so that callers log it once.
 func (p *problems) set(subject string, err error) (changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,10 +1,10 @@
-// Package plugin is the SR-IOV device plugin: it offers functions of this machine
-// to the kubelet (device plugin API v1beta1) by the configuration of the upstream
-// plugin, and withdraws them the moment their holder is lost.
+// Package plugin is the SR-IOV device plugin: it offers the node's functions to
+// the kubelet (device plugin API v1beta1) as configured by the upstream
+// plugin's configuration, and withdraws them as soon as their holder is lost.
 //
-// One event loop (internal/actor) owns the gate.Gate and every gate.Resource. Calls,
-// scans, registrations and questions to the kubelet run on goroutines of their own
-// and send their result to the loop as an event.
+// One event loop (internal/actor) owns the gate.Gate and every gate.Resource.
+// Calls, scans, registrations and PodResources queries run on their own
+// goroutines and send their result to the loop as an event.
 package plugin
 
 import (
@@ -31,39 +31,39 @@ import (
 // Config configures a Plugin.
 type Config struct {
 	ConfigFile string // upstream's config.json
-	Prefix     string // of resources that name none
-	Strict     bool   // a probable mistake in the configuration is an error
+	Prefix     string // of resources without a resourcePrefix
+	Strict     bool   // reject a configuration with probable mistakes
 
-	Controlled bool          // nothing is offered without a holder
-	Bound      time.Duration // for a withdrawal; 0 is gate's
-	LinkHealth bool          // a function whose link is down is unhealthy
+	Controlled bool          // offer nothing without a holder
+	Bound      time.Duration // timeout of a withdrawal; 0: default of gate
+	LinkHealth bool          // treat a function whose link is down as unhealthy
 
 	Discovery inventory.DiscoverConfig
-	// Watch blocks and calls changed after each change that a scan may show. Nil:
-	// there are only the periodic scans.
+	// Watch blocks and calls changed after each change that might affect a
+	// scan. Nil: periodic scans only.
 	Watch    func(ctx context.Context, changed func()) error
-	Interval time.Duration // between periodic scans; 0 is a minute
+	Interval time.Duration // between periodic scans; 0: one minute
 
 	Registrar Registrar
 	// EndpointDir is the kubelet's directory for the sockets of resources.
 	EndpointDir string
-	// Hidden gives the sockets names with a leading dot, for an EndpointDir that is
-	// watched for plugins.
+	// Hidden adds a leading dot to socket names, for an EndpointDir that the
+	// plugin watcher watches.
 	Hidden bool
-	// Restarts blocks and calls started after each start of the kubelet. Nil: the
-	// Registrar registers again by itself.
+	// Restarts blocks and calls started after each start of the kubelet. Nil:
+	// the Registrar registers again by itself.
 	Restarts func(ctx context.Context, started func()) error
 
-	Pods   Pods                  // nil: the holders of devices are unknown
-	Memory Memory                // nil: allocations are forgotten at the end
+	Pods   Pods                  // nil: the pods that hold devices are unknown
+	Memory Memory                // nil: allocations are not recorded
 	Files  inventory.DeviceFiles // for Multus and CDI
-	CDI    bool                  // containers get devices by CDI
+	CDI    bool                  // pass devices to containers by CDI
 
 	Logger  *slog.Logger          // nil: no log
-	Metrics prometheus.Registerer // nil: none
+	Metrics prometheus.Registerer // nil: no metrics
 }
 
-// Pods is the kubelet's PodResources, as podresources.Client asks it.
+// Pods queries the kubelet's PodResources; podresources.Client implements it.
 type Pods interface {
 	Held(ctx context.Context) ([]podresources.Holder, error)
 	Offered(ctx context.Context) (map[string][]string, error)
@@ -71,21 +71,21 @@ type Pods interface {
 
 // Registrar registers resources with the kubelet.
 type Registrar interface {
-	// Register returns when the kubelet has accepted the registration, or why it did
-	// not. It is called again when the kubelet has lost the resource.
+	// Register returns nil when the kubelet has accepted the registration. It
+	// is called again when the kubelet has lost the resource.
 	Register(ctx context.Context, r Registration) error
-	// Forget removes what Register left. The server ends.
+	// Forget removes what Register created. The resource's server ends.
 	Forget(ctx context.Context, resource string) error
 }
 
 // Registration is a registration of a resource.
 type Registration struct {
 	Resource string
-	Endpoint string // path of its socket
+	Endpoint string // path of the socket
 	Options  *v1beta1.DevicePluginOptions
 }
 
-// Plugin is the device plugin. Run it, and Stop it before its context ends.
+// Plugin is the device plugin. Call Stop before the context of Run ends.
 type Plugin struct {
 	cfg      Config
 	logger   *slog.Logger
@@ -94,21 +94,21 @@ type Plugin struct {
 
 	loop     *actor.Actor[event, action]
 	ids      atomic.Uint64 // of calls and streams
-	calls    sync.Map      // uint64: inbox; of calls but Enable, and of ListAndWatch
+	calls    sync.Map      // uint64: inbox; of all calls except Enable, and of ListAndWatch
 	loaded   atomic.Pointer[loaded]
 	loading  sync.Mutex
 	newest   string // hash of the last valid configuration; guarded by loading
-	tried    string // hash of the last one that was read; guarded by loading
+	tried    string // hash of the last configuration read; guarded by loading
 	found    atomic.Pointer[finding]
 	status   atomic.Pointer[gate.Status]
-	problems problems // shown by Check
-	notices  problems // logged once only
+	problems problems // reported by Check
+	notices  problems // only for logging changes
 
 	began   atomic.Bool
 	running sync.WaitGroup
 
-	// Owned by the scan that runs.
-	warned  []string // by the last scan
+	// Owned by the running scan.
+	warned  []string // warnings of the last scan
 	holders lastHolders
 
 	// Owned by the event loop.
@@ -121,11 +121,11 @@ type Plugin struct {
 	audits    audits
 }
 
-// New reads the configuration, which must be valid, and returns a plugin that has
-// touched nothing yet.
+// New returns a Plugin. It reads the configuration, which must be valid, and
+// changes nothing.
 func New(c Config) (*Plugin, error) {
 	if c.Registrar == nil || c.EndpointDir == "" {
-		return nil, errors.New("a device plugin needs a registrar and a directory for its sockets")
+		return nil, errors.New("the device plugin requires Registrar and EndpointDir")
 	}
 	c.Interval = cmp.Or(c.Interval, time.Minute)
 	if c.Logger == nil {
@@ -154,7 +154,7 @@ func New(c Config) (*Plugin, error) {
 // Run serves until Stop, or until ctx ends. It can be called once.
 func (p *Plugin) Run(ctx context.Context) error {
 	if p.began.Swap(true) {
-		return errors.New("a device plugin that ran cannot run again; make another")
+		return errors.New("the device plugin can run only once; create a new one")
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer p.running.Wait()
@@ -165,7 +165,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	p.watch(ctx, "functions", p.cfg.Watch, p.Rescan)
 	p.watch(ctx, "kubelet", p.cfg.Restarts, func() { p.loop.Send(kubeletStarted{}) })
 	step := func(now time.Time, e event) []action { return e.handle(p, now) }
-	_ = p.loop.Run(ctx, step, p.do) // the end of ctx is no error
+	_ = p.loop.Run(ctx, step, p.do) // returns only the error of ctx
 	var all sync.WaitGroup
 	for _, r := range p.resources {
 		all.Go(r.stop)
@@ -174,41 +174,42 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return nil
 }
 
-// watch runs a watcher, if there is one.
+// watch runs a watcher, if configured.
 func (p *Plugin) watch(ctx context.Context, what string, watch func(context.Context, func()) error, changed func()) {
 	if watch == nil {
 		return
 	}
 	p.running.Go(func() {
 		if err := watch(ctx, changed); err != nil && ctx.Err() == nil {
-			p.logger.Warn("watching for changes failed, the next scan finds them", "what", what, "error", err)
+			p.logger.Warn("watch failed, changes are found by the next scan", "source", what, "err", err)
 			p.problems.set("watch "+what, err)
 		}
 	})
 }
 
-// Reload reads the configuration and scans.
+// Reload reads the configuration again and starts a scan.
 func (p *Plugin) Reload() {
 	p.reload()
 	p.Rescan()
 }
 
-// Rescan scans soon.
+// Rescan requests a scan.
 func (p *Plugin) Rescan() { p.loop.Send(rescan{}) }
 
-// Stop withdraws everything and returns when that is done, or ctx ends.
+// Stop withdraws all devices. It returns when they are withdrawn, or when ctx
+// ends.
 func (p *Plugin) Stop(ctx context.Context) error {
 	p.loop.Send(gateEvent{Event: gate.Quit{}})
 	select {
 	case <-p.loop.Done():
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("the devices could not be withdrawn in time: %w", ctx.Err())
+		return fmt.Errorf("withdraw the devices: %w", ctx.Err())
 	}
 }
 
-// Check is nil while the plugin works as intended: also while it waits for a
-// holder.
+// Check returns an error while the plugin has a problem. Waiting for a holder
+// is not a problem.
 func (p *Plugin) Check(context.Context) error {
 	if s := p.status.Load(); s.State == gate.Failed {
 		return errors.New(s.Error)
@@ -216,11 +217,12 @@ func (p *Plugin) Check(context.Context) error {
 	return p.problems.err()
 }
 
-// Plugin serves the control socket.
+// Plugin implements control.Plugin.
 var _ control.Plugin = (*Plugin)(nil)
 
-// Enable holds the devices with a claim until its stream ends. A claim for another
-// configuration than the last one read may be right: the file is read again first.
+// Enable holds the devices with a claim until its stream ends. If the claim
+// names another configuration than the last one read, the file is read again
+// first.
 func (p *Plugin) Enable(ctx context.Context, session string, c gate.Claim, send func(gate.Status) error) error {
 	if newest, _ := p.hashes(); c.Hash != "" && c.Hash != newest {
 		p.reload()
@@ -244,7 +246,7 @@ func (p *Plugin) Enable(ctx context.Context, session string, c gate.Claim, send 
 	}
 }
 
-// Disable withdraws the devices and waits for that.
+// Disable withdraws the devices and waits for the result.
 func (p *Plugin) Disable(ctx context.Context, session string) (gate.Disabled, error) {
 	id, in, end := p.call()
 	defer end()
@@ -254,7 +256,7 @@ func (p *Plugin) Disable(ctx context.Context, session string) (gate.Disabled, er
 		p.loop.Send(gateEvent{Event: gate.DisableGone{Call: id}})
 		return gate.Disabled{}, err
 	}
-	return a.(gate.Disabled), nil // the only answer
+	return a.(gate.Disabled), nil // no other action is sent to this call
 }
 
 // Heartbeat renews a lease.
@@ -266,7 +268,7 @@ func (p *Plugin) Heartbeat(ctx context.Context, session string, at time.Time) (t
 	if err != nil {
 		return 0, err
 	}
-	b := a.(gate.Beat) // the only answer
+	b := a.(gate.Beat) // no other action is sent to this call
 	if b.Code != codes.OK {
 		return 0, &control.End{Code: b.Code, Reason: b.Reason}
 	}

@@ -13,39 +13,40 @@ import (
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// podsTimeout bounds a question to PodResources.
+// podsTimeout bounds a PodResources query.
 const podsTimeout = 2 * time.Second
 
-// question asks PodResources about a resource for a withdrawal, or about all
-// resources for the audit.
+// question is a PodResources query for a resource's withdrawal, or for the
+// audit of all resources.
 type question struct {
 	resource *resource // nil: the audit
 	epoch    uint64
 }
 
-// questions are asked together, one call at a time: on a node with many resources a
-// withdrawal asks for each. An answer counts for questions from before the call.
+// questions batches PodResources queries, one call at a time: on a node with
+// many resources a withdrawal queries for each of them. An answer counts only
+// for queries from before the call.
 type questions struct {
 	waiting []question
 	asking  bool
 }
 
-// answered is the event of an answer of PodResources.
+// answered is the event with the answer to queries.
 type answered struct {
 	questions []question
 	podsAnswer
 }
 
-// podsAnswer is what the kubelet offers and who has which device.
+// podsAnswer is PodResources' allocatable devices and the holders of devices.
 type podsAnswer struct {
 	known   bool
 	offered map[string][]string
 	holders []podresources.Holder
 }
 
-// confirm asks whether the kubelet still offers devices of a resource. Devices of a
-// resource whose ListAndWatch was never called are another plugin's, and no
-// withdrawal here would end them.
+// confirm queries whether the kubelet still has allocatable devices of a
+// resource. If the kubelet never called ListAndWatch for the resource, its
+// devices are another plugin's, which this withdrawal does not affect.
 func (p *Plugin) confirm(r *resource, epoch uint64) {
 	if p.cfg.Pods == nil || !r.listened {
 		r.send(gate.Confirmed{Epoch: epoch})
@@ -86,8 +87,8 @@ func (a answered) handle(p *Plugin, now time.Time) []action {
 	return all
 }
 
-// askPods repeats the question until the timeout: the kubelet limits the rate of
-// answers to all its clients together.
+// askPods retries until the timeout: the kubelet has one rate limit for all
+// PodResources clients.
 func (p *Plugin) askPods() podsAnswer {
 	ctx, cancel := context.WithTimeout(p.ctx, podsTimeout)
 	defer cancel()
@@ -105,14 +106,14 @@ func (p *Plugin) askPods() podsAnswer {
 	}
 }
 
-// Memory is the record of allocations; *grants.Grants is the real one.
+// Memory is the durable record of allocations; *grants.Grants implements it.
 type Memory interface {
 	Put(ctx context.Context, records []grants.Record) error
 	Remove(ctx context.Context, records []grants.Record) error
 	All() []grants.Record
 }
 
-// remember records the devices that a container is about to get.
+// remember records the devices that are about to be allocated to a container.
 func (p *Plugin) remember(ctx context.Context, resource string, members []inventory.Member) error {
 	if p.cfg.Memory == nil {
 		return nil
@@ -124,8 +125,8 @@ func (p *Plugin) remember(ctx context.Context, resource string, members []invent
 	return p.cfg.Memory.Put(ctx, records)
 }
 
-// held returns the devices that pods have, by the kubelet and the plugin's own
-// record. A record that cannot be removed does not fail the scan.
+// held returns the devices that pods have, by PodResources and by the plugin's
+// own records. A failed removal of a stale record does not fail the scan.
 func (p *Plugin) held(ctx context.Context, s *inventory.Snapshot) []inventory.HeldDevice {
 	last := p.askHolders(ctx)
 	if p.cfg.Memory == nil {
@@ -136,23 +137,24 @@ func (p *Plugin) held(ctx context.Context, s *inventory.Snapshot) []inventory.He
 	held, stale := grants.Merge(records, last.with(records), last.known, s, time.Now())
 	err := p.cfg.Memory.Remove(ctx, stale)
 	if err != nil {
-		err = fmt.Errorf("forget devices that no pod has any more: %w", err)
+		err = fmt.Errorf("remove records of released devices: %w", err)
 	}
 	if ctx.Err() == nil && p.problems.set("memory", err) && err != nil {
-		p.logger.Error("what was given out cannot be kept on record; until it can, no device is given out", "error", err)
+		p.logger.Error("cannot update allocation records, Allocate fails until this is resolved", "err", err)
 	}
 	return held
 }
 
-// lastHolders is the kubelet's last answer about who has which device.
+// lastHolders is the last successful PodResources answer about the holders of
+// devices.
 type lastHolders struct {
 	known   bool // there was an answer
-	stale   bool // the last question had none
+	stale   bool // the last query failed
 	at      time.Time
 	holders []podresources.Holder
 }
 
-// with adds allocations that are too recent for a stale answer.
+// with adds allocations that are newer than a stale answer.
 func (l lastHolders) with(records []grants.Record) []podresources.Holder {
 	if !l.stale {
 		return l.holders
@@ -166,8 +168,8 @@ func (l lastHolders) with(records []grants.Record) []podresources.Holder {
 	return all
 }
 
-// askHolders asks the kubelet who has which device. Without an answer the last one
-// counts: a pod may still have what it had then.
+// askHolders queries PodResources for the holders of devices. If the query
+// fails the last answer counts: a pod might still have its devices.
 func (p *Plugin) askHolders(ctx context.Context) lastHolders {
 	if p.cfg.Pods == nil {
 		return lastHolders{}
@@ -185,9 +187,9 @@ func (p *Plugin) askHolders(ctx context.Context) lastHolders {
 	switch {
 	case !changed:
 	case errors.Is(err, podresources.ErrNobody), errors.Is(err, podresources.ErrUnsupported):
-		p.logger.Info("the kubelet does not say which pod has which device", "error", err)
+		p.logger.Info("PodResources not available, pods that hold devices are unknown", "err", err)
 	default:
-		p.logger.Warn("the kubelet does not say which pod has which device", "error", err)
+		p.logger.Warn("PodResources query failed, using last known holders", "err", err)
 	}
 	return p.holders
 }

@@ -16,29 +16,29 @@ import (
 
 // resource serves one resource to the kubelet.
 type resource struct {
-	v1beta1.UnsafeDevicePluginServer // allocate.go has all of its calls
+	v1beta1.UnsafeDevicePluginServer // allocate.go implements all methods
 
 	name     string
 	plugin   *Plugin
 	logger   *slog.Logger
 	endpoint *endpoint
-	offer    atomic.Pointer[offer] // the last one
-	attempts atomic.Uint64         // to register
-	notices  problems              // logged once
+	offer    atomic.Pointer[offer] // of the last scan
+	attempts atomic.Uint64         // registration attempts
+	notices  problems              // only for logging changes
 
-	ctx     context.Context // of its goroutines
+	ctx     context.Context // of the resource's goroutines
 	cancel  context.CancelFunc
 	work    sync.WaitGroup
-	closing chan struct{} // streams end
+	closing chan struct{} // closed to end the streams
 
 	// Owned by the event loop.
 	machine  *gate.Resource
-	stream   uint64 // the newest ListAndWatch; 0: none
+	stream   uint64 // the newest ListAndWatch; 0: no stream
 	listened bool   // the kubelet has called ListAndWatch
 	stopped  bool
 }
 
-// offer is what a scan found of a resource. It is immutable.
+// offer is the assigned devices of a resource. It is immutable.
 type offer struct {
 	pool    inventory.Pool
 	members map[string]inventory.Member
@@ -52,7 +52,7 @@ func newOffer(p inventory.Pool) *offer {
 	return o
 }
 
-// unhealthy returns the offer with all devices unhealthy.
+// unhealthy returns a copy of the offer with all devices unhealthy.
 func (o *offer) unhealthy(why error) *offer {
 	p := o.pool
 	p.Members = slices.Clone(p.Members)
@@ -81,7 +81,8 @@ func newResource(p *Plugin, name string) (*resource, error) {
 	return r, nil
 }
 
-// stop ends the goroutines of the resource. Its machine should have stopped before.
+// stop ends the goroutines of the resource. Its machine should have stopped
+// before.
 func (r *resource) stop() {
 	r.cancel()
 	r.work.Wait()
@@ -92,11 +93,11 @@ func (r *resource) stop() {
 	}
 }
 
-// send sends the loop an event of this resource.
+// send sends an event of this resource to the loop.
 func (r *resource) send(e gate.ResourceEvent) { r.plugin.loop.Send(resourceEvent{e, r}) }
 
-// register registers the resource with the kubelet. A newer attempt makes the
-// result of an older one meaningless: the watcher ends the older one then.
+// register registers the resource with the kubelet. The result of an attempt is
+// dropped if a newer one has started.
 func (r *resource) register(attempt uint64) {
 	err := r.plugin.cfg.Registrar.Register(r.ctx, Registration{Resource: r.name, Endpoint: r.endpoint.path, Options: options()})
 	if r.attempts.Load() != attempt {
@@ -106,14 +107,14 @@ func (r *resource) register(attempt uint64) {
 	changed := r.notices.set("registration", err)
 	switch {
 	case err == nil:
-		r.logger.Info("registered with the kubelet", "endpoint", r.endpoint.path)
+		r.logger.Info("registered with the kubelet", "socket", r.endpoint.path)
 	case changed && r.ctx.Err() == nil:
-		r.logger.Warn("registration with the kubelet failed, will retry", "error", err)
+		r.logger.Warn("registration with the kubelet failed, will retry", "err", err)
 	}
 	r.send(gate.Registered{Err: err})
 }
 
-// end closes the socket, so that another server can take its place, and ends the
+// end closes the socket, so that another server can use its path, and ends the
 // streams.
 func (r *resource) end() {
 	r.stopped = true
@@ -123,7 +124,7 @@ func (r *resource) end() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), drainTimeout)
 		defer cancel()
 		if err := r.plugin.cfg.Registrar.Forget(ctx, r.name); err != nil {
-			r.logger.Warn("removing the registration with the kubelet failed", "error", err)
+			r.logger.Warn("cannot remove kubelet registration", "err", err)
 		}
 		r.endpoint.drain()
 	})

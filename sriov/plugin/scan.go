@@ -14,37 +14,37 @@ import (
 
 // finding is the result of a scan, and its event. It is immutable.
 type finding struct {
-	seq        uint64 // answers the gate's Scan of that number
+	seq        uint64 // number of the gate's Scan
 	loaded     *loaded
 	at         time.Time
 	took       time.Duration
-	err        error // the fields below are empty
+	err        error // if set, the fields below are empty
 	snapshot   *inventory.Snapshot
 	assignment inventory.Assignment
-	offers     map[string]*offer // by full name of the resource
-	files      error             // some files for other programs cannot be written
+	offers     map[string]*offer // by full resource name
+	files      error             // failures to write files for other programs
 }
 
-// scanPause is the least time between a scan and the next that a change asks for.
-// After a long scan the pause is scanShare times as long, so that a storm of changes
-// costs a fraction of a core.
+// scanPause is the minimum pause between a scan and the next one for a change.
+// After a long scan the pause is scanShare times its duration, which limits the
+// CPU usage of a change storm.
 const (
 	scanPause = 100 * time.Millisecond
 	scanShare = 3
-	// scanAgain is when a scan with a problem is repeated.
+	// scanAgain is the delay before a scan with a problem is repeated.
 	scanAgain = 5 * time.Second
 )
 
-// scans is the state of the scans. One runs at a time.
+// scans is the state of the scans. One scan runs at a time.
 type scans struct {
-	seq      uint64 // the last one that the gate asked for
+	seq      uint64 // of the gate's last Scan
 	running  bool
-	again    bool      // the gate asked while one ran
-	changed  bool      // something changed while one ran
-	restedAt time.Time // when a change can start the next
+	again    bool      // the gate requested a scan while one ran
+	changed  bool      // a change occurred while a scan ran
+	restedAt time.Time // earliest start of a scan for a change
 }
 
-// scanNow scans for the gate, at once or after the scan that runs.
+// scanNow scans for the gate, at once or after the running scan.
 func (p *Plugin) scanNow(seq uint64) {
 	p.scans.seq = seq
 	p.startScan()
@@ -61,7 +61,7 @@ func (p *Plugin) startScan() {
 	p.running.Go(func() { p.loop.Send(p.scan(p.ctx, seq)) })
 }
 
-// handle scans for a change, after a pause.
+// handle schedules a scan for a change.
 func (rescan) handle(p *Plugin, now time.Time) []action {
 	switch {
 	case p.scans.running:
@@ -74,8 +74,8 @@ func (rescan) handle(p *Plugin, now time.Time) []action {
 	return nil
 }
 
-// handle gives every resource what was found, before the gate gets Scanned. A
-// finding by an older configuration is dropped; another scan follows.
+// handle sends every resource its snapshot, before the gate receives Scanned. A
+// result for an older configuration is dropped; another scan follows.
 func (f *finding) handle(p *Plugin, now time.Time) []action {
 	var all []action
 	if f.loaded == p.loaded.Load() {
@@ -105,7 +105,7 @@ func (f *finding) handle(p *Plugin, now time.Time) []action {
 	return all
 }
 
-// scan finds and assigns the devices of this machine.
+// scan finds and assigns the node's devices.
 func (p *Plugin) scan(ctx context.Context, seq uint64) *finding {
 	f := &finding{seq: seq, loaded: p.loaded.Load(), at: time.Now()}
 	f.err = p.find(ctx, f)
@@ -115,13 +115,13 @@ func (p *Plugin) scan(ctx context.Context, seq uint64) *finding {
 	}
 	p.metrics.scans.WithLabelValues(okOrFailed(f.err)).Observe(f.took.Seconds())
 	if p.problems.set("scan", f.err) && f.err != nil {
-		p.logger.Error("scan failed, the devices of the last one stay", "error", f.err)
+		p.logger.Error("scan failed, keeping the devices of the last scan", "err", f.err)
 	}
 	return f
 }
 
-// find reads the devices and assigns them. It fails if it cannot know which
-// functions exist, or whether one carries the host's own traffic.
+// find reads the devices and assigns them. It fails if it cannot determine
+// which functions exist, or which of them carry the host's own traffic.
 func (p *Plugin) find(ctx context.Context, f *finding) error {
 	s, err := inventory.Discover(ctx, p.discoverConfig(f.loaded.config))
 	if err != nil {
@@ -149,8 +149,8 @@ func isDirectory(what string) bool {
 	return bus || class
 }
 
-// discoverConfig returns what a scan reads. Drivers are asked only if a selector
-// needs it: each asks its firmware, which takes time with every function.
+// discoverConfig limits what a scan reads. Devlink and DDP profiles are read
+// only if a selector needs them: each read is a firmware query per function.
 func (p *Plugin) discoverConfig(c inventory.Config) inventory.DiscoverConfig {
 	needed := func(by func(inventory.Selector) bool) bool {
 		return slices.ContainsFunc(c.Resources, func(r inventory.Resource) bool { return slices.ContainsFunc(r.Selectors, by) })
@@ -166,13 +166,13 @@ func (p *Plugin) discoverConfig(c inventory.Config) inventory.DiscoverConfig {
 	return d
 }
 
-// writeFiles describes the devices to container runtimes before the kubelet gets
-// them, and removes stale files. Files of devices in use stay, also over restarts of
-// the plugin. Devices that cannot be described are unhealthy.
+// writeFiles writes CDI specifications before the kubelet gets the devices, and
+// removes stale files. Files of devices in use stay, also across plugin
+// restarts. Devices without a specification become unhealthy.
 func (p *Plugin) writeFiles(f *finding) {
 	var errs []error
 	undescribed := func(name string, why error) {
-		why = fmt.Errorf("describe %s for CDI: %w", name, why)
+		why = fmt.Errorf("write CDI specification of %s: %w", name, why)
 		f.offers[name] = f.offers[name].unhealthy(why)
 		errs = append(errs, why)
 	}
@@ -200,7 +200,8 @@ func (p *Plugin) writeFiles(f *finding) {
 			})
 		}
 	}
-	// Remove first: no two specifications can name one device.
+	// Remove stale files first: two specifications must not name the same
+	// device.
 	if _, err := p.cfg.Files.Sweep(f.loaded.config.Resources, func(file string) bool { return keep[file] }); err != nil {
 		errs = append(errs, err)
 	}
@@ -209,11 +210,11 @@ func (p *Plugin) writeFiles(f *finding) {
 	}
 	f.files = errors.Join(errs...)
 	if p.problems.set("files", f.files) && f.files != nil {
-		p.logger.Error("what others read about the devices cannot be written; it is tried again", "error", f.files)
+		p.logger.Error("cannot write device files, will retry", "err", f.files)
 	}
 }
 
-// warn logs new warnings about what was found.
+// warn logs new warnings of a scan.
 func (p *Plugin) warn(f *finding) {
 	var all []string
 	for _, w := range f.assignment.Warnings {
@@ -226,7 +227,7 @@ func (p *Plugin) warn(f *finding) {
 	p.warned = all
 	for _, text := range all {
 		if !slices.Contains(last, text) {
-			p.logger.Warn("warning about the functions of this machine", "warning", text)
+			p.logger.Warn("scan warning", "warning", text)
 		}
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// Document is the status document.
+// Document is the plugin's status in JSON.
 type Document struct {
 	State      gate.State         `json:"state"`
 	Control    gate.Holding       `json:"control"`
@@ -17,14 +17,14 @@ type Document struct {
 	LeaseEnds  time.Time          `json:"leaseEnds,omitzero"`
 	HoldEnds   time.Time          `json:"holdEnds,omitzero"`
 	Error      string             `json:"error,omitempty"`
-	Troubles   string             `json:"troubles,omitempty"` // an invalid configuration, ...
+	Troubles   string             `json:"troubles,omitempty"` // problems outside the gate, such as an invalid configuration
 	Scanned    time.Time          `json:"scanned,omitzero"`
 	ScanTook   string             `json:"scanTook,omitempty"`
 	Warnings   []string           `json:"warnings,omitempty"`
 	Resources  []ResourceDocument `json:"resources"`
 }
 
-// ResourceDocument is the status of a resource.
+// ResourceDocument is the status of a resource in JSON.
 type ResourceDocument struct {
 	Name       string           `json:"name"`
 	Phase      gate.Phase       `json:"phase"`
@@ -36,14 +36,14 @@ type ResourceDocument struct {
 	Members    []MemberDocument `json:"members"`
 }
 
-// MemberDocument is a device of a resource.
+// MemberDocument is a device of a resource in JSON.
 type MemberDocument struct {
 	ID    string `json:"id"`
 	Held  bool   `json:"held,omitempty"`
 	Wrong string `json:"wrong,omitempty"`
 }
 
-// Document returns the status document.
+// Document returns the plugin's status.
 func (p *Plugin) Document() Document {
 	s := p.Status()
 	d := Document{

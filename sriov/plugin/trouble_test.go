@@ -132,7 +132,7 @@ func TestCDIDirectoryThatCannotBeWritten(t *testing.T) {
 		t.Errorf("Allocate answered %v, want FAILED_PRECONDITION", err)
 	}
 	r.scans(links, 3)
-	r.loggedOnce(log, "what others read about the devices")
+	r.loggedOnce(log, "cannot write device files")
 	testkit.Must(t, os.Remove(r.config.Files.CDI))
 	r.await("the devices are offered, without a change that tells", func() bool { return r.kubelet.Allocatable("example.com/uio") == 2 })
 	r.wrong("")
@@ -199,7 +199,7 @@ func TestGrantsWhileTheKubeletIsSilent(t *testing.T) {
 		}
 		return false
 	})
-	r.loggedOnce(log, "does not say which pod")
+	r.loggedOnce(log, "PodResources query failed")
 	r.pods.fail(nil)
 	testkit.Eventually(r.t, "nobody has it, the kubelet says", func() bool {
 		r.scans(links, 1)
@@ -308,7 +308,7 @@ func TestKubeletRefusesForLong(t *testing.T) {
 		return r.kubelet.Registrations(resource) > 2
 	})
 	r.loggedOnce(log, "registration with the kubelet failed")
-	if n := strings.Count(log.String(), "the state of the plugin changed"); n > 5 {
+	if n := strings.Count(log.String(), "plugin state changed"); n > 5 {
 		t.Errorf("the log tells of %d changes of state", n)
 	}
 }
@@ -399,7 +399,7 @@ func TestRegistrationThatIsOvertaken(t *testing.T) {
 	r.start()
 	r.await("the second try", func() bool { return tries.Load() == 2 && r.kubelet.Allocatable(resource) == 2 })
 	r.wrong("")
-	if n := strings.Count(log.String(), "served no more"); n != 0 {
+	if n := strings.Count(log.String(), "registration socket is closed"); n != 0 {
 		t.Errorf("the log tells %d times of a try that another has overtaken", n)
 	}
 }
