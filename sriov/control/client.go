@@ -74,7 +74,7 @@ func (c *Client) Close() error { return c.conn.Close() }
 // Status calls GetStatus. A plugin without the extensions answers
 // Unimplemented.
 func (c *Client) Status(ctx context.Context) (gate.Status, error) {
-	m, err := ask(ctx, c.service.GetStatus, &controlv1.GetStatusRequest{})
+	m, err := invoke(ctx, c.service.GetStatus, &controlv1.GetStatusRequest{})
 	if err != nil {
 		return gate.Status{}, fmt.Errorf("GetStatus at %s: %w", c.socket, err)
 	}
@@ -83,7 +83,7 @@ func (c *Client) Status(ctx context.Context) (gate.Status, error) {
 
 // Version calls GetVersion.
 func (c *Client) Version(ctx context.Context) (Version, error) {
-	m, err := ask(ctx, c.service.GetVersion, &controlv1.GetVersionRequest{})
+	m, err := invoke(ctx, c.service.GetVersion, &controlv1.GetVersionRequest{})
 	if err != nil {
 		return Version{}, fmt.Errorf("GetVersion at %s: %w", c.socket, err)
 	}
@@ -95,33 +95,33 @@ func (c *Client) Version(ctx context.Context) (Version, error) {
 // answers DeadlineExceeded and continues the withdrawal; the call can be
 // repeated.
 func (c *Client) Disable(ctx context.Context, session string) (Withdrawal, error) {
-	m, err := ask(ctx, c.service.DisableDevices, &controlv1.DisableDevicesRequest{Session: session})
+	m, err := invoke(ctx, c.service.DisableDevices, &controlv1.DisableDevicesRequest{Session: session})
 	if err != nil {
 		return Withdrawal{}, fmt.Errorf("DisableDevices at %s: %w", c.socket, err)
 	}
 	return Withdrawal{Acknowledged: true, Confirmed: m.GetKubeletConfirmed(), InUse: inUseOf(m)}, nil
 }
 
-// ask makes a call. An error returned by the plugin is an *End.
-func ask[Q, A any](ctx context.Context, method func(context.Context, *Q, ...grpc.CallOption) (*A, error), request *Q) (*A, error) {
-	attempt, heard := rpcdial.Listen(ctx)
+// invoke makes a call. An error returned by the plugin is an *End.
+func invoke[Q, A any](ctx context.Context, method func(context.Context, *Q, ...grpc.CallOption) (*A, error), request *Q) (*A, error) {
+	attempt, response := rpcdial.Listen(ctx)
 	answer, err := method(attempt, request)
 	if err == nil {
 		return answer, nil
 	}
-	return nil, outcome(ctx, heard, err)
+	return nil, outcome(ctx, response, err)
 }
 
 // outcome separates errors of the plugin from connection errors, for which gRPC
 // uses the same codes.
-func outcome(ctx context.Context, heard *rpcdial.Heard, err error) error {
+func outcome(ctx context.Context, response *rpcdial.Heard, err error) error {
 	st := status.Convert(err)
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("no answer before the deadline: %w", ctx.Err())
-	case heard.Ended(ctx, st.Code()) != nil: // shortly before the context expires
+	case response.Ended(ctx, st.Code()) != nil: // shortly before the context expires
 		return fmt.Errorf("no answer before the deadline: %w", context.DeadlineExceeded)
-	case heard.FromServer():
+	case response.FromServer():
 		return &End{Code: st.Code(), Reason: text(st.Message())}
 	}
 	return fmt.Errorf("the connection failed: %s", text(st.Message()))

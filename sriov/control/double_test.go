@@ -45,12 +45,12 @@ type doubleStream struct {
 
 func newDouble(t *testing.T, c gate.Config) *double {
 	d := &double{machine: gate.New(c), streams: map[string]*doubleStream{}, calls: map[uint64]chan any{}, timers: map[gate.Timer]*time.Timer{}}
-	d.tell(time.Now(), gate.Configured{Hash: "h1", Resources: []string{"example.com/a"}})
+	d.stepGate(time.Now(), gate.Configured{Hash: "h1", Resources: []string{"example.com/a"}})
 	t.Cleanup(d.stop)
 	return d
 }
 
-func (d *double) tell(at time.Time, e gate.Event) {
+func (d *double) stepGate(at time.Time, e gate.Event) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.over {
@@ -79,31 +79,31 @@ func (d *double) do(all []gate.Action) {
 			for _, s := range d.streams {
 				s.send(a.Status)
 			}
-		case gate.End:
+		case gate.EndStream:
 			if s := d.streams[a.Session]; s != nil {
 				s.end <- &End{a.Code, a.Reason}
 				delete(d.streams, a.Session)
 			}
-		case gate.Beat:
+		case gate.HeartbeatReply:
 			d.calls[a.Call] <- a
 			delete(d.calls, a.Call)
-		case gate.Disabled:
+		case gate.DisableReply:
 			d.calls[a.Call] <- a
 			delete(d.calls, a.Call)
 		case gate.Scan:
 			d.later(gate.Scanned{Seq: a.Seq})
-		case gate.To:
+		case gate.Forward:
 			d.resource(a)
 		case gate.Set:
 			if t := d.timers[a.Timer]; t != nil {
 				t.Stop()
 			}
-			d.timers[a.Timer] = time.AfterFunc(time.Until(a.At), func() { d.tell(time.Now(), gate.Expired{Timer: a.Timer}) })
+			d.timers[a.Timer] = time.AfterFunc(time.Until(a.At), func() { d.stepGate(time.Now(), gate.Expired{Timer: a.Timer}) })
 		}
 	}
 }
 
-func (d *double) resource(to gate.To) {
+func (d *double) resource(to gate.Forward) {
 	switch e := to.Event.(type) {
 	case gate.Open:
 		d.opened++
@@ -157,13 +157,13 @@ func (d *double) Enable(ctx context.Context, session string, c gate.Claim, send 
 	d.mu.Lock()
 	d.streams[session] = s
 	d.mu.Unlock()
-	d.tell(time.Now(), gate.Enable{Session: session, Claim: c})
+	d.stepGate(time.Now(), gate.Enable{Session: session, Claim: c})
 	defer func() {
 		d.mu.Lock()
 		delete(d.streams, session)
 		d.closed = append(d.closed, session)
 		d.mu.Unlock()
-		d.tell(time.Now(), gate.Closed{Session: session})
+		d.stepGate(time.Now(), gate.StreamClosed{Session: session})
 	}()
 	for {
 		select {
@@ -199,14 +199,14 @@ func (d *double) call(at time.Time, event func(id uint64) gate.Event) (uint64, c
 	return d.ids, answer
 }
 
-func (d *double) Disable(ctx context.Context, session string) (gate.Disabled, error) {
+func (d *double) Disable(ctx context.Context, session string) (gate.DisableReply, error) {
 	id, answer := d.call(time.Now(), func(id uint64) gate.Event { return gate.Disable{Call: id, Session: session} })
 	select {
 	case a := <-answer:
-		return a.(gate.Disabled), nil
+		return a.(gate.DisableReply), nil
 	case <-ctx.Done():
-		d.tell(time.Now(), gate.DisableGone{Call: id})
-		return gate.Disabled{}, ctx.Err()
+		d.stepGate(time.Now(), gate.DisableCanceled{Call: id})
+		return gate.DisableReply{}, ctx.Err()
 	}
 }
 
@@ -214,10 +214,10 @@ func (d *double) Heartbeat(ctx context.Context, session string, at time.Time) (t
 	_, answer := d.call(at, func(id uint64) gate.Event { return gate.Heartbeat{Call: id, Session: session} })
 	select {
 	case a := <-answer:
-		if b := a.(gate.Beat); b.Code != codes.OK {
+		if b := a.(gate.HeartbeatReply); b.Code != codes.OK {
 			return 0, &End{b.Code, b.Reason}
 		}
-		return a.(gate.Beat).Lease, nil
+		return a.(gate.HeartbeatReply).Lease, nil
 	case <-ctx.Done():
 		return 0, ctx.Err()
 	}

@@ -14,20 +14,20 @@ import (
 // return at any time, the slow one for refusals that need a configuration
 // change or a user.
 const (
-	fastPause = 100 * time.Millisecond
-	fastMost  = 2 * time.Second
-	slowPause = time.Second
-	slowMost  = 30 * time.Second
-	// steady is how long a stream must be open to reset the backoff.
-	steady = 2 * time.Second
-	// undecided is how long an opening stream can remain unaccepted before
+	fastBackoff    = 100 * time.Millisecond
+	maxFastBackoff = 2 * time.Second
+	slowBackoff    = time.Second
+	maxSlowBackoff = 30 * time.Second
+	// backoffReset is how long a stream must be open to reset the backoff.
+	backoffReset = 2 * time.Second
+	// acceptTimeout is how long an opening stream can remain unaccepted before
 	// another claim replaces it.
-	undecided = 5 * time.Second
-	// awake is the interval at which a renewer with a stream detects that its
+	acceptTimeout = 5 * time.Second
+	// suspendCheckInterval is the interval at which a renewer with a stream detects that its
 	// process was suspended. stopped is the gap between events that indicates
 	// it, without a lease.
-	awake   = 5 * time.Second
-	stopped = 15 * time.Second
+	suspendCheckInterval = 5 * time.Second
+	suspendGap           = 15 * time.Second
 )
 
 // event is an input of a renewal, action an output that a Renewer runs.
@@ -42,7 +42,7 @@ type (
 type (
 	enableRequested  struct{ claim gate.Claim }
 	disableRequested struct{ waiter waiter }
-	waiterGone       struct{ waiter waiter }
+	waiterCanceled   struct{ waiter waiter }
 	statusReceived   struct {
 		stream  uint64
 		session string
@@ -51,15 +51,15 @@ type (
 	// streamEnded is the end of a stream, accepted or not.
 	streamEnded struct {
 		stream uint64
-		why    failure
+		cause  failure
 	}
 	heartbeatDone struct {
 		stream uint64
-		why    *failure
+		cause  *failure
 	}
 	disableDone struct {
 		result Withdrawal
-		why    *failure
+		cause  *failure
 	}
 	timerExpired struct{}
 )
@@ -75,7 +75,7 @@ type (
 	heartbeat   struct {
 		stream  uint64
 		session string
-		within  time.Duration
+		timeout time.Duration
 	}
 	// disable connects and calls DisableDevices.
 	disable struct{ session string }
@@ -122,18 +122,18 @@ type renewal struct {
 
 // stream is an EnableDevices call.
 type stream struct {
-	id         uint64
-	claim      gate.Claim
-	since      time.Time // when it was opened, or accepted
-	session    string    // empty from a plugin without the extensions
-	status     gate.Status
-	checkedAt  time.Time // last event, to detect a suspended process
-	withdrawn  bool      // the DisableDevices call in flight ends the stream
-	unanswered string    // failure of the last Heartbeat
+	id               uint64
+	claim            gate.Claim
+	since            time.Time // when it was opened, or accepted
+	session          string    // empty from a plugin without the extensions
+	status           gate.Status
+	checkedAt        time.Time // last event, to detect a suspended process
+	withdrawn        bool      // the DisableDevices call in flight ends the stream
+	heartbeatFailure string    // failure of the last Heartbeat
 
-	heartbeatAt  time.Time
-	beating      bool
-	noHeartbeats bool // the plugin does not implement Heartbeat
+	heartbeatAt       time.Time
+	heartbeatInFlight bool
+	noHeartbeats      bool // the plugin does not implement Heartbeat
 }
 
 // backoff is an exponential backoff.
@@ -147,9 +147,9 @@ func (b *backoff) next(slow bool, jitter func(time.Duration) time.Duration) time
 	if b.slow != slow {
 		*b = backoff{slow: slow}
 	}
-	d, most := fastPause, fastMost
+	d, most := fastBackoff, maxFastBackoff
 	if slow {
-		d, most = slowPause, slowMost
+		d, most = slowBackoff, maxSlowBackoff
 	}
 	for range b.failures {
 		if d = d * 8 / 5; d >= most {
@@ -170,7 +170,7 @@ func (r *renewal) step(now time.Time, e event) []action {
 		r.now = now
 	}
 	r.out = nil
-	r.checkStopped()
+	r.detectSuspension()
 	e.apply(r)
 	if r.desired == nil {
 		r.withdraw()
@@ -185,19 +185,19 @@ func (r *renewal) step(now time.Time, e event) []action {
 	return r.out
 }
 
-// checkStopped detects by the gap between two events that the process was
+// detectSuspension detects by the gap between two events that the process was
 // suspended.
-func (r *renewal) checkStopped() {
+func (r *renewal) detectSuspension() {
 	s := r.current
 	if s == nil {
 		return
 	}
-	most := stopped
+	most := suspendGap
 	if s.hasLease() { // heartbeats are more frequent
 		most = s.claim.Lease
 	}
 	if r.now.Sub(s.checkedAt) >= most {
-		r.staleUntil = r.now.Add(2 * awake)
+		r.staleUntil = r.now.Add(2 * suspendCheckInterval)
 	}
 	s.checkedAt = r.now
 }
@@ -229,7 +229,7 @@ func (r *renewal) open() {
 		return // DisableDevices would also withdraw the new claim
 	}
 	if s := r.opening; s != nil {
-		if s.claim == *r.desired && !s.withdrawn || r.now.Sub(s.since) < undecided {
+		if s.claim == *r.desired && !s.withdrawn || r.now.Sub(s.since) < acceptTimeout {
 			return
 		}
 		r.close(&r.opening)
@@ -259,7 +259,7 @@ func (e statusReceived) apply(r *renewal) {
 		r.reached = true
 	}
 	if s := r.current; s != nil && s.id == e.stream {
-		s.status, s.unanswered = e.status, ""
+		s.status, s.heartbeatFailure = e.status, ""
 	}
 }
 
@@ -269,22 +269,22 @@ func (e streamEnded) apply(r *renewal) {
 		withdrawn := r.opening.withdrawn
 		r.opening = nil
 		if r.desired != nil && !withdrawn {
-			r.failed(e.why)
+			r.failed(e.cause)
 		}
 	case r.current != nil && r.current.id == e.stream:
 		last := r.current
 		r.current = nil
-		if r.now.Sub(last.since) >= steady {
+		if r.now.Sub(last.since) >= backoffReset {
 			r.backoff = backoff{}
 		}
 		if r.desired == nil || last.withdrawn {
 			return
 		}
-		if r.opening == nil || e.why.code != codes.Aborted { // the opening stream causes Aborted when it takes over
-			r.do(countLoss{e.why.label()})
+		if r.opening == nil || e.cause.code != codes.Aborted { // the opening stream causes Aborted when it takes over
+			r.do(countLoss{e.cause.label()})
 		}
 		if r.opening == nil {
-			r.failed(e.why)
+			r.failed(e.cause)
 		}
 	}
 }
@@ -304,7 +304,7 @@ func (r *renewal) failed(why failure) {
 	case why.answered, why.permanent:
 		r.retry(StateRefused, true)
 	case why.notServed:
-		r.retry(StateNobody, false)
+		r.retry(StateNotServed, false)
 	default:
 		r.retry(StateEnabling, false)
 	}
@@ -322,11 +322,11 @@ func (s *stream) hasLease() bool {
 
 func (r *renewal) heartbeat() {
 	s := r.current
-	if !s.hasLease() || s.beating || r.now.Before(s.heartbeatAt) {
+	if !s.hasLease() || s.heartbeatInFlight || r.now.Before(s.heartbeatAt) {
 		return
 	}
-	s.beating, s.heartbeatAt = true, r.now.Add(s.claim.Lease/3)
-	r.do(heartbeat{stream: s.id, session: s.session, within: s.claim.Lease})
+	s.heartbeatInFlight, s.heartbeatAt = true, r.now.Add(s.claim.Lease/3)
+	r.do(heartbeat{stream: s.id, session: s.session, timeout: s.claim.Lease})
 }
 
 // apply records a Heartbeat without an answer. If the lease was lost, the
@@ -336,14 +336,14 @@ func (e heartbeatDone) apply(r *renewal) {
 	if s == nil || s.id != e.stream {
 		return
 	}
-	s.beating = false
+	s.heartbeatInFlight = false
 	switch {
-	case e.why == nil:
-		s.unanswered = ""
-	case e.why.answered && e.why.code == codes.Unimplemented:
+	case e.cause == nil:
+		s.heartbeatFailure = ""
+	case e.cause.answered && e.cause.code == codes.Unimplemented:
 		s.noHeartbeats = true
-	case !e.why.answered:
-		s.unanswered = "Heartbeat: " + e.why.reason
+	case !e.cause.answered:
+		s.heartbeatFailure = "Heartbeat: " + e.cause.reason
 	}
 }
 
@@ -373,14 +373,14 @@ func (r *renewal) next() time.Time {
 	case r.disabling || r.halted != "":
 	case r.opening != nil:
 		if r.opening.claim != *r.desired || r.opening.withdrawn {
-			at(r.opening.since.Add(undecided))
+			at(r.opening.since.Add(acceptTimeout))
 		}
 	case !r.holdsDesired():
 		at(r.retryAt)
 	}
 	if s := r.current; s != nil {
-		at(s.checkedAt.Add(awake))
-		if r.desired != nil && s.hasLease() && !s.beating {
+		at(s.checkedAt.Add(suspendCheckInterval))
+		if r.desired != nil && s.hasLease() && !s.heartbeatInFlight {
 			at(s.heartbeatAt)
 		}
 	}

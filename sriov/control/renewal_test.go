@@ -48,7 +48,7 @@ func newMachine(t *testing.T) *machine { return &machine{t: t, k: &renewal{}, wa
 // step tells an event, and compares what is to be done.
 func (p *machine) step(e event, want ...string) {
 	p.t.Helper()
-	if got := p.words(p.k.step(noon.Add(p.s), e)); strings.Join(got, ", ") != strings.Join(want, ", ") {
+	if got := p.describe(p.k.step(noon.Add(p.s), e)); strings.Join(got, ", ") != strings.Join(want, ", ") {
 		p.t.Fatalf("at %s, %T: got %q, want %q", p.s, e, got, want)
 	}
 }
@@ -71,7 +71,7 @@ func (p *machine) state(want RenewerState) {
 	}
 }
 
-func (p *machine) words(all []action) []string {
+func (p *machine) describe(all []action) []string {
 	var said []string
 	for _, a := range all {
 		switch a := a.(type) {
@@ -120,11 +120,11 @@ func TestRenewalRestarts(t *testing.T) {
 	p.s = 10 * time.Second
 	p.step(refuse(1, broke), "lost connection")
 	p.state(StateEnabling)
-	p.wait(fastPause, "open 2 gen 1")
+	p.wait(fastBackoff, "open 2 gen 1")
 	for id := uint64(2); id < 12; id++ {
 		p.step(refuse(id, gone))
-		p.state(StateNobody)
-		p.wait(fastMost, fmt.Sprintf("open %d gen 1", id+1))
+		p.state(StateNotServed)
+		p.wait(maxFastBackoff, fmt.Sprintf("open %d gen 1", id+1))
 	}
 	p.step(hears(12))
 	p.state(StateHeld)
@@ -133,22 +133,22 @@ func TestRenewalRestarts(t *testing.T) {
 	}
 }
 
-func TestRenewalStartsOverOnlyAfterAWhile(t *testing.T) {
+func TestRenewalResetsBackoffOfStableStreams(t *testing.T) {
 	p := held(t, gen(1))
 	var pauses []time.Duration
 	for id := uint64(1); id < 6; id++ {
 		p.step(refuse(id, broke), "lost connection")
 		before := p.s
-		p.wait(fastMost, fmt.Sprintf("open %d gen 1", id+1))
+		p.wait(maxFastBackoff, fmt.Sprintf("open %d gen 1", id+1))
 		pauses = append(pauses, p.s-before)
 		p.step(hears(id + 1))
 	}
-	if pauses[0] != fastPause || pauses[4] <= 4*fastPause {
+	if pauses[0] != fastBackoff || pauses[4] <= 4*fastBackoff {
 		t.Errorf("pauses %v", pauses)
 	}
-	p.s += steady
+	p.s += backoffReset
 	p.step(refuse(6, broke), "lost connection")
-	p.wait(fastPause, "open 7 gen 1")
+	p.wait(fastBackoff, "open 7 gen 1")
 }
 
 func TestRenewalIsRefused(t *testing.T) {
@@ -160,14 +160,14 @@ func TestRenewalIsRefused(t *testing.T) {
 		p.state(StateRefused)
 		p.step(enableRequested{gen(1)}) // the same again is no reason to hurry
 		before := p.s
-		p.wait(slowMost, fmt.Sprintf("open %d gen 1", id+1))
-		if pause := p.s - before; pause < last || pause < slowPause {
+		p.wait(maxSlowBackoff, fmt.Sprintf("open %d gen 1", id+1))
+		if pause := p.s - before; pause < last || pause < slowBackoff {
 			t.Fatalf("pause %s after %s", pause, last)
 		} else {
 			last = pause
 		}
 	}
-	if last != slowMost {
+	if last != maxSlowBackoff {
 		t.Errorf("the last pause is %s", last)
 	}
 	// What comes with the next Enable is tried at once.
@@ -176,7 +176,7 @@ func TestRenewalIsRefused(t *testing.T) {
 }
 
 // Whoever took over keeps the devices; an own Enable takes them again.
-func TestRenewalDoesNotFight(t *testing.T) {
+func TestRenewalStopsWhenSuperseded(t *testing.T) {
 	for state, why := range map[RenewerState]failure{
 		StateSuperseded: {answered: true, code: codes.Aborted, superseded: true, reason: "superseded"},
 		StateDisabled:   plugin(codes.OK, "disabled"),
@@ -194,7 +194,7 @@ func TestRenewalDoesNotFight(t *testing.T) {
 	p := held(t, gen(1))
 	p.step(refuse(1, plugin(codes.Aborted, "the configuration changed")), "lost Aborted")
 	p.state(StateRefused)
-	p.wait(slowPause, "open 2 gen 1")
+	p.wait(slowBackoff, "open 2 gen 1")
 }
 
 func TestRenewalTakesOverFromItself(t *testing.T) {
@@ -219,7 +219,7 @@ func TestRenewalTakesOverFromItself(t *testing.T) {
 	if s := p.k.published; s.Held.Generation != 3 || s.Desired.Generation != 4 || s.Reason != "hash" {
 		t.Errorf("%+v", s)
 	}
-	p.wait(slowPause, "open 5 gen 4")
+	p.wait(slowBackoff, "open 5 gen 4")
 }
 
 // A plugin that speaks the proposal may not know of taking over.
@@ -228,15 +228,15 @@ func TestRenewalOfTheProposal(t *testing.T) {
 	p.step(enableRequested{gate.Claim{Generation: 1, Lease: time.Second}}, "open 1 gen 1")
 	p.step(statusReceived{stream: 1})
 	p.state(StateHeld)
-	p.wait(awake) // and no heartbeats
+	p.wait(suspendCheckInterval) // and no heartbeats
 	p.step(enableRequested{gen(2)}, "drop 1", "open 2 gen 2")
 	p.step(statusReceived{stream: 2})
 	p.step(disableRequested{p.waiters.at(1)}, `withdraw ""`)
-	p.step(disableDone{why: new(plugin(codes.Unimplemented, "what"))}, "drop 2", "answer 1 false false")
+	p.step(disableDone{cause: new(plugin(codes.Unimplemented, "what"))}, "drop 2", "answer 1 false false")
 	p.state(StateIdle)
 }
 
-func TestRenewalBeats(t *testing.T) {
+func TestRenewalSendsHeartbeats(t *testing.T) {
 	p := held(t, gate.Claim{Generation: 1, Lease: 3 * time.Second})
 	for range 5 {
 		before := p.s
@@ -253,18 +253,18 @@ func TestRenewalBeats(t *testing.T) {
 	}
 	p.wait(time.Second, "beat 1")
 	p.step(heartbeatDone{1, new(plugin(codes.Unimplemented, ""))})
-	p.wait(awake)
+	p.wait(suspendCheckInterval)
 	p.step(refuse(1, plugin(codes.DeadlineExceeded, "no Heartbeat")), "lost DeadlineExceeded")
-	p.wait(fastPause, "open 2 gen 1") // it was not stopped: without heartbeats it wakes up less often
+	p.wait(fastBackoff, "open 2 gen 1") // it was not stopped: without heartbeats it wakes up less often
 }
 
 // A process that stood still may know what is no longer so.
-func TestRenewalStoodStill(t *testing.T) {
+func TestRenewalSuspendedProcess(t *testing.T) {
 	over := plugin(codes.DeadlineExceeded, "no Heartbeat")
 	for name, of := range map[string]struct {
 		lease time.Duration
 		still time.Duration
-		why   failure
+		cause failure
 		want  RenewerState
 	}{
 		"lease":                 {time.Second, 3 * time.Second, over, StateStale},
@@ -278,7 +278,7 @@ func TestRenewalStoodStill(t *testing.T) {
 			p := held(t, gate.Claim{Generation: 1, Lease: of.lease})
 			p.s = of.still
 			p.k.step(noon.Add(p.s), timerExpired{})
-			p.step(refuse(1, of.why), "lost "+of.why.label())
+			p.step(refuse(1, of.cause), "lost "+of.cause.label())
 			p.state(of.want)
 			p.step(enableRequested{gen(2)}, "open 2 gen 2")
 		})
@@ -304,55 +304,55 @@ func TestRenewalDisables(t *testing.T) {
 	holding("held", func(p *machine) {
 		p.state(StateDisabling)
 		p.step(disableRequested{p.waiters.at(2)})
-		p.step(disableDone{why: new(plugin(codes.DeadlineExceeded, "not yet"))}, `withdraw "s1"`)
+		p.step(disableDone{cause: new(plugin(codes.DeadlineExceeded, "not yet"))}, `withdraw "s1"`)
 		p.step(done, "drop 1", "answer 1 true false", "answer 2 true false")
 		p.state(StateIdle)
 		p.step(refuse(1, plugin(codes.OK, "")))
 		p.state(StateIdle)
 	})
 	holding("another holds", func(p *machine) {
-		p.step(disableDone{why: new(plugin(codes.FailedPrecondition, "another"))}, `withdraw ""`)
+		p.step(disableDone{cause: new(plugin(codes.FailedPrecondition, "another"))}, `withdraw ""`)
 		p.step(done, "drop 1", "answer 1 true false")
 	})
 	idle("nobody holds", func(p *machine) {
 		p.step(done, "answer 1 true false")
 	})
 	idle("not controlled", func(p *machine) {
-		p.step(disableDone{why: new(plugin(codes.FailedPrecondition, "not in controlled mode"))}, "answer 1 false false")
+		p.step(disableDone{cause: new(plugin(codes.FailedPrecondition, "not in controlled mode"))}, "answer 1 false false")
 	})
 	idle("nobody there", func(p *machine) {
-		p.step(disableDone{why: &gone}, "answer 1 false false")
+		p.step(disableDone{cause: &gone}, "answer 1 false false")
 		p.state(StateIdle)
 	})
 	idle("may not", func(p *machine) {
-		p.step(disableDone{why: &failure{permanent: true, err: errors.New("permission")}}, "answer 1 false true")
+		p.step(disableDone{cause: &failure{permanent: true, err: errors.New("permission")}}, "answer 1 false true")
 	})
 	holding("restart meanwhile", func(p *machine) {
-		p.step(disableDone{why: &broke})
+		p.step(disableDone{cause: &broke})
 		p.step(refuse(1, broke))
 		for range 10 {
-			p.wait(fastMost, `withdraw ""`)
-			p.step(disableDone{why: &gone})
+			p.wait(maxFastBackoff, `withdraw ""`)
+			p.step(disableDone{cause: &gone})
 		}
-		p.wait(fastMost, `withdraw ""`)
+		p.wait(maxFastBackoff, `withdraw ""`)
 		p.step(done, "answer 1 true false")
 	})
 	idle("dies meanwhile", func(p *machine) { // of a keeper that had no stream
-		p.step(disableDone{why: &broke})
+		p.step(disableDone{cause: &broke})
 		for range 10 {
-			p.wait(fastMost, `withdraw ""`)
-			p.step(disableDone{why: &gone})
+			p.wait(maxFastBackoff, `withdraw ""`)
+			p.step(disableDone{cause: &gone})
 		}
-		p.wait(fastMost, `withdraw ""`)
+		p.wait(maxFastBackoff, `withdraw ""`)
 		p.step(done, "answer 1 true false")
 	})
 	idle("the plugin stops", func(p *machine) {
-		p.step(disableDone{why: new(plugin(codes.Unavailable, "the plugin stops"))})
-		p.wait(fastPause, `withdraw ""`)
-		p.step(disableDone{why: new(plugin(codes.Internal, "odd"))}, "answer 1 false true")
+		p.step(disableDone{cause: new(plugin(codes.Unavailable, "the plugin stops"))})
+		p.wait(fastBackoff, `withdraw ""`)
+		p.step(disableDone{cause: new(plugin(codes.Internal, "odd"))}, "answer 1 false true")
 	})
 	idle("somebody enables", func(p *machine) {
-		p.step(disableDone{why: new(plugin(codes.Aborted, "another"))}, "answer 1 false true")
+		p.step(disableDone{cause: new(plugin(codes.Aborted, "another"))}, "answer 1 false true")
 	})
 	t.Run("on its way", func(t *testing.T) {
 		// The plugin may accept what was asked for after it has said that nobody holds.
@@ -361,14 +361,14 @@ func TestRenewalDisables(t *testing.T) {
 		p.step(disableRequested{p.waiters.at(1)}, `withdraw ""`)
 		p.step(done)
 		p.step(hears(1))
-		p.wait(fastPause, `withdraw "s1"`)
+		p.wait(fastBackoff, `withdraw "s1"`)
 		p.step(done, "drop 1", "answer 1 true false")
 	})
 	holding("gives up", func(p *machine) {
 		// Who waited does so no longer; the stream is ended all the same.
-		p.step(waiterGone{p.waiters.at(1)})
-		p.step(disableDone{why: &broke})
-		p.wait(fastPause, `withdraw "s1"`)
+		p.step(waiterCanceled{p.waiters.at(1)})
+		p.step(disableDone{cause: &broke})
+		p.wait(fastBackoff, `withdraw "s1"`)
 		p.step(done, "drop 1")
 		p.state(StateIdle)
 		if at := p.k.next(); !at.IsZero() {
@@ -424,11 +424,11 @@ func TestRenewalModel(t *testing.T) {
 					}
 					beats[a.stream] = true
 				case answer:
-					ask := calls.number(a.waiter)
-					if !asks[ask] {
-						t.Fatalf("ask %d was not waiting", ask)
+					invoke := calls.number(a.waiter)
+					if !asks[invoke] {
+						t.Fatalf("ask %d was not waiting", invoke)
 					}
-					delete(asks, ask)
+					delete(asks, invoke)
 					acknowledged = acknowledged || a.result.Acknowledged
 				}
 			}
@@ -445,7 +445,7 @@ func TestRenewalModel(t *testing.T) {
 			if len(asks) > 0 && !withdrawing && next.IsZero() {
 				t.Fatal("it stopped withdrawing")
 			}
-			if !next.IsZero() && next.After(now.Add(slowMost)) {
+			if !next.IsZero() && next.After(now.Add(maxSlowBackoff)) {
 				t.Fatalf("next is at %s", next.Sub(now))
 			}
 		}
@@ -473,7 +473,7 @@ func TestRenewalModel(t *testing.T) {
 			"give up": func(t *rapid.T) {
 				id := rapid.Uint64Range(0, lastAsk).Draw(t, "ask")
 				delete(asks, id)
-				tellIt(waiterGone{calls.at(id)})
+				tellIt(waiterCanceled{calls.at(id)})
 			},
 			"hear": func(t *rapid.T) {
 				id := anyStream(t)
@@ -496,7 +496,7 @@ func TestRenewalModel(t *testing.T) {
 				withdrawing = false
 				e := disableDone{result: Withdrawal{Acknowledged: true}}
 				if rapid.Bool().Draw(t, "fails") {
-					e = disableDone{why: new(why.Draw(t, "why"))}
+					e = disableDone{cause: new(why.Draw(t, "why"))}
 				}
 				tellIt(e)
 			},
@@ -508,7 +508,7 @@ func TestRenewalModel(t *testing.T) {
 				delete(beats, id)
 				e := heartbeatDone{stream: id}
 				if rapid.Bool().Draw(t, "fails") {
-					e.why = new(why.Draw(t, "why"))
+					e.cause = new(why.Draw(t, "why"))
 				}
 				tellIt(e)
 			},

@@ -22,7 +22,7 @@ func (e disableRequested) apply(r *renewal) {
 }
 
 // apply removes a caller that no longer waits. The withdrawal continues.
-func (e waiterGone) apply(r *renewal) {
+func (e waiterCanceled) apply(r *renewal) {
 	r.waiters = slices.DeleteFunc(r.waiters, func(w waiter) bool { return w == e.waiter })
 }
 
@@ -47,11 +47,11 @@ func (e disableDone) apply(r *renewal) {
 		r.close(&r.opening)
 		return
 	}
-	why := e.why
+	why := e.cause
 	if why == nil {
 		r.reached = true
 		if r.opening != nil { // the plugin might accept the stream after this
-			r.disableAgain(false)
+			r.retryDisable(false)
 			return
 		}
 		r.close(&r.current)
@@ -62,23 +62,23 @@ func (e disableDone) apply(r *renewal) {
 	r.reached = r.reached || why.answered || !why.notServed && !why.permanent // a connection existed
 	switch {
 	case why.answered:
-		r.declined(*why)
+		r.handleRefusal(*why)
 	case why.notServed && !r.reached && r.opening == nil:
 		r.finish(Withdrawal{Reason: why.reason}, nil)
 	case why.permanent:
 		r.finish(Withdrawal{Reason: why.reason}, why.err)
 	default: // the plugin restarts or does not answer
-		r.disableAgain(false)
+		r.retryDisable(false)
 	}
 }
 
-// declined handles an error returned by the plugin.
-func (r *renewal) declined(why failure) {
+// handleRefusal handles an error returned by the plugin.
+func (r *renewal) handleRefusal(why failure) {
 	switch why.code {
 	case codes.DeadlineExceeded: // the plugin continues the withdrawal
 		r.disableAt, r.disableBackoff = r.now, backoff{}
 	case codes.Unavailable: // the plugin shuts down and withdraws everything; its successor can confirm that
-		r.disableAgain(false)
+		r.retryDisable(false)
 	case codes.Unimplemented:
 		r.close(&r.current)
 		r.close(&r.opening)
@@ -93,7 +93,7 @@ func (r *renewal) declined(why failure) {
 		r.finish(Withdrawal{Reason: why.reason}, nil)
 	case codes.Aborted:
 		if r.opening != nil || r.current != nil { // aborted by this renewer's opening stream
-			r.disableAgain(false)
+			r.retryDisable(false)
 			return
 		}
 		r.finish(Withdrawal{Reason: why.reason}, why.err)
@@ -101,11 +101,11 @@ func (r *renewal) declined(why failure) {
 		if len(r.waiters) > 0 {
 			r.finish(Withdrawal{Reason: why.reason}, why.err)
 		}
-		r.disableAgain(true)
+		r.retryDisable(true)
 	}
 }
 
-func (r *renewal) disableAgain(slow bool) {
+func (r *renewal) retryDisable(slow bool) {
 	r.disableAt = r.now.Add(r.disableBackoff.next(slow, r.jitter))
 }
 

@@ -29,7 +29,7 @@ const (
 	StateDisabling  RenewerState = "disabling"   // the devices are being withdrawn
 	StateEnabling   RenewerState = "enabling"    // the claim was not accepted yet, or was lost
 	StateHeld       RenewerState = "held"        // the plugin has accepted a claim
-	StateNobody     RenewerState = "nobody"      // no process serves the control socket
+	StateNotServed  RenewerState = "nobody"      // no process serves the control socket
 	StateRefused    RenewerState = "refused"     // refused by the plugin; retried with exponential backoff
 	StateSuperseded RenewerState = "superseded"  // another daemon took over
 	StateDisabled   RenewerState = "disabled"    // another client had the devices withdrawn
@@ -54,8 +54,8 @@ func (r *renewal) status() RenewerStatus {
 	s := RenewerStatus{State: StateIdle, Desired: r.desired, Code: r.failure.code, Reason: r.failure.reason}
 	if c := r.current; c != nil {
 		s.Held, s.Plugin = &c.claim, c.status
-		if c.unanswered != "" {
-			s.Reason = c.unanswered
+		if c.heartbeatFailure != "" {
+			s.Reason = c.heartbeatFailure
 		}
 	}
 	switch {
@@ -173,7 +173,7 @@ func (r *Renewer) Disable(ctx context.Context) (Withdrawal, error) {
 		}
 	}
 	reason := cmp.Or(r.Status().Reason, "no answer yet")
-	r.loop.Send(waiterGone{w})
+	r.loop.Send(waiterCanceled{w})
 	return Withdrawal{Reason: reason}, fmt.Errorf("the plugin at %s has not acknowledged the withdrawal of its devices (%s): %w", r.config.Socket, reason, err)
 }
 

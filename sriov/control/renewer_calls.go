@@ -75,7 +75,7 @@ func (r *Renewer) stream(ctx context.Context, c *connection, open openStream) fa
 	}
 	defer func() { _ = client.Close() }() // no call is in flight
 	c.client = client
-	attempt, heard := rpcdial.Listen(ctx)
+	attempt, response := rpcdial.Listen(ctx)
 	stream, err := client.service.EnableDevices(attempt, requestOf(open.claim))
 	for err == nil {
 		var m *controlv1.DevicePluginStatus
@@ -86,7 +86,7 @@ func (r *Renewer) stream(ctx context.Context, c *connection, open openStream) fa
 	if errors.Is(err, io.EOF) {
 		return failure{answered: true, code: codes.OK, reason: "another client withdrew the devices with DisableDevices"}
 	}
-	why := failureOf(fmt.Errorf("EnableDevices at %s: %w", r.config.Socket, outcome(ctx, heard, err)))
+	why := failureOf(fmt.Errorf("EnableDevices at %s: %w", r.config.Socket, outcome(ctx, response, err)))
 	if why.answered && why.code == codes.Aborted {
 		why.superseded = client.heldByOther(ctx)
 	}
@@ -107,9 +107,9 @@ func (c *Client) heldByOther(ctx context.Context) bool {
 }
 
 func (c *Client) heartbeat(ctx context.Context, h heartbeat) *failure {
-	ctx, cancel := context.WithTimeout(ctx, h.within)
+	ctx, cancel := context.WithTimeout(ctx, h.timeout)
 	defer cancel()
-	if _, err := ask(ctx, c.service.Heartbeat, &controlv1.HeartbeatRequest{Session: h.session}); err != nil {
+	if _, err := invoke(ctx, c.service.Heartbeat, &controlv1.HeartbeatRequest{Session: h.session}); err != nil {
 		why := failureOf(err)
 		return &why
 	}
@@ -128,7 +128,7 @@ func (r *Renewer) disable(ctx context.Context, session string) disableDone {
 		}
 	}
 	why := failureOf(err)
-	return disableDone{why: &why}
+	return disableDone{cause: &why}
 }
 
 // failure is why a call failed.

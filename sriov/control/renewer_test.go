@@ -73,7 +73,7 @@ var acknowledged = Withdrawal{Acknowledged: true, Confirmed: true, InUse: []gate
 	{Resource: "example.com/a", ID: "0000:01:00.2", Namespace: "ns", Pod: "p", Container: "c"},
 }}
 
-func TestRenewerLife(t *testing.T) {
+func TestRenewerEnablesAndDisables(t *testing.T) {
 	t.Parallel()
 	d, s := start(t, socketOf(t))
 	k, _ := renewing(t, s.socket)
@@ -129,13 +129,13 @@ func TestRenewerOverRestarts(t *testing.T) {
 	socket := socketOf(t)
 	k, _ := renewing(t, socket)
 	k.Enable(gate.Claim{Generation: 4, Lease: time.Minute})
-	untilState(t, k, StateNobody)
+	untilState(t, k, StateNotServed)
 	for range 3 {
 		d, s := start(t, socket)
 		untilServing(t, d, 4)
 		untilState(t, k, StateHeld)
 		s.stop()
-		untilState(t, k, StateNobody)
+		untilState(t, k, StateNotServed)
 	}
 	if n := figure(t, k.losses.WithLabelValues("connection")); n != 3 {
 		t.Errorf("%v losses counted", n)
@@ -198,10 +198,10 @@ func TestRenewerWaitsForTheConfiguration(t *testing.T) {
 	if st.Code != codes.FailedPrecondition || !strings.Contains(st.Reason, `"h2"`) {
 		t.Errorf("status %+v", st)
 	}
-	d.tell(time.Now(), gate.Configured{Hash: "h2", Resources: []string{"example.com/a"}})
+	d.stepGate(time.Now(), gate.Configured{Hash: "h2", Resources: []string{"example.com/a"}})
 	untilState(t, k, StateHeld)
 	// It changes again: that is nobody's taking over.
-	d.tell(time.Now(), gate.Configured{Hash: "h3", Resources: []string{"example.com/a"}})
+	d.stepGate(time.Now(), gate.Configured{Hash: "h3", Resources: []string{"example.com/a"}})
 	if st := untilState(t, k, StateRefused); st.Code != codes.Aborted && st.Code != codes.FailedPrecondition {
 		t.Errorf("status %+v", st)
 	}
@@ -213,9 +213,9 @@ func TestRenewerWaitsForTheConfiguration(t *testing.T) {
 	testkit.Receive(t, "the change", k.Changed())
 }
 
-func TestRenewerDisableTakesAsLongAsItTakes(t *testing.T) {
+func TestRenewerDisableRetriesUntilAcknowledged(t *testing.T) {
 	socket := socketOf(t)
-	d := newDouble(t, gate.Config{Controlled: true, Bound: 100 * time.Millisecond})
+	d := newDouble(t, gate.Config{Controlled: true, WithdrawTimeout: 100 * time.Millisecond})
 	serve(t, d, socket)
 	k, _ := renewing(t, socket)
 	k.Enable(gate.Claim{Generation: 1})
@@ -305,7 +305,7 @@ func TestRenewerLosesItsLease(t *testing.T) {
 	k, _ := renewing(t, s.socket)
 	k.Enable(gate.Claim{Generation: 1, Lease: 20 * time.Second})
 	untilServing(t, d, 1)
-	d.tell(time.Now().Add(time.Minute), gate.Expired{Timer: gate.TimerLease})
+	d.stepGate(time.Now().Add(time.Minute), gate.Expired{Timer: gate.TimerLease})
 	testkit.Eventually(t, "the loss is counted", func() bool {
 		return figure(t, k.losses.WithLabelValues("DeadlineExceeded")) == 1
 	})

@@ -38,22 +38,22 @@ func claimOf(r *controlv1.EnableDevicesRequest) (gate.Claim, error) {
 		field, value string
 		most         int
 	}{{"node_name", c.Node, maxNode}, {"node_state_uid", c.UID, maxUID}, {"config_hash", c.Hash, maxHash}} {
-		if err := checkWord(of.field, of.value, of.most); err != nil {
+		if err := checkToken(of.field, of.value, of.most); err != nil {
 			return gate.Claim{}, err
 		}
 	}
 	var err error
-	if c.Lease, err = span("lease_duration", r.GetLeaseDuration(), MinLease, MaxLease); err != nil {
+	if c.Lease, err = durationField("lease_duration", r.GetLeaseDuration(), MinLease, MaxLease); err != nil {
 		return gate.Claim{}, err
 	}
-	if c.Hold, err = span("hold_time", r.GetHoldTime(), 0, MaxHold); err != nil {
+	if c.Hold, err = durationField("hold_time", r.GetHoldTime(), 0, MaxHold); err != nil {
 		return gate.Claim{}, err
 	}
 	return c, nil
 }
 
-// checkWord accepts printable ASCII without spaces, which is safe in logs.
-func checkWord(field, value string, most int) error {
+// checkToken accepts printable ASCII without spaces, which is safe in logs.
+func checkToken(field, value string, most int) error {
 	if len(value) > most {
 		return invalid("%s is %d bytes long, the maximum is %d: %.40q...", field, len(value), most, value)
 	}
@@ -63,8 +63,8 @@ func checkWord(field, value string, most int) error {
 	return nil
 }
 
-// span reads a duration. Unset and 0 both mean no duration.
-func span(field string, d *durationpb.Duration, least, most time.Duration) (time.Duration, error) {
+// durationField reads a duration. Unset and 0 both mean no duration.
+func durationField(field string, d *durationpb.Duration, least, most time.Duration) (time.Duration, error) {
 	if d == nil {
 		return 0, nil
 	}
@@ -84,7 +84,7 @@ func checkSession(session string, required bool) error {
 	if session == "" && required {
 		return invalid("session is empty; use the session from the status messages of the EnableDevices stream")
 	}
-	return checkWord("session", session, maxSession)
+	return checkToken("session", session, maxSession)
 }
 
 func invalid(format string, args ...any) error {

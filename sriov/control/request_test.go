@@ -116,7 +116,7 @@ func FuzzClaimOf(f *testing.F) {
 }
 
 // A status says the same on both ends; what the wire has no place for excepted.
-func TestStatusThereAndBack(t *testing.T) {
+func TestStatusRoundTrip(t *testing.T) {
 	keys := func(m map[gate.Phase]controlv1.ResourceState) (all []gate.Phase) {
 		for k := range m {
 			all = append(all, k)
@@ -125,7 +125,7 @@ func TestStatusThereAndBack(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		count := rapid.IntRange(0, math.MaxInt32)
-		moment := rapid.Custom(func(t *rapid.T) time.Time {
+		timestampOf := rapid.Custom(func(t *rapid.T) time.Time {
 			if rapid.Bool().Draw(t, "none") {
 				return time.Time{}
 			}
@@ -137,7 +137,7 @@ func TestStatusThereAndBack(t *testing.T) {
 			Holding: rapid.SampledFrom([]gate.Holding{gate.NotControlled, gate.Waiting, gate.Live, gate.Lost}).Draw(t, "holding"),
 			Pools:   count.Draw(t, "pools"), Devices: count.Draw(t, "devices"), Generation: rapid.Int64().Draw(t, "generation"),
 			UID: words.Draw(t, "uid"), Hash: words.Draw(t, "hash"), Error: words.Draw(t, "error"),
-			LeaseEnds: moment.Draw(t, "lease"), HoldEnds: moment.Draw(t, "hold"), Resources: map[string]gate.Report{},
+			LeaseEnds: timestampOf.Draw(t, "lease"), HoldEnds: timestampOf.Draw(t, "hold"), Resources: map[string]gate.Report{},
 		}
 		for _, name := range rapid.SliceOfN(words, 0, 5).Draw(t, "names") {
 			s.Resources[name] = gate.Report{Phase: rapid.SampledFrom(keys(phases)).Draw(t, "phase"), Devices: count.Draw(t, "d"), Offered: count.Draw(t, "o"),
@@ -158,7 +158,7 @@ func TestStatusThereAndBack(t *testing.T) {
 }
 
 // Whatever the plugin has, the wire takes it, and never as UNKNOWN.
-func TestOddStatuses(t *testing.T) {
+func TestInvalidStatuses(t *testing.T) {
 	long := strings.Repeat("ü", maxText)
 	s := gate.Status{State: "dreaming", Holding: "odd", Pools: -1, Devices: math.MaxInt, Hash: "a\xffb", Error: long,
 		Resources: map[string]gate.Report{"z\xff": {Phase: "odd", Error: "\xfe"}, "a": {}}}

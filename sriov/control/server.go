@@ -31,7 +31,7 @@ type Plugin interface {
 	// Disable withdraws the devices and waits for the result. An empty session
 	// means any holder. A result with a Code other than OK is an answer, not an
 	// error.
-	Disable(ctx context.Context, session string) (gate.Disabled, error)
+	Disable(ctx context.Context, session string) (gate.DisableReply, error)
 	// Heartbeat renews a lease from the time of the call, and returns its
 	// duration.
 	Heartbeat(ctx context.Context, session string, at time.Time) (lease time.Duration, err error)
@@ -129,7 +129,7 @@ func (s *Server) DisableDevices(ctx context.Context, r *controlv1.DisableDevices
 	if err != nil {
 		return nil, endStatus(err)
 	}
-	return disabledOf(done), nil
+	return disableResponseOf(done), nil
 }
 
 // Heartbeat renews a lease from the time at which the call arrived.

@@ -224,7 +224,7 @@ func TestSlowReader(t *testing.T) {
 	const many = 2000
 	big := strings.Repeat("x", 2000)
 	for i := range many {
-		d.tell(time.Now(), gate.Reported{Resource: "example.com/a", Report: gate.Report{Phase: gate.Offered, Epoch: d.epoch, Devices: i, Offered: 2, Streaming: true, Error: big}})
+		d.stepGate(time.Now(), gate.Reported{Resource: "example.com/a", Report: gate.Report{Phase: gate.Offered, Epoch: d.epoch, Devices: i, Offered: 2, Streaming: true, Error: big}})
 	}
 	other, err := c.GetStatus(testkit.Context(t), &controlv1.GetStatusRequest{})
 	if err != nil || other.Resources[0].DeviceCount != many-1 {
@@ -288,7 +288,7 @@ func TestStoppedHolderLosesItsLease(t *testing.T) {
 }
 
 // What is no gRPC does no harm.
-func TestStrangers(t *testing.T) {
+func TestServerIgnoresNonGRPCClients(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	for i, words := range []string{"", "GET / HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", strings.Repeat("\xff", 4096)} {
 		conn := testkit.Value(net.Dial("unix", s.socket))(t)
@@ -313,8 +313,8 @@ type broken struct {
 func (b broken) Enable(context.Context, string, gate.Claim, func(gate.Status) error) error {
 	return b.err
 }
-func (b broken) Disable(context.Context, string) (gate.Disabled, error) {
-	return gate.Disabled{}, b.err
+func (b broken) Disable(context.Context, string) (gate.DisableReply, error) {
+	return gate.DisableReply{}, b.err
 }
 func (b broken) Heartbeat(context.Context, string, time.Time) (time.Duration, error) {
 	return 0, b.err

@@ -44,10 +44,10 @@ var (
 // not have becomes ERROR, never UNKNOWN.
 func messageOf(s gate.Status, session string) *controlv1.DevicePluginStatus {
 	m := &controlv1.DevicePluginStatus{
-		State: states[s.State], ResourcePoolCount: number(s.Pools), DeviceCount: number(s.Devices),
+		State: states[s.State], ResourcePoolCount: clampInt32(s.Pools), DeviceCount: clampInt32(s.Devices),
 		ServingGeneration: s.Generation, ErrorMessage: text(s.Error),
 		Session: session, NodeStateUid: text(s.UID), ConfigHash: text(s.Hash), Control: holdings[s.Holding],
-		LeaseExpires: moment(s.LeaseEnds), HoldEnds: moment(s.HoldEnds),
+		LeaseExpires: timestampOf(s.LeaseEnds), HoldEnds: timestampOf(s.HoldEnds),
 	}
 	if m.State == controlv1.DevicePluginStatus_UNKNOWN {
 		m.State = controlv1.DevicePluginStatus_ERROR
@@ -56,8 +56,8 @@ func messageOf(s gate.Status, session string) *controlv1.DevicePluginStatus {
 	for _, name := range slices.Sorted(maps.Keys(s.Resources)) {
 		r := s.Resources[name]
 		m.Resources = append(m.Resources, &controlv1.ResourceStatus{
-			Name: text(name), State: phases[r.Phase], DeviceCount: number(r.Devices), OfferedCount: number(r.Offered),
-			Allocating: number(r.Allocating), KubeletConnected: r.Streaming, ErrorMessage: text(r.Error),
+			Name: text(name), State: phases[r.Phase], DeviceCount: clampInt32(r.Devices), OfferedCount: clampInt32(r.Offered),
+			Allocating: clampInt32(r.Allocating), KubeletConnected: r.Streaming, ErrorMessage: text(r.Error),
 		})
 	}
 	return m
@@ -81,8 +81,8 @@ func statusOf(m *controlv1.DevicePluginStatus) gate.Status {
 	return s
 }
 
-// disabledOf converts a withdrawal's result to its message.
-func disabledOf(d gate.Disabled) *controlv1.DisableDevicesResponse {
+// disableResponseOf converts a withdrawal's result to its message.
+func disableResponseOf(d gate.DisableReply) *controlv1.DisableDevicesResponse {
 	m := &controlv1.DisableDevicesResponse{KubeletConfirmed: d.Confirmed}
 	for _, h := range d.InUse {
 		m.InUse = append(m.InUse, &controlv1.DeviceInUse{
@@ -100,9 +100,9 @@ func inUseOf(m *controlv1.DisableDevicesResponse) []gate.Held {
 	return all
 }
 
-func valueOf[V, N comparable](values map[V]N, number N) V {
+func valueOf[V, N comparable](values map[V]N, clampInt32 N) V {
 	for v, n := range values {
-		if n == number {
+		if n == clampInt32 {
 			return v
 		}
 	}
@@ -110,7 +110,7 @@ func valueOf[V, N comparable](values map[V]N, number N) V {
 	return none
 }
 
-func number(n int) int32 { return int32(min(max(n, 0), math.MaxInt32)) }
+func clampInt32(n int) int32 { return int32(min(max(n, 0), math.MaxInt32)) }
 
 // text makes a string valid UTF-8 of limited length.
 func text(s string) string {
@@ -120,7 +120,7 @@ func text(s string) string {
 	return strings.ToValidUTF8(s[:maxText-len("…")], "") + "…"
 }
 
-func moment(t time.Time) *timestamppb.Timestamp {
+func timestampOf(t time.Time) *timestamppb.Timestamp {
 	if t.IsZero() {
 		return nil
 	}

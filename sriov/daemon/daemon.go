@@ -234,14 +234,14 @@ func (d *Daemon) log(before, s Status) {
 		return
 	}
 	level := slog.LevelInfo
-	if s.Phase == Failed || s.Phase == Blocked || s.Phase == Away {
+	if s.Phase == Failed || s.Phase == Blocked || s.Phase == Superseded {
 		level = slog.LevelWarn
 	}
 	attrs := []slog.Attr{slog.String("phase", string(s.Phase)), slog.Int64("generation", s.Generation), slog.String("uid", s.UID)}
 	if s.Reason != "" {
 		attrs = append(attrs, slog.String("reason", s.Reason))
 	}
-	if !s.Next.IsZero() && s.Phase != Looking && s.Phase != Withdrawing {
+	if !s.Next.IsZero() && s.Phase != Observing && s.Phase != Withdrawing {
 		attrs = append(attrs, slog.Time("next", s.Next))
 	}
 	log.LogAttrs(context.Background(), level, "phase changed", attrs...)

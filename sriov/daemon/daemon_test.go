@@ -143,7 +143,7 @@ func (r *rig) start() {
 	r.Cleanup(r.stop)
 }
 
-func (r *rig) serves(generation int64) {
+func (r *rig) isServing(generation int64) {
 	r.Helper()
 	testkit.Eventually(r, fmt.Sprintf("serving generation %d", generation), func() bool {
 		c := r.gate.open()
@@ -152,7 +152,7 @@ func (r *rig) serves(generation int64) {
 	spec, _, err := nodestate.Parse(testkit.Value(os.ReadFile(r.path()))(r))
 	testkit.Must(r, err)
 	state, _ := r.node.Read(r.Context())
-	if p := plan.Make(spec.Spec, state, plan.Options{}); !p.Done() {
+	if p := plan.Compute(spec.Spec, state, plan.Options{}); !p.Done() {
 		r.Errorf("serving with %v, %v left", p.Steps, p.Problems)
 	}
 }
@@ -172,13 +172,13 @@ func TestApply(t *testing.T) {
 	r.start()
 	r.phase(Waiting)
 	r.desired(1, specOf(3, 9000))
-	r.serves(1)
+	r.isServing(1)
 	const ofBraces = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
 	if c := r.gate.open(); c.Hash != ofBraces || c.Node != "n1" {
 		t.Errorf("%+v", c)
 	}
 	r.desired(2, specOf(2, 9000))
-	r.serves(2)
+	r.isServing(2)
 	if got := r.gate.calls(); !slices.Equal(got, []string{"disable", "enable 1", "disable", "enable 2"}) {
 		t.Errorf("calls of the gate: %v", got)
 	}
@@ -250,7 +250,7 @@ func TestRestartAtEachStep(t *testing.T) {
 		r.node.fail = nil
 		r.gate.history = nil
 		r.start()
-		r.serves(1)
+		r.isServing(1)
 		if calls := r.gate.calls(); calls[0] != "disable" {
 			t.Errorf("after step %d: %v", n, calls)
 		}
@@ -258,7 +258,7 @@ func TestRestartAtEachStep(t *testing.T) {
 		r.stop()
 		r.gate.history = nil
 		r.start()
-		r.serves(1)
+		r.isServing(1)
 		if calls := r.gate.calls(); !slices.Equal(calls, []string{"enable 1"}) {
 			t.Errorf("with nothing to do: %v", calls)
 		}
@@ -292,7 +292,7 @@ func TestStopDuringRecord(t *testing.T) {
 	}
 	r.desired(1, specOf(3, 9000))
 	r.start()
-	r.serves(1)
+	r.isServing(1)
 	r.stop()
 	testkit.Must(t, <-ended)
 	if record, err := load(t.Context(), r.config.Store); err != nil || record.Applying || record.Generation != 1 {
@@ -322,14 +322,14 @@ func TestStepThatFails(t *testing.T) {
 	}
 	<-fails
 	fails <- false
-	r.serves(1)
+	r.isServing(1)
 }
 
-func TestPodsAreWaitedFor(t *testing.T) {
+func TestWaitsForPods(t *testing.T) {
 	r := newRig(t, Apply)
 	r.desired(1, specOf(2, 0))
 	r.start()
-	r.serves(1)
+	r.isServing(1)
 	r.pods.mu.Lock()
 	r.pods.held = []podresources.Holder{{Resource: "example.com/net", ID: vfAddress(pf0, 0), Namespace: "ns", Pod: "p", Container: "c"}}
 	r.pods.mu.Unlock()
@@ -340,7 +340,7 @@ func TestPodsAreWaitedFor(t *testing.T) {
 	r.pods.mu.Lock()
 	r.pods.held = nil
 	r.pods.mu.Unlock()
-	r.serves(2)
+	r.isServing(2)
 }
 
 // The operator's daemon configures the node, and reports to the API server.
@@ -358,7 +358,7 @@ func TestFollowTheOperator(t *testing.T) {
 	configure := func(vfs int) {
 		r.node.change(func(*plan.State) {
 			for range 4 {
-				for _, s := range plan.Make(specOf(vfs, 0), r.node.copy(), plan.Options{}).Steps {
+				for _, s := range plan.Compute(specOf(vfs, 0), r.node.copy(), plan.Options{}).Steps {
 					if err := r.node.do(s); err != nil {
 						t.Error(err)
 					}
@@ -448,14 +448,14 @@ func TestWatch(t *testing.T) {
 	}
 	r.desired(1, specOf(2, 0))
 	r.start()
-	r.serves(1)
+	r.isServing(1)
 	kick := <-kicks
 	r.node.change(func(s *plan.State) { s.PFs[0].VFs[1].Driver = "" })
 	for range 100 {
 		kick()
 	}
 	testkit.Eventually(r, "closed and opened", func() bool { return len(r.gate.calls()) == 4 })
-	r.serves(1)
+	r.isServing(1)
 	if n := len(r.gate.calls()); n != 4 {
 		t.Errorf("%v", r.gate.calls())
 	}
@@ -470,7 +470,7 @@ func TestDryRun(t *testing.T) {
 		t.Errorf("%+v, %v", p, err)
 	}
 	r.start()
-	r.serves(1)
+	r.isServing(1)
 	r.stop()
 	steps := len(r.node.steps)
 	r.pods.held = []podresources.Holder{{ID: vfAddress(pf0, 0), Pod: "p"}}

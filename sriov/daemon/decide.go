@@ -18,13 +18,13 @@ func (r *reconciler) decide(o observation) {
 		return
 	}
 	r.status.Steps, r.status.Problems, r.status.Notes = texts(p.Steps), texts(p.Problems), texts(p.Notes)
-	left := leftOf(p)
+	left := summarize(p)
 	switch {
 	case !r.confirmed(p):
 		r.wait(Serving, "the node might have changed: "+left, confirmDelay)
 		r.ignoreChanges = true
 	case p.Done() && r.rules.Mode == Follow && r.gate.position != gateOpen && r.changes != r.changesSeen:
-		r.wait(Pending, "the node is changing", settleDelay)
+		r.wait(Pending, "the node is changing", changeDelay)
 	case p.Done():
 		r.enable(o.hash)
 	case r.rules.Mode == Follow:
@@ -39,14 +39,14 @@ func (r *reconciler) decide(o observation) {
 	case len(p.Steps) == 0:
 		// Others might resolve it, such as the owner of externally managed
 		// functions.
-		r.wait(Failed, "the desired state cannot be reached: "+left, min(r.pause(), r.rules.Spread(30*time.Second)))
+		r.wait(Failed, "the desired state cannot be reached: "+left, min(r.nextBackoff(), r.rules.Spread(30*time.Second)))
 	case r.rounds >= maxRounds:
 		r.fail(fmt.Errorf("the node does not reach the desired state: after %d rounds these steps are left: %s", r.rounds, left))
 	case r.now.Sub(r.gate.closedAt) < r.rules.Settle:
 		r.wait(Withdrawing, "waiting for the scheduler to see that no devices are offered", r.gate.closedAt.Add(r.rules.Settle).Sub(r.now))
-	case r.mayChange(o.pods, p.Touches):
+	case r.canChange(o.pods, p.Touches):
 		r.rounds++
-		r.steps, r.made.thisPlan = p.Steps, nil
+		r.steps, r.created.thisPlan = p.Steps, nil
 		r.due = time.Time{}
 		r.setPhase(Applying, "")
 		r.save(true)
@@ -63,14 +63,14 @@ func (r *reconciler) plan(o observation) (plan.Plan, error) {
 	if err := o.check(spec, managed); err != nil {
 		return plan.Plan{}, fmt.Errorf("read the node: %w", err)
 	}
-	return plan.Make(spec, o.state, plan.Options{Managed: managed, Held: r.held(o.state), Fresh: r.made.fresh, GUIDs: o.guids}), nil
+	return plan.Compute(spec, o.state, plan.Options{Managed: managed, Held: r.held(o.state), Fresh: r.created.fresh, GUIDs: o.guids}), nil
 }
 
 // observationFailed does not change the node. Devices offered in the desired
 // state stay offered: a read failure is not a change.
 func (r *reconciler) observationFailed(err error) {
-	if r.serves() {
-		r.wait(Serving, err.Error(), r.pause())
+	if r.isServing() {
+		r.wait(Serving, err.Error(), r.nextBackoff())
 		return
 	}
 	r.fail(err)
@@ -83,12 +83,12 @@ func (r *reconciler) observationFailed(err error) {
 func (r *reconciler) confirmed(p plan.Plan) bool {
 	before := r.differences
 	r.differences = append(all(p.Steps), all(p.Problems)...)
-	return !r.serves() || p.Done() || slices.ContainsFunc(r.differences, func(d string) bool { return slices.Contains(before, d) })
+	return !r.isServing() || p.Done() || slices.ContainsFunc(r.differences, func(d string) bool { return slices.Contains(before, d) })
 }
 
-// leftOf returns the first step of a plan, or its first problem, and the number
+// summarize returns the first step of a plan, or its first problem, and the number
 // of the others.
-func leftOf(p plan.Plan) string {
+func summarize(p plan.Plan) string {
 	left := all(p.Steps)
 	if len(left) == 0 {
 		left = all(p.Problems)
@@ -106,9 +106,9 @@ func andMore(n int) string {
 	return fmt.Sprintf(" (and %d more)", n)
 }
 
-// mayChange reports whether functions can be changed now: they are not offered,
+// canChange reports whether functions can be changed now: they are not offered,
 // and no pod holds one. If not, it sets the phase and its reason.
-func (r *reconciler) mayChange(p pods, touches []string) bool {
+func (r *reconciler) canChange(p pods, touches []string) bool {
 	r.status.Held, r.status.Unacknowledged = nil, ""
 	if len(touches) == 0 {
 		return true
@@ -126,7 +126,7 @@ func (r *reconciler) mayChange(p pods, touches []string) bool {
 	switch held := r.status.Held; {
 	case p.err != nil:
 		if !r.rules.Force {
-			r.wait(Blocked, fmt.Sprintf("pods that hold functions are unknown: %v", p.err), min(r.pause(), 6*pollDelay))
+			r.wait(Blocked, fmt.Sprintf("pods that hold functions are unknown: %v", p.err), min(r.nextBackoff(), 6*pollDelay))
 		}
 		return r.rules.Force
 	case p.offersUnknown && !withdrawal.Acknowledged && left > 0:
@@ -168,7 +168,7 @@ func (r *reconciler) enable(hash string) {
 	}
 	g.claim, g.spec = claim, r.desired.hash
 	r.wait(Serving, "", r.rules.Resync)
-	r.failures, r.status.Held, r.made = 0, nil, madeFunctions{}
+	r.failures, r.status.Held, r.created = 0, nil, createdFunctions{}
 	if r.rules.Mode == Apply {
 		r.save(false)
 	}
@@ -213,7 +213,7 @@ func (r *reconciler) held(s plan.State) []string {
 	recreated := map[string]bool{}
 	for _, pf := range s.PFs {
 		for _, v := range pf.VFs {
-			recreated[v.Address] = r.rules.Force && slices.Contains(r.made.pfs, pf.Address)
+			recreated[v.Address] = r.rules.Force && slices.Contains(r.created.pfs, pf.Address)
 		}
 	}
 	var ids []string
@@ -225,16 +225,16 @@ func (r *reconciler) held(s plan.State) []string {
 	return ids
 }
 
-// madeFunctions are PFs whose functions were created since the node was last in
+// createdFunctions are PFs whose functions were created since the node was last in
 // the desired state.
-type madeFunctions struct {
+type createdFunctions struct {
 	pfs      []string
 	fresh    []string // since the last completed plan; see plan.Options
 	thisPlan []string // by the running plan
 }
 
 // add records a successful step.
-func (m *madeFunctions) add(s plan.Step) {
+func (m *createdFunctions) add(s plan.Step) {
 	if n, ok := s.(plan.SetNumVFs); ok && n.Number > 0 {
 		for _, list := range []*[]string{&m.pfs, &m.fresh, &m.thisPlan} {
 			if !slices.Contains(*list, n.PF) {

@@ -60,17 +60,17 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, phase...)
 	}
 	for _, p := range Phases() {
-		gauge("phase", "1 for the current phase of the daemon.", truth(p == s.Phase), string(p))
+		gauge("phase", "1 for the current phase of the daemon.", boolGauge(p == s.Phase), string(p))
 	}
 	gauge("phase_since_seconds", "Start time of the current phase in seconds since the Unix epoch.", float64(s.Since.UnixMilli())/1000)
 	gauge("generation", "Generation of the newest valid node state.", float64(s.Generation))
 	gauge("steps_left", "Number of steps of the last plan.", float64(len(s.Steps)))
 	gauge("problems", "Number of problems that no step can resolve.", float64(len(s.Problems)))
 	gauge("blocking_functions", "Number of functions that must be changed and that pods hold.", float64(len(s.Held)))
-	gauge("unacknowledged", "1 if the plugin could not acknowledge the last withdrawal.", truth(s.Unacknowledged != ""))
+	gauge("unacknowledged", "1 if the plugin could not acknowledge the last withdrawal.", boolGauge(s.Unacknowledged != ""))
 }
 
-func truth(b bool) float64 {
+func boolGauge(b bool) float64 {
 	if b {
 		return 1
 	}

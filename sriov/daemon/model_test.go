@@ -122,7 +122,7 @@ func (w *model) opens(a enable) {
 	for _, h := range w.r.holders {
 		held = append(held, h.ID)
 	}
-	if p := plan.Make(w.desired.Spec, w.seen.state, plan.Options{Managed: managed, Held: held}); !p.Done() {
+	if p := plan.Compute(w.desired.Spec, w.seen.state, plan.Options{Managed: managed, Held: held}); !p.Done() {
 		w.Fatalf("opened with %v, %v left", p.Steps, p.Problems)
 	}
 	w.gate, w.shutOK, w.offering = true, false, a.Claim
@@ -275,7 +275,7 @@ func (w *model) event() {
 		}
 	case 11:
 		if w.rules.Mode == Follow && w.desired != nil { // the operator works
-			p := plan.Make(w.desired.Spec, w.node.copy(), plan.Options{})
+			p := plan.Compute(w.desired.Spec, w.node.copy(), plan.Options{})
 			for _, s := range p.Steps[:min(len(p.Steps), 2)] {
 				testkit.Must(t, w.node.do(s))
 			}
@@ -296,7 +296,7 @@ func (w *model) settle() {
 		}
 		if w.rules.Mode == Follow && w.desired != nil && w.desired.Status.SyncStatus != nodestate.Succeeded {
 			for n := 0; ; n++ {
-				p := plan.Make(w.desired.Spec, w.node.copy(), plan.Options{})
+				p := plan.Compute(w.desired.Spec, w.node.copy(), plan.Options{})
 				if len(p.Steps) == 0 {
 					break
 				}
@@ -318,7 +318,7 @@ func (w *model) settle() {
 		}
 		w.step(timeout{})
 		if w.rules.Mode == Follow && w.desired != nil { // the operator's loop
-			for _, s := range plan.Make(w.desired.Spec, w.node.copy(), plan.Options{}).Steps {
+			for _, s := range plan.Compute(w.desired.Spec, w.node.copy(), plan.Options{}).Steps {
 				testkit.Must(w, w.node.do(s))
 			}
 		}
@@ -330,21 +330,21 @@ func (w *model) ended() bool {
 	if w.desired == nil {
 		return !w.gate
 	}
-	p := plan.Make(w.desired.Spec, w.node.copy(), plan.Options{})
+	p := plan.Compute(w.desired.Spec, w.node.copy(), plan.Options{})
 	return w.gate && p.Done() && w.offering.Generation == w.desired.Generation
 }
 
 func TestMachine(t *testing.T) {
 	for _, mode := range []Mode{Apply, Follow} {
-		t.Run(string(mode), rapid.MakeCheck(func(t *rapid.T) { life(t, mode) }))
+		t.Run(string(mode), rapid.MakeCheck(func(t *rapid.T) { checkModel(t, mode) }))
 	}
 }
 
 func FuzzMachine(f *testing.F) {
-	f.Fuzz(rapid.MakeFuzz(func(t *rapid.T) { life(t, rapid.SampledFrom([]Mode{Apply, Follow}).Draw(t, "mode")) }))
+	f.Fuzz(rapid.MakeFuzz(func(t *rapid.T) { checkModel(t, rapid.SampledFrom([]Mode{Apply, Follow}).Draw(t, "mode")) }))
 }
 
-func life(t *rapid.T, mode Mode) {
+func checkModel(t *rapid.T, mode Mode) {
 	w := newModel(t, mode)
 	for range rapid.IntRange(1, 80).Draw(t, "events") {
 		if n := len(w.pending); n > 0 && rapid.Bool().Draw(t, "answers") {

@@ -28,7 +28,7 @@ type node struct {
 	check      func(plan.Step)       // before a step; nil: nothing
 	unreadable error
 	steps      []string
-	made       int
+	created    int
 	// showsRandom: the table shows the address that the driver of a new function chose, as an igb's.
 	showsRandom bool
 }
@@ -132,10 +132,10 @@ func (n *node) do(step plan.Step) error {
 func (n *node) bind(vf *plan.VF, driver string) {
 	vf.Driver, vf.Netdev, vf.MAC, vf.MTU = driver, "", "", 0
 	if driver == "" || driver == "iavf" {
-		n.made++
-		vf.Driver, vf.Netdev, vf.MTU = "iavf", fmt.Sprintf("eth%d", n.made), 1500
+		n.created++
+		vf.Driver, vf.Netdev, vf.MTU = "iavf", fmt.Sprintf("eth%d", n.created), 1500
 		if vf.MAC = vf.AdminMAC; vf.MAC == "" {
-			vf.MAC = fmt.Sprintf("02:aa:00:00:%02x:%02x", n.made/256%256, n.made%256)
+			vf.MAC = fmt.Sprintf("02:aa:00:00:%02x:%02x", n.created/256%256, n.created%256)
 		}
 	}
 }

@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// settleDelay is the minimum time between observations after a change of
+	// changeDelay is the minimum time between observations after a change of
 	// the node, because creating functions causes many changes.
-	settleDelay = time.Second
+	changeDelay = time.Second
 	// confirmDelay is the time between two observations that must both find a
 	// difference before devices are withdrawn for it.
 	confirmDelay = 3 * time.Second
@@ -28,8 +28,8 @@ const (
 	// acknowledgement.
 	withdrawalPollDelay = 500 * time.Millisecond
 
-	firstPause = time.Second
-	maxPause   = 5 * time.Minute
+	minBackoff = time.Second
+	maxBackoff = 5 * time.Minute
 	// maxRounds limits successive rounds of planning and applying.
 	maxRounds = 6
 )
@@ -60,10 +60,10 @@ type reconciler struct {
 	holders     []podresources.Holder // last known ones
 	differences []string              // found by the last observation
 
-	step   plan.Step   // the running step, or the last one
-	steps  []plan.Step // of the running plan: step and later ones
-	rounds int
-	made   madeFunctions
+	step    plan.Step   // the running step, or the last one
+	steps   []plan.Step // of the running plan: step and later ones
+	rounds  int
+	created createdFunctions
 
 	status Status
 }
@@ -79,12 +79,12 @@ type desired struct {
 type presence int
 
 const (
-	unread  presence = iota // not reported yet
+	unknown presence = iota // not reported yet
 	absent                  // the node state does not exist
 	present                 // state is the newest one
-	// superseded, in mode Follow: the newest generation cannot be read, and the
+	// outdated, in mode Follow: the newest generation cannot be read, and the
 	// operator might act on it.
-	superseded
+	outdated
 )
 
 // gateState is this process's view of the gate.
@@ -175,7 +175,7 @@ func (r *reconciler) reconcile() {
 	if r.effect == recording || r.effect == applying {
 		return
 	}
-	if r.status.Phase == Away {
+	if r.status.Phase == Superseded {
 		r.due = time.Time{}
 		return
 	}
@@ -185,7 +185,7 @@ func (r *reconciler) reconcile() {
 		r.setPhase(phase, reason)
 		return
 	}
-	if r.effect == observing || r.gate.position == gateWithdrawing || r.desired.presence == unread {
+	if r.effect == observing || r.gate.position == gateWithdrawing || r.desired.presence == unknown {
 		return
 	}
 	switch {
@@ -194,7 +194,7 @@ func (r *reconciler) reconcile() {
 		r.do(apply{r.step})
 	case !r.due.IsZero() && !r.due.After(r.now):
 		if r.status.Phase == Waiting {
-			r.setPhase(Looking, "")
+			r.setPhase(Observing, "")
 		}
 		r.effect, r.observedAt, r.changesSeen = observing, r.now, r.changes
 		r.do(observe{r.revision})
@@ -205,11 +205,11 @@ func (r *reconciler) reconcile() {
 // the node is observed; otherwise "".
 func (r *reconciler) mustClose() (Phase, string) {
 	switch p := r.gate.position; {
-	case r.desired.presence == unread:
+	case r.desired.presence == unknown:
 		return "", ""
 	case r.desired.presence == absent:
 		return Waiting, "the node state does not exist"
-	case r.desired.presence == superseded:
+	case r.desired.presence == outdated:
 		return Pending, fmt.Sprintf("the node state changed, but is not valid: %v", r.desired.err)
 	case r.rules.Mode == Apply && r.record.Applying && p != gateClosed:
 		return Withdrawing, "a previous process was interrupted while applying"
@@ -217,7 +217,7 @@ func (r *reconciler) mustClose() (Phase, string) {
 		return Pending, operatorStatus(r.desired.state.Status)
 	case r.rules.Mode == Follow && p == gateUnconfirmed && r.status.Withdrawal != "":
 		return Failed, "the devices could not be withdrawn: " + r.status.Withdrawal
-	case r.rules.Mode == Follow && (p == gateUnconfirmed || p == gateOpen && !r.serves()):
+	case r.rules.Mode == Follow && (p == gateUnconfirmed || p == gateOpen && !r.isServing()):
 		return Withdrawing, "the node state changed"
 	}
 	return "", ""
@@ -234,8 +234,8 @@ func operatorStatus(s nodestate.Status) string {
 	return text
 }
 
-// serves reports whether the gate is open for the desired state.
-func (r *reconciler) serves() bool {
+// isServing reports whether the gate is open for the desired state.
+func (r *reconciler) isServing() bool {
 	g := r.gate
 	return g.position == gateOpen && g.spec == r.desired.hash && g.claim.UID == r.desired.state.UID && g.claim.Generation == r.desired.state.Generation
 }
@@ -256,7 +256,7 @@ func (timeout) handle(*reconciler) {}
 
 func (e desiredReported) handle(r *reconciler) {
 	d, u := &r.desired, e.Update
-	known := d.presence == present || d.presence == superseded
+	known := d.presence == present || d.presence == outdated
 	same := known && u.State.UID == d.state.UID && u.State.Generation == d.state.Generation
 	d.err = u.Err
 	if u.Err == nil && !u.Gone && r.rules.Mode == Apply {
@@ -271,12 +271,12 @@ func (e desiredReported) handle(r *reconciler) {
 		// The last valid state stays in force, but the operator might act on
 		// the newer one.
 		if r.rules.Mode == Follow && u.State.Generation != 0 && !same {
-			d.presence = superseded
+			d.presence = outdated
 		}
 		return
 	}
 	hash := u.State.Spec.Hash()
-	changed := !same || hash != d.hash || d.presence == superseded
+	changed := !same || hash != d.hash || d.presence == outdated
 	d.presence, d.state, d.hash = present, u.State, hash
 	r.status.UID, r.status.Generation = u.State.UID, u.State.Generation
 	if changed {
@@ -298,8 +298,8 @@ func (e desiredReported) handle(r *reconciler) {
 // abandon drops the plan of an earlier desired state. A running step finishes.
 func (r *reconciler) abandon() {
 	r.steps, r.rounds, r.failures, r.due, r.ignoreChanges = nil, 0, 0, time.Time{}, false
-	if r.status.Phase == Away {
-		r.setPhase(Looking, "")
+	if r.status.Phase == Superseded {
+		r.setPhase(Observing, "")
 	}
 }
 
@@ -314,7 +314,7 @@ func (e nodeChanged) handle(r *reconciler) {
 // observeSooner schedules an observation of the changed node soon, if one is
 // scheduled at all.
 func (r *reconciler) observeSooner() {
-	if at := r.observedAt.Add(settleDelay); !r.due.IsZero() && !r.ignoreChanges && at.Before(r.due) {
+	if at := r.observedAt.Add(changeDelay); !r.due.IsZero() && !r.ignoreChanges && at.Before(r.due) {
 		r.due = at
 	}
 }
@@ -326,12 +326,12 @@ func (e gateChanged) handle(r *reconciler) {
 	switch e.status.State {
 	case control.StateSuperseded, control.StateDisabled:
 		r.gate.position = gateUnknown
-		r.setPhase(Away, e.status.Reason)
+		r.setPhase(Superseded, e.status.Reason)
 	case control.StateStale: // this process was suspended, and the node might have changed
 		r.gate.position = gateUnknown
 		r.revision++
 		r.due = r.now
-		r.setPhase(Looking, e.status.Reason)
+		r.setPhase(Observing, e.status.Reason)
 	}
 }
 
@@ -343,7 +343,7 @@ func (e observed) handle(r *reconciler) {
 	if e.err == nil {
 		r.last = &e.observation
 	}
-	if e.revision != r.revision || r.desired.presence != present || r.status.Phase == Away {
+	if e.revision != r.revision || r.desired.presence != present || r.status.Phase == Superseded {
 		return // obsolete
 	}
 	r.decide(e.observation)
@@ -392,26 +392,26 @@ func (e applied) handle(r *reconciler) {
 		return
 	}
 	r.status.Done++
-	r.made.add(r.step)
+	r.created.add(r.step)
 	if len(r.steps) == 0 { // abandoned
 		return
 	}
 	if r.steps = r.steps[1:]; len(r.steps) == 0 {
-		r.made.fresh = r.made.thisPlan // functions created earlier have their addresses
+		r.created.fresh = r.created.thisPlan // functions created earlier have their addresses
 		r.due = r.now
 	}
 }
 
 // fail retries with backoff.
 func (r *reconciler) fail(err error) {
-	r.wait(Failed, err.Error(), r.pause())
+	r.wait(Failed, err.Error(), r.nextBackoff())
 	r.ignoreChanges = true
 }
 
-// pause returns the next backoff delay.
-func (r *reconciler) pause() time.Duration {
+// nextBackoff returns the next backoff delay.
+func (r *reconciler) nextBackoff() time.Duration {
 	r.failures++
-	return r.rules.Spread(min(firstPause<<min(r.failures-1, 20), maxPause))
+	return r.rules.Spread(min(minBackoff<<min(r.failures-1, 20), maxBackoff))
 }
 
 // wait schedules the next observation.

@@ -99,7 +99,7 @@ func (s *script) desired(generation int64, spec nodestate.Spec, want ...action) 
 func (s *script) serve() {
 	s.Helper()
 	for n := 0; n < 3; n++ {
-		for _, step := range plan.Make(specOf(2, 0), s.node.copy(), plan.Options{}).Steps {
+		for _, step := range plan.Compute(specOf(2, 0), s.node.copy(), plan.Options{}).Steps {
 			testkit.Must(s, s.node.do(step))
 		}
 	}
@@ -129,7 +129,7 @@ func (s *script) toChange(w control.Withdrawal) {
 	s.step(withdrawn{result: w}, observe{})
 }
 
-func TestStateThatChangesNothingTakesTheGateOver(t *testing.T) {
+func TestUnchangedSpecTakesTheGateOver(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply, Node: "n1", Lease: time.Minute})
 	s.serve()
 	spec := specOf(2, 0)
@@ -204,7 +204,7 @@ func TestAddressesOfNewFunctions(t *testing.T) {
 
 // A function that was forced from a pod and made again is made ready as any
 // other, though the kubelet goes on naming the pod as its holder.
-func TestForceMakesNewFunctionsReady(t *testing.T) {
+func TestForceConfiguresRecreatedFunctions(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply, Force: true})
 	s.serve()
 	spec := specOf(3, 0)
@@ -249,7 +249,7 @@ func TestAnotherStateWhileFunctionsAreCreated(t *testing.T) {
 	}
 }
 
-func TestPodsInTheWay(t *testing.T) {
+func TestPodsBlockSteps(t *testing.T) {
 	holds := func(l *observation) {
 		l.pods.holders = []podresources.Holder{{Resource: "example.com/net", ID: vfAddress(pf0, 0), Namespace: "ns", Pod: "p"}}
 	}
@@ -320,7 +320,7 @@ func TestTwoPluginsOfferTheSame(t *testing.T) {
 	s.phase(Failed, "another plugin")
 }
 
-func TestSettle(t *testing.T) {
+func TestSchedulerDelay(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply, Settle: 12 * time.Second})
 	s.toChange(acknowledged)
 	s.step(s.seen(nil))
@@ -342,7 +342,7 @@ func TestDrift(t *testing.T) {
 		s := newScript(t, Rules{Mode: mode})
 		s.serve()
 		s.step(nodeChanged{})
-		s.after(settleDelay, observe{})
+		s.after(changeDelay, observe{})
 		s.step(s.seen(unbind(0)))
 		s.phase(Serving, "might have changed")
 		s.after(confirmDelay, observe{})
@@ -386,8 +386,8 @@ func TestUnreadParts(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		change func(*observation)
-		serves bool
+		change    func(*observation)
+		isServing bool
 	}{
 		"another PF":          {part(pf1, nil), true},
 		"another PF, gone":    {part(pf1, func(s *plan.State) { s.PFs = s.PFs[:1] }), true},
@@ -403,7 +403,7 @@ func TestUnreadParts(t *testing.T) {
 			s.serve()
 			s.desired(2, specOf(2, 1500), withdraw{})
 			s.step(withdrawn{result: acknowledged}, observe{})
-			if c.serves {
+			if c.isServing {
 				s.step(s.seen(c.change), enable{})
 			} else {
 				s.step(s.seen(c.change))
@@ -415,7 +415,7 @@ func TestUnreadParts(t *testing.T) {
 
 // Others solve problems, as who makes externally managed functions does: what
 // stirs is observed at. A step that fails stirs by itself.
-func TestPauses(t *testing.T) {
+func TestBackoff(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	external := specOf(2, 0)
 	external.Interfaces[0].ExternallyManaged = true
@@ -429,7 +429,7 @@ func TestPauses(t *testing.T) {
 		s.step(s.seen(nil))
 	}
 	s.step(nodeChanged{})
-	s.after(settleDelay, observe{})
+	s.after(changeDelay, observe{})
 	s.step(s.seen(nil))
 
 	s.desired(2, specOf(2, 0), observe{})
@@ -443,13 +443,13 @@ func TestPauses(t *testing.T) {
 		s.phase(Failed, "create 2 virtual functions on "+pf0+": EBUSY")
 		s.step(nodeChanged{})
 		pause := s.r.deadline().Sub(s.now)
-		if pause <= last && pause != maxPause || pause > maxPause {
+		if pause <= last && pause != maxBackoff || pause > maxBackoff {
 			t.Errorf("a pause of %s after %s", pause, last)
 		}
 		last = pause
-		s.after(maxPause, observe{})
+		s.after(maxBackoff, observe{})
 	}
-	if last != maxPause {
+	if last != maxBackoff {
 		t.Errorf("the last pause is %s", last)
 	}
 }
@@ -482,14 +482,14 @@ func TestStepsThatChangeNothing(t *testing.T) {
 }
 
 // Another has the gate: it is not fought for, until something else is wanted.
-func TestAway(t *testing.T) {
+func TestSuperseded(t *testing.T) {
 	for _, state := range []control.RenewerState{control.StateSuperseded, control.StateDisabled} {
 		s := newScript(t, Rules{Mode: Apply})
 		s.serve()
 		s.step(gateChanged{control.RenewerStatus{State: state, Since: s.now.Add(-time.Second)}}) // of before
 		s.phase(Serving, "")
 		s.step(gateChanged{control.RenewerStatus{State: state, Since: s.now, Reason: "taken over"}})
-		s.phase(Away, "taken over")
+		s.phase(Superseded, "taken over")
 		s.step(nodeChanged{})
 		s.step(timeout{})
 		if at := s.r.deadline(); !at.IsZero() {
@@ -520,7 +520,7 @@ func TestFollow(t *testing.T) {
 	s.step(nodeChanged{})
 	s.step(s.seen(nil)) // the node changes meanwhile
 	s.phase(Pending, "changes")
-	s.after(settleDelay, observe{})
+	s.after(changeDelay, observe{})
 	s.step(s.seen(nil), enable{})
 
 	// The old word for another generation.
@@ -610,7 +610,7 @@ func TestWithdrawalAfterOneThatFailed(t *testing.T) {
 	}
 }
 
-func TestUnfinishedWork(t *testing.T) {
+func TestInterruptedApply(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.serve()
 	s.r = newReconciler(s.r.rules, Record{Applying: true, Managed: []string{pf0}, UID: "u", Generation: 1}, s.now)

@@ -28,7 +28,7 @@ func reportOf(r *reconciler) report {
 		s.SyncStatus = nodestate.Succeeded
 	case Failed:
 		s.SyncStatus, s.LastSyncError = nodestate.Failed, r.status.Reason
-	case Blocked, Away:
+	case Blocked, Superseded:
 		s.LastSyncError = r.status.Reason
 	}
 	if r.desired.err != nil { // the object is newer than the state in force
@@ -64,11 +64,11 @@ func (p *reporter) run(ctx context.Context) {
 	<-retry.C
 	defer retry.Stop()
 	var next report
-	pause := firstPause
+	pause := minBackoff
 	for {
 		select {
 		case next = <-p.newest:
-			pause = firstPause
+			pause = minBackoff
 		case <-retry.C:
 		case <-ctx.Done():
 			return
@@ -77,7 +77,7 @@ func (p *reporter) run(ctx context.Context) {
 		if err := p.write(ctx, next.uid, next.status); err != nil && !errors.Is(err, source.ErrOther) {
 			p.logger.Warn("status of the node state was not written, will retry", "err", err)
 			retry.Reset(pause)
-			pause = min(2*pause, maxPause)
+			pause = min(2*pause, maxBackoff)
 		}
 	}
 }

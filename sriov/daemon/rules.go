@@ -84,17 +84,17 @@ type Phase string
 // Phases. Devices are offered in Serving only.
 const (
 	Waiting     Phase = "waiting"     // the node state does not exist
-	Looking     Phase = "looking"     // the node was not observed yet
+	Observing   Phase = "looking"     // the node was not observed yet
 	Withdrawing Phase = "withdrawing" // the plugin is withdrawing its devices
 	Applying    Phase = "applying"
 	Blocked     Phase = "blocked" // pods hold functions that must be changed, or the holders are unknown
 	Failed      Phase = "failed"  // retried with backoff
 	Pending     Phase = "pending" // the operator has not finished
 	Serving     Phase = "serving" // the gate is enabled
-	Away        Phase = "away"    // another daemon holds the gate
+	Superseded  Phase = "away"    // another daemon holds the gate
 )
 
 // Phases returns all phases.
 func Phases() []Phase {
-	return []Phase{Waiting, Looking, Withdrawing, Applying, Blocked, Failed, Pending, Serving, Away}
+	return []Phase{Waiting, Observing, Withdrawing, Applying, Blocked, Failed, Pending, Serving, Superseded}
 }

@@ -10,17 +10,17 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// ScanPause is the delay before a failed scan is retried.
-const ScanPause = time.Second
+// ScanRetryDelay is the delay before a failed scan is retried.
+const ScanRetryDelay = time.Second
 
 // Config configures a Gate.
 type Config struct {
 	// Controlled requires a holder before devices are offered. Otherwise all
 	// devices are always offered.
 	Controlled bool
-	// Bound is the timeout of a withdrawal, after which waiting callers get an
+	// WithdrawTimeout is the timeout of a withdrawal, after which waiting callers get an
 	// error. Default 10 s.
-	Bound time.Duration
+	WithdrawTimeout time.Duration
 }
 
 // Gate is the state machine of the whole plugin: which claim holds the devices,
@@ -35,18 +35,18 @@ type Gate struct {
 
 	holder *holder
 
-	open     bool   // Open was sent to the resources
-	epoch    uint64 // of the last opening or closing
-	scan     uint64 // number of the last Scan
-	scanned  bool   // the last Scan succeeded
-	scanErr  error
-	overdue  string // unfinished resources when the withdrawal timed out
-	quitting bool
-	ended    bool
+	open          bool   // Open was sent to the resources
+	epoch         uint64 // of the last opening or closing
+	scan          uint64 // number of the last Scan
+	scanned       bool   // the last Scan succeeded
+	scanErr       error
+	timeoutReason string // unfinished resources when the withdrawal timed out
+	quitting      bool
+	ended         bool
 
-	leaving   []string // sessions whose stream ends when all devices are withdrawn
-	pending   []uint64 // Disable calls that wait for the withdrawal
-	published *Status
+	endingSessions  []string // sessions whose stream ends when all devices are withdrawn
+	pendingDisables []uint64 // Disable calls that wait for the withdrawal
+	published       *Status
 }
 
 // holder is an accepted claim.
@@ -58,8 +58,8 @@ type holder struct {
 
 // New returns the state machine of a plugin that offers nothing yet.
 func New(cfg Config) *Gate {
-	if cfg.Bound == 0 {
-		cfg.Bound = 10 * time.Second
+	if cfg.WithdrawTimeout == 0 {
+		cfg.WithdrawTimeout = 10 * time.Second
 	}
 	return &Gate{machine: machine{timers: map[Timer]time.Time{}}, cfg: cfg, resources: map[string]Report{}}
 }
@@ -67,7 +67,7 @@ func New(cfg Config) *Gate {
 // Step handles an event and returns the actions to run, in order.
 func (g *Gate) Step(at time.Time, event Event) []Action {
 	g.begin(at)
-	g.elapse()
+	g.expireTimers()
 	event.apply(g)
 	g.finish()
 	g.publish()
@@ -75,8 +75,8 @@ func (g *Gate) Step(at time.Time, event Event) []Action {
 	return g.out
 }
 
-// wanted reports whether the devices should be offered.
-func (g *Gate) wanted() bool { return !g.quitting && (!g.cfg.Controlled || g.holder != nil) }
+// shouldOffer reports whether the devices should be offered.
+func (g *Gate) shouldOffer() bool { return !g.quitting && (!g.cfg.Controlled || g.holder != nil) }
 
 // live returns the holder if its stream is open.
 func (g *Gate) live() *holder {
@@ -97,7 +97,7 @@ func (e Configured) apply(g *Gate) {
 	}
 	for _, name := range g.names() {
 		if !g.configured[name] {
-			g.do(To{Resource: name, Event: Shutdown{Epoch: g.epoch}})
+			g.do(Forward{Resource: name, Event: Shutdown{Epoch: g.epoch}})
 		}
 	}
 	// A claim for another configuration does not hold under this one.
@@ -108,7 +108,7 @@ func (e Configured) apply(g *Gate) {
 		g.holder = nil
 		g.close()
 	}
-	if g.wanted() {
+	if g.shouldOffer() {
 		g.rescan()
 	}
 }
@@ -125,21 +125,21 @@ func (e Scanned) apply(g *Gate) {
 		return
 	}
 	if g.scanErr = e.Err; e.Err != nil {
-		if g.wanted() {
-			g.set(TimerScan, g.now.Add(ScanPause))
+		if g.shouldOffer() {
+			g.set(TimerScan, g.now.Add(ScanRetryDelay))
 		}
 		return
 	}
 	g.scanned = true
-	if !g.wanted() || g.open {
+	if !g.shouldOffer() || g.open {
 		return
 	}
 	g.open = true
 	g.epoch++
-	g.overdue = ""
-	delete(g.timers, TimerBound)
+	g.timeoutReason = ""
+	delete(g.timers, TimerWithdraw)
 	for _, name := range g.names() {
-		g.do(To{Resource: name, Event: Open{Epoch: g.epoch}})
+		g.do(Forward{Resource: name, Event: Open{Epoch: g.epoch}})
 	}
 }
 
@@ -147,7 +147,7 @@ func (e Scanned) apply(g *Gate) {
 func (g *Gate) add(name string) {
 	g.resources[name] = Report{Phase: Idle, Epoch: g.epoch}
 	if g.open {
-		g.do(To{Resource: name, Event: Open{Epoch: g.epoch}})
+		g.do(Forward{Resource: name, Event: Open{Epoch: g.epoch}})
 	}
 }
 
@@ -168,11 +168,11 @@ func (e Reported) apply(g *Gate) {
 	}
 }
 
-// elapse ends a lease or a hold time that has passed, even if its timer is
+// expireTimers ends a lease or a hold time that has passed, even if its timer is
 // late.
-func (g *Gate) elapse() {
+func (g *Gate) expireTimers() {
 	if g.due(TimerLease) {
-		g.leaseOver()
+		g.leaseExpired()
 	}
 	if g.due(TimerHold) {
 		g.holder = nil
@@ -185,10 +185,10 @@ func (e Expired) apply(g *Gate) {
 		return
 	}
 	switch e.Timer {
-	case TimerBound:
-		g.bound()
+	case TimerWithdraw:
+		g.withdrawTimedOut()
 	case TimerScan:
-		if g.wanted() {
+		if g.shouldOffer() {
 			g.rescan()
 		}
 	}
@@ -197,7 +197,7 @@ func (e Expired) apply(g *Gate) {
 func (g *Gate) names() []string { return slices.Sorted(maps.Keys(g.resources)) }
 
 func (g *Gate) end(session string, code codes.Code, reason string) {
-	g.do(End{Session: session, Code: code, Reason: reason})
+	g.do(EndStream{Session: session, Code: code, Reason: reason})
 }
 
 func (g *Gate) publish() {
@@ -234,8 +234,8 @@ func (g *Gate) Status() Status {
 	switch {
 	case g.scanErr != nil:
 		s.Error = g.scanErr.Error()
-	case g.overdue != "":
-		s.Error = g.overdue
+	case g.timeoutReason != "":
+		s.Error = g.timeoutReason
 	default:
 		s.Error = strings.Join(failures, "; ")
 	}

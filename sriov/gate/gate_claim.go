@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	notControlled = "the plugin is not in controlled mode and always offers its devices; start it with --controlled-mode"
-	pluginStops   = "the plugin is shutting down"
+	notControlledReason = "the plugin is not in controlled mode and always offers its devices; start it with --controlled-mode"
+	shuttingDownReason  = "the plugin is shutting down"
 )
 
 // apply makes the claim the holder, or refuses it by ending its stream.
@@ -23,7 +23,7 @@ func (e Enable) apply(g *Gate) {
 	}
 	// The claim interrupts a withdrawal in progress.
 	enabled := fmt.Sprintf("%s enabled the devices again, with generation %d", owner(e.Claim), e.Claim.Generation)
-	g.giveUp(codes.Aborted, enabled, "superseded: "+enabled)
+	g.abortPending(codes.Aborted, enabled, "superseded: "+enabled)
 	g.holder = &holder{Claim: e.Claim, session: e.Session}
 	g.published = nil // the new stream gets a status even if it did not change
 	delete(g.timers, TimerHold)
@@ -40,9 +40,9 @@ func (g *Gate) refusal(c Claim) (codes.Code, string) {
 	h := g.live()
 	switch {
 	case g.quitting:
-		return codes.Unavailable, pluginStops
+		return codes.Unavailable, shuttingDownReason
 	case !g.cfg.Controlled:
-		return codes.FailedPrecondition, notControlled
+		return codes.FailedPrecondition, notControlledReason
 	case c.Hash != "" && c.Hash != g.hash:
 		return codes.FailedPrecondition, fmt.Sprintf("config_hash is %q, but the plugin's configuration has the hash %q; retry when the new configuration has arrived", c.Hash, g.hash)
 	case h != nil && h.UID != "" && h.UID == c.UID && c.Generation < h.Generation:
@@ -59,15 +59,15 @@ func owner(c Claim) string {
 }
 
 // apply ignores streams that do not hold the devices.
-func (e Closed) apply(g *Gate) {
+func (e StreamClosed) apply(g *Gate) {
 	if h := g.live(); h != nil && h.session == e.Session {
-		g.lose(h)
+		g.loseHolder(h)
 	}
-	g.leaving = slices.DeleteFunc(g.leaving, func(s string) bool { return s == e.Session })
+	g.endingSessions = slices.DeleteFunc(g.endingSessions, func(s string) bool { return s == e.Session })
 }
 
-// lose begins the hold time of a holder that was lost unexpectedly.
-func (g *Gate) lose(h *holder) {
+// loseHolder begins the hold time of a holder that was lost unexpectedly.
+func (g *Gate) loseHolder(h *holder) {
 	delete(g.timers, TimerLease)
 	if h.Hold > 0 {
 		h.lost = true
@@ -82,17 +82,17 @@ func (e Heartbeat) apply(g *Gate) {
 	h := g.live()
 	switch {
 	case h == nil || e.Session == "" || h.session != e.Session:
-		g.do(Beat{Call: e.Call, Code: codes.FailedPrecondition, Reason: "the session does not hold the devices; call EnableDevices again"})
+		g.do(HeartbeatReply{Call: e.Call, Code: codes.FailedPrecondition, Reason: "the session does not hold the devices; call EnableDevices again"})
 	case h.Lease == 0:
-		g.do(Beat{Call: e.Call, Code: codes.FailedPrecondition, Reason: "the session has no lease; set lease_duration in EnableDevices"})
+		g.do(HeartbeatReply{Call: e.Call, Code: codes.FailedPrecondition, Reason: "the session has no lease; set lease_duration in EnableDevices"})
 	default:
 		g.set(TimerLease, g.now.Add(h.Lease))
-		g.do(Beat{Call: e.Call, Code: codes.OK, Lease: h.Lease})
+		g.do(HeartbeatReply{Call: e.Call, Code: codes.OK, Lease: h.Lease})
 	}
 }
 
-func (g *Gate) leaseOver() {
+func (g *Gate) leaseExpired() {
 	h := g.holder // live: the loss of a holder ends its lease
-	g.lose(h)
+	g.loseHolder(h)
 	g.end(h.session, codes.DeadlineExceeded, fmt.Sprintf("the lease of %s expired without a Heartbeat", h.Lease))
 }

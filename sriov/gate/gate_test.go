@@ -10,20 +10,20 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// ended is the End of a session, if there is one.
-func ended(actions []Action, session string) (End, bool) {
+// endOf returns the EndStream of a session, if there is one.
+func endOf(actions []Action, session string) (EndStream, bool) {
 	for _, a := range actions {
-		if e, is := a.(End); is && e.Session == session {
+		if e, is := a.(EndStream); is && e.Session == session {
 			return e, true
 		}
 	}
-	return End{}, false
+	return EndStream{}, false
 }
 
 func directives(actions []Action) string {
 	var out []string
 	for _, a := range actions {
-		if to, is := a.(To); is {
+		if to, is := a.(Forward); is {
 			switch to.Event.(type) {
 			case Open:
 				out = append(out, "open "+to.Resource)
@@ -39,12 +39,12 @@ func directives(actions []Action) string {
 	return strings.Join(out, ", ")
 }
 
-// held is a Gate whose devices the claim holds, at noon.
+// held returns a Gate whose devices a claim holds at noon.
 func held(t *testing.T, claim Claim) *Gate {
 	t.Helper()
 	c := New(Config{Controlled: true})
 	c.Step(noon, Configured{Hash: "h", Resources: []string{"a"}})
-	if e, is := ended(c.Step(noon, Enable{Session: "first", Claim: claim}), "first"); is {
+	if e, is := endOf(c.Step(noon, Enable{Session: "first", Claim: claim}), "first"); is {
 		t.Fatalf("the first claim is refused: %+v", e)
 	}
 	if got := directives(c.Step(noon, Scanned{Seq: c.scan})); got != "open a" {
@@ -64,7 +64,7 @@ func TestOwnership(t *testing.T) {
 	}{
 		"a newer generation":                  {holder: Claim{UID: "u", Generation: 5}, claim: Claim{UID: "u", Generation: 6}},
 		"the same generation":                 {holder: Claim{UID: "u", Generation: 5}, claim: Claim{UID: "u", Generation: 5}},
-		"an older generation":                 {holder: Claim{UID: "u", Generation: 5, Node: "n1"}, claim: Claim{UID: "u", Generation: 4}, want: codes.FailedPrecondition, reason: `generation 4 is older than 5, which the config daemon of node "n1" holds`},
+		"an older generation":                 {holder: Claim{UID: "u", Generation: 5, Node: "n1"}, claim: Claim{UID: "u", Generation: 4}, want: codes.FailedPrecondition, reason: `generation 4 is older than generation 5, with which the config daemon of node "n1" holds`},
 		"an older one of another node state":  {holder: Claim{UID: "u", Generation: 5}, claim: Claim{UID: "v", Generation: 1}},
 		"an older one, uids not known":        {holder: Claim{Generation: 5}, claim: Claim{Generation: 4}},
 		"an older one, own uid not known":     {holder: Claim{UID: "u", Generation: 5}, claim: Claim{Generation: 4}},
@@ -74,19 +74,19 @@ func TestOwnership(t *testing.T) {
 		"an older one, the lease run out":     {holder: Claim{UID: "u", Generation: 5, Lease: time.Second}, later: time.Second, claim: Claim{UID: "u", Generation: 4}},
 		"an older one, the lease not run out": {holder: Claim{UID: "u", Generation: 5, Lease: time.Second}, later: time.Second - 1, claim: Claim{UID: "u", Generation: 4}, want: codes.FailedPrecondition, reason: "older"},
 		"the hash of the configuration":       {claim: Claim{Hash: "h"}},
-		"another hash":                        {claim: Claim{Hash: "i"}, want: codes.FailedPrecondition, reason: `hash "h", config_hash is "i"`},
+		"another hash":                        {claim: Claim{Hash: "i"}, want: codes.FailedPrecondition, reason: `config_hash is "i", but the plugin's configuration has the hash "h"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := held(t, c.holder)
 			if c.lost {
-				m.Step(noon, Closed{Session: "first"})
+				m.Step(noon, StreamClosed{Session: "first"})
 			}
 			out := m.Step(noon.Add(c.later), Enable{Session: "second", Claim: c.claim})
-			e, refused := ended(out, "second")
+			e, refused := endOf(out, "second")
 			if e.Code != c.want || !strings.Contains(e.Reason, c.reason) || refused != (c.want != codes.OK) {
 				t.Errorf("the second stream: %v %+v, want %v with %q", refused, e, c.want, c.reason)
 			}
-			first, over := ended(out, "first")
+			first, over := endOf(out, "first")
 			if refused {
 				if over {
 					t.Errorf("the first stream ends though the second is refused: %+v", first)
@@ -107,21 +107,21 @@ func TestOwnership(t *testing.T) {
 	}
 }
 
-func TestTakeOverKeepsTheDevices(t *testing.T) {
+func TestTakeoverDoesNotWithdraw(t *testing.T) {
 	m := held(t, Claim{Generation: 5})
 	if got := directives(m.Step(noon, Enable{Session: "second", Claim: Claim{Generation: 6}})); got != "" {
 		t.Errorf("a take-over says %q to the resources", got)
 	}
-	if got := directives(m.Step(noon, Closed{Session: "first"})); got != "" {
+	if got := directives(m.Step(noon, StreamClosed{Session: "first"})); got != "" {
 		t.Errorf("the end of a superseded stream says %q", got)
 	}
-	if got := directives(m.Step(noon, Closed{Session: "second"})); got != "close a" {
+	if got := directives(m.Step(noon, StreamClosed{Session: "second"})); got != "close a" {
 		t.Errorf("the loss of the holder says %q", got)
 	}
 }
 
-// A stream that is accepted gets a status, even if that has not changed.
-func TestTakeOverPublishes(t *testing.T) {
+// An accepted stream gets a status, even if the status did not change.
+func TestTakeoverPublishesStatus(t *testing.T) {
 	m := held(t, Claim{Generation: 5})
 	before := m.Status()
 	var published []Status
@@ -133,7 +133,7 @@ func TestTakeOverPublishes(t *testing.T) {
 	if diff := cmp.Diff([]Status{before}, published); diff != "" {
 		t.Errorf("published (-want +got):\n%s", diff)
 	}
-	for _, a := range m.Step(noon, Closed{Session: "first"}) {
+	for _, a := range m.Step(noon, StreamClosed{Session: "first"}) {
 		if p, is := a.(Publish); is {
 			t.Errorf("published again without a change: %+v", p)
 		}
@@ -143,7 +143,7 @@ func TestTakeOverPublishes(t *testing.T) {
 func TestLoss(t *testing.T) {
 	t.Run("hold", func(t *testing.T) {
 		m := held(t, Claim{Hold: time.Second})
-		if got := directives(m.Step(noon, Closed{Session: "first"})); got != "" {
+		if got := directives(m.Step(noon, StreamClosed{Session: "first"})); got != "" {
 			t.Errorf("the loss says %q", got)
 		}
 		if s := m.Status(); s.Holding != Lost || !s.HoldEnds.Equal(noon.Add(time.Second)) {
@@ -155,7 +155,7 @@ func TestLoss(t *testing.T) {
 	})
 	t.Run("a return within the hold", func(t *testing.T) {
 		m := held(t, Claim{Hold: time.Second})
-		m.Step(noon, Closed{Session: "first"})
+		m.Step(noon, StreamClosed{Session: "first"})
 		m.Step(noon, Enable{Session: "second"})
 		if got := directives(m.Step(noon.Add(time.Second), Expired{Timer: TimerHold})); got != "" || m.Status().Holding != Live {
 			t.Errorf("the old hold says %q, %+v", got, m.Status())
@@ -168,7 +168,7 @@ func TestLoss(t *testing.T) {
 			t.Errorf("a lease that was renewed ends: %q, %+v", got, beat)
 		}
 		out := m.Step(noon.Add(1900*time.Millisecond), Expired{Timer: TimerLease})
-		if e, over := ended(out, "first"); directives(out) != "close a" || !over || e.Code != codes.DeadlineExceeded {
+		if e, over := endOf(out, "first"); directives(out) != "close a" || !over || e.Code != codes.DeadlineExceeded {
 			t.Errorf("the end of the lease: %q, %+v", directives(out), e)
 		}
 	})
@@ -184,21 +184,21 @@ func TestLoss(t *testing.T) {
 	t.Run("another configuration", func(t *testing.T) {
 		m := held(t, Claim{Hash: "h", Hold: time.Hour})
 		out := m.Step(noon, Configured{Hash: "i", Resources: []string{"a"}})
-		if e, _ := ended(out, "first"); directives(out) != "close a" || e.Code != codes.Aborted {
+		if e, _ := endOf(out, "first"); directives(out) != "close a" || e.Code != codes.Aborted {
 			t.Errorf("it says %q, %+v", directives(out), e)
 		}
 	})
 }
 
-// A withdrawal that nobody waits for has a bound too, and its end is seen.
-func TestLossTakesTooLong(t *testing.T) {
+// A withdrawal without a waiting caller also times out, and its end is reported.
+func TestWithdrawalAfterLossTimesOut(t *testing.T) {
 	m := held(t, Claim{})
-	m.Step(noon, Closed{Session: "first"})
-	early := m.Step(noon.Add(time.Second), Expired{Timer: TimerBound})
-	if len(early) != 1 || early[0] != (Set{Timer: TimerBound, At: noon.Add(m.cfg.Bound)}) {
+	m.Step(noon, StreamClosed{Session: "first"})
+	early := m.Step(noon.Add(time.Second), Expired{Timer: TimerWithdraw})
+	if len(early) != 1 || early[0] != (Set{Timer: TimerWithdraw, At: noon.Add(m.cfg.WithdrawTimeout)}) {
 		t.Errorf("a timer that is early: %+v", early)
 	}
-	m.Step(noon.Add(m.cfg.Bound), Expired{Timer: TimerBound})
+	m.Step(noon.Add(m.cfg.WithdrawTimeout), Expired{Timer: TimerWithdraw})
 	if s := m.Status(); s.State != Failed || !strings.Contains(s.Error, "not withdrawn within 10s: a: ") {
 		t.Errorf("status %+v", s)
 	}
@@ -216,29 +216,29 @@ func TestState(t *testing.T) {
 			t.Errorf("state %s, want %s: %+v", s.State, want, s)
 		}
 	}
-	tell := func(r Report) {
+	report := func(r Report) {
 		r.Epoch = m.epoch
 		m.Step(noon, Reported{Resource: "a", Report: r})
 	}
 	state(Serving) // with no device
-	tell(Report{Phase: Offered, Devices: 2})
-	state(Initializing) // the kubelet does not listen
-	tell(Report{Phase: Offered, Devices: 2, Error: "e"})
+	report(Report{Phase: Offered, Devices: 2})
+	state(Initializing) // the kubelet has no stream
+	report(Report{Phase: Offered, Devices: 2, Error: "e"})
 	state(Failed)
-	tell(Report{Phase: Offered, Devices: 2, Offered: 1, Streaming: true})
+	report(Report{Phase: Offered, Devices: 2, Offered: 1, Streaming: true})
 	state(Serving)
 	if s := m.Status(); s.Pools != 1 || s.Devices != 1 {
 		t.Errorf("status %+v", s)
 	}
-	m.Step(noon, Closed{Session: "first"})
+	m.Step(noon, StreamClosed{Session: "first"})
 	state(Stopping)
-	tell(Report{Phase: Withdrawn, Devices: 2, Streaming: true})
+	report(Report{Phase: Withdrawn, Devices: 2, Streaming: true})
 	state(Initializing)
 	m.Step(noon, Enable{Session: "second"})
 	state(Initializing)
 	m.Step(noon, Scanned{Seq: m.scan})
-	state(Initializing) // the resource has not heard of it
-	tell(Report{Phase: Offered, Devices: 2, Offered: 2, Streaming: true})
+	state(Initializing) // the resource has not reported the new epoch
+	report(Report{Phase: Offered, Devices: 2, Offered: 2, Streaming: true})
 	state(Serving)
 }
 
@@ -258,7 +258,7 @@ func TestHeartbeat(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := held(t, Claim{Lease: c.lease})
 			for _, a := range m.Step(noon.Add(c.after), Heartbeat{Call: 7, Session: c.session}) {
-				if b, is := a.(Beat); is {
+				if b, is := a.(HeartbeatReply); is {
 					if b.Call != 7 || b.Code != c.want || (b.Code == codes.OK) != (b.Lease == c.lease && b.Reason == "") {
 						t.Errorf("%+v, want %v", b, c.want)
 					}
@@ -270,10 +270,10 @@ func TestHeartbeat(t *testing.T) {
 	}
 }
 
-func answers(actions []Action) []Disabled {
-	var out []Disabled
+func answers(actions []Action) []DisableReply {
+	var out []DisableReply
 	for _, a := range actions {
-		if d, is := a.(Disabled); is {
+		if d, is := a.(DisableReply); is {
 			out = append(out, d)
 		}
 	}
@@ -288,14 +288,14 @@ func TestDisable(t *testing.T) {
 		m := held(t, Claim{Hold: time.Hour})
 		old := withdrawn(m)
 		out := m.Step(noon, Disable{Call: 1, Session: "first"})
-		if _, over := ended(out, "first"); over || len(answers(out)) > 0 || directives(out) != "close a" || m.Status().State != Stopping {
+		if _, over := endOf(out, "first"); over || len(answers(out)) > 0 || directives(out) != "close a" || m.Status().State != Stopping {
 			t.Fatalf("%+v", out)
 		}
 		if out := m.Step(noon, old); len(answers(out)) > 0 {
 			t.Fatalf("a report of an older epoch counts: %+v", out)
 		}
 		out = m.Step(noon, withdrawn(m))
-		e, over := ended(out, "first")
+		e, over := endOf(out, "first")
 		if d := answers(out); len(d) != 1 || d[0].Code != codes.OK || !d[0].Confirmed || d[0].InUse[0].Pod != "p" || !over || e.Code != codes.OK {
 			t.Fatalf("%+v", out)
 		}
@@ -307,8 +307,8 @@ func TestDisable(t *testing.T) {
 		m := held(t, Claim{})
 		m.Step(noon, Disable{Call: 1})
 		m.Step(noon, Reported{Resource: "a", Report: Report{Phase: Withdrawing, Epoch: m.epoch, Error: "a call runs"}})
-		out := m.Step(noon.Add(m.cfg.Bound), Expired{Timer: TimerBound})
-		e, _ := ended(out, "first")
+		out := m.Step(noon.Add(m.cfg.WithdrawTimeout), Expired{Timer: TimerWithdraw})
+		e, _ := endOf(out, "first")
 		if d := answers(out); len(d) != 1 || d[0].Code != codes.DeadlineExceeded || !strings.Contains(d[0].Reason, "a: a call runs") || e.Code != codes.DeadlineExceeded {
 			t.Fatalf("%+v", out)
 		}
@@ -323,9 +323,9 @@ func TestDisable(t *testing.T) {
 	t.Run("a second bound", func(t *testing.T) {
 		m := held(t, Claim{})
 		m.Step(noon, Disable{Call: 1})
-		m.Step(noon.Add(m.cfg.Bound), Expired{Timer: TimerBound})
+		m.Step(noon.Add(m.cfg.WithdrawTimeout), Expired{Timer: TimerWithdraw})
 		m.Step(noon.Add(time.Minute), Disable{Call: 2})
-		if d := answers(m.Step(noon.Add(time.Minute+m.cfg.Bound), Expired{Timer: TimerBound})); len(d) != 1 || d[0].Call != 2 || d[0].Code != codes.DeadlineExceeded {
+		if d := answers(m.Step(noon.Add(time.Minute+m.cfg.WithdrawTimeout), Expired{Timer: TimerWithdraw})); len(d) != 1 || d[0].Call != 2 || d[0].Code != codes.DeadlineExceeded {
 			t.Fatalf("%+v", d)
 		}
 	})
@@ -340,7 +340,7 @@ func TestDisable(t *testing.T) {
 		m := held(t, Claim{})
 		m.Step(noon, Disable{Call: 1})
 		out := m.Step(noon, Enable{Session: "second"})
-		e, _ := ended(out, "first")
+		e, _ := endOf(out, "first")
 		if d := answers(out); len(d) != 1 || d[0].Code != codes.Aborted || e.Code != codes.Aborted {
 			t.Fatalf("%+v", out)
 		}
@@ -367,7 +367,7 @@ func TestNotControlled(t *testing.T) {
 		t.Fatalf("at the start: %q", got)
 	}
 	out := m.Step(noon, Enable{Session: "s"})
-	if e, _ := ended(out, "s"); e.Code != codes.FailedPrecondition || !strings.Contains(e.Reason, "--controlled-mode") {
+	if e, _ := endOf(out, "s"); e.Code != codes.FailedPrecondition || !strings.Contains(e.Reason, "--controlled-mode") {
 		t.Errorf("Enable: %+v", out)
 	}
 	out = m.Step(noon, Disable{Call: 1})
@@ -379,7 +379,7 @@ func TestNotControlled(t *testing.T) {
 	}
 }
 
-// A scan that fails opens nothing, says so, and comes again.
+// A failed scan opens nothing, is reported, and is retried.
 func TestScanFails(t *testing.T) {
 	m := New(Config{Controlled: true})
 	m.Step(noon, Configured{Resources: []string{"a"}})
@@ -389,16 +389,16 @@ func TestScanFails(t *testing.T) {
 		t.Fatalf("%q, %+v", directives(out), s)
 	}
 	before := m.scan
-	m.Step(noon.Add(ScanPause), Expired{Timer: TimerScan})
-	if got := directives(m.Step(noon.Add(ScanPause), Scanned{Seq: before})); got != "" {
+	m.Step(noon.Add(ScanRetryDelay), Expired{Timer: TimerScan})
+	if got := directives(m.Step(noon.Add(ScanRetryDelay), Scanned{Seq: before})); got != "" {
 		t.Fatalf("an old scan opens: %q", got)
 	}
-	if got := directives(m.Step(noon.Add(ScanPause), Scanned{Seq: m.scan})); m.scan == before || got != "open a" {
+	if got := directives(m.Step(noon.Add(ScanRetryDelay), Scanned{Seq: m.scan})); m.scan == before || got != "open a" {
 		t.Fatalf("the second scan: %q", got)
 	}
 }
 
-func TestResourcesComeAndGo(t *testing.T) {
+func TestResourcesAddedAndRemoved(t *testing.T) {
 	m := held(t, Claim{})
 	if got := directives(m.Step(noon, Configured{Hash: "h", Resources: []string{"b"}})); got != "open b, shutdown a" {
 		t.Fatalf("a goes, b comes: %q", got)
@@ -414,14 +414,13 @@ func TestResourcesComeAndGo(t *testing.T) {
 	}
 }
 
-// A resource that leaves takes its time, as any withdrawal; that is no fault of
-// those that stay.
-func TestLeavingResourceIsNoFault(t *testing.T) {
+// The withdrawal of a removed resource takes time, and is no error of the plugin.
+func TestRemovedResourceDoesNotFailThePlugin(t *testing.T) {
 	c := held(t, Claim{Generation: 1})
 	c.Step(noon, Configured{Hash: "h", Resources: []string{"b"}})
 	c.Step(noon, Scanned{Seq: c.scan})
 	c.Step(noon, Reported{Resource: "b", Report: Report{Phase: Offered, Epoch: c.epoch}})
-	c.Step(noon, Reported{Resource: "a", Report: Report{Phase: Withdrawing, Epoch: c.epoch, Error: "the kubelet still offers 2 devices"}})
+	c.Step(noon, Reported{Resource: "a", Report: Report{Phase: Withdrawing, Epoch: c.epoch, Error: "the kubelet still has 2 allocatable devices"}})
 	if s := c.Status(); s.State != Serving || s.Error != "" {
 		t.Errorf("the state is %s (%s), want %s", s.State, s.Error, Serving)
 	}
@@ -430,16 +429,16 @@ func TestLeavingResourceIsNoFault(t *testing.T) {
 func TestQuit(t *testing.T) {
 	m := held(t, Claim{})
 	out := m.Step(noon, Quit{})
-	if e, _ := ended(out, "first"); e.Code != codes.Unavailable || directives(out) != "shutdown a" {
+	if e, _ := endOf(out, "first"); e.Code != codes.Unavailable || directives(out) != "shutdown a" {
 		t.Fatalf("%+v", out)
 	}
-	if e, _ := ended(m.Step(noon, Enable{Session: "s"}), "s"); e.Code != codes.Unavailable {
+	if e, _ := endOf(m.Step(noon, Enable{Session: "s"}), "s"); e.Code != codes.Unavailable {
 		t.Errorf("Enable: %+v", e)
 	}
 	if d := answers(m.Step(noon, Disable{Call: 1})); d[0].Code != codes.Unavailable {
 		t.Errorf("Disable: %+v", d)
 	}
-	if got := directives(m.Step(noon.Add(m.cfg.Bound), Expired{Timer: TimerBound})); got != "halt a" {
+	if got := directives(m.Step(noon.Add(m.cfg.WithdrawTimeout), Expired{Timer: TimerWithdraw})); got != "halt a" {
 		t.Errorf("the bound says %q", got)
 	}
 	out = m.Step(noon, Reported{Resource: "a", Report: Report{Phase: Stopped}})

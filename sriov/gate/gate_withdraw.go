@@ -22,46 +22,46 @@ func (g *Gate) close() {
 	g.open = false
 	g.epoch++
 	for _, name := range g.names() {
-		g.do(To{Resource: name, Event: Close{Epoch: g.epoch}})
+		g.do(Forward{Resource: name, Event: Close{Epoch: g.epoch}})
 	}
-	g.startBound()
+	g.startWithdrawTimer()
 }
 
-// startBound starts the timeout of a withdrawal that is not finished.
-func (g *Gate) startBound() {
+// startWithdrawTimer starts the timeout of a withdrawal that is not finished.
+func (g *Gate) startWithdrawTimer() {
 	if g.unfinished() != "" {
-		g.overdue = ""
-		g.set(TimerBound, g.now.Add(g.cfg.Bound))
+		g.timeoutReason = ""
+		g.set(TimerWithdraw, g.now.Add(g.cfg.WithdrawTimeout))
 	}
 }
 
 func (e Disable) apply(g *Gate) {
-	refuse := func(code codes.Code, reason string) { g.do(Disabled{Call: e.Call, Code: code, Reason: reason}) }
+	refuse := func(code codes.Code, reason string) { g.do(DisableReply{Call: e.Call, Code: code, Reason: reason}) }
 	h := g.live()
 	switch {
 	case g.quitting:
-		refuse(codes.Unavailable, pluginStops)
+		refuse(codes.Unavailable, shuttingDownReason)
 		return
 	case !g.cfg.Controlled:
-		refuse(codes.FailedPrecondition, notControlled)
+		refuse(codes.FailedPrecondition, notControlledReason)
 		return
 	case e.Session != "" && h != nil && h.session != e.Session:
 		refuse(codes.FailedPrecondition, fmt.Sprintf("%s holds the devices now, with generation %d", owner(h.Claim), h.Generation))
 		return
 	}
-	g.pending = append(g.pending, e.Call)
+	g.pendingDisables = append(g.pendingDisables, e.Call)
 	if h != nil {
-		g.leaving = append(g.leaving, h.session)
+		g.endingSessions = append(g.endingSessions, h.session)
 	}
 	g.holder = nil
 	g.close()
-	if _, isSet := g.timers[TimerBound]; !isSet {
-		g.startBound() // the timer of an earlier withdrawal has fired
+	if _, isSet := g.timers[TimerWithdraw]; !isSet {
+		g.startWithdrawTimer() // the timer of an earlier withdrawal has fired
 	}
 }
 
-func (e DisableGone) apply(g *Gate) {
-	g.pending = slices.DeleteFunc(g.pending, func(id uint64) bool { return id == e.Call })
+func (e DisableCanceled) apply(g *Gate) {
+	g.pendingDisables = slices.DeleteFunc(g.pendingDisables, func(id uint64) bool { return id == e.Call })
 }
 
 // finish answers the waiting callers once all devices are withdrawn.
@@ -69,10 +69,10 @@ func (g *Gate) finish() {
 	if g.open || g.unfinished() != "" {
 		return
 	}
-	delete(g.timers, TimerBound)
-	g.overdue = ""
-	for _, id := range g.pending {
-		d := Disabled{Call: id, Code: codes.OK, Confirmed: true}
+	delete(g.timers, TimerWithdraw)
+	g.timeoutReason = ""
+	for _, id := range g.pendingDisables {
+		d := DisableReply{Call: id, Code: codes.OK, Confirmed: true}
 		for _, name := range g.names() {
 			r := g.resources[name]
 			// A resource that the kubelet does not know needs no confirmation.
@@ -81,22 +81,22 @@ func (g *Gate) finish() {
 		}
 		g.do(d)
 	}
-	for _, session := range g.leaving {
+	for _, session := range g.endingSessions {
 		g.end(session, codes.OK, "disabled")
 	}
-	g.pending, g.leaving = nil, nil
+	g.pendingDisables, g.endingSessions = nil, nil
 }
 
-// giveUp fails the Disable calls and ends the sessions that wait for a
+// abortPending fails the Disable calls and ends the sessions that wait for a
 // withdrawal.
-func (g *Gate) giveUp(code codes.Code, toCallers, toSessions string) {
-	for _, id := range g.pending {
-		g.do(Disabled{Call: id, Code: code, Reason: toCallers})
+func (g *Gate) abortPending(code codes.Code, toCallers, toSessions string) {
+	for _, id := range g.pendingDisables {
+		g.do(DisableReply{Call: id, Code: code, Reason: toCallers})
 	}
-	for _, session := range g.leaving {
+	for _, session := range g.endingSessions {
 		g.end(session, code, toSessions)
 	}
-	g.pending, g.leaving = nil, nil
+	g.pendingDisables, g.endingSessions = nil, nil
 }
 
 // exit returns Exit once every resource has stopped.
@@ -107,19 +107,19 @@ func (g *Gate) exit() {
 	}
 }
 
-// bound fails the waiting callers with the unfinished resources. The withdrawal
+// withdrawTimedOut fails the waiting callers with the unfinished resources. The withdrawal
 // continues.
-func (g *Gate) bound() {
+func (g *Gate) withdrawTimedOut() {
 	missing := g.unfinished()
 	if missing == "" {
 		return
 	}
-	g.overdue = fmt.Sprintf("not withdrawn within %s: %s", g.cfg.Bound, missing)
-	g.giveUp(codes.DeadlineExceeded, g.overdue+"; the withdrawal continues, retry", g.overdue)
+	g.timeoutReason = fmt.Sprintf("not withdrawn within %s: %s", g.cfg.WithdrawTimeout, missing)
+	g.abortPending(codes.DeadlineExceeded, g.timeoutReason+"; the withdrawal continues, retry", g.timeoutReason)
 	if g.quitting {
 		for _, name := range g.names() {
 			if g.resources[name].Phase != Stopped {
-				g.do(To{Resource: name, Event: Halt{}})
+				g.do(Forward{Resource: name, Event: Halt{}})
 			}
 		}
 	}
@@ -151,13 +151,13 @@ func (Quit) apply(g *Gate) {
 	g.quitting, g.open = true, false
 	g.epoch++
 	if h := g.live(); h != nil {
-		g.end(h.session, codes.Unavailable, pluginStops)
+		g.end(h.session, codes.Unavailable, shuttingDownReason)
 	}
-	g.giveUp(codes.Unavailable, pluginStops, pluginStops)
+	g.abortPending(codes.Unavailable, shuttingDownReason, shuttingDownReason)
 	g.holder = nil
 	clear(g.timers)
 	for _, name := range g.names() {
-		g.do(To{Resource: name, Event: Shutdown{Epoch: g.epoch}})
+		g.do(Forward{Resource: name, Event: Shutdown{Epoch: g.epoch}})
 	}
-	g.startBound()
+	g.startWithdrawTimer()
 }

@@ -9,35 +9,35 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Whatever happens in whatever order, the world breaks no rule (world_test.go
-// says which); and when things happen fairly again, the kubelet has what it
-// should, a withdrawal ends within its bound, and the plugin ends.
+// Random events in random order must not violate a rule of world. When all
+// events are processed afterwards, the kubelet has the expected devices, a
+// withdrawal completes before its timeout, and the plugin exits.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := Config{Controlled: rapid.IntRange(0, 4).Draw(t, "controlled") > 0}
 		w := newWorld(cfg, rapid.Bool().Draw(t, "pod resources"), t.Fatalf, "a", "b")
 		if rapid.IntRange(0, 4).Draw(t, "warm") > 0 {
-			warm(w)
+			offerAll(w)
 		}
 		for range rapid.IntRange(1, 120).Draw(t, "steps") {
-			happen(t, w)
+			randomEvent(t, w)
 		}
-		for _, r := range w.rooms {
+		for _, r := range w.resources {
 			r.fails = false
 		}
-		w.rest()
+		w.runUntilIdle()
 		checkRest(t, w)
 		checkWithdrawal(t, w)
-		w.tell(Quit{})
+		w.stepGate(Quit{})
 		from := w.now
-		w.settle(func() bool { return w.exited })
-		if !w.exited || w.now.Sub(from) > w.gate.cfg.Bound {
+		w.runUntil(func() bool { return w.exited })
+		if !w.exited || w.now.Sub(from) > w.gate.cfg.WithdrawTimeout {
 			t.Fatalf("the plugin ended: %v, after %s", w.exited, w.now.Sub(from))
 		}
 		if len(w.sessions) > 0 {
 			t.Fatalf("streams stay open after the end: %v", w.sessions)
 		}
-		for _, r := range w.rooms {
+		for _, r := range w.resources {
 			if len(r.lists) > 0 && r.stream == 0 && r.lists[len(r.lists)-1] != 0 && r.machine.step == streaming {
 				t.Fatalf("%s stopped with %d devices of capacity", r.name, r.lists[len(r.lists)-1])
 			}
@@ -45,23 +45,24 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// warm brings the world to where most can go wrong: everything is offered.
-func warm(w *world) {
-	for name, r := range w.rooms {
+// offerAll brings the world to the state with most possible failures:
+// everything is offered.
+func offerAll(w *world) {
+	for name, r := range w.resources {
 		w.nodeState[name] = []Device{{name + "0", true}, {name + "1", true}}
 		w.step(r, Snapshot{Devices: w.nodeState[name]})
 	}
 	w.enable(Claim{UID: "u", Generation: 2})
-	w.rest()
+	w.runUntilIdle()
 }
 
-// happen is one thing that happens.
-func happen(t *rapid.T, w *world) {
-	r := w.rooms[rapid.SampledFrom([]string{"a", "b"}).Draw(t, "resource")]
+// randomEvent applies one random event.
+func randomEvent(t *rapid.T, w *world) {
+	r := w.resources[rapid.SampledFrom([]string{"a", "b"}).Draw(t, "resource")]
 	switch rapid.SampledFrom([]string{"move", "move", "move", "move", "move", "move", "advance", "advance", "fire", "early",
 		"enable", "break", "disable", "gone", "beat", "allocate", "allocate", "scan", "lose", "restart", "fail", "config"}).Draw(t, "what") {
 	case "move":
-		if names := w.waiting(); len(names) > 0 {
+		if names := w.nonEmptyQueues(); len(names) > 0 {
 			w.move(rapid.SampledFrom(names).Draw(t, "queue"))
 		}
 	case "advance":
@@ -85,19 +86,19 @@ func happen(t *rapid.T, w *world) {
 	case "break":
 		if h := w.gate.live(); h != nil {
 			delete(w.sessions, h.session)
-			w.tell(Closed{Session: h.session})
+			w.stepGate(StreamClosed{Session: h.session})
 		}
 	case "disable":
 		w.disable(rapid.SampledFrom([]string{"", "", "s1", "s2"}).Draw(t, "session"))
 	case "gone":
-		if len(w.gate.pending) > 0 {
-			call := w.gate.pending[0]
-			w.answered[call] = Disabled{Call: call, Code: codes.Canceled}
-			w.tell(DisableGone{Call: call})
+		if len(w.gate.pendingDisables) > 0 {
+			call := w.gate.pendingDisables[0]
+			w.answered[call] = DisableReply{Call: call, Code: codes.Canceled}
+			w.stepGate(DisableCanceled{Call: call})
 		}
 	case "beat":
 		if h := w.gate.live(); h != nil {
-			w.tell(Heartbeat{Call: w.id(), Session: h.session})
+			w.stepGate(Heartbeat{Call: w.id(), Session: h.session})
 		}
 	case "allocate":
 		w.allocate(r)
@@ -109,41 +110,41 @@ func happen(t *rapid.T, w *world) {
 		w.nodeState[r.name] = devices
 		w.step(r, Snapshot{Devices: devices})
 	case "lose":
-		w.drop(r)
+		w.endStream(r)
 	case "restart":
-		w.drop(r)
-		r.belief = map[string]bool{}
+		w.endStream(r)
+		r.kubeletView = map[string]bool{}
 		w.queue("kubelet "+r.name, func() { w.step(r, KubeletStarted{}) })
 	case "fail":
 		r.fails = !r.fails
 	case "config":
-		w.tell(Configured{Hash: rapid.SampledFrom([]string{"h", "h2"}).Draw(t, "hash"), Resources: []string{"a", "b"}})
+		w.stepGate(Configured{Hash: rapid.SampledFrom([]string{"h", "h2"}).Draw(t, "hash"), Resources: []string{"a", "b"}})
 	}
 }
 
-// checkRest: nothing is left to happen, so everything is as it should be.
+// checkRest checks the expected state once no events are pending.
 func checkRest(t *rapid.T, w *world) {
 	c := w.gate
-	if c.open != c.wanted() {
-		t.Fatalf("open is %v, and somebody answers for it: %v", c.open, c.wanted())
+	if c.open != c.shouldOffer() {
+		t.Fatalf("open is %v, should offer: %v", c.open, c.shouldOffer())
 	}
 	for s := range w.sessions {
 		if h := c.live(); h == nil || h.session != s {
 			t.Fatalf("stream %s stays open and does not hold the devices", s)
 		}
 	}
-	if len(w.answered) != w.disables || len(c.pending) > 0 || len(c.leaving) > 0 {
-		t.Fatalf("somebody waits for a withdrawal for ever: %v %v", c.pending, c.leaving)
+	if len(w.answered) != w.disables || len(c.pendingDisables) > 0 || len(c.endingSessions) > 0 {
+		t.Fatalf("callers wait for a withdrawal for ever: %v %v", c.pendingDisables, c.endingSessions)
 	}
-	for name, r := range w.rooms {
+	for name, r := range w.resources {
 		want := map[string]bool{}
-		if c.wanted() {
+		if c.shouldOffer() {
 			for _, d := range w.nodeState[name] {
 				want[d.ID] = d.Healthy
 			}
 		}
-		if fmt.Sprint(want) != fmt.Sprint(r.belief) {
-			t.Fatalf("%s: the kubelet has %v, want %v", name, r.belief, want)
+		if fmt.Sprint(want) != fmt.Sprint(r.kubeletView) {
+			t.Fatalf("%s: the kubelet has %v, want %v", name, r.kubeletView, want)
 		}
 		if r.registry > 0 && r.stream == 0 {
 			t.Fatalf("%s was registered and has no stream", name)
@@ -152,28 +153,29 @@ func checkRest(t *rapid.T, w *world) {
 			t.Fatalf("%s is not registered though not controlled", name)
 		}
 	}
-	if s := c.Status(); c.wanted() && s.State != Serving || !c.wanted() && s.State != Initializing {
-		t.Fatalf("state %s at rest, somebody answers: %v (%+v)", s.State, c.wanted(), s)
+	if s := c.Status(); c.shouldOffer() && s.State != Serving || !c.shouldOffer() && s.State != Initializing {
+		t.Fatalf("state %s at rest, should offer: %v (%+v)", s.State, c.shouldOffer(), s)
 	}
 }
 
-// checkWithdrawal: Disable is answered OK within the bound, however many calls run.
+// checkWithdrawal checks that Disable succeeds before the timeout, with any
+// number of calls in flight.
 func checkWithdrawal(t *rapid.T, w *world) {
-	for _, r := range w.rooms {
+	for _, r := range w.resources {
 		for range rapid.IntRange(0, 3).Draw(t, "calls") {
 			w.allocate(r)
 		}
 	}
 	call, from := w.disable(""), w.now
-	w.settle(func() bool { _, done := w.answered[call]; return done })
+	w.runUntil(func() bool { _, done := w.answered[call]; return done })
 	got, done := w.answered[call]
 	want := codes.OK
 	if !w.cfg.Controlled {
 		want = codes.FailedPrecondition
 	}
-	if !done || got.Code != want || w.now.Sub(from) > w.gate.cfg.Bound {
+	if !done || got.Code != want || w.now.Sub(from) > w.gate.cfg.WithdrawTimeout {
 		t.Fatalf("Disable: %+v after %s, want %v", got, w.now.Sub(from), want)
 	}
-	w.rest()
+	w.runUntilIdle()
 	checkRest(t, w)
 }

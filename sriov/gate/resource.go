@@ -12,27 +12,27 @@ import (
 // Timing of a Resource. Kubelets lose devices or panic if Quiet or MinPause is
 // shorter.
 const (
-	// Quiet is how long an id stays in the list after the last Allocate call
+	// QuietPeriod is how long an id stays in the list after the last Allocate call
 	// and after the kubelet got it as unhealthy. A kubelet from 1.34 on panics
 	// when it loses an id while allocating it.
-	Quiet = time.Second
-	// MinPause is the minimum delay between the loss of a stream and a new
+	QuietPeriod = time.Second
+	// MinRegisterDelay is the minimum delay between the loss of a stream and a new
 	// registration. With a shorter delay the kubelet might stay at zero
 	// devices.
-	MinPause = time.Second
-	// LostPause is how long the resource first waits for a stream before it
+	MinRegisterDelay = time.Second
+	// InitialBackoff is how long the resource first waits for a stream before it
 	// registers again. It doubles up to MaxPause.
-	LostPause = 2 * time.Second
-	MaxPause  = 30 * time.Second
-	// Steady is how long a stream must live to reset the backoff.
-	Steady = 10 * time.Second
-	// DrainWait is how long in-flight Allocate calls delay the unhealthy list.
-	DrainWait = 500 * time.Millisecond
-	// ConfirmPause is the interval between PodResources queries.
-	ConfirmPause = 50 * time.Millisecond
-	// Linger is the delay before the server stops, in which the kubelet reads
+	InitialBackoff = 2 * time.Second
+	MaxBackoff     = 30 * time.Second
+	// BackoffReset is how long a stream must live to reset the backoff.
+	BackoffReset = 10 * time.Second
+	// DrainTimeout is how long in-flight Allocate calls delay the unhealthy list.
+	DrainTimeout = 500 * time.Millisecond
+	// ConfirmInterval is the interval between PodResources queries.
+	ConfirmInterval = 50 * time.Millisecond
+	// StopDelay is the delay before the server stops, in which the kubelet reads
 	// the last list.
-	Linger = 100 * time.Millisecond
+	StopDelay = 100 * time.Millisecond
 )
 
 // Resource is the state machine of one resource. It is not safe for concurrent
@@ -63,24 +63,24 @@ type call struct {
 
 // confirmation is the PodResources answer about a withdrawal.
 type confirmation struct {
-	asked     bool // a query is in flight
-	confirmed bool
-	inUse     []Held
-	remaining int // allocatable devices in the last answer
+	confirming bool // a query is in flight
+	confirmed  bool
+	inUse      []Held
+	remaining  int // allocatable devices in the last answer
 }
 
 // NewResource returns the state machine of a resource that is closed and
 // unknown to the kubelet.
 func NewResource() *Resource {
 	return &Resource{machine: machine{timers: map[Timer]time.Time{}}, phase: Idle, snapshot: map[string]bool{}, calls: map[uint64]call{},
-		listing: listing{entries: map[string]entry{}}, registration: registration{step: unregistered, pause: LostPause}}
+		listing: listing{entries: map[string]entry{}}, registration: registration{step: unregistered, pause: InitialBackoff}}
 }
 
 // Report returns the status of the resource.
 func (r *Resource) Report() Report {
 	s := Report{Phase: r.phase, Epoch: r.epoch, Devices: len(r.snapshot), Allocating: len(r.calls),
-		Streaming: r.served, Confirmed: r.confirmed, InUse: r.inUse, Error: r.problem()}
-	if r.phase == Offered && r.served {
+		Streaming: r.anyDelivered, Confirmed: r.confirmed, InUse: r.inUse, Error: r.problem()}
+	if r.phase == Offered && r.anyDelivered {
 		for _, healthy := range r.snapshot {
 			if healthy {
 				s.Offered++
@@ -100,9 +100,9 @@ func (r *Resource) Step(at time.Time, event ResourceEvent) []Action {
 	}
 	switch e := event.(type) {
 	case AllocateBegin:
-		r.refuse(e.Call, pluginStops)
+		r.refuse(e.Call, shuttingDownReason)
 	case AllocateCheck:
-		r.refuse(e.Call, pluginStops)
+		r.refuse(e.Call, shuttingDownReason)
 	}
 	return r.out
 }
@@ -135,9 +135,9 @@ func (e Snapshot) applyTo(r *Resource) {
 // state.
 func (r *Resource) advance() {
 	if r.phase != Stopped {
-		r.registerFirst()
+		r.registerIfNeeded()
 		r.list()
-		if r.progress(); r.phase == Withdrawn {
+		if r.continueWithdrawal(); r.phase == Withdrawn {
 			r.list() // ids that waited for the withdrawal can leave
 		}
 		r.end()
@@ -162,13 +162,13 @@ func (r *Resource) withdraw(epoch uint64) {
 	}
 	r.phase, r.confirmation = Withdrawing, confirmation{}
 	if len(r.calls) > 0 {
-		r.set(TimerDrain, r.now.Add(DrainWait))
+		r.set(TimerDrain, r.now.Add(DrainTimeout))
 	}
 }
 
-// progress continues a withdrawal: calls have ended, the kubelet has the list
+// continueWithdrawal continues a withdrawal: calls have ended, the kubelet has the list
 // without a healthy device, and PodResources lists no allocatable device.
-func (r *Resource) progress() {
+func (r *Resource) continueWithdrawal() {
 	if r.phase != Withdrawing || len(r.calls) > 0 || !r.noneHealthy() {
 		return
 	}
@@ -176,17 +176,17 @@ func (r *Resource) progress() {
 		r.withdrawn()
 		return
 	}
-	if _, later := r.timers[TimerConfirm]; !later && !r.asked {
-		r.asked = true
+	if _, later := r.timers[TimerConfirm]; !later && !r.confirming {
+		r.confirming = true
 		r.do(Confirm{Epoch: r.epoch})
 	}
 }
 
 func (e Confirmed) applyTo(r *Resource) {
-	if r.phase != Withdrawing || !r.asked || e.Epoch != r.epoch {
+	if r.phase != Withdrawing || !r.confirming || e.Epoch != r.epoch {
 		return
 	}
-	r.asked = false
+	r.confirming = false
 	switch {
 	case !e.Known:
 		r.withdrawn()
@@ -195,7 +195,7 @@ func (e Confirmed) applyTo(r *Resource) {
 		r.confirmed, r.inUse, r.remaining = true, slices.Clone(e.InUse), 0
 	default:
 		r.remaining = e.Offered
-		r.set(TimerConfirm, r.now.Add(ConfirmPause))
+		r.set(TimerConfirm, r.now.Add(ConfirmInterval))
 	}
 }
 
@@ -210,9 +210,9 @@ func (r *Resource) end() {
 		r.stop()
 		return
 	}
-	if len(r.entries) == 0 && r.delivered && !r.lingering {
-		r.lingering = true
-		r.set(TimerLinger, r.now.Add(Linger))
+	if len(r.entries) == 0 && r.delivered && !r.stopScheduled {
+		r.stopScheduled = true
+		r.set(TimerStop, r.now.Add(StopDelay))
 	}
 }
 
@@ -229,8 +229,8 @@ func (e Expired) applyTo(r *Resource) {
 	}
 	switch e.Timer {
 	case TimerRegister:
-		r.registerAgain()
-	case TimerLinger:
+		r.reregister()
+	case TimerStop:
 		r.stop()
 	}
 }
@@ -251,7 +251,7 @@ func (r *Resource) problem() string {
 
 // applyTo admits the call if all its devices are offered, or refuses it.
 func (e AllocateBegin) applyTo(r *Resource) {
-	if reason := r.whyNot(e.Devices); reason != "" {
+	if reason := r.refusalReason(e.Devices); reason != "" {
 		r.refuse(e.Call, reason)
 		return
 	}
@@ -268,7 +268,7 @@ func (e AllocateCheck) applyTo(r *Resource) {
 		r.refuse(e.Call, "the call was not admitted")
 		return
 	}
-	reason := r.whyNot(c.devices)
+	reason := r.refusalReason(c.devices)
 	if reason == "" && c.epoch != r.epoch {
 		reason = "the devices were withdrawn while the call was in flight; recreate the pod"
 	}
@@ -286,7 +286,7 @@ func (e AllocateEnd) applyTo(r *Resource) {
 	}
 }
 
-func (r *Resource) whyNot(devices []string) string {
+func (r *Resource) refusalReason(devices []string) string {
 	if r.phase != Offered {
 		return fmt.Sprintf("devices of this resource cannot be allocated now (phase %s)", r.phase)
 	}

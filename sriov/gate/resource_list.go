@@ -8,27 +8,27 @@ import (
 
 // listing is the device list that the kubelet has.
 type listing struct {
-	stream    uint64 // the newest ListAndWatch; 0: no stream
-	entries   map[string]entry
-	seq       uint64   // of the last issued list
-	issued    []Device // last list issued on this stream
-	fresh     bool     // no list was issued on this stream yet
-	served    bool     // a list was passed to this stream
-	delivered bool     // the last issued list was passed to the stream
+	stream       uint64 // the newest ListAndWatch; 0: no stream
+	entries      map[string]entry
+	seq          uint64   // of the last issued list
+	issued       []Device // last list issued on this stream
+	firstList    bool     // no list was issued on this stream yet
+	anyDelivered bool     // a list was passed to this stream
+	delivered    bool     // the last issued list was passed to the stream
 }
 
 type entry struct {
-	healthy bool
-	shown   bool // was ever in an issued list
-	// since is when the kubelet got it as unhealthy; zero: not yet known.
-	since time.Time
+	healthy    bool
+	everListed bool // was ever in an issued list
+	// unhealthySince is when the kubelet got it as unhealthy; zero: not yet known.
+	unhealthySince time.Time
 }
 
 // list updates the entries and issues the list. A device that leaves becomes
 // unhealthy first, and is removed only when no call can be allocating it.
 func (r *Resource) list() {
 	if r.phase == Withdrawing && len(r.calls) > 0 {
-		if _, waiting := r.timers[TimerDrain]; waiting && !r.fresh {
+		if _, waiting := r.timers[TimerDrain]; waiting && !r.firstList {
 			return // in-flight calls end before the kubelet sees the change
 		}
 	}
@@ -36,7 +36,7 @@ func (r *Resource) list() {
 		for id, healthy := range r.snapshot {
 			// An entry whose health did not change keeps its since.
 			if e, listed := r.entries[id]; !listed || e.healthy != healthy {
-				r.entries[id] = entry{healthy: healthy, shown: e.shown}
+				r.entries[id] = entry{healthy: healthy, everListed: e.everListed}
 			}
 		}
 	}
@@ -45,18 +45,18 @@ func (r *Resource) list() {
 		if _, there := r.snapshot[id]; there && r.phase == Offered {
 			continue
 		}
-		if !e.shown {
+		if !e.everListed {
 			delete(r.entries, id)
 			continue
 		}
 		if e.healthy {
-			e = entry{shown: true}
+			e = entry{everListed: true}
 			if r.stream == 0 {
-				e.since = r.downAt // the kubelet has treated it as unhealthy since the stream ended
+				e.unhealthySince = r.downAt // the kubelet has treated it as unhealthy since the stream ended
 			}
 			r.entries[id] = e
 		}
-		switch at, known := r.leaves(e); {
+		switch at, known := r.removableAt(e); {
 		case r.phase == Withdrawing:
 			// A kubelet that was paused reads all queued lists at once: it must
 			// confirm the list without a healthy device first.
@@ -66,22 +66,22 @@ func (r *Resource) list() {
 			next = at
 		}
 	}
-	if !next.IsZero() && !r.timers[TimerQuiet].Equal(next) {
-		r.set(TimerQuiet, next)
+	if !next.IsZero() && !r.timers[TimerRemove].Equal(next) {
+		r.set(TimerRemove, next)
 	}
-	r.issue()
+	r.issueList()
 }
 
-// leaves returns when an entry can leave the list, if that is known.
-func (r *Resource) leaves(e entry) (time.Time, bool) {
-	if len(r.calls) > 0 || e.since.IsZero() {
+// removableAt returns when an entry can leave the list, if that is known.
+func (r *Resource) removableAt(e entry) (time.Time, bool) {
+	if len(r.calls) > 0 || e.unhealthySince.IsZero() {
 		return time.Time{}, false
 	}
-	from := latest(e.since, r.lastCall)
+	from := latest(e.unhealthySince, r.lastCall)
 	if r.phase == Withdrawn {
 		from = latest(from, r.withdrawnAt)
 	}
-	return from.Add(Quiet), true
+	return from.Add(QuietPeriod), true
 }
 
 func latest(a, b time.Time) time.Time {
@@ -91,7 +91,7 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-func (r *Resource) issue() {
+func (r *Resource) issueList() {
 	if r.stream == 0 {
 		return
 	}
@@ -100,7 +100,7 @@ func (r *Resource) issue() {
 		devices = append(devices, Device{ID: id, Healthy: e.healthy})
 	}
 	slices.SortFunc(devices, func(a, b Device) int { return cmp.Compare(a.ID, b.ID) })
-	if !r.fresh && slices.Equal(devices, r.issued) {
+	if !r.firstList && slices.Equal(devices, r.issued) {
 		return
 	}
 	if len(devices) == 0 {
@@ -109,19 +109,19 @@ func (r *Resource) issue() {
 		if len(r.calls) > 0 {
 			return
 		}
-		if at := r.lastCall.Add(Quiet); r.now.Before(at) {
-			if !r.timers[TimerQuiet].Equal(at) {
-				r.set(TimerQuiet, at)
+		if at := r.lastCall.Add(QuietPeriod); r.now.Before(at) {
+			if !r.timers[TimerRemove].Equal(at) {
+				r.set(TimerRemove, at)
 			}
 			return
 		}
 	}
 	r.seq++
 	for id, e := range r.entries {
-		e.shown = true
+		e.everListed = true
 		r.entries[id] = e
 	}
-	r.issued, r.fresh, r.delivered = devices, false, false
+	r.issued, r.firstList, r.delivered = devices, false, false
 	r.do(Send{Stream: r.stream, Seq: r.seq, Devices: slices.Clone(devices)})
 }
 
@@ -129,10 +129,10 @@ func (e Sent) applyTo(r *Resource) {
 	if e.Stream != r.stream || e.Seq != r.seq || r.delivered {
 		return
 	}
-	r.delivered, r.served = true, true
+	r.delivered, r.anyDelivered = true, true
 	for _, d := range r.issued {
-		if e, listed := r.entries[d.ID]; listed && !d.Healthy && !e.healthy && e.since.IsZero() {
-			e.since = r.now
+		if e, listed := r.entries[d.ID]; listed && !d.Healthy && !e.healthy && e.unhealthySince.IsZero() {
+			e.unhealthySince = r.now
 			r.entries[d.ID] = e
 		}
 	}

@@ -5,30 +5,30 @@ import "time"
 type step int
 
 const (
-	unregistered step = iota // no device was offered yet
-	serving                  // Serve is in flight
-	registering              // Register is in flight
-	awaiting                 // registered; the kubelet has not called ListAndWatch yet
+	unregistered   step = iota // no device was offered yet
+	serving                    // Serve is in flight
+	registering                // Register is in flight
+	awaitingStream             // registered; the kubelet has not called ListAndWatch yet
 	streaming
-	pausing // before the next attempt
+	backingOff // before the next attempt
 )
 
 // registration is the registration with the kubelet. It is kept up from the
 // first Open on.
 type registration struct {
-	step      step
-	pause     time.Duration // after the next failure
-	upAt      time.Time
-	downAt    time.Time
-	restarted bool  // the kubelet restarted while the old stream was open
-	failure   error // of the last attempt
-	unserved  bool  // failure is of Serve, not of Register
-	lingering bool
+	step          step
+	pause         time.Duration // after the next failure
+	streamStart   time.Time
+	downAt        time.Time
+	restarted     bool  // the kubelet restarted while the old stream was open
+	failure       error // of the last attempt
+	serveFailed   bool  // failure is of Serve, not of Register
+	stopScheduled bool
 }
 
-// registerFirst registers a resource once it has a device. A resource that
+// registerIfNeeded registers a resource once it has a device. A resource that
 // never had a device does not appear in the Node object.
-func (r *Resource) registerFirst() {
+func (r *Resource) registerIfNeeded() {
 	if r.step == unregistered && r.phase == Offered && len(r.snapshot) > 0 {
 		r.step = serving
 		r.do(Serve{})
@@ -40,12 +40,12 @@ func (e Served) applyTo(r *Resource) {
 		return
 	}
 	if e.Err != nil {
-		r.failure, r.unserved = e.Err, true
+		r.failure, r.serveFailed = e.Err, true
 		r.retry(r.pause)
 		return
 	}
-	if r.unserved { // a failure of Register stays until its next answer
-		r.failure, r.unserved = nil, false
+	if r.serveFailed { // a failure of Register stays until its next answer
+		r.failure, r.serveFailed = nil, false
 	}
 	r.step = registering
 	r.do(Register{})
@@ -59,15 +59,15 @@ func (e Registered) applyTo(r *Resource) {
 		r.retry(r.pause)
 		return
 	}
-	r.step = awaiting
+	r.step = awaitingStream
 	r.set(TimerRegister, r.now.Add(r.pause))
 }
 
 // applyTo replaces the stream: the kubelet has dropped the older one.
 func (e StreamUp) applyTo(r *Resource) {
-	r.stream, r.fresh, r.delivered, r.served, r.issued = e.Stream, true, false, false, nil
-	r.lingering = false
-	r.step, r.failure, r.upAt, r.restarted = streaming, nil, r.now, false
+	r.stream, r.firstList, r.delivered, r.anyDelivered, r.issued = e.Stream, true, false, false, nil
+	r.stopScheduled = false
+	r.step, r.failure, r.streamStart, r.restarted = streaming, nil, r.now, false
 	delete(r.timers, TimerRegister)
 }
 
@@ -76,19 +76,19 @@ func (e StreamDown) applyTo(r *Resource) {
 	if e.Stream != r.stream || e.Stream == 0 {
 		return
 	}
-	r.stream, r.fresh, r.delivered, r.served, r.issued = 0, false, false, false, nil
+	r.stream, r.firstList, r.delivered, r.anyDelivered, r.issued = 0, false, false, false, nil
 	for id, x := range r.entries {
-		if x.since.IsZero() {
-			r.entries[id] = entry{since: r.now, shown: x.shown}
+		if x.unhealthySince.IsZero() {
+			r.entries[id] = entry{unhealthySince: r.now, everListed: x.everListed}
 		}
 	}
 	r.downAt = r.now
-	if r.now.Sub(r.upAt) >= Steady {
-		r.pause = LostPause
+	if r.now.Sub(r.streamStart) >= BackoffReset {
+		r.pause = InitialBackoff
 	}
 	pause := r.pause
 	if r.restarted {
-		pause, r.pause, r.restarted = MinPause, LostPause, false
+		pause, r.pause, r.restarted = MinRegisterDelay, InitialBackoff, false
 	}
 	r.retry(pause)
 }
@@ -97,24 +97,24 @@ func (e StreamDown) applyTo(r *Resource) {
 // sockets. Only the minimum delay after the end of a stream remains.
 func (KubeletStarted) applyTo(r *Resource) {
 	switch r.step {
-	case pausing, awaiting:
-		r.pause, r.step = LostPause, pausing
-		r.set(TimerRegister, latest(r.downAt.Add(MinPause), r.now))
+	case backingOff, awaitingStream:
+		r.pause, r.step = InitialBackoff, backingOff
+		r.set(TimerRegister, latest(r.downAt.Add(MinRegisterDelay), r.now))
 	case streaming:
 		r.restarted = true
 	}
 }
 
 func (r *Resource) retry(pause time.Duration) {
-	r.step = pausing
+	r.step = backingOff
 	r.set(TimerRegister, r.now.Add(pause))
 }
 
-func (r *Resource) registerAgain() {
-	if r.step != pausing && r.step != awaiting {
+func (r *Resource) reregister() {
+	if r.step != backingOff && r.step != awaitingStream {
 		return
 	}
-	r.pause = min(2*r.pause, MaxPause)
+	r.pause = min(2*r.pause, MaxBackoff)
 	r.step = serving
 	r.do(Serve{})
 }

@@ -16,8 +16,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // rig is a resource whose actions are compared as text.
 type rig struct{ *Resource }
 
-// at steps at so many milliseconds after noon, and returns what was done but
-// for reports.
+// at steps at a time in milliseconds after noon, and returns all actions but
+// reports.
 func (r *rig) at(ms int, events ...ResourceEvent) string {
 	var out []string
 	for _, e := range events {
@@ -56,8 +56,8 @@ func describe(a Action) string {
 	return strings.ToLower(strings.TrimPrefix(fmt.Sprintf("%T", a), "gate."))
 }
 
-// offering is a resource with two devices that the kubelet has.
-func offering(t *testing.T) *rig {
+// offeredResource is a resource with two devices that the kubelet has.
+func offeredResource(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{NewResource()}
 	for _, c := range []struct {
@@ -84,7 +84,7 @@ func offering(t *testing.T) *rig {
 	return r
 }
 
-type moment struct {
+type timedEvent struct {
 	ms    int
 	event ResourceEvent
 	want  string
@@ -92,8 +92,8 @@ type moment struct {
 
 func TestResource(t *testing.T) {
 	allocate := func(call uint64) AllocateBegin { return AllocateBegin{Call: call, Devices: []string{"x"}} }
-	const refused = `refuse: the devices of this resource are not offered now (withdrawing)`
-	for name, moments := range map[string][]moment{
+	const refused = `refuse: devices of this resource cannot be allocated now (phase withdrawing)`
+	for name, moments := range map[string][]timedEvent{
 		"a withdrawal with nothing running": {
 			{0, Close{Epoch: 2}, "send [-x -y]"},
 			{3, Sent{1, 2}, "confirm"},
@@ -101,14 +101,14 @@ func TestResource(t *testing.T) {
 			{54, Expired{TimerConfirm}, "confirm"},
 			{55, Confirmed{Epoch: 1, Known: true}, ""},
 			{55, Confirmed{Epoch: 2, Known: true}, "arm quiet 1055"},
-			{1000, Expired{TimerQuiet}, "arm quiet 1055"},
-			{1055, Expired{TimerQuiet}, "send []"},
+			{1000, Expired{TimerRemove}, "arm quiet 1055"},
+			{1055, Expired{TimerRemove}, "send []"},
 		},
-		"a withdrawal from a kubelet that stands still": {
+		"a withdrawal from a suspended kubelet": {
 			{0, Close{Epoch: 2}, "send [-x -y]"},
 			{3, Sent{1, 2}, "confirm"},
 			{9000, Confirmed{Epoch: 2, Known: true}, "arm quiet 10000"},
-			{10000, Expired{TimerQuiet}, "send []"},
+			{10000, Expired{TimerRemove}, "send []"},
 		},
 		"a withdrawal with a call": {
 			{0, allocate(1), "admit"},
@@ -118,49 +118,49 @@ func TestResource(t *testing.T) {
 			{101, AllocateEnd{Call: 1}, "send [-x -y]"},
 			{102, Sent{1, 2}, "confirm"},
 			{103, Confirmed{Epoch: 2}, "arm quiet 1103"},
-			{1000, allocate(3), "refuse: the devices of this resource are not offered now (withdrawn), arm quiet 2000"},
-			{1103, Expired{TimerQuiet}, "arm quiet 2000"},
-			{2000, Expired{TimerQuiet}, "send []"},
+			{1000, allocate(3), "refuse: devices of this resource cannot be allocated now (phase withdrawn), arm quiet 2000"},
+			{1103, Expired{TimerRemove}, "arm quiet 2000"},
+			{2000, Expired{TimerRemove}, "send []"},
 		},
-		"a call that hangs": {
+		"a call that times out": {
 			{0, allocate(1), "admit"},
 			{0, Close{Epoch: 2}, "arm drain 500"},
 			{500, Expired{TimerDrain}, "send [-x -y]"},
 			{501, Sent{1, 2}, ""},
 			{9000, AllocateEnd{Call: 1}, "confirm"},
 			{9001, Confirmed{Epoch: 2}, "arm quiet 10001"},
-			{10001, Expired{TimerQuiet}, "send []"},
+			{10001, Expired{TimerRemove}, "send []"},
 		},
-		"opened again meanwhile": {
+		"opened again during a call": {
 			{0, allocate(1), "admit"},
 			{0, Close{Epoch: 2}, "arm drain 500"},
 			{1, Open{Epoch: 3}, ""},
-			{2, AllocateCheck{Call: 1}, "refuse: the devices were withdrawn meanwhile"},
+			{2, AllocateCheck{Call: 1}, "refuse: the devices were withdrawn while the call was in flight; recreate the pod"},
 			{3, AllocateEnd{Call: 1}, ""},
 			{4, allocate(2), "admit"},
 			{5, AllocateCheck{Call: 2}, "approve"},
 		},
-		"a device that goes": {
+		"removed device": {
 			{0, allocate(1), "admit"},
 			{0, Snapshot{Devices: []Device{{"y", true}}}, "send [-x y]"},
 			{1, Sent{1, 2}, ""},
-			{2, AllocateCheck{Call: 1}, `refuse: device "x" is not there (any more)`},
+			{2, AllocateCheck{Call: 1}, `refuse: device "x" does not exist`},
 			{2, AllocateEnd{Call: 1}, "arm quiet 1002"},
-			{1002, Expired{TimerQuiet}, "send [y]"},
+			{1002, Expired{TimerRemove}, "send [y]"},
 		},
-		"a device that goes and comes": {
+		"removed and restored device": {
 			{0, Snapshot{Devices: []Device{{"y", true}}}, "send [-x y]"},
 			{1, Sent{1, 2}, "arm quiet 1001"},
 			{2, Snapshot{Devices: []Device{{"x", true}, {"y", false}}}, "send [x -y]"},
 			{3, AllocateBegin{Call: 1, Devices: []string{"x", "y"}}, `refuse: device "y" is not healthy`},
-			{1001, Expired{TimerQuiet}, ""},
+			{1001, Expired{TimerRemove}, ""},
 		},
-		"all devices go": {
+		"all devices removed": {
 			{0, allocate(1), "admit"},
 			{0, Snapshot{}, "send [-x -y]"},
 			{1, Sent{1, 2}, ""},
 			{2, AllocateEnd{Call: 1}, "arm quiet 1002"},
-			{1002, Expired{TimerQuiet}, "send []"},
+			{1002, Expired{TimerRemove}, "send []"},
 		},
 		"a lost stream": {
 			{0, StreamDown{1}, "arm register 2000"},
@@ -178,7 +178,7 @@ func TestResource(t *testing.T) {
 			{30001, StreamUp{2}, "send [x y]"},
 			{60000, Expired{TimerRegister}, ""},
 		},
-		"a stream that lived long starts the pauses over": {
+		"a stable stream resets the backoff": {
 			{0, StreamDown{1}, "arm register 2000"},
 			{2000, Expired{TimerRegister}, "serve"},
 			{2000, StreamUp{2}, "send [x y]"},
@@ -204,31 +204,31 @@ func TestResource(t *testing.T) {
 			{2001, Served{}, "register"},
 			{2001, StreamUp{2}, "send []"},
 		},
-		"a list that was not handed over": {{0, Close{Epoch: 2}, "send [-x -y]"}, {1, Sent{1, 1}, ""}, {2, Sent{1, 2}, "confirm"}},
+		"an undelivered list": {{0, Close{Epoch: 2}, "send [-x -y]"}, {1, Sent{1, 1}, ""}, {2, Sent{1, 2}, "confirm"}},
 		"an empty first list after a call": {
 			{0, StreamDown{1}, "arm register 2000"},
 			{0, Close{Epoch: 2}, "confirm"},
 			{1, Confirmed{Epoch: 2}, "arm quiet 1001"},
-			{1001, Expired{TimerQuiet}, ""},
-			{1500, allocate(1), "refuse: the devices of this resource are not offered now (withdrawn)"},
+			{1001, Expired{TimerRemove}, ""},
+			{1500, allocate(1), "refuse: devices of this resource cannot be allocated now (phase withdrawn)"},
 			{1600, StreamUp{2}, "arm quiet 2500"},
-			{2500, Expired{TimerQuiet}, "send []"},
+			{2500, Expired{TimerRemove}, "send []"},
 		},
-		"the end": {
+		"shutdown": {
 			{0, Shutdown{Epoch: 2}, "send [-x -y]"},
 			{1, Sent{1, 2}, "confirm"},
 			{2, Open{Epoch: 3}, ""},
 			{2, Confirmed{Epoch: 2, Known: true}, "arm quiet 1002"},
-			{1002, Expired{TimerQuiet}, "send []"},
+			{1002, Expired{TimerRemove}, "send []"},
 			{1003, Sent{1, 3}, "arm linger 1103"},
-			{1103, Expired{TimerLinger}, "stop"},
-			{1104, allocate(9), "refuse: the plugin stops"},
+			{1103, Expired{TimerStop}, "stop"},
+			{1104, allocate(9), "refuse: the plugin is shutting down"},
 			{1104, StreamUp{9}, ""},
 		},
-		"the end at once": {{0, allocate(1), "admit"}, {0, Halt{}, "stop"}, {0, AllocateCheck{1}, "refuse: the plugin stops"}},
+		"halt": {{0, allocate(1), "admit"}, {0, Halt{}, "stop"}, {0, AllocateCheck{1}, "refuse: the plugin is shutting down"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := offering(t)
+			r := offeredResource(t)
 			for i, m := range moments {
 				if got := r.at(m.ms, m.event); !same(got, m.want) {
 					t.Fatalf("step %d, %T%+v at %d ms: %q, want %q", i+1, m.event, m.event, m.ms, got, m.want)
@@ -246,13 +246,13 @@ func same(a, b string) bool {
 	return slices.Equal(x, y)
 }
 
-// What was never open, or never had a device, is not known to the kubelet.
+// A resource that was never open, or never had a device, is not registered.
 func TestNotRegistered(t *testing.T) {
 	r := &rig{NewResource()}
-	for i, m := range []moment{
+	for i, m := range []timedEvent{
 		{0, Snapshot{Devices: []Device{{"x", true}}}, ""},
 		{0, KubeletStarted{}, ""},
-		{0, AllocateBegin{Call: 1, Devices: []string{"x"}}, "refuse: the devices of this resource are not offered now (idle)"},
+		{0, AllocateBegin{Call: 1, Devices: []string{"x"}}, "refuse: devices of this resource cannot be allocated now (phase idle)"},
 		{0, Close{Epoch: 1}, ""},
 		{0, Snapshot{}, ""},
 		{0, Open{Epoch: 2}, ""},
@@ -269,8 +269,7 @@ func TestNotRegistered(t *testing.T) {
 	}
 }
 
-// What was withdrawn before the kubelet listened is never shown to it.
-func TestNeverShown(t *testing.T) {
+func TestWithdrawnDevicesAreNotListed(t *testing.T) {
 	r := &rig{NewResource()}
 	r.at(0, Snapshot{Devices: []Device{{"x", true}}}, Open{Epoch: 1}, Served{}, Close{Epoch: 2})
 	if got := r.at(0, StreamUp{Stream: 1}); got != "send []" {
@@ -278,8 +277,7 @@ func TestNeverShown(t *testing.T) {
 	}
 }
 
-// A first list that would be empty waits for a call too.
-func TestNeverShownWhileACallRuns(t *testing.T) {
+func TestEmptyFirstListWaitsForCalls(t *testing.T) {
 	r := &rig{NewResource()}
 	r.at(0, Snapshot{Devices: []Device{{"x", true}}}, Open{Epoch: 1}, Served{}, AllocateBegin{Call: 1, Devices: []string{"x"}}, Snapshot{})
 	if got := r.at(0, StreamUp{Stream: 1}); got != "" {
@@ -288,14 +286,13 @@ func TestNeverShownWhileACallRuns(t *testing.T) {
 	if got := r.at(5, AllocateEnd{Call: 1}); got != "arm quiet 1005" {
 		t.Errorf("after the call: %q", got)
 	}
-	if got := r.at(1005, Expired{TimerQuiet}); got != "send []" {
+	if got := r.at(1005, Expired{TimerRemove}); got != "send []" {
 		t.Errorf("a second later: %q", got)
 	}
 }
 
-// A report says what a withdrawal waits for.
-func TestTrouble(t *testing.T) {
-	r := offering(t)
+func TestReportNamesWhatAWithdrawalWaitsFor(t *testing.T) {
+	r := offeredResource(t)
 	r.at(0, AllocateBegin{Call: 1, Devices: []string{"x"}}, Close{Epoch: 2})
 	want := func(words string) {
 		t.Helper()
@@ -303,12 +300,12 @@ func TestTrouble(t *testing.T) {
 			t.Errorf("report %+v, want %q", s, words)
 		}
 	}
-	want("1 calls of Allocate")
+	want("1 Allocate calls are still in flight")
 	r.at(1, AllocateEnd{Call: 1})
-	want("has not taken the list")
+	want("has not read the list")
 	r.at(2, Sent{1, 2}, Confirmed{Epoch: 2, Known: true, Offered: 3})
-	want("still offers 3")
-	// A second closing asks anew: the first answer was about the first.
+	want("still has 3 allocatable")
+	// A second closing queries again: the answer was for the first one.
 	if got := r.at(3, Close{Epoch: 3}, Confirmed{Epoch: 2, Known: true}); got != "" || r.phase != Withdrawing {
 		t.Errorf("%q, %s", got, r.phase)
 	}
@@ -324,13 +321,13 @@ func TestTrouble(t *testing.T) {
 	}
 }
 
-// What came of the last try to register stays to be seen while the next is under
-// way: else the state would flutter for as long as the kubelet refuses.
+// The last registration error is kept during the next attempt, so that the state
+// does not flap while the kubelet refuses.
 func TestFailureStaysUntilTheNextAnswer(t *testing.T) {
 	r, now := NewResource(), time.Unix(1000, 0)
 	says := func(what, want string, e ResourceEvent) {
 		t.Helper()
-		now = now.Add(MaxPause)
+		now = now.Add(MaxBackoff)
 		r.Step(now, e)
 		if got := r.Report().Error; got != want {
 			t.Errorf("%s: the resource says %q, want %q", what, got, want)

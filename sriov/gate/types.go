@@ -96,16 +96,16 @@ type Timer string
 
 // Timers of a Gate, then of a Resource.
 const (
-	TimerLease Timer = "lease"
-	TimerHold  Timer = "hold"
-	TimerBound Timer = "bound" // of a withdrawal
-	TimerScan  Timer = "scan"  // scan again after a failure
+	TimerLease    Timer = "lease"
+	TimerHold     Timer = "hold"
+	TimerWithdraw Timer = "bound" // of a withdrawal
+	TimerScan     Timer = "scan"  // scan again after a failure
 
 	TimerRegister Timer = "register" // register again
 	TimerDrain    Timer = "drain"    // stop waiting for in-flight calls before the devices become unhealthy
-	TimerQuiet    Timer = "quiet"    // device ids can leave the list
+	TimerRemove   Timer = "quiet"    // device ids can leave the list
 	TimerConfirm  Timer = "confirm"  // query PodResources again
-	TimerLinger   Timer = "linger"   // stop the server
+	TimerStop     Timer = "linger"   // stop the server
 )
 
 // Inputs and outputs of the state machines.
@@ -128,7 +128,7 @@ type (
 		Claim   Claim
 	}
 	// StreamClosed is the end of an EnableDevices stream, from either side.
-	Closed struct{ Session string }
+	StreamClosed struct{ Session string }
 	// Heartbeat is a Heartbeat call, numbered by the caller.
 	Heartbeat struct {
 		Call    uint64
@@ -140,7 +140,7 @@ type (
 		Session string
 	}
 	// DisableCanceled reports that the caller of a Disable no longer waits.
-	DisableGone struct{ Call uint64 }
+	DisableCanceled struct{ Call uint64 }
 	// Configured is a new configuration: its hash and resources. It is the
 	// first event of a Gate.
 	Configured struct {
@@ -212,20 +212,20 @@ type (
 // Actions of a Gate.
 type (
 	// EndStream ends an EnableDevices stream, or refuses its claim.
-	End struct {
+	EndStream struct {
 		Session string
 		Code    codes.Code
 		Reason  string
 	}
 	// HeartbeatReply answers a Heartbeat.
-	Beat struct {
+	HeartbeatReply struct {
 		Call   uint64
 		Code   codes.Code
 		Reason string
 		Lease  time.Duration
 	}
 	// DisableReply answers a Disable. OK means that all devices are withdrawn.
-	Disabled struct {
+	DisableReply struct {
 		Call      uint64
 		Code      codes.Code
 		Reason    string
@@ -235,7 +235,7 @@ type (
 	// Scan reads the devices of the node and sends each resource its snapshot.
 	Scan struct{ Seq uint64 }
 	// Forward passes an event to a resource: Open, Close, Shutdown or Halt.
-	To struct {
+	Forward struct {
 		Resource string
 		Event    ResourceEvent
 	}
@@ -284,23 +284,23 @@ type (
 	Stop struct{}
 )
 
-func (End) action()      {}
-func (Beat) action()     {}
-func (Disabled) action() {}
-func (Scan) action()     {}
-func (To) action()       {}
-func (Publish) action()  {}
-func (Exit) action()     {}
-func (Set) action()      {}
-func (Serve) action()    {}
-func (Register) action() {}
-func (Send) action()     {}
-func (Admit) action()    {}
-func (Approve) action()  {}
-func (Refuse) action()   {}
-func (Confirm) action()  {}
-func (Notify) action()   {}
-func (Stop) action()     {}
+func (EndStream) action()      {}
+func (HeartbeatReply) action() {}
+func (DisableReply) action()   {}
+func (Scan) action()           {}
+func (Forward) action()        {}
+func (Publish) action()        {}
+func (Exit) action()           {}
+func (Set) action()            {}
+func (Serve) action()          {}
+func (Register) action()       {}
+func (Send) action()           {}
+func (Admit) action()          {}
+func (Approve) action()        {}
+func (Refuse) action()         {}
+func (Confirm) action()        {}
+func (Notify) action()         {}
+func (Stop) action()           {}
 
 // machine is the common part of Gate and Resource: the time of the current
 // event, the timers, and the actions of the current step.

@@ -10,14 +10,14 @@ import (
 	"strings"
 )
 
-// none reports whether an address or a GUID is unset.
-func none(address string) bool { return strings.Trim(address, "0:") == "" }
+// isUnset reports whether an address or a GUID is unset.
+func isUnset(address string) bool { return strings.Trim(address, "0:") == "" }
 
 // macFor returns the administrative address of a function: the one of its
 // network device, or one derived from the PF's. It returns false if neither is
 // known.
 func macFor(pf PF, v VF) (string, bool) {
-	if mac, err := net.ParseMAC(v.MAC); err == nil && len(mac) == 6 && !none(v.MAC) && mac[0]&1 == 0 {
+	if mac, err := net.ParseMAC(v.MAC); err == nil && len(mac) == 6 && !isUnset(v.MAC) && mac[0]&1 == 0 {
 		return mac.String(), true
 	}
 	mac, err := net.ParseMAC(pf.MAC)
@@ -32,7 +32,7 @@ func macFor(pf PF, v VF) (string, bool) {
 // random GUIDs; derived ones survive restarts.
 func guidFor(pf PF, v VF) (string, bool) {
 	for _, guid := range []string{v.NodeGUID, v.PortGUID} {
-		if g, err := net.ParseMAC(guid); err == nil && len(g) == 8 && !none(guid) {
+		if g, err := net.ParseMAC(guid); err == nil && len(g) == 8 && !isUnset(guid) {
 			return g.String(), true
 		}
 	}
@@ -120,8 +120,8 @@ func (g GUIDPool) at(index int) string {
 	return net.HardwareAddr(binary.BigEndian.AppendUint64(nil, g.First+uint64(index))).String()
 }
 
-// static returns the GUID pool of a PF, or nil.
-func (p *planner) static(pf PF) *GUIDPool {
+// guidPool returns the GUID pool of a PF, or nil.
+func (p *planner) guidPool(pf PF) *GUIDPool {
 	for _, pool := range p.options.GUIDs {
 		if pool.PF == pf.Address || pf.MAC != "" && strings.EqualFold(pool.PF, pf.MAC) {
 			return &pool

@@ -11,18 +11,18 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// maxRounds is how often a plan is made and done until nothing is left.
+// maxRounds limits the rounds of planning and applying.
 const maxRounds = 5
 
-// From any state of a machine, few rounds of planning and applying lead to a plan
-// without steps, also when some rounds were interrupted. The desired state is
-// reached then, the machine has refused no step, and nothing else was touched.
-func TestPlansComeToAnEnd(t *testing.T) { rapid.Check(t, comesToAnEnd) }
+// From any state of a node, a few rounds of planning and applying lead to a plan
+// without steps, also after interrupted rounds. The desired state is then reached,
+// the kernel has refused no step, and nothing else was changed.
+func TestPlansConverge(t *testing.T) { rapid.Check(t, checkPlansConverge) }
 
-func FuzzPlansComeToAnEnd(f *testing.F) { f.Fuzz(rapid.MakeFuzz(comesToAnEnd)) }
+func FuzzPlansConverge(f *testing.F) { f.Fuzz(rapid.MakeFuzz(checkPlansConverge)) }
 
-func comesToAnEnd(t *rapid.T) {
-	m := &machine{t: t, lazy: map[string]bool{}, groups: map[string]nodestate.VFGroup{}, stale: map[string]bool{}}
+func checkPlansConverge(t *rapid.T) {
+	m := &fakeKernel{t: t, lazy: map[string]bool{}, groups: map[string]nodestate.VFGroup{}, stale: map[string]bool{}}
 	var spec nodestate.Spec
 	o := Options{}
 	for n := range rapid.IntRange(1, 3).Draw(t, "PFs") {
@@ -43,7 +43,7 @@ func comesToAnEnd(t *rapid.T) {
 	for _, i := range spec.Interfaces {
 		for index := range i.NumVFs {
 			if g, ok := i.Group(index); ok {
-				m.groups[drawnAddress(i.PCIAddress, index)] = g
+				m.groups[fakeVFAddress(i.PCIAddress, index)] = g
 			}
 		}
 	}
@@ -55,21 +55,21 @@ func comesToAnEnd(t *rapid.T) {
 		first[n].VFs = slices.Clone(first[n].VFs)
 	}
 	for range rapid.IntRange(0, 2).Draw(t, "stopped") {
-		p := Make(spec, m.state, o)
+		p := Compute(spec, m.state, o)
 		for _, s := range p.Steps[:rapid.IntRange(0, len(p.Steps)).Draw(t, "done")] {
 			m.do(s, p.Touches)
 		}
 	}
 	for round := 0; ; round++ {
-		p := Make(spec, m.state, o)
-		if again := Make(spec, m.state, o); !reflect.DeepEqual(p, again) {
+		p := Compute(spec, m.state, o)
+		if again := Compute(spec, m.state, o); !reflect.DeepEqual(p, again) {
 			t.Fatalf("two plans of one:\n%+v\n%+v", p, again)
 		}
 		if len(p.Steps) == 0 {
 			if p.More || len(p.Touches) > 0 {
 				t.Fatalf("no step, but more to come, or something touched: %+v", p)
 			}
-			reached(t, m, spec, o, first, p)
+			checkReached(t, m, spec, o, first, p)
 			return
 		}
 		if round == maxRounds {
@@ -78,14 +78,14 @@ func comesToAnEnd(t *rapid.T) {
 		for _, s := range p.Steps {
 			m.do(s, p.Touches)
 		}
-		if left := Make(spec, m.state, o); !p.More && len(left.Steps) > 0 {
+		if left := Compute(spec, m.state, o); !p.More && len(left.Steps) > 0 {
 			t.Fatalf("there is more to do: %v, after %v", left.Steps, p.Steps)
 		}
 	}
 }
 
-// drawPF draws a PF in any state that it may be found in.
-func drawPF(t *rapid.T, m *machine, n int) PF {
+// drawPF draws a PF in any possible state.
+func drawPF(t *rapid.T, m *fakeKernel, n int) PF {
 	pf := PF{
 		Address: fmt.Sprintf("0000:%x0:00.%d", 3+n, n), Driver: rapid.SampledFrom([]string{"ice", "mlx5_core", "igb"}).Draw(t, "driver"),
 		Netdev: fmt.Sprintf("ens%d", n), Link: rapid.SampledFrom([]string{Ether, Ether, InfiniBand}).Draw(t, "link"),
@@ -102,7 +102,7 @@ func drawPF(t *rapid.T, m *machine, n int) PF {
 	m.lazy[pf.Address] = rapid.Bool().Draw(t, "lazy")
 	mode := pf.ESwitch
 	if pf.Driver != "ice" {
-		pf.ESwitch = nodestate.Legacy // in which its functions were made
+		pf.ESwitch = nodestate.Legacy // in which its functions were created
 	}
 	if number := rapid.IntRange(0, pf.TotalVFs).Draw(t, "numvfs"); number > 0 {
 		m.number(SetNumVFs{PF: pf.Address, Number: number}, &pf)
@@ -114,7 +114,7 @@ func drawPF(t *rapid.T, m *machine, n int) PF {
 	return pf
 }
 
-func drawVF(t *rapid.T, m *machine, pf *PF, v *VF) {
+func drawVF(t *rapid.T, m *fakeKernel, pf *PF, v *VF) {
 	switch rapid.IntRange(0, 5).Draw(t, "VF") {
 	case 0:
 		m.unbind(v)
@@ -141,7 +141,7 @@ func drawVF(t *rapid.T, m *machine, pf *PF, v *VF) {
 	}
 }
 
-// drawDesired draws a valid desired state, which this machine cannot always have.
+// drawDesired draws a valid desired state, which the node cannot always reach.
 func drawDesired(t *rapid.T, pf PF) nodestate.Interface {
 	i := nodestate.Interface{
 		PCIAddress: pf.Address, NumVFs: rapid.IntRange(0, min(pf.TotalVFs+1, 10)).Draw(t, "desired number"),
@@ -173,8 +173,8 @@ func drawDesired(t *rapid.T, pf PF) nodestate.Interface {
 	return i
 }
 
-// reached compares the machine with the desired state, and the rest with the first state.
-func reached(t *rapid.T, m *machine, spec nodestate.Spec, o Options, first []PF, p Plan) {
+// checkReached compares PFs with the desired state, and other PFs with their first state.
+func checkReached(t *rapid.T, m *fakeKernel, spec nodestate.Spec, o Options, first []PF, p Plan) {
 	for n, pf := range m.state.PFs {
 		w := slices.IndexFunc(spec.Interfaces, func(i nodestate.Interface) bool { return i.PCIAddress == pf.Address })
 		bad := slices.ContainsFunc(p.Problems, func(problem Finding) bool { return problem.PF == pf.Address })
@@ -193,14 +193,14 @@ func reached(t *rapid.T, m *machine, spec nodestate.Spec, o Options, first []PF,
 				t.Fatalf("managed externally, but changed: %+v, was %+v", pf, first[n])
 			}
 			if !bad {
-				granted(t, m, i, pf, o)
+				checkDesired(t, m, i, pf, o)
 			}
 		}
 	}
 }
 
-// granted looks at a PF that has no problem.
-func granted(t *rapid.T, m *machine, i nodestate.Interface, pf PF, o Options) {
+// checkDesired checks a PF without a problem.
+func checkDesired(t *rapid.T, m *fakeKernel, i nodestate.Interface, pf PF, o Options) {
 	if pf.NumVFs < i.NumVFs || pf.NumVFs > i.NumVFs && !i.ExternallyManaged || pf.mode() != i.Mode() {
 		t.Fatalf("number or mode: %+v, want %+v", pf, i)
 	}
@@ -222,7 +222,7 @@ func granted(t *rapid.T, m *machine, i nodestate.Interface, pf PF, o Options) {
 		if m.stale[v.Address] {
 			t.Fatalf("its driver does not know its address: %+v", v)
 		}
-		if network && v.Known && (pf.Link == Ether && none(v.AdminMAC) || v.GUIDs && (none(v.NodeGUID) || none(v.PortGUID))) {
+		if network && v.Known && (pf.Link == Ether && isUnset(v.AdminMAC) || v.GUIDs && (isUnset(v.NodeGUID) || isUnset(v.PortGUID))) {
 			t.Fatalf("no address: %+v", v)
 		}
 		if network && (g.MTU != 0 && v.MTU != g.MTU || v.VDPA != g.VDPAType) {

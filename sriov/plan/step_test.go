@@ -11,11 +11,11 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-func TestStepsSayWhatTheyDo(t *testing.T) {
+func TestStepStrings(t *testing.T) {
 	vf := vfAddress(3)
 	for want, s := range map[string]Step{
 		"remove the virtual functions of 0000:3b:00.0":                                                   SetNumVFs{pf0, 0},
-		"create 8 virtual functions on 0000:3b:00.0":                                                       SetNumVFs{pf0, 8},
+		"create 8 virtual functions on 0000:3b:00.0":                                                     SetNumVFs{pf0, 8},
 		"switch the embedded switch of 0000:3b:00.0 to mode switchdev":                                   SetESwitch{pf0, nodestate.Switchdev},
 		"set the MTU of 0000:3b:00.0 to 9000":                                                            SetMTU{pf0, 9000},
 		"bring up 0000:3b:00.0":                                                                          SetUp{pf0},
@@ -26,7 +26,7 @@ func TestStepsSayWhatTheyDo(t *testing.T) {
 		"bind 0000:3b:02.3 to its default driver":                                                        Bind{vf, ""},
 		"bind 0000:3b:02.3 to vfio-pci":                                                                  Bind{vf, "vfio-pci"},
 		"unbind 0000:3b:02.3 from its driver":                                                            Unbind{vf},
-		"create a vDPA device (vhost) on 0000:3b:02.3":                                                     SetVDPA{vf, "vhost"},
+		"create a vDPA device (vhost) on 0000:3b:02.3":                                                   SetVDPA{vf, "vhost"},
 		"remove the vDPA device of 0000:3b:02.3":                                                         SetVDPA{vf, ""},
 	} {
 		if s.String() != want {
@@ -73,7 +73,7 @@ func TestStaticGUIDs(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		p := Make(one(2, vfio("0-1")), State{PFs: []PF{pf}}, Options{GUIDs: pools})
+		p := Compute(one(2, vfio("0-1")), State{PFs: []PF{pf}}, Options{GUIDs: pools})
 		want := []Step{
 			SetGUID{Entry{pf0, 0, vfAddress(0)}, c.first}, Bind{vfAddress(0), "vfio-pci"},
 			SetGUID{Entry{pf0, 1, vfAddress(1)}, c.second}, Bind{vfAddress(1), "vfio-pci"},
@@ -87,7 +87,7 @@ func TestStaticGUIDs(t *testing.T) {
 func TestTooFewStaticGUIDs(t *testing.T) {
 	pf := ready(2)
 	infiniband(&pf)
-	p := Make(one(2, group("0-1")), State{PFs: []PF{pf}}, Options{GUIDs: []GUIDPool{{PF: pf0, List: []string{"00:01:02:03:04:05:06:07"}}}})
+	p := Compute(one(2, group("0-1")), State{PFs: []PF{pf}}, Options{GUIDs: []GUIDPool{{PF: pf0, List: []string{"00:01:02:03:04:05:06:07"}}}})
 	if len(p.Steps) != 0 || len(p.Problems) != 1 || !strings.Contains(p.Problems[0].Text, "has 1 GUIDs for this function, but numVfs is 2") {
 		t.Errorf("%+v, want a problem alone", p)
 	}

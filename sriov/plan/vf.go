@@ -14,7 +14,7 @@ type functions struct {
 	pf PF
 
 	// Indexes of VFs with a note.
-	absent, tableless, noGUIDs, noRDMA []int
+	absent, notInTable, noGUIDs, noRDMA []int
 }
 
 // isUserspace reports whether a driver is for user-space programs. Its
@@ -23,9 +23,9 @@ func isUserspace(driver string) bool {
 	return strings.Contains(driver, "vfio") || driver == "igb_uio" || driver == "uio_pci_generic"
 }
 
-// function plans one VF by its group, in the order of the operator: the PF's
+// planVF plans one VF by its group, in the order of the operator: the PF's
 // table, then the driver, then settings that need a bound driver.
-func (f *functions) function(g nodestate.VFGroup, v VF) {
+func (f *functions) planVF(g nodestate.VFGroup, v VF) {
 	vfio := g.Type() == nodestate.VFIO
 	network := v.Driver != "" && !isUserspace(v.Driver)
 	right := network
@@ -53,7 +53,7 @@ func (f *functions) function(g nodestate.VFGroup, v VF) {
 			steps = append(steps, f.keepMAC(v)...)
 		}
 	}
-	steps = append(steps, f.switches(g, v)...)
+	steps = append(steps, f.flags(g, v)...)
 	switch {
 	case !right && vfio:
 		steps = append(steps, Bind{Address: v.Address, Driver: nodestate.VFIO})
@@ -93,12 +93,12 @@ func (f *functions) entry(v VF) Entry { return Entry{f.pf.Address, v.Index, v.Ad
 // identity returns the steps that set a function's address or GUIDs.
 func (f *functions) identity(v VF) []Step {
 	if !v.Known {
-		f.tableless = append(f.tableless, v.Index)
+		f.notInTable = append(f.notInTable, v.Index)
 		return nil
 	}
 	switch f.pf.Link {
 	case Ether:
-		if none(v.AdminMAC) {
+		if isUnset(v.AdminMAC) {
 			if mac, ok := macFor(f.pf, v); ok {
 				return []Step{SetMAC{f.entry(v), mac}}
 			}
@@ -108,13 +108,13 @@ func (f *functions) identity(v VF) []Step {
 			f.noGUIDs = append(f.noGUIDs, v.Index)
 			return nil
 		}
-		if pool := f.static(f.pf); pool != nil && v.Index < pool.count() {
+		if pool := f.guidPool(f.pf); pool != nil && v.Index < pool.count() {
 			if want := pool.at(v.Index); !strings.EqualFold(v.NodeGUID, want) || !strings.EqualFold(v.PortGUID, want) {
 				return []Step{SetGUID{f.entry(v), want}}
 			}
 			return nil
 		}
-		if none(v.NodeGUID) || none(v.PortGUID) {
+		if isUnset(v.NodeGUID) || isUnset(v.PortGUID) {
 			if guid, ok := guidFor(f.pf, v); ok {
 				return []Step{SetGUID{f.entry(v), guid}}
 			}
@@ -127,14 +127,14 @@ func (f *functions) identity(v VF) []Step {
 // is new or about to change its driver: with some PFs it is a random one of the
 // driver, and lost with it.
 func (f *functions) keepMAC(v VF) []Step {
-	if f.pf.Link != Ether || !v.Known || none(v.AdminMAC) {
+	if f.pf.Link != Ether || !v.Known || isUnset(v.AdminMAC) {
 		return nil
 	}
 	return []Step{SetMAC{f.entry(v), v.AdminMAC}}
 }
 
-// switches returns the steps for trust and spoof check.
-func (f *functions) switches(g nodestate.VFGroup, v VF) []Step {
+// flags returns the steps for trust and spoof check.
+func (f *functions) flags(g nodestate.VFGroup, v VF) []Step {
 	if g.Trust == "" && g.SpoofCheck == "" {
 		return nil
 	}
@@ -152,25 +152,25 @@ func (f *functions) switches(g nodestate.VFGroup, v VF) []Step {
 	return steps
 }
 
-// report adds one note per finding, with the indexes of all affected functions.
-func (f *functions) report() {
+// addNotes adds one note per finding, with the indexes of all affected functions.
+func (f *functions) addNotes() {
 	for _, r := range []struct {
 		indexes []int
 		text    string
 	}{
 		{f.absent, "has a network driver but no network device on the host: a pod has it, or the driver created no device; address and MTU are not compared"},
-		{f.tableless, "not in the PF's function table: no address is set"},
+		{f.notInTable, "not in the PF's function table: no address is set"},
 		{f.noGUIDs, "the kernel does not report the GUIDs: no GUID is set"},
 		{f.noRDMA, "isRdma is set, but the VF has no RDMA device; check that the driver's RDMA module is loaded"},
 	} {
 		if len(r.indexes) > 0 {
-			f.note(f.pf.Address, "VF %s: %s", spans(r.indexes), r.text)
+			f.note(f.pf.Address, "VF %s: %s", formatRanges(r.indexes), r.text)
 		}
 	}
 }
 
-// spans formats indexes as ranges: 0-3, 5.
-func spans(indexes []int) string {
+// formatRanges formats indexes as ranges: 0-3, 5.
+func formatRanges(indexes []int) string {
 	slices.Sort(indexes)
 	var parts []string
 	for n := 0; n < len(indexes); {

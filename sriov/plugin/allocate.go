@@ -77,7 +77,7 @@ func (r *resource) list(devices []gate.Device) *v1beta1.ListAndWatchResponse {
 // like an Allocate, because the kubelet is choosing from its list.
 func (r *resource) GetPreferredAllocation(ctx context.Context, q *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
 	answer := &v1beta1.PreferredAllocationResponse{}
-	err := r.admitted(ctx, nil, func() error {
+	err := r.withAdmission(ctx, nil, func() error {
 		o := r.offer.Load()
 		for _, c := range q.ContainerRequests {
 			ids := inventory.Prefer(o.pool, c.AvailableDeviceIDs, c.MustIncludeDeviceIDs, int(c.AllocationSize))
@@ -99,10 +99,10 @@ func (r *resource) Allocate(ctx context.Context, q *v1beta1.AllocateRequest) (*v
 		ids = append(ids, c.DevicesIds...)
 	}
 	answer := &v1beta1.AllocateResponse{}
-	err := r.admitted(ctx, ids, func() error {
+	err := r.withAdmission(ctx, ids, func() error {
 		o := r.offer.Load()
 		for _, c := range q.ContainerRequests {
-			given, err := r.give(ctx, o, c.DevicesIds)
+			given, err := r.allocateContainer(ctx, o, c.DevicesIds)
 			if err != nil {
 				return err
 			}
@@ -117,8 +117,8 @@ func (r *resource) Allocate(ctx context.Context, q *v1beta1.AllocateRequest) (*v
 	return answer, nil
 }
 
-// give returns the answer for one container.
-func (r *resource) give(ctx context.Context, o *offer, ids []string) (*v1beta1.ContainerAllocateResponse, error) {
+// allocateContainer returns the answer for one container.
+func (r *resource) allocateContainer(ctx context.Context, o *offer, ids []string) (*v1beta1.ContainerAllocateResponse, error) {
 	members := make([]inventory.Member, 0, len(ids))
 	for _, id := range ids {
 		m, exists := o.members[id]
@@ -138,7 +138,7 @@ func (r *resource) give(ctx context.Context, o *offer, ids []string) (*v1beta1.C
 	if err != nil {
 		return nil, err
 	}
-	if err := r.plugin.remember(ctx, r.name, members); err != nil {
+	if err := r.plugin.recordAllocation(ctx, r.name, members); err != nil {
 		return nil, err
 	}
 	return given, r.writeDeviceInfo(o, members)
@@ -158,25 +158,25 @@ func (r *resource) writeDeviceInfo(o *offer, members []inventory.Member) error {
 	return nil
 }
 
-// admitted runs work if the gate admits the call, and then requires the gate's
+// withAdmission runs work if the gate admits the call, and then requires the gate's
 // approval before the answer.
-func (r *resource) admitted(ctx context.Context, ids []string, work func() error) error {
+func (r *resource) withAdmission(ctx context.Context, ids []string, work func() error) error {
 	id, in, end := r.plugin.call()
 	defer end()
 	r.send(gate.AllocateBegin{Call: id, Devices: ids})
 	defer r.send(gate.AllocateEnd{Call: id})
-	if err := r.verdict(ctx, in); err != nil {
+	if err := r.awaitVerdict(ctx, in); err != nil {
 		return err
 	}
 	if err := work(); err != nil {
 		return err
 	}
 	r.send(gate.AllocateCheck{Call: id})
-	return r.verdict(ctx, in)
+	return r.awaitVerdict(ctx, in)
 }
 
-// verdict waits for the gate to admit, approve or refuse a call.
-func (r *resource) verdict(ctx context.Context, in inbox) error {
+// awaitVerdict waits for the gate to admit, approve or refuse a call.
+func (r *resource) awaitVerdict(ctx context.Context, in inbox) error {
 	a, err := r.plugin.next(ctx, in)
 	if errors.Is(err, errStopped) {
 		return status.Error(errStopped.Code, errStopped.Reason)

@@ -30,8 +30,8 @@ func (p *Plugin) startAudit() {
 }
 
 // before records the state before a query of the audit.
-func (a *audits) before(p *Plugin, asked []question) {
-	if !slices.Contains(asked, question{}) {
+func (a *audits) before(p *Plugin, asked []podsQuery) {
+	if !slices.Contains(asked, podsQuery{}) {
 		return
 	}
 	a.status, a.streams = p.Status(), map[string]uint64{}

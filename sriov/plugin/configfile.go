@@ -39,13 +39,13 @@ func Hash(text []byte) string {
 }
 
 func (p *Plugin) load() (*loaded, error) {
-	p.tried = ""
+	p.lastRead = ""
 	text, err := readAtMost(p.cfg.ConfigFile, inventory.MaxConfigSize)
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
 	}
 	l := &loaded{hash: Hash(text)}
-	p.tried = l.hash
+	p.lastRead = l.hash
 	l.config, l.warnings, err = inventory.ParseConfig(text, inventory.ParseOptions{Prefix: p.cfg.Prefix, Strict: p.cfg.Strict})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", p.cfg.ConfigFile, err)
@@ -115,7 +115,7 @@ func (p *Plugin) watchConfig(ctx context.Context) {
 		if ctx.Err() == nil {
 			p.reload()
 		}
-		_ = pause(ctx, configPause) // ctx ends the loop
+		_ = sleep(ctx, configPause) // ctx ends the loop
 	}
 }
 
@@ -147,7 +147,7 @@ func awaitChange(ctx context.Context, dir string, changes uint32, while, poll ti
 		_, err = w.Add(dir, changes)
 	}
 	if err != nil {
-		return errors.Join(err, pause(ctx, poll))
+		return errors.Join(err, sleep(ctx, poll))
 	}
 	if changed() {
 		return nil
@@ -163,11 +163,11 @@ func awaitChange(ctx context.Context, dir string, changes uint32, while, poll ti
 func (p *Plugin) hashes() (newest, tried string) {
 	p.loading.Lock()
 	defer p.loading.Unlock()
-	return p.newest, p.tried
+	return p.newest, p.lastRead
 }
 
-// pause waits for d or until ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
+// sleep waits for d or until ctx ends.
+func sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

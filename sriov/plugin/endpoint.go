@@ -36,7 +36,7 @@ func SocketName(resource string) string { return strings.ReplaceAll(resource, "/
 
 func newEndpoint(r *resource) (*endpoint, error) {
 	c := r.plugin.cfg
-	srv, err := server.NewGRPC(server.GRPCConfig{Logger: c.Logger, Metrics: c.Metrics, Code: code, Quiet: quiet, Throttle: refusedAllocate})
+	srv, err := server.NewGRPC(server.GRPCConfig{Logger: c.Logger, Metrics: c.Metrics, Code: code, Quiet: isPeriodic, Throttle: refusedAllocate})
 	if err != nil {
 		return nil, err
 	}
@@ -48,13 +48,13 @@ func newEndpoint(r *resource) (*endpoint, error) {
 	return &endpoint{path: filepath.Join(c.EndpointDir, name), resource: r, server: srv}, nil
 }
 
-// quiet reports whether the kubelet calls a method too often to log it.
-func quiet(method string) bool { return !strings.HasSuffix(method, "/Allocate") }
+// isPeriodic reports whether the kubelet calls a method too often to log it.
+func isPeriodic(method string) bool { return !strings.HasSuffix(method, "/Allocate") }
 
 // refusedAllocate reports whether a call was a refused Allocate, of which
 // retrying pods cause many a second.
 func refusedAllocate(method string, c codes.Code) bool {
-	return !quiet(method) && c == codes.FailedPrecondition
+	return !isPeriodic(method) && c == codes.FailedPrecondition
 }
 
 // code maps errors to gRPC codes. The gate's refusals carry a status.

@@ -39,7 +39,7 @@ func (a amnesiac) Offered(ctx context.Context) (map[string][]string, error) {
 
 // A kubelet that offers nothing, and keeps the stream open, is registered with
 // anew; a resource never stays at zero.
-func TestKubeletThatDoesNotHear(t *testing.T) {
+func TestReregistersWhenTheKubeletIgnoresTheStream(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Pods, r.config.Interval = amnesiac{pods: r.pods, number: 3}, 200*time.Millisecond
@@ -58,7 +58,7 @@ func TestKubeletThatDoesNotHear(t *testing.T) {
 }
 
 // Another plugin's devices are not fought for, and show.
-func TestKubeletThatHearsAnother(t *testing.T) {
+func TestReportsDevicesOfAnotherPlugin(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Pods, r.config.Interval = amnesiac{pods: r.pods, number: 2, other: []string{"a", "b"}}, 200*time.Millisecond

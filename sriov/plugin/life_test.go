@@ -48,7 +48,7 @@ func TestOffersWhatTheConfigurationSelects(t *testing.T) {
 
 // A resource without a device is unknown to the kubelet until it has one, which
 // upstream never notices.
-func TestFunctionsThatComeAreOffered(t *testing.T) {
+func TestNewFunctionsAreOffered(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 0)
 	r.start()
@@ -152,12 +152,12 @@ func TestAllocateUnderWayDuringWithdrawal(t *testing.T) {
 		lists := r.kubelet.Lists(resource)
 		return len(lists[len(lists)-1].All) == 0
 	})
-	if quiet := time.Since(ended); quiet < gate.Quiet {
-		t.Errorf("the list was empty %s after the last call, want at least %s", quiet, gate.Quiet)
+	if isPeriodic := time.Since(ended); isPeriodic < gate.QuietPeriod {
+		t.Errorf("the list was empty %s after the last call, want at least %s", isPeriodic, gate.QuietPeriod)
 	}
 }
 
-func TestAllocateLooksAgain(t *testing.T) {
+func TestAllocateVerifiesDevices(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	links := r.counted()
@@ -178,7 +178,7 @@ func TestAllocateLooksAgain(t *testing.T) {
 	r.awaitOffered(1) // the refusal was reason to look at everything
 }
 
-func TestKubeletStartsAnew(t *testing.T) {
+func TestKubeletRestart(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"offered", "withdrawn", "never offered"} {
 		t.Run(mode, func(t *testing.T) {
@@ -245,7 +245,7 @@ func TestConfigurationChanges(t *testing.T) {
 	r.wrong("")
 }
 
-func TestStopTakesEverythingBack(t *testing.T) {
+func TestStopWithdrawsAllDevices(t *testing.T) {
 	t.Parallel()
 	r := newOffering(t, 3)
 	r.stop()

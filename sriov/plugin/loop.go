@@ -26,9 +26,9 @@ type (
 		gate.ResourceEvent
 		resource *resource
 	}
-	// gone reports that a stopped resource has released its socket and
+	// resourceStopped reports that a stopped resource has released its socket and
 	// registration.
-	gone struct {
+	resourceStopped struct {
 		resource *resource
 		report   gate.Report
 	}
@@ -89,7 +89,7 @@ func (e gateEvent) handle(p *Plugin, now time.Time) []action {
 	switch of := e.Event.(type) {
 	case gate.Enable:
 		p.sessions[of.Session] = e.inbox
-	case gate.Closed:
+	case gate.StreamClosed:
 		delete(p.sessions, of.Session)
 	}
 	if !e.at.IsZero() {
@@ -102,7 +102,7 @@ func (e resourceEvent) handle(_ *Plugin, now time.Time) []action {
 	r := e.resource
 	switch of := e.ResourceEvent.(type) {
 	case gate.StreamUp:
-		r.stream, r.listened = of.Stream, true
+		r.stream, r.hadStream = of.Stream, true
 	case gate.StreamDown:
 		if r.stream == of.Stream {
 			r.stream = 0
@@ -111,7 +111,7 @@ func (e resourceEvent) handle(_ *Plugin, now time.Time) []action {
 	return r.step(now, e.ResourceEvent)
 }
 
-func (e gone) handle(p *Plugin, now time.Time) []action {
+func (e resourceStopped) handle(p *Plugin, now time.Time) []action {
 	delete(p.resources, e.resource.name)
 	return p.stepGate(now, gate.Reported{Resource: e.resource.name, Report: e.report})
 }
@@ -123,7 +123,7 @@ func (l *loaded) handle(p *Plugin, now time.Time) []action {
 }
 
 func (auditDue) handle(p *Plugin, _ time.Time) []action {
-	p.ask(question{})
+	p.queryPods(podsQuery{})
 	return nil
 }
 
@@ -140,7 +140,7 @@ func (kubeletStarted) handle(p *Plugin, now time.Time) []action {
 func (p *Plugin) stepGate(now time.Time, e gate.Event) []action {
 	var all []action
 	for _, a := range p.gate.Step(now, e) {
-		if to, is := a.(gate.To); !is {
+		if to, is := a.(gate.Forward); !is {
 			all = append(all, action{nil, a})
 		} else if r := p.resource(to.Resource); r != nil {
 			all = append(all, r.step(now, to.Event)...)
@@ -167,13 +167,13 @@ func (p *Plugin) do(of action) {
 		} else {
 			p.loop.Set(r.name+" "+string(a.Timer), a.At, resourceEvent{gate.Expired{Timer: a.Timer}, r})
 		}
-	case gate.End:
+	case gate.EndStream:
 		p.end(a)
 	case gate.Publish:
 		p.publish(a)
-	case gate.Beat:
+	case gate.HeartbeatReply:
 		p.answer(a.Call, a)
-	case gate.Disabled:
+	case gate.DisableReply:
 		p.answer(a.Call, a)
 	case gate.Scan:
 		p.scanNow(a.Seq)
@@ -217,11 +217,11 @@ func (p *Plugin) notify(r *resource, report gate.Report) {
 	}
 	p.running.Go(func() {
 		r.stop()
-		p.loop.Send(gone{r, report})
+		p.loop.Send(resourceStopped{r, report})
 	})
 }
 
-func (p *Plugin) end(a gate.End) {
+func (p *Plugin) end(a gate.EndStream) {
 	in := p.sessions[a.Session]
 	if in == nil {
 		return

@@ -95,7 +95,7 @@ func TestHoldOutlastsALoss(t *testing.T) {
 
 // A daemon that knows a newer configuration than the plugin has read makes it
 // look, and is refused until it is there.
-func TestEnableMeansAConfiguration(t *testing.T) {
+func TestEnableRequiresItsConfigHash(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Controlled = true
@@ -113,7 +113,7 @@ func TestEnableMeansAConfiguration(t *testing.T) {
 	r.awaitOffered(0) // nobody answers for that one
 }
 
-func TestDisableThatNobodyWaitsFor(t *testing.T) {
+func TestDisableContinuesWithoutItsCaller(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	r.config.Controlled = true
@@ -203,7 +203,7 @@ func (d *countedDevlink) Devices(context.Context) (map[devlink.Handle]devlink.De
 
 // Drivers answer from their firmware: they are asked only if a selector wants to
 // know what they say.
-func TestDriversAreAskedOnlyIfSomebodyWantsToKnow(t *testing.T) {
+func TestDevlinkIsReadOnlyIfASelectorNeedsIt(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	counted := &countedDevlink{}

@@ -98,8 +98,8 @@ type Plugin struct {
 	loaded   atomic.Pointer[loaded]
 	loading  sync.Mutex
 	newest   string // hash of the last valid configuration; guarded by loading
-	tried    string // hash of the last configuration read; guarded by loading
-	found    atomic.Pointer[finding]
+	lastRead string // hash of the last configuration read; guarded by loading
+	found    atomic.Pointer[scanResult]
 	status   atomic.Pointer[gate.Status]
 	problems problems // reported by Check
 	notices  problems // only for logging changes
@@ -134,7 +134,7 @@ func New(c Config) (*Plugin, error) {
 	p := &Plugin{
 		cfg: c, logger: c.Logger, loop: actor.New[event, action](),
 		settings: inventory.AllocateSettings{CDI: c.CDI, Exists: inventory.DeviceNodes{Sysfs: c.Discovery.Sysfs, Dev: c.Discovery.Dev}.Exists},
-		gate:     gate.New(gate.Config{Controlled: c.Controlled, Bound: c.Bound}), resources: map[string]*resource{},
+		gate:     gate.New(gate.Config{Controlled: c.Controlled, WithdrawTimeout: c.Bound}), resources: map[string]*resource{},
 		sessions: map[string]inbox{}, audits: audits{foreign: map[string]bool{}},
 	}
 	first := p.gate.Status()
@@ -229,14 +229,14 @@ func (p *Plugin) Enable(ctx context.Context, session string, c gate.Claim, send 
 	}
 	in := newInbox()
 	p.loop.Send(gateEvent{Event: gate.Enable{Session: session, Claim: c}, inbox: in})
-	defer p.loop.Send(gateEvent{Event: gate.Closed{Session: session}})
+	defer p.loop.Send(gateEvent{Event: gate.StreamClosed{Session: session}})
 	for {
 		a, err := p.next(ctx, in)
 		if err != nil {
 			return err
 		}
 		switch a := a.(type) {
-		case gate.End:
+		case gate.EndStream:
 			return &control.End{Code: a.Code, Reason: a.Reason}
 		case gate.Publish:
 			if err := send(a.Status); err != nil {
@@ -247,16 +247,16 @@ func (p *Plugin) Enable(ctx context.Context, session string, c gate.Claim, send 
 }
 
 // Disable withdraws the devices and waits for the result.
-func (p *Plugin) Disable(ctx context.Context, session string) (gate.Disabled, error) {
+func (p *Plugin) Disable(ctx context.Context, session string) (gate.DisableReply, error) {
 	id, in, end := p.call()
 	defer end()
 	p.loop.Send(gateEvent{Event: gate.Disable{Call: id, Session: session}})
 	a, err := p.next(ctx, in)
 	if err != nil {
-		p.loop.Send(gateEvent{Event: gate.DisableGone{Call: id}})
-		return gate.Disabled{}, err
+		p.loop.Send(gateEvent{Event: gate.DisableCanceled{Call: id}})
+		return gate.DisableReply{}, err
 	}
-	return a.(gate.Disabled), nil // no other action is sent to this call
+	return a.(gate.DisableReply), nil // no other action is sent to this call
 }
 
 // Heartbeat renews a lease.
@@ -268,7 +268,7 @@ func (p *Plugin) Heartbeat(ctx context.Context, session string, at time.Time) (t
 	if err != nil {
 		return 0, err
 	}
-	b := a.(gate.Beat) // no other action is sent to this call
+	b := a.(gate.HeartbeatReply) // no other action is sent to this call
 	if b.Code != codes.OK {
 		return 0, &control.End{Code: b.Code, Reason: b.Reason}
 	}

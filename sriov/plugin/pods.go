@@ -16,9 +16,9 @@ import (
 // podsTimeout bounds a PodResources query.
 const podsTimeout = 2 * time.Second
 
-// question is a PodResources query for a resource's withdrawal, or for the
+// podsQuery is a PodResources query for a resource's withdrawal, or for the
 // audit of all resources.
-type question struct {
+type podsQuery struct {
 	resource *resource // nil: the audit
 	epoch    uint64
 }
@@ -27,13 +27,13 @@ type question struct {
 // many resources a withdrawal queries for each of them. An answer counts only
 // for queries from before the call.
 type questions struct {
-	waiting []question
+	waiting []podsQuery
 	asking  bool
 }
 
-// answered is the event with the answer to queries.
-type answered struct {
-	questions []question
+// podsAnswered is the event with the answer to queries.
+type podsAnswered struct {
+	questions []podsQuery
 	podsAnswer
 }
 
@@ -48,14 +48,14 @@ type podsAnswer struct {
 // resource. If the kubelet never called ListAndWatch for the resource, its
 // devices are another plugin's, which this withdrawal does not affect.
 func (p *Plugin) confirm(r *resource, epoch uint64) {
-	if p.cfg.Pods == nil || !r.listened {
+	if p.cfg.Pods == nil || !r.hadStream {
 		r.send(gate.Confirmed{Epoch: epoch})
 		return
 	}
-	p.ask(question{r, epoch})
+	p.queryPods(podsQuery{r, epoch})
 }
 
-func (p *Plugin) ask(more ...question) {
+func (p *Plugin) queryPods(more ...podsQuery) {
 	q := &p.questions
 	q.waiting = append(q.waiting, more...)
 	if q.asking || len(q.waiting) == 0 {
@@ -64,10 +64,10 @@ func (p *Plugin) ask(more ...question) {
 	asked := q.waiting
 	q.waiting, q.asking = nil, true
 	p.audits.before(p, asked)
-	p.running.Go(func() { p.loop.Send(answered{asked, p.askPods()}) })
+	p.running.Go(func() { p.loop.Send(podsAnswered{asked, p.fetchPods()}) })
 }
 
-func (a answered) handle(p *Plugin, now time.Time) []action {
+func (a podsAnswered) handle(p *Plugin, now time.Time) []action {
 	p.questions.asking = false
 	var all []action
 	for _, q := range a.questions {
@@ -83,13 +83,13 @@ func (a answered) handle(p *Plugin, now time.Time) []action {
 		}
 		all = append(all, q.resource.step(now, c)...)
 	}
-	p.ask()
+	p.queryPods()
 	return all
 }
 
-// askPods retries until the timeout: the kubelet has one rate limit for all
+// fetchPods retries until the timeout: the kubelet has one rate limit for all
 // PodResources clients.
-func (p *Plugin) askPods() podsAnswer {
+func (p *Plugin) fetchPods() podsAnswer {
 	ctx, cancel := context.WithTimeout(p.ctx, podsTimeout)
 	defer cancel()
 	for {
@@ -100,7 +100,7 @@ func (p *Plugin) askPods() podsAnswer {
 				return podsAnswer{known: true, offered: offered, holders: holders}
 			}
 		}
-		if errors.Is(err, podresources.ErrNobody) || errors.Is(err, podresources.ErrUnsupported) || pause(ctx, gate.ConfirmPause) != nil {
+		if errors.Is(err, podresources.ErrNobody) || errors.Is(err, podresources.ErrUnsupported) || sleep(ctx, gate.ConfirmInterval) != nil {
 			return podsAnswer{}
 		}
 	}
@@ -113,8 +113,8 @@ type Memory interface {
 	All() []grants.Record
 }
 
-// remember records the devices that are about to be allocated to a container.
-func (p *Plugin) remember(ctx context.Context, resource string, members []inventory.Member) error {
+// recordAllocation records the devices that are about to be allocated to a container.
+func (p *Plugin) recordAllocation(ctx context.Context, resource string, members []inventory.Member) error {
 	if p.cfg.Memory == nil {
 		return nil
 	}
@@ -128,7 +128,7 @@ func (p *Plugin) remember(ctx context.Context, resource string, members []invent
 // held returns the devices that pods have, by PodResources and by the plugin's
 // own records. A failed removal of a stale record does not fail the scan.
 func (p *Plugin) held(ctx context.Context, s *inventory.Snapshot) []inventory.HeldDevice {
-	last := p.askHolders(ctx)
+	last := p.fetchHolders(ctx)
 	if p.cfg.Memory == nil {
 		held, _ := grants.Merge(nil, last.holders, last.known, s, time.Now())
 		return held
@@ -168,9 +168,9 @@ func (l lastHolders) with(records []grants.Record) []podresources.Holder {
 	return all
 }
 
-// askHolders queries PodResources for the holders of devices. If the query
+// fetchHolders queries PodResources for the holders of devices. If the query
 // fails the last answer counts: a pod might still have its devices.
-func (p *Plugin) askHolders(ctx context.Context) lastHolders {
+func (p *Plugin) fetchHolders(ctx context.Context) lastHolders {
 	if p.cfg.Pods == nil {
 		return lastHolders{}
 	}

@@ -32,10 +32,10 @@ type resource struct {
 	closing chan struct{} // closed to end the streams
 
 	// Owned by the event loop.
-	machine  *gate.Resource
-	stream   uint64 // the newest ListAndWatch; 0: no stream
-	listened bool   // the kubelet has called ListAndWatch
-	stopped  bool
+	machine   *gate.Resource
+	stream    uint64 // the newest ListAndWatch; 0: no stream
+	hadStream bool   // the kubelet has called ListAndWatch
+	stopped   bool
 }
 
 // offer is the assigned devices of a resource. It is immutable.

@@ -12,8 +12,8 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// finding is the result of a scan, and its event. It is immutable.
-type finding struct {
+// scanResult is the result of a scan, and its event. It is immutable.
+type scanResult struct {
 	seq        uint64 // number of the gate's Scan
 	loaded     *loaded
 	at         time.Time
@@ -29,10 +29,10 @@ type finding struct {
 // After a long scan the pause is scanShare times its duration, which limits the
 // CPU usage of a change storm.
 const (
-	scanPause = 100 * time.Millisecond
-	scanShare = 3
-	// scanAgain is the delay before a scan with a problem is repeated.
-	scanAgain = 5 * time.Second
+	minScanPause    = 100 * time.Millisecond
+	scanPauseFactor = 3
+	// scanRetryDelay is the delay before a scan with a problem is repeated.
+	scanRetryDelay = 5 * time.Second
 )
 
 // scans is the state of the scans. One scan runs at a time.
@@ -41,7 +41,7 @@ type scans struct {
 	running  bool
 	again    bool      // the gate requested a scan while one ran
 	changed  bool      // a change occurred while a scan ran
-	restedAt time.Time // earliest start of a scan for a change
+	earliest time.Time // earliest start of a scan for a change
 }
 
 // scanNow scans for the gate, at once or after the running scan.
@@ -66,8 +66,8 @@ func (rescan) handle(p *Plugin, now time.Time) []action {
 	switch {
 	case p.scans.running:
 		p.scans.changed = true
-	case now.Before(p.scans.restedAt):
-		p.loop.Set("scan", p.scans.restedAt, rescan{})
+	case now.Before(p.scans.earliest):
+		p.loop.Set("scan", p.scans.earliest, rescan{})
 	default:
 		p.startScan()
 	}
@@ -76,7 +76,7 @@ func (rescan) handle(p *Plugin, now time.Time) []action {
 
 // handle sends every resource its snapshot, before the gate receives Scanned. A
 // result for an older configuration is dropped; another scan follows.
-func (f *finding) handle(p *Plugin, now time.Time) []action {
+func (f *scanResult) handle(p *Plugin, now time.Time) []action {
 	var all []action
 	if f.loaded == p.loaded.Load() {
 		if f.err == nil {
@@ -90,8 +90,8 @@ func (f *finding) handle(p *Plugin, now time.Time) []action {
 		}
 		all = append(all, p.stepGate(now, gate.Scanned{Seq: f.seq, Err: f.err})...)
 	}
-	rest, wait := max(scanPause, scanShare*f.took), p.cfg.Interval
-	p.scans.running, p.scans.restedAt = false, now.Add(rest)
+	rest, wait := max(minScanPause, scanPauseFactor*f.took), p.cfg.Interval
+	p.scans.running, p.scans.earliest = false, now.Add(rest)
 	switch {
 	case p.scans.again:
 		p.startScan()
@@ -99,15 +99,15 @@ func (f *finding) handle(p *Plugin, now time.Time) []action {
 	case p.scans.changed:
 		wait = rest
 	case f.err != nil || f.files != nil:
-		wait = min(wait, max(scanAgain, scanShare*f.took))
+		wait = min(wait, max(scanRetryDelay, scanPauseFactor*f.took))
 	}
 	p.loop.Set("scan", now.Add(wait), rescan{})
 	return all
 }
 
 // scan finds and assigns the node's devices.
-func (p *Plugin) scan(ctx context.Context, seq uint64) *finding {
-	f := &finding{seq: seq, loaded: p.loaded.Load(), at: time.Now()}
+func (p *Plugin) scan(ctx context.Context, seq uint64) *scanResult {
+	f := &scanResult{seq: seq, loaded: p.loaded.Load(), at: time.Now()}
 	f.err = p.find(ctx, f)
 	f.took = time.Since(f.at)
 	if ctx.Err() != nil {
@@ -122,7 +122,7 @@ func (p *Plugin) scan(ctx context.Context, seq uint64) *finding {
 
 // find reads the devices and assigns them. It fails if it cannot determine
 // which functions exist, or which of them carry the host's own traffic.
-func (p *Plugin) find(ctx context.Context, f *finding) error {
+func (p *Plugin) find(ctx context.Context, f *scanResult) error {
 	s, err := inventory.Discover(ctx, p.discoverConfig(f.loaded.config))
 	if err != nil {
 		return err
@@ -169,7 +169,7 @@ func (p *Plugin) discoverConfig(c inventory.Config) inventory.DiscoverConfig {
 // writeFiles writes CDI specifications before the kubelet gets the devices, and
 // removes stale files. Files of devices in use stay, also across plugin
 // restarts. Devices without a specification become unhealthy.
-func (p *Plugin) writeFiles(f *finding) {
+func (p *Plugin) writeFiles(f *scanResult) {
 	var errs []error
 	undescribed := func(name string, why error) {
 		why = fmt.Errorf("write CDI specification of %s: %w", name, why)
@@ -215,7 +215,7 @@ func (p *Plugin) writeFiles(f *finding) {
 }
 
 // warn logs new warnings of a scan.
-func (p *Plugin) warn(f *finding) {
+func (p *Plugin) warn(f *scanResult) {
 	var all []string
 	for _, w := range f.assignment.Warnings {
 		all = append(all, w.String())

@@ -155,8 +155,8 @@ func TestDeviceInfoDirectoryThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// had is what somebody has who was given the first function.
-func (r *rig) had() inventory.Member {
+// firstMember is what somebody has who was given the first function.
+func (r *rig) firstMember() inventory.Member {
 	r.t.Helper()
 	found := testkit.Value(inventory.Discover(r.t.Context(), r.config.Discovery))(r.t)
 	first := r.tree.Virtual(pfAddress)[0]
@@ -165,7 +165,7 @@ func (r *rig) had() inventory.Member {
 }
 
 // The kubelet's last word says nothing of what was given out after it.
-func TestGrantsWhileTheKubeletIsSilent(t *testing.T) {
+func TestRecordsWhilePodResourcesFails(t *testing.T) {
 	t.Parallel()
 	var r *rig
 	var log *testkit.Log
@@ -176,7 +176,7 @@ func TestGrantsWhileTheKubeletIsSilent(t *testing.T) {
 	for while, spoke := 1500*time.Millisecond, false; !spoke; while *= 2 {
 		r = newRig(t, 2)
 		log, links = r.log(), r.counted()
-		record = grants.Of(resource, r.had(), time.Now().Add(while-grants.Grace))
+		record = grants.Of(resource, r.firstMember(), time.Now().Add(while-grants.Grace))
 		memory.records, r.config.Memory = []grants.Record{record}, memory
 		r.start()
 		r.awaitOffered(2)
@@ -208,7 +208,7 @@ func TestGrantsWhileTheKubeletIsSilent(t *testing.T) {
 }
 
 // What pods have by the kubelet's last word stays theirs while it is away.
-func TestLastWordCounts(t *testing.T) {
+func TestLastKnownHoldersCount(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	links := r.counted()
@@ -233,7 +233,7 @@ func TestLastWordCounts(t *testing.T) {
 }
 
 // A machine that cannot be read stays as it was read last, which is said once.
-func TestMachineThatCannotBeRead(t *testing.T) {
+func TestScanFailureKeepsDevices(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Interval = time.Hour
@@ -255,7 +255,7 @@ func TestMachineThatCannotBeRead(t *testing.T) {
 }
 
 // Directories that are away take no device with them.
-func TestSysfsThatIsAway(t *testing.T) {
+func TestMissingSysfsKeepsDevices(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	links := r.counted()
@@ -276,7 +276,7 @@ func TestSysfsThatIsAway(t *testing.T) {
 }
 
 // Nothing is offered by a look that failed, and Enable leads to another.
-func TestEnableWhileTheMachineCannotBeRead(t *testing.T) {
+func TestEnableRetriesAFailedScan(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Controlled, r.config.Interval = true, time.Hour
@@ -295,7 +295,7 @@ func TestEnableWhileTheMachineCannotBeRead(t *testing.T) {
 }
 
 // A kubelet that refuses for long is said once, and the state does not flutter.
-func TestKubeletRefusesForLong(t *testing.T) {
+func TestRepeatedRegistrationFailureIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	log := r.log()
@@ -332,7 +332,7 @@ func (g *registry) Forget(ctx context.Context, resource string) error {
 
 // A resource that comes back waits until nothing is left of the one before: else
 // that one would take the registration of its successor back.
-func TestResourceThatComesBack(t *testing.T) {
+func TestRestoredResourceWaitsForItsPredecessor(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	links := r.counted()
@@ -374,7 +374,7 @@ func TestResourceThatComesBack(t *testing.T) {
 }
 
 // A try to register that ends with the next one says nothing of that.
-func TestRegistrationThatIsOvertaken(t *testing.T) {
+func TestReplacedRegistrationIsNotReported(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	log := r.log()
@@ -423,7 +423,7 @@ func TestStopWhileTheKubeletHangs(t *testing.T) {
 	r.stop()
 }
 
-func TestStopComesEarlyAndTwice(t *testing.T) {
+func TestStopBeforeRunAndTwice(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	p := testkit.Value(plugin.New(r.config))(t)
@@ -532,7 +532,7 @@ func TestConfigurationStorm(t *testing.T) {
 }
 
 // The kubelet's directory is removed with everything in it, and made again.
-func TestKubeletDirectoryIsMadeAnew(t *testing.T) {
+func TestKubeletDirectoryIsRecreated(t *testing.T) {
 	t.Parallel()
 	r := newOffering(t, 2)
 	r.kubelet.Stop()
@@ -544,7 +544,7 @@ func TestKubeletDirectoryIsMadeAnew(t *testing.T) {
 }
 
 // A look by a configuration that is no more decides nothing.
-func TestLookByAnOldConfiguration(t *testing.T) {
+func TestScanWithAnOldConfigurationIsDropped(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
 	r.config.Interval = time.Hour
@@ -569,7 +569,7 @@ func TestLookByAnOldConfiguration(t *testing.T) {
 }
 
 // Where nobody serves PodResources a withdrawal does not wait for it.
-func TestNobodyServesPodResources(t *testing.T) {
+func TestWithdrawalWithoutPodResources(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	r.config.Controlled = true
@@ -586,7 +586,7 @@ func TestNobodyServesPodResources(t *testing.T) {
 	}
 }
 
-func TestConfigurationThatIsNoFile(t *testing.T) {
+func TestConfigurationIsNotARegularFile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	for words, make := range map[string]func(path string) error{

@@ -38,12 +38,12 @@ var sriovSabotages = []struct {
 			new:  "case r.now.IsZero():",
 		}, {
 			file: "sriov/gate/resource_list.go",
-			old:  "if len(r.calls) > 0 || e.since.IsZero() {\n\t\treturn time.Time{}, false\n\t}",
+			old:  "if len(r.calls) > 0 || e.unhealthySince.IsZero() {\n\t\treturn time.Time{}, false\n\t}",
 			new:  "if !r.now.IsZero() {\n\t\treturn r.now, true\n\t}",
 		}, {
 			file: "sriov/gate/resource_list.go",
-			old:  "if len(r.calls) > 0 {\n\t\t\treturn\n\t\t}\n\t\tif at := r.lastCall.Add(Quiet); r.now.Before(at) {",
-			new:  "if at := r.lastCall.Add(Quiet); r.now.IsZero() {",
+			old:  "if len(r.calls) > 0 {\n\t\t\treturn\n\t\t}\n\t\tif at := r.lastCall.Add(QuietPeriod); r.now.Before(at) {",
+			new:  "if at := r.lastCall.Add(QuietPeriod); r.now.IsZero() {",
 		}},
 		test:    "^TestSriovWithdrawalDuringAllocate$/^disabled$",
 		symptom: "the kubelet died",

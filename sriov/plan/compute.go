@@ -9,7 +9,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// Make computes a plan by the rules of the SR-IOV network operator:
+// Compute computes a plan by the rules of the SR-IOV network operator:
 //
 //   - A PF that the desired state does not name is left alone, unless it is in
 //     Options.Managed: then its functions are removed.
@@ -31,7 +31,7 @@ import (
 //   - Functions without a group are left alone.
 //
 // A desired state that Spec.Check refuses gives problems and no steps.
-func Make(spec nodestate.Spec, s State, o Options) Plan {
+func Compute(spec nodestate.Spec, s State, o Options) Plan {
 	p := &planner{options: o}
 	if err := spec.Check(); err != nil {
 		problems := []error{err}
@@ -118,10 +118,10 @@ func (pf PF) hasName(name string) bool { return pf.Netdev == name || slices.Cont
 // mode returns the mode of the embedded switch.
 func (pf PF) mode() string { return cmp.Or(pf.ESwitch, nodestate.Legacy) }
 
-// modeFirst reports whether the driver requires the switch mode to be set
+// needsModeFirst reports whether the driver requires the switch mode to be set
 // before functions exist. Other drivers, such as mlx5_core, require the
 // functions first.
-func (pf PF) modeFirst() bool { return pf.Driver == "ice" }
+func (pf PF) needsModeFirst() bool { return pf.Driver == "ice" }
 
 // pf plans a PF that the desired state names.
 func (p *planner) pf(i nodestate.Interface, pf PF) {
@@ -163,7 +163,7 @@ func (p *planner) checkPF(i nodestate.Interface, pf PF) {
 	if i.NumVFs == 0 {
 		return
 	}
-	if pool := p.static(pf); pool != nil && pf.Link == InfiniBand && pool.count() < i.NumVFs {
+	if pool := p.guidPool(pf); pool != nil && pf.Link == InfiniBand && pool.count() < i.NumVFs {
 		p.problem(pf.Address, "the static GUID file has %d GUIDs for this function, but numVfs is %d", pool.count(), i.NumVFs)
 	}
 	switch {
@@ -194,7 +194,7 @@ func (p *planner) checkExternal(i nodestate.Interface, pf PF) {
 // rebuild changes the number of functions or the mode of the switch.
 func (p *planner) rebuild(i nodestate.Interface, pf PF) {
 	renumber, switches := pf.NumVFs != i.NumVFs, pf.mode() != i.Mode()
-	if switches && pf.ESwitch == "" && (!renumber || pf.modeFirst()) {
+	if switches && pf.ESwitch == "" && (!renumber || pf.needsModeFirst()) {
 		p.problem(pf.Address, "the driver %q reports no embedded switch mode, want %q; the driver or the kernel might be too old", pf.Driver, i.Mode())
 		return
 	}
@@ -205,7 +205,7 @@ func (p *planner) rebuild(i nodestate.Interface, pf PF) {
 	// might be set last, and setting it might have brought the PF down.
 	p.plan.More = p.plan.More || i.NumVFs > 0 || switches || i.Mode() != nodestate.Legacy
 	switch {
-	case pf.modeFirst():
+	case pf.needsModeFirst():
 		p.remove(pf)
 		if switches {
 			p.do(SetESwitch{PF: pf.Address, Mode: i.Mode()})
@@ -261,10 +261,10 @@ func (p *planner) functions(i nodestate.Interface, pf PF) {
 	for _, v := range pf.VFs {
 		exists[v.Index] = true
 		if g, ok := i.Group(v.Index); ok && v.Index < i.NumVFs {
-			f.function(g, v)
+			f.planVF(g, v)
 		}
 	}
-	f.report()
+	f.addNotes()
 	for index := range i.NumVFs {
 		if _, ok := i.Group(index); ok && !exists[index] {
 			p.problem(pf.Address, "VF %d does not exist, though %d virtual functions are configured; will observe again", index, pf.NumVFs)

@@ -9,22 +9,22 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// machine is a model of a kernel with its adapters: it does steps, and fails
-// the test for those that a kernel would refuse or that come at a wrong time.
-type machine struct {
+// fakeKernel models a kernel with its adapters: it applies steps, and fails the
+// test on steps that a kernel would refuse or that are in the wrong order.
+type fakeKernel struct {
 	t     *rapid.T
 	state State
-	lazy  map[string]bool // PFs whose functions find no driver by themselves
-	// groups are those of the desired state, by the address of the function.
+	lazy  map[string]bool // PFs whose functions are not bound automatically
+	// groups are the groups of the desired state, by VF address.
 	groups map[string]nodestate.VFGroup
-	// stale are functions whose driver was there before their address, and
-	// takes no other.
+	// stale are functions that were bound before their address was set, and
+	// whose driver does not update it.
 	stale map[string]bool
 	made  int
 }
 
-// find is the PF or the VF with an address, and its PF.
-func (m *machine) find(address string) (pf *PF, vf *VF) {
+// find returns the PF with an address, or the VF and its PF.
+func (m *fakeKernel) find(address string) (pf *PF, vf *VF) {
 	for n := range m.state.PFs {
 		pf := &m.state.PFs[n]
 		if pf.Address == address {
@@ -40,29 +40,29 @@ func (m *machine) find(address string) (pf *PF, vf *VF) {
 	return nil, nil
 }
 
-func (m *machine) mustBe(ok bool, s Step, why string) {
+func (m *fakeKernel) mustBe(ok bool, s Step, why string) {
 	if !ok {
 		m.t.Fatalf("%v: %s", s, why)
 	}
 }
 
-// do does a step; touches are those of its plan.
-func (m *machine) do(s Step, touches []string) {
+// do applies a step; touches are those of its plan.
+func (m *fakeKernel) do(s Step, touches []string) {
 	pf, vf := m.find(s.Function())
 	touched := func(v VF) bool { return slices.Contains(touches, v.Address) }
 	if vf != nil {
-		m.mustBe(touched(*vf), s, "it disturbs a function that the plan does not say")
+		m.mustBe(touched(*vf), s, "it disturbs a function that is not in Touches")
 	}
 	switch s := s.(type) {
 	case SetNumVFs:
-		m.mustBe(!slices.ContainsFunc(pf.VFs, func(v VF) bool { return !touched(v) }), s, "it takes functions that the plan does not say")
+		m.mustBe(!slices.ContainsFunc(pf.VFs, func(v VF) bool { return !touched(v) }), s, "it removes functions that are not in Touches")
 		m.number(s, pf)
 	case SetESwitch:
-		m.mustBe(!slices.ContainsFunc(pf.VFs, func(v VF) bool { return !touched(v) }), s, "it takes functions that the plan does not say")
+		m.mustBe(!slices.ContainsFunc(pf.VFs, func(v VF) bool { return !touched(v) }), s, "it removes functions that are not in Touches")
 		m.mustBe(pf.Driver != "ice" || pf.NumVFs == 0, s, "ice has functions")
 		m.mustBe(!slices.ContainsFunc(pf.VFs, func(v VF) bool { return v.Driver != "" }), s, "a function has a driver")
 		pf.ESwitch = s.Mode
-		// Some drivers make the network device again.
+		// Some drivers recreate the network device.
 		if rapid.Bool().Draw(m.t, "device again") {
 			pf.MTU, pf.Up = 1500, false
 		}
@@ -79,20 +79,20 @@ func (m *machine) do(s Step, touches []string) {
 		pf.Up = true
 	case Bind:
 		_, grouped := m.groups[vf.Address]
-		m.mustBe(s.Driver == "" || !grouped || !vf.Known || pf.Link != Ether || !none(vf.AdminMAC), s, "it has no address yet")
+		m.mustBe(s.Driver == "" || !grouped || !vf.Known || pf.Link != Ether || !isUnset(vf.AdminMAC), s, "it has no address yet")
 		m.bind(s, pf, vf)
 	case Unbind:
 		m.unbind(vf)
 	case SetVDPA:
-		m.mustBe(s.Type == "" || vf.VDPA == "" && vf.Driver == driverOf(pf) && pf.ESwitch == nodestate.Switchdev, s, "no vDPA can be made")
+		m.mustBe(s.Type == "" || vf.VDPA == "" && vf.Driver == driverOf(pf) && pf.ESwitch == nodestate.Switchdev, s, "a vDPA device cannot be created")
 		vf.VDPA = s.Type
 	default:
 		m.table(s, pf, vf)
 	}
 }
 
-// table does what changes the PF's table of functions.
-func (m *machine) table(s Step, pf *PF, vf *VF) {
+// table applies changes of the PF's table of functions.
+func (m *fakeKernel) table(s Step, pf *PF, vf *VF) {
 	m.mustBe(vf != nil && vf.Known, s, "the table has no such function")
 	at := func(address string, index int) {
 		m.mustBe(address == pf.Address && index == vf.Index, s, "PF or index are not those of the address")
@@ -110,18 +110,18 @@ func (m *machine) table(s Step, pf *PF, vf *VF) {
 		vf.NodeGUID, vf.PortGUID = s.GUID, s.GUID
 	case SetTrust:
 		at(s.PF, s.VF)
-		m.mustBe(vf.Trust != s.On, s, "it is so")
+		m.mustBe(vf.Trust != s.On, s, "it is already set")
 		vf.Trust = s.On
 	case SetSpoofCheck:
 		at(s.PF, s.VF)
-		m.mustBe(vf.SpoofCheck != s.On, s, "it is so")
+		m.mustBe(vf.SpoofCheck != s.On, s, "it is already set")
 		vf.SpoofCheck = s.On
 	default:
-		m.t.Fatalf("what is %T?", s)
+		m.t.Fatalf("unknown step %T", s)
 	}
 }
 
-func (m *machine) number(s SetNumVFs, pf *PF) {
+func (m *fakeKernel) number(s SetNumVFs, pf *PF) {
 	if s.Number == 0 {
 		pf.NumVFs, pf.VFs = 0, nil
 		return
@@ -131,21 +131,21 @@ func (m *machine) number(s SetNumVFs, pf *PF) {
 	m.mustBe(pf.Driver == "ice" || pf.ESwitch != nodestate.Switchdev, s, "not in this mode")
 	pf.NumVFs = s.Number
 	for n := range s.Number {
-		pf.VFs = append(pf.VFs, VF{Index: n, Address: drawnAddress(pf.Address, n), Known: true, GUIDs: pf.Link == InfiniBand})
+		pf.VFs = append(pf.VFs, VF{Index: n, Address: fakeVFAddress(pf.Address, n), Known: true, GUIDs: pf.Link == InfiniBand})
 		if !m.lazy[pf.Address] {
 			m.bind(Bind{}, pf, &pf.VFs[n])
 		}
 	}
 }
 
-// drawnAddress is where a machine has a function.
-func drawnAddress(pf string, index int) string {
+// fakeVFAddress returns the address of a VF of fakeKernel.
+func fakeVFAddress(pf string, index int) string {
 	return fmt.Sprintf("%s%02x.%d", pf[:len(pf)-4], 8+index/8, index%8)
 }
 
 func driverOf(pf *PF) string { return pf.Driver + "vf" }
 
-func (m *machine) bind(s Bind, pf *PF, vf *VF) {
+func (m *fakeKernel) bind(s Bind, pf *PF, vf *VF) {
 	want := s.Driver
 	if want == "" {
 		want = driverOf(pf)
@@ -160,12 +160,12 @@ func (m *machine) bind(s Bind, pf *PF, vf *VF) {
 	}
 	m.made++
 	vf.Netdev, vf.MTU, vf.MAC = fmt.Sprintf("eth%d", m.made), 1500, vf.AdminMAC
-	if none(vf.MAC) {
+	if isUnset(vf.MAC) {
 		vf.MAC = fmt.Sprintf("02:aa:00:00:%02x:%02x", m.made/256, m.made%256)
 	}
 }
 
-func (m *machine) unbind(vf *VF) {
+func (m *fakeKernel) unbind(vf *VF) {
 	vf.Driver, vf.Netdev, vf.MAC, vf.MTU, vf.VDPA, vf.RDMA = "", "", "", 0, "", nil
 	delete(m.stale, vf.Address)
 }

@@ -17,10 +17,10 @@ const (
 	pf1 = "0000:3b:00.1"
 )
 
-// vfAddress is where tests have a function.
+// vfAddress returns the address of a VF in tests.
 func vfAddress(index int) string { return fmt.Sprintf("0000:3b:%02x.%d", 2+index/8, index%8) }
 
-// ready is a PF with functions of a network driver that lack nothing.
+// ready returns a PF whose VFs have a network driver and are fully configured.
 func ready(vfs int) PF {
 	pf := PF{Address: pf0, Vendor: "8086", Device: "1592", Driver: "iavfpf", Netdev: "ens1f0", Names: []string{"ens1f0", "enp59s0f0"}, Link: Ether,
 		MAC: "0c:42:a1:00:00:01", MTU: 1500, Up: true, TotalVFs: 64, NumVFs: vfs, ESwitch: nodestate.Legacy}
@@ -50,7 +50,7 @@ func vfio(r string) nodestate.VFGroup {
 	return nodestate.VFGroup{VFRange: r, DeviceType: nodestate.VFIO}
 }
 
-func TestMake(t *testing.T) {
+func TestCompute(t *testing.T) {
 	mac := func(n int, mac string) Step {
 		return SetMAC{Entry{pf0, n, vfAddress(n)}, mac}
 	}
@@ -64,7 +64,7 @@ func TestMake(t *testing.T) {
 		more    bool
 	}
 	for name, c := range map[string]test{
-		"all is well":                {spec: one(4, group("0-1")), pf: ready(4)},
+		"no difference":              {spec: one(4, group("0-1")), pf: ready(4)},
 		"nothing is desired":         {spec: nodestate.Spec{}, pf: ready(4)},
 		"another PF was managed":     {spec: nodestate.Spec{}, pf: ready(4), options: Options{Managed: []string{pf1}}},
 		"managed and desired":        {spec: one(4), pf: ready(4), options: Options{Managed: []string{pf0}}},
@@ -93,7 +93,7 @@ func TestMake(t *testing.T) {
 		"no driver: a made address, then the driver": {spec: one(1, group("0-0")), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) {
 			pf.VFs[0].AdminMAC, pf.VFs[0].Driver, pf.VFs[0].Netdev, pf.VFs[0].MAC = "", "", "", ""
 		}, steps: []Step{mac(0, "76:dc:39:07:d8:02"), Bind{vfAddress(0), ""}}, touches: []string{vfAddress(0)}, more: true},
-		"a group address is none": {spec: one(1, group("0-0")), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) {
+		"a multicast address is not used": {spec: one(1, group("0-0")), pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) {
 			pf.VFs[0].AdminMAC, pf.VFs[0].MAC = "", "01:00:5e:00:00:01"
 		}, steps: []Step{mac(0, "76:dc:39:07:d8:02")}, touches: []string{vfAddress(0)}},
 		"new: what the table shows is set": {spec: one(2, group("0-0"), vfio("1-1")), pf: ready(2), options: Options{Fresh: []string{pf0}},
@@ -143,14 +143,14 @@ func TestMake(t *testing.T) {
 
 		"switchdev: the functions, then the mode": {spec: one(2), pf: ready(0), change: func(i *nodestate.Interface, _ *PF) { i.ESwitchMode = nodestate.Switchdev },
 			steps: []Step{SetNumVFs{pf0, 2}}, more: true},
-		"switchdev: over their heads": {spec: one(2, vfio("0-0")), pf: ready(2), change: func(i *nodestate.Interface, _ *PF) { i.ESwitchMode = nodestate.Switchdev },
+		"switchdev: with existing functions": {spec: one(2, vfio("0-0")), pf: ready(2), change: func(i *nodestate.Interface, _ *PF) { i.ESwitchMode = nodestate.Switchdev },
 			steps:   []Step{Unbind{vfAddress(0)}, Unbind{vfAddress(1)}, SetESwitch{pf0, nodestate.Switchdev}, Bind{vfAddress(1), ""}},
 			touches: []string{vfAddress(0), vfAddress(1)}, more: true},
 		"switchdev: an ungrouped one keeps vfio": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) {
 			i.ESwitchMode, pf.VFs[0].Driver = nodestate.Switchdev, "vfio-pci"
 		},
 			steps: []Step{Unbind{vfAddress(0)}, SetESwitch{pf0, nodestate.Switchdev}, Bind{vfAddress(0), "vfio-pci"}}, touches: []string{vfAddress(0)}, more: true},
-		"switchdev: stopped half-way": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.VFs[0].Driver = nodestate.Switchdev, "" },
+		"switchdev: interrupted": {spec: one(1), pf: ready(1), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.VFs[0].Driver = nodestate.Switchdev, "" },
 			steps: []Step{SetESwitch{pf0, nodestate.Switchdev}}, touches: []string{vfAddress(0)}, more: true},
 		"switchdev: another number": {spec: one(1), pf: ready(2), change: func(i *nodestate.Interface, pf *PF) {
 			i.ESwitchMode, pf.ESwitch = nodestate.Switchdev, nodestate.Switchdev
@@ -168,7 +168,7 @@ func TestMake(t *testing.T) {
 			steps: []Step{Unbind{vfAddress(0)}, SetESwitch{pf0, nodestate.Legacy}}, touches: []string{vfAddress(0)}, more: true},
 		"released from switchdev": {spec: nodestate.Spec{}, pf: ready(1), change: func(_ *nodestate.Interface, pf *PF) { pf.ESwitch = nodestate.Switchdev }, options: Options{Managed: []string{pf0}},
 			steps: []Step{Unbind{vfAddress(0)}, SetESwitch{pf0, nodestate.Legacy}, SetNumVFs{pf0, 0}}, touches: []string{vfAddress(0)}, more: true},
-		"released half-way": {spec: nodestate.Spec{}, pf: ready(0), change: func(_ *nodestate.Interface, pf *PF) { pf.ESwitch = nodestate.Switchdev }, options: Options{Managed: []string{pf0}},
+		"release interrupted": {spec: nodestate.Spec{}, pf: ready(0), change: func(_ *nodestate.Interface, pf *PF) { pf.ESwitch = nodestate.Switchdev }, options: Options{Managed: []string{pf0}},
 			steps: []Step{SetESwitch{pf0, nodestate.Legacy}}, more: true},
 		"ice: the mode, then functions": {spec: one(2), pf: ready(2), change: func(i *nodestate.Interface, pf *PF) { i.ESwitchMode, pf.Driver = nodestate.Switchdev, "ice" },
 			steps: []Step{SetNumVFs{pf0, 0}, SetESwitch{pf0, nodestate.Switchdev}, SetNumVFs{pf0, 2}}, touches: []string{vfAddress(0), vfAddress(1)}, more: true},
@@ -201,7 +201,7 @@ func TestMake(t *testing.T) {
 				}
 				c.change(i, &c.pf)
 			}
-			p := Make(c.spec, State{PFs: []PF{c.pf}}, c.options)
+			p := Compute(c.spec, State{PFs: []PF{c.pf}}, c.options)
 			testkit.Diff(t, "steps", c.steps, p.Steps)
 			testkit.Diff(t, "touches", c.touches, p.Touches)
 			if len(p.Problems) > 0 || p.More != c.more || p.Done() != (len(c.steps) == 0) {
@@ -211,8 +211,8 @@ func TestMake(t *testing.T) {
 	}
 }
 
-// Each problem names its PF and keeps that PF from all steps.
-func TestMakeProblems(t *testing.T) {
+// Each problem names its PF, which then gets no steps.
+func TestComputeProblems(t *testing.T) {
 	for name, c := range map[string]struct {
 		spec   nodestate.Spec
 		pf     PF
@@ -234,17 +234,17 @@ func TestMakeProblems(t *testing.T) {
 			i.ESwitchMode, pf.ESwitch, pf.Driver = nodestate.Switchdev, "", "ice"
 		},
 			want: []string{pf0 + `: the driver "ice" reports no embedded switch mode`}},
-		"functions that come": {spec: one(4), pf: ready(4), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs = pf.VFs[:2] },
+		"number of functions is changing": {spec: one(4), pf: ready(4), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs = pf.VFs[:2] },
 			want: []string{pf0 + ": 4 virtual functions are configured but 2 exist"}},
-		"one that is missing": {spec: one(2, group("0-1")), pf: ready(2), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs[1].Index = 7 },
+		"missing VF": {spec: one(2, group("0-1")), pf: ready(2), change: func(_ *nodestate.Interface, pf *PF) { pf.VFs[1].Index = 7 },
 			want: []string{pf0 + ": VF 1 does not exist, though 2 virtual functions are configured"}},
-		"external: all that does not fit": {spec: one(4), pf: ready(2), change: func(i *nodestate.Interface, pf *PF) {
+		"external: all differences": {spec: one(4), pf: ready(2), change: func(i *nodestate.Interface, pf *PF) {
 			i.ExternallyManaged, i.MTU, i.ESwitchMode = true, 9000, nodestate.Switchdev
 			pf.Up = false
 		}, want: []string{pf0 + ": externally managed, with 2 virtual functions, want at least 4",
-			pf0 + `: externally managed, with its embedded switch is in mode "legacy", want "switchdev"`,
+			pf0 + `: externally managed, with its embedded switch in mode "legacy", want "switchdev"`,
 			pf0 + ": externally managed, with MTU 1500, want at least 9000"}},
-		"external: functions that come": {spec: one(2), pf: ready(4), change: func(i *nodestate.Interface, pf *PF) {
+		"external: number of functions is changing": {spec: one(2), pf: ready(4), change: func(i *nodestate.Interface, pf *PF) {
 			i.ExternallyManaged = true
 			pf.VFs = pf.VFs[:1]
 		}, want: []string{pf0 + ": 4 virtual functions are configured but 1 exist"}},
@@ -257,7 +257,7 @@ func TestMakeProblems(t *testing.T) {
 			if c.change != nil {
 				c.change(&c.spec.Interfaces[0], &c.pf)
 			}
-			p := Make(c.spec, State{PFs: []PF{c.pf}}, Options{})
+			p := Compute(c.spec, State{PFs: []PF{c.pf}}, Options{})
 			var got []string
 			for n, problem := range p.Problems {
 				got = append(got, problem.String())
@@ -273,20 +273,19 @@ func TestMakeProblems(t *testing.T) {
 	}
 }
 
-// A PF with a problem does not keep another from its steps.
-func TestMakeGoesOnWithOthers(t *testing.T) {
+func TestProblemDoesNotBlockOtherPFs(t *testing.T) {
 	other := ready(0)
 	other.Address, other.TotalVFs = pf1, 0
 	spec := nodestate.Spec{Interfaces: []nodestate.Interface{{PCIAddress: pf1, NumVFs: 1}, {PCIAddress: pf0, NumVFs: 1}}}
-	p := Make(spec, State{PFs: []PF{ready(0), other}}, Options{})
+	p := Compute(spec, State{PFs: []PF{ready(0), other}}, Options{})
 	if diff := cmp.Diff([]Step{SetNumVFs{pf0, 1}}, p.Steps); diff != "" || len(p.Problems) != 1 || p.Problems[0].PF != pf1 {
 		t.Errorf("problems %v\n%s", p.Problems, diff)
 	}
 }
 
-// A PF that is not there has a note with where it may be, and the others their
-// steps.
-func TestMakeWithoutAPF(t *testing.T) {
+// A missing PF gives a note that suggests the intended one, and the other PFs get
+// their steps.
+func TestMissingPF(t *testing.T) {
 	for _, c := range []struct{ address, name, want string }{
 		{pf1, "", "no network function with SR-IOV support at this address; the node has 0000:3b:00.0 ens1f0"},
 		{pf1, "enp59s0f0", "physical function not found; enp59s0f0 is at 0000:3b:00.0"},
@@ -294,14 +293,14 @@ func TestMakeWithoutAPF(t *testing.T) {
 	} {
 		spec := one(1)
 		spec.Interfaces = append(spec.Interfaces, nodestate.Interface{PCIAddress: c.address, Name: c.name, NumVFs: 1})
-		p := Make(spec, State{PFs: []PF{ready(2)}}, Options{})
+		p := Compute(spec, State{PFs: []PF{ready(2)}}, Options{})
 		if len(p.Problems) != 0 || len(p.Steps) != 2 || len(p.Notes) != 1 || p.Notes[0].String() != c.address+": "+c.want {
 			t.Errorf("%s: %+v, want the steps of the other PF and the note %q", c.address, p, c.want)
 		}
 	}
 }
 
-func TestMakeNotes(t *testing.T) {
+func TestComputeNotes(t *testing.T) {
 	pf := ready(8)
 	for _, n := range []int{1, 2, 3, 5} {
 		pf.VFs[n].Netdev = ""
@@ -310,7 +309,7 @@ func TestMakeNotes(t *testing.T) {
 	spec := one(8, group("0-6"), nodestate.VFGroup{VFRange: "7-7", IsRDMA: true})
 	spec.Interfaces[0].Name = "ens9"
 	spec.System.RDMAMode = nodestate.Exclusive
-	p := Make(spec, State{PFs: []PF{pf}}, Options{})
+	p := Compute(spec, State{PFs: []PF{pf}}, Options{})
 	if !p.Done() {
 		t.Fatalf("steps %v, problems %v", p.Steps, p.Problems)
 	}
@@ -329,35 +328,34 @@ func TestMakeNotes(t *testing.T) {
 
 	infiniband(&pf)
 	pf.VFs[0].GUIDs = false
-	p = Make(one(8, group("0-0")), State{PFs: []PF{pf}}, Options{})
+	p = Compute(one(8, group("0-0")), State{PFs: []PF{pf}}, Options{})
 	if len(p.Notes) != 1 || !strings.Contains(p.Notes[0].Text, "VF 0: the kernel does not report the GUIDs") || !p.Done() {
 		t.Errorf("%+v", p)
 	}
 }
 
-func TestMakeRDMAMode(t *testing.T) {
+func TestComputeRDMAMode(t *testing.T) {
 	spec := nodestate.Spec{System: nodestate.System{RDMAMode: nodestate.Shared}}
-	if p := Make(spec, State{RDMAMode: "shared"}, Options{}); !p.Done() || len(p.Notes) > 0 {
+	if p := Compute(spec, State{RDMAMode: "shared"}, Options{}); !p.Done() || len(p.Notes) > 0 {
 		t.Errorf("%+v", p)
 	}
-	p := Make(spec, State{RDMAMode: "exclusive"}, Options{})
+	p := Compute(spec, State{RDMAMode: "exclusive"}, Options{})
 	if len(p.Problems) != 1 || !strings.Contains(p.Problems[0].String(), "netns_mode=1") || p.Problems[0].PF != "" {
 		t.Errorf("%+v", p)
 	}
 	spec.System.RDMAMode = nodestate.Exclusive
-	if p := Make(spec, State{RDMAMode: "shared"}, Options{}); len(p.Problems) != 1 || !strings.Contains(p.Problems[0].Text, "netns_mode=0") {
+	if p := Compute(spec, State{RDMAMode: "shared"}, Options{}); len(p.Problems) != 1 || !strings.Contains(p.Problems[0].Text, "netns_mode=0") {
 		t.Errorf("%+v", p)
 	}
 }
 
-// Made addresses are unicast, of local administration, one for each function,
-// and the same each time.
-func TestMadeAddresses(t *testing.T) {
+// Derived addresses are unicast, locally administered, unique and stable.
+func TestDerivedAddresses(t *testing.T) {
 	pf := ready(0)
 	ib := ready(0)
 	infiniband(&ib)
 	again := ib
-	again.MAC = "80:00:02:08" + ib.MAC[len("00:00:10:49"):] // the queue pair is another after a restart
+	again.MAC = "80:00:02:08" + ib.MAC[len("00:00:10:49"):] // the queue pair number changes with a restart
 	seen := map[string]bool{}
 	for n := range 256 {
 		mac, ok := macFor(pf, VF{Index: n})
@@ -385,9 +383,9 @@ func TestMadeAddresses(t *testing.T) {
 	}
 }
 
-func TestSpans(t *testing.T) {
+func TestFormatRanges(t *testing.T) {
 	for want, indexes := range map[string][]int{"": nil, "3": {3}, "0-1": {1, 0}, "0, 2-4, 9": {9, 2, 0, 3, 4}} {
-		if got := spans(slices.Clone(indexes)); got != want {
+		if got := formatRanges(slices.Clone(indexes)); got != want {
 			t.Errorf("%v: %q, want %q", indexes, got, want)
 		}
 	}
