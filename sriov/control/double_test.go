@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// double is a Plugin: the real machine, and resources that do at once what they
-// are told unless the test holds them back.
+// double is a Plugin with the real gate and resources that complete their work at
+// once, unless the test blocks them.
 type double struct {
 	mu      sync.Mutex
 	machine *gate.Gate
@@ -58,8 +58,8 @@ func (d *double) stepGate(at time.Time, e gate.Event) {
 	}
 }
 
-// step is called with the lock held. What follows from an action comes after the
-// other actions.
+// step is called with the lock held. Events caused by an action are handled after
+// the other actions.
 func (d *double) step(at time.Time, e gate.Event) {
 	d.queue = append(d.queue, e)
 	for len(d.queue) > 0 {
@@ -123,7 +123,7 @@ func (d *double) withdrawn() gate.Event {
 	return gate.Reported{Resource: "example.com/a", Report: gate.Report{Phase: gate.Withdrawn, Epoch: d.epoch, Devices: 3, Streaming: true, Confirmed: true, InUse: held}}
 }
 
-// stick holds withdrawals back, or lets them end.
+// stick blocks or completes withdrawals.
 func (d *double) stick(on bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -133,7 +133,7 @@ func (d *double) stick(on bool) {
 	}
 }
 
-// stop ends the double's timers, as its process would.
+// stop stops the double's timers, like the end of its process.
 func (d *double) stop() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -143,7 +143,7 @@ func (d *double) stop() {
 	}
 }
 
-// send replaces a status that was not taken.
+// send replaces an unread status.
 func (s *doubleStream) send(now gate.Status) {
 	select {
 	case <-s.mail:
@@ -229,7 +229,7 @@ func (d *double) Status() gate.Status {
 	return d.machine.Status()
 }
 
-// served is a plugin behind its socket, which can go and come back.
+// served is a plugin and its socket, which can be stopped and restarted.
 type served struct {
 	t      *testing.T
 	socket string

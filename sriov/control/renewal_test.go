@@ -15,7 +15,7 @@ import (
 
 var noon = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
-// machine steps a keep by hand.
+// machine steps a renewal.
 type machine struct {
 	t *testing.T
 	k *renewal
@@ -45,7 +45,7 @@ func (w waiters) number(x waiter) uint64 {
 
 func newMachine(t *testing.T) *machine { return &machine{t: t, k: &renewal{}, waiters: waiters{}} }
 
-// step tells an event, and compares what is to be done.
+// step handles an event and compares the actions.
 func (p *machine) step(e event, want ...string) {
 	p.t.Helper()
 	if got := p.describe(p.k.step(noon.Add(p.s), e)); strings.Join(got, ", ") != strings.Join(want, ", ") {
@@ -53,7 +53,7 @@ func (p *machine) step(e event, want ...string) {
 	}
 }
 
-// wait goes to the next moment at which something is to be done.
+// wait advances to the next deadline.
 func (p *machine) wait(most time.Duration, want ...string) {
 	p.t.Helper()
 	at := p.k.next()
@@ -97,14 +97,14 @@ func plugin(code codes.Code, reason string) failure {
 }
 
 var (
-	gone   = failure{notServed: true, reason: "nobody", err: ErrNobody}
+	gone   = failure{notServed: true, reason: "not served", err: ErrNobody}
 	broke  = failure{reason: "broke", err: errors.New("broke")}
 	gen    = func(n int64) gate.Claim { return gate.Claim{Generation: n} }
 	hears  = func(id uint64) statusReceived { return statusReceived{stream: id, session: fmt.Sprint("s", id)} }
 	refuse = func(id uint64, f failure) streamEnded { return streamEnded{id, f} }
 )
 
-// held is a machine that holds generation 1 in stream 1.
+// held returns a machine that holds generation 1 in stream 1.
 func held(t *testing.T, c gate.Claim) *machine {
 	p := newMachine(t)
 	p.step(enableRequested{c}, "open 1 gen 1")
@@ -116,7 +116,7 @@ func held(t *testing.T, c gate.Claim) *machine {
 
 func TestRenewalRestarts(t *testing.T) {
 	p := held(t, gen(1))
-	p.step(enableRequested{gen(1)}) // nothing changes
+	p.step(enableRequested{gen(1)}) // no effect
 	p.s = 10 * time.Second
 	p.step(refuse(1, broke), "lost connection")
 	p.state(StateEnabling)
@@ -158,7 +158,7 @@ func TestRenewalIsRefused(t *testing.T) {
 	for id := uint64(1); id < 15; id++ {
 		p.step(refuse(id, plugin(codes.FailedPrecondition, "another hash")))
 		p.state(StateRefused)
-		p.step(enableRequested{gen(1)}) // the same again is no reason to hurry
+		p.step(enableRequested{gen(1)}) // the same claim does not shorten the backoff
 		before := p.s
 		p.wait(maxSlowBackoff, fmt.Sprintf("open %d gen 1", id+1))
 		if pause := p.s - before; pause < last || pause < slowBackoff {
@@ -170,12 +170,12 @@ func TestRenewalIsRefused(t *testing.T) {
 	if last != maxSlowBackoff {
 		t.Errorf("the last pause is %s", last)
 	}
-	// What comes with the next Enable is tried at once.
+	// Another claim is tried at once.
 	p.step(refuse(15, plugin(codes.FailedPrecondition, "another hash")))
 	p.step(enableRequested{gen(2)}, "open 16 gen 2")
 }
 
-// Whoever took over keeps the devices; an own Enable takes them again.
+// The client that took over keeps the devices until the next Enable.
 func TestRenewalStopsWhenSuperseded(t *testing.T) {
 	for state, why := range map[RenewerState]failure{
 		StateSuperseded: {answered: true, code: codes.Aborted, superseded: true, reason: "superseded"},
@@ -212,7 +212,7 @@ func TestRenewalTakesOverFromItself(t *testing.T) {
 	if p.k.published.Held.Generation != 3 {
 		t.Errorf("held %+v", p.k.published.Held)
 	}
-	// What is refused leaves what was.
+	// A refused claim leaves the current stream.
 	p.step(enableRequested{gen(4)}, "open 4 gen 4")
 	p.step(refuse(4, plugin(codes.FailedPrecondition, "hash")))
 	p.state(StateHeld)
@@ -222,7 +222,7 @@ func TestRenewalTakesOverFromItself(t *testing.T) {
 	p.wait(slowBackoff, "open 5 gen 4")
 }
 
-// A plugin that speaks the proposal may not know of taking over.
+// A plugin without the extensions might not support takeover.
 func TestRenewalOfTheProposal(t *testing.T) {
 	p := newMachine(t)
 	p.step(enableRequested{gate.Claim{Generation: 1, Lease: time.Second}}, "open 1 gen 1")
@@ -255,10 +255,10 @@ func TestRenewalSendsHeartbeats(t *testing.T) {
 	p.step(heartbeatDone{1, new(plugin(codes.Unimplemented, ""))})
 	p.wait(suspendCheckInterval)
 	p.step(refuse(1, plugin(codes.DeadlineExceeded, "no Heartbeat")), "lost DeadlineExceeded")
-	p.wait(fastBackoff, "open 2 gen 1") // it was not stopped: without heartbeats it wakes up less often
+	p.wait(fastBackoff, "open 2 gen 1") // not suspended: without heartbeats events are less frequent
 }
 
-// A process that stood still may know what is no longer so.
+// The view of a suspended process might be stale.
 func TestRenewalSuspendedProcess(t *testing.T) {
 	over := plugin(codes.DeadlineExceeded, "no Heartbeat")
 	for name, of := range map[string]struct {
@@ -314,17 +314,17 @@ func TestRenewalDisables(t *testing.T) {
 		p.step(disableDone{cause: new(plugin(codes.FailedPrecondition, "another"))}, `withdraw ""`)
 		p.step(done, "drop 1", "answer 1 true false")
 	})
-	idle("nobody holds", func(p *machine) {
+	idle("no holder", func(p *machine) {
 		p.step(done, "answer 1 true false")
 	})
 	idle("not controlled", func(p *machine) {
 		p.step(disableDone{cause: new(plugin(codes.FailedPrecondition, "not in controlled mode"))}, "answer 1 false false")
 	})
-	idle("nobody there", func(p *machine) {
+	idle("not served", func(p *machine) {
 		p.step(disableDone{cause: &gone}, "answer 1 false false")
 		p.state(StateIdle)
 	})
-	idle("may not", func(p *machine) {
+	idle("no permission", func(p *machine) {
 		p.step(disableDone{cause: &failure{permanent: true, err: errors.New("permission")}}, "answer 1 false true")
 	})
 	holding("restart meanwhile", func(p *machine) {
@@ -337,7 +337,7 @@ func TestRenewalDisables(t *testing.T) {
 		p.wait(maxFastBackoff, `withdraw ""`)
 		p.step(done, "answer 1 true false")
 	})
-	idle("dies meanwhile", func(p *machine) { // of a keeper that had no stream
+	idle("dies meanwhile", func(p *machine) { // of a renewer without a stream
 		p.step(disableDone{cause: &broke})
 		for range 10 {
 			p.wait(maxFastBackoff, `withdraw ""`)
@@ -351,11 +351,11 @@ func TestRenewalDisables(t *testing.T) {
 		p.wait(fastBackoff, `withdraw ""`)
 		p.step(disableDone{cause: new(plugin(codes.Internal, "odd"))}, "answer 1 false true")
 	})
-	idle("somebody enables", func(p *machine) {
+	idle("another client enables", func(p *machine) {
 		p.step(disableDone{cause: new(plugin(codes.Aborted, "another"))}, "answer 1 false true")
 	})
 	t.Run("on its way", func(t *testing.T) {
-		// The plugin may accept what was asked for after it has said that nobody holds.
+		// The plugin might accept the opening stream after it has answered Disable.
 		p := newMachine(t)
 		p.step(enableRequested{gen(1)}, "open 1 gen 1")
 		p.step(disableRequested{p.waiters.at(1)}, `withdraw ""`)
@@ -365,7 +365,7 @@ func TestRenewalDisables(t *testing.T) {
 		p.step(done, "drop 1", "answer 1 true false")
 	})
 	holding("gives up", func(p *machine) {
-		// Who waited does so no longer; the stream is ended all the same.
+		// The waiter has gone; the stream is still ended.
 		p.step(waiterCanceled{p.waiters.at(1)})
 		p.step(disableDone{cause: &broke})
 		p.wait(fastBackoff, `withdraw "s1"`)
@@ -376,7 +376,7 @@ func TestRenewalDisables(t *testing.T) {
 		}
 	})
 	holding("enabled again", func(p *machine) {
-		// The DisableDevices under way would end what is opened now.
+		// The DisableDevices call in flight would end a new stream.
 		p.step(enableRequested{gen(1)}, "answer 1 false true")
 		p.step(refuse(1, plugin(codes.OK, "")))
 		p.state(StateEnabling)
@@ -384,17 +384,17 @@ func TestRenewalDisables(t *testing.T) {
 		p.step(hears(2))
 		p.step(disableRequested{p.waiters.at(2)}, `withdraw "s2"`)
 		p.step(enableRequested{gen(1)}, "answer 2 false true")
-		p.step(done, "drop 2", "open 3 gen 1") // whatever became of it
+		p.step(done, "drop 2", "open 3 gen 1") // whatever its result
 	})
 }
 
-// A plugin and its socket, as bad as they come: whatever happens, the keeper does
-// what it must, and never stops trying.
+// With random failures of the plugin and its socket, the renewal follows its
+// contract and never stops retrying.
 func TestRenewalModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		k := &renewal{}
 		now := noon
-		streams := map[uint64]bool{} // that stand; true: accepted
+		streams := map[uint64]bool{} // open streams; true: accepted
 		asks, calls := map[uint64]bool{}, waiters{}
 		beats := map[uint64]bool{}
 		withdrawing, wants := false, false
@@ -462,7 +462,7 @@ func TestRenewalModel(t *testing.T) {
 				wants = true
 				tellIt(enableRequested{gate.Claim{Generation: rapid.Int64Range(1, 3).Draw(t, "gen"), Lease: rapid.SampledFrom([]time.Duration{0, 3 * time.Second}).Draw(t, "lease")}})
 				if len(asks) > 0 {
-					t.Fatal("somebody still waits for a withdrawal")
+					t.Fatal("a caller still waits for a withdrawal")
 				}
 			},
 			"disable": func(*rapid.T) {
@@ -475,7 +475,7 @@ func TestRenewalModel(t *testing.T) {
 				delete(asks, id)
 				tellIt(waiterCanceled{calls.at(id)})
 			},
-			"hear": func(t *rapid.T) {
+			"status": func(t *rapid.T) {
 				id := anyStream(t)
 				if _, stands := streams[id]; !stands {
 					t.Skip()

@@ -39,7 +39,7 @@ func disabling(t *testing.T, k *Renewer) <-chan error {
 	return done
 }
 
-// figure is the sum over a metric's labels.
+// figure returns the sum over a metric's labels.
 func figure(t *testing.T, c prometheus.Collector) float64 {
 	t.Helper()
 	r := prometheus.NewRegistry()
@@ -77,10 +77,10 @@ func TestRenewerEnablesAndDisables(t *testing.T) {
 	t.Parallel()
 	d, s := start(t, socketOf(t))
 	k, _ := renewing(t, s.socket)
-	const lease = 15 * time.Second // its renewals may be seconds late
+	const lease = 15 * time.Second // its renewals might be seconds late
 	k.Enable(gate.Claim{UID: "u", Generation: 1, Hash: "h1", Node: "n", Lease: lease, Hold: time.Minute})
 	untilServing(t, d, 1)
-	testkit.Eventually(t, "the renewer hears it", func() bool { return k.Status().Plugin.State == gate.Serving })
+	testkit.Eventually(t, "the renewer gets the status", func() bool { return k.Status().Plugin.State == gate.Serving })
 	if st := k.Status(); st.State != StateHeld || st.Held.UID != "u" || st.Plugin.Devices != 2 || figure(t, k.held) != 1 {
 		t.Errorf("status %+v", st)
 	}
@@ -94,7 +94,7 @@ func TestRenewerEnablesAndDisables(t *testing.T) {
 	// Leases are renewed.
 	ends := d.Status().LeaseEnds
 	testkit.Eventually(t, "the lease is renewed", func() bool { return d.Status().LeaseEnds.After(ends) })
-	select { // of what was before
+	select { // earlier changes
 	case <-k.Changed():
 	default:
 	}
@@ -106,7 +106,7 @@ func TestRenewerEnablesAndDisables(t *testing.T) {
 		return renewals > 1
 	})
 	if len(k.Changed()) > 0 {
-		t.Errorf("a heartbeat is told as a change: %+v", k.Status())
+		t.Errorf("a heartbeat is reported as a change: %+v", k.Status())
 	}
 	got, err := k.Disable(testkit.Context(t))
 	if diff := cmp.Diff(acknowledged, got); err != nil || diff != "" {
@@ -147,7 +147,7 @@ func TestRenewerOverRestarts(t *testing.T) {
 	untilState(t, k, StateHeld)
 }
 
-// The daemon's end is a loss, which the hold time covers; the next one takes over.
+// The hold time covers the end of a daemon, until the next one takes over.
 func TestRenewerEnds(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	k, end := renewing(t, s.socket)
@@ -177,7 +177,7 @@ func TestRenewerSuperseded(t *testing.T) {
 		t.Errorf("status %+v", st)
 	}
 	untilServing(t, d, 2)
-	// It is about to change the functions: nobody may have them.
+	// The caller is about to change the functions, so no client can hold them.
 	if got, err := one.Disable(testkit.Context(t)); err != nil || !got.Acknowledged {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -200,7 +200,7 @@ func TestRenewerWaitsForTheConfiguration(t *testing.T) {
 	}
 	d.stepGate(time.Now(), gate.Configured{Hash: "h2", Resources: []string{"example.com/a"}})
 	untilState(t, k, StateHeld)
-	// It changes again: that is nobody's taking over.
+	// The configuration changes again, which is not a takeover.
 	d.stepGate(time.Now(), gate.Configured{Hash: "h3", Resources: []string{"example.com/a"}})
 	if st := untilState(t, k, StateRefused); st.Code != codes.Aborted && st.Code != codes.FailedPrecondition {
 		t.Errorf("status %+v", st)
@@ -221,14 +221,14 @@ func TestRenewerDisableRetriesUntilAcknowledged(t *testing.T) {
 	k.Enable(gate.Claim{Generation: 1})
 	untilServing(t, d, 1)
 	d.stick(true)
-	for within, told := time.Second, false; !told; within *= 2 { // until there is time for the plugin's answer
+	for within, reported := time.Second, false; !reported; within *= 2 { // until there is time for the plugin's answer
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		got, err := k.Disable(ctx)
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) || got.Acknowledged || within > testkit.Timeout {
 			t.Fatalf("%+v, %v", got, err)
 		}
-		told = strings.Contains(err.Error(), "not withdrawn within 100ms")
+		reported = strings.Contains(err.Error(), "not withdrawn within 100ms")
 	}
 	done := disabling(t, k)
 	testkit.Eventually(t, "it waits", func() bool { return k.Status().State == StateDisabling })
@@ -247,7 +247,7 @@ func TestRenewerRestartWhileDisabling(t *testing.T) {
 	testkit.Eventually(t, "it waits", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return len(d.calls) > 0 })
 	s.stop()
 	untilReason := func() bool { return strings.Contains(k.Status().Reason, "no process serves") }
-	testkit.Eventually(t, "the renewer sees that nobody is there", untilReason)
+	testkit.Eventually(t, "the renewer sees that the socket is not served", untilReason)
 	select {
 	case err := <-done:
 		t.Fatalf("it did not wait: %v", err)
@@ -282,7 +282,7 @@ func TestRenewerDisableWithoutAPlugin(t *testing.T) {
 	}
 }
 
-// A plugin that is stopped takes connections, and never says a word.
+// A suspended plugin accepts connections and never answers.
 func TestRenewerOfAFrozenPlugin(t *testing.T) {
 	socket := socketOf(t)
 	l := testkit.Value(net.Listen("unix", socket))(t)
@@ -299,7 +299,7 @@ func TestRenewerOfAFrozenPlugin(t *testing.T) {
 	untilServing(t, d, 2)
 }
 
-// A lease that ran out costs the devices, and they are asked for again.
+// The renewer enables the devices again after its lease expired.
 func TestRenewerLosesItsLease(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	k, _ := renewing(t, s.socket)
@@ -356,7 +356,7 @@ func TestClient(t *testing.T) {
 	s.stop()
 	_, err = c.Status(testkit.Context(t))
 	if _, said := errors.AsType[*End](err); err == nil || said {
-		t.Errorf("nobody is there: %v", err)
+		t.Errorf("not served: %v", err)
 	}
 	if _, err := Dial(testkit.Context(t), s.socket); !errors.Is(err, ErrNobody) || !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)

@@ -107,7 +107,7 @@ func FuzzClaimOf(f *testing.F) {
 				t.Errorf("taken: %q", w)
 			}
 		}
-		// What a Renewer sends says the same.
+		// The request of a Renewer has the same claim.
 		again, err := claimOf(requestOf(c))
 		if diff := cmp.Diff(c, again); err != nil || diff != "" {
 			t.Errorf("%v\n%s", err, diff)
@@ -115,7 +115,7 @@ func FuzzClaimOf(f *testing.F) {
 	})
 }
 
-// A status says the same on both ends; what the wire has no place for excepted.
+// A status is the same on both ends, except fields that the message does not have.
 func TestStatusRoundTrip(t *testing.T) {
 	keys := func(m map[gate.Phase]controlv1.ResourceState) (all []gate.Phase) {
 		for k := range m {
@@ -157,7 +157,7 @@ func TestStatusRoundTrip(t *testing.T) {
 	})
 }
 
-// Whatever the plugin has, the wire takes it, and never as UNKNOWN.
+// Any status can be sent, and never as UNKNOWN.
 func TestInvalidStatuses(t *testing.T) {
 	long := strings.Repeat("ü", maxText)
 	s := gate.Status{State: "dreaming", Holding: "odd", Pools: -1, Devices: math.MaxInt, Hash: "a\xffb", Error: long,
@@ -177,7 +177,7 @@ func TestInvalidStatuses(t *testing.T) {
 	}
 }
 
-// What the proposal says, in bytes: nothing of ours is between.
+// rawCodec sends the bytes of the proposal, without the generated code.
 type raw []byte
 
 type rawCodec struct{}
@@ -198,7 +198,8 @@ const (
 	initializing5 = "\x08\x01" + "\x20\x05"
 )
 
-// A daemon of the proposal's gets its devices, and gives them back by leaving.
+// A daemon without the extensions gets the devices, and releases them by closing
+// the stream.
 func TestDaemonOfTheProposal(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	conn := testkit.Open(rpcdial.Unix(s.socket))(t)
@@ -209,7 +210,7 @@ func TestDaemonOfTheProposal(t *testing.T) {
 		err = errors.Join(stream.SendMsg(raw(generation5)), stream.CloseSend())
 	}
 	testkit.Must(t, err)
-	for got := ""; !strings.HasPrefix(got, serving5+"\xa2\x06"); { // then come fields that it does not know
+	for got := ""; !strings.HasPrefix(got, serving5+"\xa2\x06"); { // followed by fields that it does not know
 		var m raw
 		if err := stream.RecvMsg(&m); err != nil {
 			t.Fatalf("%v after %q", err, got)
@@ -220,7 +221,7 @@ func TestDaemonOfTheProposal(t *testing.T) {
 	testkit.Eventually(t, "nothing is offered", func() bool { s := d.Status(); return s.Holding == gate.Waiting && s.Devices == 0 })
 }
 
-// oldPlugin is a plugin that has only what the proposal has.
+// oldPlugin is a plugin without the extensions.
 type oldPlugin struct {
 	quiet bool // it sends nothing before something changes
 	asked chan string
@@ -266,7 +267,7 @@ func TestPluginOfTheProposal(t *testing.T) {
 			t.Errorf("asked with %q", got)
 		}
 		if !quiet {
-			testkit.Eventually(t, "the renewer has heard all", func() bool { return k.Status().Plugin.State == gate.Serving })
+			testkit.Eventually(t, "the renewer has received all statuses", func() bool { return k.Status().Plugin.State == gate.Serving })
 			if st := k.Status(); st.State != StateHeld || st.Plugin.Devices != 2 || st.Plugin.Generation != 5 {
 				t.Errorf("status %+v", st)
 			}

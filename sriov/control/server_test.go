@@ -103,7 +103,7 @@ func TestStreamThatEndsIsALoss(t *testing.T) {
 	testkit.Eventually(t, "nothing is offered", func() bool { st := d.Status(); return st.Holding == gate.Waiting && st.Devices == 0 })
 }
 
-// A plugin that ends takes its streams with it, also when they say nothing.
+// Streams end when the plugin ends, also without any status.
 func TestServerStops(t *testing.T) {
 	_, s := start(t, socketOf(t))
 	stream, _ := enable(t, caller(t, s.socket), &controlv1.EnableDevicesRequest{})
@@ -142,14 +142,14 @@ func TestRefusals(t *testing.T) {
 		code codes.Code
 		says string
 	}{
-		"bad request":                {enables(&controlv1.EnableDevicesRequest{NodeStateGeneration: -1}), codes.InvalidArgument, "is negative"},
-		"older":                      {enables(&controlv1.EnableDevicesRequest{NodeStateGeneration: 4, NodeStateUid: "u"}), codes.FailedPrecondition, "older than 5"},
-		"other configuration":        {enables(&controlv1.EnableDevicesRequest{NodeStateGeneration: 6, NodeStateUid: "u", ConfigHash: "h2"}), codes.FailedPrecondition, `the hash "h1"`},
-		"heartbeat of nobody":        {beats(""), codes.InvalidArgument, "session is empty"},
-		"heartbeat of another":       {beats("x"), codes.FailedPrecondition, "does not hold"},
-		"heartbeat without lease":    {beats(session), codes.FailedPrecondition, "no lease"},
-		"disable of another":         {disables("x"), codes.FailedPrecondition, "generation 5"},
-		"disable with a bad session": {disables("a\nb"), codes.InvalidArgument, "session is"},
+		"bad request":                 {enables(&controlv1.EnableDevicesRequest{NodeStateGeneration: -1}), codes.InvalidArgument, "is negative"},
+		"older":                       {enables(&controlv1.EnableDevicesRequest{NodeStateGeneration: 4, NodeStateUid: "u"}), codes.FailedPrecondition, "older than 5"},
+		"other configuration":         {enables(&controlv1.EnableDevicesRequest{NodeStateGeneration: 6, NodeStateUid: "u", ConfigHash: "h2"}), codes.FailedPrecondition, `the hash "h1"`},
+		"heartbeat without a session": {beats(""), codes.InvalidArgument, "session is empty"},
+		"heartbeat of another":        {beats("x"), codes.FailedPrecondition, "does not hold"},
+		"heartbeat without lease":     {beats(session), codes.FailedPrecondition, "no lease"},
+		"disable of another":          {disables("x"), codes.FailedPrecondition, "generation 5"},
+		"disable with a bad session":  {disables("a\nb"), codes.InvalidArgument, "session is"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := of.ask()
@@ -177,7 +177,7 @@ func TestNotControlled(t *testing.T) {
 	}
 }
 
-// Whoever comes last has the devices; each of the others hears that once.
+// The last client has the devices; each of the others is ended once.
 func TestManySupersedeEachOther(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	const many = 50
@@ -200,21 +200,21 @@ func TestManySupersedeEachOther(t *testing.T) {
 		}
 	}
 	if st := d.Status(); st.Holding != gate.Live {
-		t.Errorf("nobody holds: %+v", st)
+		t.Errorf("no holder: %+v", st)
 	}
 	cancel()
 	if err := <-ended; status.Code(err) != codes.Canceled {
 		t.Errorf("ended with %v", err)
 	}
 	all.Wait()
-	testkit.Eventually(t, "nobody holds", func() bool { return d.Status().Holding == gate.Waiting })
+	testkit.Eventually(t, "no holder", func() bool { return d.Status().Holding == gate.Waiting })
 	if d.mu.Lock(); len(d.streams) != 0 || len(d.closed) != many {
 		t.Errorf("%d streams are left, %d were closed", len(d.streams), len(d.closed))
 	}
 	d.mu.Unlock()
 }
 
-// A reader that does not read holds nobody up, and hears the newest later.
+// A client that does not read blocks no other, and gets the newest status later.
 func TestSlowReader(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	c := caller(t, s.socket)
@@ -244,8 +244,8 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// beats renews a lease, given at last, for longer than that runs. It is false if
-// this machine stood still for as long as the lease.
+// beats renews a lease, granted at last, for longer than its duration. It returns
+// false if the test was suspended for the duration of the lease.
 func beats(t *testing.T, d *double, c controlv1.ControlServiceClient, session string, lease time.Duration, last time.Time) bool {
 	t.Helper()
 	for began := last; time.Since(began) < 5*lease/2; {
@@ -270,13 +270,13 @@ func beats(t *testing.T, d *double, c controlv1.ControlServiceClient, session st
 	return false
 }
 
-// A stream that is blocked in sending ends with its peer, and costs its lease.
+// A stream blocked in Send ends with its client, which loses its lease.
 func TestStoppedHolderLosesItsLease(t *testing.T) {
 	t.Parallel()
 	d, s := start(t, socketOf(t))
 	c := caller(t, s.socket)
 	var stream statuses
-	for lease, kept := time.Second, false; !kept; lease *= 2 { // until no pause of this machine is longer
+	for lease, kept := time.Second, false; !kept; lease *= 2 { // until no pause of the test is longer
 		began := time.Now()
 		stream, _ = enable(t, c, &controlv1.EnableDevicesRequest{LeaseDuration: durationpb.New(lease)})
 		session := reads(t, stream, controlv1.DevicePluginStatus_SERVING).Session
@@ -287,7 +287,7 @@ func TestStoppedHolderLosesItsLease(t *testing.T) {
 	}
 }
 
-// What is no gRPC does no harm.
+// Clients that do not speak gRPC do not disturb the server.
 func TestServerIgnoresNonGRPCClients(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	for i, words := range []string{"", "GET / HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", strings.Repeat("\xff", 4096)} {
@@ -300,11 +300,11 @@ func TestServerIgnoresNonGRPCClients(t *testing.T) {
 	stream, _ := enable(t, caller(t, s.socket), &controlv1.EnableDevicesRequest{})
 	reads(t, stream, controlv1.DevicePluginStatus_SERVING)
 	if d.Status().Holding != gate.Live {
-		t.Error("nobody holds")
+		t.Error("no holder")
 	}
 }
 
-// broken is a plugin that fails in ways of its own.
+// broken is a plugin that returns given errors.
 type broken struct {
 	Plugin
 	err error
@@ -338,7 +338,7 @@ func TestCodesOfErrors(t *testing.T) {
 		_, disable := c.DisableDevices(testkit.Context(t), &controlv1.DisableDevicesRequest{})
 		_, heartbeat := c.Heartbeat(testkit.Context(t), &controlv1.HeartbeatRequest{Session: "s"})
 		failures := []error{last(stream), disable, heartbeat}
-		if end, isEnd := errors.AsType[*End](of.err); isEnd && end.Code == codes.OK { // the end of a stream in order
+		if end, isEnd := errors.AsType[*End](of.err); isEnd && end.Code == codes.OK { // the regular end of a stream
 			testkit.WantError(t, "the stream", failures[0], io.EOF)
 			failures = failures[1:]
 		}

@@ -88,7 +88,7 @@ func (p *doublePods) Held(context.Context) ([]podresources.Holder, error) {
 
 func (p *doublePods) Offered(context.Context) (map[string][]string, error) { return nil, nil }
 
-// rig is a daemon with all around it.
+// rig is a daemon and its environment.
 type rig struct {
 	*testing.T
 	dir    string
@@ -109,7 +109,7 @@ func newRig(t *testing.T, mode Mode) *rig {
 		Store: s, Source: source.NewFile(r.path(), nil), Gate: r.gate, Host: r.node, Pods: r.pods,
 		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}
-	// What a step finds must be closed.
+	// Steps require a closed gate.
 	r.node.check = func(s plan.Step) {
 		if r.gate.open() != nil {
 			t.Errorf("%s while the gate is open", s)
@@ -126,7 +126,7 @@ func (r *rig) desired(generation int64, spec nodestate.Spec) {
 	testkit.Must(r, os.WriteFile(r.path()+".tmp", text, 0o600), os.Rename(r.path()+".tmp", r.path()))
 }
 
-// start is a process; its end closes the gate, as no hold time was asked for.
+// start starts a daemon process. Its end closes the gate, without a hold time.
 func (r *rig) start() {
 	r.Helper()
 	r.daemon = testkit.Value(New(r.config))(r)
@@ -157,7 +157,7 @@ func (r *rig) isServing(generation int64) {
 	}
 }
 
-// phase waits for a phase, and gives the status that had it: the next may follow.
+// phase waits for a phase and returns its status.
 func (r *rig) phase(p Phase) (s Status) {
 	r.Helper()
 	testkit.Eventually(r, string(p), func() bool { s = r.daemon.Status(); return s.Phase == p })
@@ -185,7 +185,7 @@ func TestApply(t *testing.T) {
 	if err := r.daemon.Check(t.Context()); err != nil {
 		t.Errorf("not ready: %v", err)
 	}
-	// The plugin's configuration changes: a claim with its hash, at once.
+	// A changed plugin configuration leads to a claim with its hash.
 	testkit.Must(t, os.WriteFile(r.config.PluginConfig, []byte("{ }"), 0o600))
 	testkit.Eventually(r, "another hash", func() bool { c := r.gate.open(); return c != nil && c.Hash != ofBraces })
 	testkit.Must(t, os.Remove(r.path()))
@@ -206,8 +206,8 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// A process that is killed at any step is continued by the next one, which closes
-// the gate before anything else. A third one has nothing to do.
+// After a crash at any step the next process first closes the gate and then
+// continues. A third one has nothing to do.
 func TestRestartAtEachStep(t *testing.T) {
 	for n := 1; ; n++ {
 		r := newRig(t, Apply)
@@ -221,7 +221,7 @@ func TestRestartAtEachStep(t *testing.T) {
 			} else if count > n {
 				return errors.New("killed")
 			}
-			if half { // it was done, and the process ended before the result
+			if half { // the step was applied, and the process ended before the result
 				if err := r.node.do(s); err != nil {
 					t.Error(err)
 				}
@@ -266,8 +266,8 @@ func TestRestartAtEachStep(t *testing.T) {
 	}
 }
 
-// A process that ends while its last record is written waits for it; else the next
-// one would withdraw what is offered.
+// Run waits for the write of the last record; otherwise the next process would
+// withdraw the devices.
 func TestStopDuringRecord(t *testing.T) {
 	r := newRig(t, Apply)
 	held, release, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
@@ -378,7 +378,7 @@ func TestFollowTheOperator(t *testing.T) {
 	testkit.Eventually(r, "closed", func() bool { return r.gate.open() == nil })
 	t.Logf("closed %s after the change", time.Since(began))
 	r.phase(Pending)
-	if s := r.daemon.Status(); s.Generation != 2 || r.gate.open() != nil { // the old word
+	if s := r.daemon.Status(); s.Generation != 2 || r.gate.open() != nil { // the old status
 		t.Errorf("%+v", s)
 	}
 	api.SetStatus("n1", map[string]any{"syncStatus": "InProgress"})
@@ -396,7 +396,7 @@ func TestFollowTheOperator(t *testing.T) {
 	}
 }
 
-// The status of the object says what became of its spec.
+// The status of the object is reported.
 func TestReports(t *testing.T) {
 	r := newRig(t, Apply)
 	api := sourcetest.New(t)

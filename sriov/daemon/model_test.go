@@ -18,7 +18,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// model is the world around a machine: node, gate, kubelet, operator, record.
+// model is the environment of a reconciler: node, gate, kubelet, operator, record.
 type model struct {
 	*rapid.T
 	rules   Rules
@@ -26,9 +26,9 @@ type model struct {
 	now     time.Time
 	node    *node
 	record  Record
-	pending []action // actions that are not answered
+	pending []action // unanswered actions
 
-	desired  *nodestate.NodeState // newest that makes sense
+	desired  *nodestate.NodeState // newest valid one
 	gen, uid int
 	held     []podresources.Holder
 	kubelet  bool // answers
@@ -47,20 +47,20 @@ type model struct {
 func newModel(t *rapid.T, mode Mode) *model {
 	w := &model{T: t, now: time.Unix(1e9, 0), node: newNode(), kubelet: true, ack: true}
 	w.rules = Rules{Mode: mode, Node: "n1", Force: rapid.Bool().Draw(t, "force"), Spread: func(d time.Duration) time.Duration { return d }}
-	if rapid.IntRange(0, 3).Draw(t, "settles") == 0 {
+	if rapid.IntRange(0, 3).Draw(t, "scheduler delay") == 0 {
 		w.rules.Settle = 2 * time.Second
 	}
 	w.start()
 	return w
 }
 
-// start is a process on what the one before left.
+// start starts a process with the state of the previous one.
 func (w *model) start() {
 	w.r = newReconciler(w.rules, w.record, w.now)
 	w.pending, w.gate, w.shutOK, w.seen = nil, false, false, nil
 }
 
-// key names what is wanted, and in mode follow what the operator says.
+// key identifies the desired state, in mode follow with the operator's status.
 func (w *model) key() string {
 	if w.desired == nil {
 		return ""
@@ -112,7 +112,7 @@ func (w *model) opens(a enable) {
 	case w.seen == nil || w.seenOf != w.key():
 		w.Fatalf("opened without an observation for %s (for %s, %v)", w.key(), w.seenOf, w.seen)
 	case w.rules.Mode == Follow && w.desired.Status.SyncStatus != nodestate.Succeeded:
-		w.Fatalf("opened while the operator says %q", w.desired.Status.SyncStatus)
+		w.Fatalf("opened while the operator reports %q", w.desired.Status.SyncStatus)
 	}
 	var managed []string
 	if w.rules.Mode == Apply {
@@ -161,7 +161,7 @@ func (w *model) has(kind action) bool {
 	return slices.ContainsFunc(w.pending, func(a action) bool { return fmt.Sprintf("%T", a) == fmt.Sprintf("%T", kind) })
 }
 
-// answer lets an action that is under way end.
+// answer completes an action in flight.
 func (w *model) answer(i int, ok bool) {
 	a := w.pending[i]
 	w.pending = slices.Delete(w.pending, i, i+1)
@@ -228,7 +228,7 @@ func (w *model) drawSpec() nodestate.Spec {
 	return s
 }
 
-// event lets something happen.
+// event applies a random event.
 func (w *model) event() {
 	t := w.T
 	switch rapid.IntRange(0, 15).Draw(t, "event") {
@@ -249,7 +249,7 @@ func (w *model) event() {
 		}
 	case 4:
 		w.step(nodeChanged{})
-	case 5: // somebody changes the node
+	case 5: // the node is changed externally
 		w.node.change(func(s *plan.State) {
 			if n := len(s.PFs[0].VFs); n > 0 {
 				s.PFs[0].VFs[n-1].Driver = rapid.SampledFrom([]string{"", "iavf", "vfio-pci"}).Draw(t, "driver")
@@ -286,8 +286,8 @@ func (w *model) event() {
 	}
 }
 
-// settle lets everything go well for as long as it takes.
-func (w *model) settle() {
+// runUntilServing completes all actions without failures until the daemon is done.
+func (w *model) runUntilServing() {
 	w.held, w.kubelet, w.ack = nil, true, true
 	for range 2000 {
 		if len(w.pending) > 0 {
@@ -353,11 +353,11 @@ func checkModel(t *rapid.T, mode Mode) {
 		}
 		w.event()
 	}
-	if w.desired != nil && w.desired.Spec.Interfaces[0].NumVFs > 8 { // cannot be had
+	if w.desired != nil && w.desired.Spec.Interfaces[0].NumVFs > 8 { // not possible
 		w.gen++
 		w.send(specOf(2, 0), nodestate.InProgress)
 	}
-	w.settle()
+	w.runUntilServing()
 	if !w.ended() {
 		t.Fatalf("nothing more happens: %+v; offers %v %+v, wanted %+v", w.r.snapshot(), w.gate, w.offering, w.desired)
 	}

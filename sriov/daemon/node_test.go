@@ -20,12 +20,12 @@ const (
 	pf1 = "0000:5e:00.0"
 )
 
-// node is a machine with two PFs, as far as plans need it.
+// node is a fake node with two PFs.
 type node struct {
 	mu         sync.Mutex
 	state      plan.State
-	fail       func(plan.Step) error // nil: nothing fails
-	check      func(plan.Step)       // before a step; nil: nothing
+	fail       func(plan.Step) error // nil: no failures
+	check      func(plan.Step)       // called before each step; can be nil
 	unreadable error
 	steps      []string
 	created    int
@@ -57,7 +57,7 @@ func (n *node) copy() plan.State {
 	return s
 }
 
-// change lets something else than the daemon change the node.
+// change changes the node externally.
 func (n *node) change(f func(*plan.State)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -140,8 +140,8 @@ func (n *node) bind(vf *plan.VF, driver string) {
 	}
 }
 
-// specOf is a spec with so many functions on the first PF, of which the last is
-// for programs.
+// specOf returns a spec with a number of functions on the first PF; the last one
+// uses vfio-pci.
 func specOf(vfs, mtu int) nodestate.Spec {
 	i := nodestate.Interface{PCIAddress: pf0, NumVFs: vfs, MTU: mtu}
 	if vfs > 1 {

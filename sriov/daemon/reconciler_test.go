@@ -17,14 +17,14 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// script leads a machine by hand.
+// script steps a reconciler.
 type script struct {
 	*testing.T
 	r    *reconciler
 	now  time.Time
 	node *node
 	last []action
-	// revision is that of the last observation that was asked for.
+	// revision is that of the last observation.
 	revision int
 }
 
@@ -61,7 +61,7 @@ func (s *script) phase(p Phase, says string) {
 	}
 }
 
-// seen is the node as it is, and a kubelet that says nothing special.
+// seen returns an observation of the node.
 func (s *script) seen(change func(*observation)) observed {
 	o := observation{state: s.node.copy(), hash: "h"}
 	if change != nil {
@@ -70,14 +70,14 @@ func (s *script) seen(change func(*observation)) observed {
 	return observed{o, s.revision}
 }
 
-// advance lets time pass until then, unless it has.
+// advance advances the time.
 func (s *script) advance(until time.Time) {
 	if s.now.Before(until) {
 		s.now = until
 	}
 }
 
-// after lets time pass until the next deadline, which must not be later.
+// after advances to the next deadline, which must be within limit.
 func (s *script) after(limit time.Duration, want ...action) {
 	s.Helper()
 	at := s.r.deadline()
@@ -95,7 +95,7 @@ func (s *script) desired(generation int64, spec nodestate.Spec, want ...action) 
 	s.step(desiredReported{source.Update{State: n}}, want...)
 }
 
-// serve leads it to serving two functions.
+// serve steps to serving two functions.
 func (s *script) serve() {
 	s.Helper()
 	for n := 0; n < 3; n++ {
@@ -119,7 +119,7 @@ func offers(id string) func(*observation) {
 	return func(l *observation) { l.pods.offered = map[string][]string{"example.com/net": {id}} }
 }
 
-// toChange leads it to a withdrawal, since another number of functions is wanted.
+// toChange steps to a withdrawal for another number of functions.
 func (s *script) toChange(w control.Withdrawal) {
 	s.Helper()
 	s.serve()
@@ -140,7 +140,7 @@ func TestUnchangedSpecTakesTheGateOver(t *testing.T) {
 	if c := s.last[0].(enable).Claim; c != want {
 		t.Errorf("%+v, want %+v", c, want)
 	}
-	// Another configuration of the plugin is another claim, too.
+	// A changed plugin configuration also leads to another claim.
 	s.step(recorded{})
 	s.step(nodeChanged{})
 	s.after(time.Second, observe{})
@@ -149,8 +149,7 @@ func TestUnchangedSpecTakesTheGateOver(t *testing.T) {
 	s.step(s.seen(func(l *observation) { l.hash = "i" }))
 }
 
-// drive answers the machine's actions, and sees the node as see has it, until the gate
-// opens.
+// drive answers actions, with observations from see, until the gate opens.
 func (s *script) drive(e event, see func() observed, each func(plan.Step)) {
 	s.Helper()
 	for range 50 {
@@ -180,7 +179,7 @@ func (s *script) drive(e event, see func() observed, each func(plan.Step)) {
 	s.Fatalf("the gate does not open: %+v", s.r.snapshot())
 }
 
-// What the table of new functions shows as their addresses is set, once.
+// The addresses in the table of new functions are set once.
 func TestAddressesOfNewFunctions(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.node.showsRandom = true
@@ -202,8 +201,8 @@ func TestAddressesOfNewFunctions(t *testing.T) {
 	}
 }
 
-// A function that was forced from a pod and made again is made ready as any
-// other, though the kubelet goes on naming the pod as its holder.
+// With Force a recreated function is configured, though PodResources still
+// reports a pod as its holder.
 func TestForceConfiguresRecreatedFunctions(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply, Force: true})
 	s.serve()
@@ -220,8 +219,8 @@ func TestForceConfiguresRecreatedFunctions(t *testing.T) {
 	}
 }
 
-// Functions that were being created when another state was desired get their
-// addresses all the same.
+// Functions get their addresses even if the desired state changed during their
+// creation.
 func TestAnotherStateWhileFunctionsAreCreated(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.toChange(acknowledged)
@@ -236,7 +235,7 @@ func TestAnotherStateWhileFunctionsAreCreated(t *testing.T) {
 	spec.Interfaces[0].VFGroups[0].MTU = 1700
 	s.desired(3, spec)
 	err := s.node.do(making)
-	s.node.change(func(now *plan.State) { // as an igb shows it
+	s.node.change(func(now *plan.State) { // as igb reports it
 		for i := range now.PFs[0].VFs {
 			now.PFs[0].VFs[i].AdminMAC = fmt.Sprintf("02:bb:00:00:00:%02x", i)
 		}
@@ -273,7 +272,7 @@ func TestPodsBlockSteps(t *testing.T) {
 	s.step(s.seen(func(l *observation) { l.pods.err = podresources.ErrNobody }), record{})
 }
 
-// A plugin without a gate goes on offering.
+// A plugin without a gate continues to offer its devices.
 func TestPluginWithoutAcknowledgement(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.toChange(control.Withdrawal{Reason: "no process serves"})
@@ -290,8 +289,7 @@ func TestPluginWithoutAcknowledgement(t *testing.T) {
 		t.Errorf("%+v", v)
 	}
 
-	// What the kubelet offers of others is not ours; and what it no longer
-	// offers needs no wait.
+	// Other devices do not count, and devices that are not offered need no wait.
 	s = newScript(t, Rules{Mode: Apply})
 	s.toChange(control.Withdrawal{Reason: "no extensions"})
 	s.step(s.seen(offers("gpu0")), record{})
@@ -333,7 +331,7 @@ func TestSchedulerDelay(t *testing.T) {
 }
 
 // Devices are withdrawn when two observations find the same difference: a
-// function on its way back from a pod is for a moment not as wanted.
+// function just released by a pod differs for a moment.
 func TestDrift(t *testing.T) {
 	unbind := func(index int) func(*observation) {
 		return func(l *observation) { l.state.PFs[0].VFs[index].Driver = "" }
@@ -346,7 +344,7 @@ func TestDrift(t *testing.T) {
 		s.step(s.seen(unbind(0)))
 		s.phase(Serving, "might have changed")
 		s.after(confirmDelay, observe{})
-		s.step(s.seen(unbind(1))) // another one
+		s.step(s.seen(unbind(1))) // another difference
 		s.after(confirmDelay, observe{})
 		s.step(s.seen(nil))
 		s.phase(Serving, "")
@@ -366,7 +364,7 @@ func TestNodeThatCannotBeRead(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.serve()
 	s.after(5*time.Minute, observe{})
-	s.step(s.seen(unreadable)) // what is offered is as it was
+	s.step(s.seen(unreadable)) // offered devices stay offered
 	s.phase(Serving, "no memory")
 	s.after(time.Second, observe{})
 	s.step(s.seen(nil))
@@ -413,8 +411,8 @@ func TestUnreadParts(t *testing.T) {
 	}
 }
 
-// Others solve problems, as who makes externally managed functions does: what
-// stirs is observed at. A step that fails stirs by itself.
+// Others can resolve a problem, so node changes shorten the backoff. After a
+// failed step they do not: the step itself causes changes.
 func TestBackoff(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	external := specOf(2, 0)
@@ -454,7 +452,7 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// begun is what steps begin with: the record first, once.
+// begun returns the first actions of a plan: the record, once.
 func (s *script) begun() []action {
 	if s.r.record.Applying {
 		return []action{apply{}}
@@ -481,12 +479,12 @@ func TestStepsThatChangeNothing(t *testing.T) {
 	s.phase(Failed, "after 6 rounds")
 }
 
-// Another has the gate: it is not fought for, until something else is wanted.
+// When another daemon takes the gate, this one waits for another desired state.
 func TestSuperseded(t *testing.T) {
 	for _, state := range []control.RenewerState{control.StateSuperseded, control.StateDisabled} {
 		s := newScript(t, Rules{Mode: Apply})
 		s.serve()
-		s.step(gateChanged{control.RenewerStatus{State: state, Since: s.now.Add(-time.Second)}}) // of before
+		s.step(gateChanged{control.RenewerStatus{State: state, Since: s.now.Add(-time.Second)}}) // stale
 		s.phase(Serving, "")
 		s.step(gateChanged{control.RenewerStatus{State: state, Since: s.now, Reason: "taken over"}})
 		s.phase(Superseded, "taken over")
@@ -515,7 +513,7 @@ func TestFollow(t *testing.T) {
 	s.step(withdrawn{result: acknowledged})
 	state.Status.SyncStatus = nodestate.Succeeded
 	s.step(desiredReported{source.Update{State: state}}, observe{})
-	s.step(desiredReported{source.Update{State: state}}) // during an observation, which may have begun too early
+	s.step(desiredReported{source.Update{State: state}}) // during an observation, which might have started too early
 	s.step(s.seen(nil), observe{})
 	s.step(nodeChanged{})
 	s.step(s.seen(nil)) // the node changes meanwhile
@@ -523,7 +521,7 @@ func TestFollow(t *testing.T) {
 	s.after(changeDelay, observe{})
 	s.step(s.seen(nil), enable{})
 
-	// The old word for another generation.
+	// A stale status of another generation.
 	s.desired(2, specOf(3, 0), withdraw{})
 	s.step(withdrawn{result: acknowledged}, observe{})
 	s.step(s.seen(nil))
@@ -531,7 +529,7 @@ func TestFollow(t *testing.T) {
 	s.after(pollDelay, observe{})
 	s.step(s.seen(nil))
 
-	// A generation that cannot be read is one.
+	// An unreadable generation closes the gate.
 	s = newScript(t, Rules{Mode: Follow})
 	s.serve()
 	s.step(desiredReported{source.Update{Err: errors.New("connection refused")}})
@@ -544,7 +542,7 @@ func TestFollow(t *testing.T) {
 	s.desired(3, specOf(2, 0), observe{})
 	s.step(s.seen(nil), enable{})
 
-	// A process before this one may have left the gate open, for its hold time.
+	// A previous process might have left the gate open for its hold time.
 	s = newScript(t, Rules{Mode: Follow})
 	s.desired(1, specOf(2, 0), observe{})
 	s.desired(2, specOf(3, 0), withdraw{})
@@ -552,8 +550,7 @@ func TestFollow(t *testing.T) {
 	s.step(withdrawn{result: acknowledged}, observe{})
 }
 
-// The operator passes over PFs that a node does not have, but not over
-// functions that are not there yet.
+// The operator skips missing PFs, but not missing functions.
 func TestFollowProblems(t *testing.T) {
 	s := newScript(t, Rules{Mode: Follow})
 	s.serve()
@@ -586,14 +583,14 @@ func TestInvalidState(t *testing.T) {
 	}
 }
 
-// That a withdrawal failed once does not put off the next one.
+// A failed withdrawal does not delay that of a later desired state.
 func TestWithdrawalAfterOneThatFailed(t *testing.T) {
 	s := newScript(t, Rules{Mode: Follow})
 	s.serve()
 	s.desired(2, specOf(2, 1500), withdraw{})
 	s.step(withdrawn{err: errors.New("no answer")})
 	s.phase(Failed, "no answer")
-	s.desired(2, specOf(2, 1500)) // devices may still be offered for generation 1
+	s.desired(2, specOf(2, 1500)) // devices might still be offered for generation 1
 	s.after(2*time.Second, withdraw{})
 	s.step(withdrawn{result: acknowledged}, observe{})
 	s.step(s.seen(nil), enable{})
@@ -621,8 +618,8 @@ func TestInterruptedApply(t *testing.T) {
 	s.step(s.seen(nil), enable{}, record{})
 }
 
-// PFs that were ours and are not wanted any more lose their functions; those
-// that others manage do not.
+// Managed PFs without a desired state lose their functions; externally managed
+// ones do not.
 func TestManaged(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.serve()
@@ -659,8 +656,7 @@ func TestManaged(t *testing.T) {
 	}
 }
 
-// A PF that the node does not have keeps the others from nothing, in either mode;
-// the status names it.
+// A missing PF does not block the others in either mode; the status names it.
 func TestAbsentPF(t *testing.T) {
 	for _, mode := range []Mode{Apply, Follow} {
 		made := newScript(t, Rules{Mode: mode})
@@ -682,8 +678,8 @@ func TestAbsentPF(t *testing.T) {
 	}
 }
 
-// What the desired state asks for and this daemon does not do is in its status,
-// unless the operator does it.
+// Unsupported settings of the desired state are in the status, except in mode
+// follow.
 func TestNotDone(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	spec := specOf(2, 0)

@@ -22,8 +22,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// amnesiac is a kubelet that hears its plugin only after a registration of this
-// number.
+// amnesiac is a kubelet that ignores the plugin until a number of registrations.
 type amnesiac struct {
 	*pods
 	number int
@@ -37,8 +36,8 @@ func (a amnesiac) Offered(ctx context.Context) (map[string][]string, error) {
 	return a.pods.Offered(ctx)
 }
 
-// A kubelet that offers nothing, and keeps the stream open, is registered with
-// anew; a resource never stays at zero.
+// A resource registers again if the kubelet keeps the stream open but offers
+// nothing, so that it does not stay at zero.
 func TestReregistersWhenTheKubeletIgnoresTheStream(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -46,8 +45,8 @@ func TestReregistersWhenTheKubeletIgnoresTheStream(t *testing.T) {
 	r.start()
 	r.await("it is registered three times", func() bool { return r.kubelet.Registrations(resource) == 3 })
 	r.awaitOffered(2)
-	// That is the end of it, over ten audits; a kubelet that is slow to read its list
-	// has not heard yet, and may be registered with once more.
+	// No more registrations follow in ten audits, except one if the kubelet was slow
+	// to read its list.
 	audits, last := r.pods.asked.Load(), r.kubelet.Registrations(resource)
 	testkit.Eventually(r.t, "it is left in peace", func() bool {
 		if n := r.kubelet.Registrations(resource); n != last || r.kubelet.Allocatable(resource) != 2 {
@@ -57,7 +56,7 @@ func TestReregistersWhenTheKubeletIgnoresTheStream(t *testing.T) {
 	})
 }
 
-// Another plugin's devices are not fought for, and show.
+// Devices of another plugin are reported, and no registration competes with it.
 func TestReportsDevicesOfAnotherPlugin(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -67,11 +66,11 @@ func TestReportsDevicesOfAnotherPlugin(t *testing.T) {
 	r.wrong("another device plugin has registered for it")
 	r.registered(1)
 	r.configure(`{"resourceList": []}`)
-	r.wrong("") // it is nobody's matter any more
+	r.wrong("") // the resource was removed
 }
 
-// A second plugin cannot serve the resource, and does not wait at its end for
-// what the first one offers.
+// A second plugin cannot serve the resource, and its shutdown does not wait for
+// the devices of the first one.
 func TestSecondPluginEnds(t *testing.T) {
 	t.Parallel()
 	first := newRig(t, 2)
@@ -87,7 +86,7 @@ func TestSecondPluginEnds(t *testing.T) {
 	}
 }
 
-// crowd adds PFs with 256 virtual functions each, and a resource of all of them.
+// crowd adds PFs with 256 virtual functions each, and a resource with all of them.
 func (r *rig) crowd(pfs int) (devices int) {
 	r.t.Helper()
 	var names []string
@@ -102,7 +101,7 @@ func (r *rig) crowd(pfs int) (devices int) {
 	return devices
 }
 
-// listener stands for a kubelet that has called ListAndWatch, and reads or not.
+// listener is a kubelet that has called ListAndWatch and controls its reads.
 type listener struct {
 	stream chan grpc.ServerStreamingClient[v1beta1.ListAndWatchResponse]
 }
@@ -127,7 +126,7 @@ func (r *rig) listener() *listener {
 	return l
 }
 
-// A kubelet that never reads what it asked for holds up nothing for ever.
+// A kubelet that never reads its stream does not block the plugin.
 func TestKubeletThatNeverReads(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 0)
@@ -154,7 +153,7 @@ func TestKubeletThatNeverReads(t *testing.T) {
 	r.stop()
 }
 
-// A kubelet that reads slowly has the last list in the end, and few of those between.
+// A kubelet that reads slowly skips lists and gets the last one.
 func TestKubeletThatReadsSlowly(t *testing.T) {
 	t.Parallel()
 	const devices = 64
@@ -191,7 +190,7 @@ func TestKubeletThatReadsSlowly(t *testing.T) {
 	})
 }
 
-// slowly ends after a while.
+// slowly returns a context with a long timeout.
 func slowly(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	t.Cleanup(cancel)

@@ -35,19 +35,19 @@ func TestOffersWhatTheConfigurationSelects(t *testing.T) {
 	}
 	given := testkit.Value(r.kubelet.Allocate(testkit.Context(r.t), resource, vfs[1], vfs[0]))(t)
 	if got, want := given.Envs["PCIDEVICE_EXAMPLE_COM_VF"], vfs[1]+","+vfs[0]; got != want {
-		t.Errorf("the container is told %q, want %q", got, want)
+		t.Errorf("the container gets %q, want %q", got, want)
 	}
 	info, err := os.ReadFile(filepath.Join(r.config.Files.DeviceInfo, "example.com-vf-"+vfs[0]+"-device.json"))
 	if err != nil || !strings.Contains(string(info), vfs[0]) {
-		t.Errorf("Multus is told %q, %v", info, err)
+		t.Errorf("Multus gets %q, %v", info, err)
 	}
 	if preferred, err := r.kubelet.Prefer(testkit.Context(r.t), resource, vfs, vfs[3:], 2); err != nil || len(preferred) != 2 || !slices.Contains(preferred, vfs[3]) {
 		t.Errorf("preferred %v, %v; want two with %s", preferred, err, vfs[3])
 	}
 }
 
-// A resource without a device is unknown to the kubelet until it has one, which
-// upstream never notices.
+// A resource is registered once it has a device. Upstream does not detect new
+// devices.
 func TestNewFunctionsAreOffered(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 0)
@@ -69,7 +69,7 @@ func TestNothingIsOfferedBeforeEnable(t *testing.T) {
 	t.Parallel()
 	r := newControlled(t, 4)
 	ctx := testkit.Context(r.t)
-	testkit.Value(r.plugin.Disable(ctx, ""))(t) // it has gone round the gate
+	testkit.Value(r.plugin.Disable(ctx, ""))(t) // wait for the gate
 	if names := r.kubelet.Resources(); len(names) != 0 {
 		t.Fatalf("the kubelet knows %v before the first Enable", names)
 	}
@@ -119,7 +119,7 @@ func TestDisableReturnsAfterWithdrawal(t *testing.T) {
 }
 
 // A call that was admitted before a withdrawal is refused, and the kubelet's list
-// keeps its devices until that is over.
+// keeps its devices until the call ends.
 func TestAllocateUnderWayDuringWithdrawal(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -164,7 +164,7 @@ func TestAllocateVerifiesDevices(t *testing.T) {
 	r.start()
 	r.awaitOffered(2)
 	vfs := r.tree.Virtual(pfAddress)
-	links.lock.Lock() // nobody tells the plugin of what comes
+	links.lock.Lock() // the plugin does not detect the change
 	r.changes <- struct{}{}
 	testkit.Eventually(r.t, "a scan waits, so that none is past the links", func() bool { return links.waiting.Load() > 0 })
 	err := r.tree.Write("bus/pci/drivers/iavf/unbind", vfs[0])
@@ -175,7 +175,7 @@ func TestAllocateVerifiesDevices(t *testing.T) {
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "driver is missing, was iavf") {
 		t.Errorf("Allocate answered %v, want that the driver has changed", err)
 	}
-	r.awaitOffered(1) // the refusal was reason to look at everything
+	r.awaitOffered(1) // the refusal caused a scan
 }
 
 func TestKubeletRestart(t *testing.T) {
@@ -250,7 +250,7 @@ func TestStopWithdrawsAllDevices(t *testing.T) {
 	r := newOffering(t, 3)
 	r.stop()
 	r.await("the kubelet is left with an empty list, so that its capacity is 0 too", func() bool {
-		lists := r.kubelet.Lists(resource) // it may read what was sent after the plugin has ended
+		lists := r.kubelet.Lists(resource) // it might read the last list after the plugin has ended
 		return len(lists[len(lists)-1].All) == 0
 	})
 	left := testkit.Value(os.ReadDir(r.config.EndpointDir))(t)
@@ -263,8 +263,8 @@ func TestStopWithdrawsAllDevices(t *testing.T) {
 	r.awaitOffered(3)
 }
 
-// What a pod has stays in its resource when its network device is in the pod, and
-// over a restart of the plugin.
+// A device held by a pod stays in its resource while its network device is in the
+// pod, and across a restart of the plugin.
 func TestHeldDevicesAreKept(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 3)
@@ -288,7 +288,7 @@ func TestHeldDevicesAreKept(t *testing.T) {
 	r.awaitOffered(3)
 }
 
-// Two resources may have the same trouble: what is said names the resource.
+// Warnings about several resources name the resource.
 func TestWarningsNameTheirResource(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 0)

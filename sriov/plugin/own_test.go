@@ -23,7 +23,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// end is how a stream ends.
+// end returns how a stream ended.
 func (r *rig) end(s *plugintest.Stream) *control.End {
 	r.t.Helper()
 	ctx := testkit.Context(r.t)
@@ -49,7 +49,7 @@ func TestNewerGenerationTakesOver(t *testing.T) {
 	if over := r.end(older); over.Code != codes.FailedPrecondition {
 		t.Errorf("an older generation is answered %v, want FAILED_PRECONDITION", over)
 	}
-	first.Close() // says nothing any more
+	first.Close() // has no effect
 	if s, err := second.Next(testkit.Context(r.t)); err != nil || s.Generation != 6 {
 		t.Errorf("the second stream has %+v, %v; want generation 6", s, err)
 	}
@@ -93,8 +93,8 @@ func TestHoldOutlastsALoss(t *testing.T) {
 	r.awaitOffered(0)
 }
 
-// A daemon that knows a newer configuration than the plugin has read makes it
-// look, and is refused until it is there.
+// A claim with another config hash makes the plugin read its configuration again,
+// and is refused until the hash matches.
 func TestEnableRequiresItsConfigHash(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -110,7 +110,7 @@ func TestEnableRequiresItsConfigHash(t *testing.T) {
 	r.enable("in time", gate.Claim{Generation: 1, Hash: plugin.Hash([]byte(next))})
 	r.awaitOffered(1)
 	r.configure(oneResource)
-	r.awaitOffered(0) // nobody answers for that one
+	r.awaitOffered(0) // no holder for the new configuration
 }
 
 func TestDisableContinuesWithoutItsCaller(t *testing.T) {
@@ -159,8 +159,8 @@ func TestLinkHealth(t *testing.T) {
 	r.awaitOffered(2)
 }
 
-// With CDI the specification is there before the kubelet hears of the devices,
-// and goes with the resource.
+// The CDI specification is written before the kubelet gets the devices, and is
+// removed with the resource.
 func TestCDI(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -193,7 +193,7 @@ func TestCDI(t *testing.T) {
 	testkit.Eventually(r.t, "its specification goes", func() bool { return len(specs()) == 0 })
 }
 
-// countedDevlink counts how often drivers are asked.
+// countedDevlink counts devlink queries.
 type countedDevlink struct{ asked atomic.Int64 }
 
 func (d *countedDevlink) Devices(context.Context) (map[devlink.Handle]devlink.Device, error) {
@@ -201,8 +201,6 @@ func (d *countedDevlink) Devices(context.Context) (map[devlink.Handle]devlink.De
 	return nil, nil
 }
 
-// Drivers answer from their firmware: they are asked only if a selector wants to
-// know what they say.
 func TestDevlinkIsReadOnlyIfASelectorNeedsIt(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -220,7 +218,8 @@ func TestDevlinkIsReadOnlyIfASelectorNeedsIt(t *testing.T) {
 	}
 }
 
-// A plugin finds its socket served by another: it says so, and harms nobody.
+// A plugin whose socket is served by another one reports it, and does not disturb
+// the other plugin.
 func TestTwoPluginsOnANode(t *testing.T) {
 	t.Parallel()
 	r := newOffering(t, 2)
@@ -246,7 +245,7 @@ func TestKubeletRefuses(t *testing.T) {
 	r.wrong("")
 }
 
-// A storm of refused Allocates is a line of the log in a second, with a count.
+// Refused Allocate calls are logged once a second, with a count.
 func TestRefusedAllocatesInTheLog(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)

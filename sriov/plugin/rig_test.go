@@ -35,7 +35,7 @@ const (
 	resource  = "example.com/vf"
 )
 
-// rig is a machine of files with a plugin and a kubelet.
+// rig is a fake sysfs tree with a plugin and a kubelet.
 type rig struct {
 	t       testing.TB
 	tree    *sysfstest.Tree
@@ -47,10 +47,10 @@ type rig struct {
 	changes chan struct{}
 }
 
-// pods is PodResources: what the kubelet offers, and who is said to hold what.
+// pods is a fake PodResources service.
 type pods struct {
 	kubelet *plugintest.Kubelet
-	asked   atomic.Int64 // what is offered
+	asked   atomic.Int64 // calls of Offered
 
 	mu      sync.Mutex
 	holders []podresources.Holder
@@ -88,7 +88,7 @@ func (p *pods) hold(holders ...podresources.Holder) {
 
 const oneResource = `{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]}]}`
 
-// newRig has a PF with some virtual functions. The plugin does not run yet.
+// newRig returns a rig with one PF. The plugin does not run yet.
 func newRig(t testing.TB, vfs int) *rig {
 	t.Helper()
 	dir := t.TempDir()
@@ -118,7 +118,7 @@ func (r *rig) setVFs(n int) {
 	testkit.Must(r.t, r.tree.Write(sysfstest.Device(pfAddress)+"/sriov_numvfs", strconv.Itoa(n)))
 }
 
-// configure replaces the configuration in one step, as a ConfigMap is.
+// configure replaces the configuration atomically, like a ConfigMap update.
 func (r *rig) configure(text string) {
 	r.t.Helper()
 	testkit.Must(r.t, os.MkdirAll(filepath.Dir(r.config.ConfigFile), 0o755))
@@ -126,7 +126,7 @@ func (r *rig) configure(text string) {
 	testkit.Must(r.t, os.WriteFile(next, []byte(text), 0o644), os.Rename(next, r.config.ConfigFile))
 }
 
-// watch kicks for each change that the test tells of.
+// watch calls kick for each change that the test sends.
 func (r *rig) watch(ctx context.Context, kick func()) error {
 	for {
 		select {
@@ -138,7 +138,7 @@ func (r *rig) watch(ctx context.Context, kick func()) error {
 	}
 }
 
-// newOffering has a plugin that runs and offers its virtual functions.
+// newOffering returns a rig whose plugin offers its virtual functions.
 func newOffering(t testing.TB, vfs int) *rig {
 	t.Helper()
 	r := newRig(t, vfs)
@@ -147,7 +147,7 @@ func newOffering(t testing.TB, vfs int) *rig {
 	return r
 }
 
-// newControlled has a plugin that runs and offers nothing before Enable.
+// newControlled returns a rig whose plugin waits for Enable.
 func newControlled(t testing.TB, vfs int) *rig {
 	t.Helper()
 	r := newRig(t, vfs)
@@ -167,14 +167,14 @@ func (r *rig) start() {
 	})
 }
 
-// stop ends the plugin in order.
+// stop shuts the plugin down.
 func (r *rig) stop() {
 	r.t.Helper()
 	testkit.Must(r.t, r.plugin.Stop(testkit.Context(r.t)))
 	r.quit()
 }
 
-// await waits for something of the kubelet; it is looked at when that changes.
+// await waits for a condition, which is checked when the kubelet changes.
 func (r *rig) await(what string, holds func() bool) {
 	r.t.Helper()
 	if err := r.kubelet.Await(testkit.Context(r.t), holds); err != nil {
@@ -187,7 +187,7 @@ func (r *rig) awaitOffered(n int) {
 	r.await(strconv.Itoa(n)+" devices are offered", func() bool { return r.kubelet.Allocatable(resource) == n })
 }
 
-// registered checks how often the kubelet was registered with.
+// registered checks the number of registrations.
 func (r *rig) registered(times int) {
 	r.t.Helper()
 	if n := r.kubelet.Registrations(resource); n != times {
@@ -208,12 +208,12 @@ func (r *rig) loggedOnce(l *testkit.Log, text string) {
 	}
 }
 
-// links counts scans, fails and blocks them.
+// links counts scans, and can fail and block them.
 type links struct {
 	tree           sysfstest.Links
 	scans, waiting atomic.Int64
 	fails          atomic.Bool
-	lock           sync.RWMutex // no scan ends while it is locked
+	lock           sync.RWMutex // blocks scans while locked
 }
 
 func (l *links) Links(ctx context.Context) ([]netlinks.Link, error) {
@@ -236,7 +236,7 @@ func (r *rig) counted() *links {
 	return l
 }
 
-// scans waits for so many more scans; each sees what was before the call.
+// scans waits for n more complete scans.
 func (r *rig) scans(l *links, n int64) {
 	r.t.Helper()
 	for range n {
@@ -246,7 +246,7 @@ func (r *rig) scans(l *links, n int64) {
 	}
 }
 
-// enable takes the gate.
+// enable calls Enable.
 func (r *rig) enable(session string, c gate.Claim) *plugintest.Stream {
 	r.t.Helper()
 	s := plugintest.Enable(r.t.Context(), r.plugin, session, c)
@@ -254,7 +254,7 @@ func (r *rig) enable(session string, c gate.Claim) *plugintest.Stream {
 	return s
 }
 
-// slowMemory waits with its first record.
+// slowMemory blocks its first Put.
 type slowMemory struct {
 	once             sync.Once
 	entered, blocked chan struct{}

@@ -36,11 +36,10 @@ const (
 		{"resourceName": "rdma", "resourcePrefix": "example.com", "selectors": [{"vendors": ["15b3"], "isRdma": true}]}]}`
 )
 
-// soakChanges is how often the machine changes in all.
+// soakChanges is the total number of changes.
 var soakChanges = map[bool]int{true: 5000, false: 500}[variants.Enabled]
 
-// soak is a machine that changes at random under a plugin whose kubelet gives out
-// devices meanwhile.
+// soak is a fake node that changes at random while the kubelet allocates devices.
 type soak struct {
 	*rig
 	random *rand.Rand
@@ -59,7 +58,7 @@ func newSoak(t *testing.T, seed uint64) *soak {
 	s.tree.Add(sysfstest.Function{Address: "0000:4b:00.0", Vendor: "8086", Device: "1593", Driver: "ice", IOMMUGroup: "5", Netdev: "ens2", TotalVFs: 8, VFDevice: "1889", VFDriver: "iavf"})
 	s.tree.Add(sysfstest.Function{Address: rdmaAddress, Vendor: "15b3", Device: "101d", Driver: "mlx5_core", Netdev: "ens3", TotalVFs: 8, VFDevice: "101e", VFDriver: "mlx5_core"})
 	s.config.Discovery.Devlink = sysfstest.Devlink{Tree: s.tree}
-	s.config.Interval = time.Hour // changes alone are heard of
+	s.config.Interval = time.Hour // only changes cause scans
 	s.node("vfio/vfio")
 	s.configure(soakConfig)
 	for pf := range s.pfs {
@@ -107,8 +106,8 @@ func (s *soak) bind(vf, from, to string) {
 	s.write("bus/pci/drivers_probe", vf)
 }
 
-// lend moves the RDMA device of a function into a pod, or back, and sometimes its
-// driver tells all the same what it can do.
+// lend moves the RDMA device of a function to or from a pod. Sometimes devlink
+// still reports the function as RDMA capable.
 func (s *soak) lend(vf string) {
 	s.t.Helper()
 	if name := s.rdma[vf]; name != "" {
@@ -125,8 +124,8 @@ func (s *soak) lend(vf string) {
 	s.tree.Tell("pci", vf, devlink.Device{RDMA: s.random.IntN(2) == 0})
 }
 
-// rename gives a PF, or one of its functions, a name that the configuration may
-// or may not have.
+// rename gives a PF, or one of its functions, a name that the configuration might
+// not have.
 func (s *soak) rename(pf string) {
 	s.t.Helper()
 	if s.random.IntN(2) == 0 {
@@ -148,7 +147,7 @@ func (s *soak) rename(pf string) {
 	s.tree.RenameLink(entries[0].Name(), fmt.Sprintf("net%d", s.names))
 }
 
-// change does one thing to the machine, and tells of it.
+// change applies one random change and sends an event.
 func (s *soak) change() {
 	s.t.Helper()
 	pf := []string{pfAddress, "0000:4b:00.0", rdmaAddress}[s.random.IntN(3)]
@@ -169,7 +168,7 @@ func (s *soak) change() {
 	turn(s.changes)
 }
 
-// allocate gives out a device each time that it is told to, until turns ends.
+// allocate allocates a device for each value of turns.
 func (s *soak) allocate(resource string, turns <-chan struct{}, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, uint64(len(resource))))
 	variable := "PCIDEVICE_EXAMPLE_COM_" + strings.ToUpper(strings.TrimPrefix(resource, "example.com/"))
@@ -184,7 +183,7 @@ func (s *soak) allocate(resource string, turns <-chan struct{}, seed uint64) {
 		cancel()
 		switch code := status.Code(err); {
 		case err == nil && given.Envs[variable] != id:
-			s.t.Errorf("%s of %s was allocated, and the container is told %v", id, resource, given.Envs)
+			s.t.Errorf("%s of %s was allocated, and the container gets %v", id, resource, given.Envs)
 		case err == nil:
 			s.hold(podresources.Holder{Resource: resource, ID: id, Namespace: "ns", Pod: "p", Container: "c"})
 		case code == codes.Unknown: // the kubelet has just lost the device itself
@@ -198,7 +197,7 @@ func (s *soak) allocate(resource string, turns <-chan struct{}, seed uint64) {
 	}
 }
 
-// turn lets somebody go on who waits, and else does nothing.
+// turn wakes up a waiting receiver, if there is one.
 func turn(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -223,7 +222,7 @@ func (s *soak) hold(h podresources.Holder) {
 	s.pods.hold(slices.Clone(s.held)...)
 }
 
-// storm changes the machine while devices of every resource are given out.
+// storm changes the node while devices of every resource are allocated.
 func (s *soak) storm(seed uint64) {
 	var turns []chan struct{}
 	var allocators sync.WaitGroup
@@ -244,10 +243,10 @@ func (s *soak) storm(seed uint64) {
 	allocators.Wait()
 }
 
-// offered is what a list of the kubelet should have at rest.
+// offered is the expected final list of the kubelet.
 type offered struct{ All, Healthy []string }
 
-// want is what somebody finds who looks at the machine for the first time.
+// want returns the result of a first scan of the node.
 func (s *soak) want() map[string]offered {
 	s.t.Helper()
 	c, _, err := inventory.ParseConfig([]byte(soakConfig), inventory.ParseOptions{})
@@ -285,8 +284,8 @@ func (s *soak) is() map[string]offered {
 	return is
 }
 
-// rest waits until the kubelet has what there is, and looks at what the process
-// has open then.
+// rest waits until the kubelet has the expected lists, and returns the open
+// resources of the process.
 func (s *soak) rest() (goroutines, files int) {
 	s.t.Helper()
 	want := s.want()
@@ -302,9 +301,8 @@ func (s *soak) rest() (goroutines, files int) {
 	return runtime.NumGoroutine(), len(open)
 }
 
-// Whatever the machine goes through, and whoever is given devices meanwhile, at
-// rest the kubelet has what a fresh look finds; no list ever loses a device that
-// is being allocated, which the kubelet of the test reports; nothing piles up.
+// After random changes and allocations the kubelet has the result of a fresh scan.
+// No list loses a device that is being allocated, and no goroutines or files leak.
 func TestSoak(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("the seed is %d", seed)

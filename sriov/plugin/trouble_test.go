@@ -28,7 +28,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// wrong waits until the plugin says so of itself; "" is that all is well.
+// wrong waits until Check reports an error with words; "" waits for no error.
 func (r *rig) wrong(words string) {
 	r.t.Helper()
 	testkit.Eventually(r.t, fmt.Sprintf("the plugin says %q", words), func() bool {
@@ -37,7 +37,7 @@ func (r *rig) wrong(words string) {
 	})
 }
 
-// fullMemory is a record on a disk that is full, until it is not.
+// fullMemory is a record on a full disk.
 type fullMemory struct {
 	full    atomic.Bool
 	records []grants.Record
@@ -66,7 +66,7 @@ func member(address string) inventory.Member {
 	return inventory.Member{Device: inventory.Device{ID: address, Function: &inventory.Function{Address: address}}}
 }
 
-// A record that cannot be written stops what needs it, Allocate, and nothing else.
+// A record that cannot be written fails Allocate, and nothing else.
 func TestRecordOnAFullDisk(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -94,12 +94,12 @@ func TestRecordOnAFullDisk(t *testing.T) {
 		t.Error("the record that is over was not taken back when that was possible")
 	}
 	if _, err := r.kubelet.Allocate(testkit.Context(r.t), resource, r.tree.Virtual(pfAddress)[0]); err != nil {
-		t.Errorf("Allocate answered %v with room on the disk", err)
+		t.Errorf("Allocate answered %v with free disk space", err)
 	}
 }
 
-// What container runtimes cannot know is not offered; health goes on, and so do
-// resources that need no description.
+// Devices without a CDI specification are unhealthy; other resources are not
+// affected.
 func TestCDIDirectoryThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -114,7 +114,7 @@ func TestCDIDirectoryThatCannotBeWritten(t *testing.T) {
 		{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]},
 		{"resourceName": "uio", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens2"]}]}]}`)
 	r.config.CDI = true
-	testkit.Must(t, os.WriteFile(r.config.Files.CDI, nil, 0o600)) // no directory can be made there
+	testkit.Must(t, os.WriteFile(r.config.Files.CDI, nil, 0o600)) // prevents the creation of a directory
 	r.start()
 	r.awaitOffered(2)
 	r.wrong("example.com/uio for CDI")
@@ -134,11 +134,11 @@ func TestCDIDirectoryThatCannotBeWritten(t *testing.T) {
 	r.scans(links, 3)
 	r.loggedOnce(log, "cannot write device files")
 	testkit.Must(t, os.Remove(r.config.Files.CDI))
-	r.await("the devices are offered, without a change that tells", func() bool { return r.kubelet.Allocatable("example.com/uio") == 2 })
+	r.await("the devices are offered, without a change event", func() bool { return r.kubelet.Allocatable("example.com/uio") == 2 })
 	r.wrong("")
 }
 
-// Multus must know what a pod gets.
+// Allocate fails if the device information for Multus cannot be written.
 func TestDeviceInfoDirectoryThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -155,7 +155,7 @@ func TestDeviceInfoDirectoryThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// firstMember is what somebody has who was given the first function.
+// firstMember returns the member of the first function.
 func (r *rig) firstMember() inventory.Member {
 	r.t.Helper()
 	found := testkit.Value(inventory.Discover(r.t.Context(), r.config.Discovery))(r.t)
@@ -164,7 +164,7 @@ func (r *rig) firstMember() inventory.Member {
 	return inventory.Member{Device: inventory.Device{ID: first, Function: &found.Functions[i]}}
 }
 
-// The kubelet's last word says nothing of what was given out after it.
+// Devices allocated after the last PodResources answer count as held.
 func TestRecordsWhilePodResourcesFails(t *testing.T) {
 	t.Parallel()
 	var r *rig
@@ -172,7 +172,7 @@ func TestRecordsWhilePodResourcesFails(t *testing.T) {
 	var links *links
 	var record grants.Record
 	memory := &fullMemory{}
-	// It counts as held by its age for a while; the kubelet speaks before that is over.
+	// It counts as held by its age; PodResources answers before the grace period ends.
 	for while, spoke := 1500*time.Millisecond, false; !spoke; while *= 2 {
 		r = newRig(t, 2)
 		log, links = r.log(), r.counted()
@@ -201,13 +201,13 @@ func TestRecordsWhilePodResourcesFails(t *testing.T) {
 	})
 	r.loggedOnce(log, "PodResources query failed")
 	r.pods.fail(nil)
-	testkit.Eventually(r.t, "nobody has it, the kubelet says", func() bool {
+	testkit.Eventually(r.t, "PodResources reports no holder", func() bool {
 		r.scans(links, 1)
 		return memory.removed.Load() > 0
 	})
 }
 
-// What pods have by the kubelet's last word stays theirs while it is away.
+// The last known holders count while PodResources is not available.
 func TestLastKnownHoldersCount(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -232,7 +232,7 @@ func TestLastKnownHoldersCount(t *testing.T) {
 	}
 }
 
-// A machine that cannot be read stays as it was read last, which is said once.
+// A failed scan keeps the last devices, and is logged once.
 func TestScanFailureKeepsDevices(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -241,7 +241,7 @@ func TestScanFailureKeepsDevices(t *testing.T) {
 	r.start()
 	r.awaitOffered(2)
 	links.fails.Store(true)
-	r.scans(links, 1) // one that had got past the links before is over now
+	r.scans(links, 1) // a scan that had already read the links has ended
 	r.setVFs(0)
 	r.scans(links, 3)
 	r.wrong("too many open files")
@@ -250,11 +250,11 @@ func TestScanFailureKeepsDevices(t *testing.T) {
 	}
 	r.loggedOnce(log, "scan failed")
 	links.fails.Store(false)
-	r.awaitOffered(0) // nothing tells that it can be read again
+	r.awaitOffered(0) // the scan is retried without an event
 	r.wrong("")
 }
 
-// Directories that are away take no device with them.
+// Missing sysfs directories do not remove devices.
 func TestMissingSysfsKeepsDevices(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -275,7 +275,7 @@ func TestMissingSysfsKeepsDevices(t *testing.T) {
 	}
 }
 
-// Nothing is offered by a look that failed, and Enable leads to another.
+// A failed scan offers nothing, and Enable starts another one.
 func TestEnableRetriesAFailedScan(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -294,7 +294,7 @@ func TestEnableRetriesAFailedScan(t *testing.T) {
 	r.awaitOffered(2)
 }
 
-// A kubelet that refuses for long is said once, and the state does not flutter.
+// A persistent registration failure is logged once, and the state does not flap.
 func TestRepeatedRegistrationFailureIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -309,11 +309,11 @@ func TestRepeatedRegistrationFailureIsLoggedOnce(t *testing.T) {
 	})
 	r.loggedOnce(log, "registration with the kubelet failed")
 	if n := strings.Count(log.String(), "plugin state changed"); n > 5 {
-		t.Errorf("the log tells of %d changes of state", n)
+		t.Errorf("the log has %d changes of state", n)
 	}
 }
 
-// registry stands for a way to register that the test leads.
+// registry is a Registrar that the test controls.
 type registry struct {
 	register func(ctx context.Context, r plugin.Registration) error
 	forget   func(ctx context.Context, resource string) error
@@ -330,8 +330,8 @@ func (g *registry) Forget(ctx context.Context, resource string) error {
 	return g.forget(ctx, resource)
 }
 
-// A resource that comes back waits until nothing is left of the one before: else
-// that one would take the registration of its successor back.
+// A resource that is added again waits until the old one has released its
+// registration, which would otherwise remove that of its successor.
 func TestRestoredResourceWaitsForItsPredecessor(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -373,7 +373,7 @@ func TestRestoredResourceWaitsForItsPredecessor(t *testing.T) {
 	}
 }
 
-// A try to register that ends with the next one says nothing of that.
+// A registration attempt replaced by a newer one is not reported.
 func TestReplacedRegistrationIsNotReported(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -382,11 +382,11 @@ func TestReplacedRegistrationIsNotReported(t *testing.T) {
 	overtaken := make(chan struct{})
 	var tries atomic.Int64
 	r.config.Registrar = &registry{register: func(ctx context.Context, g plugin.Registration) error {
-		if tries.Add(1) > 1 { // as the watcher does: the one before ends
+		if tries.Add(1) > 1 { // as the watcher does: the previous attempt ends
 			close(overtaken)
 			return way.Register(ctx, g)
 		}
-		err := way.Register(ctx, g) // and the kubelet's word of it gets lost
+		err := way.Register(ctx, g) // and the kubelet's answer gets lost
 		err = errors.Join(err, r.kubelet.Await(ctx, func() bool { return len(r.kubelet.Lists(resource)) > 0 }))
 		r.kubelet.Drop(resource)
 		select {
@@ -400,11 +400,11 @@ func TestReplacedRegistrationIsNotReported(t *testing.T) {
 	r.await("the second try", func() bool { return tries.Load() == 2 && r.kubelet.Allocatable(resource) == 2 })
 	r.wrong("")
 	if n := strings.Count(log.String(), "registration socket is closed"); n != 0 {
-		t.Errorf("the log tells %d times of a try that another has overtaken", n)
+		t.Errorf("the log has %d errors of a replaced attempt", n)
 	}
 }
 
-// However the kubelet hangs, the plugin ends.
+// The plugin stops while the kubelet hangs.
 func TestStopWhileTheKubeletHangs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -412,7 +412,7 @@ func TestStopWhileTheKubeletHangs(t *testing.T) {
 	entered := make(chan struct{}, 1)
 	r.config.Registrar = &registry{register: func(ctx context.Context, g plugin.Registration) error {
 		if !g.Options.GetPreferredAllocationAvailable {
-			t.Error("the kubelet is not told that it can ask for preferences")
+			t.Error("GetPreferredAllocation is not announced")
 		}
 		entered <- struct{}{}
 		<-ctx.Done()
@@ -429,7 +429,7 @@ func TestStopBeforeRunAndTwice(t *testing.T) {
 	p := testkit.Value(plugin.New(r.config))(t)
 	early := testkit.Canceled(t)
 	testkit.WantError(t, "to stop what does not run", p.Stop(early), context.Canceled)
-	if err := p.Run(testkit.Context(r.t)); err != nil { // it was told to stop
+	if err := p.Run(testkit.Context(r.t)); err != nil { // Stop was called
 		t.Errorf("run: %v", err)
 	}
 	if err := p.Stop(t.Context()); err != nil {
@@ -441,7 +441,7 @@ func TestStopBeforeRunAndTwice(t *testing.T) {
 	}
 }
 
-// Without Stop the sockets go too.
+// Sockets are removed also without Stop.
 func TestContextEnds(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -466,7 +466,7 @@ func TestContextEnds(t *testing.T) {
 	}
 }
 
-// The directory of the configuration goes and comes back, with what was in it.
+// The configuration directory is removed and restored.
 func TestConfigurationDirectoryGoes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -490,7 +490,7 @@ func TestConfigurationDirectoryGoes(t *testing.T) {
 	r.awaitOffered(1)
 }
 
-// As a ConfigMap is swapped: the file is a link through a link.
+// A ConfigMap update replaces a symbolic link.
 func TestConfigMapIsSwapped(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -511,7 +511,7 @@ func TestConfigMapIsSwapped(t *testing.T) {
 	r.awaitOffered(1)
 }
 
-// A configuration that changes all the time costs little, and the last one counts.
+// Reads of a rapidly changing configuration are limited, and the last one is used.
 func TestConfigurationStorm(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 4)
@@ -531,7 +531,7 @@ func TestConfigurationStorm(t *testing.T) {
 	}
 }
 
-// The kubelet's directory is removed with everything in it, and made again.
+// The kubelet's directory is removed and recreated.
 func TestKubeletDirectoryIsRecreated(t *testing.T) {
 	t.Parallel()
 	r := newOffering(t, 2)
@@ -543,7 +543,6 @@ func TestKubeletDirectoryIsRecreated(t *testing.T) {
 	r.wrong("")
 }
 
-// A look by a configuration that is no more decides nothing.
 func TestScanWithAnOldConfigurationIsDropped(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -568,7 +567,6 @@ func TestScanWithAnOldConfigurationIsDropped(t *testing.T) {
 	}
 }
 
-// Where nobody serves PodResources a withdrawal does not wait for it.
 func TestWithdrawalWithoutPodResources(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -600,7 +598,7 @@ func TestConfigurationIsNotARegularFile(t *testing.T) {
 	}
 }
 
-// The figures of Allocate, by how it ended.
+// Allocate calls are counted by result.
 func TestAllocationsAreCounted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
