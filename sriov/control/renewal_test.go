@@ -97,11 +97,11 @@ func plugin(code codes.Code, reason string) failure {
 }
 
 var (
-	gone   = failure{notServed: true, reason: "not served", err: ErrNobody}
-	broke  = failure{reason: "broke", err: errors.New("broke")}
-	gen    = func(n int64) gate.Claim { return gate.Claim{Generation: n} }
-	hears  = func(id uint64) statusReceived { return statusReceived{stream: id, session: fmt.Sprint("s", id)} }
-	refuse = func(id uint64, f failure) streamEnded { return streamEnded{id, f} }
+	gone     = failure{notServed: true, reason: "not served", err: ErrNobody}
+	broke    = failure{reason: "broke", err: errors.New("broke")}
+	gen      = func(n int64) gate.Claim { return gate.Claim{Generation: n} }
+	received = func(id uint64) statusReceived { return statusReceived{stream: id, session: fmt.Sprint("s", id)} }
+	refuse   = func(id uint64, f failure) streamEnded { return streamEnded{id, f} }
 )
 
 // held returns a machine that holds generation 1 in stream 1.
@@ -109,7 +109,7 @@ func held(t *testing.T, c gate.Claim) *machine {
 	p := newMachine(t)
 	p.step(enableRequested{c}, "open 1 gen 1")
 	p.state(StateEnabling)
-	p.step(hears(1))
+	p.step(received(1))
 	p.state(StateHeld)
 	return p
 }
@@ -126,7 +126,7 @@ func TestRenewalRestarts(t *testing.T) {
 		p.state(StateNotServed)
 		p.wait(maxFastBackoff, fmt.Sprintf("open %d gen 1", id+1))
 	}
-	p.step(hears(12))
+	p.step(received(12))
 	p.state(StateHeld)
 	if p.k.published.Reason != "" {
 		t.Errorf("reason %q", p.k.published.Reason)
@@ -141,7 +141,7 @@ func TestRenewalResetsBackoffOfStableStreams(t *testing.T) {
 		before := p.s
 		p.wait(maxFastBackoff, fmt.Sprintf("open %d gen 1", id+1))
 		pauses = append(pauses, p.s-before)
-		p.step(hears(id + 1))
+		p.step(received(id + 1))
 	}
 	if pauses[0] != fastBackoff || pauses[4] <= 4*fastBackoff {
 		t.Errorf("pauses %v", pauses)
@@ -203,10 +203,10 @@ func TestRenewalTakesOverFromItself(t *testing.T) {
 	p.state(StateHeld)
 	// Either order is possible.
 	p.step(refuse(1, failure{answered: true, code: codes.Aborted, superseded: true}))
-	p.step(hears(2))
+	p.step(received(2))
 	p.state(StateHeld)
 	p.step(enableRequested{gen(3)}, "open 3 gen 3")
-	p.step(hears(3), "drop 2")
+	p.step(received(3), "drop 2")
 	p.step(refuse(2, plugin(codes.Aborted, "")))
 	p.state(StateHeld)
 	if p.k.published.Held.Generation != 3 {
@@ -360,7 +360,7 @@ func TestRenewalDisables(t *testing.T) {
 		p.step(enableRequested{gen(1)}, "open 1 gen 1")
 		p.step(disableRequested{p.waiters.at(1)}, `withdraw ""`)
 		p.step(done)
-		p.step(hears(1))
+		p.step(received(1))
 		p.wait(fastBackoff, `withdraw "s1"`)
 		p.step(done, "drop 1", "answer 1 true false")
 	})
@@ -381,7 +381,7 @@ func TestRenewalDisables(t *testing.T) {
 		p.step(refuse(1, plugin(codes.OK, "")))
 		p.state(StateEnabling)
 		p.step(done, "open 2 gen 1")
-		p.step(hears(2))
+		p.step(received(2))
 		p.step(disableRequested{p.waiters.at(2)}, `withdraw "s2"`)
 		p.step(enableRequested{gen(1)}, "answer 2 false true")
 		p.step(done, "drop 2", "open 3 gen 1") // whatever its result
@@ -399,7 +399,7 @@ func TestRenewalModel(t *testing.T) {
 		beats := map[uint64]bool{}
 		withdrawing, wants := false, false
 		var lastAsk uint64
-		tellIt := func(e event) {
+		sendIt := func(e event) {
 			acknowledged := false
 			for _, a := range k.step(now, e) {
 				switch a := a.(type) {
@@ -460,7 +460,7 @@ func TestRenewalModel(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"enable": func(t *rapid.T) {
 				wants = true
-				tellIt(enableRequested{gate.Claim{Generation: rapid.Int64Range(1, 3).Draw(t, "gen"), Lease: rapid.SampledFrom([]time.Duration{0, 3 * time.Second}).Draw(t, "lease")}})
+				sendIt(enableRequested{gate.Claim{Generation: rapid.Int64Range(1, 3).Draw(t, "gen"), Lease: rapid.SampledFrom([]time.Duration{0, 3 * time.Second}).Draw(t, "lease")}})
 				if len(asks) > 0 {
 					t.Fatal("a caller still waits for a withdrawal")
 				}
@@ -468,12 +468,12 @@ func TestRenewalModel(t *testing.T) {
 			"disable": func(*rapid.T) {
 				lastAsk++
 				wants, asks[lastAsk] = false, true
-				tellIt(disableRequested{calls.at(lastAsk)})
+				sendIt(disableRequested{calls.at(lastAsk)})
 			},
 			"give up": func(t *rapid.T) {
 				id := rapid.Uint64Range(0, lastAsk).Draw(t, "ask")
 				delete(asks, id)
-				tellIt(waiterCanceled{calls.at(id)})
+				sendIt(waiterCanceled{calls.at(id)})
 			},
 			"status": func(t *rapid.T) {
 				id := anyStream(t)
@@ -482,12 +482,12 @@ func TestRenewalModel(t *testing.T) {
 				}
 				streams[id] = true
 				session := rapid.SampledFrom([]string{"", fmt.Sprint("s", id)}).Draw(t, "session")
-				tellIt(statusReceived{id, session, gate.Status{}})
+				sendIt(statusReceived{id, session, gate.Status{}})
 			},
 			"end": func(t *rapid.T) {
 				id := anyStream(t)
 				delete(streams, id)
-				tellIt(streamEnded{id, why.Draw(t, "why")})
+				sendIt(streamEnded{id, why.Draw(t, "why")})
 			},
 			"withdrawn": func(t *rapid.T) {
 				if !withdrawing {
@@ -498,7 +498,7 @@ func TestRenewalModel(t *testing.T) {
 				if rapid.Bool().Draw(t, "fails") {
 					e = disableDone{cause: new(why.Draw(t, "why"))}
 				}
-				tellIt(e)
+				sendIt(e)
 			},
 			"beaten": func(t *rapid.T) {
 				id := anyStream(t)
@@ -510,11 +510,11 @@ func TestRenewalModel(t *testing.T) {
 				if rapid.Bool().Draw(t, "fails") {
 					e.cause = new(why.Draw(t, "why"))
 				}
-				tellIt(e)
+				sendIt(e)
 			},
 			"time": func(t *rapid.T) {
 				now = now.Add(time.Duration(rapid.IntRange(1, 20000).Draw(t, "ms")) * time.Millisecond)
-				tellIt(timerExpired{})
+				sendIt(timerExpired{})
 			},
 			"next": func(t *rapid.T) {
 				next := k.next()
@@ -524,7 +524,7 @@ func TestRenewalModel(t *testing.T) {
 				if next.After(now) {
 					now = next
 				}
-				tellIt(timerExpired{})
+				sendIt(timerExpired{})
 				if again := k.next(); !again.IsZero() && !again.After(now) {
 					t.Fatalf("it would spin: %s", again.Sub(now))
 				}

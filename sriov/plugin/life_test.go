@@ -256,7 +256,7 @@ func TestStopWithdrawsAllDevices(t *testing.T) {
 	left := testkit.Value(os.ReadDir(r.config.EndpointDir))(t)
 	for _, e := range left {
 		if e.Name() != plugin.KubeletSocket {
-			t.Errorf("%s is left behind", e.Name())
+			t.Errorf("%s is left over", e.Name())
 		}
 	}
 	r.start()

@@ -71,7 +71,7 @@ func TestLeaseRunsOut(t *testing.T) {
 	s := r.enable("s", gate.Claim{Generation: 2, Lease: lease})
 	r.awaitOffered(0)
 	if held := time.Since(began); held < lease {
-		t.Errorf("the devices were taken back after %s, want the lease, %s", held, lease)
+		t.Errorf("the devices were withdrawn after %s, want the lease, %s", held, lease)
 	}
 	if over := r.end(s); over.Code != codes.DeadlineExceeded {
 		t.Errorf("the stream ended with %v, want DEADLINE_EXCEEDED", over)

@@ -91,7 +91,7 @@ func TestRecordOnAFullDisk(t *testing.T) {
 	r.awaitOffered(3)
 	r.wrong("")
 	if memory.removed.Load() == 0 {
-		t.Error("the record that is over was not taken back when that was possible")
+		t.Error("the stale record was not removed when that was possible")
 	}
 	if _, err := r.kubelet.Allocate(testkit.Context(r.t), resource, r.tree.Virtual(pfAddress)[0]); err != nil {
 		t.Errorf("Allocate answered %v with free disk space", err)

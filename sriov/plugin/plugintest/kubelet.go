@@ -1,6 +1,6 @@
-// Package plugintest has a kubelet in memory, as far as device plugins see one:
-// it takes registrations, dials back, keeps the list of each resource, allocates,
-// and restarts. It reports what would make a real one panic.
+// Package plugintest has an in-memory kubelet for tests of device plugins: it
+// accepts registrations, dials back, keeps device lists, allocates, and restarts.
+// It reports events on which a real kubelet panics.
 package plugintest
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// Kubelet is one. Its methods may be called by many at once.
+// Kubelet is an in-memory kubelet. Its methods are safe for concurrent use.
 type Kubelet struct {
 	v1beta1.UnsafeRegistrationServer
 
@@ -41,7 +41,7 @@ type Kubelet struct {
 	refuse  error
 }
 
-// List is one answer of ListAndWatch.
+// List is one message of ListAndWatch.
 type List struct {
 	At      time.Time
 	Healthy []string // sorted
@@ -49,7 +49,7 @@ type List struct {
 	NUMA    map[string]int64
 }
 
-// connection is to one plugin.
+// connection is a connection to one plugin.
 type connection struct {
 	resource   string
 	conn       *grpc.ClientConn
@@ -59,8 +59,8 @@ type connection struct {
 	allocating map[string]int // by device
 }
 
-// New makes a kubelet whose directory for device plugins that is; it does not
-// run yet. What would have killed a real one goes to broken.
+// New returns a kubelet with a device plugin directory. It does not run yet.
+// Events on which a real kubelet panics are reported to broken.
 func New(dir string, broken func(format string, args ...any)) *Kubelet {
 	return &Kubelet{dir: dir, broken: broken, changed: make(chan struct{}), plugins: map[string]*connection{}, lists: map[string][]List{}, calls: map[string]int{}}
 }
@@ -76,7 +76,7 @@ func (k *Kubelet) Start() error {
 	}
 	for _, e := range entries {
 		if e.Type()&os.ModeSocket != 0 {
-			if err := os.Remove(filepath.Join(k.dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) { // a plugin may rename it
+			if err := os.Remove(filepath.Join(k.dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) { // a plugin might rename it
 				return err
 			}
 		}
@@ -94,7 +94,7 @@ func (k *Kubelet) Start() error {
 	return nil
 }
 
-// Stop ends the kubelet, which forgets everything but its lists.
+// Stop stops the kubelet, which keeps only its lists.
 func (k *Kubelet) Stop() {
 	k.mu.Lock()
 	server := k.server
@@ -122,7 +122,7 @@ func (k *Kubelet) Refuse(err error) {
 	k.refuse = err
 }
 
-// Register is the kubelet's own service: it dials back and listens.
+// Register implements the kubelet's registration service: it dials back.
 func (k *Kubelet) Register(ctx context.Context, r *v1beta1.RegisterRequest) (*v1beta1.Empty, error) {
 	k.mu.Lock()
 	k.calls[r.ResourceName]++
@@ -216,8 +216,7 @@ func (k *Kubelet) notify() {
 	k.changed = make(chan struct{})
 }
 
-// Allocatable is how many devices of a resource it would give to pods, and
-// Capacity how many it shows.
+// Allocatable returns the number of devices of a resource that pods can get.
 func (k *Kubelet) Allocatable(resource string) int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -227,7 +226,7 @@ func (k *Kubelet) Allocatable(resource string) int {
 	return 0
 }
 
-// Healthy are the devices of a resource that it would give to pods.
+// Healthy returns the devices of a resource that pods can get.
 func (k *Kubelet) Healthy(resource string) []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -237,7 +236,7 @@ func (k *Kubelet) Healthy(resource string) []string {
 	return nil
 }
 
-// Offered is the answer of PodResources, by resource.
+// Offered returns the allocatable devices of PodResources, by resource.
 func (k *Kubelet) Offered(context.Context) (map[string][]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -250,28 +249,28 @@ func (k *Kubelet) Offered(context.Context) (map[string][]string, error) {
 	return all, nil
 }
 
-// Lists are all that it got of a resource.
+// Lists returns all lists received for a resource.
 func (k *Kubelet) Lists(resource string) []List {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Clone(k.lists[resource])
 }
 
-// Resources are those that were ever registered, and Registrations how often.
+// Resources returns all resources that were ever registered.
 func (k *Kubelet) Resources() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Sorted(maps.Keys(k.calls))
 }
 
-// Registrations is how often a resource was registered.
+// Registrations returns the number of registrations of a resource.
 func (k *Kubelet) Registrations(resource string) int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.calls[resource]
 }
 
-// Await waits until something holds of the kubelet.
+// Await waits for a condition, which is checked when the kubelet changes.
 func (k *Kubelet) Await(ctx context.Context, holds func() bool) error {
 	for {
 		k.mu.Lock()
@@ -297,8 +296,8 @@ func (k *Kubelet) Drop(resource string) {
 	}
 }
 
-// Allocate gives devices to a container, as the kubelet does for a pod that it
-// admits: they must be healthy.
+// Allocate allocates devices to a container, like the kubelet on admission of a
+// pod: the devices must be healthy.
 func (k *Kubelet) Allocate(ctx context.Context, resource string, ids ...string) (*v1beta1.ContainerAllocateResponse, error) {
 	k.mu.Lock()
 	c := k.plugins[resource]
@@ -309,7 +308,7 @@ func (k *Kubelet) Allocate(ctx context.Context, resource string, ids ...string) 
 	for _, id := range ids {
 		if !slices.Contains(c.list.Healthy, id) {
 			k.mu.Unlock()
-			return nil, fmt.Errorf("no healthy devices present; %s is none of %s", id, resource)
+			return nil, fmt.Errorf("no healthy devices present; %s is not a device of %s", id, resource)
 		}
 	}
 	for _, id := range ids {
@@ -332,7 +331,7 @@ func (k *Kubelet) Allocate(ctx context.Context, resource string, ids ...string) 
 	return answer.ContainerResponses[0], nil
 }
 
-// AllocateAny asks for devices whether they are healthy, or there, or not.
+// AllocateAny allocates devices without checking that they are healthy or exist.
 func (k *Kubelet) AllocateAny(ctx context.Context, resource string, ids ...string) (*v1beta1.AllocateResponse, error) {
 	k.mu.Lock()
 	c := k.plugins[resource]
@@ -344,7 +343,7 @@ func (k *Kubelet) AllocateAny(ctx context.Context, resource string, ids ...strin
 		ContainerRequests: []*v1beta1.ContainerAllocateRequest{{DevicesIds: ids}}})
 }
 
-// Prefer asks which of some devices a container should get.
+// Prefer calls GetPreferredAllocation.
 func (k *Kubelet) Prefer(ctx context.Context, resource string, available, must []string, size int) ([]string, error) {
 	k.mu.Lock()
 	c := k.plugins[resource]

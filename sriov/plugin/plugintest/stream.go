@@ -7,7 +7,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// Stream is a call of control.Plugin.Enable on a goroutine of its own.
+// Stream is a control.Plugin.Enable call on its own goroutine.
 type Stream struct {
 	cancel   context.CancelFunc
 	statuses chan gate.Status // the newest
@@ -42,8 +42,7 @@ func Enable(ctx context.Context, p control.Plugin, session string, c gate.Claim)
 	return s
 }
 
-// Next returns the newest status that it has not returned yet, or the error of a
-// call that has ended.
+// Next returns the newest unread status, or the error of an ended call.
 func (s *Stream) Next(ctx context.Context) (gate.Status, error) {
 	select {
 	case now := <-s.statuses:

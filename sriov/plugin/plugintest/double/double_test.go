@@ -57,7 +57,7 @@ func newRig(t *testing.T) rig {
 	return r
 }
 
-func tell(ctx context.Context, socket, text string) (a answer, err error) {
+func sendOrder(ctx context.Context, socket, text string) (a answer, err error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return a, err
@@ -72,9 +72,9 @@ func tell(ctx context.Context, socket, text string) (a answer, err error) {
 	return a, json.NewDecoder(conn).Decode(&a)
 }
 
-func (r rig) tell(text string) answer {
+func (r rig) sendOrder(text string) answer {
 	r.t.Helper()
-	a, err := tell(r.t.Context(), r.socket, text)
+	a, err := sendOrder(r.t.Context(), r.socket, text)
 	if err != nil || a.Error != "" {
 		r.t.Fatalf("%s: %v %s", text, err, a.Error)
 	}
@@ -131,31 +131,31 @@ func (r rig) serve() func(ids ...string) {
 
 func TestPods(t *testing.T) {
 	r := newRig(t)
-	if a := r.tell(`{"do":"start","pod":"p","resource":"example.com/vf","count":1}`); !strings.Contains(a.Refused, "no healthy devices") {
-		t.Errorf("nobody is registered, and a pod gets %+v", a)
+	if a := r.sendOrder(`{"do":"start","pod":"p","resource":"example.com/vf","count":1}`); !strings.Contains(a.Refused, "no healthy devices") {
+		t.Errorf("without a registration a pod gets %+v", a)
 	}
 	offer := r.serve()
 	offer("a", "b", "c")
-	if a := r.tell(`{"do":"await","resource":"example.com/vf","offered":3,"capacity":3}`); a.Registrations != 1 || len(a.Healthy) != 3 {
+	if a := r.sendOrder(`{"do":"await","resource":"example.com/vf","offered":3,"capacity":3}`); a.Registrations != 1 || len(a.Healthy) != 3 {
 		t.Errorf("three are offered: %+v", a)
 	}
-	a := r.tell(`{"do":"start","pod":"p","resource":"example.com/vf","count":2}`)
+	a := r.sendOrder(`{"do":"start","pod":"p","resource":"example.com/vf","count":2}`)
 	if a.Refused != "" || !slices.Equal(a.Devices, []string{"a", "b"}) || a.Env["GOT"] != "a,b" || !slices.Equal(a.Nodes, []string{"/dev/x"}) {
 		t.Errorf("a pod that wants two gets %+v", a)
 	}
-	if a := r.tell(`{"do":"start","pod":"q","resource":"example.com/vf","count":2}`); a.Refused == "" {
+	if a := r.sendOrder(`{"do":"start","pod":"q","resource":"example.com/vf","count":2}`); a.Refused == "" {
 		t.Errorf("one is left, and a pod gets %q", a.Devices)
 	}
-	if a := r.tell(`{"do":"start","insist":true,"resource":"example.com/vf","devices":["bad"]}`); !strings.Contains(a.Refused, "not that one") {
+	if a := r.sendOrder(`{"do":"start","insist":true,"resource":"example.com/vf","devices":["bad"]}`); !strings.Contains(a.Refused, "not that one") {
 		t.Errorf("the plugin's word is %q", a.Refused)
 	}
-	if a := r.tell(`{"do":"start","insist":true,"resource":"example.com/vf","devices":["a"]}`); a.Refused != "" {
+	if a := r.sendOrder(`{"do":"start","insist":true,"resource":"example.com/vf","devices":["a"]}`); a.Refused != "" {
 		t.Errorf("the plugin's word is %q", a.Refused)
 	}
 	r.checkPodResources(2, 3)
-	r.tell(`{"do":"end","pod":"p"}`)
+	r.sendOrder(`{"do":"end","pod":"p"}`)
 	offer()
-	if a := r.tell(`{"do":"await","resource":"example.com/vf","capacity":0}`); a.Capacity != 0 {
+	if a := r.sendOrder(`{"do":"await","resource":"example.com/vf","capacity":0}`); a.Capacity != 0 {
 		t.Errorf("none is left: %+v", a)
 	}
 	r.checkPodResources(0, 0)
@@ -168,7 +168,7 @@ func (r rig) checkPodResources(held, offered int) {
 	has, err := c.Held(r.t.Context())
 	all, offeredErr := c.Offered(r.t.Context())
 	if err := errors.Join(err, offeredErr); err != nil || len(has) != held || len(all[resource]) != offered {
-		r.t.Errorf("PodResources tells %+v and %v, want %d and %d: %v", has, all, held, offered, err)
+		r.t.Errorf("PodResources has %+v and %v, want %d and %d: %v", has, all, held, offered, err)
 	}
 }
 
@@ -176,8 +176,8 @@ func TestKubeletRestarts(t *testing.T) {
 	r := newRig(t)
 	offer := r.serve()
 	offer("a")
-	r.tell(`{"do":"await","resource":"example.com/vf","offered":1}`)
-	if a := r.tell(`{"do":"restart","resource":"example.com/vf"}`); a.Offered != 0 || a.Registrations != 1 {
+	r.sendOrder(`{"do":"await","resource":"example.com/vf","offered":1}`)
+	if a := r.sendOrder(`{"do":"restart","resource":"example.com/vf"}`); a.Offered != 0 || a.Registrations != 1 {
 		t.Errorf("after a restart: %+v", a)
 	}
 	if _, err := os.Lstat(filepath.Join(r.dir, "kubelet", "device-plugins", "vf.sock")); err == nil {
@@ -185,7 +185,7 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 	offer = r.serve()
 	offer("a")
-	r.tell(`{"do":"await","resource":"example.com/vf","offered":1,"past":1}`)
+	r.sendOrder(`{"do":"await","resource":"example.com/vf","offered":1,"past":1}`)
 }
 
 // write is a process that writes to the machine's sysfs.
@@ -201,13 +201,13 @@ func (r rig) write(text string) {
 
 func TestKernelReacts(t *testing.T) {
 	r := newRig(t)
-	if a := r.tell(`{"do":"look"}`); len(a.Functions) != atBoot || len(a.Changes) != 0 {
+	if a := r.sendOrder(`{"do":"look"}`); len(a.Functions) != atBoot || len(a.Changes) != 0 {
 		t.Errorf("at the start: %+v", a)
 	}
 	for i, number := range []int{0, 8, 0, 6} {
 		r.write(string(rune('0' + number)))
 		testkit.Eventually(t, "the kernel reacts", func() bool {
-			a := r.tell(`{"do":"look"}`)
+			a := r.sendOrder(`{"do":"look"}`)
 			if len(a.Functions) != number {
 				return false
 			}
@@ -236,7 +236,7 @@ func TestWrongOrders(t *testing.T) {
 		`[]`:                     "cannot unmarshal",
 		`{"do":"end","pod":"p"}`: `no pod "p"`,
 	} {
-		if a, err := tell(t.Context(), r.socket, text); err != nil || !strings.Contains(a.Error, want) {
+		if a, err := sendOrder(t.Context(), r.socket, text); err != nil || !strings.Contains(a.Error, want) {
 			t.Errorf("%s: %q, %v, want %q", text, a.Error, err, want)
 		}
 	}
@@ -250,14 +250,14 @@ func TestWrongFlags(t *testing.T) {
 	}
 }
 
-// The program lives in a network namespace of its own, and leaves no socket.
+// The program runs in its own network namespace, and leaves no socket.
 func TestProgram(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "node.sock")
 	testkit.Run(t, "/proc/self/exe", "-probe")
 	program := testkit.Start(t, exec.Command("/proc/self/exe", "-dir", filepath.Join(dir, "node"), "-socket", socket))
 	testkit.Must(t, program.Until(func() error {
-		_, err := tell(t.Context(), socket, `{"do":"look"}`)
+		_, err := sendOrder(t.Context(), socket, `{"do":"look"}`)
 		return err
 	}))
 	pid := strconv.Itoa(program.PID())
@@ -272,7 +272,7 @@ func TestProgram(t *testing.T) {
 	testkit.Must(t, program.Stop())
 	for _, path := range []string{socket, filepath.Join(dir, "node", "kubelet", "pod-resources", "kubelet.sock")} {
 		if _, err := os.Lstat(path); err == nil {
-			t.Errorf("%s stays behind", path)
+			t.Errorf("%s is left over", path)
 		}
 	}
 }

@@ -23,7 +23,7 @@ const (
 	firstVF    = 1000
 )
 
-// card is the machine's only one. Its functions go to vfio-pci as they come.
+// card returns the node's only adapter. Its functions are bound to vfio-pci.
 func card() sysfstest.Function {
 	return sysfstest.Function{
 		Address: "0000:3b:00.0", Vendor: "8086", Device: "1592", Driver: "ice", Netdev: netdev, NUMA: 1, IOMMUGroup: "10",
@@ -31,27 +31,27 @@ func card() sysfstest.Function {
 	}
 }
 
-// failure is a sysfstest.Judge: what a tree cannot do ends the process.
+// failure is a sysfstest.Judge: errors of the tree end the process.
 type failure struct{ end context.CancelCauseFunc }
 
 func (failure) Helper()                             {}
 func (f failure) Fatal(args ...any)                 { f.end(fmt.Errorf("the machine: %s", fmt.Sprint(args...))) }
 func (f failure) Fatalf(format string, args ...any) { f.Fatal(fmt.Sprintf(format, args...)) }
 
-// kernel does what a kernel would when a process has written to sriov_numvfs. It
-// hears of it afterwards, so it cannot refuse.
+// kernel reacts to writes to sriov_numvfs like a kernel. It gets an event after the
+// write, so it cannot refuse it.
 type kernel struct {
 	tree    *sysfstest.Tree
 	numVFs  string
 	watcher *inotify.Watcher
-	before  func() (offered, capacity int) // asked with each change, before it shows
+	before  func() (offered, capacity int) // called before each change takes effect
 	ended   chan struct{}
 
 	mu     sync.Mutex
 	writes []change
 }
 
-// change is one of the number of functions, with what the kubelet had then.
+// change is a change of the number of functions, with the kubelet's devices then.
 type change struct {
 	NumVFs   int       `json:"numVFs"`
 	At       time.Time `json:"at"`
@@ -59,7 +59,7 @@ type change struct {
 	Capacity int       `json:"capacity"`
 }
 
-// boot makes the machine.
+// boot creates the fake node.
 func boot(dir string, end context.CancelCauseFunc, before func() (offered, capacity int)) (*kernel, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -130,7 +130,7 @@ func (k *kernel) react() error {
 	return k.tree.Write(k.numVFs, strconv.Itoa(n))
 }
 
-// changes are all so far.
+// changes returns all changes so far.
 func (k *kernel) changes() []change {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -1,15 +1,14 @@
-// Command double is a node for demonstrations: a machine of files with one card,
-// whose kernel reacts to what is written to sriov_numvfs, and a kubelet in memory
-// with the PodResources service. No function of it is real. It is no part of the
-// product.
+// Command double is a node for demonstrations: a fake sysfs tree with one adapter,
+// which reacts to writes to sriov_numvfs, and an in-memory kubelet with the
+// PodResources service. It is not part of the product.
 //
 //	double -dir /tmp/node -socket /tmp/node/node.sock
 //
-// Below the directory there will be sys, dev and kubelet. The process lives in a
+// It creates sys, dev and kubelet below the directory. The process lives in a
 // network namespace of its own, in which the card's network device is one that
-// the kernel makes without hardware; whoever shall see it, joins it.
+// the kernel creates without hardware; to use it, join the namespace.
 //
-// On the socket it takes orders, one JSON object on each line, and answers each
+// On the socket it accepts commands, one JSON object per line, and answers each
 // with one; see order and answer.
 package main
 
@@ -29,7 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inside is the word that says that the process has its namespace.
+// inside marks a process that already runs in its namespace.
 const inside = "-inside"
 
 func main() {
@@ -70,7 +69,7 @@ func parse(argv []string, out io.Writer) (settings, error) {
 	flags.SetOutput(out)
 	flags.StringVar(&s.dir, "dir", "", "the directory to work in")
 	flags.StringVar(&s.socket, "socket", "", "the socket to take orders on")
-	flags.BoolVar(&s.probe, "probe", false, "only tell whether the kernel lets a node be made")
+	flags.BoolVar(&s.probe, "probe", false, "only check whether the kernel supports the node")
 	if err := flags.Parse(argv); err != nil {
 		return s, err
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
 )
 
-// node is a machine and its kubelet.
+// node is a fake node and its kubelet.
 type node struct {
 	podresourcesv1.UnimplementedPodResourcesListerServer
 
@@ -36,8 +36,7 @@ type pod struct {
 	devices  []string
 }
 
-// newNode makes the machine and starts the kubelet; end gets what neither would
-// have survived.
+// newNode creates the fake node and starts the kubelet. Fatal errors go to end.
 func newNode(dir string, end context.CancelCauseFunc) (*node, error) {
 	broken := func(format string, args ...any) { end(fmt.Errorf("the kubelet: "+format, args...)) }
 	n := &node{
@@ -95,13 +94,13 @@ func (n *node) close() error {
 	return n.kernel.close()
 }
 
-// restart ends the kubelet and starts it anew. Its pods stay.
+// restart restarts the kubelet. Its pods stay.
 func (n *node) restart() error {
 	n.stopKubelet()
 	return n.startKubelet()
 }
 
-// total is what the kubelet has of all resources.
+// total returns the offered devices and the capacity of all resources.
 func (n *node) total() (offered, capacity int) {
 	for _, r := range n.kubelet.Resources() {
 		offered += n.kubelet.Allocatable(r)
@@ -110,7 +109,7 @@ func (n *node) total() (offered, capacity int) {
 	return offered, capacity
 }
 
-// capacity is how many devices the kubelet heard of last.
+// capacity returns the number of devices in the last list of a resource.
 func (n *node) capacity(resource string) int {
 	lists := n.kubelet.Lists(resource)
 	if len(lists) == 0 {
@@ -119,9 +118,8 @@ func (n *node) capacity(resource string) int {
 	return len(lists[len(lists)-1].All)
 }
 
-// startPod gives a pod so many healthy devices that no other has. It is refused
-// as a kubelet does; an insistent one asks the plugin also for devices that the
-// kubelet would not give away.
+// startPod allocates a number of free healthy devices to a pod, or refuses it like
+// a kubelet. With insist, devices are allocated that a kubelet would not choose.
 func (n *node) startPod(ctx context.Context, o order) (answer, error) {
 	n.mu.Lock()
 	taken := []string{}
@@ -171,7 +169,7 @@ func (n *node) endPod(name string) error {
 	return nil
 }
 
-// List tells which pod has what.
+// List returns the devices of pods.
 func (n *node) List(context.Context, *podresourcesv1.ListPodResourcesRequest) (*podresourcesv1.ListPodResourcesResponse, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -184,7 +182,7 @@ func (n *node) List(context.Context, *podresourcesv1.ListPodResourcesRequest) (*
 	return all, nil
 }
 
-// GetAllocatableResources tells what pods could get.
+// GetAllocatableResources returns the devices that pods can get.
 func (n *node) GetAllocatableResources(ctx context.Context, _ *podresourcesv1.AllocatableResourcesRequest) (*podresourcesv1.AllocatableResourcesResponse, error) {
 	offered, err := n.kubelet.Offered(ctx)
 	all := &podresourcesv1.AllocatableResourcesResponse{}

@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// order is what the node is told or asked.
+// order is a command to the node.
 type order struct {
 	// Do is look, await, start, end or restart.
 	Do       string `json:"do"`
@@ -29,7 +29,7 @@ type order struct {
 	Devices []string `json:"devices"` // of start that insists: these
 }
 
-// answer tells what was done, or why not, and what there is.
+// answer is the result of an order and the state of the node.
 type answer struct {
 	Error   string `json:"error,omitempty"`   // of the order itself
 	Refused string `json:"refused,omitempty"` // of start: the pod does not get its devices
@@ -47,7 +47,7 @@ type answer struct {
 	Nodes   []string          `json:"nodes,omitempty"` // inside the container
 }
 
-// orders takes orders on a socket.
+// orders serves orders on a socket.
 type orders struct {
 	node     *node
 	listener *unixsock.Listener
@@ -106,7 +106,7 @@ func (o *orders) serve(conn net.Conn) {
 	}
 }
 
-// awaitBound is far longer than anybody waits for a kubelet.
+// awaitBound is the timeout of await.
 const awaitBound = 30 * time.Second
 
 func (o *orders) do(next order) (a answer, err error) {
@@ -129,13 +129,13 @@ func (o *orders) do(next order) (a answer, err error) {
 	return a, err
 }
 
-// is reports whether what is awaited has come.
+// is reports whether the condition of an await holds.
 func (n *node) is(o order) bool {
 	return n.kubelet.Allocatable(o.Resource) == o.Offered && n.kubelet.Registrations(o.Resource) > o.Past &&
 		(o.Capacity == nil || n.capacity(o.Resource) == *o.Capacity)
 }
 
-// describe says how a resource and the machine are.
+// describe adds the state of a resource and the node to an answer.
 func (n *node) describe(resource string, a *answer) {
 	a.At = time.Now()
 	a.Healthy = n.kubelet.Healthy(resource)
