@@ -156,7 +156,7 @@ func TestRenewerEnds(t *testing.T) {
 	end()
 	testkit.Eventually(t, "the hold time runs", func() bool { return d.Status().Holding == gate.Lost })
 	<-k.loop.Done()
-	testkit.WantError(t, "Disable of a renewer that has ended", testkit.Err(k.Disable(testkit.Context(t))), nil, "ended")
+	testkit.WantError(t, "Disable of a renewer that has ended", testkit.Err(k.Disable(testkit.Context(t))), nil, "the renewer has stopped")
 	testkit.WantError(t, "it runs twice", k.Run(t.Context()), nil)
 	next, _ := renewing(t, s.socket)
 	next.Enable(gate.Claim{Generation: 1})

@@ -273,7 +273,7 @@ func TestPluginOfTheProposal(t *testing.T) {
 			}
 		}
 		got, err := k.Disable(testkit.Context(t))
-		if err != nil || got.Acknowledged || !strings.Contains(got.Reason, "no DisableDevices") {
+		if err != nil || got.Acknowledged || !strings.Contains(got.Reason, "does not implement DisableDevices") {
 			t.Errorf("%+v, %v", got, err)
 		}
 		<-o.ended // its stream

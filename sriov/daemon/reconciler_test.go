@@ -517,7 +517,7 @@ func TestFollow(t *testing.T) {
 	s.step(s.seen(nil), observe{})
 	s.step(nodeChanged{})
 	s.step(s.seen(nil)) // the node changes meanwhile
-	s.phase(Pending, "changes")
+	s.phase(Pending, "the node is changing")
 	s.after(changeDelay, observe{})
 	s.step(s.seen(nil), enable{})
 

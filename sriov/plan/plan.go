@@ -8,8 +8,8 @@ type Plan struct {
 	// PF are not safe: observe and plan again.
 	Steps []Step
 	// Touches are the addresses of the functions that the steps disturb,
-	// without duplicates. No pod can hold one of them.
 	// without duplicates. The steps require that no pod holds one of them.
+	Touches []string
 	// Problems are differences that no step can resolve.
 	Problems []Finding
 	// Notes are about differences that are left alone. They do not block the
