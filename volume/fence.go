@@ -6,85 +6,91 @@ import (
 	"time"
 )
 
-// Fencer cuts clients off from the storage behind it, by their addresses. All
-// methods may be called by many goroutines at once, be repeated, and be cut
-// half-way by a crash; a repeat continues.
+// Fencer fences clients of a storage server by their addresses. All methods are
+// idempotent and safe for concurrent use; a repeat of a call that a crash
+// interrupted continues the work.
 //
-// Blocks are masked prefixes without 4in6 addresses.
+// Blocks are masked prefixes and never IPv4-mapped IPv6.
 type Fencer interface {
-	// Apply makes just this set hold: when it returns nil no client in it can
-	// begin a session, and nothing that one sends from now on is taken. What
-	// held before and is not in the set is let in again.
-	Apply(ctx context.Context, wanted FenceSet) error
-	// Held reads back, from what enforces it and not from memory, the blocks
-	// that hold now, disjoint and in order. What holds in part does not hold.
+	// Apply makes desired the exact set of enforced fences. When it returns
+	// nil, no client in the set can start a session and nothing that such a
+	// client sends is accepted. Blocks that were fenced before and are not in
+	// the set are unfenced.
+	Apply(ctx context.Context, desired FenceSet) error
+	// Held returns the enforced blocks, disjoint and in order. It reads them
+	// from the enforcing component, not from memory, and omits partly enforced
+	// blocks.
 	Held(ctx context.Context) ([]netip.Prefix, error)
-	// Sessions lists the live sessions of clients in the blocks. One whose
-	// client is gone, but whose I/O may still be done, is live.
+	// Sessions returns the live sessions of clients in the blocks. A session
+	// without a client stays live while its I/O can still complete.
 	Sessions(ctx context.Context, blocks []netip.Prefix) ([]Session, error)
-	// End ends sessions and returns nil when all that their clients asked for
-	// is done or aborted. It also takes sessions that it, or an earlier
-	// process, has begun to end, and those that are gone. Unavailable: some
-	// have not ended within ctx; the message says who holds them.
+	// End ends sessions and returns nil when all their requests are complete or
+	// aborted. It accepts sessions that are already ending, also since an
+	// earlier process, and sessions that are gone. Unavailable: some have not
+	// ended before the deadline of ctx; the message names the processes that
+	// serve them.
 	End(ctx context.Context, sessions []Session) error
 }
 
-// FenceSet is everything that is to be fenced.
+// FenceSet is the desired set of fences.
 type FenceSet struct {
 	Blocks []netip.Prefix // disjoint, in order
-	// Clients are those on record with an address in a block, for backends
-	// that know clients by other names than addresses.
+	// Clients are the recorded clients with an address in a block, for backends
+	// that identify clients otherwise than by address.
 	Clients []Client
 }
 
 // Session is one connection of a client to the storage.
 type Session struct {
-	// ID names it to the Fencer that listed it, also when the process has been
-	// started anew. It is never that of another session, unless the machine
-	// was booted in between; then End takes it for gone.
+	// ID identifies the session to the Fencer that listed it, also after a
+	// restart of the process. It is never reused before the next boot; End
+	// treats an id of an earlier boot as gone.
 	ID     string         `json:"id"`
 	Client netip.AddrPort `json:"client"`
 	Server netip.AddrPort `json:"server"`
-	// Holder says for people who serves it, as "nbd-server (process 12)".
+	// Holder describes the process that serves the session, as "nbd-server
+	// (process 12)".
 	Holder string `json:"holder,omitempty"`
 }
 
-// Fence is the record that a block of addresses is, or is to be, cut off.
+// Fence is the record of a fence on a block of addresses.
 type Fence struct {
 	Block netip.Prefix `json:"block"` // masked; never 4in6
 	Owner FenceOwner   `json:"owner"`
 	Phase FencePhase   `json:"phase"`
-	Since time.Time    `json:"since"` // of the phase
-	// Force: the caller insisted, though the block covers the server's own
-	// addresses or everything.
+	Since time.Time    `json:"since"` // start of the phase
+	// Force: the caller insisted, although the block contains an address of the
+	// server or every address.
 	Force bool `json:"force,omitempty"`
 }
 
-// FenceOwner says who asked for a fence: a set of parameters, of which values
-// are not kept, since they may be secret.
+// FenceOwner identifies the parameters of the request that created a fence.
+// Values are not stored, since they can be secret.
 type FenceOwner struct {
-	Digest string   `json:"digest"`         // SHA-256 in hex of the whole set
+	Digest string   `json:"digest"`         // SHA-256 of all keys and values, in hex
 	Keys   []string `json:"keys,omitempty"` // in order
 }
 
-// FencePhase is how far a fence is.
+// FencePhase is the phase of a fence.
 type FencePhase string
 
 const (
-	// Fencing: it is to hold, which has not been verified yet.
+	// Fencing: the fence is desired and not yet verified.
 	Fencing FencePhase = "fencing"
-	// Fenced: it holds, no session is left, and the caller may know.
+	// Fenced: the fence is enforced, no session is left, and the caller can be
+	// notified.
 	Fenced FencePhase = "fenced"
-	// Lifting: it is to go. It is enforced no more, but keeps grants away.
+	// Lifting: the fence is being removed. It is no longer enforced but still
+	// denies grants.
 	Lifting FencePhase = "lifting"
-	// Lifted: it is gone. The record stays only as long as another fence
-	// overlaps the block, so that a repeated call is told from one that would
-	// open what somebody else has closed.
+	// Lifted: the fence is removed. The record stays while another fence
+	// overlaps the block, to distinguish a repeated unfence call from a call
+	// that would open a block of another owner.
 	Lifted FencePhase = "lifted"
 )
 
-// Denies reports whether a fence keeps grants away from its block.
+// Denies reports whether the fence denies grants to its block.
 func (f Fence) Denies() bool { return f.Phase != Lifted }
 
-// Wanted reports whether a fence is to be enforced.
+// Wanted reports whether the fence should be enforced.
 func (f Fence) Wanted() bool { return f.Phase == Fencing || f.Phase == Fenced }

@@ -1,6 +1,6 @@
-// Package volume is the vocabulary of storage: what a volume, a snapshot and a
-// group are, what an engine must offer, what it may offer, and the errors that
-// all of them speak. It holds no behaviour beyond that of its own words.
+// Package volume defines the storage model (volume, snapshot, group, fence) and
+// the interfaces that a storage engine implements: Engine, and the optional
+// abilities in Backend. Errors have the kinds of package errs.
 package volume
 
 import (
@@ -13,21 +13,21 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Content says what the bytes of a volume are.
+// Content is the kind of content of a volume.
 type Content string
 
 const (
-	// Raw is a block volume: its bytes belong to the workload.
+	// Raw is a block volume; the workload owns its content.
 	Raw Content = "raw"
-	// Blank promises that every byte reads as zero and that nobody ever wrote;
-	// only an engine may say so, and only a Blank volume may be formatted.
+	// Blank volumes read as zero and were never written. Only an engine sets
+	// Blank, and only Blank volumes are formatted.
 	Blank Content = "blank"
-	// Filesystem is a volume that carries a file system made by cleat, or one
-	// that came with the source it was copied from.
+	// Filesystem is a volume with a file system that cleat created, or that was
+	// copied from the source.
 	Filesystem Content = "filesystem"
 )
 
-// Volume is one volume as its engine knows it.
+// Volume is a volume as its engine reports it.
 type Volume struct {
 	ID      ID
 	Name    string
@@ -36,19 +36,19 @@ type Volume struct {
 	FSType  string // ext4, xfs, btrfs; empty unless Content is Filesystem
 	Source  Source
 	Locator access.Access
-	// Ephemeral volumes live and die with one publish; they are not listed to
-	// an orchestrator.
+	// Ephemeral volumes exist for one publish and are not listed to an
+	// orchestrator.
 	Ephemeral bool
-	// Attributes are the values of the parameters that Modify may change, as
-	// they are now.
+	// Attributes are the current values of the parameters that Modify can
+	// change.
 	Attributes map[string]string
 	Created    time.Time
-	// Progress of the copy that fills the volume; Done when nothing runs.
+	// Progress of the copy that fills the volume.
 	Progress Progress
 }
 
-// AccessMode says how often a volume can be published on its node at a time,
-// and whether it can be written. The values are part of stored records.
+// AccessMode limits how many publishes a volume can have on its node at a time,
+// and whether it is writable. The values are part of stored records.
 type AccessMode string
 
 // The access modes of a volume that is used on one node at a time.
@@ -91,20 +91,20 @@ type Source struct {
 // IsZero reports whether there is no source.
 func (s Source) IsZero() bool { return s == Source{} }
 
-// Progress tells how far long work has come, in bytes.
+// Progress is the progress of a copy, in bytes.
 type Progress struct {
 	Done, Total int64
 }
 
-// Running reports whether there is work left.
+// Running reports whether work is left.
 func (p Progress) Running() bool { return p.Done < p.Total }
 
-// SizeRange is a wish for a size in bytes; zero is "no wish" for either end.
+// SizeRange is a requested size in bytes; zero means no bound.
 type SizeRange struct {
 	Required, Limit int64
 }
 
-// String is the range as a person reads it, ready to stand after "a size of".
+// String describes the range for a message, to follow "a size of".
 func (r SizeRange) String() string {
 	switch {
 	case r == SizeRange{}:
@@ -125,8 +125,8 @@ func (r SizeRange) Admits(size int64) bool {
 }
 
 // Choose returns the smallest size that satisfies the range, is at least
-// minimum and is a multiple of granule; without a required size it starts from
-// fallback. It fails with OutOfRange when there is none.
+// minimum and is a multiple of granule. Without a required size it starts from
+// fallback. OutOfRange: no such size exists.
 func (r SizeRange) Choose(fallback, minimum, granule int64) (int64, error) {
 	size := r.Required
 	if size == 0 {
@@ -143,15 +143,15 @@ func (r SizeRange) Choose(fallback, minimum, granule int64) (int64, error) {
 		size += granule - rest
 	}
 	if r.Limit != 0 && size > r.Limit {
-		return 0, errs.Errorf(errs.OutOfRange, "a size of %s is not possible: a volume here has at least %d bytes and a multiple of %d", r, minimum, granule)
+		return 0, errs.Errorf(errs.OutOfRange, "a size of %s is not possible: sizes are at least %d bytes and multiples of %d", r, minimum, granule)
 	}
 	return size, nil
 }
 
 const maxSize = 1<<63 - 1
 
-// Client is who uses a volume; it is recorded when access is granted, never
-// guessed later.
+// Client is the user of a volume. It is recorded when access is granted, never
+// inferred later.
 type Client struct {
 	Node    string       `json:"node"`
 	HostNQN string       `json:"hostNQN,omitempty"`
@@ -163,17 +163,17 @@ type Snapshot struct {
 	ID      SnapshotID
 	Name    string
 	Source  ID
-	Size    int64 // bytes a volume restored from it has at least
+	Size    int64 // minimum size of a volume that is restored from it, in bytes
 	Content Content
 	FSType  string
-	Created time.Time // the moment of the cut
-	Ready   bool      // a volume may be made from it
-	Group   GroupID   // set when it was cut with others and lives with them
-	// Progress of the copy behind the cut, where the backend has to copy.
+	Created time.Time // when the content was frozen
+	Ready   bool      // volumes can be created from it
+	Group   GroupID   // set for a member of a group, which is deleted with the group
+	// Progress of the copy after the creation, for backends that have to copy.
 	Progress Progress
 }
 
-// Group is a set of snapshots cut at one moment.
+// Group is a set of snapshots of one moment.
 type Group struct {
 	ID        GroupID
 	Name      string
@@ -182,24 +182,24 @@ type Group struct {
 	Ready     bool
 }
 
-// Capacity is what is left for new volumes of one kind, in bytes.
+// Capacity is the space left for new volumes of one kind, in bytes.
 type Capacity struct {
 	Available int64
 	Maximum   int64 // largest single volume
 	Minimum   int64 // smallest single volume
 }
 
-// Range is a run of bytes of a volume or snapshot.
+// Range is a range of bytes of a volume or snapshot.
 type Range struct {
 	Offset, Length int64
 }
 
-// End is the first byte behind the range.
+// End returns the offset after the last byte.
 func (r Range) End() int64 { return r.Offset + r.Length }
 
 func (r Range) String() string { return fmt.Sprintf("[%d,%d)", r.Offset, r.End()) }
 
-// Severity says how bad a condition is; the words are those of CSI 1.13.
+// Severity is the severity of a condition, with the values of CSI 1.13.
 type Severity string
 
 const (
@@ -208,8 +208,8 @@ const (
 	DataLoss     Severity = "DATA_LOSS"
 )
 
-// Condition is one thing that is wrong with a volume, or, from StorageHealth,
-// with the storage behind all of them. Reason is CamelCase and unique together
+// Condition is an adverse condition of a volume or, from StorageHealth, of the
+// storage that all volumes share. Reason is in CamelCase and unique together
 // with Severity.
 type Condition struct {
 	Severity Severity `json:"severity"`
