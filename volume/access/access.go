@@ -1,6 +1,6 @@
-// Package access says how a volume is reached. An Access travels as CSI's
-// volume_context and publish_context, so it is a flat map of strings; this
-// package is the one place that writes and reads such maps. It is pure.
+// Package access describes how a volume is reached. An Access is sent in CSI's
+// volume_context and publish_context as a flat map of strings; this package is
+// the only one that writes and parses these maps. It does no I/O.
 package access
 
 import (
@@ -13,19 +13,19 @@ import (
 	"sync"
 )
 
-// Access is one way to reach a volume: File, NVMe, RBD, CephFS or NFS. The set
-// of kinds is closed: a consumer may switch over them and refuse the rest. Two
-// of them are compared with Equal; kinds hold lists, for which == panics.
+// Access is a way to reach a volume: File, NVMe, RBD, CephFS or NFS. The set of
+// kinds is closed: a consumer can switch over them and refuse the rest. Compare
+// with Equal, since == panics for kinds that contain slices.
 type Access interface {
-	// Protocol is the word of the kind. It stands under targetType, save for
-	// NVMe, where the field's word is the transport.
+	// Protocol returns the name of the kind. It is the value of targetType,
+	// except for NVMe, where the value is the transport.
 	Protocol() string
 	encode() map[string]string
 }
 
-// File is a volume that is a file, or a directory, in a pool directory of the
-// same machine. A DPU's AIO files and host directories are Files too: who runs
-// the machine says which directories are pools, never a context.
+// File is a volume that is a file or directory in a pool directory of this
+// machine, also on a DPU (AIO files, host directories). The configuration of
+// the machine defines which directories are pools; a context cannot.
 type File struct {
 	Pool string // UUID of the pool, in lower case
 	Name string // slash-separated, relative to the pool
@@ -34,8 +34,8 @@ type File struct {
 // Protocol returns "file".
 func (File) Protocol() string { return protocolFile }
 
-// Keys of the canonical dialect. targetType is the word that the published
-// storage plugins already use.
+// Keys of the canonical dialect. targetType is the key that published storage
+// plugins already use.
 const (
 	keyType      = "targetType"
 	keyPool      = "pool"
@@ -47,18 +47,18 @@ func (f File) encode() map[string]string {
 	return map[string]string{keyType: protocolFile, keyPool: f.Pool, keyFile: f.Name}
 }
 
-// KeyName is the key of a volume's name in its context. It is no part of the
-// locator: lists show it to people, who know a PersistentVolume by it.
+// KeyName is the key of a volume's name in its volume context. It is not part
+// of the locator: lists show it as the name of the PersistentVolume.
 const KeyName = "volumeName"
 
-// Encode writes an Access in the canonical dialect.
+// Encode returns an Access in the canonical dialect.
 func Encode(a Access) map[string]string { return a.encode() }
 
-// ErrNone is the answer of Decode when the contexts hold no locator at all.
+// ErrNone is returned by Decode for contexts without a locator.
 var ErrNone = fmt.Errorf("no locator: the key %q is missing from the volume context", keyType)
 
-// Equal tells whether two locators are the same, to the order of paths. Nil is
-// equal to nil only.
+// Equal reports whether two locators are equal, including the order of paths.
+// Nil equals only nil.
 func Equal(a, b Access) bool {
 	if a == nil || b == nil {
 		return a == nil && b == nil
@@ -66,12 +66,12 @@ func Equal(a, b Access) bool {
 	return maps.Equal(a.encode(), b.encode())
 }
 
-// Decode reads the Access out of contexts (volume_context first, then
-// publish_context); where two hold a key, the later wins, but they must mean
-// the same volume. It knows the keys of NVIDIA's sample plugins, of spdk-csi,
-// simplyblock, ceph-csi and csi-driver-nfs, with or without targetType. Other
-// people's keys in the contexts are ignored, misspelt ones of ours are not.
-// ErrNone: there is no locator.
+// Decode parses the Access in contexts (volume_context first, then
+// publish_context). A later context overrides an earlier one, but both must
+// identify the same volume. It accepts the keys of NVIDIA's sample plugins,
+// spdk-csi, simplyblock, ceph-csi and csi-driver-nfs, with or without
+// targetType. Unknown keys are ignored unless they look like a misspelled key
+// of the locator. ErrNone: there is no locator.
 func Decode(contexts ...map[string]string) (Access, error) {
 	all := map[string]string{}
 	for _, c := range contexts {
@@ -94,8 +94,8 @@ func Decode(contexts ...map[string]string) (Access, error) {
 	return nil, ErrNone
 }
 
-// protocolOf says of which kind the contexts speak: by targetType, else by keys
-// that no other kind has.
+// protocolOf returns the kind of the contexts: from targetType, else from keys
+// that only one kind has.
 func protocolOf(contexts []map[string]string) (string, error) {
 	protocol, word := "", ""
 	for _, c := range contexts {
@@ -106,7 +106,7 @@ func protocolOf(contexts []map[string]string) (string, error) {
 			p := protocolNamed(name, value)
 			switch {
 			case p == "":
-				return "", fmt.Errorf("%s %s is not known here, known are %q", keyType, Quote(value),
+				return "", fmt.Errorf("%s %s is not known; known are %q", keyType, Quote(value),
 					[]string{protocolFile, "tcp", "rdma", protocolRBD, protocolCephFS, protocolNFS})
 			case protocol != "" && p != protocol:
 				return "", fmt.Errorf("the contexts contradict each other: %s is %s and %s", keyType, Quote(word), Quote(value))
@@ -120,8 +120,8 @@ func protocolOf(contexts []map[string]string) (string, error) {
 	return protocol, nil
 }
 
-// protocolNamed returns the kind that a word under targetType stands for.
-// "file" stands in one way only; nobody else writes it.
+// protocolNamed returns the kind for a value of targetType. "file" has one
+// spelling, since no other plugin writes it.
 func protocolNamed(key, word string) string {
 	switch lower := strings.ToLower(word); {
 	case word == protocolFile && key == keyType:
@@ -154,7 +154,7 @@ func protocolByKeys(contexts []map[string]string) string {
 	return ""
 }
 
-// pattern compiles a regular expression when it is first used.
+// pattern compiles a regular expression on first use.
 func pattern(expr string) func() *regexp.Regexp {
 	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
 }
@@ -172,8 +172,8 @@ func decodeFile(all map[string]string) (Access, error) {
 	return f, nil
 }
 
-// isLocalName admits only names that mean the same after cleaning and stay
-// below the pool; the opener uses os.Root all the same.
+// isLocalName accepts only clean relative names. The opener uses os.Root in
+// addition.
 func isLocalName(name string) bool {
 	return name != "" && len(name) <= 255 && path.Clean(name) == name && !path.IsAbs(name) &&
 		!slices.Contains(strings.Split(name, "/"), "..") && name != "." && !strings.ContainsRune(name, 0)

@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// Ceph is how a cluster is found and who asks. ClusterID or Monitors is set.
+// Ceph identifies a cluster and the user. ClusterID or Monitors is set.
 type Ceph struct {
-	ClusterID string           // a name that the reader's configuration knows
-	Monitors  []netip.AddrPort // port 0: the usual ports
-	User      string           // without "client."; "" when the reader is to take its own
-	Key       string           // the name of the user's key, never the key
+	ClusterID string           // name in the reader's configuration
+	Monitors  []netip.AddrPort // port 0: the default ports
+	User      string           // without "client."; empty: the reader uses its own
+	Key       string           // name of the user's key, never the key itself
 }
 
 // RBD is an image of a Ceph pool.
@@ -25,7 +25,7 @@ type RBD struct {
 // CephFS is a directory, most often a subvolume, of a Ceph file system.
 type CephFS struct {
 	Ceph
-	FS   string // "" when the cluster has just one
+	FS   string // empty: the only file system of the cluster
 	Path string // absolute and clean
 }
 
@@ -94,12 +94,12 @@ func (f fields) ceph() (c Ceph, err error) {
 	return c, err
 }
 
-// checkWord refuses what cannot be one word of a Ceph name: blanks, control
-// characters, and the marks that would give it another meaning.
+// checkWord rejects values that are not one word of a Ceph name: with blanks,
+// control characters, or one of marks, which have a meaning of their own.
 func checkWord(key, value, marks string) error {
 	for _, r := range value {
 		if r <= ' ' || r == 0x7f || r == 0xfffd || strings.ContainsRune(marks, r) {
-			return fmt.Errorf("%s %s holds %q, which cannot stand in such a name", key, Quote(value), r)
+			return fmt.Errorf("%s %s contains %q, which is not allowed in Ceph names", key, Quote(value), r)
 		}
 	}
 	if len(value) > 255 {

@@ -9,31 +9,31 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// dialect is how one kind stands in contexts.
+// dialect describes how one kind is written in contexts.
 type dialect struct {
 	protocol string
-	// keys are canonical keys with the other names they are known by. Names
-	// are compared without case, since the field does not agree on it.
+	// keys are canonical keys with their aliases. They are compared
+	// case-insensitively, since published plugins differ in case.
 	keys map[string][]string
-	// identity are the keys that say which volume it is. Contexts that differ
-	// in them speak of two volumes.
+	// identity are the keys that identify the volume. Contexts that differ in
+	// them describe two volumes.
 	identity []string
-	// foreign are keys of other people that are near to ours by chance.
+	// foreign are keys of other projects that resemble ours by chance.
 	foreign []string
-	// groups are keys that say one thing in two ways: a later context that
-	// sets the first of a pair takes the second of an earlier one away.
+	// groups are pairs of keys for the same setting: the first key of a pair in
+	// a later context removes the second key of an earlier context.
 	groups [][2]string
 	build  func(fields) (Access, error)
 }
 
-// fields are the values of one locator under canonical keys, none empty.
+// fields are the non-empty values of one locator by canonical key.
 type fields map[string]string
 
 func dialects() []dialect {
 	return []dialect{nvmeDialect(), rbdDialect(), cephFSDialect(), nfsDialect()}
 }
 
-// canonical finds the canonical key of a name.
+// canonical returns the canonical key of a key or alias.
 func (d dialect) canonical(name string) (string, bool) {
 	for key, others := range d.keys {
 		if strings.EqualFold(key, name) || slices.ContainsFunc(others, func(o string) bool { return strings.EqualFold(o, name) }) {
@@ -43,7 +43,7 @@ func (d dialect) canonical(name string) (string, bool) {
 	return "", false
 }
 
-// read takes the fields out of one context. Two names of one key must agree.
+// read returns the fields of one context. Aliases of one key must agree.
 func (d dialect) read(context map[string]string) (fields, error) {
 	f, from := fields{}, map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(context)) {
@@ -52,11 +52,11 @@ func (d dialect) read(context map[string]string) (fields, error) {
 		switch {
 		case !ok:
 			if near := d.misspelt(name); near != "" {
-				return nil, fmt.Errorf("there is no key %q in a locator of %s; did you mean %s?", name, d.protocol, near)
+				return nil, fmt.Errorf("%q is not a key of %s volumes; did you mean %s?", name, d.protocol, near)
 			}
 		case value == "":
 		case from[key] != "" && f[key] != value && isReference(key):
-			return nil, fmt.Errorf("%s and %s contradict each other (their values are not shown, for they may be keys); give one", from[key], name)
+			return nil, fmt.Errorf("%s and %s contradict each other (values not shown: they can be secret); give one", from[key], name)
 		case from[key] != "" && f[key] != value:
 			return nil, fmt.Errorf("%s %s and %s %s contradict each other; give one", from[key], Quote(f[key]), name, Quote(value))
 		default:
@@ -66,12 +66,12 @@ func (d dialect) read(context map[string]string) (fields, error) {
 	return f, nil
 }
 
-// overlay puts a later context over an earlier one.
+// overlay merges a later context into an earlier one.
 func (d dialect) overlay(f, later fields) error {
 	for _, key := range d.identity {
 		a, b := f[key], later[key]
 		if a != "" && b != "" && !strings.EqualFold(a, b) {
-			return fmt.Errorf("the contexts contradict each other: %s is %s and then %s, which are two volumes", key, Quote(a), Quote(b))
+			return fmt.Errorf("volume_context and publish_context are for different volumes: %s is %s and then %s", key, Quote(a), Quote(b))
 		}
 	}
 	for _, g := range d.groups {
@@ -83,7 +83,7 @@ func (d dialect) overlay(f, later fields) error {
 	return nil
 }
 
-// decode reads a locator out of contexts, of which later ones win.
+// decode parses the locator in contexts, of which later ones take precedence.
 func (d dialect) decode(contexts []map[string]string) (Access, error) {
 	all := fields{}
 	for _, c := range contexts {
@@ -99,7 +99,7 @@ func (d dialect) decode(contexts []map[string]string) (Access, error) {
 }
 
 // misspelt returns the key that a name most likely stands for, or "". Names
-// with a domain are other people's.
+// with a domain belong to other projects.
 func (d dialect) misspelt(name string) string {
 	if strings.ContainsAny(name, "./") || slices.ContainsFunc(d.foreign, func(o string) bool { return strings.EqualFold(o, name) }) {
 		return ""

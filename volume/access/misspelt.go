@@ -10,9 +10,9 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Misspelt names the keys of contexts that nothing reads although they resemble
-// one of ours, with that: less than what Decode refuses, since they may as well
-// be somebody else's.
+// Misspelt returns the ignored keys of contexts that resemble a key of a
+// locator, with that key. It finds more than Decode refuses, since such a key
+// can belong to another project.
 func Misspelt(contexts ...map[string]string) []string {
 	protocol, err := protocolOf(contexts)
 	if err != nil {
@@ -35,7 +35,7 @@ func Misspelt(contexts ...map[string]string) []string {
 	return found
 }
 
-// resembles returns the key of which a name is a part, or nearly another name.
+// resembles returns the key that a name is a prefix or near miss of, or "".
 func (d dialect) resembles(name string) string {
 	if _, known := d.canonical(name); known || strings.ContainsAny(name, "./") || len(name) < 3 {
 		return ""

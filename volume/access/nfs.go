@@ -11,9 +11,9 @@ import (
 // NFS is a directory of an NFS export.
 type NFS struct {
 	Server  string   // an IP address without brackets, or a host name
-	Share   string   // the export, absolute and clean
-	SubDir  string   // below the share, relative and clean; "" is the share itself
-	Options []string // of the mount, in their order, none a key or password
+	Share   string   // absolute and clean path of the export
+	SubDir  string   // relative to the share and clean; empty: the share itself
+	Options []string // mount options in order, without secrets
 }
 
 // Protocol returns "nfs".
@@ -53,7 +53,7 @@ func buildNFS(f fields) (Access, error) {
 		return nil, err
 	}
 	if n.SubDir != "" && (!isLocalName(n.SubDir) || hasControl(n.SubDir)) {
-		return nil, fmt.Errorf("%s %s is not a plain path relative to the share", keySubDir, Quote(f[keySubDir]))
+		return nil, fmt.Errorf("%s %s is not a clean path relative to the share", keySubDir, Quote(f[keySubDir]))
 	}
 	var err error
 	n.Options, err = f.options()
@@ -75,9 +75,9 @@ func (f fields) options() ([]string, error) {
 		case o == "":
 			continue
 		case hasValue && slices.Contains(secretOptions, strings.ToLower(name)), secretPattern().MatchString(o):
-			return nil, fmt.Errorf("%s holds an option with a secret in it (not shown); a secret must not travel in a context", keyOptions)
+			return nil, fmt.Errorf("%s contains an option with a secret (not shown); secrets are not allowed in a volume context", keyOptions)
 		case strings.ContainsFunc(o, unicode.IsSpace) || hasControl(o):
-			return nil, fmt.Errorf("%s %s: an option holds no blanks; put commas between options", keyOptions, Quote(o))
+			return nil, fmt.Errorf("%s %s: an option must not contain blanks; separate options with commas", keyOptions, Quote(o))
 		}
 		all = append(all, o)
 	}
@@ -86,13 +86,13 @@ func (f fields) options() ([]string, error) {
 
 func hasControl(s string) bool { return strings.ContainsFunc(s, unicode.IsControl) }
 
-// checkAbsolute admits only paths that mean the same after cleaning.
+// checkAbsolute accepts only absolute, clean paths.
 func checkAbsolute(key, p string) error {
 	if p == "" {
 		return fmt.Errorf("%s is missing: give an absolute path", key)
 	}
 	if !path.IsAbs(p) || path.Clean(p) != p || hasControl(p) || len(p) > 1024 {
-		return fmt.Errorf("%s %s is not an absolute path in its shortest form", key, Quote(p))
+		return fmt.Errorf("%s %s is not an absolute, clean path", key, Quote(p))
 	}
 	return nil
 }

@@ -11,28 +11,28 @@ import (
 // NVMe is a namespace of an NVMe-oF subsystem.
 type NVMe struct {
 	Transport string           // "tcp" or "rdma"
-	Paths     []netip.AddrPort // in the order of preference, none twice
+	Paths     []netip.AddrPort // in order of preference, without duplicates
 	NQN       string           // of the subsystem
 
-	// NSID, UUID and NGUID choose the namespace; all that are given must hold.
-	// With none the subsystem must have just one.
+	// NSID, UUID and NGUID select the namespace; all that are set must match.
+	// If none is set, the subsystem must have exactly one namespace.
 	NSID  uint32
 	UUID  string // lower case, with dashes
 	NGUID string // 32 digits, lower case
 
-	HostNQN                  string // "" when the initiator is to take its own
+	HostNQN                  string // empty: the initiator uses its own
 	Timeouts                 Timeouts
-	IOQueues                 int // 0 when the initiator is to choose
+	IOQueues                 int // 0: the initiator chooses
 	HeaderDigest, DataDigest bool
 
-	// AcceptUUIDChange: the namespace may have another UUID than before.
+	// AcceptUUIDChange: the namespace can have another UUID than before.
 	AcceptUUIDChange bool
 
-	// Names of keys, never keys.
+	// Names of secret keys, never the keys.
 	DHChapKey, DHChapCtrlrKey, TLSKey string
 }
 
-// Protocol returns "nvme". Under targetType stands the transport, as in all
+// Protocol returns "nvme". The value of targetType is the transport, as in all
 // dialects.
 func (NVMe) Protocol() string { return protocolNVMe }
 
@@ -77,8 +77,8 @@ func nvmeDialect() dialect {
 	}
 }
 
-// transportOf returns the transport that a word under targetType names, or "".
-// NVDA_TCP is the name of TCP in NVIDIA's SPDK.
+// transportOf returns the transport for a value of targetType, or "". NVDA_TCP
+// is the name of TCP in NVIDIA's SPDK.
 func transportOf(word string) string {
 	switch strings.ToLower(word) {
 	case "tcp", "nvme", "nvmf", "nvme-tcp", "nvme/tcp", "nvme_tcp", "nvda_tcp":
@@ -89,8 +89,8 @@ func transportOf(word string) string {
 	return ""
 }
 
-// nqnPattern is the general form of the NVMe base specification: a date, a
-// domain in reverse, and a name. It is at most 223 bytes.
+// nqnPattern is the general form of NQNs in the NVMe base specification: a
+// date, a reverse domain name, and a name, at most 223 bytes.
 var nqnPattern = pattern(`^nqn\.[0-9]{4}-[0-9]{2}\.[!-~]+$`)
 
 func (f fields) nqn(key string) (string, error) {
@@ -102,10 +102,10 @@ func (f fields) nqn(key string) (string, error) {
 	return f[key], nil
 }
 
-// CheckNQN refuses what is no NQN.
+// CheckNQN rejects strings that are not an NQN.
 func CheckNQN(s string) error {
 	if len(s) > 223 || !nqnPattern().MatchString(s) {
-		return fmt.Errorf("%s is not an NQN; one looks like nqn.2016-06.io.spdk:cnode1 and has at most 223 characters", Quote(s))
+		return fmt.Errorf("%s is not an NQN; an example is nqn.2016-06.io.spdk:cnode1, with at most 223 characters", Quote(s))
 	}
 	return nil
 }
@@ -114,7 +114,7 @@ func buildNVMe(f fields) (Access, error) {
 	n := NVMe{Transport: "tcp"}
 	if w := f[keyType]; w != "" {
 		if n.Transport = transportOf(w); n.Transport == "" {
-			return nil, fmt.Errorf("%s %s is not a transport of NVMe; known are tcp and rdma", keyType, Quote(w))
+			return nil, fmt.Errorf("%s %s is not an NVMe transport; known are tcp and rdma", keyType, Quote(w))
 		}
 	}
 	if f[keyNQN] == "" {
@@ -143,7 +143,7 @@ func (n *NVMe) readNamespace(f fields) (err error) {
 	if s := f[keyNSID]; s != "" {
 		id, err := strconv.ParseUint(s, 10, 32)
 		if err != nil || id == 0 || id >= 0xfffffffe {
-			return fmt.Errorf("%s %s is not the number of a namespace; the first is 1", keyNSID, Quote(s))
+			return fmt.Errorf("%s %s is not a namespace ID; valid are 1 to 4294967293", keyNSID, Quote(s))
 		}
 		n.NSID = uint32(id)
 	}
@@ -195,9 +195,9 @@ func (n *NVMe) readKeys(f fields) (err error) {
 	}
 	switch {
 	case n.DHChapCtrlrKey != "" && n.DHChapKey == "":
-		return fmt.Errorf("%s needs %s: a target proves itself only to a host that did", keyDHChapCtrlr, keyDHChap)
+		return fmt.Errorf("%s requires %s: the target authenticates only to an authenticated host", keyDHChapCtrlr, keyDHChap)
 	case n.TLSKey != "" && n.Transport != "tcp":
-		return fmt.Errorf("%s needs %s tcp, it is %s", keyTLS, keyType, n.Transport)
+		return fmt.Errorf("%s requires %s tcp, not %s", keyTLS, keyType, n.Transport)
 	}
 	return nil
 }
@@ -249,16 +249,16 @@ func set(out map[string]string, key, value string) {
 
 const uuidNQN = "nqn.2014-08.org.nvmexpress:uuid:"
 
-// nodes is the name space of host NQNs. It never changes: access lists of targets
-// contain the NQNs derived from it.
+// nodes is the UUID namespace of host NQNs. It never changes: access lists of
+// targets contain the derived NQNs.
 var nodes = [16]byte{0x5d, 0x0e, 0x6b, 0x1c, 0x93, 0x4f, 0x4a, 0x27, 0xb8, 0x61, 0x2e, 0xc4, 0x70, 0x9a, 0xd3, 0x58}
 
-// HostNQN derives the host NQN of a node from its name, in the UUID form of the
-// NVMe specification. Node names of two clusters that share a target must
-// differ; prefix them with the cluster ("east/node-1").
+// HostNQN returns the host NQN of a node, derived from its name in the UUID
+// form of the NVMe specification. Node names of clusters that share a target
+// must differ; prefix them with the cluster ("east/node-1").
 func HostNQN(node string) string { return uuidNQN + nameUUID(node) }
 
-// nameUUID is a UUID of version 5 (RFC 9562, section 5.5).
+// nameUUID returns a UUID of version 5 (RFC 9562, section 5.5).
 func nameUUID(name string) string {
 	h := sha1.New()
 	h.Write(nodes[:])

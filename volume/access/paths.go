@@ -9,16 +9,16 @@ import (
 	"strings"
 )
 
-// defaultPort is IANA's port of NVMe over fabrics.
+// defaultPort is the IANA port of NVMe over Fabrics.
 const defaultPort = 4420
 
-// connection is one entry of the list under "connections".
+// connection is an element of the list in "connections".
 type connection struct {
 	IP   string `json:"ip"`
 	Port port   `json:"port"`
 }
 
-// port stands as a number or as a string.
+// port is a number or a string in JSON.
 type port uint16
 
 func (p *port) UnmarshalJSON(b []byte) error {
@@ -35,8 +35,8 @@ func parsePort(s string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// parseAddr reads an address with or without brackets. Names are refused:
-// neither initiator resolves them.
+// parseAddr parses an address with or without brackets. Host names are
+// rejected: neither initiator resolves them.
 func parseAddr(s string) (netip.Addr, error) {
 	bare := s
 	if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
@@ -45,13 +45,12 @@ func parseAddr(s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(bare)
 	a = a.Unmap()
 	if err != nil || a.Zone() != "" || a.IsUnspecified() || a.IsMulticast() {
-		return netip.Addr{}, fmt.Errorf("%s is not an IP address of one machine (without a name or a zone)", Quote(s))
+		return netip.Addr{}, fmt.Errorf("%s is not a unicast IP address without zone", Quote(s))
 	}
 	return a, nil
 }
 
-// parseEndpoint reads an address that may carry a port of its own; port 0
-// stands for none.
+// parseEndpoint parses an address with an optional port; 0 means no port.
 func parseEndpoint(s string) (netip.AddrPort, error) {
 	s = strings.TrimSpace(s)
 	if a, err := parseAddr(s); err == nil {
@@ -70,7 +69,7 @@ func parseEndpoint(s string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(a, n), err
 }
 
-// parseEndpoints reads a list with commas; each is named once in the answer.
+// parseEndpoints parses a comma-separated list and removes duplicates.
 func parseEndpoints(key, list string) ([]netip.AddrPort, error) {
 	var all []netip.AddrPort
 	for s := range strings.SplitSeq(list, ",") {
@@ -85,8 +84,8 @@ func parseEndpoints(key, list string) ([]netip.AddrPort, error) {
 	return all, nil
 }
 
-// paths reads the ways to a subsystem: targetAddr with targetPort, and
-// connections. Where both stand the first must be one of the second.
+// paths returns the paths to a subsystem: targetAddr with targetPort, and
+// connections. If both are set, connections must contain the first.
 func (f fields) paths() ([]netip.AddrPort, error) {
 	single, err := f.targets()
 	if err != nil {
@@ -94,7 +93,7 @@ func (f fields) paths() ([]netip.AddrPort, error) {
 	}
 	if f[keyConnections] == "" {
 		if len(single) == 0 {
-			return nil, fmt.Errorf("%s is missing: give the IP address of the target, or a list of them under %s", keyAddr, keyConnections)
+			return nil, fmt.Errorf("%s is missing: give the IP address of the target, or a list of addresses in %s", keyAddr, keyConnections)
 		}
 		return single, nil
 	}
@@ -145,7 +144,7 @@ func (f fields) targets() ([]netip.AddrPort, error) {
 func parseConnections(list string) ([]netip.AddrPort, error) {
 	var entries []connection
 	if err := json.Unmarshal([]byte(list), &entries); err != nil || len(entries) == 0 {
-		return nil, fmt.Errorf(`%s is not a JSON list of paths; write [{"ip":"192.0.2.1","port":4420}]`, keyConnections)
+		return nil, fmt.Errorf(`%s is not a JSON list of paths; an example is [{"ip":"192.0.2.1","port":4420}]`, keyConnections)
 	}
 	var all []netip.AddrPort
 	for _, e := range entries {
@@ -163,8 +162,8 @@ func parseConnections(list string) ([]netip.AddrPort, error) {
 	return all, nil
 }
 
-// encodePaths writes the first path under the keys that every reader knows,
-// and all of them as a list when there are more.
+// encodePaths writes the first path in the keys that every reader knows, and
+// the whole list if there are more.
 func encodePaths(out map[string]string, paths []netip.AddrPort) {
 	if len(paths) == 0 {
 		return

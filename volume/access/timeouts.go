@@ -6,36 +6,36 @@ import (
 	"strconv"
 )
 
-// Seconds is a time that may have been left open.
+// Seconds is an optional duration in seconds.
 type Seconds struct {
 	N     int
 	Given bool
 }
 
-// Sec is n seconds.
+// Sec returns n seconds.
 func Sec(n int) Seconds { return Seconds{N: n, Given: true} }
 
-// Timeouts say what an initiator does when a controller is lost. What is not
-// given is for the initiator to choose, see Or.
+// Timeouts configure how an initiator handles a lost controller. Or fills in
+// values that are not given.
 type Timeouts struct {
-	Loss     Seconds // until the controller is given up; -1 never, 0 at once
-	Delay    Seconds // between two attempts to connect again
-	FastFail Seconds // until I/O fails while it is tried; 0 not before Loss
+	Loss     Seconds // until the controller is removed; -1: never, 0: immediately
+	Delay    Seconds // between two reconnect attempts
+	FastFail Seconds // until I/O fails during reconnects; 0: not before Loss
 }
 
-// Check holds what is given against the rules of SPDK's
-// bdev_nvme_attach_controller, which answers -22 for any breach.
+// Check validates the given values by the rules of SPDK's
+// bdev_nvme_attach_controller, which returns -22 for any violation.
 func (t Timeouts) Check() error {
 	loss, delay, fast := t.Loss, t.Delay, t.FastFail
 	switch {
 	case loss.Given && loss.N < -1 || delay.N < 0 || fast.N < 0:
-		return fmt.Errorf("%s may be -1 or more, %s and %s 0 or more; they are %d, %d and %d", keyLoss, keyDelay, keyFast, loss.N, delay.N, fast.N)
+		return fmt.Errorf("%s must be -1 or more, %s and %s must be 0 or more; they are %d, %d and %d", keyLoss, keyDelay, keyFast, loss.N, delay.N, fast.N)
 	case loss.Given && loss.N == 0 && (delay.N != 0 || fast.N != 0):
-		return fmt.Errorf("%s 0 gives a controller up at once, so %s %d and %s %d must be 0 too", keyLoss, keyDelay, delay.N, keyFast, fast.N)
+		return fmt.Errorf("%s 0 removes a lost controller immediately, so %s %d and %s %d must be 0 too", keyLoss, keyDelay, delay.N, keyFast, fast.N)
 	case delay.Given && delay.N == 0 && loss.Given && loss.N != 0:
-		return fmt.Errorf("%s %d needs a %s above 0", keyLoss, loss.N, keyDelay)
+		return fmt.Errorf("%s %d requires a %s above 0", keyLoss, loss.N, keyDelay)
 	case delay.Given && delay.N == 0 && fast.N != 0:
-		return fmt.Errorf("%s %d needs a %s above 0", keyFast, fast.N, keyDelay)
+		return fmt.Errorf("%s %d requires a %s above 0", keyFast, fast.N, keyDelay)
 	case loss.N > 0 && delay.N > loss.N:
 		return fmt.Errorf("%s %d is longer than %s %d", keyDelay, delay.N, keyLoss, loss.N)
 	case loss.N > 0 && fast.N > loss.N:
@@ -46,8 +46,8 @@ func (t Timeouts) Check() error {
 	return nil
 }
 
-// Or fills what is not given from defaults, bent so that the rules hold: all
-// three are given afterwards.
+// Or fills in values that are not given from defaults, adjusted so that the
+// rules of Check hold. All three are given afterwards.
 func (t Timeouts) Or(defaults Timeouts) Timeouts {
 	switch {
 	case t.Loss.Given:
