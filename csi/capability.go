@@ -190,7 +190,7 @@ func parseParameters(field string, parameters map[string]string, content volume.
 		case fsType == "":
 			fsType = t
 		default:
-			return nil, "", invalidf("%s[%s] is %s, but %s is asked for elsewhere in the request", field, key, t, fsType)
+			return nil, "", invalidf("%s[%s] is %s, but the request has file system %s elsewhere", field, key, t, fsType)
 		}
 	}
 	own := ownKeys(parameters)

@@ -193,7 +193,7 @@ func (w *watched) Delete(ctx context.Context, id volume.ID) error {
 	return w.Engine.Delete(ctx, id)
 }
 
-// pick is something that one client did and all may work on.
+// pick is an object that one client created and all clients use.
 type pick struct {
 	mu  sync.Mutex
 	ids []string

@@ -128,7 +128,7 @@ func FuzzGroupController(f *testing.F) {
 	})
 }
 
-// discard is a stream whose messages nobody reads.
+// discard is a stream that drops its messages.
 type discard[M any] struct{ grpc.ServerStream }
 
 func (discard[M]) Context() context.Context { return context.Background() }

@@ -71,7 +71,7 @@ func (i *Identity) GetPluginCapabilities(context.Context, *spec.GetPluginCapabil
 	})}, nil
 }
 
-// Probe answers that the process serves calls. The state of the storage is not
+// Probe reports that the process serves calls. The state of the storage is not
 // part of it: a restart, which is what an orchestrator does after a failed
 // probe, does not repair a disk.
 func (i *Identity) Probe(context.Context, *spec.ProbeRequest) (*spec.ProbeResponse, error) {
@@ -202,7 +202,7 @@ func (a announcement) needs(r proto.Message, t spec.ControllerServiceCapability_
 	if slices.Contains(a.controller, t) {
 		return nil
 	}
-	return errs.Errorf(errs.Unsupported, "%s is not offered here: %s is not among the announced capabilities", callName(r), t)
+	return errs.Errorf(errs.Unsupported, "%s is not supported: this driver does not announce %s", callName(r), t)
 }
 
 // needsService is needs for the services beside Controller.
@@ -210,7 +210,7 @@ func (a announcement) needsService(r proto.Message, t spec.PluginCapability_Serv
 	if slices.Contains(a.services, t) {
 		return nil
 	}
-	return errs.Errorf(errs.Unsupported, "%s is not offered here: %s is not among the announced capabilities", callName(r), t)
+	return errs.Errorf(errs.Unsupported, "%s is not supported: this driver does not announce %s", callName(r), t)
 }
 
 // accessibleTopology is where volumes and snapshots of this node are usable

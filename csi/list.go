@@ -46,7 +46,7 @@ func (l list) parseToken(token string) (after string, err error) {
 	plain, err := tokenEncoding.DecodeString(token)
 	id, ours := strings.CutPrefix(string(plain), tokenVersion+":"+string(l)+":")
 	if err != nil || !ours || volume.CheckID(id) != nil {
-		return "", errs.Errorf(errs.BadToken, "starting_token %s is not one that this plugin gave out for this list; start again without a token", errs.Quote(token))
+		return "", errs.Errorf(errs.BadToken, "starting_token %s was not issued by this plugin for this list; restart without a token", errs.Quote(token))
 	}
 	return id, nil
 }

@@ -107,7 +107,7 @@ func (r *nodeRig) cleanUp() {
 
 func (r *nodeRig) left(what string) {
 	if !r.t.Failed() {
-		r.t.Errorf("left behind: %s", what)
+		r.t.Errorf("left over: %s", what)
 	}
 }
 

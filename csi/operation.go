@@ -92,7 +92,7 @@ func clearSecrets(m protoreflect.Message) {
 }
 
 // refused replaces errs.Exhausted by another kind for calls on existing
-// volumes: sidecars treat RESOURCE_EXHAUSTED as "may still be in progress" and
+// volumes: sidecars treat RESOURCE_EXHAUSTED as "in progress" and
 // repeat the old request for ever, although its user asks for a smaller size or
 // other parameters by now.
 func refused(err error, kind errs.Kind) error {

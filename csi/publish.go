@@ -81,7 +81,7 @@ func (s *Controller) grant(ctx context.Context, g ledger.Grant, c volume.Capabil
 		return errs.Errorf(errs.NotFound, "node %q is not known; known nodes are %q", node, s.deployment.Nodes)
 	}
 	if locator != nil && !access.Equal(locator, v.Locator) {
-		return invalidf("volume_context is not that of volume %s", v.ID)
+		return invalidf("volume_context does not match volume %s", v.ID)
 	}
 	if err := checkUsable(v, c); err != nil {
 		return err

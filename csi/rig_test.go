@@ -58,9 +58,9 @@ type plugin struct {
 // options say what a plugin is like; the zero value is the full one.
 type options struct {
 	Deployment *csi.Deployment
-	// Backend may take abilities away, or wrap them.
+	// Backend can remove or wrap abilities.
 	Backend func(*volume.Backend)
-	// Grants may wrap the ledger.
+	// Grants can wrap the ledger.
 	Grants func(csi.Grants) csi.Grants
 	// Wait is how long a request waits for an object, 3 s when zero.
 	Wait time.Duration

@@ -23,12 +23,12 @@ func (s *Node) RunTrims(ctx context.Context) error {
 		}
 		volumes, err := s.config.Manager.Volumes(ctx)
 		if err != nil && ctx.Err() == nil {
-			s.config.Logger.WarnContext(ctx, "volumes to trim cannot be listed, will retry", "error", err)
+			s.config.Logger.WarnContext(ctx, "list of volumes to trim failed, will retry", "err", err)
 		}
 		for _, id := range volumes {
 			err := s.trim(ctx, id)
 			if err != nil && ctx.Err() == nil && !errors.Is(err, errs.Busy) { // a busy one is due the next time too
-				s.config.Logger.WarnContext(ctx, "trim failed, will retry", "volume", id, "error", err)
+				s.config.Logger.WarnContext(ctx, "trim failed, will retry", "volume", id, "err", err)
 			}
 		}
 	}

@@ -301,7 +301,7 @@ func (s *Controller) checkConfirmed(v volume.Volume, r *spec.ValidateVolumeCapab
 	maps.Copy(wanted, mutable)
 	switch {
 	case locator != nil && !access.Equal(locator, v.Locator):
-		return invalidf("volume_context is not that of the volume")
+		return invalidf("volume_context does not match the volume")
 	case len(mutable) > 0 && !s.announcesModify():
 		return invalidf("mutable_parameters are set, but MODIFY_VOLUME is not announced")
 	case content == volume.Filesystem && v.Content == volume.Raw:

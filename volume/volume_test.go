@@ -35,7 +35,7 @@ func TestChoose(t *testing.T) {
 		want                       int64
 		kind                       errs.Kind
 	}{
-		"nothing wished":           {fallback: 100, minimum: 10, granule: 10, want: 100},
+		"no size requested":        {fallback: 100, minimum: 10, granule: 10, want: 100},
 		"fallback is rounded up":   {fallback: 101, minimum: 10, granule: 10, want: 110},
 		"required is kept":         {size: volume.SizeRange{Required: 50}, fallback: 100, minimum: 10, granule: 10, want: 50},
 		"required is rounded up":   {size: volume.SizeRange{Required: 51}, fallback: 100, minimum: 10, granule: 10, want: 60},
@@ -137,10 +137,10 @@ func TestSmallWords(t *testing.T) {
 		t.Errorf("%v ends at %d", r, r.End())
 	}
 	if !(volume.Source{}).IsZero() || (volume.Source{Volume: "v"}).IsZero() || (volume.Source{Snapshot: "s"}).IsZero() {
-		t.Error("IsZero does not tell an empty source")
+		t.Error("IsZero is wrong for a source")
 	}
 	if (volume.Progress{}).Running() || (volume.Progress{Done: 2, Total: 2}).Running() || !(volume.Progress{Total: 2}).Running() {
-		t.Error("Running does not tell what is left")
+		t.Error("Running is wrong for a progress")
 	}
 }
 
@@ -160,7 +160,7 @@ func TestNewIDsAreSoundUniqueAndInOrder(t *testing.T) {
 			ids = append(ids, id)
 		}
 		if !slices.IsSorted(ids) {
-			t.Errorf("%s ids made later do not sort behind", prefix)
+			t.Errorf("%s ids are not in the order of creation", prefix)
 		}
 		if len(slices.Compact(ids)) != 5000 {
 			t.Errorf("%s ids come twice", prefix)
@@ -198,7 +198,7 @@ func TestCheckedIDIsOnePathElement(t *testing.T) {
 	})
 }
 
-func TestWhatIDsTell(t *testing.T) {
+func TestIDPoolAndTime(t *testing.T) {
 	const own, other = "7d1f5a52-3c77-4d43-8a1e-0123456789ab", "7d1f5a52-3c77-4d43-8a1e-ba9876543210"
 	began := time.Now().Add(-time.Millisecond)
 	for _, id := range []string{string(volume.NewID(own)), string(volume.NewSnapshotID(""))} {

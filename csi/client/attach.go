@@ -101,7 +101,7 @@ func (a *attachment) published() (path, staging string) {
 // NodePublishVolume, as far as the driver has them. A repeat continues, and mounts
 // again what a restart of the machine unmounted.
 func (d *Driver) Attach(ctx context.Context, req AttachRequest) (out Volume, err error) {
-	err = locked(ctx, d, d.findVolume, req.Volume, func(n *volumeNote) error {
+	err = locked(ctx, d, d.findVolume, req.Volume, func(n *volumeRecord) error {
 		isNew, err := d.planAttach(n, req)
 		if err != nil {
 			return err
@@ -122,7 +122,7 @@ func (d *Driver) Attach(ctx context.Context, req AttachRequest) (out Volume, err
 }
 
 // planAttach adds the target to the volume's attachment; isNew: it was not there.
-func (d *Driver) planAttach(n *volumeNote, req AttachRequest) (isNew bool, err error) {
+func (d *Driver) planAttach(n *volumeRecord, req AttachRequest) (isNew bool, err error) {
 	if _, err := usable(n, nil); err != nil {
 		return false, err
 	}
@@ -154,7 +154,7 @@ func (d *Driver) planAttach(n *volumeNote, req AttachRequest) (isNew bool, err e
 	return true, err
 }
 
-func (d *Driver) newAttachment(n *volumeNote, capability Capability, readOnly bool) (*attachment, error) {
+func (d *Driver) newAttachment(n *volumeRecord, capability Capability, readOnly bool) (*attachment, error) {
 	a := &attachment{Driver: d.info.Name, Volume: n.ID, Context: n.Context, Node: d.info.Node, Capability: capability, ReadOnly: readOnly}
 	if d.announced[csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME] {
 		if a.Node == "" {
@@ -218,7 +218,7 @@ func (t target) restore() error {
 }
 
 // publish runs the steps for one target; all of them can be repeated.
-func (d *Driver) publish(ctx context.Context, n *volumeNote, path string) error {
+func (d *Driver) publish(ctx context.Context, n *volumeRecord, path string) error {
 	a := n.attachment
 	if a.Controller {
 		if err := d.controllerPublish(ctx, a); err != nil {
@@ -276,7 +276,7 @@ func (d *Driver) controllerPublish(ctx context.Context, a *attachment) error {
 
 // undoAttach reverts what a refused attach began. What cannot be reverted now stays
 // in the attachment, for a detach.
-func (d *Driver) undoAttach(ctx context.Context, n *volumeNote, path string) {
+func (d *Driver) undoAttach(ctx context.Context, n *volumeRecord, path string) {
 	short, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	if err := d.unpublish(short, n, []string{path}); err != nil {
@@ -288,7 +288,7 @@ func (d *Driver) undoAttach(ctx context.Context, n *volumeNote, path string) {
 // this machine; with the last one it is unstaged and, where the driver wants that,
 // unpublished from the node. A volume that is not attached is no error.
 func (d *Driver) Detach(ctx context.Context, ref, path string) error {
-	return locked(ctx, d, d.findVolume, ref, func(n *volumeNote) error {
+	return locked(ctx, d, d.findVolume, ref, func(n *volumeRecord) error {
 		a := n.attachment
 		if a == nil {
 			return nil
@@ -308,7 +308,7 @@ func (d *Driver) Detach(ctx context.Context, ref, path string) error {
 
 // unpublish undoes publish: the targets at paths, and everything else when no target
 // is left. A target stays in the attachment until it is unpublished.
-func (d *Driver) unpublish(ctx context.Context, n *volumeNote, paths []string) error {
+func (d *Driver) unpublish(ctx context.Context, n *volumeRecord, paths []string) error {
 	a := n.attachment
 	for _, path := range paths {
 		i := a.find(path)
@@ -344,7 +344,7 @@ func (d *Driver) unpublish(ctx context.Context, n *volumeNote, paths []string) e
 	return d.state.drop(a)
 }
 
-func (d *Driver) unstage(ctx context.Context, n *volumeNote) error {
+func (d *Driver) unstage(ctx context.Context, n *volumeRecord) error {
 	a := n.attachment
 	if a.Staging == "" {
 		return nil

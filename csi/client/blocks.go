@@ -52,7 +52,7 @@ func (d *Driver) Delta(ctx context.Context, base, target string, from int64, vis
 	})
 }
 
-func (d *Driver) blockSource(ctx context.Context, snapshot string) (*snapshotNote, error) {
+func (d *Driver) blockSource(ctx context.Context, snapshot string) (*snapshotRecord, error) {
 	if err := d.need("list the blocks of snapshots", csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE); err != nil {
 		return nil, err
 	}

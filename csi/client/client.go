@@ -37,7 +37,7 @@ type Config struct {
 	Endpoint string
 	// NodeEndpoint is set where another process serves the node service.
 	NodeEndpoint string
-	// StateDir holds notes and staging directories; empty is DefaultStateDir. It
+	// StateDir holds records and staging directories; empty is DefaultStateDir. It
 	// is created when needed.
 	StateDir string
 	// Secrets go with every call that takes secrets. They are never stored.
@@ -255,7 +255,7 @@ func (d *Driver) need(what string, capability fmt.Stringer) error {
 
 // here requires a new volume to be accessible from this node; nil where the driver
 // has no topology.
-func (d *Driver) here() *csi.TopologyRequirement {
+func (d *Driver) topologyRequirement() *csi.TopologyRequirement {
 	if !d.announced[csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS] || len(d.info.Topology) == 0 {
 		return nil
 	}

@@ -156,7 +156,7 @@ func TestCreateRefusedLeavesNoTrace(t *testing.T) {
 	_, err := d.Create(t.Context(), req)
 	wantKind(t, err, errs.Invalid, "no gold", "CreateVolume")
 	if got := names(t, d); len(got) != 0 {
-		t.Errorf("notes: %v", got)
+		t.Errorf("records: %v", got)
 	}
 	_, err = d.Create(t.Context(), client.CreateRequest{})
 	wantKind(t, err, errs.Invalid, "name")
@@ -227,7 +227,7 @@ func TestRetries(t *testing.T) {
 			t.Errorf("%v does not say that time ran out", err)
 		}
 		if diff := cmp.Diff([]string{"v=creating"}, names(t, d)); diff != "" {
-			t.Errorf("it may have been created, and must have a note (-want +got):\n%s", diff)
+			t.Errorf("it can have been created, and must have a record (-want +got):\n%s", diff)
 		}
 	})
 }
@@ -279,7 +279,7 @@ func TestListMergesNotesAndDriver(t *testing.T) {
 	if err := d.Delete(t.Context(), "b"); err != nil {
 		t.Errorf("deleting what the driver has lost: %v", err)
 	}
-	wantKind(t, d.Delete(t.Context(), "nobody"), errs.NotFound, "nobody")
+	wantKind(t, d.Delete(t.Context(), "missing"), errs.NotFound, "missing")
 }
 
 // TestHealthOfControllerAndNode: what both report is shown once.

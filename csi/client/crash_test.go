@@ -52,10 +52,10 @@ func end(ctx context.Context, d *client.Driver) error {
 	return errors.Join(gone(d.DeleteSnapshot(ctx, "s")), gone(d.Detach(ctx, "v", "")), gone(d.Delete(ctx, "v")))
 }
 
-// TestCutOffAnywhere loses the answer of each call in turn, while the driver
+// TestInterruptedAnywhere loses the answer of each call in turn, while the driver
 // did the work, as a crash of the client does. A new client with the same
 // state directory then finishes the job, and deletes everything.
-func TestCutOffAnywhere(t *testing.T) {
+func TestInterruptedAnywhere(t *testing.T) {
 	steps := []string{
 		"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume", "ControllerExpandVolume", "NodeExpandVolume", "CreateSnapshot",
 		"DeleteSnapshot", "NodeUnpublishVolume", "NodeUnstageVolume", "ControllerUnpublishVolume", "DeleteVolume",
@@ -71,7 +71,7 @@ func TestCutOffAnywhere(t *testing.T) {
 				o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT)
 				d, config := start(t, o)
 				target := filepath.Join(t.TempDir(), "target")
-				cut, crash := context.WithTimeout(t.Context(), time.Minute)
+				crashing, crash := context.WithTimeout(t.Context(), time.Minute)
 				defer crash()
 				var once sync.Once
 				lost := false
@@ -81,8 +81,8 @@ func TestCutOffAnywhere(t *testing.T) {
 					}
 					return nil
 				}
-				_ = life(cut, d, target) // cut off
-				_ = end(cut, d)
+				_ = life(crashing, d, target) // interrupted
+				_ = end(crashing, d)
 				if !lost {
 					t.Fatalf("%s was never called: %v", step, o.made())
 				}
@@ -97,7 +97,7 @@ func TestCutOffAnywhere(t *testing.T) {
 				}
 				o.checkEmpty(t, config.StateDir, target)
 				if left := names(t, d); len(left) != 0 {
-					t.Errorf("notes left: %v", left)
+					t.Errorf("records left: %v", left)
 				}
 			})
 		}

@@ -29,7 +29,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// other is somebody else's driver: a small one, with the capabilities that a
+// other is a foreign driver: a small one, with the capabilities that a
 // test gives it. It keeps its promises and insists that the caller does, too.
 type other struct {
 	csi.UnimplementedIdentityServer
@@ -351,7 +351,7 @@ func (o *other) NodeUnpublishVolume(_ context.Context, r *csi.NodeUnpublishVolum
 func (o *other) ControllerExpandVolume(_ context.Context, r *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
 	out := &csi.ControllerExpandVolumeResponse{CapacityBytes: r.GetCapacityRange().GetRequiredBytes(), NodeExpansionRequired: true}
 	return out, o.with(r.GetVolumeId(), nil, func(v *otherVolume) error {
-		v.Volume = proto.CloneOf(v.Volume) // an earlier answer may still be on its way
+		v.Volume = proto.CloneOf(v.Volume) // an earlier answer can still be in flight
 		v.CapacityBytes = out.GetCapacityBytes()
 		return nil
 	})

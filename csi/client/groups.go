@@ -20,7 +20,7 @@ type Group struct {
 	Snapshots []Snapshot `json:"snapshots"`
 }
 
-type groupNote struct {
+type groupRecord struct {
 	Group
 	Sources    []string          `json:"sources"` // volume ids
 	Parameters map[string]string `json:"parameters,omitempty"`
@@ -58,7 +58,7 @@ func (d *Driver) CreateGroup(ctx context.Context, name string, sources []string,
 	if name == "" || len(sources) == 0 {
 		return Group{}, errs.Errorf(errs.Invalid, "a group needs a name and at least one volume")
 	}
-	n := &groupNote{Parameters: parameters, Group: Group{
+	n := &groupRecord{Parameters: parameters, Group: Group{
 		Object: Object{Driver: d.info.Name, Name: name, State: StateCreating}, Created: time.Now().UTC(),
 	}}
 	var members []Snapshot // before they are taken: source and capability
@@ -72,14 +72,14 @@ func (d *Driver) CreateGroup(ctx context.Context, name string, sources []string,
 	}
 	slices.Sort(n.Sources) // the same request again, whatever the order
 	n.Sources = slices.Compact(n.Sources)
-	err := createObject(ctx, d, n, func(*groupNote, bool) error {
+	err := createObject(ctx, d, n, func(*groupRecord, bool) error {
 		n.Snapshots = members
 		return d.takeGroup(ctx, n)
 	})
 	return n.Group, err
 }
 
-func (d *Driver) takeGroup(ctx context.Context, n *groupNote) error {
+func (d *Driver) takeGroup(ctx context.Context, n *groupRecord) error {
 	request := &csi.CreateVolumeGroupSnapshotRequest{Name: n.Name, SourceVolumeIds: n.Sources, Parameters: n.Parameters, Secrets: d.config.Secrets}
 	return d.awaitReadyToUse(ctx, n, func() (bool, error) {
 		answer, err := d.group.CreateVolumeGroupSnapshot(ctx, request)
@@ -96,19 +96,19 @@ func (d *Driver) takeGroup(ctx context.Context, n *groupNote) error {
 }
 
 // memberIDs is the list that delete and get must give.
-func (n *groupNote) memberIDs() (ids []string) {
+func (n *groupRecord) memberIDs() (ids []string) {
 	for _, s := range n.Snapshots {
 		ids = append(ids, s.ID)
 	}
 	return ids
 }
 
-// DeleteGroup deletes a group with its snapshots. NotFound: no note has it.
+// DeleteGroup deletes a group with its snapshots. NotFound: no record has it.
 func (d *Driver) DeleteGroup(ctx context.Context, ref string) error {
 	if err := d.need("delete groups of snapshots", groupSnapshots); err != nil {
 		return err
 	}
-	return locked(ctx, d, d.findGroup, ref, func(n *groupNote) error {
+	return locked(ctx, d, d.findGroup, ref, func(n *groupRecord) error {
 		return deleteObject(d, n, func() error { return d.takeGroup(ctx, n) }, func() error {
 			_, err := d.group.DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{
 				GroupSnapshotId: n.ID, SnapshotIds: n.memberIDs(), Secrets: d.config.Secrets,
@@ -120,9 +120,9 @@ func (d *Driver) DeleteGroup(ctx context.Context, ref string) error {
 
 // Groups lists the groups that were created here, by name.
 func (d *Driver) Groups(context.Context) ([]Group, error) {
-	notes, err := storedAll[*groupNote](d.state, d.info.Name)
+	records, err := storedAll[*groupRecord](d.state, d.info.Name)
 	var out []Group
-	for _, n := range notes {
+	for _, n := range records {
 		out = append(out, n.Group)
 	}
 	slices.SortFunc(out, func(a, b Group) int { return strings.Compare(a.Name, b.Name) })
@@ -154,8 +154,8 @@ func (d *Driver) ShowGroup(ctx context.Context, ref string) (Group, error) {
 
 // findGroup finds a group by name or id among those created here: a driver cannot
 // look one up without the list of its members.
-func (d *Driver) findGroup(_ context.Context, ref string) (*groupNote, error) {
-	all, err := storedAll[*groupNote](d.state, d.info.Name)
+func (d *Driver) findGroup(_ context.Context, ref string) (*groupRecord, error) {
+	all, err := storedAll[*groupRecord](d.state, d.info.Name)
 	if err != nil {
 		return nil, err
 	}

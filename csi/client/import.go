@@ -17,10 +17,10 @@ import (
 // database is where releases before 0.2 kept everything, in a bbolt file.
 const database = "client.db"
 
-// Records of that database. Keys that are not named here are those of the notes.
+// Records of that database. Keys that are not named here are those of the records.
 type (
 	oldVolume struct {
-		volumeNote
+		volumeRecord
 		State      string            `json:"phase"`
 		Requested  volume.SizeRange  `json:"size"`
 		Size       int64             `json:"capacity"`
@@ -29,19 +29,19 @@ type (
 		Attachment *attachment       `json:"attachment"`
 	}
 	oldSnapshot struct {
-		snapshotNote
+		snapshotRecord
 		State  string `json:"phase"`
 		Source string `json:"source"`
 		Size   int64  `json:"size"`
 	}
 	oldGroup struct {
-		groupNote
+		groupRecord
 		State   string        `json:"phase"`
 		Members []oldSnapshot `json:"members"`
 	}
 )
 
-// importDatabase writes the notes and attachments of an older release's database,
+// importDatabase imports the records and attachments of an older release's database,
 // if it exists, and renames it. An import that was interrupted is repeated.
 func (s state) importDatabase(ctx context.Context) error {
 	path := filepath.Join(s.dir, database)
@@ -101,7 +101,7 @@ func (s state) importVolume(old oldVolume) error {
 			return err
 		}
 	}
-	n := old.volumeNote
+	n := old.volumeRecord
 	n.State, n.Requested, n.Size, n.Mutable, n.Context = old.State, old.Requested, old.Size, old.Mutable, old.Context
 	if n.State == StateForeign {
 		n.Name = cmp.Or(n.Context[access.KeyName], n.Name)
@@ -112,19 +112,19 @@ func (s state) importVolume(old oldVolume) error {
 	return s.put(&n)
 }
 
-func (old oldSnapshot) note() *snapshotNote {
-	n := old.snapshotNote
+func (old oldSnapshot) record() *snapshotRecord {
+	n := old.snapshotRecord
 	n.State, n.Source, n.Size = old.State, old.Source, old.Size
 	return &n
 }
 
-func (s state) importSnapshot(old oldSnapshot) error { return s.put(old.note()) }
+func (s state) importSnapshot(old oldSnapshot) error { return s.put(old.record()) }
 
 func (s state) importGroup(old oldGroup) error {
-	n := old.groupNote
+	n := old.groupRecord
 	n.State = old.State
 	for _, m := range old.Members {
-		n.Snapshots = append(n.Snapshots, m.note().Snapshot)
+		n.Snapshots = append(n.Snapshots, m.record().Snapshot)
 	}
 	return s.put(&n)
 }

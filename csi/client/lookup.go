@@ -15,9 +15,9 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// knownVolumes are the volumes of this driver that have a note or an attachment.
-func (d *Driver) knownVolumes() ([]*volumeNote, error) {
-	notes, err := storedAll[*volumeNote](d.state, d.info.Name)
+// knownVolumes are the volumes of this driver that have a record or an attachment.
+func (d *Driver) knownVolumes() ([]*volumeRecord, error) {
+	records, err := storedAll[*volumeRecord](d.state, d.info.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -26,20 +26,20 @@ func (d *Driver) knownVolumes() ([]*volumeNote, error) {
 		return nil, err
 	}
 	for _, a := range attachments {
-		i := slices.IndexFunc(notes, func(n *volumeNote) bool { return n.ID == a.Volume })
+		i := slices.IndexFunc(records, func(n *volumeRecord) bool { return n.ID == a.Volume })
 		if i < 0 {
-			i = len(notes)
-			notes = append(notes, d.foreign(&csi.Volume{VolumeId: a.Volume, VolumeContext: a.Context}))
+			i = len(records)
+			records = append(records, d.foreign(&csi.Volume{VolumeId: a.Volume, VolumeContext: a.Context}))
 		}
-		notes[i].attachment = a
+		records[i].attachment = a
 	}
-	return notes, nil
+	return records, nil
 }
 
 // foreign describes a volume that was not created here.
-func (d *Driver) foreign(v *csi.Volume) *volumeNote {
+func (d *Driver) foreign(v *csi.Volume) *volumeRecord {
 	id := v.GetVolumeId()
-	n := &volumeNote{Volume: Volume{
+	n := &volumeRecord{Volume: Volume{
 		Object:  Object{ID: id, Name: cmp.Or(v.GetVolumeContext()[access.KeyName], id), Driver: d.info.Name, State: StateForeign},
 		Created: volume.IDTime(id),
 	}}
@@ -65,7 +65,7 @@ func (v *Volume) refresh(now *csi.Volume, nodes []string) {
 }
 
 // view is the volume for the caller, with its attachment.
-func (n *volumeNote) view() Volume {
+func (n *volumeRecord) view() Volume {
 	v := n.Volume
 	if n.attachment != nil {
 		v.Staging = n.attachment.Staging
@@ -77,7 +77,7 @@ func (n *volumeNote) view() Volume {
 }
 
 // findVolume finds a volume by name or id: here, else at the driver.
-func (d *Driver) findVolume(ctx context.Context, ref string) (*volumeNote, error) {
+func (d *Driver) findVolume(ctx context.Context, ref string) (*volumeRecord, error) {
 	if ref == "" {
 		return nil, errs.Errorf(errs.Invalid, "the name or id of the volume is empty")
 	}
@@ -135,7 +135,7 @@ func (d *Driver) listVolumes(ctx context.Context) ([]*csi.ListVolumesResponse_En
 	})
 }
 
-// List returns the driver's volumes and those with a note, by name. A driver
+// List returns the driver's volumes and those with a record, by name. A driver
 // without LIST_VOLUMES has only the latter.
 func (d *Driver) List(ctx context.Context) ([]Volume, error) {
 	known, err := d.knownVolumes()
@@ -331,7 +331,7 @@ func (d *Driver) Capacity(ctx context.Context, capability Capability, parameters
 		return volume.Capacity{}, err
 	}
 	request := &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{capability.message()}, Parameters: parameters}
-	if here := d.here(); here != nil {
+	if here := d.topologyRequirement(); here != nil {
 		request.AccessibleTopology = here.GetPreferred()[0]
 	}
 	answer, err := d.controller.GetCapacity(ctx, request)

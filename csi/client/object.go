@@ -33,18 +33,18 @@ func (o *Object) id() (driver, key string) { return o.Driver, o.Name }
 
 func (o *Object) object() *Object { return o }
 
-// note is the record of an object that was created here.
-type note interface {
+// objectRecord is the record of an object that was created here.
+type objectRecord interface {
 	record
 	object() *Object
 }
 
-// kind is the word for a note's object.
-func kind(n note) string { return strings.TrimSuffix(n.folder(), "s") }
+// kind returns the kind of an object, for messages.
+func kind(n objectRecord) string { return strings.TrimSuffix(n.folder(), "s") }
 
 // usable passes on what a find returned, but refuses an object that an interrupted
 // call left unfinished.
-func usable[N note](n N, err error) (N, error) {
+func usable[N objectRecord](n N, err error) (N, error) {
 	if err != nil {
 		return n, err
 	}
@@ -54,8 +54,8 @@ func usable[N note](n N, err error) (N, error) {
 	return n, nil
 }
 
-// byRef finds a note by its name or, if no name fits, by its id.
-func byRef[N note](all []N, ref string) (found N, ok bool) {
+// byRef finds a record by its name or, if no name fits, by its id.
+func byRef[N objectRecord](all []N, ref string) (found N, ok bool) {
 	for _, n := range all {
 		if n.object().Name == ref {
 			return n, true
@@ -68,7 +68,7 @@ func byRef[N note](all []N, ref string) (found N, ok bool) {
 }
 
 // locked finds an object and runs fn while no other call works on it.
-func locked[N note](ctx context.Context, d *Driver, find func(ctx context.Context, ref string) (N, error), ref string, fn func(N) error) error {
+func locked[N objectRecord](ctx context.Context, d *Driver, find func(ctx context.Context, ref string) (N, error), ref string, fn func(N) error) error {
 	n, err := find(ctx, ref)
 	if err != nil {
 		return err
@@ -84,9 +84,9 @@ func locked[N note](ctx context.Context, d *Driver, find func(ctx context.Contex
 	return fn(n)
 }
 
-// createObject writes the note of an object, then calls create for it; known: a
-// note from an earlier call of this name exists. A refused create leaves no note.
-func createObject[N note](ctx context.Context, d *Driver, n N, create func(old N, known bool) error) error {
+// createObject writes the record of an object, then calls create for it; known: a
+// record from an earlier call of this name exists. A refused create leaves no record.
+func createObject[N objectRecord](ctx context.Context, d *Driver, n N, create func(old N, known bool) error) error {
 	unlock, err := d.state.lock(ctx, n)
 	if err != nil {
 		return err
@@ -109,9 +109,9 @@ func createObject[N note](ctx context.Context, d *Driver, n N, create func(old N
 	return err
 }
 
-// deleteObject deletes an object and its note, under the object's lock. Of one
+// deleteObject deletes an object and its record, under the object's lock. Of one
 // whose create was interrupted, create finds the id first.
-func deleteObject[N note](d *Driver, n N, create, remove func() error) error {
+func deleteObject[N objectRecord](d *Driver, n N, create, remove func() error) error {
 	o := n.object()
 	if o.State == StateCreating {
 		if err := create(); isFinal(err) {

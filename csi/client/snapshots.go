@@ -12,7 +12,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Snapshot is a snapshot as the driver and its note together describe it.
+// Snapshot is a snapshot as the driver and its record together describe it.
 type Snapshot struct {
 	Object
 	Source string `json:"sourceVolume"`
@@ -26,7 +26,7 @@ type Snapshot struct {
 	Capability Capability `json:"capability"`
 }
 
-type snapshotNote struct {
+type snapshotRecord struct {
 	Snapshot
 	Parameters map[string]string `json:"parameters,omitempty"`
 }
@@ -43,7 +43,7 @@ func (s *Snapshot) refresh(now *csi.Snapshot) {
 	}
 }
 
-// unnamed is a snapshot that the driver reports and that has no note.
+// unnamed is a snapshot that the driver reports and that has no record.
 func (d *Driver) unnamed(now *csi.Snapshot, state string) Snapshot {
 	s := Snapshot{Object: Object{Driver: d.info.Name, Name: now.GetSnapshotId(), State: state}}
 	s.refresh(now)
@@ -59,7 +59,7 @@ func (d *Driver) CreateSnapshot(ctx context.Context, name, source string, parame
 	if name == "" {
 		return Snapshot{}, errs.Errorf(errs.Invalid, "a snapshot needs a name")
 	}
-	n := &snapshotNote{Parameters: parameters, Snapshot: Snapshot{
+	n := &snapshotRecord{Parameters: parameters, Snapshot: Snapshot{
 		Object: Object{Driver: d.info.Name, Name: name, State: StateCreating}, Created: time.Now().UTC(),
 	}}
 	v, err := usable(d.findVolume(ctx, source))
@@ -75,16 +75,16 @@ func (d *Driver) CreateSnapshot(ctx context.Context, name, source string, parame
 	default:
 		return Snapshot{}, err
 	}
-	err = createObject(ctx, d, n, func(*snapshotNote, bool) error { return d.takeSnapshot(ctx, n) })
+	err = createObject(ctx, d, n, func(*snapshotRecord, bool) error { return d.takeSnapshot(ctx, n) })
 	return n.Snapshot, err
 }
 
 // takeSnapshot repeats CreateSnapshot until the snapshot is ready, as the
 // specification has it for drivers that cannot look one up.
-func (d *Driver) takeSnapshot(ctx context.Context, n *snapshotNote) error {
+func (d *Driver) takeSnapshot(ctx context.Context, n *snapshotRecord) error {
 	request := &csi.CreateSnapshotRequest{SourceVolumeId: n.Source, Name: n.Name, Parameters: n.Parameters, Secrets: d.config.Secrets}
 	if d.announced[csi.PluginCapability_Service_SNAPSHOT_ACCESSIBILITY_CONSTRAINTS] {
-		request.AccessibilityRequirements = d.here()
+		request.AccessibilityRequirements = d.topologyRequirement()
 	}
 	return d.awaitReadyToUse(ctx, n, func() (bool, error) {
 		answer, err := d.controller.CreateSnapshot(ctx, request)
@@ -101,7 +101,7 @@ func (d *Driver) takeSnapshot(ctx context.Context, n *snapshotNote) error {
 }
 
 // awaitReadyToUse repeats take, with backoff, until the snapshot or group is ready to use.
-func (d *Driver) awaitReadyToUse(ctx context.Context, n note, take func() (isReady bool, err error)) error {
+func (d *Driver) awaitReadyToUse(ctx context.Context, n objectRecord, take func() (isReady bool, err error)) error {
 	name := kind(n) + " " + n.object().Name
 	for backoff := newBackoff(); ; {
 		isReady, err := take()
@@ -121,12 +121,12 @@ func (d *Driver) awaitReadyToUse(ctx context.Context, n note, take func() (isRea
 	}
 }
 
-// DeleteSnapshot deletes a snapshot. NotFound: neither the driver nor a note has it.
+// DeleteSnapshot deletes a snapshot. NotFound: neither the driver nor a record has it.
 func (d *Driver) DeleteSnapshot(ctx context.Context, ref string) error {
 	if err := d.need("delete snapshots", csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT); err != nil {
 		return err
 	}
-	return locked(ctx, d, d.findSnapshot, ref, func(n *snapshotNote) error {
+	return locked(ctx, d, d.findSnapshot, ref, func(n *snapshotRecord) error {
 		if n.Group != "" {
 			return errs.Errorf(errs.Invalid, "snapshot %s is a member of group %s and lives with it; delete the group", n.Name, n.Group)
 		}
@@ -184,9 +184,9 @@ func (d *Driver) Snapshots(ctx context.Context, source string) ([]Snapshot, erro
 	return out, d.nameSources(out)
 }
 
-// nameSources fills in the names of source volumes that have a note.
+// nameSources fills in the names of source volumes that have a record.
 func (d *Driver) nameSources(snapshots []Snapshot) error {
-	volumes, err := storedAll[*volumeNote](d.state, d.info.Name)
+	volumes, err := storedAll[*volumeRecord](d.state, d.info.Name)
 	if err != nil {
 		return err
 	}
@@ -250,24 +250,24 @@ func (d *Driver) getSnapshot(ctx context.Context, id string) (*csi.Snapshot, err
 	return nil, d.need("look a snapshot up", csi.ControllerServiceCapability_RPC_GET_SNAPSHOT)
 }
 
-// knownSnapshots are the snapshots of this driver that have a note, or are members
+// knownSnapshots are the snapshots of this driver that have a record, or are members
 // of a group that has one.
-func (d *Driver) knownSnapshots() ([]*snapshotNote, error) {
-	known, err := storedAll[*snapshotNote](d.state, d.info.Name)
+func (d *Driver) knownSnapshots() ([]*snapshotRecord, error) {
+	known, err := storedAll[*snapshotRecord](d.state, d.info.Name)
 	if err != nil {
 		return nil, err
 	}
-	groups, err := storedAll[*groupNote](d.state, d.info.Name)
+	groups, err := storedAll[*groupRecord](d.state, d.info.Name)
 	for _, g := range groups {
 		for _, member := range g.Snapshots {
-			known = append(known, &snapshotNote{Snapshot: member})
+			known = append(known, &snapshotRecord{Snapshot: member})
 		}
 	}
 	return known, err
 }
 
 // findSnapshot finds a snapshot by name or id: here, else at the driver.
-func (d *Driver) findSnapshot(ctx context.Context, ref string) (*snapshotNote, error) {
+func (d *Driver) findSnapshot(ctx context.Context, ref string) (*snapshotRecord, error) {
 	if ref == "" {
 		return nil, errs.Errorf(errs.Invalid, "the name or id of the snapshot is empty")
 	}
@@ -282,5 +282,5 @@ func (d *Driver) findSnapshot(ctx context.Context, ref string) (*snapshotNote, e
 	if err != nil {
 		return nil, d.notFound(err, "snapshot", ref, "GET_SNAPSHOT nor LIST_SNAPSHOTS")
 	}
-	return &snapshotNote{Snapshot: d.unnamed(s, StateForeign)}, nil
+	return &snapshotRecord{Snapshot: d.unnamed(s, StateForeign)}, nil
 }

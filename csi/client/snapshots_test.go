@@ -90,7 +90,7 @@ func TestCopiesAreUsedAsTheirSource(t *testing.T) {
 	wantKind(t, d.DeleteSnapshot(ctx, "s"), errs.NotFound)
 }
 
-// TestGroups: a group is known by its note, found again after an interrupted call,
+// TestGroups: a group is known by its record, found again after an interrupted call,
 // and its members live and die with it.
 func TestGroups(t *testing.T) {
 	o := snapshotting()

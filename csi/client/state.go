@@ -25,10 +25,10 @@ type record interface {
 	id() (driver, key string)
 }
 
-func (*volumeNote) folder() string   { return "volumes" }
-func (*snapshotNote) folder() string { return "snapshots" }
-func (*groupNote) folder() string    { return "groups" }
-func (*attachment) folder() string   { return "staging" } // beside the staging directories
+func (*volumeRecord) folder() string   { return "volumes" }
+func (*snapshotRecord) folder() string { return "snapshots" }
+func (*groupRecord) folder() string    { return "groups" }
+func (*attachment) folder() string     { return "staging" } // beside the staging directories
 
 // lockFiles bounds how many files locks take, however many objects there are;
 // two objects that share one wait for each other, no more.

@@ -12,7 +12,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Volume is a volume as the driver and its note together describe it.
+// Volume is a volume as the driver and its record together describe it.
 type Volume struct {
 	Object
 	Size       int64               `json:"sizeBytes,omitempty"`
@@ -32,9 +32,9 @@ type Volume struct {
 	Conditions []volume.Condition `json:"conditions,omitempty"`
 }
 
-// volumeNote is the file of a volume that was created here, or that is foreign and
+// volumeRecord is the file of a volume that was created here, or that is foreign and
 // has to grow. Of Volume it has what does not depend on where the volume is used.
-type volumeNote struct {
+type volumeRecord struct {
 	Volume
 	Requested volume.SizeRange `json:"requested"`
 	SourceRef string           `json:"sourceRef,omitempty"` // as the request named it
@@ -44,8 +44,8 @@ type volumeNote struct {
 	attachment *attachment // has a file of its own
 }
 
-// save writes the note, or drops one that is not needed any more.
-func (d *Driver) save(n *volumeNote) error {
+// save writes the record, or drops one that is not needed any more.
+func (d *Driver) save(n *volumeRecord) error {
 	if n.State == StateForeign && n.Grow == 0 {
 		return d.state.drop(n)
 	}
@@ -73,7 +73,7 @@ func (d *Driver) Create(ctx context.Context, req CreateRequest) (Volume, error) 
 	if err != nil {
 		return Volume{}, err
 	}
-	err = createObject(ctx, d, n, func(old *volumeNote, known bool) error {
+	err = createObject(ctx, d, n, func(old *volumeRecord, known bool) error {
 		if err := d.createVolume(ctx, n); err != nil {
 			return err
 		}
@@ -90,7 +90,7 @@ func (d *Driver) Create(ctx context.Context, req CreateRequest) (Volume, error) 
 }
 
 // planCreate checks a request against what the driver announces.
-func (d *Driver) planCreate(ctx context.Context, req CreateRequest) (*volumeNote, error) {
+func (d *Driver) planCreate(ctx context.Context, req CreateRequest) (*volumeRecord, error) {
 	if err := d.need("create volumes", csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME); err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func (d *Driver) planCreate(ctx context.Context, req CreateRequest) (*volumeNote
 			return nil, err
 		}
 	}
-	n := &volumeNote{
+	n := &volumeRecord{
 		Volume: Volume{
 			Object:     Object{Driver: d.info.Name, Name: req.Name, State: StateCreating},
 			Parameters: req.Parameters, Mutable: req.Mutable, Created: time.Now().UTC().Truncate(time.Millisecond),
@@ -154,12 +154,12 @@ func (d *Driver) source(ctx context.Context, req CreateRequest) (Source, Capabil
 	return Source{}, Capability{}, nil
 }
 
-// createVolume calls CreateVolume for a note and fills in the answer.
-func (d *Driver) createVolume(ctx context.Context, n *volumeNote) error {
+// createVolume calls CreateVolume for a record and fills in the answer.
+func (d *Driver) createVolume(ctx context.Context, n *volumeRecord) error {
 	answer, err := d.controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: n.Name, CapacityRange: capacityRange(n.Requested), Parameters: n.Parameters, MutableParameters: n.Mutable,
 		VolumeCapabilities: []*csi.VolumeCapability{n.Capability.message()}, VolumeContentSource: n.Source.message(),
-		AccessibilityRequirements: d.here(), Secrets: d.config.Secrets,
+		AccessibilityRequirements: d.topologyRequirement(), Secrets: d.config.Secrets,
 	})
 	if err != nil {
 		return err
@@ -176,13 +176,13 @@ func (d *Driver) createVolume(ctx context.Context, n *volumeNote) error {
 	return nil
 }
 
-// Delete deletes a volume. NotFound: neither the driver nor a note has it; one that
+// Delete deletes a volume. NotFound: neither the driver nor a record has it; one that
 // an interrupted Delete has deleted already is no error.
 func (d *Driver) Delete(ctx context.Context, ref string) error {
 	if err := d.need("delete volumes", csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME); err != nil {
 		return err
 	}
-	return locked(ctx, d, d.findVolume, ref, func(n *volumeNote) error {
+	return locked(ctx, d, d.findVolume, ref, func(n *volumeRecord) error {
 		if n.attachment != nil {
 			return errs.Errorf(errs.Precondition, "volume %s is attached at %s; detach it first", n.Name, n.attachment.places())
 		}
@@ -198,7 +198,7 @@ func (d *Driver) Modify(ctx context.Context, ref string, mutable map[string]stri
 	if err := d.need("change parameters of a volume", csi.ControllerServiceCapability_RPC_MODIFY_VOLUME); err != nil {
 		return Volume{}, err
 	}
-	err = locked(ctx, d, d.findVolume, ref, func(n *volumeNote) error {
+	err = locked(ctx, d, d.findVolume, ref, func(n *volumeRecord) error {
 		if _, err := usable(n, nil); err != nil {
 			return err
 		}
@@ -231,7 +231,7 @@ func (d *Driver) Expand(ctx context.Context, ref string, size volume.SizeRange) 
 	if size.Required <= 0 {
 		return Volume{}, errs.Errorf(errs.Invalid, "size %d bytes is not possible; give a size above 0", size.Required)
 	}
-	err = locked(ctx, d, d.findVolume, ref, func(n *volumeNote) error {
+	err = locked(ctx, d, d.findVolume, ref, func(n *volumeRecord) error {
 		if err := d.checkExpand(n, onController); err != nil {
 			return err
 		}
@@ -259,7 +259,7 @@ func (d *Driver) Expand(ctx context.Context, ref string, size volume.SizeRange) 
 }
 
 // checkExpand refuses what the driver cannot do in the volume's present state.
-func (d *Driver) checkExpand(n *volumeNote, onController bool) error {
+func (d *Driver) checkExpand(n *volumeRecord, onController bool) error {
 	if _, err := usable(n, nil); err != nil {
 		return err
 	}
@@ -274,7 +274,7 @@ func (d *Driver) checkExpand(n *volumeNote, onController bool) error {
 	return nil
 }
 
-func (d *Driver) controllerExpand(ctx context.Context, n *volumeNote, size volume.SizeRange) error {
+func (d *Driver) controllerExpand(ctx context.Context, n *volumeRecord, size volume.SizeRange) error {
 	capability := n.Capability
 	if n.attachment != nil {
 		capability = n.attachment.Capability
@@ -299,8 +299,8 @@ func (d *Driver) controllerExpand(ctx context.Context, n *volumeNote, size volum
 	return nil
 }
 
-// nodeExpand makes an attached volume use its size. The caller saves the note.
-func (d *Driver) nodeExpand(ctx context.Context, n *volumeNote, limit int64) error {
+// nodeExpand makes an attached volume use its size. The caller saves the record.
+func (d *Driver) nodeExpand(ctx context.Context, n *volumeRecord, limit int64) error {
 	a := n.attachment
 	path := a.Staging
 	for _, t := range a.Targets {

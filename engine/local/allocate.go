@@ -11,15 +11,15 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// step is how much the kernel is asked for at once, so that a call that takes
-// long can be cancelled in between.
-const step = 256 << 20
+// allocationStep is the number of bytes in one fallocate call, so that a long
+// allocation can be cancelled in between.
+const allocationStep = 256 << 20
 
-// nearlyNothing is the free space, in bytes, below which a tool that failed
-// is taken to have failed for lack of it.
-const nearlyNothing = 4 << 20
+// fullThreshold is the free space, in bytes, below which the failure of a tool
+// is attributed to a full pool.
+const fullThreshold = 4 << 20
 
-// allocate reserves blocks for all bytes of a range that have none.
+// allocate reserves blocks for the bytes of a range that have none.
 func allocate(ctx context.Context, f *os.File, from, to int64) error {
 	return inSteps(ctx, from, to, func(offset, length int64) error {
 		err := fallocate(f, unix.FALLOC_FL_KEEP_SIZE, offset, length)
@@ -30,29 +30,29 @@ func allocate(ctx context.Context, f *os.File, from, to int64) error {
 	})
 }
 
-// unshare gives a file blocks of its own where it shares them with others, so
-// that writing to it needs no new ones.
+// unshare gives a file its own copy of blocks that it shares with other files,
+// so that writes need no new blocks.
 func unshare(ctx context.Context, f *os.File, size int64) error {
 	return inSteps(ctx, 0, size, func(offset, length int64) error {
 		err := fallocate(f, unix.FALLOC_FL_UNSHARE_RANGE|unix.FALLOC_FL_KEEP_SIZE, offset, length)
 		if errors.Is(err, unix.EOPNOTSUPP) {
-			return nil // nothing is shared on such a file system
+			return nil // this file system has no shared blocks
 		}
 		return err
 	})
 }
 
-// punch gives the blocks of a range back.
+// punch frees the blocks of a range.
 func punch(f *os.File, offset, length int64) error {
 	return fallocate(f, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, length)
 }
 
 func inSteps(ctx context.Context, from, to int64, do func(offset, length int64) error) error {
-	for offset := from; offset < to; offset += step {
+	for offset := from; offset < to; offset += allocationStep {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := do(offset, min(step, to-offset)); err != nil {
+		if err := do(offset, min(allocationStep, to-offset)); err != nil {
 			return err
 		}
 	}
@@ -72,24 +72,25 @@ func fallocate(f *os.File, mode uint32, offset, length int64) error {
 	}
 }
 
-// explain gives an error of the pool's file system its kind. A tool such as
-// mkfs only says that it failed; on a full pool that is the likely cause.
+// explain sets the kind of an error of the pool's file system. Tools such as
+// mkfs report only a failure; in a full pool the lack of space is the likely
+// cause.
 func (e *Engine) explain(err error) error {
 	kind := errs.KindOf(err)
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return errs.Errorf(errs.Exhausted, "pool %s is full: %w", e.pool.path, err)
 	case errors.Is(err, unix.EFBIG):
-		return errs.Errorf(errs.OutOfRange, "the file would be too large: %w", err)
+		return errs.Errorf(errs.OutOfRange, "the file system does not support a file of this size: %w", err)
 	case errors.Is(err, unix.EROFS):
 		return errs.Errorf(errs.Precondition, "pool %s has become read-only: %w", e.pool.path, err)
 	case errors.Is(err, unix.EIO):
-		return errs.Errorf(errs.Unavailable, "the disk of pool %s answers with errors; look into the kernel's log: %w", e.pool.path, err)
+		return errs.Errorf(errs.Unavailable, "the disk of pool %s returns I/O errors; check the kernel log: %w", e.pool.path, err)
 	case kind == errs.Internal:
 		if lost := e.pool.checkPresent(); lost != nil {
 			return fmt.Errorf("%w: %w", lost, err)
 		}
-		if s, spaceErr := e.pool.space(); spaceErr == nil && s.free < nearlyNothing {
+		if s, spaceErr := e.pool.space(); spaceErr == nil && s.free < fullThreshold {
 			return errs.Errorf(errs.Exhausted, "pool %s is full (%d bytes left): %w", e.pool.path, s.free, err)
 		}
 	}

@@ -15,26 +15,26 @@ import (
 )
 
 // batch is a set of snapshots that are taken at one moment and committed
-// together: the members of a group, or one.
+// together: the members of a group, or one snapshot.
 type batch struct {
-	members    []*member
-	memberwise bool                     // accept members that nothing can hold still
-	also       func(tx *store.Tx) error // joins every commit of the records
-	stamp      func(at time.Time)       // is told the moment of the cut
-	group      *groupRemoval            // takes a half-made group away again
+	members              []*member
+	allowCrashConsistent bool                     // allow members that cannot be frozen
+	commitHook           func(tx *store.Tx) error // runs in every commit of the records
+	onCreated            func(at time.Time)       // receives the time of the snapshots
+	group                *groupRemoval            // removes an incomplete group
 }
 
-// member is one of them.
+// member is one snapshot of a batch.
 type member struct {
 	source   volume.ID
 	snapshot volume.SnapshotID
 	record   snapshotRecord
 }
 
-// file is the name of the source in the pool.
+// file returns the path of the source in the pool.
 func (m *member) file() string { return volumesDir + "/" + string(m.source) }
 
-// newBatch looks up the sources, whose locks the caller holds.
+// newBatch returns a batch for sources, whose locks the caller holds.
 func (e *Engine) newBatch(ctx context.Context, sources []volume.ID) (*batch, error) {
 	b := &batch{}
 	for _, source := range sources {
@@ -46,8 +46,8 @@ func (e *Engine) newBatch(ctx context.Context, sources []volume.ID) (*batch, err
 			State: ready, Source: source, Size: r.Size, Content: r.Content, FSType: r.FSType,
 		}}
 		if r.Settings.thick() && e.pool.reflink {
-			// From now on a write to the source needs a new block, which was
-			// promised to be there.
+			// Later writes to the thick source need new blocks, which must be
+			// reserved.
 			m.record.Promised = r.Size
 		}
 		b.members = append(b.members, m)
@@ -62,15 +62,16 @@ func (b *batch) promised() (sum int64) {
 	return sum
 }
 
-// take makes the snapshots of a batch. Exhausted: the pool is as good as full.
-func (e *Engine) take(ctx context.Context, b *batch) error {
-	if err := e.awaitRoom(ctx); err != nil {
+// takeSnapshots creates the snapshots of a batch. Exhausted: the pool is nearly
+// full.
+func (e *Engine) takeSnapshots(ctx context.Context, b *batch) error {
+	if err := e.awaitSpace(ctx); err != nil {
 		return err
 	}
 	promised := b.promised()
 	undo, err := e.promise(ctx, promised, true)
 	if err != nil {
-		return fmt.Errorf("a %s volume keeps space for all its bytes beside its snapshots: %w", thick, err)
+		return fmt.Errorf("reserve space for the %s source, whose writes need new blocks after a snapshot: %w", thick, err)
 	}
 	if e.pool.reflink {
 		err = e.takeByClone(ctx, b)
@@ -81,28 +82,28 @@ func (e *Engine) take(ctx context.Context, b *batch) error {
 		undo()
 		return err
 	}
-	e.settled(promised, true)
+	e.markAllocated(promised, true)
 	e.snapshots.Add(int64(len(b.members)))
 	return nil
 }
 
-// awaitRoom refuses to add to a pool that is as good as full.
-func (e *Engine) awaitRoom(ctx context.Context) error {
-	return retry.For(ctx, e.budget.patience(), func() (again bool, err error) {
+// awaitSpace returns an error if the pool is nearly full.
+func (e *Engine) awaitSpace(ctx context.Context) error {
+	return retry.For(ctx, e.budget.reclaimDelay(), func() (again bool, err error) {
 		s, err := e.pool.space()
 		if err != nil || !s.full() {
 			return false, err
 		}
-		return true, errs.Errorf(errs.Exhausted, "pool %s has %d bytes free, below its reserve of %d, and blocks that change after a snapshot need space; delete volumes or snapshots, or enlarge the pool", e.pool.path, s.free, s.reserve())
+		return true, errs.Errorf(errs.Exhausted, "pool %s has %d bytes free, less than its reserve of %d, which a snapshot needs for changed blocks; delete volumes or snapshots, or enlarge the pool", e.pool.path, s.free, s.reserve())
 	})
 }
 
-// takeByClone cuts all members while their writers wait.
+// takeByClone clones the files of all members while writes are paused.
 func (e *Engine) takeByClone(ctx context.Context, b *batch) error {
-	var cuttings []cutting
+	var requests []cloneRequest
 	defer func() {
-		for _, c := range cuttings {
-			_ = c.clone.Close() // synced before, or worth nothing
+		for _, c := range requests {
+			_ = c.clone.Close() // already synced, or discarded
 		}
 	}()
 	for _, m := range b.members {
@@ -110,22 +111,22 @@ func (e *Engine) takeByClone(ctx context.Context, b *batch) error {
 		if err != nil {
 			return errors.Join(err, e.removeIncoming(b))
 		}
-		cuttings = append(cuttings, cutting{name: m.file(), size: m.record.Size, clone: f})
+		requests = append(requests, cloneRequest{name: m.file(), size: m.record.Size, clone: f})
 	}
 	crashpoint.Hit("snapshot.begun")
-	intent, at, err := e.cut(ctx, cuttings, b.memberwise)
+	intent, at, err := e.cloneFrozen(ctx, requests, b.allowCrashConsistent)
 	if err != nil {
 		return errors.Join(err, e.removeIncoming(b))
 	}
-	b.cutAt(at)
-	for i, c := range cuttings {
+	b.setCreated(at)
+	for i, c := range requests {
 		err = errors.Join(err, e.measure(b.members[i], c.clone), e.sealSnapshot(c.clone))
 	}
 	if err := errors.Join(err, e.pool.syncDir(incomingDir)); err != nil {
 		return errors.Join(err, e.removeIncoming(b))
 	}
 	crashpoint.Hit("snapshot.filled")
-	if err := e.commitBatch(ctx, b, ready, func(tx *store.Tx) error { return forget(tx, intent) }); err != nil {
+	if err := e.commitBatch(ctx, b, ready, func(tx *store.Tx) error { return deleteFreezeRecord(tx, intent) }); err != nil {
 		return err
 	}
 	crashpoint.Hit("snapshot.recorded")
@@ -135,8 +136,8 @@ func (e *Engine) takeByClone(ctx context.Context, b *batch) error {
 	return err
 }
 
-// measure takes the size from the file: it may be ahead of the record when an
-// expansion was cut off.
+// measure sets the size from the file, which is larger than the record after an
+// interrupted expansion.
 func (e *Engine) measure(m *member, clone *os.File) error {
 	info, err := clone.Stat()
 	if err != nil {
@@ -149,7 +150,7 @@ func (e *Engine) measure(m *member, clone *os.File) error {
 	return nil
 }
 
-// sealSnapshot makes the file of a snapshot read-only and durable.
+// sealSnapshot makes a snapshot file read-only and durable.
 func (e *Engine) sealSnapshot(f *os.File) error {
 	return errors.Join(f.Chmod(0o400), f.Sync())
 }
@@ -162,16 +163,16 @@ func (e *Engine) removeIncoming(b *batch) error {
 	return err
 }
 
-func (b *batch) cutAt(at time.Time) {
+func (b *batch) setCreated(at time.Time) {
 	for _, m := range b.members {
 		m.record.Created = at
 	}
-	if b.stamp != nil {
-		b.stamp(at)
+	if b.onCreated != nil {
+		b.onCreated(at)
 	}
 }
 
-// commitBatch writes all records of the batch in one go.
+// commitBatch writes all records of the batch in one transaction.
 func (e *Engine) commitBatch(ctx context.Context, b *batch, s state, also func(tx *store.Tx) error) error {
 	return e.commit(ctx, func(tx *store.Tx) error {
 		for _, m := range b.members {
@@ -180,8 +181,8 @@ func (e *Engine) commitBatch(ctx context.Context, b *batch, s state, also func(t
 				return err
 			}
 		}
-		if b.also != nil {
-			if err := b.also(tx); err != nil {
+		if b.commitHook != nil {
+			if err := b.commitHook(tx); err != nil {
 				return err
 			}
 		}
@@ -196,7 +197,7 @@ func putNewSnapshot(tx *store.Tx, id volume.SnapshotID, r snapshotRecord) error 
 	return snapshotBucket.Put(tx, string(id), r)
 }
 
-// takeByCopy protects all sources at one moment and starts the copies.
+// takeByCopy pins all sources at one moment and starts the copies.
 func (e *Engine) takeByCopy(ctx context.Context, b *batch) error {
 	var sources []*claimed
 	defer func() {
@@ -211,7 +212,7 @@ func (e *Engine) takeByCopy(ctx context.Context, b *batch) error {
 		}
 		sources = append(sources, s)
 	}
-	b.cutAt(time.Now().UTC())
+	b.setCreated(time.Now().UTC())
 	nothing := func(*store.Tx) error { return nil }
 	if err := e.commitBatch(ctx, b, pinning, nothing); err != nil {
 		return err
@@ -237,9 +238,9 @@ func (e *Engine) pinBatch(ctx context.Context, b *batch) error {
 	return e.commitBatch(ctx, b, copying, func(*store.Tx) error { return nil })
 }
 
-// dropBatch takes back a batch that was never acknowledged.
+// dropBatch removes a batch that was not acknowledged.
 func (e *Engine) dropBatch(ctx context.Context, b *batch) error {
-	e.snapshots.Add(int64(len(b.members))) // dropSnapshots counts them out
+	e.snapshots.Add(int64(len(b.members))) // dropSnapshots subtracts them
 	ids := make([]volume.SnapshotID, len(b.members))
 	for i, m := range b.members {
 		ids[i] = m.snapshot

@@ -18,30 +18,30 @@ const (
 	granule     = 4096 // bytes; every size is a multiple
 	defaultSize = 1 << 30
 	minReserve  = 64 << 20
-	// freshness is how old the sum of allocated bytes may be before a refusal
-	// is based on it.
+	// freshness is the maximum age of the sum of allocated bytes when a request
+	// is refused.
 	freshness = time.Second
-	// reclaimWithin is how long after a removal its blocks may still be on
-	// their way back, and reclaimWait how long to wait for them.
+	// reclaimWithin is how long after a removal the file system can still be
+	// freeing blocks, and reclaimWait how long to wait for them.
 	reclaimWithin = 10 * time.Second
 	reclaimWait   = 500 * time.Millisecond
-	// blockUnit is what st_blocks counts in.
+	// blockUnit is the unit of st_blocks.
 	blockUnit = 512
 )
 
-// space is what a pool's file system says about itself, in bytes.
+// space is the usage of a pool's file system, in bytes.
 type space struct {
-	total int64 // of the file system
-	free  int64 // that may still be used
-	used  int64 // by anybody
+	total int64 // size of the file system
+	free  int64 // available to cleat
+	used  int64 // used by all files, also foreign ones
 }
 
 func (s space) reserve() int64 { return max(minReserve, s.total/100) }
 
-// full reports whether nothing more may be promised.
+// full reports whether no more space can be promised.
 func (s space) full() bool { return s.free < s.reserve() }
 
-// nearlyFull reports whether someone should look after the pool soon.
+// nearlyFull reports whether the pool needs attention.
 func (s space) nearlyFull() bool { return s.free < max(2*s.reserve(), s.total/20) }
 
 func (p *pool) space() (space, error) {
@@ -58,28 +58,28 @@ func (p *pool) space() (space, error) {
 	}, nil
 }
 
-// budget keeps the sums of what volumes were promised, so that no call has to
-// look at all of them. A promise is made before the volume is, and taken back
-// when that fails: concurrent calls never promise the same byte twice.
+// budget keeps the sums of promised space in memory. Space is promised before a
+// volume is created and released if that fails, so that concurrent calls never
+// promise the same byte twice.
 type budget struct {
 	mu      sync.Mutex
 	ratio   float64
 	thin    int64 // sum of thin sizes
 	thick   int64 // sum of thick sizes, and of what snapshots pin for them
-	pending int64 // part of thick that has not got its blocks yet
+	pending int64 // part of thick without allocated blocks yet
 
-	ours      int64 // bytes that the pool's files have allocated
+	allocated int64 // bytes allocated to files of the pool
 	refreshed time.Time
-	emptied   time.Time // when a file with blocks was last removed
+	emptied   time.Time // time of the last removal of a file with blocks
 }
 
-// left returns how many more bytes may be promised. The pool's part of the
-// file system is what its files have and what is free. Thick promises take of
-// it byte for byte, thin ones through the ratio; neither may exceed what is
-// free right now, through the same ratio.
+// left returns how many bytes can still be promised. The pool's share of the
+// file system is the free space and the space of its own files. Thick promises
+// use it byte for byte and thin promises divided by the ratio; neither can
+// exceed the space that is free now, by the same ratio.
 func (b *budget) left(s space, isThick bool) int64 {
 	free := max(0, s.free-s.reserve()-b.pending)
-	part := max(0, s.free+min(b.ours, s.used)-s.reserve())
+	part := max(0, s.free+min(b.allocated, s.used)-s.reserve())
 	if isThick {
 		return max(0, min(free, part-b.thick-int64(math.Ceil(float64(b.thin)/b.ratio))))
 	}
@@ -93,7 +93,7 @@ func scale(ratio float64, bytes int64) int64 {
 	return math.MaxInt64 / 2
 }
 
-// promise takes bytes out of the budget if they are there.
+// promise reserves bytes in the budget if they are available.
 func (b *budget) promise(s space, bytes int64, isThick bool) (left int64, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -107,21 +107,21 @@ func (b *budget) promise(s space, bytes int64, isThick bool) (left int64, ok boo
 	return left, true
 }
 
-// settle says that a thick promise has its blocks now.
-func (b *budget) settle(bytes int64) {
+// markAllocated records that the blocks of a thick promise are allocated.
+func (b *budget) markAllocated(bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.pending -= bytes
 }
 
-// record counts what exists already, whatever the pool has.
+// record counts existing promises, also beyond the size of the pool.
 func (b *budget) record(bytes int64, isThick bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.add(bytes, isThick)
 }
 
-// release gives promised bytes back.
+// release returns promised bytes.
 func (b *budget) release(bytes int64, isThick bool) { b.record(-bytes, isThick) }
 
 func (b *budget) add(bytes int64, isThick bool) {
@@ -139,24 +139,24 @@ func (b *budget) promised() int64 {
 	return b.thin + b.thick
 }
 
-func (b *budget) setOurs(bytes int64) {
+func (b *budget) setAllocated(bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.ours, b.refreshed = bytes, time.Now()
+	b.allocated, b.refreshed = bytes, time.Now()
 }
 
 func (b *budget) freed(bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.ours = max(0, b.ours-bytes)
+	b.allocated = max(0, b.allocated-bytes)
 	if bytes > 0 {
 		b.emptied = time.Now()
 	}
 }
 
-// patience is how long to wait for room: file systems such as XFS give the
-// blocks of a removed file back a moment later.
-func (b *budget) patience() time.Duration {
+// reclaimDelay is how long to wait for space: file systems such as XFS free the
+// blocks of a removed file asynchronously.
+func (b *budget) reclaimDelay() time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if time.Since(b.emptied) < reclaimWithin {
@@ -171,13 +171,13 @@ func (b *budget) stale() bool {
 	return time.Since(b.refreshed) > freshness
 }
 
-// promise reserves room for a volume before anything is made; undo gives it
-// back. Exhausted: there is none.
+// promise reserves space for a volume before it is created; undo releases the
+// space. Exhausted: not enough space is left.
 func (e *Engine) promise(ctx context.Context, bytes int64, isThick bool) (undo func(), err error) {
 	if bytes == 0 {
 		return func() {}, nil
 	}
-	err = retry.For(ctx, e.budget.patience(), func() (again bool, err error) {
+	err = retry.For(ctx, e.budget.reclaimDelay(), func() (again bool, err error) {
 		err = e.tryPromise(bytes, isThick, false)
 		if err != nil && !e.pool.ownMount && e.budget.stale() {
 			err = e.tryPromise(bytes, isThick, true)
@@ -188,7 +188,7 @@ func (e *Engine) promise(ctx context.Context, bytes int64, isThick bool) (undo f
 		return nil, err
 	}
 	return func() {
-		e.settled(bytes, isThick)
+		e.markAllocated(bytes, isThick)
 		e.budget.release(bytes, isThick)
 	}, nil
 }
@@ -209,19 +209,21 @@ func (e *Engine) exhausted(s space, bytes, left int64, isThick bool) error {
 	if isThick {
 		kind = thick
 	}
-	return errs.Errorf(errs.Exhausted, "pool %s cannot promise %d bytes more to a %s volume: %d bytes are left (file system: %d of %d bytes free, %d of them in reserve; promised to volumes: %d bytes; over-provisioning ratio: %v)",
+	return errs.Errorf(errs.Exhausted, "pool %s has no space for %d more bytes of a %s volume: %d bytes are available (file system: %d of %d bytes free, %d of them in reserve; promised to volumes: %d bytes; over-provisioning ratio: %v)",
 		e.pool.path, bytes, kind, left, s.free, s.total, s.reserve(), e.budget.promised(), e.budget.ratio)
 }
 
-// settled says that a volume of that size has its blocks.
-func (e *Engine) settled(bytes int64, isThick bool) {
+// markAllocated records that the blocks of a volume are allocated, if it is
+// thick.
+func (e *Engine) markAllocated(bytes int64, isThick bool) {
 	if isThick {
-		e.budget.settle(bytes)
+		e.budget.markAllocated(bytes)
 	}
 }
 
-// measured asks the file system. On a file system of its own what is used is
-// the pool's; elsewhere the files are summed up, at most when asked to.
+// measured returns the usage of the file system. On a file system of the pool's
+// own all used space is the pool's; elsewhere, and only if fresh is set, the
+// sizes of all files are summed.
 func (e *Engine) measured(fresh bool) (space, error) {
 	s, err := e.pool.space()
 	if err != nil {
@@ -229,19 +231,19 @@ func (e *Engine) measured(fresh bool) (space, error) {
 	}
 	switch {
 	case e.pool.ownMount:
-		e.budget.setOurs(max(0, s.used-e.pool.overhead))
+		e.budget.setAllocated(max(0, s.used-e.pool.overhead))
 	case fresh:
 		sum, err := e.pool.allocated()
 		if err != nil {
 			return s, err
 		}
-		e.budget.setOurs(sum)
+		e.budget.setAllocated(sum)
 	}
 	return s, nil
 }
 
-// measureOverhead finds out, once, what the file system and the records take
-// for themselves on a file system of the pool's own.
+// measureOverhead measures the space of the file system's own structures and of
+// the records, once, on a file system of the pool's own.
 func (e *Engine) measureOverhead() error {
 	s, err := e.pool.space()
 	if err != nil {
@@ -251,14 +253,15 @@ func (e *Engine) measureOverhead() error {
 	if err != nil {
 		return err
 	}
-	// Shared blocks are in the sum several times, so it may be too large.
-	e.pool.overhead = max(s.used-sum, storeRoom)
+	// The sum can be too large, since it counts shared blocks several times.
+	e.pool.overhead = max(s.used-sum, storeReserve)
 	_, err = e.measured(true)
 	return err
 }
 
-// allocated sums up the blocks of all files of the pool. Blocks that files
-// share count for each of them; the budget bounds the sum by what is used.
+// allocated returns the sum of the blocks of all files of the pool. Shared
+// blocks count once for each file; budget.left limits the sum by the used
+// space.
 func (p *pool) allocated() (int64, error) {
 	var sum int64
 	for _, dir := range []string{volumesDir, snapshotsDir, incomingDir} {
@@ -287,7 +290,7 @@ func (e *Engine) Capacity(ctx context.Context, query volume.CapacityQuery) (volu
 	if err := ctx.Err(); err != nil {
 		return volume.Capacity{}, err
 	}
-	wish, err := parseSettings(settings{Provisioning: thin}, query.Parameters)
+	requested, err := parseSettings(settings{Provisioning: thin}, query.Parameters)
 	if err != nil {
 		return volume.Capacity{}, err
 	}
@@ -303,7 +306,7 @@ func (e *Engine) Capacity(ctx context.Context, query volume.CapacityQuery) (volu
 		return volume.Capacity{}, err
 	}
 	e.budget.mu.Lock()
-	left := e.budget.left(s, wish.thick())
+	left := e.budget.left(s, requested.thick())
 	e.budget.mu.Unlock()
 	left -= left % granule
 	return volume.Capacity{Available: left, Maximum: min(left, e.pool.largest), Minimum: minimum}, nil
@@ -323,7 +326,8 @@ func minimumFor(query volume.CapacityQuery) (int64, error) {
 	return granule, nil
 }
 
-// minimumSize is the smallest volume for a file system; "" is none.
+// minimumSize returns the minimum size of a volume with a file system; "" is a
+// raw volume.
 func minimumSize(t mkfs.Type) int64 {
 	if t == "" {
 		return granule

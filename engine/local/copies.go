@@ -9,20 +9,21 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// parallelCopies bounds how many copies run at once; more would only make the
-// disk seek.
+// parallelCopies limits concurrent copies; more of them would only add disk
+// seeks.
 const parallelCopies = 2
 
-// copies are the background copies of one engine, by the id of what they fill.
+// copies are the background copies of one engine by the id of the destination
+// object.
 type copies struct {
 	slots chan struct{}
 	mu    sync.Mutex
 	jobs  map[string]*copyJob
 }
 
-// copyJob is one of them.
+// copyJob is one background copy.
 type copyJob struct {
-	source string // name of the file that it reads, in the pool
+	source string // path of the source file in the pool
 	total  int64  // bytes to copy
 	done   atomic.Int64
 	cancel context.CancelFunc
@@ -34,8 +35,8 @@ func newCopies() *copies {
 	return &copies{slots: make(chan struct{}, parallelCopies), jobs: map[string]*copyJob{}}
 }
 
-// start runs a copy until it is done, fails, or is stopped; the engine waits
-// for it when it closes.
+// startCopy runs a copy until it is complete, fails or is cancelled. Close
+// waits for it.
 func (e *Engine) startCopy(id, source string, p volume.Progress, run func(ctx context.Context, job *copyJob) error) {
 	ctx, cancel := context.WithCancel(e.base)
 	job := &copyJob{source: source, total: p.Total, cancel: cancel, ended: make(chan struct{})}
@@ -69,8 +70,7 @@ func (c *copies) job(id string) *copyJob {
 	return c.jobs[id]
 }
 
-// wait returns when nothing fills the object any more, with the error of the
-// copy.
+// wait waits for the copy into an object and returns its error.
 func (c *copies) wait(ctx context.Context, id string) error {
 	job := c.job(id)
 	if job == nil {
@@ -80,11 +80,11 @@ func (c *copies) wait(ctx context.Context, id string) error {
 	case <-job.ended:
 		return job.err
 	case <-ctx.Done():
-		return errs.Errorf(errs.Unavailable, "%s is still being copied (%d bytes so far); repeat the call to get the result: %w", id, job.done.Load(), ctx.Err())
+		return errs.Errorf(errs.Unavailable, "the copy into %s is in progress (%d bytes so far); retry later: %w", id, job.done.Load(), ctx.Err())
 	}
 }
 
-// stop cancels the copy and waits until it has let go of its files.
+// stop cancels the copy and waits until its files are closed.
 func (c *copies) stop(ctx context.Context, id string) error {
 	job := c.job(id)
 	if job == nil {
@@ -99,7 +99,7 @@ func (c *copies) stop(ctx context.Context, id string) error {
 	}
 }
 
-// progress tells how far a copy is; durable is what the record says.
+// progress returns the progress of a copy; durable is the recorded progress.
 func (c *copies) progress(id string, durable, total int64) volume.Progress {
 	if job := c.job(id); job != nil {
 		durable = max(durable, job.done.Load())
@@ -107,7 +107,8 @@ func (c *copies) progress(id string, durable, total int64) volume.Progress {
 	return volume.Progress{Done: min(durable, total), Total: total}
 }
 
-// readerOf returns the id of an object that is being filled from the file.
+// readerOf returns the id of an object that a copy fills from a source file, or
+// "".
 func (c *copies) readerOf(source string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -119,7 +120,8 @@ func (c *copies) readerOf(source string) string {
 	return ""
 }
 
-// progressOfAll tells how far each copy has come, by the id of what it fills.
+// progressOfAll returns the progress of all copies by the id of the destination
+// object.
 func (c *copies) progressOfAll() map[string]volume.Progress {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,7 +132,7 @@ func (c *copies) progressOfAll() map[string]volume.Progress {
 	return all
 }
 
-// progressFrom sums up the copies that read a file.
+// progressFrom returns the sum of the copies that read a source file.
 func (c *copies) progressFrom(source string) (sum volume.Progress, running bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

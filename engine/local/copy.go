@@ -13,15 +13,15 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// durableStep is how many bytes a copy may lose to a crash.
+// durableStep is the maximum number of copied bytes that a crash can lose.
 const durableStep = 64 << 20
 
-// beginVolumeCopy records a volume that a pool without shared blocks has to
-// fill byte by byte, protects its source, and starts the copy.
+// beginVolumeCopy records a volume that has to be copied, in a pool without
+// shared blocks, pins its source and starts the copy.
 func (e *Engine) beginVolumeCopy(ctx context.Context, id volume.ID, r volumeRecord, from *origin) error {
 	if from.volume == "" {
-		// A snapshot never changes; it needs no protection but from its
-		// deletion, which asks who reads it.
+		// A snapshot is immutable and needs no pin; its deletion checks for
+		// running copies.
 		r.State = copying
 		if err := e.commitNewVolume(ctx, id, r, nil); err != nil {
 			return err
@@ -47,22 +47,22 @@ func (e *Engine) beginVolumeCopy(ctx context.Context, id volume.ID, r volumeReco
 		err = e.putVolume(ctx, id, r)
 	}
 	if err != nil {
-		return errors.Join(err, e.dropFiles(context.WithoutCancel(ctx), id, r))
+		return errors.Join(err, e.dropUncounted(context.WithoutCancel(ctx), id, r))
 	}
 	crashpoint.Hit("copy.recorded")
 	e.startVolumeCopy(id, r)
 	return nil
 }
 
-// claimForCopy claims the file of a volume that is to be copied while nobody
-// writes to it.
+// claimForCopy claims the file of a volume that must not be written to while it
+// is copied.
 func (e *Engine) claimForCopy(ctx context.Context, id volume.ID, size int64) (*claimed, error) {
 	c, err := e.claim(ctx, volumesDir+"/"+string(id), size)
 	if err != nil {
 		return nil, err
 	}
 	if c.use.inUse() {
-		err := errs.Errorf(errs.Precondition, "volume %s is attached (%s), and the file system of this pool cannot share blocks between files, so the volume has to be copied while nobody writes to it: detach it first, or keep volumes in a pool on XFS or btrfs (--pool-image makes one)", id, c.use)
+		err := errs.Errorf(errs.Precondition, "volume %s is attached (%s), and the file system of this pool cannot share blocks, so a volume can be copied only while it is detached; detach it, or use a pool on XFS or btrfs (--pool-image creates one)", id, c.use)
 		return nil, errors.Join(err, c.release())
 	}
 	return c, nil
@@ -76,13 +76,13 @@ func (e *Engine) startVolumeCopy(id volume.ID, r volumeRecord) {
 			return err
 		}
 		err = fmt.Errorf("copy %s into volume %s: %w", source, id, e.explain(err))
-		e.logger.Error("a copy failed, its volume is dropped", "volume", id, "source", source, "error", err)
+		e.logger.Error("volume copy failed, volume removed", "volume", id, "source", source, "err", err)
 		return errors.Join(err, e.abandonVolume(context.WithoutCancel(ctx), id, r))
 	})
 }
 
-// runVolumeCopy goes from whatever state the record is in to ready. Each step
-// can be done again.
+// runVolumeCopy continues from the recorded state to ready. All steps are
+// idempotent.
 func (e *Engine) runVolumeCopy(ctx context.Context, id volume.ID, r *volumeRecord, job *copyJob) error {
 	if r.State == copying {
 		save := func(done int64) error {
@@ -102,7 +102,7 @@ func (e *Engine) runVolumeCopy(ctx context.Context, id volume.ID, r *volumeRecor
 		if err := e.putVolume(ctx, id, *r); err != nil {
 			return err
 		}
-		e.settled(r.Size, r.Settings.thick())
+		e.markAllocated(r.Size, r.Settings.thick())
 		crashpoint.Hit("copy.finishing")
 	}
 	if r.FromVolume != "" {
@@ -118,24 +118,26 @@ func (e *Engine) runVolumeCopy(ctx context.Context, id volume.ID, r *volumeRecor
 	return e.putVolume(ctx, id, *r)
 }
 
-// abandonVolume drops a volume whose copy failed; its Create has not answered.
+// abandonVolume removes a volume after its copy failed; its Create was not
+// acknowledged.
 func (e *Engine) abandonVolume(ctx context.Context, id volume.ID, r volumeRecord) error {
 	if r.State == copying {
-		e.settled(r.Size, r.Settings.thick())
+		e.markAllocated(r.Size, r.Settings.thick())
 	}
 	return e.dropVolume(ctx, id, r)
 }
 
-// dropFiles is dropVolume without giving back what the caller will give back.
-func (e *Engine) dropFiles(ctx context.Context, id volume.ID, r volumeRecord) error {
+// dropUncounted is dropVolume for a volume that is not in the budget and
+// counters yet.
+func (e *Engine) dropUncounted(ctx context.Context, id volume.ID, r volumeRecord) error {
 	e.budget.record(r.Size, r.Settings.thick())
 	e.budget.record(r.Promised, true)
 	e.volumes.Add(1)
 	return e.dropVolume(ctx, id, r)
 }
 
-// copyInto fills incoming/<name> from the source of the job and returns it
-// open. It begins at from, or anew when the file is not what the record says.
+// copyInto fills incoming/<name> from the source of the job and returns the
+// open file. It starts at offset from, or at 0 if the file is shorter.
 func (e *Engine) copyInto(ctx context.Context, job *copyJob, name string, size, from int64, save func(done int64) error) (*os.File, error) {
 	src, err := e.pool.openFile(job.source, os.O_RDONLY, size)
 	if err != nil {
@@ -187,7 +189,7 @@ func (e *Engine) startSnapshotCopy(id volume.SnapshotID, r snapshotRecord) {
 			return err
 		}
 		err = fmt.Errorf("copy %s into snapshot %s: %w", source, id, e.explain(err))
-		e.logger.Error("a copy failed, its snapshot is of no use", "snapshot", id, "source", source, "error", err)
+		e.logger.Error("snapshot copy failed, snapshot unusable", "snapshot", id, "source", source, "err", err)
 		return errors.Join(err, e.failSnapshot(context.WithoutCancel(ctx), id, r, err))
 	})
 }
@@ -202,7 +204,7 @@ func (e *Engine) runSnapshotCopy(ctx context.Context, id volume.SnapshotID, r *s
 		if err != nil {
 			return err
 		}
-		// The source may have been made larger meanwhile.
+		// The source can have grown during the copy.
 		err = errors.Join(f.Truncate(r.Size), e.sealSnapshot(f))
 		if err := errors.Join(err, f.Close(), e.pool.syncDir(incomingDir)); err != nil {
 			return err
@@ -225,8 +227,8 @@ func (e *Engine) runSnapshotCopy(ctx context.Context, id volume.SnapshotID, r *s
 	return e.putSnapshot(ctx, id, *r)
 }
 
-// failSnapshot keeps the record of a snapshot that was announced but cannot
-// be had, so that its owner learns why, and lets go of the source.
+// failSnapshot keeps the record of an acknowledged snapshot whose copy failed,
+// so that later calls report the reason, and unpins the source.
 func (e *Engine) failSnapshot(ctx context.Context, id volume.SnapshotID, r snapshotRecord, cause error) error {
 	r.State, r.Copied, r.Reason = failed, 0, cause.Error()
 	if err := e.putSnapshot(ctx, id, r); err != nil {

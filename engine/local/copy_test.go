@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// settled waits until no copy fills the object.
-func settled(t testing.TB, e *Engine, id string) {
+// waitCopied waits until no copy fills the object.
+func waitCopied(t testing.TB, e *Engine, id string) {
 	t.Helper()
 	if err := e.copies.wait(t.Context(), id); err != nil {
 		t.Errorf("copy of %s: %v", id, err)
@@ -35,14 +35,14 @@ func holdCopies(e *Engine) (release func()) {
 	}
 }
 
-// TestSnapshotByCopy: not ready at once, and the source is protected until
-// the copy is done, also by the next engine.
+// TestSnapshotByCopy checks that a snapshot is not ready before its copy, and
+// that the source is pinned until then, also after a restart.
 func TestSnapshotByCopy(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 8 * mib}})
 	fill(t, file(e, v), 3*mib)
 	holdCopies(e)
-	s := snapshot(t, e, "cut", v.ID)
+	s := snapshot(t, e, "snap", v.ID)
 	if s.Ready || !s.Progress.Running() {
 		t.Errorf("a snapshot whose copy has not begun: %+v", s)
 	}
@@ -54,7 +54,7 @@ func TestSnapshotByCopy(t *testing.T) {
 	}
 
 	e = reopen(t, e)
-	settled(t, e, string(s.ID))
+	waitCopied(t, e, string(s.ID))
 	s, err = e.GetSnapshot(t.Context(), s.ID)
 	if err != nil || !s.Ready || s.Progress.Running() {
 		t.Errorf("the snapshot after the next start: %+v, %v", s, err)
@@ -78,7 +78,8 @@ func pins(t testing.TB, e *Engine, v volume.Volume) []string {
 	return readers
 }
 
-// TestCopyOfAttached is refused and says what would help.
+// TestCopyOfAttached checks that a copy of an attached volume is refused with a
+// remedy.
 func TestCopyOfAttached(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
@@ -86,7 +87,7 @@ func TestCopyOfAttached(t *testing.T) {
 	_, err := e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: v.ID})
 	wantKind(t, err, "CreateSnapshot of an attached volume", errs.Precondition)
 	if err != nil && (!strings.Contains(err.Error(), d.Path) || !strings.Contains(err.Error(), "--pool-image")) {
-		t.Errorf("%v does not teach", err)
+		t.Errorf("%v has no remedy", err)
 	}
 	_, err = e.Create(t.Context(), volume.CreateRequest{Name: "c", Content: volume.Raw, Source: volume.Source{Volume: v.ID}})
 	wantKind(t, err, "a clone of an attached volume", errs.Precondition)
@@ -97,15 +98,14 @@ func TestCopyOfAttached(t *testing.T) {
 	snapshot(t, e, "s", v.ID)
 }
 
-// TestResumeHalfDoneCopy: the copy goes on from where its progress was
-// durable. What lies before that is marked, so that a copy from the start
-// would be seen.
-func TestResumeHalfDoneCopy(t *testing.T) {
+// TestResumeCopy checks that a copy continues at its durable progress. The bytes
+// before that are marked, so that a copy from the start would be detected.
+func TestResumeCopy(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 8 * mib}})
 	fill(t, file(e, v), 8*mib)
 	holdCopies(e)
-	s := snapshot(t, e, "cut", v.ID)
+	s := snapshot(t, e, "snap", v.ID)
 	closeEngine(t, e)
 	marked := strings.Repeat("already!", 4*mib/8)
 	testkit.Must(t, os.WriteFile(filepath.Join(e.pool.path, incomingDir, string(s.ID)), []byte(marked), 0o600))
@@ -116,7 +116,7 @@ func TestResumeHalfDoneCopy(t *testing.T) {
 	})
 
 	e = open(t, config(e.pool.path))
-	settled(t, e, string(s.ID))
+	waitCopied(t, e, string(s.ID))
 	got, err := os.ReadFile(filepath.Join(e.pool.path, snapshotFile(s.ID)))
 	if err != nil || len(got) != 8*mib || string(got[:4*mib]) != marked || string(got[4*mib:4*mib+8]) != "cleat!!!" {
 		t.Errorf("the resumed copy has %d bytes, %v, and did not go on at 4 MiB", len(got), err)
@@ -133,8 +133,8 @@ func edit(t testing.TB, pool string, change func(tx *store.Tx) error) {
 	testkit.Must(t, s.Update(t.Context(), change))
 }
 
-// leftCreating asks for a copy of a volume or of its snapshot while copies are
-// held, and goes away when the copy is on record, which is returned.
+// leftCreating requests a copy while copies are held, cancels the request when the
+// copy is recorded, and returns the volume.
 func leftCreating(t *testing.T, e *Engine, req volume.CreateRequest, source volume.ID) volume.Volume {
 	t.Helper()
 	ctx, leave := context.WithCancel(t.Context())
@@ -157,7 +157,8 @@ func leftCreating(t *testing.T, e *Engine, req volume.CreateRequest, source volu
 	return all[0]
 }
 
-// TestCloneByCopy: the caller may go away, the same request finds the work.
+// TestCloneByCopy checks that a copy continues after its caller is gone, and
+// that an equal request joins it.
 func TestCloneByCopy(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 4 * mib}})
@@ -180,15 +181,15 @@ func TestCloneByCopy(t *testing.T) {
 	}
 }
 
-// TestDeleteStopsCopy: who is being filled can be deleted, and lets go of its
-// source.
+// TestDeleteStopsCopy checks that an incomplete object can be deleted, which
+// unpins its source.
 func TestDeleteStopsCopy(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 4 * mib}})
 	s := snapshot(t, e, "ready", v.ID)
-	settled(t, e, string(s.ID))
+	waitCopied(t, e, string(s.ID))
 	holdCopies(e)
-	cut := snapshot(t, e, "cut", v.ID)
+	snap := snapshot(t, e, "snap", v.ID)
 	filled := leftCreating(t, e, volume.CreateRequest{Name: "c", Content: volume.Raw, Source: volume.Source{Snapshot: s.ID}, Parameters: thickly}, v.ID)
 	wantKind(t, e.DeleteSnapshot(t.Context(), s.ID), "DeleteSnapshot of what is being read", errs.Precondition)
 	// What runs shows in the health of both ends, so in any orchestrator's list.
@@ -198,7 +199,7 @@ func TestDeleteStopsCopy(t *testing.T) {
 			t.Errorf("health of %s: %+v, %v; want %s", id, c, err, reason)
 		}
 	}
-	testkit.Must(t, e.DeleteSnapshot(t.Context(), cut.ID), e.Delete(t.Context(), filled.ID), e.DeleteSnapshot(t.Context(), s.ID))
+	testkit.Must(t, e.DeleteSnapshot(t.Context(), snap.ID), e.Delete(t.Context(), filled.ID), e.DeleteSnapshot(t.Context(), s.ID))
 	if err := e.Delete(t.Context(), v.ID); err != nil {
 		t.Errorf("Delete of the source: %v", err)
 	}
@@ -213,9 +214,9 @@ func TestDeleteStopsCopy(t *testing.T) {
 	}
 }
 
-// TestCopyWithoutRoom: a volume is dropped and a snapshot says why, and
-// neither keeps its source.
-func TestCopyWithoutRoom(t *testing.T) {
+// TestCopyWithoutSpace checks that a failed copy removes its volume, or reports
+// the reason in its snapshot, and unpins the source.
+func TestCopyWithoutSpace(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 200 * mib}})
 	f, err := os.OpenFile(file(e, v), os.O_WRONLY, 0)
@@ -224,7 +225,7 @@ func TestCopyWithoutRoom(t *testing.T) {
 	// As little as the copy has to read, spread out, would do for 160 MiB.
 	fill(t, file(e, v), 140*mib)
 	_, err = e.Create(t.Context(), volume.CreateRequest{Name: "c", Content: volume.Raw, Source: volume.Source{Volume: v.ID}})
-	wantKind(t, err, "a copy without room", errs.Exhausted)
+	wantKind(t, err, "a copy without space", errs.Exhausted)
 	s := snapshot(t, e, "s", v.ID)
 	_ = e.copies.wait(t.Context(), string(s.ID)) // its error is what is looked for below
 	_, err = e.Create(t.Context(), volume.CreateRequest{Name: "r", Content: volume.Raw, Source: volume.Source{Snapshot: s.ID}})
@@ -242,7 +243,7 @@ func TestCopyWithoutRoom(t *testing.T) {
 	}
 }
 
-// TestGroupByCopy: ready when all its members are.
+// TestGroupByCopy checks that a group is ready when all its members are.
 func TestGroupByCopy(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	a := create(t, e, volume.CreateRequest{Name: "a", Size: volume.SizeRange{Required: mib}})
@@ -254,7 +255,7 @@ func TestGroupByCopy(t *testing.T) {
 	}
 	release()
 	for _, s := range g.Snapshots {
-		settled(t, e, string(s.ID))
+		waitCopied(t, e, string(s.ID))
 	}
 	if g, err = e.GetGroup(t.Context(), g.ID); err != nil || !g.Ready {
 		t.Errorf("group after its copies: %+v, %v", g, err)

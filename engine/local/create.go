@@ -17,13 +17,13 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// errLeftover: an object of that name is there only because its deletion, or
-// its making, was cut off.
-var errLeftover = errors.New("the name is held by a leftover")
+// errLeftover: the name belongs to an object whose creation or deletion was
+// interrupted.
+var errLeftover = errors.New("the name belongs to an incomplete object")
 
 // Create implements volume.Engine. Where the pool has to copy the source, the
-// call waits for the copy; when its context ends the copy goes on, and the
-// same request finds it.
+// call waits for the copy. The copy continues after the context ends, and a
+// repeated request joins it.
 func (e *Engine) Create(ctx context.Context, req volume.CreateRequest) (volume.Volume, error) {
 	if err := ctx.Err(); err != nil {
 		return volume.Volume{}, err
@@ -47,7 +47,7 @@ func (e *Engine) Create(ctx context.Context, req volume.CreateRequest) (volume.V
 			}
 			v, err := e.Get(ctx, id)
 			if errs.KindOf(err) == errs.NotFound {
-				continue // its copy failed, or it was deleted, just now
+				continue // the copy failed or the volume was deleted
 			}
 			return v, err
 		}
@@ -65,7 +65,7 @@ func (e *Engine) createOnce(ctx context.Context, p plan) (volume.ID, error) {
 		return "", err
 	}
 	if !found {
-		return e.make(ctx, p)
+		return e.createNew(ctx, p)
 	}
 	if !r.State.visible() {
 		return id, errLeftover
@@ -90,8 +90,8 @@ func (e *Engine) volumeNamed(ctx context.Context, name string) (id volume.ID, r 
 	return id, r, found, err
 }
 
-// make makes a volume under a name that is free and locked.
-func (e *Engine) make(ctx context.Context, p plan) (volume.ID, error) {
+// createNew creates a volume with an unused name, whose lock is held.
+func (e *Engine) createNew(ctx context.Context, p plan) (volume.ID, error) {
 	if err := e.writable(); err != nil {
 		return "", err
 	}
@@ -99,7 +99,7 @@ func (e *Engine) make(ctx context.Context, p plan) (volume.ID, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := p.adopt(from); err != nil {
+	if err := p.setFilesystem(from); err != nil {
 		return "", err
 	}
 	size, err := p.chooseSize(from, e.pool.largest)
@@ -114,8 +114,8 @@ func (e *Engine) make(ctx context.Context, p plan) (volume.ID, error) {
 	}
 	if from != nil && !e.pool.reflink {
 		err = e.beginVolumeCopy(ctx, id, r, from)
-	} else if err = e.makeNow(ctx, id, r, from); err == nil {
-		e.settled(size, p.settings.thick())
+	} else if err = e.createComplete(ctx, id, r, from); err == nil {
+		e.markAllocated(size, p.settings.thick())
 	}
 	if err != nil {
 		undo()
@@ -125,8 +125,8 @@ func (e *Engine) make(ctx context.Context, p plan) (volume.ID, error) {
 	return id, nil
 }
 
-// promiseVolume reserves what a volume needs, and what its thick source needs
-// because of it.
+// promiseVolume reserves the space of a volume, and the space that its thick
+// source needs because of it.
 func (e *Engine) promiseVolume(ctx context.Context, r volumeRecord) (undo func(), err error) {
 	undoSize, err := e.promise(ctx, r.Size, r.Settings.thick())
 	if err != nil {
@@ -137,16 +137,17 @@ func (e *Engine) promiseVolume(ctx context.Context, r volumeRecord) (undo func()
 		undoSize()
 		return nil, fmt.Errorf("the source is a %s volume, which keeps space for all its bytes: %w", thick, err)
 	}
-	e.settled(r.Promised, true)
+	e.markAllocated(r.Promised, true)
 	return func() {
 		undoSize()
-		e.budget.settle(-r.Promised)
+		e.budget.markAllocated(-r.Promised)
 		undoSource()
 	}, nil
 }
 
-// record is the volume as it is to be noted. A thick copy has blocks of its
-// own; a thin one shares them, so that the source needs new ones.
+// record returns the record of a new volume. A thick copy has its own blocks; a
+// thin copy shares the source's blocks, so that writes to the source need new
+// ones.
 func (p plan) record(size int64, from *origin, sharing bool) volumeRecord {
 	r := volumeRecord{
 		Name: p.Name, State: ready, Size: size, Content: p.Content, FSType: p.FSType,
@@ -162,8 +163,8 @@ func (p plan) record(size int64, from *origin, sharing bool) volumeRecord {
 	return r
 }
 
-// makeNow makes the whole volume while the caller waits.
-func (e *Engine) makeNow(ctx context.Context, id volume.ID, r volumeRecord, from *origin) error {
+// createComplete creates the whole volume before it returns.
+func (e *Engine) createComplete(ctx context.Context, id volume.ID, r volumeRecord, from *origin) error {
 	f, err := e.pool.root.OpenFile(incomingDir+"/"+string(id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
@@ -174,8 +175,8 @@ func (e *Engine) makeNow(ctx context.Context, id volume.ID, r volumeRecord, from
 		return errors.Join(err, e.pool.remove(incomingDir, string(id)), e.forgetFreeze(ctx, from))
 	}
 	crashpoint.Hit("create.filled")
-	// From here on the file stays: should the commit fail in an unclear way,
-	// the next start decides by the record.
+	// The file is kept from here on: after an unclear commit the record decides
+	// at the next start.
 	if err := e.commitNewVolume(ctx, id, r, from); err != nil {
 		return err
 	}
@@ -183,11 +184,11 @@ func (e *Engine) makeNow(ctx context.Context, id volume.ID, r volumeRecord, from
 	return e.place(volumesDir, string(id))
 }
 
-// commitNewVolume makes the volume exist.
+// commitNewVolume commits the record of a new volume.
 func (e *Engine) commitNewVolume(ctx context.Context, id volume.ID, r volumeRecord, from *origin) error {
 	return e.commit(ctx, func(tx *store.Tx) error {
 		if from != nil {
-			if err := forget(tx, from.intent); err != nil {
+			if err := deleteFreezeRecord(tx, from.intent); err != nil {
 				return err
 			}
 		}
@@ -202,10 +203,10 @@ func (e *Engine) forgetFreeze(ctx context.Context, from *origin) error {
 	if from == nil || from.intent == "" {
 		return nil
 	}
-	return e.commit(ctx, func(tx *store.Tx) error { return forget(tx, from.intent) })
+	return e.commit(ctx, func(tx *store.Tx) error { return deleteFreezeRecord(tx, from.intent) })
 }
 
-// fill brings content into the file of a new volume and makes it durable.
+// fill writes the content of a new volume and makes it durable.
 func (e *Engine) fill(ctx context.Context, f *os.File, id volume.ID, r volumeRecord, from *origin) error {
 	if from != nil {
 		if err := e.cloneOrigin(ctx, f, from); err != nil {
@@ -231,8 +232,8 @@ func (e *Engine) fill(ctx context.Context, f *os.File, id volume.ID, r volumeRec
 	return e.seal(f, r)
 }
 
-// complete turns a copy of a source into the volume: its size, its room, and
-// an identity of its own where two equal ones cannot be mounted side by side.
+// complete finishes the copy of a source: size, reserved blocks, and a new UUID
+// for btrfs, which cannot be mounted twice with the same UUID.
 func (e *Engine) complete(ctx context.Context, f *os.File, id volume.ID, r volumeRecord) error {
 	if err := f.Truncate(r.Size); err != nil {
 		return err
@@ -256,7 +257,7 @@ func (e *Engine) complete(ctx context.Context, f *os.File, id volume.ID, r volum
 	return e.seal(f, r)
 }
 
-// seal makes a finished file durable, in every respect but its final name.
+// seal makes a complete file durable, except for its final name.
 func (e *Engine) seal(f *os.File, r volumeRecord) error {
 	if err := errors.Join(poolfile.WriteSettings(f, poolfile.Settings(r.Settings)), poolfile.WriteSize(f, r.Size)); err != nil {
 		return err
@@ -267,7 +268,7 @@ func (e *Engine) seal(f *os.File, r volumeRecord) error {
 	return e.pool.syncDir(incomingDir)
 }
 
-// place gives a recorded file its final name; done already is no error.
+// place renames a recorded file to its final name. It is idempotent.
 func (e *Engine) place(dir, name string) error {
 	if _, err := e.pool.root.Lstat(incomingDir + "/" + name); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -283,11 +284,11 @@ func (e *Engine) incomingPath(id volume.ID) string {
 	return filepath.Join(e.pool.path, incomingDir, string(id))
 }
 
-// cloneOrigin makes f share the blocks of the source, at one moment of it.
+// cloneOrigin shares the blocks of the source with f, at one moment.
 func (e *Engine) cloneOrigin(ctx context.Context, f *os.File, from *origin) error {
 	if from.volume != "" {
 		var err error
-		from.intent, _, err = e.cut(ctx, []cutting{{name: from.file(), size: from.size, clone: f}}, true)
+		from.intent, _, err = e.cloneFrozen(ctx, []cloneRequest{{name: from.file(), size: from.size, clone: f}}, true)
 		return err
 	}
 	src, err := e.pool.openFile(from.file(), os.O_RDONLY, from.size)

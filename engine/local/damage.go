@@ -15,9 +15,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// damage is what is wrong with the pool, or with the file of a volume or
-// snapshot: the error of every call that needs it, and the condition that health
-// reports.
+// damage is a defect of the pool or of a file of a volume or snapshot. It is
+// the error of calls that need the file, and the condition that health reports.
 type damage struct {
 	volume.Condition
 	err error
@@ -27,8 +26,8 @@ func (d *damage) Error() string { return d.err.Error() }
 
 func (d *damage) Unwrap() error { return d.err }
 
-// damaged makes a damage of kind Precondition; a cause is added to the error
-// only.
+// damaged returns a damage of kind Precondition; cause is added only to the
+// error.
 func damaged(s volume.Severity, reason, message string, cause error) error {
 	err := errs.Errorf(errs.Precondition, "%s", message)
 	if cause != nil {
@@ -37,15 +36,15 @@ func damaged(s volume.Severity, reason, message string, cause error) error {
 	return &damage{volume.Condition{Severity: s, Reason: reason, Message: message}, err}
 }
 
-// unusable reports whether there is nothing under the file's name that could be
-// opened, so that nothing is lost by removing it.
+// unusable reports whether no regular file has the name, so that removal loses
+// no data.
 func unusable(err error) bool {
 	d, ok := errors.AsType[*damage](err)
 	return ok && (d.Reason == reasonFileMissing || d.Reason == reasonFileForeign)
 }
 
-// conditionOf returns the condition in an error; other errors are returned. An
-// empty reason is "well".
+// conditionOf returns the condition in an error, and other errors unchanged. An
+// empty reason means no damage.
 func conditionOf(err error) (volume.Condition, error) {
 	if d, ok := errors.AsType[*damage](err); ok {
 		return d.Condition, nil
@@ -53,8 +52,8 @@ func conditionOf(err error) (volume.Condition, error) {
 	return volume.Condition{}, err
 }
 
-// checkPresent makes sure that the pool's path leads to the pool that is open, and
-// not to what was mounted over it or lay below its mount point.
+// checkPresent checks that the pool's path leads to the open pool, and not to a
+// mount over it or the directory below its mount point.
 func (p *pool) checkPresent() error {
 	held, err := p.identity.Stat()
 	var seen fs.FileInfo
@@ -64,9 +63,9 @@ func (p *pool) checkPresent() error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR), err == nil && !sameFile(held, seen):
 		return damaged(volume.Inaccessible, reasonPoolMissing, fmt.Sprintf(
-			"pool %s is not at %s any more (unmounted, mounted over, or without its pool.json); mount it there again", p.uuid, p.path), nil)
+			"pool %s is missing from %s (unmounted, mounted over, or without its pool.json); mount it there again", p.uuid, p.path), nil)
 	case err != nil:
-		err = errs.Errorf(errs.Unavailable, "pool %s does not answer: %w", p.path, err)
+		err = errs.Errorf(errs.Unavailable, "pool %s is not accessible: %w", p.path, err)
 		return &damage{volume.Condition{Severity: volume.Inaccessible, Reason: reasonPoolMissing, Message: err.Error()}, err}
 	}
 	return nil
@@ -78,30 +77,30 @@ func sameFile(a, b fs.FileInfo) bool {
 	return okX && okY && x.Dev == y.Dev && x.Ino == y.Ino
 }
 
-// inspect finds out whether a name in the pool is a regular file of at least a
-// size, as its record says. Links are not followed.
+// inspect checks that a name in the pool is a regular file of at least size
+// bytes, without following links.
 func (p *pool) inspect(name string, size int64) (fs.FileInfo, error) {
 	info, err := p.root.Lstat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, damaged(volume.DataLoss, reasonFileMissing, fmt.Sprintf("%s is missing from the pool; put it back, or %s", name, remedy(name)), err)
+		return nil, damaged(volume.DataLoss, reasonFileMissing, fmt.Sprintf("%s is missing from the pool; restore the file, or %s", name, remedy(name)), err)
 	case err != nil:
 		return nil, err
 	case !info.Mode().IsRegular():
-		return nil, damaged(volume.DataLoss, reasonFileForeign, fmt.Sprintf("%s is a %s instead of a regular file; put the file back, or %s", name, typeName(info.Mode()), remedy(name)), nil)
+		return nil, damaged(volume.DataLoss, reasonFileForeign, fmt.Sprintf("%s is a %s instead of a regular file; restore the file, or %s", name, typeName(info.Mode()), remedy(name)), nil)
 	}
 	return info, truncated(name, info.Size(), size)
 }
 
-// truncated is an error when a file has less than its recorded size.
+// truncated returns an error if a file is smaller than its recorded size.
 func truncated(name string, have, want int64) error {
 	if have >= want {
 		return nil
 	}
-	return damaged(volume.DataLoss, reasonFileTruncated, fmt.Sprintf("%s was truncated to %d of %d bytes; put the whole file back, or %s", name, have, want, remedy(name)), nil)
+	return damaged(volume.DataLoss, reasonFileTruncated, fmt.Sprintf("%s was truncated to %d of %d bytes; restore the whole file, or %s", name, have, want, remedy(name)), nil)
 }
 
-// remedy is what to do without the file.
+// remedy says how to continue without the file.
 func remedy(name string) string {
 	if strings.HasPrefix(name, snapshotsDir+"/") {
 		return "delete the snapshot"
@@ -123,7 +122,7 @@ func typeName(m fs.FileMode) string {
 	return "device"
 }
 
-// openFile opens the file of a volume or snapshot of a recorded size.
+// openFile opens the file of a volume or snapshot and checks its recorded size.
 func (p *pool) openFile(name string, flags int, size int64) (*os.File, error) {
 	info, err := p.inspect(name, size)
 	if err != nil {
@@ -134,7 +133,7 @@ func (p *pool) openFile(name string, flags int, size int64) (*os.File, error) {
 		return nil, err
 	}
 	if opened, err := f.Stat(); err != nil || !sameFile(info, opened) {
-		return nil, errors.Join(errs.Errorf(errs.Busy, "%s is being replaced just now; try again", name), err, f.Close())
+		return nil, errors.Join(errs.Errorf(errs.Busy, "%s is being replaced; retry", name), err, f.Close())
 	}
 	return f, nil
 }

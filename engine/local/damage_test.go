@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// faults are what somebody can do to a file of the pool, by the reason that health
-// gives.
+// faults are ways to damage a file of the pool, with the reason that health
+// reports.
 var faults = []struct {
 	name   string
 	reason string
@@ -81,7 +81,7 @@ func TestDamagedVolume(t *testing.T) {
 				conditions, err := e.VolumeHealth(t.Context(), v.ID)
 				wantReason(t, conditions, err, fault.reason, volume.DataLoss)
 				r, err := e.volumeRecord(t.Context(), v.ID)
-				if err != nil || r.Becoming != nil || r.Size != mib || e.budget.promised() != promised {
+				if err != nil || r.PendingSettings != nil || r.Size != mib || e.budget.promised() != promised {
 					t.Errorf("refused calls left %+v, %v, %d bytes promised of %d", r, err, e.budget.promised(), promised)
 				}
 				empty(t, e, incomingDir)
@@ -118,11 +118,11 @@ func TestDamagedSnapshot(t *testing.T) {
 		e := open(t, config(mount(t)))
 		v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
 		sound := snapshot(t, e, "sound", v.ID)
-		settled(t, e, string(sound.ID))
+		waitCopied(t, e, string(sound.ID))
 		for _, fault := range faults {
 			t.Run(fsType+"/"+fault.name, func(t *testing.T) {
 				s := snapshot(t, e, fault.name, v.ID)
-				settled(t, e, string(s.ID))
+				waitCopied(t, e, string(s.ID))
 				path := filepath.Join(e.pool.path, snapshotFile(s.ID))
 				testkit.Must(t, os.Remove(path))
 				fault.do(t, path)

@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Delete implements volume.Engine. A copy that fills the volume is stopped.
+// Delete implements volume.Engine. It stops a copy into the volume.
 func (e *Engine) Delete(ctx context.Context, id volume.ID) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -43,7 +43,7 @@ func (e *Engine) Delete(ctx context.Context, id volume.ID) error {
 	return nil
 }
 
-// deleteVolume removes a volume whose lock is held and that no copy fills.
+// deleteVolume deletes a volume whose lock is held and that no copy fills.
 func (e *Engine) deleteVolume(ctx context.Context, id volume.ID, r volumeRecord) error {
 	name := volumesDir + "/" + string(id)
 	f, err := e.claimUnused(ctx, name)
@@ -53,8 +53,7 @@ func (e *Engine) deleteVolume(ctx context.Context, id volume.ID, r volumeRecord)
 	case err != nil:
 		return err
 	default:
-		// The claim lasts until the file is unlinked, so that nobody attaches
-		// it in between.
+		// The claim prevents an attach until the file is unlinked.
 		defer func() { _ = f.release() }()
 		if err := checkUnread(f.File, name); err != nil {
 			return err
@@ -76,7 +75,7 @@ func (e *Engine) deleteVolume(ctx context.Context, id volume.ID, r volumeRecord)
 			return err
 		}
 		if was == copying {
-			e.settled(r.Size, r.Settings.thick())
+			e.markAllocated(r.Size, r.Settings.thick())
 		}
 		crashpoint.Hit("delete.marked")
 	}
@@ -87,8 +86,8 @@ func (e *Engine) deleteVolume(ctx context.Context, id volume.ID, r volumeRecord)
 	return nil
 }
 
-// dropVolume takes away the files and then the record of a volume that is
-// marked, or that was never acknowledged.
+// dropVolume removes the files and then the record of a volume that is marked
+// as deleting or was not acknowledged.
 func (e *Engine) dropVolume(ctx context.Context, id volume.ID, r volumeRecord) error {
 	if r.FromVolume != "" {
 		if err := e.unpin(ctx, r.FromVolume, string(id)); err != nil {
@@ -115,14 +114,14 @@ func (e *Engine) dropVolume(ctx context.Context, id volume.ID, r volumeRecord) e
 	return nil
 }
 
-// checkUnread refuses to touch a file that a copy still reads.
+// checkUnread returns an error while a copy reads the file.
 func checkUnread(f *os.File, name string) error {
 	readers, err := poolfile.Readers(f)
 	if err != nil {
 		return err
 	}
 	if len(readers) > 0 {
-		return errs.Errorf(errs.Precondition, "%s is being copied into %s; wait until that is done, or delete the copy", name, strings.Join(readers, ", "))
+		return errs.Errorf(errs.Precondition, "%s is being copied into %s; wait for the copy, or delete its volume or snapshot", name, strings.Join(readers, ", "))
 	}
 	return nil
 }

@@ -14,14 +14,14 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Allocated implements volume.Deltas, on every pool: it asks where the file
-// has data, and reads none.
+// Allocated implements volume.Deltas. It uses SEEK_DATA and works in every
+// pool.
 func (e *Engine) Allocated(ctx context.Context, id volume.SnapshotID, from int64) (volume.BlockMap, error) {
 	r, err := e.mappable(ctx, id, from)
 	if err != nil {
 		return volume.BlockMap{}, err
 	}
-	from -= from % granule // blocks are told whole
+	from -= from % granule // whole blocks only
 	return volume.BlockMap{Size: r.Size, Ranges: func(yield func(volume.Range, error) bool) {
 		f, err := e.pool.openFile(snapshotFile(id), os.O_RDONLY, r.Size)
 		if err != nil {
@@ -37,9 +37,9 @@ func (e *Engine) Allocated(ctx context.Context, id volume.SnapshotID, from int64
 	}}, nil
 }
 
-// Delta implements volume.Deltas. The two snapshots share the blocks that are
-// equal, so where their blocks lie tells which differ. Precondition: this pool
-// cannot share blocks. Invalid: they are not of one volume.
+// Delta implements volume.Deltas. Equal blocks of the two snapshots are shared,
+// so the block addresses show which blocks differ. Precondition: the pool
+// cannot share blocks. Invalid: the snapshots are of different volumes.
 func (e *Engine) Delta(ctx context.Context, base, target volume.SnapshotID, from int64) (volume.BlockMap, error) {
 	b, err := e.mappable(ctx, base, 0)
 	if err != nil {
@@ -63,7 +63,8 @@ func (e *Engine) Delta(ctx context.Context, base, target volume.SnapshotID, from
 	}}, nil
 }
 
-// compare yields what differs; an error that it returns was not yielded yet.
+// compare yields the ranges that differ; it does not yield the error that it
+// returns.
 func (e *Engine) compare(ctx context.Context, base, target volume.SnapshotID, baseSize, size, from int64, yield func(volume.Range, error) bool) error {
 	fb, err := e.pool.openFile(snapshotFile(base), os.O_RDONLY, baseSize)
 	if err != nil {
@@ -88,7 +89,8 @@ func (e *Engine) compare(ctx context.Context, base, target volume.SnapshotID, ba
 	return nil
 }
 
-// mappable returns a snapshot that can be asked for ranges from an offset on.
+// mappable returns the record of a snapshot that is ready, and checks the
+// offset and the file.
 func (e *Engine) mappable(ctx context.Context, id volume.SnapshotID, from int64) (snapshotRecord, error) {
 	r, err := e.readySnapshot(ctx, id)
 	switch {
@@ -108,7 +110,7 @@ func (e *Engine) mappable(ctx context.Context, id volume.SnapshotID, from int64)
 
 func snapshotFile(id volume.SnapshotID) string { return snapshotsDir + "/" + string(id) }
 
-// dataRanges lists where a file may hold data, by SEEK_DATA.
+// dataRanges yields the ranges that can hold data, by SEEK_DATA.
 func dataRanges(ctx context.Context, f *os.File, size, from int64) iter.Seq2[volume.Range, error] {
 	return func(yield func(volume.Range, error) bool) {
 		for from < size {
@@ -125,7 +127,7 @@ func dataRanges(ctx context.Context, f *os.File, size, from int64) iter.Seq2[vol
 				end, err = f.Seek(start, unix.SEEK_HOLE)
 			}
 			if err != nil {
-				yield(volume.Range{}, fmt.Errorf("find data behind %d in %s: %w", from, f.Name(), err))
+				yield(volume.Range{}, fmt.Errorf("find data after offset %d in %s: %w", from, f.Name(), err))
 				return
 			}
 			end = min(end, size)

@@ -12,8 +12,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Expand implements volume.Engine. It makes the file larger; who has it
-// attached then tells the device and the file system.
+// Expand implements volume.Engine. It grows the file; NodeExpandVolume then
+// grows the device and the file system.
 func (e *Engine) Expand(ctx context.Context, id volume.ID, size volume.SizeRange) (volume.Volume, error) {
 	unlock, err := e.locks.Lock(ctx, "vol:"+string(id))
 	if err != nil {
@@ -40,10 +40,11 @@ func (e *Engine) Expand(ctx context.Context, id volume.ID, size volume.SizeRange
 	return e.volume(id, r), nil
 }
 
-// chooseExpansion picks the new size; the present one when it satisfies.
+// chooseExpansion returns the new size, or the current one if that is large
+// enough.
 func (e *Engine) chooseExpansion(id volume.ID, now int64, size volume.SizeRange) (int64, error) {
 	if size.Limit != 0 && now > size.Limit {
-		return 0, errs.Errorf(errs.OutOfRange, "volume %s has %d bytes, the request asks for %s; a volume never shrinks", id, now, size)
+		return 0, errs.Errorf(errs.OutOfRange, "volume %s has %d bytes, but the request is for %s; volumes cannot shrink", id, now, size)
 	}
 	if size.Required <= now {
 		return now, nil
@@ -53,13 +54,13 @@ func (e *Engine) chooseExpansion(id volume.ID, now int64, size volume.SizeRange)
 		return 0, err
 	}
 	if want > e.pool.largest {
-		return 0, errs.Errorf(errs.OutOfRange, "a volume of %d bytes is not possible: a file in this pool has at most %d bytes", want, e.pool.largest)
+		return 0, errs.Errorf(errs.OutOfRange, "a volume of %d bytes is not possible: files in this pool have at most %d bytes", want, e.pool.largest)
 	}
 	return want, nil
 }
 
-// expand grows the file first, then the record: after a crash in between the
-// file is the larger one, and a start believes it.
+// expand grows the file and then the record. After a crash in between the next
+// start uses the size of the file.
 func (e *Engine) expand(ctx context.Context, id volume.ID, r *volumeRecord, want int64) error {
 	more, isThick := want-r.Size, r.Settings.thick()
 	undo, err := e.promise(ctx, more, isThick)
@@ -73,7 +74,7 @@ func (e *Engine) expand(ctx context.Context, id volume.ID, r *volumeRecord, want
 	crashpoint.Hit("expand.grown")
 	r.Size = want
 	err = e.putVolume(ctx, id, *r)
-	e.settled(more, isThick)
+	e.markAllocated(more, isThick)
 	crashpoint.Hit("expand.recorded")
 	return err
 }
@@ -90,7 +91,7 @@ func (e *Engine) growFile(ctx context.Context, id volume.ID, r volumeRecord, wan
 	}
 	if r.Settings.thick() {
 		if err := allocate(ctx, f, r.Size, want); err != nil {
-			// Blocks behind the end go with a truncate to the same size.
+			// Truncate to the same size frees blocks beyond the end.
 			return errors.Join(err, f.Truncate(info.Size()))
 		}
 		crashpoint.Hit("expand.allocated")

@@ -31,7 +31,7 @@ func wantReason(t testing.TB, conditions []volume.Condition, err error, reason s
 	}
 }
 
-// TestFullPool: nothing more is promised, deleting still works.
+// TestFullPool checks that a full pool promises no space and allows deletion.
 func TestFullPool(t *testing.T) {
 	for name, pool := range map[string]func(testing.TB) string{"xfs": onXFS, "ext4": onExt4} {
 		t.Run(name, func(t *testing.T) {
@@ -69,7 +69,7 @@ func TestFullPool(t *testing.T) {
 	}
 }
 
-// fillUp reserves blocks until there are none, down to the last one.
+// fillUp reserves all free blocks.
 func fillUp(t testing.TB, f *os.File) {
 	t.Helper()
 	var at int64
@@ -123,7 +123,7 @@ func TestDamagedFiles(t *testing.T) {
 	short := create(t, e, volume.CreateRequest{Name: "short", Size: volume.SizeRange{Required: mib}})
 	testkit.Must(t, os.Remove(file(e, gone)), os.Truncate(file(e, short), 4096))
 	orphan := filepath.Join(e.pool.path, volumesDir, "vol-orphan")
-	testkit.Must(t, os.WriteFile(orphan, []byte("somebody's"), 0o600))
+	testkit.Must(t, os.WriteFile(orphan, []byte("foreign"), 0o600))
 	e = reopen(t, e)
 	conditions, err := e.VolumeHealth(t.Context(), gone.ID)
 	wantReason(t, conditions, err, reasonFileMissing, volume.DataLoss)
@@ -131,9 +131,9 @@ func TestDamagedFiles(t *testing.T) {
 	wantReason(t, conditions, err, reasonFileTruncated, volume.DataLoss)
 	conditions, err = e.StorageHealth(t.Context())
 	wantReason(t, conditions, err, reasonOrphan, volume.Degraded)
-	refused(t, "Expand of a file that was cut off", errs.Precondition)(e.Expand(t.Context(), short.ID, volume.SizeRange{Required: 2 * mib}))
+	refused(t, "Expand of a truncated file", errs.Precondition)(e.Expand(t.Context(), short.ID, volume.SizeRange{Required: 2 * mib}))
 	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: short.ID})
-	wantKind(t, err, "CreateSnapshot of a file that was cut off", errs.Precondition)
+	wantKind(t, err, "CreateSnapshot of a truncated file", errs.Precondition)
 	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: gone.ID})
 	wantKind(t, err, "CreateSnapshot of a file that is gone", errs.Precondition)
 	empty(t, e, incomingDir)
@@ -160,7 +160,7 @@ func TestPoolMissing(t *testing.T) {
 	}
 }
 
-// TestPoolReplaced: another pool.json at the same place is another pool.
+// TestPoolReplaced checks that another pool.json at the path is another pool.
 func TestPoolReplaced(t *testing.T) {
 	dir := onXFS(t)
 	e := open(t, config(dir))
@@ -197,8 +197,8 @@ func TestOpenRefuses(t *testing.T) {
 	wantKind(t, err, "files without records", errs.Precondition)
 }
 
-// TestPoolIsRemembered: an empty mount point is not taken for a new pool.
-func TestPoolIsRemembered(t *testing.T) {
+// TestPoolIsRecorded checks that an empty mount point does not become a new pool.
+func TestPoolIsRecorded(t *testing.T) {
 	c := config(t.TempDir())
 	c.StateDir = t.TempDir()
 	closeEngine(t, open(t, c))

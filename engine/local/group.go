@@ -12,15 +12,14 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// CreateGroup implements volume.Groups. All members that are mounted are
-// frozen together while all are cut. Precondition: a member is attached but
-// not mounted, so that nothing can hold it still, unless the parameter
-// consistency is member.
+// CreateGroup implements volume.Groups. Mounted members are frozen together.
+// Precondition: a member is attached as a raw device, which cannot be frozen,
+// and the parameter consistency is not "member".
 func (e *Engine) CreateGroup(ctx context.Context, req volume.GroupRequest) (volume.Group, error) {
 	if err := checkName(req.Name); err != nil {
 		return volume.Group{}, err
 	}
-	memberwise, err := parseConsistency(req.Parameters)
+	allowCrashConsistent, err := parseConsistency(req.Parameters)
 	if err != nil {
 		return volume.Group{}, err
 	}
@@ -29,11 +28,11 @@ func (e *Engine) CreateGroup(ctx context.Context, req volume.GroupRequest) (volu
 		return volume.Group{}, errs.Errorf(errs.Invalid, "a group needs at least one volume")
 	}
 	for {
-		id, err := e.createGroupOnce(ctx, req.Name, sources, memberwise)
+		id, err := e.createGroupOnce(ctx, req.Name, sources, allowCrashConsistent)
 		switch {
 		case errors.Is(err, errLeftover):
 			if err := e.DeleteGroup(ctx, id); err != nil {
-				return volume.Group{}, fmt.Errorf("the previous group with the name %q is not deleted yet: %w", req.Name, err)
+				return volume.Group{}, fmt.Errorf("delete the incomplete previous group %q: %w", req.Name, err)
 			}
 		case err != nil:
 			return volume.Group{}, err
@@ -43,7 +42,7 @@ func (e *Engine) CreateGroup(ctx context.Context, req volume.GroupRequest) (volu
 	}
 }
 
-func (e *Engine) createGroupOnce(ctx context.Context, name string, sources []volume.ID, memberwise bool) (volume.GroupID, error) {
+func (e *Engine) createGroupOnce(ctx context.Context, name string, sources []volume.ID, allowCrashConsistent bool) (volume.GroupID, error) {
 	keys := []string{"groupname:" + name}
 	for _, id := range sources {
 		keys = append(keys, "vol:"+string(id))
@@ -67,15 +66,15 @@ func (e *Engine) createGroupOnce(ctx context.Context, name string, sources []vol
 	if err != nil {
 		return "", err
 	}
-	b.memberwise = memberwise
+	b.allowCrashConsistent = allowCrashConsistent
 	id = volume.NewGroupID(e.pool.uuid)
-	if err := e.take(ctx, b.asGroup(id, name)); err != nil {
+	if err := e.takeSnapshots(ctx, b.asGroup(id, name)); err != nil {
 		return "", fmt.Errorf("create group %q: %w", name, e.explain(err))
 	}
 	return id, nil
 }
 
-// asGroup makes the batch commit a group together with its members.
+// asGroup makes the batch commit a group with its members.
 func (b *batch) asGroup(id volume.GroupID, name string) *batch {
 	g := groupRecord{Name: name, State: ready}
 	for _, m := range b.members {
@@ -84,9 +83,9 @@ func (b *batch) asGroup(id volume.GroupID, name string) *batch {
 		g.Sources = append(g.Sources, m.source)
 		g.Snapshots = append(g.Snapshots, m.snapshot)
 	}
-	b.stamp = func(at time.Time) { g.Created = at }
-	b.also = func(tx *store.Tx) error {
-		// A group whose members are not protected yet is not one.
+	b.onCreated = func(at time.Time) { g.Created = at }
+	b.commitHook = func(tx *store.Tx) error {
+		// Until its members are pinned the group is not visible.
 		g.State = ready
 		if b.members[0].record.State == pinning {
 			g.State = pinning
@@ -105,7 +104,7 @@ func (e *Engine) sameGroup(ctx context.Context, id volume.GroupID, r groupRecord
 		return errLeftover
 	}
 	if !slices.Equal(r.Sources, sources) {
-		return errs.Errorf(errs.Exists, "group %s has the name %q already, with snapshots of volumes %v; the request asks for volumes %v", id, r.Name, r.Sources, sources)
+		return errs.Errorf(errs.Exists, "group %s already has the name %q, with snapshots of volumes %v; the request is for volumes %v", id, r.Name, r.Sources, sources)
 	}
 	if e.pool.readOnly {
 		return nil
@@ -144,7 +143,7 @@ func (e *Engine) GetGroup(ctx context.Context, id volume.GroupID) (volume.Group,
 			return err
 		}
 		if !found || !r.State.visible() {
-			return errs.Errorf(errs.NotFound, "there is no group %q", id)
+			return errs.Errorf(errs.NotFound, "group %q does not exist", id)
 		}
 		g = volume.Group{ID: id, Name: r.Name, Created: r.Created, Ready: true}
 		for _, s := range r.Snapshots {
@@ -187,8 +186,7 @@ func (e *Engine) DeleteGroup(ctx context.Context, id volume.GroupID) error {
 	return nil
 }
 
-// groupRemoval is what a deletion of members has to do with their group; nil
-// is nothing.
+// groupRemoval updates a group while its members are deleted; nil does nothing.
 type groupRemoval struct {
 	id   volume.GroupID
 	name string
@@ -206,7 +204,7 @@ func (g *groupRemoval) mark(tx *store.Tx) error {
 	return groupBucket.Put(tx, string(g.id), r)
 }
 
-func (g *groupRemoval) forget(tx *store.Tx) error {
+func (g *groupRemoval) deleteRecords(tx *store.Tx) error {
 	if g == nil {
 		return nil
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Reasons of conditions.
+// Reasons of conditions. They are part of the API.
 const (
 	reasonFileMissing   = "BackingFileMissing"
 	reasonFileForeign   = "BackingFileForeign"
@@ -20,11 +20,12 @@ const (
 	reasonPoolReadOnly  = "PoolReadOnly"
 	reasonPoolFailed    = "PoolFailed"
 	reasonOrphan        = "OrphanFile"
-	// reasonSnapshotDamaged: the files of snapshots have no health of their own.
+	// Snapshots have no health RPC of their own; StorageHealth reports them.
 	reasonSnapshotDamaged = "SnapshotDamaged"
-	// reasonFilled: the volume is not there yet, its copy is under way.
+	// reasonFilled: the copy into the volume is in progress.
 	reasonFilled = "BeingFilled"
-	// reasonCopied: the volume can be attached when its copies are done.
+	// reasonCopied: the volume cannot be attached before copies of it are
+	// complete.
 	reasonCopied = "BeingCopied"
 )
 
@@ -40,7 +41,7 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 	}
 	if r.State != ready {
 		return append(all, volume.Condition{Severity: volume.Inaccessible, Reason: reasonFilled,
-			Message: describeProgress(e.volume(id, r).Progress) + " copied; the volume can be used when all is"}), nil
+			Message: describeProgress(e.volume(id, r).Progress) + " copied; the volume is usable after the copy"}), nil
 	}
 	_, err = e.pool.inspect(volumesDir+"/"+string(id), r.Size)
 	c, err := conditionOf(err)
@@ -49,7 +50,7 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 	}
 	if p, running := e.copies.progressFrom(volumesDir + "/" + string(id)); err == nil && running {
 		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonCopied,
-			Message: describeProgress(p) + " copied, and nobody may write meanwhile; the volume can be attached when all is"})
+			Message: describeProgress(p) + " copied; the volume can be attached after the copy, which needs unchanged data"})
 	}
 	return all, err
 }
@@ -72,7 +73,8 @@ func (e *Engine) StorageHealth(ctx context.Context) ([]volume.Condition, error) 
 	return append(all, more...), err
 }
 
-// poolHealth looks at the pool; space only matters to those who still need it.
+// poolHealth returns the conditions of the pool; a lack of space only if
+// needsSpace is set.
 func (e *Engine) poolHealth(ctx context.Context, needsSpace bool) ([]volume.Condition, error) {
 	if c, err := conditionOf(e.pool.checkPresent()); c.Reason != "" || err != nil {
 		return []volume.Condition{c}, err
@@ -84,7 +86,7 @@ func (e *Engine) poolHealth(ctx context.Context, needsSpace bool) ([]volume.Cond
 	}
 	if st.Flags&unix.ST_RDONLY != 0 {
 		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonPoolReadOnly,
-			Message: fmt.Sprintf("the file system of pool %s is mounted read-only; look into the kernel's log for why", e.pool.path)})
+			Message: fmt.Sprintf("the file system of pool %s is mounted read-only; check the kernel log for the reason", e.pool.path)})
 	} else if c := e.failure(ctx); c.Reason != "" {
 		return []volume.Condition{c}, nil
 	}
@@ -94,12 +96,12 @@ func (e *Engine) poolHealth(ctx context.Context, needsSpace bool) ([]volume.Cond
 	}
 	if needsSpace && s.nearlyFull() {
 		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonPoolFull,
-			Message: fmt.Sprintf("the pool has %d of %d bytes left; when full, thin volumes fail to write: make room or enlarge it", s.free, s.total)})
+			Message: fmt.Sprintf("the pool has %d of %d bytes left, and writes to thin volumes fail when it is full; delete volumes or enlarge the pool", s.free, s.total)})
 	}
 	return all, nil
 }
 
-// inaccessible reports whether nothing more can be said than that.
+// inaccessible reports whether further checks are pointless.
 func inaccessible(all []volume.Condition) bool {
 	return slices.ContainsFunc(all, func(c volume.Condition) bool { return c.Severity == volume.Inaccessible })
 }

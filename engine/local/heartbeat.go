@@ -14,34 +14,35 @@ import (
 )
 
 const (
-	// beatPause is how old the answer of a heartbeat may be, so that many who
-	// ask cost the disk one small write a second.
-	beatPause = time.Second
-	// beatWait is how long one who asks waits for the disk, and beatBound how
-	// long a disk may be busy before it is called silent.
-	beatWait  = 2 * time.Second
-	beatBound = 30 * time.Second
+	// heartbeatInterval is the maximum age of a result, so that many callers
+	// cost one small write per second.
+	heartbeatInterval = time.Second
+	// heartbeatWait is how long a caller waits for the disk, and
+	// heartbeatTimeout after which time without an answer the disk is reported
+	// as failed.
+	heartbeatWait    = 2 * time.Second
+	heartbeatTimeout = 30 * time.Second
 )
 
-// heartbeat asks the pool's file system whether it still takes writes. Nothing
-// else tells for certain: after an error of its disk ext4 refuses writes without
-// being mounted read-only (since Linux 6.12, and in older ones kept up), and
-// XFS shuts down without showing it in statfs.
+// heartbeat checks by a write whether the pool's file system accepts writes. No
+// flag shows this reliably: after a disk error ext4 refuses writes without a
+// read-only mount (since Linux 6.12, and before if remounting is disabled), and
+// XFS shuts down without a sign in statfs.
 type heartbeat struct {
-	write func() error // makes a little durable
+	write func() error // writes and syncs a block
 
 	mu    sync.Mutex
-	done  chan struct{} // of the beat under way; nil: none is
-	began time.Time     // the last beat
+	done  chan struct{} // nil: no write is in flight
+	began time.Time     // start of the last write
 	ended time.Time
-	err   error // of the last beat that ended
+	err   error // result of the last complete write
 }
 
-// beat returns what keeps the pool from taking writes, and for how long the
-// disk has been silent if it is. running counts the write under way.
+// beat returns the error of the last write, and for how long the disk has not
+// answered if it failed to answer in time. running counts the write in flight.
 func (h *heartbeat) beat(ctx context.Context, running *sync.WaitGroup) (silent time.Duration, err error) {
 	h.mu.Lock()
-	if h.done == nil && time.Since(h.ended) >= beatPause {
+	if h.done == nil && time.Since(h.ended) >= heartbeatInterval {
 		h.done, h.began = make(chan struct{}), time.Now()
 		running.Go(h.run)
 	}
@@ -50,7 +51,7 @@ func (h *heartbeat) beat(ctx context.Context, running *sync.WaitGroup) (silent t
 	if done == nil {
 		return 0, err
 	}
-	timer := time.NewTimer(beatWait)
+	timer := time.NewTimer(heartbeatWait)
 	defer timer.Stop()
 	select {
 	case <-done:
@@ -60,8 +61,8 @@ func (h *heartbeat) beat(ctx context.Context, running *sync.WaitGroup) (silent t
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	if silent = time.Since(began); silent < beatBound {
-		silent = 0 // busy, so far
+	if silent = time.Since(began); silent < heartbeatTimeout {
+		silent = 0 // busy, not failed yet
 	}
 	return silent, err
 }
@@ -75,11 +76,11 @@ func (h *heartbeat) run() {
 	h.done = nil
 }
 
-// writeAndForget makes a block durable in a file without a name.
+// writeAndForget writes and syncs a block in an unnamed file.
 func (p *pool) writeAndForget() error {
 	f, err := p.root.OpenFile(incomingDir, unix.O_TMPFILE|os.O_RDWR, 0o600)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EISDIR) {
-		return nil // such a file system does not tell before it is asked to keep something
+		return nil // such a file system reports failures only on later writes
 	}
 	if err != nil {
 		return err
@@ -88,8 +89,8 @@ func (p *pool) writeAndForget() error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// failure describes a pool that takes no writes; an empty reason is "well". A
-// full pool is another matter, and a read-only one no failure.
+// failure returns the condition of a pool that does not accept writes; an empty
+// reason means it does. Full and read-only pools are reported elsewhere.
 func (e *Engine) failure(ctx context.Context) volume.Condition {
 	if e.pool.readOnly {
 		return volume.Condition{}
@@ -98,11 +99,11 @@ func (e *Engine) failure(ctx context.Context) volume.Condition {
 	c := volume.Condition{Severity: volume.Inaccessible, Reason: reasonPoolFailed}
 	switch {
 	case silent > 0:
-		c.Message = fmt.Sprintf("the disk of pool %s has not answered a write for %s; look into the kernel's log", e.pool.path, silent.Round(time.Second))
+		c.Message = fmt.Sprintf("the disk of pool %s has not answered a write for %s; check the kernel log", e.pool.path, silent.Round(time.Second))
 	case err == nil, errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
 		return volume.Condition{}
 	default:
-		c.Message = fmt.Sprintf("the file system of pool %s takes no writes: %v; look into the kernel's log, mend or replace the disk, and mount it again", e.pool.path, err)
+		c.Message = fmt.Sprintf("the file system of pool %s does not accept writes: %v; check the kernel log, repair or replace the disk, and mount it again", e.pool.path, err)
 	}
 	return c
 }

@@ -11,23 +11,23 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// noteName is the file in the state directory that remembers which pool was
+// poolRecordName is the file in the state directory that records which pool was
 // served from which path.
-const noteName = "local-pool.json"
+const poolRecordName = "local-pool.json"
 
-// note is its content.
-type note struct {
+// poolRecord is the content of that file.
+type poolRecord struct {
 	Path string `json:"path"`
 	UUID string `json:"uuid"`
 }
 
-// remembered returns the UUID of the pool that was last served from the path;
-// empty when none was.
-func remembered(stateDir, path string) (string, error) {
+// recordedPool returns the UUID of the pool that was last served from the path,
+// or "".
+func recordedPool(stateDir, path string) (string, error) {
 	if stateDir == "" {
 		return "", nil
 	}
-	name := filepath.Join(stateDir, noteName)
+	name := filepath.Join(stateDir, poolRecordName)
 	data, err := os.ReadFile(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
@@ -35,7 +35,7 @@ func remembered(stateDir, path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var n note
+	var n poolRecord
 	if err := json.Unmarshal(data, &n); err != nil {
 		return "", errs.Errorf(errs.Precondition, "%s cannot be read: %w; remove it if the right disk is mounted", name, err)
 	}
@@ -45,14 +45,14 @@ func remembered(stateDir, path string) (string, error) {
 	return n.UUID, nil
 }
 
-// checkNotLost refuses to create the image or the directory, at path, of a pool
-// that was served from here before.
-func checkNotLost(c Config, path string) error {
+// checkPoolNotMissing returns an error if path, the image or directory of a
+// pool that was served here before, does not exist and would be created.
+func checkPoolNotMissing(c Config, path string) error {
 	pool, err := realPath(c.Pool)
 	if err != nil {
 		return err
 	}
-	expected, err := remembered(c.StateDir, pool)
+	expected, err := recordedPool(c.StateDir, pool)
 	if err != nil || expected == "" {
 		return err
 	}
@@ -60,19 +60,19 @@ func checkNotLost(c Config, path string) error {
 		return err
 	}
 	if _, err := os.Stat(filepath.Join(pool, identityName)); err == nil {
-		return errs.Errorf(errs.Precondition, "it does not exist, and pool %s is at %s without it; leave the image out, or put it back", expected, pool)
+		return errs.Errorf(errs.Precondition, "it does not exist, but pool %s is in %s; do not configure an image, or restore the image", expected, pool)
 	}
-	return fmt.Errorf("it does not exist: %w", lostPool(expected))
+	return fmt.Errorf("it does not exist: %w", missingPoolError(expected))
 }
 
-func lostPool(uuid string) error {
-	return errs.Errorf(errs.Precondition, "pool %s was served from here before and is not here now; mount its disk (or remove %s from the state directory to begin a new pool)", uuid, noteName)
+func missingPoolError(uuid string) error {
+	return errs.Errorf(errs.Precondition, "pool %s was served from here before and is not here now; mount its disk (or remove %s from the state directory to create a new pool)", uuid, poolRecordName)
 }
 
-// realPath resolves the links in a path whose last elements need not exist.
+// realPath resolves the links in a path whose last elements can be missing.
 func realPath(path string) (string, error) {
 	if path == "" {
-		return "", errs.Errorf(errs.Invalid, "no pool directory is given")
+		return "", errs.Errorf(errs.Invalid, "the pool directory is not set")
 	}
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -88,7 +88,7 @@ func realPath(path string) (string, error) {
 	}
 	target, err := os.Readlink(path)
 	switch {
-	case err != nil: // it does not exist, or went just now
+	case err != nil: // it does not exist
 		return filepath.Join(parent, filepath.Base(path)), nil
 	case filepath.IsAbs(target):
 		return realPath(target)
@@ -96,32 +96,31 @@ func realPath(path string) (string, error) {
 	return realPath(filepath.Join(parent, target))
 }
 
-// remember notes the pool. The file is durable before it gets its name: a
-// power cut may lose the note, which costs a check, but must not leave an empty
-// one, which would keep the pool closed.
-func remember(stateDir, path, uuid string) error {
+// recordPool records the pool. The file is durable before its rename: a power
+// loss can lose the record, which costs only a check, but must not leave an
+// empty file, which would prevent the pool from opening.
+func recordPool(stateDir, path, uuid string) error {
 	if stateDir == "" {
 		return nil
 	}
-	if known, err := remembered(stateDir, path); err != nil || known == uuid {
+	if known, err := recordedPool(stateDir, path); err != nil || known == uuid {
 		return err
 	}
 	if err := os.MkdirAll(stateDir, 0o700); err != nil {
 		return err
 	}
-	data, err := json.Marshal(note{Path: path, UUID: uuid})
+	data, err := json.Marshal(poolRecord{Path: path, UUID: uuid})
 	if err != nil {
 		return err
 	}
-	name := filepath.Join(stateDir, noteName)
+	name := filepath.Join(stateDir, poolRecordName)
 	if err := replaceFile(name, append(data, '\n')); err != nil {
-		return fmt.Errorf("note the pool: %w", err)
+		return fmt.Errorf("record the pool: %w", err)
 	}
 	return nil
 }
 
-// replaceFile writes a file: after a crash or a power loss it is the old or the new
-// one.
+// replaceFile replaces a file atomically and durably.
 func replaceFile(path string, data []byte) error {
 	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {

@@ -19,13 +19,14 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 )
 
-// imageLabel names the file system in the image, for people who find it.
+// imageLabel is the label of the file system in the image, for administrators
+// that find the image.
 const imageLabel = "cleat-pool"
 
 // image is a pool's file system in one file.
 type image struct {
-	path string // of the file
-	pool string // of the directory it is mounted on
+	path string // path of the file
+	pool string // mount point
 	size int64
 	Config
 }
@@ -42,9 +43,9 @@ func (c Config) image() (image, error) {
 	return image{path: c.imagePath(), pool: pool, size: (c.Image + granule - 1) / granule * granule, Config: c}, err
 }
 
-// prepareImage makes the image if there is none, and mounts it on the pool
-// directory; done already is no error. An image that is there is never
-// formatted, whatever it holds: it gets its name only when it is complete.
+// prepareImage creates the image if it does not exist, and mounts it on the
+// pool directory. It is idempotent. An existing image is never formatted: an
+// image gets its name when it is complete.
 func prepareImage(ctx context.Context, c Config) error {
 	if c.Image == 0 {
 		return nil
@@ -61,15 +62,15 @@ func prepareImage(ctx context.Context, c Config) error {
 
 func (i image) prepare(ctx context.Context) error {
 	if least := mkfs.MinSize(mkfs.XFS); i.size < least {
-		return errs.Errorf(errs.OutOfRange, "%d bytes are too few for a pool, the least is %d", i.size, least)
+		return errs.Errorf(errs.OutOfRange, "%d bytes are too few for a pool; the minimum is %d", i.size, least)
 	}
-	if err := checkNotLost(i.Config, i.path); err != nil {
+	if err := checkPoolNotMissing(i.Config, i.path); err != nil {
 		return err
 	}
 	if err := errors.Join(os.MkdirAll(filepath.Dir(i.path), 0o700), os.MkdirAll(i.pool, 0o700)); err != nil {
 		return err
 	}
-	// Two processes that start at once must not both make or mount it.
+	// Only one of several starting processes creates or mounts the image.
 	dir, err := os.Open(filepath.Dir(i.path))
 	if err != nil {
 		return err
@@ -102,16 +103,16 @@ func (i image) prepare(ctx context.Context) error {
 	return i.grow(ctx, f)
 }
 
-// verify refuses an image that does not hold the pool that was served from its
-// directory before.
+// verify returns an error if the image does not contain the pool that was
+// served from its directory before.
 func (i image) verify() error {
-	expected, err := remembered(i.StateDir, i.pool)
+	expected, err := recordedPool(i.StateDir, i.pool)
 	if err != nil || expected == "" {
 		return err
 	}
 	f, err := os.Open(filepath.Join(i.pool, identityName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return lostPool(expected)
+		return missingPoolError(expected)
 	}
 	if err != nil {
 		return err
@@ -121,7 +122,7 @@ func (i image) verify() error {
 	return err
 }
 
-// open opens the image, and makes it first when it is missing.
+// open opens the image and creates it if it does not exist.
 func (i image) open(ctx context.Context, dir *os.File) (*os.File, error) {
 	flags := os.O_RDWR
 	if i.ReadOnly {
@@ -137,8 +138,8 @@ func (i image) open(ctx context.Context, dir *os.File) (*os.File, error) {
 	return os.OpenFile(i.path, flags, 0)
 }
 
-// create makes the whole image under another name. That name is ours alone:
-// what it holds is an attempt that a crash cut off.
+// create creates the image with a temporary name that only cleat uses; an
+// existing temporary file is from an interrupted attempt.
 func (i image) create(ctx context.Context, dir *os.File) error {
 	draft := i.draft()
 	if err := os.Remove(draft); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -159,10 +160,10 @@ func (i image) draft() string {
 	return filepath.Join(filepath.Dir(i.path), "."+filepath.Base(i.path)+".making")
 }
 
-// fill reserves all blocks of the image: a pool that promises room must not
-// run out of it one floor below.
+// fill reserves all blocks of the image, so that the file system in the image
+// cannot run out of space on the disk below.
 func (i image) fill(ctx context.Context, path string) error {
-	if err := i.checkRoom(0); err != nil {
+	if err := i.checkSpace(0); err != nil {
 		return err
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
@@ -180,15 +181,15 @@ func (i image) fill(ctx context.Context, path string) error {
 	return f.Sync()
 }
 
-// checkRoom refuses a size that the disk cannot have before everybody else on
-// it runs out of room; had is what the image takes already.
-func (i image) checkRoom(had int64) error {
+// checkSpace returns an error if the disk has no space for the image; had is
+// the current size of the image.
+func (i image) checkSpace(had int64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(filepath.Dir(i.path), &st); err != nil {
 		return fmt.Errorf("statfs %s: %w", filepath.Dir(i.path), err)
 	}
 	if free := int64(st.Bavail) * st.Bsize; i.size-had > free {
-		return errs.Errorf(errs.Exhausted, "there is no room for %d bytes: its disk has %d bytes free; choose a smaller image or another directory", i.size-had, free)
+		return errs.Errorf(errs.Exhausted, "no space for %d bytes: the disk has %d bytes free; choose a smaller image or another directory", i.size-had, free)
 	}
 	return nil
 }
@@ -196,10 +197,10 @@ func (i image) checkRoom(had int64) error {
 func (i image) extend(ctx context.Context, f *os.File, from int64) error {
 	err := allocate(ctx, f, from, i.size)
 	if errs.KindOf(err) == errs.Unsupported && errors.Is(err, unix.EOPNOTSUPP) {
-		err = nil // such a file system can only promise
+		err = nil // such a file system cannot reserve blocks
 	}
 	if errors.Is(err, unix.ENOSPC) {
-		err = errs.Errorf(errs.Exhausted, "there is no room for %d bytes: %w", i.size, err)
+		err = errs.Errorf(errs.Exhausted, "no space for %d bytes: %w", i.size, err)
 	}
 	if err != nil {
 		return errors.Join(err, f.Truncate(from))
@@ -216,9 +217,9 @@ func (i image) mount(ctx context.Context, f *os.File) error {
 	if err != nil {
 		return err
 	}
-	defer open.Close() // from then on the mount alone keeps the device
+	defer open.Close() // the mount keeps the device from here on
 	crashpoint.Hit("image.attached")
-	// Discards would undo the reservation of blocks.
+	// Discards would free the reserved blocks.
 	if err := loop.SetDiscard(ctx, device, false); err != nil {
 		return err
 	}
@@ -230,7 +231,7 @@ func (i image) mount(ctx context.Context, f *os.File) error {
 	return err
 }
 
-// mounted reports whether the image is what is mounted on the pool directory.
+// mounted reports whether the image is mounted on the pool directory.
 func (i image) mounted(ctx context.Context, f *os.File) (bool, error) {
 	m, ok, err := mount.At(ctx, i.pool)
 	if err != nil || !ok {
@@ -245,7 +246,7 @@ func (i image) mounted(ctx context.Context, f *os.File) (bool, error) {
 			return true, nil
 		}
 	}
-	return false, errs.Errorf(errs.Precondition, "%s is mounted on %s already; unmount it, or leave the image out", m.Source, i.pool)
+	return false, errs.Errorf(errs.Precondition, "%s is already mounted on %s; unmount it, or do not configure an image", m.Source, i.pool)
 }
 
 func (i image) checkMountable(ctx context.Context, f *os.File) error {
@@ -254,20 +255,20 @@ func (i image) checkMountable(ctx context.Context, f *os.File) error {
 		return err
 	}
 	if u.inUse() {
-		return errs.Errorf(errs.Precondition, "it is in use elsewhere (%s)", u)
+		return errs.Errorf(errs.Precondition, "the image is in use elsewhere (%s)", u)
 	}
 	entries, err := os.ReadDir(i.pool)
 	if err != nil {
 		return err
 	}
 	if len(entries) > 0 {
-		return errs.Errorf(errs.Precondition, "directory %s is not empty (it holds %q), and a mount would hide that", i.pool, entries[0].Name())
+		return errs.Errorf(errs.Precondition, "directory %s is not empty (it contains %q), and a mount would hide its content", i.pool, entries[0].Name())
 	}
 	return nil
 }
 
-// grow brings image, device and file system to the size that is asked for;
-// each step also finishes what a crash cut off. Nothing ever shrinks.
+// grow grows image, device and file system to the requested size, also after an
+// interrupted attempt. It never shrinks them.
 func (i image) grow(ctx context.Context, f *os.File) error {
 	info, err := f.Stat()
 	if err != nil || i.ReadOnly {
@@ -275,7 +276,7 @@ func (i image) grow(ctx context.Context, f *os.File) error {
 	}
 	size := info.Size()
 	if size < i.size {
-		if err := i.checkRoom(size); err != nil {
+		if err := i.checkSpace(size); err != nil {
 			return err
 		}
 		if err := errors.Join(i.extend(ctx, f, size), f.Sync()); err != nil {
@@ -310,8 +311,8 @@ func (i image) grow(ctx context.Context, f *os.File) error {
 	return err
 }
 
-// UnmountImage takes the image from the pool directory again, after Close; not
-// mounted is no error. mount.ErrBusy: volumes of the pool are still attached.
+// UnmountImage unmounts the image after Close and does nothing if it is not
+// mounted. mount.ErrBusy: volumes of the pool are still attached.
 func UnmountImage(ctx context.Context, c Config) error {
 	i, err := c.image()
 	if err != nil {

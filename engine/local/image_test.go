@@ -46,7 +46,7 @@ func TestImage(t *testing.T) {
 	closeEngine(t, open(t, c)) // still mounted
 	testkit.Must(t, UnmountImage(t.Context(), c))
 	if err := UnmountImage(t.Context(), c); err != nil {
-		t.Errorf("UnmountImage once more: %v", err)
+		t.Errorf("repeated UnmountImage: %v", err)
 	}
 
 	c.Image += 100 * mib
@@ -81,7 +81,7 @@ func TestImageIsNeverFormatted(t *testing.T) {
 		t.Errorf("the file holds %+v now, %v", info, err)
 	}
 	testkit.Must(t, os.Remove(path))
-	// What an interrupted attempt left is made anew.
+	// The file of an interrupted attempt is recreated.
 	testkit.Must(t, os.WriteFile(filepath.Join(filepath.Dir(path), ".pool.img.making"), blank, 0o600))
 	closeEngine(t, open(t, c))
 }
@@ -127,7 +127,7 @@ func TestImageMissing(t *testing.T) {
 	c := config(filepath.Join(disk, "data", "pool"))
 	c.Image, c.StateDir = mkfs.MinSize(mkfs.XFS), t.TempDir()
 	t.Cleanup(func() { testkit.Must(t, UnmountImage(context.Background(), c)) })
-	testkit.Must(t, prepareImage(t.Context(), c)) // a first start that ended half-way
+	testkit.Must(t, prepareImage(t.Context(), c)) // an interrupted first start
 	e := open(t, c)
 	uuid := e.UUID()
 	closeEngine(t, e)
@@ -218,7 +218,7 @@ func TestForeignImage(t *testing.T) {
 	closeEngine(t, open(t, c))
 	testkit.Must(t, UnmountImage(t.Context(), c))
 	path := c.Pool + ".img"
-	real, stray := path+".real", path+".stray"
+	real, foreign := path+".real", path+".foreign"
 	testkit.Must(t, os.Rename(path, real))
 	other := c
 	other.StateDir = ""
@@ -240,6 +240,6 @@ func TestForeignImage(t *testing.T) {
 			testkit.Must(t, UnmountImage(t.Context(), c))
 		}
 	}
-	testkit.Must(t, os.Rename(path, stray), os.Rename(real, path))
+	testkit.Must(t, os.Rename(path, foreign), os.Rename(real, path))
 	closeEngine(t, open(t, larger))
 }

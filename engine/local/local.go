@@ -1,10 +1,9 @@
 // Package local is the embedded engine: volumes are files in a pool directory
-// of this machine. Size is enforced by the file, space is shared or reserved
-// as each volume asks (thin, thick), and snapshots and clones share blocks
-// where the pool's file system can do that (XFS, btrfs); elsewhere they are
-// sparse copies that go on in the background and survive a restart.
+// of this machine. Volumes are thin or thick. Snapshots and clones share blocks
+// if the pool's file system supports that (XFS, btrfs); otherwise they are
+// sparse copies that run in the background and continue after a restart.
 //
-// A pool looks like this:
+// Layout of a pool:
 //
 //	pool.json     version and UUID; locked while an engine serves the pool
 //	engine.db     what has been promised: volumes, snapshots, groups
@@ -12,10 +11,10 @@
 //	snapshots/    one read-only file for each snapshot
 //	incoming/     files being made; what no record names is removed at start
 //
-// An object exists from the moment its record is committed. Its file is made
-// complete in incoming first and renamed after the commit; a start finishes
-// what a crash cut off, in either direction. A file in volumes or snapshots
-// without a record is never removed, only reported.
+// An object exists once its record is committed. Its file is completed in
+// incoming first and renamed after the commit; the next start completes or
+// rolls back interrupted work. Files in volumes or snapshots without a record
+// are reported, never removed.
 package local
 
 import (
@@ -34,35 +33,36 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Config says which pool to serve, and how.
+// Config configures the pool.
 type Config struct {
-	// Pool is the directory. It is made when missing; a directory with
+	// Pool is the pool directory. It is created if missing; a directory with
 	// foreign content is refused.
 	Pool string
-	// Image, when not zero, is the size in bytes of an XFS file system in one
-	// file that is made once and mounted on Pool, so that copies share blocks
-	// on a machine whose own file system cannot. A later, larger size grows it.
+	// Image, if not zero, is the size in bytes of an XFS image file that is
+	// created once and mounted on Pool, so that copies share blocks on a
+	// machine whose own file system cannot. A larger size later grows the
+	// image.
 	Image int64
-	// ImagePath is the file of Image; empty is Pool with ".img" appended.
+	// ImagePath is the image file; empty: Pool with ".img" appended.
 	ImagePath string
-	// StateDir, when set, is where the identity of the pool is remembered, so
-	// that a disk that is not mounted is not taken for a new, empty pool.
+	// StateDir, if set, is the directory with the recorded identity of the
+	// pool, so that an unmounted disk is not mistaken for a new, empty pool.
 	StateDir string
-	// OverProvision is how many bytes of thin volumes may be promised for each
-	// byte of the pool; 0 means 1, less than 1 is refused.
+	// OverProvision is how many bytes of thin volumes can be promised per byte
+	// of the pool; 0 means 1, less than 1 is refused.
 	OverProvision float64
-	// Guard freezes mounted file systems while a snapshot is taken; nil: none,
-	// and mounted file systems have no snapshots. Close closes it.
+	// Guard freezes mounted file systems during snapshots; with nil, snapshots
+	// of mounted file systems fail. Close closes it.
 	Guard *freeze.Guard
-	// ReadOnly serves what is there and changes nothing. A pool on a read-only
-	// mount is served that way by itself.
+	// ReadOnly serves existing objects without changes. It is implied by a
+	// read-only mount.
 	ReadOnly bool
-	// Logger gets what happens without a caller; nil discards it.
+	// Logger logs background events; nil discards them.
 	Logger *slog.Logger
 }
 
-// Engine serves one pool. It implements all abilities; Backend says which of
-// them this pool really has.
+// Engine serves one pool. It implements all abilities; Backend returns those
+// that this pool supports.
 type Engine struct {
 	pool   *pool
 	store  *store.Store
@@ -73,12 +73,12 @@ type Engine struct {
 	budget *budget
 	copies *copies
 
-	orphans orphanage
+	orphans fileReport
 	heart   heartbeat
 
 	volumes, snapshots atomic.Int64 // for metrics
 
-	writeBack time.Duration // writeBackBound, but in tests
+	writeBack time.Duration // writeBackBound; tests change it
 
 	stop    context.CancelFunc // ends background work
 	base    context.Context    // of background work
@@ -86,16 +86,16 @@ type Engine struct {
 	closed  atomic.Bool
 }
 
-// Open opens the pool, makes it when it is new, and finishes what an earlier
-// engine left half done: it thaws first, then completes renames and
-// deletions, and resumes copies in the background. Precondition: another
-// engine serves the pool, or the directory is not a pool.
+// Open opens the pool, creates it if it is new, and recovers from an
+// interrupted run: it thaws file systems, completes renames and deletions, and
+// resumes copies in the background. Precondition: another engine serves the
+// pool, or the directory is not a pool.
 func Open(ctx context.Context, c Config) (*Engine, error) {
 	if c.OverProvision == 0 {
 		c.OverProvision = 1
 	}
 	if c.OverProvision < 1 {
-		return nil, errs.Errorf(errs.Invalid, "an over-provisioning ratio of %v is not possible, the smallest is 1", c.OverProvision)
+		return nil, errs.Errorf(errs.Invalid, "an over-provisioning ratio of %v is not possible; the minimum is 1", c.OverProvision)
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -134,9 +134,9 @@ func newEngine(ctx context.Context, c Config, p *pool) (*Engine, error) {
 	}, nil
 }
 
-// Close stops background work at its last durable step, waits for it as long
-// as the context lets it, and gives the pool free. Volumes in use stay in use.
-// No call may run any more. A second Close is harmless.
+// Close stops background work at its last durable step, waits for it until the
+// context ends, and releases the pool. Volumes in use stay in use. No other
+// call can be in flight. Close is idempotent.
 func (e *Engine) Close(ctx context.Context) error {
 	e.stop()
 	done := make(chan struct{})
@@ -147,7 +147,7 @@ func (e *Engine) Close(ctx context.Context) error {
 	select {
 	case <-done:
 	case <-ctx.Done():
-		return errs.Errorf(errs.Unavailable, "background work in pool %s does not end: %w", e.pool.path, context.Cause(ctx))
+		return errs.Errorf(errs.Unavailable, "background work in pool %s did not stop: %w", e.pool.path, context.Cause(ctx))
 	}
 	if e.closed.Swap(true) {
 		return nil
@@ -156,13 +156,13 @@ func (e *Engine) Close(ctx context.Context) error {
 	return errors.Join(e.store.Close(), e.pool.close())
 }
 
-// UUID identifies the pool; locators of its volumes carry it.
+// UUID returns the UUID of the pool, which is part of the locators of its
+// volumes.
 func (e *Engine) UUID() string { return e.pool.uuid }
 
-// Backend returns the engine with the abilities that this pool has. Changed
-// blocks are offered on every pool: which blocks hold data can always be told;
-// which differ only where files share blocks, elsewhere Delta answers
-// Precondition.
+// Backend returns the engine with the abilities that this pool supports. Deltas
+// is set for every pool: Allocated always works, and Delta returns Precondition
+// if files cannot share blocks.
 func (e *Engine) Backend() volume.Backend {
 	return volume.Backend{
 		Engine: e, Snapshots: e, Groups: e, Deltas: e, Modifier: e, Health: e,
@@ -173,11 +173,10 @@ func (e *Engine) Backend() volume.Backend {
 	}
 }
 
-// writable refuses every change of a pool that is served read-only, or that is
-// not at its path any more.
+// writable returns an error if the pool is read-only or missing from its path.
 func (e *Engine) writable() error {
 	if e.pool.readOnly {
-		return errs.Errorf(errs.Precondition, "pool %s is read-only: mount its file system read-write and start again", e.pool.path)
+		return errs.Errorf(errs.Precondition, "pool %s is read-only; mount its file system read-write and restart the driver", e.pool.path)
 	}
 	return e.pool.checkPresent()
 }

@@ -6,16 +6,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// collector tells the figures of a pool whenever it is asked.
+// collector collects the metrics of a pool.
 type collector struct {
 	engine                                      *Engine
 	bytes, promised, volumes, snapshots, copies *prometheus.Desc
 	copied, health                              *prometheus.Desc
 }
 
-// Collector returns metrics of the pool: its bytes, what it promised, how many
-// objects it holds and how many copies run. A pool that does not answer leaves
-// out its bytes.
+// Collector returns metrics of the pool: bytes, promised bytes, objects and
+// running copies. The bytes are omitted if the pool is not accessible.
 func (e *Engine) Collector() prometheus.Collector {
 	describe := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("cleat_pool_"+name, help, labels, prometheus.Labels{"pool": e.pool.uuid})
@@ -23,11 +22,11 @@ func (e *Engine) Collector() prometheus.Collector {
 	return &collector{
 		engine:    e,
 		bytes:     describe("bytes", "Bytes of the pool's file system: total, free, and kept in reserve.", "kind"),
-		promised:  describe("promised_bytes", "Sum of the sizes of all volumes, and of what snapshots of thick volumes may need."),
+		promised:  describe("promised_bytes", "Sum of the sizes of all volumes, and of the space reserved for snapshots of thick volumes."),
 		volumes:   describe("volumes", "Volumes in the pool."),
 		snapshots: describe("snapshots", "Snapshots in the pool."),
 		copies:    describe("copies", "Copies that run or wait in the background."),
-		copied:    describe("copy_bytes", "Bytes of each such copy, by the id of the volume or snapshot that it fills: done, and total.", "id", "kind"),
+		copied:    describe("copy_bytes", "Bytes of each copy by the id of its destination volume or snapshot: done, and total.", "id", "kind"),
 		health:    describe("health", "1 for each adverse condition of the pool itself.", "status", "reason"),
 	}
 }
@@ -52,7 +51,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge(c.promised, c.engine.budget.promised())
 	gauge(c.volumes, c.engine.volumes.Load())
 	gauge(c.snapshots, c.engine.snapshots.Load())
-	// A pool that cannot be judged says so by its missing bytes.
+	// After an error the missing bytes metric shows the problem.
 	conditions, _ := c.engine.StorageHealth(context.Background())
 	for _, h := range conditions {
 		gauge(c.health, 1, string(h.Severity), h.Reason)

@@ -15,12 +15,12 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Modify implements volume.Modifier. What changes is written onto the backing
-// file, where the next attach reads it, and applied to the device at once when
-// there is one. Made thick, a volume gets blocks for all its bytes; made thin,
-// it gives back those that were never written, and of an attached file system
-// those that are not used; where the kernel cannot let a device discard again,
-// that waits for the next attach.
+// Modify implements volume.Modifier. It writes the settings to the backing
+// file, where the next attach reads them, and applies them to the device of an
+// attached volume. A volume that becomes thick gets blocks for all its bytes. A
+// volume that becomes thin frees its unwritten blocks, and the unused ones of
+// an attached file system; if the kernel cannot enable discard on an attached
+// device, that waits for the next attach.
 func (e *Engine) Modify(ctx context.Context, id volume.ID, parameters map[string]string) (volume.Volume, error) {
 	if err := ctx.Err(); err != nil {
 		return volume.Volume{}, err
@@ -35,14 +35,14 @@ func (e *Engine) Modify(ctx context.Context, id volume.ID, parameters map[string
 		return volume.Volume{}, err
 	}
 	now := r.Settings
-	if r.Becoming != nil { // an earlier change did not come to its end
-		now = *r.Becoming
+	if r.PendingSettings != nil { // an earlier change was interrupted
+		now = *r.PendingSettings
 	}
 	wanted, err := parseSettings(now, parameters)
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	if wanted == r.Settings && r.Becoming == nil {
+	if wanted == r.Settings && r.PendingSettings == nil {
 		return e.volume(id, r), nil
 	}
 	if err := e.writable(); err != nil {
@@ -57,36 +57,36 @@ func (e *Engine) Modify(ctx context.Context, id volume.ID, parameters map[string
 	return e.volume(id, r), nil
 }
 
-// modify notes what the volume is to become, makes it so, and notes that it
-// is. When there is no room for a thick volume nothing changes.
+// modify records the desired settings, applies them, and records the result.
+// Without space for a thick volume nothing changes.
 func (e *Engine) modify(ctx context.Context, id volume.ID, r *volumeRecord, wanted settings) error {
 	before := r.Settings
-	kindToo := before.thick() != wanted.thick() || r.Becoming != nil
+	provisioningChanges := before.thick() != wanted.thick() || r.PendingSettings != nil
 	if err := e.promiseChange(ctx, r, wanted); err != nil {
 		return err
 	}
-	r.Becoming = &wanted
+	r.PendingSettings = &wanted
 	if err := e.putVolume(ctx, id, *r); err != nil {
 		e.unpromiseChange(r.Size, before, wanted)
 		return err
 	}
 	crashpoint.Hit("modify.intent")
-	if err := e.apply(ctx, id, *r, wanted, kindToo); err != nil {
+	if err := e.apply(ctx, id, *r, wanted, provisioningChanges); err != nil {
 		e.unpromiseChange(r.Size, before, wanted)
-		return errors.Join(err, e.takeBack(context.WithoutCancel(ctx), id, r, kindToo))
+		return errors.Join(err, e.rollBackModify(context.WithoutCancel(ctx), id, r, provisioningChanges))
 	}
 	crashpoint.Hit("modify.applied")
-	r.Settings, r.Becoming = wanted, nil
+	r.Settings, r.PendingSettings = wanted, nil
 	err := e.putVolume(ctx, id, *r)
 	if before.thick() != wanted.thick() {
-		e.settled(r.Size, wanted.thick())
+		e.markAllocated(r.Size, wanted.thick())
 		e.budget.release(r.Size, before.thick())
 	}
 	return err
 }
 
-// promiseChange takes the room of the new kind before that of the old one is
-// given back.
+// promiseChange reserves the space for the new provisioning before the old
+// reservation is released.
 func (e *Engine) promiseChange(ctx context.Context, r *volumeRecord, wanted settings) error {
 	if r.Settings.thick() == wanted.thick() {
 		return nil
@@ -95,7 +95,7 @@ func (e *Engine) promiseChange(ctx context.Context, r *volumeRecord, wanted sett
 		e.budget.record(r.Size, false)
 		return nil
 	}
-	// The thin promise that stands is part of the one that is asked for.
+	// The existing thin promise is part of the new thick one.
 	e.budget.release(r.Size, false)
 	_, err := e.promise(ctx, r.Size, true)
 	e.budget.record(r.Size, false)
@@ -106,46 +106,46 @@ func (e *Engine) unpromiseChange(size int64, before, wanted settings) {
 	if before.thick() == wanted.thick() {
 		return
 	}
-	e.settled(size, wanted.thick())
+	e.markAllocated(size, wanted.thick())
 	e.budget.release(size, wanted.thick())
 }
 
-// takeBack puts the volume back to what it was, as far as that goes.
-func (e *Engine) takeBack(ctx context.Context, id volume.ID, r *volumeRecord, kindToo bool) error {
-	if err := e.apply(ctx, id, *r, r.Settings, kindToo); err != nil {
+// rollBackModify restores the previous settings.
+func (e *Engine) rollBackModify(ctx context.Context, id volume.ID, r *volumeRecord, provisioningChanges bool) error {
+	if err := e.apply(ctx, id, *r, r.Settings, provisioningChanges); err != nil {
 		return err
 	}
-	r.Becoming = nil
+	r.PendingSettings = nil
 	return e.putVolume(ctx, id, *r)
 }
 
-// resumeModify ends a change that was cut off: nobody was told of it, but
-// half of it may be on the file.
+// resumeModify completes an interrupted change, which was not acknowledged but
+// can be partly applied.
 func (e *Engine) resumeModify(ctx context.Context, id volume.ID, r volumeRecord) error {
-	err := e.modify(ctx, id, &r, *r.Becoming)
+	err := e.modify(ctx, id, &r, *r.PendingSettings)
 	if err == nil {
 		return nil
 	}
-	e.logger.Warn("a change of a volume that was cut off is taken back", "volume", id, "reason", err)
-	if r.Becoming == nil {
+	e.logger.Warn("interrupted modify failed, rolling back", "volume", id, "err", err)
+	if r.PendingSettings == nil {
 		return nil
 	}
-	return e.takeBack(ctx, id, &r, true)
+	return e.rollBackModify(ctx, id, &r, true)
 }
 
-// apply makes the file and its devices what the settings say; kindToo also
-// what makes it thick or thin.
-func (e *Engine) apply(ctx context.Context, id volume.ID, r volumeRecord, s settings, kindToo bool) error {
+// apply applies settings to the file and its devices; provisioningChanges: also
+// thick or thin.
+func (e *Engine) apply(ctx context.Context, id volume.ID, r volumeRecord, s settings, provisioningChanges bool) error {
 	name := volumesDir + "/" + string(id)
 	c, err := e.claim(ctx, name, r.Size)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = c.release() }()
-	if kindToo && s.thick() {
-		// Discards are switched off only when the room is sure, because some
-		// kernels cannot switch them on again; then what one of them undid
-		// meanwhile is reserved once more.
+	if provisioningChanges && s.thick() {
+		// Discard is disabled only after the space is reserved, because some
+		// kernels cannot enable it again. The second allocate restores blocks
+		// that were discarded meanwhile.
 		if err := thicken(ctx, c.File, r.Size); err != nil {
 			return err
 		}
@@ -164,7 +164,7 @@ func (e *Engine) apply(ctx context.Context, id volume.ID, r volumeRecord, s sett
 	if err := applyReadAhead(ctx, c.use, s); err != nil {
 		return err
 	}
-	if kindToo && !s.thick() {
+	if provisioningChanges && !s.thick() {
 		return e.thinOut(ctx, c, r.Size)
 	}
 	return nil
@@ -202,15 +202,15 @@ func applyReadAhead(ctx context.Context, u use, s settings) error {
 	return nil
 }
 
-// thinOut gives back the blocks that hold nothing. What is attached is told
-// that it may discard; its file system then says what it does not use.
+// thinOut frees unused blocks. An attached device gets discard enabled, and its
+// file system is trimmed.
 func (e *Engine) thinOut(ctx context.Context, c *claimed, size int64) error {
 	if !c.use.inUse() {
 		return punchUnwritten(ctx, c.File, size)
 	}
 	err := setDiscard(ctx, c.use, true)
 	if errors.Is(err, loop.ErrReattach) {
-		e.logger.Info("the kernel lets this device discard only when it is attached anew; until then the volume keeps its blocks", "file", c.Name(), "device", c.use.String())
+		e.logger.Info("discard not enabled before the next attach, volume keeps its blocks", "path", c.Name(), "device", c.use.String())
 		return nil
 	}
 	if err != nil {
@@ -226,8 +226,8 @@ func (e *Engine) thinOut(ctx context.Context, c *claimed, size int64) error {
 	return nil
 }
 
-// punchUnwritten gives back the reserved blocks that were never written. The
-// caller makes sure that nobody writes meanwhile.
+// punchUnwritten frees reserved blocks that were never written. The caller
+// prevents concurrent writes.
 func punchUnwritten(ctx context.Context, f *os.File, size int64) error {
 	var unwritten []volume.Range
 	for extent, err := range fiemap.Extents(ctx, f, 0, size) {

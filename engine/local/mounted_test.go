@@ -66,9 +66,9 @@ func TestSnapshotOfMounted(t *testing.T) {
 			e := open(t, config(onXFS(t)))
 			v := fsVolume(t, e, "origin", fsType, nil)
 			dir, _ := mounted(t, e, v)
-			data := bytes.Repeat([]byte("made fast "), 30000)
+			data := bytes.Repeat([]byte("data data "), 30000)
 			write(t, dir, "file", data)
-			s := snapshot(t, e, "cut", v.ID)
+			s := snapshot(t, e, "snap", v.ID)
 			write(t, dir, "file", []byte("later"))
 
 			restored := create(t, e, volume.CreateRequest{
@@ -133,7 +133,7 @@ func TestGroupOfMounted(t *testing.T) {
 	for _, s := range g.Snapshots {
 		sources[s.Source] = s
 		if !s.Created.Equal(g.Created) || s.Group != g.ID || !s.Ready {
-			t.Errorf("member %+v of a group cut at %s", s, g.Created)
+			t.Errorf("member %+v of a group of %s", s, g.Created)
 		}
 		wantKind(t, e.DeleteSnapshot(t.Context(), s.ID), "DeleteSnapshot of a member", errs.Invalid)
 	}
@@ -149,7 +149,8 @@ func TestGroupOfMounted(t *testing.T) {
 	}
 }
 
-// TestGroupWithRawInUse: nothing can hold its writer still.
+// TestGroupWithRawInUse checks that a raw device in use is refused, unless
+// crash-consistency is allowed.
 func TestGroupWithRawInUse(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	a := create(t, e, volume.CreateRequest{Name: "a", Size: volume.SizeRange{Required: mib}})
@@ -159,14 +160,14 @@ func TestGroupWithRawInUse(t *testing.T) {
 	_, err := e.CreateGroup(t.Context(), req)
 	wantKind(t, err, "a group with a raw member in use", errs.Precondition)
 	if err != nil && !(strings.Contains(err.Error(), d.Path) && strings.Contains(err.Error(), "consistency=member")) {
-		t.Errorf("%v names neither device nor way out", err)
+		t.Errorf("%v names neither the device nor the remedy", err)
 	}
 	empty(t, e, incomingDir)
 	req.Parameters = map[string]string{"consistency": "member"}
 	if _, err := e.CreateGroup(t.Context(), req); err != nil {
 		t.Errorf("with consistency=member: %v", err)
 	}
-	snapshot(t, e, "alone", b.ID) // as a crash would leave it
+	snapshot(t, e, "alone", b.ID) // crash-consistent
 }
 
 // empty checks that a directory of the pool holds nothing.
@@ -202,7 +203,7 @@ func TestThawAtStart(t *testing.T) {
 	thaw, _, err := e.freeze(t.Context(), []string{dir})
 	testkit.Must(t, err)
 	// The guard would thaw by itself; its work is done here already, so that
-	// only the intent tells the next start.
+	// only the freeze record is left for the next start.
 	testkit.Must(t, thaw())
 	testkit.Run(t, "fsfreeze", "--freeze", dir)
 	defer fsfreeze("--unfreeze", dir)
@@ -213,9 +214,9 @@ func TestThawAtStart(t *testing.T) {
 	write(t, dir, "file", []byte("writable"))
 }
 
-// TestGuardThatNeverSpeaks: the wait for a guard has an end, and nothing is
-// left of the cut.
-func TestGuardThatNeverSpeaks(t *testing.T) {
+// TestUnresponsiveGuard checks that the wait for a guard has a timeout, and nothing is
+// left over.
+func TestUnresponsiveGuard(t *testing.T) {
 	c := config(onXFS(t))
 	c.Guard = freeze.NewGuard("sh", "-c", "cat >/dev/null")
 	e := open(t, c)

@@ -13,24 +13,24 @@ import (
 )
 
 const (
-	// orphansNamed is how many files a message names.
+	// orphansNamed is the maximum number of files in a message.
 	orphansNamed = 5
-	// orphansKept is how long a search for them is good enough: it looks at
-	// every file, and health is asked for often.
+	// orphansKept is the maximum age of a search result: a search inspects
+	// every file, and health is requested often.
 	orphansKept = time.Minute
 )
 
-// orphanage remembers what the last search found: files without a record, and
-// what is wrong with the files of snapshots.
-type orphanage struct {
+// fileReport caches the last search for files without a record and for damaged
+// snapshots.
+type fileReport struct {
 	mu      sync.Mutex
 	at      time.Time
 	names   []string
 	damaged []string
 }
 
-// fileHealth reports files that belong to nothing, and snapshots whose files are
-// damaged. Those of volumes have a health of their own.
+// fileHealth reports files without a record and damaged snapshot files.
+// VolumeHealth reports damaged volume files.
 func (e *Engine) fileHealth(ctx context.Context) (all []volume.Condition, err error) {
 	o := &e.orphans
 	o.mu.Lock()
@@ -46,7 +46,7 @@ func (e *Engine) fileHealth(ctx context.Context) (all []volume.Condition, err er
 	}
 	if len(o.names) > 0 {
 		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonOrphan,
-			Message: "these files belong to no volume or snapshot and are left alone: " + firstOf(o.names, ", ")})
+			Message: "files without a volume or snapshot, which cleat does not remove: " + firstOf(o.names, ", ")})
 	}
 	if len(o.damaged) > 0 {
 		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: reasonSnapshotDamaged, Message: firstOf(o.damaged, "; ")})
@@ -62,9 +62,9 @@ func firstOf(words []string, separator string) string {
 	return text
 }
 
-// findDamagedSnapshots describes the damage of snapshots, of at most limit. A
-// file gets its name after its record was committed, and loses it after its
-// record was marked.
+// findDamagedSnapshots describes the damage of at most limit snapshots. A file
+// gets its name after its record is committed, and is removed after its record
+// is marked.
 func (e *Engine) findDamagedSnapshots(ctx context.Context, limit int) (found []string, err error) {
 	all, err := e.ListSnapshots(ctx, volume.SnapshotQuery{})
 	if err != nil {
@@ -89,9 +89,9 @@ func (e *Engine) findDamagedSnapshots(ctx context.Context, limit int) (found []s
 	return found, nil
 }
 
-// findOrphans returns the files that no record knows, at most limit of them.
-// The names are read before the records: a file appears after its record and
-// goes before it.
+// findOrphans returns at most limit files without a record. It reads the names
+// before the records, since a file appears after its record and is removed
+// before it.
 func (e *Engine) findOrphans(ctx context.Context, limit int) (names []string, err error) {
 	for _, dir := range []string{volumesDir, snapshotsDir} {
 		files, err := e.pool.names(dir)
@@ -126,8 +126,8 @@ func (p *pool) names(dir string) ([]string, error) {
 	return names, errors.Join(err, d.Close())
 }
 
-// has tells a file without a record from one that was deleted between the
-// look at the names and the look at the records.
+// has reports whether a file exists, to exclude files that were deleted after
+// the names were read.
 func (p *pool) has(dir, name string) bool {
 	_, err := p.root.Lstat(dir + "/" + name)
 	return !errors.Is(err, os.ErrNotExist)

@@ -11,7 +11,7 @@ import (
 	"github.com/cleatproject/cleat/internal/poolfile"
 )
 
-// Keys of parameters, which are also those of Volume.Attributes.
+// Keys of parameters, also in Volume.Attributes.
 const (
 	keyProvisioning = "provisioning"
 	keyTrimInterval = "trimInterval"
@@ -25,23 +25,23 @@ const (
 	thick = poolfile.Thick
 )
 
-// Bounds of what can be set.
+// Limits of parameter values.
 const (
 	minTrimInterval = time.Minute
 	maxReadAhead    = 1 << 20 // KiB
 )
 
-// settings are what a volume's parameters say. Values are in one canonical
-// spelling; empty is "not set".
+// settings are the parameters of a volume. Values are in canonical form; empty:
+// not set.
 type settings struct {
 	Provisioning string `json:"provisioning"`
-	TrimInterval string `json:"trimInterval,omitempty"` // Go duration, "0" is off
+	TrimInterval string `json:"trimInterval,omitempty"` // Go duration, "0": off
 	ReadAhead    string `json:"readAheadKiB,omitempty"`
 }
 
 func (s settings) thick() bool { return s.Provisioning == thick }
 
-// parameters spells the settings as CreateRequest.Parameters would.
+// parameters returns the settings in the form of CreateRequest.Parameters.
 func (s settings) parameters() map[string]string {
 	all := map[string]string{keyProvisioning: s.Provisioning, keyTrimInterval: s.TrimInterval, keyReadAhead: s.ReadAhead}
 	maps.DeleteFunc(all, func(_, value string) bool { return value == "" })
@@ -50,8 +50,8 @@ func (s settings) parameters() map[string]string {
 
 func parameterKeys() []string { return []string{keyProvisioning, keyReadAhead, keyTrimInterval} }
 
-// parseSettings lays parameters over settings. Nothing is applied when one of
-// them is wrong: the error is Invalid and says what would be right.
+// parseSettings applies parameters to base. Invalid: a parameter is wrong, and
+// none is applied.
 func parseSettings(base settings, parameters map[string]string) (settings, error) {
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		if err := base.set(key, parameters[key]); err != nil {
@@ -70,14 +70,14 @@ func (s *settings) set(key, value string) (err error) {
 	case keyReadAhead:
 		s.ReadAhead, err = parseReadAhead(value)
 	default:
-		return unknownWord("parameter", key, parameterKeys())
+		return unknownValue("parameter", key, parameterKeys())
 	}
 	return err
 }
 
 func parseProvisioning(value string) (string, error) {
 	if value != thin && value != thick {
-		return "", unknownWord("value of "+keyProvisioning, value, []string{thin, thick})
+		return "", unknownValue("value of "+keyProvisioning, value, []string{thin, thick})
 	}
 	return value, nil
 }
@@ -85,7 +85,7 @@ func parseProvisioning(value string) (string, error) {
 func parseTrimInterval(value string) (string, error) {
 	d, err := time.ParseDuration(value)
 	if err != nil {
-		return "", errs.Errorf(errs.Invalid, "%s %q is not a duration such as 24h or 30m, or 0 for off", keyTrimInterval, value)
+		return "", errs.Errorf(errs.Invalid, "%s %q is not a duration; use for example 24h or 30m, or 0 for off", keyTrimInterval, value)
 	}
 	if d == 0 {
 		return "0", nil
@@ -104,35 +104,35 @@ func parseReadAhead(value string) (string, error) {
 	return strconv.FormatUint(kib, 10), nil
 }
 
-// unknownWord names what is known and what was probably meant.
-func unknownWord(what, word string, known []string) error {
+// unknownValue returns an error with the known values or the most likely one.
+func unknownValue(what, word string, known []string) error {
 	if near := errs.Nearest(word, known); near != "" {
-		return errs.Errorf(errs.Invalid, "%s %q is not known here; did you mean %q?", what, word, near)
+		return errs.Errorf(errs.Invalid, "%s %q is not known; did you mean %q?", what, word, near)
 	}
-	return errs.Errorf(errs.Invalid, "%s %q is not known here; known are %s", what, word, strings.Join(known, ", "))
+	return errs.Errorf(errs.Invalid, "%s %q is not known; known are %s", what, word, strings.Join(known, ", "))
 }
 
-// parseConsistency reads the parameters of a group; memberwise accepts that
-// members which nothing can freeze are cut as a crash would leave them.
-func parseConsistency(parameters map[string]string) (memberwise bool, err error) {
+// parseConsistency parses the parameters of a group. allowCrashConsistent
+// accepts members that cannot be frozen.
+func parseConsistency(parameters map[string]string) (allowCrashConsistent bool, err error) {
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		value := parameters[key]
 		switch {
 		case key != keyConsistency:
-			return false, unknownWord("parameter of a group", key, []string{keyConsistency})
+			return false, unknownValue("parameter of a group", key, []string{keyConsistency})
 		case value == "member":
-			memberwise = true
+			allowCrashConsistent = true
 		case value != "group":
-			return false, unknownWord("value of "+keyConsistency, value, []string{"group", "member"})
+			return false, unknownValue("value of "+keyConsistency, value, []string{"group", "member"})
 		}
 	}
-	return memberwise, nil
+	return allowCrashConsistent, nil
 }
 
-// noParameters refuses parameters where none are known.
+// noParameters returns an error if there are parameters.
 func noParameters(parameters map[string]string) error {
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
-		return errs.Errorf(errs.Invalid, "parameter %q is not known: a snapshot here takes none", key)
+		return errs.Errorf(errs.Invalid, "parameter %q is not known; snapshots have no parameters", key)
 	}
 	return nil
 }

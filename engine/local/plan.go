@@ -12,14 +12,13 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// plan is a request to create that is known to make sense.
+// plan is a valid create request.
 type plan struct {
 	volume.CreateRequest
 	settings settings
 }
 
-// planCreate checks a request as far as that can be done without looking at
-// the pool.
+// planCreate validates a request without access to the pool.
 func planCreate(req volume.CreateRequest) (plan, error) {
 	if err := checkName(req.Name); err != nil {
 		return plan{}, err
@@ -65,7 +64,7 @@ func checkContent(c volume.Content, fsType string) error {
 	switch c {
 	case volume.Raw:
 		if fsType != "" {
-			return errs.Errorf(errs.Invalid, "a raw volume has no file system, yet %q is asked for", fsType)
+			return errs.Errorf(errs.Invalid, "a raw volume has no file system, but the request has %q", fsType)
 		}
 	case volume.Filesystem:
 		if fsType != "" {
@@ -73,7 +72,7 @@ func checkContent(c volume.Content, fsType string) error {
 			return err
 		}
 	default:
-		return errs.Errorf(errs.Invalid, "content %q cannot be asked for, only %q and %q", c, volume.Raw, volume.Filesystem)
+		return errs.Errorf(errs.Invalid, "content %q is not valid in a request; valid are %q and %q", c, volume.Raw, volume.Filesystem)
 	}
 	return nil
 }
@@ -89,21 +88,21 @@ func (p plan) locks() []string {
 	return keys
 }
 
-// matches tells whether the request would have made this very volume; the
-// error is Exists and says what differs.
+// matches returns an error of kind Exists with the difference unless the
+// request would have created this volume.
 func (p plan) matches(id volume.ID, r volumeRecord) error {
 	differs := func(format string, args ...any) error {
-		return errs.Errorf(errs.Exists, "volume %s has the name %q already, "+format, append([]any{id, p.Name}, args...)...)
+		return errs.Errorf(errs.Exists, "volume %s already has the name %q, "+format, append([]any{id, p.Name}, args...)...)
 	}
 	switch {
 	case !p.Size.Admits(r.Size):
-		return differs("with %d bytes; the request asks for %s", r.Size, p.Size)
+		return differs("with %d bytes; the request is for %s", r.Size, p.Size)
 	case p.Content != r.Content:
-		return differs("with content %s; the request asks for %s", r.Content, p.Content)
+		return differs("with content %s; the request is for %s", r.Content, p.Content)
 	case p.FSType != "" && p.FSType != r.FSType:
-		return differs("with file system %s; the request asks for %s", r.FSType, p.FSType)
+		return differs("with file system %s; the request is for %s", r.FSType, p.FSType)
 	case p.Source != r.source():
-		return differs("%s; the request asks for one %s", describeSource(r.source()), describeSource(p.Source))
+		return differs("%s; the request is for one %s", describeSource(r.source()), describeSource(p.Source))
 	case !maps.Equal(p.Parameters, r.Requested):
 		return differs("with %s; the request has %s", describeParameters(r.Requested), describeParameters(p.Parameters))
 	case p.Ephemeral != r.Ephemeral:
@@ -119,7 +118,7 @@ func describeSource(s volume.Source) string {
 	case s.Snapshot != "":
 		return "restored from snapshot " + string(s.Snapshot)
 	}
-	return "made without a source"
+	return "created without a source"
 }
 
 func describeParameters(m map[string]string) string {
@@ -130,21 +129,21 @@ func describeParameters(m map[string]string) string {
 	for _, key := range slices.Sorted(maps.Keys(m)) {
 		all = append(all, fmt.Sprintf("%s=%q", key, m[key]))
 	}
-	return "the parameters " + strings.Join(all, ", ")
+	return "parameters " + strings.Join(all, ", ")
 }
 
-// origin is what a new volume is copied from.
+// origin is the source of a new volume.
 type origin struct {
 	volume   volume.ID
 	snapshot volume.SnapshotID
 	size     int64
 	content  volume.Content
 	fsType   string
-	promised int64  // room that a thick volume may need beside what shares its blocks
-	intent   string // of the freeze that its cut took; to be forgotten with the commit
+	promised int64  // additional space that the thick source needs for blocks shared with its copies
+	intent   string // key of the freeze record, deleted with the commit
 }
 
-// String names the origin for a message.
+// String returns the source for messages.
 func (o origin) String() string {
 	if o.volume != "" {
 		return "volume " + string(o.volume)
@@ -152,7 +151,7 @@ func (o origin) String() string {
 	return "snapshot " + string(o.snapshot)
 }
 
-// file is the name of the origin in the pool.
+// file returns the path of the source in the pool.
 func (o origin) file() string {
 	if o.volume != "" {
 		return volumesDir + "/" + string(o.volume)
@@ -160,7 +159,7 @@ func (o origin) file() string {
 	return snapshotsDir + "/" + string(o.snapshot)
 }
 
-// originOf returns the source of a new volume, nil for an empty one.
+// originOf returns the source of a new volume, or nil.
 func (e *Engine) originOf(ctx context.Context, s volume.Source) (*origin, error) {
 	var o *origin
 	switch {
@@ -188,9 +187,10 @@ func (e *Engine) originOf(ctx context.Context, s volume.Source) (*origin, error)
 	return o, nil
 }
 
-// adopt settles the file system: that of the source, or the one asked for.
-// Bytes can always be had raw; a file system cannot be made over a source.
-func (p *plan) adopt(from *origin) error {
+// setFilesystem sets the file system of the volume: that of the source, or the
+// requested one. Any source can be used raw, but a file system cannot be
+// created over a source.
+func (p *plan) setFilesystem(from *origin) error {
 	switch {
 	case p.Content == volume.Raw:
 	case from == nil:
@@ -198,18 +198,18 @@ func (p *plan) adopt(from *origin) error {
 			p.FSType = string(mkfs.Ext4)
 		}
 	case from.content != volume.Filesystem:
-		return errs.Errorf(errs.Invalid, "%s has no file system, so only a block volume can be made from it", from)
+		return errs.Errorf(errs.Invalid, "%s has no file system, so only a block volume can be created from it", from)
 	case p.FSType == "":
 		p.FSType = from.fsType
 	case p.FSType != from.fsType:
-		return errs.Errorf(errs.Invalid, "%s has file system %s, so a volume made from it cannot have %s; ask for %s, or for no file system", from, from.fsType, p.FSType, from.fsType)
+		return errs.Errorf(errs.Invalid, "%s has file system %s, so a volume created from it cannot have %s; request %s, or no file system", from, from.fsType, p.FSType, from.fsType)
 	}
 	return nil
 }
 
-// chooseSize picks the size; largest is what a file in the pool can have. A
-// copy is never smaller than its source: where the request allows it, it gets
-// the size of the source.
+// chooseSize chooses the size; largest is the maximum size of a file in the
+// pool. A copy is never smaller than its source, and has the size of its source
+// if the request allows.
 func (p plan) chooseSize(from *origin, largest int64) (int64, error) {
 	fallback, minimum := int64(defaultSize), minimumSize(mkfs.Type(p.FSType))
 	if from != nil {
@@ -223,7 +223,7 @@ func (p plan) chooseSize(from *origin, largest int64) (int64, error) {
 		return 0, err
 	}
 	if size > largest {
-		return 0, errs.Errorf(errs.OutOfRange, "a volume of %d bytes is not possible: a file in this pool has at most %d bytes", size, largest)
+		return 0, errs.Errorf(errs.OutOfRange, "a volume of %d bytes is not possible: files in this pool have at most %d bytes", size, largest)
 	}
 	return size, nil
 }

@@ -36,19 +36,18 @@ const (
 
 // pool is an open pool directory.
 type pool struct {
-	path     string // absolute, links resolved; for tools that take paths
+	path     string // absolute, links resolved; for tools that need paths
 	root     *os.Root
 	uuid     string
 	identity *os.File // pool.json, locked
 	readOnly bool
 	reflink  bool
-	ownMount bool  // nothing else lives on the pool's file system
-	overhead int64 // bytes used that are not those of volumes and snapshots
-	largest  int64 // bytes that a file here can have
+	ownMount bool  // the pool has a file system of its own
+	overhead int64 // used bytes that are not those of volumes and snapshots
+	largest  int64 // maximum size of a file, in bytes
 }
 
-// openPool opens the directory and makes sure that it is, or becomes, a pool
-// that no other engine serves.
+// openPool opens or creates a pool and locks it.
 func openPool(ctx context.Context, c Config) (*pool, error) {
 	path, err := poolPath(c)
 	if err != nil {
@@ -71,46 +70,46 @@ func (p *pool) open(ctx context.Context, c Config) error {
 		return err
 	}
 	p.readOnly = p.readOnly || st.Flags&unix.ST_RDONLY != 0
-	expected, err := remembered(c.StateDir, p.path)
+	expected, err := recordedPool(c.StateDir, p.path)
 	if err != nil {
 		return err
 	}
 	if err := p.identify(expected); err != nil {
 		return err
 	}
-	if err := remember(c.StateDir, p.path, p.uuid); err != nil {
+	if err := recordPool(c.StateDir, p.path, p.uuid); err != nil {
 		return err
 	}
 	if p.ownMount, err = isOwnMount(ctx, p.path); err != nil {
 		return err
 	}
 	if p.readOnly {
-		// Nothing can be tried; what such a file system can is close enough
-		// for reading.
+		// A read-only file system cannot be probed; its type is sufficient for
+		// reads.
 		p.reflink = st.Type == unix.XFS_SUPER_MAGIC || st.Type == unix.BTRFS_SUPER_MAGIC
 		return nil
 	}
 	return p.prepare()
 }
 
-// poolPath makes the directory when it is missing and returns its real path.
+// poolPath creates the directory if it is missing and returns its real path.
 func poolPath(c Config) (string, error) {
-	if err := checkNotLost(c, c.Pool); err != nil {
+	if err := checkPoolNotMissing(c, c.Pool); err != nil {
 		return "", fmt.Errorf("pool %s: %w", c.Pool, err)
 	}
 	if !c.ReadOnly {
 		if err := os.MkdirAll(c.Pool, 0o700); err != nil {
-			return "", errs.Errorf(errs.Unavailable, "make pool directory: %w", err)
+			return "", errs.Errorf(errs.Unavailable, "create pool directory: %w", err)
 		}
 	}
 	return realPath(c.Pool)
 }
 
-// identify reads pool.json, or writes it into an empty directory, and locks it.
+// identify reads pool.json, or creates it in an empty directory, and locks it.
 func (p *pool) identify(expected string) error {
 	f, err := p.root.Open(identityName)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err := p.mayBecomePool(expected); err != nil {
+		if err := p.checkCanInitialize(expected); err != nil {
 			return err
 		}
 		if err := p.writeIdentity(); err != nil {
@@ -129,33 +128,33 @@ func (p *pool) identify(expected string) error {
 	return err
 }
 
-// readIdentity returns the UUID in the content of pool.json; with an expected
-// one, no other is accepted.
+// readIdentity returns the UUID in pool.json. If expected is set, another UUID
+// is an error.
 func readIdentity(r io.Reader, expected string) (string, error) {
 	id, err := poolfile.ReadPool(r)
 	if err != nil {
 		return "", err
 	}
 	if id.Version != poolVersion {
-		return "", errs.Errorf(errs.Precondition, "%s has version %d, this cleat knows %d", identityName, id.Version, poolVersion)
+		return "", errs.Errorf(errs.Precondition, "%s has version %d, but this release supports only %d", identityName, id.Version, poolVersion)
 	}
 	if u, err := uuid.Parse(id.UUID); err != nil || u.String() != id.UUID {
-		return "", errs.Errorf(errs.Precondition, "%s holds %q where a UUID in lower case belongs", identityName, id.UUID)
+		return "", errs.Errorf(errs.Precondition, "%s has the uuid %q, which is not a UUID in lower case", identityName, id.UUID)
 	}
 	if expected != "" && expected != id.UUID {
-		return "", errs.Errorf(errs.Precondition, "pool %s is mounted here, but pool %s was served from this path before; mount the right disk, or give the other pool a state directory of its own", id.UUID, expected)
+		return "", errs.Errorf(errs.Precondition, "pool %s is mounted here, but pool %s was served from this path before; mount the right disk, or use a separate state directory for the other pool", id.UUID, expected)
 	}
 	return id.UUID, nil
 }
 
-// mayBecomePool refuses to claim a directory that holds something, or one
-// where another pool is missing.
-func (p *pool) mayBecomePool(expected string) error {
+// checkCanInitialize returns an error if the directory is not empty, or if
+// another pool was served from here.
+func (p *pool) checkCanInitialize(expected string) error {
 	if expected != "" {
-		return lostPool(expected)
+		return missingPoolError(expected)
 	}
 	if p.readOnly {
-		return errs.Errorf(errs.Precondition, "there is no %s, and a read-only directory cannot become a pool", identityName)
+		return errs.Errorf(errs.Precondition, "%s does not exist, and a pool cannot be created in a read-only directory", identityName)
 	}
 	entries, err := fs.ReadDir(p.root.FS(), ".")
 	if err != nil {
@@ -163,7 +162,7 @@ func (p *pool) mayBecomePool(expected string) error {
 	}
 	for _, entry := range entries {
 		if name := entry.Name(); name != lostAndFound && name != identityDraft {
-			return errs.Errorf(errs.Precondition, "it is not a pool (no %s) and not empty (it holds %q); give an empty directory", identityName, name)
+			return errs.Errorf(errs.Precondition, "the directory is not a pool (no %s) and not empty (it contains %q); use an empty directory", identityName, name)
 		}
 	}
 	return nil
@@ -188,7 +187,7 @@ func (p *pool) writeIdentity() error {
 	return p.syncDir(".")
 }
 
-// prepare makes the directories and finds out what the file system can do.
+// prepare creates the directories and probes the file system.
 func (p *pool) prepare() error {
 	for _, dir := range []string{volumesDir, snapshotsDir, incomingDir} {
 		if err := p.root.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -200,27 +199,27 @@ func (p *pool) prepare() error {
 	}
 	var err error
 	if p.reflink, err = reflink.Supported(p.root); err != nil {
-		return fmt.Errorf("find out whether files can share blocks: %w", err)
+		return fmt.Errorf("probe for shared blocks: %w", err)
 	}
-	return p.tryFile()
+	return p.probeFile()
 }
 
-// tryFile finds the largest size of a file and makes sure that attributes, in
-// which settings of volumes live, can be kept.
-func (p *pool) tryFile() error {
+// probeFile determines the maximum file size and checks for user attributes,
+// which store the settings of volumes.
+func (p *pool) probeFile() error {
 	fd, err := unix.Open(filepath.Join(p.path, incomingDir), unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if errors.Is(err, unix.ENOSPC) {
-		return nil // a full pool must open, so that something can be deleted
+		return nil // a full pool must open, so that volumes can be deleted
 	}
 	if err != nil {
-		return fmt.Errorf("make a nameless file: %w", err)
+		return fmt.Errorf("create an unnamed file: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), incomingDir)
 	defer f.Close()
 	if err := poolfile.WriteSettings(f, poolfile.Settings{Provisioning: thin}); err != nil {
-		return errs.Errorf(errs.Precondition, "its file system keeps no user attributes: %w", err)
+		return errs.Errorf(errs.Precondition, "its file system does not support user extended attributes: %w", err)
 	}
-	// The limit is a property of the file system that nothing tells but a try.
+	// File systems do not report their limit, so probe for it.
 	low, high := int64(granule), int64(math.MaxInt64-granule)
 	for low < high {
 		middle := low + (high-low+1)/2
@@ -247,7 +246,7 @@ func (p *pool) statfs() (unix.Statfs_t, error) {
 	return st, nil
 }
 
-// syncDir makes the names in a directory durable.
+// syncDir makes the entries of a directory durable.
 func (p *pool) syncDir(name string) error {
 	d, err := p.root.Open(name)
 	if err != nil {
@@ -256,9 +255,9 @@ func (p *pool) syncDir(name string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// remove takes a file away, durably; one that is not there is no error. A
-// directory that holds something, or a mount, in the place of the file is not
-// ours: it stays, and health names it as an orphan.
+// remove removes a file durably; a missing file is no error. A directory with
+// content or a mount at this path is foreign: it is kept, and health reports an
+// orphan.
 func (p *pool) remove(dir, name string) error {
 	err := p.root.Remove(dir + "/" + name)
 	for _, expected := range []error{fs.ErrNotExist, unix.ENOTEMPTY, unix.EBUSY} {
@@ -277,8 +276,8 @@ func (p *pool) close() error {
 	return errors.Join(err, p.root.Close())
 }
 
-// isOwnMount reports whether the pool is the top of a whole mounted file
-// system, so that its usage is that of the pool.
+// isOwnMount reports whether the pool is the root of a mounted file system, so
+// that all used space is the pool's.
 func isOwnMount(ctx context.Context, path string) (bool, error) {
 	m, ok, err := mount.At(ctx, path)
 	if err != nil {

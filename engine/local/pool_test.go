@@ -74,8 +74,8 @@ func TestCapacityQueries(t *testing.T) {
 	wantKind(t, err, "the largest number of bytes", errs.OutOfRange)
 }
 
-// TestPromisesUnderConcurrency: many want the last bytes, as many get them as
-// there are.
+// TestPromisesUnderConcurrency checks that concurrent requests for the last bytes
+// succeed only as long as bytes are left.
 func TestPromisesUnderConcurrency(t *testing.T) {
 	c := config(onXFS(t))
 	c.OverProvision = 1
@@ -193,7 +193,7 @@ func refusesRecords(t *testing.T, pool string) {
 	wantKind(t, err, "a start with damaged records", errs.Precondition)
 	for _, word := range []string{filepath.Join(pool, storeName), "damaged", "from a backup"} {
 		if !strings.Contains(fmt.Sprint(err), word) {
-			t.Errorf("%v does not say %q", err, word)
+			t.Errorf("%v, want %q in it", err, word)
 		}
 	}
 }
@@ -215,23 +215,23 @@ func TestHeartbeat(t *testing.T) {
 			beat(false, nil)
 		}
 		if n := writes.Load(); n != 1 {
-			t.Errorf("10 who ask at once make %d writes, want 1", n)
+			t.Errorf("10 concurrent callers cause %d writes, want 1", n)
 		}
-		time.Sleep(beatPause)
+		time.Sleep(heartbeatInterval)
 		answer = unix.EIO
 		beat(false, unix.EIO)
-		time.Sleep(beatPause)
+		time.Sleep(heartbeatInterval)
 		answer = nil
 		beat(false, nil)
 
-		time.Sleep(beatPause)
+		time.Sleep(heartbeatInterval)
 		hang = make(chan struct{})
 		beat(false, nil) // it is busy, so far
-		time.Sleep(beatBound)
+		time.Sleep(heartbeatTimeout)
 		beat(true, nil)
 		gone := testkit.Canceled(t)
 		if silent, _ := h.beat(gone, &running); silent == 0 {
-			t.Error("who does not wait hears nothing of a silent disk")
+			t.Error("a caller without time to wait gets no result for a silent disk")
 		}
 		if n := writes.Load(); n != 4 {
 			t.Errorf("%d writes, want 4: none beside one that hangs", n)
@@ -242,7 +242,7 @@ func TestHeartbeat(t *testing.T) {
 	})
 }
 
-// A pool that takes no writes is not to be used, whatever its mount says.
+// A pool that does not accept writes is inaccessible, whatever its mount flags.
 func TestFailureOfThePool(t *testing.T) {
 	e := open(t, Config{Pool: t.TempDir()})
 	for _, c := range []struct {

@@ -43,30 +43,30 @@ func TestParseSettings(t *testing.T) {
 		_, err := parseSettings(base, map[string]string{c.key: c.value})
 		wantKind(t, err, c.key+"="+c.value, errs.Invalid)
 		if err != nil && !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s=%s: %v does not say %s", c.key, c.value, err, c.says)
+			t.Errorf("%s=%s: %v has no %q", c.key, c.value, err, c.says)
 		}
 	}
 }
 
-// TestTakenName: a person reads what differs from the volume that has the name.
+// TestTakenName checks that the error names the difference from the existing volume.
 func TestTakenName(t *testing.T) {
 	have := volumeRecord{Size: 1 << 30, Content: volume.Raw}
 	for want, ask := range map[string]volume.SizeRange{
-		"with 1073741824 bytes; the request asks for at least 2147483648 bytes":               {Required: 2 << 30},
-		"with 1073741824 bytes; the request asks for at most 1048576 bytes":                   {Limit: 1 << 20},
-		"with 1073741824 bytes; the request asks for exactly 4096 bytes":                      {Required: 4096, Limit: 4096},
-		"with 1073741824 bytes; the request asks for between 2147483648 and 4294967296 bytes": {Required: 2 << 30, Limit: 4 << 30},
+		"with 1073741824 bytes; the request is for at least 2147483648 bytes":               {Required: 2 << 30},
+		"with 1073741824 bytes; the request is for at most 1048576 bytes":                   {Limit: 1 << 20},
+		"with 1073741824 bytes; the request is for exactly 4096 bytes":                      {Required: 4096, Limit: 4096},
+		"with 1073741824 bytes; the request is for between 2147483648 and 4294967296 bytes": {Required: 2 << 30, Limit: 4 << 30},
 	} {
 		p := plan{CreateRequest: volume.CreateRequest{Name: "pvc-1", Size: ask, Content: volume.Raw}}
 		err := p.matches("vol-1", have)
 		wantKind(t, err, want, errs.Exists)
-		if err != nil && !strings.HasSuffix(err.Error(), `volume vol-1 has the name "pvc-1" already, `+want) {
+		if err != nil && !strings.HasSuffix(err.Error(), `volume vol-1 already has the name "pvc-1", `+want) {
 			t.Errorf("%q should end in %q", err, want)
 		}
 	}
 }
 
-// TestSettingsRoundTrip: what parameters() spells is read back as the same.
+// TestSettingsRoundTrip checks that parseSettings parses the result of parameters.
 func TestSettingsRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := settings{
@@ -75,7 +75,7 @@ func TestSettingsRoundTrip(t *testing.T) {
 			ReadAhead:    rapid.SampledFrom([]string{"", "0", "4096"}).Draw(t, "read-ahead"),
 		}
 		if got, err := parseSettings(settings{Provisioning: thin}, s.parameters()); err != nil || got != s {
-			t.Fatalf("%+v came back as %+v, %v", s, got, err)
+			t.Fatalf("%+v became %+v, %v", s, got, err)
 		}
 	})
 }
@@ -106,14 +106,14 @@ func TestBudget(t *testing.T) {
 	}{
 		{"empty", &budget{ratio: 1}, 100 * gib, 99 * gib, 99 * gib},
 		{"a thin promise", &budget{ratio: 1, thin: 50 * gib}, 100 * gib, 49 * gib, 49 * gib},
-		{"the same, written", &budget{ratio: 1, thin: 50 * gib, ours: 50 * gib}, 50 * gib, 49 * gib, 49 * gib},
-		{"snapshots ate the rest", &budget{ratio: 1, thin: 50 * gib, ours: 90 * gib}, 10 * gib, 9 * gib, 9 * gib},
-		{"others ate the rest", &budget{ratio: 1, ours: 0}, 20 * gib, 19 * gib, 19 * gib},
+		{"the same, written", &budget{ratio: 1, thin: 50 * gib, allocated: 50 * gib}, 50 * gib, 49 * gib, 49 * gib},
+		{"snapshots ate the rest", &budget{ratio: 1, thin: 50 * gib, allocated: 90 * gib}, 10 * gib, 9 * gib, 9 * gib},
+		{"others ate the rest", &budget{ratio: 1, allocated: 0}, 20 * gib, 19 * gib, 19 * gib},
 		{"twice promised", &budget{ratio: 2, thin: 50 * gib}, 100 * gib, 148 * gib, 74 * gib},
 		{"thick on its way", &budget{ratio: 2, thick: 40 * gib, pending: 40 * gib}, 100 * gib, 118 * gib, 59 * gib},
-		{"thick is never doubled", &budget{ratio: 2, thick: 40 * gib, ours: 40 * gib}, 60 * gib, 118 * gib, 59 * gib},
+		{"thick is never doubled", &budget{ratio: 2, thick: 40 * gib, allocated: 40 * gib}, 60 * gib, 118 * gib, 59 * gib},
 		{"over-promised", &budget{ratio: 1, thin: 500 * gib}, 100 * gib, 0, 0},
-		{"below the reserve", &budget{ratio: 10, ours: 100 * gib}, gib / 2, 0, 0},
+		{"below the reserve", &budget{ratio: 10, allocated: 100 * gib}, gib / 2, 0, 0},
 	}
 	for _, c := range cases {
 		s := pool100(c.free)
@@ -126,7 +126,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestBudgetConcurrency: many callers, one byte is never promised twice.
+// TestBudgetConcurrency checks that concurrent callers never get the same bytes.
 func TestBudgetConcurrency(t *testing.T) {
 	b := &budget{ratio: 1}
 	s := pool100(100 * gib)
@@ -142,15 +142,15 @@ func TestBudgetConcurrency(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	// Whoever gave back last may have come behind all who would have taken it.
+	// The last release can follow the last attempt to promise.
 	if got := b.promised(); got > 99*gib {
-		t.Errorf("%d GiB are promised of the 99 that there are", got/gib)
+		t.Errorf("%d GiB are promised, want at most 99", got/gib)
 	}
 	for more := true; more; {
 		_, more = b.promise(s, gib, false)
 	}
 	if got := b.promised(); got != 99*gib {
-		t.Errorf("%d GiB can be promised, want the 99 that there are", got/gib)
+		t.Errorf("%d GiB can be promised, want 99", got/gib)
 	}
 }
 

@@ -16,54 +16,54 @@ import (
 
 const (
 	recordVersion = 1
-	// storeRoom is set aside for records, so that a full pool never keeps
-	// anybody from deleting: room for about 30,000 objects.
-	storeRoom = 32 << 20
+	// storeReserve is the preallocated space for records, so that deletion
+	// works in a full pool; it is enough for about 30,000 objects.
+	storeReserve = 32 << 20
 )
 
-// state is how far an object has come.
+// state is the state of an object.
 type state string
 
 const (
-	// pinning: recorded, but the source is not yet protected; never
-	// acknowledged, so a start drops it.
+	// pinning: recorded, source not pinned yet. Not acknowledged; the next
+	// start removes the object.
 	pinning state = "pinning"
-	// copying: the source is protected, the file is being filled.
+	// copying: the source is pinned and the copy is in progress.
 	copying state = "copying"
-	// finishing: the file is complete, names and pins are being put right.
+	// finishing: the file is complete; rename and unpin are pending.
 	finishing state = "finishing"
-	// ready: the object can be used.
+	// ready: the object is usable.
 	ready state = "ready"
-	// failed: a snapshot whose copy came to nothing; it only waits for its
-	// deletion.
+	// failed: the copy into a snapshot failed; the snapshot can only be
+	// deleted.
 	failed state = "failed"
-	// deleting: it is gone for everybody, its file may still be there.
+	// deleting: the object is no longer visible; its file can still exist.
 	deleting state = "deleting"
 )
 
-// visible reports whether callers see an object in that state.
+// visible reports whether callers see the object.
 func (s state) visible() bool { return s != pinning && s != deleting }
 
-// filling reports whether background work is to complete the object.
+// filling reports whether background work completes the object.
 func (s state) filling() bool { return s == copying || s == finishing }
 
 type volumeRecord struct {
-	Name       string            `json:"name"`
-	State      state             `json:"state"`
-	Size       int64             `json:"size"`
-	Content    volume.Content    `json:"content"`
-	FSType     string            `json:"fsType,omitempty"`
-	FromVolume volume.ID         `json:"fromVolume,omitempty"`
-	FromSnap   volume.SnapshotID `json:"fromSnapshot,omitempty"`
-	Ephemeral  bool              `json:"ephemeral,omitempty"`
-	Requested  map[string]string `json:"requested,omitempty"` // parameters of Create, as given
-	Settings   settings          `json:"settings"`
-	Becoming   *settings         `json:"becoming,omitempty"` // while Modify is under way
-	Created    time.Time         `json:"created"`
-	Copied     int64             `json:"copied,omitempty"`   // bytes durable in a copy under way
-	CopySize   int64             `json:"copySize,omitempty"` // bytes to copy
-	// Promised is the room that a thick source may need beside this volume,
-	// as of a snapshot.
+	Name            string            `json:"name"`
+	State           state             `json:"state"`
+	Size            int64             `json:"size"`
+	Content         volume.Content    `json:"content"`
+	FSType          string            `json:"fsType,omitempty"`
+	FromVolume      volume.ID         `json:"fromVolume,omitempty"`
+	FromSnap        volume.SnapshotID `json:"fromSnapshot,omitempty"`
+	Ephemeral       bool              `json:"ephemeral,omitempty"`
+	Requested       map[string]string `json:"requested,omitempty"` // parameters of Create
+	Settings        settings          `json:"settings"`
+	PendingSettings *settings         `json:"becoming,omitempty"` // settings of an incomplete Modify
+	Created         time.Time         `json:"created"`
+	Copied          int64             `json:"copied,omitempty"`   // durable bytes of a copy in progress
+	CopySize        int64             `json:"copySize,omitempty"` // bytes to copy
+	// Promised is the space that a thick source needs for blocks shared with
+	// this volume.
 	Promised int64 `json:"promised,omitempty"`
 }
 
@@ -71,7 +71,7 @@ func (r volumeRecord) source() volume.Source {
 	return volume.Source{Volume: r.FromVolume, Snapshot: r.FromSnap}
 }
 
-// volume is the record as callers see it.
+// volume returns the volume of a record.
 func (e *Engine) volume(id volume.ID, r volumeRecord) volume.Volume {
 	v := volume.Volume{
 		ID: id, Name: r.Name, Size: r.Size, Content: r.Content, FSType: r.FSType, Source: r.source(),
@@ -93,11 +93,11 @@ type snapshotRecord struct {
 	FSType  string         `json:"fsType,omitempty"`
 	Group   volume.GroupID `json:"group,omitempty"`
 	Created time.Time      `json:"created"`
-	// Promised is the room that its thick source may need beside it: the two
-	// share blocks until the source is written to.
+	// Promised is the space that a thick source needs for blocks shared with
+	// this snapshot, when they are overwritten.
 	Promised int64  `json:"promised,omitempty"`
 	Copied   int64  `json:"copied,omitempty"`
-	Reason   string `json:"reason,omitempty"` // of a failed copy
+	Reason   string `json:"reason,omitempty"` // error of a failed copy
 }
 
 func (e *Engine) snapshot(id volume.SnapshotID, r snapshotRecord) volume.Snapshot {
@@ -119,13 +119,13 @@ type groupRecord struct {
 	Created   time.Time           `json:"created"`
 }
 
-// freezeRecord is the intent to freeze, durable before it is done.
+// freezeRecord records a freeze before it starts.
 type freezeRecord struct {
 	Volumes     []volume.ID `json:"volumes"`
 	Mountpoints []string    `json:"mountpoints"`
 }
 
-// The buckets. snapshotsOf is an index: its keys are "<volume>/<snapshot>".
+// Buckets. snapshotsOf is an index with keys "<volume>/<snapshot>".
 var (
 	volumeBucket       = store.Bucket[volumeRecord]{Name: "volumes"}
 	volumeNameBucket   = store.Bucket[volume.ID]{Name: "volumeNames"}
@@ -137,8 +137,8 @@ var (
 	freezeBucket       = store.Bucket[freezeRecord]{Name: "freezes"}
 )
 
-// openStore opens the records of the pool. Records that are missing beside
-// files are an error: beginning anew would forget every volume.
+// openStore opens the records of the pool. Missing records beside existing
+// files are an error: new records would lose every volume.
 func openStore(ctx context.Context, p *pool) (*store.Store, error) {
 	_, err := p.root.Stat(storeName)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -147,11 +147,11 @@ func openStore(ctx context.Context, p *pool) (*store.Store, error) {
 			return nil, err
 		}
 		if files {
-			return nil, errs.Errorf(errs.Precondition, "pool %s holds files but its %s is missing: bring the records back, or move the files away to begin anew", p.path, storeName)
+			return nil, errs.Errorf(errs.Precondition, "pool %s holds files but its %s is missing; restore it from a backup, or move the files away to start with an empty pool", p.path, storeName)
 		}
 	}
 	s, err := store.Open(ctx, filepath.Join(p.path, storeName), store.Options{
-		Role: "engine-local/" + p.uuid, Version: recordVersion, Preallocate: storeRoom, ReadOnly: p.readOnly,
+		Role: "engine-local/" + p.uuid, Version: recordVersion, Preallocate: storeReserve, ReadOnly: p.readOnly,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("records of pool %s: %w", p.path, err)
@@ -159,12 +159,12 @@ func openStore(ctx context.Context, p *pool) (*store.Store, error) {
 	return s, nil
 }
 
-// explainRecords says what to do about records that cannot be read.
+// explainRecords adds the remedy to an error about damaged records.
 func (p *pool) explainRecords(err error) error {
 	if !errors.Is(err, store.ErrDamaged) {
 		return err
 	}
-	return errs.Errorf(errs.Precondition, "%w; put %s back from a backup, the files of volumes and snapshots are as they were", err, filepath.Join(p.path, storeName))
+	return errs.Errorf(errs.Precondition, "%w; restore %s from a backup (the files of volumes and snapshots are unchanged)", err, filepath.Join(p.path, storeName))
 }
 
 func hasFiles(p *pool) (bool, error) {
@@ -189,61 +189,63 @@ func read[T any](ctx context.Context, s *store.Store, b store.Bucket[T], key str
 	return value, ok, err
 }
 
-// commit makes a change durable. Once files were touched it must not be lost
-// to a caller who went away, so the context only lends its values.
+// commit commits a change. It ignores the cancellation of ctx, since files have
+// already been changed.
 func (e *Engine) commit(ctx context.Context, change func(tx *store.Tx) error) error {
 	return e.store.Update(context.WithoutCancel(ctx), change)
 }
 
-// putVolume commits one volume's record.
+// putVolume commits the record of a volume.
 func (e *Engine) putVolume(ctx context.Context, id volume.ID, r volumeRecord) error {
 	return e.commit(ctx, func(tx *store.Tx) error {
 		return volumeBucket.Put(tx, string(id), r)
 	})
 }
 
-// volumeRecord returns the record of a volume that callers may see.
+// volumeRecord returns the record of a visible volume. NotFound: it does not
+// exist.
 func (e *Engine) volumeRecord(ctx context.Context, id volume.ID) (volumeRecord, error) {
 	r, ok, err := read(ctx, e.store, volumeBucket, string(id))
 	if err != nil {
 		return r, err
 	}
 	if !ok || !r.State.visible() {
-		return r, errs.Errorf(errs.NotFound, "there is no volume %q", id)
+		return r, errs.Errorf(errs.NotFound, "volume %q does not exist", id)
 	}
 	return r, nil
 }
 
-// readyVolume is volumeRecord for callers that need the file complete.
+// readyVolume is volumeRecord for calls that need a complete file.
 func (e *Engine) readyVolume(ctx context.Context, id volume.ID) (volumeRecord, error) {
 	r, err := e.volumeRecord(ctx, id)
 	if err == nil && r.State != ready {
-		err = errs.Errorf(errs.Precondition, "volume %s is still being filled from its source; wait until its copy is done", id)
+		err = errs.Errorf(errs.Precondition, "volume %s is still being copied from its source; retry after the copy", id)
 	}
 	return r, err
 }
 
-// snapshotRecord returns the record of a snapshot that callers may see.
+// snapshotRecord returns the record of a visible snapshot. NotFound: it does
+// not exist.
 func (e *Engine) snapshotRecord(ctx context.Context, id volume.SnapshotID) (snapshotRecord, error) {
 	r, ok, err := read(ctx, e.store, snapshotBucket, string(id))
 	if err != nil {
 		return r, err
 	}
 	if !ok || !r.State.visible() {
-		return r, errs.Errorf(errs.NotFound, "there is no snapshot %q", id)
+		return r, errs.Errorf(errs.NotFound, "snapshot %q does not exist", id)
 	}
 	return r, nil
 }
 
-// readySnapshot is snapshotRecord for callers that need its content.
+// readySnapshot is snapshotRecord for calls that need the content.
 func (e *Engine) readySnapshot(ctx context.Context, id volume.SnapshotID) (snapshotRecord, error) {
 	r, err := e.snapshotRecord(ctx, id)
 	switch {
 	case err != nil:
 	case r.State == failed:
-		err = errs.Errorf(errs.Precondition, "the copy for snapshot %s failed: %s; delete the snapshot and take another", id, r.Reason)
+		err = errs.Errorf(errs.Precondition, "the copy into snapshot %s failed: %s; delete the snapshot and create another one", id, r.Reason)
 	case r.State != ready:
-		err = errs.Errorf(errs.Precondition, "snapshot %s is still being copied; wait until it is ready", id)
+		err = errs.Errorf(errs.Precondition, "snapshot %s is still being copied; retry when it is ready", id)
 	}
 	return r, err
 }

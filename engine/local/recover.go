@@ -15,33 +15,33 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// recover brings pool and records together after whatever ended the engine
-// before: first it thaws, then it settles the files that were being made, then
-// every object that is not simply ready. Only sums stay in memory.
+// recover reconciles pool and records after a restart: it thaws file systems,
+// then completes or removes files in incoming, then every object that is not
+// ready. Only sums stay in memory.
 func (e *Engine) recover(ctx context.Context) error {
 	if e.pool.readOnly {
-		_, err := e.survey(ctx)
+		_, err := e.scanRecords(ctx)
 		return err
 	}
 	if err := e.thawAll(ctx); err != nil {
 		return err
 	}
-	if err := e.settleIncoming(ctx); err != nil {
+	if err := e.recoverIncoming(ctx); err != nil {
 		return err
 	}
-	s, err := e.survey(ctx)
+	s, err := e.scanRecords(ctx)
 	if err != nil {
 		return err
 	}
 	if err := e.measureOverhead(); err != nil {
 		return err
 	}
-	e.settleVolumes(ctx, s.volumes)
-	e.settleSnapshots(ctx, s)
+	e.recoverVolumes(ctx, s.volumes)
+	e.recoverSnapshots(ctx, s)
 	return ctx.Err()
 }
 
-// thawAll ends the freezes that were meant or made, and forgets them.
+// thawAll thaws the file systems of all freeze records and deletes the records.
 func (e *Engine) thawAll(ctx context.Context) error {
 	var intents []store.Entry[freezeRecord]
 	err := e.store.View(ctx, func(tx *store.Tx) error {
@@ -59,21 +59,21 @@ func (e *Engine) thawAll(ctx context.Context) error {
 	for _, intent := range intents {
 		for _, mountpoint := range intent.Value.Mountpoints {
 			if err := freeze.ThawPath(mountpoint); err != nil {
-				return fmt.Errorf("thaw %s, which an earlier run may have left frozen: %w", mountpoint, err)
+				return fmt.Errorf("thaw %s, which an earlier run can have left frozen: %w", mountpoint, err)
 			}
-			e.logger.Warn("a snapshot was cut off by the end of an earlier run; its file system is not frozen any more", "mountpoint", mountpoint)
+			e.logger.Warn("file system of an interrupted snapshot thawed", "path", mountpoint)
 		}
 		crashpoint.Hit("recover.thawed")
-		if err := e.commit(ctx, func(tx *store.Tx) error { return forget(tx, intent.Key) }); err != nil {
+		if err := e.commit(ctx, func(tx *store.Tx) error { return deleteFreezeRecord(tx, intent.Key) }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// settleIncoming finishes the renames that were committed and removes what no
-// record knows: nobody was ever told of it. Files of copies stay.
-func (e *Engine) settleIncoming(ctx context.Context) error {
+// recoverIncoming completes committed renames and removes files without a
+// record, which were not acknowledged. Files of copies stay.
+func (e *Engine) recoverIncoming(ctx context.Context) error {
 	entries, err := fs.ReadDir(e.pool.root.FS(), incomingDir)
 	if err != nil {
 		return err
@@ -90,15 +90,15 @@ func (e *Engine) settleIncoming(ctx context.Context) error {
 			err = e.pool.remove(incomingDir, name)
 		}
 		if err != nil {
-			return fmt.Errorf("settle %s/%s: %w", incomingDir, name, err)
+			return fmt.Errorf("recover %s/%s: %w", incomingDir, name, err)
 		}
 		crashpoint.Hit("recover.incoming")
 	}
 	return nil
 }
 
-// recordedAs tells which object has the id, and where its file belongs; an
-// empty state is "none".
+// recordedAs returns the state of the object with an id and the directory of
+// its file; the state is empty if no record exists.
 func (e *Engine) recordedAs(ctx context.Context, id string) (dir string, s state, err error) {
 	err = e.store.View(ctx, func(tx *store.Tx) error {
 		dir, s, err = recordIn(tx, id)
@@ -119,23 +119,23 @@ func recordIn(tx *store.Tx, id string) (dir string, s state, err error) {
 	return "", "", nil
 }
 
-// unsettled are the records that need more than to be counted.
-type unsettled struct {
+// incompleteRecords are the records of objects that need recovery.
+type incompleteRecords struct {
 	volumes   []store.Entry[volumeRecord]
 	snapshots []store.Entry[snapshotRecord]
 	groups    []store.Entry[groupRecord]
 }
 
-// survey goes through all records once, counts them, and picks the unsettled.
-func (e *Engine) survey(ctx context.Context) (unsettled, error) {
-	var u unsettled
+// scanRecords counts all records and returns those that need recovery.
+func (e *Engine) scanRecords(ctx context.Context) (incompleteRecords, error) {
+	var u incompleteRecords
 	err := e.store.View(ctx, func(tx *store.Tx) error {
 		for entry, err := range volumeBucket.Range(tx, "") {
 			if err != nil {
 				return err
 			}
 			e.countVolume(entry.Value)
-			if e.unsettledVolume(entry.Key, entry.Value) {
+			if e.needsRecovery(entry.Key, entry.Value) {
 				u.volumes = append(u.volumes, entry)
 			}
 		}
@@ -160,7 +160,7 @@ func (e *Engine) survey(ctx context.Context) (unsettled, error) {
 		return nil
 	})
 	if err != nil {
-		return u, fmt.Errorf("read the records: %w", err)
+		return u, fmt.Errorf("read records: %w", err)
 	}
 	return u, nil
 }
@@ -170,20 +170,20 @@ func (e *Engine) countVolume(r volumeRecord) {
 	e.budget.record(r.Size, r.Settings.thick())
 	e.budget.record(r.Promised, true)
 	if r.State == copying && r.Settings.thick() {
-		e.budget.settle(-r.Size) // its blocks are still to come
+		e.budget.markAllocated(-r.Size) // its blocks are not allocated yet
 	}
 }
 
-// unsettledVolume also finds a file that is larger than its record says: an
-// expansion was cut off in between. One that does not say its size was made by
-// an older cleat.
-func (e *Engine) unsettledVolume(id string, r volumeRecord) bool {
-	if r.State != ready || r.Becoming != nil {
+// needsRecovery reports whether a volume is incomplete, or its file is larger
+// than its record after an interrupted expansion. A file without a recorded
+// size is from an older release.
+func (e *Engine) needsRecovery(id string, r volumeRecord) bool {
+	if r.State != ready || r.PendingSettings != nil {
 		return true
 	}
 	f, err := e.pool.openFile(volumesDir+"/"+id, os.O_RDONLY, 0)
 	if err != nil {
-		return false // health and the calls that need it say why
+		return false // health and later calls report the error
 	}
 	defer f.Close()
 	info, err := f.Stat()
@@ -191,19 +191,18 @@ func (e *Engine) unsettledVolume(id string, r volumeRecord) bool {
 	return err == nil && info.Size() > r.Size || attrErr != nil || a.Size != r.Size
 }
 
-// settleVolumes does what it can: one volume whose file is broken must not
-// keep the others away. What fails is left for the repeat of its call, or for
-// the next start.
-func (e *Engine) settleVolumes(ctx context.Context, entries []store.Entry[volumeRecord]) {
+// recoverVolumes recovers volumes independently, so that one damaged file does
+// not affect others. Failures are left for a repeated call or the next start.
+func (e *Engine) recoverVolumes(ctx context.Context, entries []store.Entry[volumeRecord]) {
 	for _, entry := range entries {
-		if err := e.settleVolume(ctx, volume.ID(entry.Key), entry.Value); err != nil {
-			e.logger.Error("a volume that was left half-way cannot be settled", "volume", entry.Key, "state", entry.Value.State, "error", err)
+		if err := e.recoverVolume(ctx, volume.ID(entry.Key), entry.Value); err != nil {
+			e.logger.Error("volume recovery failed", "volume", entry.Key, "state", entry.Value.State, "err", err)
 		}
 		crashpoint.Hit("recover.volume")
 	}
 }
 
-func (e *Engine) settleVolume(ctx context.Context, id volume.ID, r volumeRecord) error {
+func (e *Engine) recoverVolume(ctx context.Context, id volume.ID, r volumeRecord) error {
 	switch {
 	case r.State == pinning:
 		return e.dropVolume(ctx, id, r)
@@ -212,15 +211,15 @@ func (e *Engine) settleVolume(ctx context.Context, id volume.ID, r volumeRecord)
 	case r.State.filling():
 		e.startVolumeCopy(id, r)
 		return nil
-	case r.Becoming != nil:
+	case r.PendingSettings != nil:
 		return e.resumeModify(ctx, id, r)
 	}
-	return e.settleSize(ctx, id, r)
+	return e.reconcileSize(ctx, id, r)
 }
 
-// settleSize brings the record of a volume to the size of its file, if that is
-// larger, and the note on the file to the record.
-func (e *Engine) settleSize(ctx context.Context, id volume.ID, r volumeRecord) error {
+// reconcileSize updates the record of a volume to the size of a larger file,
+// and the size attribute of the file.
+func (e *Engine) reconcileSize(ctx context.Context, id volume.ID, r volumeRecord) error {
 	f, err := e.pool.openFile(volumesDir+"/"+string(id), os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -239,40 +238,40 @@ func (e *Engine) settleSize(ctx context.Context, id volume.ID, r volumeRecord) e
 	return e.putVolume(ctx, id, r)
 }
 
-// resumeDelete finishes a deletion, unless somebody managed to attach the
-// volume meanwhile: then it was not deleted, and nobody was told so.
+// resumeDelete completes a deletion. If the volume was attached meanwhile it
+// rolls the deletion back, which was not acknowledged.
 func (e *Engine) resumeDelete(ctx context.Context, id volume.ID, r volumeRecord) error {
 	err := e.deleteVolume(ctx, id, r)
 	if kind := errs.KindOf(err); err == nil || (kind != errs.Precondition && kind != errs.Busy) {
 		return err
 	}
-	e.logger.Warn("a deletion that was cut off is taken back, the volume is in use", "volume", id, "reason", err)
+	e.logger.Warn("interrupted deletion rolled back, volume in use", "volume", id, "err", err)
 	r.State = ready
 	return e.putVolume(ctx, id, r)
 }
 
-func (e *Engine) settleSnapshots(ctx context.Context, u unsettled) {
+func (e *Engine) recoverSnapshots(ctx context.Context, u incompleteRecords) {
 	for _, entry := range u.groups {
 		g := &groupRemoval{id: volume.GroupID(entry.Key), name: entry.Value.Name}
 		if err := e.dropSnapshots(ctx, entry.Value.Snapshots, g); err != nil {
-			e.logger.Error("a group that was left half-way cannot be settled", "group", entry.Key, "state", entry.Value.State, "error", err)
+			e.logger.Error("group recovery failed", "group", entry.Key, "state", entry.Value.State, "err", err)
 		}
 		crashpoint.Hit("recover.group")
 	}
 	for _, entry := range u.snapshots {
-		if err := e.settleSnapshot(ctx, volume.SnapshotID(entry.Key), entry.Value); err != nil {
-			e.logger.Error("a snapshot that was left half-way cannot be settled", "snapshot", entry.Key, "state", entry.Value.State, "error", err)
+		if err := e.recoverSnapshot(ctx, volume.SnapshotID(entry.Key), entry.Value); err != nil {
+			e.logger.Error("snapshot recovery failed", "snapshot", entry.Key, "state", entry.Value.State, "err", err)
 		}
 		crashpoint.Hit("recover.snapshot")
 	}
 }
 
-func (e *Engine) settleSnapshot(ctx context.Context, id volume.SnapshotID, r snapshotRecord) error {
+func (e *Engine) recoverSnapshot(ctx context.Context, id volume.SnapshotID, r snapshotRecord) error {
 	switch {
 	case r.State.filling():
 		e.startSnapshotCopy(id, r)
 		return nil
-	default: // deleting, or never acknowledged; those of a group are gone already
+	default: // deleting or not acknowledged; members of a group are already removed
 		return e.dropSnapshots(ctx, []volume.SnapshotID{id}, nil)
 	}
 }

@@ -17,15 +17,15 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// wreck is a pool with one sound volume, "source", on which a test builds a
-// half-way state by hand.
+// wreck is a pool with one ready volume, "source", in which a test creates an
+// interrupted state.
 type wreck struct {
 	testing.TB
 	pool   string
 	source volume.ID
 }
 
-// id is that of the half-made object.
+// id is the id of the incomplete object.
 const (
 	wreckVolume   = volume.ID("vol-half")
 	wreckSnapshot = volume.SnapshotID("snap-half")
@@ -74,9 +74,9 @@ func (w wreck) pin(reader string) {
 	testkit.Must(w, poolfile.WriteReaders(f, []string{reader}))
 }
 
-// TestRecovery: every half-way state, made by hand, and what the next start
-// makes of it. There is volume "half", or snapshot "half", or none; in the end
-// no file is without a record, nothing is incoming and nothing is pinned.
+// TestRecovery creates every interrupted state and checks the result of the next
+// start: the volume or snapshot "half" exists or not, every file has a record,
+// incoming is empty and nothing is pinned.
 func TestRecovery(t *testing.T) {
 	const none, aVolume, aSnapshot, aGroup = "none", "volume", "snapshot", "group"
 	cases := []struct {
@@ -111,7 +111,7 @@ func TestRecovery(t *testing.T) {
 		{"modify: noted, not applied", func(w wreck) {
 			w.put(volumesDir, string(wreckVolume))
 			r := w.volumeRecord(ready)
-			r.Becoming = &settings{Provisioning: thick}
+			r.PendingSettings = &settings{Provisioning: thick}
 			w.recordVolume(r)
 		}, aVolume},
 		{"copy of a volume: intent", func(w wreck) {
@@ -158,7 +158,7 @@ func TestRecovery(t *testing.T) {
 			r.FromVolume = w.source
 			w.recordVolume(r)
 		}, none},
-		{"snapshot: a file was cut", func(w wreck) {
+		{"snapshot: a file was cloned", func(w wreck) {
 			w.put(incomingDir, string(wreckSnapshot))
 		}, none},
 		{"snapshot: recorded, not renamed", func(w wreck) {
@@ -207,8 +207,8 @@ func TestRecovery(t *testing.T) {
 				closeEngine(t, e)
 				c.make(wreck{TB: t, pool: pool, source: v.ID})
 				e = open(t, config(pool))
-				settled(t, e, string(wreckVolume))
-				settled(t, e, string(wreckSnapshot))
+				waitCopied(t, e, string(wreckVolume))
+				waitCopied(t, e, string(wreckSnapshot))
 				checkRecovered(t, e, v, c.want == aVolume, c.want == aSnapshot || c.want == aGroup, c.want == aGroup)
 				before := e.budget.promised()
 				closeEngine(t, e)
@@ -246,7 +246,7 @@ func checkRecovered(t *testing.T, e *Engine, source volume.Volume, hasVolume, ha
 	}
 	for name, has := range map[string]bool{"source": true, "half": hasVolume} {
 		_, r, found, err := e.volumeNamed(t.Context(), name)
-		if err != nil || found != has || (has && r.Becoming != nil) {
+		if err != nil || found != has || (has && r.PendingSettings != nil) {
 			t.Errorf("name %q: %+v, %v, %v", name, r, found, err)
 		}
 	}
@@ -272,9 +272,9 @@ func checkRecovered(t *testing.T, e *Engine, source volume.Volume, hasVolume, ha
 	}
 }
 
-// TestDeleteTakenBack: a marked volume that somebody attached meanwhile was not
-// deleted.
-func TestDeleteTakenBack(t *testing.T) {
+// TestDeleteRolledBack checks that a deletion is rolled back if the volume was
+// attached meanwhile.
+func TestDeleteRolledBack(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
 	closeEngine(t, e)
@@ -293,7 +293,7 @@ func TestDeleteTakenBack(t *testing.T) {
 	testkit.Must(t, e.Delete(t.Context(), v.ID))
 }
 
-// loseData ends a mounted XFS or ext4 as a power cut may: its journal reaches
+// loseData ends a mounted XFS or ext4 as a power loss can: its journal reaches
 // the disk, what was written to files and not synced does not.
 func loseData(t *testing.T, dir string) {
 	t.Helper()
@@ -308,9 +308,9 @@ func loseData(t *testing.T, dir string) {
 	}
 }
 
-// A power cut soon after the first start must not leave a note that keeps the
+// A power loss soon after the first start must not leave a pool record that keeps the
 // pool from ever being opened again.
-func TestTheNoteOutlivesAPowerCut(t *testing.T) {
+func TestPoolRecordSurvivesPowerLoss(t *testing.T) {
 	for _, fsType := range []string{"xfs", "ext4"} {
 		t.Run(fsType, func(t *testing.T) {
 			image, dir := filepath.Join(t.TempDir(), "disk"), t.TempDir()
@@ -329,7 +329,7 @@ func TestTheNoteOutlivesAPowerCut(t *testing.T) {
 
 			e = open(t, c)
 			if _, err := e.Get(t.Context(), v.ID); err != nil {
-				t.Errorf("the volume behind the power cut: %v", err)
+				t.Errorf("the volume after the power loss: %v", err)
 			}
 			closeEngine(t, e)
 		})

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// removeNamed is how many files a refusal of Remove names.
+	// removeNamed is the maximum number of files in an error of Remove.
 	removeNamed = 5
 	// detachWait bounds the wait for the loop device of the image to be detached.
 	detachWait = 5 * time.Second
@@ -43,13 +43,13 @@ type removal struct {
 	image image
 }
 
-// Remove deletes a pool: its files by their names, nothing that cleat did not
-// create, nothing across a mount; then its image, if it has one, and the
-// directory, unless that is a mount point. removed is false if no pool exists.
-// A Remove that was killed is completed by a repeat. Precondition: another
-// process serves the pool, a file of it is in use or foreign, volumes or
-// snapshots exist and DeleteVolumes is not set, or the pool that was served from
-// this directory is missing.
+// Remove deletes a pool: its files by name, but nothing that cleat did not
+// create and nothing below a mount; then its image, if any, and the directory
+// unless it is a mount point. removed is false if no pool exists. A repeat
+// completes an interrupted Remove. Precondition: another process serves the
+// pool, a file is in use or foreign, volumes or snapshots exist and
+// DeleteVolumes is not set, or the pool that was served from this directory is
+// missing.
 func Remove(ctx context.Context, c Config, o RemoveOptions) (removed bool, err error) {
 	if c.ImagePath, err = filepath.Abs(c.imagePath()); err != nil {
 		return false, err
@@ -68,7 +68,7 @@ func Remove(ctx context.Context, c Config, o RemoveOptions) (removed bool, err e
 }
 
 func (r removal) run(ctx context.Context) (removed bool, err error) {
-	// An engine that starts meanwhile waits with its image.
+	// A starting engine waits for this lock with its image.
 	dir, err := os.Open(filepath.Dir(r.image.path))
 	if err == nil {
 		defer dir.Close()
@@ -126,11 +126,11 @@ func (r removal) mountImage(ctx context.Context) (exists, mountedNow bool, err e
 	return true, err == nil, err
 }
 
-// clear deletes what is in the pool, pool.json last. The recorded identity goes
-// just before it, when no data is left: a record without pool.json always means
-// that the pool's disk is missing, which is refused.
+// clear deletes the content of the pool, pool.json last. The recorded identity
+// is deleted just before, when no data is left: a record without pool.json
+// always means that the pool's disk is missing.
 func (r removal) clear(ctx context.Context) (found bool, err error) {
-	expected, err := remembered(r.StateDir, r.Pool)
+	expected, err := recordedPool(r.StateDir, r.Pool)
 	if err != nil {
 		return false, err
 	}
@@ -139,12 +139,12 @@ func (r removal) clear(ctx context.Context) (found bool, err error) {
 		return false, nil
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, lostPool(expected)
+		return false, missingPoolError(expected)
 	}
 	if err != nil {
 		return false, err
 	}
-	p := &pool{path: r.Pool, root: root, readOnly: true} // never made a pool here
+	p := &pool{path: r.Pool, root: root, readOnly: true} // readOnly: do not initialize a pool
 	defer func() { err = errors.Join(err, p.close()) }()
 	_, err = root.Lstat(identityName)
 	found = err == nil
@@ -155,7 +155,7 @@ func (r removal) clear(ctx context.Context) (found bool, err error) {
 	case err != nil:
 		return found, err
 	case !found && expected != "":
-		return false, lostPool(expected)
+		return false, missingPoolError(expected)
 	case !found:
 		return false, p.removeNames(identityDraft)
 	}
@@ -179,7 +179,7 @@ func (r removal) clearPool(ctx context.Context, p *pool) error {
 		return err
 	}
 	if len(files) > 0 && !r.DeleteVolumes {
-		return errs.Errorf(errs.Precondition, "volumes or snapshots exist in it, %d in all (%s), and their data would be lost; delete them, or repeat with --delete-volumes", len(files), few(files))
+		return errs.Errorf(errs.Precondition, "the pool contains volumes or snapshots (%d: %s), whose data would be lost; delete them, or repeat with --delete-volumes", len(files), firstNames(files))
 	}
 	if err := p.removeFiles(ctx, files); err != nil {
 		return err
@@ -201,8 +201,8 @@ func (r removal) clearPool(ctx context.Context, p *pool) error {
 	return err
 }
 
-// few names some of many.
-func few(names []string) string {
+// firstNames joins the first names of a list.
+func firstNames(names []string) string {
 	text := strings.Join(names[:min(len(names), removeNamed)], ", ")
 	if len(names) > removeNamed {
 		text += ", …"
@@ -236,7 +236,7 @@ func (r removal) checkTop(ctx context.Context, p *pool, isPool bool) error {
 			continue
 		}
 		if !isPool {
-			return errs.Errorf(errs.Precondition, "it is not a pool (no %s) and not empty (it holds %q); give the directory of the pool", identityName, e.Name())
+			return errs.Errorf(errs.Precondition, "the directory is not a pool (no %s) and not empty (it contains %q); use the directory of a pool", identityName, e.Name())
 		}
 		return foreign(e.Name())
 	}
@@ -253,10 +253,10 @@ func (r removal) checkTop(ctx context.Context, p *pool, isPool bool) error {
 }
 
 func foreign(name string) error {
-	return errs.Errorf(errs.Precondition, "it holds %q, which cleat did not create; move that away first", name)
+	return errs.Errorf(errs.Precondition, "the pool contains %q, which cleat did not create; move it away first", name)
 }
 
-// files lists the files of volumes and snapshots, unfinished ones too.
+// files returns the files of volumes and snapshots, including incomplete ones.
 func (p *pool) files() ([]string, error) {
 	var files []string
 	for _, dir := range []string{volumesDir, snapshotsDir, incomingDir} {
@@ -275,7 +275,7 @@ func (p *pool) files() ([]string, error) {
 	return files, nil
 }
 
-// removeFiles deletes files that nobody has attached meanwhile.
+// removeFiles deletes files that are not in use.
 func (p *pool) removeFiles(ctx context.Context, files []string) error {
 	e := &Engine{pool: p}
 	for _, name := range files {
@@ -291,8 +291,8 @@ func (p *pool) removeFiles(ctx context.Context, files []string) error {
 	return nil
 }
 
-// removeNames deletes files and empty directories at the top of the pool,
-// durably; those that do not exist are no error.
+// removeNames deletes files and empty directories at the top of the pool
+// durably; missing ones are no error.
 func (p *pool) removeNames(names ...string) error {
 	for _, name := range names {
 		if err := p.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -302,12 +302,12 @@ func (p *pool) removeNames(names ...string) error {
 	return p.syncDir(".")
 }
 
-// forgetPool deletes the recorded identity if it is that of the pool.
+// forgetPool deletes the recorded identity of the pool.
 func (r removal) forgetPool(uuid string) error {
-	if known, err := remembered(r.StateDir, r.Pool); err != nil || known != uuid {
+	if known, err := recordedPool(r.StateDir, r.Pool); err != nil || known != uuid {
 		return err
 	}
-	return removeDurably(filepath.Join(r.StateDir, noteName))
+	return removeDurably(filepath.Join(r.StateDir, poolRecordName))
 }
 
 // removeImage unmounts the image and deletes it.
@@ -343,12 +343,12 @@ func (r removal) waitDetached(ctx context.Context, f *os.File) error {
 		return err
 	}
 	d := u.devices[0]
-	return errs.Errorf(errs.Precondition, "it is still in use: %s is held by %s; unmount or close it there, then repeat",
+	return errs.Errorf(errs.Precondition, "it is still in use: %s is held by %s; unmount or close it, then repeat",
 		d.Path, holders.OfDevice(ctx, d.Major, d.Minor))
 }
 
-// removeDirectory deletes what an unfinished creation left of an image, and the
-// empty directory of the pool, unless that is a mount point.
+// removeDirectory deletes the temporary file of an interrupted image creation,
+// and the empty pool directory unless it is a mount point.
 func (r removal) removeDirectory(ctx context.Context) error {
 	if err := removeDurably(r.image.draft()); err != nil {
 		return err
@@ -359,7 +359,7 @@ func (r removal) removeDirectory(ctx context.Context) error {
 	return removeDurably(r.Pool)
 }
 
-// removeDurably deletes a file or an empty directory; one that does not exist is
+// removeDurably deletes a file or an empty directory durably; a missing one is
 // no error.
 func removeDurably(path string) error {
 	err := os.Remove(path)
@@ -372,7 +372,7 @@ func removeDurably(path string) error {
 	return syncDir(filepath.Dir(path))
 }
 
-// syncDir makes the names in a directory durable.
+// syncDir makes the entries of a directory durable.
 func syncDir(path string) error {
 	dir, err := os.Open(path)
 	if err != nil {

@@ -28,7 +28,7 @@ func removable(t *testing.T, c Config, full bool) (Config, []string) {
 	}
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
 	s := snapshot(t, e, "s", v.ID)
-	settled(t, e, string(s.ID))
+	waitCopied(t, e, string(s.ID))
 	closeEngine(t, e)
 	return c, []string{volumesDir + "/" + string(v.ID), snapshotsDir + "/" + string(s.ID)}
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/loop"
 )
 
-// checkUnused refuses a pool of which any file is bound to a loop device, also
-// one that was deleted meanwhile. Raw block volumes and mounts of other mount
-// namespaces are found, as their device holds the file.
+// checkUnused returns an error if a file of the pool, also a deleted one, is
+// bound to a loop device. This includes raw block volumes and mounts in other
+// mount namespaces.
 func (p *pool) checkUnused(ctx context.Context, files []string) error {
 	names := map[loop.Backing]string{}
 	for _, name := range files {
@@ -50,7 +50,7 @@ func (p *pool) checkUnused(ctx context.Context, files []string) error {
 		used = append(used, name+" ("+u.String()+")")
 	}
 	if len(used) > 0 {
-		return errs.Errorf(errs.Precondition, "files of it are in use, %d in all: %s; end what uses these volumes first", len(used), few(used))
+		return errs.Errorf(errs.Precondition, "files of the pool are in use (%d): %s; stop the users of these volumes first", len(used), firstNames(used))
 	}
 	return nil
 }
@@ -64,8 +64,8 @@ func (p *pool) backing(name string) (loop.Backing, error) {
 	return loop.BackingOf(f)
 }
 
-// deletedName returns the former name of a device's file if that was in the pool
-// and is deleted, or does not answer; empty: the file is not of this pool.
+// deletedName returns the former name of a device's file if the file was in the
+// pool and is deleted or does not respond, and "" otherwise.
 func (p *pool) deletedName(d loop.Device, dev uint64) (string, error) {
 	if d.Silent != "" {
 		if strings.HasPrefix(d.Silent, p.path+"/") {
@@ -87,7 +87,8 @@ func (p *pool) deletedName(d loop.Device, dev uint64) (string, error) {
 	if !deleted || !slices.Contains([]string{volumesDir, snapshotsDir, incomingDir}, filepath.Base(dir)) {
 		return "", nil
 	}
-	// A directory that cannot be seen here can be the pool in another mount namespace.
+	// A directory that is not visible here can be the pool in another mount
+	// namespace.
 	here, err := p.root.Stat(".")
 	if err != nil {
 		return "", err

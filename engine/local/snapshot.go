@@ -11,9 +11,9 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// CreateSnapshot implements volume.Snapshots. A mounted volume is frozen while
-// it is cut. On a pool that cannot share blocks the volume must not be
-// attached (Precondition), and the snapshot is ready when its copy is done.
+// CreateSnapshot implements volume.Snapshots. A mounted volume is frozen
+// meanwhile. In a pool without shared blocks the volume must be detached
+// (Precondition), and the snapshot is ready after its copy.
 func (e *Engine) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest) (volume.Snapshot, error) {
 	if err := checkName(req.Name); err != nil {
 		return volume.Snapshot{}, err
@@ -26,7 +26,7 @@ func (e *Engine) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest)
 		switch {
 		case errors.Is(err, errLeftover):
 			if err := e.removeSnapshot(ctx, id); err != nil {
-				return volume.Snapshot{}, fmt.Errorf("the previous snapshot with the name %q is not deleted yet: %w", req.Name, err)
+				return volume.Snapshot{}, fmt.Errorf("delete the incomplete previous snapshot %q: %w", req.Name, err)
 			}
 		case err != nil:
 			return volume.Snapshot{}, err
@@ -58,23 +58,23 @@ func (e *Engine) createSnapshotOnce(ctx context.Context, req volume.SnapshotRequ
 	}
 	m := b.members[0]
 	m.record.Name = req.Name
-	b.memberwise = true
-	b.also = func(tx *store.Tx) error { return snapshotNameBucket.Put(tx, req.Name, m.snapshot) }
-	if err := e.take(ctx, b); err != nil {
+	b.allowCrashConsistent = true
+	b.commitHook = func(tx *store.Tx) error { return snapshotNameBucket.Put(tx, req.Name, m.snapshot) }
+	if err := e.takeSnapshots(ctx, b); err != nil {
 		return "", fmt.Errorf("create snapshot %q: %w", req.Name, e.explain(err))
 	}
 	return m.snapshot, nil
 }
 
-// sameSnapshot compares the snapshot of that name with the request.
+// sameSnapshot compares an existing snapshot with the request.
 func (e *Engine) sameSnapshot(id volume.SnapshotID, r snapshotRecord, req volume.SnapshotRequest) error {
 	switch {
 	case !r.State.visible():
 		return errLeftover
 	case r.Source != req.Source:
-		return errs.Errorf(errs.Exists, "snapshot %s has the name %q already, taken of volume %s; the request asks for one of volume %s", id, req.Name, r.Source, req.Source)
+		return errs.Errorf(errs.Exists, "snapshot %s already has the name %q, with source volume %s; the request has source volume %s", id, req.Name, r.Source, req.Source)
 	case r.State == failed:
-		return errs.Errorf(errs.Exhausted, "the copy for snapshot %s failed: %s; delete the snapshot and take another", id, r.Reason)
+		return errs.Errorf(errs.Exhausted, "the copy into snapshot %s failed: %s; delete the snapshot and create another one", id, r.Reason)
 	case r.State == ready && !e.pool.readOnly:
 		return e.place(snapshotsDir, string(id))
 	}
@@ -130,7 +130,7 @@ func (e *Engine) ListSnapshots(ctx context.Context, query volume.SnapshotQuery) 
 	return all, nil
 }
 
-// eachSnapshotOf goes through the index of one volume's snapshots.
+// eachSnapshotOf calls add for the snapshots of one volume.
 func eachSnapshotOf(tx *store.Tx, source volume.ID, after volume.SnapshotID, add func(volume.SnapshotID, snapshotRecord) bool) error {
 	prefix := string(source) + "/"
 	for entry, err := range snapshotsOfBucket.Prefix(tx, prefix) {

@@ -11,8 +11,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// DeleteSnapshot implements volume.Snapshots. A copy that fills the snapshot
-// is stopped. Precondition: a volume is being copied from it.
+// DeleteSnapshot implements volume.Snapshots. It stops a copy into the
+// snapshot. Precondition: a volume is being copied from the snapshot.
 func (e *Engine) DeleteSnapshot(ctx context.Context, id volume.SnapshotID) error {
 	r, found, err := read(ctx, e.store, snapshotBucket, string(id))
 	if err != nil || !found {
@@ -39,12 +39,12 @@ func (e *Engine) removeSnapshot(ctx context.Context, id volume.SnapshotID) error
 	return e.removeSnapshots(ctx, []volume.SnapshotID{id}, nil)
 }
 
-// removeSnapshots removes snapshots whose locks are held, all or none; also
-// joins the commit that marks them. Absent ones are no error.
+// removeSnapshots deletes snapshots whose locks are held, all or none, and
+// updates their group. Missing snapshots are no error.
 func (e *Engine) removeSnapshots(ctx context.Context, ids []volume.SnapshotID, group *groupRemoval) error {
 	for _, id := range ids {
 		if reader := e.copies.readerOf(snapshotsDir + "/" + string(id)); reader != "" {
-			return errs.Errorf(errs.Precondition, "volume %s is being copied from snapshot %s; wait until that is done, or delete the volume", reader, id)
+			return errs.Errorf(errs.Precondition, "volume %s is being copied from snapshot %s; wait for the copy, or delete the volume", reader, id)
 		}
 	}
 	for _, id := range ids {
@@ -82,8 +82,8 @@ func (e *Engine) markSnapshots(ctx context.Context, ids []volume.SnapshotID, gro
 	})
 }
 
-// dropSnapshots takes away files and then records of snapshots that are
-// marked, or that were never acknowledged.
+// dropSnapshots removes the files and then the records of snapshots that are
+// marked as deleting or were not acknowledged.
 func (e *Engine) dropSnapshots(ctx context.Context, ids []volume.SnapshotID, group *groupRemoval) error {
 	records := map[volume.SnapshotID]snapshotRecord{}
 	for _, id := range ids {
@@ -109,7 +109,7 @@ func (e *Engine) dropSnapshots(ctx context.Context, ids []volume.SnapshotID, gro
 				return err
 			}
 		}
-		return group.forget(tx)
+		return group.deleteRecords(tx)
 	})
 	if err != nil {
 		return err

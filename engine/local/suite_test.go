@@ -64,7 +64,7 @@ func open(t testing.TB, c Config) *Engine {
 	return e
 }
 
-// closeEngine closes an engine; once more is harmless.
+// closeEngine closes an engine; a repeat is harmless.
 func closeEngine(t testing.TB, e *Engine) {
 	t.Helper()
 	if err := e.Close(testkit.Context(t)); err != nil {
@@ -196,7 +196,7 @@ var crashPoints = []string{
 	// formatted exclude each other.
 	"create.begun", "create.cloned", "create.formatted", "create.filled", "create.recorded",
 	"place.renamed", // of volumes and snapshots
-	// A cut of what is mounted.
+	// Clones of mounted file systems.
 	"cut.intent", "cut.frozen", "cut.cloned", "cut.thawed",
 	// CreateSnapshot and CreateGroup where blocks are shared.
 	"snapshot.begun", "snapshot.filled", "snapshot.recorded",
@@ -212,7 +212,7 @@ var crashPoints = []string{
 	"remove.mounted", "remove.file", "remove.directories", "remove.records", "remove.forgotten", "remove.identity", "remove.unmounted", "remove.image",
 }
 
-// TestCrashPoints holds the list to what the code has.
+// TestCrashPoints compares the list with the code.
 func TestCrashPoints(t *testing.T) {
 	files := testkit.Value(filepath.Glob("*.go"))(t)
 	hit := regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
@@ -232,7 +232,7 @@ func TestCrashPoints(t *testing.T) {
 }
 
 // BenchmarkLife times calls on thin raw volumes with that many others present;
-// the figures are to stay flat.
+// the results must not depend on that number.
 func BenchmarkLife(b *testing.B) {
 	e := open(b, config(onXFS(b)))
 	have := 0
@@ -258,7 +258,7 @@ func benchmarkLife(b *testing.B, e *Engine) {
 	b.Run("snapshot+clone+delete", func(b *testing.B) {
 		v := create(b, e, volume.CreateRequest{Name: "source", Size: volume.SizeRange{Required: mib}})
 		for b.Loop() {
-			s := snapshot(b, e, "cut", v.ID)
+			s := snapshot(b, e, "snap", v.ID)
 			c := create(b, e, volume.CreateRequest{Name: "clone", Source: volume.Source{Snapshot: s.ID}})
 			testkit.Must(b, e.Delete(b.Context(), c.ID), e.DeleteSnapshot(b.Context(), s.ID))
 		}
@@ -284,7 +284,7 @@ func BenchmarkMountedSnapshot(b *testing.B) {
 	dir, _ := mounted(b, e, v)
 	write(b, dir, "file", make([]byte, 40*mib))
 	for b.Loop() {
-		s := snapshot(b, e, "cut", v.ID)
+		s := snapshot(b, e, "snap", v.ID)
 		testkit.Must(b, e.DeleteSnapshot(b.Context(), s.ID))
 	}
 }

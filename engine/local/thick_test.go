@@ -73,7 +73,7 @@ func TestThickCopy(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 16 * mib}})
 	fill(t, file(e, v), 4*mib)
-	s := snapshot(t, e, "cut", v.ID)
+	s := snapshot(t, e, "snap", v.ID)
 	before := testkit.Value(e.pool.space())(t)
 	c := create(t, e, volume.CreateRequest{Name: "c", Source: volume.Source{Snapshot: s.ID}, Parameters: thickly})
 	after := testkit.Value(e.pool.space())(t)
@@ -114,17 +114,17 @@ func TestThickIsPromisedOnce(t *testing.T) {
 		t.Errorf("%d bytes have blocks after Expand", got)
 	}
 	refused(t, "Expand beyond the pool", errs.Exhausted)(e.Expand(t.Context(), v.ID, volume.SizeRange{Required: 400 * mib}))
-	s := snapshot(t, e, "cut", v.ID)
+	s := snapshot(t, e, "snap", v.ID)
 	if got := e.budget.promised(); got != 96*mib {
 		t.Errorf("%d MiB are promised for a thick volume of 48 with a snapshot, want 96", got/mib)
 	}
 	e = reopen(t, e)
 	if got := e.budget.promised(); got != 96*mib {
-		t.Errorf("%d MiB are promised after opening anew, want 96", got/mib)
+		t.Errorf("%d MiB are promised after reopen, want 96", got/mib)
 	}
 	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "one too many", Source: v.ID})
 	t.Logf("budget: %+v", e.budget)
-	wantKind(t, err, "a snapshot that a thick volume has no room beside", errs.Exhausted)
+	wantKind(t, err, "a snapshot without space for its thick source", errs.Exhausted)
 	testkit.Must(t, e.DeleteSnapshot(t.Context(), s.ID), e.Delete(t.Context(), v.ID))
 	if e.budget.thin != 0 || e.budget.thick != 0 || e.budget.pending != 0 {
 		t.Errorf("budget of an empty pool: %+v", e.budget)
@@ -135,7 +135,7 @@ func TestThickIsPromisedOnce(t *testing.T) {
 func TestThinCloneOfThick(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 16 * mib}, Parameters: thickly})
-	s := snapshot(t, e, "cut", v.ID)
+	s := snapshot(t, e, "snap", v.ID)
 	restored := create(t, e, volume.CreateRequest{Name: "r", Source: volume.Source{Snapshot: s.ID}})
 	clone := create(t, e, volume.CreateRequest{Name: "c", Source: volume.Source{Volume: restored.ID}, Parameters: thickly})
 	testkit.Must(t, e.DeleteSnapshot(t.Context(), s.ID))
@@ -215,12 +215,12 @@ func TestModifyAttached(t *testing.T) {
 	}
 }
 
-// TestModifyToThickWithoutRoom changes nothing.
-func TestModifyToThickWithoutRoom(t *testing.T) {
+// TestModifyToThickWithoutSpace changes nothing.
+func TestModifyToThickWithoutSpace(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 4 * gib}})
 	_, err := e.Modify(t.Context(), v.ID, thickly)
-	wantKind(t, err, "Modify to thick without room", errs.Exhausted)
+	wantKind(t, err, "Modify to thick without space", errs.Exhausted)
 	if got, err := e.Get(t.Context(), v.ID); err != nil || got.Attributes[keyProvisioning] != thin {
 		t.Errorf("%+v, %v", got, err)
 	}

@@ -14,14 +14,14 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// topologyFile is the file in the state directory with the topology that was served last.
+// topologyFile is the file in the state directory with the last topology.
 const topologyFile = "topology.json"
 
-// ServeTopology logs the topology segments of this node and what changed since the
-// last start. It refuses (Precondition) a topology without a segment of the last one
-// while the pool holds volumes: their PersistentVolumes name that segment, and
-// external-provisioner deletes only those whose node affinity matches the present
-// topology, and does not report the others.
+// ServeTopology logs the topology segments of this node and compares them with
+// the last start. While the pool contains volumes, it refuses (Precondition) a
+// topology that lacks a previous segment: PersistentVolumes have the segment in
+// their node affinity, and external-provisioner silently ignores deletions of
+// those that do not match the current topology.
 func (e *Engine) ServeTopology(ctx context.Context, stateDir string, now map[string]string) error {
 	path := filepath.Join(stateDir, topologyFile)
 	var before map[string]string
@@ -47,7 +47,7 @@ func (e *Engine) ServeTopology(ctx context.Context, stateDir string, now map[str
 			return err
 		}
 		if len(volumes) > 0 {
-			return errs.Errorf(errs.Precondition, "topology segment %q is missing from %v, and the pool holds volumes whose PersistentVolumes name it: they would never be deleted. Serve it again (--topology, --node-id), or delete or move the volumes first (or remove %s to serve without it)",
+			return errs.Errorf(errs.Precondition, "topology segment %q is missing from %v, but PersistentVolumes of volumes in the pool require it and would never be deleted. Configure it again (--topology, --node-id), or delete or move the volumes first (or remove %s to start without it)",
 				key+"="+before[key], now, path)
 		}
 		break
@@ -60,7 +60,7 @@ func (e *Engine) ServeTopology(ctx context.Context, stateDir string, now map[str
 		return err
 	}
 	if err := replaceFile(path, append(text, '\n')); err != nil {
-		return fmt.Errorf("remember the topology: %w", err)
+		return fmt.Errorf("record the topology: %w", err)
 	}
 	return nil
 }

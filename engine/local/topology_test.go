@@ -14,7 +14,7 @@ import (
 )
 
 // A topology that was served from a pool with volumes is not served without one of its
-// segments: their PersistentVolumes name it, and nobody would delete them.
+// segments: their PersistentVolumes require it, and would never be deleted.
 func TestTopologyOfVolumes(t *testing.T) {
 	tests := map[string]struct {
 		before, after map[string]string

@@ -17,16 +17,16 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// claimWait bounds the wait for somebody who attaches or cuts a file right now.
+// claimWait limits the wait for a concurrent attach or snapshot of a file.
 const claimWait = 3 * time.Second
 
-// use tells who uses a backing file, as the kernel sees it.
+// use is the kernel's users of a backing file.
 type use struct {
 	devices []loop.Device
 	mounts  []mount.Entry // of these devices, in this mount namespace
 }
 
-// inUse reports whether anything is bound to the file.
+// inUse reports whether a device is bound to the file.
 func (u use) inUse() bool { return len(u.devices) > 0 }
 
 func (u use) String() string {
@@ -40,7 +40,7 @@ func (u use) String() string {
 	return strings.Join(words, ", ")
 }
 
-// useOf looks a file up by device and inode, never by its path.
+// useOf returns the users of a file, by device and inode.
 func useOf(ctx context.Context, f *os.File) (use, error) {
 	backing, err := loop.BackingOf(f)
 	if err != nil {
@@ -53,8 +53,8 @@ func useOf(ctx context.Context, f *os.File) (use, error) {
 	return useThrough(ctx, devices)
 }
 
-// useOfRemoved finds the devices that are bound to a file which had the name
-// until it was removed or replaced.
+// useOfRemoved returns the devices bound to a file that had this name before it
+// was removed or replaced.
 func (e *Engine) useOfRemoved(ctx context.Context, name string) (use, error) {
 	all, err := loop.List(ctx)
 	if err != nil {
@@ -76,8 +76,8 @@ func (e *Engine) useOfRemoved(ctx context.Context, name string) (use, error) {
 		if !removed || path.Base(shown) != path.Base(name) {
 			continue
 		}
-		// A copy of the pool has files of the same names. A directory that
-		// cannot be seen from here may be the pool in another mount namespace.
+		// A copy of the pool has files of the same names. A directory that is
+		// not visible here can be the pool in another mount namespace.
 		if there, err := os.Stat(path.Dir(shown)); err != nil || sameFile(here, there) {
 			devices = append(devices, d)
 		}
@@ -85,7 +85,7 @@ func (e *Engine) useOfRemoved(ctx context.Context, name string) (use, error) {
 	return useThrough(ctx, devices)
 }
 
-// useThrough adds the mounts of devices.
+// useThrough returns devices with their mounts.
 func useThrough(ctx context.Context, devices []loop.Device) (use, error) {
 	u := use{devices: devices}
 	if !u.inUse() {
@@ -103,9 +103,9 @@ func useThrough(ctx context.Context, devices []loop.Device) (use, error) {
 	return u, nil
 }
 
-// mountpoint returns where the file's file system can be reached; empty when
-// it is not mounted, or when that cannot be seen from here: a mount may lie
-// hidden below another one, or in another namespace.
+// mountpoint returns where the file's file system is accessible, or "" if it is
+// not mounted or not accessible here: a mount can be hidden below another one
+// or be in another mount namespace.
 func (u use) mountpoint(ctx context.Context) (string, error) {
 	for _, m := range u.mounts {
 		top, ok, err := mount.At(ctx, m.Target)
@@ -119,21 +119,21 @@ func (u use) mountpoint(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// claimed is a file of the pool that nobody can attach while it is held.
+// claimed is a locked file of the pool, which cannot be attached until release.
 type claimed struct {
 	*os.File
-	use use // as it was when the file was claimed
+	use use // at the time of the claim
 }
 
-// release lets others have the file. The lock is given back by name: a child
-// that is being started may hold a copy of the descriptor for a moment.
+// release unlocks the file. Unlock is explicit, since a child process can
+// briefly hold a copy of the descriptor.
 func (c *claimed) release() error {
 	return errors.Join(flock.Unlock(c.File), c.Close())
 }
 
-// claim opens and locks a file of the pool that has at least a size. An
-// attach holds the lock of its file for some milliseconds, which claim waits for.
-// Busy: it is held for longer.
+// claim opens and locks a file of the pool of at least size bytes. It waits for
+// a concurrent attach, which holds the lock for some milliseconds. Busy: the
+// lock is held longer.
 func (e *Engine) claim(ctx context.Context, name string, size int64) (*claimed, error) {
 	f, err := e.pool.openFile(name, os.O_RDWR, size)
 	if err != nil {
@@ -154,12 +154,13 @@ func (c *claimed) lock(ctx context.Context, name string) error {
 	defer cancel()
 	err := flock.Lock(bounded, c.File)
 	if err != nil && ctx.Err() == nil && bounded.Err() != nil {
-		return errs.Errorf(errs.Busy, "%s is being attached or copied by another process; try again", name)
+		return errs.Errorf(errs.Busy, "%s is being attached or copied by another process; retry", name)
 	}
 	return err
 }
 
-// claimUnused is claim for a file of any size. Precondition: the file is in use.
+// claimUnused is claim for a file of any size that is not in use. Precondition:
+// the file is in use.
 func (e *Engine) claimUnused(ctx context.Context, name string) (*claimed, error) {
 	c, err := e.claim(ctx, name, 0)
 	if err != nil {
@@ -172,8 +173,8 @@ func (e *Engine) claimUnused(ctx context.Context, name string) (*claimed, error)
 	return c, nil
 }
 
-// pin writes onto a volume's file, durably, that a copy reads it; from then on
-// nobody attaches or removes it, also after a crash.
+// pin records durably on a volume's file that a copy reads the file. It
+// prevents attach and removal, also after a crash.
 func (e *Engine) pin(ctx context.Context, source volume.ID, reader string) error {
 	return e.changePins(ctx, source, func(readers []string) []string {
 		if slices.Contains(readers, reader) {
@@ -183,7 +184,7 @@ func (e *Engine) pin(ctx context.Context, source volume.ID, reader string) error
 	})
 }
 
-// unpin takes that back; a file or a pin that is not there is no error.
+// unpin removes a pin; a missing file or pin is no error.
 func (e *Engine) unpin(ctx context.Context, source volume.ID, reader string) error {
 	err := e.changePins(ctx, source, func(readers []string) []string {
 		return slices.DeleteFunc(readers, func(r string) bool { return r == reader })

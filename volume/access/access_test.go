@@ -39,7 +39,7 @@ func TestRoundTrip(t *testing.T) {
 			Pool: hex(8).Draw(t, "1") + "-" + hex(4).Draw(t, "2") + "-" + hex(4).Draw(t, "3") + "-" + hex(4).Draw(t, "4") + "-" + hex(8).Draw(t, "5") + hex(4).Draw(t, "6"),
 			Name: rapid.StringMatching(`[a-z]{1,10}(/[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,30}){0,3}`).Draw(t, "name"),
 		}
-		foreign := rapid.MapOf(rapid.StringMatching(`[a-z.]+/[a-z]+`), rapid.String()).Draw(t, "other people's keys")
+		foreign := rapid.MapOf(rapid.StringMatching(`[a-z.]+/[a-z]+`), rapid.String()).Draw(t, "foreign keys")
 		if got, err := access.Decode(foreign, access.Encode(a)); err != nil || got != access.Access(a) {
 			t.Fatalf("Decode(Encode(%+v)) = %+v, %v", a, got, err)
 		}
@@ -236,12 +236,12 @@ func drawAccess(t *rapid.T) access.Access {
 	).Draw(t, "access")
 }
 
-// TestEveryKindRoundTrips, among other people's keys too, and within the
+// TestEveryKindRoundTrips, among foreign keys too, and within the
 // bounds of a CSI map.
 func TestEveryKindRoundTrips(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a := drawAccess(t)
-		foreign := rapid.MapOf(rapid.StringMatching(`[a-z.]+/[a-z]+`), rapid.String()).Draw(t, "other people's keys")
+		foreign := rapid.MapOf(rapid.StringMatching(`[a-z.]+/[a-z]+`), rapid.String()).Draw(t, "foreign keys")
 		got := testkit.Value(access.Decode(foreign, access.Encode(a)))(t)
 		if diff := cmp.Diff(a, got, equalAddrs); diff != "" {
 			t.Fatalf("(-want +got):\n%s", diff)

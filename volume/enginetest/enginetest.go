@@ -1,6 +1,6 @@
-// Package enginetest holds the conformance suite that every storage engine
-// runs, and a reference engine in memory that is the model for it. An engine's
-// own test calls Run with a Harness.
+// Package enginetest contains the conformance suite for storage engines, and
+// Reference, an in-memory engine that defines the expected results. The test of
+// an engine calls Run with a Harness.
 package enginetest
 
 import (
@@ -12,51 +12,53 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Device is a volume opened for reading and writing, as its workload sees it.
+// Device is a volume that is open for reading and writing, as its workload sees
+// it.
 type Device interface {
 	io.ReaderAt
 	io.WriterAt
 	io.Closer
-	// Size returns the bytes that the device has now.
+	// Size returns the current size of the device, in bytes.
 	Size() (int64, error)
-	// Sync makes what was written part of every snapshot cut afterwards.
+	// Sync makes earlier writes part of every later snapshot.
 	Sync() error
 }
 
-// Harness tells the suite how to reach one engine.
+// Harness gives the suite access to one engine.
 type Harness struct {
-	// New makes a backend on storage of its own, which t.Cleanup removes. It
-	// is called once for each part of the suite, so it should be quick.
+	// New returns a backend with empty storage of its own and removes both in
+	// t.Cleanup. The suite calls it for each of its parts, so it should be
+	// fast.
 	New func(t *testing.T) volume.Backend
-	// Open opens the bytes of a volume.
+	// Open opens a volume for reading and writing.
 	Open func(t *testing.T, b volume.Backend, v volume.Volume) Device
-	// OpenSnapshot reads a snapshot as it lies in the storage; nil when the
-	// engine has no such view. Snapshots are checked by restoring them, too.
+	// OpenSnapshot opens a snapshot for reading; nil if the engine cannot. The
+	// suite also restores snapshots to check their content.
 	OpenSnapshot func(t *testing.T, b volume.Backend, s volume.Snapshot) io.ReaderAt
-	// Hold marks a volume as used, as attaching it does; nil when nothing but
-	// a real attach can do so.
+	// Hold marks a volume as in use, as an attach does; nil if only an attach
+	// can.
 	Hold func(t *testing.T, b volume.Backend, v volume.Volume) (release func())
-	// Reopen closes the backend and opens another one on the same storage;
-	// nil for an engine that keeps nothing.
+	// Reopen closes the backend and opens another one on the same storage; nil
+	// for an engine without durable storage.
 	Reopen func(t *testing.T, b volume.Backend) volume.Backend
-	// Size of the volumes that the suite makes, in bytes: a multiple of 1 MiB
-	// and of what the engine counts in, 16 MiB when zero. The suite needs
-	// room for about 40 thin ones.
+	// Size is the size of the suite's volumes in bytes: a multiple of 1 MiB and
+	// of the engine's allocation unit, 16 MiB if zero. The suite needs space
+	// for about 40 thin volumes.
 	Size int64
-	// Parameters go into every create.
+	// Parameters are passed to every Create.
 	Parameters map[string]string
-	// FSTypes are the file systems to create, the first one also where only
-	// some file system is needed. Empty: raw volumes only.
+	// FSTypes are the supported file systems. The suite uses the first one
+	// where any will do. Empty: raw volumes only.
 	FSTypes []string
-	// Changes are pairs of parameters that Modify takes and that differ from
-	// Parameters, for an engine with a Modifier.
+	// Changes are at least two parameter sets for Modify. They differ from each
+	// other and from Parameters. Required if the backend has a Modifier.
 	Changes []map[string]string
-	// Budget bounds the property test, 3 s when zero.
+	// Budget is the duration of the property test, 3 s if zero.
 	Budget time.Duration
 }
 
-// Run holds an engine to its contract, as volume/engine.go words it. Abilities
-// that the backend does not offer are named in the log; nothing is skipped.
+// Run tests an engine against the contract in package volume. It logs
+// unsupported abilities and skips their tests.
 func Run(t *testing.T, h Harness) {
 	if h.Size == 0 {
 		h.Size = 16 << 20

@@ -19,24 +19,24 @@ import (
 
 const faultVariable = "CLEAT_ENGINETEST_FAULT"
 
-// TestSuiteFindsFaults proves that the suite is sharp: each engine below has
-// one fault, and the part that must notice it fails. A failing test cannot be
-// looked at from inside its process, so each runs in one of its own.
+// TestSuiteFindsFaults checks the suite itself: each engine below has one
+// fault, and the named parts must fail. Each part runs in a process of its own,
+// since a test cannot observe its own failure.
 func TestSuiteFindsFaults(t *testing.T) {
 	self := testkit.Value(os.Executable())(t)
 	for fault, parts := range map[string][]string{
-		"twin":              {"Create", "Concurrency", "Cancelled", "Model"},
-		"any size fits":     {"Create"},
-		"absent is error":   {"Delete", "ForeignIDs"},
-		"trims ids":         {"ForeignIDs"},
-		"page too far":      {"List", "ListWhileDeleting"},
-		"forgets growth":    {"Expand", "Model"},
-		"shares the bytes":  {"Snapshots", "Restore", "Model"},
-		"loses a range":     {"Deltas"},
-		"members fall out":  {"Groups"},
-		"group stays":       {"Groups"},
-		"half a change":     {"Modify"},
-		"deletes what held": {"Delete"},
+		"creates twice":         {"Create", "Concurrency", "Cancelled", "Model"},
+		"ignores size":          {"Create"},
+		"delete not idempotent": {"Delete", "ForeignIDs"},
+		"trims ids":             {"ForeignIDs"},
+		"skips an entry":        {"List", "ListWhileDeleting"},
+		"size not stored":       {"Expand", "Model"},
+		"snapshot shares data":  {"Snapshots", "Restore", "Model"},
+		"omits a range":         {"Deltas"},
+		"deletes group members": {"Groups"},
+		"keeps deleted group":   {"Groups"},
+		"partial modify":        {"Modify"},
+		"deletes volume in use": {"Delete"},
 	} {
 		for _, part := range parts {
 			t.Run(fault+"/"+part, func(t *testing.T) {
@@ -54,8 +54,8 @@ func TestSuiteFindsFaults(t *testing.T) {
 	}
 }
 
-// TestEngineWithFault runs the suite on an engine with the fault that the
-// environment names; with none it is sound and must pass.
+// TestEngineWithFault runs the suite on an engine with the fault in
+// faultVariable; without a fault the suite must pass.
 func TestEngineWithFault(t *testing.T) {
 	fault := os.Getenv(faultVariable)
 	h := harness(func(*volume.Backend) {})
@@ -63,9 +63,9 @@ func TestEngineWithFault(t *testing.T) {
 		return b.Engine.(*faulty).Backend()
 	}
 	open, hold := h.Open, h.Hold
-	h.OpenSnapshot = nil // restores show the bytes of snapshots
+	h.OpenSnapshot = nil // restored volumes show the content of snapshots
 	if fault != "" {
-		h.Budget = time.Minute // what is there is found, however slow all is
+		h.Budget = time.Minute // faults are found on a loaded machine, too
 	}
 	h.New = func(*testing.T) volume.Backend {
 		f := &faulty{Reference: enginetest.NewReference(), fault: fault}
@@ -75,7 +75,7 @@ func TestEngineWithFault(t *testing.T) {
 	}
 	h.Open = func(t *testing.T, b volume.Backend, v volume.Volume) enginetest.Device { return open(t, inner(b), v) }
 	h.Hold = func(t *testing.T, b volume.Backend, v volume.Volume) func() {
-		if fault == "deletes what held" {
+		if fault == "deletes volume in use" {
 			return func() {}
 		}
 		return hold(t, inner(b), v)
@@ -92,14 +92,14 @@ type faulty struct {
 func (f *faulty) Create(ctx context.Context, req volume.CreateRequest) (volume.Volume, error) {
 	asked := req
 	switch {
-	case f.fault == "twin":
+	case f.fault == "creates twice":
 		req.Name = string(volume.NewID(""))
-	case f.fault == "any size fits":
+	case f.fault == "ignores size":
 		all, err := f.Reference.List(ctx, "", 0)
 		if i := slices.IndexFunc(all, func(v volume.Volume) bool { return v.Name == req.Name }); err == nil && i >= 0 {
 			return all[i], nil
 		}
-	case f.fault == "shares the bytes" && req.Source.Snapshot != "":
+	case f.fault == "snapshot shares data" && req.Source.Snapshot != "":
 		if s, err := f.Reference.GetSnapshot(ctx, req.Source.Snapshot); err == nil {
 			req.Source = volume.Source{Volume: s.Source}
 		}
@@ -117,7 +117,7 @@ func (f *faulty) Get(ctx context.Context, id volume.ID) (volume.Volume, error) {
 }
 
 func (f *faulty) Delete(ctx context.Context, id volume.ID) error {
-	if f.fault == "absent is error" {
+	if f.fault == "delete not idempotent" {
 		if _, err := f.Reference.Get(ctx, id); err != nil {
 			return err
 		}
@@ -126,7 +126,7 @@ func (f *faulty) Delete(ctx context.Context, id volume.ID) error {
 }
 
 func (f *faulty) List(ctx context.Context, after volume.ID, limit int) ([]volume.Volume, error) {
-	if f.fault == "page too far" && after != "" {
+	if f.fault == "skips an entry" && after != "" {
 		if next, err := f.Reference.List(ctx, after, 1); err == nil && len(next) == 1 {
 			after = next[0].ID
 		}
@@ -135,7 +135,7 @@ func (f *faulty) List(ctx context.Context, after volume.ID, limit int) ([]volume
 }
 
 func (f *faulty) Expand(ctx context.Context, id volume.ID, size volume.SizeRange) (volume.Volume, error) {
-	if f.fault != "forgets growth" {
+	if f.fault != "size not stored" {
 		return f.Reference.Expand(ctx, id, size)
 	}
 	v, err := f.Reference.Get(ctx, id)
@@ -145,7 +145,7 @@ func (f *faulty) Expand(ctx context.Context, id volume.ID, size volume.SizeRange
 
 func (f *faulty) Delta(ctx context.Context, base, target volume.SnapshotID, from int64) (volume.BlockMap, error) {
 	m, err := f.Reference.Delta(ctx, base, target, from)
-	if err != nil || f.fault != "loses a range" {
+	if err != nil || f.fault != "omits a range" {
 		return m, err
 	}
 	whole := m.Ranges
@@ -163,21 +163,21 @@ func (f *faulty) Delta(ctx context.Context, base, target volume.SnapshotID, from
 
 func (f *faulty) DeleteSnapshot(ctx context.Context, id volume.SnapshotID) error {
 	err := f.Reference.DeleteSnapshot(ctx, id)
-	if f.fault == "members fall out" {
+	if f.fault == "deletes group members" {
 		return nil
 	}
 	return err
 }
 
 func (f *faulty) DeleteGroup(ctx context.Context, id volume.GroupID) error {
-	if f.fault == "group stays" {
+	if f.fault == "keeps deleted group" {
 		return nil
 	}
 	return f.Reference.DeleteGroup(ctx, id)
 }
 
 func (f *faulty) Modify(ctx context.Context, id volume.ID, parameters map[string]string) (volume.Volume, error) {
-	if f.fault == "half a change" && parameters["noSuchKey"] != "" {
+	if f.fault == "partial modify" && parameters["noSuchKey"] != "" {
 		known := maps.Clone(parameters)
 		delete(known, "noSuchKey")
 		if _, err := f.Reference.Modify(ctx, id, known); err != nil {
@@ -187,7 +187,8 @@ func (f *faulty) Modify(ctx context.Context, id volume.ID, parameters map[string
 	return f.Reference.Modify(ctx, id, parameters)
 }
 
-// harness runs the suite on the reference itself, with what change takes away.
+// harness returns a harness for the reference; change removes abilities from
+// its backend.
 func harness(change func(*volume.Backend)) enginetest.Harness {
 	reference := func(b volume.Backend) *enginetest.Reference { return b.Engine.(*enginetest.Reference) }
 	return enginetest.Harness{
@@ -215,8 +216,8 @@ func TestReference(t *testing.T) {
 	enginetest.Run(t, harness(func(*volume.Backend) {}))
 }
 
-// TestReferenceWithoutAbilities shows that the suite holds for an engine that
-// offers nothing but volumes.
+// TestReferenceWithoutAbilities runs the suite on an engine without optional
+// abilities.
 func TestReferenceWithoutAbilities(t *testing.T) {
 	h := harness(func(b *volume.Backend) {
 		*b = volume.Backend{Engine: b.Engine, Parameters: b.Parameters}
@@ -235,18 +236,18 @@ func TestReferenceWithoutAbilities(t *testing.T) {
 	enginetest.Run(t, h)
 }
 
-// plain is the reference as an engine that serves no sources.
+// plain is the reference without sources of volumes.
 type plain struct{ *enginetest.Reference }
 
 func (p plain) Create(ctx context.Context, req volume.CreateRequest) (volume.Volume, error) {
 	if !req.Source.IsZero() && (req.Source.Volume == "" || req.Source.Snapshot == "") {
-		return volume.Volume{}, errs.Errorf(errs.Unsupported, "this engine makes empty volumes only")
+		return volume.Volume{}, errs.Errorf(errs.Unsupported, "this engine creates empty volumes only")
 	}
 	return p.Reference.Create(ctx, req)
 }
 
-// TestDeltaFromALargerBase: of a base that was cut after the volume grew, what
-// lies beyond the target is no change of the target.
+// TestDeltaFromALargerBase checks that ranges beyond the end of the target are
+// not in a delta.
 func TestDeltaFromALargerBase(t *testing.T) {
 	ctx := t.Context()
 	r := enginetest.NewReference()

@@ -12,8 +12,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// testModel drives the engine and the reference side by side with the same
-// random requests and compares every answer.
+// testModel calls the engine and the reference with the same random requests
+// and compares the results.
 func testModel(t *trial) {
 	deadline := time.Now().Add(t.Budget)
 	runs, failed := 0, false
@@ -33,11 +33,11 @@ func testModel(t *trial) {
 	t.Logf("%d random histories", runs)
 }
 
-// pair is one object: its id in the reference, and in the engine.
+// pair is the ids of one object in the reference and in the engine.
 type pair[T ~string] struct{ reference, engine T }
 
-// model is one random history. Objects that were deleted stay in the lists, so
-// that their ids are used again.
+// model is one random history. Deleted objects stay in the lists, so that later
+// requests reuse their ids.
 type model struct {
 	rt        *rapid.T
 	trial     *trial
@@ -55,7 +55,7 @@ func (m *model) step() {
 	}
 	b := m.trial.Backend
 	if b.Snapshots != nil {
-		steps["cut"], steps["delete snapshot"], steps["get snapshot"], steps["list snapshots"] = m.cut, m.deleteSnapshot, m.getSnapshot, m.listSnapshots
+		steps["create snapshot"], steps["delete snapshot"], steps["get snapshot"], steps["list snapshots"] = m.takeSnapshot, m.deleteSnapshot, m.getSnapshot, m.listSnapshots
 	}
 	if b.Groups != nil {
 		steps["create group"], steps["delete group"] = m.createGroup, m.deleteGroup
@@ -71,23 +71,23 @@ func (m *model) step() {
 	steps[rapid.SampledFrom(names).Draw(m.rt, "step")]()
 }
 
-// agree compares the outcome of one call on both sides and tells whether it
-// succeeded. alsoOK are kinds that the engine may answer where the reference
-// fails, because more than one thing is wrong.
+// agree compares the errors of one call on both sides and reports whether it
+// succeeded. alsoOK are further error kinds that the engine can return if more
+// than one thing is wrong.
 func (m *model) agree(what string, reference, engine error, alsoOK ...errs.Kind) bool {
 	if (reference == nil) != (engine == nil) {
-		m.rt.Fatalf("%s: the reference says %v, the engine %v", what, reference, engine)
+		m.rt.Fatalf("%s: reference returned %v, engine %v", what, reference, engine)
 	}
 	if reference == nil {
 		return true
 	}
 	if kind := errs.KindOf(engine); kind != errs.KindOf(reference) && !slices.Contains(alsoOK, kind) {
-		m.rt.Fatalf("%s: the reference says %q (%v), the engine %q (%v)", what, errs.KindOf(reference), reference, kind, engine)
+		m.rt.Fatalf("%s: reference returned %q (%v), engine %q (%v)", what, errs.KindOf(reference), reference, kind, engine)
 	}
 	return false
 }
 
-// size draws from few sizes, so that they meet again.
+// size draws from few sizes, so that equal sizes are likely.
 func (m *model) size(label string) volume.SizeRange {
 	size := m.trial.Size
 	return rapid.SampledFrom([]volume.SizeRange{
@@ -122,9 +122,9 @@ func (m *model) create() {
 	if i < 0 {
 		m.volumes = append(m.volumes, pair[volume.ID]{want.ID, got.ID})
 	} else if m.volumes[i].engine != got.ID {
-		m.rt.Fatalf("Create(%+v) again made %s, was %s", req, got.ID, m.volumes[i].engine)
+		m.rt.Fatalf("Create(%+v) again returned %s, first %s", req, got.ID, m.volumes[i].engine)
 	}
-	m.compareVolume(want, m.trial.settled(got.ID))
+	m.compareVolume(want, m.trial.filled(got.ID))
 }
 
 func (m *model) compareVolume(want, got volume.Volume) {
@@ -170,7 +170,7 @@ func (m *model) list() {
 		}
 		m.compareVolume(want[i], v)
 	}
-	// A page is that part of the whole list, in the engine's own order.
+	// A page is a part of the whole list, in the engine's order.
 	page, err := m.trial.Backend.Engine.List(m.trial.ctx, after.engine, limit)
 	rest := slices.DeleteFunc(got, func(v volume.Volume) bool { return v.ID <= after.engine })
 	if limit > 0 {
@@ -194,7 +194,7 @@ func (m *model) expand() {
 	}
 }
 
-// write puts one block on both sides.
+// write writes one block on both sides.
 func (m *model) write() {
 	p, ok := m.drawVolume("volume")
 	if !ok {
@@ -220,7 +220,7 @@ func (m *model) write() {
 	m.written[offset] = true
 }
 
-// drawVolume picks one of the volumes that ever were.
+// drawVolume returns one of all volumes, including deleted ones.
 func (m *model) drawVolume(label string) (pair[volume.ID], bool) {
 	if len(m.volumes) == 0 {
 		return pair[volume.ID]{}, false
@@ -235,7 +235,8 @@ func (m *model) drawSnapshot(label string) (pair[volume.SnapshotID], bool) {
 	return rapid.SampledFrom(m.snapshots).Draw(m.rt, label), true
 }
 
-// volumeOf translates an id of the engine; one that it should not know stays.
+// volumeOf returns the reference's id for an id of the engine, or the same id
+// if it is unknown.
 func (m *model) volumeOf(id volume.ID) volume.ID {
 	for _, p := range m.volumes {
 		if p.engine == id {

@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-func (m *model) cut() {
+func (m *model) takeSnapshot() {
 	p, ok := m.drawVolume("volume")
 	if !ok {
 		return
@@ -22,17 +22,17 @@ func (m *model) cut() {
 	want, wantErr := m.reference.CreateSnapshot(m.trial.ctx, volume.SnapshotRequest{Name: name, Source: p.reference})
 	got, err := m.trial.Backend.Snapshots.CreateSnapshot(m.trial.ctx, volume.SnapshotRequest{Name: m.prefix + name, Source: p.engine})
 	if m.agree(fmt.Sprintf("CreateSnapshot(%q of %s)", name, p.reference), wantErr, err, errs.NotFound, errs.Exists) {
-		m.learn(want, m.trial.ready(got.ID))
+		m.recordSnapshot(want, m.trial.ready(got.ID))
 	}
 }
 
-// learn notes a pair of snapshots and compares the two.
-func (m *model) learn(want, got volume.Snapshot) {
+// recordSnapshot adds a pair of snapshots and compares both.
+func (m *model) recordSnapshot(want, got volume.Snapshot) {
 	i := slices.IndexFunc(m.snapshots, func(p pair[volume.SnapshotID]) bool { return p.reference == want.ID })
 	if i < 0 {
 		m.snapshots = append(m.snapshots, pair[volume.SnapshotID]{want.ID, got.ID})
 	} else if m.snapshots[i].engine != got.ID {
-		m.rt.Fatalf("snapshot %s was %s and is now %s", want.ID, m.snapshots[i].engine, got.ID)
+		m.rt.Fatalf("snapshot %s had id %s and has id %s", want.ID, m.snapshots[i].engine, got.ID)
 	}
 	if got.Size != want.Size || got.Content != want.Content || m.volumeOf(got.Source) != want.Source || (got.Group == "") != (want.Group == "") {
 		m.rt.Fatalf("the reference has snapshot %+v, the engine %+v", want, got)
@@ -53,7 +53,7 @@ func (m *model) getSnapshot() {
 	want, wantErr := m.reference.GetSnapshot(m.trial.ctx, p.reference)
 	got, err := m.trial.Backend.Snapshots.GetSnapshot(m.trial.ctx, p.engine)
 	if m.agree("GetSnapshot", wantErr, err) {
-		m.learn(want, got)
+		m.recordSnapshot(want, got)
 	}
 }
 
@@ -106,7 +106,7 @@ func (m *model) createGroup() {
 		if i < 0 {
 			m.rt.Fatalf("CreateGroup: the engine has no member of %s: %+v", s.Source, got)
 		}
-		m.learn(s, m.trial.ready(got.Snapshots[i].ID))
+		m.recordSnapshot(s, m.trial.ready(got.Snapshots[i].ID))
 	}
 }
 
@@ -117,7 +117,7 @@ func (m *model) deleteGroup() {
 	}
 }
 
-// delta holds the engine's list against the blocks that really differ.
+// delta checks that the engine's delta contains all blocks that differ.
 func (m *model) delta() {
 	base, ok := m.drawSnapshot("base")
 	if !ok {
@@ -131,7 +131,7 @@ func (m *model) delta() {
 	}
 	list := m.trial.collect(got, 0)
 	if list.size != want.Size {
-		m.rt.Fatalf("Delta: the reference tells a size of %d, the engine %d", want.Size, list.size)
+		m.rt.Fatalf("Delta: reference has size %d, engine %d", want.Size, list.size)
 	}
 	for r := range want.Ranges {
 		for offset := r.Offset; offset < r.End(); offset += sparseBlock {
@@ -142,8 +142,8 @@ func (m *model) delta() {
 	}
 }
 
-// compareAll compares the bytes of all volumes and of all snapshots, those by
-// restoring them.
+// compareAll compares the content of all volumes, and of all snapshots after a
+// restore.
 func (m *model) compareAll() {
 	volumes, _ := m.reference.List(m.trial.ctx, "", 0) // never fails: the context is live
 	for _, v := range volumes {
@@ -171,7 +171,7 @@ func (m *model) compareAll() {
 		if err != nil {
 			m.rt.Fatal(err)
 		}
-		m.compareBytes("snapshot "+s.Name, r, m.trial.settled(restored.ID))
+		m.compareBytes("snapshot "+s.Name, r, m.trial.filled(restored.ID))
 		m.trial.remove(restored.ID)
 	}
 }

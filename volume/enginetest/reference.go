@@ -19,14 +19,13 @@ const (
 	referenceGranule  = 4096
 	referenceMinimum  = 1 << 20
 	referenceFallback = 1 << 30
-	referenceRoom     = 1 << 40
+	referenceCapacity = 1 << 40
 )
 
-// Reference is an engine in memory with every ability. It is written to be
-// obviously right, not quick: one mutex, plain maps, bytes copied by the block.
-// It is the model that property tests hold other engines against, and the
-// backend of tests that need some engine but no kernel. A test that wants an
-// engine with fewer abilities sets fields of the Backend to nil.
+// Reference is an in-memory engine with every ability. It is simple rather than
+// fast: one mutex, plain maps, data copied by block. The property test compares
+// other engines with it, and tests use it where any engine will do. For fewer
+// abilities, set fields of the Backend to nil.
 type Reference struct {
 	mu        sync.Mutex
 	pool      string
@@ -44,7 +43,7 @@ type referenceVolume struct {
 	holds      int
 }
 
-// NewReference makes an empty reference engine with 1 TiB of room.
+// NewReference returns an empty reference engine with a capacity of 1 TiB.
 func NewReference() *Reference {
 	return &Reference{
 		pool:      uuid.NewString(),
@@ -88,7 +87,7 @@ func (r *Reference) Create(ctx context.Context, req volume.CreateRequest) (volum
 	return v.copy(), nil
 }
 
-// newVolume makes the record of a request that is known to be sound.
+// newVolume returns the record for a valid request.
 func (r *Reference) newVolume(req volume.CreateRequest) (*referenceVolume, error) {
 	bytes, atLeast, err := r.sourceOf(req)
 	if err != nil {
@@ -102,8 +101,8 @@ func (r *Reference) newVolume(req volume.CreateRequest) (*referenceVolume, error
 	if err != nil {
 		return nil, err
 	}
-	if free := referenceRoom - r.used(); size > free {
-		return nil, errs.Errorf(errs.Exhausted, "%d bytes are asked for and %d are left", size, free)
+	if free := referenceCapacity - r.used(); size > free {
+		return nil, errs.Errorf(errs.Exhausted, "%d bytes requested, %d available", size, free)
 	}
 	id := volume.NewID("")
 	attributes := referenceDefaults()
@@ -119,8 +118,8 @@ func (r *Reference) newVolume(req volume.CreateRequest) (*referenceVolume, error
 	}, nil
 }
 
-// sourceOf returns a copy of the bytes that a new volume starts with, and the
-// size that they need.
+// sourceOf returns a copy of the initial content of a new volume, and its
+// minimum size.
 func (r *Reference) sourceOf(req volume.CreateRequest) (sparse, int64, error) {
 	var content volume.Content
 	var fsType string
@@ -143,7 +142,7 @@ func (r *Reference) sourceOf(req volume.CreateRequest) (sparse, int64, error) {
 		content, fsType, bytes, size = s.Content, s.FSType, s.bytes, s.Size
 	}
 	if req.Content == volume.Filesystem && (content != req.Content || fsType != req.FSType) {
-		return nil, 0, errs.Errorf(errs.Invalid, "the source holds %s %s, a volume with %s cannot be made from it", content, fsType, req.FSType)
+		return nil, 0, errs.Errorf(errs.Invalid, "the source has content %s %s, so a volume with %s cannot be created from it", content, fsType, req.FSType)
 	}
 	return maps.Clone(bytes), size, nil
 }
@@ -156,7 +155,7 @@ func (r *Reference) Delete(ctx context.Context, id volume.ID) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if v := r.volumes[id]; v != nil && v.holds > 0 {
-		return errs.Errorf(errs.Precondition, "volume %s is in use; let it go first", id)
+		return errs.Errorf(errs.Precondition, "volume %s is in use; release it first", id)
 	}
 	delete(r.volumes, id)
 	return nil
@@ -213,8 +212,8 @@ func (r *Reference) Expand(ctx context.Context, id volume.ID, size volume.SizeRa
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	if free := referenceRoom - r.used(); want-v.Size > free {
-		return volume.Volume{}, errs.Errorf(errs.OutOfRange, "%d more bytes are asked for and %d are left", want-v.Size, free)
+	if free := referenceCapacity - r.used(); want-v.Size > free {
+		return volume.Volume{}, errs.Errorf(errs.OutOfRange, "%d more bytes requested, %d available", want-v.Size, free)
 	}
 	v.Size = want
 	return v.copy(), nil
@@ -230,7 +229,7 @@ func (r *Reference) Capacity(ctx context.Context, query volume.CapacityQuery) (v
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	free := referenceRoom - r.used()
+	free := referenceCapacity - r.used()
 	return volume.Capacity{Available: free, Maximum: free, Minimum: referenceMinimum}, nil
 }
 
@@ -256,7 +255,7 @@ func (r *Reference) volume(id volume.ID) (*referenceVolume, error) {
 	if v := r.volumes[id]; v != nil {
 		return v, nil
 	}
-	return nil, errs.Errorf(errs.NotFound, "there is no volume %q", id)
+	return nil, errs.Errorf(errs.NotFound, "volume %q does not exist", id)
 }
 
 func (r *Reference) volumeNamed(name string) *referenceVolume {
@@ -275,24 +274,24 @@ func (r *Reference) used() (sum int64) {
 	return sum
 }
 
-// copy returns the volume as a caller may keep it.
+// copy returns the volume with attributes of its own.
 func (v *referenceVolume) copy() volume.Volume {
 	out := v.Volume
 	out.Attributes = maps.Clone(v.Attributes)
 	return out
 }
 
-// sameAs tells whether the request would have made this very volume.
+// sameAs returns an error unless the request created this volume.
 func (v *referenceVolume) sameAs(req volume.CreateRequest) error {
 	switch {
 	case !req.Size.Admits(v.Size):
-		return errs.Errorf(errs.Exists, "volume %q exists with %d bytes, which is not what is asked for now", v.Name, v.Size)
+		return errs.Errorf(errs.Exists, "volume %q exists with %d bytes, which the requested size excludes", v.Name, v.Size)
 	case v.Content != req.Content || v.FSType != req.FSType:
 		return errs.Errorf(errs.Exists, "volume %q exists with content %s %s", v.Name, v.Content, v.FSType)
 	case v.Source != req.Source:
-		return errs.Errorf(errs.Exists, "volume %q exists and was made from another source", v.Name)
+		return errs.Errorf(errs.Exists, "volume %q exists and was created from another source", v.Name)
 	case !maps.Equal(v.parameters, req.Parameters) || v.Ephemeral != req.Ephemeral:
-		return errs.Errorf(errs.Exists, "volume %q exists and was made with other parameters", v.Name)
+		return errs.Errorf(errs.Exists, "volume %q exists and was created with other parameters", v.Name)
 	}
 	return nil
 }

@@ -13,8 +13,8 @@ import (
 
 const sparseBlock = 4096
 
-// sparse holds bytes by the number of their block; what is missing is zero. A
-// block is replaced, never changed, so a clone of the map is a copy.
+// sparse is the content of a volume by block number; missing blocks are zero.
+// Blocks are replaced, never modified, so a clone of the map is a copy.
 type sparse map[int64][]byte
 
 func (s sparse) readAt(p []byte, offset int64) {
@@ -40,7 +40,7 @@ func (s sparse) writeAt(p []byte, offset int64) {
 	}
 }
 
-// differs returns the numbers of the blocks that are not the same in both.
+// differs returns the numbers of the blocks that differ.
 func (s sparse) differs(other sparse) (numbers []int64) {
 	zero := make([]byte, sparseBlock)
 	orZero := func(b []byte) []byte {
@@ -62,8 +62,8 @@ func (s sparse) differs(other sparse) (numbers []int64) {
 	return slices.Clip(numbers)
 }
 
-// Open opens the bytes of a volume. A volume that is deleted meanwhile answers
-// with an error.
+// Open opens a volume for reading and writing. Calls on the device fail after
+// the volume is deleted.
 func (r *Reference) Open(id volume.ID) (Device, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -73,7 +73,7 @@ func (r *Reference) Open(id volume.ID) (Device, error) {
 	return &referenceDevice{engine: r, id: id}, nil
 }
 
-// OpenSnapshot opens the bytes of a snapshot for reading.
+// OpenSnapshot opens a snapshot for reading.
 func (r *Reference) OpenSnapshot(id volume.SnapshotID) (io.ReaderAt, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -84,8 +84,8 @@ func (r *Reference) OpenSnapshot(id volume.SnapshotID) (io.ReaderAt, error) {
 	return readerAt{bytes: s.bytes, size: s.Size}, nil
 }
 
-// Hold marks a volume as used, as an attached one is: it cannot be deleted
-// before release is called.
+// Hold marks a volume as in use, as an attach does: Delete fails until release
+// is called.
 func (r *Reference) Hold(id volume.ID) (release func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,8 +101,8 @@ func (r *Reference) Hold(id volume.ID) (release func(), err error) {
 	}, nil
 }
 
-// Report sets what VolumeHealth answers for a volume, or, with an empty id,
-// what StorageHealth answers.
+// Report sets the result of VolumeHealth for a volume or, with an empty id, of
+// StorageHealth.
 func (r *Reference) Report(id volume.ID, conditions ...volume.Condition) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -11,11 +11,11 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// The parameters are those of the embedded engine, so that one StorageClass
-// serves both.
+// The parameters are those of the embedded engine, so that a StorageClass fits
+// both.
 const (
 	parameterProvisioning = "provisioning" // thin or thick
-	parameterTrimInterval = "trimInterval" // a duration, "0" is off
+	parameterTrimInterval = "trimInterval" // a duration; "0": off
 	parameterReadAhead    = "readAheadKiB" // a number
 )
 
@@ -27,7 +27,7 @@ func referenceDefaults() map[string]string {
 	return map[string]string{parameterProvisioning: "thin", parameterTrimInterval: "0", parameterReadAhead: "128"}
 }
 
-// checkCreate refuses what can never be made, and fills in the file system.
+// checkCreate rejects invalid requests and sets the default file system.
 func checkCreate(req volume.CreateRequest) (volume.CreateRequest, error) {
 	if err := checkName(req.Name); err != nil {
 		return req, err
@@ -42,17 +42,17 @@ func checkCreate(req volume.CreateRequest) (volume.CreateRequest, error) {
 	switch req.Content {
 	case volume.Raw:
 		if req.FSType != "" {
-			return req, errs.Errorf(errs.Invalid, "a raw volume has no file system, yet %q is asked for", req.FSType)
+			return req, errs.Errorf(errs.Invalid, "a raw volume has no file system, but the request has %q", req.FSType)
 		}
 	case volume.Filesystem:
 		if req.FSType == "" {
 			req.FSType = fsTypes[0]
 		}
 		if !slices.Contains(fsTypes, req.FSType) {
-			return req, errs.Errorf(errs.Invalid, "file system %q is not known, known are %s", req.FSType, strings.Join(fsTypes, ", "))
+			return req, errs.Errorf(errs.Invalid, "file system %q is not supported; supported are %s", req.FSType, strings.Join(fsTypes, ", "))
 		}
 	default:
-		return req, errs.Errorf(errs.Invalid, "content %q cannot be asked for, only %q and %q", req.Content, volume.Raw, volume.Filesystem)
+		return req, errs.Errorf(errs.Invalid, "content %q is not valid in a request; valid are %q and %q", req.Content, volume.Raw, volume.Filesystem)
 	}
 	return req, checkParameters(req.Parameters)
 }
@@ -77,7 +77,7 @@ func checkRange(size volume.SizeRange) error {
 	return nil
 }
 
-// checkParameters looks at all of them before any may be applied.
+// checkParameters validates all parameters before any is applied.
 func checkParameters(parameters map[string]string) error {
 	for key, value := range parameters {
 		if err := checkParameter(key, value); err != nil {
@@ -95,14 +95,14 @@ func checkParameter(key, value string) error {
 		}
 	case parameterTrimInterval:
 		if d, err := time.ParseDuration(value); err != nil || d < 0 {
-			return fmt.Errorf("%q is no duration such as 24h", value)
+			return fmt.Errorf("%q is not a duration such as 24h", value)
 		}
 	case parameterReadAhead:
 		if _, err := strconv.ParseUint(value, 10, 24); err != nil {
-			return fmt.Errorf("%q is no number of KiB", value)
+			return fmt.Errorf("%q is not a number of KiB", value)
 		}
 	default:
-		return fmt.Errorf("it is not known, known are %s", strings.Join(referenceParameters(), ", "))
+		return fmt.Errorf("not known; known are %s", strings.Join(referenceParameters(), ", "))
 	}
 	return nil
 }

@@ -19,7 +19,7 @@ type referenceSnapshot struct {
 type referenceGroup struct {
 	id      volume.GroupID
 	name    string
-	sources []volume.ID // sorted, each once
+	sources []volume.ID // sorted, without duplicates
 	members []volume.SnapshotID
 	created time.Time
 }
@@ -42,7 +42,7 @@ func (r *Reference) CreateSnapshot(ctx context.Context, req volume.SnapshotReque
 			continue
 		}
 		if s.Source != req.Source {
-			return volume.Snapshot{}, errs.Errorf(errs.Exists, "snapshot %q exists and is one of volume %s", req.Name, s.Source)
+			return volume.Snapshot{}, errs.Errorf(errs.Exists, "snapshot %q exists and is a snapshot of volume %s", req.Name, s.Source)
 		}
 		return s.Snapshot, nil
 	}
@@ -50,10 +50,10 @@ func (r *Reference) CreateSnapshot(ctx context.Context, req volume.SnapshotReque
 	if err != nil {
 		return volume.Snapshot{}, err
 	}
-	return r.cut(v, req.Name, "").Snapshot, nil
+	return r.takeSnapshot(v, req.Name, "").Snapshot, nil
 }
 
-func (r *Reference) cut(v *referenceVolume, name string, group volume.GroupID) *referenceSnapshot {
+func (r *Reference) takeSnapshot(v *referenceVolume, name string, group volume.GroupID) *referenceSnapshot {
 	s := &referenceSnapshot{
 		Snapshot: volume.Snapshot{
 			ID: volume.NewSnapshotID(""), Name: name, Source: v.ID, Size: v.Size, Content: v.Content, FSType: v.FSType,
@@ -138,7 +138,7 @@ func (r *Reference) CreateGroup(ctx context.Context, req volume.GroupRequest) (v
 	g := &referenceGroup{id: volume.NewGroupID(""), name: req.Name, sources: sources, created: time.Now()}
 	for _, id := range sources {
 		v := r.volumes[id]
-		g.members = append(g.members, r.cut(v, req.Name+"/"+v.Name, g.id).ID)
+		g.members = append(g.members, r.takeSnapshot(v, req.Name+"/"+v.Name, g.id).ID)
 	}
 	r.groups[g.id] = g
 	return r.groupOf(g), nil
@@ -178,7 +178,7 @@ func (r *Reference) GetGroup(ctx context.Context, id volume.GroupID) (volume.Gro
 	if g := r.groups[id]; g != nil {
 		return r.groupOf(g), nil
 	}
-	return volume.Group{}, errs.Errorf(errs.NotFound, "there is no group %q", id)
+	return volume.Group{}, errs.Errorf(errs.NotFound, "group %q does not exist", id)
 }
 
 // Allocated implements volume.Deltas.
@@ -216,12 +216,12 @@ func (r *Reference) Delta(ctx context.Context, base, target volume.SnapshotID, f
 	return blockMap(s, s.bytes.differs(b.bytes), from)
 }
 
-// blockMap puts the numbers of blocks into a map of s.
+// blockMap returns a block map of s with the blocks of these numbers.
 func blockMap(s *referenceSnapshot, blocks []int64, from int64) (volume.BlockMap, error) {
 	if from < 0 || from > s.Size {
 		return volume.BlockMap{}, errs.Errorf(errs.OutOfRange, "offset %d is outside the %d bytes of snapshot %s", from, s.Size, s.ID)
 	}
-	// A base that was cut later may be larger: the target's size rules.
+	// A later base can be larger; the target's size limits the map.
 	blocks = slices.DeleteFunc(blocks, func(number int64) bool { return number*sparseBlock >= s.Size })
 	ranges := rangesOf(blocks, from)
 	return volume.BlockMap{Size: s.Size, Ranges: func(yield func(volume.Range, error) bool) {
@@ -237,7 +237,7 @@ func (r *Reference) snapshot(id volume.SnapshotID) (*referenceSnapshot, error) {
 	if s := r.snapshots[id]; s != nil {
 		return s, nil
 	}
-	return nil, errs.Errorf(errs.NotFound, "there is no snapshot %q", id)
+	return nil, errs.Errorf(errs.NotFound, "snapshot %q does not exist", id)
 }
 
 func checkGroup(req volume.GroupRequest) error {
@@ -246,7 +246,7 @@ func checkGroup(req volume.GroupRequest) error {
 	}
 	for key, value := range req.Parameters {
 		if key != "consistency" || (value != "group" && value != "member") {
-			return errs.Errorf(errs.Invalid, "parameter %s=%q is not known, known is consistency with group or member", key, value)
+			return errs.Errorf(errs.Invalid, "parameter %s=%q is not known; known is consistency with group or member", key, value)
 		}
 	}
 	return checkName(req.Name)
@@ -254,12 +254,12 @@ func checkGroup(req volume.GroupRequest) error {
 
 func checkNoParameters(parameters map[string]string) error {
 	for key := range parameters {
-		return errs.Errorf(errs.Invalid, "parameter %s is not known, a snapshot takes none", key)
+		return errs.Errorf(errs.Invalid, "parameter %s is not known; snapshots have no parameters", key)
 	}
 	return nil
 }
 
-// rangesOf joins numbers of blocks into ranges that end behind from.
+// rangesOf joins block numbers into ranges that end after from.
 func rangesOf(blocks []int64, from int64) []volume.Range {
 	slices.SortFunc(blocks, cmp.Compare)
 	var out []volume.Range

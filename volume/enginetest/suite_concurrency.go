@@ -11,14 +11,15 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// testCancelled calls with contexts that are over, or will be soon. Whatever
-// those calls did, the repeat makes it good and nothing is there twice.
+// testCancelled calls with contexts that are cancelled or time out soon. A
+// repeat of each call must succeed without duplicates.
 func testCancelled(t *trial) {
 	over, cancel := context.WithCancel(t.ctx)
 	cancel()
 	begun := time.Now()
 	v := t.create(t.request("victim"))
-	// However slow all is, some calls below end in time.
+	// At least some calls below must end before their deadline, also on a
+	// loaded machine.
 	longest := max(4*time.Millisecond, 2*time.Since(begun))
 	for name, call := range map[string]func(ctx context.Context){
 		"Get":  func(ctx context.Context) { _, _ = t.Backend.Engine.Get(ctx, v.ID) },
@@ -38,13 +39,13 @@ func testCancelled(t *trial) {
 
 	random := rand.New(rand.NewPCG(1, 2))
 	for i := range 12 {
-		name := fmt.Sprintf("cut short %d", i)
+		name := fmt.Sprintf("interrupted %d", i)
 		short, cancel := context.WithTimeout(t.ctx, time.Duration(random.Int64N(int64(longest))))
 		first, err := t.Backend.Engine.Create(short, t.request(name))
 		cancel()
-		second := t.eventually(t.request(name))
+		second := t.createEventually(t.request(name))
 		if err == nil && first.ID != second.ID {
-			t.Errorf("%s: acknowledged as %s, then made again as %s", name, first.ID, second.ID)
+			t.Errorf("%s: acknowledged as %s, a repeat returned %s", name, first.ID, second.ID)
 		}
 		short, cancel = context.WithTimeout(t.ctx, time.Duration(random.Int64N(int64(longest/2))))
 		_ = t.Backend.Engine.Delete(short, second.ID)
@@ -54,14 +55,14 @@ func testCancelled(t *trial) {
 			t.gone(second.ID)
 		}
 	}
-	t.namesOnce()
+	t.checkUniqueNames()
 }
 
-// eventually creates, repeating for as long as the engine is busy.
-func (t *trial) eventually(req volume.CreateRequest) volume.Volume {
+// createEventually calls Create until the engine is not busy.
+func (t *trial) createEventually(req volume.CreateRequest) volume.Volume {
 	t.Helper()
 	var v volume.Volume
-	err := patiently(t.ctx, func() (err error) {
+	err := retryWhileBusy(t.ctx, func() (err error) {
 		v, err = t.Backend.Engine.Create(t.ctx, req)
 		return err
 	})
@@ -71,13 +72,13 @@ func (t *trial) eventually(req volume.CreateRequest) volume.Volume {
 	return v
 }
 
-// namesOnce checks that no name is there twice.
-func (t *trial) namesOnce() {
+// checkUniqueNames checks that no name is used by two volumes.
+func (t *trial) checkUniqueNames() {
 	t.Helper()
 	byName := map[string]volume.ID{}
 	for _, v := range t.list() {
 		if other, taken := byName[v.Name]; taken {
-			t.Errorf("name %q is there twice: %s and %s", v.Name, other, v.ID)
+			t.Errorf("name %q is used by volumes %s and %s", v.Name, other, v.ID)
 		}
 		byName[v.Name] = v.ID
 	}
@@ -85,7 +86,7 @@ func (t *trial) namesOnce() {
 
 const clients = 64
 
-// testConcurrency lets 64 clients work on 8 names at once.
+// testConcurrency runs 64 concurrent clients on 8 names.
 func testConcurrency(t *trial) {
 	t.concurrentCreate()
 	t.concurrentChurn()
@@ -94,11 +95,11 @@ func testConcurrency(t *trial) {
 	}
 }
 
-// concurrentCreate has clients ask for the same volumes: each name is made
-// once, and all who asked for it get that one.
+// concurrentCreate requests the same volumes from all clients. Each name gets
+// one volume, which all its clients receive.
 func (t *trial) concurrentCreate() {
 	var ids [clients]volume.ID
-	t.together(func(n int) error {
+	t.runClients(func(n int) error {
 		v, err := t.Backend.Engine.Create(t.ctx, t.request(fmt.Sprintf("shared %d", n%8)))
 		ids[n] = v.ID
 		return err
@@ -109,18 +110,18 @@ func (t *trial) concurrentCreate() {
 		}
 	}
 	if all := t.list(); len(all) != 8 {
-		t.Errorf("8 names made %d volumes", len(all))
+		t.Errorf("8 names have %d volumes", len(all))
 	}
-	t.together(func(n int) error { return t.Backend.Engine.Delete(t.ctx, ids[n]) })
+	t.runClients(func(n int) error { return t.Backend.Engine.Delete(t.ctx, ids[n]) })
 	if all := t.list(); len(all) != 0 {
 		t.Errorf("after deleting all, there are still %+v", all)
 	}
 }
 
-// concurrentChurn has clients create and delete under the same names, while
-// others look on.
+// concurrentChurn creates and deletes volumes of the same names while other
+// clients list.
 func (t *trial) concurrentChurn() {
-	t.together(func(n int) error {
+	t.runClients(func(n int) error {
 		if n%8 == 7 {
 			_, err := t.Backend.Engine.List(t.ctx, "", n%3)
 			return err
@@ -138,20 +139,21 @@ func (t *trial) concurrentChurn() {
 		}
 		return t.Backend.Engine.Delete(t.ctx, v.ID)
 	})
-	t.namesOnce()
+	t.checkUniqueNames()
 	for _, v := range t.list() {
 		t.remove(v.ID)
 		t.gone(v.ID)
 	}
 }
 
-// concurrentSnapshots has clients cut the same snapshots of one volume.
+// concurrentSnapshots requests the same snapshots of one volume from all
+// clients.
 func (t *trial) concurrentSnapshots() {
 	v := t.create(t.request("snapped"))
 	t.write(v, 3, 0)
 	var ids [clients]volume.SnapshotID
-	t.together(func(n int) error {
-		s, err := t.Backend.Snapshots.CreateSnapshot(t.ctx, volume.SnapshotRequest{Name: fmt.Sprintf("cut %d", n%8), Source: v.ID})
+	t.runClients(func(n int) error {
+		s, err := t.Backend.Snapshots.CreateSnapshot(t.ctx, volume.SnapshotRequest{Name: fmt.Sprintf("snapshot %d", n%8), Source: v.ID})
 		ids[n] = s.ID
 		return err
 	})
@@ -160,21 +162,22 @@ func (t *trial) concurrentSnapshots() {
 			t.Errorf("client %d got snapshot %q, client %d got %q for the same name", n, id, n%8, ids[n%8])
 		}
 	}
-	t.together(func(n int) error { return t.Backend.Snapshots.DeleteSnapshot(t.ctx, ids[n]) })
+	t.runClients(func(n int) error { return t.Backend.Snapshots.DeleteSnapshot(t.ctx, ids[n]) })
 	if left := t.snapshots(volume.SnapshotQuery{}); len(left) != 0 {
 		t.Errorf("after deleting all, there are still %+v", left)
 	}
 }
 
-// together runs work for every client at once; Busy is repeated.
-func (t *trial) together(work func(client int) error) {
+// runClients runs work concurrently for every client and repeats calls that
+// return Busy.
+func (t *trial) runClients(work func(client int) error) {
 	t.Helper()
 	var group sync.WaitGroup
 	start := make(chan struct{})
 	for n := range clients {
 		group.Go(func() {
 			<-start
-			if err := patiently(t.ctx, func() error { return work(n) }); err != nil {
+			if err := retryWhileBusy(t.ctx, func() error { return work(n) }); err != nil {
 				t.Errorf("client %d: %v", n, err)
 			}
 		})

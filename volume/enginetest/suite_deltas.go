@@ -9,47 +9,47 @@ import (
 
 func testDeltas(t *trial) {
 	if t.Backend.Deltas == nil {
-		t.Log("not offered: Deltas")
+		t.Log("not supported: Deltas")
 		return
 	}
 	v := t.create(t.request("origin"))
 	last := v.Size - sparseBlock
-	empty := t.cut("empty", v.ID)
+	empty := t.takeSnapshot("empty", v.ID)
 	t.write(v, 1, 0, sparseBlock, 5*mib, last)
-	first := t.cut("first", v.ID)
+	first := t.takeSnapshot("first", v.ID)
 	t.write(v, 2, sparseBlock, 7*mib)
-	second := t.cut("second", v.ID)
-	unchanged := t.cut("unchanged", v.ID)
+	second := t.takeSnapshot("second", v.ID)
+	unchanged := t.takeSnapshot("unchanged", v.ID)
 	grown := t.expand(v.ID, volume.SizeRange{Required: 2 * t.Size})
 	t.write(grown, 3, v.Size, grown.Size-sparseBlock)
-	larger := t.cut("larger", v.ID)
+	larger := t.takeSnapshot("larger", v.ID)
 
 	t.covers("Allocated of the empty snapshot", t.allocated(empty.ID, 0), v.Size)
 	t.covers("Allocated", t.allocated(first.ID, 0), v.Size, 0, sparseBlock, 5*mib, last)
-	t.covers("Allocated behind 5 MiB", t.allocated(first.ID, 5*mib+1), v.Size, 5*mib, last)
+	t.covers("Allocated after 5 MiB", t.allocated(first.ID, 5*mib+1), v.Size, 5*mib, last)
 	t.covers("Allocated at the end", t.allocated(first.ID, last), v.Size, last)
 
 	t.covers("Delta from empty", t.delta(empty.ID, first.ID, 0), v.Size, 0, sparseBlock, 5*mib, last)
 	t.covers("Delta", t.delta(first.ID, second.ID, 0), v.Size, sparseBlock, 7*mib)
-	t.covers("Delta behind 1 MiB", t.delta(first.ID, second.ID, mib), v.Size, 7*mib)
-	t.covers("Delta over two cuts", t.delta(empty.ID, second.ID, 0), v.Size, 0, sparseBlock, 5*mib, 7*mib, last)
+	t.covers("Delta after 1 MiB", t.delta(first.ID, second.ID, mib), v.Size, 7*mib)
+	t.covers("Delta over two snapshots", t.delta(empty.ID, second.ID, 0), v.Size, 0, sparseBlock, 5*mib, 7*mib, last)
 	t.covers("Delta of a volume that grew", t.delta(second.ID, larger.ID, 0), grown.Size, v.Size, grown.Size-sparseBlock)
 	if m := t.delta(second.ID, unchanged.ID, 0); len(m.ranges) != 0 {
-		t.Errorf("Delta of two cuts with nothing written between them: %v", m.ranges)
+		t.Errorf("Delta of two snapshots without writes between them: %v", m.ranges)
 	}
 	if m := t.delta(first.ID, first.ID, 0); len(m.ranges) != 0 {
 		t.Errorf("Delta of a snapshot from itself: %v", m.ranges)
 	}
 	t.deltaByCompare(first, second)
-	t.deltaRefusals(v, first, second)
+	t.checkDeltaErrors(v, first, second)
 }
 
-// blockList is a BlockMap read to its end.
+// blockList is the complete content of a BlockMap.
 type blockList struct {
 	size   int64
 	from   int64
 	ranges []volume.Range
-	cannot bool // the backend answered Precondition
+	cannot bool // the backend returned Precondition
 }
 
 func (t *trial) allocated(id volume.SnapshotID, from int64) blockList {
@@ -61,12 +61,12 @@ func (t *trial) allocated(id volume.SnapshotID, from int64) blockList {
 	return t.collect(m, from)
 }
 
-// delta reads a delta; that a backend cannot tell for a pair is in its rights.
+// delta returns a delta. A backend is allowed to return Precondition.
 func (t *trial) delta(base, target volume.SnapshotID, from int64) blockList {
 	t.Helper()
 	m, err := t.Backend.Deltas.Delta(t.ctx, base, target, from)
 	if errors.Is(err, errs.Precondition) {
-		t.Logf("the backend cannot tell the delta of %s and %s: %v", base, target, err)
+		t.Logf("backend has no delta of %s and %s: %v", base, target, err)
 		return blockList{cannot: true}
 	}
 	if err != nil {
@@ -75,7 +75,7 @@ func (t *trial) delta(base, target volume.SnapshotID, from int64) blockList {
 	return t.collect(m, from)
 }
 
-// collect checks the order that a block map promises.
+// collect reads a block map and checks its order.
 func (t *trial) collect(m volume.BlockMap, from int64) blockList {
 	t.Helper()
 	list := blockList{size: m.Size, from: from}
@@ -84,12 +84,12 @@ func (t *trial) collect(m volume.BlockMap, from int64) blockList {
 			t.Fatalf("reading a block map: %v", err)
 		}
 		if r.Length <= 0 || r.Offset < 0 || r.End() > m.Size {
-			t.Fatalf("range %v does not lie in the %d bytes of the volume", r, m.Size)
+			t.Fatalf("range %v is outside the %d bytes of the volume", r, m.Size)
 		}
 		if n := len(list.ranges); n == 0 && r.End() <= from {
-			t.Fatalf("the first range %v does not end behind %d", r, from)
+			t.Fatalf("the first range %v does not end after %d", r, from)
 		} else if n > 0 && r.Offset <= list.ranges[n-1].End() {
-			t.Fatalf("range %v comes after %v: they touch, overlap or go back", r, list.ranges[n-1])
+			t.Fatalf("range %v comes after %v: they touch, overlap or are not in order", r, list.ranges[n-1])
 		}
 		list.ranges = append(list.ranges, r)
 	}
@@ -105,15 +105,15 @@ func (l blockList) has(offset int64) bool {
 	return false
 }
 
-// covers checks that the blocks at the offsets are in the list, and that the
-// list is not just everything.
+// covers checks that a list contains the blocks at offsets and is not much
+// larger.
 func (t *trial) covers(what string, list blockList, size int64, offsets ...int64) {
 	t.Helper()
 	if list.cannot {
 		return
 	}
 	if list.size != size {
-		t.Errorf("%s tells a size of %d, want %d", what, list.size, size)
+		t.Errorf("%s has size %d, want %d", what, list.size, size)
 	}
 	for _, offset := range offsets {
 		if !list.has(offset) || !list.has(offset+sparseBlock-1) {
@@ -125,11 +125,11 @@ func (t *trial) covers(what string, list blockList, size int64, offsets ...int64
 		sum += r.Length
 	}
 	if sum > size/2 {
-		t.Errorf("%s lists %d of %d bytes for %d blocks: that helps nobody", what, sum, size, len(offsets))
+		t.Errorf("%s lists %d of %d bytes for %d blocks, want at most half", what, sum, size, len(offsets))
 	}
 }
 
-// deltaByCompare restores both and compares every block.
+// deltaByCompare checks a delta against all blocks of two restored volumes.
 func (t *trial) deltaByCompare(base, target volume.Snapshot) {
 	t.Helper()
 	list := t.delta(base.ID, target.ID, 0)
@@ -150,22 +150,22 @@ func (t *trial) deltaByCompare(base, target volume.Snapshot) {
 			falsePositives++
 		}
 	}
-	t.Logf("blocks listed though they are equal: %d", falsePositives)
+	t.Logf("equal blocks in the delta: %d", falsePositives)
 }
 
-func (t *trial) deltaRefusals(v volume.Volume, base, target volume.Snapshot) {
+func (t *trial) checkDeltaErrors(v volume.Volume, base, target volume.Snapshot) {
 	t.Helper()
 	other := t.create(t.request("other"))
-	foreign := t.cut("foreign", other.ID)
+	foreign := t.takeSnapshot("foreign", other.ID)
 	deltas := t.Backend.Deltas
 	_, err := deltas.Allocated(t.ctx, base.ID, -1)
 	t.wantKind(err, "Allocated from a negative offset", errs.OutOfRange)
 	_, err = deltas.Allocated(t.ctx, base.ID, v.Size+1)
-	t.wantKind(err, "Allocated from behind the end", errs.OutOfRange)
+	t.wantKind(err, "Allocated from beyond the end", errs.OutOfRange)
 	_, err = deltas.Delta(t.ctx, base.ID, target.ID, -1)
 	t.wantKind(err, "Delta from a negative offset", errs.OutOfRange)
 	_, err = deltas.Delta(t.ctx, base.ID, target.ID, v.Size+1)
-	t.wantKind(err, "Delta from behind the end", errs.OutOfRange)
+	t.wantKind(err, "Delta from beyond the end", errs.OutOfRange)
 	_, err = deltas.Delta(t.ctx, base.ID, volume.NewSnapshotID(""), 0)
 	t.wantKind(err, "Delta to a missing snapshot", errs.NotFound)
 	_, err = deltas.Delta(t.ctx, foreign.ID, target.ID, 0)

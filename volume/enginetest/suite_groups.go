@@ -9,7 +9,7 @@ import (
 
 func testGroups(t *trial) {
 	if t.Backend.Groups == nil {
-		t.Log("not offered: Groups")
+		t.Log("not supported: Groups")
 		return
 	}
 	a, b, c := t.create(t.request("a")), t.create(t.request("b")), t.create(t.request("c"))
@@ -18,7 +18,7 @@ func testGroups(t *trial) {
 	g := t.group("group", a.ID, b.ID)
 	t.checkGroup(g, "group", a, b)
 	t.same("the same CreateGroup, sources in another order", t.group("group", b.ID, a.ID), g)
-	t.groupRefusals(a, c)
+	t.checkGroupErrors(a, c)
 
 	t.write(a, 3, 0)
 	t.write(b, 3, mib)
@@ -31,7 +31,7 @@ func testGroups(t *trial) {
 		t.Errorf("ListSnapshots does not show the member: %+v", got)
 	}
 
-	single := t.cut("group", a.ID) // a name space of its own
+	single := t.takeSnapshot("group", a.ID) // names of snapshots and groups are independent
 	restored := t.create(t.from("restored", volume.Source{Snapshot: member.ID}))
 	for range 2 {
 		if err := t.Backend.Groups.DeleteGroup(t.ctx, g.ID); err != nil {
@@ -44,14 +44,14 @@ func testGroups(t *trial) {
 	t.wantKind(err, "GetSnapshot of a deleted member", errs.NotFound)
 	t.holds(restored, 1, 0)
 	t.same("a snapshot outside of the group", t.ready(single.ID), single)
-	if anew := t.group("group", a.ID, b.ID); anew.ID == g.ID {
-		t.Errorf("a group made anew got the old id %s", g.ID)
+	if recreated := t.group("group", a.ID, b.ID); recreated.ID == g.ID {
+		t.Errorf("a recreated group has the old id %s", g.ID)
 	}
 }
 
-// groupRefusals asks for groups that cannot be; "group" is taken by a and
-// another volume.
-func (t *trial) groupRefusals(a, c volume.Volume) {
+// checkGroupErrors sends invalid group requests; name "group" is in use for a
+// and another volume.
+func (t *trial) checkGroupErrors(a, c volume.Volume) {
 	t.Helper()
 	before := len(t.snapshots(volume.SnapshotQuery{}))
 	for name, bad := range map[string]struct {
@@ -70,11 +70,11 @@ func (t *trial) groupRefusals(a, c volume.Volume) {
 		t.wantKind(err, "CreateGroup with "+name, bad.want)
 	}
 	if after := len(t.snapshots(volume.SnapshotQuery{})); after != before {
-		t.Errorf("refused groups left %d snapshots behind", after-before)
+		t.Errorf("refused groups left %d snapshots", after-before)
 	}
 }
 
-// group makes a group and waits until it is ready.
+// group creates a group and waits until it is ready.
 func (t *trial) group(name string, sources ...volume.ID) volume.Group {
 	t.Helper()
 	g, err := t.Backend.Groups.CreateGroup(t.ctx, volume.GroupRequest{Name: name, Sources: sources})
@@ -94,10 +94,10 @@ func (t *trial) group(name string, sources ...volume.ID) volume.Group {
 func (t *trial) checkGroup(g volume.Group, name string, members ...volume.Volume) {
 	t.Helper()
 	if err := volume.CheckID(string(g.ID)); err != nil {
-		t.Errorf("CreateGroup(%q) made an id that is none: %v", name, err)
+		t.Errorf("CreateGroup(%q) returned an invalid id: %v", name, err)
 	}
 	if g.Name != name || g.Created.IsZero() || len(g.Snapshots) != len(members) {
-		t.Fatalf("CreateGroup(%q) made %+v", name, g)
+		t.Fatalf("CreateGroup(%q) returned %+v", name, g)
 	}
 	for _, v := range members {
 		s := memberOf(g, v.ID)
@@ -107,7 +107,7 @@ func (t *trial) checkGroup(g volume.Group, name string, members ...volume.Volume
 	}
 }
 
-// memberOf returns the snapshot of a source, or the zero one.
+// memberOf returns the snapshot of a source, or the zero value.
 func memberOf(g volume.Group, source volume.ID) volume.Snapshot {
 	i := slices.IndexFunc(g.Snapshots, func(s volume.Snapshot) bool { return s.Source == source })
 	if i < 0 {

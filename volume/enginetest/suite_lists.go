@@ -18,7 +18,7 @@ func testList(t *trial) {
 	}
 	sorted := slices.IsSortedFunc(made, func(a, b volume.Volume) int { return compareIDs(a.ID, b.ID) })
 	if !sorted {
-		t.Log("ids made later do not sort behind: allowed, lists are then not in the order of creation")
+		t.Log("ids do not sort by creation: allowed, lists are then not in the order of creation")
 		slices.SortFunc(made, func(a, b volume.Volume) int { return compareIDs(a.ID, b.ID) })
 	}
 	t.same("List", t.list(), made)
@@ -27,7 +27,7 @@ func testList(t *trial) {
 	}
 	after, err := t.Backend.Engine.List(t.ctx, made[4].ID, 0)
 	if err != nil || len(after) != 0 {
-		t.Errorf("List behind the last id: %+v, %v", after, err)
+		t.Errorf("List after the last id: %+v, %v", after, err)
 	}
 }
 
@@ -41,7 +41,7 @@ func compareIDs(a, b volume.ID) int {
 	return 0
 }
 
-// pages lists by pages; between is called with each.
+// pages lists volumes by page and calls between with each page.
 func (t *trial) pages(limit int, between func(page []volume.Volume)) (all []volume.Volume) {
 	t.Helper()
 	var after volume.ID
@@ -51,7 +51,7 @@ func (t *trial) pages(limit int, between func(page []volume.Volume)) (all []volu
 			t.Fatalf("List(after %q, %d): %v", after, limit, err)
 		}
 		if len(page) > limit {
-			t.Fatalf("List(after %q, %d) answered %d volumes", after, limit, len(page))
+			t.Fatalf("List(after %q, %d) returned %d volumes", after, limit, len(page))
 		}
 		if len(page) == 0 {
 			return all
@@ -62,9 +62,9 @@ func (t *trial) pages(limit int, between func(page []volume.Volume)) (all []volu
 	}
 }
 
-// testListWhileDeleting deletes on both sides of the page that it has reached,
-// that page's last volume among them. What stays all the time must be listed
-// exactly once.
+// testListWhileDeleting deletes volumes before and after the current page,
+// including the last volume of the page. Volumes that exist during the whole
+// list must be listed exactly once.
 func testListWhileDeleting(t *trial) {
 	var made []volume.Volume
 	for i := range 20 {
@@ -86,7 +86,7 @@ func testListWhileDeleting(t *trial) {
 	}
 	for _, v := range made {
 		if !deleted[v.ID] && times[v.ID] != 1 {
-			t.Errorf("volume %s stayed all the time and was listed %d times", v.ID, times[v.ID])
+			t.Errorf("volume %s existed all the time and was listed %d times, want 1", v.ID, times[v.ID])
 		}
 		if times[v.ID] > 1 {
 			t.Errorf("volume %s was listed %d times", v.ID, times[v.ID])
@@ -100,9 +100,9 @@ func testExpand(t *trial) {
 	t.write(v, 1, 0, last)
 	grown := t.expand(v.ID, volume.SizeRange{Required: 2 * t.Size})
 	if grown.Size < 2*t.Size {
-		t.Fatalf("Expand to %d made %d bytes", 2*t.Size, grown.Size)
+		t.Fatalf("Expand to %d returned %d bytes", 2*t.Size, grown.Size)
 	}
-	t.same("Get after Expand", t.settled(v.ID), grown)
+	t.same("Get after Expand", t.filled(v.ID), grown)
 	t.sizeIs(grown, grown.Size)
 	t.holds(grown, 1, 0, last)
 	t.isZero(grown, volume.Range{Offset: v.Size, Length: grown.Size - v.Size})
@@ -112,7 +112,7 @@ func testExpand(t *trial) {
 	}
 	exact := volume.SizeRange{Required: 3 * t.Size, Limit: 3 * t.Size}
 	if got := t.expand(v.ID, exact); got.Size != 3*t.Size {
-		t.Errorf("Expand to exactly %d made %d bytes", 3*t.Size, got.Size)
+		t.Errorf("Expand to exactly %d returned %d bytes", 3*t.Size, got.Size)
 	}
 	_, err := t.Backend.Engine.Expand(t.ctx, v.ID, volume.SizeRange{Limit: t.Size})
 	t.wantKind(err, "Expand with a limit below the size", errs.OutOfRange)
@@ -120,7 +120,7 @@ func testExpand(t *trial) {
 	t.wantKind(err, "Expand to an exbibyte", errs.OutOfRange, errs.Exhausted)
 	_, err = t.Backend.Engine.Expand(t.ctx, v.ID, volume.SizeRange{Required: -1})
 	t.wantKind(err, "Expand to a negative size", errs.OutOfRange, errs.Invalid)
-	if after := t.settled(v.ID); after.Size != 3*t.Size {
+	if after := t.filled(v.ID); after.Size != 3*t.Size {
 		t.Errorf("refused expansions changed the size to %d", after.Size)
 	}
 }
@@ -146,7 +146,7 @@ func testCapacity(t *trial) {
 			continue
 		}
 		if c.Available < 0 || c.Maximum < 0 || c.Minimum < 0 || c.Minimum > c.Maximum {
-			t.Errorf("Capacity(%+v) does not fit together: %+v", query, c)
+			t.Errorf("Capacity(%+v) is inconsistent: %+v", query, c)
 		}
 		if query.Content == volume.Raw && (c.Available < t.Size || c.Minimum > t.Size || c.Maximum < t.Size) {
 			t.Errorf("Capacity(%+v) is %+v: the suite needs volumes of %d bytes", query, c, t.Size)

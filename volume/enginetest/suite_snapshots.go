@@ -10,7 +10,7 @@ import (
 
 func testSnapshots(t *trial) {
 	if t.Backend.Snapshots == nil {
-		t.Log("not offered: Snapshots, so a volume cannot come from one")
+		t.Log("not supported: Snapshots, so volumes cannot be created from one")
 		_, err := t.Backend.Engine.Create(t.ctx, t.from("restored", volume.Source{Snapshot: volume.NewSnapshotID("")}))
 		t.wantKind(err, "Create from a snapshot without the ability", errs.Unsupported, errs.Invalid, errs.NotFound)
 		return
@@ -18,9 +18,9 @@ func testSnapshots(t *trial) {
 	v := t.create(t.request("origin"))
 	last := v.Size - sparseBlock
 	t.write(v, 1, 0, mib, last)
-	s := t.cut("first", v.ID)
+	s := t.takeSnapshot("first", v.ID)
 	t.checkSnapshot(s, "first", v)
-	again := t.cut("first", v.ID)
+	again := t.takeSnapshot("first", v.ID)
 	t.same("the same CreateSnapshot again", again, s)
 
 	other := t.create(t.request("other"))
@@ -34,9 +34,9 @@ func testSnapshots(t *trial) {
 	t.wantKind(err, "CreateSnapshot with an unknown parameter", errs.Invalid)
 
 	t.write(v, 2, 0, 2*mib)
-	second := t.cut("second", v.ID)
+	second := t.takeSnapshot("second", v.ID)
 	if second.Created.Before(s.Created) {
-		t.Errorf("the later snapshot is of %s, the earlier one of %s", second.Created, s.Created)
+		t.Errorf("the second snapshot has time %s, the first %s", second.Created, s.Created)
 	}
 	t.snapshotHolds(s, map[int64]uint64{0: 1, mib: 1, 2 * mib: 0, last: 1})
 	t.snapshotHolds(second, map[int64]uint64{0: 2, mib: 1, 2 * mib: 2, last: 1})
@@ -45,7 +45,7 @@ func testSnapshots(t *trial) {
 	t.remove(v.ID)
 	t.gone(v.ID)
 	t.same("a snapshot whose volume is deleted", t.ready(s.ID), s)
-	t.same("the same CreateSnapshot after the volume is deleted", t.cut("first", v.ID), s)
+	t.same("the same CreateSnapshot after the volume is deleted", t.takeSnapshot("first", v.ID), s)
 	t.snapshotHolds(s, map[int64]uint64{0: 1, mib: 1, 2 * mib: 0, last: 1})
 
 	t.removeSnapshot(s.ID)
@@ -58,19 +58,19 @@ func testSnapshots(t *trial) {
 func (t *trial) checkSnapshot(s volume.Snapshot, name string, v volume.Volume) {
 	t.Helper()
 	if err := volume.CheckID(string(s.ID)); err != nil {
-		t.Errorf("CreateSnapshot(%q) made an id that is none: %v", name, err)
+		t.Errorf("CreateSnapshot(%q) returned an invalid id: %v", name, err)
 	}
-	t.namesPool(string(s.ID))
+	t.checkPoolSuffix(string(s.ID))
 	if s.Name != name || s.Source != v.ID || s.Size != v.Size || s.Content != v.Content || s.FSType != v.FSType || s.Group != "" || s.Created.IsZero() {
-		t.Errorf("CreateSnapshot(%q) of %+v made %+v", name, v, s)
+		t.Errorf("CreateSnapshot(%q) of %+v returned %+v", name, v, s)
 	}
 }
 
-// snapshotHolds checks blocks of a snapshot, by offset and seed: in a volume
-// restored from it, and where it lies if the harness can look there.
+// snapshotHolds checks blocks of a snapshot, by offset and seed: in a restored
+// volume and, if the harness supports it, in the snapshot.
 func (t *trial) snapshotHolds(s volume.Snapshot, blocks map[int64]uint64) {
 	t.Helper()
-	v := t.create(t.from("look into "+string(s.ID), volume.Source{Snapshot: s.ID}))
+	v := t.create(t.from("inspect "+string(s.ID), volume.Source{Snapshot: s.ID}))
 	for offset, seed := range blocks {
 		t.holds(v, seed, offset)
 	}
@@ -95,7 +95,7 @@ func (t *trial) snapshots(query volume.SnapshotQuery) []volume.Snapshot {
 
 func testSnapshotList(t *trial) {
 	if t.Backend.Snapshots == nil {
-		t.Log("not offered: Snapshots")
+		t.Log("not supported: Snapshots")
 		return
 	}
 	a, b := t.create(t.request("a")), t.create(t.request("b"))
@@ -105,7 +105,7 @@ func testSnapshotList(t *trial) {
 		if i%3 == 0 {
 			source = b.ID
 		}
-		made = append(made, t.cut(fmt.Sprintf("s%d", i), source))
+		made = append(made, t.takeSnapshot(fmt.Sprintf("s%d", i), source))
 	}
 	slices.SortFunc(made, func(x, y volume.Snapshot) int { return compareIDs(volume.ID(x.ID), volume.ID(y.ID)) })
 	ofA := slices.DeleteFunc(slices.Clone(made), func(s volume.Snapshot) bool { return s.Source != a.ID })
@@ -114,23 +114,23 @@ func testSnapshotList(t *trial) {
 	t.same("ListSnapshots of one source", t.snapshots(volume.SnapshotQuery{Source: a.ID}), ofA)
 	t.same("a page of one source", t.snapshots(volume.SnapshotQuery{Source: a.ID, After: ofA[0].ID, Limit: 2}), ofA[1:3])
 	if none := t.snapshots(volume.SnapshotQuery{Source: volume.NewID("")}); len(none) != 0 {
-		t.Errorf("ListSnapshots of a volume that is not there: %+v", none)
+		t.Errorf("ListSnapshots of a missing volume: %+v", none)
 	}
-	// Paging goes on where the id would be, when what carried it is gone.
+	// Paging continues after an id whose object is deleted.
 	first := t.snapshots(volume.SnapshotQuery{Limit: 2})
 	t.removeSnapshot(first[1].ID)
-	t.same("a page behind a deleted snapshot", t.snapshots(volume.SnapshotQuery{After: first[1].ID}), made[2:])
+	t.same("a page after a deleted snapshot", t.snapshots(volume.SnapshotQuery{After: first[1].ID}), made[2:])
 }
 
 func testRestore(t *trial) {
 	if t.Backend.Snapshots == nil {
-		t.Log("not offered: Snapshots")
+		t.Log("not supported: Snapshots")
 		return
 	}
 	v := t.create(t.request("origin"))
 	last := v.Size - sparseBlock
 	t.write(v, 1, 0, last)
-	s := t.cut("snapshot", v.ID)
+	s := t.takeSnapshot("snapshot", v.ID)
 	t.copies(v, volume.Source{Snapshot: s.ID})
 
 	t.expand(v.ID, volume.SizeRange{Required: 2 * t.Size})
@@ -144,7 +144,7 @@ func testRestore(t *trial) {
 	t.remove(v.ID)
 	t.holds(restored, 1, 0, last)
 	if again := t.create(req); again.ID != restored.ID {
-		t.Errorf("the same Create after its source was deleted made %s, want %s", again.ID, restored.ID)
+		t.Errorf("the same Create after its source was deleted returned %s, want %s", again.ID, restored.ID)
 	}
 }
 
@@ -153,7 +153,7 @@ func (t *trial) restoreFilesystem() {
 	req := t.request("fs origin")
 	req.Content, req.FSType, req.Size = volume.Filesystem, t.someFSType(), volume.SizeRange{}
 	v := t.create(req)
-	s := t.cut("fs snapshot", v.ID)
+	s := t.takeSnapshot("fs snapshot", v.ID)
 	t.checkSnapshot(s, "fs snapshot", v)
 	req.Name, req.Source = "fs restored", volume.Source{Snapshot: s.ID}
 	if got := t.create(req); got.Size != v.Size || got.FSType != v.FSType {
@@ -169,7 +169,7 @@ func (t *trial) restoreFilesystem() {
 func testClone(t *trial) {
 	v := t.create(t.request("origin"))
 	if !t.Backend.Clones {
-		t.Log("not offered: Clones")
+		t.Log("not supported: Clones")
 		_, err := t.Backend.Engine.Create(t.ctx, t.from("clone", volume.Source{Volume: v.ID}))
 		t.wantKind(err, "Create from a volume without the ability", errs.Unsupported, errs.Invalid)
 		return
@@ -184,13 +184,13 @@ func testClone(t *trial) {
 	t.holds(clone, 1, 0, last)
 	t.holds(grandchild, 1, 0, last)
 	if again := t.create(req); again.ID != clone.ID {
-		t.Errorf("the same Create after its source was deleted made %s, want %s", again.ID, clone.ID)
+		t.Errorf("the same Create after its source was deleted returned %s, want %s", again.ID, clone.ID)
 	}
 }
 
-// copies makes volumes from a source that holds seed 1 in the first and last
-// block of v: of equal size, larger, too small; and checks that they are
-// independent of the volume.
+// copies creates volumes from a source with seed 1 in the first and last block
+// of v: of equal size, larger, and too small. The copies must be independent of
+// v.
 func (t *trial) copies(v volume.Volume, source volume.Source) {
 	t.Helper()
 	last := v.Size - sparseBlock
@@ -217,7 +217,7 @@ func (t *trial) copies(v volume.Volume, source volume.Source) {
 	anySize := t.from("any size", source)
 	anySize.Size = volume.SizeRange{}
 	if got := t.create(anySize); got.Size != v.Size {
-		t.Errorf("a copy without a wish for its size has %d bytes, its source %d", got.Size, v.Size)
+		t.Errorf("a copy without a requested size has %d bytes, want %d as its source", got.Size, v.Size)
 	}
 	small := t.from("too small", source)
 	small.Size = volume.SizeRange{Required: mib, Limit: v.Size - mib}
@@ -226,5 +226,5 @@ func (t *trial) copies(v volume.Volume, source volume.Source) {
 
 	empty := t.request("equal")
 	_, err = t.Backend.Engine.Create(t.ctx, empty)
-	t.wantKind(err, "Create of a name taken by a copy, without its source", errs.Exists)
+	t.wantKind(err, "Create with the name of a copy, without its source", errs.Exists)
 }

@@ -11,17 +11,17 @@ import (
 func testModify(t *trial) {
 	v := t.create(t.request("tuned"))
 	if t.Backend.Modifier == nil {
-		t.Log("not offered: Modifier")
+		t.Log("not supported: Modifier")
 		return
 	}
 	for key, value := range t.Parameters {
 		if got, mutable := v.Attributes[key]; mutable && got != value {
-			t.Errorf("made with %s=%s, is %s", key, value, got)
+			t.Errorf("created with %s=%s, got %s", key, value, got)
 		}
 	}
 	t.write(v, 1, 0)
 	for _, change := range t.Changes {
-		before := t.settled(v.ID)
+		before := t.filled(v.ID)
 		for range 2 {
 			got, err := t.Backend.Modifier.Modify(t.ctx, v.ID, change)
 			if err != nil {
@@ -31,20 +31,20 @@ func testModify(t *trial) {
 			maps.Copy(want, change)
 			t.same("Attributes after Modify", got.Attributes, want)
 		}
-		t.same("Attributes as Get tells them", t.settled(v.ID).Attributes, merged(before.Attributes, change))
+		t.same("Attributes from Get", t.filled(v.ID).Attributes, merged(before.Attributes, change))
 	}
 	t.holds(v, 1, 0)
 
-	before := t.settled(v.ID)
+	before := t.filled(v.ID)
 	bad := maps.Clone(t.Changes[0]) // differs from what the last change set
 	bad["noSuchKey"] = "1"
 	_, err := t.Backend.Modifier.Modify(t.ctx, v.ID, bad)
 	t.wantKind(err, "Modify with an unknown key", errs.Invalid)
-	t.same("a volume after a refused Modify", t.settled(v.ID), before)
+	t.same("a volume after a refused Modify", t.filled(v.ID), before)
 	if _, err := t.Backend.Modifier.Modify(t.ctx, v.ID, nil); err != nil {
 		t.Errorf("Modify of nothing: %v", err)
 	}
-	t.same("a volume after a Modify of nothing", t.settled(v.ID), before)
+	t.same("a volume after a Modify of nothing", t.filled(v.ID), before)
 
 	again, err := t.Backend.Engine.Create(t.ctx, t.request("tuned"))
 	if err != nil || again.ID != v.ID {
@@ -60,7 +60,7 @@ func merged(a, b map[string]string) map[string]string {
 
 func testHealth(t *trial) {
 	if t.Backend.Health == nil {
-		t.Log("not offered: Health")
+		t.Log("not supported: Health")
 		return
 	}
 	v := t.create(t.request("healthy"))
@@ -81,7 +81,7 @@ func checkConditions(t *testing.T, conditions []volume.Condition) {
 	for _, c := range conditions {
 		key := volume.Condition{Severity: c.Severity, Reason: c.Reason}
 		if seen[key] {
-			t.Errorf("condition %s %s is there twice", c.Severity, c.Reason)
+			t.Errorf("condition %s %s is reported twice", c.Severity, c.Reason)
 		}
 		seen[key] = true
 		switch c.Severity {
@@ -90,16 +90,16 @@ func checkConditions(t *testing.T, conditions []volume.Condition) {
 			t.Errorf("condition %+v has an unknown severity", c)
 		}
 		if c.Reason == "" || c.Message == "" {
-			t.Errorf("condition %+v does not say what is wrong", c)
+			t.Errorf("condition %+v has no reason or message", c)
 		}
 	}
 }
 
-// testReopen does some of everything, opens the storage anew and finds all of
-// it again.
+// testReopen changes some objects of each kind, reopens the storage and
+// compares.
 func testReopen(t *trial) {
 	if t.Reopen == nil {
-		t.Log("not in the harness: Reopen, so nothing is said about what outlives the process")
+		t.Log("not in the harness: Reopen, so durability is not tested")
 		return
 	}
 	v := t.create(t.request("stays"))
@@ -115,11 +115,11 @@ func testReopen(t *trial) {
 	}
 	before := t.everything()
 	t.Backend = t.Reopen(t.T, t.Backend)
-	t.same("what is there after opening anew", t.everything(), before)
+	t.same("objects after reopen", t.everything(), before)
 	t.gone(deleted.ID)
 	t.holds(v, 1, 0)
-	if again := t.eventually(t.request("stays")); again.ID != v.ID {
-		t.Errorf("the same Create after opening anew made %s, want %s", again.ID, v.ID)
+	if again := t.createEventually(t.request("stays")); again.ID != v.ID {
+		t.Errorf("the same Create after reopen returned %s, want %s", again.ID, v.ID)
 	}
 	if t.Backend.Snapshots != nil {
 		t.reopenSnapshots(v)
@@ -128,7 +128,7 @@ func testReopen(t *trial) {
 
 func (t *trial) reopenSnapshots(v volume.Volume) {
 	t.Helper()
-	s := t.cut("snapshot", v.ID)
+	s := t.takeSnapshot("snapshot", v.ID)
 	t.write(v, 2, 0)
 	var g volume.Group
 	if t.Backend.Groups != nil {
@@ -137,16 +137,16 @@ func (t *trial) reopenSnapshots(v volume.Volume) {
 	clone := t.create(t.from("from snapshot", volume.Source{Snapshot: s.ID}))
 	before := t.everything()
 	t.Backend = t.Reopen(t.T, t.Backend)
-	t.same("what is there after opening anew", t.everything(), before)
+	t.same("objects after reopen", t.everything(), before)
 	t.holds(clone, 1, 0)
 	t.snapshotHolds(s, map[int64]uint64{0: 1})
 	if t.Backend.Groups != nil {
-		t.same("the group after opening anew", t.group("group", v.ID), g)
+		t.same("the group after reopen", t.group("group", v.ID), g)
 		t.snapshotHolds(g.Snapshots[0], map[int64]uint64{0: 2})
 	}
 }
 
-// inventory is all that a backend lists.
+// inventory is all objects that a backend lists.
 type inventory struct {
 	Volumes   []volume.Volume
 	Snapshots []volume.Snapshot

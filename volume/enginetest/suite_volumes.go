@@ -10,8 +10,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// testAbilities names what the backend does not offer, and checks that what it
-// says about itself fits together.
+// testAbilities logs unsupported abilities and checks that the fields of the
+// backend are consistent.
 func testAbilities(t *trial) {
 	b := t.Backend
 	if b.Engine == nil {
@@ -23,19 +23,19 @@ func testAbilities(t *trial) {
 	}{{"Snapshots", b.Snapshots}, {"Groups", b.Groups}, {"Deltas", b.Deltas}, {"Modifier", b.Modifier}, {"Health", b.Health}} {
 		switch v := reflect.ValueOf(ability.value); {
 		case !v.IsValid():
-			t.Logf("not offered: %s", ability.name)
+			t.Logf("not supported: %s", ability.name)
 		case v.Kind() == reflect.Pointer && v.IsNil():
-			t.Errorf("%s is a typed nil pointer: leave the field nil for what is not offered", ability.name)
+			t.Errorf("%s is a typed nil pointer: leave the field nil if the ability is not supported", ability.name)
 		}
 	}
 	if !b.Clones {
-		t.Log("not offered: Clones")
+		t.Log("not supported: Clones")
 	}
 	if b.Snapshots == nil && (b.Groups != nil || b.Deltas != nil) {
-		t.Error("Groups and Deltas are about snapshots, yet Snapshots is nil")
+		t.Error("Groups and Deltas require Snapshots, which is nil")
 	}
 	if b.Modifier == nil && len(b.Mutable) > 0 {
-		t.Errorf("parameters %q are said to be mutable, yet Modifier is nil", b.Mutable)
+		t.Errorf("parameters %q are mutable, but Modifier is nil", b.Mutable)
 	}
 	if b.Modifier != nil && (len(b.Mutable) == 0 || len(t.Changes) < 2) {
 		t.Error("a Modifier needs mutable parameters, and the harness two different Changes")
@@ -50,7 +50,7 @@ func testAbilities(t *trial) {
 func testCreate(t *trial) {
 	req := t.request("one")
 	v := t.create(req)
-	t.same("Get after Create", t.settled(v.ID), v)
+	t.same("Get after Create", t.filled(v.ID), v)
 	t.isZero(v, volume.Range{Length: v.Size})
 	t.sizeIs(v, v.Size)
 
@@ -63,14 +63,14 @@ func testCreate(t *trial) {
 	wider := req
 	wider.Size = volume.SizeRange{Required: t.Size / 2, Limit: t.Size * 2}
 	if got, err := t.Backend.Engine.Create(t.ctx, wider); err != nil || got.ID != v.ID {
-		t.Errorf("a Create that the present size satisfies answered %s, %v; want %s", got.ID, err, v.ID)
+		t.Errorf("Create with a range that includes the size: got %s, %v; want %s", got.ID, err, v.ID)
 	}
-	t.refusesAnother(req)
+	t.checkNameConflict(req)
 
 	ephemeral := t.request("ephemeral")
 	ephemeral.Ephemeral = true
 	if got := t.create(ephemeral); !got.Ephemeral {
-		t.Errorf("an ephemeral volume came back as %+v", got)
+		t.Errorf("ephemeral volume: got %+v", got)
 	}
 	anySize := t.request("any size")
 	anySize.Size = volume.SizeRange{}
@@ -83,8 +83,8 @@ func testCreate(t *trial) {
 	t.create(limited)
 }
 
-// refusesAnother asks for volumes of a name that is taken.
-func (t *trial) refusesAnother(taken volume.CreateRequest) {
+// checkNameConflict sends other requests with a name that is in use.
+func (t *trial) checkNameConflict(taken volume.CreateRequest) {
 	t.Helper()
 	others := map[string]func(*volume.CreateRequest){
 		"larger":          func(r *volume.CreateRequest) { r.Size = volume.SizeRange{Required: 2 * t.Size} },
@@ -118,7 +118,7 @@ func (t *trial) sizeIs(v volume.Volume, want int64) {
 	d := t.open(v)
 	defer closing(t.T, d)
 	if size, err := d.Size(); err != nil || size != want {
-		t.Errorf("volume %s is a device of %d bytes (%v), want %d", v.ID, size, err, want)
+		t.Errorf("the device of volume %s has %d bytes (%v), want %d", v.ID, size, err, want)
 	}
 }
 
@@ -166,11 +166,11 @@ func testCreateBadRequest(t *trial) {
 		}
 	}
 	if left := t.list(); len(left) != 0 {
-		t.Errorf("refused requests left volumes behind: %+v", left)
+		t.Errorf("refused requests left volumes: %+v", left)
 	}
 }
 
-// testNames makes volumes of names that would hurt if they reached a path.
+// testNames creates volumes with names that must not become part of a path.
 func testNames(t *trial) {
 	seen := map[volume.ID]string{}
 	for _, name := range []string{
@@ -184,19 +184,19 @@ func testNames(t *trial) {
 	}
 	for _, v := range t.list() {
 		if v.Name != seen[v.ID] {
-			t.Errorf("volume %s is listed with name %q, made as %q", v.ID, v.Name, seen[v.ID])
+			t.Errorf("volume %s is listed with name %q, want %q", v.ID, v.Name, seen[v.ID])
 		}
 	}
 }
 
 func testFilesystems(t *trial) {
 	if len(t.FSTypes) == 0 {
-		t.Log("not offered: file systems")
+		t.Log("not supported: file systems")
 	}
 	for _, fsType := range t.FSTypes {
 		req := t.request("fs " + fsType)
 		req.Content, req.FSType = volume.Filesystem, fsType
-		req.Size = volume.SizeRange{} // each has its own smallest size
+		req.Size = volume.SizeRange{} // each file system has its own minimum size
 		v := t.create(req)
 		if v.Content != volume.Filesystem || v.FSType != fsType {
 			t.Errorf("asked for %s, got %s %s", fsType, v.Content, v.FSType)
@@ -222,26 +222,26 @@ func testDelete(t *trial) {
 	t.remove(v.ID)
 	t.gone(v.ID)
 	t.remove(v.ID)
-	anew := t.create(t.request("short-lived"))
-	if anew.ID == v.ID {
-		t.Errorf("a volume made anew got the old id %s", v.ID)
+	recreated := t.create(t.request("short-lived"))
+	if recreated.ID == v.ID {
+		t.Errorf("a recreated volume has the old id %s", v.ID)
 	}
 	if t.Hold == nil {
-		t.Log("not in the harness: Hold, so deleting a volume in use is not checked here")
+		t.Log("not in the harness: Hold, so deletion of a volume in use is not tested")
 		return
 	}
-	release := t.Hold(t.T, t.Backend, anew)
-	t.wantKind(t.Backend.Engine.Delete(t.ctx, anew.ID), "Delete of a volume in use", errs.Precondition)
-	if _, err := t.Backend.Engine.Get(t.ctx, anew.ID); err != nil {
-		t.Errorf("a refused Delete took the volume away: %v", err)
+	release := t.Hold(t.T, t.Backend, recreated)
+	t.wantKind(t.Backend.Engine.Delete(t.ctx, recreated.ID), "Delete of a volume in use", errs.Precondition)
+	if _, err := t.Backend.Engine.Get(t.ctx, recreated.ID); err != nil {
+		t.Errorf("Get after a refused Delete: %v", err)
 	}
 	release()
-	t.remove(anew.ID)
-	t.gone(anew.ID)
+	t.remove(recreated.ID)
+	t.gone(recreated.ID)
 }
 
-// testForeignIDs asks for objects that nobody made, by ids that would hurt if
-// they reached a path.
+// testForeignIDs uses ids of unknown objects, which must not become part of a
+// path.
 func testForeignIDs(t *trial) {
 	keep := t.create(t.request("keep"))
 	for _, id := range []string{
@@ -260,7 +260,7 @@ func testForeignIDs(t *trial) {
 			}
 		}
 	}
-	t.same("a volume among foreign ids", t.settled(keep.ID), keep)
+	t.same("a volume among foreign ids", t.filled(keep.ID), keep)
 }
 
 func (t *trial) foreignVolume(id volume.ID) {

@@ -20,7 +20,7 @@ import (
 
 const mib = 1 << 20
 
-// trial is one part of the suite at work on one backend.
+// trial runs one part of the suite on one backend.
 type trial struct {
 	*testing.T
 	Harness
@@ -28,21 +28,22 @@ type trial struct {
 	Backend volume.Backend
 }
 
-// request is a sound wish for a raw volume.
+// request returns a valid request for a raw volume.
 func (t *trial) request(name string) volume.CreateRequest {
 	return volume.CreateRequest{
 		Name: name, Size: volume.SizeRange{Required: t.Size}, Content: volume.Raw, Parameters: maps.Clone(t.Parameters),
 	}
 }
 
-// from is a sound wish for a copy of a source.
+// from returns a valid request for a copy of a source.
 func (t *trial) from(name string, source volume.Source) volume.CreateRequest {
 	req := t.request(name)
 	req.Source = source
 	return req
 }
 
-// create makes a volume, checks the answer and waits until it is filled.
+// create creates a volume, checks the result and waits until the volume is
+// filled.
 func (t *trial) create(req volume.CreateRequest) volume.Volume {
 	t.Helper()
 	v, err := t.Backend.Engine.Create(t.ctx, req)
@@ -50,12 +51,11 @@ func (t *trial) create(req volume.CreateRequest) volume.Volume {
 		t.Fatalf("Create(%+v): %v", req, err)
 	}
 	t.checkVolume(v, req)
-	return t.settled(v.ID)
+	return t.filled(v.ID)
 }
 
-// namesPool checks that a controller of another pool knows an object of this
-// one by its id.
-func (t *trial) namesPool(id string) {
+// checkPoolSuffix checks that the id of an object identifies its pool.
+func (t *trial) checkPoolSuffix(id string) {
 	t.Helper()
 	const other = "00000000-0000-0000-0000-000000000000"
 	if pool := t.Backend.Pool; pool != "" && (volume.MayBeInAnotherPool(id, pool) || !volume.MayBeInAnotherPool(id, other)) {
@@ -66,31 +66,31 @@ func (t *trial) namesPool(id string) {
 func (t *trial) checkVolume(v volume.Volume, req volume.CreateRequest) {
 	t.Helper()
 	if err := volume.CheckID(string(v.ID)); err != nil {
-		t.Errorf("Create(%q) made an id that is none: %v", req.Name, err)
+		t.Errorf("Create(%q) returned an invalid id: %v", req.Name, err)
 	}
-	t.namesPool(string(v.ID))
+	t.checkPoolSuffix(string(v.ID))
 	if v.Name != req.Name || v.Content != req.Content || v.Source != req.Source || v.Ephemeral != req.Ephemeral {
-		t.Errorf("Create(%+v) made another volume: %+v", req, v)
+		t.Errorf("Create(%+v) returned another volume: %+v", req, v)
 	}
 	if !req.Size.Admits(v.Size) || v.Size <= 0 {
-		t.Errorf("Create(%q) made %d bytes, asked were %+v", req.Name, v.Size, req.Size)
+		t.Errorf("Create(%q) returned %d bytes, want %+v", req.Name, v.Size, req.Size)
 	}
 	if isFilesystem := req.Content == volume.Filesystem; isFilesystem != (v.FSType != "") || req.FSType != "" && v.FSType != req.FSType {
-		t.Errorf("Create(%q) with content %s and file system %q made file system %q", req.Name, req.Content, req.FSType, v.FSType)
+		t.Errorf("Create(%q) with content %s and file system %q returned file system %q", req.Name, req.Content, req.FSType, v.FSType)
 	}
 	if v.Created.IsZero() {
-		t.Errorf("Create(%q) tells no time of creation", req.Name)
+		t.Errorf("Create(%q) returned no creation time", req.Name)
 	}
 	if v.Locator == nil {
-		t.Fatalf("Create(%q) made a volume without a locator", req.Name)
+		t.Fatalf("Create(%q) returned no locator", req.Name)
 	}
 	if again, err := access.Decode(access.Encode(v.Locator)); err != nil || !access.Equal(again, v.Locator) {
-		t.Errorf("Create(%q): locator %+v comes back as %+v, %v", req.Name, v.Locator, again, err)
+		t.Errorf("Create(%q): locator %+v decoded as %+v, %v", req.Name, v.Locator, again, err)
 	}
 }
 
-// settled waits until no copy fills the volume any more.
-func (t *trial) settled(id volume.ID) volume.Volume {
+// filled waits until no copy fills the volume.
+func (t *trial) filled(id volume.ID) volume.Volume {
 	t.Helper()
 	var v volume.Volume
 	t.until(func() bool {
@@ -103,8 +103,8 @@ func (t *trial) settled(id volume.ID) volume.Volume {
 	return v
 }
 
-// cut makes a snapshot and waits until it is ready.
-func (t *trial) cut(name string, source volume.ID) volume.Snapshot {
+// takeSnapshot creates a snapshot and waits until it is ready.
+func (t *trial) takeSnapshot(name string, source volume.ID) volume.Snapshot {
 	t.Helper()
 	s, err := t.Backend.Snapshots.CreateSnapshot(t.ctx, volume.SnapshotRequest{Name: name, Source: source})
 	if err != nil {
@@ -126,7 +126,7 @@ func (t *trial) ready(id volume.SnapshotID) volume.Snapshot {
 	return s
 }
 
-// until asks again and again, as an orchestrator does.
+// until polls done, as an orchestrator does.
 func (t *trial) until(done func() bool) {
 	t.Helper()
 	ticker := time.NewTicker(2 * time.Millisecond)
@@ -140,8 +140,8 @@ func (t *trial) until(done func() bool) {
 	}
 }
 
-// patiently repeats a call for as long as it answers Busy.
-func patiently(ctx context.Context, call func() error) error {
+// retryWhileBusy repeats a call while it returns Busy.
+func retryWhileBusy(ctx context.Context, call func() error) error {
 	ticker := time.NewTicker(2 * time.Millisecond)
 	defer ticker.Stop()
 	for {
@@ -159,19 +159,19 @@ func patiently(ctx context.Context, call func() error) error {
 
 func (t *trial) remove(id volume.ID) {
 	t.Helper()
-	if err := patiently(t.ctx, func() error { return t.Backend.Engine.Delete(t.ctx, id) }); err != nil {
+	if err := retryWhileBusy(t.ctx, func() error { return t.Backend.Engine.Delete(t.ctx, id) }); err != nil {
 		t.Errorf("Delete(%s): %v", id, err)
 	}
 }
 
 func (t *trial) removeSnapshot(id volume.SnapshotID) {
 	t.Helper()
-	if err := patiently(t.ctx, func() error { return t.Backend.Snapshots.DeleteSnapshot(t.ctx, id) }); err != nil {
+	if err := retryWhileBusy(t.ctx, func() error { return t.Backend.Snapshots.DeleteSnapshot(t.ctx, id) }); err != nil {
 		t.Errorf("DeleteSnapshot(%s): %v", id, err)
 	}
 }
 
-// wantKind checks that a call failed, and how.
+// wantKind checks that a call failed with one of the kinds.
 func (t *trial) wantKind(err error, what string, kinds ...errs.Kind) {
 	t.Helper()
 	if err == nil {
@@ -182,11 +182,11 @@ func (t *trial) wantKind(err error, what string, kinds ...errs.Kind) {
 		t.Errorf("%s: kind %q (%v), want one of %q", what, errs.KindOf(err), err, kinds)
 	}
 	if err.Error() == "" || err.Error() == string(errs.KindOf(err)) {
-		t.Errorf("%s: the message %q does not say what was wrong", what, err)
+		t.Errorf("%s: message %q has no reason", what, err)
 	}
 }
 
-// gone checks that a volume is not there any more.
+// gone checks that a volume does not exist.
 func (t *trial) gone(id volume.ID) {
 	t.Helper()
 	_, err := t.Backend.Engine.Get(t.ctx, id)
@@ -207,7 +207,7 @@ func (t *trial) list() []volume.Volume {
 	return all
 }
 
-// same checks that two answers about one object are equal.
+// same checks that two results are equal.
 func (t *trial) same(what string, got, want any) {
 	t.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -215,13 +215,13 @@ func (t *trial) same(what string, got, want any) {
 	}
 }
 
-// open opens the bytes of a volume; the caller closes.
+// open opens a volume; the caller closes the device.
 func (t *trial) open(v volume.Volume) Device {
 	t.Helper()
 	return t.Open(t.T, t.Backend, v)
 }
 
-// write puts a block of bytes that follow from the seed at each offset.
+// write writes the block of a seed at each offset.
 func (t *trial) write(v volume.Volume, seed uint64, offsets ...int64) {
 	t.Helper()
 	d := t.open(v)
@@ -236,7 +236,7 @@ func (t *trial) write(v volume.Volume, seed uint64, offsets ...int64) {
 	}
 }
 
-// holds checks that a volume has the seed's bytes at the offsets.
+// holds checks that a volume has the blocks of a seed at the offsets.
 func (t *trial) holds(v volume.Volume, seed uint64, offsets ...int64) {
 	t.Helper()
 	d := t.open(v)
@@ -248,12 +248,12 @@ func (t *trial) readerHolds(r io.ReaderAt, name string, seed uint64, offsets ...
 	t.Helper()
 	for _, offset := range offsets {
 		if got := t.block(r, offset); !bytes.Equal(got, pattern(seed, offset)) {
-			t.Errorf("%s at %d: not the bytes of seed %d but %x…", name, offset, seed, got[:16])
+			t.Errorf("%s at %d: want the block of seed %d, got %x…", name, offset, seed, got[:16])
 		}
 	}
 }
 
-// isZero checks that the whole range reads as zeros.
+// isZero checks that a range reads as zeros.
 func (t *trial) isZero(v volume.Volume, r volume.Range) {
 	t.Helper()
 	d := t.open(v)
@@ -280,8 +280,8 @@ func (t *trial) block(r io.ReaderAt, offset int64) []byte {
 	return p
 }
 
-// pattern is a block that differs for every seed and offset and is nowhere
-// zero for long. Seed 0 is the block of zeros.
+// pattern returns a block that is unique for seed and offset. Seed 0 is the
+// zero block.
 func pattern(seed uint64, offset int64) []byte {
 	p := make([]byte, sparseBlock)
 	if seed == 0 {
