@@ -209,7 +209,7 @@ func (e *Engine) exhausted(s space, bytes, left int64, isThick bool) error {
 	if isThick {
 		kind = thick
 	}
-	return errs.Errorf(errs.Exhausted, "pool %s has no space for %d more bytes of a %s volume: %d bytes are available (file system: %d of %d bytes free, %d of them in reserve; promised to volumes: %d bytes; over-provisioning ratio: %v)",
+	return errs.Errorf(errs.Exhausted, "pool %s cannot promise %d bytes more to a %s volume: %d bytes are left (file system: %d of %d bytes free, %d of them in reserve; promised to volumes: %d bytes; over-provisioning ratio: %v)",
 		e.pool.path, bytes, kind, left, s.free, s.total, s.reserve(), e.budget.promised(), e.budget.ratio)
 }
 

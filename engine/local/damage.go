@@ -63,7 +63,7 @@ func (p *pool) checkPresent() error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR), err == nil && !sameFile(held, seen):
 		return damaged(volume.Inaccessible, reasonPoolMissing, fmt.Sprintf(
-			"pool %s is missing from %s (unmounted, mounted over, or without its pool.json); mount it there again", p.uuid, p.path), nil)
+			"pool %s is not at %s any more (unmounted, mounted over, or without its pool.json); mount it there again", p.uuid, p.path), nil)
 	case err != nil:
 		err = errs.Errorf(errs.Unavailable, "pool %s is not accessible: %w", p.path, err)
 		return &damage{volume.Condition{Severity: volume.Inaccessible, Reason: reasonPoolMissing, Message: err.Error()}, err}

@@ -135,7 +135,7 @@ func TestBudgetConcurrency(t *testing.T) {
 		wg.Go(func() {
 			for range 100 {
 				if _, ok := b.promise(s, gib, i%2 == 0); ok && i%4 == 0 {
-					b.settle(gib)
+					b.markAllocated(gib)
 					b.release(gib, true)
 				}
 			}

@@ -109,9 +109,9 @@ func TestRemove(t *testing.T) {
 				t.Parallel()
 				c, files := removable(t, kind(t), full)
 				if full {
-					refuses(t, c, RemoveOptions{}, "2 in all", files[0], files[1], "--delete-volumes")
+					refuses(t, c, RemoveOptions{}, "(2: ", files[0], files[1], "--delete-volumes")
 					testkit.Must(t, UnmountImage(t.Context(), c))
-					refuses(t, c, RemoveOptions{}, "2 in all", files[0])
+					refuses(t, c, RemoveOptions{}, "(2: ", files[0])
 				}
 				removes(t, c, RemoveOptions{DeleteVolumes: full})
 				closeEngine(t, open(t, c)) // no record of the old pool is in its way
@@ -131,7 +131,7 @@ func TestRemoveRefusesUse(t *testing.T) {
 			c, files := removable(t, kind(t), true)
 			path := filepath.Join(c.Pool, files[0])
 			d := bind(t, path)
-			refuses(t, c, RemoveOptions{DeleteVolumes: true}, files[0], d.Path, "in use, 1 in all")
+			refuses(t, c, RemoveOptions{DeleteVolumes: true}, files[0], d.Path, "in use (1)")
 			testkit.Must(t, os.Remove(path))
 			refuses(t, c, RemoveOptions{DeleteVolumes: true}, filepath.Base(path), d.Path)
 			testkit.Must(t, loop.Detach(t.Context(), d))
@@ -186,7 +186,7 @@ func TestRemoveRefusesForeign(t *testing.T) {
 	}
 	other := t.TempDir()
 	testkit.Must(t, os.Mkdir(filepath.Join(other, volumesDir), 0o700))
-	refuses(t, Config{Pool: other}, RemoveOptions{DeleteVolumes: true}, "it is not a pool", volumesDir)
+	refuses(t, Config{Pool: other}, RemoveOptions{DeleteVolumes: true}, "is not a pool", volumesDir)
 	removes(t, c, RemoveOptions{DeleteVolumes: true})
 }
 

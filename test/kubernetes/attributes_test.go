@@ -84,7 +84,7 @@ func TestVolumeAttributes(t *testing.T) {
 	}
 	s.acked("user", s.acked("user", before))
 
-	lesson := `parameter "provisionning" is not known here; did you mean "provisioning"?`
+	lesson := `parameter "provisionning" is not known; did you mean "provisioning"?`
 	s.change("turned", wrong)
 	s.conditioned("turned", corev1.PersistentVolumeClaimVolumeModifyVolumeError, lesson)
 	s.event("turned", lesson)

@@ -60,11 +60,11 @@ func TestClassRefused(t *testing.T) {
 		parameters map[string]string
 		sentence   string
 	}{
-		{map[string]string{"provisionning": "thick"}, `parameter "provisionning" is not known here; did you mean "provisioning"?`},
+		{map[string]string{"provisionning": "thick"}, `parameter "provisionning" is not known; did you mean "provisioning"?`},
 		{map[string]string{"readaheadkib": "64"}, `did you mean "readAheadKiB"?`},
 		{map[string]string{"provisioning": "thickk"}, `did you mean "thick"?`},
 		{map[string]string{"csi.storage.k8s.io/fstype": "ext5"}, "is not a file system that this driver supports; supported are ext4, xfs, btrfs"},
-		{map[string]string{"trimInterval": "often"}, `trimInterval "often" is not a duration such as 24h or 30m, or 0 for off`},
+		{map[string]string{"trimInterval": "often"}, `trimInterval "often" is not a duration; use for example 24h or 30m, or 0 for off`},
 	} {
 		for _, driver := range []string{perNodeDriver, singleDriver} {
 			for mode, change := range map[string]func(*storagev1.StorageClass){"now": immediate, "wait": nil} {

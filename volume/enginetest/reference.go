@@ -206,7 +206,7 @@ func (r *Reference) Expand(ctx context.Context, id volume.ID, size volume.SizeRa
 		return volume.Volume{}, err
 	}
 	if size.Limit != 0 && v.Size > size.Limit {
-		return volume.Volume{}, errs.Errorf(errs.OutOfRange, "volume %s has %d bytes, the request asks for %s; a volume never shrinks", id, v.Size, size)
+		return volume.Volume{}, errs.Errorf(errs.OutOfRange, "volume %s has %d bytes, but the request is for %s; volumes cannot shrink", id, v.Size, size)
 	}
 	want, err := size.Choose(v.Size, v.Size, referenceGranule)
 	if err != nil {
