@@ -162,8 +162,8 @@ func listCases() []badCase {
 	}
 }
 
-// Each answer has the code of the specification, a message, no details and no
-// secret, and nothing has changed.
+// Errors must have the code of the specification, a message, no details and no
+// secret, and must not change any state.
 func TestBadInput(t *testing.T) {
 	w := newWorld(t)
 	before := w.State(t)

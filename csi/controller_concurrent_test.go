@@ -216,8 +216,8 @@ func (p *pick) any() string {
 	return p.ids[rand.IntN(len(p.ids))]
 }
 
-// storm is what 64 clients do to a handful of names and ids. Each action
-// returns its error; allowed are the codes that a race can rightly lead to.
+// storm is 64 concurrent clients on a few names and ids. Each action returns
+// its error; allowed are the codes that races can cause.
 type storm struct {
 	*plugin
 	volumes, snapshots pick
@@ -303,8 +303,8 @@ func TestStorm(t *testing.T) {
 	checkNoDoubles(t, rig)
 }
 
-// checkNoDoubles holds that a name has one volume, and that no grant outlived
-// its volume.
+// checkNoDoubles checks that each name has one volume, and that all grants
+// belong to existing volumes.
 func checkNoDoubles(t *testing.T, rig *plugin) {
 	t.Helper()
 	volumes := testkit.Value(rig.Reference.List(context.Background(), "", 0))(t)

@@ -144,7 +144,7 @@ func TestPublishToAFencedNode(t *testing.T) {
 	if _, known, err := rig.Ledger.Client(ctx, "node-9"); known || err != nil {
 		t.Errorf("a node that does not exist is on record: %t, %v", known, err)
 	}
-	// What it has is taken from it as ever, and goes elsewhere.
+	// Grants of a fenced node can be revoked and given to another node.
 	for range 2 {
 		_, err = c.ControllerUnpublishVolume(ctx, &spec.ControllerUnpublishVolumeRequest{VolumeId: held.GetVolumeId(), NodeId: nodeID})
 		wantCode(t, err, codes.OK)

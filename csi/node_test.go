@@ -72,8 +72,8 @@ func TestHealthInTheWordsOfTheContract(t *testing.T) {
 	r.code(err, codes.NotFound)
 }
 
-// TestUnknown: reads of what is not here are NOT_FOUND whatever the path, and
-// undoing it is done.
+// TestUnknown checks that reads of unknown volumes return NOT_FOUND for any
+// path, and that undoing calls succeed.
 func TestUnknown(t *testing.T) {
 	r := newNodeRig(t, nil)
 	s := r.stage("vol-1", mountCap())
@@ -127,8 +127,8 @@ func TestCodes(t *testing.T) {
 	r.undo(s, "target")
 }
 
-// TestGrant: with controller publish a volume is used only where it was
-// granted, and only read when it was granted for reading.
+// TestGrant checks that with controller publish a volume is used only where it
+// is granted, and read-only if granted so.
 func TestGrant(t *testing.T) {
 	r := newNodeRig(t, nil, func(c *csi.NodeConfig) { c.Deployment.ControllerPublish = true })
 	s := r.stage("vol-1", mountCap())
@@ -170,8 +170,8 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// TestUnstageCancelsStage: a stage that hangs is cancelled by what undoes it,
-// and another one is kept out meanwhile.
+// TestUnstageCancelsStage checks that an unstage cancels a pending stage, and
+// that another stage must wait.
 func TestUnstageCancelsStage(t *testing.T) {
 	began := make(chan struct{})
 	r := newNodeRig(t, began)

@@ -62,9 +62,9 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestChooseProperties: the answer satisfies the range, the minimum and the
-// granule; where it fails, no size would; where a size is required, none
-// smaller would do.
+// TestChooseProperties checks that the result satisfies the range, the minimum
+// and the granule, that a required size gets the smallest result, and that
+// errors are returned only if no size is possible.
 func TestChooseProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		granule := rapid.Int64Range(1, 64).Draw(t, "granule")

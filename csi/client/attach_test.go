@@ -63,9 +63,9 @@ func TestAttachWalksAllSteps(t *testing.T) {
 	}
 }
 
-// TestDetachFromADriverThatGrantsNoMore: it was restarted without
-// ControllerPublishVolume, and what it granted before does not block a detach.
-func TestDetachFromADriverThatGrantsNoMore(t *testing.T) {
+// TestDetachAfterRestartWithoutPublish checks that grants of a driver that was
+// restarted without ControllerPublishVolume do not block a detach.
+func TestDetachAfterRestartWithoutPublish(t *testing.T) {
 	o := everyStep(newOther())
 	d, config := start(t, o)
 	testkit.Value(d.Create(t.Context(), sized("v")))(t)

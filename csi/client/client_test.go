@@ -78,8 +78,7 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// TestLifeWithFewCapabilities: a driver that only makes and publishes volumes
-// is used with these calls and no others.
+// TestLifeWithFewCapabilities checks that only announced calls are used.
 func TestLifeWithFewCapabilities(t *testing.T) {
 	o := newOther()
 	d, _ := start(t, o)
@@ -108,8 +107,8 @@ func TestLifeWithFewCapabilities(t *testing.T) {
 	}
 }
 
-// TestMissingCapabilities: what a driver does not announce is refused by its
-// word, and never asked for.
+// TestMissingCapabilities checks that the error names the missing capability,
+// and that the call is not sent.
 func TestMissingCapabilities(t *testing.T) {
 	o := newOther()
 	d, _ := start(t, o)
@@ -282,7 +281,8 @@ func TestListMergesNotesAndDriver(t *testing.T) {
 	wantKind(t, d.Delete(t.Context(), "missing"), errs.NotFound, "missing")
 }
 
-// TestHealthOfControllerAndNode: what both report is shown once.
+// TestHealthOfControllerAndNode checks that a condition that both report is
+// shown once.
 func TestHealthOfControllerAndNode(t *testing.T) {
 	o := newOther()
 	o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)

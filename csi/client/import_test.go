@@ -66,8 +66,8 @@ func oldState(t *testing.T) (o *other, dir string) {
 	return o, dir
 }
 
-// TestImportOfAnOlderRelease: what the database of release 0.1.0 has stays known
-// and attached, and is detached and deleted as if this release had made it.
+// TestImportOfAnOlderRelease checks that objects in a database of release 0.1.0
+// stay known and attached, and can be detached and deleted.
 func TestImportOfAnOlderRelease(t *testing.T) {
 	o, dir := oldState(t)
 	path := writeOldDatabase(t, dir)
@@ -135,8 +135,8 @@ func TestImportOfADamagedDatabase(t *testing.T) {
 	}
 }
 
-// TestStateOfANewerRelease: it is refused by name. What a crash left unfinished is
-// no state.
+// TestStateOfANewerRelease checks that the error names the file, and that
+// temporary files of a crash are ignored.
 func TestStateOfANewerRelease(t *testing.T) {
 	d, config := start(t, newOther())
 	testkit.Value(d.Create(t.Context(), sized("v")))(t)

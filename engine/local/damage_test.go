@@ -56,8 +56,7 @@ var faults = []struct {
 	{"truncated", reasonFileTruncated, func(t *testing.T, path string) { testkit.Must(t, os.WriteFile(path, make([]byte, 5000), 0o600)) }},
 }
 
-// wrong checks that a call was refused for what is wrong with a file, and that
-// the message names it.
+// wrong checks that an error has kind Precondition and names the file.
 func wrong(t *testing.T, what, name string, err error) {
 	t.Helper()
 	wantKind(t, err, what, errs.Precondition)
@@ -66,8 +65,8 @@ func wrong(t *testing.T, what, name string, err error) {
 	}
 }
 
-// TestDamagedVolume: every call on a volume whose file is not what it was is
-// refused for that reason, health names it, and the volume can be deleted.
+// TestDamagedVolume checks that calls on a volume with a damaged file fail,
+// health reports the damage, and the volume can be deleted.
 func TestDamagedVolume(t *testing.T) {
 	for fsType, mount := range map[string]func(testing.TB) string{"xfs": onXFS, "ext4": onExt4} {
 		e := open(t, config(mount(t)))
@@ -151,8 +150,8 @@ func TestDamagedSnapshot(t *testing.T) {
 	}
 }
 
-// TestForeignFileAtStart: what lies in the place of a file does not change the
-// record, and does not keep the engine from starting.
+// TestForeignFileAtStart checks that a foreign file under a volume's name
+// neither changes the record nor prevents the start.
 func TestForeignFileAtStart(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: granule}})
@@ -189,8 +188,8 @@ func TestDeleteInUseWithoutFile(t *testing.T) {
 	}
 }
 
-// TestCoveredPool: a pool that was mounted over, or unmounted, offers no space
-// and takes no change, until it is back.
+// TestCoveredPool checks that a pool below another mount, or unmounted, reports
+// no capacity and refuses changes until it is mounted again.
 func TestCoveredPool(t *testing.T) {
 	for name, c := range map[string]struct {
 		hide, back func(t *testing.T, dir string)
@@ -244,8 +243,7 @@ func TestCoveredPool(t *testing.T) {
 	}
 }
 
-// refusesAll makes each call that changes or reads the files of a pool that is
-// not at its path.
+// refusesAll checks that all calls on the files of a missing pool fail.
 func refusesAll(t *testing.T, e *Engine, v volume.Volume, s volume.Snapshot) {
 	t.Helper()
 	calls := map[string]func(ctx context.Context) error{

@@ -32,8 +32,8 @@ func imagePool(t testing.TB, size int64) string {
 	return c.Pool
 }
 
-// TestImage: made once, mounted again after a restart and after a reboot, grown
-// when asked to.
+// TestImage checks that an image is created once, mounted again after a restart
+// or reboot, and grown on request.
 func TestImage(t *testing.T) {
 	c := imageConfig(t, mkfs.MinSize(mkfs.XFS))
 	e := open(t, c)
@@ -120,8 +120,8 @@ func TestImageRefuses(t *testing.T) {
 	}
 }
 
-// TestImageMissing: a start without the image of a known pool makes nothing and
-// mounts nothing, however the pool is named, and works when the image is back.
+// TestImageMissing checks that a start without the image of a recorded pool
+// creates and mounts nothing, and succeeds when the image exists again.
 func TestImageMissing(t *testing.T) {
 	disk := testkit.Value(filepath.EvalSymlinks(t.TempDir()))(t)
 	c := config(filepath.Join(disk, "data", "pool"))
@@ -167,8 +167,8 @@ func TestImageMissing(t *testing.T) {
 	}
 }
 
-// refusedWithoutTrace opens a pool that cannot be opened and looks for what that
-// left below a directory, among the mounts and among the loop devices.
+// refusedWithoutTrace checks that a failed open leaves no files, mounts or loop
+// devices.
 func refusedWithoutTrace(t *testing.T, c Config, disk, uuid string) {
 	t.Helper()
 	before, mountsBefore := tree(t, disk), mountsBelow(t, disk)

@@ -58,8 +58,8 @@ func wantFile(t testing.TB, dir, name string, want []byte) {
 	}
 }
 
-// TestSnapshotOfMounted: what was written and not synced is in the snapshot,
-// and copies can be mounted beside the original.
+// TestSnapshotOfMounted checks that a snapshot contains unsynced writes, and
+// that copies can be mounted beside the original.
 func TestSnapshotOfMounted(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {

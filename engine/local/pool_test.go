@@ -27,8 +27,8 @@ func capacity(t testing.TB, e *Engine, q volume.CapacityQuery) volume.Capacity {
 	return testkit.Value(e.Capacity(t.Context(), q))(t)
 }
 
-// TestCapacityIsKept: what is announced can be had, to the byte, and not more;
-// on a file system of its own and in a directory among others.
+// TestCapacityIsKept checks that exactly the reported capacity can be used, on
+// a file system of the pool's own and in a shared one.
 func TestCapacityIsKept(t *testing.T) {
 	for name, pool := range map[string]func(testing.TB) string{
 		"own":    onXFS,
@@ -124,9 +124,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestDamagedRecords: whatever became of engine.db, the start is refused with a
-// message that names it and says what to do; nothing is written into it, and no
-// new one is made.
+// TestDamagedRecords checks that a start with a damaged engine.db fails with a
+// remedy, and that the file is neither changed nor replaced.
 func TestDamagedRecords(t *testing.T) {
 	pool := t.TempDir()
 	e := open(t, config(pool))

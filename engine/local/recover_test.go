@@ -293,8 +293,8 @@ func TestDeleteRolledBack(t *testing.T) {
 	testkit.Must(t, e.Delete(t.Context(), v.ID))
 }
 
-// loseData ends a mounted XFS or ext4 as a power loss can: its journal reaches
-// the disk, what was written to files and not synced does not.
+// loseData shuts a mounted XFS or ext4 down like a power loss: the journal is
+// written, unsynced file data is lost.
 func loseData(t *testing.T, dir string) {
 	t.Helper()
 	const (
@@ -308,8 +308,8 @@ func loseData(t *testing.T, dir string) {
 	}
 }
 
-// A power loss soon after the first start must not leave a pool record that keeps the
-// pool from ever being opened again.
+// A power loss soon after the first start must not leave a pool record that
+// prevents the pool from opening.
 func TestPoolRecordSurvivesPowerLoss(t *testing.T) {
 	for _, fsType := range []string{"xfs", "ext4"} {
 		t.Run(fsType, func(t *testing.T) {

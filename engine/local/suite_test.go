@@ -188,9 +188,8 @@ func harness(pool func(testing.TB) string) enginetest.Harness {
 	}
 }
 
-// crashPoints are the instants of this package at which a crash test kills the
-// process, by call. Between any two lies something durable, or something that
-// the kernel keeps.
+// crashPoints are the points of this package at which a crash test kills the
+// process, by call. A durable or kernel state changes between any two points.
 var crashPoints = []string{
 	// Create of an empty volume, or of one that shares blocks; cloned and
 	// formatted exclude each other.
@@ -276,8 +275,8 @@ func benchmarkLife(b *testing.B, e *Engine) {
 	})
 }
 
-// BenchmarkMountedSnapshot times what writers are kept waiting for, and more:
-// the whole call on a mounted volume with 64 MiB in it.
+// BenchmarkMountedSnapshot times snapshots of a mounted volume with 64 MiB of
+// data, during part of which writes are paused.
 func BenchmarkMountedSnapshot(b *testing.B) {
 	e := open(b, config(onXFS(b)))
 	v := fsVolume(b, e, "v", "ext4", nil)

@@ -100,7 +100,7 @@ func TestRefusals(t *testing.T) {
 	}{
 		{nvme, kv{"targetType": "nfs"}, `"tcp" "nfs" contradict`},
 		{nvme, kv{"targetType": "file"}, `"tcp" "file" contradict`},
-		{nvme, kv{"nqn": nqn + "x"}, nqn + `" ` + nqn + `x" two volumes`},
+		{nvme, kv{"nqn": nqn + "x"}, nqn + `" ` + nqn + `x" different volumes`},
 		{kv{"nsId": "1", "nqn": nqn, "targetAddr": "192.0.2.1"}, kv{"nsid": "2"}, `nsId "1" "2"`},
 		{nil, kv{"nqn": nqn, "subnqn": "nqn.2016-06.io.spdk:b", "targetAddr": "192.0.2.1"}, `nqn subnqn contradict cnode1 :b`},
 		{nvme, kv{"nsId": "0"}, `nsId "0"`},
@@ -147,7 +147,7 @@ func TestRefusals(t *testing.T) {
 		{kv{"targetType": "rbd", "clusterID": "c", "pool": "p"}, nil, `imageName is missing`},
 		{kv{"targetType": "rbd", "pool": "p", "imageName": "i"}, nil, `clusterID is missing`},
 		{kv{"targetType": "rbd", "clusterID": "c", "pool": "p/q", "imageName": "i"}, nil, `pool "p/q" '/'`},
-		{rbd, kv{"imageName": "j"}, `imageName "i" "j" two volumes`},
+		{rbd, kv{"imageName": "j"}, `imageName "i" "j" different volumes`},
 		{rbd, kv{"monitors": "mon"}, `monitors "mon"`},
 		{fs, kv{"rootPath": "/y"}, `subvolumePath "/x" "/y"`},
 		{kv{"targetType": "cephfs", "clusterID": "c", "subvolumePath": "x"}, nil, `subvolumePath "x"`},
