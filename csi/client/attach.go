@@ -140,7 +140,7 @@ func (d *Driver) planAttach(n *volumeRecord, req AttachRequest) (isNew bool, err
 		}
 	}
 	if req.Capability != nil && !a.Capability.equal(capability) {
-		return false, errs.Errorf(errs.Precondition, "volume %s is attached at %s in another way (%+v); detach it first", n.Name, a.places(), a.Capability)
+		return false, errs.Errorf(errs.Precondition, "volume %s is already attached at %s with another capability (%+v); detach it first", n.Name, a.places(), a.Capability)
 	}
 	n.attachment = a
 	if i := a.find(req.Target); i >= 0 {
@@ -183,7 +183,7 @@ func newTarget(path string, block, readOnly bool) (target, error) {
 	case block:
 		return t, errs.Errorf(errs.Invalid, "target %s exists: a block volume appears as a file of its own, name one that does not exist", path)
 	case !info.IsDir():
-		return t, errs.Errorf(errs.Invalid, "target %s is no directory; name an empty or a new one (or --block for a device)", path)
+		return t, errs.Errorf(errs.Invalid, "target %s is not a directory; use an empty or a new directory (or --block for a device)", path)
 	}
 	entries, err := os.ReadDir(path)
 	if err != nil {

@@ -52,7 +52,7 @@ func (c Capability) mode() (csi.VolumeCapability_AccessMode_Mode, error) {
 	word := cmp.Or(c.AccessMode, "single-node-writer")
 	n, ok := csi.VolumeCapability_AccessMode_Mode_value[strings.ReplaceAll(strings.ToUpper(word), "-", "_")]
 	if !ok || n == 0 {
-		return 0, errs.Errorf(errs.Invalid, "access mode %q is not known, known are %s", c.AccessMode, strings.Join(AccessModes(), ", "))
+		return 0, errs.Errorf(errs.Invalid, "access mode %q is not known; known are %s", c.AccessMode, strings.Join(AccessModes(), ", "))
 	}
 	return csi.VolumeCapability_AccessMode_Mode(n), nil
 }

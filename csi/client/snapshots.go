@@ -128,7 +128,7 @@ func (d *Driver) DeleteSnapshot(ctx context.Context, ref string) error {
 	}
 	return locked(ctx, d, d.findSnapshot, ref, func(n *snapshotRecord) error {
 		if n.Group != "" {
-			return errs.Errorf(errs.Invalid, "snapshot %s is a member of group %s and lives with it; delete the group", n.Name, n.Group)
+			return errs.Errorf(errs.Invalid, "snapshot %s is a member of group %s and is deleted with the group; delete the group", n.Name, n.Group)
 		}
 		return deleteObject(d, n, func() error { return d.takeSnapshot(ctx, n) }, func() error {
 			_, err := d.controller.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: n.ID, Secrets: d.config.Secrets})
