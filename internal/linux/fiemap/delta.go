@@ -15,15 +15,16 @@ type Range struct {
 // End is the offset of the first byte after the range.
 func (r Range) End() int64 { return r.Offset + r.Length }
 
-// Delta returns which bytes of target may differ from base, from byte `from` on
-// up to size, the size of target. Both lists are those of files that share
-// blocks and that nothing has written to since: then equal places hold equal
-// bytes. The answer may hold bytes that do not differ, but leaves none out that
-// do. Unwritten extents are holes, and what base lacks at its end is a hole.
+// Delta returns the ranges of target, between from and size (the size of
+// target), that can differ from base. Both extent lists must come from files
+// that share blocks and have not been written to since: then equal physical
+// offsets hold equal bytes. The result can include equal bytes, but never omits
+// a difference. Unwritten extents count as holes, as does the range past the
+// end of base.
 //
 // The ranges ascend and neither touch nor overlap. Memory use is constant. An
-// error of either list, or a list out of order, ends the answer; what came
-// before is then not the whole answer.
+// error in either list, or a list out of order, ends the sequence, which is
+// then incomplete.
 func Delta(base, target iter.Seq2[Extent, error], size, from int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		if from < 0 || size < 0 {
@@ -33,7 +34,7 @@ func Delta(base, target iter.Seq2[Extent, error], size, from int64) iter.Seq2[Ra
 		b, t := newCursor(base), newCursor(target)
 		defer b.stop()
 		defer t.stop()
-		var open Range // not given out yet: the next one may touch it
+		var open Range // not yielded yet: the next range can extend it
 		end := uint64(size)
 		for at := uint64(from); at < end; {
 			was, err := b.at(at)
@@ -65,10 +66,10 @@ func Delta(base, target iter.Seq2[Extent, error], size, from int64) iter.Seq2[Ra
 	}
 }
 
-// stretch is what a list says about the bytes from one offset up to end.
+// segment is how a list maps the bytes from some offset up to end.
 type stretch struct {
 	kind     stretchKind
-	physical uint64 // of the first byte, for data
+	physical uint64 // of the first byte; data only
 	end      uint64
 }
 
@@ -77,7 +78,7 @@ type stretchKind uint8
 const (
 	zeros stretchKind = iota
 	data
-	unclear // data whose place says nothing
+	unclear // data whose physical offset cannot be compared
 )
 
 func (s stretch) differs(other stretch) bool {
@@ -90,12 +91,12 @@ func (s stretch) differs(other stretch) bool {
 	return s.kind == data && s.physical != other.physical
 }
 
-// cursor walks a list forward only.
+// cursor iterates over a list, forward only.
 type cursor struct {
 	next   func() (Extent, error, bool)
 	stop   func()
-	now    Extent // the last one fetched; its end is the least that comes next
-	behind bool   // the list is at its end
+	now    Extent // the current extent
+	behind bool   // the list has ended
 }
 
 func newCursor(list iter.Seq2[Extent, error]) *cursor {
@@ -104,7 +105,7 @@ func newCursor(list iter.Seq2[Extent, error]) *cursor {
 	return c
 }
 
-// at describes the bytes from offset on; offsets never go down.
+// at returns the segment that starts at offset. Offsets must not decrease.
 func (c *cursor) at(offset uint64) (stretch, error) {
 	for !c.behind && c.now.End() <= offset {
 		e, err, ok := c.next()

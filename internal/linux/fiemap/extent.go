@@ -1,12 +1,12 @@
-// Package fiemap lists the extents of a file, as the file system maps them,
-// and compares two such lists: which blocks of two reflinked copies differ,
-// without reading one of them.
+// Package fiemap lists the extents of a file and compares two such lists: it
+// finds the blocks in which two reflinked copies differ without reading either
+// of them.
 package fiemap
 
-// Extent is a run of bytes of a file and where they lie, all in bytes.
+// Extent maps a range of a file to the device, in bytes.
 type Extent struct {
 	Logical  uint64 // offset in the file
-	Physical uint64 // offset on the device; means nothing when the extent is opaque
+	Physical uint64 // offset on the device; meaningless if the extent is opaque
 	Length   uint64
 	Flags    uint32 // FIEMAP_EXTENT_*, see the Flag constants
 }
@@ -14,32 +14,31 @@ type Extent struct {
 // Flags of an extent, those of linux/fiemap.h.
 const (
 	FlagLast       = 0x0001 // the file's last extent
-	FlagUnknown    = 0x0002 // it is not known where the data lies
-	FlagDelalloc   = 0x0004 // room not chosen yet
+	FlagUnknown    = 0x0002 // data location unknown
+	FlagDelalloc   = 0x0004 // delayed allocation: no blocks chosen yet
 	FlagEncoded    = 0x0008 // compressed or otherwise not readable on the device
 	FlagEncrypted  = 0x0080
 	FlagNotAligned = 0x0100
-	FlagInline     = 0x0200 // data lies among metadata
+	FlagInline     = 0x0200 // data is stored among metadata
 	FlagTail       = 0x0400 // several files share the block
-	FlagUnwritten  = 0x0800 // room is reserved, reads as zeros
+	FlagUnwritten  = 0x0800 // allocated, reads as zeros
 	FlagMerged     = 0x1000
 	FlagShared     = 0x2000 // other files map the same blocks
 )
 
-// opaque are the flags under which Physical says nothing about the content.
+// opaque holds the flags with which Physical does not identify the content.
 const opaque = FlagUnknown | FlagDelalloc | FlagEncoded | FlagEncrypted | FlagNotAligned | FlagInline | FlagTail
 
 // Opaque reports whether Physical cannot be used to compare contents.
 func (e Extent) Opaque() bool { return e.Flags&opaque != 0 }
 
-// Hole reports whether the extent reads as zeros, as if it were not there.
+// Hole reports whether the extent is unwritten and so reads as zeros.
 func (e Extent) Hole() bool { return !e.Opaque() && e.Flags&FlagUnwritten != 0 }
 
-// End is the first offset in the file behind the extent.
+// End is the offset of the first byte after the extent.
 func (e Extent) End() uint64 { return e.Logical + e.Length }
 
-// clip cuts the extent to the part that lies in [from, to); ok is false when
-// nothing is left.
+// clip truncates the extent to [from, to); ok is false if nothing remains.
 func (e Extent) clip(from, to uint64) (_ Extent, ok bool) {
 	if e.Logical < from {
 		if e.End() <= from {

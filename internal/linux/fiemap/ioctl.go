@@ -16,26 +16,26 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// ErrUnsupported means that the file system does not tell its extents.
-var ErrUnsupported = errors.New("the file system does not tell where its extents lie")
+// ErrUnsupported means that the file system does not support FIEMAP.
+var ErrUnsupported = errors.New("the file system cannot list extents (FIEMAP)")
 
 const (
-	// ioctlFiemap is FS_IOC_FIEMAP, _IOWR('f', 11, struct fiemap), in the
-	// encoding that all architectures but MIPS, PowerPC and SPARC share.
+	// FS_IOC_FIEMAP, _IOWR('f', 11, struct fiemap), except on MIPS, PowerPC and
+	// SPARC.
 	ioctlFiemap = 0xC020660B
 	flagSync    = 1 // FIEMAP_FLAG_SYNC: write back before answering
 
 	headerSize = 32
 	extentSize = 56
-	// pageExtents is how many extents one call fetches (56 KiB).
+	// pageExtents is the number of extents fetched by one call (56 KiB).
 	pageExtents = 1024
 )
 
-// Extents lists the extents of f that touch the length bytes from `from` on,
-// cut to that range, ascending and without overlap; holes are left out. Dirty
-// data is written back first. The list comes in pages: a file that is written
-// to meanwhile may show a mixture. An error ends the list. Errors:
-// ErrUnsupported, the context's.
+// Extents lists the extents of f within length bytes starting at from,
+// truncated to that range, in ascending order; holes are omitted. Dirty data is
+// written back first. The list is fetched in pages and is inconsistent if the
+// file is written to meanwhile. An error ends the sequence: ErrUnsupported, or
+// the context's cause.
 func Extents(ctx context.Context, f *os.File, from, length int64) iter.Seq2[Extent, error] {
 	return func(yield func(Extent, error) bool) {
 		if from < 0 || length < 0 {
@@ -67,14 +67,14 @@ func Extents(ctx context.Context, f *os.File, from, length int64) iter.Seq2[Exte
 				return
 			}
 			if start == asked {
-				yield(Extent{}, errs.Errorf(errs.Internal, "list extents of %s: %d extents from byte %d on, and all lie before it", f.Name(), len(page), start))
+				yield(Extent{}, errs.Errorf(errs.Internal, "list extents of %s: all %d extents reported from byte %d on lie before it", f.Name(), len(page), start))
 				return
 			}
 		}
 	}
 }
 
-// fetch asks the kernel for one page.
+// fetch requests one page from the kernel.
 func fetch(f *os.File, buf []byte, start, end uint64) ([]Extent, error) {
 	clear(buf[:headerSize])
 	binary.NativeEndian.PutUint64(buf[0:], start)
@@ -88,7 +88,7 @@ func fetch(f *os.File, buf []byte, start, end uint64) ([]Extent, error) {
 		case 0:
 			return parse(buf)
 		case unix.EINTR:
-		case unix.EFBIG: // behind the largest file that this file system can hold
+		case unix.EFBIG: // beyond the largest file size of this file system
 			return nil, nil
 		case unix.EOPNOTSUPP, unix.ENOTTY:
 			return nil, errs.Errorf(errs.Unsupported, "%w (%w)", ErrUnsupported, errno)
@@ -98,18 +98,18 @@ func fetch(f *os.File, buf []byte, start, end uint64) ([]Extent, error) {
 	}
 }
 
-// parse reads the kernel's answer and checks what the rest of the package
-// relies on: ascending, no overlap, no overflow.
+// parse decodes the reply and checks the invariants of this package: ascending,
+// no overlap, no overflow.
 func parse(buf []byte) ([]Extent, error) {
 	if len(buf) < headerSize {
-		return nil, errs.Errorf(errs.Internal, "an extent map of %d bytes has no room for its header of %d", len(buf), headerSize)
+		return nil, errs.Errorf(errs.Internal, "extent map of %d bytes is shorter than its header of %d bytes", len(buf), headerSize)
 	}
 	mapped := uint64(binary.NativeEndian.Uint32(buf[20:]))
-	if room := uint64(len(buf)-headerSize) / extentSize; mapped > room {
-		return nil, errs.Errorf(errs.Internal, "the kernel tells of %d extents where there is room for %d", mapped, room)
+	if capacity := uint64(len(buf)-headerSize) / extentSize; mapped > capacity {
+		return nil, errs.Errorf(errs.Internal, "the kernel reports %d extents in a buffer for %d", mapped, capacity)
 	}
 	page := make([]Extent, 0, mapped)
-	behind := uint64(0)
+	end := uint64(0)
 	for rest := buf[headerSize:]; mapped > 0; mapped, rest = mapped-1, rest[extentSize:] {
 		e := Extent{
 			Logical:  binary.NativeEndian.Uint64(rest[0:]),
@@ -120,10 +120,10 @@ func parse(buf []byte) ([]Extent, error) {
 		switch {
 		case e.Length == 0 || e.Logical > math.MaxInt64 || e.Length > math.MaxInt64-e.Logical+1:
 			return nil, errs.Errorf(errs.Internal, "extent at %d with length %d lies outside any file", e.Logical, e.Length)
-		case e.Logical < behind:
-			return nil, errs.Errorf(errs.Internal, "extent at %d begins before the end %d of the one before it", e.Logical, behind)
+		case e.Logical < end:
+			return nil, errs.Errorf(errs.Internal, "extent at %d begins before the end %d of the previous one", e.Logical, end)
 		}
-		behind = e.End()
+		end = e.End()
 		page = append(page, e)
 	}
 	return page, nil
