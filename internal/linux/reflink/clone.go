@@ -1,5 +1,5 @@
-// Package reflink copies files: by sharing their blocks where the file system
-// can, else byte by byte with the holes kept.
+// Package reflink copies files by sharing their blocks, or byte by byte with
+// holes preserved where the file system has no reflinks.
 package reflink
 
 import (
@@ -15,13 +15,14 @@ import (
 )
 
 // ErrUnsupported means that the two files cannot share blocks: the file system
-// has no reflinks, or they lie on two file systems. CopySparse always can.
+// has no reflinks, or they are on different file systems. CopySparse works on
+// all.
 var ErrUnsupported = errors.New("the file system cannot share blocks between these files")
 
-// Clone makes dst share all blocks of src. The cut is atomic for src: writers
-// wait meanwhile, for a time that grows with the number of its extents (about
-// 0.1 s for 1,000). dst is to be empty: what it holds behind the end of src
-// stays. Durable after an fsync of dst. Errors: ErrUnsupported,
+// Clone makes dst share all blocks of src, as they are at one moment: writers
+// to src block meanwhile, for a time proportional to the number of extents
+// (about 0.1 s per 1,000). dst must be empty: bytes after the end of src
+// remain. Durable after an fsync of dst. Errors: ErrUnsupported,
 // errs.Exhausted.
 func Clone(dst, src *os.File) error {
 	err := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd()))
@@ -36,10 +37,9 @@ func Clone(dst, src *os.File) error {
 	return explain("clone", dst, src, err)
 }
 
-// Supported reports whether files in dir can share blocks, by trying it with
-// two files that have no name, so that a crash leaves nothing behind. A full
-// file system answers too, save one of a kind that has never been seen to be
-// too full for an empty file: that is errs.Exhausted.
+// Supported reports whether files in dir can share blocks. It clones between
+// two unnamed files, so a crash leaves nothing. A full file system is handled
+// (see supportedByKind), or is errs.Exhausted.
 func Supported(dir *os.Root) (bool, error) {
 	err := try(dir)
 	switch {
@@ -50,7 +50,7 @@ func Supported(dir *os.Root) (bool, error) {
 	case noRoom(err):
 		return supportedByKind(dir, err)
 	}
-	return false, fmt.Errorf("try whether %s has reflinks: %w", dir.Name(), err)
+	return false, fmt.Errorf("check whether %s supports reflinks: %w", dir.Name(), err)
 }
 
 // try clones one block.
@@ -68,7 +68,8 @@ func try(dir *os.Root) error {
 	if _, err := src.Write(make([]byte, 4096)); err != nil && !noRoom(err) {
 		return err
 	}
-	// Without room the file is empty; cloning that tells as much nearly always.
+	// On a full file system src is empty; cloning it still detects missing
+	// support.
 	return Clone(dst, src)
 }
 
@@ -76,7 +77,7 @@ func noRoom(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
-// scratch opens a file in dir that vanishes when it is closed.
+// scratch opens a file in dir that disappears when it is closed.
 func scratch(dir *os.Root) (*os.File, error) {
 	d, err := dir.Open(".")
 	if err != nil {
@@ -88,12 +89,12 @@ func scratch(dir *os.Root) (*os.File, error) {
 		return os.NewFile(uintptr(fd), dir.Name()+"/(unnamed)"), nil
 	}
 	if err != unix.EOPNOTSUPP && err != unix.EISDIR && err != unix.EINVAL {
-		return nil, fmt.Errorf("make a temporary file in %s: %w", dir.Name(), err)
+		return nil, fmt.Errorf("create a temporary file in %s: %w", dir.Name(), err)
 	}
 	name := ".cleat-reflink-" + uuid.NewString()
 	f, err := dir.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("make a temporary file in %s: %w", dir.Name(), err)
+		return nil, fmt.Errorf("create a temporary file in %s: %w", dir.Name(), err)
 	}
 	if err := dir.Remove(name); err != nil {
 		f.Close()
@@ -104,7 +105,7 @@ func scratch(dir *os.Root) (*os.File, error) {
 
 func explain(verb string, dst, src *os.File, err error) error {
 	if noRoom(err) {
-		return errs.Errorf(errs.Exhausted, "%s %s to %s: no room left in the file system: %w", verb, src.Name(), dst.Name(), err)
+		return errs.Errorf(errs.Exhausted, "%s %s to %s: no space left in the file system: %w", verb, src.Name(), dst.Name(), err)
 	}
 	return errs.Errorf(errs.Internal, "%s %s to %s: %w", verb, src.Name(), dst.Name(), err)
 }

@@ -13,24 +13,25 @@ import (
 )
 
 const (
-	// chunk bounds what one step copies, in bytes: how late a cancelled
-	// context can be noticed, and how much a resumed copy does again.
+	// chunk bounds one step, in bytes: the delay of a cancellation, and the
+	// work repeated by a resumed copy.
 	chunk = 16 << 20
-	// punchChunk bounds one hole punch; it costs extents, not bytes.
+	// punchChunk bounds one hole punch, whose cost depends on extents, not
+	// bytes.
 	punchChunk = 1 << 30
-	// buffer is for the copy through user space.
+	// buffer is the size of reads and writes when copying through user space.
 	buffer = 1 << 20
 )
 
-// CopySparse copies src to dst from byte `from` on and leaves holes where src
-// has holes, also where dst had data; room that dst has reserved there stays
-// reserved. At the end dst has the size of src. src must not change meanwhile.
+// CopySparse copies src to dst starting at offset from. Holes in src become
+// holes in dst, where dst keeps preallocated space. dst gets the size of src.
+// src must not change meanwhile.
 //
-// After each step progress (may be nil) gets the offset up to which dst equals
-// src; its error ends the copy and is returned as it is. Those bytes are not
-// durable yet: a caller that records the offset, to resume from it after a
-// crash, calls dst.Sync first. Errors: errs.Exhausted, errs.Invalid, the
-// context's.
+// After each step progress (optional) receives the offset up to which dst
+// equals src; its error ends the copy and is returned unwrapped. Those bytes
+// are not durable: a caller that records the offset to resume after a crash
+// calls dst.Sync first. Errors: errs.Exhausted, errs.Invalid, the context's
+// cause.
 func CopySparse(ctx context.Context, dst, src *os.File, from int64, progress func(done int64) error) error {
 	c, err := newCopier(dst, src)
 	if err != nil {
@@ -61,8 +62,8 @@ func CopySparse(ctx context.Context, dst, src *os.File, from int64, progress fun
 type copier struct {
 	dst, src *os.File
 	size     int64  // of src
-	buf      []byte // set once the kernel would not copy by itself
-	// dataFrom and dataTo is the run of data in src that was found last.
+	buf      []byte // allocated when the kernel cannot copy in place
+	// dataFrom and dataTo are the bounds of the last data range found in src.
 	dataFrom, dataTo int64
 }
 
@@ -88,7 +89,7 @@ func newCopier(dst, src *os.File) (*copier, error) {
 
 func (c *copier) fail(err error) error { return explain("copy", c.dst, c.src, err) }
 
-// step copies one bounded piece that starts at `at` and returns its end.
+// step copies one bounded range that starts at `at` and returns its end.
 func (c *copier) step(at int64) (int64, error) {
 	if at >= c.dataTo {
 		var err error
@@ -102,14 +103,14 @@ func (c *copier) step(at int64) (int64, error) {
 	return c.data(at, min(c.dataTo, at+chunk))
 }
 
-// nextData returns the first run of data at or behind at; both ends are size
-// when there is none.
+// nextData returns the first data range at or after at; both ends are size if
+// only a hole follows.
 func nextData(f *os.File, at, size int64) (from, to int64, err error) {
 	from, err = f.Seek(at, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {
 		return size, size, nil
 	}
-	if errors.Is(err, unix.EINVAL) { // no idea of holes here: all is data
+	if errors.Is(err, unix.EINVAL) { // no SEEK_DATA support: all is data
 		return at, size, nil
 	}
 	if err != nil {
@@ -122,8 +123,8 @@ func nextData(f *os.File, at, size int64) (from, to int64, err error) {
 	return min(from, size), min(to, size), nil
 }
 
-// hole makes dst read as zeros from at to end. Only where dst has data is
-// there something to do: room that is reserved and unwritten counts as a hole.
+// hole makes dst read as zeros from at to end. Preallocated unwritten space
+// already counts as a hole.
 func (c *copier) hole(at, end int64) (int64, error) {
 	info, err := c.dst.Stat()
 	if err != nil {
@@ -153,7 +154,7 @@ func (c *copier) hole(at, end int64) (int64, error) {
 	return to, nil
 }
 
-// zero writes zeros, where the file system cannot punch holes.
+// zero writes zeros where the file system cannot punch holes.
 func (c *copier) zero(at, end int64) (int64, error) {
 	zeros := make([]byte, buffer)
 	for at < end {
@@ -166,7 +167,7 @@ func (c *copier) zero(at, end int64) (int64, error) {
 	return at, nil
 }
 
-// data copies bytes, in the kernel if it will.
+// data copies bytes in the kernel if possible, else through user space.
 func (c *copier) data(at, end int64) (int64, error) {
 	for at < end && c.buf == nil {
 		in, out := at, at
@@ -186,7 +187,7 @@ func (c *copier) data(at, end int64) (int64, error) {
 		n, err := c.src.ReadAt(c.buf[:min(end-at, buffer)], at)
 		if n == 0 {
 			if err == io.EOF {
-				err = errs.Errorf(errs.Internal, "the source ends at %d and not at %d: it changed meanwhile", at, c.size)
+				err = errs.Errorf(errs.Internal, "the source ends at %d, not at %d: it changed during the copy", at, c.size)
 			}
 			return at, c.fail(err)
 		}

@@ -15,13 +15,13 @@ const (
 	// ioctlGeometry is XFS_IOC_FSGEOMETRY, _IOR('X', 126, struct xfs_fsop_geom).
 	ioctlGeometry  = 0x8100587E
 	geometrySize   = 256
-	geometryFlags  = 92      // where in it the flags lie
+	geometryFlags  = 92      // offset of the flags
 	geometryShares = 1 << 20 // XFS_FSOP_GEOM_FLAGS_REFLINK
 )
 
-// supportedByKind answers for a file system with no room left for a file to
-// try with, so that one can still start there and delete something. cause is
-// the error to report for a kind that is not known here.
+// supportedByKind decides by file system type when no test file fits, so that
+// cleat can start on a full file system and delete something. cause is wrapped
+// for an unknown type.
 func supportedByKind(dir *os.Root, cause error) (bool, error) {
 	d, err := dir.Open(".")
 	if err != nil {
@@ -44,5 +44,5 @@ func supportedByKind(dir *os.Root, cause error) (bool, error) {
 		}
 		return binary.NativeEndian.Uint32(geometry[geometryFlags:])&geometryShares != 0, nil
 	}
-	return false, errs.Errorf(errs.Exhausted, "%s is too full to try whether it has reflinks: %w", dir.Name(), cause)
+	return false, errs.Errorf(errs.Exhausted, "%s is too full to check whether it supports reflinks: %w", dir.Name(), cause)
 }
