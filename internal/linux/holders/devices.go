@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// devicesAbove finds block devices made of this one, such as device-mapper's.
+// devicesAbove finds block devices stacked on this one, such as
+// device-mapper's.
 func (s *search) devicesAbove(major, minor uint32) {
 	entries, _ := os.ReadDir(fmt.Sprintf("/sys/dev/block/%d:%d/holders", major, minor))
 	for _, e := range entries {
@@ -20,8 +21,8 @@ func (s *search) devicesAbove(major, minor uint32) {
 	}
 }
 
-// mountsOf finds mounts of the device in all mount namespaces: a container may
-// have kept a copy of a mount that is gone here.
+// mountsOf finds mounts of the device in all mount namespaces: a container can
+// keep a copy of a mount that is unmounted here.
 func (s *search) mountsOf(major, minor uint32) {
 	seen := map[string]bool{}
 	for _, p := range processes() {
@@ -70,8 +71,9 @@ func (s *search) processesWith(major, minor uint32) {
 	}
 }
 
-// isDevice looks at an open file of any process. What is no path cannot be a
-// block device, and nothing is asked of a server that may be dead.
+// isDevice checks an open file of any process. Links without a path are
+// skipped, and statx runs without sync so that a dead network server cannot
+// block it.
 func isDevice(link string, major, minor uint32) bool {
 	if path, err := os.Readlink(link); err != nil || !strings.HasPrefix(path, "/") {
 		return false

@@ -1,7 +1,7 @@
-// Package holders finds out who keeps a mount or a block device from being let
-// go, for the text of an error. It looks at /proc and /sys only, never at the
-// file systems in question, which may be dead, and gives up soon: what it
-// returns may be incomplete or already past.
+// Package holders finds the users that keep a mount or a block device busy, for
+// error texts. It reads only /proc and /sys, never the file systems in
+// question, which can hang. The search is short, so the result can be
+// incomplete or outdated.
 package holders
 
 import (
@@ -15,13 +15,13 @@ import (
 )
 
 const (
-	most  = 5                      // holders named in one text
-	bound = 500 * time.Millisecond // spent on a search
+	most  = 5                      // holders listed in one text
+	bound = 500 * time.Millisecond // timeout of a search
 )
 
-// OfMount names what holds the mount at a path of this mount namespace: mounts
-// and loop devices on it, and processes of the same namespace that have files
-// below it open or stand in it.
+// OfMount lists the users of the mount at a path of this mount namespace:
+// mounts and loop devices on it, and processes of the same namespace with an
+// open file, a working directory, a root or a program below it.
 func OfMount(ctx context.Context, target string) string {
 	s := newSearch(ctx)
 	s.mountsBelow(target)
@@ -30,8 +30,8 @@ func OfMount(ctx context.Context, target string) string {
 	return s.text()
 }
 
-// OfDevice names what holds a block device: devices on top of it, mounts of it
-// in any mount namespace, and processes that have it open.
+// OfDevice lists the users of a block device: devices stacked on it, mounts of
+// it in any mount namespace, and processes that have it open.
 func OfDevice(ctx context.Context, major, minor uint32) string {
 	s := newSearch(ctx)
 	s.devicesAbove(major, minor)
@@ -40,12 +40,12 @@ func OfDevice(ctx context.Context, major, minor uint32) string {
 	return s.text()
 }
 
-// search collects holders until there are enough or its time is over.
+// search collects holders until the maximum or the timeout is reached.
 type search struct {
 	ctx      context.Context
 	deadline time.Time
 	found    []string
-	late     bool // its time was over before all was looked at
+	late     bool // timed out before everything was inspected
 }
 
 func newSearch(ctx context.Context) *search {
@@ -67,11 +67,11 @@ func (s *search) add(format string, args ...any) {
 func (s *search) text() string {
 	switch {
 	case len(s.found) == 0 && s.late:
-		return "something that was not found in time"
+		return "users that were not found in time"
 	case len(s.found) == 0:
-		return "nothing that /proc shows"
+		return "no users visible in /proc"
 	case s.late:
-		return strings.Join(s.found, "; ") + "; and maybe more that was not found in time"
+		return strings.Join(s.found, "; ") + "; possibly more that were not found in time"
 	}
 	return strings.Join(s.found, "; ")
 }
@@ -82,7 +82,7 @@ type process struct {
 	dir string
 }
 
-// processes lists those that run now.
+// processes lists the running processes.
 func processes() []process {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -99,7 +99,7 @@ func processes() []process {
 	return all
 }
 
-// namespace identifies the mount namespace; empty when the process is gone.
+// namespace identifies the mount namespace; empty if the process is gone.
 func (p process) namespace() string {
 	link, _ := os.Readlink(filepath.Join(p.dir, "ns/mnt"))
 	return link

@@ -8,8 +8,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// mountsBelow finds mounts on directories of the mount at target, which hold
-// it until they are gone.
+// mountsBelow finds mounts below target, which keep it busy.
 func (s *search) mountsBelow(target string) {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(target))
 	if err != nil {
@@ -37,7 +36,7 @@ func (s *search) loopsBelow(target string) {
 }
 
 // processesBelow finds processes that use the mount at target. Paths are
-// compared as text, so only processes of our own mount namespace count.
+// compared as text, so only processes in our own mount namespace count.
 func (s *search) processesBelow(target string) {
 	own, err := os.Readlink("/proc/thread-self/ns/mnt")
 	if err != nil {
@@ -56,7 +55,7 @@ func (s *search) processesBelow(target string) {
 	}
 }
 
-// useBelow tells one way in which the process uses files below a directory.
+// useBelow describes one use by the process of files below a directory.
 func (p process) useBelow(target string) string {
 	for _, use := range []struct{ link, meaning string }{
 		{"cwd", "working directory"}, {"root", "root directory"}, {"exe", "program"},
@@ -73,7 +72,7 @@ func (p process) useBelow(target string) string {
 	return ""
 }
 
-// below reports whether path is dir or lies in it.
+// below reports whether path is dir or is inside it.
 func below(path, dir string) bool {
 	rest, ok := strings.CutPrefix(path, dir)
 	return ok && (rest == "" || rest[0] == '/' || rest == " (deleted)")
