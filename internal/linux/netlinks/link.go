@@ -23,18 +23,18 @@ const (
 // VF is an entry of a physical function's table of virtual functions.
 type VF struct {
 	Index int
-	MAC   net.HardwareAddr // nil: none, or the link is not Ethernet
-	VLAN  int              // 0: none
+	MAC   net.HardwareAddr // nil: no address, or the link is not Ethernet
+	VLAN  int              // 0: no VLAN
 	Trust Setting
 	Spoof Setting // spoof checking
 
-	// GUIDs reports that the kernel has the GUIDs of an InfiniBand function, most
-	// significant byte first; 0 is none.
+	// GUIDs reports that the kernel has GUIDs for an InfiniBand function, most
+	// significant byte first; 0 is unset.
 	GUIDs              bool
 	NodeGUID, PortGUID uint64
 }
 
-// Setting is a switch that a driver may not report.
+// Setting is a switch that drivers do not always report.
 type Setting uint8
 
 // The settings.
@@ -44,7 +44,7 @@ const (
 	On
 )
 
-// VF returns the entry with an index.
+// VF returns the entry with the given index.
 func (l Link) VF(index int) (VF, bool) {
 	for _, v := range l.VFs {
 		if v.Index == index {
@@ -100,20 +100,20 @@ func parseLink(data []byte) (Link, error) {
 		}
 	}
 	if elsewhere || l.Lower == l.Index {
-		l.Lower = 0 // an index of another namespace is another link here
+		l.Lower = 0 // the index belongs to another network namespace
 	}
 	if err := ad.Err(); err != nil {
 		return Link{}, fmt.Errorf("link %d: %w", l.Index, err)
 	}
-	// The kernel writes a longer table with a wrong length, and what follows it is
-	// then read as something else.
+	// The kernel writes the wrong length for a table that is too long, and the
+	// attributes after it are then misread.
 	if len(l.VFs) != 0 && len(l.VFs) != numVFs {
 		return Link{}, fmt.Errorf("link %d: the table has %d entries for %d virtual functions: the kernel cannot report so many", l.Index, len(l.VFs), numVFs)
 	}
 	return l, nil
 }
 
-// texts returns the strings of a type in a nested attribute.
+// texts returns the strings of one type in a nested attribute.
 func texts(ad *netlink.AttributeDecoder, kind uint16) (all []string) {
 	ad.Nested(func(nested *netlink.AttributeDecoder) error {
 		for nested.Next() {

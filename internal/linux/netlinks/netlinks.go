@@ -1,13 +1,10 @@
 // Package netlinks reads and watches the links (network devices) of a network
-// namespace, their tables of virtual functions (VFs) and the links that default
-// routes use, by rtnetlink(7): one dump for all links, however many exist.
+// namespace, their tables of virtual functions (VFs) and the links of default
+// routes, by rtnetlink(7). One dump lists all links.
 //
-// vishvananda/netlink v1.3.1 cannot do it:
-//   - It dumps all links with their VF tables, and reads neither physical port names,
-//     switch IDs of more than four bytes nor next-hop objects.
-//   - Of a VF table it reads no GUIDs, takes "spoof checking not reported" for on,
-//     numbers the VFs by their place, and always requests statistics, which are a
-//     third of a table that may have 64 KiB.
+// vishvananda/netlink v1.3.1 cannot do this:
+//   - It dumps all links with their VF tables, and reads neither physical port names, switch IDs of more than four bytes nor next-hop objects.
+//   - Of a VF table it reads no GUIDs, reads "spoof checking not reported" as on, numbers the VFs by position, and always requests statistics, a third of a table of up to 64 KiB.
 //   - Its watch ends when events are lost, and its dumps can panic (see NewHandle).
 package netlinks
 
@@ -27,31 +24,31 @@ type Link struct {
 	Index int
 	Name  string
 	Names []string // alternative names
-	// Encapsulation is ether, infiniband, loopback, none, or arphrd-N where N
+	// Encapsulation is ether, infiniband, loopback, none, or arphrd-N, where N
 	// is the kernel's number.
 	Encapsulation string
-	Kind          string // vlan, bond, bridge, openvswitch, ...; "" of a plain device
-	MAC           string // 02:00:5e:10:00:01, of InfiniBand 20 bytes; "": none
+	Kind          string // vlan, bond, bridge, openvswitch, ...; "" for a physical device
+	MAC           string // 02:00:5e:10:00:01; 20 bytes for InfiniBand; "" if unset
 	MTU           int
 	Up            bool // administratively
 	Running       bool // up, and operational
-	Master        int  // index of its bond, bridge, ...; 0: none
-	Lower         int  // index of the link below, such as a VLAN's; 0: none in this namespace
+	Master        int  // index of its bond, bridge, ...; 0 if it has no master
+	Lower         int  // index of the lower link, such as a VLAN's; 0 if not in this namespace
 	PortName      string
-	SwitchID      string // lower-case hexadecimal; "": none
-	// VFs is the VF table by index; nil without VFs, if the driver has no table, and
-	// in lists of links.
+	SwitchID      string // lower-case hexadecimal; "" if unset
+	// VFs is the VF table sorted by index; nil without VFs, if the driver has
+	// no table, and in lists of links.
 	VFs []VF
 }
 
-// Kernel is the kernel's rtnetlink in the network namespace of the calling thread.
-// Its zero value is ready.
+// Kernel reads rtnetlink in the network namespace of the calling thread. Its
+// zero value is ready.
 type Kernel struct{}
 
-// maxTries bounds how often a list is read that changes meanwhile.
+// maxTries bounds the reads of a list that keeps changing.
 const maxTries = 5
 
-// Links lists all links, by index.
+// Links lists all links, sorted by index.
 func (Kernel) Links(ctx context.Context) ([]Link, error) {
 	request, err := linkRequest("", withoutStats)
 	if err != nil {
@@ -76,15 +73,15 @@ func (Kernel) Links(ctx context.Context) ([]Link, error) {
 // Parts of a link, for IFLA_EXT_MASK.
 const (
 	withTable    = 1 << 0 // RTEXT_FILTER_VF
-	withoutStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS: most of an answer
+	withoutStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS: statistics are most of an answer
 )
 
-// Link returns the link of that name with its VF table.
+// Link returns the link of the given name with its VF table.
 func (Kernel) Link(ctx context.Context, name string) (Link, error) {
 	return get(ctx, name, withTable|withoutStats)
 }
 
-// Index returns the index of the link of that name.
+// Index returns the index of the link of the given name.
 func (Kernel) Index(ctx context.Context, name string) (int, error) {
 	l, err := get(ctx, name, withoutStats)
 	return l.Index, err
@@ -112,7 +109,7 @@ func get(ctx context.Context, name string, mask uint32) (Link, error) {
 	return Link{}, fmt.Errorf("none of the kernel's %d answers is a link", len(messages))
 }
 
-// linkRequest requests the link of that name, or with "" all links.
+// linkRequest requests the link of the given name, or all links if it is "".
 func linkRequest(name string, mask uint32) ([]byte, error) {
 	ae := netlink.NewAttributeEncoder()
 	if name != "" {
@@ -123,9 +120,9 @@ func linkRequest(name string, mask uint32) ([]byte, error) {
 	return append(make([]byte, sizeofLink), attributes...), err
 }
 
-// DefaultRoutes lists the indices of the links that default routes of IPv4 and
-// IPv6 use, in any routing table, sorted. Routes that reject packets do not count.
-// With an error it returns the links that it found.
+// DefaultRoutes lists, sorted, the indices of the links used by IPv4 and IPv6
+// default routes in any routing table. Routes that reject packets do not count.
+// On an error it also returns the links found so far.
 func (Kernel) DefaultRoutes(ctx context.Context) ([]int, error) {
 	var found []int
 	var failed []error
@@ -146,8 +143,8 @@ func (Kernel) DefaultRoutes(ctx context.Context) ([]int, error) {
 	return slices.Compact(found), errors.Join(failed...)
 }
 
-// dump returns the entries of a list. It reads the list again if it changed while it
-// was read.
+// dump returns the entries of a list, and reads again if the list changed
+// meanwhile.
 func dump(ctx context.Context, list netlink.HeaderType, request []byte) ([]netlink.Message, error) {
 	for range maxTries {
 		messages, err := Execute(ctx, unix.NETLINK_ROUTE, netlink.Message{

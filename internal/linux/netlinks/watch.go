@@ -10,23 +10,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Event is a change of a link or of a default route. Its zero value is neither.
+// Event is a change of a link or of a default route; the zero value is no
+// change.
 type Event struct {
-	// Lost: events are missing, because Watch has just started, because they came
-	// faster than they were read, or because one could not be parsed.
+	// Lost means that events are missing: Watch has just started, the socket
+	// buffer overflowed, or an event could not be parsed.
 	Lost         bool
 	Link         *Link // added, changed or, with Gone, removed
 	Gone         bool
-	DefaultRoute bool // one was added or removed
+	DefaultRoute bool // a default route was added or removed
 }
 
-// queue is the socket's buffer, for some thousand events. A smaller one loses
-// events more often.
+// queue is the size of the socket buffer, enough for some thousand events.
 const queue = 2 << 20
 
-// Watch calls each with every change in the network namespace of the calling
-// thread until the context ends, whose cause it returns, or the socket fails. The
-// first event is Lost, as soon as Watch receives changes.
+// Watch calls each for every change in the network namespace of the calling
+// thread until the context ends, whose cause it returns, or the socket fails.
+// The first event is Lost, once Watch receives changes.
 func Watch(ctx context.Context, each func(Event)) error {
 	conn, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{
 		Groups: unix.RTMGRP_LINK | unix.RTMGRP_IPV4_ROUTE | unix.RTMGRP_IPV6_ROUTE,
