@@ -1,5 +1,5 @@
-// Package retry repeats a short call that the kernel refuses for a moment
-// only, such as one that loses a race for a free loop device.
+// Package retry repeats short calls that the kernel refuses temporarily, such
+// as one that loses a race for a free loop device.
 package retry
 
 import (
@@ -11,27 +11,27 @@ import (
 
 const (
 	firstPause = time.Millisecond
-	mostPause  = 50 * time.Millisecond
+	maxPause   = 50 * time.Millisecond
 )
 
-// For calls try until it asks for no more, or was called once more after the
-// bound has passed, or the context has ended, and returns the error of the last
-// try. Between two tries it waits, a millisecond at first and up to 50 later,
-// with some jitter so that rivals do not meet again. Try is called at least once,
-// whatever the bound, unless the context has ended before. When the context ends
-// in a pause, the error says so and wraps both causes.
+// For calls try until it returns again=false, the bound has passed or the
+// context ends, and returns the last error. Pauses grow from 1 to 50
+// milliseconds, with jitter. try always runs at least once, and once after the
+// bound has passed, unless the context has ended. If the context ends during a
+// pause, the error wraps both causes.
 func For(ctx context.Context, bound time.Duration, try func() (again bool, err error)) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	deadline := time.Now().Add(bound)
-	for pause := firstPause; ; pause = min(2*pause, mostPause) {
+	for pause := firstPause; ; pause = min(2*pause, maxPause) {
 		late := !time.Now().Before(deadline)
 		again, err := try()
 		if !again || late {
 			return err
 		}
-		// However long a try took: the last one begins when the bound has passed.
+		// However long a try takes, the last one starts after the bound has
+		// passed.
 		wait := min(pause/2+rand.N(pause), max(0, time.Until(deadline)))
 		if ctxErr := sleep(ctx, wait); ctxErr != nil {
 			return fmt.Errorf("%w; then %w", err, ctxErr)
