@@ -8,23 +8,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// firstUser is the inode of the first user namespace of every Linux
-// (PROC_USER_INIT_INO).
+// firstUser is the inode of the initial user namespace (PROC_USER_INIT_INO).
 const firstUser = 0xEFFFFFFD
 
-// What Deaf returns.
+// Errors of Deaf.
 var (
-	ErrNoDevices = errors.New("the kernel tells this network namespace of no devices, because it belongs to a user namespace of its own: run in the host's network namespace")
-	ErrNoNetdevs = errors.New("this is not the host's network namespace, and the kernel tells of a network device only where it is: run in the host's network namespace")
+	ErrNoDevices = errors.New("the kernel sends no device events to this network namespace, because another user namespace owns it: run in the host's network namespace")
+	ErrNoNetdevs = errors.New("the kernel sends events of network devices only to their own network namespace, and this is not the host's: run in the host's network namespace")
 )
 
-// Deaf tells which events the calling thread's network namespace does not get;
-// nil is that it gets all, or that nobody can tell.
+// Deaf returns which events do not reach the calling thread's network
+// namespace, or nil if all do or this cannot be determined.
 func Deaf() error {
 	first, err := ofFirstUser()
 	switch {
 	case err != nil:
-		return fmt.Errorf("see who owns the network namespace: %w", err)
+		return fmt.Errorf("find the owner of the network namespace: %w", err)
 	case !first:
 		return ErrNoDevices
 	case !isFirstNetwork():
@@ -34,8 +33,9 @@ func Deaf() error {
 	}
 }
 
-// ofFirstUser tells whether the network namespace belongs to the first user
-// namespace. One that belongs to another than ours or one below does.
+// ofFirstUser reports whether the initial user namespace owns the network
+// namespace. EPERM means that the owner is neither ours nor a child of ours, so
+// it is the initial one.
 func ofFirstUser() (bool, error) {
 	ns, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
@@ -57,8 +57,8 @@ func ofFirstUser() (bool, error) {
 	return stat.Ino == firstUser, nil
 }
 
-// isFirstNetwork: some settings of the network are the whole machine's, and
-// only its first namespace has them.
+// isFirstNetwork reports whether this is the initial network namespace: only
+// there some settings of the network exist.
 func isFirstNetwork() bool {
 	const settings = "/proc/sys/net/core/"
 	_, some := os.Stat(settings + "somaxconn")

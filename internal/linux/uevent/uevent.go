@@ -1,6 +1,5 @@
-// Package uevent tells what the kernel tells udev: devices that come, go,
-// change, and get or lose a driver, as netlink(7) has it under
-// NETLINK_KOBJECT_UEVENT.
+// Package uevent receives the kernel's device events (NETLINK_KOBJECT_UEVENT,
+// the source of udev): devices added, removed, changed, bound or unbound.
 package uevent
 
 import (
@@ -15,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Action is what happened to a device.
+// Action is the kind of a device event.
 type Action string
 
 // The kernel's actions, and one of this package.
@@ -29,42 +28,43 @@ const (
 	Bind    Action = "bind"
 	Unbind  Action = "unbind"
 
-	// Lost is no event of a device: others were not heard, because nobody
-	// listened before, because they came faster than they were read, or
-	// because one could not be understood.
+	// Lost means that events are missing: Watch has just started, the socket
+	// buffer overflowed, or an event could not be parsed.
 	Lost Action = "lost"
 )
 
-// Event is one message of the kernel.
+// Event is one kernel message.
 type Event struct {
 	Action    Action
-	DevPath   string // below sysfs, as /devices/pci0000:3b/0000:3b:02.1; "" of Lost
+	DevPath   string // path below sysfs, such as /devices/pci0000:3b/0000:3b:02.1; "" for Lost
 	Subsystem string // pci, net, ...
-	// Values are all that the kernel said, ACTION, DEVPATH and SUBSYSTEM as well.
+	// Values holds all keys of the message, including ACTION, DEVPATH and
+	// SUBSYSTEM.
 	Values map[string]string
 }
 
 const (
-	kernelGroup = 1       // the other one, 2, is udev's own
-	longest     = 8 << 10 // the kernel's own bound is 2 KiB and the path
-	queue       = 2 << 20 // some thousand events, as making 256 functions gives
+	kernelGroup = 1       // multicast group of the kernel; group 2 is udev's
+	longest     = 8 << 10 // the kernel's limit is 2 KiB plus the path
+	queue       = 2 << 20 // some thousand events, as creating 256 VFs causes
 )
 
-// Watch calls with each event until the context ends, whose cause it returns,
-// or the socket fails. The first call is with Lost, as soon as it listens.
+// Watch calls each for every event until the context ends, whose cause it
+// returns, or the socket fails. The first event is Lost, once the socket
+// receives events.
 //
-// It hears what the network namespace of the calling thread does: events of
-// network devices are for their namespace alone, and others for namespaces that
-// belong to the machine's first user namespace. Deaf tells.
+// Only events for the network namespace of the calling thread arrive: events of
+// network devices are sent to their own namespace, all others to the namespaces
+// owned by the initial user namespace. See Deaf.
 func Watch(ctx context.Context, each func(Event)) error {
 	file, err := listen()
 	if err != nil {
-		return fmt.Errorf("listen to the kernel's events of devices: %w", err)
+		return fmt.Errorf("watch kernel device events: %w", err)
 	}
 	defer func() { _ = file.Close() }()
 	raw, err := file.SyscallConn()
 	if err != nil {
-		return fmt.Errorf("listen to the kernel's events of devices: %w", err)
+		return fmt.Errorf("watch kernel device events: %w", err)
 	}
 	hooked := make(chan struct{})
 	unhook := context.AfterFunc(ctx, func() {
@@ -86,7 +86,7 @@ func Watch(ctx context.Context, each func(Event)) error {
 		case errors.Is(err, unix.ENOBUFS):
 			each(Event{Action: Lost})
 		case err != nil:
-			return fmt.Errorf("listen to the kernel's events of devices: %w", err)
+			return fmt.Errorf("watch kernel device events: %w", err)
 		case message != nil:
 			each(parse(message))
 		}
@@ -98,7 +98,7 @@ func listen() (*os.File, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	// A short queue is no fault, only more often Lost.
+	// A smaller buffer only means more Lost events.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, queue) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, queue)
 	}
@@ -109,8 +109,8 @@ func listen() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "uevent"), nil
 }
 
-// receive waits for a message; nil is one that is not the kernel's. One that is
-// longer than the buffer comes cut off, and is not understood.
+// receive waits for a message; nil if it was not sent by the kernel. A message
+// longer than the buffer is truncated, and parse returns Lost.
 func receive(raw syscall.RawConn, buffer []byte) (message []byte, err error) {
 	var n int
 	var from unix.Sockaddr
@@ -131,8 +131,8 @@ func receive(raw syscall.RawConn, buffer []byte) (message []byte, err error) {
 	return buffer[:n], nil
 }
 
-// parse reads add@/devices/... and, each behind a zero byte, KEY=VALUE. What it
-// does not understand may be any event, and is Lost.
+// parse decodes "add@/devices/..." followed by zero-separated KEY=VALUE pairs.
+// An invalid message could be any event, and becomes Lost.
 func parse(message []byte) Event {
 	lost := Event{Action: Lost}
 	header, rest, _ := bytes.Cut(message, []byte{0})
