@@ -1,4 +1,4 @@
-// Package blockdev asks block devices what they are.
+// Package blockdev reads properties of block devices.
 package blockdev
 
 import (
@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Size returns the size of an open block device (or of a regular file) in
-// bytes. It moves the file's offset.
+// Size returns the size in bytes of an open block device or regular file. It
+// moves the file offset.
 func Size(f *os.File) (int64, error) {
 	size, err := f.Seek(0, io.SeekEnd)
 	if err != nil {
@@ -20,12 +20,11 @@ func Size(f *os.File) (int64, error) {
 	return size, nil
 }
 
-// ErrNotBlock is the answer of Rdev for a path that is no block device.
+// ErrNotBlock is returned by Rdev for a path that is not a block device.
 var ErrNotBlock = errors.New("not a block device")
 
-// Rdev returns the device number of a block device node; a symbolic link at
-// the end of the path is not followed. ErrNotBlock: it is something else.
-// fs.ErrNotExist: there is nothing.
+// Rdev returns the device number of a block device node, without following a
+// final symbolic link. Errors: ErrNotBlock, fs.ErrNotExist.
 func Rdev(path string) (major, minor uint32, err error) {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
