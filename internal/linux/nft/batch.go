@@ -9,12 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Batch is a number of changes that the kernel makes all at once or not at
-// all. Packets meet either what was before or what is after. The zero Batch is
-// empty.
+// Batch is a list of changes that the kernel applies atomically: packets see
+// either the old or the new rules. The zero Batch is empty.
 type Batch struct {
 	messages []netlink.Message
-	what     []string // of each message
+	what     []string // description of each message, for errors
 	err      error
 }
 
@@ -27,16 +26,16 @@ func (b *Batch) add(kind uint16, flags netlink.HeaderFlags, what string, fill fu
 	b.what = append(b.what, what)
 }
 
-// AddTable makes a table without flags, unless there is one already.
+// AddTable creates a table without flags, unless it exists.
 func (b *Batch) AddTable(name string) {
 	b.add(unix.NFT_MSG_NEWTABLE, netlink.Create, "add table inet "+name, func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_TABLE_NAME, name)
 	})
 }
 
-// SetTable makes a table with these flags, or gives them to the one there is,
-// as far as the kernel allows it: nobody can own a table that is owned by
-// another socket, or that was made without Persist.
+// SetTable creates a table with these flags, or sets them on an existing one
+// where the kernel allows it: a table that another socket owns, or that was
+// created without Persist, cannot be owned.
 func (b *Batch) SetTable(name string, flags uint32) {
 	what := fmt.Sprintf("add table inet %s with flags %#x", name, flags)
 	b.add(unix.NFT_MSG_NEWTABLE, netlink.Create, what, func(ae *netlink.AttributeEncoder) {
@@ -45,14 +44,14 @@ func (b *Batch) SetTable(name string, flags uint32) {
 	})
 }
 
-// DeleteTable removes a table with all that is in it.
+// DeleteTable removes a table and its contents.
 func (b *Batch) DeleteTable(name string) {
 	b.add(unix.NFT_MSG_DELTABLE, 0, "delete table inet "+name, func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_TABLE_NAME, name)
 	})
 }
 
-// AddChain makes a base chain.
+// AddChain creates a base chain.
 func (b *Batch) AddChain(c Chain) {
 	b.add(unix.NFT_MSG_NEWCHAIN, netlink.Create, fmt.Sprintf("add chain %s of table inet %s", c.Name, c.Table), func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_CHAIN_TABLE, c.Table)
@@ -66,9 +65,9 @@ func (b *Batch) AddChain(c Chain) {
 	})
 }
 
-// AddSet makes an empty set.
+// AddSet creates an empty set.
 func (b *Batch) AddSet(s Set) {
-	id := uint32(len(b.messages) + 1) // any number that is the set's own within the batch
+	id := uint32(len(b.messages) + 1) // any number unique within the batch
 	b.add(unix.NFT_MSG_NEWSET, netlink.Create, fmt.Sprintf("add set %s of table inet %s", s.Name, s.Table), func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_SET_TABLE, s.Table)
 		ae.String(unix.NFTA_SET_NAME, s.Name)
@@ -79,7 +78,7 @@ func (b *Batch) AddSet(s Set) {
 	})
 }
 
-// FlushSet removes all elements of a set; none is fine.
+// FlushSet removes all elements of a set, which can be empty.
 func (b *Batch) FlushSet(table, set string) {
 	b.add(unix.NFT_MSG_DELSETELEM, 0, fmt.Sprintf("empty set %s of table inet %s", set, table), func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_SET_ELEM_LIST_TABLE, table)
@@ -87,11 +86,11 @@ func (b *Batch) FlushSet(table, set string) {
 	})
 }
 
-// elementsPerMessage keeps the list below the 64 KiB of an attribute, and both
+// elementsPerMessage keeps a list below the 64 KiB of an attribute, and both
 // ends of an interval in one message.
 const elementsPerMessage = 1024
 
-// AddElements adds elements, those of intervals in pairs and in order.
+// AddElements adds elements; those of intervals in pairs and in order.
 func (b *Batch) AddElements(table, set string, elements []Element) {
 	what := fmt.Sprintf("add elements to set %s of table inet %s", set, table)
 	for len(elements) > 0 {
@@ -135,12 +134,13 @@ func (b *Batch) AddRule(r Rule) {
 	})
 }
 
-// Commit makes the changes. An error from the kernel is an *Error, and then
-// nothing has changed. A context that ends before the batch is sent keeps it
-// from being sent; afterwards the batch is made, and its answer is waited for.
+// Commit applies the changes. An error from the kernel is an *Error, and
+// nothing has changed then. A context that ends before the batch is sent
+// cancels it; afterwards the batch is applied and Commit waits for the result.
 func (c *Conn) Commit(ctx context.Context, b *Batch) error { return c.run(ctx, b, true) }
 
-// Check asks the kernel whether it would make the changes, which it does not.
+// Check asks the kernel whether Commit would succeed, without applying
+// anything.
 func (c *Conn) Check(ctx context.Context, b *Batch) error { return c.run(ctx, b, false) }
 
 func (c *Conn) run(ctx context.Context, b *Batch, commit bool) error {
@@ -157,9 +157,9 @@ func (c *Conn) run(ctx context.Context, b *Batch, commit bool) error {
 	defer end()
 	all := append([]netlink.Message{batchEdge(unix.NFNL_MSG_BATCH_BEGIN)}, b.messages...)
 	last := len(all) - 1
-	// Only the last is acknowledged; errors come of every message.
+	// Only the last message is acknowledged; any message can return an error.
 	all[last].Header.Flags |= netlink.Acknowledge
-	if commit { // a batch without an end is checked and dropped
+	if commit { // without BATCH_END the kernel validates the batch and aborts it
 		all = append(all, batchEdge(unix.NFNL_MSG_BATCH_END))
 	}
 	if err := c.send(ctx, all); err != nil {
@@ -171,8 +171,8 @@ func (c *Conn) run(ctx context.Context, b *Batch, commit bool) error {
 	return c.outcome(ctx, all[0].Header.Sequence, all[last].Header.Sequence, b.what)
 }
 
-// outcome reads the answers to messages first to last; first is the header of
-// the batch, whose error is of the whole.
+// outcome reads the answers to messages first to last. first is the header of
+// the batch; an error for it concerns the whole batch.
 func (c *Conn) outcome(ctx context.Context, first, last uint32, what []string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerBound)
 	defer cancel()
@@ -180,7 +180,7 @@ func (c *Conn) outcome(ctx context.Context, first, last uint32, what []string) e
 	for {
 		messages, err := c.receive(ctx)
 		if err != nil {
-			return errors.Join(refused, fmt.Errorf("the outcome of a batch is not known: %w", err))
+			return errors.Join(refused, fmt.Errorf("the result of a batch is unknown: %w", err))
 		}
 		for _, m := range messages {
 			at := m.Header.Sequence - first

@@ -14,26 +14,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn is a netlink socket to the packet filter of one network namespace. Its
-// methods may be called by many goroutines; they take turns.
+// Conn is a netlink socket to nf_tables in one network namespace. Its methods
+// are safe for concurrent use; requests are serialized.
 type Conn struct {
 	sock *socket.Conn
 	port uint32
-	turn chan struct{} // holds one token while a request is under way
+	busy chan struct{} // holds one token during a request
 	seq  uint32
 	buf  []byte
 }
 
-// answerBound is how long a request that was sent waits for its answer; the
-// kernel gives it before the send returns.
+// answerBound is the timeout for the answer to a request; normally the kernel
+// answers before the send returns.
 const answerBound = 30 * time.Second
 
-// Buffers: a batch is one message in the kernel's queue, of up to 36 bytes for
-// an element and two elements for an interval.
+// Buffer sizes. A batch is one message in the kernel's queue, with up to 36
+// bytes per element and two elements per interval.
 const (
 	sendBuffer    = 32 << 20
 	receiveBuffer = 8 << 20
-	messageBuffer = 64 << 10 // a dump comes in pieces of at most 32 KiB
+	messageBuffer = 64 << 10 // the kernel sends dumps in parts of at most 32 KiB
 )
 
 // Dial opens a socket in the network namespace of the calling thread.
@@ -48,12 +48,12 @@ func Dial() (*Conn, error) {
 	return newConn(sock, receiveBuffer)
 }
 
-// FromFile makes a Conn of a netlink socket that another process has handed
-// over. The file stays the caller's.
+// FromFile creates a Conn from a netlink socket received from another process.
+// The caller still owns the file.
 func FromFile(f *os.File) (*Conn, error) {
 	sock, err := socket.FileConn(f, "nftables")
 	if err != nil {
-		return nil, fmt.Errorf("take over a netlink socket: %w", err)
+		return nil, fmt.Errorf("use the received netlink socket: %w", err)
 	}
 	if err := checkSocket(sock); err != nil {
 		return nil, errors.Join(err, sock.Close())
@@ -61,7 +61,7 @@ func FromFile(f *os.File) (*Conn, error) {
 	return newConn(sock, receiveBuffer)
 }
 
-// CheckFile says whether a descriptor is a socket as FromFile takes it.
+// CheckFile reports whether FromFile accepts a descriptor.
 func CheckFile(fd int) error {
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err != nil {
@@ -72,7 +72,7 @@ func CheckFile(fd int) error {
 		return os.NewSyscallError("getsockopt", err)
 	}
 	if domain != unix.AF_NETLINK || protocol != unix.NETLINK_NETFILTER {
-		return fmt.Errorf("a socket of domain %d and protocol %d is none to the packet filter", domain, protocol)
+		return fmt.Errorf("not a netlink socket of nf_tables: its domain is %d and its protocol %d", domain, protocol)
 	}
 	return nil
 }
@@ -90,7 +90,7 @@ func checkSocket(sock *socket.Conn) error {
 }
 
 func newConn(sock *socket.Conn, receive int) (*Conn, error) {
-	c := &Conn{sock: sock, turn: make(chan struct{}, 1), seq: rand.Uint32(), buf: make([]byte, messageBuffer)}
+	c := &Conn{sock: sock, busy: make(chan struct{}, 1), seq: rand.Uint32(), buf: make([]byte, messageBuffer)}
 	if err := c.setUp(receive); err != nil {
 		return nil, errors.Join(fmt.Errorf("netlink socket: %w", err), sock.Close())
 	}
@@ -104,7 +104,7 @@ func (c *Conn) setUp(receive int) error {
 	}
 	own, ok := address.(*unix.SockaddrNetlink)
 	if !ok || own.Pid == 0 {
-		return errors.New("it has no port")
+		return errors.New("the socket has no port")
 	}
 	c.port = own.Pid
 	for _, option := range []int{unix.NETLINK_EXT_ACK, unix.NETLINK_CAP_ACK} {
@@ -112,7 +112,8 @@ func (c *Conn) setUp(receive int) error {
 			return err
 		}
 	}
-	// Without CAP_NET_ADMIN over the machine the limit of the sysctls holds.
+	// Without CAP_NET_ADMIN in the initial user namespace the sysctl limits
+	// apply.
 	if c.sock.SetsockoptInt(unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer) != nil {
 		if err := c.sock.SetsockoptInt(unix.SOL_SOCKET, unix.SO_SNDBUF, sendBuffer); err != nil {
 			return err
@@ -124,13 +125,15 @@ func (c *Conn) setUp(receive int) error {
 	return nil
 }
 
-// Close closes this descriptor; the socket lives as long as another one of it.
+// Close closes this descriptor; the socket lives until its last descriptor is
+// closed.
 func (c *Conn) Close() error { return c.sock.Close() }
 
-// Port is the socket's number: the owner of a table is named by it.
+// Port is the socket's netlink port, which identifies the owner of a table.
 func (c *Conn) Port() uint32 { return c.port }
 
-// File returns a second descriptor of the socket, to hand it to another process.
+// File returns a duplicate descriptor of the socket, to pass it to another
+// process.
 func (c *Conn) File() (*os.File, error) {
 	raw, err := c.sock.SyscallConn()
 	if err != nil {
@@ -149,8 +152,8 @@ func (c *Conn) File() (*os.File, error) {
 	return os.NewFile(uintptr(second), "nftables"), nil
 }
 
-// Namespace is the number of the network namespace that the socket is for,
-// never used again while the machine runs.
+// Namespace returns the cookie of the socket's network namespace, which is
+// unique until reboot.
 func (c *Conn) Namespace() (uint64, error) {
 	raw, err := c.sock.SyscallConn()
 	if err != nil {
@@ -166,23 +169,23 @@ func (c *Conn) Namespace() (uint64, error) {
 	return cookie, os.NewSyscallError("getsockopt", failed)
 }
 
-// begin waits for the caller's turn and empties the queue: an answer of a
-// request that was given up, perhaps by a process that is dead, may be in it,
-// and a dump that was not read to its end keeps the next one away.
+// begin acquires the connection and drains its receive queue: the queue can
+// hold answers to an abandoned request, perhaps of a dead process, and an
+// unfinished dump blocks the next one.
 func (c *Conn) begin(ctx context.Context) (end func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
 	}
 	select {
-	case c.turn <- struct{}{}:
+	case c.busy <- struct{}{}:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
 	if err := c.drain(); err != nil {
-		<-c.turn
+		<-c.busy
 		return nil, err
 	}
-	return func() { <-c.turn }, nil
+	return func() { <-c.busy }, nil
 }
 
 func (c *Conn) drain() error {
@@ -210,7 +213,7 @@ func (c *Conn) drain() error {
 	}
 }
 
-// send numbers the messages and sends them as one.
+// send assigns sequence numbers and sends the messages as one datagram.
 func (c *Conn) send(ctx context.Context, messages []netlink.Message) error {
 	size := 0
 	for _, m := range messages {
@@ -234,7 +237,7 @@ func (c *Conn) next() uint32 {
 	return c.seq
 }
 
-// receive reads what came as one datagram.
+// receive reads one datagram.
 func (c *Conn) receive(ctx context.Context) ([]netlink.Message, error) {
 	for {
 		n, _, flags, from, err := c.sock.Recvmsg(ctx, c.buf, nil, 0)
@@ -248,7 +251,8 @@ func (c *Conn) receive(ctx context.Context) ([]netlink.Message, error) {
 		case flags&unix.MSG_TRUNC != 0:
 			return nil, fmt.Errorf("%w: one was longer than %d bytes", ErrLost, len(c.buf))
 		}
-		// Any process may send to a netlink socket; only the kernel is heard.
+		// Any process can send to a netlink socket; accept only the kernel's
+		// messages.
 		if sender, ok := from.(*unix.SockaddrNetlink); !ok || sender.Pid != 0 {
 			continue
 		}
@@ -271,14 +275,14 @@ func appendMessage(b []byte, m netlink.Message) []byte {
 
 const headerLen = unix.NLMSG_HDRLEN
 
-// parseMessages copies the messages out of a datagram.
+// parseMessages copies the messages from a datagram.
 func parseMessages(b []byte) ([]netlink.Message, error) {
 	b = append([]byte(nil), b...)
 	var messages []netlink.Message
 	for len(b) >= headerLen {
 		length := binary.NativeEndian.Uint32(b)
 		if length < headerLen || uint64(length) > uint64(len(b)) {
-			return nil, fmt.Errorf("nf_tables: a message of %d bytes where there are %d", length, len(b))
+			return nil, fmt.Errorf("nf_tables: message length %d in a datagram with %d bytes left", length, len(b))
 		}
 		messages = append(messages, netlink.Message{
 			Header: netlink.Header{
@@ -298,8 +302,8 @@ func parseMessages(b []byte) ([]netlink.Message, error) {
 // membarrierGlobal is MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
 const membarrierGlobal = 1
 
-// Settle waits for an RCU grace period: then no processor handles a packet that
-// met the rules from before the last commit, which applies to new packets only.
+// Settle waits for an RCU grace period. A commit affects new packets only;
+// afterwards no CPU is still processing a packet under the previous rules.
 func Settle() error {
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0)
@@ -308,8 +312,8 @@ func Settle() error {
 			return nil
 		case errors.Is(errno, unix.EINTR):
 		case errors.Is(errno, unix.ENOSYS), errors.Is(errno, unix.EINVAL), errors.Is(errno, unix.EPERM):
-			// The kernel lacks it, or has nohz_full processors. Such a packet is
-			// handled within microseconds.
+			// The kernel lacks the call, or has nohz_full CPUs. Packets in
+			// flight are processed within microseconds.
 			return nil
 		default:
 			return os.NewSyscallError("membarrier", errno)

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Error is what the kernel refused. It is, for errors.Is, its Errno.
+// Error is a refusal by the kernel. errors.Is matches its Errno.
 type Error struct {
-	What    string // as "add chain input of table inet cleat"
+	What    string // such as "add chain input of table inet cleat"
 	Errno   unix.Errno
-	Message string // the kernel's own words; often empty
+	Message string // the kernel's text; often empty
 }
 
 func (e *Error) Error() string {
@@ -24,7 +24,7 @@ func (e *Error) Error() string {
 		fmt.Fprintf(&b, ": %s", e.Message)
 	}
 	if e.Errno == unix.EPERM {
-		b.WriteString(" (it takes CAP_NET_ADMIN, and a table with an owner is for its owner only)")
+		b.WriteString(" (CAP_NET_ADMIN is needed, and only the owner of a table can change it)")
 	}
 	return b.String()
 }
@@ -32,13 +32,13 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Errno }
 
 var (
-	// ErrLost: messages were dropped since they were not read in time.
-	ErrLost = errors.New("nf_tables: messages of the kernel were lost")
+	// ErrLost: the socket buffer overflowed, and messages were dropped.
+	ErrLost = errors.New("nf_tables: messages from the kernel were lost")
 
 	errInterrupted = errors.New("nf_tables: the rules changed while they were read")
 )
 
-// answer is what NLMSG_ERROR says: errno is zero for an acknowledgement.
+// answer is a decoded NLMSG_ERROR; errno is zero for an acknowledgement.
 type answer struct {
 	errno   unix.Errno
 	message string
@@ -47,21 +47,21 @@ type answer struct {
 // parseAnswer reads struct nlmsgerr and the extended acknowledgement after it.
 func parseAnswer(m netlink.Message) (answer, error) {
 	if len(m.Data) < 4 {
-		return answer{}, fmt.Errorf("nf_tables: an answer of %d bytes", len(m.Data))
+		return answer{}, fmt.Errorf("nf_tables: answer of %d bytes is too short", len(m.Data))
 	}
 	a := answer{errno: unix.Errno(-int32(binary.NativeEndian.Uint32(m.Data)))}
 	if m.Header.Flags&netlink.AcknowledgeTLVs == 0 || len(m.Data) < 20 {
 		return a, nil
 	}
 	rest := m.Data[4:]
-	said := uint32(16) // the header of the request, and what it said unless that was cut
+	echoed := uint32(16) // the header of the request, and its payload unless capped
 	if m.Header.Flags&netlink.Capped == 0 {
-		said = (binary.NativeEndian.Uint32(rest) + 3) &^ 3
+		echoed = (binary.NativeEndian.Uint32(rest) + 3) &^ 3
 	}
-	if uint64(said) > uint64(len(rest)) {
+	if uint64(echoed) > uint64(len(rest)) {
 		return a, nil
 	}
-	err := decode(rest[said:], func(ad *netlink.AttributeDecoder) {
+	err := decode(rest[echoed:], func(ad *netlink.AttributeDecoder) {
 		if ad.Type() == unix.NLMSGERR_ATTR_MSG {
 			a.message = ad.String()
 		}

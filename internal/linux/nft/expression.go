@@ -9,31 +9,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Expression is one step of a rule. Those of two rules may be compared with ==.
-// What the kernel tells of an expression that this package would not say makes
-// it an Other.
+// Expression is one step of a rule; expressions are comparable with ==. An
+// expression from the kernel that this package cannot write is an Other.
 type Expression interface {
 	name() string
 	encode(*netlink.AttributeEncoder)
 }
 
-// register is the one that all expressions here use.
+// register is the only register used by these expressions.
 const register = unix.NFT_REG_1
 
 type (
-	// Meta loads what the kernel knows of the packet.
+	// Meta loads metadata of the packet.
 	Meta struct{ Key uint32 }
-	// Compare goes on when the loaded value is this.
+	// Compare continues if the loaded value equals Value.
 	Compare struct{ Value string }
 	// Payload loads bytes of the packet.
 	Payload struct{ Base, Offset, Len uint32 }
-	// Lookup goes on when the loaded value is in the set.
+	// Lookup continues if the loaded value is in the set.
 	Lookup struct{ Set string }
-	// Counter counts the packets that came so far.
+	// Counter counts the packets that reach it.
 	Counter struct{ Packets, Bytes uint64 }
-	// Verdict ends the rule, and says what becomes of the packet.
+	// Verdict ends the rule and decides on the packet.
 	Verdict struct{ Code uint32 }
-	// Other is an expression that this package did not write.
+	// Other is an expression that this package does not write.
 	Other struct{ Name string }
 )
 
@@ -95,23 +94,24 @@ func (e Verdict) encode(ae *netlink.AttributeEncoder) {
 
 func (Other) encode(*netlink.AttributeEncoder) {}
 
-// parseExpression reads one back.
+// parseExpression decodes an expression reported by the kernel.
 func parseExpression(data []byte) (Expression, error) {
 	top, err := parseFields(data)
 	if err != nil {
 		return nil, fmt.Errorf("an expression: %w", err)
 	}
 	name := top.text(unix.NFTA_EXPR_NAME)
-	said := top.within(unix.NFTA_EXPR_DATA)
-	e := said.expression(name)
-	// What is left over is more than this package says.
-	if e == nil || said.broken || len(said.left) > 0 || len(top.left) > 0 || top.broken {
+	content := top.within(unix.NFTA_EXPR_DATA)
+	e := content.expression(name)
+	// Leftover attributes mean that this package did not write the expression.
+	if e == nil || content.broken || len(content.left) > 0 || len(top.left) > 0 || top.broken {
 		return Other{Name: name}, nil
 	}
 	return e, nil
 }
 
-// expression takes what makes a known expression; nil is another one.
+// expression consumes the attributes of a known expression; nil if it is
+// unknown.
 func (f *fields) expression(name string) Expression {
 	switch name {
 	case "meta":
@@ -128,9 +128,10 @@ func (f *fields) expression(name string) Expression {
 			return Payload{f.number(unix.NFTA_PAYLOAD_BASE), f.number(unix.NFTA_PAYLOAD_OFFSET), f.number(unix.NFTA_PAYLOAD_LEN)}
 		}
 	case "lookup":
-		// Flags of zero are told too; any other, such as "not in", is not ours.
-		flags, told := f.left[unix.NFTA_LOOKUP_FLAGS]
-		if told && string(flags) == "\x00\x00\x00\x00" {
+		// The kernel also reports flags of zero; this package sets no others,
+		// such as "not in".
+		flags, reported := f.left[unix.NFTA_LOOKUP_FLAGS]
+		if reported && string(flags) == "\x00\x00\x00\x00" {
 			delete(f.left, unix.NFTA_LOOKUP_FLAGS)
 		}
 		if f.number(unix.NFTA_LOOKUP_SREG) == register {
@@ -151,8 +152,8 @@ func (f *fields) expression(name string) Expression {
 	return nil
 }
 
-// fields are attributes by kind, to be taken one by one; broken says that one
-// was missing or of another length.
+// fields holds attributes by type until they are consumed; broken means that
+// one was missing, repeated or had the wrong length.
 type fields struct {
 	left   map[uint16][]byte
 	broken bool

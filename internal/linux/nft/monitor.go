@@ -13,14 +13,14 @@ import (
 // Event is a change in a table of the family inet.
 type Event struct {
 	Table string
-	Port  uint32 // of the socket that asked for it; zero when the kernel did it
+	Port  uint32 // of the socket that requested it; zero for the kernel
 }
 
-// Monitor tells of the changes that anybody makes to tables of its network
-// namespace.
+// Monitor receives all changes to tables of its network namespace, by any
+// process.
 type Monitor struct{ conn *Conn }
 
-// Watch begins to listen, in the network namespace of the calling thread.
+// Watch starts to watch the network namespace of the calling thread.
 func Watch() (*Monitor, error) {
 	sock, err := socket.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER, "nftables", nil)
 	if err != nil {
@@ -29,21 +29,21 @@ func Watch() (*Monitor, error) {
 	if err := sock.Bind(&unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return nil, errors.Join(fmt.Errorf("bind a netlink socket: %w", err), sock.Close())
 	}
-	// One's own changes are told too: a few hundred bytes for each element.
+	// Our own changes are reported too: a few hundred bytes per element.
 	conn, err := newConn(sock, monitorBuffer)
 	if err != nil {
 		return nil, err
 	}
 	if err := sock.SetsockoptInt(unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, unix.NFNLGRP_NFTABLES); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen to nf_tables: %w", err), conn.Close())
+		return nil, errors.Join(fmt.Errorf("subscribe to nf_tables changes: %w", err), conn.Close())
 	}
 	return &Monitor{conn: conn}, nil
 }
 
 const monitorBuffer = 64 << 20
 
-// Read waits for changes and appends them. ErrLost says that some were missed,
-// and more can be read. One call at a time is possible.
+// Read waits for changes and appends them. On ErrLost some were dropped, and
+// reading can continue. Read must not be called concurrently.
 func (m *Monitor) Read(ctx context.Context, events []Event) ([]Event, error) {
 	messages, err := m.conn.receive(ctx)
 	if err != nil {
@@ -57,8 +57,7 @@ func (m *Monitor) Read(ctx context.Context, events []Event) ([]Event, error) {
 	return events, nil
 }
 
-// parseEvent reads the table that a change is in, which is the first attribute
-// of whatever is changed.
+// parseEvent reads the table name, the first attribute of every kind of change.
 func parseEvent(m netlink.Message) (Event, bool) {
 	system, kind := subsystem(m.Header.Type)
 	if system != unix.NFNL_SUBSYS_NFTABLES || kind == unix.NFT_MSG_NEWGEN || kind == unix.NFT_MSG_TRACE {
@@ -79,5 +78,5 @@ func parseEvent(m netlink.Message) (Event, bool) {
 	return Event{}, false
 }
 
-// Close ends it; a Read that waits returns an error.
+// Close closes the socket; a blocked Read returns an error.
 func (m *Monitor) Close() error { return m.conn.Close() }

@@ -1,9 +1,8 @@
-// Package nft speaks to the kernel's packet filter, nf_tables, for tables of
-// the family inet: changes as one batch that happens whole or not at all,
-// read-back of tables, chains, sets, elements and rules with their
-// expressions, and the stream of changes that anybody makes. It can do what
-// the libraries cannot: tables with an owner, and a socket that is handed from
-// one process to another, since the owner of a table is a socket.
+// Package nft is a client of the kernel's nf_tables for tables of the family
+// inet: atomic batches of changes, reads of tables, chains, sets, elements and
+// rules with their expressions, and notifications of changes by any process.
+// Unlike existing libraries it supports table owners, and passing the owner, a
+// socket, from one process to another.
 package nft
 
 import (
@@ -13,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What linux/netfilter/nf_tables.h says and x/sys/unix does not.
+// Constants of linux/netfilter/nf_tables.h that x/sys/unix lacks.
 const (
 	tableOwner    = 7 // NFTA_TABLE_OWNER: the port of the owner's socket
 	chainFlags    = 10
@@ -23,22 +22,22 @@ const (
 // The flags of a table.
 const (
 	Dormant = 0x1 // its chains see no packets
-	Owner   = 0x2 // only the socket that made it may change it; without Persist it goes with that socket
-	Persist = 0x4 // it stays when its owner's socket is closed, and may be owned again; from Linux 6.9 on
+	Owner   = 0x2 // only the socket that created it can change it; without Persist it is deleted with that socket
+	Persist = 0x4 // it survives the owner's socket, and can then get a new owner; since Linux 6.9
 )
 
 // Table is a table of the family inet.
 type Table struct {
 	Name  string
 	Flags uint32
-	Owner uint32 // the port of the socket that owns it; zero when none does
-	Use   uint32 // how many chains, sets and other objects are in it
+	Owner uint32 // port of the owner's socket; zero without an owner
+	Use   uint32 // number of chains, sets and other objects in it
 }
 
-// Chain is a base chain: it hangs on a hook.
+// Chain is a base chain, which is attached to a hook.
 type Chain struct {
 	Table, Name string
-	Type        string // as "filter"
+	Type        string // such as "filter"
 	Hook        uint32
 	Priority    int32
 	Policy      uint32 // a verdict
@@ -46,7 +45,7 @@ type Chain struct {
 }
 
 // Hooks of the family inet, verdicts, and the priority before connection
-// tracking; of linux/netfilter.h and netfilter_ipv4.h.
+// tracking, of linux/netfilter.h and netfilter_ipv4.h.
 const (
 	HookPrerouting = 0
 	HookInput      = 1
@@ -56,19 +55,19 @@ const (
 
 	PriorityRaw = -300
 
-	BaseChain = 1 // the flag of one that hangs on a hook
+	BaseChain = 1 // flag of a chain that is attached to a hook
 )
 
-// Set is a set that rules look packets up in.
+// Set is a set of keys for Lookup.
 type Set struct {
 	Table, Name string
-	KeyType     uint32 // what nft(8) shows the keys as
+	KeyType     uint32 // how nft(8) displays the keys
 	KeyLen      uint32 // bytes
 	Flags       uint32
-	Timeout     uint64 // milliseconds; zero when elements stay
+	Timeout     uint64 // milliseconds; zero if elements do not expire
 }
 
-// Types of keys, as nft(8) numbers them, and the flag for a set of intervals.
+// Key types as numbered by nft(8), and the flag of a set of intervals.
 const (
 	KeyIPv4     = 7
 	KeyIPv6     = 8
@@ -78,14 +77,14 @@ const (
 	Intervals = unix.NFT_SET_INTERVAL
 )
 
-// Element is a key of a set. In a set of intervals it begins one, or with End
-// ends one, of which it is no part any more; an interval without an end goes
-// up to the last key there is.
+// Element is a key of a set. In a set of intervals it starts one, or with End
+// is the first key after one; an interval without an end extends to the last
+// possible key.
 type Element struct {
 	Key []byte
 	End bool
-	// Odd says what else the kernel told of it, such as that it is no key but
-	// the catch-all, or that it will go after a time. Never set to add one.
+	// Odd describes other properties reported by the kernel, such as the
+	// catch-all element or a timeout. It is not set when adding elements.
 	Odd string
 }
 
@@ -106,7 +105,7 @@ func message(kind uint16, flags netlink.HeaderFlags, data []byte) netlink.Messag
 	}
 }
 
-// batchEdge begins or ends a batch.
+// batchEdge returns the message that starts or ends a batch.
 func batchEdge(kind netlink.HeaderType) netlink.Message {
 	data := []byte{0, 0}
 	return netlink.Message{
@@ -115,7 +114,7 @@ func batchEdge(kind netlink.HeaderType) netlink.Message {
 	}
 }
 
-// encode makes attributes; numbers of nf_tables are big-endian.
+// encode encodes attributes; numbers in nf_tables are big-endian.
 func encode(fill func(*netlink.AttributeEncoder)) ([]byte, error) {
 	ae := netlink.NewAttributeEncoder()
 	ae.ByteOrder = binary.BigEndian
@@ -123,7 +122,7 @@ func encode(fill func(*netlink.AttributeEncoder)) ([]byte, error) {
 	return ae.Encode()
 }
 
-// nested adds attributes within one.
+// nested encodes nested attributes.
 func nested(ae *netlink.AttributeEncoder, kind uint16, fill func(*netlink.AttributeEncoder)) {
 	ae.Nested(kind, func(inner *netlink.AttributeEncoder) error {
 		fill(inner)
@@ -144,7 +143,7 @@ func decode(data []byte, take func(*netlink.AttributeDecoder)) error {
 	return ad.Err()
 }
 
-// within decodes the attributes in one.
+// within decodes nested attributes.
 func within(ad *netlink.AttributeDecoder, take func(*netlink.AttributeDecoder)) {
 	ad.Do(func(data []byte) error { return decode(data, take) })
 }

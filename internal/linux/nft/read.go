@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Generation is a number that grows with every change that anybody makes in
-// the network namespace. What is read between two equal ones was so at once.
+// Generation is a number that increases with every change by any process in the
+// network namespace. Reads between two equal generations are consistent.
 func (c *Conn) Generation(ctx context.Context) (uint32, error) {
 	m, err := c.one(ctx, unix.NFT_MSG_GETGEN, unix.NFT_MSG_NEWGEN, "read the generation", func(*netlink.AttributeEncoder) {})
 	if err != nil {
@@ -26,7 +26,7 @@ func (c *Conn) Generation(ctx context.Context) (uint32, error) {
 	return generation, badAnswer("the generation", err)
 }
 
-// Table reads a table; errors.Is(err, unix.ENOENT) when there is none.
+// Table reads a table; unix.ENOENT if it does not exist.
 func (c *Conn) Table(ctx context.Context, name string) (Table, error) {
 	m, err := c.one(ctx, unix.NFT_MSG_GETTABLE, unix.NFT_MSG_NEWTABLE, "read table inet "+name, func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_TABLE_NAME, name)
@@ -54,7 +54,7 @@ func parseTable(data []byte) (Table, error) {
 	return t, badAnswer("a table", err)
 }
 
-// Chain reads a chain; errors.Is(err, unix.ENOENT) when there is none.
+// Chain reads a chain; unix.ENOENT if it does not exist.
 func (c *Conn) Chain(ctx context.Context, table, name string) (Chain, error) {
 	what := fmt.Sprintf("read chain %s of table inet %s", name, table)
 	m, err := c.one(ctx, unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, what, func(ae *netlink.AttributeEncoder) {
@@ -95,8 +95,7 @@ func parseChain(data []byte) (Chain, error) {
 	return c, badAnswer("a chain", err)
 }
 
-// Set reads a set without its elements; errors.Is(err, unix.ENOENT) when there
-// is none.
+// Set reads a set without its elements; unix.ENOENT if it does not exist.
 func (c *Conn) Set(ctx context.Context, table, name string) (Set, error) {
 	what := fmt.Sprintf("read set %s of table inet %s", name, table)
 	m, err := c.one(ctx, unix.NFT_MSG_GETSET, unix.NFT_MSG_NEWSET, what, func(ae *netlink.AttributeEncoder) {
@@ -130,7 +129,7 @@ func parseSet(data []byte) (Set, error) {
 	return s, badAnswer("a set", err)
 }
 
-// Rules reads all rules of a table, each chain's in order.
+// Rules reads all rules of a table, in order within each chain.
 func (c *Conn) Rules(ctx context.Context, table string) ([]Rule, error) {
 	var rules []Rule
 	err := c.dump(ctx, unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, "read the rules of table inet "+table, func(ae *netlink.AttributeEncoder) {
@@ -141,7 +140,7 @@ func (c *Conn) Rules(ctx context.Context, table string) ([]Rule, error) {
 			return nil
 		}
 		r, err := parseRule(data)
-		// A kernel that does not know the filter tells all tables' rules.
+		// Kernels that ignore the filter return the rules of all tables.
 		if err == nil && r.Table == table {
 			rules = append(rules, r)
 		}
@@ -171,8 +170,8 @@ func parseRule(data []byte) (Rule, error) {
 	return r, badAnswer("a rule", err)
 }
 
-// Elements reads the elements of a set, in no order; errors.Is(err,
-// unix.ENOENT) when there is no such set.
+// Elements reads the elements of a set, unordered; unix.ENOENT if it does not
+// exist.
 func (c *Conn) Elements(ctx context.Context, table, set string) ([]Element, error) {
 	var elements []Element
 	what := fmt.Sprintf("read the elements of set %s of table inet %s", set, table)
@@ -244,12 +243,12 @@ func eachBytes(list []byte, take func([]byte) error) error {
 
 func badAnswer(what string, err error) error {
 	if err != nil {
-		return fmt.Errorf("nf_tables: the kernel's answer for %s is not understood: %w", what, err)
+		return fmt.Errorf("nf_tables: invalid answer from the kernel for %s: %w", what, err)
 	}
 	return nil
 }
 
-// one asks for one object.
+// one requests a single object.
 func (c *Conn) one(ctx context.Context, ask, want uint16, what string, fill func(*netlink.AttributeEncoder)) ([]byte, error) {
 	var found []byte
 	err := c.ask(ctx, ask, want, netlink.Acknowledge, what, fill, func(data []byte) error {
@@ -257,13 +256,13 @@ func (c *Conn) one(ctx context.Context, ask, want uint16, what string, fill func
 		return nil
 	})
 	if err == nil && found == nil {
-		err = fmt.Errorf("nf_tables: %s: the kernel told nothing", what)
+		err = fmt.Errorf("nf_tables: %s: the kernel returned no object", what)
 	}
 	return found, err
 }
 
-// dump asks for a list, again for as long as it changed while it was told;
-// take is called with reset before each time.
+// dump requests a list, and repeats if the list changed meanwhile; take is
+// called with reset before each attempt.
 func (c *Conn) dump(ctx context.Context, ask, want uint16, what string, fill func(*netlink.AttributeEncoder), take func(reset bool, data []byte) error) error {
 	for {
 		if err := take(true, nil); err != nil {
@@ -276,7 +275,7 @@ func (c *Conn) dump(ctx context.Context, ask, want uint16, what string, fill fun
 	}
 }
 
-// ask sends one request and reads its answers to the end.
+// ask sends one request and reads all its answers.
 func (c *Conn) ask(ctx context.Context, ask, want uint16, flags netlink.HeaderFlags, what string, fill func(*netlink.AttributeEncoder), take func([]byte) error) error {
 	data, err := encode(fill)
 	if err != nil {
@@ -291,26 +290,26 @@ func (c *Conn) ask(ctx context.Context, ask, want uint16, flags netlink.HeaderFl
 	if err := c.send(ctx, request); err != nil {
 		return fmt.Errorf("nf_tables: %s: %w", what, err)
 	}
-	t := talk{sequence: request[0].Header.Sequence, want: want, what: what, take: take}
-	for !t.over {
+	r := reply{sequence: request[0].Header.Sequence, want: want, what: what, take: take}
+	for !r.over {
 		messages, err := c.receive(ctx)
 		if err != nil {
 			return fmt.Errorf("%s: %w", what, err)
 		}
 		for _, m := range messages {
-			if err := t.hear(m); err != nil {
+			if err := r.handle(m); err != nil {
 				return err
 			}
 		}
 	}
-	if t.interrupted {
+	if r.interrupted {
 		return errInterrupted
 	}
 	return nil
 }
 
-// talk is the answers to one request.
-type talk struct {
+// reply collects the answers to one request.
+type reply struct {
 	sequence          uint32
 	want              uint16
 	what              string
@@ -318,14 +317,14 @@ type talk struct {
 	over, interrupted bool
 }
 
-func (t *talk) hear(m netlink.Message) error {
-	if m.Header.Sequence != t.sequence || t.over {
-		return nil // to a request that was given up
+func (r *reply) handle(m netlink.Message) error {
+	if m.Header.Sequence != r.sequence || r.over {
+		return nil // answers an abandoned request
 	}
-	t.interrupted = t.interrupted || m.Header.Flags&netlink.DumpInterrupted != 0
+	r.interrupted = r.interrupted || m.Header.Flags&netlink.DumpInterrupted != 0
 	switch m.Header.Type {
 	case netlink.Error, netlink.Done:
-		t.over = true
+		r.over = true
 		if m.Header.Type == netlink.Done && len(m.Data) < 4 {
 			return nil
 		}
@@ -334,22 +333,22 @@ func (t *talk) hear(m netlink.Message) error {
 			return err
 		}
 		if a.errno == unix.EINTR || a.errno == unix.EAGAIN {
-			t.interrupted = true
+			r.interrupted = true
 			return nil
 		}
 		if a.errno != 0 {
-			return &Error{What: t.what, Errno: a.errno, Message: a.message}
+			return &Error{What: r.what, Errno: a.errno, Message: a.message}
 		}
-	case netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | t.want):
+	case netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | r.want):
 		if len(m.Data) < 4 {
-			return fmt.Errorf("nf_tables: %s: an answer of %d bytes", t.what, len(m.Data))
+			return fmt.Errorf("nf_tables: %s: answer of %d bytes is too short", r.what, len(m.Data))
 		}
-		return t.take(m.Data[4:])
+		return r.take(m.Data[4:])
 	}
 	return nil
 }
 
-// subsystem splits the type of a message.
+// subsystem splits a message type into subsystem and message.
 func subsystem(kind netlink.HeaderType) (system, message uint16) {
 	b := binary.BigEndian.AppendUint16(nil, uint16(kind))
 	return uint16(b[0]), uint16(b[1])
