@@ -13,7 +13,8 @@ import (
 const (
 	btrfsResize     = 0x50009403 // BTRFS_IOC_RESIZE, _IOW(0x94, 3, struct btrfs_ioctl_vol_args)
 	btrfsDeviceInfo = 0xd000941e // BTRFS_IOC_DEV_INFO, _IOWR(0x94, 30, struct btrfs_ioctl_dev_info_args)
-	// btrfsDevice is the id of the one device of what mkfs makes.
+	// btrfsDevice is the ID of the only device of a file system that mkfs
+	// creates.
 	btrfsDevice = 1
 )
 
@@ -32,9 +33,9 @@ type deviceInfo struct {
 	_          [4056]byte
 }
 
-// growBtrfs asks for all there is; the kernel finds nothing to do when that is
-// what there was. A positive result of the call names an operation that runs
-// and excludes a resize, such as a balance.
+// growBtrfs requests the maximum size, a no-op if it is reached. A positive
+// result identifies a running operation that excludes a resize, such as a
+// balance.
 func growBtrfs(_ context.Context, dir *os.File) (int64, error) {
 	var args resizeArgs
 	copy(args.Name[:], fmt.Sprintf("%d:max", btrfsDevice))
@@ -43,11 +44,11 @@ func growBtrfs(_ context.Context, dir *os.File) (int64, error) {
 		return 0, err
 	}
 	if running > 0 {
-		return 0, errs.Errorf(errs.Busy, "a balance, device or resize operation runs on it (btrfs error %d): %w", running, unix.EINPROGRESS)
+		return 0, errs.Errorf(errs.Busy, "a balance, device or resize operation is running (btrfs error %d): %w", running, unix.EINPROGRESS)
 	}
 	info := deviceInfo{Device: btrfsDevice}
 	if _, err := ioctl(dir, btrfsDeviceInfo, &info); err != nil {
-		return 0, fmt.Errorf("size of its device: %w", err)
+		return 0, fmt.Errorf("size of the device: %w", err)
 	}
 	return int64(info.TotalBytes), nil
 }

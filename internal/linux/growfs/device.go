@@ -11,9 +11,9 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
 )
 
-// openDevice opens the block device below a file system that says which it is
-// (btrfs does not). The kernel knows it by number; its name is looked up, and
-// what is opened by that name is held against the number.
+// openDevice opens the block device of a file system that reports its number
+// (btrfs does not). It finds the device name in sysfs and verifies the number
+// of the opened file.
 func openDevice(dir *os.File) (*os.File, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
@@ -32,7 +32,7 @@ func openDevice(dir *os.File) (*os.File, error) {
 	}
 	device, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("opening block device %d:%d: %w", major, minor, err)
+		return nil, fmt.Errorf("open block device %d:%d: %w", major, minor, err)
 	}
 	if gotMajor, gotMinor, err := blockdev.RdevOf(device); err != nil || gotMajor != major || gotMinor != minor {
 		device.Close()

@@ -17,9 +17,8 @@ import (
 
 const ext4ResizeFS = 0x40086610 // EXT4_IOC_RESIZE_FS, _IOW('f', 16, __u64)
 
-// growExt4 hands the kernel the number of blocks that the device has. Statfs
-// does not tell how many the file system has now, since it leaves out what
-// the file system needs for itself; the superblock on the device does.
+// growExt4 requests as many blocks as the device has. The current size comes
+// from the superblock, as statfs subtracts the file system's overhead.
 func growExt4(ctx context.Context, dir *os.File) (int64, error) {
 	device, err := openDevice(dir)
 	if err != nil {
@@ -46,10 +45,10 @@ func growExt4(ctx context.Context, dir *os.File) (int64, error) {
 	return now, err
 }
 
-// ext4Size tells how large the file system is and whether it fills a space. It
-// reads the superblock through the page cache of the device, where
-// the mounted file system keeps it. While the kernel changes it, its checksum
-// may be wrong for a moment.
+// ext4Size returns the size of the file system and whether it fills the space.
+// It reads the superblock through the page cache of the device, where the
+// mounted file system keeps it. During an update the checksum can be wrong
+// briefly.
 func ext4Size(ctx context.Context, device *os.File, space int64) (size int64, full bool, err error) {
 	const bound = 500 * time.Millisecond
 	err = retry.For(ctx, bound, func() (bool, error) {
@@ -63,15 +62,15 @@ func ext4Size(ctx context.Context, device *os.File, space int64) (size int64, fu
 	return size, full, err
 }
 
-// explainExt4 tells the two reasons apart that the kernel has one number for.
+// explainExt4 distinguishes the two causes of EPERM.
 func explainExt4(err error, now, space int64) error {
 	if !errors.Is(err, unix.EPERM) {
 		return err
 	}
-	if may, capErr := hasSysResource(); capErr != nil || !may {
-		return errs.Errorf(errs.Precondition, "%w, which this process does not have; it stays at %d bytes and grows to %d when the volume is staged the next time", ErrNeedsSysResource, now, space)
+	if allowed, capErr := hasSysResource(); capErr != nil || !allowed {
+		return errs.Errorf(errs.Precondition, "%w, which this process does not have; the file system stays at %d bytes and grows to %d when the volume is staged again", ErrNeedsSysResource, now, space)
 	}
-	return errs.Errorf(errs.Precondition, "the kernel found errors in it; unmount it and run e2fsck -f: %w", err)
+	return errs.Errorf(errs.Precondition, "the kernel found errors in the file system; unmount it and run e2fsck -f: %w", err)
 }
 
 func hasSysResource() (bool, error) {

@@ -1,5 +1,5 @@
-// Package growfs grows mounted file systems to the size of their devices, by
-// the kernel's own calls and without tools.
+// Package growfs grows mounted file systems to the size of their devices with
+// ioctls, without external tools.
 package growfs
 
 import (
@@ -15,19 +15,18 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 )
 
-// ErrNeedsSysResource: ext4 grows while it is mounted only for a process that
-// has CAP_SYS_RESOURCE. Before a mount it needs no such thing
-// (mkfs.GrowOffline), so the volume grows when it is staged the next time.
+// ErrNeedsSysResource: the kernel grows a mounted ext4 only for
+// CAP_SYS_RESOURCE. Before a mount it is not needed (mkfs.GrowOffline), so the
+// volume grows when it is staged again.
 var ErrNeedsSysResource = errors.New("growing a mounted ext4 needs CAP_SYS_RESOURCE")
 
-// Grow lets the file system that is mounted at a directory fill its device,
-// and returns the size that it has then, in bytes. One that fills it already
-// stays as it is. The device must have its new size. What the kernel has begun
-// goes on when the context ends.
+// Grow grows the file system mounted at a directory to the size of its device,
+// and returns the new size in bytes. It is idempotent. The device must have its
+// new size already. When the context ends, a resize in the kernel continues.
 //
-// Errors: ErrNeedsSysResource; errs.Busy when it is being resized already;
-// errs.Precondition when it is of another type, is mounted read-only, or has
-// errors.
+// Errors: ErrNeedsSysResource; errs.Busy if a resize is already running;
+// errs.Precondition if the file system is of another type, mounted read-only,
+// or has errors.
 func Grow(ctx context.Context, mountpoint string, t mkfs.Type) (int64, error) {
 	if _, err := mkfs.ParseType(string(t)); err != nil {
 		return 0, err
@@ -37,7 +36,7 @@ func Grow(ctx context.Context, mountpoint string, t mkfs.Type) (int64, error) {
 	}
 	dir, err := os.OpenFile(mountpoint, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return 0, fmt.Errorf("growing %s: %w", t, err)
+		return 0, fmt.Errorf("grow %s: %w", t, err)
 	}
 	defer dir.Close()
 	if err := checkType(dir, t); err != nil {
@@ -46,13 +45,13 @@ func Grow(ctx context.Context, mountpoint string, t mkfs.Type) (int64, error) {
 	grow := map[mkfs.Type]func(context.Context, *os.File) (int64, error){mkfs.Ext4: growExt4, mkfs.XFS: growXFS, mkfs.Btrfs: growBtrfs}
 	size, err := grow[t](ctx, dir)
 	if err != nil {
-		return 0, fmt.Errorf("growing the %s at %s: %w", t, mountpoint, explain(err))
+		return 0, fmt.Errorf("grow the %s at %s: %w", t, mountpoint, explain(err))
 	}
 	return size, nil
 }
 
-// checkType makes sure that a call reaches the file system that it is meant
-// for: their numbers are not unique among file systems.
+// checkType verifies the file system type, since ioctl numbers are not unique
+// among file systems.
 func checkType(dir *os.File, t mkfs.Type) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
@@ -60,25 +59,24 @@ func checkType(dir *os.File, t mkfs.Type) error {
 	}
 	want := map[mkfs.Type]uint32{mkfs.Ext4: unix.EXT4_SUPER_MAGIC, mkfs.XFS: unix.XFS_SUPER_MAGIC, mkfs.Btrfs: unix.BTRFS_SUPER_MAGIC}[t]
 	if uint32(st.Type) != want {
-		return errs.Errorf(errs.Precondition, "%s is no %s: its file system has the magic number %#x, not %#x", dir.Name(), t, uint32(st.Type), want)
+		return errs.Errorf(errs.Precondition, "%s is not %s: its file system has the magic number %#x, not %#x", dir.Name(), t, uint32(st.Type), want)
 	}
 	return nil
 }
 
-// explain gives the kernel's refusals that are the same for all file systems
-// their kind.
+// explain assigns error kinds to refusals common to all file systems.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EROFS):
-		return errs.Errorf(errs.Precondition, "it is mounted read-only: %w", err)
+		return errs.Errorf(errs.Precondition, "the file system is mounted read-only: %w", err)
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINPROGRESS):
-		return errs.Errorf(errs.Busy, "it is being resized already: %w", err)
+		return errs.Errorf(errs.Busy, "a resize is already running: %w", err)
 	}
 	return err
 }
 
-// ioctl calls the kernel with a pointer to a structure. The result is what the
-// call returned, which is positive in some of them.
+// ioctl passes a pointer to a structure and returns the result, which is
+// positive for some calls.
 func ioctl[T any](f *os.File, request uintptr, arg *T) (int, error) {
 	result, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(unsafe.Pointer(arg)))
 	if errno != 0 {

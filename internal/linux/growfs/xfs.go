@@ -12,7 +12,7 @@ const (
 	xfsGeometry = 0x8100587e // XFS_IOC_FSGEOMETRY, _IOR('X', 126, struct xfs_fsop_geom), kernel 5.2
 	xfsGrowData = 0x4010586e // XFS_IOC_FSGROWFSDATA, _IOW('X', 110, struct xfs_growfs_data)
 	// xfsLeastGroup is the smallest allocation group in blocks
-	// (XFS_MIN_AG_BLOCKS); a rest that is smaller is left unused.
+	// (XFS_MIN_AG_BLOCKS); a smaller rest stays unused.
 	xfsLeastGroup = 64
 )
 
@@ -64,12 +64,12 @@ func readGeometry(dir *os.File) (geometry, error) {
 		return g, fmt.Errorf("geometry: %w", err)
 	}
 	if g.BlockSize == 0 || g.GroupBlocks == 0 {
-		return g, fmt.Errorf("the kernel tells a geometry of %d blocks per group of %d bytes each", g.GroupBlocks, g.BlockSize)
+		return g, fmt.Errorf("invalid geometry from the kernel: %d blocks per group of %d bytes each", g.GroupBlocks, g.BlockSize)
 	}
 	return g, nil
 }
 
-// target is how many blocks fit on a device of that size, less a last group
+// target is the number of blocks that fit on a device, without a last group
 // that would be too small.
 func (g geometry) target(space int64) uint64 {
 	blocks := uint64(space) / uint64(g.BlockSize)
