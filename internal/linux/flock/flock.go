@@ -1,6 +1,6 @@
-// Package flock takes whole-file locks that the kernel gives back when their
-// holder dies. A lock belongs to the open file, not to the process: two opens
-// of one file exclude each other also within a process.
+// Package flock locks whole files with flock(2). The kernel releases the lock
+// when its holder dies. A lock belongs to the open file, not to the process:
+// two opens of one file exclude each other within a process too.
 package flock
 
 import (
@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrHeld is the answer of Try when somebody else holds the lock.
-var ErrHeld = errors.New("somebody else holds the lock")
+// ErrHeld is returned by Try if the file is locked.
+var ErrHeld = errors.New("the lock is held by another process or open file")
 
-// every is how often Lock looks again; the kernel has no wait that a context
-// could end.
+// every is the polling interval of Lock; flock(2) cannot wait for a context.
 const every = 5 * time.Millisecond
 
-// Lock takes the exclusive lock of an open file or directory, waiting until
-// ctx ends. Closing the file gives it back, unless a child inherited it.
+// Lock takes the exclusive lock of an open file or directory, and waits until
+// ctx ends. Closing the file releases the lock, unless a child inherited the
+// file.
 func Lock(ctx context.Context, f *os.File) error {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
@@ -33,7 +33,8 @@ func Lock(ctx context.Context, f *os.File) error {
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			// Who was away for longer than it may wait looks once more.
+			// Try again: this goroutine can have been suspended past its
+			// deadline.
 			if err = Try(f); !errors.Is(err, ErrHeld) {
 				return err
 			}
@@ -42,10 +43,10 @@ func Lock(ctx context.Context, f *os.File) error {
 	}
 }
 
-// Try takes the exclusive lock at once, or fails with ErrHeld.
+// Try takes the exclusive lock or fails with ErrHeld at once.
 func Try(f *os.File) error { return apply(f, unix.LOCK_EX|unix.LOCK_NB) }
 
-// Unlock gives the lock back, also when a child has inherited the open file.
+// Unlock releases the lock, even if a child has inherited the open file.
 func Unlock(f *os.File) error { return apply(f, unix.LOCK_UN) }
 
 func apply(f *os.File, how int) error {
@@ -70,6 +71,6 @@ func apply(f *os.File, how int) error {
 	return nil
 }
 
-// TryShared takes the shared lock at once, or fails with ErrHeld. Shared locks
-// exclude only the exclusive one.
+// TryShared takes the shared lock or fails with ErrHeld at once. Shared locks
+// exclude only exclusive ones.
 func TryShared(f *os.File) error { return apply(f, unix.LOCK_SH|unix.LOCK_NB) }
