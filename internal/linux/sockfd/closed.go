@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Closed is a TCP socket whose connection is over, while processes still have
-// it open: they may read what was received before. The kernel lists it nowhere.
+// Closed is a TCP socket whose connection has ended but which processes still
+// have open and can read buffered data from. sock_diag does not list these.
 type Closed struct {
 	Local, Remote netip.AddrPort // never 4in6, without a zone
 	Cookie        uint64         // as in package sockdiag
@@ -23,8 +23,8 @@ type Closed struct {
 	Holders       []Process
 }
 
-// CanTakeDescriptors says why ClosedTCP would find nothing, where it would not:
-// the kernel has no pidfd_getfd(2), or a filter of system calls forbids it.
+// CanTakeDescriptors returns why ClosedTCP cannot work: the kernel lacks
+// pidfd_getfd(2), or a seccomp filter forbids it.
 func CanTakeDescriptors() error {
 	self, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
@@ -38,13 +38,12 @@ func CanTakeDescriptors() error {
 	return unix.Close(fd)
 }
 
-// ClosedTCP finds those of a network namespace, which is given by its cookie.
-// Live tells the inodes of sockets that are none. To see what a socket is it
-// takes a copy of its descriptor for a moment. It passes over processes that
-// are hidden, and over descriptors that a thread does not share with its
-// process.
+// ClosedTCP finds the closed sockets of a network namespace, given by its
+// cookie. live reports inodes to skip because their sockets are open. To
+// inspect a socket it duplicates the descriptor briefly. It skips hidden
+// processes and descriptors that a thread does not share with its process.
 func ClosedTCP(ctx context.Context, namespace uint64, live func(inode uint32) bool) ([]Closed, error) {
-	seen := map[uint32]*Closed{} // nil: something else
+	seen := map[uint32]*Closed{} // nil: not a closed TCP socket
 	_, err := visit(ctx, func(d descriptor) {
 		if d.own || live(d.inode) {
 			return
@@ -67,7 +66,8 @@ func ClosedTCP(ctx context.Context, namespace uint64, live func(inode uint32) bo
 	return found, err
 }
 
-// closedTCP looks at a socket; nil when it is something else, or gone.
+// closedTCP inspects a socket; nil if it is not a closed TCP socket, or is
+// gone.
 func (d descriptor) closedTCP(namespace uint64) *Closed {
 	if !d.isTCP() {
 		return nil
@@ -91,14 +91,14 @@ func (d descriptor) closedTCP(namespace uint64) *Closed {
 	}
 	local, remote, err := names(fd)
 	if err != nil {
-		return nil // it was never connected
+		return nil // never connected
 	}
 	return &Closed{Local: local, Remote: remote, Cookie: cookie, Inode: d.inode}
 }
 
-// isTCP asks the kernel for the name of the protocol, without taking the
-// descriptor. A connection accepted at a listener of MPTCP, which those of Go
-// are, bears its name even when it is plain TCP.
+// isTCP checks the protocol name without duplicating the descriptor. A
+// connection accepted from an MPTCP listener, which Go creates, is reported as
+// MPTCP even if it is plain TCP.
 func (d descriptor) isTCP() bool {
 	name := make([]byte, 16)
 	n, err := unix.Getxattr(d.dir.Name()+"/"+d.name, "system.sockprotoname", name)
@@ -109,7 +109,7 @@ func (d descriptor) isTCP() bool {
 	return slices.Contains([]string{"TCP", "TCPv6", "MPTCP", "MPTCPv6"}, protocol)
 }
 
-// take copies the descriptor into this process.
+// take duplicates the descriptor into this process.
 func (d descriptor) take() (fd int, err error) {
 	number, err := strconv.Atoi(d.name)
 	if err != nil {
@@ -124,7 +124,7 @@ func (d descriptor) take() (fd int, err error) {
 	if err != nil {
 		return -1, err
 	}
-	// The number may be that of another file by now.
+	// The number can refer to another file by now.
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || uint32(st.Ino) != d.inode || st.Mode&unix.S_IFMT != unix.S_IFSOCK {
 		_ = unix.Close(fd)
@@ -133,9 +133,9 @@ func (d descriptor) take() (fd int, err error) {
 	return fd, nil
 }
 
-// names are the socket's addresses. That of the peer comes from SO_PEERNAME:
-// getpeername(2) tells of live connections only. The kernel wants the size of
-// the address to be exact.
+// names returns the socket's addresses. The peer address comes from
+// SO_PEERNAME, since getpeername(2) works for live connections only. The kernel
+// requires the exact address size.
 func names(fd int) (local, remote netip.AddrPort, err error) {
 	name, err := unix.Getsockname(fd)
 	if err != nil {
@@ -160,5 +160,5 @@ func names(fd int) (local, remote netip.AddrPort, err error) {
 		local = netip.AddrPortFrom(netip.AddrFrom16(name.Addr).Unmap(), uint16(name.Port))
 		return local, netip.AddrPortFrom(netip.AddrFrom16([16]byte(raw[8:24])).Unmap(), port), nil
 	}
-	return local, remote, fmt.Errorf("the socket's address is %T", name)
+	return local, remote, fmt.Errorf("unexpected type %T of the socket's address", name)
 }

@@ -1,5 +1,5 @@
-// Package sockfd finds out which processes have which sockets open. It looks at
-// all processes that /proc shows: in a PID namespace of one's own, those in it.
+// Package sockfd finds the processes that have sockets open, among the
+// processes visible in /proc: those of its own PID namespace.
 package sockfd
 
 import (
@@ -16,11 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is one that was there when it was looked at.
+// Process is a process at the time of the search.
 type Process struct {
 	PID  int
-	Name string // as in /proc/PID/comm; empty when it is gone by now
-	FD   string // of a holder: its first descriptor of the socket, as in /proc/PID/fd
+	Name string // from /proc/PID/comm; empty if the process is gone
+	FD   string // of a holder: its first descriptor for the socket, as in /proc/PID/fd
 }
 
 func (p Process) String() string {
@@ -38,11 +38,11 @@ func (p Process) String() string {
 }
 
 // Holders returns, for the sockets with an inode in wanted, the processes that
-// have them open. A socket that one process hands to another at the same time
-// may be missed; a second look finds it. One that is nobody's open file at the
-// moment, such as one on its way in a message, is not found. Hidden are the
-// processes that may not be looked at, for want of rights over them (root and
-// CAP_SYS_PTRACE are not always enough); they may hold anything.
+// have them open. A socket that is passed between processes during the search
+// can be missed; a second search finds it. A socket without an open descriptor,
+// such as one in flight in an SCM_RIGHTS message, is not found. hidden lists
+// the processes that this process is not permitted to inspect (root and
+// CAP_SYS_PTRACE are not always enough); they can hold any socket.
 func Holders(ctx context.Context, wanted map[uint32]bool) (held map[uint32][]Process, hidden []Process, err error) {
 	fds := map[uint32]map[int]string{} // by inode and process
 	hidden, err = visit(ctx, func(d descriptor) {
@@ -77,17 +77,17 @@ func nameOf(pid int) string {
 // descriptor is one open socket of a process.
 type descriptor struct {
 	pid   int
-	dir   *os.File // the directory of descriptors that shows it
-	name  string   // in that directory: its number
+	dir   *os.File // the fd directory that lists it
+	name  string   // entry in that directory: its number
 	inode uint32
-	own   bool // of a table that only some thread has, not the process
+	own   bool // in a table of a thread, not of the process
 }
 
-// visit goes over all open sockets of all processes but those that are hidden.
+// visit calls see for all open sockets of all processes except hidden ones.
 func visit(ctx context.Context, see func(descriptor)) (hidden []Process, err error) {
 	pids, err := numbers("/proc")
 	if err != nil {
-		return nil, fmt.Errorf("which processes there are: %w", err)
+		return nil, fmt.Errorf("list processes: %w", err)
 	}
 	for _, pid := range pids {
 		if ctx.Err() != nil {
@@ -96,7 +96,7 @@ func visit(ctx context.Context, see func(descriptor)) (hidden []Process, err err
 		if err := visitProcess(pid, see); errors.Is(err, os.ErrPermission) {
 			hidden = append(hidden, Process{PID: pid, Name: nameOf(pid)})
 		} else if err != nil {
-			return hidden, fmt.Errorf("the open files of %v: %w", Process{PID: pid, Name: nameOf(pid)}, err)
+			return hidden, fmt.Errorf("list the open files of %v: %w", Process{PID: pid, Name: nameOf(pid)}, err)
 		}
 	}
 	return hidden, nil
@@ -115,8 +115,8 @@ func visitProcess(pid int, see func(descriptor)) error {
 	return nil
 }
 
-// visitTable goes over the sockets of one table of descriptors. That it is gone
-// is no error.
+// visitTable visits the sockets of one descriptor table; a missing table is not
+// an error.
 func visitTable(pid int, of string, own bool, see func(descriptor)) error {
 	dir, err := os.Open(filepath.Join(of, "fd"))
 	if gone(err) {
@@ -147,7 +147,7 @@ func gone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)
 }
 
-// socketInode reads socket:[123], which no path can be: those are absolute.
+// socketInode parses socket:[123]. Paths are absolute, so this is never a path.
 func socketInode(link []byte) (uint32, bool) {
 	text, is := strings.CutPrefix(string(link), "socket:[")
 	text, closed := strings.CutSuffix(text, "]")
@@ -158,22 +158,22 @@ func socketInode(link []byte) (uint32, bool) {
 	return uint32(inode), err == nil
 }
 
-// ownTables lists the threads of a process whose descriptors are not those of
-// its first thread: they have unshared them, or the first thread has ended.
+// ownTables lists the threads of a process that do not share the descriptor
+// table of its first thread: they unshared it, or the first thread has ended.
 func ownTables(pid int, dir string) []int {
-	threads, _ := numbers(filepath.Join(dir, "task")) // it is gone
+	threads, _ := numbers(filepath.Join(dir, "task")) // the process is gone
 	return slices.DeleteFunc(threads, func(thread int) bool { return thread == pid || sameTable(pid, thread) })
 }
 
-// sameTable is false also where the kernel does not tell, without CONFIG_KCMP;
-// then the same table is looked at more than once.
+// sameTable is also false without CONFIG_KCMP; a shared table is then visited
+// more than once.
 func sameTable(a, b int) bool {
 	const kcmpFiles = 2
 	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(a), uintptr(b), kcmpFiles, 0, 0, 0)
 	return errno == 0 && order == 0
 }
 
-// numbers lists the names in a directory that are numbers, in order.
+// numbers lists the numeric names in a directory, sorted.
 func numbers(path string) ([]int, error) {
 	dir, err := os.Open(path)
 	if err != nil {
