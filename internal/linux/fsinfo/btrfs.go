@@ -28,7 +28,7 @@ type statsArgs struct {
 	_                    [121]uint64
 }
 
-// btrfs adds up the counters of all devices of a file system.
+// btrfs sums the error counters of all devices of a file system.
 func btrfs(mountpoint string) (Faults, error) {
 	dir, err := os.OpenFile(mountpoint, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -43,7 +43,7 @@ func btrfs(mountpoint string) (Faults, error) {
 	for id := uint64(1); id <= info.MaxID; id++ {
 		stats := statsArgs{Device: id, Items: uint64(len(sums))}
 		err := ioctl(dir, btrfsDeviceStats, unsafe.Pointer(&stats))
-		if errors.Is(err, unix.ENODEV) { // ids of devices that were taken out
+		if errors.Is(err, unix.ENODEV) { // IDs of removed devices
 			continue
 		}
 		if err != nil {

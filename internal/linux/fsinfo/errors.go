@@ -14,18 +14,18 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 )
 
-// Faults are the errors that the kernel knows of in a file system.
+// Faults are the errors that the kernel recorded for a file system.
 type Faults struct {
 	// Count of errors. ext4 counts since the last e2fsck, btrfs since the file
-	// system was made or the counters were reset, both across mounts. XFS does
-	// not count.
+	// system was created or the counters were reset, both across mounts. XFS
+	// does not count.
 	Count uint64
-	// Shutdown: the kernel has given the file system up, every access fails
-	// until it is mounted anew.
+	// Shutdown: the kernel shut the file system down, and every access fails
+	// until it is mounted again.
 	Shutdown bool
 	// First and Last are the oldest and the latest error (ext4 only).
 	First, Last Event
-	// Detail says in words what was counted; empty when nothing was.
+	// Detail describes the counted errors; empty without any.
 	Detail string
 }
 
@@ -35,18 +35,18 @@ type Event struct {
 	Function string    // of the kernel; empty: unknown
 }
 
-// Reader reads what the kernel tells.
+// Reader reads errors from the kernel.
 type Reader struct {
-	// Sysfs is where the kernel shows its objects; empty is /sys.
+	// Sysfs is the sysfs mount point; empty is /sys.
 	Sysfs string
 }
 
-// Errors returns the faults of the file system that is mounted at a directory.
+// Errors returns the faults of the file system mounted at a directory.
 func Errors(ctx context.Context, mountpoint string, t mkfs.Type) (Faults, error) {
 	return Reader{}.Errors(ctx, mountpoint, t)
 }
 
-// Errors returns the faults of the file system that is mounted at a directory.
+// Errors returns the faults of the file system mounted at a directory.
 func (r Reader) Errors(ctx context.Context, mountpoint string, t mkfs.Type) (Faults, error) {
 	if _, err := mkfs.ParseType(string(t)); err != nil {
 		return Faults{}, err
@@ -78,8 +78,8 @@ func (r Reader) Errors(ctx context.Context, mountpoint string, t mkfs.Type) (Fau
 	return f, nil
 }
 
-// checkType makes sure that what is asked is what is meant: the counters of
-// another file system would be a lie about this one.
+// checkType verifies the type, so that counters of another file system are not
+// reported.
 func checkType(mountpoint string, t mkfs.Type) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(mountpoint, &st); err != nil {
@@ -87,15 +87,15 @@ func checkType(mountpoint string, t mkfs.Type) error {
 	}
 	want := map[mkfs.Type]uint32{mkfs.Ext4: unix.EXT4_SUPER_MAGIC, mkfs.XFS: unix.XFS_SUPER_MAGIC, mkfs.Btrfs: unix.BTRFS_SUPER_MAGIC}[t]
 	if uint32(st.Type) != want {
-		return errs.Errorf(errs.Precondition, "no %s is mounted at %s: the magic number there is %#x, not %#x", t, mountpoint, uint32(st.Type), want)
+		return errs.Errorf(errs.Precondition, "%s is not mounted at %s: the magic number there is %#x, not %#x", t, mountpoint, uint32(st.Type), want)
 	}
 	return nil
 }
 
-// isShutDown finds out with calls that neither read from the device nor wait
-// for it: XFS and btrfs then fail even to stat their root directory, ext4 says
-// so among its mount options (recent kernels). statfs would succeed on
-// all of them.
+// isShutDown uses calls that neither read from the device nor wait for it.
+// After a shutdown XFS and btrfs fail even to stat their root directory, and
+// ext4 has the mount option "shutdown" (recent kernels). statfs succeeds on all
+// of them.
 func isShutDown(ctx context.Context, mountpoint string) (bool, error) {
 	fd, err := unix.Open(mountpoint, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err == nil {

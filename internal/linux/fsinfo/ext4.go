@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ext4 reads what the kernel shows under /sys/fs/ext4/<device>.
+// ext4 reads the error counters in /sys/fs/ext4/<device>.
 func (r Reader) ext4(mountpoint string) (Faults, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(mountpoint, &st); err != nil {
@@ -59,8 +59,8 @@ func (c counters) number(name string) (uint64, error) {
 	return n, nil
 }
 
-// event reads what is known of one error; older kernels know less, and what
-// they do not tell stays zero.
+// event reads the details of one error. Values that older kernels do not
+// provide stay zero.
 func (c counters) event(which string) Event {
 	var e Event
 	if seconds, err := c.number(which + "_error_time"); err == nil && seconds > 0 && seconds < 1<<40 {

@@ -1,5 +1,5 @@
-// Package fsinfo tells how a mounted file system does: how full it is, and
-// which errors the kernel has counted.
+// Package fsinfo reports the usage of mounted file systems and the errors that
+// the kernel has counted.
 package fsinfo
 
 import (
@@ -10,17 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Amount is how much there is of something, in bytes or in pieces. Used is what
-// is not free; Available is what users without privileges can still take, so
-// Used and Available may be less than Total together.
+// Amount is a capacity in bytes or inodes. Used is the part that is not free;
+// Available is what unprivileged users can still allocate. Used and Available
+// can sum up to less than Total.
 type Amount struct{ Total, Used, Available int64 }
 
-// Usage tells how full a file system is. Inodes are zero for file systems that
-// have no fixed number of them (btrfs).
+// Usage is the usage of a file system. Inodes are zero if their number is not
+// fixed (btrfs).
 type Usage struct{ Bytes, Inodes Amount }
 
-// UsageOf asks the file system at a path. A file system that has shut down
-// still answers.
+// UsageOf queries the file system at a path. It also works after a shutdown.
 func UsageOf(ctx context.Context, path string) (Usage, error) {
 	if err := ctx.Err(); err != nil {
 		return Usage{}, err
@@ -44,7 +43,8 @@ func amount(total, free, available, unit uint64) Amount {
 	return Amount{Total: times(total, unit), Used: times(total-free, unit), Available: times(min(available, total), unit)}
 }
 
-// times multiplies without an overflow: network file systems tell fancy totals.
+// times multiplies with saturation: some network file systems report huge
+// totals.
 func times(n, unit uint64) int64 {
 	if unit != 0 && n > math.MaxInt64/unit {
 		return math.MaxInt64
