@@ -1,12 +1,12 @@
-// Package freeze stops all writing to mounted file systems for a moment, so
-// that what lies under them can be cut consistently.
+// Package freeze suspends writes to mounted file systems briefly, so that a
+// consistent snapshot of their devices can be taken.
 //
-// The kernel keeps a file system frozen when the process that froze it dies:
-// its writers then hang for ever. So a guard does the freezing: a process of
-// its own that thaws when its parent is gone, or after a bound, whatever
-// happens to the rest. If the guard itself is killed, the parent thaws. Only
-// when both are killed at one moment (a whole container, say) the freeze stays;
-// that is what ThawPath is for, at the next start.
+// The kernel keeps a file system frozen when the process that froze it dies,
+// and its writers then hang forever. Therefore a separate guard process
+// freezes: it thaws when its parent is gone or the bound has passed. If the
+// guard is killed, the parent thaws. Only if both are killed at the same time
+// (a whole container, say) the freeze remains; ThawPath ends it at the next
+// start.
 package freeze
 
 import (
@@ -22,43 +22,42 @@ import (
 )
 
 var (
-	// ErrFrozen means that somebody has frozen the file system already.
-	ErrFrozen = errors.New("the file system is frozen already")
+	// ErrFrozen means that another process has frozen the file system.
+	ErrFrozen = errors.New("the file system is already frozen")
 	// ErrUnsupported means that the file system cannot be frozen.
 	ErrUnsupported = errors.New("this kind of file system cannot be frozen")
-	// ErrNotMounted means that the path is not the root of a mount. Freezing
-	// there would freeze the file system that holds the directory.
+	// ErrNotMounted means that the path is not the root of a mount. Freezing it
+	// would freeze the file system that contains the directory.
 	ErrNotMounted = errors.New("not a mount point")
-	// ErrExpired means that the bound passed before Thaw: what was cut
-	// meanwhile may be inconsistent.
+	// ErrExpired means that the bound passed before Thaw: a snapshot taken
+	// meanwhile can be inconsistent.
 	ErrExpired = errors.New("the freeze lasted longer than its bound and was ended")
 	// ErrBroken means that the freeze ended before Thaw for another reason (the
-	// guard was killed, somebody else thawed): what was cut meanwhile may be
-	// inconsistent.
-	ErrBroken = errors.New("the freeze was ended from outside")
+	// guard was killed, another process thawed): a snapshot taken meanwhile can
+	// be inconsistent.
+	ErrBroken = errors.New("the freeze was ended by another process")
 )
 
-// MaxBound is the longest time that Freeze accepts as bound.
+// MaxBound is the longest bound that Freeze accepts.
 const MaxBound = 10 * time.Minute
 
 // Freeze freezes the file systems mounted at the given mount points, in that
-// order, all or none. They stay frozen until Thaw, until this process is gone,
-// or until bound has passed since the first was frozen.
+// order, all or none. They stay frozen until Thaw, until this process ends, or
+// until bound has passed since the first freeze.
 //
-// What is dirty is written back before the first is frozen, so that writers
-// wait for little. When ctx ends what is frozen already is thawed at once. But
-// a freeze that hangs in the kernel cannot be interrupted: after a moment
-// Freeze returns without waiting for it, and the guard thaws that one as soon
-// as the kernel lets go of it.
+// Dirty data is written back before the first freeze, so that writers block
+// only briefly. If ctx ends, frozen file systems are thawed at once. A freeze
+// that hangs in the kernel cannot be interrupted: Freeze then returns after a
+// moment, and the guard thaws that file system when the kernel returns.
 //
-// The guard process reads and maps files but writes none, and reading goes on
-// while a file system is frozen: the program may lie on one of them.
+// The guard only reads and maps files, which works on a frozen file system, so
+// the program itself can be on one.
 //
 // Errors: ErrFrozen, ErrUnsupported, ErrNotMounted, ErrExpired (freezing alone
-// took longer than bound), the context's.
+// took longer than bound), the context's cause.
 func (g *Guard) Freeze(ctx context.Context, mountpoints []string, bound time.Duration) (*Frozen, error) {
 	if len(g.command) == 0 || len(mountpoints) == 0 {
-		return nil, errs.Errorf(errs.Internal, "freeze: a guard command and at least one mount point are needed")
+		return nil, errs.Errorf(errs.Internal, "freeze: a guard command and at least one mount point are required")
 	}
 	if bound < time.Millisecond || bound > MaxBound {
 		return nil, errs.Errorf(errs.Internal, "freeze: the bound is %v, it must be from 1ms to %v", bound, MaxBound)
@@ -90,9 +89,9 @@ func (g *Guard) Freeze(ctx context.Context, mountpoints []string, bound time.Dur
 	}
 }
 
-// ThawPath thaws the file system mounted at a mount point, if it is frozen: for
-// the start of a program whose predecessor may have left it so. Nothing to do,
-// and no error, when it is not frozen, or nothing is mounted there any more.
+// ThawPath thaws the file system mounted at a mount point if it is frozen, for
+// example by a previous run of this program. It is a no-op if the file system
+// is not frozen or nothing is mounted there.
 func ThawPath(mountpoint string) error {
 	root, err := openRoot(mountpoint)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrNotMounted) {
@@ -129,7 +128,7 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// openRoot opens a mount point and makes sure that it is one.
+// openRoot opens a mount point and verifies that it is one.
 func openRoot(path string) (*os.File, error) {
 	root, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {

@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	// patience is how long a guard may take for what it does at once unless it is
-	// stopped or starved; then it is killed and the parent thaws.
+	// patience is the timeout for guard actions that are immediate unless the
+	// guard is stopped or starved; then it is killed and the parent thaws.
 	patience = 2 * time.Second
-	// slowThaw is how long the kernel may take for a thaw, which writes to the
-	// disk, before the guard that asked for it is taken for one that is stopped.
+	// slowThaw is the timeout for a thaw in the kernel, which writes to the
+	// disk, before the guard is considered stopped.
 	slowThaw = 30 * time.Second
 )
 
@@ -31,22 +31,21 @@ type Frozen struct {
 	guard       *Guard
 	process     *process
 	ask         sync.Once
-	asked       atomic.Bool // the guard was told to thaw
+	asked       atomic.Bool // the guard was requested to thaw
 	overdue     atomic.Bool // the guard missed the bound and was killed
 
 	ready chan struct{} // closed when all are frozen
-	done  chan struct{} // closed when nothing is frozen any more
-	err   error         // what Thaw returns, once done
+	done  chan struct{} // closed when nothing is frozen
+	err   error         // returned by Thaw; set before done is closed
 
-	mu    sync.Mutex // until done
-	story story      // what the guard said
+	mu    sync.Mutex // guards the fields below until done
+	story story      // the guard's reports so far
 	over  bool       // roots are being closed
 }
 
-// Thaw ends the freeze, and returns when nothing is frozen any more. An error
-// means that what was cut cannot be trusted: the freeze did not last until
-// Thaw was called (ErrExpired, ErrBroken), or the kernel would not thaw.
-// A second call returns the same.
+// Thaw ends the freeze, and returns when nothing is frozen. An error means that
+// a snapshot cannot be trusted: the freeze ended early (ErrExpired, ErrBroken),
+// or the kernel refused to thaw. Thaw is idempotent.
 func (f *Frozen) Thaw() error {
 	f.release()
 	for slow := time.Now().Add(slowThaw); ; {
@@ -56,7 +55,7 @@ func (f *Frozen) Thaw() error {
 		case <-time.After(patience):
 		}
 		if f.isThawing() && time.Now().Before(slow) {
-			continue // the kernel is at it, and nobody could hasten that
+			continue // the kernel is thawing; killing the guard would not speed it up
 		}
 		f.kill()
 		<-f.done
@@ -70,21 +69,21 @@ func (f *Frozen) isThawing() bool {
 	return f.story.thawing >= 0
 }
 
-// kill ends the guard, and thaws what it has said to be frozen. A thread of it
-// may hang in the freeze of a file system that lies on one of those, and the
-// guard is gone only with its last thread.
+// kill kills the guard, and thaws the file systems that it reported frozen: one
+// of its threads can hang in a freeze of a file system that is stored on one of
+// those, and the guard exits only with its last thread.
 func (f *Frozen) kill() {
 	f.process.cmd.Process.Kill()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i := f.story.frozenSoFar - 1; i >= 0 && !f.over; i-- {
-		if !f.story.thawed[i] && thaw(f.roots[i]) == nil { // rescue tells of errors
+		if !f.story.thawed[i] && thaw(f.roots[i]) == nil { // rescue reports errors
 			f.story.thawed[i] = true
 		}
 	}
 }
 
-// release tells the guard to thaw.
+// release requests the guard to thaw.
 func (f *Frozen) release() {
 	f.ask.Do(func() {
 		f.asked.Store(true)
@@ -92,8 +91,8 @@ func (f *Frozen) release() {
 	})
 }
 
-// begin gives a guard its order and starts the goroutine that watches the guard
-// until it is gone.
+// begin sends a request to a guard and starts the goroutine that watches the
+// guard until it exits.
 func (g *Guard) begin(roots []*os.File, mountpoints []string, bound time.Duration) (*Frozen, error) {
 	p, err := g.order(order{members: len(roots), bound: bound}, roots)
 	if err != nil {
@@ -107,9 +106,9 @@ func (g *Guard) begin(roots []*os.File, mountpoints []string, bound time.Duratio
 	return f, nil
 }
 
-// watch follows the guard to its end. It cannot miss it: the reports end when
-// the guard is gone and has no thread left in a call of the kernel. What the
-// guard may have left frozen is thawed here.
+// watch follows the guard until it exits. The report pipe is closed only when
+// the guard has exited and none of its threads is in a system call. Then watch
+// thaws what the guard left frozen.
 func (f *Frozen) watch(bound time.Duration) {
 	reports := f.process.reports
 	for lines := bufio.NewScanner(reports); lines.Scan(); {
@@ -127,10 +126,10 @@ func (f *Frozen) watch(bound time.Duration) {
 			close(f.ready)
 		}
 	}
-	io.Copy(io.Discard, reports) // something that is no guard may write long lines
+	io.Copy(io.Discard, reports) // a program that is not a guard can write long lines
 	reports.Close()
 	asked := f.asked.Load()
-	f.mu.Lock() // whoever kills now comes too late
+	f.mu.Lock() // a concurrent kill is a no-op from here on
 	f.over = true
 	f.mu.Unlock()
 	lost, stuck := f.rescue()
@@ -139,11 +138,11 @@ func (f *Frozen) watch(bound time.Duration) {
 	closeAll(f.roots)
 	f.err = f.verdict(asked, lost, stuck, f.process.cmd.ProcessState.String())
 	close(f.done)
-	_ = f.guard.Prepare() // for the next freeze, which starts a process itself when this fails
+	_ = f.guard.Prepare() // for the next freeze, which starts its own process if this fails
 }
 
-// rescue thaws what the guard has not said to have thawed. Lost tells that one
-// of those was not frozen any more; stuck are errors of the kernel.
+// rescue thaws the file systems that the guard has not reported thawed. lost
+// means that one of them was no longer frozen; stuck contains kernel errors.
 func (f *Frozen) rescue() (lost bool, stuck error) {
 	for i := len(f.roots) - 1; i >= 0; i-- {
 		if !f.story.maybeFrozen(i) {
@@ -160,19 +159,19 @@ func (f *Frozen) rescue() (lost bool, stuck error) {
 	return lost, stuck
 }
 
-// verdict turns the story into what Freeze or Thaw return. Asked says that the
-// parent called Thaw before the story ended.
+// verdict derives the result of Freeze or Thaw. asked means that Thaw was
+// called before the guard exited.
 func (f *Frozen) verdict(asked, lost bool, stuck error, exit string) error {
 	s := &f.story
 	switch {
 	case stuck != nil:
-		return errs.Errorf(errs.Internal, "%q: still frozen, fsfreeze --unfreeze may help: %w", f.mountpoints, stuck)
+		return errs.Errorf(errs.Internal, "%q: still frozen, try fsfreeze --unfreeze: %w", f.mountpoints, stuck)
 	case s.refused >= 0:
 		return refused(f.mountpoints[s.refused], s.errno)
 	case s.expired || f.overdue.Load():
 		return errs.Errorf(errs.Unavailable, "freeze %q: %w", f.mountpoints, ErrExpired)
 	case s.foreign >= 0:
-		return errs.Errorf(errs.Unavailable, "freeze %q: %w: somebody else thawed %s", f.mountpoints, ErrBroken, f.mountpoints[s.foreign])
+		return errs.Errorf(errs.Unavailable, "freeze %q: %w: %s was thawed", f.mountpoints, ErrBroken, f.mountpoints[s.foreign])
 	case !s.began && !asked:
 		return errs.Errorf(errs.Internal, "freeze %q: the guard %q ended before it froze anything (%s)", f.mountpoints, f.guard.command, exit)
 	case !s.ended && (lost || !asked):
@@ -181,7 +180,7 @@ func (f *Frozen) verdict(asked, lost bool, stuck error, exit string) error {
 	return nil
 }
 
-// whyNot is the error of a Freeze that came to nothing.
+// whyNot returns the error of a Freeze that failed.
 func (f *Frozen) whyNot() error {
 	if f.err != nil {
 		return f.err

@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RunGuard is the body of the guard process: stdin, a UNIX socket, carries the
-// order and the mount points to freeze, stdout the reports. It returns when
-// nothing is frozen any more, or when the parent ends before it sent an order.
-// It is to be called early, and the process to end when it returns. It ignores
-// all signals that can be ignored.
+// RunGuard is the main function of the guard process: stdin, a UNIX socket,
+// carries the request and the mount points, and stdout the reports. It returns
+// when nothing is frozen, or if the parent ends before it sends a request. Call
+// it early in main and exit when it returns. It ignores all signals that can be
+// ignored.
 func RunGuard(stdin, stdout *os.File) error {
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM,
 		unix.SIGPIPE, unix.SIGALRM, unix.SIGUSR1, unix.SIGUSR2)
 	control, err := controlOf(stdin)
 	if err != nil {
-		return errors.New("a freeze guard is started by cleat itself and takes its orders from there; to freeze by hand use fsfreeze")
+		return errors.New("the freeze guard is an internal process that cleat starts itself; use fsfreeze to freeze a file system manually")
 	}
 	o, roots, err := receiveOrder(control)
 	if errors.Is(err, io.EOF) {
@@ -49,7 +49,7 @@ type guard struct {
 	held    []int // frozen members, in the order of freezing
 }
 
-// run freezes, waits for the release or the bound, and thaws.
+// run freezes all members, waits for the release or the bound, and thaws.
 func (g *guard) run(released <-chan struct{}, bound time.Duration) {
 	if !g.writeBack(released) {
 		return
@@ -63,7 +63,7 @@ func (g *guard) run(released <-chan struct{}, bound time.Duration) {
 		case r, more := <-next:
 			if more {
 				on = g.note(r)
-			} else { // and none was refused
+			} else { // all succeeded
 				next = nil
 				g.reports.say(wordReady)
 			}
@@ -78,7 +78,7 @@ func (g *guard) run(released <-chan struct{}, bound time.Duration) {
 	for len(g.held) > 0 {
 		g.thawLast()
 	}
-	// A freeze may still be under way in the kernel; it is the last.
+	// One freeze can still be running in the kernel.
 	for r := range results {
 		if g.note(r); r.err == nil {
 			g.thawLast()
@@ -87,9 +87,9 @@ func (g *guard) run(released <-chan struct{}, bound time.Duration) {
 	g.reports.say(wordEnd)
 }
 
-// writeBack flushes all members at once while they can still be written to, so
-// that the freezes have little left to do. Errors show again when freezing. It
-// returns false when the guard was released meanwhile.
+// writeBack flushes all members concurrently while they are writable, so that
+// freezing them is short. Errors are ignored, as the freeze reports them again.
+// It returns false if the guard was released meanwhile.
 func (g *guard) writeBack(released <-chan struct{}) bool {
 	var all sync.WaitGroup
 	for _, root := range g.roots {
@@ -113,8 +113,8 @@ type result struct {
 	err    error
 }
 
-// freezeAll freezes one member after the other, until one fails or stop is
-// called; results is closed then. The channel of results never blocks.
+// freezeAll freezes one member after the other until one fails or stop is
+// called; results is closed then. Sends to results never block.
 func (g *guard) freezeAll() (results <-chan result, stop func()) {
 	out := make(chan result, len(g.roots))
 	var stopped atomic.Bool
@@ -134,7 +134,7 @@ func (g *guard) freezeAll() (results <-chan result, stop func()) {
 	return out, func() { stopped.Store(true) }
 }
 
-// note takes a result in; false means that one was refused.
+// note records a result; false means that the freeze was refused.
 func (g *guard) note(r result) bool {
 	if r.err != nil {
 		g.reports.say(wordRefused, r.member, number(r.err))
@@ -163,7 +163,7 @@ func number(err error) int {
 	return 0
 }
 
-// reporter writes lines without ever making the guard wait: nobody may read.
+// reporter writes lines without blocking the guard if the parent does not read.
 type reporter struct {
 	lines   chan string
 	written chan struct{}
@@ -188,7 +188,7 @@ func (r *reporter) say(word string, numbers ...int) {
 	r.lines <- line + "\n"
 }
 
-// finish gives the last lines a moment to be read.
+// finish waits briefly until the last lines are written.
 func (r *reporter) finish() {
 	close(r.lines)
 	select {

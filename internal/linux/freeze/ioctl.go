@@ -9,14 +9,14 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// The two calls are _IOWR('X', 119, int) and _IOWR('X', 120, int), in the
-// encoding that all architectures but MIPS, PowerPC and SPARC share.
+// FIFREEZE and FITHAW, _IOWR('X', 119, int) and _IOWR('X', 120, int), except on
+// MIPS, PowerPC and SPARC.
 const (
 	ioctlFreeze = 0xC0045877
 	ioctlThaw   = 0xC0045878
 )
 
-// freeze returns when nothing can write any more and all is on the device.
+// freeze returns when writes are blocked and all data is on the device.
 func freeze(root *os.File) error { return ioctl(root, ioctlFreeze) }
 
 // thaw returns EINVAL when the file system is not frozen.
@@ -32,11 +32,11 @@ func ioctl(root *os.File, request uint) error {
 	}
 }
 
-// refused says in words why a file system could not be frozen.
+// refused describes why a file system could not be frozen.
 func refused(mountpoint string, errno unix.Errno) error {
 	switch errno {
 	case unix.EBUSY:
-		return errs.Errorf(errs.Precondition, "freeze %s: %w (%w): by another program, or it was named twice; fsfreeze --unfreeze ends a freeze that was left behind", mountpoint, ErrFrozen, errno)
+		return errs.Errorf(errs.Precondition, "freeze %s: %w (%w): by another program, or it was listed twice; fsfreeze --unfreeze ends a left-over freeze", mountpoint, ErrFrozen, errno)
 	case unix.EOPNOTSUPP, unix.ENOTTY:
 		return errs.Errorf(errs.Precondition, "freeze %s: %w (%w); ext4, XFS and btrfs can", mountpoint, ErrUnsupported, errno)
 	case unix.EPERM:

@@ -14,23 +14,23 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Guard starts guard processes and keeps one in reserve: starting the program
-// takes longer than most file systems take to freeze.
+// Guard starts guard processes and keeps one in reserve, since starting the
+// program takes longer than most freezes.
 type Guard struct {
 	command []string
 
 	mu       sync.Mutex
-	reserve  *process // waits for its order; nil: none
+	reserve  *process // waits for a request; nil without a reserve
 	isClosed bool
 }
 
-// NewGuard returns a Guard whose processes are started by command, an argv that
-// must come to RunGuard without doing much else; {"/proc/self/exe",
-// "freeze-guard"} is the running program itself, also when its file was
-// replaced. Close ends the process in reserve.
+// NewGuard returns a Guard whose processes run command, an argv that must reach
+// RunGuard with little initialization. {"/proc/self/exe", "freeze-guard"} is
+// the running program, even if its file was replaced. Close ends the reserve
+// process.
 func NewGuard(command ...string) *Guard { return &Guard{command: command} }
 
-// Prepare starts the process in reserve, if there is none.
+// Prepare starts the reserve process if there is not one yet.
 func (g *Guard) Prepare() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -44,7 +44,7 @@ func (g *Guard) Prepare() error {
 	return err
 }
 
-// Close ends the process in reserve. Freezes that are under way keep theirs.
+// Close ends the reserve process. Freezes in progress keep their guards.
 func (g *Guard) Close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -55,8 +55,8 @@ func (g *Guard) Close() {
 	}
 }
 
-// order hands an order to the process in reserve, or to a new one when there is
-// none or when it has died.
+// order sends a request to the reserve process, or to a new one if the reserve
+// is missing or dead.
 func (g *Guard) order(o order, roots []*os.File) (*process, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -71,14 +71,14 @@ func (g *Guard) order(o order, roots []*os.File) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	_ = p.send(o, roots) // when this fails the process has died, and its reports tell how
+	_ = p.send(o, roots) // if this fails the process has died, and watch reports how
 	return p, nil
 }
 
-// process is a guard process as its parent sees it.
+// process is a guard process, seen from its parent.
 type process struct {
 	cmd     *exec.Cmd
-	control *net.UnixConn // carries the order; its end means: thaw
+	control *net.UnixConn // carries the request; closing it requests the thaw
 	reports *os.File
 }
 
@@ -96,8 +96,8 @@ func (g *Guard) start() (*process, error) {
 	defer stdout.Close()
 	cmd := exec.Command(g.command[0], g.command[1:]...)
 	cmd.Stdin, cmd.Stdout = theirs, stdout
-	// No stderr: it may be a file on what is frozen. No environment: the guard
-	// needs none; it does too little to be worth a garbage collection.
+	// No stderr: it can be a file on a frozen file system. GOGC=off: the guard
+	// allocates too little to need garbage collection.
 	cmd.Env, cmd.Dir = []string{"GOGC=off"}, "/"
 	// A session of its own: signals for the parent's group or terminal do not
 	// reach the guard.
@@ -110,7 +110,7 @@ func (g *Guard) start() (*process, error) {
 	return &process{cmd: cmd, control: control, reports: reports}, nil
 }
 
-// end ends a process that has no order and waits until it is gone.
+// end ends a process that has no request and waits until it is gone.
 func (p *process) end() {
 	p.control.Close()
 	p.cmd.Process.Kill()
@@ -118,8 +118,8 @@ func (p *process) end() {
 	p.reports.Close()
 }
 
-// controlPair returns a connected pair of sockets: ours, and the one that
-// becomes the guard's standard input.
+// controlPair returns a connected pair of sockets: ours, and the guard's
+// standard input.
 func controlPair() (ours *net.UnixConn, theirs *os.File, err error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -132,8 +132,8 @@ func controlPair() (ours *net.UnixConn, theirs *os.File, err error) {
 	return ours, theirs, err
 }
 
-// controlOf turns a file that is a UNIX socket into a connection and closes the
-// file.
+// controlOf converts a file that is a UNIX socket to a connection and closes
+// the file.
 func controlOf(f *os.File) (*net.UnixConn, error) {
 	defer f.Close()
 	conn, err := net.FileConn(f)
@@ -150,8 +150,8 @@ func controlOf(f *os.File) (*net.UnixConn, error) {
 // filesPerMessage is below the kernel's limit of files in one message (SCM_MAX_FD).
 const filesPerMessage = 250
 
-// send sends the order, and with its bytes the files: each message carries one
-// line at least.
+// send sends the request, with the files as ancillary data: each message
+// carries at least one line.
 func (p *process) send(o order, roots []*os.File) error {
 	line := o.String()
 	for len(roots) > 0 {
@@ -168,7 +168,7 @@ func (p *process) send(o order, roots []*os.File) error {
 	return nil
 }
 
-// receiveOrder is the guard's side of send.
+// receiveOrder is the receiving side of send.
 func receiveOrder(control *net.UnixConn) (order, []*os.File, error) {
 	var o order
 	var roots []*os.File
@@ -178,7 +178,7 @@ func receiveOrder(control *net.UnixConn) (order, []*os.File, error) {
 		if err != nil {
 			return order{}, nil, err
 		}
-		if o.members == 0 { // the first message has the whole line: the kernel does not join messages with files
+		if o.members == 0 { // the first message has the whole line: the kernel does not merge messages with files
 			if o, err = parseOrder(string(text[:n])); err != nil {
 				return order{}, nil, err
 			}

@@ -8,21 +8,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The parent sends one line, the order, and later ends the stream: thaw. The
-// guard sends a line for each thing that it has done. Members are numbered as
-// the parent's list.
+// Protocol between parent and guard. The parent sends one request line, and
+// later closes the stream to thaw. The guard sends a line for each step.
+// Members are numbered as in the parent's list.
 const (
-	wordFreezing = "freezing" // caches are written back, the clock of the bound runs
+	wordFreezing = "freezing" // caches are written back, the bound starts
 	wordFrozen   = "frozen"   // frozen <member>
 	wordRefused  = "refused"  // refused <member> <errno>
 	wordReady    = "ready"    // all are frozen
 	wordExpired  = "expired"  // the bound has passed
-	wordThawing  = "thawing"  // thawing <member>: the kernel is asked
+	wordThawing  = "thawing"  // thawing <member>: calling the kernel
 	wordThawed   = "thawed"   // thawed <member> <errno>, 0 for success
 	wordEnd      = "end"      // nothing is frozen
 )
 
-// order is what the parent wants.
+// order is the parent's request.
 type order struct {
 	members int
 	bound   time.Duration
@@ -32,7 +32,7 @@ func (o order) String() string {
 	return fmt.Sprintf("freeze %d for %d ms\n", o.members, o.bound.Milliseconds())
 }
 
-// maxMembers is far above what one process can hold open by default.
+// maxMembers is far above the default limit of open files.
 const maxMembers = 1 << 16
 
 func parseOrder(line string) (order, error) {
@@ -48,22 +48,22 @@ func parseOrder(line string) (order, error) {
 	return o, nil
 }
 
-// story is what a parent has heard from its guard.
+// story is the state of a guard, from its reports.
 type story struct {
 	began, ready, expired, ended bool
 
-	frozenSoFar int        // the members below it were frozen
-	refused     int        // the member that could not be frozen, or -1
-	errno       unix.Errno // why
-	foreign     int        // the member that somebody else thawed, or -1
-	thawing     int        // the member that the kernel is asked to thaw, or -1
+	frozenSoFar int        // members below this index were frozen
+	refused     int        // the member whose freeze failed, or -1
+	errno       unix.Errno // of the failed freeze
+	foreign     int        // the member that another process thawed, or -1
+	thawing     int        // the member that is being thawed, or -1
 	thawed      map[int]bool
 }
 
 func newStory() story { return story{refused: -1, foreign: -1, thawing: -1, thawed: map[int]bool{}} }
 
-// hear takes one line in and returns its first word; lines that make no sense
-// are passed over, as is a repetition.
+// hear processes one line and returns its first word; invalid and repeated
+// lines are ignored.
 func (s *story) hear(line string) (word string) {
 	var member, errno int
 	word, rest, _ := strings.Cut(line, " ")
@@ -96,17 +96,17 @@ func (s *story) hearThawed(member int, errno unix.Errno) {
 	switch errno {
 	case 0:
 		s.thawed[member] = true
-	case unix.EINVAL: // it was not frozen any more
+	case unix.EINVAL: // it was no longer frozen
 		s.thawed[member] = true
 		s.foreign = member
 	}
 }
 
-// frozen reports whether the guard said that it froze a member.
+// frozen reports whether the guard reported that it froze a member.
 func (s *story) frozen(member int) bool { return member < s.frozenSoFar }
 
-// maybeFrozen reports whether a member may be frozen when the guard is gone:
-// it was frozen and not thawed, or it was the next in line when the guard died.
+// maybeFrozen reports whether a member can still be frozen after the guard has
+// exited: it was frozen and not thawed, or it was next when the guard died.
 func (s *story) maybeFrozen(member int) bool {
 	if s.frozen(member) {
 		return !s.thawed[member]
