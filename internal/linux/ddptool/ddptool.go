@@ -1,6 +1,6 @@
-// Package ddptool reads which DDP profile a network adapter runs by Intel's program
-// ddptool. It is the only source for the 700 series (X710), whose driver reports none
-// by devlink.
+// Package ddptool reads the DDP profile of a network adapter with Intel's
+// program ddptool. It is the only source for the 700 series (X710), whose
+// driver does not report the profile by devlink.
 package ddptool
 
 import (
@@ -17,11 +17,12 @@ import (
 
 const (
 	program = "ddptool"
-	// fresh is how long an answer is cached. The program asks the firmware.
+	// fresh is the cache duration of an answer; the program queries the
+	// firmware.
 	fresh = time.Minute
-	// noProfile is its exit code for an adapter without a profile.
+	// noProfile is the exit code for an adapter without a profile.
 	noProfile = 8
-	// maxOutput bounds the bytes of its output that are kept.
+	// maxOutput bounds the output that is kept, in bytes.
 	maxOutput = 64 << 10
 )
 
@@ -37,7 +38,7 @@ func Installed() bool {
 // Tool runs the program and caches its answers. The zero value is ready; its methods
 // are safe for concurrent use.
 type Tool struct {
-	Within time.Duration // limit of one run; zero: 2 s
+	Within time.Duration // timeout of one run; zero: 2 s
 
 	mu    sync.Mutex
 	known map[string]*answer // by address
@@ -52,9 +53,9 @@ type answer struct {
 	err     error
 }
 
-// Profile returns the profile of the adapter at a PCI address; "" is none. With an
-// error it is the previous one. The program runs once at a time for an address, also
-// if it hangs.
+// Profile returns the profile of the adapter at a PCI address, or "" without
+// one. With an error it returns the previous profile. At most one run per
+// address is in progress, even if it hangs.
 func (t *Tool) Profile(ctx context.Context, address string) (string, error) {
 	path, err := exec.LookPath(program)
 	if err != nil {
@@ -72,7 +73,7 @@ func (t *Tool) Profile(ctx context.Context, address string) (string, error) {
 	}
 }
 
-// ask returns the cached answer, or one for which the program runs.
+// ask returns the cached answer, or starts the program.
 func (t *Tool) ask(path, address string, within time.Duration) *answer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -101,7 +102,7 @@ func (t *Tool) ask(path, address string, within time.Duration) *answer {
 	return a
 }
 
-// limited keeps the first bytes of an output.
+// limited keeps the first maxOutput bytes.
 type limited struct{ bytes.Buffer }
 
 func (l *limited) Write(p []byte) (int, error) {
