@@ -1,6 +1,6 @@
-// Package xattr reads and writes cleat's own extended attributes, short texts
-// under user.cleat. on a backing file. They travel with the file: whoever opens
-// it knows how it wants to be treated, without asking another process.
+// Package xattr reads and writes cleat's extended attributes, short texts under
+// user.cleat. on a backing file. They stay with the file, so that any process
+// that opens it finds its settings.
 package xattr
 
 import (
@@ -14,18 +14,18 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Prefix is how every name begins that this package takes.
+// Prefix is the required prefix of all names.
 const Prefix = "user.cleat."
 
-// MaxValue is the longest value in bytes. One such and some short ones fit into
-// a block of ext4, which keeps all attributes of a file in one, also where a
-// block has 1024 bytes only.
+// MaxValue is the maximum value length in bytes. With some short values it fits
+// into a block of ext4, which stores all attributes of a file in one block of
+// at least 1024 bytes.
 const MaxValue = 512
 
-// ErrUnsupported means that the file system keeps no user attributes.
-var ErrUnsupported = errors.New("the file system keeps no extended attributes in the user namespace")
+// ErrUnsupported means that the file system does not support user attributes.
+var ErrUnsupported = errors.New("the file system does not support extended attributes in the user namespace")
 
-// Get returns the value of an attribute; one that is missing is "", false.
+// Get returns the value of an attribute; ok is false if it is not set.
 func Get(f *os.File, name string) (value string, ok bool, err error) {
 	if err := checkName(name); err != nil {
 		return "", false, err
@@ -37,15 +37,15 @@ func Get(f *os.File, name string) (value string, ok bool, err error) {
 	case err == unix.ENODATA:
 		return "", false, nil
 	case err == unix.ERANGE:
-		return "", false, errs.Errorf(errs.Internal, "attribute %s of %s is longer than %d bytes: it was not written by cleat", name, f.Name(), MaxValue)
+		return "", false, errs.Errorf(errs.Internal, "attribute %s of %s is longer than %d bytes, so cleat did not write it", name, f.Name(), MaxValue)
 	case err != nil:
 		return "", false, explain("read", f, name, err)
 	}
 	return string(buf[:n]), true, nil
 }
 
-// Set writes an attribute, over an older value if there is one. It is durable
-// after an fsync of the file.
+// Set writes or overwrites an attribute. It is durable after an fsync of the
+// file.
 func Set(f *os.File, name, value string) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -61,7 +61,7 @@ func Set(f *os.File, name, value string) error {
 	return nil
 }
 
-// Remove takes an attribute away; one that is missing is no error.
+// Remove removes an attribute. It is idempotent.
 func Remove(f *os.File, name string) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -74,12 +74,12 @@ func Remove(f *os.File, name string) error {
 	return nil
 }
 
-// checkName keeps the package inside its own namespace. 255 bytes is the
-// kernel's bound.
+// checkName accepts only names in this package's namespace, up to the kernel's
+// limit of 255 bytes.
 func checkName(name string) error {
 	rest, ok := strings.CutPrefix(name, Prefix)
 	if !ok || rest == "" || len(name) > 255 || strings.ContainsRune(name, 0) {
-		return errs.Errorf(errs.Invalid, "attribute name %.64q: it must be %s and a word, at most 255 bytes in all", name, Prefix)
+		return errs.Errorf(errs.Invalid, "attribute name %.64q: want %s followed by a name, at most 255 bytes in total", name, Prefix)
 	}
 	return nil
 }
@@ -87,9 +87,9 @@ func checkName(name string) error {
 func explain(verb string, f *os.File, name string, err error) error {
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP):
-		return errs.Errorf(errs.Unsupported, "%s attribute %s of %s: %w; keep the pool on XFS, ext4 or btrfs", verb, name, f.Name(), ErrUnsupported)
+		return errs.Errorf(errs.Unsupported, "%s attribute %s of %s: %w; put the pool on XFS, ext4 or btrfs", verb, name, f.Name(), ErrUnsupported)
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return errs.Errorf(errs.Exhausted, "%s attribute %s of %s: no room in the file system: %w", verb, name, f.Name(), err)
+		return errs.Errorf(errs.Exhausted, "%s attribute %s of %s: no space left in the file system: %w", verb, name, f.Name(), err)
 	}
 	return errs.Errorf(errs.Internal, "%s attribute %s of %s: %w", verb, name, f.Name(), err)
 }
