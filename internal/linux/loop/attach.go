@@ -14,12 +14,13 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
-// attachBound is how long a free device is looked for. Of all who race for one
-// number at least one wins, so even hundreds of rivals need much less.
+// attachBound is the timeout for finding a free device. At least one of the
+// processes that race for a number wins, so even hundreds of them need much
+// less.
 const attachBound = 10 * time.Second
 
-// leastReadAhead is what the kernel gives any new device, in KiB. Kernels that
-// give a bound one more raise it themselves with LOOP_CONFIGURE.
+// leastReadAhead is the kernel's default for a new device, in KiB. Kernels with
+// a higher default for bound devices raise it in LOOP_CONFIGURE.
 const leastReadAhead = 128
 
 func (k kernel) attach(ctx context.Context, c Config) (Device, *os.File, error) {
@@ -57,7 +58,7 @@ func checkSize(f *os.File) error {
 	return nil
 }
 
-// tryAttach asks for a free number and binds the file to it.
+// tryAttach requests a free number and binds the file to it.
 func (k kernel) tryAttach(ctx context.Context, control *os.File, c Config) (Device, *os.File, error) {
 	number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 	if err != nil {
@@ -66,16 +67,16 @@ func (k kernel) tryAttach(ctx context.Context, control *os.File, c Config) (Devi
 	return k.attachTo(ctx, control, number, c)
 }
 
-// attachTo binds the file to one number, which fails when somebody else is
-// faster, or when the number is spoilt by its former use; it is then made anew
-// and good for the next try.
+// attachTo binds the file to one number. It fails if another process is faster,
+// or if the number is unusable because of settings from its previous use; the
+// number is then recreated for the next try.
 func (k kernel) attachTo(ctx context.Context, control *os.File, number int, c Config) (Device, *os.File, error) {
 	mode := unix.O_RDWR
 	if c.ReadOnly {
 		mode = unix.O_RDONLY
 	}
-	// Not exclusively: the number may be another program's by now, which is
-	// about to mount it. The kernel itself binds a number only once.
+	// No O_EXCL: another program can have bound the number by now and be about
+	// to mount it. The kernel binds a number only once.
 	device, err := k.openNode(number, mode)
 	if err != nil {
 		return Device{}, nil, err
@@ -84,23 +85,23 @@ func (k kernel) attachTo(ctx context.Context, control *os.File, number int, c Co
 	if err := k.bind(device, number, c); err != nil {
 		return Device{}, nil, fmt.Errorf("%s: %w", k.node(number), err)
 	}
-	d, f, err := k.settle(device, number, mode, c)
+	d, f, err := k.initialize(device, number, mode, c)
 	if err != nil {
 		if err := k.release(ctx, device, number, c.File); err != nil {
 			return Device{}, nil, err
 		}
 		if errors.Is(err, ErrReattach) {
-			_ = removeNumber(control, number) // else the next try finds it the same
+			_ = removeNumber(control, number) // recreate it, or the next try fails too
 		}
 		return Device{}, nil, fmt.Errorf("%s: %w", k.node(number), err)
 	}
 	return d, f, nil
 }
 
-// release unbinds a device that was bound in vain, closes it, and waits until the
-// kernel has unbound it: that happens when the last opener closes it, and every
-// program that lists loop devices opens all of them. Until then the file would
-// have two devices once the next attach succeeded.
+// release unbinds and closes a device that could not be used, and waits until
+// the kernel has unbound it: that happens at the last close, and any program
+// that lists loop devices opens all of them. Otherwise the file would be bound
+// to two devices after the next attach.
 func (k kernel) release(ctx context.Context, device *os.File, number int, file *os.File) error {
 	own, err := BackingOf(file)
 	if err != nil {
@@ -120,11 +121,11 @@ func (k kernel) release(ctx context.Context, device *os.File, number int, file *
 		if d.Backing != own {
 			return false, nil
 		}
-		return true, fmt.Errorf("%s still has the file %s, as another program has it open", d.Path, file.Name())
+		return true, fmt.Errorf("%s is still bound to %s, as another program has the device open", d.Path, file.Name())
 	})
 }
 
-// bind binds the file to the number; EBUSY: somebody else was faster.
+// bind binds the file to the number; EBUSY: another process was faster.
 func (k kernel) bind(device *os.File, number int, c Config) error {
 	config := &unix.LoopConfig{Fd: uint32(c.File.Fd()), Size: SectorSize}
 	config.Info.Flags = unix.LO_FLAGS_DIRECT_IO
@@ -140,15 +141,15 @@ func (k kernel) bind(device *os.File, number int, c Config) error {
 	return nil
 }
 
-// lostRace recognises that a free device was taken, or removed, by another.
+// lostRace reports whether another process bound or removed the free device.
 func lostRace(err error) bool {
 	return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, fs.ErrNotExist)
 }
 
-// settle clears what the number keeps from its former use, since the kernel
-// does not, reads back what the kernel made of the request, makes sure that
-// discards work, and opens the device for the caller.
-func (k kernel) settle(device *os.File, number, mode int, c Config) (Device, *os.File, error) {
+// initialize resets settings left over from the number's previous use, which
+// the kernel keeps, verifies the binding, enables discards, and opens the
+// device for the caller.
+func (k kernel) initialize(device *os.File, number, mode int, c Config) (Device, *os.File, error) {
 	want, err := BackingOf(c.File)
 	if err != nil {
 		return Device{}, nil, err
@@ -173,7 +174,7 @@ func (k kernel) settle(device *os.File, number, mode int, c Config) (Device, *os
 	return d, f, err
 }
 
-// removeNumber makes the kernel forget an unbound device with all its settings.
+// removeNumber removes an unbound device and its settings from the kernel.
 func removeNumber(control *os.File, number int) error {
 	if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number); err != nil {
 		return fmt.Errorf("remove loop device %d: LOOP_CTL_REMOVE: %w", number, err)

@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
 )
 
-// Size returns the size of the device in bytes. ErrGone.
+// Size returns the size of the device in bytes. Errors: ErrGone.
 func Size(ctx context.Context, d Device) (int64, error) {
 	var size int64
 	err := host().with(ctx, d, func(f *os.File, _ Device) (err error) {
@@ -24,14 +24,14 @@ func Size(ctx context.Context, d Device) (int64, error) {
 	return size, err
 }
 
-// Flush writes out what the device's page cache and the backing file hold back.
-// ErrGone.
+// Flush writes out dirty data of the device's page cache and of the backing
+// file. Errors: ErrGone.
 func Flush(ctx context.Context, d Device) error {
 	return host().with(ctx, d, func(f *os.File, _ Device) error { return f.Sync() })
 }
 
-// with opens the device, makes sure that it has this backing, and runs do with
-// the open file and what the device is now.
+// with opens the device, verifies its backing, and calls do with the open file
+// and the current state.
 func (k kernel) with(ctx context.Context, d Device, do func(f *os.File, now Device) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -47,8 +47,8 @@ func (k kernel) with(ctx context.Context, d Device, do func(f *os.File, now Devi
 	return nil
 }
 
-// openBound opens a device for reading (a writer's close would make udev probe
-// it again) and returns ErrGone unless it has the backing of d.
+// openBound opens a device read-only (closing a writable file makes udev probe
+// the device again) and returns ErrGone unless it has the backing of d.
 func (k kernel) openBound(d Device, flags int) (*os.File, Device, error) {
 	f, now, err := k.openNumber(d.Number, flags)
 	switch {
@@ -58,7 +58,7 @@ func (k kernel) openBound(d Device, flags int) (*os.File, Device, error) {
 		return nil, Device{}, fmt.Errorf("loop device %s: %w", d.Path, err)
 	case now.Silent != "" && d.Silent == "":
 		f.Close()
-		return nil, Device{}, fmt.Errorf("loop device %s: its file %s does not answer, so nobody can tell whether it is still %v", d.Path, now.Silent, d.Backing)
+		return nil, Device{}, fmt.Errorf("loop device %s: the backing file %s does not respond, so it is unknown whether the device is still bound to %v", d.Path, now.Silent, d.Backing)
 	case now.Silent != d.Silent, now.Silent == "" && now.Backing != d.Backing:
 		f.Close()
 		return nil, Device{}, gone(d)
@@ -70,7 +70,7 @@ func gone(d Device) error {
 	return errs.Errorf(errs.NotFound, "%s, %v: %w", d.Path, d.Backing, ErrGone)
 }
 
-// openNumber opens the device of a number and asks what it is bound to.
+// openNumber opens the device with a number and reads its binding.
 func (k kernel) openNumber(number, flags int) (*os.File, Device, error) {
 	f, err := k.openOrMake(k.node(number), k.block(number, "dev"), unix.S_IFBLK, unix.O_RDONLY|flags)
 	if err != nil {
@@ -84,12 +84,12 @@ func (k kernel) openNumber(number, flags int) (*os.File, Device, error) {
 	return f, d, nil
 }
 
-// status asks an open device what it is bound to: ENXIO if to nothing.
+// status reads the binding of an open device; ENXIO if it is unbound.
 func (k kernel) status(f *os.File, number int) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	silent := ""
 	if err != nil && !isUnbound(err) {
-		// The kernel asks the backing file, and returns its error.
+		// The kernel calls getattr on the backing file and returns its error.
 		if err = k.checkNode(f, number); err == nil {
 			silent, err = k.shownName(number)
 		}
@@ -98,7 +98,7 @@ func (k kernel) status(f *os.File, number int) (Device, error) {
 		return Device{}, fmt.Errorf("LOOP_GET_STATUS64: %w", err)
 	}
 	if silent != "" {
-		info = &unix.LoopInfo64{} // whatever it was filled with
+		info = &unix.LoopInfo64{} // discard partial content
 	}
 	readOnly, err := unix.IoctlGetUint32(int(f.Fd()), unix.BLKROGET)
 	if err != nil {
@@ -121,8 +121,8 @@ func (k kernel) status(f *os.File, number int) (Device, error) {
 	}, nil
 }
 
-// isUnbound recognises the answers for a device that has no file, or that was
-// removed since its number was learnt.
+// isUnbound reports the errors for a device that is unbound, or was removed
+// after it was listed.
 func isUnbound(err error) bool {
 	return errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, fs.ErrNotExist)
 }
@@ -158,9 +158,9 @@ func setReadOnly(f *os.File, on bool) error {
 }
 
 // BackingName returns the path of the backing file as the kernel shows it to
-// this process, and whether the file was deleted under the device. A path is a
-// hint, never an identity: Backing is that. It returns ErrGone unless the
-// device still has the backing of d.
+// this process, and whether the file was deleted. A path is a hint; Backing is
+// the identity. It returns ErrGone unless the device still has the backing of
+// d.
 func BackingName(d Device) (path string, deleted bool, err error) {
 	return host().backingName(d)
 }
@@ -170,7 +170,7 @@ func (k kernel) backingName(d Device) (path string, deleted bool, err error) {
 	if err != nil {
 		return "", false, err
 	}
-	defer f.Close() // the device keeps its backing file while it is open
+	defer f.Close() // while open, the device cannot be bound to another file
 	shown, err := k.shownName(d.Number)
 	if err != nil {
 		return "", false, fmt.Errorf("loop device %s: %w", d.Path, err)
@@ -179,8 +179,8 @@ func (k kernel) backingName(d Device) (path string, deleted bool, err error) {
 	return path, deleted, nil
 }
 
-// shownName is the path in sysfs, which the kernel returns without asking the
-// file system of the file.
+// shownName returns the path in sysfs, which the kernel provides without
+// calling the backing file system.
 func (k kernel) shownName(number int) (string, error) {
 	text, err := os.ReadFile(k.block(number, "loop", "backing_file"))
 	return strings.TrimSuffix(string(text), "\n"), err

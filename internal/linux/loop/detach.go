@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
-// detachBound is how long the short uses of others are waited for.
+// detachBound is the timeout for short uses of the device by others.
 const detachBound = time.Second
 
 func (k kernel) detach(ctx context.Context, d Device) error {
@@ -43,14 +43,14 @@ func (k kernel) detach(ctx context.Context, d Device) error {
 	return k.keep(ctx, before, err)
 }
 
-// tryDetach lets go of the file and looks whether it is really gone.
+// tryDetach unbinds the file and checks that it is unbound.
 func (k kernel) tryDetach(d Device) error {
 	f, err := k.openExclusively(d)
 	if err != nil {
 		return err
 	}
 	err = unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)
-	f.Close() // the kernel acts now, unless there is another user
+	f.Close() // the kernel unbinds now, unless the device has another user
 	if err != nil && !isUnbound(err) {
 		return fmt.Errorf("loop device %s: LOOP_CLR_FD: %w", d.Path, err)
 	}
@@ -62,10 +62,10 @@ func (k kernel) tryDetach(d Device) error {
 	return ErrBusy
 }
 
-// openExclusively opens the device for this process alone. A mounted device, in
-// whatever mount namespace, refuses that, so that nothing was asked of it that
-// it would do later. The device is held open while it is asked: its number may
-// have gone to another file, whose mount must not meet us.
+// openExclusively opens the device with O_EXCL. That fails if the device is
+// mounted in any mount namespace, before LOOP_CLR_FD schedules a later unbind.
+// The device is kept open during the check, so that its number cannot be bound
+// to another file whose mount would fail because of O_EXCL.
 func (k kernel) openExclusively(d Device) (*os.File, error) {
 	held, _, err := k.openBound(d, 0)
 	if err != nil {
@@ -79,13 +79,13 @@ func (k kernel) openExclusively(d Device) (*os.File, error) {
 	return f, err
 }
 
-// keep takes back the order to let go with the last user, which the kernel
-// would carry out under whoever opens the device after the present one, and
-// says who holds the device.
+// keep clears auto-clear again, which a failed LOOP_CLR_FD sets: otherwise the
+// kernel would detach the device under a later user. The error names the
+// device's users.
 func (k kernel) keep(ctx context.Context, before Device, cause error) error {
 	f, _, err := k.openBound(before, 0)
 	if errors.Is(err, ErrGone) {
-		return nil // the last user has just gone
+		return nil // the last user has just closed it
 	}
 	if err == nil {
 		err = setAutoClear(f, before.AutoClear)
@@ -94,13 +94,12 @@ func (k kernel) keep(ctx context.Context, before Device, cause error) error {
 	if err != nil {
 		return fmt.Errorf("keep %s as it was: %w", before.Path, errors.Join(err, cause))
 	}
-	return errs.Errorf(errs.Precondition, "detach %s: %w: it is held by %s; unmount or close it there, then try again",
+	return errs.Errorf(errs.Precondition, "detach %s: %w: it is used by %s; unmount or close it there, then try again",
 		before.Path, cause, holders.OfDevice(ctx, before.Major, before.Minor))
 }
 
-// tidy spares the next user of the number, who may be another program, what
-// the kernel does not reset: a refusal of writes or of discards. It is a
-// courtesy; Attach does not rely on it.
+// tidy resets a number that refuses writes or discards, as the kernel keeps
+// these settings for the next user. Attach does not rely on it.
 func (k kernel) tidy(before Device) {
 	discards, err := k.discards(before.Number)
 	if err != nil || discards && !before.ReadOnly {

@@ -17,7 +17,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
 )
 
-// kernel is where the driver shows itself.
+// kernel holds the directories of the driver's interfaces.
 type kernel struct {
 	dev string // device nodes
 	sys string // sysfs
@@ -44,7 +44,7 @@ func (k kernel) openControl() (*os.File, error) {
 	return f, err
 }
 
-// openNode opens the device of a number and makes sure that it is the one.
+// openNode opens the device node of a number and verifies it.
 func (k kernel) openNode(number, flags int) (*os.File, error) {
 	f, err := k.openOrMake(k.node(number), k.block(number, "dev"), unix.S_IFBLK, flags)
 	if err != nil {
@@ -57,7 +57,7 @@ func (k kernel) openNode(number, flags int) (*os.File, error) {
 	return f, nil
 }
 
-// checkNode refuses a stale node, as a /dev that no devtmpfs maintains can have.
+// checkNode rejects a stale node, which a /dev without devtmpfs can contain.
 func (k kernel) checkNode(f *os.File, number int) error {
 	major, minor, err := blockdev.RdevOf(f)
 	if err != nil {
@@ -71,11 +71,11 @@ func (k kernel) checkNode(f *os.File, number int) error {
 }
 
 func staleNode(path string, major, minor uint32) error {
-	return fmt.Errorf("%s is device %d:%d, which is not the loop device of that number: remove this node, it will be created again", path, major, minor)
+	return fmt.Errorf("stale device node %s with number %d:%d is not this loop device: remove it, and it will be created again", path, major, minor)
 }
 
-// openOrMake opens a device node, and makes it first where it is missing:
-// only a devtmpfs brings new nodes by itself.
+// openOrMake opens a device node, and creates it if it is missing: only
+// devtmpfs adds new nodes by itself.
 func (k kernel) openOrMake(path, devFile string, kind uint32, flags int) (*os.File, error) {
 	f, err := open(path, flags)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -86,14 +86,14 @@ func (k kernel) openOrMake(path, devFile string, kind uint32, flags int) (*os.Fi
 		return nil, err
 	}
 	if err := unix.Mknod(path, kind|0o600, int(unix.Mkdev(major, minor))); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("make the missing device node: %w", &os.PathError{Op: "mknod", Path: path, Err: err})
+		return nil, fmt.Errorf("create the missing device node: %w", &os.PathError{Op: "mknod", Path: path, Err: err})
 	}
 	return open(path, flags)
 }
 
-// open opens a file for blocking calls. os.OpenFile makes the descriptor
-// non-blocking, offers it to epoll, which takes no devices, and makes it blocking
-// again: seven system calls more, for each device of each scan.
+// open opens a file for blocking calls. os.OpenFile would use seven more system
+// calls for each device of each scan: it tries non-blocking mode and epoll,
+// which does not support devices.
 func open(path string, flags int) (*os.File, error) {
 	for {
 		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
@@ -106,8 +106,8 @@ func open(path string, flags int) (*os.File, error) {
 	}
 }
 
-// readDevNumber reads a "major:minor" file of sysfs. The number is never
-// computed: the module's max_part setting moves the minors.
+// readDevNumber reads a "major:minor" file of sysfs. The number cannot be
+// computed: the module parameter max_part changes the minors.
 func readDevNumber(path string) (major, minor uint32, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -119,7 +119,7 @@ func readDevNumber(path string) (major, minor uint32, err error) {
 	return major, minor, nil
 }
 
-// list returns the bound devices that keep wants, in order of their numbers.
+// list returns the bound devices for which keep is true, sorted by number.
 func (k kernel) list(ctx context.Context, keep func(Device) bool) ([]Device, error) {
 	numbers, err := k.boundNumbers()
 	if err != nil {
@@ -132,7 +132,7 @@ func (k kernel) list(ctx context.Context, keep func(Device) bool) ([]Device, err
 		}
 		f, d, err := k.openNumber(number, 0)
 		if isUnbound(err) {
-			continue // it went since sysfs was read
+			continue // unbound since sysfs was read
 		}
 		if err != nil {
 			return nil, fmt.Errorf("list loop devices: %s: %w", k.node(number), err)
@@ -145,8 +145,8 @@ func (k kernel) list(ctx context.Context, keep func(Device) bool) ([]Device, err
 	return found, nil
 }
 
-// boundNumbers lists the devices that have a file now. Only those are opened
-// later: opening an unbound one is useless, and udev would notice.
+// boundNumbers lists the bound devices. Unbound ones are not opened, which
+// would be useless and trigger udev.
 func (k kernel) boundNumbers() ([]int, error) {
 	dir, err := os.Open(filepath.Join(k.sys, "block"))
 	if err != nil {

@@ -12,15 +12,15 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// maxReadAhead is 1 GiB, in KiB: more is surely a mistake of units.
+// maxReadAhead is 1 GiB, in KiB; a larger value is probably in the wrong unit.
 const maxReadAhead = 1 << 20
 
 func (k kernel) setReadAhead(number, kib int) error {
 	return k.writeQueue(number, "read_ahead_kb", strconv.Itoa(kib))
 }
 
-// setDiscard allows discards or refuses them. Kernels raise the read-ahead to
-// their default with every change of a limit, so that is put back.
+// setDiscard enables or disables discards. Kernels reset the read-ahead to at
+// least its default with every change of a limit, so it is restored.
 func (k kernel) setDiscard(number int, on bool) error {
 	now, err := k.discards(number)
 	if err != nil || now == on {
@@ -36,8 +36,8 @@ func (k kernel) setDiscard(number int, on bool) error {
 	return k.writeQueue(number, "read_ahead_kb", strconv.FormatUint(readAhead, 10))
 }
 
-// discards reports whether discards are on, as far as the driver can discard
-// in this backing file at all.
+// discards reports whether discards are enabled, or the backing file does not
+// support them.
 func (k kernel) discards(number int) (bool, error) {
 	able, err := k.readQueue(number, "discard_max_hw_bytes")
 	if err != nil {
@@ -47,13 +47,13 @@ func (k kernel) discards(number int) (bool, error) {
 	return allowed != 0 || able == 0, err
 }
 
-// discardUnit is a multiple of any discard granularity; the kernel refuses a
-// limit that is not.
+// discardUnit is a multiple of all discard granularities; the kernel rejects
+// other limits.
 const discardUnit = 1 << 20
 
-// limitDiscard sets how much one discard may cover: nothing, or what the driver
-// can. Linux 6.18, for one, forgets the granularity while discards are off and
-// then takes no limit but zero until the number is made anew: ErrReattach.
+// limitDiscard sets the largest discard: zero, or the driver's maximum. Some
+// kernels, such as Linux 6.18, lose the granularity while discards are disabled
+// and then accept only zero until the number is recreated: ErrReattach.
 func (k kernel) limitDiscard(number int, on bool) error {
 	if !on {
 		return k.writeQueue(number, "discard_max_bytes", "0")
