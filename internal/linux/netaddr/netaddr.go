@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Own returns every address of this network namespace, sorted: those of its
-// interfaces, up or down, and always 127.0.0.1 and ::1. They have no zones, and IPv4
-// addresses are not in IPv6 form.
+// Own returns all addresses of this network namespace, sorted: those of its
+// interfaces, up or down, and always 127.0.0.1 and ::1. They have no zones and
+// are never 4in6.
 func Own() ([]netip.Addr, error) {
 	networks, err := networks()
 	if err != nil {
@@ -29,9 +29,9 @@ func Own() ([]netip.Addr, error) {
 	return slices.Compact(own), nil
 }
 
-// Broadcast returns the broadcast address of each IPv4 network of an interface,
-// sorted: its last address, as in the kernel (fib_add_ifaddr). Networks of one or two
-// addresses and loopback have none.
+// Broadcast returns, sorted, the broadcast address of each IPv4 network of an
+// interface: its last address, as in the kernel (fib_add_ifaddr). Networks of
+// one or two addresses and loopback have no broadcast address.
 func Broadcast() ([]netip.Addr, error) {
 	networks, err := networks()
 	if err != nil {
@@ -62,26 +62,25 @@ func networks() ([]netip.Prefix, error) {
 		if networks[i], ok = netipx.FromStdIPNet(n); !ok {
 			return nil, fmt.Errorf("list this machine's addresses: %v is not a prefix", n)
 		}
-		// FromStdIPNet does not mask, but the address may be 4in6.
+		// FromStdIPNet does not mask, but the address can be 4in6.
 		networks[i] = netip.PrefixFrom(networks[i].Addr().Unmap(), networks[i].Bits())
 	}
 	return networks, nil
 }
 
-// Preferred returns the source addresses of this machine's default routes: one of
-// IPv4, then one of IPv6, if it has such routes. Loopback and link-local addresses are
-// left out. Nothing is sent.
+// Preferred returns the source addresses of this machine's default routes: at
+// most one IPv4 address, then at most one IPv6 address. Loopback and link-local
+// addresses are excluded. No packet is sent.
 func Preferred() ([]netip.Addr, error) {
 	var preferred []netip.Addr
-	// The A root name server is on no machine's own network, so it is reached by the
-	// default route.
+	// The A root name server is reached by the default route.
 	for _, text := range []string{"198.41.0.4", "2001:503:ba3e::2:30"} {
 		far := netip.MustParseAddr(text)
 		source, err := source(far)
 		switch {
 		case isNoRoute(err):
 		case err != nil:
-			return nil, fmt.Errorf("find the address by which this machine reaches others: %w", err)
+			return nil, fmt.Errorf("find the source address of the default route: %w", err)
 		case source == far: // every address is local here
 		case source.IsGlobalUnicast(): // includes private addresses
 			preferred = append(preferred, source)
@@ -90,8 +89,8 @@ func Preferred() ([]netip.Addr, error) {
 	return preferred, nil
 }
 
-// source returns the local address of a connection to far. A connected datagram
-// socket has one without sending a packet.
+// source returns the local address of a connection to far. Connecting a
+// datagram socket determines it without sending a packet.
 func source(far netip.Addr) (netip.Addr, error) {
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(far, 9)))
 	if err != nil {
@@ -105,8 +104,9 @@ func source(far netip.Addr) (netip.Addr, error) {
 	return local.AddrPort().Addr().WithZone("").Unmap(), nil
 }
 
-// isNoRoute reports an error of connect for a family without an address or a default
-// route, or with one that rejects packets (unreachable, prohibit, blackhole).
+// isNoRoute reports whether connect failed because the family has no address or
+// default route, or a route that rejects packets (unreachable, prohibit,
+// blackhole).
 func isNoRoute(err error) bool {
 	for _, none := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EADDRNOTAVAIL, unix.EAFNOSUPPORT, unix.EACCES, unix.EINVAL} {
 		if errors.Is(err, none) {
