@@ -1,5 +1,5 @@
-// Package fstrim tells the device below a mounted file system which blocks are
-// free, so that a thin volume gives their room back to its pool.
+// Package fstrim discards the free blocks of a mounted file system, so that a
+// thin volume returns their space to its pool.
 package fstrim
 
 import (
@@ -15,24 +15,24 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// ErrUnsupported: the file system or its device takes no discards; a thick
-// volume refuses them, because they would give away its room.
+// ErrUnsupported: the file system or its device does not support discards.
+// Thick volumes disable them, as discards would release allocated space.
 var ErrUnsupported = errors.New("discards are not supported")
 
-// step is how many bytes of the file system one call of the kernel covers, so
-// that a cancelled context is noticed in between.
+// step is the part of the file system covered by one call, in bytes, so that a
+// cancelled context is noticed in between.
 const step = 16 << 30
 
-// trimRange is struct fstrim_range. The kernel answers in Length how many
-// bytes it has discarded.
+// trimRange is struct fstrim_range. The kernel returns the number of discarded
+// bytes in Length.
 type trimRange struct{ Start, Length, LeastExtent uint64 }
 
 const fitrim = 0xc0185879 // FITRIM, _IOWR('X', 121, struct fstrim_range)
 
-// Trim discards the free blocks of the file system that is mounted at a
-// directory, and returns how many bytes that were. Some file systems leave out
-// what they have discarded before and nobody used since. ErrUnsupported
-// (errs.Unsupported); errs.Precondition: it is mounted read-only.
+// Trim discards the free blocks of the file system mounted at a directory, and
+// returns the number of bytes. Some file systems skip blocks that were already
+// discarded and not used since. Errors: ErrUnsupported (errs.Unsupported);
+// errs.Precondition if it is mounted read-only.
 func Trim(ctx context.Context, mountpoint string) (int64, error) {
 	dir, err := os.OpenFile(mountpoint, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -46,7 +46,7 @@ func Trim(ctx context.Context, mountpoint string) (int64, error) {
 	var total int64
 	for _, r := range ranges {
 		if err := ctx.Err(); err != nil {
-			return total, fmt.Errorf("trim of %s stopped after %d bytes: %w", mountpoint, total, err)
+			return total, fmt.Errorf("trim %s: stopped after %d bytes: %w", mountpoint, total, err)
 		}
 		if err := trim(dir, &r); err != nil {
 			return total, explain(mountpoint, err)
@@ -57,8 +57,9 @@ func Trim(ctx context.Context, mountpoint string) (int64, error) {
 }
 
 // plan divides a file system into ranges; the last is open-ended, as statfs
-// tells less than the real size. In btrfs the numbers are not offsets on the
-// device, and its free room lies outside of them: it gets one range of all.
+// reports less than the real size. On btrfs the range is not a device offset,
+// and free space is outside of the reported size, so there is one range for
+// all.
 func plan(dir *os.File) ([]trimRange, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
@@ -89,9 +90,9 @@ func trim(dir *os.File, r *trimRange) error {
 func explain(mountpoint string, err error) error {
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOTTY):
-		return errs.Errorf(errs.Unsupported, "trim of %s: %w by the file system or the device below it: %w", mountpoint, ErrUnsupported, err)
+		return errs.Errorf(errs.Unsupported, "trim %s: %w by the file system or its device: %w", mountpoint, ErrUnsupported, err)
 	case errors.Is(err, unix.EROFS):
-		return errs.Errorf(errs.Precondition, "trim of %s: it is mounted read-only: %w", mountpoint, err)
+		return errs.Errorf(errs.Precondition, "trim %s: it is mounted read-only: %w", mountpoint, err)
 	}
-	return fmt.Errorf("trim of %s: %w", mountpoint, err)
+	return fmt.Errorf("trim %s: %w", mountpoint, err)
 }
