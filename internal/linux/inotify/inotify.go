@@ -1,5 +1,5 @@
-// Package inotify tells of changes to the names in directories, as inotify(7)
-// does: nothing is hidden, not the mask, and not that events were dropped.
+// Package inotify is a thin wrapper of inotify(7) for directories. It exposes
+// masks and dropped events.
 package inotify
 
 import (
@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What to watch for, what an event says, and how a watch is set; the words of
-// inotify(7).
+// Event masks and watch flags, named as in inotify(7).
 const (
 	Create     = unix.IN_CREATE
 	Delete     = unix.IN_DELETE
@@ -26,7 +25,7 @@ const (
 	MoveSelf   = unix.IN_MOVE_SELF
 
 	Unmount  = unix.IN_UNMOUNT
-	Overflow = unix.IN_Q_OVERFLOW // the kernel dropped events; of no watch
+	Overflow = unix.IN_Q_OVERFLOW // the kernel dropped events; not for a watch
 	Ignored  = unix.IN_IGNORED    // the last event of a watch
 	IsDir    = unix.IN_ISDIR
 
@@ -36,20 +35,19 @@ const (
 
 var (
 	// ErrInstances: the user has used up fs.inotify.max_user_instances.
-	ErrInstances = errors.New("no inotify instance is left for this user: raise the sysctl fs.inotify.max_user_instances, or stop programs that hold them")
+	ErrInstances = errors.New("the user has no inotify instances left: raise the sysctl fs.inotify.max_user_instances, or stop programs that use them")
 	// ErrWatches: the user has used up fs.inotify.max_user_watches.
-	ErrWatches = errors.New("no inotify watch is left for this user: raise the sysctl fs.inotify.max_user_watches, or stop programs that hold them")
+	ErrWatches = errors.New("the user has no inotify watches left: raise the sysctl fs.inotify.max_user_watches, or stop programs that use them")
 )
 
-// Watch is the number of a watch. The kernel does not use it again within the
-// life of a Watcher.
+// Watch is the number of a watch, unique within a Watcher.
 type Watch int32
 
 // Event is one change.
 type Event struct {
 	Watch  Watch
 	Mask   uint32
-	Cookie uint32 // the same for both halves of a move
+	Cookie uint32 // connects both halves of a move
 	Name   string // in the watched directory; empty for the directory itself
 }
 
@@ -60,7 +58,7 @@ type Watcher struct {
 	buf  []byte
 }
 
-// New makes an instance, or returns ErrInstances.
+// New creates an instance, or returns ErrInstances.
 func New() (*Watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	switch {
@@ -77,8 +75,8 @@ func New() (*Watcher, error) {
 	return &Watcher{file: file, raw: raw, buf: make([]byte, 64<<10)}, nil
 }
 
-// descriptorsLeft tells the two reasons for EMFILE apart: the user's instances
-// are used up, or the descriptors of this process.
+// descriptorsLeft distinguishes the two causes of EMFILE: the user's inotify
+// instances, or the descriptors of this process, are exhausted.
 func descriptorsLeft() bool {
 	fd, err := unix.Dup(0)
 	if err == nil {
@@ -87,9 +85,9 @@ func descriptorsLeft() bool {
 	return !errors.Is(err, unix.EMFILE)
 }
 
-// Add watches a path. A file or directory that is watched already, by whatever
-// path, keeps its Watch and gets the new mask. It returns ErrWatches when the
-// user has no watch left.
+// Add watches a path. A file or directory that is already watched, by any path,
+// keeps its Watch and gets the new mask. It returns ErrWatches if the user has
+// no watches left.
 func (w *Watcher) Add(path string, mask uint32) (Watch, error) {
 	var wd int
 	err := w.control(func(fd int) (err error) {
@@ -105,15 +103,15 @@ func (w *Watcher) Add(path string, mask uint32) (Watch, error) {
 	return Watch(wd), nil
 }
 
-// Remove ends a watch; one that has ended by itself is no error. Events that
-// came before are still delivered, and Ignored after them.
+// Remove removes a watch. It is idempotent. Earlier events are still delivered,
+// followed by Ignored.
 func (w *Watcher) Remove(wd Watch) error {
 	err := w.control(func(fd int) error {
 		_, err := unix.InotifyRmWatch(fd, uint32(wd))
 		return err
 	})
 	if err != nil && !errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("end the watch %d: %w", wd, err)
+		return fmt.Errorf("remove watch %d: %w", wd, err)
 	}
 	return nil
 }
@@ -121,17 +119,17 @@ func (w *Watcher) Remove(wd Watch) error {
 func (w *Watcher) control(f func(fd int) error) error {
 	var err error
 	if failed := w.raw.Control(func(fd uintptr) { err = f(int(fd)) }); failed != nil {
-		return os.ErrClosed // the only reason there is
+		return os.ErrClosed // the only possible error
 	}
 	return err
 }
 
-// Read waits for events and appends what there is, many at a time. It returns
-// context.Cause when ctx ends, os.ErrDeadlineExceeded at the deadline (zero:
-// none) and os.ErrClosed after Close. One call at a time is possible.
+// Read waits for events and appends them. It returns context.Cause when ctx
+// ends, os.ErrDeadlineExceeded at the deadline (zero: no deadline) and
+// os.ErrClosed after Close. Calls must not be concurrent.
 func (w *Watcher) Read(ctx context.Context, deadline time.Time, events []Event) ([]Event, error) {
 	if err := w.file.SetReadDeadline(deadline); err != nil {
-		return events, os.ErrClosed // the only reason there is
+		return events, os.ErrClosed // the only possible error
 	}
 	hooked := make(chan struct{})
 	unhook := context.AfterFunc(ctx, func() {
@@ -140,14 +138,14 @@ func (w *Watcher) Read(ctx context.Context, deadline time.Time, events []Event) 
 	})
 	defer func() {
 		if !unhook() {
-			<-hooked // it must not end the next Read
+			<-hooked // it must not interrupt the next Read
 		}
 	}()
 	n, err := w.file.Read(w.buf)
 	switch {
 	case ctx.Err() != nil:
 		return events, context.Cause(ctx)
-	case errors.Is(err, unix.EINVAL): // no event fits: ours are at most 272 bytes
+	case errors.Is(err, unix.EINVAL): // the buffer is too small; our events have at most 272 bytes
 		return events, fmt.Errorf("inotify: the buffer of %d bytes is too small: %w", len(w.buf), err)
 	case err != nil:
 		return events, err
@@ -155,8 +153,8 @@ func (w *Watcher) Read(ctx context.Context, deadline time.Time, events []Event) 
 	return parse(events, w.buf[:n])
 }
 
-// Pending appends the events that wait already; there may be more after them. It
-// must not be called during Read.
+// Pending appends queued events without waiting; more can follow. It must not
+// be called during Read.
 func (w *Watcher) Pending(events []Event) ([]Event, error) {
 	n := 0
 	err := w.control(func(fd int) (err error) {
@@ -172,15 +170,15 @@ func (w *Watcher) Pending(events []Event) ([]Event, error) {
 	return parse(events, w.buf[:n])
 }
 
-// Close ends all watches and a Read that waits.
+// Close removes all watches; a blocked Read returns an error.
 func (w *Watcher) Close() error { return w.file.Close() }
 
-// parse appends the events in what read(2) returned: a head of 16 bytes each,
-// in the machine's order, and a name that is filled up with NULs.
+// parse appends the events in the result of read(2): each is a header of 16
+// bytes in native byte order and a NUL-padded name.
 func parse(events []Event, buf []byte) ([]Event, error) {
 	for len(buf) > 0 {
 		if len(buf) < unix.SizeofInotifyEvent {
-			return events, fmt.Errorf("inotify: %d bytes are left where an event of at least %d should be", len(buf), unix.SizeofInotifyEvent)
+			return events, fmt.Errorf("inotify: %d bytes left, want an event of at least %d bytes", len(buf), unix.SizeofInotifyEvent)
 		}
 		e := Event{
 			Watch:  Watch(binary.NativeEndian.Uint32(buf)),
@@ -190,7 +188,7 @@ func parse(events []Event, buf []byte) ([]Event, error) {
 		size := uint64(binary.NativeEndian.Uint32(buf[12:]))
 		buf = buf[unix.SizeofInotifyEvent:]
 		if size > uint64(len(buf)) {
-			return events, fmt.Errorf("inotify: an event announces a name of %d bytes, and %d are left", size, len(buf))
+			return events, fmt.Errorf("inotify: event with a name of %d bytes, but only %d bytes are left", size, len(buf))
 		}
 		name, _, _ := bytes.Cut(buf[:size], []byte{0})
 		e.Name = string(name)

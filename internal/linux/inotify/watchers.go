@@ -15,23 +15,23 @@ import (
 // Process is a process that watches a directory.
 type Process struct {
 	PID  int
-	Name string // as the kernel has it: 15 bytes at most
+	Name string // comm: at most 15 bytes
 }
 
 func (p Process) String() string { return fmt.Sprintf("process %d (%s)", p.PID, p.Name) }
 
-// Watchers lists the processes that watch a directory by inotify, of those whose
-// name fits, without this process. It reads /proc (fdinfo, see proc(5)), so it
-// sees what this process can see: as root all of its PID namespace and those
-// below. A process that starts or ends meanwhile can be missed.
+// Watchers lists the other processes that watch a directory by inotify and
+// whose name fits. It reads fdinfo in /proc (see proc(5)), so it sees what this
+// process can read: as root all of its PID namespace and child namespaces. A
+// process that starts or ends meanwhile can be missed.
 func Watchers(dir string, fits func(name string) bool) ([]Process, error) {
 	inode, err := inodeOf(dir)
 	if err != nil {
-		return nil, fmt.Errorf("who watches %s: %w", dir, err)
+		return nil, fmt.Errorf("list the inotify watchers of %s: %w", dir, err)
 	}
 	proc, err := os.ReadDir("/proc")
 	if err != nil {
-		return nil, fmt.Errorf("who watches %s: %w", dir, err)
+		return nil, fmt.Errorf("list the inotify watchers of %s: %w", dir, err)
 	}
 	var found []Process
 	for _, entry := range proc {
@@ -47,8 +47,9 @@ func Watchers(dir string, fits func(name string) bool) ([]Process, error) {
 	return found, nil
 }
 
-// inodeOf returns a directory's inode as fdinfo has it. It is read from a watch
-// of this process, since stat has other device numbers on btrfs and overlayfs.
+// inodeOf returns a directory's inode in the form of fdinfo. It is read from a
+// watch of this process, as stat returns other device numbers on btrfs and
+// overlayfs.
 func inodeOf(dir string) (string, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -68,13 +69,12 @@ func inodeOf(dir string) (string, error) {
 func nameOf(pid int) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {
-		return "" // it has ended
+		return "" // the process has ended
 	}
 	return strings.TrimSuffix(string(text), "\n")
 }
 
-// watches reports whether one of the process's inotify instances holds a watch
-// on the inode.
+// watches reports whether an inotify instance of the process watches the inode.
 func watches(pid int, inode string) bool {
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	if err != nil {
@@ -94,7 +94,7 @@ func watches(pid int, inode string) bool {
 	return false
 }
 
-// watchedBy lists the inodes that an inotify instance watches.
+// watchedBy lists the inodes watched by an inotify instance.
 func watchedBy(pid int, fd string) []string {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, fd))
 	if err != nil {
@@ -110,8 +110,8 @@ func watchedBy(pid int, fd string) []string {
 	return inodes
 }
 
-// parseWatched takes "ino:2f sdev:800001" out of a line such as
-// "inotify wd:1 ino:2f sdev:800001 mask:400 ignored_mask:0 fhandle-bytes:8 …".
+// parseWatched extracts "ino:2f sdev:800001" from a line such as "inotify wd:1
+// ino:2f sdev:800001 mask:400 ignored_mask:0 fhandle-bytes:8 …".
 func parseWatched(line string) (string, bool) {
 	fields := strings.Fields(line)
 	if len(fields) < 4 || fields[0] != "inotify" || !strings.HasPrefix(fields[2], "ino:") || !strings.HasPrefix(fields[3], "sdev:") {
