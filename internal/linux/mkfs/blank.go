@@ -13,12 +13,11 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// ErrNotBlank: there are bytes that are not zero, so nothing is formatted.
+// ErrNotBlank: the volume contains nonzero bytes, so it is not formatted.
 var ErrNotBlank = errors.New("not blank")
 
-// checkBlank makes sure that every byte reads as zero. It skips holes and
-// reserved blocks, so that a fresh file costs nothing to check however large
-// it is.
+// checkBlank verifies that every byte reads as zero. It skips holes and
+// unwritten extents, so checking a new file is cheap at any size.
 func checkBlank(ctx context.Context, f *os.File, size int64) error {
 	for at := int64(0); at < size; {
 		start, end, err := nextData(f, at, size)
@@ -33,21 +32,21 @@ func checkBlank(ctx context.Context, f *os.File, size int64) error {
 	return nil
 }
 
-// nextData returns the first range from at on that may hold data; an empty one
-// at the end when there is none.
+// nextData returns the first range at or after at that can contain data; an
+// empty range at the end without any.
 func nextData(f *os.File, at, size int64) (start, end int64, err error) {
 	start, err = unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
 	switch {
 	case errors.Is(err, unix.ENXIO):
 		return size, size, nil
-	case errors.Is(err, unix.EINVAL): // cannot tell, as on a block device
+	case errors.Is(err, unix.EINVAL): // SEEK_DATA is not supported, as on a block device
 		return at, size, nil
 	case err != nil:
-		return 0, 0, fmt.Errorf("looking for data in %s: %w", f.Name(), err)
+		return 0, 0, fmt.Errorf("find data in %s: %w", f.Name(), err)
 	}
 	end, err = unix.Seek(int(f.Fd()), start, unix.SEEK_HOLE)
 	if err != nil {
-		return 0, 0, fmt.Errorf("looking for holes in %s: %w", f.Name(), err)
+		return 0, 0, fmt.Errorf("find holes in %s: %w", f.Name(), err)
 	}
 	return start, min(end, size), nil
 }
@@ -60,10 +59,10 @@ func checkZeros(ctx context.Context, f *os.File, from, to int64) error {
 		}
 		n, err := f.ReadAt(buf[:min(int64(len(buf)), to-from)], from)
 		if err != nil && (!errors.Is(err, io.EOF) || n == 0) {
-			return fmt.Errorf("reading %s at byte %d: %w", f.Name(), from, err)
+			return fmt.Errorf("read %s at byte %d: %w", f.Name(), from, err)
 		}
 		if !bytes.Equal(buf[:n], zeros[:n]) {
-			return errs.Errorf(errs.Precondition, "%s is %w: it holds %s; only a volume that reads as zeros is formatted",
+			return errs.Errorf(errs.Precondition, "%s is %w: it contains %s; only a volume that reads as zeros can be formatted",
 				f.Name(), ErrNotBlank, describe(f, from))
 		}
 		from += int64(n)
@@ -71,7 +70,7 @@ func checkZeros(ctx context.Context, f *os.File, from, to int64) error {
 	return nil
 }
 
-// describe says what lies on a device, for a message.
+// describe describes the content of a device for an error.
 func describe(r io.ReaderAt, at int64) string {
 	info, err := Probe(r)
 	switch {

@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// ext4Features is all that is on: "none" clears what the machine's
-// mke2fs.conf would add (orphan_file needs kernel 5.15, metadata_csum_seed and
-// others are no gain here).
+// ext4Features is the complete feature list: "none" clears the defaults of
+// mke2fs.conf (orphan_file needs kernel 5.15; metadata_csum_seed and others
+// have no benefit here).
 const ext4Features = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,flex_bg," +
 	"sparse_super,large_file,huge_file,dir_nlink,extra_isize,metadata_csum"
 
-// ext4 composes the call of mkfs.ext4. The file reads as zeros, so inode
-// tables and journal need not be zeroed again (assume_storage_prezeroed, since
-// e2fsprogs 1.47): 276 KiB are written for a volume of 300 MiB, and nothing is
-// left for the kernel to do at the first mount. An older mkfs.ext4 leaves the
-// zeroing to the kernel, as is its default.
+// ext4 returns the command of mkfs.ext4. The file reads as zeros, so inode
+// tables and journal are not zeroed again (assume_storage_prezeroed, since
+// e2fsprogs 1.47): 276 KiB are written for a volume of 300 MiB, and the first
+// mount starts no lazy initialization. An older mkfs.ext4 leaves the zeroing to
+// the kernel, its default.
 func (t Tools) ext4(ctx context.Context, r Request) (command, error) {
 	extended := "nodiscard"
 	version, err := t.run(ctx, command{tool: "mkfs.ext4", args: []string{"-V"}})
@@ -32,8 +32,8 @@ func (t Tools) ext4(ctx context.Context, r Request) (command, error) {
 	return command{tool: "mkfs.ext4", args: finish(args, r, "-U")}, nil
 }
 
-// xfsPin is a feature that mkfs.xfs is told to put in or to leave out, if it
-// knows it, by the option that it stands under.
+// xfsPin is a feature that is set or cleared explicitly if mkfs.xfs knows it,
+// with the option that it belongs to.
 type xfsPin struct {
 	option, feature string
 	on              int
@@ -41,7 +41,7 @@ type xfsPin struct {
 
 func xfsPins() []xfsPin {
 	return []xfsPin{
-		{"-m", "bigtime", 1},    // kernel 5.10; without it time ends in 2038
+		{"-m", "bigtime", 1},    // kernel 5.10; without it timestamps end in 2038
 		{"-m", "inobtcount", 1}, // kernel 5.10
 		{"-i", "nrext64", 0},    // kernel 5.19
 		{"-i", "exchange", 0},   // kernel 6.10
@@ -50,8 +50,8 @@ func xfsPins() []xfsPin {
 	}
 }
 
-// xfs composes the call of mkfs.xfs. An option that it does not know is an
-// error to it, so its own list of options says what can be switched off.
+// xfs returns the command of mkfs.xfs. Unknown options are errors, so features
+// are looked up in its usage text first.
 func (t Tools) xfs(ctx context.Context, r Request) (command, error) {
 	usage, err := t.run(ctx, command{tool: "mkfs.xfs"})
 	if err != nil {
@@ -74,9 +74,9 @@ func (t Tools) xfs(ctx context.Context, r Request) (command, error) {
 	return command{tool: "mkfs.xfs", args: finish(args, r, "")}, nil
 }
 
-// btrfs composes the call of mkfs.btrfs. Its list of features says since which
-// kernel each can be read; those that are on by default and too new (as
-// block-group-tree, 6.1, is in recent releases) are switched off.
+// btrfs returns the command of mkfs.btrfs. Its feature list shows since which
+// kernel each feature is supported; default features that are too new (such as
+// block-group-tree, 6.1) are disabled.
 func (t Tools) btrfs(ctx context.Context, r Request) (command, error) {
 	list, err := t.run(ctx, command{tool: "mkfs.btrfs", args: []string{"-O", "list-all"}})
 	if err != nil {
@@ -89,12 +89,12 @@ func (t Tools) btrfs(ctx context.Context, r Request) (command, error) {
 	return command{tool: "mkfs.btrfs", args: finish(args, r, "-U")}, nil
 }
 
-// oldestKernel is the oldest that must mount what Make makes: the first that
-// has mount_setattr.
+// oldestKernel is the oldest kernel that must mount file systems created by
+// Make: the first with mount_setattr.
 var oldestKernel = release{5, 12}
 
-// tooNew picks from the output of "mkfs.btrfs -O list-all" the features that
-// are on by default and that the oldest kernel cannot read.
+// tooNew extracts from the output of "mkfs.btrfs -O list-all" the default
+// features that the oldest kernel does not support.
 func tooNew(list string) []string {
 	feature := regexp.MustCompile(`^([a-z0-9-]+)\s+- .*\(.*compat=(\d+\.\d+).*default=`)
 	var off []string
@@ -107,8 +107,8 @@ func tooNew(list string) []string {
 	return off
 }
 
-// finish appends what all tools have in common: label, UUID, and the path
-// behind "--", so that nothing in it is taken for an option.
+// finish appends the common arguments: label, UUID, and the path after "--", so
+// that it is never parsed as an option.
 func finish(args []string, r Request, uuidFlag string) []string {
 	if r.Label != "" {
 		args = append(args, "-L", r.Label)
@@ -119,14 +119,14 @@ func finish(args []string, r Request, uuidFlag string) []string {
 	return append(args, "--", r.Path)
 }
 
-// release is the first two numbers of a release, of a kernel or of a tool.
+// release is the first two numbers of a kernel or tool release.
 type release struct{ major, minor int }
 
 func (r release) atLeast(o release) bool {
 	return r.major > o.major || (r.major == o.major && r.minor >= o.minor)
 }
 
-// findRelease finds the first release number in a text; zero when there is none.
+// findRelease returns the first release number in a text, or zero.
 func findRelease(text string) release {
 	m := regexp.MustCompile(`(\d+)\.(\d+)`).FindStringSubmatch(text)
 	if m == nil {

@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// sign is a mark that something else than our file systems carries.
+// sign is the signature of other content than our file systems.
 type sign struct {
 	at   int
 	mark string
 	name string
 }
 
-// signs are looked at in order; all lie within reach of Probe.
+// signs are checked in order; all lie in the range that Probe reads.
 func signs() []sign {
 	return []sign{
 		{0, "LUKS\xba\xbe", "a LUKS volume"},
@@ -44,7 +44,7 @@ func signs() []sign {
 	}
 }
 
-// foreign names what it knows by sight; empty when it knows nothing.
+// foreign returns the name of other known content, or "".
 func foreign(head []byte) string {
 	for _, s := range signs() {
 		if bytes.HasPrefix(head[s.at:], []byte(s.mark)) {
@@ -57,8 +57,8 @@ func foreign(head []byte) string {
 	return ""
 }
 
-// isMBR asks for more than the two bytes at the end of the sector, which boot
-// code alone has too: four entries with sane flags, at least one in use.
+// isMBR checks more than the two bytes at the end of the sector, which boot
+// code alone has too: four entries with valid flags, at least one in use.
 func isMBR(head []byte) bool {
 	if head[510] != 0x55 || head[511] != 0xaa {
 		return false

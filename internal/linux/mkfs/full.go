@@ -8,10 +8,10 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// IsFull reports whether the file system on a device is as large as it can be
-// on one of that size in bytes. An end that is too small for a group of its
-// own stays unused in ext4 and XFS, and none of them uses a part of a block.
-// Errors: as Probe; errs.Precondition when there is no file system.
+// IsFull reports whether the file system cannot grow further on a device of
+// that size in bytes. ext4 and XFS do not use a rest that is too small for a
+// group, and no file system uses a partial block. Errors: as Probe;
+// errs.Precondition without a file system.
 func IsFull(r io.ReaderAt, deviceSize int64) (bool, error) {
 	info, err := Probe(r)
 	if err != nil {
@@ -19,7 +19,7 @@ func IsFull(r io.ReaderAt, deviceSize int64) (bool, error) {
 	}
 	head := make([]byte, reach)
 	if n, err := r.ReadAt(head, 0); n < len(head) {
-		return false, fmt.Errorf("reading the superblock: %w", err)
+		return false, fmt.Errorf("read the superblock: %w", err)
 	}
 	switch info.Type {
 	case Ext4:
@@ -31,11 +31,11 @@ func IsFull(r io.ReaderAt, deviceSize int64) (bool, error) {
 		sector := int64(binary.LittleEndian.Uint32(head[btrfsSuperOffset+btrfsSectorSize:]))
 		return deviceSize-deviceSize%sector <= info.Size, nil
 	}
-	return false, errs.Errorf(errs.Precondition, "there is no file system that can grow, but %s", describe(r, 0))
+	return false, errs.Errorf(errs.Precondition, "the volume has no file system that can grow: it contains %s", describe(r, 0))
 }
 
-// xfsTarget is how many blocks of an XFS fit on a device; a last group of less
-// than 64 (XFS_MIN_AG_BLOCKS) is not made.
+// xfsTarget is the number of XFS blocks that fit on a device; a last group of
+// less than 64 (XFS_MIN_AG_BLOCKS) is not created.
 func xfsTarget(head []byte, deviceSize int64) uint64 {
 	const leastGroup = 64
 	be := binary.BigEndian

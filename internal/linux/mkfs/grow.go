@@ -12,28 +12,28 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// GrowOffline lets a file system fill its device before it is mounted, with
-// the tools of the system; see Tools.GrowOffline.
+// GrowOffline grows an unmounted file system with the installed tools; see
+// Tools.GrowOffline.
 func GrowOffline(ctx context.Context, path string, t Type) error {
 	return Tools{}.GrowOffline(ctx, path, t)
 }
 
-// GrowOffline lets an ext4 fill the file or the block device that it is on,
-// which is not mounted: e2fsck first, as resize2fs demands, then resize2fs.
-// One that fills it already is left alone, and costs one read. xfs and btrfs
-// grow only while mounted: for them nothing is done.
+// GrowOffline grows an unmounted ext4 to the size of its file or block device:
+// e2fsck first, as resize2fs requires, then resize2fs. If the file system has
+// that size already, it costs one read. xfs and btrfs grow only while mounted:
+// for them GrowOffline is a no-op.
 //
-// A cancelled context ends the check, but not a resize: half of one leaves a
-// file system that "e2fsck -p" does not accept (measured: in one of ten kills
-// at random instants), so resize2fs goes on even if this process dies, and
-// holds a lock meanwhile: until it is done a repeat gets errs.Busy. If it is
-// cut all the same (power loss, a killed container) a marker that lies before
-// it on the device makes the repeat run "e2fsck -y" (measured: 22 of 149 cuts
-// needed it, all were mended without loss). Without the marker nothing but
-// "e2fsck -p" is ever run: damage of unknown origin is for a person to look at.
+// A cancelled context ends the check, but not a resize: an interrupted resize
+// leaves a file system that "e2fsck -p" does not accept (measured: in one of
+// ten kills at random times). So resize2fs continues even if this process dies,
+// and holds a lock meanwhile: until then another call gets errs.Busy. If it is
+// still interrupted (power loss, a killed container), a marker in front of the
+// file system makes the next call run "e2fsck -y" (measured: 22 of 149
+// interruptions needed it, all were repaired without loss). Without the marker
+// only "e2fsck -p" runs: damage of unknown origin is left to the administrator.
 //
-// Errors: ErrNoTool, ErrDamaged, errs.Busy, errs.Precondition when e2fsck
-// cannot repair the file system by itself.
+// Errors: ErrNoTool, ErrDamaged, errs.Busy, errs.Precondition if e2fsck needs
+// manual decisions.
 func (t Tools) GrowOffline(ctx context.Context, path string, fs Type) error {
 	if _, err := ParseType(string(fs)); err != nil {
 		return err
@@ -43,17 +43,17 @@ func (t Tools) GrowOffline(ctx context.Context, path string, fs Type) error {
 	}
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
-		return fmt.Errorf("growing %s: %w", fs, err)
+		return fmt.Errorf("grow %s: %w", fs, err)
 	}
 	defer f.Close()
 	if err := lockForTools(f); err != nil {
 		return err
 	}
-	cut, err := findCutResize(f)
+	interrupted, err := findInterruptedResize(f)
 	if err != nil {
 		return err
 	}
-	if cut {
+	if interrupted {
 		if err := undoTornSuper(f); err != nil {
 			return err
 		}
@@ -63,23 +63,23 @@ func (t Tools) GrowOffline(ctx context.Context, path string, fs Type) error {
 			return err
 		}
 	}
-	if err := t.checkExt4(ctx, f, cut); err != nil {
+	if err := t.checkExt4(ctx, f, interrupted); err != nil {
 		return err
 	}
 	return t.resizeExt4(ctx, f)
 }
 
-// lockForTools takes a lock that is inherited by the tools and lasts as long as
-// the last of them. It is a record lock of the open file, not one of flock,
-// which the callers may hold.
+// lockForTools takes a lock that the tools inherit and that lasts until the
+// last of them exits. It is an open file description lock, not flock, which
+// callers can hold.
 func lockForTools(f *os.File) error {
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
 	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &lock)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
-		return errs.Errorf(errs.Busy, "the file system on %s is being grown just now; try again", f.Name())
+		return errs.Errorf(errs.Busy, "the file system on %s is being resized; try again", f.Name())
 	}
 	if err != nil {
-		return fmt.Errorf("locking %s: %w", f.Name(), err)
+		return fmt.Errorf("lock %s: %w", f.Name(), err)
 	}
 	return nil
 }
@@ -92,32 +92,32 @@ func ext4IsFull(f *os.File) (bool, error) {
 	info, err := Probe(f)
 	switch {
 	case errors.Is(err, ErrDamaged):
-		return false, fmt.Errorf("%s: %w; \"e2fsck -f %[1]s\" can repair it from a copy", f.Name(), err)
+		return false, fmt.Errorf("%s: %w; try \"e2fsck -f %[1]s\" on a copy of the volume", f.Name(), err)
 	case err != nil:
 		return false, fmt.Errorf("%s: %w", f.Name(), err)
 	case info.Type != Ext4:
-		return false, errs.Errorf(errs.Precondition, "there is no ext4 on %s, but %s", f.Name(), describe(f, 0))
+		return false, errs.Errorf(errs.Precondition, "%s does not contain ext4 but %s", f.Name(), describe(f, 0))
 	}
 	return IsFull(f, size)
 }
 
-func (t Tools) checkExt4(ctx context.Context, f *os.File, cut bool) error {
+func (t Tools) checkExt4(ctx context.Context, f *os.File, interrupted bool) error {
 	how := "-p"
-	if cut {
+	if interrupted {
 		how = "-y"
 	}
 	res, err := t.run(ctx, command{tool: "e2fsck", args: []string{"-f", how, "--", f.Name()}, hold: f})
 	if err != nil {
-		return fmt.Errorf("checking the ext4 on %s: %w", f.Name(), err)
+		return fmt.Errorf("check the ext4 on %s: %w", f.Name(), err)
 	}
-	// The exit code is a sum: 1 repaired, 2 repaired and to be mounted anew
-	// (nothing is mounted here), from 4 on failed.
+	// The exit code is a bit mask: 1 repaired, 2 repaired and reboot needed if
+	// mounted (it is not), 4 and higher failed.
 	const failed = ^3
 	if res.code&failed == 0 {
 		return nil
 	}
 	if res.code&4 != 0 {
-		return errs.Errorf(errs.Precondition, "the ext4 on %s has damage that e2fsck does not repair unasked (exit code %d); keep a copy of the volume, then run \"e2fsck -f\" on it by hand%s",
+		return errs.Errorf(errs.Precondition, "the ext4 on %s has damage that e2fsck does not repair automatically (exit code %d); copy the volume, then run \"e2fsck -f\" on it manually%s",
 			f.Name(), res.code, quoteOutput(res.output))
 	}
 	return errs.Errorf(errs.Internal, "e2fsck could not check %s (exit code %d)%s", f.Name(), res.code, quoteOutput(res.output))
@@ -136,13 +136,13 @@ func (t Tools) resizeExt4(ctx context.Context, f *os.File) error {
 	}
 	res, err := t.run(context.WithoutCancel(ctx), command{tool: "resize2fs", args: []string{"--", f.Name()}, hold: f, outlive: true})
 	if err != nil {
-		return fmt.Errorf("growing the ext4 on %s: %w", f.Name(), err)
+		return fmt.Errorf("grow the ext4 on %s: %w", f.Name(), err)
 	}
 	if res.code != 0 {
 		return errs.Errorf(errs.Internal, "resize2fs on %s failed with exit code %d%s", f.Name(), res.code, quoteOutput(res.output))
 	}
 	if err := f.Sync(); err != nil {
-		return fmt.Errorf("flushing %s: %w", f.Name(), err)
+		return fmt.Errorf("fsync %s: %w", f.Name(), err)
 	}
 	if !marked {
 		return nil

@@ -6,35 +6,35 @@ import (
 	"os"
 )
 
-// resizeMarker says "a resize began and did not end". It lies in the boot
-// block, the first 1024 bytes of the device, which ext4 leaves to others. There
-// it needs no second place that could be lost or belong to another file, and a
-// copy of the device has it too.
+// resizeMarker means that a resize began and did not end. It is in the boot
+// block, the first 1024 bytes of the device, which ext4 does not use. There it
+// cannot be lost or confused with the marker of another file, and copies of the
+// device include it.
 //
-// Behind it lies the superblock as it was before, less a part in its reserved
-// end that is zeros and would not fit: resize2fs writes the superblock piece by
-// piece, and a file system of one group has no other copy of it.
+// After it follows the superblock from before the resize, without a zero part
+// of its reserved area, which would not fit: resize2fs writes the superblock in
+// pieces, and a file system with one group has no other copy.
 const (
 	resizeMarker = "cleat: resize2fs began here\n"
 	savedSuper   = 960
 	superTail    = 4 // the checksum
 )
 
-// findCutResize tells whether the marker is there.
-func findCutResize(f *os.File) (bool, error) {
+// findInterruptedResize reports whether the marker exists.
+func findInterruptedResize(f *os.File) (bool, error) {
 	b := make([]byte, len(resizeMarker))
 	if _, err := f.ReadAt(b, 0); err != nil {
-		return false, fmt.Errorf("reading %s: %w", f.Name(), err)
+		return false, fmt.Errorf("read %s: %w", f.Name(), err)
 	}
 	return string(b) == resizeMarker, nil
 }
 
-// markResize writes the marker, unless the boot block is in use: what is there
-// belongs to someone. It tells whether the marker is there now.
+// markResize writes the marker, unless the boot block has other content. It
+// reports whether the marker exists now.
 func markResize(f *os.File) (bool, error) {
 	b := make([]byte, extSuperOffset+extSuperSize)
 	if _, err := f.ReadAt(b, 0); err != nil {
-		return false, fmt.Errorf("reading %s: %w", f.Name(), err)
+		return false, fmt.Errorf("read %s: %w", f.Name(), err)
 	}
 	boot, super := b[:extSuperOffset], b[extSuperOffset:]
 	free := isZero(boot) || string(boot[:len(resizeMarker)]) == resizeMarker
@@ -45,13 +45,13 @@ func markResize(f *os.File) (bool, error) {
 	return true, writeBoot(f, marker)
 }
 
-// undoTornSuper puts the saved superblock back if the one that is there is
-// damaged. Growing moves nothing that is older than it, so the old one leads
-// to all data; e2fsck and a new resize follow.
+// undoTornSuper restores the saved superblock if the current one is damaged.
+// Growing does not move existing data or metadata, so the old superblock leads
+// to all data; e2fsck and another resize follow.
 func undoTornSuper(f *os.File) error {
 	head := make([]byte, reach)
 	if _, err := f.ReadAt(head, 0); err != nil {
-		return fmt.Errorf("reading %s: %w", f.Name(), err)
+		return fmt.Errorf("read %s: %w", f.Name(), err)
 	}
 	if _, found, err := readExt(head); found && err == nil {
 		return nil
@@ -62,21 +62,21 @@ func undoTornSuper(f *os.File) error {
 	copy(super[extSuperSize-superTail:], saved[savedSuper:])
 	copy(head[extSuperOffset:], super)
 	if _, found, err := readExt(head); !found || err != nil {
-		return fmt.Errorf("%s: the superblock saved before the resize is not usable either: %w", f.Name(), err)
+		return fmt.Errorf("%s: the superblock saved before the resize is damaged too: %w", f.Name(), err)
 	}
 	if _, err := f.WriteAt(super, extSuperOffset); err != nil {
-		return fmt.Errorf("restoring the superblock of %s: %w", f.Name(), err)
+		return fmt.Errorf("restore the superblock of %s: %w", f.Name(), err)
 	}
 	return nil
 }
 
-// writeBoot writes from the beginning of the device on, durably.
+// writeBoot writes at the beginning of the device, durably.
 func writeBoot(f *os.File, b []byte) error {
 	if _, err := f.WriteAt(b, 0); err != nil {
-		return fmt.Errorf("marking the resize of %s: %w", f.Name(), err)
+		return fmt.Errorf("write the resize marker of %s: %w", f.Name(), err)
 	}
 	if err := f.Sync(); err != nil {
-		return fmt.Errorf("flushing %s: %w", f.Name(), err)
+		return fmt.Errorf("fsync %s: %w", f.Name(), err)
 	}
 	return nil
 }

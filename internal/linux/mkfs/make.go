@@ -16,36 +16,36 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
-// Request says what to make.
+// Request describes the file system to create.
 type Request struct {
-	// Path is the absolute path of a regular file, or of a block device. All
-	// of it must read as zeros; it may be sparse or have all its blocks, and
-	// keeps them: nothing is discarded.
+	// Path is the absolute path of a regular file or a block device, which must
+	// read as zeros. It can be sparse or fully allocated, and remains so:
+	// nothing is discarded.
 	Path string
 	Type Type
-	// Label is the name inside the file system; empty is none. At most 16
-	// bytes for ext4, 12 for xfs, 255 for btrfs.
+	// Label is the label of the file system, or empty. At most 16 bytes for
+	// ext4, 12 for xfs, 255 for btrfs.
 	Label string
-	// UUID of the file system; empty is a random one.
+	// UUID of the file system; random if empty.
 	UUID string
 }
 
-// Make makes a file system with the tools of the system; see Tools.Make.
+// Make creates a file system with the installed tools; see Tools.Make.
 func Make(ctx context.Context, r Request) error { return Tools{}.Make(ctx, r) }
 
-// Make makes a file system with 4096-byte sectors and blocks. It does not
-// flush the file to disk. After an error the file may hold half a file system
-// and is to be thrown away.
+// Make creates a file system with 4096-byte sectors and blocks. It does not
+// flush the file to disk. After an error the file can contain an incomplete
+// file system and must be discarded.
 //
 // Errors: ErrNoTool; ErrNotBlank; errs.OutOfRange for a size below MinSize;
-// errs.Exhausted when the pool has no room; errs.Invalid for the request.
+// errs.Exhausted if the pool has no space left; errs.Invalid for the request.
 func (t Tools) Make(ctx context.Context, r Request) error {
 	if err := r.check(); err != nil {
 		return err
 	}
 	f, err := os.OpenFile(r.Path, os.O_RDWR|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return fmt.Errorf("making %s: %w", r.Type, err)
+		return fmt.Errorf("make %s: %w", r.Type, err)
 	}
 	defer f.Close()
 	size, err := f.Seek(0, io.SeekEnd)
@@ -65,7 +65,7 @@ func (t Tools) Make(ctx context.Context, r Request) error {
 	}
 	res, err := t.runUndisturbed(ctx, cmd)
 	if err != nil {
-		return fmt.Errorf("making %s on %s: %w", r.Type, r.Path, err)
+		return fmt.Errorf("make %s on %s: %w", r.Type, r.Path, err)
 	}
 	if res.code != 0 {
 		return mkfsError(r, cmd.tool, res)
@@ -73,13 +73,13 @@ func (t Tools) Make(ctx context.Context, r Request) error {
 	return r.verify(f)
 }
 
-// disturbed is what mkfs.btrfs says when a loop device that it found among the
-// mounts of the machine was let go before it asked what is behind it. It has
-// written nothing then.
+// disturbed is the error of mkfs.btrfs if another process detached a loop
+// device that it found in the mount table before it checked the device's
+// backing file. It has written nothing then.
 const disturbed = "cannot check mount status"
 
-// runUndisturbed runs a tool again when an unmount of something else got into
-// its way, for a second: a mount that stays is another matter.
+// runUndisturbed repeats a tool for up to a second after this error; a longer
+// one has another cause.
 func (t Tools) runUndisturbed(ctx context.Context, cmd command) (res result, err error) {
 	err = retry.For(ctx, time.Second, func() (again bool, err error) {
 		res, err = t.run(ctx, cmd)
@@ -99,7 +99,7 @@ func (r Request) check() error {
 		return errs.Errorf(errs.Invalid, "label %q has %d bytes; %s takes at most %d", r.Label, len(r.Label), r.Type, n)
 	}
 	if strings.ContainsAny(r.Label, "\x00\n") {
-		return errs.Errorf(errs.Invalid, "label %q holds a character that no label may hold", r.Label)
+		return errs.Errorf(errs.Invalid, "label %q contains a NUL or newline character", r.Label)
 	}
 	if r.UUID != "" {
 		if id, err := uuid.Parse(r.UUID); err != nil || id == uuid.Nil || id.String() != r.UUID {
@@ -117,15 +117,15 @@ func mkfsError(r Request, tool string, res result) error {
 	return errs.Errorf(kind, "%s on %s failed with exit code %d%s", tool, r.Path, res.code, quoteOutput(res.output))
 }
 
-// verify reads back what the tool wrote: a tool that says it succeeded and
-// did not would surface only when the volume is mounted.
+// verify reads the result: otherwise a tool that wrongly reports success would
+// be noticed only when the volume is mounted.
 func (r Request) verify(f *os.File) error {
 	info, err := Probe(f)
 	if err != nil {
-		return fmt.Errorf("reading back the new %s on %s: %w", r.Type, r.Path, err)
+		return fmt.Errorf("read the new %s on %s: %w", r.Type, r.Path, err)
 	}
 	if info.Type != r.Type || (r.UUID != "" && info.UUID != r.UUID) {
-		return fmt.Errorf("%s was to be made on %s, but there is now %s", r.Type, r.Path, describe(f, 0))
+		return fmt.Errorf("made %s on %s, but it now contains %s", r.Type, r.Path, describe(f, 0))
 	}
 	return nil
 }

@@ -8,36 +8,34 @@ import (
 	"github.com/google/uuid"
 )
 
-// Info says what a superblock says.
+// Info is the content of a superblock.
 type Info struct {
-	// Type is the file system; empty when there is none that Make can make.
+	// Type is the file system; empty if it is not one that Make supports.
 	Type  Type
-	UUID  string // in lower case; what the kernel shows, also for a btrfs with a changed one
+	UUID  string // lower case, as reported by the kernel, also for a btrfs with a metadata_uuid
 	Label string
-	// Size of the file system in bytes, which may be less than that of the
-	// device below it.
+	// Size of the file system in bytes; it can be less than that of the device.
 	Size int64
-	// Foreign names something else that is known by sight (swap space, a
-	// partition table, another file system), when Type is empty.
+	// Foreign names other known content (swap space, a partition table, another
+	// file system) if Type is empty.
 	Foreign string
 }
 
-// ErrDamaged: there is the mark of a file system, but its superblock
-// contradicts itself or its checksum.
+// ErrDamaged: a superblock exists but is inconsistent or has a wrong checksum.
 var ErrDamaged = errors.New("damaged superblock")
 
-// reach is how far into a device the marks lie that Probe looks at: the last
-// is the superblock of btrfs.
+// reach is how many bytes Probe reads: up to the end of the superblock of
+// btrfs.
 const reach = btrfsSuperOffset + btrfsSuperSize
 
-// Probe reads what kind of file system is there. Nothing that is known by
-// sight gives an empty Info and no error: that does not mean that the device
-// is blank, and nobody may format because of it. Errors: ErrDamaged, and what
-// the reader says; a device that ends early is no error.
+// Probe detects the content of a device. Unknown content returns an empty Info
+// and no error: the device is not necessarily blank, and must not be formatted
+// because of it. Errors: ErrDamaged, and read errors; a short device is not an
+// error.
 func Probe(r io.ReaderAt) (Info, error) {
 	head := make([]byte, reach)
 	if n, err := r.ReadAt(head, 0); err != nil && !(errors.Is(err, io.EOF) && n < len(head)) {
-		return Info{}, fmt.Errorf("reading the superblocks: %w", err)
+		return Info{}, fmt.Errorf("read the superblocks: %w", err)
 	}
 	var damage error
 	for _, parse := range []func([]byte) (Info, bool, error){parseXFS, parseBtrfs, parseExt} {
@@ -58,7 +56,7 @@ func damaged(t Type, format string, args ...any) error {
 	return fmt.Errorf("%w of %s: %s", ErrDamaged, t, fmt.Sprintf(format, args...))
 }
 
-// sizeOf multiplies, and refuses what is no size of a device.
+// sizeOf multiplies, and rejects zero and overflow.
 func sizeOf(blocks, blockSize uint64) (int64, bool) {
 	const most = 1<<63 - 1
 	if blocks == 0 || blockSize == 0 || blocks > most/blockSize {

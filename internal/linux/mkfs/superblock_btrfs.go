@@ -5,7 +5,7 @@ import (
 	"math/bits"
 )
 
-// Where things are in a superblock of btrfs.
+// Offsets in a btrfs superblock, and values.
 const (
 	btrfsSuperOffset = 0x10000
 	btrfsSuperSize   = 4096
@@ -32,17 +32,16 @@ func isBtrfs(super []byte) bool {
 	return string(super[btrfsMagicAt:btrfsMagicAt+8]) == btrfsMagic
 }
 
-// checkBtrfs holds one copy of the superblock against its checksum and its
-// place. Checksums other than crc32c, which others may have chosen, are left
-// to the kernel.
+// checkBtrfs verifies the checksum and the location of one copy of the
+// superblock. Checksum types other than crc32c are left to the kernel.
 func checkBtrfs(super []byte, at int64) error {
 	le := binary.LittleEndian
 	if got := le.Uint64(super[btrfsBytenr:]); got != uint64(at) {
-		return damaged(Btrfs, "the copy at byte %d says it lies at %d", at, got)
+		return damaged(Btrfs, "the copy at byte %d has the location %d", at, got)
 	}
 	kind := le.Uint16(super[btrfsCsumType:])
 	if kind > btrfsCsumLast {
-		return damaged(Btrfs, "checksums of type %d", kind)
+		return damaged(Btrfs, "unknown checksum type %d", kind)
 	}
 	if kind == btrfsCsumCRC32C && crc32c(super[btrfsCsumLength:]) != le.Uint32(super) {
 		return damaged(Btrfs, "the checksum of the copy at byte %d is wrong", at)

@@ -12,8 +12,8 @@ const (
 	xfsCRCOffset = 224
 )
 
-// parseXFS reads the superblock of XFS, which is big-endian and lies at the
-// very beginning. From version 5 on it has a checksum over its sector.
+// parseXFS parses the XFS superblock, which is big-endian and at offset 0.
+// Since version 5 it has a checksum of its sector.
 func parseXFS(head []byte) (Info, bool, error) {
 	if !bytes.HasPrefix(head, []byte(xfsMagic)) {
 		return Info{}, false, nil

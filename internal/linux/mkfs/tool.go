@@ -16,22 +16,22 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// DefaultPath is where tools are looked for.
+// DefaultPath is the default search path for tools.
 const DefaultPath = "/usr/sbin:/sbin:/usr/bin:/bin"
 
-// Tools runs the programs that make and mend file systems. The zero value
-// takes those of the system.
+// Tools runs the programs that create and repair file systems. The zero value
+// uses the installed ones.
 type Tools struct {
-	// Path lists the directories to look in, separated by colons; empty is
-	// DefaultPath. It is also the PATH that the programs see.
+	// Path lists the directories to search, separated by colons; empty is
+	// DefaultPath. It is also the PATH of the programs.
 	Path string
 }
 
-// ErrNoTool: a program is not installed. The error's text names it and the
-// Debian package that brings it.
+// ErrNoTool: a program is not installed. The error names it and its Debian
+// package.
 var ErrNoTool = errors.New("not installed")
 
-// debianPackage brings a tool.
+// debianPackage returns the package of a tool.
 func debianPackage(tool string) string {
 	switch tool {
 	case "mkfs.ext4", "e2fsck", "resize2fs":
@@ -59,7 +59,7 @@ func (t Tools) find(tool string) (string, error) {
 			return name, nil
 		}
 	}
-	return "", errs.Errorf(errs.Precondition, "%s is %w: it is in none of %s; install the Debian package %s (or what brings %[1]s elsewhere)",
+	return "", errs.Errorf(errs.Precondition, "%s is %w: not found in %s; install the Debian package %s (or the package with %[1]s of your distribution)",
 		tool, ErrNoTool, t.path(), debianPackage(tool))
 }
 
@@ -67,25 +67,24 @@ func (t Tools) find(tool string) (string, error) {
 type command struct {
 	tool string
 	args []string
-	// outlive lets the tool go on when this process dies, for work that is
-	// worse half done than done twice.
+	// outlive lets the tool continue if this process dies, for work that must
+	// not be interrupted.
 	outlive bool
-	// hold is passed to the tool as an open file, so that a lock on it lasts
-	// as long as the tool.
+	// hold is inherited by the tool, so that a lock on it lasts as long as the
+	// tool runs.
 	hold *os.File
 }
 
-// result is how a run ended: the exit code, and what the tool said on both
-// streams, cut in the middle where it said too much.
+// result is the exit code and the combined output of a tool, shortened in the
+// middle.
 type result struct {
 	code   int
 	output string
 }
 
-// run starts a tool without a shell, without input and with a clean
-// environment, and waits for it. A cancelled context kills the tool and what
-// it started. An exit code that is not zero is no error here: it means other
-// things in other tools.
+// run executes a tool without a shell, without input and with a clean
+// environment. A cancelled context kills the tool and its children. A nonzero
+// exit code is not an error here, as its meaning differs between tools.
 func (t Tools) run(ctx context.Context, c command) (result, error) {
 	if err := ctx.Err(); err != nil {
 		return result{}, fmt.Errorf("%s was not started: %w", c.tool, err)
@@ -94,16 +93,16 @@ func (t Tools) run(ctx context.Context, c command) (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	var said clipped
+	var output clipped
 	cmd := exec.CommandContext(ctx, program, c.args...)
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=" + t.path(), "LC_ALL=C"}
-	cmd.Stdout, cmd.Stderr = &said, &said
+	cmd.Stdout, cmd.Stderr = &output, &output
 	cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
 	if !c.outlive {
 		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
-		// The kernel sends that signal when the thread that started the tool
-		// ends; a locked thread lasts as long as this call.
+		// The kernel sends the signal when the thread that started the tool
+		// exits; locking keeps the thread until run returns.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 	}
@@ -113,7 +112,7 @@ func (t Tools) run(ctx context.Context, c command) (result, error) {
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second
 	err = cmd.Run()
-	res := result{output: said.String()}
+	res := result{output: output.String()}
 	var exit *exec.ExitError
 	switch {
 	case ctx.Err() != nil:
@@ -121,23 +120,23 @@ func (t Tools) run(ctx context.Context, c command) (result, error) {
 	case errors.As(err, &exit) && exit.Exited():
 		res.code = exit.ExitCode()
 	case err != nil:
-		return res, fmt.Errorf("%s did not end by itself: %w%s", c.tool, err, quoteOutput(res.output))
+		return res, fmt.Errorf("%s did not exit normally: %w%s", c.tool, err, quoteOutput(res.output))
 	}
 	return res, nil
 }
 
-// clipped keeps the beginning and the end of what is written to it.
+// clipped keeps the beginning and the end of its input.
 type clipped struct {
 	head, tail []byte
 	lost       bool
 }
 
-const clip = 2 << 10 // bytes kept of either end
+const clip = 2 << 10 // bytes kept of each end
 
 func (c *clipped) Write(p []byte) (int, error) {
 	n := len(p)
-	if room := clip - len(c.head); room > 0 {
-		take := min(room, len(p))
+	if free := clip - len(c.head); free > 0 {
+		take := min(free, len(p))
 		c.head, p = append(c.head, p[:take]...), p[take:]
 	}
 	c.tail = append(c.tail, p...)
@@ -155,8 +154,8 @@ func (c *clipped) String() string {
 	return string(c.head) + string(c.tail)
 }
 
-// quoteOutput puts a tool's words on one line behind an error; the list of
-// options that mkfs.xfs appends to every complaint is no help there.
+// quoteOutput formats a tool's output as one line to append to an error. The
+// usage text of mkfs.xfs is dropped.
 func quoteOutput(output string) string {
 	output, _, _ = strings.Cut(output, "Usage:")
 	var lines []string

@@ -1,15 +1,15 @@
-// Package mkfs makes file systems, on a plain file or on a device, and reads
-// what kind of file system is there. It makes them with the tools of each
-// file system, with features pinned, so that what it makes does not depend on
-// the release of those tools; it reads superblocks itself.
+// Package mkfs creates file systems on files and devices, and detects existing
+// ones. It creates them with the tools of each file system and a fixed feature
+// set, so that the result does not depend on the tools' release. It parses
+// superblocks itself.
 //
-// # What is pinned
+// # Fixed features
 //
-// A tool may be newer than the kernel that mounts its work (an image that is
-// newer than its host), and by default it then switches on what that kernel
-// does not know. Make names the features, and what it makes mounts on every
-// kernel from 5.12 on, the first that has mount_setattr, which cleat needs to
-// mount anything.
+// Tools can be newer than the kernel that mounts the file system (an image that
+// is newer than its host), and then enable features by default that this kernel
+// does not support. Make selects the features, and its file systems mount on
+// all kernels since 5.12, the first with mount_setattr, which cleat needs for
+// all mounts.
 package mkfs
 
 import (
@@ -18,38 +18,36 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Type is a kind of file system, by its name in the kernel.
+// Type is a file system type, with its name in the kernel.
 type Type string
 
-// The file systems that cleat makes.
+// The supported file systems.
 const (
 	Ext4  Type = "ext4"
 	XFS   Type = "xfs"
 	Btrfs Type = "btrfs"
 )
 
-// Types lists the file systems that Make can make.
+// Types lists the file systems that Make supports.
 func Types() []Type { return []Type{Ext4, XFS, Btrfs} }
 
-// ParseType takes the name of a file system; errs.Invalid when it is none
-// that Make can make.
+// ParseType validates the name of a file system; errs.Invalid if Make does not
+// support it.
 func ParseType(name string) (Type, error) {
 	if t := Type(name); slices.Contains(Types(), t) {
 		return t, nil
 	}
-	return "", errs.Errorf(errs.Invalid, "file system %q cannot be made here; known are %q", name, Types())
+	return "", errs.Errorf(errs.Invalid, "file system %q is not supported; want one of %q", name, Types())
 }
 
 const mib = 1 << 20
 
-// MinSize is the smallest size in bytes that Make takes for a type; zero for
-// a type that it does not know. Each was measured with the pinned features:
+// MinSize is the smallest size in bytes that Make accepts for a type; zero for
+// an unknown type. Measured with the fixed features:
 //
-//   - ext4: 8 MiB; with less mke2fs quietly leaves out the journal.
-//   - xfs: 300 MiB; below it mkfs.xfs refuses since release 5.19.
-//   - btrfs: 256 MiB; mkfs.btrfs makes 109 MiB and more, but the kernel does
-//     not resize a btrfs to less than 256 MiB, so a smaller one could not grow
-//     by a little.
+//   - ext4: 8 MiB; below it mke2fs silently omits the journal.
+//   - xfs: 300 MiB; below it mkfs.xfs fails since release 5.19.
+//   - btrfs: 256 MiB; mkfs.btrfs accepts 109 MiB, but the kernel does not resize a btrfs to less than 256 MiB, so a smaller one could not grow a little.
 func MinSize(t Type) int64 {
 	switch t {
 	case Ext4:

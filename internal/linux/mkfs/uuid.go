@@ -12,23 +12,19 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// NewUUID makes a copy of a file system mountable beside its original. The
-// copy is not in use; it may have been cut while the original was mounted and
-// not frozen. It does not flush the file. Cut half-way it can be repeated.
+// NewUUID makes a copy of a file system mountable on the same host as its
+// original. The copy must not be in use; it can be a snapshot taken while the
+// original was mounted and not frozen. It does not flush the file. It is
+// idempotent and can be repeated if interrupted.
 //
-//   - ext4 mounts twins as they are, xfs does with the option nouuid: nothing
-//     is changed. A later replay of the log, which belongs to the old UUID,
-//     stays possible.
-//   - btrfs takes two devices with one UUID for one file system, and would
-//     answer a mount of the copy with the original. The copy gets a new UUID
-//     in its superblocks and remembers the old one, which all its metadata
-//     carries, as metadata_uuid (kernel 5.0).
+//   - ext4 duplicates can be mounted as they are, xfs duplicates with the option nouuid: nothing is changed. A later replay of the log, which contains the old UUID, remains possible.
+//   - btrfs treats two devices with one UUID as one file system, and would mount the original instead of the copy. The copy gets a new UUID in its superblocks, and the old one, which is in all metadata, becomes the metadata_uuid (kernel 5.0).
 //
-// The last is what "btrfstune -m" does, too; but that runs transactions of its
-// own. Measured with release 6.2: after them the log tree, which holds what was
-// synced since the last commit, can no longer be read, and the kernel refuses
-// the mount; "btrfs rescue zero-log" would then throw away synced data. Here
-// nothing but the superblocks is written, and the kernel replays the log.
+// "btrfstune -m" does the same, but commits transactions. Measured with release
+// 6.2: after them the log tree, which contains data synced since the last
+// commit, is unreadable, and the kernel refuses the mount; "btrfs rescue
+// zero-log" would then lose synced data. Here only the superblocks are written,
+// and the kernel replays the log.
 func (t Tools) NewUUID(ctx context.Context, path string, fs Type) error {
 	if _, err := ParseType(string(fs)); err != nil {
 		return err
@@ -53,14 +49,15 @@ func (t Tools) NewUUID(ctx context.Context, path string, fs Type) error {
 	return nil
 }
 
-// device is what renameBtrfs reads and writes.
+// device is the storage that renameBtrfs reads and writes.
 type device interface {
 	io.ReaderAt
 	io.WriterAt
 }
 
-// renameBtrfs gives all copies of the superblock a new UUID. The first, which
-// alone counts at a mount, comes last: a cut leaves the old or the new.
+// renameBtrfs sets a new UUID in all copies of the superblock. The first copy,
+// the only one used by a mount, is written last: an interruption leaves the old
+// or the new UUID.
 func renameBtrfs(d device, id uuid.UUID) error {
 	first, err := readBtrfsSuper(d, btrfsSuperOffset)
 	if err != nil {
@@ -68,10 +65,10 @@ func renameBtrfs(d device, id uuid.UUID) error {
 	}
 	le := binary.LittleEndian
 	if n := le.Uint64(first[btrfsNumDevices:]); n != 1 {
-		return errs.Errorf(errs.Precondition, "it spans %d devices", n)
+		return errs.Errorf(errs.Precondition, "the file system spans %d devices, want 1", n)
 	}
 	if n := le.Uint16(first[btrfsCsumType:]); n != btrfsCsumCRC32C {
-		return errs.Errorf(errs.Unsupported, "its checksums are of type %d, only crc32c can be computed here", n)
+		return errs.Errorf(errs.Unsupported, "checksum type %d is not supported, want crc32c", n)
 	}
 	old := first[btrfsFSID : btrfsFSID+16]
 	if le.Uint64(first[btrfsIncompat:])&btrfsHasMetadataUUID != 0 {
@@ -98,15 +95,15 @@ func renameBtrfs(d device, id uuid.UUID) error {
 func readBtrfsSuper(r io.ReaderAt, at int64) ([]byte, error) {
 	super := make([]byte, btrfsSuperSize)
 	if _, err := r.ReadAt(super, at); err != nil {
-		return nil, fmt.Errorf("reading the superblock at byte %d: %w", at, err)
+		return nil, fmt.Errorf("read the superblock at byte %d: %w", at, err)
 	}
 	if !isBtrfs(super) {
-		return nil, damaged(Btrfs, "there is no copy at byte %d", at)
+		return nil, damaged(Btrfs, "no copy at byte %d", at)
 	}
 	return super, checkBtrfs(super, at)
 }
 
-// setBtrfsUUID changes one copy. The UUID in its device record stays: it is
+// setBtrfsUUID changes one copy. The UUID in its device item remains, as it is
 // compared with metadata_uuid.
 func setBtrfsUUID(super []byte, id, metadata uuid.UUID) {
 	le := binary.LittleEndian

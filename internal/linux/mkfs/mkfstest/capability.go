@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// effective reads the mask of effective capabilities out of /proc/self/status.
+// effective parses the effective capabilities in /proc/self/status.
 func effective(t testing.TB, status string) uint64 {
 	t.Helper()
 	for line := range strings.Lines(status) {

@@ -8,7 +8,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/loop"
 )
 
-// Device is an attached file that is not mounted.
+// Device is an attached loop device that is not mounted.
 type Device struct {
 	loop.Device
 	held *os.File
@@ -31,7 +31,7 @@ func Attach(t testing.TB, path string) *Device {
 	return v
 }
 
-// Detach lets go of the device. It may be repeated.
+// Detach detaches the device. It is idempotent.
 func (d *Device) Detach(t testing.TB) {
 	t.Helper()
 	if d.held == nil {

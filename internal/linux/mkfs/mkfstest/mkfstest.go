@@ -1,5 +1,5 @@
-// Package mkfstest makes and mounts file systems for tests, on the real
-// kernel, and takes all of it back when the test ends. It needs root.
+// Package mkfstest creates and mounts file systems for tests on the real
+// kernel, and cleans up at the end of the test. It needs root.
 package mkfstest
 
 import (
@@ -18,7 +18,7 @@ import (
 // MiB is 2^20 bytes.
 const MiB = 1 << 20
 
-// File makes a sparse file in a directory and returns its path.
+// File creates a sparse file in a directory and returns its path.
 func File(t testing.TB, dir, name string, size int64) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
@@ -33,7 +33,7 @@ func File(t testing.TB, dir, name string, size int64) string {
 	return path
 }
 
-// Fallocate gives a file all its blocks.
+// Fallocate allocates all blocks of a file.
 func Fallocate(t testing.TB, path string, size int64) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -46,7 +46,7 @@ func Fallocate(t testing.TB, path string, size int64) {
 	}
 }
 
-// Allocated returns how many bytes of disk a file takes.
+// Allocated returns the disk usage of a file in bytes.
 func Allocated(t testing.TB, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
@@ -56,7 +56,7 @@ func Allocated(t testing.TB, path string) int64 {
 	return st.Blocks * 512
 }
 
-// Reflink copies a file by sharing its blocks and makes it durable.
+// Reflink copies a file by sharing its blocks.
 func Reflink(t testing.TB, from, to string) {
 	t.Helper()
 	src, err := os.Open(from)
@@ -74,7 +74,7 @@ func Reflink(t testing.TB, from, to string) {
 	}
 }
 
-// Make makes a file system on a file with the tools of the system.
+// Make creates a file system on a file with the installed tools.
 func Make(t testing.TB, path string, fs mkfs.Type) {
 	t.Helper()
 	if err := mkfs.Make(t.Context(), mkfs.Request{Path: path, Type: fs}); err != nil {
@@ -82,15 +82,15 @@ func Make(t testing.TB, path string, fs mkfs.Type) {
 	}
 }
 
-// Volume is a file that is attached and mounted.
+// Volume is an attached and mounted file.
 type Volume struct {
 	File   string
 	Dir    string
 	Device loop.Device
 }
 
-// Mount attaches a file to a loop device as volumes are attached (4096-byte
-// sectors, direct I/O) and mounts it.
+// Mount attaches a file to a loop device like a volume (4096-byte sectors,
+// direct I/O) and mounts it.
 func Mount(t testing.TB, path string, fs mkfs.Type, options ...string) Volume {
 	t.Helper()
 	v, err := TryMount(t, path, fs, options...)
@@ -100,7 +100,7 @@ func Mount(t testing.TB, path string, fs mkfs.Type, options ...string) Volume {
 	return v
 }
 
-// TryMount is Mount for a test that expects an error.
+// TryMount is Mount for tests that expect an error.
 func TryMount(t testing.TB, path string, fs mkfs.Type, options ...string) (Volume, error) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -124,7 +124,7 @@ func TryMount(t testing.TB, path string, fs mkfs.Type, options ...string) (Volum
 	return v, nil
 }
 
-// Unmount unmounts a volume; its loop device goes with it. It may be repeated.
+// Unmount unmounts a volume, which detaches its loop device. It is idempotent.
 func (v Volume) Unmount(t testing.TB) {
 	t.Helper()
 	if err := mount.Unmount(context.Background(), v.Dir); err != nil {
@@ -132,7 +132,7 @@ func (v Volume) Unmount(t testing.TB) {
 	}
 }
 
-// New makes a file of a size with a file system in it, and mounts it.
+// New creates a file of the given size with a file system, and mounts it.
 func New(t testing.TB, fs mkfs.Type, size int64) Volume {
 	t.Helper()
 	path := File(t, t.TempDir(), "volume", size)
@@ -140,14 +140,14 @@ func New(t testing.TB, fs mkfs.Type, size int64) Volume {
 	return Mount(t, path, fs)
 }
 
-// Pool returns a directory on an XFS of its own, where files can share blocks.
+// Pool returns a directory on a new XFS, where files can share blocks.
 func Pool(t testing.TB, size int64) string {
 	t.Helper()
 	return New(t, mkfs.XFS, size).Dir
 }
 
-// HasSysResource tells whether this process has CAP_SYS_RESOURCE, without
-// which ext4 does not grow online. Some machines take it even from root.
+// HasSysResource reports whether this process has CAP_SYS_RESOURCE, which ext4
+// needs to grow online. In some environments even root lacks it.
 func HasSysResource(t testing.TB) bool {
 	t.Helper()
 	status, err := os.ReadFile("/proc/self/status")
@@ -157,7 +157,7 @@ func HasSysResource(t testing.TB) bool {
 	return effective(t, string(status))&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
-// Remount makes the file system that is mounted at target read-only or writable.
+// Remount remounts the file system at target read-only or read-write.
 func Remount(ctx context.Context, target string, readOnly bool) error {
 	tree, err := mount.Open(ctx, target)
 	if err != nil {
