@@ -8,18 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CanDestroy finds out whether the kernel destroys sockets, with one of its
-// own. The error says why not: ErrNoDestroy, or EPERM without CAP_NET_ADMIN.
-// It is to be called in the network namespace of the Conn.
+// CanDestroy tests on a socket of its own whether the kernel can destroy
+// sockets. Errors: ErrNoDestroy, or EPERM without CAP_NET_ADMIN. Call it in the
+// network namespace of the Conn.
 func (c *Conn) CanDestroy() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
-		return fmt.Errorf("a socket to try to destroy: %w", err)
+		return fmt.Errorf("create a test socket to destroy: %w", err)
 	}
 	defer unix.Close(fd)
 	own, err := listening(fd)
 	if err != nil {
-		return fmt.Errorf("a socket to try to destroy: %w", err)
+		return fmt.Errorf("create a test socket to destroy: %w", err)
 	}
 	err = c.Destroy(own)
 	if errors.Is(err, unix.EPERM) {
@@ -28,7 +28,7 @@ func (c *Conn) CanDestroy() error {
 	return err
 }
 
-// listening makes a socket one that the kernel has in its lists.
+// listening makes a socket listen, so that sock_diag lists it.
 func listening(fd int) (Socket, error) {
 	loopback := [4]byte{127, 0, 0, 1}
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: loopback}); err != nil {

@@ -1,6 +1,6 @@
-// Package sockdiag lists the TCP sockets of a network namespace and destroys
-// them, as sock_diag(7) does, by the identity that the kernel gives each of
-// them and never by addresses alone.
+// Package sockdiag lists and destroys the TCP sockets of a network namespace
+// with sock_diag(7). It identifies them by the kernel's cookie, not by
+// addresses alone.
 package sockdiag
 
 import (
@@ -13,13 +13,14 @@ import (
 )
 
 var (
-	// ErrGone: no such socket is left; one with the same addresses is another.
+	// ErrGone: the socket does not exist; one with the same addresses is
+	// another socket.
 	ErrGone = errors.New("the socket is gone")
-	// ErrNoDestroy: this kernel destroys no sockets, or not one of this kind.
+	// ErrNoDestroy: this kernel cannot destroy sockets, or not this kind.
 	ErrNoDestroy = errors.New("the kernel cannot destroy the socket (CONFIG_INET_DIAG_DESTROY)")
 )
 
-// State is that of a TCP socket, as in the kernel's enum.
+// State is a TCP state, with the kernel's number.
 type State uint8
 
 const (
@@ -40,23 +41,23 @@ const (
 type Socket struct {
 	State  State
 	Local  netip.AddrPort // never 4in6, without a zone
-	Remote netip.AddrPort // likewise; the zero address and port 0 of a listener
-	// Cookie is the socket's and no other's until the machine is booted again.
-	// It stays when a connection that is being set up becomes a socket.
+	Remote netip.AddrPort // likewise; the zero address and port 0 for a listener
+	// Cookie is unique until reboot. It stays the same when a connection
+	// request becomes a socket.
 	Cookie uint64
-	// Inode is what /proc/PID/fd shows as socket:[Inode]; zero when the socket
-	// belongs to nobody: it has not been accepted yet, or has been closed.
+	// Inode is the number in socket:[Inode] in /proc/PID/fd; zero for a socket
+	// without a process: not accepted yet, or closed.
 	Inode   uint32
-	Receive uint32 // bytes received that nobody has read; of a listener the connections that wait
+	Receive uint32 // unread bytes; for a listener the queued connections
 
-	id [sizeofID]byte // as the kernel gave it; addresses, interface and cookie
-	// family is that of the socket, which differs from that of its addresses
-	// when they are 4in6.
+	id [sizeofID]byte // struct inet_diag_sockid: addresses, interface and cookie
+	// family is the family of the socket; it differs from that of its addresses
+	// if they are 4in6.
 	family uint8
 }
 
-// Conn asks about the sockets of one network namespace: that of the thread
-// which made it. It may be used by many goroutines.
+// Conn queries the sockets of the network namespace of the thread that created
+// it. It is safe for concurrent use.
 type Conn struct{ conn *netlink.Conn }
 
 // Dial opens a Conn. Close must be called.
@@ -71,12 +72,11 @@ func Dial() (*Conn, error) {
 // Close ends the Conn.
 func (c *Conn) Close() error { return c.conn.Close() }
 
-// Namespace is the cookie of the network namespace, as SO_NETNS_COOKIE gives it
-// for each socket in it.
+// Namespace returns the cookie of the network namespace (SO_NETNS_COOKIE).
 func (c *Conn) Namespace() (uint64, error) {
 	raw, err := c.conn.SyscallConn()
 	if err != nil {
-		return 0, fmt.Errorf("which network namespace this is: %w", err)
+		return 0, fmt.Errorf("identify the network namespace: %w", err)
 	}
 	var cookie uint64
 	var failed error
@@ -84,18 +84,18 @@ func (c *Conn) Namespace() (uint64, error) {
 		cookie, failed = unix.GetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	})
 	if err = errors.Join(err, failed); err != nil {
-		return 0, fmt.Errorf("which network namespace this is: %w", err)
+		return 0, fmt.Errorf("identify the network namespace: %w", err)
 	}
 	return cookie, nil
 }
 
 // TCP lists all TCP sockets of both families that listen, are connected or are
-// about to be. Those in TIME_WAIT are left out, also when they wait for the
-// other side's FIN: they take no data any more.
+// connecting. Sockets in TIME_WAIT are excluded, even while they wait for the
+// peer's FIN: they receive no data.
 //
-// A list made while other sockets come and go may lack one that was there all
-// the time: the kernel continues by position in a chain when a part of the list
-// is read. A second list that lacks it too is very unlikely.
+// A list read while sockets come and go can miss an existing socket: the kernel
+// continues a dump by position in a hash chain. It is very unlikely that a
+// second list misses it too.
 func (c *Conn) TCP() ([]Socket, error) {
 	var all []Socket
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
@@ -132,9 +132,9 @@ func (c *Conn) dump(family uint8) ([]Socket, error) {
 	return found, nil
 }
 
-// Destroy ends a socket at once: the other side gets a reset, the process that
-// holds it gets ECONNABORTED, but only after the bytes that were received
-// before. It returns ErrGone or ErrNoDestroy where that is so.
+// Destroy ends a socket immediately: the peer gets a reset, and the process
+// gets ECONNABORTED after it has read the received bytes. Errors: ErrGone,
+// ErrNoDestroy.
 func (c *Conn) Destroy(s Socket) error {
 	_, err := c.conn.Execute(netlink.Message{
 		Header: netlink.Header{Type: sockDestroy, Flags: netlink.Request | netlink.Acknowledge},

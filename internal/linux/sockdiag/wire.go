@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// From include/uapi/linux/sock_diag.h and inet_diag.h; x/sys has none of them.
+// From linux/sock_diag.h and linux/inet_diag.h; x/sys/unix lacks them.
 const (
 	sockDiagByFamily = 20
 	sockDestroy      = 21
@@ -17,7 +17,7 @@ const (
 	sizeofRequest = 56 // struct inet_diag_req_v2
 	sizeofMessage = 72 // struct inet_diag_msg
 
-	timerTimeWait = 3 // idiag_timer of a socket that is a mere reminder
+	timerTimeWait = 3 // idiag_timer of a TIME_WAIT entry
 
 	anyState = ^uint32(0)
 	dumped   = anyState &^ (1<<TimeWait | 1<<Closed)
@@ -33,14 +33,14 @@ func request(family uint8, states uint32, id [sizeofID]byte) []byte {
 	return b
 }
 
-// parse decodes struct inet_diag_msg. Waits says that it is of a socket in
-// TIME_WAIT, which the kernel also shows as one in FIN_WAIT2.
+// parse decodes struct inet_diag_msg. waits means TIME_WAIT, which the kernel
+// can report as FIN_WAIT2.
 func parse(b []byte) (s Socket, waits bool, err error) {
 	if len(b) < sizeofMessage {
-		return Socket{}, false, fmt.Errorf("sock_diag told of a socket in %d bytes, of at least %d", len(b), sizeofMessage)
+		return Socket{}, false, fmt.Errorf("sock_diag message of %d bytes: want at least %d", len(b), sizeofMessage)
 	}
 	s.family, s.State = b[0], State(b[1])
-	if s.State == 12 { // the kernel's own word for a request to connect
+	if s.State == 12 { // TCP_NEW_SYN_RECV, a kernel-internal state
 		s.State = SynReceived
 	}
 	s.id = [sizeofID]byte(b[4 : 4+sizeofID])
@@ -54,7 +54,7 @@ func parse(b []byte) (s Socket, waits bool, err error) {
 		s.Local = netip.AddrPortFrom(netip.AddrFrom16([16]byte(local)).Unmap(), localPort)
 		s.Remote = netip.AddrPortFrom(netip.AddrFrom16([16]byte(remote)).Unmap(), remotePort)
 	default:
-		return Socket{}, false, fmt.Errorf("sock_diag told of a TCP socket of family %d", s.family)
+		return Socket{}, false, fmt.Errorf("sock_diag reported a TCP socket of unknown family %d", s.family)
 	}
 	s.Cookie = uint64(binary.NativeEndian.Uint32(b[44:])) | uint64(binary.NativeEndian.Uint32(b[48:]))<<32
 	s.Receive = binary.NativeEndian.Uint32(b[56:])
