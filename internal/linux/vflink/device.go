@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// bus is the bus of functions in devlink and vDPA.
+// bus is the bus name of PCI functions in devlink and vDPA.
 const bus = "pci"
 
 var (
@@ -36,8 +36,8 @@ func checkVDPA(name string) error {
 	return nil
 }
 
-// ESwitch returns the mode of a physical function's embedded switch; "" without
-// one, and if the driver or the kernel does not report it.
+// ESwitch returns the mode of a physical function's embedded switch; "" if it
+// has none, or the driver or the kernel does not report it.
 func (Kernel) ESwitch(ctx context.Context, address string) (string, error) {
 	err := CheckAddress(address)
 	var mode string
@@ -47,8 +47,8 @@ func (Kernel) ESwitch(ctx context.Context, address string) (string, error) {
 	return mode, fail("read the mode of the embedded switch of", subject{function: address}, err)
 }
 
-// SetESwitch sets that mode: legacy or switchdev. Drivers differ in whether VFs are allowed to exist
-// then, and in what state.
+// SetESwitch sets the mode of the embedded switch: legacy or switchdev. Whether
+// VFs can exist then, and in what state, depends on the driver.
 func (Kernel) SetESwitch(ctx context.Context, address, mode string) error {
 	err := errors.Join(ctx.Err(), CheckAddress(address))
 	if err == nil {
@@ -57,7 +57,7 @@ func (Kernel) SetESwitch(ctx context.Context, address, mode string) error {
 	return fail(fmt.Sprintf("set the embedded switch to mode %.40q of", mode), subject{function: address}, err)
 }
 
-// AddVDPA creates a vDPA device of that name on a function.
+// AddVDPA creates a vDPA device with the given name on a function.
 func (Kernel) AddVDPA(ctx context.Context, name, address string) error {
 	err := errors.Join(ctx.Err(), CheckAddress(address), checkVDPA(name))
 	if err == nil {
@@ -76,7 +76,7 @@ func (Kernel) DeleteVDPA(ctx context.Context, name string) error {
 }
 
 // RDMAMode returns whether network namespaces share RDMA devices: shared or
-// exclusive; "" if the kernel does not report it, as without an RDMA device.
+// exclusive; "" if the kernel does not report it, as without RDMA devices.
 func (Kernel) RDMAMode(ctx context.Context) (string, error) {
 	err := ctx.Err()
 	var mode string

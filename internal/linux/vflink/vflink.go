@@ -1,12 +1,12 @@
-// Package vflink changes links, their virtual functions (VFs), embedded switches and
-// vDPA devices, and reads their state.
+// Package vflink configures links, virtual functions (VFs), embedded switches
+// and vDPA devices, and reads their state.
 //
-// vishvananda/netlink sends every request except two reads that it cannot do: the VF
-// table (package netlinks) and the eSwitch mode (package devlink).
+// It uses vishvananda/netlink, except for two reads that this library cannot
+// do: the VF table (package netlinks) and the eSwitch mode (package devlink).
 //
-// The kernel executes a request inside sendmsg(2), whatever timeout the socket
-// has: with a driver that hangs, the call hangs. Callers that must not hang call
-// from a goroutine that they can abandon.
+// The kernel executes a request inside sendmsg(2), regardless of socket
+// timeouts: if a driver hangs, the call hangs. Callers that must not hang run
+// the call in a goroutine that they can abandon.
 package vflink
 
 import (
@@ -24,11 +24,11 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// Kernel is the kernel's interface in the network namespace of the calling
-// thread. Its zero value is ready.
+// Kernel calls the kernel in the network namespace of the calling thread. Its
+// zero value is ready.
 type Kernel struct{}
 
-// Link returns the link of that name with its VF table.
+// Link returns the link of the given name with its VF table.
 func (Kernel) Link(ctx context.Context, name string) (netlinks.Link, error) {
 	l, err := netlinks.Kernel{}.Link(ctx, name)
 	return l, fail("read", subject{link: name}, err)
@@ -48,8 +48,8 @@ func (Kernel) SetUp(ctx context.Context, name string) error {
 	return change(ctx, "bring up", subject{link: name}, (*netlink.Handle).LinkSetUp)
 }
 
-// SetMAC sets the administrative Ethernet address of a VF. A bound driver uses it
-// after it has been bound again.
+// SetMAC sets the administrative Ethernet address of a VF. The VF's driver uses
+// it when it is bound again.
 func (Kernel) SetMAC(ctx context.Context, name string, vf int, mac net.HardwareAddr) error {
 	what := fmt.Sprintf("set the MAC address to %s for", mac)
 	if len(mac) != 6 {
@@ -58,13 +58,14 @@ func (Kernel) SetMAC(ctx context.Context, name string, vf int, mac net.HardwareA
 	return changeVF(ctx, what, name, vf, func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetVfHardwareAddr(l, vf, mac) })
 }
 
-// SetTrust allows a VF to change its address and its filters.
+// SetTrust sets whether a VF can change its address and its filters.
 func (Kernel) SetTrust(ctx context.Context, name string, vf int, on bool) error {
 	return changeVF(ctx, fmt.Sprintf("set trust to %t for", on), name, vf,
 		func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetVfTrust(l, vf, on) })
 }
 
-// SetSpoofCheck has the card drop packets of a VF whose source address is not its own.
+// SetSpoofCheck makes the card drop packets of a VF with a source address that
+// is not its own.
 func (Kernel) SetSpoofCheck(ctx context.Context, name string, vf int, on bool) error {
 	return changeVF(ctx, fmt.Sprintf("set spoof checking to %t for", on), name, vf,
 		func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetVfSpoofchk(l, vf, on) })
@@ -89,8 +90,8 @@ func changeVF(ctx context.Context, what, name string, vf int, set func(*netlink.
 	return change(ctx, what, s, set)
 }
 
-// change calls set with the link by its index: the library would look up a name
-// in a way that fails for large VF tables, and ignore the error.
+// change looks up the link by index: the library's lookup by name fails for
+// large VF tables, and ignores the error.
 func change(ctx context.Context, what string, s subject, set func(*netlink.Handle, netlink.Link) error) error {
 	index, err := netlinks.Kernel{}.Index(ctx, s.link)
 	if err == nil {
@@ -99,7 +100,7 @@ func change(ctx context.Context, what string, s subject, set func(*netlink.Handl
 	return fail(what, s, err)
 }
 
-// subject is the object of a request.
+// subject is the object that a request changes.
 type subject struct {
 	link     string
 	vf       *int   // in the link's table
@@ -117,7 +118,7 @@ func (s subject) String() string {
 	return s.link
 }
 
-// fail adds the request and the usual reason to the kernel's error; nil stays nil.
+// fail adds the request and a hint to the kernel's error; nil stays nil.
 func fail(what string, s subject, err error) error {
 	if err == nil {
 		return nil
