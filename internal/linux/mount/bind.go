@@ -44,8 +44,7 @@ func bindWith(source, target string, attr attributes) error {
 	return show(tree, to)
 }
 
-// setAttributes changes those of the mount behind a file descriptor, all at
-// once or none.
+// setAttributes changes the attributes of the mount of a descriptor atomically.
 func setAttributes(fd int, attr attributes) error {
 	if attr == (attributes{}) {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// fsContext is a file system being set up, from fsopen(2) or fspick(2), with
-// what the kernel says about it.
+// fsContext is a file system context of fsopen(2) or fspick(2), with the
+// related kernel messages.
 type fsContext struct {
 	fd      int
 	journal *kernelLog
@@ -23,7 +23,8 @@ func (c *fsContext) close() {
 	c.journal.close()
 }
 
-// openContext begins a new file system; source is for the kernel's words only.
+// openContext creates a context for a new file system; source selects kernel
+// messages.
 func openContext(fsType, source string) (*fsContext, error) {
 	journal := openKernelLog(filepath.Base(source))
 	fd, err := unix.Fsopen(fsType, unix.FSOPEN_CLOEXEC)
@@ -33,14 +34,14 @@ func openContext(fsType, source string) (*fsContext, error) {
 	journal.close()
 	switch {
 	case errors.Is(err, unix.ENODEV):
-		return nil, errs.Errorf(errs.Unsupported, "the running kernel has no file system %q: load its module with `modprobe %[1]s`", fsType)
+		return nil, errs.Errorf(errs.Unsupported, "the kernel does not support the file system %q: load its module with `modprobe %[1]s`", fsType)
 	case errors.Is(err, unix.ENOSYS):
 		return nil, errs.Errorf(errs.Unsupported, "fsopen: %w: Linux 5.12 or later is needed", err)
 	}
 	return nil, fmt.Errorf("fsopen %q: %w", fsType, err)
 }
 
-// set gives one option. Its value, which may be a secret, is in no message.
+// set sets one option. Errors never include its value, which can be a secret.
 func (c *fsContext) set(option string) error {
 	name, value, hasValue := parseOption(option)
 	var err error
@@ -72,8 +73,8 @@ func (c *fsContext) command(name string, run func(fd int) error) error {
 	return fmt.Errorf("%s: %w%s", name, err, c.words())
 }
 
-// isRefusal tells an answer to what the device holds, or to its state, from a
-// fault.
+// isRefusal distinguishes errors caused by the content or the state of the
+// device from other faults.
 func isRefusal(err error) bool {
 	for _, e := range []error{unix.EINVAL, unix.EUCLEAN, unix.ENOSYS, unix.EROFS, unix.EACCES, unix.ENOENT, unix.ENOTBLK, unix.ENXIO, unix.EOPNOTSUPP} {
 		if errors.Is(err, e) {
@@ -83,17 +84,18 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// words returns what the kernel said about the last refusal, ready to stand
-// behind an error.
+// words returns the kernel's messages about the last error, formatted to append
+// to an error.
 func (c *fsContext) words() string {
-	said := append(c.messages(), c.journal.since()...)
-	if len(said) == 0 {
+	messages := append(c.messages(), c.journal.since()...)
+	if len(messages) == 0 {
 		return ""
 	}
-	return "; the kernel says: " + strings.Join(said, " / ")
+	return "; kernel messages: " + strings.Join(messages, " / ")
 }
 
-// messages empties the message log of the context: "e xfs: Unknown parameter".
+// messages drains the message log of the context, such as "e xfs: Unknown
+// parameter".
 func (c *fsContext) messages() []string {
 	var all []string
 	buffer := make([]byte, 4096)
@@ -103,11 +105,11 @@ func (c *fsContext) messages() []string {
 			continue
 		}
 		if err != nil || n <= 0 {
-			break // ENODATA: that was all
+			break // ENODATA: the log is empty
 		}
 		text := strings.TrimSpace(string(buffer[:n]))
 		if _, rest, ok := strings.Cut(text, " "); ok {
-			text = rest // the letter in front is the severity
+			text = rest // strip the severity letter
 		}
 		all = append(all, text)
 	}

@@ -13,14 +13,14 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
-// signalTries bounds how often a mount is tried again after a signal; the Go
-// runtime sends them to its own threads.
+// signalTries bounds the retries of a mount after EINTR; the Go runtime signals
+// its own threads.
 const signalTries = 10
 
-// mountBound is how long the short uses of others are waited for.
+// mountBound is the timeout for short uses of the device by others.
 const mountBound = 500 * time.Millisecond
 
-// create mounts a file system where nobody sees it.
+// create creates a detached mount of a file system.
 func create(ctx context.Context, s Spec) (*Tree, error) {
 	perMount, superblock, err := SplitOptions(s.Options)
 	if err != nil {
@@ -33,8 +33,8 @@ func create(ctx context.Context, s Spec) (*Tree, error) {
 	if attr.set&unix.MOUNT_ATTR_RDONLY != 0 {
 		superblock = append(superblock, "ro")
 	}
-	// Whoever looks for a free loop device opens each for itself for a moment,
-	// as udev and blkid do with any device.
+	// Retry on ErrBusy: programs that search for a free loop device open each
+	// exclusively for a moment, as udev and blkid do with any device.
 	var tree *Tree
 	interrupted := 0
 	err = retry.For(ctx, mountBound, func() (again bool, err error) {
@@ -70,15 +70,15 @@ func createOnce(ctx context.Context, s Spec, superblock []string, attr attribute
 		return nil, fmt.Errorf("fsmount: %w%s", err, fs.words())
 	}
 	tree := &Tree{fd: fd, source: filepath.Base(s.Source)}
-	if err := ctx.Err(); err != nil { // nobody waits any more
+	if err := ctx.Err(); err != nil { // the caller no longer waits
 		tree.Close()
 		return nil, err
 	}
 	return tree, nil
 }
 
-// openTarget holds on to a mount point. A link as the last element is not
-// followed, since it could lead out of where the caller has checked.
+// openTarget opens a mount point. A symbolic link as the last element is not
+// followed, as it could lead out of the directory that the caller has checked.
 func openTarget(path string) (int, error) {
 	if err := checkTarget(path); err != nil {
 		return -1, err

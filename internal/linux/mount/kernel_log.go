@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const maxWords = 8 // messages in one error
+const maxWords = 8 // maximum number of messages in one error
 
-// kernelLog reads what the kernel logs about one device from now on: most
-// file systems tell the reason of a refused mount only there. It works without
-// if the log may not be read.
+// kernelLog reads new kernel log messages about one device: most file systems
+// report the reason of a failed mount only there. Without permission to read
+// the log it is empty.
 type kernelLog struct {
 	fd     int
-	device string // name as the log has it, such as loop3
+	device string // name in log messages, such as loop3
 }
 
 func openKernelLog(device string) *kernelLog {
@@ -39,14 +39,14 @@ func (l *kernelLog) close() {
 // since returns the messages about the device since the log was opened.
 func (l *kernelLog) since() []string {
 	var all []string
-	buffer := make([]byte, 8192) // one record per read, never longer
+	buffer := make([]byte, 8192) // one record per read, of at most this size
 	for l.fd >= 0 && len(all) < maxWords {
 		n, err := unix.Read(l.fd, buffer)
 		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EPIPE) {
 			continue // EPIPE: records were overwritten meanwhile
 		}
 		if err != nil || n <= 0 {
-			break // EAGAIN: that was all
+			break // EAGAIN: no more records
 		}
 		text := recordText(string(buffer[:n]))
 		if mentions(text, l.device) && !slices.Contains(all, text) {
@@ -56,15 +56,15 @@ func (l *kernelLog) since() []string {
 	return all
 }
 
-// recordText takes the message out of "6,1234,5678,-;message\n KEY=value\n".
+// recordText extracts the message from "6,1234,5678,-;message\n KEY=value\n".
 func recordText(record string) string {
 	_, text, _ := strings.Cut(record, ";")
 	text, _, _ = strings.Cut(text, "\n")
 	return strings.TrimSpace(text)
 }
 
-// mentions reports whether a message names the device: as "(loop3)",
-// "(device loop3)" or "/dev/loop3", but not loop3 for loop31.
+// mentions reports whether a message contains the device name as a word, such
+// as "(loop3)", "(device loop3)" or "/dev/loop3", but not "loop31".
 func mentions(text, device string) bool {
 	return slices.Contains(strings.FieldsFunc(text, func(r rune) bool {
 		return strings.ContainsRune(" ()/:,[]'\"", r)

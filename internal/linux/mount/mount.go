@@ -1,7 +1,6 @@
-// Package mount mounts and unmounts file systems through the kernel's
-// descriptor-based mount calls (Linux 5.12 and later): a mount gets all its
-// attributes before anybody can see it, and the kernel's own words about a
-// refusal reach the error.
+// Package mount mounts and unmounts file systems with the kernel's
+// descriptor-based mount calls (Linux 5.12 and later): a mount has all its
+// attributes before it is visible, and errors include the kernel's messages.
 package mount
 
 import (
@@ -12,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrBusy: something still holds the mount, or the device that is to be mounted.
+// ErrBusy: the mount, or the device to mount, is in use.
 var ErrBusy = errors.New("in use")
 
 // Spec is a file system to mount.
@@ -20,30 +19,31 @@ type Spec struct {
 	Source string // path of the device
 	Target string // an existing directory
 	FSType string
-	// Options in the words of mount(8), of the file system and of the mount,
-	// as SplitOptions takes them.
+	// Options as in mount(8), of the file system and of the mount; see
+	// SplitOptions.
 	Options  []string
-	ReadOnly bool // as the option ro
+	ReadOnly bool // same as the option ro
 }
 
 // BindOptions are the attributes of a bind mount.
 type BindOptions struct {
 	ReadOnly bool
-	// Options of the mount alone, as SplitOptions returns them: nosuid, nodev,
+	// Options of the mount only, as returned by SplitOptions: nosuid, nodev,
 	// noexec, noatime, nodiratime, relatime, strictatime, nosymfollow, ro and
-	// their opposites. What is not named is as at the source.
+	// their opposites. Other attributes are as at the source.
 	Options []string
 }
 
 // Mount mounts a file system on a directory; a symbolic link as the last
-// element of the target is refused. Over a mount that is there already it
-// stacks: ask At first.
-// Invalid: an option that this file system does not know or that is not
-// allowed. Unsupported: the kernel does not know the type. Precondition: what
-// the source holds cannot be mounted so. ErrBusy: the source is in use
-// exclusively.
+// element of the target is an error. It stacks on an existing mount: check with
+// At first.
+//
+// Errors: errs.Invalid for an option that the file system does not support or
+// that is not allowed; errs.Unsupported for an unknown type; errs.Precondition
+// if the content of the source cannot be mounted this way; ErrBusy if the
+// source is in exclusive use.
 func Mount(ctx context.Context, s Spec) error {
-	target, err := openTarget(s.Target) // before the file system, which may replay its log
+	target, err := openTarget(s.Target) // before the mount, which can replay the log
 	if err != nil {
 		return fmt.Errorf("mount %s: %w", s.Source, err)
 	}
@@ -59,16 +59,15 @@ func Mount(ctx context.Context, s Spec) error {
 	return nil
 }
 
-// Bind shows source, a directory or a file, at target, which exists and is of
-// the same kind. Mounts below source are not shown. Both must exist.
-// Invalid: an option that is not one of a mount.
+// Bind bind-mounts source, a directory or a file, at target, which must be of
+// the same kind. Both must exist. Mounts below source are not included. Errors:
+// errs.Invalid for an option that is not a mount attribute.
 func Bind(ctx context.Context, source, target string, o BindOptions) error {
 	return bind(ctx, source, target, o)
 }
 
-// Unmount takes away what is mounted at target, every layer if mounts are
-// stacked there; nothing mounted, or no such path, is no error. It is never
-// lazy: on return of nil the file system has let go, unless it is mounted
-// elsewhere too. ErrBusy (and errs.Precondition) names who holds it, as far
-// as that can be seen; a use of some milliseconds by others is waited for.
+// Unmount unmounts all mounts stacked at target. It is idempotent, also if the
+// path does not exist. It is never lazy: when it returns nil the file system is
+// released, unless it is mounted elsewhere too. ErrBusy (and errs.Precondition)
+// lists the known users. It waits for short uses by other processes.
 func Unmount(ctx context.Context, target string) error { return unmount(ctx, target) }

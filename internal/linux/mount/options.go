@@ -9,27 +9,26 @@ import (
 )
 
 const (
-	maxOptions = 4096 // bytes of all options together, as in mount(2)
-	maxWord    = 255  // bytes of a name, or of a value, that fsconfig(2) takes
+	maxOptions = 4096 // total bytes of all options, as in mount(2)
+	maxWord    = 255  // bytes of a name or a value, limited by fsconfig(2)
 )
 
-// SplitOptions takes mount options as users write them, several in one string
-// with commas between them if they like, and sorts them into those of a mount,
-// which BindOptions takes, and those of the file system. A comma within double
-// quotes around a value does not split; the quotes stay. What means nothing to
-// the kernel (defaults, nofail, _netdev, x-...) is left out. It is pure, and
-// splitting its results again changes nothing.
-// Invalid: options that would do another thing than mount this device here
-// (bind, move, remount, loop, another device, ...), that endanger the machine or
-// the content (errors=panic, norecovery, ...), control characters, more than
-// 4 KiB.
+// SplitOptions splits mount options, each string with one or more options
+// separated by commas, into mount attributes for BindOptions and options of the
+// file system. Commas in a double-quoted value do not separate; the quotes
+// remain. Options without meaning for the kernel (defaults, nofail, _netdev,
+// x-...) are dropped. It is a pure function, and idempotent.
+//
+// Errors: errs.Invalid for options that request another operation or device
+// (bind, move, remount, loop, ...) or endanger the machine or the data
+// (errors=panic, norecovery, ...), for control characters, and above 4 KiB.
 func SplitOptions(flags []string) (perMount, superblock []string, err error) {
 	total := 0
 	for _, flag := range flags {
 		total += len(flag) + 1
 	}
 	if total > maxOptions {
-		return nil, nil, errs.Errorf(errs.Invalid, "the mount options have %d bytes together, at most %d are possible", total, maxOptions)
+		return nil, nil, errs.Errorf(errs.Invalid, "the mount options have %d bytes in total, at most %d are allowed", total, maxOptions)
 	}
 	for _, flag := range flags {
 		options, err := splitCommas(flag)
@@ -52,7 +51,7 @@ func SplitOptions(flags []string) (perMount, superblock []string, err error) {
 	return perMount, superblock, nil
 }
 
-// splitCommas splits at commas outside of quotes and drops empty parts.
+// splitCommas splits at commas outside quotes and drops empty parts.
 func splitCommas(flag string) ([]string, error) {
 	var parts []string
 	start, quoted := 0, false
@@ -64,18 +63,18 @@ func splitCommas(flag string) ([]string, error) {
 			}
 			start = i + 1
 		case flag[i] < ' ' || flag[i] == 0x7f:
-			return nil, errs.Errorf(errs.Invalid, "a mount option holds a control character at byte %d", i)
+			return nil, errs.Errorf(errs.Invalid, "a mount option contains a control character at byte %d", i)
 		case flag[i] == '"':
 			quoted = !quoted
 		}
 	}
 	if quoted {
-		return nil, errs.Errorf(errs.Invalid, "a mount option of %d bytes opens a quote and does not close it", len(flag))
+		return nil, errs.Errorf(errs.Invalid, "a mount option of %d bytes has an unclosed quote", len(flag))
 	}
 	return parts, nil
 }
 
-// parseOption takes an option apart; the value comes without its quotes.
+// parseOption splits an option; the value is returned without its quotes.
 func parseOption(option string) (name, value string, hasValue bool) {
 	name, value, hasValue = strings.Cut(option, "=")
 	if n := len(value); n >= 2 && value[0] == '"' && value[n-1] == '"' {
@@ -84,16 +83,16 @@ func parseOption(option string) (name, value string, hasValue bool) {
 	return name, value, hasValue
 }
 
-// checkOption names options in its messages, and never shows a value: that may
-// be a secret, as the specification of CSI warns.
+// checkOption validates an option. Its errors contain the name but never the
+// value, which can be a secret (CSI specification).
 func checkOption(name, value string) error {
 	switch {
 	case name == "" || len(name) > maxWord || strings.ContainsFunc(name, notInName):
-		return errs.Errorf(errs.Invalid, "a mount option has no name: one of letters, digits and . _ : - must stand first, before = if there is a value")
+		return errs.Errorf(errs.Invalid, "invalid mount option name: want letters, digits and . _ : -, followed by = if the option has a value")
 	case len(value) > maxWord:
-		return errs.Errorf(errs.Invalid, "mount option %s: the value has %d bytes, the kernel takes at most %d", name, len(value), maxWord)
+		return errs.Errorf(errs.Invalid, "mount option %s: the value has %d bytes, the kernel accepts at most %d", name, len(value), maxWord)
 	case strings.Contains(value, `"`):
-		return errs.Errorf(errs.Invalid, "mount option %s: quotes may only stand around the whole value, not within", name)
+		return errs.Errorf(errs.Invalid, "mount option %s: quotes are allowed only around the whole value", name)
 	}
 	if why := forbidden(name, value); why != "" {
 		return errs.Errorf(errs.Invalid, "mount option %s is not allowed for a volume: %s", name, why)
@@ -105,35 +104,35 @@ func notInName(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("._:-", r)
 }
 
-// forbidden says why an option must not come from a user; empty if it may.
+// forbidden returns why users must not set an option, or "" if it is allowed.
 func forbidden(name, value string) string {
 	switch name {
 	case "bind", "rbind", "move", "remount":
-		return "it asks for another operation than a mount"
+		return "it requests another operation than a mount"
 	case "shared", "rshared", "private", "rprivate", "slave", "rslave", "unbindable", "runbindable":
 		return "it changes how mounts propagate on this machine"
 	case "loop", "offset", "sizelimit", "encryption":
-		return "the volume's device is made without it"
+		return "the volume's device is attached without it"
 	case "source", "device", "logdev", "rtdev", "journal_dev", "journal_path":
-		return "it names another device than the volume's own"
+		return "it refers to another device than the volume's own"
 	case "degraded":
-		return "it is for a file system with a missing device, and a volume has one device"
+		return "it is for file systems with several devices, and a volume has one"
 	case "errors", "fatal_errors":
 		if value == "panic" {
-			return name + "=panic halts the whole machine at an error of one volume"
+			return name + "=panic halts the whole machine on an error of one volume"
 		}
 	case "noload", "norecovery", "nologreplay", "rescue", "usebackuproot", "recovery", "sb":
-		return "it mounts an old or inconsistent state of the file system; leave it out, and the log is replayed"
+		return "it mounts an old or inconsistent state of the file system; without it the log is replayed"
 	case "debug", "abort":
-		return "it is for the developers of the file system"
+		return "it is for file system developers only"
 	}
 	if strings.HasPrefix(name, "X-") {
-		return "only mount(8) could carry it out"
+		return "only mount(8) implements it"
 	}
 	return ""
 }
 
-// meansNothing recognises words that are for fstab and its readers.
+// meansNothing recognizes options for fstab and its readers only.
 func meansNothing(name string) bool {
 	switch name {
 	case "defaults", "auto", "noauto", "nofail", "_netdev", "comment":
@@ -142,7 +141,7 @@ func meansNothing(name string) bool {
 	return strings.HasPrefix(name, "x-")
 }
 
-// attributes are changes to those of a mount, as mount_setattr(2) takes them.
+// attributes are changes of mount attributes, as in mount_setattr(2).
 type attributes struct{ set, clear uint64 }
 
 // and applies a later change.
@@ -150,8 +149,8 @@ func (a attributes) and(b attributes) attributes {
 	return attributes{set: a.set&^b.clear | b.set, clear: a.clear&^b.set | b.clear}
 }
 
-// attributeOf returns the change that an option of a mount means; false if it
-// is none of these.
+// attributeOf returns the change for a mount attribute option; false for other
+// options.
 func attributeOf(option string) (attributes, bool) {
 	switch option {
 	case "ro":
@@ -188,14 +187,14 @@ func attributeOf(option string) (attributes, bool) {
 	return attributes{}, false
 }
 
-// attributesOf adds up options of a mount.
+// attributesOf combines mount attribute options.
 func attributesOf(options []string, readOnly bool) (attributes, error) {
 	var all attributes
 	for _, option := range options {
 		change, ok := attributeOf(option)
 		if !ok {
 			name, _, _ := parseOption(option)
-			return attributes{}, errs.Errorf(errs.Invalid, "%q is not an option of a mount; of these are ro, nosuid, nodev, noexec, noatime, nodiratime, relatime, strictatime and nosymfollow", errs.Clip(name, 64))
+			return attributes{}, errs.Errorf(errs.Invalid, "%q is not a mount attribute; these include ro, nosuid, nodev, noexec, noatime, nodiratime, relatime, strictatime and nosymfollow", errs.Clip(name, 64))
 		}
 		all = all.and(change)
 	}

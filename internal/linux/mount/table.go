@@ -20,25 +20,23 @@ import (
 type Entry struct {
 	ID, Parent   int
 	Major, Minor int    // of the file system's device
-	Root         string // directory or file of the file system that is shown; "//deleted" behind it when that is gone
-	Target       string // absolute, as this process sees it
+	Root         string // directory or file of the file system that is mounted; with suffix "//deleted" if it was removed
+	Target       string // absolute, as seen by this process
 	FSType       string
 	Source       string
 	Options      []string // of this mount
 	SuperOptions []string // of the file system, for all its mounts
-	Shared       bool     // mounts made below it appear in its peers too, such as other containers
+	Shared       bool     // new mounts below it propagate to its peers, such as other containers
 }
 
-// ReadOnly reports whether writes through this mount are refused, be it by the
-// mount or by the file system.
+// ReadOnly reports whether the mount or the file system is read-only.
 func (e Entry) ReadOnly() bool {
 	return slices.Contains(e.Options, "ro") || slices.Contains(e.SuperOptions, "ro")
 }
 
 // IsOf reports whether this is a mount of the file system on a block device,
-// which is given by the path of its node and its number. A file system with a
-// device number of its own making, as btrfs has it, is recognised by the device
-// node that it was mounted from.
+// given by its path and number. File systems with an anonymous device number,
+// such as btrfs, are recognized by their source device.
 func (e Entry) IsOf(path string, major, minor uint32) bool {
 	if e.Major != 0 {
 		return e.Major == int(major) && e.Minor == int(minor)
@@ -53,7 +51,8 @@ func (e Entry) IsOf(path string, major, minor uint32) bool {
 	return err == nil && maj == major && min == minor
 }
 
-// Table returns all mounts that this process can see, hidden ones too.
+// Table returns all mounts visible to this process, including mounts covered by
+// others.
 func Table(ctx context.Context) ([]Entry, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -74,10 +73,10 @@ func Table(ctx context.Context) ([]Entry, error) {
 	return entries, nil
 }
 
-// At returns the mount whose root is at target: the topmost, the one that a
-// process which goes there sees. False: target is no mount point, or there is
-// no such path. The mounted file system itself is not touched, so a dead one
-// is answered as well. Symbolic links are followed but for the last element.
+// At returns the topmost mount whose root is at target, or false if target is
+// not a mount point or does not exist. It does not access the mounted file
+// system, so it works if that hangs. Symbolic links are followed except in the
+// last element.
 func At(ctx context.Context, target string) (Entry, bool, error) {
 	path, err := Resolve(target)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -94,19 +93,19 @@ func At(ctx context.Context, target string) (Entry, bool, error) {
 	return e, ok, nil
 }
 
-// Holding returns the mount of a table that a path lies in: the topmost at the
-// path itself or at the nearest directory above. The path is absolute and clean,
-// and no symbolic link stands in it. It is pure. False: the table has no root.
+// Holding returns the mount of a table that contains a path: the topmost at the
+// path or at its nearest parent. The path must be absolute, clean and without
+// symbolic links. It is a pure function. False: the table has no root.
 func Holding(table []Entry, path string) (Entry, bool) {
 	e, _ := topmost(table, path)
 	return e, e.ID != outside
 }
 
-// Resolve gives the name under which the kernel lists a mount at target. It
-// follows links in the parent only: the target may be dead.
+// Resolve returns the name under which the kernel lists a mount at target. It
+// follows symbolic links in the parent only, as the target can hang.
 func Resolve(target string) (string, error) {
 	if !filepath.IsAbs(target) {
-		return "", errs.Errorf(errs.Invalid, "mount point %q: an absolute path is needed", target)
+		return "", errs.Errorf(errs.Invalid, "mount point %q: an absolute path is required", target)
 	}
 	target = filepath.Clean(target)
 	parent, err := filepath.EvalSymlinks(filepath.Dir(target))
@@ -116,19 +115,19 @@ func Resolve(target string) (string, error) {
 	return filepath.Join(parent, filepath.Base(target)), nil
 }
 
-// place is where a mount sits: on a path within the mount below it.
+// place is the location of a mount: a path in its parent mount.
 type place struct {
 	parent int
 	target string
 }
 
-// outside is the mount under the first one, which is not ours to see.
+// outside represents the parent of the root mount, which is not visible.
 const outside = -1
 
-// topmost walks to a path as the kernel does, from mount to mount, and returns
-// the mount that it ends in, and whether it ends at the root of that. The order
-// of the table does not tell: a mount may be put beneath another, or be hidden
-// by one on a directory above.
+// topmost walks to a path like the kernel, from mount to mount, and returns the
+// last mount, and whether the path is its root. The table's order is not
+// sufficient: a mount can be inserted beneath another, or be covered by one on
+// a parent directory.
 func topmost(entries []Entry, path string) (Entry, bool) {
 	ids := make(map[int]bool, len(entries))
 	for _, e := range entries {
@@ -156,8 +155,8 @@ func topmost(entries []Entry, path string) (Entry, bool) {
 	return here, found
 }
 
-// prefixes lists / and every directory on the way to a clean absolute path,
-// and the path itself.
+// prefixes lists / and all parents of a clean absolute path, and the path
+// itself.
 func prefixes(path string) []string {
 	all := []string{"/"}
 	for i := 1; i < len(path); i++ {

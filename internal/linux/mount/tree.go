@@ -10,16 +10,15 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Tree is the mount of a file system, held by a file descriptor: one of Create
-// that nobody else can see, until MoveTo makes it appear, or one of Open.
+// Tree is a mount held by a file descriptor: a detached one from Create until
+// MoveTo attaches it, or one from Open.
 type Tree struct {
 	fd     int
-	source string // the device, for what the kernel log says about it
+	source string // the device, to find its kernel log messages
 }
 
-// Create mounts a file system where nobody can see it. Close unmounts it again
-// unless MoveTo was called before. Errors are those of Mount; Target is not
-// used.
+// Create creates a detached mount of a file system. Close unmounts it unless
+// MoveTo was called. Errors are those of Mount; Target is not used.
 func Create(ctx context.Context, s Spec) (*Tree, error) {
 	t, err := create(ctx, s)
 	if err != nil {
@@ -28,7 +27,8 @@ func Create(ctx context.Context, s Spec) (*Tree, error) {
 	return t, nil
 }
 
-// Open returns the mount at a path. Precondition: nothing is mounted there.
+// Open opens the mount at a path. Errors: errs.Precondition if nothing is
+// mounted there.
 func Open(ctx context.Context, target string) (*Tree, error) {
 	e, mounted, err := At(ctx, target)
 	if err != nil {
@@ -44,13 +44,13 @@ func Open(ctx context.Context, target string) (*Tree, error) {
 	return &Tree{fd: fd, source: deviceName(e)}, nil
 }
 
-// Path is a path to the root directory of the mount, for this process and until
-// Close.
+// Path returns a path to the root directory of the mount, valid in this process
+// until Close.
 func (t *Tree) Path() string { return fmt.Sprintf("/proc/self/fd/%d", t.fd) }
 
-// SetReadOnly makes the file system read-only or writable, as `mount -o
-// remount,ro` does: this mount, and the file system itself, which is the same
-// for all other mounts of it. ErrBusy: files are open for writing.
+// SetReadOnly remounts read-only or read-write, like `mount -o remount,ro`:
+// this mount, and the file system, which affects all its mounts. ErrBusy: files
+// are open for writing.
 func (t *Tree) SetReadOnly(readOnly bool) error {
 	word, attr := "rw", attributes{clear: unix.MOUNT_ATTR_RDONLY}
 	if readOnly {
@@ -62,8 +62,8 @@ func (t *Tree) SetReadOnly(readOnly bool) error {
 	return nil
 }
 
-// reconfigure changes the file system first: that is what may be refused, and
-// then nothing was changed.
+// reconfigure changes the file system first: if the kernel refuses that,
+// nothing has changed.
 func (t *Tree) reconfigure(word string, attr attributes) error {
 	fd, err := unix.Fspick(t.fd, "", unix.FSPICK_CLOEXEC|unix.FSPICK_EMPTY_PATH|unix.FSPICK_NO_AUTOMOUNT)
 	if err != nil {
@@ -80,7 +80,7 @@ func (t *Tree) reconfigure(word string, attr attributes) error {
 	return setAttributes(t.fd, attr)
 }
 
-// MoveTo makes a mount of Create appear at an existing directory.
+// MoveTo attaches a detached mount to an existing directory.
 func (t *Tree) MoveTo(target string) error {
 	to, err := openTarget(target)
 	if err != nil {
@@ -93,15 +93,15 @@ func (t *Tree) MoveTo(target string) error {
 	return nil
 }
 
-// Close closes the descriptor. On return a mount that was not moved is gone.
+// Close closes the descriptor, and unmounts a mount that was not attached.
 func (t *Tree) Close() { unix.Close(t.fd) }
 
-// show makes a mount that nobody sees yet appear at its target.
+// show attaches a detached mount to its target.
 func show(fd, target int) error {
 	err := unix.MoveMount(fd, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 	switch {
 	case errors.Is(err, unix.EINVAL) && isDir(fd) != isDir(target):
-		return errs.Errorf(errs.Precondition, "move_mount: %w: a directory goes on a directory and a file on a file", err)
+		return errs.Errorf(errs.Precondition, "move_mount: %w: source and target must both be directories, or both files", err)
 	case errors.Is(err, unix.ENOENT):
 		return errs.Errorf(errs.Precondition, "move_mount: %w: the mount point was removed meanwhile", err)
 	case err != nil:

@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	// unmountBound is how long the short uses of others are waited for, such as
-	// a look at the free space, or a file that is being closed.
+	// unmountBound is the timeout for short uses by others, such as a statfs,
+	// or a file that is being closed.
 	unmountBound = 500 * time.Millisecond
-	// maxLayers is how many mounts on one target are taken away in one call.
+	// maxLayers is the maximum number of stacked mounts removed by one call.
 	maxLayers = 64
 )
 
@@ -44,11 +44,12 @@ func unmount(ctx context.Context, target string) error {
 			return fmt.Errorf("unmount %s: %w", target, err)
 		}
 	}
-	return errs.Errorf(errs.Precondition, "unmount %s: more than %d mounts were stacked there, call again for the rest", target, maxLayers)
+	return errs.Errorf(errs.Precondition, "unmount %s: more than %d mounts are stacked there; unmount again to remove the rest", target, maxLayers)
 }
 
-// unmountTop takes away the topmost mount. It never follows a link at the end
-// and is never lazy: a lazy unmount would call a device free that is not.
+// unmountTop unmounts the topmost mount. It does not follow a symbolic link at
+// the end. It is never lazy: after a lazy unmount a device would seem unused
+// that is not.
 func unmountTop(target string) error {
 	for {
 		switch err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW); {
@@ -61,15 +62,15 @@ func unmountTop(target string) error {
 	}
 }
 
-// confirmUnmounted looks whether the kernel's EINVAL meant that nothing is
-// mounted: it also says so of a mount that this process may not touch.
+// confirmUnmounted checks that EINVAL meant that nothing is mounted: the kernel
+// also returns it for a mount that this process is not permitted to unmount.
 func confirmUnmounted(ctx context.Context, target string) error {
 	e, mounted, err := At(ctx, target)
 	if err != nil {
 		return fmt.Errorf("unmount %s: %w", target, err)
 	}
 	if mounted {
-		return errs.Errorf(errs.Denied, "unmount %s: the kernel does not let this process take %s (%s) away: it is locked by another mount namespace or is the root", target, e.Source, e.FSType)
+		return errs.Errorf(errs.Denied, "unmount %s: the kernel does not permit this process to unmount %s (%s): it is locked by another mount namespace or is the root", target, e.Source, e.FSType)
 	}
 	return nil
 }
@@ -79,16 +80,16 @@ func busy(ctx context.Context, target string) error {
 	if err != nil {
 		path = target
 	}
-	return errs.Errorf(errs.Precondition, "unmount %s: %w: it is held by %s; stop or close that, then try again", target, ErrBusy, holders.OfMount(ctx, path))
+	return errs.Errorf(errs.Precondition, "unmount %s: %w: it is used by %s; stop or close that, then try again", target, ErrBusy, holders.OfMount(ctx, path))
 }
 
-// checkTarget admits what can be a mount point of ours at all.
+// checkTarget validates a mount point.
 func checkTarget(target string) error {
 	if !filepath.IsAbs(target) || filepath.Clean(target) == "/" {
-		return errs.Errorf(errs.Invalid, "mount point %q: an absolute path other than / is needed", target)
+		return errs.Errorf(errs.Invalid, "mount point %q: an absolute path other than / is required", target)
 	}
 	return nil
 }
 
-// deviceName is the kernel's short name of the device under a mount.
+// deviceName returns the kernel's short name of the device of a mount.
 func deviceName(e Entry) string { return filepath.Base(e.Source) }
