@@ -1,12 +1,12 @@
-// Package devlink reads what drivers report about their devices by devlink(8): of
-// all devices of the network namespace, the profile that an application loaded
-// into the running firmware and whether the device supports RDMA; of one, the mode
-// of its embedded switch.
+// Package devlink reads what drivers report by devlink(8): for all devices of
+// the network namespace, the profile loaded into the running firmware and RDMA
+// support; for one device, the mode of its embedded switch.
 //
-// vishvananda/netlink v1.3.1 cannot do it: of its device information a stored
-// version replaces the running one, and one empty version fails all; of a
-// parameter it returns the last value, which applies after the next reset; it
-// ignores errors of the eSwitch mode; its dumps can panic, see netlinks.NewHandle.
+// vishvananda/netlink v1.3.1 cannot do this: in device information a stored
+// version overwrites the running one, and one empty version fails the request;
+// for a parameter it returns the last value, which applies after the next
+// reset; it ignores errors of the eSwitch mode; its dumps can panic (see
+// netlinks.NewHandle).
 package devlink
 
 import (
@@ -24,33 +24,32 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// Handle is the name of a device in devlink.
+// Handle identifies a device in devlink.
 type Handle struct {
 	Bus  string // pci, auxiliary
 	Name string // 0000:3b:00.0, mlx5_core.sf.4
 }
 
-// Device is what a driver reports about a device. Many report nothing.
+// Device is a driver's report about a device; many drivers report nothing.
 type Device struct {
 	// Profile is fw.app.name of the running firmware: the loaded package of
-	// dynamic device personalization (DDP); "" is none, or not reported.
+	// dynamic device personalization (DDP); "" if not loaded or not reported.
 	Profile string
-	// RDMA is the parameter enable_rdma; false also without that parameter.
+	// RDMA is the parameter enable_rdma; false if the driver does not have it.
 	RDMA bool
 }
 
-// Kernel is the kernel's devlink in the network namespace of the calling thread.
-// Its zero value is ready.
+// Kernel reads devlink in the network namespace of the calling thread. Its zero
+// value is ready.
 type Kernel struct{}
 
-// Devices returns what drivers report about their devices, without devices about
-// which they report nothing. A kernel without devlink, missing permission and
-// drivers that do not support the request are not errors. With an error, it also
-// returns what other drivers reported.
+// Devices returns the drivers' reports, without devices that have none. A
+// kernel without devlink, missing permission and drivers without support are
+// not errors. With an error, it also returns the other drivers' reports.
 //
-// The kernel calls one driver after the other, each when it has completed its
-// current work: creating virtual functions takes seconds. A context does not
-// interrupt that; see Recent.
+// The kernel calls one driver after the other, and waits until each has
+// completed its current work: creating virtual functions takes seconds. A
+// context cannot interrupt that; see Recent.
 func (Kernel) Devices(ctx context.Context) (map[Handle]Device, error) {
 	ask, err := connect(ctx)
 	switch {
@@ -62,8 +61,8 @@ func (Kernel) Devices(ctx context.Context) (map[Handle]Device, error) {
 	return read(ctx, ask)
 }
 
-// ESwitch returns the mode of a device's embedded switch, legacy or switchdev; ""
-// without one, and if the driver or the kernel does not report it.
+// ESwitch returns the mode of a device's embedded switch, legacy or switchdev;
+// "" if it has none, or the driver or the kernel does not report it.
 func ESwitch(ctx context.Context, h Handle) (string, error) {
 	ask, err := connect(ctx)
 	var answers []*netlink.AttributeDecoder
@@ -126,7 +125,7 @@ func connect(ctx context.Context) (ask, error) {
 	}, nil
 }
 
-// isUnsupported reports an error after which nothing is reported.
+// isUnsupported reports errors that mean that nothing can be reported.
 func isUnsupported(err error) bool {
 	return errors.Is(err, errNoDevlink) ||
 		errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) ||
@@ -135,7 +134,7 @@ func isUnsupported(err error) bool {
 		errors.Is(err, unix.EINVAL) // the driver has no such parameter
 }
 
-// question is a request that applies to all devices.
+// question is a request for all devices.
 type question struct {
 	what    string
 	command uint8
@@ -163,8 +162,9 @@ func read(ctx context.Context, a ask) (map[Handle]Device, error) {
 	return found, errors.Join(failed...)
 }
 
-// ask requests it of all devices at once. The kernel ends the dump at the first
-// device whose driver fails; then ask requests it of each device.
+// ask sends the request for all devices at once. The kernel ends the dump at
+// the first device whose driver fails; then ask sends a request for each
+// device.
 func (q question) ask(ctx context.Context, a ask, found map[Handle]Device) error {
 	answers, err := a(ctx, q.command, netlink.Dump, func(*netlink.AttributeEncoder) {})
 	switch {
@@ -200,7 +200,7 @@ func (q question) ask(ctx context.Context, a ask, found map[Handle]Device) error
 	return errors.Join(slices.SortedFunc(maps.Values(failed), func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })...)
 }
 
-// add merges answers into those to other questions.
+// add merges the answers with those to other questions.
 func (q question) add(answers []*netlink.AttributeDecoder, found map[Handle]Device) error {
 	for _, ad := range answers {
 		h, d, err := q.parse(ad)

@@ -43,12 +43,13 @@ func modeName(mode uint16) string {
 	case unix.DEVLINK_ESWITCH_MODE_SWITCHDEV:
 		return "switchdev"
 	}
-	return "" // such as switchdev_inactive, which is neither
+	return "" // such as switchdev_inactive, which is neither of the two
 }
 
 var errNameless = errors.New("an answer does not name its device")
 
-// parseAttributes calls each for the attributes of an answer and returns its device.
+// parseAttributes calls each for every attribute of an answer and returns its
+// device.
 func parseAttributes(ad *netlink.AttributeDecoder, each func()) (Handle, error) {
 	var h Handle
 	for ad.Next() {
@@ -116,8 +117,9 @@ func parseParameter(ad *netlink.AttributeDecoder) (h Handle, d Device, err error
 					})
 				}
 			}
-			// The first value applies now: the kernel lists those of runtime, of the
-			// driver's start and of the next reset in this order.
+			// The first value is the current one: the kernel lists the values
+			// for runtime, driver initialization and the next reset in this
+			// order.
 			d.RDMA = name == enableRDMA && kind == typeFlag && len(values) > 0 && values[0]
 			return nil
 		})
@@ -125,7 +127,7 @@ func parseParameter(ad *netlink.AttributeDecoder) (h Handle, d Device, err error
 	return h, d, err
 }
 
-// parseFlags parses the values of a flag: those that are true have data.
+// parseFlags parses the values of a flag: true values have data.
 func parseFlags(list *netlink.AttributeDecoder) (values []bool) {
 	for list.Next() {
 		if list.Type() != unix.DEVLINK_ATTR_PARAM_VALUE {

@@ -7,14 +7,14 @@ import (
 	"sync"
 )
 
-// ErrLate: drivers have not answered yet. The devices that come with it are those
-// of the last answer.
+// ErrLate: drivers have not answered yet. The devices returned with it are from
+// the last answer.
 var ErrLate = errors.New("drivers have not yet reported what their devices support: one of them is busy, or hangs")
 
-// Recent asks drivers on a goroutine of its own, one request at a time, and keeps
-// the last answer: with a driver that creates virtual functions the request takes
-// seconds; with one that hangs the request, and this goroutine, never end. Its zero
-// value asks this machine's kernel.
+// Recent queries drivers in a goroutine, one request at a time, and caches the
+// last answer. A request takes seconds while a driver creates virtual
+// functions, and if a driver hangs, the request and its goroutine never end.
+// Its zero value queries this machine's kernel.
 type Recent struct {
 	Ask func(context.Context) (map[Handle]Device, error) // nil: Kernel.Devices
 
@@ -31,10 +31,10 @@ type request struct {
 	err     error
 }
 
-// Devices returns what Kernel.Devices does. It waits for the answer until the
-// context ends, unless another caller's deadline has already passed; the error is
-// then ErrLate, with the devices of the last answer. Devices whose drivers fail
-// are also as in the last answer.
+// Devices is like Kernel.Devices, but waits only until the context ends, or not
+// at all if another caller's deadline has passed during the same request. The
+// error is then ErrLate, with the devices of the last answer. Devices whose
+// drivers fail are also from the last answer.
 func (r *Recent) Devices(ctx context.Context) (map[Handle]Device, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
