@@ -1,7 +1,6 @@
-// Package sysfs reads the small files, links and directories of sysfs with few
-// system calls. Nothing is followed further than was asked for, and nothing
-// can make a reader wait or read without end: what is no regular sysfs file is
-// an error.
+// Package sysfs reads files, links and directories of sysfs with few system
+// calls. Reads never block and are bounded: anything but a regular sysfs
+// attribute is an error.
 package sysfs
 
 import (
@@ -14,20 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// most is what one attribute holds at most: the kernel gives each a page.
+// most is the maximum size of an attribute: the kernel uses one page.
 const most = 4096
 
-// Dir is an open directory. It keeps naming the device that it was opened for,
-// also when another takes the place: of one that went, everything is gone.
+// Dir is an open directory. It refers to the same device even if another one
+// gets its path: after removal of the device all reads fail.
 type Dir struct {
 	fd   int
 	path string
 }
 
-// Open opens a directory by its path.
+// Open opens a directory by path.
 func Open(path string) (Dir, error) { return openAt(unix.AT_FDCWD, path, path) }
 
-// Open opens a directory in this one. Links are followed.
+// Open opens a subdirectory, following symbolic links.
 func (d Dir) Open(name string) (Dir, error) { return openAt(d.fd, name, d.at(name)) }
 
 func openAt(at int, name, full string) (Dir, error) {
@@ -38,17 +37,17 @@ func openAt(at int, name, full string) (Dir, error) {
 	return Dir{fd, full}, nil
 }
 
-// Close lets the directory go.
+// Close closes the directory.
 func (d Dir) Close() { _ = unix.Close(d.fd) }
 
-// Path is by what the directory was opened.
+// Path is the path with which the directory was opened.
 func (d Dir) Path() string { return d.path }
 
 func (d Dir) at(name string) string { return d.path + "/" + name }
 
-// Text is what a file in the directory holds, without white space around it.
+// Text returns the content of a file without surrounding white space.
 func (d Dir) Text(name string) (string, error) {
-	// Without O_NONBLOCK a FIFO would make the caller wait for its writer.
+	// Without O_NONBLOCK, opening a FIFO would block.
 	fd, err := open(d.fd, name, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
 		return "", &fs.PathError{Op: "read", Path: d.at(name), Err: err}
@@ -57,7 +56,7 @@ func (d Dir) Text(name string) (string, error) {
 	n, err := read(fd, page[:])
 	_ = unix.Close(fd)
 	if err == nil && n > most {
-		err = fmt.Errorf("it holds more than %d bytes, which no attribute of sysfs does", most)
+		err = fmt.Errorf("it has more than %d bytes, the maximum of a sysfs attribute", most)
 	}
 	if err != nil {
 		return "", &fs.PathError{Op: "read", Path: d.at(name), Err: err}
@@ -65,7 +64,7 @@ func (d Dir) Text(name string) (string, error) {
 	return string(bytes.TrimSpace(page[:n])), nil
 }
 
-// Link is what a symbolic link in the directory says.
+// Link returns the target of a symbolic link in the directory.
 func (d Dir) Link(name string) (string, error) {
 	var target [most]byte
 	for {
@@ -80,7 +79,7 @@ func (d Dir) Link(name string) (string, error) {
 	}
 }
 
-// Has reports whether the directory has an entry of that name now.
+// Has reports whether the directory has an entry with that name.
 func (d Dir) Has(name string) bool {
 	for {
 		err := unix.Faccessat(d.fd, name, unix.F_OK, 0)
@@ -119,7 +118,8 @@ func (d Dir) list() (names []string, err error) {
 	}
 }
 
-// IsAbsent tells the error of what is not there, or went while it was read.
+// IsAbsent reports errors for a file or device that does not exist or was
+// removed during a read.
 func IsAbsent(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO)
 }
