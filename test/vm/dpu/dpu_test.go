@@ -254,7 +254,7 @@ func (r rig) modes() {
 		r.Error("the address does not stand for the name")
 	}
 	hold := testkit.Value(r.Guest.Start(r.Context(), vm.Command{Argv: []string{"sleep", "600"}, Dir: volumes + "/" + name}))(r)
-	r.wants(r.do(job{Do: "unmount"}), errs.Precondition, "in use: it is held by")
+	r.wants(r.do(job{Do: "unmount"}), errs.Precondition, "in use: it is used by")
 	r.Run("sh", "-c", "kill $(pidof sleep)")
 	<-hold.Done()
 	r.works("unmount", byName)

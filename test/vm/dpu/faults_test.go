@@ -133,7 +133,7 @@ func (r rig) diedBusy(version string) {
 	r.Await("the writer has its file", func() bool { return strings.Contains(p.Log(), "opened") })
 	thaw := r.freeze()
 	a := r.do(job{Do: "unmount", Deadline: lifespan})
-	r.wants(a, errs.Precondition, "in use: it is held by") // by whom is looked for half a second, in which a guest may not find it
+	r.wants(a, errs.Precondition, "in use: it is used by") // by whom is looked for half a second, in which a guest may not find it
 	thaw()
 	r.Run("sh", "-c", "echo > /run/go")
 	select {
