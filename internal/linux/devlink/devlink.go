@@ -134,16 +134,16 @@ func isUnsupported(err error) bool {
 		errors.Is(err, unix.EINVAL) // the driver has no such parameter
 }
 
-// question is a request for all devices.
-type question struct {
+// deviceRequest is a request for all devices.
+type deviceRequest struct {
 	what    string
 	command uint8
 	single  func(*netlink.AttributeEncoder) // further attributes of a request for one device
 	parse   func(*netlink.AttributeDecoder) (Handle, Device, error)
 }
 
-func questions() []question {
-	return []question{
+func deviceRequests() []deviceRequest {
+	return []deviceRequest{
 		{"versions", unix.DEVLINK_CMD_INFO_GET, func(*netlink.AttributeEncoder) {}, parseInfo},
 		{"parameters", unix.DEVLINK_CMD_PARAM_GET, func(ae *netlink.AttributeEncoder) {
 			ae.String(unix.DEVLINK_ATTR_PARAM_NAME, enableRDMA)
@@ -154,7 +154,7 @@ func questions() []question {
 func read(ctx context.Context, a ask) (map[Handle]Device, error) {
 	found := map[Handle]Device{}
 	var failed []error
-	for _, q := range questions() {
+	for _, q := range deviceRequests() {
 		if err := q.ask(ctx, a, found); err != nil {
 			failed = append(failed, fmt.Errorf("read the %s of devices by devlink: %w", q.what, err))
 		}
@@ -165,7 +165,7 @@ func read(ctx context.Context, a ask) (map[Handle]Device, error) {
 // ask sends the request for all devices at once. The kernel ends the dump at
 // the first device whose driver fails; then ask sends a request for each
 // device.
-func (q question) ask(ctx context.Context, a ask, found map[Handle]Device) error {
+func (q deviceRequest) ask(ctx context.Context, a ask, found map[Handle]Device) error {
 	answers, err := a(ctx, q.command, netlink.Dump, func(*netlink.AttributeEncoder) {})
 	switch {
 	case err == nil:
@@ -200,8 +200,8 @@ func (q question) ask(ctx context.Context, a ask, found map[Handle]Device) error
 	return errors.Join(slices.SortedFunc(maps.Values(failed), func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })...)
 }
 
-// add merges the answers with those to other questions.
-func (q question) add(answers []*netlink.AttributeDecoder, found map[Handle]Device) error {
+// add merges the answers with those to other requests.
+func (q deviceRequest) add(answers []*netlink.AttributeDecoder, found map[Handle]Device) error {
 	for _, ad := range answers {
 		h, d, err := q.parse(ad)
 		if err != nil {

@@ -135,7 +135,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(encode(f, handle(pf), version(unix.DEVLINK_ATTR_INFO_VERSION_RUNNING, "fw.app.name", "ICE OS Default Package")))
 	f.Add(encode(f, handle(pf), parameter("enable_rdma", 6, value(1, yes), value(2))))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		for _, q := range questions() {
+		for _, q := range deviceRequests() {
 			ad, err := netlink.NewAttributeDecoder(data)
 			if err != nil {
 				return

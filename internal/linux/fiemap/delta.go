@@ -67,23 +67,23 @@ func Delta(base, target iter.Seq2[Extent, error], size, from int64) iter.Seq2[Ra
 }
 
 // segment is how a list maps the bytes from some offset up to end.
-type stretch struct {
-	kind     stretchKind
+type segment struct {
+	kind     segmentKind
 	physical uint64 // of the first byte; data only
 	end      uint64
 }
 
-type stretchKind uint8
+type segmentKind uint8
 
 const (
-	zeros stretchKind = iota
+	zeros segmentKind = iota
 	data
-	unclear // data whose physical offset cannot be compared
+	incomparable // data whose physical offset cannot be compared
 )
 
-func (s stretch) differs(other stretch) bool {
+func (s segment) differs(other segment) bool {
 	switch {
-	case s.kind == unclear || other.kind == unclear:
+	case s.kind == incomparable || other.kind == incomparable:
 		return true
 	case s.kind != other.kind:
 		return true
@@ -93,10 +93,10 @@ func (s stretch) differs(other stretch) bool {
 
 // cursor iterates over a list, forward only.
 type cursor struct {
-	next   func() (Extent, error, bool)
-	stop   func()
-	now    Extent // the current extent
-	behind bool   // the list has ended
+	next  func() (Extent, error, bool)
+	stop  func()
+	now   Extent // the current extent
+	ended bool   // the list has ended
 }
 
 func newCursor(list iter.Seq2[Extent, error]) *cursor {
@@ -106,29 +106,29 @@ func newCursor(list iter.Seq2[Extent, error]) *cursor {
 }
 
 // at returns the segment that starts at offset. Offsets must not decrease.
-func (c *cursor) at(offset uint64) (stretch, error) {
-	for !c.behind && c.now.End() <= offset {
+func (c *cursor) at(offset uint64) (segment, error) {
+	for !c.ended && c.now.End() <= offset {
 		e, err, ok := c.next()
 		switch {
 		case !ok:
-			c.behind = true
+			c.ended = true
 		case err != nil:
-			return stretch{}, err
+			return segment{}, err
 		case e.Logical < c.now.End() || e.Logical+e.Length < e.Logical:
-			return stretch{}, errs.Errorf(errs.Internal, "extent at %d with length %d follows one that ends at %d: the list is out of order", e.Logical, e.Length, c.now.End())
+			return segment{}, errs.Errorf(errs.Internal, "extent at %d with length %d follows one that ends at %d: the list is out of order", e.Logical, e.Length, c.now.End())
 		default:
 			c.now = e
 		}
 	}
 	switch {
-	case c.behind:
-		return stretch{end: math.MaxUint64}, nil
+	case c.ended:
+		return segment{end: math.MaxUint64}, nil
 	case offset < c.now.Logical:
-		return stretch{end: c.now.Logical}, nil
+		return segment{end: c.now.Logical}, nil
 	case c.now.Opaque():
-		return stretch{kind: unclear, end: c.now.End()}, nil
+		return segment{kind: incomparable, end: c.now.End()}, nil
 	case c.now.Hole():
-		return stretch{end: c.now.End()}, nil
+		return segment{end: c.now.End()}, nil
 	}
-	return stretch{kind: data, physical: c.now.Physical + (offset - c.now.Logical), end: c.now.End()}, nil
+	return segment{kind: data, physical: c.now.Physical + (offset - c.now.Logical), end: c.now.End()}, nil
 }

@@ -78,12 +78,12 @@ func (g *Guard) Freeze(ctx context.Context, mountpoints []string, bound time.Dur
 	case <-f.ready:
 		return f, nil
 	case <-f.done:
-		return nil, f.whyNot()
+		return nil, f.freezeError()
 	case <-ctx.Done():
 		f.release()
 		select {
 		case <-f.done:
-		case <-time.After(patience):
+		case <-time.After(guardTimeout):
 		}
 		return nil, fmt.Errorf("freeze %q: gave up: %w", mountpoints, context.Cause(ctx))
 	}

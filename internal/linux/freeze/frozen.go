@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	// patience is the timeout for guard actions that are immediate unless the
+	// guardTimeout is the timeout for guard actions that are immediate unless the
 	// guard is stopped or starved; then it is killed and the parent thaws.
-	patience = 2 * time.Second
-	// slowThaw is the timeout for a thaw in the kernel, which writes to the
+	guardTimeout = 2 * time.Second
+	// thawTimeout is the timeout for a thaw in the kernel, which writes to the
 	// disk, before the guard is considered stopped.
-	slowThaw = 30 * time.Second
+	thawTimeout = 30 * time.Second
 )
 
 // Frozen is a set of frozen file systems.
@@ -38,9 +38,9 @@ type Frozen struct {
 	done  chan struct{} // closed when nothing is frozen
 	err   error         // returned by Thaw; set before done is closed
 
-	mu    sync.Mutex // guards the fields below until done
-	story story      // the guard's reports so far
-	over  bool       // roots are being closed
+	mu       sync.Mutex // guards the fields below until done
+	progress progress   // the guard's reports so far
+	over     bool       // roots are being closed
 }
 
 // Thaw ends the freeze, and returns when nothing is frozen. An error means that
@@ -48,11 +48,11 @@ type Frozen struct {
 // or the kernel refused to thaw. Thaw is idempotent.
 func (f *Frozen) Thaw() error {
 	f.release()
-	for slow := time.Now().Add(slowThaw); ; {
+	for slow := time.Now().Add(thawTimeout); ; {
 		select {
 		case <-f.done:
 			return f.err
-		case <-time.After(patience):
+		case <-time.After(guardTimeout):
 		}
 		if f.isThawing() && time.Now().Before(slow) {
 			continue // the kernel is thawing; killing the guard would not speed it up
@@ -66,7 +66,7 @@ func (f *Frozen) Thaw() error {
 func (f *Frozen) isThawing() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.story.thawing >= 0
+	return f.progress.thawing >= 0
 }
 
 // kill kills the guard, and thaws the file systems that it reported frozen: one
@@ -76,9 +76,9 @@ func (f *Frozen) kill() {
 	f.process.cmd.Process.Kill()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for i := f.story.frozenSoFar - 1; i >= 0 && !f.over; i-- {
-		if !f.story.thawed[i] && thaw(f.roots[i]) == nil { // rescue reports errors
-			f.story.thawed[i] = true
+	for i := f.progress.frozenSoFar - 1; i >= 0 && !f.over; i-- {
+		if !f.progress.thawed[i] && thaw(f.roots[i]) == nil { // rescue reports errors
+			f.progress.thawed[i] = true
 		}
 	}
 }
@@ -94,12 +94,12 @@ func (f *Frozen) release() {
 // begin sends a request to a guard and starts the goroutine that watches the
 // guard until it exits.
 func (g *Guard) begin(roots []*os.File, mountpoints []string, bound time.Duration) (*Frozen, error) {
-	p, err := g.order(order{members: len(roots), bound: bound}, roots)
+	p, err := g.request(request{members: len(roots), bound: bound}, roots)
 	if err != nil {
 		return nil, err
 	}
 	f := &Frozen{
-		guard: g, mountpoints: mountpoints, roots: roots, process: p, story: newStory(),
+		guard: g, mountpoints: mountpoints, roots: roots, process: p, progress: newProgress(),
 		ready: make(chan struct{}), done: make(chan struct{}),
 	}
 	go f.watch(bound)
@@ -113,16 +113,16 @@ func (f *Frozen) watch(bound time.Duration) {
 	reports := f.process.reports
 	for lines := bufio.NewScanner(reports); lines.Scan(); {
 		f.mu.Lock()
-		word := f.story.hear(lines.Text())
+		word := f.progress.handle(lines.Text())
 		f.mu.Unlock()
 		switch word {
-		case wordFreezing:
-			late := time.AfterFunc(bound+patience, func() {
+		case reportFreezing:
+			late := time.AfterFunc(bound+guardTimeout, func() {
 				f.overdue.Store(true)
 				f.kill()
 			})
 			defer late.Stop()
-		case wordReady:
+		case reportReady:
 			close(f.ready)
 		}
 	}
@@ -136,7 +136,7 @@ func (f *Frozen) watch(bound time.Duration) {
 	f.release()
 	f.process.cmd.Wait()
 	closeAll(f.roots)
-	f.err = f.verdict(asked, lost, stuck, f.process.cmd.ProcessState.String())
+	f.err = f.finalError(asked, lost, stuck, f.process.cmd.ProcessState.String())
 	close(f.done)
 	_ = f.guard.Prepare() // for the next freeze, which starts its own process if this fails
 }
@@ -145,13 +145,13 @@ func (f *Frozen) watch(bound time.Duration) {
 // means that one of them was no longer frozen; stuck contains kernel errors.
 func (f *Frozen) rescue() (lost bool, stuck error) {
 	for i := len(f.roots) - 1; i >= 0; i-- {
-		if !f.story.maybeFrozen(i) {
+		if !f.progress.maybeFrozen(i) {
 			continue
 		}
 		switch err := thaw(f.roots[i]); err {
 		case nil:
 		case unix.EINVAL:
-			lost = lost || f.story.frozen(i)
+			lost = lost || f.progress.frozen(i)
 		default:
 			stuck = errors.Join(stuck, fmt.Errorf("thaw %s: %w", f.mountpoints[i], err))
 		}
@@ -159,10 +159,10 @@ func (f *Frozen) rescue() (lost bool, stuck error) {
 	return lost, stuck
 }
 
-// verdict derives the result of Freeze or Thaw. asked means that Thaw was
+// finalError derives the result of Freeze or Thaw. asked means that Thaw was
 // called before the guard exited.
-func (f *Frozen) verdict(asked, lost bool, stuck error, exit string) error {
-	s := &f.story
+func (f *Frozen) finalError(asked, lost bool, stuck error, exit string) error {
+	s := &f.progress
 	switch {
 	case stuck != nil:
 		return errs.Errorf(errs.Internal, "%q: still frozen, try fsfreeze --unfreeze: %w", f.mountpoints, stuck)
@@ -170,8 +170,8 @@ func (f *Frozen) verdict(asked, lost bool, stuck error, exit string) error {
 		return refused(f.mountpoints[s.refused], s.errno)
 	case s.expired || f.overdue.Load():
 		return errs.Errorf(errs.Unavailable, "freeze %q: %w", f.mountpoints, ErrExpired)
-	case s.foreign >= 0:
-		return errs.Errorf(errs.Unavailable, "freeze %q: %w: %s was thawed", f.mountpoints, ErrBroken, f.mountpoints[s.foreign])
+	case s.thawedByOthers >= 0:
+		return errs.Errorf(errs.Unavailable, "freeze %q: %w: %s was thawed", f.mountpoints, ErrBroken, f.mountpoints[s.thawedByOthers])
 	case !s.began && !asked:
 		return errs.Errorf(errs.Internal, "freeze %q: the guard %q ended before it froze anything (%s)", f.mountpoints, f.guard.command, exit)
 	case !s.ended && (lost || !asked):
@@ -180,8 +180,8 @@ func (f *Frozen) verdict(asked, lost bool, stuck error, exit string) error {
 	return nil
 }
 
-// whyNot returns the error of a Freeze that failed.
-func (f *Frozen) whyNot() error {
+// freezeError returns the error of a Freeze that failed.
+func (f *Frozen) freezeError() error {
 	if f.err != nil {
 		return f.err
 	}

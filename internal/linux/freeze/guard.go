@@ -25,7 +25,7 @@ func RunGuard(stdin, stdout *os.File) error {
 	if err != nil {
 		return errors.New("the freeze guard is an internal process that cleat starts itself; use fsfreeze to freeze a file system manually")
 	}
-	o, roots, err := receiveOrder(control)
+	o, roots, err := receiveRequest(control)
 	if errors.Is(err, io.EOF) {
 		return nil // the parent ended
 	}
@@ -56,7 +56,7 @@ func (g *guard) run(released <-chan struct{}, bound time.Duration) {
 	}
 	expired := time.NewTimer(bound)
 	defer expired.Stop()
-	g.reports.say(wordFreezing)
+	g.reports.report(reportFreezing)
 	results, stop := g.freezeAll()
 	for next, on := results, true; on; {
 		select {
@@ -65,12 +65,12 @@ func (g *guard) run(released <-chan struct{}, bound time.Duration) {
 				on = g.note(r)
 			} else { // all succeeded
 				next = nil
-				g.reports.say(wordReady)
+				g.reports.report(reportReady)
 			}
 		case <-released:
 			on = false
 		case <-expired.C:
-			g.reports.say(wordExpired)
+			g.reports.report(reportExpired)
 			on = false
 		}
 	}
@@ -84,7 +84,7 @@ func (g *guard) run(released <-chan struct{}, bound time.Duration) {
 			g.thawLast()
 		}
 	}
-	g.reports.say(wordEnd)
+	g.reports.report(reportEnd)
 }
 
 // writeBack flushes all members concurrently while they are writable, so that
@@ -137,11 +137,11 @@ func (g *guard) freezeAll() (results <-chan result, stop func()) {
 // note records a result; false means that the freeze was refused.
 func (g *guard) note(r result) bool {
 	if r.err != nil {
-		g.reports.say(wordRefused, r.member, number(r.err))
+		g.reports.report(reportRefused, r.member, number(r.err))
 		return false
 	}
 	g.held = append(g.held, r.member)
-	g.reports.say(wordFrozen, r.member)
+	g.reports.report(reportFrozen, r.member)
 	return true
 }
 
@@ -149,8 +149,8 @@ func (g *guard) thawLast() {
 	last := len(g.held) - 1
 	member := g.held[last]
 	g.held = g.held[:last]
-	g.reports.say(wordThawing, member)
-	g.reports.say(wordThawed, member, number(thaw(g.roots[member])))
+	g.reports.report(reportThawing, member)
+	g.reports.report(reportThawed, member, number(thaw(g.roots[member])))
 }
 
 func number(err error) int {
@@ -180,7 +180,7 @@ func newReporter(to io.Writer, members int) *reporter {
 	return r
 }
 
-func (r *reporter) say(word string, numbers ...int) {
+func (r *reporter) report(word string, numbers ...int) {
 	line := word
 	for _, n := range numbers {
 		line = fmt.Sprint(line, " ", n)

@@ -81,7 +81,7 @@ func TestGuardThatIsKilledWhileAFreezeHangs(t *testing.T) {
 	eventually(t, "one is frozen", func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return f.story.frozen(0)
+		return f.progress.frozen(0)
 	})
 	eventually(t, "the freeze of the next one hangs", func() bool { return hangs(t, f.process.cmd.Process.Pid) })
 	if err := unix.Kill(f.process.cmd.Process.Pid, unix.SIGKILL); err != nil {
@@ -128,12 +128,12 @@ func TestThawThatIsSlow(t *testing.T) {
 	}
 	testkit.Run(t, "fsfreeze", "--freeze", outer) // what the thaw of the inner writes has to wait
 	thawed := make(chan error, 1)
-	time.AfterFunc(patience+time.Second, func() { thawed <- ThawPath(outer) })
+	time.AfterFunc(guardTimeout+time.Second, func() { thawed <- ThawPath(outer) })
 	began := time.Now()
 	if err := f.Thaw(); err != nil {
 		t.Errorf("after %v: %v", time.Since(began), err)
 	}
-	if took := time.Since(began); took < patience {
+	if took := time.Since(began); took < guardTimeout {
 		t.Errorf("it took %v only: this shows nothing", took)
 	}
 	if err := <-thawed; err != nil {
@@ -189,8 +189,8 @@ func TestWriteBackThatHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-f.done
-	if f.story.began || f.err != nil {
-		t.Errorf("it came to freezing (%v), or %v", f.story.began, f.err)
+	if f.progress.began || f.err != nil {
+		t.Errorf("it came to freezing (%v), or %v", f.progress.began, f.err)
 	}
 	mustWrite(t, "inner", writer(t, inner))
 }

@@ -55,9 +55,9 @@ func (g *Guard) Close() {
 	}
 }
 
-// order sends a request to the reserve process, or to a new one if the reserve
+// request sends a request to the reserve process, or to a new one if the reserve
 // is missing or dead.
-func (g *Guard) order(o order, roots []*os.File) (*process, error) {
+func (g *Guard) request(o request, roots []*os.File) (*process, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if p := g.reserve; p != nil {
@@ -152,7 +152,7 @@ const filesPerMessage = 250
 
 // send sends the request, with the files as ancillary data: each message
 // carries at least one line.
-func (p *process) send(o order, roots []*os.File) error {
+func (p *process) send(o request, roots []*os.File) error {
 	line := o.String()
 	for len(roots) > 0 {
 		n := min(len(roots), filesPerMessage)
@@ -168,29 +168,29 @@ func (p *process) send(o order, roots []*os.File) error {
 	return nil
 }
 
-// receiveOrder is the receiving side of send.
-func receiveOrder(control *net.UnixConn) (order, []*os.File, error) {
-	var o order
+// receiveRequest is the receiving side of send.
+func receiveRequest(control *net.UnixConn) (request, []*os.File, error) {
+	var o request
 	var roots []*os.File
 	for {
 		text, rights := make([]byte, 64), make([]byte, unix.CmsgSpace(4*filesPerMessage))
 		n, rightsLen, _, _, err := control.ReadMsgUnix(text, rights)
 		if err != nil {
-			return order{}, nil, err
+			return request{}, nil, err
 		}
 		if o.members == 0 { // the first message has the whole line: the kernel does not merge messages with files
-			if o, err = parseOrder(string(text[:n])); err != nil {
-				return order{}, nil, err
+			if o, err = parseRequest(string(text[:n])); err != nil {
+				return request{}, nil, err
 			}
 		}
 		messages, err := unix.ParseSocketControlMessage(rights[:rightsLen])
 		if err != nil {
-			return order{}, nil, err
+			return request{}, nil, err
 		}
 		for _, m := range messages {
 			descriptors, err := unix.ParseUnixRights(&m)
 			if err != nil {
-				return order{}, nil, err
+				return request{}, nil, err
 			}
 			for _, d := range descriptors {
 				roots = append(roots, os.NewFile(uintptr(d), "member"))

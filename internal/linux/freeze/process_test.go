@@ -90,7 +90,7 @@ func TestClose(t *testing.T) {
 }
 
 // More files than one message can carry arrive in their order.
-func TestOrderWithManyFiles(t *testing.T) {
+func TestRequestWithManyFiles(t *testing.T) {
 	ours, theirs, err := controlPair()
 	if err != nil {
 		t.Fatal(err)
@@ -111,8 +111,10 @@ func TestOrderWithManyFiles(t *testing.T) {
 		roots = append(roots, f)
 	}
 	sent := make(chan error, 1)
-	go func() { sent <- (&process{control: ours}).send(order{members: len(roots), bound: time.Second}, roots) }()
-	o, received, err := receiveOrder(control)
+	go func() {
+		sent <- (&process{control: ours}).send(request{members: len(roots), bound: time.Second}, roots)
+	}()
+	o, received, err := receiveRequest(control)
 	defer closeAll(received)
 	if err != nil || o.bound != time.Second || len(received) != len(roots) {
 		t.Fatalf("received %+v with %d files: %v", o, len(received), err)

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	most  = 5                      // holders listed in one text
-	bound = 500 * time.Millisecond // timeout of a search
+	maxHolders = 5                      // holders listed in one text
+	bound      = 500 * time.Millisecond // timeout of a search
 )
 
 // OfMount lists the users of the mount at a path of this mount namespace:
@@ -53,7 +53,7 @@ func newSearch(ctx context.Context) *search {
 }
 
 func (s *search) over() bool {
-	if len(s.found) >= most {
+	if len(s.found) >= maxHolders {
 		return true
 	}
 	s.late = s.late || s.ctx.Err() != nil || time.Now().After(s.deadline)

@@ -99,10 +99,10 @@ func TestSearchEndsWithItsContext(t *testing.T) {
 
 func TestTextNamesAFewOnly(t *testing.T) {
 	dir := t.TempDir()
-	for range 2 * most {
+	for range 2 * maxHolders {
 		sleepIn(t, dir)
 	}
-	if text := searched(t, dir); strings.Count(text, "(sleep)") != most {
-		t.Errorf("%q names %d of %d processes, want %d", text, strings.Count(text, "(sleep)"), 2*most, most)
+	if text := searched(t, dir); strings.Count(text, "(sleep)") != maxHolders {
+		t.Errorf("%q names %d of %d processes, want %d", text, strings.Count(text, "(sleep)"), 2*maxHolders, maxHolders)
 	}
 }

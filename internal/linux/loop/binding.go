@@ -72,7 +72,7 @@ func gone(d Device) error {
 
 // openNumber opens the device with a number and reads its binding.
 func (k kernel) openNumber(number, flags int) (*os.File, Device, error) {
-	f, err := k.openOrMake(k.node(number), k.block(number, "dev"), unix.S_IFBLK, unix.O_RDONLY|flags)
+	f, err := k.openOrCreate(k.node(number), k.block(number, "dev"), unix.S_IFBLK, unix.O_RDONLY|flags)
 	if err != nil {
 		return nil, Device{}, err
 	}

@@ -40,7 +40,7 @@ func (k kernel) detach(ctx context.Context, d Device) error {
 	if !errors.Is(err, ErrBusy) {
 		return fmt.Errorf("detach: %w", err)
 	}
-	return k.keep(ctx, before, err)
+	return k.cancelDetach(ctx, before, err)
 }
 
 // tryDetach unbinds the file and checks that it is unbound.
@@ -79,10 +79,10 @@ func (k kernel) openExclusively(d Device) (*os.File, error) {
 	return f, err
 }
 
-// keep clears auto-clear again, which a failed LOOP_CLR_FD sets: otherwise the
+// cancelDetach clears auto-clear again, which a failed LOOP_CLR_FD sets: otherwise the
 // kernel would detach the device under a later user. The error names the
 // device's users.
-func (k kernel) keep(ctx context.Context, before Device, cause error) error {
+func (k kernel) cancelDetach(ctx context.Context, before Device, cause error) error {
 	f, _, err := k.openBound(before, 0)
 	if errors.Is(err, ErrGone) {
 		return nil // the last user has just closed it

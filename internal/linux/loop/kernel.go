@@ -37,7 +37,7 @@ func (k kernel) block(number int, rest ...string) string {
 
 // openControl opens the driver's control device.
 func (k kernel) openControl() (*os.File, error) {
-	f, err := k.openOrMake(filepath.Join(k.dev, controlName), filepath.Join(k.sys, "class/misc", controlName, "dev"), unix.S_IFCHR, unix.O_RDWR)
+	f, err := k.openOrCreate(filepath.Join(k.dev, controlName), filepath.Join(k.sys, "class/misc", controlName, "dev"), unix.S_IFCHR, unix.O_RDWR)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errs.Errorf(errs.Unsupported, "this kernel offers no loop devices (%w): load the module with `modprobe loop`", err)
 	}
@@ -46,7 +46,7 @@ func (k kernel) openControl() (*os.File, error) {
 
 // openNode opens the device node of a number and verifies it.
 func (k kernel) openNode(number, flags int) (*os.File, error) {
-	f, err := k.openOrMake(k.node(number), k.block(number, "dev"), unix.S_IFBLK, flags)
+	f, err := k.openOrCreate(k.node(number), k.block(number, "dev"), unix.S_IFBLK, flags)
 	if err != nil {
 		return nil, err
 	}
@@ -74,9 +74,9 @@ func staleNode(path string, major, minor uint32) error {
 	return fmt.Errorf("stale device node %s with number %d:%d is not this loop device: remove it, and it will be created again", path, major, minor)
 }
 
-// openOrMake opens a device node, and creates it if it is missing: only
+// openOrCreate opens a device node, and creates it if it is missing: only
 // devtmpfs adds new nodes by itself.
-func (k kernel) openOrMake(path, devFile string, kind uint32, flags int) (*os.File, error) {
+func (k kernel) openOrCreate(path, devFile string, kind uint32, flags int) (*os.File, error) {
 	f, err := open(path, flags)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return f, err

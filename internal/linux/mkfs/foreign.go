@@ -5,16 +5,16 @@ import (
 	"slices"
 )
 
-// sign is the signature of other content than our file systems.
-type sign struct {
+// signature is the signature of other content than our file systems.
+type signature struct {
 	at   int
 	mark string
 	name string
 }
 
-// signs are checked in order; all lie in the range that Probe reads.
-func signs() []sign {
-	return []sign{
+// signatures are checked in order; all lie in the range that Probe reads.
+func signatures() []signature {
+	return []signature{
 		{0, "LUKS\xba\xbe", "a LUKS volume"},
 		{512, "EFI PART", "a GPT partition table"},
 		{4096, "EFI PART", "a GPT partition table"},
@@ -46,7 +46,7 @@ func signs() []sign {
 
 // foreign returns the name of other known content, or "".
 func foreign(head []byte) string {
-	for _, s := range signs() {
+	for _, s := range signatures() {
 		if bytes.HasPrefix(head[s.at:], []byte(s.mark)) {
 			return s.name
 		}

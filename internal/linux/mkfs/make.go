@@ -63,7 +63,7 @@ func (t Tools) Make(ctx context.Context, r Request) error {
 	if err != nil {
 		return err
 	}
-	res, err := t.runUndisturbed(ctx, cmd)
+	res, err := t.runWithRetry(ctx, cmd)
 	if err != nil {
 		return fmt.Errorf("make %s on %s: %w", r.Type, r.Path, err)
 	}
@@ -73,17 +73,17 @@ func (t Tools) Make(ctx context.Context, r Request) error {
 	return r.verify(f)
 }
 
-// disturbed is the error of mkfs.btrfs if another process detached a loop
+// mountCheckFailed is the error of mkfs.btrfs if another process detached a loop
 // device that it found in the mount table before it checked the device's
 // backing file. It has written nothing then.
-const disturbed = "cannot check mount status"
+const mountCheckFailed = "cannot check mount status"
 
-// runUndisturbed repeats a tool for up to a second after this error; a longer
+// runWithRetry repeats a tool for up to a second after this error; a longer
 // one has another cause.
-func (t Tools) runUndisturbed(ctx context.Context, cmd command) (res result, err error) {
+func (t Tools) runWithRetry(ctx context.Context, cmd command) (res result, err error) {
 	err = retry.For(ctx, time.Second, func() (again bool, err error) {
 		res, err = t.run(ctx, cmd)
-		return err == nil && res.code != 0 && strings.Contains(res.output, disturbed), err
+		return err == nil && res.code != 0 && strings.Contains(res.output, mountCheckFailed), err
 	})
 	return res, err
 }

@@ -41,7 +41,7 @@ func bindWith(source, target string, attr attributes) error {
 	if err := setAttributes(tree, attr); err != nil {
 		return err
 	}
-	return show(tree, to)
+	return moveMount(tree, to)
 }
 
 // setAttributes changes the attributes of the mount of a descriptor atomically.

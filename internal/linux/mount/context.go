@@ -14,13 +14,13 @@ import (
 // fsContext is a file system context of fsopen(2) or fspick(2), with the
 // related kernel messages.
 type fsContext struct {
-	fd      int
-	journal *kernelLog
+	fd  int
+	log *kernelLog
 }
 
 func (c *fsContext) close() {
 	unix.Close(c.fd)
-	c.journal.close()
+	c.log.close()
 }
 
 // openContext creates a context for a new file system; source selects kernel
@@ -54,9 +54,9 @@ func (c *fsContext) set(option string) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ERANGE), errors.Is(err, unix.EOPNOTSUPP):
-		return errs.Errorf(errs.Invalid, "mount option %s: %w%s", errs.Clip(name, 64), err, c.words())
+		return errs.Errorf(errs.Invalid, "mount option %s: %w%s", errs.Clip(name, 64), err, c.kernelMessages())
 	}
-	return fmt.Errorf("mount option %s: %w%s", errs.Clip(name, 64), err, c.words())
+	return fmt.Errorf("mount option %s: %w%s", errs.Clip(name, 64), err, c.kernelMessages())
 }
 
 // command runs FSCONFIG_CMD_CREATE or _RECONFIGURE.
@@ -66,11 +66,11 @@ func (c *fsContext) command(name string, run func(fd int) error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.EBUSY):
-		return errs.Errorf(errs.Precondition, "%s: %w: %w%s", name, ErrBusy, err, c.words())
+		return errs.Errorf(errs.Precondition, "%s: %w: %w%s", name, ErrBusy, err, c.kernelMessages())
 	case isRefusal(err):
-		return errs.Errorf(errs.Precondition, "%s: %w%s", name, err, c.words())
+		return errs.Errorf(errs.Precondition, "%s: %w%s", name, err, c.kernelMessages())
 	}
-	return fmt.Errorf("%s: %w%s", name, err, c.words())
+	return fmt.Errorf("%s: %w%s", name, err, c.kernelMessages())
 }
 
 // isRefusal distinguishes errors caused by the content or the state of the
@@ -84,10 +84,10 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// words returns the kernel's messages about the last error, formatted to append
+// kernelMessages returns the kernel's messages about the last error, formatted to append
 // to an error.
-func (c *fsContext) words() string {
-	messages := append(c.messages(), c.journal.since()...)
+func (c *fsContext) kernelMessages() string {
+	messages := append(c.messages(), c.log.since()...)
 	if len(messages) == 0 {
 		return ""
 	}
@@ -99,7 +99,7 @@ func (c *fsContext) words() string {
 func (c *fsContext) messages() []string {
 	var all []string
 	buffer := make([]byte, 4096)
-	for len(all) < maxWords {
+	for len(all) < maxMessages {
 		n, err := unix.Read(c.fd, buffer)
 		if errors.Is(err, unix.EINTR) {
 			continue

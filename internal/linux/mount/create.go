@@ -55,7 +55,7 @@ func createOnce(ctx context.Context, s Spec, superblock []string, attr attribute
 	}
 	defer fs.close()
 	if err := unix.FsconfigSetString(fs.fd, "source", s.Source); err != nil {
-		return nil, fmt.Errorf("source: %w%s", err, fs.words())
+		return nil, fmt.Errorf("source: %w%s", err, fs.kernelMessages())
 	}
 	for _, option := range superblock {
 		if err := fs.set(option); err != nil {
@@ -67,7 +67,7 @@ func createOnce(ctx context.Context, s Spec, superblock []string, attr attribute
 	}
 	fd, err := unix.Fsmount(fs.fd, unix.FSMOUNT_CLOEXEC, int(attr.set))
 	if err != nil {
-		return nil, fmt.Errorf("fsmount: %w%s", err, fs.words())
+		return nil, fmt.Errorf("fsmount: %w%s", err, fs.kernelMessages())
 	}
 	tree := &Tree{fd: fd, source: filepath.Base(s.Source)}
 	if err := ctx.Err(); err != nil { // the caller no longer waits

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const maxWords = 8 // maximum number of messages in one error
+const maxMessages = 8 // maximum number of messages in one error
 
 // kernelLog reads new kernel log messages about one device: most file systems
 // report the reason of a failed mount only there. Without permission to read
@@ -40,7 +40,7 @@ func (l *kernelLog) close() {
 func (l *kernelLog) since() []string {
 	var all []string
 	buffer := make([]byte, 8192) // one record per read, of at most this size
-	for l.fd >= 0 && len(all) < maxWords {
+	for l.fd >= 0 && len(all) < maxMessages {
 		n, err := unix.Read(l.fd, buffer)
 		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EPIPE) {
 			continue // EPIPE: records were overwritten meanwhile

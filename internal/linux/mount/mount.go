@@ -51,7 +51,7 @@ func Mount(ctx context.Context, s Spec) error {
 	tree, err := create(ctx, s)
 	if err == nil {
 		defer tree.Close()
-		err = show(tree.fd, target)
+		err = moveMount(tree.fd, target)
 	}
 	if err != nil {
 		return fmt.Errorf("mount %s (%s) at %s: %w", s.Source, s.FSType, s.Target, err)

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	maxOptions = 4096 // total bytes of all options, as in mount(2)
-	maxWord    = 255  // bytes of a name or a value, limited by fsconfig(2)
+	maxOptions    = 4096 // total bytes of all options, as in mount(2)
+	maxOptionPart = 255  // bytes of a name or a value, limited by fsconfig(2)
 )
 
 // SplitOptions splits mount options, each string with one or more options
@@ -43,7 +43,7 @@ func SplitOptions(flags []string) (perMount, superblock []string, err error) {
 			switch _, isMounts := attributeOf(option); {
 			case isMounts:
 				perMount = append(perMount, option)
-			case !meansNothing(name):
+			case !isUserSpaceOption(name):
 				superblock = append(superblock, option)
 			}
 		}
@@ -87,10 +87,10 @@ func parseOption(option string) (name, value string, hasValue bool) {
 // value, which can be a secret (CSI specification).
 func checkOption(name, value string) error {
 	switch {
-	case name == "" || len(name) > maxWord || strings.ContainsFunc(name, notInName):
+	case name == "" || len(name) > maxOptionPart || strings.ContainsFunc(name, notInName):
 		return errs.Errorf(errs.Invalid, "invalid mount option name: want letters, digits and . _ : -, followed by = if the option has a value")
-	case len(value) > maxWord:
-		return errs.Errorf(errs.Invalid, "mount option %s: the value has %d bytes, the kernel accepts at most %d", name, len(value), maxWord)
+	case len(value) > maxOptionPart:
+		return errs.Errorf(errs.Invalid, "mount option %s: the value has %d bytes, the kernel accepts at most %d", name, len(value), maxOptionPart)
 	case strings.Contains(value, `"`):
 		return errs.Errorf(errs.Invalid, "mount option %s: quotes are allowed only around the whole value", name)
 	}
@@ -132,8 +132,8 @@ func forbidden(name, value string) string {
 	return ""
 }
 
-// meansNothing recognizes options for fstab and its readers only.
-func meansNothing(name string) bool {
+// isUserSpaceOption recognizes options for fstab and its readers only.
+func isUserSpaceOption(name string) bool {
 	switch name {
 	case "defaults", "auto", "noauto", "nofail", "_netdev", "comment":
 		return true

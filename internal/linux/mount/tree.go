@@ -87,7 +87,7 @@ func (t *Tree) MoveTo(target string) error {
 		return err
 	}
 	defer unix.Close(to)
-	if err := show(t.fd, to); err != nil {
+	if err := moveMount(t.fd, to); err != nil {
 		return fmt.Errorf("mount %s at %s: %w", t.source, target, err)
 	}
 	return nil
@@ -96,8 +96,8 @@ func (t *Tree) MoveTo(target string) error {
 // Close closes the descriptor, and unmounts a mount that was not attached.
 func (t *Tree) Close() { unix.Close(t.fd) }
 
-// show attaches a detached mount to its target.
-func show(fd, target int) error {
+// moveMount attaches a detached mount to its target.
+func moveMount(fd, target int) error {
 	err := unix.MoveMount(fd, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 	switch {
 	case errors.Is(err, unix.EINVAL) && isDir(fd) != isDir(target):

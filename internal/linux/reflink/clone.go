@@ -47,7 +47,7 @@ func Supported(dir *os.Root) (bool, error) {
 		return true, nil
 	case errors.Is(err, ErrUnsupported):
 		return false, nil
-	case noRoom(err):
+	case isNoSpace(err):
 		return supportedByKind(dir, err)
 	}
 	return false, fmt.Errorf("check whether %s supports reflinks: %w", dir.Name(), err)
@@ -65,7 +65,7 @@ func try(dir *os.Root) error {
 		return err
 	}
 	defer dst.Close()
-	if _, err := src.Write(make([]byte, 4096)); err != nil && !noRoom(err) {
+	if _, err := src.Write(make([]byte, 4096)); err != nil && !isNoSpace(err) {
 		return err
 	}
 	// On a full file system src is empty; cloning it still detects missing
@@ -73,7 +73,7 @@ func try(dir *os.Root) error {
 	return Clone(dst, src)
 }
 
-func noRoom(err error) bool {
+func isNoSpace(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
@@ -104,7 +104,7 @@ func scratch(dir *os.Root) (*os.File, error) {
 }
 
 func explain(verb string, dst, src *os.File, err error) error {
-	if noRoom(err) {
+	if isNoSpace(err) {
 		return errs.Errorf(errs.Exhausted, "%s %s to %s: no space left in the file system: %w", verb, src.Name(), dst.Name(), err)
 	}
 	return errs.Errorf(errs.Internal, "%s %s to %s: %w", verb, src.Name(), dst.Name(), err)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// firstUser is the inode of the initial user namespace (PROC_USER_INIT_INO).
-const firstUser = 0xEFFFFFFD
+// initialUserNamespace is the inode of the initial user namespace (PROC_USER_INIT_INO).
+const initialUserNamespace = 0xEFFFFFFD
 
 // Errors of Deaf.
 var (
@@ -20,23 +20,23 @@ var (
 // Deaf returns which events do not reach the calling thread's network
 // namespace, or nil if all do or this cannot be determined.
 func Deaf() error {
-	first, err := ofFirstUser()
+	first, err := isOwnedByInitialUserNamespace()
 	switch {
 	case err != nil:
 		return fmt.Errorf("find the owner of the network namespace: %w", err)
 	case !first:
 		return ErrNoDevices
-	case !isFirstNetwork():
+	case !isInitialNetworkNamespace():
 		return ErrNoNetdevs
 	default:
 		return nil
 	}
 }
 
-// ofFirstUser reports whether the initial user namespace owns the network
+// isOwnedByInitialUserNamespace reports whether the initial user namespace owns the network
 // namespace. EPERM means that the owner is neither ours nor a child of ours, so
 // it is the initial one.
-func ofFirstUser() (bool, error) {
+func isOwnedByInitialUserNamespace() (bool, error) {
 	ns, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
 		return false, err
@@ -54,12 +54,12 @@ func ofFirstUser() (bool, error) {
 	if err := unix.Fstat(owner, &stat); err != nil {
 		return false, os.NewSyscallError("fstat", err)
 	}
-	return stat.Ino == firstUser, nil
+	return stat.Ino == initialUserNamespace, nil
 }
 
-// isFirstNetwork reports whether this is the initial network namespace: only
+// isInitialNetworkNamespace reports whether this is the initial network namespace: only
 // there some settings of the network exist.
-func isFirstNetwork() bool {
+func isInitialNetworkNamespace() bool {
 	const settings = "/proc/sys/net/core/"
 	_, some := os.Stat(settings + "somaxconn")
 	_, first := os.Stat(settings + "dev_weight")

@@ -9,22 +9,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestOrder(t *testing.T) {
-	want := order{members: 3, bound: 1500 * time.Millisecond}
-	got, err := parseOrder(want.String())
+func TestParseRequest(t *testing.T) {
+	want := request{members: 3, bound: 1500 * time.Millisecond}
+	got, err := parseRequest(want.String())
 	if err != nil || got != want {
-		t.Errorf("parseOrder(%q) = %+v, %v", want, got, err)
+		t.Errorf("parseRequest(%q) = %+v, %v", want, got, err)
 	}
 	for _, line := range []string{"", "\n", "freeze\n", "freeze 0 for 5 ms\n", "freeze -1 for 5 ms\n", "freeze 1 for 0 ms\n",
 		"freeze 1 for 99999999999 ms\n", "freeze 99999999 for 5 ms\n", "freeze 1 for 5 s\n", strings.Repeat("x", 1000)} {
-		if o, err := parseOrder(line); err == nil {
-			t.Errorf("parseOrder(%.40q) = %+v, want an error", line, o)
+		if o, err := parseRequest(line); err == nil {
+			t.Errorf("parseRequest(%.40q) = %+v, want an error", line, o)
 		}
 	}
 }
 
 // What may still be frozen when the reports end here.
-func TestStoryMaybeFrozen(t *testing.T) {
+func TestMaybeFrozenFromReports(t *testing.T) {
 	for _, c := range []struct {
 		lines string
 		want  []int // of three members
@@ -41,9 +41,9 @@ func TestStoryMaybeFrozen(t *testing.T) {
 		{"freezing|end", nil},
 		{"nonsense|frozen x|frozen 1|freezing", []int{0}},
 	} {
-		s := newStory()
+		s := newProgress()
 		for line := range strings.SplitSeq(c.lines, "|") {
-			s.hear(line)
+			s.handle(line)
 		}
 		var got []int
 		for i := range 3 {
@@ -57,18 +57,18 @@ func TestStoryMaybeFrozen(t *testing.T) {
 	}
 }
 
-func TestStoryTellsWhy(t *testing.T) {
-	s := newStory()
+func TestReportsGiveTheCause(t *testing.T) {
+	s := newProgress()
 	for _, line := range []string{"freezing", "frozen 0", "refused 1 95", "thawed 0 22", "expired", "end"} {
-		s.hear(line)
+		s.handle(line)
 	}
-	if s.refused != 1 || s.errno != unix.EOPNOTSUPP || s.foreign != 0 || !s.expired || !s.ended {
-		t.Errorf("story %+v", s)
+	if s.refused != 1 || s.errno != unix.EOPNOTSUPP || s.thawedByOthers != 0 || !s.expired || !s.ended {
+		t.Errorf("progress %+v", s)
 	}
-	if word := s.hear("ready now"); word != "ready" {
+	if word := s.handle("ready now"); word != "ready" {
 		t.Errorf("heard %q", word)
 	}
-	if word := s.hear("ready"); word != "" {
+	if word := s.handle("ready"); word != "" {
 		t.Errorf("a second ready was heard as %q", word)
 	}
 }
