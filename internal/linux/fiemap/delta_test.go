@@ -60,9 +60,9 @@ func TestDelta(t *testing.T) {
 		{"unwritten over data of the same place", []Extent{data(0, 700, 50)}, []Extent{flagged(0, 700, 50, FlagUnwritten)}, 0, []Range{{Offset: 0, Length: 50}}},
 		{"adjacent ones are one", nil, []Extent{data(0, 700, 10), data(10, 300, 10), data(20, 900, 10)}, 0, []Range{{Offset: 0, Length: 30}}},
 		{"from the middle", nil, []Extent{data(0, 700, 50), data(60, 900, 10)}, 30, []Range{{Offset: 30, Length: 20}, {Offset: 60, Length: 10}}},
-		{"from behind the end", nil, []Extent{data(0, 700, 50)}, 100, nil},
+		{"from after the end", nil, []Extent{data(0, 700, 50)}, 100, nil},
 		{"base is longer", []Extent{data(0, 700, 500)}, []Extent{data(0, 700, 100)}, 0, nil},
-		{"target has extents behind its size", nil, []Extent{data(90, 700, 500)}, 0, []Range{{Offset: 90, Length: 10}}},
+		{"target has extents after its size", nil, []Extent{data(90, 700, 500)}, 0, []Range{{Offset: 90, Length: 10}}},
 		{"base is shorter", []Extent{data(0, 700, 20)}, []Extent{data(0, 700, 20), data(20, 900, 80)}, 0, []Range{{Offset: 20, Length: 80}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestDelta(t *testing.T) {
 	}
 }
 
-// An extent whose place says nothing is always changed, on either side.
+// An opaque extent always counts as changed, on either side.
 func TestDeltaOpaque(t *testing.T) {
 	for _, flag := range []uint32{FlagUnknown, FlagDelalloc, FlagEncoded, FlagEncrypted, FlagNotAligned, FlagInline, FlagTail, FlagDelalloc | FlagUnwritten} {
 		e := Extent{Logical: 10, Physical: 500, Length: 20, Flags: flag}
@@ -118,7 +118,7 @@ func lastError(ranges iter.Seq2[Range, error]) (last error) {
 	return last
 }
 
-// A caller that stops early must not leave the walk over the lists behind.
+// A caller that stops early must also stop the iterators of the lists.
 func TestDeltaStopsEarly(t *testing.T) {
 	stopped := 0
 	endless := func(yield func(Extent, error) bool) {
@@ -205,8 +205,8 @@ const (
 	fsBlock  = 4096
 )
 
-// Snapshots of a file that random writes, punches and zeroings change: where
-// Delta says nothing, two snapshots must be equal byte for byte.
+// Snapshots of a file with random writes, hole punches and zeroings: ranges
+// that Delta does not report must be equal in two snapshots.
 func TestDeltaMissesNoChange(t *testing.T) {
 	for _, fstype := range []string{"xfs", "btrfs"} {
 		t.Run(fstype, func(t *testing.T) {

@@ -49,13 +49,13 @@ func TestExtentsOverManyPages(t *testing.T) {
 					t.Fatalf("extent %d is %+v", i, e)
 				}
 			}
-			// A range that begins and ends in the middle of blocks is cut.
+			// A range that begins and ends in the middle of blocks is truncated.
 			some := extents(t, f, 100, 2*block)
 			if len(some) != 2 || some[0].Logical != 100 || some[0].Physical != all[0].Physical+100 || some[1].End() != 2*block+100 {
 				t.Errorf("the extents from 100 on are %+v", some)
 			}
 			if none := extents(t, f, 3*count*block, block); none != nil {
-				t.Errorf("behind the end there are %+v", none)
+				t.Errorf("after the end there are %+v", none)
 			}
 			if none := extents(t, f, 0, 0); none != nil {
 				t.Errorf("of no bytes at all there are %+v", none)
