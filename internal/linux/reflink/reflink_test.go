@@ -33,7 +33,7 @@ func content(t testkit.T, f *os.File) []byte {
 	return testkit.Value(os.ReadFile(f.Name()))(t)
 }
 
-// blocks is the room that a file takes, in bytes.
+// blocks is the disk usage of a file, in bytes.
 func blocks(t testkit.T, f *os.File) int64 {
 	var stat unix.Stat_t
 	testkit.Must(t, unix.Fstat(int(f.Fd()), &stat))
@@ -90,7 +90,7 @@ func TestCloneAcrossFileSystems(t *testing.T) {
 	testkit.WantError(t, "Clone", Clone(dst, src), ErrUnsupported)
 }
 
-// fill takes all room in dir.
+// fill uses all space in dir.
 func fill(t *testing.T, dir string) {
 	t.Helper()
 	f := create(t, dir)
@@ -106,7 +106,7 @@ func fill(t *testing.T, dir string) {
 	}
 }
 
-// Also in a full pool it must be told what the pool can do.
+// Supported must also work in a full pool.
 func TestSupportedWhenFull(t *testing.T) {
 	for _, c := range []struct {
 		fstype string
@@ -125,7 +125,7 @@ func TestSupportedWhenFull(t *testing.T) {
 	}
 }
 
-func TestNoRoomIsExhausted(t *testing.T) {
+func TestNoSpaceIsExhausted(t *testing.T) {
 	dir := scratchfs.Mount(t, "ext4")
 	src, dst := create(t, t.TempDir()), create(t, dir)
 	write(t, src, 0, bytes.Repeat([]byte("x"), 8<<20))
@@ -136,8 +136,9 @@ func TestNoRoomIsExhausted(t *testing.T) {
 	}
 }
 
-// pairs tells where a copy goes from and to: in one file system that shares blocks,
-// in one that does not, and between two (the kernel then refuses to copy).
+// pairs returns the source and destination of copies: in one file system that
+// shares blocks, in one that does not, and between two (the kernel then refuses
+// to copy).
 func pairs(t *testing.T) map[string][2]string {
 	xfs, ext4 := scratchfs.Mount(t, "xfs"), scratchfs.Mount(t, "ext4")
 	return map[string][2]string{
@@ -155,7 +156,7 @@ func TestCopySparseEqualsSource(t *testing.T) {
 				draw(r, src, "source")
 				draw(r, dst, "destination")
 				want := read(r, src)
-				// What a copy that was cut left: equal up to `from`.
+				// As after an interrupted copy: equal up to `from`.
 				from := rapid.Int64Range(0, int64(len(want))).Draw(r, "from")
 				write(r, dst, 0, want[:from])
 				last := from
@@ -205,15 +206,14 @@ func draw(t *rapid.T, f *os.File, name string) {
 	testkit.Must(t, f.Truncate(rapid.Int64Range(0, most).Draw(t, name+" size")))
 }
 
-// speculation is what XFS may set aside behind a write that extends a file; when
+// speculation is what XFS can preallocate after a write that extends a file; if
 // the file then grows over it, it counts as data for a while.
 const speculation = 128 << 10
 
-// sameHoles checks that there is data in dst only where there is in src, except
-// for the block that the end of the file lies in, and for what the file system
-// set aside by itself.
+// sameHoles checks that dst has data only where src has, except for the last
+// block of the file and for the file system's own preallocation.
 func sameHoles(t *rapid.T, dst, src *os.File) {
-	stray := int64(0)
+	extra := int64(0)
 	info := testkit.Value(src.Stat())(t)
 	size := info.Size() / 4096 * 4096
 	for at := int64(0); at < size; {
@@ -222,7 +222,7 @@ func sameHoles(t *rapid.T, dst, src *os.File) {
 		for in := from; in < to; {
 			dataFrom, dataTo, err := nextData(src, in, size)
 			testkit.Must(t, err)
-			if stray += max(0, min(dataFrom, to)-in); stray > speculation {
+			if extra += max(0, min(dataFrom, to)-in); extra > speculation {
 				t.Fatalf("the copy has data at %d where the source has a hole up to %d", in, dataFrom)
 			}
 			in = max(dataTo, dataFrom)
@@ -231,7 +231,7 @@ func sameHoles(t *rapid.T, dst, src *os.File) {
 	}
 }
 
-func TestCopySparseKeepsReservedRoom(t *testing.T) {
+func TestCopySparseKeepsReservedSpace(t *testing.T) {
 	dir := scratchfs.Mount(t, "xfs")
 	src, dst := create(t, dir), create(t, dir)
 	const size = 8 << 20
@@ -306,8 +306,8 @@ func TestCopySparseRefuses(t *testing.T) {
 	}
 }
 
-// TestCopySparseKeepsHoles: a file that is nearly all hole stays so, but for
-// the little that a file system sets aside by itself.
+// TestCopySparseKeepsHoles: a mostly sparse file stays sparse, except for the
+// little that a file system preallocates.
 func TestCopySparseKeepsHoles(t *testing.T) {
 	for _, fs := range []string{"xfs", "ext4"} {
 		dir := scratchfs.Mount(t, fs)
