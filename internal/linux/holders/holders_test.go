@@ -23,8 +23,8 @@ func TestBelow(t *testing.T) {
 	}
 }
 
-// sleepIn starts a process that works in a directory until the test ends. Start
-// returns a moment before the process has its own name.
+// sleepIn starts a process with the working directory dir until the test ends.
+// Start returns before the process has its own name.
 func sleepIn(t *testing.T, dir string) {
 	t.Helper()
 	cmd := exec.Command("sleep", "600")
@@ -46,18 +46,18 @@ func searched(t *testing.T, dir string) (text string) {
 	return text
 }
 
-// The text tells when there may be more, and only then.
+// The text mentions a timeout if and only if the search timed out.
 func TestSearchThatIsLate(t *testing.T) {
 	for name, c := range map[string]struct {
 		found []string
 		late  bool // when it was looked at the last one
 		want  string
 	}{
-		"nothing, late": {nil, true, "something that was not found in time"},
-		"some, late":    {[]string{"a", "b"}, true, "a; b; and maybe more that was not found in time"},
+		"nothing, late": {nil, true, "users that were not found in time"},
+		"some, late":    {[]string{"a", "b"}, true, "a; b; possibly more that were not found in time"},
 		"some":          {[]string{"a", "b"}, false, "a; b"},
 		"enough, late":  {[]string{"1", "2", "3", "4", "5"}, true, "1; 2; 3; 4; 5"},
-		"nothing":       {nil, false, "nothing that /proc shows"},
+		"nothing":       {nil, false, "no users visible in /proc"},
 	} {
 		s := newSearch(t.Context())
 		s.found = c.found
@@ -74,7 +74,7 @@ func TestSearchThatIsLate(t *testing.T) {
 
 func TestOfMountNamesProcesses(t *testing.T) {
 	dir := t.TempDir()
-	if text := searched(t, dir); text != "nothing that /proc shows" {
+	if text := searched(t, dir); text != "no users visible in /proc" {
 		t.Errorf("of an unused directory: %q", text)
 	}
 	f := testkit.Open(os.Create(filepath.Join(dir, "file")))(t)
@@ -92,7 +92,7 @@ func TestSearchEndsWithItsContext(t *testing.T) {
 	f := testkit.Value(os.Create(filepath.Join(dir, "file")))(t)
 	defer f.Close()
 	ctx := testkit.Canceled(t)
-	if text := OfMount(ctx, dir); text != "something that was not found in time" {
+	if text := OfMount(ctx, dir); text != "users that were not found in time" {
 		t.Errorf("a search that was called off found %q", text)
 	}
 }
