@@ -27,7 +27,7 @@ func u32(values ...uint32) (b []byte) {
 	return b
 }
 
-// marshal puts attributes behind a header.
+// marshal appends attributes to a header.
 func marshal(t testing.TB, header []byte, attributes ...netlink.Attribute) []byte {
 	t.Helper()
 	b := testkit.Value(netlink.MarshalAttributes(attributes))(t)
@@ -124,7 +124,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(answer(f, unix.ARPHRD_ETHER, 1, []attribute{{unix.IFLA_VF_MAC, vfMAC(0, nil)}, {unix.IFLA_VF_TRUST, vfSwitch(0, 1)}}))
 	f.Add(marshal(f, routeHeader(unix.AF_INET, 0, unix.RTN_UNICAST), netlink.Attribute{Type: unix.RTA_MULTIPATH, Data: []byte{9, 0, 0, 0, 1, 0, 0, 0, 7}}))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		// Neither may panic.
+		// Neither must panic.
 		if l, err := parseLink(data); err == nil && len(l.VFs) > len(data)/4 {
 			t.Errorf("%d virtual functions in %d bytes", len(l.VFs), len(data))
 		}
@@ -211,7 +211,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// A caller that reads slower than links change learns that events are missing.
+// A caller that reads slower than links change is notified that events are
+// missing.
 func TestOverflow(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	flooded, listening, lost := make(chan struct{}), make(chan struct{}), make(chan struct{}, 1<<10)

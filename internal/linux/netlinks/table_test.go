@@ -98,7 +98,7 @@ func TestParseBadTables(t *testing.T) {
 		data []byte
 		want string
 	}{
-		"cut off":        {answer(t, unix.ARPHRD_ETHER, 300, entry), "300 virtual functions"},
+		"truncated":      {answer(t, unix.ARPHRD_ETHER, 300, entry), "300 virtual functions"},
 		"short MAC":      {answer(t, unix.ARPHRD_ETHER, 1, []attribute{{unix.IFLA_VF_MAC, u32(0)}}), "too short"},
 		"short switch":   {answer(t, unix.ARPHRD_ETHER, 1, []attribute{{unix.IFLA_VF_TRUST, u32(0)}}), "too short"},
 		"short GUID":     {answer(t, unix.ARPHRD_ETHER, 1, []attribute{{unix.IFLA_VF_IB_PORT_GUID, u32(0, 0, 0)}}), "too short"},
