@@ -10,7 +10,7 @@ import (
 
 var errBusy = errors.New("busy")
 
-func TestForStopsWhenTheCallSaysSo(t *testing.T) {
+func TestForStopsWithoutAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		err := For(t.Context(), time.Second, func() (bool, error) {
@@ -26,7 +26,7 @@ func TestForStopsWhenTheCallSaysSo(t *testing.T) {
 	})
 }
 
-func TestForGivesTheLastErrorWhenTheBoundHasPassed(t *testing.T) {
+func TestForReturnsTheLastErrorAfterTheBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start, calls := time.Now(), 0
 		err := For(t.Context(), time.Second, func() (bool, error) { calls++; return true, errBusy })
@@ -42,9 +42,9 @@ func TestForGivesTheLastErrorWhenTheBoundHasPassed(t *testing.T) {
 	})
 }
 
-// Who stood still between a try and its end asks once more: what was in the way
-// may have gone meanwhile.
-func TestForAsksOnceMoreAfterTheBound(t *testing.T) {
+// If the process was suspended between a try and its end, For tries again: the
+// obstacle can be gone meanwhile.
+func TestForTriesAgainAfterTheBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		err := For(t.Context(), time.Second, func() (bool, error) {
