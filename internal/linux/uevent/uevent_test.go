@@ -18,8 +18,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(askDeaf) != "" {
-		tellDeaf()
+	if os.Getenv(checkVariable) != "" {
+		printMissing()
 		return
 	}
 	goleak.VerifyTestMain(m)
@@ -43,7 +43,7 @@ func TestParse(t *testing.T) {
 		"empty":             {nil, lost},
 		"udev's own":        {message("libudev", "ACTION=add", "DEVPATH=/x"), lost},
 		"no values":         {message("add@/devices/x"), lost},
-		"cut off":           {[]byte("add@/x\x00ACTION=add\x00DEVPATH=/x"), lost},
+		"truncated":         {[]byte("add@/x\x00ACTION=add\x00DEVPATH=/x"), lost},
 		"no action":         {message("add@/x", "DEVPATH=/x"), lost},
 		"another action":    {message("add@/x", "ACTION=remove", "DEVPATH=/x"), lost},
 		"another path":      {message("add@/x", "ACTION=add", "DEVPATH=/y"), lost},
@@ -69,7 +69,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// watching runs Watch; what it hears comes out of the channel.
+// watching runs Watch and returns a channel of its events.
 func watching(t *testing.T) (<-chan Event, func(cause error) error) {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -91,7 +91,7 @@ func watching(t *testing.T) (<-chan Event, func(cause error) error) {
 	return events, stop
 }
 
-// Whoever writes to a device's uevent makes the kernel send one.
+// trigger writes to a device's uevent, which makes the kernel send an event.
 func trigger(t *testing.T, mark string) {
 	t.Helper()
 	testkit.Must(t, os.WriteFile("/sys/class/net/lo/uevent", []byte("change 5ee70a32-6ab1-4d03-9d0a-000000000007 MARK="+mark), 0))
@@ -112,7 +112,7 @@ func TestWatch(t *testing.T) {
 	testkit.WantError(t, "stop", stop(cause), cause)
 }
 
-// Who reads slower than the kernel writes is told so, and hears what comes after.
+// A slow reader gets Lost, and then later events.
 func TestOverflow(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	events, listening, flooded, ended := make(chan Event, 1<<16), make(chan struct{}), make(chan struct{}), make(chan error, 1)
@@ -140,7 +140,7 @@ func TestOverflow(t *testing.T) {
 	testkit.ReceiveUntil(t, "a loss", events, isLost)
 	testkit.ReceiveUntil(t, "a loss", events, isLost)
 	mark := fmt.Sprint("o", os.Getpid())
-	again := time.NewTicker(20 * time.Millisecond) // the queue may still be full
+	again := time.NewTicker(20 * time.Millisecond) // the queue can still be full
 	defer again.Stop()
 	late := time.After(testkit.Timeout)
 	for {
@@ -152,7 +152,7 @@ func TestOverflow(t *testing.T) {
 				return
 			}
 		case <-late:
-			t.Fatal("it hears nothing more")
+			t.Fatal("no more events are received")
 		}
 	}
 }
@@ -164,8 +164,8 @@ func TestEndedBefore(t *testing.T) {
 	}
 }
 
-// Messages that are not the kernel's are not heard.
-func TestStrangers(t *testing.T) {
+// Messages that were not sent by the kernel are ignored.
+func TestForeignMessages(t *testing.T) {
 	file := testkit.Open(listen())(t)
 	raw := testkit.Value(file.SyscallConn())(t)
 	var own unix.Sockaddr
@@ -177,22 +177,22 @@ func TestStrangers(t *testing.T) {
 	defer func() { _ = unix.Close(other) }()
 	to := &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Pid: own.(*unix.SockaddrNetlink).Pid}
 	testkit.Must(t, unix.Sendto(other, message("add@/x", "ACTION=add", "DEVPATH=/x"), 0, to))
-	trigger(t, "stranger")
+	trigger(t, "foreign")
 	for {
 		m := testkit.Value(receive(raw, make([]byte, longest)))(t)
 		if m == nil {
-			return // the stranger's was seen to be one
+			return // the foreign message was ignored
 		}
 		if parse(m).DevPath == "/x" {
-			t.Fatal("a stranger's message is taken")
+			t.Fatal("a foreign message was accepted")
 		}
 	}
 }
 
-// askDeaf makes the test's program tell what it is deaf to.
-const askDeaf = "UEVENT_TEST_DEAF"
+// checkVariable makes the test binary print the missing events.
+const checkVariable = "UEVENT_TEST_CHECK"
 
-func tellDeaf() { fmt.Print(Deaf()) }
+func printMissing() { fmt.Print(Deaf()) }
 
 func TestDeaf(t *testing.T) {
 	if err := Deaf(); err != nil {
@@ -209,7 +209,7 @@ func TestDeaf(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ask := exec.CommandContext(t.Context(), "/proc/self/exe")
-			ask.Env, ask.SysProcAttr = []string{askDeaf + "=1"}, &c.attributes
+			ask.Env, ask.SysProcAttr = []string{checkVariable + "=1"}, &c.attributes
 			if answer, err := ask.Output(); err != nil || string(answer) != fmt.Sprint(c.want) {
 				t.Errorf("%q, %v", answer, err)
 			}
