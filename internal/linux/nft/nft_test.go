@@ -113,11 +113,11 @@ func TestOwner(t *testing.T) {
 		}
 	}
 	check("made", Owner|Persist, a.Port())
-	testkit.WantError(t, "another socket took it", commit(t, other, own), unix.EPERM, "for its owner only")
+	testkit.WantError(t, "another socket took it", commit(t, other, own), unix.EPERM, "only the owner of a table")
 	if out, err := exec.Command("nft", "flush", "ruleset").CombinedOutput(); err != nil {
 		t.Errorf("flush: %v: %s", err, out)
 	}
-	check("flushed by a stranger", Owner|Persist, a.Port())
+	check("flushed by another process", Owner|Persist, a.Port())
 
 	// Handed over: it is owned for as long as one descriptor is open.
 	f := testkit.Value(a.File())(t)
@@ -158,14 +158,14 @@ func TestOtherSocketsAreRefused(t *testing.T) {
 	network(t)
 	u := testkit.Open(net.ListenUDP("udp", &net.UDPAddr{}))(t)
 	f := testkit.Open(u.File())(t)
-	testkit.WantError(t, "a UDP socket", testkit.Err(FromFile(f)), nil, "none to the packet filter")
+	testkit.WantError(t, "a UDP socket", testkit.Err(FromFile(f)), nil, "not a netlink socket of nf_tables")
 	null := testkit.Open(os.Open(os.DevNull))(t)
 	if _, err := FromFile(null); !errors.Is(err, unix.ENOTSOCK) && !errors.Is(err, unix.EPERM) {
 		t.Errorf("no socket: %v", err)
 	}
 }
 
-// What strangers write with nft reads back as what it is.
+// Rules that others write with nft are read as what they are.
 func TestReadBack(t *testing.T) {
 	network(t)
 	c := testkit.Open(Dial())(t)
@@ -238,7 +238,7 @@ func checkRules(t *testing.T, c *Conn) {
 	testkit.Diff(t, "result", want, rules)
 }
 
-// An answer that nobody read, and a dump given up half-way, are in nobody's way.
+// Unread answers and an abandoned dump do not disturb later requests.
 func TestStaleAnswers(t *testing.T) {
 	network(t)
 	c := testkit.Open(Dial())(t)
@@ -301,8 +301,8 @@ func TestMonitor(t *testing.T) {
 	}
 }
 
-// FuzzDecode: whatever the kernel might say, nothing panics, and what is taken
-// for one of our expressions says the same when it is written.
+// FuzzDecode: no kernel message causes a panic, and expressions that are
+// recognized are unchanged when encoded again.
 func FuzzDecode(f *testing.F) {
 	for _, e := range []Expression{Meta{1}, Compare{"x"}, Payload{1, 2, 3}, Lookup{"s"}, Counter{1, 2}, Verdict{Drop}, Other{"x"}} {
 		data := testkit.Value(encode(func(ae *netlink.AttributeEncoder) {
