@@ -28,7 +28,7 @@ func enlarge(t *testing.T, v mkfstest.Volume, size int64) {
 
 func write(t *testing.T, v mkfstest.Volume) (check func()) {
 	t.Helper()
-	data := bytes.Repeat([]byte("made fast\n"), 100_000)
+	data := bytes.Repeat([]byte("test data\n"), 100_000)
 	path := filepath.Join(v.Dir, "data")
 	testkit.Must(t, os.WriteFile(path, data, 0o600))
 	return func() {
@@ -67,8 +67,8 @@ func TestGrowXFSAndBtrfs(t *testing.T) {
 	}
 }
 
-// TestGrowTheSmallestByALittle: whatever Make makes can grow, by however
-// little. A kernel refuses to resize a btrfs to less than 256 MiB.
+// TestGrowTheSmallestByALittle: file systems of the minimum size can grow by
+// any amount. The kernel refuses to resize a btrfs to less than 256 MiB.
 func TestGrowTheSmallestByALittle(t *testing.T) {
 	for _, fs := range []mkfs.Type{mkfs.XFS, mkfs.Btrfs} {
 		v := mkfstest.New(t, fs, mkfs.MinSize(fs))
@@ -103,7 +103,7 @@ func TestGrowExt4WithoutTheCapability(t *testing.T) {
 	enlarge(t, v, 256*mib)
 	_, err := growfs.Grow(t.Context(), v.Dir, mkfs.Ext4)
 	check()
-	if !errors.Is(err, growfs.ErrNeedsSysResource) || !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "staged the next time") {
+	if !errors.Is(err, growfs.ErrNeedsSysResource) || !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "staged again") {
 		t.Errorf("without CAP_SYS_RESOURCE: %v, want ErrNeedsSysResource that says when it grows", err)
 	}
 	v.Unmount(t)
@@ -114,8 +114,8 @@ func TestGrowExt4WithoutTheCapability(t *testing.T) {
 	}
 }
 
-// TestGrowExt4ByTooLittle: a rest that is too small for a group is no growth
-// that somebody waits for.
+// TestGrowExt4ByTooLittle: a rest that is too small for a group does not count
+// as growth.
 func TestGrowExt4ByTooLittle(t *testing.T) {
 	v := mkfstest.New(t, mkfs.Ext4, 128*mib)
 	enlarge(t, v, 128*mib+4096)
