@@ -16,11 +16,11 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// keeper tells the test binary to keep descriptor 3 in a way of its own.
-const keeper = "CLEAT_TEST_SOCKFD_KEEPER"
+// holderMode selects how the test binary keeps descriptor 3 open.
+const holderMode = "CLEAT_TEST_SOCKFD_MODE"
 
 func TestMain(m *testing.M) {
-	if how := os.Getenv(keeper); how != "" {
+	if how := os.Getenv(holderMode); how != "" {
 		if err := keep(how); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
@@ -30,8 +30,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// keep keeps descriptor 3 until standard input ends: as the process, or only in
-// the table of one thread.
+// keep keeps descriptor 3 open until standard input ends: in the process, or
+// only in the table of one thread.
 func keep(how string) error {
 	ready := make(chan error)
 	if how == "thread" {
@@ -55,7 +55,7 @@ func keep(how string) error {
 func start(t *testing.T, how string, kept *os.File) *testkit.Process {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), keeper+"="+how)
+	cmd.Env = append(os.Environ(), holderMode+"="+how)
 	cmd.ExtraFiles = []*os.File{kept}
 	testkit.Value(cmd.StdinPipe())(t)
 	child := testkit.Start(t, cmd)
@@ -106,7 +106,7 @@ func TestHolders(t *testing.T) {
 	}
 }
 
-// A process over which there are no rights is told of, and the others are seen.
+// Processes that cannot be inspected are reported, and the others are listed.
 func TestHidden(t *testing.T) {
 	_, inode := socket(t)
 	if os.Getenv("CLEAT_TEST_SOCKFD_WEAK") != "" {
