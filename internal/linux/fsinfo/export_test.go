@@ -1,7 +1,7 @@
 package fsinfo
 
-// AmountOf lets the tests see the arithmetic with numbers that no kernel here
-// would tell.
+// AmountOf exports amount, to test it with values that this kernel does not
+// report.
 func AmountOf(total, free, available, unit uint64) Amount {
 	return amount(total, free, available, unit)
 }

@@ -156,8 +156,8 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// TestSysfsOfOtherKernels reads directories that stand in for kernels that show
-// less, and for devices with odd names.
+// TestSysfsOfOtherKernels reads directories as of kernels with fewer
+// attributes, and of devices with unusual names.
 func TestSysfsOfOtherKernels(t *testing.T) {
 	v := mkfstest.New(t, mkfs.Ext4, 64*mib)
 	for name, c := range map[string]struct {
@@ -165,12 +165,12 @@ func TestSysfsOfOtherKernels(t *testing.T) {
 		want  fsinfo.Faults
 		fails bool
 	}{
-		"no errors":       {map[string]string{"errors_count": "0\n", "first_error_time": "0\n"}, fsinfo.Faults{}, false},
-		"count only":      {map[string]string{"errors_count": "7\n"}, fsinfo.Faults{Count: 7, Detail: "7 errors, the last in (unknown) at (unknown)"}, false},
-		"absurd time":     {map[string]string{"errors_count": "1\n", "last_error_time": "18446744073709551615\n"}, fsinfo.Faults{Count: 1, Detail: "1 errors, the last in (unknown) at (unknown)"}, false},
-		"no counter":      {map[string]string{}, fsinfo.Faults{}, true},
-		"not a number":    {map[string]string{"errors_count": "many\n"}, fsinfo.Faults{}, true},
-		"everything told": {map[string]string{"errors_count": "1", "last_error_time": "1700000000", "last_error_func": "ext4_find"}, fsinfo.Faults{Count: 1, Last: fsinfo.Event{Time: time.Unix(1700000000, 0).UTC(), Function: "ext4_find"}, Detail: "1 errors, the last in ext4_find at 2023-11-14T22:13:20Z"}, false},
+		"no errors":    {map[string]string{"errors_count": "0\n", "first_error_time": "0\n"}, fsinfo.Faults{}, false},
+		"count only":   {map[string]string{"errors_count": "7\n"}, fsinfo.Faults{Count: 7, Detail: "7 errors, the last in (unknown) at (unknown)"}, false},
+		"absurd time":  {map[string]string{"errors_count": "1\n", "last_error_time": "18446744073709551615\n"}, fsinfo.Faults{Count: 1, Detail: "1 errors, the last in (unknown) at (unknown)"}, false},
+		"no counter":   {map[string]string{}, fsinfo.Faults{}, true},
+		"not a number": {map[string]string{"errors_count": "many\n"}, fsinfo.Faults{}, true},
+		"all values":   {map[string]string{"errors_count": "1", "last_error_time": "1700000000", "last_error_func": "ext4_find"}, fsinfo.Faults{Count: 1, Last: fsinfo.Event{Time: time.Unix(1700000000, 0).UTC(), Function: "ext4_find"}, Detail: "1 errors, the last in ext4_find at 2023-11-14T22:13:20Z"}, false},
 	} {
 		root := t.TempDir()
 		link := filepath.Join(root, "dev/block", fmt.Sprintf("%d:%d", v.Device.Major, v.Device.Minor))
@@ -206,7 +206,7 @@ func TestErrorsRefuses(t *testing.T) {
 	testkit.WantError(t, "with an ended context", testkit.Err(fsinfo.Errors(ctx, v.Dir, mkfs.XFS)), context.Canceled)
 }
 
-// TestReadOnlyIsNoFault: a remount is told by the mount table, not by counters.
+// TestReadOnlyIsNoFault: a remount is visible in the mount table, not by counters.
 func TestReadOnlyIsNoFault(t *testing.T) {
 	v := mkfstest.New(t, mkfs.XFS, 320*mib)
 	testkit.Must(t, mkfstest.Remount(t.Context(), v.Dir, true))
