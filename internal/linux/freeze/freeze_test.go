@@ -21,8 +21,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
 
-// The test binary is also the guard, and a parent that holds a freeze until it
-// is killed.
+// The test binary also acts as the guard, and as a parent that holds a freeze
+// until it is killed.
 func TestMain(m *testing.M) {
 	switch {
 	case len(os.Args) == 2 && os.Args[1] == "freeze-guard":
@@ -36,11 +36,11 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// self is the test binary as a guard. A guard gets no environment; with this one
-// the race detector does not wait a second at its end.
+// self is the test binary as a guard. Guards get no environment; with this one
+// the race detector does not wait a second at exit.
 var self = NewGuard("/usr/bin/env", "GORACE=atexit_sleep_ms=0", fmt.Sprintf("/proc/%d/exe", os.Getpid()), "freeze-guard")
 
-// holdFrozen tells the guard's process id when all is frozen, and waits.
+// holdFrozen prints the guard's process ID when all is frozen, and waits.
 func holdFrozen(mountpoints []string) {
 	f, err := self.Freeze(context.Background(), mountpoints, time.Minute)
 	if err != nil {
@@ -51,8 +51,8 @@ func holdFrozen(mountpoints []string) {
 	select {}
 }
 
-// within is far more than any step here takes, and far less than the bounds
-// that would end a freeze by themselves.
+// within is a timeout for each step, far below the bounds that would end a
+// freeze.
 const within = 30 * time.Second
 
 // writer writes to a file and reports when the write came through.
@@ -84,7 +84,7 @@ func mustHang(t *testing.T, done <-chan error) {
 	}
 }
 
-// mount makes a file system and thaws it after the test, whatever happened.
+// mount creates a file system and thaws it after the test.
 func mount(t *testing.T, fstype string) string {
 	t.Helper()
 	dir := scratchfs.Mount(t, fstype)
@@ -143,7 +143,7 @@ func TestWritersWaitUntilThaw(t *testing.T) {
 func TestWritersProceedWhenTheParentIsKilled(t *testing.T) {
 	one, two := mount(t, "xfs"), mount(t, "ext4")
 	parent, guard := startParent(t, one, two)
-	// Neither of these may end the guard: they go to its group and terminal.
+	// Neither of these must end the guard: they go to its group and terminal.
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGPIPE} {
 		if err := unix.Kill(guard, sig); err != nil {
 			t.Fatal(err)
@@ -221,7 +221,7 @@ func TestParentThawsWhenTheGuardIsKilled(t *testing.T) {
 	mustWrite(t, "first file system", first)
 	mustWrite(t, "second file system", second)
 	if err := f.Thaw(); !errors.Is(err, ErrBroken) {
-		t.Errorf("Thaw after the guard was killed: %v, want ErrBroken: the cut cannot be trusted", err)
+		t.Errorf("Thaw after the guard was killed: %v, want ErrBroken: the snapshot cannot be trusted", err)
 	}
 }
 
@@ -265,7 +265,7 @@ func TestThawByOthersIsNoticed(t *testing.T) {
 	}
 	mustWrite(t, "after ThawPath", writer(t, dir))
 	if err := f.Thaw(); !errors.Is(err, ErrBroken) || !strings.Contains(err.Error(), dir) {
-		t.Errorf("Thaw of what somebody else thawed: %v, want ErrBroken that names %s", err, dir)
+		t.Errorf("Thaw after another process thawed: %v, want ErrBroken that names %s", err, dir)
 	}
 }
 
@@ -320,7 +320,7 @@ func TestThawPathWithNothingToDo(t *testing.T) {
 	}
 }
 
-// The program may lie on what it freezes: then its text is read from there.
+// The program can be on a frozen file system: its text is then read from there.
 func TestGuardOnTheFrozenFileSystem(t *testing.T) {
 	dir := mount(t, "xfs")
 	binary := filepath.Join(dir, "guard")

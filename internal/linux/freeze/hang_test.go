@@ -18,8 +18,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
 
-// stacked mounts a file system whose image lies on another one. Once the outer
-// is frozen a freeze of the inner hangs in the kernel, for it cannot write.
+// stacked mounts a file system whose image is on another one. Once the outer is
+// frozen, a freeze of the inner hangs in the kernel, as it cannot write.
 func stacked(t *testing.T) (outer, inner string) {
 	t.Helper()
 	outer = mount(t, "xfs")
@@ -38,7 +38,7 @@ func stacked(t *testing.T) (outer, inner string) {
 		if err := errors.Join(ThawPath(outer), ThawPath(inner)); err != nil {
 			t.Error(err)
 		}
-		// What was given up may sync for a moment still.
+		// An abandoned freeze can still sync briefly.
 		if err := retry.For(context.Background(), time.Minute, func() (bool, error) {
 			err := unix.Unmount(inner, 0)
 			return errors.Is(err, unix.EBUSY), err
@@ -49,7 +49,7 @@ func stacked(t *testing.T) (outer, inner string) {
 	return outer, inner
 }
 
-// startOn starts a guard without waiting for what comes of it.
+// startOn starts a guard without waiting for the result.
 func startOn(t *testing.T, bound time.Duration, dirs ...string) *Frozen {
 	t.Helper()
 	roots, err := openRoots(dirs)
@@ -74,7 +74,7 @@ func ends(t *testing.T, f *Frozen) {
 }
 
 // A guard that dies while its next freeze hangs leaves a thread in the kernel,
-// which ends only when somebody thaws what is frozen already.
+// which ends only when the frozen file systems are thawed.
 func TestGuardThatIsKilledWhileAFreezeHangs(t *testing.T) {
 	outer, inner := stacked(t)
 	f := startOn(t, time.Second, outer, inner)
@@ -119,7 +119,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// A thaw that the disk makes slow is no broken freeze: it lasted until then.
+// A thaw that is slow because of the disk does not break the freeze.
 func TestThawThatIsSlow(t *testing.T) {
 	outer, inner := stacked(t)
 	f, err := self.Freeze(t.Context(), []string{inner}, time.Minute)
@@ -168,8 +168,8 @@ func TestFreezeThatHangsIsGivenUp(t *testing.T) {
 	mustWrite(t, "inner", writer(t, inner))
 }
 
-// What cannot be written back is never frozen, and a guard that waits for it
-// can be called off.
+// A file system that cannot be written back is never frozen, and a guard that
+// waits for the write-back can be cancelled.
 func TestWriteBackThatHangs(t *testing.T) {
 	outer, inner := stacked(t)
 	mustWrite(t, "inner", writer(t, inner))

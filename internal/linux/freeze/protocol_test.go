@@ -23,7 +23,7 @@ func TestParseRequest(t *testing.T) {
 	}
 }
 
-// What may still be frozen when the reports end here.
+// Members that can still be frozen if the reports end here.
 func TestMaybeFrozenFromReports(t *testing.T) {
 	for _, c := range []struct {
 		lines string
@@ -66,9 +66,9 @@ func TestReportsGiveTheCause(t *testing.T) {
 		t.Errorf("progress %+v", s)
 	}
 	if word := s.handle("ready now"); word != "ready" {
-		t.Errorf("heard %q", word)
+		t.Errorf("handled %q", word)
 	}
 	if word := s.handle("ready"); word != "" {
-		t.Errorf("a second ready was heard as %q", word)
+		t.Errorf("a second ready was handled as %q", word)
 	}
 }
