@@ -21,7 +21,7 @@ import (
 
 const testSize = 64 << 20
 
-// newFile makes a sparse file that goes with the test.
+// newFile creates a sparse file that is removed after the test.
 func newFile(t testing.TB, size int64) *os.File {
 	t.Helper()
 	f := testkit.Open(os.Create(filepath.Join(t.TempDir(), "volume")))(t)
@@ -29,7 +29,7 @@ func newFile(t testing.TB, size int64) *os.File {
 	return f
 }
 
-// mustAttach attaches and lets go after the test, also when it failed.
+// mustAttach attaches, and detaches after the test, even if it failed.
 func mustAttach(t testing.TB, c Config) (Device, *os.File) {
 	t.Helper()
 	d, f, err := Attach(t.Context(), c)
@@ -138,7 +138,7 @@ func TestListHoldsDevicesInOrder(t *testing.T) {
 	for i, d := range all {
 		seen[d.Backing] = true
 		if i > 0 && all[i-1].Number >= d.Number {
-			t.Errorf("%s stands behind %s", d.Path, all[i-1].Path)
+			t.Errorf("%s is listed after %s", d.Path, all[i-1].Path)
 		}
 	}
 	if !seen[a.Backing] || !seen[b.Backing] {
@@ -198,7 +198,7 @@ func TestResize(t *testing.T) {
 func wantBusy(t *testing.T, d Device, words ...string) {
 	t.Helper()
 	var err error
-	testkit.Eventually(t, "a whole search for who holds it", func() bool {
+	testkit.Eventually(t, "a complete search for users", func() bool {
 		err = Detach(t.Context(), d)
 		return err == nil || !strings.Contains(err.Error(), "not found in time")
 	})
@@ -234,8 +234,8 @@ func TestDetachRefusesADeviceMountedInAnotherNamespace(t *testing.T) {
 	f.Close()
 	testkit.Run(t, "mkfs.ext4", "-q", d.Path)
 	dir := t.TempDir()
-	// The copies of what other tests have mounted go at once: they would hold
-	// those tests' devices.
+	// Unmount the copies of other tests' mounts at once: they would keep those
+	// tests' devices busy.
 	stop := startHolder(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS},
 		`mount --make-rprivate / && while read -r _ _ _ _ target _; do
 			case "$target" in "$3"/*) umount -l "$target" 2>/dev/null;; esac
@@ -259,7 +259,7 @@ func TestDetachWaitsForAShortUse(t *testing.T) {
 			}
 			return
 		}
-		// The machine made it a long use, which need not be waited for.
+		// The use took too long on this machine; Detach need not wait for it.
 		f = testkit.Value(os.Open(d.Path))(t)
 	}
 }
@@ -268,8 +268,8 @@ func TestDetachEndsWithItsContext(t *testing.T) {
 	d, _ := mustAttach(t, Config{File: newFile(t, testSize)})
 	ended := testkit.Canceled(t)
 	testkit.WantError(t, "with a context that has ended", Detach(ended, d), context.Canceled)
-	// A wait that is enough to find that the device is busy, and less than what
-	// is waited otherwise, in which case the error would not tell of the context.
+	// Long enough to find that the device is busy, and shorter than
+	// detachBound, after which the error would not include the context's.
 	var err error
 	wait := 20 * time.Millisecond
 	for range 50 {
@@ -300,8 +300,8 @@ func TestAutoClear(t *testing.T) {
 	wantGone(t, d)
 }
 
-// wantGone waits until the device is let go: another program may have it open
-// for the moment in which it looks.
+// wantGone waits until the device is detached: another program can have it open
+// briefly while it scans devices.
 func wantGone(t *testing.T, d Device) {
 	t.Helper()
 	testkit.Eventually(t, "the device is detached", func() bool { return len(mustFind(t, d.Backing)) == 0 })
@@ -318,8 +318,8 @@ func TestSetAutoClear(t *testing.T) {
 	wantGone(t, d)
 }
 
-// startHolder runs a shell script that says "ready" and then holds something
-// until stop, or the end of the test.
+// startHolder runs a shell script that prints "ready" and keeps something in
+// use until stop or the end of the test.
 func startHolder(t *testing.T, attr *syscall.SysProcAttr, script string, args ...string) (stop func()) {
 	t.Helper()
 	cmd := exec.Command("sh", append([]string{"-c", script, "sh"}, args...)...)

@@ -17,13 +17,13 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// reattach binds a file to one number, which was free a moment ago. Other
-// programs of the machine may take it meanwhile: then false.
+// reattach binds a file to a number that was free just before. It returns false
+// if another program has taken it meanwhile.
 func reattach(t *testing.T, number int, file *os.File) (Device, bool) {
 	t.Helper()
 	control := testkit.Value(host().openControl())(t)
 	defer control.Close()
-	_ = unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number) // it may have been removed
+	_ = unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number) // it can have been removed
 	d, f, err := host().attachTo(t.Context(), control, number, Config{File: file})
 	if lostRace(err) || errors.Is(err, ErrReattach) {
 		return Device{}, false
@@ -68,8 +68,9 @@ func TestCallsLeaveAReusedNumberAlone(t *testing.T) {
 	t.Fatal("others took the number ten times")
 }
 
-// A device that was bound in vain is waited for: another program that lists loop
-// devices has it open, and the file would have two devices meanwhile.
+// Attach waits for the release of an unusable device: another program that
+// lists loop devices has it open, and the file would have two devices
+// meanwhile.
 func TestReleaseWaitsForOtherOpeners(t *testing.T) {
 	file := newFile(t, testSize)
 	d, f := mustAttach(t, Config{File: file})
@@ -234,7 +235,7 @@ func TestStaleNodeIsRefused(t *testing.T) {
 		f.Close()
 		t.Fatal("a node with the number of another device was opened")
 	}
-	if !strings.Contains(err.Error(), "remove this node") && !lostRace(err) {
+	if !strings.Contains(err.Error(), "remove it") && !lostRace(err) {
 		t.Errorf("err %v, want one that says what to do", err)
 	}
 }
