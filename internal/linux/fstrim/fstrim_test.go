@@ -20,7 +20,7 @@ import (
 
 const mib = mkfstest.MiB
 
-// fill writes a file of 32 MiB and removes it again.
+// fill writes a file of 32 MiB and removes it.
 func fill(t *testing.T, dir string) {
 	t.Helper()
 	path := filepath.Join(dir, "gone")
@@ -43,9 +43,9 @@ func sync(t *testing.T, dir string) {
 	testkit.Must(t, unix.Syncfs(int(d.Fd())))
 }
 
-// TestTrimGivesRoomBack looks at the file below, which is what counts. The
-// volumes are larger than one step of the trim.
-func TestTrimGivesRoomBack(t *testing.T) {
+// TestTrimReleasesSpace checks the usage of the backing file. The volumes are
+// larger than one step of the trim.
+func TestTrimReleasesSpace(t *testing.T) {
 	for _, fs := range mkfs.Types() {
 		t.Run(string(fs), func(t *testing.T) {
 			v := mkfstest.New(t, fs, 40<<30)
@@ -78,7 +78,7 @@ func TestTrimOfThickVolumesIsUnsupported(t *testing.T) {
 			t.Errorf("%s: %v, want ErrUnsupported", fs, err)
 		}
 		if got := mkfstest.Allocated(t, path); got < 320*mib {
-			t.Errorf("%s: the trim took room from a thick file, it has %d bytes", fs, got)
+			t.Errorf("%s: the trim released space of a thick file, it has %d bytes", fs, got)
 		}
 	}
 }
