@@ -141,7 +141,7 @@ func TestPending(t *testing.T) {
 	testkit.WantError(t, "closed", testkit.Err(w.Pending(nil)), os.ErrClosed)
 }
 
-// A queue that ran over says so, and what came before is whole.
+// A queue overflow is reported, and earlier events are complete.
 func TestOverflow(t *testing.T) {
 	limit := testkit.Value(os.ReadFile("/proc/sys/fs/inotify/max_queued_events"))(t)
 	queue := testkit.Value(strconv.Atoi(strings.TrimSpace(string(limit))))(t)
@@ -168,8 +168,8 @@ func TestOverflow(t *testing.T) {
 	}
 }
 
-// The limits count per user namespace, so a child in its own meets them
-// without taking anything from other programs.
+// The limits apply per user namespace, so a child in its own namespace reaches
+// them without affecting other programs.
 func TestLimits(t *testing.T) {
 	for name, want := range map[string]error{"max_inotify_instances": ErrInstances, "max_inotify_watches": ErrWatches} {
 		victim := exec.CommandContext(t.Context(), os.Args[0])
@@ -187,7 +187,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// victimLimit tells the test binary which limit to lower and to meet.
+// victimLimit selects the limit that the test binary lowers and reaches.
 const victimLimit = "CLEAT_TEST_INOTIFY_LIMIT"
 
 func meet(limit string) error {
@@ -229,7 +229,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Add(event(1, Create, 0, "x.sock", 10))
 	f.Add(append(event(-1, Overflow, 0, "", 0), event(7, MovedTo, 9, "ü", 14)...))
-	f.Add(event(1, Delete, 0, "cut", 1)[:17])
+	f.Add(event(1, Delete, 0, "part", 1)[:17])
 	f.Fuzz(func(t *testing.T, buf []byte) {
 		events, err := parse(nil, buf)
 		var again []byte

@@ -50,15 +50,15 @@ func TestWatchers(t *testing.T) {
 	pid := startWatcher(t, dir)
 	link := filepath.Join(t.TempDir(), "link")
 	testkit.Must(t, os.Symlink(dir, link))
-	everybody := func(string) bool { return true }
+	anyName := func(string) bool { return true }
 	for name, c := range map[string]struct {
 		dir  string
 		fits func(string) bool
 		want bool
 	}{
-		"watched":         {dir, everybody, true},
-		"through a link":  {link, everybody, true},
-		"another":         {other, everybody, false},
+		"watched":         {dir, anyName, true},
+		"through a link":  {link, anyName, true},
+		"another":         {other, anyName, false},
 		"by another name": {dir, func(name string) bool { return name == "kubelet" }, false},
 	} {
 		found := testkit.Value(Watchers(c.dir, c.fits))(t)
@@ -67,7 +67,7 @@ func TestWatchers(t *testing.T) {
 			t.Errorf("%s: found %v, want process %d: %v", name, found, pid, c.want)
 		}
 	}
-	testkit.WantError(t, "a missing directory", testkit.Err(Watchers(filepath.Join(dir, "missing"), everybody)), nil, "missing")
+	testkit.WantError(t, "a missing directory", testkit.Err(Watchers(filepath.Join(dir, "missing"), anyName)), nil, "missing")
 }
 
 func TestParseWatched(t *testing.T) {
