@@ -22,8 +22,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// ext4With makes an ext4 of 64 MiB with one file in it, and returns what the
-// file holds.
+// ext4With creates an ext4 of 64 MiB with one file, and returns the content of
+// the file.
 func ext4With(t *testing.T, dir string) (path string, data []byte) {
 	t.Helper()
 	path = mkfstest.File(t, dir, "volume", 64*mib)
@@ -79,9 +79,9 @@ func TestGrowOfflineThroughADevice(t *testing.T) {
 	checkGrown(t, path, 256*mib, data)
 }
 
-// TestFullFileSystemsAreLeftAlone looks for the sizes at which resize2fs leaves
-// out a last group that would be too small: there is nothing to do then, and
-// the tools, which take their time, are not run again at each mount.
+// TestFullFileSystemsAreLeftAlone tests sizes at which resize2fs omits a last
+// group that would be too small: GrowOffline must then not run the slow tools
+// again at each mount.
 func TestFullFileSystemsAreLeftAlone(t *testing.T) {
 	const group = 128 * mib
 	noTools := mkfs.Tools{Path: t.TempDir()}
@@ -115,9 +115,9 @@ func TestGrowOfflineLeavesOthersAlone(t *testing.T) {
 	testkit.WantError(t, "of an unknown type", mkfs.GrowOffline(t.Context(), "/nowhere", "vfat"), errs.Invalid)
 }
 
-// TestCutResizeIsMended stands in for a power loss within resize2fs: the
-// superblock is torn, and the marker of our own resize is there.
-func TestCutResizeIsMended(t *testing.T) {
+// TestInterruptedResizeIsRepaired simulates a power loss during resize2fs: the
+// superblock is torn, and the marker of our own resize exists.
+func TestInterruptedResizeIsRepaired(t *testing.T) {
 	path, data := ext4With(t, t.TempDir())
 	truncate(t, path, 256*mib)
 	const tear = `dd if=/dev/urandom of="$2" bs=1 seek=1150 count=20 conv=notrunc 2>/dev/null; kill -9 $$`
@@ -125,16 +125,16 @@ func TestCutResizeIsMended(t *testing.T) {
 		t.Fatal("a killed resize2fs is no error")
 	}
 	if err := mkfs.GrowOffline(t.Context(), path, mkfs.Ext4); err != nil {
-		t.Fatalf("after a cut resize: %v", err)
+		t.Fatalf("after an interrupted resize: %v", err)
 	}
 	checkGrown(t, path, 256*mib, data)
 	if first := readAt(t, path, 0, 1024); strings.Trim(string(first), "\x00") != "" {
-		t.Errorf("the marker is left behind: %q", first)
+		t.Errorf("the marker is left over: %q", first)
 	}
 }
 
-// TestForeignDamageIsLeftToPeople: the same damage without our marker.
-func TestForeignDamageIsLeftToPeople(t *testing.T) {
+// TestForeignDamageIsNotRepaired: the same damage without our marker.
+func TestForeignDamageIsNotRepaired(t *testing.T) {
 	path, _ := ext4With(t, t.TempDir())
 	truncate(t, path, 256*mib)
 	overwrite(t, path, 1150, []byte("torn"))
@@ -145,8 +145,8 @@ func TestForeignDamageIsLeftToPeople(t *testing.T) {
 	}
 }
 
-// TestDamageThatNeedsAPerson has an inode table that e2fsck -p gives up on.
-func TestDamageThatNeedsAPerson(t *testing.T) {
+// TestDamageThatNeedsManualRepair has an inode table that e2fsck -p rejects.
+func TestDamageThatNeedsManualRepair(t *testing.T) {
 	path, _ := ext4With(t, t.TempDir())
 	truncate(t, path, 256*mib)
 	out, err := exec.CommandContext(t.Context(), "debugfs", "-w", "-R", "clri <2>", path).CombinedOutput()
@@ -154,7 +154,7 @@ func TestDamageThatNeedsAPerson(t *testing.T) {
 		t.Fatalf("debugfs: %v %s", err, out)
 	}
 	err = mkfs.GrowOffline(t.Context(), path, mkfs.Ext4)
-	if !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "by hand") {
+	if !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "manually") {
 		t.Errorf("a lost root directory: %v, want Precondition that says what to do", err)
 	}
 	if got := probe(t, path).Size; got != 64*mib {
@@ -174,8 +174,8 @@ func TestBootBlockIsRespected(t *testing.T) {
 	}
 }
 
-// TestResizeGoesOnAndHoldsItsLock: while a resize runs, even one whose caller
-// has gone, nobody else touches the file system.
+// TestResizeGoesOnAndHoldsItsLock: while a resize runs, even if its caller is
+// gone, another resize is refused.
 func TestResizeGoesOnAndHoldsItsLock(t *testing.T) {
 	path, data := ext4With(t, t.TempDir())
 	truncate(t, path, 256*mib)
@@ -193,9 +193,9 @@ func TestResizeGoesOnAndHoldsItsLock(t *testing.T) {
 	checkGrown(t, path, 256*mib, data)
 }
 
-// TestKilledResizesAreMended kills the real resize2fs at many instants, in file
+// TestKilledResizesAreRepaired kills the real resize2fs at many times, in file
 // systems of one group and of several.
-func TestKilledResizesAreMended(t *testing.T) {
+func TestKilledResizesAreRepaired(t *testing.T) {
 	pool := mkfstest.Pool(t, 1024*mib)
 	path, data := ext4With(t, pool)
 	needed, step := 0, 4 // of 0.3 ms
@@ -223,10 +223,10 @@ func TestKilledResizesAreMended(t *testing.T) {
 	}
 }
 
-// TestResizesCutByAPowerLossAreMended: before resize2fs writes the superblock it
-// flushes all else once (seen with strace, release 1.47), so a power cut leaves
-// the old superblock and any part of the rest.
-func TestResizesCutByAPowerLossAreMended(t *testing.T) {
+// TestResizesInterruptedByPowerLossAreRepaired: before resize2fs writes the
+// superblock it flushes everything else once (seen with strace, release 1.47),
+// so a power loss leaves the old superblock and any part of the rest.
+func TestResizesInterruptedByPowerLossAreRepaired(t *testing.T) {
 	pool := mkfstest.Pool(t, 1024*mib)
 	path, data := ext4With(t, pool)
 	random := rand.New(rand.NewPCG(1, 1))
@@ -237,15 +237,15 @@ func TestResizesCutByAPowerLossAreMended(t *testing.T) {
 		script := `cp --reflink=always "$2" ` + before + ` && exec /usr/sbin/resize2fs "$@"`
 		testkit.Must(t, fake(t, "resize2fs", script).GrowOffline(t.Context(), after, mkfs.Ext4))
 		for range map[bool]int{true: 8, false: 3}[soak.Enabled] {
-			cut := filepath.Join(pool, "cut")
-			mkfstest.Reflink(t, before, cut)
-			survive(t, random, before, after, cut)
-			if err := mkfs.GrowOffline(t.Context(), cut, mkfs.Ext4); err != nil {
+			interrupted := filepath.Join(pool, "interrupted")
+			mkfstest.Reflink(t, before, interrupted)
+			survive(t, random, before, after, interrupted)
+			if err := mkfs.GrowOffline(t.Context(), interrupted, mkfs.Ext4); err != nil {
 				t.Errorf("grown to %d MiB: %v", size/mib, err)
 			} else {
-				checkGrown(t, cut, size, data)
+				checkGrown(t, interrupted, size, data)
 			}
-			testkit.Must(t, os.Remove(cut))
+			testkit.Must(t, os.Remove(interrupted))
 		}
 		for _, done := range []string{before, after} {
 			testkit.Must(t, os.Remove(done))
@@ -253,8 +253,8 @@ func TestResizesCutByAPowerLossAreMended(t *testing.T) {
 	}
 }
 
-// survive puts a random part of the blocks that changed into the copy, but the
-// first one, which has marker and superblock.
+// survive copies a random part of the changed blocks, except the first one,
+// which contains marker and superblock.
 func survive(t *testing.T, random *rand.Rand, before, after, into string) {
 	t.Helper()
 	var files []*os.File

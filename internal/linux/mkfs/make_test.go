@@ -20,9 +20,9 @@ import (
 
 const mib = mkfstest.MiB
 
-// TestMadeFileSystemsMount goes the way of a volume: made on a file, attached
-// with 4096-byte sectors and direct I/O, written to, copied by reflink, and the
-// copy mounted beside it.
+// TestMadeFileSystemsMount handles files like a volume: made on a file,
+// attached with 4096-byte sectors and direct I/O, written to, copied by
+// reflink, and the copy mounted in parallel.
 func TestMadeFileSystemsMount(t *testing.T) {
 	pool := mkfstest.Pool(t, 4096*mib)
 	for _, fs := range mkfs.Types() {
@@ -76,9 +76,8 @@ func TestThickStaysThick(t *testing.T) {
 	}
 }
 
-// TestMinSizeIsMeasured lets the tools themselves say that less would not do;
-// for btrfs it is the kernel that says so, when the file system is to grow
-// (growfs).
+// TestMinSizeIsMeasured verifies that the tools fail below MinSize; for btrfs
+// the limit is the kernel's, when the file system grows (growfs).
 func TestMinSizeIsMeasured(t *testing.T) {
 	for _, fs := range mkfs.Types() {
 		path := mkfstest.File(t, t.TempDir(), "small", mkfs.MinSize(fs)-4096)
@@ -148,8 +147,8 @@ func TestMakeSaysWhatIsThere(t *testing.T) {
 	}
 }
 
-// TestWrittenZerosAreBlank: blank means that it reads as zeros, not that it has
-// no blocks.
+// TestWrittenZerosAreBlank: blank means that a file reads as zeros, not that it
+// has no blocks.
 func TestWrittenZerosAreBlank(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "zeros")
 	testkit.Must(t, os.WriteFile(path, make([]byte, 9*mib), 0o600))
@@ -181,8 +180,8 @@ func TestMakeRefusesBadRequests(t *testing.T) {
 	}
 }
 
-// TestFeaturesArePinned: an older kernel mounts it, whatever the tools would do
-// by default. The bits are those that Linux 5.12 knows.
+// TestFeaturesArePinned: older kernels can mount the result, whatever the
+// tools' defaults are. The bits are those that Linux 5.12 supports.
 func TestFeaturesArePinned(t *testing.T) {
 	heads := map[mkfs.Type][]byte{}
 	for _, fs := range mkfs.Types() {
@@ -248,8 +247,8 @@ func checkFile(t *testing.T, dir, name string, want []byte) {
 	}
 }
 
-// TestIsFull: sizes at which there is something to gain, and at which not. That
-// the kernel and resize2fs see it so is tested where they grow.
+// TestIsFull: sizes at which a file system can grow or not. growfs tests that
+// the kernel and resize2fs agree.
 func TestIsFull(t *testing.T) {
 	const group = 80 * mib // a fourth of the XFS below
 	for fs, sizes := range map[mkfs.Type]map[int64]bool{

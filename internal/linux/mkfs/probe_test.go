@@ -34,7 +34,7 @@ func TestProbeNeverTrustsADamagedSuperblock(t *testing.T) {
 	for fs, super := range map[mkfs.Type]struct{ from, to int }{
 		mkfs.Ext4:  {1024, 2048},
 		mkfs.XFS:   {0, 4096},
-		mkfs.Btrfs: {64<<10 + 32, 68 << 10}, // before it is the checksum and room for a longer one
+		mkfs.Btrfs: {64<<10 + 32, 68 << 10}, // before it is the checksum, with space for a longer one
 	} {
 		torn := head(t, fs)
 		if want, err := mkfs.Probe(bytes.NewReader(torn)); err != nil || want.Type != fs {
@@ -133,9 +133,9 @@ func FuzzProbe(f *testing.F) {
 	})
 }
 
-// TestCopiesMountBesideTheirOriginal cuts copies of a mounted file system, once
-// frozen and once not, and mounts them beside it. What was synced is there in
-// either, also what only the log holds.
+// TestCopiesMountBesideTheirOriginal takes copies of a mounted file system,
+// once frozen and once not, and mounts them on the same host. Both contain all
+// synced data, including data that is only in the log.
 func TestCopiesMountBesideTheirOriginal(t *testing.T) {
 	pool := mkfstest.Pool(t, 2048*mib)
 	for _, fs := range mkfs.Types() {

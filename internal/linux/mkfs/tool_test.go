@@ -116,8 +116,8 @@ func TestOutputIsBounded(t *testing.T) {
 	}
 }
 
-// TestLiarIsFoundOut: a tool that reports success and wrote nothing.
-func TestLiarIsFoundOut(t *testing.T) {
+// TestFalseSuccessIsDetected: a tool that reports success and wrote nothing.
+func TestFalseSuccessIsDetected(t *testing.T) {
 	for _, fs := range mkfs.Types() {
 		path := mkfstest.File(t, t.TempDir(), "volume", 310*mib)
 		if err := fake(t, "mkfs."+string(fs), "exit 0").Make(t.Context(), mkfs.Request{Path: path, Type: fs}); err == nil {
@@ -126,8 +126,8 @@ func TestLiarIsFoundOut(t *testing.T) {
 	}
 }
 
-// TestNewerToolsArePinnedToo stands in for releases that this machine does not
-// have: they say what they know, and get told to leave it out.
+// TestNewerToolsArePinnedToo simulates releases that this machine does not
+// have: features that they list are switched off.
 func TestNewerToolsArePinnedToo(t *testing.T) {
 	for fs, c := range map[mkfs.Type]struct {
 		script    string
@@ -165,10 +165,9 @@ echo "$@"; exit 1`,
 	}
 }
 
-// mkfs.btrfs asks every loop device among the mounts of the machine what is
-// behind it, and fails when one has just been let go. A tmpfs that calls itself
-// a free loop device is such a mount; the script takes it away after the first
-// failure.
+// mkfs.btrfs reads the backing file of every loop device in the mount table,
+// and fails if one was just detached. A tmpfs with a free loop device as its
+// source is such a mount; the script unmounts it after the first failure.
 func TestBtrfsIsMadeBesideAnUnmount(t *testing.T) {
 	gone := filepath.Join(t.TempDir(), "gone")
 	testkit.Must(t, os.Mkdir(gone, 0o700), unix.Mount(freeLoop(t), gone, "tmpfs", 0, ""))
@@ -177,7 +176,7 @@ func TestBtrfsIsMadeBesideAnUnmount(t *testing.T) {
 	path := mkfstest.File(t, t.TempDir(), "volume", mkfs.MinSize(mkfs.Btrfs))
 	testkit.Must(t, tools.Make(t.Context(), mkfs.Request{Path: path, Type: mkfs.Btrfs}))
 	if mounted(t, gone) {
-		t.Error("the tool did not fail once; mend this test")
+		t.Error("the tool did not fail once: this test must be adapted")
 	}
 }
 
