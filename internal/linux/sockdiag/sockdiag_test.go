@@ -20,8 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// alone moves the test into a network namespace of its own and opens a Conn
-// there.
+// alone moves the test into its own network namespace and opens a Conn there.
 func alone(t *testing.T) *Conn {
 	t.Helper()
 	testkit.EnterNetNS(t)
@@ -44,8 +43,7 @@ func addrPort(a net.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(of.Addr().Unmap(), of.Port())
 }
 
-// find returns the socket with these addresses; the zero Socket when there is
-// none.
+// find returns the socket with these addresses, or the zero Socket.
 func find(t *testing.T, c *Conn, conn *net.TCPConn) Socket {
 	t.Helper()
 	all := testkit.Value(c.TCP())(t)
@@ -78,7 +76,7 @@ func TestListAndDestroy(t *testing.T) {
 			t.Errorf("%s: %+v", address, s)
 		}
 		if again := find(t, c, server); again != s {
-			t.Errorf("%s: listed anew: %+v, want %+v", address, again, s)
+			t.Errorf("%s: listed again: %+v, want %+v", address, again, s)
 		}
 		if other := find(t, c, client); other.Cookie == s.Cookie || other.Inode != inode(t, client) {
 			t.Errorf("%s: the client's socket: %+v", address, other)
@@ -118,13 +116,13 @@ func TestListeners(t *testing.T) {
 	}
 }
 
-// A connection whose other side has ended and which only reminds of it is left
-// out, under whatever name the kernel lists it.
+// TIME_WAIT connections are excluded, under whatever state the kernel lists
+// them.
 func TestReminders(t *testing.T) {
 	c := alone(t)
 	server, client := pair(t, "127.0.0.1:0")
 	local, remote := server.LocalAddr(), server.RemoteAddr()
-	_ = server.Close() // the client does not follow: FIN_WAIT2, of nobody
+	_ = server.Close() // the client does not close: FIN_WAIT2 without a process
 	testkit.Eventually(t, "the client has CLOSE_WAIT", func() bool { return find(t, c, client).State == CloseWait })
 	left := func(s Socket) bool { return s.Local == addrPort(local) && s.Remote == addrPort(remote) }
 	testkit.EventuallyNil(t, "the server's side is left out", func() error {
