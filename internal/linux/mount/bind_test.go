@@ -78,8 +78,8 @@ func TestBindRefusals(t *testing.T) {
 	}{
 		"no source":             {nothing, dir, nil, errs.Precondition, "must exist"},
 		"no target":             {dir, nothing, nil, errs.Precondition, "must exist"},
-		"file on a directory":   {file, dir, nil, errs.Precondition, "file on a file"},
-		"directory on a file":   {dir, file, nil, errs.Precondition, "file on a file"},
+		"file on a directory":   {file, dir, nil, errs.Precondition, "both files"},
+		"directory on a file":   {dir, file, nil, errs.Precondition, "both files"},
 		"option of file system": {dir, dir, []string{"discard"}, errs.Invalid, "discard"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -106,8 +106,8 @@ func TestUnmountTakesEveryLayer(t *testing.T) {
 	mustUnmount(t, target)
 }
 
-// refusedUnmount repeats a refused one until there was time to look who holds
-// the mount.
+// refusedUnmount repeats a refused unmount until the search for users was
+// complete.
 func refusedUnmount(t *testing.T, target string) (err error) {
 	t.Helper()
 	testkit.Eventually(t, "a whole search", func() bool {
@@ -117,7 +117,7 @@ func refusedUnmount(t *testing.T, target string) (err error) {
 	return err
 }
 
-func TestUnmountNamesWhoHolds(t *testing.T) {
+func TestBusyUnmountNamesTheUsers(t *testing.T) {
 	device, target := newDevice(t, "ext4"), t.TempDir()
 	mustMount(t, Spec{Source: device, Target: target, FSType: "ext4"})
 	path := filepath.Join(target, "held")
@@ -160,9 +160,8 @@ func TestUnmountWaitsForAShortUse(t *testing.T) {
 	}
 }
 
-// waitsForAShortUse wants a call to succeed while something is used for a
-// moment. A use that the machine made much longer need not be waited for, and is
-// done again.
+// waitsForAShortUse wants a call to succeed while something is used briefly. If
+// the machine made the use much longer, it is repeated.
 func waitsForAShortUse(t *testing.T, moment time.Duration, use func() (io.Closer, error), call func() error) {
 	t.Helper()
 	for {
@@ -198,7 +197,7 @@ func TestUnmountLeavesLinksAlone(t *testing.T) {
 	}
 }
 
-// A file system that was shut down answers every look into it with an error.
+// A file system that was shut down returns an error for every access.
 func TestDeadFileSystem(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs"} {
 		t.Run(fsType, func(t *testing.T) {

@@ -144,7 +144,7 @@ func TestMountSaysWhatTheKernelSays(t *testing.T) {
 			err = Mount(t.Context(), Spec{Source: device, Target: target, FSType: fsType})
 			wantError(t, err, errs.Precondition, device)
 			if fsType != "btrfs" { // which gives no reason
-				wantError(t, err, errs.Precondition, "kernel says", "("+filepath.Base(device)+")")
+				wantError(t, err, errs.Precondition, "kernel messages", "("+filepath.Base(device)+")")
 			}
 			if _, mounted := mustAt(t, target); mounted {
 				t.Error("a refused mount is there")
@@ -205,8 +205,8 @@ func TestMountOfAClaimedDevice(t *testing.T) {
 	wantError(t, err, ErrBusy, device)
 }
 
-// TestMountWaitsForAPassingClaim: others open a device exclusively for a
-// moment, and the crash test met one who did.
+// TestMountWaitsForAPassingClaim: other programs open devices exclusively for a
+// moment.
 func TestMountWaitsForAPassingClaim(t *testing.T) {
 	device := newDevice(t, "ext4")
 	target := t.TempDir()

@@ -176,7 +176,7 @@ func FuzzSplitOptions(f *testing.F) {
 			return
 		}
 		if _, err := attributesOf(perMount, false); err != nil {
-			t.Errorf("an option of the mount is none: %v", err)
+			t.Errorf("an option of the mount was not accepted: %v", err)
 		}
 		for _, option := range append(slices.Clone(perMount), superblock...) {
 			name, value, _ := parseOption(option)
