@@ -122,11 +122,11 @@ func TestParseBad(t *testing.T) {
 		return func(ae *netlink.AttributeEncoder) { ae.Bytes(kind, []byte{9, 0, 1, 0}) }
 	}
 	if _, _, err := parseInfo(decoder(t, handle(pf), broken(101))); err == nil {
-		t.Error("no error for a nested attribute that is cut")
+		t.Error("no error for a nested attribute that is truncated")
 	}
 	for _, part := range []encoder{broken(80), nest(80, broken(84)), nest(80, nest(84, broken(85)))} {
 		if _, _, err := parseParameter(decoder(t, handle(pf), part)); err == nil {
-			t.Error("no error for a nested attribute that is cut")
+			t.Error("no error for a nested attribute that is truncated")
 		}
 	}
 }
