@@ -77,7 +77,7 @@ func TestLinksAndNames(t *testing.T) {
 	}
 }
 
-// Another of the same name is not taken for the one that went.
+// A new directory of the same name is not confused with the removed one.
 func TestRemovedDirectory(t *testing.T) {
 	d, path := open4(t)
 	inner := filepath.Join(path, "device")
@@ -98,7 +98,7 @@ func TestRemovedDirectory(t *testing.T) {
 	}
 }
 
-// A directory that is longer than what the kernel tells at once.
+// A directory that is longer than one result of getdents64.
 func TestManyNames(t *testing.T) {
 	d, path := open4(t)
 	var want []string
