@@ -11,28 +11,30 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// wantsReadOnly reports whether the mode or a mount flag asks for that.
-func wantsReadOnly(c volume.Capability) bool { return c.ReadOnly() || asksReadOnly(c.MountFlags) }
+// requestsReadOnly reports whether the access mode or a mount flag is
+// read-only.
+func requestsReadOnly(c volume.Capability) bool { return c.ReadOnly() || hasReadOnlyFlag(c.MountFlags) }
 
-// used is a volume.Capability as it is stored.
-type used struct {
+// storedCapability is a volume.Capability as it is stored.
+type storedCapability struct {
 	Block      bool              `json:"block,omitempty"`
 	FSType     string            `json:"fsType,omitempty"`
 	MountGroup *int              `json:"mountGroup,omitempty"`
 	Mode       volume.AccessMode `json:"mode"`
-	// Flags is a digest of all mount flags, Superblock of those that act on
-	// the whole file system; empty when there are none.
+	// Flags is a digest of all mount flags, Superblock of those that act on the
+	// whole file system; empty without flags.
 	Flags      string `json:"flags,omitempty"`
 	Superblock string `json:"superblock,omitempty"`
 }
 
-// keep translates a capability for the store. Invalid: a mount flag.
-func keep(c volume.Capability) (used, error) {
+// newStoredCapability converts a capability for the store. Invalid: a mount
+// flag.
+func newStoredCapability(c volume.Capability) (storedCapability, error) {
 	_, superblock, err := mount.SplitOptions(c.MountFlags)
 	if err != nil {
-		return used{}, err
+		return storedCapability{}, err
 	}
-	return used{
+	return storedCapability{
 		Block: c.Block, FSType: c.FSType, MountGroup: c.MountGroup, Mode: c.Mode,
 		Flags: digest(c.MountFlags), Superblock: digest(superblock),
 	}, nil
@@ -46,16 +48,16 @@ func digest(flags []string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func (u used) equal(o used) bool {
+func (u storedCapability) equal(o storedCapability) bool {
 	sameGroup := (u.MountGroup == nil) == (o.MountGroup == nil) && (u.MountGroup == nil || *u.MountGroup == *o.MountGroup)
 	u.MountGroup, o.MountGroup = nil, nil
 	return sameGroup && u == o
 }
 
-func (u used) readOnly() bool { return u.Mode == volume.SingleNodeReaderOnly }
+func (u storedCapability) readOnly() bool { return u.Mode == volume.SingleNodeReaderOnly }
 
-// differs says in what two capabilities differ, for a message.
-func (u used) differs(o used) string {
+// differs lists the differences of two capabilities for a message.
+func (u storedCapability) differs(o storedCapability) string {
 	var words []string
 	add := func(differ bool, word string) {
 		if differ {
@@ -72,19 +74,19 @@ func (u used) differs(o used) string {
 	return strings.Join(words, ", ")
 }
 
-// admits refuses a publish that asks for what the stage did not make.
-func (u used) admits(publish used, readOnly bool) error {
+// admits rejects a publish that is incompatible with the stage.
+func (u storedCapability) admits(publish storedCapability, readOnly bool) error {
 	switch {
 	case u.Block != publish.Block:
 		return errs.Errorf(errs.Precondition, "the volume is staged as %s and cannot be published as %s", kind(u.Block), kind(publish.Block))
 	case publish.FSType != "" && u.FSType != "" && u.FSType != publish.FSType:
-		return errs.Errorf(errs.Precondition, "the volume is staged with fs_type %s, the publish asks for %s", u.FSType, publish.FSType)
+		return errs.Errorf(errs.Precondition, "the volume is staged with fs_type %s and cannot be published with fs_type %s", u.FSType, publish.FSType)
 	case u.readOnly() && !readOnly:
-		return errs.Errorf(errs.Precondition, "the volume is staged for reading only; publish it read-only")
+		return errs.Errorf(errs.Precondition, "the volume is staged read-only; publish it read-only")
 	case publish.Superblock != "" && publish.Superblock != u.Superblock:
-		return errs.Errorf(errs.Precondition, "mount flags of the file system differ from those that the volume is staged with; publish it with the same")
+		return errs.Errorf(errs.Precondition, "the mount flags differ from those of the stage; publish the volume with the same file system mount flags")
 	case publish.MountGroup != nil && (u.MountGroup == nil || *u.MountGroup != *publish.MountGroup):
-		return errs.Errorf(errs.Precondition, "volume_mount_group %d differs from the one that the volume is staged with", *publish.MountGroup)
+		return errs.Errorf(errs.Precondition, "volume_mount_group %d differs from that of the stage; publish the volume with the same one", *publish.MountGroup)
 	}
 	return nil
 }
@@ -96,8 +98,8 @@ func kind(block bool) string {
 	return "a mounted file system"
 }
 
-// multi reports whether a volume may be published more than once at a time:
-// every publish has to allow it.
+// multi reports whether a volume can be published more than once at a time:
+// every publish must allow it.
 func multi(modes ...volume.AccessMode) bool {
 	return !slices.ContainsFunc(modes, func(m volume.AccessMode) bool { return m != volume.SingleNodeMultiWriter })
 }

@@ -19,19 +19,19 @@ const (
 
 // PutStageRecord writes the record of a stage in a state.
 func (m *Manager) PutStageRecord(ctx context.Context, r StageRequest, s, boot string, d Device) error {
-	c, err := keep(r.Capability)
+	c, err := newStoredCapability(r.Capability)
 	if err != nil {
 		return err
 	}
 	return m.records.putStage(ctx, r.Volume, stageRecord{
-		Locator: access.Encode(r.Locator), Staging: r.Staging, Capability: c, ReadOnly: wantsReadOnly(r.Capability),
+		Locator: access.Encode(r.Locator), Staging: r.Staging, Capability: c, ReadOnly: requestsReadOnly(r.Capability),
 		State: state(s), mounted: mounted{Device: d, Boot: boot, Since: time.Now()},
 	})
 }
 
 // PutPublishRecord writes the record of a publish in a state.
 func (m *Manager) PutPublishRecord(ctx context.Context, r PublishRequest, s, boot string, d Device) error {
-	c, err := keep(r.Capability)
+	c, err := newStoredCapability(r.Capability)
 	if err != nil {
 		return err
 	}
@@ -67,4 +67,4 @@ func (m *Manager) Boot() string { return m.boot }
 func IsSystemPath(path string) bool { _, ok := systemPath(path); return ok }
 
 // Give is what VOLUME_MOUNT_GROUP does to a directory.
-var Give, IsGiven = give, isGiven
+var Give, IsGiven = applyGroup, isGroupApplied

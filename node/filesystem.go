@@ -31,10 +31,10 @@ type filesystem struct {
 	readOnly   bool
 }
 
-// mount mounts the file system, or adopts the mount that exists. It grows it and
-// gives it to its group where nobody can see it, and shows it at the path last:
-// a mount there is complete. It never creates a file system: only the engine
-// knows that a volume is blank.
+// mount mounts the file system, or adopts an existing mount. It grows the file
+// system and applies the mount group before the mount becomes visible at the
+// path, so a visible mount is complete. It never creates a file system: only
+// the engine knows that a volume is blank.
 func (g filesystem) mount(ctx context.Context) error {
 	d := g.attachment.Device
 	e, there, err := mountAt(ctx, g.path, d)
@@ -47,7 +47,7 @@ func (g filesystem) mount(ctx context.Context) error {
 		}
 		there = false
 	}
-	info, err := g.recognise(ctx, there)
+	info, err := g.identify(ctx, there)
 	if err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ func (g filesystem) mount(ctx context.Context) error {
 		crashpoint.Hit("mount.grown")
 	}
 	if g.capability.MountGroup != nil {
-		if err := g.giveToGroup(ctx, tree); err != nil {
+		if err := g.applyMountGroup(ctx, tree); err != nil {
 			return err
 		}
 		crashpoint.Hit("mount.group-given")
@@ -84,10 +84,11 @@ func (g filesystem) mount(ctx context.Context) error {
 	return nil
 }
 
-// recognise returns which file system the device holds, and refuses another one
-// than the requested. An ext4 that is mounted for writing grows here: in use it
-// could do so only with a capability that containers lack.
-func (g filesystem) recognise(ctx context.Context, mounted bool) (mkfs.Info, error) {
+// identify returns the type of the file system on the device, and rejects a
+// type other than the requested one. It grows ext4 before it is mounted for
+// writing: growing a mounted ext4 needs CAP_SYS_RESOURCE, which containers
+// lack.
+func (g filesystem) identify(ctx context.Context, mounted bool) (mkfs.Info, error) {
 	d := g.attachment.Device
 	info, err := probe(d)
 	damaged := errors.Is(err, mkfs.ErrDamaged)
@@ -107,12 +108,12 @@ func (g filesystem) recognise(ctx context.Context, mounted bool) (mkfs.Info, err
 			return mkfs.Info{}, err
 		}
 		crashpoint.Hit("mount.grown-offline")
-		if damaged { // by an interrupted growth, perhaps, which is repaired now
+		if damaged { // growUnmounted has repaired an interrupted growth
 			info, err = probe(d)
 		}
 	}
 	if err != nil {
-		return mkfs.Info{}, errs.Errorf(errs.Precondition, "the file system of the volume is damaged and cannot be mounted: %w", err)
+		return mkfs.Info{}, errs.Errorf(errs.Precondition, "the file system of the volume is damaged and cannot be mounted, check it with fsck: %w", err)
 	}
 	return info, g.check(info)
 }
@@ -121,7 +122,7 @@ func (g filesystem) check(info mkfs.Info) error {
 	wanted := g.capability.FSType
 	switch {
 	case info.Type == "" && info.Foreign != "":
-		return errs.Errorf(errs.Precondition, "the volume holds %s, which is not a file system that this driver mounts", info.Foreign)
+		return errs.Errorf(errs.Precondition, "the volume contains %s, which is not a file system that this driver supports", info.Foreign)
 	case info.Type == "":
 		return errs.Errorf(errs.Precondition, "the volume has no file system: it was created as block; use access type block")
 	case wanted != "" && wanted != string(info.Type):
@@ -138,10 +139,10 @@ func (g filesystem) create(ctx context.Context, t mkfs.Type) (*mount.Tree, error
 	return mount.Create(ctx, mount.Spec{Source: g.attachment.Device.Path, FSType: string(t), Options: options, ReadOnly: g.readOnly})
 }
 
-// createRecovered mounts what was recognised. An XFS whose log replays a growth,
-// as after a power cut, is mounted a second time: kernels before 6.13 keep the
-// old size of its last allocation group in memory, and shut it down when it
-// grows again in that mount.
+// createRecovered mounts the identified file system. If the log of an XFS
+// contains a growth, as after power loss, the XFS is mounted a second time:
+// kernels before 6.13 keep the old size of its last allocation group in memory,
+// and shut the file system down if it grows again in the same mount.
 func (g filesystem) createRecovered(ctx context.Context, before mkfs.Info) (*mount.Tree, error) {
 	tree, err := g.create(ctx, before.Type)
 	if err != nil || before.Type != mkfs.XFS || g.readOnly {
@@ -158,28 +159,28 @@ func (g filesystem) createRecovered(ctx context.Context, before mkfs.Info) (*mou
 	return g.create(ctx, before.Type)
 }
 
-// giveToGroup carries out VOLUME_MOUNT_GROUP. A read-only file system is
-// writable meanwhile, if anything has to be changed.
-func (g filesystem) giveToGroup(ctx context.Context, tree *mount.Tree) error {
+// applyMountGroup changes the group of the volume to VOLUME_MOUNT_GROUP. A
+// read-only file system is made writable for that, if needed.
+func (g filesystem) applyMountGroup(ctx context.Context, tree *mount.Tree) error {
 	gid := *g.capability.MountGroup
-	given, err := isGiven(tree.Path(), gid)
+	given, err := isGroupApplied(tree.Path(), gid)
 	if err != nil || given {
 		return err
 	}
 	if !g.readOnly {
-		return give(ctx, tree.Path(), gid)
+		return applyGroup(ctx, tree.Path(), gid)
 	}
 	if err := tree.SetReadOnly(false); err != nil {
 		return err
 	}
-	return errors.Join(give(ctx, tree.Path(), gid), tree.SetReadOnly(true))
+	return errors.Join(applyGroup(ctx, tree.Path(), gid), tree.SetReadOnly(true))
 }
 
-// growUnmounted grows an ext4 that is not mounted.
+// growUnmounted grows an unmounted ext4 file system.
 func growUnmounted(ctx context.Context, d Device) error {
 	free, err := isUnused(ctx, d)
 	if err != nil || !free {
-		return err // mounted elsewhere: it grows at the next stage
+		return err // in use elsewhere: it grows at the next stage
 	}
 	if err := mkfs.GrowOffline(ctx, d.Path, mkfs.Ext4); err != nil {
 		return fmt.Errorf("check and grow the file system before it is mounted: %w", err)
@@ -187,7 +188,7 @@ func growUnmounted(ctx context.Context, d Device) error {
 	return nil
 }
 
-// growMounted grows a file system in use.
+// growMounted grows a mounted file system.
 func growMounted(ctx context.Context, path string, t mkfs.Type, d Device, size int64) error {
 	full, err := isFull(d, size)
 	if err != nil || full {
@@ -199,7 +200,7 @@ func growMounted(ctx context.Context, path string, t mkfs.Type, d Device, size i
 	return nil
 }
 
-// probe reads what file system a device carries.
+// probe reads the type of a device's file system.
 func probe(d Device) (mkfs.Info, error) {
 	head, err := readHead(d.Path)
 	if err != nil {
@@ -208,7 +209,7 @@ func probe(d Device) (mkfs.Info, error) {
 	return mkfs.Probe(head)
 }
 
-// isFull reports whether a file system has grown as far as its device allows.
+// isFull reports whether a file system has grown to the size of its device.
 func isFull(d Device, size int64) (bool, error) {
 	head, err := readHead(d.Path)
 	if err != nil {
@@ -217,11 +218,12 @@ func isFull(d Device, size int64) (bool, error) {
 	return mkfs.IsFull(head, size)
 }
 
-// headSize is how much of a device holds superblocks; a multiple of any sector.
+// headSize is the number of bytes that contain all superblocks; a multiple of
+// any sector size.
 const headSize = 128 << 10
 
-// readHead reads the beginning of a device past the page cache: there the
-// superblock of a mounted file system can be between two states.
+// readHead reads the start of a device with O_DIRECT: in the page cache the
+// superblock of a mounted file system can be inconsistent.
 func readHead(path string) (io.ReaderAt, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -231,7 +233,7 @@ func readHead(path string) (io.ReaderAt, error) {
 	defer f.Close()
 	aligned, err := unix.Mmap(-1, 0, headSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
-		return nil, fmt.Errorf("memory to read %s: %w", path, err)
+		return nil, fmt.Errorf("allocate allocate memory to read %s: %w", path, err)
 	}
 	defer func() { _ = unix.Munmap(aligned) }()
 	n, err := f.ReadAt(aligned, 0)
@@ -241,8 +243,8 @@ func readHead(path string) (io.ReaderAt, error) {
 	return bytes.NewReader(bytes.Clone(aligned[:n])), nil
 }
 
-// asksReadOnly reports whether mount flags ask for a read-only mount.
-func asksReadOnly(flags []string) bool {
+// hasReadOnlyFlag reports whether mount flags request a read-only mount.
+func hasReadOnlyFlag(flags []string) bool {
 	perMount, _, err := mount.SplitOptions(flags)
 	readOnly := false
 	for _, flag := range perMount {

@@ -10,24 +10,24 @@ import (
 	"syscall"
 )
 
-// isGiven reports whether the root of a volume belongs to a group in the way
-// that give leaves it. As give does the root last, everything else is done too.
-func isGiven(dir string, gid int) (bool, error) {
+// isGroupApplied reports whether applyGroup has completed: it changes the root
+// last.
+func isGroupApplied(dir string, gid int) (bool, error) {
 	info, err := os.Stat(dir)
 	if err != nil {
 		return false, fmt.Errorf("volume_mount_group %d: %w", gid, err)
 	}
-	return belongs(info, gid), nil
+	return hasGroup(info, gid), nil
 }
 
-func belongs(info fs.FileInfo, gid int) bool {
+func hasGroup(info fs.FileInfo, gid int) bool {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	return ok && int(st.Gid) == gid && info.Mode() == withGroup(info.Mode())
 }
 
-// withGroup returns the mode that lets a group read and write: what somebody
-// may execute the group may too, and what is made in a directory goes to the
-// directory's group.
+// withGroup returns the mode with access for the group: read and write, execute
+// if any execute bit is set, and setgid for directories, so that new files get
+// the directory's group.
 func withGroup(mode fs.FileMode) fs.FileMode {
 	switch {
 	case mode&fs.ModeSymlink != 0:
@@ -41,26 +41,26 @@ func withGroup(mode fs.FileMode) fs.FileMode {
 	}
 }
 
-// give makes everything in a volume belong to a group. It goes from the leaves
-// up and does the root last, whose group so shows that all is done. It follows
-// no symbolic link.
-func give(ctx context.Context, dir string, gid int) error {
+// applyGroup changes the group of everything in a volume. It works from the
+// leaves up and changes the root last, so the root's group shows that all is
+// done. It does not follow symbolic links.
+func applyGroup(ctx context.Context, dir string, gid int) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return fmt.Errorf("volume_mount_group %d: %w", gid, err)
 	}
 	defer root.Close()
-	if err := giveBelow(ctx, root, gid); err != nil {
+	if err := applyGroupBelow(ctx, root, gid); err != nil {
 		return fmt.Errorf("volume_mount_group %d: %w", gid, err)
 	}
-	if err := giveOne(root, ".", gid); err != nil {
+	if err := applyGroupTo(root, ".", gid); err != nil {
 		return fmt.Errorf("volume_mount_group %d: %w", gid, err)
 	}
 	return nil
 }
 
-// giveBelow does what lies in a directory, but not the directory.
-func giveBelow(ctx context.Context, dir *os.Root, gid int) error {
+// applyGroupBelow changes everything below a directory, but not the directory.
+func applyGroupBelow(ctx context.Context, dir *os.Root, gid int) error {
 	list, err := dir.Open(".")
 	if err != nil {
 		return err
@@ -73,7 +73,7 @@ func giveBelow(ctx context.Context, dir *os.Root, gid int) error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			if err := giveEntry(ctx, dir, e, gid); err != nil {
+			if err := applyGroupEntry(ctx, dir, e, gid); err != nil {
 				return err
 			}
 		}
@@ -86,29 +86,29 @@ func giveBelow(ctx context.Context, dir *os.Root, gid int) error {
 	}
 }
 
-func giveEntry(ctx context.Context, dir *os.Root, e fs.DirEntry, gid int) error {
+func applyGroupEntry(ctx context.Context, dir *os.Root, e fs.DirEntry, gid int) error {
 	if e.IsDir() {
 		below, err := dir.OpenRoot(e.Name())
 		if err != nil {
 			return err
 		}
-		err = giveBelow(ctx, below, gid)
+		err = applyGroupBelow(ctx, below, gid)
 		below.Close()
 		if err != nil {
 			return err
 		}
 	}
-	return giveOne(dir, e.Name(), gid)
+	return applyGroupTo(dir, e.Name(), gid)
 }
 
-// giveOne does one entry. Changing the group clears the bits that run a program
-// as somebody else, so the mode is written after it.
-func giveOne(dir *os.Root, name string, gid int) error {
+// applyGroupTo changes one entry. chown clears the setuid and setgid bits, so
+// the mode is set after it.
+func applyGroupTo(dir *os.Root, name string, gid int) error {
 	info, err := dir.Lstat(name)
 	if err != nil {
 		return err
 	}
-	if belongs(info, gid) {
+	if hasGroup(info, gid) {
 		return nil
 	}
 	const sameOwner = -1

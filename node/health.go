@@ -13,32 +13,34 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Reasons of the conditions that a node sees.
+// Reasons of the conditions that a node reports.
 const (
-	// ReasonUnmounted: staged or published, and the kernel has lost it.
+	// ReasonUnmounted: the volume is staged or published, but not mounted.
 	ReasonUnmounted = "Unmounted"
-	// ReasonRemountedReadOnly: mounted for writing, and the kernel has made it
-	// read-only.
+	// ReasonRemountedReadOnly: the volume was mounted for writing, and the
+	// kernel has made it read-only.
 	ReasonRemountedReadOnly = "RemountedReadOnly"
-	// ReasonFileSystemErrors: the kernel has counted errors.
+	// ReasonFileSystemErrors: the kernel has counted file system errors.
 	ReasonFileSystemErrors = "FileSystemErrors"
-	// ReasonFileSystemShutdown: the file system has stopped itself.
+	// ReasonFileSystemShutdown: the file system has shut down after an error.
 	ReasonFileSystemShutdown = "FileSystemShutdown"
-	// ReasonBackingFileMissing: the storage is here without the volume.
+	// ReasonBackingFileMissing: the storage is on this machine, the volume is
+	// not in it.
 	ReasonBackingFileMissing = "BackingFileMissing"
-	// ReasonBackingFileDeleted: what is mounted was deleted or replaced below;
-	// it lives until it is unstaged.
+	// ReasonBackingFileDeleted: the backing file of a mounted volume was
+	// deleted or replaced; its data exists until the volume is unstaged.
 	ReasonBackingFileDeleted = "BackingFileDeleted"
-	// ReasonBackingFileForeign: something else has the name of the volume.
+	// ReasonBackingFileForeign: a file that is not a volume has the name of the
+	// volume.
 	ReasonBackingFileForeign = "BackingFileForeign"
-	// ReasonBackingFileTruncated: what is there is shorter than the volume.
+	// ReasonBackingFileTruncated: the backing file is shorter than the volume.
 	ReasonBackingFileTruncated = "BackingFileTruncated"
 	// ReasonStorageUnreachable: the storage is not on this machine.
 	ReasonStorageUnreachable = "StorageUnreachable"
 )
 
-// Health returns what is wrong with a volume as this node sees it, and what its
-// storage reports of it. NotFound: neither knows the volume.
+// Health returns the adverse conditions of a volume that this node finds and
+// that its storage reports. NotFound: neither knows the volume.
 func (m *Manager) Health(ctx context.Context, id volume.ID) ([]volume.Condition, error) {
 	stage, staged, err := m.records.stage(ctx, id)
 	if err != nil {
@@ -69,13 +71,13 @@ func (m *Manager) Health(ctx context.Context, id volume.ID) ([]volume.Condition,
 	return m.withStorage(ctx, id, engine, known, all)
 }
 
-// isExpected reports whether the mount of a record has to exist: not while a call
-// works on the volume, and not after a reboot.
+// isExpected reports whether the mount of a record must exist: not while a call
+// changes the volume, and not after a reboot.
 func (m *Manager) isExpected(id volume.ID, s state, on mounted) bool {
 	return s == ready && on.Boot == m.boot && !m.isChanging(id)
 }
 
-// withStorage adds what the storage reports.
+// withStorage adds the conditions that the storage reports.
 func (m *Manager) withStorage(ctx context.Context, id, engine volume.ID, known bool, all conditions) ([]volume.Condition, error) {
 	if m.config.Health == nil {
 		if !known {
@@ -93,8 +95,8 @@ func (m *Manager) withStorage(ctx context.Context, id, engine volume.ID, known b
 	return all, nil
 }
 
-// StorageHealth returns what is wrong with the storage behind all volumes, as
-// this node sees it and as the storage reports it.
+// StorageHealth returns the adverse conditions of the storage of all volumes
+// that this node finds and that the storage reports.
 func (m *Manager) StorageHealth(ctx context.Context) ([]volume.Condition, error) {
 	var all conditions
 	for _, at := range m.config.Attachers {
@@ -116,7 +118,7 @@ func (m *Manager) StorageHealth(ctx context.Context) ([]volume.Condition, error)
 	return all, err
 }
 
-// conditions keeps the first of those with one severity and reason.
+// conditions has at most one condition per severity and reason: the first one.
 type conditions []volume.Condition
 
 func (c *conditions) add(s volume.Severity, reason, message string) {
@@ -177,13 +179,13 @@ func checkPresence(v Info, all *conditions) {
 	case Truncated:
 		all.add(volume.DataLoss, ReasonBackingFileTruncated, fmt.Sprint(v.Problem))
 	case Replaced:
-		all.add(volume.DataLoss, ReasonBackingFileDeleted, fmt.Sprint(v.Problem, "; its content can be read until it is unstaged: copy it to another volume"))
+		all.add(volume.DataLoss, ReasonBackingFileDeleted, fmt.Sprint(v.Problem, "; its data can be read until the volume is unstaged: copy it to another volume"))
 	case Unreachable:
 		all.add(volume.Inaccessible, ReasonStorageUnreachable, fmt.Sprint(v.Problem))
 	}
 }
 
-// checkMount asks the kernel how a mounted file system does.
+// checkMount checks the state of a mounted file system in the kernel.
 func checkMount(ctx context.Context, path string, d Device, readOnly bool, all *conditions) error {
 	e, there, err := mountAt(ctx, path, d)
 	if ignoreForeign(err) != nil {
@@ -199,7 +201,7 @@ func checkMount(ctx context.Context, path string, d Device, readOnly bool, all *
 		return err
 	}
 	if faults.Shutdown {
-		all.add(volume.Inaccessible, ReasonFileSystemShutdown, "the file system shut down after an error; unstage the volume, check its file system, stage it again")
+		all.add(volume.Inaccessible, ReasonFileSystemShutdown, "the file system shut down after an error; unstage the volume, check its file system, and stage it again")
 	}
 	if faults.Count > 0 {
 		all.add(volume.Degraded, ReasonFileSystemErrors, fmt.Sprintf("the kernel has counted %d errors of the file system", faults.Count))
@@ -207,10 +209,10 @@ func checkMount(ctx context.Context, path string, d Device, readOnly bool, all *
 	return nil
 }
 
-// checkWritable: ext4 that refuses writes after an error says so in an option of
-// its own since Linux 6.12, and leaves the mount at rw.
+// checkWritable checks for remounts after an error: since Linux 6.12, ext4 sets
+// the option emergency_ro instead of ro.
 func checkWritable(e mount.Entry, readOnly bool, all *conditions) {
 	if !readOnly && (e.ReadOnly() || slices.Contains(e.SuperOptions, "emergency_ro")) {
-		all.add(volume.Degraded, ReasonRemountedReadOnly, "the file system was mounted for writing and has become read-only")
+		all.add(volume.Degraded, ReasonRemountedReadOnly, "the file system was mounted for writing, but the kernel has made it read-only")
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// InlineVolume describes a volume that lives as long as its one publish. It is
+// InlineVolume describes a volume that exists as long as its one publish. It is
 // part of stored records.
 type InlineVolume struct {
 	Size       volume.SizeRange  `json:"size"`             // empty: the engine's default
@@ -21,9 +21,9 @@ type InlineVolume struct {
 	Parameters map[string]string `json:"parameters,omitempty"`
 }
 
-// newInline describes the volume that a publish creates. Its name follows from
-// the volume's id, so that a repeat finds it; it is a digest, as an id can be as
-// long as a name.
+// newInline describes the volume that a publish creates. Its name is derived
+// from the volume's id, so that a retry finds it; it is a digest, as an id can
+// be as long as a name.
 func newInline(id volume.ID, v InlineVolume) *inlineRecord {
 	sum := sha256.Sum256([]byte(id))
 	return &inlineRecord{Name: "ephemeral-" + hex.EncodeToString(sum[:16]), InlineVolume: v}
@@ -41,14 +41,13 @@ func (v inlineRecord) request() volume.CreateRequest {
 }
 
 // publishInline creates a volume and mounts it at the target. It commits twice:
-// before the volume is created, so that a start-up deletes it, and after, with
-// its locator. A volume that exists already (its state is ready) was
-// acknowledged and has lost its mount: it is mounted again, and no failure
-// deletes it.
+// before the volume is created, so that Reconcile can delete it, and after,
+// with its locator. A volume in state ready was acknowledged and has lost its
+// mount: it is mounted again, and a failure does not delete it.
 func (m *Manager) publishInline(ctx context.Context, r PublishRequest, rec publishRecord) (err error) {
 	switch {
 	case m.config.Inline == nil:
-		return errs.Errorf(errs.Unsupported, "inline ephemeral volumes need a driver process that serves the controller too, which this one does not; use a PersistentVolumeClaim")
+		return errs.Errorf(errs.Unsupported, "inline ephemeral volumes need a driver process that also serves the controller (--services all), which this one does not; use a PersistentVolumeClaim")
 	case rec.Capability.Block:
 		return errs.Errorf(errs.Invalid, "an inline ephemeral volume cannot be a block device; use access type mount")
 	}
@@ -94,19 +93,19 @@ func (m *Manager) publishInline(ctx context.Context, r PublishRequest, rec publi
 	return err
 }
 
-// admitInline: an inline volume has one publish, and its id is not that of a
-// staged volume.
+// admitInline checks that an inline volume has no other publish, and that its
+// id is not that of a staged volume.
 func (m *Manager) admitInline(ctx context.Context, r PublishRequest) error {
 	all, err := m.records.all(ctx)
 	if err != nil {
 		return err
 	}
 	if all[r.Volume].stage != nil {
-		return errs.Errorf(errs.Precondition, "volume id %s is that of a staged volume and cannot be used for an inline ephemeral one", r.Volume)
+		return errs.Errorf(errs.Precondition, "volume id %s belongs to a staged volume and cannot be used for an inline ephemeral volume", r.Volume)
 	}
 	for _, o := range all[r.Volume].publishes {
 		if o.Target != r.Target {
-			return errs.Errorf(errs.Precondition, "inline ephemeral volume %s is published at %s already; it belongs to one pod and has one target", r.Volume, o.Target)
+			return errs.Errorf(errs.Precondition, "inline ephemeral volume %s is already published at %s; it belongs to one pod and has one target", r.Volume, o.Target)
 		}
 	}
 	return nil
@@ -132,7 +131,7 @@ func (m *Manager) mountInline(ctx context.Context, s source, r PublishRequest, r
 	return fs.mount(ctx)
 }
 
-// unmountInline undoes a mount that failed.
+// unmountInline rolls back a mount that failed.
 func (m *Manager) unmountInline(ctx context.Context, s source, target string) {
 	ctx, cancel := rollbackContext(ctx)
 	defer cancel()
@@ -142,14 +141,14 @@ func (m *Manager) unmountInline(ctx context.Context, s source, target string) {
 		err = errors.Join(s.unmount(ctx, target), s.detach(ctx))
 	}
 	if err != nil {
-		m.log.WarnContext(ctx, "rollback of an inline volume's mount failed", "target", target, "error", err)
+		m.log.WarnContext(ctx, "inline volume mount rollback failed", "target", target, "err", err)
 	}
 }
 
 // deleteInline deletes the volume that a publish created.
 func (m *Manager) deleteInline(ctx context.Context, rec publishRecord) error {
 	if m.config.Inline == nil {
-		return errs.Errorf(errs.Unsupported, "inline ephemeral volume %s cannot be deleted: this driver process does not serve the controller any more; start it with --services all", rec.Volume)
+		return errs.Errorf(errs.Unsupported, "inline ephemeral volume %s cannot be deleted: this driver process no longer serves the controller; start it with --services all", rec.Volume)
 	}
 	id, err := m.createdInline(ctx, rec)
 	if err != nil {
@@ -165,7 +164,7 @@ func (m *Manager) deleteInline(ctx context.Context, rec publishRecord) error {
 			return err
 		}
 		err = s.detach(ctx)
-		unlock() // Delete takes it
+		unlock() // Delete locks the volume itself
 		if err != nil {
 			return err
 		}
@@ -182,9 +181,9 @@ func (m *Manager) deleteInline(ctx context.Context, rec publishRecord) error {
 }
 
 // createdInline returns the engine's id. After a crash between the engine's
-// answer and our record of it, creating it again finds the volume by its name
-// (or creates it for a moment). Empty: the engine refuses to create it, so it
-// never did.
+// response and its record, creating the volume again finds it by name (or
+// creates it temporarily). An empty id means that the engine rejects the
+// request, so it never created the volume.
 func (m *Manager) createdInline(ctx context.Context, rec publishRecord) (volume.ID, error) {
 	if rec.Inline.Volume != "" {
 		return rec.Inline.Volume, nil

@@ -1,16 +1,17 @@
-// Package node stages and publishes volumes on this node, as CSI calls it:
-// Manager mounts the file system of a volume, or attaches its block device, at
-// the paths that an orchestrator names, and undoes that. One Attacher for each
+// Package node stages and publishes volumes on this node for CSI: Manager
+// mounts the file system of a volume, or attaches its block device, at the
+// paths that an orchestrator requests, and removes them again. One Attacher per
 // protocol turns the locator of a volume into a block device; node/file is one.
 //
 // Stage and Publish commit a record of the desired state before their first
-// effect, and the mount is their last effect. So the kernel says whether they
+// effect, and the mount is their last effect. So the kernel shows whether they
 // completed: a record with its mount is adopted at start-up, one without is
-// undone. Unpublish and Unstage delete the record after their last effect. Only
-// inline volumes, which Publish creates and Unpublish deletes, need more commits.
+// rolled back. Unpublish and Unstage delete the record after their last effect.
+// Only inline volumes, which Publish creates and Unpublish deletes, need more
+// commits.
 //
-// The caller runs one call for a volume at a time; Health, Stats and Volumes can
-// run beside it.
+// The caller serializes the calls for a volume; Health, Stats and Volumes can
+// run concurrently with them.
 package node
 
 import (
@@ -29,33 +30,34 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Config says what a Manager works with. Attachers, by the protocol of their
-// locators, and Store, the path of its database, are needed; what else is nil
-// or zero is not offered or has a default.
+// Config configures a Manager. Attachers, by the protocol of their locators,
+// and Store, the path of its database, are required; other nil or zero fields
+// have a default or disable a feature.
 type Config struct {
 	Store string
-	// Private are the directories of the driver itself, such as the pool; no
+	// Private lists directories of the driver itself, such as the pool; no
 	// volume is staged or published in or over one.
 	Private   []string
 	Attachers map[string]Attacher
 	Inline    InlineVolumes
 	Grower    Grower
 	Health    volume.Health
-	// Locate finds the locator of a volume whose request holds none.
+	// Locate finds the locator of a volume whose request has none.
 	Locate func(ctx context.Context, id volume.ID) (access.Access, error)
 	Logger *slog.Logger
-	// Boot identifies this boot of the machine; empty: the kernel is asked.
+	// Boot identifies this boot of the machine; the default is the kernel's
+	// boot ID.
 	Boot string
 }
 
-// InlineVolumes creates and deletes the volumes that live as long as one
+// InlineVolumes creates and deletes the volumes that exist as long as one
 // publish.
 type InlineVolumes interface {
 	Create(ctx context.Context, r volume.CreateRequest) (volume.Volume, error)
 	Delete(ctx context.Context, id volume.ID) error
 }
 
-// Grower makes a volume larger at its source, where that can be reached.
+// Grower expands a volume in its storage, where that can be reached.
 type Grower interface {
 	Expand(ctx context.Context, id volume.ID, size volume.SizeRange) (volume.Volume, error)
 }
@@ -68,10 +70,10 @@ type Manager struct {
 	boot    string
 
 	mu       sync.Mutex
-	changing map[volume.ID]int // calls in progress that change what is mounted
+	changing map[volume.ID]int // number of calls in flight that change the mounts of a volume
 }
 
-// Open opens the store of a node. Call Reconcile before anything else.
+// Open opens the store of a node. Call Reconcile before any other method.
 func Open(ctx context.Context, c Config) (*Manager, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -79,7 +81,7 @@ func Open(ctx context.Context, c Config) (*Manager, error) {
 	if c.Boot == "" {
 		id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 		if err != nil {
-			return nil, fmt.Errorf("identify this boot of the machine: %w", err)
+			return nil, fmt.Errorf("read the boot ID: %w", err)
 		}
 		c.Boot = strings.TrimSpace(string(id))
 	}
@@ -90,11 +92,10 @@ func Open(ctx context.Context, c Config) (*Manager, error) {
 	return &Manager{config: c, records: r, log: c.Logger, boot: c.Boot, changing: map[volume.ID]int{}}, nil
 }
 
-// Close closes the store. No call may be running.
+// Close closes the store. No call can be in flight.
 func (m *Manager) Close() error { return m.records.close() }
 
-// IsRecorded reports whether a volume is staged or published, as far as the
-// records say.
+// IsRecorded reports whether a volume has a record of a stage or publish.
 func (m *Manager) IsRecorded(ctx context.Context, id volume.ID) (bool, error) {
 	_, staged, err := m.records.stage(ctx, id)
 	if err != nil || staged {
@@ -104,7 +105,7 @@ func (m *Manager) IsRecorded(ctx context.Context, id volume.ID) (bool, error) {
 	return len(publishes) > 0, err
 }
 
-// Volumes lists the volumes that have a record, in the order of their ids.
+// Volumes lists the volumes that have a record, sorted by id.
 func (m *Manager) Volumes(ctx context.Context) ([]volume.ID, error) {
 	all, err := m.records.all(ctx)
 	if err != nil {
@@ -118,8 +119,8 @@ func (m *Manager) Volumes(ctx context.Context) ([]volume.ID, error) {
 	return ids, nil
 }
 
-// change marks a volume as changing until done is called: what is not mounted
-// meanwhile is not reported as lost.
+// change marks a volume as changing until done is called, so that Health does
+// not report a missing mount as lost.
 func (m *Manager) change(id volume.ID) (done func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -149,7 +150,7 @@ type source struct {
 func (m *Manager) source(stored map[string]string, on mounted) (source, error) {
 	a, err := access.Decode(stored)
 	if err != nil {
-		return source{}, errs.Errorf(errs.Internal, "the stored locator cannot be read: %w", err)
+		return source{}, errs.Errorf(errs.Internal, "decode the stored locator: %w", err)
 	}
 	at, ok := m.config.Attachers[a.Protocol()]
 	if !ok {
@@ -162,13 +163,13 @@ func (m *Manager) source(stored map[string]string, on mounted) (source, error) {
 	return source{attacher: at, target: t}, nil
 }
 
-// heldDevice finds the device of a volume that is attached though no record says
-// so. False: there is none.
+// heldDevice finds the device of a volume that is attached without a record. It
+// returns false if there is no such device.
 func (m *Manager) heldDevice(ctx context.Context, id volume.ID) (source, bool, error) {
 	for _, at := range m.config.Attachers {
 		held, err := at.Held(ctx)
 		if errors.Is(err, errs.Unavailable) {
-			continue // no storage, so nothing of it is held
+			continue // without its storage, no device is held
 		}
 		if err != nil {
 			return source{}, false, err
@@ -190,8 +191,8 @@ func (s source) inspect(ctx context.Context) (Info, error) { return s.attacher.I
 
 func (s source) detach(ctx context.Context) error { return s.attacher.Detach(ctx, s.target) }
 
-// expectedDevice returns the device of a volume that can be attached; before it is
-// attached, all that is known of it.
+// expectedDevice returns the device of a volume that can be attached, or only
+// its Backing before it is attached.
 func (s source) expectedDevice(ctx context.Context) (Device, error) {
 	info, err := s.inspect(ctx)
 	if err == nil {
@@ -203,9 +204,8 @@ func (s source) expectedDevice(ctx context.Context) (Device, error) {
 	return Device{Backing: info.Backing}, nil
 }
 
-// unmount unmounts the volume from a path, whatever it is attached as: its own
-// device, and one whose volume was deleted. Other mounts there stay. The caller
-// has locked the volume.
+// unmount unmounts the volume from a path, including devices of deleted volumes
+// of that name. Foreign mounts stay. The caller holds Lock.
 func (s source) unmount(ctx context.Context, path string) error {
 	for {
 		info, err := s.inspect(ctx)
@@ -221,10 +221,10 @@ func (s source) unmount(ctx context.Context, path string) error {
 	}
 }
 
-// rollbackBound is how long the rollback of a failed call can take. It has a
-// bound of its own, as the call's context may have ended.
-const rollbackBound = 30 * time.Second
+// rollbackTimeout bounds the rollback of a failed call, whose own context can
+// have ended.
+const rollbackTimeout = 30 * time.Second
 
 func rollbackContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), rollbackBound)
+	return context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 }

@@ -7,9 +7,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// collectBound is how long one scrape may look at volumes; what is not seen by
-// then is missing from that scrape.
-const collectBound = 5 * time.Second
+// collectTimeout bounds one scrape; volumes that were not inspected by then are
+// missing from it.
+const collectTimeout = 5 * time.Second
 
 // collector collects metrics of the volumes in use on this node.
 type collector struct {
@@ -17,9 +17,9 @@ type collector struct {
 	inUse, health, err *prometheus.Desc
 }
 
-// Collector returns metrics of the volumes in use on this node: how many they
-// are, and one series for each adverse condition, as the kubelets of today do
-// not ask for the health calls of CSI 1.13.
+// Collector returns metrics of the volumes in use on this node: their number,
+// and one series per adverse condition, as current kubelets do not call the
+// health RPCs of CSI 1.13.
 func (m *Manager) Collector() prometheus.Collector {
 	return &collector{
 		manager: m,
@@ -39,7 +39,7 @@ func (c *collector) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(out chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(context.Background(), collectBound)
+	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
 	defer cancel()
 	ids, err := c.manager.Volumes(ctx)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
-// shows reports whether a mount is of a device's file system.
-func shows(e mount.Entry, d Device) bool {
+// isMountOf reports whether a mount is of a device's file system.
+func isMountOf(e mount.Entry, d Device) bool {
 	return !d.IsZero() && e.IsOf(d.Path, d.Major, d.Minor)
 }
 
@@ -31,7 +31,7 @@ func mountAt(ctx context.Context, path string, d Device) (mount.Entry, bool, err
 	if err != nil || !ok {
 		return e, false, err
 	}
-	if !shows(e, d) {
+	if !isMountOf(e, d) {
 		return e, false, foreign(path, e, d)
 	}
 	return e, true, nil
@@ -42,11 +42,11 @@ func foreign(path string, e mount.Entry, devices ...Device) error {
 	if len(devices) > 0 && !devices[0].IsZero() {
 		of = "it is attached as " + devices[0].Path
 	}
-	return errs.Errorf(errs.Precondition, "%s is covered by a mount that is not this volume's (%s from %s; %s); unmount that first", path, e.FSType, e.Source, of)
+	return errs.Errorf(errs.Precondition, "%s is covered by a mount that does not belong to this volume (%s from %s; %s); unmount it first", path, e.FSType, e.Source, of)
 }
 
-// ignoreForeign: what somebody else mounted at a path is not in the way where the
-// volume is taken away.
+// ignoreForeign drops the error of a foreign mount, which does not prevent
+// removing the volume.
 func ignoreForeign(err error) error {
 	if errors.Is(err, errs.Precondition) {
 		return nil
@@ -69,8 +69,8 @@ func nodeAt(ctx context.Context, path string, devices ...Device) (bool, error) {
 	return false, foreign(path, e, devices...)
 }
 
-// mountsOf returns all mounts of a device that this process can see: those of
-// its file system, and those of its node.
+// mountsOf returns all mounts of a device in this mount namespace: those of its
+// file system, and bind mounts of its node.
 func mountsOf(ctx context.Context, d Device) ([]mount.Entry, error) {
 	table, err := mount.Table(ctx)
 	if err != nil {
@@ -78,15 +78,15 @@ func mountsOf(ctx context.Context, d Device) ([]mount.Entry, error) {
 	}
 	var found []mount.Entry
 	for _, e := range table {
-		if shows(e, d) || bindsNode(e, d) {
+		if isMountOf(e, d) || bindsNode(e, d) {
 			found = append(found, e)
 		}
 	}
 	return found, nil
 }
 
-// bindsNode reports whether a mount is the bind of a device node: it has the
-// number of the file system that holds the nodes.
+// bindsNode reports whether a mount is a bind mount of a device node: its
+// device number is that of the file system that contains the node.
 func bindsNode(e mount.Entry, d Device) bool {
 	return (e.FSType == "devtmpfs" || e.FSType == "tmpfs") && e.Root != "/" && isNode(e.Target, d)
 }
@@ -97,33 +97,33 @@ func unmountAll(ctx context.Context, path string, d Device) error {
 	if err != nil || !ok {
 		return err
 	}
-	if err := alone(ctx, e, func(o mount.Entry) bool { return shows(o, d) }); err != nil {
+	if err := checkOnlyOwn(ctx, e, func(o mount.Entry) bool { return isMountOf(o, d) }); err != nil {
 		return err
 	}
 	return mount.Unmount(ctx, path)
 }
 
-// alone makes sure that all layers of a stack of mounts are ours.
-func alone(ctx context.Context, top mount.Entry, ours func(mount.Entry) bool) error {
+// checkOnlyOwn fails if a stack of mounts contains a foreign mount.
+func checkOnlyOwn(ctx context.Context, top mount.Entry, ours func(mount.Entry) bool) error {
 	table, err := mount.Table(ctx)
 	if err != nil {
 		return err
 	}
 	for _, e := range table {
 		if e.Target == top.Target && !ours(e) {
-			return errs.Errorf(errs.Precondition, "below the volume's mount at %s is a mount that is not this volume's (%s from %s); unmount both by hand", top.Target, e.FSType, e.Source)
+			return errs.Errorf(errs.Precondition, "the volume's mount at %s covers a mount that does not belong to this volume (%s from %s); unmount both manually", top.Target, e.FSType, e.Source)
 		}
 	}
 	return nil
 }
 
-// exclusiveBound is how long the short uses of others are waited for.
-const exclusiveBound = 500 * time.Millisecond
+// exclusiveTimeout bounds the wait for short uses by other processes.
+const exclusiveTimeout = 500 * time.Millisecond
 
 // isUnused reports whether nothing uses a device, in any mount namespace.
 func isUnused(ctx context.Context, d Device) (bool, error) {
 	var f *os.File
-	err := retry.For(ctx, exclusiveBound, func() (again bool, err error) {
+	err := retry.For(ctx, exclusiveTimeout, func() (again bool, err error) {
 		f, err = os.OpenFile(d.Path, os.O_RDONLY|oExcl, 0)
 		return isBusy(err), err
 	})
@@ -131,7 +131,7 @@ func isUnused(ctx context.Context, d Device) (bool, error) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look whether %s is in use: %w", d.Path, err)
+		return false, fmt.Errorf("check whether %s is in use: %w", d.Path, err)
 	}
 	return true, f.Close()
 }

@@ -9,21 +9,21 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 )
 
-// systemTrees are directories in which no volume belongs.
+// systemTrees are directories that must not contain volumes.
 var systemTrees = []string{
 	"/proc", "/sys", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/boot",
 }
 
-// systemDirectories are directories that no volume may cover, though volumes
-// belong below some of them.
+// systemDirectories are directories that no volume can cover, though volumes
+// can be below some of them.
 var systemDirectories = []string{
 	"/", "/dev", "/dev/pts", "/dev/shm", "/run", "/tmp", "/var", "/var/lib", "/var/lib/kubelet", "/var/tmp",
 }
 
-// checkPath refuses a path at which a volume would damage the driver or the
+// checkPath rejects a path at which a volume would damage the driver or the
 // system: in or over a private directory of the driver, or a system directory.
-// Symbolic links on the way to the path are followed. Invalid: such a path.
-// Precondition: the path cannot be resolved.
+// Symbolic links in the path are followed. Invalid: such a path. Precondition:
+// the path cannot be resolved.
 func (m *Manager) checkPath(field, path string) error {
 	resolved, err := resolve(field, path)
 	if err != nil {
@@ -33,19 +33,19 @@ func (m *Manager) checkPath(field, path string) error {
 		dir := realPath(private)
 		switch {
 		case isWithin(resolved, dir):
-			return errs.Errorf(errs.Invalid, "%s %s lies in %s, which belongs to the driver itself; use a path outside of it", field, path, dir)
+			return errs.Errorf(errs.Invalid, "%s %s is inside %s, a directory of the driver; use a path outside of it", field, path, dir)
 		case isWithin(dir, resolved):
-			return errs.Errorf(errs.Invalid, "%s %s would hide %s, which belongs to the driver itself; use a path outside of it", field, path, dir)
+			return errs.Errorf(errs.Invalid, "%s %s would hide %s, a directory of the driver; use a path outside of it", field, path, dir)
 		}
 	}
 	if dir, ok := systemPath(resolved); ok {
-		return errs.Errorf(errs.Invalid, "%s %s belongs to the operating system (%s); use a directory made for volumes", field, path, dir)
+		return errs.Errorf(errs.Invalid, "%s %s belongs to the operating system (%s); use a directory for volumes", field, path, dir)
 	}
 	return nil
 }
 
-// checkApart refuses a target in the staged volume or above it. Invalid: such a
-// target.
+// checkApart rejects a target inside the staged volume or above it. Invalid:
+// such a target.
 func checkApart(target, staging string) error {
 	to, err := resolve("target_path", target)
 	if err != nil {
@@ -56,12 +56,12 @@ func checkApart(target, staging string) error {
 		return err
 	}
 	if isWithin(to, from) || isWithin(from, to) {
-		return errs.Errorf(errs.Invalid, "target_path %s lies in staging_target_path %s or above it; use a target outside of it", target, staging)
+		return errs.Errorf(errs.Invalid, "target_path %s is inside staging_target_path %s or above it; use a target outside of it", target, staging)
 	}
 	return nil
 }
 
-// resolve follows the symbolic links on the way to a path.
+// resolve follows the symbolic links in a path.
 func resolve(field, path string) (string, error) {
 	resolved, err := mount.Resolve(path)
 	if err == nil {
@@ -73,8 +73,7 @@ func resolve(field, path string) (string, error) {
 	return "", errs.Errorf(errs.Precondition, "%s %s cannot be used: %w", field, path, err)
 }
 
-// systemPath returns the directory of the system because of which a resolved
-// path is no place for a volume.
+// systemPath returns the system directory that a resolved path belongs to.
 func systemPath(path string) (dir string, ok bool) {
 	if slices.Contains(systemDirectories, path) {
 		return path, true
@@ -86,13 +85,13 @@ func systemPath(path string) (dir string, ok bool) {
 	return systemTrees[i], true
 }
 
-// isWithin reports whether a path is a directory or lies in it. Both are
+// isWithin reports whether a path is a directory or inside it. Both are
 // resolved.
 func isWithin(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// realPath follows the symbolic links of a directory, as far as it exists.
+// realPath resolves the symbolic links of a directory, as far as it exists.
 func realPath(dir string) string {
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
 		return real

@@ -10,26 +10,26 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// PublishRequest asks to put a volume where a workload uses it.
+// PublishRequest requests to publish a volume at the target of a workload.
 type PublishRequest struct {
 	Volume     volume.ID
 	Staging    string // where it is staged; empty for an inline volume
 	Target     string // a directory, or a file for a block volume; created here
 	Capability volume.Capability
 	ReadOnly   bool
-	// Inline is set when this call creates the volume.
+	// Inline is set if this call creates the volume.
 	Inline *InlineVolume
 }
 
-func (r PublishRequest) readOnly() bool { return r.ReadOnly || wantsReadOnly(r.Capability) }
+func (r PublishRequest) readOnly() bool { return r.ReadOnly || requestsReadOnly(r.Capability) }
 
-// Publish puts a volume at a target, or finds that it is there. Exists: it is
-// there in another way. Precondition: it is not staged, the access mode does
-// not allow another publish, or the target is not free. After an error
-// everything that the call did is undone.
+// Publish publishes a volume at a target. It is idempotent. Exists: it is
+// published there with other parameters. Precondition: it is not staged, the
+// access mode does not allow another publish, or the target is not free. After
+// an error all effects of the call are rolled back.
 func (m *Manager) Publish(ctx context.Context, r PublishRequest) error {
 	defer m.change(r.Volume)()
-	capability, err := keep(r.Capability)
+	capability, err := newStoredCapability(r.Capability)
 	if err != nil {
 		return err
 	}
@@ -53,16 +53,16 @@ func (m *Manager) Publish(ctx context.Context, r PublishRequest) error {
 	return m.publishStaged(ctx, r, desired)
 }
 
-// adoptPublish deals with an earlier publish at the target. Done: it is the
-// desired one. An inline volume that has lost its mount, by a reboot for
-// instance, is mounted again: desired then describes that volume.
+// adoptPublish handles an earlier publish at the target, and reports whether it
+// is the desired one. An inline volume that has lost its mount, for example
+// after a reboot, is mounted again: desired then describes that volume.
 func (m *Manager) adoptPublish(ctx context.Context, target string, desired *publishRecord) (done bool, err error) {
 	have, ok, err := m.records.publish(ctx, target)
 	if err != nil || !ok {
 		return false, err
 	}
 	if have.Volume != desired.Volume {
-		return false, errs.Errorf(errs.Precondition, "target_path %s is in use by volume %s; unpublish that first, or use another path", target, have.Volume)
+		return false, errs.Errorf(errs.Precondition, "target_path %s is in use by volume %s; unpublish that volume first, or use another path", target, have.Volume)
 	}
 	live, err := m.isPublished(ctx, target, have)
 	if err != nil {
@@ -71,10 +71,10 @@ func (m *Manager) adoptPublish(ctx context.Context, target string, desired *publ
 	difference := have.differs(*desired)
 	switch {
 	case have.State == ready && difference != "" && (live || have.Inline != nil):
-		return false, errs.Errorf(errs.Exists, "volume %s is published at %s already with another %s; unpublish it first", have.Volume, target, difference)
+		return false, errs.Errorf(errs.Exists, "volume %s is already published at %s with a different %s; unpublish it first", have.Volume, target, difference)
 	case have.State == ready && live:
 		return true, nil
-	case have.State == deleting && live && difference == "": // its unpublish was refused, as it was in use
+	case have.State == deleting && live && difference == "": // its unpublish failed because it was in use
 		have.State = ready
 		return true, m.records.putPublish(ctx, target, have)
 	case have.State == ready && have.Inline != nil:
@@ -84,7 +84,8 @@ func (m *Manager) adoptPublish(ctx context.Context, target string, desired *publ
 	return false, m.unpublish(ctx, target, have)
 }
 
-// differs says in what two publishes of a volume differ; empty: in nothing.
+// differs describes how two publishes of a volume differ; empty if they are
+// equal.
 func (p publishRecord) differs(o publishRecord) string {
 	switch {
 	case !p.Capability.equal(o.Capability):
@@ -94,15 +95,14 @@ func (p publishRecord) differs(o publishRecord) string {
 	case p.Staging != o.Staging:
 		return "staging_target_path"
 	case (p.Inline == nil) != (o.Inline == nil):
-		return "kind: one is ephemeral, the other is not"
+		return "kind (one is ephemeral, the other is not)"
 	case p.Inline != nil && !p.Inline.same(*o.Inline):
 		return "size, file system or parameters"
 	}
 	return ""
 }
 
-// publishStaged publishes a volume that is staged. The bind mount is the last
-// effect.
+// publishStaged publishes a staged volume. The bind mount is the last effect.
 func (m *Manager) publishStaged(ctx context.Context, r PublishRequest, rec publishRecord) (err error) {
 	if err := checkApart(r.Target, r.Staging); err != nil {
 		return err
@@ -159,7 +159,7 @@ func (m *Manager) admit(ctx context.Context, r PublishRequest, rec publishRecord
 		return at, stage, err
 	}
 	if !at.live {
-		return at, stage, errs.Errorf(errs.Precondition, "volume %s is not staged any more (a reboot, or somebody unmounted it); stage it again", r.Volume)
+		return at, stage, errs.Errorf(errs.Precondition, "volume %s is no longer staged (after a reboot, or an unmount by another program); stage it again", r.Volume)
 	}
 	if err := stage.Capability.admits(rec.Capability, rec.ReadOnly); err != nil {
 		return at, stage, err
@@ -167,9 +167,9 @@ func (m *Manager) admit(ctx context.Context, r PublishRequest, rec publishRecord
 	return at, stage, m.admitBeside(ctx, r, rec)
 }
 
-// admitBeside enforces the specification's table for a second publish of one
-// volume at another target, and that a block device, which is writable or not
-// as a whole, is not published both ways.
+// admitBeside enforces the CSI specification's table for a second publish of a
+// volume at another target, and that all publishes of a block device have the
+// same read-only setting, as the setting applies to the whole device.
 func (m *Manager) admitBeside(ctx context.Context, r PublishRequest, rec publishRecord) error {
 	others, err := m.livePublishes(ctx, r.Volume)
 	if err != nil {
@@ -178,9 +178,9 @@ func (m *Manager) admitBeside(ctx context.Context, r PublishRequest, rec publish
 	for _, o := range others {
 		switch {
 		case !multi(o.Capability.Mode, rec.Capability.Mode):
-			return errs.Errorf(errs.Precondition, "volume %s is published at %s already, and access mode %s allows one publish; only %s allows more", r.Volume, o.Target, rec.Capability.Mode.CSIName(), volume.SingleNodeMultiWriter.CSIName())
+			return errs.Errorf(errs.Precondition, "volume %s is already published at %s, and access mode %s allows only one publish; only %s allows more", r.Volume, o.Target, rec.Capability.Mode.CSIName(), volume.SingleNodeMultiWriter.CSIName())
 		case rec.Capability.Block && o.ReadOnly != rec.ReadOnly:
-			return errs.Errorf(errs.Precondition, "block volume %s is published at %s with readonly %t, which must be the same for all publishes of a block volume", r.Volume, o.Target, o.ReadOnly)
+			return errs.Errorf(errs.Precondition, "block volume %s is published at %s with readonly %t, which must be the same for all its publishes", r.Volume, o.Target, o.ReadOnly)
 		}
 	}
 	return nil
@@ -191,14 +191,14 @@ func bindDirectory(ctx context.Context, r PublishRequest, d Device, readOnly boo
 	if err != nil {
 		return err
 	}
-	// A bind without a record, as after the store was lost, is replaced.
+	// Replace a bind mount without a record, as after the loss of the store.
 	if err := unmountAll(ctx, r.Target, d); err != nil {
 		return err
 	}
 	return mount.Bind(ctx, r.Staging, r.Target, mount.BindOptions{ReadOnly: readOnly, Options: perMount})
 }
 
-// bindNode puts the node of a block device at a target.
+// bindNode bind-mounts the node of a block device at a target.
 func bindNode(ctx context.Context, target string, at staged, readOnly bool) error {
 	if readOnly != at.info.ReadOnly {
 		if err := at.attacher.SetReadOnly(ctx, at.target, readOnly); err != nil {
@@ -213,7 +213,7 @@ func bindNode(ctx context.Context, target string, at staged, readOnly bool) erro
 	return mount.Bind(ctx, at.info.Device.Path, target, mount.BindOptions{})
 }
 
-// rollBackPublish undoes a publish that failed.
+// rollBackPublish rolls back a publish that failed.
 func (m *Manager) rollBackPublish(ctx context.Context, target string) {
 	ctx, cancel := rollbackContext(ctx)
 	defer cancel()
@@ -222,11 +222,11 @@ func (m *Manager) rollBackPublish(ctx context.Context, target string) {
 		err = m.unpublish(ctx, target, rec)
 	}
 	if err != nil {
-		m.log.WarnContext(ctx, "rollback of publish failed, will be undone by unpublish or at the next start", "target", target, "error", err)
+		m.log.WarnContext(ctx, "publish rollback failed, will retry on unpublish or restart", "target", target, "err", err)
 	}
 }
 
-// livePublishes returns the publishes of a volume that the kernel has.
+// livePublishes returns the publishes of a volume that exist in the kernel.
 func (m *Manager) livePublishes(ctx context.Context, id volume.ID) ([]publication, error) {
 	all, err := m.records.publishesOf(ctx, id)
 	if err != nil {
@@ -245,7 +245,7 @@ func (m *Manager) livePublishes(ctx context.Context, id volume.ID) ([]publicatio
 	return live, nil
 }
 
-// isPublished asks the kernel whether a volume is at a target.
+// isPublished reports whether the volume is mounted at a target.
 func (m *Manager) isPublished(ctx context.Context, target string, rec publishRecord) (bool, error) {
 	d, err := m.deviceOf(ctx, rec)
 	if err != nil || d.IsZero() {
@@ -260,9 +260,9 @@ func (m *Manager) isPublished(ctx context.Context, target string, rec publishRec
 	return there, ignoreForeign(err)
 }
 
-// deviceOf returns what the volume of a publish is attached as; of a block
-// volume that is not attached any more, what it was attached as: its bind mount
-// still exists.
+// deviceOf returns the device of a published volume. For a block volume that is
+// no longer attached it returns the recorded device: its bind mount still
+// exists.
 func (m *Manager) deviceOf(ctx context.Context, rec publishRecord) (Device, error) {
 	s, ok, err := m.sourceOf(ctx, rec)
 	if err != nil || !ok {
@@ -278,7 +278,7 @@ func (m *Manager) deviceOf(ctx context.Context, rec publishRecord) (Device, erro
 	return Device{}, nil
 }
 
-// recordedDevice returns the device of a publish that was made in this boot.
+// recordedDevice returns the device of a publish of this boot.
 func (m *Manager) recordedDevice(rec publishRecord) Device {
 	if rec.Boot != m.boot {
 		return Device{}
@@ -286,7 +286,8 @@ func (m *Manager) recordedDevice(rec publishRecord) Device {
 	return rec.Device
 }
 
-// sourceOf returns the volume of a publish. False: nothing is recorded of it.
+// sourceOf returns the volume of a publish. It returns false if nothing is
+// recorded of the volume.
 func (m *Manager) sourceOf(ctx context.Context, rec publishRecord) (source, bool, error) {
 	if rec.Inline != nil {
 		if rec.Inline.Locator == nil {

@@ -8,16 +8,17 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// reconciledAtOnce is how many volumes are reconciled at the same time. Each that
-// is held by another process takes a second or two, spent on waiting.
-const reconciledAtOnce = 32
+// maxReconciles is how many volumes are reconciled in parallel. A volume that
+// another process holds takes a second or two of waiting.
+const maxReconciles = 32
 
-// Reconcile brings records and kernel together after a start: what is complete is
-// adopted, what is not is undone, and devices without a record are detached.
-// Records of an earlier boot of the machine stay, so that what they describe can
-// be mounted again or removed, whichever the orchestrator asks for; inline
-// volumes stay in any case. What cannot be undone now is logged and left to the
-// call that names it. Volumes are reconciled in parallel. No call may be running.
+// Reconcile brings records and kernel into agreement at start-up: complete
+// stages and publishes are adopted, incomplete ones are rolled back, and
+// devices without a record are detached. Records of an earlier boot stay, so
+// that the orchestrator can either mount their volumes again or remove them;
+// records of inline volumes always stay. Failures are logged and left to the
+// next call for the volume. Volumes are reconciled in parallel. No other call
+// can be in flight.
 func (m *Manager) Reconcile(ctx context.Context) error {
 	volumes, err := m.records.all(ctx)
 	if err != nil {
@@ -40,10 +41,10 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// inParallel calls a function for each volume, for some at the same time, and
+// inParallel calls a function for each volume, with bounded concurrency, and
 // returns when all have ended.
 func inParallel[T any](volumes map[volume.ID]T, fn func(volume.ID, T)) {
-	slots := make(chan struct{}, reconciledAtOnce)
+	slots := make(chan struct{}, maxReconciles)
 	var running sync.WaitGroup
 	for id, v := range volumes {
 		slots <- struct{}{}
@@ -55,8 +56,8 @@ func inParallel[T any](volumes map[volume.ID]T, fn func(volume.ID, T)) {
 	running.Wait()
 }
 
-func (m *Manager) report(ctx context.Context, what, which string, err error) {
-	m.log.WarnContext(ctx, "start-up could not adopt or undo", what, which, "error", err)
+func (m *Manager) report(ctx context.Context, key, value string, err error) {
+	m.log.WarnContext(ctx, "startup reconciliation failed, left to the next call", key, value, "err", err)
 }
 
 func (m *Manager) reconcilePublish(ctx context.Context, p publication) error {
@@ -68,9 +69,9 @@ func (m *Manager) reconcilePublish(ctx context.Context, p publication) error {
 		return err
 	}
 	if !there {
-		keep := p.Inline != nil || p.Boot != m.boot
-		m.log.InfoContext(ctx, "published volume is not mounted", "volume", p.Volume, "target", p.Target, "rebooted", p.Boot != m.boot, "undone", !keep)
-		if keep {
+		newStoredCapability := p.Inline != nil || p.Boot != m.boot
+		m.log.InfoContext(ctx, "published volume is not mounted", "volume", p.Volume, "target", p.Target, "rebooted", p.Boot != m.boot, "removed", !newStoredCapability)
+		if newStoredCapability {
 			return nil
 		}
 		return m.unpublish(ctx, p.Target, p.publishRecord)
@@ -96,19 +97,19 @@ func (m *Manager) reconcileStage(ctx context.Context, id volume.ID, rec stageRec
 		if at.live {
 			return m.adoptStage(ctx, id, rec, at)
 		}
-		keep := rec.Boot != m.boot || at.info.Presence == Unreachable || len(live) > 0
-		m.log.InfoContext(ctx, "volume is not staged", "volume", id, "staging", rec.Staging, "rebooted", rec.Boot != m.boot, "undone", !keep)
-		if keep {
+		newStoredCapability := rec.Boot != m.boot || at.info.Presence == Unreachable || len(live) > 0
+		m.log.InfoContext(ctx, "volume is not staged", "volume", id, "path", rec.Staging, "rebooted", rec.Boot != m.boot, "removed", !newStoredCapability)
+		if newStoredCapability {
 			return nil
 		}
 	}
 	if len(live) > 0 {
-		return fmt.Errorf("the stage was interrupted while the volume is published at %s", live[0].Target)
+		return fmt.Errorf("the stage is incomplete, and the volume is still published at %s", live[0].Target)
 	}
 	return m.unstage(ctx, id, rec)
 }
 
-// adoptStage commits what a complete stage is attached as, if that is news.
+// adoptStage records the device of a complete stage if it has changed.
 func (m *Manager) adoptStage(ctx context.Context, id volume.ID, rec stageRecord, at staged) error {
 	if rec.Boot == m.boot && rec.Device == at.info.Device {
 		return nil
@@ -117,8 +118,8 @@ func (m *Manager) adoptStage(ctx context.Context, id volume.ID, rec stageRecord,
 	return m.records.putStage(ctx, id, rec)
 }
 
-// detachOrphans detaches the devices of our storage that no record owns and
-// that are not mounted.
+// detachOrphans detaches the devices of the driver's storage that have no
+// record and are not mounted.
 func (m *Manager) detachOrphans(ctx context.Context) {
 	owned, err := m.ownedDevices(ctx)
 	if err != nil {
@@ -147,7 +148,7 @@ func (m *Manager) detachOrphans(ctx context.Context) {
 	}
 }
 
-// ownedDevices returns the devices that records own.
+// ownedDevices returns the devices that have a record.
 func (m *Manager) ownedDevices(ctx context.Context) (map[Device]bool, error) {
 	all, err := m.records.all(ctx)
 	if err != nil {
@@ -177,18 +178,18 @@ func (m *Manager) ownedDevices(ctx context.Context) (map[Device]bool, error) {
 	return owned, nil
 }
 
-// detachOrphan detaches a device, unless it is mounted: then somebody uses it.
+// detachOrphan detaches a device, unless it is mounted and so in use.
 func (m *Manager) detachOrphan(ctx context.Context, at Attacher, h Held) error {
 	mounts, err := mountsOf(ctx, h.Device)
 	if err != nil {
 		return err
 	}
 	if len(mounts) > 0 {
-		return fmt.Errorf("no record owns it, and it is mounted at %s", mounts[0].Target)
+		return fmt.Errorf("the device has no record, but is mounted at %s", mounts[0].Target)
 	}
 	if err := at.Detach(ctx, Target{Locator: h.Locator, Device: h.Device}); err != nil {
 		return err
 	}
-	m.log.InfoContext(ctx, "detached a device without a record", "device", h.Device.Path, "volume", h.Volume)
+	m.log.InfoContext(ctx, "detached orphaned device", "device", h.Device.Path, "volume", h.Volume)
 	return nil
 }

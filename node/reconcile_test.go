@@ -241,18 +241,18 @@ func TestOrphans(t *testing.T) {
 	removed := n.staging("vol-removed", "")
 	n.attached(removed)
 	n.ok("remove", os.Remove(n.file(removed.Volume)))
-	used := n.staging("vol-used", mkfs.Ext4)
-	n.mounted(used)
+	storedCapability := n.staging("vol-used", mkfs.Ext4)
+	n.mounted(storedCapability)
 	owned := n.staging("vol-owned", "")
 	n.stage(owned)
 	n.loopCount(4)
 	n.restart()
 	n.loopCount(2)
-	if n.mounts(used.Staging) != 1 {
+	if n.mounts(storedCapability.Staging) != 1 {
 		t.Error("a mount that is somebody's work was taken away")
 	}
 	n.unstage(owned)
-	n.unstage(used) // no record knows it; the kernel does
+	n.unstage(storedCapability) // no record knows it; the kernel does
 	n.loopCount(0)
 }
 

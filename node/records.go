@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// storeVersion is that of the records below.
+	// storeVersion is the version of the records below.
 	storeVersion = 1
-	// reserved is set aside for the store, so that volumes can be unstaged while
-	// the file system is full.
+	// reserved is the preallocated size of the store, so that volumes can be
+	// unstaged while the disk is full.
 	reserved = 4 << 20
 )
 
 // state is the desired state of a record. Only an inline volume has all three;
-// creating and deleting of other records come from release 0.1.0, which undid
-// them at start-up as this one does.
+// release 0.1.0 wrote creating and deleting for other records too, and rolled
+// them back at start-up as this release does.
 type state string
 
 const (
@@ -27,23 +27,24 @@ const (
 	deleting state = "undoing"
 )
 
-// stageRecord is what is stored of a staged volume; its key is the volume's id.
+// stageRecord is the stored state of a staged volume; its key is the volume's
+// id.
 type stageRecord struct {
 	Locator    map[string]string `json:"locator"`
 	Staging    string            `json:"staging"`
-	Capability used              `json:"capability"`
+	Capability storedCapability  `json:"capability"`
 	ReadOnly   bool              `json:"readOnly,omitempty"`
 	State      state             `json:"state"`
 	mounted
 }
 
-// mounted is what is stored of a device in use. Another boot of the machine has
-// other devices.
+// mounted is the stored state of a device in use. It is stale after a reboot.
 type mounted struct {
-	// Device is what was known when the record was written. A stage is recorded
-	// before its device exists, so only Backing is known until the next publish.
+	// Device is the known part of the device when the record was written. A
+	// stage is recorded before its device exists, so only Backing is known
+	// until the next publish.
 	Device Device `json:"device,omitzero"`
-	// FSType is for the previous release, should it come back: as requested, and
+	// FSType is only for a downgrade to the previous release: as requested, and
 	// from the next publish on as mounted.
 	FSType string    `json:"mountedAs,omitempty"`
 	Boot   string    `json:"boot"`
@@ -52,22 +53,22 @@ type mounted struct {
 	Trimmed time.Time `json:"trimmed,omitzero"`
 }
 
-// publishRecord is what is stored of a publish; its key is the target path.
+// publishRecord is the stored state of a publish; its key is the target path.
 type publishRecord struct {
-	Volume     volume.ID     `json:"volume"`
-	Staging    string        `json:"staging,omitempty"`
-	Capability used          `json:"capability"`
-	ReadOnly   bool          `json:"readOnly,omitempty"`
-	State      state         `json:"state"`
-	Inline     *inlineRecord `json:"ephemeral,omitempty"`
+	Volume     volume.ID        `json:"volume"`
+	Staging    string           `json:"staging,omitempty"`
+	Capability storedCapability `json:"capability"`
+	ReadOnly   bool             `json:"readOnly,omitempty"`
+	State      state            `json:"state"`
+	Inline     *inlineRecord    `json:"ephemeral,omitempty"`
 	mounted
 }
 
-// inlineRecord is what is stored of an inline volume.
+// inlineRecord is the stored state of an inline volume.
 type inlineRecord struct {
 	Name string `json:"name"`
 	InlineVolume
-	// Volume is the engine's id; empty until the engine has answered.
+	// Volume is the engine's id; empty until the engine has created the volume.
 	Volume  volume.ID         `json:"volume,omitempty"`
 	Locator map[string]string `json:"locator,omitempty"`
 }
@@ -78,14 +79,14 @@ type publication struct {
 	publishRecord
 }
 
-// volumeRecords is everything that is stored of a volume.
+// volumeRecords is all records of a volume.
 type volumeRecords struct {
 	stage     *stageRecord // nil: not staged
 	publishes []publication
 }
 
-// records are the durable state of a Manager. Writes ignore the end of a
-// context: what the kernel has must be on record.
+// records is the durable state of a Manager. Writes ignore cancellation:
+// effects in the kernel must be recorded.
 type records struct {
 	store     *store.Store
 	stages    store.Bucket[stageRecord]
@@ -134,8 +135,7 @@ func (r *records) putPublish(ctx context.Context, target string, rec publishReco
 	return r.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error { return r.publishes.Put(tx, target, rec) })
 }
 
-// putPublishAndStage commits a publish, and with it what is known of the device
-// by now.
+// putPublishAndStage commits a publish and the device that its stage now has.
 func (r *records) putPublishAndStage(ctx context.Context, target string, rec publishRecord, stage stageRecord) error {
 	return r.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
 		if err := r.stages.Put(tx, string(rec.Volume), stage); err != nil {

@@ -12,7 +12,7 @@ func TestRecordFormat(t *testing.T) {
 	group := 7
 	rec := publishRecord{
 		Volume: "v", Staging: "/s", ReadOnly: true, State: creating,
-		Capability: used{FSType: "xfs", MountGroup: &group, Mode: volume.SingleNodeReaderOnly, Flags: "f", Superblock: "g"},
+		Capability: storedCapability{FSType: "xfs", MountGroup: &group, Mode: volume.SingleNodeReaderOnly, Flags: "f", Superblock: "g"},
 		Inline: &inlineRecord{
 			Name: "n", Volume: "e", Locator: map[string]string{"k": "l"},
 			InlineVolume: InlineVolume{Size: volume.SizeRange{Required: 1, Limit: 2}, FSType: "xfs", Parameters: map[string]string{"p": "q"}},

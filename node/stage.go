@@ -15,23 +15,23 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// StageRequest asks to make a volume ready on this node: its file system
-// mounted at Staging, or its block device attached.
+// StageRequest requests to stage a volume: mount its file system at Staging, or
+// attach its block device.
 type StageRequest struct {
 	Volume     volume.ID
 	Staging    string // an existing directory
 	Capability volume.Capability
-	// Locator says where the volume is; nil: Config.Locate is asked.
+	// Locator is the location of the volume; nil means Config.Locate.
 	Locator access.Access
 }
 
-// Stage makes a volume ready, or finds that it is. NotFound: the volume does not
-// exist. Exists: it is staged at this path in another way. Precondition: it is
+// Stage stages a volume. It is idempotent. NotFound: the volume does not exist.
+// Exists: it is staged at this path with other parameters. Precondition: it is
 // staged at another path, or the volume or the path cannot be used. After an
-// error everything that the call did is undone.
+// error all effects of the call are rolled back.
 func (m *Manager) Stage(ctx context.Context, r StageRequest) error {
 	defer m.change(r.Volume)()
-	capability, err := keep(r.Capability)
+	capability, err := newStoredCapability(r.Capability)
 	if err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func (m *Manager) Stage(ctx context.Context, r StageRequest) error {
 		return err
 	}
 	desired := stageRecord{
-		Locator: access.Encode(l), Staging: r.Staging, Capability: capability, ReadOnly: wantsReadOnly(r.Capability),
+		Locator: access.Encode(l), Staging: r.Staging, Capability: capability, ReadOnly: requestsReadOnly(r.Capability),
 		State: ready, mounted: mounted{FSType: capability.FSType, Boot: m.boot, Since: time.Now()},
 	}
 	if !recorded {
@@ -70,9 +70,9 @@ func (m *Manager) Stage(ctx context.Context, r StageRequest) error {
 	return nil
 }
 
-// completeBlock repeats the last effect of a staged block volume: a device exists
-// before it has all its settings. A published volume was complete, and is now
-// set up as its publishes need it.
+// completeBlock repeats the last effect of staging a block volume, since a
+// device exists before all its settings are applied. A published volume was
+// complete, and its device is set up for its publishes.
 func (m *Manager) completeBlock(ctx context.Context, r StageRequest, rec stageRecord) error {
 	live, err := m.livePublishes(ctx, r.Volume)
 	if err != nil || len(live) > 0 {
@@ -81,8 +81,8 @@ func (m *Manager) completeBlock(ctx context.Context, r StageRequest, rec stageRe
 	return m.stage(ctx, r, rec, true)
 }
 
-// locate returns the locator of the request, which has to be the volume's own
-// as far as that is known here, or finds it.
+// locate returns the locator of the request, which must be the volume's own if
+// that is known here, or finds the locator.
 func (m *Manager) locate(ctx context.Context, r StageRequest, have stageRecord) (access.Access, error) {
 	switch {
 	case r.Locator != nil:
@@ -92,11 +92,11 @@ func (m *Manager) locate(ctx context.Context, r StageRequest, have stageRecord) 
 	case m.config.Locate != nil:
 		return m.config.Locate(ctx, r.Volume)
 	}
-	return nil, errs.Errorf(errs.Invalid, "volume_context does not say where volume %s is; pass on the one that CreateVolume returned", r.Volume)
+	return nil, errs.Errorf(errs.Invalid, "volume_context has no location of volume %s; pass the volume_context that CreateVolume returned", r.Volume)
 }
 
-// checkLocator refuses the locator of another volume. A volume that is not known
-// here can belong to another process, or be deleted: Attach finds out.
+// checkLocator rejects the locator of another volume. A volume that Locate does
+// not find can belong to another process or be deleted: Attach finds out.
 func (m *Manager) checkLocator(ctx context.Context, r StageRequest) error {
 	if m.config.Locate == nil {
 		return nil
@@ -108,7 +108,7 @@ func (m *Manager) checkLocator(ctx context.Context, r StageRequest) error {
 	case err != nil:
 		return err
 	case !access.Equal(own, r.Locator):
-		return errs.Errorf(errs.Invalid, "volume_context is not that of volume %s; pass on the one that CreateVolume returned", r.Volume)
+		return errs.Errorf(errs.Invalid, "volume_context does not belong to volume %s; pass the volume_context that CreateVolume returned", r.Volume)
 	}
 	return nil
 }
@@ -117,18 +117,18 @@ func (r stageRecord) same(o stageRecord) bool {
 	return r.Staging == o.Staging && r.Capability.equal(o.Capability) && maps.Equal(r.Locator, o.Locator)
 }
 
-// conflict says in what a stage differs from the desired one.
+// conflict describes how a stage differs from the desired one.
 func (r stageRecord) conflict(id volume.ID, desired stageRecord) error {
 	switch {
 	case r.Staging != desired.Staging:
-		return errs.Errorf(errs.Precondition, "volume %s is staged at %s already and can be staged at one path only; unstage it there first", id, r.Staging)
+		return errs.Errorf(errs.Precondition, "volume %s is already staged at %s and can be staged at one path only; unstage it there first", id, r.Staging)
 	case !maps.Equal(r.Locator, desired.Locator):
-		return errs.Errorf(errs.Exists, "volume %s is staged with another volume_context; unstage it first, or pass on the one that CreateVolume returned", id)
+		return errs.Errorf(errs.Exists, "volume %s is staged with another volume_context; unstage it first, or pass the volume_context that CreateVolume returned", id)
 	}
-	return errs.Errorf(errs.Exists, "volume %s is staged at %s already with another %s; unstage it first", id, r.Staging, r.Capability.differs(desired.Capability))
+	return errs.Errorf(errs.Exists, "volume %s is already staged at %s with a different %s; unstage it first", id, r.Staging, r.Capability.differs(desired.Capability))
 }
 
-// staged is what the kernel has of a stage.
+// staged is the observed state of a stage.
 type staged struct {
 	source
 	live  bool // mounted at the staging path; of a block volume: attached
@@ -136,8 +136,9 @@ type staged struct {
 	entry mount.Entry // of a mounted file system
 }
 
-// findStage asks the kernel for a stage. Precondition: the device shows
-// something else than the volume, or something else is mounted there.
+// findStage reads the observed state of a stage from the kernel. Precondition:
+// the device belongs to another volume, or something else is mounted at the
+// path.
 func (m *Manager) findStage(ctx context.Context, rec stageRecord) (staged, error) {
 	s, err := m.source(rec.Locator, rec.mounted)
 	if err != nil {
@@ -149,7 +150,7 @@ func (m *Manager) findStage(ctx context.Context, rec stageRecord) (staged, error
 		return at, err
 	}
 	if at.info.Presence == Replaced {
-		return at, errs.Errorf(errs.Precondition, "the device that is staged at %s is no longer the volume's: %w; unstage the volume first", rec.Staging, at.info.Problem)
+		return at, errs.Errorf(errs.Precondition, "the device staged at %s no longer belongs to the volume: %w; unstage the volume first", rec.Staging, at.info.Problem)
 	}
 	if rec.Capability.Block {
 		at.live = true
@@ -159,9 +160,9 @@ func (m *Manager) findStage(ctx context.Context, rec stageRecord) (staged, error
 	return at, err
 }
 
-// replaceStage makes way for a stage where an earlier one did not complete, or
-// has lost its mount. What is published stays: a stage of the same kind goes
-// below it.
+// replaceStage removes an earlier stage that is incomplete or has lost its
+// mount. Publishes stay: a stage with the same parameters is mounted below
+// them.
 func (m *Manager) replaceStage(ctx context.Context, id volume.ID, have, desired stageRecord) error {
 	if have.same(desired) {
 		return nil
@@ -176,9 +177,9 @@ func (m *Manager) replaceStage(ctx context.Context, id volume.ID, have, desired 
 	return m.undoStage(ctx, have)
 }
 
-// stage brings a volume from whatever exists to staged. The mount is the last
-// effect. A stage that is complete already needs no commit, and is not undone
-// after an error.
+// stage creates or completes a stage. The mount is the last effect. A stage
+// that is already complete needs no commit, and is not rolled back after an
+// error.
 func (m *Manager) stage(ctx context.Context, r StageRequest, rec stageRecord, complete bool) (err error) {
 	if err := m.checkPath("staging_target_path", r.Staging); err != nil {
 		return err
@@ -222,8 +223,8 @@ func (m *Manager) stage(ctx context.Context, r StageRequest, rec stageRecord, co
 	return fs.mount(ctx)
 }
 
-// rollBackStage undoes a stage that failed. Where publishes of an earlier stage
-// still use the device, the device stays, and the record.
+// rollBackStage rolls back a stage that failed. If publishes of an earlier
+// stage still use the device, the device and the record stay.
 func (m *Manager) rollBackStage(ctx context.Context, id volume.ID, rec stageRecord) {
 	ctx, cancel := rollbackContext(ctx)
 	defer cancel()
@@ -232,7 +233,7 @@ func (m *Manager) rollBackStage(ctx context.Context, id volume.ID, rec stageReco
 		err = m.unstage(ctx, id, rec)
 	}
 	if err != nil {
-		m.log.WarnContext(ctx, "rollback of stage failed, will be undone by unstage or at the next start", "volume", id, "error", err)
+		m.log.WarnContext(ctx, "stage rollback failed, will retry on unstage or restart", "volume", id, "err", err)
 	}
 }
 

@@ -183,11 +183,11 @@ func TestMountGroup(t *testing.T) {
 		for name, want := range map[string]fs.FileMode{
 			".": fs.ModeDir | fs.ModeSetgid | 0o775, "d": fs.ModeDir | fs.ModeSetgid | 0o770, "d/f": 0o660, "d/x": 0o770, "d/l": fs.ModeSymlink | 0o777,
 		} {
-			n.belongs(filepath.Join(s.Staging, name), gid, want)
+			n.hasGroup(filepath.Join(s.Staging, name), gid, want)
 		}
 		if mode == volume.SingleNodeWriter {
 			n.write(filepath.Join(dir, "new"), "x")
-			n.belongs(filepath.Join(dir, "new"), gid, 0o600)
+			n.hasGroup(filepath.Join(dir, "new"), gid, 0o600)
 			n.ok("remove", os.Remove(filepath.Join(dir, "new")))
 		} else {
 			n.readOnlyAt(filepath.Join(dir, "new"))
@@ -201,7 +201,7 @@ func TestMountGroup(t *testing.T) {
 	}
 }
 
-func (n *testNode) belongs(path string, gid int, mode fs.FileMode) {
+func (n *testNode) hasGroup(path string, gid int, mode fs.FileMode) {
 	n.t.Helper()
 	info, err := os.Lstat(path)
 	n.ok("stat", err)

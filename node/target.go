@@ -14,9 +14,9 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// checkTarget refuses a target that is not free for a device, before anything
-// is written. What lies at the target, unless it is the device's, would be hidden
-// by it and could not be removed when it is unpublished.
+// checkTarget rejects a target that is not free for a device, before anything
+// is written. The volume would hide other content of the target, and the target
+// could then not be removed on unpublish.
 func checkTarget(ctx context.Context, path string, block bool, d Device) error {
 	if err := checkKind(path, block); err != nil {
 		return err
@@ -34,7 +34,7 @@ func checkTarget(ctx context.Context, path string, block bool, d Device) error {
 	return checkEmpty(path)
 }
 
-// checkEmpty refuses a target that exists and is neither an empty directory nor
+// checkEmpty rejects a target that exists and is neither an empty directory nor
 // an empty file.
 func checkEmpty(path string) error {
 	info, err := os.Lstat(path)
@@ -60,11 +60,11 @@ func checkEmpty(path string) error {
 	case err != nil:
 		return errs.Errorf(errs.Precondition, "target_path %s cannot be read: %w", path, err)
 	}
-	return errs.Errorf(errs.Precondition, "target_path %s is not empty: it holds %q, which the volume would hide; move that away", path, names[0])
+	return errs.Errorf(errs.Precondition, "target_path %s is not empty: it contains %q, which the volume would hide; move it away", path, names[0])
 }
 
-// checkKind refuses a target that cannot be made, or that is there and of the
-// wrong kind.
+// checkKind rejects a target that cannot be created, or that exists and has the
+// wrong type.
 func checkKind(path string, block bool) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -80,8 +80,8 @@ func checkKind(path string, block bool) error {
 	return nil
 }
 
-// makeTarget makes the directory or file that a volume is mounted on. One that
-// is there already is used if it is of the right kind.
+// makeTarget creates the directory or file that a volume is mounted on. An
+// existing one is used if it has the right type.
 func makeTarget(path string, block bool) error {
 	const onlyRoot = 0o600
 	const searchable = 0o750
@@ -100,8 +100,8 @@ func makeTarget(path string, block bool) error {
 	return checkKind(path, block)
 }
 
-// removeTarget removes what a volume was mounted on: an empty directory or an
-// empty file. What holds anything is not ours to remove.
+// removeTarget removes an empty directory or file that a volume was mounted on.
+// Other content is never removed.
 func removeTarget(path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -114,15 +114,15 @@ func removeTarget(path string) error {
 	case info.Mode().IsRegular() && info.Size() == 0:
 		err = unix.Unlink(path)
 	default:
-		return errs.Errorf(errs.Precondition, "target_path %s is not removed: it is %s, which is not the volume's; move it away", path, fileKind(info))
+		return errs.Errorf(errs.Precondition, "target_path %s is not removed: it is %s, which does not belong to the volume; move it away", path, fileKind(info))
 	}
 	switch {
 	case err == nil, errors.Is(err, unix.ENOENT):
 		return nil
 	case errors.Is(err, unix.EBUSY):
-		return errs.Errorf(errs.Precondition, "target_path %s is covered by a mount that is not this volume's; unmount that first", path)
+		return errs.Errorf(errs.Precondition, "target_path %s is covered by a mount that does not belong to this volume; unmount it first", path)
 	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
-		return errs.Errorf(errs.Precondition, "target_path %s is unmounted but not removed: the directory holds files that are not the volume's; move them away", path)
+		return errs.Errorf(errs.Precondition, "target_path %s is unmounted but not removed: the directory contains files that do not belong to the volume; move them away", path)
 	}
 	return errs.Errorf(errs.Precondition, "remove target_path %s: %w", path, err)
 }

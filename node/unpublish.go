@@ -8,15 +8,15 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// UnpublishRequest asks to undo a publish.
+// UnpublishRequest requests to unpublish a volume.
 type UnpublishRequest struct {
 	Volume volume.ID
 	Target string
 }
 
-// Unpublish undoes a publish and removes the target; one that does not exist is
-// no error. Precondition: something uses it, or the target holds something that
-// is not the volume's.
+// Unpublish unpublishes a volume and removes the target. It is idempotent: a
+// missing target is no error. Precondition: the volume is in use, or the target
+// contains files that do not belong to the volume.
 func (m *Manager) Unpublish(ctx context.Context, r UnpublishRequest) error {
 	defer m.change(r.Volume)()
 	rec, ok, err := m.records.publish(ctx, r.Target)
@@ -26,15 +26,15 @@ func (m *Manager) Unpublish(ctx context.Context, r UnpublishRequest) error {
 	case !ok:
 		return m.unpublishUnrecorded(ctx, r)
 	case rec.Volume != r.Volume:
-		return nil // it is not published there
+		return nil // not published there
 	}
 	return m.unpublish(ctx, r.Target, rec)
 }
 
-// unpublish undoes whatever exists of a publish and deletes its record.
+// unpublish removes everything that exists of a publish and deletes its record.
 func (m *Manager) unpublish(ctx context.Context, target string, rec publishRecord) error {
 	if rec.Inline != nil && rec.State != deleting {
-		// From here on its data is not worth keeping.
+		// From here on the data of the volume is lost.
 		rec.State = deleting
 		if err := m.records.putPublish(ctx, target, rec); err != nil {
 			return err
@@ -81,7 +81,7 @@ func (m *Manager) unmountTarget(ctx context.Context, target string, rec publishR
 		return mount.Unmount(ctx, target)
 	}
 	s, ok, err := m.sourceOf(ctx, rec)
-	if err != nil || !ok { // unstaged, so no mount of it exists
+	if err != nil || !ok { // not staged, so it has no mount
 		return err
 	}
 	unlock, err := s.lock(ctx)
@@ -92,8 +92,7 @@ func (m *Manager) unmountTarget(ctx context.Context, target string, rec publishR
 	return s.unmount(ctx, target)
 }
 
-// makeWritable lets a block device be written again after its last read-only
-// publish.
+// makeWritable makes a block device writable after its last read-only publish.
 func (m *Manager) makeWritable(ctx context.Context, target string, rec publishRecord) error {
 	stage, ok, err := m.records.stage(ctx, rec.Volume)
 	if err != nil || !ok || stage.Capability.readOnly() {
@@ -119,10 +118,10 @@ func (m *Manager) makeWritable(ctx context.Context, target string, rec publishRe
 	return s.attacher.SetReadOnly(ctx, s.target, false)
 }
 
-// unpublishUnrecorded undoes a publish whose target has no record: the record
-// was deleted or lost, or the target is called by another name. What is mounted
-// there is unmounted only if it is the volume, and not its stage; a target
-// without a mount is removed if it is empty.
+// unpublishUnrecorded unpublishes a target without a record: the record was
+// deleted or lost, or the target has another name. A mount is unmounted only if
+// it belongs to the volume and is not its stage; a target without a mount is
+// removed if it is empty.
 func (m *Manager) unpublishUnrecorded(ctx context.Context, r UnpublishRequest) error {
 	here, isMounted, err := mount.At(ctx, r.Target)
 	if err != nil {
@@ -136,7 +135,7 @@ func (m *Manager) unpublishUnrecorded(ctx context.Context, r UnpublishRequest) e
 		return err
 	}
 	d := s.target.Device
-	if !shows(here, d) && !isNode(r.Target, d) {
+	if !isMountOf(here, d) && !isNode(r.Target, d) {
 		return nil
 	}
 	staged, err := m.isStageMount(ctx, r.Volume, d, here)
@@ -162,10 +161,10 @@ func (m *Manager) unpublishUnrecorded(ctx context.Context, r UnpublishRequest) e
 	return removeTarget(r.Target)
 }
 
-// removeUnrecorded removes a target that an interrupted call left, as the
-// specification asks for: an empty directory or file where a volume could have
-// been published. Anything else stays, and is no error: what lies in a volume or
-// is its staging path is not a target.
+// removeUnrecorded removes a target that an interrupted call left, as the CSI
+// specification requires: an empty directory or file where a volume could have
+// been published. Other paths stay, without an error: a path inside a volume
+// and a staging path are not targets.
 func (m *Manager) removeUnrecorded(ctx context.Context, r UnpublishRequest) error {
 	if m.checkPath("target_path", r.Target) != nil || checkEmpty(r.Target) != nil {
 		return nil
@@ -191,9 +190,9 @@ func (m *Manager) removeUnrecorded(ctx context.Context, r UnpublishRequest) erro
 	return removeTarget(r.Target)
 }
 
-// isStageMount reports whether a mount is the stage of a volume. Without a record
-// of the stage it is the only mount of the file system: each publish is a second
-// one.
+// isStageMount reports whether a mount is the stage of a volume. Without a
+// record of the stage, the only mount of the file system is the stage: each
+// publish is an additional mount.
 func (m *Manager) isStageMount(ctx context.Context, id volume.ID, d Device, e mount.Entry) (bool, error) {
 	stage, ok, err := m.records.stage(ctx, id)
 	if err != nil {
@@ -203,10 +202,10 @@ func (m *Manager) isStageMount(ctx context.Context, id volume.ID, d Device, e mo
 		return isMountedAs(ctx, stage.Staging, e)
 	}
 	all, err := mountsOf(ctx, d)
-	return shows(e, d) && len(all) == 1, err
+	return isMountOf(e, d) && len(all) == 1, err
 }
 
-// isMountedAs reports whether a path, by whatever name, leads to a mount.
+// isMountedAs reports whether a path, under any name, leads to a mount.
 func isMountedAs(ctx context.Context, path string, e mount.Entry) (bool, error) {
 	at, there, err := mount.At(ctx, path)
 	return there && at.ID == e.ID, err

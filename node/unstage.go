@@ -9,15 +9,16 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// UnstageRequest asks to undo a stage.
+// UnstageRequest requests to unstage a volume.
 type UnstageRequest struct {
 	Volume  volume.ID
 	Staging string
 }
 
-// Unstage undoes a stage; a volume that is not staged there is no error. On
-// return no device of this machine shows the volume. Precondition: it is still
-// published, or something uses it; the message says what.
+// Unstage unstages a volume. It is idempotent: a volume that is not staged
+// there is no error. After it returns nil, this machine has no device of the
+// volume. Precondition: the volume is still published or in use; the message
+// says by what.
 func (m *Manager) Unstage(ctx context.Context, r UnstageRequest) error {
 	defer m.change(r.Volume)()
 	rec, ok, err := m.records.stage(ctx, r.Volume)
@@ -27,7 +28,7 @@ func (m *Manager) Unstage(ctx context.Context, r UnstageRequest) error {
 	case !ok:
 		return m.unstageUnrecorded(ctx, r)
 	case rec.Staging != r.Staging:
-		return nil // it is not staged there
+		return nil // not staged there
 	}
 	live, err := m.livePublishes(ctx, r.Volume)
 	if err != nil {
@@ -39,7 +40,7 @@ func (m *Manager) Unstage(ctx context.Context, r UnstageRequest) error {
 	return m.unstage(ctx, r.Volume, rec)
 }
 
-// unstage undoes whatever exists of a stage and deletes its record.
+// unstage removes everything that exists of a stage and deletes its record.
 func (m *Manager) unstage(ctx context.Context, id volume.ID, rec stageRecord) error {
 	if err := m.undoStage(ctx, rec); err != nil {
 		return err
@@ -72,8 +73,8 @@ func (m *Manager) undoStage(ctx context.Context, rec stageRecord) error {
 	return nil
 }
 
-// unstageUnrecorded undoes a stage without a record, as after the store was
-// lost: the kernel and the attachers still know the device.
+// unstageUnrecorded unstages a volume without a record, as after the loss of
+// the store: the kernel and the attachers still know the device.
 func (m *Manager) unstageUnrecorded(ctx context.Context, r UnstageRequest) error {
 	s, ok, err := m.heldDevice(ctx, r.Volume)
 	if err != nil || !ok {
@@ -90,8 +91,8 @@ func (m *Manager) unstageUnrecorded(ctx context.Context, r UnstageRequest) error
 }
 
 // isStagedUnrecorded reports whether a volume without a record is staged at a
-// path: a file system that is mounted there, or a block device, which nothing
-// shows at its staging path, that nothing uses. Precondition: it is still
+// path: its file system is mounted there, or it is an unused block device,
+// which is not visible at its staging path. Precondition: it is still
 // published.
 func (m *Manager) isStagedUnrecorded(ctx context.Context, r UnstageRequest, d Device) (bool, error) {
 	here, there, err := mountAt(ctx, r.Staging, d)

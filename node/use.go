@@ -19,14 +19,14 @@ type inUse struct {
 	engine volume.ID // the engine's id of the volume
 	block  bool
 	// mount is where the file system is mounted for writing, if anywhere: the
-	// path itself can be a read-only bind of it.
+	// path itself can be a read-only bind mount.
 	mount    string
-	readOnly bool // the file system is mounted for reading only
+	readOnly bool // the file system is mounted read-only
 }
 
-// at finds a volume at a path where it is staged or published. NotFound: it is
-// not there.
-func (m *Manager) at(ctx context.Context, id volume.ID, path string) (inUse, error) {
+// find returns a volume at a path where it is staged or published. NotFound:
+// the volume is not there.
+func (m *Manager) find(ctx context.Context, id volume.ID, path string) (inUse, error) {
 	stage, staged, err := m.records.stage(ctx, id)
 	if err != nil {
 		return inUse{}, err
@@ -41,7 +41,7 @@ func (m *Manager) at(ctx context.Context, id volume.ID, path string) (inUse, err
 			return inUse{}, err
 		}
 		p := inUse{source: s, engine: id, block: stage.Capability.Block, mount: stage.Staging, readOnly: stage.ReadOnly}
-		if ok, err := p.shown(ctx, path, stage.Staging); err != nil || ok {
+		if ok, err := p.isShownAt(ctx, path, stage.Staging); err != nil || ok {
 			return p, err
 		}
 	}
@@ -54,18 +54,18 @@ func (m *Manager) at(ctx context.Context, id volume.ID, path string) (inUse, err
 			return inUse{}, err
 		}
 		p := inUse{source: s, engine: o.Inline.Volume, mount: o.Target, readOnly: o.ReadOnly}
-		if ok, err := p.shown(ctx, path, ""); err != nil || ok {
+		if ok, err := p.isShownAt(ctx, path, ""); err != nil || ok {
 			return p, err
 		}
 	}
 	return inUse{}, errs.Errorf(errs.NotFound, "volume %s is neither staged nor published at %s", id, path)
 }
 
-// shown reports whether the volume is at a path: mounted there, or its device
-// node there. A staged block volume has nothing at its staging path, and counts
-// as being there. The kernel is asked and not the records, as an orchestrator
-// can name the path in another way.
-func (p *inUse) shown(ctx context.Context, path, staging string) (bool, error) {
+// isShownAt reports whether the volume is at a path: mounted there, or its
+// device node is there. A staged block volume counts as being at its staging
+// path, where nothing is visible. The kernel is the source of truth instead of
+// the records, as an orchestrator can use another name for the path.
+func (p *inUse) isShownAt(ctx context.Context, path, staging string) (bool, error) {
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
 		return false, nil
 	}

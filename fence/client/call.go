@@ -19,14 +19,14 @@ import (
 	"github.com/cleatproject/cleat/internal/rpcdial"
 )
 
-// ErrNobody: no driver answers on the endpoint, or it may not be asked. The
-// causes are wrapped beside it.
+// ErrNobody means that no driver answers on the endpoint, or that connecting is
+// not permitted. The cause is wrapped too.
 var ErrNobody = errors.New("no fence service answers")
 
-// Error is what a driver answered.
+// Error is an error that a driver returned.
 type Error struct {
 	Endpoint string
-	Method   string // as FenceClusterNetwork
+	Method   string // such as FenceClusterNetwork
 	Code     codes.Code
 	Message  string
 }
@@ -38,7 +38,7 @@ func (e *Error) Error() string {
 // GRPCStatus lets status.Code read the error.
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.Code, e.Message) }
 
-// Unwrap gives the kind of package volume.
+// Unwrap returns the kind of package errs.
 func (e *Error) Unwrap() error {
 	switch e.Code {
 	case codes.InvalidArgument:
@@ -67,34 +67,34 @@ func (e *Error) Unwrap() error {
 	return errs.Internal
 }
 
-// call runs one RPC. While nobody answers it is tried again for a moment: all
-// calls of the contract may be repeated.
+// call executes one RPC. While the driver is unreachable, it is retried until
+// Target.Patience has passed: all RPCs of the contract are idempotent.
 func call[Q, A any](ctx context.Context, c *Client, method string, rpc func(context.Context, Q, ...grpc.CallOption) (A, error), request Q, secrets map[string]string) (A, error) {
-	patient := time.Now().Add(c.target.Patience)
+	deadline := time.Now().Add(c.target.Patience)
 	for {
-		attempt, heard := rpcdial.Listen(ctx)
+		attempt, outcome := rpcdial.Listen(ctx)
 		answer, err := rpc(attempt, request)
-		if heard.FromServer() {
+		if outcome.FromServer() {
 			c.last.set(nil)
 		}
 		if err == nil {
 			return answer, nil
 		}
 		s := status.Convert(err)
-		if ended := heard.Ended(ctx, s.Code()); ended != nil {
-			return answer, c.late(method, ended)
+		if ended := outcome.Ended(ctx, s.Code()); ended != nil {
+			return answer, c.timeoutError(method, ended)
 		}
-		if s.Code() != codes.Unavailable || heard.FromServer() {
-			return answer, &Error{Endpoint: c.target.Endpoint, Method: method, Code: s.Code(), Message: shown(s.Message(), secrets)}
+		if s.Code() != codes.Unavailable || outcome.FromServer() {
+			return answer, &Error{Endpoint: c.target.Endpoint, Method: method, Code: s.Code(), Message: redact(s.Message(), secrets)}
 		}
-		if !time.Now().Before(patient) || !pause(ctx) {
-			return answer, c.nobody(shown(s.Message(), secrets))
+		if !time.Now().Before(deadline) || !pause(ctx) {
+			return answer, c.unreachable(redact(s.Message(), secrets))
 		}
 	}
 }
 
-// pause waits a little before the next try; false: ctx ended. The jitter keeps
-// many who wait from coming back at one moment.
+// pause waits before the next attempt, with jitter so that clients do not retry
+// in step. It returns false if ctx ended.
 func pause(ctx context.Context) bool {
 	timer := time.NewTimer(50*time.Millisecond + rand.N(100*time.Millisecond))
 	defer timer.Stop()
@@ -106,34 +106,36 @@ func pause(ctx context.Context) bool {
 	}
 }
 
-// late is the error of a call that was not answered before that.
-func (c *Client) late(method string, ended error) error {
+// timeoutError is the error of a call that was not answered before its
+// deadline.
+func (c *Client) timeoutError(method string, ended error) error {
 	if reason := c.reason(); reason != nil {
 		return errs.Errorf(errs.Unavailable, "%w on %s: %w (%w)", ErrNobody, c.target.Endpoint, reason, ended)
 	}
 	return errs.Errorf(errs.Unavailable, "%s has not answered %s in time: %w", c.target.Endpoint, method, ended)
 }
 
-// nobody is the error of a call without a connection; told is what gRPC says.
-func (c *Client) nobody(told string) error {
+// unreachable is the error of a call without a connection; message is gRPC's.
+func (c *Client) unreachable(message string) error {
 	reason := c.reason()
 	if reason == nil {
-		reason = errors.New(told)
+		reason = errors.New(message)
 	}
 	return errs.Errorf(errs.Unavailable, "%w on %s: %w", ErrNobody, c.target.Endpoint, reason)
 }
 
-// reason is why there is no connection, with what to do about it.
+// reason returns why there is no connection and how to fix it, or nil if
+// unknown.
 func (c *Client) reason() error {
 	err := c.last.get()
 	if err == nil {
 		return nil
 	}
 	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" {
-		return fmt.Errorf("the server refuses this side's certificate %s, or has none in order itself; its log says why (%w)", c.target.TLS.Cert, err)
+		return fmt.Errorf("the server rejected the client certificate %s, or has no valid certificate itself; see its log (%w)", c.target.TLS.Cert, err)
 	}
 	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-		return fmt.Errorf("the server's certificate was not signed by an authority in %s (%w)", c.target.TLS.CA, err)
+		return fmt.Errorf("the server's certificate is not signed by a CA in %s (%w)", c.target.TLS.CA, err)
 	}
 	if _, ok := errors.AsType[x509.HostnameError](err); ok {
 		return fmt.Errorf("the server's certificate is for another name (%w)", err)
@@ -141,21 +143,21 @@ func (c *Client) reason() error {
 	return err
 }
 
-// shown bounds what a driver says, and takes out of it the secrets that it was
-// sent.
-func shown(message string, secrets map[string]string) string {
-	const shortest, most = 4, 4096 // a secret of a letter would take words apart
+// redact limits the length of a driver's message and removes the secrets that
+// the driver was sent.
+func redact(message string, secrets map[string]string) string {
+	const shortest, most = 4, 4096 // replacing a one-letter secret would garble words
 	for _, secret := range secrets {
 		if len(secret) >= shortest {
 			message = strings.ReplaceAll(message, secret, "***")
 		}
 	}
 	if len(message) > most {
-		cut := message[:most]
-		for !utf8.ValidString(cut) && len(cut) > most-utf8.UTFMax {
-			cut = cut[:len(cut)-1]
+		short := message[:most]
+		for !utf8.ValidString(short) && len(short) > most-utf8.UTFMax {
+			short = short[:len(short)-1]
 		}
-		message = cut + "…"
+		message = short + "…"
 	}
 	return message
 }

@@ -1,6 +1,6 @@
-// Package client asks the fence service of CSI-Addons of any driver, on its
-// socket or, with mutual TLS, over the network. It sends what it is given and
-// returns what was answered; it decides nothing.
+// Package client calls the CSI-Addons fence service of any driver, on its UNIX
+// socket or over the network with mutual TLS. It returns the responses
+// unchanged.
 package client
 
 import (
@@ -16,49 +16,49 @@ import (
 	"github.com/cleatproject/cleat/fence/request"
 )
 
-// Client is a connection to a driver. It is made when it is needed and again
-// when it was lost, so that a driver may come and go. It may be used by several
-// goroutines.
+// Client is a connection to a driver. It connects on demand and reconnects
+// after a loss, so a driver can restart. It is safe for concurrent use.
 type Client struct {
 	target   Target
 	conn     *grpc.ClientConn
-	last     failure // of the connection
+	last     failure // last connection failure
 	identity identity.IdentityClient
 	fences   fence.FenceControllerClient
 }
 
-// Request is what goes with every call of the fence service.
+// Request is the parameters and secrets of a call of the fence service.
 type Request struct {
 	Parameters map[string]string
-	// Secrets are not kept, and taken out of what the driver says.
+	// Secrets are not stored, and removed from the driver's messages.
 	Secrets map[string]string
 }
 
-// Identity is who a driver is.
+// Identity is the identity of a driver.
 type Identity struct {
 	Name     string            `json:"name"`
 	Version  string            `json:"version,omitempty"`
 	Manifest map[string]string `json:"manifest,omitempty"`
 }
 
-// Capabilities are what a driver announces.
+// Capabilities are the capabilities that a driver announces.
 type Capabilities struct {
-	Controller bool `json:"controller"` // it serves what a controller does
+	Controller bool `json:"controller"` // controller service
 	Node       bool `json:"node"`
-	Fence      bool `json:"fence"`   // FenceClusterNetwork and its neighbours
+	Fence      bool `json:"fence"`   // FenceClusterNetwork, UnfenceClusterNetwork and ListClusterFence
 	Clients    bool `json:"clients"` // GetFenceClients
-	// All of them as the contract calls them, as Service/CONTROLLER_SERVICE.
+	// All lists all names as in the contract, such as
+	// Service/CONTROLLER_SERVICE.
 	All []string `json:"all"`
 }
 
-// FenceClient is a client of the storage, as a driver knows it.
+// FenceClient is a client of the storage, as a driver reports it.
 type FenceClient struct {
 	ID        string   `json:"id"`
 	Addresses []string `json:"addresses"` // CIDRs as the driver writes them
 }
 
-// Open prepares a connection. It does not wait for the driver; errors are of
-// kind errs.Invalid and tell what is wrong with the target.
+// Open prepares a connection without waiting for the driver. Errors are of kind
+// errs.Invalid and describe what is wrong with the target.
 func Open(target Target) (*Client, error) {
 	target, dial, err := target.resolve()
 	if err != nil {
@@ -72,19 +72,19 @@ func Open(target Target) (*Client, error) {
 	return c, nil
 }
 
-// Close ends the connection.
+// Close closes the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Endpoint is where the driver is asked.
+// Endpoint returns the driver's endpoint.
 func (c *Client) Endpoint() string { return c.target.Endpoint }
 
-// Identity asks the driver who it is.
+// Identity calls GetIdentity.
 func (c *Client) Identity(ctx context.Context) (Identity, error) {
 	a, err := call(ctx, c, "GetIdentity", c.identity.GetIdentity, &identity.GetIdentityRequest{}, nil)
 	return Identity{a.GetName(), a.GetVendorVersion(), a.GetManifest()}, err
 }
 
-// Capabilities asks the driver what it offers.
+// Capabilities calls GetCapabilities.
 func (c *Client) Capabilities(ctx context.Context) (Capabilities, error) {
 	a, err := call(ctx, c, "GetCapabilities", c.identity.GetCapabilities, &identity.GetCapabilitiesRequest{}, nil)
 	if err != nil {
@@ -93,35 +93,35 @@ func (c *Client) Capabilities(ctx context.Context) (Capabilities, error) {
 	return capabilities(a.GetCapabilities()), nil
 }
 
-// Probe asks the driver whether it is ready.
+// Probe calls Probe and reports whether the driver is ready.
 func (c *Client) Probe(ctx context.Context) (ready bool, err error) {
 	a, err := call(ctx, c, "Probe", c.identity.Probe, &identity.ProbeRequest{}, nil)
 	return err == nil && (a.GetReady() == nil || a.GetReady().GetValue()), err
 }
 
-// Fence asks the driver to cut blocks of addresses off. nil is its word that
-// they are.
+// Fence calls FenceClusterNetwork. nil means that the driver reported the
+// blocks as fenced.
 func (c *Client) Fence(ctx context.Context, r Request, blocks []netip.Prefix) error {
 	_, err := call(ctx, c, "FenceClusterNetwork", c.fences.FenceClusterNetwork,
 		&fence.FenceClusterNetworkRequest{Parameters: r.Parameters, Secrets: r.Secrets, Cidrs: cidrs(blocks)}, r.Secrets)
 	return err
 }
 
-// Unfence asks the driver to let blocks in again.
+// Unfence calls UnfenceClusterNetwork.
 func (c *Client) Unfence(ctx context.Context, r Request, blocks []netip.Prefix) error {
 	_, err := call(ctx, c, "UnfenceClusterNetwork", c.fences.UnfenceClusterNetwork,
 		&fence.UnfenceClusterNetworkRequest{Parameters: r.Parameters, Secrets: r.Secrets, Cidrs: cidrs(blocks)}, r.Secrets)
 	return err
 }
 
-// List asks the driver what is fenced: CIDRs as it writes them.
+// List calls ListClusterFence and returns the CIDRs as the driver writes them.
 func (c *Client) List(ctx context.Context, r Request) ([]string, error) {
 	blocks, _, err := c.ListAll(ctx, r)
 	return blocks, err
 }
 
-// ListAll is List, and the sessions of fenced clients that have not ended, as
-// cleat's own service reports them. Fences wait for those.
+// ListAll is List plus the sessions of fenced clients that have not ended,
+// which fences wait for. Only cleat's own service reports them.
 func (c *Client) ListAll(ctx context.Context, r Request) (blocks, ending []string, err error) {
 	var header metadata.MD
 	list := func(ctx context.Context, q *fence.ListClusterFenceRequest, o ...grpc.CallOption) (*fence.ListClusterFenceResponse, error) {
@@ -131,8 +131,7 @@ func (c *Client) ListAll(ctx context.Context, r Request) (blocks, ending []strin
 	return texts(a.GetCidrs()), header.Get(request.EndingHeader), err
 }
 
-// Clients asks the driver which clients of the storage it knows: a node's
-// driver knows its own node.
+// Clients calls GetFenceClients: a node's driver returns its own node.
 func (c *Client) Clients(ctx context.Context, r Request) ([]FenceClient, error) {
 	a, err := call(ctx, c, "GetFenceClients", c.fences.GetFenceClients,
 		&fence.GetFenceClientsRequest{Parameters: r.Parameters, Secrets: r.Secrets}, r.Secrets)

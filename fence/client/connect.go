@@ -17,18 +17,19 @@ import (
 )
 
 const (
-	// largest answer, in bytes: a list of a hundred thousands of CIDRs.
-	largest = 32 << 20
-	// silence is how long a connection may leave what was sent without an
-	// acknowledgement (TCP_USER_TIMEOUT) before it counts as lost: a machine
-	// that lost power says no farewell.
-	silence = 20 * time.Second
-	// pingEvery is longer than what any server of gRPC takes for a nuisance,
-	// which is 5 min; it is the kernel that finds out sooner.
-	pingEvery = 6 * time.Minute
+	// maxResponse bounds a response, in bytes: a list of some hundred thousand
+	// CIDRs.
+	maxResponse = 32 << 20
+	// ackTimeout is how long sent data can stay unacknowledged
+	// (TCP_USER_TIMEOUT) before the connection is considered lost: a machine
+	// that lost power closes no connection.
+	ackTimeout = 20 * time.Second
+	// pingInterval is longer than gRPC servers tolerate at least, which is 5
+	// min; a lost connection is detected earlier by TCP_USER_TIMEOUT.
+	pingInterval = 6 * time.Minute
 )
 
-// connect makes the connection, which gRPC dials when it is used.
+// connect returns the connection, which gRPC dials on first use.
 func (c *Client) connect(dial rpcdial.Dialer) (*grpc.ClientConn, error) {
 	transport, authority := insecure.NewCredentials(), "localhost"
 	if !c.target.TLS.None() {
@@ -37,21 +38,21 @@ func (c *Client) connect(dial rpcdial.Dialer) (*grpc.ClientConn, error) {
 	return rpcdial.Over(
 		func(ctx context.Context) (net.Conn, error) {
 			conn, err := dial(ctx)
-			if err != nil || c.target.TLS.None() { // else it may be refused yet
+			if err != nil || c.target.TLS.None() { // with TLS the handshake can still fail
 				c.last.set(err)
 			}
 			return conn, err
 		},
 		grpc.WithTransportCredentials(transport),
 		grpc.WithAuthority(authority),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: silence}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largest)),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingInterval, Timeout: ackTimeout}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxResponse)),
 		rpcdial.Listening(),
 	)
 }
 
-// failure is why the last connection could not be made or was refused, until a
-// call is answered. gRPC tells it only as a text of its own.
+// failure is why the last connection attempt failed, until a call is answered.
+// gRPC returns the error only as part of a text.
 type failure struct {
 	mu  sync.Mutex
 	err error
@@ -69,8 +70,8 @@ func (f *failure) get() error {
 	return f.err
 }
 
-// handshake is the client's side of mutual TLS, with the files as they are at
-// each one.
+// handshake is the client side of mutual TLS. It reads the files for each
+// handshake.
 type handshake struct {
 	files      mutualtls.Files
 	serverName string
@@ -88,11 +89,11 @@ func (h *handshake) ClientHandshake(ctx context.Context, _ string, raw net.Conn)
 		h.last.set(err)
 		return nil, nil, err
 	}
-	return &heard{conn, h.last}, info, nil
+	return &alertConn{conn, h.last}, info, nil
 }
 
 func (h *handshake) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("this is the side of a client")
+	return nil, nil, errors.New("not a server")
 }
 
 func (h *handshake) Info() credentials.ProtocolInfo {
@@ -104,20 +105,20 @@ func (h *handshake) Clone() credentials.TransportCredentials {
 	return &copied
 }
 
-// OverrideServerName is a part of the interface that is on its way out; the
-// name is settled when a Client is opened.
+// OverrideServerName is a deprecated part of the interface; the name is set
+// when a Client is opened.
 func (h *handshake) OverrideServerName(string) error {
 	return errors.New("the server's name cannot be changed")
 }
 
-// heard keeps the alert of a server that does not want our certificate: in TLS
-// 1.3 it comes after the handshake, in place of the first answer.
-type heard struct {
+// alertConn records the alert of a server that rejects the client certificate:
+// in TLS 1.3 it arrives after the handshake, in place of the first response.
+type alertConn struct {
 	net.Conn
 	last *failure
 }
 
-func (h *heard) Read(b []byte) (int, error) {
+func (h *alertConn) Read(b []byte) (int, error) {
 	n, err := h.Conn.Read(b)
 	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" {
 		h.last.set(err)
@@ -125,13 +126,13 @@ func (h *heard) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Write of what is refused already fails by itself, with less to say; the alert
-// lies there unread.
-func (h *heard) Write(b []byte) (int, error) {
+// Write to a rejected connection fails without the reason; the alert is still
+// unread.
+func (h *alertConn) Write(b []byte) (int, error) {
 	n, err := h.Conn.Write(b)
 	if err != nil {
 		_ = h.SetReadDeadline(time.Now().Add(time.Second))
-		_, _ = h.Read(make([]byte, 1)) // nothing is lost: this connection is
+		_, _ = h.Read(make([]byte, 1)) // discarding a byte is harmless: the connection has failed
 	}
 	return n, err
 }

@@ -15,23 +15,23 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// Target says where a driver is and how to reach it.
+// Target is the address of a driver and how to connect to it.
 type Target struct {
 	// Endpoint is unix:///run/cleat/fence/fence.sock, the path alone, or
-	// storage-a:9070 for a driver elsewhere.
+	// storage-a:9070 for a remote driver.
 	Endpoint string
-	// TLS is needed for a driver elsewhere, and for no other.
+	// TLS is required for a remote driver and rejected for a UNIX socket.
 	TLS mutualtls.Files
-	// ServerName is the name or address that the driver's certificate must be
-	// for; empty is that of the endpoint.
+	// ServerName is the name or address in the driver's certificate; the
+	// default is the host of the endpoint.
 	ServerName string
-	// Patience is how long a driver that nobody answers for is tried again
-	// within one call, so that one which is started anew answers; zero is 3 s.
+	// Patience is how long one call retries to connect, so that calls succeed
+	// while a driver restarts; zero is 3 s.
 	Patience time.Duration
 }
 
-// Check reports what is wrong with a target, its files included, without
-// connecting to it. Errors: errs.Invalid.
+// Check validates a target, including its files, without connecting to it.
+// Errors: errs.Invalid.
 func (t Target) Check() error {
 	t, _, err := t.resolve()
 	if err != nil || t.TLS.None() {
@@ -43,7 +43,7 @@ func (t Target) Check() error {
 	return nil
 }
 
-// resolve fills in what was left out.
+// resolve fills in defaults and returns a dialer.
 func (t Target) resolve() (Target, rpcdial.Dialer, error) {
 	if t.Patience == 0 {
 		t.Patience = 3 * time.Second
@@ -54,7 +54,7 @@ func (t Target) resolve() (Target, rpcdial.Dialer, error) {
 			return t, nil, errs.Errorf(errs.Invalid, "%w", err)
 		}
 		if !t.TLS.None() || t.ServerName != "" {
-			return t, nil, errs.Errorf(errs.Invalid, "endpoint %s is a socket of this machine, on which no TLS is spoken: leave the certificates out, or name a driver elsewhere as HOST:PORT", t.Endpoint)
+			return t, nil, errs.Errorf(errs.Invalid, "endpoint %s is a UNIX socket, which does not use TLS: remove the certificates, or specify a remote driver as HOST:PORT", t.Endpoint)
 		}
 		return t, func(ctx context.Context) (net.Conn, error) { return unixsock.Dial(ctx, path) }, nil
 	}
@@ -63,7 +63,7 @@ func (t Target) resolve() (Target, rpcdial.Dialer, error) {
 		return t, nil, err
 	}
 	if t.TLS.None() {
-		return t, nil, errs.Errorf(errs.Invalid, "endpoint %s is reached over the network, which takes mutual TLS: name a certificate, its private key and the authority", t.Endpoint)
+		return t, nil, errs.Errorf(errs.Invalid, "endpoint %s is remote and needs mutual TLS: specify a certificate, its private key and the CA", t.Endpoint)
 	}
 	if t.ServerName == "" {
 		t.ServerName = host
@@ -75,26 +75,26 @@ func (t Target) resolve() (Target, rpcdial.Dialer, error) {
 	}, nil
 }
 
-// hostPort reads storage-a:9070, 192.0.2.7:9070 or [2001:db8::7]:9070.
+// hostPort parses storage-a:9070, 192.0.2.7:9070 or [2001:db8::7]:9070.
 func hostPort(endpoint string) (host, port string, err error) {
 	refuse := func(why string) (string, string, error) {
-		return "", "", errs.Errorf(errs.Invalid, "endpoint %q: %s; write unix:///run/cleat/fence/fence.sock, or HOST:PORT as storage-a:9070", endpoint, why)
+		return "", "", errs.Errorf(errs.Invalid, "endpoint %q: %s; write unix:///run/cleat/fence/fence.sock, or HOST:PORT such as storage-a:9070", endpoint, why)
 	}
 	if scheme, _, found := strings.Cut(endpoint, "://"); found {
-		return refuse("there is no way to connect by " + strconv.Quote(scheme))
+		return refuse("unsupported scheme " + strconv.Quote(scheme))
 	}
 	if strings.Contains(endpoint, "/") {
-		return refuse("it is a relative path, or no address")
+		return refuse("it is a relative path or not an address")
 	}
 	host, port, err = net.SplitHostPort(endpoint)
 	if err != nil {
 		return refuse("it has no port, or is an IPv6 address without brackets")
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return refuse("its port is no number from 1 to 65535")
+		return refuse("its port is not a number from 1 to 65535")
 	}
 	if _, err := netip.ParseAddr(host); err != nil && !isHostName(host) {
-		return refuse("its host is neither a name nor an address")
+		return refuse("its host is neither a name nor an IP address")
 	}
 	return host, port, nil
 }

@@ -1,6 +1,6 @@
-// Package enforce carries fences out, in the one order that is safe, through
-// whatever enforces them: fencers of this machine or engine, and peers. It
-// answers only when everything was read back. It knows no contract.
+// Package enforce puts fences in force, in the only safe order, through all
+// enforcers: the fencers of this process and peers. Its calls return after all
+// results were read back. It does not depend on any RPC contract.
 package enforce
 
 import (
@@ -24,47 +24,49 @@ import (
 
 // Local is a fencer of this process.
 type Local struct {
-	Name   string // as "host" or the engine's; the ledger keeps it
+	Name   string // such as "host" or the name of the engine; recorded in the ledger
 	Fencer volume.Fencer
 }
 
 // Peer is another server that enforces the same fences. Errors of kind Invalid
-// and Precondition say that it refuses; all others, that it may do it later.
+// and Precondition are refusals; after any other error a retry can succeed.
 type Peer interface {
 	Name() string
-	Fence(ctx context.Context, ask plan.Ask) error
-	Unfence(ctx context.Context, ask plan.Ask) error
-	// List returns what the peer holds for an owner.
+	Fence(ctx context.Context, req plan.Request) error
+	Unfence(ctx context.Context, req plan.Request) error
+	// List returns the blocks that the peer enforces for an owner.
 	List(ctx context.Context, owner volume.FenceOwner) ([]netip.Prefix, error)
 }
 
-// Bounds are the deadlines of the steps of a call. Zero fields have defaults.
+// Bounds are the timeouts of the steps of a call. Zero fields have defaults.
 type Bounds struct {
-	Block  time.Duration // until a fencer has taken the set; 30 s
-	End    time.Duration // until sessions, and grants under way, have ended; 30 s
-	Verify time.Duration // for reading back; 15 s
-	Peer   time.Duration // until a peer has fenced or unfenced; 90 s
+	Block  time.Duration // Fencer.Apply; 30 s
+	End    time.Duration // ending sessions and waiting for grants in flight; 30 s
+	Verify time.Duration // reading back; 15 s
+	Peer   time.Duration // a call to a peer; 90 s
 }
 
-// Config is what an Enforcer works with. Ledger and Operations are needed.
+// Config configures an Enforcer. Ledger and Operations are required.
 type Config struct {
 	Ledger     *ledger.Ledger
 	Operations *op.Operations
 	Locals     []Local
 	Peers      []Peer
-	// Network returns what blocks are checked against; nil: loopback alone.
+	// Network returns the addresses that blocks are checked against; nil means
+	// loopback only.
 	Network func(ctx context.Context) (request.Network, error)
 	Bounds  Bounds
-	// Interval is how often what holds is read back; zero is 10 s. Changed, if not
-	// nil, signals that another program can have changed it; it is never closed.
+	// Interval is how often the blocks in force are read back; zero is 10 s.
+	// Changed, if not nil, signals that another program could have changed
+	// them; it is never closed.
 	Interval time.Duration
 	Changed  <-chan struct{}
 	Logger   *slog.Logger          // nil: none
 	Metrics  prometheus.Registerer // nil: none
 }
 
-// Enforcer keeps the fences of a ledger in force. Its methods may be called by
-// many goroutines.
+// Enforcer keeps the fences of a ledger in force. Its methods are safe for
+// concurrent use.
 type Enforcer struct {
 	config  Config
 	ledger  *ledger.Ledger
@@ -72,13 +74,13 @@ type Enforcer struct {
 	locals  []*local
 	peers   []*peer
 	metrics *metrics
-	checked atomic.Pointer[error] // of the last check; nil: none yet
+	checked atomic.Pointer[error] // result of the last check; nil before the first one
 }
 
-// New makes an Enforcer. Restore comes next.
+// New returns an Enforcer. Call Restore next.
 func New(c Config) (*Enforcer, error) {
 	if c.Ledger == nil || c.Operations == nil {
-		return nil, errors.New("an enforcer of fences needs a ledger and operations")
+		return nil, errors.New("enforce: Ledger and Operations are required")
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -95,7 +97,7 @@ func New(c Config) (*Enforcer, error) {
 	c.Bounds.Peer = orElse(c.Bounds.Peer, 90*time.Second)
 	e := &Enforcer{config: c, ledger: c.Ledger, logger: c.Logger}
 	for _, l := range c.Locals {
-		e.locals = append(e.locals, &local{Local: l, turn: make(chan struct{}, 1)})
+		e.locals = append(e.locals, &local{Local: l, lock: make(chan struct{}, 1)})
 	}
 	for _, p := range c.Peers {
 		e.peers = append(e.peers, &peer{Peer: p})
@@ -112,72 +114,72 @@ func orElse(d, fallback time.Duration) time.Duration {
 	return d
 }
 
-// Fence cuts the blocks off. When it returns nil no client in them has a
-// session or can begin one, at any enforcer, and no grant. What has begun is
-// continued by the same call again, and by Guard.
+// Fence fences the blocks. After it returns nil, no client in them has a
+// session or a grant or can get one, at any enforcer. An interrupted call is
+// continued by a retry and by Guard.
 //
 // Errors: Invalid and Precondition, with nothing changed; Busy; Unavailable and
-// others, when an enforcer could not be brought to it: then the fence is on
-// record, keeps grants away, and holds in part.
-func (e *Enforcer) Fence(ctx context.Context, ask plan.Ask) error {
+// others if an enforcer failed: then the fence is recorded, blocks new grants,
+// and is in force at some enforcers only.
+func (e *Enforcer) Fence(ctx context.Context, req plan.Request) error {
 	network, err := e.config.Network(ctx)
 	if err != nil {
-		return errs.Errorf(errs.Unavailable, "check the blocks against the addresses of this server: %w", err)
+		return errs.Errorf(errs.Unavailable, "read the addresses of this server to check the blocks: %w", err)
 	}
-	if err := request.CheckReach(ask, network); err != nil {
+	if err := request.CheckReach(req, network); err != nil {
 		return err
 	}
-	return e.do(ctx, "FenceClusterNetwork", ask, false, e.fence)
+	return e.runOperation(ctx, "FenceClusterNetwork", req, false, e.fence)
 }
 
-// Unfence lets the blocks in again, as far as no other fence covers them, and
-// takes this owner's record of them away. What is not fenced is no error.
+// Unfence lifts this owner's fences of the blocks and removes their records.
+// Addresses that another fence covers stay fenced. A block that is not fenced
+// is no error.
 //
-// By force it takes everybody's record of just these blocks away, also in front
-// of sessions that do not end: the way out where the parameters that fenced are
-// lost, or a server is stuck.
+// With Force it removes all owners' records of exactly these blocks, even if
+// sessions do not end: for lost parameters and servers that hang.
 //
 // Errors: Precondition, with nothing changed, for a block that only another
-// parameter set, or another block, has fenced; else as Fence.
-func (e *Enforcer) Unfence(ctx context.Context, ask plan.Ask) error {
-	if ask.Force {
-		if err := e.unfenceOwners(ctx, ask); err != nil {
+// parameter set, or another block, has fenced; otherwise as Fence.
+func (e *Enforcer) Unfence(ctx context.Context, req plan.Request) error {
+	if req.Force {
+		if err := e.unfenceOwners(ctx, req); err != nil {
 			return err
 		}
 	}
-	return e.do(ctx, "UnfenceClusterNetwork", ask, true, e.unfence)
+	return e.runOperation(ctx, "UnfenceClusterNetwork", req, true, e.unfence)
 }
 
-func (e *Enforcer) unfenceOwners(ctx context.Context, ask plan.Ask) error {
+func (e *Enforcer) unfenceOwners(ctx context.Context, req plan.Request) error {
 	fences, err := e.ledger.Fences(ctx)
 	if err != nil {
 		return err
 	}
 	var all tasks
-	for _, theirs := range plan.Owners(fences, ask.Blocks) {
-		if theirs.Owner.Digest == ask.Owner.Digest {
+	for _, theirs := range plan.Owners(fences, req.Blocks) {
+		if theirs.Owner.Digest == req.Owner.Digest {
 			continue
 		}
 		theirs.Force = true
 		all.add(plan.Describe(theirs.Owner), func() error {
-			e.logger.WarnContext(ctx, "fences of another parameter set are lifted by force", "owner", plan.Describe(theirs.Owner), "blocks", some(theirs.Blocks))
-			return e.do(ctx, "UnfenceClusterNetwork", theirs, true, e.unfence)
+			e.logger.WarnContext(ctx, "lifting fences of another parameter set by force", "owner", plan.Describe(theirs.Owner), "cidr", some(theirs.Blocks))
+			return e.runOperation(ctx, "UnfenceClusterNetwork", theirs, true, e.unfence)
 		})
 	}
 	return all.wait()
 }
 
-func (e *Enforcer) do(ctx context.Context, what string, ask plan.Ask, undoes bool, fn func(context.Context, plan.Ask) error) error {
-	r := op.Request{What: what, Keys: request.Keys(ask), Fingerprint: request.Fingerprint(what, ask)}
+func (e *Enforcer) runOperation(ctx context.Context, what string, req plan.Request, undoes bool, fn func(context.Context, plan.Request) error) error {
+	r := op.Request{What: what, Keys: request.Keys(req), Fingerprint: request.Fingerprint(what, req)}
 	if undoes {
 		r.Cancels = r.Keys
 	}
-	_, err := op.Do(ctx, e.config.Operations, r, func(ctx context.Context) (struct{}, error) { return struct{}{}, fn(ctx, ask) })
+	_, err := op.Do(ctx, e.config.Operations, r, func(ctx context.Context) (struct{}, error) { return struct{}{}, fn(ctx, req) })
 	return err
 }
 
-// List returns the blocks that are fenced and verified, of one owner or of all,
-// as they were asked for. It fails when one of them does not hold now.
+// List returns the fenced and verified blocks of one owner or of all, as
+// requested. It fails if one of them is not in force now.
 func (e *Enforcer) List(ctx context.Context, owner *volume.FenceOwner) ([]netip.Prefix, error) {
 	fences, err := e.ledger.Fences(ctx)
 	if err != nil {
@@ -193,7 +195,7 @@ func (e *Enforcer) List(ctx context.Context, owner *volume.FenceOwner) ([]netip.
 		return nil, err
 	}
 	var blocks []netip.Prefix
-	for i, f := range fenced { // they come in the order of blocks
+	for i, f := range fenced { // sorted by block
 		if i == 0 || f.Block != fenced[i-1].Block {
 			blocks = append(blocks, f.Block)
 		}
@@ -201,25 +203,25 @@ func (e *Enforcer) List(ctx context.Context, owner *volume.FenceOwner) ([]netip.
 	return blocks, nil
 }
 
-// verifyAll reads back everywhere whether fences hold.
+// verifyAll reads back at all enforcers whether the fences are in force.
 func (e *Enforcer) verifyAll(ctx context.Context, fenced []volume.Fence) error {
 	if len(fenced) == 0 {
 		return nil
 	}
-	wanted, err := plan.Wanted(fenced)
+	desired, err := plan.Desired(fenced)
 	if err != nil {
 		return err
 	}
 	var all tasks
 	for _, l := range e.locals {
-		all.add(l.Name, func() error { return e.verifyHeld(ctx, l, wanted) })
+		all.add(l.Name, func() error { return e.verifyHeld(ctx, l, desired) })
 	}
-	for _, ask := range asks(fenced) {
-		for _, p := range e.peersFor(ask.Owner) {
+	for _, req := range groupByOwner(fenced) {
+		for _, p := range e.peersFor(req.Owner) {
 			all.add(p.Name(), func() error {
-				missing, err := e.missingAt(ctx, p, ask)
+				missing, err := e.missingAt(ctx, p, req)
 				if err == nil && len(missing) > 0 {
-					err = errs.Errorf(errs.Unavailable, "it does not hold %s; it is being repaired", some(missing))
+					err = errs.Errorf(errs.Unavailable, "%s is not fenced there; it is being repaired", some(missing))
 				}
 				return err
 			})
@@ -228,24 +230,24 @@ func (e *Enforcer) verifyAll(ctx context.Context, fenced []volume.Fence) error {
 	return all.wait()
 }
 
-// asks puts fences together by owner, as they would be asked for.
-func asks(fences []volume.Fence) []plan.Ask {
+// groupByOwner returns the requests that would create the fences.
+func groupByOwner(fences []volume.Fence) []plan.Request {
 	at := map[string]int{}
-	var all []plan.Ask
+	var all []plan.Request
 	for _, f := range fences {
 		key := fmt.Sprint(f.Owner.Digest, f.Force)
 		i, known := at[key]
 		if !known {
 			i = len(all)
 			at[key] = i
-			all = append(all, plan.Ask{Owner: f.Owner, Force: f.Force})
+			all = append(all, plan.Request{Owner: f.Owner, Force: f.Force})
 		}
 		all[i].Blocks = append(all[i].Blocks, f.Block)
 	}
 	return all
 }
 
-// some names the first of many blocks.
+// some formats the first few of many blocks.
 func some(blocks []netip.Prefix) string {
 	const most = 3
 	if len(blocks) <= most {

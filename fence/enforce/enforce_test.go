@@ -24,7 +24,7 @@ import (
 func TestFenceAndUnfence(t *testing.T) {
 	r := newRig(t)
 	client, neighbour := r.connect("10.0.0.1"), r.connect("10.0.0.2")
-	a := ask("a", "10.0.0.1/32")
+	a := req("a", "10.0.0.1/32")
 	for range 2 { // a repeat is the same
 		testkit.Must(t, r.Fence(t.Context(), a))
 		if got := r.phases(); got != "10.0.0.1/32 a fenced" {
@@ -66,7 +66,7 @@ func TestAnswerWaitsForTheServer(t *testing.T) {
 	r := newRig(t)
 	client := r.connect("10.0.0.1")
 	client.Stick()
-	a := ask("a", "10.0.0.0/24")
+	a := req("a", "10.0.0.0/24")
 	for range 3 {
 		if err := r.givesUp(stillHeld, r.Fence, a); !errors.Is(err, errs.Unavailable) {
 			t.Fatalf("got %v", err)
@@ -106,7 +106,7 @@ func TestNoAnswerUnlessReadBack(t *testing.T) {
 	for _, method := range []string{"Apply", "Held", "Sessions", "End"} {
 		r := newRig(t)
 		client := r.connect("10.0.0.1")
-		a := ask("a", "10.0.0.1/32")
+		a := req("a", "10.0.0.1/32")
 		r.network.Fail(method, broken)
 		err := r.Fence(t.Context(), a)
 		if !errors.Is(err, errs.Unavailable) || !errors.Is(err, broken) || !strings.Contains(err.Error(), "call again") {
@@ -135,24 +135,24 @@ func TestNoAnswerUnlessReadBack(t *testing.T) {
 func TestSeveralOwners(t *testing.T) {
 	r := newRig(t)
 	for _, a := range []string{"a", "b"} {
-		testkit.Must(t, r.Fence(t.Context(), ask(a, "10.0.0.0/24")))
+		testkit.Must(t, r.Fence(t.Context(), req(a, "10.0.0.0/24")))
 	}
-	testkit.Must(t, r.Fence(t.Context(), ask("c", "10.0.0.7/32")))
-	if err := r.Unfence(t.Context(), ask("d", "10.0.0.0/24")); !errors.Is(err, errs.Precondition) {
+	testkit.Must(t, r.Fence(t.Context(), req("c", "10.0.0.7/32")))
+	if err := r.Unfence(t.Context(), req("d", "10.0.0.0/24")); !errors.Is(err, errs.Precondition) {
 		t.Errorf("a stranger unfences: %v", err)
 	}
 	for range 2 { // the second is the repeat of a call whose answer was lost
-		if err := r.Unfence(t.Context(), ask("a", "10.0.0.0/24")); err != nil || r.held() != "10.0.0.0/24" {
+		if err := r.Unfence(t.Context(), req("a", "10.0.0.0/24")); err != nil || r.held() != "10.0.0.0/24" {
 			t.Errorf("one of two: %v, held %s", err, r.held())
 		}
 	}
-	if err := r.Unfence(t.Context(), ask("b", "10.0.0.0/24")); err != nil || r.held() != "10.0.0.7/32" {
+	if err := r.Unfence(t.Context(), req("b", "10.0.0.0/24")); err != nil || r.held() != "10.0.0.7/32" {
 		t.Errorf("the second: %v, held %s", err, r.held())
 	}
 	if got := r.phases(); !strings.Contains(got, "10.0.0.7/32 c fenced") || strings.Contains(got, "lifting") {
 		t.Errorf("on record: %s", got)
 	}
-	if err := r.Unfence(t.Context(), ask("c", "10.0.0.7/32")); err != nil || r.phases() != "" {
+	if err := r.Unfence(t.Context(), req("c", "10.0.0.7/32")); err != nil || r.phases() != "" {
 		t.Errorf("the last: %v, %s", err, r.phases())
 	}
 }
@@ -160,19 +160,19 @@ func TestSeveralOwners(t *testing.T) {
 // Where the parameters that fenced are lost, force opens just that block.
 func TestUnfenceByForce(t *testing.T) {
 	r := newRig(t)
-	for _, a := range []plan.Ask{ask("a", "10.0.0.0/24"), ask("b", "10.0.0.0/24"), ask("b", "10.0.0.7/32"), ask("c", "10.0.0.0/16")} {
+	for _, a := range []plan.Request{req("a", "10.0.0.0/24"), req("b", "10.0.0.0/24"), req("b", "10.0.0.7/32"), req("c", "10.0.0.0/16")} {
 		testkit.Must(t, r.Fence(t.Context(), a))
 	}
-	forced := ask("d", "10.0.0.0/24")
+	forced := req("d", "10.0.0.0/24")
 	forced.Force = true
 	if err := r.Unfence(t.Context(), forced); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "10.0.0.0/16") {
 		t.Errorf("a wider block stays, and nobody says so: %v", err)
 	}
-	forced.Blocks = ask("", "10.0.0.0/16").Blocks
+	forced.Blocks = req("", "10.0.0.0/16").Blocks
 	if err := r.Unfence(t.Context(), forced); !errors.Is(err, errs.Precondition) || r.held() != "10.0.0.7/32" {
 		t.Errorf("the wider block: %v, held %s", err, r.held())
 	}
-	if err := r.Unfence(t.Context(), ask("b", "10.0.0.7/32")); err != nil || r.phases() != "" {
+	if err := r.Unfence(t.Context(), req("b", "10.0.0.7/32")); err != nil || r.phases() != "" {
 		t.Errorf("the rest is its owner's as before: %v, %s", err, r.phases())
 	}
 }
@@ -183,7 +183,7 @@ func TestForceIsAWayOut(t *testing.T) {
 	r := newRig(t)
 	client := r.connect("10.0.0.1")
 	client.Stick()
-	a := ask("a", "10.0.0.1/32")
+	a := req("a", "10.0.0.1/32")
 	if err := r.givesUp(stillHeld, r.Fence, a); err == nil {
 		t.Error("fenced while the server holds a session")
 	}
@@ -200,14 +200,14 @@ func TestForceIsAWayOut(t *testing.T) {
 func TestRefusalsChangeNothing(t *testing.T) {
 	r := newRig(t, func(r *rig) { r.own = []netip.Addr{netip.MustParseAddr("192.0.2.1")} })
 	for _, block := range []string{"192.0.2.0/24", "0.0.0.0/0", "::/0"} {
-		if err := r.Fence(t.Context(), ask("a", block)); !errors.Is(err, errs.Invalid) {
+		if err := r.Fence(t.Context(), req("a", block)); !errors.Is(err, errs.Invalid) {
 			t.Errorf("%s: got %v", block, err)
 		}
 	}
 	if r.phases() != "" || r.network.Applied() != 1 { // that of the start
 		t.Errorf("something changed: %s, applied %d times", r.phases(), r.network.Applied())
 	}
-	forced := ask("a", "192.0.2.0/24")
+	forced := req("a", "192.0.2.0/24")
 	forced.Force = true
 	if err := r.Fence(t.Context(), forced); err != nil || r.held() != "192.0.2.0/24" {
 		t.Errorf("forced: %v, %s", err, r.held())
@@ -219,7 +219,7 @@ func TestFenceWaitsForGrantsUnderWay(t *testing.T) {
 	c := volume.Client{Node: "n", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}
 	leave, err := r.ledger.Enter(t.Context(), c)
 	testkit.Must(t, err)
-	a := ask("a", "10.0.0.1/32")
+	a := req("a", "10.0.0.1/32")
 	if err := r.givesUp("for node n (since", r.Fence, a); !errors.Is(err, errs.Unavailable) {
 		t.Errorf("got %v", err)
 	}
@@ -240,10 +240,10 @@ func TestFenceWaitsForGrantsUnderWay(t *testing.T) {
 // the list.
 func TestListAlone(t *testing.T) {
 	r := newRig(t, func(r *rig) { r.network = nil })
-	if err := r.Fence(t.Context(), ask("a", "10.0.0.1/32")); err != nil || r.phases() != "10.0.0.1/32 a fenced" {
+	if err := r.Fence(t.Context(), req("a", "10.0.0.1/32")); err != nil || r.phases() != "10.0.0.1/32 a fenced" {
 		t.Errorf("%v, %s", err, r.phases())
 	}
-	if err := r.Unfence(t.Context(), ask("a", "10.0.0.1/32")); err != nil || r.phases() != "" {
+	if err := r.Unfence(t.Context(), req("a", "10.0.0.1/32")); err != nil || r.phases() != "" {
 		t.Errorf("%v, %s", err, r.phases())
 	}
 }
@@ -255,12 +255,12 @@ func TestOverlapIsClearedByTheLast(t *testing.T) {
 		r := newRig(t)
 		now := time.Now()
 		_, _, err := r.ledger.ChangeFences(t.Context(), func(all []volume.Fence) ([]volume.Fence, error) {
-			return plan.Fence(plan.Fence(all, ask("a", "10.0.0.0/24"), now), ask("b", "10.0.0.0/25"), now), nil
+			return plan.Fence(plan.Fence(all, req("a", "10.0.0.0/24"), now), req("b", "10.0.0.0/25"), now), nil
 		})
 		testkit.Must(t, err)
 		session := r.connect("10.0.0.1") // not ended yet, since nobody has got that far
 		var both sync.WaitGroup
-		for _, a := range []plan.Ask{ask("a", "10.0.0.0/24"), ask("b", "10.0.0.0/25")} {
+		for _, a := range []plan.Request{req("a", "10.0.0.0/24"), req("b", "10.0.0.0/25")} {
 			both.Go(func() {
 				if err := r.Unfence(t.Context(), a); err != nil {
 					t.Error(err)
@@ -278,13 +278,13 @@ func TestOverlapIsClearedByTheLast(t *testing.T) {
 // says, and at no time is a fence that was answered open.
 func TestManyAtOnce(t *testing.T) {
 	r := newRig(t)
-	testkit.Must(t, r.Fence(t.Context(), ask("keep", "10.0.0.0/28")))
+	testkit.Must(t, r.Fence(t.Context(), req("keep", "10.0.0.0/28")))
 	var callers sync.WaitGroup
 	for _, owner := range []string{"a", "b", "c", "d"} {
 		callers.Go(func() {
 			for _, block := range []string{"10.0.0.0/24", "10.0.0.1/32", "10.0.1.0/24"} {
-				for _, call := range []func(context.Context, plan.Ask) error{r.Fence, r.Unfence, r.Fence} {
-					if err := call(t.Context(), ask(owner, block)); err != nil {
+				for _, call := range []func(context.Context, plan.Request) error{r.Fence, r.Unfence, r.Fence} {
+					if err := call(t.Context(), req(owner, block)); err != nil {
 						t.Errorf("%s %s: %v", owner, block, err)
 					}
 					if _, err := r.network.Connect(netip.MustParseAddr("10.0.0.1")); err == nil {
@@ -309,7 +309,7 @@ func BenchmarkFence(b *testing.B) {
 			defer func() { _ = s.Close() }()
 			operations := op.New(b.Context(), 0)
 			e := testkit.Value(New(Config{Ledger: ledger.New(s), Operations: operations, Locals: []Local{{Name: "host", Fencer: fencetest.NewNetwork()}}}))(b)
-			a := plan.Ask{Owner: volume.FenceOwner{Digest: "a"}}
+			a := plan.Request{Owner: volume.FenceOwner{Digest: "a"}}
 			for i := range n {
 				addr := netip.AddrFrom4([4]byte{10, byte(i >> 15), byte(i >> 7), byte(i << 1)}) // apart, so that none merge
 				a.Blocks = append(a.Blocks, netip.PrefixFrom(addr, 32))

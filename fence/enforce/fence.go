@@ -14,110 +14,115 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// fence is one Fence, alone with its blocks.
-func (e *Enforcer) fence(ctx context.Context, ask plan.Ask) error {
+// fence executes a Fence request while it has exclusive use of its blocks.
+func (e *Enforcer) fence(ctx context.Context, req plan.Request) error {
 	before, _, err := e.ledger.ChangeFences(ctx, func(now []volume.Fence) ([]volume.Fence, error) {
-		return plan.Fence(now, ask, time.Now()), nil
+		return plan.Fence(now, req, time.Now()), nil
 	})
 	if err != nil {
 		return err
 	}
 	crashpoint.Hit("fence.intent")
-	if err := e.carryOut(ctx, ask); err != nil {
+	if err := e.enforceAll(ctx, req); err != nil {
 		if refused, ok := errors.AsType[*refusal](err); ok {
-			return errors.Join(refused, e.takeBack(ctx, before, ask))
+			return errors.Join(refused, e.rollBack(ctx, before, req))
 		}
-		return fmt.Errorf("the fence is on record and no new grant is given, but it does not hold everywhere yet; call again to continue: %w", err)
+		return fmt.Errorf("the fence is recorded and blocks new grants, but is not in force everywhere yet; repeat the call to continue: %w", err)
 	}
 	crashpoint.Hit("fence.verified")
 	_, _, err = e.ledger.ChangeFences(ctx, func(now []volume.Fence) ([]volume.Fence, error) {
-		return plan.Confirm(now, ask, time.Now()), nil
+		return plan.Confirm(now, req, time.Now()), nil
 	})
 	crashpoint.Hit("fence.confirmed")
 	return err
 }
 
-// carryOut brings a recorded fence about everywhere at once.
-func (e *Enforcer) carryOut(ctx context.Context, ask plan.Ask) error {
-	blocks, err := cidr.Merge(ask.Blocks)
+// enforceAll puts a recorded fence in force at all enforcers at once.
+func (e *Enforcer) enforceAll(ctx context.Context, req plan.Request) error {
+	blocks, err := cidr.Merge(req.Blocks)
 	if err != nil {
 		return err
 	}
 	var all tasks
-	all.add("grants", func() error { return e.quiet(ctx, blocks) })
+	all.add("grants", func() error { return e.waitForGrants(ctx, blocks) })
 	for _, l := range e.locals {
 		all.add(l.Name, func() error {
 			if err := e.apply(ctx, l); err != nil {
 				return err
 			}
 			crashpoint.Hit("fence.blocked")
-			// A grant that was under way may still begin a session.
-			if err := e.quiet(ctx, blocks); err != nil {
+			// A grant that was in flight can still have started a session.
+			if err := e.waitForGrants(ctx, blocks); err != nil {
 				return err
 			}
-			if err := e.clear(ctx, l, blocks); err != nil {
+			if err := e.endSessions(ctx, l, blocks); err != nil {
 				return err
 			}
 			return errors.Join(e.verifyHeld(ctx, l, blocks), e.verifyEnded(ctx, l, blocks))
 		})
 	}
-	for _, p := range e.peersFor(ask.Owner) {
-		all.add(p.Name(), func() error { return e.fenceAt(ctx, p, ask) })
+	for _, p := range e.peersFor(req.Owner) {
+		all.add(p.Name(), func() error { return e.fenceAt(ctx, p, req) })
 	}
 	return all.wait()
 }
 
-// quiet waits for grants to clients in the blocks that were under way when the
-// intent was recorded.
-func (e *Enforcer) quiet(ctx context.Context, blocks []netip.Prefix) error {
+// waitForGrants waits for grants to clients in the blocks that were in flight
+// when the fence was recorded.
+func (e *Enforcer) waitForGrants(ctx context.Context, blocks []netip.Prefix) error {
 	ctx, cancel := context.WithTimeout(ctx, e.config.Bounds.End)
 	defer cancel()
 	return e.ledger.Quiet(ctx, blocks)
 }
 
-// takeBack undoes what a refused call, or an attempt of it before, has begun,
-// and leaves what was answered before it. What it cannot undo is on record as Lifting, and Guard goes on.
-func (e *Enforcer) takeBack(ctx context.Context, before []volume.Fence, ask plan.Ask) error {
-	begun := plan.Ask{Owner: ask.Owner, Blocks: plan.Unanswered(before, ask)}
+// rollBack removes the fences that a refused request, or an earlier attempt of
+// it, has recorded but not confirmed. Fences that cannot be removed are
+// recorded as Lifting, and Guard continues.
+func (e *Enforcer) rollBack(ctx context.Context, before []volume.Fence, req plan.Request) error {
+	begun := plan.Request{Owner: req.Owner, Blocks: plan.Unconfirmed(before, req)}
 	if len(begun.Blocks) == 0 {
 		return nil
 	}
-	// No caller was told that these hold, so no session need have ended.
+	// These fences were never reported as in force, so no session need have
+	// ended.
 	if _, err := e.lift(ctx, begun, begun.Blocks); err != nil {
-		return fmt.Errorf("what had begun is being taken back: %w", err)
+		return fmt.Errorf("rolling back the refused fence, will retry: %w", err)
 	}
 	return nil
 }
 
-// unfence is one Unfence, alone with its blocks. Behind a block that still
-// holds, no session may be left that would come back to life.
-func (e *Enforcer) unfence(ctx context.Context, ask plan.Ask) error {
+// unfence executes an Unfence request while it has exclusive use of its blocks.
+// Before it lifts a fence, all sessions of the fenced clients must have ended:
+// one that is left would continue.
+func (e *Enforcer) unfence(ctx context.Context, req plan.Request) error {
 	var cleared []netip.Prefix
 	for {
-		// Two calls may release what each alone would not: the later one finds
-		// in its transaction what nobody has cleared.
-		uncleared, err := e.lift(ctx, ask, cleared)
+		// Two concurrent requests can together release blocks that neither
+		// releases alone. The later transaction returns the blocks whose
+		// sessions were not ended.
+		uncleared, err := e.lift(ctx, req, cleared)
 		if len(uncleared) == 0 {
 			return err
 		}
-		if err := e.clearAll(ctx, uncleared); err != nil {
-			if !ask.Force {
-				return fmt.Errorf("nothing is let in yet: %w", err)
+		if err := e.endAllSessions(ctx, uncleared); err != nil {
+			if !req.Force {
+				return fmt.Errorf("the fence is not lifted yet: %w", err)
 			}
-			e.logger.WarnContext(ctx, "a fence is lifted by force in front of sessions that have not ended: what their clients sent may still be done",
-				"blocks", some(uncleared), "error", err)
+			e.logger.WarnContext(ctx, "fence lifted by force, sessions have not ended and can still execute old writes",
+				"cidr", some(uncleared), "err", err)
 		}
 		crashpoint.Hit("unfence.cleared")
 		cleared = append(cleared, uncleared...)
 	}
 }
 
-// clearAll ends the sessions of clients in the blocks everywhere here.
-func (e *Enforcer) clearAll(ctx context.Context, blocks []netip.Prefix) error {
+// endAllSessions ends the sessions of clients in the blocks at all local
+// enforcers.
+func (e *Enforcer) endAllSessions(ctx context.Context, blocks []netip.Prefix) error {
 	var all tasks
 	for _, l := range e.locals {
 		all.add(l.Name, func() error {
-			if err := e.clear(ctx, l, blocks); err != nil {
+			if err := e.endSessions(ctx, l, blocks); err != nil {
 				return err
 			}
 			return e.verifyEnded(ctx, l, blocks)
@@ -126,14 +131,16 @@ func (e *Enforcer) clearAll(ctx context.Context, blocks []netip.Prefix) error {
 	return all.wait()
 }
 
-// errUncleared ends a transaction that would let in what was not cleared.
-var errUncleared = errors.New("sessions have to end first")
+// errSessionsLeft aborts a transaction that would release blocks whose sessions
+// were not ended.
+var errSessionsLeft = errors.New("sessions have to end first")
 
-// lift lets the blocks of an owner in again. It changes nothing and returns
-// those addresses that it would let in and that are not among the cleared.
-func (e *Enforcer) lift(ctx context.Context, ask plan.Ask, cleared []netip.Prefix) (uncleared []netip.Prefix, err error) {
+// lift lifts the fences of an owner's blocks. If that releases addresses that
+// are not among the cleared ones, it changes nothing and returns these
+// addresses.
+func (e *Enforcer) lift(ctx context.Context, req plan.Request, cleared []netip.Prefix) (uncleared []netip.Prefix, err error) {
 	_, after, err := e.ledger.ChangeFences(ctx, func(now []volume.Fence) ([]volume.Fence, error) {
-		next, err := plan.Unfence(now, ask, time.Now())
+		next, err := plan.Unfence(now, req, time.Now())
 		if err != nil {
 			return nil, err
 		}
@@ -142,7 +149,7 @@ func (e *Enforcer) lift(ctx context.Context, ask plan.Ask, cleared []netip.Prefi
 			return nil, err
 		}
 		if uncleared, err = cidr.Missing(cleared, released); err == nil && len(uncleared) > 0 {
-			err = errUncleared
+			err = errSessionsLeft
 		}
 		return next, err
 	})
@@ -150,22 +157,22 @@ func (e *Enforcer) lift(ctx context.Context, ask plan.Ask, cleared []netip.Prefi
 		return uncleared, err
 	}
 	crashpoint.Hit("unfence.lifting")
-	ask.Blocks = plan.InPhase(after, ask, volume.Lifting)
-	if len(ask.Blocks) == 0 {
-		return nil, nil // none of them is fenced
+	req.Blocks = plan.InPhase(after, req, volume.Lifting)
+	if len(req.Blocks) == 0 {
+		return nil, nil // none of the blocks is fenced
 	}
-	if err := e.open(ctx, ask); err != nil {
-		return nil, fmt.Errorf("the fence is not lifted everywhere yet; call again to continue: %w", err)
+	if err := e.liftAll(ctx, req); err != nil {
+		return nil, fmt.Errorf("the fence is not lifted everywhere yet; repeat the call to continue: %w", err)
 	}
 	_, _, err = e.ledger.ChangeFences(ctx, func(now []volume.Fence) ([]volume.Fence, error) {
-		return plan.Forget(now, ask, time.Now()), nil
+		return plan.Forget(now, req, time.Now()), nil
 	})
 	crashpoint.Hit("unfence.forgotten")
 	return nil, err
 }
 
-// open lets in everywhere what is on record as Lifting.
-func (e *Enforcer) open(ctx context.Context, ask plan.Ask) error {
+// liftAll lifts the fences recorded as Lifting at all enforcers.
+func (e *Enforcer) liftAll(ctx context.Context, req plan.Request) error {
 	var all tasks
 	for _, l := range e.locals {
 		all.add(l.Name, func() error {
@@ -173,16 +180,17 @@ func (e *Enforcer) open(ctx context.Context, ask plan.Ask) error {
 				return err
 			}
 			crashpoint.Hit("unfence.opened")
-			return e.verifyOpen(ctx, l, ask.Blocks)
+			return e.verifyLifted(ctx, l, req.Blocks)
 		})
 	}
-	for _, p := range e.peersFor(ask.Owner) {
-		all.add(p.Name(), func() error { return e.unfenceAt(ctx, p, ask) })
+	for _, p := range e.peersFor(req.Owner) {
+		all.add(p.Name(), func() error { return e.unfenceAt(ctx, p, req) })
 	}
 	return all.wait()
 }
 
-// tasks run at once; their errors are joined, each with its name.
+// tasks run concurrently; wait joins their errors, each with the name of its
+// task.
 type tasks struct {
 	running sync.WaitGroup
 	mu      sync.Mutex

@@ -14,7 +14,7 @@ import (
 
 func TestRestartPutsFencesInForceFirst(t *testing.T) {
 	r := newRig(t)
-	testkit.Must(t, r.Fence(t.Context(), ask("a", "10.0.0.1/32")))
+	testkit.Must(t, r.Fence(t.Context(), req("a", "10.0.0.1/32")))
 	r.stop()
 	r.network.Tamper() // the machine was booted
 	between := r.connect("10.0.0.1")
@@ -37,7 +37,7 @@ func TestRestartPutsFencesInForceFirst(t *testing.T) {
 
 func TestStartFailsWhenFencesDoNotHold(t *testing.T) {
 	r := newRig(t)
-	testkit.Must(t, r.Fence(t.Context(), ask("a", "10.0.0.1/32")))
+	testkit.Must(t, r.Fence(t.Context(), req("a", "10.0.0.1/32")))
 	for _, method := range []string{"Apply", "Held"} {
 		broken := errors.New("no nftables")
 		r.network.Fail(method, broken)
@@ -50,7 +50,7 @@ func TestStartFailsWhenFencesDoNotHold(t *testing.T) {
 
 func TestDriftIsRepaired(t *testing.T) {
 	r := newRig(t)
-	testkit.Must(t, r.Fence(t.Context(), ask("a", "10.0.0.1/32")))
+	testkit.Must(t, r.Fence(t.Context(), req("a", "10.0.0.1/32")))
 	defer r.guard()()
 	testkit.Eventually(t, "the first look", func() bool { return r.Check(t.Context()) == nil })
 	for i, held := range [][]netip.Prefix{nil, {netip.MustParsePrefix("10.0.0.0/24")}} {
@@ -74,9 +74,9 @@ func TestGuardFinishesWhatOthersBegan(t *testing.T) {
 	r := newRig(t)
 	long := time.Now().Add(-2 * resumeAfter)
 	_, _, err := r.ledger.ChangeFences(t.Context(), func(now []volume.Fence) ([]volume.Fence, error) {
-		now = plan.Fence(now, ask("a", "10.0.0.1/32"), long)
-		now = plan.Fence(now, ask("b", "10.0.0.2/32", "10.0.0.3/32"), long)
-		return plan.Unfence(now, ask("b", "10.0.0.2/32"), long)
+		now = plan.Fence(now, req("a", "10.0.0.1/32"), long)
+		now = plan.Fence(now, req("b", "10.0.0.2/32", "10.0.0.3/32"), long)
+		return plan.Unfence(now, req("b", "10.0.0.2/32"), long)
 	})
 	testkit.Must(t, err)
 	testkit.Must(t, r.Restore(t.Context()))
@@ -86,7 +86,7 @@ func TestGuardFinishesWhatOthersBegan(t *testing.T) {
 
 func TestStatus(t *testing.T) {
 	r := newRig(t, func(r *rig) { r.peers = []Peer{newDouble("east")} })
-	testkit.Must(t, r.Fence(t.Context(), ask("a", "10.0.0.1/32")))
+	testkit.Must(t, r.Fence(t.Context(), req("a", "10.0.0.1/32")))
 	s, err := r.Status(t.Context())
 	if err != nil || s.Problem == "" || len(s.Fences) != 1 {
 		t.Errorf("before the first look: %+v, %v", s, err)

@@ -15,67 +15,67 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// local is a fencer of this process. The holder of turn alone changes what it
-// holds, always to what the ledger says at that moment, so that of two calls
-// the later one never takes back what the earlier one did.
+// local is a fencer of this process. Only the holder of lock changes its
+// blocks, always to the state of the ledger at that moment, so that a call
+// never reverts a concurrent one.
 type local struct {
 	Local
-	turn    chan struct{} // one token
+	lock    chan struct{} // holds one token
 	applied []netip.Prefix
-	known   bool // applied is what the fencer was last told, in this process
-	holds   atomic.Bool
+	known   bool // applied is the set of the last Apply of this process
+	inForce atomic.Bool
 }
 
-// alone calls fn with what the ledger wants, while nobody else changes what a
-// fencer holds, and within a bound.
-func (e *Enforcer) alone(ctx context.Context, l *local, bound time.Duration, fn func(ctx context.Context, wanted []netip.Prefix) error) error {
+// exclusive calls fn with the desired blocks of the ledger while no other call
+// changes the fencer, within a timeout.
+func (e *Enforcer) exclusive(ctx context.Context, l *local, bound time.Duration, fn func(ctx context.Context, desired []netip.Prefix) error) error {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	select {
-	case l.turn <- struct{}{}:
-		defer func() { <-l.turn }()
+	case l.lock <- struct{}{}:
+		defer func() { <-l.lock }()
 	case <-ctx.Done():
-		return errs.Errorf(errs.Unavailable, "others change its set of fences: %w", ctx.Err())
+		return errs.Errorf(errs.Unavailable, "wait for other changes of the fenced blocks: %w", ctx.Err())
 	}
-	wanted, err := e.wanted(ctx)
+	desired, err := e.desired(ctx)
 	if err != nil {
 		return err
 	}
-	return fn(ctx, wanted)
+	return fn(ctx, desired)
 }
 
-// apply makes a fencer hold what the ledger wants.
+// apply makes a fencer enforce the desired blocks of the ledger.
 func (e *Enforcer) apply(ctx context.Context, l *local) error {
-	return e.alone(ctx, l, e.config.Bounds.Block, func(ctx context.Context, wanted []netip.Prefix) error {
-		return e.applyLocked(ctx, l, wanted)
+	return e.exclusive(ctx, l, e.config.Bounds.Block, func(ctx context.Context, desired []netip.Prefix) error {
+		return e.applyLocked(ctx, l, desired)
 	})
 }
 
-func (e *Enforcer) applyLocked(ctx context.Context, l *local, wanted []netip.Prefix) error {
-	clients, err := e.ledger.ClientsIn(ctx, wanted)
+func (e *Enforcer) applyLocked(ctx context.Context, l *local, desired []netip.Prefix) error {
+	clients, err := e.ledger.ClientsIn(ctx, desired)
 	if err != nil {
 		return err
 	}
-	if err := l.Fencer.Apply(ctx, volume.FenceSet{Blocks: wanted, Clients: clients}); err != nil {
-		l.known = false // it may hold either
-		return errs.Errorf(errs.Unavailable, "set what is to be fenced (%d blocks): %w", len(wanted), err)
+	if err := l.Fencer.Apply(ctx, volume.FenceSet{Blocks: desired, Clients: clients}); err != nil {
+		l.known = false // either set can be in force
+		return errs.Errorf(errs.Unavailable, "apply %d fenced blocks: %w", len(desired), err)
 	}
-	l.applied, l.known = wanted, true
+	l.applied, l.known = desired, true
 	return nil
 }
 
-func (e *Enforcer) wanted(ctx context.Context) ([]netip.Prefix, error) {
+func (e *Enforcer) desired(ctx context.Context) ([]netip.Prefix, error) {
 	fences, err := e.ledger.Fences(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return plan.Wanted(fences)
+	return plan.Desired(fences)
 }
 
-// clear ends the sessions of clients in the blocks, and waits until their I/O
-// is done or aborted. Which sessions these are is on record before the first of
-// them is ended: afterwards the kernel no longer tells.
-func (e *Enforcer) clear(ctx context.Context, l *local, blocks []netip.Prefix) error {
+// endSessions ends the sessions of clients in the blocks, and waits until their
+// I/O has completed or was aborted. The sessions are recorded before the first
+// one is ended: afterwards the kernel no longer lists them.
+func (e *Enforcer) endSessions(ctx context.Context, l *local, blocks []netip.Prefix) error {
 	if len(blocks) == 0 {
 		return nil
 	}
@@ -113,11 +113,12 @@ func (e *Enforcer) clear(ctx context.Context, l *local, blocks []netip.Prefix) e
 	}
 	crashpoint.Hit("fence.ended")
 	e.metrics.ended.WithLabelValues(l.Name).Add(float64(len(fresh)))
-	e.logger.InfoContext(ctx, "sessions of fenced clients were ended", "enforcer", l.Name, "sessions", len(sessions), "blocks", some(blocks))
+	e.logger.InfoContext(ctx, "ended sessions of fenced clients", "enforcer", l.Name, "count", len(sessions), "cidr", some(blocks))
 	return e.ledger.ForgetEnding(ctx, all)
 }
 
-// ending returns what is on record as being ended, of clients in the blocks.
+// ending returns the recorded sessions of clients in the blocks that have not
+// ended.
 func (e *Enforcer) ending(ctx context.Context, l *local, blocks []netip.Prefix) ([]ledger.Ending, error) {
 	all, err := e.ledger.Ending(ctx)
 	if err != nil {
@@ -132,7 +133,7 @@ func (e *Enforcer) ending(ctx context.Context, l *local, blocks []netip.Prefix) 
 	}), nil
 }
 
-// verifyEnded fails unless no client in the blocks has a session.
+// verifyEnded fails if a client in the blocks has a session.
 func (e *Enforcer) verifyEnded(ctx context.Context, l *local, blocks []netip.Prefix) error {
 	if len(blocks) == 0 {
 		return nil
@@ -144,35 +145,35 @@ func (e *Enforcer) verifyEnded(ctx context.Context, l *local, blocks []netip.Pre
 		return errs.Errorf(errs.Unavailable, "list the sessions of %s: %w", some(blocks), err)
 	}
 	if len(live) > 0 {
-		return errs.Errorf(errs.Unavailable, "%d sessions are still there, one from %s to %s (%s)", len(live), live[0].Client, live[0].Server, live[0].Holder)
+		return errs.Errorf(errs.Unavailable, "%d sessions still exist, one from %s to %s (%s)", len(live), live[0].Client, live[0].Server, live[0].Holder)
 	}
 	return nil
 }
 
-// verifyHeld fails unless all the blocks hold.
+// verifyHeld fails if a block is not in force.
 func (e *Enforcer) verifyHeld(ctx context.Context, l *local, blocks []netip.Prefix) error {
 	ctx, cancel := context.WithTimeout(ctx, e.config.Bounds.Verify)
 	defer cancel()
 	held, err := l.Fencer.Held(ctx)
 	if err != nil {
-		return errs.Errorf(errs.Unavailable, "read back what is fenced: %w", err)
+		return errs.Errorf(errs.Unavailable, "read back the fenced blocks: %w", err)
 	}
 	missing, err := cidr.Missing(held, blocks)
 	if err == nil && len(missing) > 0 {
-		err = errs.Errorf(errs.Unavailable, "%s should be fenced and is not; it is being repaired", some(missing))
+		err = errs.Errorf(errs.Unavailable, "%s is not fenced; it is being repaired", some(missing))
 	}
 	return err
 }
 
-// verifyOpen fails unless everybody in the blocks is let in whom no fence keeps
-// out.
-func (e *Enforcer) verifyOpen(ctx context.Context, l *local, blocks []netip.Prefix) error {
-	return e.alone(ctx, l, e.config.Bounds.Verify, func(ctx context.Context, wanted []netip.Prefix) error {
+// verifyLifted fails if an address in the blocks is still fenced although no
+// recorded fence covers it.
+func (e *Enforcer) verifyLifted(ctx context.Context, l *local, blocks []netip.Prefix) error {
+	return e.exclusive(ctx, l, e.config.Bounds.Verify, func(ctx context.Context, desired []netip.Prefix) error {
 		held, err := l.Fencer.Held(ctx)
 		if err != nil {
-			return errs.Errorf(errs.Unavailable, "read back what is fenced: %w", err)
+			return errs.Errorf(errs.Unavailable, "read back the fenced blocks: %w", err)
 		}
-		open, err := cidr.Missing(wanted, blocks)
+		open, err := cidr.Missing(desired, blocks)
 		if err != nil {
 			return err
 		}
@@ -184,21 +185,21 @@ func (e *Enforcer) verifyOpen(ctx context.Context, l *local, blocks []netip.Pref
 	})
 }
 
-// Filter blocks clients; package nft has one.
+// Filter blocks clients, see package nft.
 type Filter interface {
 	Apply(ctx context.Context, blocks []netip.Prefix) error
 	Held(ctx context.Context) ([]netip.Prefix, error)
 }
 
-// Sockets ends the sessions that clients have; package sock does.
+// Sockets ends the sessions of clients, see package sock.
 type Sockets interface {
 	Sessions(ctx context.Context, blocks []netip.Prefix) ([]volume.Session, error)
 	End(ctx context.Context, sessions []volume.Session) error
 }
 
-// Host returns the Fencer of storage servers on this machine that have none of
-// their own: a packet filter blocks their clients, whose sessions end at their
-// sockets.
+// Host returns the Fencer for storage servers on this machine that have no
+// Fencer of their own: a packet filter blocks their clients, and their sessions
+// are ended at the server's sockets.
 func Host(filter Filter, sockets Sockets) volume.Fencer { return host{filter, sockets} }
 
 type host struct {
@@ -206,7 +207,7 @@ type host struct {
 	Sockets
 }
 
-// Apply needs the addresses only: the filter knows clients by nothing else.
-func (h host) Apply(ctx context.Context, wanted volume.FenceSet) error {
-	return h.Filter.Apply(ctx, wanted.Blocks)
+// Apply ignores the client names: the packet filter knows addresses only.
+func (h host) Apply(ctx context.Context, desired volume.FenceSet) error {
+	return h.Filter.Apply(ctx, desired.Blocks)
 }

@@ -15,22 +15,22 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// peer is another server, and whether it answered last time.
+// peer is a Peer and whether it answered the last call.
 type peer struct {
 	Peer
 	up atomic.Bool
 }
 
-// refusal is the answer of a peer that will never do what was asked.
+// refusal is the error of a peer that will never execute the request.
 type refusal struct{ err error }
 
 func (r *refusal) Error() string { return r.err.Error() }
 
 func (r *refusal) Unwrap() error { return r.err }
 
-// peersFor returns the peers that an owner's fences are passed on to. What came
-// from another server stays here: that one has told all who are to know, and
-// servers that are each other's peers would never end telling.
+// peersFor returns the peers that an owner's fences are forwarded to. Fences
+// that another server forwarded are not forwarded again: that server has called
+// all peers itself, and mutual peers would forward for ever.
 func (e *Enforcer) peersFor(owner volume.FenceOwner) []*peer {
 	if slices.Contains(owner.Keys, request.ViaParameter) {
 		return nil
@@ -38,29 +38,30 @@ func (e *Enforcer) peersFor(owner volume.FenceOwner) []*peer {
 	return e.peers
 }
 
-func (e *Enforcer) fenceAt(ctx context.Context, p *peer, ask plan.Ask) error {
-	return e.at(ctx, p, e.config.Bounds.Peer, func(ctx context.Context) error { return p.Fence(ctx, ask) })
+func (e *Enforcer) fenceAt(ctx context.Context, p *peer, req plan.Request) error {
+	return e.callPeer(ctx, p, e.config.Bounds.Peer, func(ctx context.Context) error { return p.Fence(ctx, req) })
 }
 
-func (e *Enforcer) unfenceAt(ctx context.Context, p *peer, ask plan.Ask) error {
-	return e.at(ctx, p, e.config.Bounds.Peer, func(ctx context.Context) error { return p.Unfence(ctx, ask) })
+func (e *Enforcer) unfenceAt(ctx context.Context, p *peer, req plan.Request) error {
+	return e.callPeer(ctx, p, e.config.Bounds.Peer, func(ctx context.Context) error { return p.Unfence(ctx, req) })
 }
 
-// missingAt returns what a peer does not hold of an ask.
-func (e *Enforcer) missingAt(ctx context.Context, p *peer, ask plan.Ask) ([]netip.Prefix, error) {
+// missingAt returns the blocks of a request that a peer does not enforce.
+func (e *Enforcer) missingAt(ctx context.Context, p *peer, req plan.Request) ([]netip.Prefix, error) {
 	var held []netip.Prefix
-	err := e.at(ctx, p, e.config.Bounds.Verify, func(ctx context.Context) (err error) {
-		held, err = p.List(ctx, ask.Owner)
+	err := e.callPeer(ctx, p, e.config.Bounds.Verify, func(ctx context.Context) (err error) {
+		held, err = p.List(ctx, req.Owner)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	return cidr.Missing(held, ask.Blocks)
+	return cidr.Missing(held, req.Blocks)
 }
 
-// at calls a peer within the bound and tells a refusal from a failure.
-func (e *Enforcer) at(ctx context.Context, p *peer, bound time.Duration, call func(context.Context) error) error {
+// callPeer calls a peer with a timeout and distinguishes refusals from
+// failures.
+func (e *Enforcer) callPeer(ctx context.Context, p *peer, bound time.Duration, call func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	err := call(ctx)
@@ -71,7 +72,7 @@ func (e *Enforcer) at(ctx context.Context, p *peer, bound time.Duration, call fu
 	case err == nil:
 		return nil
 	case refused:
-		return &refusal{fmt.Errorf("peer %s refuses it: %w", p.Name(), err)}
+		return &refusal{fmt.Errorf("peer %s refused the request: %w", p.Name(), err)}
 	}
 	return errs.Errorf(errs.Unavailable, "peer %s: %w", p.Name(), err)
 }

@@ -36,25 +36,25 @@ func (d *double) fail(err error) {
 	d.fault = err
 }
 
-func (d *double) Fence(_ context.Context, ask plan.Ask) error {
+func (d *double) Fence(_ context.Context, req plan.Request) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.calls++
 	if d.fault == nil {
-		all := append(slices.Clone(d.held[ask.Owner.Digest]), ask.Blocks...)
+		all := append(slices.Clone(d.held[req.Owner.Digest]), req.Blocks...)
 		slices.SortFunc(all, netip.Prefix.Compare)
-		d.held[ask.Owner.Digest] = slices.Compact(all)
+		d.held[req.Owner.Digest] = slices.Compact(all)
 	}
 	return d.fault
 }
 
-func (d *double) Unfence(_ context.Context, ask plan.Ask) error {
+func (d *double) Unfence(_ context.Context, req plan.Request) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.calls++
 	if d.fault == nil {
-		d.held[ask.Owner.Digest] = slices.DeleteFunc(slices.Clone(d.held[ask.Owner.Digest]), func(b netip.Prefix) bool {
-			return slices.Contains(ask.Blocks, b)
+		d.held[req.Owner.Digest] = slices.DeleteFunc(slices.Clone(d.held[req.Owner.Digest]), func(b netip.Prefix) bool {
+			return slices.Contains(req.Blocks, b)
 		})
 	}
 	return d.fault
@@ -66,7 +66,7 @@ func (d *double) List(_ context.Context, owner volume.FenceOwner) ([]netip.Prefi
 	return d.held[owner.Digest], d.fault
 }
 
-func (d *double) holds(owner string) string {
+func (d *double) inForce(owner string) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var all []string
@@ -79,17 +79,17 @@ func (d *double) holds(owner string) string {
 func TestAllPeersOrNotOK(t *testing.T) {
 	east, west := newDouble("east"), newDouble("west")
 	r := newRig(t, func(r *rig) { r.peers = []Peer{east, west} })
-	a := ask("a", "10.0.0.1/32")
+	a := req("a", "10.0.0.1/32")
 	down := errs.Errorf(errs.Unavailable, "connection refused")
 	west.fail(down)
 	if err := r.Fence(t.Context(), a); !errors.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "west") {
 		t.Errorf("one peer is away: %v", err)
 	}
-	if east.holds("a") != "10.0.0.1/32" || r.held() != "10.0.0.1/32" {
+	if east.inForce("a") != "10.0.0.1/32" || r.held() != "10.0.0.1/32" {
 		t.Error("the others were not fenced")
 	}
 	west.fail(nil)
-	if err := r.Fence(t.Context(), a); err != nil || west.holds("a") != "10.0.0.1/32" {
+	if err := r.Fence(t.Context(), a); err != nil || west.inForce("a") != "10.0.0.1/32" {
 		t.Errorf("the retry: %v", err)
 	}
 	west.fail(down)
@@ -100,7 +100,7 @@ func TestAllPeersOrNotOK(t *testing.T) {
 		t.Errorf("nothing is fenced for certain, so nothing can be missing: %v", err)
 	}
 	west.fail(nil)
-	if err := r.Unfence(t.Context(), a); err != nil || west.holds("a")+east.holds("a")+r.phases() != "" {
+	if err := r.Unfence(t.Context(), a); err != nil || west.inForce("a")+east.inForce("a")+r.phases() != "" {
 		t.Errorf("unfence: %v, %s", err, r.phases())
 	}
 }
@@ -108,17 +108,17 @@ func TestAllPeersOrNotOK(t *testing.T) {
 func TestRefusingPeer(t *testing.T) {
 	east, west := newDouble("east"), newDouble("west")
 	r := newRig(t, func(r *rig) { r.peers = []Peer{east, west} })
-	testkit.Must(t, r.Fence(t.Context(), ask("a", "10.0.0.1/32")))
+	testkit.Must(t, r.Fence(t.Context(), req("a", "10.0.0.1/32")))
 	west.fail(errs.Errorf(errs.Invalid, "10.0.0.0/24 covers 10.0.0.9, an address of this server"))
-	err := r.Fence(t.Context(), ask("a", "10.0.0.0/24", "10.0.0.1/32"))
+	err := r.Fence(t.Context(), req("a", "10.0.0.0/24", "10.0.0.1/32"))
 	if errs.KindOf(err) != errs.Invalid || !strings.Contains(err.Error(), "west") || !strings.Contains(err.Error(), "10.0.0.9") {
 		t.Errorf("got %v", err)
 	}
 	// It cannot be told whether the refusing peer took it, so that goes on.
 	west.fail(nil)
 	r.resumeNow(t)
-	if r.phases() != "10.0.0.0/24 a lifted, 10.0.0.1/32 a fenced" || r.held() != "10.0.0.1/32" || east.holds("a") != "10.0.0.1/32" {
-		t.Errorf("after a refusal: %s, held %s, east %s", r.phases(), r.held(), east.holds("a"))
+	if r.phases() != "10.0.0.0/24 a lifted, 10.0.0.1/32 a fenced" || r.held() != "10.0.0.1/32" || east.inForce("a") != "10.0.0.1/32" {
+		t.Errorf("after a refusal: %s, held %s, east %s", r.phases(), r.held(), east.inForce("a"))
 	}
 }
 
@@ -127,7 +127,7 @@ func TestRefusingPeer(t *testing.T) {
 func TestRefusalTakesBackWhatACrashLeft(t *testing.T) {
 	west := newDouble("west")
 	r := newRig(t, func(r *rig) { r.peers = []Peer{west} })
-	a := ask("a", "10.0.0.0/24")
+	a := req("a", "10.0.0.0/24")
 	_, _, err := r.ledger.ChangeFences(t.Context(), func(now []volume.Fence) ([]volume.Fence, error) {
 		return plan.Fence(now, a, time.Now()), nil
 	})
@@ -146,7 +146,7 @@ func TestRefusalTakesBackWhatACrashLeft(t *testing.T) {
 // refusing is a peer that takes no fence.
 type refusing struct{ *double }
 
-func (refusing) Fence(context.Context, plan.Ask) error {
+func (refusing) Fence(context.Context, plan.Request) error {
 	return errs.Errorf(errs.Invalid, "it covers an address of this server")
 }
 
@@ -166,7 +166,7 @@ func (r *rig) resumeNow(t *testing.T) {
 func TestPeerThatForgetsIsToldAgain(t *testing.T) {
 	east := newDouble("east")
 	r := newRig(t, func(r *rig) { r.peers = []Peer{east} })
-	testkit.Must(t, r.Fence(t.Context(), ask("a", "10.0.0.1/32")))
+	testkit.Must(t, r.Fence(t.Context(), req("a", "10.0.0.1/32")))
 	east.mu.Lock()
 	clear(east.held)
 	east.mu.Unlock()
@@ -174,14 +174,14 @@ func TestPeerThatForgetsIsToldAgain(t *testing.T) {
 		t.Errorf("listed though the peer lost it: %v", err)
 	}
 	defer r.guard()()
-	testkit.Eventually(t, "the peer holds it again", func() bool { return east.holds("a") == "10.0.0.1/32" })
+	testkit.Eventually(t, "the peer holds it again", func() bool { return east.inForce("a") == "10.0.0.1/32" })
 }
 
 // Servers that are each other's peers must not pass fences on for ever.
 func TestFencesOfPeersStayHere(t *testing.T) {
 	east := newDouble("east")
 	r := newRig(t, func(r *rig) { r.peers = []Peer{east} })
-	a := ask("a", "10.0.0.1/32")
+	a := req("a", "10.0.0.1/32")
 	a.Owner.Keys = []string{request.OwnerParameter, request.ViaParameter}
 	testkit.Must(t, r.Fence(t.Context(), a))
 	r.check(t.Context())
@@ -198,7 +198,7 @@ func TestSlowPeerIsBounded(t *testing.T) {
 		r.peers = []Peer{silent{newDouble("east")}}
 		r.bounds.Peer = 20 * time.Millisecond
 	})
-	if err := r.Fence(t.Context(), ask("a", "10.0.0.1/32")); !errors.Is(err, errs.Unavailable) || !errors.Is(err, context.DeadlineExceeded) {
+	if err := r.Fence(t.Context(), req("a", "10.0.0.1/32")); !errors.Is(err, errs.Unavailable) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -206,4 +206,4 @@ func TestSlowPeerIsBounded(t *testing.T) {
 // silent answers nothing.
 type silent struct{ *double }
 
-func (silent) Fence(ctx context.Context, _ plan.Ask) error { <-ctx.Done(); return ctx.Err() }
+func (silent) Fence(ctx context.Context, _ plan.Request) error { <-ctx.Done(); return ctx.Err() }

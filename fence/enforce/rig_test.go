@@ -94,7 +94,7 @@ func (r *rig) guard() (stop func()) {
 
 // givesUp makes a call that waits in vain for what its error then names. The
 // wait grows until it was long enough to come to that.
-func (r *rig) givesUp(on string, call func(context.Context, plan.Ask) error, a plan.Ask) error {
+func (r *rig) givesUp(on string, call func(context.Context, plan.Request) error, a plan.Request) error {
 	r.t.Helper()
 	former := r.config.Bounds.End
 	defer func() { r.config.Bounds.End = former }()
@@ -134,8 +134,8 @@ func (r *rig) held() string {
 	return strings.Join(all, " ")
 }
 
-func ask(owner string, blocks ...string) plan.Ask {
-	a := plan.Ask{Owner: volume.FenceOwner{Digest: owner}}
+func req(owner string, blocks ...string) plan.Request {
+	a := plan.Request{Owner: volume.FenceOwner{Digest: owner}}
 	for _, b := range blocks {
 		a.Blocks = append(a.Blocks, netip.MustParsePrefix(b))
 	}

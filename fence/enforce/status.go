@@ -24,39 +24,39 @@ type metrics struct {
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		blocks: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "cleat_fence_blocks", Help: "Blocks of addresses on record, by phase: fencing, fenced, lifting, lifted.",
+			Name: "cleat_fence_blocks", Help: "Recorded fences by phase: fencing, fenced, lifting, lifted.",
 		}, []string{"phase"}),
 		enforced: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "cleat_fence_enforced", Help: "1 when the last look found everything that is on record in force at this enforcer.",
+			Name: "cleat_fence_enforced", Help: "1 if all recorded fences were in force at this enforcer in the last check.",
 		}, []string{"enforcer"}),
 		peers: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "cleat_fence_peer_up", Help: "1 when the peer answered the last time it was asked.",
+			Name: "cleat_fence_peer_up", Help: "1 if the peer answered the last call.",
 		}, []string{"peer"}),
 		ended: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "cleat_fence_sessions_ended_total", Help: "Sessions of fenced clients that were ended.",
+			Name: "cleat_fence_sessions_ended_total", Help: "Sessions of fenced clients that the enforcer ended.",
 		}, []string{"enforcer"}),
 		drift: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "cleat_fence_drift_total", Help: "How often something else had changed what enforces the fences, and it was repaired.",
+			Name: "cleat_fence_drift_total", Help: "Repairs of an enforcer whose fences another program had changed.",
 		}, []string{"enforcer"}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "cleat_fence_check_failures_total", Help: "Looks at an enforcer after which its fences are not known to hold.",
+			Name: "cleat_fence_check_failures_total", Help: "Failed checks of an enforcer, after which its fences are not known to be in force.",
 		}, []string{"enforcer"}),
 	}
 	m.ending = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "cleat_fence_sessions_ending", Help: "Sessions of fenced clients that have not ended: a storage server still has their sockets open, and the fence waits for it.",
+		Name: "cleat_fence_sessions_ending", Help: "Sessions of fenced clients that have not ended yet, because a storage server still has their sockets open.",
 	}, []string{"enforcer"})
 	if r == nil {
 		return m, nil
 	}
 	for _, c := range []prometheus.Collector{m.blocks, m.enforced, m.peers, m.ended, m.drift, m.failures, m.ending} {
 		if err := r.Register(c); err != nil {
-			return nil, fmt.Errorf("register the metrics of fences: %w", err)
+			return nil, fmt.Errorf("register fence metrics: %w", err)
 		}
 	}
 	return m, nil
 }
 
-// observe brings the gauges up to date.
+// observe updates the gauges.
 func (e *Enforcer) observe(fences []volume.Fence, ending []ledger.Ending) {
 	count := map[volume.FencePhase]int{volume.Fencing: 0, volume.Fenced: 0, volume.Lifting: 0, volume.Lifted: 0}
 	for _, f := range fences {
@@ -66,7 +66,7 @@ func (e *Enforcer) observe(fences []volume.Fence, ending []ledger.Ending) {
 		e.metrics.blocks.WithLabelValues(string(phase)).Set(float64(n))
 	}
 	for _, l := range e.locals {
-		e.metrics.enforced.WithLabelValues(l.Name).Set(oneIf(l.holds.Load()))
+		e.metrics.enforced.WithLabelValues(l.Name).Set(oneIf(l.inForce.Load()))
 		waiting := 0
 		for _, one := range ending {
 			if one.Enforcer == l.Name {
@@ -87,15 +87,15 @@ func oneIf(b bool) float64 {
 	return 0
 }
 
-// Check fails when the last look found a fence that is not known to hold.
+// Check returns the error of the last check of all enforcers.
 func (e *Enforcer) Check(context.Context) error {
 	if last := e.checked.Load(); last != nil {
 		return *last
 	}
-	return errs.Errorf(errs.Unavailable, "it has not been looked whether the fences hold")
+	return errs.Errorf(errs.Unavailable, "the fences have not been checked yet")
 }
 
-// Status is what there is to know, for people and programs.
+// Status is the state of an Enforcer for the CLI and other programs.
 type Status struct {
 	Enforcers []EnforcerStatus `json:"enforcers"`
 	Fences    []volume.Fence   `json:"fences"`
@@ -103,15 +103,16 @@ type Status struct {
 	Problem   string           `json:"problem,omitempty"`
 }
 
-// EnforcerStatus is one enforcer: a fencer of this process or a peer.
+// EnforcerStatus is the state of one enforcer: a fencer of this process or a
+// peer.
 type EnforcerStatus struct {
 	Name  string `json:"name"`
 	Peer  bool   `json:"peer"`
-	Holds bool   `json:"holds"` // for a peer: it answered
+	Holds bool   `json:"holds"` // its fences are in force; for a peer: it answered the last call
 }
 
-// Ending lists the sessions of fenced clients that have not ended. Their fences
-// are not answered with OK before that.
+// Ending lists the sessions of fenced clients that have not ended yet. The
+// Fence calls that ended them return only after that.
 func (e *Enforcer) Ending(ctx context.Context) ([]volume.Session, error) {
 	all, err := e.ledger.Ending(ctx)
 	sessions := make([]volume.Session, len(all))
@@ -121,11 +122,11 @@ func (e *Enforcer) Ending(ctx context.Context) ([]volume.Session, error) {
 	return sessions, err
 }
 
-// Status reads the record, and tells how the last look went.
+// Status returns the recorded fences and the result of the last check.
 func (e *Enforcer) Status(ctx context.Context) (Status, error) {
 	s := Status{Enforcers: []EnforcerStatus{}, Fences: []volume.Fence{}, Ending: []ledger.Ending{}}
 	for _, l := range e.locals {
-		s.Enforcers = append(s.Enforcers, EnforcerStatus{Name: l.Name, Holds: l.holds.Load()})
+		s.Enforcers = append(s.Enforcers, EnforcerStatus{Name: l.Name, Holds: l.inForce.Load()})
 	}
 	for _, p := range e.peers {
 		s.Enforcers = append(s.Enforcers, EnforcerStatus{Name: p.Name(), Peer: true, Holds: p.up.Load()})

@@ -19,8 +19,9 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Driver is somebody's driver with the fence service of CSI-Addons, in memory:
-// it has its own idea of owners and codes, and shares no code with ours.
+// Driver is an in-memory implementation of the CSI-Addons fence service by
+// another vendor: it shares no code with cleat's and has its own owners and
+// codes.
 type Driver struct {
 	identity.UnimplementedIdentityServer
 	fence.UnimplementedFenceControllerServer
@@ -29,22 +30,22 @@ type Driver struct {
 	fenced map[string]string // CIDR to owner
 	calls  []Call
 	before func(context.Context, Call) error
-	listed []string // what it answers instead of what is fenced
-	// NotReady, Capabilities and Clients are what it tells of itself; set them
-	// before it serves.
+	listed []string // overrides the response of ListClusterFence
+	// NotReady, Capabilities and Clients are the responses of the other calls;
+	// set them before Serve.
 	NotReady     bool
 	Capabilities []*identity.Capability
 	Clients      []*fence.ClientDetails
 }
 
-// Call is one that came.
+// Call is one received call.
 type Call struct {
 	Method              string
 	Parameters, Secrets map[string]string
 	CIDRs               []string
 }
 
-// NewDriver makes one that announces fencing.
+// NewDriver returns a driver that announces NETWORK_FENCE.
 func NewDriver() *Driver {
 	return &Driver{fenced: map[string]string{}, Capabilities: []*identity.Capability{
 		ServiceCapability(identity.Capability_Service_CONTROLLER_SERVICE),
@@ -52,17 +53,17 @@ func NewDriver() *Driver {
 	}}
 }
 
-// ServiceCapability is one of GetCapabilities.
+// ServiceCapability returns a service capability.
 func ServiceCapability(kind identity.Capability_Service_Type) *identity.Capability {
 	return &identity.Capability{Type: &identity.Capability_Service_{Service: &identity.Capability_Service{Type: kind}}}
 }
 
-// FenceCapability is one of GetCapabilities.
+// FenceCapability returns a network fence capability.
 func FenceCapability(kind identity.Capability_NetworkFence_Type) *identity.Capability {
 	return &identity.Capability{Type: &identity.Capability_NetworkFence_{NetworkFence: &identity.Capability_NetworkFence{Type: kind}}}
 }
 
-// Serve serves on l, which it closes when the test ends or stop is called.
+// Serve serves on l and closes it when the test ends or stop is called.
 func (d *Driver) Serve(t testing.TB, l net.Listener) (stop func()) {
 	t.Helper()
 	s := grpc.NewServer()
@@ -82,21 +83,21 @@ func (d *Driver) Serve(t testing.TB, l net.Listener) (stop func()) {
 	return stop
 }
 
-// Before sets what is done first in each call; its error is the answer.
+// Before sets a function that runs first in each call; its error is returned.
 func (d *Driver) Before(f func(context.Context, Call) error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.before = f
 }
 
-// Answer makes these the answer of ListClusterFence, whatever is fenced.
+// Answer sets the response of ListClusterFence, whatever is fenced.
 func (d *Driver) Answer(cidrs ...string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.listed = cidrs
 }
 
-// Calls are those that came, of these methods.
+// Calls returns the received calls of the given methods.
 func (d *Driver) Calls(methods ...string) []Call {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -109,7 +110,7 @@ func (d *Driver) Calls(methods ...string) []Call {
 	return found
 }
 
-// Fenced is what is fenced, by whomever, sorted.
+// Fenced returns the fenced CIDRs of all owners, sorted.
 func (d *Driver) Fenced() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -131,11 +132,11 @@ func (d *Driver) begin(ctx context.Context, method string, parameters, secrets m
 	return before(ctx, c)
 }
 
-// owner names a set of parameters, without the one that only insists.
+// owner identifies a set of parameters without the force parameter.
 func owner(parameters map[string]string) string {
 	p := maps.Clone(parameters)
 	delete(p, "fence.cleat.dev/force")
-	return fmt.Sprint(p) // in the order of the keys
+	return fmt.Sprint(p) // sorted by key
 }
 
 func check(cidrs []*fence.CIDR) error {
@@ -178,7 +179,7 @@ func (d *Driver) UnfenceClusterNetwork(ctx context.Context, r *fence.UnfenceClus
 	defer d.mu.Unlock()
 	for _, c := range r.GetCidrs() {
 		if by, found := d.fenced[c.GetCidr()]; found && by != owner(r.GetParameters()) {
-			return nil, status.Errorf(codes.FailedPrecondition, "%s was fenced by somebody else", c.GetCidr())
+			return nil, status.Errorf(codes.FailedPrecondition, "%s was fenced by another owner", c.GetCidr())
 		}
 	}
 	for _, c := range r.GetCidrs() {

@@ -1,5 +1,5 @@
-// Package fencetest is for tests of fencing: a network in memory with a fencer
-// that behaves, and fails to order.
+// Package fencetest has fakes for tests of fencing: an in-memory network with a
+// fencer that can be made to fail.
 package fencetest
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Network is a storage server, its clients, and what stands between them. Its
-// Fencer's methods may be called by many goroutines.
+// Network is a storage server, its clients, and the fencer between them. The
+// methods of its Fencer are safe for concurrent use.
 type Network struct {
 	mu       sync.Mutex
 	held     []netip.Prefix
@@ -30,17 +30,17 @@ type Session struct {
 	network *Network
 	id      string
 	client  netip.Addr
-	dead    bool // the client's end is gone
-	stuck   bool // the server does not let go of it
+	dead    bool // the client's end is closed
+	stuck   bool // the server keeps the session open
 	gone    chan struct{}
 }
 
-// NewNetwork makes a network in which nobody is fenced.
+// NewNetwork returns a network without fences.
 func NewNetwork() *Network {
 	return &Network{sessions: map[string]*Session{}, faults: map[string]error{}, changed: make(chan struct{}, 1)}
 }
 
-// Connect begins a session, or is kept out.
+// Connect starts a session, or fails if the client is fenced.
 func (n *Network) Connect(client netip.Addr) (*Session, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -53,24 +53,25 @@ func (n *Network) Connect(client netip.Addr) (*Session, error) {
 	return s, nil
 }
 
-// Write has one write of the client done by the server, or fails.
+// Write executes one write of the client at the server, or fails.
 func (s *Session) Write() error {
 	s.network.mu.Lock()
 	defer s.network.mu.Unlock()
 	if s.dead || covers(s.network.held, s.client) {
-		return fmt.Errorf("write from %s: it does not get through", s.client)
+		return fmt.Errorf("write from %s: timed out", s.client)
 	}
 	return nil
 }
 
-// Stick makes the server keep the session when it is ended, until Release.
+// Stick makes the server keep the session open after it was ended, until
+// Release.
 func (s *Session) Stick() {
 	s.network.mu.Lock()
 	defer s.network.mu.Unlock()
 	s.stuck = true
 }
 
-// Release lets the server see that the session has ended.
+// Release makes the server close a session that was ended.
 func (s *Session) Release() {
 	s.network.mu.Lock()
 	defer s.network.mu.Unlock()
@@ -91,16 +92,16 @@ func covers(blocks []netip.Prefix, client netip.Addr) bool {
 	return slices.ContainsFunc(blocks, func(b netip.Prefix) bool { return b.Contains(client) })
 }
 
-// Fail makes a method of the Fencer (Apply, Held, Sessions, End) answer an
-// error; nil ends that.
+// Fail makes a method of the Fencer (Apply, Held, Sessions, End) return an
+// error; nil removes it.
 func (n *Network) Fail(method string, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.faults[method] = err
 }
 
-// Tamper changes what is held, as another program would, and Changed reports
-// it. The blocks are disjoint and in order.
+// Tamper changes the held blocks, as another program would, and signals
+// Changed. The blocks are disjoint and sorted.
 func (n *Network) Tamper(held ...netip.Prefix) {
 	n.mu.Lock()
 	n.held = held
@@ -111,10 +112,10 @@ func (n *Network) Tamper(held ...netip.Prefix) {
 	}
 }
 
-// Changed tells of Tamper.
+// Changed signals Tamper.
 func (n *Network) Changed() <-chan struct{} { return n.changed }
 
-// Applied is how often Apply was called.
+// Applied returns the number of Apply calls.
 func (n *Network) Applied() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -142,8 +143,8 @@ func (n *Network) Held(context.Context) ([]netip.Prefix, error) {
 	return slices.Clone(n.held), n.faults["Held"]
 }
 
-// Sessions is part of volume.Fencer. As with sockets, one that was ended is
-// not listed any more, though the server may still hold it.
+// Sessions is part of volume.Fencer. As with sockets, a session that was ended
+// is not listed, even if the server still has it open.
 func (n *Network) Sessions(_ context.Context, blocks []netip.Prefix) ([]volume.Session, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -13,8 +13,8 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/nft"
 )
 
-// setOf checks blocks and returns their union. A block that the kernel would
-// understand in another way than its writer is refused.
+// setOf validates blocks and returns their union. A block that the kernel would
+// interpret differently from its text is rejected.
 func setOf(blocks []netip.Prefix) (*netipx.IPSet, error) {
 	for _, block := range blocks {
 		switch {
@@ -27,7 +27,7 @@ func setOf(blocks []netip.Prefix) (*netipx.IPSet, error) {
 	return cidr.Set(blocks)
 }
 
-// elements are the intervals of a set's two families, in order.
+// elements returns the intervals of a set by address family, in order.
 func elements(set *netipx.IPSet) (v4, v6 []nft.Element) {
 	for _, r := range set.Ranges() {
 		if r.From().Is4() {
@@ -39,8 +39,9 @@ func elements(set *netipx.IPSet) (v4, v6 []nft.Element) {
 	return v4, v6
 }
 
-// interval is one range; the kernel takes the key after it for its end, and
-// none where there is no key after it.
+// interval returns the elements of one range. The kernel expects the address
+// after the range as its end, and no end element for a range that ends with the
+// last address.
 func interval(r netipx.IPRange) []nft.Element {
 	out := []nft.Element{{Key: r.From().AsSlice()}}
 	if next := r.To().Next(); next.IsValid() {
@@ -49,19 +50,19 @@ func interval(r netipx.IPRange) []nft.Element {
 	return out
 }
 
-// parseIntervals returns the blocks of a set of addresses, in order.
+// parseIntervals returns the blocks of an address set, in order.
 func parseIntervals(elements []nft.Element, addressLen int) (blocks []netip.Prefix, err error) {
 	elements = slices.Clone(elements)
 	for _, e := range elements {
 		if e.Odd != "" || len(e.Key) != addressLen {
-			return nil, fmt.Errorf("an element with the key %x is no plain address (%s)", e.Key, e.Odd)
+			return nil, fmt.Errorf("element with key %x is not a plain address (%s)", e.Key, e.Odd)
 		}
 	}
 	slices.SortFunc(elements, func(a, b nft.Element) int {
 		if c := bytes.Compare(a.Key, b.Key); c != 0 || a.End == b.End {
 			return c
 		}
-		if a.End { // what ends here is over before the next begins
+		if a.End { // an interval ends before the next one begins
 			return -1
 		}
 		return 1
@@ -73,9 +74,9 @@ func parseIntervals(elements []nft.Element, addressLen int) (blocks []netip.Pref
 		case e.End && from.IsValid():
 			blocks = netipx.IPRangeFrom(from, at.Prev()).AppendPrefixes(blocks)
 			from = netip.Addr{}
-		case e.End: // matches nothing; nft(8) writes one at the bottom
+		case e.End: // matches nothing; nft(8) adds one at the lowest address
 		case from.IsValid():
-			return nil, fmt.Errorf("two intervals begin, at %s and %s, and the first has no end", from, at)
+			return nil, fmt.Errorf("the interval that begins at %s has no end before %s", from, at)
 		default:
 			from = at
 		}

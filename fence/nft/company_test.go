@@ -131,7 +131,7 @@ func TestHolderIsMinimal(t *testing.T) {
 	}
 	slices.Sort(got)
 	// The listener, its directory, the connection, and what Go's poller needs.
-	want := []string{"/dev/null", "/dev/null", "/dev/null", filepath.Dir(f.keeper.path), "anon_inode", "anon_inode", "socket", "socket", "socket"}
+	want := []string{"/dev/null", "/dev/null", "/dev/null", filepath.Dir(f.client.path), "anon_inode", "anon_inode", "socket", "socket", "socket"}
 	slices.Sort(want)
 	if !equal(got, want) {
 		t.Errorf("open are %v, not %v", got, want)

@@ -1,13 +1,13 @@
-// Package nft keeps clients out with the kernel's packet filter: one nftables
-// table that drops what they send to the ports of the storage, in a form that
-// strangers cannot remove and that outlives the server.
+// Package nft blocks clients with the kernel's packet filter: one nftables
+// table drops their packets to the ports of the storage. Other programs cannot
+// remove the table, and it outlives the server.
 //
-// The table belongs to a netlink socket (flags owner and persist), which makes
-// the kernel refuse or pass over a flush or deletion by anybody else. A holder,
-// a process that does nothing else, keeps that socket open too, so the server
-// may be killed and take it over again. When the holder dies, the server starts
-// another one. When both are dead, the table stays and keeps dropping, but has
-// no owner: others can remove it until the next Open.
+// A netlink socket owns the table (flags owner and persist), so the kernel
+// rejects or ignores a flush or deletion by any other socket. A second process,
+// the holder, keeps the same socket open: a restarted server takes it over.
+// When the holder dies, the server starts another one. When both are dead, the
+// table keeps dropping packets but has no owner, and other programs can remove
+// it until the next Open.
 package nft
 
 import (
@@ -29,58 +29,57 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/nft"
 )
 
-// Config says what to keep out of what.
+// Config configures a Filter.
 type Config struct {
-	Table string    // of the family inet; one server's own
-	Ports ports.Set // which traffic of clients is dropped: TCP and UDP to these ports, or all
+	Table string    // table of family inet, used by this server only
+	Ports ports.Set // drop traffic to these ports (TCP and UDP), or all traffic
 	// HolderSocket is the path of the holder's UNIX socket, in a directory of
-	// its own within the server's state.
+	// its own below the server's state directory.
 	HolderSocket string
-	Holder       []string // the command that runs RunHolder; arguments are added
+	Holder       []string // command that runs RunHolder; its arguments are appended
 	Logger       *slog.Logger
 
-	without uint32 // flags that the kernel is taken not to know, for tests
+	unsupportedFlags uint32 // table flags assumed unsupported, for tests
 }
 
-// Filter is a table of the packet filter in the network namespace in which it
-// was opened. Its methods may be called by many goroutines.
+// Filter is an nftables table in the network namespace in which it was opened.
+// Its methods are safe for concurrent use.
 type Filter struct {
 	config  Config
 	log     *slog.Logger
 	layouts []layout
 	protect string
 
-	owner   *nft.Conn // the socket that owns the table, shared with the holder
+	owner   *nft.Conn // netlink socket that owns the table, shared with the holder
 	reader  *nft.Conn
 	monitor *nft.Monitor
-	keeper  keeper
+	client  holderClient
 
 	changed chan struct{}
-	turn    chan struct{} // holds one token while the table is being changed
-	closed  bool          // guarded by turn
+	lock    chan struct{} // holds one token while the table is being changed
+	closed  bool          // guarded by lock
 
 	mu     sync.Mutex // guards the following
-	link   *link      // nil while there is no holder
+	link   *link      // nil while no holder is running
 	counts [2]counter
 
-	stop  context.CancelFunc
-	owned sync.WaitGroup
+	stop    context.CancelFunc
+	running sync.WaitGroup
 }
 
-// Status is for people and metrics.
+// Status is the state of a Filter for the CLI and metrics.
 type Status struct {
 	Table      string `json:"table"`
-	Protection string `json:"protection"` // "owner+persist", or what there is instead and why
-	Holder     int    `json:"holder"`     // the holder's process; zero while there is none
-	// Packets dropped since this process opened the filter, as of the last
-	// Held.
+	Protection string `json:"protection"` // "owner+persist", or the weaker protection and why
+	Holder     int    `json:"holder"`     // PID of the holder, 0 while no holder is running
+	// Packets dropped since this process opened the filter, updated by Held.
 	Dropped4 uint64 `json:"dropped4"`
 	Dropped6 uint64 `json:"dropped6"`
 }
 
-// Open takes the table over as it is, with what it holds, or makes an empty
-// one. What held before is not let in for a moment. It must be called in the
-// network namespace of the storage server.
+// Open takes over an existing table with its blocks, or creates an empty one.
+// Blocks that were in force stay in force without a gap. Open must be called in
+// the network namespace of the storage server.
 func Open(ctx context.Context, c Config) (*Filter, error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -88,21 +87,22 @@ func Open(ctx context.Context, c Config) (*Filter, error) {
 	f := &Filter{
 		config:  c,
 		log:     c.Logger,
-		keeper:  keeper{path: c.HolderSocket, table: c.Table, command: c.Holder},
+		client:  holderClient{path: c.HolderSocket, table: c.Table, command: c.Holder},
 		changed: make(chan struct{}, 1),
-		turn:    make(chan struct{}, 1),
+		lock:    make(chan struct{}, 1),
 	}
 	if err := f.open(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("packet filter: %w", err), f.undo(ctx))
 	}
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	f.stop = stop
-	f.owned.Go(func() { f.listen(running) })
-	f.owned.Go(func() { f.guard(running) })
+	f.running.Go(func() { f.watchChanges(running) })
+	f.running.Go(func() { f.superviseHolder(running) })
 	return f, nil
 }
 
-// undo is for an Open that failed: a holder that it started is of no use.
+// undo releases what a failed Open has acquired, and ends the holder if Open
+// started it.
 func (f *Filter) undo(ctx context.Context) error {
 	if f.link == nil || f.link.process == nil {
 		return f.release()
@@ -120,7 +120,7 @@ func (c *Config) check() error {
 	}
 	name := c.Table
 	if name == "" || len(name) > 64 || strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") != "" {
-		return errs.Errorf(errs.Invalid, "packet filter: the table name %q is none; use up to 64 letters, digits, - and _", name)
+		return errs.Errorf(errs.Invalid, "packet filter: invalid table name %q: use 1 to 64 letters, digits, - and _", name)
 	}
 	return nil
 }
@@ -128,16 +128,16 @@ func (c *Config) check() error {
 func (f *Filter) open(ctx context.Context) error {
 	var err error
 	if f.reader, err = nft.Dial(); err != nil {
-		return refused("nf_tables", err)
+		return wrapKind("nf_tables", err)
 	}
 	if f.monitor, err = nft.Watch(); err != nil {
-		return refused("nf_tables", err)
+		return wrapKind("nf_tables", err)
 	}
 	if f.layouts, f.protect, err = protection(ctx, f.reader, f.config); err != nil {
 		return err
 	}
 	if len(f.layouts) > 1 || f.layouts[0].flags&nft.Persist == 0 {
-		f.log.WarnContext(ctx, "fences are less protected on this kernel", "table", f.config.Table, "protection", f.protect)
+		f.log.WarnContext(ctx, "kernel cannot fully protect the table", "table", f.config.Table, "reason", f.protect)
 	}
 	if err := f.takeOver(ctx); err != nil {
 		return err
@@ -145,42 +145,43 @@ func (f *Filter) open(ctx context.Context) error {
 	return f.adopt(ctx)
 }
 
-// takeOver gets the netlink socket that owns the table from the holder that
-// there is, or makes one and has it held.
+// takeOver gets the netlink socket that owns the table from the running holder,
+// or creates a socket and starts a holder for it.
 func (f *Filter) takeOver(ctx context.Context) error {
 	fresh := func() (*os.File, error) {
 		c, err := nft.Dial()
 		if err != nil {
-			return nil, refused("nf_tables", err)
+			return nil, wrapKind("nf_tables", err)
 		}
 		defer func() { _ = c.Close() }()
 		return c.File()
 	}
-	l, held, err := f.keeper.hire(ctx, fresh)
+	l, held, err := f.client.open(ctx, fresh)
 	if err != nil {
 		return err
 	}
 	owner, err := nft.FromFile(held)
 	_ = held.Close()
 	if err != nil {
-		l.leave()
+		l.detach()
 		return err
 	}
 	here, err := sameNamespace(owner, f.reader)
 	switch {
 	case err != nil:
-		l.leave()
+		l.detach()
 		return errors.Join(err, owner.Close())
 	case here:
 		f.owner, f.link = owner, l
 		return nil
 	}
-	// What that table fences stays; but it is another server's network now.
-	f.log.WarnContext(ctx, "the fence holder was of another network namespace, and is ended", "holder", l.pid)
+	// The old table stays in its namespace: it belongs to another server's
+	// network.
+	f.log.WarnContext(ctx, "ending fence holder of another network namespace", "pid", l.pid)
 	if err := errors.Join(l.end(ctx), owner.Close()); err != nil {
 		return err
 	}
-	if l, held, err = f.keeper.hire(ctx, fresh); err != nil {
+	if l, held, err = f.client.open(ctx, fresh); err != nil {
 		return err
 	}
 	f.link = l
@@ -197,19 +198,20 @@ func sameNamespace(a, b *nft.Conn) (bool, error) {
 	return first == second, err
 }
 
-// adopt makes the table what it must be, with the clients that are in it.
+// adopt brings the table into its desired form and keeps the clients that it
+// contains.
 func (f *Filter) adopt(ctx context.Context) error {
 	readings, err := f.read(ctx, true)
 	if err != nil {
 		return err
 	}
 	f.count(readings)
-	f.counts[0].total, f.counts[1].total = 0, 0 // of former processes
+	f.counts[0].total, f.counts[1].total = 0, 0 // counted by earlier processes
 	var clients []netip.Prefix
 	for _, r := range readings {
 		held, err := r.blocks()
-		if err != nil { // then there is nothing to keep, and Apply comes soon
-			f.log.WarnContext(ctx, "what the table held is not understood", "table", r.table.Name, "error", err)
+		if err != nil { // nothing can be kept; the enforcer calls Apply next
+			f.log.WarnContext(ctx, "unexpected content in table, ignored", "table", r.table.Name, "err", err)
 		}
 		clients = append(clients, held...)
 	}
@@ -220,14 +222,14 @@ func (f *Filter) adopt(ctx context.Context) error {
 	return f.put(ctx, readings, set)
 }
 
-// Apply makes just these blocks hold, in one step. After it returns nil no
-// packet of theirs that comes from now on is taken.
+// Apply replaces the blocks in one transaction. After it returns nil, no packet
+// from these blocks that arrives later is accepted.
 func (f *Filter) Apply(ctx context.Context, blocks []netip.Prefix) error {
 	set, err := setOf(blocks)
 	if err != nil {
 		return err
 	}
-	end, err := f.begin(ctx)
+	end, err := f.acquire(ctx)
 	if err != nil {
 		return err
 	}
@@ -239,30 +241,30 @@ func (f *Filter) Apply(ctx context.Context, blocks []netip.Prefix) error {
 	return f.put(ctx, readings, set)
 }
 
-func (f *Filter) begin(ctx context.Context) (end func(), err error) {
+func (f *Filter) acquire(ctx context.Context) (end func(), err error) {
 	if ctx.Err() != nil {
-		return nil, refused("packet filter", context.Cause(ctx))
+		return nil, wrapKind("packet filter", context.Cause(ctx))
 	}
 	select {
-	case f.turn <- struct{}{}:
+	case f.lock <- struct{}{}:
 	case <-ctx.Done():
-		return nil, refused("packet filter", context.Cause(ctx))
+		return nil, wrapKind("packet filter", context.Cause(ctx))
 	}
 	if f.closed {
-		<-f.turn
+		<-f.lock
 		return nil, errs.Errorf(errs.Unavailable, "packet filter: %w", os.ErrClosed)
 	}
-	return func() { <-f.turn }, nil
+	return func() { <-f.lock }, nil
 }
 
-// put writes the clients into tables that are as they must be, and makes those
-// anew that are not.
+// put writes the clients into the tables, and recreates tables that differ from
+// their layout.
 func (f *Filter) put(ctx context.Context, readings []reading, set *netipx.IPSet) error {
 	v4, v6 := elements(set)
 	var fault error
 	for i, l := range f.layouts {
 		if owner := readings[i].table.Owner; owner != 0 && owner != f.owner.Port() {
-			return errs.Errorf(errs.Precondition, "%w: a server with another state directory has it, or its fence holder that lives on; find the holder with pgrep -fa %s and end it: the table stays, and is taken over",
+			return errs.Errorf(errs.Precondition, "%w: it belongs to a server with another state directory, or to the fence holder of one; find the holder with \"pgrep -fa %s\" and end it: the table stays and is then taken over",
 				l.ownerFault(readings[i].table, f.owner.Port()), HolderCommand)
 		}
 		if fault == nil {
@@ -276,33 +278,33 @@ func (f *Filter) put(ctx context.Context, readings []reading, set *netipx.IPSet)
 		}
 		err := f.owner.Commit(ctx, &b)
 		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EOPNOTSUPP) {
-			return f.settle(err)
+			return f.finish(err)
 		}
-		fault = err // somebody was faster
+		fault = err // the table was changed after it was read
 	}
 	for _, r := range readings {
 		if r.table.Name != "" {
-			f.log.WarnContext(ctx, "the table of fences is not as it must be, and is made anew", "table", r.table.Name, "fault", fault)
+			f.log.WarnContext(ctx, "recreating fence table", "table", r.table.Name, "reason", fault)
 		}
 	}
 	var b nft.Batch
 	for _, l := range f.layouts {
 		l.install(&b, v4, v6)
 	}
-	return f.settle(f.owner.Commit(ctx, &b))
+	return f.finish(f.owner.Commit(ctx, &b))
 }
 
-// settle waits, after a change, until no processor works on a packet that has
-// met the rules before it.
-func (f *Filter) settle(err error) error {
+// finish waits, after a change, until no CPU processes a packet that was
+// matched against the old rules.
+func (f *Filter) finish(err error) error {
 	if err != nil {
-		return refused("change the packet filter", err)
+		return wrapKind("change the packet filter", err)
 	}
 	return nft.Settle()
 }
 
-// Held reads the blocks that hold back, disjoint and in order. Table, chains,
-// rules and sets must be just as they were made: else nothing holds.
+// Held reads the blocks in force, disjoint and sorted. If the table, a chain, a
+// rule or a set differs from the layout, no block counts as in force.
 func (f *Filter) Held(ctx context.Context) ([]netip.Prefix, error) {
 	readings, err := f.read(ctx, true)
 	if err != nil {
@@ -317,7 +319,7 @@ func (f *Filter) Held(ctx context.Context) ([]netip.Prefix, error) {
 		}
 		blocks, err := readings[i].blocks()
 		if fault = errors.Join(fault, err); fault != nil {
-			f.log.WarnContext(ctx, "no fence holds", "fault", fault)
+			f.log.WarnContext(ctx, "fence table is invalid, no fence is in force", "err", fault)
 			return nil, nil
 		}
 		if i == 0 {
@@ -329,11 +331,11 @@ func (f *Filter) Held(ctx context.Context) ([]netip.Prefix, error) {
 	return held, nil
 }
 
-// counter adds up the counters of a family's rules, which restart at zero when
-// the table is recreated.
+// counter accumulates a family's rule counters, which restart at zero when the
+// table is recreated.
 type counter struct{ last, total uint64 }
 
-func (c *counter) see(now uint64) {
+func (c *counter) update(now uint64) {
 	if now >= c.last {
 		c.total += now - c.last
 	} else {
@@ -350,11 +352,11 @@ func (f *Filter) count(readings []reading) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.counts[0].see(v4)
-	f.counts[1].see(v6)
+	f.counts[0].update(v4)
+	f.counts[1].update(v6)
 }
 
-// Status returns the state that was read last, without asking the kernel.
+// Status returns the state as of the last read, without a kernel call.
 func (f *Filter) Status() Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -11,14 +11,14 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/nft"
 )
 
-// layout is what one table must be.
+// layout is the desired form of one table.
 type layout struct {
 	table string
 	flags uint32
 	ports ports.Set
 }
 
-// The names of what is in a table.
+// Names of the sets of a table.
 const (
 	clients4  = "clients4"
 	clients6  = "clients6"
@@ -26,9 +26,9 @@ const (
 	portSet   = "ports"
 )
 
-// chains: at prerouting before connection tracking, so that sessions that are
-// known are hit too, and at input, where ports that were redirected show as
-// those that the server listens on, and fragments as whole packets.
+// chains returns one chain at prerouting before connection tracking, so that
+// known connections match too, and one at input, where redirected ports have
+// become the ports of the server and fragments are reassembled.
 func (l layout) chains() []nft.Chain {
 	chain := func(name string, hook uint32) nft.Chain {
 		return nft.Chain{Table: l.table, Name: name, Type: "filter", Hook: hook, Priority: nft.PriorityRaw, Policy: nft.Accept}
@@ -50,7 +50,7 @@ func (l layout) sets() []nft.Set {
 	return sets
 }
 
-// fixed are the elements of sets that are not of clients.
+// fixed returns the elements of the sets that do not contain clients.
 func (l layout) fixed() map[string][]nft.Element {
 	if l.ports.IsAll() {
 		return nil
@@ -67,7 +67,8 @@ func (l layout) fixed() map[string][]nft.Element {
 	return fixed
 }
 
-// rules are those of all chains, each chain's in order: one for each family.
+// rules returns the rules of all chains in order: one per chain and address
+// family.
 func (l layout) rules() []nft.Rule {
 	var rules []nft.Rule
 	for _, c := range l.chains() {
@@ -93,8 +94,8 @@ func (l layout) drop(family byte, source nft.Payload, clients string) []nft.Expr
 	return append(match, nft.Counter{}, nft.Verdict{Code: nft.Drop})
 }
 
-// renew adds to a batch what replaces the clients in a table that is as it
-// must be, but for its owner.
+// renew adds the operations that replace the clients in a table that matches
+// its layout except for its owner.
 func (l layout) renew(b *nft.Batch, v4, v6 []nft.Element) {
 	if l.flags&nft.Owner != 0 {
 		b.SetTable(l.table, l.flags)
@@ -105,9 +106,10 @@ func (l layout) renew(b *nft.Batch, v4, v6 []nft.Element) {
 	b.AddElements(l.table, clients6, v6)
 }
 
-// install adds to a batch what makes the table anew, whatever there is.
+// install adds the operations that recreate the table, whether or not one
+// exists.
 func (l layout) install(b *nft.Batch, v4, v6 []nft.Element) {
-	b.AddTable(l.table) // so that there is one to delete
+	b.AddTable(l.table) // DeleteTable fails for a missing table
 	b.DeleteTable(l.table)
 	b.SetTable(l.table, l.flags)
 	for _, s := range l.sets() {
@@ -126,24 +128,25 @@ func (l layout) install(b *nft.Batch, v4, v6 []nft.Element) {
 	}
 }
 
-// reading is what the kernel says of a table. What is not there is zero.
+// reading is the state of a table as read from the kernel. Missing objects are
+// zero.
 type reading struct {
 	table    nft.Table
 	chains   []nft.Chain
 	sets     []nft.Set
 	rules    []nft.Rule
-	elements map[string][]nft.Element // of all sets; of clients only where they were asked for
+	elements map[string][]nft.Element // of all sets; of client sets only if requested
 }
 
-// fault says the first thing in which a table is not as it must be; nil when
-// it is. Who owns it is ownerFault's matter.
+// fault returns the first difference between a table and its layout, or nil.
+// ownerFault checks the owner.
 func (l layout) fault(r reading) error {
 	chains, sets := l.chains(), l.sets()
 	if r.table.Name == "" {
-		return fmt.Errorf("there is no table inet %s", l.table)
+		return fmt.Errorf("table inet %s does not exist", l.table)
 	}
 	if rest := r.table.Flags &^ nft.Owner; rest != l.flags&^nft.Owner {
-		return fmt.Errorf("table inet %s has the flags %#x instead of %#x", l.table, r.table.Flags, l.flags)
+		return fmt.Errorf("table inet %s has flags %#x instead of %#x", l.table, r.table.Flags, l.flags)
 	}
 	for i, want := range chains {
 		if want.Flags = nft.BaseChain; r.chains[i] != want {
@@ -160,7 +163,7 @@ func (l layout) fault(r reading) error {
 	}
 	for name, want := range l.fixed() {
 		if !sameElements(want, r.elements[name]) {
-			return fmt.Errorf("set %s of table inet %s has other elements than it must", name, l.table)
+			return fmt.Errorf("set %s of table inet %s has unexpected elements", name, l.table)
 		}
 	}
 	return l.ruleFault(r.rules)
@@ -171,12 +174,12 @@ func (l layout) ruleFault(rules []nft.Rule) error {
 	if len(rules) != len(want) {
 		return fmt.Errorf("table inet %s has %d rules instead of %d", l.table, len(rules), len(want))
 	}
-	// The kernel tells chains in an order of its own.
+	// The kernel lists chains in its own order.
 	for _, c := range l.chains() {
 		ours := func(r nft.Rule) bool { return r.Chain != c.Name }
 		was, must := slices.DeleteFunc(slices.Clone(rules), ours), slices.DeleteFunc(slices.Clone(want), ours)
 		if !slices.EqualFunc(was, must, sameRule) {
-			return fmt.Errorf("the rules of chain %s of table inet %s are not what they must be", c.Name, l.table)
+			return fmt.Errorf("chain %s of table inet %s has unexpected rules", c.Name, l.table)
 		}
 	}
 	return nil
@@ -202,7 +205,8 @@ func sameElements(a, b []nft.Element) bool {
 	return slices.Equal(sorted(a), sorted(b))
 }
 
-// ownerFault says when a table that is to be owned by a socket is not.
+// ownerFault returns an error if the table should be owned by the netlink
+// socket with this port and is not.
 func (l layout) ownerFault(t nft.Table, port uint32) error {
 	switch {
 	case l.flags&nft.Owner == 0 && t.Owner == 0:
@@ -210,7 +214,7 @@ func (l layout) ownerFault(t nft.Table, port uint32) error {
 	case t.Flags&nft.Owner == 0:
 		return fmt.Errorf("table inet %s has lost its owner", l.table)
 	case t.Owner != port:
-		return fmt.Errorf("table inet %s is owned by the netlink port %d (often the number of a process) and not by ours, %d", l.table, t.Owner, port)
+		return fmt.Errorf("table inet %s is owned by netlink port %d (often a process ID) instead of %d", l.table, t.Owner, port)
 	}
 	return nil
 }

@@ -13,33 +13,35 @@ import (
 
 const (
 	ownerPersist = "owner+persist"
-	// Two tables with the same rules: what removes the one leaves the other.
-	ownerTwice = "persist unavailable on this kernel (Linux 6.9 has it): a table with an owner that others cannot flush, and a plain one that stays when all processes are dead"
-	plainOnly  = "owner and persist unavailable on this kernel: others can flush the table, which is repaired when they do"
+	// Two tables with the same rules: an operation that removes one does not
+	// remove the other.
+	ownerTwice = "flag persist not supported by this kernel (needs Linux 6.9): using one table with an owner, which other programs cannot flush, and one without, which stays when all processes are dead"
+	plainOnly  = "flags owner and persist not supported by this kernel: other programs can flush the table; it is repaired after that"
 )
 
-// ownedSuffix names the second table.
+// ownedSuffix is the suffix of the second table's name.
 const ownedSuffix = "-owned"
 
-// protection asks the kernel which tables it can make, without making one.
+// protection finds the best protection that the kernel supports, without
+// creating a table.
 func protection(ctx context.Context, c *nft.Conn, config Config) ([]layout, string, error) {
 	can := func(flags uint32) (bool, error) {
-		if flags&config.without != 0 {
+		if flags&config.unsupportedFlags != 0 {
 			return false, nil
 		}
 		var b nft.Batch
-		b.SetTable(fmt.Sprintf("cleat-asks-%d", c.Port()), flags)
+		b.SetTable(fmt.Sprintf("cleat-probe-%d", c.Port()), flags)
 		err := c.Check(ctx, &b)
 		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) {
 			return false, nil
 		}
 		if err != nil {
-			return false, refused("ask the kernel for a table", err)
+			return false, wrapKind("check which table flags the kernel supports", err)
 		}
 		return true, nil
 	}
 	for _, offer := range offers() {
-		ok, err := can(offer.asks)
+		ok, err := can(offer.flags)
 		if err != nil {
 			return nil, "", err
 		}
@@ -47,18 +49,18 @@ func protection(ctx context.Context, c *nft.Conn, config Config) ([]layout, stri
 			return offer.layouts(config), offer.protection, nil
 		}
 	}
-	return nil, "", errs.Errorf(errs.Unsupported, "this kernel makes no nftables table of the family inet: CONFIG_NF_TABLES and CONFIG_NF_TABLES_INET must be set")
+	return nil, "", errs.Errorf(errs.Unsupported, "this kernel cannot create an nftables table of family inet: it needs CONFIG_NF_TABLES and CONFIG_NF_TABLES_INET")
 }
 
-// offer is a way to protect the table, on kernels that can make a table with
-// the flags asked for.
+// offer is a way to protect the table that needs kernel support for some table
+// flags.
 type offer struct {
-	asks       uint32
+	flags      uint32
 	protection string
-	tables     []layout // with suffixes for names
+	tables     []layout // their names are suffixes
 }
 
-// offers begins with the best.
+// offers returns all protections, best first.
 func offers() []offer {
 	return []offer{
 		{nft.Owner | nft.Persist, ownerPersist, []layout{{flags: nft.Owner | nft.Persist}}},

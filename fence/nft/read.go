@@ -12,50 +12,50 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/nft"
 )
 
-// readTries is how often a reading is begun anew since somebody changed the
-// packet filter meanwhile.
-const readTries = 100
+// maxReads bounds how often a read is repeated because the packet filter
+// changed while it was read.
+const maxReads = 100
 
-// read reads all tables as they were at one time.
+// read reads a consistent state of all tables.
 func (f *Filter) read(ctx context.Context, clients bool) ([]reading, error) {
-	for range readTries {
+	for range maxReads {
 		before, err := f.reader.Generation(ctx)
 		if err != nil {
-			return nil, refused("read the packet filter", err)
+			return nil, wrapKind("read the packet filter", err)
 		}
 		readings := make([]reading, len(f.layouts))
 		for i, l := range f.layouts {
 			if readings[i], err = l.read(ctx, f.reader, clients); err != nil {
-				return nil, refused("read the packet filter", err)
+				return nil, wrapKind("read the packet filter", err)
 			}
 		}
 		after, err := f.reader.Generation(ctx)
 		if err != nil {
-			return nil, refused("read the packet filter", err)
+			return nil, wrapKind("read the packet filter", err)
 		}
 		if before == after {
 			return readings, nil
 		}
 	}
-	return nil, errs.Errorf(errs.Unavailable, "the packet filter was changed by others every time it was read, %d times", readTries)
+	return nil, errs.Errorf(errs.Unavailable, "the packet filter changed during each of %d reads", maxReads)
 }
 
-// read reads one table; what is not there stays zero.
+// read reads one table. Missing objects stay zero.
 func (l layout) read(ctx context.Context, c *nft.Conn, clients bool) (reading, error) {
 	r := reading{elements: map[string][]nft.Element{}}
 	var err error
-	if r.table, err = there(c.Table(ctx, l.table)); err != nil || r.table.Name == "" {
+	if r.table, err = orZero(c.Table(ctx, l.table)); err != nil || r.table.Name == "" {
 		return r, err
 	}
 	for _, want := range l.chains() {
-		got, err := there(c.Chain(ctx, l.table, want.Name))
+		got, err := orZero(c.Chain(ctx, l.table, want.Name))
 		if err != nil {
 			return r, err
 		}
 		r.chains = append(r.chains, got)
 	}
 	for _, want := range l.sets() {
-		got, err := there(c.Set(ctx, l.table, want.Name))
+		got, err := orZero(c.Set(ctx, l.table, want.Name))
 		if err != nil {
 			return r, err
 		}
@@ -63,15 +63,15 @@ func (l layout) read(ctx context.Context, c *nft.Conn, clients bool) (reading, e
 		if !clients && (want.Name == clients4 || want.Name == clients6) {
 			continue
 		}
-		if r.elements[want.Name], err = there(c.Elements(ctx, l.table, want.Name)); err != nil {
+		if r.elements[want.Name], err = orZero(c.Elements(ctx, l.table, want.Name)); err != nil {
 			return r, err
 		}
 	}
-	r.rules, err = there(c.Rules(ctx, l.table))
+	r.rules, err = orZero(c.Rules(ctx, l.table))
 	return r, err
 }
 
-func there[T any](got T, err error) (T, error) {
+func orZero[T any](got T, err error) (T, error) {
 	if errors.Is(err, unix.ENOENT) {
 		var none T
 		return none, nil
@@ -79,7 +79,7 @@ func there[T any](got T, err error) (T, error) {
 	return got, err
 }
 
-// blocks is what the sets of clients have in them.
+// blocks returns the blocks in the client sets.
 func (r reading) blocks() ([]netip.Prefix, error) {
 	v4, err := parseIntervals(r.elements[clients4], 4)
 	if err != nil {
@@ -92,8 +92,8 @@ func (r reading) blocks() ([]netip.Prefix, error) {
 	return cidr.Merge(append(v4, v6...))
 }
 
-// refused gives an error its kind.
-func refused(what string, err error) error {
+// wrapKind wraps an error with its kind.
+func wrapKind(what string, err error) error {
 	kind := errs.Internal
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded),

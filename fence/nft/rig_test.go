@@ -56,13 +56,13 @@ func holderCommand(word string) []string {
 // its kernel does not know, and blocks to fence. It prints its holder and waits until it is
 // killed.
 func runServer(args []string) error {
-	without, err := strconv.ParseUint(args[1], 10, 32)
+	unsupportedFlags, err := strconv.ParseUint(args[1], 10, 32)
 	if err != nil {
 		return err
 	}
 	f, err := Open(context.Background(), Config{
 		Table: "cleat-test", HolderSocket: args[0],
-		Holder: holderCommand(HolderCommand), without: uint32(without),
+		Holder: holderCommand(HolderCommand), unsupportedFlags: uint32(unsupportedFlags),
 	})
 	if err != nil {
 		return err
@@ -86,7 +86,7 @@ type server struct {
 
 func startServer(t testing.TB, c Config, words ...string) *server {
 	t.Helper()
-	cmd := exec.Command("/proc/self/exe", append([]string{serverWord, c.HolderSocket, fmt.Sprint(c.without)}, words...)...)
+	cmd := exec.Command("/proc/self/exe", append([]string{serverWord, c.HolderSocket, fmt.Sprint(c.unsupportedFlags)}, words...)...)
 	s := &server{Process: testkit.Start(t, cmd)}
 	testkit.Value(fmt.Sscanf(s.WaitFor(t, "holder "), "holder %d", &s.holder))(t)
 	return s

@@ -17,7 +17,7 @@ func TestSabotageIsSeenAndRepaired(t *testing.T) {
 	t.Parallel()
 	testkit.EnterNetNS(t)
 	c := config(t, "4420", "8009")
-	c.without = nft.Owner
+	c.unsupportedFlags = nft.Owner
 	f := open(t, c)
 	if got := f.Status().Protection; got != plainOnly {
 		t.Errorf("the protection is %q", got)
@@ -116,7 +116,7 @@ func equal[T comparable](a, b []T) bool {
 func TestTwoTablesOnOlderKernels(t *testing.T) {
 	testkit.EnterNetNS(t)
 	c := config(t)
-	c.without = nft.Persist
+	c.unsupportedFlags = nft.Persist
 	s := startServer(t, c, block)
 	testkit.Run(t, "nft", "flush", "ruleset")
 	if inKernel(t, "cleat-test") || !inKernel(t, "cleat-test-owned") {

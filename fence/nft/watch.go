@@ -9,20 +9,20 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/nft"
 )
 
-// Changed is signalled, once for many, when somebody else has changed the
-// table, when it is not known whether, and when the holder has died: then it is
-// time for Held and Apply.
+// Changed receives a value, coalesced, when another program changed the table,
+// when such a change cannot be ruled out, and when the holder died. The caller
+// then calls Held and Apply.
 func (f *Filter) Changed() <-chan struct{} { return f.changed }
 
 func (f *Filter) signal() {
 	select {
 	case f.changed <- struct{}{}:
-	default: // one is on its way
+	default: // a signal is pending
 	}
 }
 
-// listen signals changes by others.
-func (f *Filter) listen(ctx context.Context) {
+// watchChanges signals changes by other programs.
+func (f *Filter) watchChanges(ctx context.Context) {
 	var events []nft.Event
 	for {
 		var err error
@@ -33,9 +33,9 @@ func (f *Filter) listen(ctx context.Context) {
 		case errors.Is(err, nft.ErrLost):
 			f.signal()
 		case err != nil:
-			f.log.WarnContext(ctx, "changes of the packet filter cannot be followed for a moment", "error", err)
+			f.log.WarnContext(ctx, "packet filter events could not be read, will retry", "err", err)
 			f.signal()
-			if pause(ctx, firstPause) != nil {
+			if sleep(ctx, minBackoff) != nil {
 				return
 			}
 		case f.foreign(events):
@@ -56,13 +56,13 @@ func (f *Filter) foreign(events []nft.Event) bool {
 }
 
 const (
-	firstPause = 100 * time.Millisecond
-	lastPause  = 10 * time.Second
+	minBackoff = 100 * time.Millisecond
+	maxBackoff = 10 * time.Second
 )
 
-// guard replaces a holder that died. The table keeps its owner meanwhile,
-// since this process has the socket open as well.
-func (f *Filter) guard(ctx context.Context) {
+// superviseHolder replaces a holder that died. The table keeps its owner
+// meanwhile, since this process has the netlink socket open too.
+func (f *Filter) superviseHolder(ctx context.Context) {
 	for {
 		f.mu.Lock()
 		l := f.link
@@ -70,31 +70,31 @@ func (f *Filter) guard(ctx context.Context) {
 		if l.wait(ctx) != nil {
 			return
 		}
-		l.bury()
+		l.reap()
 		f.setLink(nil)
-		f.log.WarnContext(ctx, "the fence holder died, and another is started", "holder", l.pid)
+		f.log.WarnContext(ctx, "fence holder died, starting another", "pid", l.pid)
 		f.signal()
-		for bound := firstPause; ; bound = min(2*bound, lastPause) {
+		for bound := minBackoff; ; bound = min(2*bound, maxBackoff) {
 			next, err := f.replace(ctx)
 			if err == nil {
 				f.setLink(next)
-				f.log.InfoContext(ctx, "a fence holder was started", "holder", next.pid)
+				f.log.InfoContext(ctx, "fence holder started", "pid", next.pid)
 				break
 			}
 			if ctx.Err() != nil {
 				return
 			}
-			f.log.ErrorContext(ctx, "no fence holder: should this server die, others could flush the fences", "error", err)
-			if pause(ctx, bound) != nil {
+			f.log.ErrorContext(ctx, "cannot start a fence holder, table unprotected if this server dies, will retry", "err", err)
+			if sleep(ctx, bound) != nil {
 				return
 			}
 		}
 	}
 }
 
-// replace starts a holder for the socket that owns the table already.
+// replace starts a holder for the socket that already owns the table.
 func (f *Filter) replace(ctx context.Context) (*link, error) {
-	l, held, err := f.keeper.hire(ctx, f.owner.File)
+	l, held, err := f.client.open(ctx, f.owner.File)
 	if err != nil {
 		return nil, err
 	}
@@ -104,10 +104,10 @@ func (f *Filter) replace(ctx context.Context) (*link, error) {
 		err = c.Close()
 	}
 	if err == nil && c.Port() != f.owner.Port() {
-		err = errors.New("another process has started a holder of its own")
+		err = errors.New("another process has started its own fence holder")
 	}
 	if err != nil {
-		l.leave()
+		l.detach()
 		return nil, err
 	}
 	return l, nil
@@ -119,8 +119,8 @@ func (f *Filter) setLink(l *link) {
 	f.link = l
 }
 
-// pause waits, or returns why not.
-func pause(ctx context.Context, d time.Duration) error {
+// sleep waits for a duration, or returns the cause when ctx ends.
+func sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -131,17 +131,17 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Close ends the table and the holder when nothing is held. Else it leaves
-// both as they are: a server that has stopped lifts no fence.
+// Close removes the table and ends the holder if no block is in force.
+// Otherwise both stay: stopping the server lifts no fence.
 func (f *Filter) Close(ctx context.Context) error {
-	f.turn <- struct{}{}
-	defer func() { <-f.turn }()
+	f.lock <- struct{}{}
+	defer func() { <-f.lock }()
 	if f.closed {
 		return nil
 	}
 	f.closed = true
 	f.stop()
-	f.owned.Wait()
+	f.running.Wait()
 	var err error
 	if f.empty(ctx) {
 		err = f.remove(ctx)
@@ -149,7 +149,7 @@ func (f *Filter) Close(ctx context.Context) error {
 	return errors.Join(err, f.release())
 }
 
-// empty reports whether it is certain that nothing is held.
+// empty reports whether the tables certainly contain no clients.
 func (f *Filter) empty(ctx context.Context) bool {
 	readings, err := f.read(ctx, true)
 	if err != nil {
@@ -170,7 +170,7 @@ func (f *Filter) remove(ctx context.Context) error {
 		b.DeleteTable(l.table)
 	}
 	if err := f.owner.Commit(ctx, &b); err != nil {
-		return refused("remove the table", err)
+		return wrapKind("remove the fence table", err)
 	}
 	if f.link == nil {
 		return nil
@@ -182,11 +182,11 @@ func (f *Filter) remove(ctx context.Context) error {
 	return err
 }
 
-// release closes what this process has open.
+// release closes the resources of this process.
 func (f *Filter) release() error {
 	var errs []error
 	if f.link != nil {
-		f.link.leave()
+		f.link.detach()
 	}
 	for _, c := range []*nft.Conn{f.owner, f.reader} {
 		if c != nil {

@@ -65,8 +65,8 @@ func open(t *testing.T, c peer.Config) *peer.Peer {
 	return testkit.Open(peer.Open(c))(t)
 }
 
-func ask(parameters map[string]string, cidrs ...string) plan.Ask {
-	a := plan.Ask{Owner: request.Owner(parameters)}
+func req(parameters map[string]string, cidrs ...string) plan.Request {
+	a := plan.Request{Owner: request.Owner(parameters)}
 	for _, c := range cidrs {
 		a.Blocks = append(a.Blocks, netip.MustParsePrefix(c))
 	}
@@ -78,10 +78,10 @@ func ask(parameters map[string]string, cidrs ...string) plan.Ask {
 func TestOwners(t *testing.T) {
 	s, ctx := newStorage(t), t.Context()
 	p, other := s.peer(t, via), s.peer(t, "csi.other.com")
-	one := ask(map[string]string{"clusterID": "s3cr3t-1"}, "192.0.2.0/24", "2001:db8::7/128")
-	two := ask(map[string]string{"clusterID": "s3cr3t-2"}, "198.51.100.0/24")
+	one := req(map[string]string{"clusterID": "s3cr3t-1"}, "192.0.2.0/24", "2001:db8::7/128")
+	two := req(map[string]string{"clusterID": "s3cr3t-2"}, "198.51.100.0/24")
 	two.Force = true
-	for _, a := range []plan.Ask{one, two, one} {
+	for _, a := range []plan.Request{one, two, one} {
 		testkit.Must(t, p.Fence(ctx, a))
 	}
 	for i, c := range s.driver.Calls("FenceClusterNetwork") {
@@ -93,7 +93,7 @@ func TestOwners(t *testing.T) {
 		"fence.cleat.dev/via": via, "fence.cleat.dev/owner": two.Owner.Digest, "fence.cleat.dev/force": "true",
 	}}
 	testkit.Diff(t, "result", want, s.driver.Calls("FenceClusterNetwork")[1])
-	lists := func(p *peer.Peer, a plan.Ask, want ...netip.Prefix) {
+	lists := func(p *peer.Peer, a plan.Request, want ...netip.Prefix) {
 		t.Helper()
 		got, err := p.List(ctx, a.Owner)
 		if !slices.Equal(got, want) || err != nil {
@@ -104,7 +104,7 @@ func TestOwners(t *testing.T) {
 	lists(p, two, two.Blocks...)
 	lists(other, one)
 	testkit.WantError(t, "Unfence", other.Unfence(ctx, one), errs.Precondition, "somebody else")
-	testkit.WantError(t, "Unfence", p.Unfence(ctx, ask(nil, "192.0.2.0/24")), errs.Precondition)
+	testkit.WantError(t, "Unfence", p.Unfence(ctx, req(nil, "192.0.2.0/24")), errs.Precondition)
 	if err := errors.Join(p.Unfence(ctx, two), p.Unfence(ctx, one), p.Unfence(ctx, one)); err != nil {
 		t.Error(err)
 	}
@@ -122,7 +122,7 @@ func TestOwners(t *testing.T) {
 func TestCodes(t *testing.T) {
 	s := newStorage(t)
 	p := s.peer(t, via)
-	a := ask(nil, "192.0.2.0/24")
+	a := req(nil, "192.0.2.0/24")
 	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
 		s.driver.Before(func(context.Context, fencetest.Call) error { return status.Error(code, "for a test") })
 		want := errs.Unavailable
@@ -187,7 +187,7 @@ func TestStrangeList(t *testing.T) {
 // again when they are back.
 func TestDeadAndSlowPeers(t *testing.T) {
 	s := newStorage(t)
-	p, a := s.peer(t, via), ask(nil, "192.0.2.0/24")
+	p, a := s.peer(t, via), req(nil, "192.0.2.0/24")
 	release := make(chan struct{})
 	s.driver.Before(func(context.Context, fencetest.Call) error { <-release; return nil })
 	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -217,7 +217,7 @@ func TestManyAtOnce(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range callers {
 		all.Go(func() {
-			a := ask(map[string]string{"caller": fmt.Sprint(i)})
+			a := req(map[string]string{"caller": fmt.Sprint(i)})
 			for j := range many {
 				a.Blocks = append(a.Blocks, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), byte(j >> 8), byte(j)}), 32))
 			}
@@ -237,16 +237,16 @@ func TestManyAtOnce(t *testing.T) {
 
 // enforcer keeps what our own service understood.
 type enforcer struct {
-	fenced, unfenced []plan.Ask
+	fenced, unfenced []plan.Request
 	owner            *volume.FenceOwner
 }
 
-func (e *enforcer) Fence(_ context.Context, a plan.Ask) error {
+func (e *enforcer) Fence(_ context.Context, a plan.Request) error {
 	e.fenced = append(e.fenced, a)
 	return nil
 }
 
-func (e *enforcer) Unfence(_ context.Context, a plan.Ask) error {
+func (e *enforcer) Unfence(_ context.Context, a plan.Request) error {
 	e.unfenced = append(e.unfenced, a)
 	return errs.Errorf(errs.Precondition, "of another")
 }
@@ -272,7 +272,7 @@ func TestOurOwnServer(t *testing.T) {
 	if err := p.Ready(t.Context()); err != nil {
 		t.Error(err)
 	}
-	first := ask(map[string]string{"cluster": "a"}, "0.0.0.0/0", "192.0.2.0/24")
+	first := req(map[string]string{"cluster": "a"}, "0.0.0.0/0", "192.0.2.0/24")
 	first.Force = true
 	testkit.Must(t, p.Fence(t.Context(), first))
 	got := e.fenced[0]
@@ -286,7 +286,7 @@ func TestOurOwnServer(t *testing.T) {
 	if held, err := p.List(t.Context(), first.Owner); !slices.Equal(held, first.Blocks) || err != nil || e.owner == nil || e.owner.Digest != got.Owner.Digest {
 		t.Errorf("%v, %v, of %+v", held, err, e.owner)
 	}
-	testkit.WantError(t, "Fence", p.Fence(t.Context(), plan.Ask{Owner: first.Owner}), errs.Invalid, "cidrs is empty")
+	testkit.WantError(t, "Fence", p.Fence(t.Context(), plan.Request{Owner: first.Owner}), errs.Invalid, "cidrs is empty")
 }
 
 func TestWrongPeers(t *testing.T) {

@@ -10,33 +10,33 @@ import (
 )
 
 // many asks for each second address of as many as there are blocks.
-func many(blocks int) Ask {
-	ask := Ask{Owner: anna}
+func many(blocks int) Request {
+	req := Request{Owner: anna}
 	for i := range blocks {
 		addr := netip.AddrFrom4([4]byte{10, byte(i >> 15), byte(i >> 7), byte(i << 1)})
-		ask.Blocks = append(ask.Blocks, netip.PrefixFrom(addr, 32))
+		req.Blocks = append(req.Blocks, netip.PrefixFrom(addr, 32))
 	}
-	return ask
+	return req
 }
 
 // BenchmarkPlan10000 is each decision about 10,000 records.
 func BenchmarkPlan10000(b *testing.B) {
-	ask := many(10_000)
-	fenced := Confirm(Fence(nil, ask, early), ask, early)
-	lifting := testkit.Value(Unfence(fenced, ask, late))(b)
+	req := many(10_000)
+	fenced := Confirm(Fence(nil, req, early), req, early)
+	lifting := testkit.Value(Unfence(fenced, req, late))(b)
 	for name, decide := range map[string]func(){
-		"Fence":  func() { Fence(nil, ask, early) },
-		"Repeat": func() { Fence(fenced, ask, early) },
+		"Fence":  func() { Fence(nil, req, early) },
+		"Repeat": func() { Fence(fenced, req, early) },
 		"Unfence": func() {
-			testkit.Value(Unfence(fenced, ask, late))(b)
+			testkit.Value(Unfence(fenced, req, late))(b)
 		},
 		"UnfenceUnknown": func() {
-			if _, err := Unfence(fenced, Ask{Owner: berta, Blocks: ask.Blocks}, late); err == nil {
+			if _, err := Unfence(fenced, Request{Owner: berta, Blocks: req.Blocks}, late); err == nil {
 				b.Fatal("not refused")
 			}
 		},
-		"Forget":   func() { Forget(lifting, ask, late) },
-		"Wanted":   func() { _, _ = Wanted(fenced) },
+		"Forget":   func() { Forget(lifting, req, late) },
+		"Wanted":   func() { _, _ = Desired(fenced) },
 		"Released": func() { _, _ = Released(fenced, lifting) },
 	} {
 		b.Run(name, func(b *testing.B) {
@@ -49,19 +49,19 @@ func BenchmarkPlan10000(b *testing.B) {
 
 // A whole life of many fences, so that their number alone breaks nothing.
 func TestMany(t *testing.T) {
-	ask := many(10_000)
-	now := Fence(nil, ask, time.Unix(1, 0))
-	wanted, err := Wanted(now)
-	if len(now) != 10_000 || len(wanted) != 10_000 || err != nil {
-		t.Fatalf("%d records, %d blocks are wanted, %v", len(now), len(wanted), err)
+	req := many(10_000)
+	now := Fence(nil, req, time.Unix(1, 0))
+	desired, err := Desired(now)
+	if len(now) != 10_000 || len(desired) != 10_000 || err != nil {
+		t.Fatalf("%d records, %d blocks are wanted, %v", len(now), len(desired), err)
 	}
-	now = testkit.Value(Unfence(Confirm(now, ask, time.Unix(2, 0)), ask, time.Unix(3, 0)))(t)
+	now = testkit.Value(Unfence(Confirm(now, req, time.Unix(2, 0)), req, time.Unix(3, 0)))(t)
 	for _, f := range now {
 		if f.Phase != volume.Lifting || !f.Since.Equal(time.Unix(3, 0)) {
 			t.Fatalf("%+v", f)
 		}
 	}
-	if now = Forget(now, ask, time.Unix(4, 0)); len(now) != 0 {
+	if now = Forget(now, req, time.Unix(4, 0)); len(now) != 0 {
 		t.Errorf("%d records are left", len(now))
 	}
 }

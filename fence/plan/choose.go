@@ -9,13 +9,13 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Unanswered returns the blocks of an ask of which its owner was never told that
-// they hold: what has to go again when the ask is refused. An attempt that was
-// killed behind its intent is no reason to stay.
-func Unanswered(before []volume.Fence, ask Ask) []netip.Prefix {
-	added := ask.missing(before)
+// Unconfirmed returns the blocks of a request whose fence was never confirmed
+// to its owner. They are rolled back when the request is refused, even if an
+// earlier attempt recorded them.
+func Unconfirmed(before []volume.Fence, req Request) []netip.Prefix {
+	added := req.missing(before)
 	for _, f := range before {
-		if ask.has(f) && f.Phase != volume.Fenced {
+		if req.includes(f) && f.Phase != volume.Fenced {
 			added = append(added, f.Block)
 		}
 	}
@@ -23,45 +23,46 @@ func Unanswered(before []volume.Fence, ask Ask) []netip.Prefix {
 	return added
 }
 
-// InPhase returns the blocks of an ask whose records are in a phase.
-func InPhase(now []volume.Fence, ask Ask, phase volume.FencePhase) []netip.Prefix {
+// InPhase returns the blocks of a request whose records are in a phase.
+func InPhase(now []volume.Fence, req Request, phase volume.FencePhase) []netip.Prefix {
 	var blocks []netip.Prefix
 	for _, f := range now {
-		if ask.has(f) && f.Phase == phase {
+		if req.includes(f) && f.Phase == phase {
 			blocks = append(blocks, f.Block)
 		}
 	}
 	return blocks
 }
 
-// Owners returns what everybody has on record of just these blocks, as each
-// would have asked for it.
-func Owners(now []volume.Fence, blocks []netip.Prefix) []Ask {
-	var all []Ask
+// Owners returns one request per owner that has records of exactly these
+// blocks.
+func Owners(now []volume.Fence, blocks []netip.Prefix) []Request {
+	var all []Request
 	for _, f := range now {
 		if _, found := slices.BinarySearchFunc(blocks, f.Block, netip.Prefix.Compare); !found {
 			continue
 		}
-		i := slices.IndexFunc(all, func(a Ask) bool { return a.Owner.Digest == f.Owner.Digest })
+		i := slices.IndexFunc(all, func(a Request) bool { return a.Owner.Digest == f.Owner.Digest })
 		if i < 0 {
 			i = len(all)
-			all = append(all, Ask{Owner: f.Owner})
+			all = append(all, Request{Owner: f.Owner})
 		}
 		all[i].Blocks = append(all[i].Blocks, f.Block)
 	}
 	return all
 }
 
-// Wanted returns what is to be enforced: the union of the fences that are
-// fenced or being fenced, merged as by cidr.Merge.
-func Wanted(now []volume.Fence) ([]netip.Prefix, error) { return cidr.Merge(wanted(now)) }
+// Desired returns the blocks to enforce: the union of the fences in phase
+// Fenced or Fencing, merged as by cidr.Merge.
+func Desired(now []volume.Fence) ([]netip.Prefix, error) { return cidr.Merge(desired(now)) }
 
-// Released returns what was to be enforced before and is not after.
+// Released returns the addresses that are to be enforced before a change and
+// not after it.
 func Released(before, after []volume.Fence) ([]netip.Prefix, error) {
-	return cidr.Missing(wanted(after), wanted(before))
+	return cidr.Missing(desired(after), desired(before))
 }
 
-func wanted(list []volume.Fence) []netip.Prefix {
+func desired(list []volume.Fence) []netip.Prefix {
 	var blocks []netip.Prefix
 	for _, f := range list {
 		if f.Wanted() {

@@ -34,14 +34,14 @@ func TestUnansweredAndInPhase(t *testing.T) {
 		{Block: blocks[3], Owner: owner, Phase: volume.Lifted},
 		{Block: blocks[4], Owner: other, Phase: volume.Fenced},
 	}
-	ask := Ask{Owner: owner, Blocks: blocks}
+	req := Request{Owner: owner, Blocks: blocks}
 	same := cmpopts.EquateComparable(netip.Prefix{})
 	want := prefixList(t, "10.0.0.1/32", "10.0.0.3/32", "10.0.0.4/32", "10.0.0.5/32")
-	testkit.Diff(t, "unanswered", want, Unanswered(now, ask), same)
+	testkit.Diff(t, "unanswered", want, Unconfirmed(now, req), same)
 	for phase, want := range map[volume.FencePhase][]netip.Prefix{
 		volume.Fencing: blocks[:1], volume.Fenced: blocks[1:2], volume.Lifting: blocks[2:3], volume.Lifted: blocks[3:4],
 	} {
-		if diff := cmp.Diff(want, InPhase(now, ask, phase), same); diff != "" {
+		if diff := cmp.Diff(want, InPhase(now, req, phase), same); diff != "" {
 			t.Errorf("%s: %s", phase, diff)
 		}
 	}
@@ -53,7 +53,7 @@ func TestOwners(t *testing.T) {
 	now := []volume.Fence{
 		{Block: blocks[0], Owner: a}, {Block: blocks[0], Owner: b}, {Block: blocks[1], Owner: b}, {Block: blocks[2], Owner: b},
 	}
-	want := []Ask{{Owner: a, Blocks: blocks[:1]}, {Owner: b, Blocks: blocks[:2]}}
+	want := []Request{{Owner: a, Blocks: blocks[:1]}, {Owner: b, Blocks: blocks[:2]}}
 	testkit.Diff(t, "Owners(now, blocks[:2])", want, Owners(now, blocks[:2]), cmpopts.EquateComparable(netip.Prefix{}))
 	if got := Owners(now, prefixList(t, "10.0.0.0/25")); got != nil {
 		t.Errorf("of a block that nobody has just so: %v", got)
@@ -75,7 +75,7 @@ func TestWanted(t *testing.T) {
 		{"the ends", []string{"a fenced 255.255.255.255/32", "a fenced ::/128", "a fenced 0.0.0.0/32"}, blocksOf("0.0.0.0/32", "255.255.255.255/32", "::/128")},
 		{"everything", []string{"a fenced 0.0.0.0/1", "b fencing 128.0.0.0/1", "a fenced ::/0"}, blocksOf("0.0.0.0/0", "::/0")},
 	} {
-		got, err := Wanted(recorded(c.now...))
+		got, err := Desired(recorded(c.now...))
 		if diff := cmp.Diff(c.want, got, compared); diff != "" || err != nil {
 			t.Errorf("%s: %v (-want +got):\n%s", c.name, err, diff)
 		}
@@ -98,7 +98,7 @@ func TestReleased(t *testing.T) {
 // the whole fence.
 func TestInvalidRecord(t *testing.T) {
 	now := append(recorded("a fenced 10.0.0.0/8"), volume.Fence{Phase: volume.Fenced})
-	if got, err := Wanted(now); !errors.Is(err, errs.Invalid) {
+	if got, err := Desired(now); !errors.Is(err, errs.Invalid) {
 		t.Errorf("wanted: %v, %v", got, err)
 	}
 	if got, err := Released(now, nil); !errors.Is(err, errs.Invalid) {

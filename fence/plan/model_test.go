@@ -77,23 +77,23 @@ func (r *record) denies() bool {
 	return !r.absent && (r.phase == volume.Fencing || r.phase == volume.Fenced || r.phase == volume.Lifting)
 }
 
-func (r *record) wanted() bool {
+func (r *record) desired() bool {
 	return !r.absent && (r.phase == volume.Fencing || r.phase == volume.Fenced)
 }
 
-func (m *model) fence(ask Ask, at time.Time) {
-	for _, block := range ask.Blocks {
-		if r := m.find(block, ask.Owner); r.wanted() {
-			r.force = r.force || ask.Force
+func (m *model) fence(req Request, at time.Time) {
+	for _, block := range req.Blocks {
+		if r := m.find(block, req.Owner); r.desired() {
+			r.force = r.force || req.Force
 		} else {
-			*r = record{block: block, owner: ask.Owner, phase: volume.Fencing, since: at, force: ask.Force}
+			*r = record{block: block, owner: req.Owner, phase: volume.Fencing, since: at, force: req.Force}
 		}
 	}
 }
 
-func (m *model) confirm(ask Ask, at time.Time) {
-	for _, block := range ask.Blocks {
-		if r := m.find(block, ask.Owner); !r.absent && r.phase == volume.Fencing {
+func (m *model) confirm(req Request, at time.Time) {
+	for _, block := range req.Blocks {
+		if r := m.find(block, req.Owner); !r.absent && r.phase == volume.Fencing {
 			r.phase, r.since = volume.Fenced, at
 		}
 	}
@@ -101,13 +101,13 @@ func (m *model) confirm(ask Ask, at time.Time) {
 
 // refused reports whether an unfence names a block that was never fenced, of
 // which something else keeps an address closed.
-func (m *model) refused(ask Ask) bool {
-	for _, block := range ask.Blocks {
-		if !m.find(block, ask.Owner).absent {
+func (m *model) refused(req Request) bool {
+	for _, block := range req.Blocks {
+		if !m.find(block, req.Owner).absent {
 			continue
 		}
 		for _, r := range m.records {
-			lifted := r.owner.Digest == ask.Owner.Digest && slices.Contains(ask.Blocks, r.block)
+			lifted := r.owner.Digest == req.Owner.Digest && slices.Contains(req.Blocks, r.block)
 			if r.denies() && !lifted && addrsOf(r.block)&addrsOf(block) != 0 {
 				return true
 			}
@@ -116,17 +116,17 @@ func (m *model) refused(ask Ask) bool {
 	return false
 }
 
-func (m *model) unfence(ask Ask, at time.Time) {
-	for _, block := range ask.Blocks {
-		if r := m.find(block, ask.Owner); r.wanted() {
+func (m *model) unfence(req Request, at time.Time) {
+	for _, block := range req.Blocks {
+		if r := m.find(block, req.Owner); r.desired() {
 			r.phase, r.since = volume.Lifting, at
 		}
 	}
 }
 
-func (m *model) forget(ask Ask, at time.Time) {
-	for _, block := range ask.Blocks {
-		if r := m.find(block, ask.Owner); !r.absent && r.phase == volume.Lifting {
+func (m *model) forget(req Request, at time.Time) {
+	for _, block := range req.Blocks {
+		if r := m.find(block, req.Owner); !r.absent && r.phase == volume.Lifting {
 			r.phase, r.since = volume.Lifted, at
 		}
 	}
@@ -146,7 +146,7 @@ func (m *model) forget(ask Ask, at time.Time) {
 func (m *model) area() world {
 	var w world
 	for _, r := range m.records {
-		if r.wanted() {
+		if r.desired() {
 			w |= addrsOf(r.block)
 		}
 	}
@@ -165,7 +165,7 @@ func (m *model) list() []volume.Fence {
 	return list
 }
 
-func drawAsk(t *rapid.T) Ask {
+func drawAsk(t *rapid.T) Request {
 	block := rapid.Custom(func(t *rapid.T) netip.Prefix {
 		addr := rapid.SampledFrom(corners()).Draw(t, "corner")
 		for range rapid.IntRange(0, 15).Draw(t, "address") {
@@ -177,20 +177,20 @@ func drawAsk(t *rapid.T) Ask {
 	blocks := rapid.SliceOfN(block, 1, 5).Draw(t, "blocks")
 	slices.SortFunc(blocks, netip.Prefix.Compare)
 	digest := rapid.SampledFrom([]string{"aa", "bb", "cc"}).Draw(t, "owner")
-	return Ask{Owner: volume.FenceOwner{Digest: digest}, Blocks: slices.Compact(blocks), Force: rapid.Bool().Draw(t, "force")}
+	return Request{Owner: volume.FenceOwner{Digest: digest}, Blocks: slices.Compact(blocks), Force: rapid.Bool().Draw(t, "force")}
 }
 
 // pair is a list beside its model.
 type pair struct {
 	m    model
 	now  []volume.Fence
-	last Ask
+	last Request
 	tick int64
 }
 
 // next draws an ask. Half of the steps go on with the one before, as a
 // server's do.
-func (p *pair) next(t *rapid.T) (Ask, time.Time) {
+func (p *pair) next(t *rapid.T) (Request, time.Time) {
 	if len(p.last.Blocks) == 0 || !rapid.Bool().Draw(t, "go on") {
 		p.last = drawAsk(t)
 	}
@@ -199,29 +199,29 @@ func (p *pair) next(t *rapid.T) (Ask, time.Time) {
 }
 
 // step takes one that is never refused.
-func (p *pair) step(real func([]volume.Fence, Ask, time.Time) []volume.Fence, model func(Ask, time.Time)) func(*rapid.T) {
+func (p *pair) step(real func([]volume.Fence, Request, time.Time) []volume.Fence, model func(Request, time.Time)) func(*rapid.T) {
 	return func(t *rapid.T) {
-		ask, at := p.next(t)
+		req, at := p.next(t)
 		before := slices.Clone(p.now)
-		after := real(p.now, ask, at)
+		after := real(p.now, req, at)
 		if !same(before, p.now) {
 			t.Fatalf("the list that was given changed to %v", told(p.now))
 		}
-		checkOthers(t, before, after, ask.Owner)
-		model(ask, at)
+		checkOthers(t, before, after, req.Owner)
+		model(req, at)
 		p.now = after
-		if again := real(p.now, ask, at.Add(time.Hour)); !same(again, p.now) {
+		if again := real(p.now, req, at.Add(time.Hour)); !same(again, p.now) {
 			t.Fatalf("a repeat changes %v to %v", told(p.now), told(again))
 		}
 	}
 }
 
 func (p *pair) unfence(t *rapid.T) {
-	ask, at := p.next(t)
+	req, at := p.next(t)
 	before, area := slices.Clone(p.now), p.m.area()
-	after, err := Unfence(p.now, ask, at)
-	if refused := p.m.refused(ask); refused != (err != nil) {
-		t.Fatalf("unfence %v of %s in %v: got %v, the model refuses: %t", ask.Blocks, ask.Owner.Digest, told(p.now), err, refused)
+	after, err := Unfence(p.now, req, at)
+	if refused := p.m.refused(req); refused != (err != nil) {
+		t.Fatalf("unfence %v of %s in %v: got %v, the model refuses: %t", req.Blocks, req.Owner.Digest, told(p.now), err, refused)
 	}
 	if !same(before, p.now) {
 		t.Fatalf("the list that was given changed to %v", told(p.now))
@@ -229,17 +229,17 @@ func (p *pair) unfence(t *rapid.T) {
 	if err != nil {
 		return
 	}
-	p.m.unfence(ask, at)
+	p.m.unfence(req, at)
 	released, err := Released(p.now, after)
 	if got, want := areaOf(released), area&^p.m.area(); got != want || err != nil {
 		t.Fatalf("released %032b, %v; want %032b", got, err, want)
 	}
-	checkOthers(t, before, after, ask.Owner)
+	checkOthers(t, before, after, req.Owner)
 	p.now = after
-	if again, err := Unfence(p.now, ask, at.Add(time.Hour)); err != nil || !same(again, p.now) {
+	if again, err := Unfence(p.now, req, at.Add(time.Hour)); err != nil || !same(again, p.now) {
 		t.Fatalf("a repeat changes %v to %v, %v", told(p.now), told(again), err)
 	}
-	if _, err := Unfence(Forget(p.now, ask, at), ask, at); err != nil {
+	if _, err := Unfence(Forget(p.now, req, at), req, at); err != nil {
 		t.Fatalf("a repeat of what was answered is refused: %v", err)
 	}
 }
@@ -248,11 +248,11 @@ func (p *pair) check(t *rapid.T) {
 	if want := p.m.list(); !same(want, p.now) {
 		t.Fatalf("the model has another list (-model +got):\n%s", cmp.Diff(want, p.now, compared))
 	}
-	wanted, err := Wanted(p.now)
+	desired, err := Desired(p.now)
 	if err != nil {
 		t.Fatal(err)
 	}
-	checkArea(t, wanted, p.m.area())
+	checkArea(t, desired, p.m.area())
 }
 
 // sequence runs steps of several owners beside the model, in any order, also
@@ -331,7 +331,7 @@ func TestOverlapping(t *testing.T) {
 		slices.SortFunc(list, Compare)
 		p := block.Draw(t, "block")
 		want := slices.ContainsFunc(list, func(f volume.Fence) bool { return f.Denies() && f.Block.Overlaps(p) })
-		f, got := deniers(list, func(volume.Fence) bool { return true }).overlapping(p)
+		f, got := newDenyIndex(list, func(volume.Fence) bool { return true }).overlapping(p)
 		if got != want || got && !(f.Denies() && f.Block.Overlaps(p)) {
 			t.Fatalf("%s in %v: got %v %t, want %t", p, told(list), f, got, want)
 		}

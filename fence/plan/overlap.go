@@ -7,17 +7,18 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// denials are the fences that keep grants away, by the place of their blocks.
-// Blocks either nest or are apart, so what overlaps one is found by looking up
-// those around it, at most 128, and one step in the order.
-type denials struct {
-	fences []volume.Fence // in order
+// denyIndex finds the fences that block grants, by block. Two blocks either
+// nest or are disjoint, so an overlap is found with at most 129 lookups of the
+// enclosing blocks and one binary search.
+type denyIndex struct {
+	fences []volume.Fence // sorted by Compare
 	first  map[netip.Prefix]int
 }
 
-// deniers indexes the fences of a list that deny and that are chosen.
-func deniers(list []volume.Fence, chosen func(volume.Fence) bool) denials {
-	d := denials{first: map[netip.Prefix]int{}}
+// newDenyIndex indexes the fences of a list that deny grants and satisfy
+// chosen.
+func newDenyIndex(list []volume.Fence, chosen func(volume.Fence) bool) denyIndex {
+	d := denyIndex{first: map[netip.Prefix]int{}}
 	for _, f := range list {
 		if !f.Denies() || !chosen(f) {
 			continue
@@ -30,16 +31,17 @@ func deniers(list []volume.Fence, chosen func(volume.Fence) bool) denials {
 	return d
 }
 
-// overlapping returns one of the fences that overlap a block: the same block,
-// else the smallest around it, else the first inside.
-func (d denials) overlapping(block netip.Prefix) (volume.Fence, bool) {
+// overlapping returns a fence that overlaps a block: the same block, else the
+// smallest enclosing block, else the first one inside.
+func (d denyIndex) overlapping(block netip.Prefix) (volume.Fence, bool) {
 	for bits := block.Bits(); bits >= 0; bits-- {
 		around := netip.PrefixFrom(block.Addr(), bits).Masked()
 		if i, found := d.first[around]; found {
 			return d.fences[i], true
 		}
 	}
-	// Nothing is around, so what comes next in the order is inside or apart.
+	// No block encloses this one, so the next block in order is inside it or
+	// disjoint.
 	i, _ := slices.BinarySearchFunc(d.fences, block, func(f volume.Fence, p netip.Prefix) int { return f.Block.Compare(p) })
 	if i < len(d.fences) && block.Contains(d.fences[i].Block.Addr()) {
 		return d.fences[i], true

@@ -1,12 +1,12 @@
-// Package plan decides what becomes of the recorded fences when somebody asks
-// to fence or to unfence: pure functions from the list that is on record and a
-// request to the next list.
+// Package plan computes how the recorded fences change on a fence or unfence
+// request: pure functions from the recorded list and a request to the next
+// list.
 //
-// A record is kept for every block and owner as it was asked for, however
-// blocks nest or overlap, so that each owner lifts what it has closed and
-// nothing else; what is enforced is the union of them (Wanted). Lists are in
-// the order of Compare, in and out, and hold a block of an owner once. No
-// function changes the list that it was given. Blocks are valid, masked and
+// There is one record per block and owner as requested, even if blocks nest or
+// overlap, so that each owner lifts only its own fences. The union of all
+// blocks is enforced (Desired). Lists are sorted by Compare, in and out, and
+// have a block of an owner once. No function changes the list that it was
+// given. Blocks are valid, masked and never 4in6.
 // never 4in6.
 package plan
 
@@ -19,12 +19,12 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Ask is a request to fence or to unfence.
-type Ask struct {
+// Request is a request to fence or to unfence.
+type Request struct {
 	Owner  volume.FenceOwner
-	Blocks []netip.Prefix // in order, each once, as asked: not merged
-	// Force: the caller insists, though the blocks cover the server's own
-	// addresses or everything.
+	Blocks []netip.Prefix // sorted, without duplicates, as requested: not merged
+	// Force overrides the check that blocks do not cover the server's own
+	// addresses or all addresses.
 	Force bool
 }
 
@@ -34,8 +34,8 @@ func Compare(a, b volume.Fence) int {
 	return cmp.Or(a.Block.Compare(b.Block), cmp.Compare(a.Owner.Digest, b.Owner.Digest))
 }
 
-// has reports whether a record is one of those that an ask is about.
-func (a Ask) has(f volume.Fence) bool {
+// includes reports whether a record belongs to the request.
+func (a Request) includes(f volume.Fence) bool {
 	if f.Owner.Digest != a.Owner.Digest {
 		return false
 	}
@@ -43,8 +43,8 @@ func (a Ask) has(f volume.Fence) bool {
 	return found
 }
 
-// missing returns the blocks of an ask that its owner has no record of.
-func (a Ask) missing(now []volume.Fence) []netip.Prefix {
+// missing returns the blocks of a request that its owner has no record of.
+func (a Request) missing(now []volume.Fence) []netip.Prefix {
 	var missing []netip.Prefix
 	for _, block := range a.Blocks {
 		if _, found := slices.BinarySearchFunc(now, volume.Fence{Block: block, Owner: a.Owner}, Compare); !found {
@@ -54,80 +54,80 @@ func (a Ask) missing(now []volume.Fence) []netip.Prefix {
 	return missing
 }
 
-// Fence returns the list with everything that is asked for fenced or on the
-// way to it: what is missing, or lifted or being lifted, becomes Fencing.
-func Fence(now []volume.Fence, ask Ask, at time.Time) []volume.Fence {
+// Fence returns the list after a fence request is accepted: blocks without a
+// record, or lifted or being lifted, become Fencing.
+func Fence(now []volume.Fence, req Request, at time.Time) []volume.Fence {
 	next := slices.Clone(now)
 	for i, f := range next {
 		switch {
-		case !ask.has(f):
+		case !req.includes(f):
 		case f.Wanted():
-			next[i].Force = f.Force || ask.Force
+			next[i].Force = f.Force || req.Force
 		default:
-			next[i] = ask.record(f.Block, at)
+			next[i] = req.record(f.Block, at)
 		}
 	}
-	for _, block := range ask.missing(now) {
-		next = append(next, ask.record(block, at))
+	for _, block := range req.missing(now) {
+		next = append(next, req.record(block, at))
 	}
 	slices.SortFunc(next, Compare)
 	return next
 }
 
-func (a Ask) record(block netip.Prefix, at time.Time) volume.Fence {
+func (a Request) record(block netip.Prefix, at time.Time) volume.Fence {
 	return volume.Fence{Block: block, Owner: a.Owner, Phase: volume.Fencing, Since: at, Force: a.Force}
 }
 
-// Unfence returns the list with everything that is asked for Lifting, if it is
-// not on that way already. A block that its owner has no record of is fine, as
-// a repeated call needs it, unless another fence denies some of the block:
-// then the caller would take for open what is closed. That is refused as a
-// whole with Precondition, and the message says which fence and whose.
-func Unfence(now []volume.Fence, ask Ask, at time.Time) ([]volume.Fence, error) {
-	// Fences that the same request lifts keep nothing closed.
-	stay := deniers(now, func(f volume.Fence) bool { return !ask.has(f) })
+// Unfence returns the list with the requested blocks in phase Lifting. A block
+// without a record is accepted, since calls are repeated, unless another fence
+// denies some of its addresses: the caller would assume that they are unfenced.
+// Then the whole request fails with Precondition, and the message names the
+// fence and its owner.
+func Unfence(now []volume.Fence, req Request, at time.Time) ([]volume.Fence, error) {
+	// Fences that the same request lifts do not conflict.
+	stay := newDenyIndex(now, func(f volume.Fence) bool { return !req.includes(f) })
 	var kept []conflict
-	for _, block := range ask.missing(now) {
+	for _, block := range req.missing(now) {
 		if f, found := stay.overlapping(block); found {
 			kept = append(kept, conflict{block, f})
 		}
 	}
 	if len(kept) > 0 {
-		return nil, refusal(ask.Owner, kept)
+		return nil, refusal(req.Owner, kept)
 	}
 	next := slices.Clone(now)
 	for i, f := range next {
-		if ask.has(f) && f.Wanted() {
+		if req.includes(f) && f.Wanted() {
 			next[i].Phase, next[i].Since = volume.Lifting, at
 		}
 	}
 	return next, nil
 }
 
-// Confirm returns the list with everything that is asked for Fenced, where it
-// was Fencing.
-func Confirm(now []volume.Fence, ask Ask, at time.Time) []volume.Fence {
+// Confirm returns the list with the requested blocks in phase Fenced, if they
+// were Fencing.
+func Confirm(now []volume.Fence, req Request, at time.Time) []volume.Fence {
 	next := slices.Clone(now)
 	for i, f := range next {
-		if ask.has(f) && f.Phase == volume.Fencing {
+		if req.includes(f) && f.Phase == volume.Fencing {
 			next[i].Phase, next[i].Since = volume.Fenced, at
 		}
 	}
 	return next
 }
 
-// Forget returns the list with everything that is asked for dropped, where it
-// was Lifting. Where another fence still denies some of the block the record
-// stays as Lifted, so that a repeated Unfence finds it; records that nothing
-// needs any more for that are dropped, whoever they are of.
-func Forget(now []volume.Fence, ask Ask, at time.Time) []volume.Fence {
+// Forget returns the list without the requested blocks that were Lifting. If
+// another fence still denies some of a block's addresses, the record stays as
+// Lifted, so that a repeated Unfence finds it. Lifted records of any owner that
+// are no longer needed for that are removed.
+func Forget(now []volume.Fence, req Request, at time.Time) []volume.Fence {
 	next := slices.Clone(now)
 	for i, f := range next {
-		if ask.has(f) && f.Phase == volume.Lifting {
+		if req.includes(f) && f.Phase == volume.Lifting {
 			next[i].Phase, next[i].Since = volume.Lifted, at
 		}
 	}
-	denied := deniers(next, func(volume.Fence) bool { return true })
+	denied := newDenyIndex(next, func(volume.Fence) bool { return true })
 	return slices.DeleteFunc(next, func(f volume.Fence) bool {
 		_, needed := denied.overlapping(f.Block)
 		return f.Phase == volume.Lifted && !needed

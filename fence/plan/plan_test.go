@@ -34,8 +34,8 @@ func blocksOf(words ...string) []netip.Prefix {
 	return blocks
 }
 
-func askOf(owner volume.FenceOwner, words ...string) Ask {
-	return Ask{Owner: owner, Blocks: blocksOf(words...)}
+func askOf(owner volume.FenceOwner, words ...string) Request {
+	return Request{Owner: owner, Blocks: blocksOf(words...)}
 }
 
 // recorded makes a list of records such as "a fenced 10.0.0.0/8", all since
@@ -65,9 +65,9 @@ func told(list []volume.Fence) []string {
 
 // What each step makes of each phase of one's own record.
 func TestPhases(t *testing.T) {
-	ask := askOf(anna, "10.0.0.0/24")
-	unfence := func(now []volume.Fence, ask Ask, at time.Time) []volume.Fence {
-		next, err := Unfence(now, ask, at)
+	req := askOf(anna, "10.0.0.0/24")
+	unfence := func(now []volume.Fence, req Request, at time.Time) []volume.Fence {
+		next, err := Unfence(now, req, at)
 		if err != nil {
 			t.Error(err)
 		}
@@ -75,7 +75,7 @@ func TestPhases(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name string
-		step func([]volume.Fence, Ask, time.Time) []volume.Fence
+		step func([]volume.Fence, Request, time.Time) []volume.Fence
 		want map[string]string // phase before: phase after, "" is no record
 	}{
 		{"Fence", Fence, map[string]string{"": "fencing", "fencing": "fencing", "fenced": "fenced", "lifting": "fencing", "lifted": "fencing"}},
@@ -95,7 +95,7 @@ func TestPhases(t *testing.T) {
 					want[0].Since = late
 				}
 			}
-			if diff := cmp.Diff(want, c.step(now, ask, late), compared); diff != "" {
+			if diff := cmp.Diff(want, c.step(now, req, late), compared); diff != "" {
 				t.Errorf("%s of %q (-want +got):\n%s", c.name, before, diff)
 			}
 		}
@@ -103,21 +103,21 @@ func TestPhases(t *testing.T) {
 }
 
 func TestFenceKeepsForce(t *testing.T) {
-	ask := askOf(anna, "10.0.0.0/8")
-	insisted := ask
+	req := askOf(anna, "10.0.0.0/8")
+	insisted := req
 	insisted.Force = true
 	now := Fence(nil, insisted, early)
 	if !now[0].Force {
 		t.Error("force is not recorded")
 	}
-	if again := Fence(now, ask, late); !again[0].Force || !again[0].Since.Equal(early) {
+	if again := Fence(now, req, late); !again[0].Force || !again[0].Since.Equal(early) {
 		t.Errorf("a repeated call changed %+v", again[0])
 	}
-	if forced := Fence(Fence(nil, ask, early), insisted, late); !forced[0].Force {
+	if forced := Fence(Fence(nil, req, early), insisted, late); !forced[0].Force {
 		t.Error("force of a later call is not recorded")
 	}
-	lifting := testkit.Value(Unfence(now, ask, late))(t)
-	if anew := Fence(lifting, ask, late); anew[0].Force {
+	lifting := testkit.Value(Unfence(now, req, late))(t)
+	if anew := Fence(lifting, req, late); anew[0].Force {
 		t.Error("force of a fence that is being lifted is kept for a new one")
 	}
 }
@@ -126,7 +126,7 @@ func TestUnfenceRefuses(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		now  []string
-		ask  []string
+		req  []string
 		want []string // in the message; none: not refused
 	}{
 		{"nothing on record", nil, []string{"10.0.0.0/24"}, nil},

@@ -9,14 +9,14 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// conflict is a block that somebody wants open, and a fence that keeps some of
-// it closed.
+// conflict is a block to unfence and a fence that would keep some of its
+// addresses fenced.
 type conflict struct {
 	block netip.Prefix
 	fence volume.Fence
 }
 
-// refusal says why nothing was unfenced, and what would be right.
+// refusal explains why nothing was unfenced and how to proceed.
 func refusal(owner volume.FenceOwner, conflicts []conflict) error {
 	const most = 5
 	var why []string
@@ -24,7 +24,7 @@ func refusal(owner volume.FenceOwner, conflicts []conflict) error {
 		why = append(why, c.explain(owner))
 	}
 	if more := len(conflicts) - most; more > 0 {
-		why = append(why, fmt.Sprintf("and so on for %d more", more))
+		why = append(why, fmt.Sprintf("and %d more", more))
 	}
 	return errs.Errorf(errs.Precondition, "nothing was unfenced: %s", strings.Join(why, "; "))
 }
@@ -44,14 +44,14 @@ func (c conflict) explain(owner volume.FenceOwner) string {
 	case own:
 		return fmt.Sprintf("%s fenced by these parameters: unfence that block", subject)
 	case c.fence.Phase == volume.Lifting:
-		return fmt.Sprintf("%s still being unfenced by another parameter set (%s): wait for that", subject, Describe(c.fence.Owner))
+		return fmt.Sprintf("%s still being unfenced by another parameter set (%s): wait until that call has completed", subject, Describe(c.fence.Owner))
 	default:
-		return fmt.Sprintf("%s fenced by another parameter set (%s): unfence it with those, or by force", subject, Describe(c.fence.Owner))
+		return fmt.Sprintf("%s fenced by another parameter set (%s): unfence it with those parameters, or by force", subject, Describe(c.fence.Owner))
 	}
 }
 
-// Describe says for people who an owner is, without anything that the
-// parameters hold: their keys, and the first of the digest.
+// Describe identifies an owner in messages without parameter values: by the
+// keys and a prefix of the digest.
 func Describe(o volume.FenceOwner) string {
 	const (
 		most   = 8

@@ -1,5 +1,5 @@
-// Package ports is the set of ports on which a storage server takes its
-// clients: which traffic a fence cuts, and which sessions it ends.
+// Package ports is the set of ports of a storage server: the traffic that a
+// fence drops and the sessions that it ends.
 package ports
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Range is a run of ports, both ends included.
+// Range is a range of ports, both ends included.
 type Range struct{ First, Last uint16 }
 
 func (r Range) String() string {
@@ -23,20 +23,20 @@ func (r Range) String() string {
 
 // Set is a set of ports; the zero Set is all traffic, of any protocol.
 type Set struct {
-	ranges []Range // disjoint, apart, in order
+	ranges []Range // disjoint, not adjacent, sorted
 }
 
 // All is all traffic.
 func All() Set { return Set{} }
 
-// protocol is a storage protocol with the ports that its servers listen on.
+// protocol is a storage protocol with the ports of its servers.
 type protocol struct {
 	name   string
 	ranges []Range
 }
 
-// protocols are registered with IANA, save for Ceph's range of daemons, which
-// is its default (ms_bind_port_min and ms_bind_port_max).
+// protocols returns the ports registered with IANA, except for Ceph's daemons:
+// that range is their default (ms_bind_port_min and ms_bind_port_max).
 func protocols() []protocol {
 	return []protocol{
 		{"nvme-tcp", []Range{{4420, 4420}, {8009, 8009}}},
@@ -46,7 +46,7 @@ func protocols() []protocol {
 	}
 }
 
-// Protocols are the names that Parse knows, for help texts.
+// Protocols returns the names that Parse accepts, for help texts.
 func Protocols() []string {
 	var names []string
 	for _, p := range protocols() {
@@ -55,7 +55,7 @@ func Protocols() []string {
 	return names
 }
 
-// Storage is the ports of all protocols that are known by name.
+// Storage returns the ports of all known protocols.
 func Storage() Set {
 	var all []Range
 	for _, p := range protocols() {
@@ -64,8 +64,8 @@ func Storage() Set {
 	return Set{merged(all)}
 }
 
-// Parse reads words such as 4420, 6800-7568 and nvme-tcp. It needs at least
-// one.
+// Parse parses words such as 4420, 6800-7568 and nvme-tcp. At least one is
+// required.
 func Parse(words []string) (Set, error) {
 	var all []Range
 	for _, word := range words {
@@ -76,7 +76,7 @@ func Parse(words []string) (Set, error) {
 		all = append(all, ranges...)
 	}
 	if len(all) == 0 {
-		return Set{}, fmt.Errorf("no port is given: name ports, ranges as 6800-7568, or protocols (%s)", strings.Join(Protocols(), ", "))
+		return Set{}, fmt.Errorf("no ports specified: use ports, ranges such as 6800-7568, or protocols (%s)", strings.Join(Protocols(), ", "))
 	}
 	return Set{merged(all)}, nil
 }
@@ -90,28 +90,28 @@ func parse(word string) ([]Range, error) {
 	first, last, isRange := strings.Cut(word, "-")
 	if word == "" || strings.Trim(word, "0123456789-") != "" {
 		if n := errs.Nearest(word, Protocols()); n != "" {
-			return nil, fmt.Errorf("%q is neither a port nor a protocol that is known; did you mean %q?", word, n)
+			return nil, fmt.Errorf("%q is neither a port nor a known protocol; did you mean %q?", word, n)
 		}
-		return nil, fmt.Errorf("%q is neither a port, nor a range as 6800-7568, nor one of %s", word, strings.Join(Protocols(), ", "))
+		return nil, fmt.Errorf("%q is neither a port, nor a range such as 6800-7568, nor one of %s", word, strings.Join(Protocols(), ", "))
 	}
 	if !isRange {
 		last = first
 	}
 	from, err := strconv.ParseUint(first, 10, 16)
 	if err == nil && from == 0 {
-		err = fmt.Errorf("port 0 is none")
+		err = fmt.Errorf("port 0 is not valid")
 	}
 	to, errTo := strconv.ParseUint(last, 10, 16)
 	switch {
 	case err != nil || errTo != nil:
-		return nil, fmt.Errorf("%q is no port or range of ports: they go from 1 to 65535", word)
+		return nil, fmt.Errorf("%q is not a port or range of ports from 1 to 65535", word)
 	case from > to:
-		return nil, fmt.Errorf("the range %q is the wrong way round: write %d-%d", word, to, from)
+		return nil, fmt.Errorf("range %q is reversed: write %d-%d", word, to, from)
 	}
 	return []Range{{uint16(from), uint16(to)}}, nil
 }
 
-// merged returns ranges in order, those that touch or overlap as one.
+// merged returns the ranges sorted, with touching and overlapping ones merged.
 func merged(all []Range) []Range {
 	all = slices.Clone(all)
 	slices.SortFunc(all, func(a, b Range) int { return int(a.First) - int(b.First) })
@@ -129,7 +129,8 @@ func merged(all []Range) []Range {
 // IsAll reports whether the set is all traffic.
 func (s Set) IsAll() bool { return len(s.ranges) == 0 }
 
-// Ranges returns the ports, disjoint and in order; none when it is all traffic.
+// Ranges returns the ports, disjoint and sorted; empty if the set is all
+// traffic.
 func (s Set) Ranges() []Range { return slices.Clone(s.ranges) }
 
 // Contains reports whether a port is in the set.

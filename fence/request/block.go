@@ -9,45 +9,45 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Block reads a block of addresses, such as 192.0.2.0/24 or 2001:db8::/32; an
-// address alone is the block of just it. IPv4 addresses that are written as
-// IPv6 (::ffff:192.0.2.7) are IPv4. The result is masked and never 4in6. What
-// could mean two things is refused, with what would be right in the message.
+// Block parses a block of addresses, such as 192.0.2.0/24 or 2001:db8::/32; a
+// single address is a block of one. IPv4 addresses written as IPv6
+// (::ffff:192.0.2.7) become IPv4. The result is masked and never 4in6.
+// Ambiguous texts are rejected, and the error says what to write.
 func Block(text string) (netip.Prefix, error) {
 	switch trimmed := strings.TrimSpace(text); {
 	case trimmed == "":
-		return netip.Prefix{}, invalidf("the block is empty: write one such as 192.0.2.7/32 or 2001:db8::/64")
+		return netip.Prefix{}, invalidf("the block is empty: write a CIDR such as 192.0.2.7/32 or 2001:db8::/64")
 	case trimmed != text:
-		return netip.Prefix{}, invalidf("%s has space around it: write %s", errs.Quote(text), errs.Quote(trimmed))
+		return netip.Prefix{}, invalidf("%s has leading or trailing spaces: write %s", errs.Quote(text), errs.Quote(trimmed))
 	}
 	addrText, bitsText, hasBits := strings.Cut(text, "/")
 	addr, err := address(addrText)
 	if err != nil {
-		return netip.Prefix{}, invalidf("%s is no block of addresses: %w", errs.Quote(text), err)
+		return netip.Prefix{}, invalidf("%s is not a CIDR: %w", errs.Quote(text), err)
 	}
 	size := addr.BitLen()
 	if hasBits {
 		if size, err = prefixLength(bitsText, addr.BitLen()); err != nil {
-			return netip.Prefix{}, invalidf("%s is no block of addresses: %w", errs.Quote(text), err)
+			return netip.Prefix{}, invalidf("%s is not a CIDR: %w", errs.Quote(text), err)
 		}
 	}
 	if addr.Is4In6() {
 		if size < 96 {
-			return netip.Prefix{}, invalidf("%s is an IPv4 address written as IPv6, for which a prefix has 96 to 128 bits: write it as IPv4", errs.Quote(text))
+			return netip.Prefix{}, invalidf("%s is an IPv4 address written as IPv6, which needs a prefix length from 96 to 128: write it as IPv4", errs.Quote(text))
 		}
 		addr, size = addr.Unmap(), size-96
 	}
 	block := netip.PrefixFrom(addr, size).Masked()
 	if block.Addr() != addr {
-		return netip.Prefix{}, invalidf("%s has bits set behind its prefix: write %s for the block, or %s for that one address", errs.Quote(text), block, netip.PrefixFrom(addr, addr.BitLen()))
+		return netip.Prefix{}, invalidf("%s has host bits set: write %s for the block, or %s for the single address", errs.Quote(text), block, netip.PrefixFrom(addr, addr.BitLen()))
 	}
-	if err := clientless(block); err != nil {
+	if err := rejectClientless(block); err != nil {
 		return netip.Prefix{}, err
 	}
 	return block, nil
 }
 
-// address reads an address without a zone.
+// address parses an address without a zone.
 func address(text string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(text)
 	switch {
@@ -63,13 +63,13 @@ func address(text string) (netip.Addr, error) {
 }
 
 var (
-	errAddress = errors.New("it does not begin with an IP address; host names, ports and ranges are not taken")
-	errZone    = errors.New("a zone (%...) has no place in it: what is fenced is fenced on all interfaces")
-	errZeros   = errors.New("a number begins with 0, which some programs read as octal: write it without")
+	errAddress = errors.New("it does not begin with an IP address; host names, ports and ranges are not supported")
+	errZone    = errors.New("it has a zone (%...): fences apply to all interfaces, leave the zone out")
+	errZeros   = errors.New("a number has a leading zero, which some programs parse as octal: remove the zero")
 )
 
 // withoutZeros removes leading zeros from the numbers of an IPv4 address; any
-// other text comes back as it was.
+// other text is returned unchanged.
 func withoutZeros(text string) string {
 	fields := strings.Split(text, ".")
 	if len(fields) != 4 {
@@ -85,29 +85,29 @@ func withoutZeros(text string) string {
 	return strings.Join(fields, ".")
 }
 
-// prefixLength reads what is behind the slash.
+// prefixLength parses the number after the slash.
 func prefixLength(text string, most int) (int, error) {
 	if mask, err := netip.ParseAddr(text); err == nil && mask.BitLen() == most {
 		return 0, errMask(mask)
 	}
 	n, err := strconv.ParseUint(text, 10, 8)
 	if err != nil || int(n) > most || strconv.FormatUint(n, 10) != text {
-		return 0, invalidf("%s is no length of a prefix: it is a plain number from 0 to %d", errs.Quote(text), most)
+		return 0, invalidf("prefix length %s is not a number from 0 to %d", errs.Quote(text), most)
 	}
 	return int(n), nil
 }
 
-// errMask answers a mask where the length of a prefix belongs.
+// errMask is the error for a netmask instead of a prefix length.
 func errMask(mask netip.Addr) error {
 	for bits := range mask.BitLen() + 1 {
 		if maskOf(bits, mask.BitLen()) == mask {
-			return invalidf("write /%d for the mask %s", bits, mask)
+			return invalidf("write /%d instead of the mask %s", bits, mask)
 		}
 	}
-	return invalidf("%s is not the length of a prefix, and no mask either", mask)
+	return invalidf("%s is neither a prefix length nor a netmask", mask)
 }
 
-// maskOf returns the address of which just the first bits are set.
+// maskOf returns the address with only the first bits set.
 func maskOf(bits, size int) netip.Addr {
 	ones := make([]byte, size/8)
 	for i := range ones {
@@ -117,20 +117,20 @@ func maskOf(bits, size int) netip.Addr {
 	return netip.PrefixFrom(all, bits).Masked().Addr()
 }
 
-// clientless refuses blocks in which no client can be, so that nobody takes a
-// slip of the pen for a fence.
-func clientless(block netip.Prefix) error {
+// rejectClientless rejects blocks that cannot contain a client, since they are
+// most likely typing errors.
+func rejectClientless(block netip.Prefix) error {
 	switch {
 	case block.IsSingleIP() && block.Addr().IsUnspecified():
-		return invalidf("%s is no client's address: write the client's own, or %s/0 for everybody", block, block.Addr())
+		return invalidf("%s is not a client's address: write the client's address, or %s/0 for all clients", block, block.Addr())
 	case multicast(block):
-		return invalidf("%s is multicast, from where no client sends", block)
+		return invalidf("%s is multicast, which is never a source address", block)
 	default:
 		return nil
 	}
 }
 
-// multicast reports whether a block is all multicast.
+// multicast reports whether all addresses of a block are multicast.
 func multicast(block netip.Prefix) bool {
 	least := 4 // 224.0.0.0/4
 	if block.Addr().Is6() {

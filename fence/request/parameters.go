@@ -12,37 +12,37 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Parameters with a meaning here. Any other is the caller's own, and only
-// tells who asked.
+// Parameters with a meaning. All other parameters belong to the caller and only
+// identify it.
 const (
-	// reservedPrefix begins the keys that are no caller's own.
+	// reservedPrefix is the prefix of the keys with a meaning.
 	reservedPrefix = "fence.cleat.dev/"
-	// EndingHeader is the header of ListClusterFence's answer with the sessions
-	// that fences wait for, a text each.
+	// EndingHeader is the header of ListClusterFence's response with the
+	// sessions that fences wait for, one text per session.
 	EndingHeader = "cleat-ending-bin"
-	// ForceParameter, "true", insists on a block that covers this server's own
-	// addresses or everything. It is no part of who asked.
+	// ForceParameter, "true", overrides the check that blocks do not cover this
+	// server's own addresses or all addresses. It is not part of the owner.
 	ForceParameter = reservedPrefix + "force"
-	// OwnerParameter and ViaParameter are what a server that passes a fence on
-	// to its peers sends in place of its caller's parameters: the digest of
-	// those, and who passes it on.
+	// OwnerParameter and ViaParameter replace the caller's parameters when a
+	// server forwards a fence to its peers: the digest of those parameters and
+	// the name of the forwarding server.
 	OwnerParameter = reservedPrefix + "owner"
 	ViaParameter   = reservedPrefix + "via"
 )
 
-// maxMap bounds keys and values of one map together, in bytes, as CSI does for
-// maps that have no bound of their own.
+// maxMap bounds the bytes of keys and values of one map together, as CSI does
+// for maps without a bound of their own.
 const maxMap = 4096
 
-// parameters checks the parameters of a request and returns whether it
-// insists.
+// parameters checks the parameters of a request and returns the value of
+// ForceParameter.
 func parameters(m map[string]string) (force bool, err error) {
 	size := 0
 	for key, value := range m {
 		size += len(key) + len(value)
 	}
 	if size > maxMap {
-		return false, invalidf("parameters holds %d bytes in keys and values, at most %d are allowed", size, maxMap)
+		return false, invalidf("parameters has %d bytes of keys and values, at most %d are allowed", size, maxMap)
 	}
 	var wrong findings
 	for _, key := range slices.Sorted(maps.Keys(m)) {
@@ -51,42 +51,42 @@ func parameters(m map[string]string) (force bool, err error) {
 	return m[ForceParameter] == "true", wrong.err()
 }
 
-// checkReserved checks the parameter of one key. Values of keys that are not
-// ours may be secret and stay out of messages.
+// checkReserved checks one parameter. Values of the caller's own parameters can
+// be secret and stay out of messages.
 func checkReserved(wrong *findings, key, value string) {
 	switch {
 	case key == ForceParameter:
 		if value != "true" && value != "false" {
-			wrong.add("parameters[%s] is %s: it takes true or false", key, errs.Quote(value))
+			wrong.add("parameters[%s] is %s: it must be true or false", key, errs.Quote(value))
 		}
 	case key == OwnerParameter:
 		if digest, err := hex.DecodeString(value); err != nil || len(digest) != sha256.Size || value != strings.ToLower(value) {
-			wrong.add("parameters[%s] is %s: it takes a SHA-256 in lower-case hex, %d digits", key, errs.Quote(value), 2*sha256.Size)
+			wrong.add("parameters[%s] is %s: it must be a SHA-256 in lower-case hex, %d digits", key, errs.Quote(value), 2*sha256.Size)
 		}
 	case key == ViaParameter:
 		if value == "" {
-			wrong.add("parameters[%s] is empty: it takes the name of the server that passes the request on", key)
+			wrong.add("parameters[%s] is empty: it must be the name of the server that forwards the request", key)
 		}
 	case strings.HasPrefix(strings.ToLower(key), reservedPrefix):
 		known := []string{ForceParameter, OwnerParameter, ViaParameter}
 		if n := errs.Nearest(strings.ToLower(key), known); n != "" {
-			wrong.add("there is no parameter %s; did you mean %s?", errs.Quote(key), n)
+			wrong.add("unknown parameter %s; did you mean %s?", errs.Quote(key), n)
 		} else {
-			wrong.add("there is no parameter %s: those that begin with %s are %s", errs.Quote(key), reservedPrefix, strings.Join(known, ", "))
+			wrong.add("unknown parameter %s: those that begin with %s are %s", errs.Quote(key), reservedPrefix, strings.Join(known, ", "))
 		}
 	}
 }
 
-// Owner names the set of parameters that a request came with, apart from
-// ForceParameter. Sets that differ in any key or value have different digests;
-// values are not kept.
+// Owner identifies the parameters of a request except for ForceParameter.
+// Parameters that differ in any key or value have different digests; values are
+// not stored.
 func Owner(parameters map[string]string) volume.FenceOwner {
 	keys := slices.Sorted(maps.Keys(parameters))
 	keys = slices.DeleteFunc(keys, func(key string) bool { return key == ForceParameter })
 	hash := sha256.New()
 	fmt.Fprintln(hash, "cleat fence owner 1")
 	for _, key := range keys {
-		// The lengths make it the encoding of just one set.
+		// With the lengths, no two sets of parameters have the same encoding.
 		fmt.Fprintf(hash, "%d:%s%d:%s", len(key), key, len(parameters[key]), parameters[key])
 	}
 	return volume.FenceOwner{Digest: hex.EncodeToString(hash.Sum(nil)), Keys: keys}

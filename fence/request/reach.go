@@ -8,38 +8,38 @@ import (
 	"github.com/cleatproject/cleat/internal/cidr"
 )
 
-// Network is what decides whether a block can be fenced.
+// Network is the addresses that decide whether a block can be fenced.
 type Network struct {
-	Own       []netip.Addr // addresses of this server and its peers, loopback among them
+	Own       []netip.Addr // addresses of this server and its peers, including loopback
 	Broadcast []netip.Addr // of this server's interfaces
 }
 
-// CheckReach refuses an ask that no client can match, and, unless it is forced,
-// one that would cut this server off from itself or from everybody.
-func CheckReach(ask plan.Ask, network Network) error {
+// CheckReach rejects a request with a block that cannot contain a client and,
+// unless forced, one that would fence this server itself or all addresses.
+func CheckReach(req plan.Request, network Network) error {
 	var wrong findings
-	for _, block := range ask.Blocks {
+	for _, block := range req.Blocks {
 		if why := withoutClients(block, network.Broadcast); why != "" {
-			wrong.add("%s is %s, from which no client sends", block, why)
+			wrong.add("%s is %s, which is never a source address", block, why)
 		}
 	}
 	if wrong.all > 0 {
-		return invalidf("%w; nothing was fenced. Name the client's own address", wrong.err())
+		return invalidf("%w; nothing was fenced. Write the client's address", wrong.err())
 	}
-	if ask.Force {
+	if req.Force {
 		return nil
 	}
-	merged, err := cidr.Merge(ask.Blocks)
+	merged, err := cidr.Merge(req.Blocks)
 	if err != nil {
 		return err
 	}
 	for _, block := range merged {
 		if block.Bits() == 0 {
-			wrong.add("the blocks together are %s, which is everybody and this server too", block)
+			wrong.add("the blocks together cover %s, which is all clients and this server too", block)
 		}
 	}
 	if wrong.all == 0 {
-		for _, block := range ask.Blocks {
+		for _, block := range req.Blocks {
 			if addr, covered := coveredOf(block, network.Own); covered {
 				wrong.add("%s covers %s, an address of this server or of a peer", block, addr)
 			}
@@ -48,12 +48,12 @@ func CheckReach(ask plan.Ask, network Network) error {
 	if wrong.all == 0 {
 		return nil
 	}
-	return invalidf("%w; nothing was fenced. Leave it out, or insist with the parameter %s=true", wrong.err(), ForceParameter)
+	return invalidf("%w; nothing was fenced. Remove the block, or force it with the parameter %s=true", wrong.err(), ForceParameter)
 }
 
-// withoutClients says what a block is, if no client can have an address in it.
-// The last address of a network is a broadcast address only where an interface
-// of this server says so: 10.0.0.255 in a /23 is a host.
+// withoutClients describes a block that cannot contain a client, or returns "".
+// The last address of a network is a broadcast address only if an interface of
+// this server has it as one: 10.0.0.255 in a /23 is a host.
 func withoutClients(block netip.Prefix, broadcast []netip.Addr) string {
 	var (
 		thisNetwork = netip.PrefixFrom(netip.AddrFrom4([4]byte{}), 8)  // RFC 1122
@@ -66,7 +66,7 @@ func withoutClients(block netip.Prefix, broadcast []netip.Addr) string {
 	case within(thisNetwork):
 		return "in 0.0.0.0/8"
 	case within(compatible) && !is(netip.IPv6Loopback()):
-		return "an IPv4 address in the old form ::a.b.c.d"
+		return "an IPv4 address in the deprecated form ::a.b.c.d"
 	case is(limited), slices.ContainsFunc(broadcast, is):
 		return "a broadcast address"
 	}
@@ -74,10 +74,10 @@ func withoutClients(block netip.Prefix, broadcast []netip.Addr) string {
 }
 
 // coveredOf returns the first of the server's addresses that a block covers.
-// All of 127.0.0.0/8 is the server's, whatever its interfaces list.
+// All of 127.0.0.0/8 belongs to the server, whatever its interfaces list.
 func coveredOf(block netip.Prefix, own []netip.Addr) (netip.Addr, bool) {
 	for _, addr := range own {
-		// As interfaces list them: with zones, which blocks never match.
+		// Interfaces list addresses with zones, which blocks never match.
 		if addr = addr.Unmap().WithZone(""); block.Contains(addr) {
 			return addr, true
 		}

@@ -1,8 +1,7 @@
-// Package request checks and translates what arrives over the fence service of
-// CSI-Addons. It is pure: a function per RPC takes the message as it came and
-// returns a value that the service can rely on, or an error of kind
-// errs.Invalid that names everything that was wrong with it. Secrets are
-// never looked at and never quoted.
+// Package request validates and converts the requests of the CSI-Addons fence
+// service. It has a pure function per RPC, which returns a valid value or an
+// error of kind errs.Invalid that lists every problem of the request. Secrets
+// are neither read nor quoted.
 package request
 
 import (
@@ -23,19 +22,19 @@ import (
 // MaxBlocks bounds the blocks of one request.
 const MaxBlocks = 65536
 
-// Fence checks a FenceClusterNetworkRequest. Whether its blocks may be cut off
-// is another question: see CheckReach.
-func Fence(r *addons.FenceClusterNetworkRequest) (plan.Ask, error) {
-	return ask(r.GetParameters(), r.GetCidrs())
+// Fence checks a FenceClusterNetworkRequest. CheckReach decides whether its
+// blocks can be fenced.
+func Fence(r *addons.FenceClusterNetworkRequest) (plan.Request, error) {
+	return newRequest(r.GetParameters(), r.GetCidrs())
 }
 
 // Unfence checks an UnfenceClusterNetworkRequest.
-func Unfence(r *addons.UnfenceClusterNetworkRequest) (plan.Ask, error) {
-	return ask(r.GetParameters(), r.GetCidrs())
+func Unfence(r *addons.UnfenceClusterNetworkRequest) (plan.Request, error) {
+	return newRequest(r.GetParameters(), r.GetCidrs())
 }
 
-// List checks a ListClusterFenceRequest and returns whose fences are wanted;
-// nil, when the request has no parameters that make an owner, is everybody's.
+// List checks a ListClusterFenceRequest and returns the owner whose fences are
+// requested, or nil for all owners if the request has no parameters of its own.
 func List(r *addons.ListClusterFenceRequest) (*volume.FenceOwner, error) {
 	if _, err := parameters(r.GetParameters()); err != nil {
 		return nil, err
@@ -53,25 +52,25 @@ func Clients(r *addons.GetFenceClientsRequest) error {
 	return err
 }
 
-func ask(params map[string]string, cidrs []*addons.CIDR) (plan.Ask, error) {
+func newRequest(params map[string]string, cidrs []*addons.CIDR) (plan.Request, error) {
 	force, err := parameters(params)
 	if err != nil {
-		return plan.Ask{}, err
+		return plan.Request{}, err
 	}
 	blocks, err := blocks(cidrs)
 	if err != nil {
-		return plan.Ask{}, err
+		return plan.Request{}, err
 	}
-	return plan.Ask{Owner: Owner(params), Blocks: blocks, Force: force}, nil
+	return plan.Request{Owner: Owner(params), Blocks: blocks, Force: force}, nil
 }
 
-// blocks reads a list of CIDRs; duplicates are one.
+// blocks parses a list of CIDRs and removes duplicates.
 func blocks(cidrs []*addons.CIDR) ([]netip.Prefix, error) {
 	switch {
 	case len(cidrs) == 0:
-		return nil, invalidf("cidrs is empty: name at least one block, such as 192.0.2.7/32")
+		return nil, invalidf("cidrs is empty: specify at least one block, such as 192.0.2.7/32")
 	case len(cidrs) > MaxBlocks:
-		return nil, invalidf("cidrs holds %d blocks, at most %d are taken in one request: divide it, or name larger blocks", len(cidrs), MaxBlocks)
+		return nil, invalidf("cidrs has %d blocks, at most %d are allowed in one request: split the request, or use larger blocks", len(cidrs), MaxBlocks)
 	}
 	var wrong findings
 	out := make([]netip.Prefix, 0, len(cidrs))
@@ -90,26 +89,27 @@ func blocks(cidrs []*addons.CIDR) ([]netip.Prefix, error) {
 	return slices.Compact(out), nil
 }
 
-// findings are what is wrong with one request; the first of them are told.
+// findings are the problems of one request; only the first few are listed in
+// the error.
 type findings struct {
-	told []string
-	all  int
+	listed []string
+	all    int
 }
 
 func (f *findings) add(format string, args ...any) {
 	const most = 8
 	if f.all++; f.all <= most {
-		f.told = append(f.told, fmt.Sprintf(format, args...))
+		f.listed = append(f.listed, fmt.Sprintf(format, args...))
 	}
 }
 
-// err is nil when nothing is wrong.
+// err returns nil if there are no findings.
 func (f *findings) err() error {
 	if f.all == 0 {
 		return nil
 	}
-	text := strings.Join(f.told, "; ")
-	if more := f.all - len(f.told); more > 0 {
+	text := strings.Join(f.listed, "; ")
+	if more := f.all - len(f.listed); more > 0 {
 		text += fmt.Sprintf("; and %d more", more)
 	}
 	return invalidf("%s", text)
@@ -119,23 +119,23 @@ func invalidf(format string, args ...any) error {
 	return errs.Errorf(errs.Invalid, format, args...)
 }
 
-// Fingerprint is equal for equal requests, so that a repeated call joins the one
-// in flight. It does not depend on secrets.
-func Fingerprint(call string, ask plan.Ask) string {
+// Fingerprint is equal for equal requests, so that a repeated call joins the
+// one in flight. Secrets are not part of it.
+func Fingerprint(call string, req plan.Request) string {
 	hash := sha256.New()
-	fmt.Fprintf(hash, "%q %s %t", call, ask.Owner.Digest, ask.Force)
-	for _, block := range ask.Blocks {
+	fmt.Fprintf(hash, "%q %s %t", call, req.Owner.Digest, req.Force)
+	for _, block := range req.Blocks {
 		fmt.Fprintf(hash, " %s", block)
 	}
 	return hex.EncodeToString(hash.Sum(nil))
 }
 
-// Keys returns the names of the locks for a request: one for each block and its
-// owner. Two owners have separate records of one block and do not conflict.
-func Keys(ask plan.Ask) []string {
-	keys := make([]string, len(ask.Blocks))
-	for i, block := range ask.Blocks {
-		keys[i] = "fence:" + ask.Owner.Digest + ":" + block.String()
+// Keys returns the lock names of a request: one for each block and its owner.
+// Two owners have separate records of a block and do not conflict.
+func Keys(req plan.Request) []string {
+	keys := make([]string, len(req.Blocks))
+	for i, block := range req.Blocks {
+		keys[i] = "fence:" + req.Owner.Digest + ":" + block.String()
 	}
 	return keys
 }

@@ -46,15 +46,15 @@ func checkError(t *testing.T, err error, want, format string, args ...any) {
 
 func TestAsk(t *testing.T) {
 	r := fenceRequest("2001:db8::/64", "192.0.2.7", "192.0.2.0/24", "::ffff:192.0.2.7", "192.0.2.7/32")
-	ask := testkit.Value(Fence(r))(t)
-	if got := fmt.Sprint(ask.Blocks); got != "[192.0.2.0/24 192.0.2.7/32 2001:db8::/64]" {
+	req := testkit.Value(Fence(r))(t)
+	if got := fmt.Sprint(req.Blocks); got != "[192.0.2.0/24 192.0.2.7/32 2001:db8::/64]" {
 		t.Errorf("blocks are %s", got)
 	}
-	if ask.Force || ask.Owner.Digest != Owner(r.Parameters).Digest {
-		t.Errorf("%+v", ask)
+	if req.Force || req.Owner.Digest != Owner(r.Parameters).Digest {
+		t.Errorf("%+v", req)
 	}
 	other, err := Unfence(&addons.UnfenceClusterNetworkRequest{Parameters: r.Parameters, Cidrs: r.Cidrs})
-	if err != nil || !slices.Equal(other.Blocks, ask.Blocks) || other.Owner.Digest != ask.Owner.Digest {
+	if err != nil || !slices.Equal(other.Blocks, req.Blocks) || other.Owner.Digest != req.Owner.Digest {
 		t.Errorf("unfence reads %+v, %v", other, err)
 	}
 }
@@ -100,13 +100,13 @@ func TestList(t *testing.T) {
 }
 
 func TestFingerprintAndKeys(t *testing.T) {
-	ask := testkit.Value(Fence(fenceRequest("192.0.2.0/24", "2001:db8::/64")))(t)
-	forced, fewer, other := ask, ask, ask
+	req := testkit.Value(Fence(fenceRequest("192.0.2.0/24", "2001:db8::/64")))(t)
+	forced, fewer, other := req, req, req
 	forced.Force = true
-	fewer.Blocks = ask.Blocks[:1]
+	fewer.Blocks = req.Blocks[:1]
 	other.Owner = Owner(nil)
 	seen := map[string]string{}
-	for name, a := range map[string]plan.Ask{"ask": ask, "forced": forced, "fewer": fewer, "other": other} {
+	for name, a := range map[string]plan.Request{"ask": req, "forced": forced, "fewer": fewer, "other": other} {
 		for _, call := range []string{"fence", "unfence"} {
 			print := Fingerprint(call, a)
 			if print != Fingerprint(call, a) {
@@ -118,7 +118,7 @@ func TestFingerprintAndKeys(t *testing.T) {
 			seen[print] = call + " " + name
 		}
 	}
-	keys := Keys(ask)
+	keys := Keys(req)
 	for i, block := range []string{"192.0.2.0/24", "2001:db8::/64"} {
 		if len(keys) != 2 || !strings.HasSuffix(keys[i], block) {
 			t.Errorf("keys are %q", keys)
@@ -147,7 +147,7 @@ func FuzzFence(f *testing.F) {
 			return
 		}
 		before := proto.Clone(&r)
-		ask, err := Fence(&r)
+		req, err := Fence(&r)
 		if !proto.Equal(before, &r) {
 			t.Error("the request was changed")
 		}
@@ -155,25 +155,25 @@ func FuzzFence(f *testing.F) {
 			checkError(t, err, err.Error(), "refused")
 			return
 		}
-		if len(ask.Blocks) == 0 || !slices.IsSortedFunc(ask.Blocks, netip.Prefix.Compare) || len(slices.Compact(slices.Clone(ask.Blocks))) != len(ask.Blocks) {
-			t.Errorf("blocks %v", ask.Blocks)
+		if len(req.Blocks) == 0 || !slices.IsSortedFunc(req.Blocks, netip.Prefix.Compare) || len(slices.Compact(slices.Clone(req.Blocks))) != len(req.Blocks) {
+			t.Errorf("blocks %v", req.Blocks)
 		}
-		for _, block := range ask.Blocks {
+		for _, block := range req.Blocks {
 			holdBlock(t, block)
 		}
-		if err := CheckReach(ask, Network{Own: own}); err != nil {
+		if err := CheckReach(req, Network{Own: own}); err != nil {
 			checkError(t, err, ForceParameter, "refused")
-		} else if !ask.Force && slices.ContainsFunc(ask.Blocks, func(b netip.Prefix) bool { return b.Contains(own[0]) || b.Contains(own[1]) }) {
-			t.Errorf("%v covers the server", ask.Blocks)
+		} else if !req.Force && slices.ContainsFunc(req.Blocks, func(b netip.Prefix) bool { return b.Contains(own[0]) || b.Contains(own[1]) }) {
+			t.Errorf("%v covers the server", req.Blocks)
 		}
 		// What was read is planned without complaint.
-		next := plan.Fence(nil, ask, time.Unix(0, 0))
-		wanted, err := plan.Wanted(next)
+		next := plan.Fence(nil, req, time.Unix(0, 0))
+		wanted, err := plan.Desired(next)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if missing, err := cidr.Missing(wanted, ask.Blocks); err != nil || len(missing) != 0 || len(next) != len(ask.Blocks) {
-			t.Errorf("%v is planned as %v: %v missing, %v", ask.Blocks, next, missing, err)
+		if missing, err := cidr.Missing(wanted, req.Blocks); err != nil || len(missing) != 0 || len(next) != len(req.Blocks) {
+			t.Errorf("%v is planned as %v: %v missing, %v", req.Blocks, next, missing, err)
 		}
 	})
 }
@@ -206,15 +206,15 @@ func TestParameters(t *testing.T) {
 	} {
 		// All four calls take the same parameters.
 		cidrs := []*addons.CIDR{{Cidr: "192.0.2.7"}}
-		ask, err := Fence(&addons.FenceClusterNetworkRequest{Parameters: c.parameters, Cidrs: cidrs})
+		req, err := Fence(&addons.FenceClusterNetworkRequest{Parameters: c.parameters, Cidrs: cidrs})
 		_, err2 := Unfence(&addons.UnfenceClusterNetworkRequest{Parameters: c.parameters, Cidrs: cidrs})
 		_, err3 := List(&addons.ListClusterFenceRequest{Parameters: c.parameters})
 		err4 := Clients(&addons.GetFenceClientsRequest{Parameters: c.parameters})
 		for i, err := range []error{err, err2, err3, err4} {
 			checkError(t, err, c.want, "call %d, %.60q", i, c.parameters)
 		}
-		if err == nil && ask.Force != (c.parameters[ForceParameter] == "true") {
-			t.Errorf("%v: force is %v", c.parameters, ask.Force)
+		if err == nil && req.Force != (c.parameters[ForceParameter] == "true") {
+			t.Errorf("%v: force is %v", c.parameters, req.Force)
 		}
 	}
 }
@@ -275,18 +275,18 @@ func TestCheckReach(t *testing.T) {
 		"0.0.0.0/0 ::/0":             "0.0.0.0/0, which is everybody and this server too; the blocks together are ::/0",
 		"128.0.0.0/1 0.0.0.0/2 64.0.0.0/3 96.0.0.0/3": "the blocks together are 0.0.0.0/0",
 	} {
-		ask := testkit.Value(Fence(fenceRequest(strings.Fields(blocks)...)))(t)
-		checkError(t, CheckReach(ask, Network{Own: own}), want, "%s", blocks)
-		ask.Force = true
-		checkError(t, CheckReach(ask, Network{Own: own}), "", "%s by force", blocks)
+		req := testkit.Value(Fence(fenceRequest(strings.Fields(blocks)...)))(t)
+		checkError(t, CheckReach(req, Network{Own: own}), want, "%s", blocks)
+		req.Force = true
+		checkError(t, CheckReach(req, Network{Own: own}), "", "%s by force", blocks)
 	}
 }
 
 // Without loopback in the list of the server's addresses, what is loopback by
 // definition is refused all the same.
 func TestCheckReachKnowsLoopback(t *testing.T) {
-	ask := testkit.Value(Fence(fenceRequest("127.1.0.0/16")))(t)
-	checkError(t, CheckReach(ask, Network{}), "127.1.0.0/16 covers 127.1.0.0", "127.1.0.0/16")
+	req := testkit.Value(Fence(fenceRequest("127.1.0.0/16")))(t)
+	checkError(t, CheckReach(req, Network{}), "127.1.0.0/16 covers 127.1.0.0", "127.1.0.0/16")
 }
 
 func TestCheckReachIsBounded(t *testing.T) {
@@ -296,8 +296,8 @@ func TestCheckReachIsBounded(t *testing.T) {
 		addr := netip.AddrFrom4([4]byte{192, 0, 2, byte(i)})
 		many, own = append(many, addr.String()), append(own, addr)
 	}
-	ask := testkit.Value(Fence(fenceRequest(many...)))(t)
-	checkError(t, CheckReach(ask, Network{Own: own}), "and 92 more; nothing was fenced", "all own")
+	req := testkit.Value(Fence(fenceRequest(many...)))(t)
+	checkError(t, CheckReach(req, Network{Own: own}), "and 92 more; nothing was fenced", "all own")
 }
 
 // TestCheckReachOfNobody: a fence that can match no client is a slip, and not a
@@ -318,9 +318,9 @@ func TestCheckReachOfNobody(t *testing.T) {
 		"10.0.0.255":         "",
 		"10.0.0.0/23":        "",
 	} {
-		ask := testkit.Value(Fence(fenceRequest(block)))(t)
-		for _, ask.Force = range []bool{false, true} {
-			checkError(t, CheckReach(ask, network), want, "%s, force %v", block, ask.Force)
+		req := testkit.Value(Fence(fenceRequest(block)))(t)
+		for _, req.Force = range []bool{false, true} {
+			checkError(t, CheckReach(req, network), want, "%s, force %v", block, req.Force)
 		}
 	}
 }

@@ -7,13 +7,13 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// GetIdentity tells name and version.
+// GetIdentity returns name and version.
 func (s *Server) GetIdentity(context.Context, *identity.GetIdentityRequest) (*identity.GetIdentityResponse, error) {
 	return &identity.GetIdentityResponse{Name: s.config.Name, VendorVersion: s.config.Version}, nil
 }
 
-// GetCapabilities tells what this process serves, as the table of the
-// specification has it for controllers and nodes.
+// GetCapabilities returns the capabilities of this process, controller or node,
+// as in the table of the specification.
 func (s *Server) GetCapabilities(context.Context, *identity.GetCapabilitiesRequest) (*identity.GetCapabilitiesResponse, error) {
 	out := &identity.GetCapabilitiesResponse{}
 	if s.config.Offer.Fence {
@@ -27,9 +27,9 @@ func (s *Server) GetCapabilities(context.Context, *identity.GetCapabilitiesReque
 	return out, nil
 }
 
-// Probe answers whether the process serves. A fence that does not hold, or a
-// peer that is away, shows in /readyz and the metrics: a restart, which is what
-// a failed probe leads to, would mend neither.
+// Probe reports whether the process serves RPCs. Fences that are not in force
+// and unreachable peers are reported by /readyz and metrics instead: a failed
+// probe leads to a restart, which would repair neither.
 func (s *Server) Probe(context.Context, *identity.ProbeRequest) (*identity.ProbeResponse, error) {
 	return &identity.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }

@@ -13,14 +13,14 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// maxSecret bounds a file with a secret, in bytes.
+// maxSecret bounds the size of a secret file, in bytes.
 const maxSecret = 64 << 10
 
-// SecretFiles makes a check of a call's secrets: each key must be there with
-// the content of its file, without the line end. The files are read at each
-// call, so that a secret may be renewed without a restart. Other keys are not
-// looked at. Errors: Unauthenticated, and Unavailable when a file cannot be
-// read; no value is in any of them.
+// SecretFiles returns a check of a call's secrets: each key must have the
+// content of its file, without the line end. The files are read for each call,
+// so that a secret can be rotated without a restart. Other keys are ignored.
+// Errors: Unauthenticated, and Unavailable if a file cannot be read; no error
+// contains a value.
 func SecretFiles(files map[string]string) func(secrets map[string]string) error {
 	if len(files) == 0 {
 		return nil
@@ -31,19 +31,20 @@ func SecretFiles(files map[string]string) func(secrets map[string]string) error 
 		for _, key := range keys {
 			want, err := readSecret(files[key])
 			if err != nil {
-				return errs.Errorf(errs.Unavailable, "the secret %q cannot be checked: %w", key, err)
+				return errs.Errorf(errs.Unavailable, "check the secret %q: %w", key, err)
 			}
 			got := sha256.Sum256([]byte(secrets[key]))
 			right = subtle.ConstantTimeCompare(got[:], want[:]) == 1 && right
 		}
 		if !right {
-			return errs.Errorf(errs.Unauthenticated, "the secrets of the call are missing or wrong; %q are needed", keys)
+			return errs.Errorf(errs.Unauthenticated, "secrets are missing or wrong; the call needs the keys %q", keys)
 		}
 		return nil
 	}
 }
 
-// readSecret returns a digest, so that comparing tells nothing of the length.
+// readSecret returns the digest of a secret, so that the comparison does not
+// leak its length.
 func readSecret(path string) ([sha256.Size]byte, error) {
 	var none [sha256.Size]byte
 	f, err := os.Open(path)

@@ -1,5 +1,5 @@
-// Package service serves CSI-Addons: Identity and FenceController, as the
-// specification's texts say them. What a call means is done by package enforce.
+// Package service implements the CSI-Addons services Identity and
+// FenceController. Package enforce executes the calls.
 package service
 
 import (
@@ -19,54 +19,56 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Enforcer carries out what is asked; see package enforce.
+// Enforcer executes fence requests, see package enforce.
 type Enforcer interface {
-	Fence(ctx context.Context, ask plan.Ask) error
-	Unfence(ctx context.Context, ask plan.Ask) error
+	Fence(ctx context.Context, req plan.Request) error
+	Unfence(ctx context.Context, req plan.Request) error
 	List(ctx context.Context, owner *volume.FenceOwner) ([]netip.Prefix, error)
 	Ending(ctx context.Context) ([]volume.Session, error)
 }
 
-// Offer says which calls a process serves.
+// Offer is the set of calls that a process serves.
 type Offer struct {
-	// Fence: it reaches every enforcer, so it fences, unfences and lists.
+	// Fence is set if the process reaches every enforcer: it serves fence,
+	// unfence and list.
 	Fence bool
-	// Clients: it is on a node, and tells who that is to the storage.
+	// Clients is set on a node: the process reports the node's addresses to the
+	// storage.
 	Clients bool
-	// Why says, where Fence is not offered, what to change.
+	// Why is, if Fence is not set, how to enable it.
 	Why string
 }
 
-// Config says what a Server serves.
+// Config configures a Server.
 type Config struct {
 	Name, Version string // GetIdentity
 	Offer         Offer
 	Enforcer      Enforcer // with Offer.Fence
-	// Client returns who this node is to the storage, with Offer.Clients.
+	// Client returns the node's identity for the storage, with Offer.Clients.
 	Client func(ctx context.Context) (volume.Client, error)
-	// Authenticate checks the secrets of a call; nil: none are wanted.
+	// Authenticate checks the secrets of a call; nil accepts all calls.
 	Authenticate func(secrets map[string]string) error
 }
 
-// Server is both services. Its errors are kinds of package volume.
+// Server implements both services. Its errors have kinds of package errs.
 type Server struct {
 	identity.UnimplementedIdentityServer
 	fence.UnimplementedFenceControllerServer
 	config Config
 }
 
-// New makes a Server.
+// New returns a Server.
 func New(c Config) (*Server, error) {
 	switch {
 	case c.Name == "":
-		return nil, errors.New("the server of fences needs a name for GetIdentity")
+		return nil, errors.New("fence service: Name is required")
 	case c.Offer.Fence && c.Enforcer == nil, c.Offer.Clients && c.Client == nil:
-		return nil, errors.New("the server of fences offers what it does not have")
+		return nil, errors.New("fence service: Offer.Fence needs an Enforcer, Offer.Clients needs a Client")
 	}
 	return &Server{config: c}, nil
 }
 
-// Register adds both services to a server.
+// Register adds both services to a gRPC server.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	identity.RegisterIdentityServer(r, s)
 	fence.RegisterFenceControllerServer(r, s)
@@ -76,7 +78,7 @@ func (s *Server) requireFence(call string) error {
 	if s.config.Offer.Fence {
 		return nil
 	}
-	return errs.Errorf(errs.Unsupported, "%s is not served here: %s", call, s.config.Offer.Why)
+	return errs.Errorf(errs.Unsupported, "this process does not serve %s: %s", call, s.config.Offer.Why)
 }
 
 func (s *Server) authenticate(secrets map[string]string) error {
@@ -86,7 +88,7 @@ func (s *Server) authenticate(secrets map[string]string) error {
 	return s.config.Authenticate(secrets)
 }
 
-// FenceClusterNetwork cuts blocks of addresses off from the storage.
+// FenceClusterNetwork fences blocks of addresses.
 func (s *Server) FenceClusterNetwork(ctx context.Context, r *fence.FenceClusterNetworkRequest) (*fence.FenceClusterNetworkResponse, error) {
 	if err := s.requireFence("FenceClusterNetwork"); err != nil {
 		return nil, err
@@ -94,17 +96,17 @@ func (s *Server) FenceClusterNetwork(ctx context.Context, r *fence.FenceClusterN
 	if err := s.authenticate(r.GetSecrets()); err != nil {
 		return nil, err
 	}
-	ask, err := request.Fence(r)
+	req, err := request.Fence(r)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.config.Enforcer.Fence(ctx, ask); err != nil {
+	if err := s.config.Enforcer.Fence(ctx, req); err != nil {
 		return nil, err
 	}
 	return &fence.FenceClusterNetworkResponse{}, nil
 }
 
-// UnfenceClusterNetwork lets blocks in again that the same parameters fenced.
+// UnfenceClusterNetwork unfences blocks that the same parameters fenced.
 func (s *Server) UnfenceClusterNetwork(ctx context.Context, r *fence.UnfenceClusterNetworkRequest) (*fence.UnfenceClusterNetworkResponse, error) {
 	if err := s.requireFence("UnfenceClusterNetwork"); err != nil {
 		return nil, err
@@ -112,18 +114,18 @@ func (s *Server) UnfenceClusterNetwork(ctx context.Context, r *fence.UnfenceClus
 	if err := s.authenticate(r.GetSecrets()); err != nil {
 		return nil, err
 	}
-	ask, err := request.Unfence(r)
+	req, err := request.Unfence(r)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.config.Enforcer.Unfence(ctx, ask); err != nil {
+	if err := s.config.Enforcer.Unfence(ctx, req); err != nil {
 		return nil, err
 	}
 	return &fence.UnfenceClusterNetworkResponse{}, nil
 }
 
-// ListClusterFence lists what is fenced and holds now: what these parameters
-// fenced, or everything when there are none.
+// ListClusterFence lists the blocks that are in force now: those fenced with
+// these parameters, or all if the request has none.
 func (s *Server) ListClusterFence(ctx context.Context, r *fence.ListClusterFenceRequest) (*fence.ListClusterFenceResponse, error) {
 	if err := s.requireFence("ListClusterFence"); err != nil {
 		return nil, err
@@ -145,10 +147,10 @@ func (s *Server) ListClusterFence(ctx context.Context, r *fence.ListClusterFence
 	return &fence.ListClusterFenceResponse{Cidrs: cidrs(blocks)}, nil
 }
 
-// sendEnding puts the sessions that fences wait for into the header of the
-// answer, as the contract has no field for them: cleat fence list shows them.
+// sendEnding puts the sessions that fences wait for into the response header,
+// since the contract has no field for them. "cleat fence list" shows them.
 func (s *Server) sendEnding(ctx context.Context) error {
-	const most = 20 // a client takes 16 KiB of headers
+	const most = 20 // gRPC clients accept 16 KiB of headers
 	sessions, err := s.config.Enforcer.Ending(ctx)
 	if err != nil || len(sessions) == 0 {
 		return err
@@ -160,10 +162,10 @@ func (s *Server) sendEnding(ctx context.Context) error {
 	return grpc.SetHeader(ctx, header)
 }
 
-// GetFenceClients tells who this node is to the storage.
+// GetFenceClients returns the node's identity for the storage.
 func (s *Server) GetFenceClients(ctx context.Context, r *fence.GetFenceClientsRequest) (*fence.GetFenceClientsResponse, error) {
 	if !s.config.Offer.Clients {
-		return nil, errs.Errorf(errs.Unsupported, "GetFenceClients is not served here: only a process with the node service knows a client")
+		return nil, errs.Errorf(errs.Unsupported, "this process does not serve GetFenceClients: only a process with the node service does")
 	}
 	if err := s.authenticate(r.GetSecrets()); err != nil {
 		return nil, err
@@ -176,7 +178,7 @@ func (s *Server) GetFenceClients(ctx context.Context, r *fence.GetFenceClientsRe
 		return nil, err
 	}
 	if c.Node == "" || len(c.Addrs) == 0 {
-		return nil, errs.Errorf(errs.Precondition, "node %q has no address by which the storage could know it; name one with --node-address", c.Node)
+		return nil, errs.Errorf(errs.Precondition, "node %q has no known storage address; set one with --node-address", c.Node)
 	}
 	blocks := make([]netip.Prefix, len(c.Addrs))
 	for i, a := range c.Addrs {

@@ -24,18 +24,18 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // list is an Enforcer that keeps what it is asked.
 type list struct {
-	asks   []plan.Ask
+	asks   []plan.Request
 	err    error
 	ending []volume.Session
 }
 
-func (l *list) Fence(_ context.Context, ask plan.Ask) error {
-	l.asks = append(l.asks, ask)
+func (l *list) Fence(_ context.Context, req plan.Request) error {
+	l.asks = append(l.asks, req)
 	return l.err
 }
 
-func (l *list) Unfence(_ context.Context, ask plan.Ask) error {
-	l.asks = append(l.asks, ask)
+func (l *list) Unfence(_ context.Context, req plan.Request) error {
+	l.asks = append(l.asks, req)
 	return l.err
 }
 

@@ -13,33 +13,35 @@ import (
 )
 
 const (
-	firstPause = time.Millisecond
-	mostPause  = 250 * time.Millisecond
-	// looks is how often in a row nobody must be seen to have a socket open
-	// before it is believed: it may be on its way from one process to another.
-	looks = 3
+	minBackoff = time.Millisecond
+	maxBackoff = 250 * time.Millisecond
+	// minUnseen is the number of consecutive checks without a process that has
+	// the socket open before that is believed: the descriptor can be in transit
+	// between processes.
+	minUnseen = 3
 )
 
 // End ends sessions, as volume.Fencer, and returns when no process has their
-// sockets open. A connection that no server has accepted yet is not touched
-// before one has: its bytes could not be followed otherwise. The error is
-// errs.Unavailable when ctx ends before that, and names who still holds what;
-// errs.Precondition when a session is the kernel's and that is not allowed
-// for; errs.Invalid when an ID is none of Sessions.
+// sockets open. A connection that no server has accepted yet is not destroyed
+// before it is accepted: its received bytes could not be tracked. The error is
+// errs.Unavailable if ctx ends first, with the processes that have the sockets
+// open; errs.Precondition if a session belongs to the kernel and
+// Config.KernelTargets is not set; errs.Invalid for an ID that Sessions did not
+// return.
 func (s *Sockets) End(ctx context.Context, sessions []volume.Session) error {
 	e, err := s.ender(sessions)
 	if err != nil {
 		return err
 	}
-	for pause := firstPause; ; pause = min(2*pause, mostPause) {
+	for pause := minBackoff; ; pause = min(2*pause, maxBackoff) {
 		if err := e.round(ctx); err != nil {
 			return err
 		}
 		if len(e.left) == 0 {
-			return e.refusal()
+			return e.refusedError()
 		}
 		if err := sleep(ctx, pause); err != nil {
-			return errors.Join(e.refusal(), e.unfinished(err))
+			return errors.Join(e.refusedError(), e.unfinishedError(err))
 		}
 	}
 }
@@ -60,16 +62,16 @@ type ender struct {
 	*Sockets
 	all     int
 	left    []*ending
-	refused []*ending // the kernel's
+	refused []*ending // sessions of the kernel
 }
 
-// ending is a session that is to end.
+// ending is a session to end.
 type ending struct {
 	session volume.Session
 	cookie  uint64
-	inode   uint32 // the last one that was known; zero before it was accepted
-	unseen  int    // looks in a row that saw nobody who has it open
-	state   string // for the message: what is waited for
+	inode   uint32 // last known inode; zero before the connection was accepted
+	unseen  int    // consecutive checks that found no process with the socket open
+	state   string // what the session waits for, for the error
 }
 
 func (s *Sockets) ender(sessions []volume.Session) (*ender, error) {
@@ -80,9 +82,9 @@ func (s *Sockets) ender(sessions []volume.Session) (*ender, error) {
 			return nil, err
 		}
 		if id.boot != s.boot {
-			continue // nothing of it has outlived the machine
+			continue // no socket survives a reboot
 		}
-		// A connection may be known from before and after it was accepted.
+		// A connection can be listed both before and after it was accepted.
 		if known := byCookie[id.cookie]; known != nil {
 			known.inode = max(known.inode, id.inode)
 			continue
@@ -97,7 +99,8 @@ func (s *Sockets) ender(sessions []volume.Session) (*ender, error) {
 	return e, nil
 }
 
-// round looks at all sockets and all processes once, and does what can be done.
+// round inspects all sockets and processes once and destroys the sockets that
+// can be destroyed.
 func (e *ender) round(ctx context.Context) error {
 	if len(e.left) == 0 {
 		return nil
@@ -119,18 +122,18 @@ func (e *ender) round(ctx context.Context) error {
 	held, _, err := sockfd.Holders(ctx, wanted)
 	switch {
 	case ctx.Err() != nil:
-		return errors.Join(e.refusal(), e.unfinished(context.Cause(ctx)))
+		return errors.Join(e.refusedError(), e.unfinishedError(context.Cause(ctx)))
 	case err != nil:
-		return unseen(err)
+		return inspectError(err)
 	}
 	var left []*ending
 	for _, one := range e.left {
 		socket, is := live[one.cookie]
 		var over bool
 		if is {
-			over, err = e.liveOne(one, socket, held[one.inode])
+			over, err = e.endLive(one, socket, held[one.inode])
 		} else {
-			over = one.goneOne(held[one.inode])
+			over = one.endClosed(held[one.inode])
 		}
 		if err != nil {
 			return err
@@ -143,8 +146,9 @@ func (e *ender) round(ctx context.Context) error {
 	return nil
 }
 
-// findAccepted looks for connections that were listed before anybody accepted
-// them, and are gone: somebody may have accepted them since.
+// findAccepted finds the inodes of connections that were not accepted when they
+// were listed and whose sockets are gone: a process can have accepted them
+// since.
 func (e *ender) findAccepted(ctx context.Context, live map[uint64]sockdiag.Socket) error {
 	unknown := func(one *ending) bool {
 		_, is := live[one.cookie]
@@ -153,7 +157,7 @@ func (e *ender) findAccepted(ctx context.Context, live map[uint64]sockdiag.Socke
 	if !slices.ContainsFunc(e.left, unknown) {
 		return nil
 	}
-	over, err := e.over(ctx, live)
+	over, err := e.closedButOpen(ctx, live)
 	if err != nil {
 		return err
 	}
@@ -166,8 +170,8 @@ func (e *ender) findAccepted(ctx context.Context, live map[uint64]sockdiag.Socke
 	return nil
 }
 
-// liveOne does what can be done about a socket that is there.
-func (e *ender) liveOne(one *ending, socket sockdiag.Socket, holders []sockfd.Process) (over bool, err error) {
+// endLive processes a session whose socket exists.
+func (e *ender) endLive(one *ending, socket sockdiag.Socket, holders []sockfd.Process) (over bool, err error) {
 	switch roleOf(socket) {
 	case beginning:
 		one.state = "the connection is being set up"
@@ -177,8 +181,8 @@ func (e *ender) liveOne(one *ending, socket sockdiag.Socket, holders []sockfd.Pr
 		return false, nil
 	case served:
 	default:
-		// Whether the kernel destroys it or not (older ones do nothing about
-		// sockets without an owner): nobody can read from it.
+		// No process can read from the socket, even if the kernel does not
+		// destroy it: older kernels ignore sockets without an owner.
 		return true, e.destroy(socket)
 	}
 	if len(holders) > 0 {
@@ -186,9 +190,9 @@ func (e *ender) liveOne(one *ending, socket sockdiag.Socket, holders []sockfd.Pr
 		return false, e.destroy(socket)
 	}
 	one.unseen++
-	one.state = "held by " + invisible
+	one.state = "held by " + noVisibleProcess
 	switch {
-	case one.unseen < looks:
+	case one.unseen < minUnseen:
 		return false, nil
 	case e.config.KernelTargets:
 		return false, e.destroy(socket)
@@ -197,24 +201,24 @@ func (e *ender) liveOne(one *ending, socket sockdiag.Socket, holders []sockfd.Pr
 	return true, nil
 }
 
-// goneOne follows a socket that is destroyed, whose bytes a process may still
-// read.
-func (one *ending) goneOne(holders []sockfd.Process) (over bool) {
+// endClosed processes a session whose socket was destroyed. A process can still
+// read the received bytes while it has the descriptor open.
+func (one *ending) endClosed(holders []sockfd.Process) (over bool) {
 	if one.inode == 0 {
 		return true
 	}
 	if len(holders) > 0 {
-		one.unseen, one.state = 0, "cut off, but still open in "+named(holders)+"; it goes on by itself when that process closes the descriptor or ends"
+		one.unseen, one.state = 0, "destroyed, but still open in "+named(holders)+"; the fence continues when that process closes the descriptor or exits"
 		return false
 	}
 	one.unseen++
-	return one.unseen >= looks
+	return one.unseen >= minUnseen
 }
 
-// destroy destroys a socket where the kernel can; the next round looks at what
-// came of it.
+// destroy destroys a socket if the kernel supports that; the next round checks
+// the result.
 func (e *ender) destroy(socket sockdiag.Socket) error {
-	if e.destroys != nil {
+	if e.destroyErr != nil {
 		return nil
 	}
 	err := e.conn.Destroy(socket)

@@ -9,8 +9,8 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// identity is what a session's ID says. The inode is that of the socket when it
-// was listed, zero as long as nobody had accepted the connection.
+// identity is a parsed session ID. The inode is that of the socket when the
+// session was listed, zero if the connection was not accepted yet.
 type identity struct {
 	boot   string
 	cookie uint64
@@ -30,15 +30,15 @@ func parseIdentity(text string) (identity, error) {
 			return identity{parts[1], cookie, uint32(inode)}, nil
 		}
 	}
-	return identity{}, errs.Errorf(errs.Invalid, "%q names no session: it is tcp/BOOT/COOKIE/INODE, as Sessions lists it", text)
+	return identity{}, errs.Errorf(errs.Invalid, "invalid session ID %q: want tcp/BOOT/COOKIE/INODE as listed by Sessions", text)
 }
 
-// bootID is that of this boot of the machine; cookies and inodes begin anew at
-// the next.
+// bootID returns the kernel's boot ID. Cookies and inodes are unique within one
+// boot only.
 func bootID() (string, error) {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return "", errs.Errorf(errs.Internal, "which boot of the machine this is: %w", err)
+		return "", errs.Errorf(errs.Internal, "read the boot ID: %w", err)
 	}
 	return strings.TrimSpace(string(id)), nil
 }

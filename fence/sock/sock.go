@@ -1,14 +1,13 @@
 // Package sock ends the TCP sessions of fenced clients with storage servers of
-// this machine that know nothing of fences.
+// this machine that do not implement fencing.
 //
-// What it guarantees, when a packet filter keeps the clients out already: when
-// End returns nil, no process has the socket of such a session open any more.
-// Bytes that the client sent before it was shut out may have been read by the
-// server until then; what the server does with bytes that it has read is its own
-// affair. A server inside the kernel (nvmet, LIO, nfsd) has no process and shows
-// nobody when it is done: see Config.KernelTargets. The same goes for a process
-// that cannot be looked at, since it is in another PID namespace or more
-// privileged than this one.
+// The guarantee, provided that a packet filter already blocks the clients:
+// after End returns nil, no process has the socket of such a session open. The
+// server can have read bytes before that, and what it does with them is outside
+// the guarantee. A server inside the kernel (nvmet, LIO, nfsd) has no process
+// that shows when it is done: see Config.KernelTargets. The same applies to a
+// process that cannot be inspected, because it is in another PID namespace or
+// more privileged.
 package sock
 
 import (
@@ -28,40 +27,41 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Config is that of Sockets.
+// Config configures Sockets.
 type Config struct {
-	// Ports are the servers' own. With all of them, connections that servers of
-	// this machine have made to fenced clients count as well.
+	// Ports are the servers' ports. For all ports, connections from servers of
+	// this machine to fenced clients are included.
 	Ports ports.Set
-	// KernelTargets: a connection that no visible process holds is served by the
-	// kernel, and counts as ended when its socket is destroyed. A command that
-	// the target has taken from it by then may still be carried out. Without it
-	// such a session cannot be ended.
+	// KernelTargets assumes that a connection without a visible process is
+	// served by the kernel, and treats it as ended when its socket is
+	// destroyed. The target can still execute a command that it has already
+	// received. Without KernelTargets such a session cannot be ended.
 	KernelTargets bool
 	Logger        *slog.Logger // nil: no log
 }
 
-// Sockets are the TCP sessions of this network namespace.
+// Sockets lists and ends the TCP sessions of this network namespace.
 type Sockets struct {
 	config Config
 	conn   *sockdiag.Conn
 	boot   string
-	// namespace is the cookie of the network namespace; zero when sockets whose
-	// connections are over cannot be looked for.
+	// namespace is the cookie of the network namespace; zero if closed sockets
+	// that processes still have open cannot be found.
 	namespace uint64
-	// destroys is nil when the kernel destroys sockets, else why not.
-	destroys error
+	// destroyErr is nil if the kernel can destroy sockets.
+	destroyErr error
 }
 
-// Status says what the kernel allows.
+// Status is the support of the kernel.
 type Status struct {
-	// Destroys: sessions are ended; else they are only waited for.
+	// Destroys is whether sessions can be ended; otherwise End only waits for
+	// them.
 	Destroys bool   `json:"destroys"`
-	Detail   string `json:"detail,omitempty"` // why not, else empty
+	Detail   string `json:"detail,omitempty"` // why not; empty if supported
 }
 
-// Open looks at what the kernel can do. Close must be called. It fails where
-// End could never tell that a session has ended: without sock_diag or /proc.
+// Open checks the kernel's support. Close must be called. It fails if End could
+// never verify that a session has ended: without sock_diag or /proc.
 func Open(ctx context.Context, config Config) (*Sockets, error) {
 	if config.Logger == nil {
 		config.Logger = slog.New(slog.DiscardHandler)
@@ -72,7 +72,7 @@ func Open(ctx context.Context, config Config) (*Sockets, error) {
 	}
 	conn, err := sockdiag.Dial()
 	if err != nil {
-		return nil, errs.Errorf(errs.Internal, "the sessions of storage servers: %w", err)
+		return nil, errs.Errorf(errs.Internal, "list TCP sockets: %w", err)
 	}
 	s := &Sockets{config: config, conn: conn, boot: boot}
 	if err := s.probe(ctx); err != nil {
@@ -84,42 +84,42 @@ func Open(ctx context.Context, config Config) (*Sockets, error) {
 
 func (s *Sockets) probe(ctx context.Context) error {
 	if _, err := s.conn.TCP(); err != nil {
-		return errs.Errorf(errs.Internal, "the sessions of storage servers: %w", err)
+		return errs.Errorf(errs.Internal, "list TCP sockets: %w", err)
 	}
 	_, hidden, err := sockfd.Holders(ctx, nil)
 	if err != nil {
-		return unseen(err)
+		return inspectError(err)
 	}
 	if len(hidden) > 0 {
-		s.config.Logger.WarnContext(ctx, "the open files of some processes cannot be seen; what they serve looks as if the kernel did", "processes", named(hidden))
+		s.config.Logger.WarnContext(ctx, "cannot read open files of some processes, their sessions appear to belong to the kernel", "pid", named(hidden))
 	}
 	if err := sockfd.CanTakeDescriptors(); err != nil {
-		s.config.Logger.WarnContext(ctx, "sessions that break off while their server hangs cannot be seen", "reason", err)
+		s.config.Logger.WarnContext(ctx, "cannot find closed sessions that a process still has open", "err", err)
 	} else if s.namespace, err = s.conn.Namespace(); err != nil {
-		return errs.Errorf(errs.Internal, "the sessions of storage servers: %w", err)
+		return errs.Errorf(errs.Internal, "list TCP sockets: %w", err)
 	}
-	if s.destroys = s.conn.CanDestroy(); s.destroys != nil {
-		s.config.Logger.WarnContext(ctx, "sessions of fenced clients cannot be ended, only waited for", "reason", s.destroys)
+	if s.destroyErr = s.conn.CanDestroy(); s.destroyErr != nil {
+		s.config.Logger.WarnContext(ctx, "kernel cannot destroy sockets, sessions of fenced clients can only be waited for", "err", s.destroyErr)
 	}
 	return nil
 }
 
-// Close lets go of the kernel. No other call may be under way.
+// Close releases the netlink socket. No other call can be in flight.
 func (s *Sockets) Close() error { return s.conn.Close() }
 
-// Status says what Open found out.
+// Status returns the result of Open's checks.
 func (s *Sockets) Status() Status {
-	if s.destroys != nil {
-		return Status{Detail: s.destroys.Error()}
+	if s.destroyErr != nil {
+		return Status{Detail: s.destroyErr.Error()}
 	}
 	return Status{Destroys: true}
 }
 
 // Sessions lists the connections from the blocks to the ports, as
-// volume.Fencer. A connection that is over, but that a process still has open,
-// is one: what it received may be read yet. A socket that its server has closed,
-// and which only waits for the client to hear of it, is none: nobody can read
-// from it.
+// volume.Fencer. It includes closed connections that a process still has open,
+// since the process can read the received bytes. It excludes sockets that their
+// server has closed and that only wait for the client's acknowledgement: no
+// process can read from them.
 func (s *Sockets) Sessions(ctx context.Context, blocks []netip.Prefix) ([]volume.Session, error) {
 	fenced, err := cidr.Set(blocks)
 	if err != nil || len(blocks) == 0 {
@@ -149,7 +149,7 @@ func (s *Sockets) Sessions(ctx context.Context, blocks []netip.Prefix) ([]volume
 	for _, one := range found {
 		add(one.Cookie, one.Inode, one.Remote, one.Local, holders(one))
 	}
-	over, err := s.over(ctx, all)
+	over, err := s.closedButOpen(ctx, all)
 	if err != nil {
 		return nil, err
 	}
@@ -164,8 +164,8 @@ func (s *Sockets) Sessions(ctx context.Context, blocks []netip.Prefix) ([]volume
 	return sessions, nil
 }
 
-// over lists the connections that are over and that processes still have open.
-func (s *Sockets) over(ctx context.Context, all map[uint64]sockdiag.Socket) ([]sockfd.Closed, error) {
+// closedButOpen lists the closed connections that processes still have open.
+func (s *Sockets) closedButOpen(ctx context.Context, all map[uint64]sockdiag.Socket) ([]sockfd.Closed, error) {
 	if s.namespace == 0 {
 		return nil, nil
 	}
@@ -175,19 +175,19 @@ func (s *Sockets) over(ctx context.Context, all map[uint64]sockdiag.Socket) ([]s
 	}
 	found, err := sockfd.ClosedTCP(ctx, s.namespace, func(inode uint32) bool { return live[inode] })
 	if err != nil {
-		return nil, unseen(err)
+		return nil, inspectError(err)
 	}
 	return found, nil
 }
 
-// sockets lists all TCP sockets by their cookies. One list may lack a socket
-// because others came and went, so there are two.
+// sockets lists all TCP sockets by cookie. It merges two dumps, since one can
+// miss a socket when others are created and removed meanwhile.
 func (s *Sockets) sockets() (map[uint64]sockdiag.Socket, error) {
 	all := map[uint64]sockdiag.Socket{}
 	for range 2 {
 		list, err := s.conn.TCP()
 		if err != nil {
-			return nil, errs.Errorf(errs.Internal, "the sessions of storage servers: %w", err)
+			return nil, errs.Errorf(errs.Internal, "list TCP sockets: %w", err)
 		}
 		for _, one := range list {
 			all[one.Cookie] = one
@@ -196,15 +196,15 @@ func (s *Sockets) sockets() (map[uint64]sockdiag.Socket, error) {
 	return all, nil
 }
 
-// role is what a socket is to a fence.
+// role is the meaning of a socket for a fence.
 type role int
 
 const (
-	noSession  role = iota // a listener, or a connection that this side began
-	closed                 // by its server; nobody can read from it
-	beginning              // there is no connection yet, and no bytes
-	unaccepted             // a connection whose bytes wait for a server to take it
-	served                 // by a process or the kernel
+	noSession  role = iota // a listener, or a connection that this side opened
+	closed                 // closed by its server; no process can read from it
+	beginning              // not connected yet, no bytes received
+	unaccepted             // connected, waits for a server to accept it
+	served                 // accepted by a process, or owned by the kernel
 )
 
 func roleOf(s sockdiag.Socket) role {
@@ -221,8 +221,8 @@ func roleOf(s sockdiag.Socket) role {
 	return closed
 }
 
-// holders looks for those who serve some sockets, and returns what to say of
-// each. Of a connection that waits, those are named who should take it.
+// holders returns a function that names the processes that have a socket open.
+// For an unaccepted connection it names the processes that listen.
 func (s *Sockets) holders(ctx context.Context, all map[uint64]sockdiag.Socket, some []sockdiag.Socket) (func(sockdiag.Socket) string, error) {
 	if len(some) == 0 {
 		return nil, nil
@@ -243,38 +243,38 @@ func (s *Sockets) holders(ctx context.Context, all map[uint64]sockdiag.Socket, s
 	}
 	held, _, err := sockfd.Holders(ctx, wanted)
 	if err != nil {
-		return nil, unseen(err)
+		return nil, inspectError(err)
 	}
 	return func(one sockdiag.Socket) string {
 		switch roleOf(one) {
 		case beginning:
-			return "nobody yet: the connection is being set up"
+			return "no process yet: the connection is being set up"
 		case unaccepted:
 			var waiting []sockfd.Process
 			for _, inode := range listeners[one.Local.Port()] {
 				waiting = append(waiting, held[inode]...)
 			}
-			return "nobody yet: to be accepted by " + named(waiting)
+			return "no process yet: waits to be accepted by " + named(waiting)
 		}
 		return named(held[one.Inode])
 	}, nil
 }
 
-func unseen(err error) error {
+func inspectError(err error) error {
 	kind := errs.Internal
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		kind = errs.Unavailable
 	}
-	return errs.Errorf(kind, "who serves which session: %w", err)
+	return errs.Errorf(kind, "find the processes that serve the sessions: %w", err)
 }
 
-const invisible = "no process that can be seen: a server in the kernel, in another PID namespace, or without leave to look at it"
+const noVisibleProcess = "no visible process: a server in the kernel, in another PID namespace, or more privileged than this program"
 
-// named lists processes for people, not all of them when there are many.
+// named lists processes in a message, only the first few if there are many.
 func named(all []sockfd.Process) string {
 	const most = 3
 	if len(all) == 0 {
-		return invisible
+		return noVisibleProcess
 	}
 	var names []string
 	for _, p := range all[:min(len(all), most)] {

@@ -242,7 +242,7 @@ func TestKernelTargets(t *testing.T) {
 	kernel.expect(t, "accepted")
 	kernel.expect(t, "lost")
 	found := want(t, refusing, 1, clientV4+"/32")
-	if inodeOf(found[0]) == 0 || found[0].Holder != invisible {
+	if inodeOf(found[0]) == 0 || found[0].Holder != noVisibleProcess {
 		t.Errorf("%+v", found[0])
 	}
 	if err := end(t, refusing, 30*time.Second, found); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), cut.LocalAddr().String()) {

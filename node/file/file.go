@@ -1,11 +1,11 @@
 // Package file attaches volumes that are files in a pool directory of this
-// machine, through loop devices. It needs the pool directory and a locator, and
-// nothing else: the process that made the volume may be another.
+// machine, through loop devices. It needs only the pool directory and a
+// locator: another process can have created the volume.
 //
-// A loop device is recognised by the device and inode of its file. A shared
-// lock on the file (flock) covers the moment between "this name is this file"
-// and "a loop device is bound to it"; an engine that deletes or copies the file
-// takes it exclusively and then looks for loop devices.
+// A loop device is identified by the device and inode number of its file. A
+// shared lock on the file (flock) covers the time between resolving the file's
+// name and binding a loop device to it; an engine that deletes or copies the
+// file takes the lock exclusively and then looks for loop devices.
 package file
 
 import (
@@ -28,17 +28,17 @@ import (
 // Attacher attaches files of one pool directory.
 type Attacher struct {
 	dir string
-	// flushFailed has the devices whose flush error Detach has returned.
+	// flushFailed contains the devices whose flush error Detach has returned.
 	flushFailed sync.Map
 }
 
 var _ node.Attacher = (*Attacher)(nil)
 
 // New returns an attacher for the pool in a directory. The pool can be mounted
-// or created later: every call opens it.
+// or created later: each call opens it.
 func New(dir string) *Attacher { return &Attacher{dir: dir} }
 
-// Protocol is the protocol of the locators that it attaches.
+// Protocol returns the protocol of the locators that an Attacher accepts.
 func Protocol() string { return access.File{}.Protocol() }
 
 // Attach implements node.Attacher.
@@ -57,7 +57,7 @@ func (a *Attacher) Attach(ctx context.Context, t node.Target, use node.Use) (*no
 		return nil, err
 	}
 	if len(attributes.Readers) > 0 {
-		return nil, errs.Errorf(errs.Busy, "the volume is being copied (%s) and must not change; it can be attached when the copy is complete", strings.Join(attributes.Readers, ", "))
+		return nil, errs.Errorf(errs.Busy, "the volume is being copied (%s) and must not change; it can be attached after the copy is complete", strings.Join(attributes.Readers, ", "))
 	}
 	if err := checkSize(f, attributes); err != nil {
 		return nil, err
@@ -80,10 +80,10 @@ func (a *Attacher) Attach(ctx context.Context, t node.Target, use node.Use) (*no
 		device.Close()
 		return nil, err
 	}
-	return &node.Attachment{Device: described(d), Size: size, File: device}, nil
+	return &node.Attachment{Device: toDevice(d), Size: size, File: device}, nil
 }
 
-// bind returns the one loop device of a file, adjusted to the use, and open. It
+// bind returns the one loop device of a file, adjusted to the use and open. It
 // creates the device unless it exists.
 func (a *Attacher) bind(ctx context.Context, f *os.File, use node.Use) (loop.Device, *os.File, error) {
 	backing, err := loop.BackingOf(f)
@@ -95,7 +95,7 @@ func (a *Attacher) bind(ctx context.Context, f *os.File, use node.Use) (loop.Dev
 		return loop.Device{}, nil, err
 	}
 	if len(found) > 1 {
-		return loop.Device{}, nil, errs.Errorf(errs.Precondition, "%s is attached as %d loop devices (%s, %s, …), which do not see each other's writes: detach all but one (losetup -d)", f.Name(), len(found), found[0].Path, found[1].Path)
+		return loop.Device{}, nil, errs.Errorf(errs.Precondition, "%s is attached as %d loop devices (%s, %s, …), which do not see each other's writes; detach all but one with losetup -d", f.Name(), len(found), found[0].Path, found[1].Path)
 	}
 	if len(found) == 1 {
 		d, device, adopted, err := adopt(ctx, found[0], use)
@@ -110,8 +110,8 @@ func (a *Attacher) bind(ctx context.Context, f *os.File, use node.Use) (loop.Dev
 	return d, device, nil
 }
 
-// adopt opens a device that exists and adjusts it to the use. A device that
-// cannot be adjusted is detached, and not adopted; neither is one that has been
+// adopt opens an existing device and adjusts it to the use. A device that
+// cannot be adjusted is detached and not adopted; neither is one that was
 // detached meanwhile.
 func adopt(ctx context.Context, d loop.Device, use node.Use) (loop.Device, *os.File, bool, error) {
 	device, err := os.OpenFile(d.Path, os.O_RDONLY, 0)
@@ -131,14 +131,14 @@ func adopt(ctx context.Context, d loop.Device, use node.Use) (loop.Device, *os.F
 	}
 	device.Close() // otherwise this process keeps it busy
 	if err := loop.Detach(ctx, d); err != nil {
-		return loop.Device{}, nil, false, fmt.Errorf("the volume is attached as %s with read-only %t, the request needs read-only %t, and the device cannot be replaced: %w", d.Path, now.ReadOnly, use.ReadOnly, err)
+		return loop.Device{}, nil, false, fmt.Errorf("the volume is attached as %s with read-only %t, the request needs read-only %t, and the device cannot be recreated: %w", d.Path, now.ReadOnly, use.ReadOnly, err)
 	}
 	return loop.Device{}, nil, false, nil
 }
 
-// adjust sets what can be changed on a bound device, and returns it as it is
-// then. A device that SetReadOnly made read-only becomes writable; one that was
-// bound read-only stays so.
+// adjust changes the settings that can be changed on a bound device, and
+// returns the device with its current settings. A device that SetReadOnly made
+// read-only becomes writable; one that was bound read-only stays read-only.
 func adjust(ctx context.Context, d loop.Device, use node.Use) (loop.Device, error) {
 	if d.AutoClear == use.Block {
 		if err := loop.SetAutoClear(ctx, d, !use.Block); err != nil {
@@ -162,9 +162,9 @@ func adjust(ctx context.Context, d loop.Device, use node.Use) (loop.Device, erro
 	return d, loop.ErrGone
 }
 
-// Detach implements node.Attacher. The kernel keeps nothing that it could not
-// write, so there is nothing to wait for when the disk below a device fails: the
-// error of the flush is that of the first call, and the next call detaches.
+// Detach implements node.Attacher. The kernel drops data that it could not
+// write, so retries cannot help when the disk below a device fails: the first
+// call returns the flush error, and the next call detaches.
 func (a *Attacher) Detach(ctx context.Context, t node.Target) error {
 	devices, err := a.attached(ctx, t)
 	if err != nil {
@@ -174,8 +174,8 @@ func (a *Attacher) Detach(ctx context.Context, t node.Target) error {
 		err := loop.Flush(ctx, d)
 		switch {
 		case errors.Is(err, unix.EIO):
-			if _, returned := a.flushFailed.LoadOrStore(described(d), true); !returned {
-				return fmt.Errorf("%w: data that was not written before is lost; the next call detaches the device all the same", err)
+			if _, returned := a.flushFailed.LoadOrStore(toDevice(d), true); !returned {
+				return fmt.Errorf("%w: data that was not written is lost; the next call will detach the device anyway", err)
 			}
 		case err != nil && !errors.Is(err, loop.ErrGone):
 			return err
@@ -183,7 +183,7 @@ func (a *Attacher) Detach(ctx context.Context, t node.Target) error {
 		if err := loop.Detach(ctx, d); err != nil {
 			return err
 		}
-		a.flushFailed.Delete(described(d))
+		a.flushFailed.Delete(toDevice(d))
 	}
 	return nil
 }
@@ -215,13 +215,13 @@ func (a *Attacher) only(ctx context.Context, t node.Target) (loop.Device, error)
 	case err != nil:
 		return loop.Device{}, err
 	case len(devices) != 1:
-		return loop.Device{}, errs.Errorf(errs.Precondition, "the volume has %d loop devices, exactly one is needed", len(devices))
+		return loop.Device{}, errs.Errorf(errs.Precondition, "the volume has %d loop devices instead of one", len(devices))
 	}
 	return devices[0], nil
 }
 
-// described returns a loop device as the Manager knows it.
-func described(d loop.Device) node.Device {
+// toDevice converts a loop device to a node.Device.
+func toDevice(d loop.Device) node.Device {
 	return node.Device{Path: d.Path, Major: d.Major, Minor: d.Minor, Backing: formatBacking(d.Backing)}
 }
 

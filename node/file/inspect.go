@@ -28,7 +28,7 @@ func (a *Attacher) Inspect(ctx context.Context, t node.Target) (node.Info, error
 	if err != nil || len(devices) == 0 {
 		return info, err
 	}
-	info.Device, info.ReadOnly = described(devices[0]), devices[0].ReadOnly
+	info.Device, info.ReadOnly = toDevice(devices[0]), devices[0].ReadOnly
 	if (own == nil || devices[0].Backing != *own) && info.Presence != node.Unreachable {
 		info.Presence = node.Replaced
 		info.Problem = fmt.Errorf("%s is bound to a file that was deleted or replaced", devices[0].Path)
@@ -36,8 +36,8 @@ func (a *Attacher) Inspect(ctx context.Context, t node.Target) (node.Info, error
 	return info, nil
 }
 
-// inspectFile describes the file alone, and returns what identifies it; nil when
-// it does not exist.
+// inspectFile describes the file alone, and returns its backing, or nil if it
+// does not exist.
 func (a *Attacher) inspectFile(locator access.Access) (node.Info, *loop.Backing, error) {
 	if locator == nil {
 		return node.Info{Presence: node.Missing, Problem: errNoFile}, nil, nil
@@ -54,8 +54,8 @@ func (a *Attacher) inspectFile(locator access.Access) (node.Info, *loop.Backing,
 		return node.Info{Presence: node.Missing, Problem: err}, nil, nil
 	}
 	defer f.Close()
-	// A broken attribute keeps a volume from being attached, and must not keep
-	// it from being detached.
+	// An invalid attribute prevents attaching a volume, but must not prevent
+	// detaching it.
 	attributes, _ := poolfile.Read(f)
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -63,7 +63,7 @@ func (a *Attacher) inspectFile(locator access.Access) (node.Info, *loop.Backing,
 	}
 	own := loop.Backing{Dev: uint64(st.Dev), Inode: st.Ino}
 	info := node.Info{Backing: formatBacking(own), Presence: node.Present, Size: st.Size, Allocated: st.Blocks * 512}
-	if !attributes.Thick { // a trim would make it thin
+	if !attributes.Thick { // a trim would make the volume thin
 		info.TrimInterval = attributes.TrimInterval
 	}
 	if err := checkSize(f, attributes); err != nil {
@@ -72,8 +72,8 @@ func (a *Attacher) inspectFile(locator access.Access) (node.Info, *loop.Backing,
 	return info, &own, nil
 }
 
-// devices returns the loop devices of a volume: those of its file, and before
-// them those of the deleted file that it had when it was attached (t.Device).
+// devices returns the loop devices of a volume: first those of a deleted file
+// that it had when it was attached (t.Device), then those of its file.
 func (a *Attacher) devices(ctx context.Context, t node.Target, own *loop.Backing) ([]loop.Device, error) {
 	var all []loop.Device
 	if old, ok := parseBacking(t.Device.Backing); ok && (own == nil || old != *own) {
@@ -82,7 +82,7 @@ func (a *Attacher) devices(ctx context.Context, t node.Target, own *loop.Backing
 			return nil, err
 		}
 		for _, d := range found {
-			// The inode number of a deleted file is used again.
+			// The inode number of a deleted file is reused.
 			if !a.isOfAnotherVolume(t.Locator, d) {
 				all = append(all, d)
 			}
@@ -96,9 +96,9 @@ func (a *Attacher) devices(ctx context.Context, t node.Target, own *loop.Backing
 	return append(all, found...), err
 }
 
-// findUnresponsive returns the device of a volume whose pool is on a file system
-// that has shut down, so that it does not identify the file of the device. The
-// path that the kernel remembers of that file ends with the volume's name.
+// findUnresponsive returns the device of a volume whose pool is on a file
+// system that has shut down, so that the kernel cannot identify the device's
+// file. The recorded path of that file ends with the volume's name.
 func (a *Attacher) findUnresponsive(ctx context.Context, t node.Target) ([]loop.Device, error) {
 	l, ok := t.Locator.(access.File)
 	old, known := parseBacking(t.Device.Backing)
@@ -131,14 +131,15 @@ func (a *Attacher) isOfAnotherVolume(locator access.Access, d loop.Device) bool 
 		return true
 	}
 	name := path.Join(poolfile.Volumes, path.Base(shown))
-	if name == l.Name { // of this pool, or of another
+	if name == l.Name { // in this pool or in another one
 		same, known := a.isPool(filepath.Dir(shown))
 		return known && !same && isBacking(d, func() (*os.File, error) { return os.OpenFile(shown, os.O_RDONLY|unix.O_NONBLOCK, 0) })
 	}
 	return isBacking(d, func() (*os.File, error) { return a.open(access.File{Pool: l.Pool, Name: name}, os.O_RDONLY) })
 }
 
-// isBacking reports whether a file can be opened and is the one below a device.
+// isBacking reports whether a file can be opened and is the backing file of a
+// device.
 func isBacking(d loop.Device, open func() (*os.File, error)) bool {
 	f, err := open()
 	if err != nil {
@@ -149,8 +150,8 @@ func isBacking(d loop.Device, open func() (*os.File, error)) bool {
 	return err != nil || b == d.Backing
 }
 
-// isPool reports whether a directory is that of this pool's volumes. It is not
-// known while one of the two does not exist.
+// isPool reports whether a directory contains this pool's volumes. That is
+// unknown while one of the two directories does not exist.
 func (a *Attacher) isPool(dir string) (same, known bool) {
 	here, err := os.Stat(filepath.Join(a.dir, poolfile.Volumes))
 	if err != nil {
@@ -173,12 +174,12 @@ func (a *Attacher) attached(ctx context.Context, t node.Target) ([]loop.Device, 
 func (a *Attacher) Held(ctx context.Context) ([]node.Held, error) {
 	root, err := os.OpenRoot(a.dir)
 	if err != nil {
-		return nil, errs.Errorf(errs.Unavailable, "no pool at %s: %w", a.dir, err)
+		return nil, errs.Errorf(errs.Unavailable, "open the pool at %s: %w", a.dir, err)
 	}
 	defer root.Close()
 	uuid, err := readPoolUUID(root)
 	if err != nil {
-		return nil, errs.Errorf(errs.Unavailable, "no pool at %s: %w", a.dir, err)
+		return nil, errs.Errorf(errs.Unavailable, "open the pool at %s: %w", a.dir, err)
 	}
 	all, err := loop.List(ctx)
 	if err != nil {
@@ -186,22 +187,22 @@ func (a *Attacher) Held(ctx context.Context) ([]node.Held, error) {
 	}
 	var held []node.Held
 	for _, d := range all {
-		if h, ok := a.holds(root, uuid, d); ok {
+		if h, ok := a.describe(root, uuid, d); ok {
 			held = append(held, h)
 		}
 	}
 	return held, nil
 }
 
-// holds describes a loop device if it is bound to a file of the pool: the path
-// that the kernel shows says which file that can be, the inode whether it is.
-func (a *Attacher) holds(root *os.Root, uuid string, d loop.Device) (node.Held, bool) {
+// describe returns a loop device if it is bound to a file of the pool: the path
+// that the kernel shows determines the candidate, the inode number decides.
+func (a *Attacher) describe(root *os.Root, uuid string, d loop.Device) (node.Held, bool) {
 	shown, deleted, err := loop.BackingName(d)
 	if err != nil || d.Silent != "" { // the files of this pool can be read
 		return node.Held{}, false
 	}
 	name := path.Join(poolfile.Volumes, path.Base(shown))
-	h := node.Held{Volume: volume.ID(path.Base(shown)), Device: described(d)}
+	h := node.Held{Volume: volume.ID(path.Base(shown)), Device: toDevice(d)}
 	if deleted {
 		same, _ := a.isPool(filepath.Dir(shown))
 		return h, same

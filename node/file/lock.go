@@ -20,15 +20,16 @@ import (
 // lockWait bounds the wait for other processes.
 const lockWait = 3 * time.Second
 
-// Lock implements node.Attacher. The file is opened for the lock alone: a loop
-// device keeps the open file that it is given, and with it a lock.
+// Lock implements node.Attacher. It opens the file separately: a loop device
+// keeps a reference to the open file that it is bound to, and would keep its
+// lock.
 func (a *Attacher) Lock(ctx context.Context, t node.Target) (unlock func(), err error) {
 	lock, err := a.open(t.Locator, os.O_RDONLY)
 	if err != nil {
-		return func() {}, nil // it does not exist, or Attach says what is wrong
+		return func() {}, nil // the file does not exist, or Attach returns the error
 	}
-	// Closing is not enough: a child that is being started can hold a copy of
-	// the descriptor for a moment.
+	// Closing is not enough: a child process that is being started can have a
+	// copy of the descriptor until it calls exec.
 	unlock = func() { _, _ = flock.Unlock(lock), lock.Close() }
 	err = retry.For(ctx, lockWait, func() (again bool, err error) {
 		err = flock.TryShared(lock)
@@ -47,12 +48,12 @@ func (a *Attacher) Lock(ctx context.Context, t node.Target) (unlock func(), err 
 	return nil, err
 }
 
-// leadsTo checks that the name of a locked file still leads to it. That does not
-// change while the file is locked.
+// leadsTo checks that the name of a locked file still leads to the file. That
+// does not change while the file is locked.
 func (a *Attacher) leadsTo(locator access.Access, lock *os.File) error {
 	f, err := a.open(locator, os.O_RDONLY)
 	if errors.Is(err, errs.NotFound) {
-		return nil // deleted meanwhile: Attach says so
+		return nil // deleted meanwhile: Attach returns the error
 	}
 	if err != nil {
 		return err
@@ -68,10 +69,10 @@ func (a *Attacher) leadsTo(locator access.Access, lock *os.File) error {
 	return nil
 }
 
-// lockBinding keeps other processes from looking for the loop device of a file,
-// and creating it, until unlock is called: the kernel would bind a file twice.
-// This is an open file description lock, which flock ignores: Lock is shared. A
-// pool that is mounted read-only needs no lock, as nothing there can differ.
+// lockBinding keeps other processes from finding or creating the loop device of
+// a file until unlock is called: the kernel would bind a file twice. It is an
+// open file description lock, which is independent of the shared flock of Lock.
+// A pool that is mounted read-only needs no lock, as nothing changes there.
 func lockBinding(ctx context.Context, f *os.File) (unlock func(), err error) {
 	lock, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), os.O_RDWR, 0)
 	if errors.Is(err, unix.EROFS) {
@@ -92,7 +93,7 @@ func lockBinding(ctx context.Context, f *os.File) (unlock func(), err error) {
 	case err == nil:
 		return unlock, nil
 	case errors.Is(err, unix.EAGAIN):
-		err = errs.Errorf(errs.Busy, "another process attaches the volume's file %s; try again", f.Name())
+		err = errs.Errorf(errs.Busy, "another process is attaching the volume's file %s; try again", f.Name())
 	default:
 		err = fmt.Errorf("lock %s: %w", f.Name(), err)
 	}

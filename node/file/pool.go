@@ -14,17 +14,16 @@ import (
 )
 
 var (
-	// errNoPool: the pool is not on this machine. What the pool holds cannot
-	// be known then.
-	errNoPool = errors.New("the pool is not here")
-	// errNoFile: the pool is here, the file is not in it.
-	errNoFile = errors.New("no such file in the pool")
-	// errForeign: under the file's name is something else.
-	errForeign = errors.New("it is not a regular file")
+	// errNoPool: the pool is not on this machine, so its content is unknown.
+	errNoPool = errors.New("pool not found")
+	// errNoFile: the pool is on this machine, the file is not in it.
+	errNoFile = errors.New("file not found in the pool")
+	// errForeign: the file's name belongs to something else.
+	errForeign = errors.New("not a regular file")
 )
 
-// openPool opens the pool directory, if it is the pool of that UUID. It is
-// opened for every call: a pool may be mounted, or mounted anew, at any time.
+// openPool opens the pool directory if it is the pool with that UUID. It is
+// opened for each call: a pool can be mounted or remounted at any time.
 func (a *Attacher) openPool(uuid string) (*os.Root, error) {
 	root, err := os.OpenRoot(a.dir)
 	if err != nil {
@@ -32,7 +31,7 @@ func (a *Attacher) openPool(uuid string) (*os.Root, error) {
 	}
 	have, err := readPoolUUID(root)
 	if err == nil && have != uuid {
-		err = errors.New("it holds pool " + have)
+		err = errors.New("the directory contains pool " + have)
 	}
 	if err != nil {
 		root.Close()
@@ -51,16 +50,16 @@ func readPoolUUID(root *os.Root) (string, error) {
 	return pool.UUID, err
 }
 
-// open opens the file behind a locator. It is a regular file under that very
-// name: a symbolic link would let one name lead to another volume. What else
-// lies in a pool (records, snapshots, files being made) is nobody's to attach.
+// open opens the file of a locator. It must be a regular file under that exact
+// name: through a symbolic link one name could lead to another volume. Other
+// files in a pool (records, snapshots, incomplete files) cannot be attached.
 func (a *Attacher) open(locator access.Access, flags int) (*os.File, error) {
 	l, ok := locator.(access.File)
 	if !ok {
-		return nil, errs.Errorf(errs.Unsupported, "a locator of protocol %s cannot be attached as a file", protocolOf(locator))
+		return nil, errs.Errorf(errs.Unsupported, "locator of protocol %s cannot be attached as a file", protocolOf(locator))
 	}
 	if path.Dir(l.Name) != poolfile.Volumes {
-		return nil, errs.Errorf(errs.Invalid, "%q in pool %s is not the file of a volume: those are %s/<id>", l.Name, l.Pool, poolfile.Volumes)
+		return nil, errs.Errorf(errs.Invalid, "%q in pool %s is not the file of a volume; volumes are named %s/<id>", l.Name, l.Pool, poolfile.Volumes)
 	}
 	root, err := a.openPool(l.Pool)
 	if err != nil {
@@ -72,21 +71,21 @@ func (a *Attacher) open(locator access.Access, flags int) (*os.File, error) {
 	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR):
 		return nil, errs.Errorf(errs.NotFound, "%w: %s in pool %s at %s", errNoFile, l.Name, l.Pool, a.dir)
 	case err != nil:
-		return nil, errs.Errorf(errs.Unavailable, "pool %s cannot be read: %w", l.Pool, err)
+		return nil, errs.Errorf(errs.Unavailable, "read pool %s: %w", l.Pool, err)
 	case !info.Mode().IsRegular():
-		return nil, errs.Errorf(errs.Precondition, "%s in pool %s cannot be used: %w (mode %s); put the file back, or delete the volume and restore it from a snapshot or a backup", l.Name, l.Pool, errForeign, info.Mode())
+		return nil, errs.Errorf(errs.Precondition, "%s in pool %s cannot be used: %w (mode %s); restore the file, or delete the volume and restore it from a snapshot or backup", l.Name, l.Pool, errForeign, info.Mode())
 	}
 	f, err := root.OpenFile(l.Name, flags, 0)
 	if errors.Is(err, unix.EROFS) {
 		return nil, errs.Errorf(errs.Precondition, "pool %s is on a file system that is mounted read-only; mount it read-write first: %w", l.Pool, err)
 	}
 	if err != nil {
-		return nil, errs.Errorf(errs.Unavailable, "%s in pool %s cannot be opened: %w", l.Name, l.Pool, err)
+		return nil, errs.Errorf(errs.Unavailable, "open %s in pool %s: %w", l.Name, l.Pool, err)
 	}
 	opened, err := f.Stat()
 	if err != nil || !os.SameFile(info, opened) {
 		f.Close()
-		return nil, errs.Errorf(errs.Busy, "%s in pool %s is being replaced just now", l.Name, l.Pool)
+		return nil, errs.Errorf(errs.Busy, "%s in pool %s is being replaced; try again", l.Name, l.Pool)
 	}
 	return f, nil
 }

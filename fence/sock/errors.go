@@ -7,19 +7,20 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// refusal tells of sessions that nobody visible serves; nil when there are none.
-func (e *ender) refusal() error {
+// refusedError reports the sessions that no visible process serves, or returns
+// nil.
+func (e *ender) refusedError() error {
 	if len(e.refused) == 0 {
 		return nil
 	}
 	one := e.refused[0].session
-	return errs.Errorf(errs.Precondition, "%d of %d sessions, one from %v to %v, are open in %s; whether they have ended cannot be seen. "+
-		"Fence a kernel target by its own means, or allow kernel targets if it is enough that the connection is destroyed; let this program see the PID namespace of a server in a container",
-		len(e.refused), e.all, one.Client, one.Server, invisible)
+	return errs.Errorf(errs.Precondition, "%d of %d sessions, one from %v to %v, are open in %s; whether they have ended cannot be verified. "+
+		"Fence a kernel target by its own means, or allow kernel targets if destroying the connection is enough; for a server in a container, run this program in a PID namespace that contains the server's",
+		len(e.refused), e.all, one.Client, one.Server, noVisibleProcess)
 }
 
-// unfinished tells what is still waited for, by what it waits for.
-func (e *ender) unfinished(cause error) error {
+// unfinishedError lists the sessions that have not ended, grouped by state.
+func (e *ender) unfinishedError(cause error) error {
 	const most = 5
 	byState := map[string][]*ending{}
 	var states []string
@@ -43,7 +44,7 @@ func (e *ender) unfinished(cause error) error {
 
 func orUnknown(state string) string {
 	if state == "" {
-		return "not looked at yet"
+		return "not checked yet"
 	}
 	return state
 }

@@ -21,34 +21,34 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// keeper starts holders and speaks to them.
-type keeper struct {
+// holderClient starts holders and connects to them.
+type holderClient struct {
 	path    string
 	table   string
 	command []string
 }
 
-// link is the connection to a living holder; it ends when the holder dies.
+// link is a connection to a running holder; it closes when the holder dies.
 type link struct {
 	conn    *net.UnixConn
 	pid     int
-	version int         // of its protocol
-	process *os.Process // set when this process started it
+	version int         // of the holder's protocol
+	process *os.Process // set if this process started the holder
 }
 
 const (
-	startBound = 20 * time.Second // from the start of a holder until it is ready
-	greetBound = 10 * time.Second // and a connection until it is answered
+	startTimeout = 20 * time.Second // from the start of a holder to its ready line
+	greetTimeout = 10 * time.Second // from a connection to its greeting
 )
 
-// errNoHolder: nobody listens.
-var errNoHolder = errors.New("there is no fence holder")
+// errNoHolder means that no process listens on the holder's socket.
+var errNoHolder = errors.New("no fence holder is running")
 
-// hire connects to a holder and returns the socket that it holds. When there
-// is none, one is started with the socket that fresh returns; one of another
-// version is replaced, and its socket goes over.
-func (k keeper) hire(ctx context.Context, fresh func() (*os.File, error)) (*link, *os.File, error) {
-	l, held, err := k.greet(ctx)
+// open connects to the holder and returns the netlink socket that it holds. If
+// no holder is running, it starts one with the socket that newSocket returns. A
+// holder of another protocol version is replaced and its socket passed on.
+func (k holderClient) open(ctx context.Context, fresh func() (*os.File, error)) (*link, *os.File, error) {
+	l, held, err := k.connect(ctx)
 	switch {
 	case errors.Is(err, errNoHolder):
 		if held, err = fresh(); err != nil {
@@ -62,13 +62,14 @@ func (k keeper) hire(ctx context.Context, fresh func() (*os.File, error)) (*link
 		}
 	}
 	defer func() { _ = held.Close() }()
-	return k.startAndGreet(ctx, held)
+	return k.startAndConnect(ctx, held)
 }
 
-func (k keeper) startAndGreet(ctx context.Context, held *os.File) (*link, *os.File, error) {
+func (k holderClient) startAndConnect(ctx context.Context, held *os.File) (*link, *os.File, error) {
 	process, failed := k.start(ctx, held)
-	// Another process may have been faster; then its holder answers.
-	l, got, err := k.greet(ctx)
+	// Another process can have started a holder at the same time; then that
+	// holder answers.
+	l, got, err := k.connect(ctx)
 	switch {
 	case err != nil && process != nil:
 		_ = process.Kill()
@@ -82,15 +83,15 @@ func (k keeper) startAndGreet(ctx context.Context, held *os.File) (*link, *os.Fi
 	return l, got, nil
 }
 
-// start runs a holder until it is ready. It is a session of its own, and gets
-// no descriptor but the socket.
-func (k keeper) start(ctx context.Context, held *os.File) (*os.Process, error) {
-	ctx, cancel := context.WithTimeout(ctx, startBound)
+// start starts a holder in a session of its own and waits until it is ready.
+// The holder inherits no descriptor except the netlink socket.
+func (k holderClient) start(ctx context.Context, held *os.File) (*os.Process, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	if len(k.command) == 0 {
-		return nil, errors.New("no command for a fence holder is set")
+		return nil, errors.New("no command to start a fence holder is configured")
 	}
-	// What this process inherited itself is not to be held open by the holder.
+	// Descriptors that this process inherited must not stay open in the holder.
 	_ = unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC)
 	out, in, err := os.Pipe()
 	if err != nil {
@@ -101,7 +102,7 @@ func (k keeper) start(ctx context.Context, held *os.File) (*os.Process, error) {
 	cmd.Stdout, cmd.Stderr = in, in
 	cmd.ExtraFiles = []*os.File{held}
 	cmd.Dir = "/"
-	// One thread is enough, and no file of the control group is to be kept open.
+	// One thread is enough, and the runtime must not keep a cgroup file open.
 	cmd.Env = []string{"GOMAXPROCS=1", "GODEBUG=containermaxprocs=0,updatemaxprocs=0"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = cmd.Start()
@@ -117,14 +118,14 @@ func (k keeper) start(ctx context.Context, held *os.File) (*os.Process, error) {
 	_ = cmd.Process.Kill()
 	_, _ = cmd.Process.Wait()
 	if err != nil {
-		return nil, fmt.Errorf("the fence holder did not begin: %w", errors.Join(context.Cause(ctx), err))
+		return nil, fmt.Errorf("start a fence holder: %w", errors.Join(context.Cause(ctx), err))
 	}
-	return nil, fmt.Errorf("the fence holder did not begin: %s", strings.TrimSpace(string(said)))
+	return nil, fmt.Errorf("start a fence holder: %s", strings.TrimSpace(string(said)))
 }
 
-// greet connects to a holder and takes the socket that it holds.
-func (k keeper) greet(ctx context.Context) (*link, *os.File, error) {
-	ctx, cancel := context.WithTimeout(ctx, greetBound)
+// connect connects to a running holder and receives its netlink socket.
+func (k holderClient) connect(ctx context.Context) (*link, *os.File, error) {
+	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
 	defer cancel()
 	c, err := unixsock.Dial(ctx, k.path)
 	switch {
@@ -135,13 +136,13 @@ func (k keeper) greet(ctx context.Context) (*link, *os.File, error) {
 	}
 	conn, ok := c.(*net.UnixConn)
 	if !ok {
-		return nil, nil, errors.Join(fmt.Errorf("fence holder: a connection of type %T", c), c.Close())
+		return nil, nil, errors.Join(fmt.Errorf("fence holder: unexpected connection type %T", c), c.Close())
 	}
 	g, held, err := receiveGreeting(ctx, conn)
 	if err == nil {
 		err = k.check(conn, g, held)
 	}
-	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) { // it ended just now
+	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) { // the holder has just ended
 		err = fmt.Errorf("%w at %s: %w", errNoHolder, k.path, err)
 	}
 	if err != nil {
@@ -151,22 +152,22 @@ func (k keeper) greet(ctx context.Context) (*link, *os.File, error) {
 	return &link{conn: conn, pid: g.PID, version: g.Protocol}, held, nil
 }
 
-func (k keeper) check(conn *net.UnixConn, g greeting, held *os.File) error {
+func (k holderClient) check(conn *net.UnixConn, g greeting, held *os.File) error {
 	who, err := unixsock.PeerCredentials(conn)
 	switch {
 	case err != nil:
 		return err
 	case who.UID != 0 && int(who.UID) != os.Geteuid():
-		return errs.Errorf(errs.Precondition, "the socket %s is served by user %d, and no fence is trusted to it; remove what is there", k.path, who.UID)
+		return errs.Errorf(errs.Precondition, "socket %s is served by a process of user %d, which is not trusted; end that process and remove the socket", k.path, who.UID)
 	case held == nil:
-		return errs.Errorf(errs.Precondition, "the fence holder (process %d) at %s gave no socket; end it, the fences stay", g.PID, k.path)
+		return errs.Errorf(errs.Precondition, "the fence holder (process %d) at %s sent no netlink socket; end that process, the fences stay", g.PID, k.path)
 	case g.Table != k.table:
-		return errs.Errorf(errs.Precondition, "the fence holder (process %d) at %s is for the table %q, and %q is wanted: start with the former name, or end it and delete its table by hand", g.PID, k.path, g.Table, k.table)
+		return errs.Errorf(errs.Precondition, "the fence holder (process %d) at %s holds table %q instead of %q; start with the former name, or end that process and delete its table", g.PID, k.path, g.Table, k.table)
 	}
 	return nil
 }
 
-// receiveGreeting reads lines until one comes that is no Busy.
+// receiveGreeting reads greetings until one is not Busy.
 func receiveGreeting(ctx context.Context, conn *net.UnixConn) (greeting, *os.File, error) {
 	defer context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })()
 	var text []byte
@@ -181,11 +182,11 @@ func receiveGreeting(ctx context.Context, conn *net.UnixConn) (greeting, *os.Fil
 		if err != nil && ctx.Err() != nil {
 			err = context.Cause(ctx)
 			if busy.Busy != 0 {
-				err = errs.Errorf(errs.Busy, "the fence holder (process %d) serves process %d: another server uses the same state: %w", busy.PID, busy.Busy, err)
+				err = errs.Errorf(errs.Busy, "the fence holder (process %d) serves process %d, another server with the same state directory: %w", busy.PID, busy.Busy, err)
 			}
 		}
 		if err != nil {
-			return greeting{}, held, fmt.Errorf("the greeting of the fence holder: %w", err)
+			return greeting{}, held, fmt.Errorf("read the greeting of the fence holder: %w", err)
 		}
 		if f := rights(oob[:oobn]); f != nil {
 			_ = held.Close()
@@ -205,7 +206,7 @@ func receiveGreeting(ctx context.Context, conn *net.UnixConn) (greeting, *os.Fil
 			busy = g
 		}
 		if len(text) > 4<<10 {
-			return greeting{}, held, errors.New("the greeting of the fence holder is too long")
+			return greeting{}, held, errors.New("the greeting of the fence holder exceeds 4 KiB")
 		}
 	}
 }
@@ -213,12 +214,13 @@ func receiveGreeting(ctx context.Context, conn *net.UnixConn) (greeting, *os.Fil
 func parseGreeting(line []byte) (greeting, error) {
 	var g greeting
 	if err := json.Unmarshal(line, &g); err != nil || g.Protocol < 1 || g.PID < 0 || g.Busy < 0 {
-		return greeting{}, fmt.Errorf("%.80q is no greeting of a fence holder", line)
+		return greeting{}, fmt.Errorf("invalid greeting of a fence holder: %.80q", line)
 	}
 	return g, nil
 }
 
-// rights returns the first descriptor of a control message and closes others.
+// rights returns the first descriptor of a control message and closes the
+// others.
 func rights(oob []byte) *os.File {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
@@ -241,7 +243,7 @@ func rights(oob []byte) *os.File {
 	return first
 }
 
-// wait returns when the holder has died, or ctx ended.
+// wait returns nil when the holder has died, or the cause when ctx ends.
 func (l *link) wait(ctx context.Context) error {
 	hooked := make(chan struct{})
 	unhook := context.AfterFunc(ctx, func() {
@@ -257,29 +259,29 @@ func (l *link) wait(ctx context.Context) error {
 	return nil
 }
 
-// end tells the holder to end, and waits until it has.
+// end asks the holder to end and waits until it has ended.
 func (l *link) end(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, greetBound)
+	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
 	defer cancel()
-	// One that is dead already does not take it, and wait sees why.
-	_, _ = io.WriteString(l.conn, orderEnd)
+	// A write to a dead holder fails; wait then returns at once.
+	_, _ = io.WriteString(l.conn, endRequest)
 	if err := l.wait(ctx); err != nil {
-		return fmt.Errorf("the fence holder (process %d) does not end: %w", l.pid, err)
+		return fmt.Errorf("wait for the fence holder (process %d) to end: %w", l.pid, err)
 	}
-	l.bury()
+	l.reap()
 	return nil
 }
 
-// bury is for a holder that is dead.
-func (l *link) bury() {
+// reap releases the resources of a dead holder.
+func (l *link) reap() {
 	_ = l.conn.Close()
 	if l.process != nil {
 		_, _ = l.process.Wait()
 	}
 }
 
-// leave lets go of a holder that lives on.
-func (l *link) leave() {
+// detach disconnects from a holder that keeps running.
+func (l *link) detach() {
 	_ = l.conn.Close()
 	if l.process != nil {
 		_ = l.process.Release()
