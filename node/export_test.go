@@ -8,7 +8,7 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// The tests rebuild by hand what a crash leaves: records of every state.
+// Helpers to create the records that a crash leaves, in every state.
 
 // States of a record.
 const (
@@ -45,13 +45,13 @@ func (m *Manager) PutPublishRecord(ctx context.Context, r PublishRequest, s, boo
 	return m.records.putPublish(ctx, r.Target, rec)
 }
 
-// StageState returns the state of a stage's record; empty: there is none.
+// StageState returns the state of a stage's record, or "" without a record.
 func (m *Manager) StageState(ctx context.Context, id volume.ID) (string, error) {
 	rec, _, err := m.records.stage(ctx, id)
 	return string(rec.State), err
 }
 
-// PublishState returns the state of a publish's record; empty: there is none.
+// PublishState returns the state of a publish's record, or "" without a record.
 func (m *Manager) PublishState(ctx context.Context, target string) (string, error) {
 	rec, _, err := m.records.publish(ctx, target)
 	return string(rec.State), err

@@ -37,7 +37,7 @@ func (n *testNode) sick(id volume.ID, want ...string) {
 }
 
 // TestVanishedFile: the file of a staged volume is deleted under it. That is
-// told apart from everything else, and the way out works.
+// distinguished from everything else, and the way out works.
 func TestVanishedFile(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-gone", mkfs.Ext4)

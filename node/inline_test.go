@@ -96,7 +96,7 @@ func TestEphemeral(t *testing.T) {
 	n.loopCount(0)
 }
 
-func TestEphemeralCutHalfWay(t *testing.T) {
+func TestInterruptedEphemeralPublish(t *testing.T) {
 	for name, cut := range map[string]func(e *inline, p node.PublishRequest){
 		"intent": func(*inline, node.PublishRequest) {},
 		"created": func(e *inline, p node.PublishRequest) {
@@ -117,7 +117,7 @@ func TestEphemeralCutHalfWay(t *testing.T) {
 	}
 }
 
-// TestEphemeralSurvives: a reboot, or somebody who unmounts it, costs the mount
+// TestEphemeralSurvives: a reboot, or an unmount by another program, costs the mount
 // and not the volume, even if it cannot be mounted again at once.
 func TestEphemeralSurvives(t *testing.T) {
 	n, e, p := newInline(t)

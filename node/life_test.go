@@ -12,8 +12,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// TestLifeOfAMountedVolume calls everything twice: each call may be repeated.
-func TestLifeOfAMountedVolume(t *testing.T) {
+// TestMountedVolumeLifecycle makes every call twice: all calls are idempotent.
+func TestMountedVolumeLifecycle(t *testing.T) {
 	for _, fs := range mkfs.Types() {
 		t.Run(string(fs), func(t *testing.T) {
 			n := newNode(t)
@@ -63,7 +63,7 @@ func (n *testNode) checkStats(s node.StageRequest, p node.PublishRequest) {
 	n.refused(err, errs.NotFound)
 }
 
-func TestLifeOfABlockVolume(t *testing.T) {
+func TestBlockVolumeLifecycle(t *testing.T) {
 	n := newNode(t, withGrower)
 	s := n.staging("vol-block", "")
 	p := n.publishOf(s, "device")

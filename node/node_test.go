@@ -42,7 +42,7 @@ type testNode struct {
 	config node.Config
 }
 
-// newNode starts a node; at the end of the test nothing of its pool may be
+// newNode starts a node; at the end of the test nothing of its pool can be
 // mounted or attached any more, and whatever is will be taken away.
 func newNode(t *testing.T, adjust ...func(*testNode)) *testNode {
 	t.Helper()
@@ -83,7 +83,7 @@ func (n *testNode) restart() {
 }
 
 // cleanUp closes the machine and takes away what is left of the kernel's
-// side; in a test that has passed so far nothing may be.
+// side; in a test that has passed so far nothing can be.
 func (n *testNode) cleanUp() {
 	ctx := context.Background()
 	testkit.Must(n.t, n.Close())
@@ -105,7 +105,7 @@ func (n *testNode) cleanUp() {
 
 func (n *testNode) leak(what string) {
 	if !n.t.Failed() {
-		n.t.Errorf("left behind: %s", what)
+		n.t.Errorf("left over: %s", what)
 	}
 }
 
@@ -138,7 +138,7 @@ func (n *testNode) volume(id volume.ID, t mkfs.Type) access.File {
 	return access.File{Pool: poolUUID, Name: "volumes/" + string(id)}
 }
 
-// path returns a name in the node's directory, made as a directory on wish.
+// path returns a name in the node's directory, created as a directory if requested.
 func (n *testNode) path(name string, make bool) string {
 	n.t.Helper()
 	p := filepath.Join(n.dir, name)

@@ -91,12 +91,12 @@ func TestPublishNeedsItsStage(t *testing.T) {
 func TestUndoWithoutARecord(t *testing.T) {
 	n := newNode(t)
 	empty, full := n.path("target", true), n.path("full", true)
-	n.write(filepath.Join(full, "file"), "somebody's")
+	n.write(filepath.Join(full, "file"), "foreign")
 	for _, path := range []string{empty, full, n.path("missing", false), "/var/lib", n.pool} {
 		n.ok("unpublish", n.Unpublish(t.Context(), node.UnpublishRequest{Volume: "vol-unknown", Target: path}))
 	}
 	n.gone(empty)
-	n.reads(filepath.Join(full, "file"), "somebody's")
+	n.reads(filepath.Join(full, "file"), "foreign")
 	n.ok("unstage", n.Unstage(t.Context(), node.UnstageRequest{Volume: "vol-unknown", Staging: full}))
 	s := n.staging("vol-known", mkfs.Ext4)
 	n.stage(s)
@@ -133,7 +133,7 @@ func TestReadOnly(t *testing.T) {
 	n.readOnlyAt(filepath.Join(p.Target, "b"))
 	wrong := n.publishOf(s, "writer")
 	wrong.Capability.Mode = volume.SingleNodeWriter
-	n.refused(n.Publish(t.Context(), wrong), errs.Precondition, "reading only")
+	n.refused(n.Publish(t.Context(), wrong), errs.Precondition, "staged read-only")
 	if c, err := n.Health(t.Context(), s.Volume); err != nil || len(c) != 0 {
 		t.Errorf("health of a volume that is read-only on purpose: %v, %v", c, err)
 	}

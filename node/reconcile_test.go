@@ -19,7 +19,7 @@ import (
 
 const otherBoot = "00000000-1111-4222-8333-444444444444"
 
-// attached makes the device of a volume as a stage does, and lets go of it as
+// attached makes the device of a volume as a stage does, and releases it as
 // a process that is killed.
 func (n *testNode) attached(s node.StageRequest) node.Device {
 	n.t.Helper()
@@ -42,9 +42,9 @@ func (n *testNode) mounted(s node.StageRequest) node.Device {
 	return a.Device
 }
 
-// TestStageCutHalfWay rebuilds what a kill leaves after each step of a stage
+// TestInterruptedStage rebuilds what a kill leaves after each step of a stage
 // and of an unstage: start-up takes it all back, and the volume can be staged.
-func TestStageCutHalfWay(t *testing.T) {
+func TestInterruptedStage(t *testing.T) {
 	for name, cut := range map[string]func(n *testNode, s node.StageRequest) (string, node.Device){
 		"intent": func(*testNode, node.StageRequest) (string, node.Device) { return node.Creating, node.Device{} },
 		"mounted unrecorded": func(n *testNode, s node.StageRequest) (string, node.Device) {
@@ -57,7 +57,7 @@ func TestStageCutHalfWay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
-			s := n.staging("vol-cut", mkfs.Ext4)
+			s := n.staging("vol-interrupted", mkfs.Ext4)
 			state, device := cut(n, s)
 			n.ok("record", n.PutStageRecord(t.Context(), s, state, n.Boot(), device))
 			n.restart()
@@ -68,13 +68,13 @@ func TestStageCutHalfWay(t *testing.T) {
 	}
 }
 
-// TestCutHalfWayWithoutRestart: a call that meets what another left goes on
+// TestInterruptedStageWithoutRestart: a call that meets what another left goes on
 // from there.
-func TestCutHalfWayWithoutRestart(t *testing.T) {
+func TestInterruptedStageWithoutRestart(t *testing.T) {
 	for _, state := range []string{node.Creating, node.Ready, node.Deleting} {
 		t.Run(state, func(t *testing.T) {
 			n := newNode(t)
-			s := n.staging("vol-cut", mkfs.XFS)
+			s := n.staging("vol-interrupted", mkfs.XFS)
 			device := n.mounted(s)
 			n.ok("record", n.PutStageRecord(t.Context(), s, state, n.Boot(), device))
 			n.stage(s)
@@ -91,11 +91,11 @@ func TestCutHalfWayWithoutRestart(t *testing.T) {
 	}
 }
 
-func TestBlockStageCutHalfWay(t *testing.T) {
+func TestInterruptedBlockStage(t *testing.T) {
 	for _, state := range []string{node.Creating, node.Deleting} {
 		t.Run(state, func(t *testing.T) {
 			n := newNode(t)
-			s := n.staging("vol-cut", "")
+			s := n.staging("vol-interrupted", "")
 			n.ok("record", n.PutStageRecord(t.Context(), s, state, n.Boot(), n.attached(s)))
 			n.loopCount(1)
 			n.restart()
@@ -104,8 +104,8 @@ func TestBlockStageCutHalfWay(t *testing.T) {
 	}
 }
 
-// TestPublishCutHalfWay does the same for a publish.
-func TestPublishCutHalfWay(t *testing.T) {
+// TestInterruptedPublish does the same for a publish.
+func TestInterruptedPublish(t *testing.T) {
 	for _, block := range []bool{false, true} {
 		for name, cut := range map[string]func(n *testNode, s node.StageRequest, p node.PublishRequest) string{
 			"intent": func(*testNode, node.StageRequest, node.PublishRequest) string { return node.Creating },
@@ -129,7 +129,7 @@ func TestPublishCutHalfWay(t *testing.T) {
 			kind := map[bool]string{false: "mount", true: "block"}[block]
 			t.Run(kind+" "+name, func(t *testing.T) {
 				n := newNode(t)
-				s := n.staging("vol-cut", map[bool]mkfs.Type{false: mkfs.Ext4, true: ""}[block])
+				s := n.staging("vol-interrupted", map[bool]mkfs.Type{false: mkfs.Ext4, true: ""}[block])
 				n.stage(s)
 				p := n.publishOf(s, "target")
 				n.ok("record", n.PutPublishRecord(t.Context(), p, cut(n, s, p), n.Boot(), n.device(s)))
@@ -232,8 +232,8 @@ func TestReboot(t *testing.T) {
 	}
 }
 
-// TestOrphans: a device of the pool that no record owns is let go at start-up;
-// one that somebody has mounted is not.
+// TestOrphans: a device of the pool without a record is detached at start-up;
+// one that is mounted is not.
 func TestOrphans(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-orphan", "")
@@ -249,7 +249,7 @@ func TestOrphans(t *testing.T) {
 	n.restart()
 	n.loopCount(2)
 	if n.mounts(storedCapability.Staging) != 1 {
-		t.Error("a mount that is somebody's work was taken away")
+		t.Error("a foreign mount was removed")
 	}
 	n.unstage(owned)
 	n.unstage(storedCapability) // no record knows it; the kernel does
@@ -277,7 +277,7 @@ func TestLostStore(t *testing.T) {
 	lose()
 	n.down(s, p)
 	n.unpublish(q)
-	n.restart() // a block device at no path is let go here
+	n.restart() // a block device at no path is detached here
 	n.loopCount(0)
 }
 

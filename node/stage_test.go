@@ -68,7 +68,7 @@ func TestStageAgainInAnotherWay(t *testing.T) {
 	n.unstage(s)
 }
 
-// TestForeignMount: what somebody else mounted is neither used nor taken away.
+// TestForeignMount: a foreign mount is neither used nor removed.
 func TestForeignMount(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-covered", mkfs.Ext4)
@@ -144,7 +144,7 @@ func TestHeldInAnotherNamespace(t *testing.T) {
 }
 
 // holdMounts starts a process with a copy of the mounts below a directory. It
-// lets go of other tests' mounts at once, which run beside this one.
+// releases other tests' mounts at once, which run beside this one.
 func holdMounts(t *testing.T, dir string) (release func()) {
 	t.Helper()
 	const script = `while read -r _ _ _ _ target _; do
@@ -210,17 +210,17 @@ func (n *testNode) hasGroup(path string, gid int, mode fs.FileMode) {
 	}
 }
 
-// TestGiveIsCutAndContinued: the root comes last, so a walk that was cut is not
+// TestInterruptedMountGroupContinues: the root comes last, so an interrupted walk is not
 // taken for complete.
-func TestGiveIsCutAndContinued(t *testing.T) {
+func TestInterruptedMountGroupContinues(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 3 {
 		testkit.Must(t, os.MkdirAll(filepath.Join(dir, string(rune('a'+i)), "deep"), 0o700))
 	}
-	cut := testkit.Canceled(t)
-	testkit.WantError(t, "a walk whose context has ended should fail", node.Give(cut, dir, 4242), nil)
+	canceled := testkit.Canceled(t)
+	testkit.WantError(t, "a walk whose context has ended should fail", node.Give(canceled, dir, 4242), nil)
 	if given, err := node.IsGiven(dir, 4242); err != nil || given {
-		t.Errorf("given after a cut walk: %t, %v", given, err)
+		t.Errorf("applied after an interrupted walk: %t, %v", given, err)
 	}
 	testkit.Must(t, node.Give(t.Context(), dir, 4242))
 	if given, err := node.IsGiven(dir, 4242); err != nil || !given {

@@ -169,7 +169,7 @@ func TestWrongUseOfFence(t *testing.T) {
 		"add 192.0.2.7 --endpoint storage-a:9070":                          {"mutual TLS"},
 		"add 192.0.2.7 --endpoint tcp://storage-a:9070":                    {"unix:///", "HOST:PORT"},
 		"add 192.0.2.7 --endpoint relative":                                {"no port"},
-		"add 192.0.2.7 --tls-cert " + files.Cert:                           {"socket of this machine"},
+		"add 192.0.2.7 --tls-cert " + files.Cert:                           {"is a UNIX socket"},
 		"add 192.0.2.7 --endpoint storage-a:9070 --tls-cert " + files.Cert: {"private key"},
 		"add 192.0.2.7 --endpoint storage-a:9070 --tls-cert " + files.Cert + " --tls-key x --tls-ca " + files.CA: {"private key", "no such file"},
 		"list x":    {"no argument"},
@@ -358,7 +358,7 @@ func TestFenceOverTLS(t *testing.T) {
 	r.refuses(t, []string{"not fenced", "for another name"}, with(mine, "add", "192.0.2.8")...)
 	stranger := theirs.Files(t, nil, "admin")
 	stranger.CA = mine.CA
-	r.refuses(t, []string{"not fenced", "refuses this side's certificate"}, with(stranger, "add", "192.0.2.8", "--tls-server-name", "storage-a")...)
+	r.refuses(t, []string{"not fenced", "rejected the client certificate"}, with(stranger, "add", "192.0.2.8", "--tls-server-name", "storage-a")...)
 	if got := r.driver.Fenced(); !slices.Equal(got, []string{"192.0.2.7/32"}) {
 		t.Error(got)
 	}

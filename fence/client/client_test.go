@@ -57,7 +57,7 @@ func TestEveryCall(t *testing.T) {
 	if none, err := c.List(ctx, client.Request{Parameters: map[string]string{"cluster": "b"}}); none == nil || len(none) != 0 || err != nil {
 		t.Error(none, err)
 	}
-	testkit.WantError(t, "Unfence", c.Unfence(ctx, client.Request{}, blocks), errs.Precondition, "UnfenceClusterNetwork", "FailedPrecondition", "somebody else")
+	testkit.WantError(t, "Unfence", c.Unfence(ctx, client.Request{}, blocks), errs.Precondition, "UnfenceClusterNetwork", "FailedPrecondition", "another owner")
 	if err := c.Unfence(ctx, mine, blocks[:1]); err != nil {
 		t.Error(err)
 	}
@@ -170,8 +170,8 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// Nobody is there: the error wraps why, and is not waited for long.
-func TestNobody(t *testing.T) {
+// Without a server the error wraps the cause and is returned after Patience.
+func TestNoServer(t *testing.T) {
 	ctx := testkit.Context(t)
 	missing := open(t, client.Target{Endpoint: t.TempDir() + "/no.sock", Patience: soon})
 	err := missing.Fence(ctx, client.Request{}, block("192.0.2.1/32"))
@@ -191,7 +191,7 @@ func TestNobody(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	patient := open(t, client.Target{Endpoint: left, Patience: time.Hour})
-	for wait := 20 * time.Millisecond; wait < time.Minute; wait *= 2 { // until it was enough to find nobody
+	for wait := 20 * time.Millisecond; wait < time.Minute; wait *= 2 { // until it is long enough
 		short, cancel := context.WithTimeout(t.Context(), wait)
 		_, err = patient.Probe(short)
 		cancel()
@@ -227,7 +227,7 @@ func TestSlowDriver(t *testing.T) {
 	}
 }
 
-// As many blocks as one request may have pass through, and a list of more.
+// As many blocks as one request can have are sent, and a list of more.
 func TestManyBlocks(t *testing.T) {
 	const many = 65536
 	d := fencetest.NewDriver()
@@ -253,7 +253,7 @@ func TestManyBlocks(t *testing.T) {
 	}
 }
 
-// Why there was no connection once is not told of one that is there.
+// An earlier connection error is not reported for a working connection.
 func TestOldReasonsAreForgotten(t *testing.T) {
 	path := t.TempDir() + "/fence.sock"
 	d := fencetest.NewDriver()
@@ -320,7 +320,7 @@ func FuzzEndpoint(f *testing.F) {
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// soon is a patience for tests in which nobody will come.
+// soon is the Patience of tests without a server.
 const soon = 50 * time.Millisecond
 
 func open(t *testing.T, target client.Target) *client.Client {

@@ -40,25 +40,25 @@ func TestTLS(t *testing.T) {
 		}
 	}
 	refused(probe(t, endpoint, "storage-b", good), "for another name", "not storage-b")
-	stranger := theirs.Files(t, nil, "controller")
-	refused(probe(t, endpoint, "", stranger), "not signed by an authority in "+stranger.CA)
-	stranger.CA = good.CA
-	refused(probe(t, endpoint, "", stranger), "refuses this side's certificate "+stranger.Cert, "unknown certificate authority")
+	untrusted := theirs.Files(t, nil, "controller")
+	refused(probe(t, endpoint, "", untrusted), "not signed by a CA in "+untrusted.CA)
+	untrusted.CA = good.CA
+	refused(probe(t, endpoint, "", untrusted), "rejected the client certificate "+untrusted.Cert, "unknown certificate authority")
 	old := ours.Files(t, testkit.Expired, "controller")
 	refused(probe(t, endpoint, "", old), old.Cert, "expired")
 	refused(probe(t, endpoint, "", mutualtls.Files{Cert: "/nonexistent", Key: good.Key, CA: good.CA}), "/nonexistent")
 	if n := len(d.Calls("Probe")); n != served {
-		t.Errorf("%d calls of strangers were served", n-served)
+		t.Errorf("%d calls of untrusteds were served", n-served)
 	}
 
-	// Once one is trusted, nothing is told of the time when it was not.
-	stranger.CA = good.CA
-	c := open(t, client.Target{Endpoint: endpoint, TLS: stranger, Patience: soon})
+	// Once the server is trusted, the earlier error is no longer reported.
+	untrusted.CA = good.CA
+	c := open(t, client.Target{Endpoint: endpoint, TLS: untrusted, Patience: soon})
 	_, err := c.Probe(testkit.Context(t))
 	refused(err, "refuses")
 	cert, key := ours.Issue(t, nil, "controller")
-	testkit.ReplaceFile(t, stranger.Cert, cert, 0o644)
-	testkit.ReplaceFile(t, stranger.Key, key, 0o600)
+	testkit.ReplaceFile(t, untrusted.Cert, cert, 0o644)
+	testkit.ReplaceFile(t, untrusted.Key, key, 0o600)
 	ctx := testkit.Context(t)
 	for _, err = c.Probe(ctx); err != nil && ctx.Err() == nil; _, err = c.Probe(ctx) {
 	}
@@ -75,9 +75,9 @@ func TestServersThatAreNotTheOne(t *testing.T) {
 	good := ours.Files(t, nil, "controller")
 	d := fencetest.NewDriver()
 	impostor := theirs.Files(t, nil, "127.0.0.1")
-	impostor.CA = good.CA // it would take everybody
+	impostor.CA = good.CA // it accepts every client
 	endpoint, _ := overTLS(t, d, impostor)
-	testkit.WantError(t, "probe", probe(t, endpoint, "", good), errs.Unavailable, "not signed by an authority")
+	testkit.WantError(t, "probe", probe(t, endpoint, "", good), errs.Unavailable, "not signed by a CA")
 
 	bare := tcp(t, "127.0.0.1:0") // gRPC without TLS
 	d.Serve(t, bare)
@@ -88,7 +88,7 @@ func TestServersThatAreNotTheOne(t *testing.T) {
 }
 
 // Certificates are renewed while both run, and a driver that comes back is
-// found again: by the same Client, without being told.
+// found again: by the same Client, without a new configuration.
 func TestRenewalAndReturn(t *testing.T) {
 	first, second := testkit.NewAuthority(t, "first"), testkit.NewAuthority(t, "second")
 	server, mine := first.Files(t, nil, "127.0.0.1"), first.Files(t, nil, "controller")
@@ -123,7 +123,7 @@ func TestRenewalAndReturn(t *testing.T) {
 	}
 }
 
-// A driver that is started while it is asked answers: nobody has to time that.
+// A driver that is started while it is asked answers.
 func TestPatience(t *testing.T) {
 	f := testkit.NewAuthority(t, "a").Files(t, nil, "127.0.0.1")
 	reserved := tcp(t, "127.0.0.1:0")
@@ -137,7 +137,7 @@ func TestPatience(t *testing.T) {
 	}()
 	select {
 	case err := <-answered:
-		t.Fatalf("before anybody was there: %v", err)
+		t.Fatalf("before the server was started: %v", err)
 	case <-time.After(100 * time.Millisecond):
 	}
 	overTLSAt(t, fencetest.NewDriver(), f, endpoint)
@@ -146,7 +146,7 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// A machine that takes connections and says nothing holds nobody up.
+// A server that accepts connections and never responds does not block calls.
 func TestSilentMachine(t *testing.T) {
 	f := testkit.NewAuthority(t, "a").Files(t, nil, "127.0.0.1")
 	l := tcp(t, "127.0.0.1:0")
@@ -169,7 +169,7 @@ func TestSilentMachine(t *testing.T) {
 	}
 }
 
-// leaveSocket leaves a socket that nobody serves.
+// leaveSocket leaves a socket without a server.
 func leaveSocket(path string) error {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {
@@ -179,7 +179,7 @@ func leaveSocket(path string) error {
 	return l.Close()
 }
 
-// shut is the socket of somebody who ends every connection.
+// shut is the socket of a server that closes every connection.
 func shut(t *testing.T) (path string) {
 	t.Helper()
 	path = t.TempDir() + "/shut.sock"

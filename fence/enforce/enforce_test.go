@@ -50,7 +50,7 @@ func TestFenceAndUnfence(t *testing.T) {
 		t.Errorf("left: %s", got)
 	}
 	if client.Write() == nil {
-		t.Error("the ended session came back to life")
+		t.Error("the ended session writes again")
 	}
 	if err := r.connect("10.0.0.1").Write(); err != nil {
 		t.Errorf("a new session after unfencing: %v", err)
@@ -60,9 +60,9 @@ func TestFenceAndUnfence(t *testing.T) {
 // stillHeld is what a network says of a session that is stuck.
 const stillHeld = "is still held by the server"
 
-// What is still with the server when a call's time is over keeps the answer
-// back, also after a restart, though nobody lists the session any more.
-func TestAnswerWaitsForTheServer(t *testing.T) {
+// A session that the server still has open after the timeout keeps the fence from
+// completing, also after a restart, though the session is no longer listed.
+func TestFenceWaitsForServerToCloseSession(t *testing.T) {
 	r := newRig(t)
 	client := r.connect("10.0.0.1")
 	client.Stick()
@@ -80,7 +80,7 @@ func TestAnswerWaitsForTheServer(t *testing.T) {
 		r.restart()
 	}
 	if err := r.givesUp(stillHeld, r.Unfence, a); !errors.Is(err, errs.Unavailable) || r.held() != "10.0.0.0/24" {
-		t.Errorf("unfenced in front of a session that may come back: %v, held %s", err, r.held())
+		t.Errorf("unfenced before the session has ended: %v, held %s", err, r.held())
 	}
 	waiting := func(want float64) {
 		t.Helper()
@@ -101,7 +101,7 @@ func TestAnswerWaitsForTheServer(t *testing.T) {
 	}
 }
 
-func TestNoAnswerUnlessReadBack(t *testing.T) {
+func TestFenceFailsUnlessReadBack(t *testing.T) {
 	broken := errors.New("the kernel says no")
 	for _, method := range []string{"Apply", "Held", "Sessions", "End"} {
 		r := newRig(t)
@@ -109,7 +109,7 @@ func TestNoAnswerUnlessReadBack(t *testing.T) {
 		a := req("a", "10.0.0.1/32")
 		r.network.Fail(method, broken)
 		err := r.Fence(t.Context(), a)
-		if !errors.Is(err, errs.Unavailable) || !errors.Is(err, broken) || !strings.Contains(err.Error(), "call again") {
+		if !errors.Is(err, errs.Unavailable) || !errors.Is(err, broken) || !strings.Contains(err.Error(), "repeat the call") {
 			t.Errorf("%s fails: got %v", method, err)
 		}
 		if _, err := r.ledger.Enter(t.Context(), volume.Client{Node: "n", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}); !errors.Is(err, errs.Precondition) {
@@ -139,7 +139,7 @@ func TestSeveralOwners(t *testing.T) {
 	}
 	testkit.Must(t, r.Fence(t.Context(), req("c", "10.0.0.7/32")))
 	if err := r.Unfence(t.Context(), req("d", "10.0.0.0/24")); !errors.Is(err, errs.Precondition) {
-		t.Errorf("a stranger unfences: %v", err)
+		t.Errorf("unfence by another owner: %v", err)
 	}
 	for range 2 { // the second is the repeat of a call whose answer was lost
 		if err := r.Unfence(t.Context(), req("a", "10.0.0.0/24")); err != nil || r.held() != "10.0.0.0/24" {
@@ -166,7 +166,7 @@ func TestUnfenceByForce(t *testing.T) {
 	forced := req("d", "10.0.0.0/24")
 	forced.Force = true
 	if err := r.Unfence(t.Context(), forced); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "10.0.0.0/16") {
-		t.Errorf("a wider block stays, and nobody says so: %v", err)
+		t.Errorf("the error does not report the wider block: %v", err)
 	}
 	forced.Blocks = req("", "10.0.0.0/16").Blocks
 	if err := r.Unfence(t.Context(), forced); !errors.Is(err, errs.Precondition) || r.held() != "10.0.0.7/32" {
@@ -177,9 +177,8 @@ func TestUnfenceByForce(t *testing.T) {
 	}
 }
 
-// A server that never lets go does not keep a fence closed against the will of
-// the operator.
-func TestForceIsAWayOut(t *testing.T) {
+// With force, a server that never closes a session cannot prevent unfencing.
+func TestUnfenceByForceIgnoresStuckSession(t *testing.T) {
 	r := newRig(t)
 	client := r.connect("10.0.0.1")
 	client.Stick()
@@ -214,7 +213,7 @@ func TestRefusalsChangeNothing(t *testing.T) {
 	}
 }
 
-func TestFenceWaitsForGrantsUnderWay(t *testing.T) {
+func TestFenceWaitsForGrantsInFlight(t *testing.T) {
 	r := newRig(t)
 	c := volume.Client{Node: "n", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}
 	leave, err := r.ledger.Enter(t.Context(), c)
@@ -238,7 +237,7 @@ func TestFenceWaitsForGrantsUnderWay(t *testing.T) {
 
 // A process without a fencer or peer, as a driver of node-local volumes, keeps
 // the list.
-func TestListAlone(t *testing.T) {
+func TestFenceWithoutEnforcers(t *testing.T) {
 	r := newRig(t, func(r *rig) { r.network = nil })
 	if err := r.Fence(t.Context(), req("a", "10.0.0.1/32")); err != nil || r.phases() != "10.0.0.1/32 a fenced" {
 		t.Errorf("%v, %s", err, r.phases())
@@ -248,9 +247,9 @@ func TestListAlone(t *testing.T) {
 	}
 }
 
-// Two calls that release an overlap only together: whoever comes last ends its
+// Two calls that release an overlap only together: the last one ends its
 // sessions, though neither would alone.
-func TestOverlapIsClearedByTheLast(t *testing.T) {
+func TestLastUnfenceEndsSessionsOfOverlap(t *testing.T) {
 	for range 20 {
 		r := newRig(t)
 		now := time.Now()
@@ -258,7 +257,7 @@ func TestOverlapIsClearedByTheLast(t *testing.T) {
 			return plan.Fence(plan.Fence(all, req("a", "10.0.0.0/24"), now), req("b", "10.0.0.0/25"), now), nil
 		})
 		testkit.Must(t, err)
-		session := r.connect("10.0.0.1") // not ended yet, since nobody has got that far
+		session := r.connect("10.0.0.1") // not ended yet
 		var both sync.WaitGroup
 		for _, a := range []plan.Request{req("a", "10.0.0.0/24"), req("b", "10.0.0.0/25")} {
 			both.Go(func() {
@@ -269,14 +268,14 @@ func TestOverlapIsClearedByTheLast(t *testing.T) {
 		}
 		both.Wait()
 		if session.Write() == nil {
-			t.Fatal("a session behind the fences lives on")
+			t.Fatal("a session of an unfenced client was not ended")
 		}
 	}
 }
 
-// Many at once, overlapping: in the end there is what the last of each owner
-// says, and at no time is a fence that was answered open.
-func TestManyAtOnce(t *testing.T) {
+// Concurrent overlapping calls: the last call of each owner decides, and a
+// completed fence is never open.
+func TestConcurrentCalls(t *testing.T) {
 	r := newRig(t)
 	testkit.Must(t, r.Fence(t.Context(), req("keep", "10.0.0.0/28")))
 	var callers sync.WaitGroup

@@ -20,7 +20,7 @@ func TestRestartPutsFencesInForceFirst(t *testing.T) {
 	between := r.connect("10.0.0.1")
 	r.start()
 	if r.held() != "10.0.0.1/32" {
-		t.Errorf("held when others may call: %q", r.held())
+		t.Errorf("held after Restore: %q", r.held())
 	}
 	defer r.guard()()
 	testkit.Eventually(t, "the session that began in between is ended", func() bool {
@@ -52,7 +52,7 @@ func TestDriftIsRepaired(t *testing.T) {
 	r := newRig(t)
 	testkit.Must(t, r.Fence(t.Context(), req("a", "10.0.0.1/32")))
 	defer r.guard()()
-	testkit.Eventually(t, "the first look", func() bool { return r.Check(t.Context()) == nil })
+	testkit.Eventually(t, "the first check", func() bool { return r.Check(t.Context()) == nil })
 	for i, held := range [][]netip.Prefix{nil, {netip.MustParsePrefix("10.0.0.0/24")}} {
 		r.network.Tamper(held...)
 		testkit.Eventually(t, "it is repaired and counted", func() bool {
@@ -61,16 +61,16 @@ func TestDriftIsRepaired(t *testing.T) {
 	}
 	broken := errors.New("no nftables")
 	r.network.Fail("Held", broken)
-	testkit.Eventually(t, "readiness tells of it", func() bool { return errors.Is(r.Check(t.Context()), broken) })
-	testkit.Eventually(t, "the metrics tell", func() bool { // they follow the answer of Check
+	testkit.Eventually(t, "Check reports it", func() bool { return errors.Is(r.Check(t.Context()), broken) })
+	testkit.Eventually(t, "the metrics report it", func() bool { // they follow the answer of Check
 		return testkit.Metric(t, r.registry, "cleat_fence_check_failures_total", "enforcer=host") > 0 && testkit.Metric(t, r.registry, "cleat_fence_enforced", "enforcer=host") == 0
 	})
 	r.network.Fail("Held", nil)
 	testkit.Eventually(t, "it is well again", func() bool { return r.Check(t.Context()) == nil })
 }
 
-// A caller that never comes back leaves nothing half-way for ever.
-func TestGuardFinishesWhatOthersBegan(t *testing.T) {
+// Guard completes the interrupted calls of callers that do not retry.
+func TestGuardCompletesInterruptedCalls(t *testing.T) {
 	r := newRig(t)
 	long := time.Now().Add(-2 * resumeAfter)
 	_, _, err := r.ledger.ChangeFences(t.Context(), func(now []volume.Fence) ([]volume.Fence, error) {
@@ -89,7 +89,7 @@ func TestStatus(t *testing.T) {
 	testkit.Must(t, r.Fence(t.Context(), req("a", "10.0.0.1/32")))
 	s, err := r.Status(t.Context())
 	if err != nil || s.Problem == "" || len(s.Fences) != 1 {
-		t.Errorf("before the first look: %+v, %v", s, err)
+		t.Errorf("before the first check: %+v, %v", s, err)
 	}
 	r.check(t.Context())
 	s, err = r.Status(context.Background())

@@ -76,7 +76,7 @@ func (d *double) inForce(owner string) string {
 	return strings.Join(all, " ")
 }
 
-func TestAllPeersOrNotOK(t *testing.T) {
+func TestFenceNeedsAllPeers(t *testing.T) {
 	east, west := newDouble("east"), newDouble("west")
 	r := newRig(t, func(r *rig) { r.peers = []Peer{east, west} })
 	a := req("a", "10.0.0.1/32")
@@ -114,7 +114,7 @@ func TestRefusingPeer(t *testing.T) {
 	if errs.KindOf(err) != errs.Invalid || !strings.Contains(err.Error(), "west") || !strings.Contains(err.Error(), "10.0.0.9") {
 		t.Errorf("got %v", err)
 	}
-	// It cannot be told whether the refusing peer took it, so that goes on.
+	// Whether the refusing peer has the fence is unknown, so the rollback continues.
 	west.fail(nil)
 	r.resumeNow(t)
 	if r.phases() != "10.0.0.0/24 a lifted, 10.0.0.1/32 a fenced" || r.held() != "10.0.0.1/32" || east.inForce("a") != "10.0.0.1/32" {
@@ -122,9 +122,9 @@ func TestRefusingPeer(t *testing.T) {
 	}
 }
 
-// An attempt that was killed behind its intent told nobody that it holds: what
-// the retry is refused goes altogether, and is not tried for ever.
-func TestRefusalTakesBackWhatACrashLeft(t *testing.T) {
+// A fence that was recorded but never confirmed is rolled back when the retry is
+// refused, and is not retried for ever.
+func TestRefusalRollsBackUnconfirmedFence(t *testing.T) {
 	west := newDouble("west")
 	r := newRig(t, func(r *rig) { r.peers = []Peer{west} })
 	a := req("a", "10.0.0.0/24")
@@ -150,7 +150,7 @@ func (refusing) Fence(context.Context, plan.Request) error {
 	return errs.Errorf(errs.Invalid, "it covers an address of this server")
 }
 
-// resumeNow lets what is half-way look old.
+// resumeNow backdates interrupted calls and resumes them.
 func (r *rig) resumeNow(t *testing.T) {
 	t.Helper()
 	_, _, err := r.ledger.ChangeFences(t.Context(), func(now []volume.Fence) ([]volume.Fence, error) {
@@ -163,7 +163,7 @@ func (r *rig) resumeNow(t *testing.T) {
 	r.resume(t.Context())
 }
 
-func TestPeerThatForgetsIsToldAgain(t *testing.T) {
+func TestLostFencesOfPeerAreRestored(t *testing.T) {
 	east := newDouble("east")
 	r := newRig(t, func(r *rig) { r.peers = []Peer{east} })
 	testkit.Must(t, r.Fence(t.Context(), req("a", "10.0.0.1/32")))
@@ -178,7 +178,7 @@ func TestPeerThatForgetsIsToldAgain(t *testing.T) {
 }
 
 // Servers that are each other's peers must not pass fences on for ever.
-func TestFencesOfPeersStayHere(t *testing.T) {
+func TestForwardedFencesAreNotForwardedAgain(t *testing.T) {
 	east := newDouble("east")
 	r := newRig(t, func(r *rig) { r.peers = []Peer{east} })
 	a := req("a", "10.0.0.1/32")

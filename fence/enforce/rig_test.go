@@ -71,7 +71,7 @@ func (r *rig) start() {
 	testkit.Must(r.t, r.Restore(r.t.Context()))
 }
 
-// stop ends the process; what it was doing is cut off.
+// stop ends the process and interrupts its operations.
 func (r *rig) stop() {
 	r.t.Helper()
 	if err := r.operations.Close(context.Background()); err != nil {
@@ -92,7 +92,7 @@ func (r *rig) guard() (stop func()) {
 	return func() { cancel(); <-ended }
 }
 
-// givesUp makes a call that waits in vain for what its error then names. The
+// givesUp makes a call that waits without success, and returns the error that names the reason. The
 // wait grows until it was long enough to come to that.
 func (r *rig) givesUp(on string, call func(context.Context, plan.Request) error, a plan.Request) error {
 	r.t.Helper()
@@ -113,7 +113,7 @@ func (r *rig) connect(client string) *fencetest.Session {
 	return testkit.Value(r.network.Connect(netip.MustParseAddr(client)))(r.t)
 }
 
-// phases tells what is on record, as "10.0.0.1/32 a fenced".
+// phases returns the recorded fences, as "10.0.0.1/32 a fenced".
 func (r *rig) phases() string {
 	r.t.Helper()
 	fences := testkit.Value(r.ledger.Fences(r.t.Context()))(r.t)

@@ -57,8 +57,8 @@ func TestTwoServersOnOneMachine(t *testing.T) {
 	wantHeld(t, open(t, c), block)
 }
 
-// refusedAsBusy opens with a time that grows until it is enough to hear whom
-// the holder serves.
+// refusedAsBusy opens with a time that grows until it is enough to receive
+// the PID that the holder serves.
 func refusedAsBusy(t *testing.T, c Config) (err error) {
 	for wait := 300 * time.Millisecond; wait < time.Minute; wait *= 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), wait)
@@ -87,7 +87,7 @@ func TestUpgrade(t *testing.T) {
 	if f.owner.Port() != port || f.Status().Holder == former {
 		t.Errorf("port %d and holder %d became %d and %d", port, former, f.owner.Port(), f.Status().Holder)
 	}
-	strangersTry(t)
+	checkProtected(t)
 }
 
 func TestHolderOfAnotherNamespace(t *testing.T) {
@@ -110,7 +110,7 @@ func TestHolderOfAnotherNamespace(t *testing.T) {
 		t.Errorf("the table there is %+v, %v", table, err)
 	}
 	apply(t, f, blocks(block)...)
-	strangersTry(t)
+	checkProtected(t)
 }
 
 // A holder holds the socket and listens, and has nothing else open.
@@ -148,9 +148,9 @@ func TestHolderIsMinimal(t *testing.T) {
 	}
 }
 
-func TestHolderByHand(t *testing.T) {
+func TestHolderRejectsManualStart(t *testing.T) {
 	for _, args := range [][]string{nil, {"a"}, {"/tmp/x", "table"}} {
-		if out, err := try(append([]string{"/proc/self/exe", HolderCommand}, args...)...); err == nil || !strings.Contains(out, "started by cleat itself") {
+		if out, err := try(append([]string{"/proc/self/exe", HolderCommand}, args...)...); err == nil || !strings.Contains(out, "starts the fence holder itself") {
 			t.Errorf("%v: %v, %s", args, err, out)
 		}
 	}
@@ -160,11 +160,11 @@ func TestOpenRefusals(t *testing.T) {
 	t.Parallel()
 	testkit.EnterNetNS(t)
 	for name, change := range map[string]func(*Config){
-		"the table name":       func(c *Config) { c.Table = "a b" },
-		"no command":           func(c *Config) { c.Holder = nil },
-		"start a fence holder": func(c *Config) { c.Holder = []string{"/nonexistent"} },
-		"did not begin: no":    func(c *Config) { c.Holder = []string{"/bin/sh", "-c", "echo no; exit 1"} },
-		"did not begin":        func(c *Config) { c.HolderSocket = "/proc/none/holder.sock" },
+		"invalid table name":       func(c *Config) { c.Table = "a b" },
+		"no command to":            func(c *Config) { c.Holder = nil },
+		"start a fence holder":     func(c *Config) { c.Holder = []string{"/nonexistent"} },
+		"start a fence holder: no": func(c *Config) { c.Holder = []string{"/bin/sh", "-c", "echo no; exit 1"} },
+		"start a fence holder: ":   func(c *Config) { c.HolderSocket = "/proc/none/holder.sock" },
 	} {
 		c := config(t)
 		change(&c)
@@ -207,7 +207,7 @@ func TestApplyRefusals(t *testing.T) {
 }
 
 // Whatever blocks follow on whatever blocks, what is held is just their union.
-func TestAnyBlocksAfterAny(t *testing.T) {
+func TestApplyReplacesAnyBlocks(t *testing.T) {
 	t.Parallel()
 	testkit.EnterNetNS(t)
 	f := open(t, config(t, "4420"))

@@ -31,8 +31,7 @@ func FuzzGreeting(f *testing.F) {
 	})
 }
 
-// FuzzIntervals: whatever elements are read, those that are taken come back as
-// the same addresses when they are written.
+// FuzzIntervals: elements that parse have the same addresses after a round trip.
 func FuzzIntervals(f *testing.F) {
 	f.Add([]byte{0, 10, 0, 0, 0, 1, 10, 0, 0, 1})
 	f.Add([]byte{1, 0, 0, 0, 0, 0, 255, 255, 255, 255})

@@ -11,9 +11,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Where the kernel has no owners, strangers can do everything: each thing is
-// seen, by its event and in what Held says, and is repaired by Apply.
-func TestSabotageIsSeenAndRepaired(t *testing.T) {
+// On a kernel without table owners other programs can change everything: each
+// change is signalled, seen by Held, and repaired by Apply.
+func TestForeignChangesAreSeenAndRepaired(t *testing.T) {
 	t.Parallel()
 	testkit.EnterNetNS(t)
 	c := config(t, "4420", "8009")
@@ -60,8 +60,8 @@ func TestSabotageIsSeenAndRepaired(t *testing.T) {
 		wantHeld(t, f, wanted...)
 		drained(f)
 	}
-	// Other tables are other people's. A signal may be a late one of what was
-	// done before, but not each time.
+	// Changes of other tables are ignored. A late signal of an earlier change is
+	// possible, but not each time.
 	for round := 1; ; round++ {
 		testkit.Run(t, "nft", "add table inet other; add chain inet other c; flush chain inet other c; delete table inet other; add table ip cleat-test")
 		apply(t, f, blocks(wanted...)...)
@@ -109,7 +109,7 @@ func equal[T comparable](a, b []T) bool {
 }
 
 // Where there are owners but they do not persist, a second table stays when the
-// first goes with its owner, and the first when strangers flush the second.
+// first disappears with its owner, and the first when others flush the second.
 //
 // It runs alone: a process that another test is starting has a copy of the owner's
 // socket until it executes its program, and keeps the table with it.

@@ -17,7 +17,7 @@ import (
 
 const block = "192.0.2.0/24"
 
-// inKernel reads, as a stranger, whether the table drops the block.
+// inKernel reads with nft(8) whether the table drops the block.
 func inKernel(t testing.TB, table string) bool {
 	t.Helper()
 	out, err := try("nft", "list", "table", "inet", table)
@@ -32,16 +32,16 @@ func tableFlags(t testing.TB, name string) uint32 {
 	return table.Flags
 }
 
-func strangersTry(t testing.TB) {
+func checkProtected(t testing.TB) {
 	t.Helper()
 	testkit.Run(t, "nft", "flush", "ruleset")
 	for _, command := range []string{"delete table inet cleat-test", "flush chain inet cleat-test input", "delete element inet cleat-test clients4 { " + block + " }"} {
 		if out, err := try("nft", command); err == nil {
-			t.Errorf("a stranger's %q was taken: %s", command, out)
+			t.Errorf("%q of another program succeeded: %s", command, out)
 		}
 	}
 	if !inKernel(t, "cleat-test") {
-		t.Error("a stranger has lifted the fence")
+		t.Error("another program has lifted the fence")
 	}
 }
 
@@ -50,21 +50,21 @@ func changed(t testing.TB, f *Filter) {
 	testkit.Receive(t, "the signal of a change", f.Changed())
 }
 
-func TestStrangersWhileTheServerLives(t *testing.T) {
+func TestForeignChangesWhileServerRuns(t *testing.T) {
 	t.Parallel()
 	testkit.EnterNetNS(t)
 	f := open(t, config(t, "4420"))
 	apply(t, f, blocks(block)...)
-	strangersTry(t)
+	checkProtected(t)
 	wantHeld(t, f, block)
 	select {
 	case <-f.Changed():
-		t.Error("a change was signalled that nobody made")
+		t.Error("a change was signalled without a change")
 	default:
 	}
 }
 
-// The server is killed: its holder keeps the fence against strangers, and the
+// The server is killed: its holder protects the fence, and the
 // next server takes it over with the same socket.
 func TestServerKilled(t *testing.T) {
 	t.Parallel()
@@ -72,19 +72,19 @@ func TestServerKilled(t *testing.T) {
 	c := config(t)
 	s := startServer(t, c, block)
 	s.Kill()
-	strangersTry(t)
+	checkProtected(t)
 	f := open(t, c)
 	wantHeld(t, f, block)
 	if got := f.Status().Holder; got != s.holder {
 		t.Errorf("the holder is process %d, not %d", got, s.holder)
 	}
-	strangersTry(t)
+	checkProtected(t)
 	apply(t, f, blocks("2001:db8::/32")...)
 	wantHeld(t, f, "2001:db8::/32")
 }
 
 // The holder dies while the server lives: the table keeps its owner, and there
-// is a new holder at once, so that the server may die next.
+// is a new holder at once, so the server can die next.
 func TestHolderKilled(t *testing.T) {
 	for _, signal := range []unix.Signal{unix.SIGKILL, unix.SIGTERM} {
 		t.Run(signal.String(), func(t *testing.T) {
@@ -94,11 +94,11 @@ func TestHolderKilled(t *testing.T) {
 			apply(t, f, blocks(block)...)
 			first := f.Status().Holder
 			killHolder(t, first, signal)
-			strangersTry(t)
+			checkProtected(t)
 			changed(t, f)
 			waitHolder(t, f, first)
 			wantHeld(t, f, block)
-			strangersTry(t)
+			checkProtected(t)
 		})
 	}
 }
@@ -139,13 +139,13 @@ func TestBothKilled(t *testing.T) {
 			if flags := tableFlags(t, c.Table); flags != nft.Owner|nft.Persist {
 				t.Errorf("the table that was adopted has the flags %#x", flags)
 			}
-			strangersTry(t)
+			checkProtected(t)
 		})
 	}
 }
 
-// Both die and a stranger flushes: that is the window there is. The next server
-// begins with an empty table, and is told by Held.
+// Both die and another program flushes the ruleset: the remaining window. The next
+// server starts with an empty table, which Held reports.
 func TestBothKilledAndFlushed(t *testing.T) {
 	t.Parallel()
 	testkit.EnterNetNS(t)
@@ -160,11 +160,11 @@ func TestBothKilledAndFlushed(t *testing.T) {
 	apply(t, f, blocks(block)...)
 	t.Logf("fenced again %v after the next server began", time.Since(began).Round(time.Millisecond))
 	wantHeld(t, f, block)
-	strangersTry(t)
+	checkProtected(t)
 }
 
-// The next server is for other ports: the rules are made anew, and what was held
-// is held in every moment.
+// The next server is for other ports: the rules are recreated, and the blocks
+// stay in force without a gap.
 func TestOtherPortsWithoutAWindow(t *testing.T) {
 	t.Parallel()
 	testkit.EnterNetNS(t)
@@ -247,7 +247,7 @@ func TestCloseLiftsNoFence(t *testing.T) {
 	apply(t, f, blocks(block)...)
 	holder := f.Status().Holder
 	testkit.Must(t, f.Close(t.Context()))
-	strangersTry(t)
+	checkProtected(t)
 	if again := open(t, c); again.Status().Holder != holder {
 		t.Errorf("the holder is process %d, not %d", again.Status().Holder, holder)
 	}

@@ -274,7 +274,7 @@ func setUpClient(h hosts) error {
 	return nil
 }
 
-// visit tries several times: it may take the interfaces a moment to be ready.
+// visit tries several times: the interfaces need a moment to be ready.
 func visit(h hosts, o order) error {
 	var err error
 	for range 5 {

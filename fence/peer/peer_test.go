@@ -38,7 +38,7 @@ const via = "csi.example.com"
 type storage struct {
 	driver   *fencetest.Driver
 	endpoint string
-	files    mutualtls.Files // of who asks
+	files    mutualtls.Files // of the caller
 	stop     func()
 }
 
@@ -86,7 +86,7 @@ func TestOwners(t *testing.T) {
 	}
 	for i, c := range s.driver.Calls("FenceClusterNetwork") {
 		if text := fmt.Sprint(c); strings.Contains(text, "s3cr3t") || len(c.Secrets) != 0 {
-			t.Errorf("call %d tells %s", i, text)
+			t.Errorf("call %d contains %s", i, text)
 		}
 	}
 	want := fencetest.Call{Method: "FenceClusterNetwork", CIDRs: []string{"198.51.100.0/24"}, Parameters: map[string]string{
@@ -103,7 +103,7 @@ func TestOwners(t *testing.T) {
 	lists(p, one, one.Blocks...)
 	lists(p, two, two.Blocks...)
 	lists(other, one)
-	testkit.WantError(t, "Unfence", other.Unfence(ctx, one), errs.Precondition, "somebody else")
+	testkit.WantError(t, "Unfence", other.Unfence(ctx, one), errs.Precondition, "another owner")
 	testkit.WantError(t, "Unfence", p.Unfence(ctx, req(nil, "192.0.2.0/24")), errs.Precondition)
 	if err := errors.Join(p.Unfence(ctx, two), p.Unfence(ctx, one), p.Unfence(ctx, one)); err != nil {
 		t.Error(err)
@@ -171,7 +171,7 @@ func TestStrangeList(t *testing.T) {
 	for _, text := range []string{"192.0.2.7/24", "cidr:192.0.2.7:0/32", ""} {
 		s.driver.Answer(text)
 		_, err := p.List(t.Context(), request.Owner(nil))
-		testkit.WantError(t, "the error", err, errs.Unavailable, "cannot be relied on")
+		testkit.WantError(t, "the error", err, errs.Unavailable, "returned an invalid block")
 		if errors.Is(err, errs.Invalid) {
 			t.Errorf("%v is taken for a refusal", err)
 		}
@@ -281,7 +281,7 @@ func TestOurOwnServer(t *testing.T) {
 	}
 	testkit.WantError(t, "Unfence", p.Unfence(t.Context(), first), errs.Precondition, "of another")
 	if e.unfenced[0].Owner.Digest != got.Owner.Digest {
-		t.Error("unfenced as somebody else")
+		t.Error("unfenced as another owner")
 	}
 	if held, err := p.List(t.Context(), first.Owner); !slices.Equal(held, first.Blocks) || err != nil || e.owner == nil || e.owner.Digest != got.Owner.Digest {
 		t.Errorf("%v, %v, of %+v", held, err, e.owner)
@@ -296,12 +296,12 @@ func TestWrongPeers(t *testing.T) {
 		t.Errorf("%s at %s", p.Name(), p.Endpoint())
 	}
 	for says, spoil := range map[string]func(*peer.Config){
-		"no name for a peer": func(c *peer.Config) { c.Name = "storage b" },
-		"letters, digits":    func(c *peer.Config) { c.Name = "" },
-		"has no name":        func(c *peer.Config) { c.Via = "" },
-		"no port":            func(c *peer.Config) { c.Target.Endpoint = "storage-b" },
-		"mutual TLS":         func(c *peer.Config) { c.Target.TLS = mutualtls.Files{} },
-		"expired":            func(c *peer.Config) { c.Target.TLS = a.Files(t, testkit.Expired, "controller") },
+		"invalid peer name": func(c *peer.Config) { c.Name = "storage b" },
+		"letters, digits":   func(c *peer.Config) { c.Name = "" },
+		"has no name":       func(c *peer.Config) { c.Via = "" },
+		"no port":           func(c *peer.Config) { c.Target.Endpoint = "storage-b" },
+		"mutual TLS":        func(c *peer.Config) { c.Target.TLS = mutualtls.Files{} },
+		"expired":           func(c *peer.Config) { c.Target.TLS = a.Files(t, testkit.Expired, "controller") },
 	} {
 		c := good
 		spoil(&c)

@@ -56,7 +56,7 @@ func TestOwners(t *testing.T) {
 	want := []Request{{Owner: a, Blocks: blocks[:1]}, {Owner: b, Blocks: blocks[:2]}}
 	testkit.Diff(t, "Owners(now, blocks[:2])", want, Owners(now, blocks[:2]), cmpopts.EquateComparable(netip.Prefix{}))
 	if got := Owners(now, prefixList(t, "10.0.0.0/25")); got != nil {
-		t.Errorf("of a block that nobody has just so: %v", got)
+		t.Errorf("of a block without a record: %v", got)
 	}
 }
 

@@ -61,7 +61,7 @@ type record struct {
 type model struct{ records []*record }
 
 // find returns the record of a block and owner; one that is absent when there
-// is none.
+// does not exist.
 func (m *model) find(block netip.Prefix, owner volume.FenceOwner) *record {
 	for _, r := range m.records {
 		if r.block == block && r.owner.Digest == owner.Digest {
@@ -205,13 +205,13 @@ func (p *pair) step(real func([]volume.Fence, Request, time.Time) []volume.Fence
 		before := slices.Clone(p.now)
 		after := real(p.now, req, at)
 		if !same(before, p.now) {
-			t.Fatalf("the list that was given changed to %v", told(p.now))
+			t.Fatalf("the list that was given changed to %v", phases(p.now))
 		}
 		checkOthers(t, before, after, req.Owner)
 		model(req, at)
 		p.now = after
 		if again := real(p.now, req, at.Add(time.Hour)); !same(again, p.now) {
-			t.Fatalf("a repeat changes %v to %v", told(p.now), told(again))
+			t.Fatalf("a repeat changes %v to %v", phases(p.now), phases(again))
 		}
 	}
 }
@@ -221,10 +221,10 @@ func (p *pair) unfence(t *rapid.T) {
 	before, area := slices.Clone(p.now), p.m.area()
 	after, err := Unfence(p.now, req, at)
 	if refused := p.m.refused(req); refused != (err != nil) {
-		t.Fatalf("unfence %v of %s in %v: got %v, the model refuses: %t", req.Blocks, req.Owner.Digest, told(p.now), err, refused)
+		t.Fatalf("unfence %v of %s in %v: got %v, the model refuses: %t", req.Blocks, req.Owner.Digest, phases(p.now), err, refused)
 	}
 	if !same(before, p.now) {
-		t.Fatalf("the list that was given changed to %v", told(p.now))
+		t.Fatalf("the list that was given changed to %v", phases(p.now))
 	}
 	if err != nil {
 		return
@@ -237,7 +237,7 @@ func (p *pair) unfence(t *rapid.T) {
 	checkOthers(t, before, after, req.Owner)
 	p.now = after
 	if again, err := Unfence(p.now, req, at.Add(time.Hour)); err != nil || !same(again, p.now) {
-		t.Fatalf("a repeat changes %v to %v, %v", told(p.now), told(again), err)
+		t.Fatalf("a repeat changes %v to %v, %v", phases(p.now), phases(again), err)
 	}
 	if _, err := Unfence(Forget(p.now, req, at), req, at); err != nil {
 		t.Fatalf("a repeat of what was answered is refused: %v", err)
@@ -275,11 +275,11 @@ func sameRecord(a, b volume.Fence) bool {
 	return Compare(a, b) == 0 && a.Phase == b.Phase && a.Since.Equal(b.Since) && a.Force == b.Force && slices.Equal(a.Owner.Keys, b.Owner.Keys)
 }
 
-// checkOthers holds that nobody opens what another has closed.
+// checkOthers checks that no owner lifts another owner's fence.
 func checkOthers(t *rapid.T, before, after []volume.Fence, owner volume.FenceOwner) {
 	for _, f := range before {
 		if f.Owner.Digest != owner.Digest && f.Denies() && !slices.ContainsFunc(after, func(g volume.Fence) bool { return sameRecord(f, g) }) {
-			t.Fatalf("%s changed %v", owner.Digest, told([]volume.Fence{f}))
+			t.Fatalf("%s changed %v", owner.Digest, phases([]volume.Fence{f}))
 		}
 	}
 }
@@ -333,7 +333,7 @@ func TestOverlapping(t *testing.T) {
 		want := slices.ContainsFunc(list, func(f volume.Fence) bool { return f.Denies() && f.Block.Overlaps(p) })
 		f, got := newDenyIndex(list, func(volume.Fence) bool { return true }).overlapping(p)
 		if got != want || got && !(f.Denies() && f.Block.Overlaps(p)) {
-			t.Fatalf("%s in %v: got %v %t, want %t", p, told(list), f, got, want)
+			t.Fatalf("%s in %v: got %v %t, want %t", p, phases(list), f, got, want)
 		}
 	})
 }

@@ -54,8 +54,8 @@ func recorded(lines ...string) []volume.Fence {
 	return list
 }
 
-// told is a list as recorded reads it.
-func told(list []volume.Fence) []string {
+// phases is a list as recorded reads it.
+func phases(list []volume.Fence) []string {
 	var lines []string
 	for _, f := range list {
 		lines = append(lines, f.Owner.Digest[:1]+" "+string(f.Phase)+" "+f.Block.String())
@@ -117,7 +117,7 @@ func TestFenceKeepsForce(t *testing.T) {
 		t.Error("force of a later call is not recorded")
 	}
 	lifting := testkit.Value(Unfence(now, req, late))(t)
-	if anew := Fence(lifting, req, late); anew[0].Force {
+	if again := Fence(lifting, req, late); again[0].Force {
 		t.Error("force of a fence that is being lifted is kept for a new one")
 	}
 }
@@ -152,7 +152,7 @@ func TestUnfenceRefuses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			now := recorded(c.now...)
-			next, err := Unfence(now, askOf(anna, c.ask...), late)
+			next, err := Unfence(now, askOf(anna, c.req...), late)
 			if len(c.want) == 0 {
 				if err != nil {
 					t.Errorf("refused: %v", err)
@@ -160,7 +160,7 @@ func TestUnfenceRefuses(t *testing.T) {
 				return
 			}
 			if !errors.Is(err, errs.Precondition) || next != nil {
-				t.Fatalf("got %v, %v; want it refused", told(next), err)
+				t.Fatalf("got %v, %v; want it refused", phases(next), err)
 			}
 			for _, words := range c.want {
 				if !strings.Contains(err.Error(), words) {
@@ -171,12 +171,12 @@ func TestUnfenceRefuses(t *testing.T) {
 	}
 }
 
-// An unfence that was answered may be repeated for as long as nobody else has
+// An unfence that was answered can be repeated until another owner has
 // fenced the place since; after one that left another's fence, also then.
 func TestForgetKeepsWhatARepeatNeeds(t *testing.T) {
 	now := recorded("a lifting 10.0.0.0/24", "a lifting 10.0.1.0/24", "b fenced 10.0.0.7/32")
 	now = Forget(now, askOf(anna, "10.0.0.0/24", "10.0.1.0/24"), late)
-	if diff := cmp.Diff([]string{"a lifted 10.0.0.0/24", "b fenced 10.0.0.7/32"}, told(now)); diff != "" {
+	if diff := cmp.Diff([]string{"a lifted 10.0.0.0/24", "b fenced 10.0.0.7/32"}, phases(now)); diff != "" {
 		t.Fatal(diff)
 	}
 	if _, err := Unfence(now, askOf(anna, "10.0.0.0/24", "10.0.1.0/24"), late); err != nil {
@@ -184,12 +184,12 @@ func TestForgetKeepsWhatARepeatNeeds(t *testing.T) {
 	}
 	now = testkit.Value(Unfence(now, askOf(berta, "10.0.0.7/32"), late))(t)
 	if now = Forget(now, askOf(berta, "10.0.0.7/32"), late); len(now) != 0 {
-		t.Errorf("left on record: %v", told(now))
+		t.Errorf("left on record: %v", phases(now))
 	}
 	// Two that are lifted together do not keep each other.
 	now = recorded("a lifting 10.0.0.0/24", "a lifting 10.0.0.7/32")
 	if now = Forget(now, askOf(anna, "10.0.0.0/24", "10.0.0.7/32"), late); len(now) != 0 {
-		t.Errorf("left on record: %v", told(now))
+		t.Errorf("left on record: %v", phases(now))
 	}
 }
 

@@ -54,7 +54,7 @@ func TestContains(t *testing.T) {
 		}
 	}
 	if !All().IsAll() || s.IsAll() || All().String() != "all" {
-		t.Error("all traffic is not told from some")
+		t.Error("all traffic equals some traffic")
 	}
 }
 

@@ -28,7 +28,7 @@ func fenceRequest(blocks ...string) *addons.FenceClusterNetworkRequest {
 }
 
 // checkError holds that an error is of kind Invalid and says something; want
-// is empty when there must be none.
+// is empty when no error is expected.
 func checkError(t *testing.T, err error, want, format string, args ...any) {
 	t.Helper()
 	switch about := fmt.Sprintf(format, args...); {
@@ -68,11 +68,11 @@ func TestAskRefuses(t *testing.T) {
 		t.Errorf("%d blocks: %v", MaxBlocks, err)
 	}
 	for want, blocks := range map[string][]string{
-		"cidrs is empty: name at least one block":                                        nil,
-		"cidrs[0]: the block is empty":                                                   {""},
-		`cidrs[1]: "x" is no block`:                                                      {"192.0.2.7", "x"},
-		`cidrs[0]: "192.0.2.7/24" has bits`:                                              {"192.0.2.7/24", "192.0.2.9"},
-		"write 10.1.0.0/16 for the block, or 10.1.2.3/32 for that one address; cidrs[2]": {"10.1.2.3/16", "192.0.2.9", "10.1.2.4/16"},
+		"cidrs is empty: specify at least one block":                                       nil,
+		"cidrs[0]: the block is empty":                                                     {""},
+		`cidrs[1]: "x" is no block`:                                                        {"192.0.2.7", "x"},
+		`cidrs[0]: "192.0.2.7/24" has bits`:                                                {"192.0.2.7/24", "192.0.2.9"},
+		"write 10.1.0.0/16 for the block, or 10.1.2.3/32 for the single address; cidrs[2]": {"10.1.2.3/16", "192.0.2.9", "10.1.2.4/16"},
 		"; and 12 more": slices.Repeat([]string{"wrong"}, 20),
 		"cidrs holds 65537 blocks, at most 65536": many,
 	} {
@@ -90,7 +90,7 @@ func TestAskRefuses(t *testing.T) {
 func TestList(t *testing.T) {
 	for _, m := range []map[string]string{nil, {}, {ForceParameter: "true"}} {
 		if owner, err := List(&addons.ListClusterFenceRequest{Parameters: m}); err != nil || owner != nil {
-			t.Errorf("%v: got %v, %v; want everybody's", m, owner, err)
+			t.Errorf("%v: got %v, %v; want all owners", m, owner, err)
 		}
 	}
 	m := map[string]string{"clusterID": "one"}
@@ -131,7 +131,7 @@ func TestFingerprintAndKeys(t *testing.T) {
 	}
 }
 
-// FuzzFence reads requests as they may come over the wire.
+// FuzzFence reads requests as they can arrive over the network.
 func FuzzFence(f *testing.F) {
 	for _, r := range []*addons.FenceClusterNetworkRequest{
 		{}, fenceRequest("192.0.2.7", "2001:db8::/64"), fenceRequest("192.0.2.7/24", ""), {Cidrs: []*addons.CIDR{{}}},
@@ -188,10 +188,10 @@ func TestParameters(t *testing.T) {
 		{map[string]string{"clusterID": "x", "": "y", "force": "what it means there"}, ""},
 		{map[string]string{ForceParameter: "true"}, ""},
 		{map[string]string{ForceParameter: "false"}, ""},
-		{map[string]string{ForceParameter: "yes"}, `parameters[fence.cleat.dev/force] is "yes": it takes true or false`},
-		{map[string]string{ForceParameter: ""}, "it takes true or false"},
-		{map[string]string{ForceParameter: "True"}, "it takes true or false"},
-		{map[string]string{"fence.cleat.dev/forec": "true"}, `there is no parameter "fence.cleat.dev/forec"; did you mean fence.cleat.dev/force?`},
+		{map[string]string{ForceParameter: "yes"}, `parameters[fence.cleat.dev/force] is "yes": it must be true or false`},
+		{map[string]string{ForceParameter: ""}, "it must be true or false"},
+		{map[string]string{ForceParameter: "True"}, "it must be true or false"},
+		{map[string]string{"fence.cleat.dev/forec": "true"}, `unknown parameter "fence.cleat.dev/forec"; did you mean fence.cleat.dev/force?`},
 		{map[string]string{"Fence.cleat.dev/Force": "true"}, "did you mean fence.cleat.dev/force?"},
 		{map[string]string{"fence.cleat.dev/ownr": "true"}, "did you mean fence.cleat.dev/owner?"},
 		{map[string]string{"fence.cleat.dev/something-else": "true"}, "those that begin with fence.cleat.dev/ are"},
@@ -202,7 +202,7 @@ func TestParameters(t *testing.T) {
 		{map[string]string{ViaParameter: ""}, "parameters[fence.cleat.dev/via] is empty"},
 		{map[string]string{ForceParameter: "1", ViaParameter: ""}, "true or false; parameters[fence.cleat.dev/via]"},
 		{map[string]string{"k": strings.Repeat("v", maxMap-1)}, ""},
-		{map[string]string{"k": strings.Repeat("v", maxMap)}, "parameters holds 4097 bytes"},
+		{map[string]string{"k": strings.Repeat("v", maxMap)}, "parameters has 4097 bytes"},
 	} {
 		// All four calls take the same parameters.
 		cidrs := []*addons.CIDR{{Cidr: "192.0.2.7"}}
@@ -234,7 +234,7 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// Different sets have different owners, however keys and values are cut.
+// Different sets have different owners, however keys and values are split.
 func TestOwnersDiffer(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		word := rapid.StringMatching(`[ab1:]{0,4}`)
@@ -260,7 +260,7 @@ func TestCheckReach(t *testing.T) {
 	for blocks, want := range map[string]string{
 		"192.0.2.11":                 "",
 		"192.0.2.11 2001:db8:1::/48": "",
-		"192.0.2.10":                 "192.0.2.10/32 covers 192.0.2.10, an address of this server or of a peer; nothing was fenced. Leave it out, or insist with the parameter fence.cleat.dev/force=true",
+		"192.0.2.10":                 "192.0.2.10/32 covers 192.0.2.10, an address of this server or of a peer; nothing was fenced. Remove the block, or force it with the parameter fence.cleat.dev/force=true",
 		"192.0.2.0/24":               "192.0.2.0/24 covers 192.0.2.10",
 		"198.51.100.1":               "covers 198.51.100.1",
 		"203.0.113.1 192.0.2.0/28":   "192.0.2.0/28 covers 192.0.2.10",
@@ -269,11 +269,11 @@ func TestCheckReach(t *testing.T) {
 		"::1":                        "covers ::1",
 		"127.0.0.53":                 "127.0.0.53/32 covers 127.0.0.53",
 		"126.0.0.0/7":                "126.0.0.0/7 covers 127.0.0.1",
-		"0.0.0.0/0":                  "the blocks together are 0.0.0.0/0, which is everybody and this server too",
-		"::/0":                       "the blocks together are ::/0",
-		"0.0.0.0/1 128.0.0.0/1":      "the blocks together are 0.0.0.0/0",
-		"0.0.0.0/0 ::/0":             "0.0.0.0/0, which is everybody and this server too; the blocks together are ::/0",
-		"128.0.0.0/1 0.0.0.0/2 64.0.0.0/3 96.0.0.0/3": "the blocks together are 0.0.0.0/0",
+		"0.0.0.0/0":                  "the blocks together cover 0.0.0.0/0, which is all clients and this server too",
+		"::/0":                       "the blocks together cover ::/0",
+		"0.0.0.0/1 128.0.0.0/1":      "the blocks together cover 0.0.0.0/0",
+		"0.0.0.0/0 ::/0":             "0.0.0.0/0, which is all clients and this server too; the blocks together cover ::/0",
+		"128.0.0.0/1 0.0.0.0/2 64.0.0.0/3 96.0.0.0/3": "the blocks together cover 0.0.0.0/0",
 	} {
 		req := testkit.Value(Fence(fenceRequest(strings.Fields(blocks)...)))(t)
 		checkError(t, CheckReach(req, Network{Own: own}), want, "%s", blocks)
@@ -300,18 +300,18 @@ func TestCheckReachIsBounded(t *testing.T) {
 	checkError(t, CheckReach(req, Network{Own: own}), "and 92 more; nothing was fenced", "all own")
 }
 
-// TestCheckReachOfNobody: a fence that can match no client is a slip, and not a
+// TestCheckReachOfNonClients: a fence that can match no client is a slip, and not a
 // fence that holds.
-func TestCheckReachOfNobody(t *testing.T) {
+func TestCheckReachOfNonClients(t *testing.T) {
 	network := Network{Broadcast: []netip.Addr{netip.MustParseAddr("10.0.1.255")}} // of 10.0.0.0/23
 	for block, want := range map[string]string{
-		"255.255.255.255":    "255.255.255.255/32 is a broadcast address, from which no client sends; nothing was fenced",
+		"255.255.255.255":    "255.255.255.255/32 is a broadcast address, which is never a source address; nothing was fenced",
 		"255.255.255.254/31": "",
 		"0.0.0.0/8":          "0.0.0.0/8 is in 0.0.0.0/8",
 		"0.1.2.3":            "0.1.2.3/32 is in 0.0.0.0/8",
 		"0.0.0.0/7":          "",
-		"::10.77.0.2":        "::a4d:2/128 is an IPv4 address in the old form ::a.b.c.d",
-		"::/96":              "::/96 is an IPv4 address in the old form",
+		"::10.77.0.2":        "::a4d:2/128 is an IPv4 address in the deprecated form ::a.b.c.d",
+		"::/96":              "::/96 is an IPv4 address in the deprecated form",
 		"::1":                "", // loopback, which this network does not list
 		"::/64":              "",
 		"10.0.1.255":         "10.0.1.255/32 is a broadcast address",

@@ -15,16 +15,16 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// cutShort ends a connection with a reset, as a client's machine does when it
-// has started anew.
-func cutShort(t *testing.T, conn *net.TCPConn) {
+// abort ends a connection with a reset, as a client's machine does when it
+// was restarted.
+func abort(t *testing.T, conn *net.TCPConn) {
 	t.Helper()
 	testkit.Must(t, conn.SetLinger(0))
 	testkit.Must(t, conn.Close())
 }
 
 // A connection that broke off before the fence is in no list of the kernel's,
-// but a server that hangs may still read what it sent.
+// but a server that hangs can still read what it sent.
 func TestConnectionThatBrokeOff(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})
@@ -41,17 +41,17 @@ func TestConnectionThatBrokeOff(t *testing.T) {
 		hanging.expect(t, "accepted")
 		send(t, conn, 1000)
 		live := servedBy(t, s, 1, block)
-		cutShort(t, conn)
+		abort(t, conn)
 		found := servedBy(t, s, 1, block)
 		if found[0] != live[0] {
 			t.Errorf("after the reset: %+v, want %+v", found[0], live[0])
 		}
 		unfinished(t, s, found, "still open in "+hanging.String())
-		hanging.tell(t, "read")
+		hanging.send(t, "read")
 		if got := hanging.expect(t, "got"); !strings.HasPrefix(got, "1000 ") {
 			t.Errorf("the server read %s: the test shows nothing", got)
 		}
-		hanging.tell(t, "close")
+		hanging.send(t, "close")
 		hanging.expect(t, "closed")
 		testkit.Must(t, end(t, s, 30*time.Second, found))
 		if left := sessions(t, s, block); len(left) != 0 {
@@ -61,27 +61,27 @@ func TestConnectionThatBrokeOff(t *testing.T) {
 	}
 }
 
-// The process that listed a connection before anybody accepted it has ended;
-// the next one still finds who has it, though it has broken off.
+// The process that listed a connection before it was accepted has ended;
+// the next one still finds the process that has it open.
 func TestAcceptedUnseen(t *testing.T) {
 	namespace(t)
-	deaf := start(t, "deaf", serverV4)
+	idle := start(t, "idle", serverV4)
 	conn := connect(t, clientV4, serverV4)
 	send(t, conn, 1000)
 	found := want(t, open(t, Config{}), 1, clientV4+"/32")
 	if inodeOf(found[0]) != 0 {
 		t.Fatalf("%+v", found)
 	}
-	deaf.tell(t, "accept")
-	deaf.expect(t, "accepted")
-	cutShort(t, conn)
-	anew := open(t, Config{})
-	unfinished(t, anew, found, "still open in "+deaf.String())
-	deaf.tell(t, "read")
-	deaf.expect(t, "got")
-	deaf.tell(t, "close")
-	deaf.expect(t, "closed")
-	testkit.Must(t, end(t, anew, 30*time.Second, found))
+	idle.send(t, "accept")
+	idle.expect(t, "accepted")
+	abort(t, conn)
+	again := open(t, Config{})
+	unfinished(t, again, found, "still open in "+idle.String())
+	idle.send(t, "read")
+	idle.expect(t, "got")
+	idle.send(t, "close")
+	idle.expect(t, "closed")
+	testkit.Must(t, end(t, again, 30*time.Second, found))
 }
 
 // drop keeps packets from the client away from the server, as a fence does.
@@ -124,7 +124,7 @@ func TestHalfOpenConnection(t *testing.T) {
 	s := open(t, Config{})
 	start(t, "echo", serverV4, serverV6)
 	for client, server := range map[string]string{clientV4: serverV4, clientV6: serverV6} {
-		// The client never hears of the server's answer.
+		// The client never receives the server's answer.
 		drop(t, server)
 		beginConnection(t, client, server)
 		block := client + "/32"
@@ -154,16 +154,16 @@ func TestSocketThatItsServerClosed(t *testing.T) {
 	hanging.expect(t, "accepted")
 	found := servedBy(t, s, 1, clientV4+"/32")
 	testkit.Must(t, conn.CloseWrite())
-	hanging.tell(t, "read")
+	hanging.send(t, "read")
 	hanging.expect(t, "got 0 <nil>")
 	drop(t, clientV4)
-	hanging.tell(t, "close")
+	hanging.send(t, "close")
 	hanging.expect(t, "closed")
 	if orphans := closedByServer(t, s); orphans != 1 {
 		t.Fatalf("%d sockets wait for the client: the test shows nothing", orphans)
 	}
 	if listed := sessions(t, s, clientV4+"/32"); len(listed) != 0 {
-		t.Errorf("nobody can read from it: %v", listed)
+		t.Errorf("listed, though no process can read from it: %v", listed)
 	}
 	testkit.Must(t, end(t, s, 30*time.Second, found))
 	if orphans := closedByServer(t, s); orphans != 0 {
@@ -188,9 +188,9 @@ func TestThreeThousandSessions(t *testing.T) {
 	s := open(t, Config{})
 	start(t, "echo", serverV4, serverV6)
 	const each = 1500
-	var cut []*net.TCPConn
+	var conns []*net.TCPConn
 	for range each {
-		cut = append(cut, connect(t, clientV4, serverV4), connect(t, clientV6, serverV6))
+		conns = append(conns, connect(t, clientV4, serverV4), connect(t, clientV6, serverV6))
 	}
 	kept := connect(t, otherV4, serverV4)
 	both := []string{clientV4 + "/32", clientV6 + "/128"}
@@ -201,7 +201,7 @@ func TestThreeThousandSessions(t *testing.T) {
 	if left := sessions(t, s, both...); len(left) != 0 {
 		t.Errorf("after End: %d", len(left))
 	}
-	for _, conn := range cut {
+	for _, conn := range conns {
 		reset(t, conn)
 	}
 	alive(t, kept)
@@ -231,7 +231,7 @@ func TestChurn(t *testing.T) {
 			switch (i + n) % 4 {
 			case 0:
 				found = append(found, sessions(t, s, clientV4+"/32")...)
-				cutShort(t, conn)
+				abort(t, conn)
 			case 1:
 				testkit.Must(t, conn.CloseWrite())
 			case 2:

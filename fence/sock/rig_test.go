@@ -23,7 +23,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// serverMode tells the test binary to be a storage server.
+// serverMode makes the test binary a storage server.
 const serverMode = "CLEAT_TEST_SOCK_SERVER"
 
 func TestMain(m *testing.M) {
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 }
 
 // The addresses of the rig's namespace. Clients and servers are in the same
-// one: it is the address that tells them apart.
+// one: they differ in the address.
 const (
 	serverV4, clientV4, otherV4 = "10.9.0.1", "10.9.0.2", "10.9.1.3"
 	serverV6, clientV6, otherV6 = "fd09::1", "fd09::2", "fd09::1:3"
@@ -98,7 +98,7 @@ func (s *server) String() string {
 	return fmt.Sprintf("%s (process %d)", filepath.Base(os.Args[0]), s.PID())
 }
 
-func (s *server) tell(t *testing.T, word string) {
+func (s *server) send(t *testing.T, word string) {
 	t.Helper()
 	testkit.Value(fmt.Fprintln(s.stdin, word))(t)
 }
@@ -184,8 +184,8 @@ func end(t *testing.T, s *Sockets, within time.Duration, all []volume.Session) e
 	return s.End(ctx, all)
 }
 
-// unfinished has End try, for longer each time, until it tells that it still
-// waits for something: a machine that stalls may end a short try before its
+// unfinished has End try, for longer each time, until it reports what it
+// waits for: a machine that stalls can end a short try before its
 // first look. It fails when End ends otherwise.
 func unfinished(t *testing.T, s *Sockets, all []volume.Session, what string) {
 	t.Helper()
@@ -193,7 +193,7 @@ func unfinished(t *testing.T, s *Sockets, all []volume.Session, what string) {
 		err := end(t, s, within, all)
 		switch {
 		case !errors.Is(err, errs.Unavailable):
-			t.Fatalf("End: %v; want it to wait, and to tell of %q", err, what)
+			t.Fatalf("End: %v; want it to wait for %q", err, what)
 		case strings.Contains(err.Error(), what):
 			return
 		case within > 30*time.Second:
@@ -202,7 +202,7 @@ func unfinished(t *testing.T, s *Sockets, all []volume.Session, what string) {
 	}
 }
 
-// reset fails unless the server's side has cut the connection.
+// reset fails unless the server's side has reset the connection.
 func reset(t *testing.T, conn *net.TCPConn) {
 	t.Helper()
 	testkit.Must(t, conn.SetReadDeadline(time.Now().Add(testkit.Timeout)))

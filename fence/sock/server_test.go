@@ -12,12 +12,12 @@ import (
 )
 
 // serve is a storage server of one kind. It listens on all given addresses,
-// says "ready", and does what standard input tells.
+// says "ready", and follows commands on standard input.
 //
 //	echo   answers each byte
-//	deaf   accepts nothing until told, then is as "hang"
-//	hang   accepts one connection and reads nothing until told "read"; then it
-//	       says how many bytes it got, and closes when told "close"
+//	idle   accepts nothing until a command, then is as "hang"
+//	hang   accepts one connection and reads nothing until "read"; then it
+//	       says how many bytes it got, and closes on "close"
 //	child  accepts one connection, hands it to a child and closes its own
 //	lost   accepts one connection and keeps it where no descriptor shows it
 func serve(mode string, listen []string) error {
@@ -38,7 +38,7 @@ func serve(mode string, listen []string) error {
 		commands.Scan()
 		return nil
 	}
-	if mode == "deaf" {
+	if mode == "idle" {
 		commands.Scan()
 	}
 	conn, err := listeners[0].Accept()

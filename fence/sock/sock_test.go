@@ -81,11 +81,11 @@ func TestEnd(t *testing.T) {
 		clientV6: {otherV6, serverV6, "/128"},
 	} {
 		block := client + c.bits
-		cut, kept := connect(t, client, c.server), connect(t, c.other, c.server)
-		alive(t, cut)
+		fenced, kept := connect(t, client, c.server), connect(t, c.other, c.server)
+		alive(t, fenced)
 		found := servedBy(t, s, 1, block)
 		testkit.Must(t, end(t, s, 30*time.Second, found))
-		reset(t, cut)
+		reset(t, fenced)
 		alive(t, kept)
 		if left := sessions(t, s, block); len(left) != 0 {
 			t.Errorf("after End: %v", left)
@@ -105,17 +105,17 @@ func TestMappedAddresses(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})
 	start(t, "echo", "::")
-	cut, kept := connect(t, clientV4, serverV4), connect(t, clientV6, serverV6)
-	alive(t, cut)
+	fenced, kept := connect(t, clientV4, serverV4), connect(t, clientV6, serverV6)
+	alive(t, fenced)
 	found := servedBy(t, s, 1, clientV4+"/32")
-	if got := found[0].Client.String(); got != cut.LocalAddr().String() {
-		t.Errorf("the client is %s, want %v", got, cut.LocalAddr())
+	if got := found[0].Client.String(); got != fenced.LocalAddr().String() {
+		t.Errorf("the client is %s, want %v", got, fenced.LocalAddr())
 	}
 	if mapped := sessions(t, s, "::ffff:0:0/96"); len(mapped) != 0 {
 		t.Errorf("under mapped addresses: %v", mapped)
 	}
 	testkit.Must(t, end(t, s, 30*time.Second, found))
-	reset(t, cut)
+	reset(t, fenced)
 	alive(t, kept)
 }
 
@@ -125,64 +125,64 @@ func TestServerThatHangs(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})
 	hanging := start(t, "hang", serverV4)
-	cut := connect(t, clientV4, serverV4)
+	fenced := connect(t, clientV4, serverV4)
 	hanging.expect(t, "accepted")
 	const bytes = 50000
-	send(t, cut, bytes)
+	send(t, fenced, bytes)
 	found := servedBy(t, s, 1, clientV4+"/32")
 	holder := hanging.String()
 	unfinished(t, s, found, holder)
-	reset(t, cut)
+	reset(t, fenced)
 	// The kernel no longer lists it.
 	if left := sessions(t, s, clientV4+"/32"); len(left) != 1 || left[0].ID != found[0].ID || left[0].Holder != found[0].Holder || !strings.HasPrefix(left[0].Holder, holder+" as descriptor ") {
 		t.Errorf("while the server holds the socket: %v, want %v", left, found)
 	}
-	// The fence server is started anew in between: the kernel knows nothing of
+	// The fence server is restarted in between: the kernel knows nothing of
 	// the connection any more, but the server does.
-	anew := open(t, Config{})
-	unfinished(t, anew, found, holder)
-	hanging.tell(t, "read")
+	again := open(t, Config{})
+	unfinished(t, again, found, holder)
+	hanging.send(t, "read")
 	if got := hanging.expect(t, "got"); !strings.HasPrefix(got, fmt.Sprint(bytes)) {
 		t.Errorf("the server read %s bytes, want the %d that had arrived", got, bytes)
 	}
-	unfinished(t, anew, found, holder) // read is not closed
-	hanging.tell(t, "close")
-	testkit.Must(t, end(t, anew, 30*time.Second, found))
+	unfinished(t, again, found, holder) // read is not closed
+	hanging.send(t, "close")
+	testkit.Must(t, end(t, again, 30*time.Second, found))
 	hanging.expect(t, "closed")
 }
 
 // A connection that waits to be accepted is left alone until it is: its bytes
-// would be read later by somebody who is not known yet.
+// would be read later by a process that is not known yet.
 func TestServerThatDoesNotAccept(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})
-	deaf := start(t, "deaf", serverV4)
-	cut := connect(t, clientV4, serverV4)
-	send(t, cut, 1000)
+	idle := start(t, "idle", serverV4)
+	fenced := connect(t, clientV4, serverV4)
+	send(t, fenced, 1000)
 	found := want(t, s, 1, clientV4+"/32")
-	if inodeOf(found[0]) != 0 || !strings.Contains(found[0].Holder, "accepted by "+deaf.String()) {
+	if inodeOf(found[0]) != 0 || !strings.Contains(found[0].Holder, "accepted by "+idle.String()) {
 		t.Errorf("%+v", found[0])
 	}
 	unfinished(t, s, found, "no server has accepted")
-	testkit.Must(t, cut.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
-	if _, err := cut.Read(make([]byte, 1)); !isTimeout(err) {
-		t.Errorf("the connection was cut before anybody accepted it: %v", err)
+	testkit.Must(t, fenced.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	if _, err := fenced.Read(make([]byte, 1)); !isTimeout(err) {
+		t.Errorf("the connection was reset before it was accepted: %v", err)
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- end(t, s, 20*time.Second, found) }()
-	deaf.tell(t, "accept")
-	deaf.expect(t, "accepted")
-	reset(t, cut)
+	idle.send(t, "accept")
+	idle.expect(t, "accepted")
+	reset(t, fenced)
 	select {
 	case err := <-ended:
 		t.Errorf("End returned %v while the server could still read", err)
 	case <-time.After(100 * time.Millisecond):
 	}
-	deaf.tell(t, "read")
-	if got := deaf.expect(t, "got"); !strings.HasPrefix(got, "1000 ") {
+	idle.send(t, "read")
+	if got := idle.expect(t, "got"); !strings.HasPrefix(got, "1000 ") {
 		t.Errorf("the server read %s, want what had arrived", got)
 	}
-	deaf.tell(t, "close")
+	idle.send(t, "close")
 	testkit.Must(t, <-ended)
 	if left := sessions(t, s, clientV4+"/32"); len(left) != 0 {
 		t.Errorf("after End: %v", left)
@@ -198,15 +198,15 @@ func isTimeout(err error) bool {
 func TestServerIsKilled(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})
-	for _, mode := range []string{"deaf", "hang"} {
+	for _, mode := range []string{"idle", "hang"} {
 		victim := start(t, mode, serverV4)
-		cut := connect(t, clientV4, serverV4)
-		send(t, cut, 1000)
+		fenced := connect(t, clientV4, serverV4)
+		send(t, fenced, 1000)
 		found := want(t, s, 1, clientV4+"/32")
 		if mode == "hang" {
 			found = servedBy(t, s, 1, clientV4+"/32")
 		}
-		waitsFor := map[string]string{"deaf": "no server has accepted", "hang": victim.String()}
+		waitsFor := map[string]string{"idle": "no server has accepted", "hang": victim.String()}
 		unfinished(t, s, found, waitsFor[mode])
 		victim.Kill()
 		testkit.Must(t, end(t, s, 30*time.Second, found))
@@ -227,30 +227,30 @@ func TestChildHoldsTheSocket(t *testing.T) {
 	// A new program has its name a moment after it began.
 	found := wantWhich(t, s, 1, func(one volume.Session) bool { return strings.HasPrefix(one.Holder, child) }, clientV4+"/32")
 	unfinished(t, s, found, child)
-	parent.tell(t, "kill")
+	parent.send(t, "kill")
 	parent.expect(t, "killed")
 	testkit.Must(t, end(t, s, 30*time.Second, found))
 }
 
-// A socket that is nobody's open file is that of a server in the kernel, as far
+// A socket that no process has open is that of a server in the kernel, as far
 // as can be seen.
 func TestKernelTargets(t *testing.T) {
 	namespace(t)
 	refusing, allowing := open(t, Config{}), open(t, Config{KernelTargets: true})
 	kernel := start(t, "lost", serverV4)
-	cut := connect(t, clientV4, serverV4)
+	fenced := connect(t, clientV4, serverV4)
 	kernel.expect(t, "accepted")
 	kernel.expect(t, "lost")
 	found := want(t, refusing, 1, clientV4+"/32")
 	if inodeOf(found[0]) == 0 || found[0].Holder != noVisibleProcess {
 		t.Errorf("%+v", found[0])
 	}
-	if err := end(t, refusing, 30*time.Second, found); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), cut.LocalAddr().String()) {
+	if err := end(t, refusing, 30*time.Second, found); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), fenced.LocalAddr().String()) {
 		t.Errorf("without leave: %v", err)
 	}
 	want(t, refusing, 1, clientV4+"/32") // untouched
 	testkit.Must(t, end(t, allowing, 30*time.Second, found))
-	reset(t, cut)
+	reset(t, fenced)
 	if left := sessions(t, allowing, clientV4+"/32"); len(left) != 0 {
 		t.Errorf("after End: %v", left)
 	}
@@ -296,7 +296,7 @@ func FuzzIdentity(f *testing.F) {
 }
 
 // A client that speaks MPTCP, which Go's servers allow by default, loses its path
-// at once, but the kernel does not tell the server soon. So End waits for it.
+// at once, but the kernel does not notify the server soon. So End waits for it.
 func TestMultipath(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})
@@ -306,7 +306,7 @@ func TestMultipath(t *testing.T) {
 	conn := testkit.Value(dialer.DialContext(context.WithoutCancel(t.Context()), "tcp", net.JoinHostPort(serverV4, "4420")))(t)
 	defer conn.Close()
 	if is, err := conn.(*net.TCPConn).MultipathTCP(); err != nil || !is {
-		t.Fatalf("the connection is none of MPTCP: %v, %v", is, err)
+		t.Fatalf("the connection does not use MPTCP: %v, %v", is, err)
 	}
 	alive(t, conn.(*net.TCPConn))
 	found := servedBy(t, s, 1, clientV4+"/32")

@@ -49,7 +49,7 @@ func newPool(t *testing.T) pool {
 		all := testkit.Value(loop.List(context.Background()))(p.t)
 		for _, d := range all {
 			if name, _, err := loop.BackingName(d); err == nil && strings.HasPrefix(name, dir+"/") {
-				t.Errorf("left behind: %s on %s", d.Path, name)
+				t.Errorf("left over: %s on %s", d.Path, name)
 				_ = loop.Detach(context.Background(), d)
 			}
 		}
@@ -104,7 +104,7 @@ func (p pool) refused(err, kind error, word string) {
 	}
 }
 
-// TestTwoLoopsAreRefused: a second device made by somebody else would show
+// TestTwoLoopsAreRefused: a second device of another program would show
 // other data.
 func TestTwoLoopsAreRefused(t *testing.T) {
 	p := newPool(t)

@@ -122,7 +122,7 @@ func TestForeignLocator(t *testing.T) {
 		t.Errorf("a node without its pool reports %q", got)
 	}
 	other := newRig(t)
-	here.refused(d.onNode(other).stage(), codes.FailedPrecondition, d.context["pool"], "it holds pool")
+	here.refused(d.onNode(other).stage(), codes.FailedPrecondition, d.context["pool"], "contains pool")
 	testkit.Must(here, d.remove())
 }
 

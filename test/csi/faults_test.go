@@ -199,7 +199,7 @@ func TestMeddling(t *testing.T) {
 		d.holdsFile("x", 1, 4096)
 		testkit.Must(r, unix.Unmount(d.target, 0))
 		testkit.Must(r, os.WriteFile(filepath.Join(d.target, "precious"), nil, 0o600))
-		r.refused(d.unpublish(), codes.FailedPrecondition, "the directory holds files")
+		r.refused(d.unpublish(), codes.FailedPrecondition, "the directory contains files")
 		testkit.Must(r, os.Remove(filepath.Join(d.target, "precious")))
 		testkit.Must(r, d.unpublish())
 	})

@@ -288,8 +288,8 @@ func TestSecondServiceIsRefused(t *testing.T) {
 		flags []string
 		words string
 	}{
-		{nil, "uses the same state"},
-		{[]string{"--state-dir", filepath.Join(s.machine.Dir, "other")}, "a server with another state directory has it"},
+		{nil, "with the same state directory"},
+		{[]string{"--state-dir", filepath.Join(s.machine.Dir, "other")}, "it belongs to a server with another state directory"},
 	} {
 		v := testkit.Value(serve.Begin(s.machine, cleat, nil, append([]string{"--ports", "4420,3260,10809"}, c.flags...)...))(t)
 		code, err := v.Wait(patience)

@@ -129,7 +129,7 @@ func growsOnline(t *testing.T) bool {
 // ext4Waits looks at an ext4 whose device has grown and that cannot follow.
 func (s *space) ext4Waits() {
 	s.Helper()
-	s.conditioned("ext4", corev1.PersistentVolumeClaimNodeResizeError, "the block device has 134217728 bytes now; the ext4 file system grows at the next stage", "CAP_SYS_RESOURCE")
+	s.conditioned("ext4", corev1.PersistentVolumeClaimNodeResizeError, "the block device has been expanded to 134217728 bytes; this process has no permission to expand the mounted ext4 file system", "CAP_SYS_RESOURCE")
 	s.sized("user", "/ext4", 64*mib)
 	if size := s.fileOf("ext4").Size(); size != 128*mib {
 		s.Errorf("the file has %d bytes", size)

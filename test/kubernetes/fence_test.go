@@ -96,8 +96,8 @@ func (a *addons) refusedFences() {
 	a.Helper()
 	a.Cleanup(func() { a.remove("networkfence", "wrong") })
 	for block, message := range map[string]string{
-		"192.0.2.0/24": "192.0.2.0/24 covers 192.0.2.1, an address of this server or of a peer; nothing was fenced. Leave it out, or insist with the parameter fence.cleat.dev/force=true",
-		"192.0.2.7/24": "write 192.0.2.0/24 for the block, or 192.0.2.7/32 for that one address",
+		"192.0.2.0/24": "192.0.2.0/24 covers 192.0.2.1, an address of this server or of a peer; nothing was fenced. Remove the block, or force it with the parameter fence.cleat.dev/force=true",
+		"192.0.2.7/24": "write 192.0.2.0/24 for the block, or 192.0.2.7/32 for the single address",
 	} {
 		a.networkFence("wrong", "server", "Fenced", "Failed", message, block)
 		a.remove("networkfence", "wrong")
