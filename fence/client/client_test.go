@@ -147,7 +147,7 @@ func TestTargets(t *testing.T) {
 	files := mutualtls.Files{Cert: "/c", Key: "/k", CA: "/a"}
 	for endpoint, says := range map[string]string{
 		"": "empty", "relative/fence.sock": "relative", "unix://relative.sock": "three slashes", "unix:///a/../b": "clean", "unix:///": "directory",
-		"tcp://storage-a:9070": `by "tcp"`, "https://storage-a": `by "https"`, "storage-a": "no port", "storage-a:": "port", ":9070": "host",
+		"tcp://storage-a:9070": `scheme "tcp"`, "https://storage-a": `scheme "https"`, "storage-a": "no port", "storage-a:": "port", ":9070": "host",
 		"storage-a:http": "port", "storage-a:0": "port", "storage-a:65536": "port", "2001:db8::7:9070": "brackets", "sto rage:9070": "host",
 		"storage-a\n:9070": "host", "-a:9070": "host", "[::1%]:9070": "host",
 	} {
@@ -158,8 +158,8 @@ func TestTargets(t *testing.T) {
 	}
 	testkit.WantError(t, "the error", client.Target{Endpoint: "storage-a:9070"}.Check(), errs.Invalid, "mutual TLS")
 	testkit.WantError(t, "the error", client.Target{Endpoint: "storage-a:9070", TLS: files}.Check(), errs.Invalid, "/c", "no such file")
-	testkit.WantError(t, "the error", client.Target{Endpoint: "/run/fence.sock", TLS: files}.Check(), errs.Invalid, "no TLS", "HOST:PORT")
-	testkit.WantError(t, "the error", client.Target{Endpoint: "/run/fence.sock", ServerName: "x"}.Check(), errs.Invalid, "no TLS")
+	testkit.WantError(t, "the error", client.Target{Endpoint: "/run/fence.sock", TLS: files}.Check(), errs.Invalid, "does not use TLS", "HOST:PORT")
+	testkit.WantError(t, "the error", client.Target{Endpoint: "/run/fence.sock", ServerName: "x"}.Check(), errs.Invalid, "does not use TLS")
 	for _, good := range []string{"/run/fence.sock", "unix:/run/fence.sock", "unix:///run/fence.sock"} {
 		if err := (client.Target{Endpoint: good}).Check(); err != nil {
 			t.Error(err)

@@ -55,7 +55,7 @@ func TestTLS(t *testing.T) {
 	untrusted.CA = good.CA
 	c := open(t, client.Target{Endpoint: endpoint, TLS: untrusted, Patience: soon})
 	_, err := c.Probe(testkit.Context(t))
-	refused(err, "refuses")
+	refused(err, "rejected")
 	cert, key := ours.Issue(t, nil, "controller")
 	testkit.ReplaceFile(t, untrusted.Cert, cert, 0o644)
 	testkit.ReplaceFile(t, untrusted.Key, key, 0o600)

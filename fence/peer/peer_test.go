@@ -298,7 +298,7 @@ func TestWrongPeers(t *testing.T) {
 	for says, spoil := range map[string]func(*peer.Config){
 		"invalid peer name": func(c *peer.Config) { c.Name = "storage b" },
 		"letters, digits":   func(c *peer.Config) { c.Name = "" },
-		"has no name":       func(c *peer.Config) { c.Via = "" },
+		"Via, the name of the forwarding driver":       func(c *peer.Config) { c.Via = "" },
 		"no port":           func(c *peer.Config) { c.Target.Endpoint = "storage-b" },
 		"mutual TLS":        func(c *peer.Config) { c.Target.TLS = mutualtls.Files{} },
 		"expired":           func(c *peer.Config) { c.Target.TLS = a.Files(t, testkit.Expired, "controller") },
