@@ -164,7 +164,7 @@ func TestLocatorsWithLists(t *testing.T) {
 	other := own
 	other.NQN += "b"
 	r.Locator = other
-	n.refused(n.Stage(t.Context(), r), errs.Invalid, "not that of volume")
+	n.refused(n.Stage(t.Context(), r), errs.Invalid, "does not belong to volume")
 	// Its own gets past the comparison, as far as a node without NVMe goes.
 	r.Locator = own
 	n.refused(n.Stage(t.Context(), r), errs.Unsupported, "nvme")

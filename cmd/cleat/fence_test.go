@@ -89,7 +89,7 @@ func TestFenceParametersAndSecrets(t *testing.T) {
 	}
 	r.says(t, "CIDR\n", "list", "-p", "clusterID=b")
 	r.says(t, "CIDR\n192.0.2.7/32\n", append(args, "list")...)
-	r.refuses(t, []string{"not unfenced", "FailedPrecondition", "somebody else"}, "rm", "192.0.2.7")
+	r.refuses(t, []string{"not unfenced", "FailedPrecondition", "another owner"}, "rm", "192.0.2.7")
 	r.driver.Before(func(_ context.Context, c fencetest.Call) error {
 		return status.Errorf(codes.Unauthenticated, "%v are wrong", c.Secrets)
 	})

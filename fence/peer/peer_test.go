@@ -296,12 +296,12 @@ func TestWrongPeers(t *testing.T) {
 		t.Errorf("%s at %s", p.Name(), p.Endpoint())
 	}
 	for says, spoil := range map[string]func(*peer.Config){
-		"invalid peer name": func(c *peer.Config) { c.Name = "storage b" },
-		"letters, digits":   func(c *peer.Config) { c.Name = "" },
-		"Via, the name of the forwarding driver":       func(c *peer.Config) { c.Via = "" },
-		"no port":           func(c *peer.Config) { c.Target.Endpoint = "storage-b" },
-		"mutual TLS":        func(c *peer.Config) { c.Target.TLS = mutualtls.Files{} },
-		"expired":           func(c *peer.Config) { c.Target.TLS = a.Files(t, testkit.Expired, "controller") },
+		"invalid peer name":                      func(c *peer.Config) { c.Name = "storage b" },
+		"letters, digits":                        func(c *peer.Config) { c.Name = "" },
+		"Via, the name of the forwarding driver": func(c *peer.Config) { c.Via = "" },
+		"no port":                                func(c *peer.Config) { c.Target.Endpoint = "storage-b" },
+		"mutual TLS":                             func(c *peer.Config) { c.Target.TLS = mutualtls.Files{} },
+		"expired":                                func(c *peer.Config) { c.Target.TLS = a.Files(t, testkit.Expired, "controller") },
 	} {
 		c := good
 		spoil(&c)

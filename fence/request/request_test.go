@@ -70,10 +70,10 @@ func TestAskRefuses(t *testing.T) {
 	for want, blocks := range map[string][]string{
 		"cidrs is empty: specify at least one block":                                       nil,
 		"cidrs[0]: the block is empty":                                                     {""},
-		`cidrs[1]: "x" is not a CIDR`:                                                        {"192.0.2.7", "x"},
-		`cidrs[0]: "192.0.2.7/24" has host bits`:                                                {"192.0.2.7/24", "192.0.2.9"},
+		`cidrs[1]: "x" is not a CIDR`:                                                      {"192.0.2.7", "x"},
+		`cidrs[0]: "192.0.2.7/24" has host bits`:                                           {"192.0.2.7/24", "192.0.2.9"},
 		"write 10.1.0.0/16 for the block, or 10.1.2.3/32 for the single address; cidrs[2]": {"10.1.2.3/16", "192.0.2.9", "10.1.2.4/16"},
-		"; and 12 more": slices.Repeat([]string{"wrong"}, 20),
+		"; and 12 more":                         slices.Repeat([]string{"wrong"}, 20),
 		"cidrs has 65537 blocks, at most 65536": many,
 	} {
 		_, err := Fence(fenceRequest(blocks...))

@@ -225,7 +225,7 @@ func TestPool(t *testing.T) {
 	_, err = file.New(filepath.Join(p.dir, "volumes")).Attach(t.Context(), v, node.Use{})
 	p.refused(err, errs.Precondition, "is not on this machine")
 	_, err = file.New(p.path("none")).Held(t.Context())
-	p.refused(err, errs.Unavailable, "no pool")
+	p.refused(err, errs.Unavailable, "open the pool")
 	for _, dir := range []string{p.path("none"), filepath.Join(p.dir, "volumes")} {
 		if view, err := file.New(dir).Inspect(t.Context(), v); err != nil || view.Presence != node.Unreachable || view.Problem == nil {
 			t.Errorf("Inspect without the pool: %+v, %v", view, err)
