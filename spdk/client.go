@@ -141,7 +141,7 @@ func (c *Client) Call(ctx context.Context, method string, params, result any) er
 	c.metrics.call(method, took, err)
 	log := c.config.Logger.With("method", method, "duration", took)
 	if err != nil {
-		log.DebugContext(ctx, "The SPDK process did not do what it was asked", "error", err)
+		log.DebugContext(ctx, "The SPDK process did not do what it was asked", "err", err)
 		return err
 	}
 	log.DebugContext(ctx, "The SPDK process answered")

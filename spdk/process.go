@@ -122,7 +122,7 @@ func (c *Client) adopt(s *slot, raw net.Conn, identity string) (*conn, error) {
 	c.readers.Go(func() {
 		why := conn.read(newFrames(raw, c.config.MaxAnswer), c.config.Logger.Debug)
 		if !errors.Is(why, errClosed) {
-			c.config.Logger.Info("The connection to the SPDK process is lost", "socket", c.config.Socket, "error", why)
+			c.config.Logger.Info("The connection to the SPDK process is lost", "socket", c.config.Socket, "err", why)
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()

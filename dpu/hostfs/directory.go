@@ -103,6 +103,6 @@ func removeEmpty(log *slog.Logger, target string) {
 	switch err := unix.Rmdir(target); {
 	case err == nil, errors.Is(err, unix.ENOENT):
 	default:
-		log.Warn("a mount point stays", "path", target, "error", err)
+		log.Warn("a mount point stays", "path", target, "err", err)
 	}
 }

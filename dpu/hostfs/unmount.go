@@ -81,7 +81,7 @@ func (m *Mounts) unmountRemote(ctx context.Context, target string, e mount.Entry
 			return look
 		case !mounted:
 			if err != nil { // the kernel tidies up behind the mount point that is gone
-				m.log.Warn("unmounted, but the file system has not let go in time", "path", target, "source", e.Source, "error", err)
+				m.log.Warn("unmounted, but the file system has not let go in time", "path", target, "source", e.Source, "err", err)
 			}
 			return nil
 		case err == nil:

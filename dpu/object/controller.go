@@ -77,7 +77,7 @@ func (m *Maker) attachFirst(ctx context.Context, o plan.Object, attaching Attach
 		case err == nil:
 			if len(failed) > 0 {
 				m.config.Logger.WarnContext(ctx, "Not every path to the subsystem could be attached; the volume is served by another, and they will be tried again",
-					"subsystem", o.Controller.SubNQN, "by", path, "error", errors.Join(failed...))
+					"subsystem", o.Controller.SubNQN, "by", path, "err", errors.Join(failed...))
 			}
 			return bdevs, nil
 		case errors.Is(err, spdk.OtherName), errors.Is(err, spdk.Unanswered), errors.Is(err, ErrTaken):

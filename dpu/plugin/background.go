@@ -117,7 +117,7 @@ func forEach[T any](all []T, work func(T) (done bool)) (complete bool) {
 
 // removeLeft removes what an earlier call left of the device of a volume.
 func (p *Plugin) removeLeft(ctx context.Context, volumeID string) (done bool) {
-	_, err := op.Do(ctx, p.ops, op.Request{Keys: []string{volumeID}, What: "taking back"}, func(ctx context.Context) (string, error) {
+	_, err := op.Do(ctx, p.ops, op.Request{Keys: []string{volumeID}, What: "cleanup"}, func(ctx context.Context) (string, error) {
 		d, known := p.table.Device(volumeID)
 		if !known || d.Phase == table.Made { // a call removed it, or created it again
 			return "", nil
@@ -129,7 +129,7 @@ func (p *Plugin) removeLeft(ctx context.Context, volumeID string) (done bool) {
 	if err == nil {
 		delete(p.left, volumeID)
 	} else if !errors.Is(err, errs.Busy) && ctx.Err() == nil && setReason(p.left, volumeID, err) {
-		p.log.WarnContext(ctx, "device cannot be removed yet, will retry", "volume", volumeID, "error", err)
+		p.log.WarnContext(ctx, "device cannot be removed yet, will retry", "volume", volumeID, "err", err)
 	}
 	return err == nil
 }
@@ -156,21 +156,21 @@ func (p *Plugin) removeUnused(ctx context.Context, o table.Object, process strin
 		if err == nil {
 			delete(p.stuck, o.ID)
 		} else if setReason(p.stuck, o.ID, err) {
-			p.log.WarnContext(ctx, "unused object cannot be removed yet, will retry", "object", o.ID.String(), "error", err)
+			p.log.WarnContext(ctx, "unused object cannot be removed yet, will retry", "object", o.ID.String(), "err", err)
 		}
 	}
 	return forgettable && err == nil
 }
 
-// setReason records why something is left, and reports whether the reason is
-// another one than before and so to be logged.
+// setReason records why a removal failed, and reports whether the reason is new
+// and must be logged.
 func setReason[K comparable](reasons map[K]error, key K, err error) (changed bool) {
 	before := reasons[key]
 	reasons[key] = err
 	return before == nil || before.Error() != err.Error()
 }
 
-// backoff is when the paths of a controller are tried again.
+// backoff is the pause before the paths of a controller are attached again.
 type backoff struct {
 	until time.Time
 	pause time.Duration
@@ -192,8 +192,8 @@ func (p *Plugin) attachMissingPaths(ctx context.Context, backoffs map[plan.ID]ba
 	}
 }
 
-// attachMissing attaches the paths that a controller lacks; done: it has all now,
-// or does not exist.
+// attachMissing attaches the missing paths of a controller. done: all paths are
+// attached, or the controller does not exist.
 func (p *Plugin) attachMissing(ctx context.Context, o table.Object) (done bool) {
 	unlock, err := p.lock(ctx, o.Object)
 	if err != nil {
@@ -210,7 +210,7 @@ func (p *Plugin) attachMissing(ctx context.Context, o table.Object) (done bool) 
 		p.answered(ctx, o)
 	}
 	if err != nil && ctx.Err() == nil {
-		p.log.WarnContext(ctx, "A path to a subsystem is still missing", "subsystem", o.Controller.SubNQN, "error", err)
+		p.log.WarnContext(ctx, "path to subsystem still missing, will retry", "subsystem", o.Controller.SubNQN, "err", err)
 	}
 	return err == nil
 }

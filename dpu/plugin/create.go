@@ -20,16 +20,18 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Create creates the device of a volume and returns its name; an existing device
-// is kept. A failed call is rolled back. ErrUnserved: the SNAP process does not
+// Create creates the device of a volume and returns its name. It is idempotent,
+// and a failed call is rolled back. ErrUnserved: the SNAP process does not
 // support the volume mode.
 func (p *Plugin) Create(ctx context.Context, q request.Create) (string, error) {
-	// The fingerprint has no contexts: a retry with other ones is for the same device.
+	// A retry with other contexts is for the same device, so the fingerprint
+	// leaves them out.
 	return p.bounded(ctx, op.Request{
 		Keys: []string{q.Volume}, Fingerprint: fmt.Sprint("CreateDevice ", q.Mode, q.Modes), What: "CreateDevice",
 	}, func(ctx context.Context) (string, error) {
 		name, err := p.create(ctx, q)
-		// A DeleteDevice can come too late to stop this call, and deletes the device next.
+		// DeleteDevice can come too late to cancel this call; it then deletes
+		// the device next.
 		if cause := context.Cause(ctx); err == nil && errors.Is(cause, op.ErrUndone) {
 			err = errs.Errorf(errs.Busy, "CreateDevice: %w", cause)
 		}
@@ -38,8 +40,8 @@ func (p *Plugin) Create(ctx context.Context, q request.Create) (string, error) {
 }
 
 func (p *Plugin) create(ctx context.Context, q request.Create) (string, error) {
-	var left error           // why an earlier device of the volume is not removed
-	var pending *attachError // the reason, if it is that
+	var left error           // why an earlier device of the volume is not removed yet
+	var pending *attachError // set if the reason is an unanswered attach
 	if d, known := p.table.Device(q.Volume); known {
 		held, err := p.reuse(ctx, d, q)
 		if err != nil {
@@ -49,7 +51,7 @@ func (p *Plugin) create(ctx context.Context, q request.Create) (string, error) {
 			return d.Name, nil
 		}
 		if err := p.removeDevice(ctx, d); err != nil {
-			left = fmt.Errorf("volume %s: what is left of its device has to be removed first: %w", q.Volume, err)
+			left = fmt.Errorf("volume %s: its left-over device must be removed first: %w", q.Volume, err)
 			if !errors.As(err, &pending) {
 				return "", left
 			}
@@ -63,7 +65,7 @@ func (p *Plugin) create(ctx context.Context, q request.Create) (string, error) {
 		return "", fmt.Errorf("volume_mode %s: %w", q.Mode, ErrUnserved)
 	}
 	if keys := q.Misspelt(); len(keys) > 0 {
-		p.log.WarnContext(ctx, "context keys are not read, and may be misspelt", "volume", q.Volume, "keys", keys)
+		p.log.WarnContext(ctx, "ignored context keys, possibly misspelled", "volume", q.Volume, "keys", keys)
 	}
 	if err := q.Locate(); err != nil {
 		return "", err
@@ -80,27 +82,27 @@ func (p *Plugin) create(ctx context.Context, q request.Create) (string, error) {
 	return p.make(ctx, q, planned)
 }
 
-// reuse reports whether SNAP still holds the recorded device, and returns an error
-// if q is for another one.
+// reuse reports whether SNAP still holds the recorded device. A request with
+// other modes is an error.
 func (p *Plugin) reuse(ctx context.Context, d table.Device, q request.Create) (held bool, err error) {
 	switch {
-	case d.Phase != table.Made: // not finished by an earlier call
+	case d.Phase != table.Made: // interrupted or failed
 		return false, nil
 	case d.Mode != q.Mode:
-		return false, errs.Errorf(errs.Precondition, "volume %s has a device with volume_mode %s, and is asked for with %s: delete the device first", q.Volume, d.Mode, q.Mode)
+		return false, errs.Errorf(errs.Precondition, "volume %s already has a device with volume_mode %s, but volume_mode %s is requested: delete the device first", q.Volume, d.Mode, q.Mode)
 	case !slices.Equal(d.Modes, q.Modes):
-		return false, errs.Errorf(errs.Precondition, "volume %s has a device with access_modes %s, and is asked for with %s: delete the device first", q.Volume, modeNames(d.Modes), modeNames(q.Modes))
+		return false, errs.Errorf(errs.Precondition, "volume %s already has a device with access_modes %s, but access_modes %s are requested: delete the device first", q.Volume, modeNames(d.Modes), modeNames(q.Modes))
 	}
 	held, err = p.stillHeld(ctx, d, q)
 	if keys := d.Contexts.Differing(q.Contexts); held && len(keys) > 0 {
-		p.log.WarnContext(ctx, "CreateDevice came with other contexts than those that the device was made with; it is kept as it is",
-			"volume", d.Volume, "device", d.Name, "differ", keys)
+		p.log.WarnContext(ctx, "contexts differ from those of the existing device, which is kept unchanged",
+			"volume", d.Volume, "device", d.Name, "keys", keys)
 	}
 	return held, err
 }
 
-// checkIdentity returns an error for a namespace with another UUID than the volume
-// had before: it can hold other data.
+// checkIdentity returns an error for a namespace whose UUID differs from the
+// one recorded for the volume: it can hold other data.
 func (p *Plugin) checkIdentity(q request.Create, uuid string) error {
 	before := p.table.Identity(q.Volume)
 	if before == "" || uuid == "" || uuid == before {
@@ -112,7 +114,7 @@ func (p *Plugin) checkIdentity(q request.Create, uuid string) error {
 	if a, ok := q.Access.(access.NVMe); ok && a.AcceptUUIDChange {
 		return nil
 	}
-	return errs.Errorf(errs.Precondition, "volume %s: the namespace has UUID %s, and had UUID %s before: it was replaced, or its target gave it another one at a restart; delete the device, or set acceptUuidChange to true in the volume context if it holds the volume's data", q.Volume, uuid, before)
+	return errs.Errorf(errs.Precondition, "volume %s: the namespace has UUID %s, but had UUID %s before: it was replaced, or its target assigned a new UUID at a restart. Delete the device, or set acceptUuidChange to true in the volume context if the namespace holds the volume's data", q.Volume, uuid, before)
 }
 
 func modeNames(modes []storagev1.AccessMode) (names []string) {
@@ -123,7 +125,8 @@ func modeNames(modes []storagev1.AccessMode) (names []string) {
 }
 
 // stillHeld reports whether SNAP still holds a device. A failed controller is
-// reconnected; if that fails it is an error, since a host can use the device.
+// reconnected; if that fails, the result is an error, since a host can be using
+// the device.
 func (p *Plugin) stillHeld(ctx context.Context, d table.Device, q request.Create) (bool, error) {
 	state, err := p.look(ctx, d)
 	if err == nil && state.UUID != "" {
@@ -131,13 +134,13 @@ func (p *Plugin) stillHeld(ctx context.Context, d table.Device, q request.Create
 	}
 	if err != nil || !state.Failed {
 		if err == nil && !state.Held {
-			p.log.WarnContext(ctx, "SNAP does not hold the device any more; it is made again", "volume", d.Volume, "device", d.Name, "why", state.Why)
+			p.log.WarnContext(ctx, "device not found in SNAP, creating it again", "volume", d.Volume, "device", d.Name, "why", state.Why)
 		}
 		return state.Held, err
 	}
 	o, known := p.shown(d)
 	if !known || o.Foreign || o.As != "" {
-		return false, errs.Errorf(errs.Precondition, "volume %s: %s, and it was not attached by this plugin: reset it with bdev_nvme_reset_controller", d.Volume, state.Why)
+		return false, errs.Errorf(errs.Precondition, "volume %s: %s; this plugin did not attach the controller: reset it with bdev_nvme_reset_controller", d.Volume, state.Why)
 	}
 	unlock, err := p.lock(ctx, o.Object)
 	if err != nil {
@@ -168,8 +171,8 @@ func (p *Plugin) make(ctx context.Context, q request.Create, planned plan.Device
 	if err != nil {
 		return "", err
 	}
-	// The objects are not locked, so other volumes of the subsystem do not wait for
-	// this namespace. They are not removed, since the record of d needs them.
+	// The objects are not locked: a slow namespace must not block other volumes
+	// of the subsystem. The record of d keeps the objects from being removed.
 	made, err := p.findDevice(ctx, d, planned.Choice, got.bdevs)
 	if err == nil {
 		err = p.checkIdentity(q, made.Namespace.UUID)
@@ -182,13 +185,14 @@ func (p *Plugin) make(ctx context.Context, q request.Create, planned plan.Device
 		return "", p.rollBack(ctx, d, err, p.removeDevice)
 	}
 	crashpoint.Hit("dpu-create.committed")
-	p.log.InfoContext(ctx, "The device is made", "volume", made.Volume, "device", made.Name, "mode", made.Mode, "kind", planned.Shown().Kind)
+	p.log.InfoContext(ctx, "device created", "volume", made.Volume, "device", made.Name, "mode", made.Mode, "kind", planned.Shown().Kind)
 	return made.Name, nil
 }
 
-// intent returns the record of an object before it is created for d; first: it is
-// not recorded as ours yet. An object that other volumes use keeps their paths. An
-// attach is recorded when it is sent; an earlier unanswered one stays on record.
+// intent returns the record of an object before it is created for d. first: the
+// object is not yet recorded as this plugin's. An object that other volumes use
+// keeps their paths. An attach is recorded when it is sent; an earlier
+// unanswered attach stays on record.
 func (p *Plugin) intent(ctx context.Context, o plan.Object, d table.Device) (next table.Object, first bool) {
 	have, known := p.table.Object(o.ID)
 	if !slices.ContainsFunc(p.table.Users(o.ID), func(v string) bool { return v != d.Volume }) {
@@ -210,7 +214,7 @@ func (p *Plugin) intent(ctx context.Context, o plan.Object, d table.Device) (nex
 		}
 	}
 	if !sameSettings(*have.Controller, *o.Controller) {
-		p.log.WarnContext(ctx, "The subsystem is attached with other settings than this volume asks for; they stay as they are", "subsystem", have.Controller.SubNQN, "controller", o.Name)
+		p.log.WarnContext(ctx, "subsystem already attached with other settings, which are kept", "subsystem", have.Controller.SubNQN, "controller", o.Name)
 	}
 	return have, false
 }
@@ -222,10 +226,10 @@ func sameSettings(a, b plan.ControllerSpec) bool {
 		a.DHChap == b.DHChap && a.DHChapCtrlr == b.DHChapCtrlr && a.TLS == b.TLS
 }
 
-// created is what is known once the objects of a device exist.
+// created is the result of creating the objects of a device.
 type created struct {
 	bdevs  []string      // of the controller that was attached
-	spared []plan.Object // existed before, and are not removed if the device is not made
+	spared []plan.Object // existed before; kept if the call fails
 }
 
 // makeObjects records the objects, creates them in their order, and records the
@@ -272,7 +276,7 @@ func (p *Plugin) makeObject(ctx context.Context, volumeID string, o *table.Objec
 		foreign := *o
 		foreign.Foreign = true
 		if err := p.table.PutObject(context.WithoutCancel(ctx), foreign); err != nil {
-			p.log.ErrorContext(ctx, "object that existed before cannot be recorded as foreign", "object", o.ID.String(), "error", err)
+			p.log.ErrorContext(ctx, "object that existed before cannot be recorded as foreign", "object", o.ID.String(), "err", err)
 		}
 	}
 	if err != nil {
@@ -311,8 +315,9 @@ func (p *Plugin) shown(d table.Device) (table.Object, bool) {
 	return p.table.Object(d.Objects[len(d.Objects)-1])
 }
 
-// commit records a device as made, unless SNAP was restarted. The device then owns
-// the spared objects, and what NVIDIA's sample plugin attached for its volume.
+// commit records a device as created, unless SNAP was restarted meanwhile. The
+// device then owns the spared objects, and the controller that NVIDIA's sample
+// plugin attached for its volume.
 func (p *Plugin) commit(ctx context.Context, d table.Device, spared []plan.Object) error {
 	unlock, err := p.lock(ctx, spared...)
 	if err != nil {
@@ -324,7 +329,7 @@ func (p *Plugin) commit(ctx context.Context, d table.Device, spared []plan.Objec
 		return err
 	}
 	if process != d.Process {
-		return errs.Errorf(errs.Unavailable, "volume %s: SNAP was restarted while the device was made: ask again", d.Volume)
+		return errs.Errorf(errs.Unavailable, "volume %s: SNAP was restarted while the device was created: retry", d.Volume)
 	}
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -347,18 +352,18 @@ func (p *Plugin) commit(ctx context.Context, d table.Device, spared []plan.Objec
 // rollBack removes what a failed call created, and returns the error of the call.
 func (p *Plugin) rollBack(ctx context.Context, d table.Device, why error, remove func(context.Context, table.Device) error) error {
 	if errors.Is(context.Cause(ctx), op.ErrClosed) {
-		return why // the next start does it
+		return why // the next start removes it
 	}
 	if err := remove(context.WithoutCancel(ctx), d); err != nil {
 		p.leave(ctx, d.Volume, err)
-		return errors.Join(why, fmt.Errorf("and it could not be taken back yet: %w", err))
+		return errors.Join(why, fmt.Errorf("roll-back failed, will retry: %w", err))
 	}
 	return why
 }
 
-// leave leaves the device of a volume to the cleanup.
+// leave leaves the left-over device of a volume to the cleanup.
 func (p *Plugin) leave(ctx context.Context, volumeID string, why error) {
-	p.log.WarnContext(ctx, "device not removed, will retry", "volume", volumeID, "error", why)
+	p.log.WarnContext(ctx, "device not removed, will retry", "volume", volumeID, "err", why)
 	p.mu.Lock()
 	p.left[volumeID] = why
 	p.mu.Unlock()

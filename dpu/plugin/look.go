@@ -11,10 +11,10 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Get returns the device of a volume, if SNAP holds it now. ErrAbsent: it does
-// not, or was restarted since: the host's function is dead then, and only
-// CreateDevice and a new exposure bring it back. While SNAP is slow, Get repeats
-// its last answer for Grace: one error makes the node driver replay the
+// Get returns the device of a volume. ErrAbsent: SNAP does not hold the device,
+// or was restarted since; the host's function is dead then, and only
+// CreateDevice and a new exposure restore it. While SNAP is slow, Get repeats
+// its last result for up to Grace: one error makes the node driver replay the
 // attachment.
 func (p *Plugin) Get(ctx context.Context, r request.Device) (table.Device, error) {
 	d, known := p.table.Device(r.Volume)
@@ -27,7 +27,7 @@ func (p *Plugin) Get(ctx context.Context, r request.Device) (table.Device, error
 	switch {
 	case err != nil && asking.Err() != nil && ctx.Err() == nil && p.wasHeld(d):
 		p.stale.Inc()
-		p.log.WarnContext(ctx, "SNAP is slow; GetDevice answers what it last saw", "volume", d.Volume, "device", d.Name, "error", err)
+		p.log.WarnContext(ctx, "SNAP is slow, GetDevice returns last known device", "volume", d.Volume, "device", d.Name, "err", err)
 		return d, nil
 	case err != nil:
 		return table.Device{}, fmt.Errorf("volume %s: %w", d.Volume, err)
@@ -45,11 +45,11 @@ func (p *Plugin) look(ctx context.Context, d table.Device) (object.State, error)
 		return object.State{}, err
 	}
 	if process != d.Process {
-		return object.State{Why: "SNAP was restarted since device " + d.Name + " was made"}, nil
+		return object.State{Why: "SNAP was restarted since device " + d.Name + " was created"}, nil
 	}
 	o, known := p.shown(d)
 	if !known {
-		return object.State{}, errs.Errorf(errs.Internal, "there is no record of %s, which device %s is made of", d.Objects[len(d.Objects)-1], d.Name)
+		return object.State{}, errs.Errorf(errs.Internal, "%s, an object of device %s, is not on record", d.Objects[len(d.Objects)-1], d.Name)
 	}
 	return p.objects.Look(ctx, object.Shown{Name: d.Name, Namespace: d.Namespace, Object: o.Object, As: o.As})
 }
@@ -60,8 +60,8 @@ func (p *Plugin) recordHeld(d table.Device) {
 	p.held[d.Volume] = lastHeld{process: d.Process, at: time.Now()}
 }
 
-// wasHeld reports whether SNAP held a device within Grace, and was not restarted
-// since as far as is known.
+// wasHeld reports whether SNAP held a device within Grace, and is not known to
+// have been restarted since.
 func (p *Plugin) wasHeld(d table.Device) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -69,13 +69,13 @@ func (p *Plugin) wasHeld(d table.Device) bool {
 	return ok && g.process == p.process && time.Since(g.at) < p.config.Grace
 }
 
-// List returns a page of the devices of the SNAP process that was met last, and
+// List returns a page of the devices of the last known SNAP process, and
 // whether there are more.
 func (p *Plugin) List(ctx context.Context, q request.Page) ([]table.Device, bool, error) {
 	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
 	defer cancel()
 	if _, err := p.current(asking); err != nil {
-		p.log.DebugContext(ctx, "ListDevices goes by the SNAP process that was met last", "error", err)
+		p.log.DebugContext(ctx, "SNAP does not respond, ListDevices uses the last known process", "err", err)
 	}
 	p.mu.Lock()
 	process := p.process
@@ -86,8 +86,8 @@ func (p *Plugin) List(ctx context.Context, q request.Page) ([]table.Device, bool
 	return page, more, ctx.Err()
 }
 
-// Offer returns the volume modes that SNAP supports; while SNAP does not answer,
-// those of its last answer.
+// Offer returns the volume modes that SNAP supports. While SNAP does not
+// respond, the last known ones.
 func (p *Plugin) Offer(ctx context.Context) (Offer, error) {
 	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
 	defer cancel()
@@ -98,14 +98,14 @@ func (p *Plugin) Offer(ctx context.Context) (Offer, error) {
 		if p.offer != nil {
 			return *p.offer, nil
 		}
-		return Offer{}, fmt.Errorf("what SNAP can do is not known yet: %w", err)
+		return Offer{}, fmt.Errorf("the methods of SNAP are not known yet: %w", err)
 	}
 	p.offer = &Offer{Block: a.NVMe || a.AIO || a.RBD, Filesystem: a.Filesystem}
 	return *p.offer, nil
 }
 
-// Ready reports whether SNAP answers and is initialised, and the first cleanup
-// has ended or taken too long.
+// Ready reports whether SNAP responds and is initialised, and the first cleanup
+// has ended or reached readyAfter.
 func (p *Plugin) Ready(ctx context.Context) (bool, error) {
 	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
 	defer cancel()
@@ -114,7 +114,7 @@ func (p *Plugin) Ready(ctx context.Context) (bool, error) {
 		err = p.rpc.Call(asking, "spdk_get_version", nil, nil)
 	}
 	if err != nil {
-		p.log.InfoContext(ctx, "Not ready: SNAP does not answer", "error", err)
+		p.log.InfoContext(ctx, "not ready, SNAP does not respond", "err", err)
 		return false, ctx.Err()
 	}
 	initialised := a != object.Abilities{}

@@ -1,10 +1,11 @@
-// Package plugin is the storage vendor's plugin itself: it creates devices in the
-// SNAP process, records them, and removes them.
+// Package plugin implements the storage vendor's plugin: it creates devices in
+// the SNAP process, records them, and removes them.
 //
-// One operation at a time works on a volume (internal/op), and one on an object
-// that volumes share. Every request to SNAP is on record before it is sent: after
-// a crash Run removes what was begun, or a retry creates it again. Only a device
-// that is recorded as made is returned. What SNAP holds now is asked of SNAP.
+// Operations on one volume are serialised (internal/op), and so are those on an
+// object that volumes share. Every request to SNAP is recorded before it is
+// sent: after a crash Run removes unfinished devices, or a retry creates them
+// again. Only devices that are recorded as created are returned. Whether SNAP
+// still holds a device is always read from SNAP.
 package plugin
 
 import (
@@ -34,14 +35,14 @@ type Config struct {
 	Settings plan.Settings
 
 	// AnswerWithin bounds CreateDevice and DeleteDevice: the node driver has no
-	// deadline, and one worker. An operation that takes longer continues, and the
-	// next call joins it. 0 is 25 s.
+	// deadline and only one worker. An operation that takes longer continues,
+	// and the next call joins it. 0 is 25 s.
 	AnswerWithin time.Duration
-	LookWithin   time.Duration // bounds requests to SNAP of all other calls; 0 is 5 s
-	Grace        time.Duration // GetDevice repeats its last answer for so long while SNAP is slow; 0 is 30 s
-	RetryEvery   time.Duration // pause between attempts to remove what is left; 0 is 1 s
+	LookWithin   time.Duration // timeout for requests to SNAP of all other calls; 0 is 5 s
+	Grace        time.Duration // how long GetDevice repeats its last result while SNAP is slow; 0 is 30 s
+	RetryEvery   time.Duration // pause between attempts to remove left-over objects; 0 is 1 s
 
-	// Now is the clock that bounds calls without an answer; nil: time.Now.
+	// Now is the clock for the deadlines of unanswered calls; nil: time.Now.
 	Now func() time.Time
 
 	Logger  *slog.Logger          // nil: no log
@@ -63,14 +64,14 @@ type Plugin struct {
 
 	wakeCleanup, wakePaths chan struct{} // wake the loops of Run
 
-	cleanedUp atomic.Bool // once since the start, or readyAfter has passed
+	cleanedUp atomic.Bool // at least once since the start, or readyAfter has passed
 
 	mu      sync.Mutex
-	process string              // identity of the SNAP process that was met last
+	process string              // identity of the last known SNAP process
 	offer   *Offer              // nil: not known yet
 	held    map[string]lastHeld // by volume
-	left    map[string]error    // volumes whose device is to be removed, and why it was not yet
-	stuck   map[plan.ID]error   // objects that no device needs, and why they still exist
+	left    map[string]error    // volumes whose device is to be removed, and the last error
+	stuck   map[plan.ID]error   // unused objects, and the error of their last removal
 }
 
 // lastHeld is when SNAP was last seen to hold a device.
@@ -82,14 +83,14 @@ type lastHeld struct {
 // New returns a Plugin. Run removes unfinished devices of the table.
 func New(c Config) (*Plugin, error) {
 	if c.Table == nil || c.RPC == nil || c.Objects == nil {
-		return nil, errors.New("a plugin needs a table, a client of SNAP and a maker of objects")
+		return nil, errors.New("Table, RPC and Objects are required")
 	}
 	for at, value := range map[*time.Duration]time.Duration{
 		&c.AnswerWithin: 25 * time.Second, &c.LookWithin: 5 * time.Second, &c.Grace: 30 * time.Second,
 		&c.RetryEvery: time.Second,
 	} {
 		if *at < 0 {
-			return nil, errs.Errorf(errs.Invalid, "a time of %s is not possible", *at)
+			return nil, errs.Errorf(errs.Invalid, "negative duration %s", *at)
 		}
 		if *at == 0 {
 			*at = value
@@ -115,7 +116,7 @@ func New(c Config) (*Plugin, error) {
 		p.left[d.Volume] = errInterrupted
 	}
 	p.ops = op.New(context.Background(), busyAfter, op.OnPanic(func(ctx context.Context, e *op.PanicError) {
-		p.log.ErrorContext(ctx, "operation panicked", "error", e)
+		p.log.ErrorContext(ctx, "operation panicked", "err", e)
 	}))
 	return p, nil
 }
@@ -123,10 +124,10 @@ func New(c Config) (*Plugin, error) {
 // busyAfter is how long a call waits for another one on its volume.
 const busyAfter = 3 * time.Second
 
-var errInterrupted = errors.New("the plugin ended before it was done")
+var errInterrupted = errors.New("interrupted by the end of the plugin")
 
-// Close ends Run, refuses new calls, cancels the running ones and waits for
-// their end. What they began is on record; the next start removes it.
+// Close ends Run, refuses new calls, cancels in-flight calls and waits for
+// their end. Their unfinished work is on record; the next start removes it.
 func (p *Plugin) Close(ctx context.Context) error {
 	p.close()
 	return p.ops.Close(ctx)
@@ -138,13 +139,13 @@ func (p *Plugin) bounded(ctx context.Context, r op.Request, fn func(context.Cont
 	defer cancel()
 	name, err := op.Do(waiting, p.ops, r, fn)
 	if err != nil && waiting.Err() != nil && ctx.Err() == nil {
-		return "", errs.Errorf(errs.Busy, "%s of volume %s is not done after %s; it goes on: ask again", r.What, r.Keys[0], p.config.AnswerWithin)
+		return "", errs.Errorf(errs.Busy, "%s of volume %s is still in progress after %s: retry", r.What, r.Keys[0], p.config.AnswerWithin)
 	}
 	return name, err
 }
 
-// lock locks objects, which volumes can share. Two controllers of one subsystem
-// are one object to SPDK.
+// lock locks objects, which volumes can share. SPDK treats two controllers of
+// one subsystem as one object.
 func (p *Plugin) lock(ctx context.Context, objects ...plan.Object) (unlock func(), err error) {
 	var keys []string
 	for _, o := range objects {
@@ -156,7 +157,7 @@ func (p *Plugin) lock(ctx context.Context, objects ...plan.Object) (unlock func(
 	return p.locks.Lock(ctx, keys...)
 }
 
-// current returns the identity of the SNAP process that runs now.
+// current returns the identity of the SNAP process.
 func (p *Plugin) current(ctx context.Context) (string, error) {
 	process, err := p.rpc.Process(ctx)
 	if err != nil {
@@ -170,12 +171,12 @@ func (p *Plugin) current(ctx context.Context) (string, error) {
 
 var (
 	// ErrAbsent: SNAP holds no device of that name for the volume.
-	ErrAbsent = errors.New("there is no such device")
+	ErrAbsent = errors.New("device not found")
 	// ErrUnserved: the SNAP process does not support the volume mode.
-	ErrUnserved = errors.New("this SNAP process cannot serve it")
+	ErrUnserved = errors.New("not supported by this SNAP process")
 )
 
-// Offer has the volume modes that the SNAP process supports.
+// Offer is the set of volume modes that the SNAP process supports.
 type Offer struct {
 	Block      bool `json:"block"`
 	Filesystem bool `json:"filesystem"`

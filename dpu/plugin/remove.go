@@ -15,12 +15,12 @@ import (
 	"github.com/cleatproject/cleat/internal/op"
 )
 
-// Delete removes the device of a volume, and does nothing if it does not exist or
-// has another name. It cancels a Create of the volume and waits for its roll-back.
-// errs.Precondition: a host can still see the device.
+// Delete removes the device of a volume. It succeeds if the device does not
+// exist or has another name. It cancels a Create of the volume and waits for
+// its roll-back. errs.Precondition: a host can still see the device.
 func (p *Plugin) Delete(ctx context.Context, r request.Device) error {
 	if p.isOther(r) {
-		p.log.InfoContext(ctx, "DeleteDevice names a device that the volume does not have; nothing is deleted", "volume", r.Volume, "device", r.Name)
+		p.log.InfoContext(ctx, "device name does not match, nothing deleted", "volume", r.Volume, "device", r.Name)
 		return nil
 	}
 	_, err := p.bounded(ctx, op.Request{
@@ -35,8 +35,9 @@ func (p *Plugin) Delete(ctx context.Context, r request.Device) error {
 	return err
 }
 
-// isOther reports whether the volume has a device of another name. While the
-// device is created its name might not be known yet, and every name is accepted.
+// isOther reports whether the volume has a device of another name. While a
+// device is being created, its name might not be known yet, so every name is
+// accepted.
 func (p *Plugin) isOther(r request.Device) bool {
 	d, known := p.table.Device(r.Volume)
 	return known && d.Phase == table.Made && r.Name != "" && d.Name != r.Name
@@ -65,7 +66,7 @@ func (p *Plugin) delete(ctx context.Context, r request.Device) error {
 		p.leave(ctx, d.Volume, err)
 		return fmt.Errorf("volume %s: %w", d.Volume, err)
 	}
-	p.log.InfoContext(ctx, "The device is removed", "volume", d.Volume, "device", d.Name)
+	p.log.InfoContext(ctx, "device deleted", "volume", d.Volume, "device", d.Name)
 	return nil
 }
 
@@ -73,15 +74,16 @@ func (p *Plugin) delete(ctx context.Context, r request.Device) error {
 func (p *Plugin) checkHidden(ctx context.Context, d table.Device) error {
 	where, err := p.objects.Exposed(ctx, d.Objects[len(d.Objects)-1].Kind, d.Name)
 	if err != nil {
-		return fmt.Errorf("volume %s: whether a host can see its device is not known: %w", d.Volume, err)
+		return fmt.Errorf("volume %s: check whether a host can see the device: %w", d.Volume, err)
 	}
 	if where != "" {
-		return errs.Errorf(errs.Precondition, "volume %s: device %s is still shown to the host, as %s: hide it first (the node driver does, if GetSNAPProvider gives it a name; by hand: SNAP's own snap_rpc.py)", d.Volume, d.Name, where)
+		return errs.Errorf(errs.Precondition, "volume %s: device %s is still exposed to the host as %s: remove the exposure first (the node driver does this if GetSNAPProvider returns a name; manually: snap_rpc.py of SNAP)", d.Volume, d.Name, where)
 	}
 	return nil
 }
 
-// removeDevice removes the objects that only this device needs, and its record.
+// removeDevice removes the record of a device and the objects that no other
+// device needs.
 func (p *Plugin) removeDevice(ctx context.Context, d table.Device) error {
 	var objects []plan.Object
 	for _, id := range d.Objects {
@@ -114,7 +116,7 @@ func (p *Plugin) removeDeviceLocked(ctx context.Context, d table.Device) error {
 		}
 		removed, err := p.removeObject(ctx, o, process)
 		if _, is := errors.AsType[*attachError](err); is {
-			pending = err // the other objects are removed all the same
+			pending = err // the other objects are removed anyway
 			continue
 		}
 		if err != nil {
@@ -142,8 +144,9 @@ func (p *Plugin) removeDeviceLocked(ctx context.Context, d table.Device) error {
 	return nil
 }
 
-// removeObject removes an object that no device needs, if it is ours, and
-// reports whether it can be forgotten. attachError: its controller cannot.
+// removeObject removes an unused object, unless it is foreign, and reports
+// whether its record can be dropped. An attachError is returned while an attach
+// of its controller can still complete.
 func (p *Plugin) removeObject(ctx context.Context, o table.Object, process string) (forgettable bool, err error) {
 	forgettable = !p.canAppear(o, process)
 	if o.Foreign {
@@ -155,20 +158,21 @@ func (p *Plugin) removeObject(ctx context.Context, o table.Object, process strin
 		if exists, pending, err = p.checkAttach(ctx, o); err != nil {
 			return false, err
 		}
-		if !exists { // an attach that completes now must be seen before its controller is removed
+		if !exists { // a late attach must be observed before its controller is removed
 			return false, pending
 		}
 		forgettable = pending == nil
 	}
 	if err := p.objects.Remove(ctx, o.There()); err != nil {
-		return false, fmt.Errorf("%s cannot be removed: %w", o.ID, err)
+		return false, fmt.Errorf("remove %s: %w", o.ID, err)
 	}
 	return forgettable, pending
 }
 
-// deleteUnrecorded removes a device that is not on record, as after the record was
-// lost, if SNAP has it under a name that this plugin or NVIDIA's sample gives. The
-// objects that recorded volumes use are removed with the last of these.
+// deleteUnrecorded removes a device that is not on record, for example after
+// the record was lost, if SNAP has it under a name that this plugin or NVIDIA's
+// sample plugin assigns. Objects that recorded volumes use are removed with the
+// last of these volumes.
 func (p *Plugin) deleteUnrecorded(ctx context.Context, r request.Device) error {
 	sameName := func(d table.Device) bool { return d.Name == r.Name }
 	if others, _ := p.table.List("", 1, sameName); len(others) > 0 || r.Name == "" {
@@ -176,7 +180,7 @@ func (p *Plugin) deleteUnrecorded(ctx context.Context, r request.Device) error {
 	}
 	planned, err := p.objects.Find(ctx, p.config.Settings.Named(r.Volume, r.Name))
 	if err != nil {
-		return fmt.Errorf("volume %s: whether SNAP holds device %s, which is not on record, is not known: %w", r.Volume, r.Name, err)
+		return fmt.Errorf("volume %s: look up device %s, which is not on record, in SNAP: %w", r.Volume, r.Name, err)
 	}
 	if len(planned) == 0 {
 		return nil
@@ -204,12 +208,12 @@ func (p *Plugin) deleteUnrecorded(ctx context.Context, r request.Device) error {
 		p.leave(ctx, d.Volume, err)
 		return fmt.Errorf("volume %s: %w", d.Volume, err)
 	}
-	p.log.WarnContext(ctx, "device removed that was not on record", "volume", d.Volume, "device", d.Name)
+	p.log.WarnContext(ctx, "unrecorded device deleted", "volume", d.Volume, "device", d.Name)
 	return nil
 }
 
-// inherit leaves a controller that NVIDIA's sample plugin attached for a volume
-// to the other volumes that use it, if any. It is removed with the last of them.
+// inherit keeps a controller that NVIDIA's sample plugin attached for a volume
+// if other volumes use it. It is removed with the last of them.
 func (p *Plugin) inherit(ctx context.Context, volumeID string, planned []plan.Object) (used bool, err error) {
 	name := planned[len(planned)-1].Name
 	if name != plan.SampleController(volumeID) {
@@ -224,8 +228,8 @@ func (p *Plugin) inherit(ctx context.Context, volumeID string, planned []plan.Ob
 	return false, nil
 }
 
-// removal returns the record of a device that is about to be removed, and of its
-// objects. Objects that are on record keep their record.
+// removal returns the records of a device that is about to be removed and of
+// its objects. Existing object records are kept.
 func (p *Plugin) removal(ctx context.Context, r request.Device, planned []plan.Object) (table.Device, []table.Object, error) {
 	process, err := p.current(ctx)
 	if err != nil {

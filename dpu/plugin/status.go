@@ -14,7 +14,7 @@ import (
 // register creates the metrics, and registers them if r is not nil.
 func (p *Plugin) register(r prometheus.Registerer) error {
 	p.stale = prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "cleat_dpu_stale_answers_total", Help: "GetDevice calls that were answered by what SNAP held before, since it was slow.",
+		Name: "cleat_dpu_stale_answers_total", Help: "GetDevice calls answered with the last known state because SNAP was slow.",
 	})
 	if r == nil {
 		return nil
@@ -22,13 +22,13 @@ func (p *Plugin) register(r prometheus.Registerer) error {
 	return errors.Join(r.Register(p.stale), r.Register(collector{p}))
 }
 
-// collector counts what is on record at each scrape.
+// collector counts the recorded devices and objects at each scrape.
 type collector struct{ plugin *Plugin }
 
 var (
-	devicesMetric  = prometheus.NewDesc("cleat_dpu_devices", "Devices on record, by how far they are.", []string{"phase"}, nil)
-	objectsMetric  = prometheus.NewDesc("cleat_dpu_objects", "Controllers, bdevs, keys, mounts and file system devices on record.", nil, nil)
-	leftoverMetric = prometheus.NewDesc("cleat_dpu_leftovers", "Devices and objects that are still to be taken back.", nil, nil)
+	devicesMetric  = prometheus.NewDesc("cleat_dpu_devices", "Recorded devices by phase (making, made, removing).", []string{"phase"}, nil)
+	objectsMetric  = prometheus.NewDesc("cleat_dpu_objects", "Recorded SNAP and host objects: NVMe controllers, bdevs, keys, mounts and file system devices.", nil, nil)
+	leftoverMetric = prometheus.NewDesc("cleat_dpu_leftovers", "Devices and objects that still have to be removed.", nil, nil)
 )
 
 func (c collector) Describe(to chan<- *prometheus.Desc) {
@@ -51,25 +51,25 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 	to <- prometheus.MustNewConstMetric(leftoverMetric, prometheus.GaugeValue, float64(leftovers))
 }
 
-// Status is what /status shows of a Plugin.
+// Status is the state of a Plugin for /status.
 type Status struct {
 	SNAP      SNAPStatus          `json:"snap"`
 	Offer     *Offer              `json:"offer,omitempty"`
 	Devices   map[table.Phase]int `json:"devices"`
 	Objects   int                 `json:"objects"`
-	Leftovers map[string]string   `json:"leftovers,omitempty"` // by volume or object: why
+	Leftovers map[string]string   `json:"leftovers,omitempty"` // reason by volume or object
 	Running   []op.Running        `json:"running,omitempty"`
 }
 
-// SNAPStatus is what is known of the SNAP process.
+// SNAPStatus is the state of the SNAP process.
 type SNAPStatus struct {
 	Socket     string `json:"socket"`
 	Version    string `json:"version,omitempty"`
-	Generation uint64 `json:"generation"` // processes met since the start
+	Generation uint64 `json:"generation"` // SNAP processes seen since the start
 	Error      string `json:"error,omitempty"`
 }
 
-// Status tells all of it; SNAP is asked for its version.
+// Status returns the state of the plugin and the version of SNAP.
 func (p *Plugin) Status(ctx context.Context) (Status, error) {
 	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
 	defer cancel()
@@ -84,7 +84,7 @@ func (p *Plugin) Status(ctx context.Context) (Status, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, o := range unused {
-		s.Leftovers[o.ID.String()] = "an unanswered call may still make it"
+		s.Leftovers[o.ID.String()] = "an unanswered call can still create it"
 		if why := p.stuck[o.ID]; why != nil {
 			s.Leftovers[o.ID.String()] = why.Error()
 		}
@@ -96,11 +96,11 @@ func (p *Plugin) Status(ctx context.Context) (Status, error) {
 	return s, ctx.Err()
 }
 
-// Check is an error while the plugin is not ready, for /readyz.
+// Check returns an error while the plugin is not ready, for /readyz.
 func (p *Plugin) Check(ctx context.Context) error {
 	ready, err := p.Ready(ctx)
 	if err == nil && !ready {
-		err = fmt.Errorf("SNAP at %s does not answer, or is not initialised", p.rpc.Socket())
+		err = fmt.Errorf("SNAP at %s does not respond, or is not initialised", p.rpc.Socket())
 	}
 	return err
 }

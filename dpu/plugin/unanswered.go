@@ -13,10 +13,10 @@ import (
 	"github.com/cleatproject/cleat/internal/crashpoint"
 )
 
-// doubt is how long an unanswered call can still have an effect. SNAP executes an
-// attach over time, also after the plugin has ended: TCP retransmits its SYN for
-// 127 s, and a silent target takes 10 s more. SNAP executes all other calls when
-// it reads them.
+// doubt is how long an unanswered call can still take effect. SNAP executes an
+// attach asynchronously, even after the plugin has ended: TCP retransmits its
+// SYN for 127 s, and a silent target takes 10 s more. SNAP executes all other
+// calls when it reads them.
 func doubt(k plan.Kind) time.Duration {
 	if k == plan.Controller {
 		return 3 * time.Minute
@@ -25,26 +25,28 @@ func doubt(k plan.Kind) time.Duration {
 }
 
 // canAppear reports whether an unanswered call to this SNAP process can still
-// create an object that was removed. It then stays on record.
+// create the object after its removal. The object then stays on record.
 func (p *Plugin) canAppear(o table.Object, process string) bool {
 	return o.Process == process && p.config.Now().Before(o.Doubt)
 }
 
-// attachError is the reason why a controller cannot be forgotten yet.
+// attachError is returned while an unanswered attach keeps a controller on
+// record.
 type attachError struct {
 	id    plan.ID
 	until time.Time
 }
 
 func (e *attachError) Error() string {
-	return fmt.Sprintf("%s: an attach that SNAP has not answered can still complete until %s; what it attaches is removed", e.id, e.until.UTC().Format(time.RFC3339))
+	return fmt.Sprintf("%s: an unanswered attach can still complete until %s; the controller is removed then", e.id, e.until.UTC().Format(time.RFC3339))
 }
 
 func (e *attachError) Unwrap() error { return errs.Unavailable }
 
-// attaching records each attach for o before it is sent. o stays the record without
-// this attach, which is valid again once SNAP has answered. If an earlier attach is
-// unanswered, the path does not show which of the two has ended.
+// attaching returns a callback that records each attach for o before it is
+// sent. o keeps the record without this attach, which is valid again once SNAP
+// has answered. If an earlier attach is also unanswered, no path is recorded:
+// it could not show that both have ended.
 func (p *Plugin) attaching(o *table.Object) object.Attaching {
 	return func(ctx context.Context, path netip.AddrPort) error {
 		process, err := p.current(ctx)
@@ -65,8 +67,8 @@ func (p *Plugin) attaching(o *table.Object) object.Attaching {
 	}
 }
 
-// answered records that SNAP has answered the calls for objects; objects are the
-// records without these calls.
+// answered records that SNAP has answered the calls for objects; objects are
+// the records without these calls.
 func (p *Plugin) answered(ctx context.Context, objects ...table.Object) {
 	ctx = context.WithoutCancel(ctx)
 	for _, o := range objects {
@@ -75,24 +77,25 @@ func (p *Plugin) answered(ctx context.Context, objects ...table.Object) {
 			continue
 		}
 		have.Doubt, have.Asked = time.Time{}, netip.AddrPort{}
-		if o.Kind == plan.Controller { // an earlier attach can be unanswered
+		if o.Kind == plan.Controller { // an earlier attach might still be unanswered
 			have.Doubt, have.Asked = o.Doubt, o.Asked
 		}
 		if err := p.table.PutObject(ctx, have); err != nil {
-			p.log.ErrorContext(ctx, "answer of SNAP not recorded, the object stays on record for longer", "object", o.ID.String(), "err", err)
+			p.log.ErrorContext(ctx, "recording SNAP's answer failed, object stays on record longer", "object", o.ID.String(), "err", err)
 		}
 	}
 }
 
 // checkAttach reports whether the controller exists, and returns an attachError
-// while an attach can still complete. The only unanswered attach has completed if
-// the controller has its path; this is recorded before the controller is removed.
+// while an attach can still complete. A single unanswered attach has completed
+// if the controller has its path; this is recorded before the controller is
+// removed.
 func (p *Plugin) checkAttach(ctx context.Context, o table.Object) (exists bool, pending, err error) {
 	exists, hasPath, err := p.objects.Attached(ctx, o.Object, o.Asked)
 	switch {
 	case err != nil:
-		return false, nil, fmt.Errorf("whether an attach of %s has ended is not known: %w", o.ID, err)
-	case !hasPath: // also of no path
+		return false, nil, fmt.Errorf("check whether an attach of %s has ended: %w", o.ID, err)
+	case !hasPath: // also if the path is not recorded
 		return exists, &attachError{id: o.ID, until: o.Doubt}, nil
 	}
 	o.Doubt, o.Asked = time.Time{}, netip.AddrPort{}

@@ -1,6 +1,6 @@
-// Package pool finds the files and directories that locators of kind file name.
-// A pool is a directory of this machine that its operator has opened to volumes;
-// a locator says which pool, and a name in it, never a path.
+// Package pool resolves locators of kind file to files and directories. A pool
+// is a directory of this machine that its administrator has opened to volumes;
+// a locator names a pool and a relative path in it, never an absolute path.
 package pool
 
 import (
@@ -19,25 +19,25 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Pools are directories by the UUID that locators name. Nil has none.
+// Pools are directories by the UUID that locators name.
 type Pools map[string]string
 
-// Parse reads pools as flags give them, UUID=directory. The directories need
-// not exist yet. Invalid: a UUID that no locator can name, a directory that is
-// not absolute and in its shortest form, or one in two pools.
+// Parse reads pools from flags, UUID=directory. The directories need not exist
+// yet. Invalid: a malformed UUID, a directory that is not absolute and clean,
+// or one directory in two pools.
 func Parse(flags map[string]string) (Pools, error) {
 	p, uuid := Pools{}, regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	for _, id := range slices.Sorted(maps.Keys(flags)) {
 		dir := flags[id]
 		switch {
 		case !uuid.MatchString(id):
-			return nil, errs.Errorf(errs.Invalid, "pool %.64q=%.256q: the name of a pool is a UUID in lower case, such as 0198a6b2-7c1e-7b5e-9d0a-0123456789ab", id, dir)
+			return nil, errs.Errorf(errs.Invalid, "pool %.64q=%.256q: the pool name must be a lower-case UUID, such as 0198a6b2-7c1e-7b5e-9d0a-0123456789ab", id, dir)
 		case !filepath.IsAbs(dir) || filepath.Clean(dir) != dir || dir == "/" || strings.ContainsRune(dir, 0):
-			return nil, errs.Errorf(errs.Invalid, "pool %s: its directory %.256q must be an absolute path other than / in its shortest form", id, dir)
+			return nil, errs.Errorf(errs.Invalid, "pool %s: directory %.256q must be an absolute path other than /, without . or .. elements or trailing slashes", id, dir)
 		}
 		for other, taken := range p {
 			if taken == dir {
-				return nil, errs.Errorf(errs.Invalid, "the pools %s and %s are both %s: a directory is one pool, or a file of it has two names", other, id, dir)
+				return nil, errs.Errorf(errs.Invalid, "pools %s and %s have the same directory %s: a directory can belong to one pool only", other, id, dir)
 			}
 		}
 		p[id] = dir
@@ -46,11 +46,10 @@ func Parse(flags map[string]string) (Pools, error) {
 }
 
 // File returns the absolute path of a regular file or a block device in a pool.
-// Whoever opens the path later does so by its name: what was checked here may
-// have been replaced by then, by anybody who may write to the pool's
-// directories. They must be as trusted as whoever opens it.
-// Precondition: there is no such pool or file, a symbolic link stands in the
-// way, or it is of another kind.
+// The path is opened later by its name, so a process that can write to the
+// pool's directories can replace the file after this check; it must be as
+// trusted as the process that opens it. Precondition: the pool or file does not
+// exist, its path has a symbolic link, or its type is wrong.
 func (p Pools) File(f access.File) (string, error) {
 	file, path, err := p.open(f, 0)
 	if err != nil {
@@ -67,8 +66,9 @@ func (p Pools) File(f access.File) (string, error) {
 	return path, nil
 }
 
-// Directory returns a handle (O_PATH) of a directory in a pool, whose name is
-// its path. What it holds on to cannot be replaced. Precondition: as File.
+// Directory returns a handle (O_PATH) of a directory in a pool; its Name is the
+// path. The handle keeps referring to the same directory. Precondition: as for
+// File.
 func (p Pools) Directory(f access.File) (*os.File, error) {
 	dir, path, err := p.open(f, unix.O_DIRECTORY)
 	if errors.Is(err, unix.ENOTDIR) {
@@ -77,16 +77,17 @@ func (p Pools) Directory(f access.File) (*os.File, error) {
 	return dir, err
 }
 
-// tries bounds how often a lookup is begun anew that a rename got in the way of.
+// tries bounds how often a lookup is retried that raced with a rename (EAGAIN
+// of openat2).
 const tries = 32
 
 func (p Pools) open(f access.File, flags uint64) (file *os.File, path string, err error) {
 	dir, known := p[f.Pool]
 	if !known {
-		return nil, "", errs.Errorf(errs.Precondition, "there is no pool %.64q on this machine; known are %q", f.Pool, slices.Sorted(maps.Keys(p)))
+		return nil, "", errs.Errorf(errs.Precondition, "pool %.64q does not exist on this machine; known pools: %q", f.Pool, slices.Sorted(maps.Keys(p)))
 	}
 	if !isLocal(f.Name) {
-		return nil, "", errs.Errorf(errs.Invalid, "%.256q is not a plain path relative to pool %s", f.Name, f.Pool)
+		return nil, "", errs.Errorf(errs.Invalid, "%.256q is not a clean path relative to pool %s", f.Name, f.Pool)
 	}
 	path = filepath.Join(dir, f.Name)
 	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -94,7 +95,8 @@ func (p Pools) open(f access.File, flags uint64) (file *os.File, path string, er
 		return nil, path, errs.Errorf(errs.Precondition, "pool %s: %w", f.Pool, &os.PathError{Op: "open", Path: dir, Err: err})
 	}
 	defer unix.Close(root)
-	// Without O_NOFOLLOW, or a link as the last element would be opened itself.
+	// With O_NOFOLLOW, a symbolic link as the last element would itself be
+	// opened.
 	how := unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC | flags,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
@@ -112,7 +114,8 @@ func (p Pools) open(f access.File, flags uint64) (file *os.File, path string, er
 	return os.NewFile(uintptr(fd), path), path, nil
 }
 
-// isLocal admits what a locator's decoder admits; records may be older.
+// isLocal accepts the same paths as the decoder of locators; records can be
+// older.
 func isLocal(name string) bool {
 	return name != "" && name != "." && filepath.IsLocal(name) && filepath.Clean(name) == name && !strings.ContainsRune(name, 0)
 }
@@ -120,11 +123,11 @@ func isLocal(name string) bool {
 func hint(err error) string {
 	switch {
 	case errors.Is(err, unix.ELOOP):
-		return ": a symbolic link stands in the way, and none is followed; give the name of what it leads to"
+		return ": the path has a symbolic link, which is not followed; use the path of its target"
 	case errors.Is(err, unix.EXDEV):
-		return ": it leads out of the pool"
+		return ": the path leaves the pool"
 	case errors.Is(err, unix.ENOENT):
-		return ": it must be there before the device is made"
+		return ": it must exist before the device is created"
 	}
 	return ""
 }

@@ -10,14 +10,14 @@ import (
 )
 
 // maxContexts bounds the contexts of a device, in bytes, and maxKeys their
-// entries: they are kept, and given back by GetDevice.
+// entries: they are recorded, and returned by GetDevice.
 const (
 	maxContexts = 128 << 10
 	maxKeys     = 1024
 )
 
-// check refuses contexts that cannot be kept. How many there are comes first,
-// so that nothing is read that could be without end.
+// check refuses contexts that cannot be recorded. The size is checked first, to
+// bound the work.
 func (c Contexts) check() error {
 	entries, size := 0, 0
 	for _, m := range c.maps() {
@@ -28,18 +28,18 @@ func (c Contexts) check() error {
 	}
 	switch {
 	case entries > maxKeys:
-		return errs.Errorf(errs.Invalid, "the contexts have %d keys together, %d are possible", entries, maxKeys)
+		return errs.Errorf(errs.Invalid, "the contexts have %d keys in total, at most %d are allowed", entries, maxKeys)
 	case size > maxContexts:
-		return errs.Errorf(errs.Invalid, "the contexts have %d bytes together, %d are possible", size, maxContexts)
+		return errs.Errorf(errs.Invalid, "the contexts have %d bytes in total, at most %d are allowed", size, maxContexts)
 	}
 	for _, m := range c.maps() {
 		for _, key := range slices.Sorted(maps.Keys(m.of)) {
 			switch value := m.of[key]; {
 			case access.HoldsSecret(key, value) && !access.LooksSecret(key) && access.IsPath(value):
-				return errs.Errorf(errs.Invalid, "%s: %s holds a path (not shown): a key is a file of the directory of keys, and its name has no slash, so that it cannot lead out of the directory of keys", m.name, access.Quote(key))
+				return errs.Errorf(errs.Invalid, "%s: %s holds a path (not shown): give the name of a file in the key directory, without slashes", m.name, access.Quote(key))
 			case access.HoldsSecret(key, value):
-				return errs.Errorf(errs.Invalid, "%s: %s holds what is, or may be, a key of NVMe or Ceph itself (not shown): this contract carries no secrets; put the key into a file of the directory of keys, and give the file's name, of at most 63 letters, digits, dots, dashes and underscores", m.name, access.Quote(key))
-			case !utf8.ValidString(key), !utf8.ValidString(value): // it would not come back from the record as it was
+				return errs.Errorf(errs.Invalid, "%s: %s looks like an NVMe or Ceph key (not shown): secrets are not allowed here. Put the key into a file of the key directory and give the file's name: at most 63 letters, digits, dots, dashes and underscores", m.name, access.Quote(key))
+			case !utf8.ValidString(key), !utf8.ValidString(value): // JSON would not preserve it
 				return errs.Errorf(errs.Invalid, "%s: key %s or its value is not UTF-8", m.name, access.Quote(key))
 			}
 		}
@@ -47,7 +47,7 @@ func (c Contexts) check() error {
 	return nil
 }
 
-// named is one of the maps of a CreateDevice.
+// named is one of the maps of a CreateDevice, with its field name.
 type named struct {
 	name string
 	of   map[string]string
@@ -57,11 +57,11 @@ func (c Contexts) maps() []named {
 	return []named{{"publish_context", c.Publish}, {"volume_context", c.Volume}, {"storage_parameters", c.Storage}}
 }
 
-// Equal compares; nil and empty maps are the same.
+// Equal compares contexts; nil and empty maps are equal.
 func (c Contexts) Equal(d Contexts) bool { return len(c.Differing(d)) == 0 }
 
-// Differing names the keys in which two differ, sorted, as volume_context/nqn.
-// It names no values.
+// Differing returns the keys whose values differ, sorted, such as
+// volume_context/nqn. It returns no values.
 func (c Contexts) Differing(d Contexts) []string {
 	var all []string
 	for i, ours := range c.maps() {

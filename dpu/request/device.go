@@ -11,48 +11,48 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// ParseDelete checks a DeleteDevice. Errors: errs.Invalid.
+// ParseDelete checks a DeleteDeviceRequest. Errors: errs.Invalid.
 func ParseDelete(r *storagev1.DeleteDeviceRequest) (Device, error) {
 	return parseDevice(r.GetVolumeId(), r.GetDeviceName())
 }
 
-// ParseGet checks a GetDevice. Errors: errs.Invalid.
+// ParseGet checks a GetDeviceRequest. Errors: errs.Invalid.
 func ParseGet(r *storagev1.GetDeviceRequest) (Device, error) {
 	return parseDevice(r.GetVolumeId(), r.GetDeviceName())
 }
 
-// parseDevice leaves a name as it is, since one that fits no device finds none:
-// but it stands in logs, so it is no key, and no longer than a name can be.
+// parseDevice accepts any device name, since an unknown one matches no device.
+// But the name is logged, so it must not be a key, and its length is bounded.
 func parseDevice(id, name string) (Device, error) {
 	if err := CheckVolume(id); err != nil {
 		return Device{}, err
 	}
 	switch {
 	case len(name) > maxName:
-		return Device{}, errs.Errorf(errs.Invalid, "device_name has %d bytes, %d are possible", len(name), maxName)
+		return Device{}, errs.Errorf(errs.Invalid, "device_name has %d bytes, at most %d are allowed", len(name), maxName)
 	case access.LooksSecret(name):
-		return Device{}, errs.Errorf(errs.Invalid, "device_name looks like a key of NVMe or Ceph (not shown)")
+		return Device{}, errs.Errorf(errs.Invalid, "device_name looks like an NVMe or Ceph key (not shown)")
 	}
 	return Device{Volume: id, Name: name}, nil
 }
 
-// maxName is well above what any device can be called.
+// maxName is well above the length of any device name.
 const maxName = 4096
 
-// ErrToken: a starting_token was not given by this plugin.
-var ErrToken = errors.New("starting_token is none that ListDevices gave")
+// ErrToken: starting_token was not returned by this plugin.
+var ErrToken = errors.New("starting_token was not returned by ListDevices")
 
-// maxPage is how many devices one answer holds at most, so that it stays well
-// below the 4 MiB that a client takes.
+// maxPage bounds the devices of one response, which must stay well below the 4
+// MiB limit of gRPC clients.
 const maxPage = 4096
 
-// ParsePage checks a ListDevices. Errors: errs.Invalid, and ErrToken as well
-// for a token that is none.
+// ParsePage checks a ListDevicesRequest. Errors: errs.Invalid, with ErrToken
+// for an invalid token.
 func ParsePage(r *storagev1.ListDevicesRequest) (Page, error) {
 	p := Page{Max: int(r.GetMaxEntries())}
 	switch {
 	case p.Max < 0:
-		return Page{}, errs.Errorf(errs.Invalid, "max_entries %d is negative; 0 is all that one answer holds", p.Max)
+		return Page{}, errs.Errorf(errs.Invalid, "max_entries %d is negative; use 0 for the largest page", p.Max)
 	case p.Max == 0 || p.Max > maxPage:
 		p.Max = maxPage
 	}
@@ -65,28 +65,28 @@ func ParsePage(r *storagev1.ListDevicesRequest) (Page, error) {
 	return p, nil
 }
 
-// checksum is how many bytes it has in a token.
+// checksum is the size of the checksum in a token, in bytes.
 const checksum = crc32.Size
 
-// Token is what continues a list behind a volume. It stays good when that
-// volume goes, and over restarts.
+// Token returns the token that continues a list after a volume. It stays valid
+// when that volume is deleted, and over restarts.
 func Token(after string) string {
 	sum := binary.BigEndian.AppendUint32(nil, crc32.ChecksumIEEE([]byte(after)))
 	return base64.RawURLEncoding.EncodeToString(append(sum, after...))
 }
 
-// parseToken takes exactly what Token gave; the decoder alone would also take
-// line breaks in it.
+// parseToken accepts exactly what Token returns; the decoder alone would also
+// accept line breaks.
 func parseToken(token string) (after string, err error) {
 	if len(token) > base64.RawURLEncoding.EncodedLen(checksum+maxVolume) {
-		return "", errs.Errorf(errs.Invalid, "%w: it has %d bytes; begin again without one", ErrToken, len(token))
+		return "", errs.Errorf(errs.Invalid, "%w: it has %d bytes; start again without a token", ErrToken, len(token))
 	}
 	raw, err := base64.RawURLEncoding.DecodeString(token)
 	if err == nil && len(raw) > checksum {
 		after = string(raw[checksum:])
 	}
 	if CheckVolume(after) != nil || Token(after) != token {
-		return "", errs.Errorf(errs.Invalid, "%w: %s; begin again without one", ErrToken, access.Quote(token))
+		return "", errs.Errorf(errs.Invalid, "%w: %s; start again without a token", ErrToken, access.Quote(token))
 	}
 	return after, nil
 }

@@ -1,11 +1,12 @@
-// Package request checks what a node driver asks of the plugin, and turns it
-// into the words of this house. It is pure. Every error is of a kind of package
-// volume and says which value was wrong and what would be right; none holds a
-// value that may be a key.
+// Package request validates the requests of a node driver and converts them to
+// cleat's types. It is pure. Each error has a kind of package errs, and says
+// which value is wrong and what would be right; no error contains a value that
+// could be a key.
 //
-// A CreateDevice is read in two steps: ParseCreate checks what every call must
-// have, also a retry; Locate finds the storage, when a device is to be made.
-// What was parsed may be kept: it holds no secret, has an end, and its volume is
+// A CreateDevice is parsed in two steps: ParseCreate checks what every call
+// needs, including a retry; Locate finds the storage, when a device has to be
+// created. Parsed requests can be recorded: they hold no secrets, their size is
+// bounded, and the volume is valid as the name of a directory.
 // the name of a directory.
 package request
 
@@ -21,7 +22,7 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Mode is how a volume is shown to the host, as the contract words it.
+// Mode is the volume_mode of the contract.
 type Mode string
 
 // The volume modes.
@@ -30,14 +31,14 @@ const (
 	Filesystem Mode = "Filesystem"
 )
 
-// Contexts are the three maps of a CreateDevice, as they came.
+// Contexts are the three maps of a CreateDevice, unchanged.
 type Contexts struct {
 	Publish map[string]string `json:"publish,omitempty"`
 	Volume  map[string]string `json:"volume,omitempty"`
 	Storage map[string]string `json:"storage,omitempty"`
 }
 
-// Create is a checked CreateDevice.
+// Create is a validated CreateDevice.
 type Create struct {
 	Volume   string
 	Mode     Mode
@@ -46,24 +47,24 @@ type Create struct {
 	Contexts Contexts               // without secrets
 }
 
-// ReadOnly tells whether nobody may write.
+// ReadOnly reports whether no access mode allows writing.
 func (c Create) ReadOnly() bool {
 	return len(c.Modes) > 0 && !slices.ContainsFunc(c.Modes, func(m storagev1.AccessMode) bool {
 		return m != storagev1.AccessMode_ACCESS_MODE_ROX
 	})
 }
 
-// Device names a device in DeleteDevice and GetDevice. An empty Name is that of
-// whatever device the volume has.
+// Device names a device in DeleteDevice and GetDevice. An empty Name matches
+// any device of the volume.
 type Device struct{ Volume, Name string }
 
-// Page is a checked ListDevices: what sorts behind After, at most Max.
+// Page is a validated ListDevices: at most Max volumes that sort after After.
 type Page struct {
 	After string
 	Max   int
 }
 
-// ParseCreate checks a CreateDevice; Access is for Locate to set. Errors:
+// ParseCreate checks a CreateDeviceRequest; Locate sets Access. Errors:
 // errs.Invalid.
 func ParseCreate(r *storagev1.CreateDeviceRequest) (Create, error) {
 	c := Create{
@@ -86,33 +87,33 @@ func ParseCreate(r *storagev1.CreateDeviceRequest) (Create, error) {
 	return c, nil
 }
 
-// Locate reads the locator out of the contexts, once it is known that a device
-// has to be made: a retry for one that is there needs none. Errors:
-// errs.Invalid; access.ErrNone as well when the contexts hold no locator.
+// Locate reads the locator from the contexts. It is called only when a device
+// has to be created: a retry for an existing device needs no locator. Errors:
+// errs.Invalid; also access.ErrNone if the contexts have no locator.
 func (c *Create) Locate() error {
-	// The driver copies storage_parameters to SNAP as they are, so nothing of
-	// ours can stand there.
+	// The driver copies storage_parameters to SNAP unchanged, so they cannot
+	// hold a locator.
 	a, err := access.Decode(c.Contexts.Volume, c.Contexts.Publish)
 	if errors.Is(err, access.ErrNone) {
-		return errs.Errorf(errs.Invalid, "volume %s: %w, and no other key says where the volume is: %s%s", c.Volume, err, fitting(c.Mode), c.hint())
+		return errs.Errorf(errs.Invalid, "volume %s: %w, and no other key locates the volume: %s%s", c.Volume, err, fitting(c.Mode), c.hint())
 	}
 	if err != nil {
 		return errs.Errorf(errs.Invalid, "volume %s: %w%s", c.Volume, err, c.hint())
 	}
 	if !fits(c.Mode, a) {
-		return errs.Errorf(errs.Invalid, "volume %s: volume_mode %s and a locator of %s do not go together: %s", c.Volume, c.Mode, a.Protocol(), fitting(c.Mode))
+		return errs.Errorf(errs.Invalid, "volume %s: volume_mode %s does not support a locator for %s: %s", c.Volume, c.Mode, a.Protocol(), fitting(c.Mode))
 	}
 	c.Access = a
 	return nil
 }
 
-// Misspelt names the keys that are not read and resemble one of a locator.
+// Misspelt returns the ignored keys that resemble a key of a locator.
 func (c *Create) Misspelt() []string { return access.Misspelt(c.Contexts.Volume, c.Contexts.Publish) }
 
-// hint is what Misspelt adds to an error.
+// hint returns the suffix of an error with the keys of Misspelt.
 func (c *Create) hint() string {
 	if keys := c.Misspelt(); len(keys) > 0 {
-		return "; not read are " + strings.Join(keys, ", ")
+		return "; ignored keys: " + strings.Join(keys, ", ")
 	}
 	return ""
 }
@@ -123,7 +124,7 @@ func fits(m Mode, a access.Access) bool {
 		return m == Block
 	case access.NFS, access.CephFS:
 		return m == Filesystem
-	case access.File: // a file or a directory, as shows when it is looked at
+	case access.File: // Pools checks whether it is a file or a directory
 		return true
 	}
 	return false
@@ -131,25 +132,26 @@ func fits(m Mode, a access.Access) bool {
 
 func fitting(m Mode) string {
 	if m == Block {
-		return "a block device is a namespace of NVMe-oF (targetType tcp or rdma, targetAddr, nqn), an RBD image (rbd), or a file in a pool (file)"
+		return "a block device needs an NVMe-oF namespace (targetType tcp or rdma, targetAddr, nqn), an RBD image (rbd), or a file in a pool (file)"
 	}
-	return "a file system is an NFS export (targetType nfs, or server and share), a directory of CephFS (cephfs), or a directory in a pool (file)"
+	return "a file system needs an NFS export (targetType nfs, or server and share), a CephFS directory (cephfs), or a directory in a pool (file)"
 }
 
 var volumePattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
 
-// maxVolume is how long a name of Kubernetes may be.
+// maxVolume is the maximum length of a Kubernetes name.
 const maxVolume = 253
 
-// CheckVolume refuses what is no name of a volume. It stands in paths.
+// CheckVolume returns an error for an invalid volume ID. The ID becomes part of
+// paths.
 func CheckVolume(id string) error {
 	switch {
 	case id == "":
 		return errs.Errorf(errs.Invalid, "volume_id is missing")
 	case len(id) > maxVolume:
-		return errs.Errorf(errs.Invalid, "volume_id has %d bytes, %d are possible", len(id), maxVolume)
+		return errs.Errorf(errs.Invalid, "volume_id has %d bytes, at most %d are allowed", len(id), maxVolume)
 	case !volumePattern.MatchString(id) || strings.Contains(id, ".."):
-		return errs.Errorf(errs.Invalid, "volume_id %s is not a name as pvc-1f0e: letters, digits, dots, dashes and underscores, without two dots in a row, a letter or digit first and last", access.Quote(id))
+		return errs.Errorf(errs.Invalid, "invalid volume_id %s: only letters, digits, dots, dashes and underscores are allowed, a letter or digit first and last, and no two dots in a row, such as pvc-1f0e", access.Quote(id))
 	}
 	return nil
 }
@@ -162,16 +164,16 @@ func ParseMode(word string) (Mode, error) {
 	case Block, Filesystem:
 		return m, nil
 	}
-	return "", errs.Errorf(errs.Invalid, "volume_mode %s is not known: it is Block or Filesystem (which is also meant when it is empty)", access.Quote(word))
+	return "", errs.Errorf(errs.Invalid, "unknown volume_mode %s: use Block or Filesystem (the default)", access.Quote(word))
 }
 
-// ParseModes sorts access modes. None at all is taken: a caller that names none
-// forbids nothing.
+// ParseModes sorts access modes and removes duplicates. An empty list is
+// accepted: it restricts nothing.
 func ParseModes(modes []storagev1.AccessMode) ([]storagev1.AccessMode, error) {
 	var each []storagev1.AccessMode // a request can repeat them a million times
 	for _, m := range modes {
 		if _, known := storagev1.AccessMode_name[int32(m)]; !known || m == storagev1.AccessMode_ACCESS_MODE_UNSPECIFIED {
-			return nil, errs.Errorf(errs.Invalid, "access mode %d is not known: there are ACCESS_MODE_RWO (1), ROX (2), RWX (3) and RWOP (4)", m)
+			return nil, errs.Errorf(errs.Invalid, "unknown access mode %d: use ACCESS_MODE_RWO (1), ROX (2), RWX (3) or RWOP (4)", m)
 		}
 		if !slices.Contains(each, m) {
 			each = append(each, m)

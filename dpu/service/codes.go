@@ -12,8 +12,8 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Code is the one table that turns errors of a Server into the codes of the
-// contract. It has one code for all that cannot be done, bad input included.
+// Code maps the errors of a Server to the codes of the contract, which has one
+// code, FAILED_PRECONDITION, for all other failures, including bad input.
 func Code(err error) codes.Code {
 	switch {
 	case err == nil:
@@ -32,15 +32,16 @@ func Code(err error) codes.Code {
 	return codes.FailedPrecondition
 }
 
-// only leaves of an error what its call may tell apart: one particular answer,
-// or none, and that the caller is gone. All else is a failure as any other: a
-// device that is missing below DeleteDevice, a deadline of the plugin's own.
+// only converts an error to FAILED_PRECONDITION, unless it is particular, the
+// one special error of the call, or the caller has cancelled the call. An
+// ErrAbsent below DeleteDevice, or a deadline of the plugin itself, must not
+// reach Code unconverted.
 func only(ctx context.Context, particular, err error) error {
 	if err == nil || particular != nil && errors.Is(err, particular) {
 		return err
 	}
 	if gone := ctx.Err(); gone != nil && errors.Is(err, gone) {
-		return fmt.Errorf("%v: the caller is gone (%w)", err, gone)
+		return fmt.Errorf("%v: call ended by the caller (%w)", err, gone)
 	}
 	return errs.Errorf(errs.Precondition, "%v", err)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// CreateDevice makes the device of a volume.
+// CreateDevice creates the device of a volume.
 func (s *Server) CreateDevice(ctx context.Context, r *storagev1.CreateDeviceRequest) (*storagev1.CreateDeviceResponse, error) {
 	q, err := request.ParseCreate(r)
 	if err != nil {
@@ -26,25 +26,25 @@ func (s *Server) CreateDevice(ctx context.Context, r *storagev1.CreateDeviceRequ
 	return &storagev1.CreateDeviceResponse{DeviceName: name}, nil
 }
 
-// unserved is why a CreateDevice is refused. UNIMPLEMENTED speaks of the call as
-// a whole, so it is that only where SNAP can be given no device at all, whatever
-// else is wrong; a call that serves one volume mode fails for the other.
+// unserved returns the error of a refused CreateDevice. UNIMPLEMENTED applies
+// to the method as a whole, so it is returned only if SNAP supports no devices
+// at all; an unsupported volume mode is FAILED_PRECONDITION.
 func (s *Server) unserved(ctx context.Context, why error) error {
 	offer, err := s.config.Devices.Offer(ctx)
 	if err == nil && offer == (plugin.Offer{}) {
 		return errs.Errorf(errs.Unsupported, "CreateDevice: %w: it has neither the methods for block devices nor those for file systems; use a SNAP image that has them", plugin.ErrUnserved)
 	}
 	if errors.Is(why, plugin.ErrUnserved) {
-		return errs.Errorf(errs.Precondition, "%v; StoragePluginGetCapabilities tells which devices it can have now: ask with the other volume_mode, or use a SNAP image that has the methods", why)
+		return errs.Errorf(errs.Precondition, "%v; StoragePluginGetCapabilities lists the supported devices: use the other volume_mode, or a SNAP image that has the methods", why)
 	}
 	return only(ctx, nil, why)
 }
 
-// DeleteDevice takes a device away. It is served whatever SNAP can do now: what
-// is on record has to be forgotten also when SNAP became another process.
+// DeleteDevice deletes a device. It does not depend on what SNAP supports now:
+// the record must also be removed after SNAP was replaced.
 func (s *Server) DeleteDevice(ctx context.Context, r *storagev1.DeleteDeviceRequest) (*storagev1.DeleteDeviceResponse, error) {
 	if id := r.GetVolumeId(); id != "" && request.CheckVolume(id) != nil {
-		return &storagev1.DeleteDeviceResponse{}, nil // it never had a device
+		return &storagev1.DeleteDeviceResponse{}, nil // such a volume cannot have a device
 	}
 	d, err := request.ParseDelete(r)
 	if err == nil {
@@ -56,7 +56,7 @@ func (s *Server) DeleteDevice(ctx context.Context, r *storagev1.DeleteDeviceRequ
 	return &storagev1.DeleteDeviceResponse{}, nil
 }
 
-// GetDevice tells how a device was created that SNAP holds now.
+// GetDevice returns how a device was created, if SNAP holds it.
 func (s *Server) GetDevice(ctx context.Context, r *storagev1.GetDeviceRequest) (*storagev1.GetDeviceResponse, error) {
 	q, err := request.ParseGet(r)
 	if err != nil {
@@ -72,7 +72,7 @@ func (s *Server) GetDevice(ctx context.Context, r *storagev1.GetDeviceRequest) (
 	}, nil
 }
 
-// ListDevices tells of the devices page by page.
+// ListDevices returns a page of the devices.
 func (s *Server) ListDevices(ctx context.Context, r *storagev1.ListDevicesRequest) (*storagev1.ListDevicesResponse, error) {
 	p, err := request.ParsePage(r)
 	if err != nil {

@@ -8,13 +8,13 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 )
 
-// GetPluginInfo tells who the plugin is.
+// GetPluginInfo returns the name and version of the plugin.
 func (s *Server) GetPluginInfo(context.Context, *storagev1.GetPluginInfoRequest) (*storagev1.GetPluginInfoResponse, error) {
 	return &storagev1.GetPluginInfoResponse{Name: s.config.Name, VendorVersion: s.config.Version, Manifest: s.config.Manifest}, nil
 }
 
-// Probe tells whether devices can be asked for now. It fails only when the
-// plugin itself is ill, for then it may be restarted.
+// Probe reports whether the plugin is ready. It fails only if the plugin itself
+// is broken, since it can be restarted then.
 func (s *Server) Probe(ctx context.Context, _ *storagev1.ProbeRequest) (*storagev1.ProbeResponse, error) {
 	ready, err := s.config.Devices.Ready(ctx)
 	if err != nil {
@@ -23,8 +23,8 @@ func (s *Server) Probe(ctx context.Context, _ *storagev1.ProbeRequest) (*storage
 	return &storagev1.ProbeResponse{Ready: wrapperspb.Bool(ready)}, nil
 }
 
-// StoragePluginGetCapabilities tells which devices the SNAP process can be given
-// now. GetDevice and ListDevices are always served.
+// StoragePluginGetCapabilities returns the kinds of devices that the SNAP
+// process supports now. GetDevice and ListDevices are always served.
 func (s *Server) StoragePluginGetCapabilities(ctx context.Context, _ *storagev1.StoragePluginGetCapabilitiesRequest) (*storagev1.StoragePluginGetCapabilitiesResponse, error) {
 	offer, err := s.config.Devices.Offer(ctx)
 	if err != nil {
@@ -49,8 +49,8 @@ func (s *Server) StoragePluginGetCapabilities(ctx context.Context, _ *storagev1.
 	return &out, nil
 }
 
-// GetSNAPProvider tells in which SNAP process the devices are. It never fails:
-// today's node driver would go on with an empty name.
+// GetSNAPProvider returns the name of the SNAP process that holds the devices.
+// It never fails: the current node driver would continue with an empty name.
 func (s *Server) GetSNAPProvider(context.Context, *storagev1.GetSNAPProviderRequest) (*storagev1.GetSNAPProviderResponse, error) {
 	return &storagev1.GetSNAPProviderResponse{ProviderName: s.config.Provider}, nil
 }

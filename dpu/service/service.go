@@ -1,6 +1,5 @@
 // Package service serves the contract between DPF and a storage vendor's
-// plugin, nvidia.storage.plugins.v1, as its published text says it. What a call
-// means is done by package plugin.
+// plugin, nvidia.storage.plugins.v1. Package plugin implements the calls.
 package service
 
 import (
@@ -20,7 +19,7 @@ import (
 	"github.com/cleatproject/cleat/dpu/table"
 )
 
-// Devices carries out what is asked; see plugin.Plugin.
+// Devices implements the device calls; see plugin.Plugin.
 type Devices interface {
 	Create(ctx context.Context, q request.Create) (deviceName string, err error)
 	Delete(ctx context.Context, d request.Device) error
@@ -30,25 +29,25 @@ type Devices interface {
 	Offer(ctx context.Context) (plugin.Offer, error)
 }
 
-// Config says what a Server serves.
+// Config configures a Server.
 type Config struct {
-	Name     string            // of GetPluginInfo: a domain name of at most 63 characters
-	Version  string            // of GetPluginInfo
-	Manifest map[string]string // of GetPluginInfo, at least one entry
+	Name     string            // for GetPluginInfo: a domain name of at most 63 characters
+	Version  string            // for GetPluginInfo
+	Manifest map[string]string // for GetPluginInfo, at least one entry
 	// Provider is the directory of the SNAP process below .../snap/providers.
-	// Empty is the contract's word for NVIDIA's default process.
+	// Empty means NVIDIA's default process.
 	Provider string
 	Devices  Devices
 }
 
-// Server is both services. Its errors are for Code to judge.
+// Server implements both services. Code maps its errors to gRPC codes.
 type Server struct {
 	storagev1.UnimplementedIdentityServiceServer
 	storagev1.UnimplementedStoragePluginServiceServer
 	config Config
 }
 
-// label and name are those of RFC 1035 section 2.3.1.
+// label is a domain label of RFC 1035 section 2.3.1.
 const label = `[a-zA-Z]([a-zA-Z0-9-]*[a-zA-Z0-9])?`
 
 var namePattern = regexp.MustCompile(`^` + label + `(\.` + label + `)*$`)
@@ -58,19 +57,19 @@ const (
 	maxProvider = 255 // bytes of one element of a path
 )
 
-// New makes a Server. It refuses what no node driver could use.
+// New returns a Server, or an error for values that no node driver can use.
 func New(c Config) (*Server, error) {
 	switch {
 	case len(c.Name) > maxName || !namePattern.MatchString(c.Name):
-		return nil, fmt.Errorf("the plugin cannot be called %.80q: the contract wants a domain name of at most %d characters, as dpu.cleat.dev", c.Name, maxName)
+		return nil, fmt.Errorf("invalid plugin name %.80q: the contract requires a domain name of at most %d characters, such as dpu.cleat.dev", c.Name, maxName)
 	case c.Version == "":
-		return nil, errors.New("the plugin needs a version for GetPluginInfo")
+		return nil, errors.New("no plugin version for GetPluginInfo")
 	case len(c.Manifest) == 0:
-		return nil, errors.New("the plugin needs a manifest for GetPluginInfo: the contract requires at least one entry")
+		return nil, errors.New("no plugin manifest for GetPluginInfo: the contract requires at least one entry")
 	case c.Provider == "." || c.Provider == ".." || len(c.Provider) > maxProvider || strings.ContainsAny(c.Provider, "/\x00"):
-		return nil, fmt.Errorf("the SNAP provider cannot be called %.80q: the node driver looks for its socket in the directory of that name, as snap of .../providers/snap/snap.sock", c.Provider)
+		return nil, fmt.Errorf("invalid SNAP provider %.80q: it must be a directory name, since the node driver uses the socket .../providers/<name>/snap.sock", c.Provider)
 	case c.Devices == nil:
-		return nil, errors.New("the plugin's service has no devices to serve")
+		return nil, errors.New("Devices is required")
 	}
 	c.Manifest = maps.Clone(c.Manifest)
 	return &Server{config: c}, nil
@@ -82,8 +81,8 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	storagev1.RegisterStoragePluginServiceServer(r, s)
 }
 
-// Private are the fields of requests that no log may show: the contract has no
-// place for secrets, so people put them where there is one.
+// Private returns the request fields that must not be logged: the contract has
+// no field for secrets, so users put them into these.
 func Private() []protoreflect.FullName {
 	create := (&storagev1.CreateDeviceRequest{}).ProtoReflect().Descriptor()
 	var all []protoreflect.FullName

@@ -8,15 +8,15 @@ import (
 
 func identitiesBucket() store.Bucket[string] { return store.Bucket[string]{Name: "identities"} }
 
-// Identity returns the UUID of the namespace that the device of a volume was
-// made of last, also when the device does not exist any more; "": unknown.
+// Identity returns the UUID of the namespace that the volume's device had last,
+// even if the device does not exist any more; "": unknown.
 func (t *Table) Identity(volumeID string) string {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.identities[volumeID]
 }
 
-// ForgetIdentity is for a volume that is deleted.
+// ForgetIdentity removes the identity of a deleted volume.
 func (t *Table) ForgetIdentity(ctx context.Context, volumeID string) error {
 	if err := t.begin(ctx); err != nil {
 		return err
@@ -34,7 +34,7 @@ func (t *Table) ForgetIdentity(ctx context.Context, volumeID string) error {
 	return nil
 }
 
-// identity is the UUID that the record of a device vouches for.
+// identity returns the UUID of a device's namespace, if the device was created.
 func (d Device) identity() string {
 	if d.Phase != Made {
 		return ""

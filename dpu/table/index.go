@@ -12,15 +12,15 @@ import (
 	"github.com/cleatproject/cleat/internal/store"
 )
 
-// index is what is on record, in memory, by all that it is looked up by.
+// index holds the recorded devices and objects in memory, with all lookup keys.
 type index struct {
-	devices map[string]Device    // by volume
-	byName  map[string]string    // device name to volume, of those that have a name
-	order   []string             // volumes, sorted
-	objects map[plan.ID]Object   //
-	users   map[plan.ID][]string // volumes, sorted; none is empty
+	devices map[string]Device // by volume
+	byName  map[string]string // device name to volume, for devices with a name
+	order   []string          // volumes, sorted
+	objects map[plan.ID]Object
+	users   map[plan.ID][]string // volumes, sorted; no empty lists
 	unused  map[plan.ID]struct{} // objects without users
-	takers  map[string]plan.ID   // by what an object takes for itself
+	takers  map[string]plan.ID   // by exclusive resource of the object, see plan.Object.Exclusive
 	// identities are UUIDs of namespaces, by volume; see Identity.
 	identities map[string]string
 }
@@ -50,7 +50,7 @@ func (x *index) dropObject(id plan.ID) {
 	x.noteUse(id)
 }
 
-// noteUse keeps what is unused up to date.
+// noteUse updates the unused objects.
 func (x *index) noteUse(id plan.ID) {
 	if _, known := x.objects[id]; known && len(x.users[id]) == 0 {
 		x.unused[id] = struct{}{}
@@ -91,8 +91,8 @@ func (x *index) dropDevice(volumeID string) {
 	x.order = without(x.order, volumeID)
 }
 
-// with and without move the tail of a sorted list: even of ten thousand volumes
-// that is microseconds, next to the milliseconds of the record.
+// with and without move the tail of a sorted list: with ten thousand volumes
+// that takes microseconds, compared with milliseconds for the write to disk.
 func with(sorted []string, s string) []string {
 	at, found := slices.BinarySearch(sorted, s)
 	if found {
@@ -120,7 +120,8 @@ func (x *index) sorted(ids iter.Seq[plan.ID]) []Object {
 	return all
 }
 
-// subject begins a message about a device; nothing when it is about an object.
+// subject returns the prefix of a message about a device; empty for a message
+// about an object.
 func (d *Device) subject() string {
 	if d == nil {
 		return ""
@@ -128,14 +129,15 @@ func (d *Device) subject() string {
 	return "volume " + d.Volume + ": "
 }
 
-// admit refuses what must not be on record together. d may be nil.
+// admit checks that a device and objects can be recorded together with the
+// existing records. d is optional.
 func (t *Table) admit(d *Device, objects []Object) error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	coming, takers := map[plan.ID]bool{}, map[string]plan.ID{}
 	for _, o := range objects {
 		if !o.Fits() {
-			return errs.Errorf(errs.Internal, "%s is not an object of its kind", o.ID)
+			return errs.Errorf(errs.Internal, "the fields of %s do not match its kind", o.ID)
 		}
 		coming[o.ID] = true
 		taken := o.Exclusive()
@@ -143,31 +145,31 @@ func (t *Table) admit(d *Device, objects []Object) error {
 			continue
 		}
 		if other, has := takers[taken]; has && other != o.ID {
-			return errs.Errorf(errs.Internal, "%s and %s would both take %q", other, o.ID, taken)
+			return errs.Errorf(errs.Internal, "%s and %s would both use %q", other, o.ID, taken)
 		}
 		takers[taken] = o.ID
 		if other, has := t.takers[taken]; has && other != o.ID {
-			return errs.Errorf(errs.Precondition, "%s%q is in use already, by %s of %s; two volumes cannot be one", d.subject(), taken, other, t.holders(other))
+			return errs.Errorf(errs.Precondition, "%s%q is already in use by %s of %s; two volumes cannot share it", d.subject(), taken, other, t.holders(other))
 		}
 	}
 	if d == nil {
 		return nil
 	}
 	if d.Volume == "" {
-		return errs.Errorf(errs.Internal, "a device without a volume cannot be recorded")
+		return errs.Errorf(errs.Internal, "device without a volume")
 	}
 	if other := t.byName[d.Name]; other != "" && other != d.Volume {
-		return errs.Errorf(errs.Precondition, "volume %s: device %s is that of volume %s already; two volumes cannot be one namespace: look at nsId, uuid or nguid of their contexts", d.Volume, d.Name, other)
+		return errs.Errorf(errs.Precondition, "volume %s: device %s already belongs to volume %s; two volumes cannot share a namespace: check nsId, uuid or nguid in their contexts", d.Volume, d.Name, other)
 	}
 	for _, id := range d.Objects {
 		if _, known := t.objects[id]; !known && !coming[id] {
-			return errs.Errorf(errs.Internal, "volume %s: %s, of which its device is made, is not on record", d.Volume, id)
+			return errs.Errorf(errs.Internal, "volume %s: %s, an object of its device, is not on record", d.Volume, id)
 		}
 	}
 	return nil
 }
 
-// holders says in a message who has an object.
+// holders describes the users of an object for a message.
 func (x *index) holders(id plan.ID) string {
 	if len(x.users[id]) == 0 {
 		return "a device that is still being removed"
@@ -175,57 +177,56 @@ func (x *index) holders(id plan.ID) string {
 	return fmt.Sprintf("volumes %q", x.users[id])
 }
 
-// admitDrop refuses to forget what the device of another volume is made of.
+// admitDrop refuses to drop objects that the device of another volume needs.
 func (t *Table) admitDrop(volumeID string, objects []plan.ID) error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	for _, id := range objects {
 		for _, user := range t.users[id] {
 			if user != volumeID {
-				return errs.Errorf(errs.Internal, "%s cannot be forgotten: the device of volume %s needs it", id, user)
+				return errs.Errorf(errs.Internal, "cannot drop %s: the device of volume %s needs it", id, user)
 			}
 		}
 	}
 	return nil
 }
 
-// checkObject finds out whether a record of an object can be.
+// checkObject validates the record of an object.
 func (x *index) checkObject(key string, o Object) error {
 	taken := o.Exclusive()
 	switch {
 	case o.ID.String() != key:
-		return damaged("object", key, "it is of %q", o.ID)
+		return damaged("object", key, "it belongs to %q", o.ID)
 	case o.Name == "" || !o.Fits():
-		return damaged("object", key, "it does not say what it is made of")
+		return damaged("object", key, "its fields do not match its kind")
 	case taken != "" && x.takers[taken].Name != "":
-		return damaged("object", key, "%s takes %q as well", x.takers[taken], taken)
+		return damaged("object", key, "%s also uses %q", x.takers[taken], taken)
 	}
 	return nil
 }
 
-// checkDevice finds out whether a record of a device can be. The objects are
-// there already.
+// checkDevice validates the record of a device; the objects must be loaded.
 func (x *index) checkDevice(key string, d Device) error {
 	switch {
 	case d.Volume != key:
-		return damaged("device", key, "it is of volume %q", d.Volume)
+		return damaged("device", key, "it belongs to volume %q", d.Volume)
 	case d.Phase != Making && d.Phase != Made && d.Phase != Removing:
 		return damaged("device", key, "its phase is %q", d.Phase)
 	case d.Mode != request.Block && d.Mode != request.Filesystem:
 		return damaged("device", key, "its volume mode is %q", d.Mode)
 	case d.Phase == Made && (d.Name == "" || len(d.Objects) == 0):
-		return damaged("device", key, "it was made, and has no name or no objects")
+		return damaged("device", key, "its phase is made, but it has no name or no objects")
 	case d.Name != "" && x.byName[d.Name] != "":
-		return damaged("device", key, "volume %s has the device %s as well", x.byName[d.Name], d.Name)
+		return damaged("device", key, "volume %s also has device %s", x.byName[d.Name], d.Name)
 	}
 	for _, id := range d.Objects {
 		if _, known := x.objects[id]; !known {
-			return damaged("device", key, "%q, of which it is made, is not on record", id)
+			return damaged("device", key, "its object %q is not on record", id)
 		}
 	}
 	return nil
 }
 
 func damaged(what, key, format string, args ...any) error {
-	return errs.Errorf(errs.Internal, "the record %q of a %s: %w: %s", key, what, store.ErrDamaged, fmt.Sprintf(format, args...))
+	return errs.Errorf(errs.Internal, "record %q of a %s: %w: %s", key, what, store.ErrDamaged, fmt.Sprintf(format, args...))
 }

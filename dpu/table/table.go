@@ -1,7 +1,6 @@
-// Package table is what the plugin remembers: devices, and the objects they are
-// made of. What a call of it returned without an error survives a power cut. It
-// holds no secret. An object is on record before anybody is asked to make it,
-// and until it is certain that it is gone.
+// Package table records devices and the objects they consist of. Changes are
+// durable when a call returns without an error. The table holds no secrets. An
+// object is recorded before it is created, and until it is certainly removed.
 package table
 
 import (
@@ -20,10 +19,10 @@ import (
 	"github.com/cleatproject/cleat/internal/store"
 )
 
-// Phase is how far a device is.
+// Phase is the phase of a device's life cycle.
 type Phase string
 
-// The phases. Only a device that is Made was ever answered.
+// The phases. Only a device in phase Made was ever returned to a caller.
 const (
 	Making   Phase = "making"
 	Made     Phase = "made"
@@ -38,34 +37,35 @@ type Device struct {
 	Mode     request.Mode           `json:"mode"`
 	Modes    []storagev1.AccessMode `json:"modes,omitempty"`
 	Contexts request.Contexts       `json:"contexts"`
-	Objects  []plan.ID              `json:"objects"` // in the order of making
-	// Namespace is what the device is, of those on a controller: all that was
-	// found out about it.
+	Objects  []plan.ID              `json:"objects"` // in the order of creation
+	// Namespace identifies the namespace of the controller that the device
+	// consists of, with all known identifiers.
 	Namespace plan.Choice `json:"namespace,omitzero"`
-	// Process is the identity of the SNAP process that it was made in.
+	// Process is the identity of the SNAP process that holds the device.
 	Process string    `json:"process,omitempty"`
 	Since   time.Time `json:"since"` // when the phase began
 }
 
-// Object is something that was asked for.
+// Object is the record of an object.
 type Object struct {
 	plan.Object
-	// Foreign: it was there when it was asked for, and is not ours to remove.
+	// Foreign: the object existed before, and must not be removed by this
+	// plugin.
 	Foreign bool `json:"foreign,omitempty"`
-	// As is the name that a controller has which somebody else attached.
+	// As is the name of a controller that was attached by another program.
 	As string `json:"as,omitempty"`
-	// Doubt is set while an object was asked for without an answer: until then
-	// it may still come, also after it was removed.
+	// Doubt is set while a call for the object is unanswered: until then the
+	// object can still appear, even after its removal.
 	Doubt time.Time `json:"doubt,omitzero"`
-	// Asked is the path of the attach without an answer. It is zero when there is
-	// more than one, or an earlier release recorded it: the path then does not
-	// show that all have ended.
+	// Asked is the path of the unanswered attach. It is zero if several are
+	// unanswered, or if an earlier release wrote the record: the path then does
+	// not show that all have ended.
 	Asked netip.AddrPort `json:"asked,omitzero"`
-	// Process is the identity of the SNAP process that it was asked for in.
+	// Process is the identity of the SNAP process of the last call.
 	Process string `json:"process,omitempty"`
 }
 
-// There is the object by the name that it has in the process.
+// There returns the object with the name that it has in the SNAP process.
 func (o Object) There() plan.Object {
 	there := o.Object
 	if o.As != "" {
@@ -74,11 +74,10 @@ func (o Object) There() plan.Object {
 	return there
 }
 
-// Table is safe for many goroutines. Records that it takes and returns are
-// copies.
+// Table is safe for concurrent use. Records are copied on input and output.
 type Table struct {
 	store   *store.Store
-	writing chan struct{} // holds one token: the right to look and then write
+	writing chan struct{} // a semaphore: serialises read-modify-write operations
 
 	mu sync.RWMutex
 	index
@@ -87,15 +86,15 @@ type Table struct {
 func devicesBucket() store.Bucket[Device] { return store.Bucket[Device]{Name: "devices"} }
 func objectsBucket() store.Bucket[Object] { return store.Bucket[Object]{Name: "objects"} }
 
-// Role and Version are those of the store.
+// Role and Version identify the store.
 const (
 	Role    = "dpu"
 	Version = 1
 )
 
-// Open reads everything. A record that cannot be, or that contradicts another,
-// is refused by its name: what was made of it could not be taken back. Errors:
-// those of package store, of which store.ErrDamaged is for such records.
+// Open loads all records. It refuses a record that is invalid or contradicts
+// another, since its objects could not be removed. Errors: those of package
+// store, store.ErrDamaged for such a record.
 func Open(ctx context.Context, s *store.Store) (*Table, error) {
 	t := &Table{store: s, writing: make(chan struct{}, 1), index: newIndex()}
 	t.writing <- struct{}{}
@@ -126,7 +125,7 @@ func Open(ctx context.Context, s *store.Store) (*Table, error) {
 	return t, nil
 }
 
-// Device returns that of a volume.
+// Device returns the device of a volume.
 func (t *Table) Device(volumeID string) (Device, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -134,8 +133,8 @@ func (t *Table) Device(volumeID string) (Device, bool) {
 	return d.clone(), ok
 }
 
-// List returns devices that keep admits, in the order of their volumes, from
-// behind a volume on; max at most, and whether there are more.
+// List returns the devices accepted by keep, sorted by volume, starting after a
+// volume: at most max, and whether there are more.
 func (t *Table) List(after string, max int, keep func(Device) bool) (page []Device, more bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -156,7 +155,7 @@ func (t *Table) List(after string, max int, keep func(Device) bool) (page []Devi
 	return page, false
 }
 
-// Count says how many devices are in each phase, and how many objects there are.
+// Count returns the number of devices by phase, and the number of objects.
 func (t *Table) Count() (devices map[Phase]int, objects int) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -167,7 +166,7 @@ func (t *Table) Count() (devices map[Phase]int, objects int) {
 	return devices, len(t.objects)
 }
 
-// Object returns one.
+// Object returns the record of an object.
 func (t *Table) Object(id plan.ID) (Object, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -175,34 +174,33 @@ func (t *Table) Object(id plan.ID) (Object, bool) {
 	return o.clone(), ok
 }
 
-// Objects returns all, in the order of their kinds and names.
+// Objects returns all objects, sorted by kind and name.
 func (t *Table) Objects() []Object {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.sorted(maps.Keys(t.objects))
 }
 
-// Users are the volumes whose devices need an object, sorted.
+// Users returns the volumes whose devices need an object, sorted.
 func (t *Table) Users(id plan.ID) []string {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return slices.Clone(t.users[id])
 }
 
-// Unused are the objects that no device needs, in the order of their kinds and
-// names.
+// Unused returns the objects that no device needs, sorted by kind and name.
 func (t *Table) Unused() []Object {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.sorted(maps.Keys(t.unused))
 }
 
-// Put records a device, in place of what its volume had, together with objects.
-// Errors: errs.Precondition when another volume has the device's name, or
-// what one of the objects takes for itself; errs.Internal for an object of
-// the device that is not on record, or for one that is no object; for a device
-// that is Making also errs.Precondition when the disk is full: the last of the
-// room is for deleting.
+// Put records a device, replacing that of its volume, together with objects.
+// Errors: errs.Precondition if another volume has the device's name or an
+// exclusive resource of one of the objects; errs.Internal for an invalid
+// object, or one of the device that is not on record; for a device in phase
+// Making also errs.Precondition if the disk is full: the remaining space is
+// reserved for deletes.
 func (t *Table) Put(ctx context.Context, d Device, objects ...Object) error {
 	d = d.clone()
 	if d.Phase == Making {
@@ -211,7 +209,7 @@ func (t *Table) Put(ctx context.Context, d Device, objects ...Object) error {
 			return context.Cause(ctx)
 		}
 		if err != nil {
-			return errs.Errorf(errs.Precondition, "volume %s: the disk with the record is full; the room that is left is kept for deleting devices: %w", d.Volume, err)
+			return errs.Errorf(errs.Precondition, "volume %s: the disk with the plugin's records is full, and the remaining space is reserved for deleting devices: %w", d.Volume, err)
 		}
 	}
 	return t.put(ctx, &d, objects)
@@ -261,9 +259,9 @@ func (t *Table) put(ctx context.Context, d *Device, objects []Object) error {
 	return nil
 }
 
-// Drop forgets the device of a volume, and objects; what is not there is
-// forgotten already. Error: errs.Internal for an object that the device of
-// another volume needs.
+// Drop removes the records of a volume's device and of objects. It is
+// idempotent. Error: errs.Internal for an object that the device of another
+// volume needs.
 func (t *Table) Drop(ctx context.Context, volumeID string, objects ...plan.ID) error {
 	if err := t.begin(ctx); err != nil {
 		return err
@@ -294,8 +292,8 @@ func (t *Table) Drop(ctx context.Context, volumeID string, objects ...plan.ID) e
 	return nil
 }
 
-// begin waits for the right to write, so that nothing changes between a look
-// and the record that follows from it.
+// begin acquires the right to write, so that no record changes between a check
+// and the write that depends on it.
 func (t *Table) begin(ctx context.Context) error {
 	select {
 	case <-t.writing:
