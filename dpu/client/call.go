@@ -15,30 +15,30 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// ErrNobody: no plugin answers on the socket, or it may not be asked. The causes
-// are wrapped beside it, as fs.ErrNotExist.
+// ErrNobody: no plugin answers on the socket, or access is denied. The cause is
+// wrapped as well, for example fs.ErrNotExist.
 var ErrNobody = errors.New("no plugin answers")
 
-// Error is what became of a call that failed. status.FromError reads it.
+// Error is a failed call. It works with status.FromError.
 type Error struct {
 	Socket  string
-	Method  string // as CreateDevice; empty when a connection was to be made
+	Method  string // such as CreateDevice; empty for a failed connection
 	Code    codes.Code
-	Message string // the plugin's; empty when it did not answer
-	cause   error  // why it did not answer; nil when it did
+	Message string // from the plugin; empty if it did not answer
+	cause   error  // why the plugin did not answer; nil if it did
 }
 
 func (e *Error) Error() string {
 	switch {
 	case e.cause == nil:
-		return fmt.Sprintf("%s answered %s with %s: %s", e.Socket, e.Method, e.Code, e.Message)
+		return fmt.Sprintf("%s: %s failed with code %s: %s", e.Socket, e.Method, e.Code, e.Message)
 	case errors.Is(e.cause, ErrNobody):
 		return e.cause.Error()
 	}
-	return fmt.Sprintf("%s has not answered %s in time: %v", e.Socket, e.Method, e.cause)
+	return fmt.Sprintf("%s: %s timed out: %v", e.Socket, e.Method, e.cause)
 }
 
-// GRPCStatus lets status.Code and its like read the error.
+// GRPCStatus makes the error usable with status.Code and status.FromError.
 func (e *Error) GRPCStatus() *status.Status {
 	if e.cause == nil {
 		return status.New(e.Code, e.Message)
@@ -46,10 +46,10 @@ func (e *Error) GRPCStatus() *status.Status {
 	return status.New(e.Code, e.Error())
 }
 
-// Unwrap gives what kept the plugin from answering, if anything did.
+// Unwrap returns the reason why the plugin did not answer, or nil if it did.
 func (e *Error) Unwrap() error { return e.cause }
 
-// Answered reports whether the code is the plugin's own word.
+// Answered reports whether the plugin returned the code.
 func (e *Error) Answered() bool { return e.cause == nil }
 
 // call runs one RPC.
@@ -67,31 +67,31 @@ func call[Q, A any](ctx context.Context, c *Client, method string, rpc func(cont
 		failed.Message = errs.Clip(s.Message(), 4096)
 	case s.Code() == codes.Unavailable:
 		return answer, c.lost(ctx, method, s.Message())
-	default: // of this side, as an answer that is too large
+	default: // set by the client, for example for a response that is too large
 		failed.Message = errs.Clip(s.Message(), 4096)
 	}
 	return answer, failed
 }
 
-// lost is the error of a call whose connection could not be made, or broke. The
-// kernel says why more plainly than gRPC does.
+// lost returns the error of a call whose connection could not be made, or
+// broke. It dials again, since the error of the kernel is clearer than gRPC's.
 func (c *Client) lost(ctx context.Context, method, told string) error {
 	again, err := unixsock.Dial(ctx, c.socket)
 	if err == nil {
-		_ = again.Close() // it was made to be looked at
-		err = errors.New("the connection broke: " + errs.Clip(told, 4096))
+		_ = again.Close() // only dialed for its error
+		err = errors.New("connection lost: " + errs.Clip(told, 4096))
 	}
 	return nobody(ctx, c.socket, method, err)
 }
 
-// nobody is the error of a connection that cannot be made.
+// nobody returns the error of a connection that cannot be made.
 func nobody(ctx context.Context, socket, method string, why error) error {
 	code := codes.Unavailable
 	if ended := ctx.Err(); ended != nil {
 		code = status.FromContextError(ended).Code()
 	}
 	if dial, ok := errors.AsType[*net.OpError](why); ok {
-		why = dial.Err // the rest of it repeats the path
+		why = dial.Err // without the path, which is in the message
 	}
 	return &Error{Socket: socket, Method: method, Code: code, cause: fmt.Errorf("%w on %s: %w", ErrNobody, socket, why)}
 }

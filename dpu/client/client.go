@@ -1,6 +1,6 @@
-// Package client asks the storage plugin of a DPU, any vendor's, on its socket:
-// nvidia.storage.plugins.v1 in plain Go. It sends what it is given and returns
-// what was answered; it decides nothing and repeats nothing.
+// Package client calls the storage plugin of a DPU, from any vendor, on its
+// socket: nvidia.storage.plugins.v1 with plain Go types. It does not interpret
+// or retry calls.
 package client
 
 import (
@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// Client is a connection to a plugin. It is made again when it was lost. It may
-// be used by several goroutines.
+// Client is a connection to a plugin, which is reestablished when lost. It is
+// safe for concurrent use.
 type Client struct {
 	socket   string
 	conn     *grpc.ClientConn
@@ -24,51 +24,51 @@ type Client struct {
 	plugin   storagev1.StoragePluginServiceClient
 }
 
-// Info is who a plugin is.
+// Info identifies a plugin.
 type Info struct {
 	Name     string
 	Version  string
 	Manifest map[string]string
 }
 
-// Capabilities are what a plugin announces.
+// Capabilities are the capabilities that a plugin announces.
 type Capabilities struct {
 	Block      bool // devices with volume mode Block
 	Filesystem bool // devices with volume mode Filesystem
 	Get        bool // GetDevice
 	List       bool // ListDevices
-	// All of them as the contract calls them, as TYPE_LIST_DEVICES, in the
-	// plugin's order.
+	// All capabilities by their names in the contract, such as
+	// TYPE_LIST_DEVICES, in the plugin's order.
 	All []string
 }
 
-// Create asks for a device. What is empty is not sent.
+// Create is a request for a device. Empty fields are not sent.
 type Create struct {
 	Volume   string
-	Mode     request.Mode // empty is Filesystem
+	Mode     request.Mode // empty means Filesystem
 	Modes    []storagev1.AccessMode
 	Contexts request.Contexts
 }
 
-// Device is what a plugin tells of one.
+// Device is the response of GetDevice.
 type Device struct {
-	Mode     request.Mode // as the plugin writes it
+	Mode     request.Mode // as returned by the plugin
 	Modes    []storagev1.AccessMode
 	Contexts request.Contexts
 }
 
-// Entry is a line of a plugin's list.
+// Entry is an entry of ListDevices.
 type Entry struct{ Volume, Device string }
 
-// Dial connects to a plugin's socket, by its absolute path or as unix:///path.
-// Errors: errs.Invalid for what is no such path, ErrNobody when nobody listens
-// there.
+// Dial connects to a plugin's socket, given as absolute path or unix:///path.
+// Errors: errs.Invalid for an invalid path, ErrNobody if no plugin listens on
+// it.
 func Dial(ctx context.Context, socket string) (*Client, error) {
 	path, err := unixsock.ParseEndpoint(socket)
 	if err != nil {
 		return nil, errs.Errorf(errs.Invalid, "%w", err)
 	}
-	const largest = 32 << 20 // a page of a plugin that ignores max_entries
+	const largest = 32 << 20 // for plugins that ignore max_entries
 	conn, err := rpcdial.Connect(ctx, path, rpcdial.Listening(), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largest)))
 	if err != nil {
 		return nil, nobody(ctx, path, "", err)
@@ -79,26 +79,26 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 	}, nil
 }
 
-// Close ends the connection.
+// Close closes the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Socket is the path on which the plugin is asked.
+// Socket returns the path of the plugin's socket.
 func (c *Client) Socket() string { return c.socket }
 
-// Info asks a plugin who it is.
+// Info calls GetPluginInfo.
 func (c *Client) Info(ctx context.Context) (Info, error) {
 	a, err := call(ctx, c, "GetPluginInfo", c.identity.GetPluginInfo, &storagev1.GetPluginInfoRequest{})
 	return Info{a.GetName(), a.GetVendorVersion(), a.GetManifest()}, err
 }
 
-// Probe asks a plugin whether it is ready. told is false where it leaves that
-// open, which the node driver takes for not ready.
+// Probe calls Probe. told is false if the plugin leaves ready unset, which the
+// node driver treats as not ready.
 func (c *Client) Probe(ctx context.Context) (ready, told bool, err error) {
 	a, err := call(ctx, c, "Probe", c.identity.Probe, &storagev1.ProbeRequest{})
 	return a.GetReady().GetValue(), a.GetReady() != nil, err
 }
 
-// Capabilities asks a plugin what it serves.
+// Capabilities calls StoragePluginGetCapabilities.
 func (c *Client) Capabilities(ctx context.Context) (Capabilities, error) {
 	a, err := call(ctx, c, "StoragePluginGetCapabilities", c.plugin.StoragePluginGetCapabilities, &storagev1.StoragePluginGetCapabilitiesRequest{})
 	var found Capabilities
@@ -119,14 +119,13 @@ func (c *Client) Capabilities(ctx context.Context) (Capabilities, error) {
 	return found, err
 }
 
-// Provider asks a plugin for the name of its SNAP process. Empty is the
-// contract's word for the default one.
+// Provider calls GetSNAPProvider. An empty name means the default SNAP process.
 func (c *Client) Provider(ctx context.Context) (string, error) {
 	a, err := call(ctx, c, "GetSNAPProvider", c.plugin.GetSNAPProvider, &storagev1.GetSNAPProviderRequest{})
 	return a.GetProviderName(), err
 }
 
-// Create asks for the device of a volume, and returns its name.
+// Create calls CreateDevice, and returns the name of the device.
 func (c *Client) Create(ctx context.Context, q Create) (device string, err error) {
 	a, err := call(ctx, c, "CreateDevice", c.plugin.CreateDevice, &storagev1.CreateDeviceRequest{
 		VolumeId: q.Volume, AccessModes: q.Modes, VolumeMode: string(q.Mode),
@@ -135,14 +134,14 @@ func (c *Client) Create(ctx context.Context, q Create) (device string, err error
 	return a.GetDeviceName(), err
 }
 
-// Delete asks to take a device away. nil: the volume has none of that name. An
-// empty name is that of whatever device it has.
+// Delete calls DeleteDevice. It succeeds if the volume has no device of that
+// name. An empty name matches any device of the volume.
 func (c *Client) Delete(ctx context.Context, volumeID, device string) error {
 	_, err := call(ctx, c, "DeleteDevice", c.plugin.DeleteDevice, &storagev1.DeleteDeviceRequest{VolumeId: volumeID, DeviceName: device})
 	return err
 }
 
-// Get asks for a device. codes.NotFound: there is none.
+// Get calls GetDevice. codes.NotFound: the device does not exist.
 func (c *Client) Get(ctx context.Context, volumeID, device string) (Device, error) {
 	a, err := call(ctx, c, "GetDevice", c.plugin.GetDevice, &storagev1.GetDeviceRequest{VolumeId: volumeID, DeviceName: device})
 	return Device{
@@ -151,9 +150,9 @@ func (c *Client) Get(ctx context.Context, volumeID, device string) (Device, erro
 	}, err
 }
 
-// List asks for a page of the devices: at most max, 0 leaves that to the plugin;
-// from where token says, which is the next of the page before. An empty next is
-// the end. codes.Aborted: the token is not valid, or not any more.
+// List calls ListDevices: at most max entries (0: the plugin decides), starting
+// at token, the next of the previous page. An empty next marks the last page.
+// codes.Aborted: the token is invalid or has expired.
 func (c *Client) List(ctx context.Context, max int32, token string) (page []Entry, next string, err error) {
 	a, err := call(ctx, c, "ListDevices", c.plugin.ListDevices, &storagev1.ListDevicesRequest{MaxEntries: max, StartingToken: token})
 	for _, e := range a.GetEntries() {

@@ -12,8 +12,8 @@ import (
 	"github.com/cleatproject/cleat/spdk"
 )
 
-// makeAIO makes a bdev on a file of a pool. SPDK takes a file that another bdev
-// is on, so that is looked for.
+// makeAIO creates a bdev on a file of a pool. SPDK accepts a file that another
+// bdev uses, so all bdevs are checked.
 func (m *Maker) makeAIO(ctx context.Context, o plan.Object) (found bool, err error) {
 	path, size, err := m.aioFile(o)
 	if err != nil {
@@ -28,20 +28,21 @@ func (m *Maker) makeAIO(ctx context.Context, o plan.Object) (found bool, err err
 		case b.Name == o.Name:
 			return true, checkAIO(b, path)
 		case b.Driver.AIO != nil && b.Driver.AIO.Filename == path:
-			return false, errs.Errorf(errs.Precondition, "file %s is that of bdev %s already, which is not this plugin's: two bdevs on one file would destroy it", path, b.Name)
+			return false, errs.Errorf(errs.Precondition, "file %s is already used by bdev %s, which this plugin did not create: two bdevs on one file would corrupt it", path, b.Name)
 		}
 	}
 	err = m.config.RPC.CreateAIO(ctx, spdk.AIO{Name: o.Name, Filename: path, BlockSize: size, ReadOnly: o.AIO.ReadOnly})
 	if errors.Is(err, spdk.NoFile) {
-		err = errs.Errorf(errs.Precondition, "the SNAP process sees no file %s: mount the pool into its container at the same path: %w", path, err)
+		err = errs.Errorf(errs.Precondition, "file %s does not exist for the SNAP process: mount the pool into its container at the same path: %w", path, err)
 	}
 	return false, err
 }
 
-// aioFile finds the file, and the block size to ask for.
+// aioFile returns the path of the file, and the block size of the bdev; 0 for a
+// block device, which has its own.
 func (m *Maker) aioFile(o plan.Object) (path string, size int, err error) {
 	if m.config.Pools == nil {
-		return "", 0, errs.Errorf(errs.Precondition, "pool %s is not known here: start the plugin with --pool", o.AIO.File.Pool)
+		return "", 0, errs.Errorf(errs.Precondition, "pool %s is not configured: start the plugin with --pool", o.AIO.File.Pool)
 	}
 	if path, err = m.config.Pools.File(o.AIO.File); err != nil {
 		return "", 0, err
@@ -58,12 +59,12 @@ func (m *Maker) aioFile(o plan.Object) (path string, size int, err error) {
 
 func checkAIO(b spdk.Bdev, path string) error {
 	if b.Driver.AIO == nil || b.Driver.AIO.Filename != path {
-		return errs.Errorf(errs.Precondition, "bdev %s is there and is not on file %s: %w; delete it", b.Name, path, ErrTaken)
+		return errs.Errorf(errs.Precondition, "bdev %s exists, but not on file %s: %w; delete it", b.Name, path, ErrTaken)
 	}
 	return nil
 }
 
-// makeRBD makes a bdev on an image of Ceph.
+// makeRBD creates a bdev on an RBD image.
 func (m *Maker) makeRBD(ctx context.Context, o plan.Object) (found bool, err error) {
 	want := spdk.RBD{
 		Name: o.Name, Pool: o.RBD.Pool, Namespace: o.RBD.Namespace, Image: o.RBD.Image,
@@ -83,17 +84,17 @@ func (m *Maker) makeRBD(ctx context.Context, o plan.Object) (found bool, err err
 	return false, err
 }
 
-// rbdBlockSize is that of kernel clients' devices, in bytes.
+// rbdBlockSize is the block size of the kernel's RBD devices, in bytes.
 const rbdBlockSize = 512
 
 func checkRBD(b spdk.Bdev, o plan.Object) error {
 	if r := b.Driver.RBD; r == nil || r.Pool != o.RBD.Pool || r.Namespace != o.RBD.Namespace || r.Image != o.RBD.Image {
-		return errs.Errorf(errs.Precondition, "bdev %s is there and is not image %s/%s: %w; delete it", b.Name, o.RBD.Pool, o.RBD.Image, ErrTaken)
+		return errs.Errorf(errs.Precondition, "bdev %s exists, but not on image %s/%s: %w; delete it", b.Name, o.RBD.Pool, o.RBD.Image, ErrTaken)
 	}
 	return nil
 }
 
-// makeRBDCluster lets the process connect to a cluster.
+// makeRBDCluster registers a Ceph cluster with the process.
 func (m *Maker) makeRBDCluster(ctx context.Context, o plan.Object) (found bool, err error) {
 	spec := o.RBDCluster
 	want := spdk.RBDCluster{Name: o.Name, User: spec.User}
@@ -108,7 +109,7 @@ func (m *Maker) makeRBDCluster(ctx context.Context, o plan.Object) (found bool, 
 		}
 		want.Config = map[string]string{"mon_host": strings.Join(monitors, ",")}
 	} else if m.config.CephDir == "" {
-		return false, errs.Errorf(errs.Precondition, "Ceph cluster %q is asked for by its name, and there is no directory of configurations: start the plugin with --ceph-dir, or give monitors in the context", spec.ClusterID)
+		return false, errs.Errorf(errs.Precondition, "no configuration directory for Ceph cluster %q: start the plugin with --ceph-dir, or give monitors in the context", spec.ClusterID)
 	} else {
 		want.ConfigFile = filepath.Join(m.config.CephDir, spec.ClusterID+".conf")
 	}
@@ -117,14 +118,14 @@ func (m *Maker) makeRBDCluster(ctx context.Context, o plan.Object) (found bool, 
 			return false, err
 		}
 	}
-	if found, err = m.config.RPC.HasRBDCluster(ctx, o.Name); err != nil || found { // its name follows from what it is
+	if found, err = m.config.RPC.HasRBDCluster(ctx, o.Name); err != nil || found { // the name is a digest of the cluster's parameters
 		return found, withoutRBD(err)
 	}
 	return false, withoutRBD(m.config.RPC.RegisterRBDCluster(ctx, want))
 }
 
-// removeRBDCluster looks first: SPDK refuses to let one go that is not there as
-// it refuses one in use.
+// removeRBDCluster checks first whether the cluster exists: SPDK returns the
+// same error for a missing cluster and for one in use.
 func (m *Maker) removeRBDCluster(ctx context.Context, name string) error {
 	if there, err := m.config.RPC.HasRBDCluster(ctx, name); err != nil || !there {
 		return err

@@ -16,12 +16,12 @@ import (
 	"github.com/cleatproject/cleat/spdk"
 )
 
-// maxNamespaces is how many bdevs a controller may have; SPDK's own default of
-// 128 is less than some targets put into one subsystem.
+// maxNamespaces is the maximum number of bdevs of a controller; some targets
+// have more than SPDK's default of 128 in one subsystem.
 const maxNamespaces = 1024
 
-// makeController attaches a controller by one of its paths. The others are left to
-// AttachMissing: a path that does not answer must not delay the devices of a
+// makeController attaches a controller by one of its paths, and leaves the
+// others to AttachMissing: a silent path must not delay the devices of a
 // subsystem that another path serves.
 func (m *Maker) makeController(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
@@ -34,10 +34,10 @@ func (m *Maker) makeController(ctx context.Context, o plan.Object, attaching Att
 	return Outcome{Found: true, PathsMissing: len(missingPaths(have, *o.Controller)) > 0}, err
 }
 
-// attachNew attaches a controller that is not there, unless somebody else's is
-// to the same subsystem. Releases differ in how that shows: SPDK refuses the
-// attach, or, when the host NQN differs, carries it out without the namespaces
-// that are there under the other name.
+// attachNew attaches a controller that does not exist, unless another program
+// has attached the same subsystem. SPDK releases differ in that case: they
+// refuse the attach or, if the host NQN differs, attach without the namespaces
+// that exist under the other name.
 func (m *Maker) attachNew(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
 	out := Outcome{PathsMissing: len(o.Controller.Paths) > 1}
 	var err error
@@ -52,9 +52,9 @@ func (m *Maker) attachNew(ctx context.Context, o plan.Object, attaching Attachin
 	case lookErr != nil:
 		return Outcome{}, errors.Join(err, lookErr)
 	case other.Name == "" && err != nil:
-		return Outcome{}, errs.Errorf(errs.Precondition, "subsystem %s is attached under another name, says SNAP, and none of its controllers is to it by one of the paths %s: look at bdev_nvme_get_controllers: %w", o.Controller.SubNQN, o.Controller.Paths, err)
+		return Outcome{}, errs.Errorf(errs.Precondition, "subsystem %s is already attached under another name, but no controller of SNAP uses one of the paths %s: check bdev_nvme_get_controllers: %w", o.Controller.SubNQN, o.Controller.Paths, err)
 	case other.Name == "":
-		return out, nil // its namespaces may be late
+		return out, nil // its namespaces can appear later
 	}
 	if err == nil {
 		if err := m.config.RPC.DetachNVMe(ctx, o.Name, nil); err != nil && !errors.Is(err, spdk.NotFound) {
@@ -64,8 +64,8 @@ func (m *Maker) attachNew(ctx context.Context, o plan.Object, attaching Attachin
 	return m.take(ctx, other, *o.Controller)
 }
 
-// attachFirst attaches a controller by the first path that can be had, and
-// returns the bdevs that SNAP tells of.
+// attachFirst attaches a controller by the first path that works, and returns
+// the bdevs that SNAP reports.
 func (m *Maker) attachFirst(ctx context.Context, o plan.Object, attaching Attaching) (bdevs []string, err error) {
 	var failed []error
 	for _, path := range o.Controller.Paths {
@@ -76,8 +76,8 @@ func (m *Maker) attachFirst(ctx context.Context, o plan.Object, attaching Attach
 		switch {
 		case err == nil:
 			if len(failed) > 0 {
-				m.config.Logger.WarnContext(ctx, "Not every path to the subsystem could be attached; the volume is served by another, and they will be tried again",
-					"subsystem", o.Controller.SubNQN, "by", path, "err", errors.Join(failed...))
+				m.config.Logger.WarnContext(ctx, "some paths to subsystem not attached, will retry",
+					"subsystem", o.Controller.SubNQN, "path", path, "err", errors.Join(failed...))
 			}
 			return bdevs, nil
 		case errors.Is(err, spdk.OtherName), errors.Is(err, spdk.Unanswered), errors.Is(err, ErrTaken):
@@ -88,38 +88,38 @@ func (m *Maker) attachFirst(ctx context.Context, o plan.Object, attaching Attach
 	return nil, m.explainAttach(*o.Controller, errors.Join(failed...))
 }
 
-// explainAttach adds what SNAP does not tell.
+// explainAttach adds the possible reasons, which SNAP does not report.
 func (m *Maker) explainAttach(spec plan.ControllerSpec, err error) error {
 	if errors.Is(err, spdk.Unreachable) {
 		keys := ""
 		switch {
 		case spec.DHChap != "" && spec.TLS != "":
-			keys = ", or refuses a key, of DH-HMAC-CHAP or TLS"
+			keys = ", or refuses a DH-HMAC-CHAP or TLS key"
 		case spec.DHChap != "":
-			keys = ", or refuses the key of DH-HMAC-CHAP"
+			keys = ", or refuses the DH-HMAC-CHAP key"
 		case spec.TLS != "":
-			keys = ", or refuses the key of TLS"
+			keys = ", or refuses the TLS key"
 		}
-		return errs.Errorf(errs.Unavailable, "subsystem %s cannot be attached as host %s; SNAP does not tell whether the target is down, has no such subsystem, or does not admit this host%s: %w", spec.SubNQN, spec.HostNQN, keys, err)
+		return errs.Errorf(errs.Unavailable, "attach subsystem %s as host %s: the target is down, has no such subsystem, or does not allow this host%s: %w", spec.SubNQN, spec.HostNQN, keys, err)
 	}
 	return fmt.Errorf("attach subsystem %s as host %s: %w", spec.SubNQN, spec.HostNQN, err)
 }
 
-// checkOwn makes sure that a controller of our name is to our subsystem, and
-// wakes one that has failed.
+// checkOwn checks that a controller with this plugin's name is attached to the
+// right subsystem, and resets a failed one.
 func (m *Maker) checkOwn(ctx context.Context, have spdk.NVMeController, spec plan.ControllerSpec) error {
 	for _, p := range have.Paths {
 		if p.Address.SubNQN != spec.SubNQN || p.Host.NQN != "" && p.Host.NQN != spec.HostNQN {
-			return errs.Errorf(errs.Precondition, "controller %s is attached to subsystem %s as host %s, and should be to %s as host %s: %w; detach it",
+			return errs.Errorf(errs.Precondition, "controller %s is attached to subsystem %s as host %s instead of subsystem %s as host %s: %w; detach it",
 				have.Name, p.Address.SubNQN, p.Host.NQN, spec.SubNQN, spec.HostNQN, ErrTaken)
 		}
 	}
 	if !allFailed(have) {
 		return nil
 	}
-	m.config.Logger.WarnContext(ctx, "The controller has failed; it is told to connect again", "controller", have.Name, "subsystem", spec.SubNQN)
+	m.config.Logger.WarnContext(ctx, "controller has failed, resetting it", "controller", have.Name, "subsystem", spec.SubNQN)
 	if err := m.config.RPC.ResetNVMe(ctx, have.Name); err != nil {
-		return errs.Errorf(errs.Unavailable, "controller %s to subsystem %s has failed and does not connect again: %w", have.Name, spec.SubNQN, err)
+		return errs.Errorf(errs.Unavailable, "reset failed controller %s of subsystem %s: %w", have.Name, spec.SubNQN, err)
 	}
 	return nil
 }
@@ -133,7 +133,7 @@ func allFailed(c spdk.NVMeController) bool {
 	return len(c.Paths) > 0
 }
 
-// missingPaths are those of a controller that it should have and has not.
+// missingPaths returns the paths of the spec that a controller lacks.
 func missingPaths(have spdk.NVMeController, spec plan.ControllerSpec) []netip.AddrPort {
 	var missing []netip.AddrPort
 	for _, want := range spec.Paths {
@@ -144,7 +144,7 @@ func missingPaths(have spdk.NVMeController, spec plan.ControllerSpec) []netip.Ad
 	return missing
 }
 
-// addresses are those of a controller's paths, as far as they can be read.
+// addresses returns the valid addresses of a controller's paths.
 func addresses(c spdk.NVMeController) []netip.AddrPort {
 	var all []netip.AddrPort
 	for _, p := range c.Paths {
@@ -157,10 +157,10 @@ func addresses(c spdk.NVMeController) []netip.AddrPort {
 	return all
 }
 
-// attach asks for one path, and returns the names of the controller's bdevs. The
-// call is not cut short: whoever cancels it has to know how it ended, and it is
-// carried out all the same. The end of the plugin alone does: what was asked for
-// is on record.
+// attach attaches one path, and returns the names of the controller's bdevs.
+// The call is not cancelled with ctx: SNAP executes it anyway, and the caller
+// needs its result. Only Close of the plugin cancels it: the attach is on
+// record.
 func (m *Maker) attach(ctx context.Context, o plan.Object, path netip.AddrPort, attaching Attaching) (bdevs []string, err error) {
 	caller := ctx
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.AttachTimeout)
@@ -187,7 +187,7 @@ func (m *Maker) attach(ctx context.Context, o plan.Object, path netip.AddrPort, 
 			break
 		}
 	}
-	if errors.Is(err, spdk.SamePath) { // somebody was faster, or an answer got lost
+	if errors.Is(err, spdk.SamePath) { // attached concurrently, or by an unanswered call
 		have, lookErr := m.config.RPC.NVMeController(ctx, o.Name)
 		if lookErr == nil {
 			lookErr = m.checkOwn(ctx, have, *o.Controller)
@@ -217,8 +217,8 @@ func (m *Maker) attachCall(ctx context.Context, o plan.Object, path netip.AddrPo
 		return call, err
 	case keyring:
 	case spec.DHChap != "":
-		return call, errs.Errorf(errs.Precondition, "subsystem %s asks for DH-HMAC-CHAP, and this SNAP process cannot do it: it has no keyring_file_add_key", spec.SubNQN)
-	default: // before there was a keyring the parameter was the file itself
+		return call, errs.Errorf(errs.Precondition, "subsystem %s needs DH-HMAC-CHAP, which this SNAP process does not support: it has no method keyring_file_add_key", spec.SubNQN)
+	default: // processes without a keyring take the path of the file
 		if call.PSK, err = m.keyPath(spec.TLSFile); err != nil {
 			return call, err
 		}
@@ -233,7 +233,7 @@ func family(a netip.Addr) string {
 	return "IPv6"
 }
 
-// transports are the names to try, in order.
+// transports returns the transport names to try, in order.
 func (m *Maker) transports(ctx context.Context, transport string) []string {
 	if transport != "tcp" {
 		return []string{strings.ToUpper(transport)}
@@ -256,7 +256,8 @@ func (m *Maker) transports(ctx context.Context, transport string) []string {
 	return []string{string(TCPUpstream), string(TCPNVIDIA)}
 }
 
-// likesAlias tells NVIDIA's processes by methods that only they have.
+// likesAlias reports whether the process is NVIDIA's, by methods that only
+// NVIDIA's processes have.
 func likesAlias(m spdk.MethodSet) bool {
 	return m.Has("fsdev_get_fsdevs") || m.Has("nvme_subsystem_list")
 }
@@ -270,8 +271,8 @@ func (m *Maker) knowTransport(transport, name string) {
 	m.tcp, m.generation = name, m.config.RPC.Generation()
 }
 
-// other finds the controller that is to a subsystem under another name than
-// ours; one without a name when there is none.
+// other returns the controller that is attached to the subsystem under another
+// name; the zero value if there is no such controller.
 func (m *Maker) other(ctx context.Context, o plan.Object) (spdk.NVMeController, error) {
 	all, err := m.config.RPC.NVMeControllers(ctx)
 	for _, c := range all {
@@ -283,25 +284,26 @@ func (m *Maker) other(ctx context.Context, o plan.Object) (spdk.NVMeController, 
 	return spdk.NVMeController{}, err
 }
 
-// take takes a controller that somebody else attached, when it is beyond doubt
-// what is asked for.
+// take uses a controller that another program attached, if it certainly has the
+// requested settings.
 func (m *Maker) take(ctx context.Context, c spdk.NVMeController, spec plan.ControllerSpec) (Outcome, error) {
 	host := c.Paths[0].Host.NQN
 	switch {
 	case plan.IsController(c.Name):
-		return Outcome{}, errs.Errorf(errs.Precondition, "subsystem %s is attached already, for other volumes, as host %s, and this one asks for host %s: one subsystem is attached as one host; give all its volumes the same hostNQN", spec.SubNQN, host, spec.HostNQN)
+		return Outcome{}, errs.Errorf(errs.Precondition, "subsystem %s is already attached for other volumes as host %s, but this volume requests host %s: all volumes of a subsystem need the same hostNQN", spec.SubNQN, host, spec.HostNQN)
 	case allFailed(c):
-		return Outcome{}, errs.Errorf(errs.Precondition, "subsystem %s is attached as controller %s, not by this plugin, and that has failed: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name)
+		return Outcome{}, errs.Errorf(errs.Precondition, "subsystem %s is attached as controller %s, which has failed and was not attached by this plugin: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name)
 	case spec.HostGiven && host != spec.HostNQN:
-		return Outcome{}, errs.Errorf(errs.Precondition, "subsystem %s is attached as controller %s by host %s, not by this plugin, and the volume asks for host %s: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name, cmp.Or(host, "(unnamed)"), spec.HostNQN)
+		return Outcome{}, errs.Errorf(errs.Precondition, "subsystem %s is attached as controller %s by host %s, not by this plugin, but the volume requests host %s: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name, cmp.Or(host, "(unnamed)"), spec.HostNQN)
 	case spec.DHChap != "" || spec.TLS != "":
-		return Outcome{}, errs.Errorf(errs.Precondition, "subsystem %s is attached as controller %s, not by this plugin, so nobody knows with which keys: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name)
+		return Outcome{}, errs.Errorf(errs.Precondition, "subsystem %s is attached as controller %s, not by this plugin, so its keys are unknown: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name)
 	}
-	m.config.Logger.WarnContext(ctx, "controller that somebody else attached is used", "subsystem", spec.SubNQN, "controller", c.Name, "host", host)
+	m.config.Logger.WarnContext(ctx, "using controller attached by another program", "subsystem", spec.SubNQN, "controller", c.Name, "host", host)
 	return Outcome{Foreign: true, As: c.Name}, nil
 }
 
-// Attached reports whether SNAP has a controller, and whether that has a path.
+// Attached reports whether SNAP has a controller, and whether the controller
+// has a path.
 func (m *Maker) Attached(ctx context.Context, o plan.Object, path netip.AddrPort) (exists, hasPath bool, err error) {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
 	if errors.Is(err, spdk.NotFound) {
@@ -310,9 +312,9 @@ func (m *Maker) Attached(ctx context.Context, o plan.Object, path netip.AddrPort
 	return err == nil, err == nil && slices.Contains(addresses(have), path), err
 }
 
-// AttachMissing attaches the paths that a controller lacks, until SNAP does not
-// answer an attach. If the controller does not exist, as after a restart of SNAP,
-// nothing is done: CreateDevice attaches it.
+// AttachMissing attaches the missing paths of a controller, and stops at the
+// first unanswered attach. It does nothing if the controller does not exist,
+// for example after a restart of SNAP: CreateDevice attaches it then.
 func (m *Maker) AttachMissing(ctx context.Context, o plan.Object, attaching Attaching) error {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
 	if errors.Is(err, spdk.NotFound) {

@@ -11,7 +11,7 @@ import (
 
 func (m *Maker) makeMount(ctx context.Context, o plan.Object) (found bool, err error) {
 	if m.config.Mounts == nil {
-		return false, errs.Errorf(errs.Precondition, "file systems are not mounted here: start the plugin with --volume-dir")
+		return false, errs.Errorf(errs.Precondition, "mounting file systems is not configured: start the plugin with --volume-dir")
 	}
 	if found, err = m.config.Mounts.Mounted(ctx, o.Name, *o.Mount); found || err != nil {
 		return found, err
@@ -19,11 +19,12 @@ func (m *Maker) makeMount(ctx context.Context, o plan.Object) (found bool, err e
 	return false, m.config.Mounts.Mount(ctx, o.Name, *o.Mount)
 }
 
-// makeFsdev makes a file system device of a mount. Where the process cannot list
-// them, one of our name is taken to be ours: the name follows from the volume.
+// makeFsdev creates a file system device on a mount. If the process cannot list
+// devices, an existing one of that name is accepted: the name is a digest of
+// the volume ID.
 func (m *Maker) makeFsdev(ctx context.Context, o plan.Object) (found bool, err error) {
 	if m.config.Mounts == nil {
-		return false, errs.Errorf(errs.Precondition, "file systems are not mounted here: start the plugin with --volume-dir")
+		return false, errs.Errorf(errs.Precondition, "mounting file systems is not configured: start the plugin with --volume-dir")
 	}
 	root := m.config.Mounts.Path(o.Fsdev.Mount)
 	err = m.config.RPC.CreateFsdev(ctx, o.Name, root)
@@ -31,7 +32,7 @@ func (m *Maker) makeFsdev(ctx context.Context, o plan.Object) (found bool, err e
 	case errors.Is(err, spdk.Exists):
 		return true, m.checkFsdev(ctx, o.Name, root)
 	case errors.Is(err, spdk.NoFile):
-		err = errs.Errorf(errs.Precondition, "the SNAP process sees no directory %s: mount the directory of volumes into its container at the same path, with mountPropagation HostToContainer: %w", root, err)
+		err = errs.Errorf(errs.Precondition, "directory %s does not exist for the SNAP process: mount the volume directory into its container at the same path, with mountPropagation HostToContainer: %w", root, err)
 	}
 	return false, err
 }
@@ -42,13 +43,13 @@ func (m *Maker) checkFsdev(ctx context.Context, name, root string) error {
 	case errors.Is(err, spdk.UnknownMethod):
 		return nil
 	case err == nil && f.Driver.RootPath != "" && f.Driver.RootPath != root:
-		return errs.Errorf(errs.Precondition, "file system device %s is there with the directory %s instead of %s: %w; delete it", name, f.Driver.RootPath, root, ErrTaken)
+		return errs.Errorf(errs.Precondition, "file system device %s exists with directory %s instead of %s: %w; delete it", name, f.Driver.RootPath, root, ErrTaken)
 	}
 	return err
 }
 
-// makeKey gives the process a key. Processes before the keyring take the file
-// with the call that needs it.
+// makeKey adds a key to the keyring of the process. Processes without a keyring
+// get the file with the call that needs it.
 func (m *Maker) makeKey(ctx context.Context, o plan.Object) (found bool, err error) {
 	path, err := m.keyPath(o.Key.File)
 	if err != nil {
@@ -60,10 +61,10 @@ func (m *Maker) makeKey(ctx context.Context, o plan.Object) (found bool, err err
 	}
 	err = m.config.RPC.AddKeyFile(ctx, o.Name, path)
 	switch {
-	case errors.Is(err, spdk.Exists): // its name follows from the file's
+	case errors.Is(err, spdk.Exists): // the name is a digest of the file name
 		return true, nil
 	case err != nil:
-		err = errs.Errorf(errs.Precondition, "SNAP does not take the key %q: it has to see the file %s, which must be its own and nobody else's to read (mode 0600): %w", o.Key.File, path, err)
+		err = errs.Errorf(errs.Precondition, "SNAP rejects key %q: file %s must exist for the SNAP process, and be owned by and readable for its user only (mode 0600): %w", o.Key.File, path, err)
 	}
 	return false, err
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/cleatproject/cleat/spdk"
 )
 
-// Find completes the objects of a device that is known by its name alone: the
-// last of them, the device, is read from the process. It returns none if the
-// process has no such device.
+// Find completes the objects of a device that is known by its name only: the
+// last object, the device itself, is read from the process. It returns nothing
+// if the process has no such device.
 func (m *Maker) Find(ctx context.Context, named []plan.Object) ([]plan.Object, error) {
 	if len(named) == 0 {
 		return nil, nil
@@ -22,7 +22,7 @@ func (m *Maker) Find(ctx context.Context, named []plan.Object) ([]plan.Object, e
 		err = m.findController(ctx, o)
 	case plan.AIOFsdev:
 		if _, err = m.config.RPC.Fsdev(ctx, o.Name); errors.Is(err, spdk.UnknownMethod) {
-			err = nil // it can only be tried
+			err = nil // its removal can be tried anyway
 		}
 	default:
 		err = m.findBdev(ctx, o)
@@ -46,7 +46,7 @@ func (m *Maker) findController(ctx context.Context, o *plan.Object) error {
 	return nil
 }
 
-// findBdev reads what a bdev takes for itself.
+// findBdev reads the exclusive resource of a bdev.
 func (m *Maker) findBdev(ctx context.Context, o *plan.Object) error {
 	b, err := m.config.RPC.Bdev(ctx, o.Name)
 	if err != nil {
@@ -60,7 +60,7 @@ func (m *Maker) findBdev(ctx context.Context, o *plan.Object) error {
 	case o.RBD != nil && b.Driver.RBD != nil:
 		o.RBD.Pool, o.RBD.Namespace, o.RBD.Image = b.Driver.RBD.Pool, b.Driver.RBD.Namespace, b.Driver.RBD.Image
 	default:
-		return spdk.NotFound // of another kind, so not this plugin's
+		return spdk.NotFound // another kind, not created by this plugin
 	}
 	return nil
 }

@@ -13,20 +13,20 @@ import (
 	"github.com/cleatproject/cleat/spdk/snap"
 )
 
-// State is what a process holds of a device.
+// State is the state of a device in a process.
 type State struct {
-	// Held: the device is there, and is what it was.
+	// Held: the device exists unchanged.
 	Held bool
-	// Failed: it is there, and its controller was given up.
+	// Failed: the device exists, but its controller has failed.
 	Failed bool
-	// Why says what is not as it should be, unless it is Held and not Failed.
+	// Why is the reason if the device is not Held or is Failed.
 	Why string
-	// UUID is that of the namespace that is there instead, when it is another one.
+	// UUID is the UUID of the namespace that has replaced the device's.
 	UUID string
 }
 
-// Shown is a device to look at: its name, what it was of a controller's
-// namespaces, and the object that it is, which others may have named As.
+// Shown identifies a device to look up: its name, its namespace, its object,
+// and the name of a foreign controller.
 type Shown struct {
 	Name      string
 	Namespace plan.Choice
@@ -34,7 +34,7 @@ type Shown struct {
 	As        string
 }
 
-// Look asks the process for one device. It lists nothing.
+// Look returns the state of one device. It does not list all bdevs.
 func (m *Maker) Look(ctx context.Context, d Shown) (State, error) {
 	if d.Object.Kind == plan.AIOFsdev {
 		return m.lookFsdev(ctx, d)
@@ -45,8 +45,8 @@ func (m *Maker) Look(ctx context.Context, d Shown) (State, error) {
 		return State{Why: "SNAP has no bdev " + d.Name}, nil
 	case err != nil:
 		return State{}, err
-	case b.Name != d.Name: // another one has it for an alias
-		return State{Why: fmt.Sprintf("SNAP has bdev %s by the name %s", b.Name, d.Name)}, nil
+	case b.Name != d.Name: // it is an alias of another bdev
+		return State{Why: fmt.Sprintf("SNAP has bdev %s with the alias %s", b.Name, d.Name)}, nil
 	}
 	switch d.Object.Kind {
 	case plan.AIO:
@@ -71,7 +71,7 @@ func heldUnless(err error) State {
 func (m *Maker) lookNamespace(ctx context.Context, d Shown, b spdk.Bdev) (State, error) {
 	for _, p := range b.Driver.NVMe {
 		if p.Address.SubNQN != "" && p.Address.SubNQN != d.Object.Controller.SubNQN {
-			return State{Why: fmt.Sprintf("bdev %s is of subsystem %s now, not of %s", b.Name, p.Address.SubNQN, d.Object.Controller.SubNQN)}, nil
+			return State{Why: fmt.Sprintf("bdev %s belongs to subsystem %s now, not to %s", b.Name, p.Address.SubNQN, d.Object.Controller.SubNQN)}, nil
 		}
 	}
 	if why := differs(b, d.Namespace); why != "" {
@@ -88,7 +88,7 @@ func (m *Maker) lookNamespace(ctx context.Context, d Shown, b spdk.Bdev) (State,
 	case err != nil:
 		return State{}, err
 	case allFailed(c):
-		return State{Held: true, Failed: true, Why: "controller " + controller + " was given up: its target does not answer"}, nil
+		return State{Held: true, Failed: true, Why: "controller " + controller + " has failed: its target does not respond"}, nil
 	}
 	return State{Held: true}, nil
 }
@@ -96,7 +96,7 @@ func (m *Maker) lookNamespace(ctx context.Context, d Shown, b spdk.Bdev) (State,
 func (m *Maker) lookFsdev(ctx context.Context, d Shown) (State, error) {
 	f, err := m.config.RPC.Fsdev(ctx, d.Name)
 	switch {
-	case errors.Is(err, spdk.UnknownMethod): // the process is the same, and nobody else removes it
+	case errors.Is(err, spdk.UnknownMethod): // same process, and only this plugin removes the device
 		return State{Held: true}, nil
 	case errors.Is(err, spdk.NotFound):
 		return State{Why: "SNAP has no file system device " + d.Name}, nil
@@ -105,35 +105,35 @@ func (m *Maker) lookFsdev(ctx context.Context, d Shown) (State, error) {
 	}
 	root := m.config.Mounts.Path(d.Object.Fsdev.Mount)
 	if f.Driver.RootPath != "" && f.Driver.RootPath != root {
-		return State{Why: fmt.Sprintf("file system device %s has the directory %s now, not %s", d.Name, f.Driver.RootPath, root)}, nil
+		return State{Why: fmt.Sprintf("file system device %s has directory %s now, not %s", d.Name, f.Driver.RootPath, root)}, nil
 	}
 	return State{Held: true}, nil
 }
 
-// Exposed says where a host can still see a device of a kind, or "".
+// Exposed returns where a host can still see a device, or "".
 func (m *Maker) Exposed(ctx context.Context, kind plan.Kind, device string) (string, error) {
 	return m.exposed(ctx, kind, func(name string) bool { return name == device })
 }
 
-// checkHidden refuses to remove an object that a host can still see.
+// checkHidden returns an error if a host can still see an object.
 func (m *Maker) checkHidden(ctx context.Context, o plan.Object) error {
 	is := func(name string) bool { return name == o.Name }
 	switch o.Kind {
 	case plan.Controller:
 		is = func(bdev string) bool { _, of := nsidOf(o.Name, bdev); return of }
 	case plan.AIO, plan.RBD, plan.AIOFsdev:
-	default: // is not seen itself
+	default: // not visible to hosts
 		return nil
 	}
 	where, err := m.exposed(ctx, o.Kind, is)
 	if err == nil && where != "" {
-		err = errs.Errorf(errs.Precondition, "%s is still shown to the host, as %s", o.ID, where)
+		err = errs.Errorf(errs.Precondition, "%s is still exposed to the host as %s", o.ID, where)
 	}
 	return err
 }
 
-// exposed looks at what SNAP shows to hosts; a process that is no SNAP shows
-// nothing.
+// exposed looks up a device among those that SNAP exposes to hosts; a process
+// that is not SNAP exposes nothing.
 func (m *Maker) exposed(ctx context.Context, kind plan.Kind, is func(device string) bool) (string, error) {
 	methods, err := m.config.RPC.Methods(ctx)
 	if err != nil {
@@ -162,10 +162,10 @@ func (m *Maker) exposed(ctx context.Context, kind plan.Kind, is func(device stri
 	return "", err
 }
 
-// Abilities are what a process can be given.
+// Abilities are the kinds of objects that a process supports.
 type Abilities struct{ NVMe, AIO, RBD, Filesystem bool }
 
-// Abilities asks the process for its methods.
+// Abilities derives the supported kinds from the methods of the process.
 func (m *Maker) Abilities(ctx context.Context) (Abilities, error) {
 	methods, err := m.config.RPC.Methods(ctx)
 	if err != nil {

@@ -13,9 +13,10 @@ import (
 	"github.com/cleatproject/cleat/spdk"
 )
 
-// Namespace finds the bdev of a controller that a choice means, and returns its
-// name and all that identifies it. It waits a while for one that is not there
-// yet. attached are the bdevs that an attach just told of. Errors: errs.Precondition when there is none, or more than one fits.
+// Namespace finds the bdev of a controller that matches a choice, and returns
+// its name and identifiers. It waits up to NamespaceWait for a missing one.
+// attached are the bdevs that an attach just returned. errs.Precondition: no
+// bdev matches, or several do.
 func (m *Maker) Namespace(ctx context.Context, controller string, c plan.Choice, attached []string) (string, plan.Choice, error) {
 	var found spdk.Bdev
 	var err error
@@ -24,7 +25,7 @@ func (m *Maker) Namespace(ctx context.Context, controller string, c plan.Choice,
 		found, err = m.await(ctx, bdevName(controller, c.NSID))
 	case c.UUID != "" || c.NGUID != "":
 		found, err = m.byUUID(ctx, controller, c)
-	case len(attached) == 1: // to list all bdevs costs as much as there are
+	case len(attached) == 1: // listing all bdevs is slow with thousands
 		found, err = m.config.RPC.Bdev(ctx, attached[0])
 	default:
 		found, err = m.only(ctx, controller)
@@ -36,7 +37,7 @@ func (m *Maker) Namespace(ctx context.Context, controller string, c plan.Choice,
 		return "", plan.Choice{}, err
 	}
 	if why := differs(found, c); why != "" {
-		return "", plan.Choice{}, errs.Errorf(errs.Precondition, "bdev %s %s: the context speaks of another namespace", found.Name, why)
+		return "", plan.Choice{}, errs.Errorf(errs.Precondition, "bdev %s %s: the context identifies another namespace", found.Name, why)
 	}
 	return found.Name, identity(controller, found), nil
 }
@@ -45,7 +46,7 @@ func bdevName(controller string, nsid uint32) string {
 	return controller + "n" + strconv.FormatUint(uint64(nsid), 10)
 }
 
-// nsidOf reads the namespace off the name of a controller's bdev.
+// nsidOf parses the namespace ID in the name of a controller's bdev.
 func nsidOf(controller, bdev string) (uint32, bool) {
 	digits, ok := strings.CutPrefix(bdev, controller+"n")
 	id, err := strconv.ParseUint(digits, 10, 32)
@@ -57,8 +58,8 @@ func identity(controller string, b spdk.Bdev) plan.Choice {
 	return plan.Choice{NSID: id, UUID: strings.ToLower(b.UUID)}
 }
 
-// differs says in what a bdev is not the one that was chosen. A namespace with
-// an NGUID and another UUID shows the first.
+// differs describes how a bdev differs from the choice. SPDK shows the NGUID as
+// UUID of a namespace that has both.
 func differs(b spdk.Bdev, c plan.Choice) string {
 	uuid := strings.ToLower(b.UUID)
 	digits := strings.ReplaceAll(uuid, "-", "")
@@ -76,7 +77,7 @@ func differs(b spdk.Bdev, c plan.Choice) string {
 	return ""
 }
 
-// await waits for a bdev. A process that is asked to wait blocks nobody else.
+// await waits for a bdev. The process serves other calls meanwhile.
 func (m *Maker) await(ctx context.Context, name string) (spdk.Bdev, error) {
 	b, err := m.config.RPC.Bdev(ctx, name)
 	if !errors.Is(err, spdk.NotFound) {
@@ -85,8 +86,8 @@ func (m *Maker) await(ctx context.Context, name string) (spdk.Bdev, error) {
 	return m.config.RPC.AwaitBdev(ctx, name, m.config.NamespaceWait)
 }
 
-// byUUID finds a bdev by an alias. Another bdev of the process may have the
-// same, such as the target's own where both are one process.
+// byUUID finds a bdev by an alias. Another bdev of the process can have the
+// same alias, for example the target's own if both are in one process.
 func (m *Maker) byUUID(ctx context.Context, controller string, c plan.Choice) (spdk.Bdev, error) {
 	uuid := c.UUID
 	if c.NGUID != "" {
@@ -112,11 +113,11 @@ func (m *Maker) byUUID(ctx context.Context, controller string, c plan.Choice) (s
 	return spdk.Bdev{}, spdk.NotFound
 }
 
-// only finds the one bdev of a controller.
+// only returns the single bdev of a controller.
 func (m *Maker) only(ctx context.Context, controller string) (spdk.Bdev, error) {
 	all, err := m.bdevsOf(ctx, controller)
 	if err == nil && len(all) == 0 {
-		// Most have number 1; another one is seen when the wait is over.
+		// Most namespaces have ID 1; another one is found after the wait.
 		if _, err = m.await(ctx, bdevName(controller, 1)); err != nil && !errors.Is(err, spdk.NotFound) {
 			return spdk.Bdev{}, err
 		}
@@ -128,12 +129,12 @@ func (m *Maker) only(ctx context.Context, controller string) (spdk.Bdev, error) 
 	case len(all) == 0:
 		return spdk.Bdev{}, spdk.NotFound
 	case len(all) > 1:
-		return spdk.Bdev{}, errs.Errorf(errs.Precondition, "the subsystem has %d namespaces (%s), and the context does not say which: give nsId, uuid or nguid", len(all), namespaces(controller, all))
+		return spdk.Bdev{}, errs.Errorf(errs.Precondition, "the subsystem has %d namespaces (%s): give nsId, uuid or nguid in the context", len(all), namespaces(controller, all))
 	}
 	return all[0], nil
 }
 
-// bdevsOf lists the bdevs of a controller, in the order of their numbers.
+// bdevsOf lists the bdevs of a controller, sorted by namespace ID.
 func (m *Maker) bdevsOf(ctx context.Context, controller string) ([]spdk.Bdev, error) {
 	all, err := m.config.RPC.Bdevs(ctx)
 	if err != nil {
@@ -148,7 +149,7 @@ func (m *Maker) bdevsOf(ctx context.Context, controller string) ([]spdk.Bdev, er
 	return all, nil
 }
 
-// namespaces tells of bdevs in a message; of many the first ones.
+// namespaces lists bdevs for a message, at most eight.
 func namespaces(controller string, all []spdk.Bdev) string {
 	const most = 8
 	var words []string
@@ -182,9 +183,9 @@ func (m *Maker) noNamespace(ctx context.Context, controller string, c plan.Choic
 	if len(wanted) > 0 {
 		what += " with " + strings.Join(wanted, ", ")
 	}
-	there := "none at all"
+	there := "no namespaces"
 	if len(all) > 0 {
 		there = namespaces(controller, all)
 	}
-	return errs.Errorf(errs.Precondition, "the subsystem shows this host %s after %s; it shows %s", what, m.config.NamespaceWait, there)
+	return errs.Errorf(errs.Precondition, "the subsystem has %s for this host after %s; it has %s", what, m.config.NamespaceWait, there)
 }

@@ -1,7 +1,7 @@
-// Package object makes, looks at and removes the objects that devices are made
+// Package object creates, inspects and removes the objects that devices consist
 // of: bdevs, controllers, keys and file system devices of the SNAP process, and
-// mounts of the machine. Every call may be repeated. It remembers nothing of
-// them; what a process holds is asked of the process.
+// mounts of the machine. All calls are idempotent. The package keeps no state
+// of objects; it always queries the process.
 package object
 
 import (
@@ -19,76 +19,78 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Mounts are the file systems that the machine mounts for SNAP.
+// Mounts mounts file systems on the machine for SNAP.
 type Mounts interface {
-	// Path is where a mount is, for the machine and for SNAP.
+	// Path returns the path of a mount, which is the same for the machine and
+	// for SNAP.
 	Path(name string) string
 	Mount(ctx context.Context, name string, spec plan.MountSpec) error
 	Mounted(ctx context.Context, name string, spec plan.MountSpec) (bool, error)
 	Unmount(ctx context.Context, name string) error
 }
 
-// Pools find files in pools.
+// Pools resolves files in pools.
 type Pools interface {
 	File(f access.File) (path string, err error)
 }
 
-// TCP says under which name the transport over TCP is asked for.
+// TCP selects the name of the TCP transport.
 type TCP string
 
-// The names: NVIDIA's alias reaches the same targets by another stack.
+// The names. NVIDIA's alias reaches the same targets with another network
+// stack.
 const (
-	TCPAuto     TCP = "auto" // the alias first where SNAP is, and else the other
+	TCPAuto     TCP = "auto" // NVDA_TCP first if the process is SNAP, else TCP
 	TCPUpstream TCP = "TCP"
 	TCPNVIDIA   TCP = "NVDA_TCP"
 )
 
-// Config says how objects are made. RPC is needed.
+// Config configures a Maker. RPC is required.
 type Config struct {
 	RPC     *spdk.Client
-	Mounts  Mounts // nil: no file systems
-	Pools   Pools  // nil: there are none
-	KeyDir  string // of keys, as SNAP sees it; "": there are none
-	CephDir string // of <clusterID>.conf, as SNAP sees it; "": there is none
+	Mounts  Mounts // nil: file systems are not supported
+	Pools   Pools  // nil: files are not supported
+	KeyDir  string // directory of key files, in the mount namespace of SNAP; "": keys are not supported
+	CephDir string // directory of <clusterID>.conf files, in the mount namespace of SNAP; "": not configured
 	TCP     TCP    // "" is TCPAuto
-	// AIOBlockSize is that of bdevs on files, in bytes; 0 is 4096. A block
-	// device keeps its own.
+	// AIOBlockSize is the block size of bdevs on files, in bytes; 0 is 4096. A
+	// block device keeps its own.
 	AIOBlockSize int
-	// AttachTimeout bounds the attach of one path. A silent target takes SNAP
-	// 10 s, and one whose packets are lost two minutes. 0 is 150 s.
+	// AttachTimeout bounds the attach of one path. SNAP needs 10 s for a silent
+	// target, and two minutes if packets are lost. 0 is 150 s.
 	AttachTimeout time.Duration
-	// NamespaceWait is how long a namespace may come after its controller. 0 is
-	// 5 s.
+	// NamespaceWait is how long a namespace can appear after its controller. 0
+	// is 5 s.
 	NamespaceWait time.Duration
 	Logger        *slog.Logger // nil: no log
 }
 
-// Maker makes objects in one SNAP process. It may be used by several goroutines.
+// Maker manages the objects of one SNAP process. It is safe for concurrent use.
 type Maker struct {
 	config Config
 
 	mu         sync.Mutex
-	tcp        string // the name that this process was found to know
-	generation uint64 // of the process that was
+	tcp        string // transport name that works with this process
+	generation uint64 // of the process that tcp applies to
 }
 
-// New makes a Maker. Errors: errs.Invalid.
+// New returns a Maker. Errors: errs.Invalid.
 func New(c Config) (*Maker, error) {
 	switch c.TCP {
 	case "":
 		c.TCP = TCPAuto
 	case TCPAuto, TCPUpstream, TCPNVIDIA:
 	default:
-		return nil, errs.Errorf(errs.Invalid, "the transport %q is none over TCP: give auto, TCP or NVDA_TCP", c.TCP)
+		return nil, errs.Errorf(errs.Invalid, "unknown TCP transport %q: use auto, TCP or NVDA_TCP", c.TCP)
 	}
 	if c.RPC == nil {
-		return nil, errs.Errorf(errs.Invalid, "objects cannot be made without a SNAP process")
+		return nil, errs.Errorf(errs.Invalid, "RPC is required")
 	}
 	if c.AIOBlockSize == 0 {
 		c.AIOBlockSize = 4096
 	}
 	if c.AIOBlockSize < 512 || c.AIOBlockSize > 64<<10 || c.AIOBlockSize&(c.AIOBlockSize-1) != 0 {
-		return nil, errs.Errorf(errs.Invalid, "a block size of %d bytes is not possible: give a power of two from 512 to 65536", c.AIOBlockSize)
+		return nil, errs.Errorf(errs.Invalid, "invalid block size of %d bytes: use a power of two from 512 to 65536", c.AIOBlockSize)
 	}
 	if c.AttachTimeout == 0 {
 		c.AttachTimeout = 150 * time.Second
@@ -102,31 +104,31 @@ func New(c Config) (*Maker, error) {
 	return &Maker{config: c}, nil
 }
 
-// Outcome is how an object came to be there.
+// Outcome is the result of Make.
 type Outcome struct {
-	// Found: it was there already, under its own name.
+	// Found: the object existed before, under its own name.
 	Found bool
-	// Bdevs are those of a controller that was just attached, as far as SNAP
-	// told; they need not be asked for.
+	// Bdevs are the bdevs of a controller that was just attached, as far as
+	// SNAP reported them.
 	Bdevs []string
 	// PathsMissing: a controller lacks paths, see AttachMissing.
 	PathsMissing bool
-	// Foreign: somebody else had made it, under the name As.
+	// Foreign: another program created the object, under the name As.
 	Foreign bool
 	As      string
 }
 
-// ErrTaken: what is there under the name of an object is something else, so it
-// is not to be removed in its stead.
-var ErrTaken = errors.New("somebody else took its name")
+// ErrTaken: something else exists under the name of an object, and must not be
+// removed in its place.
+var ErrTaken = errors.New("the name is used by another object")
 
-// Attaching is called before each attach of a path. On an error the attach is
-// not sent. It may be nil.
+// Attaching is called before each attach of a path. If it fails, the attach is
+// not sent. It is optional.
 type Attaching func(ctx context.Context, path netip.AddrPort) error
 
-// Make sees to it that an object is there as it should be; what is there
-// already is checked and kept. The error Is spdk.Unanswered when the object may
-// come all the same; only the last attach is without an answer then.
+// Make creates an object; an existing one is checked and kept. The error
+// matches spdk.Unanswered if the object can still appear; only the last attach
+// is unanswered then.
 func (m *Maker) Make(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
 	if o.Kind == plan.Controller {
 		return m.makeController(ctx, o, attaching)
@@ -147,13 +149,13 @@ func (m *Maker) Make(ctx context.Context, o plan.Object, attaching Attaching) (O
 	case plan.AIOFsdev:
 		found, err = m.makeFsdev(ctx, o)
 	default:
-		err = errs.Errorf(errs.Internal, "there are no objects of kind %q", o.Kind)
+		err = errs.Errorf(errs.Internal, "unknown object kind %q", o.Kind)
 	}
 	return Outcome{Found: found}, err
 }
 
-// Remove takes an object away. One that is not there is removed. Precondition:
-// a host can still see it.
+// Remove removes an object. It is idempotent. errs.Precondition: a host can
+// still see the object.
 func (m *Maker) Remove(ctx context.Context, o plan.Object) error {
 	if err := m.checkHidden(ctx, o); err != nil {
 		return err
@@ -184,19 +186,20 @@ func (m *Maker) Remove(ctx context.Context, o plan.Object) error {
 	return nil
 }
 
-// cannotExist: a process that has no method to remove a kind has none of it.
+// cannotExist reports whether the process lacks the method that removes a kind,
+// so it has no objects of that kind.
 func (m *Maker) cannotExist(ctx context.Context, o plan.Object, err error) bool {
 	if !errors.Is(err, spdk.UnknownMethod) {
 		return false
 	}
-	m.config.Logger.DebugContext(ctx, "The SNAP process does not know objects of that kind", "object", o.ID.String())
+	m.config.Logger.DebugContext(ctx, "object kind not supported by SNAP, nothing to remove", "object", o.ID.String())
 	return true
 }
 
-// keyPath is where SNAP finds the file of a key.
+// keyPath returns the path of a key file in the mount namespace of SNAP.
 func (m *Maker) keyPath(file string) (string, error) {
 	if m.config.KeyDir == "" {
-		return "", errs.Errorf(errs.Precondition, "key %q is asked for, and there is no directory of keys: start the plugin with --key-dir", file)
+		return "", errs.Errorf(errs.Precondition, "no key directory for key %q: start the plugin with --key-dir", file)
 	}
 	return filepath.Join(m.config.KeyDir, file), nil
 }

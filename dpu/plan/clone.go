@@ -6,7 +6,7 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Clone copies an object and all that it points to.
+// Clone returns a deep copy.
 func (o Object) Clone() Object {
 	if o.Controller = copied(o.Controller); o.Controller != nil {
 		o.Controller.Paths = slices.Clone(o.Controller.Paths)
@@ -44,7 +44,7 @@ func copied[T any](p *T) *T {
 	return &c
 }
 
-// Fits tells whether exactly the member of the object's kind is set.
+// Fits reports whether exactly the field of the object's kind is set.
 func (o Object) Fits() bool {
 	set := map[Kind]bool{
 		Controller: o.Controller != nil, Key: o.Key != nil, AIO: o.AIO != nil, RBD: o.RBD != nil,

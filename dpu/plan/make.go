@@ -9,19 +9,19 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Settings are what the locators of volumes leave open.
+// Settings are the defaults for values that locators omit.
 type Settings struct {
-	Plugin   string          // its name, so that two of them in one SNAP process do not meet
+	Plugin   string          // plugin name; keeps the objects of two plugins in one SNAP process apart
 	HostNQN  string          // of this machine
-	Timeouts access.Timeouts // all given
+	Timeouts access.Timeouts // all fields set
 }
 
-// Make plans a device for a request whose locator was read. Errors:
-// errs.Unsupported for a locator of which no device can be made.
+// Make plans a device for a request after Locate. errs.Unsupported: the locator
+// is not supported.
 func (s Settings) Make(q request.Create) (Device, error) {
 	d, err := s.make(q)
 	for i, o := range d.Objects {
-		d.Objects[i] = o.Clone() // the request keeps its own
+		d.Objects[i] = o.Clone() // does not share memory with the request
 	}
 	return d, err
 }
@@ -43,7 +43,7 @@ func (s Settings) make(q request.Create) (Device, error) {
 		name := aioName(s.Plugin, q.Volume)
 		return Device{Name: name, Objects: []Object{{ID: ID{AIO, name}, AIO: &AIOSpec{File: a, ReadOnly: q.ReadOnly()}}}}, nil
 	}
-	return Device{}, errs.Errorf(errs.Unsupported, "volume %s: no device can be made of a locator of %T", q.Volume, q.Access)
+	return Device{}, errs.Errorf(errs.Unsupported, "volume %s: no device can be created from a locator of type %T", q.Volume, q.Access)
 }
 
 func (s Settings) nvme(a access.NVMe) Device {

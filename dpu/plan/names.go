@@ -7,36 +7,36 @@ import (
 	"strings"
 )
 
-// Names begin so, for whoever looks at a SNAP process to know whose they are.
+// prefix marks objects of this plugin for administrators of a SNAP process.
 const prefix = "cleat_"
 
-// maxFsdev is how long the name of a file system device may be: virtio-fs makes
-// a tag of it.
+// maxFsdev is the maximum length of the name of a file system device: it is
+// used as virtio-fs tag.
 const maxFsdev = 17
 
-// digest is a short name for parts, of which none holds a NUL; n hexadecimal
-// digits.
+// digest returns a name of n hexadecimal digits for parts, which contain no
+// NUL.
 func digest(n int, parts ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
 	return hex.EncodeToString(sum[:])[:n]
 }
 
-// controllerName follows from the subsystem and the host alone: SPDK refuses a
-// second controller to one subsystem under another name (-17), and its bdevs
-// are called after it.
+// controllerName depends on the subsystem and the host only: SPDK refuses a
+// second controller of one subsystem under another name (-17), and its bdevs
+// are named after it.
 func controllerName(subNQN, hostNQN string) string {
 	return controllerPrefix + digest(16, subNQN, hostNQN)
 }
 
 const controllerPrefix = prefix + "nvme_"
 
-// IsController tells whether a controller has a name that plans give.
+// IsController reports whether a plan assigns such names to controllers.
 func IsController(name string) bool { return strings.HasPrefix(name, controllerPrefix) }
 
-// Named returns the objects of a device of a volume by its name alone, in the
-// order of creation, with the fields that follow from names. It returns none if
-// neither a plan nor NVIDIA's sample plugin gives that name to a device of that
-// volume. The name of a plan's controller does not contain the volume.
+// Named returns the objects of a volume's device by its name, in the order of
+// creation, with the fields that follow from the name. It returns nothing if
+// neither a plan nor NVIDIA's sample plugin assigns that name to a device of
+// that volume. The name of a plan's controller does not depend on the volume.
 func (s Settings) Named(volumeID, device string) []Object {
 	switch device {
 	case aioName(s.Plugin, volumeID):
@@ -53,10 +53,10 @@ func (s Settings) Named(volumeID, device string) []Object {
 }
 
 // SampleController is the name that NVIDIA's sample plugin gives the controller
-// that it attaches for a volume.
+// it attaches for a volume.
 func SampleController(volumeID string) string { return "nvme_" + volumeID }
 
-// namespaceName is how SPDK calls a controller's bdevs.
+// namespaceName matches SPDK's names of a controller's bdevs.
 var namespaceName = regexp.MustCompile(`^(.+)n[1-9][0-9]*$`)
 
 func keyName(plugin, file string) string { return prefix + "key_" + digest(16, plugin, file) }

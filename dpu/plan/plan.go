@@ -1,6 +1,6 @@
-// Package plan says of what objects a device is made, and how they are called.
-// It is pure, and the same request gives the same plan at any time, on any
-// start, so that a retry finds what was begun.
+// Package plan determines the objects that a device consists of, and their
+// names. It is pure and deterministic, also over restarts, so that a retry
+// finds the objects of an interrupted call.
 package plan
 
 import (
@@ -9,10 +9,11 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Kind is what an object is.
+// Kind is the kind of an object.
 type Kind string
 
-// The kinds, in the words of SPDK, save for the mount, which is the machine's.
+// The kinds, in SPDK's terms, except for the mount, which is made by the
+// machine.
 const (
 	Controller Kind = "nvme-controller"
 	Key        Kind = "key" // in SPDK's keyring
@@ -23,7 +24,7 @@ const (
 	AIOFsdev   Kind = "aio-fsdev"
 )
 
-// ID names an object; of one kind there is one of a name.
+// ID identifies an object; names are unique within a kind.
 type ID struct {
 	Kind Kind   `json:"kind"`
 	Name string `json:"name"`
@@ -31,9 +32,9 @@ type ID struct {
 
 func (id ID) String() string { return string(id.Kind) + " " + id.Name }
 
-// Object is a thing that a device needs. It is made before the device and taken
-// away when no device needs it any more. It holds no secret. The member of its
-// kind is set.
+// Object is something that a device needs. It is created before the device and
+// removed when no device needs it any more. It holds no secrets. Only the field
+// of its kind is set.
 type Object struct {
 	ID
 	Controller *ControllerSpec `json:"controller,omitempty"`
@@ -45,28 +46,28 @@ type Object struct {
 	Fsdev      *FsdevSpec      `json:"fsdev,omitempty"`
 }
 
-// ControllerSpec is a controller of an NVMe-oF subsystem, with all its paths.
+// ControllerSpec is an NVMe-oF controller with all its paths.
 type ControllerSpec struct {
 	Transport string           `json:"transport"` // tcp or rdma
 	Paths     []netip.AddrPort `json:"paths"`
 	SubNQN    string           `json:"subnqn"`
 	HostNQN   string           `json:"hostnqn"`
-	// HostGiven: the locator asks for that host NQN, and no other will do.
+	// HostGiven: the locator requires that host NQN.
 	HostGiven bool `json:"hostGiven,omitempty"`
 
-	Timeouts     access.Timeouts `json:"timeouts"` // all given
+	Timeouts     access.Timeouts `json:"timeouts"` // all fields set
 	IOQueues     int             `json:"ioQueues,omitempty"`
 	HeaderDigest bool            `json:"headerDigest,omitempty"`
 	DataDigest   bool            `json:"dataDigest,omitempty"`
 
-	// Names of objects of kind Key; empty: none.
+	// Names of objects of kind Key; empty: not used.
 	DHChap      string `json:"dhchap,omitempty"`
 	DHChapCtrlr string `json:"dhchapCtrlr,omitempty"`
 	TLS         string `json:"tls,omitempty"`
-	TLSFile     string `json:"tlsFile,omitempty"` // of TLS; old processes take the file itself
+	TLSFile     string `json:"tlsFile,omitempty"` // key file of TLS, for old processes without a keyring
 }
 
-// KeySpec is a key, by the name of its file in the directory of keys.
+// KeySpec is a key, identified by its file in the key directory.
 type KeySpec struct {
 	File string `json:"file"`
 }
@@ -77,10 +78,11 @@ type AIOSpec struct {
 	ReadOnly bool        `json:"readOnly,omitempty"`
 }
 
-// RBDSpec is a bdev on an image.
+// RBDSpec is a bdev on an RBD image.
 type RBDSpec struct {
 	Cluster string `json:"cluster"` // name of the object of kind RBDCluster
-	// Of is which cluster that is, whoever asks it: its name, or its monitors.
+	// Of identifies the cluster independently of the user: its name or its
+	// monitors.
 	Of        string `json:"of"`
 	Pool      string `json:"pool"`
 	Namespace string `json:"namespace,omitempty"`
@@ -93,43 +95,44 @@ type RBDClusterSpec struct {
 	access.Ceph
 }
 
-// MountSpec is a file system that the machine mounts at a directory of the
-// object's name, below the directory of volumes. One of the three is set.
+// MountSpec is a file system that the machine mounts in the volume directory,
+// at a mount point with the object's name. Exactly one of NFS, CephFS and
+// Directory is set.
 type MountSpec struct {
 	NFS    *access.NFS    `json:"nfs,omitempty"`
 	CephFS *access.CephFS `json:"cephfs,omitempty"`
-	// Directory of a pool, bound to where SNAP looks.
+	// Directory of a pool, bind-mounted.
 	Directory *access.File `json:"directory,omitempty"`
 	ReadOnly  bool         `json:"readOnly,omitempty"`
 }
 
 // FsdevSpec is a file system device on a mount.
 type FsdevSpec struct {
-	Mount string `json:"mount"` // name of the object
+	Mount string `json:"mount"` // name of the Mount object
 }
 
-// Choice says which namespace of a controller a device is; what is zero does
-// not matter. With all zero there must be just one.
+// Choice selects a namespace of a controller; zero fields match all. If all
+// fields are zero, the controller must have exactly one namespace.
 type Choice struct {
 	NSID  uint32 `json:"nsid,omitempty"`
 	UUID  string `json:"uuid,omitempty"`
 	NGUID string `json:"nguid,omitempty"`
 }
 
-// Device is the plan of one.
+// Device is the plan of a device.
 type Device struct {
-	// Name is the device_name; empty where it follows from the namespace that
-	// Choice finds: <controller>n<nsid>.
+	// Name is the device_name; empty if it depends on the namespace that Choice
+	// selects: <controller>n<nsid>.
 	Name    string
-	Objects []Object // in the order of making; the last is the one that is shown
+	Objects []Object // in the order of creation; the last one is exposed to the host
 	Choice  Choice
 }
 
-// Shown is the object that makes up the device.
+// Shown returns the object that is exposed to the host.
 func (d Device) Shown() Object { return d.Objects[len(d.Objects)-1] }
 
-// Exclusive names what an object takes for itself, such as a file; there must
-// not be two objects that take the same. Empty: it shares.
+// Exclusive identifies the resource that only one object can use, such as a
+// file. Empty: the object shares its resource.
 func (o Object) Exclusive() string {
 	switch {
 	case o.AIO != nil:
