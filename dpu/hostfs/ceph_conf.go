@@ -10,22 +10,22 @@ import (
 	"strings"
 )
 
-// maxConf is how long a ceph.conf or a keyring may be.
+// maxConf is the maximum size of a ceph.conf or a keyring, in bytes.
 const maxConf = 1 << 20
 
-// Ports and protocols of Ceph's monitors.
+// Default ports of Ceph monitors for the protocols msgr1 and msgr2.
 const (
 	portV1, portV2 = 6789, 3300
 )
 
-// monitor is an address of one, in one protocol.
+// monitor is the address of a monitor for one protocol.
 type monitor struct {
 	addr netip.AddrPort
 	v2   bool
 }
 
-// monitorOf is an address that does not say its protocol; Ceph goes by the port
-// too. Port 0 is the usual one.
+// monitorOf returns the monitor of an address without a protocol, which the
+// port determines, as in Ceph. Port 0 means the default port.
 func monitorOf(a netip.AddrPort) monitor {
 	if a.Port() == 0 {
 		a = netip.AddrPortFrom(a.Addr(), portV1)
@@ -51,8 +51,8 @@ func readMonitors(dir, cluster string) ([]monitor, error) {
 	return all, nil
 }
 
-// parseConf reads mon_host of [global] in a ceph.conf; the last one counts. Of
-// the rest nothing is looked at.
+// parseConf reads mon_host in section [global] of a ceph.conf; the last one
+// applies. All other settings are ignored.
 func parseConf(text string) ([]monitor, error) {
 	section, value, found := "", "", false
 	for _, line := range confLines(text) {
@@ -67,7 +67,7 @@ func parseConf(text string) ([]monitor, error) {
 		}
 	}
 	if !found {
-		return nil, fmt.Errorf("there is no mon_host in [global]")
+		return nil, fmt.Errorf("no mon_host in section [global]")
 	}
 	all, err := parseMonHost(value)
 	if err != nil {
@@ -76,8 +76,8 @@ func parseConf(text string) ([]monitor, error) {
 	return all, nil
 }
 
-// confLines are the lines that are not empty, without comments, a line that ends
-// in a backslash joined to the next.
+// confLines returns the lines without comments and empty lines. A line that
+// ends in a backslash is joined with the next.
 func confLines(text string) (lines []string) {
 	text = strings.ReplaceAll(text, "\r\n", "\n")
 	text = strings.ReplaceAll(text, "\\\n", " ")
@@ -92,7 +92,8 @@ func confLines(text string) (lines []string) {
 	return lines
 }
 
-// canonicalKey: blanks, dashes and underscores mean the same in a key.
+// canonicalKey replaces blanks and dashes in a key with underscores, which are
+// equivalent.
 func canonicalKey(key string) string {
 	words := strings.FieldsFunc(strings.ToLower(key), func(r rune) bool { return strings.ContainsRune(" \t_-", r) })
 	return strings.Join(words, "_")
@@ -105,16 +106,16 @@ func unquote(s string) string {
 	return s
 }
 
-// parseMonHost reads a list of monitors, with blanks, commas or semicolons
-// between them: 192.0.2.1, 192.0.2.1:6789, [2001:db8::1]:3300,
-// v2:192.0.2.1:3300/0, and vectors of these in brackets, as in
-// [v2:192.0.2.1:3300/0,v1:192.0.2.1:6789/0]. Names are refused: only addresses
-// can be given to the kernel.
+// parseMonHost parses a list of monitors, separated by blanks, commas or
+// semicolons: 192.0.2.1, 192.0.2.1:6789, [2001:db8::1]:3300,
+// v2:192.0.2.1:3300/0, and vectors in brackets, such as
+// [v2:192.0.2.1:3300/0,v1:192.0.2.1:6789/0]. Host names are refused: the kernel
+// accepts addresses only.
 func parseMonHost(s string) ([]monitor, error) {
 	var all []monitor
 	for _, word := range strings.FieldsFunc(strings.NewReplacer("[v", " v", ",", " ", ";", " ").Replace(s), isBlank) {
-		// What is left of a vector's brackets stands at its last address; that
-		// of an IPv6 address comes before its port.
+		// The closing bracket of a vector follows its last address; a bracket
+		// of an IPv6 address precedes the port.
 		if strings.HasPrefix(word, "v") && strings.HasSuffix(word, "]") && strings.Count(word, "]") > strings.Count(word, "[") {
 			word = strings.TrimSuffix(word, "]")
 		}
@@ -129,17 +130,17 @@ func parseMonHost(s string) ([]monitor, error) {
 		}
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("it names no monitor")
+		return nil, fmt.Errorf("no monitors")
 	}
 	return all, nil
 }
 
 func isBlank(r rune) bool { return r == ' ' || r == '\t' }
 
-// parseMonitor reads one address. Without a port and a protocol it is two: each
-// protocol has its usual port.
+// parseMonitor parses one address. Without port and protocol it returns two
+// monitors, with the default port of each protocol.
 func parseMonitor(word string) ([]monitor, error) {
-	bad := fmt.Errorf("%.128q is not the address of a monitor, such as 192.0.2.1:6789 or v2:192.0.2.1:3300", word)
+	bad := fmt.Errorf("invalid monitor address %.128q: use an address such as 192.0.2.1:6789 or v2:192.0.2.1:3300", word)
 	kind, rest := "", word
 	for _, k := range []string{"v1:", "v2:", "any:"} {
 		if after, ok := strings.CutPrefix(word, k); ok {

@@ -15,23 +15,23 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// cephKey is a user's secret, and the user's name where the file says it.
+// cephKey is the key of a Ceph user, and the user's name if the file has it.
 type cephKey struct {
 	user   string // without "client."
-	secret []byte // as the kernel wants it: a struct ceph_crypto_key
+	secret []byte // in the format of the kernel's struct ceph_crypto_key
 }
 
-// readKey reads a key's file. Precondition: it is not there, others may read it,
-// or it holds no key. The errors do not quote it.
+// readKey reads a key file. Precondition: the file does not exist, other users
+// can read it, or it holds no key. Errors never contain the key.
 func readKey(dir, name, user string) (cephKey, error) {
 	path := filepath.Join(dir, name)
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return cephKey{}, errs.Errorf(errs.Precondition, "directory of keys: %w", err)
+		return cephKey{}, errs.Errorf(errs.Precondition, "key directory: %w", err)
 	}
 	defer root.Close()
-	// Links within the directory are followed: that is how secrets of Kubernetes
-	// are laid out.
+	// Symbolic links within the directory are followed: kubelet mounts Secrets
+	// with such links.
 	info, err := root.Stat(name)
 	if err != nil {
 		return cephKey{}, errs.Errorf(errs.Precondition, "Ceph key %s: %w", name, err)
@@ -39,11 +39,11 @@ func readKey(dir, name, user string) (cephKey, error) {
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	switch {
 	case !info.Mode().IsRegular():
-		return cephKey{}, errs.Errorf(errs.Precondition, "Ceph key %s is no file: %v", path, info.Mode())
+		return cephKey{}, errs.Errorf(errs.Precondition, "Ceph key %s is not a regular file: %v", path, info.Mode())
 	case info.Mode().Perm()&0o077 != 0:
-		return cephKey{}, errs.Errorf(errs.Precondition, "Ceph key %s has mode %04o: nobody but its owner may have it (0600, or 0400 with defaultMode of a Secret)", path, info.Mode().Perm())
+		return cephKey{}, errs.Errorf(errs.Precondition, "Ceph key %s has mode %04o: only its owner can be allowed to access it (use mode 0600, or defaultMode 0400 of a Secret)", path, info.Mode().Perm())
 	case owner != 0 && owner != uint32(os.Geteuid()):
-		return cephKey{}, errs.Errorf(errs.Precondition, "Ceph key %s belongs to user %d: it must be root's", path, owner)
+		return cephKey{}, errs.Errorf(errs.Precondition, "Ceph key %s is owned by user %d: the owner must be root", path, owner)
 	}
 	text, err := readBounded(root, name)
 	if err != nil {
@@ -56,9 +56,9 @@ func readKey(dir, name, user string) (cephKey, error) {
 	return k, nil
 }
 
-// readBounded reads a small file.
+// readBounded reads a file of at most maxConf bytes.
 func readBounded(root *os.Root, name string) (string, error) {
-	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe is not waited for
+	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // O_NONBLOCK: opening a pipe must not block
 	if err != nil {
 		return "", err
 	}
@@ -70,11 +70,12 @@ func readBounded(root *os.Root, name string) (string, error) {
 	return string(text), err
 }
 
-// parseKey reads a key alone, or that of a user (any, if there is one only) in
-// a keyring file.
+// parseKey parses a plain key, or a keyring file with the key of user; user is
+// optional if the keyring has only one.
 func parseKey(text, user string) (cephKey, error) {
 	if !strings.Contains(text, "[") {
-		// Without an "=" sign before it: base64 ends in some.
+		// A plain key has no "key =" prefix; its base64 padding can contain
+		// "=".
 		if key, value, ok := strings.Cut(text, "="); ok && canonicalKey(key) == "key" {
 			text = value
 		}
@@ -100,34 +101,35 @@ func parseKey(text, user string) (cephKey, error) {
 	value, found := keys[user]
 	switch {
 	case !found && user == "":
-		return cephKey{}, fmt.Errorf("this keyring holds %d users: give one as cephUser", len(keys))
+		return cephKey{}, fmt.Errorf("the keyring has %d users: set cephUser", len(keys))
 	case !found:
-		return cephKey{}, fmt.Errorf("this keyring has no key of client.%s", user)
+		return cephKey{}, fmt.Errorf("the keyring has no key for client.%s", user)
 	}
 	secret, err := decodeKey(value)
 	return cephKey{user, secret}, err
 }
 
-// decodeKey checks what the kernel's ceph_crypto_key_decode will read: type
-// (AES is 1), time of making, length, key, all in little endian.
+// decodeKey checks the format that the kernel's ceph_crypto_key_decode reads,
+// in little endian: type (1 is AES), creation time, length, key.
 func decodeKey(text string) ([]byte, error) {
 	b, err := base64.StdEncoding.DecodeString(strings.TrimSpace(text))
 	const head = 2 + 8 + 2
 	if err != nil || len(b) <= head || int(b[10])|int(b[11])<<8 != len(b)-head {
-		return nil, errors.New("this is not a key of Ceph, as `ceph auth get-key` prints it")
+		return nil, errors.New("not a Ceph key in the format of `ceph auth get-key`")
 	}
 	return b, nil
 }
 
-// intoKeyring puts a key where the kernel finds it under the description, and
-// nobody but this thread. It goes with remove, or with the thread.
+// intoKeyring adds the key to the process keyring, which only this thread and
+// its kernel calls can read. The key is removed by remove, or when the thread
+// ends.
 func (k cephKey) intoKeyring(description string) (remove func(), err error) {
 	id, err := unix.AddKey("ceph", description, k.secret, unix.KEY_SPEC_PROCESS_KEYRING)
 	if err != nil {
-		return nil, fmt.Errorf("put the Ceph key into the kernel's keyring: %w", err)
+		return nil, fmt.Errorf("add the Ceph key to the kernel keyring: %w", err)
 	}
 	return func() {
-		// The keyring of a process that ends goes by itself.
+		// On failure the key is removed with the process.
 		_, _ = unix.KeyctlInt(unix.KEYCTL_UNLINK, id, unix.KEY_SPEC_PROCESS_KEYRING, 0, 0)
 	}, nil
 }

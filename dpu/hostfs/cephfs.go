@@ -16,9 +16,9 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// cephfs is a source: a directory of a Ceph file system, mounted by the kernel's
-// client. No cluster was there to run it against: tested are the options, up to
-// the kernel that takes them and finds no monitor.
+// cephfs is a source: a directory of a CephFS file system, mounted by the
+// kernel client. Untested with a real cluster: the tests cover the options, up
+// to the kernel's failure to find a monitor.
 type cephfs struct {
 	mounts   *Mounts
 	at       access.CephFS
@@ -35,12 +35,12 @@ func newCephFS(m *Mounts, a access.CephFS, readOnly bool) (cephfs, error) {
 		return c, nil
 	}
 	if m.config.CephDir == "" {
-		return cephfs{}, errs.Errorf(errs.Precondition, "%s: the locator names no monitors, and no directory is configured where cluster %s could be found", c, a.ClusterID)
+		return cephfs{}, errs.Errorf(errs.Precondition, "%s: the locator has no monitors, and no configuration directory is set to find those of cluster %s", c, a.ClusterID)
 	}
 	var err error
 	c.monitors, err = readMonitors(m.config.CephDir, a.ClusterID)
 	if err != nil {
-		return cephfs{}, errs.Errorf(errs.Precondition, "%s: the monitors of cluster %s: %w", c, a.ClusterID, err)
+		return cephfs{}, errs.Errorf(errs.Precondition, "%s: read the monitors of cluster %s: %w", c, a.ClusterID, err)
 	}
 	return c, nil
 }
@@ -56,9 +56,9 @@ func (c cephfs) String() string {
 	return fmt.Sprintf("directory %s of CephFS %s, cluster %s (%s)", c.at.Path, fs, cluster, modeOf(c.readOnly))
 }
 
-// chosen are the addresses to use. The kernel speaks one protocol to all; the
-// older is what it does unless told otherwise, so the newer serves where some
-// cluster has no other.
+// chosen returns the addresses to use. The kernel uses one protocol for all
+// monitors, msgr1 by default; msgr2 is used if the cluster has no msgr1
+// addresses.
 func (c cephfs) chosen() []monitor {
 	v1 := slices.DeleteFunc(slices.Clone(c.monitors), func(m monitor) bool { return m.v2 })
 	if len(v1) > 0 {
@@ -75,8 +75,8 @@ func cephAddrs(all []monitor) string {
 	return strings.Join(words, ",")
 }
 
-// order is for a kernel from 5.12 on. The source is in the older of its two
-// syntaxes, which all of them take and which needs no fsid.
+// order returns the request for a kernel from 5.12 on. The source has the older
+// of the two syntaxes, which all kernels accept and which needs no fsid.
 func (c cephfs) order() (cephOrder, error) {
 	monitors := c.chosen()
 	o := cephOrder{Source: cephAddrs(monitors) + ":" + c.at.Path, FS: c.at.FS, User: c.at.User, ReadOnly: c.readOnly}
@@ -84,21 +84,20 @@ func (c cephfs) order() (cephOrder, error) {
 		o.Mode = "prefer-crc"
 	}
 	if len(o.Source) > maxSource {
-		return o, errs.Errorf(errs.Invalid, "the monitors and the path have %d bytes together, %d are possible; name fewer monitors: %.64q...", len(o.Source), maxSource, o.Source)
+		return o, errs.Errorf(errs.Invalid, "monitors and path have %d bytes in total, at most %d are allowed; use fewer monitors: %.64q...", len(o.Source), maxSource, o.Source)
 	}
 	if c.at.Key == "" {
 		return o, nil
 	}
 	if c.mounts.config.KeyDir == "" {
-		return o, errs.Errorf(errs.Precondition, "the locator names the key %s, and no directory of keys is configured", c.at.Key)
+		return o, errs.Errorf(errs.Precondition, "no key directory is configured for key %s of the locator", c.at.Key)
 	}
 	o.KeyDir, o.Key = c.mounts.config.KeyDir, c.at.Key
 	return o, nil
 }
 
-// shown compares the directory, the file system, the user, whether it is
-// read-only, and that one monitor is the same: a cluster replaces its monitors
-// one by one.
+// shown compares directory, file system, user and read-only mode, and requires
+// one common monitor: a cluster replaces its monitors one by one.
 func (c cephfs) shown(_ context.Context, e mount.Entry, _ []mount.Entry) (bool, error) {
 	monitors, dir, ok := strings.Cut(e.Source, ":/")
 	if !ok || e.FSType != "ceph" || "/"+dir != c.at.Path || e.ReadOnly() != c.readOnly {
@@ -127,18 +126,18 @@ func (c cephfs) explain(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, errNoAnswer), isUnreachable(err):
-		return errs.Errorf(errs.Unavailable, "%s: %w: no monitor answers at %s; are they up, and can this machine reach them?", c, err, cephAddrs(c.chosen()))
+		return errs.Errorf(errs.Unavailable, "%s: %w: no monitor responds at %s: check that they are up and reachable from this machine", c, err, cephAddrs(c.chosen()))
 	case errors.Is(err, unix.ENOENT):
-		return errs.Errorf(errs.Precondition, "%s: %w: there is no such directory or file system", c, err)
+		return errs.Errorf(errs.Precondition, "%s: %w: the directory or file system does not exist", c, err)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM), errors.Is(err, unix.ENOKEY):
-		return errs.Errorf(errs.Precondition, "%s: %w: the cluster does not let this user in; look at cephUser, the key and its capabilities", c, err)
-	case errors.Is(err, unix.EIO): // also for want of an answer: the kernel does not tell
-		return errs.Errorf(errs.Unavailable, "%s: %w: no monitor or metadata server answers, at %s; are they up, and can this machine reach them?", c, err, cephAddrs(c.chosen()))
+		return errs.Errorf(errs.Precondition, "%s: %w: the cluster denies access: check cephUser, the key and its capabilities", c, err)
+	case errors.Is(err, unix.EIO): // also set by the kernel on timeouts
+		return errs.Errorf(errs.Unavailable, "%s: %w: no monitor or metadata server responds at %s: check that they are up and reachable from this machine", c, err, cephAddrs(c.chosen()))
 	}
 	return fmt.Errorf("%s: %w", c, err)
 }
 
-// cephOrder is for a helper, which reads the key itself.
+// cephOrder is the request to a helper, which reads the key itself.
 type cephOrder struct {
 	Source   string `json:"source"`
 	FS       string `json:"fs,omitempty"`
@@ -156,7 +155,7 @@ func (o cephOrder) carryOut(ctx context.Context, target string) error {
 		if err != nil {
 			return err
 		}
-		// The type of key comes with the module, which this has loaded.
+		// Fsopen loads the ceph module, which registers the key type.
 		if fd, err := unix.Fsopen("ceph", unix.FSOPEN_CLOEXEC); err == nil {
 			unix.Close(fd)
 		}
@@ -171,8 +170,8 @@ func (o cephOrder) carryOut(ctx context.Context, target string) error {
 	return mount.Mount(ctx, mount.Spec{Source: o.Source, Target: target, FSType: "ceph", ReadOnly: o.ReadOnly, Options: o.options(description)})
 }
 
-// options are the kernel's. Without a name it would take "guest"; Ceph's own
-// programs take "admin".
+// options returns the kernel's mount options. The default user is "admin", as
+// in Ceph's programs; the kernel's default is "guest".
 func (o cephOrder) options(description string) []string {
 	user := o.User
 	if user == "" {

@@ -17,11 +17,12 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// attributes of every mount: files of a volume belong to whoever uses the
-// volume, and give no rights on this machine.
+// attributes are the options of all mounts: the users of a volume own its
+// files, which must give no rights on this machine.
 func attributes() []string { return []string{"nosuid", "nodev"} }
 
-// directory is a source: a directory of a pool, bound to where SNAP looks.
+// directory is a source: a directory of a pool, bind-mounted to the volume
+// directory.
 type directory struct {
 	mounts   *Mounts
 	file     access.File
@@ -40,7 +41,8 @@ func modeOf(readOnly bool) string {
 }
 
 func (d directory) mountAt(ctx context.Context, target string) error {
-	// The handle stays what it is while somebody renames things in the pool.
+	// The handle keeps referring to the directory if the path is renamed or
+	// replaced.
 	handle, err := d.mounts.config.Pools.Directory(d.file)
 	if err != nil {
 		return err
@@ -54,7 +56,8 @@ func (d directory) mountAt(ctx context.Context, target string) error {
 }
 
 // shown compares the device and the path in its file system. The file system
-// may have become read-only by itself after an error: only the mount counts.
+// can become read-only after an error, so only the mount's read-only flag is
+// compared.
 func (d directory) shown(_ context.Context, e mount.Entry, table []mount.Entry) (bool, error) {
 	dir, known := d.mounts.pools[d.file.Pool]
 	if !known {
@@ -73,7 +76,7 @@ func (d directory) shown(_ context.Context, e mount.Entry, table []mount.Entry) 
 		slices.Contains(e.Options, "ro") == d.readOnly, nil
 }
 
-// makeEmpty makes a mount point, or finds one on which nothing lies.
+// makeEmpty creates a mount point, or accepts an existing empty directory.
 func makeEmpty(target string) error {
 	if err := os.Mkdir(target, 0o750); err == nil {
 		return nil
@@ -82,7 +85,7 @@ func makeEmpty(target string) error {
 	}
 	fd, err := unix.Open(target, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
-		return errs.Errorf(errs.Precondition, "mount point %s is a file or a symbolic link; a directory, or nothing, must be there: move it away", target)
+		return errs.Errorf(errs.Precondition, "mount point %s is a file or a symbolic link: remove it", target)
 	}
 	if err != nil {
 		return &os.PathError{Op: "open", Path: target, Err: err}
@@ -91,18 +94,18 @@ func makeEmpty(target string) error {
 	defer dir.Close()
 	switch names, err := dir.Readdirnames(1); {
 	case len(names) > 0:
-		return errs.Errorf(errs.Precondition, "mount point %s holds %q and maybe more, which a mount would hide; move it away", target, names[0])
+		return errs.Errorf(errs.Precondition, "mount point %s is not empty: it contains %q, which a mount would hide; move the contents away", target, names[0])
 	case err != nil && !errors.Is(err, io.EOF):
 		return err
 	}
 	return nil
 }
 
-// removeEmpty removes a mount point. What lies in it is not ours.
+// removeEmpty removes a mount point unless it has foreign contents.
 func removeEmpty(log *slog.Logger, target string) {
 	switch err := unix.Rmdir(target); {
 	case err == nil, errors.Is(err, unix.ENOENT):
 	default:
-		log.Warn("a mount point stays", "path", target, "err", err)
+		log.Warn("removing mount point failed", "path", target, "err", err)
 	}
 }

@@ -10,16 +10,16 @@ import (
 	"runtime"
 )
 
-// HelperCommand is the hidden command by which a plugin starts a helper.
+// HelperCommand is the hidden command that the plugin runs as a helper.
 const HelperCommand = "dpu-mount"
 
-// maxOrder bounds what a helper reads.
+// maxOrder is the maximum size of a request to a helper.
 const maxOrder = 64 << 10
 
-// RunHelper is the body of a helper: a process that mounts or unmounts one
-// network file system, and may be killed while it waits for the server. stdin
-// and stdout are its standard streams. The process ends when stdin does, and is
-// to end when this returns.
+// RunHelper is the main function of a helper: a process that mounts or unmounts
+// one network file system, and can be killed while it waits for the server.
+// stdin and stdout are the standard streams of the process. The process exits
+// when stdin is closed, and must exit when RunHelper returns.
 func RunHelper(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	in := bufio.NewReaderSize(stdin, maxOrder)
 	line, err := in.ReadSlice('\n')
@@ -28,13 +28,13 @@ func RunHelper(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		err = json.Unmarshal(line, &o)
 	}
 	if err != nil || o.Target == "" {
-		return errors.New("a helper of mounts is started by cleat itself and takes its orders from there; by hand use mount and umount")
+		return errors.New("this command is internal to cleat; use mount and umount instead")
 	}
 	go func() {
 		_, _ = io.Copy(io.Discard, in)
-		os.Exit(1) // nobody waits any more, and the other threads may hang
+		os.Exit(1) // the plugin has ended, and other threads can hang in the kernel
 	}()
-	// The keyring of a process belongs to the thread that made it.
+	// A process keyring belongs to the thread that created it.
 	runtime.LockOSThread()
 	var said []string
 	say := func(text string) { said = append(said, text) }
@@ -46,7 +46,7 @@ func RunHelper(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	case o.Unmount != nil:
 		err = o.Unmount.carryOut(ctx, o.Target)
 	default:
-		err = errors.New("a helper of mounts got an order of a kind that it does not know")
+		err = errors.New("unknown request to the mount helper")
 	}
 	a := answerOf(err)
 	a.Said = said

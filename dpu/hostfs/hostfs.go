@@ -1,10 +1,10 @@
-// Package hostfs mounts file systems of this machine where a SNAP process finds
-// them: NFS exports, CephFS directories and directories of pools, each below the
-// directory of volumes under the name of its volume.
+// Package hostfs mounts file systems of this machine for a SNAP process: NFS
+// exports, CephFS directories and directories of pools, each at a mount point
+// in the volume directory that is named after the volume.
 //
-// What is mounted is read from the kernel's table of mounts alone, so that a
-// server that does not answer never holds up a question. Calls that may wait for
-// a server run in a process of their own, which is killed at the deadline.
+// Mount state is read from the kernel's mount table only, so queries never wait
+// for a server. Calls that can wait for a server run in a helper process, which
+// is killed at the deadline.
 package hostfs
 
 import (
@@ -25,51 +25,51 @@ import (
 	"github.com/cleatproject/cleat/internal/op"
 )
 
-// Config says where mounts go and what they are made of.
+// Config configures Mounts.
 type Config struct {
-	// Dir is the directory of volumes; it is made when absent. SNAP sees what is
-	// mounted in it when it lies on a shared mount.
+	// Dir is the volume directory, which is created if needed. SNAP sees its
+	// mounts if it is on a shared mount.
 	Dir   string
 	Pools pool.Pools
-	// KeyDir holds the files that locators name as Ceph keys, CephDir a
-	// <clusterID>.conf per cluster. Empty: there are none.
+	// KeyDir holds the Ceph key files that locators name, CephDir one
+	// <clusterID>.conf per cluster. Empty: not configured.
 	KeyDir, CephDir string
 	// Deadline bounds one mount or unmount; 0 is 20 s.
 	Deadline time.Duration
 	Logger   *slog.Logger // nil: none
-	// Helper is the command line that runs RunHelper; see HelperCommand.
+	// Helper is the command line that calls RunHelper; see HelperCommand.
 	Helper []string
 }
 
 const defaultDeadline = 20 * time.Second
 
-// Mounts are those of one directory of volumes. Calls for different volumes run
-// at once, those for one volume one after the other. Nothing is kept in memory:
-// the kernel's table is the truth.
+// Mounts manages the mounts of one volume directory. Calls for one volume are
+// serialised. No state is kept in memory: the kernel's mount table is
+// authoritative.
 type Mounts struct {
 	config Config
-	pools  pool.Pools // without symbolic links, as far as they were there at the start
+	pools  pool.Pools // with symbolic links resolved at the start
 	log    *slog.Logger
 	lookup lookup
 	locks  op.Locks // by target
 
 	mu    sync.Mutex
-	stuck map[string]*process // by target; killed, and not gone yet
+	stuck map[string]*process // helpers that were killed but still exist, by target
 }
 
-// Open prepares the directory of volumes. Invalid: a bad path in the
+// Open prepares the volume directory. Invalid: an invalid path in the
 // configuration.
 func Open(c Config) (*Mounts, error) {
-	for what, dir := range map[string]string{"directory of volumes": c.Dir, "directory of keys": c.KeyDir, "directory of Ceph's configuration": c.CephDir} {
-		if dir == "" && what != "directory of volumes" {
+	for what, dir := range map[string]string{"volume directory": c.Dir, "key directory": c.KeyDir, "Ceph configuration directory": c.CephDir} {
+		if dir == "" && what != "volume directory" {
 			continue
 		}
 		if !filepath.IsAbs(dir) || filepath.Clean(dir) == "/" {
-			return nil, errs.Errorf(errs.Invalid, "%s %q: an absolute path other than / is needed", what, dir)
+			return nil, errs.Errorf(errs.Invalid, "%s %q must be an absolute path other than /", what, dir)
 		}
 	}
 	if c.Deadline < 0 || len(c.Helper) == 0 {
-		return nil, errs.Errorf(errs.Invalid, "mounts: a helper's command line and a deadline that is not negative are needed, got %q and %v", c.Helper, c.Deadline)
+		return nil, errs.Errorf(errs.Invalid, "invalid helper command %q or deadline %v: a command and a deadline of at least 0 are required", c.Helper, c.Deadline)
 	}
 	if c.Deadline == 0 {
 		c.Deadline = defaultDeadline
@@ -78,11 +78,11 @@ func Open(c Config) (*Mounts, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if err := os.MkdirAll(c.Dir, 0o750); err != nil {
-		return nil, fmt.Errorf("directory of volumes: %w", err)
+		return nil, fmt.Errorf("volume directory: %w", err)
 	}
 	dir, err := filepath.EvalSymlinks(c.Dir)
 	if err != nil {
-		return nil, fmt.Errorf("directory of volumes: %w", err)
+		return nil, fmt.Errorf("volume directory: %w", err)
 	}
 	m := &Mounts{
 		config: c, pools: pool.Pools{}, log: c.Logger, lookup: net.DefaultResolver.LookupNetIP,
@@ -90,8 +90,8 @@ func Open(c Config) (*Mounts, error) {
 	}
 	for id, dir := range c.Pools {
 		m.pools[id] = dir
-		// The table of mounts knows no links. A pool that comes later had better
-		// have none in its path.
+		// The mount table has no symbolic links. Links in a pool that is
+		// created later are not resolved.
 		if real, err := filepath.EvalSymlinks(dir); err == nil {
 			m.pools[id] = real
 		}
@@ -99,27 +99,27 @@ func Open(c Config) (*Mounts, error) {
 	return m, m.warnUnlessShared(dir)
 }
 
-// warnUnlessShared: a mount that stays in this container is of no use to SNAP in
-// another, and nothing but an empty directory would show it.
+// warnUnlessShared logs a warning if SNAP in another container could not see
+// the mounts: only an empty directory would show it otherwise.
 func (m *Mounts) warnUnlessShared(dir string) error {
 	table, err := mount.Table(context.Background())
 	if err != nil {
 		return err
 	}
 	if holder, ok := mount.Holding(table, dir); ok && !holder.Shared {
-		m.log.Warn("the directory of volumes is not on a shared mount: a SNAP process in another container will not see what is mounted there",
-			"dir", m.config.Dir, "mount", holder.Target, "hint", "give the volume mountPropagation: Bidirectional, or run: mount --make-rshared "+holder.Target)
+		m.log.Warn("volume directory not on a shared mount, SNAP in another container will not see its mounts",
+			"path", m.config.Dir, "target", holder.Target, "hint", "give the volume mountPropagation: Bidirectional, or run: mount --make-rshared "+holder.Target)
 	}
 	return nil
 }
 
-// Path is where the mount of a name is, or would be: absolute, and never outside
-// of the directory of volumes.
+// Path returns the absolute path of a mount, which is always in the volume
+// directory.
 func (m *Mounts) Path(name string) string {
 	return filepath.Join(m.config.Dir, filepath.Base(filepath.Clean("/"+name)))
 }
 
-// target is Path of a name that was checked.
+// target is Path for a validated name.
 func (m *Mounts) target(name string) (string, error) {
 	if err := request.CheckVolume(name); err != nil {
 		return "", err
@@ -130,9 +130,9 @@ func (m *Mounts) target(name string) (string, error) {
 // source is a file system that can be mounted.
 type source interface {
 	fmt.Stringer
-	// shown reports whether a mount of the table is one of this source.
+	// shown reports whether a mount in the table has this source.
 	shown(ctx context.Context, e mount.Entry, table []mount.Entry) (bool, error)
-	// mountAt mounts it on an empty directory.
+	// mountAt mounts the source on an empty directory.
 	mountAt(ctx context.Context, target string) error
 }
 
@@ -145,17 +145,16 @@ func (m *Mounts) source(spec plan.MountSpec) (source, error) {
 	case spec.Directory != nil:
 		return directory{m, *spec.Directory, spec.ReadOnly}, nil
 	}
-	return nil, errs.Errorf(errs.Invalid, "a mount of nothing: one of NFS, CephFS and a directory must be given")
+	return nil, errs.Errorf(errs.Invalid, "no mount source: one of NFS, CephFS and Directory is required")
 }
 
-// Mount mounts a file system at Path(name); if it is mounted there already,
-// nothing is done. It never mounts on top of another mount, nor over a directory
-// that holds anything. When it fails nothing is left, save where an error says
-// otherwise. Options of the same source that changed since do not count, whether
-// it is read-only does.
-// Precondition: another thing is there, or the source cannot be mounted as it
-// is; the message says what to change. Invalid: options that are not possible.
-// Unavailable: the server does not answer.
+// Mount mounts a file system at Path(name). It is idempotent. It never mounts
+// over another mount, or over a directory that is not empty. On failure nothing
+// is left over, unless the error says otherwise. An existing mount of the same
+// source with other options is accepted, but not one with another read-only
+// mode. Precondition: something else is mounted there, or the source cannot be
+// mounted; the message says what to change. Invalid: invalid options.
+// Unavailable: the server does not respond.
 func (m *Mounts) Mount(ctx context.Context, name string, spec plan.MountSpec) error {
 	target, err := m.target(name)
 	if err != nil {
@@ -185,13 +184,13 @@ func (m *Mounts) mountSource(ctx context.Context, target string, src source) err
 	}
 	there, err := m.isThere(ctx, target, src)
 	if err == nil && !there {
-		err = errs.Errorf(errs.Precondition, "%s was mounted at %s and is gone again: somebody else unmounts there", src, target)
+		err = errs.Errorf(errs.Precondition, "%s was mounted at %s, but another program unmounted it", src, target)
 	}
 	return err
 }
 
-// tidy takes away what a mount that failed has left. One that was completed at
-// the last moment is a mount all the same.
+// tidy cleans up after a failed mount. If the mount was completed at the last
+// moment, it succeeds.
 func (m *Mounts) tidy(ctx context.Context, target string, src source, failed error) error {
 	ctx = context.WithoutCancel(ctx)
 	if there, err := m.isThere(ctx, target, src); err == nil && there {
@@ -201,9 +200,8 @@ func (m *Mounts) tidy(ctx context.Context, target string, src source, failed err
 	return failed
 }
 
-// Mounted reports whether the file system is mounted at Path(name). It asks the
-// kernel's table of mounts, never a server. Precondition: another thing is
-// mounted there.
+// Mounted reports whether the file system is mounted at Path(name). It never
+// contacts a server. Precondition: something else is mounted there.
 func (m *Mounts) Mounted(ctx context.Context, name string, spec plan.MountSpec) (bool, error) {
 	target, err := m.target(name)
 	if err != nil {
@@ -227,12 +225,12 @@ func (m *Mounts) isThere(ctx context.Context, target string, src source) (bool, 
 	}
 	same, err := src.shown(ctx, e, table)
 	if err == nil && !same {
-		err = errs.Errorf(errs.Precondition, "%s is mounted at %s, where %s is wanted; unmount it if it is not needed", describe(e), target, src)
+		err = errs.Errorf(errs.Precondition, "%s is mounted at %s instead of %s; unmount it if it is not needed", describe(e), target, src)
 	}
 	return same, err
 }
 
-// describe names a mount for a message.
+// describe describes a mount for a message.
 func describe(e mount.Entry) string {
 	mode := "writable"
 	if e.ReadOnly() {
@@ -244,10 +242,10 @@ func describe(e mount.Entry) string {
 	return fmt.Sprintf("%s (%s, %s)", e.Source, e.FSType, mode)
 }
 
-// begin waits for earlier calls at a mount point; done ends this one.
+// begin waits for other calls on a mount point; done unlocks it.
 func (m *Mounts) begin(ctx context.Context, target string) (done func(), err error) {
 	if done, err = m.locks.Lock(ctx, target); err != nil {
-		return nil, errs.Errorf(errs.Busy, "%s: another mount or unmount is under way there: %w", target, err)
+		return nil, errs.Errorf(errs.Busy, "%s: another mount or unmount is in progress: %w", target, err)
 	}
 	return done, nil
 }

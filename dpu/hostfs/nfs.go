@@ -16,10 +16,10 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// lookup finds the addresses of a host name, as net.Resolver.LookupNetIP.
+// lookup resolves a host name, as net.Resolver.LookupNetIP.
 type lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 
-// nfs is a source: a directory of an export.
+// nfs is a source: a directory of an NFS export.
 type nfs struct {
 	mounts   *Mounts
 	at       access.NFS
@@ -35,15 +35,15 @@ func newNFS(m *Mounts, a access.NFS, readOnly bool) (nfs, error) {
 	}
 	n.readOnly = readOnly || n.options.readOnly
 	if device := nfsDevice(a); len(device) > maxSource {
-		return nfs{}, errs.Errorf(errs.Invalid, "NFS server and path have %d bytes together, %d are possible: %.64q...", len(device), maxSource, device)
+		return nfs{}, errs.Errorf(errs.Invalid, "NFS server and path have %d bytes in total, at most %d are allowed: %.64q...", len(device), maxSource, device)
 	}
 	return n, nil
 }
 
-// maxSource is how long a source can be that fsconfig(2) takes.
+// maxSource is the maximum length of a source for fsconfig(2).
 const maxSource = 255
 
-// nfsDevice is what the table of mounts shows as the source.
+// nfsDevice returns the source as shown in the mount table.
 func nfsDevice(a access.NFS) string {
 	host := a.Server
 	if strings.Contains(host, ":") {
@@ -56,9 +56,9 @@ func (n nfs) String() string {
 	return fmt.Sprintf("NFS export %s (%s)", nfsDevice(n.at), modeOf(n.readOnly))
 }
 
-// shown compares server, path and whether it is read-only. Mounts of one export
-// by two names of its server share one file system, which shows the name that
-// came first; then the address decides.
+// shown compares server, path and read-only mode. Mounts of one export by two
+// names of its server share one superblock, which shows the first name; then
+// the addresses are compared.
 func (n nfs) shown(ctx context.Context, e mount.Entry, _ []mount.Entry) (bool, error) {
 	host, dir, _ := strings.Cut(e.Source, ":/")
 	_, want, _ := strings.Cut(nfsDevice(n.at), ":/")
@@ -80,7 +80,7 @@ func (n nfs) shown(ctx context.Context, e mount.Entry, _ []mount.Entry) (bool, e
 	return slices.Contains(addrs, shown), err
 }
 
-// maxAddrs is how many addresses of one server are tried.
+// maxAddrs is the maximum number of addresses of a server to try.
 const maxAddrs = 4
 
 func (n nfs) addresses(ctx context.Context) ([]netip.Addr, error) {
@@ -91,7 +91,7 @@ func (n nfs) addresses(ctx context.Context) ([]netip.Addr, error) {
 	defer cancel()
 	addrs, err := n.mounts.lookup(ctx, "ip", n.at.Server)
 	if err != nil {
-		return nil, errs.Errorf(errs.Unavailable, "find the address of the NFS server: %w", err)
+		return nil, errs.Errorf(errs.Unavailable, "look up the NFS server: %w", err)
 	}
 	for i := range addrs {
 		addrs[i] = addrs[i].Unmap()
@@ -110,15 +110,15 @@ func (n nfs) mountAt(ctx context.Context, target string) error {
 	return n.explain(err)
 }
 
-// explain says what is to be done about an error, as far as that is known.
+// explain adds a remedy to an error, if one is known.
 func (n nfs) explain(err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, errNoAnswer), errors.Is(err, unix.ETIMEDOUT):
-		return errs.Errorf(errs.Unavailable, "%s: %w: is the server up, and can this machine reach its NFS port?", n, err)
+		return errs.Errorf(errs.Unavailable, "%s: %w: check that the server is up and its NFS port reachable from this machine", n, err)
 	case isUnreachable(err):
-		return errs.Errorf(errs.Unavailable, "%s: %w: the server cannot be reached, or does not serve NFS there", n, err)
+		return errs.Errorf(errs.Unavailable, "%s: %w: the server is unreachable, or does not serve NFS", n, err)
 	case errors.Is(err, unix.ENOENT):
 		return errs.Errorf(errs.Precondition, "%s: %w: the server does not have this directory, or does not export it to this machine", n, err)
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
@@ -134,8 +134,8 @@ func isUnreachable(err error) bool {
 		func(e unix.Errno) bool { return errors.Is(err, e) })
 }
 
-// nfsOrder is for a helper: the same at each address and in each version, until
-// one works.
+// nfsOrder is the request to a helper, which tries all addresses and versions
+// until one works.
 type nfsOrder struct {
 	Source   string       `json:"source"`
 	Addrs    []netip.Addr `json:"addrs"`
@@ -155,14 +155,14 @@ func (o nfsOrder) carryOut(ctx context.Context, target string, say func(string))
 			Options: append(slices.Clone(o.Options), "vers="+version, "addr="+addr.String()),
 		})
 		if err == nil && version != o.Versions[0] {
-			say("NFS export " + o.Source + " is mounted in version " + version + ": the server refused newer ones")
+			say("NFS export " + o.Source + " is mounted with version " + version + ": the server refused newer versions")
 		}
 		return err
 	})
 }
 
-// try goes through the versions at one address after the other. Its error holds
-// that of each try at the last address.
+// try tries all versions at one address after the other. Its error contains the
+// errors of the last address.
 func (o nfsOrder) try(mountOne func(addr netip.Addr, version string) error) error {
 	var failed versionErrors
 	for _, addr := range o.Addrs {
@@ -182,14 +182,14 @@ func (o nfsOrder) try(mountOne func(addr netip.Addr, version string) error) erro
 		}
 	}
 	if len(failed) == 0 {
-		return errs.Errorf(errs.Unavailable, "the name of the NFS server has no address")
+		return errs.Errorf(errs.Unavailable, "the host name of the NFS server has no address")
 	}
 	return failed.join()
 }
 
-// next is the index before the next version to try after an error; -1: none.
-// A server that does not know a version says so in one of several ways; one
-// whose exports have other paths in version 4 says that there is no such path.
+// next returns the index before the next version to try after an error, -1 to
+// stop. Servers report an unknown version with various errors; ENOENT can mean
+// that the exports have other paths in version 4.
 func (o nfsOrder) next(i int, err error) int {
 	switch {
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL) && errs.KindOf(err) != errs.Invalid:
@@ -209,8 +209,8 @@ type versionError struct {
 
 type versionErrors []versionError
 
-// join keeps one error as it is. Of several the first stands in front that is
-// about more than the version.
+// join keeps a single error unchanged. Of several, the first that is not about
+// the version is put first.
 func (all versionErrors) join() error {
 	if len(all) == 1 {
 		return all[0].err

@@ -8,16 +8,16 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 )
 
-// nfsOptions are mount options of a locator, sorted.
+// nfsOptions are the mount options of a locator, sorted into groups.
 type nfsOptions struct {
-	versions []string // to try, in this order
-	kernel   []string // for the kernel, with ours
+	versions []string // in the order to try
+	kernel   []string // for the kernel, including the attributes of all mounts
 	readOnly bool
 }
 
-// parseNFSOptions reads the mount options that a tenant gave. The kernel judges
-// what they mean to NFS; those are refused that would lead elsewhere than the
-// locator says, or that are about this machine. Invalid: such options.
+// parseNFSOptions parses the mount options of a tenant. The kernel validates
+// NFS options; options that override the locator or affect this machine are
+// refused. Invalid: such options.
 func parseNFSOptions(options []string) (nfsOptions, error) {
 	perMount, superblock, err := mount.SplitOptions(options)
 	if err != nil {
@@ -27,7 +27,7 @@ func parseNFSOptions(options []string) (nfsOptions, error) {
 	for _, option := range perMount {
 		switch option {
 		case "suid", "dev":
-			return nfsOptions{}, errs.Errorf(errs.Invalid, "mount option %s is not allowed: the files of a volume give no rights on this machine", option)
+			return nfsOptions{}, errs.Errorf(errs.Invalid, "mount option %s is not allowed: files of a volume must give no rights on this machine", option)
 		case "ro", "rw":
 			o.readOnly = option == "ro"
 		default:
@@ -42,9 +42,9 @@ func parseNFSOptions(options []string) (nfsOptions, error) {
 		version, isVersion := nfsVersion(name, value)
 		switch {
 		case isVersion && !isKnownVersion(version):
-			return nfsOptions{}, errs.Errorf(errs.Invalid, "mount option %.64q: there are the versions 3, 4, 4.0, 4.1 and 4.2 of NFS", option)
+			return nfsOptions{}, errs.Errorf(errs.Invalid, "mount option %.64q: unknown NFS version, use 3, 4, 4.0, 4.1 or 4.2", option)
 		case isVersion && o.versions != nil && !slices.Equal(o.versions, versionsOf(version)):
-			return nfsOptions{}, errs.Errorf(errs.Invalid, "mount option %.64q contradicts another: give one version of NFS", option)
+			return nfsOptions{}, errs.Errorf(errs.Invalid, "mount option %.64q conflicts with another: give one NFS version only", option)
 		case isVersion:
 			o.versions = versionsOf(version)
 		default:
@@ -58,30 +58,31 @@ func parseNFSOptions(options []string) (nfsOptions, error) {
 	return o, nil
 }
 
-// forbiddenNFS says why an option must not come from a tenant; empty if it may.
+// forbiddenNFS returns why a tenant must not set an option; empty if the option
+// is allowed.
 func forbiddenNFS(name string) string {
 	switch strings.ToLower(name) {
 	case "addr", "mountaddr", "mounthost":
-		return "the server is what the locator says, and nothing else"
+		return "the locator sets the server"
 	case "clientaddr":
-		return "the address of this machine is the kernel's to choose"
+		return "the kernel chooses the address of this machine"
 	case "context", "fscontext", "defcontext", "rootcontext", "seclabel":
-		return "security labels are the operator's to set"
+		return "only the administrator can set security labels"
 	case "sloppy":
-		return "an option that is misspelt had better be refused"
+		return "it would hide misspelled options"
 	case "minorversion":
-		return "write vers=4.1, or the version that it means"
+		return "use vers instead, such as vers=4.1"
 	case "bg", "fg", "retry":
-		return "a mount that fails is tried again by whoever asks for it"
+		return "the caller retries failed mounts"
 	case "user", "users", "owner", "group", "nouser", "noowner":
-		return "it is for mount(8)"
+		return "it applies to mount(8) only"
 	case "fsc":
-		return "it would keep the tenant's data in a cache of this machine"
+		return "it would store the tenant's data in a cache on this machine"
 	}
 	return ""
 }
 
-// nfsVersion reads the ways to write a version: vers=4.1, nfsvers=4.1, v4.1.
+// nfsVersion parses the forms of a version option: vers=4.1, nfsvers=4.1, v4.1.
 func nfsVersion(name, value string) (version string, ok bool) {
 	switch {
 	case name == "vers", name == "nfsvers":
@@ -96,8 +97,8 @@ func isKnownVersion(version string) bool {
 	return slices.Contains([]string{"3", "4", "4.0", "4.1", "4.2"}, version)
 }
 
-// versionsOf are the versions that a word stands for, the newest first; 4 means
-// any of them, as for mount(8).
+// versionsOf returns the versions of an option value, the newest first; 4 means
+// any 4.x version, as in mount(8).
 func versionsOf(word string) []string {
 	four := []string{"4.2", "4.1", "4.0"}
 	switch word {
@@ -109,9 +110,9 @@ func versionsOf(word string) []string {
 	return []string{word}
 }
 
-// checkLocks refuses a mount of version 3 whose locks could not work: they need
-// rpc.statd on this machine. To keep them local instead would let two machines
-// hold one lock, so that has to be asked for; mount.nfs decides likewise.
+// checkLocks refuses a mount of version 3 without rpc.statd on this machine,
+// which locks need. Local locks would let two machines hold one lock, so nolock
+// must be set explicitly, as for mount.nfs.
 func checkLocks(version string, options []string, hasStatd func() bool) error {
 	if version != "3" {
 		return nil
@@ -123,7 +124,7 @@ func checkLocks(version string, options []string, hasStatd func() bool) error {
 		}
 	}
 	if !hasStatd() {
-		return errs.Errorf(errs.Precondition, "locks of NFS version 3 need rpc.statd on this machine, and there is none: use a server of version 4, or add nolock to mountoptions if no other machine locks files there")
+		return errs.Errorf(errs.Precondition, "NFS version 3 locks need rpc.statd, which does not run on this machine: use NFS version 4, or add nolock to mountoptions if no other machine locks files of this export")
 	}
 	return nil
 }

@@ -18,14 +18,15 @@ import (
 )
 
 // errNoAnswer: a helper was killed at its deadline.
-var errNoAnswer = errors.New("no answer from the server")
+var errNoAnswer = errors.New("no response from the server")
 
-// killGrace is how long a killed helper is waited for. What NFS waits for can be
-// killed at once; Ceph and the end of an unmount may take longer.
+// killGrace is how long to wait for a killed helper. NFS waits are killable;
+// Ceph and the end of an unmount can take longer.
 const killGrace = 2 * time.Second
 
-// order is what a helper is told, as one line of JSON on its standard input. It
-// names files with keys, never a key. One of the pointers is set.
+// order is a request to a helper, sent as a line of JSON on standard input. It
+// has names of key files, but no keys. Exactly one of NFS, CephFS and Unmount
+// is set.
 type order struct {
 	Target  string        `json:"target"`
 	NFS     *nfsOrder     `json:"nfs,omitempty"`
@@ -33,17 +34,17 @@ type order struct {
 	Unmount *unmountOrder `json:"unmount,omitempty"`
 }
 
-// answer is what a helper says at its end, on its standard output.
+// answer is the response of a helper, on its standard output.
 type answer struct {
-	Text   string       `json:"text,omitempty"` // empty: done
+	Text   string       `json:"text,omitempty"` // error text; empty: success
 	Kind   errs.Kind    `json:"kind,omitempty"`
-	Errnos []unix.Errno `json:"errnos,omitempty"` // among the causes
-	Busy   bool         `json:"busy,omitempty"`   // mount.ErrBusy is one
-	// Said is for the log: what was done otherwise than asked.
+	Errnos []unix.Errno `json:"errnos,omitempty"` // errnos that the error wraps
+	Busy   bool         `json:"busy,omitempty"`   // the error wraps mount.ErrBusy
+	// Said are warnings to log, about deviations from the request.
 	Said []string `json:"said,omitempty"`
 }
 
-// answerOf puts an error into words that the other side can sort.
+// answerOf converts an error to an answer.
 func answerOf(err error) answer {
 	if err == nil {
 		return answer{}
@@ -57,7 +58,7 @@ func answerOf(err error) answer {
 	return a
 }
 
-// sortedErrnos are those by which somebody decides.
+// sortedErrnos are the errnos that callers check for.
 func sortedErrnos() []unix.Errno {
 	return []unix.Errno{
 		unix.ENOENT, unix.EACCES, unix.EPERM, unix.EINVAL, unix.EBUSY, unix.ENOTDIR, unix.EIO, unix.EPROTONOSUPPORT, unix.ECONNREFUSED,
@@ -65,7 +66,7 @@ func sortedErrnos() []unix.Errno {
 	}
 }
 
-// err is the error of the other side.
+// err converts the answer to an error.
 func (a answer) err() error {
 	if a.Text == "" {
 		return nil
@@ -89,18 +90,18 @@ func (e *remoteError) Error() string { return e.text }
 
 func (e *remoteError) Unwrap() []error { return e.causes }
 
-// process is a helper. Its goroutine lasts as long as the process does: one that
-// the kernel does not let go of, though it was killed, is remembered by Mounts.
+// process is a helper. Its goroutine ends with the process; Mounts.stuck has
+// killed helpers that hang in the kernel.
 type process struct {
 	cmd    *exec.Cmd
 	stdout bytes.Buffer
 	stderr tail
-	done   chan struct{} // closed at its end; the rest may be read then
+	done   chan struct{} // closed when the process has ended; the other fields can be read then
 	err    error
 }
 
-// run has a helper carry out an order. errNoAnswer: it was killed after bound,
-// and what it was about may have happened at the last moment.
+// run executes a request in a helper. errNoAnswer: the helper was killed after
+// bound, but its last system call can still have succeeded.
 func (m *Mounts) run(ctx context.Context, o order, bound time.Duration) error {
 	p, err := m.start(o)
 	if err != nil {
@@ -116,7 +117,7 @@ func (m *Mounts) run(ctx context.Context, o order, bound time.Duration) error {
 	case <-timer.C:
 		err = errs.Errorf(errs.Unavailable, "%w within %v", errNoAnswer, bound)
 	}
-	_ = p.cmd.Process.Kill() // it may have ended by itself
+	_ = p.cmd.Process.Kill() // fails if the process has already ended
 	timer.Reset(killGrace)
 	select {
 	case <-p.done:
@@ -124,17 +125,18 @@ func (m *Mounts) run(ctx context.Context, o order, bound time.Duration) error {
 			return m.result(p)
 		}
 	case <-timer.C:
-		if o.Unmount == nil { // the mount point of an unmount is free, or seen to be not
+		if o.Unmount == nil { // for an unmount, the mount table shows the result
 			m.mu.Lock()
 			m.stuck[o.Target] = p
 			m.mu.Unlock()
 		}
-		err = fmt.Errorf("%w; process %d hangs in the kernel although it was killed", err, p.cmd.Process.Pid)
+		err = fmt.Errorf("%w; killed process %d hangs in the kernel", err, p.cmd.Process.Pid)
 	}
 	return err
 }
 
-// start refuses while an earlier helper still hangs there: they would pile up.
+// start fails while an earlier helper for the target hangs: such processes
+// would accumulate.
 func (m *Mounts) start(o order) (*process, error) {
 	m.mu.Lock()
 	before := m.stuck[o.Target]
@@ -146,7 +148,7 @@ func (m *Mounts) start(o order) (*process, error) {
 			delete(m.stuck, o.Target)
 			m.mu.Unlock()
 		default:
-			return nil, errs.Errorf(errs.Unavailable, "process %d of an earlier attempt at %s hangs in the kernel although it was killed: %w", before.cmd.Process.Pid, o.Target, errNoAnswer)
+			return nil, errs.Errorf(errs.Unavailable, "killed process %d of an earlier attempt at %s hangs in the kernel: %w", before.cmd.Process.Pid, o.Target, errNoAnswer)
 		}
 	}
 	line, err := json.Marshal(o)
@@ -155,19 +157,20 @@ func (m *Mounts) start(o order) (*process, error) {
 	}
 	p := &process{cmd: exec.Command(m.config.Helper[0], m.config.Helper[1:]...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
-	// It stays open: its end tells the helper that this process is gone.
+	// stdin stays open: its end makes the helper exit with this process.
 	stdin, err := p.cmd.StdinPipe()
 	if err != nil {
 		return nil, err
 	}
 	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start the helper of a mount: %w", err)
+		return nil, fmt.Errorf("start the mount helper: %w", err)
 	}
 	go func() {
 		p.err = p.cmd.Wait()
 		close(p.done)
 	}()
-	// A pipe takes that much at once. A helper that has ended before says why.
+	// The request fits into the pipe's buffer. A helper that has exited reports
+	// its error in result.
 	_, _ = io.WriteString(stdin, string(line)+"\n")
 	return p, nil
 }
@@ -176,15 +179,15 @@ func (m *Mounts) start(o order) (*process, error) {
 func (m *Mounts) result(p *process) error {
 	var a answer
 	if err := json.Unmarshal(p.stdout.Bytes(), &a); err != nil {
-		return fmt.Errorf("the helper of a mount ended without an answer (%v): %s", p.err, strings.TrimSpace(p.stderr.String()))
+		return fmt.Errorf("the mount helper ended without a response (%v): %s", p.err, strings.TrimSpace(p.stderr.String()))
 	}
 	for _, text := range a.Said {
-		m.log.Warn(text)
+		m.log.Warn("mount completed with warning", "reason", text)
 	}
 	return a.err()
 }
 
-// tail keeps the last bytes that were written to it.
+// tail keeps the last bytes written.
 type tail struct{ bytes.Buffer }
 
 func (t *tail) Write(b []byte) (int, error) {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// The ONC RPC words of a question to the port mapper (RFC 5531, RFC 1833).
+// Constants of an ONC RPC query to the port mapper (RFC 5531, RFC 1833).
 const (
 	portmapAddr = "127.0.0.1:111"
 	statdBound  = time.Second // on this machine
@@ -22,7 +22,7 @@ const (
 )
 
 // statdRuns asks the port mapper of this machine for rpc.statd, which lockd
-// tells of every lock.
+// notifies of every lock.
 func statdRuns(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, statdBound)
 	defer cancel()
@@ -35,7 +35,7 @@ func statdRuns(ctx context.Context) bool {
 	if conn.SetDeadline(deadline) != nil {
 		return false
 	}
-	const id = 1 // a connected socket hears nobody else
+	const id = 1 // a connected socket receives from its peer only
 	if _, err := conn.Write(statdQuestion(id)); err != nil {
 		return false
 	}
@@ -44,7 +44,7 @@ func statdRuns(ctx context.Context) bool {
 	return err == nil && hasPort(buffer[:n], id)
 }
 
-// statdQuestion is a call of PMAPPROC_GETPORT without credentials.
+// statdQuestion encodes a PMAPPROC_GETPORT call without credentials.
 func statdQuestion(id uint32) []byte {
 	var b []byte
 	for _, word := range []uint32{
@@ -56,7 +56,8 @@ func statdQuestion(id uint32) []byte {
 	return b
 }
 
-// hasPort reads the answer: accepted, without a verifier, successful, a port.
+// hasPort checks for a reply that is accepted, has no verifier, is successful,
+// and has a port.
 func hasPort(b []byte, id uint32) bool {
 	want := []uint32{id, 1, 0, 0, 0, 0}
 	if len(b) < 4*(len(want)+1) {

@@ -13,17 +13,18 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 )
 
-// unmountOrder is for a helper. Flags are those of umount2(2); none: as
-// mount.Unmount does it.
+// unmountOrder is a request to a helper. Flags are for umount2(2); 0 uses
+// mount.Unmount.
 type unmountOrder struct {
 	Flags int `json:"flags,omitempty"`
 }
 
-// Unmount takes away what is mounted at Path(name), and the directory if it is
-// empty. Absent is success. Precondition (and mount.ErrBusy): it is in use, and
-// the message names by whom. When the server of a network file system does not
-// answer, the mount is taken away by force, and at last detached: whoever still
-// used it loses what it had not written. The caller takes it from SNAP first.
+// Unmount unmounts Path(name), and removes the mount point if it is empty. It
+// is idempotent. Precondition (and mount.ErrBusy): the mount is in use; the
+// message names the processes. If the server of a network file system does not
+// respond, the mount is forced off, and finally detached: processes that still
+// use it lose unwritten data. The caller must remove the device from SNAP
+// first.
 func (m *Mounts) Unmount(ctx context.Context, name string) error {
 	target, err := m.target(name)
 	if err != nil {
@@ -44,7 +45,7 @@ func (m *Mounts) Unmount(ctx context.Context, name string) error {
 		err = mount.Unmount(ctx, target)
 	}
 	if errors.Is(err, mount.ErrBusy) {
-		return fmt.Errorf("%w (a SNAP process in another container that still has files open there does not show here: remove its device first)", err)
+		return fmt.Errorf("%w (open files of a SNAP process in another container are not shown: remove its device first)", err)
 	}
 	if err != nil {
 		return err
@@ -53,13 +54,13 @@ func (m *Mounts) Unmount(ctx context.Context, name string) error {
 	return nil
 }
 
-// isRemote tells the file systems whose unmount may wait for a server.
+// isRemote reports whether the unmount of a file system can wait for a server.
 func isRemote(fsType string) bool {
 	return fsType == "ceph" || strings.HasPrefix(fsType, "nfs") || strings.HasPrefix(fsType, "fuse")
 }
 
-// unmountRemote goes from the mild to the hard, and to the harder only when
-// there was no answer.
+// unmountRemote escalates to a forced and then a lazy unmount, but only if the
+// previous attempt timed out.
 func (m *Mounts) unmountRemote(ctx context.Context, target string, e mount.Entry) error {
 	var err error
 	for _, step := range []struct {
@@ -68,11 +69,11 @@ func (m *Mounts) unmountRemote(ctx context.Context, target string, e mount.Entry
 		what  string
 	}{
 		{0, m.config.Deadline / 2, ""},
-		{unix.MNT_FORCE | unix.UMOUNT_NOFOLLOW, m.config.Deadline / 4, "unmounting by force"},
-		{unix.MNT_DETACH | unix.UMOUNT_NOFOLLOW, m.config.Deadline / 4, "detaching the mount; what was not written is lost when the server does not come back"},
+		{unix.MNT_FORCE | unix.UMOUNT_NOFOLLOW, m.config.Deadline / 4, "forced unmount"},
+		{unix.MNT_DETACH | unix.UMOUNT_NOFOLLOW, m.config.Deadline / 4, "lazy unmount, unwritten data is lost unless the server recovers"},
 	} {
 		if step.what != "" {
-			m.log.Warn("the server of a mount does not answer: "+step.what, "path", target, "source", e.Source, "cause", err)
+			m.log.Warn("server of mount does not respond, escalating unmount", "path", target, "source", e.Source, "action", step.what, "err", err)
 		}
 		err = m.run(ctx, order{Target: target, Unmount: &unmountOrder{step.flags}}, step.bound)
 		_, mounted, look := mount.At(context.WithoutCancel(ctx), target)
@@ -80,12 +81,12 @@ func (m *Mounts) unmountRemote(ctx context.Context, target string, e mount.Entry
 		case look != nil:
 			return look
 		case !mounted:
-			if err != nil { // the kernel tidies up behind the mount point that is gone
-				m.log.Warn("unmounted, but the file system has not let go in time", "path", target, "source", e.Source, "err", err)
+			if err != nil { // the kernel still cleans up the superblock
+				m.log.Warn("unmounted, but releasing the file system timed out", "path", target, "source", e.Source, "err", err)
 			}
 			return nil
 		case err == nil:
-			return errs.Errorf(errs.Precondition, "unmount %s: somebody else has mounted there again", target)
+			return errs.Errorf(errs.Precondition, "unmount %s: another program mounted there again", target)
 		case ctx.Err() != nil:
 			return fmt.Errorf("unmount %s: %w", target, err)
 		case step.flags == 0 && !errors.Is(err, errNoAnswer):
@@ -95,7 +96,7 @@ func (m *Mounts) unmountRemote(ctx context.Context, target string, e mount.Entry
 	return fmt.Errorf("unmount %s (%s): %w", target, describe(e), err)
 }
 
-// carryOut is the helper's part.
+// carryOut executes the request in the helper.
 func (o unmountOrder) carryOut(ctx context.Context, target string) error {
 	if o.Flags == 0 {
 		return mount.Unmount(ctx, target)
