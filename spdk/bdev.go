@@ -15,28 +15,28 @@ type Bdev struct {
 	Name        string   `json:"name"`
 	Aliases     []string `json:"aliases"`
 	ProductName string   `json:"product_name"`
-	UUID        string   `json:"uuid"`       // of an NVMe bdev that of the target's namespace
+	UUID        string   `json:"uuid"`       // for an NVMe bdev the UUID of the target's namespace
 	BlockSize   int64    `json:"block_size"` // bytes
 	NumBlocks   int64    `json:"num_blocks"`
 	Claimed     bool     `json:"claimed"`
 	Driver      Driver   `json:"driver_specific"`
 }
 
-// Size is that in bytes.
+// Size returns the size in bytes.
 func (b Bdev) Size() int64 { return b.BlockSize * b.NumBlocks }
 
-// Driver says what a bdev is made of; of all members one is set at most, and
-// none for kinds that are not known here.
+// Driver describes the storage of a bdev. At most one field is set, none for
+// unknown kinds.
 type Driver struct {
 	NVMe NVMePaths  `json:"nvme"`
 	AIO  *AIODriver `json:"aio"`
 	RBD  *RBDDriver `json:"rbd"`
 }
 
-// NVMePaths is one element for each path of an NVMe bdev.
+// NVMePaths are the paths of an NVMe bdev.
 type NVMePaths []NVMePath
 
-// NVMePath is one way to a namespace.
+// NVMePath is a path to a namespace.
 type NVMePath struct {
 	Address    NVMeAddress `json:"trid"`
 	Controller struct {
@@ -50,34 +50,34 @@ type NVMePath struct {
 	} `json:"ns_data"`
 }
 
-// UnmarshalJSON reads a list, or the single object of old releases.
+// UnmarshalJSON accepts a list, or the single object of old releases.
 func (p *NVMePaths) UnmarshalJSON(raw []byte) error {
 	list, err := oneOrMany[NVMePath](raw)
 	*p = list
 	return err
 }
 
-// AIODriver is that of an AIO bdev.
+// AIODriver describes an AIO bdev.
 type AIODriver struct {
 	Filename string `json:"filename"`
 	ReadOnly bool   `json:"readonly"`
 }
 
-// RBDDriver is that of an RBD bdev.
+// RBDDriver describes an RBD bdev.
 type RBDDriver struct {
 	Pool      string `json:"pool_name"`
 	Namespace string `json:"namespace_name"`
 	Image     string `json:"rbd_name"`
 }
 
-// Bdev returns one by its name, an alias or its UUID. NotFound: it is not there.
+// Bdev returns the bdev with a name, alias or UUID. NotFound: no such bdev.
 func (c *Client) Bdev(ctx context.Context, name string) (Bdev, error) {
 	return c.bdev(ctx, name, 0)
 }
 
-// AwaitBdev waits until a bdev is there, in whole milliseconds. NotFound: it did
-// not come. The context's deadline should be later than the wait's end: else
-// the answer is Unanswered.
+// AwaitBdev waits until a bdev exists, in whole milliseconds. NotFound: the
+// bdev did not appear. The context's deadline should be later than the end of
+// the wait, or the result is Unanswered.
 func (c *Client) AwaitBdev(ctx context.Context, name string, wait time.Duration) (Bdev, error) {
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
@@ -88,8 +88,8 @@ func (c *Client) AwaitBdev(ctx context.Context, name string, wait time.Duration)
 }
 
 func (c *Client) bdev(ctx context.Context, name string, wait int64) (Bdev, error) {
-	if name == "" { // which would be all
-		return Bdev{}, errs.Errorf(errs.Invalid, "bdev_get_bdevs: the bdev has no name")
+	if name == "" { // an empty name would return all bdevs
+		return Bdev{}, errs.Errorf(errs.Invalid, "bdev_get_bdevs: empty bdev name")
 	}
 	params := struct {
 		Name    string `json:"name"`
@@ -100,37 +100,37 @@ func (c *Client) bdev(ctx context.Context, name string, wait int64) (Bdev, error
 		return Bdev{}, err
 	}
 	if len(all) != 1 {
-		return Bdev{}, errs.Errorf(errs.Internal, "bdev_get_bdevs: there are %d bdevs named %s, not one", len(all), name)
+		return Bdev{}, errs.Errorf(errs.Internal, "bdev_get_bdevs: got %d bdevs named %s, want 1", len(all), name)
 	}
 	return all[0], nil
 }
 
-// Bdevs returns all. With thousands that is megabytes.
+// Bdevs returns all bdevs: megabytes of JSON if there are thousands.
 func (c *Client) Bdevs(ctx context.Context) ([]Bdev, error) {
 	var all []Bdev
 	err := c.Call(ctx, "bdev_get_bdevs", nil, &all)
 	return all, err
 }
 
-// Do makes a call of which only success matters. Some releases answer false
-// where others have an error.
+// Do makes a call without a result. Some releases return false where others
+// return an error.
 func (c *Client) Do(ctx context.Context, method string, params any) error {
 	var raw json.RawMessage
 	if err := c.Call(ctx, method, params, &raw); err != nil {
 		return err
 	}
 	if bytes.Equal(raw, []byte("false")) {
-		return &Error{Method: method, Message: "the process answered false"}
+		return &Error{Method: method, Message: "the process returned false"}
 	}
 	return nil
 }
 
-// byName is the parameter of calls that name one thing.
+// byName is the parameter of calls that take a name only.
 type byName struct {
 	Name string `json:"name"`
 }
 
-// oneOrMany reads a list, or a single element for a list of one.
+// oneOrMany decodes a list, or a single element as a list of one.
 func oneOrMany[T any](raw []byte) ([]T, error) {
 	if raw = bytes.TrimSpace(raw); len(raw) > 0 && raw[0] == '{' {
 		var one T
@@ -144,16 +144,16 @@ func oneOrMany[T any](raw []byte) ([]T, error) {
 	return many, err
 }
 
-// AIO is a bdev on a file or block device of the machine.
+// AIO is a bdev on a file or block device.
 type AIO struct {
 	Name      string `json:"name"`
-	Filename  string `json:"filename"`             // as the process sees it
-	BlockSize int    `json:"block_size,omitempty"` // bytes; needed for a file
+	Filename  string `json:"filename"`             // in the mount namespace of the process
+	BlockSize int    `json:"block_size,omitempty"` // bytes; required for a file
 	ReadOnly  bool   `json:"readonly,omitempty"`
 }
 
-// CreateAIO makes an AIO bdev. Exists: a bdev of that name exists. NoFile:
-// the file does not exist. A file that another bdev uses is accepted.
+// CreateAIO creates an AIO bdev. Exists: a bdev of that name exists. NoFile:
+// the file does not exist. SPDK accepts a file that another bdev uses.
 func (c *Client) CreateAIO(ctx context.Context, a AIO) error {
 	return c.Call(ctx, "bdev_aio_create", a, nil)
 }

@@ -1,10 +1,10 @@
-// Package spdk speaks JSON-RPC with an SPDK process, or with NVIDIA's SNAP,
-// which is one, over a UNIX socket.
+// Package spdk is a JSON-RPC client for an SPDK process, such as NVIDIA's SNAP,
+// over a UNIX socket.
 //
-// A Client keeps a few connections, dials them when they are needed, and tells
-// answers apart by their id, so that a slow call delays no other. It never
-// repeats a call that may have been carried out: whoever asked looks at the
-// state of the process first (Unanswered).
+// A Client has a few connections, which it dials when needed, and matches
+// responses by their id, so that a slow call does not delay others. It never
+// retries a call that might have been executed: the caller must check the state
+// of the process first (Unanswered).
 package spdk
 
 import (
@@ -27,24 +27,24 @@ const (
 	defaultTimeout     = 30 * time.Second
 	defaultMaxAnswer   = 16 << 20
 	defaultConnections = 4
-	// maxConnections leaves room for others: a process takes 64.
+	// maxConnections leaves connections for other clients: a process accepts
+	// 64.
 	maxConnections = 32
-	// maxRequest is what a process receives of one request, in bytes; with
-	// more it closes the connection without a word.
+	// maxRequest is the maximum size of a request, in bytes; the process closes
+	// the connection on larger ones.
 	maxRequest = 256<<10 - 1
 )
 
-// Config says where the process is, and how patient a Client is with it. Only
-// Socket is needed.
+// Config configures a Client. Only Socket is required.
 type Config struct {
-	Socket string // absolute path; it need not be there yet
-	// Timeout bounds a call whose context has no deadline. An attach to a
-	// target that is silent takes 10 s, so it must be longer. Zero is 30 s.
+	Socket string // absolute path; the socket need not exist yet
+	// Timeout bounds a call whose context has no deadline. It must be longer
+	// than 10 s, the duration of an attach to a silent target. Zero is 30 s.
 	Timeout time.Duration
-	// MaxAnswer bounds one answer, in bytes. Zero is 16 MiB, which is some
+	// MaxAnswer bounds a response, in bytes. Zero is 16 MiB, which is about
 	// 8,000 bdevs.
 	MaxAnswer int64
-	// Connections is how many are open at most. Zero is 4.
+	// Connections is the maximum number of open connections. Zero is 4.
 	Connections int
 
 	Logger  *slog.Logger          // nil: no log
@@ -53,10 +53,10 @@ type Config struct {
 
 func (c Config) check() (Config, error) {
 	if !filepath.IsAbs(c.Socket) {
-		return c, errs.Errorf(errs.Invalid, "the socket %q is not an absolute path, as /var/tmp/spdk.sock is", c.Socket)
+		return c, errs.Errorf(errs.Invalid, "socket %q is not an absolute path such as /var/tmp/spdk.sock", c.Socket)
 	}
 	if c.Timeout < 0 || c.MaxAnswer < 0 || c.Connections < 0 || c.Connections > maxConnections {
-		return c, errs.Errorf(errs.Invalid, "a timeout of %s, answers of %d bytes and %d connections are not possible: none is negative, and there are at most %d connections", c.Timeout, c.MaxAnswer, c.Connections, maxConnections)
+		return c, errs.Errorf(errs.Invalid, "invalid timeout %s, maximum response size %d or %d connections: none can be negative, and at most %d connections are allowed", c.Timeout, c.MaxAnswer, c.Connections, maxConnections)
 	}
 	if c.Timeout == 0 {
 		c.Timeout = defaultTimeout
@@ -73,7 +73,7 @@ func (c Config) check() (Config, error) {
 	return c, nil
 }
 
-// Client calls one process. It may be used by several goroutines.
+// Client calls an SPDK process. It is safe for concurrent use.
 type Client struct {
 	config  Config
 	metrics *metrics
@@ -85,7 +85,7 @@ type Client struct {
 	facts  facts
 }
 
-// Open prepares a Client. It does not connect. Errors: errs.Invalid.
+// Open returns a Client. It does not connect. Errors: errs.Invalid.
 func Open(c Config) (*Client, error) {
 	c, err := c.check()
 	if err != nil {
@@ -102,11 +102,11 @@ func Open(c Config) (*Client, error) {
 	return client, nil
 }
 
-// Socket is the path of the process's socket.
+// Socket returns the path of the process's socket.
 func (c *Client) Socket() string { return c.config.Socket }
 
-// Close ends all connections. Calls that wait for an answer fail. It returns
-// when nothing of the client runs any more.
+// Close closes all connections, fails in-flight calls, and waits for the
+// client's goroutines.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.closed = true
@@ -126,14 +126,14 @@ func (c *Client) Close() error {
 
 var errClosed = errors.New("the client is closed")
 
-// Call sends one request and decodes its result into result, a pointer, or nil
-// when only success matters. params becomes a JSON object, or is nil. It waits
-// until ctx ends, or Config.Timeout when ctx has no deadline.
+// Call sends a request and decodes its result into result, a pointer, or nil to
+// ignore the result. params is encoded as a JSON object, or nil. Call waits
+// until ctx ends, or for Config.Timeout if ctx has no deadline.
 //
-// The process's own refusal is an *Error. All else is of kind
-// errs.Unavailable, and Unanswered as well when the request may have been
-// carried out, or may yet be; save what cannot be sent (errs.Invalid) and
-// what cannot be read (errs.Internal).
+// An error response of the process is an *Error. All other errors are of kind
+// errs.Unavailable, and Unanswered if the request might have been or might
+// still be executed; except errs.Invalid for params that cannot be encoded, and
+// errs.Internal for a result that cannot be decoded.
 func (c *Client) Call(ctx context.Context, method string, params, result any) error {
 	begin := time.Now()
 	err := c.call(ctx, method, params, result)
@@ -141,10 +141,10 @@ func (c *Client) Call(ctx context.Context, method string, params, result any) er
 	c.metrics.call(method, took, err)
 	log := c.config.Logger.With("method", method, "duration", took)
 	if err != nil {
-		log.DebugContext(ctx, "The SPDK process did not do what it was asked", "err", err)
+		log.DebugContext(ctx, "SPDK call failed", "err", err)
 		return err
 	}
-	log.DebugContext(ctx, "The SPDK process answered")
+	log.DebugContext(ctx, "SPDK call done")
 	return nil
 }
 
@@ -165,8 +165,8 @@ func (c *Client) call(ctx context.Context, method string, params, result any) er
 	return a.into(method, body, result)
 }
 
-// exchange sends a request over the connection with the fewest calls. When
-// that turns out to be dead before any byte went out, it dials once more.
+// exchange sends a request over the connection with the fewest calls. If the
+// connection turns out to be lost before any byte was sent, it reconnects once.
 func (c *Client) exchange(ctx context.Context, method string, params []byte) (answer, error) {
 	slot := c.take()
 	defer c.give(slot)
@@ -186,15 +186,15 @@ func (c *Client) exchange(ctx context.Context, method string, params []byte) (an
 	}
 }
 
-// slot is room for one connection.
+// slot holds at most one connection.
 type slot struct {
-	dialing chan struct{} // holds an element while somebody dials
-	load    int           // calls; guarded by Client.mu, as conn is
+	dialing chan struct{} // a semaphore for dialing
+	load    int           // in-flight calls; load and conn are guarded by Client.mu
 	conn    *conn         // nil: not connected
 }
 
-// take chooses a slot for a call: the least busy, and of these one that is
-// connected.
+// take selects a slot for a call: the least busy one, preferring connected
+// ones.
 func (c *Client) take() *slot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,7 +205,7 @@ func (c *Client) take() *slot {
 	return best
 }
 
-// busy is how many calls a slot has, with those that were given up.
+// busy returns the number of calls of a slot, including abandoned ones.
 func (s *slot) busy() int {
 	if s.conn == nil {
 		return s.load
@@ -226,7 +226,8 @@ func (c *Client) give(s *slot) {
 	s.load--
 }
 
-// connected returns the connection of a slot, and dials when there is none.
+// connected returns the connection of a slot, and dials if there is no
+// connection.
 func (c *Client) connected(ctx context.Context, s *slot) (*conn, error) {
 	if conn, err := c.existing(s); conn != nil || err != nil {
 		return conn, err
@@ -241,7 +242,7 @@ func (c *Client) connected(ctx context.Context, s *slot) (*conn, error) {
 		return conn, err
 	}
 	raw, who, err := dial(ctx, c.config.Socket)
-	if err != nil && ctx.Err() != nil { // which the dialer words as its own
+	if err != nil && ctx.Err() != nil { // the dialer's error lacks the cause
 		err = fmt.Errorf("connect to %s: %w", c.config.Socket, context.Cause(ctx))
 	}
 	if err != nil {

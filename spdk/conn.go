@@ -11,23 +11,23 @@ import (
 	"time"
 )
 
-// errNotSent says that a connection broke before any byte of the request went
-// out, so that it may be sent again.
+// errNotSent: a connection was lost before any byte of the request was sent, so
+// the request can be retried.
 var errNotSent = errors.New("the connection was lost before the request was sent")
 
-// conn is one connection. Its reader goroutine owns what comes in and hands
-// each answer to the call that waits for its id.
+// conn is a connection. Its reader goroutine passes each response to the call
+// with its id.
 type conn struct {
 	raw     net.Conn
 	metrics *metrics
-	writing chan struct{} // holds an element while somebody writes
+	writing chan struct{} // a semaphore for writing
 	done    chan struct{} // closed when the connection is lost
 
 	mu      sync.Mutex
-	last    uint64                 // id that was given out last
-	pending map[uint64]chan answer // nil for a call that was given up
-	owed    int                    // answers to calls that were given up
-	err     error                  // why it is lost
+	last    uint64                 // id of the last request
+	pending map[uint64]chan answer // by id; nil for an abandoned call
+	owed    int                    // pending responses to abandoned calls
+	err     error                  // why the connection was lost
 }
 
 func newConn(raw net.Conn, m *metrics) *conn {
@@ -38,8 +38,8 @@ func newConn(raw net.Conn, m *metrics) *conn {
 	}
 }
 
-// call sends a request and waits for its answer. When ctx ends first the
-// connection stays: the answer is dropped when it comes.
+// call sends a request and waits for its response. If ctx ends first, the
+// connection stays open and the response is dropped when it arrives.
 func (c *conn) call(ctx context.Context, method string, params []byte) (answer, error) {
 	id, answered, err := c.expect()
 	if err != nil {
@@ -57,7 +57,7 @@ func (c *conn) call(ctx context.Context, method string, params []byte) (answer, 
 	case <-c.done:
 		err = c.lost()
 	}
-	select { // it may have come at the same moment
+	select { // the response can have arrived at the same moment
 	case a := <-answered:
 		return a, nil
 	default:
@@ -78,14 +78,14 @@ func (c *conn) expect() (uint64, <-chan answer, error) {
 	return c.last, answered, nil
 }
 
-// forget drops a call that was not sent.
+// forget removes a call that was not sent.
 func (c *conn) forget(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.pending, id)
 }
 
-// giveUp lets nobody wait for an answer any more that may still come.
+// giveUp abandons a call; its response is dropped.
 func (c *conn) giveUp(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,22 +95,22 @@ func (c *conn) giveUp(id uint64) {
 	}
 }
 
-// owes is how many answers are still to come that nobody waits for. As long as
-// they do not, the process may be stuck with this connection.
+// owes returns the number of pending responses to abandoned calls. While it is
+// positive, the process might be stuck on this connection.
 func (c *conn) owes() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.owed
 }
 
-// write sends a whole frame. A frame that could be sent only in part breaks
-// the connection, since the process would take the next for its rest.
+// write sends a frame. A partially written frame breaks the connection, since
+// the process would read the next frame as its rest.
 func (c *conn) write(ctx context.Context, frame []byte) error {
 	select {
 	case c.writing <- struct{}{}:
 		defer func() { <-c.writing }()
 	case <-ctx.Done():
-		return fmt.Errorf("the process takes no requests: %w", context.Cause(ctx))
+		return fmt.Errorf("the process does not read requests: %w", context.Cause(ctx))
 	case <-c.done:
 		return fmt.Errorf("%w: %w", errNotSent, c.lost())
 	}
@@ -131,7 +131,7 @@ func (c *conn) write(ctx context.Context, frame []byte) error {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil && n == 0:
-		return fmt.Errorf("the process takes no requests: %w", context.Cause(ctx))
+		return fmt.Errorf("the process does not read requests: %w", context.Cause(ctx))
 	case ctx.Err() != nil:
 		err = fmt.Errorf("the process stopped reading in the middle of a request: %w", context.Cause(ctx))
 	}
@@ -139,10 +139,10 @@ func (c *conn) write(ctx context.Context, frame []byte) error {
 	if n == 0 {
 		return fmt.Errorf("%w: %w", errNotSent, err)
 	}
-	return fmt.Errorf("%w: %w", Unanswered, err) // whole frames alone are carried out, but who knows
+	return fmt.Errorf("%w: %w", Unanswered, err) // a process should execute complete frames only, but this is not certain
 }
 
-// read hands answers out until the connection is lost, and returns why.
+// read delivers responses until the connection is lost, and returns the reason.
 func (c *conn) read(frames *frames, log func(string, ...any)) error {
 	for {
 		a, err := frames.next()
@@ -151,13 +151,13 @@ func (c *conn) read(frames *frames, log func(string, ...any)) error {
 			return c.lost()
 		}
 		if a.id == 0 {
-			// Whose it is cannot be told, so nobody's answer can be relied on.
-			c.fail(fmt.Errorf("an answer came without the id of a request, code %d", a.code))
+			// Without an id no response can be assigned to its call.
+			c.fail(fmt.Errorf("response without a request id, code %d", a.code))
 			return c.lost()
 		}
 		if !c.deliver(a) {
 			c.metrics.late.Inc()
-			log("An answer came that nobody waits for any more", "id", a.id)
+			log("late SPDK response dropped", "id", a.id)
 		}
 	}
 }
@@ -172,12 +172,12 @@ func (c *conn) deliver(a answer) bool {
 	case answered == nil:
 		c.owed--
 	default:
-		answered <- a // has room for the one answer
+		answered <- a // buffered, never blocks
 	}
 	return answered != nil
 }
 
-// fail ends the connection. The first reason counts.
+// fail closes the connection. Only the first error is kept.
 func (c *conn) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -186,7 +186,7 @@ func (c *conn) fail(err error) {
 	}
 	c.err = err
 	close(c.done)
-	_ = c.raw.Close() // nothing is buffered here
+	_ = c.raw.Close() // no buffered data
 }
 
 func (c *conn) lost() error {
@@ -195,14 +195,14 @@ func (c *conn) lost() error {
 	return c.err
 }
 
-// encodeRequest makes a frame. Its end is a newline, which every release
-// tolerates and some tools want.
+// encodeRequest encodes a frame. It ends with a newline, which all releases
+// accept and some tools need.
 func encodeRequest(id uint64, method string, params []byte) []byte {
 	var b bytes.Buffer
 	b.WriteString(`{"jsonrpc":"2.0","id":`)
 	b.WriteString(strconv.FormatUint(id, 10))
 	b.WriteString(`,"method":`)
-	b.WriteString(strconv.Quote(method)) // checked by encodeParams: letters, digits, _ and the like
+	b.WriteString(strconv.Quote(method)) // validated by encodeParams, needs no JSON escapes
 	if params != nil {
 		b.WriteString(`,"params":`)
 		b.Write(params)

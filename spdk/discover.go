@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Version is what the process calls itself.
+// Version is the version of the process.
 type Version struct {
 	Text                string // "SPDK v24.01.1"
 	Major, Minor, Patch int
@@ -23,8 +23,8 @@ type Version struct {
 
 func (v Version) String() string { return v.Text }
 
-// UnmarshalJSON reads the answer of spdk_get_version. Where it has no numbers
-// they are read off the text.
+// UnmarshalJSON decodes the result of spdk_get_version. Without numeric fields
+// the version is parsed from the text.
 func (v *Version) UnmarshalJSON(raw []byte) error {
 	var wire struct {
 		Version string
@@ -43,19 +43,19 @@ func (v *Version) UnmarshalJSON(raw []byte) error {
 	}
 	m := regexp.MustCompile(`v?(\d+)\.(\d+)(?:\.(\d+))?(-[A-Za-z0-9]+)?`).FindStringSubmatch(wire.Version)
 	if m == nil {
-		return fmt.Errorf("%q is no version", wire.Version)
+		return fmt.Errorf("invalid version %q", wire.Version)
 	}
 	v.Major, _ = strconv.Atoi(m[1])
 	v.Minor, _ = strconv.Atoi(m[2])
-	v.Patch, _ = strconv.Atoi(m[3]) // none is 0
+	v.Patch, _ = strconv.Atoi(m[3]) // a missing patch level is 0
 	v.Suffix = m[4]
 	return nil
 }
 
-// MethodSet is what a process can be called with.
+// MethodSet is the set of methods of a process.
 type MethodSet struct{ names map[string]struct{} }
 
-// NewMethodSet makes a set of names.
+// NewMethodSet returns a set of methods.
 func NewMethodSet(names ...string) MethodSet {
 	m := MethodSet{make(map[string]struct{}, len(names))}
 	for _, n := range names {
@@ -64,15 +64,16 @@ func NewMethodSet(names ...string) MethodSet {
 	return m
 }
 
-// Has tells whether all of the methods are there.
+// Has reports whether the set contains all of the methods.
 func (m MethodSet) Has(names ...string) bool {
 	return !slices.ContainsFunc(names, func(n string) bool { _, ok := m.names[n]; return !ok })
 }
 
-// Names returns them sorted.
+// Names returns the methods, sorted.
 func (m MethodSet) Names() []string { return slices.Sorted(maps.Keys(m.names)) }
 
-// Version asks for the release. The answer is kept until a connection is lost.
+// Version returns the version of the process. It is cached until a connection
+// is lost.
 func (c *Client) Version(ctx context.Context) (Version, error) {
 	epoch, known, _ := c.known()
 	if known != nil {
@@ -86,8 +87,8 @@ func (c *Client) Version(ctx context.Context) (Version, error) {
 	return v, nil
 }
 
-// Methods asks what the process can be called with in the state that it is in.
-// The answer is kept until a connection is lost.
+// Methods returns the methods that the process accepts in its current state.
+// They are cached until a connection is lost.
 func (c *Client) Methods(ctx context.Context) (MethodSet, error) {
 	epoch, _, known := c.known()
 	if known != nil {
@@ -108,8 +109,8 @@ func (c *Client) known() (epoch uint64, v *Version, m *MethodSet) {
 	return c.facts.epoch, c.facts.version, c.facts.methods
 }
 
-// learn keeps an answer, unless a connection was lost since the question: then
-// it may be of the process before.
+// learn caches a result, unless a connection was lost since the request: the
+// result can be from the previous process.
 func (c *Client) learn(epoch uint64, keep func(*facts)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,12 +124,12 @@ const (
 	longPause  = time.Second
 )
 
-// WaitReady returns when the process answers and its initialisation is done.
-// It waits for a socket that is not there yet, and goes on after connections
-// that are lost: a process whose initialisation fails accepts them too. Errors:
-// errs.Unavailable when ctx ends; an *Error when the process refuses.
+// WaitReady waits until the process responds and is initialised. It waits for a
+// missing socket, and continues after lost connections: a process whose
+// initialisation fails also accepts connections. Errors: errs.Unavailable if
+// ctx ends; an *Error if the process returns an error.
 func (c *Client) WaitReady(ctx context.Context) error {
-	var last error // that says more than that the time is over
+	var last error // the last error before the deadline
 	for pause := firstPause; ; pause = min(2*pause, longPause) {
 		err := c.ready(ctx)
 		switch {
@@ -147,15 +148,15 @@ func (c *Client) WaitReady(ctx context.Context) error {
 	}
 }
 
-// ready asks once. A process that still initialises answers
-// framework_wait_init only when it has done so.
+// ready makes one attempt. The process responds to framework_wait_init when it
+// is initialised.
 func (c *Client) ready(ctx context.Context) error {
 	err := c.Call(ctx, "framework_wait_init", nil, nil)
 	if err != nil && !errors.Is(err, UnknownMethod) {
 		return err
 	}
 	c.mu.Lock()
-	c.forget() // other methods may be called before
+	c.forget() // the methods differ before initialisation
 	c.mu.Unlock()
 	_, err = c.Version(ctx)
 	return err

@@ -6,12 +6,12 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Error is a process's refusal of a call, as it was worded.
+// Error is an error response of a process.
 type Error struct {
 	Method  string
-	Code    int    // JSON-RPC's own below -32000, else an errno with a minus
-	Status  string // of SNAP 5, which has no codes; else empty
-	Message string // without the secrets of the call
+	Code    int    // JSON-RPC code below -32000, else a negative errno
+	Status  string // of SNAP 5, which has no codes; otherwise empty
+	Message string // with secrets of the call redacted
 	means   []Meaning
 }
 
@@ -22,8 +22,8 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s (code %d)", e.Method, e.Message, e.Code)
 }
 
-// Unwrap returns what the refusal means and, last, the kind of package volume,
-// so that errors.Is and errs.KindOf know.
+// Unwrap returns the meanings of the error and, last, its kind of package errs,
+// for errors.Is and errs.KindOf.
 func (e *Error) Unwrap() []error {
 	means := e.means
 	if means == nil {
@@ -40,60 +40,59 @@ func (e *Error) Unwrap() []error {
 	return append(all, kind)
 }
 
-// Meaning is what an error of the process says, which codes alone do not:
-// errors.Is(err, spdk.NotFound) asks for it.
+// Meaning classifies an error response, since codes are ambiguous: use
+// errors.Is(err, spdk.NotFound).
 type Meaning string
 
 func (m Meaning) Error() string { return string(m) }
 
 const (
-	// NotFound: what the call names is not there.
+	// NotFound: the object of the call does not exist.
 	NotFound Meaning = "not found"
-	// Exists: what the call would make is there already, with the same
-	// properties or others.
+	// Exists: the object to create exists, possibly with other properties.
 	Exists Meaning = "exists"
 	// SamePath comes with Exists: a controller of that name has that path, to
-	// whatever subsystem.
+	// any subsystem.
 	SamePath Meaning = "a controller of that name has that path"
 	// OtherName comes with Exists: the subsystem is attached under another name.
 	OtherName Meaning = "the subsystem is attached under another name"
-	// NoPath comes with NotFound: the controller is there, the path is not.
+	// NoPath comes with NotFound: the controller exists, but not the path.
 	NoPath Meaning = "the controller has no such path"
-	// NoFile: a file or directory that the call names is not there.
+	// NoFile: a file or directory of the call does not exist.
 	NoFile Meaning = "no such file or directory"
 	// NoKey: the keyring of the process has no key of that name.
 	NoKey Meaning = "no such key"
-	// NoTransport: this process has no such transport.
+	// NoTransport: this process does not have the transport.
 	NoTransport Meaning = "no such transport"
-	// Unreachable: the target does not answer, or has no such subsystem, or
-	// does not admit this host. The process does not tell which.
+	// Unreachable: the target does not respond, does not have the subsystem, or
+	// does not allow this host. The process does not distinguish these.
 	Unreachable Meaning = "unreachable"
-	// TimedOut: the process gave up waiting.
+	// TimedOut: the process timed out.
 	TimedOut Meaning = "timed out"
-	// UnknownMethod: this release has no such method.
+	// UnknownMethod: this release does not have the method.
 	UnknownMethod Meaning = "unknown method"
 	// BadParams: a parameter is unknown to this release, missing or wrong.
 	BadParams Meaning = "bad parameters"
-	// WrongState: not in the state that the process is in.
+	// WrongState: not allowed in the current state of the process.
 	WrongState Meaning = "wrong state"
-	// NotReady comes with WrongState: the process still initialises.
+	// NotReady comes with WrongState: the process is initialising.
 	NotReady Meaning = "not initialised"
-	// Denied: the process may not.
+	// Denied: the process has no permission.
 	Denied Meaning = "denied"
-	// NoSpace: storage or memory is used up.
+	// NoSpace: storage or memory is exhausted.
 	NoSpace Meaning = "no space"
-	// TooMany: more namespaces than the call allows.
+	// TooMany: the subsystem has more namespaces than the call allows.
 	TooMany Meaning = "too many"
-	// Busy: in use, or something else is going on with it.
+	// Busy: the object is in use, or another operation is in progress.
 	Busy Meaning = "busy"
-	// Unsupported: this process cannot do that at all.
+	// Unsupported: this process does not support the operation.
 	Unsupported Meaning = "unsupported"
 )
 
-// Unanswered is of no process: the request was sent, or may have been, and no
-// answer came. It may have been carried out, or may yet be, so look at the
-// state before it is sent again.
-const Unanswered Meaning = "the process did not answer"
+// Unanswered: the request was or might have been sent, and no response arrived.
+// It might have been or might still be executed, so check the state before a
+// retry.
+const Unanswered Meaning = "the process did not respond"
 
 func (m Meaning) kind() errs.Kind {
 	switch m {

@@ -13,12 +13,12 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// ErrTooLarge is why a connection was given up on which an answer was larger
-// than Config.MaxAnswer.
-var ErrTooLarge = errors.New("an answer is too large")
+// ErrTooLarge: a connection was closed because of a response larger than
+// Config.MaxAnswer.
+var ErrTooLarge = errors.New("response too large")
 
-// frames reads answers off a stream, one JSON value after the other, whatever
-// white space is or is not between them.
+// frames reads responses from a stream: JSON values with optional white space
+// between them.
 type frames struct {
 	bound   *bounded
 	decoder *json.Decoder
@@ -29,7 +29,7 @@ func newFrames(r io.Reader, largest int64) *frames {
 	return &frames{bound: b, decoder: json.NewDecoder(b)}
 }
 
-// next returns the next answer. After an error the stream is of no use.
+// next returns the next response. After an error the stream is unusable.
 func (f *frames) next() (answer, error) {
 	f.bound.left = f.bound.largest
 	var e envelope
@@ -37,14 +37,14 @@ func (f *frames) next() (answer, error) {
 		_, syntax := errors.AsType[*json.SyntaxError](err)
 		_, form := errors.AsType[*json.UnmarshalTypeError](err)
 		if syntax || form {
-			return answer{}, fmt.Errorf("what came is no answer of JSON-RPC: %w", err)
+			return answer{}, fmt.Errorf("invalid JSON-RPC response: %w", err)
 		}
-		return answer{}, fmt.Errorf("the connection was lost: %w", err)
+		return answer{}, fmt.Errorf("connection lost: %w", err)
 	}
 	return e.answer(), nil
 }
 
-// bounded refuses to read more for one value than a bound.
+// bounded limits the bytes read for one value.
 type bounded struct {
 	r             io.Reader
 	left, largest int64
@@ -52,7 +52,7 @@ type bounded struct {
 
 func (b *bounded) Read(p []byte) (int, error) {
 	if b.left <= 0 {
-		return 0, fmt.Errorf("%w: it has more than %d bytes", ErrTooLarge, b.largest)
+		return 0, fmt.Errorf("%w: more than %d bytes", ErrTooLarge, b.largest)
 	}
 	if int64(len(p)) > b.left {
 		p = p[:b.left]
@@ -62,7 +62,7 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// envelope is an answer on the wire. Status and Message are those of SNAP 5,
+// envelope is a response on the wire. Status and Message are set by SNAP 5,
 // which wraps results and never sets an error.
 type envelope struct {
 	ID      json.RawMessage `json:"id"`
@@ -72,10 +72,10 @@ type envelope struct {
 	Message json.RawMessage `json:"message"`
 }
 
-// answer is one answer; an id of 0 is none that was ever given out.
+// answer is a decoded response; an id of 0 is invalid.
 type answer struct {
 	id     uint64
-	result json.RawMessage // nil: there is none, or it is null
+	result json.RawMessage // nil: missing or null
 	failed bool
 	status string // of SNAP 5
 	code   int
@@ -103,13 +103,13 @@ func (e envelope) answer() answer {
 	return a
 }
 
-// unwrap reads the status of SNAP 5.
+// unwrap applies the status of SNAP 5.
 func (a *answer) unwrap(status string, message json.RawMessage) {
 	if status == "SNAP_SUCCESS" {
 		return
 	}
 	a.failed, a.status = true, status
-	_ = json.Unmarshal(message, &a.text) // a message of another type says nothing
+	_ = json.Unmarshal(message, &a.text) // a message of another type is ignored
 }
 
 func snapStatus(raw json.RawMessage) (string, bool) {
@@ -120,7 +120,7 @@ func snapStatus(raw json.RawMessage) (string, bool) {
 	return s, strings.HasPrefix(s, "SNAP_")
 }
 
-// parseID takes numbers and strings; 0 is neither, or none of ours.
+// parseID accepts numbers and strings; it returns 0 for anything else.
 func parseID(raw json.RawMessage) uint64 {
 	text := string(raw)
 	if len(text) > 1 && text[0] == '"' {
@@ -133,8 +133,8 @@ func parseID(raw json.RawMessage) uint64 {
 	return id
 }
 
-// parseRefusal reads an error member, and makes the best of one that is not as
-// it should be.
+// parseRefusal decodes an error member, also a malformed one as far as
+// possible.
 func parseRefusal(raw json.RawMessage) (int, string) {
 	var e struct {
 		Code    int    `json:"code"`
@@ -145,7 +145,7 @@ func parseRefusal(raw json.RawMessage) (int, string) {
 		if json.Unmarshal(raw, &text) == nil {
 			return e.Code, text
 		}
-		return e.Code, "an error that is not of JSON-RPC's form"
+		return e.Code, "malformed JSON-RPC error"
 	}
 	return e.Code, e.Message
 }
@@ -157,7 +157,7 @@ func notNull(raw json.RawMessage) json.RawMessage {
 	return raw
 }
 
-// into decodes the result of a call, or makes its error.
+// into decodes the result of a call, or returns its error.
 func (a answer) into(method string, params []byte, result any) error {
 	if a.failed {
 		return a.refusal(method, params)
@@ -170,10 +170,10 @@ func (a answer) into(method string, params []byte, result any) error {
 		return nil
 	}
 	if a.result == nil {
-		return errs.Errorf(errs.Internal, "%s: the process answered without a result", method)
+		return errs.Errorf(errs.Internal, "%s: response without a result", method)
 	}
 	if err := json.Unmarshal(a.result, result); err != nil {
-		return errs.Errorf(errs.Internal, "%s: cannot parse the answer: %w", method, err)
+		return errs.Errorf(errs.Internal, "%s: parse the response: %w", method, err)
 	}
 	return nil
 }
@@ -185,13 +185,13 @@ func (a answer) refusal(method string, params []byte) *Error {
 	return e
 }
 
-// methodChars are the characters of method names.
+// methodChars are the allowed characters of method names.
 const methodChars = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
 
-// encodeParams makes the params of a request; nil is none.
+// encodeParams encodes the params of a request; nil if there are no params.
 func encodeParams(method string, params any) ([]byte, error) {
 	if method == "" || len(method) > 128 || strings.Trim(method, methodChars) != "" {
-		return nil, errs.Errorf(errs.Invalid, "%q is no name of a method", method)
+		return nil, errs.Errorf(errs.Invalid, "invalid method name %q", method)
 	}
 	if params == nil || reflect.ValueOf(params).Kind() == reflect.Pointer && reflect.ValueOf(params).IsNil() {
 		return nil, nil
@@ -200,14 +200,14 @@ func encodeParams(method string, params any) ([]byte, error) {
 	encoder := json.NewEncoder(&b)
 	encoder.SetEscapeHTML(false)
 	if err := encoder.Encode(params); err != nil {
-		return nil, errs.Errorf(errs.Invalid, "%s: the parameters cannot be written: %w", method, err)
+		return nil, errs.Errorf(errs.Invalid, "%s: encode the parameters: %w", method, err)
 	}
 	body := bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 	switch {
 	case body[0] != '{':
-		return nil, errs.Errorf(errs.Invalid, "%s: parameters are an object, not a %T", method, params)
+		return nil, errs.Errorf(errs.Invalid, "%s: parameters must be an object, not %T", method, params)
 	case len(body) > maxRequest-256:
-		return nil, errs.Errorf(errs.Invalid, "%s: the parameters have %d bytes; the process takes no more than %d", method, len(body), maxRequest-256)
+		return nil, errs.Errorf(errs.Invalid, "%s: the parameters have %d bytes, at most %d are allowed", method, len(body), maxRequest-256)
 	}
 	return body, nil
 }

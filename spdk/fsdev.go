@@ -16,10 +16,10 @@ type Fsdev struct {
 	} `json:"module_specific"`
 }
 
-// CreateFsdev makes a file system device of a directory as the process sees it.
-// Exists: there is one of that name, of whatever directory. NoFile: there is no
-// such directory. A root that is a file, or that another device has, is
-// accepted.
+// CreateFsdev creates a file system device on a directory, in the mount
+// namespace of the process. Exists: a device of that name exists, possibly on
+// another directory. NoFile: the directory does not exist. SPDK accepts a root
+// that is a file, or that another device uses.
 func (c *Client) CreateFsdev(ctx context.Context, name, root string) error {
 	params := struct {
 		byName
@@ -28,30 +28,30 @@ func (c *Client) CreateFsdev(ctx context.Context, name, root string) error {
 	return c.Call(ctx, "fsdev_aio_create", params, nil)
 }
 
-// DeleteFsdev removes one. NotFound: there is none.
+// DeleteFsdev deletes a device. NotFound: no such device.
 func (c *Client) DeleteFsdev(ctx context.Context, name string) error {
 	return c.Do(ctx, "fsdev_aio_delete", byName{name})
 }
 
-// Fsdev returns one. NotFound: there is none. UnknownMethod: upstream releases
-// cannot tell.
+// Fsdev returns a device. NotFound: no such device. UnknownMethod: upstream
+// releases do not have the method.
 func (c *Client) Fsdev(ctx context.Context, name string) (Fsdev, error) {
-	if name == "" { // which would be all
-		return Fsdev{}, errs.Errorf(errs.Invalid, "fsdev_get_fsdevs: the device has no name")
+	if name == "" { // an empty name would return all devices
+		return Fsdev{}, errs.Errorf(errs.Invalid, "fsdev_get_fsdevs: empty device name")
 	}
 	var raw json.RawMessage
 	if err := c.Call(ctx, "fsdev_get_fsdevs", byName{name}, &raw); err != nil {
 		return Fsdev{}, err
 	}
-	// The answer is a list, or the single object.
+	// The result is a list, or a single object.
 	all, err := oneOrMany[Fsdev](raw)
 	if err != nil {
-		return Fsdev{}, errs.Errorf(errs.Internal, "fsdev_get_fsdevs: cannot parse the answer: %w", err)
+		return Fsdev{}, errs.Errorf(errs.Internal, "fsdev_get_fsdevs: parse the response: %w", err)
 	}
 	for _, f := range all {
 		if f.Name == name {
 			return f, nil
 		}
 	}
-	return Fsdev{}, &Error{Method: "fsdev_get_fsdevs", Message: "there is no device " + name, means: []Meaning{NotFound}}
+	return Fsdev{}, &Error{Method: "fsdev_get_fsdevs", Message: "no device named " + name, means: []Meaning{NotFound}}
 }

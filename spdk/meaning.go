@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Codes of JSON-RPC. The process uses the last two for errors of its own too,
-// which only the text tells apart.
+// Codes of JSON-RPC. The process also uses codeInvalidParams and codeInternal
+// for its own errors, which only the text distinguishes.
 const (
 	codeMethodNotFound = -32601
 	codeInvalidParams  = -32602
@@ -15,7 +15,7 @@ const (
 	codeInvalidRequest = -32600
 )
 
-// meaningOf is one row of the table. What is left empty fits everything.
+// meaningOf is a row of the table. Empty fields match everything.
 type meaningOf struct {
 	methods []string
 	codes   []int
@@ -29,8 +29,8 @@ func (r meaningOf) fits(method string, code int, text string) bool {
 		(r.text == nil || r.text.MatchString(text))
 }
 
-// meanings looks a refusal up. The first row that fits counts; nil is a refusal
-// that says nothing definite, as -1 often is.
+// meanings returns the meanings of an error response: those of the first
+// matching row, nil if the error is ambiguous, as -1 often is.
 func meanings(method string, code int, text string) []Meaning {
 	for _, r := range table() {
 		if r.fits(method, code, text) {
@@ -40,9 +40,10 @@ func meanings(method string, code int, text string) []Meaning {
 	return nil
 }
 
-// table says what refusals mean, the particular before the general. It follows
-// what an SPDK 26.09-pre answered and, for what could not be tried, the sources
-// of 23.09 to 26.01: the same code means different things to different methods.
+// table maps error responses to meanings, specific rows first, since a code has
+// different meanings for different methods. It is based on the responses of
+// SPDK 26.09-pre and, where these could not be tested, on the sources of 23.09
+// to 26.01.
 var table = sync.OnceValue(func() []meaningOf { return slices.Concat(particular(), general()) })
 
 func particular() []meaningOf {
@@ -70,7 +71,7 @@ func particular() []meaningOf {
 
 func general() []meaningOf {
 	word := regexp.MustCompile
-	hidden := []int{codeInvalidParams, codeInternal} // the errno is in the text alone
+	hidden := []int{codeInvalidParams, codeInternal} // only the text has the errno
 	return []meaningOf{
 		{codes: []int{codeMethodNotFound}, means: []Meaning{UnknownMethod}},
 		{codes: []int{-1}, text: word(`only be called after framework`), means: []Meaning{NotReady, WrongState}},

@@ -18,20 +18,20 @@ type metrics struct {
 	late        prometheus.Counter
 }
 
-// newMetrics registers the figures; a nil registry is none.
+// newMetrics registers the metrics; a nil registry is allowed.
 func newMetrics(registry prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "cleat_spdk_calls_total", Help: "Calls of the SPDK process by method and outcome: ok, refused, unanswered, unavailable, or bad for what could not be sent or read.",
+			Name: "cleat_spdk_calls_total", Help: "Calls to the SPDK process by method and outcome: ok, refused (error response), unanswered, unavailable, or bad (could not be encoded or decoded).",
 		}, []string{"method", "outcome"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "cleat_spdk_call_seconds", Help: "Time until a call of the SPDK process ended.",
+			Name: "cleat_spdk_call_seconds", Help: "Duration of calls to the SPDK process in seconds.",
 			Buckets: []float64{.001, .005, .02, .1, .5, 2, 10, 30},
 		}, []string{"method"}),
-		connections: prometheus.NewGauge(prometheus.GaugeOpts{Name: "cleat_spdk_connections", Help: "Connections to the SPDK process that are open."}),
-		connects:    prometheus.NewCounter(prometheus.CounterOpts{Name: "cleat_spdk_connects_total", Help: "Connections to the SPDK process that were made."}),
-		restarts:    prometheus.NewCounter(prometheus.CounterOpts{Name: "cleat_spdk_restarts_total", Help: "Times that another SPDK process was met behind the socket."}),
-		late:        prometheus.NewCounter(prometheus.CounterOpts{Name: "cleat_spdk_late_answers_total", Help: "Answers that came when nobody waited for them any more."}),
+		connections: prometheus.NewGauge(prometheus.GaugeOpts{Name: "cleat_spdk_connections", Help: "Open connections to the SPDK process."}),
+		connects:    prometheus.NewCounter(prometheus.CounterOpts{Name: "cleat_spdk_connects_total", Help: "Connections established to the SPDK process."}),
+		restarts:    prometheus.NewCounter(prometheus.CounterOpts{Name: "cleat_spdk_restarts_total", Help: "Times that a new SPDK process was found on the socket."}),
+		late:        prometheus.NewCounter(prometheus.CounterOpts{Name: "cleat_spdk_late_answers_total", Help: "Responses that arrived after their call was abandoned."}),
 	}
 	if registry == nil {
 		return m, nil

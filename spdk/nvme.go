@@ -6,7 +6,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// NVMeAddress is one path to a subsystem.
+// NVMeAddress is the address of a path to a subsystem.
 type NVMeAddress struct {
 	Transport string `json:"trtype"`           // TCP, RDMA; NVDA_TCP in NVIDIA's fork
 	Family    string `json:"adrfam,omitempty"` // IPv4, IPv6
@@ -15,16 +15,16 @@ type NVMeAddress struct {
 	SubNQN    string `json:"subnqn,omitempty"`
 }
 
-// NVMeAttach asks for a controller, or for one more path of one. What is zero
-// or nil is left out, since a release that does not know a parameter refuses
-// the call; what it knows is for the caller to find out.
+// NVMeAttach attaches a controller, or another path of it. Zero and nil fields
+// are omitted: a release rejects calls with unknown parameters, so the caller
+// must know the supported ones.
 type NVMeAttach struct {
 	Name string `json:"name"`
 	NVMeAddress
 	HostNQN     string `json:"hostnqn,omitempty"`
-	HostAddress string `json:"hostaddr,omitempty"` // to connect from
+	HostAddress string `json:"hostaddr,omitempty"` // source address
 
-	// All three or none; -1 is for ever.
+	// Set all three or none; -1 is unlimited.
 	LossTimeout    *int `json:"ctrlr_loss_timeout_sec,omitempty"`
 	ReconnectDelay *int `json:"reconnect_delay_sec,omitempty"`
 	FastIOFail     *int `json:"fast_io_fail_timeout_sec,omitempty"`
@@ -35,23 +35,24 @@ type NVMeAttach struct {
 	DataDigest   bool   `json:"ddgst,omitempty"`
 	MaxBdevs     int    `json:"max_bdevs,omitempty"`
 
-	// Names of keys in the keyring; in the fork of 24.01 PSK is a file.
+	// Names of keys in the keyring; NVIDIA's fork of 24.01 takes a file as PSK.
 	PSK           string `json:"psk,omitempty"`
 	DHCHAPKey     string `json:"dhchap_key,omitempty"`
 	DHCHAPCtrlKey string `json:"dhchap_ctrlr_key,omitempty"`
 }
 
-// AttachNVMe attaches a controller and returns the names of all its bdevs, of
-// which there may be none yet. A silent target takes the process 10 s. A call
-// that ends Unanswered may attach it still. Exists: see SamePath and OtherName.
+// AttachNVMe attaches a controller and returns the names of all its bdevs;
+// namespaces can appear later. A silent target takes 10 s. A call that ends
+// Unanswered can still attach the controller. Exists: see SamePath and
+// OtherName.
 func (c *Client) AttachNVMe(ctx context.Context, a NVMeAttach) ([]string, error) {
 	var names []string
 	err := c.Call(ctx, "bdev_nvme_attach_controller", a, &names)
 	return names, err
 }
 
-// DetachNVMe detaches a controller, or one path of it. Its bdevs go although
-// they may be in use. NotFound: there is none, or (NoPath) not by that path.
+// DetachNVMe detaches a controller, or one of its paths. Its bdevs are removed
+// even if in use. NotFound: no such controller or (NoPath) no such path.
 func (c *Client) DetachNVMe(ctx context.Context, name string, path *NVMeAddress) error {
 	params := struct {
 		byName
@@ -60,13 +61,14 @@ func (c *Client) DetachNVMe(ctx context.Context, name string, path *NVMeAddress)
 	return c.Do(ctx, "bdev_nvme_detach_controller", params)
 }
 
-// ResetNVMe lets a controller connect again, also one that has failed. It
-// returns when that is done. NotFound: there is none.
+// ResetNVMe reconnects a controller, including a failed one, and waits for the
+// result. NotFound: no such controller.
 func (c *Client) ResetNVMe(ctx context.Context, name string) error {
 	return c.Do(ctx, "bdev_nvme_reset_controller", byName{name})
 }
 
-// ControllerState is what a path's controller does. A bdev is listed in each.
+// ControllerState is the state of a path's controller. The bdevs are listed in
+// all states.
 type ControllerState string
 
 // The states of a controller.
@@ -77,13 +79,13 @@ const (
 	ControllerDelayed   ControllerState = "reconnect_is_delayed"
 )
 
-// NVMeController is what AttachNVMe made, with all its paths.
+// NVMeController is an attached controller with all its paths.
 type NVMeController struct {
 	Name  string              `json:"name"`
 	Paths []NVMeConnectedPath `json:"ctrlrs"`
 }
 
-// NVMeConnectedPath is one path of a controller, and how it does.
+// NVMeConnectedPath is a path of a controller with its state.
 type NVMeConnectedPath struct {
 	State        ControllerState `json:"state"`
 	Address      NVMeAddress     `json:"trid"`
@@ -94,22 +96,22 @@ type NVMeConnectedPath struct {
 	} `json:"host"`
 }
 
-// NVMeController returns one. NotFound: there is none of that name.
+// NVMeController returns a controller. NotFound: no such controller.
 func (c *Client) NVMeController(ctx context.Context, name string) (NVMeController, error) {
-	if name == "" { // which would be all
-		return NVMeController{}, errs.Errorf(errs.Invalid, "bdev_nvme_get_controllers: the controller has no name")
+	if name == "" { // an empty name would return all controllers
+		return NVMeController{}, errs.Errorf(errs.Invalid, "bdev_nvme_get_controllers: empty controller name")
 	}
 	var all []NVMeController
 	if err := c.Call(ctx, "bdev_nvme_get_controllers", byName{name}, &all); err != nil {
 		return NVMeController{}, err
 	}
 	if len(all) != 1 {
-		return NVMeController{}, errs.Errorf(errs.Internal, "bdev_nvme_get_controllers: there are %d controllers named %s, not one", len(all), name)
+		return NVMeController{}, errs.Errorf(errs.Internal, "bdev_nvme_get_controllers: got %d controllers named %s, want 1", len(all), name)
 	}
 	return all[0], nil
 }
 
-// NVMeControllers returns all.
+// NVMeControllers returns all controllers.
 func (c *Client) NVMeControllers(ctx context.Context) ([]NVMeController, error) {
 	var all []NVMeController
 	err := c.Call(ctx, "bdev_nvme_get_controllers", nil, &all)
@@ -117,8 +119,8 @@ func (c *Client) NVMeControllers(ctx context.Context) ([]NVMeController, error) 
 }
 
 // AddKeyFile adds a key from a file: an absolute path in the mount namespace of
-// the process, whose user owns the file and alone can read it. Exists: a key of
-// that name exists. Denied: wrong owner or mode.
+// the process. The file must be owned by and readable for the user of the
+// process only. Exists: a key of that name exists. Denied: wrong owner or mode.
 func (c *Client) AddKeyFile(ctx context.Context, name, path string) error {
 	params := struct {
 		byName

@@ -12,35 +12,36 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// Process says which process is behind the socket. Two that differ are two
-// processes: what the first had is gone.
+// Process identifies the process on the socket. A process with another identity
+// has lost all state of the previous one.
 type Process struct {
-	// Generation counts the processes that this Client met, from 1.
+	// Generation counts the processes seen by this Client, from 1.
 	Generation uint64
-	// Identity is the same for as long as the process lives, for every Client
-	// that reaches it by this socket, also after a restart of the Client.
+	// Identity is constant during the lifetime of a process, for all Clients of
+	// this socket, also after a restart of the Client.
 	Identity string
 }
 
-// facts is what a Client knows of the process; guarded by Client.mu.
+// facts is cached knowledge about the process; guarded by Client.mu.
 type facts struct {
 	process Process
-	epoch   uint64 // grows with each connection that is lost
-	// What was asked in the epoch; nil: not yet.
+	epoch   uint64 // incremented with each lost connection
+	// Cached in this epoch; nil: not yet.
 	version *Version
 	methods *MethodSet
 }
 
-// Generation is that of the process that was met last; 0: none was.
+// Generation returns the generation of the last process seen; 0: no process
+// yet.
 func (c *Client) Generation() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.facts.process.Generation
 }
 
-// Process returns which process is there. It connects when there is no
-// connection, and asks nothing: one that ended this very moment may still be
-// told. Errors: errs.Unavailable.
+// Process returns the identity of the process. It connects if needed, but sends
+// no request, so the process can have ended just before. Errors:
+// errs.Unavailable.
 func (c *Client) Process(ctx context.Context) (Process, error) {
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
@@ -57,10 +58,10 @@ func (c *Client) Process(ctx context.Context) (Process, error) {
 	return c.facts.process, nil
 }
 
-// dial connects to the socket and tells which process it is of. A process that
-// starts binds a new socket, so the inode and its time tell it from the last
-// one, also where the process itself is in another PID namespace; the inode is
-// looked at on both sides of the connecting, so that both are the same one's.
+// dial connects to the socket and returns the identity of its process. A new
+// process binds a new socket, so inode and mtime distinguish it from the
+// previous one, even in another PID namespace. The inode is compared before and
+// after the connect, so that it belongs to the connection.
 func dial(ctx context.Context, path string) (net.Conn, string, error) {
 	for {
 		before, err := socketInode(path)
@@ -75,7 +76,7 @@ func dial(ctx context.Context, path string) (net.Conn, string, error) {
 		if err == nil && after == before {
 			return raw, before + peerID(raw), nil
 		}
-		_ = raw.Close() // of a process that is gone
+		_ = raw.Close() // of a process that has ended
 		if err := ctx.Err(); err != nil {
 			return nil, "", fmt.Errorf("connect to %s: %w", path, context.Cause(ctx))
 		}
@@ -88,7 +89,7 @@ func socketInode(path string) (string, error) {
 		return "", err
 	}
 	if info.Mode().Type() != os.ModeSocket {
-		return "", fmt.Errorf("%s is no socket but %s", path, info.Mode())
+		return "", fmt.Errorf("%s is not a socket (mode %s)", path, info.Mode())
 	}
 	s, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -97,7 +98,7 @@ func socketInode(path string) (string, error) {
 	return fmt.Sprintf("%d.%d.%d", s.Dev, s.Ino, info.ModTime().UnixNano()), nil
 }
 
-// peerID adds the process's id where it can be seen.
+// peerID returns a suffix with the PID, if it is visible.
 func peerID(raw net.Conn) string {
 	who, err := unixsock.PeerCredentials(raw)
 	if err != nil || who.PID <= 0 {
@@ -106,7 +107,7 @@ func peerID(raw net.Conn) string {
 	return fmt.Sprintf(".%d", who.PID)
 }
 
-// adopt makes a connection out of a socket and starts its reader.
+// adopt makes a connection from a socket and starts its reader.
 func (c *Client) adopt(s *slot, raw net.Conn, identity string) (*conn, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -122,7 +123,7 @@ func (c *Client) adopt(s *slot, raw net.Conn, identity string) (*conn, error) {
 	c.readers.Go(func() {
 		why := conn.read(newFrames(raw, c.config.MaxAnswer), c.config.Logger.Debug)
 		if !errors.Is(why, errClosed) {
-			c.config.Logger.Info("The connection to the SPDK process is lost", "socket", c.config.Socket, "err", why)
+			c.config.Logger.Info("connection to SPDK process lost", "socket", c.config.Socket, "err", why)
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -131,16 +132,16 @@ func (c *Client) adopt(s *slot, raw net.Conn, identity string) (*conn, error) {
 	return conn, nil
 }
 
-// meet notes which process a new connection is to.
+// meet records the process of a new connection.
 func (c *Client) meet(identity string) {
 	if c.facts.process.Identity == identity {
 		return
 	}
 	epoch := c.facts.epoch
 	if c.facts.process.Generation > 0 {
-		epoch++ // answers that are under way are of the last one
+		epoch++ // in-flight results are from the previous process
 		c.metrics.restarts.Inc()
-		c.config.Logger.Warn("Another SPDK process is behind the socket: what the last one had is gone", "socket", c.config.Socket)
+		c.config.Logger.Warn("SPDK process restarted, its state is lost", "socket", c.config.Socket)
 	}
 	c.facts = facts{
 		process: Process{Generation: c.facts.process.Generation + 1, Identity: identity},
@@ -148,18 +149,18 @@ func (c *Client) meet(identity string) {
 	}
 }
 
-// drop takes a connection that is lost out of its slot, and forgets what was
-// learnt over it: it may be another process next time.
+// drop removes a lost connection from its slot, and clears the cached facts:
+// the next connection can be to another process.
 func (c *Client) drop(s *slot, lost *conn) {
 	if s.conn != lost {
-		return // somebody was here before
+		return // already dropped
 	}
 	s.conn = nil
 	c.metrics.connections.Dec()
 	c.forget()
 }
 
-// forget drops what is known of the process's abilities.
+// forget clears the cached version and methods.
 func (c *Client) forget() {
 	c.facts.epoch++
 	c.facts.version, c.facts.methods = nil, nil

@@ -5,7 +5,7 @@ import (
 	"errors"
 )
 
-// RBD is a bdev on an image of Ceph.
+// RBD is a bdev on an RBD image.
 type RBD struct {
 	Name      string `json:"name"`
 	Pool      string `json:"pool_name"`
@@ -13,34 +13,34 @@ type RBD struct {
 	Image     string `json:"rbd_name"`
 	BlockSize int    `json:"block_size"` // bytes
 	ReadOnly  bool   `json:"read_only,omitempty"`
-	// Cluster is a name that RegisterRBDCluster gave; or User, with the
-	// configuration and the keyring that the process finds by itself.
+	// Cluster is a name given to RegisterRBDCluster; alternatively User, with
+	// the process's default configuration and keyring.
 	Cluster string `json:"cluster_name,omitempty"`
 	User    string `json:"user_id,omitempty"`
 }
 
-// CreateRBD makes an RBD bdev. Exists: there is a bdev of that name.
+// CreateRBD creates an RBD bdev. Exists: a bdev of that name exists.
 func (c *Client) CreateRBD(ctx context.Context, r RBD) error {
 	return c.Call(ctx, "bdev_rbd_create", r, nil)
 }
 
-// DeleteRBD removes one. NotFound: there is none.
+// DeleteRBD deletes an RBD bdev. NotFound: no such bdev.
 func (c *Client) DeleteRBD(ctx context.Context, name string) error {
 	return c.Do(ctx, "bdev_rbd_delete", byName{name})
 }
 
-// RBDCluster is a connection to Ceph that bdevs share. Keys stay in files: the
-// process can be given them in parameters too, which is not offered here.
+// RBDCluster is a connection to Ceph that bdevs share. Keys are passed in files
+// only; SPDK would also accept them as parameters.
 type RBDCluster struct {
 	Name       string            `json:"name"`
 	User       string            `json:"user_id,omitempty"`
-	Config     map[string]string `json:"config_param,omitempty"` // as mon_host
+	Config     map[string]string `json:"config_param,omitempty"` // such as mon_host
 	ConfigFile string            `json:"config_file,omitempty"`
 	KeyFile    string            `json:"key_file,omitempty"`
 }
 
-// HasRBDCluster tells whether a cluster of that name is registered: the calls
-// that register and unregister are refused in the same words, whatever is wrong.
+// HasRBDCluster reports whether a cluster of that name is registered: errors of
+// the register and unregister calls do not distinguish their reasons.
 func (c *Client) HasRBDCluster(ctx context.Context, name string) (bool, error) {
 	err := c.Call(ctx, "bdev_rbd_get_clusters_info", byName{name}, nil)
 	if errors.Is(err, NotFound) {
@@ -54,7 +54,7 @@ func (c *Client) RegisterRBDCluster(ctx context.Context, r RBDCluster) error {
 	return c.Call(ctx, "bdev_rbd_register_cluster", r, nil)
 }
 
-// UnregisterRBDCluster lets one go that no bdev uses.
+// UnregisterRBDCluster unregisters a cluster that no bdev uses.
 func (c *Client) UnregisterRBDCluster(ctx context.Context, name string) error {
 	return c.Do(ctx, "bdev_rbd_unregister_cluster", byName{name})
 }

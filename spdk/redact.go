@@ -6,16 +6,15 @@ import (
 	"strings"
 )
 
-// sensitive are parts of the names of parameters whose values are secret, or
-// whose names of keys are nobody's business but the process's.
+// sensitive are parts of names of parameters whose values are secrets or key
+// names.
 var sensitive = [...]string{"psk", "key", "secret", "password", "passphrase", "token"}
 
-// plain are names that hold such a part and no secret: key files are known by
-// name and path, and hunting for a mistake in them needs both.
+// plain are parameter names that contain such a part but have no secret value:
+// names and paths of key files are needed for debugging.
 var plain = [...]string{"key_file", "keyfile"}
 
-// redact takes the secrets among the parameters of a request out of a text that
-// the process made of them.
+// redact replaces secret parameters of a request in a message from the process.
 func redact(text string, params []byte) string {
 	if text == "" || len(params) == 0 {
 		return text
@@ -25,14 +24,14 @@ func redact(text string, params []byte) string {
 		return text
 	}
 	found := secrets(tree, false, nil)
-	slices.SortFunc(found, func(a, b string) int { return len(b) - len(a) }) // a part of another comes later
+	slices.SortFunc(found, func(a, b string) int { return len(b) - len(a) }) // longer secrets first, since they can contain others
 	for _, s := range found {
 		text = strings.ReplaceAll(text, s, "***")
 	}
 	return text
 }
 
-// secrets collects the strings below sensitive names.
+// secrets collects the strings below sensitive parameters.
 func secrets(tree any, below bool, found []string) []string {
 	switch v := tree.(type) {
 	case string:

@@ -1,6 +1,6 @@
-// Package snap reads what a SNAP process shows to the host: the calls that
-// NVIDIA's SNAP adds to SPDK. Exposing and hiding a device is the job of DPF's
-// node driver.
+// Package snap queries the devices that a SNAP process exposes to the host,
+// with methods that NVIDIA's SNAP adds to SPDK. DPF's node driver creates and
+// removes these exposures.
 package snap
 
 import (
@@ -9,8 +9,8 @@ import (
 	"github.com/cleatproject/cleat/spdk"
 )
 
-// SNAP is a process that a Client calls. Its method set says whether it is SNAP
-// at all.
+// SNAP calls the methods of SNAP on an SPDK process. Whether the process is
+// SNAP depends on its method set.
 type SNAP struct{ RPC *spdk.Client }
 
 // ExposesBlock reports whether a process with these methods exposes bdevs.
@@ -18,7 +18,8 @@ func ExposesBlock(m spdk.MethodSet) bool {
 	return m.Has("nvme_subsystem_list", "nvme_namespace_create", "nvme_controller_create", "emulation_function_list")
 }
 
-// ExposesFilesystems reports whether one exposes file system devices.
+// ExposesFilesystems reports whether a process with these methods exposes file
+// system devices.
 func ExposesFilesystems(m spdk.MethodSet) bool {
 	return m.Has("virtio_fs_get_devices", "virtio_fs_device_create", "virtio_fs_doca_get_functions")
 }
@@ -29,7 +30,7 @@ type Subsystem struct {
 	Namespaces []Namespace `json:"namespaces"`
 }
 
-// Namespace is a bdev in a subsystem.
+// Namespace is a bdev exposed in a subsystem.
 type Namespace struct {
 	Bdev string `json:"bdev"`
 	NSID uint32 `json:"nsid"`
