@@ -14,14 +14,14 @@ const forEver = time.Duration(math.MaxInt64)
 
 // bdev is a block device of a process.
 type bdev struct {
-	name, alias string // an alias beside the uuid
+	name, alias string // alias in addition to the uuid
 	uuid        string
 	kind        bdevKind
 	blockSize   uint32
 	blocks      uint64
-	claims      int // who holds it: namespaces, an lvstore
+	claims      int // number of holders: namespaces, an lvstore
 	limits      limits
-	limited     bool // bdev_set_qos_limit was called while nobody held it
+	limited     bool // bdev_set_qos_limit was called while the bdev had no holder
 	file        aioFile
 	lvol        *lvol
 	controller  *controller
@@ -77,12 +77,12 @@ func bdevMethods() map[string]method {
 	}
 }
 
-// bdev finds a bdev by name, alias or uuid.
+// bdev returns the bdev with a name, alias or uuid.
 func (p *Process) bdev(name string) *bdev {
 	return p.bdevOf[name]
 }
 
-// names are all by which a bdev is found.
+// names returns all names of a bdev.
 func (b *bdev) names() []string {
 	names := []string{b.name, b.uuid}
 	if b.alias != "" {
@@ -91,7 +91,7 @@ func (b *bdev) names() []string {
 	return names
 }
 
-// add registers a bdev; false when its name or uuid is taken.
+// add registers a bdev; false if its name or uuid is in use.
 func (p *Process) add(b *bdev) bool {
 	for _, name := range b.names() {
 		if p.bdev(name) != nil {
@@ -105,8 +105,7 @@ func (p *Process) add(b *bdev) bool {
 	return true
 }
 
-// remove takes a bdev away from whoever holds it: namespaces of subsystems
-// and lvstores go with it.
+// remove removes a bdev together with the namespaces and lvstores on it.
 func (p *Process) remove(b *bdev) {
 	p.bdevs = slices.DeleteFunc(p.bdevs, func(x *bdev) bool { return x == b })
 	for _, name := range b.names() {
@@ -143,7 +142,7 @@ func getBdevs(p *Process, ctx context.Context, a args) (any, *Error) {
 	end := n.now().Add(time.Duration(a.number("timeout")) * time.Millisecond)
 	defer n.until(end)()
 	for b == nil {
-		// A namespace may come by time alone.
+		// A namespace can appear without another request.
 		if !n.now().Before(end) || !n.wait(ctx, 2*tick) {
 			return nil, errno(eTIMEDOUT)
 		}
@@ -175,7 +174,7 @@ func mallocCreate(p *Process, _ context.Context, a args) (any, *Error) {
 	return name, nil
 }
 
-// What malloc bdevs may take in all, as that of a small SPDK process.
+// maxMemory bounds the size of all malloc bdevs, as in a small SPDK process.
 const maxMemory = 1 << 30
 
 func aioCreate(p *Process, _ context.Context, a args) (any, *Error) {
@@ -205,7 +204,7 @@ func aioCreate(p *Process, _ context.Context, a args) (any, *Error) {
 func deleteKind(k bdevKind) func(*Process, context.Context, args) (any, *Error) {
 	return func(p *Process, _ context.Context, a args) (any, *Error) {
 		b := p.bdev(a.text("name"))
-		// A bdev of another kind is none.
+		// A bdev of another kind does not count.
 		if b == nil || b.kind != k {
 			return nil, errno(eNODEV)
 		}
@@ -214,8 +213,8 @@ func deleteKind(k bdevKind) func(*Process, context.Context, args) (any, *Error) 
 	}
 }
 
-// setQoS fails for every call but the first while nobody holds the bdev, as
-// the recorded process does.
+// setQoS fails for every call but the first while the bdev has no holder, like
+// the recorded process.
 func setQoS(p *Process, _ context.Context, a args) (any, *Error) {
 	b := p.bdev(a.text("name"))
 	if b == nil {
@@ -241,7 +240,7 @@ func setQoS(p *Process, _ context.Context, a args) (any, *Error) {
 	return true, nil
 }
 
-// getIOStat answers the counters of bdevs that no I/O ever reaches [R].
+// getIOStat returns counters of zero, since the double has no I/O [R].
 func getIOStat(p *Process, _ context.Context, a args) (any, *Error) {
 	shown := p.bdevs
 	if a.has("name") {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// controller is an NVMe bdev controller of an initiator: one subsystem over
-// one or several paths.
+// controller is an NVMe bdev controller of an initiator: one subsystem over one
+// or several paths.
 type controller struct {
 	name, nqn, hostNQN string
 	serial, model      string
@@ -16,10 +16,10 @@ type controller struct {
 	lossTimeout        int64
 	delay, fastFail    int64
 	psk                string
-	failed             bool // by order: its paths stay failed until a reset
+	failed             bool // injected: the paths stay failed until a reset
 }
 
-// trid is how a path reaches its subsystem.
+// trid is the transport ID of a path.
 type trid struct {
 	Type    string `json:"trtype"`
 	Family  string `json:"adrfam,omitempty"`
@@ -34,13 +34,13 @@ type path struct {
 	trid   trid
 	cntlid int
 	target *subsystem // nil: no session
-	began  time.Time  // of the session
-	met    []uint32   // the namespaces that were there then
+	began  time.Time  // start of the session
+	met    []uint32   // namespaces that existed at the start of the session
 	lost   time.Time
-	back   time.Time // the target is there again since; zero: it is not
+	back   time.Time // since when the target is reachable again; zero: unreachable
 }
 
-// The states of a path, as bdev_nvme_get_controllers shows them.
+// The states of a path in bdev_nvme_get_controllers.
 const (
 	enabled   = "enabled"
 	resetting = "resetting"
@@ -59,7 +59,7 @@ func (c *controller) connect(t *path, s *subsystem, now time.Time) {
 	}
 }
 
-// sees tells whether a namespace shows already.
+// sees reports whether a namespace is visible already.
 func (t *path) sees(n *namespace, now time.Time, hotAdd time.Duration) bool {
 	if now.Before(t.began.Add(n.after)) {
 		return false
@@ -67,8 +67,8 @@ func (t *path) sees(n *namespace, now time.Time, hotAdd time.Duration) bool {
 	return slices.Contains(t.met, n.id) || !now.Before(n.added.Add(hotAdd))
 }
 
-// state is what a path does at this time: with its target gone it resets for
-// a while and then fails, or waits for the target where it may.
+// state returns the state of a path. When its target is lost, the path resets
+// for a while and then fails, or waits for the target if it has a loss timeout.
 func (c *controller) state(t *path, now time.Time, reset time.Duration) string {
 	switch {
 	case c.failed:
@@ -83,9 +83,8 @@ func (c *controller) state(t *path, now time.Time, reset time.Duration) string {
 	return delayed
 }
 
-// settle loses sessions whose target is gone, finds it again, gives up
-// controllers whose loss timeout has passed, and lets bdevs follow the
-// namespaces.
+// settle ends sessions of lost targets, reconnects paths, deletes controllers
+// after their loss timeout, and updates the bdevs of the namespaces.
 func (p *Process) settle(now time.Time) {
 	for _, c := range slices.Clone(p.controllers) {
 		for _, t := range slices.Clone(c.paths) {
@@ -123,8 +122,8 @@ func (p *Process) step(c *controller, t *path, now time.Time) {
 	}
 }
 
-// follow makes the bdevs of a controller those of its namespaces. While it has
-// no session they stay as they are.
+// follow updates the bdevs of a controller to its namespaces. Without a session
+// they stay unchanged.
 func (p *Process) follow(c *controller, now time.Time) {
 	t := c.session()
 	if t == nil {
@@ -150,14 +149,14 @@ func (p *Process) follow(c *controller, now time.Time) {
 			name: name, uuid: orElse(n.identity(), newUUID()), kind: nvmeDisk, blockSize: size, blocks: blocks,
 			controller: c, namespace: n.id,
 		}
-		// A namespace whose uuid another bdev has becomes none [I].
+		// A namespace whose uuid is in use by another bdev gets no bdev [I].
 		if p.add(b) {
 			c.bdevs = append(c.bdevs, b)
 		}
 	}
 }
 
-// session is the first path with a session, nil when there is none.
+// session returns the first path with a session, or nil.
 func (c *controller) session() *path {
 	for _, t := range c.paths {
 		if t.target != nil {
@@ -169,7 +168,7 @@ func (c *controller) session() *path {
 
 func (c *controller) bdevName(id uint32) string { return fmt.Sprintf("%sn%d", c.name, id) }
 
-// names are the bdevs of a controller, in the order of their namespaces.
+// names returns the bdevs of a controller, sorted by namespace.
 func (c *controller) names() []string {
 	mine := slices.Clone(c.bdevs)
 	slices.SortFunc(mine, func(a, b *bdev) int { return int(a.namespace) - int(b.namespace) })
@@ -196,8 +195,8 @@ func (p *Process) controller(name string) *controller {
 	return nil
 }
 
-// Fail lets a controller fail as if its target had refused it, and stay so
-// until it is reset or detached. It tells whether there is one of that name.
+// Fail makes a controller fail as if its target had refused it, until it is
+// reset or detached. It reports whether the controller exists.
 func (p *Process) Fail(name string) bool {
 	var c *controller
 	p.network.change(func() {
@@ -219,7 +218,7 @@ func (c *controller) show(now time.Time, reset time.Duration) map[string]any {
 	return map[string]any{"name": c.name, "ctrlrs": paths}
 }
 
-// showNamespace is the driver_specific part of a bdev.
+// showNamespace returns the driver_specific part of a bdev.
 func (c *controller) showNamespace(id uint32) []map[string]any {
 	shown := []map[string]any{}
 	for _, t := range c.paths {

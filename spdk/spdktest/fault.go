@@ -6,36 +6,36 @@ import (
 	"time"
 )
 
-// Action is what a fault does with a connection or a process.
+// Action is the effect of a fault on a connection or a process.
 type Action int
 
 const (
-	// Answer does nothing unusual.
+	// Answer responds normally.
 	Answer Action = iota
-	// Drop breaks the connection.
+	// Drop closes the connection.
 	Drop
-	// Silence never answers this request; the connection lives.
+	// Silence never responds to this request; the connection stays open.
 	Silence
-	// Kill ends the process.
+	// Kill kills the process.
 	Kill
-	// Restart ends the process and starts it again.
+	// Restart restarts the process.
 	Restart
 )
 
-// Fault is ordered for requests to come. It waits, then fails the request or
-// does something instead of it, or else carries it out, holds the answer, and
-// does something instead of answering.
+// Fault is injected into future requests. It delays the request, then fails it
+// or acts instead of executing it; or executes it, delays the response, and
+// acts instead of sending it.
 type Fault struct {
 	Method string // empty: every method
-	Name   string // of the parameter name; empty: any
-	Skip   int    // requests that pass before the first that is hit
-	Times  int    // requests that are hit; 0: all until Clear
+	Name   string // value of the parameter name; empty: any
+	Skip   int    // number of matching requests to skip
+	Times  int    // number of requests to hit; 0: all until Clear
 
-	Wait    time.Duration // before it is carried out
-	Error   *Error        // answered instead of carrying it out
-	Instead Action        // of carrying it out
-	Hold    time.Duration // between having carried it out and the answer
-	Then    Action        // instead of the answer
+	Wait    time.Duration // delay before the execution
+	Error   *Error        // response instead of the execution
+	Instead Action        // action instead of the execution
+	Hold    time.Duration // delay between execution and response
+	Then    Action        // action instead of the response
 }
 
 type ordered struct {
@@ -43,39 +43,39 @@ type ordered struct {
 	hit int
 }
 
-// Call is a request that the process got.
+// Call is a request that the process received.
 type Call struct {
 	Method string
 	Params json.RawMessage
 }
 
-// The calls that are kept for Calls.
+// maxCalls bounds the calls that are kept for Calls.
 const maxCalls = 1 << 16
 
-// Order adds a fault. The first that fits a request counts for it. Faults
-// outlive restarts.
+// Order injects a fault. The first matching fault applies to a request. Faults
+// survive restarts.
 func (p *Process) Order(f Fault) {
 	p.network.mu.Lock()
 	defer p.network.mu.Unlock()
 	p.faults = append(p.faults, &ordered{Fault: f})
 }
 
-// Clear forgets all faults.
+// Clear removes all faults.
 func (p *Process) Clear() {
 	p.network.mu.Lock()
 	defer p.network.mu.Unlock()
 	p.faults = nil
 }
 
-// Calls returns what the process was asked since its first start or the last
-// Forget, the newest last.
+// Calls returns the requests since the first start or the last Forget, oldest
+// first.
 func (p *Process) Calls() []Call {
 	p.network.mu.Lock()
 	defer p.network.mu.Unlock()
 	return slices.Clone(p.calls)
 }
 
-// Forget empties what Calls returns.
+// Forget clears the result of Calls.
 func (p *Process) Forget() {
 	p.network.mu.Lock()
 	defer p.network.mu.Unlock()
@@ -93,7 +93,7 @@ func (p *Process) fault(r request) Fault {
 	var named struct {
 		Name string `json:"name"`
 	}
-	// What is no object has no name.
+	// Params that are not an object have no name.
 	_ = json.Unmarshal(r.params, &named)
 	for _, f := range p.faults {
 		if f.Method != "" && f.Method != r.method || f.Name != "" && f.Name != named.Name {
@@ -110,14 +110,14 @@ func (p *Process) fault(r request) Fault {
 	return Fault{}
 }
 
-// act is done with the network's lock held.
+// act is called with the network's lock held.
 func (p *Process) act(l *life, c *connection, a Action) {
 	switch a {
 	case Answer, Silence:
 	case Drop:
 		c.Close()
 	case Kill, Restart:
-		// Killing waits for the goroutine that runs this.
+		// kill waits for the goroutine that runs this function.
 		p.acting.Go(func() {
 			p.turn.Lock()
 			defer p.turn.Unlock()

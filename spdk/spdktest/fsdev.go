@@ -27,7 +27,7 @@ func (p *Process) fsdev(name string) int {
 	return slices.IndexFunc(p.fsdevs, func(f fsdev) bool { return f.name == name })
 }
 
-// fsdevCreate takes a plain file for a root too, as the recorded process does.
+// fsdevCreate also accepts a file as root, like the recorded process.
 func fsdevCreate(p *Process, _ context.Context, a args) (any, *Error) {
 	f := fsdev{a.text("name"), a.text("root_path")}
 	if p.fsdev(f.name) >= 0 {
@@ -49,7 +49,8 @@ func fsdevDelete(p *Process, _ context.Context, a args) (any, *Error) {
 	return true, nil
 }
 
-// fsdevs is the fork's: a list, or one object when a name is given [R].
+// fsdevs is a method of the fork: it returns a list, or one object if a name is
+// given [R].
 func fsdevs(p *Process, _ context.Context, a args) (any, *Error) {
 	all := []map[string]any{}
 	for _, f := range p.fsdevs {

@@ -69,7 +69,8 @@ func attachController(p *Process, ctx context.Context, a args) (any, *Error) {
 	if e := p.admit(c, t, a); e != nil {
 		return nil, e
 	}
-	// Other requests are answered meanwhile, also a second one like this.
+	// Other requests are processed meanwhile, including a second attach like
+	// this one.
 	s, e := p.reachTarget(ctx, c, t)
 	if e != nil {
 		return nil, e
@@ -80,7 +81,8 @@ func attachController(p *Process, ctx context.Context, a args) (any, *Error) {
 	return p.connected(c, t, s, a)
 }
 
-// admit refuses an attach before anything is sent, in the order of the record.
+// admit checks an attach before anything is sent, in the order of the recorded
+// process.
 func (p *Process) admit(c *controller, t *path, a args) *Error {
 	if held := p.controller(c.name); held != nil {
 		return held.admits(c, t, a)
@@ -96,7 +98,7 @@ func (p *Process) admit(c *controller, t *path, a args) *Error {
 	return p.keysFit(a)
 }
 
-// admits is for a further path of a controller.
+// admits checks another path of a controller.
 func (held *controller) admits(c *controller, t *path, a args) *Error {
 	exists := "A controller named " + c.name + " already exists"
 	if a.text("multipath") == "disable" {
@@ -117,7 +119,7 @@ func (held *controller) admits(c *controller, t *path, a args) *Error {
 	return nil
 }
 
-// timeoutsFit is SPDK's rule for the three timeouts [R].
+// timeoutsFit implements SPDK's rules for the three timeouts [R].
 func timeoutsFit(c *controller) bool {
 	switch {
 	case c.lossTimeout < -1:
@@ -132,7 +134,7 @@ func timeoutsFit(c *controller) bool {
 	return c.fastFail == 0 || c.fastFail >= c.delay
 }
 
-// keysFit wants keys in the keyring; the fork's psk is a file.
+// keysFit requires keys in the keyring; the fork's psk is a file.
 func (p *Process) keysFit(a args) *Error {
 	for _, name := range []string{"psk", "dhchap_key", "dhchap_ctrlr_key"} {
 		if !a.has(name) {
@@ -160,14 +162,14 @@ func adrfam(name string) (string, bool) {
 	return "", name == ""
 }
 
-// reachTarget takes as long as the network lets it.
+// reachTarget connects to the target, with the delays of the network.
 func (p *Process) reachTarget(ctx context.Context, c *controller, t *path) (*subsystem, *Error) {
 	n, timing := p.network, p.config.Timing
 	if !p.connects(ctx, t.trid.address()) {
 		return nil, errno(eIO)
 	}
 	if n.reach[t.trid.address().key()] == Silent {
-		// fabrics_connect_timeout_us does not shorten it.
+		// fabrics_connect_timeout_us does not shorten the wait.
 		n.pass(ctx, orElse(timing.Silent, 10*time.Second))
 		return nil, errno(eIO)
 	}
@@ -183,13 +185,14 @@ func (p *Process) reachTarget(ctx context.Context, c *controller, t *path) (*sub
 	return s, nil
 }
 
-// synTimeout is when Linux ends a connect whose SYN is never answered: after six
-// retransmissions (tcp_syn_retries) [R]. The record has no answer within 90 s.
+// synTimeout is when Linux aborts a connect whose SYN is never answered: after
+// six retransmissions (tcp_syn_retries) [R]. The recording ended after 90 s
+// without a response.
 const synTimeout = 127 * time.Second
 
 // connects waits while packets to an address are dropped, and reports whether
-// the connect got through. TCP retransmits the SYN after 1, 3, 7, 15, 31 and
-// 63 s, so once packets pass again, a later attach can end before an earlier one.
+// the connect succeeded. TCP retransmits the SYN after 1, 3, 7, 15, 31 and 63
+// s, so after an outage a later attach can complete before an earlier one.
 func (p *Process) connects(ctx context.Context, a Address) bool {
 	n, began, limit := p.network, p.network.now(), orElse(p.connectLimit, synTimeout)
 	for syn := time.Duration(0); syn < limit; syn = 2*syn + time.Second {
@@ -204,7 +207,7 @@ func (p *Process) connects(ctx context.Context, a Address) bool {
 	return false
 }
 
-// connected answers all bdevs of the controller, of which there may be none.
+// connected returns all bdevs of the controller, possibly none.
 func (p *Process) connected(c *controller, t *path, s *subsystem, a args) (any, *Error) {
 	if held := p.controller(c.name); held != nil {
 		c = held
@@ -289,7 +292,7 @@ func setOptions(p *Process, _ context.Context, a args) (any, *Error) {
 	return true, nil
 }
 
-// ioPaths shows one poll group with a path per bdev and controller [R].
+// ioPaths returns one poll group with a path per bdev and controller [R].
 func ioPaths(p *Process, _ context.Context, a args) (any, *Error) {
 	shown := []map[string]any{}
 	for _, b := range p.bdevs {

@@ -7,12 +7,12 @@ import (
 	"slices"
 )
 
-// key is a name and a path. The double never reads a key.
+// key is the name and path of a key. The double never reads key files.
 type key struct {
 	name, path string
 }
 
-// keyringMethods are [R].
+// keyringMethods implements the keyring [R].
 func keyringMethods() map[string]method {
 	bad := texted(invalidParams, eINVAL)
 	return map[string]method{

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// lvstore lives in the file of its bdev, if it has one, and so outlives the
+// lvstore belongs to the file of its bdev, if any, and then survives the
 // process.
 type lvstore struct {
 	name, uuid string
@@ -19,15 +19,16 @@ type lvstore struct {
 type lvol struct {
 	store      *lvstore
 	name, uuid string
-	clusters   uint64 // its size
+	clusters   uint64 // size
 	allocated  uint64
 	thin       bool
 	snapshot   bool
 	readOnly   bool
-	parent     *lvol // the snapshot it was made from
+	parent     *lvol // the snapshot that it is a clone of
 }
 
-// The first clusters of a store hold its metadata.
+// metadataClusters is the number of clusters at the start of a store that hold
+// its metadata.
 const metadataClusters = 2
 
 func lvolMethods() map[string]method {
@@ -90,7 +91,8 @@ func (p *Process) store(name, id string) *lvstore {
 	return nil
 }
 
-// lvol finds the lvol of a bdev, nil when there is none or it is no lvol.
+// lvol returns the lvol of a bdev, nil if the bdev does not exist or is not an
+// lvol.
 func (p *Process) lvol(name string) *lvol {
 	if b := p.bdev(name); b != nil {
 		return b.lvol
@@ -137,7 +139,7 @@ func (p *Process) openStore(s *lvstore, b *bdev) {
 	}
 }
 
-// examine finds the store that a file holds already.
+// examine opens the store that a file already contains.
 func (p *Process) examine(b *bdev) {
 	s := p.network.stores[p.config.Root+"\x00"+b.file.Filename]
 	if s != nil && p.store(s.name, s.uuid) == nil {
@@ -145,7 +147,7 @@ func (p *Process) examine(b *bdev) {
 	}
 }
 
-// closeStore takes the store and its lvols away; the file keeps them.
+// closeStore removes the store and its lvols; the file keeps them.
 func (p *Process) closeStore(s *lvstore) {
 	p.lvstores = slices.DeleteFunc(p.lvstores, func(x *lvstore) bool { return x == s })
 	for _, l := range s.lvols {
@@ -156,7 +158,7 @@ func (p *Process) closeStore(s *lvstore) {
 	s.base.claims--
 }
 
-// offer makes the bdev of an lvol.
+// offer creates the bdev of an lvol.
 func (p *Process) offer(l *lvol) {
 	p.add(&bdev{
 		name: l.uuid, uuid: l.uuid, alias: l.store.name + "/" + l.name, kind: lvolDisk, lvol: l,
@@ -175,7 +177,7 @@ func deleteStore(p *Process, _ context.Context, a args) (any, *Error) {
 	return true, nil
 }
 
-// oneStore wants a name or a uuid, not both.
+// oneStore finds a store by name or uuid, of which exactly one must be given.
 func (p *Process) oneStore(a args) (*lvstore, *Error) {
 	if a.has("lvs_name") == a.has("uuid") {
 		return nil, errno(eINVAL)
@@ -200,14 +202,14 @@ func stores(p *Process, _ context.Context, a args) (any, *Error) {
 	for _, s := range shown {
 		all = append(all, map[string]any{
 			"uuid": s.uuid, "name": s.name, "base_bdev": s.base.name, "total_data_clusters": s.total, "free_clusters": s.free(),
-			// What the metadata of the recorded store has room for.
+			// Maximum for the metadata of the recorded store.
 			"block_size": s.blockSize, "cluster_size": s.cluster, "max_growable_size": 32728 * s.cluster,
 		})
 	}
 	return all, nil
 }
 
-// A thin lvol may be larger than its store, and of size 0.
+// createLvol allows thin lvols larger than their store, and of size 0.
 func createLvol(p *Process, _ context.Context, a args) (any, *Error) {
 	s, e := p.oneStore(a)
 	if e != nil {
@@ -271,7 +273,8 @@ func (l *lvol) show() map[string]any {
 	return shown
 }
 
-// A snapshot takes over the clusters of the lvol, which becomes its clone.
+// snapshot moves the clusters of the lvol to the snapshot; the lvol becomes its
+// clone.
 func snapshot(p *Process, _ context.Context, a args) (any, *Error) {
 	l := p.lvol(a.text("lvol_name"))
 	name := a.text("snapshot_name")
@@ -310,7 +313,7 @@ func clone(p *Process, _ context.Context, a args) (any, *Error) {
 	return made.uuid, nil
 }
 
-// resize does not refuse to shrink.
+// resize allows shrinking.
 func resize(p *Process, _ context.Context, a args) (any, *Error) {
 	l := p.lvol(a.text("name"))
 	if l == nil {
@@ -392,8 +395,8 @@ func inflate(p *Process, _ context.Context, a args) (any, *Error) {
 	return true, nil
 }
 
-// Write is what a client's writes do to a thin lvol: clusters are allocated.
-// It tells whether there is such an lvol with as much room.
+// Write allocates clusters of a thin lvol, like the writes of a client. It
+// reports whether the lvol exists and has enough space.
 func (p *Process) Write(name string, clusters uint64) bool {
 	written := false
 	p.network.change(func() {

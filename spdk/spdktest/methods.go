@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Error is an answer of JSON-RPC that is no result.
+// Error is an error of JSON-RPC.
 type Error struct {
 	Code    int    `json:"code"`
 	Message string `json:"message"`
@@ -18,10 +18,10 @@ type Error struct {
 
 func invalidRequest() *Error { return &Error{Code: -32600, Message: "Invalid request"} }
 
-// errno is an error whose code is the negative error number.
+// errno returns an error whose code is the negative errno.
 func errno(n int) *Error { return &Error{Code: -n, Message: strerror(n)} }
 
-// texted is an error of a JSON-RPC code that shows the error number as text only.
+// texted returns an error with a JSON-RPC code and the errno as text only.
 func texted(code, n int) *Error { return &Error{Code: code, Message: strerror(n)} }
 
 const (
@@ -29,7 +29,7 @@ const (
 	internalError = -32603
 )
 
-// The error numbers that answers use.
+// The errnos of responses.
 const (
 	ePERM     = 1
 	eNOENT    = 2
@@ -99,8 +99,7 @@ const (
 	anything
 )
 
-// takes says which parameters a method knows, by name; those of need must be
-// there.
+// takes are the parameters of a method, by name; those in need are required.
 type takes struct {
 	may  map[string]kind
 	need []string
@@ -114,7 +113,7 @@ func (t takes) and(more map[string]kind) takes {
 
 func needs(may map[string]kind, need ...string) takes { return takes{may, need} }
 
-// phase is when a method may be called.
+// phase is when a method can be called.
 type phase int
 
 const (
@@ -127,10 +126,10 @@ type method struct {
 	run   func(p *Process, ctx context.Context, a args) (any, *Error) // nil: listed only
 	takes takes
 	when  phase
-	bad   *Error // of parameters that cannot be decoded; nil: that of the method's family
+	bad   *Error // response to invalid parameters; nil: that of the method's family
 }
 
-// refusal is the answer to parameters that cannot be decoded.
+// refusal returns the response to invalid parameters.
 func (m method) refusal(name string) *Error {
 	switch {
 	case m.bad != nil:
@@ -153,11 +152,11 @@ func (p *Process) phase(m method) *Error {
 	return nil
 }
 
-// args are the parameters of a request, each of the kind that the method takes.
+// args are the validated parameters of a request.
 type args map[string]json.RawMessage
 
-// decode refuses what SPDK's own decoder refuses: parameters it does not know,
-// those of another type, and absent ones that must be there.
+// decode validates parameters like SPDK's decoder: it refuses unknown, mistyped
+// and missing ones.
 func decode(params json.RawMessage, t takes) (args, bool) {
 	a := args{}
 	if len(params) > 0 && string(params) != "null" {
@@ -202,7 +201,7 @@ func (k kind) fits(v json.RawMessage) bool {
 
 func (a args) has(name string) bool { _, there := a[name]; return there }
 
-// The kind was checked by decode, so that what is there can be read.
+// decode has checked the types, so these methods cannot fail.
 
 func (a args) text(name string) (v string)   { _ = json.Unmarshal(a[name], &v); return v }
 func (a args) number(name string) (v uint64) { _ = json.Unmarshal(a[name], &v); return v }
@@ -212,8 +211,9 @@ func (a args) flag(name string) (v bool)     { _ = json.Unmarshal(a[name], &v); 
 //go:embed methods.txt
 var recordedMethods string
 
-// methodsOf returns what a process knows and in which order it lists it: the
-// recorded process's own list, and what its configuration changes.
+// methodsOf returns the methods of a process, and their order in
+// rpc_get_methods: the list of the recorded process with the changes of the
+// configuration.
 func methodsOf(c Config) (map[string]method, []string) {
 	listed := strings.Fields(recordedMethods)
 	if c.Flavour == Fork {

@@ -1,15 +1,15 @@
-// Package spdktest is a double of SPDK and SNAP processes for tests and
-// demonstrations. It speaks JSON-RPC over a UNIX socket as a recorded real
-// process did (testdata/spdk-rpc.jsonl): the same codes, texts and shapes.
-// What the record does not show is marked [R], read in SPDK's sources or
-// documents, or [I], inferred.
+// Package spdktest is a test double of SPDK and SNAP processes, for tests and
+// demonstrations. It serves JSON-RPC on a UNIX socket like a recorded real
+// process (testdata/spdk-rpc.jsonl), with the same codes, texts and data
+// structures. Behaviour that is not recorded is marked [R], read in SPDK's
+// sources or documents, or [I], inferred.
 //
-// A Network holds remote NVMe subsystems and any number of processes. A
-// process is a target (nvmf_*), an initiator (bdev_nvme_*) or both, and a SNAP
-// process when its Config says so. Faults are ordered with Process.Order; what
-// happens on the network is ordered with the methods of Network.
+// A Network holds remote NVMe subsystems and any number of processes. A process
+// is a target (nvmf_*), an initiator (bdev_nvme_*) or both, and a SNAP process
+// if its Config says so. Process.Order injects faults; the methods of Network
+// inject network events.
 //
-// The double moves no data: a bdev has a size and an identity, no bytes.
+// The double moves no data: a bdev has a size and an identity, but no contents.
 package spdktest
 
 import (
@@ -23,30 +23,30 @@ import (
 	"github.com/google/uuid"
 )
 
-// Reach is what an initiator meets at an address.
+// Reach is the reachability of an address.
 type Reach int
 
 const (
-	// Open: whoever listens there answers; if nobody does, the port is closed.
+	// Open: a listener responds; without a listener the port is closed.
 	Open Reach = iota
-	// Refused: the port is closed whoever listens there.
+	// Refused: the port is closed, even if there is a listener.
 	Refused
-	// Silent: TCP is accepted, the target never answers.
+	// Silent: TCP connects, but the target never responds.
 	Silent
-	// Dropped: the packets are dropped. A connect that began before they pass
-	// again gets through with its next SYN.
+	// Dropped: packets are dropped. A pending connect succeeds with its next
+	// SYN after packets pass again.
 	Dropped
 )
 
-// Address is where a subsystem listens.
+// Address is the address of a listener.
 type Address struct {
-	Transport string // TCP, RDMA; NVDA_TCP reaches what listens on TCP
+	Transport string // TCP, RDMA; NVDA_TCP connects to TCP listeners
 	Host      string // an IP address without brackets
 	Port      string
 }
 
-// key is the address as the network sees it: the transport's alias and the
-// spelling of the IP address make no difference.
+// key normalises an address: alias of the transport, spelling of the IP
+// address.
 func (a Address) key() Address {
 	a.Transport = strings.TrimPrefix(strings.ToUpper(a.Transport), "NVDA_")
 	if ip, err := netip.ParseAddr(a.Host); err == nil {
@@ -58,12 +58,11 @@ func (a Address) key() Address {
 // Namespace is a namespace of a remote subsystem.
 type Namespace struct {
 	ID        uint32
-	UUID      string // empty: none
-	NGUID     string // 32 hex digits; empty: none
+	UUID      string // empty: no UUID
+	NGUID     string // 32 hex digits; empty: no NGUID
 	BlockSize uint32 // 0: 4096
 	Blocks    uint64 // 0: 1 GiB
-	// After is how long an initiator that has connected waits until it sees
-	// the namespace.
+	// After is the delay until a connected initiator sees the namespace.
 	After time.Duration
 }
 
@@ -74,7 +73,7 @@ type Subsystem struct {
 	Model      string
 	Addresses  []Address
 	AnyHost    bool
-	Hosts      []string // the host NQNs that may connect unless AnyHost
+	Hosts      []string // allowed host NQNs unless AnyHost
 	Namespaces []Namespace
 }
 
@@ -100,8 +99,8 @@ type namespace struct {
 	bdev        *bdev     // nil: remote
 }
 
-// identity is the uuid that an initiator gives the namespace's bdev: the
-// NGUID's digits, or the UUID where there is none.
+// identity returns the uuid of an initiator's bdev on the namespace: the digits
+// of the NGUID, or else the UUID.
 func (n *namespace) identity() string {
 	digits := n.nguid
 	if digits == "" {
@@ -133,28 +132,26 @@ func (s *subsystem) namespace(id uint32) *namespace {
 	return nil
 }
 
-// Network is a world of processes and remote subsystems. Its methods may be
-// called from many goroutines.
+// Network holds processes and remote subsystems. It is safe for concurrent use.
 type Network struct {
 	now     func() time.Time
-	machine bool // now is the machine's clock
+	machine bool // now is the system clock
 
 	mu         sync.Mutex
-	changed    chan struct{} // closed and replaced with each change
+	changed    chan struct{} // closed and replaced on each change
 	reach      map[Address]Reach
 	reachSince map[Address]time.Time // when it was set
 	subsystems []*subsystem
 	byNQN      map[string][]*subsystem
-	pending    bool // time alone will change something
+	pending    bool // the state will change without a request
 	processes  []*Process
-	stores     map[string]*lvstore // by backing file: what outlives a process
+	stores     map[string]*lvstore // by backing file; these survive a process
 	images     map[string]Image
-	due        map[*time.Time]struct{} // when those who wait for time go on
+	due        map[*time.Time]struct{} // ends of timed waits
 }
 
-// NewNetwork makes an empty network. All time that passes in it, in processes
-// and with faults, passes on the clock; nil is the machine's. A clock of a
-// test's own is looked at every millisecond.
+// NewNetwork returns an empty network. All delays use the clock; nil is the
+// system clock. Any other clock is polled every millisecond.
 func NewNetwork(clock func() time.Time) *Network {
 	machine := clock == nil
 	if machine {
@@ -172,8 +169,8 @@ func NewNetwork(clock func() time.Time) *Network {
 	}
 }
 
-// Put adds a remote subsystem or replaces the one of the same NQN. Sessions
-// of initiators go on where the new one still lets them in.
+// Put adds a remote subsystem or replaces the one of the same NQN. Sessions of
+// initiators continue if the new one allows them.
 func (n *Network) Put(s Subsystem) {
 	n.change(func() {
 		old := n.remote(s.NQN)
@@ -212,7 +209,7 @@ func remoteNamespace(ns Namespace) *namespace {
 	return made
 }
 
-// Remove takes a remote subsystem off the network.
+// Remove removes a remote subsystem from the network.
 func (n *Network) Remove(nqn string) {
 	n.change(func() {
 		if s := n.remote(nqn); s != nil {
@@ -232,13 +229,13 @@ func (n *Network) drop(s *subsystem) {
 	n.byNQN[s.nqn] = slices.DeleteFunc(n.byNQN[s.nqn], is)
 }
 
-// SetReach says what initiators meet at an address from now on.
+// SetReach sets the reachability of an address.
 func (n *Network) SetReach(a Address, r Reach) {
 	n.change(func() { n.reach[a.key()], n.reachSince[a.key()] = r, n.now() })
 }
 
-// Controllers returns how many sessions initiators hold on a subsystem, by
-// host NQN.
+// Controllers returns the number of initiator sessions of a subsystem, by host
+// NQN.
 func (n *Network) Controllers(nqn string) map[string]int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -265,7 +262,7 @@ func (n *Network) remote(nqn string) *subsystem {
 	return nil
 }
 
-// change does something to the world and lets everything follow from it.
+// change makes a change, updates all controllers and wakes waiters.
 func (n *Network) change(what func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -273,14 +270,14 @@ func (n *Network) change(what func()) {
 	n.touch()
 }
 
-// touch settles the world and wakes those who wait for it. The lock is held.
+// touch updates all controllers and wakes waiters. The lock is held.
 func (n *Network) touch() {
 	n.settle()
 	close(n.changed)
 	n.changed = make(chan struct{})
 }
 
-// settle brings every controller to where it is at this time. The lock is held.
+// settle updates all controllers to the current time. The lock is held.
 func (n *Network) settle() {
 	n.pending = false
 	now := n.now()
@@ -289,18 +286,18 @@ func (n *Network) settle() {
 	}
 }
 
-// catchUp settles what time alone has changed. The lock is held.
+// catchUp applies pending changes that depend on time only. The lock is held.
 func (n *Network) catchUp() {
 	if n.pending {
 		n.settle()
 	}
 }
 
-// tick is how often time is looked at that nobody tells of.
+// tick is the polling interval for changes that depend on time only.
 const tick = time.Millisecond
 
-// wait gives the lock away until the world has changed or a while has passed.
-// It is false when the process has ended.
+// wait releases the lock until a change or for a duration. It is false if the
+// process has ended.
 func (n *Network) wait(ctx context.Context, d time.Duration) bool {
 	changed := n.changed
 	n.mu.Unlock()
@@ -315,13 +312,13 @@ func (n *Network) wait(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// until notes that somebody waits for a time; what it returns forgets it.
+// until registers a timed wait; the returned function removes it.
 func (n *Network) until(end time.Time) func() {
 	n.due[&end] = struct{}{}
 	return func() { delete(n.due, &end) }
 }
 
-// pass gives the lock away for a time; false when the process has ended.
+// pass releases the lock for a duration; false if the process has ended.
 func (n *Network) pass(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil
@@ -346,8 +343,8 @@ func (n *Network) pass(ctx context.Context, d time.Duration) bool {
 	return true
 }
 
-// find returns the subsystem that a host meets at an address, nil when it
-// meets none or is not let in.
+// find returns the subsystem that a host reaches at an address, nil if it
+// reaches no subsystem or is not allowed.
 func (n *Network) find(a Address, nqn, host string) *subsystem {
 	if n.reach[a.key()] != Open {
 		return nil

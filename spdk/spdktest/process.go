@@ -15,29 +15,29 @@ import (
 	"github.com/google/uuid"
 )
 
-// Flavour is which SPDK a process is built from.
+// Flavour is the variant of SPDK.
 type Flavour int
 
 const (
 	// Upstream is the recorded 26.09-pre.
 	Upstream Flavour = iota
-	// Fork is NVIDIA's fork of 24.01 [R]: no keyring, no DH-HMAC-CHAP, psk is
-	// a path, the transport NVDA_TCP, fsdev_get_fsdevs.
+	// Fork is NVIDIA's fork of 24.01 [R]: without keyring and DH-HMAC-CHAP,
+	// with a path as psk, the transport NVDA_TCP, and fsdev_get_fsdevs.
 	Fork
 )
 
-// Timing is how long things take on the network's clock. Zero takes no time,
-// save where said.
+// Timing has durations on the network's clock. Zero means no delay, unless
+// noted.
 type Timing struct {
 	Attach time.Duration // a successful attach
-	Refuse time.Duration // an attach that is refused
-	Silent time.Duration // an attach that is never answered; 0: the recorded 10 s
-	Reset  time.Duration // a controller's resetting after its target went or came
+	Refuse time.Duration // a refused attach
+	Silent time.Duration // an attach to a silent target; 0: the recorded 10 s
+	Reset  time.Duration // reset of a controller after its target was lost or has returned
 	Detach time.Duration
-	HotAdd time.Duration // until an initiator sees a namespace that was added
+	HotAdd time.Duration // until an initiator sees an added namespace
 }
 
-// MeasuredTiming is what the recorded process took.
+// MeasuredTiming has the durations of the recorded process.
 func MeasuredTiming() Timing {
 	return Timing{
 		Attach: 155 * time.Millisecond,
@@ -48,41 +48,42 @@ func MeasuredTiming() Timing {
 	}
 }
 
-// Config is one process.
+// Config configures a process.
 type Config struct {
 	Socket  string
 	Flavour Flavour
 	// SNAP adds the methods that expose devices to a host [R].
 	SNAP bool
-	// Envelope lets SNAP's methods answer as SNAP5 does [R]: a result of
+	// Envelope makes SNAP's methods respond like SNAP 5 [R]: a result with
 	// status, result and message, never an error.
 	Envelope bool
 	// RBD adds bdev_rbd_*.
 	RBD bool
-	// Without are methods that the process does not know.
+	// Without are methods that the process does not have.
 	Without []string
-	// Root is where the process's file system begins; empty is the machine's.
+	// Root is the root directory of the process's file system; empty is the
+	// machine's.
 	Root string
-	// Addresses are the IP addresses beside loopback where it may listen.
+	// Addresses are the IP addresses to listen on, in addition to loopback.
 	Addresses []string
-	// WaitForRPC starts it before its framework is initialised.
+	// WaitForRPC starts the process before its framework is initialised.
 	WaitForRPC bool
 	Timing     Timing
 }
 
-// Process is one SPDK process with its socket. Kill and Start may be called
-// at any time; all else of it may be called while it runs or not.
+// Process is an SPDK process with its socket. Its methods can be called at any
+// time, whether it runs or not.
 type Process struct {
 	config  Config
 	network *Network
 	methods map[string]method
 	listed  []string
 
-	turn   sync.Mutex     // one Start or Kill at a time
-	life   *life          // nil while it does not run; both locks change it
-	closed bool           // by turn
-	failed error          // by turn: of a restart that a fault ordered
-	acting sync.WaitGroup // what faults do with the process
+	turn   sync.Mutex     // serialises Start and Kill
+	life   *life          // nil while the process is not running; changed with both locks held
+	closed bool           // guarded by turn
+	failed error          // guarded by turn: error of a restart by a fault
+	acting sync.WaitGroup // kills and restarts by faults
 
 	// Guarded by the network's lock.
 	faults []*ordered
@@ -90,10 +91,10 @@ type Process struct {
 	state
 }
 
-// state is what a process forgets when it ends.
+// state is lost when the process ends.
 type state struct {
 	initialised  bool
-	hostNQN      string // of attaches that name none
+	hostNQN      string // for attaches without a host NQN
 	bdevs        []*bdev
 	bdevOf       map[string]*bdev // by name, alias and uuid
 	nextMalloc   int
@@ -108,7 +109,7 @@ type state struct {
 	virtioFS     virtioFS
 }
 
-// life is a process between its start and its end.
+// life is a process from its start to its end.
 type life struct {
 	ctx      context.Context
 	end      context.CancelFunc
@@ -129,10 +130,10 @@ func (n *Network) Start(c Config) (*Process, error) {
 	return p, nil
 }
 
-// Socket is the path of the process's socket.
+// Socket returns the path of the process's socket.
 func (p *Process) Socket() string { return p.config.Socket }
 
-// Start starts a process that was killed. It has forgotten everything.
+// Start starts a process that was killed. All its state is lost.
 func (p *Process) Start() error {
 	p.turn.Lock()
 	defer p.turn.Unlock()
@@ -144,7 +145,7 @@ func (p *Process) start() error {
 		return errors.New("spdktest: the process is closed")
 	}
 	if p.life != nil {
-		return errors.New("spdktest: the process runs already")
+		return errors.New("spdktest: the process is already running")
 	}
 	l, err := listen(p.config.Socket)
 	if err != nil {
@@ -165,7 +166,7 @@ func (p *Process) start() error {
 }
 
 func listen(path string) (*life, error) {
-	// A killed process leaves its socket behind.
+	// A killed process leaves its socket.
 	if fi, err := os.Lstat(path); err == nil && fi.Mode()&os.ModeSocket != 0 {
 		if c, err := net.Dial("unix", path); err == nil {
 			c.Close()
@@ -184,8 +185,8 @@ func listen(path string) (*life, error) {
 	return &life{ctx: ctx, end: end, listener: ln, conns: map[net.Conn]struct{}{}}, nil
 }
 
-// Kill ends the process as SIGKILL does: connections break, everything that is
-// not in a file is gone, and the socket stays behind without a listener.
+// Kill ends the process like SIGKILL: connections break, state that is not in a
+// file is lost, and the socket remains without a listener.
 func (p *Process) Kill() {
 	p.turn.Lock()
 	defer p.turn.Unlock()
@@ -217,9 +218,9 @@ func (p *Process) kill() {
 	l.serving.Wait()
 }
 
-// refuse ends the listening at once, also where a program that is just being
-// started has not yet closed what it inherited: to whoever starts the process
-// again the socket would look as if it were in use.
+// refuse stops the listener at once with shutdown(2). After close(2) alone, a
+// forked child that has not yet executed its program would keep the socket
+// open, and it would seem to be in use.
 func (l *life) refuse() {
 	if u, ok := l.listener.(*net.UnixListener); ok {
 		if raw, err := u.SyscallConn(); err == nil {
@@ -237,8 +238,8 @@ func (p *Process) Restart() error {
 	return p.start()
 }
 
-// Close kills the process for good, removes its socket and tells of a restart
-// that was ordered and failed.
+// Close kills the process, removes its socket, and returns the error of a
+// failed restart by a fault.
 func (p *Process) Close() error {
 	p.turn.Lock()
 	p.closed = true
@@ -254,12 +255,12 @@ func (p *Process) Close() error {
 	return nil
 }
 
-// alive tells whether a life of the process is still the one that runs.
+// alive reports whether a life of the process is the current one.
 func (p *Process) alive(l *life) bool { return p.life == l }
 
 func newUUID() string { return uuid.NewString() }
 
 func newVUID(kind string) string {
-	// As SNAP shows them [I]: a serial, the kind of function, its number.
+	// Format of SNAP [I]: serial number, kind of function, number.
 	return "MT" + rand.Text()[:10] + kind
 }

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// Image is a Ceph RBD image that processes with RBD reach.
+// Image is a Ceph RBD image, available to processes with RBD.
 type Image struct {
 	Pool, Namespace, Name string
 	Size                  uint64 // bytes
@@ -19,13 +19,13 @@ func (n *Network) PutImage(i Image) {
 	n.change(func() { n.images[i.path()] = i })
 }
 
-// rbdDevice is what an RBD bdev is made of.
+// rbdDevice describes an RBD bdev.
 type rbdDevice struct {
 	Image
 	cluster, user string
 }
 
-// rbdMethods are [R]. The recorded process was built without them.
+// rbdMethods is [R]: the recorded process was built without RBD.
 func rbdMethods() map[string]method {
 	name := needs(map[string]kind{"name": text}, "name")
 	return map[string]method{
@@ -51,7 +51,7 @@ func registerCluster(p *Process, _ context.Context, a args) (any, *Error) {
 	return name, nil
 }
 
-// unregisterCluster refuses in the same words what is not there and what is in
+// unregisterCluster returns the same error for a missing cluster and for one in
 // use.
 func unregisterCluster(p *Process, _ context.Context, a args) (any, *Error) {
 	i := slices.Index(p.clusters, a.text("name"))
@@ -62,7 +62,7 @@ func unregisterCluster(p *Process, _ context.Context, a args) (any, *Error) {
 	return true, nil
 }
 
-// clustersInfo answers a list, or one object when a name is given.
+// clustersInfo returns a list, or one object if a name is given.
 func clustersInfo(p *Process, _ context.Context, a args) (any, *Error) {
 	all := []map[string]any{}
 	for _, name := range p.clusters {
@@ -78,7 +78,7 @@ func clustersInfo(p *Process, _ context.Context, a args) (any, *Error) {
 	return all, nil
 }
 
-// rbdCreate says "Operation not permitted" to whatever Ceph refuses.
+// rbdCreate returns "Operation not permitted" for all errors of Ceph.
 func rbdCreate(p *Process, _ context.Context, a args) (any, *Error) {
 	size := a.number("block_size")
 	image, there := p.network.images[Image{Pool: a.text("pool_name"), Namespace: a.text("namespace_name"), Name: a.text("rbd_name")}.path()]

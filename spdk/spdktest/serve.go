@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	// A process answers this many connections at a time [R].
+	// A process accepts this many connections [R].
 	maxConnections = 64
-	// The longest request and id that a process takes [R].
+	// The maximum sizes of a request and its id [R].
 	maxRequest = 256 << 10
 	maxID      = 128
 )
 
 type request struct {
-	id     json.RawMessage // nil: none was sent
+	id     json.RawMessage // nil: missing
 	method string
 	params json.RawMessage
 }
@@ -51,8 +51,8 @@ func (p *Process) accept(l *life) {
 	}
 }
 
-// connection is one client's; its answers leave in the order in which they
-// are ready.
+// connection is a client connection; responses are sent in the order in which
+// they are ready.
 type connection struct {
 	net.Conn
 	writing sync.Mutex
@@ -61,12 +61,12 @@ type connection struct {
 func (c *connection) send(v any) {
 	text, err := json.Marshal(v)
 	if err != nil {
-		// All answers are made of types that can be encoded.
+		// All responses have types that can be encoded.
 		panic(err)
 	}
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	// A client that has gone does not get its answer.
+	// Errors are ignored: the client has disconnected.
 	_, _ = c.Write(append(text, '\n'))
 }
 
@@ -84,15 +84,16 @@ func (p *Process) serve(l *life, conn net.Conn) {
 		limit.N = maxRequest
 		var text json.RawMessage
 		if err := d.Decode(&text); err != nil {
-			// Malformed JSON, or the end: the connection is closed without a word.
+			// On malformed JSON or EOF the connection is closed without a
+			// response.
 			return
 		}
-		// What the client sends is carried out also when it goes meanwhile.
+		// Requests are executed even if the client disconnects.
 		l.serving.Go(func() { p.take(l, c, text) })
 	}
 }
 
-// take answers one request, or a batch with an array.
+// take processes a request, or a batch, which is an array.
 func (p *Process) take(l *life, c *connection, text json.RawMessage) {
 	var batch []json.RawMessage
 	if text[0] != '[' {
@@ -116,7 +117,7 @@ func (p *Process) take(l *life, c *connection, text json.RawMessage) {
 	}
 }
 
-// handle returns nil where the client gets no answer.
+// handle returns nil if no response is sent.
 func (p *Process) handle(l *life, c *connection, text json.RawMessage) *answer {
 	r, fail := parse(text)
 	if fail != nil {
@@ -133,7 +134,7 @@ func (p *Process) handle(l *life, c *connection, text json.RawMessage) *answer {
 	return a
 }
 
-// parse refuses what is no request of JSON-RPC 2.0, as the record does.
+// parse rejects invalid JSON-RPC 2.0 requests, like the recorded process.
 func parse(text json.RawMessage) (request, *answer) {
 	bad := func(id json.RawMessage) (request, *answer) {
 		return request{}, &answer{Version: "2.0", ID: id, Error: invalidRequest()}
@@ -169,8 +170,8 @@ func parse(text json.RawMessage) (request, *answer) {
 
 func null() json.RawMessage { return json.RawMessage("null") }
 
-// call carries a request out and answers with its result or its error;
-// answered is false when a fault keeps the answer back.
+// call executes a request and returns its result or error; answered is false if
+// a fault suppresses the response.
 func (p *Process) call(l *life, c *connection, r request) (result any, err *Error, answered bool) {
 	p.network.mu.Lock()
 	defer p.network.mu.Unlock()
@@ -216,7 +217,7 @@ func (p *Process) carryOut(ctx context.Context, r request) (any, *Error) {
 	}
 	p.network.catchUp()
 	if m.run == nil {
-		return nil, &Error{Code: -32603, Message: "spdktest: the double lists " + r.method + " as the recorded process does, but does not carry it out"}
+		return nil, &Error{Code: -32603, Message: "spdktest: " + r.method + " is listed but not implemented"}
 	}
 	a, ok := decode(r.params, m.takes)
 	if !ok {
@@ -225,7 +226,7 @@ func (p *Process) carryOut(ctx context.Context, r request) (any, *Error) {
 	return m.run(p, ctx, a)
 }
 
-// reads tells of methods that change nothing.
+// reads reports whether a method changes nothing.
 func reads(method string) bool {
 	return strings.Contains(method, "_get_") || strings.HasSuffix(method, "_list")
 }

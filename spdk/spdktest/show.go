@@ -2,7 +2,7 @@ package spdktest
 
 import "slices"
 
-// ioTypes returns the kinds of I/O that bdev_get_bdevs tells of.
+// ioTypes returns the kinds of I/O in bdev_get_bdevs.
 func ioTypes() []string {
 	return []string{
 		"read", "write", "unmap", "flush", "reset", "nvme_admin", "nvme_io", "nvme_io_md", "write_zeroes", "zcopy",
@@ -11,7 +11,7 @@ func ioTypes() []string {
 	}
 }
 
-// does are the kinds of I/O that a bdev serves.
+// does returns the kinds of I/O that a bdev supports.
 func (b *bdev) does() []string {
 	switch b.kind {
 	case mallocDisk:
@@ -31,7 +31,7 @@ func (b *bdev) does() []string {
 	return nil
 }
 
-// show is the bdev as bdev_get_bdevs shows it.
+// show returns the bdev as in bdev_get_bdevs.
 func (b *bdev) show() map[string]any {
 	does := b.does()
 	types := map[string]bool{}

@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// snap is what a SNAP process shows of its bdevs to the host: subsystems with
-// namespaces, emulated functions and their controllers. The methods, their
-// parameters and the members of lists are [R]; the codes of errors are [I].
+// snap is the state of a SNAP process that exposes bdevs to the host:
+// subsystems with namespaces, emulated functions and their controllers.
+// Methods, parameters and members of lists are [R]; error codes are [I].
 type snap struct {
 	subsystems []*snapSubsystem
 	functions  []*function
@@ -25,7 +25,7 @@ type snapNamespace struct {
 	id          uint32
 	uuid        string
 	bdev        *bdev
-	controllers []*snapController // which it is attached to
+	controllers []*snapController // controllers to which the namespace is attached
 }
 
 type snapController struct {
@@ -36,13 +36,13 @@ type snapController struct {
 }
 
 type function struct {
-	vuid, bdf  string // the address comes with the hot-plug
+	vuid, bdf  string // the address is assigned at the hot-plug
 	hotplug    bool
 	plugged    bool
 	controller *snapController
 }
 
-// newSNAP is a SNAP process with one static function.
+// newSNAP returns a SNAP process with one static function.
 func newSNAP() snap {
 	return snap{functions: []*function{{vuid: newVUID("NVMES0D0F0"), bdf: "0000:5e:00.2", plugged: true}}}
 }
@@ -90,8 +90,8 @@ func snapMethods(envelope bool) map[string]method {
 	return all
 }
 
-// enveloped answers as SNAP5 does: a failure is a result too. What it says of
-// failures is [I].
+// enveloped responds like SNAP 5, where a failure is a result as well. The
+// texts of failures are [I].
 func enveloped(run func(*Process, context.Context, args) (any, *Error)) func(*Process, context.Context, args) (any, *Error) {
 	return func(p *Process, ctx context.Context, a args) (any, *Error) {
 		result, e := run(p, ctx, a)
@@ -129,7 +129,7 @@ func (s *snap) controller(id string) *snapController {
 	return nil
 }
 
-// forget drops the namespaces of a bdev that is gone.
+// forget removes the namespaces of a removed bdev.
 func (s *snap) forget(b *bdev) {
 	for _, x := range s.subsystems {
 		x.namespaces = slices.DeleteFunc(x.namespaces, func(n *snapNamespace) bool { return n.bdev == b })
@@ -353,7 +353,7 @@ func plug(wanted bool) func(*Process, context.Context, args) (any, *Error) {
 	}
 }
 
-// snapControllerDestroy with force lets go of namespaces that are attached.
+// snapControllerDestroy with force detaches attached namespaces.
 func snapControllerDestroy(p *Process, _ context.Context, a args) (any, *Error) {
 	c := p.snap.controller(a.text("ctrl_id"))
 	if c == nil {

@@ -87,7 +87,8 @@ func transports(p *Process, _ context.Context, a args) (any, *Error) {
 	return all, nil
 }
 
-// nqnFits is SPDK's rule: a date, a domain, and anything after the colon.
+// nqnFits implements SPDK's rules for NQNs: a date, a domain, and anything
+// after the colon.
 func nqnFits(nqn string) bool {
 	return len(nqn) <= 223 && regexp.MustCompile(`^nqn\.\d{4}-\d{2}\.[A-Za-z0-9.-]+(:.+)?$`).MatchString(nqn)
 }
@@ -167,8 +168,8 @@ func showAddress(a Address) map[string]string {
 	return map[string]string{"trtype": a.Transport, "adrfam": family, "traddr": a.Host, "trsvcid": a.Port}
 }
 
-// addNamespace gives one answer for an nsid or a bdev that is taken and for a
-// bdev that does not exist.
+// addNamespace returns the same error for an nsid or a bdev in use, and for a
+// missing bdev.
 func addNamespace(p *Process, _ context.Context, a args) (any, *Error) {
 	s, e := p.subsystem(a)
 	if e != nil {
@@ -255,8 +256,8 @@ func addressOf(raw json.RawMessage) (Address, bool) {
 	return Address{orElse(a.text("trtype"), "TCP"), a.text("traddr"), a.text("trsvcid")}.key(), true
 }
 
-// addListener wants the transport, an address of the machine, and a port that
-// no other process has.
+// addListener requires the transport, an address of the machine, and a port
+// that no other process uses.
 func addListener(p *Process, _ context.Context, a args) (any, *Error) {
 	s, e := p.subsystem(a)
 	if e != nil {
@@ -306,7 +307,7 @@ func listeners(p *Process, _ context.Context, a args) (any, *Error) {
 	return all, nil
 }
 
-// sessionsOn are the paths of initiators that have a session.
+// sessionsOn returns the paths of initiators with a session.
 func (n *Network) sessionsOn(s *subsystem) (hosts []string, paths []*path) {
 	for _, p := range n.processes {
 		for _, c := range p.controllers {
@@ -320,7 +321,7 @@ func (n *Network) sessionsOn(s *subsystem) (hosts []string, paths []*path) {
 	return hosts, paths
 }
 
-// sessions and qpairs show with members of their own [R] who is connected.
+// sessions and qpairs list connected initiators; the member names are [R].
 func sessions(p *Process, _ context.Context, a args) (any, *Error) {
 	s, e := p.subsystem(a)
 	if e != nil {

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// virtioFS is what a SNAP process shows of its fsdevs to the host. The methods
-// are [R]; the codes of errors and most members of lists are [I].
+// virtioFS is the state of a SNAP process that exposes fsdevs to the host. The
+// methods are [R]; error codes and most members of lists are [I].
 type virtioFS struct {
 	transports []*fsTransport
 	managers   []string
@@ -23,7 +23,7 @@ type fsTransport struct {
 
 type fsFunction struct {
 	vuid, manager string
-	bdf           string // with the hot-plug
+	bdf           string // assigned at the hot-plug
 	hotplug       bool
 }
 
@@ -34,7 +34,7 @@ type fsDevice struct {
 	queues           uint64
 }
 
-// The managers that a BlueField may have.
+// possibleManagers are the managers of a BlueField.
 func possibleManagers() []string { return []string{"mlx5_0", "mlx5_1"} }
 
 func virtioFSMethods() map[string]method {
@@ -67,12 +67,12 @@ func virtioFSMethods() map[string]method {
 	}
 }
 
-// holds tells whether a device shows an fsdev.
+// holds reports whether a device exposes an fsdev.
 func (v *virtioFS) holds(name string) bool {
 	return slices.ContainsFunc(v.devices, func(d *fsDevice) bool { return d.fsdev == name })
 }
 
-// device is named name or dev_name.
+// device returns the device by its parameter dev_name or name.
 func (v *virtioFS) device(a args) *fsDevice {
 	name := orElse(a.text("dev_name"), a.text("name"))
 	for _, d := range v.devices {

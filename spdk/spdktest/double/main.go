@@ -1,14 +1,15 @@
-// Command double runs a double of a SNAP or SPDK process (package spdktest) for
-// demonstrations. It moves no data. It is no part of the product.
+// Command double runs a test double of a SNAP or SPDK process (package
+// spdktest) for demonstrations. It moves no data, and is not part of the
+// product.
 //
 //	double -socket /tmp/snap.sock -snap -fork -scene scene.json
 //
-// While it runs it takes orders on its standard input, one on a line:
+// It reads commands from standard input, one per line:
 //
-//	reach TCP,192.0.2.10,4420 refused   (open, refused, silent, dropped)
-//	remove nqn.2026-01.example:vol1     a subsystem leaves the network
-//	fail nvme0                          a controller fails until it is reset
-//	restart                             the process loses everything it held
+//	reach TCP,192.0.2.10,4420 refused   set reachability: open, refused, silent, dropped
+//	remove nqn.2026-01.example:vol1     remove a subsystem from the network
+//	fail nvme0                          make a controller fail until it is reset
+//	restart                             restart the process, which loses its state
 package main
 
 import (
@@ -52,8 +53,8 @@ func run(ctx context.Context, argv []string, in io.Reader, out io.Writer) error 
 	for _, f := range scene.Faults {
 		p.Order(f.fault())
 	}
-	fmt.Fprintf(out, "a double of SPDK listens on %s; it moves no data\n", config.Socket)
-	// A read of the standard input cannot be cut short: it ends with the process.
+	fmt.Fprintf(out, "SPDK test double listens on %s; it moves no data\n", config.Socket)
+	// A read of standard input cannot be interrupted; it ends with the process.
 	go obey(n, p, in, out)
 	<-ctx.Done()
 	return p.Close()
@@ -63,20 +64,20 @@ func parse(argv []string, out io.Writer) (spdktest.Config, scene, error) {
 	flags := flag.NewFlagSet("double", flag.ContinueOnError)
 	flags.SetOutput(out)
 	c := spdktest.Config{}
-	flags.StringVar(&c.Socket, "socket", "", "the socket to listen on")
-	flags.BoolVar(&c.SNAP, "snap", false, "offer SNAP's methods too")
-	flags.BoolVar(&c.Envelope, "envelope", false, "let SNAP's methods answer in SNAP5's envelope")
-	flags.BoolVar(&c.RBD, "rbd", false, "offer bdev_rbd_*")
-	flags.StringVar(&c.Root, "root", "", "where the file system of the process begins")
-	fork := flags.Bool("fork", false, "be NVIDIA's fork of 24.01 instead of 26.09-pre")
-	without := flags.String("without", "", "methods, with commas between, that it does not know")
-	quick := flags.Bool("quick", false, "let nothing take as long as it was measured to")
-	file := flags.String("scene", "", "a file with the network around the process, in JSON")
+	flags.StringVar(&c.Socket, "socket", "", "UNIX socket to listen on (required)")
+	flags.BoolVar(&c.SNAP, "snap", false, "serve the methods of SNAP as well")
+	flags.BoolVar(&c.Envelope, "envelope", false, "wrap results of SNAP's methods in the envelope of SNAP 5")
+	flags.BoolVar(&c.RBD, "rbd", false, "serve bdev_rbd_*")
+	flags.StringVar(&c.Root, "root", "", "root directory of the process's file system")
+	fork := flags.Bool("fork", false, "emulate NVIDIA's fork of SPDK 24.01 instead of 26.09-pre")
+	without := flags.String("without", "", "comma-separated methods that the process does not have")
+	quick := flags.Bool("quick", false, "no delays instead of the measured ones")
+	file := flags.String("scene", "", "JSON file with the network and the faults")
 	if err := flags.Parse(argv); err != nil {
 		return c, scene{}, err
 	}
 	if c.Socket == "" || flags.NArg() > 0 {
-		return c, scene{}, fmt.Errorf("want -socket PATH and no words beside the flags, not %q", argv)
+		return c, scene{}, fmt.Errorf("-socket PATH is required, and arguments are not allowed, got %q", argv)
 	}
 	if *fork {
 		c.Flavour = spdktest.Fork
@@ -121,12 +122,12 @@ func order(n *spdktest.Network, p *spdktest.Process, words []string) error {
 		n.Remove(words[1])
 	case words[0] == "fail" && len(words) == 2:
 		if !p.Fail(words[1]) {
-			return fmt.Errorf("there is no controller %q", words[1])
+			return fmt.Errorf("controller %q not found", words[1])
 		}
 	case words[0] == "restart" && len(words) == 1:
 		return p.Restart()
 	default:
-		return fmt.Errorf("want reach ADDRESS HOW, remove NQN, fail NAME or restart, not %q", strings.Join(words, " "))
+		return fmt.Errorf("unknown command %q: use reach ADDRESS STATE, remove NQN, fail NAME or restart", strings.Join(words, " "))
 	}
 	return nil
 }

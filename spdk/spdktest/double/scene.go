@@ -12,7 +12,7 @@ import (
 	"github.com/cleatproject/cleat/spdk/spdktest"
 )
 
-// scene is the network around the process, and the faults it is to show.
+// scene is the network around the process, and the faults to inject.
 type scene struct {
 	Subsystems []subsystem       `json:"subsystems"`
 	Reach      map[address]reach `json:"reach"`
@@ -23,7 +23,7 @@ type scene struct {
 type subsystem struct {
 	NQN        string      `json:"nqn"`
 	Addresses  []address   `json:"addresses"`
-	Hosts      []string    `json:"hosts"` // none: any host
+	Hosts      []string    `json:"hosts"` // empty: any host
 	Namespaces []namespace `json:"namespaces"`
 }
 
@@ -53,13 +53,13 @@ func (f fault) fault() spdktest.Fault {
 	}
 }
 
-// address is written transport,host,port.
+// address has the text format TRANSPORT,HOST,PORT.
 type address spdktest.Address
 
 func (a *address) UnmarshalText(text []byte) error {
 	parts := strings.Split(string(text), ",")
 	if len(parts) != 3 {
-		return fmt.Errorf("address %q: want TRANSPORT,HOST,PORT, as TCP,192.0.2.10,4420", text)
+		return fmt.Errorf("invalid address %q: use TRANSPORT,HOST,PORT, such as TCP,192.0.2.10,4420", text)
 	}
 	*a = address{Transport: parts[0], Host: parts[1], Port: parts[2]}
 	return nil
@@ -81,14 +81,15 @@ func (a *action) UnmarshalText(text []byte) error {
 	return err
 }
 
-// one returns which of the words, that stand in the order of their constants.
+// one returns the index of a word in words, which are in the order of their
+// constants.
 func one(what, word string, words ...string) (int, error) {
 	for i, w := range words {
 		if w == word {
 			return i, nil
 		}
 	}
-	return 0, fmt.Errorf("%s %q: want one of %s", what, word, strings.Join(words, ", "))
+	return 0, fmt.Errorf("invalid %s %q: use one of %s", what, word, strings.Join(words, ", "))
 }
 
 type duration time.Duration
@@ -99,7 +100,7 @@ func (d *duration) UnmarshalText(text []byte) error {
 	return err
 }
 
-// read returns the scene of a file, an empty one without a file.
+// read reads the scene from a file; without a file the scene is empty.
 func read(file string) (scene, error) {
 	var s scene
 	if file == "" {
@@ -116,12 +117,12 @@ func read(file string) (scene, error) {
 		return s, fmt.Errorf("scene %s: %w", file, err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return s, fmt.Errorf("scene %s: want one object and nothing after it", file)
+		return s, fmt.Errorf("scene %s: data after the JSON object", file)
 	}
 	return s, nil
 }
 
-// set puts the scene onto a network.
+// set creates the scene on a network.
 func (s scene) set(n *spdktest.Network) error {
 	const blockSize = 4096
 	for _, sub := range s.Subsystems {
