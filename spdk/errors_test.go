@@ -190,7 +190,7 @@ func TestRefusals(t *testing.T) {
 		},
 		"another form": {
 			`{"id":%d,"error":[1]}`,
-			Error{Message: "an error that is not of JSON-RPC's form"}, "form", []error{errs.Internal}, nil,
+			Error{Message: "malformed JSON-RPC error"}, "malformed", []error{errs.Internal}, nil,
 		},
 		"a code that is a text": {
 			`{"id":%d,"error":{"code":"E1","message":"broken"}}`,

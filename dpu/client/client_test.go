@@ -256,7 +256,7 @@ func TestThePluginGoesAway(t *testing.T) {
 		if !errors.Is(err, ErrNobody) {
 			t.Fatalf("%v", err)
 		}
-		if strings.Contains(err.Error(), "the connection broke") {
+		if strings.Contains(err.Error(), "connection lost") {
 			break
 		}
 	}
@@ -290,7 +290,7 @@ func TestTheCallersTimeIsOver(t *testing.T) {
 		_, deletes = (<-v.asked).(*storagev1.DeleteDeviceRequest)
 	}
 	leave()
-	if err := <-ended; !errors.Is(err, context.Canceled) || status.Code(err) != codes.Canceled || !strings.Contains(err.Error(), "has not answered DeleteDevice in time") {
+	if err := <-ended; !errors.Is(err, context.Canceled) || status.Code(err) != codes.Canceled || !strings.Contains(err.Error(), "DeleteDevice timed out") {
 		t.Errorf("%v", err)
 	}
 }

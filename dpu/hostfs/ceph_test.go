@@ -191,7 +191,7 @@ func TestReadKey(t *testing.T) {
 		testkit.WantError(t, "the error", err, errs.Precondition, "Ceph key", says)
 	}
 	_, err := readKey(dir+"-none", "good", "a")
-	testkit.WantError(t, "the error", err, errs.Precondition, "directory of keys")
+	testkit.WantError(t, "the error", err, errs.Precondition, "key directory")
 }
 
 func TestCephOrder(t *testing.T) {
@@ -231,12 +231,12 @@ func TestCephOrder(t *testing.T) {
 	err = r.Mount(t.Context(), name, spec(access.CephFS{Ceph: access.Ceph{ClusterID: "../east"}, Path: "/"}))
 	testkit.WantError(t, "the error", err, errs.Precondition, "escapes")
 	err = r.Mount(t.Context(), name, spec(access.CephFS{Ceph: access.Ceph{Monitors: mons}, Path: "/" + strings.Repeat("x", 250)}))
-	testkit.WantError(t, "the error", err, errs.Invalid, "255 are possible")
+	testkit.WantError(t, "the error", err, errs.Invalid, "at most 255 are allowed")
 	bare := newRig(t)
 	err = bare.Mount(t.Context(), name, spec(access.CephFS{Ceph: access.Ceph{ClusterID: "east"}, Path: "/"}))
 	testkit.WantError(t, "the error", err, errs.Precondition, "no directory is configured")
 	err = bare.Mount(t.Context(), name, spec(access.CephFS{Ceph: access.Ceph{Monitors: mons, Key: "k"}, Path: "/"}))
-	testkit.WantError(t, "the error", err, errs.Precondition, "no directory of keys")
+	testkit.WantError(t, "the error", err, errs.Precondition, "no key directory")
 	if left, err := os.ReadDir(bare.config.Dir); err != nil || len(left) > 0 {
 		t.Errorf("left: %v, %v", left, err)
 	}

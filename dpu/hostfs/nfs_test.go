@@ -92,8 +92,8 @@ func TestNFSDevice(t *testing.T) {
 	}
 	r := newRig(t)
 	long := plan.MountSpec{NFS: &access.NFS{Server: "192.0.2.1", Share: "/" + strings.Repeat("x", 300)}}
-	testkit.WantError(t, "Mount", r.Mount(t.Context(), name, long), errs.Invalid, "255 are possible")
-	testkit.WantError(t, "Mount", r.Mount(t.Context(), name, plan.MountSpec{}), errs.Invalid, "a mount of nothing")
+	testkit.WantError(t, "Mount", r.Mount(t.Context(), name, long), errs.Invalid, "at most 255 are allowed")
+	testkit.WantError(t, "Mount", r.Mount(t.Context(), name, plan.MountSpec{}), errs.Invalid, "no mount source")
 	bad := plan.MountSpec{NFS: &access.NFS{Server: "192.0.2.1", Share: "/x", Options: []string{"addr=1"}}}
 	testkit.WantError(t, "Mount", r.Mount(t.Context(), name, bad), errs.Invalid, "192.0.2.1:/x", "addr is not allowed")
 }

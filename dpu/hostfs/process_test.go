@@ -61,7 +61,7 @@ func TestHelperIsKilled(t *testing.T) {
 	r := newRig(t, helperWord(hangWord))
 	target := r.Path(name)
 	err := r.mountSource(t.Context(), target, tmpfs{r.Mounts, soon})
-	testkit.WantError(t, "the error", err, errs.Unavailable, "no answer from the server within 200ms")
+	testkit.WantError(t, "the error", err, errs.Unavailable, "no response from the server within 200ms")
 	if !errors.Is(err, errNoAnswer) {
 		t.Errorf("%v is not errNoAnswer", err)
 	}
@@ -114,7 +114,7 @@ func TestHelperFails(t *testing.T) {
 
 	r = newRig(t, func(c *Config) { c.Helper = []string{"/no/such/program"} })
 	err = r.mountSource(t.Context(), r.Path(name), tmpfs{r.Mounts, far})
-	testkit.WantError(t, "the error", err, errs.Internal, "start the helper of a mount", "/no/such/program")
+	testkit.WantError(t, "the error", err, errs.Internal, "start the mount helper", "/no/such/program")
 	if _, err := os.Lstat(r.Path(name)); !os.IsNotExist(err) {
 		t.Errorf("a mount point was left: %v", err)
 	}
@@ -185,7 +185,7 @@ func TestDeadServer(t *testing.T) {
 		says []string // by the log
 	}{
 		{"nobody there", false, []string{"by force"}},
-		{"in use", true, []string{"by force", "detaching the mount"}},
+		{"in use", true, []string{"forced unmount", "lazy unmount"}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			t.Parallel() // half of the deadline passes before the first hard step, which has a quarter of it
@@ -204,7 +204,7 @@ func TestDeadServer(t *testing.T) {
 					t.Errorf("the log does not say %q: %s", words, r.log.String())
 				}
 			}
-			if got := strings.Count(r.log.String(), "does not answer"); got != len(c.says) {
+			if got := strings.Count(r.log.String(), "does not respond"); got != len(c.says) {
 				t.Errorf("%d hard steps: %s", got, r.log.String())
 			}
 		})
@@ -227,7 +227,7 @@ func TestUnmountGivesUp(t *testing.T) {
 	target, e := r.served(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := r.unmountRemote(ctx, target, e); !errors.Is(err, context.Canceled) || strings.Contains(r.log.String(), "does not answer") {
+	if err := r.unmountRemote(ctx, target, e); !errors.Is(err, context.Canceled) || strings.Contains(r.log.String(), "does not respond") {
 		t.Errorf("after the caller's end: %v, log %s", err, r.log.String())
 	}
 	testkit.WantError(t, "unmountRemote", r.unmountRemote(t.Context(), target, e), errs.Unavailable, "server:/x (tmpfs, writable)", "no answer")

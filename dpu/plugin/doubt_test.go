@@ -172,7 +172,7 @@ func TestInterruptedCreateIsRemoved(t *testing.T) {
 	r.target(one, 1)
 	r.target(two, 1)
 	r.interrupted(nvme("v", one))
-	r.refused(nvme("v", two), "has to be removed first", "can still complete until 20")
+	r.refused(nvme("v", two), "must be removed first", "can still complete until 20")
 	r.skip(time.Minute)
 	r.empty()
 	got := pass(r, r.begin(t.Context(), nvme("v", two)))
@@ -234,7 +234,7 @@ func TestFailedForeignController(t *testing.T) {
 		return nil
 	})
 	r.refused(nvme("w", one), "has failed", "nvme_sample")
-	r.refused(nvme("v", one), "not attached by this plugin")
+	r.refused(nvme("v", one), "did not attach the controller")
 	if d, known := r.table.Device("v"); !known || d.Phase != table.Made || d.Name != name {
 		t.Errorf("the device that was there: %+v", d)
 	}

@@ -173,7 +173,7 @@ func TestForeignController(t *testing.T) {
 		ask[[]string](r, "bdev_nvme_attach_controller", map[string]any{"name": name, "trtype": "TCP", "adrfam": "IPv4", "traddr": "192.0.2.1", "trsvcid": "4420", "subnqn": one, "hostnqn": hostNQN})
 	}
 	attach("nvme_sample", "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-1111-1111-111111111111")
-	r.refused(nvme("v", one, "nsId", "2", "hostNQN", host), "nvme_sample", "asks for host "+host)
+	r.refused(nvme("v", one, "nsId", "2", "hostNQN", host), "nvme_sample", "requests host "+host)
 	name := r.create(nvme("v", one, "nsId", "2"))
 	if name != "nvme_samplen2" {
 		t.Errorf("device %s", name)
@@ -198,7 +198,7 @@ func TestControllerOfAnotherSubsystem(t *testing.T) {
 	r.delete("v", "")
 	other := r.target("nqn.2016-06.io.spdk:other", 1)
 	ask[[]string](r, "bdev_nvme_attach_controller", map[string]any{"name": name, "trtype": "TCP", "adrfam": "IPv4", "traddr": "192.0.2.1", "trsvcid": "4420", "subnqn": other.NQN})
-	r.refused(nvme("v", one), other.NQN, "somebody else took its name")
+	r.refused(nvme("v", one), other.NQN, "the name is used by another object")
 	if got := r.controllers(); len(got) != 1 {
 		t.Errorf("controllers %q", got)
 	}
@@ -220,10 +220,10 @@ func TestFailedController(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name}); !errors.Is(err, ErrAbsent) || !strings.Contains(err.Error(), "given up") {
+	if _, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name}); !errors.Is(err, ErrAbsent) || !strings.Contains(err.Error(), "has failed") {
 		t.Errorf("GetDevice: %v", err)
 	}
-	r.refused(q, "does not connect again")
+	r.refused(q, "reset failed controller")
 	r.network.SetReach(address, spdktest.Open)
 	if got := r.create(q); got != name {
 		t.Errorf("device %s, it was %s", got, name)
@@ -361,7 +361,7 @@ func TestOneHostPerSubsystem(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 2)
 	name := r.create(nvme("a", one, "nsId", "1"))
-	r.refused(nvme("b", one, "nsId", "2", "hostNQN", "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-1111-1111-111111111111"), "give all its volumes the same hostNQN")
+	r.refused(nvme("b", one, "nsId", "2", "hostNQN", "nqn.2014-08.org.nvmexpress:uuid:11111111-1111-1111-1111-111111111111"), "need the same hostNQN")
 	r.has("a", name)
 	if got := r.controllers(); len(got) != 1 {
 		t.Errorf("controllers %q", got)

@@ -119,7 +119,7 @@ func TestNamespaceOfAnother(t *testing.T) {
 	r.refused(nvme("vague", nqn), "2 namespaces", "nsId, uuid or nguid", uuidOf(nqn, 1))
 	r.empty()
 	name := r.create(nvme("a", nqn, "nsId", "1"))
-	r.refused(nvme("b", nqn, "uuid", uuidOf(nqn, 1)), "is that of volume a already")
+	r.refused(nvme("b", nqn, "uuid", uuidOf(nqn, 1)), "already belongs to volume a")
 	r.refused(nvme("c", nqn, "nsId", "2", "uuid", uuidOf(nqn, 1)), "another namespace")
 	r.refused(nvme("d", nqn, "nsId", "7"), "no namespace with nsId 7", "1 with UUID")
 	for _, v := range []string{"b", "c", "d"} {
@@ -129,7 +129,7 @@ func TestNamespaceOfAnother(t *testing.T) {
 	r.has("a", name)
 	// A subsystem that shows nothing to this host leaves nothing either.
 	r.target("nqn.2016-06.io.spdk:none", 0)
-	r.refused(nvme("e", "nqn.2016-06.io.spdk:none"), "no namespace", "none at all")
+	r.refused(nvme("e", "nqn.2016-06.io.spdk:none"), "no namespace", "it has no namespaces")
 	r.delete("a", name)
 	r.empty()
 }
@@ -164,7 +164,7 @@ func TestRefusals(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.pools.make(t, "disk")
 	r.target("nqn.2016-06.io.spdk:one", 1)
-	err := r.refused(nvme("v", "nqn.2016-06.io.spdk:absent"), "does not tell", "path 192.0.2.1:4420")
+	err := r.refused(nvme("v", "nqn.2016-06.io.spdk:absent"), "the target is down", "path 192.0.2.1:4420")
 	if !errors.Is(err, spdk.Unreachable) {
 		t.Errorf("%v", err)
 	}
@@ -176,9 +176,9 @@ func TestRefusals(t *testing.T) {
 	r.refused(local("v", "absent", request.Block), "absent")
 	mismatch := nvme("v", "nqn.2016-06.io.spdk:one")
 	mismatch.Mode = request.Filesystem
-	r.refused(mismatch, "do not go together")
+	r.refused(mismatch, "does not support a locator")
 	r.create(local("owner", "disk", request.Block))
-	r.refused(local("v", "disk", request.Block), "in use already", "owner")
+	r.refused(local("v", "disk", request.Block), "already in use", "owner")
 	r.mounts.fail = errs.Errorf(errs.Unavailable, "the server is away")
 	r.refused(nfs("v"), "the server is away")
 	r.hasNot("v", "")
@@ -273,11 +273,11 @@ func TestAttachErrorNamesKeys(t *testing.T) {
 	keys := t.TempDir()
 	r := newRig(t, spdktest.Config{}, func(_ *Config, c *object.Config) { c.KeyDir = keys })
 	testkit.Must(r.t, os.WriteFile(filepath.Join(keys, "k"), []byte("not a key"), 0o600))
-	for key, words := range map[string]string{"tlsKey": "or refuses the key of TLS", "dhchapKey": "or refuses the key of DH-HMAC-CHAP"} {
-		r.refused(nvme(key, "nqn.2016-06.io.spdk:absent", key, "k"), "does not tell", words)
+	for key, words := range map[string]string{"tlsKey": "or refuses the TLS key", "dhchapKey": "or refuses the DH-HMAC-CHAP key"} {
+		r.refused(nvme(key, "nqn.2016-06.io.spdk:absent", key, "k"), "the target is down", words)
 	}
-	r.refused(nvme("both", "nqn.2016-06.io.spdk:absent", "tlsKey", "k", "dhchapKey", "k"), "or refuses a key, of DH-HMAC-CHAP or TLS")
-	if err := r.refused(nvme("none", "nqn.2016-06.io.spdk:absent"), "does not tell"); strings.Contains(err.Error(), "key") {
+	r.refused(nvme("both", "nqn.2016-06.io.spdk:absent", "tlsKey", "k", "dhchapKey", "k"), "or refuses a DH-HMAC-CHAP or TLS key")
+	if err := r.refused(nvme("none", "nqn.2016-06.io.spdk:absent"), "the target is down"); strings.Contains(err.Error(), "key") {
 		t.Errorf("a volume without keys: %v", err)
 	}
 }

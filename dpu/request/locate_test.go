@@ -140,7 +140,7 @@ func TestModeAndLocator(t *testing.T) {
 	for _, c := range dialects() {
 		other, fit := request.Block, "a block device is a namespace of NVMe-oF (targetType tcp"
 		if c.mode == request.Block {
-			other, fit = request.Filesystem, "a file system is an NFS export (targetType nfs"
+			other, fit = request.Filesystem, "a file system needs an NFS export (targetType nfs"
 		}
 		got, err := locate(other, publish(), c.context, nil)
 		if _, either := c.want.(access.File); either {

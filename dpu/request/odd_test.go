@@ -34,10 +34,10 @@ func TestBounds(t *testing.T) {
 		words                    string // of the error; none when it is taken
 	}{
 		{"as many keys as may be", many(500), many(500), many(24), ""},
-		{"one key more", many(500), many(500), many(25), "1025 keys together, 1024"},
-		{"ten thousand keys", nil, many(10000), nil, "10000 keys together, 1024"},
+		{"one key more", many(500), many(500), many(25), "1025 keys in total, at most 1024"},
+		{"ten thousand keys", nil, many(10000), nil, "10000 keys in total, at most 1024"},
 		{"as many bytes as may be", kv{"abcd": strings.Repeat("x", 128<<10-4)}, nil, nil, ""},
-		{"one byte more in a value", nil, nil, kv{"abcd": strings.Repeat("x", 128<<10-3)}, "131073 bytes together, 131072"},
+		{"one byte more in a value", nil, nil, kv{"abcd": strings.Repeat("x", 128<<10-3)}, "131073 bytes in total, at most 131072"},
 		{"one byte more in another map", kv{"abcd": strings.Repeat("x", 128<<10-4)}, kv{"a": ""}, nil, "131073 bytes"},
 		{"a long key", nil, kv{strings.Repeat("k", most): ""}, nil, "4194304 bytes"},
 		{"invalid UTF-8 in a value", nil, kv{"key": "a\xff"}, nil, `volume_context: key "key" or its value is not UTF-8`},

@@ -87,7 +87,7 @@ func TestCheckVolume(t *testing.T) {
 		names(t, request.CheckVolume(id), "volume_id", "letters, digits")
 	}
 	names(t, request.CheckVolume(""), "volume_id is missing")
-	names(t, request.CheckVolume(strings.Repeat("v", 254)), "volume_id has 254 bytes, 253 are possible")
+	names(t, request.CheckVolume(strings.Repeat("v", 254)), "volume_id has 254 bytes, at most 253 are allowed")
 	if err := request.CheckVolume(strings.Repeat("/", 1<<20)); len(err.Error()) > 200 {
 		t.Errorf("the error has %d bytes", len(err.Error()))
 	}
@@ -122,7 +122,7 @@ func TestParseModes(t *testing.T) {
 	}
 	for _, m := range []storagev1.AccessMode{0, 5, 99, -1} {
 		_, err := request.ParseModes([]storagev1.AccessMode{rwo, m})
-		names(t, err, fmt.Sprintf("access mode %d is not known", m), "RWOP (4)")
+		names(t, err, fmt.Sprintf("unknown access mode %d", m), "RWOP (4)")
 	}
 }
 
@@ -220,7 +220,7 @@ func TestBadTokens(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			got, err := request.ParsePage(&storagev1.ListDevicesRequest{StartingToken: token})
-			names(t, err, "begin again without one")
+			names(t, err, "start again without a token")
 			if !errors.Is(err, request.ErrToken) || got != (request.Page{}) || len(err.Error()) > 400 {
 				t.Errorf("%+v, %v", got, err)
 			}

@@ -218,7 +218,7 @@ func TestBadInput(t *testing.T) {
 		"delete elsewhere":        {second(p.DeleteDevice(t.Context(), &storagev1.DeleteDeviceRequest{VolumeId: "../x"})), codes.OK, ""},
 		"get without a volume":    {second(p.GetDevice(t.Context(), &storagev1.GetDeviceRequest{})), codes.FailedPrecondition, "volume_id is missing"},
 		"list fewer than none":    {second(p.ListDevices(t.Context(), &storagev1.ListDevicesRequest{MaxEntries: -1})), codes.FailedPrecondition, "max_entries -1"},
-		"list from nowhere":       {second(p.ListDevices(t.Context(), &storagev1.ListDevicesRequest{StartingToken: "x"})), codes.Aborted, "begin again without one"},
+		"list from nowhere":       {second(p.ListDevices(t.Context(), &storagev1.ListDevicesRequest{StartingToken: "x"})), codes.Aborted, "start again without a token"},
 	} {
 		if status.Code(c.err) != c.code || !strings.Contains(status.Convert(c.err).Message(), c.want) {
 			t.Errorf("%s: %v, want %s with %q", name, c.err, c.code, c.want)

@@ -81,7 +81,7 @@ func slow(t *testing.T, program string, x slowness, once bool) {
 		t.Errorf("Probe: ready %t, told %t, %v", ready, told, err)
 	}
 	probed := time.Now()
-	s.refused(<-creating, "it goes on: ask again")
+	s.refused(<-creating, "is still in progress after")
 	// SNAP has not answered once yet, so the plugin did not wait for it.
 	if took := time.Since(begun); once && took > x.each { // the few seconds of the other are too short for a slow machine
 		t.Errorf("CreateDevice was answered after %s, more than SNAP takes for a request", took)
@@ -138,7 +138,7 @@ func (s *site) createSlowly(v volume, most time.Duration) string {
 		if err == nil {
 			return device
 		}
-		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "it goes on: ask again") {
+		if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "is still in progress after") {
 			s.t.Fatalf("CreateDevice, repeated while SNAP is slow: %v", err)
 		}
 	}

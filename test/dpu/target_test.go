@@ -98,7 +98,7 @@ func TestNamespacesThatAreLate(t *testing.T) {
 	s.target("empty", 0)
 	v := s.namespace("v", "empty", 1)
 	_, err := s.try(v)
-	s.refused(err, "no namespace", "none at all")
+	s.refused(err, "no namespace", "it has no namespaces")
 	s.empty()
 	s.target("empty", 1)
 	s.settles(map[string]string{v.id: s.create(v)}, v)

@@ -89,7 +89,7 @@ func TestSceneAndOrders(t *testing.T) {
 	order("restart", "done")
 	order("reach TCP,192.0.2.10,4420 refused", "done")
 	order("reach TCP,192.0.2.10,4420 gone", "want one of open, refused")
-	order("reach nowhere open", "want TRANSPORT,HOST,PORT")
+	order("reach nowhere open", "use TRANSPORT,HOST,PORT")
 	order("dance", "want reach")
 	if r, err := ask(t, socket, attach); err != nil || r["error"] == nil {
 		t.Errorf("attach to what is refused: %v, %v", r, err)
@@ -111,7 +111,7 @@ func TestBadScenes(t *testing.T) {
 		`{} {}`:                             "nothing after it",
 		`{"subsystem":[]}`:                  "unknown field",
 		`{"subsystems":[{"nqn":"a"}]}`:      "want an nqn and addresses",
-		`{"reach":{"x":"open"}}`:            "want TRANSPORT,HOST,PORT",
+		`{"reach":{"x":"open"}}`:            "use TRANSPORT,HOST,PORT",
 		`{"reach":{"TCP,1.2.3.4,1":"far"}}`: "want one of open",
 		`{"faults":[{"then":"explode"}]}`:   "want one of answer",
 		`{"faults":[{"wait":"long"}]}`:      "invalid duration",

@@ -275,5 +275,5 @@ func (r rig) wrong() {
 	}
 	nowhere := nfs("/srv/data", "")
 	nowhere.NFS.Server = "no-such-host.invalid"
-	r.refuses(brief, nowhere, errs.Unavailable, "find the address of the NFS server", "no-such-host.invalid")
+	r.refuses(brief, nowhere, errs.Unavailable, "look up the NFS server", "no-such-host.invalid")
 }

@@ -55,7 +55,7 @@ func (r rig) frozen() {
 	r.Helper()
 	thaw := r.freeze()
 	for _, spec := range soak.Pick(1, []plan.MountSpec{nfs("/srv/data", ""), nfs("/srv/data", "", "vers=3", "nolock")}) {
-		a := r.refuses(brief, spec, errs.Unavailable, "no answer from the server within 4s", "is the server up")
+		a := r.refuses(brief, spec, errs.Unavailable, "no response from the server within 4s", "check that the server is up")
 		if a.Took < brief || a.Took > brief+patience {
 			r.Errorf("it took %v with a deadline of %v", a.Took, brief)
 		}
