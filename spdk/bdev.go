@@ -50,7 +50,7 @@ type NVMePath struct {
 	} `json:"ns_data"`
 }
 
-// UnmarshalJSON accepts a list, or the single object of old releases.
+// UnmarshalJSON accepts a list, or the single object of earlier releases.
 func (p *NVMePaths) UnmarshalJSON(raw []byte) error {
 	list, err := oneOrMany[NVMePath](raw)
 	*p = list

@@ -210,7 +210,7 @@ func (s *slot) busy() int {
 	if s.conn == nil {
 		return s.load
 	}
-	return s.load + s.conn.owes()
+	return s.load + s.conn.abandonedCalls()
 }
 
 func (s *slot) unconnected() int {

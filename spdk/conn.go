@@ -23,11 +23,11 @@ type conn struct {
 	writing chan struct{} // a semaphore for writing
 	done    chan struct{} // closed when the connection is lost
 
-	mu      sync.Mutex
-	last    uint64                 // id of the last request
-	pending map[uint64]chan answer // by id; nil for an abandoned call
-	owed    int                    // pending responses to abandoned calls
-	err     error                  // why the connection was lost
+	mu        sync.Mutex
+	last      uint64                 // id of the last request
+	pending   map[uint64]chan answer // by id; nil for an abandoned call
+	abandoned int                    // pending responses to abandoned calls
+	err       error                  // why the connection was lost
 }
 
 func newConn(raw net.Conn, m *metrics) *conn {
@@ -61,7 +61,7 @@ func (c *conn) call(ctx context.Context, method string, params []byte) (answer, 
 	case a := <-answered:
 		return a, nil
 	default:
-		c.giveUp(id)
+		c.abandon(id)
 		return answer{}, fmt.Errorf("%w: %w", Unanswered, err)
 	}
 }
@@ -85,22 +85,22 @@ func (c *conn) forget(id uint64) {
 	delete(c.pending, id)
 }
 
-// giveUp abandons a call; its response is dropped.
-func (c *conn) giveUp(id uint64) {
+// abandon abandons a call; its response is dropped.
+func (c *conn) abandon(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if _, waits := c.pending[id]; waits {
 		c.pending[id] = nil
-		c.owed++
+		c.abandoned++
 	}
 }
 
-// owes returns the number of pending responses to abandoned calls. While it is
+// abandonedCalls returns the number of pending responses to abandoned calls. While it is
 // positive, the process might be stuck on this connection.
-func (c *conn) owes() int {
+func (c *conn) abandonedCalls() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.owed
+	return c.abandoned
 }
 
 // write sends a frame. A partially written frame breaks the connection, since
@@ -170,7 +170,7 @@ func (c *conn) deliver(a answer) bool {
 	switch {
 	case !known:
 	case answered == nil:
-		c.owed--
+		c.abandoned--
 	default:
 		answered <- a // buffered, never blocks
 	}

@@ -115,7 +115,7 @@ func (c *Client) adopt(s *slot, raw net.Conn, identity string) (*conn, error) {
 		_ = raw.Close()
 		return nil, errClosed
 	}
-	c.meet(identity)
+	c.recordProcess(identity)
 	conn := newConn(raw, c.metrics)
 	s.conn = conn
 	c.metrics.connects.Inc()
@@ -132,8 +132,8 @@ func (c *Client) adopt(s *slot, raw net.Conn, identity string) (*conn, error) {
 	return conn, nil
 }
 
-// meet records the process of a new connection.
-func (c *Client) meet(identity string) {
+// recordProcess records the process of a new connection.
+func (c *Client) recordProcess(identity string) {
 	if c.facts.process.Identity == identity {
 		return
 	}

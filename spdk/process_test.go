@@ -119,9 +119,9 @@ func TestLostConnectionForgets(t *testing.T) {
 func TestAnswerOfTheLastProcess(t *testing.T) {
 	client := open(t, Config{Socket: "/nowhere"})
 	client.mu.Lock()
-	client.meet("one")
+	client.recordProcess("one")
 	epoch := client.facts.epoch
-	client.meet("two")
+	client.recordProcess("two")
 	client.mu.Unlock()
 	client.learn(epoch, func(f *facts) { f.version = &Version{Major: 1} })
 	if _, v, _ := client.known(); v != nil {

@@ -71,7 +71,7 @@ func TestAnswersNeverCross(t *testing.T) {
 	testkit.Eventually(t, "all late answers are in", func() bool {
 		client.mu.Lock()
 		defer client.mu.Unlock()
-		return !slices.ContainsFunc(client.slots, func(s *slot) bool { return s.conn != nil && s.conn.owes() != 0 })
+		return !slices.ContainsFunc(client.slots, func(s *slot) bool { return s.conn != nil && s.conn.abandonedCalls() != 0 })
 	})
 	client.mu.Lock()
 	defer client.mu.Unlock()

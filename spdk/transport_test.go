@@ -304,7 +304,7 @@ func TestSlowCallsDelayNobody(t *testing.T) {
 	}
 }
 
-// A connection that owes an answer is the last to be used: a process that takes
+// A connection that abandonedCalls an answer is the last to be used: a process that takes
 // one request of a connection at a time may be stuck with it.
 func TestConnectionThatOwesAnAnswerIsAvoided(t *testing.T) {
 	release, open := gate()
@@ -323,8 +323,8 @@ func TestConnectionThatOwesAnAnswerIsAvoided(t *testing.T) {
 			p.send(`{"id":%d,"result":true}`, r.ID)
 		}
 	})
-	ctx, giveUp := context.WithCancel(t.Context())
-	go func() { <-asked; giveUp() }()
+	ctx, abandon := context.WithCancel(t.Context())
+	go func() { <-asked; abandon() }()
 	if err := client.Call(ctx, "stuck", nil, nil); !errors.Is(err, Unanswered) {
 		t.Fatal(err)
 	}

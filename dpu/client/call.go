@@ -31,11 +31,11 @@ type Error struct {
 func (e *Error) Error() string {
 	switch {
 	case e.cause == nil:
-		return fmt.Sprintf("%s: %s failed with code %s: %s", e.Socket, e.Method, e.Code, e.Message)
+		return fmt.Sprintf("%s answered %s with %s: %s", e.Socket, e.Method, e.Code, e.Message)
 	case errors.Is(e.cause, ErrNobody):
 		return e.cause.Error()
 	}
-	return fmt.Sprintf("%s: %s timed out: %v", e.Socket, e.Method, e.cause)
+	return fmt.Sprintf("%s has not answered %s in time: %v", e.Socket, e.Method, e.cause)
 }
 
 // GRPCStatus makes the error usable with status.Code and status.FromError.
@@ -54,16 +54,16 @@ func (e *Error) Answered() bool { return e.cause == nil }
 
 // call runs one RPC.
 func call[Q, A any](ctx context.Context, c *Client, method string, rpc func(context.Context, Q, ...grpc.CallOption) (A, error), request Q) (A, error) {
-	attempt, heard := rpcdial.Listen(ctx)
+	attempt, received := rpcdial.Listen(ctx)
 	answer, err := rpc(attempt, request)
 	if err == nil {
 		return answer, nil
 	}
 	s := status.Convert(err)
-	failed := &Error{Socket: c.socket, Method: method, Code: s.Code(), cause: heard.Ended(ctx, s.Code())}
+	failed := &Error{Socket: c.socket, Method: method, Code: s.Code(), cause: received.Ended(ctx, s.Code())}
 	switch {
 	case failed.cause != nil:
-	case heard.FromServer():
+	case received.FromServer():
 		failed.Message = errs.Clip(s.Message(), 4096)
 	case s.Code() == codes.Unavailable:
 		return answer, c.lost(ctx, method, s.Message())
@@ -75,17 +75,17 @@ func call[Q, A any](ctx context.Context, c *Client, method string, rpc func(cont
 
 // lost returns the error of a call whose connection could not be made, or
 // broke. It dials again, since the error of the kernel is clearer than gRPC's.
-func (c *Client) lost(ctx context.Context, method, told string) error {
+func (c *Client) lost(ctx context.Context, method, message string) error {
 	again, err := unixsock.Dial(ctx, c.socket)
 	if err == nil {
 		_ = again.Close() // only dialed for its error
-		err = errors.New("connection lost: " + errs.Clip(told, 4096))
+		err = errors.New("connection lost: " + errs.Clip(message, 4096))
 	}
-	return nobody(ctx, c.socket, method, err)
+	return unreachable(ctx, c.socket, method, err)
 }
 
-// nobody returns the error of a connection that cannot be made.
-func nobody(ctx context.Context, socket, method string, why error) error {
+// unreachable returns the error of a connection that cannot be made.
+func unreachable(ctx context.Context, socket, method string, why error) error {
 	code := codes.Unavailable
 	if ended := ctx.Err(); ended != nil {
 		code = status.FromContextError(ended).Code()

@@ -71,7 +71,7 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 	const largest = 32 << 20 // for plugins that ignore max_entries
 	conn, err := rpcdial.Connect(ctx, path, rpcdial.Listening(), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largest)))
 	if err != nil {
-		return nil, nobody(ctx, path, "", err)
+		return nil, unreachable(ctx, path, "", err)
 	}
 	return &Client{
 		socket: path, conn: conn,
@@ -91,9 +91,9 @@ func (c *Client) Info(ctx context.Context) (Info, error) {
 	return Info{a.GetName(), a.GetVendorVersion(), a.GetManifest()}, err
 }
 
-// Probe calls Probe. told is false if the plugin leaves ready unset, which the
+// Probe calls Probe. known is false if the plugin leaves ready unset, which the
 // node driver treats as not ready.
-func (c *Client) Probe(ctx context.Context) (ready, told bool, err error) {
+func (c *Client) Probe(ctx context.Context) (ready, known bool, err error) {
 	a, err := call(ctx, c, "Probe", c.identity.Probe, &storagev1.ProbeRequest{})
 	return a.GetReady().GetValue(), a.GetReady() != nil, err
 }

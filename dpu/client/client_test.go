@@ -103,7 +103,7 @@ func serve(t *testing.T) (v *vendor, c *Client, stop func()) {
 func everything(ctx context.Context, c *Client) map[string]func() (any, error) {
 	return map[string]func() (any, error){
 		"GetPluginInfo":                func() (any, error) { return c.Info(ctx) },
-		"Probe":                        func() (any, error) { ready, told, err := c.Probe(ctx); return [2]bool{ready, told}, err },
+		"Probe":                        func() (any, error) { ready, known, err := c.Probe(ctx); return [2]bool{ready, known}, err },
 		"StoragePluginGetCapabilities": func() (any, error) { return c.Capabilities(ctx) },
 		"GetSNAPProvider":              func() (any, error) { return c.Provider(ctx) },
 		"CreateDevice":                 func() (any, error) { return c.Create(ctx, wanted()) },
@@ -225,7 +225,7 @@ func TestNobody(t *testing.T) {
 	}
 }
 
-// A plugin that went away is told by what is found in its place.
+// A plugin that went away is known by what is found in its place.
 func TestThePluginGoesAway(t *testing.T) {
 	_, c, stop := serve(t)
 	stop()
@@ -290,7 +290,7 @@ func TestTheCallersTimeIsOver(t *testing.T) {
 		_, deletes = (<-v.asked).(*storagev1.DeleteDeviceRequest)
 	}
 	leave()
-	if err := <-ended; !errors.Is(err, context.Canceled) || status.Code(err) != codes.Canceled || !strings.Contains(err.Error(), "DeleteDevice timed out") {
+	if err := <-ended; !errors.Is(err, context.Canceled) || status.Code(err) != codes.Canceled || !strings.Contains(err.Error(), "has not answered DeleteDevice in time") {
 		t.Errorf("%v", err)
 	}
 }

@@ -11,8 +11,8 @@ import (
 
 const clients = 16
 
-// together runs work for many clients at once; what the plugin refuses is
-// repeated.
+// together runs work for all clients concurrently, with retries of refused
+// calls.
 func (t *trial) together(work func(client int) error) {
 	t.Helper()
 	var group sync.WaitGroup
@@ -20,7 +20,7 @@ func (t *trial) together(work func(client int) error) {
 	for n := range clients {
 		group.Go(func() {
 			<-start
-			if err := patiently(t.ctx, func() error { return work(n) }); err != nil {
+			if err := retry(t.ctx, func() error { return work(n) }); err != nil {
 				t.Errorf("client %d: %v", n, err)
 			}
 		})
@@ -29,11 +29,11 @@ func (t *trial) together(work func(client int) error) {
 	group.Wait()
 }
 
-// eventually creates, repeating what is refused.
-func (t *trial) eventually(req *storagev1.CreateDeviceRequest) string {
+// createWithRetry creates a device, with retries of refused calls.
+func (t *trial) createWithRetry(req *storagev1.CreateDeviceRequest) string {
 	t.Helper()
 	var name string
-	err := patiently(t.ctx, func() (err error) {
+	err := retry(t.ctx, func() (err error) {
 		name, err = t.create(t.ctx, req)
 		return err
 	})
@@ -43,9 +43,9 @@ func (t *trial) eventually(req *storagev1.CreateDeviceRequest) string {
 	return name
 }
 
-// testCutShort ends calls at any time. Any call may time out; the retry
-// continues, and makes it good.
-func testCutShort(t *trial) {
+// testInterruptedCalls interrupts calls at random times. The retry of an interrupted
+// call continues and completes it.
+func testInterruptedCalls(t *trial) {
 	v := t.volume("short")
 	random := rand.New(rand.NewPCG(1, 2))
 	brief := func(longest int, call func(context.Context)) {
@@ -57,20 +57,20 @@ func testCutShort(t *trial) {
 		var first string
 		var err error
 		brief(6000, func(ctx context.Context) { first, err = t.create(ctx, v.request()) })
-		second := t.eventually(v.request())
+		second := t.createWithRetry(v.request())
 		if err == nil && first != second {
 			t.Errorf("CreateDevice(%q) answers %q, then %q", v.id, first, second)
 		}
 		t.still(v, second)
 		brief(3000, func(ctx context.Context) { _ = t.remove(ctx, v.id, second) })
-		if err := patiently(t.ctx, func() error { return t.remove(t.ctx, v.id, second) }); err != nil {
+		if err := retry(t.ctx, func() error { return t.remove(t.ctx, v.id, second) }); err != nil {
 			t.Errorf("DeleteDevice(%q), repeated: %v", v.id, err)
 		}
 		t.absent(v, second)
 	}
 }
 
-// testSameVolumeAtOnce: many ask for one device; it is made once.
+// testSameVolumeAtOnce: concurrent calls for one volume create one device.
 func testSameVolumeAtOnce(t *trial) {
 	v := t.volume("one")
 	var names [clients]string
@@ -88,7 +88,8 @@ func testSameVolumeAtOnce(t *trial) {
 	t.absent(v, names[0])
 }
 
-// testVolumesAtOnce: many ask for several devices; each volume gets its own.
+// testVolumesAtOnce: concurrent calls for several volumes create one device
+// each.
 func testVolumesAtOnce(t *trial) {
 	volumes := t.volumes("many", t.Devices)
 	var names [clients]string
@@ -109,8 +110,8 @@ func testVolumesAtOnce(t *trial) {
 	}
 }
 
-// testChurn creates, deletes and looks at the same volumes at once. Each call
-// ends well in the end, and so does a last delete.
+// testChurn creates, deletes and lists the same volumes concurrently. In the
+// end every call succeeds, and so does a last delete.
 func testChurn(t *trial) {
 	volumes := t.volumes("churn", 3)
 	t.together(func(n int) error {
@@ -125,14 +126,14 @@ func testChurn(t *trial) {
 			}
 			return nil
 		default:
-			_, _ = t.create(t.ctx, v.request()) // a delete may cancel it; its code is judged
+			_, _ = t.create(t.ctx, v.request()) // a delete can cancel it; its code is checked
 			return nil
 		}
 	})
 	for _, v := range volumes {
-		name := t.eventually(v.request())
+		name := t.createWithRetry(v.request())
 		t.still(v, name)
 		t.gone(v, name)
 	}
-	t.staysAbsent(volumes...)
+	t.requireStaysAbsent(volumes...)
 }

@@ -15,7 +15,7 @@ const (
 	rwx = storagev1.AccessMode_ACCESS_MODE_RWX
 )
 
-// testCreate makes several devices: each has a name of its own.
+// testCreate creates several devices, which must have different names.
 func testCreate(t *trial) {
 	owner := map[string]string{}
 	for _, v := range t.volumes("create", 3) {
@@ -27,7 +27,7 @@ func testCreate(t *trial) {
 	}
 }
 
-// testRepeat: a volume that has its device gets the same answer again.
+// testRepeat: CreateDevice is idempotent.
 func testRepeat(t *trial) {
 	v := t.volume("repeat")
 	name := t.made(v)
@@ -36,9 +36,9 @@ func testRepeat(t *trial) {
 	}
 }
 
-// testOtherContexts: only access modes and volume mode make a request another
-// one. Contexts change between retries: the attachment has a new name, the
-// policy a new parameter.
+// testOtherContexts: a retry with other contexts is for the same device; only
+// the access modes and the volume mode count. Contexts change between retries,
+// for example the name of the attachment or a parameter of the policy.
 func testOtherContexts(t *trial) {
 	v := t.volume("contexts")
 	name := t.made(v)
@@ -55,7 +55,7 @@ func testOtherContexts(t *trial) {
 		req := v.request()
 		change(req)
 		if again, err := t.create(t.ctx, req); err != nil || again != name {
-			t.Errorf("CreateDevice(%q) again with other %s: %q, %v, want the device %q that is there", v.id, what, again, err, name)
+			t.Errorf("CreateDevice(%q) again with other %s: %q, %v, want the existing device %q", v.id, what, again, err, name)
 		}
 	}
 	t.still(v, name)
@@ -71,7 +71,7 @@ func with(m map[string]string, key, value string) map[string]string {
 	return out
 }
 
-// testDefaultVolumeMode: no volume mode is the same as Filesystem.
+// testDefaultVolumeMode: an empty volume_mode means Filesystem.
 func testDefaultVolumeMode(t *trial) {
 	v := t.volume("default")
 	said, unsaid := v, v
@@ -89,7 +89,7 @@ func testDefaultVolumeMode(t *trial) {
 	t.still(v, name)
 }
 
-// refused checks that a device is not made, and with which code.
+// refused checks that CreateDevice fails with FAILED_PRECONDITION.
 func (t *trial) refused(what string, req *storagev1.CreateDeviceRequest) {
 	t.Helper()
 	name, err := t.create(t.ctx, req)
@@ -101,8 +101,8 @@ func (t *trial) refused(what string, req *storagev1.CreateDeviceRequest) {
 	}
 }
 
-// testOtherAccessModes: a device that is there with other access modes is not
-// identical; the one that is there stays as it is.
+// testOtherAccessModes: a request with other access modes than those of the
+// existing device fails, and the device stays unchanged.
 func testOtherAccessModes(t *trial) {
 	v := t.volume("modes")
 	name := t.made(v)
@@ -125,7 +125,7 @@ func unused(modes []storagev1.AccessMode) storagev1.AccessMode {
 	}
 }
 
-// testOtherVolumeMode: likewise with the volume mode.
+// testOtherVolumeMode: the same for the volume mode.
 func testOtherVolumeMode(t *trial) {
 	v := t.volume("mode")
 	name := t.made(v)
@@ -135,9 +135,9 @@ func testOtherVolumeMode(t *trial) {
 	t.still(v, name)
 }
 
-// testBadRequests sends what no plugin can make a device of, and what a plugin
-// may take or not. Nothing of it is INVALID_ARGUMENT, which this contract does
-// not have, and nothing of what is refused stays.
+// testBadRequests sends invalid requests, and requests that a plugin can accept
+// or refuse. INVALID_ARGUMENT is not a code of this contract, and refused
+// requests must leave no device.
 func testBadRequests(t *trial) {
 	v := t.volume("bad")
 	neighbour := t.volume("neighbour")
@@ -179,8 +179,8 @@ func testBadRequests(t *trial) {
 	t.still(neighbour, name)
 }
 
-// testUnusable: a create that fails says so by the one code there is for it,
-// leaves nothing, and can be negated like any other.
+// testUnusable: a failed CreateDevice returns FAILED_PRECONDITION, leaves no
+// device, and can be followed by a DeleteDevice.
 func testUnusable(t *trial) {
 	if t.Unusable == nil {
 		t.Log("not checked, since Options.Unusable is not set")
@@ -190,7 +190,7 @@ func testUnusable(t *trial) {
 	good := v.Contexts
 	v.Contexts = t.Options.Unusable(t.T, v.id, v.mode)
 	for range 2 {
-		t.refused("CreateDevice from contexts that cannot be used", v.request())
+		t.refused("CreateDevice with unusable contexts", v.request())
 		t.absent(v, "")
 	}
 	if err := t.remove(t.ctx, v.id, ""); err != nil {

@@ -1,11 +1,11 @@
-// Package dputest holds a storage vendor's plugin for DPF to the published
-// contract, nvidia.storage.plugins.v1, from the outside: all it needs is the
-// plugin's socket, and contexts of volumes that the plugin can reach. A vendor's
-// own test calls Run. Source of the rules: "DPF Storage Development Guide" of
-// NVIDIA; api/dpf/storage/v1 repeats them.
+// Package dputest is a conformance suite for storage vendors' DPF plugins, for
+// the published contract nvidia.storage.plugins.v1. It needs the plugin's
+// socket, and contexts of volumes that the plugin can reach. A vendor's test
+// calls Run. The rules are those of NVIDIA's "DPF Storage Development Guide";
+// api/dpf/storage/v1 repeats them.
 //
-// The suite touches only devices of volumes that it named itself, so the plugin
-// may hold others meanwhile, as long as nobody creates or deletes them.
+// The suite changes only devices of its own volumes. The plugin can have other
+// devices, but they must not be created or deleted meanwhile.
 package dputest
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// Capability is what a plugin announces, as
+// Capability is a capability that a plugin announces, such as
 // TYPE_CREATE_DELETE_BLOCK_DEVICE.
 type Capability = storagev1.StoragePluginServiceCapability_RPC_Type
 
@@ -35,56 +35,54 @@ type Contexts struct {
 	Storage map[string]string
 }
 
-// Options tell the suite how to reach one plugin, and what it can be asked.
+// Options configure the suite for a plugin.
 type Options struct {
-	// Socket is the absolute path of the plugin's socket. Conn is used instead
-	// when it is set.
+	// Socket is the absolute path of the plugin's socket. Conn replaces it.
 	Socket string
 	Conn   grpc.ClientConnInterface
 
 	// Block and Filesystem prepare storage for a volume and return contexts
-	// that the plugin accepts for it: always the same for the same id, other
-	// storage for another id. t.Cleanup takes the storage away; the suite has
-	// deleted the device by then. Each kind of device that the plugin announces
-	// needs its function, and at least one is given. The ids are DNS labels.
+	// that the plugin accepts: the same for the same id, other storage for
+	// another id. t.Cleanup removes the storage; the suite has deleted the
+	// device by then. A function is required for each kind of device that the
+	// plugin announces, and at least one. The ids are DNS labels.
 	Block      func(t testing.TB, volumeID string) Contexts
 	Filesystem func(t testing.TB, volumeID string) Contexts
 
-	// Unusable returns contexts that the plugin cannot make a device from, such
-	// as those of a target that is not there. Nil: not checked.
+	// Unusable returns contexts from which the plugin cannot create a device,
+	// such as those of a missing target. Nil: not checked.
 	Unusable func(t testing.TB, volumeID, volumeMode string) Contexts
 
-	// Hold makes the next CreateDevice of a volume stay pending, for example by
-	// a SNAP process that is slow to answer, until release is called. held is
-	// closed once the call is under way and stuck. Nil: what happens to pending
-	// calls is not checked.
+	// Hold makes the next CreateDevice of a volume stay pending, for example
+	// with a slow SNAP process, until release is called. held is closed when
+	// the call is pending. Nil: pending calls are not checked.
 	Hold func(t testing.TB, volumeID string) (held <-chan struct{}, release func())
 
 	// Announced are the capabilities that the plugin must announce, in any
-	// order. Nil: whatever it announces.
+	// order. Nil: any.
 	Announced []Capability
-	// Unannounced lets the plugin serve GetDevice and ListDevices although it
-	// does not announce them, as NVIDIA's sample plugins do with GetDevice.
-	// What is served is held to its rules.
+	// Unannounced allows the plugin to serve GetDevice and ListDevices without
+	// announcing them, as NVIDIA's sample plugins do with GetDevice. Served
+	// calls are checked.
 	Unannounced bool
-	// Parallel demands that a volume does not wait for a pending one. The
-	// contract does not. It needs Hold.
+	// Parallel requires that a pending volume does not block others, which the
+	// contract does not require. It needs Hold.
 	Parallel bool
 
-	// AccessModes that the plugin takes; ACCESS_MODE_RWO when empty.
+	// AccessModes that the plugin accepts; ACCESS_MODE_RWO if empty.
 	AccessModes []storagev1.AccessMode
-	// Devices is how many volumes of a kind may be there at the same time, at
-	// least 3; 8 when zero.
+	// Devices is the number of volumes of a kind that can exist at the same
+	// time, at least 3; 0 is 8.
 	Devices int
-	// Timeout bounds each part of the suite, 2 minutes when zero.
+	// Timeout bounds each test of the suite; 0 is 2 minutes.
 	Timeout time.Duration
-	// Patience is how long a DeleteDevice may need to reach the plugin, before
-	// what it negates goes on; 1 s when zero.
+	// Patience is the time that a DeleteDevice needs to reach the plugin,
+	// before the suite lets a pending CreateDevice continue; 0 is 1 s.
 	Patience time.Duration
 }
 
-// Run holds a plugin to the contract. What cannot be checked, since a function
-// of the options is missing or a call is not served, is named in the log.
+// Run checks a plugin against the contract. Checks that are skipped, because an
+// option is missing or a call is not served, are logged.
 func Run(t *testing.T, o Options) {
 	t.Helper()
 	o, err := o.complete()
@@ -100,7 +98,7 @@ func Run(t *testing.T, o Options) {
 
 	s.part(t, "Ready", kind{}, testReady)
 	if t.Failed() {
-		return // nothing else can be told of a plugin that does not get ready
+		return // nothing else can be checked
 	}
 	s.discover(t)
 	for _, p := range generalParts() {
@@ -120,15 +118,15 @@ func Run(t *testing.T, o Options) {
 func (o Options) complete() (Options, error) {
 	switch {
 	case o.Conn == nil && o.Socket == "":
-		return o, errors.New("neither Socket nor Conn is set: give the path of the plugin's socket")
+		return o, errors.New("Socket or Conn is required")
 	case o.Block == nil && o.Filesystem == nil:
-		return o, errors.New("neither Block nor Filesystem is set: without contexts no device can be made")
+		return o, errors.New("Block or Filesystem is required, to create devices")
 	case o.Parallel && o.Hold == nil:
-		return o, errors.New("with Parallel, Hold must be set: it takes a volume that stays pending")
+		return o, errors.New("Parallel requires Hold")
 	case o.Devices != 0 && o.Devices < 3:
-		return o, fmt.Errorf("too few Devices, %d: give 3 or more, or 0 for the default", o.Devices)
+		return o, fmt.Errorf("Devices %d is too small: use at least 3, or 0 for the default", o.Devices)
 	case o.Timeout < 0 || o.Patience < 0:
-		return o, fmt.Errorf("neither Timeout %s nor Patience %s may be negative", o.Timeout, o.Patience)
+		return o, fmt.Errorf("Timeout %s and Patience %s must not be negative", o.Timeout, o.Patience)
 	}
 	if len(o.AccessModes) == 0 {
 		o.AccessModes = []storagev1.AccessMode{storagev1.AccessMode_ACCESS_MODE_RWO}
@@ -189,7 +187,7 @@ func deviceParts() []part {
 		{"Pages", testPages},
 		{"BadTokens", testBadTokens},
 		{"PagesWhileDeleting", testPagesWhileDeleting},
-		{"CutShort", testCutShort},
+		{"InterruptedCalls", testInterruptedCalls},
 		{"SameVolumeAtOnce", testSameVolumeAtOnce},
 		{"VolumesAtOnce", testVolumesAtOnce},
 		{"CreateAndDeleteAtOnce", testChurn},

@@ -16,56 +16,56 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 )
 
-// testReady waits until the plugin says that it is ready. While it starts it
-// says that it is not; it never fails for that.
+// testReady waits until the plugin is ready. A starting plugin reports that it
+// is not ready, which is not an error.
 func testReady(t *trial) {
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()
 	for {
 		reply, err := t.identity.Probe(t.ctx, &storagev1.ProbeRequest{})
-		t.judge(t.ctx, "Probe", err)
+		t.checkCode(t.ctx, "Probe", err)
 		switch {
 		case err != nil:
 			t.Fatalf("Probe: %v", err)
 		case reply.GetReady() == nil:
-			t.Fatal("Probe leaves ready unset: the node driver takes that for not ready, for ever")
+			t.Fatal("Probe leaves ready unset, which the node driver treats as not ready")
 		case reply.GetReady().GetValue():
 			return
 		}
 		select {
 		case <-ticker.C:
 		case <-t.ctx.Done():
-			t.Fatalf("Probe says for %s that the plugin is not ready", t.Timeout)
+			t.Fatalf("plugin not ready after %s", t.Timeout)
 		}
 	}
 }
 
-// Domain names as RFC 1035 section 2.3.1 has them.
+// label is a domain label of RFC 1035 section 2.3.1.
 const label = `[a-zA-Z]([a-zA-Z0-9-]*[a-zA-Z0-9])?`
 
 func testPluginInfo(t *trial) {
 	info, err := t.identity.GetPluginInfo(t.ctx, &storagev1.GetPluginInfoRequest{})
-	t.judge(t.ctx, "GetPluginInfo", err)
+	t.checkCode(t.ctx, "GetPluginInfo", err)
 	if err != nil {
 		t.Fatalf("GetPluginInfo: %v", err)
 	}
 	switch name := info.GetName(); {
 	case name == "":
-		t.Error("name is empty, it is required")
+		t.Error("name is empty, but required")
 	case len(name) > 63:
 		t.Errorf("name %q has %d characters, at most 63 are allowed", name, len(name))
 	case !regexp.MustCompile(`^` + label + `(\.` + label + `)*$`).MatchString(name):
-		t.Errorf("name %q is no domain name (RFC 1035 section 2.3.1), as example-vendor-plugin.example is", name)
+		t.Errorf("name %q is not a domain name (RFC 1035 section 2.3.1) such as example-vendor-plugin.example", name)
 	}
 	if info.GetVendorVersion() == "" {
-		t.Error("vendor_version is empty, it is required")
+		t.Error("vendor_version is empty, but required")
 	}
 	if len(info.GetManifest()) == 0 {
-		t.Error("manifest is empty, it is required")
+		t.Error("manifest is empty, but required")
 	}
 	again, err := t.identity.GetPluginInfo(t.ctx, &storagev1.GetPluginInfoRequest{})
 	if err != nil || !proto.Equal(info, again) {
-		t.Errorf("GetPluginInfo says %v first, then %v, %v", info, again, err)
+		t.Errorf("GetPluginInfo returns %v first, then %v, %v", info, again, err)
 	}
 }
 
@@ -73,7 +73,7 @@ func testCapabilities(t *trial) {
 	got := map[Capability]bool{}
 	for range 2 {
 		reply, err := t.plugin.StoragePluginGetCapabilities(t.ctx, &storagev1.StoragePluginGetCapabilitiesRequest{})
-		t.judge(t.ctx, "StoragePluginGetCapabilities", err)
+		t.checkCode(t.ctx, "StoragePluginGetCapabilities", err)
 		if err != nil {
 			t.Fatalf("StoragePluginGetCapabilities: %v", err)
 		}
@@ -83,7 +83,7 @@ func testCapabilities(t *trial) {
 			switch c.GetRpc().GetType() {
 			case blockDevice, fsDevice, getDevice, listDevices:
 			default:
-				t.Errorf("announces %v, which is none of the four capabilities", c)
+				t.Errorf("announces unknown capability %v", c)
 			}
 		}
 		if !maps.Equal(got, t.announced) {
@@ -94,10 +94,10 @@ func testCapabilities(t *trial) {
 		t.Errorf("announces %v, want %v", sorted(got), sorted(want))
 	}
 	if got[blockDevice] && t.Block == nil {
-		t.Error("announces block devices, and Options.Block is not set to check them")
+		t.Error("announces block devices, but Options.Block is not set")
 	}
 	if got[fsDevice] && t.Filesystem == nil {
-		t.Error("announces file system devices, and Options.Filesystem is not set to check them")
+		t.Error("announces file system devices, but Options.Filesystem is not set")
 	}
 }
 
@@ -111,7 +111,7 @@ func set(of []Capability) map[Capability]bool {
 
 func sorted(of map[Capability]bool) []Capability { return slices.Sorted(maps.Keys(of)) }
 
-// testServed checks that what is announced is served, and that all else says
+// testServed checks that announced calls are served, and that all others return
 // UNIMPLEMENTED.
 func testServed(t *trial) {
 	absent := t.id + "-served"
@@ -135,7 +135,7 @@ func testServed(t *trial) {
 			_, err := t.plugin.ListDevices(ctx, &storagev1.ListDevicesRequest{})
 			return err
 		}},
-		"a call that the contract does not have": {call: func(ctx context.Context) error {
+		"an unknown call": {call: func(ctx context.Context) error {
 			return t.conn.Invoke(ctx, "/nvidia.storage.plugins.v1.StoragePluginService/DputestNoSuchCall", &emptypb.Empty{}, &emptypb.Empty{})
 		}},
 	} {
@@ -143,22 +143,22 @@ func testServed(t *trial) {
 		unimplemented := status.Code(err) == codes.Unimplemented
 		switch {
 		case c.announced && unimplemented:
-			t.Errorf("%s is announced and says UNIMPLEMENTED", name)
+			t.Errorf("%s is announced, but returns UNIMPLEMENTED", name)
 		case !c.announced && !unimplemented && !c.optional:
-			t.Errorf("%s is not announced and answers %v, want UNIMPLEMENTED", name, err)
+			t.Errorf("%s is not announced, but returns %v, want UNIMPLEMENTED", name, err)
 		case !c.announced && !unimplemented:
-			t.Logf("%s is served though it is not announced", name)
+			t.Logf("%s is served without being announced", name)
 		}
 	}
 }
 
-// testProvider checks that the name can be part of a socket's path, as the node
-// driver uses it.
+// testProvider checks that the name can be a directory in the path of the
+// socket, as the node driver uses it.
 func testProvider(t *trial) {
 	var names []string
 	for range 2 {
 		reply, err := t.plugin.GetSNAPProvider(t.ctx, &storagev1.GetSNAPProviderRequest{})
-		t.judge(t.ctx, "GetSNAPProvider", err)
+		t.checkCode(t.ctx, "GetSNAPProvider", err)
 		if err != nil {
 			t.Fatalf("GetSNAPProvider: %v", err)
 		}
@@ -166,23 +166,23 @@ func testProvider(t *trial) {
 	}
 	name := names[0]
 	if names[1] != name {
-		t.Errorf("GetSNAPProvider says %q first, then %q", name, names[1])
+		t.Errorf("GetSNAPProvider returns %q first, then %q", name, names[1])
 	}
 	if name == "." || name == ".." || strings.ContainsAny(name, "/\x00") || len(name) > 255 {
 		t.Errorf("provider_name %q cannot be a directory of providers/<provider_name>/snap.sock", name)
 	}
 	if name == "" {
-		t.Log("provider_name is empty: the default SNAP process. Node drivers of today skip SNAP's teardown then")
+		t.Log("provider_name is empty (default SNAP process): current node drivers skip SNAP's teardown then")
 	}
 }
 
-// testNothingLeft checks that none of the suite's devices is there in the end.
+// testNothingLeft checks that no devices of the suite are left over.
 func testNothingLeft(t *trial) {
 	if !t.servesList {
 		t.Log("not checked, since ListDevices is not served")
 		return
 	}
 	if left := t.mine(t.list(0)); len(left) > 0 {
-		t.Errorf("all devices were deleted, ListDevices still has %q", left)
+		t.Errorf("all devices were deleted, but ListDevices has %q", left)
 	}
 }

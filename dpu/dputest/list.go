@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// all makes as many devices as there may be, and returns what ListDevices must
-// say of them. They are nil where it is not served.
+// all creates the maximum number of devices, and returns them with the entries
+// that ListDevices must return; nil if ListDevices is not served.
 func (t *trial) all(name string) ([]volume, []string) {
 	t.Helper()
 	if !t.servesList {
@@ -25,7 +25,7 @@ func (t *trial) all(name string) ([]volume, []string) {
 	return volumes, want
 }
 
-// testList: every device is listed once, and not any more when it is deleted.
+// testList: each device is listed once until it is deleted.
 func testList(t *trial) {
 	volumes, want := t.all("list")
 	if want == nil {
@@ -41,12 +41,12 @@ func testList(t *trial) {
 		want = slices.DeleteFunc(want, func(entry string) bool { return strings.HasPrefix(entry, v.id+" ") })
 	}
 	if got := t.mine(t.list(0)); len(got) > 0 {
-		t.Errorf("all devices are deleted, ListDevices has %q", got)
+		t.Errorf("all devices are deleted, but ListDevices has %q", got)
 	}
 }
 
-// testPages: whatever the size of the pages, all of them together hold every
-// device once while nothing changes, and a page can be asked for again.
+// testPages: pages of any size hold every device once while nothing changes,
+// and a page can be requested again.
 func testPages(t *trial) {
 	_, want := t.all("pages")
 	if want == nil {
@@ -62,7 +62,7 @@ func testPages(t *trial) {
 		t.Fatalf("ListDevices(2): %v", err)
 	}
 	if first.GetNextToken() == "" {
-		t.Fatalf("ListDevices(2) gives no next_token, and there are %d devices", len(want))
+		t.Fatalf("ListDevices(2) returns no next_token, want one for %d devices", len(want))
 	}
 	var pages [2][]string
 	for i := range pages {
@@ -79,7 +79,7 @@ func testPages(t *trial) {
 	}
 }
 
-// testBadTokens: a token that the plugin did not give is ABORTED.
+// testBadTokens: a foreign token is ABORTED.
 func testBadTokens(t *trial) {
 	_, want := t.all("tokens")
 	if want == nil {
@@ -88,20 +88,21 @@ func testBadTokens(t *trial) {
 	for _, token := range []string{"dputest: no token of this plugin", "\x00", " ", "{", "../..", strings.Repeat("9", 4096)} {
 		for _, max := range []int32{0, 2} {
 			if reply, err := t.page(max, token); status.Code(err) != codes.Aborted {
-				t.Errorf("ListDevices(%d, %.40q) with a token that is none: %d entries, %v, want ABORTED", max, token, len(reply.GetEntries()), err)
+				t.Errorf("ListDevices(%d, %.40q) with an invalid token: %d entries, %v, want ABORTED", max, token, len(reply.GetEntries()), err)
 			}
 		}
 	}
-	// Whether fewer than none can be asked for is open; its code is judged.
+	// The contract does not define negative max_entries; only the code is
+	// checked.
 	_, _ = t.page(-1, "")
 	if got := t.mine(t.list(0)); !slices.Equal(got, want) {
 		t.Errorf("ListDevices has %q, want %q", got, want)
 	}
 }
 
-// testPagesWhileDeleting: the list is no snapshot, so devices may be missed. A
-// token may have become invalid. What is told must be true all the same, and
-// there must be an end.
+// testPagesWhileDeleting: the list is not a snapshot, so devices can be missed
+// and tokens can become invalid. But entries must be valid, and the list must
+// end.
 func testPagesWhileDeleting(t *trial) {
 	volumes, want := t.all("changing")
 	if want == nil {
@@ -118,7 +119,7 @@ func testPagesWhileDeleting(t *trial) {
 		}
 		for _, e := range page.GetEntries() {
 			if deleted[e.GetVolumeId()] {
-				t.Errorf("ListDevices has volume %q, whose device was deleted before", e.GetVolumeId())
+				t.Errorf("ListDevices returns volume %q after its device was deleted", e.GetVolumeId())
 			}
 			if i := slices.IndexFunc(volumes, func(v volume) bool { return v.id == e.GetVolumeId() }); i >= 0 {
 				t.gone(volumes[i], e.GetDeviceName())
@@ -129,7 +130,7 @@ func testPagesWhileDeleting(t *trial) {
 			break
 		}
 		if seen[token] {
-			t.Fatalf("ListDevices never ends: it gave the token %q before", token)
+			t.Fatalf("ListDevices never ends: token %q was returned before", token)
 		}
 		seen[token] = true
 	}

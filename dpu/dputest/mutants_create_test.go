@@ -17,7 +17,7 @@ func createMutants() map[string]mutant {
 		"no device name":                  {"Block/Create", reply(func(c *createReply) { c.DeviceName = "" })},
 		"no device name to be seen":       {"Block/Create", secretive},
 		"one name for all":                {"Block/Create Block/VolumesAtOnce Block/Delete", reply(func(c *createReply) { c.DeviceName = "nvme0n1" })},
-		"repeat makes another":            {"Block/Repeat Block/CutShort Block/SameVolumeAtOnce", creating(renamed)},
+		"repeat makes another":            {"Block/Repeat Block/InterruptedCalls Block/SameVolumeAtOnce", creating(renamed)},
 		"repeat is refused":               {"Block/Repeat Filesystem/DefaultVolumeMode", creating(refusing(codes.FailedPrecondition, always))},
 		"repeat is ALREADY_EXISTS":        {"Block/Repeat", creating(refusing(codes.AlreadyExists, always))},
 		"contexts must be equal":          {"Block/RepeatWithOtherContexts", creating(refusing(codes.FailedPrecondition, otherContexts))},

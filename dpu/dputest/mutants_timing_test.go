@@ -16,7 +16,7 @@ func timingMutants() map[string]mutant {
 		"names collide":               {"Block/VolumesAtOnce", creating(colliding)},
 		"busy is ABORTED":             {"Block/SameVolumeAtOnce Block/CreateAndDeleteAtOnce", busyIs(codes.Aborted)},
 		"busy is UNAVAILABLE":         {"Block/CreateAndDeleteAtOnce", busyIs(codes.Unavailable)},
-		"cut off is lost":             {"Block/CutShort Block/RetryContinues", jammed},
+		"cut off is lost":             {"Block/InterruptedCalls Block/RetryContinues", jammed},
 		"a retry starts anew":         {"Block/RetryContinues", creating(anew)},
 		"delete does not wait":        {"Block/Negation Block/NegationOfAnAbandonedCall", deleting(hasty)},
 		"delete does not cancel":      {"Block/Negation", deleting(waiting)},

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// pending is a CreateDevice that the plugin has begun and cannot finish.
+// pending is a pending CreateDevice, which the plugin cannot finish.
 type pending struct {
 	release func()
 	answer  chan outcome // one
@@ -16,7 +16,7 @@ type outcome struct {
 	err  error
 }
 
-// pend begins a CreateDevice that is held; nil when that cannot be done.
+// pend starts a CreateDevice that is held; nil if that is not possible.
 func (t *trial) pend(ctx context.Context, v volume) *pending {
 	t.Helper()
 	if t.Hold == nil {
@@ -31,7 +31,7 @@ func (t *trial) pend(ctx context.Context, v volume) *pending {
 		name, err := t.create(ctx, v.request())
 		p.answer <- outcome{name, err}
 	}()
-	t.Cleanup(func() { // before the volume's own: it is cleared up when nothing is held
+	t.Cleanup(func() { // before the cleanup of the volume, which must not wait for it
 		p.release()
 		<-ended
 	})
@@ -40,39 +40,39 @@ func (t *trial) pend(ctx context.Context, v volume) *pending {
 	case got := <-p.answer:
 		t.Fatalf("Options.Hold does not hold CreateDevice(%q): %q, %v", v.id, got.name, got.err)
 	case <-t.ctx.Done():
-		t.Fatalf("Options.Hold does not say within %s that it holds CreateDevice(%q)", t.Timeout, v.id)
+		t.Fatalf("Options.Hold did not hold CreateDevice(%[2]q) within %[1]s", t.Timeout, v.id)
 	}
 	return p
 }
 
-// negate sends a DeleteDevice and gives it the time to arrive; done: it was
-// answered with OK.
+// negate sends a DeleteDevice and waits for it to reach the plugin; done: it
+// returned OK.
 func (t *trial) negate(v volume) (done bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.ctx, t.Patience)
 	defer cancel()
-	return patiently(ctx, func() error { return t.remove(ctx, v.id, "") }) == nil
+	return retry(ctx, func() error { return t.remove(ctx, v.id, "") }) == nil
 }
 
-// finish repeats the DeleteDevice until it is OK; then no device may be there,
-// nor come any more, and the volume can be used anew.
+// finish repeats the DeleteDevice until it succeeds; then no device can exist
+// or appear, and the volume can be used again.
 func (t *trial) finish(v volume, done bool) {
 	t.Helper()
 	if !done {
-		if err := patiently(t.ctx, func() error { return t.remove(t.ctx, v.id, "") }); err != nil {
+		if err := retry(t.ctx, func() error { return t.remove(t.ctx, v.id, "") }); err != nil {
 			t.Errorf("DeleteDevice(%q), repeated: %v", v.id, err)
 		}
 	}
-	t.staysAbsent(v)
+	t.requireStaysAbsent(v)
 	if !t.Failed() {
-		name := t.eventually(v.request())
+		name := t.createWithRetry(v.request())
 		t.still(v, name)
 		t.gone(v, name)
 	}
 }
 
-// testRetryContinues: a caller gives up, and its retry gets the device that
-// the first call began to make.
+// testRetryContinues: the caller cancels, and its retry gets the device that
+// the first call began to create.
 func testRetryContinues(t *trial) {
 	v := t.volume("continues")
 	ctx, leave := context.WithCancel(t.ctx)
@@ -85,9 +85,9 @@ func testRetryContinues(t *trial) {
 	<-p.answer
 	brief, cancel := context.WithTimeout(t.ctx, t.Patience)
 	defer cancel()
-	name, err := t.create(brief, v.request()) // may wait, be refused, or need nothing of what is held
+	name, err := t.create(brief, v.request()) // it can wait, be refused, or succeed
 	p.release()
-	again := t.eventually(v.request())
+	again := t.createWithRetry(v.request())
 	if err == nil && name != again {
 		t.Errorf("CreateDevice(%q) answers %q, then %q", v.id, name, again)
 	}
@@ -95,12 +95,12 @@ func testRetryContinues(t *trial) {
 		t.still(v, again)
 	}
 	t.gone(v, again)
-	t.staysAbsent(v)
+	t.requireStaysAbsent(v)
 }
 
-// testNegation: DeleteDevice cancels a pending CreateDevice. It may wait for
-// what cannot be interrupted, but once it is OK there is no device, and the
-// create does not answer that there is one.
+// testNegation: DeleteDevice cancels a pending CreateDevice. It can wait for
+// work that cannot be interrupted, but once it returns OK there is no device,
+// and the CreateDevice does not return a device.
 func testNegation(t *trial) {
 	v := t.volume("negation")
 	p := t.pend(t.ctx, v)
@@ -110,13 +110,13 @@ func testNegation(t *trial) {
 	done := t.negate(v)
 	p.release()
 	if got := <-p.answer; got.err == nil {
-		t.Errorf("CreateDevice(%q) answers OK with the device %q, though DeleteDevice came while it was pending", v.id, got.name)
+		t.Errorf("CreateDevice(%q) returns device %q, but was cancelled by DeleteDevice", v.id, got.name)
 	}
 	t.finish(v, done)
 }
 
-// testAbandoned: the same for a create whose caller has given up, which is the
-// usual case: work that goes on unseen must end, too.
+// testAbandoned: the same for a CreateDevice whose caller has cancelled, which
+// is the usual case.
 func testAbandoned(t *trial) {
 	v := t.volume("abandoned")
 	ctx, leave := context.WithCancel(t.ctx)
@@ -132,8 +132,8 @@ func testAbandoned(t *trial) {
 	t.finish(v, done)
 }
 
-// testParallel: while one volume is pending, another one is made, looked at and
-// deleted.
+// testParallel: while one volume is pending, another one is created, checked
+// and deleted.
 func testParallel(t *trial) {
 	if !t.Options.Parallel {
 		t.Log("not checked, since Options.Parallel is not set")

@@ -5,7 +5,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// gone deletes a device by its name and checks that it is not there any more.
+// gone deletes a device by its name and checks that it is deleted.
 func (t *trial) gone(v volume, name string) {
 	t.Helper()
 	if err := t.remove(t.ctx, v.id, name); err != nil {
@@ -14,8 +14,8 @@ func (t *trial) gone(v volume, name string) {
 	t.absent(v, name)
 }
 
-// testDelete deletes by name and without one, repeats it, and makes the device
-// anew. Others stay.
+// testDelete deletes a device with and without its name, twice, and creates it
+// again. Other devices stay.
 func testDelete(t *trial) {
 	v, other := t.volume("delete"), t.volume("stays")
 	stays := t.made(other)
@@ -28,7 +28,7 @@ func testDelete(t *trial) {
 		if !named {
 			asked = ""
 		}
-		for range 2 { // the second time there is none, and that is OK
+		for range 2 { // the second one is a no-op
 			if err := t.remove(t.ctx, v.id, asked); err != nil {
 				t.Errorf("DeleteDevice(%q, %q): %v", v.id, asked, err)
 			}
@@ -38,40 +38,40 @@ func testDelete(t *trial) {
 	}
 }
 
-// testDeleteAbsent: what is not there is deleted.
+// testDeleteAbsent: DeleteDevice of a missing device succeeds.
 func testDeleteAbsent(t *trial) {
 	v := t.volume("absent")
 	for _, name := range []string{"", t.id + "-no-such-device"} {
 		if err := t.remove(t.ctx, v.id, name); err != nil {
-			t.Errorf("DeleteDevice(%q, %q) of a device that never was: %v, want OK", v.id, name, err)
+			t.Errorf("DeleteDevice(%q, %q) of a missing device: %v, want OK", v.id, name, err)
 		}
 	}
 	t.absent(v, "")
 }
 
-// testDeleteMismatch: a device is deleted only by its own volume and name. A
-// pair that fits no device is a device that does not exist.
+// testDeleteMismatch: a device is deleted only with its own volume and name. A
+// mismatch is like a missing device.
 func testDeleteMismatch(t *trial) {
 	a, b := t.volume("a"), t.volume("b")
 	nameA, nameB := t.made(a), t.made(b)
 	never := t.id + "-never"
 	for _, pair := range [][2]string{{a.id, nameB}, {b.id, nameA}, {a.id, t.id + "-no-such-device"}, {never, nameA}, {never, ""}, {a.id, "../" + nameB}} {
 		if err := t.remove(t.ctx, pair[0], pair[1]); err != nil {
-			t.Errorf("DeleteDevice(%q, %q), which fits no device: %v, want OK", pair[0], pair[1], err)
+			t.Errorf("DeleteDevice(%q, %q), which matches no device: %v, want OK", pair[0], pair[1], err)
 		}
 		t.still(a, nameA)
 		t.still(b, nameB)
 	}
-	// Without a volume there is no device; it may be called bad input, too.
+	// An empty volume_id can also be an error.
 	for _, pair := range [][2]string{{"", ""}, {"", nameA}, {"..", nameA}, {"../..", ".."}, {"\x00", ""}} {
-		_ = t.remove(t.ctx, pair[0], pair[1]) // its code is judged
+		_ = t.remove(t.ctx, pair[0], pair[1]) // its code is checked
 		t.still(a, nameA)
 		t.still(b, nameB)
 	}
 }
 
-// testGet: GetDevice tells how the device was made. That is looked at wherever
-// a device should be present; here also for both ways to say Filesystem.
+// testGet: GetDevice returns the modes of CreateDevice. requirePresent checks
+// this everywhere; this test also checks both forms of Filesystem.
 func testGet(t *trial) {
 	if !t.servesGet {
 		t.Log("not checked, since GetDevice is not served")
@@ -81,7 +81,7 @@ func testGet(t *trial) {
 	v.modes = append(v.modes[:len(v.modes):len(v.modes)], unused(v.modes))
 	name, err := t.create(t.ctx, v.request())
 	if err != nil {
-		t.Logf("access_modes %v are not taken: %v", v.modes, err)
+		t.Logf("access_modes %v are not accepted: %v", v.modes, err)
 		v.modes = t.AccessModes
 		name = t.made(v)
 	}
@@ -92,8 +92,8 @@ func testGet(t *trial) {
 	t.absent(v, name)
 }
 
-// testGetAbsent: NOT_FOUND for what is not there, and for a pair of volume and
-// name that fits no device.
+// testGetAbsent: NOT_FOUND for a missing device, and for a volume and name that
+// do not match.
 func testGetAbsent(t *trial) {
 	if !t.servesGet {
 		t.Log("not checked, since GetDevice is not served")
@@ -104,7 +104,7 @@ func testGetAbsent(t *trial) {
 	never := t.id + "-never"
 	for _, pair := range [][2]string{{never, never}, {never, nameA}, {a.id, nameB}, {b.id, nameA}, {a.id, never}} {
 		if _, err := t.get(pair[0], pair[1]); status.Code(err) != codes.NotFound {
-			t.Errorf("GetDevice(%q, %q), which fits no device: %v, want NOT_FOUND", pair[0], pair[1], err)
+			t.Errorf("GetDevice(%q, %q), which matches no device: %v, want NOT_FOUND", pair[0], pair[1], err)
 		}
 	}
 	for _, pair := range [][2]string{{"", ""}, {"", nameA}, {"../..", nameA}} {

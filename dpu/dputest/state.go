@@ -12,7 +12,7 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 )
 
-// made creates a device and checks that it is there.
+// made creates a device and checks it.
 func (t *trial) made(v volume) string {
 	t.Helper()
 	name, err := t.create(t.ctx, v.request())
@@ -23,22 +23,22 @@ func (t *trial) made(v volume) string {
 	return name
 }
 
-// still checks that the device answers and repeats as it was made.
+// still checks that a device is unchanged, and CreateDevice idempotent.
 func (t *trial) still(v volume, name string) {
 	t.Helper()
 	t.present(v, name)
 	if again, err := t.create(t.ctx, v.request()); err != nil || again != name {
-		t.Errorf("CreateDevice(%q) again: %q, %v, want the device %q that is there", v.id, again, err, name)
+		t.Errorf("CreateDevice(%q) again: %q, %v, want the existing device %q", v.id, again, err, name)
 	}
 }
 
-// present checks by all that the plugin serves that the device is there.
+// present checks with all served calls that a device exists.
 func (t *trial) present(v volume, name string) {
 	t.Helper()
 	if t.servesGet {
 		reply, err := t.get(v.id, name)
 		if err != nil {
-			t.Errorf("GetDevice(%q, %q) of a device that is there: %v", v.id, name, err)
+			t.Errorf("GetDevice(%q, %q) of an existing device: %v", v.id, name, err)
 		} else if problem := differs(reply, v); problem != "" {
 			t.Errorf("GetDevice(%q, %q): %s", v.id, name, problem)
 		}
@@ -50,14 +50,15 @@ func (t *trial) present(v volume, name string) {
 	}
 }
 
-// differs says what GetDevice tells that CreateDevice did not.
+// differs describes how the response of GetDevice differs from the
+// CreateDevice.
 func differs(reply *storagev1.GetDeviceResponse, v volume) string {
 	got, want := slices.Sorted(slices.Values(reply.GetAccessModes())), slices.Sorted(slices.Values(v.modes))
 	if !slices.Equal(got, want) {
-		return fmt.Sprintf("access_modes %v, it was made with %v", got, want)
+		return fmt.Sprintf("access_modes %v, created with %v", got, want)
 	}
 	if mode(reply.GetVolumeMode()) != mode(v.mode) {
-		return fmt.Sprintf("volume_mode %q, it was made with %q", reply.GetVolumeMode(), v.mode)
+		return fmt.Sprintf("volume_mode %q, created with %q", reply.GetVolumeMode(), v.mode)
 	}
 	return ""
 }
@@ -70,9 +71,9 @@ func mode(of string) string {
 	return of
 }
 
-// absent checks that a volume has no device. The name is the one it had; empty
-// when it had none. Whether GetDevice without a name looks by the volume alone
-// is open, but it cannot find what is not there.
+// absent checks that a volume has no device. The name is that of the former
+// device, or empty. The contract does not define GetDevice without a name, but
+// it must not find a device.
 func (t *trial) absent(v volume, name string) {
 	t.Helper()
 	if problem := t.trace(v, name); problem != "" {
@@ -80,29 +81,29 @@ func (t *trial) absent(v volume, name string) {
 	}
 }
 
-// trace says where a device shows that should not be there.
+// trace describes where a deleted device still shows up.
 func (t *trial) trace(v volume, name string) string {
 	t.Helper()
 	if t.servesGet {
 		if name != "" {
 			if _, err := t.get(v.id, name); status.Code(err) != codes.NotFound {
-				return fmt.Sprintf("GetDevice(%q, %q) of a device that is not there: %v, want NOT_FOUND", v.id, name, err)
+				return fmt.Sprintf("GetDevice(%q, %q) of a missing device: %v, want NOT_FOUND", v.id, name, err)
 			}
 		}
 		if _, err := t.get(v.id, ""); err == nil {
-			return fmt.Sprintf("GetDevice(%q, \"\") finds a device, there should be none", v.id)
+			return fmt.Sprintf("GetDevice(%q, \"\") returns a device, want an error", v.id)
 		}
 	}
 	if t.servesList {
 		if names := t.listed(v.id); len(names) > 0 {
-			return fmt.Sprintf("ListDevices has devices %q of volume %q, there should be none", names, v.id)
+			return fmt.Sprintf("ListDevices has devices %q of volume %q, want no devices", names, v.id)
 		}
 	}
 	return ""
 }
 
-// staysAbsent looks for a while, since work that was given up may still end.
-func (t *trial) staysAbsent(volumes ...volume) {
+// requireStaysAbsent checks repeatedly, since cancelled work can still complete.
+func (t *trial) requireStaysAbsent(volumes ...volume) {
 	t.Helper()
 	ticker := time.NewTicker(t.Patience / 10)
 	defer ticker.Stop()
@@ -129,7 +130,7 @@ func (t *trial) listed(volumeID string) []string {
 	return names
 }
 
-// list goes through all pages.
+// list returns the entries of all pages.
 func (t *trial) list(max int32) []*storagev1.ListDevicesResponse_Entry {
 	t.Helper()
 	var all []*storagev1.ListDevicesResponse_Entry
@@ -145,13 +146,13 @@ func (t *trial) list(max int32) []*storagev1.ListDevicesResponse_Entry {
 			return all
 		}
 		if seen[token] {
-			t.Fatalf("ListDevices with max_entries %d never ends: it gave the token %q before", max, token)
+			t.Fatalf("ListDevices with max_entries %d never ends: token %q was returned before", max, token)
 		}
 		seen[token] = true
 	}
 }
 
-// mine are the entries of this run of the suite.
+// mine returns the entries of this run of the suite.
 func (t *trial) mine(entries []*storagev1.ListDevicesResponse_Entry) []string {
 	var out []string
 	for _, e := range entries {

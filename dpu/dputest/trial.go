@@ -24,7 +24,7 @@ const (
 	filesystem = "Filesystem"
 )
 
-// suite is what all parts know of the plugin.
+// suite is the state that all tests share.
 type suite struct {
 	Options
 	id        string // begins every volume id
@@ -32,18 +32,18 @@ type suite struct {
 	identity  storagev1.IdentityServiceClient
 	plugin    storagev1.StoragePluginServiceClient
 	announced map[Capability]bool
-	// What can be asked. Announced calls are served, whatever they answer.
+	// Announced calls count as served.
 	servesGet, servesList bool
 }
 
 // kind is one of the two kinds of device.
 type kind struct {
-	mode     string // volume_mode; empty in parts that are of no kind
+	mode     string // volume_mode; empty in tests that are not for a kind
 	other    string // the mode of the other kind
 	contexts func(t testing.TB, volumeID string) Contexts
 }
 
-// trial is one part of the suite at work.
+// trial is a running test of the suite.
 type trial struct {
 	*testing.T
 	*suite
@@ -60,10 +60,10 @@ func (s *suite) part(t *testing.T, name string, k kind, run func(*trial)) {
 	})
 }
 
-// discover learns what the plugin announces and serves; the parts judge it.
+// discover queries what the plugin announces and serves; the tests check it.
 func (s *suite) discover(t *testing.T) {
 	t.Helper()
-	// It is no trial yet: a plugin that has just been started may take its time.
+	// This is not a test yet: a plugin that was just started can be slow.
 	ctx, cancel := context.WithTimeout(t.Context(), max(s.Timeout, time.Minute))
 	defer cancel()
 	reply, err := s.plugin.StoragePluginGetCapabilities(ctx, &storagev1.StoragePluginGetCapabilitiesRequest{})
@@ -80,7 +80,7 @@ func (s *suite) discover(t *testing.T) {
 	s.servesList = s.announced[listDevices] || s.Unannounced && status.Code(err) != codes.Unimplemented
 }
 
-// kinds are those that the plugin announces and that can be made.
+// kinds returns the kinds of devices that are announced and can be tested.
 func (s *suite) kinds() []kind {
 	var out []kind
 	if s.announced[blockDevice] && s.Block != nil {
@@ -92,9 +92,9 @@ func (s *suite) kinds() []kind {
 	return out
 }
 
-// allowed are the codes that the contract knows, by call. Those of the tables
-// of ListDevices leave out how it fails for other reasons than its token; the
-// other calls say FAILED_PRECONDITION then.
+// allowed are the codes of the contract, by call. Its table for ListDevices has
+// no code for errors other than the token; all other calls return
+// FAILED_PRECONDITION then.
 var allowed = map[string][]codes.Code{
 	"GetPluginInfo":                {codes.OK, codes.FailedPrecondition},
 	"Probe":                        {codes.OK, codes.FailedPrecondition},
@@ -106,14 +106,14 @@ var allowed = map[string][]codes.Code{
 	"ListDevices":                  {codes.OK, codes.Aborted, codes.FailedPrecondition},
 }
 
-// judge holds every answer to the codes of its call. A caller who gave up got
-// no answer; only the part itself must not have to.
-func (t *trial) judge(ctx context.Context, method string, err error) {
+// checkCode checks the code of a response. Calls cancelled by a test have no
+// response; but a test itself must not time out.
+func (t *trial) checkCode(ctx context.Context, method string, err error) {
 	t.Helper()
 	code := status.Code(err)
 	if code == codes.DeadlineExceeded || code == codes.Canceled {
 		if t.ctx.Err() != nil {
-			t.Errorf("%s: no answer, and the %s of this part are over", method, t.Timeout)
+			t.Errorf("%s: no response within the timeout of %s", method, t.Timeout)
 			return
 		}
 		if ctx != t.ctx {
@@ -121,11 +121,11 @@ func (t *trial) judge(ctx context.Context, method string, err error) {
 		}
 	}
 	if !slices.Contains(allowed[method], code) {
-		t.Errorf("%s answers %v, the contract has %v only", method, err, allowed[method])
+		t.Errorf("%s returns %v, want one of %v", method, err, allowed[method])
 	}
 }
 
-// volume is what a device is made for.
+// volume is a volume for which a device is created.
 type volume struct {
 	Contexts
 	id    string
@@ -140,8 +140,7 @@ func (v volume) request() *storagev1.CreateDeviceRequest {
 	}
 }
 
-// volume prepares a volume of the kind at hand. Its device is deleted when the
-// part is over.
+// volume prepares a volume. Its device is deleted at the end of the test.
 func (t *trial) volume(name string) volume {
 	t.Helper()
 	v := volume{id: strings.ToLower(t.id + "-" + t.mode + "-" + name), mode: t.mode, modes: t.AccessModes}
@@ -150,8 +149,8 @@ func (t *trial) volume(name string) volume {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(ctx, t.Timeout)
 		defer cancel()
-		if err := patiently(ctx, func() error { return t.remove(ctx, v.id, "") }); err != nil {
-			t.Errorf("clearing up, DeleteDevice(%q): %v", v.id, err)
+		if err := retry(ctx, func() error { return t.remove(ctx, v.id, "") }); err != nil {
+			t.Errorf("cleanup: DeleteDevice(%q): %v", v.id, err)
 		}
 	})
 	return v
@@ -169,9 +168,9 @@ func (t *trial) volumes(name string, n int) []volume {
 func (t *trial) create(ctx context.Context, req *storagev1.CreateDeviceRequest) (string, error) {
 	t.Helper()
 	reply, err := t.plugin.CreateDevice(ctx, req)
-	t.judge(ctx, "CreateDevice", err)
+	t.checkCode(ctx, "CreateDevice", err)
 	if err == nil && reply.GetDeviceName() == "" {
-		t.Errorf("CreateDevice(%q) names no device", req.GetVolumeId())
+		t.Errorf("CreateDevice(%q) returns an empty name", req.GetVolumeId())
 	}
 	return reply.GetDeviceName(), err
 }
@@ -179,37 +178,37 @@ func (t *trial) create(ctx context.Context, req *storagev1.CreateDeviceRequest) 
 func (t *trial) remove(ctx context.Context, volumeID, name string) error {
 	t.Helper()
 	_, err := t.plugin.DeleteDevice(ctx, &storagev1.DeleteDeviceRequest{VolumeId: volumeID, DeviceName: name})
-	t.judge(ctx, "DeleteDevice", err)
+	t.checkCode(ctx, "DeleteDevice", err)
 	return err
 }
 
 func (t *trial) get(volumeID, name string) (*storagev1.GetDeviceResponse, error) {
 	t.Helper()
 	reply, err := t.plugin.GetDevice(t.ctx, &storagev1.GetDeviceRequest{VolumeId: volumeID, DeviceName: name})
-	t.judge(t.ctx, "GetDevice", err)
+	t.checkCode(t.ctx, "GetDevice", err)
 	return reply, err
 }
 
 func (t *trial) page(max int32, token string) (*storagev1.ListDevicesResponse, error) {
 	t.Helper()
 	reply, err := t.plugin.ListDevices(t.ctx, &storagev1.ListDevicesRequest{MaxEntries: max, StartingToken: token})
-	t.judge(t.ctx, "ListDevices", err)
+	t.checkCode(t.ctx, "ListDevices", err)
 	if n := len(reply.GetEntries()); max > 0 && n > int(max) {
-		t.Errorf("ListDevices with max_entries %d answers %d entries", max, n)
+		t.Errorf("ListDevices with max_entries %d returns %d entries", max, n)
 	}
 	return reply, err
 }
 
-// patiently repeats a call that the plugin refuses, as the node driver does.
-// The contract has no code of its own for "busy".
-func patiently(ctx context.Context, call func() error) error {
+// retry retries a refused call, like the node driver. The contract has no
+// separate code for busy.
+func retry(ctx context.Context, call func() error) error {
 	ticker := time.NewTicker(5 * time.Millisecond)
 	defer ticker.Stop()
 	var refusal error
 	for {
 		err := call()
 		if ctx.Err() != nil && refusal != nil {
-			return refusal // tells more than that the time is over
+			return refusal // more specific than a timeout
 		}
 		if status.Code(err) != codes.FailedPrecondition {
 			return err

@@ -202,15 +202,15 @@ func TestCephOrder(t *testing.T) {
 	mons := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.7:0"), netip.MustParseAddrPort("[2001:db8::7]:6790")}
 	for what, c := range map[string]struct {
 		at      access.CephFS
-		want    cephOrder
+		want    cephMount
 		options string
 	}{
 		"by its cluster": {access.CephFS{Ceph: access.Ceph{ClusterID: "east", User: "u", Key: "k"}, FS: "fs", Path: "/a/b"},
-			cephOrder{Source: "192.0.2.1:6789:/a/b", FS: "fs", User: "u", KeyDir: "/keys", Key: "k"}, "nosuid nodev name=u key=d mds_namespace=fs"},
+			cephMount{Source: "192.0.2.1:6789:/a/b", FS: "fs", User: "u", KeyDir: "/keys", Key: "k"}, "nosuid nodev name=u key=d mds_namespace=fs"},
 		"newer protocol only": {access.CephFS{Ceph: access.Ceph{ClusterID: "new", User: "u"}, Path: "/"},
-			cephOrder{Source: "192.0.2.1:3300,192.0.2.2:3300:/", User: "u", Mode: "prefer-crc"}, "nosuid nodev name=u ms_mode=prefer-crc"},
+			cephMount{Source: "192.0.2.1:3300,192.0.2.2:3300:/", User: "u", Mode: "prefer-crc"}, "nosuid nodev name=u ms_mode=prefer-crc"},
 		"by its monitors": {access.CephFS{Ceph: access.Ceph{ClusterID: "gone", Monitors: mons}, Path: "/a"},
-			cephOrder{Source: "192.0.2.7:6789,[2001:db8::7]:6790:/a"}, "nosuid nodev name=admin"},
+			cephMount{Source: "192.0.2.7:6789,[2001:db8::7]:6790:/a"}, "nosuid nodev name=admin"},
 	} {
 		s := testkit.Value(newCephFS(r.Mounts, c.at, false))(t)
 		got, err := s.order()

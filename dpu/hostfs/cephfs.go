@@ -77,9 +77,9 @@ func cephAddrs(all []monitor) string {
 
 // order returns the request for a kernel from 5.12 on. The source has the older
 // of the two syntaxes, which all kernels accept and which needs no fsid.
-func (c cephfs) order() (cephOrder, error) {
+func (c cephfs) order() (cephMount, error) {
 	monitors := c.chosen()
-	o := cephOrder{Source: cephAddrs(monitors) + ":" + c.at.Path, FS: c.at.FS, User: c.at.User, ReadOnly: c.readOnly}
+	o := cephMount{Source: cephAddrs(monitors) + ":" + c.at.Path, FS: c.at.FS, User: c.at.User, ReadOnly: c.readOnly}
 	if monitors[0].v2 {
 		o.Mode = "prefer-crc"
 	}
@@ -137,8 +137,8 @@ func (c cephfs) explain(err error) error {
 	return fmt.Errorf("%s: %w", c, err)
 }
 
-// cephOrder is the request to a helper, which reads the key itself.
-type cephOrder struct {
+// cephMount is the request to a helper, which reads the key itself.
+type cephMount struct {
 	Source   string `json:"source"`
 	FS       string `json:"fs,omitempty"`
 	User     string `json:"user,omitempty"`
@@ -148,7 +148,7 @@ type cephOrder struct {
 	ReadOnly bool   `json:"readOnly,omitempty"`
 }
 
-func (o cephOrder) carryOut(ctx context.Context, target string) error {
+func (o cephMount) execute(ctx context.Context, target string) error {
 	description := ""
 	if o.Key != "" {
 		key, err := readKey(o.KeyDir, o.Key, o.User)
@@ -172,7 +172,7 @@ func (o cephOrder) carryOut(ctx context.Context, target string) error {
 
 // options returns the kernel's mount options. The default user is "admin", as
 // in Ceph's programs; the kernel's default is "guest".
-func (o cephOrder) options(description string) []string {
+func (o cephMount) options(description string) []string {
 	user := o.User
 	if user == "" {
 		user = "admin"

@@ -76,8 +76,8 @@ func (d directory) shown(_ context.Context, e mount.Entry, table []mount.Entry) 
 		slices.Contains(e.Options, "ro") == d.readOnly, nil
 }
 
-// makeEmpty creates a mount point, or accepts an existing empty directory.
-func makeEmpty(target string) error {
+// ensureEmptyDir creates a mount point, or accepts an existing empty directory.
+func ensureEmptyDir(target string) error {
 	if err := os.Mkdir(target, 0o750); err == nil {
 		return nil
 	} else if !errors.Is(err, os.ErrExist) {
@@ -101,8 +101,8 @@ func makeEmpty(target string) error {
 	return nil
 }
 
-// removeEmpty removes a mount point unless it has foreign contents.
-func removeEmpty(log *slog.Logger, target string) {
+// removeMountPoint removes a mount point unless it has foreign contents.
+func removeMountPoint(log *slog.Logger, target string) {
 	switch err := unix.Rmdir(target); {
 	case err == nil, errors.Is(err, unix.ENOENT):
 	default:

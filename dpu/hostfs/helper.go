@@ -13,15 +13,15 @@ import (
 // HelperCommand is the hidden command that the plugin runs as a helper.
 const HelperCommand = "dpu-mount"
 
-// maxOrder is the maximum size of a request to a helper.
-const maxOrder = 64 << 10
+// maxHelperRequest is the maximum size of a request to a helper.
+const maxHelperRequest = 64 << 10
 
 // RunHelper is the main function of a helper: a process that mounts or unmounts
 // one network file system, and can be killed while it waits for the server.
 // stdin and stdout are the standard streams of the process. The process exits
 // when stdin is closed, and must exit when RunHelper returns.
 func RunHelper(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
-	in := bufio.NewReaderSize(stdin, maxOrder)
+	in := bufio.NewReaderSize(stdin, maxHelperRequest)
 	line, err := in.ReadSlice('\n')
 	var o order
 	if err == nil {
@@ -40,15 +40,15 @@ func RunHelper(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	say := func(text string) { said = append(said, text) }
 	switch {
 	case o.NFS != nil:
-		err = o.NFS.carryOut(ctx, o.Target, say)
+		err = o.NFS.execute(ctx, o.Target, say)
 	case o.CephFS != nil:
-		err = o.CephFS.carryOut(ctx, o.Target)
+		err = o.CephFS.execute(ctx, o.Target)
 	case o.Unmount != nil:
-		err = o.Unmount.carryOut(ctx, o.Target)
+		err = o.Unmount.execute(ctx, o.Target)
 	default:
 		err = errors.New("unknown request to the mount helper")
 	}
-	a := answerOf(err)
+	a := responseOf(err)
 	a.Said = said
 	return json.NewEncoder(stdout).Encode(a)
 }

@@ -173,30 +173,30 @@ func (m *Mounts) mountSource(ctx context.Context, target string, src source) err
 		return err
 	}
 	defer done()
-	if there, err := m.isThere(ctx, target, src); err != nil || there {
+	if there, err := m.isMounted(ctx, target, src); err != nil || there {
 		return err
 	}
-	if err := makeEmpty(target); err != nil {
+	if err := ensureEmptyDir(target); err != nil {
 		return err
 	}
 	if err := src.mountAt(ctx, target); err != nil {
-		return m.tidy(ctx, target, src, err)
+		return m.cleanUpFailed(ctx, target, src, err)
 	}
-	there, err := m.isThere(ctx, target, src)
+	there, err := m.isMounted(ctx, target, src)
 	if err == nil && !there {
 		err = errs.Errorf(errs.Precondition, "%s was mounted at %s, but another program unmounted it", src, target)
 	}
 	return err
 }
 
-// tidy cleans up after a failed mount. If the mount was completed at the last
+// cleanUpFailed cleans up after a failed mount. If the mount was completed at the last
 // moment, it succeeds.
-func (m *Mounts) tidy(ctx context.Context, target string, src source, failed error) error {
+func (m *Mounts) cleanUpFailed(ctx context.Context, target string, src source, failed error) error {
 	ctx = context.WithoutCancel(ctx)
-	if there, err := m.isThere(ctx, target, src); err == nil && there {
+	if there, err := m.isMounted(ctx, target, src); err == nil && there {
 		return nil
 	}
-	removeEmpty(m.log, target)
+	removeMountPoint(m.log, target)
 	return failed
 }
 
@@ -211,10 +211,10 @@ func (m *Mounts) Mounted(ctx context.Context, name string, spec plan.MountSpec) 
 	if err != nil {
 		return false, err
 	}
-	return m.isThere(ctx, target, src)
+	return m.isMounted(ctx, target, src)
 }
 
-func (m *Mounts) isThere(ctx context.Context, target string, src source) (bool, error) {
+func (m *Mounts) isMounted(ctx context.Context, target string, src source) (bool, error) {
 	e, mounted, err := mount.At(ctx, target)
 	if err != nil || !mounted {
 		return false, err

@@ -63,7 +63,7 @@ func helper(word string) error {
 		}
 	case forceWord:
 		if o.Unmount.Flags != 0 {
-			return json.NewEncoder(os.Stdout).Encode(answerOf(o.Unmount.carryOut(context.Background(), o.Target)))
+			return json.NewEncoder(os.Stdout).Encode(responseOf(o.Unmount.execute(context.Background(), o.Target)))
 		}
 	case babbleWord:
 		fmt.Println("no answer")

@@ -104,7 +104,7 @@ func (n nfs) mountAt(ctx context.Context, target string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", n, err)
 	}
-	err = n.mounts.run(ctx, order{Target: target, NFS: &nfsOrder{
+	err = n.mounts.run(ctx, order{Target: target, NFS: &nfsMount{
 		Source: nfsDevice(n.at), Addrs: addrs, Versions: n.options.versions, Options: n.options.kernel, ReadOnly: n.readOnly,
 	}}, n.mounts.config.Deadline)
 	return n.explain(err)
@@ -134,9 +134,9 @@ func isUnreachable(err error) bool {
 		func(e unix.Errno) bool { return errors.Is(err, e) })
 }
 
-// nfsOrder is the request to a helper, which tries all addresses and versions
+// nfsMount is the request to a helper, which tries all addresses and versions
 // until one works.
-type nfsOrder struct {
+type nfsMount struct {
 	Source   string       `json:"source"`
 	Addrs    []netip.Addr `json:"addrs"`
 	Versions []string     `json:"versions"`
@@ -144,7 +144,7 @@ type nfsOrder struct {
 	ReadOnly bool         `json:"readOnly,omitempty"`
 }
 
-func (o nfsOrder) carryOut(ctx context.Context, target string, say func(string)) error {
+func (o nfsMount) execute(ctx context.Context, target string, say func(string)) error {
 	hasStatd := func() bool { return statdRuns(ctx) }
 	return o.try(func(addr netip.Addr, version string) error {
 		if err := checkLocks(version, o.Options, hasStatd); err != nil {
@@ -163,7 +163,7 @@ func (o nfsOrder) carryOut(ctx context.Context, target string, say func(string))
 
 // try tries all versions at one address after the other. Its error contains the
 // errors of the last address.
-func (o nfsOrder) try(mountOne func(addr netip.Addr, version string) error) error {
+func (o nfsMount) try(mountOne func(addr netip.Addr, version string) error) error {
 	var failed versionErrors
 	for _, addr := range o.Addrs {
 		failed = failed[:0]
@@ -190,7 +190,7 @@ func (o nfsOrder) try(mountOne func(addr netip.Addr, version string) error) erro
 // next returns the index before the next version to try after an error, -1 to
 // stop. Servers report an unknown version with various errors; ENOENT can mean
 // that the exports have other paths in version 4.
-func (o nfsOrder) next(i int, err error) int {
+func (o nfsMount) next(i int, err error) int {
 	switch {
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL) && errs.KindOf(err) != errs.Invalid:
 		return i

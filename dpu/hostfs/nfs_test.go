@@ -129,7 +129,7 @@ func TestNFSTries(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			var tried []string
-			o := nfsOrder{Addrs: []netip.Addr{a, b}, Versions: c.versions}
+			o := nfsMount{Addrs: []netip.Addr{a, b}, Versions: c.versions}
 			err := o.try(func(addr netip.Addr, version string) error {
 				at := "a"
 				if addr == b {
@@ -149,7 +149,7 @@ func TestNFSTries(t *testing.T) {
 			}
 		})
 	}
-	if err := (nfsOrder{Versions: all}).try(nil); !errors.Is(err, errs.Unavailable) {
+	if err := (nfsMount{Versions: all}).try(nil); !errors.Is(err, errs.Unavailable) {
 		t.Errorf("without an address: %v", err)
 	}
 }

@@ -28,10 +28,10 @@ const killGrace = 2 * time.Second
 // has names of key files, but no keys. Exactly one of NFS, CephFS and Unmount
 // is set.
 type order struct {
-	Target  string        `json:"target"`
-	NFS     *nfsOrder     `json:"nfs,omitempty"`
-	CephFS  *cephOrder    `json:"cephfs,omitempty"`
-	Unmount *unmountOrder `json:"unmount,omitempty"`
+	Target  string          `json:"target"`
+	NFS     *nfsMount       `json:"nfs,omitempty"`
+	CephFS  *cephMount      `json:"cephfs,omitempty"`
+	Unmount *unmountRequest `json:"unmount,omitempty"`
 }
 
 // answer is the response of a helper, on its standard output.
@@ -44,8 +44,8 @@ type answer struct {
 	Said []string `json:"said,omitempty"`
 }
 
-// answerOf converts an error to an answer.
-func answerOf(err error) answer {
+// responseOf converts an error to an answer.
+func responseOf(err error) answer {
 	if err == nil {
 		return answer{}
 	}

@@ -47,7 +47,7 @@ func (s tmpfs) mountAt(ctx context.Context, target string) error {
 			}
 		})
 	}
-	return s.run(ctx, order{Target: target, NFS: &nfsOrder{}}, bound)
+	return s.run(ctx, order{Target: target, NFS: &nfsMount{}}, bound)
 }
 
 func (tmpfs) shown(_ context.Context, e mount.Entry, _ []mount.Entry) (bool, error) {
@@ -159,7 +159,7 @@ func TestHelperUnmounts(t *testing.T) {
 				f := testkit.Value(os.Create(filepath.Join(target, "file")))(t)
 				defer f.Close()
 			}
-			err := r.run(t.Context(), order{Target: target, Unmount: &unmountOrder{c.flags}}, far)
+			err := r.run(t.Context(), order{Target: target, Unmount: &unmountRequest{c.flags}}, far)
 			if c.want != "" {
 				testkit.WantError(t, "the error", err, c.want, target)
 				if !errors.Is(err, unix.EBUSY) && !errors.Is(err, mount.ErrBusy) {
@@ -238,7 +238,7 @@ func TestUnmountGivesUp(t *testing.T) {
 
 // TestHelperByHand says what it is.
 func TestHelperByHand(t *testing.T) {
-	for _, in := range []string{"", "\n", "{}\n", "garbage\n", `{"target":""}` + "\n", strings.Repeat("x", maxOrder+1)} {
+	for _, in := range []string{"", "\n", "{}\n", "garbage\n", `{"target":""}` + "\n", strings.Repeat("x", maxHelperRequest+1)} {
 		var out strings.Builder
 		if err := RunHelper(t.Context(), strings.NewReader(in), &out); err == nil || !strings.Contains(err.Error(), "started by cleat itself") || out.Len() > 0 {
 			t.Errorf("%.20q: %v, %q", in, err, out.String())
@@ -252,7 +252,7 @@ func TestAnswers(t *testing.T) {
 		fmt.Errorf("b: %w", unix.EPROTONOSUPPORT),
 		errs.Errorf(errs.Unsupported, "c"),
 	} {
-		got := answerOf(err).err()
+		got := responseOf(err).err()
 		if got.Error() != err.Error() || errs.KindOf(got) != errs.KindOf(err) {
 			t.Errorf("%v (%v) arrives as %v (%v)", err, errs.KindOf(err), got, errs.KindOf(got))
 		}
@@ -262,7 +262,7 @@ func TestAnswers(t *testing.T) {
 			}
 		}
 	}
-	if diff := cmp.Diff(answer{}, answerOf(nil)); diff != "" || (answer{}).err() != nil {
+	if diff := cmp.Diff(answer{}, responseOf(nil)); diff != "" || (answer{}).err() != nil {
 		t.Error(diff)
 	}
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 )
 
-// unmountOrder is a request to a helper. Flags are for umount2(2); 0 uses
+// unmountRequest is a request to a helper. Flags are for umount2(2); 0 uses
 // mount.Unmount.
-type unmountOrder struct {
+type unmountRequest struct {
 	Flags int `json:"flags,omitempty"`
 }
 
@@ -50,7 +50,7 @@ func (m *Mounts) Unmount(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	removeEmpty(m.log, target)
+	removeMountPoint(m.log, target)
 	return nil
 }
 
@@ -75,7 +75,7 @@ func (m *Mounts) unmountRemote(ctx context.Context, target string, e mount.Entry
 		if step.what != "" {
 			m.log.Warn("server of mount does not respond, escalating unmount", "path", target, "source", e.Source, "action", step.what, "err", err)
 		}
-		err = m.run(ctx, order{Target: target, Unmount: &unmountOrder{step.flags}}, step.bound)
+		err = m.run(ctx, order{Target: target, Unmount: &unmountRequest{step.flags}}, step.bound)
 		_, mounted, look := mount.At(context.WithoutCancel(ctx), target)
 		switch {
 		case look != nil:
@@ -96,8 +96,8 @@ func (m *Mounts) unmountRemote(ctx context.Context, target string, e mount.Entry
 	return fmt.Errorf("unmount %s (%s): %w", target, describe(e), err)
 }
 
-// carryOut executes the request in the helper.
-func (o unmountOrder) carryOut(ctx context.Context, target string) error {
+// execute executes the request in the helper.
+func (o unmountRequest) execute(ctx context.Context, target string) error {
 	if o.Flags == 0 {
 		return mount.Unmount(ctx, target)
 	}

@@ -59,7 +59,7 @@ func (m *Maker) aioFile(o plan.Object) (path string, size int, err error) {
 
 func checkAIO(b spdk.Bdev, path string) error {
 	if b.Driver.AIO == nil || b.Driver.AIO.Filename != path {
-		return errs.Errorf(errs.Precondition, "bdev %s exists, but not on file %s: %w; delete it", b.Name, path, ErrTaken)
+		return errs.Errorf(errs.Precondition, "bdev %s exists, but not on file %s: %w; delete it", b.Name, path, ErrNameConflict)
 	}
 	return nil
 }
@@ -89,7 +89,7 @@ const rbdBlockSize = 512
 
 func checkRBD(b spdk.Bdev, o plan.Object) error {
 	if r := b.Driver.RBD; r == nil || r.Pool != o.RBD.Pool || r.Namespace != o.RBD.Namespace || r.Image != o.RBD.Image {
-		return errs.Errorf(errs.Precondition, "bdev %s exists, but not on image %s/%s: %w; delete it", b.Name, o.RBD.Pool, o.RBD.Image, ErrTaken)
+		return errs.Errorf(errs.Precondition, "bdev %s exists, but not on image %s/%s: %w; delete it", b.Name, o.RBD.Pool, o.RBD.Image, ErrNameConflict)
 	}
 	return nil
 }

@@ -80,7 +80,7 @@ func (m *Maker) attachFirst(ctx context.Context, o plan.Object, attaching Attach
 					"subsystem", o.Controller.SubNQN, "path", path, "err", errors.Join(failed...))
 			}
 			return bdevs, nil
-		case errors.Is(err, spdk.OtherName), errors.Is(err, spdk.Unanswered), errors.Is(err, ErrTaken):
+		case errors.Is(err, spdk.OtherName), errors.Is(err, spdk.Unanswered), errors.Is(err, ErrNameConflict):
 			return nil, fmt.Errorf("subsystem %s: %w", o.Controller.SubNQN, err)
 		}
 		failed = append(failed, fmt.Errorf("path %s: %w", path, err))
@@ -111,7 +111,7 @@ func (m *Maker) checkOwn(ctx context.Context, have spdk.NVMeController, spec pla
 	for _, p := range have.Paths {
 		if p.Address.SubNQN != spec.SubNQN || p.Host.NQN != "" && p.Host.NQN != spec.HostNQN {
 			return errs.Errorf(errs.Precondition, "controller %s is attached to subsystem %s as host %s instead of subsystem %s as host %s: %w; detach it",
-				have.Name, p.Address.SubNQN, p.Host.NQN, spec.SubNQN, spec.HostNQN, ErrTaken)
+				have.Name, p.Address.SubNQN, p.Host.NQN, spec.SubNQN, spec.HostNQN, ErrNameConflict)
 		}
 	}
 	if !allFailed(have) {

@@ -43,7 +43,7 @@ func (m *Maker) checkFsdev(ctx context.Context, name, root string) error {
 	case errors.Is(err, spdk.UnknownMethod):
 		return nil
 	case err == nil && f.Driver.RootPath != "" && f.Driver.RootPath != root:
-		return errs.Errorf(errs.Precondition, "file system device %s exists with directory %s instead of %s: %w; delete it", name, f.Driver.RootPath, root, ErrTaken)
+		return errs.Errorf(errs.Precondition, "file system device %s exists with directory %s instead of %s: %w; delete it", name, f.Driver.RootPath, root, ErrNameConflict)
 	}
 	return err
 }

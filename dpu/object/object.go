@@ -118,9 +118,9 @@ type Outcome struct {
 	As      string
 }
 
-// ErrTaken: something else exists under the name of an object, and must not be
+// ErrNameConflict: something else exists under the name of an object, and must not be
 // removed in its place.
-var ErrTaken = errors.New("the name is used by another object")
+var ErrNameConflict = errors.New("the name is used by another object")
 
 // Attaching is called before each attach of a path. If it fails, the attach is
 // not sent. It is optional.

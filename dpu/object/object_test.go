@@ -165,7 +165,7 @@ func TestRBD(t *testing.T) {
 	}
 	other := bdev
 	other.RBD = &plan.RBDSpec{Cluster: "ceph", Pool: "rbd", Image: "another"}
-	if _, err := r.Make(t.Context(), other, nil); !errors.Is(err, ErrTaken) {
+	if _, err := r.Make(t.Context(), other, nil); !errors.Is(err, ErrNameConflict) {
 		t.Errorf("another image under the name: %v", err)
 	}
 	state, err := r.Look(t.Context(), Shown{Name: "b", Object: bdev})
@@ -204,7 +204,7 @@ func TestAIO(t *testing.T) {
 	if _, err := r.Make(t.Context(), aio("y", "a"), nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "bdev x already") {
 		t.Errorf("a second bdev on the file: %v", err)
 	}
-	if _, err := r.Make(t.Context(), aio("x", "b"), nil); !errors.Is(err, ErrTaken) {
+	if _, err := r.Make(t.Context(), aio("x", "b"), nil); !errors.Is(err, ErrNameConflict) {
 		t.Errorf("the name on another file: %v", err)
 	}
 	if _, err := r.Make(t.Context(), aio("z", "absent"), nil); !errors.Is(err, errs.Precondition) {
@@ -230,7 +230,7 @@ func TestFsdev(t *testing.T) {
 				t.Error("it is found the second time")
 			}
 			_, err := r.Make(t.Context(), fsdev("n"), nil)
-			if listed := c.Flavour == spdktest.Fork; listed != errors.Is(err, ErrTaken) {
+			if listed := c.Flavour == spdktest.Fork; listed != errors.Is(err, ErrNameConflict) {
 				t.Errorf("the name with another directory: %v", err)
 			}
 			if _, err := r.Make(t.Context(), plan.Object{ID: plan.ID{Kind: plan.AIOFsdev, Name: "g"}, Fsdev: &plan.FsdevSpec{Mount: "absent"}}, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "HostToContainer") {

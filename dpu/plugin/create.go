@@ -21,7 +21,7 @@ import (
 )
 
 // Create creates the device of a volume and returns its name. It is idempotent,
-// and a failed call is rolled back. ErrUnserved: the SNAP process does not
+// and a failed call is rolled back. ErrUnsupported: the SNAP process does not
 // support the volume mode.
 func (p *Plugin) Create(ctx context.Context, q request.Create) (string, error) {
 	// A retry with other contexts is for the same device, so the fingerprint
@@ -62,7 +62,7 @@ func (p *Plugin) create(ctx context.Context, q request.Create) (string, error) {
 		return "", err
 	}
 	if q.Mode == request.Block && !offer.Block || q.Mode == request.Filesystem && !offer.Filesystem {
-		return "", fmt.Errorf("volume_mode %s: %w", q.Mode, ErrUnserved)
+		return "", fmt.Errorf("volume_mode %s: %w", q.Mode, ErrUnsupported)
 	}
 	if keys := q.Misspelt(); len(keys) > 0 {
 		p.log.WarnContext(ctx, "ignored context keys, possibly misspelled", "volume", q.Volume, "keys", keys)
@@ -199,9 +199,9 @@ func (p *Plugin) intent(ctx context.Context, o plan.Object, d table.Device) (nex
 		next = table.Object{Object: o, Process: d.Process}
 		switch {
 		case o.Kind != plan.Controller:
-			next.Doubt = p.config.Now().Add(doubt(o.Kind))
+			next.UnansweredUntil = p.config.Now().Add(unansweredTimeout(o.Kind))
 		case p.canAppear(have, d.Process):
-			next.Doubt, next.Asked = have.Doubt, have.Asked
+			next.UnansweredUntil, next.UnansweredPath = have.UnansweredUntil, have.UnansweredPath
 		}
 		return next, !known || have.Foreign
 	}
@@ -272,7 +272,7 @@ func (p *Plugin) makeObject(ctx context.Context, volumeID string, o *table.Objec
 	}
 	outcome, err := p.objects.Make(ctx, o.Object, p.attaching(o))
 	spared := outcome.Found && first
-	if spared || errors.Is(err, object.ErrTaken) { // must not be removed if this call fails
+	if spared || errors.Is(err, object.ErrNameConflict) { // must not be removed if this call fails
 		foreign := *o
 		foreign.Foreign = true
 		if err := p.table.PutObject(context.WithoutCancel(ctx), foreign); err != nil {
@@ -292,7 +292,7 @@ func (p *Plugin) makeObject(ctx context.Context, volumeID string, o *table.Objec
 	inherited := outcome.As != "" && o.As == outcome.As && !o.Foreign // another volume's, see commit
 	o.Foreign, o.As = outcome.Foreign && !inherited || spared, outcome.As
 	if o.Kind != plan.Controller { // the record of a controller has unanswered calls only
-		o.Doubt = time.Time{}
+		o.UnansweredUntil = time.Time{}
 	}
 	return nil
 }

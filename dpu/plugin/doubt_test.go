@@ -135,7 +135,7 @@ func TestRecordWithoutAsked(t *testing.T) {
 	r.target(one, 1)
 	r.create(nvme("v", one))
 	o := r.table.Objects()[0]
-	o.Doubt, o.Asked = r.now().Add(time.Hour), netip.AddrPort{}
+	o.UnansweredUntil, o.UnansweredPath = r.now().Add(time.Hour), netip.AddrPort{}
 	testkit.Must(r.t, r.table.PutObject(t.Context(), o))
 	r.restart()
 	r.refusedDelete("v")
@@ -203,13 +203,13 @@ func TestForeignObjectIsForgotten(t *testing.T) {
 }
 
 // A controller that others use does not become a stranger's because a path of it
-// is in doubt while one more volume fails.
+// is in unansweredTimeout while one more volume fails.
 func TestDoubtOfASharedController(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 2)
 	name := r.create(nvme("v", one, "nsId", "1"))
 	o := r.table.Objects()[0]
-	o.Doubt, o.Asked = time.Now().Add(time.Hour), o.Controller.Paths[0]
+	o.UnansweredUntil, o.UnansweredPath = time.Now().Add(time.Hour), o.Controller.Paths[0]
 	testkit.Must(r.t, r.table.PutObject(t.Context(), o))
 	r.refused(nvme("w", one, "nsId", "9"), "no namespace with nsId 9")
 	if o, _ = r.table.Object(o.ID); o.Foreign {
@@ -269,8 +269,8 @@ func TestAnotherNamespaceUnderTheName(t *testing.T) {
 // hasNotHeld checks that GetDevice does not find a device that was made.
 func (r *rig) hasNotHeld(volumeID, name string) {
 	r.t.Helper()
-	if _, err := r.plugin.Get(r.t.Context(), request.Device{Volume: volumeID, Name: name}); !errors.Is(err, ErrAbsent) {
-		r.t.Errorf("GetDevice(%s, %s): %v, want ErrAbsent", volumeID, name, err)
+	if _, err := r.plugin.Get(r.t.Context(), request.Device{Volume: volumeID, Name: name}); !errors.Is(err, ErrNotFound) {
+		r.t.Errorf("GetDevice(%s, %s): %v, want ErrNotFound", volumeID, name, err)
 	}
 }
 

@@ -220,7 +220,7 @@ func TestFailedController(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name}); !errors.Is(err, ErrAbsent) || !strings.Contains(err.Error(), "has failed") {
+	if _, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name}); !errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "has failed") {
 		t.Errorf("GetDevice: %v", err)
 	}
 	r.refused(q, "reset failed controller")
@@ -255,8 +255,8 @@ func TestMissingPath(t *testing.T) {
 	if !r.plugin.attachMissing(t.Context(), o) || paths() != 2 {
 		t.Errorf("%d paths after the missing one was attached", paths())
 	}
-	if o, _ := r.table.Object(o.ID); !o.Doubt.IsZero() {
-		t.Errorf("what was answered is in doubt: %+v", o)
+	if o, _ := r.table.Object(o.ID); !o.UnansweredUntil.IsZero() {
+		t.Errorf("what was answered is in unansweredTimeout: %+v", o)
 	}
 	r.delete("v", name)
 	r.empty()

@@ -61,7 +61,7 @@ func TestReplacedNamespace(t *testing.T) {
 		return nil
 	})
 	testkit.EventuallyNil(r.t, "GetDevice sees it too", func() error {
-		if _, err := r.plugin.Get(t.Context(), request.Device{Volume: "v"}); !errors.Is(err, ErrAbsent) {
+		if _, err := r.plugin.Get(t.Context(), request.Device{Volume: "v"}); !errors.Is(err, ErrNotFound) {
 			return fmt.Errorf("GetDevice: %w", err)
 		}
 		return nil
@@ -117,7 +117,7 @@ func heartbeatWhileSNAPIsSlow(t *testing.T, look time.Duration) bool {
 	}
 	testkit.EventuallyNil(r.t, "the grace ends", func() error {
 		_, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name})
-		if err == nil || errors.Is(err, ErrAbsent) {
+		if err == nil || errors.Is(err, ErrNotFound) {
 			return errors.New("GetDevice answers")
 		}
 		return nil
@@ -137,7 +137,7 @@ func TestHeartbeatWhileSNAPIsDead(t *testing.T) {
 	name := r.create(nvme("v", one))
 	r.has("v", name)
 	r.snap.Kill()
-	if _, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name}); err == nil || errors.Is(err, ErrAbsent) {
+	if _, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name}); err == nil || errors.Is(err, ErrNotFound) {
 		t.Errorf("GetDevice: %v, want that it cannot be told", err)
 	}
 	if ready, err := r.plugin.Ready(t.Context()); ready || err != nil {

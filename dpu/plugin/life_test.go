@@ -194,8 +194,8 @@ func TestUnserved(t *testing.T) {
 	if err != nil || offer != (Offer{Block: true}) {
 		t.Errorf("%+v, %v", offer, err)
 	}
-	if err := r.refused(nfs("v")); !errors.Is(err, ErrUnserved) {
-		t.Errorf("%v, want ErrUnserved", err)
+	if err := r.refused(nfs("v")); !errors.Is(err, ErrUnsupported) {
+		t.Errorf("%v, want ErrUnsupported", err)
 	}
 	if len(r.mounts.names()) > 0 {
 		t.Errorf("mounts %q", r.mounts.names())

@@ -11,7 +11,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Get returns the device of a volume. ErrAbsent: SNAP does not hold the device,
+// Get returns the device of a volume. ErrNotFound: SNAP does not hold the device,
 // or was restarted since; the host's function is dead then, and only
 // CreateDevice and a new exposure restore it. While SNAP is slow, Get repeats
 // its last result for up to Grace: one error makes the node driver replay the
@@ -19,7 +19,7 @@ import (
 func (p *Plugin) Get(ctx context.Context, r request.Device) (table.Device, error) {
 	d, known := p.table.Device(r.Volume)
 	if !known || d.Phase != table.Made || r.Name != "" && r.Name != d.Name {
-		return table.Device{}, fmt.Errorf("volume %s, device %q: %w", r.Volume, r.Name, ErrAbsent)
+		return table.Device{}, fmt.Errorf("volume %s, device %q: %w", r.Volume, r.Name, ErrNotFound)
 	}
 	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
 	defer cancel()
@@ -32,7 +32,7 @@ func (p *Plugin) Get(ctx context.Context, r request.Device) (table.Device, error
 	case err != nil:
 		return table.Device{}, fmt.Errorf("volume %s: %w", d.Volume, err)
 	case !state.Held, state.Failed:
-		return table.Device{}, fmt.Errorf("volume %s: %s; call CreateDevice again: %w", d.Volume, state.Why, ErrAbsent)
+		return table.Device{}, fmt.Errorf("volume %s: %s; call CreateDevice again: %w", d.Volume, state.Why, ErrNotFound)
 	}
 	p.recordHeld(d)
 	return d, nil

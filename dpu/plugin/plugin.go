@@ -170,10 +170,10 @@ func (p *Plugin) current(ctx context.Context) (string, error) {
 }
 
 var (
-	// ErrAbsent: SNAP holds no device of that name for the volume.
-	ErrAbsent = errors.New("device not found")
-	// ErrUnserved: the SNAP process does not support the volume mode.
-	ErrUnserved = errors.New("not supported by this SNAP process")
+	// ErrNotFound: SNAP holds no device of that name for the volume.
+	ErrNotFound = errors.New("device not found")
+	// ErrUnsupported: the SNAP process does not support the volume mode.
+	ErrUnsupported = errors.New("not supported by this SNAP process")
 )
 
 // Offer is the set of volume modes that the SNAP process supports.

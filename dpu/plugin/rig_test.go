@@ -206,8 +206,8 @@ func (r *rig) has(volumeID, name string) {
 // hasNot checks that there is none.
 func (r *rig) hasNot(volumeID, name string) {
 	r.t.Helper()
-	if d, err := r.plugin.Get(r.t.Context(), request.Device{Volume: volumeID, Name: name}); !errors.Is(err, ErrAbsent) {
-		r.t.Errorf("GetDevice(%s, %s): %q, %v, want ErrAbsent", volumeID, name, d.Name, err)
+	if d, err := r.plugin.Get(r.t.Context(), request.Device{Volume: volumeID, Name: name}); !errors.Is(err, ErrNotFound) {
+		r.t.Errorf("GetDevice(%s, %s): %q, %v, want ErrNotFound", volumeID, name, d.Name, err)
 	}
 	if slices.ContainsFunc(r.listed(), func(e string) bool { return strings.HasPrefix(e, volumeID+"=") }) {
 		r.t.Errorf("ListDevices has %s: %q", volumeID, r.listed())

@@ -13,11 +13,11 @@ import (
 	"github.com/cleatproject/cleat/internal/crashpoint"
 )
 
-// doubt is how long an unanswered call can still take effect. SNAP executes an
+// unansweredTimeout is how long an unanswered call can still take effect. SNAP executes an
 // attach asynchronously, even after the plugin has ended: TCP retransmits its
 // SYN for 127 s, and a silent target takes 10 s more. SNAP executes all other
 // calls when it reads them.
-func doubt(k plan.Kind) time.Duration {
+func unansweredTimeout(k plan.Kind) time.Duration {
 	if k == plan.Controller {
 		return 3 * time.Minute
 	}
@@ -27,7 +27,7 @@ func doubt(k plan.Kind) time.Duration {
 // canAppear reports whether an unanswered call to this SNAP process can still
 // create the object after its removal. The object then stays on record.
 func (p *Plugin) canAppear(o table.Object, process string) bool {
-	return o.Process == process && p.config.Now().Before(o.Doubt)
+	return o.Process == process && p.config.Now().Before(o.UnansweredUntil)
 }
 
 // attachError is returned while an unanswered attach keeps a controller on
@@ -54,11 +54,11 @@ func (p *Plugin) attaching(o *table.Object) object.Attaching {
 			return err
 		}
 		sent := *o
-		sent.Asked = path
+		sent.UnansweredPath = path
 		if p.canAppear(*o, process) {
-			sent.Asked, o.Asked = netip.AddrPort{}, netip.AddrPort{}
+			sent.UnansweredPath, o.UnansweredPath = netip.AddrPort{}, netip.AddrPort{}
 		}
-		sent.Doubt, sent.Process = p.config.Now().Add(doubt(o.Kind)), process
+		sent.UnansweredUntil, sent.Process = p.config.Now().Add(unansweredTimeout(o.Kind)), process
 		if err := p.table.PutObject(ctx, sent); err != nil {
 			return err
 		}
@@ -73,12 +73,12 @@ func (p *Plugin) answered(ctx context.Context, objects ...table.Object) {
 	ctx = context.WithoutCancel(ctx)
 	for _, o := range objects {
 		have, known := p.table.Object(o.ID)
-		if !known || have.Doubt.IsZero() {
+		if !known || have.UnansweredUntil.IsZero() {
 			continue
 		}
-		have.Doubt, have.Asked = time.Time{}, netip.AddrPort{}
+		have.UnansweredUntil, have.UnansweredPath = time.Time{}, netip.AddrPort{}
 		if o.Kind == plan.Controller { // an earlier attach might still be unanswered
-			have.Doubt, have.Asked = o.Doubt, o.Asked
+			have.UnansweredUntil, have.UnansweredPath = o.UnansweredUntil, o.UnansweredPath
 		}
 		if err := p.table.PutObject(ctx, have); err != nil {
 			p.log.ErrorContext(ctx, "recording SNAP's answer failed, object stays on record longer", "object", o.ID.String(), "err", err)
@@ -91,13 +91,13 @@ func (p *Plugin) answered(ctx context.Context, objects ...table.Object) {
 // if the controller has its path; this is recorded before the controller is
 // removed.
 func (p *Plugin) checkAttach(ctx context.Context, o table.Object) (exists bool, pending, err error) {
-	exists, hasPath, err := p.objects.Attached(ctx, o.Object, o.Asked)
+	exists, hasPath, err := p.objects.Attached(ctx, o.Object, o.UnansweredPath)
 	switch {
 	case err != nil:
 		return false, nil, fmt.Errorf("check whether an attach of %s has ended: %w", o.ID, err)
 	case !hasPath: // also if the path is not recorded
-		return exists, &attachError{id: o.ID, until: o.Doubt}, nil
+		return exists, &attachError{id: o.ID, until: o.UnansweredUntil}, nil
 	}
-	o.Doubt, o.Asked = time.Time{}, netip.AddrPort{}
+	o.UnansweredUntil, o.UnansweredPath = time.Time{}, netip.AddrPort{}
 	return true, nil, p.table.PutObject(ctx, o)
 }

@@ -18,9 +18,9 @@ func Code(err error) codes.Code {
 	switch {
 	case err == nil:
 		return codes.OK
-	case errors.Is(err, plugin.ErrAbsent):
+	case errors.Is(err, plugin.ErrNotFound):
 		return codes.NotFound
-	case errors.Is(err, plugin.ErrUnserved):
+	case errors.Is(err, plugin.ErrUnsupported):
 		return codes.Unimplemented
 	case errors.Is(err, request.ErrToken):
 		return codes.Aborted
@@ -34,7 +34,7 @@ func Code(err error) codes.Code {
 
 // only converts an error to FAILED_PRECONDITION, unless it is particular, the
 // one special error of the call, or the caller has cancelled the call. An
-// ErrAbsent below DeleteDevice, or a deadline of the plugin itself, must not
+// ErrNotFound below DeleteDevice, or a deadline of the plugin itself, must not
 // reach Code unconverted.
 func only(ctx context.Context, particular, err error) error {
 	if err == nil || particular != nil && errors.Is(err, particular) {

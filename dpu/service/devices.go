@@ -18,7 +18,7 @@ func (s *Server) CreateDevice(ctx context.Context, r *storagev1.CreateDeviceRequ
 	}
 	name, err := s.config.Devices.Create(ctx, q)
 	switch {
-	case errors.Is(err, plugin.ErrUnserved):
+	case errors.Is(err, plugin.ErrUnsupported):
 		return nil, s.unserved(ctx, err)
 	case err != nil:
 		return nil, only(ctx, nil, err)
@@ -32,9 +32,9 @@ func (s *Server) CreateDevice(ctx context.Context, r *storagev1.CreateDeviceRequ
 func (s *Server) unserved(ctx context.Context, why error) error {
 	offer, err := s.config.Devices.Offer(ctx)
 	if err == nil && offer == (plugin.Offer{}) {
-		return errs.Errorf(errs.Unsupported, "CreateDevice: %w: it has neither the methods for block devices nor those for file systems; use a SNAP image that has them", plugin.ErrUnserved)
+		return errs.Errorf(errs.Unsupported, "CreateDevice: %w: it has neither the methods for block devices nor those for file systems; use a SNAP image that has them", plugin.ErrUnsupported)
 	}
-	if errors.Is(why, plugin.ErrUnserved) {
+	if errors.Is(why, plugin.ErrUnsupported) {
 		return errs.Errorf(errs.Precondition, "%v; StoragePluginGetCapabilities lists the supported devices: use the other volume_mode, or a SNAP image that has the methods", why)
 	}
 	return only(ctx, nil, why)
@@ -64,7 +64,7 @@ func (s *Server) GetDevice(ctx context.Context, r *storagev1.GetDeviceRequest) (
 	}
 	d, err := s.config.Devices.Get(ctx, q)
 	if err != nil {
-		return nil, only(ctx, plugin.ErrAbsent, err)
+		return nil, only(ctx, plugin.ErrNotFound, err)
 	}
 	return &storagev1.GetDeviceResponse{
 		AccessModes: d.Modes, VolumeMode: string(d.Mode),

@@ -65,7 +65,7 @@ func (m *memory) Create(ctx context.Context, q request.Create) (string, error) {
 		return d.Name, nil
 	}
 	if q.Mode == request.Block && !m.offer.Block || q.Mode == request.Filesystem && !m.offer.Filesystem {
-		return "", fmt.Errorf("volume_mode %s: %w", q.Mode, plugin.ErrUnserved)
+		return "", fmt.Errorf("volume_mode %s: %w", q.Mode, plugin.ErrUnsupported)
 	}
 	if q.Contexts.Volume["target"] != q.Volume {
 		return "", errs.Errorf(errs.Invalid, "there is no target for volume %s", q.Volume)
@@ -98,7 +98,7 @@ func (m *memory) Get(ctx context.Context, r request.Device) (table.Device, error
 	defer m.mu.Unlock()
 	d, found := m.devices[r.Volume]
 	if !found || r.Name != "" && r.Name != d.Name {
-		return table.Device{}, fmt.Errorf("volume %s: %w", r.Volume, plugin.ErrAbsent)
+		return table.Device{}, fmt.Errorf("volume %s: %w", r.Volume, plugin.ErrNotFound)
 	}
 	return d, nil
 }

@@ -112,8 +112,8 @@ func TestEveryFailureOfEveryCall(t *testing.T) {
 		err  error
 		not  map[string]codes.Code // instead of FAILED_PRECONDITION
 	}{
-		{"absent", fmt.Errorf("volume v: %w", plugin.ErrAbsent), map[string]codes.Code{"GetDevice": codes.NotFound}},
-		{"unserved", fmt.Errorf("volume_mode Block: %w", plugin.ErrUnserved), nil},
+		{"absent", fmt.Errorf("volume v: %w", plugin.ErrNotFound), map[string]codes.Code{"GetDevice": codes.NotFound}},
+		{"unserved", fmt.Errorf("volume_mode Block: %w", plugin.ErrUnsupported), nil},
 		{"a bad token", fmt.Errorf("inside: %w", request.ErrToken), nil},
 		{"invalid", errs.Errorf(errs.Invalid, "nsId is 0"), nil},
 		{"not found", errs.Errorf(errs.NotFound, "no such pool"), nil},
@@ -122,7 +122,7 @@ func TestEveryFailureOfEveryCall(t *testing.T) {
 		{"internal", errors.New("a fault"), nil},
 		{"a deadline inside", fmt.Errorf("SNAP: %w", context.DeadlineExceeded), nil},
 		{"a cancel inside", fmt.Errorf("SNAP: %w", context.Canceled), nil},
-		{"two things", errors.Join(plugin.ErrAbsent, context.DeadlineExceeded), map[string]codes.Code{"GetDevice": codes.NotFound}},
+		{"two things", errors.Join(plugin.ErrNotFound, context.DeadlineExceeded), map[string]codes.Code{"GetDevice": codes.NotFound}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m.fail = func(context.Context, string) error { return c.err }
@@ -147,7 +147,7 @@ func TestEveryFailureOfEveryCall(t *testing.T) {
 
 // A caller who has gone, or whose time is over, is told so.
 func TestTheCallersEnd(t *testing.T) {
-	for name, particular := range map[string]error{"alone": nil, "with another answer": plugin.ErrUnserved} {
+	for name, particular := range map[string]error{"alone": nil, "with another answer": plugin.ErrUnsupported} {
 		for _, c := range []struct {
 			code codes.Code
 			end  func(context.Context) (context.Context, context.CancelFunc)

@@ -54,13 +54,13 @@ type Object struct {
 	Foreign bool `json:"foreign,omitempty"`
 	// As is the name of a controller that was attached by another program.
 	As string `json:"as,omitempty"`
-	// Doubt is set while a call for the object is unanswered: until then the
+	// UnansweredUntil is set while a call for the object is unanswered: until then the
 	// object can still appear, even after its removal.
-	Doubt time.Time `json:"doubt,omitzero"`
-	// Asked is the path of the unanswered attach. It is zero if several are
+	UnansweredUntil time.Time `json:"doubt,omitzero"`
+	// UnansweredPath is the path of the unanswered attach. It is zero if several are
 	// unanswered, or if an earlier release wrote the record: the path then does
 	// not show that all have ended.
-	Asked netip.AddrPort `json:"asked,omitzero"`
+	UnansweredPath netip.AddrPort `json:"asked,omitzero"`
 	// Process is the identity of the SNAP process of the last call.
 	Process string `json:"process,omitempty"`
 }

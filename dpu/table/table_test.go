@@ -280,7 +280,7 @@ func controller(name string) table.Object {
 		Object: plan.Object{ID: plan.ID{Kind: plan.Controller, Name: name}, Controller: &plan.ControllerSpec{
 			Transport: "tcp", Paths: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:4420")}, SubNQN: "nqn.2016-06.io.spdk:" + name, HostNQN: "nqn.2016-06.io.spdk:host",
 		}},
-		Foreign: true, As: "Nvme0", Doubt: time.Unix(1_700_000_000, 5).UTC(), Process: "p1",
+		Foreign: true, As: "Nvme0", UnansweredUntil: time.Unix(1_700_000_000, 5).UTC(), Process: "p1",
 	}
 }
 

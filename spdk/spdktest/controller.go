@@ -83,9 +83,9 @@ func (c *controller) state(t *path, now time.Time, reset time.Duration) string {
 	return delayed
 }
 
-// settle ends sessions of lost targets, reconnects paths, deletes controllers
+// update ends sessions of lost targets, reconnects paths, deletes controllers
 // after their loss timeout, and updates the bdevs of the namespaces.
-func (p *Process) settle(now time.Time) {
+func (p *Process) update(now time.Time) {
 	for _, c := range slices.Clone(p.controllers) {
 		for _, t := range slices.Clone(c.paths) {
 			p.step(c, t, now)

@@ -31,10 +31,10 @@ func (p *Process) fsdev(name string) int {
 func fsdevCreate(p *Process, _ context.Context, a args) (any, *Error) {
 	f := fsdev{a.text("name"), a.text("root_path")}
 	if p.fsdev(f.name) >= 0 {
-		return nil, texted(internalError, eEXIST)
+		return nil, textError(internalError, eEXIST)
 	}
 	if _, err := os.Stat(filepath.Join(p.config.Root, f.root)); err != nil {
-		return nil, texted(internalError, eNOENT)
+		return nil, textError(internalError, eNOENT)
 	}
 	p.fsdevs = append(p.fsdevs, f)
 	return f.name, nil

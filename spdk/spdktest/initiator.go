@@ -66,7 +66,7 @@ func attachController(p *Process, ctx context.Context, a args) (any, *Error) {
 		fastFail: int64(a.number("fast_io_fail_timeout_sec")),
 	}
 	t := &path{trid: trid{trtype, family, a.text("traddr"), a.text("trsvcid"), c.nqn}}
-	if e := p.admit(c, t, a); e != nil {
+	if e := p.checkAttach(c, t, a); e != nil {
 		return nil, e
 	}
 	// Other requests are processed meanwhile, including a second attach like
@@ -75,31 +75,31 @@ func attachController(p *Process, ctx context.Context, a args) (any, *Error) {
 	if e != nil {
 		return nil, e
 	}
-	if e := p.admit(c, t, a); e != nil {
+	if e := p.checkAttach(c, t, a); e != nil {
 		return nil, e
 	}
 	return p.connected(c, t, s, a)
 }
 
-// admit checks an attach before anything is sent, in the order of the recorded
+// checkAttach checks an attach before anything is sent, in the order of the recorded
 // process.
-func (p *Process) admit(c *controller, t *path, a args) *Error {
+func (p *Process) checkAttach(c *controller, t *path, a args) *Error {
 	if held := p.controller(c.name); held != nil {
-		return held.admits(c, t, a)
+		return held.checkPath(c, t, a)
 	}
 	for _, other := range p.controllers {
 		if other.hostNQN == c.hostNQN && slices.ContainsFunc(other.paths, func(x *path) bool { return x.trid == t.trid }) {
 			return errno(eEXIST)
 		}
 	}
-	if !timeoutsFit(c) {
+	if !validTimeouts(c) {
 		return errno(eINVAL)
 	}
-	return p.keysFit(a)
+	return p.checkKeys(a)
 }
 
-// admits checks another path of a controller.
-func (held *controller) admits(c *controller, t *path, a args) *Error {
+// checkPath checks another path of a controller.
+func (held *controller) checkPath(c *controller, t *path, a args) *Error {
 	exists := "A controller named " + c.name + " already exists"
 	if a.text("multipath") == "disable" {
 		return &Error{Code: -eALREADY, Message: exists + " and multipath is disabled"}
@@ -119,8 +119,8 @@ func (held *controller) admits(c *controller, t *path, a args) *Error {
 	return nil
 }
 
-// timeoutsFit implements SPDK's rules for the three timeouts [R].
-func timeoutsFit(c *controller) bool {
+// validTimeouts implements SPDK's rules for the three timeouts [R].
+func validTimeouts(c *controller) bool {
 	switch {
 	case c.lossTimeout < -1:
 		return false
@@ -134,8 +134,8 @@ func timeoutsFit(c *controller) bool {
 	return c.fastFail == 0 || c.fastFail >= c.delay
 }
 
-// keysFit requires keys in the keyring; the fork's psk is a file.
-func (p *Process) keysFit(a args) *Error {
+// checkKeys requires keys in the keyring; the fork's psk is a file.
+func (p *Process) checkKeys(a args) *Error {
 	for _, name := range []string{"psk", "dhchap_key", "dhchap_ctrlr_key"} {
 		if !a.has(name) {
 			continue

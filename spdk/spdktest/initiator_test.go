@@ -228,7 +228,7 @@ func TestTimeoutRules(t *testing.T) {
 		{0, 0, 0, true}, {0, 1, 0, false}, {0, 0, 1, false}, {-1, 0, 0, false}, {-1, 1, 0, true}, {-1, 2, 1, false},
 		{-1, 2, 2, true}, {-1, 2, 900, true}, {-2, 1, 0, false}, {5, 6, 0, false}, {5, 5, 0, true}, {5, 2, 6, false}, {5, 2, 5, true},
 	} {
-		if got := timeoutsFit(&controller{lossTimeout: c.loss, delay: c.delay, fastFail: c.fast}); got != c.fit {
+		if got := validTimeouts(&controller{lossTimeout: c.loss, delay: c.delay, fastFail: c.fast}); got != c.fit {
 			t.Errorf("loss %d, delay %d, fast fail %d: %v, want %v", c.loss, c.delay, c.fast, got, c.fit)
 		}
 	}

@@ -14,7 +14,7 @@ type key struct {
 
 // keyringMethods implements the keyring [R].
 func keyringMethods() map[string]method {
-	bad := texted(invalidParams, eINVAL)
+	bad := textError(invalidParams, eINVAL)
 	return map[string]method{
 		"keyring_file_add_key":    {run: addKey, bad: bad, takes: needs(map[string]kind{"name": text, "path": text}, "name", "path")},
 		"keyring_file_remove_key": {run: removeKey, bad: bad, takes: needs(map[string]kind{"name": text}, "name")},

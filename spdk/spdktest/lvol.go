@@ -113,7 +113,7 @@ func createStore(p *Process, _ context.Context, a args) (any, *Error) {
 		return nil, errno(ePERM)
 	case p.store(a.text("lvs_name"), "") != nil:
 		return nil, errno(eEXIST)
-	case !nameFits(a.text("lvs_name")), cluster < 8192 || cluster%uint64(b.blockSize) != 0:
+	case !validName(a.text("lvs_name")), cluster < 8192 || cluster%uint64(b.blockSize) != 0:
 		return nil, errno(eINVAL)
 	}
 	total := b.blocks * uint64(b.blockSize) / cluster
@@ -128,7 +128,7 @@ func createStore(p *Process, _ context.Context, a args) (any, *Error) {
 	return s.uuid, nil
 }
 
-func nameFits(name string) bool { return len(name) > 0 && len(name) < 64 }
+func validName(name string) bool { return len(name) > 0 && len(name) < 64 }
 
 func (p *Process) openStore(s *lvstore, b *bdev) {
 	s.base = b
@@ -218,12 +218,12 @@ func createLvol(p *Process, _ context.Context, a args) (any, *Error) {
 	name := a.text("lvol_name")
 	l := &lvol{store: s, name: name, uuid: newUUID(), clusters: s.clusters(a), thin: a.flag("thin_provision")}
 	switch {
-	case !nameFits(name):
+	case !validName(name):
 		return nil, errno(eINVAL)
 	case s.lvol(name) != nil:
 		return nil, errno(eEXIST)
 	case !l.thin && l.clusters > s.free():
-		return nil, texted(invalidParams, eNOSPC)
+		return nil, textError(invalidParams, eNOSPC)
 	}
 	if !l.thin {
 		l.allocated = l.clusters
@@ -281,10 +281,10 @@ func snapshot(p *Process, _ context.Context, a args) (any, *Error) {
 	switch {
 	case l == nil:
 		return nil, errno(eNODEV)
-	case l.snapshot, !nameFits(name):
-		return nil, texted(invalidParams, eINVAL)
+	case l.snapshot, !validName(name):
+		return nil, textError(invalidParams, eINVAL)
 	case l.store.lvol(name) != nil:
-		return nil, texted(invalidParams, eEXIST)
+		return nil, textError(invalidParams, eEXIST)
 	}
 	made := &lvol{
 		store: l.store, name: name, uuid: newUUID(), clusters: l.clusters, allocated: l.allocated,
@@ -302,10 +302,10 @@ func clone(p *Process, _ context.Context, a args) (any, *Error) {
 	switch {
 	case l == nil:
 		return nil, errno(eNODEV)
-	case !l.readOnly, !nameFits(name):
-		return nil, texted(invalidParams, eINVAL)
+	case !l.readOnly, !validName(name):
+		return nil, textError(invalidParams, eINVAL)
 	case l.store.lvol(name) != nil:
-		return nil, texted(invalidParams, eEXIST)
+		return nil, textError(invalidParams, eEXIST)
 	}
 	made := &lvol{store: l.store, name: name, uuid: newUUID(), clusters: l.clusters, thin: true, parent: l}
 	l.store.lvols = append(l.store.lvols, made)
@@ -322,9 +322,9 @@ func resize(p *Process, _ context.Context, a args) (any, *Error) {
 	clusters := l.store.clusters(a)
 	switch {
 	case l.readOnly:
-		return nil, texted(invalidParams, ePERM)
+		return nil, textError(invalidParams, ePERM)
 	case !l.thin && clusters > l.allocated+l.store.free():
-		return nil, texted(invalidParams, eNOSPC)
+		return nil, textError(invalidParams, eNOSPC)
 	}
 	l.clusters = clusters
 	l.allocated = min(l.allocated, clusters)
@@ -343,7 +343,7 @@ func deleteLvol(p *Process, _ context.Context, a args) (any, *Error) {
 	}
 	clones := l.clones()
 	if len(clones) > 1 {
-		return nil, texted(internalError, ePERM)
+		return nil, textError(internalError, ePERM)
 	}
 	if len(clones) == 1 {
 		heir := l.store.lvol(clones[0])
@@ -361,7 +361,7 @@ func renameLvol(p *Process, _ context.Context, a args) (any, *Error) {
 	switch {
 	case l == nil:
 		return nil, errno(eNODEV)
-	case !nameFits(name):
+	case !validName(name):
 		return nil, errno(eINVAL)
 	case l.store.lvol(name) != nil && l.name != name:
 		return nil, errno(eEXIST)
@@ -389,7 +389,7 @@ func inflate(p *Process, _ context.Context, a args) (any, *Error) {
 	case l == nil:
 		return nil, errno(eNODEV)
 	case l.clusters > l.allocated+l.store.free():
-		return nil, texted(invalidParams, eNOSPC)
+		return nil, textError(invalidParams, eNOSPC)
 	}
 	l.allocated, l.thin, l.parent = l.clusters, false, nil
 	return true, nil

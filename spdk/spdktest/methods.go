@@ -21,8 +21,8 @@ func invalidRequest() *Error { return &Error{Code: -32600, Message: "Invalid req
 // errno returns an error whose code is the negative errno.
 func errno(n int) *Error { return &Error{Code: -n, Message: strerror(n)} }
 
-// texted returns an error with a JSON-RPC code and the errno as text only.
-func texted(code, n int) *Error { return &Error{Code: code, Message: strerror(n)} }
+// textError returns an error with a JSON-RPC code and the errno as text only.
+func textError(code, n int) *Error { return &Error{Code: code, Message: strerror(n)} }
 
 const (
 	invalidParams = -32602
@@ -101,17 +101,17 @@ const (
 
 // takes are the parameters of a method, by name; those in need are required.
 type takes struct {
-	may  map[string]kind
-	need []string
+	allowed map[string]kind
+	need    []string
 }
 
 func (t takes) and(more map[string]kind) takes {
-	all := maps.Clone(t.may)
+	all := maps.Clone(t.allowed)
 	maps.Copy(all, more)
 	return takes{all, t.need}
 }
 
-func needs(may map[string]kind, need ...string) takes { return takes{may, need} }
+func needs(allowed map[string]kind, need ...string) takes { return takes{allowed, need} }
 
 // phase is when a method can be called.
 type phase int
@@ -165,7 +165,7 @@ func decode(params json.RawMessage, t takes) (args, bool) {
 		}
 	}
 	for name, value := range a {
-		k, known := t.may[name]
+		k, known := t.allowed[name]
 		if !known || !k.fits(value) {
 			return nil, false
 		}

@@ -272,24 +272,24 @@ func (n *Network) change(what func()) {
 
 // touch updates all controllers and wakes waiters. The lock is held.
 func (n *Network) touch() {
-	n.settle()
+	n.update()
 	close(n.changed)
 	n.changed = make(chan struct{})
 }
 
-// settle updates all controllers to the current time. The lock is held.
-func (n *Network) settle() {
+// update updates all controllers to the current time. The lock is held.
+func (n *Network) update() {
 	n.pending = false
 	now := n.now()
 	for _, p := range n.processes {
-		p.settle(now)
+		p.update(now)
 	}
 }
 
 // catchUp applies pending changes that depend on time only. The lock is held.
 func (n *Network) catchUp() {
 	if n.pending {
-		n.settle()
+		n.update()
 	}
 }
 

@@ -38,7 +38,7 @@ func rbdMethods() map[string]method {
 			"name": text, "user_id": text, "config_param": object, "config_file": text, "key_file": text, "core_mask": text,
 		})},
 		"bdev_rbd_unregister_cluster": {run: unregisterCluster, takes: name},
-		"bdev_rbd_get_clusters_info":  {run: clustersInfo, takes: needs(name.may)},
+		"bdev_rbd_get_clusters_info":  {run: clustersInfo, takes: needs(name.allowed)},
 	}
 }
 

@@ -190,7 +190,7 @@ func (p *Process) call(l *life, c *connection, r request) (result any, err *Erro
 		p.act(l, c, f.Instead)
 		return nil, nil, false
 	}
-	result, err = p.carryOut(l.ctx, r)
+	result, err = p.execute(l.ctx, r)
 	if !p.alive(l) {
 		return nil, nil, false
 	}
@@ -207,7 +207,7 @@ func (p *Process) call(l *life, c *connection, r request) (result any, err *Erro
 	return result, err, true
 }
 
-func (p *Process) carryOut(ctx context.Context, r request) (any, *Error) {
+func (p *Process) execute(ctx context.Context, r request) (any, *Error) {
 	m, known := p.methods[r.method]
 	if !known {
 		return nil, &Error{Code: -32601, Message: "Method not found"}

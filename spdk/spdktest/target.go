@@ -34,7 +34,7 @@ func targetMethods() map[string]method {
 			"ana_reporting": flag, "min_cntlid": number, "max_cntlid": number,
 		})},
 		"nvmf_delete_subsystem":          {run: deleteSubsystem, takes: nqn},
-		"nvmf_get_subsystems":            {run: subsystems, takes: needs(nqn.may)},
+		"nvmf_get_subsystems":            {run: subsystems, takes: needs(nqn.allowed)},
 		"nvmf_subsystem_add_ns":          {run: addNamespace, takes: ns},
 		"nvmf_subsystem_remove_ns":       {run: removeNamespace, takes: remove},
 		"nvmf_subsystem_add_host":        {run: addHost, takes: host.and(map[string]kind{"psk": text, "dhchap_key": text, "dhchap_ctrlr_key": text})},
@@ -87,9 +87,9 @@ func transports(p *Process, _ context.Context, a args) (any, *Error) {
 	return all, nil
 }
 
-// nqnFits implements SPDK's rules for NQNs: a date, a domain, and anything
+// validNQN implements SPDK's rules for NQNs: a date, a domain, and anything
 // after the colon.
-func nqnFits(nqn string) bool {
+func validNQN(nqn string) bool {
 	return len(nqn) <= 223 && regexp.MustCompile(`^nqn\.\d{4}-\d{2}\.[A-Za-z0-9.-]+(:.+)?$`).MatchString(nqn)
 }
 
@@ -98,7 +98,7 @@ func createSubsystem(p *Process, _ context.Context, a args) (any, *Error) {
 	if len(a.text("serial_number")) > 20 || len(a.text("model_number")) > 40 {
 		return nil, badParams()
 	}
-	if _, e := p.subsystem(a); e == nil || !nqnFits(nqn) || nqn == discoveryNQN {
+	if _, e := p.subsystem(a); e == nil || !validNQN(nqn) || nqn == discoveryNQN {
 		return nil, &Error{Code: internalError, Message: "Unable to create subsystem " + nqn}
 	}
 	p.network.add(&subsystem{
@@ -219,7 +219,7 @@ func addHost(p *Process, _ context.Context, a args) (any, *Error) {
 		return nil, e
 	}
 	host := a.text("host")
-	if slices.Contains(s.hosts, host) || !nqnFits(host) {
+	if slices.Contains(s.hosts, host) || !validNQN(host) {
 		return nil, internal()
 	}
 	s.hosts = append(s.hosts, host)

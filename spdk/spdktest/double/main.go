@@ -55,7 +55,7 @@ func run(ctx context.Context, argv []string, in io.Reader, out io.Writer) error 
 	}
 	fmt.Fprintf(out, "SPDK test double listens on %s; it moves no data\n", config.Socket)
 	// A read of standard input cannot be interrupted; it ends with the process.
-	go obey(n, p, in, out)
+	go handleCommands(n, p, in, out)
 	<-ctx.Done()
 	return p.Close()
 }
@@ -92,7 +92,7 @@ func parse(argv []string, out io.Writer) (spdktest.Config, scene, error) {
 	return c, s, err
 }
 
-func obey(n *spdktest.Network, p *spdktest.Process, in io.Reader, out io.Writer) {
+func handleCommands(n *spdktest.Network, p *spdktest.Process, in io.Reader, out io.Writer) {
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		words := strings.Fields(lines.Text())
 		if len(words) == 0 {
