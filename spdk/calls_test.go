@@ -11,16 +11,16 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// asked is what a process heard.
+// asked is a request that the process received.
 type asked struct {
 	Method string
 	Params any
 }
 
-// hears serves a client and gives every request the same result.
-func hears(t *testing.T, result string) (*Client, <-chan asked) {
+// serveResult serves a client and returns the same result for all requests.
+func serveResult(t *testing.T, result string) (*Client, <-chan asked) {
 	t.Helper()
-	heard := make(chan asked, 10)
+	received := make(chan asked, 10)
 	client, _ := serve(t, Config{}, func(p *peer) {
 		for {
 			r, ok := p.next()
@@ -33,11 +33,11 @@ func hears(t *testing.T, result string) (*Client, <-chan asked) {
 					t.Error(err)
 				}
 			}
-			heard <- a
+			received <- a
 			p.send(`{"jsonrpc":"2.0","id":%d,"result":%s}`, r.ID, result)
 		}
 	})
-	return client, heard
+	return client, received
 }
 
 func object(text string) any {
@@ -209,17 +209,17 @@ func TestCalls(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			client, heard := hears(t, c.result)
+			client, received := serveResult(t, c.result)
 			got := testkit.Value(c.call(t.Context(), client))(t)
 			testkit.Diff(t, "result", c.want, got)
-			testkit.Diff(t, "the request", asked{c.method, object(c.params)}, <-heard)
+			testkit.Diff(t, "the request", asked{c.method, object(c.params)}, <-received)
 		})
 	}
 }
 
 // An empty name asks for all, and all is no answer for one.
 func TestCallsOfOne(t *testing.T) {
-	client, heard := hears(t, `[]`)
+	client, received := serveResult(t, `[]`)
 	for name, call := range map[string]func(name string) error{
 		"bdev":       func(n string) error { _, err := client.Bdev(t.Context(), n); return err },
 		"await":      func(n string) error { _, err := client.AwaitBdev(t.Context(), n, time.Second); return err },
@@ -229,11 +229,11 @@ func TestCallsOfOne(t *testing.T) {
 		if err := call(""); errs.KindOf(err) != errs.Invalid || err == nil {
 			t.Errorf("%s without a name: %v", name, err)
 		}
-		if len(heard) != 0 {
-			t.Errorf("%s without a name was asked for: %+v", name, <-heard)
+		if len(received) != 0 {
+			t.Errorf("%s without a name was asked for: %+v", name, <-received)
 		}
 		err := call("x")
-		<-heard
+		<-received
 		if name == "fsdev" {
 			if !errors.Is(err, NotFound) {
 				t.Errorf("%s that is not in the list: %v", name, err)

@@ -146,7 +146,7 @@ func TestFilesOfTheDouble(t *testing.T) {
 	is(t, "key", c.AddKeyFile(ctx, "k", file))
 	is(t, "key again", c.AddKeyFile(ctx, "k", file), spdk.Exists)
 	testkit.Must(t, os.Chmod(file, 0o644))
-	is(t, "key that others may read", c.AddKeyFile(ctx, "l", file), spdk.Denied)
+	is(t, "world-readable key", c.AddKeyFile(ctx, "l", file), spdk.Denied)
 	is(t, "key removed", c.RemoveKey(ctx, "k"))
 	is(t, "key removed again", c.RemoveKey(ctx, "k"), spdk.NotFound)
 	missing := attach("nv0")
@@ -154,7 +154,7 @@ func TestFilesOfTheDouble(t *testing.T) {
 	_, err = c.AttachNVMe(ctx, missing)
 	is(t, "attach with a key that is not there", err, spdk.NoKey)
 
-	is(t, "RBD where there is none", c.CreateRBD(ctx, spdk.RBD{Name: "r", Pool: "p", Image: "i", BlockSize: 512}), spdk.UnknownMethod)
+	is(t, "process without RBD", c.CreateRBD(ctx, spdk.RBD{Name: "r", Pool: "p", Image: "i", BlockSize: 512}), spdk.UnknownMethod)
 }
 
 func TestForkOfTheDouble(t *testing.T) {
@@ -195,8 +195,8 @@ func TestRBDOfTheDouble(t *testing.T) {
 	is(t, "RBD deleted again", c.DeleteRBD(ctx, "r"), spdk.NotFound)
 }
 
-// An attach whose answer is lost is told as Unanswered, and is there.
-func TestHalfFinishedAttachOfTheDouble(t *testing.T) {
+// An attach whose response is lost is Unanswered, but completed.
+func TestUnansweredAttachOfTheDouble(t *testing.T) {
 	_, p, c := world(t, spdktest.Config{})
 	p.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Then: spdktest.Drop})
 	_, err := c.AttachNVMe(t.Context(), attach("nv0"))
@@ -224,7 +224,7 @@ func TestRestartOfTheDouble(t *testing.T) {
 	testkit.Value(c.AttachNVMe(ctx, attach("nv0")))(t)
 	before, err := c.Process(ctx)
 	is(t, "before", err)
-	p.Kill() // the socket stays behind
+	p.Kill() // the socket is left over
 	is(t, "while it is away", c.Call(ctx, "spdk_get_version", nil, nil), errs.Unavailable)
 	testkit.Must(t, p.Start())
 	is(t, "ready again", c.WaitReady(ctx))

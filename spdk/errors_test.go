@@ -90,8 +90,8 @@ func recorded() map[refusal][]Meaning {
 	for _, m := range []string{"bdev_malloc_delete", "bdev_aio_delete", "bdev_lvol_create_lvstore", "bdev_lvol_get_lvstores", "bdev_lvol_create", "bdev_lvol_snapshot", "bdev_lvol_delete", "bdev_set_qos_limit", "fsdev_aio_delete", "bdev_nvme_detach_controller"} {
 		all[refusal{m, -19, noDevice}] = []Meaning{NotFound}
 	}
-	// The same words for what exists, for what is absent and for bad
-	// parameters: only the state tells.
+	// SPDK uses one message for existing and missing objects and bad
+	// parameters.
 	for _, m := range []string{"nvmf_subsystem_add_listener", "nvmf_create_transport", "nvmf_create_subsystem", "nvmf_subsystem_add_ns", "nvmf_subsystem_remove_ns", "nvmf_subsystem_remove_listener"} {
 		all[refusal{m, -32602, params}] = nil
 	}
@@ -232,7 +232,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// An Error that somebody else makes, as a double, means the same.
+// An Error created by another package has the same meanings.
 func TestErrorByHand(t *testing.T) {
 	err := fmt.Errorf("looking: %w", &Error{Method: "bdev_nvme_get_controllers", Code: -22, Message: "Controller x does not exist"})
 	if !errors.Is(err, NotFound) || errs.KindOf(err) != errs.NotFound {
@@ -261,7 +261,7 @@ func TestResults(t *testing.T) {
 			continue
 		}
 		if err := client.Call(t.Context(), "x", nil, nil); err != nil {
-			t.Errorf("%s, when nobody wants a result: %v", name, err)
+			t.Errorf("%s, without a result: %v", name, err)
 		}
 	}
 	client, _ := serve(t, Config{}, answers(`{"id":%d,"result":false}`))

@@ -25,7 +25,7 @@ func all(r io.Reader, largest int64) (found []answer, err error) {
 	}
 }
 
-// counted tells how much was read of a stream.
+// counted counts the bytes read from a stream.
 type counted struct {
 	r io.Reader
 	n int64
@@ -37,8 +37,8 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// However a stream is cut, the same answers come out of it, and no more is read
-// than the bound allows.
+// Responses do not depend on how a stream is split, and no more than the limit
+// is read.
 func FuzzFrames(f *testing.F) {
 	for _, s := range []string{
 		`{"jsonrpc":"2.0","id":1,"result":true}` + "\n" + `{"id":"2","error":{"code":-19,"message":"No such device"}}`,
@@ -61,8 +61,8 @@ func FuzzFrames(f *testing.F) {
 		if bound := largest * int64(len(want)+1); whole.n > bound {
 			t.Errorf("read %d bytes for %d answers, the bound is %d each", whole.n, len(want), largest)
 		}
-		got, cut := all(iotest.OneByteReader(bytes.NewReader(stream)), largest)
-		if !errors.Is(err, ErrTooLarge) && !errors.Is(cut, ErrTooLarge) { // where it is met depends on how much is read ahead
+		got, splitErr := all(iotest.OneByteReader(bytes.NewReader(stream)), largest)
+		if !errors.Is(err, ErrTooLarge) && !errors.Is(splitErr, ErrTooLarge) { // where it is met depends on how much is read ahead
 			testkit.Diff(t, "result", want, got, cmp.AllowUnexported(answer{}))
 		}
 		for _, a := range want {

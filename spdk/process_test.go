@@ -157,7 +157,7 @@ func TestWaitReady(t *testing.T) {
 	client := open(t, Config{Socket: path, Timeout: 50 * time.Millisecond, Metrics: registry})
 	ready := make(chan error, 1)
 	go func() { ready <- client.WaitReady(t.Context()) }()
-	testkit.Eventually(t, "somebody looks", func() bool { return testkit.Metric(t, registry, "cleat_spdk_calls_total") > 0 })
+	testkit.Eventually(t, "a call was made", func() bool { return testkit.Metric(t, registry, "cleat_spdk_calls_total") > 0 })
 
 	failing := start(t, path, func(p *peer) { p.next() })
 	testkit.Eventually(t, "a connection is lost", func() bool { all, _ := failing.connects(); return all > 0 })

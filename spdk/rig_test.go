@@ -117,9 +117,9 @@ func (p *served) stop() {
 func (p *peer) next() (request, bool) {
 	var r request
 	if err := p.decoder.Decode(&r); err != nil {
-		// A client that gives up may do so in the middle of a request.
-		cut := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
-		if !cut && !errors.Is(err, net.ErrClosed) && !strings.Contains(err.Error(), "reset") {
+		// The client can close the connection in the middle of a request.
+		closed := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+		if !closed && !errors.Is(err, net.ErrClosed) && !strings.Contains(err.Error(), "reset") {
 			p.t.Errorf("the client sent what is no JSON: %v", err)
 		}
 		return request{}, false
@@ -128,7 +128,7 @@ func (p *peer) next() (request, bool) {
 }
 
 func (p *peer) send(format string, args ...any) {
-	_, _ = fmt.Fprintf(p, format, args...) // the client may be gone
+	_, _ = fmt.Fprintf(p, format, args...) // the client can have disconnected
 }
 
 // answers gives every request the same answer, which has a %d for the id.

@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// However calls are cut short, answers delayed and connections dropped: nobody
-// gets another's answer, and every call ends.
+// With interrupted calls, delayed responses and dropped connections, every call
+// ends and no response reaches another call.
 func TestAnswersNeverCross(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	client, p := serve(t, Config{Connections: 3, Metrics: registry}, func(p *peer) {
@@ -37,12 +37,12 @@ func TestAnswersNeverCross(t *testing.T) {
 		}
 	})
 	var running sync.WaitGroup
-	var answered, cut atomic.Int64
+	var answered, interrupted atomic.Int64
 	for caller := range 16 {
 		running.Go(func() {
 			for i := range 60 {
 				patience := time.Duration(500+rand.IntN(20000)) * time.Microsecond
-				if i%4 == 3 { // which a slow machine, too, answers
+				if i%4 == 3 { // long enough to be answered under load
 					patience = time.Minute
 				}
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -56,7 +56,7 @@ func TestAnswersNeverCross(t *testing.T) {
 				case err == nil:
 					t.Errorf("caller %d got %v, want %d", caller, got, want)
 				default:
-					cut.Add(1)
+					interrupted.Add(1)
 				}
 				if caller == 0 && i%20 == 19 {
 					p.drop()
@@ -65,8 +65,8 @@ func TestAnswersNeverCross(t *testing.T) {
 		})
 	}
 	running.Wait()
-	if answered.Load() == 0 || cut.Load() == 0 {
-		t.Errorf("%d calls answered and %d cut short: the test tests nothing", answered.Load(), cut.Load())
+	if answered.Load() == 0 || interrupted.Load() == 0 {
+		t.Errorf("%d calls answered and %d interrupted: nothing was tested", answered.Load(), interrupted.Load())
 	}
 	testkit.Eventually(t, "all late answers are in", func() bool {
 		client.mu.Lock()

@@ -49,8 +49,8 @@ func TestAnswersOutOfOrder(t *testing.T) {
 	}
 }
 
-// Answers come as JSON values, whatever lies between them and wherever they are
-// cut.
+// Responses are JSON values with any white space between them, split at any
+// position.
 func TestFraming(t *testing.T) {
 	for name, write := range map[string]func(p *peer, text string){
 		"byte by byte": func(p *peer, text string) {
@@ -58,15 +58,15 @@ func TestFraming(t *testing.T) {
 				p.send("%s", text[i:i+1])
 			}
 		},
-		"without a newline":   func(p *peer, text string) { p.send("%s", text) },
-		"white space around":  func(p *peer, text string) { p.send("\n\r\n \t%s \n\n", text) },
-		"pretty":              func(p *peer, text string) { p.send("%s", strings.ReplaceAll(text, ",", " ,\n  ")) },
-		"a stray one before":  func(p *peer, text string) { p.send(`{"jsonrpc":"2.0","id":4711,"result":[1]}%s`, text) },
-		"again the same":      func(p *peer, text string) { p.send("%s%s", text, text) },
-		"unknown members":     func(p *peer, text string) { p.send(`{"extra":{"id":9},%s`, text[1:]) },
-		"error null":          func(p *peer, text string) { p.send(`{"error":null,%s`, text[1:]) },
-		"the id is a string":  func(p *peer, text string) { p.send("%s", quoteID(text)) },
-		"an envelope of SNAP": func(p *peer, text string) { p.send("%s", wrap(text)) },
+		"without a newline":    func(p *peer, text string) { p.send("%s", text) },
+		"white space around":   func(p *peer, text string) { p.send("\n\r\n \t%s \n\n", text) },
+		"pretty":               func(p *peer, text string) { p.send("%s", strings.ReplaceAll(text, ",", " ,\n  ")) },
+		"an unknown id before": func(p *peer, text string) { p.send(`{"jsonrpc":"2.0","id":4711,"result":[1]}%s`, text) },
+		"again the same":       func(p *peer, text string) { p.send("%s%s", text, text) },
+		"unknown members":      func(p *peer, text string) { p.send(`{"extra":{"id":9},%s`, text[1:]) },
+		"error null":           func(p *peer, text string) { p.send(`{"error":null,%s`, text[1:]) },
+		"the id is a string":   func(p *peer, text string) { p.send("%s", quoteID(text)) },
+		"an envelope of SNAP":  func(p *peer, text string) { p.send("%s", wrap(text)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			client, p := serve(t, Config{Connections: 1}, func(p *peer) {
@@ -144,7 +144,7 @@ func TestHugeAnswers(t *testing.T) {
 	}
 }
 
-// A request that may have been carried out is never sent again.
+// A request that might have been executed is never retried.
 func TestDroppedBeforeTheAnswer(t *testing.T) {
 	asked := make(chan string, 10)
 	client, _ := serve(t, Config{}, func(p *peer) {
@@ -163,7 +163,7 @@ func TestDroppedBeforeTheAnswer(t *testing.T) {
 	}
 }
 
-// A connection that was lost between two calls is nobody's business.
+// A connection lost between two calls causes no error.
 func TestDroppedBetweenCalls(t *testing.T) {
 	client, p := serve(t, Config{Connections: 1}, echo)
 	for i := range 50 {
@@ -254,7 +254,7 @@ func TestCallsWithoutADeadlineEnd(t *testing.T) {
 func TestCancel(t *testing.T) {
 	got := make(chan struct{})
 	client, _ := serve(t, Config{}, func(p *peer) { p.next(); close(got); p.next() })
-	why := errors.New("nobody wants it any more")
+	why := errors.New("cancelled by the test")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	go func() { <-got; cancel(why) }()
 	if err := client.Call(ctx, "silent", nil, nil); !errors.Is(err, why) || !errors.Is(err, Unanswered) {
@@ -267,7 +267,7 @@ func TestCancel(t *testing.T) {
 
 // Calls that wait do not hold up others: neither on their connection nor, with a
 // process that takes one request of a connection at a time, on another.
-func TestSlowCallsDelayNobody(t *testing.T) {
+func TestSlowCallsDoNotBlockOthers(t *testing.T) {
 	release, open := gate()
 	defer open()
 	client, p := serve(t, Config{Connections: 3}, func(p *peer) {
@@ -290,7 +290,7 @@ func TestSlowCallsDelayNobody(t *testing.T) {
 			}
 		})
 	}
-	testkit.Eventually(t, "both are under way", func() bool { _, most := p.connects(); return most == 2 })
+	testkit.Eventually(t, "both are in flight", func() bool { _, most := p.connects(); return most == 2 })
 	for range 20 {
 		testkit.Must(t, client.Call(t.Context(), "fast", nil, nil))
 	}
@@ -304,9 +304,9 @@ func TestSlowCallsDelayNobody(t *testing.T) {
 	}
 }
 
-// A connection that abandonedCalls an answer is the last to be used: a process that takes
-// one request of a connection at a time may be stuck with it.
-func TestConnectionThatOwesAnAnswerIsAvoided(t *testing.T) {
+// A connection with an abandoned call is used last: a process that handles one
+// request of a connection at a time might be stuck on it.
+func TestConnectionWithAbandonedCallIsAvoided(t *testing.T) {
 	release, open := gate()
 	defer open()
 	asked := make(chan struct{})
@@ -346,8 +346,8 @@ func TestOneConnectionIsEnoughForOneCaller(t *testing.T) {
 	}
 }
 
-// What is no answer ends the connection, and everybody who waits on it knows.
-func TestNonsense(t *testing.T) {
+// An invalid response closes the connection and fails its calls.
+func TestInvalidResponses(t *testing.T) {
 	for name, c := range map[string]struct {
 		text  string
 		words []string
@@ -371,7 +371,7 @@ func TestNonsense(t *testing.T) {
 			err := client.Call(t.Context(), "x", nil, nil)
 			testkit.WantError(t, "the error", err, errs.Unavailable, c.words...)
 			if !errors.Is(err, Unanswered) || errors.Is(err, BadParams) {
-				t.Errorf("%v: want Unanswered, and nobody's refusal", err)
+				t.Errorf("%v: want Unanswered, without an error response", err)
 			}
 		})
 	}

@@ -30,8 +30,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// vendor is a plugin of somebody's. It gives one answer, and keeps what it was
-// asked last.
+// vendor is a vendor's plugin. It always returns one response, and keeps the
+// last request.
 type vendor struct {
 	storagev1.UnimplementedIdentityServiceServer
 	storagev1.UnimplementedStoragePluginServiceServer
@@ -121,7 +121,7 @@ func contexts() request.Contexts {
 	return request.Contexts{Publish: map[string]string{"p": "1"}, Volume: map[string]string{"v": "2"}, Storage: map[string]string{"s": "3"}}
 }
 
-func TestWhatGoesAndComes(t *testing.T) {
+func TestRequestsAndResponses(t *testing.T) {
 	v, c, _ := serve(t)
 	all := everything(t.Context(), c)
 	capability := func(of storagev1.StoragePluginServiceCapability_RPC_Type) *storagev1.StoragePluginServiceCapability {
@@ -174,9 +174,9 @@ func TestWhatGoesAndComes(t *testing.T) {
 	}
 }
 
-// What a plugin answers is its word, UNAVAILABLE as well, which is also gRPC's
-// for a connection that failed.
-func TestWhatAPluginRefuses(t *testing.T) {
+// UNAVAILABLE from a plugin is distinguished from gRPC's UNAVAILABLE for a
+// failed connection.
+func TestErrorsOfThePlugin(t *testing.T) {
 	v, c, _ := serve(t)
 	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
 		v.answer = func(context.Context, proto.Message) (proto.Message, error) {
@@ -203,7 +203,7 @@ func TestWhatAPluginRefuses(t *testing.T) {
 	}
 }
 
-func TestNobody(t *testing.T) {
+func TestNoPlugin(t *testing.T) {
 	dir := t.TempDir()
 	left := filepath.Join(dir, "left.sock")
 	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: left}))(t)
@@ -269,7 +269,7 @@ func TestThePluginGoesAway(t *testing.T) {
 	}
 }
 
-func TestTheCallersTimeIsOver(t *testing.T) {
+func TestCallerTimeout(t *testing.T) {
 	v, c, _ := serve(t)
 	v.answer = func(ctx context.Context, _ proto.Message) (proto.Message, error) {
 		<-ctx.Done()

@@ -14,7 +14,7 @@ import (
 // around is a call on its way through a broken plugin.
 type around func(ctx context.Context, req any, next grpc.UnaryHandler) (any, error)
 
-// breaking makes the fault of one mutant; it may keep state of its own.
+// breaking implements the fault of a mutant; it can be stateful.
 type breaking func(*reference) around
 
 // reply changes what a call answers.
@@ -30,7 +30,7 @@ func reply[R any](change func(*R)) breaking {
 	}
 }
 
-// request changes what a call hears.
+// request changes the request of a call.
 func request[Q any](change func(*reference, *Q)) breaking {
 	return func(r *reference) around {
 		return func(ctx context.Context, req any, next grpc.UnaryHandler) (any, error) {

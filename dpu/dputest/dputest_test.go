@@ -96,8 +96,8 @@ func TestPartialPlugins(t *testing.T) {
 	}
 }
 
-// A plugin may take its time to start and may hold others' devices, and serve
-// more than it announces where that is allowed.
+// A plugin can start slowly, have other devices, and serve more calls than it
+// announces if that is allowed.
 func TestLivingPlugin(t *testing.T) {
 	t.Parallel()
 	r := &shy{reference: newReference(blockDevice, getDevice, listDevices)}

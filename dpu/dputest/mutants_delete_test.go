@@ -71,7 +71,7 @@ func emptyIsAll(r *reference, ctx context.Context, q *deleteRequest, next func()
 	return next()
 }
 
-// byName deletes the device of that name, whoever's it is.
+// byName deletes the device of that name, of any volume.
 func byName(r *reference, _ context.Context, q *deleteRequest, next func() (*deleteReply, error)) (*deleteReply, error) {
 	r.mu.Lock()
 	for id, d := range r.devices {

@@ -73,8 +73,8 @@ func usedUp(r *reference) around {
 	})(r)
 }
 
-// movingOn gives the page after it to who asks for a page a third time: the
-// first is the walk through all pages.
+// movingOn returns the next page when a page is requested for the third time:
+// the first request is from the walk through all pages.
 func movingOn(r *reference) around {
 	var mu sync.Mutex
 	asked := map[string]int{}
@@ -117,7 +117,7 @@ func unname(l *listReply) {
 	}
 }
 
-// remembering tells of devices until the next create, deleted or not.
+// remembering lists devices until the next create, even if deleted.
 func remembering(r *reference) around {
 	var mu sync.Mutex
 	var known *listReply
@@ -170,10 +170,10 @@ func getMutants() map[string]mutant {
 		"found by the volume alone":     {"Block/GetAbsent", request(anyName)},
 		"found by the name alone":       {"Block/GetAbsent", request(anyVolume)},
 		"found without a volume":        {"Block/GetAbsent", request(noVolume)},
-		"access modes are not told":     {"Block/Get Block/Create", reply(func(g *getReply) { g.AccessModes = nil })},
-		"one access mode is told":       {"Block/Get", reply(func(g *getReply) { g.AccessModes = g.AccessModes[:1] })},
-		"volume mode is not told":       {"Block/Get", reply(func(g *getReply) { g.VolumeMode = "" })},
-		"volume mode is told wrong":     {"Filesystem/Get Filesystem/DefaultVolumeMode", reply(func(g *getReply) { g.VolumeMode = "Block" })},
+		"access modes are missing":      {"Block/Get Block/Create", reply(func(g *getReply) { g.AccessModes = nil })},
+		"one access mode is returned":   {"Block/Get", reply(func(g *getReply) { g.AccessModes = g.AccessModes[:1] })},
+		"volume mode is missing":        {"Block/Get", reply(func(g *getReply) { g.VolumeMode = "" })},
+		"volume mode is wrong":          {"Filesystem/Get Filesystem/DefaultVolumeMode", reply(func(g *getReply) { g.VolumeMode = "Block" })},
 		"found once":                    {"Block/Get", forgetful},
 	}
 }
@@ -213,14 +213,14 @@ func noVolume(r *reference, q *getRequest) {
 // forgetful finds each device the first time only.
 func forgetful(r *reference) around {
 	var mu sync.Mutex
-	told := map[string]bool{}
+	returned := map[string]bool{}
 	return instead(func(_ *reference, _ context.Context, q *getRequest, next func() (*getReply, error)) (*getReply, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		if told[q.DeviceName] {
+		if returned[q.DeviceName] {
 			return nil, status.Error(codes.NotFound, "forgotten")
 		}
-		told[q.DeviceName] = true
+		returned[q.DeviceName] = true
 		return next()
 	})(r)
 }
@@ -231,34 +231,34 @@ func identityMutants() map[string]mutant {
 	type capabilities = storagev1.StoragePluginGetCapabilitiesResponse
 	type provider = storagev1.GetSNAPProviderResponse
 	return map[string]mutant{
-		"never ready":                  {"Ready", reply(func(p *probe) { p.Ready = wrapperspb.Bool(false) })},
-		"ready unset":                  {"Ready", reply(func(p *probe) { p.Ready = nil })},
-		"probe fails":                  {"Ready", recode[storagev1.ProbeRequest](codes.OK, codes.FailedPrecondition)},
-		"probe is unavailable":         {"Ready", recode[storagev1.ProbeRequest](codes.OK, codes.Unavailable)},
-		"no name":                      {"PluginInfo", reply(func(i *info) { i.Name = "" })},
-		"name of 64 characters":        {"PluginInfo", reply(func(i *info) { i.Name = strings.Repeat("n", 64) })},
-		"name is no domain name":       {"PluginInfo", reply(func(i *info) { i.Name = "example_vendor/plugin" })},
-		"name with an empty label":     {"PluginInfo", reply(func(i *info) { i.Name = "example..vendor" })},
-		"name with a hyphen at an end": {"PluginInfo", reply(func(i *info) { i.Name = "vendor-.example" })},
-		"no version":                   {"PluginInfo", reply(func(i *info) { i.VendorVersion = "" })},
-		"no manifest":                  {"PluginInfo", reply(func(i *info) { i.Manifest = nil })},
-		"info changes":                 {"PluginInfo", once(func(i *info) { i.VendorVersion = "0.9" })},
-		"info is unavailable":          {"PluginInfo", recode[storagev1.GetPluginInfoRequest](codes.OK, codes.Unavailable)},
-		"announces the unspecified":    {"Capabilities", reply(func(c *capabilities) { c.Capabilities[0].GetRpc().Type = 0 })},
-		"announces the unknown":        {"Capabilities", reply(func(c *capabilities) { c.Capabilities[0].GetRpc().Type = 7 })},
-		"announces no type":            {"Capabilities", reply(func(c *capabilities) { c.Capabilities[0].Type = nil })},
-		"announces less":               {"Capabilities", reply(func(c *capabilities) { c.Capabilities = c.Capabilities[1:] })},
-		"announces by chance":          {"Capabilities", once(func(c *capabilities) { c.Capabilities = c.Capabilities[1:] })},
-		"serves what it hides":         {"Served", reply(func(c *capabilities) { c.Capabilities = c.Capabilities[:2] })},
-		"hides create":                 {"Served", reply(func(c *capabilities) { c.Capabilities = c.Capabilities[2:] })},
-		"announces create in vain":     {"Served", recode[createRequest](codes.FailedPrecondition, codes.Unimplemented)},
-		"announces delete in vain":     {"Served", recode[deleteRequest](codes.OK, codes.Unimplemented)},
-		"announces get in vain":        {"Served", recode[getRequest](codes.NotFound, codes.Unimplemented)},
-		"announces list in vain":       {"Served", recode[listRequest](codes.OK, codes.Unimplemented)},
-		"answers all calls":            {"Served", nil}, // unknownCalls breaks it
-		"provider is a path":           {"Provider", reply(func(p *provider) { p.ProviderName = "../default" })},
-		"provider changes":             {"Provider", once(func(p *provider) { p.ProviderName = "" })},
-		"provider fails":               {"Provider", recode[storagev1.GetSNAPProviderRequest](codes.OK, codes.FailedPrecondition)},
+		"never ready":                         {"Ready", reply(func(p *probe) { p.Ready = wrapperspb.Bool(false) })},
+		"ready unset":                         {"Ready", reply(func(p *probe) { p.Ready = nil })},
+		"probe fails":                         {"Ready", recode[storagev1.ProbeRequest](codes.OK, codes.FailedPrecondition)},
+		"probe is unavailable":                {"Ready", recode[storagev1.ProbeRequest](codes.OK, codes.Unavailable)},
+		"no name":                             {"PluginInfo", reply(func(i *info) { i.Name = "" })},
+		"name of 64 characters":               {"PluginInfo", reply(func(i *info) { i.Name = strings.Repeat("n", 64) })},
+		"name is no domain name":              {"PluginInfo", reply(func(i *info) { i.Name = "example_vendor/plugin" })},
+		"name with an empty label":            {"PluginInfo", reply(func(i *info) { i.Name = "example..vendor" })},
+		"name with a hyphen at an end":        {"PluginInfo", reply(func(i *info) { i.Name = "vendor-.example" })},
+		"no version":                          {"PluginInfo", reply(func(i *info) { i.VendorVersion = "" })},
+		"no manifest":                         {"PluginInfo", reply(func(i *info) { i.Manifest = nil })},
+		"info changes":                        {"PluginInfo", once(func(i *info) { i.VendorVersion = "0.9" })},
+		"info is unavailable":                 {"PluginInfo", recode[storagev1.GetPluginInfoRequest](codes.OK, codes.Unavailable)},
+		"announces the unspecified":           {"Capabilities", reply(func(c *capabilities) { c.Capabilities[0].GetRpc().Type = 0 })},
+		"announces the unknown":               {"Capabilities", reply(func(c *capabilities) { c.Capabilities[0].GetRpc().Type = 7 })},
+		"announces no type":                   {"Capabilities", reply(func(c *capabilities) { c.Capabilities[0].Type = nil })},
+		"announces less":                      {"Capabilities", reply(func(c *capabilities) { c.Capabilities = c.Capabilities[1:] })},
+		"announces by chance":                 {"Capabilities", once(func(c *capabilities) { c.Capabilities = c.Capabilities[1:] })},
+		"serves what it hides":                {"Served", reply(func(c *capabilities) { c.Capabilities = c.Capabilities[:2] })},
+		"hides create":                        {"Served", reply(func(c *capabilities) { c.Capabilities = c.Capabilities[2:] })},
+		"announces create without serving it": {"Served", recode[createRequest](codes.FailedPrecondition, codes.Unimplemented)},
+		"announces delete without serving it": {"Served", recode[deleteRequest](codes.OK, codes.Unimplemented)},
+		"announces get without serving it":    {"Served", recode[getRequest](codes.NotFound, codes.Unimplemented)},
+		"announces list without serving it":   {"Served", recode[listRequest](codes.OK, codes.Unimplemented)},
+		"answers all calls":                   {"Served", nil}, // unknownCalls breaks it
+		"provider is a path":                  {"Provider", reply(func(p *provider) { p.ProviderName = "../default" })},
+		"provider changes":                    {"Provider", once(func(p *provider) { p.ProviderName = "" })},
+		"provider fails":                      {"Provider", recode[storagev1.GetSNAPProviderRequest](codes.OK, codes.FailedPrecondition)},
 	}
 }
 

@@ -16,8 +16,8 @@ func timingMutants() map[string]mutant {
 		"names collide":               {"Block/VolumesAtOnce", creating(colliding)},
 		"busy is ABORTED":             {"Block/SameVolumeAtOnce Block/CreateAndDeleteAtOnce", busyIs(codes.Aborted)},
 		"busy is UNAVAILABLE":         {"Block/CreateAndDeleteAtOnce", busyIs(codes.Unavailable)},
-		"cut off is lost":             {"Block/InterruptedCalls Block/RetryContinues", jammed},
-		"a retry starts anew":         {"Block/RetryContinues", creating(anew)},
+		"an interrupted call is lost": {"Block/InterruptedCalls Block/RetryContinues", jammed},
+		"a retry starts over":         {"Block/RetryContinues", creating(startOver)},
 		"delete does not wait":        {"Block/Negation Block/NegationOfAnAbandonedCall", deleting(hasty)},
 		"delete does not cancel":      {"Block/Negation", deleting(waiting)},
 		"delete is refused meanwhile": {"Block/Negation", deleting(busy)},
@@ -103,8 +103,8 @@ func jammed(r *reference) around {
 	})(r)
 }
 
-// anew makes a device for each call that is under way.
-func anew(r *reference, _ context.Context, q *createRequest, next func() (*createReply, error)) (*createReply, error) {
+// startOver creates a device for each pending call.
+func startOver(r *reference, _ context.Context, q *createRequest, next func() (*createReply, error)) (*createReply, error) {
 	h := r.take(q.VolumeId)
 	if h == nil {
 		return next()

@@ -119,7 +119,7 @@ func (r *reference) check(req *storagev1.CreateDeviceRequest) error {
 	case !slices.Contains(r.capabilities, blockDevice) && !slices.Contains(r.capabilities, fsDevice):
 		return unserved("CreateDevice")
 	case req.VolumeId == "" || strings.ContainsAny(req.VolumeId, "/\x00") || len(req.VolumeId) > 253:
-		return refuse("volume_id %.300q is none", req.VolumeId)
+		return refuse("volume_id %.300q is invalid", req.VolumeId)
 	case len(req.AccessModes) == 0:
 		return refuse("access_modes is empty")
 	case mode(req.VolumeMode) == "Block":
@@ -140,7 +140,8 @@ func (r *reference) check(req *storagev1.CreateDeviceRequest) error {
 	return nil
 }
 
-// same tells whether two requests ask for one device; the contexts may differ.
+// same reports whether two requests are for the same device; contexts can
+// differ.
 func same(a, b *storagev1.CreateDeviceRequest) bool {
 	return slices.Equal(a.AccessModes, b.AccessModes) && mode(a.VolumeMode) == mode(b.VolumeMode)
 }
@@ -150,7 +151,7 @@ func (r *reference) CreateDevice(ctx context.Context, req *storagev1.CreateDevic
 		return nil, err
 	}
 	r.mu.Lock()
-	if err := ctx.Err(); err != nil { // a call that starts after its caller left must not create: a DeleteDevice may have been answered
+	if err := ctx.Err(); err != nil { // a cancelled call must not create: a DeleteDevice might have returned
 		r.mu.Unlock()
 		return nil, status.FromContextError(err).Err()
 	}
@@ -283,7 +284,7 @@ func (r *reference) ListDevices(_ context.Context, req *storagev1.ListDevicesReq
 	}
 	after, valid := strings.CutPrefix(req.StartingToken, tokenPrefix)
 	if req.StartingToken != "" && !valid {
-		return nil, status.Errorf(codes.Aborted, "starting_token %.80q is none of this plugin", req.StartingToken)
+		return nil, status.Errorf(codes.Aborted, "starting_token %.80q was not returned by this plugin", req.StartingToken)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -76,11 +76,11 @@ func TestConf(t *testing.T) {
 		"the last counts":   {"[global]\nmon_host=192.0.2.1:6789\nmon_host=192.0.2.2:6789", "v1:192.0.2.2:6789", ""},
 		"others around":     {"[mon]\nmon_host=192.0.2.9:6789\n[global]\nfsid = x\nmon_host=192.0.2.1:6789\nmon_initial_members=a\n[client]\nmon_host=192.0.2.8:6789", "v1:192.0.2.1:6789", ""},
 		"section again":     {"[global]\nfsid=x\n[mon]\na=b\n[global]\nmon_host=192.0.2.1:6789", "v1:192.0.2.1:6789", ""},
-		"empty":             {"", "", "no mon_host in [global]"},
-		"elsewhere only":    {"[client]\nmon_host=192.0.2.1", "", "no mon_host in [global]"},
-		"before a section":  {"mon_host=192.0.2.1", "", "no mon_host in [global]"},
+		"empty":             {"", "", "no mon_host in section [global]"},
+		"elsewhere only":    {"[client]\nmon_host=192.0.2.1", "", "no mon_host in section [global]"},
+		"before a section":  {"mon_host=192.0.2.1", "", "no mon_host in section [global]"},
 		"a name":            {"[global]\nmon_host=mon-a.example", "", "mon-a.example"},
-		"no value":          {"[global]\nmon_host=", "", "names no monitor"},
+		"no value":          {"[global]\nmon_host=", "", "no monitors"},
 	} {
 		got, err := parseConf(c.in)
 		if words(got) != c.want || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
@@ -134,15 +134,15 @@ func TestParseKey(t *testing.T) {
 		"key = alone":         {"key = " + one + "\n", "a", "a", secret1, ""},
 		"keyring":             {ring, "b", "b", secret2, ""},
 		"keyring of one":      {"[client.a]\nkey = " + one, "", "a", secret1, ""},
-		"keyring of two":      {ring, "", "", nil, "holds 2 users"},
-		"no such user":        {ring, "c", "", nil, "no key of client.c"},
-		"another daemon's":    {ring, "osd.0", "", nil, "no key of client.osd.0"},
-		"empty":               {"", "a", "", nil, "not a key of Ceph"},
-		"no base64":           {"***", "a", "", nil, "not a key of Ceph"},
-		"cut":                 {one[:20], "a", "", nil, "not a key of Ceph"},
-		"of another form":     {"c2VjcmV0c2VjcmV0c2VjcmV0", "a", "", nil, "not a key of Ceph"},
-		"bad one in keyring":  {"[client.a]\nkey = c2VjcmV0", "a", "", nil, "not a key of Ceph"},
-		"keyring without one": {"[client.a]\ncaps = x", "a", "", nil, "no key of client.a"},
+		"keyring of two":      {ring, "", "", nil, "has 2 users"},
+		"no such user":        {ring, "c", "", nil, "no key for client.c"},
+		"another daemon's":    {ring, "osd.0", "", nil, "no key for client.osd.0"},
+		"empty":               {"", "a", "", nil, "not a Ceph key"},
+		"no base64":           {"***", "a", "", nil, "not a Ceph key"},
+		"truncated":           {one[:20], "a", "", nil, "not a Ceph key"},
+		"of another form":     {"c2VjcmV0c2VjcmV0c2VjcmV0", "a", "", nil, "not a Ceph key"},
+		"bad one in keyring":  {"[client.a]\nkey = c2VjcmV0", "a", "", nil, "not a Ceph key"},
+		"keyring without one": {"[client.a]\ncaps = x", "a", "", nil, "no key for client.a"},
 	} {
 		got, err := parseKey(c.text, c.user)
 		if c.says != "" {
@@ -179,7 +179,7 @@ func TestReadKey(t *testing.T) {
 	testkit.Must(t, os.WriteFile(filepath.Join(dir, "huge"), make([]byte, maxConf+1), 0o600))
 	for name, says := range map[string]string{
 		"good": "", "tight": "", "linked": "", "open": "mode 0644", "group": "mode 0640", "foreign": "user 4711", "out": "escapes", "../outside": "escapes",
-		"pipe": "is no file", "..data": "is no file", "gone": "no such file", "huge": "longer than",
+		"pipe": "is not a regular file", "..data": "is not a regular file", "gone": "no such file", "huge": "longer than",
 	} {
 		k, err := readKey(dir, name, "a")
 		if says == "" {
@@ -234,7 +234,7 @@ func TestCephOrder(t *testing.T) {
 	testkit.WantError(t, "the error", err, errs.Invalid, "at most 255 are allowed")
 	bare := newRig(t)
 	err = bare.Mount(t.Context(), name, spec(access.CephFS{Ceph: access.Ceph{ClusterID: "east"}, Path: "/"}))
-	testkit.WantError(t, "the error", err, errs.Precondition, "no directory is configured")
+	testkit.WantError(t, "the error", err, errs.Precondition, "no configuration directory is set")
 	err = bare.Mount(t.Context(), name, spec(access.CephFS{Ceph: access.Ceph{Monitors: mons, Key: "k"}, Path: "/"}))
 	testkit.WantError(t, "the error", err, errs.Precondition, "no key directory")
 	if left, err := os.ReadDir(bare.config.Dir); err != nil || len(left) > 0 {

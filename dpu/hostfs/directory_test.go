@@ -102,8 +102,8 @@ func TestAnotherIsThere(t *testing.T) {
 	testkit.Must(t, r.Unmount(ctx, name))
 
 	testkit.Must(t, os.Mkdir(r.Path(name), 0o755))
-	testkit.Must(t, unix.Mount("stranger", r.Path(name), "tmpfs", 0, "size=64k"))
-	testkit.WantError(t, "Mount", r.Mount(ctx, name, dirSpec("one", false)), errs.Precondition, "stranger (tmpfs, writable)", "directory one")
+	testkit.Must(t, unix.Mount("foreign", r.Path(name), "tmpfs", 0, "size=64k"))
+	testkit.WantError(t, "Mount", r.Mount(ctx, name, dirSpec("one", false)), errs.Precondition, "foreign (tmpfs, writable)", "directory one")
 	if n := r.layers(t); n != 1 {
 		t.Errorf("%d mounts on one another", n)
 	}
@@ -119,7 +119,7 @@ func TestMountPoint(t *testing.T) {
 		"empty directory": {func(p string) error { return os.Mkdir(p, 0o755) }, "", nil},
 		"directory with a file": {func(p string) error {
 			return errors.Join(os.Mkdir(p, 0o755), os.WriteFile(p+"/data", []byte("x"), 0o600))
-		}, `holds "data"`, func(p string) error { _, err := os.Stat(p + "/data"); return err }},
+		}, `contains "data"`, func(p string) error { _, err := os.Stat(p + "/data"); return err }},
 		"file": {func(p string) error { return os.WriteFile(p, []byte("x"), 0o600) }, "is a file or a symbolic link",
 			func(p string) error { _, err := os.Stat(p); return err }},
 		"link to an empty directory": {func(p string) error {
@@ -169,7 +169,7 @@ func TestLinkedPool(t *testing.T) {
 	r.wantMounted(t, false, "file")
 }
 
-// TestMountInPool: a directory of a pool may be the root of another mount.
+// TestMountInPool: a directory of a pool can be the root of another mount.
 func TestMountInPool(t *testing.T) {
 	r := newRig(t)
 	inner := filepath.Join(r.pool, "two")

@@ -24,10 +24,10 @@ import (
 
 // Words by which the tests start themselves as helpers that do not behave.
 const (
-	hangWord   = "hang"   // takes the order and does nothing
-	lateWord   = "late"   // mounts a tmpfs and does not say so
-	babbleWord = "babble" // says what is no answer
-	forceWord  = "force"  // unmounts only when that is by force
+	hangWord    = "hang"    // takes the order and does nothing
+	lateWord    = "late"    // mounts a tmpfs and does not say so
+	garbageWord = "garbage" // prints an invalid response
+	forceWord   = "force"   // unmounts only when that is by force
 )
 
 func TestMain(m *testing.M) {
@@ -65,7 +65,7 @@ func helper(word string) error {
 		if o.Unmount.Flags != 0 {
 			return json.NewEncoder(os.Stdout).Encode(responseOf(o.Unmount.execute(context.Background(), o.Target)))
 		}
-	case babbleWord:
+	case garbageWord:
 		fmt.Println("no answer")
 		return errors.New("and a reason")
 	}

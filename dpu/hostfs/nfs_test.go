@@ -217,7 +217,7 @@ func TestNFSShown(t *testing.T) {
 	n, err := newNFS(r.Mounts, access.NFS{Server: "other.example", Share: "/srv", SubDir: "a"}, false)
 	testkit.Must(t, err)
 	_, err = n.shown(t.Context(), entry("nfs4", "nfs.example:/srv/a"), nil)
-	testkit.WantError(t, "the error", err, errs.Unavailable, "address of the NFS server", "no such host")
+	testkit.WantError(t, "the error", err, errs.Unavailable, "look up the NFS server", "no such host")
 }
 
 func TestStatdAnswer(t *testing.T) {
@@ -236,7 +236,7 @@ func TestStatdAnswer(t *testing.T) {
 		"another call":   {words(2, 1, 0, 0, 0, 0, 99), false},
 		"denied":         {words(1, 1, 1, 0, 0, 0, 99), false},
 		"no program":     {words(1, 1, 0, 0, 0, 1, 99), false},
-		"cut short":      {words(1, 1, 0, 0, 0, 0), false},
+		"truncated":      {words(1, 1, 0, 0, 0, 0), false},
 		"nothing":        {nil, false},
 	} {
 		if got := hasPort(c.answer, 1); got != c.want {

@@ -69,7 +69,7 @@ func TestHelperIsKilled(t *testing.T) {
 		t.Errorf("a mount point was left: %v", err)
 	}
 
-	for after := soon; ; after *= 2 { // it may be over before the helper runs
+	for after := soon; ; after *= 2 { // it can time out before the helper runs
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(after, func() { cancel(errors.New("enough")) })
 		err = r.mountSource(ctx, target, tmpfs{r.Mounts, far})
@@ -108,9 +108,9 @@ func TestLateMount(t *testing.T) {
 }
 
 func TestHelperFails(t *testing.T) {
-	r := newRig(t, helperWord(babbleWord))
+	r := newRig(t, helperWord(garbageWord))
 	err := r.mountSource(t.Context(), r.Path(name), tmpfs{r.Mounts, far})
-	testkit.WantError(t, "the error", err, errs.Internal, "ended without an answer (exit status 1): and a reason")
+	testkit.WantError(t, "the error", err, errs.Internal, "ended without a response (exit status 1): and a reason")
 
 	r = newRig(t, func(c *Config) { c.Helper = []string{"/no/such/program"} })
 	err = r.mountSource(t.Context(), r.Path(name), tmpfs{r.Mounts, far})
@@ -184,7 +184,7 @@ func TestDeadServer(t *testing.T) {
 		busy bool
 		says []string // by the log
 	}{
-		{"nobody there", false, []string{"by force"}},
+		{"server away", false, []string{"forced unmount"}},
 		{"in use", true, []string{"forced unmount", "lazy unmount"}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
@@ -230,7 +230,7 @@ func TestUnmountGivesUp(t *testing.T) {
 	if err := r.unmountRemote(ctx, target, e); !errors.Is(err, context.Canceled) || strings.Contains(r.log.String(), "does not respond") {
 		t.Errorf("after the caller's end: %v, log %s", err, r.log.String())
 	}
-	testkit.WantError(t, "unmountRemote", r.unmountRemote(t.Context(), target, e), errs.Unavailable, "server:/x (tmpfs, writable)", "no answer")
+	testkit.WantError(t, "unmountRemote", r.unmountRemote(t.Context(), target, e), errs.Unavailable, "server:/x (tmpfs, writable)", "no response")
 	if n := r.layers(t); n != 1 {
 		t.Errorf("%d mounts are there", n)
 	}
@@ -276,7 +276,7 @@ func TestCallsAtOneTarget(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	_, err = r.begin(ctx, "/x")
-	testkit.WantError(t, "the error", err, errs.Busy, "/x", "under way")
+	testkit.WantError(t, "the error", err, errs.Busy, "/x", "in progress")
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}

@@ -36,8 +36,8 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// The namespace is the one that is meant, whatever else the subsystem has, and
-// nothing is guessed.
+// The requested namespace is found, regardless of the others; ambiguous
+// requests fail.
 func TestNamespace(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	const other, nguid = "7a3a1e2c-0a7b-4c53-9d55-3f9f4f2a1b02", "0123456789abcdef0123456789abcdef"
@@ -78,7 +78,7 @@ func TestNamespace(t *testing.T) {
 	}
 }
 
-// A namespace that comes after its controller is waited for.
+// A namespace that appears after its controller is awaited.
 func TestLateNamespace(t *testing.T) {
 	for name, choice := range map[string]plan.Choice{"by number": {NSID: 1}, "by UUID": {UUID: uuid}, "the only one": {}} {
 		t.Run(name, func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestLateNamespace(t *testing.T) {
 	}
 }
 
-// Keys travel as names: of the keyring, or where there is none as a file.
+// Keys are passed by their name in the keyring, or as a file without a keyring.
 func TestKeys(t *testing.T) {
 	key := plan.Object{ID: plan.ID{Kind: plan.Key, Name: "cleat_key_1"}, Key: &plan.KeySpec{File: "psk"}}
 	secured := controller("c", one)
@@ -109,7 +109,7 @@ func TestKeys(t *testing.T) {
 		r.target(one, spdktest.Namespace{ID: 1})
 		write(r, 0o644)
 		if _, err := r.Make(t.Context(), key, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "mode 0600") {
-			t.Errorf("a key that all may read: %v", err)
+			t.Errorf("a world-readable key: %v", err)
 		}
 		write(r, 0o600)
 		if r.make(key).Found || !r.make(key).Found {
@@ -187,8 +187,8 @@ func TestRBD(t *testing.T) {
 	testkit.Must(bare.t, bare.Remove(t.Context(), bdev))
 }
 
-// A file that some other bdev is on is left alone, and so is a bdev of our name
-// on another file.
+// A file that another bdev uses is not used, and a bdev with this plugin's name
+// on another file is not changed.
 func TestAIO(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	for _, name := range []string{"a", "b"} {
@@ -201,7 +201,7 @@ func TestAIO(t *testing.T) {
 	if p := r.params("bdev_aio_create"); !strings.Contains(p, `"block_size":4096`) {
 		t.Errorf("created with %s", p)
 	}
-	if _, err := r.Make(t.Context(), aio("y", "a"), nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "bdev x already") {
+	if _, err := r.Make(t.Context(), aio("y", "a"), nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "already used by bdev x") {
 		t.Errorf("a second bdev on the file: %v", err)
 	}
 	if _, err := r.Make(t.Context(), aio("x", "b"), nil); !errors.Is(err, ErrNameConflict) {
@@ -276,7 +276,7 @@ func TestAttaching(t *testing.T) {
 	}
 }
 
-// What SNAP shows to a host is not removed.
+// Objects that SNAP exposes to a host are not removed.
 func TestRemoveOfWhatIsExposed(t *testing.T) {
 	r := newRig(t, spdktest.Config{SNAP: true}, nil)
 	r.target(one, spdktest.Namespace{ID: 1, UUID: uuid})

@@ -106,9 +106,9 @@ func pinned(s string) string {
 	).Replace(s)
 }
 
-// TestGolden holds the names, and also the form of the record: what an old
-// release wrote must be read by a new one, so a field may come and none may go
-// or be called otherwise, those of package access included.
+// TestGolden pins names and the record format: records of earlier releases must
+// stay readable, so fields can be added, but not removed or renamed, including
+// those of package access.
 func TestGolden(t *testing.T) {
 	for _, c := range goldens() {
 		t.Run(c.what, func(t *testing.T) {

@@ -195,8 +195,8 @@ func TestNamesOfVolumes(t *testing.T) {
 	})
 }
 
-// TestExclusive: two objects take the same exactly when they are on one file or
-// one image, whoever asks the cluster for it.
+// TestExclusive: two objects have the same exclusive resource exactly if they
+// use the same file or image, for any Ceph user.
 func TestExclusive(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		q, r := draw(t), draw(t)
@@ -225,7 +225,7 @@ func TestExclusive(t *testing.T) {
 	})
 }
 
-// storage is what a block device is on, if nobody else may be.
+// storage is the exclusive storage of a block device.
 func storage(q request.Create) string {
 	switch a := q.Access.(type) {
 	case access.File:

@@ -19,8 +19,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// interrupted ends the plugin while SNAP attaches, and starts it again: SNAP
-// goes on with what it was asked for.
+// interrupted ends the plugin during an attach, which SNAP continues, and
+// starts it again.
 func (r *rig) interrupted(q request.Create) {
 	r.t.Helper()
 	creating := r.begin(r.t.Context(), q)
@@ -63,7 +63,8 @@ func (r *rig) appears() {
 	})
 }
 
-// refusedDelete wants DeleteDevice to wait for an attach, and to say so.
+// refusedDelete checks that DeleteDevice fails because an attach can still
+// complete.
 func (r *rig) refusedDelete(volumeID string) {
 	r.t.Helper()
 	err := r.plugin.Delete(r.t.Context(), request.Device{Volume: volumeID})
@@ -180,7 +181,7 @@ func TestInterruptedCreateIsRemoved(t *testing.T) {
 	r.has("v", got.name)
 }
 
-// What somebody else made is forgotten without being removed.
+// The record of a foreign object is dropped, but the object is not removed.
 func TestForeignObjectIsForgotten(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
@@ -202,9 +203,9 @@ func TestForeignObjectIsForgotten(t *testing.T) {
 	}
 }
 
-// A controller that others use does not become a stranger's because a path of it
-// is in unansweredTimeout while one more volume fails.
-func TestDoubtOfASharedController(t *testing.T) {
+// A controller that other volumes use does not become foreign if one of its
+// paths is unconfirmed while another volume fails.
+func TestSharedControllerWithUnansweredAttach(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 2)
 	name := r.create(nvme("v", one, "nsId", "1"))
@@ -213,14 +214,14 @@ func TestDoubtOfASharedController(t *testing.T) {
 	testkit.Must(r.t, r.table.PutObject(t.Context(), o))
 	r.refused(nvme("w", one, "nsId", "9"), "no namespace with nsId 9")
 	if o, _ = r.table.Object(o.ID); o.Foreign {
-		t.Error("it is taken for somebody else's")
+		t.Error("the controller became foreign")
 	}
 	r.has("v", name)
 	r.delete("v", name)
 	r.empty()
 }
 
-// A failed controller of somebody else's is not used.
+// A failed foreign controller is not used.
 func TestFailedForeignController(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	s := r.target(one, 1)
@@ -240,8 +241,7 @@ func TestFailedForeignController(t *testing.T) {
 	}
 }
 
-// The name of a device is not the device: what is now behind it must be the same
-// namespace of the same subsystem.
+// The bdev of a device must stay the same namespace of the same subsystem.
 func TestAnotherNamespaceUnderTheName(t *testing.T) {
 	for what, ns := range map[string]spdktest.Namespace{
 		"of another subsystem": {ID: 1, UUID: uuidOf(one, 1)},
@@ -274,8 +274,8 @@ func (r *rig) hasNotHeld(volumeID, name string) {
 	}
 }
 
-// One target that is away keeps nobody else waiting after a restart, and the
-// rest of what was left is taken back meanwhile.
+// After a restart, one unreachable target does not block the cleanup of other
+// volumes.
 func TestManyLeftovers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Silent: time.Hour}}, nil)
@@ -295,7 +295,7 @@ func TestManyLeftovers(t *testing.T) {
 		r.edit(v, func(d *table.Device) { d.Phase = table.Removing })
 	}
 	r.start()
-	testkit.EventuallyNil(r.t, "what can be is taken back", func() error {
+	testkit.EventuallyNil(r.t, "all other devices are removed", func() error {
 		devices, _ := r.table.Count()
 		if devices[table.Removing] > 0 || len(r.bdevs()) > 0 {
 			return fmt.Errorf("%v, bdevs %q", devices, r.bdevs())

@@ -36,9 +36,9 @@ func (r *rig) begin(ctx context.Context, q request.Create) <-chan result {
 	return done
 }
 
-// A DeleteDevice cancels the CreateDevice, waits for its roll-back, and then
-// succeeds; the create is not answered with a device.
-func TestDeleteNegatesCreate(t *testing.T) {
+// DeleteDevice cancels the CreateDevice, waits for its roll-back, and succeeds;
+// CreateDevice fails.
+func TestDeleteCancelsCreate(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
@@ -59,7 +59,7 @@ func TestDeleteNegatesCreate(t *testing.T) {
 	r.has("v", r.create(nvme("v", one)))
 }
 
-// A caller that gives up leaves the work under way, and the retry gets it.
+// A cancelled call continues in the background, and the retry gets its result.
 func TestAbandonedCreateGoesOn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{}, nil)
@@ -80,8 +80,8 @@ func TestAbandonedCreateGoesOn(t *testing.T) {
 	}
 }
 
-// SNAP takes far longer than a call may: each is answered in time, says that the
-// work goes on, and in the end the device is there.
+// If SNAP is slower than AnswerWithin, calls fail with errs.Busy in time, and a
+// retry gets the device.
 func TestSlowCreateIsAnsweredInTime(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{}, func(c *Config, _ *object.Config) { c.AnswerWithin = 50 * time.Millisecond })
@@ -103,8 +103,8 @@ func TestSlowCreateIsAnsweredInTime(t *testing.T) {
 	}
 }
 
-// An answer of SNAP is lost, and the process goes on: whatever it did, a delete
-// leaves nothing, and a retry gets the device.
+// After a lost response of SNAP, a delete leaves no objects, and a retry gets
+// the device.
 func TestLostAnswers(t *testing.T) {
 	for _, method := range []string{"bdev_nvme_attach_controller", "bdev_nvme_get_controllers", "bdev_get_bdevs"} {
 		for what, fault := range map[string]spdktest.Fault{
@@ -123,7 +123,7 @@ func TestLostAnswers(t *testing.T) {
 					return err
 				})
 				r.has("v", name)
-				if method == "bdev_nvme_attach_controller" && what == "before" { // nobody saw it end
+				if method == "bdev_nvme_attach_controller" && what == "before" { // its completion was not seen
 					r.refusedDelete("v")
 					r.skip(3 * time.Minute)
 				}
@@ -136,8 +136,8 @@ func TestLostAnswers(t *testing.T) {
 	}
 }
 
-// SNAP restarts at each call of a create: the answer is an error or a device
-// that is there, and in the end nothing is left.
+// SNAP restarts during each call of a create: the result is an error or an
+// existing device, and in the end nothing is left over.
 func TestSNAPRestartsDuringCreate(t *testing.T) {
 	for _, method := range []string{"bdev_nvme_attach_controller", "bdev_nvme_get_controllers", "bdev_get_bdevs"} {
 		for what, fault := range map[string]spdktest.Fault{
@@ -164,7 +164,7 @@ func TestSNAPRestartsDuringCreate(t *testing.T) {
 	}
 }
 
-// A subsystem that somebody else attached is used as it is, and left.
+// A subsystem that another program attached is used unchanged, and kept.
 func TestForeignController(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 2)
@@ -190,7 +190,7 @@ func TestForeignController(t *testing.T) {
 	}
 }
 
-// A controller of our name to somewhere else is not touched.
+// A controller with this plugin's name but of another subsystem is not changed.
 func TestControllerOfAnotherSubsystem(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
@@ -204,8 +204,8 @@ func TestControllerOfAnotherSubsystem(t *testing.T) {
 	}
 }
 
-// A controller that was given up makes the device absent; CreateDevice wakes it,
-// and the bdev is never gone in between.
+// The device of a failed controller is absent; CreateDevice resets the
+// controller without removing the bdev.
 func TestFailedController(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	s := r.target(one, 1)
@@ -234,7 +234,7 @@ func TestFailedController(t *testing.T) {
 	}
 }
 
-// One path of two is enough, and the other is attached when it can be.
+// One of two paths is sufficient; the other is attached later.
 func TestMissingPath(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	s := r.target(one, 1)
@@ -262,7 +262,7 @@ func TestMissingPath(t *testing.T) {
 	r.empty()
 }
 
-// A path that hangs holds up no device that another path serves.
+// A silent path does not delay a device that another path serves.
 func TestHangingPath(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Silent: time.Hour}}, nil)
@@ -280,7 +280,7 @@ func TestHangingPath(t *testing.T) {
 	r.empty()
 }
 
-// A device that a host sees is not taken away from under it.
+// A device that a host can see is not deleted.
 func TestExposedDeviceStays(t *testing.T) {
 	r := newRig(t, spdktest.Config{SNAP: true}, nil)
 	r.target(one, 1)
@@ -298,7 +298,7 @@ func TestExposedDeviceStays(t *testing.T) {
 	r.empty()
 }
 
-// A volume that is stuck keeps no other waiting.
+// A pending volume does not block others.
 func TestVolumesDoNotWaitForEachOther(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{}, nil)
@@ -322,8 +322,8 @@ func TestVolumesDoNotWaitForEachOther(t *testing.T) {
 	r.empty()
 }
 
-// The record is lost while hosts use devices: what is found is used and not
-// removed when a call fails, and nothing goes that a host can see.
+// After the record is lost, existing objects are reused, kept if a call fails,
+// and not removed while exposed.
 func TestLostRecord(t *testing.T) {
 	r := newRig(t, spdktest.Config{SNAP: true}, nil)
 	r.target(one, 2)

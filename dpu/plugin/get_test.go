@@ -13,9 +13,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// A namespace that was replaced under its number is not given to the volume until
-// that is deleted, or its context accepts it; also when SNAP or the plugin were
-// restarted meanwhile.
+// A namespace with another UUID is refused until the device is deleted or the
+// context accepts it; also after restarts of SNAP or the plugin.
 func TestReplacedNamespace(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{SNAP: true}, func(_ *Config, c *object.Config) { c.TCP = object.TCPUpstream })
@@ -87,8 +86,7 @@ func TestReplacedNamespace(t *testing.T) {
 	r.empty()
 }
 
-// While SNAP is slow GetDevice gives the last good answer, for a while; a device
-// that was never seen good gets none.
+// While SNAP is slow, GetDevice returns the last known device for Grace.
 func TestHeartbeatWhileSNAPIsSlow(t *testing.T) {
 	for look := 30 * time.Millisecond; !heartbeatWhileSNAPIsSlow(t, look); look *= 4 {
 		if look > 10*time.Second {
@@ -130,7 +128,7 @@ func heartbeatWhileSNAPIsSlow(t *testing.T, look time.Duration) bool {
 	return within
 }
 
-// A dead SNAP process is no slow one: nobody is told that a device is there.
+// While SNAP is down, GetDevice fails at once.
 func TestHeartbeatWhileSNAPIsDead(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
@@ -138,13 +136,13 @@ func TestHeartbeatWhileSNAPIsDead(t *testing.T) {
 	r.has("v", name)
 	r.snap.Kill()
 	if _, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name}); err == nil || errors.Is(err, ErrNotFound) {
-		t.Errorf("GetDevice: %v, want that it cannot be told", err)
+		t.Errorf("GetDevice: %v, want an error other than ErrNotFound", err)
 	}
 	if ready, err := r.plugin.Ready(t.Context()); ready || err != nil {
 		t.Errorf("Ready: %t, %v", ready, err)
 	}
 	if err := r.plugin.Delete(t.Context(), request.Device{Volume: "v"}); err == nil {
-		t.Error("DeleteDevice is OK, and nobody can tell")
+		t.Error("DeleteDevice succeeded while SNAP was down")
 	}
 	testkit.Must(r.t, r.snap.Start())
 	r.hasNot("v", name)

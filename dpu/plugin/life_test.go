@@ -28,8 +28,8 @@ func flavours() map[string]spdktest.Config {
 	}
 }
 
-// Every kind of device is made, repeated, kept over a restart of the plugin,
-// made anew after one of SNAP, and deleted, and nothing is left.
+// Devices of each kind are created, kept over a restart of the plugin, created
+// again after a restart of SNAP, and deleted without left-over objects.
 func TestLife(t *testing.T) {
 	for name, c := range flavours() {
 		t.Run(name, func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestLife(t *testing.T) {
 			for i, q := range kinds {
 				name := names[q.Volume]
 				if i%2 == 1 {
-					name = "" // the node driver may have lost it
+					name = "" // the node driver might have lost it
 				}
 				r.delete(q.Volume, name)
 				r.hasNot(q.Volume, names[q.Volume])
@@ -83,8 +83,8 @@ func TestLife(t *testing.T) {
 	}
 }
 
-// Volumes of one subsystem share its controller; it goes with the last of them,
-// and no other volume notices.
+// Volumes of one subsystem share its controller, which is removed with the last
+// of them.
 func TestSharedController(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	const nqn = "nqn.2016-06.io.spdk:shared"
@@ -111,7 +111,7 @@ func TestSharedController(t *testing.T) {
 	r.empty()
 }
 
-// A volume is never shown the namespace of another one.
+// A volume never gets the namespace of another volume.
 func TestNamespaceOfAnother(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	const nqn = "nqn.2016-06.io.spdk:shared"
@@ -159,7 +159,7 @@ func TestRetriesThatAreForAnotherDevice(t *testing.T) {
 	r.empty()
 }
 
-// What cannot be made leaves nothing, and says why.
+// Failed calls leave no objects.
 func TestRefusals(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.pools.make(t, "disk")
@@ -186,9 +186,8 @@ func TestRefusals(t *testing.T) {
 	r.empty()
 }
 
-// A process that lacks what a mode needs is not asked, and the answer is the
-// contract's own.
-func TestUnserved(t *testing.T) {
+// An unsupported volume mode is ErrUnsupported, without calls to the process.
+func TestUnsupportedVolumeMode(t *testing.T) {
 	r := newRig(t, spdktest.Config{Without: []string{"fsdev_aio_create", "fsdev_aio_delete"}}, nil)
 	offer, err := r.plugin.Offer(t.Context())
 	if err != nil || offer != (Offer{Block: true}) {

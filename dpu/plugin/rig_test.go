@@ -59,7 +59,7 @@ type rig struct {
 	crash  func() // the plugin, which loses SNAP at once; then stop does nothing
 }
 
-// newRig starts one. change may alter the settings of the plugin.
+// newRig starts a rig. change modifies the configuration of the plugin.
 func newRig(t *testing.T, c spdktest.Config, change func(*Config, *object.Config)) *rig {
 	t.Helper()
 	dir := testkit.Dir(t) // short enough for a socket
@@ -170,7 +170,7 @@ func (r *rig) create(q request.Create) string {
 	return testkit.Value(r.plugin.Create(r.t.Context(), q))(r.t)
 }
 
-// refused asks for a device that must not come, and for words of the answer.
+// refused calls Create, which must fail with an error that contains the words.
 func (r *rig) refused(q request.Create, words ...string) error {
 	r.t.Helper()
 	name, err := r.plugin.Create(r.t.Context(), q)
@@ -191,7 +191,7 @@ func (r *rig) delete(volumeID, name string) {
 	testkit.Must(r.t, r.plugin.Delete(r.t.Context(), request.Device{Volume: volumeID, Name: name}))
 }
 
-// has checks that a device is there by all that tells of it.
+// has checks that GetDevice and ListDevices return a device.
 func (r *rig) has(volumeID, name string) {
 	r.t.Helper()
 	d, err := r.plugin.Get(r.t.Context(), request.Device{Volume: volumeID, Name: name})
@@ -203,7 +203,7 @@ func (r *rig) has(volumeID, name string) {
 	}
 }
 
-// hasNot checks that there is none.
+// hasNot checks that a volume has no device.
 func (r *rig) hasNot(volumeID, name string) {
 	r.t.Helper()
 	if d, err := r.plugin.Get(r.t.Context(), request.Device{Volume: volumeID, Name: name}); !errors.Is(err, ErrNotFound) {
@@ -225,7 +225,7 @@ func (r *rig) listed() []string {
 	return all
 }
 
-// ask asks the double itself.
+// ask calls a method of the double.
 func ask[T any](r *rig, method string, params any) T {
 	r.t.Helper()
 	client := testkit.Value(spdk.Open(spdk.Config{Socket: r.snap.Socket()}))(r.t)

@@ -22,8 +22,8 @@ func (r *rig) lose() {
 	r.start()
 }
 
-// Devices that are not on record are removed by their names when they are the
-// volume's, and no host sees them.
+// Unrecorded devices are deleted by name if they belong to the volume and are
+// not exposed.
 func TestDeleteWithoutRecord(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{Flavour: spdktest.Fork, SNAP: true}, nil)
@@ -33,7 +33,7 @@ func TestDeleteWithoutRecord(t *testing.T) {
 	for _, q := range kinds {
 		name := r.create(q)
 		r.lose()
-		if q.Volume != "a" { // a controller's name does not tell the volume
+		if q.Volume != "a" { // the name of a controller does not depend on the volume
 			r.delete("another", name)
 			r.delete(q.Volume, "")
 			r.delete(q.Volume, "never")

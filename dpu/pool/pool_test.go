@@ -89,7 +89,7 @@ func TestDirectory(t *testing.T) {
 			t.Errorf("Directory(%s): %v", name, err)
 			continue
 		}
-		// It stays what it is when somebody puts another in its place.
+		// The handle keeps referring to the directory after it was replaced.
 		testkit.Must(t, os.Rename(filepath.Join(dir, name), filepath.Join(dir, "moved")))
 		testkit.Must(t, os.Mkdir(filepath.Join(dir, name), 0o755))
 		var st, want unix.Stat_t

@@ -11,8 +11,8 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// FuzzCreate: what is taken may be kept, and leads to a locator that fits; what
-// is refused is Invalid and shows no key.
+// FuzzCreate: accepted requests can be recorded and have a valid locator;
+// errors are Invalid and contain no key.
 func FuzzCreate(f *testing.F) {
 	for _, c := range dialects() {
 		text := testkit.Value(json.Marshal(c.context))(f)

@@ -160,7 +160,7 @@ func TestLocateRefuses(t *testing.T) {
 	for name, contexts := range map[string][3]kv{
 		"no contexts":                        {},
 		"the node driver's words alone":      {publish(), nil, nil},
-		"other people's keys":                {nil, {"csi.example.com/x": "y"}, nil},
+		"foreign keys":                       {nil, {"csi.example.com/x": "y"}, nil},
 		"a locator in the wrong map":         {nil, nil, {"targetType": "tcp", "targetAddr": "192.0.2.1", "nqn": nqn}},
 		"a kind that is known by nothing":    {nil, {"pool": "p"}, nil},
 		"a pool and a file, but no kind":     {nil, {"pool": pool, "file": "a"}, nil},

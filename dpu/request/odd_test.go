@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// most is what gRPC takes of one message unless told otherwise.
+// most is gRPC's default limit of a message.
 const most = 4 << 20
 
 func many(n int) kv {
@@ -25,18 +25,18 @@ func many(n int) kv {
 	return m
 }
 
-// TestBounds: what may be kept for one device has an end, and the error says
-// where it is without repeating what was sent.
+// TestBounds: the size of recorded contexts is bounded, and the error names the
+// limit without the contents.
 func TestBounds(t *testing.T) {
 	for _, c := range []struct {
 		what                     string
 		publish, volume, storage kv
 		words                    string // of the error; none when it is taken
 	}{
-		{"as many keys as may be", many(500), many(500), many(24), ""},
+		{"maximum number of keys", many(500), many(500), many(24), ""},
 		{"one key more", many(500), many(500), many(25), "1025 keys in total, at most 1024"},
 		{"ten thousand keys", nil, many(10000), nil, "10000 keys in total, at most 1024"},
-		{"as many bytes as may be", kv{"abcd": strings.Repeat("x", 128<<10-4)}, nil, nil, ""},
+		{"maximum size", kv{"abcd": strings.Repeat("x", 128<<10-4)}, nil, nil, ""},
 		{"one byte more in a value", nil, nil, kv{"abcd": strings.Repeat("x", 128<<10-3)}, "131073 bytes in total, at most 131072"},
 		{"one byte more in another map", kv{"abcd": strings.Repeat("x", 128<<10-4)}, kv{"a": ""}, nil, "131073 bytes"},
 		{"a long key", nil, kv{strings.Repeat("k", most): ""}, nil, "4194304 bytes"},
@@ -62,7 +62,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// Among as many other keys as there may be the locator is found.
+// The locator is found among the maximum number of keys.
 func TestLocatorAmongManyKeys(t *testing.T) {
 	context := many(900)
 	for k, v := range dialects()[0].context {
@@ -80,7 +80,7 @@ func TestManyAccessModes(t *testing.T) {
 	}
 	c, err := request.ParseCreate(&storagev1.CreateDeviceRequest{VolumeId: "v", AccessModes: modes})
 	if err != nil || !cmp.Equal(c.Modes, []storagev1.AccessMode{rwo, rox, rwx, rwop}) || cap(c.Modes) > 64 {
-		t.Errorf("%v (room for %d), %v", c.Modes, cap(c.Modes), err)
+		t.Errorf("%v (capacity %d), %v", c.Modes, cap(c.Modes), err)
 	}
 }
 
@@ -121,7 +121,7 @@ func TestDiffering(t *testing.T) {
 	}
 }
 
-// Whoever asks for the kind of an error gets the same for every wrong field.
+// All invalid fields are errors of the same kind.
 func TestEveryErrorIsInvalid(t *testing.T) {
 	_, page := request.ParsePage(&storagev1.ListDevicesRequest{StartingToken: "x"})
 	_, mode := request.ParseMode("x")

@@ -75,8 +75,8 @@ func takenAsGiven(t failer, token string) {
 	}
 }
 
-// kept checks that what was taken may be kept: it has no secret, comes back from
-// a record as it was, and its volume is one element of a path.
+// kept checks that an accepted request can be recorded: it has no secrets,
+// survives encoding, and its volume is one element of a path.
 func kept(t failer, c request.Create) {
 	t.Helper()
 	element(t, c.Volume)

@@ -202,8 +202,7 @@ func TestParsePage(t *testing.T) {
 	}
 }
 
-// A token that a caller may hold is one for ever: of an earlier process, and
-// of an earlier release.
+// Tokens stay valid over restarts and releases.
 func TestTokenNeverChanges(t *testing.T) {
 	if got := request.Token("pvc-1f0e"); got != "F6i223B2Yy0xZjBl" {
 		t.Errorf("Token = %q", got)
@@ -214,7 +213,7 @@ func TestBadTokens(t *testing.T) {
 	good := request.Token("pvc-1")
 	for what, token := range map[string]string{
 		"a volume": "pvc-1", "a blank": " ", "JSON": "{}", "NUL": "\x00", "not UTF-8": "\xff", "nothing but a checksum": request.Token(""),
-		"cut": good[:len(good)-1], "longer": good + "A", "padded": good + "=", "a line break behind": good + "\n", "a line break within": good[:3] + "\r\n" + good[3:],
+		"truncated": good[:len(good)-1], "longer": good + "A", "padded": good + "=", "a line break behind": good + "\n", "a line break within": good[:3] + "\r\n" + good[3:],
 		"another letter": "A" + good[1:], "of what is no volume": request.Token("../x"), "of a volume too long": request.Token(strings.Repeat("v", 254)),
 		"long": strings.Repeat("9", 4096), "very long": strings.Repeat("A", 1<<22),
 	} {

@@ -80,8 +80,8 @@ func TestNoSecretInErrors(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// A bare key has no mark to know it by. Where the name of a key belongs it is
-// told by not being one, under every name of those places, in every map.
+// A plain hexadecimal key has no prefix. It is detected only where the name of
+// a key is expected, in every such field of every map.
 func TestBareKeys(t *testing.T) {
 	hex := strings.Repeat("0123456789abcdef", 4)
 	for _, key := range []string{"dhchapKey", "DHCHAP_KEY", "dhchapCtrlrKey", "dhchap_ctrlr_key", "tlsKey", "tls_key", "PSK", "cephKey"} {
@@ -102,7 +102,7 @@ func TestBareKeys(t *testing.T) {
 			}
 		}
 	}
-	// Elsewhere it may be anything, such as a checksum.
+	// In other fields it is accepted: it can be a checksum.
 	if _, err := request.ParseCreate(&storagev1.CreateDeviceRequest{VolumeId: "v", VolumeContext: kv{"checksum": hex}}); err != nil {
 		t.Error(err)
 	}

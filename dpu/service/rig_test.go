@@ -55,7 +55,7 @@ func (m *memory) Create(ctx context.Context, q request.Create) (string, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := ctx.Err(); err != nil { // what came after it may have been done already
+	if err := ctx.Err(); err != nil { // the operation can have completed
 		return "", err
 	}
 	if d, found := m.devices[q.Volume]; found {

@@ -101,7 +101,7 @@ func create(id string) *storagev1.CreateDeviceRequest {
 	}
 }
 
-// Whatever fails below, each call answers with a code that its table has.
+// Any error of Devices results in a code of the contract.
 func TestEveryFailureOfEveryCall(t *testing.T) {
 	m := newMemory()
 	conn, _ := serve(t, config(m))
@@ -145,8 +145,8 @@ func TestEveryFailureOfEveryCall(t *testing.T) {
 	}
 }
 
-// A caller who has gone, or whose time is over, is told so.
-func TestTheCallersEnd(t *testing.T) {
+// Cancelled and timed out calls return CANCELED and DEADLINE_EXCEEDED.
+func TestCancelledCalls(t *testing.T) {
 	for name, particular := range map[string]error{"alone": nil, "with another answer": plugin.ErrUnsupported} {
 		for _, c := range []struct {
 			code codes.Code
@@ -194,7 +194,7 @@ func TestTheCallersEnd(t *testing.T) {
 
 func second[A any](_ A, err error) error { return err }
 
-// Bad input is refused before anybody is asked, in words that teach.
+// Bad input is refused without a call to Devices.
 func TestBadInput(t *testing.T) {
 	m := newMemory()
 	conn, log := serve(t, config(m))
@@ -234,9 +234,9 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// A volume mode that SNAP cannot do fails; the call is not implemented where it
-// can do none.
-func TestWhatSNAPCannotDo(t *testing.T) {
+// An unsupported volume mode is FAILED_PRECONDITION; UNIMPLEMENTED if no mode
+// is supported.
+func TestUnsupportedVolumeModes(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		offer   plugin.Offer
@@ -301,7 +301,7 @@ func TestAnswers(t *testing.T) {
 	same("ListDevices", page, &storagev1.ListDevicesResponse{Entries: []*storagev1.ListDevicesResponse_Entry{entry("c")}}, err)
 }
 
-func TestWhatNoNodeDriverCouldUse(t *testing.T) {
+func TestInvalidConfig(t *testing.T) {
 	for want, change := range map[string]func(*Config){
 		"":                       func(c *Config) { c.Provider = "" },
 		"cannot be called \"\"":  func(c *Config) { c.Name = "" },

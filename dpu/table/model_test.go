@@ -36,7 +36,7 @@ func (m model) users(id plan.ID) []string {
 	return all
 }
 
-// takes tells whether another object than o has what it takes for itself.
+// takes reports whether another object has the exclusive resource of o.
 func (m model) takes(o table.Object) bool {
 	for id, other := range m.objects {
 		if id != o.ID && o.Exclusive() != "" && other.Exclusive() == o.Exclusive() {
@@ -55,7 +55,7 @@ func (m model) hasName(d table.Device) bool {
 	return false
 }
 
-// refuses tells whether a Put must be refused.
+// refuses reports whether a Put must fail.
 func (m model) refuses(d table.Device, objects []table.Object) bool {
 	missing := slices.ContainsFunc(d.Objects, func(id plan.ID) bool {
 		_, known := m.objects[id]
@@ -109,14 +109,14 @@ func (m model) check(t *rapid.T, r *table.Table) {
 		}
 	}
 	if _, ok := r.Device("pvc-none"); ok {
-		t.Fatal("there is a device that nobody recorded")
+		t.Fatal("unexpected device")
 	}
 }
 
 func all(table.Device) bool { return true }
 
-// TestModel: whatever is done in whatever order, the table holds what plain
-// maps hold, also when it is opened anew.
+// TestModel: after any sequence of operations, the table equals plain maps,
+// also when reopened.
 func TestModel(t *testing.T) {
 	volumes := rapid.SampledFrom([]string{"a", "b", "c", "d"})
 	names := rapid.SampledFrom([]string{"", "n1", "n2", "n3"})

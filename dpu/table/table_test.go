@@ -226,7 +226,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const pool = "0198a6b2-7c1e-7b5e-9d0a-0123456789ab"
 
-// rig is a table on a store of its own, which can be opened anew.
+// rig is a table on a store, which can be reopened.
 type rig struct {
 	t     testing.TB
 	path  string

@@ -103,7 +103,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// patient connects to a process that may be on its way to start again.
+// patient connects to a process that might be restarting.
 func patient(t *testing.T, p *Process) *client {
 	t.Helper()
 	var c *client
@@ -215,7 +215,7 @@ func TestManyClients(t *testing.T) {
 					continue
 				}
 				one := &client{t, c, json.NewDecoder(c)}
-				// The process may end at any of these.
+				// The process can end during any of these calls.
 				_, _ = one.try("bdev_nvme_attach_controller", attach(with{"name": name, "subnqn": nqn}))
 				_, _ = one.try("nvme_subsystem_create", with{"nqn": nqn})
 				_, _ = one.try("nvme_namespace_create", with{"nqn": nqn, "nsid": 1, "bdev_name": name + "n1"})
@@ -244,8 +244,8 @@ func TestManyClients(t *testing.T) {
 	}
 }
 
-// A restart is one although somebody still has the listener open, as a program
-// that is just being started has.
+// A restart works while a child process still has the listener open before its
+// exec.
 func TestRestartBesideAProgramThatStarts(t *testing.T) {
 	p := testkit.Value(NewNetwork(nil).Start(Config{Socket: filepath.Join(t.TempDir(), "s")}))(t)
 	inherited := testkit.Value(p.life.listener.(*net.UnixListener).File())(t)

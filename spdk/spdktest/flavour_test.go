@@ -38,7 +38,7 @@ func TestWhatAProcessKnows(t *testing.T) {
 				conn.refused(-32601, m, nil)
 			}
 			if slices.Contains(names, "framework_start_init") {
-				t.Error("what may be called at start-up only is current")
+				t.Error("start-up methods are listed as current")
 			}
 			var v struct{ Fields struct{ Major int } }
 			conn.must("spdk_get_version", nil, &v)

@@ -101,7 +101,7 @@ func TestTargetsThatCannotBeReached(t *testing.T) {
 	c := dial(t, startProcess(t, n, Config{Timing: Timing{Silent: time.Millisecond}}))
 	c.must("bdev_nvme_set_options", with{"tcp_connect_timeout_ms": 1}, nil)
 	for name, more := range map[string]with{
-		"silent": {"trsvcid": "4421"}, "refused": {"trsvcid": "4422"}, "dropped": {"trsvcid": "4423"}, "nobody": {"trsvcid": "4424"},
+		"silent": {"trsvcid": "4421"}, "refused": {"trsvcid": "4422"}, "dropped": {"trsvcid": "4423"}, "no listener": {"trsvcid": "4424"},
 		"host": {"hostnqn": "nqn.2014-08.org.nvmexpress:uuid:2"}, "subsystem": {"subnqn": "nqn.2026-01.io.test:nope"},
 	} {
 		t.Run(name, func(t *testing.T) { c.refused(-5, "bdev_nvme_attach_controller", attach(more)) })
@@ -208,7 +208,7 @@ func TestControllerThatFailsByOrder(t *testing.T) {
 	c := dial(t, p)
 	c.must("bdev_nvme_attach_controller", attach(nil), nil)
 	if !p.Fail("nv0") || p.Fail("nv1") {
-		t.Error("Fail does not tell whether there is such a controller")
+		t.Error("Fail returned true for a missing controller")
 	}
 	if s := c.state("nv0"); s != "failed" {
 		t.Errorf("state %s", s)

@@ -17,8 +17,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// record is one request and its answer as they were on the wire of a real
-// SPDK 26.09-pre. A null response is none within 90 s.
+// record is a request and its response on the wire of a real SPDK 26.09-pre. A
+// null response: no response within 90 s.
 type record struct {
 	Scenario string
 	Request  json.RawMessage

@@ -77,7 +77,7 @@ func (n *Network) advance(c *clock) {
 	}
 }
 
-// awaited tells whether anybody waits for time.
+// awaited reports whether a timed wait is pending.
 func (n *Network) awaited() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

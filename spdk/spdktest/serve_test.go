@@ -81,7 +81,7 @@ func TestConnectionsThatAreClosed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := dial(t, p)
-			// The process may close before all is sent.
+			// The process can close the connection before all is sent.
 			_, _ = c.Write([]byte(text))
 			if r, err := c.receive(); err == nil || isTimeout(err) {
 				t.Errorf("answer %+v, %v, want a closed connection", r, err)

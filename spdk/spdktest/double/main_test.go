@@ -101,7 +101,7 @@ func TestSceneAndOrders(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Lstat(socket); err == nil {
-		t.Error("the socket stays behind")
+		t.Error("the socket is left over")
 	}
 }
 
