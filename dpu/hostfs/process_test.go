@@ -240,7 +240,7 @@ func TestUnmountGivesUp(t *testing.T) {
 func TestHelperByHand(t *testing.T) {
 	for _, in := range []string{"", "\n", "{}\n", "garbage\n", `{"target":""}` + "\n", strings.Repeat("x", maxHelperRequest+1)} {
 		var out strings.Builder
-		if err := RunHelper(t.Context(), strings.NewReader(in), &out); err == nil || !strings.Contains(err.Error(), "started by cleat itself") || out.Len() > 0 {
+		if err := RunHelper(t.Context(), strings.NewReader(in), &out); err == nil || !strings.Contains(err.Error(), "internal to cleat") || out.Len() > 0 {
 			t.Errorf("%.20q: %v, %q", in, err, out.String())
 		}
 	}

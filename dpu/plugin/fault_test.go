@@ -87,7 +87,7 @@ func TestSlowCreateIsAnsweredInTime(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, func(c *Config, _ *object.Config) { c.AnswerWithin = 50 * time.Millisecond })
 	r.target(one, 1)
 	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
-	err := r.refused(nvme("v", one), "goes on: ask again")
+	err := r.refused(nvme("v", one), "is still in progress after")
 	if !errors.Is(err, errs.Busy) {
 		t.Errorf("%v", err)
 	}

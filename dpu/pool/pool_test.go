@@ -122,7 +122,7 @@ func TestRefuses(t *testing.T) {
 		{id, "gone", "must exist", errs.Precondition},
 		{id, "file/below", "not a directory", errs.Precondition},
 		{other, "file", "absent", errs.Precondition},
-		{"0198a6b2-7c1e-7b5e-9d0a-000000000000", "file", "known are", errs.Precondition},
+		{"0198a6b2-7c1e-7b5e-9d0a-000000000000", "file", "known pools", errs.Precondition},
 		{id, "", "clean path", errs.Invalid},
 		{id, ".", "clean path", errs.Invalid},
 		{id, "..", "clean path", errs.Invalid},

@@ -138,7 +138,7 @@ func TestPublishContextWins(t *testing.T) {
 // that is a directory shows when it is looked at.
 func TestModeAndLocator(t *testing.T) {
 	for _, c := range dialects() {
-		other, fit := request.Block, "a block device is a namespace of NVMe-oF (targetType tcp"
+		other, fit := request.Block, "a block device needs an NVMe-oF namespace (targetType tcp"
 		if c.mode == request.Block {
 			other, fit = request.Filesystem, "a file system needs an NFS export (targetType nfs"
 		}
@@ -149,7 +149,7 @@ func TestModeAndLocator(t *testing.T) {
 			}
 			continue
 		}
-		names(t, err, "volume pvc-1f0e", "volume_mode "+string(other), "locator of "+c.want.Protocol(), fit)
+		names(t, err, "volume pvc-1f0e", "volume_mode "+string(other), "locator for "+c.want.Protocol(), fit)
 		if errors.Is(err, access.ErrNone) || got.Access != nil {
 			t.Errorf("%s: %+v, %v", c.name, got.Access, err)
 		}
@@ -164,7 +164,7 @@ func TestLocateRefuses(t *testing.T) {
 		"a locator in the wrong map":         {nil, nil, {"targetType": "tcp", "targetAddr": "192.0.2.1", "nqn": nqn}},
 		"a kind that is known by nothing":    {nil, {"pool": "p"}, nil},
 		"a pool and a file, but no kind":     {nil, {"pool": pool, "file": "a"}, nil},
-		"a locator of which all is empty":    {nil, {"targetType": "", "nqn": "", "targetAddr": ""}, nil},
+		"a locator for which all is empty":    {nil, {"targetType": "", "nqn": "", "targetAddr": ""}, nil},
 		"storage_parameters that have a key": {publish(), {"a": "b"}, {"server": "s", "share": "/x"}},
 	} {
 		c, err := locate(request.Block, contexts[0], contexts[1], contexts[2])

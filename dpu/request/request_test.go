@@ -64,8 +64,8 @@ func TestParseCreateRefuses(t *testing.T) {
 		{"volume", &storagev1.CreateDeviceRequest{VolumeId: "../x", VolumeMode: "Block"}, []string{`volume_id "../x"`, "pvc-1f0e"}},
 		{"volume mode", &storagev1.CreateDeviceRequest{VolumeId: "v", VolumeMode: "block"}, []string{`volume_mode "block"`, "Block or Filesystem"}},
 		{"access mode", &storagev1.CreateDeviceRequest{VolumeId: "v", AccessModes: []storagev1.AccessMode{rwo, 0}}, []string{"access mode 0", "ACCESS_MODE_RWO (1)"}},
-		{"contexts", &storagev1.CreateDeviceRequest{VolumeId: "v", StorageParameters: kv{"psk": strings.Repeat("0f", 32)}}, []string{`storage_parameters: "psk"`, "not shown", "directory of keys"}},
-		{"key outside", &storagev1.CreateDeviceRequest{VolumeId: "v", VolumeContext: kv{"dhchapKey": "../etc/shadow"}}, []string{`volume_context: "dhchapKey"`, "holds a path", "lead out of the directory of keys"}},
+		{"contexts", &storagev1.CreateDeviceRequest{VolumeId: "v", StorageParameters: kv{"psk": strings.Repeat("0f", 32)}}, []string{`storage_parameters: "psk"`, "not shown", "key directory"}},
+		{"key outside", &storagev1.CreateDeviceRequest{VolumeId: "v", VolumeContext: kv{"dhchapKey": "../etc/shadow"}}, []string{`volume_context: "dhchapKey"`, "holds a path", "without slashes"}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			got, err := request.ParseCreate(c.r)
@@ -157,7 +157,7 @@ func TestDeleteAndGet(t *testing.T) {
 			}
 			for _, c := range []struct{ id, device, words string }{
 				{"", "d", "volume_id is missing"}, {"..", "d", `volume_id ".."`},
-				{"v", strings.Repeat("d", 4097), "device_name has 4097 bytes"}, {"v", "DHHC-1:00:x:", "device_name looks like a key"},
+				{"v", strings.Repeat("d", 4097), "device_name has 4097 bytes"}, {"v", "DHHC-1:00:x:", "device_name looks like an NVMe or Ceph key"},
 			} {
 				got, err := parse(c.id, c.device)
 				names(t, err, c.words)

@@ -213,7 +213,7 @@ func TestBadInput(t *testing.T) {
 		"create without a volume": {second(p.CreateDevice(t.Context(), &storagev1.CreateDeviceRequest{})), codes.FailedPrecondition, "volume_id is missing"},
 		"create in another mode":  {second(p.CreateDevice(t.Context(), with(func(r *storagev1.CreateDeviceRequest) { r.VolumeMode = "Raw" }))), codes.FailedPrecondition, "Block or Filesystem"},
 		"create for other access": {second(p.CreateDevice(t.Context(), with(func(r *storagev1.CreateDeviceRequest) { r.AccessModes = append(r.AccessModes, 9) }))), codes.FailedPrecondition, "RWOP (4)"},
-		"create with a key":       {second(p.CreateDevice(t.Context(), with(func(r *storagev1.CreateDeviceRequest) { r.VolumeContext["psk"] = key }))), codes.FailedPrecondition, "directory of keys"},
+		"create with a key":       {second(p.CreateDevice(t.Context(), with(func(r *storagev1.CreateDeviceRequest) { r.VolumeContext["psk"] = key }))), codes.FailedPrecondition, "key directory"},
 		"delete without a volume": {second(p.DeleteDevice(t.Context(), &storagev1.DeleteDeviceRequest{})), codes.FailedPrecondition, "volume_id is missing"},
 		"delete elsewhere":        {second(p.DeleteDevice(t.Context(), &storagev1.DeleteDeviceRequest{VolumeId: "../x"})), codes.OK, ""},
 		"get without a volume":    {second(p.GetDevice(t.Context(), &storagev1.GetDeviceRequest{})), codes.FailedPrecondition, "volume_id is missing"},
