@@ -164,7 +164,7 @@ func TestLocateRefuses(t *testing.T) {
 		"a locator in the wrong map":         {nil, nil, {"targetType": "tcp", "targetAddr": "192.0.2.1", "nqn": nqn}},
 		"a kind that is known by nothing":    {nil, {"pool": "p"}, nil},
 		"a pool and a file, but no kind":     {nil, {"pool": pool, "file": "a"}, nil},
-		"a locator for which all is empty":    {nil, {"targetType": "", "nqn": "", "targetAddr": ""}, nil},
+		"a locator for which all is empty":   {nil, {"targetType": "", "nqn": "", "targetAddr": ""}, nil},
 		"storage_parameters that have a key": {publish(), {"a": "b"}, {"server": "s", "share": "/x"}},
 	} {
 		c, err := locate(request.Block, contexts[0], contexts[1], contexts[2])
