@@ -310,9 +310,9 @@ func TestInvalidConfig(t *testing.T) {
 		"as dpu.cleat.dev":       func(c *Config) { c.Name = "a..b" },
 		"version":                func(c *Config) { c.Version = "" },
 		"manifest":               func(c *Config) { c.Manifest = nil },
-		"provider cannot":        func(c *Config) { c.Provider = "a/b" },
+		"invalid SNAP provider":        func(c *Config) { c.Provider = "a/b" },
 		"called \"..\"":          func(c *Config) { c.Provider = ".." },
-		"provider cannot be cal": func(c *Config) { c.Provider = strings.Repeat("p", 256) },
+		"invalid SNAP provider be cal": func(c *Config) { c.Provider = strings.Repeat("p", 256) },
 		"no devices":             func(c *Config) { c.Devices = nil },
 	} {
 		c := config(newMemory())

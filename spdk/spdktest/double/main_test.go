@@ -85,12 +85,12 @@ func TestSceneAndOrders(t *testing.T) {
 		t.Errorf("the fault is not there: %v", r)
 	}
 	order("fail n", "done")
-	order("fail m", `no controller "m"`)
+	order("fail m", `controller "m" not found`)
 	order("restart", "done")
 	order("reach TCP,192.0.2.10,4420 refused", "done")
-	order("reach TCP,192.0.2.10,4420 gone", "want one of open, refused")
+	order("reach TCP,192.0.2.10,4420 gone", "use one of open, refused")
 	order("reach nowhere open", "use TRANSPORT,HOST,PORT")
-	order("dance", "want reach")
+	order("dance", "use reach")
 	if r, err := ask(t, socket, attach); err != nil || r["error"] == nil {
 		t.Errorf("attach to what is refused: %v, %v", r, err)
 	}
@@ -108,12 +108,12 @@ func TestSceneAndOrders(t *testing.T) {
 func TestBadScenes(t *testing.T) {
 	for text, want := range map[string]string{
 		`{`:                                 "unexpected EOF",
-		`{} {}`:                             "nothing after it",
+		`{} {}`:                             "data after",
 		`{"subsystem":[]}`:                  "unknown field",
 		`{"subsystems":[{"nqn":"a"}]}`:      "want an nqn and addresses",
 		`{"reach":{"x":"open"}}`:            "use TRANSPORT,HOST,PORT",
-		`{"reach":{"TCP,1.2.3.4,1":"far"}}`: "want one of open",
-		`{"faults":[{"then":"explode"}]}`:   "want one of answer",
+		`{"reach":{"TCP,1.2.3.4,1":"far"}}`: "use one of open",
+		`{"faults":[{"then":"explode"}]}`:   "use one of answer",
 		`{"faults":[{"wait":"long"}]}`:      "invalid duration",
 	} {
 		err := run(t.Context(), []string{"-socket", filepath.Join(t.TempDir(), "s"), "-scene", sceneFile(t, text)}, strings.NewReader(""), io.Discard)
