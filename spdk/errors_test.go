@@ -252,7 +252,7 @@ func TestResults(t *testing.T) {
 	for name, c := range map[string]struct{ answer, words string }{
 		"missing":    {`{"id":%d}`, "without a result"},
 		"null":       {`{"id":%d,"result":null}`, "without a result"},
-		"other type": {`{"id":%d,"result":[1]}`, "cannot parse"},
+		"other type": {`{"id":%d,"result":[1]}`, "parse the response"},
 	} {
 		client, _ := serve(t, Config{}, answers(c.answer))
 		var got string
@@ -265,7 +265,7 @@ func TestResults(t *testing.T) {
 		}
 	}
 	client, _ := serve(t, Config{}, answers(`{"id":%d,"result":false}`))
-	testkit.WantError(t, "Do", client.Do(t.Context(), "bdev_rbd_delete", nil), errs.Internal, "answered false")
+	testkit.WantError(t, "Do", client.Do(t.Context(), "bdev_rbd_delete", nil), errs.Internal, "returned false")
 }
 
 // What is secret in a request is nowhere else.

@@ -154,7 +154,7 @@ func TestDroppedBeforeTheAnswer(t *testing.T) {
 		}
 	})
 	err := client.Call(t.Context(), "bdev_nvme_attach_controller", nil, nil)
-	testkit.WantError(t, "the error", err, errs.Unavailable, "bdev_nvme_attach_controller", "did not answer", client.Socket())
+	testkit.WantError(t, "the error", err, errs.Unavailable, "bdev_nvme_attach_controller", "did not respond", client.Socket())
 	if !errors.Is(err, Unanswered) {
 		t.Errorf("%v is not Unanswered", err)
 	}
@@ -187,7 +187,7 @@ func TestNoSocket(t *testing.T) {
 		t.Errorf("%v: nothing was sent", err)
 	}
 	testkit.Must(t, os.WriteFile(path, nil, 0o600))
-	testkit.WantError(t, "Call", client.Call(t.Context(), "x", nil, nil), errs.Unavailable, "is no socket")
+	testkit.WantError(t, "Call", client.Call(t.Context(), "x", nil, nil), errs.Unavailable, "is not a socket")
 }
 
 // A socket longer than the kernel takes is reached all the same.
@@ -221,7 +221,7 @@ func TestLateAnswer(t *testing.T) {
 	ctx, late := context.WithCancelCause(t.Context())
 	go func() { <-asked; late(context.DeadlineExceeded) }()
 	err := client.Call(ctx, "slow", nil, nil)
-	testkit.WantError(t, "the error", err, errs.Unavailable, "slow", "did not answer")
+	testkit.WantError(t, "the error", err, errs.Unavailable, "slow", "did not respond")
 	if !errors.Is(err, Unanswered) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v is not Unanswered by a deadline", err)
 	}
@@ -352,15 +352,15 @@ func TestInvalidResponses(t *testing.T) {
 		text  string
 		words []string
 	}{
-		"no JSON":            {"HTTP/1.1 400 Bad Request\r\n", []string{"no answer of JSON-RPC"}},
-		"a batch":            {`[{"id":1,"result":true}]`, []string{"no answer of JSON-RPC"}},
-		"a number":           {"1 ", []string{"no answer of JSON-RPC"}},
+		"no JSON":            {"HTTP/1.1 400 Bad Request\r\n", []string{"invalid JSON-RPC response"}},
+		"a batch":            {`[{"id":1,"result":true}]`, []string{"invalid JSON-RPC response"}},
+		"a number":           {"1 ", []string{"invalid JSON-RPC response"}},
 		"broken off":         {`{"id":1,"result":[`, []string{"lost", "EOF"}},
 		"nothing":            {"", []string{"lost", "EOF"}},
-		"no id":              {`{"jsonrpc":"2.0","result":true}`, []string{"without the id"}},
-		"the id is null":     {`{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"Invalid request"}}`, []string{"without the id", "-32600"}},
-		"the id is negative": {`{"jsonrpc":"2.0","id":-1,"result":true}`, []string{"without the id"}},
-		"a broken number":    {`{"jsonrpc":"2.0","id":1.5.2,"result":true}`, []string{"no answer of JSON-RPC"}},
+		"no id":              {`{"jsonrpc":"2.0","result":true}`, []string{"without a request id"}},
+		"the id is null":     {`{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"Invalid request"}}`, []string{"without a request id", "-32600"}},
+		"the id is negative": {`{"jsonrpc":"2.0","id":-1,"result":true}`, []string{"without a request id"}},
+		"a broken number":    {`{"jsonrpc":"2.0","id":1.5.2,"result":true}`, []string{"invalid JSON-RPC response"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client, _ := serve(t, Config{Connections: 1}, func(p *peer) {

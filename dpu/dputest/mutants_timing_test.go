@@ -116,7 +116,7 @@ func startOver(r *reference, _ context.Context, q *createRequest, next func() (*
 
 // unseen goes on when its caller leaves, and no delete knows of it.
 func unseen(r *reference, ctx context.Context, q *createRequest, next func() (*createReply, error)) (*createReply, error) {
-	return anew(r, ctx, q, next)
+	return startOver(r, ctx, q, next)
 }
 
 func hasty(r *reference, _ context.Context, q *deleteRequest, next func() (*deleteReply, error)) (*deleteReply, error) {

@@ -303,17 +303,17 @@ func TestAnswers(t *testing.T) {
 
 func TestInvalidConfig(t *testing.T) {
 	for want, change := range map[string]func(*Config){
-		"":                       func(c *Config) { c.Provider = "" },
-		"cannot be called \"\"":  func(c *Config) { c.Name = "" },
-		"domain name":            func(c *Config) { c.Name = "a_b" },
-		"63 characters":          func(c *Config) { c.Name = strings.Repeat("a", 64) },
-		"as dpu.cleat.dev":       func(c *Config) { c.Name = "a..b" },
-		"version":                func(c *Config) { c.Version = "" },
-		"manifest":               func(c *Config) { c.Manifest = nil },
-		"invalid SNAP provider":        func(c *Config) { c.Provider = "a/b" },
-		"called \"..\"":          func(c *Config) { c.Provider = ".." },
-		"invalid SNAP provider be cal": func(c *Config) { c.Provider = strings.Repeat("p", 256) },
-		"no devices":             func(c *Config) { c.Devices = nil },
+		"":                            func(c *Config) { c.Provider = "" },
+		"invalid plugin name \"\"":    func(c *Config) { c.Name = "" },
+		"domain name":                 func(c *Config) { c.Name = "a_b" },
+		"63 characters":               func(c *Config) { c.Name = strings.Repeat("a", 64) },
+		"such as dpu.cleat.dev":       func(c *Config) { c.Name = "a..b" },
+		"version":                     func(c *Config) { c.Version = "" },
+		"manifest":                    func(c *Config) { c.Manifest = nil },
+		"invalid SNAP provider":       func(c *Config) { c.Provider = "a/b" },
+		"SNAP provider \"..\"":        func(c *Config) { c.Provider = ".." },
+		"invalid SNAP provider \"ppp": func(c *Config) { c.Provider = strings.Repeat("p", 256) },
+		"Devices is required":         func(c *Config) { c.Devices = nil },
 	} {
 		c := config(newMemory())
 		change(&c)

@@ -186,7 +186,7 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// TestPages: all pages together are what keep admits, in order, whatever is
+// TestPages: all pages together are what keep accepts, in order, whatever is
 // deleted between two of them, save for that.
 func TestPages(t *testing.T) {
 	r := open(t)

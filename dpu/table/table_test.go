@@ -192,12 +192,12 @@ func TestDamaged(t *testing.T) {
 		"made without a name":      {"devices", "v2", changed(func(d *table.Device) { d.Phase, d.Name = table.Made, "" }), "no name or no objects"},
 		"made of nothing":          {"devices", "v2", changed(func(d *table.Device) { d.Phase, d.Objects = table.Made, nil }), "no name or no objects"},
 		"another device's name":    {"devices", "v2", changed(func(d *table.Device) { d.Name = "n1" }), "volume v1 also has device n1"},
-		"an object that is not":    {"devices", "v2", changed(func(d *table.Device) { d.Objects = []plan.ID{{Kind: plan.Key, Name: "k"}} }), `"key k", of which`},
-		"another object":           {"objects", "aio-bdev other", aio("else", "2"), `it is of "aio-bdev else"`},
-		"an object of nothing":     {"objects", "aio-bdev x", any2{"kind": "aio-bdev", "name": "x"}, "what it is made of"},
-		"an object without name":   {"objects", "aio-bdev ", aio("", "2"), "what it is made of"},
-		"a file that is taken":     {"objects", "aio-bdev zz", aio("zz", "1"), `aio-bdev good takes`},
-		"an object without a kind": {"objects", " ", any2{}, "what it is made of"},
+		"an object that is not":    {"devices", "v2", changed(func(d *table.Device) { d.Objects = []plan.ID{{Kind: plan.Key, Name: "k"}} }), `its object "key k"`},
+		"another object":           {"objects", "aio-bdev other", aio("else", "2"), `it belongs to "aio-bdev else"`},
+		"an object of nothing":     {"objects", "aio-bdev x", any2{"kind": "aio-bdev", "name": "x"}, "do not match its kind"},
+		"an object without name":   {"objects", "aio-bdev ", aio("", "2"), "do not match its kind"},
+		"a file that is taken":     {"objects", "aio-bdev zz", aio("zz", "1"), `aio-bdev good also uses`},
+		"an object without a kind": {"objects", " ", any2{}, "do not match its kind"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			r := newRig(t, t.TempDir())

@@ -217,7 +217,7 @@ func (p *Process) execute(ctx context.Context, r request) (any, *Error) {
 	}
 	p.network.catchUp()
 	if m.run == nil {
-		return nil, &Error{Code: -32603, Message: "spdktest: " + r.method + " is listed but not implemented"}
+		return nil, &Error{Code: -32603, Message: "spdktest: " + r.method + " is listed, but not implemented by the double"}
 	}
 	a, ok := decode(r.params, m.takes)
 	if !ok {
