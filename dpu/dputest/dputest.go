@@ -124,7 +124,7 @@ func (o Options) complete() (Options, error) {
 	case o.Parallel && o.Hold == nil:
 		return o, errors.New("Parallel requires Hold")
 	case o.Devices != 0 && o.Devices < 3:
-		return o, fmt.Errorf("Devices %d is too small: use at least 3, or 0 for the default", o.Devices)
+		return o, fmt.Errorf("Devices %d is too small: use 3 or more, or 0 for the default", o.Devices)
 	case o.Timeout < 0 || o.Patience < 0:
 		return o, fmt.Errorf("Timeout %s and Patience %s must not be negative", o.Timeout, o.Patience)
 	}
