@@ -70,13 +70,10 @@ func logEvents(t *testing.T) map[string]string {
 			return err
 		}
 		ast.Inspect(file, func(n ast.Node) bool {
-			if call, ok := n.(*ast.CallExpr); ok {
-				if level, event, ok := logCall(call); ok && event == "" {
-					t.Errorf("%s: the event of a log call is not a constant string", set.Position(call.Pos()))
-				} else if ok {
-					events[event] = level
-				}
+			if call, ok := n.(*ast.CallExpr); ok && isLogCall(call) && eventOf(call) == "" {
+				t.Errorf("%s: the event of a log call is not a constant string", set.Position(call.Pos()))
 			}
+			maps.Copy(events, eventsIn(n))
 			return true
 		})
 		return nil
@@ -87,24 +84,68 @@ func logEvents(t *testing.T) map[string]string {
 	return events
 }
 
-// logCall returns the level and the event of a call of slog at WARN or above.
-// The event is empty if it is not a constant.
-func logCall(call *ast.CallExpr) (level, event string, ok bool) {
-	method, isMethod := call.Fun.(*ast.SelectorExpr)
-	if !isMethod || len(call.Args) == 0 {
-		return "", "", false
+// isLogCall reports whether a call is one of slog's at a fixed level, WARN or
+// ERROR.
+func isLogCall(call *ast.CallExpr) bool {
+	return len(call.Args) > 0 && slices.Contains([]string{"Warn", "WarnContext", "Error", "ErrorContext"}, methodOf(call))
+}
+
+func methodOf(call *ast.CallExpr) string {
+	if method, ok := call.Fun.(*ast.SelectorExpr); ok {
+		return method.Sel.Name
 	}
+	return ""
+}
+
+// eventOf returns the event of a call of Warn, Error or LogAttrs; empty if it
+// is not a constant.
+func eventOf(call *ast.CallExpr) string {
 	first := 0
-	switch method.Sel.Name {
-	case "Warn", "Error":
-	case "WarnContext", "ErrorContext":
+	switch method := methodOf(call); {
+	case method == "LogAttrs":
+		first = 2
+	case strings.HasSuffix(method, "Context"):
 		first = 1
-	default:
-		return "", "", false
 	}
-	level = strings.ToUpper(strings.TrimSuffix(method.Sel.Name, "Context"))
-	if literal, isLiteral := call.Args[first].(*ast.BasicLit); isLiteral && literal.Kind == token.STRING {
-		event, _ = strconv.Unquote(literal.Value)
+	if first < len(call.Args) {
+		return textOf(call.Args[first])
 	}
-	return level, event, true
+	return ""
+}
+
+func textOf(e ast.Expr) string {
+	literal, ok := e.(*ast.BasicLit)
+	if !ok || literal.Kind != token.STRING {
+		return ""
+	}
+	text, _ := strconv.Unquote(literal.Value)
+	return text
+}
+
+// eventsIn returns the levels of the events that a node logs, or chooses for a
+// later call of LogAttrs: a list of expressions with slog.LevelWarn and a text.
+// "varies" is the level of an event whose level is a variable.
+func eventsIn(n ast.Node) map[string]string {
+	events := map[string]string{}
+	var list []ast.Expr
+	switch n := n.(type) {
+	case *ast.CallExpr:
+		switch {
+		case isLogCall(n):
+			events[eventOf(n)] = strings.ToUpper(strings.TrimSuffix(methodOf(n), "Context"))
+		case methodOf(n) == "LogAttrs" && eventOf(n) != "":
+			events[eventOf(n)] = "varies"
+		}
+	case *ast.ReturnStmt:
+		list = n.Results
+	case *ast.AssignStmt:
+		list = n.Rhs
+	}
+	for i, e := range list {
+		level, ok := e.(*ast.SelectorExpr)
+		if ok && i+1 < len(list) && (level.Sel.Name == "LevelWarn" || level.Sel.Name == "LevelError") {
+			events[textOf(list[i+1])] = strings.ToUpper(strings.TrimPrefix(level.Sel.Name, "Level"))
+		}
+	}
+	return events
 }

@@ -234,14 +234,13 @@ func (p publish) run(_ context.Context, r *Renewer) {
 }
 
 func (r *Renewer) log(s RenewerStatus) {
-	const message = "device plugin claim changed"
 	logger := r.config.Logger.With("state", s.State, "socket", r.config.Socket)
 	if c := s.Desired; c != nil {
 		logger = logger.With("generation", c.Generation, "uid", c.UID, "config_hash", c.Hash)
 	}
 	if s.Reason == "" {
-		logger.Info(message)
+		logger.Info("device plugin claim changed")
 		return
 	}
-	logger.Warn(message, "reason", s.Reason)
+	logger.Warn("device plugin claim not accepted", "reason", s.Reason)
 }
