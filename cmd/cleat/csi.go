@@ -29,23 +29,23 @@ const (
 func newCSICommand() *cobra.Command {
 	c := serving(&cobra.Command{
 		Use:   "csi",
-		Short: "Serve the CSI 1.13 storage driver",
-		Long: `Serves the Container Storage Interface 1.13 on a UNIX socket. Without a flag it
+		Short: "Run the CSI driver (CSI 1.13)",
+		Long: `Runs the Container Storage Interface 1.13 driver on a UNIX socket. By default it
 keeps volumes as files in /var/lib/cleat/pool (engine local) and serves all
 services of CSI on unix:///run/cleat/csi/csi.sock.
 
---services chooses the deployment of the CSI specification:
-  all         one process per node does everything (headless, combined)
+--services selects the deployment model of the CSI specification:
+  all         one process per node runs all services (headless, combined)
   controller  identity, controller, group snapshots and snapshot metadata
   node        identity and node; finds volumes by their locators in the pool
 With engine local, controller and node processes share a pool on one machine.
 
-With --addons-endpoint it serves CSI-Addons for the csi-addons sidecar: the
-node's identity as a storage client, and fences. A fenced node is granted and
-staged nothing until it is unfenced.
+With --addons-endpoint it also serves CSI-Addons for the csi-addons sidecar: network
+fencing, and this node's identity as a storage client. A fenced node is granted no
+volume, and stages none, until it is unfenced.
 
-With --registration-dir it registers with the kubelet by itself: no
-node-driver-registrar is needed. cleat csi status shows the registration.`,
+With --registration-dir it registers with the kubelet itself: no
+node-driver-registrar is needed. "cleat csi status" shows the registration.`,
 		Example: `  sudo cleat csi
   sudo cleat csi --pool /data/cleat --pool-image 200GiB --overprovision-ratio 3
   sudo cleat csi --services node --endpoint unix:///run/cleat/node/csi.sock
@@ -58,24 +58,24 @@ node-driver-registrar is needed. cleat csi status shows the registration.`,
 }
 
 func (d *csiServer) addFlags(fs *pflag.FlagSet) {
-	host, _ := os.Hostname() // an empty node id is refused with the flag's name
-	fs.StringVar(&d.engine, "engine", engineLocal, "where volumes are kept: local (files in a pool of this machine)")
+	host, _ := os.Hostname() // Complete refuses an empty node ID
+	fs.StringVar(&d.engine, "engine", engineLocal, "storage engine: local (volumes are files in a pool of this machine)")
 	fs.StringVar(&d.pool.Pool, "pool", defaultPool, "directory of the pool; XFS or btrfs make snapshots and clones instant")
-	fs.Var((*cli.Size)(&d.pool.Image), "pool-image", "keep the pool in an XFS image file of this size beside its directory, as 200GiB")
-	fs.Float64Var(&d.pool.OverProvision, "overprovision-ratio", 1, "how many bytes of thin volumes may be promised for each byte of the pool")
-	fs.StringVar(&d.nodeID, "node-id", host, "id of this node; the host name by default")
-	fs.StringVar(&d.driverName, "driver-name", csi.DefaultName, "name of the driver, a domain name")
+	fs.Var((*cli.Size)(&d.pool.Image), "pool-image", "keep the pool in an XFS image file of this size next to its directory, for example 200GiB")
+	fs.Float64Var(&d.pool.OverProvision, "overprovision-ratio", 1, "provisioned bytes of thin volumes allowed per byte of pool capacity")
+	fs.StringVar(&d.nodeID, "node-id", host, "ID of this node; the host name by default")
+	fs.StringVar(&d.driverName, "driver-name", csi.DefaultName, "driver name, in domain name notation")
 	fs.StringVar(&d.services, "services", "all", "services to serve: all, controller or node")
-	fs.StringToStringVar(&d.deployment.Topology, "topology", nil, "more topology segments of this node, as zone=a; "+nodeSegment+" is always there")
-	fs.BoolVar(&d.deployment.ControllerPublish, "controller-publish", false, "offer ControllerPublishVolume, and require it before a volume is used")
-	fs.BoolVar(&d.deployment.PerNode, "per-node", false, "each node runs a controller of its own: expand on the node, announce neither controller expansion nor modification")
-	fs.Int64Var(&d.deployment.MaxVolumes, "max-volumes", 0, "volumes that this node takes at most; 0 is no limit")
-	fs.StringVar(&d.addonsEndpoint, "addons-endpoint", "", "UNIX socket on which CSI-Addons (fencing) is served too, as unix:///run/csi-addons/socket; not in the directory of --endpoint")
-	fs.StringSliceVar(&d.nodeAddresses, "node-address", nil, "address by which storage knows this node; may be repeated. Those towards the default routes when not given")
+	fs.StringToStringVar(&d.deployment.Topology, "topology", nil, "additional topology segments of this node, for example zone=a; "+nodeSegment+" is always set")
+	fs.BoolVar(&d.deployment.ControllerPublish, "controller-publish", false, "announce ControllerPublishVolume, and require it before a volume is staged")
+	fs.BoolVar(&d.deployment.PerNode, "per-node", false, "each node runs its own controller: expand volumes on the node, announce neither controller expansion nor modification")
+	fs.Int64Var(&d.deployment.MaxVolumes, "max-volumes", 0, "maximum number of volumes on this node; 0 means no limit")
+	fs.StringVar(&d.addonsEndpoint, "addons-endpoint", "", "also serve CSI-Addons (fencing) on this UNIX socket, for example unix:///run/csi-addons/socket; not in the directory of --endpoint")
+	fs.StringSliceVar(&d.nodeAddresses, "node-address", nil, "address of this node as the storage sees it; can be repeated. By default the addresses of the default routes")
 	d.fencing.addFlags(fs, "fence-")
-	d.AddAllowUIDs(fs, "addons-allow-uid", "these users may call --addons-endpoint besides root")
-	fs.StringVar(&d.registrationDir, "registration-dir", "", "register with the kubelet, or another host of plugins, that watches this directory, as "+kubeletRegistry)
-	fs.StringVar(&d.announcedEndpoint, "registration-endpoint", "", "the socket of --endpoint as the host sees it, where a container has it at another path")
+	d.AddAllowUIDs(fs, "addons-allow-uid", "user IDs, besides root, that are allowed to call --addons-endpoint")
+	fs.StringVar(&d.registrationDir, "registration-dir", "", "register with the kubelet, or another plugin host, that watches this directory, for example "+kubeletRegistry)
+	fs.StringVar(&d.announcedEndpoint, "registration-endpoint", "", "path of the --endpoint socket on the host, if it differs from the path in the container")
 	d.AddFlags(fs, server.Defaults{Endpoint: defaultEndpoint, SocketGroup: true, StateDir: defaultState, Env: map[string]string{"endpoint": "CSI_ENDPOINT"}})
 }
 
@@ -83,17 +83,17 @@ func (d *csiServer) addFlags(fs *pflag.FlagSet) {
 func (d *csiServer) Complete() error {
 	switch {
 	case d.engine != engineLocal:
-		return fmt.Errorf("--engine %q is not known: use %s", d.engine, engineLocal)
+		return fmt.Errorf("--engine %q is unknown: use %s", d.engine, engineLocal)
 	case d.nodeID == "":
-		return fmt.Errorf("--node-id is empty: give one; left out it is the host name of the machine")
+		return fmt.Errorf("--node-id is empty: set an ID, or omit the flag to use the host name")
 	case d.deployment.MaxVolumes < 0:
-		return fmt.Errorf("--max-volumes %d is negative: 0 is no limit", d.deployment.MaxVolumes)
+		return fmt.Errorf("--max-volumes %d is negative: use 0 for no limit", d.deployment.MaxVolumes)
 	case d.pool.OverProvision < 1:
-		return fmt.Errorf("--overprovision-ratio %v is below 1, which promises just what is there", d.pool.OverProvision)
+		return fmt.Errorf("--overprovision-ratio %v is below the minimum of 1 (no overprovisioning)", d.pool.OverProvision)
 	case d.registrationDir == "" && d.announcedEndpoint != "":
-		return errors.New("--registration-endpoint is of no use without --registration-dir")
+		return errors.New("--registration-endpoint requires --registration-dir")
 	case d.registrationDir != "" && d.services == "controller":
-		return errors.New("--registration-dir is for a process with the node service, which a kubelet calls; this one has --services controller")
+		return errors.New("--registration-dir requires the node service: the kubelet does not register a driver with --services controller")
 	}
 	d.fencing.name = d.driverName
 	if err := errors.Join(csi.CheckName(d.driverName), d.checkFencing()); err != nil {
@@ -103,7 +103,7 @@ func (d *csiServer) Complete() error {
 		"all": {Controller: true, Node: true}, "controller": {Controller: true}, "node": {Node: true},
 	}[d.services]
 	if !known {
-		return fmt.Errorf("--services %q: use all, controller or node", d.services)
+		return fmt.Errorf("--services %q is unknown: use all, controller or node", d.services)
 	}
 	if d.deployment.Topology == nil {
 		d.deployment.Topology = map[string]string{}
@@ -120,7 +120,7 @@ func (d *csiServer) Complete() error {
 	return d.deployment.Check()
 }
 
-// fencesServed reports whether fences can be requested of this process.
+// fencesServed reports whether this process accepts fence requests.
 func (d *csiServer) fencesServed() bool { return d.addonsEndpoint != "" || d.fencing.listen != "" }
 
 // checkFencing parses --node-address and refuses settings that cannot work together.
@@ -128,15 +128,15 @@ func (d *csiServer) checkFencing() error {
 	for _, text := range d.nodeAddresses {
 		a, err := netip.ParseAddr(text)
 		if err != nil || a.Zone() != "" || a.IsUnspecified() || a.IsLoopback() {
-			return fmt.Errorf("--node-address %q: an IPv4 or IPv6 address by which others reach this node is needed, as 192.0.2.7", text)
+			return fmt.Errorf("--node-address %q is not an IPv4 or IPv6 address by which the storage can reach this node, such as 192.0.2.7", text)
 		}
 		d.addresses = append(d.addresses, a.Unmap())
 	}
 	switch {
 	case d.addonsEndpoint == "" && len(d.fencing.peers) > 0:
-		return errors.New("--fence-peer is of no use without --addons-endpoint, where fences are requested")
+		return errors.New("--fence-peer requires --addons-endpoint, on which fences are requested")
 	case d.addonsEndpoint == "" && len(d.fencing.secrets) > 0:
-		return errors.New("--fence-secret guards nothing without --addons-endpoint; peers show a certificate instead")
+		return errors.New("--fence-secret requires --addons-endpoint: peers authenticate with a certificate instead")
 	case !d.fencesServed():
 		return nil
 	}
@@ -147,7 +147,7 @@ func (d *csiServer) checkFencing() error {
 		}
 		own, err := unixsock.ParseEndpoint(d.Endpoint)
 		if err == nil && filepath.Dir(own) == filepath.Dir(addons) {
-			return fmt.Errorf("--addons-endpoint %s: the CSI specification wants nothing else beside the socket %s; use another directory", addons, own)
+			return fmt.Errorf("--addons-endpoint %s: the CSI specification allows no other file in the directory of the socket %s; use another directory", addons, own)
 		}
 	}
 	return d.fencing.check()

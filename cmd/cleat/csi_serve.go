@@ -31,11 +31,11 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// busyWait is how long a call waits for another one on its object.
-const busyWait = 3 * time.Second
+// busyTimeout is how long a call waits for another call on the same object.
+const busyTimeout = 3 * time.Second
 
-// localAbilities are those of engine local. They are announced also by a process
-// that opens no engine.
+// localAbilities are the capabilities of engine local. A process without the
+// controller service, which opens no engine, announces them too.
 var localAbilities = csi.Abilities{Snapshots: true, Clones: true, Groups: true, Deltas: true, Modify: true, Health: true}
 
 // csiServer is cleat csi.
@@ -60,7 +60,7 @@ type csiServer struct {
 
 // Assemble implements server.Program.
 func (d *csiServer) Assemble(ctx context.Context) error {
-	d.operations = op.New(context.WithoutCancel(ctx), busyWait, op.OnPanic(func(ctx context.Context, e *op.PanicError) {
+	d.operations = op.New(context.WithoutCancel(ctx), busyTimeout, op.OnPanic(func(ctx context.Context, e *op.PanicError) {
 		d.Panicked(ctx, "operation", e.Value, e.Stack)
 	}))
 	d.Check("csi", d.healthy)
@@ -76,7 +76,7 @@ func (d *csiServer) Assemble(ctx context.Context) error {
 	if d.fencesServed() {
 		d.fencing.addParts(ctx, &d.Server, d.addonsEndpoint, service.Config{Offer: d.fenceOffer(), Client: d.client})
 	}
-	// Operations whose callers went away end after the calls.
+	// Operations of disconnected callers end after the calls are drained.
 	d.Add(server.Part{Name: "operations", Stop: d.operations.Close})
 	d.AddService(server.Service{
 		Name: "csi",
@@ -86,14 +86,14 @@ func (d *csiServer) Assemble(ctx context.Context) error {
 		},
 		Register: d.register,
 		Listen:   d.ListenEndpoint,
-		Event:    "CSI is served",
+		Event:    "serving CSI",
 		Attrs: []any{"endpoint", d.Endpoint, "driver", d.driverName, "node", d.nodeID,
 			"services", d.services, "engine", d.engine, "pool", d.pool.Pool, "version", release},
 	})
 	if d.registrationDir == "" {
 		return nil
 	}
-	return d.addRegistrar() // last: a host calls CSI as soon as it has asked
+	return d.addRegistrar() // last: the kubelet calls CSI right after GetInfo
 }
 
 // addRegistrar adds the part that registers the driver with a kubelet.
@@ -103,7 +103,7 @@ func (d *csiServer) addRegistrar() error {
 		return fmt.Errorf("--registration-endpoint: %w", err)
 	}
 	r, err := register.New(register.Config{
-		// The version is what every registrar reports for a CSI driver.
+		// Every CSI driver registrar reports version 1.0.0.
 		Plugin: register.Plugin{Type: register.CSI, Name: d.driverName, Endpoint: endpoint, Versions: []string{"1.0.0"}},
 		Dir:    d.registrationDir, Logger: d.Logger, Metrics: d.Metrics,
 	})
@@ -116,8 +116,9 @@ func (d *csiServer) addRegistrar() error {
 	return d.Metrics.Register(r.Collector())
 }
 
-// openState opens ledger, engine and node. Each repairs what an earlier process
-// left unfinished, before anything is served.
+// openState opens ledger, engine and node manager. Each recovers from
+// operations that an earlier process left incomplete, before anything is
+// served.
 func (d *csiServer) openState(ctx context.Context) error {
 	if err := d.openLedger(ctx); err != nil {
 		return err
@@ -128,7 +129,7 @@ func (d *csiServer) openState(ctx context.Context) error {
 		}
 	}
 	if d.fencesServed() {
-		// Files of this machine have no remote sessions: refusing grants is enough.
+		// Local files have no remote sessions: refusing grants is sufficient.
 		c := enforce.Config{Ledger: d.ledger}
 		if d.backend.Fencer != nil {
 			c.Locals = append(c.Locals, enforce.Local{Name: d.engine, Fencer: d.backend.Fencer})
@@ -146,7 +147,7 @@ func (d *csiServer) openState(ctx context.Context) error {
 }
 
 // openLedger opens the record of grants and fences. A process without the
-// controller service has a ledger of its own, of fences only.
+// controller service has its own ledger, with fences only.
 func (d *csiServer) openLedger(ctx context.Context) error {
 	role := "grants"
 	if !d.deployment.Services.Controller {
@@ -159,7 +160,7 @@ func (d *csiServer) openLedger(ctx context.Context) error {
 	d.ledger = ledger.New(file)
 	self := d.self()
 	if len(self.Addrs) == 0 && d.fencesServed() {
-		d.Logger.Warn("no address of this node is known, so it cannot be fenced: it has no default route; name its addresses with --node-address")
+		d.Logger.Warn("this node has no known address and cannot be fenced, set --node-address", "reason", "no default route")
 	}
 	return d.ledger.RecordClient(ctx, self)
 }
@@ -225,27 +226,27 @@ func (d *csiServer) register(r grpc.ServiceRegistrar) error {
 	return nil
 }
 
-// fenceOffer says what sidecars are offered. Fences are offered only where they
-// reach every process that could use a volume.
+// fenceOffer returns the capabilities for sidecars. Fencing is announced only
+// if a fence reaches every process that can use a volume.
 func (d *csiServer) fenceOffer() service.Offer {
 	s := d.deployment.Services
 	o := service.Offer{Clients: s.Node}
 	switch {
 	case !s.Controller:
-		o.Why = "this process has the node service alone; ask the controller's"
+		o.Why = "this process runs only the node service; call the process with the controller service"
 	case len(d.fencing.peers) > 0:
 		o.Fence = true
 	case !s.Node:
-		o.Why = "the process with the node service would not hear of the fence; name it with --fence-peer, and give it --fence-listen"
+		o.Why = "the process with the node service would not receive the fence; add it with --fence-peer, and start it with --fence-listen"
 	case d.deployment.PerNode:
-		o.Why = "each node runs a driver of its own (--per-node), and the others would not hear of the fence; name them with --fence-peer"
+		o.Why = "each node runs its own driver (--per-node), and the other drivers would not receive the fence; add them with --fence-peer"
 	default:
 		o.Fence = true
 	}
 	return o
 }
 
-// self is this node as a client of the storage.
+// self returns this node as a client of the storage.
 func (d *csiServer) self() volume.Client {
 	c := volume.Client{Node: d.nodeID, Addrs: d.addresses}
 	if len(c.Addrs) > 0 {
@@ -253,12 +254,12 @@ func (d *csiServer) self() volume.Client {
 	}
 	var err error
 	if c.Addrs, err = netaddr.Preferred(); err != nil {
-		d.Logger.Warn("the addresses of this node are not known; name them with --node-address", "error", err)
+		d.Logger.Warn("node addresses unknown, set --node-address", "err", err)
 	}
 	return c
 }
 
-// client returns the record of this node.
+// client records this node in the ledger and returns its record.
 func (d *csiServer) client(ctx context.Context) (volume.Client, error) {
 	if err := d.ledger.RecordClient(ctx, d.self()); err != nil {
 		return volume.Client{}, err
@@ -267,7 +268,7 @@ func (d *csiServer) client(ctx context.Context) (volume.Client, error) {
 	return c, err
 }
 
-// healthy fails when the storage as a whole cannot be used.
+// healthy returns an error when the whole storage backend is unusable.
 func (d *csiServer) healthy(ctx context.Context) error {
 	if d.backend.Health == nil {
 		return nil

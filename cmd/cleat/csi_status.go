@@ -22,10 +22,10 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// registrationCheck is the registration's name among the checks of /readyz.
+// registrationCheck is the name of the kubelet registration in the checks of /readyz.
 const registrationCheck = "registration"
 
-// statusTimeout is how long a server may take to answer its status.
+// statusTimeout is the time limit of a status request.
 const statusTimeout = 10 * time.Second
 
 // driverStatus is the driver's part of /status.
@@ -38,10 +38,10 @@ type driverStatus struct {
 	Pool       string             `json:"pool"`
 	Running    []op.Running       `json:"running"`
 	Conditions []volume.Condition `json:"conditions"`
-	Error      string             `json:"error,omitempty"` // why the conditions are not known
+	Error      string             `json:"error,omitempty"` // why the conditions are unknown
 }
 
-// csiStatus is the document of cleat csi status: /readyz and /status together.
+// csiStatus is the output document of cleat csi status: /readyz and /status combined.
 type csiStatus struct {
 	Ready        bool              `json:"ready"`
 	Checks       map[string]string `json:"checks"` // "ok" or the reason
@@ -49,7 +49,7 @@ type csiStatus struct {
 	Registration *register.Status  `json:"registration,omitempty"`
 }
 
-// statusSocket is where a driver serves /status, to root alone.
+// statusSocket returns the path of the socket on which a driver serves /status, to root only.
 func statusSocket(stateDir string) (string, error) {
 	dir, err := filepath.Abs(stateDir)
 	return filepath.Join(dir, "status.sock"), err
@@ -61,17 +61,17 @@ func newCSIStatusCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show the state of a running cleat csi and its registration",
-		Long: `Asks a running cleat csi whether it is ready, for the conditions of its storage
-and the calls that run, and with --registration-dir whether the kubelet has
-registered it, or why not. The socket for that in its --state-dir is for root
-only.`,
+		Long: `Shows whether a running cleat csi is ready, the conditions of its storage and the
+calls in flight. With --registration-dir also whether the kubelet has registered the
+driver, or why not. The command connects to a socket in --state-dir that only root
+can use.`,
 		Example: `  sudo cleat csi status
   sudo cleat csi status -o json | jq .registration.state`,
-		Args: exactlyNone,
+		Args: noArgs,
 	}
 	f.add(c.Flags(), func(e *pflag.FlagSet) {
-		e.StringVar(&stateDir, "state-dir", defaultState, "the --state-dir of the driver")
-		e.StringVar(&address, "metrics-address", "", "ask at the driver's --metrics-address instead")
+		e.StringVar(&stateDir, "state-dir", defaultState, "state directory of the driver (its --state-dir)")
+		e.StringVar(&address, "metrics-address", "", "query the driver's --metrics-address instead")
 	})
 	f.timeout = statusTimeout
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -83,24 +83,24 @@ only.`,
 			return err
 		}
 		var s csiStatus
-		err = f.run(cmd, "asking the driver", func(ctx context.Context, _ func(string)) error {
-			return askStatus(ctx, address, &s)
+		err = f.run(cmd, "querying the driver", func(ctx context.Context, _ func(string)) error {
+			return queryStatus(ctx, address, &s)
 		})
-		return f.answer(cmd, s.table(), s, err)
+		return f.printResult(cmd, s.table(), s, err)
 	}
 	return c
 }
 
-func askStatus(ctx context.Context, address string, s *csiStatus) error {
+func queryStatus(ctx context.Context, address string, s *csiStatus) error {
 	err := server.Ask(ctx, address, "/status", s)
 	if err == nil {
 		err = server.Ask(ctx, address, "/readyz", s)
 	}
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("only root may ask cleat csi how it does: %w", err)
+		return fmt.Errorf("cleat csi status must run as root: %w", err)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("no cleat csi tells of itself at %s: start it, or give the --state-dir that it runs with: %w", address, err)
+		return fmt.Errorf("no cleat csi serves its status at %s: start it, or set --state-dir to that of the driver: %w", address, err)
 	}
 	return err
 }
@@ -120,7 +120,7 @@ func (s csiStatus) table() cli.Table {
 		t.Add("Running", fmt.Sprintf("%s %s since %s", r.What, strings.Join(r.Keys, " "), cli.Cell(r.Since)))
 	}
 	if s.Registration == nil {
-		t.Add("Registration", "none: it runs without --registration-dir")
+		t.Add("Registration", "disabled: the driver runs without --registration-dir")
 		return t
 	}
 	r := s.Registration
@@ -134,8 +134,8 @@ func (s csiStatus) table() cli.Table {
 	return t
 }
 
-// readiness names the checks that fail, and why; the registration has lines of its
-// own.
+// readiness returns the failed checks with their reasons. The registration has
+// rows of its own.
 func (s csiStatus) readiness() string {
 	if s.Ready {
 		return "yes"

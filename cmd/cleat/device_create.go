@@ -24,7 +24,7 @@ import (
 )
 
 func newDeviceCreateCommand() *cobra.Command {
-	var f deviceAsk
+	var f deviceFlags
 	var contexts deviceContexts
 	var mode, recorded string
 	var modes []string
@@ -32,13 +32,13 @@ func newDeviceCreateCommand() *cobra.Command {
 		Use:   "create VOLUME",
 		Short: "Create the device of a volume (CreateDevice)",
 		Long: `Makes the calls of the node driver before it exposes a volume, and prints the name
-of the device. VOLUME is the volume_id, to the node driver the name of the PVC in
-the DPU cluster. The contexts are what its plugin wants: to cleat dpu the keys of a
-CSI driver's volume context. Keys of NVMe or Ceph themselves are refused: plugins
-log and store contexts.
+of the device. VOLUME is the volume_id, for the node driver the name of the PVC in
+the DPU cluster. The contexts depend on the plugin; cleat dpu expects the keys of a
+CSI driver's volume context. Secret keys of NVMe or Ceph are refused, because
+plugins log and store contexts.
 
-A volume has one device: a repeat prints the same name, and other modes are refused
-until it is removed.`,
+A volume has one device. The command is idempotent: it prints the same name again,
+and refuses other modes until the device is removed.`,
 		Example: `  cleat device create pvc-1f0e --mode block --context targetType=tcp --context targetAddr=192.0.2.10 \
     --context targetPort=4420 --context nqn=nqn.2024-01.com.example:vol1
   cleat device create pvc-77aa --access-mode RWX --context server=192.0.2.11 --context share=/export/a
@@ -55,7 +55,7 @@ until it is removed.`,
 			if q.Contexts, err = contexts.read(cmd.InOrStdin()); err != nil {
 				return err
 			}
-			return f.ask("creating the device", func(ctx context.Context, p devicePlugin, _ []string) (cli.View, any, error) {
+			return f.runE("creating the device", func(ctx context.Context, p devicePlugin, _ []string) (cli.View, any, error) {
 				name, err := p.create(ctx, q, recorded)
 				return cli.Text(name), deviceName{q.Volume, name}, err
 			})(cmd, args)
@@ -63,9 +63,9 @@ until it is removed.`,
 	}
 	f.addTo(c)
 	contexts.add(c)
-	c.Flags().StringVar(&mode, "mode", "filesystem", "block or filesystem: how the host is to see the volume (volume_mode)")
-	c.Flags().StringSliceVar(&modes, "access-mode", []string{"RWO"}, "RWO, ROX, RWX or RWOP (access_modes); may be repeated")
-	c.Flags().StringVar(&recorded, "device", "", "name that was answered before: when GetDevice finds that device it is kept and nothing is made, as the node driver does")
+	c.Flags().StringVar(&mode, "mode", "filesystem", "volume mode on the host (volume_mode): block or filesystem")
+	c.Flags().StringSliceVar(&modes, "access-mode", []string{"RWO"}, "access mode (access_modes): RWO, ROX, RWX or RWOP; can be repeated")
+	c.Flags().StringVar(&recorded, "device", "", "name of an earlier CreateDevice: if GetDevice finds that device, no device is created, as in the node driver")
 	cobra.CheckErr(c.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions([]cobra.Completion{"block", "filesystem"}, cobra.ShellCompDirectiveNoFileComp)))
 	cobra.CheckErr(c.RegisterFlagCompletionFunc("access-mode", cobra.FixedCompletions([]cobra.Completion{"RWO", "ROX", "RWX", "RWOP"}, cobra.ShellCompDirectiveNoFileComp)))
 	return c
@@ -89,34 +89,34 @@ func (p devicePlugin) create(ctx context.Context, q client.Create, recorded stri
 		return "", err
 	}
 	if name == "" {
-		return "", errs.Errorf(errs.Unavailable, "%s answered CreateDevice without a device_name: the node driver has nothing to expose then", p.Socket())
+		return "", errs.Errorf(errs.Unavailable, "the plugin at %s returned an empty device_name from CreateDevice: the node driver could not expose the device", p.Socket())
 	}
-	// Longer names do not fit the tag of a virtio-fs device, or a subsystem's NQN.
+	// Longer names do not fit into the tag of a virtio-fs device or the NQN of a subsystem.
 	longest := 17
 	if q.Mode == request.Block {
 		longest = 190
 	}
 	if len(name) > longest {
-		p.notice(fmt.Sprintf("the name of the device has %d characters; SNAP can expose those with at most %d", len(name), longest))
+		p.notice(fmt.Sprintf("the device name has %d characters, but SNAP can expose names of at most %d", len(name), longest))
 	}
 	return name, nil
 }
 
-// prepare asks what the node driver asks before a device is created.
+// prepare makes the calls of the node driver before CreateDevice.
 func (p devicePlugin) prepare(ctx context.Context, mode request.Mode) error {
 	d, can, err := p.probe(ctx)
 	failed, answered := errors.AsType[*client.Error](err)
 	switch {
 	case answered && failed.Method == "GetSNAPProvider":
-		p.notice(err.Error() + "; the node driver goes on, with an empty name of the provider")
+		p.notice(err.Error() + "; the node driver continues with an empty provider name")
 	case errors.Is(err, errNotReady) || errors.Is(err, errReadyUnset):
-		return fmt.Errorf("nothing was made: plugin %s: %w", d.Name, err)
+		return fmt.Errorf("no device was created: plugin %s: %w", d.Name, err)
 	case err != nil:
 		return err
 	}
 	if mode == request.Block && !can.Block || mode == request.Filesystem && !can.Filesystem {
 		announced := cmp.Or(strings.Join(can.All, ", "), "nothing")
-		return errs.Errorf(errs.Unsupported, "nothing was made: plugin %s makes no devices with volume mode %s; it announces %s", d.Name, mode, announced)
+		return errs.Errorf(errs.Unsupported, "no device was created: plugin %s does not support volume mode %s; its capabilities: %s", d.Name, mode, announced)
 	}
 	return nil
 }
@@ -128,17 +128,17 @@ func parseVolumeMode(word string) (request.Mode, error) {
 			return m, nil
 		}
 	}
-	return "", fmt.Errorf("--mode %q is not known: it is block or filesystem", word)
+	return "", fmt.Errorf("--mode %q is unknown: use block or filesystem", word)
 }
 
 const accessModePrefix = "ACCESS_MODE_"
 
-// parseAccessModes reads RWO and its like, in any case, each once.
+// parseAccessModes parses RWO, ROX, RWX and RWOP in any case, and drops duplicates.
 func parseAccessModes(words []string) (modes []storagev1.AccessMode, err error) {
 	for _, word := range words {
 		m := storagev1.AccessMode(storagev1.AccessMode_value[accessModePrefix+strings.ToUpper(word)])
 		if m == storagev1.AccessMode_ACCESS_MODE_UNSPECIFIED {
-			return nil, fmt.Errorf("--access-mode %q is not known: there are RWO (ReadWriteOnce), ROX (ReadOnlyMany), RWX (ReadWriteMany) and RWOP (ReadWriteOncePod)", word)
+			return nil, fmt.Errorf("--access-mode %q is unknown: use RWO (ReadWriteOnce), ROX (ReadOnlyMany), RWX (ReadWriteMany) or RWOP (ReadWriteOncePod)", word)
 		}
 		if !slices.Contains(modes, m) {
 			modes = append(modes, m)
@@ -147,7 +147,7 @@ func parseAccessModes(words []string) (modes []storagev1.AccessMode, err error) 
 	return modes, nil
 }
 
-// accessModeWords writes access modes as RWO; an unknown one as its number.
+// accessModeWords returns the short names of access modes, such as RWO, and the numbers of unknown ones.
 func accessModeWords(modes []storagev1.AccessMode) []string {
 	words := []string{}
 	for _, m := range modes {
@@ -156,7 +156,7 @@ func accessModeWords(modes []storagev1.AccessMode) []string {
 	return words
 }
 
-// deviceMap is one of the maps of a CreateDevice, and the flag for its keys.
+// deviceMap is a map field of CreateDeviceRequest and the flag that sets its keys.
 type deviceMap struct{ name, flag, of string }
 
 func deviceMaps() [3]deviceMap {
@@ -175,12 +175,12 @@ type deviceContexts struct {
 
 func (f *deviceContexts) add(c *cobra.Command) {
 	for i, m := range deviceMaps() {
-		c.Flags().StringArrayVar(&f.flags[i], m.flag, nil, "KEY=VALUE of "+m.of+" ("+m.name+"); may be repeated")
+		c.Flags().StringArrayVar(&f.flags[i], m.flag, nil, "KEY=VALUE of "+m.of+" ("+m.name+"); can be repeated")
 	}
-	c.Flags().StringVar(&f.from, "from", "", "YAML file with the maps volume_context, publish_context and storage_parameters; a flag wins over a key of it; - is standard input")
+	c.Flags().StringVar(&f.from, "from", "", "YAML file with the maps volume_context, publish_context and storage_parameters; flags override its keys; - reads standard input")
 }
 
-// read returns the maps. No error has a value, which can be a secret.
+// read returns the three maps. Errors contain no values, which can be secrets.
 func (f *deviceContexts) read(stdin io.Reader) (request.Contexts, error) {
 	all := [3]map[string]string{{}, {}, {}}
 	if f.from != "" {
@@ -194,9 +194,9 @@ func (f *deviceContexts) read(stdin io.Reader) (request.Contexts, error) {
 			key, value, ok := strings.Cut(arg, "=")
 			switch {
 			case !ok || key == "":
-				return request.Contexts{}, fmt.Errorf("--%s takes KEY=VALUE, as targetAddr=192.0.2.10", m.flag)
+				return request.Contexts{}, fmt.Errorf("--%s expects KEY=VALUE, for example targetAddr=192.0.2.10", m.flag)
 			case given[key] && !access.LooksSecret(key):
-				return request.Contexts{}, fmt.Errorf("--%s %s is given twice", m.flag, key)
+				return request.Contexts{}, fmt.Errorf("--%s %s is set twice", m.flag, key)
 			}
 			given[key], all[i][key] = true, value
 		}
@@ -209,21 +209,21 @@ func (f *deviceContexts) read(stdin io.Reader) (request.Contexts, error) {
 	return request.Contexts{Volume: all[0], Publish: all[1], Storage: all[2]}, nil
 }
 
-// checkSecret refuses what looks like a key: plugins and DPF itself log and store
-// contexts.
+// checkSecret refuses entries that look like a secret key: plugins and DPF
+// itself log and store contexts.
 func checkSecret(name, key, value string) error {
-	const advice = "nothing was sent. The contract carries no secrets: put it into a file of the plugin's directory of keys (cleat dpu --key-dir), and give the name of that file"
+	const advice = "nothing was sent. The contract has no secret fields: store the key in a file of the plugin's key directory (cleat dpu --key-dir), and set the name of that file"
 	switch {
 	case access.LooksSecret(key):
-		return fmt.Errorf("a name in %s looks like a key of NVMe or Ceph itself (not shown): %s", name, advice)
+		return fmt.Errorf("a name in %s looks like an NVMe or Ceph key (not shown): %s", name, advice)
 	case access.LooksSecret(value):
-		return fmt.Errorf("%s/%s looks like a key of NVMe or Ceph itself (not shown): %s", name, key, advice)
+		return fmt.Errorf("%s/%s looks like an NVMe or Ceph key (not shown): %s", name, key, advice)
 	}
 	return nil
 }
 
-// maxContextFile bounds a file of contexts, in bytes, far above what a request can
-// hold.
+// maxContextFile limits a file of contexts, in bytes; requests are much
+// smaller.
 const maxContextFile = 4 << 20
 
 func readContexts(stdin io.Reader, from string, into [3]map[string]string) error {
@@ -232,8 +232,8 @@ func readContexts(stdin io.Reader, from string, into [3]map[string]string) error
 		return err
 	}
 	var found map[string]map[string]any
-	if err := yaml.UnmarshalStrict(text, &found); err != nil { // whose text can hold a secret
-		return errors.New("it is no YAML with the maps volume_context, publish_context and storage_parameters, each key in it once")
+	if err := yaml.UnmarshalStrict(text, &found); err != nil { // its text can contain a secret
+		return errors.New("invalid YAML: the maps volume_context, publish_context and storage_parameters with unique keys are expected")
 	}
 	known := deviceMaps()
 	for name, values := range found {
@@ -251,7 +251,7 @@ func readContexts(stdin io.Reader, from string, into [3]map[string]string) error
 			if access.LooksSecret(key) {
 				under = ""
 			}
-			return fmt.Errorf("%s holds another thing than a text%s: write numbers and words such as true in quotes", name, under)
+			return fmt.Errorf("%s has a value that is not a string%s: quote numbers and words such as true", name, under)
 		}
 	}
 	return nil
@@ -260,10 +260,10 @@ func readContexts(stdin io.Reader, from string, into [3]map[string]string) error
 func unknownMap(name string) error {
 	const all = "volume_context, publish_context, storage_parameters"
 	if access.LooksSecret(name) {
-		return fmt.Errorf("it holds a name (not shown: it looks like a key) that is none of %s", all)
+		return fmt.Errorf("unknown field (not shown: its name looks like a key): the fields are %s", all)
 	}
 	if near := errs.Nearest(name, strings.Split(all, ", ")); near != "" {
-		return fmt.Errorf("it holds %q, did you mean %s? There are %s", name, near, all)
+		return fmt.Errorf("unknown field %q, did you mean %s? The fields are %s", name, near, all)
 	}
-	return fmt.Errorf("it holds %q, which is none of %s", name, all)
+	return fmt.Errorf("unknown field %q: the fields are %s", name, all)
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/cleatproject/cleat/internal/cli"
 )
 
-// deviceProbe is the document of cleat device probe, in the words of the
-// contract; the two sockets are added.
+// deviceProbe is the output document of cleat device probe, with the field
+// names of the contract and two sockets.
 type deviceProbe struct {
 	Socket       string            `json:"socket"`
 	Name         string            `json:"name"`
@@ -29,26 +29,26 @@ type deviceProbe struct {
 	Ready        bool              `json:"ready"`
 	Capabilities []string          `json:"capabilities"`
 	Provider     string            `json:"provider_name"`
-	// SNAP is where the node driver looks for the SNAP process; empty if the plugin
-	// did not answer that.
+	// SNAP is the socket at which the node driver expects the SNAP process;
+	// empty if GetSNAPProvider failed.
 	SNAP string `json:"snap_socket,omitempty"`
 }
 
 func newDeviceProbeCommand() *cobra.Command {
-	var f deviceAsk
+	var f deviceFlags
 	var wait time.Duration
 	c := &cobra.Command{
 		Use:   "probe",
 		Short: "Show a plugin's identity, readiness and capabilities",
 		Long: `Makes the calls of the node driver before each attachment: identity, readiness,
-capabilities and SNAP process. It ends with 0 only when the plugin is ready and
-answers all of them.`,
+capabilities and SNAP provider. It exits with 0 only if the plugin is ready and all
+calls succeed.`,
 		Example: `  cleat device probe
   cleat device probe --plugin-name my-vendor --wait 1m
   cleat device probe -o json | jq -r .snap_socket`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if wait < 0 {
-				return fmt.Errorf("--wait %s is negative; leave it out to ask once", wait)
+				return fmt.Errorf("--wait %s is negative: omit the flag to probe once", wait)
 			}
 			if err := f.bind(); err != nil {
 				return err
@@ -57,8 +57,8 @@ answers all of them.`,
 				f.timeout = wait
 			}
 			var found *deviceProbe
-			failed := f.run(cmd, "asking the plugin", func(ctx context.Context, notice func(string)) error {
-				again := func(err error, _ time.Duration) bool { return wait > 0 && canGetReady(err) }
+			failed := f.run(cmd, "probing the plugin", func(ctx context.Context, notice func(string)) error {
+				again := func(err error, _ time.Duration) bool { return wait > 0 && canBecomeReady(err) }
 				err := retry(ctx, 200*time.Millisecond, notice, again, func(ctx context.Context) error {
 					c, err := client.Dial(ctx, f.socket)
 					if err != nil {
@@ -75,32 +75,32 @@ answers all of them.`,
 			if found == nil {
 				return failed
 			}
-			return errors.Join(f.answer(cmd, found.table(), found, nil), failed)
+			return errors.Join(f.printResult(cmd, found.table(), found, nil), failed)
 		},
 	}
 	f.addTo(c)
-	c.Flags().DurationVar(&wait, "wait", 0, "ask until the plugin is ready, for at most this time, which then counts instead of --timeout")
+	c.Flags().DurationVar(&wait, "wait", 0, "wait until the plugin is ready, at most for this time; replaces --timeout")
 	return c
 }
 
 var (
-	errNotReady   = errs.Errorf(errs.Unavailable, "the plugin is not ready: it still starts, or does not reach SNAP; its log says which. Wait for it with: cleat device probe --wait 1m")
-	errReadyUnset = errors.New("the plugin does not say whether it is ready (ProbeResponse.ready is unset), which the node driver takes for not ready")
+	errNotReady   = errs.Errorf(errs.Unavailable, "the plugin is not ready: it is starting, or cannot reach SNAP (see its log). Wait with: cleat device probe --wait 1m")
+	errReadyUnset = errors.New("the plugin does not report its readiness (ProbeResponse.ready is unset), which the node driver treats as not ready")
 )
 
-// probe asks once. With an error the document has what was answered before it, or is
-// nil when nothing was.
+// probe makes the calls once. On an error the document has the results of the
+// calls before the failed one, or is nil if the first one failed.
 func (p devicePlugin) probe(ctx context.Context) (d *deviceProbe, can client.Capabilities, err error) {
 	info, err := p.Info(ctx)
 	if err != nil {
 		return nil, can, err
 	}
 	d = &deviceProbe{Socket: p.Socket(), Name: info.Name, Version: info.Version, Manifest: info.Manifest, Capabilities: []string{}}
-	ready, told, err := p.Probe(ctx)
+	ready, reported, err := p.Probe(ctx)
 	switch {
 	case err != nil:
 		return d, can, err
-	case !told:
+	case !reported:
 		return d, can, errReadyUnset
 	case !ready:
 		return d, can, errNotReady
@@ -116,8 +116,8 @@ func (p devicePlugin) probe(ctx context.Context) (d *deviceProbe, can client.Cap
 	return d, can, err
 }
 
-// canGetReady reports whether waiting can help.
-func canGetReady(err error) bool {
+// canBecomeReady reports whether a retry can succeed.
+func canBecomeReady(err error) bool {
 	if errors.Is(err, errNotReady) {
 		return true
 	}
@@ -128,7 +128,7 @@ func canGetReady(err error) bool {
 func (d *deviceProbe) table() cli.Table {
 	snap := d.SNAP
 	if d.SNAP != "" && d.Provider == "" {
-		snap += " (today's node driver skips SNAP's part of a detachment when the provider is empty)"
+		snap += " (current node drivers skip the detachment in SNAP if the provider is empty)"
 	}
 	t := cli.Table{Header: []string{"PLUGIN", d.Name}}
 	t.Add("Version", d.Version)

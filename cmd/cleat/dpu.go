@@ -17,75 +17,75 @@ import (
 )
 
 const (
-	// snapDir is DPF's own directory, below which the node driver looks.
+	// snapDir is DPF's directory, in which the node driver expects the sockets.
 	snapDir       = "/var/lib/nvidia/storage/snap"
 	defaultPlugin = "cleat"
-	// dpuStateName is the state directory beside the plugin's socket: NVIDIA's chart
-	// mounts nothing else from the host.
+	// dpuStateName is the state directory next to the plugin's socket: NVIDIA's
+	// chart mounts no other directory of the host.
 	dpuStateName = "state"
-	// oldDPUState is the state directory of earlier releases. Their chart used a
-	// directory of the plugin's name in it.
+	// oldDPUState is the state directory of earlier releases. Their chart used
+	// a subdirectory with the plugin's name.
 	oldDPUState = "/var/lib/cleat/dpu"
 )
 
 func newDPUCommand() *cobra.Command {
 	return serving(&cobra.Command{
 		Use:   "dpu",
-		Short: "Be DPF's storage vendor plugin on a DPU",
+		Short: "Run the DPF storage vendor plugin of a DPU",
 		Long: `Serves NVIDIA DPF's contract for storage vendors (nvidia.storage.plugins.v1) on a
-UNIX socket, and creates what the node driver requests in the SNAP process beside
-it: bdevs over NVMe-oF (TCP, RDMA), of Ceph RBD images and of files, and file
+UNIX socket, and creates the devices that the node driver requests in the local SNAP
+process: bdevs over NVMe-oF (TCP, RDMA), of Ceph RBD images and of files, and file
 system devices of NFS exports, CephFS directories and local directories. It
-replaces NVIDIA's sample plugins, with their sockets, variables and keys; started
-by the command name of one, such as /block-storage-vendor-dpu-plugin, it has the
-defaults of that sample.
+replaces NVIDIA's sample plugins, with their sockets, variables and keys. Started
+under the command name of a sample, such as /block-storage-vendor-dpu-plugin, it has
+the defaults of that sample.
 
-It finds both sockets by name, as the node driver does:
+Both sockets are found by name, as in the node driver:
   ` + snapDir + `/plugins/PLUGIN/dpu.sock
   ` + snapDir + `/providers/PROVIDER/snap.sock
-Give --provider-name a name, and let SNAP listen there: with an empty one, for
-NVIDIA's default process, today's node driver skips the withdrawal that has to
-come before a device is deleted.
+Set a non-empty --provider-name, and let SNAP listen at that path: with the empty
+name of NVIDIA's default process, current node drivers skip the detachment in SNAP
+that must precede the deletion of a device.
 
-Devices are on record in --state-dir, without secrets. By default that is the
-directory ` + dpuStateName + ` beside the plugin's socket, which a pod mounts from the host in any
-case. A record of an earlier release in ` + oldDPUState + ` is moved there.
+Devices are recorded in --state-dir, without secrets. The default is the directory
+` + dpuStateName + ` next to the plugin's socket, which a pod mounts from the host anyway. The record
+of an earlier release in ` + oldDPUState + ` is moved there.
 
-Keys of DH-HMAC-CHAP, TLS and Ceph are files of --key-dir, which contexts name;
-SNAP must see them, and volumes, at the same paths.`,
+Keys of DH-HMAC-CHAP, TLS and Ceph are files in --key-dir, referenced by name in
+contexts. SNAP must see the keys and the volumes at the same paths.`,
 		Example: `  cleat dpu --plugin-name my-vendor --provider-name snap
   cleat dpu --plugin-name my-vendor --provider-name snap --key-dir /etc/my-vendor/keys --host-nqn nqn.2014-08.org.nvmexpress:uuid:8e5ef8b9-51d7-4f2b-9c57-0d3b1d3f6a10
   cleat dpu --snap-socket /var/tmp/spdk.sock --plugin-socket /run/cleat/dpu/dpu.sock --volume-dir /run/cleat/volumes`,
-		Args: exactlyNone,
+		Args: noArgs,
 	}, &dpuServer{sample: filepath.Base(os.Args[0])})
 }
 
 func (s *dpuServer) addFlags(fs *pflag.FlagSet) {
-	s.hostname, _ = os.Hostname() // without one --node must be given
+	s.hostname, _ = os.Hostname() // if it is empty, --node is required
 	plugin, provider := defaultPlugin, ""
 	if name, is := samplePluginNames()[s.sample]; is {
 		plugin, provider = name, sampleProvider
 	}
-	fs.StringVar(&s.plan.Plugin, "plugin-name", plugin, "name of this plugin: the node driver looks for its socket in the directory of that name")
-	fs.StringVar(&s.service.Provider, "provider-name", provider, "name of the SNAP process: the node driver looks for its socket in the directory of that name; empty: NVIDIA's default process")
-	fs.StringVar(&s.pluginSocket, "plugin-socket", "", "UNIX socket to serve, in a directory of its own; by default where the node driver looks")
-	fs.StringVar(&s.snapSocket, "snap-socket", "", "UNIX socket of the SNAP process; by default where the node driver looks")
-	fs.StringVar(&s.mounts.Dir, "volume-dir", "", "directory to mount file systems in, which SNAP sees too; by default "+snapDir+"/providers/PROVIDER/volumes/PLUGIN")
-	fs.StringVar(&s.StateDir, "state-dir", "", "directory for what this process must remember, on a disk that survives a reboot; by default "+dpuStateName+" beside the plugin's socket")
-	fs.StringVar(&s.mounts.KeyDir, "key-dir", "", "directory of keys, one to a file, which SNAP sees too; empty: there are none")
-	fs.StringVar(&s.mounts.CephDir, "ceph-dir", "", "directory of NAME.conf for Ceph clusters that contexts name, which SNAP sees too; empty: there are none")
-	fs.StringToStringVar(&s.pools, "pool", nil, "a directory whose files and directories volumes may be, as UUID=DIRECTORY; may be repeated")
-	fs.StringVar(&s.service.Name, "name", "", "name that GetPluginInfo reports, a domain name; by default PLUGIN.dpu.cleat.dev")
-	fs.StringVar(&s.node, "node", "", "name of this machine, from which the host NQN follows; by default its host name at the first start, which is kept on record")
-	fs.StringVar(&s.hostNQN, "host-nqn", "", "host NQN for volumes whose context has none; by default one that follows from --node")
-	fs.StringVar((*string)(&s.objects.TCP), "tcp-transport", string(object.TCPAuto), "name of the transport over TCP: TCP, NVDA_TCP, or auto for the one that SNAP has")
-	fs.IntVar(&s.objects.AIOBlockSize, "aio-block-size", 4096, "block size of bdevs on files, in bytes")
-	fs.IntVar(&s.lossTimeout, "ctrlr-loss-timeout", -1, "seconds until a lost controller is given up, for volumes whose context does not say; -1: never, so that a bdev does not vanish under a host")
-	fs.IntVar(&s.reconnectDelay, "reconnect-delay", 2, "seconds between two attempts to connect again")
-	fs.IntVar(&s.fastIOFail, "fast-io-fail-timeout", 0, "seconds until I/O fails while a controller is lost; 0: it waits until the controller is back or given up")
-	fs.DurationVar(&s.answerWithin, "answer-within", 25*time.Second, "how long a call may take before it is answered that it goes on")
-	s.AddAllowUIDs(fs, "allow-uid", "these users may call besides root")
-	s.AddFlags(fs, server.Defaults{Env: map[string]string{ // of NVIDIA's sample plugins
+	fs.StringVar(&s.plan.Plugin, "plugin-name", plugin, "name of this plugin, and of the directory in which the node driver expects its socket")
+	fs.StringVar(&s.service.Provider, "provider-name", provider, "name of the SNAP process, and of the directory in which the node driver expects its socket; empty: NVIDIA's default process")
+	fs.StringVar(&s.pluginSocket, "plugin-socket", "", "UNIX socket to serve, in its own directory; by default the path that the node driver expects")
+	fs.StringVar(&s.snapSocket, "snap-socket", "", "UNIX socket of the SNAP process; by default the path that the node driver expects")
+	fs.StringVar(&s.mounts.Dir, "volume-dir", "", "mount directory of file systems, also visible to SNAP; by default "+snapDir+"/providers/PROVIDER/volumes/PLUGIN")
+	fs.StringVar(&s.StateDir, "state-dir", "", "state directory, on storage that survives a reboot; by default "+dpuStateName+" next to the plugin's socket")
+	fs.StringVar(&s.mounts.KeyDir, "key-dir", "", "directory of keys, one per file, also visible to SNAP; empty: no keys")
+	fs.StringVar(&s.mounts.CephDir, "ceph-dir", "", "directory of the NAME.conf files of Ceph clusters, also visible to SNAP; empty: no clusters")
+	fs.StringToStringVar(&s.pools, "pool", nil, "directory whose files and directories can be used as volumes, as UUID=DIRECTORY; can be repeated")
+	fs.StringVar(&s.service.Name, "name", "", "name reported by GetPluginInfo, in domain name notation; by default PLUGIN.dpu.cleat.dev")
+	fs.StringVar(&s.node, "node", "", "name of this node, from which the host NQN is derived; by default the host name at the first start, which is recorded")
+	fs.StringVar(&s.hostNQN, "host-nqn", "", "host NQN for volumes whose context sets none; by default derived from --node")
+	fs.StringVar((*string)(&s.objects.TCP), "tcp-transport", string(object.TCPAuto), "name of the TCP transport: TCP, NVDA_TCP, or auto for the one that SNAP supports")
+	fs.IntVar(&s.objects.AIOBlockSize, "aio-block-size", 4096, "block size of file bdevs, in bytes")
+	fs.IntVar(&s.lossTimeout, "ctrlr-loss-timeout", -1, "seconds until a lost controller is removed, for volumes whose context does not set it; -1: never, so that a bdev in use is not removed")
+	fs.IntVar(&s.reconnectDelay, "reconnect-delay", 2, "seconds between reconnect attempts")
+	fs.IntVar(&s.fastIOFail, "fast-io-fail-timeout", 0, "seconds until I/O fails while a controller is lost; 0: I/O waits until the controller is reconnected or removed")
+	fs.DurationVar(&s.answerWithin, "answer-within", 25*time.Second, "time limit of a call; after it the call is answered as in progress, and continues in the background")
+	s.AddAllowUIDs(fs, "allow-uid", "user IDs, besides root, that are allowed to call")
+	s.AddFlags(fs, server.Defaults{Env: map[string]string{ // variables of NVIDIA's sample plugins
 		"plugin-name": "PLUGIN_NAME", "provider-name": "PROVIDER_NAME", "plugin-socket": "PLUGIN_SOCKET_PATH",
 		"snap-socket": "SNAP_SOCKET_PATH", "volume-dir": "VOLUME_DIRECTORY", "node": "NODE_NAME",
 	}})
@@ -98,11 +98,11 @@ func (s *dpuServer) Complete() error {
 	}
 	for flag, name := range map[string]string{"plugin-name": s.plan.Plugin, "provider-name": s.service.Provider} {
 		if name != filepath.Base(name) && name != "" || name == ".." || name == "." || name == "/" {
-			return fmt.Errorf("--%s %q: it is the name of one directory, without slashes", flag, name)
+			return fmt.Errorf("--%s %q is not a single directory name without slashes", flag, name)
 		}
 	}
 	if s.plan.Plugin == "" {
-		return fmt.Errorf("--plugin-name is empty: give the name under which DPUStorageVendor knows this plugin")
+		return fmt.Errorf("--plugin-name is empty: set the plugin name of the DPUStorageVendor")
 	}
 	provider := filepath.Join(snapDir, "providers", s.service.Provider)
 	s.pluginSocket = cmp.Or(s.pluginSocket, filepath.Join(snapDir, "plugins", s.plan.Plugin, "dpu.sock"))
@@ -113,7 +113,7 @@ func (s *dpuServer) Complete() error {
 		"plugin-socket": &s.pluginSocket, "snap-socket": &s.snapSocket, "volume-dir": &s.mounts.Dir, "key-dir": &s.mounts.KeyDir, "ceph-dir": &s.mounts.CephDir,
 	} {
 		if *path != "" && !filepath.IsAbs(*path) {
-			return fmt.Errorf("--%s %q is not an absolute path; SNAP would look for it elsewhere", flag, *path)
+			return fmt.Errorf("--%s %q is not an absolute path: SNAP would resolve it differently", flag, *path)
 		}
 		if *path != "" {
 			*path = filepath.Clean(*path)
@@ -127,7 +127,7 @@ func (s *dpuServer) Complete() error {
 		s.node = s.hostname
 	}
 	if s.answerWithin <= 0 {
-		return fmt.Errorf("--answer-within %s: a time above 0 is needed", s.answerWithin)
+		return fmt.Errorf("--answer-within %s is not positive", s.answerWithin)
 	}
 	pools, err := pool.Parse(s.pools)
 	if err != nil {
@@ -137,10 +137,10 @@ func (s *dpuServer) Complete() error {
 	return s.identify()
 }
 
-// identify derives the host NQN and the timeouts of plans.
+// identify sets the host NQN and the timeouts of plans.
 func (s *dpuServer) identify() error {
 	if s.node == "" && s.hostNQN == "" {
-		return fmt.Errorf("this machine has no name: give --node or --host-nqn, by which targets tell hosts apart")
+		return fmt.Errorf("this machine has no host name: set --node or --host-nqn, by which targets identify hosts")
 	}
 	s.plan.HostNQN = cmp.Or(s.hostNQN, access.HostNQN(s.node))
 	s.plan.Timeouts = access.Timeouts{Loss: access.Sec(s.lossTimeout), Delay: access.Sec(s.reconnectDelay), FastFail: access.Sec(s.fastIOFail)}

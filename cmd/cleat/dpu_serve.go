@@ -28,7 +28,7 @@ import (
 // dpuServer is cleat dpu.
 type dpuServer struct {
 	server.Server
-	sample                                  string // command name of NVIDIA's sample plugin, if cleat was started by it
+	sample                                  string // command name of the process, possibly that of a sample plugin
 	hostname                                string
 	pluginSocket                            string
 	snapSocket                              string
@@ -37,8 +37,8 @@ type dpuServer struct {
 	pools                                   map[string]string
 	lossTimeout, reconnectDelay, fastIOFail int // seconds
 	answerWithin                            time.Duration
-	oldStates                               []string // where the record may be until it is moved; set by Complete
-	keepsNode                               bool     // node is the one on record, if there is one; set by Complete
+	oldStates                               []string // possible locations of an earlier release's record; set by Complete
+	keepsNode                               bool     // a recorded node name overrides node; set by Complete
 	plan                                    plan.Settings
 	mounts                                  hostfs.Config
 	objects                                 object.Config
@@ -51,7 +51,7 @@ type dpuServer struct {
 func (s *dpuServer) Assemble(context.Context) error {
 	s.AddState(s.open)
 	s.AddTelemetry()
-	s.Add(server.Part{ // from before the first call to after the last
+	s.Add(server.Part{ // runs from before the first call until after the last
 		Name: "plugin",
 		Run:  func(ctx context.Context) error { return s.plugin.Run(ctx) },
 		Stop: s.closePlugin,
@@ -61,7 +61,7 @@ func (s *dpuServer) Assemble(context.Context) error {
 		GRPC:     server.GRPCConfig{Code: service.Code, Private: service.Private(), Quiet: quietDPUMethod},
 		Register: s.register,
 		Listen:   s.listen,
-		Event:    "DPU devices are served",
+		Event:    "serving DPU storage plugin",
 		Attrs: []any{"endpoint", "unix://" + s.pluginSocket, "plugin", s.plan.Plugin, "provider", s.service.Provider,
 			"snap", s.snapSocket, "version", release},
 		BreakOff: s.closePlugin,
@@ -71,11 +71,11 @@ func (s *dpuServer) Assemble(context.Context) error {
 
 func (s *dpuServer) closePlugin(ctx context.Context) error { return s.plugin.Close(ctx) }
 
-// snapTimeout bounds a SNAP call other than an attach. It is long: a call that
-// timed out may still be executed, so its result is unknown.
+// snapTimeout is the timeout of a SNAP call other than an attach. It is long:
+// SNAP might still execute a call that timed out, so its result is unknown.
 const snapTimeout = 2 * time.Minute
 
-// open makes the plugin from the record. SNAP need not run yet.
+// open creates the plugin from the record. SNAP does not have to run yet.
 func (s *dpuServer) open(ctx context.Context) error {
 	record, err := s.openRecord(ctx)
 	if err != nil {
@@ -110,8 +110,8 @@ func (s *dpuServer) open(ctx context.Context) error {
 	return nil
 }
 
-// openRecord opens the record, which it moves from the directory of an earlier
-// release, and takes the node's name from it.
+// openRecord opens the record, after moving it from the directory of an earlier
+// release if necessary, and restores the node's name.
 func (s *dpuServer) openRecord(ctx context.Context) (*store.Store, error) {
 	if err := os.MkdirAll(filepath.Dir(s.StateDir), 0o755); err != nil {
 		return nil, fmt.Errorf("--state-dir: %w", err)
@@ -125,10 +125,10 @@ func (s *dpuServer) openRecord(ctx context.Context) (*store.Store, error) {
 		old, path := filepath.Join(dir, file), filepath.Join(s.StateDir, file)
 		moved, err := store.Move(ctx, old, path, options)
 		if err != nil {
-			return nil, fmt.Errorf("the record of an earlier release cannot be moved to %s; with --state-dir %s it stays: %w", s.StateDir, dir, err)
+			return nil, fmt.Errorf("move the record of an earlier release to %s (use --state-dir %s to keep it in place): %w", s.StateDir, dir, err)
 		}
 		if moved {
-			s.Logger.Info("record moved", "from", old, "to", path)
+			s.Logger.Info("record moved", "source", old, "target", path)
 		}
 	}
 	record, err := s.OpenStore(ctx, file, options)
@@ -138,8 +138,8 @@ func (s *dpuServer) openRecord(ctx context.Context) (*store.Store, error) {
 	return record, s.keepNode(ctx, record)
 }
 
-// keepNode makes the host name of the first start the node's name: the host name
-// of a pod changes, and with it the host NQN that targets admit.
+// keepNode records the host name of the first start as the node's name: the
+// host name of a pod changes, and the host NQN, which targets admit, must not.
 func (s *dpuServer) keepNode(ctx context.Context, record *store.Store) error {
 	const key = "node"
 	names := store.Bucket[string]{Name: "names"}
@@ -164,7 +164,7 @@ func (s *dpuServer) register(r grpc.ServiceRegistrar) error {
 	s.service.Version, s.service.Devices = release, s.plugin
 	s.service.Manifest = map[string]string{
 		"program": "cleat", "commit": build().Commit, "snap-socket": s.snapSocket,
-		"host-nqn": s.plan.HostNQN, // which targets have to admit
+		"host-nqn": s.plan.HostNQN, // targets must admit it
 	}
 	x, err := service.New(s.service)
 	if err == nil {
@@ -181,8 +181,9 @@ func (s *dpuServer) listen(ctx context.Context) (net.Listener, error) {
 	return s.ListenPrivileged(ctx, a)
 }
 
-// quietDPUMethod: the node driver's heartbeat calls GetDevice every 10 s for each
-// attachment, and methods with constant answers before each of them.
+// quietDPUMethod reports whether calls of a method are not logged. The node
+// driver calls GetDevice every 10 s per attachment, with methods that have
+// constant answers.
 func quietDPUMethod(method string) bool {
 	return server.QuietMethod(method) || strings.HasSuffix(method, "/GetDevice") || strings.HasSuffix(method, "/GetSNAPProvider") ||
 		strings.HasSuffix(method, "/StoragePluginGetCapabilities")

@@ -25,18 +25,18 @@ import (
 func newFenceCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "fence",
-		Short: "Fence clients of storage by their addresses, and unfence them",
-		Long: `Fences clients of storage by their addresses (fence add) and unfences them (fence
-rm). The workload of a failed or unreachable node, which may still write, can start
+		Short: "Fence and unfence storage clients by IP address",
+		Long: `Fences storage clients by IP address (fence add) and unfences them (fence rm). The
+workload of a failed or unreachable node, which might still write, can start
 elsewhere only after the storage refuses that node.
 
-A fence is complete when the command ends with 0: the client has no session, none of
-its requests is accepted, also not later, and it gets no new session. Until then it
-can be there in part: repeat the command. It ends only by fence rm, when the client
-was restarted or is off: until then it can hold old data that it would write.
-
-The commands speak CSI-Addons: to cleat fence serve, cleat csi --addons-endpoint, or
-another driver (--endpoint).`,
+A fence is complete when the command exits with 0: the client has no session, none of
+its requests is accepted, including delayed ones, and it cannot open a session.
+Before, the fence can be partly in effect: repeat the command. Unfence a client only
+when it was restarted or is powered off: until then it can hold stale data that it
+would write.
+The commands use the CSI-Addons contract: with cleat fence serve, cleat csi
+--addons-endpoint, or another driver (--endpoint).`,
 		Example: `  cleat fence add 192.0.2.7 2001:db8::7
   cleat fence list
   cleat fence rm 192.0.2.7 2001:db8::7
@@ -46,45 +46,45 @@ another driver (--endpoint).`,
 		newFenceServeCommand(), newFenceAddCommand(), newFenceRemoveCommand(),
 		newFenceListCommand(), newFenceClientsCommand(), newFenceDriverCommand(),
 	)
-	onlyHolds(c)
+	setUpGroup(c)
 	return c
 }
 
-// fenceAsk has the flags of the commands that ask a fence service.
-type fenceAsk struct {
+// fenceFlags holds the flags of the commands that call a fence service.
+type fenceFlags struct {
 	session
 	target     client.Target
 	parameters keyValues
 	secrets    []string // KEY=FILE
 }
 
-// addTo adds the flags to one command, not to the group: fence serve is in it.
-func (f *fenceAsk) addTo(c *cobra.Command) {
+// addTo adds the flags to a single command, since fence serve is in the same group.
+func (f *fenceFlags) addTo(c *cobra.Command) {
 	f.target.Patience = 200 * time.Millisecond
 	f.add(c.Flags(), func(e *pflag.FlagSet) {
-		e.StringVar(&f.target.Endpoint, "endpoint", defaultFenceEndpoint, "socket of the CSI-Addons service, any driver's; or HOST:PORT")
-		e.StringVar(&f.target.TLS.Cert, "tls-cert", "", "certificate to show at HOST:PORT, a PEM file")
-		e.StringVar(&f.target.TLS.Key, "tls-key", "", "its private key, a PEM file that not everybody may read")
-		e.StringVar(&f.target.TLS.CA, "tls-ca", "", "authority that must have signed the server's certificate, a PEM file")
-		e.StringVar(&f.target.ServerName, "tls-server-name", "", "name that the server's certificate is for, where that is not HOST")
-		e.DurationVar(&f.timeout, "timeout", 3*time.Minute, "give up after this time; 0 is never. When it is not given, a service that is not there is given up after 3 s")
+		e.StringVar(&f.target.Endpoint, "endpoint", defaultFenceEndpoint, "endpoint of the CSI-Addons service of any driver: unix:///PATH or HOST:PORT")
+		e.StringVar(&f.target.TLS.Cert, "tls-cert", "", "client certificate for HOST:PORT, a PEM file")
+		e.StringVar(&f.target.TLS.Key, "tls-key", "", "private key of the client certificate, a PEM file that is not world-readable")
+		e.StringVar(&f.target.TLS.CA, "tls-ca", "", "CA certificate that verifies the server, a PEM file")
+		e.StringVar(&f.target.ServerName, "tls-server-name", "", "server name in the certificate, if it is not HOST")
+		e.DurationVar(&f.timeout, "timeout", 3*time.Minute, "time limit; 0 means none. If not set, an unreachable service fails after 3 s")
 	})
 }
 
-// addRequestTo adds the flags that become part of a call.
-func (f *fenceAsk) addRequestTo(c *cobra.Command) {
-	addParameters(c, &f.parameters, "key=value; may be repeated. Together they are whose fence it is")
-	c.Flags().StringArrayVar(&f.secrets, "secret", nil, "a secret that the driver wants, KEY=FILE; may be repeated. The file's last line end is left out")
+// addRequestTo adds the flags that set fields of the request.
+func (f *fenceFlags) addRequestTo(c *cobra.Command) {
+	addParameters(c, &f.parameters, "request parameter, key=value; can be repeated. All parameters together identify the owner of a fence")
+	c.Flags().StringArrayVar(&f.secrets, "secret", nil, "secret for the driver, KEY=FILE; can be repeated. Trailing line breaks of the file are removed")
 }
 
-// fenceService is a service that a command asks.
+// fenceService is the connection to the service that a command calls.
 type fenceService struct {
 	*client.Client
 	request client.Request
 	notice  func(string)
 }
 
-func (f *fenceAsk) dial(_ context.Context, notice func(string)) (s fenceService, err error) {
+func (f *fenceFlags) dial(_ context.Context, notice func(string)) (s fenceService, err error) {
 	if err := f.target.Check(); err != nil {
 		return s, err
 	}
@@ -96,13 +96,14 @@ func (f *fenceAsk) dial(_ context.Context, notice func(string)) (s fenceService,
 	return s, err
 }
 
-// fenceCall asks a fence service.
+// fenceCall makes the calls of one command.
 type fenceCall func(ctx context.Context, s fenceService) (cli.View, any, error)
 
-// ask makes a command of a call, and repeats it until its answer is final: calls of
-// the contract can be repeated, and continue.
-func (f *fenceAsk) ask(doing string, call fenceCall) func(*cobra.Command, []string) error {
-	return askServer(&f.session, f.bind, f.dial, doing, func(ctx context.Context, s fenceService, _ []string) (view cli.View, document any, err error) {
+// runE returns the RunE function of a command. It retries call until the result
+// is final: the calls of the contract are idempotent, and continue after a
+// timeout.
+func (f *fenceFlags) runE(doing string, call fenceCall) func(*cobra.Command, []string) error {
+	return callServer(&f.session, f.bind, f.dial, doing, func(ctx context.Context, s fenceService, _ []string) (view cli.View, document any, err error) {
 		absent := 3 * time.Second
 		if f.env.Changed("timeout") {
 			absent = math.MaxInt64
@@ -116,8 +117,8 @@ func (f *fenceAsk) ask(doing string, call fenceCall) func(*cobra.Command, []stri
 	})
 }
 
-// fenceCanChange reports whether a repeat can have another result. A service
-// that is absent is waited for, but not for ever.
+// fenceCanChange reports whether a retry can have another result. An
+// unreachable service is retried for a limited time.
 func fenceCanChange(err error, past, absent time.Duration) bool {
 	if errors.Is(err, client.ErrNobody) {
 		return past < absent && !errors.Is(err, fs.ErrPermission)
@@ -126,73 +127,74 @@ func fenceCanChange(err error, past, absent time.Duration) bool {
 	return kind == errs.Unavailable || kind == errs.Busy
 }
 
-// explainFence adds advice to an error.
+// explainFence adds advice to the error of a call.
 func explainFence(err error) error {
 	answer, answered := errors.AsType[*client.Error](err)
 	switch {
 	case !answered && errors.Is(err, client.ErrNobody):
-		return advise(err, noServer(err, "cleat fence serve", "Start it, or name a driver's socket with --endpoint"))
+		return advise(err, noServer(err, "cleat fence serve", "Start it, or set --endpoint to the socket of a driver"))
 	case !answered:
 		return err
 	case answer.Code == codes.Unimplemented && strings.Contains(answer.Message, "unknown service"):
-		return advise(err, "no CSI-Addons is served there; a driver has a socket of its own for it, beside that of CSI")
+		return advise(err, "this endpoint does not serve CSI-Addons; a driver serves it on a different socket than CSI")
 	case answer.Code == codes.Unimplemented:
-		return advise(err, "the driver does not serve that, or not in this mode; see what it announces with: cleat fence driver")
+		return advise(err, "the driver does not support this call, or not in this mode; show its capabilities with: cleat fence driver")
 	case answer.Code == codes.InvalidArgument && strings.Contains(answer.Message, request.ForceParameter+"=true"):
-		return advise(err, "--force does that")
+		return advise(err, "use --force")
 	case answer.Code == codes.Unauthenticated:
-		return advise(err, "give the secrets that it wants with --secret KEY=FILE")
+		return advise(err, "set the required secrets with --secret KEY=FILE")
 	}
 	return err
 }
 
-// readSecrets reads KEY=FILE, so that no secret is in an argument. No error has
-// a value, nor the path: a user could have given the secret in its place.
+// readSecrets reads KEY=FILE arguments, so that no secret is on the command
+// line. Errors contain neither values nor paths: a user could have set the
+// secret as path.
 func readSecrets(args []string) (map[string]string, error) {
 	out := map[string]string{}
 	for _, arg := range args {
 		key, path, ok := strings.Cut(arg, "=")
 		if !ok || key == "" || path == "" {
-			return nil, errors.New("--secret takes KEY=FILE, as userKey=/etc/cleat/user.key: the name of the secret, and the file that holds its value")
+			return nil, errors.New("--secret expects KEY=FILE, the name of the secret and the file with its value, for example userKey=/etc/cleat/user.key")
 		}
 		if _, twice := out[key]; twice {
-			return nil, fmt.Errorf("--secret %s is given twice", key)
+			return nil, fmt.Errorf("--secret %s is set twice", key)
 		}
 		text, err := cli.ReadInput(nil, path, 64<<10)
 		text = bytes.TrimRight(text, "\r\n")
 		if err == nil && len(text) == 0 {
-			err = errors.New("it is empty")
+			err = errors.New("the file is empty")
 		}
 		if err != nil {
-			return nil, fmt.Errorf("--secret %s: its file cannot be read: %w", key, err)
+			return nil, fmt.Errorf("--secret %s: read the file: %w", key, err)
 		}
 		out[key] = string(text)
 	}
 	return out, nil
 }
 
-// fencedBlock is an element of cleat fence list. The CIDR is as the driver wrote it.
+// fencedBlock is an element of cleat fence list. The CIDR is in the driver's notation.
 type fencedBlock struct {
 	CIDR string `json:"cidr"`
 }
 
 func newFenceListCommand() *cobra.Command {
-	var f fenceAsk
+	var f fenceFlags
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List the fenced blocks (ListClusterFence)",
-		Long: `Lists the fenced blocks, as the driver reports them: cleat's those that are
-enforced now. With --parameter only those of these parameters. Sessions for which
-a fence waits are listed on standard error, with the process that keeps them open.`,
+		Short: "List the fenced CIDRs (ListClusterFence)",
+		Long: `Lists the fenced CIDRs as the driver reports them; cleat reports those that are
+enforced now. --parameter selects the CIDRs fenced with these parameters. Sessions
+that delay a fence are printed on standard error, with the process that holds them.`,
 		Example: `  cleat fence list
   cleat fence list -o json | jq -r '.[].cidr'`,
 	}
 	f.addTo(c)
 	f.addRequestTo(c)
-	c.RunE = f.ask("asking what is fenced", func(ctx context.Context, s fenceService) (cli.View, any, error) {
+	c.RunE = f.runE("listing fences", func(ctx context.Context, s fenceService) (cli.View, any, error) {
 		blocks, ending, err := s.ListAll(ctx, s.request)
 		if len(ending) > 0 {
-			c.PrintErrf("Not fenced yet, and not listed:\n  %s\nEnd or restart such a process, or close the descriptor in it; the fence then goes on by itself (docs/fencing.md).\n", strings.Join(ending, "\n  "))
+			c.PrintErrf("Fences in progress, not listed:\n  %s\nStop or restart these processes, or close the descriptors in them; the fence then continues automatically (docs/fencing.md).\n", strings.Join(ending, "\n  "))
 		}
 		slices.SortFunc(blocks, byBlock)
 		t, all := cli.Table{Header: []string{"CIDR"}}, []fencedBlock{}
@@ -205,7 +207,7 @@ a fence waits are listed on standard error, with the process that keeps them ope
 	return c
 }
 
-// byBlock orders blocks; texts that are no blocks follow.
+// byBlock compares CIDRs; invalid texts sort last.
 func byBlock(a, b string) int {
 	x, errX := request.Block(a)
 	y, errY := request.Block(b)
@@ -221,18 +223,18 @@ func byBlock(a, b string) int {
 }
 
 func newFenceClientsCommand() *cobra.Command {
-	var f fenceAsk
+	var f fenceFlags
 	c := &cobra.Command{
 		Use:   "clients",
-		Short: "List the clients of the storage and their addresses (GetFenceClients)",
-		Long: `Lists the clients of the storage that the driver knows, each with the addresses to
-fence. A driver on a node lists its own node: ask there, before it fails.`,
+		Short: "List the storage clients and their addresses (GetFenceClients)",
+		Long: `Lists the storage clients that the driver knows, with the addresses to fence. A
+driver on a node lists only that node: run the command there before the node fails.`,
 		Example: `  cleat fence clients --endpoint unix:///run/cleat/addons/addons.sock
   cleat fence clients -o json | jq -r '.[].addresses[]'`,
 	}
 	f.addTo(c)
 	f.addRequestTo(c)
-	c.RunE = f.ask("asking for clients", func(ctx context.Context, s fenceService) (cli.View, any, error) {
+	c.RunE = f.runE("listing clients", func(ctx context.Context, s fenceService) (cli.View, any, error) {
 		all, err := s.Clients(ctx, s.request)
 		t := cli.Table{Header: []string{"CLIENT", "ADDRESSES"}}
 		for _, one := range all {
@@ -243,7 +245,7 @@ fence. A driver on a node lists its own node: ask there, before it fails.`,
 	return c
 }
 
-// fenceDriver is the document of cleat fence driver.
+// fenceDriver is the output document of cleat fence driver.
 type fenceDriver struct {
 	client.Identity
 	Ready        bool                `json:"ready"`
@@ -251,14 +253,14 @@ type fenceDriver struct {
 }
 
 func newFenceDriverCommand() *cobra.Command {
-	var f fenceAsk
+	var f fenceFlags
 	c := &cobra.Command{
 		Use:     "driver",
 		Short:   "Show the driver's identity and capabilities",
 		Example: `  cleat fence driver --endpoint unix:///csi/csi-addons.sock`,
 	}
 	f.addTo(c)
-	c.RunE = f.ask("asking the driver", func(ctx context.Context, s fenceService) (_ cli.View, _ any, err error) {
+	c.RunE = f.runE("querying the driver", func(ctx context.Context, s fenceService) (_ cli.View, _ any, err error) {
 		var d fenceDriver
 		if d.Identity, err = s.Identity(ctx); err != nil {
 			return nil, nil, err
@@ -271,7 +273,7 @@ func newFenceDriverCommand() *cobra.Command {
 		t.Add("Version", d.Version)
 		t.Add("Ready", d.Ready)
 		t.Add("Fences", d.Capabilities.Fence)
-		t.Add("Tells its clients", d.Capabilities.Clients)
+		t.Add("Lists its clients", d.Capabilities.Clients)
 		t.Add("Announces", d.Capabilities.All)
 		return t, d, err
 	})

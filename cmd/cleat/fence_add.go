@@ -18,22 +18,22 @@ import (
 )
 
 func newFenceAddCommand() *cobra.Command {
-	var f fenceAsk
-	return f.changeCommand("fenced", (*client.Client).Fence, "fence also what covers addresses of the server itself, or everything", &cobra.Command{
+	var f fenceFlags
+	return f.changeCommand("fenced", (*client.Client).Fence, "allow CIDRs that cover addresses of the server itself, or all addresses", &cobra.Command{
 		Use:   "add CIDR...",
-		Short: "Fence clients (FenceClusterNetwork)",
-		Long: `Fences the clients with these addresses. When it ends with 0 no session is left,
-none of their requests is accepted, and they get no new session. Any other exit
-code says that this is not certain; what is fenced by then stays. Repeat the
-command.
+		Short: "Fence storage clients (FenceClusterNetwork)",
+		Long: `Fences the clients with these addresses. When the command exits with 0, the clients
+have no session, none of their requests is accepted, and they cannot open a session.
+With any other exit code this is not certain, and completed fences remain in effect:
+repeat the command.
 
-A CIDR is a block such as 192.0.2.0/24 or 2001:db8::/64, or an address alone. All
-are checked before any is sent. Fence every address of the client: IPv4 and IPv6,
-in every network from which the storage can be reached.
+A CIDR is a block such as 192.0.2.0/24 or 2001:db8::/64, or a single address. All are
+validated before any is sent. Fence every address of the client: IPv4 and IPv6, in
+all networks from which the storage can be reached.
 
-The parameters say whose fence it is: only the same ones unfence it. A block that
-covers the server's own addresses, or everything, is refused without --force
-(which other drivers might not know).`,
+The parameters identify the owner of a fence: unfence with the same parameters. A
+CIDR that covers the server's own addresses, or all addresses, is refused without
+--force (which other drivers might not support).`,
 		Example: `  cleat fence add 192.0.2.7 2001:db8::7
   cleat fence add --from addresses.txt --timeout 10m
   cleat fence add 192.0.2.0/24 --endpoint storage-a:9070 --tls-cert me.crt --tls-key me.key --tls-ca ca.crt`,
@@ -41,24 +41,23 @@ covers the server's own addresses, or everything, is refused without --force
 }
 
 func newFenceRemoveCommand() *cobra.Command {
-	var f fenceAsk
-	return f.changeCommand("unfenced", (*client.Client).Unfence, "unfence these blocks whoever fenced them, and before all sessions have ended", &cobra.Command{
+	var f fenceFlags
+	return f.changeCommand("unfenced", (*client.Client).Unfence, "unfence these CIDRs regardless of their owner, and before all sessions have ended", &cobra.Command{
 		Use:     "rm CIDR...",
 		Aliases: []string{"remove"},
-		Short:   "Unfence clients (UnfenceClusterNetwork)",
-		Long: `Unfences blocks. Name them as they were fenced, with the same parameters; cleat
-fence list shows them. A block that is not fenced is no error; one that other
-parameters fenced, or that lies in another block, is refused. --force unfences
-just these blocks whoever fenced them, when those parameters are lost, and also
-where sessions of the client do not end: what it sent before can then still be
-executed.
+		Short:   "Unfence storage clients (UnfenceClusterNetwork)",
+		Long: `Unfences CIDRs. Write them as they were fenced, with the same parameters; see cleat
+fence list. A CIDR that is not fenced is no error; one that was fenced with other
+parameters, or that is part of a larger block, is refused. --force unfences exactly
+these CIDRs without the parameters, also while sessions of the client have not ended:
+requests that the client sent earlier can then still be executed.
 
-Do so only when the client was restarted, or is off: one that was only fenced
-still holds old mounts and data, and would write them.`,
+Unfence a client only after it was restarted or powered off: a client that was only
+fenced still holds old mounts and data, and would write them.`,
 		Example: `  cleat fence rm 192.0.2.7 2001:db8::7
   cleat fence list -o json | jq -r '.[].cidr' | cleat fence rm --from -`,
 		ValidArgsFunction: complete(cobra.ShellCompDirectiveNoFileComp, func(cmd *cobra.Command, args []string) (all []string, err error) {
-			err = f.ask("", func(ctx context.Context, s fenceService) (_ cli.View, _ any, err error) {
+			err = f.runE("", func(ctx context.Context, s fenceService) (_ cli.View, _ any, err error) {
 				all, err = s.List(ctx, s.request)
 				return nil, nil, err
 			})(cmd, args)
@@ -67,15 +66,15 @@ still holds old mounts and data, and would write them.`,
 	})
 }
 
-// changeCommand completes a command that fences or unfences blocks; done is the
-// word for what it did.
-func (f *fenceAsk) changeCommand(done string, change func(*client.Client, context.Context, client.Request, []netip.Prefix) error, forceUsage string, c *cobra.Command) *cobra.Command {
+// changeCommand completes a command that fences or unfences CIDRs; done is the
+// past participle of the action.
+func (f *fenceFlags) changeCommand(done string, change func(*client.Client, context.Context, client.Request, []netip.Prefix) error, forceUsage string, c *cobra.Command) *cobra.Command {
 	var from string
 	var force bool
 	f.addTo(c)
 	f.addRequestTo(c)
-	c.Args = cobra.ArbitraryArgs // readBlocks checks them
-	c.Flags().StringVar(&from, "from", "", "file with more blocks, one on each line, # begins a comment; - is standard input")
+	c.Args = cobra.ArbitraryArgs // readBlocks validates them
+	c.Flags().StringVar(&from, "from", "", "file with more CIDRs, one per line, # starts a comment; - reads standard input")
 	c.Flags().BoolVar(&force, "force", false, forceUsage)
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		blocks, err := readBlocks(cmd.InOrStdin(), from, args)
@@ -92,30 +91,30 @@ func (f *fenceAsk) changeCommand(done string, change func(*client.Client, contex
 			names = append(names, b.String())
 		}
 		unsure := false
-		err = f.ask("waiting until they are "+done, func(ctx context.Context, s fenceService) (cli.View, any, error) {
+		err = f.runE("waiting until all CIDRs are "+done, func(ctx context.Context, s fenceService) (cli.View, any, error) {
 			err := change(s.Client, ctx, s.request, blocks)
 			unsure = err != nil
-			return cli.Text(done + " " + some(names)), map[string]any{"endpoint": s.Endpoint(), done: names}, err
+			return cli.Text(done + " " + summarize(names)), map[string]any{"endpoint": s.Endpoint(), done: names}, err
 		})(cmd, args)
 		if unsure {
-			return unfinished(done, err)
+			return explainUnfinished(done, err)
 		}
 		return err
 	}
 	return c
 }
 
-// unfinished says what an error means for the decision what can start elsewhere.
-func unfinished(done string, err error) error {
+// explainUnfinished states whether a failed change is certain not to be in effect.
+func explainUnfinished(done string, err error) error {
 	switch kind := errs.KindOf(err); {
 	case kind == errs.Invalid || kind == errs.Precondition || errors.Is(err, client.ErrNobody):
 		return fmt.Errorf("not %s: %w", done, err)
 	}
-	return fmt.Errorf("not surely %s, repeat the command: %w", done, err)
+	return fmt.Errorf("not certainly %s, repeat the command: %w", done, err)
 }
 
-// some are the first of many names.
-func some(names []string) string {
+// summarize joins names, and shortens long lists.
+func summarize(names []string) string {
 	const most = 8
 	if len(names) <= most {
 		return strings.Join(names, ", ")
@@ -123,11 +122,11 @@ func some(names []string) string {
 	return fmt.Sprintf("%d blocks: %s and %d more", len(names), strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// maxBlocksFile bounds --from, in bytes: the most blocks with long comments.
+// maxBlocksFile limits the file of --from, in bytes: request.MaxBlocks with long comments.
 const maxBlocksFile = 64 << 20
 
-// readBlocks returns the blocks of arguments and of a file, sorted, each once. One
-// error has all mistakes.
+// readBlocks returns the blocks of arguments and of a file, sorted and without
+// duplicates. It reports all invalid blocks in one error.
 func readBlocks(stdin io.Reader, from string, args []string) (blocks []netip.Prefix, err error) {
 	var wrong []string
 	take := func(where, text string) {
@@ -166,11 +165,11 @@ func readBlocks(stdin io.Reader, from string, args []string) (blocks []netip.Pre
 	case len(wrong) > 0:
 		return nil, errs.Errorf(errs.Invalid, "nothing was sent: %s", strings.Join(wrong, "; "))
 	case len(blocks) == 0 && from != "":
-		return nil, fmt.Errorf("--from %s names no block: write one CIDR on each line, as 192.0.2.0/24", from)
+		return nil, fmt.Errorf("--from %s contains no CIDR: write one per line, for example 192.0.2.0/24", from)
 	case len(blocks) == 0:
-		return nil, errors.New("name at least one CIDR, as 192.0.2.0/24 or 2001:db8::7, or a file of them with --from")
+		return nil, errors.New("no CIDR is set: name at least one, such as 192.0.2.0/24 or 2001:db8::7, or a file with --from")
 	case len(blocks) > request.MaxBlocks:
-		return nil, fmt.Errorf("%d blocks are more than the %d that one call takes: divide them, or name larger blocks", len(blocks), request.MaxBlocks)
+		return nil, fmt.Errorf("%d CIDRs exceed the maximum of %d per call: split them, or use larger blocks", len(blocks), request.MaxBlocks)
 	}
 	return blocks, nil
 }

@@ -52,43 +52,43 @@ type fenceServer struct {
 func newFenceServeCommand() *cobra.Command {
 	return serving(&cobra.Command{
 		Use:   "serve",
-		Short: "Fence the clients of storage servers that run on this machine",
+		Short: "Run the network fencing service of a storage server",
 		Long: `Serves CSI-Addons (Identity and FenceController) on a UNIX socket, for any storage
-server on this machine, and enforces the fences: nftables drops what fenced
-clients send to the storage ports, and their sessions are ended at the sockets. A
-call is answered when both were read back and no process holds such a socket.
+server on this machine, and enforces the fences: nftables drops packets from fenced
+clients to the storage ports, and their sockets are closed. A call succeeds after
+both were verified and no process holds such a socket.
 
-It must run in the network namespace of the storage server, where it can see the
-server's processes. It needs root, or CAP_NET_ADMIN, CAP_SYS_PTRACE and, for
+The service must run in the network namespace of the storage server, with access to
+the server's processes. It needs root, or CAP_NET_ADMIN, CAP_SYS_PTRACE and, for
 servers of other users, CAP_DAC_READ_SEARCH. Storage targets in the kernel (nvmet,
-LIO, nfsd) have no process to wait for: give --kernel-targets, and read
-docs/fencing.md for what then holds.
+LIO, nfsd) have no process to wait for: set --kernel-targets, and read
+docs/fencing.md for the guarantees in this case.
 
-Fences outlive this process: they are on record in --state-dir, and the packet
-filter stays, held by another process. The next start enforces all of them before
-it listens.
+Fences outlive this process: they are recorded in --state-dir, and the packet filter
+stays, owned by a holder process. The next start enforces all of them before it
+listens.
 
-With --peer it forwards fences to servers on other machines, and answers when all
-have fenced; --peers-only does nothing else. Servers call each other over mutual
+With --peer it forwards fences to servers on other machines, and succeeds when all
+have fenced; with --peers-only it only forwards. Servers call each other over mutual
 TLS (--listen, --tls-cert, --tls-key, --tls-ca).`,
 		Example: `  sudo cleat fence serve
   sudo cleat fence serve --ports 4420,3260
   sudo cleat fence serve --ports nvme-tcp --kernel-targets --listen :9070 --tls-cert a.pem --tls-key a.key --tls-ca ca.pem
   sudo cleat fence serve --peers-only --peer a=storage-a:9070 --peer b=storage-b:9070 --tls-cert c.pem --tls-key c.key --tls-ca ca.pem`,
-		Args: exactlyNone,
+		Args: noArgs,
 	}, &fenceServer{})
 }
 
 func (s *fenceServer) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&s.name, "name", defaultFenceName, "name of the driver for GetIdentity and for peers, a domain name")
-	fs.StringSliceVar(&s.portNames, "ports", nil, "ports of the storage servers: numbers, ranges as 6800-7568, or "+strings.Join(ports.Protocols(), ", ")+"; all of these protocols by default")
-	fs.BoolVar(&s.allPorts, "all-ports", false, "fence all traffic to this machine, not only that to storage")
-	fs.BoolVar(&s.peersOnly, "peers-only", false, "enforce nothing on this machine, only at the peers")
-	fs.BoolVar(&s.kernelTargets, "kernel-targets", false, "count sockets that no process holds, those of kernel targets, as ended when they are destroyed")
-	fs.BoolVar(&s.liftUnrecorded, "lift-unrecorded", false, "begin a new record also where the packet filter holds fences of an earlier one, which are then lifted")
-	fs.StringVar(&s.table, "table", defaultFenceTable, "name of the nftables table; two servers in one network namespace need two")
+	fs.StringVar(&s.name, "name", defaultFenceName, "driver name for GetIdentity and for peers, in domain name notation")
+	fs.StringSliceVar(&s.portNames, "ports", nil, "ports of the storage servers: numbers, ranges such as 6800-7568, or "+strings.Join(ports.Protocols(), ", ")+"; all of these protocols by default")
+	fs.BoolVar(&s.allPorts, "all-ports", false, "fence all traffic to this machine, not only to the storage ports")
+	fs.BoolVar(&s.peersOnly, "peers-only", false, "enforce fences only at the peers, not on this machine")
+	fs.BoolVar(&s.kernelTargets, "kernel-targets", false, "treat sockets without a process (of kernel targets) as ended when they are destroyed")
+	fs.BoolVar(&s.liftUnrecorded, "lift-unrecorded", false, "create a new record even if the packet filter has fences of another record, which are then removed")
+	fs.StringVar(&s.table, "table", defaultFenceTable, "name of the nftables table; each server in a network namespace needs its own")
 	s.fencing.addFlags(fs, "")
-	s.AddAllowUIDs(fs, "allow-uid", "these users may call besides root")
+	s.AddAllowUIDs(fs, "allow-uid", "user IDs, besides root, that are allowed to call")
 	s.AddFlags(fs, server.Defaults{Endpoint: defaultFenceEndpoint, StateDir: defaultFenceState})
 }
 
@@ -96,13 +96,13 @@ func (s *fenceServer) addFlags(fs *pflag.FlagSet) {
 func (s *fenceServer) Complete() (err error) {
 	switch {
 	case s.allPorts && len(s.portNames) > 0:
-		return fmt.Errorf("--all-ports and --ports %s: give one of them", strings.Join(s.portNames, ","))
+		return fmt.Errorf("--all-ports and --ports %s are mutually exclusive: set one of them", strings.Join(s.portNames, ","))
 	case s.peersOnly && len(s.peers) == 0:
-		return fmt.Errorf("--peers-only without a --peer would enforce nothing")
+		return fmt.Errorf("--peers-only requires at least one --peer")
 	case s.peersOnly && (s.allPorts || len(s.portNames) > 0 || s.kernelTargets):
-		return fmt.Errorf("--peers-only enforces nothing on this machine: --ports, --all-ports and --kernel-targets are of no use with it")
+		return fmt.Errorf("--peers-only enforces no fences on this machine: --ports, --all-ports and --kernel-targets cannot be set with it")
 	case !regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_]{0,31}$`).MatchString(s.table):
-		return fmt.Errorf("--table %q: a letter, and then letters, digits and underscores are possible, 32 at most", s.table)
+		return fmt.Errorf("--table %q is invalid: use a letter, followed by letters, digits and underscores, at most 32 characters", s.table)
 	case s.allPorts:
 		s.ports = ports.All()
 	case len(s.portNames) == 0:
@@ -126,8 +126,8 @@ func (s *fenceServer) Assemble(ctx context.Context) error {
 	return nil
 }
 
-// open enforces the fences on record, before anything listens. Closing leaves
-// them in force: see nft.Filter.Close.
+// open enforces the recorded fences before anything listens. They stay in
+// effect after Close: see nft.Filter.Close.
 func (s *fenceServer) open(ctx context.Context) error {
 	dir, err := filepath.Abs(s.StateDir)
 	if err == nil {
@@ -167,9 +167,9 @@ func (s *fenceServer) open(ctx context.Context) error {
 	return nil
 }
 
-// checkRecord refuses to begin a new record where the packet filter holds what
-// an earlier one had: a state directory that was lost, or is the wrong one,
-// must not open every fence.
+// checkRecord refuses to create a new record while the packet filter has fences
+// of an earlier record: a lost or wrong state directory must not remove every
+// fence.
 func (s *fenceServer) checkRecord(ctx context.Context, path string) error {
 	switch _, err := os.Stat(path); {
 	case err == nil, s.filter == nil, s.liftUnrecorded:
@@ -182,14 +182,15 @@ func (s *fenceServer) checkRecord(ctx context.Context, path string) error {
 		return err
 	}
 	if len(held) > 0 {
-		return fmt.Errorf("--state-dir %s has no record of fences, but table %s holds %d blocks, %s among them: give the directory that they were recorded in, or let all of them in again with --lift-unrecorded",
+		return fmt.Errorf("--state-dir %s has no record of fences, but table %s fences %d blocks, including %s: set the directory with their record, or unfence all of them with --lift-unrecorded",
 			s.StateDir, s.table, len(held), held[0])
 	}
 	return nil
 }
 
-// network is what blocks are checked against: this machine and the peers, which
-// only a forced fence covers, and the broadcast addresses of this machine.
+// network returns the addresses that blocks are validated against: those of
+// this machine and the peers, which need a forced fence, and the broadcast
+// addresses.
 func (s *fenceServer) network(ctx context.Context) (request.Network, error) {
 	own, err := netaddr.Own()
 	if err != nil {

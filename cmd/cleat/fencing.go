@@ -27,8 +27,9 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// fencing is what cleat csi and cleat fence serve have of fencing: settings, an
-// enforcer, a socket for sidecars and the CLI, and a listener for other servers.
+// fencing is the fencing part of cleat csi and cleat fence serve: settings,
+// enforcer, a socket for sidecars and the CLI, and a listener for other
+// servers.
 type fencing struct {
 	prefix        string   // of the flags' names
 	peers         []string // NAME=ADDRESS
@@ -46,14 +47,14 @@ type fencing struct {
 
 func (n *fencing) addFlags(fs *pflag.FlagSet, prefix string) {
 	n.prefix = prefix
-	fs.StringSliceVar(&n.peers, prefix+"peer", nil, "another server that has to fence too, as NAME=HOST:PORT or NAME=unix:///PATH; may be repeated")
-	fs.StringVar(&n.listen, prefix+"listen", "", "take fences from other cleat servers here: HOST:PORT (mutual TLS) or unix:///PATH")
-	fs.StringVar(&n.tls.Cert, prefix+"tls-cert", "", "certificate of this server for peers, a PEM file")
-	fs.StringVar(&n.tls.Key, prefix+"tls-key", "", "its key, a PEM file that only its owner can read")
-	fs.StringVar(&n.tls.CA, prefix+"tls-ca", "", "authority whose certificates peers must have, a PEM file")
-	fs.StringToStringVar(&n.secrets, prefix+"secret", nil, "a secret that calls must carry, as KEY=FILE; may be repeated")
-	fs.DurationVar(&n.checkInterval, prefix+"check-interval", 10*time.Second, "how often it is read back whether every fence holds")
-	fs.DurationVar(&n.endTimeout, prefix+"end-timeout", 30*time.Second, "how long a call waits for sessions to end before it answers that it is not done")
+	fs.StringSliceVar(&n.peers, prefix+"peer", nil, "another server that must enforce the fences, as NAME=HOST:PORT or NAME=unix:///PATH; can be repeated")
+	fs.StringVar(&n.listen, prefix+"listen", "", "accept fences from other cleat servers on HOST:PORT (mutual TLS) or unix:///PATH")
+	fs.StringVar(&n.tls.Cert, prefix+"tls-cert", "", "certificate of this server, a PEM file")
+	fs.StringVar(&n.tls.Key, prefix+"tls-key", "", "private key of the certificate, a PEM file that only its owner can read")
+	fs.StringVar(&n.tls.CA, prefix+"tls-ca", "", "CA certificate that verifies peers, a PEM file")
+	fs.StringToStringVar(&n.secrets, prefix+"secret", nil, "secret that calls must contain, as KEY=FILE; can be repeated")
+	fs.DurationVar(&n.checkInterval, prefix+"check-interval", 10*time.Second, "interval at which all fences are verified")
+	fs.DurationVar(&n.endTimeout, prefix+"end-timeout", 30*time.Second, "how long a call waits for sessions to end before it is answered as incomplete")
 }
 
 // parsePeers parses --peer.
@@ -89,15 +90,15 @@ func (n *fencing) check() error {
 		slices.ContainsFunc(n.remotes, func(c peer.Config) bool { return !isUnix(c.Target.Endpoint) })
 	switch {
 	case n.checkInterval <= 0:
-		return fmt.Errorf("--%scheck-interval %s: a time above 0 is needed", n.prefix, n.checkInterval)
+		return fmt.Errorf("--%scheck-interval %s is not positive", n.prefix, n.checkInterval)
 	case n.endTimeout <= 0:
-		return fmt.Errorf("--%send-timeout %s: a time above 0 is needed", n.prefix, n.endTimeout)
+		return fmt.Errorf("--%send-timeout %s is not positive", n.prefix, n.endTimeout)
 	case network && n.tls.None():
-		return fmt.Errorf("peers over the network need mutual TLS: give --%stls-cert, --%stls-key and --%stls-ca", n.prefix, n.prefix, n.prefix)
+		return fmt.Errorf("network peers require mutual TLS: set --%stls-cert, --%stls-key and --%stls-ca", n.prefix, n.prefix, n.prefix)
 	}
 	for key, path := range n.secrets {
 		if key == "" || path == "" {
-			return fmt.Errorf("--%ssecret %q=%q: write KEY=FILE", n.prefix, key, path)
+			return fmt.Errorf("--%ssecret %q=%q: expected KEY=FILE", n.prefix, key, path)
 		}
 	}
 	if network {
@@ -113,8 +114,8 @@ func (n *fencing) check() error {
 	return nil
 }
 
-// restore creates the enforcer, and enforces what is on record. The flags and s
-// complete the configuration.
+// restore creates the enforcer from c, the flags and s, and enforces the
+// recorded fences.
 func (n *fencing) restore(ctx context.Context, s *server.Server, c enforce.Config) error {
 	c.Operations, c.Logger, c.Metrics = n.operations, s.Logger, s.Metrics
 	c.Interval, c.Bounds = n.checkInterval, enforce.Bounds{End: n.endTimeout}
@@ -133,14 +134,14 @@ func (n *fencing) restore(ctx context.Context, s *server.Server, c enforce.Confi
 	return n.enforcer.Restore(ctx)
 }
 
-// resolveBound is how long a fence waits for the names of all peers.
-const resolveBound = 2 * time.Second
+// resolveTimeout limits the name resolution of all peers for one fence.
+const resolveTimeout = 2 * time.Second
 
-// peerAddrs resolves the hosts of the peers: a fence that covers one would cut
-// this server off from it. A name that cannot be resolved is left out, so that
-// a fence does not wait for a name service: the peer itself refuses as well.
+// peerAddrs resolves the hosts of the peers: a fence that covers one would
+// disconnect this server from it. Unresolvable names are skipped, so that a
+// fence does not depend on DNS: the peer refuses such a fence itself.
 func (n *fencing) peerAddrs(ctx context.Context, logger *slog.Logger) []netip.Addr {
-	ctx, cancel := context.WithTimeout(ctx, resolveBound)
+	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
 	var all []netip.Addr
 	for _, c := range n.remotes {
@@ -150,7 +151,7 @@ func (n *fencing) peerAddrs(ctx context.Context, logger *slog.Logger) []netip.Ad
 		}
 		addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		if err != nil {
-			logger.WarnContext(ctx, "a peer's addresses are not known; whether a fence covers them is left to the peer", "peer", host, "error", err)
+			logger.WarnContext(ctx, "peer address lookup failed, peer will check the fence itself", "peer", host, "err", err)
 		}
 		for _, a := range addrs {
 			all = append(all, a.Unmap().WithZone(""))
@@ -159,11 +160,12 @@ func (n *fencing) peerAddrs(ctx context.Context, logger *slog.Logger) []netip.Ad
 	return all
 }
 
-// addParts adds what verifies the fences and, on the listeners, what serves them:
-// sidecars and the CLI at endpoint if it is not empty, other cleat servers at
-// --listen. Certificate or user authenticate the latter, so no secret is needed.
+// addParts adds the periodic check of fences and the listeners: for sidecars
+// and the CLI at endpoint if it is not empty, for other cleat servers at
+// --listen. The latter are authenticated by certificate or user, so they need
+// no secret.
 func (n *fencing) addParts(ctx context.Context, s *server.Server, endpoint string, c service.Config) {
-	n.operations = op.New(context.WithoutCancel(ctx), busyWait)
+	n.operations = op.New(context.WithoutCancel(ctx), busyTimeout)
 	s.Add(server.Part{
 		Name: "fences",
 		Run:  func(ctx context.Context) error { return n.enforcer.Guard(ctx) },
@@ -179,9 +181,9 @@ func (n *fencing) addParts(ctx context.Context, s *server.Server, endpoint strin
 }
 
 const (
-	// maxPeerAge is how long a peer's certificate is trusted without another check.
+	// maxPeerAge is the maximum age of a peer's connection, after which its certificate is verified again.
 	maxPeerAge = 10 * time.Minute
-	// maxFenceMessage holds the most blocks that a request may name.
+	// maxFenceMessage is the message size, in bytes, of request.MaxBlocks blocks.
 	maxFenceMessage = 8 << 20
 )
 
@@ -201,8 +203,8 @@ func (n *fencing) addService(s *server.Server, name, address string, c service.C
 			return err
 		},
 		Listen:   func(ctx context.Context) (net.Listener, error) { return n.bind(ctx, s, address) },
-		Event:    "fences are served",
-		Attrs:    []any{"endpoint", address, "to", name, "driver", n.name, "peers", len(n.peers), "version", release},
+		Event:    "serving fences",
+		Attrs:    []any{"endpoint", address, "listener", name, "driver", n.name, "peers", len(n.peers), "version", release},
 		BreakOff: n.operations.Close,
 	}
 	if !isUnix(address) {
@@ -211,8 +213,8 @@ func (n *fencing) addService(s *server.Server, name, address string, c service.C
 	s.AddService(v)
 }
 
-// privateFields can hold secrets though no option marks them: parameters are
-// whatever a NetworkFenceClass says.
+// privateFields returns fields that can contain secrets although no option
+// marks them: parameters are arbitrary data of a NetworkFenceClass.
 func privateFields() []protoreflect.FullName {
 	var all []protoreflect.FullName
 	for _, message := range []string{"FenceClusterNetwork", "UnfenceClusterNetwork", "ListClusterFence", "GetFenceClients"} {
@@ -235,7 +237,7 @@ func (n *fencing) bind(ctx context.Context, s *server.Server, address string) (n
 		return nil, fmt.Errorf("--%slisten %q: %w", n.prefix, address, err)
 	}
 	secure, err := mutualtls.Listener(l, n.tls, func(from net.Addr, err error) {
-		s.Logger.Warn("a peer was refused", "from", from.String(), "error", err)
+		s.Logger.Warn("peer refused", "peer", from.String(), "err", err)
 	})
 	if err != nil {
 		return nil, errors.Join(err, l.Close())

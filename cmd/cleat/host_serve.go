@@ -26,7 +26,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// knownTypes are registered by any host.
+// knownTypes returns the plugin types that every host registers.
 func knownTypes() []string { return []string{csi.Type, register.DRA, device.Type} }
 
 // hostServer is cleat host.
@@ -39,7 +39,7 @@ type hostServer struct {
 	grace         time.Duration
 	deregister    bool
 	output        string
-	screen        *cli.Screen // nil: no table is shown
+	screen        *cli.Screen // nil without a table
 
 	drivers *csi.Handler
 	devices *device.Handler
@@ -79,22 +79,22 @@ func (h *hostServer) Assemble(context.Context) error {
 			return nil
 		},
 		Listen: h.listen,
-		Event:  "plugins are registered",
-		Attrs:  []any{"directory", h.pluginsDir, "types", h.types(), "socket", h.Endpoint, "version", release},
+		Event:  "registering plugins",
+		Attrs:  []any{"path", h.pluginsDir, "types", h.types(), "socket", h.Endpoint, "version", release},
 	})
-	// Watch streams end before calls are drained.
+	// Stop Watch streams before calls are drained.
 	h.Add(server.Part{Name: "watchers", Stop: func(context.Context) error { inventory.Stop(); return nil }})
 	h.addDevices()
 	h.Add(server.Part{Name: "output", Run: h.show})
-	cli.IgnoreBrokenPipes() // without a reader of the output the plugins stay registered
+	cli.IgnoreBrokenPipes() // plugins stay registered if the reader of the output exits
 	return nil
 }
 
-// claim keeps other hosts off the directory.
+// claim locks the plugin directory against other hosts.
 func (h *hostServer) claim(context.Context) error {
 	held, err := claim.Take(h.pluginsDir, h.besideKubelet)
 	if errors.Is(err, claim.ErrKubelet) {
-		return fmt.Errorf("%w: choose another directory with --plugins-dir, or give every plugin two hosts with --beside-kubelet", err)
+		return fmt.Errorf("%w: use another directory with --plugins-dir, or register every plugin twice with --beside-kubelet", err)
 	}
 	if err != nil {
 		return err
@@ -107,12 +107,12 @@ func (h *hostServer) claim(context.Context) error {
 	return nil
 }
 
-// listen binds the socket and starts the host, in this order: where another host
-// serves the socket, no plugin is touched.
+// listen binds the socket and then starts the host: if another host serves the
+// socket, no plugin is changed.
 func (h *hostServer) listen(ctx context.Context) (net.Listener, error) {
 	l, err := h.ListenEndpoint(ctx)
 	if errors.Is(err, unixsock.ErrLive) {
-		return nil, fmt.Errorf("%w: ask that host with cleat plugins, or give this one another socket with --socket and another directory with --plugins-dir", err)
+		return nil, fmt.Errorf("%w: query that host with cleat plugins, or start this one with another --socket and --plugins-dir", err)
 	}
 	if err != nil {
 		return nil, err
@@ -140,7 +140,7 @@ func (h *hostServer) addDevices() {
 			besideKubelet = l == nil
 			return l, err
 		},
-		Event: "device plugins are registered",
+		Event: "registering device plugins",
 		Attrs: []any{"endpoint", "unix://" + filepath.Join(h.devicesDir, device.KubeletSocket)},
 	})
 	h.Add(server.Part{Name: "device plugin sockets", Run: func(ctx context.Context) error {
@@ -151,7 +151,7 @@ func (h *hostServer) addDevices() {
 	}})
 }
 
-// listenDevices binds kubelet.sock. It returns nil where a kubelet serves it.
+// listenDevices binds kubelet.sock. It returns nil if a kubelet serves that socket.
 func (h *hostServer) listenDevices(ctx context.Context, registration *device.Registration) (net.Listener, error) {
 	err := registration.Clear(ctx)
 	if err == nil {
@@ -165,10 +165,10 @@ func (h *hostServer) listenDevices(ctx context.Context, registration *device.Reg
 	case !errors.Is(err, unixsock.ErrLive):
 		return nil, err
 	case h.besideKubelet:
-		h.Logger.Info("a kubelet registers the device plugins", "directory", h.devicesDir)
+		h.Logger.Info("device plugins left to the kubelet", "path", h.devicesDir)
 		return nil, nil
 	}
-	return nil, fmt.Errorf("%w: a kubelet or another host registers device plugins there; choose another directory with --device-plugins-dir, or leave them to it with --beside-kubelet", err)
+	return nil, fmt.Errorf("%w: a kubelet or another host registers device plugins there; use another directory with --device-plugins-dir, or leave device plugins to it with --beside-kubelet", err)
 }
 
 func (h *hostServer) types() []string {
@@ -191,10 +191,10 @@ func (h *hostServer) serving(kind, name string) (endpoint string, known bool) {
 	return p.Endpoint, found
 }
 
-// show writes changes to the output until the host ends. When the output fails,
-// the process ends too.
+// show writes changes to the output until the host ends. A write error ends the
+// process.
 func (h *hostServer) show(ctx context.Context) error {
-	all := following(remote.Follow(ctx, h.host))
+	all := withoutErrors(remote.Follow(ctx, h.host))
 	switch {
 	case h.screen != nil:
 		return showLive(ctx, h.screen, h.pluginsDir, all)

@@ -18,32 +18,32 @@ import (
 )
 
 func newPluginsCommand() *cobra.Command {
-	var f hostAsk
+	var f hostFlags
 	c := &cobra.Command{
 		Use:   "plugins",
-		Short: "List registered plugins and their devices, explain and wait for registrations",
-		Long: `Asks a host of plugins (cleat host). A plugin is named by the name it registers
-with, as csi.cleat.dev; one that has not reported its name yet by the path of its
-socket.`,
+		Short: "List registered plugins and devices, explain and await registrations",
+		Long: `Queries a plugin host (cleat host). Plugins are identified by the name that they
+register, such as csi.cleat.dev, or by the path of their socket while the name is
+unknown.`,
 		Example: `  cleat plugins list
   cleat plugins why csi.cleat.dev
   cleat plugins wait csi.cleat.dev --timeout 2m`,
 	}
 	f.add(c.PersistentFlags(), func(e *pflag.FlagSet) { addHost(e, &f.host) })
 	c.AddCommand(newPluginsListCommand(&f), newPluginsWhyCommand(&f), newPluginsWaitCommand(&f), newPluginsDevicesCommand(&f))
-	onlyHolds(c)
+	setUpGroup(c)
 	return c
 }
 
-// hostAsk has the flags of the commands that ask a host of plugins.
-type hostAsk struct {
+// hostFlags holds the flags of the commands that query a plugin host.
+type hostFlags struct {
 	session
 	host string
 }
 
-// addHost adds the flag that names a host of plugins.
+// addHost adds the flag of the plugin host's socket.
 func addHost(fs *pflag.FlagSet, host *string) {
-	fs.StringVar(host, "host", defaultHost, "socket of the host of plugins, see cleat host")
+	fs.StringVar(host, "host", defaultHost, "socket of the plugin host, see cleat host")
 }
 
 // addType adds the flag that selects plugins of one type.
@@ -52,23 +52,23 @@ func addType(c *cobra.Command, kind *string, usage string) {
 	cobra.CheckErr(c.RegisterFlagCompletionFunc("type", cobra.FixedCompletions(knownTypes(), cobra.ShellCompDirectiveNoFileComp)))
 }
 
-// hostCall asks a host.
+// hostCall makes the calls of one command.
 type hostCall func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error)
 
-// ask makes a command of a call that can take so long; 0 is no limit.
-func (f *hostAsk) ask(timeout time.Duration, call hostCall) func(*cobra.Command, []string) error {
+// runE returns the RunE function of a command; a timeout of 0 means no limit.
+func (f *hostFlags) runE(timeout time.Duration, call hostCall) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		f.timeout = timeout
 		dial := func(ctx context.Context, _ func(string)) (*remote.Host, error) { return remote.Dial(ctx, f.host) }
-		return askServer(&f.session, f.bind, dial, "", call)(cmd, args)
+		return callServer(&f.session, f.bind, dial, "", call)(cmd, args)
 	}
 }
 
-// askTimeout is for calls that the host answers at once.
-const askTimeout = 10 * time.Second
+// queryTimeout is the timeout of calls that do not wait for changes.
+const queryTimeout = 10 * time.Second
 
-// names completes the names of plugins, of one type when it is not empty.
-func (f *hostAsk) names(kind string) cobra.CompletionFunc {
+// names completes plugin names, of one type if kind is not empty.
+func (f *hostFlags) names(kind string) cobra.CompletionFunc {
 	return complete(cobra.ShellCompDirectiveNoFileComp, func(cmd *cobra.Command, args []string) ([]string, error) {
 		if len(args) > 0 {
 			return nil, nil
@@ -94,21 +94,21 @@ func pluginNames(ctx context.Context, host, kind string, bound error) (words []s
 	return words, errors.Join(err, h.Close())
 }
 
-func newPluginsListCommand(f *hostAsk) *cobra.Command {
+func newPluginsListCommand(f *hostFlags) *cobra.Command {
 	var kind string
 	var follow bool
 	c := &cobra.Command{
 		Use:   "list",
-		Short: "List the plugins of a host",
-		Long: `Lists the plugins that have a socket below the host's directory, registered or
-not. cleat plugins why explains those that are not.
+		Short: "List the plugins of a plugin host",
+		Long: `Lists the plugins that have a socket below the host's directory, registered or not.
+"cleat plugins why" explains those that are not.
 
 States: waiting, asking, validating, registering, notifying (steps of an attempt);
-registered; failed (retried); deregistering. A dead plugin has its socket, and
-nobody answers on it.
+registered; failed (retried); deregistering. The socket of a dead plugin exists, but
+no process serves it.
 
-With --watch it continues: a live table on a terminal, elsewhere a line for each
-plugin that is registered, fails or goes; with -o json a line for each step.`,
+With --watch it continues: a live table on a terminal, elsewhere a line when a plugin
+is registered, fails or is removed; with -o json a line per state change.`,
 		Example: `  cleat plugins list
   cleat plugins list --type CSIPlugin -o json | jq -r '.[].endpoint'
   cleat plugins list --watch`,
@@ -116,7 +116,7 @@ plugin that is registered, fails or goes; with -o json a line for each step.`,
 			if follow {
 				return f.follow(cmd, kind)
 			}
-			return f.ask(askTimeout, func(ctx context.Context, h *remote.Host, _ []string) (cli.View, any, error) {
+			return f.runE(queryTimeout, func(ctx context.Context, h *remote.Host, _ []string) (cli.View, any, error) {
 				all, err := h.List(ctx, kind, "")
 				t := cli.Table{Header: []string{"NAME", "TYPE", "STATE", "SINCE", "VERSIONS", "ENDPOINT", "SOCKET"}}
 				for _, p := range all {
@@ -126,8 +126,8 @@ plugin that is registered, fails or goes; with -o json a line for each step.`,
 			})(cmd, args)
 		},
 	}
-	addType(c, &kind, "only those of this type, as CSIPlugin")
-	c.Flags().BoolVarP(&follow, "watch", "w", false, "go on and show every change")
+	addType(c, &kind, "only plugins of this type, such as CSIPlugin")
+	c.Flags().BoolVarP(&follow, "watch", "w", false, "continue and show changes")
 	return c
 }
 
@@ -138,12 +138,12 @@ func stateOf(p watch.Status) string {
 	return string(p.Phase)
 }
 
-// follow shows changes until it is interrupted.
-func (f *hostAsk) follow(cmd *cobra.Command, kind string) error {
+// follow shows changes until an interrupt.
+func (f *hostFlags) follow(cmd *cobra.Command, kind string) error {
 	if f.output == cli.FormatYAML {
-		return errors.New("--watch writes table or json, not yaml")
+		return errors.New("--watch does not support -o yaml: use table or json")
 	}
-	return f.ask(0, func(ctx context.Context, h *remote.Host, _ []string) (cli.View, any, error) {
+	return f.runE(0, func(ctx context.Context, h *remote.Host, _ []string) (cli.View, any, error) {
 		info, err := h.Info(ctx)
 		if err != nil {
 			return nil, nil, err
@@ -164,24 +164,24 @@ func (f *hostAsk) follow(cmd *cobra.Command, kind string) error {
 	})(cmd, nil)
 }
 
-// explanation is the document of cleat plugins why.
+// explanation is the output document of cleat plugins why.
 type explanation struct {
 	Text    string         `json:"text"`
 	Plugins []watch.Status `json:"plugins"`
 }
 
-func newPluginsWhyCommand(f *hostAsk) *cobra.Command {
+func newPluginsWhyCommand(f *hostFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "why [NAME|SOCKET]",
-		Short: "Explain why a plugin is not registered, and what to do",
-		Long: `Explains the state of a plugin, also of one that the host does not know: what was
-tried, what was answered, and what to do. Without an argument it explains every
+		Short: "Explain why a plugin is not registered, and how to fix it",
+		Long: `Explains the state of a plugin, also of one that the host does not know: the calls
+made, the responses, and how to fix the cause. Without an argument it explains every
 plugin that is not registered.`,
 		Example: `  cleat plugins why
   cleat plugins why csi.cleat.dev
   cleat plugins why /run/cleat/plugins/csi.cleat.dev-reg.sock`,
 		ValidArgsFunction: f.names(""),
-		RunE: f.ask(askTimeout, func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error) {
+		RunE: f.runE(queryTimeout, func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error) {
 			e := explanation{Plugins: []watch.Status{}}
 			if len(args) == 1 {
 				found, text, err := h.Explain(ctx, args[0])
@@ -194,7 +194,7 @@ plugin that is not registered.`,
 	}
 }
 
-// addAll explains every plugin that is not in use.
+// addAll explains every plugin that is dead or not registered.
 func (e *explanation) addAll(ctx context.Context, h *remote.Host) error {
 	all, err := h.List(ctx, "", "")
 	if err != nil {
@@ -223,48 +223,48 @@ func (e *explanation) addAll(ctx context.Context, h *remote.Host) error {
 	return nil
 }
 
-func newPluginsWaitCommand(f *hostAsk) *cobra.Command {
+func newPluginsWaitCommand(f *hostFlags) *cobra.Command {
 	var kind string
 	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "wait NAME",
 		Short: "Wait until a plugin is registered",
-		Long: `Waits until a plugin of this name is registered. After the timeout the error says
-why it is not.`,
+		Long: `Waits until a plugin with this name is registered. The error after a timeout
+explains why it is not.`,
 		Example:           `  cleat plugins wait csi.cleat.dev --timeout 2m && cleat volume list --driver csi.cleat.dev`,
 		ValidArgsFunction: f.names(""),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if timeout < 0 {
-				return fmt.Errorf("--timeout %s is negative; 0 waits for ever", timeout)
+				return fmt.Errorf("--timeout %s is negative: use 0 for no limit", timeout)
 			}
-			return f.ask(0, func(ctx context.Context, h *remote.Host, _ []string) (cli.View, any, error) {
+			return f.runE(0, func(ctx context.Context, h *remote.Host, _ []string) (cli.View, any, error) {
 				p, err := h.Wait(ctx, kind, args[0], timeout)
 				return cli.Textf("%s %s is registered, and serves on %s", p.Type, p.Name, p.Endpoint), p, err
 			})(cmd, args)
 		},
 	}
-	addType(c, &kind, "only one of this type, as CSIPlugin")
-	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "give up after this time; 0 is never")
+	addType(c, &kind, "only a plugin of this type, such as CSIPlugin")
+	c.Flags().DurationVar(&timeout, "timeout", time.Minute, "time limit; 0 means none")
 	return c
 }
 
-func newPluginsDevicesCommand(f *hostAsk) *cobra.Command {
+func newPluginsDevicesCommand(f *hostFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "devices [RESOURCE]",
 		Short: "List the devices that device plugins offer",
-		Long: `Lists devices as their plugins last reported them. A plugin that does not keep its
-list up to date has no healthy device.`,
+		Long: `Lists the devices that each plugin last reported. A plugin whose ListAndWatch stream
+has ended has no healthy device.`,
 		Example: `  cleat plugins devices
   cleat plugins devices example.com/gpu -o json`,
 		ValidArgsFunction: f.names(device.Type),
-		RunE: f.ask(askTimeout, func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error) {
+		RunE: f.runE(queryTimeout, func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error) {
 			all, err := h.Devices(ctx, strings.Join(args, ""))
 			return deviceTable(all), all, err
 		}),
 	}
 }
 
-// deviceTable has a line for each device, and one for a resource without any.
+// deviceTable has a row per device, and one for a resource without devices.
 func deviceTable(all []remote.Resource) cli.Table {
 	t := cli.Table{Header: []string{"RESOURCE", "DEVICE", "HEALTH", "NUMA", "HOLDER", "NOTE"}}
 	for _, r := range all {

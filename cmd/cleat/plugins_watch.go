@@ -19,11 +19,11 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// changes are what remote.Follow and Host.Watch yield.
+// changes is the sequence of Host.Watch.
 type changes = iter.Seq2[remote.Change, error]
 
-// following gives Follow, which cannot fail, that type.
-func following(all iter.Seq[remote.Change]) changes {
+// withoutErrors converts the sequence of remote.Follow, which has no errors, to changes.
+func withoutErrors(all iter.Seq[remote.Change]) changes {
 	return func(yield func(remote.Change, error) bool) {
 		for c := range all {
 			if !yield(c, nil) {
@@ -33,8 +33,8 @@ func following(all iter.Seq[remote.Change]) changes {
 	}
 }
 
-// ofType leaves out plugins of other types; an empty type fits all. A socket that
-// changes its type is gone.
+// ofType drops changes of plugins of other types, unless kind is empty. A
+// plugin that changes to another type is reported as gone.
 func ofType(kind string, all changes) changes {
 	return func(yield func(remote.Change, error) bool) {
 		present := map[string]bool{}
@@ -90,7 +90,7 @@ func writeLines(out io.Writer, all changes) error {
 	return nil
 }
 
-// lastFailure is why a plugin's last attempt failed, in one line.
+// lastFailure returns the error of a plugin's last failed attempt, in one line.
 func lastFailure(p watch.Status) string {
 	text := strings.Join(strings.Fields(cmp.Or(p.Reason, p.Error)), " ")
 	if text == "" {
@@ -100,16 +100,16 @@ func lastFailure(p watch.Status) string {
 	if !p.NextTry.IsZero() {
 		step += ", next try " + p.NextTry.Local().Format(time.TimeOnly)
 	}
-	if step != "" { // before the text, which can be clipped
+	if step != "" { // the step first: the text can be truncated
 		text = step + ": " + text
 	}
 	return text
 }
 
-// redrawDelay is how long changes are collected before the table is drawn again.
+// redrawDelay is how long changes are batched before a redraw.
 const redrawDelay = 50 * time.Millisecond
 
-// showLive keeps a table on a terminal until ctx or the changes end.
+// showLive updates a table on a terminal until ctx or the changes end.
 func showLive(ctx context.Context, screen *cli.Screen, directory string, all changes) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -159,8 +159,8 @@ func feed(ctx context.Context, to chan<- remote.Change, all changes) error {
 	return nil
 }
 
-// liveLines is the live table for a terminal with so many rows. Plugins that need
-// attention come first, each with its reason below.
+// liveLines returns the live table for a terminal with rows lines. Plugins that
+// need attention come first, each followed by its error.
 func liveLines(directory string, all []watch.Status, rows int) []string {
 	slices.SortStableFunc(all, func(a, b watch.Status) int {
 		return cmp.Or(cmp.Compare(urgency(a), urgency(b)), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Socket, b.Socket))
@@ -169,7 +169,7 @@ func liveLines(directory string, all []watch.Status, rows int) []string {
 	if len(all) == 0 {
 		return kept
 	}
-	lines := tableLines(directory, all[:min(len(all), max(1, rows))]) // more do not fit
+	lines := tableLines(directory, all[:min(len(all), max(1, rows))]) // the terminal has no space for more
 	kept = append(kept, lines[0])
 	for i, p := range all {
 		group := []string{lines[1+i]}
@@ -177,7 +177,7 @@ func liveLines(directory string, all []watch.Status, rows int) []string {
 			group = append(group, "    "+cli.Plain(why))
 		}
 		free := rows - len(kept) - len(group)
-		if free < 0 || free == 0 && i < len(all)-1 { // the last line says how many more
+		if free < 0 || free == 0 && i < len(all)-1 { // reserve the last line for the number of omitted plugins
 			return append(kept, fmt.Sprintf("… and %d more", len(all)-i))
 		}
 		kept = append(kept, group...)
@@ -185,7 +185,7 @@ func liveLines(directory string, all []watch.Status, rows int) []string {
 	return kept
 }
 
-// tableLines is the header and a line for each plugin.
+// tableLines returns the header and a line for each plugin.
 func tableLines(directory string, all []watch.Status) []string {
 	t := cli.Table{Header: []string{"NAME", "TYPE", "STATE", "SINCE", "SOCKET"}}
 	for _, p := range all {
@@ -196,7 +196,7 @@ func tableLines(directory string, all []watch.Status) []string {
 		t.Add(p.Name, p.Type, stateOf(p), p.Since, socket)
 	}
 	var text bytes.Buffer
-	_ = t.Write(&text) // a buffer takes everything
+	_ = t.Write(&text) // writes to a buffer cannot fail
 	return strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
 }
 
@@ -210,7 +210,7 @@ func urgency(p watch.Status) int {
 	return 1
 }
 
-// tally counts plugins by state, as "2 registered, 1 failed".
+// tally counts plugins by state: "2 registered, 1 failed".
 func tally(all []watch.Status) string {
 	counts := map[watch.Phase]int{}
 	for _, p := range all {

@@ -14,18 +14,18 @@ func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "cleat",
 		Short: "CSI driver, network fencing, DPU and SR-IOV device plugins for Kubernetes nodes",
-		Long: `cleat grants workloads volumes and devices when they are ready, and revokes them
-when they must not be used any more. One binary has the servers (a CSI driver, a
-host that registers plugins as a kubelet does, a storage vendor's plugin on DPUs,
-a device plugin for SR-IOV functions, and fences in front of storage servers) and
-the client commands.
+		Long: `cleat provides volumes and devices to workloads when they are ready, and revokes them
+when they must not be used any longer. The binary has the servers (a CSI driver, a
+plugin host that registers plugins like a kubelet, a DPF storage vendor plugin for
+DPUs, a device plugin for SR-IOV functions, and network fencing for storage servers)
+and the client commands.
 
-Try it, as root:
-  cleat csi                           serve CSI on unix:///run/cleat/csi/csi.sock
+Getting started, as root:
+  cleat csi                           run the CSI driver on unix:///run/cleat/csi/csi.sock
   cleat host                          register plugins on a machine without a kubelet
-  cleat dpu                           create devices for volumes in SNAP, on a DPU
+  cleat dpu                           run the storage vendor plugin of a DPU
   cleat sriov list                    list SR-IOV functions and their resources
-  cleat fence serve                   fence failed clients of the storage server on this machine
+  cleat fence serve                   run the network fencing service of a storage server
   cleat volume create data --size 1GiB
   cleat volume attach data /mnt`,
 		SilenceUsage:  true,
@@ -33,7 +33,7 @@ Try it, as root:
 	}
 	root.AddGroup(
 		&cobra.Group{ID: "servers", Title: "Servers:"},
-		&cobra.Group{ID: "people", Title: "Client commands:"},
+		&cobra.Group{ID: "clients", Title: "Client commands:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
 		for _, c := range commands {
@@ -42,18 +42,18 @@ Try it, as root:
 		}
 	}
 	add("servers", newCSICommand(), newDPUCommand(), newSriovCommand(), newHostCommand())
-	add("people", newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newPoolCommand(), newDeviceCommand(), newPluginsCommand())
+	add("clients", newVolumeCommand(), newSnapshotCommand(), newGroupCommand(), newFenceCommand(), newPoolCommand(), newDeviceCommand(), newPluginsCommand())
 	root.AddCommand(newVersionCommand())
 	return root
 }
 
 const settingsHelp = `
 
-A flag with a variable in its description can also be given in the environment,
-and in a YAML file (--config) whose keys are the names of the flags. A flag wins
-over the environment, and the environment over the file.`
+Flags that list an environment variable can also be set by that variable, and in a
+YAML file (--config) with the flag names as keys. Flags override the environment, and
+the environment overrides the file.`
 
-// serving makes c the command of a server.
+// serving adds the flags and the RunE function of server p to c.
 func serving(c *cobra.Command, p interface {
 	server.Program
 	addFlags(fs *pflag.FlagSet)

@@ -22,8 +22,8 @@ import (
 	"github.com/cleatproject/cleat/internal/cli"
 )
 
-// session is what the commands have in common that ask a server or this machine:
-// flags that the environment can set too, a time limit, and one output format.
+// session is the common part of client commands: flags that can also be set in
+// the environment, a timeout, and the output format.
 type session struct {
 	env     *pflag.FlagSet
 	output  cli.Format
@@ -35,7 +35,7 @@ func (s *session) add(to *pflag.FlagSet, define func(*pflag.FlagSet)) {
 	s.output = cli.FormatTable
 	s.env = pflag.NewFlagSet("environment", pflag.ContinueOnError)
 	define(s.env)
-	s.env.VarP(&s.output, "output", "o", "table, json or yaml")
+	s.env.VarP(&s.output, "output", "o", "output format: table, json or yaml")
 	cli.DescribeEnv(s.env)
 	to.AddFlagSet(s.env)
 }
@@ -46,13 +46,13 @@ func (s *session) bind() error {
 		return err
 	}
 	if s.timeout < 0 {
-		return fmt.Errorf("--timeout %s is negative; 0 waits for ever", s.timeout)
+		return fmt.Errorf("--timeout %s is negative: use 0 for no limit", s.timeout)
 	}
 	return nil
 }
 
-// run does work until the timeout or a signal. A terminal shows what takes long;
-// notice shows a line for users.
+// run calls work with a context that ends at the timeout or a signal. A
+// terminal shows the progress of slow work; notice prints a line for the user.
 func (s *session) run(cmd *cobra.Command, doing string, work func(ctx context.Context, notice func(string)) error) error {
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -66,17 +66,17 @@ func (s *session) run(cmd *cobra.Command, doing string, work func(ctx context.Co
 	return work(ctx, line.notice)
 }
 
-// answer prints the result of a call, or returns its error.
-func (s *session) answer(cmd *cobra.Command, view cli.View, document any, err error) error {
+// printResult prints the result of a call, or returns its error.
+func (s *session) printResult(cmd *cobra.Command, view cli.View, document any, err error) error {
 	if err != nil || view == nil {
 		return err
 	}
 	return cli.Print(cmd.OutOrStdout(), s.output, view, document)
 }
 
-// retry repeats a call with pauses of 100 ms, doubled up to longest, until it
-// succeeds, again says that a repeat cannot help, or ctx ends. The error then
-// has the last answer: it says more than that the time is over.
+// retry repeats a call with exponential backoff from 100 ms to longest, until
+// it succeeds, again reports that a retry cannot help, or ctx ends. The error
+// is then the last error of the call, which says more than the timeout.
 func retry(ctx context.Context, longest time.Duration, notice func(string), again func(err error, past time.Duration) bool, call func(context.Context) error) error {
 	begun, noticed := time.Now(), ""
 	var last error
@@ -85,7 +85,7 @@ func retry(ctx context.Context, longest time.Duration, notice func(string), agai
 		if err == nil {
 			return nil
 		}
-		// gRPC can see the deadline a moment before ctx does.
+		// gRPC can detect the deadline slightly before ctx.
 		deadline, limited := ctx.Deadline()
 		late := ctx.Err() != nil || limited && !time.Now().Before(deadline)
 		if !late || last == nil {
@@ -94,8 +94,8 @@ func retry(ctx context.Context, longest time.Duration, notice func(string), agai
 		if !late && !again(err, time.Since(begun)) {
 			return err
 		}
-		if news := last.Error(); !late && news != noticed && time.Since(begun) > patience {
-			notice(news + "; trying again")
+		if news := last.Error(); !late && news != noticed && time.Since(begun) > progressDelay {
+			notice(news + "; retrying")
 			noticed = news
 		}
 		select {
@@ -109,7 +109,7 @@ func retry(ctx context.Context, longest time.Duration, notice func(string), agai
 	}
 }
 
-// advise adds advice to an error, if there is any.
+// advise appends advice to an error, unless it is empty.
 func advise(err error, advice string) error {
 	if advice == "" {
 		return err
@@ -117,22 +117,22 @@ func advise(err error, advice string) error {
 	return fmt.Errorf("%w (%s)", err, advice)
 }
 
-// noServer is the advice for an error of connecting to a server's socket.
+// noServer returns the advice for a failed connection to a server's socket.
 func noServer(err error, server, start string) string {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return "is " + server + " running? " + start
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return "nobody listens on it any more: is " + server + " running?"
+		return "the socket is stale: is " + server + " running?"
 	case errors.Is(err, fs.ErrPermission):
-		return "this user may not use the socket; run it as root"
+		return "this user has no permission to use the socket; run the command as root"
 	}
 	return ""
 }
 
-// askServer makes a command of a call: dial connects, call returns the result for
-// users and for programs.
-func askServer[C io.Closer](s *session, bind func() error, dial func(context.Context, func(string)) (C, error), doing string, call func(context.Context, C, []string) (cli.View, any, error)) func(*cobra.Command, []string) error {
+// callServer returns the RunE function of a command: dial connects, and call
+// returns the result as text and as document.
+func callServer[C io.Closer](s *session, bind func() error, dial func(context.Context, func(string)) (C, error), doing string, call func(context.Context, C, []string) (cli.View, any, error)) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := bind(); err != nil {
 			return err
@@ -143,12 +143,12 @@ func askServer[C io.Closer](s *session, bind func() error, dial func(context.Con
 				return err
 			}
 			view, document, err := call(ctx, c, args)
-			return errors.Join(s.answer(cmd, view, document, err), c.Close())
+			return errors.Join(s.printResult(cmd, view, document, err), c.Close())
 		})
 	}
 }
 
-// complete offers the shell those words of a list that begin with what is typed.
+// complete returns shell completions: the words of list with the typed prefix.
 func complete(directive cobra.ShellCompDirective, list func(cmd *cobra.Command, args []string) ([]string, error)) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second)
@@ -162,7 +162,7 @@ func complete(directive cobra.ShellCompDirective, list func(cmd *cobra.Command, 
 	}
 }
 
-// keyValues is a flag that can be repeated, as -p readAheadKiB=512.
+// keyValues is the value of a repeatable flag such as -p readAheadKiB=512.
 type keyValues map[string]string
 
 // String is part of pflag.Value.
@@ -175,10 +175,10 @@ func (m *keyValues) Type() string { return "key=value" }
 func (m *keyValues) Set(arg string) error {
 	key, value, ok := strings.Cut(arg, "=")
 	if !ok || key == "" {
-		return fmt.Errorf("%q is no parameter: write key=value, as readAheadKiB=512", arg)
+		return fmt.Errorf("parameter %q is not key=value, for example readAheadKiB=512", arg)
 	}
 	if _, twice := (*m)[key]; twice {
-		return fmt.Errorf("parameter %s is given twice", key)
+		return fmt.Errorf("parameter %s is set twice", key)
 	}
 	if *m == nil {
 		*m = keyValues{}
@@ -188,15 +188,15 @@ func (m *keyValues) Set(arg string) error {
 }
 
 func addParameters(c *cobra.Command, m *keyValues, usage string) {
-	c.Flags().VarP(m, "parameter", "p", "a parameter of the driver, "+usage)
+	c.Flags().VarP(m, "parameter", "p", "driver parameter, "+usage)
 }
 
-// argsOf checks arguments by the use line of a command: VOLUME is needed, [PATH]
-// is not, and CIDR... can be repeated.
+// argsOf validates arguments against the use line of a command: VOLUME is
+// required, [PATH] is optional, and CIDR... can be repeated.
 func argsOf(use string) cobra.PositionalArgs {
 	words := strings.Fields(use)[1:]
 	if len(words) == 0 {
-		return exactlyNone
+		return noArgs
 	}
 	least, most := 0, len(words)
 	for _, word := range words {
@@ -209,23 +209,24 @@ func argsOf(use string) cobra.PositionalArgs {
 	}
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) < least || len(args) > most {
-			return fmt.Errorf("%s takes %s; got %d argument(s). See %s --help", cmd.CommandPath(), strings.Join(words, " "), len(args), cmd.CommandPath())
+			return fmt.Errorf("%s expects %s, got %d argument(s); see %s --help", cmd.CommandPath(), strings.Join(words, " "), len(args), cmd.CommandPath())
 		}
 		return nil
 	}
 }
 
-func exactlyNone(cmd *cobra.Command, args []string) error {
+func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return fmt.Errorf("%s takes no argument, got %q. See %s --help", cmd.CommandPath(), args, cmd.CommandPath())
+		return fmt.Errorf("%s expects no arguments, got %q; see %s --help", cmd.CommandPath(), args, cmd.CommandPath())
 	}
 	return nil
 }
 
-// onlyHolds completes a command that only groups others. It refuses unknown words:
-// cobra would print the help and succeed. The others check their arguments by
-// their use line, and every list has the alias ls.
-func onlyHolds(c *cobra.Command) {
+// setUpGroup completes a command that only groups subcommands. It refuses
+// unknown words, for which cobra would print the help and succeed. Subcommands
+// validate their arguments against their use line, and every list gets the
+// alias ls.
+func setUpGroup(c *cobra.Command) {
 	var known []string
 	for _, sub := range c.Commands() {
 		if sub.Name() == "list" {
@@ -249,7 +250,7 @@ func onlyHolds(c *cobra.Command) {
 	c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 }
 
-// count is a number with its noun.
+// count formats a number with its noun.
 func count(n int, noun string) string {
 	if n != 1 {
 		noun += "s"
@@ -257,9 +258,9 @@ func count(n int, noun string) string {
 	return fmt.Sprintf("%d %s", n, noun)
 }
 
-// progress shows on a terminal what a command waits for, and for how long.
-// Elsewhere only notices are written. Write errors are ignored: a lost terminal
-// is no reason to stop.
+// progress shows on a terminal what a command is doing, and for how long.
+// Elsewhere only notices are written. Write errors are ignored: the command
+// continues without a terminal.
 type progress struct {
 	out   io.Writer
 	doing string
@@ -270,8 +271,8 @@ type progress struct {
 	drawn bool
 }
 
-// patience is how long a command shows nothing: most end before.
-const patience = 600 * time.Millisecond
+// progressDelay is the time before progress is shown: most commands end earlier.
+const progressDelay = 600 * time.Millisecond
 
 func newProgress(out io.Writer, doing string) *progress {
 	p := &progress{out: out, doing: doing, begun: time.Now(), stop: func() {}}
@@ -300,13 +301,13 @@ func (p *progress) tick(quit, ended chan struct{}) {
 func (p *progress) draw() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if past := time.Since(p.begun); past > patience {
+	if past := time.Since(p.begun); past > progressDelay {
 		_, _ = fmt.Fprintf(p.out, "\r\x1b[K%s … %.1f s", p.doing, past.Seconds())
 		p.drawn = true
 	}
 }
 
-// notice writes a line that stays.
+// notice writes a permanent line.
 func (p *progress) notice(line string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

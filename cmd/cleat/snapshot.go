@@ -19,8 +19,8 @@ func newSnapshotCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "snapshot",
 		Short: "Create, list and delete snapshots of volumes",
-		Long: `A snapshot stays usable when its volume changes or is deleted. cleat volume restore
-creates a volume from it.`,
+		Long: `Manages snapshots of volumes. A snapshot remains usable when its volume changes or is
+deleted. "cleat volume restore" creates a volume from a snapshot.`,
 		Example: `  cleat snapshot create data --name before-upgrade
   cleat snapshot list --volume data
   cleat snapshot delete before-upgrade`,
@@ -30,7 +30,7 @@ creates a volume from it.`,
 		newSnapshotListCommand(f), newSnapshotShowCommand(f), newSnapshotDeleteCommand(f))
 }
 
-// newSnapshotCreateCommand is cleat volume snapshot and cleat snapshot create.
+// newSnapshotCreateCommand returns cleat volume snapshot or cleat snapshot create.
 func newSnapshotCreateCommand(f *driverFlags, use, example string) *cobra.Command {
 	var name string
 	var parameters keyValues
@@ -38,15 +38,15 @@ func newSnapshotCreateCommand(f *driverFlags, use, example string) *cobra.Comman
 		Use:   use + " VOLUME",
 		Short: "Create a snapshot of a volume",
 		Long: `Creates a snapshot of a volume, attached or not, and waits until it is ready. The
-same name gives the same snapshot again, never a second one.`,
+command is idempotent: the same name returns the same snapshot.`,
 		Example: example,
-		RunE: f.ask("creating the snapshot", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+		RunE: f.runE("creating the snapshot", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			s, err := d.CreateSnapshot(ctx, cmp.Or(name, args[0]+time.Now().UTC().Format("-20060102-150405")), args[0], parameters)
 			return cli.Textf("snapshot %s is ready: %s, id %s", s.Name, cli.HumanBytes(s.Size), s.ID), s, err
 		}),
 	}
-	c.Flags().StringVar(&name, "name", "", "name of the snapshot; VOLUME and the time without it")
-	addParameters(c, &parameters, "key=value; may be repeated")
+	c.Flags().StringVar(&name, "name", "", "name of the snapshot; by default VOLUME and the time")
+	addParameters(c, &parameters, "key=value; can be repeated")
 	return c
 }
 
@@ -58,9 +58,9 @@ func newSnapshotListCommand(f *driverFlags) *cobra.Command {
 		Example: `  cleat snapshot list --volume data
   kubectl get volumesnapshotcontents -o jsonpath='{.items[*].status.snapshotHandle}' | cleat snapshot list --not-in -`,
 	}
-	c.Flags().StringVar(&source, "volume", "", "only those of this volume")
+	c.Flags().StringVar(&source, "volume", "", "only snapshots of this volume")
 	addNotIn(c, &notIn)
-	c.RunE = f.ask("listing snapshots", func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+	c.RunE = f.runE("listing snapshots", func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
 		known, err := readIDs(c.InOrStdin(), notIn)
 		if err != nil {
 			return nil, nil, err
@@ -77,7 +77,7 @@ func newSnapshotShowCommand(f *driverFlags) *cobra.Command {
 		Use:     "show SNAPSHOT",
 		Short:   "Show a snapshot",
 		Example: `  cleat snapshot show before-upgrade -o yaml`,
-		RunE: f.ask("asking for the snapshot", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+		RunE: f.runE("getting the snapshot", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			s, err := d.ShowSnapshot(ctx, args[0])
 			return snapshotTable(s), s, err
 		}),
@@ -96,13 +96,13 @@ func newSnapshotDeleteCommand(f *driverFlags) *cobra.Command {
 	return f.deleteCommand("snapshot", &cobra.Command{
 		Use:   "delete SNAPSHOT...",
 		Short: "Delete snapshots",
-		Long: `Deletes snapshots. Volumes that were created from them stay. A member of a group
-is deleted with its group.`,
+		Long: `Deletes snapshots. Volumes created from them remain. A member of a group snapshot is
+deleted with its group.`,
 		Example: `  cleat snapshot delete before-upgrade`,
 	}, (*client.Driver).DeleteSnapshot)
 }
 
-// blockDocument is the document of cleat volume changed-blocks.
+// blockDocument is the output document of cleat volume changed-blocks.
 type blockDocument struct {
 	Base     string      `json:"base,omitempty"`
 	Snapshot string      `json:"snapshot"`
@@ -116,7 +116,7 @@ type byteRange struct {
 	Length int64 `json:"length"`
 }
 
-// add merges adjacent ranges: some drivers send every block by itself.
+// add merges adjacent ranges: some drivers send every block as a range.
 func (b *blockDocument) add(p client.BlockPage) error {
 	b.Size = p.Size
 	for _, r := range p.Ranges {
@@ -134,15 +134,14 @@ func newChangedBlocksCommand(f *driverFlags) *cobra.Command {
 	var from cli.Size
 	c := &cobra.Command{
 		Use:   "changed-blocks [BASE] SNAPSHOT",
-		Short: "List the ranges that changed between two snapshots, or that one has allocated",
-		Long: `Lists the ranges of bytes that changed from the snapshot BASE to the later SNAPSHOT
-(for incremental backups), or the allocated ranges of one snapshot (for full
-backups).`,
+		Short: "List changed blocks between two snapshots, or the allocated blocks of one",
+		Long: `Lists the byte ranges that changed from the snapshot BASE to the later SNAPSHOT (for
+incremental backups), or the allocated ranges of one snapshot (for full backups).`,
 		Example: `  cleat volume changed-blocks monday tuesday
   cleat volume changed-blocks monday -o json`,
 	}
-	c.Flags().Var(&from, "from", "first byte to look at, to continue an interrupted list")
-	c.RunE = f.ask("listing blocks", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+	c.Flags().Var(&from, "from", "start offset in bytes, to continue an interrupted list")
+	c.RunE = f.runE("listing blocks", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 		doc := blockDocument{Snapshot: args[len(args)-1], Ranges: []byteRange{}}
 		var err error
 		if len(args) == 1 {
@@ -152,7 +151,7 @@ backups).`,
 			err = d.Delta(ctx, doc.Base, doc.Snapshot, int64(from), doc.add)
 		}
 		if errors.Is(err, errs.Precondition) {
-			err = fmt.Errorf("%w; what all of it holds tells: %s %s", err, c.CommandPath(), doc.Snapshot)
+			err = fmt.Errorf("%w; list all allocated blocks with: %s %s", err, c.CommandPath(), doc.Snapshot)
 		}
 		t := cli.Table{Header: []string{"OFFSET", "LENGTH", "SIZE"}}
 		for _, r := range doc.Ranges {
@@ -168,9 +167,9 @@ func newGroupCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "group",
 		Short: "Create, list and delete group snapshots of several volumes",
-		Long: `Creates snapshots of several volumes at one moment, as of a database and its log.
-They are deleted with their group; cleat volume restore creates volumes from them,
-by their ids.`,
+		Long: `Manages snapshots of several volumes at one point in time, for example of a database
+and its log. The snapshots are deleted with their group. "cleat volume restore"
+creates volumes from them, by their IDs.`,
 		Example: `  cleat group create nightly database log
   cleat group show nightly
   cleat group delete nightly`,
@@ -184,26 +183,27 @@ func newGroupCreateCommand(f *driverFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "create NAME VOLUME...",
 		Short: "Create a group snapshot of several volumes",
-		Long: `Creates snapshots of all these volumes at one moment. The same name and volumes give
-the same group again. cleat's own driver cannot freeze an attached block volume:
---parameter consistency=member accepts a snapshot that is consistent only by itself.`,
+		Long: `Creates snapshots of all volumes at one point in time. The command is idempotent: the
+same name and volumes return the same group. cleat's driver cannot freeze an attached
+block volume: --parameter consistency=member accepts snapshots that are consistent
+only individually.`,
 		Example: `  cleat group create nightly database log`,
-		RunE: f.ask("creating the group", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+		RunE: f.runE("creating the group", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			g, err := d.CreateGroup(ctx, args[0], args[1:], parameters)
 			return cli.Textf("group %s is ready: %s, id %s", g.Name, count(len(g.Snapshots), "snapshot"), g.ID), g, err
 		}),
 	}
-	addParameters(c, &parameters, "key=value; may be repeated")
+	addParameters(c, &parameters, "key=value; can be repeated")
 	return c
 }
 
 func newGroupListCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:     "list",
-		Short:   "List the groups that were created from here",
-		Long:    `Lists the groups that these commands created: CSI has no call that lists groups.`,
+		Short:   "List group snapshots",
+		Long:    `Lists the group snapshots created by this CLI with the same --state-dir: CSI has no call that lists groups.`,
 		Example: `  cleat group list`,
-		RunE: f.ask("listing groups", func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+		RunE: f.runE("listing groups", func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
 			all, err := d.Groups(ctx)
 			t := cli.Table{Header: []string{"NAME", "SNAPSHOTS", "READY", "STATE", "CUT", "ID"}}
 			for _, g := range all {
@@ -219,7 +219,7 @@ func newGroupShowCommand(f *driverFlags) *cobra.Command {
 		Use:     "show GROUP",
 		Short:   "Show the snapshots of a group",
 		Example: `  cleat group show nightly`,
-		RunE: f.ask("asking for the group", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+		RunE: f.runE("getting the group", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			g, err := d.ShowGroup(ctx, args[0])
 			t := cli.Table{Header: []string{"VOLUME", "SIZE", "READY", "CUT", "SNAPSHOT"}}
 			for _, s := range g.Snapshots {

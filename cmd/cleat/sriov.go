@@ -5,23 +5,23 @@ import "github.com/spf13/cobra"
 func newSriovCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "sriov",
-		Short: "Offer SR-IOV functions to pods, and only those that are configured",
-		Long: `The SR-IOV side of a node. The device plugin takes the place of the SR-IOV network
-device plugin, with its config.json as it is; the daemon decides when the plugin
-may offer anything (--controlled-mode), and takes everything back, acknowledged,
-before a function is configured anew.
+		Short: "Run the SR-IOV device plugin and its config daemon",
+		Long: `Manages the SR-IOV functions of a node. The device plugin replaces the SR-IOV network
+device plugin and uses its config.json. The config daemon decides when the plugin
+offers devices (--controlled-mode): before functions are reconfigured, all devices
+are withdrawn, and the plugin has acknowledged that.
 
-Servers, one of each on a node:
+Servers, one of each per node:
   plugin      offer the functions that config.json selects to the kubelet
-  daemon      answer for the functions: configure them, or follow who does
+  daemon      configure the functions, or follow the operator's daemon
 
-For people, without a server:
-  validate    check a config.json strictly
+Client commands that need no server:
+  validate    validate a config.json strictly
   list        list the functions of this machine
-  explain     tell which resource takes a function, and why the others do not
+  explain     explain which resource selects a function, and why others do not
 
-For people, of the running plugin:
-  status      ask whether it offers its devices, and who answers for them`,
+Client commands of the running plugin:
+  status      show whether devices are offered, and which daemon controls them`,
 		Example: `  cleat sriov validate config.json
   cleat sriov list
   cleat sriov explain 0000:3b:02.1
@@ -32,6 +32,6 @@ For people, of the running plugin:
 		newSriovValidateCommand(), newSriovListCommand(nil), newSriovExplainCommand(nil),
 		newSriovStatusCommand(),
 	)
-	onlyHolds(c)
+	setUpGroup(c)
 	return c
 }

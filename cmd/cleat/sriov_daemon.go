@@ -37,8 +37,8 @@ type sriovDaemonServer struct {
 	controlSocket string
 	podResources  string
 	pod           string
-	own           podresources.Pod // pod parsed
-	machine       host.Config      // besides Sysfs zero: this machine
+	own           podresources.Pod // parsed from pod
+	machine       host.Config      // zero except for Sysfs: this machine
 	dryRun        bool
 	output        cli.Format
 
@@ -46,7 +46,7 @@ type sriovDaemonServer struct {
 	daemon  *daemon.Daemon
 }
 
-// newSriovDaemonCommand makes the command for a machine; nil is this one.
+// newSriovDaemonCommand returns the command for a machine; nil means this machine.
 func newSriovDaemonCommand(machine *host.Config) *cobra.Command {
 	s := &sriovDaemonServer{output: cli.FormatTable}
 	if machine != nil {
@@ -54,62 +54,62 @@ func newSriovDaemonCommand(machine *host.Config) *cobra.Command {
 	}
 	return serving(&cobra.Command{
 		Use:   "daemon",
-		Short: "Answer for SR-IOV functions: configure them, or follow who does",
-		Long: `Lets the device plugin of this node (cleat sriov plugin --controlled-mode) offer
-its devices only while the functions are in the state that the node's
-SriovNetworkNodeState specifies, and withdraws them before they change.
+		Short: "Run the SR-IOV config daemon",
+		Long: `Controls when the device plugin of this node (cleat sriov plugin --controlled-mode)
+offers its devices: only while the functions are in the state that the node's
+SriovNetworkNodeState specifies. Devices are withdrawn before functions change.
 
   --mode apply    configures functions: their number, drivers, MAC addresses and
-                  GUIDs, MTU, trust and spoof check, vDPA. Functions that pods
-                  hold are not changed, unless with --force: the plan then waits
-                  until the pods are gone, and the node offers nothing meanwhile.
-  --mode follow   leaves that to the daemon of the SR-IOV network operator. Devices
-                  are withdrawn with any change of the node state, and offered
-                  again when its status is Succeeded and nothing on the node
-                  differs from it.
+                  GUIDs, MTU, trust and spoof check, vDPA. Functions in use by pods
+                  are not changed, unless with --force: the plan waits until the
+                  pods are gone, and the node offers no devices meanwhile.
+  --mode follow   leaves the configuration to the daemon of the SR-IOV network
+                  operator. Devices are withdrawn on any change of the node state,
+                  and offered again when its status is Succeeded and matches the
+                  functions of the node.
 
 The node state is a file (--node-state, YAML or JSON, watched), or an object of the
-API server: as a pod finds it, or by --kubeconfig. Progress is on record in
---state-dir: a restart continues the work, and offers at once what is done.
+API server (in-cluster configuration or --kubeconfig). Progress is recorded in
+--state-dir: a restarted daemon continues, and offers configured functions at once.
 
-For a plugin without cleat's extensions of the contract, closing the stream is the
-withdrawal, which the kubelet then confirms. A plugin without a control socket
-cannot withdraw: the daemon logs that and goes on, as the operator's does. Without
-a kubelet it is not known which pods hold functions, and none that exists is
-changed. On a machine without one give an empty --pod-resources-socket.
+For a plugin without cleat's extensions of the contract, closing the stream withdraws
+the devices, which the kubelet then confirms. A plugin without a control socket
+cannot withdraw: the daemon logs this and continues, like the operator's daemon.
+Without a kubelet the functions in use by pods are unknown, and no existing function
+is changed. On a machine without a kubelet set an empty --pod-resources-socket.
 
---dry-run prints the plan and changes nothing.`,
+--dry-run prints the plan without changes.`,
 		Example: `  cleat sriov daemon --mode follow
   cleat sriov daemon --mode apply --node-state /etc/cleat/node-state.yaml
   cleat sriov daemon --mode apply --node-state node-state.yaml --dry-run`,
-		Args: exactlyNone,
+		Args: noArgs,
 	}, s)
 }
 
 func (s *sriovDaemonServer) addFlags(fs *pflag.FlagSet) {
-	hostname, _ := os.Hostname() // without one --node must be given
+	hostname, _ := os.Hostname() // if it is empty, --node is required
 	c, r := &s.config, &s.config.Rules
-	fs.StringVar(&s.mode, "mode", string(daemon.Follow), "who configures functions: apply (this daemon) or follow (the operator's)")
-	fs.StringVar(&s.nodeState, "node-state", "", "file with the SriovNetworkNodeState; empty: it is an object of the API server")
-	fs.StringVar(&s.cluster.Kubeconfig, "kubeconfig", "", "file that says where the API server is; empty: as a pod finds it")
-	fs.StringVar(&s.cluster.Namespace, "namespace", "", "of the object; by default the pod's own, else "+source.DefaultNamespace)
-	fs.StringVar(&r.Node, "node", strings.ToLower(hostname), "name of this node, and of the object")
-	fs.BoolVar(&s.writeStatus, "write-status", true, "with --mode apply, write what was found and the progress into the object's status")
-	fs.StringVar(&s.controlSocket, "control-socket", sriovControlSocket, "UNIX socket of the plugin")
-	fs.StringVar(&c.GUIDFile, "guid-file", sriovGUIDFile, "the operator's file of static InfiniBand GUIDs; it need not be there")
-	fs.StringVar(&c.PluginConfig, "plugin-config", "", "the plugin's config.json: devices are offered only while the plugin has read the same; empty: whatever it has")
-	fs.StringVar(&s.podResources, "pod-resources-socket", podresources.DefaultSocket, "socket on which the kubelet reports which pod has which device; empty: there is no kubelet, and no pod holds a function")
-	fs.StringVar(&s.pod, "pod", "", "the pod that this process is in, NAMESPACE/NAME: while the kubelet does not list it, the kubelet has just started, and what it reports of pods does not count")
-	fs.StringVar(&s.machine.Sysfs, "sysfs-root", "/sys", "where sysfs is mounted")
-	fs.DurationVar(&r.Lease, "lease", 30*time.Second, "the plugin withdraws its devices after so long without a heartbeat of this daemon, though the stream is open; 0: never")
-	fs.DurationVar(&r.Hold, "hold", 0, "devices stay offered for so long when this daemon is lost, as during its upgrade; 0: they are withdrawn at once")
-	fs.DurationVar(&r.Resync, "resync", 5*time.Minute, "how often the node is read though no change was seen")
-	fs.DurationVar(&r.Settle, "settle", 0, "how long to wait between the withdrawal and the first step, until the scheduler knows of it: it binds pods for some 10 s more, which then fail to start")
-	fs.DurationVar(&r.Unacknowledged, "unacknowledged-wait", 10*time.Second, "how long a plugin that cannot acknowledge may take to withdraw")
-	fs.BoolVar(&r.Force, "force", false, "touch functions also when pods hold them, or when this is not known")
-	fs.BoolVar(&s.dryRun, "dry-run", false, "print what would be done, and end")
+	fs.StringVar(&s.mode, "mode", string(daemon.Follow), "configuration of functions: apply (by this daemon) or follow (by the operator's daemon)")
+	fs.StringVar(&s.nodeState, "node-state", "", "file with the SriovNetworkNodeState; empty: use the object of the API server")
+	fs.StringVar(&s.cluster.Kubeconfig, "kubeconfig", "", "kubeconfig file for the API server; empty: in-cluster configuration")
+	fs.StringVar(&s.cluster.Namespace, "namespace", "", "namespace of the object; by default that of the pod, else "+source.DefaultNamespace)
+	fs.StringVar(&r.Node, "node", strings.ToLower(hostname), "name of this node and of the object")
+	fs.BoolVar(&s.writeStatus, "write-status", true, "with --mode apply, report functions and progress in the status of the object")
+	fs.StringVar(&s.controlSocket, "control-socket", sriovControlSocket, "control socket of the plugin, a UNIX socket")
+	fs.StringVar(&c.GUIDFile, "guid-file", sriovGUIDFile, "the operator's file of static InfiniBand GUIDs; optional")
+	fs.StringVar(&c.PluginConfig, "plugin-config", "", "config.json of the plugin: devices are offered only while the plugin has loaded the same content; empty: not checked")
+	fs.StringVar(&s.podResources, "pod-resources-socket", podresources.DefaultSocket, "PodResources socket of the kubelet; empty: no kubelet runs, and no function is in use by pods")
+	fs.StringVar(&s.pod, "pod", "", "pod of this process, NAMESPACE/NAME: the kubelet's list of pods is incomplete after a restart, and ignored until it contains this pod")
+	fs.StringVar(&s.machine.Sysfs, "sysfs-root", "/sys", "mount point of sysfs")
+	fs.DurationVar(&r.Lease, "lease", 30*time.Second, "lease: the plugin withdraws its devices after this time without a heartbeat, even with an open stream; 0: never")
+	fs.DurationVar(&r.Hold, "hold", 0, "time for which devices stay offered when this daemon is lost, for example during an upgrade; 0: withdraw at once")
+	fs.DurationVar(&r.Resync, "resync", 5*time.Minute, "interval of reconciliations without an observed change")
+	fs.DurationVar(&r.Settle, "settle", 0, "delay between the withdrawal and the first step: the scheduler can bind pods for about 10 s more, which then fail to start")
+	fs.DurationVar(&r.Unacknowledged, "unacknowledged-wait", 10*time.Second, "time allowed for the withdrawal of a plugin that cannot acknowledge")
+	fs.BoolVar(&r.Force, "force", false, "change functions even if they are in use by pods, or if this is unknown")
+	fs.BoolVar(&s.dryRun, "dry-run", false, "print the plan and exit")
 	fs.VarP(&s.output, "output", "o", "with --dry-run: table, json or yaml")
-	s.AddFlags(fs, server.Defaults{StateDir: sriovDaemonState, Env: map[string]string{"node": "NODE_NAME"}}) // as the operator's daemon has it
+	s.AddFlags(fs, server.Defaults{StateDir: sriovDaemonState, Env: map[string]string{"node": "NODE_NAME"}}) // as in the operator's daemon
 }
 
 // Complete derives settings from others, and refuses those that cannot work.
@@ -119,10 +119,10 @@ func (s *sriovDaemonServer) Complete() (err error) {
 		return fmt.Errorf("--mode: %w", err)
 	}
 	if s.nodeState != "" && s.cluster.Kubeconfig != "" {
-		return fmt.Errorf("--node-state %q and --kubeconfig %q: the node state is a file or an object; give one of them", s.nodeState, s.cluster.Kubeconfig)
+		return fmt.Errorf("--node-state %q and --kubeconfig %q are mutually exclusive: the node state is a file or an object", s.nodeState, s.cluster.Kubeconfig)
 	}
 	if r.Node == "" && s.nodeState == "" {
-		return fmt.Errorf("this machine has no name: give --node, the name of its object")
+		return fmt.Errorf("this machine has no host name: set --node to the name of its object")
 	}
 	s.machine.Sysfs = cmp.Or(s.machine.Sysfs, "/sys")
 	for flag, path := range map[string]*string{
@@ -144,15 +144,15 @@ func (s *sriovDaemonServer) Complete() (err error) {
 	}
 	switch {
 	case r.Lease != 0 && (r.Lease < control.MinLease || r.Lease > control.MaxLease):
-		return fmt.Errorf("--lease %s: want 0, or %s to %s", r.Lease, control.MinLease, control.MaxLease)
+		return fmt.Errorf("--lease %s is not 0 or from %s to %s", r.Lease, control.MinLease, control.MaxLease)
 	case r.Hold < 0 || r.Hold > control.MaxHold:
-		return fmt.Errorf("--hold %s: want 0 to %s", r.Hold, control.MaxHold)
+		return fmt.Errorf("--hold %s is not from 0 to %s", r.Hold, control.MaxHold)
 	case r.Resync < time.Second:
-		return fmt.Errorf("--resync %s: want 1s at least", r.Resync)
+		return fmt.Errorf("--resync %s is below the minimum of 1s", r.Resync)
 	case r.Settle < 0 || r.Settle > time.Hour:
-		return fmt.Errorf("--settle %s: want 0 to 1h", r.Settle)
+		return fmt.Errorf("--settle %s is not from 0 to 1h", r.Settle)
 	case r.Unacknowledged <= 0 || r.Unacknowledged > time.Hour:
-		return fmt.Errorf("--unacknowledged-wait %s: want a time above 0, at most 1h", r.Unacknowledged)
+		return fmt.Errorf("--unacknowledged-wait %s is not above 0 and at most 1h", r.Unacknowledged)
 	}
 	return nil
 }
@@ -164,7 +164,7 @@ func (s *sriovDaemonServer) Assemble(ctx context.Context) error {
 	}
 	s.AddState(s.open)
 	s.AddTelemetry()
-	// The daemon stops first: a step that runs ends before the stream closes.
+	// The daemon stops first: a running step ends before the stream closes.
 	s.Add(server.Part{Name: "control stream", Run: func(ctx context.Context) error { return s.renewer.Run(ctx) }})
 	s.Add(server.Part{Name: "daemon", Run: func(ctx context.Context) error { return s.daemon.Run(ctx) }})
 	return nil
@@ -172,7 +172,7 @@ func (s *sriovDaemonServer) Assemble(ctx context.Context) error {
 
 const sriovDaemonRecord = "sriov-daemon.db"
 
-// open makes the daemon, which does nothing until it runs.
+// open creates the daemon; Run starts it.
 func (s *sriovDaemonServer) open(ctx context.Context) (err error) {
 	c := &s.config
 	if c.Store, err = s.OpenStore(ctx, sriovDaemonRecord, store.Options{Role: daemon.Role, Version: daemon.Version, Preallocate: 1 << 20}); err != nil {
@@ -184,7 +184,7 @@ func (s *sriovDaemonServer) open(ctx context.Context) (err error) {
 	c.Gate, c.Logger, c.Metrics = s.renewer, s.Logger, s.Metrics
 	c.Watch = func(ctx context.Context, changed func()) error {
 		return inventory.Watch(ctx, inventory.WatchConfig{Warn: func(err error) {
-			s.Logger.Warn("changes of functions may go unseen until the next look", "error", err)
+			s.Logger.Warn("function watch failed, changes are found at the next resync", "err", err)
 		}}, changed)
 	}
 	if err := s.openMachine(s.Logger); err != nil {
@@ -198,8 +198,8 @@ func (s *sriovDaemonServer) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// openMachine adds functions, pods and node state to the config. What becomes of a
-// node state that is an object is reported in its status.
+// openMachine adds functions, pods and node state to the config. Progress is
+// reported in the status of a node state that is an object.
 func (s *sriovDaemonServer) openMachine(logger *slog.Logger) error {
 	c := &s.config
 	if s.podResources != "" {
@@ -217,7 +217,7 @@ func (s *sriovDaemonServer) openMachine(logger *slog.Logger) error {
 	s.cluster.Node, s.cluster.UserAgent, s.cluster.Logger = c.Rules.Node, "cleat-sriov-daemon/"+release, logger
 	cluster, err := source.NewCluster(s.cluster)
 	if err != nil {
-		return fmt.Errorf("%w (a file is given by --node-state)", err)
+		return fmt.Errorf("%w (use --node-state for a file)", err)
 	}
 	c.Source = cluster
 	if c.Rules.Mode == daemon.Apply && s.writeStatus {

@@ -18,8 +18,8 @@ import (
 	"github.com/cleatproject/cleat/sriov/daemon"
 )
 
-// preview prints what a daemon would do (--dry-run). It fails on problems, since
-// nothing would be offered then.
+// preview prints the plan of the daemon (--dry-run). It fails on problems,
+// since no device would be offered then.
 func (s *sriovDaemonServer) preview(ctx context.Context) (err error) {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -47,24 +47,24 @@ func (s *sriovDaemonServer) preview(ctx context.Context) (err error) {
 		return err
 	}
 	if n := len(preview.Problems); n > 0 {
-		return fmt.Errorf("%s that no step solves: nothing would be offered", count(n, "problem"))
+		return fmt.Errorf("%s that no step resolves: no device would be offered", count(n, "problem"))
 	}
 	return nil
 }
 
-// openReadOnly opens the record of the daemon here, if there is one, or says why
-// it is left out.
+// openReadOnly opens the record of the daemon on this machine, if it exists, or
+// returns a note why it is ignored.
 func (s *sriovDaemonServer) openReadOnly(ctx context.Context) (note string, err error) {
 	path := filepath.Join(s.StateDir, sriovDaemonRecord)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
-	bound, cancel := context.WithTimeout(ctx, 2*time.Second) // a running daemon holds it
+	bound, cancel := context.WithTimeout(ctx, 2*time.Second) // a running daemon has locked it
 	defer cancel()
 	record, err := store.Open(bound, path, store.Options{Role: daemon.Role, Version: daemon.Version, ReadOnly: true})
 	switch {
 	case errors.Is(err, store.ErrHeld):
-		return "a daemon runs and has its record: PFs that the node state does not name any more are left out", nil
+		return "the record is locked by a running daemon: PFs removed from the node state are left out", nil
 	case err != nil:
 		return "", err
 	}
@@ -74,7 +74,7 @@ func (s *sriovDaemonServer) openReadOnly(ctx context.Context) (note string, err 
 }
 
 func previewView(p daemon.Preview, mode daemon.Mode) cli.View {
-	name := strings.TrimSpace("the node state " + p.UID)
+	name := strings.TrimSpace("node state " + p.UID)
 	lines := []string{fmt.Sprintf("%s, generation %d", name, p.Generation)}
 	section := func(title string, items []string) {
 		if len(items) > 0 {
@@ -95,21 +95,21 @@ func previewView(p daemon.Preview, mode daemon.Mode) cli.View {
 	}
 	switch {
 	case len(p.Steps) == 0 && len(p.Problems) == 0:
-		lines = append(lines, "nothing is left to do: devices would be offered")
+		lines = append(lines, "no steps: devices would be offered")
 	case mode == daemon.Follow:
 		section("left to the operator", steps)
 	default:
 		section("steps", steps)
 	}
 	if p.More {
-		lines = append(lines, "  more may follow from what they come to")
+		lines = append(lines, "  more steps can follow from their results")
 	}
-	section("functions that this disturbs", p.Touches)
-	section("of these, pods hold", held)
+	section("functions disrupted by the steps", p.Touches)
+	section("in use by pods", held)
 	if p.Unknown != "" && len(p.Touches) > 0 {
-		section("it is not known which of these pods hold", []string{p.Unknown})
+		section("functions in use by pods are unknown", []string{p.Unknown})
 	}
 	section("notes", p.Notes)
-	section("not done by this daemon", p.NotDone)
+	section("not configured by this daemon", p.NotDone)
 	return cli.Text(strings.Join(lines, "\n"))
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// sriovExplanation is the document of cleat sriov explain.
+// sriovExplanation is the output document of cleat sriov explain.
 type sriovExplanation struct {
 	Devices   []sriovExplained     `json:"devices"`
 	Resources []sriovResourceCount `json:"resources"`
@@ -39,28 +39,28 @@ type sriovWarning struct {
 	Text     string `json:"text"`
 }
 
-// sriovQuestion says which devices are explained.
-type sriovQuestion struct {
+// sriovSelection selects the devices to explain.
+type sriovSelection struct {
 	devices  []string
 	resource string
 	free     bool
 }
 
 func newSriovExplainCommand(links inventory.Links) *cobra.Command {
-	f := sriovMachine{links: links}
-	var q sriovQuestion
+	f := sriovFlags{links: links}
+	var q sriovSelection
 	c := &cobra.Command{
 		Use:   "explain [DEVICE...]",
-		Short: "Explain which resource takes a function, and why the others do not",
-		Long: `Evaluates config.json on this machine: for each function the resource that takes
-it, why no resource may have it, or what it lacks for the resource that comes
-nearest. The warnings follow: resources without a device, those that want the same
-devices, PFs that this machine does not have.
+		Short: "Explain which resource selects a function, and why others do not",
+		Long: `Evaluates config.json on this machine. Shows for each function the resource that
+selects it, why no resource is allowed to have it, or what it lacks for the resource
+with the most matching filters. Warnings follow: resources without devices, resources
+that select the same devices, PFs that do not exist on this machine.
 
-DEVICE is a PCI address, with or without its domain, or the name of an auxiliary
-or network device. Then each selector of config.json has a line: the first of its
-filters that refuses, what it wants and what the function has. With --resource the
-reasons are those of one resource.`,
+DEVICE is a PCI address, with or without its domain, or the name of an auxiliary or
+network device. The output then has a row per selector of config.json: the first
+filter that refuses the device, with the wanted and the found value. --resource
+limits the reasons to one resource.`,
 		Example: `  cleat sriov explain
   cleat sriov explain 0000:3b:02.1
   cleat sriov explain --resource sriov_dpdk --config-file config.json
@@ -73,11 +73,11 @@ reasons are those of one resource.`,
 		}),
 	}
 	f.addTo(c)
-	f.addResource(c, &q.resource, "tell of the functions of this resource's device type, and what it says of each")
-	c.Flags().BoolVar(&q.free, "free", false, "only functions that no resource takes, though one may")
+	f.addResource(c, &q.resource, "explain all functions of this resource's device type for this resource")
+	c.Flags().BoolVar(&q.free, "free", false, "only functions that no resource selects although one is allowed to")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		if q.devices = args; len(args) > 0 && (q.free || q.resource != "") {
-			return errors.New("DEVICE and --free or --resource both say what to tell of: give one of them")
+			return errors.New("DEVICE cannot be combined with --free or --resource: set one of them")
 		}
 		s, err := f.survey(cmd, true)
 		if err != nil {
@@ -87,12 +87,12 @@ reasons are those of one resource.`,
 			return err
 		}
 		x, err := s.explain(q)
-		return f.answer(cmd, x.view(q), x, err)
+		return f.printResult(cmd, x.view(q), x, err)
 	}
 	return c
 }
 
-func (s sriovSurvey) explain(q sriovQuestion) (sriovExplanation, error) {
+func (s sriovSurvey) explain(q sriovSelection) (sriovExplanation, error) {
 	x := sriovExplanation{Devices: []sriovExplained{}, Resources: []sriovResourceCount{}, Warnings: []sriovWarning{}, Problems: s.problems}
 	chosen := s.devices()
 	if len(q.devices) > 0 {
@@ -133,8 +133,8 @@ func (s sriovSurvey) explain(q sriovQuestion) (sriovExplanation, error) {
 	return x, nil
 }
 
-// view is the details of a few devices, or a table of all.
-func (x sriovExplanation) view(q sriovQuestion) cli.View {
+// view returns the details of selected devices, or a table of all.
+func (x sriovExplanation) view(q sriovSelection) cli.View {
 	var v cli.Paragraphs
 	for _, d := range x.Devices {
 		if len(q.devices) == 0 {
@@ -165,7 +165,7 @@ func (x sriovExplanation) view(q sriovQuestion) cli.View {
 	return v
 }
 
-// verdicts has a line for each selector, in the order in which they are asked.
+// verdicts has a row per selector, in the order of evaluation.
 func (d sriovExplained) verdicts() cli.Table {
 	t := cli.Table{Header: []string{"RESOURCE", "SELECTOR", "VERDICT", "FILTER", "FOUND", "WANTED"}}
 	for _, v := range d.Verdicts {
@@ -178,13 +178,13 @@ func (d sriovExplained) verdicts() cli.Table {
 		case inventory.Refused:
 			found = cmp.Or(found, "(none)")
 		}
-		t.Add(v.Resource, fmt.Sprintf("[%d].selectors[%d]", v.Index, v.Selector), verdict, v.Filter, found, someOf(v.Wanted, 6))
+		t.Add(v.Resource, fmt.Sprintf("[%d].selectors[%d]", v.Index, v.Selector), verdict, v.Filter, found, shorten(v.Wanted, 6))
 	}
 	return t
 }
 
-// why is the selector that takes a device, or what it lacks for the nearest one;
-// with a resource for that one.
+// why returns the selector that takes a device, or what the device lacks for
+// resource, by default for the resource with the most matching filters.
 func (d sriovExplained) why(resource string) string {
 	if d.LeftOut != "" {
 		return "left out: " + d.LeftOut
@@ -200,7 +200,7 @@ func (d sriovExplained) why(resource string) string {
 		}
 		why := fmt.Sprintf("resourceList[%d].selectors[%d]", v.Index, v.Selector)
 		if v.Outcome == inventory.Kept {
-			why = cmp.Or(d.podNames(), "a pod") + " has it"
+			why = cmp.Or(d.podNames(), "a pod") + " holds it"
 		}
 		if d.Wrong != "" {
 			why += "; unhealthy: " + d.Wrong
@@ -222,28 +222,28 @@ func (d sriovExplained) why(resource string) string {
 	return "nearest " + near.Resource + ": " + refusal(near)
 }
 
-// refusal is why a selector does not take a device.
+// refusal returns why a selector does not take a device.
 func refusal(v inventory.Verdict) string {
 	switch v.Outcome {
 	case inventory.Late:
-		return "an earlier selector took it"
+		return "taken by an earlier selector"
 	case inventory.Withheld:
-		return "a pod has it from another resource"
+		return "held by a pod through another resource"
 	}
-	return fmt.Sprintf("%s %s, wanted %s", v.Filter, cmp.Or(v.Found, "(none)"), someOf(v.Wanted, 3))
+	return fmt.Sprintf("%s %s, wanted %s", v.Filter, cmp.Or(v.Found, "(none)"), shorten(v.Wanted, 3))
 }
 
-// someOf are the first of many words.
-func someOf(words []string, most int) string {
+// shorten joins at most most words, and counts the others.
+func shorten(words []string, most int) string {
 	if len(words) <= most {
 		return strings.Join(words, ", ")
 	}
 	return fmt.Sprintf("%s or %d more", strings.Join(words[:most], ", "), len(words)-most)
 }
 
-// warnings are those of the question: for devices or a resource only those of the
-// resources that select them.
-func (x sriovExplanation) warnings(q sriovQuestion) (lines []string) {
+// warnings returns the warnings of the selection: for devices or a resource
+// only those of the resources that select them.
+func (x sriovExplanation) warnings(q sriovSelection) (lines []string) {
 	about := map[string]bool{q.resource: true}
 	for _, d := range x.Devices {
 		for _, v := range d.Verdicts {
@@ -262,7 +262,7 @@ func (x sriovExplanation) warnings(q sriovQuestion) (lines []string) {
 		}
 	}
 	for _, p := range x.Problems {
-		lines = append(lines, "could not be read: "+p)
+		lines = append(lines, "read failed: "+p)
 	}
 	return lines
 }

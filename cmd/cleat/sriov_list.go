@@ -14,30 +14,30 @@ import (
 
 type sriovList struct {
 	Devices  []sriovDevice `json:"devices"`
-	Problems []string      `json:"problems"` // what could not be read
+	Problems []string      `json:"problems"` // read errors
 }
 
 func newSriovListCommand(links inventory.Links) *cobra.Command {
-	f := sriovMachine{links: links}
+	f := sriovFlags{links: links}
 	var all bool
 	var resource string
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List the SR-IOV functions of this machine and their resources",
 		Long: `Lists physical and virtual functions, accelerators and auxiliary devices of this
-machine, with the resource of config.json that takes each, and the pod that has it
-as the kubelet's PodResources reports. cleat sriov status shows what the plugin
-offers.
+machine, with the resource of config.json that selects each, and the pod that holds
+it according to the kubelet's PodResources API. "cleat sriov status" shows the devices
+that the plugin offers.
 
-Network functions that are neither SR-IOV nor in a resource are listed with --all.`,
+Other network functions, without SR-IOV and a resource, are listed only with --all.`,
 		Example: `  cleat sriov list
   cleat sriov list --resource intel.com/sriov_netdevice
   cleat sriov list --all -o json`,
-		Args: exactlyNone,
+		Args: noArgs,
 	}
 	f.addTo(c)
-	c.Flags().BoolVar(&all, "all", false, "also functions that have nothing to do with SR-IOV")
-	f.addResource(c, &resource, "only what this resource takes")
+	c.Flags().BoolVar(&all, "all", false, "also list functions without SR-IOV")
+	f.addResource(c, &resource, "only devices of this resource")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		s, err := f.survey(cmd, resource != "")
 		if err != nil {
@@ -51,23 +51,23 @@ Network functions that are neither SR-IOV nor in a resource are listed with --al
 				out.Devices = append(out.Devices, d.sriovDevice)
 			}
 		}
-		err = f.answer(cmd, out.table(s), out, err)
+		err = f.printResult(cmd, out.table(s), out, err)
 		if err != nil || f.output != cli.FormatTable {
 			return err
 		}
 		notices := cli.Views{}
 		for _, p := range s.problems {
-			notices = append(notices, cli.Text("could not be read: "+p))
+			notices = append(notices, cli.Text("read failed: "+p))
 		}
 		if n := len(s.warnings); n > 0 {
-			notices = append(notices, cli.Textf("%s about %s; see: cleat sriov validate", count(n, "warning"), f.config.file))
+			notices = append(notices, cli.Textf("%s for %s; see: cleat sriov validate", count(n, "warning"), f.config.file))
 		}
 		return errors.Join(err, notices.Write(cmd.ErrOrStderr()))
 	}
 	return c
 }
 
-// table has the columns of which something is known.
+// table omits the columns of unknown properties.
 func (l sriovList) table(s sriovSurvey) cli.Table {
 	t := cli.Table{Header: []string{"DEVICE", "KIND", "DRIVER", "NETDEV", "NUMA", "RDMA"}}
 	if s.configured {
@@ -89,21 +89,20 @@ func (l sriovList) table(s sriovSurvey) cli.Table {
 	return t
 }
 
-// sriovDevice is a function or an auxiliary device in the documents of the
-// commands.
+// sriovDevice is a function or an auxiliary device in output documents.
 type sriovDevice struct {
 	ID           string        `json:"id"`
 	Type         string        `json:"deviceType"`
 	Kind         string        `json:"kind"`    // pf, vf, function, auxiliary, gone
-	Address      string        `json:"address"` // of an auxiliary device: its parent's
+	Address      string        `json:"address"` // of the parent for an auxiliary device
 	Vendor       string        `json:"vendor"`
 	Device       string        `json:"device"`
 	Driver       string        `json:"driver,omitempty"`
-	ParentDriver string        `json:"parentDriver,omitempty"` // of an auxiliary device; selectors ask for this one
+	ParentDriver string        `json:"parentDriver,omitempty"` // of an auxiliary device; used by selectors
 	NUMA         *int          `json:"numaNode,omitempty"`
 	PF           string        `json:"pf,omitempty"` // of a virtual function and of auxiliary devices
 	PFName       string        `json:"pfName,omitempty"`
-	Index        *int          `json:"index,omitempty"` // of a virtual function below its PF, or the SF number
+	Index        *int          `json:"index,omitempty"` // VF index, or SF number
 	VFs          int           `json:"vfs,omitempty"`
 	TotalVFs     int           `json:"totalVFs,omitempty"`
 	Netdevs      []sriovNetdev `json:"netdevs,omitempty"`
@@ -116,8 +115,8 @@ type sriovDevice struct {
 	PKey         string        `json:"pKey,omitempty"`
 	ACPIIndex    string        `json:"acpiIndex,omitempty"`
 	Resource     string        `json:"resource,omitempty"`
-	LeftOut      string        `json:"leftOut,omitempty"` // why no resource may have it
-	Wrong        string        `json:"wrong,omitempty"`   // why it is unhealthy, though a resource has it
+	LeftOut      string        `json:"leftOut,omitempty"` // why no resource is allowed to have it
+	Wrong        string        `json:"wrong,omitempty"`   // why a device of a resource is unhealthy
 	Pods         []sriovPod    `json:"pods,omitempty"`
 }
 
@@ -129,12 +128,12 @@ type sriovNetdev struct {
 	Up   bool   `json:"up"`
 }
 
-// sriovPod is a container that has a device.
+// sriovPod is a container that holds a device.
 type sriovPod struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	Container string `json:"container"`
-	Resource  string `json:"resource"` // that it got the device from
+	Resource  string `json:"resource"` // through which it got the device
 }
 
 func sriovDeviceOf(d inventory.Device) sriovDevice {
@@ -171,7 +170,7 @@ func sriovDeviceOf(d inventory.Device) sriovDevice {
 			out.VDPA = f.VDPA.Name
 		}
 	}
-	if f.Vendor == "" { // a pod has it, and only its id is known
+	if f.Vendor == "" { // held by a pod, only the ID is known
 		out.Kind = "gone"
 	}
 	for _, n := range netdevs {
@@ -183,7 +182,7 @@ func sriovDeviceOf(d inventory.Device) sriovDevice {
 	return out
 }
 
-// kind is the KIND of a table: VF 3 of ens1f0, PF with 4 of 64 VFs.
+// kind returns the KIND column: "VF 3 of ens1f0", "PF, 4 of 64 VFs".
 func (d sriovDevice) kind() string {
 	of := cmp.Or(d.PFName, d.Address)
 	switch {
@@ -210,7 +209,7 @@ func (d sriovDevice) netdevNames() (names []string) {
 	return names
 }
 
-// podNames are the pods that have the device.
+// podNames returns the pods that hold the device.
 func (d sriovDevice) podNames() string {
 	var names []string
 	for _, p := range d.Pods {
@@ -222,12 +221,12 @@ func (d sriovDevice) podNames() string {
 	return strings.Join(names, ",")
 }
 
-// details is all that is known of a device.
+// details returns all known properties of a device.
 func (d sriovDevice) details() cli.Table {
 	t := cli.Table{Header: []string{"DEVICE", d.ID}}
-	resource := cmp.Or(d.Resource, "none takes it")
+	resource := cmp.Or(d.Resource, "none")
 	if d.LeftOut != "" && d.Resource == "" {
-		resource = "none may have it: " + d.LeftOut
+		resource = "none: " + d.LeftOut
 	}
 	t.Add("Resource", resource)
 	for _, p := range d.Pods {
@@ -250,7 +249,7 @@ func (d sriovDevice) details() cli.Table {
 	t.AddKnown("NUMA node", d.NUMA)
 	t.AddKnown("RDMA", d.RDMA)
 	if len(d.RDMA) == 0 && d.RDMACapable {
-		t.Add("RDMA", "capable, without an RDMA device here")
+		t.Add("RDMA", "capable, without an RDMA device on this machine")
 	}
 	t.AddKnown("vDPA", d.VDPA)
 	t.AddKnown("IOMMU group", d.IOMMUGroup)

@@ -22,41 +22,42 @@ import (
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// sriovMachine has the flags of the commands that show the functions of this
+// sriovFlags holds the flags of the commands that show the functions of this
 // machine.
-type sriovMachine struct {
+type sriovFlags struct {
 	session
 	config       sriovConfig
 	sysfs        string
 	kubeletDir   string
 	podResources string
-	links        inventory.Links // nil: the kernel's
+	links        inventory.Links // nil: those of the kernel
 }
 
-func (f *sriovMachine) addTo(c *cobra.Command) {
+func (f *sriovFlags) addTo(c *cobra.Command) {
 	f.add(c.Flags(), func(e *pflag.FlagSet) {
 		f.config.add(e)
-		e.StringVar(&f.sysfs, "sysfs-root", "/sys", "where sysfs is mounted")
-		e.StringVar(&f.kubeletDir, "kubelet-dir", kubeletDir, "the kubelet's directory; without a kubelet nobody tells of pods")
-		e.StringVar(&f.podResources, "pod-resources-socket", "", "socket on which the kubelet tells which pod has which device; by default pod-resources/kubelet.sock of --kubelet-dir")
+		e.StringVar(&f.sysfs, "sysfs-root", "/sys", "mount point of sysfs")
+		e.StringVar(&f.kubeletDir, "kubelet-dir", kubeletDir, "root directory of the kubelet; without a kubelet pods are unknown")
+		e.StringVar(&f.podResources, "pod-resources-socket", "", "PodResources socket of the kubelet; by default pod-resources/kubelet.sock in --kubelet-dir")
 	})
 	f.timeout = 30 * time.Second
 }
 
-// sriovSurvey is what the commands know of a machine.
+// sriovSurvey is the observed state of a machine.
 type sriovSurvey struct {
 	config     inventory.Config
 	configured bool
 	warnings   []strictjson.Problem
 	snapshot   *inventory.Snapshot
 	holders    []podresources.Holder
-	podsKnown  bool     // the kubelet answered
-	problems   []string // what could not be read
+	podsKnown  bool     // the kubelet has listed pods
+	problems   []string // read errors
 }
 
-// survey reads the configuration, the functions of the machine, and the pods that
-// hold them. A configuration is needed, or can be missing if nobody named it.
-func (f *sriovMachine) survey(cmd *cobra.Command, needed bool) (s sriovSurvey, err error) {
+// survey reads the configuration, the functions of the machine, and the pods
+// that hold them. The configuration is optional, unless it is needed or set by
+// a flag.
+func (f *sriovFlags) survey(cmd *cobra.Command, needed bool) (s sriovSurvey, err error) {
 	if err := f.bind(); err != nil {
 		return s, err
 	}
@@ -73,14 +74,14 @@ func (f *sriovMachine) survey(cmd *cobra.Command, needed bool) (s sriovSurvey, e
 		for _, p := range s.snapshot.Problems {
 			s.problems = append(s.problems, fmt.Sprintf("%s: %v", p.What, p.Err))
 		}
-		return f.askKubelet(ctx, cmd, &s)
+		return f.listPods(ctx, cmd, &s)
 	})
 	return s, err
 }
 
-// askKubelet asks which pods hold devices. A machine without a kubelet has no
-// pods, unless a flag names the kubelet.
-func (f *sriovMachine) askKubelet(ctx context.Context, cmd *cobra.Command, s *sriovSurvey) error {
+// listPods lists the devices held by pods. A machine without a kubelet has no
+// pods, unless a flag sets the kubelet's path.
+func (f *sriovFlags) listPods(ctx context.Context, cmd *cobra.Command, s *sriovSurvey) error {
 	socket, err := filepath.Abs(cmp.Or(f.podResources, filepath.Join(f.kubeletDir, "pod-resources", "kubelet.sock")))
 	if err != nil {
 		return err
@@ -105,7 +106,7 @@ func (s sriovSurvey) options() inventory.AssignOptions {
 	return o
 }
 
-// devices are all devices; auxiliary ones follow their parent.
+// devices returns all devices, auxiliary devices after their parent.
 func (s sriovSurvey) devices() []sriovExplained {
 	explanations := inventory.Explain(s.config, s.snapshot, s.options())
 	number := func(e inventory.Explanation) int {
@@ -131,8 +132,8 @@ func (s sriovSurvey) devices() []sriovExplained {
 	return all
 }
 
-// fullResourceName is the full name of a resource, given with or without its prefix;
-// of no resource if none is given.
+// fullResourceName returns the full name of a resource given with or without
+// its prefix, and "" for "".
 func (s sriovSurvey) fullResourceName(word string) (string, error) {
 	full := s.resources()
 	var fitting []string
@@ -147,9 +148,9 @@ func (s sriovSurvey) fullResourceName(word string) (string, error) {
 	case len(fitting) == 1:
 		return fitting[0], nil
 	case len(fitting) > 1:
-		return "", fmt.Errorf("there are several resources %q: %s", word, strings.Join(fitting, ", "))
+		return "", fmt.Errorf("resource %q is ambiguous: %s", word, strings.Join(fitting, ", "))
 	}
-	return "", fmt.Errorf("there is no resource %q; there are %s", word, cmp.Or(strings.Join(full, ", "), "none"))
+	return "", fmt.Errorf("resource %q not found, the configured resources are: %s", word, cmp.Or(strings.Join(full, ", "), "none"))
 }
 
 func (s sriovSurvey) resources() (full []string) {
@@ -159,8 +160,8 @@ func (s sriovSurvey) resources() (full []string) {
 	return full
 }
 
-// find returns the devices with these names: an id, an address without its domain,
-// or a network device's name.
+// findSriov returns the devices with these names: an ID, an address without its
+// domain, or the name of a network device.
 func findSriov(all []sriovExplained, words []string) ([]sriovExplained, error) {
 	var found []sriovExplained
 	for _, word := range words {
@@ -175,15 +176,15 @@ func findSriov(all []sriovExplained, words []string) ([]sriovExplained, error) {
 			continue
 		}
 		if near := errs.Nearest(word, known); near != "" {
-			return nil, fmt.Errorf("this machine has no function %q; did you mean %q?", word, near)
+			return nil, fmt.Errorf("function %q not found on this machine; did you mean %q?", word, near)
 		}
-		return nil, fmt.Errorf("this machine has no function %q; see: cleat sriov list --all", word)
+		return nil, fmt.Errorf("function %q not found on this machine; see: cleat sriov list --all", word)
 	}
 	return found, nil
 }
 
-// complete completes words of the command line with what is on the machine.
-func (f *sriovMachine) complete(words func(sriovSurvey) []string) cobra.CompletionFunc {
+// complete returns shell completions from the state of the machine.
+func (f *sriovFlags) complete(words func(sriovSurvey) []string) cobra.CompletionFunc {
 	return complete(cobra.ShellCompDirectiveNoFileComp, func(cmd *cobra.Command, _ []string) ([]string, error) {
 		s, err := f.survey(cmd, false)
 		if err != nil {
@@ -194,19 +195,19 @@ func (f *sriovMachine) complete(words func(sriovSurvey) []string) cobra.Completi
 }
 
 // addResource adds the flag that selects a resource.
-func (f *sriovMachine) addResource(c *cobra.Command, resource *string, usage string) {
+func (f *sriovFlags) addResource(c *cobra.Command, resource *string, usage string) {
 	c.Flags().StringVar(resource, "resource", "", usage)
 	cobra.CheckErr(c.RegisterFlagCompletionFunc("resource", f.complete(sriovSurvey.resources)))
 }
 
-// parsePod is --pod: NAMESPACE/NAME, or nothing.
+// parsePod parses --pod: NAMESPACE/NAME or empty.
 func parsePod(text string) (podresources.Pod, error) {
 	if text == "" {
 		return podresources.Pod{}, nil
 	}
 	namespace, name, _ := strings.Cut(text, "/")
 	if len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {
-		return podresources.Pod{}, fmt.Errorf("--pod %q is no pod: want NAMESPACE/NAME, as kube-system/cleat-x7f2q", text)
+		return podresources.Pod{}, fmt.Errorf("--pod %q is not NAMESPACE/NAME, for example kube-system/cleat-x7f2q", text)
 	}
 	return podresources.Pod{Namespace: namespace, Name: name}, nil
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// Where the upstream plugin, the kubelet, Multus and container runtimes look.
+// Paths expected by the upstream plugin, the kubelet, Multus and container runtimes.
 const (
 	sriovControlSocket = "/var/lib/sriov/sriovdp-control.sock"
 	sriovPluginState   = "/var/lib/cleat/sriov-plugin"
@@ -29,7 +29,7 @@ const (
 	cdiDir             = "/var/run/cdi"
 )
 
-// Ways to register with the kubelet.
+// Values of --registration.
 const (
 	registerAuto    = "auto"
 	registerCall    = "register"
@@ -39,54 +39,54 @@ const (
 func newSriovPluginCommand() *cobra.Command {
 	return serving(&cobra.Command{
 		Use:   "plugin",
-		Short: "Offer SR-IOV functions to the kubelet as devices",
+		Short: "Run the SR-IOV device plugin",
 		Long: `Replaces the SR-IOV network device plugin on a node, for SR-IOV functions,
-accelerators and scalable functions: with its config.json, its flags, and the
-environment variables, device nodes and files that workloads expect.
+accelerators and scalable functions. It uses the same config.json and flags, and
+provides the environment variables, device nodes and files that workloads expect.
 
-It reads the configuration again when it changes (or at SIGHUP), and the machine
-when functions come, go, or change their driver, and reports the difference to the
-kubelet. Pods keep the devices that they have.
+The configuration is reloaded when it changes (or on SIGHUP). Functions that are
+added or removed, or change their driver, are reported to the kubelet. Pods keep the
+devices that they have.
 
-With --controlled-mode nothing is offered until a config daemon (cleat sriov
-daemon, or another that speaks sriovdp.control.v1) holds a stream open on
---control-socket. When it closes, Allocate is refused, running calls end, and then
-all devices are reported unhealthy. The registration stays: a plugin that restarts
-is a race that kubelets lose.`,
+With --controlled-mode no devices are offered until a config daemon (cleat sriov
+daemon, or another client of sriovdp.control.v1) opens a stream on --control-socket.
+When the stream closes, Allocate is refused, calls in flight end, and then all devices
+are reported unhealthy. The plugin stays registered: a restart of the plugin would
+race with the kubelet's device manager.`,
 		Example: `  cleat sriov plugin --config-file /etc/pcidp/config.json
   cleat sriov plugin --resource-prefix example.com --use-cdi
   cleat sriov plugin --controlled-mode --metrics-address :9808`,
-		Args: exactlyNone,
+		Args: noArgs,
 	}, &sriovPluginServer{})
 }
 
 func (s *sriovPluginServer) addFlags(fs *pflag.FlagSet) {
 	c := &s.config
-	fs.StringVar(&c.ConfigFile, "config-file", sriovConfigFile, "which functions are offered as what: the config.json of the upstream plugin")
-	fs.StringVar(&c.Prefix, "resource-prefix", inventory.DefaultPrefix, "prefix of resources that name none")
-	fs.BoolVar(&c.Strict, "strict-config", false, "refuse a configuration with an unknown key, or with anything else that is probably a mistake")
-	fs.BoolVar(&c.CDI, "use-cdi", false, "devices go into containers by CDI")
-	fs.BoolVar(&c.Controlled, "controlled-mode", false, "offer nothing unless a config daemon holds a stream on --control-socket")
-	fs.StringVar(&s.controlSocket, "control-socket", sriovControlSocket, "UNIX socket for the config daemon, in a directory of its own; served with --controlled-mode")
-	s.AddAllowUIDs(fs, "allow-uid", "these users may control besides root")
-	fs.DurationVar(&c.Bound, "withdraw-within", 10*time.Second, "how long a withdrawal may take before its caller is answered that it goes on")
-	fs.StringVar(&c.Discovery.Sysfs, "sysfs-root", "/sys", "where sysfs is mounted")
-	fs.StringVar(&c.Discovery.Dev, "dev-root", "/dev", "where the machine's device nodes are")
-	fs.StringVar(&s.kubeletDir, "kubelet-dir", kubeletDir, "the kubelet's directory")
-	fs.StringVar(&s.registrationDir, "registration-dir", "", "directory that the kubelet watches for plugins; by default plugins_registry of --kubelet-dir")
-	fs.StringVar(&s.registration, "registration", registerAuto, "how resources are registered with the kubelet: register (a call), watcher (a socket in --registration-dir), or auto: by the watcher if its directory is there and can be written")
-	fs.StringVar(&s.podResources, "pod-resources-socket", "", "socket on which the kubelet reports which pod has which device; by default pod-resources/kubelet.sock of --kubelet-dir. It need not be there")
-	fs.StringVar(&s.pod, "pod", "", "the pod that this process is in, NAMESPACE/NAME: while the kubelet does not list it, the kubelet has just started, and what it reports of pods does not count")
-	fs.StringVar(&c.Files.DeviceInfo, "device-info-dir", deviceInfoDir, "where Multus looks for files about devices")
-	fs.StringVar(&c.Files.CDI, "cdi-dir", cdiDir, "where container runtimes look for CDI specifications")
-	fs.BoolVar(&c.LinkHealth, "link-health", false, "a function whose PF has no link is unhealthy")
-	fs.DurationVar(&c.Interval, "rescan-interval", time.Minute, "how often the machine and the configuration are read though no change was seen")
+	fs.StringVar(&c.ConfigFile, "config-file", sriovConfigFile, "config.json of the upstream plugin: selects functions and assigns them to resources")
+	fs.StringVar(&c.Prefix, "resource-prefix", inventory.DefaultPrefix, "prefix of resources without one in the configuration")
+	fs.BoolVar(&c.Strict, "strict-config", false, "refuse a configuration with unknown keys or other probable mistakes")
+	fs.BoolVar(&c.CDI, "use-cdi", false, "pass devices to containers with CDI")
+	fs.BoolVar(&c.Controlled, "controlled-mode", false, "offer devices only while a config daemon has a stream open on --control-socket")
+	fs.StringVar(&s.controlSocket, "control-socket", sriovControlSocket, "UNIX socket for the config daemon, in its own directory; served with --controlled-mode")
+	s.AddAllowUIDs(fs, "allow-uid", "user IDs, besides root, that are allowed to control the plugin")
+	fs.DurationVar(&c.Bound, "withdraw-within", 10*time.Second, "time limit of a withdrawal call; after it the call is answered as in progress")
+	fs.StringVar(&c.Discovery.Sysfs, "sysfs-root", "/sys", "mount point of sysfs")
+	fs.StringVar(&c.Discovery.Dev, "dev-root", "/dev", "directory of the machine's device nodes")
+	fs.StringVar(&s.kubeletDir, "kubelet-dir", kubeletDir, "root directory of the kubelet")
+	fs.StringVar(&s.registrationDir, "registration-dir", "", "plugin registration directory of the kubelet; by default plugins_registry in --kubelet-dir")
+	fs.StringVar(&s.registration, "registration", registerAuto, "registration with the kubelet: register (Register call), watcher (socket in --registration-dir), or auto (watcher if its directory is writable)")
+	fs.StringVar(&s.podResources, "pod-resources-socket", "", "PodResources socket of the kubelet, optional; by default pod-resources/kubelet.sock in --kubelet-dir")
+	fs.StringVar(&s.pod, "pod", "", "pod of this process, NAMESPACE/NAME: the kubelet's list of pods is incomplete after a restart, and ignored until it contains this pod")
+	fs.StringVar(&c.Files.DeviceInfo, "device-info-dir", deviceInfoDir, "directory of device info files for Multus")
+	fs.StringVar(&c.Files.CDI, "cdi-dir", cdiDir, "directory of CDI specifications for container runtimes")
+	fs.BoolVar(&c.LinkHealth, "link-health", false, "report functions whose PF has no link as unhealthy")
+	fs.DurationVar(&c.Interval, "rescan-interval", time.Minute, "interval at which the machine and the configuration are read without an observed change")
 	addUpstreamLogFlags(fs)
 	s.AddFlags(fs, server.Defaults{StateDir: sriovPluginState})
 }
 
-// addUpstreamLogFlags declares what the upstream plugin takes for its log, so that
-// its manifests need no change. The flags have no effect.
+// addUpstreamLogFlags declares the log flags of the upstream plugin, so that
+// its manifests work unchanged. The flags have no effect.
 func addUpstreamLogFlags(fs *pflag.FlagSet) {
 	const none = "no effect: see --log-level; the log goes to standard error"
 	names := []string{"log-dir", "log_dir", "log_link", "logbuflevel", "stderrthreshold", "vmodule", "log_backtrace_at"}
@@ -101,9 +101,9 @@ func addUpstreamLogFlags(fs *pflag.FlagSet) {
 	}
 }
 
-// upstreamArgs rewrites a command line of cleat sriov plugin as Go's package flag
-// takes it, which the upstream plugin uses: long flags may have one dash. Those
-// of other commands, and what is no flag of this one, stay as they are.
+// upstreamArgs accepts long flags of cleat sriov plugin with a single dash,
+// like Go's package flag in the upstream plugin. It returns arguments of other
+// commands, and unknown flags, unchanged.
 func upstreamArgs(args []string) []string {
 	if len(args) < 2 || args[0] != "sriov" || args[1] != "plugin" {
 		return args
@@ -121,7 +121,7 @@ func upstreamArgs(args []string) []string {
 			out[i] = "-" + out[i]
 		}
 		if !valued && f.NoOptDefVal == "" {
-			i++ // the next one is its value
+			i++ // skip the value
 		}
 	}
 	return out
@@ -133,7 +133,7 @@ func (s *sriovPluginServer) Complete() (err error) {
 		return err
 	}
 	c := &s.config
-	if c.ConfigFile, err = filepath.Abs(c.ConfigFile); err != nil { // upstream's may be relative
+	if c.ConfigFile, err = filepath.Abs(c.ConfigFile); err != nil { // the upstream plugin accepts a relative path
 		return fmt.Errorf("--config-file: %w", err)
 	}
 	if !filepath.IsAbs(s.kubeletDir) {
@@ -150,11 +150,11 @@ func (s *sriovPluginServer) Complete() (err error) {
 			return fmt.Errorf("--%s %q is not an absolute path", flag, path)
 		}
 	}
-	if _, err := strconv.Atoi(s.LogLevel); err == nil { // as the upstream image passes it
+	if _, err := strconv.Atoi(s.LogLevel); err == nil { // a verbosity number from the upstream image
 		s.LogLevel = "info"
 	}
 	if c.Interval <= 0 || c.Bound <= 0 {
-		return fmt.Errorf("--rescan-interval %s, --withdraw-within %s: times above 0 are needed", c.Interval, c.Bound)
+		return fmt.Errorf("--rescan-interval %s and --withdraw-within %s must be positive", c.Interval, c.Bound)
 	}
 	switch s.registration {
 	case registerCall, registerWatcher:
@@ -166,7 +166,7 @@ func (s *sriovPluginServer) Complete() (err error) {
 			return fmt.Errorf("--registration-dir %s: %w", s.registrationDir, err)
 		}
 	default:
-		return fmt.Errorf("--registration %q: %s, %s or %s", s.registration, registerAuto, registerCall, registerWatcher)
+		return fmt.Errorf("--registration %q is unknown: use %s, %s or %s", s.registration, registerAuto, registerCall, registerWatcher)
 	}
 	return nil
 }

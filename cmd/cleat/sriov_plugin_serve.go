@@ -38,22 +38,22 @@ type sriovPluginServer struct {
 	registration    string
 	podResources    string
 	pod             string
-	own             podresources.Pod // pod parsed
+	own             podresources.Pod // parsed from pod
 
 	plugin  *plugin.Plugin
 	hangups chan os.Signal
 }
 
-// withdrawalBound is how long withdrawing all devices may take at the end. It
-// leaves time for the rest of the stop.
-const withdrawalBound = 20 * time.Second
+// withdrawTimeout limits the withdrawal of all devices at shutdown. It leaves
+// time for the rest of the shutdown.
+const withdrawTimeout = 20 * time.Second
 
-// controlKeepalive is after how long without traffic a daemon is pinged.
+// controlKeepalive is the idle time after which a daemon is pinged.
 const controlKeepalive = 10 * time.Second
 
 // Assemble implements server.Program.
 func (s *sriovPluginServer) Assemble(context.Context) error {
-	// From here on, as a SIGHUP that nobody receives would end the process.
+	// Handle SIGHUP from here on: its default action ends the process.
 	s.hangups = make(chan os.Signal, 1)
 	signal.Notify(s.hangups, syscall.SIGHUP)
 	s.AddState(s.open)
@@ -73,15 +73,15 @@ func (s *sriovPluginServer) Assemble(context.Context) error {
 		Listen: func(ctx context.Context) (net.Listener, error) {
 			return s.ListenPrivileged(ctx, unixsock.Address{Path: s.controlSocket})
 		},
-		Event: "the control interface is served",
+		Event: "serving control interface",
 		Attrs: []any{"endpoint", "unix://" + s.controlSocket},
 	})
-	// First of all, since the streams of daemons end with it.
+	// Stopped first, since it ends the streams of daemons.
 	s.Add(server.Part{Name: "withdrawal", Stop: s.withdraw})
 	return nil
 }
 
-// open makes the plugin, which does nothing until it runs.
+// open creates the plugin; Run starts it.
 func (s *sriovPluginServer) open(ctx context.Context) error {
 	c := &s.config
 	var err error
@@ -116,14 +116,14 @@ func (w watchedDirectory) Register(ctx context.Context, r plugin.Registration) e
 	return w.Directory.Register(ctx, register.Plugin{Type: register.Device, Name: r.Resource, Endpoint: r.Endpoint, Versions: []string{"v1beta1"}})
 }
 
-// openGrants opens the record of the devices that pods were given. The plugin
-// works without it, from what the kubelet reports. So it is left out where the
-// default directory cannot be made, as in the upstream plugin's pod with its
-// read-only root, and a damaged record is moved aside.
+// openGrants opens the record of the devices allocated to pods. The plugin can
+// work without it, from what the kubelet reports: the record is omitted if the
+// default directory cannot be created, as with the read-only root file system
+// of the upstream plugin's pod, and a damaged record is moved aside.
 func (s *sriovPluginServer) openGrants(ctx context.Context) (plugin.Memory, error) {
 	err := os.MkdirAll(s.StateDir, 0o700)
 	if s.StateDir == sriovPluginState && (errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission)) {
-		s.Logger.Warn("there is no directory for what is given out, so that a restart forgets it: give --state-dir, or mount a directory there from the host", "error", err)
+		s.Logger.Warn("no state directory, allocations will be lost on restart: set --state-dir, or mount a host directory", "path", s.StateDir, "err", err)
 		return nil, nil
 	}
 	open := func() (plugin.Memory, error) {
@@ -143,20 +143,20 @@ func (s *sriovPluginServer) openGrants(ctx context.Context) (plugin.Memory, erro
 	}
 	file := filepath.Join(s.StateDir, "plugin.db")
 	aside := fmt.Sprintf("%s.damaged-%d", file, time.Now().Unix())
-	s.Logger.Error("the record of what was given out is damaged; a new one is begun, and until the kubelet reports who has what, functions in pods may be missed",
-		"error", err, "moved_to", aside)
+	s.Logger.Error("allocation record damaged, starting a new one: functions in pods can be missed until the kubelet reports them",
+		"err", err, "target", aside)
 	if err := os.Rename(file, aside); err != nil {
 		return nil, err
 	}
 	return open()
 }
 
-// watch calls kick after changes of the machine, and reloads at SIGHUP.
+// watch calls kick after changes of the machine, and reloads the plugin on SIGHUP.
 func (s *sriovPluginServer) watch(ctx context.Context, kick func()) error {
 	ended := make(chan error, 1)
 	go func() {
 		ended <- inventory.Watch(ctx, inventory.WatchConfig{Warn: func(err error) {
-			s.Logger.Warn("changes of functions may go unseen until the next scan", "error", err)
+			s.Logger.Warn("function watch failed, changes are found at the next rescan", "err", err)
 		}}, kick)
 	}()
 	for {
@@ -171,17 +171,17 @@ func (s *sriovPluginServer) watch(ctx context.Context, kick func()) error {
 }
 
 func (s *sriovPluginServer) run(ctx context.Context) error {
-	s.Logger.Info("the SR-IOV device plugin runs", "config", s.config.ConfigFile, "controlled", s.config.Controlled,
+	s.Logger.Info("SR-IOV device plugin started", "path", s.config.ConfigFile, "controlled", s.config.Controlled,
 		"registration", s.registration, "kubelet", s.kubeletDir, "version", release)
 	if s.config.Controlled {
-		s.Logger.Info("nothing is offered until a config daemon answers for the devices", "endpoint", "unix://"+s.controlSocket)
+		s.Logger.Info("waiting for a config daemon before offering devices", "endpoint", "unix://"+s.controlSocket)
 	}
 	return s.plugin.Run(ctx)
 }
 
 // withdraw withdraws all devices and ends the plugin.
 func (s *sriovPluginServer) withdraw(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, withdrawalBound)
+	ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
 	defer cancel()
 	return s.plugin.Stop(ctx)
 }

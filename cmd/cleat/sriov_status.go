@@ -20,7 +20,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// sriovStatus is the document of cleat sriov status.
+// sriovStatus is the output document of cleat sriov status.
 type sriovStatus struct {
 	Plugin     string           `json:"plugin"`
 	Version    string           `json:"version"`
@@ -55,22 +55,22 @@ func newSriovStatusCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show the state of a running device plugin and its config daemon",
-		Long: `Asks a device plugin on its control socket what it offers to the kubelet, which
-config daemon has enabled that, and what is wrong. A plugin has that socket with
---controlled-mode. One that serves only the published proposal has no such call.
+		Long: `Queries a device plugin on its control socket: the devices offered to the kubelet, the
+config daemon that has enabled them, and errors. Only a plugin with --controlled-mode
+has that socket; plugins that serve only the published proposal lack the call.
 
---wait repeats that until the plugin is in a state, also while the socket does not
-exist yet.`,
+--wait repeats the query until the plugin is in a state, also while the socket does
+not exist yet.`,
 		Example: `  sudo cleat sriov status
   sudo cleat sriov status -o json | jq .resources
   sudo cleat sriov status --wait SERVING --timeout 1m`,
-		Args: exactlyNone,
+		Args: noArgs,
 	}
 	states := []string{string(gate.Initializing), string(gate.Serving), string(gate.Failed), string(gate.Stopping)}
 	f.add(c.Flags(), func(e *pflag.FlagSet) {
-		e.StringVar(&socket, "control-socket", sriovControlSocket, "the --control-socket of the plugin")
+		e.StringVar(&socket, "control-socket", sriovControlSocket, "control socket of the plugin (its --control-socket)")
 		e.StringVar(&wait, "wait", "", "wait until the plugin is in this state: "+strings.Join(states, ", "))
-		e.DurationVar(&f.timeout, "timeout", 0, "wait no longer than this; 0 is for ever with --wait, and "+statusTimeout.String()+" without")
+		e.DurationVar(&f.timeout, "timeout", 0, "time limit; 0 means none with --wait, and "+statusTimeout.String()+" without")
 	})
 	cobra.CheckErr(c.RegisterFlagCompletionFunc("wait", cobra.FixedCompletions(states, cobra.ShellCompDirectiveNoFileComp)))
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -81,36 +81,36 @@ exist yet.`,
 		case wait == "":
 			f.timeout = cmp.Or(f.timeout, statusTimeout)
 		case !slices.Contains(states, wait):
-			return fmt.Errorf("--wait %q is no state of a plugin; they are %s", wait, strings.Join(states, ", "))
+			return fmt.Errorf("--wait %q is not a plugin state: use one of %s", wait, strings.Join(states, ", "))
 		}
 		var s sriovStatus
-		err := f.run(cmd, "asking the plugin", func(ctx context.Context, notice func(string)) error {
+		err := f.run(cmd, "querying the plugin", func(ctx context.Context, notice func(string)) error {
 			again := func(err error, _ time.Duration) bool {
-				return wait != "" && (errors.Is(err, errSriovState) || errors.Is(err, control.ErrNobody) || errors.Is(err, errSriovBroke))
+				return wait != "" && (errors.Is(err, errSriovState) || errors.Is(err, control.ErrNobody) || errors.Is(err, errSriovLost))
 			}
 			err := retry(ctx, 250*time.Millisecond, notice, again, func(ctx context.Context) (err error) {
-				s, err = askSriovStatus(ctx, socket)
+				s, err = querySriovStatus(ctx, socket)
 				if err == nil && wait != "" && s.State != wait {
 					err = fmt.Errorf("%w %s", errSriovState, strings.TrimSpace(s.State+" "+s.Error))
 				}
 				return err
 			})
 			if wait != "" && errors.Is(err, ctx.Err()) && ctx.Err() != nil {
-				return fmt.Errorf("the plugin at %s is not %s in time: %w", socket, wait, err)
+				return fmt.Errorf("timed out waiting for the plugin at %s to be %s: %w", socket, wait, err)
 			}
 			return explainSriov(socket, err)
 		})
-		return f.answer(cmd, s.table(time.Now()), s, err)
+		return f.printResult(cmd, s.table(time.Now()), s, err)
 	}
 	return c
 }
 
 var (
-	errSriovState = errors.New("it is")               // in another state
-	errSriovBroke = errors.New("it was connected to") // and the connection broke
+	errSriovState = errors.New("plugin is in state") // not the state of --wait
+	errSriovLost = errors.New("connection to plugin lost")
 )
 
-func askSriovStatus(ctx context.Context, socket string) (sriovStatus, error) {
+func querySriovStatus(ctx context.Context, socket string) (sriovStatus, error) {
 	c, err := control.Dial(ctx, socket)
 	if err != nil {
 		return sriovStatus{}, err
@@ -118,32 +118,32 @@ func askSriovStatus(ctx context.Context, socket string) (sriovStatus, error) {
 	defer func() { _ = c.Close() }()
 	now, err := c.Status(ctx)
 	if _, answered := errors.AsType[*control.End](err); err != nil && !answered {
-		err = fmt.Errorf("%w: %w", errSriovBroke, err)
+		err = fmt.Errorf("%w: %w", errSriovLost, err)
 	}
 	if err != nil {
 		return sriovStatus{}, err
 	}
 	v, err := c.Version(ctx)
 	if end, answered := errors.AsType[*control.End](err); answered && end.Code == codes.Unimplemented {
-		err = nil // an optional call
+		err = nil // GetVersion is optional
 	}
 	return newSriovStatus(now, v), err
 }
 
-// explainSriov says what an error means and what to do.
+// explainSriov adds the probable cause to an error.
 func explainSriov(socket string, err error) error {
 	end, answered := errors.AsType[*control.End](err)
 	switch {
 	case errors.Is(err, control.ErrNobody):
-		return fmt.Errorf("no plugin is controlled at %s: it does not run, or runs without --controlled-mode and offers its devices by itself, or has another --control-socket: %w", socket, err)
+		return fmt.Errorf("no plugin serves the control socket %s: it is not running, runs without --controlled-mode, or has another --control-socket: %w", socket, err)
 	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("only root may ask the plugin at %s: %w", socket, err)
+		return fmt.Errorf("querying the plugin at %s requires root: %w", socket, err)
 	case answered && end.Code == codes.Unimplemented:
-		return fmt.Errorf("the plugin at %s has no GetStatus: it speaks only the published proposal, which tells its status to the config daemon alone: %w", socket, err)
+		return fmt.Errorf("the plugin at %s does not support GetStatus: it serves only the published proposal, which reports status only to the config daemon: %w", socket, err)
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("somebody listens at %s and does not answer; the process may hang, or be no device plugin: %w", socket, err)
-	case errors.Is(err, errSriovBroke):
-		return fmt.Errorf("what listens at %s may be no device plugin, or not take calls of this user: %w", socket, err)
+		return fmt.Errorf("the process that listens at %s does not respond; it might hang, or not be a device plugin: %w", socket, err)
+	case errors.Is(err, errSriovLost):
+		return fmt.Errorf("the process that listens at %s might not be a device plugin, or refuses this user: %w", socket, err)
 	}
 	return err
 }
@@ -161,21 +161,21 @@ func newSriovStatus(s gate.Status, v control.Version) sriovStatus {
 	return d
 }
 
-// table has the plugin first, then a line for each resource.
+// table has the plugin first, then a row per resource.
 func (s sriovStatus) table(now time.Time) cli.Table {
 	t := cli.Table{Header: []string{"PLUGIN", cmp.Or(strings.TrimSpace(s.Plugin+" "+s.Version), "unknown")}}
 	t.Add("State", s.State)
-	t.Add("Answered for by", s.holder(now))
+	t.Add("Controlled by", s.holder(now))
 	t.Add("Offers", fmt.Sprintf("%s of %s", count(s.Devices, "device"), count(s.Pools, "resource")))
 	t.Add("Configuration", s.Hash)
-	t.AddKnown("Trouble", s.Error)
+	t.AddKnown("Error", s.Error)
 	for _, r := range s.Resources {
 		text := fmt.Sprintf("%s: %d of %s", r.State, r.Offered, count(r.Devices, "device"))
 		if r.Allocating > 0 {
-			text += "; " + count(r.Allocating, "allocation") + " under way"
+			text += "; " + count(r.Allocating, "allocation") + " in flight"
 		}
 		if !r.Kubelet {
-			text += "; no kubelet listens"
+			text += "; no kubelet connected"
 		}
 		if r.Error != "" {
 			text += "; " + r.Error
@@ -185,7 +185,7 @@ func (s sriovStatus) table(now time.Time) cli.Table {
 	return t
 }
 
-// holder is the config daemon that has enabled the devices.
+// holder returns the config daemon that has enabled the devices.
 func (s sriovStatus) holder(now time.Time) string {
 	who := fmt.Sprintf("generation %d", s.Generation)
 	if s.UID != "" {
@@ -194,19 +194,19 @@ func (s sriovStatus) holder(now time.Time) string {
 	left := func(t time.Time) string { return t.Sub(now).Round(100 * time.Millisecond).String() }
 	switch gate.Holding(s.Control) {
 	case gate.NotControlled:
-		return "nobody needs to: it is not in controlled mode"
+		return "none: not in controlled mode"
 	case gate.Waiting:
-		return "nobody: it waits for a config daemon"
+		return "none: waiting for a config daemon"
 	case gate.Lost:
 		if s.HoldEnds.IsZero() {
-			return "nobody: " + who + " is lost, and its hold time runs"
+			return "none: " + who + " lost, hold time running"
 		}
-		return fmt.Sprintf("nobody: %s is lost, and its hold time ends in %s", who, left(s.HoldEnds))
+		return fmt.Sprintf("none: %s lost, hold time ends in %s", who, left(s.HoldEnds))
 	case gate.Live:
 		if !s.LeaseEnds.IsZero() {
-			who += ", with a lease that ends in " + left(s.LeaseEnds)
+			who += ", lease ends in " + left(s.LeaseEnds)
 		}
-		return "a config daemon with " + who
+		return "config daemon, " + who
 	}
 	return "unknown"
 }

@@ -15,11 +15,11 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// sriovValidation is the result for one config.json.
+// sriovValidation is the validation result of one config.json.
 type sriovValidation struct {
 	Source    string               `json:"source"`
 	Valid     bool                 `json:"valid"`
-	Mistakes  []strictjson.Problem `json:"mistakes"` // without a kind: the plugin would not start
+	Mistakes  []strictjson.Problem `json:"mistakes"` // Kind is empty; the plugin would not start
 	Warnings  []strictjson.Problem `json:"warnings"`
 	Resources []sriovValidResource `json:"resources"`
 }
@@ -36,16 +36,16 @@ func newSriovValidateCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "validate [FILE]",
 		Short: "Validate a config.json strictly",
-		Long: `Reports every mistake in the config.json of an SR-IOV device plugin with its line,
-its column and the probable intention. Strictly: the SR-IOV network device plugin
-ignores a misspelt key, and the selector then matches every device. What is valid
-but can surprise is a warning.
+		Long: `Reports every mistake in the config.json of an SR-IOV device plugin, with line, column
+and the probable intention. The SR-IOV network device plugin ignores a misspelt key,
+and the selector then matches every device; this command is strict. A valid but
+surprising setting is a warning.
 
-FILE is --config-file by default, and - is standard input. It can be the manifest
-of a ConfigMap: its key config.json is validated, without one all its keys, as the
-SR-IOV network operator names them after nodes.
+FILE is --config-file by default; - reads standard input. It can be the manifest of a
+ConfigMap: its key config.json is validated, or else all its keys, which the SR-IOV
+network operator names after nodes.
 
-A mistake makes the command fail. cleat sriov explain shows which devices exist.`,
+The command fails on mistakes. "cleat sriov explain" shows the matching devices.`,
 		Example: `  cleat sriov validate config.json
   cleat sriov validate configmap.yaml
   kubectl -n kube-system get configmap sriovdp-config -o yaml | cleat sriov validate -
@@ -53,7 +53,7 @@ A mistake makes the command fail. cleat sriov explain shows which devices exist.
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 && cmd.Flags().Changed("config-file") {
-				return errors.New("FILE and --config-file both say what to check: give one of them")
+				return errors.New("FILE and --config-file are mutually exclusive: set one of them")
 			}
 			if err := s.bind(); err != nil {
 				return err
@@ -75,7 +75,7 @@ A mistake makes the command fail. cleat sriov explain shows which devices exist.
 				}
 				all, view = append(all, v), append(view, v.view())
 			}
-			return errors.Join(append(wrong, s.answer(cmd, view, all, nil))...)
+			return errors.Join(append(wrong, s.printResult(cmd, view, all, nil))...)
 		},
 	}
 	s.add(c.Flags(), f.add)
@@ -100,7 +100,7 @@ func validateSriov(t inventory.ConfigText, prefix string) sriovValidation {
 	return v
 }
 
-// sriovErrors are those that inventory.ParseConfig joins.
+// sriovErrors returns the problems in a joined error of inventory.ParseConfig.
 func sriovErrors(err error) (all []strictjson.Problem) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
@@ -141,7 +141,7 @@ func (v sriovValidation) view() cli.View {
 // sriovConfigFile is the path in the image of the SR-IOV network device plugin.
 const sriovConfigFile = "/etc/pcidp/config.json"
 
-// sriovConfig says which config.json is meant and how it is read.
+// sriovConfig holds the flags for config.json.
 type sriovConfig struct {
 	file   string
 	prefix string
@@ -149,10 +149,10 @@ type sriovConfig struct {
 
 func (f *sriovConfig) add(e *pflag.FlagSet) {
 	e.StringVar(&f.file, "config-file", sriovConfigFile, "config.json of the device plugin")
-	e.StringVar(&f.prefix, "resource-prefix", inventory.DefaultPrefix, "prefix of resources that have none of their own")
+	e.StringVar(&f.prefix, "resource-prefix", inventory.DefaultPrefix, "prefix of resources without one in the configuration")
 }
 
-// load reads the one configuration as the plugin does: probable mistakes are
+// load reads a single configuration like the plugin: probable mistakes are
 // warnings.
 func (f *sriovConfig) load(stdin io.Reader) (inventory.Config, []strictjson.Problem, error) {
 	texts, err := f.read(stdin)
@@ -164,7 +164,7 @@ func (f *sriovConfig) load(stdin io.Reader) (inventory.Config, []strictjson.Prob
 		for _, t := range texts {
 			sources = append(sources, t.Source)
 		}
-		return inventory.Config{}, nil, fmt.Errorf("%s holds %d configurations (%s); one is wanted", f.file, len(texts), strings.Join(sources, "; "))
+		return inventory.Config{}, nil, fmt.Errorf("%s contains %d configurations (%s), expected one", f.file, len(texts), strings.Join(sources, "; "))
 	}
 	c, warnings, err := inventory.ParseConfig(texts[0].Text, inventory.ParseOptions{Prefix: f.prefix})
 	if err != nil {
@@ -173,10 +173,10 @@ func (f *sriovConfig) load(stdin io.Reader) (inventory.Config, []strictjson.Prob
 	return c, warnings, nil
 }
 
-// maxSriovManifest bounds a manifest, in bytes: more than the API server takes.
+// maxSriovManifest limits a manifest, in bytes; the API server accepts less.
 const maxSriovManifest = 4 << 20
 
-// read returns each config.json of the file; it is at least one.
+// read returns each config.json of the file, at least one.
 func (f *sriovConfig) read(stdin io.Reader) ([]inventory.ConfigText, error) {
 	name := f.file
 	if name == "-" {

@@ -10,16 +10,16 @@ import (
 	"github.com/cleatproject/cleat/internal/server"
 )
 
-// release is the version of this source tree; GetPluginInfo gives it too.
+// release is the version of this source tree, also reported by GetPluginInfo.
 const release = "0.1.0"
 
-// specification is the version of the CSI specification that cleat serves.
+// specification is the version of the CSI specification that cleat implements.
 const specification = "1.13.0"
 
 func newVersionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Print the version of cleat and of what it was built with",
+		Short: "Print the versions of cleat, CSI and Go",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			commit := build().Commit
@@ -33,7 +33,7 @@ func newVersionCommand() *cobra.Command {
 	}
 }
 
-// build is the version and the commit that the toolchain recorded, if it did.
+// build returns the version and the commit recorded by the toolchain, if any.
 func build() server.Build {
 	b := server.Build{Version: release}
 	info, ok := debug.ReadBuildInfo()

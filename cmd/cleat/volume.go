@@ -23,11 +23,11 @@ func newVolumeCommand() *cobra.Command {
 		Use:   "volume",
 		Short: "Create, attach and delete volumes of any CSI driver",
 		Long: `Calls any CSI driver on its socket, as Kubernetes does: cleat's own (cleat csi) or
-another (--endpoint, or --driver where cleat host knows it). --state-dir has what is
-needed to undo a step.
+another one (--endpoint, or --driver if it is registered with cleat host). State
+needed for a rollback or a retry is recorded in --state-dir.
 
-A volume is named by the name it was created with, or by the driver's id. Every
-command can be repeated, and continues what was interrupted.`,
+VOLUME is the name with which the volume was created, or the driver's volume ID. All
+commands are idempotent, and continue an interrupted operation.`,
 		Example: `  cleat volume create data --size 1GiB
   cleat volume attach data /mnt
   cleat volume snapshot data --name before-upgrade
@@ -50,43 +50,43 @@ command can be repeated, and continues what was interrupted.`,
 	)
 }
 
-// driverFlags are the flags of all commands that ask a CSI driver.
+// driverFlags holds the flags of the commands that call a CSI driver.
 type driverFlags struct {
 	session
-	driver      string // its name; a host of plugins knows the endpoint
+	driver      string // name; the plugin host knows its endpoint
 	host        string
 	config      client.Config
 	secretsFile string
 }
 
-// newDriverFlags adds the flags to a command and all below it.
+// newDriverFlags adds the flags to a command and its subcommands.
 func newDriverFlags(c *cobra.Command) *driverFlags {
 	f := &driverFlags{}
 	fs := c.PersistentFlags()
 	f.add(fs, func(e *pflag.FlagSet) {
-		e.StringVar(&f.driver, "driver", "", "name of the CSI driver, of those registered with a host of plugins; instead of --endpoint")
+		e.StringVar(&f.driver, "driver", "", "name of a CSI driver registered with the plugin host; instead of --endpoint")
 		addHost(e, &f.host)
-		e.StringVar(&f.config.Endpoint, "endpoint", defaultEndpoint, "socket of the CSI driver, any driver's")
-		e.StringVar(&f.config.NodeEndpoint, "node-endpoint", "", "socket of its node service, where another process serves that")
-		e.DurationVar(&f.timeout, "timeout", 5*time.Minute, "give up after this time; 0 is never. The driver goes on, and a repeat of the command joins it")
+		e.StringVar(&f.config.Endpoint, "endpoint", defaultEndpoint, "socket of any CSI driver")
+		e.StringVar(&f.config.NodeEndpoint, "node-endpoint", "", "socket of the node service, if another process serves it")
+		e.DurationVar(&f.timeout, "timeout", 5*time.Minute, "time limit; 0 means none. After a timeout the driver continues, and the command can be repeated")
 		cobra.CheckErr(cli.EnvAlias(e, "endpoint", "CSI_ENDPOINT"))
 	})
-	// CLEAT_STATE_DIR is the driver's; the two must never be the same directory.
-	fs.StringVar(&f.config.StateDir, "state-dir", client.DefaultStateDir, "directory for what must be remembered of volumes in use")
-	fs.StringVar(&f.secretsFile, "secrets-file", "", "YAML file with names and values that the driver wants as secrets; they are not stored")
+	// Not read from CLEAT_STATE_DIR, which is the driver's: the two directories must differ.
+	fs.StringVar(&f.config.StateDir, "state-dir", client.DefaultStateDir, "state directory of these commands, with the volumes in use")
+	fs.StringVar(&f.secretsFile, "secrets-file", "", "YAML file with the CSI secrets of the driver as key: value; they are not stored")
 	cobra.CheckErr(c.RegisterFlagCompletionFunc("driver", complete(cobra.ShellCompDirectiveNoFileComp, func(cmd *cobra.Command, _ []string) ([]string, error) {
 		return pluginNames(cmd.Context(), f.host, csi.Type, f.bind())
 	})))
 	return f
 }
 
-// bind reads the environment and refuses two ways to name the driver. A flag
-// overrides the other way in the environment.
+// bind reads the environment and refuses conflicting settings of the driver. A
+// flag overrides the conflicting variable.
 func (f *driverFlags) bind() error {
 	driver, endpoint := f.env.Lookup("driver"), f.env.Lookup("endpoint")
 	byDriver, byEndpoint := driver.Changed, endpoint.Changed
 	if byDriver && byEndpoint {
-		return errors.New("--driver and --endpoint both say which driver is meant: give one of them")
+		return errors.New("--driver and --endpoint are mutually exclusive: set one of them")
 	}
 	if err := f.session.bind(); err != nil {
 		return err
@@ -95,7 +95,7 @@ func (f *driverFlags) bind() error {
 	case byEndpoint:
 		f.driver = ""
 	case !byDriver && driver.Changed && endpoint.Changed:
-		return errors.New("CLEAT_DRIVER and CLEAT_ENDPOINT (or CSI_ENDPOINT) are both set and both say which driver is meant: unset one, or give --driver or --endpoint")
+		return errors.New("CLEAT_DRIVER and CLEAT_ENDPOINT (or CSI_ENDPOINT) are mutually exclusive: unset one, or set --driver or --endpoint")
 	}
 	return nil
 }
@@ -108,8 +108,8 @@ func (f *driverFlags) dial(ctx context.Context, notice func(string)) (*client.Dr
 		if err != nil {
 			return nil, fmt.Errorf("--secrets-file: %w", err)
 		}
-		if err := yaml.UnmarshalStrict(text, &config.Secrets); err != nil { // whose text can hold a secret
-			return nil, fmt.Errorf("--secrets-file %s: it must hold names and values, as key: value", f.secretsFile)
+		if err := yaml.UnmarshalStrict(text, &config.Secrets); err != nil { // its text can contain a secret
+			return nil, fmt.Errorf("--secrets-file %s: invalid YAML: expected key: value lines", f.secretsFile)
 		}
 	}
 	if f.driver != "" {
@@ -126,18 +126,18 @@ func (f *driverFlags) dial(ctx context.Context, notice func(string)) (*client.Dr
 	return client.Dial(ctx, config)
 }
 
-// driverCall asks a driver.
+// driverCall makes the calls of one command.
 type driverCall func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error)
 
-func (f *driverFlags) ask(doing string, call driverCall) func(*cobra.Command, []string) error {
-	return askServer(&f.session, f.bind, f.dial, doing, call)
+func (f *driverFlags) runE(doing string, call driverCall) func(*cobra.Command, []string) error {
+	return callServer(&f.session, f.bind, f.dial, doing, call)
 }
 
-// group completes a command that groups others, and the names of their arguments.
+// group completes a command group, with shell completion of object names.
 func (f *driverFlags) group(c *cobra.Command, commands ...*cobra.Command) *cobra.Command {
 	for _, sub := range commands {
 		sub.ValidArgsFunction = complete(cobra.ShellCompDirectiveDefault, func(cmd *cobra.Command, args []string) (names []string, err error) {
-			err = f.ask("", func(ctx context.Context, d *client.Driver, _ []string) (_ cli.View, _ any, err error) {
+			err = f.runE("", func(ctx context.Context, d *client.Driver, _ []string) (_ cli.View, _ any, err error) {
 				names, err = namesFor(ctx, d, sub.Use)
 				return nil, nil, err
 			})(cmd, args)
@@ -145,11 +145,11 @@ func (f *driverFlags) group(c *cobra.Command, commands ...*cobra.Command) *cobra
 		})
 	}
 	c.AddCommand(commands...)
-	onlyHolds(c)
+	setUpGroup(c)
 	return c
 }
 
-// namesFor are the names of the objects that a use line begins with.
+// namesFor returns the names of existing objects of the type in a use line.
 func namesFor(ctx context.Context, d *client.Driver, use string) (names []string, err error) {
 	switch {
 	case strings.Contains(use, "GROUP"):
@@ -179,7 +179,7 @@ func newVolumeDriverCommand(f *driverFlags) *cobra.Command {
 		Use:     "driver",
 		Short:   "Show the driver's identity and capabilities",
 		Example: `  cleat volume driver --endpoint unix:///csi/csi.sock`,
-		RunE: f.ask("asking the driver", func(_ context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+		RunE: f.runE("querying the driver", func(_ context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
 			i := d.Info()
 			t := cli.Table{Header: []string{"DRIVER", i.Name}}
 			t.Add("Version", i.Version)

@@ -19,8 +19,8 @@ func newVolumeCreateCommand(f *driverFlags) *cobra.Command {
 	return f.createCommand(&cobra.Command{
 		Use:   "create NAME",
 		Short: "Create a volume",
-		Long: `Creates a volume. The same name and parameters give the same volume again, never a
-second one.`,
+		Long: `Creates a volume. The command is idempotent: the same name and parameters return the
+same volume.`,
 		Example: `  cleat volume create data --size 1GiB
   cleat volume create db --size 20GiB --fs-type xfs --parameter provisioning=thick
   cleat volume create disk --size 4GiB --block`,
@@ -31,8 +31,8 @@ func newVolumeRestoreCommand(f *driverFlags) *cobra.Command {
 	return f.createCommand(&cobra.Command{
 		Use:   "restore SNAPSHOT NAME",
 		Short: "Create a volume from a snapshot",
-		Long: `Creates an independent volume with the content of a snapshot; --size can make it
-larger.`,
+		Long: `Creates an independent volume with the content of a snapshot; --size can increase its
+size.`,
 		Example: `  cleat volume restore before-upgrade data-as-it-was
   cleat volume restore before-upgrade larger --size 4GiB`,
 	}, func(r *client.CreateRequest, args []string) { r.FromSnapshot, r.Name = args[0], args[1] })
@@ -42,33 +42,33 @@ func newVolumeCloneCommand(f *driverFlags) *cobra.Command {
 	return f.createCommand(&cobra.Command{
 		Use:   "clone VOLUME NAME",
 		Short: "Create a volume from another volume",
-		Long: `Creates an independent volume with the content of another one; --size can make it
-larger.`,
+		Long: `Creates an independent volume with the content of another one; --size can increase
+its size.`,
 		Example: `  cleat volume clone data data-for-tests`,
 	}, func(r *client.CreateRequest, args []string) { r.FromVolume, r.Name = args[0], args[1] })
 }
 
-// createCommand completes a command that creates a volume; take puts its
+// createCommand completes a command that creates a volume; take copies its
 // arguments into the request.
 func (f *driverFlags) createCommand(c *cobra.Command, take func(*client.CreateRequest, []string)) *cobra.Command {
 	var size, limit cli.Size
 	var use useFlags
 	var parameters, mutable keyValues
 	fs := c.Flags()
-	fs.Var(&size, "size", "bytes that the volume must have at least, as 1GiB; without it the driver or the source decides")
-	fs.Var(&limit, "limit", "bytes that it may have at most")
+	fs.Var(&size, "size", "minimum size, for example 1GiB; by default that of the driver or the source")
+	fs.Var(&limit, "limit", "maximum size")
 	use.add(fs)
-	addParameters(c, &parameters, "as provisioning=thick; may be repeated")
-	fs.Var(&mutable, "mutable-parameter", "a parameter that volume modify can change later; may be repeated")
+	addParameters(c, &parameters, "for example provisioning=thick; can be repeated")
+	fs.Var(&mutable, "mutable-parameter", "mutable driver parameter, which volume modify can change later; can be repeated")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		if limit > 0 && limit < size {
 			return fmt.Errorf("--limit %s is below --size %s", limit, size)
 		}
 		req := client.CreateRequest{
-			Size: volume.SizeRange{Required: int64(size), Limit: int64(limit)}, Capability: use.over(nil, fs), Parameters: parameters, Mutable: mutable,
+			Size: volume.SizeRange{Required: int64(size), Limit: int64(limit)}, Capability: use.override(nil, fs), Parameters: parameters, Mutable: mutable,
 		}
 		take(&req, args)
-		return f.ask("creating volume "+req.Name, func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+		return f.runE("creating volume "+req.Name, func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
 			v, err := d.Create(ctx, req)
 			return cli.Textf("volume %s is ready: %s, %s, id %s", v.Name, cli.HumanBytes(v.Size), kindOf(v), v.ID), v, err
 		})(cmd, args)
@@ -76,22 +76,22 @@ func (f *driverFlags) createCommand(c *cobra.Command, take func(*client.CreateRe
 	return c
 }
 
-// useFlags are how a volume is used.
+// useFlags holds the flags of the volume capability.
 type useFlags struct {
 	client.Capability
 }
 
 func (f *useFlags) add(fs *pflag.FlagSet) {
-	fs.BoolVar(&f.Block, "block", false, "a raw block device instead of a mounted file system")
-	fs.StringVar(&f.FSType, "fs-type", "", "file system, as ext4, xfs or btrfs; the driver's own choice without it")
-	fs.StringSliceVar(&f.MountFlags, "mount-flags", nil, "mount options, as noatime,nosuid")
-	fs.StringVar(&f.MountGroup, "mount-group", "", "group id that owns the files")
-	fs.StringVar(&f.AccessMode, "access-mode", "", "one of "+strings.Join(client.AccessModes(), ", ")+" (default single-node-writer)")
+	fs.BoolVar(&f.Block, "block", false, "use a raw block device instead of a mounted file system")
+	fs.StringVar(&f.FSType, "fs-type", "", "file system such as ext4, xfs or btrfs; by default selected by the driver")
+	fs.StringSliceVar(&f.MountFlags, "mount-flags", nil, "mount options, for example noatime,nosuid")
+	fs.StringVar(&f.MountGroup, "mount-group", "", "ID of the group that owns the files")
+	fs.StringVar(&f.AccessMode, "access-mode", "", "access mode: "+strings.Join(client.AccessModes(), ", ")+" (default single-node-writer)")
 }
 
-// over returns the capability with the parts changed that flags name; nil stays
-// nil without such a flag.
-func (f *useFlags) over(c *client.Capability, fs *pflag.FlagSet) *client.Capability {
+// override returns the capability with the changes of the set flags; nil
+// remains nil if no flag is set.
+func (f *useFlags) override(c *client.Capability, fs *pflag.FlagSet) *client.Capability {
 	var out client.Capability
 	if c != nil {
 		out = *c
@@ -113,7 +113,7 @@ func (f *useFlags) over(c *client.Capability, fs *pflag.FlagSet) *client.Capabil
 		return c
 	}
 	if f.Block && !fs.Changed("fs-type") {
-		out.FSType = "" // the file system of before is not used
+		out.FSType = "" // a block volume has no file system
 	}
 	return &out
 }
@@ -122,22 +122,22 @@ func newVolumeExpandCommand(f *driverFlags) *cobra.Command {
 	var limit cli.Size
 	c := &cobra.Command{
 		Use:   "expand VOLUME SIZE",
-		Short: "Expand a volume, online where the driver can",
-		Long: `Expands a volume and its file system to SIZE at least. A volume never shrinks; one
-that is large enough stays as it is.`,
+		Short: "Expand a volume, online if the driver supports it",
+		Long: `Expands a volume and its file system to at least SIZE. A volume never shrinks; a
+volume that is large enough is unchanged.`,
 		Example: `  cleat volume expand data 2GiB`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			size, err := cli.ParseSize(args[1])
 			if err != nil {
 				return err
 			}
-			return f.ask("expanding volume "+args[0], func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+			return f.runE("expanding volume "+args[0], func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
 				v, err := d.Expand(ctx, args[0], volume.SizeRange{Required: int64(size), Limit: int64(limit)})
 				return cli.Textf("volume %s has %s", v.Name, cli.HumanBytes(v.Size)), v, err
 			})(cmd, args)
 		},
 	}
-	c.Flags().Var(&limit, "limit", "bytes that it may have at most")
+	c.Flags().Var(&limit, "limit", "maximum size")
 	return c
 }
 
@@ -145,8 +145,8 @@ func newVolumeModifyCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "modify VOLUME KEY=VALUE...",
 		Short: "Change parameters of a volume in use",
-		Long: `Changes parameters of a volume, also in use. cleat's own driver has provisioning
-(thin, thick), trimInterval (a duration, 0 is off) and readAheadKiB.`,
+		Long: `Changes parameters of a volume, also in use. The parameters of cleat's driver are
+provisioning (thin, thick), trimInterval (a duration, 0 disables it) and readAheadKiB.`,
 		Example: `  cleat volume modify data readAheadKiB=1024 trimInterval=24h`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var mutable keyValues
@@ -155,7 +155,7 @@ func newVolumeModifyCommand(f *driverFlags) *cobra.Command {
 					return err
 				}
 			}
-			return f.ask("modifying volume "+args[0], func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+			return f.runE("modifying volume "+args[0], func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
 				v, err := d.Modify(ctx, args[0], mutable)
 				return cli.Textf("volume %s has %s", v.Name, cli.Cell(v.Mutable)), v, err
 			})(cmd, args)
@@ -173,26 +173,26 @@ func newVolumeDeleteCommand(f *driverFlags) *cobra.Command {
 	}, (*client.Driver).Delete)
 }
 
-// deleteCommand completes a command that deletes objects one by one. An error
-// does not keep it from deleting the others.
+// deleteCommand completes a command that deletes objects one by one. It
+// continues after errors.
 func (f *driverFlags) deleteCommand(kind string, c *cobra.Command, remove func(*client.Driver, context.Context, string) error) *cobra.Command {
 	var ifExists bool
 	c.Aliases = []string{"rm"}
-	c.Flags().BoolVar(&ifExists, "if-exists", false, "a "+kind+" that is not there is no error")
+	c.Flags().BoolVar(&ifExists, "if-exists", false, "succeed if the "+kind+" does not exist")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
-		return f.ask("deleting", func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+		return f.runE("deleting", func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
 			deleted, lines := []string{}, cli.Views{}
 			var failed []error
 			for _, ref := range args {
 				switch err := remove(d, ctx, ref); {
 				case err == nil:
 					deleted = append(deleted, ref)
-					lines = append(lines, cli.Textf("%s %s is deleted", kind, ref))
+					lines = append(lines, cli.Textf("%s %s deleted", kind, ref))
 				case !ifExists || !errors.Is(err, errs.NotFound):
 					failed = append(failed, err)
 				}
 			}
-			failed = append(failed, f.answer(cmd, lines, map[string]any{"deleted": deleted}, nil))
+			failed = append(failed, f.printResult(cmd, lines, map[string]any{"deleted": deleted}, nil))
 			return nil, nil, errors.Join(failed...)
 		})(cmd, args)
 	}

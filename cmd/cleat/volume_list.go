@@ -20,18 +20,18 @@ func newVolumeListCommand(f *driverFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List volumes",
-		Long: `Lists the volumes of the driver and those that --state-dir knows; only the latter
-if the driver cannot list.
+		Long: `Lists the volumes of the driver and those recorded in --state-dir; only the latter if
+the driver does not support ListVolumes.
 
-States: ready; creating and deleting (a command was interrupted: repeat it);
-foreign (not created by these commands: the name is that of the PersistentVolume
-with cleat's driver, else the id); missing (unknown to the driver).`,
+States: ready; creating and deleting (an interrupted command: repeat it); foreign
+(not created by these commands: the name is that of the PersistentVolume with cleat's
+driver, otherwise the ID); missing (unknown to the driver).`,
 		Example: `  cleat volume list
   cleat volume list -o json | jq '.[].name'
   kubectl get pv -o jsonpath='{.items[*].spec.csi.volumeHandle}' | cleat volume list --not-in -`,
 	}
 	addNotIn(c, &notIn)
-	c.RunE = f.ask("listing volumes", func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
+	c.RunE = f.runE("listing volumes", func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
 		known, err := readIDs(c.InOrStdin(), notIn)
 		if err != nil {
 			return nil, nil, err
@@ -40,19 +40,19 @@ with cleat's driver, else the id); missing (unknown to the driver).`,
 		all = slices.DeleteFunc(all, func(v client.Volume) bool { return known[v.ID] })
 		t := cli.Table{Header: []string{"NAME", "SIZE", "TYPE", "STATE", "ATTACHED AT", "HEALTH", "CREATED", "ID"}}
 		for _, v := range all {
-			t.Add(v.Name, cli.HumanBytes(v.Size), kindOf(v), v.State, places(v), reasons(v.Conditions), v.Created, v.ID)
+			t.Add(v.Name, cli.HumanBytes(v.Size), kindOf(v), v.State, targetPaths(v), reasons(v.Conditions), v.Created, v.ID)
 		}
 		return t, all, err
 	})
 	return c
 }
 
-// addNotIn adds the flag that leaves only orphans in a list.
+// addNotIn adds the flag that limits a list to orphans.
 func addNotIn(c *cobra.Command, file *string) {
-	c.Flags().StringVar(file, "not-in", "", "leave out those whose ids are in this file, separated by white space; - is standard input")
+	c.Flags().StringVar(file, "not-in", "", "omit objects whose IDs are in this file, separated by white space; - reads standard input")
 }
 
-// readIDs reads the ids of --not-in; without a name there are none.
+// readIDs reads the IDs of --not-in. Without a file name it returns none.
 func readIDs(stdin io.Reader, name string) (map[string]bool, error) {
 	if name == "" {
 		return nil, nil
@@ -66,7 +66,7 @@ func readIDs(stdin io.Reader, name string) (map[string]bool, error) {
 		known[id] = true
 	}
 	if len(known) == 0 {
-		return nil, fmt.Errorf("--not-in %s holds no id, so that everything would be listed as if nobody used it; did the command that writes it fail?", name)
+		return nil, fmt.Errorf("--not-in %s contains no IDs, so all objects would be listed as unused; did the command that writes it fail?", name)
 	}
 	return known, nil
 }
@@ -76,7 +76,7 @@ func newVolumeShowCommand(f *driverFlags) *cobra.Command {
 		Use:     "show VOLUME",
 		Short:   "Show the details of a volume",
 		Example: `  cleat volume show data -o yaml`,
-		RunE: f.ask("asking for the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+		RunE: f.runE("getting the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			v, err := d.Show(ctx, args[0])
 			return volumeDetails(v), v, err
 		}),
@@ -102,7 +102,7 @@ func volumeDetails(v client.Volume) cli.Table {
 	}
 	t.AddKnown("Published to", v.Nodes)
 	for _, target := range v.Targets {
-		t.Add("Attached at", placeOf(target))
+		t.Add("Attached at", describeTarget(target))
 	}
 	t.AddKnown("Staged at", v.Staging)
 	if !v.Created.IsZero() {
@@ -114,7 +114,7 @@ func volumeDetails(v client.Volume) cli.Table {
 	return t
 }
 
-// kindOf is how a volume is used; it is not known of a foreign one.
+// kindOf returns the type of a volume; that of a foreign one is unknown.
 func kindOf(v client.Volume) string {
 	switch c := v.Capability; {
 	case c.Block:
@@ -127,18 +127,18 @@ func kindOf(v client.Volume) string {
 	return "mount"
 }
 
-func places(v client.Volume) string {
+func targetPaths(v client.Volume) string {
 	var all []string
 	for _, t := range v.Targets {
-		all = append(all, placeOf(t))
+		all = append(all, describeTarget(t))
 	}
 	return strings.Join(all, ", ")
 }
 
-func placeOf(t client.Target) string {
+func describeTarget(t client.Target) string {
 	switch {
 	case !t.Published:
-		return t.Path + " (unfinished)"
+		return t.Path + " (incomplete)"
 	case t.ReadOnly:
 		return t.Path + " (read-only)"
 	}

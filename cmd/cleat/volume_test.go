@@ -105,14 +105,14 @@ func TestUseFlagsChangeWhatTheyName(t *testing.T) {
 		fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 		f.add(fs)
 		testkit.Must(t, fs.Parse(strings.Fields(line)))
-		if diff := cmp.Diff(want, f.over(made, fs)); diff != "" {
+		if diff := cmp.Diff(want, f.override(made, fs)); diff != "" {
 			t.Errorf("%q (-want +got):\n%s", line, diff)
 		}
 	}
 	var f useFlags
 	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	f.add(fs)
-	if got := f.over(nil, fs); got != nil {
+	if got := f.override(nil, fs); got != nil {
 		t.Errorf("no flag and no source gave %+v", got)
 	}
 }

@@ -19,17 +19,17 @@ func newVolumeAttachCommand(f *driverFlags) *cobra.Command {
 	var readOnly bool
 	c := &cobra.Command{
 		Use:   "attach VOLUME PATH",
-		Short: "Mount a volume at a directory, or publish its block device at a path",
+		Short: "Attach a volume: mount it, or publish its block device at a path",
 		Long: `Publishes a volume to this node, stages it and publishes it at PATH: a mounted
-directory, or for a block volume a device file. PATH must not exist, or be an empty
-directory. After a reboot the same command mounts it again.`,
+directory, or a device file for a block volume. PATH must not exist, or be an empty
+directory. The command is idempotent: repeat it to mount the volume after a reboot.`,
 		Example: `  cleat volume attach data /mnt
   cleat volume attach disk /dev/shm/disk --block
   cleat volume attach data /srv/read --read-only`,
 	}
 	use.add(c.Flags())
-	c.Flags().BoolVar(&readOnly, "read-only", false, "no writes through this path")
-	c.RunE = f.ask("attaching the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+	c.Flags().BoolVar(&readOnly, "read-only", false, "publish the volume read-only at this path")
+	c.RunE = f.runE("attaching the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 		target, err := filepath.Abs(args[1])
 		if err != nil {
 			return nil, nil, err
@@ -39,7 +39,7 @@ directory. After a reboot the same command mounts it again.`,
 			return nil, nil, err
 		}
 		v, err := d.Attach(ctx, client.AttachRequest{
-			Volume: args[0], Target: target, ReadOnly: readOnly, Capability: use.over(&known.Capability, c.Flags()),
+			Volume: args[0], Target: target, ReadOnly: readOnly, Capability: use.override(&known.Capability, c.Flags()),
 		})
 		return cli.Textf("volume %s is attached at %s", v.Name, target), v, err
 	})
@@ -49,12 +49,12 @@ directory. After a reboot the same command mounts it again.`,
 func newVolumeDetachCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "detach VOLUME|PATH [PATH]",
-		Short: "Unmount a volume from its paths, or from one of them",
-		Long: `Unpublishes a volume from a path, or from all paths of this machine, and then
+		Short: "Detach a volume from all paths, or from one",
+		Long: `Unpublishes a volume from one path, or from all paths of this machine and then
 unstages it. A volume in use is refused; nothing is forced.`,
 		Example: `  cleat volume detach data
   cleat volume detach /mnt`,
-		RunE: f.ask("detaching the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+		RunE: f.runE("detaching the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			name := args[0]
 			path, err := filepath.Abs(args[len(args)-1])
 			if err != nil {
@@ -64,7 +64,7 @@ unstages it. A volume in use is refused; nothing is forced.`,
 				at, err := d.At(ctx, path)
 				switch {
 				case strings.Contains(name, "/") && err == nil:
-					name = at.ID // after the detach only the id finds a foreign volume
+					name = at.ID // a foreign volume is found only by its ID after the detach
 				case filepath.IsAbs(name):
 					return nil, nil, err
 				default:
@@ -75,9 +75,9 @@ unstages it. A volume in use is refused; nothing is forced.`,
 				return nil, nil, err
 			}
 			v, err := d.Show(ctx, name)
-			text := cli.Textf("volume %s is detached", v.Name)
+			text := cli.Textf("volume %s detached", v.Name)
 			if len(v.Targets) > 0 {
-				text = cli.Textf("volume %s is detached from %s and still attached at %s", v.Name, path, places(v))
+				text = cli.Textf("volume %s detached from %s, still attached at %s", v.Name, path, targetPaths(v))
 			}
 			return text, v, err
 		}),
@@ -88,10 +88,10 @@ func newVolumeTrimCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "trim VOLUME",
 		Short: "Discard the free blocks of a mounted volume (fstrim)",
-		Long: `Discards the blocks that the file system does not use, so that a thin volume takes
-no more space than its files.`,
+		Long: `Discards the blocks that the file system does not use, to return the space of deleted
+files in a thin volume to the pool.`,
 		Example: `  cleat volume trim data`,
-		RunE: f.ask("trimming the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+		RunE: f.runE("trimming the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			v, err := d.Show(ctx, args[0])
 			if err != nil {
 				return nil, nil, err
@@ -101,23 +101,23 @@ no more space than its files.`,
 				return nil, nil, err
 			}
 			bytes, err := fstrim.Trim(ctx, path)
-			return cli.Textf("volume %s: %s of free room trimmed", v.Name, cli.HumanBytes(bytes)),
+			return cli.Textf("volume %s: %s of free space trimmed", v.Name, cli.HumanBytes(bytes)),
 				map[string]any{"name": v.Name, "path": path, "trimmedBytes": bytes}, err
 		}),
 	}
 }
 
-// trimPath is where the volume is mounted for writing.
+// trimPath returns a path at which the volume is mounted read-write.
 func trimPath(v client.Volume) (string, error) {
 	if v.Capability.Block {
-		return "", fmt.Errorf("volume %s is a block device: what is free in it only its user knows (blkdiscard, or fstrim on a file system of its own)", v.Name)
+		return "", fmt.Errorf("volume %s is a block device, whose free blocks only its user knows: run blkdiscard, or fstrim on its file system", v.Name)
 	}
 	for _, t := range v.Targets {
 		if t.Published && !t.ReadOnly {
 			return t.Path, nil
 		}
 	}
-	return "", fmt.Errorf("volume %s is not attached for writing; attach it first", v.Name)
+	return "", fmt.Errorf("volume %s is not attached read-write: attach it first", v.Name)
 }
 
 func newVolumeStatsCommand(f *driverFlags) *cobra.Command {
@@ -125,7 +125,7 @@ func newVolumeStatsCommand(f *driverFlags) *cobra.Command {
 		Use:     "stats VOLUME",
 		Short:   "Show the capacity and usage of an attached volume",
 		Example: `  cleat volume stats data`,
-		RunE: f.ask("measuring the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+		RunE: f.runE("measuring the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			all, err := d.Stats(ctx, args[0])
 			t := cli.Table{Header: []string{"OF", "TOTAL", "USED", "AVAILABLE", "USED %"}}
 			for _, u := range all {
@@ -147,12 +147,12 @@ func newVolumeStatsCommand(f *driverFlags) *cobra.Command {
 func newVolumeHealthCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "health [VOLUME]",
-		Short: "Show the conditions of a volume, or of the storage",
-		Long: `Shows what the driver reports as wrong with a volume; without one, with its
-storage as this node sees it.`,
+		Short: "Show the health of a volume, or of the storage",
+		Long: `Shows the adverse conditions that the driver reports for a volume, or without VOLUME
+for the storage as seen by this node.`,
 		Example: `  cleat volume health data
   cleat volume health`,
-		RunE: f.ask("asking for health", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+		RunE: f.runE("checking health", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			whose := "the storage"
 			var found []volume.Condition
 			var err error
