@@ -9,10 +9,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Code maps an error to the gRPC code of CSI and CSI-Addons: by its kind, or, of
-// an error without one, by the gRPC status in its chain. Otherwise it is
-// DEADLINE_EXCEEDED or CANCELED when the context ended, RESOURCE_EXHAUSTED when
-// a disk is full, and INTERNAL.
+// Code maps an error to the gRPC code of CSI and CSI-Addons: by its kind, or
+// without a kind by the gRPC status in its chain. Otherwise it returns
+// DEADLINE_EXCEEDED or CANCELED for context errors, RESOURCE_EXHAUSTED for a
+// full disk, and INTERNAL.
 func Code(err error) codes.Code {
 	if err == nil {
 		return codes.OK

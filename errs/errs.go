@@ -1,5 +1,5 @@
-// Package errs has the kinds of errors that every contract knows, their gRPC
-// codes, and the quoting of untrusted strings in messages.
+// Package errs has the error kinds shared by all contracts, their gRPC codes,
+// and the quoting of untrusted strings in messages.
 package errs
 
 import (
@@ -7,39 +7,39 @@ import (
 	"fmt"
 )
 
-// Kind sorts errors by what the caller can do about them. A Kind is itself an
-// error, so errors.Is(err, errs.NotFound) asks for it. One table per
-// contract turns kinds into that contract's codes.
+// Kind classifies errors by what the caller can do about them. A Kind is itself
+// an error: test for it with errors.Is(err, errs.NotFound). Each contract maps
+// kinds to its own codes.
 type Kind string
 
 func (k Kind) Error() string { return string(k) }
 
 const (
-	// Invalid: the request can never succeed as it stands; nothing was done.
+	// Invalid: the request can never succeed unchanged; nothing was done.
 	Invalid Kind = "invalid request"
-	// NotFound: an object that the request names does not exist.
+	// NotFound: an object of the request does not exist.
 	NotFound Kind = "not found"
-	// Exists: an object of that name exists and differs from the request.
+	// Exists: an object with that name exists and does not match the request.
 	Exists Kind = "already exists"
-	// OutOfRange: a size or an offset that cannot be had.
+	// OutOfRange: an unsupported size or offset.
 	OutOfRange Kind = "out of range"
-	// Exhausted: no room, or no place that fits the topology.
+	// Exhausted: no space, or no capacity that matches the topology.
 	Exhausted Kind = "exhausted"
-	// Precondition: the state forbids it now; the message says what to change.
+	// Precondition: the current state does not allow the request; the message says what to change.
 	Precondition Kind = "precondition failed"
-	// Busy: another operation runs on the object; try again.
+	// Busy: another operation on the object is in progress; retry.
 	Busy Kind = "busy"
-	// Unsupported: this backend or deployment cannot do it at all.
+	// Unsupported: this backend or deployment does not support the request.
 	Unsupported Kind = "unsupported"
-	// Denied: the caller may not.
+	// Denied: the caller has no permission.
 	Denied Kind = "permission denied"
 	// Unauthenticated: credentials are missing or wrong.
 	Unauthenticated Kind = "unauthenticated"
-	// BadToken: a continuation token that this server never gave out.
+	// BadToken: a continuation token that this server did not issue.
 	BadToken Kind = "bad token"
-	// Unavailable: a peer or the storage does not answer now.
+	// Unavailable: a peer or the storage does not respond; retry.
 	Unavailable Kind = "unavailable"
-	// Internal: a fault of this program or of the kernel under it.
+	// Internal: a failure of this program or of the kernel.
 	Internal Kind = "internal"
 )
 
@@ -52,12 +52,12 @@ func (e *kindError) Error() string { return e.err.Error() }
 
 func (e *kindError) Unwrap() []error { return []error{e.kind, e.err} }
 
-// Errorf makes an error of a kind; %w wraps a cause as in fmt.Errorf.
+// Errorf returns an error of a kind; %w wraps a cause as in fmt.Errorf.
 func Errorf(kind Kind, format string, args ...any) error {
 	return &kindError{kind: kind, err: fmt.Errorf(format, args...)}
 }
 
-// KindOf returns the outermost kind of an error, Internal when it has none.
+// KindOf returns the outermost kind of an error, or Internal if it has no kind.
 func KindOf(err error) Kind {
 	if kind, ok := kindOf(err); ok {
 		return kind

@@ -1,7 +1,7 @@
 package errs
 
-// Nearest returns the candidate with the fewest edits to word, or "" when none
-// is close enough to be a likely misspelling. Of equals the first one wins.
+// Nearest returns the candidate with the smallest edit distance to word, or ""
+// if none is a likely misspelling. Of equal candidates it returns the first.
 func Nearest(word string, candidates []string) string {
 	best, fewest := "", max(len([]rune(word))/3, 2)+1
 	for _, c := range candidates {
@@ -12,8 +12,8 @@ func Nearest(word string, candidates []string) string {
 	return best
 }
 
-// Distance counts the characters to insert, delete or replace to get from one
-// string to the other; two neighbours that changed places count once.
+// Distance returns the edit distance of two strings; a transposition of
+// neighbors counts once.
 func Distance(from, to string) int {
 	a, b := []rune(from), []rune(to)
 	rows := make([][]int, len(a)+1)

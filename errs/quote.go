@@ -6,11 +6,11 @@ import (
 	"unicode/utf8"
 )
 
-// maxQuoted bounds what Quote shows, in bytes.
+// maxQuoted is the length, in bytes, at which Quote truncates.
 const maxQuoted = 128
 
-// Quote returns s in double quotes for an error or a log, with control characters
-// escaped. Of more than 64 bytes it shows the first 128 and the length.
+// Quote returns s in double quotes for errors and logs, with control characters
+// escaped. It truncates s after maxQuoted bytes, and then appends the length.
 func Quote(s string) string {
 	if len(s) <= maxQuoted {
 		return fmt.Sprintf("%q", s)
@@ -18,7 +18,7 @@ func Quote(s string) string {
 	return fmt.Sprintf("%q… (%d bytes)", s[:boundary(s, maxQuoted)], len(s))
 }
 
-// Clip returns s as valid UTF-8 of at most limit bytes; "…" marks what is missing.
+// Clip returns s as valid UTF-8 of at most limit bytes; a truncated string ends with "…".
 func Clip(s string, limit int) string {
 	const ellipsis = "…"
 	s = strings.ToValidUTF8(s, "\uFFFD")
@@ -28,7 +28,7 @@ func Clip(s string, limit int) string {
 	return s[:boundary(s, limit-len(ellipsis))] + ellipsis
 }
 
-// boundary returns the last start of a character in s at or before end.
+// boundary returns the last character boundary in s at or before end.
 func boundary(s string, end int) int {
 	end = max(end, 0)
 	for end > 0 && !utf8.RuneStart(s[end]) {

@@ -10,23 +10,23 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Settings that would guard or reach nothing are refused, not passed over.
+// Settings without effect are refused, not ignored.
 func TestFencingSettingsOfCSI(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*csiServer)
-		want   string // in the error; empty: none
+		want   string // in the error; empty: no error
 	}{
-		"none":                     {func(*csiServer) {}, ""},
-		"the endpoint alone":       {func(f *csiServer) { f.addonsEndpoint = "unix:///run/x/addons.sock" }, ""},
-		"beside the CSI socket":    {func(f *csiServer) { f.addonsEndpoint = "unix:///run/cleat/csi/a.sock" }, "another directory"},
-		"a peer and nobody asks":   {func(f *csiServer) { f.fencing.peers = []string{"a=unix:///run/a.sock"} }, "--addons-endpoint"},
-		"a secret and nobody asks": {func(f *csiServer) { f.fencing.secrets = map[string]string{"k": "/f"} }, "--addons-endpoint"},
-		"a secret for peers": {func(f *csiServer) {
+		"default":                 {func(*csiServer) {}, ""},
+		"endpoint only":           {func(f *csiServer) { f.addonsEndpoint = "unix:///run/x/addons.sock" }, ""},
+		"directory of CSI socket": {func(f *csiServer) { f.addonsEndpoint = "unix:///run/cleat/csi/a.sock" }, "another directory"},
+		"peer without endpoint":   {func(f *csiServer) { f.fencing.peers = []string{"a=unix:///run/a.sock"} }, "--addons-endpoint"},
+		"secret without endpoint": {func(f *csiServer) { f.fencing.secrets = map[string]string{"k": "/f"} }, "--addons-endpoint"},
+		"secret for peers": {func(f *csiServer) {
 			f.fencing.listen, f.fencing.secrets = "unix:///run/p.sock", map[string]string{"k": "/f"}
 		}, "certificate"},
-		"a network without TLS": {func(f *csiServer) { f.fencing.listen = ":9070" }, "--fence-tls-cert"},
-		"loopback":              {func(f *csiServer) { f.nodeAddresses = []string{"127.0.0.1"} }, "--node-address"},
-		"no address":            {func(f *csiServer) { f.nodeAddresses = []string{"node-1"} }, "--node-address"},
+		"network without TLS": {func(f *csiServer) { f.fencing.listen = ":9070" }, "--fence-tls-cert"},
+		"loopback":            {func(f *csiServer) { f.nodeAddresses = []string{"127.0.0.1"} }, "--node-address"},
+		"no address":          {func(f *csiServer) { f.nodeAddresses = []string{"node-1"} }, "--node-address"},
 	} {
 		f := csiServer{fencing: fencing{prefix: "fence-", checkInterval: time.Second, endTimeout: time.Second}}
 		f.Endpoint = defaultEndpoint

@@ -125,11 +125,11 @@ func (s csiStatus) table() cli.Table {
 	}
 	r := s.Registration
 	t.Add("Registration", fmt.Sprintf("%s since %s", r.State, cli.Cell(r.Since)))
-	t.Add("Its socket", r.Socket)
+	t.Add("Registration socket", r.Socket)
 	t.Add("Announced", fmt.Sprintf("%s %s %s at %s", r.Type, r.Name, strings.Join(r.Versions, " "), r.Endpoint))
-	t.Add("Last asked", r.Asked)
-	t.Add("Last told", r.Told)
-	t.AddKnown("Host's words", r.Error)
+	t.Add("Last GetInfo", r.Asked)
+	t.Add("Last notified", r.Told)
+	t.AddKnown("Host error", r.Error)
 	t.AddKnown("Reason", r.Reason)
 	return t
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// A group that is named can use the socket; without one only root can.
+// The socket is accessible to --socket-group; by default only to root.
 func TestSocketGroup(t *testing.T) {
 	cleat := testkit.Build(t, testkit.Cleat)
 	const games = "60" // any group that is not root's
@@ -20,8 +20,8 @@ func TestSocketGroup(t *testing.T) {
 		mode  fs.FileMode
 		gid   uint32
 	}{
-		"nobody else": {nil, 0o600, 0},
-		"a group":     {[]string{"--socket-group", games}, 0o660, 60},
+		"root only": {nil, 0o600, 0},
+		"a group":   {[]string{"--socket-group", games}, 0o660, 60},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -263,7 +263,7 @@ func newDeviceListCommand() *cobra.Command {
 		Use:   "list",
 		Short: "List the devices of a plugin (ListDevices)",
 		Long: `Calls ListDevices until the last page. A device that is created or deleted
-meanwhile may or may not be listed.`,
+meanwhile is not always listed.`,
 		Example: `  cleat device list
   cleat device list -o json | jq -r '.[].volume_id'`,
 		RunE: func(cmd *cobra.Command, args []string) error {

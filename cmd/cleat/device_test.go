@@ -28,8 +28,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// vendorPlugin is a plugin of somebody's: it keeps devices in memory and what it
-// was asked, and fails where it is told to.
+// vendorPlugin is a fake storage plugin with devices in memory. It records calls and
+// returns configured errors.
 type vendorPlugin struct {
 	storagev1.UnimplementedIdentityServiceServer
 	storagev1.UnimplementedStoragePluginServiceServer
@@ -53,8 +53,8 @@ func (v *vendorPlugin) begin(call string) error {
 	return v.fail[call]
 }
 
-// asked returns the calls since it was asked last.
-func (v *vendorPlugin) asked() []string {
+// takeCalls returns the calls since the previous takeCalls.
+func (v *vendorPlugin) takeCalls() []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	calls := v.calls
@@ -144,7 +144,7 @@ func newVendorPlugin() *vendorPlugin {
 	}
 }
 
-// deviceRig is a plugin, and the commands that ask it.
+// deviceRig is a fake plugin with the commands that call it.
 type deviceRig struct {
 	commands
 	*vendorPlugin
@@ -179,7 +179,7 @@ func (r *deviceRig) serve(t *testing.T) {
 	})
 }
 
-func askedDevice(t *testing.T, stdin string, args ...string) (out, notices string, err error) {
+func runDevice(t *testing.T, stdin string, args ...string) (out, notices string, err error) {
 	t.Helper()
 	return execute(t, newRootCommand(), stdin, append([]string{"device"}, args...)...)
 }
@@ -188,8 +188,8 @@ func TestDeviceLife(t *testing.T) {
 	r := newDeviceRig(t)
 	r.says(t, "bdev-pvc-1\n", "create", "pvc-1", "--mode", "block", "--access-mode", "rwo,ROX", "--access-mode", "RWO",
 		"--context", "nqn=nqn.2024-01.com.example:vol1", "--context", "opt=a=b,c", "--publish-context", "p=", "--storage-parameter", "s=1")
-	if got, want := r.asked(), []string{"GetPluginInfo", "Probe", "Capabilities", "GetSNAPProvider", "CreateDevice"}; !slices.Equal(got, want) {
-		t.Errorf("asked %q, want %q", got, want)
+	if got, want := r.takeCalls(), []string{"GetPluginInfo", "Probe", "Capabilities", "GetSNAPProvider", "CreateDevice"}; !slices.Equal(got, want) {
+		t.Errorf("calls %q, want %q", got, want)
 	}
 	want := &storagev1.CreateDeviceRequest{
 		VolumeId: "pvc-1", VolumeMode: "Block", AccessModes: []storagev1.AccessMode{storagev1.AccessMode_ACCESS_MODE_RWO, storagev1.AccessMode_ACCESS_MODE_ROX},
@@ -229,10 +229,10 @@ storage_parameters/s   1
 }
 `, "get", "pvc-1", "bdev-pvc-1", "-o", "json")
 	r.refuses(t, []string{"NotFound", "no such device", "cleat device create"}, "get", "pvc-1", "another")
-	r.asked()
+	r.takeCalls()
 	r.says(t, "volume pvc-1 has no device bdev-pvc-1\n", "rm", "pvc-1", "bdev-pvc-1")
 	r.says(t, "{\n  \"volume_id\": \"pvc-1\",\n  \"device_name\": \"\"\n}\n", "remove", "pvc-1", "-o", "json")
-	if got := r.asked(); !slices.Equal(got, []string{"DeleteDevice pvc-1 bdev-pvc-1", "DeleteDevice pvc-1 "}) {
+	if got := r.takeCalls(); !slices.Equal(got, []string{"DeleteDevice pvc-1 bdev-pvc-1", "DeleteDevice pvc-1 "}) {
 		t.Errorf("%q", got)
 	}
 	r.says(t, "volume_id: pvc-2\ndevice_name: bdev-pvc-2\n"[len("volume_id: pvc-2\n"):]+"volume_id: pvc-2\n", "create", "pvc-2", "-o", "yaml")
@@ -241,20 +241,20 @@ storage_parameters/s   1
 	}
 }
 
-// A name on record is looked for first, as the node driver does.
+// A recorded device name is looked up first, as in the node driver.
 func TestDeviceOnRecord(t *testing.T) {
 	r := newDeviceRig(t)
 	r.says(t, "bdev-v\n", "create", "v", "--device", "bdev-v")
-	if got := r.asked(); !slices.Equal(got[4:], []string{"GetDevice", "CreateDevice"}) {
+	if got := r.takeCalls(); !slices.Equal(got[4:], []string{"GetDevice", "CreateDevice"}) {
 		t.Errorf("%q", got)
 	}
 	r.says(t, "bdev-v\n", "create", "v", "--device", "bdev-v")
-	if got := r.asked(); !slices.Equal(got[4:], []string{"GetDevice"}) {
+	if got := r.takeCalls(); !slices.Equal(got[4:], []string{"GetDevice"}) {
 		t.Errorf("%q", got)
 	}
 	r.set(func() { r.fail["GetDevice"] = status.Error(codes.FailedPrecondition, "SNAP is slow") })
 	r.refuses(t, []string{"FailedPrecondition", "SNAP is slow"}, "create", "v", "--device", "bdev-v")
-	if got := r.asked(); slices.Contains(got, "CreateDevice") {
+	if got := r.takeCalls(); slices.Contains(got, "CreateDevice") {
 		t.Errorf("%q", got)
 	}
 }
@@ -270,59 +270,59 @@ func TestDeviceContextsFromAFile(t *testing.T) {
 	if diff := cmp.Diff(want, r.last, protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
-	if out, _, err := askedDevice(t, `{"storage_parameters": {"x": "y"}}`, "create", "w", "--from", "-", "--socket", r.server); err != nil || out != "bdev-w\n" || r.last.StorageParameters["x"] != "y" {
+	if out, _, err := runDevice(t, `{"storage_parameters": {"x": "y"}}`, "create", "w", "--from", "-", "--socket", r.server); err != nil || out != "bdev-w\n" || r.last.StorageParameters["x"] != "y" {
 		t.Errorf("%q, %v", out, err)
 	}
 }
 
-// Nothing is sent when a command is used wrongly, or with a key; no key is told.
-func TestWrongUseOfDevice(t *testing.T) {
+// A command with wrong arguments or a secret key calls nothing; no error has the key.
+func TestDeviceRefusesWrongArguments(t *testing.T) {
 	r := newDeviceRig(t)
 	const key = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:"
 	for line, words := range map[string][]string{
-		"create":                             {"takes VOLUME"},
-		"create a b":                         {"takes VOLUME"},
+		"create":                             {"expects VOLUME"},
+		"create a b":                         {"expects VOLUME"},
 		"get":                                {"DEVICE", "0 argument"},
 		"rm a b c":                           {"3 argument"},
-		"list x":                             {"no argument"},
-		"probe x":                            {"no argument"},
+		"list x":                             {"no arguments"},
+		"probe x":                            {"no arguments"},
 		"probe --wait -1s":                   {"negative"},
 		"list --page-size -1":                {"negative"},
 		"list --timeout -1s":                 {"negative"},
 		"list -o xml":                        {"xml"},
-		"list --plugin-name x":               {"one of them"},
+		"list --plugin-name x":               {"mutually exclusive"},
 		"create v --mode raw":                {"block or filesystem", "raw"},
 		"create v --access-mode RWX,RW":      {"ReadWriteOncePod", `"RW"`},
 		"create v --access-mode UNSPECIFIED": {"ReadWriteOncePod"},
-		"create v --context a":               {"--context takes KEY=VALUE"},
-		"create v --publish-context =a":      {"--publish-context takes KEY=VALUE"},
-		"create v --storage-parameter a=1 --storage-parameter a=2":            {"--storage-parameter a is given twice"},
+		"create v --context a":               {"--context expects KEY=VALUE"},
+		"create v --publish-context =a":      {"--publish-context expects KEY=VALUE"},
+		"create v --storage-parameter a=1 --storage-parameter a=2":            {"--storage-parameter a is set twice"},
 		"create v --context psk=" + key:                                       {"volume_context/psk", "nothing was sent", "--key-dir"},
 		"create v --publish-context x=" + key:                                 {"publish_context/x"},
 		"create v --storage-parameter " + key + "=x":                          {"storage_parameters", "not shown"},
 		"create v --context " + key:                                           {"KEY=VALUE"},
 		"create v --context " + key + "=1 --context " + key + "=2":            {"not shown"},
 		"create v --from /nonexistent":                                        {"--from /nonexistent", "no such file"},
-		"create v --from " + write(t, "a: [\n"+key):                           {"no YAML"},
-		"create v --from " + write(t, key):                                    {"not shown", "none of"},
-		"create v --from " + write(t, "volume_context: {a: b, a: c}\n"):       {"each key in it once"},
+		"create v --from " + write(t, "a: [\n"+key):                           {"invalid YAML"},
+		"create v --from " + write(t, key):                                    {"not shown", "unknown field"},
+		"create v --from " + write(t, "volume_context: {a: b, a: c}\n"):       {"unique keys"},
 		"create v --from " + write(t, "volume_contxt: {a: b}\n"):              {"did you mean volume_context?"},
-		"create v --from " + write(t, "other: {a: b}\n"):                      {"none of volume_context, publish_context, storage_parameters"},
-		"create v --from " + write(t, "publish_context: {port: 4420}\n"):      {`under "port"`, "in quotes"},
-		"create v --from " + write(t, "publish_context: {'"+key+"': true}\n"): {"in quotes"},
+		"create v --from " + write(t, "other: {a: b}\n"):                      {"the fields are volume_context, publish_context, storage_parameters"},
+		"create v --from " + write(t, "publish_context: {port: 4420}\n"):      {`under "port"`, "quote numbers"},
+		"create v --from " + write(t, "publish_context: {'"+key+"': true}\n"): {"quote numbers"},
 		"create v --from " + write(t, "volume_context:\n  k: '"+key+"'\n"):    {"volume_context/k"},
 		"create v --from " + write(t, strings.Repeat("#", 5<<20)):             {"more than"},
 	} {
 		if err := r.refuses(t, words, strings.Fields(line)...); err != nil && strings.Contains(err.Error(), "ia6zGod") {
-			t.Errorf("the key is told: %v", err)
+			t.Errorf("the error has the key: %v", err)
 		}
 	}
 	r.refuses(t, []string{"VOLUME is empty"}, "create", "")
 	r.refuses(t, []string{"VOLUME is empty"}, "get", "")
-	if _, _, err := askedDevice(t, "", "prob"); err == nil || !strings.Contains(err.Error(), `did you mean "probe"?`) {
+	if _, _, err := runDevice(t, "", "prob"); err == nil || !strings.Contains(err.Error(), `did you mean "probe"?`) {
 		t.Error(err)
 	}
-	if calls := r.asked(); len(calls) != 0 {
+	if calls := r.takeCalls(); len(calls) != 0 {
 		t.Errorf("%q", calls)
 	}
 }
@@ -338,8 +338,8 @@ SNAP provider     snap
 SNAP socket       /var/lib/nvidia/storage/snap/providers/snap/snap.sock
 manifest/commit   abc
 `, "probe")
-	if got, want := r.asked(), []string{"GetPluginInfo", "Probe", "Capabilities", "GetSNAPProvider"}; !slices.Equal(got, want) {
-		t.Errorf("asked %q, want %q", got, want)
+	if got, want := r.takeCalls(), []string{"GetPluginInfo", "Probe", "Capabilities", "GetSNAPProvider"}; !slices.Equal(got, want) {
+		t.Errorf("calls %q, want %q", got, want)
 	}
 	for _, c := range []struct {
 		name   string
@@ -348,10 +348,10 @@ manifest/commit   abc
 		want   deviceProbe
 	}{
 		{"not ready", func() { r.ready = wrapperspb.Bool(false) }, []string{"not ready", "--wait 1m"}, deviceProbe{}},
-		{"ready unset", func() { r.ready = nil }, []string{"unset", "takes for not ready"}, deviceProbe{}},
-		{"ill", func() { r.fail["Probe"] = status.Error(codes.FailedPrecondition, "the disk is full") }, []string{"Probe", "the disk is full"}, deviceProbe{}},
+		{"ready unset", func() { r.ready = nil }, []string{"unset", "treats as not ready"}, deviceProbe{}},
+		{"probe fails", func() { r.fail["Probe"] = status.Error(codes.FailedPrecondition, "the disk is full") }, []string{"Probe", "the disk is full"}, deviceProbe{}},
 		{"no capabilities", func() { r.fail["Capabilities"] = status.Error(codes.FailedPrecondition, "SNAP is slow") }, []string{"SNAP is slow"}, deviceProbe{Ready: true}},
-		{"no provider", func() { r.fail["GetSNAPProvider"] = status.Error(codes.Unimplemented, "no") }, []string{"GetSNAPProvider", "every plugin has to serve that"},
+		{"no provider", func() { r.fail["GetSNAPProvider"] = status.Error(codes.Unimplemented, "no") }, []string{"GetSNAPProvider", "this method is mandatory"},
 			deviceProbe{Ready: true, Capabilities: []string{"TYPE_LIST_DEVICES"}}},
 		{"the default provider", func() { r.provider = "" }, nil,
 			deviceProbe{Ready: true, Capabilities: []string{"TYPE_LIST_DEVICES"}, SNAP: "/var/lib/nvidia/storage/snap/providers/snap.sock"}},
@@ -382,14 +382,14 @@ manifest/commit   abc
 			}
 		}
 	}
-	if out, _, err := r.run(t, "", "probe"); err != nil || !strings.Contains(out, "providers/snap.sock (today's node driver") {
+	if out, _, err := r.run(t, "", "probe"); err != nil || !strings.Contains(out, "providers/snap.sock (current node drivers") {
 		t.Errorf("%s %v", out, err)
 	}
 	r.set(func() { r.fail["GetPluginInfo"] = status.Error(codes.FailedPrecondition, "who am I") })
 	r.refuses(t, []string{"who am I"}, "probe")
 }
 
-// --wait begins before the plugin is there, and ends when it is ready.
+// --wait starts before the plugin, and ends when it is ready.
 func TestDeviceProbeWaits(t *testing.T) {
 	r := absentDeviceRig(t)
 	r.ready = wrapperspb.Bool(false)
@@ -420,18 +420,18 @@ func TestDeviceProbeWaits(t *testing.T) {
 			notices <- string(b[:n])
 		}
 	}()
-	told := func(want string) {
+	awaitNotice := func(want string) {
 		t.Helper()
 		for n := range notices {
 			if strings.Contains(n, want) {
 				return
 			}
 		}
-		t.Fatalf("nobody tells %q", want)
+		t.Fatalf("no notice has %q", want)
 	}
-	told("no plugin answers")
+	awaitNotice("no plugin answers")
 	r.serve(t)
-	told("is not ready")
+	awaitNotice("is not ready")
 	r.set(func() { r.ready = wrapperspb.Bool(true) })
 	for range notices { // until the command has ended
 	}
@@ -442,11 +442,11 @@ func TestDeviceProbeWaits(t *testing.T) {
 	}
 }
 
-// What waiting does not mend ends it; so does its time.
-func TestDeviceProbeGivesUp(t *testing.T) {
+// --wait ends on errors that are not transient, and at its timeout.
+func TestDeviceProbeWaitEnds(t *testing.T) {
 	r := newDeviceRig(t)
 	r.set(func() { r.ready = wrapperspb.Bool(false) })
-	inTime(t, "what the plugin said", 300*time.Millisecond, func(wait string) bool {
+	inTime(t, "the error of the plugin", 300*time.Millisecond, func(wait string) bool {
 		out, _, err := r.run(t, "", "probe", "--wait", wait)
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("%s %v", out, err)
@@ -454,10 +454,10 @@ func TestDeviceProbeGivesUp(t *testing.T) {
 		return saysAll(err, "is not ready", "gave up after") && strings.Contains(out, "Ready             no")
 	})
 	absent := filepath.Join(t.TempDir(), "absent.sock")
-	inTime(t, "that nobody is there", 300*time.Millisecond, func(wait string) bool {
-		_, _, err := askedDevice(t, "", "probe", "--wait", wait, "--socket", absent)
+	inTime(t, "that the plugin is absent", 300*time.Millisecond, func(wait string) bool {
+		_, _, err := runDevice(t, "", "probe", "--wait", wait, "--socket", absent)
 		if err == nil {
-			t.Fatal("nobody was found ready")
+			t.Fatal("an absent plugin is ready")
 		}
 		return errors.Is(err, client.ErrNobody) && saysAll(err, "is the plugin running?")
 	})
@@ -473,8 +473,8 @@ func TestDeviceProbeGivesUp(t *testing.T) {
 	}
 }
 
-// What the node driver would stumble on stops a create, or is told.
-func TestDeviceCreateStopsWhereTheNodeDriverWould(t *testing.T) {
+// A create reports what the node driver would fail on, as error or as notice.
+func TestDeviceCreateFailsLikeNodeDriver(t *testing.T) {
 	r := newDeviceRig(t)
 	for _, c := range []struct {
 		name   string
@@ -482,12 +482,12 @@ func TestDeviceCreateStopsWhereTheNodeDriverWould(t *testing.T) {
 		args   []string
 		words  []string
 	}{
-		{"not ready", func() { r.ready = wrapperspb.Bool(false) }, nil, []string{"nothing was made", "nothing was made: plugin dpu.example.com: the plugin is not ready", "cleat device probe --wait"}},
-		{"ready unset", func() { r.ready = nil }, nil, []string{"nothing was made", "unset"}},
-		{"another mode", func() { r.capabilities = r.capabilities[1:] }, []string{"--mode", "Block"}, []string{"no devices with volume mode Block", "TYPE_CREATE_DELETE_FS_DEVICE"}},
-		{"the other mode", func() { r.capabilities = r.capabilities[:1] }, nil, []string{"no devices with volume mode Filesystem", "TYPE_CREATE_DELETE_BLOCK_DEVICE"}},
-		{"nothing", func() { r.capabilities = nil }, nil, []string{"announces nothing"}},
-		{"ill", func() { r.fail["Probe"] = status.Error(codes.FailedPrecondition, "full") }, nil, []string{"Probe with FailedPrecondition: full"}},
+		{"not ready", func() { r.ready = wrapperspb.Bool(false) }, nil, []string{"no device was created", "no device was created: plugin dpu.example.com: the plugin is not ready", "cleat device probe --wait"}},
+		{"ready unset", func() { r.ready = nil }, nil, []string{"no device was created", "unset"}},
+		{"another mode", func() { r.capabilities = r.capabilities[1:] }, []string{"--mode", "Block"}, []string{"does not support volume mode Block", "TYPE_CREATE_DELETE_FS_DEVICE"}},
+		{"the other mode", func() { r.capabilities = r.capabilities[:1] }, nil, []string{"does not support volume mode Filesystem", "TYPE_CREATE_DELETE_BLOCK_DEVICE"}},
+		{"nothing", func() { r.capabilities = nil }, nil, []string{"capabilities: nothing"}},
+		{"probe fails", func() { r.fail["Probe"] = status.Error(codes.FailedPrecondition, "full") }, nil, []string{"Probe with FailedPrecondition: full"}},
 		{"no info", func() { r.fail["GetPluginInfo"] = status.Error(codes.Unknown, "eh") }, nil, []string{"GetPluginInfo with Unknown: eh"}},
 		{"no capabilities", func() { r.fail["Capabilities"] = status.Error(codes.FailedPrecondition, "slow") }, nil, []string{"StoragePluginGetCapabilities with FailedPrecondition: slow"}},
 	} {
@@ -497,8 +497,8 @@ func TestDeviceCreateStopsWhereTheNodeDriverWould(t *testing.T) {
 			c.change()
 		})
 		r.refuses(t, c.words, append([]string{"create", "v"}, c.args...)...)
-		if slices.Contains(r.asked(), "CreateDevice") {
-			t.Errorf("%s: a device was asked for", c.name)
+		if slices.Contains(r.takeCalls(), "CreateDevice") {
+			t.Errorf("%s: CreateDevice was called", c.name)
 		}
 	}
 	r.set(func() {
@@ -506,14 +506,14 @@ func TestDeviceCreateStopsWhereTheNodeDriverWould(t *testing.T) {
 		r.fail = map[string]error{"GetSNAPProvider": status.Error(codes.FailedPrecondition, "no provider")}
 	})
 	_, notices, err := r.run(t, "", "create", "a-rather-long-name")
-	if err != nil || !strings.Contains(notices, "no provider; the node driver goes on") || !strings.Contains(notices, "has 23 characters; SNAP can expose those with at most 17") {
+	if err != nil || !strings.Contains(notices, "no provider; the node driver continues") || !strings.Contains(notices, "has 23 characters, but SNAP can expose names of at most 17") {
 		t.Errorf("%s %v", notices, err)
 	}
 	if _, notices, err = r.run(t, "", "create", "a-rather-long-name", "--mode", "block"); err != nil || strings.Contains(notices, "characters") {
 		t.Errorf("%s %v", notices, err)
 	}
 	r.set(func() { r.name = func(string) string { return "" } })
-	r.refuses(t, []string{"without a device_name"}, "create", "v")
+	r.refuses(t, []string{"empty device_name"}, "create", "v")
 }
 
 func TestDeviceList(t *testing.T) {
@@ -528,7 +528,7 @@ func TestDeviceList(t *testing.T) {
 	}
 	r.page = func(_ int32, token string) *storagev1.ListDevicesResponse { return pages[token] }
 	r.says(t, "VOLUME     DEVICE\nb          d-b\na\\x1b[2J   d-a\\x1b[2J\nc          d-c\n", "list", "--page-size", "2")
-	if got := r.asked(); !slices.Equal(got, []string{"ListDevices 2 ", "ListDevices 2 1", "ListDevices 2 2"}) {
+	if got := r.takeCalls(); !slices.Equal(got, []string{"ListDevices 2 ", "ListDevices 2 1", "ListDevices 2 2"}) {
 		t.Errorf("%q", got)
 	}
 	out, _, err := r.run(t, "", "ls", "-o", "json")
@@ -537,7 +537,7 @@ func TestDeviceList(t *testing.T) {
 		t.Errorf("%v, %v", all, err)
 	}
 	pages["2"].NextToken = "1"
-	r.refuses(t, []string{"has no end"}, "list")
+	r.refuses(t, []string{"does not end"}, "list")
 	pages[""] = &storagev1.ListDevicesResponse{}
 	r.says(t, "[]\n", "list", "-o", "json")
 }
@@ -552,37 +552,37 @@ func TestDeviceAdvice(t *testing.T) {
 		words string
 	}{
 		{"ListDevices", codes.Unimplemented, []string{"list"}, "cleat device get VOLUME DEVICE"},
-		{"ListDevices", codes.Aborted, []string{"list"}, "list again"},
-		{"GetDevice", codes.Unimplemented, []string{"get", "v"}, "does not tell of its devices"},
+		{"ListDevices", codes.Aborted, []string{"list"}, "repeat the command"},
+		{"GetDevice", codes.Unimplemented, []string{"get", "v"}, "does not support GetDevice"},
 		{"GetDevice", codes.Unavailable, []string{"get", "v"}, "often SNAP"},
-		{"CreateDevice", codes.Unimplemented, []string{"create", "v"}, "makes no devices"},
-		{"DeleteDevice", codes.Unimplemented, []string{"rm", "v"}, "makes no devices"},
-		{"Probe", codes.Unimplemented, []string{"create", "v"}, "every plugin has to serve that"},
+		{"CreateDevice", codes.Unimplemented, []string{"create", "v"}, "does not support the creation of devices"},
+		{"DeleteDevice", codes.Unimplemented, []string{"rm", "v"}, "does not support the creation of devices"},
+		{"Probe", codes.Unimplemented, []string{"create", "v"}, "this method is mandatory"},
 	} {
-		r.set(func() { r.fail = map[string]error{c.call: status.Error(c.code, "its words")} })
-		err := r.refuses(t, []string{c.call + " with " + c.code.String(), "its words", c.words}, c.args...)
+		r.set(func() { r.fail = map[string]error{c.call: status.Error(c.code, "the reason")} })
+		err := r.refuses(t, []string{c.call + " with " + c.code.String(), "the reason", c.words}, c.args...)
 		if status.Code(err) != c.code {
 			t.Errorf("%v has the code %s", err, status.Code(err))
 		}
 	}
-	r.set(func() { r.fail = map[string]error{"GetDevice": status.Error(codes.FailedPrecondition, "its words")} })
-	if err := r.refuses(t, []string{"its words"}, "get", "v"); strings.Contains(err.Error(), "(") {
+	r.set(func() { r.fail = map[string]error{"GetDevice": status.Error(codes.FailedPrecondition, "the reason")} })
+	if err := r.refuses(t, []string{"the reason"}, "get", "v"); strings.Contains(err.Error(), "(") {
 		t.Error(err)
 	}
 	h := newHost(t)
-	if _, _, err := askedDevice(t, "", "get", "v", "--socket", h.endpoint); err == nil || !strings.Contains(err.Error(), "something else than a storage plugin") {
+	if _, _, err := runDevice(t, "", "get", "v", "--socket", h.endpoint); err == nil || !strings.Contains(err.Error(), "is not a DPF storage plugin") {
 		t.Error(err)
 	}
 	left := filepath.Join(t.TempDir(), "left.sock")
 	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: left}))(t)
 	l.SetUnlinkOnClose(false)
 	testkit.Must(t, l.Close())
-	if _, _, err := askedDevice(t, "", "get", "v", "--socket", left); err == nil || !strings.Contains(err.Error(), "nobody listens on it any more") {
+	if _, _, err := runDevice(t, "", "get", "v", "--socket", left); err == nil || !strings.Contains(err.Error(), "the socket is stale") {
 		t.Error(err)
 	}
 }
 
-// A call that is not answered in time goes on; what to do then is told.
+// The error of a call that times out says that it continues, and how to undo it.
 func TestDeviceTimeout(t *testing.T) {
 	r := newDeviceRig(t)
 	release, inside := make(chan struct{}), make(chan struct{}, 8)
@@ -598,16 +598,16 @@ func TestDeviceTimeout(t *testing.T) {
 		default:
 			return false
 		}
-		if !saysAll(err, "CreateDevice", "the plugin may go on with it", "cleat device rm") {
+		if !saysAll(err, "CreateDevice", "the plugin might still execute the call", "cleat device rm") {
 			t.Error(err)
 		}
 		return true
 	})
 }
 
-// The socket comes from the command line, else from the environment: from our
-// own names, then from those of the plugin.
-func TestWhichPluginIsAsked(t *testing.T) {
+// The socket comes from the command line, else from the environment: from cleat's
+// variables before those of the plugin.
+func TestDeviceSocketSelection(t *testing.T) {
 	a, b := newDeviceRig(t), newDeviceRig(t)
 	const named = "/var/lib/nvidia/storage/snap/plugins/"
 	for _, c := range []struct {
@@ -616,7 +616,7 @@ func TestWhichPluginIsAsked(t *testing.T) {
 		args []string
 		want string
 	}{
-		{"nothing is said", nil, nil, named + "cleat/dpu.sock"},
+		{"default", nil, nil, named + "cleat/dpu.sock"},
 		{"a name", nil, []string{"--plugin-name", "nvidia-block"}, named + "nvidia-block/dpu.sock"},
 		{"a socket", nil, []string{"--socket", a.server}, a.server},
 		{"a name of the environment", map[string]string{"CLEAT_PLUGIN_NAME": "x"}, nil, named + "x/dpu.sock"},
@@ -630,10 +630,10 @@ func TestWhichPluginIsAsked(t *testing.T) {
 			for name, value := range c.env {
 				t.Setenv(name, value)
 			}
-			a.asked()
-			b.asked()
-			_, _, err := askedDevice(t, "", append([]string{"probe"}, c.args...)...)
-			switch asked := map[string]int{a.server: len(a.asked()), b.server: len(b.asked())}; {
+			a.takeCalls()
+			b.takeCalls()
+			_, _, err := runDevice(t, "", append([]string{"probe"}, c.args...)...)
+			switch asked := map[string]int{a.server: len(a.takeCalls()), b.server: len(b.takeCalls())}; {
 			case strings.HasPrefix(c.want, named):
 				if err == nil || !strings.Contains(err.Error(), c.want+": ") || asked[a.server]+asked[b.server] > 0 {
 					t.Errorf("%v, want one about %s", err, c.want)
@@ -644,16 +644,16 @@ func TestWhichPluginIsAsked(t *testing.T) {
 		})
 	}
 	for _, bad := range []string{"", "a/b", "..", "/"} {
-		if _, _, err := askedDevice(t, "", "probe", "--plugin-name", bad); err == nil || !strings.Contains(err.Error(), "one directory") {
+		if _, _, err := runDevice(t, "", "probe", "--plugin-name", bad); err == nil || !strings.Contains(err.Error(), "single directory") {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
-	if _, _, err := askedDevice(t, "", "probe", "--socket", "dpu.sock"); err == nil || !strings.Contains(err.Error(), "relative path") {
+	if _, _, err := runDevice(t, "", "probe", "--socket", "dpu.sock"); err == nil || !strings.Contains(err.Error(), "relative path") {
 		t.Error(err)
 	}
 }
 
-// What a plugin should not have kept is not shown.
+// Secret keys that a plugin has stored are hidden.
 func TestDeviceGetHidesKeys(t *testing.T) {
 	r := newDeviceRig(t)
 	const key = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:"

@@ -8,8 +8,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Under the command names of NVIDIA's chart cleat is cleat dpu, with the defaults
-// of the sample of that name, also where the chart's variables are empty.
+// Under the command names of NVIDIA's sample plugins cleat runs as cleat dpu with the
+// defaults of that sample, also if the chart's variables are empty.
 func TestSampleCommands(t *testing.T) {
 	for command, want := range map[string]string{
 		"/block-storage-vendor-dpu-plugin": "nvidia", "/storage-vendor-dpu-plugin": "nvidia", "/fs-storage-vendor-dpu-plugin": "nvidia-fs", "/nfs-storage-vendor-dpu-plugin": "nvidia-nfs",
@@ -39,9 +39,9 @@ func TestSampleCommands(t *testing.T) {
 	}
 }
 
-// NVIDIA's chart gives no name of the node, and each pod has a host name of its
-// own: the first one stays the node's, or targets would meet another host.
-func TestHostNameIsKept(t *testing.T) {
+// NVIDIA's chart sets no node name, and each pod has another host name: the first one
+// is kept, since the host NQN is derived from it.
+func TestDPUKeepsFirstHostName(t *testing.T) {
 	dir := t.TempDir()
 	node := func(given, hostname string) string {
 		t.Helper()

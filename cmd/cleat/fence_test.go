@@ -30,7 +30,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// fenceRig is a driver of somebody's, and the commands that ask it.
+// fenceRig is a fake driver with the commands that call it.
 type fenceRig struct {
 	commands
 	driver *fencetest.Driver
@@ -69,8 +69,8 @@ func TestFenceAndUnfence(t *testing.T) {
 	r.says(t, "[]\n", "list", "-o", "json")
 }
 
-// Whose fence it is, and secrets, reach the driver; secrets come from files and
-// are told nowhere.
+// Parameters and secrets reach the driver; secrets come from files and appear in no
+// output.
 func TestFenceParametersAndSecrets(t *testing.T) {
 	r := newFenceRig(t)
 	key := write(t, "hush-hush\n")
@@ -102,7 +102,7 @@ func TestFenceParametersAndSecrets(t *testing.T) {
 	r.driver.Before(func(context.Context, fencetest.Call) error {
 		return status.Error(codes.InvalidArgument, "insist with the parameter fence.cleat.dev/force=true")
 	})
-	r.refuses(t, []string{"not fenced", "--force does that"}, "add", "192.0.2.0/24")
+	r.refuses(t, []string{"not fenced", "use --force"}, "add", "192.0.2.0/24")
 	r.driver.Before(nil)
 	r.says(t, "unfenced 192.0.2.7/32\n", append(args, "rm", "192.0.2.7")...)
 }
@@ -134,9 +134,8 @@ func TestFenceFromAFile(t *testing.T) {
 	}
 }
 
-// Nothing is sent when a command is used wrongly, and all that is wrong is told
-// at once.
-func TestWrongUseOfFence(t *testing.T) {
+// A command with wrong arguments calls nothing, and reports all mistakes at once.
+func TestFenceRefusesWrongArguments(t *testing.T) {
 	r := newFenceRig(t)
 	files := testkit.NewAuthority(t, "a").Files(t, nil, "x")
 	bad := write(t, "192.0.2.0/24\n\n# a comment\n192.0.2.7/24\nhost-a\n")
@@ -152,9 +151,9 @@ func TestWrongUseOfFence(t *testing.T) {
 		"add a b c d e f g h i j k":                {`"h"`, "and 3 more"},
 		"add 192.0.2.1 --from " + bad:              {bad + ":4: ", "192.0.2.0/24", bad + ":5: ", "host-a"},
 		"rm --from " + bad:                         {bad + ":4: "},
-		"add --from " + write(t, "# none\n"):       {"names no block"},
+		"add --from " + write(t, "# none\n"):       {"contains no CIDR"},
 		"add --from /nonexistent":                  {"--from /nonexistent", "no such file"},
-		"add --from " + write(t, tooMany.String()): {"65537 blocks", "65536"},
+		"add --from " + write(t, tooMany.String()): {"65537 CIDRs", "65536"},
 		"add 192.0.2.7 -p clusterID":               {"key=value"},
 		"add 192.0.2.7 -p a=1 -p a=2":              {"twice"},
 		"add 192.0.2.7 --force -p fence.cleat.dev/force=false":             {"twice"},
@@ -172,9 +171,9 @@ func TestWrongUseOfFence(t *testing.T) {
 		"add 192.0.2.7 --tls-cert " + files.Cert:                           {"is a UNIX socket"},
 		"add 192.0.2.7 --endpoint storage-a:9070 --tls-cert " + files.Cert: {"private key"},
 		"add 192.0.2.7 --endpoint storage-a:9070 --tls-cert " + files.Cert + " --tls-key x --tls-ca " + files.CA: {"private key", "no such file"},
-		"list x":    {"no argument"},
-		"clients x": {"no argument"},
-		"driver x":  {"no argument"},
+		"list x":    {"no arguments"},
+		"clients x": {"no arguments"},
+		"driver x":  {"no arguments"},
 	} {
 		r.refuses(t, words, strings.Fields(line)...)
 	}
@@ -196,7 +195,7 @@ func TestFenceClientsAndDriver(t *testing.T) {
 Version             1.2
 Ready               yes
 Fences              yes
-Tells its clients   no
+Lists its clients   no
 Announces           Service/CONTROLLER_SERVICE, NetworkFence/NETWORK_FENCE
 `, "driver")
 	out, _, err := r.run(t, "", "driver", "-o", "json")
@@ -216,16 +215,16 @@ Announces           Service/CONTROLLER_SERVICE, NetworkFence/NETWORK_FENCE
 	known.says(t, "- addresses:\n  - 192.0.2.1/32\n  - 2001:db8::1/128\n  id: node-1\n- addresses: []\n  id: \"node\\e[2J\"\n", "clients", "-o", "yaml")
 }
 
-// A driver of somebody else lists as it likes.
-func TestFenceListOfOthers(t *testing.T) {
+// Other drivers list CIDRs in any notation and order.
+func TestFenceListOfOtherDriver(t *testing.T) {
 	r := newFenceRig(t)
 	r.driver.Answer("host-b", "2001:db8::/32", "192.0.2.77/24", "10.0.0.1", "9.0.0.0/8", "")
 	r.says(t, "CIDR\n9.0.0.0/8\n10.0.0.1\n2001:db8::/32\n-\n192.0.2.77/24\nhost-b\n", "list")
 }
 
-// A service that has not done it yet is asked until it has, and what it says is
-// told.
-func TestFenceIsAskedUntilItIsDone(t *testing.T) {
+// A fence is retried until the service has completed it; each new error is reported
+// once.
+func TestFenceRetriesUntilDone(t *testing.T) {
 	r := newFenceRig(t)
 	var calls atomic.Int32
 	r.driver.Before(func(context.Context, fencetest.Call) error {
@@ -241,7 +240,7 @@ func TestFenceIsAskedUntilItIsDone(t *testing.T) {
 	if err != nil || out != "fenced 192.0.2.7/32\n" || calls.Load() != 6 {
 		t.Errorf("%q, %v after %d calls", out, err, calls.Load())
 	}
-	for _, want := range []string{"peer b does not answer; trying again", "another operation runs; trying again"} {
+	for _, want := range []string{"peer b does not answer; retrying", "another operation runs; retrying"} {
 		if strings.Count(notices, want) != 1 {
 			t.Errorf("%q, want %q once", notices, want)
 		}
@@ -249,7 +248,7 @@ func TestFenceIsAskedUntilItIsDone(t *testing.T) {
 	for _, code := range []codes.Code{codes.Internal, codes.Unknown, codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied} {
 		calls.Store(0)
 		r.driver.Before(func(context.Context, fencetest.Call) error { calls.Add(1); return status.Error(code, "for good") })
-		words := []string{"for good", code.String(), "not surely fenced, repeat the command"}
+		words := []string{"for good", code.String(), "not certainly fenced, repeat the command"}
 		if code == codes.InvalidArgument || code == codes.FailedPrecondition {
 			words[2] = "not fenced: "
 		}
@@ -260,15 +259,15 @@ func TestFenceIsAskedUntilItIsDone(t *testing.T) {
 	}
 }
 
-// Time that runs out leaves the last words of the service, and no doubt that
-// nothing is certain.
-func TestFenceGivesUp(t *testing.T) {
+// The error after a timeout has the last error of the service, and says that the
+// result is uncertain.
+func TestFenceTimeout(t *testing.T) {
 	r := newFenceRig(t)
 	r.driver.Before(func(context.Context, fencetest.Call) error {
 		return status.Error(codes.Unavailable, "nbd-server (process 12) holds 3 sessions")
 	})
-	inTime(t, "the last words of the service", 300*time.Millisecond, func(timeout string) bool {
-		err := r.refuses(t, []string{"not surely fenced", "repeat"}, "add", "192.0.2.7", "--timeout", timeout)
+	inTime(t, "the last error of the service", 300*time.Millisecond, func(timeout string) bool {
+		err := r.refuses(t, []string{"not certainly fenced", "repeat"}, "add", "192.0.2.7", "--timeout", timeout)
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatal(err)
 		}
@@ -278,21 +277,21 @@ func TestFenceGivesUp(t *testing.T) {
 	t.Cleanup(func() { close(release) })
 	var calls atomic.Int32
 	r.driver.Before(func(context.Context, fencetest.Call) error {
-		if calls.Add(1) > 1 { // the words of the first call count
+		if calls.Add(1) > 1 { // the error of the first call is kept
 			<-release
 		}
 		return status.Error(codes.Unavailable, "still 3 sessions")
 	})
-	inTime(t, "the words of the first call", 500*time.Millisecond, func(timeout string) bool {
+	inTime(t, "the error of the first call", 500*time.Millisecond, func(timeout string) bool {
 		calls.Store(0)
-		return saysAll(r.refuses(t, []string{"not surely unfenced"}, "rm", "192.0.2.7", "--timeout", timeout), "still 3 sessions", "gave up")
+		return saysAll(r.refuses(t, []string{"not certainly unfenced"}, "rm", "192.0.2.7", "--timeout", timeout), "still 3 sessions", "gave up")
 	})
 	r.refuses(t, []string{"has not answered ListClusterFence in time"}, "list", "--timeout", "50ms")
 }
 
-// Nobody is there. Without a time it is soon given up; with one it is waited
-// for.
-func TestFenceNobody(t *testing.T) {
+// An unreachable service fails after a short time by default, and is awaited with
+// --timeout.
+func TestFenceServiceUnreachable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fence.sock")
 	absent := fenceCommands("unix://" + path)
 	type outcome struct {
@@ -320,8 +319,8 @@ func TestFenceNobody(t *testing.T) {
 	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path}))(t)
 	l.SetUnlinkOnClose(false)
 	testkit.Must(t, l.Close())
-	inTime(t, "that nobody listens", 50*time.Millisecond, func(timeout string) bool {
-		return saysAll(absent.refuses(t, nil, "list", "--timeout", timeout), "nobody listens on it any more", "cleat fence serve")
+	inTime(t, "that the socket is stale", 50*time.Millisecond, func(timeout string) bool {
+		return saysAll(absent.refuses(t, nil, "list", "--timeout", timeout), "the socket is stale", "cleat fence serve")
 	})
 	testkit.Must(t, os.Remove(path))
 
@@ -337,11 +336,11 @@ func TestFenceNobody(t *testing.T) {
 	}
 }
 
-// A socket of CSI is not one of CSI-Addons.
+// A CSI socket does not serve CSI-Addons.
 func TestFenceOnAnotherSocket(t *testing.T) {
 	h := newHost(t)
 	other := fenceCommands(h.endpoint)
-	other.refuses(t, []string{"Unimplemented", "a driver has a socket of its own"}, "add", "192.0.2.7")
+	other.refuses(t, []string{"Unimplemented", "a driver serves it on a different socket"}, "add", "192.0.2.7")
 }
 
 func TestFenceOverTLS(t *testing.T) {
@@ -356,15 +355,15 @@ func TestFenceOverTLS(t *testing.T) {
 	mine := ours.Files(t, nil, "admin")
 	r.says(t, "fenced 192.0.2.7/32\n", with(mine, "add", "192.0.2.7", "--tls-server-name", "storage-a")...)
 	r.refuses(t, []string{"not fenced", "for another name"}, with(mine, "add", "192.0.2.8")...)
-	stranger := theirs.Files(t, nil, "admin")
-	stranger.CA = mine.CA
-	r.refuses(t, []string{"not fenced", "rejected the client certificate"}, with(stranger, "add", "192.0.2.8", "--tls-server-name", "storage-a")...)
+	untrusted := theirs.Files(t, nil, "admin")
+	untrusted.CA = mine.CA
+	r.refuses(t, []string{"not fenced", "rejected the client certificate"}, with(untrusted, "add", "192.0.2.8", "--tls-server-name", "storage-a")...)
 	if got := r.driver.Fenced(); !slices.Equal(got, []string{"192.0.2.7/32"}) {
 		t.Error(got)
 	}
 }
 
-// The shell completes what can be unfenced.
+// The shell completes fenced CIDRs.
 func TestFenceCompletion(t *testing.T) {
 	r := newFenceRig(t)
 	r.says(t, "fenced 10.0.0.0/8, 192.0.2.7/32\n", "add", "192.0.2.7", "10.0.0.0/8")
@@ -377,8 +376,8 @@ func TestFenceCompletion(t *testing.T) {
 	}
 }
 
-// FuzzFenceBlocks: a file is refused, or every line of it that is no comment is
-// a block of the result, each once and in order.
+// FuzzFenceBlocks checks that a file is refused, or all its blocks are in the result,
+// sorted and without duplicates.
 func FuzzFenceBlocks(f *testing.F) {
 	for _, seed := range []string{"192.0.2.7\n", "10.0.0.0/8 # a\r\n\n2001:db8::/32", "10.0.0.1/8\n", "# none", "::ffff:192.0.2.7\n192.0.2.7/32"} {
 		f.Add(seed)
@@ -402,9 +401,9 @@ func FuzzFenceBlocks(f *testing.F) {
 	})
 }
 
-// What may change by itself is waited for; that a user may not is no such thing.
-func TestWhatIsWaitedFor(t *testing.T) {
-	nobody := func(cause error) error {
+// Transient errors are retried; missing permissions are not transient.
+func TestFenceRetriesTransientErrors(t *testing.T) {
+	unreachable := func(cause error) error {
 		return errs.Errorf(errs.Unavailable, "%w: %w", client.ErrNobody, cause)
 	}
 	for name, c := range map[string]struct {
@@ -412,12 +411,12 @@ func TestWhatIsWaitedFor(t *testing.T) {
 		past time.Duration
 		want bool
 	}{
-		"it may be starting":      {nobody(fs.ErrNotExist), time.Second, true},
-		"it is not there":         {nobody(fs.ErrNotExist), 4 * time.Second, false},
-		"this user may not":       {nobody(fs.ErrPermission), 0, false},
-		"it has not finished yet": {errs.Errorf(errs.Unavailable, "call again"), time.Minute, true},
-		"others are at it":        {errs.Errorf(errs.Busy, "wait"), time.Minute, true},
-		"it is refused":           {errs.Errorf(errs.Invalid, "no"), 0, false},
+		"starting":      {unreachable(fs.ErrNotExist), time.Second, true},
+		"absent":        {unreachable(fs.ErrNotExist), 4 * time.Second, false},
+		"no permission": {unreachable(fs.ErrPermission), 0, false},
+		"incomplete":    {errs.Errorf(errs.Unavailable, "call again"), time.Minute, true},
+		"busy":          {errs.Errorf(errs.Busy, "wait"), time.Minute, true},
+		"refused":       {errs.Errorf(errs.Invalid, "no"), 0, false},
 	} {
 		if got := fenceCanChange(c.err, c.past, 3*time.Second); got != c.want {
 			t.Errorf("%s: got %v", name, got)

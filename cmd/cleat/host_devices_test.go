@@ -19,8 +19,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// genericPlugin is a device plugin as most are written: it serves a socket in the
-// kubelet's directory for device plugins, and calls Register on kubelet.sock.
+// genericPlugin is a common device plugin: it serves a socket in the device plugin
+// directory, and calls Register on kubelet.sock.
 type genericPlugin struct {
 	v1beta1.UnimplementedDevicePluginServer
 	dir string
@@ -62,7 +62,7 @@ func (p genericPlugin) register(t *testing.T, version, endpoint, resource string
 	return err
 }
 
-// Plugins that call Register work without a kubelet, as with one.
+// Plugins that call Register are served like by a kubelet.
 func TestHostServesDevicePluginRegistration(t *testing.T) {
 	h := newHost(t)
 	p := genericPlugin{dir: filepath.Join(h.dir, "device-plugins")}
@@ -112,11 +112,11 @@ func TestHostServesDevicePluginRegistration(t *testing.T) {
 	p.serve(t)
 	testkit.Must(t, p.register(t, "v1beta1", "gpu.sock", "example.com/gpu"))
 	has("it is registered again", "gpu-0")
-	// A host that starts recreates its socket and removes those of plugins, by
-	// which they know that they must register again.
+	// A host that starts recreates its socket and removes those of plugins, which makes
+	// them register again.
 	testkit.Must(t, h.end(unix.SIGTERM))
 	if _, err := os.Lstat(kubelet); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the socket is left behind: %v", err)
+		t.Errorf("the socket is left over: %v", err)
 	}
 	testkit.Must(t, os.WriteFile(filepath.Join(p.dir, "kubelet_internal_checkpoint"), nil, 0o600))
 	h.start(t, nil)
@@ -134,7 +134,7 @@ func TestHostServesDevicePluginRegistration(t *testing.T) {
 	has("it is registered after a restart", "gpu-0")
 }
 
-// Where a kubelet serves the directory, the host leaves its socket alone.
+// With --beside-kubelet the host does not replace the socket of a kubelet.
 func TestHostBesideDevicePluginRegistration(t *testing.T) {
 	h := newHost(t)
 	other := &hostProcess{dir: t.TempDir()}
@@ -152,6 +152,6 @@ func TestHostBesideDevicePluginRegistration(t *testing.T) {
 	other.cmd = nil
 	other.start(t, nil, "--device-plugins-dir", dir, "--beside-kubelet")
 	if err := (genericPlugin{dir: dir}).register(t, "v0", "x", "y"); err == nil || !strings.Contains(err.Error(), "not supported by kubelet") {
-		t.Errorf("the first host serves no more: %v", err)
+		t.Errorf("the first host is no longer served: %v", err)
 	}
 }

@@ -23,9 +23,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// hostProcess is a running cleat host with a directory of its own.
+// hostProcess is a running cleat host with its own directory.
 type hostProcess struct {
-	dir      string // all that it has
+	dir      string // parent of all its files
 	plugins  string // --plugins-dir
 	endpoint string // --socket
 
@@ -45,8 +45,7 @@ func newHost(t *testing.T, flags ...string) *hostProcess {
 	return h
 }
 
-// start runs it, with another stdout when one is given, and waits until it can
-// be asked.
+// start runs the host, with stdout if it is not nil, and waits until it answers.
 func (h *hostProcess) start(t *testing.T, stdout io.Writer, flags ...string) {
 	t.Helper()
 	h.launch(t, stdout, flags...)
@@ -61,7 +60,7 @@ func (h *hostProcess) start(t *testing.T, stdout io.Writer, flags ...string) {
 		}
 		select {
 		case <-h.done:
-			t.Fatalf("cleat host ended before it could be asked: %v\n%s", h.err, h.log.String())
+			t.Fatalf("cleat host ended before it answered: %v\n%s", h.err, h.log.String())
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
@@ -87,8 +86,7 @@ func (h *hostProcess) launch(t *testing.T, stdout io.Writer, flags ...string) {
 	})
 }
 
-// end ends the process by a signal and reports how it went; it may be called
-// again.
+// end sends a signal and returns the exit status of the process. It is idempotent.
 func (h *hostProcess) end(signal os.Signal) error {
 	if h.cmd == nil {
 		return nil
@@ -108,7 +106,7 @@ func (h *hostProcess) end(signal os.Signal) error {
 	return h.err
 }
 
-// ask runs a command of cleat plugins or another that asks the host.
+// ask runs a command that queries the host.
 func (h *hostProcess) ask(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	t.Setenv("CLEAT_HOST", h.endpoint)
@@ -121,7 +119,7 @@ func (h *hostProcess) ask(t *testing.T, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// says runs a command that must succeed and say all these words.
+// says runs a command that must succeed with all words in its output.
 func (h *hostProcess) says(t *testing.T, words []string, args ...string) string {
 	t.Helper()
 	out, err := h.ask(t, args...)
@@ -136,7 +134,7 @@ func (h *hostProcess) says(t *testing.T, words []string, args ...string) string 
 	return out
 }
 
-// refuses runs a command that must fail with all these words.
+// refuses runs a command that must fail with all words in its error.
 func (h *hostProcess) refuses(t *testing.T, words []string, args ...string) {
 	t.Helper()
 	out, err := h.ask(t, args...)
@@ -160,12 +158,11 @@ func askJSON[T any](t *testing.T, h *hostProcess, args ...string) (document T) {
 	return document
 }
 
-// fakePlugin serves nothing but its registration, of a type whose handler asks
-// no more.
+// fakePlugin serves only the registration, of a type whose handler makes no calls.
 type fakePlugin struct {
 	registration.UnimplementedRegistrationServer
-	info *registration.PluginInfo
-	told chan *registration.RegistrationStatus
+	info     *registration.PluginInfo
+	notified chan *registration.RegistrationStatus
 }
 
 func (p *fakePlugin) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
@@ -174,28 +171,27 @@ func (p *fakePlugin) GetInfo(context.Context, *registration.InfoRequest) (*regis
 
 func (p *fakePlugin) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	select {
-	case p.told <- s:
+	case p.notified <- s:
 	default:
 	}
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
-// startPlugin puts a plugin's socket below the host's directory; stop makes it
-// go, and may be called again.
+// startPlugin creates a plugin's socket below the host's directory; stop removes it
+// and is idempotent.
 func (h *hostProcess) startPlugin(t *testing.T, name string) (p *fakePlugin, stop func()) {
 	t.Helper()
 	return h.startPluginOf(t, name, &registration.PluginInfo{Type: "DRAPlugin", Name: name, SupportedVersions: []string{"v1.DRAPlugin"}})
 }
 
-// startPluginOf does so for a plugin that says this of itself, and may serve
-// more on the same socket.
+// startPluginOf starts a plugin with this info, and with more services on its socket.
 func (h *hostProcess) startPluginOf(t *testing.T, file string, info *registration.PluginInfo, more ...func(*grpc.Server)) (p *fakePlugin, stop func()) {
 	t.Helper()
 	testkit.Must(t, os.MkdirAll(h.plugins, 0o750))
 	hidden, socket := filepath.Join(h.plugins, "."+file), filepath.Join(h.plugins, file+".sock")
 	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"}))(t)
 	l.SetUnlinkOnClose(false)
-	p = &fakePlugin{info: info, told: make(chan *registration.RegistrationStatus, 16)}
+	p = &fakePlugin{info: info, notified: make(chan *registration.RegistrationStatus, 16)}
 	server := grpc.NewServer()
 	registration.RegisterRegistrationServer(server, p)
 	for _, register := range more {
@@ -213,7 +209,7 @@ func (h *hostProcess) startPluginOf(t *testing.T, file string, info *registratio
 	return p, stop
 }
 
-// eventually looks until something holds.
+// eventually polls until holds returns true.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	deadline := time.After(time.Minute)
@@ -226,8 +222,8 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// inTime gives something a time that grows until it was enough: a machine that
-// stands still now and then may use any time up before the first look.
+// inTime doubles the timeout until it is enough: a stalled machine can exceed any
+// fixed one.
 func inTime(t *testing.T, what string, first time.Duration, enough func(timeout string) bool) {
 	t.Helper()
 	for timeout := first; !enough(timeout.String()); timeout *= 2 {
@@ -237,12 +233,12 @@ func inTime(t *testing.T, what string, first time.Duration, enough func(timeout 
 	}
 }
 
-// saysAll reports whether an error has all these words.
+// saysAll reports whether an error contains all words.
 func saysAll(err error, words ...string) bool {
 	return err != nil && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(err.Error(), w) })
 }
 
-// watchedByKubelet makes a directory that a process called kubelet watches.
+// watchedByKubelet returns a directory watched by a process named kubelet.
 func watchedByKubelet(t *testing.T) string {
 	t.Helper()
 	dir, program := t.TempDir(), filepath.Join(t.TempDir(), "kubelet")

@@ -20,8 +20,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// A CSI driver that registers itself is found by its name, and goes with its
-// process.
+// A CSI driver that registers itself is found by name until it stops.
 func TestDriverIsFoundByName(t *testing.T) {
 	h := newHost(t)
 	self := testkit.Value(os.Executable())(t)
@@ -44,20 +43,20 @@ func TestDriverIsFoundByName(t *testing.T) {
 	h.refuses(t, []string{"known names of that type: none"}, append(state, "group", "list", "--driver", "csi.cleat.dev")...)
 }
 
-// Which of two ways to name the driver counts.
+// The precedence of --driver, --endpoint and their variables.
 func TestDriverOrEndpoint(t *testing.T) {
-	nobody := "unix://" + filepath.Join(t.TempDir(), "nobody.sock")
+	unserved := "unix://" + filepath.Join(t.TempDir(), "unserved.sock")
 	elsewhere := "unix://" + filepath.Join(t.TempDir(), "elsewhere.sock")
 	for name, c := range map[string]struct {
 		env  map[string]string
 		args []string
 		says string
 	}{
-		"both flags":                {nil, []string{"--driver", "a", "--endpoint", nobody}, "give one of them"},
-		"both variables":            {map[string]string{"CLEAT_DRIVER": "a", "CSI_ENDPOINT": nobody}, nil, "CLEAT_DRIVER and CLEAT_ENDPOINT"},
-		"flag over other variable":  {map[string]string{"CLEAT_ENDPOINT": elsewhere}, []string{"--driver", "a", "--host", nobody}, "no plugin host answers on " + nobody},
-		"flag over other variable2": {map[string]string{"CLEAT_DRIVER": "a"}, []string{"--endpoint", nobody}, "no CSI driver answers on " + nobody},
-		"variable":                  {map[string]string{"CLEAT_DRIVER": "a", "CLEAT_HOST": nobody}, nil, "no plugin host answers on " + nobody},
+		"both flags":                {nil, []string{"--driver", "a", "--endpoint", unserved}, "mutually exclusive"},
+		"both variables":            {map[string]string{"CLEAT_DRIVER": "a", "CSI_ENDPOINT": unserved}, nil, "CLEAT_DRIVER and CLEAT_ENDPOINT"},
+		"flag over other variable":  {map[string]string{"CLEAT_ENDPOINT": elsewhere}, []string{"--driver", "a", "--host", unserved}, "no plugin host answers on " + unserved},
+		"flag over other variable2": {map[string]string{"CLEAT_DRIVER": "a"}, []string{"--endpoint", unserved}, "no CSI driver answers on " + unserved},
+		"variable":                  {map[string]string{"CLEAT_DRIVER": "a", "CLEAT_HOST": unserved}, nil, "no plugin host answers on " + unserved},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for key, value := range c.env {
@@ -72,16 +71,15 @@ func TestDriverOrEndpoint(t *testing.T) {
 	}
 }
 
-// A host that was killed leaves nothing in the way of the next one, which
-// registers everything again.
-func TestKilledHostComesBack(t *testing.T) {
+// After a host was killed, the next one starts and registers all plugins again.
+func TestHostRestartsAfterKill(t *testing.T) {
 	h := newHost(t)
 	names := []string{"a", "b", "c"}
 	plugins := map[string]*fakePlugin{}
 	for _, name := range names {
 		plugins[name], _ = h.startPlugin(t, name)
 		h.says(t, nil, "plugins", "wait", name)
-		<-plugins[name].told
+		<-plugins[name].notified
 	}
 	for range 3 {
 		testkit.Must(t, h.end(unix.SIGKILL))
@@ -89,8 +87,8 @@ func TestKilledHostComesBack(t *testing.T) {
 		h.start(t, nil)
 		for _, name := range names {
 			h.says(t, nil, "plugins", "wait", name)
-			if told := <-plugins[name].told; !told.GetPluginRegistered() {
-				t.Errorf("%s was told %v", name, told)
+			if s := <-plugins[name].notified; !s.GetPluginRegistered() {
+				t.Errorf("%s was notified of %v", name, s)
 			}
 		}
 	}
@@ -105,13 +103,13 @@ func TestKilledHostComesBack(t *testing.T) {
 	h.refuses(t, []string{"the socket does not exist", "cleat host"}, "plugins", "list")
 }
 
-// A second host touches no plugin, whether it meets the first on its socket or
-// in its directory.
+// A second host changes no plugin, if it shares the socket or the directory of the
+// first.
 func TestSecondHostIsRefused(t *testing.T) {
 	first := newHost(t)
 	p, _ := first.startPlugin(t, "a")
 	first.says(t, nil, "plugins", "wait", "a")
-	<-p.told
+	<-p.notified
 	for name, second := range map[string]struct {
 		host *hostProcess
 		says []string
@@ -134,21 +132,21 @@ func TestSecondHostIsRefused(t *testing.T) {
 		}
 	}
 	select {
-	case told := <-p.told:
-		t.Errorf("the plugin was told again: %v", told)
+	case s := <-p.notified:
+		t.Errorf("the plugin was notified again: %v", s)
 	default:
 	}
 	first.says(t, []string{"registered"}, "plugins", "list")
 }
 
-// Each step of a plugin is a line of JSON.
+// -o json writes each state change as a line of JSON.
 func TestHostStreamsDocuments(t *testing.T) {
 	h := newHost(t, "-o", "json")
 	eventually(t, "the stream has begun", func() bool { return strings.Contains(h.out.String(), `"kind":"synced"`) })
 	_, stop := h.startPlugin(t, "a")
 	h.says(t, nil, "plugins", "wait", "a")
 	stop()
-	eventually(t, "the end of the plugin is told", func() bool { return strings.Contains(h.out.String(), `"kind":"gone"`) })
+	eventually(t, "the removal of the plugin is reported", func() bool { return strings.Contains(h.out.String(), `"kind":"gone"`) })
 	var phases []watch.Phase
 	for lines := bufio.NewScanner(strings.NewReader(h.out.String())); lines.Scan(); {
 		var c remote.Change
@@ -170,7 +168,7 @@ func TestHostStreamsDocuments(t *testing.T) {
 	}
 }
 
-// Elsewhere than on a terminal there is a line for each that matters.
+// Without a terminal, registrations, failures and removals are written as lines.
 func TestHostWritesLines(t *testing.T) {
 	h := newHost(t)
 	_, stop := h.startPlugin(t, "a")
@@ -191,7 +189,7 @@ func TestHostWritesLines(t *testing.T) {
 	}
 }
 
-// On a terminal a table is drawn anew in place.
+// On a terminal a table is redrawn in place.
 func TestHostOnATerminal(t *testing.T) {
 	master, terminal := openTerminal(t)
 	var screen testkit.Log
@@ -223,13 +221,13 @@ func TestHostOnATerminal(t *testing.T) {
 		t.Error(err)
 	}
 	if strings.Contains(h.log.String(), "INFO") {
-		t.Errorf("the log tells again what the table shows: %s", h.log.String())
+		t.Errorf("the log repeats the table: %s", h.log.String())
 	}
 	_ = terminal.Close()
 	<-read
 }
 
-// openTerminal makes a pair of a pseudo terminal, 100 columns wide.
+// openTerminal opens a pseudo terminal pair, 100 columns wide.
 func openTerminal(t *testing.T) (master, terminal *os.File) {
 	t.Helper()
 	master = testkit.Value(os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0))(t)

@@ -25,19 +25,19 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Nothing is begun, or asked, when a command is used wrongly.
-func TestWrongUseOfHostAndPlugins(t *testing.T) {
-	nobody := "unix://" + filepath.Join(t.TempDir(), "nobody.sock")
-	t.Setenv("CLEAT_HOST", nobody)
+// Commands with wrong arguments start and call nothing.
+func TestHostAndPluginsRefuseWrongArguments(t *testing.T) {
+	unserved := "unix://" + filepath.Join(t.TempDir(), "unserved.sock")
+	t.Setenv("CLEAT_HOST", unserved)
 	for line, says := range map[string]string{
-		"host x":                                  "no argument",
+		"host x":                                  "no arguments",
 		"host -o yaml":                            "use table, json or none",
 		"host --plugins-dir plugins":              "absolute",
 		"host --plugins-dir /run/../x":            "clean",
 		"host --plugins-dir /":                    "every socket",
 		"host --plugins-dir=":                     "absolute",
 		"host --grace -1s":                        "negative",
-		"host --plugin-type DRAPlugin":            "registered in any case",
+		"host --plugin-type DRAPlugin":            "always registered",
 		"host --plugin-type=,":                    "--plugin-type",
 		"host --allow-uid 65534":                  "other user namespaces",
 		"host --allow-uid 4294967295":             "other user namespaces",
@@ -45,16 +45,16 @@ func TestWrongUseOfHostAndPlugins(t *testing.T) {
 		"host --log-level loud":                   "loud",
 		"host --config /does/not/exist.yaml":      "config file",
 		"plugins lst":                             `did you mean "list"?`,
-		"plugins list x":                          "no argument",
-		"plugins list":                            "no plugin host answers on " + nobody,
-		"plugins list --watch -o yaml":            "not yaml",
+		"plugins list x":                          "no arguments",
+		"plugins list":                            "no plugin host answers on " + unserved,
+		"plugins list --watch -o yaml":            "-o yaml",
 		"plugins list --host relative":            "relative",
-		"plugins why a b":                         "takes [NAME|SOCKET]",
+		"plugins why a b":                         "expects [NAME|SOCKET]",
 		"plugins why":                             "cleat host",
-		"plugins wait":                            "takes NAME",
+		"plugins wait":                            "expects NAME",
 		"plugins wait a --timeout -1s":            "negative",
 		"plugins wait a -o xml":                   "xml",
-		"plugins devices a b":                     "takes [RESOURCE]",
+		"plugins devices a b":                     "expects [RESOURCE]",
 		"plugins list --host unix:///proc/1/comm": "no plugin host answers",
 	} {
 		c := newRootCommand()
@@ -67,8 +67,8 @@ func TestWrongUseOfHostAndPlugins(t *testing.T) {
 	}
 }
 
-// CLEAT_OUTPUT is for the commands of a person and says nothing to a server.
-func TestOutputOfHostIsNoSetting(t *testing.T) {
+// CLEAT_OUTPUT is for client commands and does not affect a server.
+func TestHostIgnoresCleatOutput(t *testing.T) {
 	t.Setenv("CLEAT_OUTPUT", "yaml")
 	c := newRootCommand()
 	c.SetArgs([]string{"host", "--grace", "-1s"})
@@ -77,9 +77,9 @@ func TestOutputOfHostIsNoSetting(t *testing.T) {
 	}
 }
 
-func TestWhoMayServeAPlugin(t *testing.T) {
+func TestHostChecksPluginUser(t *testing.T) {
 	if (&hostServer{}).checkPeer() != nil {
-		t.Error("without --allow-uid somebody is refused")
+		t.Error("without --allow-uid a user is refused")
 	}
 	check := (&hostServer{Server: server.Server{AllowUIDs: []uint{1000, 1001}}}).checkPeer()
 	for uid, allowed := range map[uint32]bool{0: true, 1000: true, 1001: true, 1002: false, unixsock.OverflowUID: false, math.MaxUint32: false} {
@@ -120,19 +120,19 @@ func TestOfType(t *testing.T) {
 func TestDeviceTable(t *testing.T) {
 	got := deviceTable([]remote.Resource{
 		{Name: "example.com/gpu", Current: true, Devices: []device.Device{{ID: "a", Healthy: true, NUMA: []int64{0, 1}}, {ID: "b", Holder: "pod"}}},
-		{Name: "example.com/nic", Error: "the list broke off"},
+		{Name: "example.com/nic", Error: "the stream broke"},
 	})
 	want := [][]string{
 		{"example.com/gpu", "a", "healthy", "0,1", "", ""}, {"example.com/gpu", "b", "unhealthy", "", "pod", ""},
-		{"example.com/nic", "", "", "", "", "the list broke off"},
+		{"example.com/nic", "", "", "", "", "the stream broke"},
 	}
 	if diff := cmp.Diff(want, got.Rows); diff != "" {
 		t.Error(diff)
 	}
 }
 
-// What is asked of a running host, in all forms.
-func TestAskAHost(t *testing.T) {
+// The queries of a running host, in all output formats.
+func TestQueryHost(t *testing.T) {
 	status := filepath.Join(t.TempDir(), "status.sock")
 	h := newHost(t, "--metrics-address", status, "-o", "none")
 	h.says(t, []string{"no plugin has a socket below " + h.plugins}, "plugins", "why")
@@ -194,8 +194,8 @@ func (gpus) ListAndWatch(_ *deviceplugin.Empty, stream deviceplugin.DevicePlugin
 	return err
 }
 
-// The devices of a device plugin are listed while it is there.
-func TestDevicesOfAHost(t *testing.T) {
+// The devices of a device plugin are listed while it runs.
+func TestHostListsDevices(t *testing.T) {
 	h := newHost(t)
 	_, stop := h.startPluginOf(t, "gpu", &registration.PluginInfo{Type: device.Type, Name: "example.com/gpu", SupportedVersions: []string{"v1beta1"}},
 		func(s *grpc.Server) { deviceplugin.RegisterDevicePluginServer(s, gpus{}) })
@@ -214,8 +214,7 @@ func TestDevicesOfAHost(t *testing.T) {
 	eventually(t, "the plugin is gone", func() bool { return len(askJSON[[]remote.Resource](t, h, "plugins", "devices")) == 0 })
 }
 
-// A watch ends in peace when it is interrupted, and with an error when the host
-// goes.
+// A watch ends without error on an interrupt, and with an error when the host stops.
 func TestWatchPlugins(t *testing.T) {
 	h := newHost(t)
 	h.startPlugin(t, "a")
@@ -252,6 +251,6 @@ func TestWatchPlugins(t *testing.T) {
 		t.Errorf("the host waited for its watchers for %s", time.Since(begun))
 	}
 	if err := <-ended; !errors.Is(err, remote.ErrNoHost) {
-		t.Errorf("the host went: %v", err)
+		t.Errorf("the host stopped: %v", err)
 	}
 }

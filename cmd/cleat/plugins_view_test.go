@@ -17,7 +17,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// samplePlugins are one of each kind that a table shows differently.
+// samplePlugins returns one plugin of each kind that a table shows differently.
 func samplePlugins() []watch.Status {
 	at := time.Date(2026, 11, 20, 15, 4, 5, 0, time.Local)
 	plugin := func(kind, name, socket string, phase watch.Phase) watch.Status {
@@ -28,10 +28,10 @@ func samplePlugins() []watch.Status {
 	}
 	dead := plugin("CSIPlugin", "csi.dead.dev", "dead.sock", watch.Registered)
 	dead.Dead = true
-	dead.Reason = "nobody answers on its socket any more"
+	dead.Reason = "the socket is stale"
 	failed := watch.Status{
 		Plugin: watch.Plugin{Socket: "/run/cleat/plugins/sub/stale.sock"}, Phase: watch.Failed, Step: watch.Asking, Since: at, Attempts: 3,
-		Error: "connection refused", Reason: "nobody listens:\n\x1b[31ma file left behind", NextTry: at.Add(4 * time.Second),
+		Error: "connection refused", Reason: "no process listens:\n\x1b[31ma left-over file", NextTry: at.Add(4 * time.Second),
 	}
 	return []watch.Status{
 		plugin("CSIPlugin", "csi.cleat.dev", "csi.cleat.dev-reg.sock", watch.Registered), dead,
@@ -39,7 +39,7 @@ func samplePlugins() []watch.Status {
 	}
 }
 
-// golden compares with a file in testdata; UPDATE_GOLDEN=1 writes it anew.
+// golden compares with a file in testdata; UPDATE_GOLDEN=1 rewrites it.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
@@ -65,7 +65,7 @@ func TestLiveTable(t *testing.T) {
 	golden(t, "live_table.txt", text.String())
 }
 
-// However many plugins and rows there are, every plugin is shown or counted.
+// Every plugin is shown or counted, for any number of plugins and rows.
 func TestLiveTableCountsAll(t *testing.T) {
 	for n := range 12 {
 		for rows := 3; rows < 30; rows++ {
@@ -76,7 +76,7 @@ func TestLiveTableCountsAll(t *testing.T) {
 				all = append(all, p)
 			}
 			text, more := strings.Join(liveLines("/run/cleat/plugins", all, rows), "\n"), 0
-			if _, last, cut := strings.Cut(text, "… and "); cut {
+			if _, last, found := strings.Cut(text, "… and "); found {
 				testkit.Value(fmt.Sscanf(last, "%d more", &more))(t)
 			}
 			if shown := strings.Count(text, ".sock"); shown+more != n {

@@ -56,7 +56,7 @@ idempotent, and completes an interrupted removal.`,
 			removed, err := local.Remove(ctx, config, options)
 			text := "pool not found at " + config.Pool
 			if removed {
-				text = "pool " + config.Pool + " removed"
+				text = "pool " + config.Pool + " is removed"
 			}
 			return f.printResult(cmd, cli.Text(text), nil, err)
 		})

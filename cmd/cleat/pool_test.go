@@ -11,9 +11,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// The settings come from flags or from the environment of cleat csi, the
-// permission to delete data from the flag alone, and the messages say what is
-// right. A repeat is no error.
+// Settings come from flags or the environment of cleat csi, but --delete-volumes only
+// from the flag. The removal is idempotent.
 func TestPoolRemove(t *testing.T) {
 	dir := t.TempDir()
 	pool, state := filepath.Join(dir, "pool"), filepath.Join(dir, "state")
@@ -40,12 +39,12 @@ func TestPoolRemove(t *testing.T) {
 		t.Errorf("%q, %v", out, err)
 	}
 	out, err = cleat(t, "pool", "remove")
-	if err != nil || out != "no pool exists at "+pool+"\n" {
+	if err != nil || out != "pool not found at "+pool+"\n" {
 		t.Errorf("a repeat: %q, %v", out, err)
 	}
 	for _, d := range []string{pool, filepath.Join(state, "local-pool.json")} {
 		if _, err := os.Lstat(d); !os.IsNotExist(err) {
-			t.Errorf("%s is left: %v", d, err)
+			t.Errorf("%s is left over: %v", d, err)
 		}
 	}
 }

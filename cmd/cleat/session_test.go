@@ -33,8 +33,8 @@ func cleat(t *testing.T, args ...string) (out string, err error) {
 	return out, err
 }
 
-// commands runs those of a group that ask one server, which a flag or a variable
-// names.
+// commands runs the commands of a group against one server, set by a flag or an
+// environment variable.
 type commands struct{ group, named, server string }
 
 func (c commands) run(t *testing.T, stdin string, args ...string) (out, notices string, err error) {
@@ -48,7 +48,7 @@ func (c commands) run(t *testing.T, stdin string, args ...string) (out, notices 
 	return execute(t, newRootCommand(), stdin, line...)
 }
 
-// says runs a command that must succeed and write just this.
+// says runs a command that must succeed with exactly this output.
 func (c commands) says(t *testing.T, want string, args ...string) {
 	t.Helper()
 	out, _, err := c.run(t, "", args...)
@@ -57,7 +57,7 @@ func (c commands) says(t *testing.T, want string, args ...string) {
 	}
 }
 
-// refuses runs a command that must fail, say all these words, and write nothing.
+// refuses runs a command that must fail with all words in its error, and no output.
 func (c commands) refuses(t *testing.T, words []string, args ...string) error {
 	t.Helper()
 	out, _, err := c.run(t, "", args...)
@@ -67,8 +67,8 @@ func (c commands) refuses(t *testing.T, words []string, args ...string) error {
 	return err
 }
 
-// A call is repeated with growing pauses until it succeeds, its error is final, or
-// the time is over; each news is noticed once.
+// A call is retried with backoff until it succeeds, its error is final, or the timeout
+// expires; each new error is reported once.
 func TestRetry(t *testing.T) {
 	busy, final, hangs := errors.New("busy"), errors.New("final"), errors.New("hangs")
 	for name, c := range map[string]struct {
@@ -78,9 +78,9 @@ func TestRetry(t *testing.T) {
 		notices string
 	}{
 		"at once":   {[]error{nil}, "", 1, ""},
-		"at last":   {[]error{busy, busy, busy, busy, busy, nil}, "", 6, "busy; trying again"},
+		"at last":   {[]error{busy, busy, busy, busy, busy, nil}, "", 6, "busy; retrying"},
 		"final":     {[]error{busy, final}, "final", 2, ""},
-		"too late":  {[]error{busy}, "busy (gave up after 10s: context deadline exceeded)", 13, "busy; trying again"},
+		"too late":  {[]error{busy}, "busy (gave up after 10s: context deadline exceeded)", 13, "busy; retrying"},
 		"no answer": {[]error{hangs}, "context deadline exceeded", 1, ""},
 		"an answer": {[]error{busy, hangs}, "busy (gave up after 10s: context deadline exceeded)", 2, ""},
 		"a timeout": {[]error{busy, context.DeadlineExceeded}, "context deadline exceeded", 2, ""}, // not of this command
@@ -108,7 +108,7 @@ func TestRetry(t *testing.T) {
 	}
 }
 
-// The use line of a command says which arguments it takes.
+// The number of arguments is derived from the use line.
 func TestArgsOf(t *testing.T) {
 	for use, takes := range map[string][2]int{"x": {0, 0}, "x A B": {2, 2}, "x A [B]": {1, 2}, "x [A]": {0, 1}, "x A B...": {2, 9}, "x [A...]": {0, 9}} {
 		for n := range 10 {

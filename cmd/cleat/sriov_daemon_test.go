@@ -26,17 +26,17 @@ const twoKinds = `{"resourceList": [
   {"resourceName": "dpdk", "resourcePrefix": "example.com", "selectors": [{"rootDevices": ["0000:3b:00.0"], "drivers": ["vfio-pci"]}]}
 ]}`
 
-// sriovNode is a machine of files with a controlled plugin and a daemon.
+// sriovNode is a fake machine with a controlled plugin and a daemon.
 type sriovNode struct {
-	*nodeOfFiles
+	*fakeNode
 	writes atomic.Int32
 	args   []string // of the daemon
 }
 
 func newSriovNode(t *testing.T, flags ...string) *sriovNode {
 	t.Helper()
-	n := &sriovNode{nodeOfFiles: newNodeOfFiles(t, twoKinds)}
-	// With its word a withdrawal ends when the kubelet has read it, not when it was sent.
+	n := &sriovNode{fakeNode: newFakeNode(t, twoKinds)}
+	// With PodResources a withdrawal ends after the kubelet has processed it, not after Send.
 	(&sriovPods{kubelet: n.kubelet}).serveBelow(t, filepath.Join(n.dir, "kubelet"))
 	n.args = append([]string{
 		"--sysfs-root", n.tree.Sysfs, "--control-socket", filepath.Join(n.dir, "control", "control.sock"), "--plugin-config", filepath.Join(n.dir, "config.json"),
@@ -47,7 +47,7 @@ func newSriovNode(t *testing.T, flags ...string) *sriovNode {
 
 func (n *sriovNode) metrics() string { return filepath.Join(n.dir, "daemon.sock") }
 
-// machine refuses a change while the kubelet may give out a function.
+// machine refuses a change while the kubelet can allocate a function.
 func (n *sriovNode) machine(t *testing.T) *host.Config {
 	return &host.Config{
 		Links: sysfstest.Links{Tree: n.tree}, Network: sysfstest.Network{Tree: n.tree, Mode: "shared"},
@@ -69,7 +69,7 @@ func (n *sriovNode) machine(t *testing.T) *host.Config {
 	}
 }
 
-// daemon runs one until the test ends it.
+// daemon runs a daemon until end is called.
 func (n *sriovNode) daemon(t *testing.T) (end func() error) {
 	t.Helper()
 	c := newSriovDaemonCommand(n.machine(t))
@@ -106,7 +106,7 @@ func (n *sriovNode) status(t *testing.T) (s daemon.Status) {
 	return s
 }
 
-func sriovWish(generation, vfs int) string {
+func sriovSpec(generation, vfs int) string {
 	return fmt.Sprintf(`apiVersion: sriovnetwork.openshift.io/v1
 kind: SriovNetworkNodeState
 metadata: {name: n1, generation: %d}
@@ -126,13 +126,13 @@ func putFile(t *testing.T, path, text string) {
 	testkit.Must(t, os.Rename(path+".tmp", path))
 }
 
-// From a bare node to functions of two kinds, another number of them, and
-// through the ends of the daemon: nothing is touched while it is offered.
+// Configures functions of two kinds and changes their number, with restarts of daemon
+// and plugin: no function is changed while it is offered.
 func TestSriovDaemonApplies(t *testing.T) {
 	n := newSriovNode(t)
 	state := filepath.Join(n.dir, "state.yaml")
 	n.args = append(n.args, "--mode", "apply", "--node-state", state, "--unacknowledged-wait", "1s")
-	putFile(t, state, sriovWish(1, 4))
+	putFile(t, state, sriovSpec(1, 4))
 	_, endPlugin := n.run(t, "--controlled-mode")
 	end := n.daemon(t)
 	n.offers(t, "example.com/net", 3)
@@ -140,7 +140,7 @@ func TestSriovDaemonApplies(t *testing.T) {
 	if n.writes.Load() == 0 {
 		t.Error("nothing was written")
 	}
-	putFile(t, state, sriovWish(2, 6))
+	putFile(t, state, sriovSpec(2, 6))
 	n.offers(t, "example.com/net", 5)
 	n.offers(t, "example.com/dpdk", 1)
 	eventually(t, "its status says so", func() bool {
@@ -152,7 +152,7 @@ func TestSriovDaemonApplies(t *testing.T) {
 		t.Error(err)
 	}
 
-	// Without it nothing is offered; with it, at once, and nothing is written.
+	// Devices are withdrawn without the daemon, and offered without writes after its restart.
 	if err := end(); err != nil {
 		t.Errorf("the daemon ended with %v", err)
 	}
@@ -161,10 +161,10 @@ func TestSriovDaemonApplies(t *testing.T) {
 	end = n.daemon(t)
 	n.offers(t, "example.com/net", 5)
 	if more := n.writes.Load() - before; more != 0 {
-		t.Errorf("%d writes to a node that is as wanted", more)
+		t.Errorf("%d writes to a node in the desired state", more)
 	}
 
-	// A plugin that comes back is let offer again.
+	// A restarted plugin offers its devices again.
 	if err := endPlugin(); err != nil {
 		t.Errorf("the plugin ended with %v", err)
 	}
@@ -176,7 +176,7 @@ func TestSriovDaemonApplies(t *testing.T) {
 	}
 }
 
-// The operator's daemon is this test.
+// The test acts as the operator's daemon.
 func TestSriovDaemonFollows(t *testing.T) {
 	n := newSriovNode(t)
 	api := sourcetest.New(t)
@@ -198,7 +198,7 @@ func TestSriovDaemonFollows(t *testing.T) {
 	for _, number := range []string{"0", "2"} {
 		testkit.Must(t, n.tree.Write(sysfstest.Device("0000:3b:00.0")+"/sriov_numvfs", number))
 	}
-	n.offers(t, "example.com/net", 2) // the word has been there all the time
+	n.offers(t, "example.com/net", 2) // the status was Succeeded all the time
 	if err := end(); err != nil {
 		t.Errorf("the daemon ended with %v", err)
 	}
@@ -226,9 +226,9 @@ func TestSriovDaemonDryRun(t *testing.T) {
 	if _, err := n.preview(t); !errors.Is(err, daemon.ErrNoState) {
 		t.Errorf("without a file: %v", err)
 	}
-	putFile(t, state, sriovWish(7, 3))
+	putFile(t, state, sriovSpec(7, 3))
 	out, err := n.preview(t)
-	for _, word := range []string{"generation 7", "2. remove the virtual functions of 0000:3b:00.0", "3. make 3 virtual functions", "functions that this disturbs:", "0000:3b:", "more may follow"} {
+	for _, word := range []string{"generation 7", "2. remove the virtual functions of 0000:3b:00.0", "3. make 3 virtual functions", "functions disrupted by the steps:", "0000:3b:", "more steps can follow"} {
 		if err != nil || !strings.Contains(out, word) {
 			t.Errorf("%v, want %q in\n%s", err, word, out)
 		}
@@ -238,11 +238,11 @@ func TestSriovDaemonDryRun(t *testing.T) {
 	if jsonErr := json.Unmarshal([]byte(out), &p); err != nil || jsonErr != nil || len(p.Steps) != 3 || len(p.Touches) < 4 {
 		t.Errorf("%v, %v: %s", err, jsonErr, out)
 	}
-	putFile(t, state, strings.ReplaceAll(sriovWish(8, 3), "3b:00.0", "af:00.0"))
-	if out, err = n.preview(t); err != nil || !strings.Contains(out, "0000:af:00.0: there is no network function here") || !strings.Contains(out, "not done by this daemon") {
+	putFile(t, state, strings.ReplaceAll(sriovSpec(8, 3), "3b:00.0", "af:00.0"))
+	if out, err = n.preview(t); err != nil || !strings.Contains(out, "0000:af:00.0: there is no network function here") || !strings.Contains(out, "not configured by this daemon") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	putFile(t, state, sriovWish(9, 99))
+	putFile(t, state, sriovSpec(9, 99))
 	if out, err = n.preview(t); err == nil || !strings.Contains(err.Error(), "1 problem") || !strings.Contains(out, "0000:3b:00.0: numVfs is 99") {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -260,7 +260,7 @@ func TestSriovDaemonRefuses(t *testing.T) {
 	dir := t.TempDir()
 	for _, c := range []struct{ flags, says string }{
 		{"--mode both", "both"},
-		{"--node-state a --kubeconfig b", "give one of them"},
+		{"--node-state a --kubeconfig b", "mutually exclusive"},
 		{"--lease 10ms", "--lease 10ms"},
 		{"--hold -1s", "--hold"},
 		{"--resync 0s", "--resync"},

@@ -14,7 +14,7 @@ func TestParsePod(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"/", "a", "a/", "/b", "a/b/c", "a.b/c", "A/b", "a/b\n", "$(POD_NAMESPACE)/$(POD_NAME)"} {
-		if got, err := parsePod(text); err == nil || !strings.Contains(err.Error(), "want NAMESPACE/NAME") {
+		if got, err := parsePod(text); err == nil || !strings.Contains(err.Error(), "is not NAMESPACE/NAME") {
 			t.Errorf("%q is %+v (%v), want an error that says what is right", text, got, err)
 		}
 	}

@@ -24,8 +24,8 @@ import (
 
 const oneVF = `{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]}]}`
 
-// control opens the gate and holds it.
-func (n *nodeOfFiles) control(t *testing.T) grpc.ServerStreamingClient[controlv1.DevicePluginStatus] {
+// control enables the devices and holds the stream.
+func (n *fakeNode) control(t *testing.T) grpc.ServerStreamingClient[controlv1.DevicePluginStatus] {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
@@ -35,8 +35,8 @@ func (n *nodeOfFiles) control(t *testing.T) grpc.ServerStreamingClient[controlv1
 	return stream
 }
 
-// launch runs the plugin until it ends by itself.
-func (n *nodeOfFiles) launch(flags ...string) (ended chan error) {
+// launch runs the plugin in the background.
+func (n *fakeNode) launch(flags ...string) (ended chan error) {
 	c := newRootCommand()
 	c.SetArgs(append(slices.Clone(n.flags), flags...))
 	c.SetErr(&testkit.Log{})
@@ -45,7 +45,7 @@ func (n *nodeOfFiles) launch(flags ...string) (ended chan error) {
 	return ended
 }
 
-// terminated sends SIGTERM, and returns how the process ends and after how long.
+// terminated sends SIGTERM, and returns the time until the process ends and its error.
 func terminated(t *testing.T, ended chan error) (time.Duration, error) {
 	t.Helper()
 	began := time.Now()
@@ -59,13 +59,12 @@ func terminated(t *testing.T, ended chan error) (time.Duration, error) {
 	}
 }
 
-// SIGTERM while a daemon holds the devices: it hears why, and the kubelet is left
-// with nothing, also as capacity.
-func TestSriovPluginIsTerminated(t *testing.T) {
+// On SIGTERM a connected daemon gets the reason, and the kubelet an empty device list.
+func TestSriovPluginWithdrawsOnSIGTERM(t *testing.T) {
 	for _, way := range []string{"register", "watcher"} {
 		t.Run(way, func(t *testing.T) {
-			n := newNodeOfFiles(t, oneVF)
-			// The kubelet is one that is called. By the watcher nobody comes: that is an end while it waits.
+			n := newFakeNode(t, oneVF)
+			// No kubelet watches the registry: with the watcher, SIGTERM ends the wait.
 			registry := filepath.Join(n.dir, "kubelet", "plugins_registry")
 			testkit.Must(t, os.Mkdir(registry, 0o755))
 			ended := n.launch("--controlled-mode", "--registration", way)
@@ -78,11 +77,11 @@ func TestSriovPluginIsTerminated(t *testing.T) {
 					return err == nil
 				})
 			}
-			heard := make(chan error, 1)
+			received := make(chan error, 1)
 			go func() {
 				for {
 					if _, err := stream.Recv(); err != nil {
-						heard <- err
+						received <- err
 						return
 					}
 				}
@@ -91,11 +90,11 @@ func TestSriovPluginIsTerminated(t *testing.T) {
 			if err != nil || took > server.StopBound {
 				t.Errorf("it ended with %v after %s, want nil within %s", err, took, server.StopBound)
 			}
-			if err := <-heard; status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "shutting down") {
-				t.Errorf("the daemon heard %v, want UNAVAILABLE, since the plugin stops", err)
+			if err := <-received; status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "shutting down") {
+				t.Errorf("the daemon received %v, want UNAVAILABLE, since the plugin stops", err)
 			}
 			if way == "register" {
-				n.isLeftWithNothing(t, "example.com/vf")
+				n.awaitEmptyList(t, "example.com/vf")
 			}
 			for _, dir := range []string{registry, filepath.Join(n.dir, "kubelet", "device-plugins"), filepath.Join(n.dir, "control")} {
 				entries, err := os.ReadDir(dir)
@@ -112,18 +111,18 @@ func TestSriovPluginIsTerminated(t *testing.T) {
 	}
 }
 
-// SIGHUP reads what no change tells of, however often it comes.
-func TestSriovPluginHangup(t *testing.T) {
-	n := newNodeOfFiles(t, oneVF)
+// SIGHUP reloads changes without an inotify event, also if it is sent many times.
+func TestSriovPluginReloadsOnSIGHUP(t *testing.T) {
+	n := newFakeNode(t, oneVF)
 	elsewhere := filepath.Join(n.dir, "elsewhere")
 	testkit.Must(t, errors.Join(os.Mkdir(elsewhere, 0o755), os.Rename(filepath.Join(n.dir, "config.json"), filepath.Join(elsewhere, "c.json")),
 		os.Symlink(filepath.Join(elsewhere, "c.json"), filepath.Join(n.dir, "config.json"))))
 	ended := n.launch("--rescan-interval", "1h")
-	eventually(t, "the plugin can be asked", func() bool {
+	eventually(t, "the plugin serves its status", func() bool {
 		_, err := os.Lstat(filepath.Join(n.dir, "metrics.sock"))
 		return err == nil
 	})
-	testkit.Must(t, syscall.Kill(os.Getpid(), syscall.SIGHUP)) // one that comes early ends nothing
+	testkit.Must(t, syscall.Kill(os.Getpid(), syscall.SIGHUP)) // an early SIGHUP does not end the process
 	n.offers(t, "example.com/vf", 4)
 	testkit.Must(t, os.WriteFile(filepath.Join(elsewhere, "c.json"), []byte(strings.Replace(oneVF, "ens1", "ens1#0-1", 1)), 0o644))
 	for range 500 {

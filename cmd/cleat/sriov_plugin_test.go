@@ -26,17 +26,17 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// nodeOfFiles is a machine of files with a kubelet in memory.
-type nodeOfFiles struct {
+// fakeNode is a machine with a fake sysfs and a fake kubelet.
+type fakeNode struct {
 	tree    *sysfstest.Tree
 	kubelet *plugintest.Kubelet
 	dir     string
 	flags   []string
 }
 
-func newNodeOfFiles(t *testing.T, config string) *nodeOfFiles {
+func newFakeNode(t *testing.T, config string) *fakeNode {
 	t.Helper()
-	n := &nodeOfFiles{tree: sysfstest.New(t), dir: testkit.Dir(t)}
+	n := &fakeNode{tree: sysfstest.New(t), dir: testkit.Dir(t)}
 	n.tree.Add(sysfstest.Function{Address: "0000:3b:00.0", Vendor: "8086", Device: "1572", Driver: "i40e", NUMA: 0, Netdev: "ens1", TotalVFs: 8, VFDevice: "154c", VFDriver: "iavf"})
 	testkit.Must(t, n.tree.Write(sysfstest.Device("0000:3b:00.0")+"/sriov_numvfs", "4"))
 	file := filepath.Join(n.dir, "config.json")
@@ -52,8 +52,8 @@ func newNodeOfFiles(t *testing.T, config string) *nodeOfFiles {
 	return n
 }
 
-// run runs the plugin until the test ends it, and returns what it logs.
-func (n *nodeOfFiles) run(t *testing.T, flags ...string) (log *testkit.Log, end func() error) {
+// run runs the plugin until end is called, and returns its log.
+func (n *fakeNode) run(t *testing.T, flags ...string) (log *testkit.Log, end func() error) {
 	t.Helper()
 	c := newRootCommand()
 	log = &testkit.Log{}
@@ -77,7 +77,7 @@ func (n *nodeOfFiles) run(t *testing.T, flags ...string) (log *testkit.Log, end 
 	return log, end
 }
 
-func (n *nodeOfFiles) offers(t *testing.T, resource string, count int) {
+func (n *fakeNode) offers(t *testing.T, resource string, count int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -86,9 +86,9 @@ func (n *nodeOfFiles) offers(t *testing.T, resource string, count int) {
 	}
 }
 
-// isLeftWithNothing waits until the kubelet has read the last list, which it may do
-// after the plugin has ended.
-func (n *nodeOfFiles) isLeftWithNothing(t *testing.T, resource string) {
+// awaitEmptyList waits until the kubelet has read an empty list, possibly after the
+// plugin has ended.
+func (n *fakeNode) awaitEmptyList(t *testing.T, resource string) {
 	t.Helper()
 	eventually(t, "the kubelet is left with an empty list of "+resource, func() bool {
 		lists := n.kubelet.Lists(resource)
@@ -96,9 +96,9 @@ func (n *nodeOfFiles) isLeftWithNothing(t *testing.T, resource string) {
 	})
 }
 
-// The flags of the upstream image's manifest are taken as they are.
+// The flags of the upstream manifest are accepted.
 func TestSriovPluginServes(t *testing.T) {
-	n := newNodeOfFiles(t, `{"resourceList": [{"resourceName": "vf", "selectors": [{"pfNames": ["ens1"], "vendor": ["15b3"]}]}]}`)
+	n := newFakeNode(t, `{"resourceList": [{"resourceName": "vf", "selectors": [{"pfNames": ["ens1"], "vendor": ["15b3"]}]}]}`)
 	log, end := n.run(t, "--log-dir=sriovdp", "--log-level=10", "--resource-prefix=example.com", "--logtostderr")
 	n.offers(t, "example.com/vf", 4)
 	for _, line := range []string{
@@ -108,7 +108,7 @@ func TestSriovPluginServes(t *testing.T) {
 		`cleat_sriov_state{state="SERVING"} 1`,
 		`cleat_sriov_registrations_total{resource="example.com/vf",result="ok"} 1`,
 	} {
-		// The kubelet has its list a moment before the plugin counts what came of that.
+		// The plugin updates its metrics after the kubelet has received the list.
 		eventually(t, "the metrics have "+line, func() bool {
 			var metrics strings.Builder
 			ask(t, filepath.Join(n.dir, "metrics.sock"), "/metrics", &metrics)
@@ -126,13 +126,13 @@ func TestSriovPluginServes(t *testing.T) {
 	if err := end(); err != nil {
 		t.Errorf("the plugin ended with %v", err)
 	}
-	n.isLeftWithNothing(t, "example.com/vf")
+	n.awaitEmptyList(t, "example.com/vf")
 }
 
-// A resource whose name the kubelet refuses keeps no other from being served, as
-// upstream has it; log, metrics and status name it.
-func TestSriovPluginLeavesOutARefusedResource(t *testing.T) {
-	n := newNodeOfFiles(t, `{"resourceList": [{"resourceName": "bad-", "selectors": [{"pfNames": ["ens1#0"]}]},
+// A resource name that the kubelet refuses does not affect other resources, as in the
+// upstream plugin; it is reported in log, metrics and status.
+func TestSriovPluginOmitsRefusedResource(t *testing.T) {
+	n := newFakeNode(t, `{"resourceList": [{"resourceName": "bad-", "selectors": [{"pfNames": ["ens1#0"]}]},
 		{"resourceName": "vf", "selectors": [{"pfNames": ["ens1#1-3"]}]}]}`)
 	log, end := n.run(t, "--resource-prefix=example.com")
 	n.offers(t, "example.com/vf", 3)
@@ -156,10 +156,10 @@ func TestSriovPluginLeavesOutARefusedResource(t *testing.T) {
 	}
 }
 
-// Upstream's binary has the flags of Go's package and of glog: long ones with one
-// dash, and a configuration file by a relative path.
-func TestSriovPluginTakesUpstreamsCommandLine(t *testing.T) {
-	n := newNodeOfFiles(t, `{"resourceList": [{"resourceName": "vf", "selectors": [{"pfNames": ["ens1"]}]}]}`)
+// The upstream plugin accepts long flags with a single dash, the flags of glog, and a
+// relative path of the configuration file.
+func TestSriovPluginAcceptsUpstreamCommandLine(t *testing.T) {
+	n := newFakeNode(t, `{"resourceList": [{"resourceName": "vf", "selectors": [{"pfNames": ["ens1"]}]}]}`)
 	t.Chdir(n.dir)
 	n.flags = upstreamArgs(append(n.flags, "-config-file", "config.json", "-resource-prefix=example.com", "-logtostderr", "-v", "10", "--v=10",
 		"-alsologtostderr=true", "-stderrthreshold=INFO", "-vmodule", "x=1", "-log_backtrace_at", "x.go:1", "-log_dir=/tmp", "-log_link=/tmp", "-logbuflevel", "0", "-use-cdi=false"))
@@ -170,9 +170,9 @@ func TestSriovPluginTakesUpstreamsCommandLine(t *testing.T) {
 	}
 }
 
-// The profile of an X710 is known to the program ddptool alone.
-func TestSriovPluginAsksDDPTool(t *testing.T) {
-	n := newNodeOfFiles(t, `{"resourceList": [{"resourceName": "gtp", "selectors": [{"ddpProfiles": ["PPPoE", "GTPv1-C/U IPv4/IPv6 payload"]}]}]}`)
+// The DDP profile of an X710 is reported only by ddptool.
+func TestSriovPluginRunsDDPTool(t *testing.T) {
+	n := newFakeNode(t, `{"resourceList": [{"resourceName": "gtp", "selectors": [{"ddpProfiles": ["PPPoE", "GTPv1-C/U IPv4/IPv6 payload"]}]}]}`)
 	putProgram(t, n.dir, "ddptool", `[ "$*" = "-l -a -j -s 0000:3b:00.0" ] || exit 1
 echo '{"DDPInventory": {"device": "1572", "address": "0000:3b:00.0", "name": "ens1", "display": "X710",
   "DDPpackage": {"track_id": "80000008", "version": "1.0.3.0", "name": "GTPv1-C/U IPv4/IPv6 payload"}}}'
@@ -181,14 +181,14 @@ echo '{"DDPInventory": {"device": "1572", "address": "0000:3b:00.0", "name": "en
 	n.offers(t, "example.com/gtp", 4)
 }
 
-// putProgram puts a shell script first into PATH.
+// putProgram creates a shell script in a directory at the front of PATH.
 func putProgram(t *testing.T, dir, name, text string) {
 	t.Helper()
 	testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o755))
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// No other command takes one dash for two, and no value is taken for a flag.
+// Flags of other commands, and values, are not rewritten.
 func TestUpstreamArgs(t *testing.T) {
 	for _, c := range []struct{ given, want []string }{
 		{nil, nil},
@@ -213,9 +213,9 @@ func ask(t *testing.T, socket, path string, answer *strings.Builder) {
 	testkit.Value(io.Copy(answer, response.Body))(t)
 }
 
-// Controlled, it waits for its daemon where everybody can see it.
-func TestSriovPluginWaits(t *testing.T) {
-	n := newNodeOfFiles(t, `{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]}]}`)
+// In controlled mode the plugin reports that it waits for a daemon.
+func TestSriovPluginWaitsForDaemon(t *testing.T) {
+	n := newFakeNode(t, `{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]}]}`)
 	_, end := n.run(t, "--controlled-mode")
 	socket := filepath.Join(n.dir, "control", "control.sock")
 	var out strings.Builder
@@ -242,9 +242,9 @@ func TestSriovPluginWaits(t *testing.T) {
 	}
 }
 
-// A record that cannot be read makes way: the plugin serves, and says so.
+// A damaged record is moved aside and logged, and the plugin serves.
 func TestSriovPluginDamagedRecord(t *testing.T) {
-	n := newNodeOfFiles(t, `{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]}]}`)
+	n := newFakeNode(t, `{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]}]}`)
 	state := filepath.Join(n.dir, "state")
 	testkit.Must(t, os.Mkdir(state, 0o700))
 	garbage := []byte(strings.Repeat("garbage ", 8192))
@@ -258,13 +258,13 @@ func TestSriovPluginDamagedRecord(t *testing.T) {
 	if text, err := os.ReadFile(kept[0]); err != nil || !slices.Equal(text, garbage) {
 		t.Errorf("the file aside is not the damaged one: %d bytes, %v", len(text), err)
 	}
-	if !strings.Contains(log.String(), "is damaged") {
+	if !strings.Contains(log.String(), "record damaged") {
 		t.Errorf("the log does not say that the record is damaged:\n%s", log)
 	}
 }
 
-// On a root that is read-only, as the operator's, the default directory cannot be
-// made: the plugin serves without a record. One that was asked for must be there.
+// If the default state directory cannot be created on a read-only root, the plugin
+// serves without a record. A directory set by the flag is required.
 func TestSriovPluginWithoutStateDirectory(t *testing.T) {
 	s := &sriovPluginServer{}
 	s.StateDir, s.Logger = sriovPluginState, slog.New(slog.DiscardHandler)
@@ -280,13 +280,12 @@ func TestSriovPluginWithoutStateDirectory(t *testing.T) {
 	})
 }
 
-// readOnlyRoot does something on a thread of its own, whose /var/lib is empty and
-// read-only.
+// readOnlyRoot calls do on a thread with an empty, read-only /var/lib.
 func readOnlyRoot(t *testing.T, do func()) {
 	t.Helper()
-	onAThreadThatEnds(func() {
+	onLockedThread(func() {
 		err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS)
-		if err == nil { // what others unmount meanwhile is not kept here
+		if err == nil { // slave: unmounts of other tests propagate
 			err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, "")
 		}
 		if err == nil {
@@ -300,26 +299,26 @@ func readOnlyRoot(t *testing.T, do func()) {
 	})
 }
 
-// onAThreadThatEnds does something that its thread cannot undo. That is never the
-// main thread: it would stay, with all that is mounted at that moment, for as long
-// as this process runs, and /proc/self would tell of it.
-func onAThreadThatEnds(do func()) {
+// onLockedThread calls do on a thread that ends afterwards, since its changes cannot
+// be undone. It avoids the main thread, which does not end: /proc/self would show its
+// mounts.
+func onLockedThread(do func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
-			onAThreadThatEnds(do) // on another one, as this is locked
+			onLockedThread(do) // on another thread, since this one is locked
 			runtime.UnlockOSThread()
 			return
 		}
-		do() // and it is never unlocked: the thread ends with this
+		do() // a locked thread ends with its goroutine
 	}()
 	<-done
 }
 
 func TestSriovPluginRefuses(t *testing.T) {
-	n := newNodeOfFiles(t, `{"resourceList": [{"resourceName": "vf", "selectors": [{"pfName": ["ens1"]}]}]}`)
+	n := newFakeNode(t, `{"resourceList": [{"resourceName": "vf", "selectors": [{"pfName": ["ens1"]}]}]}`)
 	for _, c := range []struct {
 		flags []string
 		words []string

@@ -23,56 +23,56 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// takesDevices stands for the kubelet's handler of device plugins.
-type takesDevices struct {
+// fakeHandler is a fake of the kubelet's device plugin handler.
+type fakeHandler struct {
 	mu     sync.Mutex
 	refuse error
 	calls  []string
 }
 
-func (h *takesDevices) note(call string, p watch.Plugin) error {
+func (h *fakeHandler) record(call string, p watch.Plugin) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.calls = append(h.calls, call+" "+p.Name+" "+p.Endpoint)
 	return h.refuse
 }
 
-func (h *takesDevices) Validate(context.Context, watch.Plugin) error { return nil }
+func (h *fakeHandler) Validate(context.Context, watch.Plugin) error { return nil }
 
-func (h *takesDevices) Register(_ context.Context, p watch.Plugin) error {
-	return h.note("register", p)
+func (h *fakeHandler) Register(_ context.Context, p watch.Plugin) error {
+	return h.record("register", p)
 }
 
-func (h *takesDevices) DeRegister(_ context.Context, p watch.Plugin) error {
-	_ = h.note("deregister", p)
+func (h *fakeHandler) DeRegister(_ context.Context, p watch.Plugin) error {
+	_ = h.record("deregister", p)
 	return nil
 }
 
-func (h *takesDevices) said() []string {
+func (h *fakeHandler) recorded() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.calls)
 }
 
-func (h *takesDevices) refuses(err error) {
+func (h *fakeHandler) refuses(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.refuse = err
 }
 
-// watcherRig is a watcher with a directory that somebody may watch.
+// watcherRig is a registrar with a directory that a host can watch.
 type watcherRig struct {
 	watchedDirectory
 	t        *testing.T
 	dir      string
-	handler  *takesDevices
+	handler  *fakeHandler
 	registry *prometheus.Registry
 	log      *testkit.Log
 }
 
 func newWatcherRig(t *testing.T) *watcherRig {
 	t.Helper()
-	r := &watcherRig{t: t, dir: testkit.Dir(t), handler: &takesDevices{}, registry: prometheus.NewRegistry(), log: &testkit.Log{}}
+	r := &watcherRig{t: t, dir: testkit.Dir(t), handler: &fakeHandler{}, registry: prometheus.NewRegistry(), log: &testkit.Log{}}
 	r.watchedDirectory = watchedDirectory{register.NewDirectory(r.dir, slog.New(slog.NewTextHandler(r.log, nil)), r.registry)}
 	t.Cleanup(func() {
 		if err := r.Close(r.context()); err != nil {
@@ -80,7 +80,7 @@ func newWatcherRig(t *testing.T) *watcherRig {
 		}
 		entries, err := os.ReadDir(r.dir)
 		if err != nil || len(entries) > 0 {
-			t.Errorf("left behind: %v, %v", entries, err)
+			t.Errorf("left over: %v, %v", entries, err)
 		}
 	})
 	return r
@@ -92,7 +92,7 @@ func (r *watcherRig) context() context.Context {
 	return ctx
 }
 
-// watch lets a kubelet watch the directory.
+// watch starts a host that watches the directory.
 func (r *watcherRig) watch() (end func()) {
 	r.t.Helper()
 	host, err := watch.New(watch.Options{Dir: r.dir, Handlers: map[string]watch.Handler{register.Device: r.handler}})
@@ -116,9 +116,9 @@ func (r *watcherRig) registration(resource string) plugin.Registration {
 	return plugin.Registration{Resource: resource, Endpoint: filepath.Join(r.dir, "."+plugin.SocketName(resource))}
 }
 
-// made is when the registration socket was made; zero: there is none. Inode
-// numbers are used again.
-func (r *watcherRig) made(resource string) time.Time {
+// created returns the creation time of the registration socket, zero if it does not
+// exist. Inode numbers are reused.
+func (r *watcherRig) created(resource string) time.Time {
 	info, err := os.Lstat(filepath.Join(r.dir, strings.ReplaceAll(resource, "/", "_")+"-reg.sock"))
 	if err != nil {
 		return time.Time{}
@@ -126,8 +126,8 @@ func (r *watcherRig) made(resource string) time.Time {
 	return info.ModTime()
 }
 
-// figures is how many registrations the metrics tell of, all of one resource.
-func (r *watcherRig) figures() int {
+// countRegistrations returns the number of registrations in the metrics.
+func (r *watcherRig) countRegistrations() int {
 	r.t.Helper()
 	families := testkit.Value(r.registry.Gather())(r.t)
 	for _, f := range families {
@@ -144,43 +144,43 @@ func TestWatcherRegisters(t *testing.T) {
 	a := r.registration("example.com/a")
 	testkit.Must(t, r.Register(r.context(), a))
 	testkit.Must(t, r.Register(r.context(), r.registration("example.com/b")))
-	if got, want := r.handler.said(), []string{"register example.com/a " + a.Endpoint, "register example.com/b " + r.registration("example.com/b").Endpoint}; !slices.Equal(got, want) {
-		t.Errorf("the host heard %v, want %v", got, want)
+	if got, want := r.handler.recorded(), []string{"register example.com/a " + a.Endpoint, "register example.com/b " + r.registration("example.com/b").Endpoint}; !slices.Equal(got, want) {
+		t.Errorf("the host received %v, want %v", got, want)
 	}
-	if n := r.figures(); n != 2 {
-		t.Errorf("the metrics tell of %d registrations, want 2", n)
+	if n := r.countRegistrations(); n != 2 {
+		t.Errorf("the metrics have %d registrations, want 2", n)
 	}
-	// After a loss: the host looks again only at a socket that is new.
+	// After a loss: the host registers again only if the socket is new.
 	testkit.Must(t, r.Register(r.context(), a))
-	eventually(t, "the host took it anew", func() bool {
+	eventually(t, "the host registered it again", func() bool {
 		n := 0
-		for _, call := range r.handler.said() {
+		for _, call := range r.handler.recorded() {
 			if strings.HasPrefix(call, "register example.com/a ") {
 				n++
 			}
 		}
 		return n == 2
 	})
-	if n := r.figures(); n != 2 {
-		t.Errorf("the metrics tell of %d registrations after one was made again, want 2", n)
+	if n := r.countRegistrations(); n != 2 {
+		t.Errorf("the metrics have %d registrations after one was made again, want 2", n)
 	}
 	testkit.Must(t, r.Forget(r.context(), "example.com/a"))
-	if !r.made("example.com/a").IsZero() || r.made("example.com/b").IsZero() {
+	if !r.created("example.com/a").IsZero() || r.created("example.com/b").IsZero() {
 		t.Error("not exactly the socket of the resource that was forgotten is gone")
 	}
-	eventually(t, "the host lets it go", func() bool {
-		calls := r.handler.said()
+	eventually(t, "the host deregistered it", func() bool {
+		calls := r.handler.recorded()
 		return calls[len(calls)-1] == "deregister example.com/a "+a.Endpoint
 	})
-	if n := r.figures(); n != 1 {
-		t.Errorf("the metrics tell of %d registrations after one was forgotten, want 1", n)
+	if n := r.countRegistrations(); n != 1 {
+		t.Errorf("the metrics have %d registrations after one was forgotten, want 1", n)
 	}
 	if err := r.Forget(r.context(), "example.com/a"); err != nil {
-		t.Errorf("to forget again: %v", err)
+		t.Errorf("forget again: %v", err)
 	}
 }
 
-// A host that says no is heard, and one that says yes later is asked anew.
+// An error of the host is returned, and a later registration succeeds.
 func TestWatcherIsRefused(t *testing.T) {
 	r := newWatcherRig(t)
 	r.watch()
@@ -194,15 +194,15 @@ func TestWatcherIsRefused(t *testing.T) {
 	}
 }
 
-// While nobody watches it waits, and hears of a host that comes late.
+// Register waits for a host that starts later.
 func TestWatcherWaits(t *testing.T) {
 	r := newWatcherRig(t)
 	result := make(chan error, 1)
 	go func() { result <- r.Register(r.context(), r.registration("example.com/a")) }()
-	eventually(t, "the socket is there", func() bool { return !r.made("example.com/a").IsZero() })
+	eventually(t, "the socket is there", func() bool { return !r.created("example.com/a").IsZero() })
 	select {
 	case err := <-result:
-		t.Fatalf("it returned %v though nobody watches", err)
+		t.Fatalf("it returned %v without a host", err)
 	default:
 	}
 	r.watch()
@@ -211,17 +211,16 @@ func TestWatcherWaits(t *testing.T) {
 	}
 }
 
-// What ends a registration ends the wait for it: the caller, another try, Forget
-// and the end of everything.
+// Register ends with the caller, another Register, Forget and Close.
 func TestWatcherWaitEnds(t *testing.T) {
 	for name, end := range map[string]func(*watcherRig, context.CancelFunc) error{
 		"caller": func(_ *watcherRig, cancel context.CancelFunc) error { cancel(); return nil },
 		"again": func(r *watcherRig, _ context.CancelFunc) error {
 			ctx, cancel := context.WithCancel(context.Background())
-			before := r.made("example.com/a")
+			before := r.created("example.com/a")
 			again := make(chan error, 1)
 			go func() { again <- r.Register(ctx, r.registration("example.com/a")) }()
-			eventually(r.t, "a new socket", func() bool { return r.made("example.com/a").After(before) })
+			eventually(r.t, "a new socket", func() bool { return r.created("example.com/a").After(before) })
 			cancel()
 			if err := <-again; !errors.Is(err, context.Canceled) {
 				return err
@@ -237,12 +236,12 @@ func TestWatcherWaitEnds(t *testing.T) {
 			defer cancel()
 			result := make(chan error, 1)
 			go func() { result <- r.Register(ctx, r.registration("example.com/a")) }()
-			eventually(t, "the socket is there", func() bool { return !r.made("example.com/a").IsZero() })
+			eventually(t, "the socket is there", func() bool { return !r.created("example.com/a").IsZero() })
 			if err := end(r, cancel); err != nil {
 				t.Error(err)
 			}
 			if err := <-result; err == nil {
-				t.Error("a registration that was ended says yes")
+				t.Error("a canceled registration succeeds")
 			}
 		})
 	}
@@ -254,31 +253,31 @@ func TestWatcherIsClosed(t *testing.T) {
 		t.Error(err)
 	}
 	if err := r.Register(r.context(), r.registration("example.com/a")); err == nil {
-		t.Error("a watcher that is closed registers")
+		t.Error("a closed watcher registers")
 	}
-	if !r.made("example.com/a").IsZero() || r.figures() != 0 {
-		t.Error("a watcher that is closed left something behind")
+	if !r.created("example.com/a").IsZero() || r.countRegistrations() != 0 {
+		t.Error("a closed watcher left a socket or metrics")
 	}
 }
 
-// What cannot be registered is refused at once, before it shows.
+// Invalid names are refused before a socket is created.
 func TestWatcherRefusesNames(t *testing.T) {
 	r := newWatcherRig(t)
 	if err := r.Register(r.context(), r.registration("no resource")); err == nil || !strings.Contains(err.Error(), "no resource") {
-		t.Errorf("a name that is none: %v", err)
+		t.Errorf("an invalid name: %v", err)
 	}
-	if n := r.figures(); n != 0 {
-		t.Errorf("the metrics tell of %d registrations", n)
+	if n := r.countRegistrations(); n != 0 {
+		t.Errorf("the metrics have %d registrations", n)
 	}
 }
 
-// upstreamPlugin serves in the directory as the upstream plugin does: one socket,
-// named for the resource, for registration and devices.
+// upstreamPlugin serves registration and devices on one socket with the resource's
+// name, like the upstream plugin.
 func (r *watcherRig) upstreamPlugin(resource string) (stop func()) {
 	r.t.Helper()
 	l := testkit.Value(net.Listen("unix", filepath.Join(r.dir, plugin.SocketName(resource))))(r.t)
 	server := grpc.NewServer()
-	registration.RegisterRegistrationServer(server, &fakePlugin{told: make(chan *registration.RegistrationStatus, 16),
+	registration.RegisterRegistrationServer(server, &fakePlugin{notified: make(chan *registration.RegistrationStatus, 16),
 		info: &registration.PluginInfo{Type: register.Device, Name: resource, Endpoint: l.Addr().String(), SupportedVersions: []string{"v1alpha1", "v1beta1"}}})
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = server.Serve(l) }()
@@ -287,9 +286,9 @@ func (r *watcherRig) upstreamPlugin(resource string) (stop func()) {
 	return stop
 }
 
-// Another plugin that is registered for the resource, in whatever way, keeps the
-// resource until it ends. One for another resource, or that is dead, does not.
-func TestWatcherLeavesAResourceToAnother(t *testing.T) {
+// A resource registered by another plugin is not registered until that plugin ends.
+// Plugins of other resources and dead plugins do not matter.
+func TestWatcherYieldsToOtherPlugin(t *testing.T) {
 	r := newWatcherRig(t)
 	r.watch()
 	r.upstreamPlugin("example.com/other")
@@ -300,9 +299,9 @@ func TestWatcherLeavesAResourceToAnother(t *testing.T) {
 	stop := r.upstreamPlugin("example.com/a")
 	for range 2 {
 		if err := r.Register(r.context(), r.registration("example.com/a")); !saysAll(err, "another device plugin is registered for example.com/a", "example.com_a.sock") {
-			t.Fatalf("beside another plugin: %v", err)
+			t.Fatalf("with another plugin: %v", err)
 		}
-		if !r.made("example.com/a").IsZero() {
+		if !r.created("example.com/a").IsZero() {
 			t.Fatal("both register")
 		}
 	}

@@ -107,7 +107,7 @@ not exist yet.`,
 
 var (
 	errSriovState = errors.New("plugin is in state") // not the state of --wait
-	errSriovLost = errors.New("connection to plugin lost")
+	errSriovLost  = errors.New("connection to plugin lost")
 )
 
 func querySriovStatus(ctx context.Context, socket string) (sriovStatus, error) {

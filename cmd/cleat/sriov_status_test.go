@@ -24,13 +24,13 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// toldPlugin is a plugin that is as the test says.
-type toldPlugin struct {
+// fakePluginStatus is a plugin with a status set by the test.
+type fakePluginStatus struct {
 	control.Plugin
 	now atomic.Pointer[gate.Status]
 }
 
-func (p *toldPlugin) Status() gate.Status { return *p.now.Load() }
+func (p *fakePluginStatus) Status() gate.Status { return *p.now.Load() }
 
 // serveOn serves until the test ends.
 func serveOn(t *testing.T, register func(*grpc.Server)) string {
@@ -50,16 +50,16 @@ func serveOn(t *testing.T, register func(*grpc.Server)) string {
 	return socket
 }
 
-func startTold(t *testing.T, s gate.Status) (*toldPlugin, string) {
+func startFakePluginStatus(t *testing.T, s gate.Status) (*fakePluginStatus, string) {
 	t.Helper()
-	p := &toldPlugin{}
+	p := &fakePluginStatus{}
 	p.now.Store(&s)
 	return p, serveOn(t, func(g *grpc.Server) {
 		control.NewServer(control.ServerConfig{Plugin: p, Version: "1.2"}).Register(g)
 	})
 }
 
-func askSriov(t *testing.T, args ...string) (string, error) {
+func runStatus(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	out, _, err := execute(t, newSriovStatusCommand(), "", args...)
 	return out, err
@@ -74,21 +74,21 @@ var servingStatus = gate.Status{
 }
 
 func TestSriovStatus(t *testing.T) {
-	_, socket := startTold(t, servingStatus)
-	got := testkit.Value(askSriov(t, "--control-socket", socket))(t)
-	want := `PLUGIN            cleat 1.2
-State             ERROR
-Answered for by   a config daemon with generation 7 of node state 0b0c
-Offers            9 devices of 2 resources
-Configuration     sha256:ab
-Trouble           example.com/b: no\x1b[31m kubelet
-example.com/a     offered: 8 of 9 devices
-example.com/b     withdrawing: 0 of 1 device; 2 allocations under way; no kubelet listens; no kubelet
+	_, socket := startFakePluginStatus(t, servingStatus)
+	got := testkit.Value(runStatus(t, "--control-socket", socket))(t)
+	want := `PLUGIN          cleat 1.2
+State           ERROR
+Controlled by   config daemon, generation 7 of node state 0b0c
+Offers          9 devices of 2 resources
+Configuration   sha256:ab
+Error           example.com/b: no\x1b[31m kubelet
+example.com/a   offered: 8 of 9 devices
+example.com/b   withdrawing: 0 of 1 device; 2 allocations in flight; no kubelet connected; no kubelet
 `
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("want -, got +:\n%s", diff)
 	}
-	got = testkit.Value(askSriov(t, "--control-socket", "unix://"+socket, "-o", "json"))(t)
+	got = testkit.Value(runStatus(t, "--control-socket", "unix://"+socket, "-o", "json"))(t)
 	var d sriovStatus
 	testkit.Must(t, json.Unmarshal([]byte(got), &d))
 	document := sriovStatus{
@@ -112,12 +112,12 @@ func TestSriovStatusHolder(t *testing.T) {
 		status gate.Status
 		want   string
 	}{
-		{gate.Status{Holding: gate.NotControlled}, "nobody needs to: it is not in controlled mode"},
-		{gate.Status{Holding: gate.Waiting}, "nobody: it waits for a config daemon"},
-		{gate.Status{Holding: gate.Live, Generation: 3}, "a config daemon with generation 3"},
-		{gate.Status{Holding: gate.Live, Generation: 3, LeaseEnds: now.Add(1230 * time.Millisecond)}, "a config daemon with generation 3, with a lease that ends in 1.2s"},
-		{gate.Status{Holding: gate.Lost, Generation: 3, HoldEnds: now.Add(time.Minute)}, "nobody: generation 3 is lost, and its hold time ends in 1m0s"},
-		{gate.Status{Holding: gate.Lost, Generation: 3}, "nobody: generation 3 is lost, and its hold time runs"},
+		{gate.Status{Holding: gate.NotControlled}, "none: not in controlled mode"},
+		{gate.Status{Holding: gate.Waiting}, "none: waiting for a config daemon"},
+		{gate.Status{Holding: gate.Live, Generation: 3}, "config daemon, generation 3"},
+		{gate.Status{Holding: gate.Live, Generation: 3, LeaseEnds: now.Add(1230 * time.Millisecond)}, "config daemon, generation 3, lease ends in 1.2s"},
+		{gate.Status{Holding: gate.Lost, Generation: 3, HoldEnds: now.Add(time.Minute)}, "none: generation 3 lost, hold time ends in 1m0s"},
+		{gate.Status{Holding: gate.Lost, Generation: 3}, "none: generation 3 lost, hold time running"},
 		{gate.Status{}, "unknown"},
 	} {
 		d := newSriovStatus(of.status, control.Version{})
@@ -132,17 +132,17 @@ func TestSriovStatusHolder(t *testing.T) {
 }
 
 func TestSriovStatusWaits(t *testing.T) {
-	p, socket := startTold(t, gate.Status{State: gate.Initializing, Holding: gate.Waiting})
+	p, socket := startFakePluginStatus(t, gate.Status{State: gate.Initializing, Holding: gate.Waiting})
 	inTime(t, "the state that it was in", 500*time.Millisecond, func(timeout string) bool {
-		_, err := askSriov(t, "--control-socket", socket, "--wait", "SERVING", "--timeout", timeout)
-		if !errors.Is(err, context.DeadlineExceeded) || !saysAll(err, "is not SERVING in time: ") {
+		_, err := runStatus(t, "--control-socket", socket, "--wait", "SERVING", "--timeout", timeout)
+		if !errors.Is(err, context.DeadlineExceeded) || !saysAll(err, "to be SERVING: ") {
 			t.Fatalf("got %v", err)
 		}
-		return saysAll(err, "it is INITIALIZING")
+		return saysAll(err, "plugin is in state INITIALIZING")
 	})
 	done := make(chan error, 1)
 	go func() {
-		_, err := askSriov(t, "--control-socket", socket, "--wait", "SERVING")
+		_, err := runStatus(t, "--control-socket", socket, "--wait", "SERVING")
 		done <- err
 	}()
 	p.now.Store(&gate.Status{State: gate.Serving, Holding: gate.Live})
@@ -150,8 +150,8 @@ func TestSriovStatusWaits(t *testing.T) {
 		t.Error(err)
 	}
 	nowhere := filepath.Join(t.TempDir(), "none.sock")
-	inTime(t, "that nobody is there", 500*time.Millisecond, func(timeout string) bool {
-		_, err := askSriov(t, "--control-socket", nowhere, "--wait", "SERVING", "--timeout", timeout)
+	inTime(t, "that the plugin is absent", 500*time.Millisecond, func(timeout string) bool {
+		_, err := runStatus(t, "--control-socket", nowhere, "--wait", "SERVING", "--timeout", timeout)
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("got %v", err)
 		}
@@ -184,12 +184,12 @@ func TestSriovStatusErrors(t *testing.T) {
 		args []string
 		says string // in the end, where args has a short time
 	}{
-		"nobody":        {[]string{"--control-socket", "/nowhere/x.sock"}, "no plugin is controlled at /nowhere/x.sock"},
-		"proposal":      {[]string{"--control-socket", old}, "speaks only the published proposal"},
-		"proposal wait": {[]string{"--control-socket", old, "--wait", "SERVING"}, "speaks only the published proposal"},
-		"silent":        {[]string{"--control-socket", silent, "--timeout", "500ms"}, "somebody listens at " + silent + " and does not answer"},
-		"rude":          {[]string{"--control-socket", rude}, "may be no device plugin, or not take calls of this user"},
-		"rude wait":     {[]string{"--control-socket", rude, "--wait", "SERVING", "--timeout", "500ms"}, "is not SERVING in time: it was connected to"},
+		"absent":        {[]string{"--control-socket", "/nowhere/x.sock"}, "no plugin serves the control socket /nowhere/x.sock"},
+		"proposal":      {[]string{"--control-socket", old}, "serves only the published proposal"},
+		"proposal wait": {[]string{"--control-socket", old, "--wait", "SERVING"}, "serves only the published proposal"},
+		"silent":        {[]string{"--control-socket", silent, "--timeout", "500ms"}, "listens at " + silent + " does not respond"},
+		"rude":          {[]string{"--control-socket", rude}, "might not be a device plugin, or refuses this user"},
+		"rude wait":     {[]string{"--control-socket", rude, "--wait", "SERVING", "--timeout", "500ms"}, "to be SERVING: connection to plugin lost"},
 		"relative":      {[]string{"--control-socket", "x.sock"}, "relative path"},
 		"state":         {[]string{"--wait", "serving"}, "INITIALIZING, SERVING, ERROR, STOPPING"},
 		"timeout":       {[]string{"--timeout", "-1s"}, "negative"},
@@ -202,7 +202,7 @@ func TestSriovStatusErrors(t *testing.T) {
 				if late {
 					args[len(args)-1] = timeout
 				}
-				out, err := askSriov(t, args...)
+				out, err := runStatus(t, args...)
 				if said := saysAll(err, of.says); said || late && errors.Is(err, context.DeadlineExceeded) {
 					return said
 				}
@@ -212,7 +212,7 @@ func TestSriovStatusErrors(t *testing.T) {
 		})
 	}
 	denied := explainSriov("/s", &net.OpError{Op: "dial", Err: errPermission{}})
-	if !strings.HasPrefix(denied.Error(), "only root may ask") {
+	if !strings.HasPrefix(denied.Error(), "querying the plugin at /s requires root") {
 		t.Error(denied)
 	}
 	if other := explainSriov("/s", &control.End{Code: codes.Unavailable, Reason: "the plugin is shutting down"}); other.Error() != "the plugin is shutting down (Unavailable)" {
@@ -220,7 +220,7 @@ func TestSriovStatusErrors(t *testing.T) {
 	}
 }
 
-// errPermission is what the kernel says to users who may not.
+// errPermission is the error of connect for users without permission.
 type errPermission struct{}
 
 func (errPermission) Error() string { return "permission denied" }

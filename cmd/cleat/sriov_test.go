@@ -19,8 +19,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// sriovRig is a machine of two cards, an accelerator and a plain function, with
-// its config.json.
+// sriovRig is a fake machine with two NICs, an accelerator and a plain function, and a
+// config.json.
 type sriovRig struct {
 	tree   *sysfstest.Tree
 	config string
@@ -135,7 +135,7 @@ func TestSriovDocuments(t *testing.T) {
 	golden(t, "sriov_documents.txt", text.String())
 }
 
-// Programs find all that the tables have, and empty lists instead of null.
+// Documents have all data of the tables, and empty lists instead of null.
 func TestSriovDocumentShape(t *testing.T) {
 	r := newSriovRig(t)
 	r.configure(t, `{"resourceList": []}`)
@@ -159,12 +159,11 @@ func TestSriovDocumentShape(t *testing.T) {
 	}
 }
 
-// Without a config.json the functions are listed all the same; nothing can be
-// explained.
+// Without a config.json list works, and explain fails.
 func TestSriovWithoutConfig(t *testing.T) {
 	r := newSriovRig(t)
 	run := func(c *cobra.Command, args ...string) (out, notices string, err error) {
-		// As the default, which does not count as given.
+		// Set as default, which does not mark the flag as changed.
 		testkit.Must(t, c.Flags().Lookup("config-file").Value.Set("/nonexistent/config.json"))
 		return execute(t, c, "", append(args, "--sysfs-root", r.tree.Sysfs)...)
 	}
@@ -189,12 +188,12 @@ func TestSriovErrors(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"explain", "0000:3b:00.9"}, `this machine has no function "0000:3b:00.9"; did you mean "0000:3b:00.0"?`},
+		{[]string{"explain", "0000:3b:00.9"}, `function "0000:3b:00.9" not found on this machine; did you mean "0000:3b:00.0"?`},
 		{[]string{"explain", "ens2f0v"}, `did you mean "ens2f0`},
 		{[]string{"explain", "nothing-like-it"}, "see: cleat sriov list --all"},
-		{[]string{"explain", "--resource", "nic"}, `there is no resource "nic"; there are intel.com/dpdk, example.com/rdma`},
-		{[]string{"explain", "3b:00.2", "--free"}, "give one of them"},
-		{[]string{"list", "x"}, "takes no argument"},
+		{[]string{"explain", "--resource", "nic"}, `resource "nic" not found, the configured resources are: intel.com/dpdk, example.com/rdma`},
+		{[]string{"explain", "3b:00.2", "--free"}, "cannot be combined"},
+		{[]string{"list", "x"}, "expects no arguments"},
 		{[]string{"list", "-o", "jsn"}, `did you mean "json"?`},
 		{[]string{"list", "--sysfs-root", "/nonexistent"}, "/nonexistent"},
 	} {
@@ -224,7 +223,7 @@ func TestSriovErrors(t *testing.T) {
 	}
 }
 
-// A function that has nothing to do with SR-IOV may be a device all the same.
+// A function without SR-IOV is listed if a resource or a pod has it.
 func TestSriovPlainFunction(t *testing.T) {
 	r, k := newSriovRig(t), &sriovPods{}
 	r.tree.Route()
@@ -248,8 +247,7 @@ func TestSriovPlainFunction(t *testing.T) {
 	}
 }
 
-// What config.json has wrong does not stop the plugin, so it stops no
-// explanation either, and is told.
+// Warnings about config.json are shown, and do not stop the commands.
 func TestSriovWarnings(t *testing.T) {
 	r := newSriovRig(t)
 	r.configure(t, `{"resourceList": [{"resourceName": "a", "selectors": [{"pfName": ["ens1f0"]}]},
@@ -262,7 +260,7 @@ func TestSriovWarnings(t *testing.T) {
 		}
 	}
 	out, notices, err = r.run(t, "list")
-	if err != nil || !strings.Contains(notices, "2 warnings about") || strings.Contains(out, "warning") {
+	if err != nil || !strings.Contains(notices, "2 warnings for") || strings.Contains(out, "warning") {
 		t.Errorf("%v, %q, %s", err, notices, out)
 	}
 	out, _, err = r.run(t, "explain", "--resource", "a")
@@ -271,7 +269,7 @@ func TestSriovWarnings(t *testing.T) {
 	}
 }
 
-// Names come from the kernel and from files: none steers a terminal.
+// Names from the kernel and from files cannot inject terminal escapes.
 func TestSriovHostileNames(t *testing.T) {
 	r := newSriovRig(t)
 	tree := r.tree
@@ -286,8 +284,8 @@ func TestSriovHostileNames(t *testing.T) {
 	}
 }
 
-// The commands look at the machine that they run on.
-func TestSriovHere(t *testing.T) {
+// Without a rig the commands inspect the local machine.
+func TestSriovLocalMachine(t *testing.T) {
 	for _, args := range [][]string{{"list", "--all", "-o", "json"}, {"list", "--sysfs-root", "/nonexistent"}} {
 		out, _, err := runSriov(t, "", args...)
 		if len(args) == 4 && (err != nil || !strings.Contains(out, `"devices": [`)) || len(args) == 3 && err == nil {
@@ -296,11 +294,11 @@ func TestSriovHere(t *testing.T) {
 	}
 }
 
-// sriovPods answers PodResources with what pods have: id by resource.
+// sriovPods is a fake PodResources server.
 type sriovPods struct {
 	podresourcesv1.UnimplementedPodResourcesListerServer
 	pods    []*podresourcesv1.PodResources
-	kubelet *plugintest.Kubelet // nil: it does not tell what it offers
+	kubelet *plugintest.Kubelet // nil: GetAllocatableResources is unimplemented
 }
 
 func (k *sriovPods) List(context.Context, *podresourcesv1.ListPodResourcesRequest) (*podresourcesv1.ListPodResourcesResponse, error) {
@@ -325,7 +323,7 @@ func (k *sriovPods) add(pod, container, resource string, ids ...string) {
 	}}})
 }
 
-// serve serves below a directory of a kubelet and returns that.
+// serve starts the server and returns the kubelet directory.
 func (k *sriovPods) serve(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -349,8 +347,8 @@ func (k *sriovPods) serveBelow(t *testing.T, dir string) {
 	})
 }
 
-// Where the kubelet tells it, the pods that have functions are named; a
-// function that a pod has stays with its resource, whatever became of it.
+// Pods reported by the kubelet are shown; a function held by a pod stays in its
+// resource.
 func TestSriovPods(t *testing.T) {
 	r, k := newSriovRig(t), &sriovPods{}
 	k.add("web", "main", "example.com/rdma", "0000:3b:00.3")
@@ -376,17 +374,16 @@ func TestSriovPods(t *testing.T) {
 	golden(t, "sriov_pods.txt", text.String())
 }
 
-// A kubelet that was named and does not answer is told of; what else is known
-// shows all the same.
+// An unreachable kubelet set by a flag is reported, and the functions are shown.
 func TestSriovPodsUnknown(t *testing.T) {
 	r := newSriovRig(t)
 	dir := t.TempDir()
 	out, notices, err := r.run(t, "list", "--kubelet-dir", dir)
-	if err != nil || strings.Contains(out, "POD") || !strings.Contains(notices, "could not be read: pods: ") || !strings.Contains(notices, dir) {
+	if err != nil || strings.Contains(out, "POD") || !strings.Contains(notices, "read failed: pods: ") || !strings.Contains(notices, dir) {
 		t.Errorf("%v, %q, %s", err, notices, out)
 	}
 	out, _, err = r.run(t, "explain", "--pod-resources-socket", filepath.Join(dir, "none.sock"))
-	if err != nil || !strings.Contains(out, "could not be read: pods: ") || !strings.Contains(out, "none.sock") {
+	if err != nil || !strings.Contains(out, "read failed: pods: ") || !strings.Contains(out, "none.sock") {
 		t.Errorf("%v, %s", err, out)
 	}
 }

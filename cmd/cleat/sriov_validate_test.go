@@ -14,8 +14,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// sriovFile writes a file to be checked and goes to its directory, so that its
-// name is short.
+// sriovFile writes a file and changes to its directory, for a short name.
 func sriovFile(t *testing.T, name, text string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -32,7 +31,7 @@ const wrongSriovConfig = `{
 }
 `
 
-// All mistakes are named at once, each with its place and what would be right.
+// All mistakes are reported at once, with position and correction.
 func TestSriovValidateMistakes(t *testing.T) {
 	out, notices, err := runSriov(t, wrongSriovConfig, "validate", "-")
 	if err == nil || err.Error() != "standard input: 4 mistakes" || notices != "" {
@@ -50,7 +49,7 @@ func TestSriovValidateRefusedName(t *testing.T) {
 	}
 }
 
-// Where ddptool is not installed, only some drivers report profiles.
+// Without ddptool only some drivers report profiles.
 func TestSriovValidateDDPProfiles(t *testing.T) {
 	const text = `{"resourceList": [{"resourceName": "a", "selectors": [{"ddpProfiles": ["GTP"]}]}]}`
 	const says = "warning: resourceList[0].selectors[0].ddpProfiles: the program ddptool is not installed here"
@@ -64,7 +63,7 @@ func TestSriovValidateDDPProfiles(t *testing.T) {
 	}
 }
 
-// The argument is meant whatever the environment says; without one that counts.
+// The argument overrides the environment.
 func TestSriovValidateEnvironment(t *testing.T) {
 	sriovFile(t, "config.json", sriovTestConfig)
 	t.Setenv("CLEAT_CONFIG_FILE", "/nonexistent/config.json")

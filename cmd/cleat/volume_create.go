@@ -187,7 +187,7 @@ func (f *driverFlags) deleteCommand(kind string, c *cobra.Command, remove func(*
 				switch err := remove(d, ctx, ref); {
 				case err == nil:
 					deleted = append(deleted, ref)
-					lines = append(lines, cli.Textf("%s %s deleted", kind, ref))
+					lines = append(lines, cli.Textf("%s %s is deleted", kind, ref))
 				case !ifExists || !errors.Is(err, errs.NotFound):
 					failed = append(failed, err)
 				}

@@ -17,33 +17,32 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// person runs commands as somebody at a terminal does.
-type person struct {
+// user runs client commands.
+type user struct {
 	*testing.T
 	state string
 	dir   string // for targets; nothing may be left mounted below it
 }
 
-// newPerson starts cleat csi on a pool of its own and points the commands at
-// it by the environment.
-func newPerson(t *testing.T, cleat string) *person {
+// newUser starts cleat csi on a new pool and sets its endpoint in the environment.
+func newUser(t *testing.T, cleat string) *user {
 	t.Helper()
 	dir := t.TempDir()
 	pool := filepath.Join(dir, "pool")
 	testdriver.MountImage(t, pool, mkfs.XFS, 2<<30)
-	t.Cleanup(func() { testdriver.Sweep(t, dir) }) // behind the end of the driver, before that of the pool
+	t.Cleanup(func() { testdriver.Sweep(t, dir) }) // after the driver has stopped, before the pool is removed
 	p := testdriver.Start(t, cleat, dir, "csi", "--pool", pool)
 	t.Setenv("CLEAT_ENDPOINT", "unix://"+p.Socket)
-	return &person{T: t, state: filepath.Join(dir, "client"), dir: filepath.Join(dir, "targets")}
+	return &user{T: t, state: filepath.Join(dir, "client"), dir: filepath.Join(dir, "targets")}
 }
 
-func (p *person) try(args ...string) (stdout string, err error) {
+func (p *user) try(args ...string) (stdout string, err error) {
 	p.Helper()
 	return cleat(p.T, append(args, "--state-dir", p.state)...)
 }
 
-// do runs a command that must succeed and checks what it says.
-func (p *person) do(says string, args ...string) string {
+// do runs a command that must succeed and checks its output.
+func (p *user) do(says string, args ...string) string {
 	p.Helper()
 	out, err := p.try(args...)
 	if err != nil {
@@ -55,8 +54,8 @@ func (p *person) do(says string, args ...string) string {
 	return out
 }
 
-// refused runs a command that must fail and checks that the error says why.
-func (p *person) refused(says string, args ...string) {
+// refused runs a command that must fail and checks its error.
+func (p *user) refused(says string, args ...string) {
 	p.Helper()
 	out, err := p.try(args...)
 	if err == nil || !strings.Contains(err.Error(), says) {
@@ -64,7 +63,7 @@ func (p *person) refused(says string, args ...string) {
 	}
 }
 
-func read[T any](p *person, args ...string) (document T) {
+func read[T any](p *user, args ...string) (document T) {
 	p.Helper()
 	out := p.do("", append(args, "-o", "json")...)
 	if err := json.Unmarshal([]byte(out), &document); err != nil {
@@ -73,15 +72,15 @@ func read[T any](p *person, args ...string) (document T) {
 	return document
 }
 
-// TestLife walks a person's commands over a real driver.
+// TestLife runs the client commands against a real driver.
 func TestLife(t *testing.T) {
 	cleat := testkit.Build(t, testkit.Cleat)
-	t.Run("mounted", func(t *testing.T) { testLifeOfAMountedVolume(newPerson(t, cleat)) })
-	t.Run("block", func(t *testing.T) { testLifeOfABlockVolume(newPerson(t, cleat)) })
+	t.Run("mounted", func(t *testing.T) { testLifeOfAMountedVolume(newUser(t, cleat)) })
+	t.Run("block", func(t *testing.T) { testLifeOfABlockVolume(newUser(t, cleat)) })
 }
 
-// testLifeOfAMountedVolume has real files.
-func testLifeOfAMountedVolume(p *person) {
+// testLifeOfAMountedVolume uses files.
+func testLifeOfAMountedVolume(p *user) {
 	t := p.T
 	at, again := filepath.Join(p.dir, "at"), filepath.Join(p.dir, "again")
 	p.do("volume data is ready", "volume", "create", "data", "--size", "320MiB", "--fs-type", "xfs", "-p", "trimInterval=0")
@@ -104,7 +103,7 @@ func testLifeOfAMountedVolume(p *person) {
 	p.do("volume restored is ready", "volume", "restore", "before", "restored", "--size", "420MiB")
 	p.do("attached at "+again, "volume", "attach", "restored", again, "--read-only")
 	if got, err := os.ReadFile(filepath.Join(again, "file")); err != nil || !bytes.Equal(got, secret) {
-		t.Errorf("the file did not come back: %v", err)
+		t.Errorf("the file was not restored: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(again, "file"), nil, 0o600); !errors.Is(err, fs.ErrPermission) && !strings.Contains(err.Error(), "read-only") {
 		t.Errorf("a write through a read-only path: %v", err)
@@ -119,8 +118,8 @@ func testLifeOfAMountedVolume(p *person) {
 	}
 	p.refused("detach it first", "volume", "delete", "data")
 	p.refused("already", "volume", "attach", "data", filepath.Join(p.dir, "third"))
-	// Another state directory does not know the volume; at its path it is found.
-	other := &person{T: t, state: p.state + "-other", dir: p.dir}
+	// With another state directory a volume is found by its path.
+	other := &user{T: t, state: p.state + "-other", dir: p.dir}
 	p.do("volume data is detached", "volume", "detach", at)
 	other.do("attached at "+at, "volume", "attach", shown.ID, at, "--fs-type", "xfs")
 	other.do("volume data is detached", "volume", "detach", at)
@@ -135,8 +134,8 @@ func testLifeOfAMountedVolume(p *person) {
 	testdriver.CheckNothingLeft(t, p.dir)
 }
 
-// testLifeOfABlockVolume has a device file, changed blocks, groups.
-func testLifeOfABlockVolume(p *person) {
+// testLifeOfABlockVolume uses a device file, changed blocks and groups.
+func testLifeOfABlockVolume(p *user) {
 	t := p.T
 	device := filepath.Join(p.dir, "device")
 	p.do("volume disk is ready", "volume", "create", "disk", "--size", "16MiB", "--block")

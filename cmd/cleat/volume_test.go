@@ -17,8 +17,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// peopleCommands are the commands of a person, with all below them.
-func peopleCommands() []*cobra.Command {
+// clientCommands returns the client commands with their subcommands.
+func clientCommands() []*cobra.Command {
 	var all []*cobra.Command
 	var walk func(*cobra.Command)
 	walk = func(c *cobra.Command) {
@@ -33,10 +33,9 @@ func peopleCommands() []*cobra.Command {
 	return all
 }
 
-// TestHelpTeaches: every command says what it does and shows an example of
-// itself.
-func TestHelpTeaches(t *testing.T) {
-	for _, c := range peopleCommands() {
+// Every command has a short description and an example.
+func TestHelpHasDescriptionAndExample(t *testing.T) {
+	for _, c := range clientCommands() {
 		if c.Short == "" || !strings.Contains(c.Example, "cleat ") {
 			t.Errorf("%s: help without a sentence or an example", c.CommandPath())
 		}
@@ -51,27 +50,27 @@ func TestHelpTeaches(t *testing.T) {
 	}
 }
 
-// TestWrongUse: nothing is asked of a driver, and the error says what is right.
-func TestWrongUse(t *testing.T) {
+// Wrong arguments are refused before a driver is called.
+func TestVolumeRefusesWrongArguments(t *testing.T) {
 	for line, says := range map[string]string{
 		"volume shwo data":                               `did you mean "show"?`,
 		"snapshot xyzzyxyzzy":                            "snapshot --help",
 		"group lst":                                      `did you mean "list"?`,
-		"volume create":                                  "takes NAME",
-		"volume create a b":                              "takes NAME",
+		"volume create":                                  "expects NAME",
+		"volume create a b":                              "expects NAME",
 		"volume create a --size 12bananas":               "12bananas",
 		"volume create a --size 2GiB --limit 1GiB":       "--limit",
 		"volume create a -p thick":                       "key=value",
 		"volume create a -p a=1 -p a=2":                  "twice",
-		"volume attach a":                                "takes VOLUME PATH",
-		"volume expand a":                                "takes VOLUME SIZE",
+		"volume attach a":                                "expects VOLUME PATH",
+		"volume expand a":                                "expects VOLUME SIZE",
 		"volume expand a large":                          "large",
 		"volume modify a":                                "KEY=VALUE",
 		"volume modify a b":                              "key=value",
-		"volume list a":                                  "no argument",
-		"volume detach":                                  "takes VOLUME|PATH [PATH]",
+		"volume list a":                                  "no arguments",
+		"volume detach":                                  "expects VOLUME|PATH [PATH]",
 		"volume changed-blocks":                          "SNAPSHOT",
-		"group create a":                                 "takes NAME VOLUME...",
+		"group create a":                                 "expects NAME VOLUME...",
 		"snapshot delete":                                "SNAPSHOT",
 		"volume list --endpoint tcp://1.2.3.4:5":         "UNIX",
 		"volume list -o xml":                             "xml",
@@ -86,14 +85,14 @@ func TestWrongUse(t *testing.T) {
 	}
 }
 
-func TestNobodyServes(t *testing.T) {
+func TestDriverUnreachable(t *testing.T) {
 	_, err := cleat(t, "volume", "list", "--endpoint", "unix://"+filepath.Join(t.TempDir(), "csi.sock"), "--timeout", "100ms")
 	if !errors.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "cleat csi") {
 		t.Errorf("%v", err)
 	}
 }
 
-func TestUseFlagsChangeWhatTheyName(t *testing.T) {
+func TestUseFlagsOverrideCapability(t *testing.T) {
 	made := &client.Capability{FSType: "xfs", MountFlags: []string{"noatime"}, AccessMode: "single-node-writer"}
 	for line, want := range map[string]*client.Capability{
 		"":                                      made,
@@ -136,7 +135,7 @@ func TestTrimPath(t *testing.T) {
 	}
 }
 
-func TestProgressKeepsQuietOffATerminal(t *testing.T) {
+func TestProgressWithoutTerminal(t *testing.T) {
 	var out bytes.Buffer
 	p := newProgress(&out, "working")
 	p.notice("the driver is away")
@@ -162,12 +161,12 @@ func TestProgressOnATerminal(t *testing.T) {
 		}
 	}
 	if !strings.HasSuffix(got, "\r\x1b[K") {
-		t.Errorf("%q: the line stays behind", got)
+		t.Errorf("%q: the progress line remains", got)
 	}
 }
 
-// An empty list of known ids would make every volume an orphan, to be deleted.
-func TestNotInWantsIDs(t *testing.T) {
+// With an empty list of known IDs every volume would be listed as an orphan.
+func TestNotInRequiresIDs(t *testing.T) {
 	for text, want := range map[string]int{"": 0, " \n": 0, "vol-1": 1, "vol-1 vol-2\nvol-3\n": 3} {
 		known, err := readIDs(strings.NewReader(text), "-")
 		if len(known) != want || (err == nil) != (want > 0) {

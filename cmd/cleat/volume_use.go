@@ -75,9 +75,9 @@ unstages it. A volume in use is refused; nothing is forced.`,
 				return nil, nil, err
 			}
 			v, err := d.Show(ctx, name)
-			text := cli.Textf("volume %s detached", v.Name)
+			text := cli.Textf("volume %s is detached", v.Name)
 			if len(v.Targets) > 0 {
-				text = cli.Textf("volume %s detached from %s, still attached at %s", v.Name, path, targetPaths(v))
+				text = cli.Textf("volume %s is detached from %s, still attached at %s", v.Name, path, targetPaths(v))
 			}
 			return text, v, err
 		}),

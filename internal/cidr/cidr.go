@@ -1,6 +1,6 @@
-// Package cidr computes with lists of CIDR blocks as sets of addresses. All
-// functions refuse an invalid block: a set without it would be a fence with a
-// hole.
+// Package cidr computes sets of addresses from lists of CIDR blocks. All
+// functions refuse invalid blocks, since ignoring one would leave a gap in a
+// fence.
 package cidr
 
 import (
@@ -15,12 +15,12 @@ import (
 // Set returns the union of blocks. Invalid: one of them is not a valid prefix.
 func Set(blocks []netip.Prefix) (*netipx.IPSet, error) { return difference(blocks, nil) }
 
-// Merge returns the union of blocks as disjoint blocks, as few and as large as
-// can be, in order.
+// Merge returns the union of blocks as the minimal sorted list of disjoint
+// blocks.
 func Merge(blocks []netip.Prefix) ([]netip.Prefix, error) { return Missing(nil, blocks) }
 
-// Missing returns what of the wanted blocks is not in held, disjoint and in
-// order.
+// Missing returns the part of the wanted blocks that is not in held, disjoint
+// and sorted.
 func Missing(held, wanted []netip.Prefix) ([]netip.Prefix, error) {
 	set, err := difference(wanted, held)
 	if err != nil {
@@ -29,7 +29,7 @@ func Missing(held, wanted []netip.Prefix) ([]netip.Prefix, error) {
 	return set.Prefixes(), nil
 }
 
-// Common returns the addresses that are in both lists, disjoint and in order.
+// Common returns the addresses that are in both lists, disjoint and sorted.
 func Common(a, b []netip.Prefix) ([]netip.Prefix, error) {
 	onlyA, err := Missing(b, a)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package cli has what all commands share: flags from the command line, the
-// environment and a file; sizes; and output for users and for programs.
+// Package cli is the common part of all commands: flags from the command line,
+// the environment and a file; sizes; output for users and programs.
 package cli
 
 import (
@@ -12,36 +12,36 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Sources are where the values of flags come from besides the command line.
+// Sources are the sources of flag values besides the command line.
 type Sources struct {
-	// File is the path of a YAML file with flag names as keys; "" is no file.
+	// File is the path of a YAML file with flag names as keys; "" means no file.
 	File string
-	// LookupEnv is os.LookupEnv when nil.
+	// LookupEnv defaults to os.LookupEnv.
 	LookupEnv func(string) (string, bool)
 }
 
 const (
 	envPrefix = "CLEAT_"
-	// aliasAnnotation keeps a flag's other environment names.
+	// aliasAnnotation holds additional environment variables of a flag.
 	aliasAnnotation = "cleat-env-alias"
 )
 
-// EnvName is the environment variable of a flag: CLEAT_POOL_IMAGE for
+// EnvName returns the environment variable of a flag: CLEAT_POOL_IMAGE for
 // pool-image.
 func EnvName(flag string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// EnvAlias gives a flag further environment variables of other specifications, as
-// CSI_ENDPOINT. The flag's own variable has precedence.
+// EnvAlias adds environment variables of other specifications, such as
+// CSI_ENDPOINT, to a flag. The flag's own variable has precedence.
 func EnvAlias(fs *pflag.FlagSet, flag string, names ...string) error {
 	if fs.Lookup(flag) == nil {
-		return fmt.Errorf("there is no flag --%s to be set by %v", flag, names)
+		return fmt.Errorf("flag --%s for environment variables %v not found", flag, names)
 	}
 	return fs.SetAnnotation(flag, aliasAnnotation, names)
 }
 
-// DescribeEnv adds its environment variables to the help of every flag. Call it once, when all flags are defined.
+// DescribeEnv adds the environment variables to the help of every flag. Call it once, after all flags are defined.
 func DescribeEnv(fs *pflag.FlagSet) {
 	fs.VisitAll(func(f *pflag.Flag) {
 		if bindable(f) {
@@ -50,9 +50,9 @@ func DescribeEnv(fs *pflag.FlagSet) {
 	})
 }
 
-// Bind sets the flags that the command line did not: from the environment, else
-// from the file, else they keep their default. An empty variable is ignored. It
-// fails on a value that does not fit its flag, and on an unknown key of the file.
+// Bind sets flags that are not set on the command line from the environment,
+// else from the file. Empty variables are ignored. Invalid values and unknown
+// keys of the file are errors.
 func Bind(fs *pflag.FlagSet, s Sources) error {
 	if s.LookupEnv == nil {
 		s.LookupEnv = os.LookupEnv
@@ -87,7 +87,7 @@ func envNames(f *pflag.Flag) []string {
 	return append([]string{EnvName(f.Name)}, f.Annotations[aliasAnnotation]...)
 }
 
-// bindable leaves out flags that are not settings.
+// bindable reports whether a flag is a setting.
 func bindable(f *pflag.Flag) bool {
 	return !slices.Contains([]string{"help", "version"}, f.Name)
 }

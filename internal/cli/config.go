@@ -19,11 +19,11 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// ConfigFlag is the name of the flag that names the file, which the file
-// itself cannot set.
+// ConfigFlag is the name of the flag for the configuration file, which cannot
+// be set in that file.
 const ConfigFlag = "config"
 
-// maxConfig bounds the file, in bytes: a wrong path can name anything.
+// maxConfig limits the file, in bytes, in case of a wrong path.
 const maxConfig = 1 << 20
 
 // readFile returns the values of the file, and refuses unknown keys.
@@ -35,8 +35,8 @@ func readFile(flags *pflag.FlagSet, path string) (map[string]any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("config file %s: %w", path, err)
 	}
-	// By way of JSON, strictly: a key given twice is an error, and large numbers
-	// keep all their digits.
+	// Decode strictly through JSON: a duplicate key is an error, and large
+	// numbers keep all digits.
 	asJSON, err := yaml.YAMLToJSONStrict(text)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -45,7 +45,7 @@ func readFile(flags *pflag.FlagSet, path string) (map[string]any, error) {
 	d := json.NewDecoder(bytes.NewReader(asJSON))
 	d.UseNumber()
 	if err := d.Decode(&values); err != nil {
-		return nil, fmt.Errorf("%s: it must hold lines of the form \"flag: value\": %w", path, err)
+		return nil, fmt.Errorf("%s: expected lines of the form \"flag: value\": %w", path, err)
 	}
 	var known []string
 	flags.VisitAll(func(f *pflag.Flag) {
@@ -62,8 +62,8 @@ func readFile(flags *pflag.FlagSet, path string) (map[string]any, error) {
 	return values, errors.Join(all...)
 }
 
-// ReadInput reads a file of most bytes at most, or with stdin standard input as
-// "-". Errors have no path: it can be a secret in the wrong place.
+// ReadInput reads a file of at most most bytes; path "-" reads stdin if it is
+// not nil. Errors do not contain the path, which can be a misplaced secret.
 func ReadInput(stdin io.Reader, path string, most int64) ([]byte, error) {
 	in := stdin
 	if stdin == nil || path != "-" {
@@ -76,7 +76,7 @@ func ReadInput(stdin io.Reader, path string, most int64) ([]byte, error) {
 	}
 	text, err := io.ReadAll(io.LimitReader(in, most+1))
 	if err == nil && int64(len(text)) > most {
-		err = fmt.Errorf("it has more than %d bytes", most)
+		err = fmt.Errorf("the file has more than %d bytes", most)
 	}
 	return text, pathless(err)
 }
@@ -90,19 +90,19 @@ func pathless(err error) error {
 
 func unknownKey(path, key string, known []string) error {
 	if n := errs.Nearest(key, known); n != "" {
-		return fmt.Errorf("%s: there is no setting %q; did you mean %q?", path, key, n)
+		return fmt.Errorf("%s: unknown setting %q; did you mean %q?", path, key, n)
 	}
-	return fmt.Errorf("%s: there is no setting %q; there are %s", path, key, strings.Join(known, ", "))
+	return fmt.Errorf("%s: unknown setting %q; the settings are %s", path, key, strings.Join(known, ", "))
 }
 
-// set sets a flag to a value of the file: a scalar, a list for a flag that takes
-// several, or a map for one that takes pairs.
+// set sets a flag to a value of the file: a scalar, a list for a slice flag, or
+// a map for a key-value flag.
 func set(flags *pflag.FlagSet, f *pflag.Flag, value any) error {
 	switch value := value.(type) {
 	case []any:
 		several, ok := f.Value.(pflag.SliceValue)
 		if !ok {
-			return fmt.Errorf("it takes one value, not a list")
+			return fmt.Errorf("expected a single value, not a list")
 		}
 		var texts []string
 		for _, v := range value {
@@ -116,7 +116,7 @@ func set(flags *pflag.FlagSet, f *pflag.Flag, value any) error {
 		return several.Replace(texts)
 	case map[string]any:
 		if !strings.HasPrefix(f.Value.Type(), "stringTo") {
-			return fmt.Errorf("it takes one value, not a map")
+			return fmt.Errorf("expected a single value, not a map")
 		}
 		text, err := pairs(value)
 		if err != nil {
@@ -140,12 +140,12 @@ func scalar(value any) (string, error) {
 	case bool:
 		return fmt.Sprint(value), nil
 	case nil:
-		return "", errors.New("it has no value")
+		return "", errors.New("the value is empty")
 	}
-	return "", fmt.Errorf("a %T is no value of a flag", value)
+	return "", fmt.Errorf("a %T cannot be the value of a flag", value)
 }
 
-// pairs writes a map as pflag reads it: CSV of key=value.
+// pairs formats a map for pflag: CSV of key=value.
 func pairs(values map[string]any) (string, error) {
 	var texts []string
 	for _, key := range slices.Sorted(maps.Keys(values)) {
@@ -156,7 +156,7 @@ func pairs(values map[string]any) (string, error) {
 		texts = append(texts, key+"="+text)
 	}
 	if len(texts) == 0 {
-		return "", errors.New("it has no pairs; leave the key out")
+		return "", errors.New("the map is empty: omit the key")
 	}
 	var out strings.Builder
 	w := csv.NewWriter(&out)

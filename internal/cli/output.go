@@ -19,7 +19,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Format is how a command writes its result, as a flag.
+// Format is the output format of a command, a pflag.Value.
 type Format string
 
 const (
@@ -30,10 +30,10 @@ const (
 
 const formats = "table, json, yaml"
 
-// String is part of pflag.Value.
+// String implements pflag.Value.
 func (f Format) String() string { return string(f) }
 
-// Set is part of pflag.Value.
+// Set implements pflag.Value.
 func (f *Format) Set(word string) error {
 	known := strings.Split(formats, ", ")
 	if !slices.Contains(known, word) {
@@ -41,21 +41,21 @@ func (f *Format) Set(word string) error {
 		if n := errs.Nearest(word, known); n != "" {
 			hint = fmt.Sprintf("; did you mean %q?", n)
 		}
-		return fmt.Errorf("the format is one of %s%s", formats, hint)
+		return fmt.Errorf("unknown format, use one of %s%s", formats, hint)
 	}
 	*f = Format(word)
 	return nil
 }
 
-// Type is the word for the value in help texts.
+// Type implements pflag.Value.
 func (f *Format) Type() string { return strings.ReplaceAll(formats, ", ", "|") }
 
-// View is a result as users read it: a Table, a Text or several Views.
+// View is a result for users: a Table, a Text or several Views.
 type View interface{ Write(w io.Writer) error }
 
-// Print writes a result: the view for users, or the document for programs,
-// which holds the same and more. An empty format is the view. A list without
-// elements is [] and not null.
+// Print writes a result: the view for users, or the document, with at least the
+// same data, for programs. The zero format is the table. A nil slice is written
+// as [], not null.
 func Print(w io.Writer, f Format, view View, document any) error {
 	if list := reflect.ValueOf(document); list.Kind() == reflect.Slice && list.IsNil() {
 		document = reflect.MakeSlice(list.Type(), 0, 0).Interface()
@@ -71,7 +71,7 @@ func Print(w io.Writer, f Format, view View, document any) error {
 	case FormatYAML:
 		text, err = yaml.Marshal(document)
 	default:
-		return fmt.Errorf("the format %q is unknown; it is one of %s", f, formats)
+		return fmt.Errorf("unknown format %q, use one of %s", f, formats)
 	}
 	if err != nil {
 		return fmt.Errorf("write the result as %s: %w", strings.ToUpper(string(f)), err)
@@ -80,13 +80,13 @@ func Print(w io.Writer, f Format, view View, document any) error {
 	return err
 }
 
-// Table has cells under a header.
+// Table is a table with a header.
 type Table struct {
 	Header []string
 	Rows   [][]string
 }
 
-// Add adds a row; Cell writes its values.
+// Add adds a row; Cell formats its values.
 func (t *Table) Add(values ...any) {
 	row := make([]string, len(values))
 	for i, v := range values {
@@ -95,14 +95,14 @@ func (t *Table) Add(values ...any) {
 	t.Rows = append(t.Rows, row)
 }
 
-// AddKnown adds a row of a label and a value, unless the value is empty.
+// AddKnown adds a row with a label and a value, unless the value is empty.
 func (t *Table) AddKnown(label string, value any) {
 	if Cell(value) != "" {
 		t.Add(label, value)
 	}
 }
 
-// Write writes the table with its columns aligned.
+// Write writes the table with aligned columns.
 func (t Table) Write(w io.Writer) error {
 	aligned := tabwriter.NewWriter(w, 0, 8, 3, ' ', 0)
 	for _, row := range append([][]string{t.Header}, t.Rows...) {
@@ -117,7 +117,7 @@ func (t Table) Write(w io.Writer) error {
 	return aligned.Flush()
 }
 
-// Text is lines without the newline of the last; an empty one writes nothing.
+// Text is a text without the final newline; an empty Text writes nothing.
 type Text string
 
 // Textf formats a Text.
@@ -166,7 +166,7 @@ func (p Paragraphs) Write(w io.Writer) error {
 	return errors.Join(all...)
 }
 
-// Cell is a value as a table shows it. The cell of no value is empty.
+// Cell formats a value for a table. The cell of a missing value is empty.
 func Cell(value any) string {
 	switch value := value.(type) {
 	case nil:
@@ -198,9 +198,9 @@ func Cell(value any) string {
 	return fmt.Sprint(value)
 }
 
-// Plain escapes what is not printable: text of other programs must not control
-// the terminal. An empty cell becomes a dash, so that programs can tell columns
-// apart too.
+// Plain escapes unprintable characters, so that text of other programs cannot
+// control the terminal. An empty cell becomes a dash, so that programs can
+// split columns.
 func Plain(cell string) string {
 	if cell == "" {
 		return "-"

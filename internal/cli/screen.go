@@ -21,19 +21,19 @@ func IsTerminal(w io.Writer) bool {
 	return err == nil
 }
 
-// Screen keeps some lines at the end of a terminal's output that are redrawn in
-// place. Text that is written to it scrolls above them. Write errors are ignored: a
-// lost terminal is no reason to stop.
+// Screen redraws lines in place at the end of a terminal's output. Text written
+// to it scrolls above these lines. Write errors are ignored: the program
+// continues without a terminal.
 type Screen struct {
 	out  io.Writer
 	size func() (columns, rows int)
 
 	mu    sync.Mutex
 	lines []string
-	drawn int // lines on the terminal; the cursor is after them
+	drawn int // lines on the terminal, above the cursor
 }
 
-// NewScreen makes a Screen of a terminal.
+// NewScreen returns a Screen on a terminal.
 func NewScreen(terminal *os.File) *Screen {
 	return &Screen{out: terminal, size: func() (int, int) {
 		size, err := unix.IoctlGetWinsize(int(terminal.Fd()), unix.TIOCGWINSZ)
@@ -44,13 +44,13 @@ func NewScreen(terminal *os.File) *Screen {
 	}}
 }
 
-// Rows is how many lines can be shown now.
+// Rows returns the number of lines that can be shown.
 func (s *Screen) Rows() int {
 	_, rows := s.size()
-	return max(1, rows-1) // the cursor needs one
+	return max(1, rows-1) // one is for the cursor
 }
 
-// Show replaces the lines; those that do not fit the terminal are clipped.
+// Show replaces the lines, and truncates them to the size of the terminal.
 func (s *Screen) Show(lines []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,7 +61,7 @@ func (s *Screen) Show(lines []string) {
 	_, _ = s.out.Write(b.Bytes())
 }
 
-// Write puts text above the lines; it should end with a newline.
+// Write writes text, which should end with a newline, above the lines.
 func (s *Screen) Write(text []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,7 +73,7 @@ func (s *Screen) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// erase moves the cursor to the first of the lines and clears from there.
+// erase moves the cursor to the first line and clears to the end.
 func (s *Screen) erase(b *bytes.Buffer) {
 	if s.drawn > 0 {
 		fmt.Fprintf(b, "\x1b[%dA\r\x1b[J", s.drawn)
@@ -81,8 +81,8 @@ func (s *Screen) erase(b *bytes.Buffer) {
 	s.drawn = 0
 }
 
-// draw writes the lines. The terminal must not wrap one, also when its
-// characters are wider than they count, or erase would go back too little.
+// draw writes the lines. It disables line wrapping, so that erase moves the
+// cursor back far enough also with wide characters.
 func (s *Screen) draw(b *bytes.Buffer) {
 	columns, rows := s.size()
 	b.WriteString("\x1b[?7l")
@@ -94,15 +94,15 @@ func (s *Screen) draw(b *bytes.Buffer) {
 	b.WriteString("\x1b[?7h")
 }
 
-// Clip shortens a line to a number of characters; the last one is then an ellipsis.
+// Clip truncates a line to a number of characters, the last of which is then an ellipsis.
 func Clip(line string, most int) string {
 	if utf8.RuneCountInString(line) <= most {
 		return line
 	}
-	cut := 0
+	end := 0
 	for range max(0, most-1) {
-		_, size := utf8.DecodeRuneInString(line[cut:])
-		cut += size
+		_, size := utf8.DecodeRuneInString(line[end:])
+		end += size
 	}
-	return line[:cut] + "…"
+	return line[:end] + "…"
 }

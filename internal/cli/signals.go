@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Interruptible returns a context that ends with a signal to stop. A second
-// signal ends the process at once. Writing to a pipe that nobody reads any more
-// fails, and does not end the process before it has cleaned up.
+// Interruptible returns a context that ends on SIGINT, SIGTERM or SIGHUP. A
+// second signal ends the process immediately. Writes to a broken pipe fail
+// without ending the process.
 func Interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 	IgnoreBrokenPipes()
 	signals := []os.Signal{os.Interrupt, unix.SIGTERM}
-	if !signal.Ignored(unix.SIGHUP) { // as it is below nohup
+	if !signal.Ignored(unix.SIGHUP) { // as under nohup
 		signals = append(signals, unix.SIGHUP)
 	}
 	ctx, stop := signal.NotifyContext(ctx, signals...)
@@ -22,6 +22,6 @@ func Interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 	return ctx, stop
 }
 
-// IgnoreBrokenPipes makes writes to a pipe that nobody reads fail with EPIPE,
-// where the Go runtime would end the process.
+// IgnoreBrokenPipes makes writes to a broken pipe fail with EPIPE, instead of
+// ending the process as the Go runtime does for standard output.
 func IgnoreBrokenPipes() { signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) }

@@ -12,8 +12,8 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Size is a number of bytes, as a flag: 1GiB, 500M, 1.5Ti or plain bytes. Ki is
-// 1024 and k is 1000, with or without a B.
+// Size is a number of bytes, a pflag.Value: 1GiB, 500M, 1.5Ti or plain bytes.
+// Ki is 1024 and k is 1000, with or without a B.
 type Size int64
 
 type unit struct {
@@ -21,7 +21,7 @@ type unit struct {
 	bytes int64
 }
 
-// units are the binary ones first.
+// units returns all units, the binary ones first.
 func units() []unit {
 	return []unit{
 		{"EiB", 1 << 60}, {"PiB", 1 << 50}, {"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
@@ -35,11 +35,11 @@ var sizePattern = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^([0-9]{1,30}(?:\.[0-9]{1,30})?) ?([A-Za-z]*)$`)
 })
 
-// ParseSize reads a size. It must be a whole number of bytes.
+// ParseSize parses a size, which must be a whole number of bytes.
 func ParseSize(text string) (Size, error) {
 	parts := sizePattern().FindStringSubmatch(text)
 	if parts == nil {
-		return 0, fmt.Errorf("%q is not a size; write a number of bytes, or one with a unit as in 10GiB or 500M", text)
+		return 0, fmt.Errorf("%q is not a size: use a number of bytes, or a number with a unit such as 10GiB or 500M", text)
 	}
 	factor, err := unitOf(parts[2])
 	if err != nil {
@@ -51,7 +51,7 @@ func ParseSize(text string) (Size, error) {
 	case !number.IsInt():
 		return 0, fmt.Errorf("%q is not a whole number of bytes", text)
 	case !number.Num().IsInt64():
-		return 0, fmt.Errorf("%q is larger than the largest size, %d bytes", text, int64(math.MaxInt64))
+		return 0, fmt.Errorf("%q exceeds the maximum size of %d bytes", text, int64(math.MaxInt64))
 	}
 	return Size(number.Num().Int64()), nil
 }
@@ -68,12 +68,12 @@ func unitOf(word string) (int64, error) {
 		names = append(names, u.name)
 	}
 	if n := errs.Nearest(word, names); n != "" {
-		return 0, fmt.Errorf("the unit %q is unknown; did you mean %q?", word, n)
+		return 0, fmt.Errorf("unknown unit %q; did you mean %q?", word, n)
 	}
-	return 0, fmt.Errorf("the unit %q is unknown; there are %s", word, strings.Join(names, ", "))
+	return 0, fmt.Errorf("unknown unit %q, use one of %s", word, strings.Join(names, ", "))
 }
 
-// String writes the size exactly, in the largest unit that does so.
+// String formats the size without rounding, in the largest possible unit.
 func (s Size) String() string {
 	for _, u := range binaryUnits() {
 		if s != 0 && int64(s)%u.bytes == 0 {
@@ -83,7 +83,7 @@ func (s Size) String() string {
 	return strconv.FormatInt(int64(s), 10)
 }
 
-// Set is part of pflag.Value.
+// Set implements pflag.Value.
 func (s *Size) Set(text string) error {
 	parsed, err := ParseSize(text)
 	if err != nil {
@@ -93,10 +93,10 @@ func (s *Size) Set(text string) error {
 	return nil
 }
 
-// Type is the word for the value in help texts.
+// Type implements pflag.Value.
 func (s *Size) Type() string { return "size" }
 
-// HumanBytes rounds a number of bytes for tables: 1.5 GiB.
+// HumanBytes formats a number of bytes with rounding: 1.5 GiB.
 func HumanBytes(n int64) string {
 	units := binaryUnits()
 	for i, u := range units {

@@ -13,20 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Environment names the instants to die at: a comma-separated list of
-// name=count; the process kills itself at the count-th Hit of that name.
+// Environment is a comma-separated list of name=count: the process kills itself
+// at the count-th Hit of that name.
 const Environment = "CLEAT_CRASHPOINT"
 
-// LogEnvironment names a file to which every point that was hit so is appended,
-// with O_APPEND and before the process dies, so that the test can count them. A
-// FIFO tells a reader at once.
+// LogEnvironment is a file to which the name of a reached point is appended
+// with O_APPEND before the process dies, so that the test can count them. With
+// a FIFO a reader is notified immediately.
 const LogEnvironment = "CLEAT_CRASHPOINT_LOG"
 
-// ActionEnvironment says what happens there: Freeze, or the process is killed.
+// ActionEnvironment is the action at a point: Freeze, by default the process is killed.
 const ActionEnvironment = "CLEAT_CRASHPOINT_ACTION"
 
-// Freeze stops the call at the instant for good while the rest goes on, until
-// whoever reads the log takes the machine's power.
+// Freeze stops the call forever while other goroutines continue, until the
+// reader of the log powers off the machine.
 const Freeze = "freeze"
 
 var armed = parse(os.Getenv(Environment))
@@ -48,8 +48,8 @@ func parse(list string) map[string]*counter {
 	return points
 }
 
-// Hit kills the process with SIGKILL, or stops its caller, when the environment
-// asks for it here.
+// Hit kills the process with SIGKILL, or stops its caller, at a point set in
+// the environment.
 func Hit(name string) {
 	c := armed[name]
 	if c == nil || c.left.Add(-1) != 0 {
@@ -62,7 +62,7 @@ func Hit(name string) {
 		}
 	}
 	for os.Getenv(ActionEnvironment) == Freeze {
-		time.Sleep(time.Hour) // where all others wait for this one, the runtime would call an empty select a deadlock
+		time.Sleep(time.Hour) // if all goroutines wait for this one, the runtime reports an empty select as deadlock
 	}
 	_ = unix.Kill(unix.Getpid(), unix.SIGKILL)
 	select {}

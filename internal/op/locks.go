@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// Locks are mutexes by name. The zero value is ready to use.
+// Locks is a set of named mutexes. The zero value is ready to use.
 type Locks struct {
 	mu    sync.Mutex
 	held  map[string]bool
@@ -18,10 +18,9 @@ type lockWaiter struct {
 	turn chan struct{} // closed when keys are held
 }
 
-// Lock waits until it holds all the keys at once, in the order of arrival, and
-// returns what gives them back; calling that twice is harmless. It never holds
-// some of the keys while it waits for others, so callers cannot block each
-// other for ever. The error is that of ctx.
+// Lock acquires all keys atomically, in the order of arrival, and returns the
+// idempotent function that releases them. It never holds some keys while it
+// waits for others, so callers cannot deadlock. The error is that of ctx.
 func (l *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -37,7 +36,7 @@ func (l *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err er
 	return l.unlock(w), nil
 }
 
-// TryLock is Lock without waiting; false: a key is held or waited for.
+// TryLock is Lock without waiting; false: a key is held, or another caller waits for it.
 func (l *Locks) TryLock(keys ...string) (unlock func(), ok bool) {
 	w := l.enqueue(keys)
 	if l.withdraw(w) {
@@ -61,7 +60,7 @@ func (l *Locks) unlock(w *lockWaiter) func() {
 	return sync.OnceFunc(func() { l.release(w) })
 }
 
-// withdraw takes a waiter out of the queue; false: it holds its keys already.
+// withdraw removes a waiter from the queue; false: it already holds its keys.
 func (l *Locks) withdraw(w *lockWaiter) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,8 +1,8 @@
-// Package op orders operations on named objects, one at a time per object and
-// many at once over all. The same request twice is one operation whose result
-// both callers get; a request that undoes another cancels it and waits for its
-// end; background work yields to everybody; any other request waits a little and is then refused. It knows nothing
-// of what the operations do.
+// Package op serializes operations per object, and runs operations on different
+// objects concurrently. Identical requests join one operation and share its
+// result. A request that undoes another cancels it and waits for its end;
+// background work yields to other requests; any other request waits for a
+// limited time and is then refused.
 package op
 
 import (
@@ -17,45 +17,46 @@ import (
 )
 
 var (
-	// ErrUndone is the cause of the context of an operation that a request which
-	// undoes it cancelled; its callers get it wrapped, with kind errs.Busy.
-	ErrUndone = errors.New("cancelled by a request that undoes it")
-	// ErrYielded is the cause of the context of a yielding operation that ends
-	// for another request; its callers get it wrapped, with kind errs.Busy.
-	ErrYielded = errors.New("cancelled for a request on the same object")
-	// ErrClosed is the cause when Close cancelled the operation, or when the
-	// Operations take no more; callers get it with kind errs.Unavailable.
+	// ErrUndone is the cause of the context of an operation canceled by a
+	// request that undoes it; its callers get it wrapped, with kind errs.Busy.
+	ErrUndone = errors.New("canceled by a request that undoes it")
+	// ErrYielded is the cause of the context of a yielding operation that is
+	// canceled for another request; its callers get it wrapped, with kind
+	// errs.Busy.
+	ErrYielded = errors.New("canceled for a request on the same object")
+	// ErrClosed is the cause after Close, for canceled operations and new
+	// requests; callers get it with kind errs.Unavailable.
 	ErrClosed = errors.New("the server is shutting down")
 )
 
-// Request says on which objects an operation works.
+// Request describes an operation and its objects.
 type Request struct {
-	// Keys name the objects; the operation runs when it has all of them.
+	// Keys name the objects; the operation runs when it holds all of them.
 	Keys []string
-	// Fingerprint is equal for equal requests: the call and everything in it
-	// that matters. Requests of equal keys and fingerprint are joined; an
-	// empty fingerprint joins nothing.
+	// Fingerprint is equal for equal requests: the call with all relevant
+	// parameters. Requests with equal keys and fingerprint are joined; those
+	// with an empty fingerprint never.
 	Fingerprint string
 	// Cancels are those of Keys whose operations the request undoes: they are
-	// cancelled, and it goes before those that only wait. It waits for other
+	// canceled, and the request precedes ordinary waiters. It waits for other
 	// operations, and for another one that undoes.
 	Cancels []string
-	// Yields: every other request on these objects cancels the operation and
-	// goes before it. For background work.
+	// Yields marks background work: every other request on these objects
+	// cancels the operation and precedes it.
 	Yields bool
-	// What is the call in a word, for the message to those it keeps out.
+	// What names the call, for the error of requests that it blocks.
 	What string
 }
 
-// Running describes an operation under way.
+// Running describes an operation in progress.
 type Running struct {
 	Keys   []string  `json:"keys"`
 	What   string    `json:"what"`
 	Since  time.Time `json:"since"`
-	Joined int       `json:"joined"` // callers that wait for its result now
+	Joined int       `json:"joined"` // callers that wait for its result
 }
 
-// Operations run operations. Make them with New.
+// Operations runs operations. Create it with New.
 type Operations struct {
 	wait    time.Duration
 	base    context.Context
@@ -65,21 +66,21 @@ type Operations struct {
 	mu      sync.Mutex
 	closed  bool
 	held    map[string]*operation // by key
-	queue   []*waiter             // in the order of their turn
+	queue   []*waiter             // in priority order
 	running sync.WaitGroup        // Add only under mu and before closed
 }
 
-// Option changes how Operations behave.
+// Option is an option of New.
 type Option func(*Operations)
 
-// OnPanic reports panics of operations, also of those that nobody waits for
-// any more. It is called on the operation's goroutine with its context.
+// OnPanic reports panics of operations, also of those without a waiting caller.
+// It is called on the operation's goroutine with its context.
 func OnPanic(report func(ctx context.Context, e *PanicError)) Option {
 	return func(o *Operations) { o.onPanic = report }
 }
 
-// New makes Operations. They are cancelled when base ends. A request that does
-// not get its objects within wait is refused.
+// New returns Operations, which are canceled when base ends. A request that
+// does not get its objects within wait is refused.
 func New(base context.Context, wait time.Duration, options ...Option) *Operations {
 	o := &Operations{wait: wait, held: map[string]*operation{}}
 	o.base, o.cancel = context.WithCancelCause(base)
@@ -89,7 +90,7 @@ func New(base context.Context, wait time.Duration, options ...Option) *Operation
 	return o
 }
 
-// Close takes no more requests, cancels the running ones and waits for their
+// Close refuses new requests, cancels running operations and waits for their
 // end, at most until ctx ends.
 func (o *Operations) Close(ctx context.Context) error {
 	o.mu.Lock()
@@ -99,7 +100,7 @@ func (o *Operations) Close(ctx context.Context) error {
 	o.mu.Unlock()
 	o.cancel(ErrClosed)
 	for _, w := range waiters {
-		close(w.turn) // without an operation: closed
+		close(w.turn) // no operation: closed
 	}
 	ended := make(chan struct{})
 	go func() {
@@ -110,11 +111,11 @@ func (o *Operations) Close(ctx context.Context) error {
 	case <-ended:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("operations still run after the bound: %s: %w", o.listed(), ctx.Err())
+		return fmt.Errorf("operations still in progress: %s: %w", o.listed(), ctx.Err())
 	}
 }
 
-// Running lists the operations under way, the oldest first.
+// Running lists the operations in progress, oldest first.
 func (o *Operations) Running() []Running {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -141,17 +142,18 @@ func (o *Operations) listed() string {
 	return fmt.Sprint(names)
 }
 
-// Do runs fn as the operation that r describes, or joins the one that runs.
-// fn runs on a goroutine of its own; its context has the values of ctx but not
-// its end, and is cancelled by a request that undoes it (cause ErrUndone), for
-// another request if it yields (ErrYielded), by Close (ErrClosed) and by the end of the base context. fn must return soon
-// then, after rolling back what the next operation must not see. When ctx ends
-// Do returns its error, and the work goes on for the next who asks for the
-// same. Callers that are joined share one result: they must not change it.
+// Do runs fn as the operation described by r, or joins an identical one. fn
+// runs on its own goroutine. Its context has the values of ctx but not its end,
+// and is canceled by a request that undoes it (cause ErrUndone), for another
+// request if it yields (ErrYielded), by Close (ErrClosed) and with the base
+// context. fn must then return soon, after rolling back changes that the next
+// operation must not see. When ctx ends Do returns its error, and the operation
+// continues for the next identical request. Joined callers share the result and
+// must not change it.
 //
-// Errors: errs.Busy when the objects are not free in time, and when
-// another request cancelled the operation; errs.Unavailable when closed;
-// *PanicError; what fn returns.
+// Errors: errs.Busy if the objects are not free in time, or another request
+// canceled the operation; errs.Unavailable after Close; *PanicError; the error
+// of fn.
 func Do[T any](ctx context.Context, o *Operations, r Request, fn func(ctx context.Context) (T, error)) (T, error) {
 	var none T
 	if err := ctx.Err(); err != nil {
@@ -165,14 +167,14 @@ func Do[T any](ctx context.Context, o *Operations, r Request, fn func(ctx contex
 	select {
 	case <-op.done:
 	case <-ctx.Done():
-		return none, fmt.Errorf("%s is still in progress; repeat the call to get its result: %w", op.what, ctx.Err())
+		return none, fmt.Errorf("%s is still in progress, repeat the call to get its result: %w", op.what, ctx.Err())
 	}
 	if op.err != nil {
 		return none, op.err
 	}
 	result, ok := op.result.(T)
 	if !ok && op.result != nil {
-		return none, errs.Errorf(errs.Internal, "two requests with the fingerprint %q want results of different types, %T and %T", r.Fingerprint, op.result, none)
+		return none, errs.Errorf(errs.Internal, "requests with the fingerprint %q have different result types %T and %T", r.Fingerprint, op.result, none)
 	}
 	return result, nil
 }

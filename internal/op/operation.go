@@ -10,8 +10,8 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// operation is one under way. What is below done is written before done is
-// closed and read after.
+// operation is an operation in progress. The fields after done are written
+// before done is closed, and read after.
 type operation struct {
 	keys        []string
 	fingerprint string
@@ -49,10 +49,10 @@ func (o *Operations) start(w *waiter) {
 	close(w.turn)
 }
 
-// call runs fn. A panic becomes an error, and so does an exit of the goroutine:
-// whatever fn does, the keys are freed and the callers hear of it.
+// call runs fn, and converts a panic or runtime.Goexit to an error, so that the
+// keys are always released and the callers get a result.
 func (o *Operations) call(ctx context.Context, op *operation, fn func(context.Context) (any, error)) {
-	op.err = &PanicError{Value: "the goroutine was ended by runtime.Goexit"}
+	op.err = &PanicError{Value: "the operation called runtime.Goexit"}
 	defer func() {
 		if v := recover(); v != nil {
 			op.err = &PanicError{Value: v, Stack: debug.Stack()}
@@ -65,7 +65,7 @@ func (o *Operations) call(ctx context.Context, op *operation, fn func(context.Co
 	op.result, op.err = fn(ctx)
 }
 
-// finish frees the keys of op, hands out the result, and lets others go on.
+// finish releases the keys of op, publishes its result, and dispatches waiters.
 func (o *Operations) finish(ctx context.Context, op *operation) {
 	op.err = explain(ctx, op, op.err)
 	op.cancel(nil)
@@ -84,8 +84,9 @@ func (o *Operations) leave(op *operation) {
 	op.joined--
 }
 
-// explain says of an operation that was cancelled from outside and failed what
-// really happened. An error with a kind of its own stays: it is an answer.
+// explain replaces the error of a canceled operation by the cause of the
+// cancellation. An error with its own kind is kept, since it is a definite
+// result.
 func explain(ctx context.Context, op *operation, err error) error {
 	cause := context.Cause(ctx)
 	if _, panicked := errors.AsType[*PanicError](err); err == nil || cause == nil || panicked || errs.KindOf(err) != errs.Internal {
@@ -94,17 +95,17 @@ func explain(ctx context.Context, op *operation, err error) error {
 	if errors.Is(cause, ErrUndone) || errors.Is(cause, ErrYielded) {
 		return errs.Errorf(errs.Busy, "%s of %s was %w (%v)", op.what, objects(op.keys), cause, err)
 	}
-	return errs.Errorf(errs.Unavailable, "%s of %s was stopped; repeat it to continue: %w (%v)", op.what, objects(op.keys), cause, err)
+	return errs.Errorf(errs.Unavailable, "%s of %s was interrupted, repeat the call to continue: %w (%v)", op.what, objects(op.keys), cause, err)
 }
 
-// PanicError is the result of an operation that panicked. Its text holds
-// neither the stack nor the value, which may hold anything.
+// PanicError is the result of an operation that panicked. Its message contains
+// neither the stack nor the value, which can contain secrets.
 type PanicError struct {
 	Value any
 	Stack []byte
 }
 
-func (e *PanicError) Error() string { return "internal error: the operation failed unexpectedly" }
+func (e *PanicError) Error() string { return "internal error: the operation panicked, see the log" }
 
-// String is for the log.
+// String returns the details for the log.
 func (e *PanicError) String() string { return fmt.Sprintf("panic: %v\n%s", e.Value, e.Stack) }

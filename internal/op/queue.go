@@ -10,25 +10,25 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// waiter is a request that waits for its turn.
+// waiter is a queued request.
 type waiter struct {
 	Request
 	ctx   context.Context
 	fn    func(context.Context) (any, error)
 	since time.Time
-	// turn is closed when the wait is over; op, set before, is the operation
-	// it started or joined, nil when the Operations were closed.
+	// turn is closed at the end of the wait. op is set before: the operation
+	// that was started or joined, or nil after Close.
 	turn chan struct{}
 	op   *operation
 }
 
-// enter returns the operation whose result the caller of r gets.
+// enter queues r and returns the operation that was started or joined for it.
 func (o *Operations) enter(ctx context.Context, r Request, fn func(context.Context) (any, error)) (*operation, error) {
 	keys := slices.Clone(r.Keys)
 	slices.Sort(keys)
 	r.Keys = slices.Compact(keys)
 	if len(r.Keys) == 0 {
-		return nil, errs.Errorf(errs.Internal, "%s names no object to work on", r.what())
+		return nil, errs.Errorf(errs.Internal, "%s has no object", r.what())
 	}
 	w := &waiter{Request: r, ctx: ctx, fn: fn, since: time.Now(), turn: make(chan struct{})}
 	o.mu.Lock()
@@ -43,7 +43,7 @@ func (o *Operations) enter(ctx context.Context, r Request, fn func(context.Conte
 	return o.await(w)
 }
 
-// await waits for the turn of w, within the bound.
+// await waits for the turn of w, for a limited time.
 func (o *Operations) await(w *waiter) (*operation, error) {
 	timer := time.NewTimer(o.wait)
 	defer timer.Stop()
@@ -59,21 +59,21 @@ func (o *Operations) await(w *waiter) (*operation, error) {
 			if op != nil {
 				return op, nil
 			}
-			return nil, fmt.Errorf("%v: %w", err, w.ctx.Err()) // no kind: the caller gave up
+			return nil, fmt.Errorf("%v: %w", err, w.ctx.Err()) // no kind: the caller's context ended
 		case <-timer.C:
 			op, err := o.giveUp(w, true)
 			if op != nil || err != nil {
 				return op, err
 			}
-			// It waits for operations that it cancelled: as long as its caller.
+			// Canceled operations are awaited as long as the caller waits.
 			timer.Reset(o.wait)
 		}
 	}
 }
 
-// giveUp takes w out of the queue. It returns the operation when the turn came
-// at the same instant. With late set it returns the error for w, or, when w
-// waits only for operations that were cancelled, leaves it in the queue.
+// giveUp removes w from the queue. It returns the operation if the turn came
+// concurrently. With late it returns the error for w, unless w waits only for
+// canceled operations: then w stays in the queue.
 func (o *Operations) giveUp(w *waiter, late bool) (*operation, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -94,8 +94,8 @@ func (o *Operations) giveUp(w *waiter, late bool) (*operation, error) {
 	return nil, err
 }
 
-// enqueue gives w its place: requests that undo before the others, those that
-// yield last, each kind in the order of arrival.
+// enqueue inserts w by priority: requests that undo first, yielding ones last,
+// each in the order of arrival.
 func (o *Operations) enqueue(w *waiter) {
 	at := len(o.queue)
 	for at > 0 && w.priority() > o.queue[at-1].priority() {
@@ -116,7 +116,7 @@ func (r Request) priority() int {
 	return 0
 }
 
-// cancelFor cancels the operations that hold keys of w and have to end for it.
+// cancelFor cancels the operations on keys of w that yield or are undone by w.
 func (o *Operations) cancelFor(w *waiter) {
 	for _, key := range w.Keys {
 		op := o.held[key]
@@ -141,9 +141,9 @@ func (o *Operations) onlyCancelled(keys []string) bool {
 	return true
 }
 
-// dispatch starts and joins whatever can run now, in the order of the queue. A
-// waiter reserves its keys against later ones, or one that needs several would
-// starve.
+// dispatch starts or joins all possible requests in the order of the queue. A
+// waiter reserves its keys against later ones, so that a request with several
+// keys cannot starve.
 func (o *Operations) dispatch() {
 	if o.closed {
 		return
@@ -153,7 +153,7 @@ func (o *Operations) dispatch() {
 	for _, w := range o.queue {
 		switch {
 		case w.ctx.Err() != nil:
-			left = append(left, w) // about to give up: keeps nobody out
+			left = append(left, w) // about to leave the queue: does not block others
 		case o.join(w):
 		case o.free(w.Keys, claimed):
 			o.start(w)
@@ -182,23 +182,23 @@ func (o *Operations) free(keys []string, claimed map[string]bool) bool {
 	return !slices.ContainsFunc(keys, func(key string) bool { return claimed[key] || o.held[key] != nil })
 }
 
-// busy says what keeps w, at this place in the queue, from its objects.
+// busy returns the error that names the operation or waiter that blocks w.
 func (o *Operations) busy(w *waiter, at int) error {
 	waited := time.Since(w.since).Round(time.Millisecond)
 	for _, key := range w.Keys {
 		if op := o.held[key]; op != nil {
-			return errs.Errorf(errs.Busy, "%s is busy: %s has been in progress for %s; %s waited %s, try again",
+			return errs.Errorf(errs.Busy, "%s is busy: %s has been in progress for %s; %s waited %s, retry later",
 				objects([]string{key}), op.what, time.Since(op.since).Round(time.Millisecond), w.what(), waited)
 		}
 	}
 	for _, key := range w.Keys {
 		for _, other := range o.queue[:at] {
 			if slices.Contains(other.Keys, key) {
-				return errs.Errorf(errs.Busy, "%s is busy: %s waits for it too; %s waited %s, try again", objects([]string{key}), other.what(), w.what(), waited)
+				return errs.Errorf(errs.Busy, "%s is busy: %s waits for it too; %s waited %s, retry later", objects([]string{key}), other.what(), w.what(), waited)
 			}
 		}
 	}
-	return errs.Errorf(errs.Busy, "%s is busy; %s waited %s, try again", objects(w.Keys), w.what(), waited)
+	return errs.Errorf(errs.Busy, "%s is busy; %s waited %s, retry later", objects(w.Keys), w.what(), waited)
 }
 
 func (r Request) what() string {
@@ -208,8 +208,8 @@ func (r Request) what() string {
 	return r.What
 }
 
-// objects names the objects of keys for a message: of volume-name:pvc-1 it makes
-// "volume name pvc-1".
+// objects formats keys for a message: volume-name:pvc-1 becomes "volume name
+// pvc-1".
 func objects(keys []string) string {
 	all := make([]string, len(keys))
 	for i, key := range keys {

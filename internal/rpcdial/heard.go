@@ -10,16 +10,17 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// Heard tells whether the end of a call came from the server. gRPC gives the
-// same codes to connections that failed.
+// Heard records whether the end of a call came from the server. gRPC reports
+// the same codes for failed connections.
 type Heard struct{ ended atomic.Bool }
 
 // FromServer reports whether the server ended the call.
 func (h *Heard) FromServer() bool { return h.ended.Load() }
 
-// Ended is why the caller waited no longer for a call that failed with the code;
-// nil: what the server says counts, or what befell the connection. A server that
-// stops because its caller did says nothing of its own.
+// Ended returns the context error that ended the caller's wait for a failed
+// call with this code, or nil if the response or the connection failure is the
+// reason. Responses that only reflect the caller's own cancellation or deadline
+// do not count.
 func (h *Heard) Ended(ctx context.Context, code codes.Code) error {
 	answered := h.FromServer()
 	if answered && code != codes.Canceled && code != codes.DeadlineExceeded {
@@ -28,7 +29,7 @@ func (h *Heard) Ended(ctx context.Context, code codes.Code) error {
 	if err := ctx.Err(); err != nil || code != codes.DeadlineExceeded {
 		return err
 	}
-	// gRPC on either side may see a deadline pass a moment before the context does.
+	// gRPC on either side can detect the deadline slightly before the context.
 	if at, bounded := ctx.Deadline(); answered && (!bounded || time.Now().Before(at)) {
 		return nil
 	}
@@ -37,17 +38,17 @@ func (h *Heard) Ended(ctx context.Context, code codes.Code) error {
 
 type heardKey struct{}
 
-// Listen returns a context for one call on a connection with Listening, and
-// what will be heard of it.
+// Listen returns a context for one call on a connection with Listening, and the
+// Heard that records its end.
 func Listen(ctx context.Context) (context.Context, *Heard) {
 	h := &Heard{}
 	return context.WithValue(ctx, heardKey{}, h), h
 }
 
-// Listening makes a connection listen for Heard.
+// Listening is the dial option that Heard requires.
 func Listening() grpc.DialOption { return grpc.WithStatsHandler(listener{}) }
 
-// listener hears the end that a server gives to a call.
+// listener is the stats handler that detects trailers from the server.
 type listener struct{}
 
 func (listener) HandleRPC(ctx context.Context, event stats.RPCStats) {

@@ -1,6 +1,6 @@
-// Package rpcdial connects gRPC clients to servers of this machine, in the one
-// way that all clients here want: by dialling as package unixsock does, soon
-// again after a connection broke, and never idle. It knows no contract.
+// Package rpcdial connects gRPC clients to local servers: it dials like package
+// unixsock, reconnects quickly, and never goes idle. It is independent of
+// contracts.
 package rpcdial
 
 import (
@@ -17,19 +17,18 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// Dialer makes a connection.
+// Dialer opens a connection.
 type Dialer func(context.Context) (net.Conn, error)
 
-// Unix returns a connection to the server of a socket, by its absolute path. It
-// is made with the first call, and again after it broke. A call on it fails at
-// once while nobody listens. Options given here win.
+// Unix returns a connection to the server at the absolute path of a socket. It
+// connects on the first call, and reconnects after failures. A call fails
+// immediately while no process listens. Options given here take precedence.
 func Unix(path string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	return Over(onSocket(path), options...)
 }
 
-// Connect is Unix for those who want to know now whether somebody listens:
-// gRPC would tell of a connection that cannot be made in words of its own.
-// Errors: those of unixsock.Dial.
+// Connect is like Unix, but connects immediately, so that the caller gets the
+// errors of unixsock.Dial instead of those of gRPC.
 func Connect(ctx context.Context, path string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	first, err := unixsock.Dial(ctx, path)
 	if err != nil {
@@ -48,23 +47,23 @@ func Connect(ctx context.Context, path string, options ...grpc.DialOption) (*grp
 		}
 	}, options...)
 	if err != nil {
-		_ = first.Close() // the options are wrong; this error does not matter
+		_ = first.Close() // the error of invalid options is returned
 		return nil, err
 	}
 	conn.Connect()
 	defer close(waiting)
 	select {
-	case waiting <- first: // gRPC owns it now, so that Close closes it
+	case waiting <- first: // owned and closed by gRPC from here on
 		return conn, nil
 	case <-ctx.Done():
 		return nil, errors.Join(ctx.Err(), conn.Close(), first.Close())
 	}
 }
 
-// Over is Unix with a dialler of the caller's.
+// Over is like Unix, with the caller's dialer.
 func Over(dial Dialer, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	ours := []grpc.DialOption{
-		grpc.WithAuthority("localhost"), // servers in other languages refuse a path there
+		grpc.WithAuthority("localhost"), // gRPC servers in other languages refuse a path as authority
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx) }),
 		grpc.WithNoProxy(),

@@ -18,12 +18,12 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// requestIDHeader is the metadata key of the request id, in requests and answers.
+// requestIDHeader is the metadata key of the request ID, in requests and responses.
 const requestIDHeader = "x-request-id"
 
 func (s *GRPC) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {
 	ctx, id := identify(ctx)
-	_ = grpc.SetHeader(ctx, metadata.Pairs(requestIDHeader, id)) // only fails when the peer is gone
+	_ = grpc.SetHeader(ctx, metadata.Pairs(requestIDHeader, id)) // fails only if the peer has disconnected
 	c := &call{GRPC: s, method: info.FullMethod, request: request}
 	err = c.observe(ctx, func() error {
 		var err error
@@ -45,7 +45,7 @@ func (s *GRPC) stream(service any, inner grpc.ServerStream, info *grpc.StreamSer
 	})
 }
 
-// watchedStream carries the context with the request id, and logs the first
+// watchedStream provides the context with the request ID, and logs the first
 // message.
 type watchedStream struct {
 	grpc.ServerStream
@@ -77,7 +77,7 @@ func identify(ctx context.Context) (context.Context, string) {
 	return withID(ctx, id), id
 }
 
-// isSane reports whether an id can be in every line of the log.
+// isSane reports whether an ID is safe in log lines.
 func isSane(id string) bool {
 	return id != "" && len(id) <= 128 && !strings.ContainsFunc(id, func(r rune) bool {
 		return r > '~' || r <= ' ' || r == '"' || r == '\\'
@@ -91,8 +91,8 @@ type call struct {
 	request any // nil until a stream's first message
 }
 
-// observe runs the handler, and logs and counts the result. It returns the error
-// that the peer gets.
+// observe runs the handler, logs and counts the result, and returns the error
+// for the peer.
 func (c *call) observe(ctx context.Context, handler func() error) error {
 	start := time.Now()
 	c.running.Add(1)
@@ -113,12 +113,12 @@ func (c *call) observe(ctx context.Context, handler func() error) error {
 	return result.Err()
 }
 
-// recovered runs the handler and turns a panic into an error without details.
+// recovered runs the handler and converts a panic to an error without details.
 func (c *call) recovered(ctx context.Context, handler func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			c.metrics.panicked(ctx, c.logger, c.method, v, debug.Stack())
-			err = status.Errorf(codes.Internal, "internal error; the log has it as request %s", RequestID(ctx))
+			err = status.Errorf(codes.Internal, "internal error, see the log of request %s", RequestID(ctx))
 		}
 	}()
 	return handler()
@@ -127,21 +127,21 @@ func (c *call) recovered(ctx context.Context, handler func() error) (err error) 
 // panicked counts and logs a recovered panic.
 func (m *callMetrics) panicked(ctx context.Context, logger *slog.Logger, where string, value any, stack []byte) {
 	m.panics.Inc()
-	logger.ErrorContext(ctx, "panic", "where", where, "value", fmt.Sprint(value), "stack", string(stack))
+	logger.ErrorContext(ctx, "panic recovered", "source", where, "value", fmt.Sprint(value), "stack", string(stack))
 }
 
-// Panicked counts and logs a panic that was recovered outside a handler, as in an
-// operation that outlived its call.
+// Panicked counts and logs a panic that was recovered outside a handler, for
+// example in an operation that outlived its call.
 func (s *Server) Panicked(ctx context.Context, where string, value any, stack []byte) {
 	s.calls.panicked(ctx, s.Logger, where, value, stack)
 }
 
 func (c *call) begin(ctx context.Context) {
-	c.logger.DebugContext(ctx, "call begins", "method", c.method, "request", c.hidden.view(c.request))
+	c.logger.DebugContext(ctx, "call started", "method", c.method, "request", c.hidden.view(c.request))
 }
 
-// end logs the result: a failure with its request, a success without, and a
-// success of a quiet method at level debug.
+// end logs the result: failures with the request, successes without it, and
+// those of quiet methods at level debug.
 func (c *call) end(ctx context.Context, result *status.Status, took time.Duration) {
 	attrs := []slog.Attr{
 		slog.String("method", c.method), slog.String("code", result.Code().String()), slog.Duration("duration", took),
@@ -159,7 +159,7 @@ func (c *call) end(ctx context.Context, result *status.Status, took time.Duratio
 		level = slog.LevelWarn
 	}
 	if result.Code() != codes.OK {
-		attrs = append(attrs, slog.String("error", result.Message()))
+		attrs = append(attrs, slog.String("err", result.Message()))
 		if c.request != nil {
 			attrs = append(attrs, slog.Any("request", c.hidden.view(c.request)))
 		}
@@ -181,8 +181,8 @@ type throttle struct {
 	suppressed int
 }
 
-// take reports whether a line can be logged now, and how many were suppressed
-// since the last one.
+// take reports whether a line can be logged now, and the number of lines
+// suppressed since the last one.
 func (t *throttle) take(now time.Time) (suppressed int, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -194,7 +194,7 @@ func (t *throttle) take(now time.Time) (suppressed int, ok bool) {
 	return suppressed, true
 }
 
-// QuietMethod reports whether a method only reads, by its name.
+// QuietMethod reports whether a method only reads, judged by its name.
 func QuietMethod(method string) bool {
 	name := method[strings.LastIndexByte(method, '/')+1:]
 	for _, prefix := range []string{"Group", "Controller", "Node"} {
@@ -208,19 +208,18 @@ func QuietMethod(method string) bool {
 	return false
 }
 
-// maxMessage bounds an error's text in bytes: it is sent in a header, and peers
-// copy it into events and annotations.
+// maxMessage limits an error message, in bytes: it is sent in a header, and
+// peers copy it into events and annotations.
 const maxMessage = 4 << 10
 
-// answer maps a handler's error to what the peer gets, without details. A status
-// stays as it is, the contract's table decides about the rest, and an ended
-// context is named where the table has nothing better.
+// answer maps a handler's error to the status for the peer. A gRPC status is
+// unchanged; other errors are mapped by the contract's code function, and
+// context errors apply where that has no better code.
 func (s *GRPC) answer(err error) *status.Status {
 	if err == nil {
 		return status.New(codes.OK, "")
 	}
-	// Not errors.As: a wrapped status is another server's answer to a call of
-	// ours.
+	// Not errors.As: a wrapped status is the response of another server.
 	if direct, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		if st := direct.GRPCStatus(); st.Code() != codes.OK {
 			return status.New(st.Code(), errs.Clip(st.Message(), maxMessage))
@@ -235,7 +234,7 @@ func (s *GRPC) answer(err error) *status.Status {
 		case errors.Is(err, context.Canceled):
 			code = codes.Canceled
 		case code == codes.OK:
-			code = codes.Unknown // an error is never a success
+			code = codes.Unknown // an error never maps to OK
 		}
 	}
 	return status.New(code, errs.Clip(err.Error(), maxMessage))

@@ -19,49 +19,48 @@ import (
 // GRPCConfig describes a gRPC server.
 type GRPCConfig struct {
 	Logger  *slog.Logger
-	Metrics prometheus.Registerer // several servers may share one; nil: none
-	// Code is the contract's table of errors and gRPC codes. Required.
+	Metrics prometheus.Registerer // can be shared by several servers; nil: no metrics
+	// Code maps errors to the contract's gRPC codes. Required.
 	Code func(error) codes.Code
 	// Secrets are the boolean field options, such as csi_secret, whose fields
 	// never reach a log.
 	Secrets []protoreflect.ExtensionType
-	// Private are fields that can hold secrets though no option marks them, such
+	// Private are fields that can contain secrets although no option marks them, such
 	// as csi.v1.VolumeCapability.MountVolume.mount_flags.
 	Private []protoreflect.FullName
-	// Quiet selects the methods whose successes are logged at level debug, since
-	// peers call them all the time; nil is QuietMethod.
+	// Quiet selects the methods whose successes are logged at level debug,
+	// since peers call them frequently; default QuietMethod.
 	Quiet func(method string) bool
-	// Throttle selects failures that are logged at most once a second, with the
-	// number of suppressed ones; nil: none.
+	// Throttle selects failures that are logged at most once per second, with
+	// the number of suppressed ones; nil: no throttling.
 	Throttle func(method string, code codes.Code) bool
-	// MaxReceive bounds one message, in bytes; zero is 4 MiB.
+	// MaxReceive limits the size of a message, in bytes; default 4 MiB.
 	MaxReceive int
 	// MaxAge is how long a connection accepts new calls, so that peers
-	// authenticate again; zero is for ever. Running calls then have ageGrace to
-	// end.
+	// authenticate again; zero is unlimited. Calls in flight then have ageGrace
+	// to end.
 	MaxAge time.Duration
-	// Keepalive is after how long without traffic a peer is pinged, and how long
-	// it has to answer before its connection and calls end; not below a second.
-	// gRPC answers pings by itself, so this detects stopped processes, not
-	// handlers that hang. Zero is hours.
+	// Keepalive is the idle time after which a peer is pinged, and the timeout
+	// of the ping; at least a second. gRPC answers pings itself, so this
+	// detects stopped processes, not hanging handlers. Zero is hours.
 	Keepalive time.Duration
 }
 
 const (
 	maxReceive = 4 << 20
-	// maxStreams bounds concurrent calls on one connection. Sidecars have a
-	// hundred workers at most, and a waiting call is cheap.
+	// maxStreams limits concurrent calls per connection. Sidecars have at most
+	// a hundred workers, and a waiting call is cheap.
 	maxStreams = 1024
-	// ageGrace is how long calls can continue on a connection older than MaxAge.
+	// ageGrace is how long calls in flight can continue on a connection older than MaxAge.
 	ageGrace = 10 * time.Minute
-	// cutOff is how long cancelled handlers have to return.
-	cutOff = 2 * time.Second
+	// cancelTimeout is how long canceled handlers have to return.
+	cancelTimeout = 2 * time.Second
 )
 
-// GRPC is a gRPC server with what every contract needs: request ids, a log
-// without secrets, metrics, recovery from panics, errors mapped to the contract's
-// codes, and a bounded stop. It neither validates nor locks. Register the
-// services, then Serve.
+// GRPC is a gRPC server with the common features of all contracts: request IDs,
+// a log without secrets, metrics, panic recovery, mapping of errors to the
+// contract's codes, and shutdown with a timeout. It neither validates nor
+// locks. Register the services before Serve.
 type GRPC struct {
 	logger    *slog.Logger
 	code      func(error) codes.Code
@@ -74,10 +73,10 @@ type GRPC struct {
 	grpc      *grpc.Server
 }
 
-// NewGRPC makes a gRPC server. It fails when the metrics cannot be registered.
+// NewGRPC returns a gRPC server. It fails if the metrics cannot be registered.
 func NewGRPC(c GRPCConfig) (*GRPC, error) {
 	if c.Code == nil {
-		return nil, errors.New("a server needs a table of codes")
+		return nil, errors.New("GRPCConfig.Code is required")
 	}
 	m, err := newCallMetrics(c.Metrics)
 	if err != nil {
@@ -102,7 +101,7 @@ func NewGRPC(c GRPCConfig) (*GRPC, error) {
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: c.MaxAge, MaxConnectionAgeGrace: ageGrace, Time: c.Keepalive, Timeout: c.Keepalive}),
 		grpc.WaitForHandlers(true),
 		// Peers are local and long-lived. Some ping often, and closing their
-		// connections for it would fail their calls.
+		// connections would fail their calls.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)
 	return s, nil
@@ -113,8 +112,8 @@ func (s *GRPC) RegisterService(d *grpc.ServiceDesc, implementation any) {
 	s.grpc.RegisterService(d, implementation)
 }
 
-// Serve accepts calls from l, which it closes at the end. It returns nil after
-// Drain; when ctx ends, running calls are cancelled.
+// Serve accepts calls from l, and closes l at the end. It returns nil after
+// Drain; when ctx ends, calls in flight are canceled.
 func (s *GRPC) Serve(ctx context.Context, l net.Listener) error {
 	unhook := context.AfterFunc(ctx, s.grpc.Stop)
 	defer unhook()
@@ -124,8 +123,8 @@ func (s *GRPC) Serve(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
-// Drain accepts no more calls and waits for those that run. When ctx ends first
-// they are cancelled, and the error reports how many there were.
+// Drain stops accepting calls and waits for those in flight. When ctx ends
+// first they are canceled, and the error reports their number.
 func (s *GRPC) Drain(ctx context.Context) error {
 	drained := make(chan struct{})
 	go func() {
@@ -138,19 +137,19 @@ func (s *GRPC) Drain(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	left := s.running.Load()
-	go s.grpc.Stop() // makes GracefulStop return, when the handlers have
-	late := time.NewTimer(cutOff)
+	go s.grpc.Stop() // makes GracefulStop return after the handlers
+	late := time.NewTimer(cancelTimeout)
 	defer late.Stop()
 	select {
 	case <-drained:
-		return fmt.Errorf("%d calls were cut off: %w", left, ctx.Err())
+		return fmt.Errorf("%d calls canceled: %w", left, ctx.Err())
 	case <-late.C:
-		return fmt.Errorf("%d calls were cut off and %d do not end: %w", left, s.running.Load(), ctx.Err())
+		return fmt.Errorf("%d calls canceled, %d still running: %w", left, s.running.Load(), ctx.Err())
 	}
 }
 
-// callMetrics count calls. Methods are labels: only those of registered services
-// reach an interceptor.
+// callMetrics counts calls. The method label is bounded: only methods of
+// registered services reach an interceptor.
 type callMetrics struct {
 	calls   *prometheus.CounterVec
 	seconds *prometheus.HistogramVec
@@ -158,8 +157,8 @@ type callMetrics struct {
 	panics  prometheus.Counter
 }
 
-// newCallMetrics registers the metrics, or returns those that another gRPC server
-// of the process registered.
+// newCallMetrics registers the metrics, or returns those already registered by
+// another gRPC server of the process.
 func newCallMetrics(r prometheus.Registerer) (*callMetrics, error) {
 	m := &callMetrics{
 		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -181,16 +180,16 @@ func newCallMetrics(r prometheus.Registerer) (*callMetrics, error) {
 	}
 	err := errors.Join(shared(r, &m.calls), shared(r, &m.seconds), shared(r, &m.running), shared(r, &m.panics))
 	if err != nil {
-		return nil, fmt.Errorf("register metrics of calls: %w", err)
+		return nil, fmt.Errorf("register call metrics: %w", err)
 	}
 	return m, nil
 }
 
-// shared registers *c. If it is registered already, *c becomes the registered one.
+// shared registers *c. If it is already registered, *c becomes the registered collector.
 func shared[C prometheus.Collector](r prometheus.Registerer, c *C) error {
 	err := r.Register(*c)
-	if there, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {
-		existing, ok := there.ExistingCollector.(C)
+	if registered, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {
+		existing, ok := registered.ExistingCollector.(C)
 		if !ok {
 			return err
 		}

@@ -19,9 +19,9 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// NewLogger makes a logger of a format (text or json) from a level (debug, info,
-// warn or error). It adds the request id of the context, and writes durations in
-// seconds.
+// NewLogger returns a logger with a format (text or json) and a level (debug,
+// info, warn or error). It adds the request ID of the context, and writes
+// durations in seconds.
 func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	names := []string{"debug", "info", "warn", "error"}
 	least := []slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError}
@@ -40,8 +40,8 @@ func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	}
 }
 
-// durationInSeconds writes a duration as 0.0125s: slog writes nanoseconds without
-// a unit in JSON, and varying units in text.
+// durationInSeconds formats a duration as 0.0125s: slog writes nanoseconds
+// without a unit in JSON, and varying units in text.
 func durationInSeconds(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		seconds := a.Value.Duration().Round(time.Microsecond).Seconds()
@@ -55,7 +55,7 @@ func unknown(what, word string, words []string) error {
 	if n := errs.Nearest(word, words); n != "" {
 		hint = fmt.Sprintf(" (did you mean %q?)", n)
 	}
-	return fmt.Errorf("%s %q is unknown%s; it is one of %s", what, word, hint, strings.Join(words, ", "))
+	return fmt.Errorf("unknown %s %q%s, use one of %s", what, word, hint, strings.Join(words, ", "))
 }
 
 type withRequestID struct{ slog.Handler }
@@ -78,10 +78,10 @@ func (h withRequestID) WithGroup(name string) slog.Handler {
 
 type requestIDKey struct{}
 
-// newRequestID makes an id for a call without one.
+// newRequestID returns an ID for a call without one.
 func newRequestID() string {
 	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails, see its documentation
+	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
 
@@ -89,7 +89,7 @@ func withID(ctx context.Context, id string) context.Context {
 	return context.WithValue(ctx, requestIDKey{}, id)
 }
 
-// RequestID returns the id of the call that the context belongs to, or "".
+// RequestID returns the ID of the call that the context belongs to, or "".
 func RequestID(ctx context.Context) string {
 	id, _ := ctx.Value(requestIDKey{}).(string)
 	return id
@@ -98,8 +98,8 @@ func RequestID(ctx context.Context) string {
 // Build identifies the program.
 type Build struct{ Version, Commit string }
 
-// newRegistry makes a registry with cleat_build_info and the metrics of the Go
-// runtime and the process.
+// newRegistry returns a registry with cleat_build_info and the metrics of the
+// Go runtime and the process.
 func newRegistry(b Build) *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	info := prometheus.NewGauge(prometheus.GaugeOpts{

@@ -15,18 +15,18 @@ const (
 	maxText    = 256 // bytes of one string in the log
 	maxEntries = 32  // elements of one list or map
 	maxDepth   = 16
-	// stripped stands where a secret was: a whole field, keys and all.
+	// stripped replaces a field with secrets, including its keys.
 	stripped = "***stripped***"
 )
 
-// hidden is what never reaches a log: fields with one of the options, and
-// fields by name.
+// hidden selects fields that never reach a log: those with one of the options,
+// and those listed by name.
 type hidden struct {
 	options []protoreflect.ExtensionType
 	fields  []protoreflect.FullName
 }
 
-// view is what the log shows of a request. Nothing is built unless the line is
+// view returns the request for the log. It is formatted only if the line is
 // written.
 func (h hidden) view(request any) slog.LogValuer { return view{h, request} }
 
@@ -38,12 +38,12 @@ type view struct {
 func (v view) LogValue() slog.Value {
 	m, ok := v.request.(proto.Message)
 	if !ok {
-		return slog.StringValue(fmt.Sprintf("a %T", v.request)) // its fields cannot be judged
+		return slog.StringValue(fmt.Sprintf("a %T", v.request)) // its secret fields are unknown
 	}
 	return slog.AnyValue(v.message(m.ProtoReflect(), 0))
 }
 
-// message shows the fields that are set, by their names in the contract.
+// message formats the fields that are set, with their names in the contract.
 func (h hidden) message(m protoreflect.Message, depth int) any {
 	d := m.Descriptor()
 	if depth > maxDepth {
@@ -90,7 +90,7 @@ func (h hidden) field(f protoreflect.FieldDescriptor, value protoreflect.Value, 
 	return h.single(f, value, depth)
 }
 
-// single shows one value; f describes it, or the list that it is an element of.
+// single formats one value; f describes it or its list.
 func (h hidden) single(f protoreflect.FieldDescriptor, value protoreflect.Value, depth int) any {
 	switch f.Kind() {
 	case protoreflect.MessageKind, protoreflect.GroupKind:

@@ -14,32 +14,33 @@ import (
 )
 
 // errForced: a second signal ended the process before all parts had stopped.
-var errForced = errors.New("a second signal forced the end")
+var errForced = errors.New("forced to exit by a second signal")
 
-// Part is one thing that the process does. Its functions can be nil.
+// Part is a component of the process. Its functions can be nil.
 type Part struct {
 	Name string
-	// Prepare makes the part usable for the next ones, which are prepared after
-	// it. Its context ends when the process is to stop.
+	// Prepare makes the part usable for later parts. Its context ends when the
+	// process is to stop.
 	Prepare func(ctx context.Context) error
-	// Run serves until Stop, or until nothing is left to do. An error ends the
+	// Run serves until Stop, or until its work is done. An error ends the
 	// process. Its context ends after Stop.
 	Run func(ctx context.Context) error
-	// Stop makes Run return, waits for running work, and releases what Prepare
-	// acquired; ctx has the bound. It is called once if Prepare succeeded.
+	// Stop makes Run return, waits for work in flight, and releases what
+	// Prepare acquired, before the deadline of ctx. It is called once if
+	// Prepare succeeded.
 	Stop func(ctx context.Context) error
 }
 
-// options are those of run; nil and zero have defaults.
+// options are the options of run, with the defaults of nil and zero.
 type options struct {
 	Logger  *slog.Logger     // no log
 	Bound   time.Duration    // for stopping all parts; 30 s
 	Signals <-chan os.Signal // SIGTERM and SIGINT
 }
 
-// run starts the parts in order, and stops them in reverse when ctx ends, a signal
-// comes, one of them fails, or all have ended. It returns nil when nothing failed.
-// Nothing that it started runs on when it returns, unless the error says so.
+// run starts the parts in order, and stops them in reverse order when ctx ends,
+// on a signal, when a part fails, or when all have ended. It returns nil if
+// nothing failed. No part runs after it returns, unless the error says so.
 func run(ctx context.Context, o options, parts ...Part) error {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -96,8 +97,7 @@ type started struct {
 	ended  chan struct{} // closed when Run has returned
 }
 
-// watch stops the process at a signal, and forces its end at a signal while it
-// stops.
+// watch stops the process on a signal, and forces its end on a second one.
 func (r *runner) watch(ctx context.Context, done <-chan struct{}) {
 	select {
 	case s := <-r.Signals:
@@ -112,21 +112,21 @@ func (r *runner) watch(ctx context.Context, done <-chan struct{}) {
 	}
 	select {
 	case s := <-r.Signals:
-		r.Logger.Warn("forced to end at once", "signal", s.String())
+		r.Logger.Warn("second signal, exiting immediately", "signal", s.String())
 		close(r.forced)
 	case <-done:
 	}
 }
 
 // startAndStop starts the parts in order until one fails or the process is to
-// stop, and stops those that were started in reverse.
+// stop, and stops the started ones in reverse order.
 func (r *runner) startAndStop(ctx context.Context, parts []Part) {
 	for _, p := range parts {
 		if err := guarded(r.stopping, p.Name, "prepare", p.Prepare); err != nil {
 			r.fail(err)
 			break
 		}
-		r.begin(ctx, p) // also when the process is to stop, so that the part is stopped
+		r.begin(ctx, p) // even if the process is to stop, so that the part is stopped
 		if r.stopping.Err() != nil {
 			break
 		}
@@ -152,19 +152,19 @@ func (r *runner) begin(ctx context.Context, p Part) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s := &started{Part: p, cancel: cancel, ended: make(chan struct{})}
 	r.started = append(r.started, s)
-	r.Logger.Debug("part starts", "part", p.Name)
+	r.Logger.Debug("part started", "subsystem", p.Name)
 	r.serving.Go(func() {
 		defer close(s.ended)
 		if err := guarded(ctx, p.Name, "run", p.Run); err != nil {
 			if r.stopping.Err() == nil {
-				r.Logger.Error("stopping, since a part failed", "error", err)
+				r.Logger.Error("part failed, stopping", "subsystem", p.Name, "err", err)
 			}
 			r.fail(err)
 		}
 	})
 }
 
-// fail stops the process for an error. A cancelled context is none while it stops.
+// fail stops the process on an error. During a stop context.Canceled is not an error.
 func (r *runner) fail(err error) {
 	if r.stopping.Err() == nil || !errors.Is(err, context.Canceled) {
 		r.add(err)
@@ -178,8 +178,8 @@ func (r *runner) add(err error) {
 	r.err = errors.Join(r.err, err)
 }
 
-// stopOne stops a part and waits for its Run to return, both within the rest of
-// the bound and a grace in which a Stop that honours its context returns.
+// stopOne stops a part and waits for its Run to return, both until the deadline
+// of ctx plus a grace period.
 func (r *runner) stopOne(ctx context.Context, s *started) error {
 	begun := time.Now()
 	var err error
@@ -192,20 +192,20 @@ func (r *runner) stopOne(ctx context.Context, s *started) error {
 	if within(ctx, stopped) {
 		err = <-result
 	} else {
-		err = fmt.Errorf("stop %s: it did not return within the bound", s.Name)
+		err = fmt.Errorf("stop %s: timed out", s.Name)
 	}
 	s.cancel()
 	if !within(ctx, s.ended) {
-		err = errors.Join(err, fmt.Errorf("run %s: it goes on after it was stopped", s.Name))
+		err = errors.Join(err, fmt.Errorf("run %s: still running after stop", s.Name))
 	}
-	r.Logger.Debug("part stopped", "part", s.Name, "duration", time.Since(begun), "error", err)
+	r.Logger.Debug("part stopped", "subsystem", s.Name, "duration", time.Since(begun), "err", err)
 	return err
 }
 
-// grace is what a part gets after the bound.
+// grace is the additional time of a part after the deadline.
 const grace = time.Second
 
-// within waits for done until ctx has ended, and the grace after it.
+// within waits for done until ctx ends, plus grace.
 func within(ctx context.Context, done <-chan struct{}) bool {
 	select {
 	case <-done:
@@ -222,8 +222,9 @@ func within(ctx context.Context, done <-chan struct{}) bool {
 	}
 }
 
-// guarded calls a function of a part and names it in the error. It turns a panic
-// into an error, so that the other parts are stopped in order.
+// guarded calls a function of a part and wraps its error with the part's name.
+// It converts a panic to an error, so that the other parts are stopped in
+// order.
 func guarded(ctx context.Context, part, what string, f func(context.Context) error) (err error) {
 	if f == nil {
 		return nil

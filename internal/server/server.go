@@ -1,6 +1,6 @@
-// Package server is what all servers of cleat have in common: settings, log,
-// metrics, status, sockets, gRPC with its interceptors, and the order in which
-// parts start and stop. It knows no contract.
+// Package server is the common part of all servers of cleat: settings, log,
+// metrics, status, sockets, gRPC with interceptors, and the start and stop
+// order of parts. It is independent of contracts.
 package server
 
 import (
@@ -22,21 +22,21 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// StopBound is for stopping all parts. A pod has 30 s by default.
+// StopBound limits the time to stop all parts. The default grace period of a pod is 30 s.
 const StopBound = 25 * time.Second
 
 // Server is embedded by each server of cleat. AddFlags declares its settings;
-// Execute reads them and runs what Program.Assemble adds.
+// Execute reads them and runs the parts added by Program.Assemble.
 type Server struct {
 	// Settings of the command line, the environment or the file.
-	Endpoint    string // UNIX socket, as unix:///run/x.sock or /run/x.sock
-	SocketGroup string // may use Endpoint besides root
+	Endpoint    string // UNIX socket: unix:///run/x.sock or /run/x.sock
+	SocketGroup string // group that has access to Endpoint besides root
 	StateDir    string
 	AllowUIDs   []uint // besides root; see AddAllowUIDs
 	LogFormat   string
 	LogLevel    string
 
-	// StatusSocket, if set, serves root the same as --metrics-address.
+	// StatusSocket, if set, serves the same as --metrics-address to root.
 	StatusSocket string
 
 	Out, Logs io.Writer            // of the command; set before Program.Complete
@@ -47,38 +47,38 @@ type Server struct {
 	config         string
 	metricsAddress string
 	flags          *pflag.FlagSet
-	allowFlag      string // name of the flag for AllowUIDs
+	allowFlag      string // name of the AllowUIDs flag
 	calls          *callMetrics
 	parts          []Part
 	closers        []func(context.Context) error
 }
 
-// Defaults are those of flags that not every server has. A flag whose default
-// is empty is not declared.
+// Defaults are defaults of optional flags. A flag with an empty default is not
+// declared.
 type Defaults struct {
 	Endpoint    string
 	SocketGroup bool // declare --socket-group
 	StateDir    string
-	Env         map[string]string // environment variables of flags besides CLEAT_...
+	Env         map[string]string // additional environment variables of flags
 }
 
 // AddFlags declares the flags that servers share. Call it after the server's
-// own flags: it adds the environment variables to the help of all.
+// own flags: it adds the environment variables to the help of all flags.
 func (s *Server) AddFlags(fs *pflag.FlagSet, d Defaults) {
 	s.flags = fs
 	if d.Endpoint != "" {
-		fs.StringVar(&s.Endpoint, "endpoint", d.Endpoint, "UNIX socket to serve, in a directory of its own")
+		fs.StringVar(&s.Endpoint, "endpoint", d.Endpoint, "UNIX socket to serve, in its own directory")
 	}
 	if d.SocketGroup {
-		fs.StringVar(&s.SocketGroup, "socket-group", "", "group (name or id) that may use the socket besides root")
+		fs.StringVar(&s.SocketGroup, "socket-group", "", "group (name or ID) that is allowed to use the socket besides root")
 	}
 	if d.StateDir != "" {
-		fs.StringVar(&s.StateDir, "state-dir", d.StateDir, "directory for what this process must remember")
+		fs.StringVar(&s.StateDir, "state-dir", d.StateDir, "state directory of this process")
 	}
-	fs.StringVar(&s.config, cli.ConfigFlag, "", "YAML file with any of these settings")
-	fs.StringVar(&s.metricsAddress, "metrics-address", "", "host:port or socket path for /metrics, /healthz, /readyz and /status; empty: none")
-	fs.StringVar(&s.LogFormat, "log-format", "json", "text or json")
-	fs.StringVar(&s.LogLevel, "log-level", "info", "debug, info, warn or error; debug shows requests without their secrets")
+	fs.StringVar(&s.config, cli.ConfigFlag, "", "YAML configuration file with flag names as keys")
+	fs.StringVar(&s.metricsAddress, "metrics-address", "", "host:port or socket path that serves /metrics, /healthz, /readyz and /status; empty: disabled")
+	fs.StringVar(&s.LogFormat, "log-format", "json", "log format: text or json")
+	fs.StringVar(&s.LogLevel, "log-level", "info", "log level: debug (with requests, without secrets), info, warn or error")
 	for flag, name := range d.Env {
 		if err := cli.EnvAlias(fs, flag, name); err != nil {
 			panic(err)
@@ -93,7 +93,7 @@ func (s *Server) AddAllowUIDs(fs *pflag.FlagSet, name, usage string) {
 	fs.UintSliceVar(&s.AllowUIDs, name, nil, usage)
 }
 
-// bind sets the flags that the command line did not: by the environment, else by
+// bind sets flags that are not set on the command line from the environment or
 // the file.
 func (s *Server) bind() error {
 	if !s.flags.Changed(cli.ConfigFlag) {
@@ -104,7 +104,7 @@ func (s *Server) bind() error {
 	}
 	for _, uid := range s.AllowUIDs {
 		if uid == unixsock.OverflowUID || uid >= math.MaxUint32 {
-			return fmt.Errorf("--%s %d: that is how users of other user namespaces look, any of them", s.allowFlag, uid)
+			return fmt.Errorf("--%s %d is the overflow user ID, shared by all users of other user namespaces", s.allowFlag, uid)
 		}
 	}
 	if s.flags.Lookup("endpoint") == nil {
@@ -116,13 +116,13 @@ func (s *Server) bind() error {
 	return nil
 }
 
-// IsSet reports whether a flag was set in any way.
+// IsSet reports whether a flag was set on the command line, in the environment or in the file.
 func (s *Server) IsSet(flag string) bool { return s.flags.Changed(flag) }
 
-// Program is what differs between servers.
+// Program is the specific part of a server.
 type Program interface {
-	// Complete derives settings from others and refuses those that cannot work,
-	// before anything is touched.
+	// Complete derives settings from others and validates them, without side
+	// effects.
 	Complete() error
 	// Assemble adds the parts in the order in which they start.
 	Assemble(ctx context.Context) error
@@ -156,8 +156,8 @@ func (s *Server) Execute(ctx context.Context, p Program, b Build, out, logs io.W
 // Add adds a part that starts after those added before it, and stops before them.
 func (s *Server) Add(p Part) { s.parts = append(s.parts, p) }
 
-// AddState adds the part that opens what other parts need. What it opens is
-// closed after all of them have stopped, or when open fails: see OnClose.
+// AddState adds the part that opens state for other parts. The state is closed
+// after all of them have stopped, or when open fails: see OnClose.
 func (s *Server) AddState(open func(context.Context) error) {
 	s.Add(Part{
 		Name: "state",
@@ -171,12 +171,11 @@ func (s *Server) AddState(open func(context.Context) error) {
 	})
 }
 
-// OnClose registers the close function of something that was opened. They are
-// called in reverse order.
+// OnClose registers a close function. They are called in reverse order.
 func (s *Server) OnClose(closer func(context.Context) error) { s.closers = append(s.closers, closer) }
 
-// Close calls what OnClose registered. Only a program without parts calls it
-// itself.
+// Close calls the functions of OnClose. Only a program without parts calls it
+// directly.
 func (s *Server) Close(ctx context.Context) error {
 	var all error
 	for i := len(s.closers) - 1; i >= 0; i-- {
@@ -185,7 +184,7 @@ func (s *Server) Close(ctx context.Context) error {
 	return all
 }
 
-// OpenStore opens a file of the state directory, which it creates.
+// OpenStore opens a file in the state directory, and creates the directory.
 func (s *Server) OpenStore(ctx context.Context, name string, o store.Options) (*store.Store, error) {
 	if err := os.MkdirAll(s.StateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("--state-dir: %w", err)
@@ -206,8 +205,8 @@ func (s *Server) AddTelemetry() {
 		Prepare: func(ctx context.Context) error {
 			if s.StatusSocket != "" {
 				err := s.listenSocket(ctx, unixsock.Address{Path: s.StatusSocket, SharedDir: true, AnyLength: true})
-				if err != nil { // nothing that is served depends on it
-					s.Logger.Warn("the status socket cannot be served", "path", s.StatusSocket, "error", err)
+				if err != nil { // optional
+					s.Logger.Warn("status socket unavailable", "socket", s.StatusSocket, "err", err)
 				}
 			}
 			return s.listen(ctx, s.metricsAddress)

@@ -18,20 +18,20 @@ type Service struct {
 	GRPC GRPCConfig // Logger and Metrics are the server's
 	// Register registers the services, before the listener exists.
 	Register func(r grpc.ServiceRegistrar) error
-	// Listen binds the listener; calls wait from then on. It returns nil where
-	// nothing is to be served.
+	// Listen binds the listener; calls wait from then on. It returns nil if
+	// there is nothing to serve.
 	Listen func(ctx context.Context) (net.Listener, error)
-	// Event and Attrs are logged when it serves.
+	// Event and Attrs are logged when the service starts.
 	Event string
 	Attrs []any
-	// BreakOff cancels calls that wait for something else, so that stopping
-	// does not. Their work is on record and continues with the next request.
+	// BreakOff cancels waiting calls, so that the stop does not wait for them.
+	// Their work is recorded and continues with the next request.
 	BreakOff func(ctx context.Context) error
 
-	breakOffAfter time.Duration // 0 is the constant
+	breakOffAfter time.Duration // default breakOffAfter
 }
 
-// breakOffAfter is how long running calls may take to end before BreakOff.
+// breakOffAfter is how long calls in flight have to end before BreakOff.
 const breakOffAfter = 5 * time.Second
 
 // AddService adds a gRPC service.
@@ -72,8 +72,8 @@ func (s *Server) AddService(v Service) {
 	})
 }
 
-// drainOrBreakOff accepts no more calls, waits for those that run, and after
-// breakOffAfter cancels them.
+// drainOrBreakOff stops accepting calls, waits for those in flight, and cancels
+// them after breakOffAfter.
 func (v *Service) drainOrBreakOff(ctx context.Context, g *GRPC) error {
 	drained := make(chan error, 1)
 	go func() { drained <- g.Drain(ctx) }()
@@ -100,8 +100,9 @@ func (s *Server) ListenEndpoint(ctx context.Context) (net.Listener, error) {
 	return unixsock.Listen(ctx, a)
 }
 
-// ListenPrivileged binds a socket on which only root and AllowUIDs may call. With
-// allowed users anybody can connect, and the peer credentials decide.
+// ListenPrivileged binds a socket on which only root and AllowUIDs are allowed
+// to call. With AllowUIDs all users can connect, and their peer credentials are
+// checked.
 func (s *Server) ListenPrivileged(ctx context.Context, a unixsock.Address) (net.Listener, error) {
 	var uids []uint32
 	for _, uid := range s.AllowUIDs {
@@ -115,6 +116,6 @@ func (s *Server) ListenPrivileged(ctx context.Context, a unixsock.Address) (net.
 		return nil, err
 	}
 	return unixsock.AllowUIDs(l, func(who unixsock.Credentials) {
-		s.Logger.Warn("a caller was refused: only root and users that are allowed may", "user", who.UID, "process", who.PID)
+		s.Logger.Warn("caller refused, user not allowed", "user", who.UID, "pid", who.PID)
 	}, uids...), nil
 }

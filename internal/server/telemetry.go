@@ -19,12 +19,12 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// checkBound is for all checks of one request. A kubelet's probe times out after
-// one second by default, which counts as a failure.
+// checkBound limits all checks of one request. A kubelet's probe times out
+// after one second by default, and then counts as failed.
 const checkBound = 5 * time.Second
 
-// telemetry serves HTTP: /metrics, /healthz (the process lives), /readyz
-// (every check passes) and /status (a JSON document).
+// telemetry serves HTTP: /metrics, /healthz (the process is alive), /readyz
+// (all checks pass) and /status (a JSON document).
 type telemetry struct {
 	logger  *slog.Logger
 	metrics http.Handler
@@ -36,7 +36,7 @@ type telemetry struct {
 	listeners []net.Listener
 }
 
-// newTelemetry makes a server for the metrics of a registry.
+// newTelemetry returns a server for the metrics of a registry.
 func newTelemetry(g prometheus.Gatherer, logger *slog.Logger) *telemetry {
 	s := &telemetry{logger: logger, checks: map[string]func(context.Context) error{}, status: map[string]func(context.Context) (any, error){}}
 	s.metrics = promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError})
@@ -51,18 +51,18 @@ func newTelemetry(g prometheus.Gatherer, logger *slog.Logger) *telemetry {
 	return s
 }
 
-// Check adds a condition of /readyz: it returns why something is not ready.
+// Check adds a check of /readyz: ready returns why the component is not ready.
 func (s *telemetry) Check(name string, ready func(context.Context) error) {
 	s.checks[name] = ready
 }
 
-// Status adds a part to the document of /status.
+// Status adds a field to the document of /status.
 func (s *telemetry) Status(name string, document func(context.Context) (any, error)) {
 	s.status[name] = document
 }
 
 // listen binds host:port, or the path of a UNIX socket with or without unix://.
-// An empty address serves nothing.
+// An empty address disables it.
 func (s *telemetry) listen(ctx context.Context, address string) error {
 	path, isSocket, err := socketPath(address)
 	switch {
@@ -77,7 +77,7 @@ func (s *telemetry) listen(ctx context.Context, address string) error {
 	default:
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 		if err != nil {
-			return fmt.Errorf("metrics address %q: %w; write host:port, :port or the path of a socket", address, err)
+			return fmt.Errorf("metrics address %q: %w; use host:port, :port or the path of a socket", address, err)
 		}
 		s.add(l)
 	}
@@ -104,7 +104,7 @@ func socketPath(address string) (path string, isSocket bool, err error) {
 
 func (s *telemetry) add(l net.Listener) {
 	s.listeners = append(s.listeners, l)
-	s.logger.Info("metrics are served", "address", l.Addr().String())
+	s.logger.Info("serving metrics", "address", l.Addr().String())
 }
 
 // serve serves all listeners until stop, or until ctx ends.
@@ -118,19 +118,19 @@ func (s *telemetry) serve(ctx context.Context) error {
 	var all error
 	for range s.listeners {
 		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
-			all = errors.Join(all, fmt.Errorf("serve metrics: %w", err), s.http.Close()) // the others end too
+			all = errors.Join(all, fmt.Errorf("serve metrics: %w", err), s.http.Close()) // end the other listeners
 		}
 	}
 	return all
 }
 
-// stop accepts no more requests and waits for running ones until ctx ends.
+// stop accepts no more requests and waits for those in flight until ctx ends.
 func (s *telemetry) stop(ctx context.Context) error {
 	err := s.http.Shutdown(ctx)
 	if err != nil {
 		err = errors.Join(err, s.http.Close())
 	}
-	for _, l := range s.listeners { // if it never served
+	for _, l := range s.listeners { // in case serve was never called
 		if closed := l.Close(); !errors.Is(closed, net.ErrClosed) {
 			err = errors.Join(err, closed)
 		}
@@ -147,10 +147,10 @@ func (s *telemetry) handler() http.Handler {
 	return mux
 }
 
-// readiness is the answer of /readyz.
+// readiness is the document of /readyz.
 type readiness struct {
 	Ready bool `json:"ready"`
-	// Checks holds "ok" or the reason for each.
+	// Checks holds "ok" or the reason of each check.
 	Checks map[string]string `json:"checks"`
 }
 
@@ -194,11 +194,11 @@ func (s *telemetry) answerStatus(w http.ResponseWriter, r *http.Request) {
 	s.writeJSON(w, http.StatusOK, answer)
 }
 
-// safely turns a panic of a check into an error.
+// safely converts a panic of a check to an error.
 func safely(f func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = errors.New("it failed unexpectedly; the log may say more")
+			err = errors.New("unexpected failure, see the log")
 		}
 	}()
 	return f()
@@ -207,8 +207,8 @@ func safely(f func() error) (err error) {
 func (s *telemetry) writeJSON(w http.ResponseWriter, code int, value any) {
 	text, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
-		s.logger.Error("a status does not fit into JSON", "error", err)
-		http.Error(w, "the status does not fit into JSON", http.StatusInternalServerError)
+		s.logger.Error("status encoding failed", "err", err)
+		http.Error(w, "the status cannot be encoded as JSON", http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -216,11 +216,11 @@ func (s *telemetry) writeJSON(w http.ResponseWriter, code int, value any) {
 	_, _ = w.Write(append(text, '\n'))
 }
 
-// maxAnswer bounds an answer in bytes.
+// maxAnswer limits a response, in bytes.
 const maxAnswer = 16 << 20
 
-// Ask reads a JSON document, such as /status or /readyz, from a server's
-// --metrics-address or status socket. A /readyz that fails is not an error.
+// Ask queries a JSON document, such as /status or /readyz, at a server's
+// --metrics-address or status socket. A failed /readyz is not an error.
 func Ask(ctx context.Context, address, path string, answer any) error {
 	socket, isSocket, err := socketPath(address)
 	if err != nil {
@@ -247,7 +247,7 @@ func Ask(ctx context.Context, address, path string, answer any) error {
 		return fmt.Errorf("read %s from %s: %w", path, address, err)
 	}
 	if err := json.Unmarshal(body, answer); err != nil {
-		return fmt.Errorf("%s of %s answered %s, which is not the document expected: %w", path, address, response.Status, err)
+		return fmt.Errorf("%s of %s returned %s without the expected document: %w", path, address, response.Status, err)
 	}
 	return nil
 }

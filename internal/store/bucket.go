@@ -9,8 +9,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// Bucket is a set of records of one type, in the order of their keys. The zero
-// value with a name is ready to use; the bucket appears with its first record.
+// Bucket is a set of records of one type, sorted by key. The zero value with a
+// name is ready to use; the bucket is created with its first record.
 type Bucket[T any] struct{ Name string }
 
 // Entry is a record with its key.
@@ -19,8 +19,8 @@ type Entry[T any] struct {
 	Value T
 }
 
-// recordVersion is that of the wrapping below; a change of T that JSON cannot
-// bridge is a new Options.Version of the store.
+// recordVersion is the version of the record envelope; an incompatible change
+// of T needs a new Options.Version of the store.
 const recordVersion = 1
 
 type record struct {
@@ -48,8 +48,8 @@ func (b Bucket[T]) Put(tx *Tx, key string, value T) error {
 	return nil
 }
 
-// Get reads a record; ok is false when there is none. ErrDamaged: it cannot be
-// read.
+// Get reads a record; ok is false if it does not exist. ErrDamaged: it cannot
+// be decoded.
 func (b Bucket[T]) Get(tx *Tx, key string) (value T, ok bool, err error) {
 	bucket := tx.bolt.Bucket([]byte(b.Name))
 	if bucket == nil {
@@ -63,7 +63,7 @@ func (b Bucket[T]) Get(tx *Tx, key string) (value T, ok bool, err error) {
 	return value, err == nil, err
 }
 
-// Delete removes a record; one that is not there is no error.
+// Delete removes a record, if it exists.
 func (b Bucket[T]) Delete(tx *Tx, key string) error {
 	bucket := tx.bolt.Bucket([]byte(b.Name))
 	if bucket == nil {
@@ -75,15 +75,15 @@ func (b Bucket[T]) Delete(tx *Tx, key string) error {
 	return nil
 }
 
-// Range yields the records whose keys sort behind after, all for "". In an
-// Update the loop may put and delete records, those ahead of it included. A
-// record that cannot be read is yielded as an error with its key; the sequence
-// goes on behind it if the caller does.
+// Range yields the records with keys greater than after, all for "". In an
+// Update the loop can put and delete records, also later ones. A record that
+// cannot be decoded is yielded as an error with its key; the caller can
+// continue.
 func (b Bucket[T]) Range(tx *Tx, after string) iter.Seq2[Entry[T], error] {
 	return b.walk(tx, []byte(after), nil)
 }
 
-// Prefix yields the records whose keys begin with prefix, as Range does.
+// Prefix is like Range for the records whose keys begin with prefix.
 func (b Bucket[T]) Prefix(tx *Tx, prefix string) iter.Seq2[Entry[T], error] {
 	return b.walk(tx, nil, []byte(prefix))
 }
@@ -97,18 +97,18 @@ func (b Bucket[T]) walk(tx *Tx, after, prefix []byte) iter.Seq2[Entry[T], error]
 		cursor := bucket.Cursor()
 		var key, data []byte
 		if len(after) > 0 {
-			key, data = behind(cursor, after)
+			key, data = seekAfter(cursor, after)
 		} else {
 			key, data = cursor.Seek(prefix)
 		}
 		for key != nil && bytes.HasPrefix(key, prefix) {
-			at := string(key) // a copy: the loop may move what the cursor stands on
+			at := string(key) // a copy: a write in the loop can move the key
 			value, err := b.decode(key, data)
 			if !yield(Entry[T]{Key: at, Value: value}, err) {
 				return
 			}
 			if tx.bolt.Writable() {
-				key, data = behind(cursor, []byte(at))
+				key, data = seekAfter(cursor, []byte(at))
 			} else {
 				key, data = cursor.Next()
 			}
@@ -116,8 +116,8 @@ func (b Bucket[T]) walk(tx *Tx, after, prefix []byte) iter.Seq2[Entry[T], error]
 	}
 }
 
-// behind moves to the first record whose key sorts behind after.
-func behind(cursor *bbolt.Cursor, after []byte) (key, data []byte) {
+// seekAfter moves to the first record with a key greater than after.
+func seekAfter(cursor *bbolt.Cursor, after []byte) (key, data []byte) {
 	key, data = cursor.Seek(after)
 	if bytes.Equal(key, after) {
 		return cursor.Next()
@@ -131,7 +131,7 @@ func (b Bucket[T]) decode(key, data []byte) (value T, err error) {
 		return value, b.wrap(string(key), "read", fmt.Errorf("%w: %w", ErrDamaged, err))
 	}
 	if outer.Version != recordVersion {
-		return value, b.wrap(string(key), "read", fmt.Errorf("%w: version %d, this program knows %d", ErrVersion, outer.Version, recordVersion))
+		return value, b.wrap(string(key), "read", fmt.Errorf("%w: version %d, but this program supports %d", ErrVersion, outer.Version, recordVersion))
 	}
 	if err := json.Unmarshal(outer.Value, &value); err != nil {
 		return value, b.wrap(string(key), "read", fmt.Errorf("%w: %w", ErrDamaged, err))

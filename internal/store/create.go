@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/flock"
 )
 
-// identity is the record that says whose file it is.
+// identity is the record with the role and version of a store.
 type identity struct {
 	Role    string `json:"role"`
 	Version int    `json:"version"`
@@ -26,9 +26,10 @@ const identityKey = "store"
 
 func identities() Bucket[identity] { return Bucket[identity]{Name: "cleat"} }
 
-// create makes the file under another name and renames it when it is complete,
-// so that a crash leaves either no store or a whole one. The directory's lock
-// orders two creators and tells a leftover from a file in the making.
+// create writes the file under a temporary name and renames it when it is
+// complete, so that a crash leaves either no store or a complete one. The
+// directory's lock serializes creators, so a temporary file found under the
+// lock is left over.
 func create(ctx context.Context, path string, o Options) error {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
@@ -36,11 +37,11 @@ func create(ctx context.Context, path string, o Options) error {
 	}
 	defer func() { _ = dir.Close() }()
 	if err := flock.Lock(ctx, dir); err != nil {
-		return fmt.Errorf("another process creates a store there: %w", err)
+		return fmt.Errorf("lock the directory, in which another process creates a store: %w", err)
 	}
 	defer func() { _ = flock.Unlock(dir) }()
 	if _, err := os.Lstat(path); err == nil {
-		return nil // the other creator was faster
+		return nil // created concurrently
 	}
 	unfinished := filepath.Join(dir.Name(), "."+filepath.Base(path)+".new")
 	if err := os.Remove(unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -55,19 +56,19 @@ func create(ctx context.Context, path string, o Options) error {
 	return dir.Sync()
 }
 
-// fill makes a whole store at path. Space is set aside before anything is
-// written, so that a file system that is full says so here.
+// fill creates a complete store at path. It preallocates before any write, so
+// that a full file system fails here.
 func fill(path string, o Options) error {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	if err := f.Chmod(0o600); err != nil { // whatever the umask
+	if err := f.Chmod(0o600); err != nil { // regardless of the umask
 		return err
 	}
 	if err := allocate(f, 0, o.Preallocate); err != nil {
-		return fmt.Errorf("set %d bytes aside: %w", o.Preallocate, err)
+		return fmt.Errorf("preallocate %d bytes: %w", o.Preallocate, err)
 	}
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{FreelistType: bbolt.FreelistMapType})
 	if err != nil {
@@ -79,8 +80,8 @@ func fill(path string, o Options) error {
 	if err := errors.Join(err, db.Close()); err != nil {
 		return err
 	}
-	// With what is set aside inside the file's size, no file system may take
-	// it back when the file is closed or grows.
+	// Space beyond the file's size can be freed on close or growth, so include
+	// the preallocated space in the size.
 	info, err := f.Stat()
 	if err != nil {
 		return err
@@ -91,18 +92,18 @@ func fill(path string, o Options) error {
 	return f.Sync()
 }
 
-// prepare checks whose file it is, and upgrades it.
+// prepare checks the role and version of the store, and upgrades it.
 func (s *Store) prepare(ctx context.Context, o Options) error {
 	found, err := s.identity(ctx)
 	switch {
 	case err != nil:
 		return err
 	case found.Role != o.Role:
-		return fmt.Errorf("%w, %q; %q is wanted here: is the directory right?", ErrRole, found.Role, o.Role)
+		return fmt.Errorf("%w %q, expected %q: check the directory", ErrRole, found.Role, o.Role)
 	case found.Version > o.Version:
-		return fmt.Errorf("%w: it has version %d, this program knows %d; use a newer cleat", ErrVersion, found.Version, o.Version)
+		return fmt.Errorf("%w: it has version %d, but this program supports %d; use a newer cleat", ErrVersion, found.Version, o.Version)
 	case found.Version < o.Version && (o.Upgrade == nil || o.ReadOnly):
-		return fmt.Errorf("%w: it has version %d, and this program can only use %d", ErrVersion, found.Version, o.Version)
+		return fmt.Errorf("%w: it has version %d, but this program supports only %d", ErrVersion, found.Version, o.Version)
 	}
 	if o.ReadOnly {
 		return nil
@@ -129,14 +130,14 @@ func (s *Store) identity(ctx context.Context) (found identity, err error) {
 		var ok bool
 		found, ok, err = identities().Get(tx, identityKey)
 		if err == nil && !ok {
-			return fmt.Errorf("%w: it is a database, but not one of cleat's", ErrRole)
+			return fmt.Errorf("%w: the database was not created by cleat", ErrRole)
 		}
 		return err
 	})
 	return found, err
 }
 
-// holder names the process that locks the file, as far as the kernel tells.
+// holder returns the process that locks the file according to /proc/locks, if known.
 func holder(path string) string {
 	var st unix.Stat_t
 	locks, err := os.ReadFile("/proc/locks")

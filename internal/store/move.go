@@ -12,11 +12,11 @@ import (
 	"github.com/cleatproject/cleat/internal/crashpoint"
 )
 
-// Move moves the store at from to another directory, also one of another file
-// system, unless a store is at to already; moved: this call did. A whole store
-// is at one of the paths at any time, and at to alone in the end: a Move that
-// was interrupted is finished by the next. Nobody may have the store open.
-// Errors: as Open.
+// Move moves the store at from to another path, possibly on another file
+// system, unless a store exists at to; moved: this call did. At any time a
+// complete store is at one of the paths, and finally only at to: an interrupted
+// Move is completed by the next one. The store must not be open. Errors: as
+// Open.
 func Move(ctx context.Context, from, to string, o Options) (moved bool, err error) {
 	if _, err := os.Lstat(from); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -25,7 +25,7 @@ func Move(ctx context.Context, from, to string, o Options) (moved bool, err erro
 		return false, err
 	}
 	o.ReadOnly = true
-	s, err := Open(ctx, from, o) // whose lock keeps writers away
+	s, err := Open(ctx, from, o) // its lock excludes writers
 	if err != nil {
 		return false, err
 	}
@@ -34,8 +34,8 @@ func Move(ctx context.Context, from, to string, o Options) (moved bool, err erro
 	if err != nil {
 		return false, err
 	}
-	switch there, err := os.ReadFile(to); {
-	case err == nil && !bytes.Equal(there, data): // in use since
+	switch existing, err := os.ReadFile(to); {
+	case err == nil && !bytes.Equal(existing, data): // already in use
 		return false, nil
 	case errors.Is(err, fs.ErrNotExist):
 		if err := replace(to, data); err != nil {
@@ -51,7 +51,7 @@ func Move(ctx context.Context, from, to string, o Options) (moved bool, err erro
 	return true, syncDir(filepath.Dir(from))
 }
 
-// replace makes a file that is whole or does not exist, whatever happens.
+// replace creates or replaces a file atomically.
 func replace(path string, data []byte) error {
 	unfinished := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".moved")
 	f, err := os.OpenFile(unfinished, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)

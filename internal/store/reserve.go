@@ -9,16 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reserve keeps space set aside in front of the file's growth.
+// reserve preallocates space for the growth of the file.
 type reserve struct {
 	path string
-	step int64 // 0: none
-	end  int64 // where what is set aside ends
+	step int64 // 0: disabled
+	end  int64 // end of the preallocated space
 }
 
-// newReserve looks at a store that exists already. Setting aside again what
-// is there costs nothing, and on a full file system the store must open all the
-// same: it is what deletes need.
+// newReserve preallocates for an existing store, which is a no-op for allocated
+// blocks. A full file system is not an error: the store must open for deletes.
 func newReserve(path string, step int64) (reserve, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -29,13 +28,13 @@ func newReserve(path string, step int64) (reserve, error) {
 		return r, nil
 	}
 	if err := r.set(0, r.end); err != nil && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
-		return reserve{}, fmt.Errorf("set %d bytes aside: %w", step, err)
+		return reserve{}, fmt.Errorf("preallocate %d bytes: %w", step, err)
 	}
 	return r, nil
 }
 
-// follow sets more aside when the used part comes near the end. A failure is
-// no harm yet: what is left is tried again after the next commit.
+// follow preallocates more space when the used part approaches the end. A
+// failure is not fatal: it is retried after the next commit.
 func (r *reserve) follow(used int64) error {
 	if r.step == 0 || used < r.end-r.step/4 {
 		return nil
@@ -55,8 +54,8 @@ func (r *reserve) set(from, length int64) error {
 	return errors.Join(allocate(f, from, length), f.Close())
 }
 
-// allocate sets blocks aside without changing the file's size, which is the
-// database's own.
+// allocate preallocates blocks without changing the file's size, which the
+// database manages.
 func allocate(f *os.File, from, length int64) error {
 	if length == 0 {
 		return nil

@@ -1,7 +1,7 @@
-// Package store keeps typed records in one bbolt file per role. What Update
-// returned without an error survives a power cut; a file of another role, of a
-// newer program or with damage is refused by name; space that is set aside lets
-// updates and deletes succeed on a full file system.
+// Package store keeps typed records in one bbolt file per role. A successful
+// Update survives power loss. A file of another role, of a newer version or
+// with damage is refused with a distinct error. Preallocated space lets updates
+// and deletes succeed on a full file system.
 package store
 
 import (
@@ -24,53 +24,52 @@ import (
 
 var (
 	// ErrHeld: another process has the file open.
-	ErrHeld = errors.New("another cleat process holds it")
+	ErrHeld = errors.New("locked by another cleat process")
 	// ErrRole: the file belongs to another part of cleat.
-	ErrRole = errors.New("it is the store of another role")
+	ErrRole = errors.New("store of another role")
 	// ErrVersion: the file was written by another version of this role.
-	ErrVersion = errors.New("its version does not fit")
+	ErrVersion = errors.New("unsupported version")
 	// ErrDamaged: the file, or a record in it, cannot be read.
-	ErrDamaged = errors.New("it is damaged")
+	ErrDamaged = errors.New("store is damaged")
 )
 
-// Options say what the file is for.
+// Options describe a store.
 type Options struct {
-	// Role and Version are kept in the file and must match: a node's store is
-	// not an engine's, and a newer layout is not read by an older program.
+	// Role and Version are recorded in the file and must match: a node's store
+	// is not an engine's, and older programs do not read a newer layout.
 	Role    string
 	Version int
-	// Preallocate is how many bytes are set aside for the file at creation,
-	// and again whenever it has used three quarters of what is set aside. Zero
-	// sets nothing aside. Where the file system cannot do that (NFS) it is
-	// left out.
+	// Preallocate is the number of bytes to preallocate at creation, and again
+	// whenever three quarters of the space are used; 0 disables it. It has no
+	// effect on file systems without fallocate (NFS).
 	Preallocate int64
-	// ReadOnly opens an existing file for reading; several may do so at once.
+	// ReadOnly opens an existing file for reading; concurrent readers are possible.
 	ReadOnly bool
-	// Upgrade, when set, turns the records of an older version into those of
-	// Version. It runs once, in the transaction that records the new version.
+	// Upgrade, if set, converts the records of an older version. It runs once,
+	// in the transaction that records the new version.
 	Upgrade func(tx *Tx, from int) error
 }
 
 const (
-	// heldBound is how long Open waits for another process to let go: a
-	// predecessor that is just ending, not one that serves.
+	// heldBound is how long Open waits for the lock of another process, such as
+	// a predecessor that is shutting down.
 	heldBound = time.Second
-	// mapped is address space, not memory: a map that need not grow never
-	// makes a writer wait for readers.
+	// mapped is the initial size of the memory map, in address space only:
+	// without remapping, a writer never waits for readers.
 	mapped = 256 << 20
-	// growth is the step of a file that has used what was set aside.
+	// growth is the step by which a file grows beyond the preallocated space.
 	growth = 1 << 20
 )
 
-// Store is an open file. Its methods may be called by many goroutines.
+// Store is an open file. Its methods are safe for concurrent use.
 type Store struct {
 	path    string
 	db      *bbolt.DB
-	writer  chan struct{} // holds one token: the right to write
+	writer  chan struct{} // holds the write token
 	reserve reserve       // used by the holder of the token
 }
 
-// Open opens the store at path, or makes it; its directory must exist. Errors:
+// Open opens the store at path, or creates it in an existing directory. Errors:
 // ErrHeld, ErrRole, ErrVersion, ErrDamaged, and those of the file system.
 func Open(ctx context.Context, path string, o Options) (*Store, error) {
 	s, err := open(ctx, path, o)
@@ -85,10 +84,10 @@ func open(ctx context.Context, path string, o Options) (*Store, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && !o.ReadOnly:
 		if err := create(ctx, path, o); err != nil {
-			return nil, fmt.Errorf("create it: %w", err)
+			return nil, fmt.Errorf("create: %w", err)
 		}
 	case err == nil && !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%w: it is no regular file", ErrDamaged)
+		return nil, fmt.Errorf("%w: not a regular file", ErrDamaged)
 	case err == nil && info.Size() == 0: // bbolt would make a database of it
 		return nil, fmt.Errorf("%w: it is empty", ErrDamaged)
 	}

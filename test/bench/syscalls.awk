@@ -7,7 +7,7 @@
 #
 # The driver's log lines delimit the calls. Tracing makes everything slower, but for
 # what the disk does.
-/call begins/ { call = $0; sub(/.*method[^\/]*\/[^\/]*\//, "", call); sub(/[^A-Za-z].*/, "", call) }
+/call started/ { call = $0; sub(/.*method[^\/]*\/[^\/]*\//, "", call); sub(/[^A-Za-z].*/, "", call) }
 /msg[^a-z]*call[^a-z ]*,/ { call = "" }
 call && !/unfinished/ && match($0, /(fsync|fdatasync|ioctl|umount2|mount|move_mount)(\(| resumed)/) {
 	name = substr($0, RSTART, RLENGTH); sub(/[( ].*/, "", name)

@@ -171,7 +171,7 @@ func TestRegistration(t *testing.T) {
 	if left, err := os.ReadDir(dir); len(left) > 0 || err != nil {
 		t.Errorf("left in the registry: %v, %v", left, err)
 	}
-	if out, err := r.status(); err == nil || !strings.Contains(out, "no cleat csi tells of itself") {
+	if out, err := r.status(); err == nil || !strings.Contains(out, "no cleat csi serves its status") {
 		t.Errorf("the status of nobody: %v: %s", err, out)
 	}
 	want := "register csi.cleat.dev, deregister csi.cleat.dev"

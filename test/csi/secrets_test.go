@@ -54,7 +54,7 @@ func TestSecrets(t *testing.T) {
 	p := r.process
 	r.stop()
 	checkNoSecret(t, r)
-	if !strings.Contains(p.Log.String(), `"msg":"call begins"`) {
+	if !strings.Contains(p.Log.String(), `"msg":"call started"`) {
 		t.Error("the log shows no requests, so it proves nothing")
 	}
 }

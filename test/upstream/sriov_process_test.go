@@ -228,7 +228,7 @@ func TestSriovWaitsVisibly(t *testing.T) {
 	}
 	shows(t, filepath.Join(s.dir, "p.sock"), "/metrics", `cleat_sriov_control{control="waiting"} 1`)
 	shows(t, filepath.Join(s.dir, "p.sock"), "/status", `"waiting"`)
-	p.says("nothing is offered until a config daemon answers for the devices")
+	p.says("waiting for a config daemon before offering devices")
 	s.kubelet.mu.Lock()
 	defer s.kubelet.mu.Unlock()
 	if counts, known := s.kubelet.counts[sriovResource]; known {
