@@ -15,20 +15,20 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// admission is who is inside: clients for which a grant or a stage is under
-// way. It is memory only, since nothing of that outlives the process.
+// admission tracks the clients for which a grant or a stage is in progress. It
+// is not persistent, since neither outlives the process.
 type admission struct {
 	mu     sync.Mutex
 	inside map[*entry]struct{}
 }
 
-// entry is one stay of a client. It is in the list before the fences are
-// looked at, so that whoever changed them finds each entry that may not have
-// seen the change.
+// entry is an admitted client. It is listed before the fences are read, so that
+// a caller that changed the fences finds each entry that might not have seen
+// the change.
 type entry struct {
 	client volume.Client
 	since  time.Time
-	left   chan struct{} // closed when it is out again, or was refused
+	left   chan struct{} // closed when the client has left, or was refused
 }
 
 func (a *admission) add(c volume.Client) *entry {
@@ -61,10 +61,10 @@ func (a *admission) list() []*entry {
 	return all
 }
 
-// Enter lets a client in, for the time that something is given to it, and
-// keeps who it is on record. What it leaves empty is taken from the record.
-// Call leave when what was begun is done or given up; twice is harmless.
-// Precondition: it is fenced; then nothing is recorded.
+// Enter admits a client while volumes are granted to it or staged, and records
+// the client. Empty fields are taken from the record. Call leave, which is
+// idempotent, after the grant or stage. Precondition: the client is fenced;
+// then nothing is recorded.
 func (l *Ledger) Enter(ctx context.Context, c volume.Client) (leave func(), err error) {
 	if c, err = cleanClient(c); err != nil {
 		return nil, err
@@ -77,10 +77,10 @@ func (l *Ledger) Enter(ctx context.Context, c volume.Client) (leave func(), err 
 	return func() { l.admission.remove(e) }, nil
 }
 
-// Quiet waits until nobody is inside who entered before and is covered by one
-// of the blocks. Called when ChangeFences has returned with these blocks
-// fenced, it returns nil once none of their clients is inside, and none gets
-// in. Unavailable: some still were when ctx ended; the message says who.
+// Quiet waits until the clients in these blocks that entered before have left.
+// If it is called after ChangeFences has fenced the blocks, none of their
+// clients is admitted once it returns nil. Unavailable: some were left when ctx
+// ended; the message names them.
 func (l *Ledger) Quiet(ctx context.Context, blocks []netip.Prefix) error {
 	entries, err := l.covered(ctx, l.admission.list(), blocks)
 	if err != nil {
@@ -91,7 +91,7 @@ func (l *Ledger) Quiet(ctx context.Context, blocks []netip.Prefix) error {
 		case <-e.left:
 		case <-ctx.Done():
 			if still := stillIn(entries); still != "" {
-				return errs.Errorf(errs.Unavailable, "grants and stages that had begun before the fence still run, for %s: %w", still, context.Cause(ctx))
+				return errs.Errorf(errs.Unavailable, "grants and stages from before the fence are still in progress for %s: %w", still, context.Cause(ctx))
 			}
 			return nil
 		}
@@ -99,8 +99,8 @@ func (l *Ledger) Quiet(ctx context.Context, blocks []netip.Prefix) error {
 	return nil
 }
 
-// covered returns the entries whose client has an address in the blocks, by
-// its own word or on record.
+// covered returns the entries whose client has an address in the blocks, as
+// given or as recorded.
 func (l *Ledger) covered(ctx context.Context, entries []*entry, blocks []netip.Prefix) ([]*entry, error) {
 	if len(entries) == 0 {
 		return nil, nil
@@ -109,7 +109,7 @@ func (l *Ledger) covered(ctx context.Context, entries []*entry, blocks []netip.P
 	if err != nil {
 		return nil, err
 	}
-	// With the end of ctx it is for the wait to say who is still inside.
+	// If ctx ends, the wait reports the remaining clients.
 	all, err := l.clientsWhere(context.WithoutCancel(ctx), func(k known) bool { return k.isIn(set) })
 	if err != nil {
 		return nil, err
@@ -132,7 +132,7 @@ func (e *entry) isOut() bool {
 	}
 }
 
-// stillIn names who is inside and since when, the first of each node.
+// stillIn returns the nodes with entries, each with its oldest time.
 func stillIn(entries []*entry) string {
 	first := map[string]time.Time{}
 	for _, e := range entries {

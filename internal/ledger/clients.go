@@ -16,32 +16,31 @@ import (
 )
 
 const (
-	// maxAddrs is how many addresses one client may have.
+	// maxAddrs is the maximum number of addresses of a client.
 	maxAddrs = 64
-	// maxFormer is how many former addresses stay on record, beside those
-	// that a fence covers: at least all that the client had before the last
-	// change.
+	// maxFormer is the number of former addresses to keep besides those that a
+	// fence covers: at least all addresses before the last change.
 	maxFormer = maxAddrs
 )
 
-// known is what is on record of a client.
+// known is the record of a client.
 type known struct {
-	Client volume.Client `json:"client"` // as it was seen last
+	Client volume.Client `json:"client"` // as last seen
 	Former []former      `json:"former,omitempty"`
 }
 
-// former is an address that a client had. A node that was fenced by it and
-// comes back with another one is still the same node.
+// former is a former address of a client. A node fenced by that address remains
+// fenced when it returns with another one.
 type former struct {
 	Addr  netip.Addr `json:"addr"`
-	Until time.Time  `json:"until"` // when the client was first seen without it
+	Until time.Time  `json:"until"` // when the client was first seen without the address
 }
 
-// clients are kept by node.
+// clients is keyed by node.
 func clients() store.Bucket[known] { return store.Bucket[known]{Name: "clients"} }
 
-// RecordClient keeps who a client is now, durably. What is left empty stays as
-// it is on record. Invalid: no node, or an address that is none.
+// RecordClient records the current state of a client durably. Empty fields keep
+// their recorded values. Invalid: no node, or an invalid address.
 func (l *Ledger) RecordClient(ctx context.Context, c volume.Client) error {
 	c, err := cleanClient(c)
 	if err != nil {
@@ -50,8 +49,8 @@ func (l *Ledger) RecordClient(ctx context.Context, c volume.Client) error {
 	return l.see(ctx, c, func(*store.Tx, known) error { return nil })
 }
 
-// see records a client that check admits, who gets what is known of it. It
-// writes only when there is news, which is seldom.
+// see records a client if check admits it, based on its previous record. It
+// writes only if the record changes, which is rare.
 func (l *Ledger) see(ctx context.Context, c volume.Client, check func(tx *store.Tx, k known) error) error {
 	var news bool
 	look := func(tx *store.Tx) (k known, err error) {
@@ -77,8 +76,8 @@ func (l *Ledger) see(ctx context.Context, c volume.Client, check func(tx *store.
 	})
 }
 
-// Client returns who a node was when it was seen last; ok is false when it is
-// not on record.
+// Client returns the record of a node as last seen; ok is false if it does not
+// exist.
 func (l *Ledger) Client(ctx context.Context, node string) (c volume.Client, ok bool, err error) {
 	if node == "" {
 		return volume.Client{}, false, nil
@@ -91,15 +90,13 @@ func (l *Ledger) Client(ctx context.Context, node string) (c volume.Client, ok b
 	return c, ok, err
 }
 
-// Clients returns all clients on record as they were seen last, in the order
-// of their nodes.
+// Clients returns all recorded clients as last seen, sorted by node.
 func (l *Ledger) Clients(ctx context.Context) ([]volume.Client, error) {
 	return l.clientsWhere(ctx, func(known) bool { return true })
 }
 
-// ClientsIn returns the clients with an address in one of the blocks, in the
-// order of their nodes. Former addresses count, though those that are
-// returned are the last.
+// ClientsIn returns the clients with an address in one of the blocks, sorted by
+// node. Former addresses count, but the returned addresses are the last ones.
 func (l *Ledger) ClientsIn(ctx context.Context, blocks []netip.Prefix) ([]volume.Client, error) {
 	set, err := cidr.Set(blocks)
 	if err != nil {
@@ -131,7 +128,7 @@ func (l *Ledger) clientsWhere(ctx context.Context, fits func(known) bool) (all [
 	return all, nil
 }
 
-// record writes that c was seen, if that is news to k, which is on record.
+// record updates the record k of client c, if it differs.
 func record(tx *store.Tx, c volume.Client, k known) error {
 	next, news := k.seen(c, time.Now())
 	if !news {
@@ -149,8 +146,7 @@ func record(tx *store.Tx, c volume.Client, k known) error {
 	return takeOver(tx, c.Node, gained)
 }
 
-// seen returns what is known once c was seen at a time, and whether that is
-// news.
+// seen returns the record of a client seen at a time, and whether it changed.
 func (k known) seen(c volume.Client, at time.Time) (next known, news bool) {
 	if len(c.Addrs) == 0 {
 		c.Addrs = k.Client.Addrs
@@ -175,9 +171,9 @@ func (k known) seen(c volume.Client, at time.Time) (next known, news bool) {
 	return next, true
 }
 
-// takeOver takes addresses that are now a node's from the former ones of
-// others: who fences them from now on means this node. A fence that is there
-// already may mean the others.
+// takeOver removes addresses of this node from the former addresses of other
+// nodes: later fences of them apply to this node. Addresses covered by a fence
+// are kept, since that fence can apply to the other nodes.
 func takeOver(tx *store.Tx, node string, addrs []netip.Addr) error {
 	if len(addrs) == 0 {
 		return nil
@@ -204,8 +200,8 @@ func takeOver(tx *store.Tx, node string, addrs []netip.Addr) error {
 	return nil
 }
 
-// keepFormer returns those of a list, newest first, that fit or that a fence
-// covers.
+// keepFormer returns the entries of a list, newest first, that fit or that a
+// fence covers.
 func keepFormer(tx *store.Tx, list []former, fits func(i int, f former) bool) (kept []former, err error) {
 	for i, f := range list {
 		if fits(i, f) {
@@ -223,18 +219,18 @@ func keepFormer(tx *store.Tx, list []former, fits func(i int, f former) bool) (k
 	return kept, nil
 }
 
-// cleanClient returns a client as it is kept, or what is wrong with it.
+// cleanClient returns the normalized client, or an error.
 func cleanClient(c volume.Client) (volume.Client, error) {
 	if isBadName(c.Node) {
-		return c, errs.Errorf(errs.Invalid, "the node %q of a client is empty or holds control characters", c.Node)
+		return c, errs.Errorf(errs.Invalid, "the client's node %q is empty or contains control characters", c.Node)
 	}
 	var err error
 	c.Addrs, err = cleanAddrs(c.Addrs)
 	return c, err
 }
 
-// cleanAddrs returns addresses sorted, each once, without zones and without
-// the IPv6 form of IPv4.
+// cleanAddrs returns addresses sorted, without duplicates, zones and
+// IPv4-mapped form.
 func cleanAddrs(addrs []netip.Addr) ([]netip.Addr, error) {
 	if len(addrs) == 0 {
 		return nil, nil
@@ -248,12 +244,12 @@ func cleanAddrs(addrs []netip.Addr) ([]netip.Addr, error) {
 	}
 	slices.SortFunc(clean, netip.Addr.Compare)
 	if clean = slices.Compact(clean); len(clean) > maxAddrs {
-		return nil, errs.Errorf(errs.Invalid, "a client with %d addresses; at most %d are kept", len(clean), maxAddrs)
+		return nil, errs.Errorf(errs.Invalid, "the client has %d addresses, the maximum is %d", len(clean), maxAddrs)
 	}
 	return clean, nil
 }
 
-// isBadName reports what could not be told apart in a key.
+// isBadName reports whether a name would be ambiguous in a key.
 func isBadName(name string) bool {
 	return name == "" || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' })
 }

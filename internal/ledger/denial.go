@@ -13,11 +13,11 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// denial is why a client gets nothing: the fence, and the address it covers.
+// denial is the reason to refuse a client: a fence and the address that it covers.
 type denial struct {
 	node   string
 	addr   netip.Addr
-	until  time.Time // when the client was seen to have the address no more; zero: it has it
+	until  time.Time // when the client was first seen without the address; zero: it has the address
 	fence  volume.Fence
 	others int // further fences that cover the client
 }
@@ -31,7 +31,7 @@ func refuse(tx *store.Tx, c volume.Client, k known) error {
 	return d.refusal()
 }
 
-// denialOf looks for fences over a client of which k is on record. nil: none.
+// denialOf returns the fences over a client with record k, nil if it is not fenced.
 func denialOf(tx *store.Tx, c volume.Client, k known) (*denial, error) {
 	var all []denial
 	blocks := map[string]bool{}
@@ -59,7 +59,7 @@ func denialOf(tx *store.Tx, c volume.Client, k known) (*denial, error) {
 	return &first, nil
 }
 
-// rank sorts what has a property before what has not.
+// rank sorts true before false.
 func rank(has bool) int {
 	if has {
 		return 0
@@ -67,8 +67,8 @@ func rank(has bool) int {
 	return 1
 }
 
-// addresses are all by which a client is known, its own first; Until is zero
-// for those.
+// addresses returns all addresses of a client, the current ones first; their
+// Until is zero.
 func addresses(c volume.Client, k known) (all []former) {
 	listed := map[netip.Addr]bool{}
 	add := func(a former) {
@@ -86,30 +86,30 @@ func addresses(c volume.Client, k known) (all []former) {
 	return all
 }
 
-// refusal is what the caller, and in the end an operator, reads.
+// refusal returns the error for the caller, shown in pod events.
 func (d *denial) refusal() error {
 	block, since := d.fence.Block, stamp(d.fence.Since)
 	address := fmt.Sprintf("its address %s", d.addr)
 	if !d.until.IsZero() {
-		address = fmt.Sprintf("%s, which was its address until %s,", d.addr, stamp(d.until))
+		address = fmt.Sprintf("%s, its address until %s,", d.addr, stamp(d.until))
 	}
 	if d.fence.Phase == volume.Lifting {
-		return errs.Errorf(errs.Precondition, "node %s is not yet unfenced: %s is in block %s, which is being unfenced since %s; repeat UnfenceClusterNetwork for it (cleat fence rm %s) until it succeeds (%s)",
+		return errs.Errorf(errs.Precondition, "node %s is not yet unfenced: %s is in block %s, which is being unfenced since %s; repeat UnfenceClusterNetwork (cleat fence rm %s) until it succeeds (%s)",
 			d.node, address, block, since, block, d.owners())
 	}
 	how := "is fenced since"
 	if d.fence.Phase == volume.Fencing {
 		how = "is being fenced since"
 	}
-	return errs.Errorf(errs.Precondition, "node %s is fenced: %s is in block %s, which %s %s; it gets no volume until UnfenceClusterNetwork opens that block (cleat fence rm %s), which is safe once the node was restarted or is off (%s)",
+	return errs.Errorf(errs.Precondition, "node %s is fenced: %s is in block %s, which %s %s; it gets no volume until the block is unfenced with UnfenceClusterNetwork (cleat fence rm %s), which is safe after the node was restarted or powered off (%s)",
 		d.node, address, block, how, since, block, d.owners())
 }
 
-// owners says with which parameters the block is opened.
+// owners returns the parameters that unfence the block.
 func (d *denial) owners() string {
-	text := "fenced without parameters, and unfenced without"
+	text := "fenced without parameters, unfence it without parameters"
 	if keys := d.fence.Owner.Keys; len(keys) > 0 {
-		text = "fenced with parameters " + strings.Join(keys, ", ") + ", and unfenced with the same"
+		text = "fenced with parameters " + strings.Join(keys, ", ") + ", unfence it with the same"
 	}
 	switch d.others {
 	case 0:

@@ -8,27 +8,26 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Ending is a session that is being ended. It is on record before the end
-// begins: a session may be gone from every list while its server still works
-// off what it has read, so that after a crash nobody else would know of it.
+// Ending is a session to be ended. It is recorded before: a session can be gone
+// from every list while its server still processes its last requests, and would
+// be unknown after a crash.
 type Ending struct {
-	Enforcer string         `json:"enforcer"` // whose Fencer listed it
+	Enforcer string         `json:"enforcer"` // enforcer that listed the session
 	Session  volume.Session `json:"session"`
 }
 
-// endings are kept by enforcer and session id.
+// endings is keyed by enforcer and session ID.
 func endings() store.Bucket[Ending] { return store.Bucket[Ending]{Name: "ending"} }
 
 func endingKey(e Ending) string { return e.Enforcer + separator + e.Session.ID }
 
-// RememberEnding keeps sessions on record, durably, in one transaction. Those
-// that are there already are written anew.
+// RememberEnding records sessions durably, in one transaction. Existing records
+// are overwritten.
 func (l *Ledger) RememberEnding(ctx context.Context, list []Ending) error {
 	return l.changeEnding(ctx, list, func(tx *store.Tx, e Ending) error { return endings().Put(tx, endingKey(e), e) })
 }
 
-// ForgetEnding removes sessions that have ended; those that are not there are
-// no error.
+// ForgetEnding removes the records of ended sessions, if they exist.
 func (l *Ledger) ForgetEnding(ctx context.Context, list []Ending) error {
 	return l.changeEnding(ctx, list, func(tx *store.Tx, e Ending) error { return endings().Delete(tx, endingKey(e)) })
 }
@@ -40,7 +39,7 @@ func (l *Ledger) changeEnding(ctx context.Context, list []Ending, change func(tx
 	return l.store.Update(ctx, func(tx *store.Tx) error {
 		for _, e := range list {
 			if isBadName(e.Enforcer) || e.Session.ID == "" {
-				return errs.Errorf(errs.Internal, "a session %q of enforcer %q cannot be kept", e.Session.ID, e.Enforcer)
+				return errs.Errorf(errs.Internal, "session %q of enforcer %q has an invalid name", e.Session.ID, e.Enforcer)
 			}
 			if err := change(tx, e); err != nil {
 				return err
@@ -50,7 +49,7 @@ func (l *Ledger) changeEnding(ctx context.Context, list []Ending, change func(tx
 	})
 }
 
-// Ending returns the sessions on record, in the order of enforcers, then ids.
+// Ending returns the recorded sessions, sorted by enforcer and ID.
 func (l *Ledger) Ending(ctx context.Context) (all []Ending, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
 		for e, err := range endings().Range(tx, "") {

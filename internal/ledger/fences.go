@@ -13,10 +13,9 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// fences are kept by block and owner. The keys sort as the blocks do: by
-// family, address and length. All fences of one block stand together, so who
-// looks for those over an address asks once for each length a block can have,
-// however many fences there are.
+// fences is keyed by block and owner. Keys sort by family, address and length,
+// and all fences of a block are adjacent: a lookup of the fences over an
+// address makes one query per possible prefix length, for any number of fences.
 func fences() store.Bucket[volume.Fence] { return store.Bucket[volume.Fence]{Name: "fences"} }
 
 func blockKey(b netip.Prefix) string {
@@ -29,8 +28,8 @@ func blockKey(b netip.Prefix) string {
 
 func fenceKey(f volume.Fence) string { return blockKey(f.Block) + f.Owner.Digest }
 
-// Fences returns all fences on record, sorted by block (family, address,
-// length), then by the digest of the owner.
+// Fences returns all recorded fences, sorted by block (family, address, length)
+// and owner digest.
 func (l *Ledger) Fences(ctx context.Context) (all []volume.Fence, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
 		all, err = allFences(tx)
@@ -49,12 +48,11 @@ func allFences(tx *store.Tx) (all []volume.Fence, err error) {
 	return all, nil
 }
 
-// ChangeFences replaces the fences on record by those that decide makes of
-// them, in one durable transaction: when it returns, and from then on, no
-// grant goes to a client that a denying fence covers. Both lists are sorted as
-// those of Fences are; decide may return its list in any order. What decide
-// returns as an error comes back as it is, and nothing changes. decide must
-// neither block nor use the ledger.
+// ChangeFences replaces the recorded fences by the result of decide, in one
+// durable transaction: after it returns, no client covered by a denying fence
+// is granted a volume. Both returned lists are sorted like that of Fences;
+// decide can return its list in any order. An error of decide is returned
+// unchanged, and nothing changes. decide must neither block nor use the ledger.
 func (l *Ledger) ChangeFences(ctx context.Context, decide func(now []volume.Fence) (next []volume.Fence, err error)) (before, after []volume.Fence, err error) {
 	err = l.store.Update(ctx, func(tx *store.Tx) error {
 		if before, err = allFences(tx); err != nil {
@@ -73,8 +71,8 @@ func (l *Ledger) ChangeFences(ctx context.Context, decide func(now []volume.Fenc
 	return before, after, nil
 }
 
-// replaceFences writes what differs between the two lists and returns the
-// second in order.
+// replaceFences writes the differences between the lists, and returns next
+// sorted.
 func replaceFences(tx *store.Tx, before, next []volume.Fence) (after []volume.Fence, err error) {
 	have := make(map[string]volume.Fence, len(before))
 	for _, f := range before {
@@ -103,8 +101,8 @@ func replaceFences(tx *store.Tx, before, next []volume.Fence) (after []volume.Fe
 	return after, nil
 }
 
-// keyed returns fences in the order of their keys. It refuses what could not
-// be found again; such a list is a fault of this program.
+// keyed returns fences sorted by key. Invalid or duplicate fences are a bug of
+// the caller.
 func keyed(list []volume.Fence) ([]store.Entry[volume.Fence], error) {
 	entries := make([]store.Entry[volume.Fence], 0, len(list))
 	for _, f := range list {
@@ -116,7 +114,7 @@ func keyed(list []volume.Fence) ([]store.Entry[volume.Fence], error) {
 	slices.SortFunc(entries, func(a, b store.Entry[volume.Fence]) int { return strings.Compare(a.Key, b.Key) })
 	for i := 1; i < len(entries); i++ {
 		if entries[i].Key == entries[i-1].Key {
-			return nil, errs.Errorf(errs.Internal, "two fences of block %s by owner %s", entries[i].Value.Block, entries[i].Value.Owner.Digest)
+			return nil, errs.Errorf(errs.Internal, "duplicate fence of block %s by owner %s", entries[i].Value.Block, entries[i].Value.Owner.Digest)
 		}
 	}
 	return entries, nil
@@ -127,7 +125,7 @@ func errorInFence(f volume.Fence) error {
 	case !f.Block.IsValid() || f.Block != f.Block.Masked() || f.Block.Addr().Is4In6():
 		return errs.Errorf(errs.Internal, "the block %s of a fence is not a masked IPv4 or IPv6 block", f.Block)
 	case isBadName(f.Owner.Digest):
-		return errs.Errorf(errs.Internal, "the owner %q of the fence of block %s is empty or holds control characters", f.Owner.Digest, f.Block)
+		return errs.Errorf(errs.Internal, "the owner %q of the fence of block %s is empty or contains control characters", f.Owner.Digest, f.Block)
 	}
 	switch f.Phase {
 	case volume.Fencing, volume.Fenced, volume.Lifting, volume.Lifted:
@@ -141,8 +139,7 @@ func sameFence(a, b volume.Fence) bool {
 		a.Phase == b.Phase && a.Since.Equal(b.Since) && a.Force == b.Force
 }
 
-// fencesOver returns the fences that keep grants away from an address, the
-// narrowest first.
+// fencesOver returns the denying fences over an address, the narrowest first.
 func fencesOver(tx *store.Tx, a netip.Addr) (over []volume.Fence, err error) {
 	for bits := a.BitLen(); bits >= 0; bits-- {
 		for e, err := range fences().Prefix(tx, blockKey(netip.PrefixFrom(a, bits).Masked())) {

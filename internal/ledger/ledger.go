@@ -1,6 +1,6 @@
-// Package ledger keeps who was granted what, and who is fenced, durably. It is
-// the one place that orders grants against fences: whether a grant may be is
-// decided in one transaction with what it records.
+// Package ledger durably records grants, fences and clients. It is the only
+// place that orders grants against fences: a grant is decided and recorded in
+// one transaction.
 package ledger
 
 import (
@@ -18,37 +18,36 @@ type Grant struct {
 	Volume   volume.ID     `json:"volume"`
 	Client   volume.Client `json:"client"`
 	ReadOnly bool          `json:"readOnly,omitempty"`
-	Mode     string        `json:"mode"`    // the contract's word for how it is used
-	Granted  time.Time     `json:"granted"` // when; not part of what is compared
+	Mode     string        `json:"mode"`    // access mode in the terms of the contract
+	Granted  time.Time     `json:"granted"` // time of the grant; ignored in comparisons
 }
 
-// Ledger keeps grants, fences and clients in a store. Its methods may be
-// called by many goroutines.
+// Ledger keeps grants, fences and clients in a store. Its methods are safe for
+// concurrent use.
 type Ledger struct {
 	store     *store.Store
 	admission admission
 }
 
-// New makes the ledger of a store. There must be one for each store: who is
-// inside is known to the one that was asked to let them in.
+// New returns the ledger of a store. A store must have a single Ledger, which
+// tracks the admitted clients in memory.
 func New(s *store.Store) *Ledger { return &Ledger{store: s} }
 
-// separator stands between the halves of a key. It sorts before whatever an id
-// may hold, so grants come in the order of volume ids.
+// separator separates the parts of a key. It sorts before all characters of an
+// ID, so grants are sorted by volume ID.
 const separator = "\x00"
 
-// grants are kept by volume and node, byNode holds the same pairs the other
-// way round.
+// grants is keyed by volume and node, byNode by node and volume.
 func grants() store.Bucket[Grant] { return store.Bucket[Grant]{Name: "grants"} }
 
 func byNode() store.Bucket[struct{}] { return store.Bucket[struct{}]{Name: "grants-by-node"} }
 
-// Grant records a grant before it is enforced, and who the client is. Without
-// addresses the client has those on record. The same again returns the grant
-// recorded first, whatever the addresses are now. Exists: the node has the
-// volume in another way. Precondition: the client is fenced, or another node
-// has the volume; the message names the block, or that node. Invalid: a name
-// is missing.
+// Grant records a grant before it is enforced, and the client. Without
+// addresses those of the client's record apply. It is idempotent: a repeat
+// returns the first grant, regardless of the addresses. Exists: the node has
+// the volume with other parameters. Precondition: the client is fenced, or
+// another node has the volume; the message names the block or the node.
+// Invalid: a name is missing.
 func (l *Ledger) Grant(ctx context.Context, g Grant) (recorded Grant, err error) {
 	if err := errorIn(g); err != nil {
 		return Grant{}, err
@@ -80,8 +79,8 @@ func (l *Ledger) Grant(ctx context.Context, g Grant) (recorded Grant, err error)
 	return recorded, nil
 }
 
-// admitClient refuses a fenced client, keeps on record who it is, and adds the
-// addresses on record to one that has none.
+// admitClient refuses a fenced client, records the client, and adds the
+// recorded addresses if it has none.
 func admitClient(tx *store.Tx, c *volume.Client) error {
 	k, _, err := clients().Get(tx, c.Node)
 	if err != nil {
@@ -96,16 +95,16 @@ func admitClient(tx *store.Tx, c *volume.Client) error {
 	return record(tx, *c, k)
 }
 
-// admit decides about g when these are the grants of its volume. It is pure,
-// and the only such decision.
+// admit decides about grant g, given the existing grants of its volume. It is
+// pure, and the only such decision.
 func admit(g Grant, held []Grant) (recorded Grant, again bool, err error) {
 	for _, h := range held {
 		switch {
 		case h.Client.Node != g.Client.Node:
-			return Grant{}, false, errs.Errorf(errs.Precondition, "volume %s is granted to node %s since %s; take it from there first",
+			return Grant{}, false, errs.Errorf(errs.Precondition, "volume %s is in use by node %s since %s; unpublish it there first",
 				g.Volume, h.Client.Node, h.Granted.UTC().Format(time.RFC3339))
 		case !same(h, g):
-			return Grant{}, false, errs.Errorf(errs.Exists, "volume %s is granted to node %s already, but %s; now %s is asked for",
+			return Grant{}, false, errs.Errorf(errs.Exists, "volume %s is already granted to node %s with %s; the request has %s",
 				g.Volume, h.Client.Node, describe(h), describe(g))
 		default:
 			return h, true, nil
@@ -129,9 +128,9 @@ func describe(g Grant) string {
 	return words
 }
 
-// Revoke removes the grant of a volume to a node, or to all nodes when node is
-// empty. One that is not there is no error. Call it when the backend no longer
-// gives access, not before.
+// Revoke removes the grant of a volume to a node, or to all nodes if node is
+// empty. It is idempotent. Call it after the backend has revoked access, not
+// before.
 func (l *Ledger) Revoke(ctx context.Context, id volume.ID, node string) error {
 	return l.store.Update(ctx, func(tx *store.Tx) error {
 		held, err := collect(grants().Prefix(tx, string(id)+separator))
@@ -153,7 +152,7 @@ func (l *Ledger) Revoke(ctx context.Context, id volume.ID, node string) error {
 	})
 }
 
-// Of returns the grants of one volume, in the order of their nodes.
+// Of returns the grants of one volume, sorted by node.
 func (l *Ledger) Of(ctx context.Context, id volume.ID) (held []Grant, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
 		held, err = collect(grants().Prefix(tx, string(id)+separator))
@@ -162,7 +161,7 @@ func (l *Ledger) Of(ctx context.Context, id volume.ID) (held []Grant, err error)
 	return held, err
 }
 
-// ByNode returns the grants of one node, in the order of their volumes.
+// ByNode returns the grants of one node, sorted by volume.
 func (l *Ledger) ByNode(ctx context.Context, node string) (held []Grant, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
 		for e, err := range byNode().Prefix(tx, node+separator) {
@@ -175,7 +174,7 @@ func (l *Ledger) ByNode(ctx context.Context, node string) (held []Grant, err err
 				return err
 			}
 			if !ok {
-				return errs.Errorf(errs.Internal, "the ledger lists volume %s for node %s but holds no grant of it", id, node)
+				return errs.Errorf(errs.Internal, "the ledger lists volume %s for node %s but has no grant of it", id, node)
 			}
 			held = append(held, g)
 		}
@@ -187,13 +186,13 @@ func (l *Ledger) ByNode(ctx context.Context, node string) (held []Grant, err err
 	return held, nil
 }
 
-// All returns grants in the order of volumes, then nodes: those of volumes
-// whose ids sort behind after. A page ends behind limit grants (0: none is too
-// many), but never within a volume, so the last volume is where the next begins.
+// All returns grants sorted by volume and node, of volume IDs greater than
+// after. A page ends after limit grants (0: no limit), but never within a
+// volume, so that its last volume is the next after.
 func (l *Ledger) All(ctx context.Context, after volume.ID, limit int) (page []Grant, err error) {
 	from := ""
 	if after != "" {
-		from = string(after) + "\x01" // behind every node of that volume
+		from = string(after) + "\x01" // after every node of that volume
 	}
 	err = l.store.View(ctx, func(tx *store.Tx) error {
 		for e, err := range grants().Range(tx, from) {
@@ -225,11 +224,11 @@ func collect(seq func(func(store.Entry[Grant], error) bool)) (all []Grant, err e
 	return all, nil
 }
 
-// errorIn refuses what could not be told apart in a key.
+// errorIn refuses names that would be ambiguous in a key.
 func errorIn(g Grant) error {
 	for what, name := range map[string]string{"volume id": string(g.Volume), "node": g.Client.Node} {
 		if isBadName(name) {
-			return errs.Errorf(errs.Invalid, "the %s %q of a grant is empty or holds control characters", what, name)
+			return errs.Errorf(errs.Invalid, "the %s %q of a grant is empty or contains control characters", what, name)
 		}
 	}
 	return nil

@@ -7,10 +7,11 @@ import (
 	"sync"
 )
 
-// Listener lets nobody in without a certificate of the authority. The handshake
-// is made when a connection is first read from or written to, so that a slow
-// client holds up no other; set deadlines before. refused, when set, is told of
-// each one that failed and why: the client hears only an alert.
+// Listener accepts only connections with a certificate of the authority. The
+// handshake is made on the first read or write of a connection, so that a slow
+// client does not block others; set deadlines before. refused, if set, is
+// called with the error of each failed handshake: the client gets only an
+// alert.
 func Listener(l net.Listener, f Files, refused func(client net.Addr, err error)) (net.Listener, error) {
 	config, err := Server(f)
 	if err != nil {
@@ -36,7 +37,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	return &conn{Conn: tls.Server(raw, l.config), refused: l.refused}, nil
 }
 
-// conn tells once that its handshake failed.
+// conn reports a failed handshake once.
 type conn struct {
 	*tls.Conn
 	refused func(net.Addr, error)
@@ -59,7 +60,7 @@ func (c *conn) Write(b []byte) (int, error) {
 
 func (c *conn) shake() error {
 	err := c.Handshake()
-	if err != nil && !errors.Is(err, net.ErrClosed) { // this side did not end it itself
+	if err != nil && !errors.Is(err, net.ErrClosed) { // not closed by this side
 		c.once.Do(func() { c.refused(c.RemoteAddr(), err) })
 	}
 	return err

@@ -1,8 +1,7 @@
-// Package mutualtls gives servers of one owner a connection on which both
-// sides show a certificate of the same authority. The files are read for every
-// handshake: a certificate that was renewed counts at once, without a restart,
-// and an authority that was taken out is trusted no more. A connection that is
-// there already stays.
+// Package mutualtls provides TLS connections on which both sides need a
+// certificate of the same authority. The files are read for every handshake: a
+// renewed certificate or a removed authority takes effect without a restart.
+// Existing connections are kept.
 package mutualtls
 
 import (
@@ -19,29 +18,29 @@ import (
 	"time"
 )
 
-// Files are what one side has, in PEM. The certificate may be followed by those
-// between it and the authority. There may be several authorities, so that one
-// can take over from another.
+// Files are the PEM files of one side. The certificate can be followed by
+// intermediate certificates. Several authorities are possible, so that one can
+// replace another.
 type Files struct {
 	Cert string // path of this side's certificate
-	Key  string // path of its private key, which only its owner and group may read
-	CA   string // path of the authorities that the other side must have been signed by
+	Key  string // path of its private key, readable only by its owner and group
+	CA   string // path of the CA certificates that verify the other side
 }
 
-// None reports whether no file is named.
+// None reports whether no file is set.
 func (f Files) None() bool { return f == Files{} }
 
-// Check reports what is wrong with the files now: missing, unreadable, a key
-// that others may read or that does not belong to the certificate, a
-// certificate that has expired.
+// Check validates the current files: missing or unreadable files, a key that
+// other users can read or that does not match the certificate, an expired
+// certificate.
 func (f Files) Check() error {
 	_, err := f.load(x509.ExtKeyUsageAny)
 	return err
 }
 
-// Server returns the configuration of a server that takes TLS 1.3 from clients
-// with a certificate of the authority, and nothing else. It reads the files
-// again in each handshake; one fails when they are not in order then.
+// Server returns the configuration of a server that accepts only TLS 1.3 from
+// clients with a certificate of the authority. It reads the files for each
+// handshake, which fails if they are invalid.
 func Server(f Files) (*tls.Config, error) {
 	if _, err := f.load(x509.ExtKeyUsageServerAuth); err != nil {
 		return nil, err
@@ -61,33 +60,32 @@ func Server(f Files) (*tls.Config, error) {
 	return c, nil
 }
 
-// Client returns the configuration of one handshake, from the files as they
-// are now. serverName is the host name or address that the server's
-// certificate must be for.
+// Client returns the configuration of one handshake from the current files.
+// serverName is the expected host name or address in the server's certificate.
 func Client(f Files, serverName string) (*tls.Config, error) {
 	if serverName == "" {
-		return nil, errors.New("TLS: no name is given that the server's certificate must be for")
+		return nil, errors.New("TLS: the expected server name is not set")
 	}
 	now, err := f.load(x509.ExtKeyUsageClientAuth)
 	if err != nil {
 		return nil, err
 	}
 	c := base()
-	// Also when the server names authorities that did not sign it: what the
-	// server then says of it tells more than that none was shown.
+	// Send the certificate even if the server lists other authorities: its
+	// error is then more specific than that of a missing certificate.
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &now.own, nil }
 	c.RootCAs = now.authorities
 	c.ServerName = serverName
 	return c, nil
 }
 
-// base holds what is the same on both sides. A resumed session would skip the
-// look at certificates and authorities of today.
+// base is the common configuration of both sides. Session tickets are disabled,
+// since a resumed session would skip the current certificates and authorities.
 func base() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, SessionTicketsDisabled: true}
 }
 
-// material is what the files hold.
+// material is the content of the files.
 type material struct {
 	own         tls.Certificate
 	authorities *x509.CertPool
@@ -96,7 +94,7 @@ type material struct {
 func (f Files) load(usage x509.ExtKeyUsage) (material, error) {
 	for _, file := range []struct{ what, path string }{{"certificate", f.Cert}, {"private key", f.Key}, {"authority", f.CA}} {
 		if file.path == "" {
-			return material{}, fmt.Errorf("TLS: no file is named for the %s; certificate, private key and authority are all needed", file.what)
+			return material{}, fmt.Errorf("TLS: no file is set for the %s: certificate, private key and authority are required", file.what)
 		}
 	}
 	own, err := f.loadOwn(usage)
@@ -120,10 +118,10 @@ func (f Files) loadOwn(usage x509.ExtKeyUsage) (tls.Certificate, error) {
 		return tls.Certificate{}, fmt.Errorf("private key: %w", err)
 	}
 	if mode := info.Mode().Perm(); mode&0o007 != 0 {
-		return tls.Certificate{}, fmt.Errorf("private key %s: everybody may use it (mode %04o); allow only its owner and group: chmod 600, or defaultMode: 0400 of a Kubernetes secret volume", f.Key, mode)
+		return tls.Certificate{}, fmt.Errorf("private key %s is accessible to all users (mode %04o): restrict it to its owner and group, with chmod 600 or defaultMode: 0400 of a Kubernetes secret volume", f.Key, mode)
 	}
 	if strings.Contains(string(key), "ENCRYPTED") {
-		return tls.Certificate{}, fmt.Errorf("private key %s: it is protected by a passphrase, which nobody is there to type; write it without one", f.Key)
+		return tls.Certificate{}, fmt.Errorf("private key %s is encrypted: use a key without passphrase", f.Key)
 	}
 	own, err := tls.X509KeyPair(cert, key)
 	if err != nil {
@@ -133,24 +131,24 @@ func (f Files) loadOwn(usage x509.ExtKeyUsage) (tls.Certificate, error) {
 		return tls.Certificate{}, fmt.Errorf("certificate %s (%s): %w", f.Cert, own.Leaf.Subject, err)
 	}
 	if !isFor(own.Leaf, usage) {
-		return tls.Certificate{}, fmt.Errorf("certificate %s (%s): its extended key usage does not allow it to be used as a %s", f.Cert, own.Leaf.Subject, side(usage))
+		return tls.Certificate{}, fmt.Errorf("certificate %s (%s): its extended key usage does not allow the use as %s", f.Cert, own.Leaf.Subject, side(usage))
 	}
 	return own, nil
 }
 
-// inTime reports that a certificate is not valid at a moment.
+// inTime returns an error if a certificate is not valid at a time.
 func inTime(c *x509.Certificate, at time.Time) error {
 	switch {
 	case at.After(c.NotAfter):
-		return fmt.Errorf("it expired on %s; put a new one there", c.NotAfter.UTC().Format(time.RFC3339))
+		return fmt.Errorf("expired on %s: replace it", c.NotAfter.UTC().Format(time.RFC3339))
 	case at.Before(c.NotBefore):
-		return fmt.Errorf("it is not valid before %s; is this machine's clock right?", c.NotBefore.UTC().Format(time.RFC3339))
+		return fmt.Errorf("not valid before %s: check this machine's clock", c.NotBefore.UTC().Format(time.RFC3339))
 	}
 	return nil
 }
 
-// isFor reports whether a certificate may be used so. One without any usage is
-// for all.
+// isFor reports whether a certificate allows a usage. A certificate without
+// extended key usage allows all.
 func isFor(c *x509.Certificate, usage x509.ExtKeyUsage) bool {
 	return usage == x509.ExtKeyUsageAny || len(c.ExtKeyUsage)+len(c.UnknownExtKeyUsage) == 0 ||
 		slices.Contains(c.ExtKeyUsage, usage) || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny)
@@ -183,7 +181,7 @@ func loadAuthorities(path string) (*x509.CertPool, error) {
 		}
 		if err := inTime(c, time.Now()); err != nil {
 			late = fmt.Errorf("%s: %w", c.Subject, err)
-			continue // an old one may stay beside its successor
+			continue // an expired CA certificate can precede its successor
 		}
 		pool.AddCert(c)
 		found++
@@ -194,16 +192,15 @@ func loadAuthorities(path string) (*x509.CertPool, error) {
 	case late != nil:
 		return nil, late
 	}
-	return nil, errors.New("it holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")
+	return nil, errors.New("no PEM certificate found (-----BEGIN CERTIFICATE-----)")
 }
 
-// largest bounds a file in bytes: a wrong path can name anything.
+// largest limits a file, in bytes, in case of a wrong path.
 const largest = 1 << 20
 
-// read returns a regular file. Its mode is of what was read, whatever the path
-// leads to later.
+// read returns the content and mode of a regular file, from the same open file.
 func read(path string) ([]byte, os.FileInfo, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe would wait for a writer
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // do not block on a pipe
 	if err != nil {
 		return nil, nil, err
 	}
@@ -213,7 +210,7 @@ func read(path string) ([]byte, os.FileInfo, error) {
 		return nil, nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, nil, fmt.Errorf("%s is no regular file", path)
+		return nil, nil, fmt.Errorf("%s is not a regular file", path)
 	}
 	text, err := io.ReadAll(io.LimitReader(f, largest+1))
 	if err != nil {

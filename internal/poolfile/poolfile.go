@@ -1,6 +1,6 @@
-// Package poolfile is what the engine of a pool and those who attach its volumes
-// share: the names in a pool directory, and the extended attributes of a
-// volume's file, which the engine writes and an attacher, perhaps in another
+// Package poolfile is the format shared by a pool's engine and the attachers of
+// its volumes: names in the pool directory, and extended attributes of a
+// volume's file, which the engine writes and an attacher, possibly in another
 // process, reads.
 package poolfile
 
@@ -20,8 +20,8 @@ import (
 
 // Names in a pool directory.
 const (
-	Identity = "pool.json" // makes a directory a pool
-	Volumes  = "volumes"   // the directory of the volumes' files, by volume id
+	Identity = "pool.json" // identifies a directory as a pool
+	Volumes  = "volumes"   // directory of the volumes' files, named by volume ID
 )
 
 // Pool is the content of pool.json.
@@ -53,15 +53,14 @@ const (
 	Thick = "thick"
 )
 
-// Settings are how a volume is treated where it is attached; empty is "not
-// set".
+// Settings are the settings of an attached volume; an empty field is not set.
 type Settings struct {
 	Provisioning string `json:"provisioning"`
-	TrimInterval string `json:"trimInterval,omitempty"` // a duration as in Go, "0" is off
+	TrimInterval string `json:"trimInterval,omitempty"` // a Go duration; "0" disables trimming
 	ReadAhead    string `json:"readAheadKiB,omitempty"`
 }
 
-// The attributes of a volume's file.
+// Extended attributes of a volume's file.
 const (
 	provisioning = xattr.Prefix + "provisioning"
 	trimInterval = xattr.Prefix + "trim-interval"
@@ -75,17 +74,17 @@ func WriteSettings(f *os.File, s Settings) error {
 	return errors.Join(set(f, provisioning, s.Provisioning), set(f, trimInterval, s.TrimInterval), set(f, readAhead, s.ReadAhead))
 }
 
-// WriteSize writes the size that a volume has by its record; fsync makes it
+// WriteSize writes the size of a volume according to its record; fsync makes it
 // durable.
 func WriteSize(f *os.File, bytes int64) error { return set(f, size, strconv.FormatInt(bytes, 10)) }
 
-// WriteReaders writes the ids of the copies that read a volume's file, which is
-// neither attached nor deleted meanwhile; fsync makes them durable. Busy: there
-// are too many.
+// WriteReaders writes the IDs of the copies that read a volume's file, which is
+// neither attached nor deleted meanwhile; fsync makes them durable. Busy: too
+// many copies.
 func WriteReaders(f *os.File, readers []string) error {
 	value := strings.Join(readers, ",")
 	if len(value) > xattr.MaxValue {
-		return errs.Errorf(errs.Busy, "%s is being copied %d times already; wait until some of these copies are done", f.Name(), len(readers)-1)
+		return errs.Errorf(errs.Busy, "%s already has %d copies in progress; retry after some of them are complete", f.Name(), len(readers)-1)
 	}
 	return set(f, copying, value)
 }
@@ -97,7 +96,7 @@ func set(f *os.File, name, value string) error {
 	return xattr.Set(f, name, value)
 }
 
-// Readers returns the ids of the copies that read a volume's file.
+// Readers returns the IDs of the copies that read a volume's file.
 func Readers(f *os.File) ([]string, error) {
 	value, _, err := xattr.Get(f, copying)
 	if err != nil || value == "" {
@@ -106,17 +105,17 @@ func Readers(f *os.File) ([]string, error) {
 	return strings.Split(value, ","), nil
 }
 
-// Attributes are the attributes of a volume's file.
+// Attributes are the extended attributes of a volume's file.
 type Attributes struct {
 	Thick        bool          // all blocks are allocated, and stay so
 	TrimInterval time.Duration // 0: never
 	ReadAheadKiB int           // -1: the kernel's default
-	Size         int64         // bytes that the file has at least; 0: unknown
-	Readers      []string      // ids of the copies that read the file
+	Size         int64         // minimum size of the file in bytes; 0: unknown
+	Readers      []string      // IDs of the copies that read the file
 }
 
-// Read returns the attributes of a volume's file. On a file system without
-// extended attributes, none is set.
+// Read returns the attributes of a volume's file. All are unset on a file
+// system without extended attributes.
 func Read(f *os.File) (a Attributes, err error) {
 	a.ReadAheadKiB = -1
 	if a.Readers, err = Readers(f); errors.Is(err, xattr.ErrUnsupported) {

@@ -101,17 +101,17 @@ func open(ctx context.Context, path string, o Options) (*Store, error) {
 	return s, nil
 }
 
-// openFile opens an existing bbolt file. A damaged one can make bbolt fail by
-// panic or by a fault in its map; that is an error like any other here.
+// openFile opens an existing bbolt file. On a damaged file bbolt can panic or
+// fault in its map, which is converted to an error.
 func openFile(ctx context.Context, path string, readOnly bool) (s *Store, err error) {
 	var file *os.File
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if v := recover(); v != nil {
-			// The map that bbolt leaves keeps the open file, and with it the lock.
+			// The leaked map of bbolt keeps the file open and locked.
 			_, _ = flock.Unlock(file), file.Close()
 			if _, ok := v.(runtime.Error); ok {
-				v = "its pages do not fit together"
+				v = "inconsistent pages"
 			}
 			s, err = nil, fmt.Errorf("%w: %v", ErrDamaged, v)
 		}
@@ -120,8 +120,8 @@ func openFile(ctx context.Context, path string, readOnly bool) (s *Store, err er
 		Timeout:         bound(ctx),
 		ReadOnly:        readOnly,
 		InitialMmapSize: mapped,
-		// The list of free pages stays in the file: without it every start
-		// reads all pages. The map form keeps commits flat when there are many.
+		// Sync the freelist to the file: otherwise every open reads all pages.
+		// The map form keeps commits fast with a large freelist.
 		PreLoadFreelist: true,
 		FreelistType:    bbolt.FreelistMapType,
 		OpenFile: func(name string, flag int, mode fs.FileMode) (*os.File, error) {
@@ -145,8 +145,8 @@ func openFile(ctx context.Context, path string, readOnly bool) (s *Store, err er
 	return s, nil
 }
 
-// checkLength refuses a truncated file before a read behind its end kills the
-// process.
+// checkLength refuses a truncated file, since a read beyond its end would kill
+// the process.
 func (s *Store) checkLength() error {
 	info, err := os.Stat(s.path)
 	if err != nil {
@@ -154,22 +154,22 @@ func (s *Store) checkLength() error {
 	}
 	return s.db.View(func(tx *bbolt.Tx) error {
 		if tx.Size() > info.Size() {
-			return fmt.Errorf("%w: it has %d bytes and should have %d", ErrDamaged, info.Size(), tx.Size())
+			return fmt.Errorf("%w: it has %d bytes, expected %d", ErrDamaged, info.Size(), tx.Size())
 		}
 		return nil
 	})
 }
 
-// checkPages reads every page in use, so that a damaged one is found here and
-// not by a panic of bbolt in a later transaction.
+// checkPages reads every page in use, so that damage is found here and not by a
+// panic of bbolt in a later transaction.
 func (s *Store) checkPages() error {
 	return s.db.View(func(tx *bbolt.Tx) error {
 		return tx.ForEach(func(name []byte, b *bbolt.Bucket) error {
 			var last []byte
 			return b.ForEach(func(key, value []byte) error {
-				// Neither holds in what Bucket writes.
+				// Bucket never writes such records.
 				if bytes.Compare(key, last) <= 0 || bytes.IndexByte(value, 0) >= 0 {
-					return fmt.Errorf("%w: a page of bucket %q does not hold records in order", ErrDamaged, name)
+					return fmt.Errorf("%w: a page of bucket %q has unsorted records", ErrDamaged, name)
 				}
 				last = key
 				return nil
@@ -191,14 +191,14 @@ func explainOpen(ctx context.Context, file *os.File, err error) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("%w: %w", ErrHeld, ctx.Err())
 		}
-		return fmt.Errorf("%w%s; stop it, or use a directory of your own", ErrHeld, holder(file.Name()))
+		return fmt.Errorf("%w%s: stop that process, or use another directory", ErrHeld, holder(file.Name()))
 	case errors.Is(err, bolterrors.ErrInvalid), errors.Is(err, bolterrors.ErrChecksum), errors.Is(err, bolterrors.ErrVersionMismatch):
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	return err
 }
 
-// Close closes the file, after the transactions that run.
+// Close closes the file after running transactions.
 func (s *Store) Close() error {
 	if err := s.db.Close(); err != nil {
 		return fmt.Errorf("close store %s: %w", s.path, err)
@@ -206,11 +206,11 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Tx is a transaction: View's reads, Update's reads and writes. It ends with
-// the function that got it.
+// Tx is a transaction: read-only in View, read-write in Update. It is valid
+// until the function returns.
 type Tx struct{ bolt *bbolt.Tx }
 
-// View calls fn with the records of one moment.
+// View calls fn with a consistent snapshot.
 func (s *Store) View(ctx context.Context, fn func(tx *Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -218,9 +218,9 @@ func (s *Store) View(ctx context.Context, fn func(tx *Tx) error) error {
 	return s.name(s.db.View(func(tx *bbolt.Tx) error { return fn(&Tx{tx}) }))
 }
 
-// Update calls fn and commits what it changed, durably, when it returns nil;
-// else nothing changed. One update runs at a time; ctx bounds the wait for the
-// turn. fn must neither block nor call View or Update.
+// Update calls fn and commits its changes durably if it returns nil; otherwise
+// nothing is changed. Updates are serialized; ctx limits the wait. fn must
+// neither block nor call View or Update.
 func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -234,16 +234,16 @@ func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	if err := s.db.Update(func(tx *bbolt.Tx) error { return fn(&Tx{tx}) }); err != nil {
 		return s.name(err)
 	}
-	// What the commit itself took is known only behind it. A failure here would
-	// not undo the update, so it is none.
+	// The space used by the commit is known only afterwards. A failure here
+	// does not undo the update, so it is ignored.
 	_ = s.db.View(func(tx *bbolt.Tx) error { return s.reserve.follow(tx.Size()) })
 	return nil
 }
 
-// Spare is an error (unix.ENOSPC and the like) while what is set aside runs short
-// and the file system has no more. Updates succeed until it is used up: who is
-// about to add something asks first, so that the rest is left to those that take
-// away, which need room as well.
+// Spare returns an error (such as unix.ENOSPC) if the preallocated space runs
+// short and the file system is full. Updates still succeed until it is used up:
+// callers check Spare before adding records, so that the rest is left for
+// deletes, which need space too.
 func (s *Store) Spare(ctx context.Context) error {
 	select {
 	case s.writer <- struct{}{}:
@@ -253,14 +253,14 @@ func (s *Store) Spare(ctx context.Context) error {
 	defer func() { <-s.writer }()
 	return s.name(s.db.View(func(tx *bbolt.Tx) error {
 		if free := int64(s.db.Stats().FreePageN) * int64(s.db.Info().PageSize); free >= s.reserve.step/4 {
-			return nil // what was taken away is used again
+			return nil // freed pages are reused
 		}
 		return s.reserve.follow(tx.Size())
 	}))
 }
 
-// name adds the store's path to those of bbolt's errors that do not say it:
-// its own, and what a sync of the file answers.
+// name adds the store's path to errors of bbolt and of sync, which do not
+// contain it.
 func (s *Store) name(err error) error {
 	if _, bare := err.(syscall.Errno); bare || errors.Is(err, bolterrors.ErrDatabaseNotOpen) || errors.Is(err, bolterrors.ErrDatabaseReadOnly) {
 		return fmt.Errorf("store %s: %w", s.path, err)

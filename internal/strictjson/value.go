@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// Kind is the kind of a JSON value, as messages name it.
+// Kind is the kind of a JSON value, as used in messages.
 type Kind string
 
 // The kinds of values.
@@ -30,7 +30,7 @@ type Value struct {
 	Text         string // of a string or a number
 	Bool         bool
 	Items        []*Value // of a list
-	Members      []Member // of an object, in their order
+	Members      []Member // of an object, in document order
 }
 
 // Member is a key of an object and its value.
@@ -39,11 +39,11 @@ type Member struct {
 	Value *Value
 }
 
-// Parse reads a text that holds one JSON value. A syntax error is a *Problem.
+// Parse parses a text with a single JSON value. A syntax error is a *Problem.
 func Parse(text []byte) (*Value, error) {
 	p := parser{text: text, tokens: json.NewDecoder(bytes.NewReader(text)), line: 1, column: 1}
-	// Unmarshal checks the whole text first: it also finds what follows the
-	// value, and reports the offset.
+	// Unmarshal validates the whole text first: it also finds trailing data,
+	// and reports the offset.
 	var whole json.RawMessage
 	if err := json.Unmarshal(text, &whole); err != nil {
 		return nil, p.syntaxError(err)
@@ -114,7 +114,7 @@ func (p *parser) value() (*Value, error) {
 	return v, nil
 }
 
-// elements reads the rest of a list or an object.
+// elements parses the rest of a list or an object.
 func (p *parser) elements(v *Value) error {
 	for p.tokens.More() {
 		first, err := p.value()
@@ -135,7 +135,7 @@ func (p *parser) elements(v *Value) error {
 	return err
 }
 
-// any is the value as encoding/json decodes it; numbers stay as written.
+// any returns the value as decoded by encoding/json, with numbers as json.Number.
 func (v *Value) any() any {
 	switch v.Kind {
 	case Bool:
@@ -160,8 +160,8 @@ func (v *Value) any() any {
 	return nil
 }
 
-// ProblemKind is short and fixed, as the label of a metric must be. "" is a
-// value that cannot be decoded. Users of the package add their own kinds.
+// ProblemKind is a short constant, suitable as metric label. "" is a value that
+// cannot be decoded. Users of the package add their own kinds.
 type ProblemKind string
 
 // The kinds that Decode reports.
@@ -170,18 +170,18 @@ const (
 	DuplicateKey ProblemKind = "duplicate-key"
 )
 
-// Problem is something wrong in a document. *Problem is an error.
+// Problem is a mistake in a document. *Problem implements error.
 type Problem struct {
 	Kind    ProblemKind `json:"kind,omitempty"`
 	Path    string      `json:"path,omitempty"`    // spec.interfaces[0].numVf; "" is the whole text
-	Line    int         `json:"line"`              // from 1; 0: not known
+	Line    int         `json:"line"`              // from 1; 0: unknown
 	Column  int         `json:"column"`            // from 1, in characters
-	Key     string      `json:"key,omitempty"`     // of a problem with a key
+	Key     string      `json:"key,omitempty"`     // for problems with a key
 	Nearest string      `json:"nearest,omitempty"` // the key that was probably meant
 	Text    string      `json:"text"`              // what is wrong, with which value, and what would be right
 }
 
-// At is a problem at the position of a value.
+// At returns a problem at the position of a value.
 func At(v *Value, kind ProblemKind, path, format string, args ...any) Problem {
 	return Problem{Kind: kind, Path: path, Line: v.Line, Column: v.Column, Text: fmt.Sprintf(format, args...)}
 }
@@ -199,7 +199,7 @@ func (p Problem) String() string {
 
 func (p *Problem) Error() string { return p.String() }
 
-// JoinErrors returns an error that joins the problems as *Problem; nil for none.
+// JoinErrors returns an error that joins the problems as *Problem; nil without problems.
 func JoinErrors(problems []Problem) error {
 	all := make([]error, len(problems))
 	for i := range problems {

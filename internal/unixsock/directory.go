@@ -31,7 +31,7 @@ func lstat(dir *os.File, name string) (entry, error) {
 	return lstatAt(fd(dir), name, filepath.Join(dir.Name(), name))
 }
 
-// lookAt is lstat of a path, whichever directory it leads through now.
+// lookAt is lstat of a path, without a pinned directory.
 func lookAt(path string) (entry, error) { return lstatAt(unix.AT_FDCWD, path, path) }
 
 func lstatAt(dir int, name, path string) (entry, error) {
@@ -42,15 +42,16 @@ func lstatAt(dir int, name, path string) (entry, error) {
 	return entry{inode: inode{st.Dev, st.Ino}, isSocket: st.Mode&unix.S_IFMT == unix.S_IFSOCK}, nil
 }
 
-// openDir opens the directory. One's own is made if need be; those above it get
-// the usual mode, since the socket's own directory is what keeps others out.
+// openDir opens the directory. The socket's own directory is created if it is
+// missing. Parents get the usual mode, since the own directory restricts
+// access.
 func openDir(path string, mode fs.FileMode, own bool) (*os.File, error) {
 	if own {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return nil, fmt.Errorf("make the directory: %w", err)
+			return nil, fmt.Errorf("create the directory: %w", err)
 		}
 		if err := os.Mkdir(path, mode); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, fmt.Errorf("make the directory: %w", err)
+			return nil, fmt.Errorf("create the directory: %w", err)
 		}
 	}
 	dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
@@ -60,10 +61,10 @@ func openDir(path string, mode fs.FileMode, own bool) (*os.File, error) {
 	return dir, nil
 }
 
-// own gives the directory the mode and group that were asked for when it is
-// the socket's own: ours, and with nothing in it but its names. So a crash
-// right after the directory was made is repaired by the next start, and a
-// directory such as /tmp (sticky, even when empty) is left alone.
+// own sets the requested mode and group of the socket's own directory: owned by
+// this user, and with only expected names in it. This also completes a start
+// that crashed after mkdir, and leaves directories such as /tmp (sticky, even
+// if empty) unchanged.
 func own(dir *os.File, its []string, mode fs.FileMode, gid int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd(dir), &st); err != nil {
@@ -72,7 +73,7 @@ func own(dir *os.File, its []string, mode fs.FileMode, gid int) error {
 	if int(st.Uid) != os.Geteuid() || st.Mode&unix.S_ISVTX != 0 {
 		return nil
 	}
-	again, err := os.Open(short(dir, ".")) // an open of its own for its own position
+	again, err := os.Open(short(dir, ".")) // a separate file description has a separate read position
 	if err != nil {
 		return fmt.Errorf("read the directory: %w", err)
 	}
@@ -86,7 +87,7 @@ func own(dir *os.File, its []string, mode fs.FileMode, gid int) error {
 	}
 	if gid >= 0 && int(st.Gid) != gid {
 		if err := unix.Fchown(fd(dir), -1, gid); err != nil {
-			return fmt.Errorf("give the directory to group %d: %w", gid, err)
+			return fmt.Errorf("change the directory's group to %d: %w", gid, err)
 		}
 	}
 	if err := unix.Fchmod(fd(dir), uint32(mode.Perm())); err != nil {
@@ -103,21 +104,21 @@ func removeLeftover(dir *os.File) error {
 	case err != nil:
 		return err
 	case !found.isSocket:
-		return fmt.Errorf("%s beside it is in the way and not a socket; move it away", hidden)
+		return fmt.Errorf("%s in the same directory is not a socket: remove it", hidden)
 	}
 	if err := unix.Unlinkat(fd(dir), hidden, 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove %s, left by a crash: %w", hidden, err)
+		return fmt.Errorf("remove left-over socket %s: %w", hidden, err)
 	}
 	return nil
 }
 
-// checkDead fails unless it is sure that nobody serves the socket.
+// checkDead fails unless it is certain that no process serves the socket.
 func checkDead(ctx context.Context, path string) error {
 	c, err := dial(ctx, path)
 	switch {
 	case err == nil:
 		defer func() { _ = c.Close() }()
-		// Its number is 0 when it lives in a process namespace out of sight.
+		// The PID is 0 for a process outside this PID namespace.
 		if who, err := PeerCredentials(c); err == nil && who.PID > 0 {
 			return fmt.Errorf("%w (process %d)", ErrLive, who.PID)
 		}
@@ -125,14 +126,14 @@ func checkDead(ctx context.Context, path string) error {
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOENT):
 		return nil
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EPROTOTYPE):
-		// A full queue, or a socket of another type: somebody is there.
+		// A full queue, or a socket of another type: a process serves it.
 		return fmt.Errorf("%w (%w)", ErrLive, err)
 	default:
-		return fmt.Errorf("it cannot be told whether a process serves it: %w", err)
+		return fmt.Errorf("check whether a process serves it: %w", err)
 	}
 }
 
-// groupID resolves a name or number; empty is -1, "leave it".
+// groupID resolves a name or number; "" is -1, unchanged.
 func groupID(group string) (int, error) {
 	if group == "" {
 		return -1, nil
@@ -142,11 +143,11 @@ func groupID(group string) (int, error) {
 	}
 	g, err := user.LookupGroup(group)
 	if err != nil {
-		return 0, fmt.Errorf("group %q is neither a number nor known on this machine: %w", group, err)
+		return 0, fmt.Errorf("group %q not found: %w", group, err)
 	}
 	id, err := strconv.ParseUint(g.Gid, 10, 31)
 	if err != nil {
-		return 0, fmt.Errorf("group %q has the id %q: %w", group, g.Gid, err)
+		return 0, fmt.Errorf("group %q has the invalid ID %q: %w", group, g.Gid, err)
 	}
 	return int(id), nil
 }

@@ -14,21 +14,21 @@ import (
 )
 
 // ParseEndpoint returns the path of an endpoint: unix:///run/x.sock,
-// unix:/run/x.sock or /run/x.sock. Anything else is refused: relative paths
-// depend on where a program was started, and no other network is served.
+// unix:/run/x.sock or /run/x.sock. It refuses relative paths, which depend on
+// the working directory, and other networks.
 func ParseEndpoint(endpoint string) (path string, err error) {
 	scheme, rest, found := strings.Cut(endpoint, ":")
 	switch {
 	case endpoint == "":
-		return "", errors.New("the endpoint is empty; write unix:///run/cleat/csi/csi.sock, for example")
+		return "", errors.New("the endpoint is empty: use for example unix:///run/cleat/csi/csi.sock")
 	case strings.HasPrefix(endpoint, "/"):
 		path = endpoint
 	case !found || strings.Contains(scheme, "/"):
-		return "", fmt.Errorf("endpoint %q is a relative path; write unix:// and an absolute one", endpoint)
+		return "", fmt.Errorf("endpoint %q is a relative path: use unix:// with an absolute path", endpoint)
 	case scheme != "unix":
-		return "", fmt.Errorf("endpoint %q: only UNIX sockets are possible, as unix:///run/cleat/csi/csi.sock", endpoint)
+		return "", fmt.Errorf("endpoint %q is not a UNIX socket, for example unix:///run/cleat/csi/csi.sock", endpoint)
 	case strings.HasPrefix(rest, "//") && !strings.HasPrefix(rest, "///"):
-		return "", fmt.Errorf("endpoint %q has a relative path; write three slashes: unix:///%s", endpoint, strings.TrimLeft(rest, "/"))
+		return "", fmt.Errorf("endpoint %q has a relative path: use three slashes, unix:///%s", endpoint, strings.TrimLeft(rest, "/"))
 	default:
 		path = strings.TrimPrefix(rest, "//")
 	}
@@ -43,17 +43,17 @@ func checkPath(path string) error {
 	case !filepath.IsAbs(path):
 		return fmt.Errorf("the path %q is not absolute", path)
 	case strings.ContainsRune(path, 0):
-		return fmt.Errorf("the path %q holds a NUL", path)
+		return fmt.Errorf("the path %q contains a NUL", path)
 	case path == "/" || strings.HasSuffix(path, "/"):
 		return fmt.Errorf("the path %q names a directory, not a socket", path)
 	case filepath.Clean(path) != path:
-		return fmt.Errorf("the path %q is not clean; write %q", path, filepath.Clean(path))
+		return fmt.Errorf("the path %q is not clean: use %q", path, filepath.Clean(path))
 	}
 	return nil
 }
 
-// Dial connects to a socket, also where its path is longer than the kernel's
-// 107 bytes.
+// Dial connects to a socket, also if its path exceeds the kernel's limit of 107
+// bytes.
 func Dial(ctx context.Context, path string) (net.Conn, error) {
 	c, err := dial(ctx, path)
 	if err != nil {
@@ -62,7 +62,7 @@ func Dial(ctx context.Context, path string) (net.Conn, error) {
 	return c, nil
 }
 
-// dial answers EAGAIN when the server's queue stays full.
+// dial returns EAGAIN if the server's queue stays full.
 func dial(ctx context.Context, path string) (net.Conn, error) {
 	if len(path) > MaxPath {
 		dir, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY, 0)
@@ -72,7 +72,7 @@ func dial(ctx context.Context, path string) (net.Conn, error) {
 		defer func() { _ = dir.Close() }()
 		base := filepath.Base(path)
 		if path = short(dir, base); len(path) > MaxPath {
-			return nil, fmt.Errorf("%w: even its last element has %d bytes", ErrTooLong, len(base))
+			return nil, fmt.Errorf("%w: its last element has %d bytes", ErrTooLong, len(base))
 		}
 	}
 	d := net.Dialer{Timeout: 5 * time.Second}

@@ -1,7 +1,7 @@
-// Package unixsock listens on, and connects to, UNIX sockets in the file
-// system, by the rules that every server here keeps: a socket is visible only
-// when it serves, a live socket of another process is never stolen, nothing is
-// left beside it, and on exit only one's own inode is removed.
+// Package unixsock listens on and connects to UNIX sockets in the file system.
+// A socket becomes visible only when it serves, a live socket of another
+// process is never replaced, no file is left over, and Close removes only the
+// own inode.
 package unixsock
 
 import (
@@ -22,54 +22,54 @@ import (
 )
 
 var (
-	// ErrLive: another process serves the socket; it is left alone.
+	// ErrLive: another process serves the socket; it is not changed.
 	ErrLive = errors.New("a live process serves this socket")
-	// ErrTooLong: clients could not connect to a path of that length.
-	ErrTooLong = errors.New("the path of the socket is too long")
+	// ErrTooLong: clients cannot connect to a path of this length.
+	ErrTooLong = errors.New("the socket path is too long")
 )
 
-// hidden is what a socket is called until it serves. One name is enough for a
-// directory: its lock is held as long as the name is in use.
+// hidden is the name of a socket until it serves. One name per directory is
+// sufficient, since it is used under the directory's lock.
 const hidden = ".cleat.new"
 
-// prepareBound is how long a starter waits for another in the same directory.
+// prepareBound is how long Listen waits for another process in the same directory.
 const prepareBound = 10 * time.Second
 
-// MaxPath is how many bytes of a path fit sun_path with its closing NUL. No
-// client can connect to a longer one without the detour that Dial takes.
+// MaxPath is the maximum length of a path in sun_path without its NUL. Clients
+// need Dial for longer paths.
 const MaxPath = 107
 
-// Address says where a socket is to be and who may use it.
+// Address is the path of a socket with its access rights.
 type Address struct {
 	Path string // absolute and clean
-	// DirMode is for the socket's own directory; zero is 0750. A directory
-	// that holds other things keeps its mode and group.
+	// DirMode is the mode of the socket's own directory, default 0750. A
+	// directory with other files keeps its mode and group.
 	DirMode fs.FileMode
-	// SharedDir is set when the directory is somebody else's, such as the
-	// registry of a kubelet: it must be there, and is left as it is.
+	// SharedDir means that the directory belongs to another program, such as
+	// the registry of a kubelet: it must exist and is not changed.
 	SharedDir bool
-	// Beside is the name of what else may lie in the socket's own directory.
+	// Beside is the name of another file allowed in the socket's own directory.
 	Beside string
-	// AnyLength admits a path that only Dial can connect to.
+	// AnyLength allows a path to which only Dial can connect.
 	AnyLength bool
-	Mode      fs.FileMode // of the socket; zero is 0600
-	Group     string      // name or number for both; empty leaves it
+	Mode      fs.FileMode // of the socket; default 0600
+	Group     string      // group of both, by name or number; empty: unchanged
 }
 
-// Listener is a listening socket. Close takes it out of the file system first.
+// Listener is a listening socket. Close removes it from the file system first.
 type Listener struct {
 	*net.UnixListener
 	path  string
 	inode inode
-	dir   *os.File // the directory as it was, whatever its path names now
+	dir   *os.File // the directory at the time of Listen
 
 	once   sync.Once
 	closed error
 }
 
-// Listen makes the directory when it is missing, and the socket. A socket that
-// nobody serves is replaced in one step. Errors: ErrLive, ErrTooLong, and what
-// the file system says.
+// Listen creates the socket, and its directory if it is missing. A stale socket
+// is replaced atomically. Errors: ErrLive, ErrTooLong, and those of the file
+// system.
 func Listen(ctx context.Context, a Address) (*Listener, error) {
 	l, err := listen(ctx, a)
 	if err != nil {
@@ -83,10 +83,10 @@ func listen(ctx context.Context, a Address) (*Listener, error) {
 		return nil, err
 	}
 	if filepath.Base(a.Path) == hidden {
-		return nil, errors.New("this name is used while a socket is made; choose another")
+		return nil, errors.New("this name is reserved for sockets in creation: use another name")
 	}
 	if len(a.Path) > MaxPath && !a.AnyLength {
-		return nil, fmt.Errorf("%w: %d bytes, at most %d are possible", ErrTooLong, len(a.Path), MaxPath)
+		return nil, fmt.Errorf("%w: %d bytes, the maximum is %d", ErrTooLong, len(a.Path), MaxPath)
 	}
 	gid, err := groupID(a.Group)
 	if err != nil {
@@ -98,7 +98,7 @@ func listen(ctx context.Context, a Address) (*Listener, error) {
 	}
 	base := filepath.Base(a.Path)
 	if detour := len(short(dir, base)); len(a.Path) > MaxPath && detour > MaxPath {
-		return nil, errors.Join(fmt.Errorf("%w: even its last element has %d bytes", ErrTooLong, len(base)), dir.Close())
+		return nil, errors.Join(fmt.Errorf("%w: its last element has %d bytes", ErrTooLong, len(base)), dir.Close())
 	}
 	l, err := listenIn(ctx, dir, a, gid)
 	if err != nil {
@@ -107,13 +107,14 @@ func listen(ctx context.Context, a Address) (*Listener, error) {
 	return l, nil
 }
 
-// listenIn does the work under the lock of the directory. The kernel drops the
-// lock when its holder dies, so a hidden socket seen under it is a leftover.
+// listenIn creates the socket under the lock of the directory. The kernel
+// releases the lock when its holder dies, so a hidden socket found under the
+// lock is left over.
 func listenIn(ctx context.Context, dir *os.File, a Address, gid int) (*Listener, error) {
 	bound, cancel := context.WithTimeout(ctx, prepareBound)
 	defer cancel()
 	if err := flock.Lock(bound, dir); err != nil {
-		return nil, fmt.Errorf("another process prepares a socket in this directory: %w", err)
+		return nil, fmt.Errorf("lock the directory, in which another process creates a socket: %w", err)
 	}
 	defer func() { _ = flock.Unlock(dir) }()
 	base := filepath.Base(a.Path)
@@ -126,7 +127,7 @@ func listenIn(ctx context.Context, dir *os.File, a Address, gid int) (*Listener,
 	case err != nil:
 		return nil, err
 	case !found.isSocket:
-		return nil, errors.New("there is something that is not a socket; move it away or choose another path")
+		return nil, errors.New("the existing file is not a socket: remove it or use another path")
 	default:
 		if err := checkDead(ctx, a.Path); err != nil {
 			return nil, err
@@ -147,13 +148,13 @@ func listenIn(ctx context.Context, dir *os.File, a Address, gid int) (*Listener,
 		err = unix.Renameat2(fd(dir), hidden, fd(dir), base, flags)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("make it visible: %w", err), u.Close(), removeLeftover(dir))
+		return nil, errors.Join(fmt.Errorf("rename: %w", err), u.Close(), removeLeftover(dir))
 	}
 	return &Listener{UnixListener: u, path: a.Path, inode: found.inode, dir: dir}, nil
 }
 
-// bind makes a listening socket under the hidden name. Its mode is set on the socket before it has a
-// name, so that there is no instant in which others may connect.
+// bind creates a listening socket under the hidden name. Its mode is set before
+// it has a name, so that other users cannot connect in between.
 func bind(ctx context.Context, dir *os.File, mode fs.FileMode, gid int) (*net.UnixListener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscallConn) error {
 		var err error
@@ -164,11 +165,11 @@ func bind(ctx context.Context, dir *os.File, mode fs.FileMode, gid int) (*net.Un
 		return nil, fmt.Errorf("bind: %w", err)
 	}
 	u := listener.(*net.UnixListener)
-	u.SetUnlinkOnClose(false) // by inode instead, see Close
+	u.SetUnlinkOnClose(false) // Close unlinks by inode
 	if gid >= 0 {
 		err = unix.Fchownat(fd(dir), hidden, -1, gid, unix.AT_SYMLINK_NOFOLLOW)
 	}
-	if err == nil { // again, for the bits that the umask took
+	if err == nil { // again: bind applied the umask
 		err = unix.Fchmodat(fd(dir), hidden, uint32(mode.Perm()), 0)
 	}
 	if err != nil {
@@ -177,23 +178,23 @@ func bind(ctx context.Context, dir *os.File, mode fs.FileMode, gid int) (*net.Un
 	return u, nil
 }
 
-// Addr returns the path under which clients find the socket.
+// Addr returns the path of the socket.
 func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
 
-// Path returns the same as a string.
+// Path returns the path of the socket.
 func (l *Listener) Path() string { return l.path }
 
-// Sight is what is found at the path of a Listener.
+// Sight is the state of the path of a Listener.
 type Sight string
 
 const (
-	Ours     Sight = "ours"     // the socket that Listen made
-	Missing  Sight = "missing"  // nothing, or no directory
-	Replaced Sight = "replaced" // something else, by somebody else
+	Ours     Sight = "ours"     // the socket created by Listen
+	Missing  Sight = "missing"  // no file or no directory
+	Replaced Sight = "replaced" // another file
 )
 
-// Look tells what is at the path now. Clients find the socket only while it is
-// ours; a Listener that they no longer find has to be closed and made anew.
+// Look returns the current state of the path. Clients find the socket only
+// while it is ours; otherwise the Listener has to be closed and recreated.
 func (l *Listener) Look() (Sight, error) {
 	found, err := lookAt(l.path)
 	switch {
@@ -207,8 +208,8 @@ func (l *Listener) Look() (Sight, error) {
 	return Ours, nil
 }
 
-// Close removes the socket from the file system when it is still the one that
-// Listen made, and stops listening. Every call returns the same.
+// Close removes the socket from the file system if it is still the one created
+// by Listen, and stops listening. It is idempotent.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
 		l.closed = errors.Join(l.unlink(), l.UnixListener.Close(), l.dir.Close())
@@ -217,13 +218,13 @@ func (l *Listener) Close() error {
 }
 
 func (l *Listener) unlink() error {
-	// The lock keeps a starter from replacing the socket between the look and
-	// the removal. Who holds it longer than this is stuck; then rather leave a
-	// dead socket, which the next start replaces.
+	// The lock prevents another process from replacing the socket between check
+	// and removal. If a stuck process holds it, the stale socket remains, and
+	// the next start replaces it.
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := flock.Lock(ctx, l.dir); err != nil {
-		return fmt.Errorf("socket %s is left behind: %w", l.path, err)
+		return fmt.Errorf("socket %s is left over: %w", l.path, err)
 	}
 	defer func() { _ = flock.Unlock(l.dir) }()
 	base := filepath.Base(l.path)
@@ -240,8 +241,8 @@ func (l *Listener) unlink() error {
 	return nil
 }
 
-// short is a path to a name in an open directory that fits sun_path whatever
-// the directory's own path is.
+// short returns a path to a name in an open directory that fits into sun_path,
+// for any length of the directory's path.
 func short(dir *os.File, name string) string {
 	return "/proc/self/fd/" + strconv.Itoa(fd(dir)) + "/" + name
 }

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Credentials say who opened the other end of a connection, at that moment.
+// Credentials are the peer's credentials at the time of connect.
 type Credentials struct {
 	PID      int32
 	UID, GID uint32
 }
 
-// PeerCredentials asks the kernel who is at the other end.
+// PeerCredentials returns the credentials of the peer from the kernel.
 func PeerCredentials(c net.Conn) (Credentials, error) {
 	sc, ok := c.(syscall.Conn)
 	if !ok {
@@ -35,10 +35,10 @@ func PeerCredentials(c net.Conn) (Credentials, error) {
 	return Credentials{PID: u.Pid, UID: u.Uid, GID: u.Gid}, nil
 }
 
-// AllowUIDs wraps a listener so that it hands out only connections of root and
-// of these users. Others are closed at once and reported. A user of another
-// user namespace that is not mapped here looks like 65534 or 4294967295, so
-// those two are refused even when they are in the list.
+// AllowUIDs wraps a listener so that it accepts only connections of root and of
+// these users. Others are closed immediately and reported. Unmapped users of
+// other user namespaces appear as 65534 or 4294967295, so these two are refused
+// even if they are listed.
 func AllowUIDs(l net.Listener, refused func(Credentials), uids ...uint32) net.Listener {
 	return &uidListener{Listener: l, refused: refused, uids: uids}
 }
@@ -50,8 +50,8 @@ type uidListener struct {
 }
 
 const (
-	// OverflowUID is the user that the kernel reports for users without a mapping
-	// into this user namespace.
+	// OverflowUID is the user ID that the kernel reports for users without a
+	// mapping into this user namespace.
 	OverflowUID = 65534
 	invalidUID  = 1<<32 - 1
 )
@@ -77,7 +77,7 @@ func (l *uidListener) Accept() (net.Conn, error) {
 		if err == nil && l.allows(who.UID) {
 			return c, nil
 		}
-		if err != nil { // unknown is refused as well
+		if err != nil { // unknown users are refused too
 			who = Credentials{UID: invalidUID, GID: invalidUID}
 		}
 		_ = c.Close()
