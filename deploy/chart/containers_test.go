@@ -198,7 +198,7 @@ func TestCleatTakesItsArguments(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), p.cleat, args...)
 		cmd.Env = env
 		out, err := cmd.CombinedOutput()
-		if err == nil || !strings.Contains(string(out), `log format "nonsense" is unknown`) {
+		if err == nil || !strings.Contains(string(out), `unknown log format "nonsense"`) {
 			t.Errorf("%s: cleat %q: %v\n%s", where, args, err, out)
 		}
 		if strings.Contains(strings.Join(args, " "), "$(") {

@@ -292,7 +292,7 @@ func TestLostPool(t *testing.T) {
 	testkit.Must(r, os.Rename(engine, engine+".away"))
 	failsToStart(t, nil, arguments, "engine.db is missing")
 	testkit.Must(r, os.WriteFile(engine, nil, 0o600))
-	failsToStart(t, nil, arguments, engine, "it is damaged", "back from a backup")
+	failsToStart(t, nil, arguments, engine, "store is damaged", "back from a backup")
 	testkit.Must(r, errors.Join(os.Remove(engine), os.Rename(engine+".away", engine)))
 	r.start()
 	if got := r.storage(); !slices.Contains(got, "STORAGE_DEGRADED OrphanFile") {
