@@ -73,8 +73,8 @@ func TestPrecedence(t *testing.T) {
 		"alias":             {nil, map[string]string{"CSI_ENDPOINT": "alias"}, inFile, "alias"},
 		"environment":       {nil, map[string]string{"CSI_ENDPOINT": "alias", "CLEAT_ENDPOINT": "own"}, inFile, "own"},
 		"flag":              {[]string{"--endpoint=flag"}, map[string]string{"CSI_ENDPOINT": "alias", "CLEAT_ENDPOINT": "own"}, inFile, "flag"},
-		"empty is none":     {nil, map[string]string{"CSI_ENDPOINT": "", "CLEAT_ENDPOINT": ""}, inFile, "file"},
-		"flag may be empty": {[]string{"--endpoint="}, map[string]string{"CLEAT_ENDPOINT": "own"}, inFile, ""},
+		"empty is unset":    {nil, map[string]string{"CSI_ENDPOINT": "", "CLEAT_ENDPOINT": ""}, inFile, "file"},
+		"flag can be empty": {[]string{"--endpoint="}, map[string]string{"CLEAT_ENDPOINT": "own"}, inFile, ""},
 	} {
 		var s settings
 		fs := flagsFor(&s)
@@ -178,7 +178,7 @@ func unwrapped(err error) error {
 	}
 }
 
-// With cobra: flags of a parent command are bound too, and a required flag may
+// With cobra: flags of a parent command are bound too, and a required flag can
 // come from the environment.
 func TestWithCobra(t *testing.T) {
 	t.Setenv("CLEAT_LOG_FORMAT", "json")

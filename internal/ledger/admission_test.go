@@ -23,7 +23,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-func TestQuietWaitsForWhoIsCovered(t *testing.T) {
+func TestQuietWaitsForCoveredClients(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	recordClients(t, l, client("former", "192.0.2.7"), client("former", "198.51.100.7"))
 	block := []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}
@@ -122,7 +122,7 @@ func recorded(tx *store.Tx) (keys []string) {
 
 // TestFenceAgainstTheCrowd: many clients come and go, some by name, some by
 // address, while their blocks are fenced and unfenced. Between Quiet and the
-// unfencing nobody covered is inside, and no grant is made.
+// unfencing no covered client is inside, and no grant is made.
 func TestFenceAgainstTheCrowd(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	const nodes, workers = 6, 4
@@ -309,7 +309,7 @@ func TestKnownClientIsNotWrittenAgain(t *testing.T) {
 	l, s := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	c := client("n1", "192.0.2.1")
 	recordClients(t, l, c)
-	err := s.Update(t.Context(), func(*store.Tx) error { // nobody can write meanwhile
+	err := s.Update(t.Context(), func(*store.Tx) error { // no other writer meanwhile
 		leave, err := l.Enter(t.Context(), c)
 		if err != nil {
 			return err
@@ -343,7 +343,7 @@ func TestFormerAddresses(t *testing.T) {
 	wantIn(t, l, address(1)+"/32", "n")
 }
 
-// A node with as many addresses as it may have gets as many others; the first
+// A node with the maximum number of addresses gets as many others; the first
 // are still its own.
 func TestWholeGenerationOfAddressesStaysKnown(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
@@ -359,7 +359,7 @@ func TestWholeGenerationOfAddressesStaysKnown(t *testing.T) {
 }
 
 // An address that another node has now means that node: unless a fence was
-// there before, which may mean the one that had it.
+// there before, which can apply to the previous owner.
 func TestAddressChangesHands(t *testing.T) {
 	for _, fenced := range []bool{false, true} {
 		l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))

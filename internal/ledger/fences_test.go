@@ -81,7 +81,7 @@ func TestFencesAreKeptInOrder(t *testing.T) {
 
 // Whatever a caller does to the list that it is given, what is written is the
 // difference to what is on record.
-func TestDecideMayChangeItsList(t *testing.T) {
+func TestDecideCanModifyItsList(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	setFences(t, l, fenceOf("192.0.2.0/24", "a", volume.Fencing))
 	_, after, err := l.ChangeFences(t.Context(), func(now []volume.Fence) ([]volume.Fence, error) {
@@ -97,11 +97,11 @@ func TestRefusedChanges(t *testing.T) {
 	good := fenceOf("192.0.2.0/24", "a", volume.Fenced)
 	setFences(t, l, good)
 	mine := errors.New("mine")
-	unmasked, mapped, nobody, phase := good, good, good, good
+	unmasked, mapped, noOwner, phase := good, good, good, good
 	unmasked.Block = netip.MustParsePrefix("192.0.2.1/24")
 	mapped.Block = netip.MustParsePrefix("::ffff:192.0.2.0/120")
-	nobody.Owner.Digest = ""
-	phase.Phase = "halfway"
+	noOwner.Owner.Digest = ""
+	phase.Phase = "unknown"
 	for name, c := range map[string]struct {
 		next []volume.Fence
 		err  error
@@ -123,9 +123,9 @@ func TestRefusedChanges(t *testing.T) {
 	}
 }
 
-// TestPowerCut: what was acknowledged is in the file at that moment, whatever
+// TestPowerLoss: what was acknowledged is in the file at that moment, whatever
 // the process would have done with it later.
-func TestPowerCut(t *testing.T) {
+func TestPowerLoss(t *testing.T) {
 	dir := t.TempDir()
 	l, _ := openLedger(t, filepath.Join(dir, "l.db"))
 	afterwards := func() *Ledger {
@@ -133,7 +133,7 @@ func TestPowerCut(t *testing.T) {
 		image := testkit.Value(os.ReadFile(filepath.Join(dir, "l.db")))(t)
 		path := filepath.Join(t.TempDir(), "l.db")
 		testkit.Must(t, os.WriteFile(path, image, 0o600))
-		cut, _ := openLedger(t, path)
+		copied, _ := openLedger(t, path)
 		return cut
 	}
 	leave := testkit.Value(l.Enter(t.Context(), client("n1", "192.0.2.1")))(t)
@@ -141,10 +141,10 @@ func TestPowerCut(t *testing.T) {
 		t.Errorf("the client: %v, %t, %v", c, ok, err)
 	}
 	setFences(t, l, fenceOf("192.0.2.0/24", "a", volume.Fencing))
-	cut := afterwards()
+	copied := afterwards()
 	testkit.WantError(t, "granted after the intent", testkit.Err(cut.Grant(t.Context(), grantOf("v", "n1"))), errs.Precondition)
 	testkit.WantError(t, "let in after the intent", testkit.Err(cut.Enter(t.Context(), volume.Client{Node: "n1"})), errs.Precondition)
-	// Who was inside is not any more.
+	// Clients inside before the restart are gone.
 	testkit.Must(t, cut.Quiet(t.Context(), []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}))
 	leave()
 	ending := []Ending{{Enforcer: "sock", Session: volume.Session{ID: "1"}}}
@@ -197,7 +197,7 @@ func TestStoreOfBefore(t *testing.T) {
 }
 
 // A fence that cannot be read is not taken for none.
-func TestDamagedFenceLetsNobodyIn(t *testing.T) {
+func TestDamagedFenceAdmitsNoClient(t *testing.T) {
 	l, s := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	f := fenceOf("192.0.2.0/24", "a", volume.Fenced)
 	testkit.Must(t, s.Update(t.Context(), func(tx *store.Tx) error {
@@ -240,7 +240,7 @@ func TestSessionsBeingEnded(t *testing.T) {
 		testkit.Must(t, l.ForgetEnding(t.Context(), all[:3000]))
 	}
 	check(all[3000:])
-	all[3000].Session.Holder = "" // said anew
+	all[3000].Session.Holder = "" // reported again
 	testkit.Must(t, l.RememberEnding(t.Context(), all[3000:3001]), l.RememberEnding(t.Context(), nil), l.ForgetEnding(t.Context(), nil))
 	check(all[3000:])
 	for _, bad := range []Ending{{}, {Enforcer: "a"}, {Session: volume.Session{ID: "1"}}, {Enforcer: "a\x00b", Session: volume.Session{ID: "1"}}} {

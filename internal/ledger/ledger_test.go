@@ -248,9 +248,9 @@ func recordClients(t testing.TB, l *Ledger, all ...volume.Client) {
 	}
 }
 
-// TestWhoIsFenced: the node n1 is known by an IPv4 and an IPv6 address, and had
+// TestFencedClients: the node n1 is known by an IPv4 and an IPv6 address, and had
 // 203.0.113.9 before.
-func TestWhoIsFenced(t *testing.T) {
+func TestFencedClients(t *testing.T) {
 	for name, c := range map[string]struct {
 		fences []volume.Fence
 		who    volume.Client
@@ -315,7 +315,7 @@ func TestRefusalNamesTheParameters(t *testing.T) {
 	}
 }
 
-// A refusal leaves nothing behind: no grant, no client, nobody inside.
+// A refusal leaves no grant, client or entry.
 func TestRefusalChangesNothing(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	recordClients(t, l, client("n1", "192.0.2.1"))
@@ -333,7 +333,7 @@ func TestRefusalChangesNothing(t *testing.T) {
 	}
 	ended := testkit.Canceled(t)
 	if err := l.Quiet(ended, []netip.Prefix{block}); err != nil {
-		t.Errorf("somebody is inside: %v", err)
+		t.Errorf("a client is inside: %v", err)
 	}
 }
 

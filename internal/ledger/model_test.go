@@ -169,7 +169,7 @@ func grantAction(t *rapid.T) action {
 	}}
 }
 
-// seeAction enters and leaves, or only records who is there.
+// seeAction enters and leaves, or only records a client.
 func seeAction(t *rapid.T) action {
 	c := who(t)
 	if rapid.Bool().Draw(t, "record only") {
@@ -193,7 +193,7 @@ func seeAction(t *rapid.T) action {
 }
 
 // TestLedgerIsItsModel: any sequence of grants, fences and clients, with the
-// store opened anew in between, answers as the model does.
+// store reopened in between, answers as the model does.
 func TestLedgerIsItsModel(t *testing.T) {
 	dir, n := t.TempDir(), 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -252,11 +252,11 @@ func TestAtOnceIsOneAfterTheOther(t *testing.T) {
 			before = append(before, a)
 			a.real(t, l)
 		}
-		lanes := rapid.SliceOfN(rapid.SliceOfN(actions(), 1, 3), 3, 3).Draw(rt, "lanes")
-		answers := make([][]string, len(lanes))
+		workers := rapid.SliceOfN(rapid.SliceOfN(actions(), 1, 3), 3, 3).Draw(rt, "workers")
+		answers := make([][]string, len(workers))
 		start := make(chan struct{})
 		var wg sync.WaitGroup
-		for i, lane := range lanes {
+		for i, lane := range workers {
 			wg.Go(func() {
 				<-start
 				for _, a := range lane {
@@ -267,24 +267,24 @@ func TestAtOnceIsOneAfterTheOther(t *testing.T) {
 		close(start)
 		wg.Wait()
 		_ = s.Close()
-		if !explained(before, lanes, answers, nil) {
-			rt.Fatalf("no order explains %s", history(before, lanes, answers))
+		if !explained(before, workers, answers, nil) {
+			rt.Fatalf("no order explains %s", history(before, workers, answers))
 		}
 	})
 }
 
 // explained looks for an order in which the model gives these answers.
-func explained(done []action, lanes [][]action, answers [][]string, want []string) bool {
+func explained(done []action, workers [][]action, answers [][]string, want []string) bool {
 	left := false
-	for i := range lanes {
-		if len(lanes[i]) == 0 {
+	for i := range workers {
+		if len(workers[i]) == 0 {
 			continue
 		}
 		left = true
-		rest, told := slices.Clone(lanes), slices.Clone(answers)
-		rest[i], told[i] = lanes[i][1:], answers[i][1:]
-		next, heard := append(slices.Clone(done), lanes[i][0]), append(slices.Clone(want), answers[i][0])
-		if agrees(next, heard) && explained(next, rest, told, heard) {
+		rest, left := slices.Clone(workers), slices.Clone(answers)
+		rest[i], left[i] = workers[i][1:], answers[i][1:]
+		next, results := append(slices.Clone(done), workers[i][0]), append(slices.Clone(want), answers[i][0])
+		if agrees(next, results) && explained(next, rest, left, results) {
 			return true
 		}
 	}
@@ -303,14 +303,14 @@ func agrees(done []action, want []string) bool {
 	return true
 }
 
-func history(before []action, lanes [][]action, answers [][]string) string {
+func history(before []action, workers [][]action, answers [][]string) string {
 	var lines []string
 	for _, a := range before {
 		lines = append(lines, "before: "+a.name)
 	}
-	for i, lane := range lanes {
+	for i, lane := range workers {
 		for j, a := range lane {
-			lines = append(lines, fmt.Sprintf("lane %d: %s: %s", i, a.name, answers[i][j]))
+			lines = append(lines, fmt.Sprintf("worker %d: %s: %s", i, a.name, answers[i][j]))
 		}
 	}
 	return strings.Join(lines, "\n")
@@ -346,7 +346,7 @@ func BenchmarkEnter(b *testing.B) {
 	}
 }
 
-// BenchmarkGrant makes a grant and takes it back: two durable transactions.
+// BenchmarkGrant grants and revokes: two durable transactions.
 func BenchmarkGrant(b *testing.B) {
 	for _, n := range []int{0, 10000} {
 		b.Run(fmt.Sprint("fences=", n), func(b *testing.B) {

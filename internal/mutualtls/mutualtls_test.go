@@ -30,7 +30,7 @@ type echo struct {
 	said chan error // why it refused
 }
 
-// refusal waits for the next one: the client hears of it before it is told.
+// refusal waits for the next one: the client is notified before the callback.
 func (e *echo) refusal(t *testing.T) error {
 	t.Helper()
 	return testkit.Receive(t, "a refusal", e.said)
@@ -67,8 +67,8 @@ func serve(t *testing.T, f mutualtls.Files) *echo {
 	return e
 }
 
-// talk makes a connection and sends a word there and back.
-func talk(e *echo, config *tls.Config) error {
+// echoOnce connects and exchanges a message.
+func echoOnce(e *echo, config *tls.Config) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	raw, err := new(net.Dialer).DialContext(ctx, "tcp", e.addr)
@@ -101,7 +101,7 @@ func ask(e *echo, f mutualtls.Files, name string) error {
 	if err != nil {
 		return err
 	}
-	return talk(e, config)
+	return echoOnce(e, config)
 }
 
 func wants(t *testing.T, err error, words ...string) {
@@ -121,24 +121,24 @@ func TestBothSidesAreKnown(t *testing.T) {
 	wants(t, ask(e, good, "storage-b"), "storage-a", "not storage-b")
 	wants(t, e.refusal(t), "bad certificate") // the first one that was
 
-	stranger := theirs.Files(t, nil, "controller")
-	wants(t, ask(e, stranger, "storage-a"), "unknown authority") // to it the server is the stranger
+	untrusted := theirs.Files(t, nil, "controller")
+	wants(t, ask(e, untrusted, "storage-a"), "unknown authority") // to it the server is the untrusted
 	wants(t, e.refusal(t), "bad certificate")
-	stranger.CA = good.CA
-	wants(t, ask(e, stranger, "storage-a"), "remote error", "unknown certificate authority")
+	untrusted.CA = good.CA
+	wants(t, ask(e, untrusted, "storage-a"), "remote error", "unknown certificate authority")
 	wants(t, e.refusal(t), "unknown authority")
 
 	config := testkit.Value(mutualtls.Client(good, "storage-a"))(t)
 	config.GetClientCertificate = nil
-	wants(t, talk(e, config), "certificate required")
+	wants(t, echoOnce(e, config), "certificate required")
 	wants(t, e.refusal(t), "didn't provide a certificate")
 
 	config = testkit.Value(mutualtls.Client(good, "storage-a"))(t)
 	config.MinVersion, config.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
-	wants(t, talk(e, config), "protocol version")
+	wants(t, echoOnce(e, config), "protocol version")
 }
 
-// A certificate that expired is told by its owner, and refused by the others
+// An expired certificate is reported by its owner, and refused by the others
 // should its owner not look.
 func TestExpired(t *testing.T) {
 	a := testkit.NewAuthority(t, "a")
@@ -149,7 +149,7 @@ func TestExpired(t *testing.T) {
 	config := testkit.Value(mutualtls.Client(good, "storage-a"))(t)
 	pair := testkit.Value(tls.LoadX509KeyPair(old.Cert, old.Key))(t)
 	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
-	wants(t, talk(e, config), "expired certificate")
+	wants(t, echoOnce(e, config), "expired certificate")
 
 	early := a.Files(t, func(c *x509.Certificate) {
 		c.NotBefore, c.NotAfter = time.Now().Add(time.Hour), time.Now().Add(2*time.Hour)
@@ -163,7 +163,7 @@ func TestRotation(t *testing.T) {
 	first, second := testkit.NewAuthority(t, "first"), testkit.NewAuthority(t, "second")
 	server, client := first.Files(t, nil, "storage-a"), first.Files(t, nil, "controller")
 	e := serve(t, server)
-	talks := func() {
+	connects := func() {
 		t.Helper()
 		if err := ask(e, client, "storage-a"); err != nil {
 			t.Error(err)
@@ -174,21 +174,21 @@ func TestRotation(t *testing.T) {
 		testkit.ReplaceFile(t, f.Cert, cert, 0o644)
 		testkit.ReplaceFile(t, f.Key, key, 0o600)
 	}
-	talks()
+	connects()
 	both := append(append([]byte{}, first.PEM...), second.PEM...)
 	testkit.ReplaceFile(t, server.CA, both, 0o644)
 	testkit.ReplaceFile(t, client.CA, both, 0o644)
 	renew(server, second, "storage-a")
-	talks()
+	connects()
 	renew(client, second, "controller")
-	talks()
+	connects()
 	testkit.ReplaceFile(t, server.CA, second.PEM, 0o644)
-	talks()
+	connects()
 	renew(client, first, "controller") // whom the server trusts no more
 	wants(t, ask(e, client, "storage-a"), "unknown certificate authority")
 	wants(t, e.refusal(t), "unknown authority")
 	renew(client, second, "controller")
-	talks()
+	connects()
 
 	// Half of a renewal is an error of that moment.
 	cert, key := second.Issue(t, nil, "storage-a")
@@ -196,7 +196,7 @@ func TestRotation(t *testing.T) {
 	wants(t, ask(e, client, "storage-a"), "remote error: tls: internal error")
 	wants(t, e.refusal(t), "private key does not match")
 	testkit.ReplaceFile(t, server.Key, key, 0o600)
-	talks()
+	connects()
 }
 
 func TestFilesThatAreNotInOrder(t *testing.T) {
@@ -221,8 +221,8 @@ func TestFilesThatAreNotInOrder(t *testing.T) {
 		"certificate is a key": {func(f *mutualtls.Files) { f.Cert = f.Key }, []string{"/tls.key", "certificate"}},
 		"key is a certificate": {func(f *mutualtls.Files) { f.Key = f.Cert; chmod(t, f.Cert, 0o600) }, []string{"private key"}},
 		"key of another":       {func(f *mutualtls.Files) { f.Key = other.Files(t, nil, "x").Key }, []string{"does not match"}},
-		"key for everybody":    {func(f *mutualtls.Files) { chmod(t, f.Key, 0o644) }, []string{"/tls.key", "0644", "chmod 600", "defaultMode"}},
-		"key that all may run": {func(f *mutualtls.Files) { chmod(t, f.Key, 0o601) }, []string{"0601"}},
+		"world-readable key":   {func(f *mutualtls.Files) { chmod(t, f.Key, 0o644) }, []string{"/tls.key", "0644", "chmod 600", "defaultMode"}},
+		"world-executable key": {func(f *mutualtls.Files) { chmod(t, f.Key, 0o601) }, []string{"0601"}},
 		"key with a passphrase": {func(f *mutualtls.Files) {
 			testkit.ReplaceFile(t, f.Key, []byte("-----BEGIN ENCRYPTED PRIVATE KEY-----"), 0o600)
 		}, []string{"passphrase"}},
@@ -242,7 +242,7 @@ func TestFilesThatAreNotInOrder(t *testing.T) {
 		})
 	}
 	if f := (mutualtls.Files{}); !f.None() || (mutualtls.Files{CA: "x"}).None() {
-		t.Error("none of them is told wrong")
+		t.Error("no error is wrong")
 	}
 	testkit.WantError(t, "a client that takes every server", testkit.Err(mutualtls.Client(a.Files(t, nil, "x"), "")), nil)
 	f := a.Files(t, nil, "x")
@@ -287,7 +287,7 @@ func TestKeysStayOutOfErrors(t *testing.T) {
 	text := testkit.Value(os.ReadFile(f.Key))(t)
 	for _, bad := range []mutualtls.Files{
 		{Cert: f.Key, Key: f.Key, CA: f.CA}, {Cert: f.Cert, Key: f.Key, CA: f.Key},
-		{Cert: f.Cert, Key: cut(t, text, 40), CA: f.CA}, {Cert: f.Cert, Key: cut(t, text, len(text)/2), CA: f.CA},
+		{Cert: f.Cert, Key: truncated(t, text, 40), CA: f.CA}, {Cert: f.Cert, Key: truncated(t, text, len(text)/2), CA: f.CA},
 	} {
 		err := bad.Check()
 		if err == nil {
@@ -302,7 +302,7 @@ func TestKeysStayOutOfErrors(t *testing.T) {
 	}
 }
 
-// A server that is stopped has refused nobody.
+// A stopped server has refused no client.
 func TestListenerEnds(t *testing.T) {
 	f := testkit.NewAuthority(t, "a").Files(t, nil, "x")
 	raw := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -329,10 +329,10 @@ func chmod(t *testing.T, path string, mode os.FileMode) {
 	testkit.Must(t, os.Chmod(path, mode))
 }
 
-// cut writes the beginning of a text to a file of its own.
-func cut(t *testing.T, text []byte, n int) string {
+// truncated writes the beginning of a text to a new file.
+func truncated(t *testing.T, text []byte, n int) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "cut.key")
+	path := filepath.Join(t.TempDir(), "truncated.key")
 	testkit.Must(t, os.WriteFile(path, text[:n], 0o600))
 	return path
 }

@@ -146,7 +146,7 @@ func TestUndoingCancelsOnlyItsObjects(t *testing.T) {
 	})
 }
 
-// Background work ends for everybody, and begins when nobody else waits.
+// Background work ends for other requests, and starts when no other request waits.
 func TestYielding(t *testing.T) {
 	bubble(t, func(t *testing.T, o *Operations) {
 		trim := Request{Keys: []string{"v"}, What: "Trim", Yields: true}
@@ -173,7 +173,7 @@ func TestYielding(t *testing.T) {
 func panicFreeExit() { runtime.Goexit() }
 
 // Many clients on few objects, in real time: never two operations on one
-// object, no deadlock, nothing left behind.
+// object, no deadlock, nothing left over.
 func TestStormOfOperations(t *testing.T) {
 	o := New(t.Context(), 50*time.Millisecond)
 	var inside [5]atomic.Int32
@@ -212,7 +212,7 @@ func TestStormOfOperations(t *testing.T) {
 	clients.Wait()
 	testkit.Must(t, o.Close(t.Context()))
 	if len(o.held) != 0 || len(o.queue) != 0 {
-		t.Errorf("left behind: %d keys, %d waiters", len(o.held), len(o.queue))
+		t.Errorf("left over: %d keys, %d waiters", len(o.held), len(o.queue))
 	}
 }
 
@@ -251,7 +251,7 @@ func TestStormOfLocks(t *testing.T) {
 	}
 	clients.Wait()
 	if len(l.held) != 0 || len(l.queue) != 0 {
-		t.Errorf("left behind: %d keys, %d waiters", len(l.held), len(l.queue))
+		t.Errorf("left over: %d keys, %d waiters", len(l.held), len(l.queue))
 	}
 }
 
@@ -281,7 +281,7 @@ func TestLockIsAllOrNothing(t *testing.T) {
 	testkit.Must(t, <-behind)
 	unlockA()
 	if len(l.held) != 0 || len(l.queue) != 0 {
-		t.Errorf("left behind: %d keys, %d waiters", len(l.held), len(l.queue))
+		t.Errorf("left over: %d keys, %d waiters", len(l.held), len(l.queue))
 	}
 }
 
@@ -289,7 +289,7 @@ func TestTryLock(t *testing.T) {
 	var l Locks
 	unlock, ok := l.TryLock("a", "b")
 	if !ok {
-		t.Fatal("refused though nobody holds the keys")
+		t.Fatal("refused though the keys are free")
 	}
 	if _, ok := l.TryLock("b", "c"); ok {
 		t.Error("b was locked twice")
@@ -298,7 +298,7 @@ func TestTryLock(t *testing.T) {
 	unlock = testkit.Value(l.Lock(t.Context(), "c"))(t) // not kept by the call that was refused
 	unlock()
 	if len(l.held) != 0 || len(l.queue) != 0 {
-		t.Errorf("left behind: %d keys, %d waiters", len(l.held), len(l.queue))
+		t.Errorf("left over: %d keys, %d waiters", len(l.held), len(l.queue))
 	}
 }
 

@@ -52,7 +52,7 @@ func bubble(t *testing.T, test func(t *testing.T, o *Operations), options ...Opt
 		test(t, o)
 		synctest.Wait()
 		if len(o.held) != 0 || len(o.queue) != 0 {
-			t.Errorf("left behind: %d keys, %d waiters", len(o.held), len(o.queue))
+			t.Errorf("left over: %d keys, %d waiters", len(o.held), len(o.queue))
 		}
 		testkit.Must(t, o.Close(t.Context()))
 	})
@@ -144,7 +144,7 @@ func TestOtherRequestWaitsThenIsRefused(t *testing.T) {
 	})
 }
 
-func TestBusyNamesWhoWaitsInFront(t *testing.T) {
+func TestBusyNamesEarlierWaiter(t *testing.T) {
 	bubble(t, func(t *testing.T, o *Operations) {
 		long := ask(t.Context(), o, Request{Keys: []string{"a"}}, sleeping(time.Minute, ""))
 		synctest.Wait()
@@ -214,7 +214,7 @@ func TestWorkOutlivesItsCaller(t *testing.T) {
 	})
 }
 
-func TestCallerWhoGivesUpInTheQueueNeverRuns(t *testing.T) {
+func TestCanceledWaiterNeverRuns(t *testing.T) {
 	bubble(t, func(t *testing.T, o *Operations) {
 		first := ask(t.Context(), o, Request{Keys: []string{"v"}}, sleeping(2*time.Second, "one"))
 		synctest.Wait()
@@ -305,7 +305,7 @@ func TestWrongUse(t *testing.T) {
 	})
 }
 
-func TestThoseBehindOneWhoGivesUpGoOn(t *testing.T) {
+func TestCanceledWaiterUnblocksLaterOnes(t *testing.T) {
 	bubble(t, func(t *testing.T, o *Operations) {
 		long := ask(t.Context(), o, Request{Keys: []string{"a"}}, sleeping(time.Minute, "long"))
 		synctest.Wait()

@@ -48,7 +48,7 @@ func serve(t *testing.T, path string, s *service) (stop func()) {
 	return testkit.Serve(t, path, func(r grpc.ServiceRegistrar) { health.RegisterHealthServer(r, s) })
 }
 
-// again asks until a call is answered: one may still meet the server that ended.
+// again asks until a call is answered: a call can still reach the stopped server.
 func again(ctx context.Context, t *testing.T, client health.HealthClient) {
 	t.Helper()
 	for {
@@ -62,7 +62,7 @@ func again(ctx context.Context, t *testing.T, client health.HealthClient) {
 	}
 }
 
-// Nobody is there at first; then one, another, and nobody again.
+// No server at first; then one, another, and none again.
 func TestUnixComesBack(t *testing.T) {
 	ctx, path := testkit.Context(t), filepath.Join(t.TempDir(), "s.sock")
 	client := health.NewHealthClient(testkit.Open(Unix(path))(t))
@@ -95,7 +95,7 @@ func TestConnect(t *testing.T) {
 	l := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path}))(t)
 	l.SetUnlinkOnClose(false)
 	testkit.Must(t, l.Close())
-	testkit.WantError(t, "nobody listens", testkit.Err(Connect(ctx, path)), syscall.ECONNREFUSED)
+	testkit.WantError(t, "no listener", testkit.Err(Connect(ctx, path)), syscall.ECONNREFUSED)
 	path += "2"
 	stop := serve(t, path, &service{})
 	testkit.WantError(t, "options that do not go are taken", testkit.Err(Connect(ctx, path, grpc.WithTransportCredentials(nil))), nil)
@@ -148,21 +148,21 @@ func TestHeard(t *testing.T) {
 	client := health.NewHealthClient(testkit.Open(Unix(path, Listening()))(t))
 	ask := func(want bool) {
 		t.Helper()
-		ctx, heard := Listen(testkit.Context(t))
+		ctx, end := Listen(testkit.Context(t))
 		_, err := client.Check(ctx, &health.HealthCheckRequest{})
-		if status.Code(err) != codes.Unavailable || heard.FromServer() != want {
-			t.Errorf("%v, from the server: %t, want %t", err, heard.FromServer(), want)
+		if status.Code(err) != codes.Unavailable || end.FromServer() != want {
+			t.Errorf("%v, from the server: %t, want %t", err, end.FromServer(), want)
 		}
 	}
 	ask(true)
 	stop()
 	ask(false)
 	if _, err := client.Check(testkit.Context(t), &health.HealthCheckRequest{}); err == nil { // without listening
-		t.Error("nobody answers well")
+		t.Error("a call without a server succeeds")
 	}
 }
 
-// A caller that waits no longer learns that, whoever of gRPC, the server and its
+// A caller that waits no longer learns that, whether gRPC, the server and its
 // own context was the first to notice; what a server says by itself counts.
 func TestEnded(t *testing.T) {
 	over, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Hour))
@@ -178,17 +178,17 @@ func TestEnded(t *testing.T) {
 		code     codes.Code
 		want     error
 	}{
-		"nobody's word, in time":             {later, false, codes.Unavailable, nil},
-		"nobody's word, too late":            {over, false, codes.Unavailable, context.DeadlineExceeded},
+		"no response, in time":               {later, false, codes.Unavailable, nil},
+		"no response, too late":              {over, false, codes.Unavailable, context.DeadlineExceeded},
 		"gRPC's clock is ahead":              {later, false, codes.DeadlineExceeded, context.DeadlineExceeded},
 		"refused in time":                    {later, true, codes.PermissionDenied, nil},
-		"refused when nobody waits":          {gone, true, codes.PermissionDenied, nil},
+		"refused after the end":              {gone, true, codes.PermissionDenied, nil},
 		"the server stops with its caller":   {gone, true, codes.Canceled, context.Canceled},
 		"the server stops at the deadline":   {over, true, codes.DeadlineExceeded, context.DeadlineExceeded},
 		"the server's clock is ahead":        {unseen, true, codes.DeadlineExceeded, context.DeadlineExceeded},
 		"a deadline of the server":           {later, true, codes.DeadlineExceeded, nil},
 		"a deadline of the server, unbound":  {t.Context(), true, codes.DeadlineExceeded, nil},
-		"the server gives up, nobody else":   {later, true, codes.Canceled, nil},
+		"only the server gives up":           {later, true, codes.Canceled, nil},
 		"the server's deadline, caller left": {gone, true, codes.DeadlineExceeded, context.Canceled},
 	} {
 		h := &Heard{}

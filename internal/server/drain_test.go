@@ -38,7 +38,7 @@ func TestDrainWaitsForRunningCalls(t *testing.T) {
 	}
 }
 
-func TestDrainCutsOffAtItsBound(t *testing.T) {
+func TestDrainCancelsAtDeadline(t *testing.T) {
 	r := newRig(t, "error")
 	inside := make(chan struct{})
 	r.service.answer = func(ctx context.Context) error { close(inside); <-ctx.Done(); return ctx.Err() }
@@ -47,7 +47,7 @@ func TestDrainCutsOffAtItsBound(t *testing.T) {
 	<-inside
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if err := r.server.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 calls were cut off") {
+	if err := r.server.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 calls canceled") {
 		t.Errorf("got %v", err)
 	}
 	if err := <-call; err == nil {

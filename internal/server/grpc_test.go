@@ -153,7 +153,7 @@ func TestWhatIsLogged(t *testing.T) {
 					r.watch(t.Context())
 				}
 				// The peer has its answer before the line is written.
-				testkit.Must(t, r.server.settled(t.Context()))
+				testkit.Must(t, r.server.awaitIdle(t.Context()))
 				var got []string
 				for _, line := range r.lines() {
 					word := fmt.Sprint(line["level"])
@@ -163,7 +163,7 @@ func TestWhatIsLogged(t *testing.T) {
 					if m := fmt.Sprint(line["method"]); !strings.HasSuffix(m, method) {
 						t.Errorf("method %s", m)
 					}
-					if line["msg"] == "call" && (line["duration"] == nil || line["code"] == nil || (line["error"] != nil) != (c.err != nil)) {
+					if line["msg"] == "call" && (line["duration"] == nil || line["code"] == nil || (line["err"] != nil) != (c.err != nil)) {
 						t.Errorf("line %v", line)
 					}
 					got = append(got, word)
@@ -185,7 +185,7 @@ func TestMetricsAreSharedAndCount(t *testing.T) {
 	r.service.answer = func(context.Context) error { return errNotFound }
 	_ = r.check(t.Context())
 	r.watch(t.Context())
-	testkit.Must(t, r.server.settled(t.Context()))
+	testkit.Must(t, r.server.awaitIdle(t.Context()))
 	for _, c := range []struct {
 		name   string
 		labels []string

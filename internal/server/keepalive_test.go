@@ -14,7 +14,7 @@ import (
 )
 
 // A peer that is stopped keeps its connection, and says nothing on it. One that
-// answers may come too late on a machine that stands still, so the server is
+// responses can be late on a stalled machine, so the server is
 // given more patience until it does not.
 func TestKeepaliveEndsWhoDoesNotAnswer(t *testing.T) {
 	for patience := time.Second; ; patience *= 2 {
@@ -23,12 +23,12 @@ func TestKeepaliveEndsWhoDoesNotAnswer(t *testing.T) {
 			return
 		}
 		if patience > 10*time.Second {
-			t.Fatalf("the peer that answers was cut off: %v", err)
+			t.Fatalf("the responsive peer was disconnected: %v", err)
 		}
 	}
 }
 
-// endsTheSilent waits until a silent peer is cut off, and tells why another was.
+// endsTheSilent waits until a silent peer is disconnected.
 func endsTheSilent(t *testing.T, patience time.Duration) error {
 	r := newRig(t, "error", func(c *GRPCConfig) { c.Keepalive = patience })
 	alive := make(chan error, 1)

@@ -169,7 +169,7 @@ func TestNestedSecrets(t *testing.T) {
 	}
 }
 
-func TestLongRequestsAreCut(t *testing.T) {
+func TestLongRequestsAreTruncated(t *testing.T) {
 	many := map[string]string{}
 	for i := range 100 {
 		many[fmt.Sprint(i)] = strings.Repeat("x", 1000)

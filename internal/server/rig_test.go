@@ -142,8 +142,8 @@ func (r *rig) value(name string, labels ...string) float64 {
 	return sum
 }
 
-// settled waits until no call is under way.
-func (s *GRPC) settled(ctx context.Context) error {
+// awaitIdle waits until no call is in flight.
+func (s *GRPC) awaitIdle(ctx context.Context) error {
 	ticker := time.NewTicker(time.Millisecond)
 	defer ticker.Stop()
 	for s.running.Load() != 0 {

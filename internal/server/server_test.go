@@ -81,7 +81,7 @@ func TestRefusedSettings(t *testing.T) {
 	}
 }
 
-// What the state part opened is closed in reverse, also when it fails halfway.
+// What the state part opened is closed in reverse, also if it fails in between.
 func TestStateIsClosed(t *testing.T) {
 	for name, failure := range map[string]error{"stopped": nil, "failed": errBroken} {
 		var d diary

@@ -262,7 +262,7 @@ func TestEndOfTheContextStopsServe(t *testing.T) {
 	}
 }
 
-// JSON has no durations: as slog writes them nobody knows the unit.
+// JSON has no durations: slog writes them without a unit.
 func TestDurationsAreInSeconds(t *testing.T) {
 	for format, want := range map[string]string{"json": `"duration":"0.0125s","g":{"next":"90s"}`, "text": "duration=0.0125s g.next=90s"} {
 		var out bytes.Buffer

@@ -250,8 +250,8 @@ func TestFullFileSystemTakesUpdatesAndDeletes(t *testing.T) {
 	})
 }
 
-// Whoever asks before it adds leaves room for what takes away, and may add again
-// when room was made, in the store or beside it.
+// Callers that check Spare before adding leave space for deletes, and can add again
+// when space was freed, in the store or on the file system.
 func TestSpare(t *testing.T) {
 	fileSystems(t, func(t *testing.T, dir string) {
 		o := options()
@@ -275,7 +275,7 @@ func TestSpare(t *testing.T) {
 		}
 		n := add(0, 1000)
 		if n < 50 || n == 1000 {
-			t.Fatalf("%d records found room", n)
+			t.Fatalf("%d records found space", n)
 		}
 		for i := range n {
 			if err := s.Update(t.Context(), func(tx *Tx) error { return things.Delete(tx, fmt.Sprint(i)) }); err != nil {
@@ -284,11 +284,11 @@ func TestSpare(t *testing.T) {
 		}
 		again := add(0, 1000)
 		if again == 0 || again == 1000 {
-			t.Errorf("%d records found room after %d were taken away", again, n)
+			t.Errorf("%d records found space after %d were taken away", again, n)
 		}
 		testkit.Must(t, os.Remove(ballast))
 		if more := add(again, 500); more != 500 {
-			t.Errorf("%d records found room on a file system that is not full", more)
+			t.Errorf("%d records found space on a file system that is not full", more)
 		}
 	})
 }
@@ -310,7 +310,7 @@ func TestFullFileSystemWithoutReserve(t *testing.T) {
 		}
 		testkit.Must(t, os.Remove(ballast))
 		if err := put(t.Context(), s, "after", thing{Size: 2}); err != nil {
-			t.Errorf("with room again: %v", err)
+			t.Errorf("with space again: %v", err)
 		}
 		_ = s.Close()
 		s = openAt(t, path, options())
@@ -336,7 +336,7 @@ func TestCreationOnAFullFileSystem(t *testing.T) {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
 			if strings.Contains(e.Name(), "a.db") {
-				t.Errorf("left behind: %s", e.Name())
+				t.Errorf("left over: %s", e.Name())
 			}
 		}
 	})

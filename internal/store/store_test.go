@@ -300,7 +300,7 @@ func TestUpdateHonoursItsContext(t *testing.T) {
 	testkit.Must(t, <-done)
 }
 
-// What is in use at the new place is never replaced, and a move that was cut short
+// What is in use at the new place is never replaced, and an interrupted move
 // is ended. Kills between the steps are in test/dpu.
 func TestMove(t *testing.T) {
 	t.Parallel()
@@ -335,7 +335,7 @@ func TestMove(t *testing.T) {
 	move(false)
 	left(to, true)
 
-	// Cut short after the copy: both are the same.
+	// Interrupted after the copy: both are the same.
 	data := testkit.Value(os.ReadFile(to))(t)
 	testkit.Must(t, os.WriteFile(from, data, 0o600))
 	move(true)
@@ -346,7 +346,7 @@ func TestMove(t *testing.T) {
 	move(false)
 	left(from, true)
 
-	// Somebody has it open, or it is another role's.
+	// It is open, or of another role.
 	testkit.Must(t, os.Remove(to))
 	s := testkit.Value(Open(t.Context(), from, o))(t)
 	testkit.WantError(t, "Move", testkit.Err(Move(t.Context(), from, to, o)), ErrHeld)

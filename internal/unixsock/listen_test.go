@@ -120,7 +120,7 @@ func TestDirectoriesThatAreLeftAlone(t *testing.T) {
 		"shared, no chmod": func(dir string) (Address, error) {
 			return Address{SharedDir: true}, os.Chmod(dir, 0o711)
 		},
-		"somebody else's": func(dir string) (Address, error) { return Address{}, os.Chown(dir, 4242, 4242) },
+		"another owner": func(dir string) (Address, error) { return Address{}, os.Chown(dir, 4242, 4242) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -191,7 +191,7 @@ func TestListenRefusals(t *testing.T) {
 		}
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) != 0 {
-		t.Errorf("left behind: %v", entries)
+		t.Errorf("left over: %v", entries)
 	}
 }
 
@@ -256,7 +256,7 @@ func TestLook(t *testing.T) {
 				t.Error(err)
 			}
 			if _, err := os.Lstat(path); c.want == Replaced && err != nil {
-				t.Errorf("what somebody else put there is gone: %v", err)
+				t.Errorf("the file of another process is gone: %v", err)
 			}
 			if left, _ := os.ReadDir(dir + ".old"); len(left) > 0 {
 				t.Errorf("left in the directory that was moved away: %v", left)

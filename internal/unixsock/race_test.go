@@ -89,14 +89,14 @@ func TestSocketServesBeforeItShows(t *testing.T) {
 	for round := range 200 {
 		path := filepath.Join(dir, strconv.Itoa(round))
 		seen := make(chan error, 1)
-		go func() { seen <- connectOnSight(t.Context(), path) }()
+		go func() { seen <- connectWhenVisible(t.Context(), path) }()
 		l := listenAt(t, Address{Path: path, Mode: 0o620})
 		testkit.Must(t, <-seen)
 		_ = l.Close()
 	}
 }
 
-func connectOnSight(ctx context.Context, path string) error {
+func connectWhenVisible(ctx context.Context, path string) error {
 	for {
 		info, err := os.Lstat(path)
 		if err != nil {
@@ -148,8 +148,8 @@ func TestOneOfManyStartersWins(t *testing.T) {
 }
 
 // Many programs put sockets into one registry at once, and take them out
-// again: nobody disturbs anybody, and the directory stays as it is.
-func TestManySocketsInSomebodyElsesDirectory(t *testing.T) {
+// again: they do not interfere, and the directory is unchanged.
+func TestManySocketsInSharedDirectory(t *testing.T) {
 	dir := t.TempDir()
 	testkit.Must(t, os.Chmod(dir, 0o2710))
 	before, was := mode(t, dir)
