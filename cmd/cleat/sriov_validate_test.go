@@ -151,7 +151,7 @@ func TestSriovValidateErrors(t *testing.T) {
 	}{
 		"no file":          {"", []string{"nothing.json"}, "nothing.json: no such file or directory (--config-file)"},
 		"directory":        {"", []string{"."}, "is a directory"},
-		"two":              {"", []string{"config.json", "--config-file", "config.json"}, "give one of them"},
+		"two":              {"", []string{"config.json", "--config-file", "config.json"}, "mutually exclusive"},
 		"another manifest": {"kind: DaemonSet\n", []string{"-"}, "is a manifest of kind DaemonSet, want a config.json or a ConfigMap"},
 		"empty ConfigMap":  {"kind: ConfigMap\nmetadata: {name: x}\n", []string{"-"}, `the ConfigMap "x" has no data`},
 		"large":            {strings.Repeat(" ", maxSriovManifest+1), []string{"-"}, "has more than 4194304 bytes"},

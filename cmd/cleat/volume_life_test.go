@@ -21,7 +21,7 @@ import (
 type user struct {
 	*testing.T
 	state string
-	dir   string // for targets; nothing may be left mounted below it
+	dir   string // for targets; nothing must be left mounted below it
 }
 
 // newUser starts cleat csi on a new pool and sets its endpoint in the environment.

@@ -127,7 +127,7 @@ func TestBadFilesAndVariables(t *testing.T) {
 		want []string
 	}{
 		"typing error":       {"pool_image: 1GiB", nil, []string{`"pool_image"`, `did you mean "pool-image"`, "cleat.yaml"}},
-		"unknown":            {"xyzzyxyzzy: 1", nil, []string{"there are", "pool-image", "services"}},
+		"unknown":            {"xyzzyxyzzy: 1", nil, []string{"the settings are", "pool-image", "services"}},
 		"two wrong keys":     {"endpiont: a\npoool: b", nil, []string{`"endpoint"`, `"pool"`}},
 		"twice":              {"pool: a\npool: b", nil, []string{"pool", "already"}},
 		"bad value":          {"pool-image: 10Gib", nil, []string{"pool-image", "GiB", "cleat.yaml"}},
@@ -228,7 +228,7 @@ func TestParseSize(t *testing.T) {
 		"": "not a size", "GiB": "not a size", "-1": "not a size", "+1": "not a size", "1e9": "not a size", "0x10": "not a size",
 		"1.5": "whole number", "0.3B": "whole number", "8EiB": "larger than", "9223372036854775808": "larger than",
 		"10gib": "did you mean", "10Gib": `"GiB"`, "1m": "unit", "1 000": "not a size", "1_000": "not a size", "1,5GiB": "not a size",
-		" 1": "not a size", "1GiB\n": "not a size", "10bananas": "there are", strings.Repeat("9", 1000): "not a size", "٣": "not a size",
+		" 1": "not a size", "1GiB\n": "not a size", "10bananas": "use one of", strings.Repeat("9", 1000): "not a size", "٣": "not a size",
 	} {
 		if got, err := ParseSize(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %d, %v; want an error with %q", text, got, err, want)

@@ -268,7 +268,7 @@ func TestFencedClients(t *testing.T) {
 		"by name, elsewhere now": {[]volume.Fence{fenceOf("192.0.2.0/24", "a", volume.Fenced)}, client("n1", "198.51.100.7"),
 			[]string{"its address 192.0.2.1 is"}},
 		"a former address": {[]volume.Fence{fenceOf("203.0.113.0/24", "a", volume.Fenced)}, client("n1"),
-			[]string{"203.0.113.9, which was its address until 20", "203.0.113.0/24"}},
+			[]string{"203.0.113.9, its address until 20", "203.0.113.0/24"}},
 		"an unknown node there": {[]volume.Fence{fenceOf("192.0.2.0/24", "a", volume.Fenced)}, client("n9", "192.0.2.77"), []string{"n9", "192.0.2.77"}},
 		"being fenced":          {[]volume.Fence{fenceOf("192.0.2.1/32", "a", volume.Fencing)}, client("n1"), []string{"is being fenced since"}},
 		"being unfenced": {[]volume.Fence{fenceOf("192.0.2.1/32", "a", volume.Lifting)}, client("n1"),
@@ -308,8 +308,8 @@ func TestRefusalNamesTheParameters(t *testing.T) {
 	setFences(t, l, f)
 	_, err := l.Enter(t.Context(), client("n1", "192.0.2.1"))
 	want := "node n1 is fenced: its address 192.0.2.1 is in block 192.0.2.0/24, which is fenced since 2026-01-02T03:04:05Z; " +
-		"it gets no volume until UnfenceClusterNetwork opens that block (cleat fence rm 192.0.2.0/24), which is safe once the node was restarted or is off " +
-		"(fenced with parameters clusterID, pool, and unfenced with the same)"
+		"it gets no volume until the block is unfenced with UnfenceClusterNetwork (cleat fence rm 192.0.2.0/24), which is safe after the node was restarted or powered off " +
+		"(fenced with parameters clusterID, pool, unfence it with the same)"
 	if err == nil || err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}

@@ -64,7 +64,7 @@ func TestDrainIsBoundedEvenWhenHandlersAreStuck(t *testing.T) {
 	<-inside
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := r.server.Drain(ctx); err == nil || !strings.Contains(err.Error(), "1 do not end") {
+	if err := r.server.Drain(ctx); err == nil || !strings.Contains(err.Error(), "1 still running") {
 		t.Errorf("got %v", err)
 	}
 	close(leave)

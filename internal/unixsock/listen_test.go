@@ -174,7 +174,7 @@ func TestListenRefusals(t *testing.T) {
 		a    Address
 		want string
 	}{
-		"too long":       {Address{Path: filepath.Join(dir, strings.Repeat("x", 108-len(dir)))}, "109 bytes, at most 107"},
+		"too long":       {Address{Path: filepath.Join(dir, strings.Repeat("x", 108-len(dir)))}, "109 bytes, the maximum is 107"},
 		"relative":       {Address{Path: "run/s.sock"}, "not absolute"},
 		"not clean":      {Address{Path: dir + "/../s.sock"}, "not clean"},
 		"slash":          {Address{Path: dir + "/"}, "directory"},

@@ -343,7 +343,7 @@ func testFencedNode(t *testing.T) {
 	s.claim("new", claim{class: "cut-ext4", size: "16Mi"})
 	s.start("waiting", pod{mounts: map[string]string{"/data": "new"}})
 	s.event("waiting", "node node-1 is fenced: its address 10.99.0.1 is in block 10.99.0.1/32")
-	s.event("waiting", "it gets no volume until UnfenceClusterNetwork opens that block (cleat fence rm 10.99.0.1/32)")
+	s.event("waiting", "it gets no volume until the block is unfenced with UnfenceClusterNetwork (cleat fence rm 10.99.0.1/32)")
 	if got := s.exec("running", "echo still >/data/file; sync; cat /data/file"); got != "still" {
 		t.Errorf("the pod that ran reads %q", got)
 	}
