@@ -134,7 +134,7 @@ func TestPowerLoss(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "l.db")
 		testkit.Must(t, os.WriteFile(path, image, 0o600))
 		copied, _ := openLedger(t, path)
-		return cut
+		return copied
 	}
 	leave := testkit.Value(l.Enter(t.Context(), client("n1", "192.0.2.1")))(t)
 	if c, ok, err := afterwards().Client(t.Context(), "n1"); !ok || err != nil || len(c.Addrs) != 1 {
@@ -142,10 +142,10 @@ func TestPowerLoss(t *testing.T) {
 	}
 	setFences(t, l, fenceOf("192.0.2.0/24", "a", volume.Fencing))
 	copied := afterwards()
-	testkit.WantError(t, "granted after the intent", testkit.Err(cut.Grant(t.Context(), grantOf("v", "n1"))), errs.Precondition)
-	testkit.WantError(t, "let in after the intent", testkit.Err(cut.Enter(t.Context(), volume.Client{Node: "n1"})), errs.Precondition)
+	testkit.WantError(t, "granted after the intent", testkit.Err(copied.Grant(t.Context(), grantOf("v", "n1"))), errs.Precondition)
+	testkit.WantError(t, "let in after the intent", testkit.Err(copied.Enter(t.Context(), volume.Client{Node: "n1"})), errs.Precondition)
 	// Clients inside before the restart are gone.
-	testkit.Must(t, cut.Quiet(t.Context(), []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}))
+	testkit.Must(t, copied.Quiet(t.Context(), []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}))
 	leave()
 	ending := []Ending{{Enforcer: "sock", Session: volume.Session{ID: "1"}}}
 	testkit.Must(t, l.RememberEnding(t.Context(), ending))

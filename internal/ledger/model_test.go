@@ -281,10 +281,10 @@ func explained(done []action, workers [][]action, answers [][]string, want []str
 			continue
 		}
 		left = true
-		rest, left := slices.Clone(workers), slices.Clone(answers)
-		rest[i], left[i] = workers[i][1:], answers[i][1:]
+		rest, others := slices.Clone(workers), slices.Clone(answers)
+		rest[i], others[i] = workers[i][1:], answers[i][1:]
 		next, results := append(slices.Clone(done), workers[i][0]), append(slices.Clone(want), answers[i][0])
-		if agrees(next, results) && explained(next, rest, left, results) {
+		if agrees(next, results) && explained(next, rest, others, results) {
 			return true
 		}
 	}
