@@ -131,12 +131,12 @@ func TestBadFilesAndVariables(t *testing.T) {
 		"two wrong keys":     {"endpiont: a\npoool: b", nil, []string{`"endpoint"`, `"pool"`}},
 		"twice":              {"pool: a\npool: b", nil, []string{"pool", "already"}},
 		"bad value":          {"pool-image: 10Gib", nil, []string{"pool-image", "GiB", "cleat.yaml"}},
-		"no value":           {"pool:", nil, []string{"pool", "no value"}},
+		"no value":           {"pool:", nil, []string{"pool", "value is empty"}},
 		"list for one":       {"pool: [a, b]", nil, []string{"pool", "not a list"}},
 		"map for one":        {"pool: {a: b}", nil, []string{"pool", "not a map"}},
 		"list in a list":     {"services: [[a]]", nil, []string{"services"}},
-		"null in a map":      {"topology: {zone: }", nil, []string{"zone", "no value"}},
-		"empty map":          {"topology: {}", nil, []string{"topology", "no pairs"}},
+		"null in a map":      {"topology: {zone: }", nil, []string{"zone", "value is empty"}},
+		"empty map":          {"topology: {}", nil, []string{"topology", "map is empty"}},
 		"not a map":          {"- a\n- b", nil, []string{"flag: value"}},
 		"text":               {"hello", nil, []string{"flag: value"}},
 		"not YAML":           {"a: [", nil, []string{"cleat.yaml"}},
@@ -226,7 +226,7 @@ func TestParseSize(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"": "not a size", "GiB": "not a size", "-1": "not a size", "+1": "not a size", "1e9": "not a size", "0x10": "not a size",
-		"1.5": "whole number", "0.3B": "whole number", "8EiB": "larger than", "9223372036854775808": "larger than",
+		"1.5": "whole number", "0.3B": "whole number", "8EiB": "exceeds the maximum", "9223372036854775808": "exceeds the maximum",
 		"10gib": "did you mean", "10Gib": `"GiB"`, "1m": "unit", "1 000": "not a size", "1_000": "not a size", "1,5GiB": "not a size",
 		" 1": "not a size", "1GiB\n": "not a size", "10bananas": "use one of", strings.Repeat("9", 1000): "not a size", "٣": "not a size",
 	} {

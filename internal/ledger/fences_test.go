@@ -111,7 +111,7 @@ func TestRefusedChanges(t *testing.T) {
 		"unmasked":              {[]volume.Fence{unmasked}, nil, errs.Internal},
 		"4in6":                  {[]volume.Fence{mapped}, nil, errs.Internal},
 		"none":                  {[]volume.Fence{{}}, nil, errs.Internal},
-		"without an owner":      {[]volume.Fence{nobody}, nil, errs.Internal},
+		"without an owner":      {[]volume.Fence{noOwner}, nil, errs.Internal},
 		"unknown phase":         {[]volume.Fence{phase}, nil, errs.Internal},
 		"twice":                 {[]volume.Fence{good, good}, nil, errs.Internal},
 	} {

@@ -101,7 +101,7 @@ func admit(g Grant, held []Grant) (recorded Grant, again bool, err error) {
 	for _, h := range held {
 		switch {
 		case h.Client.Node != g.Client.Node:
-			return Grant{}, false, errs.Errorf(errs.Precondition, "volume %s is in use by node %s since %s; unpublish it there first",
+			return Grant{}, false, errs.Errorf(errs.Precondition, "volume %s is granted to node %s since %s; unpublish it there first",
 				g.Volume, h.Client.Node, h.Granted.UTC().Format(time.RFC3339))
 		case !same(h, g):
 			return Grant{}, false, errs.Errorf(errs.Exists, "volume %s is already granted to node %s with %s; the request has %s",

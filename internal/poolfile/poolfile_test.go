@@ -40,7 +40,7 @@ func TestWhatIsWrittenIsRead(t *testing.T) {
 	if diff := cmp.Diff(poolfile.Attributes{ReadAheadKiB: -1, Size: 1 << 40}, got); diff != "" {
 		t.Error("reset attributes:", diff)
 	}
-	testkit.WantError(t, "too many readers", poolfile.WriteReaders(f, make([]string, xattr.MaxValue+2)), errs.Busy, "being copied")
+	testkit.WantError(t, "too many readers", poolfile.WriteReaders(f, make([]string, xattr.MaxValue+2)), errs.Busy, "copies in progress")
 }
 
 func TestBrokenAttributes(t *testing.T) {

@@ -230,7 +230,7 @@ func TestBound(t *testing.T) {
 		signals, result := running(t, t.Context(), slow, stuck)
 		signals <- syscall.SIGTERM
 		err := <-result
-		for _, want := range []string{"stop stuck: it did not return", "run stuck: it goes on", "stop slow: context deadline exceeded"} {
+		for _, want := range []string{"stop stuck: timed out", "run stuck: still running", "stop slow: context deadline exceeded"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("got %v, want %q", err, want)
 			}

@@ -179,7 +179,7 @@ func TestListenRefusals(t *testing.T) {
 		"not clean":      {Address{Path: dir + "/../s.sock"}, "not clean"},
 		"slash":          {Address{Path: dir + "/"}, "directory"},
 		"NUL":            {Address{Path: dir + "/a\x00b"}, "NUL"},
-		"hidden name":    {Address{Path: dir + "/" + hidden}, "choose another"},
+		"hidden name":    {Address{Path: dir + "/" + hidden}, "use another name"},
 		"unknown group":  {Address{Path: dir + "/s.sock", Group: "no-such-group"}, "no-such-group"},
 		"shared, absent": {Address{Path: dir + "/none/s.sock", SharedDir: true}, "no such file or directory"},
 		"long name":      {Address{Path: filepath.Join(dir, strings.Repeat("x", 108)), AnyLength: true}, "last element has 108 bytes"},
