@@ -40,9 +40,9 @@ services of CSI on unix:///run/cleat/csi/csi.sock.
   node        identity and node; finds volumes by their locators in the pool
 With engine local, controller and node processes share a pool on one machine.
 
-With --addons-endpoint it also serves CSI-Addons for the csi-addons sidecar: network
-fencing, and this node's identity as a storage client. A fenced node is granted no
-volume, and stages none, until it is unfenced.
+With --addons-endpoint it also serves CSI-Addons for the csi-addons sidecar:
+network fencing, and this node's identity as a storage client. A fenced node is
+granted no volume, and stages none, until it is unfenced.
 
 With --registration-dir it registers with the kubelet itself: no
 node-driver-registrar is needed. "cleat csi status" shows the registration.`,

@@ -62,9 +62,9 @@ func newCSIStatusCommand() *cobra.Command {
 		Use:   "status",
 		Short: "Show the state of a running cleat csi and its registration",
 		Long: `Shows whether a running cleat csi is ready, the conditions of its storage and the
-calls in flight. With --registration-dir also whether the kubelet has registered the
-driver, or why not. The command connects to a socket in --state-dir that only root
-can use.`,
+calls in flight. With --registration-dir also whether the kubelet has registered
+the driver, or why not. The command connects to a socket in --state-dir that only
+root can use.`,
 		Example: `  sudo cleat csi status
   sudo cleat csi status -o json | jq .registration.state`,
 		Args: noArgs,

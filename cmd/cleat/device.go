@@ -212,8 +212,8 @@ func newDeviceGetCommand() *cobra.Command {
 		Use:   "get VOLUME [DEVICE]",
 		Short: "Show the device of a volume (GetDevice)",
 		Long: `Calls GetDevice, as the node driver does every ten seconds. Without DEVICE it
-requests any device of the volume, which other plugins might not support. Values that
-look like a key are hidden.`,
+requests any device of the volume, which other plugins might not support. Values
+that look like a key are hidden.`,
 		Example: `  cleat device get pvc-1f0e
   cleat device get pvc-1f0e cleat_nvme_2f61c0a34a1d8e57n1 -o json`,
 		Args:              deviceArgs,

@@ -33,12 +33,12 @@ func newDPUCommand() *cobra.Command {
 		Use:   "dpu",
 		Short: "Run the DPF storage vendor plugin of a DPU",
 		Long: `Serves NVIDIA DPF's contract for storage vendors (nvidia.storage.plugins.v1) on a
-UNIX socket, and creates the devices that the node driver requests in the local SNAP
-process: bdevs over NVMe-oF (TCP, RDMA), of Ceph RBD images and of files, and file
-system devices of NFS exports, CephFS directories and local directories. It
+UNIX socket, and creates the devices that the node driver requests in the local
+SNAP process: bdevs over NVMe-oF (TCP, RDMA), of Ceph RBD images and of files, and
+file system devices of NFS exports, CephFS directories and local directories. It
 replaces NVIDIA's sample plugins, with their sockets, variables and keys. Started
-under the command name of a sample, such as /block-storage-vendor-dpu-plugin, it has
-the defaults of that sample.
+under the command name of a sample, such as /block-storage-vendor-dpu-plugin, it
+has the defaults of that sample.
 
 Both sockets are found by name, as in the node driver:
   ` + snapDir + `/plugins/PLUGIN/dpu.sock

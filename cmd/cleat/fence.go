@@ -30,13 +30,12 @@ func newFenceCommand() *cobra.Command {
 workload of a failed or unreachable node, which might still write, can start
 elsewhere only after the storage refuses that node.
 
-A fence is complete when the command exits with 0: the client has no session, none of
-its requests is accepted, including delayed ones, and it cannot open a session.
-Before, the fence can be partly in effect: repeat the command. Unfence a client only
-when it was restarted or is powered off: until then it can hold stale data that it
-would write.
-The commands use the CSI-Addons contract: with cleat fence serve, cleat csi
---addons-endpoint, or another driver (--endpoint).`,
+A fence is complete when the command exits with 0: the client has no session, none
+of its requests is accepted, including delayed ones, and it cannot open a session.
+Before, the fence can be partly in effect: repeat the command. Unfence a client
+only when it was restarted or is powered off: until then it can hold stale data
+that it would write. The commands use the CSI-Addons contract: with cleat fence
+serve, cleat csi --addons-endpoint, or another driver (--endpoint).`,
 		Example: `  cleat fence add 192.0.2.7 2001:db8::7
   cleat fence list
   cleat fence rm 192.0.2.7 2001:db8::7

@@ -23,13 +23,13 @@ func newFenceAddCommand() *cobra.Command {
 		Use:   "add CIDR...",
 		Short: "Fence storage clients (FenceClusterNetwork)",
 		Long: `Fences the clients with these addresses. When the command exits with 0, the clients
-have no session, none of their requests is accepted, and they cannot open a session.
-With any other exit code this is not certain, and completed fences remain in effect:
-repeat the command.
+have no session, none of their requests is accepted, and they cannot open a
+session. With any other exit code this is not certain, and completed fences remain
+in effect: repeat the command.
 
-A CIDR is a block such as 192.0.2.0/24 or 2001:db8::/64, or a single address. All are
-validated before any is sent. Fence every address of the client: IPv4 and IPv6, in
-all networks from which the storage can be reached.
+A CIDR is a block such as 192.0.2.0/24 or 2001:db8::/64, or a single address. All
+are validated before any is sent. Fence every address of the client: IPv4 and IPv6,
+in all networks from which the storage can be reached.
 
 The parameters identify the owner of a fence: unfence with the same parameters. A
 CIDR that covers the server's own addresses, or all addresses, is refused without
@@ -49,8 +49,8 @@ func newFenceRemoveCommand() *cobra.Command {
 		Long: `Unfences CIDRs. Write them as they were fenced, with the same parameters; see cleat
 fence list. A CIDR that is not fenced is no error; one that was fenced with other
 parameters, or that is part of a larger block, is refused. --force unfences exactly
-these CIDRs without the parameters, also while sessions of the client have not ended:
-requests that the client sent earlier can then still be executed.
+these CIDRs without the parameters, also while sessions of the client have not
+ended: requests that the client sent earlier can then still be executed.
 
 Unfence a client only after it was restarted or powered off: a client that was only
 fenced still holds old mounts and data, and would write them.`,
@@ -167,7 +167,7 @@ func readBlocks(stdin io.Reader, from string, args []string) (blocks []netip.Pre
 	case len(blocks) == 0 && from != "":
 		return nil, fmt.Errorf("--from %s contains no CIDR: write one per line, for example 192.0.2.0/24", from)
 	case len(blocks) == 0:
-		return nil, errors.New("no CIDR is set: name at least one, such as 192.0.2.0/24 or 2001:db8::7, or a file with --from")
+		return nil, errors.New("no CIDR is set: specify at least one CIDR, such as 192.0.2.0/24 or 2001:db8::7, or a file with --from")
 	case len(blocks) > request.MaxBlocks:
 		return nil, fmt.Errorf("%d CIDRs exceed the maximum of %d per call: split them, or use larger blocks", len(blocks), request.MaxBlocks)
 	}

@@ -64,13 +64,13 @@ servers of other users, CAP_DAC_READ_SEARCH. Storage targets in the kernel (nvme
 LIO, nfsd) have no process to wait for: set --kernel-targets, and read
 docs/fencing.md for the guarantees in this case.
 
-Fences outlive this process: they are recorded in --state-dir, and the packet filter
-stays, owned by a holder process. The next start enforces all of them before it
-listens.
+Fences outlive this process: they are recorded in --state-dir, and the packet
+filter stays, owned by a holder process. The next start enforces all of them before
+it listens.
 
 With --peer it forwards fences to servers on other machines, and succeeds when all
-have fenced; with --peers-only it only forwards. Servers call each other over mutual
-TLS (--listen, --tls-cert, --tls-key, --tls-ca).`,
+have fenced; with --peers-only it only forwards. Servers call each other over
+mutual TLS (--listen, --tls-cert, --tls-key, --tls-ca).`,
 		Example: `  sudo cleat fence serve
   sudo cleat fence serve --ports 4420,3260
   sudo cleat fence serve --ports nvme-tcp --kernel-targets --listen :9070 --tls-cert a.pem --tls-key a.key --tls-ca ca.pem

@@ -28,9 +28,9 @@ func newHostCommand() *cobra.Command {
 		Use:   "host",
 		Short: "Run a plugin host: discover and register plugins like a kubelet",
 		Long: `Discovers plugins by their sockets below a directory, registers them and notifies
-them, exactly as the kubelet does: CSI drivers, device plugins, DRA drivers. It is for
-machines without a kubelet, and for tests of plugins. Query it with cleat plugins;
-cleat volume --driver finds a CSI driver by name through it.
+them, exactly as the kubelet does: CSI drivers, device plugins, DRA drivers. It is
+for machines without a kubelet, and for tests of plugins. Query it with cleat
+plugins; cleat volume --driver finds a CSI driver by name through it.
 
 On a terminal it shows a table of all plugins, with the reasons of failed
 registrations; elsewhere it writes a line when a plugin is registered, fails or is
@@ -39,8 +39,8 @@ removed. -o json streams every state change as a line of JSON.
 Device plugins call Register on kubelet.sock in --device-plugins-dir.
 
 Plugins that expect a kubelet have its directory built in: use --plugins-dir
-/var/lib/kubelet/plugins_registry for them. A directory has a single host: cleat host
-refuses to start if another cleat host, or a kubelet, watches the directory.`,
+/var/lib/kubelet/plugins_registry for them. A directory has a single host: cleat
+host refuses to start if another cleat host, or a kubelet, watches the directory.`,
 		Example: `  sudo cleat host
   sudo cleat host --plugins-dir /var/lib/kubelet/plugins_registry
   sudo cleat host --grace 30s -o json | jq -c '[.kind, .plugin.name, .plugin.phase]'`,

@@ -104,11 +104,11 @@ func newPluginsListCommand(f *hostFlags) *cobra.Command {
 "cleat plugins why" explains those that are not.
 
 States: waiting, asking, validating, registering, notifying (steps of an attempt);
-registered; failed (retried); deregistering. The socket of a dead plugin exists, but
-no process serves it.
+registered; failed (retried); deregistering. The socket of a dead plugin exists,
+but no process serves it.
 
-With --watch it continues: a live table on a terminal, elsewhere a line when a plugin
-is registered, fails or is removed; with -o json a line per state change.`,
+With --watch it continues: a live table on a terminal, elsewhere a line when a
+plugin is registered, fails or is removed; with -o json a line per state change.`,
 		Example: `  cleat plugins list
   cleat plugins list --type CSIPlugin -o json | jq -r '.[].endpoint'
   cleat plugins list --watch`,
@@ -175,8 +175,8 @@ func newPluginsWhyCommand(f *hostFlags) *cobra.Command {
 		Use:   "why [NAME|SOCKET]",
 		Short: "Explain why a plugin is not registered, and how to fix it",
 		Long: `Explains the state of a plugin, also of one that the host does not know: the calls
-made, the responses, and how to fix the cause. Without an argument it explains every
-plugin that is not registered.`,
+made, the responses, and how to fix the cause. Without an argument it explains
+every plugin that is not registered.`,
 		Example: `  cleat plugins why
   cleat plugins why csi.cleat.dev
   cleat plugins why /run/cleat/plugins/csi.cleat.dev-reg.sock`,
@@ -252,8 +252,8 @@ func newPluginsDevicesCommand(f *hostFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "devices [RESOURCE]",
 		Short: "List the devices that device plugins offer",
-		Long: `Lists the devices that each plugin last reported. A plugin whose ListAndWatch stream
-has ended has no healthy device.`,
+		Long: `Lists the devices that each plugin last reported. A plugin whose ListAndWatch
+stream has ended has no healthy device.`,
 		Example: `  cleat plugins devices
   cleat plugins devices example.com/gpu -o json`,
 		ValidArgsFunction: f.names(device.Type),

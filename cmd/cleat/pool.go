@@ -34,9 +34,9 @@ image, files and directory. It also deletes the pool identity that the driver
 recorded in --state-dir, so that a new pool can be created there.
 
 The command refuses, and changes nothing, while a driver serves the pool, while a
-volume is attached (also as raw block volume, deleted file or mount in a container),
-while volumes or snapshots exist, and if the directory contains other files. It is
-idempotent, and completes an interrupted removal.`,
+volume is attached (also as raw block volume, deleted file or mount in a
+container), while volumes or snapshots exist, and if the directory contains other
+files. It is idempotent, and completes an interrupted removal.`,
 		Example: `  sudo cleat pool remove
   sudo cleat pool remove --pool /data/cleat --state-dir /var/lib/cleat/csi
   sudo cleat pool remove --delete-volumes`,

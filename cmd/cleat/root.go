@@ -14,11 +14,11 @@ func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "cleat",
 		Short: "CSI driver, network fencing, DPU and SR-IOV device plugins for Kubernetes nodes",
-		Long: `cleat provides volumes and devices to workloads when they are ready, and revokes them
-when they must not be used any longer. The binary has the servers (a CSI driver, a
-plugin host that registers plugins like a kubelet, a DPF storage vendor plugin for
-DPUs, a device plugin for SR-IOV functions, and network fencing for storage servers)
-and the client commands.
+		Long: `cleat provides volumes and devices to workloads when they are ready, and revokes
+them when they must not be used any longer. The binary has the servers (a CSI
+driver, a plugin host that registers plugins like a kubelet, a DPF storage vendor
+plugin for DPUs, a device plugin for SR-IOV functions, and network fencing for
+storage servers) and the client commands.
 
 Getting started, as root:
   cleat csi                           run the CSI driver on unix:///run/cleat/csi/csi.sock
@@ -50,8 +50,8 @@ Getting started, as root:
 const settingsHelp = `
 
 Flags that list an environment variable can also be set by that variable, and in a
-YAML file (--config) with the flag names as keys. Flags override the environment, and
-the environment overrides the file.`
+YAML file (--config) with the flag names as keys. Flags override the environment,
+and the environment overrides the file.`
 
 // serving adds the flags and the RunE function of server p to c.
 func serving(c *cobra.Command, p interface {

@@ -19,8 +19,8 @@ func newSnapshotCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "snapshot",
 		Short: "Create, list and delete snapshots of volumes",
-		Long: `Manages snapshots of volumes. A snapshot remains usable when its volume changes or is
-deleted. "cleat volume restore" creates a volume from a snapshot.`,
+		Long: `Manages snapshots of volumes. A snapshot remains usable when its volume changes or
+is deleted. "cleat volume restore" creates a volume from a snapshot.`,
 		Example: `  cleat snapshot create data --name before-upgrade
   cleat snapshot list --volume data
   cleat snapshot delete before-upgrade`,
@@ -96,8 +96,8 @@ func newSnapshotDeleteCommand(f *driverFlags) *cobra.Command {
 	return f.deleteCommand("snapshot", &cobra.Command{
 		Use:   "delete SNAPSHOT...",
 		Short: "Delete snapshots",
-		Long: `Deletes snapshots. Volumes created from them remain. A member of a group snapshot is
-deleted with its group.`,
+		Long: `Deletes snapshots. Volumes created from them remain. A member of a group snapshot
+is deleted with its group.`,
 		Example: `  cleat snapshot delete before-upgrade`,
 	}, (*client.Driver).DeleteSnapshot)
 }
@@ -135,8 +135,9 @@ func newChangedBlocksCommand(f *driverFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "changed-blocks [BASE] SNAPSHOT",
 		Short: "List changed blocks between two snapshots, or the allocated blocks of one",
-		Long: `Lists the byte ranges that changed from the snapshot BASE to the later SNAPSHOT (for
-incremental backups), or the allocated ranges of one snapshot (for full backups).`,
+		Long: `Lists the byte ranges that changed from the snapshot BASE to the later SNAPSHOT
+(for incremental backups), or the allocated ranges of one snapshot (for full
+backups).`,
 		Example: `  cleat volume changed-blocks monday tuesday
   cleat volume changed-blocks monday -o json`,
 	}
@@ -167,9 +168,9 @@ func newGroupCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "group",
 		Short: "Create, list and delete group snapshots of several volumes",
-		Long: `Manages snapshots of several volumes at one point in time, for example of a database
-and its log. The snapshots are deleted with their group. "cleat volume restore"
-creates volumes from them, by their IDs.`,
+		Long: `Manages snapshots of several volumes at one point in time, for example of a
+database and its log. The snapshots are deleted with their group. "cleat volume
+restore" creates volumes from them, by their IDs.`,
 		Example: `  cleat group create nightly database log
   cleat group show nightly
   cleat group delete nightly`,
@@ -183,10 +184,10 @@ func newGroupCreateCommand(f *driverFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "create NAME VOLUME...",
 		Short: "Create a group snapshot of several volumes",
-		Long: `Creates snapshots of all volumes at one point in time. The command is idempotent: the
-same name and volumes return the same group. cleat's driver cannot freeze an attached
-block volume: --parameter consistency=member accepts snapshots that are consistent
-only individually.`,
+		Long: `Creates snapshots of all volumes at one point in time. The command is idempotent:
+the same name and volumes return the same group. cleat's driver cannot freeze an
+attached block volume: --parameter consistency=member accepts snapshots that are
+consistent only individually.`,
 		Example: `  cleat group create nightly database log`,
 		RunE: f.runE("creating the group", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			g, err := d.CreateGroup(ctx, args[0], args[1:], parameters)
@@ -199,9 +200,10 @@ only individually.`,
 
 func newGroupListCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
-		Use:     "list",
-		Short:   "List group snapshots",
-		Long:    `Lists the group snapshots created by this CLI with the same --state-dir: CSI has no call that lists groups.`,
+		Use:   "list",
+		Short: "List group snapshots",
+		Long: `Lists the group snapshots created by this CLI with the same --state-dir: CSI has no
+call that lists groups.`,
 		Example: `  cleat group list`,
 		RunE: f.runE("listing groups", func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
 			all, err := d.Groups(ctx)

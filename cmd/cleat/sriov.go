@@ -6,10 +6,10 @@ func newSriovCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "sriov",
 		Short: "Run the SR-IOV device plugin and its config daemon",
-		Long: `Manages the SR-IOV functions of a node. The device plugin replaces the SR-IOV network
-device plugin and uses its config.json. The config daemon decides when the plugin
-offers devices (--controlled-mode): before functions are reconfigured, all devices
-are withdrawn, and the plugin has acknowledged that.
+		Long: `Manages the SR-IOV functions of a node. The device plugin replaces the SR-IOV
+network device plugin and uses its config.json. The config daemon decides when the
+plugin offers devices (--controlled-mode): before functions are reconfigured, all
+devices are withdrawn, and the plugin has acknowledged that.
 
 Servers, one of each per node:
   plugin      offer the functions that config.json selects to the kubelet

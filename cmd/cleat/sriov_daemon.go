@@ -72,11 +72,12 @@ The node state is a file (--node-state, YAML or JSON, watched), or an object of 
 API server (in-cluster configuration or --kubeconfig). Progress is recorded in
 --state-dir: a restarted daemon continues, and offers configured functions at once.
 
-For a plugin without cleat's extensions of the contract, closing the stream withdraws
-the devices, which the kubelet then confirms. A plugin without a control socket
-cannot withdraw: the daemon logs this and continues, like the operator's daemon.
-Without a kubelet the functions in use by pods are unknown, and no existing function
-is changed. On a machine without a kubelet set an empty --pod-resources-socket.
+For a plugin without cleat's extensions of the contract, closing the stream
+withdraws the devices, which the kubelet then confirms. A plugin without a control
+socket cannot withdraw: the daemon logs this and continues, like the operator's
+daemon. Without a kubelet the functions in use by pods are unknown, and no existing
+function is changed. On a machine without a kubelet set an empty
+--pod-resources-socket.
 
 --dry-run prints the plan without changes.`,
 		Example: `  cleat sriov daemon --mode follow

@@ -53,9 +53,10 @@ func newSriovExplainCommand(links inventory.Links) *cobra.Command {
 		Use:   "explain [DEVICE...]",
 		Short: "Explain which resource selects a function, and why others do not",
 		Long: `Evaluates config.json on this machine. Shows for each function the resource that
-selects it, why no resource is allowed to have it, or what it lacks for the resource
-with the most matching filters. Warnings follow: resources without devices, resources
-that select the same devices, PFs that do not exist on this machine.
+selects it, why no resource is allowed to have it, or what it lacks for the
+resource with the most matching filters. Warnings follow: resources without
+devices, resources that select the same devices, PFs that do not exist on this
+machine.
 
 DEVICE is a PCI address, with or without its domain, or the name of an auxiliary or
 network device. The output then has a row per selector of config.json: the first

@@ -26,8 +26,8 @@ func newSriovListCommand(links inventory.Links) *cobra.Command {
 		Short: "List the SR-IOV functions of this machine and their resources",
 		Long: `Lists physical and virtual functions, accelerators and auxiliary devices of this
 machine, with the resource of config.json that selects each, and the pod that holds
-it according to the kubelet's PodResources API. "cleat sriov status" shows the devices
-that the plugin offers.
+it according to the kubelet's PodResources API. "cleat sriov status" shows the
+devices that the plugin offers.
 
 Other network functions, without SR-IOV and a resource, are listed only with --all.`,
 		Example: `  cleat sriov list

@@ -45,14 +45,14 @@ accelerators and scalable functions. It uses the same config.json and flags, and
 provides the environment variables, device nodes and files that workloads expect.
 
 The configuration is reloaded when it changes (or on SIGHUP). Functions that are
-added or removed, or change their driver, are reported to the kubelet. Pods keep the
-devices that they have.
+added or removed, or change their driver, are reported to the kubelet. Pods keep
+the devices that they have.
 
 With --controlled-mode no devices are offered until a config daemon (cleat sriov
-daemon, or another client of sriovdp.control.v1) opens a stream on --control-socket.
-When the stream closes, Allocate is refused, calls in flight end, and then all devices
-are reported unhealthy. The plugin stays registered: a restart of the plugin would
-race with the kubelet's device manager.`,
+daemon, or another client of sriovdp.control.v1) opens a stream on
+--control-socket. When the stream closes, Allocate is refused, calls in flight end,
+and then all devices are reported unhealthy. The plugin stays registered: a restart
+of the plugin would race with the kubelet's device manager.`,
 		Example: `  cleat sriov plugin --config-file /etc/pcidp/config.json
   cleat sriov plugin --resource-prefix example.com --use-cdi
   cleat sriov plugin --controlled-mode --metrics-address :9808`,

@@ -55,9 +55,10 @@ func newSriovStatusCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show the state of a running device plugin and its config daemon",
-		Long: `Queries a device plugin on its control socket: the devices offered to the kubelet, the
-config daemon that has enabled them, and errors. Only a plugin with --controlled-mode
-has that socket; plugins that serve only the published proposal lack the call.
+		Long: `Queries a device plugin on its control socket: the devices offered to the kubelet,
+the config daemon that has enabled them, and errors. Only a plugin with
+--controlled-mode has that socket; plugins that serve only the published proposal
+lack the call.
 
 --wait repeats the query until the plugin is in a state, also while the socket does
 not exist yet.`,

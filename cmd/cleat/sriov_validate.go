@@ -36,14 +36,14 @@ func newSriovValidateCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "validate [FILE]",
 		Short: "Validate a config.json strictly",
-		Long: `Reports every mistake in the config.json of an SR-IOV device plugin, with line, column
-and the probable intention. The SR-IOV network device plugin ignores a misspelt key,
-and the selector then matches every device; this command is strict. A valid but
-surprising setting is a warning.
+		Long: `Reports every mistake in the config.json of an SR-IOV device plugin, with line,
+column and the probable intention. The SR-IOV network device plugin ignores a
+misspelt key, and the selector then matches every device; this command is strict. A
+valid but surprising setting is a warning.
 
-FILE is --config-file by default; - reads standard input. It can be the manifest of a
-ConfigMap: its key config.json is validated, or else all its keys, which the SR-IOV
-network operator names after nodes.
+FILE is --config-file by default; - reads standard input. It can be the manifest of
+a ConfigMap: its key config.json is validated, or else all its keys, which the
+SR-IOV network operator names after nodes.
 
 The command fails on mistakes. "cleat sriov explain" shows the matching devices.`,
 		Example: `  cleat sriov validate config.json

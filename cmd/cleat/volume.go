@@ -26,8 +26,8 @@ func newVolumeCommand() *cobra.Command {
 another one (--endpoint, or --driver if it is registered with cleat host). State
 needed for a rollback or a retry is recorded in --state-dir.
 
-VOLUME is the name with which the volume was created, or the driver's volume ID. All
-commands are idempotent, and continue an interrupted operation.`,
+VOLUME is the name with which the volume was created, or the driver's volume ID.
+All commands are idempotent, and continue an interrupted operation.`,
 		Example: `  cleat volume create data --size 1GiB
   cleat volume attach data /mnt
   cleat volume snapshot data --name before-upgrade

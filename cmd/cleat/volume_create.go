@@ -19,8 +19,8 @@ func newVolumeCreateCommand(f *driverFlags) *cobra.Command {
 	return f.createCommand(&cobra.Command{
 		Use:   "create NAME",
 		Short: "Create a volume",
-		Long: `Creates a volume. The command is idempotent: the same name and parameters return the
-same volume.`,
+		Long: `Creates a volume. The command is idempotent: the same name and parameters return
+the same volume.`,
 		Example: `  cleat volume create data --size 1GiB
   cleat volume create db --size 20GiB --fs-type xfs --parameter provisioning=thick
   cleat volume create disk --size 4GiB --block`,
@@ -31,8 +31,8 @@ func newVolumeRestoreCommand(f *driverFlags) *cobra.Command {
 	return f.createCommand(&cobra.Command{
 		Use:   "restore SNAPSHOT NAME",
 		Short: "Create a volume from a snapshot",
-		Long: `Creates an independent volume with the content of a snapshot; --size can increase its
-size.`,
+		Long: `Creates an independent volume with the content of a snapshot; --size can increase
+its size.`,
 		Example: `  cleat volume restore before-upgrade data-as-it-was
   cleat volume restore before-upgrade larger --size 4GiB`,
 	}, func(r *client.CreateRequest, args []string) { r.FromSnapshot, r.Name = args[0], args[1] })
@@ -146,7 +146,8 @@ func newVolumeModifyCommand(f *driverFlags) *cobra.Command {
 		Use:   "modify VOLUME KEY=VALUE...",
 		Short: "Change parameters of a volume in use",
 		Long: `Changes parameters of a volume, also in use. The parameters of cleat's driver are
-provisioning (thin, thick), trimInterval (a duration, 0 disables it) and readAheadKiB.`,
+provisioning (thin, thick), trimInterval (a duration, 0 disables it) and
+readAheadKiB.`,
 		Example: `  cleat volume modify data readAheadKiB=1024 trimInterval=24h`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var mutable keyValues

@@ -20,12 +20,12 @@ func newVolumeListCommand(f *driverFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list",
 		Short: "List volumes",
-		Long: `Lists the volumes of the driver and those recorded in --state-dir; only the latter if
-the driver does not support ListVolumes.
+		Long: `Lists the volumes of the driver and those recorded in --state-dir; only the latter
+if the driver does not support ListVolumes.
 
 States: ready; creating and deleting (an interrupted command: repeat it); foreign
-(not created by these commands: the name is that of the PersistentVolume with cleat's
-driver, otherwise the ID); missing (unknown to the driver).`,
+(not created by these commands: the name is that of the PersistentVolume with
+cleat's driver, otherwise the ID); missing (unknown to the driver).`,
 		Example: `  cleat volume list
   cleat volume list -o json | jq '.[].name'
   kubectl get pv -o jsonpath='{.items[*].spec.csi.volumeHandle}' | cleat volume list --not-in -`,

@@ -88,8 +88,8 @@ func newVolumeTrimCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "trim VOLUME",
 		Short: "Discard the free blocks of a mounted volume (fstrim)",
-		Long: `Discards the blocks that the file system does not use, to return the space of deleted
-files in a thin volume to the pool.`,
+		Long: `Discards the blocks that the file system does not use, to return the space of
+deleted files in a thin volume to the pool.`,
 		Example: `  cleat volume trim data`,
 		RunE: f.runE("trimming the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			v, err := d.Show(ctx, args[0])
@@ -148,8 +148,8 @@ func newVolumeHealthCommand(f *driverFlags) *cobra.Command {
 	return &cobra.Command{
 		Use:   "health [VOLUME]",
 		Short: "Show the health of a volume, or of the storage",
-		Long: `Shows the adverse conditions that the driver reports for a volume, or without VOLUME
-for the storage as seen by this node.`,
+		Long: `Shows the adverse conditions that the driver reports for a volume, or without
+VOLUME for the storage as seen by this node.`,
 		Example: `  cleat volume health data
   cleat volume health`,
 		RunE: f.runE("checking health", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
