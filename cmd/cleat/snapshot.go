@@ -85,7 +85,7 @@ func newSnapshotShowCommand(f *driverFlags) *cobra.Command {
 }
 
 func snapshotTable(all ...client.Snapshot) cli.Table {
-	t := cli.Table{Header: []string{"NAME", "SIZE", "READY", "STATE", "CUT", "VOLUME", "GROUP", "ID"}}
+	t := cli.Table{Header: []string{"NAME", "SIZE", "READY", "STATE", "CREATED", "VOLUME", "GROUP", "ID"}}
 	for _, s := range all {
 		t.Add(s.Name, cli.HumanBytes(s.Size), s.Ready, s.State, s.Created, cmp.Or(s.SourceName, s.Source), s.Group, s.ID)
 	}
@@ -207,7 +207,7 @@ call that lists groups.`,
 		Example: `  cleat group list`,
 		RunE: f.runE("listing groups", func(ctx context.Context, d *client.Driver, _ []string) (cli.View, any, error) {
 			all, err := d.Groups(ctx)
-			t := cli.Table{Header: []string{"NAME", "SNAPSHOTS", "READY", "STATE", "CUT", "ID"}}
+			t := cli.Table{Header: []string{"NAME", "SNAPSHOTS", "READY", "STATE", "CREATED", "ID"}}
 			for _, g := range all {
 				t.Add(g.Name, len(g.Snapshots), g.Ready, g.State, g.Created, g.ID)
 			}
@@ -223,7 +223,7 @@ func newGroupShowCommand(f *driverFlags) *cobra.Command {
 		Example: `  cleat group show nightly`,
 		RunE: f.runE("getting the group", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
 			g, err := d.ShowGroup(ctx, args[0])
-			t := cli.Table{Header: []string{"VOLUME", "SIZE", "READY", "CUT", "SNAPSHOT"}}
+			t := cli.Table{Header: []string{"VOLUME", "SIZE", "READY", "CREATED", "SNAPSHOT"}}
 			for _, s := range g.Snapshots {
 				t.Add(cmp.Or(s.SourceName, s.Source), cli.HumanBytes(s.Size), s.Ready, s.Created, s.ID)
 			}

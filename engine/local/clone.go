@@ -76,11 +76,11 @@ func (e *Engine) cloneFrozenOnce(ctx context.Context, requests []cloneRequest, a
 	}
 	at = time.Now().UTC()
 	err = cloneAll(ctx, requests, sources)
-	crashpoint.Hit("cut.cloned")
+	crashpoint.Hit("clone.cloned")
 	if err := errors.Join(err, thaw()); err != nil {
 		return "", at, errors.Join(err, e.commit(ctx, func(tx *store.Tx) error { return deleteFreezeRecord(tx, intent) }))
 	}
-	crashpoint.Hit("cut.thawed")
+	crashpoint.Hit("clone.thawed")
 	return intent, at, nil
 }
 
@@ -135,7 +135,7 @@ func (e *Engine) freeze(ctx context.Context, mountpoints []string) (thaw func() 
 	if err != nil {
 		return nil, "", err
 	}
-	crashpoint.Hit("cut.intent")
+	crashpoint.Hit("clone.intent")
 	bounded, cancel := context.WithTimeoutCause(ctx, e.writeBack, errWriteBack)
 	defer cancel()
 	frozen, err := e.guard.Freeze(bounded, mountpoints, freezeBound)
@@ -146,7 +146,7 @@ func (e *Engine) freeze(ctx context.Context, mountpoints []string) (thaw func() 
 		err = freezeError(err)
 		return nil, "", errors.Join(err, e.commit(ctx, func(tx *store.Tx) error { return deleteFreezeRecord(tx, intent) }))
 	}
-	crashpoint.Hit("cut.frozen")
+	crashpoint.Hit("clone.frozen")
 	return func() error { return freezeError(frozen.Thaw()) }, intent, nil
 }
 

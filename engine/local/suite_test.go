@@ -196,7 +196,7 @@ var crashPoints = []string{
 	"create.begun", "create.cloned", "create.formatted", "create.filled", "create.recorded",
 	"place.renamed", // of volumes and snapshots
 	// Clones of mounted file systems.
-	"cut.intent", "cut.frozen", "cut.cloned", "cut.thawed",
+	"clone.intent", "clone.frozen", "clone.cloned", "clone.thawed",
 	// CreateSnapshot and CreateGroup where blocks are shared.
 	"snapshot.begun", "snapshot.filled", "snapshot.recorded",
 	// Copies: Create from a source, CreateSnapshot and CreateGroup elsewhere.

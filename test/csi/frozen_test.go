@@ -20,7 +20,7 @@ import (
 
 // atFrozen makes the driver kill itself at the moment when all file systems of
 // a cut are frozen.
-const atFrozen = "CLEAT_CRASHPOINT=cut.frozen=1"
+const atFrozen = "CLEAT_CRASHPOINT=clone.frozen=1"
 
 // thawed is less than the 10 s after which a guard thaws that did not notice the
 // end of its driver.
@@ -133,7 +133,7 @@ func TestGuardKilledToo(t *testing.T) {
 	}()
 	r.eventually("the driver stands at the crash point", func() bool {
 		text, _ := os.ReadFile(hits)
-		return strings.Contains(string(text), "cut.frozen")
+		return strings.Contains(string(text), "clone.frozen")
 	})
 	workloads := []*workload{disks[0].work(), disks[1].work()}
 	r.killBoth(p)

@@ -91,12 +91,13 @@ func goTexts(content string) ([]text, error) {
 			}
 		}
 	}
+	tags := map[*ast.BasicLit]bool{} // of struct fields: keys are interfaces
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.ImportSpec:
 			return false
 		case *ast.BasicLit:
-			if n.Kind == token.STRING {
+			if n.Kind == token.STRING && !tags[n] {
 				s, err := strconv.Unquote(n.Value)
 				if err != nil {
 					s = n.Value
@@ -112,6 +113,7 @@ func goTexts(content string) ([]text, error) {
 		case *ast.ValueSpec:
 			name(n.Names...)
 		case *ast.Field:
+			tags[n.Tag] = true
 			name(n.Names...)
 		case *ast.AssignStmt:
 			for _, left := range n.Lhs {

@@ -40,7 +40,9 @@ package p
 // more.
 func startAnew() error { return errors.New("begun Anew") }
 
-var renewed = "renewed" // no word of the rule
+type renewed struct { // no word of the rule
+	at string ` + "`json:\"anew\"`" + ` // a key
+}
 `
 	for _, test := range []struct {
 		name, file, content string

@@ -60,7 +60,7 @@ func scan(root string) ([]string, error) {
 func LeadsTo(point string) string {
 	switch point {
 	case "recover.thawed":
-		return "cut.frozen"
+		return "clone.frozen"
 	case "recover.incoming":
 		return "create.filled"
 	case "recover.volume":

@@ -58,7 +58,7 @@ func kinds() []kind {
 		{
 			name: "copy", fsType: "ext4",
 			always: []string{"copy.finishing", "expand.grown", "stage.recorded", "delete-snapshot.removed", "modify.applied", "copy.filled"},
-			not:    []string{"image.", "cut.", "snapshot.", "create.cloned", "recover.thawed"},
+			not:    []string{"image.", "clone.", "snapshot.", "create.cloned", "recover.thawed"},
 		},
 	}
 }
