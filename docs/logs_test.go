@@ -87,7 +87,14 @@ func logEvents(t *testing.T) map[string]string {
 // isLogCall reports whether a call is one of slog's at a fixed level, WARN or
 // ERROR.
 func isLogCall(call *ast.CallExpr) bool {
-	return len(call.Args) > 0 && slices.Contains([]string{"Warn", "WarnContext", "Error", "ErrorContext"}, methodOf(call))
+	method, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok || len(call.Args) == 0 || !slices.Contains([]string{"Warn", "WarnContext", "Error", "ErrorContext"}, method.Sel.Name) {
+		return false
+	}
+	if pkg, ok := method.X.(*ast.Ident); ok && (pkg.Name == "status" || pkg.Name == "http") {
+		return false // status.Error, http.Error
+	}
+	return eventOf(call) != "" || len(call.Args) > 1 // not a callback that takes an error
 }
 
 func methodOf(call *ast.CallExpr) string {

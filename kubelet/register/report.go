@@ -68,7 +68,7 @@ func (s Status) log(l *slog.Logger) {
 			level, message = slog.LevelWarn, "plugin not registered"
 		}
 	case Refused:
-		message = "plugin registration refused by host"
+		level, message = slog.LevelWarn, "plugin registration refused by host"
 	}
 	attrs := []slog.Attr{
 		slog.String("state", string(s.State)), slog.String("type", s.Type), slog.String("name", s.Name),
