@@ -140,7 +140,7 @@ func (d *Driver) planAttach(n *volumeRecord, req AttachRequest) (isNew bool, err
 		}
 	}
 	if req.Capability != nil && !a.Capability.equal(capability) {
-		return false, errs.Errorf(errs.Precondition, "volume %s is already attached at %s with another capability (%+v); detach it first", n.Name, a.places(), a.Capability)
+		return false, errs.Errorf(errs.Precondition, "volume %s is already attached at %s with another capability (%s); detach it first", n.Name, a.places(), a.Capability)
 	}
 	n.attachment = a
 	if i := a.find(req.Target); i >= 0 {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -121,6 +122,22 @@ func TestRefusedAttachIsReverted(t *testing.T) {
 	wantKind(t, err, errs.Denied, "not there")
 	if err := d.Delete(ctx, "v"); err != nil {
 		t.Errorf("after a refused attach: %v", err)
+	}
+}
+
+func TestMountFlagsAreNotInErrors(t *testing.T) {
+	d, _ := start(t, everyStep(newOther()))
+	ctx, dir := t.Context(), t.TempDir()
+	testkit.Value(d.Create(ctx, sized("v")))(t)
+	attach := func(target string, flags ...string) error {
+		_, err := d.Attach(ctx, client.AttachRequest{Volume: "v", Target: filepath.Join(dir, target), Capability: &client.Capability{FSType: "ext4", MountFlags: flags}})
+		return err
+	}
+	testkit.Must(t, attach("one", "password=hunter2"))
+	err := attach("two")
+	wantKind(t, err, errs.Precondition, "another capability (mount ext4, single-node-writer)")
+	if strings.Contains(err.Error(), "hunter2") {
+		t.Errorf("the error has a mount flag: %v", err)
 	}
 }
 

@@ -24,6 +24,16 @@ type Capability struct {
 	AccessMode string `json:"accessMode,omitempty"`
 }
 
+// String describes the capability for a message, without mount flags, which can
+// hold secrets.
+func (c Capability) String() string {
+	kind := "mount " + cmp.Or(c.FSType, "of any file system")
+	if c.Block {
+		kind = "block"
+	}
+	return kind + ", " + cmp.Or(c.AccessMode, "single-node-writer")
+}
+
 // AccessModes returns the names of access modes: those of the specification in
 // small letters, with hyphens.
 func AccessModes() []string {
