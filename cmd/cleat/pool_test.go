@@ -32,7 +32,7 @@ func TestPoolRemove(t *testing.T) {
 	testkit.Must(t, e.Close(t.Context()))
 	refused(string(v.ID))
 	refused("--delete-volumes")
-	refused("no pool directory", "--pool", "")
+	refused("pool directory is not set", "--pool", "")
 	refused("more", "more")
 	out, err := cleat(t, "pool", "remove", "--delete-volumes")
 	if err != nil || out != "pool "+pool+" is removed\n" {

@@ -228,7 +228,7 @@ func TestSriovDaemonDryRun(t *testing.T) {
 	}
 	putFile(t, state, sriovSpec(7, 3))
 	out, err := n.preview(t)
-	for _, word := range []string{"generation 7", "2. remove the virtual functions of 0000:3b:00.0", "3. make 3 virtual functions", "functions disrupted by the steps:", "0000:3b:", "more steps can follow"} {
+	for _, word := range []string{"generation 7", "2. remove the virtual functions of 0000:3b:00.0", "3. create 3 virtual functions", "functions disrupted by the steps:", "0000:3b:", "more steps can follow"} {
 		if err != nil || !strings.Contains(out, word) {
 			t.Errorf("%v, want %q in\n%s", err, word, out)
 		}
@@ -239,7 +239,7 @@ func TestSriovDaemonDryRun(t *testing.T) {
 		t.Errorf("%v, %v: %s", err, jsonErr, out)
 	}
 	putFile(t, state, strings.ReplaceAll(sriovSpec(8, 3), "3b:00.0", "af:00.0"))
-	if out, err = n.preview(t); err != nil || !strings.Contains(out, "0000:af:00.0: there is no network function here") || !strings.Contains(out, "not configured by this daemon") {
+	if out, err = n.preview(t); err != nil || !strings.Contains(out, "0000:af:00.0: no network function with SR-IOV support at this address") || !strings.Contains(out, "not configured by this daemon") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	putFile(t, state, sriovSpec(9, 99))

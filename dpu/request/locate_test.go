@@ -131,7 +131,7 @@ func TestPublishContextWins(t *testing.T) {
 		t.Errorf("%+v, %v", got.Access, err)
 	}
 	_, err = locate(request.Block, kv{"nqn": nqn + "x"}, volume, nil)
-	names(t, err, "two volumes", nqn+"x")
+	names(t, err, "different volumes", nqn+"x")
 }
 
 // Every locator with the other volume mode, save for a file of a pool: whether
@@ -183,7 +183,7 @@ func TestLocateRefuses(t *testing.T) {
 		"relative to the pool":       {"targetType": "file", "pool": pool, "file": "../x"},
 		`contradict each other`:      {"targetType": "tcp", "trtype": "nfs", "targetAddr": "192.0.2.1", "nqn": nqn},
 		"option with a secret":       {"server": "s", "share": "/x", "mountoptions": "hard,password=hunter2"},
-		"dhchapCtrlrKey needs":       {"nqn": nqn, "targetAddr": "192.0.2.1", "dhchapCtrlrKey": "a"},
+		"dhchapCtrlrKey requires":    {"nqn": nqn, "targetAddr": "192.0.2.1", "dhchapCtrlrKey": "a"},
 		"reconnectDelay 9 is longer": {"nqn": nqn, "targetAddr": "192.0.2.1", "reconnectDelay": "9", "ctrlLossTmo": "5"},
 	} {
 		c, err := locate(request.Block, publish(), context, nil)
