@@ -177,7 +177,7 @@ func TestMountRefusals(t *testing.T) {
 	}{
 		"no such target":   {Spec{Source: device, Target: filepath.Join(dir, "nothing"), FSType: "ext4"}, errs.Precondition, "must exist"},
 		"target is a link": {Spec{Source: device, Target: link, FSType: "ext4"}, errs.Precondition, "symbolic link"},
-		"target is a file": {Spec{Source: device, Target: file, FSType: "ext4"}, errs.Precondition, "directory"},
+		"target is a file": {Spec{Source: device, Target: file, FSType: "ext4"}, errs.Precondition, "directories"},
 		"relative target":  {Spec{Source: device, Target: "here", FSType: "ext4"}, errs.Invalid, "absolute"},
 		"root as target":   {Spec{Source: device, Target: "//", FSType: "ext4"}, errs.Invalid, "absolute"},
 		"unknown type":     {Spec{Source: device, Target: dir, FSType: "nosuchfs"}, errs.Unsupported, "nosuchfs"},
