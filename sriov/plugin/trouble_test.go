@@ -84,7 +84,7 @@ func TestRecordOnAFullDisk(t *testing.T) {
 	r.setVFs(0)
 	r.scans(links, 3)
 	r.awaitOffered(0)
-	r.loggedOnce(log, "cannot be kept on record")
+	r.loggedOnce(log, "cannot update allocation records")
 	memory.full.Store(false)
 	r.setVFs(3)
 	r.scans(links, 1)
@@ -117,7 +117,7 @@ func TestCDIDirectoryThatCannotBeWritten(t *testing.T) {
 	testkit.Must(t, os.WriteFile(r.config.Files.CDI, nil, 0o600)) // prevents the creation of a directory
 	r.start()
 	r.awaitOffered(2)
-	r.wrong("example.com/uio for CDI")
+	r.wrong("CDI specification of example.com/uio")
 	if n := r.kubelet.Allocatable("example.com/uio"); n != 0 {
 		t.Errorf("%d devices are offered that no runtime knows", n)
 	}
@@ -591,7 +591,7 @@ func TestConfigurationIsNotARegularFile(t *testing.T) {
 		"at most": func(path string) error {
 			return os.WriteFile(path, bytes.Repeat([]byte(" "), inventory.MaxConfigSize+1), 0o600)
 		},
-		"is not a file": func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"is not a regular file": func(path string) error { return syscall.Mkfifo(path, 0o600) },
 	} {
 		testkit.Must(t, os.RemoveAll(r.config.ConfigFile), make(r.config.ConfigFile))
 		testkit.WantError(t, "New", testkit.Err(plugin.New(r.config)), nil, words)
