@@ -17,7 +17,6 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// announced says what a Rig announces, by the name of the value.
 func announced(t *testing.T, rig *plugin) map[string]bool {
 	t.Helper()
 	all := map[string]bool{}
@@ -36,7 +35,6 @@ func announced(t *testing.T, rig *plugin) map[string]bool {
 	return all
 }
 
-// drain reads a stream to its end.
 func drain[M any](stream interface{ Recv() (M, error) }, err error) error {
 	for err == nil {
 		_, err = stream.Recv()
@@ -47,8 +45,7 @@ func drain[M any](stream interface{ Recv() (M, error) }, err error) error {
 	return err
 }
 
-// callEmpty calls a method with a request without fields, and returns the error
-// that ends the answer.
+// callEmpty sends a request without fields.
 func callEmpty(t *testing.T, rig *plugin, method string) error {
 	stream, err := rig.Conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true}, "/"+method)
 	testkit.Must(t, err)
@@ -62,7 +59,6 @@ func callEmpty(t *testing.T, rig *plugin, method string) error {
 	return err
 }
 
-// needs are the capabilities that calls need.
 var needs = map[string]string{
 	"csi.v1.Controller/CreateVolume":                   "CREATE_DELETE_VOLUME",
 	"csi.v1.Controller/DeleteVolume":                   "CREATE_DELETE_VOLUME",
@@ -86,7 +82,7 @@ var needs = map[string]string{
 	"csi.v1.SnapshotMetadata/GetMetadataDelta":         "SNAPSHOT_METADATA_SERVICE",
 }
 
-// What is announced is there, and what is not announced says so.
+// Unannounced calls return Unimplemented.
 func TestAnnouncedMeansImplemented(t *testing.T) {
 	bare := csi.Deployment{Services: csi.Services{Controller: true}}
 	perNode := bare
@@ -119,14 +115,14 @@ func TestAnnouncedMeansImplemented(t *testing.T) {
 	}
 }
 
-// Capabilities that are not a call of their own show in others.
+// Some capabilities are not calls but fields of others.
 func TestEveryCapabilityIsCovered(t *testing.T) {
 	rig := newPlugin(t, options{})
 	var known []string
 	for _, capability := range needs {
 		known = append(known, capability)
 	}
-	// Each of these has a test of what it promises.
+	// These have tests of their own.
 	known = append(known, "CONTROLLER_SERVICE", "VOLUME_ACCESSIBILITY_CONSTRAINTS", "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS", "CLONE_VOLUME",
 		"PUBLISH_READONLY", "LIST_VOLUMES_PUBLISHED_NODES", "SINGLE_NODE_MULTI_WRITER", "UNKNOWN" /* the service of an expansion entry */)
 	for name := range announced(t, rig) {

@@ -189,8 +189,6 @@ func TestBadInput(t *testing.T) {
 	checkLog(t, w.Log.String())
 }
 
-// checkLog checks that the log has no secret, and that the table has every
-// call.
 func checkLog(t *testing.T, log string) {
 	t.Helper()
 	if strings.Contains(log, marker) {

@@ -13,7 +13,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// world is what exists before each bad request.
 type world struct {
 	*plugin
 	mount, block, other *spec.Volume
@@ -41,7 +40,7 @@ type badCase struct {
 	call func(context.Context, *world) error
 }
 
-// bad makes a case: the edit turns a sound request into a bad one.
+// The edit makes a valid request invalid.
 func bad[C, R, A any](client func(*world) C, method func(C, context.Context, R, ...grpc.CallOption) (A, error), sound func(*world) R) func(string, codes.Code, func(*world, R)) badCase {
 	return func(name string, want codes.Code, edit func(*world, R)) badCase {
 		return badCase{name, want, func(ctx context.Context, w *world) error {

@@ -15,21 +15,18 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// fsTypes are the file systems that a volume can have.
 var fsTypes = []string{"ext4", "xfs", "btrfs"}
 
-// Keys of parameters and volume contexts that Kubernetes defines.
+// Kubernetes' keys of parameters and volume contexts
 const (
 	reservedPrefix = "csi.storage.k8s.io/"
 	keyFSType      = reservedPrefix + "fstype"
 	keyEphemeral   = reservedPrefix + "ephemeral"
-	// keyShortFSType is the older, still common spelling of keyFSType.
+	// older, still common spelling
 	keyShortFSType = "fsType"
 	keySize        = "size"
 )
 
-// checkCapabilities refuses an empty list, and capabilities that are incomplete
-// or malformed.
 func checkCapabilities(list []*spec.VolumeCapability) error {
 	if len(list) == 0 {
 		return invalidf("volume_capabilities is empty; at least one is needed")
@@ -85,7 +82,7 @@ func parseMountGroup(field, group string) (*int, error) {
 	if group == "" {
 		return nil, nil
 	}
-	// The kernel uses the largest number for "no group".
+	// The largest number is the kernel's "no group".
 	n, err := strconv.ParseUint(group, 10, 32)
 	if err != nil || n == 1<<32-1 || group != strconv.FormatUint(n, 10) {
 		return nil, invalidf("%s %s is not a numeric group id", field, errs.Quote(group))
@@ -94,7 +91,6 @@ func parseMountGroup(field, group string) (*int, error) {
 	return &gid, nil
 }
 
-// parseCapability translates a capability that volumes of this plugin can have.
 func parseCapability(field string, c *spec.VolumeCapability) (parsed volume.Capability, err error) {
 	if err := checkCapability(field, c); err != nil {
 		return parsed, err
@@ -170,15 +166,15 @@ func contentOf(list []*spec.VolumeCapability) (content volume.Content, fsType st
 	return content, fsType, nil
 }
 
-// ownKeys returns the entries that Kubernetes does not reserve for itself.
+// ownKeys omits keys that Kubernetes reserves.
 func ownKeys(m map[string]string) map[string]string {
 	own := maps.Clone(m)
 	maps.DeleteFunc(own, func(k, _ string) bool { return strings.HasPrefix(k, reservedPrefix) })
 	return own
 }
 
-// parseParameters returns the parameters for the engine, never nil, and the
-// file system that they and the capabilities agree on.
+// parseParameters returns the engine's parameters, never nil, and the file
+// system of these and the capabilities.
 func parseParameters(field string, parameters map[string]string, content volume.Content, fsType string) (map[string]string, string, error) {
 	for _, key := range []string{keyFSType, keyShortFSType} {
 		t := parameters[key]
@@ -199,13 +195,12 @@ func parseParameters(field string, parameters map[string]string, content volume.
 	}
 	delete(own, keyShortFSType)
 	if content == volume.Raw {
-		fsType = "" // a StorageClass names one for its block volumes too
+		fsType = "" // a StorageClass sets it for block volumes too
 	}
 	return own, fsType, nil
 }
 
-// parseLocator reads from its contexts how a volume is reached; nil when they
-// do not say so.
+// parseLocator returns nil for contexts without a locator.
 func parseLocator(volumeContext, publishContext map[string]string) (access.Access, error) {
 	a, err := access.Decode(volumeContext, publishContext)
 	switch {

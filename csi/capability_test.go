@@ -95,7 +95,6 @@ func TestMountFlagsAreNeverQuoted(t *testing.T) {
 	}
 }
 
-// One volume must have all the capabilities of a list.
 func TestContentOfSeveralCapabilities(t *testing.T) {
 	xfs := mountCap(func(m *mountVolume) { m.FsType = "xfs" })
 	ext4 := mountCap(func(m *mountVolume) { m.FsType = "ext4" })
@@ -166,7 +165,7 @@ func TestParametersForTheEngine(t *testing.T) {
 	}
 }
 
-// A parameter that the engine knows is not therefore mutable.
+// Not all known parameters are mutable.
 func TestMutableParametersOnly(t *testing.T) {
 	_, err := everything().createRequest(&spec.CreateVolumeRequest{
 		Name: "n", VolumeCapabilities: []*spec.VolumeCapability{mountCap()}, MutableParameters: map[string]string{"provisionin": "thin"},

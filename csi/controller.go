@@ -15,22 +15,23 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Admission admits clients while something is granted to them, so that a fence
-// can wait for calls under way; ledger.Ledger implements it.
+// Admission admits clients to operations, so that a fence can wait for calls in
+// flight; ledger.Ledger implements it.
 type Admission interface {
-	// Enter admits a client until leave is called. Precondition: it is fenced.
+	// Enter admits a client until leave is called. Precondition: the client is
+	// fenced.
 	Enter(ctx context.Context, c volume.Client) (leave func(), err error)
 }
 
-// Grants record which client has which volume; ledger.Ledger implements it.
+// Grants records which client has which volume; ledger.Ledger implements it.
 type Grants interface {
 	Admission
-	// Grant records a grant, or returns the equal one that is recorded. Exists:
-	// the node has the volume in another way. Precondition: the client is
-	// fenced, or another node has the volume.
+	// Grant records a grant. It is idempotent. Exists: the node has a different
+	// grant. Precondition: the client is fenced, or another node has the
+	// volume.
 	Grant(ctx context.Context, g ledger.Grant) (ledger.Grant, error)
-	// Revoke removes the grant of a node, or all when node is empty; a missing
-	// one is no error.
+	// Revoke removes the grant of a node (empty: all); a missing one is no
+	// error.
 	Revoke(ctx context.Context, id volume.ID, node string) error
 	// Of returns the grants of a volume.
 	Of(ctx context.Context, id volume.ID) ([]ledger.Grant, error)
@@ -38,16 +39,16 @@ type Grants interface {
 	ByNode(ctx context.Context, node string) ([]ledger.Grant, error)
 }
 
-// ControllerConfig is what a Controller needs.
+// ControllerConfig configures a Controller.
 type ControllerConfig struct {
 	Backend    volume.Backend
 	Deployment Deployment
 	Operations *op.Operations
-	Grants     Grants // needed with Deployment.ControllerPublish
+	Grants     Grants // for Deployment.ControllerPublish
 }
 
-// Controller is the services Controller, GroupController and SnapshotMetadata
-// of one backend.
+// Controller serves Controller, GroupController and SnapshotMetadata for one
+// backend.
 type Controller struct {
 	spec.UnimplementedControllerServer
 	spec.UnimplementedGroupControllerServer
@@ -84,8 +85,8 @@ func (s *Controller) ControllerGetCapabilities(context.Context, *spec.Controller
 		})}, nil
 }
 
-// GetCapacity returns the space left for new volumes; none outside the topology
-// of this node.
+// GetCapacity returns the space left for new volumes, and none outside the
+// topology of this node.
 func (s *Controller) GetCapacity(ctx context.Context, r *spec.GetCapacityRequest) (*spec.GetCapacityResponse, error) {
 	query, err := s.capacityQuery(r)
 	if err != nil {
@@ -134,14 +135,12 @@ func (s *Controller) capacityQuery(r *spec.GetCapacityRequest) (q volume.Capacit
 	return q, err
 }
 
-// isUnspecific reports whether a request names no kind of volume. An
-// orchestrator asks so for its scheduler, with the parameters of a class. It
-// would take a refusal of wrong parameters for a lack of space and never create
-// the volume, whose refusal says what is wrong; so they are ignored.
+// isUnspecific reports a request for the scheduler, with only the parameters of
+// a class. These are ignored: an error would count as a lack of space, and
+// CreateVolume, which reports wrong parameters, would never be called.
 func isUnspecific(r *spec.GetCapacityRequest) bool { return len(r.GetVolumeCapabilities()) == 0 }
 
-// ControllerGetVolumeHealth returns what the backend knows to be wrong with a
-// volume.
+// ControllerGetVolumeHealth returns the conditions that the backend reports.
 func (s *Controller) ControllerGetVolumeHealth(ctx context.Context, r *spec.ControllerGetVolumeHealthRequest) (*spec.ControllerGetVolumeHealthResponse, error) {
 	id := volume.ID(r.GetVolumeId())
 	if err := cmp.Or(

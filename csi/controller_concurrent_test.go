@@ -21,7 +21,7 @@ import (
 
 const clients = 64
 
-// gate is an engine whose creations of one name block until the test opens it.
+// gate blocks creations of one name until the test opens it.
 type gate struct {
 	volume.Engine
 	name    string
@@ -50,7 +50,7 @@ func (g *gate) Create(ctx context.Context, req volume.CreateRequest) (volume.Vol
 	}
 }
 
-// joined waits until so many callers wait for the operations under way.
+// joined waits until want callers wait for the operations in flight.
 func joined(t *testing.T, rig *plugin, want int) {
 	t.Helper()
 	for bound := time.Now().Add(time.Minute); time.Now().Before(bound); {
@@ -74,7 +74,7 @@ func TestSameRequestIsOneOperation(t *testing.T) {
 	for i := range clients {
 		wg.Go(func() {
 			req := createRequest("one", mountCap())
-			req.Secrets = map[string]string{"token": fmt.Sprint(i)} // makes no other request of it
+			req.Secrets = map[string]string{"token": fmt.Sprint(i)} // still the same request
 			r, err := rig.Controller.CreateVolume(t.Context(), req)
 			wantCode(t, err, codes.OK)
 			ids[i] = r.GetVolume().GetVolumeId()
@@ -155,8 +155,7 @@ func TestDeleteCancelsAPendingCreate(t *testing.T) {
 	wantCode(t, <-done, codes.Aborted)
 }
 
-// watched is an engine that finds two creations, or a creation and a deletion,
-// of one name at work at once.
+// watched detects concurrent creations, or creation and deletion, of one name.
 type watched struct {
 	volume.Engine
 	t    testing.TB
@@ -193,7 +192,7 @@ func (w *watched) Delete(ctx context.Context, id volume.ID) error {
 	return w.Engine.Delete(ctx, id)
 }
 
-// pick is an object that one client created and all clients use.
+// pick is an object that all clients use.
 type pick struct {
 	mu  sync.Mutex
 	ids []string
@@ -279,7 +278,7 @@ func (s *storm) actions() []action {
 }
 
 func TestStorm(t *testing.T) {
-	// With a long wait no call is refused as busy, however slow the machine is.
+	// With a long wait no call is refused as busy, even on a loaded machine.
 	rig := newPlugin(t, options{Wait: time.Minute, Backend: func(b *volume.Backend) {
 		b.Engine = &watched{Engine: b.Engine, t: t, busy: map[string]bool{}}
 	}})
@@ -303,8 +302,6 @@ func TestStorm(t *testing.T) {
 	checkNoDoubles(t, rig)
 }
 
-// checkNoDoubles checks that each name has one volume, and that all grants
-// belong to existing volumes.
 func checkNoDoubles(t *testing.T, rig *plugin) {
 	t.Helper()
 	volumes := testkit.Value(rig.Reference.List(context.Background(), "", 0))(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// listAll reads a list page by page; between is called after each page.
+// between is called after each page.
 func listAll(t *testing.T, rig *plugin, size int32, between func(page []string)) (ids []string) {
 	t.Helper()
 	for token, first := "", true; first || token != ""; first = false {
@@ -49,8 +49,7 @@ func TestListVolumes(t *testing.T) {
 	}
 }
 
-// Deletions between pages, even of the entry that a token names, neither lose
-// nor repeat another entry.
+// Also the entry of the token is deleted.
 func TestListVolumesWhileOthersDelete(t *testing.T) {
 	rig := newPlugin(t, options{})
 	var want []string
@@ -67,7 +66,7 @@ func TestListVolumesWhileOthersDelete(t *testing.T) {
 	}
 }
 
-// A page without a bound stays small enough for a gRPC message.
+// A page without a limit fits into a gRPC message.
 func TestListVolumesIsBounded(t *testing.T) {
 	many := make([]volume.Volume, 12000)
 	for i := range many {

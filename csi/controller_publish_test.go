@@ -82,10 +82,9 @@ func TestPublishUpToTheNodesLimit(t *testing.T) {
 	wantCode(t, publish("a"), codes.OK)
 	wantCode(t, publish("b"), codes.OK)
 	wantCode(t, publish("c"), codes.ResourceExhausted)
-	wantCode(t, publish("b"), codes.OK) // it has its place already
+	wantCode(t, publish("b"), codes.OK) // it counts already
 }
 
-// fence makes the given blocks all that is fenced.
 func fence(t *testing.T, l *ledger.Ledger, blocks ...string) {
 	t.Helper()
 	_, _, err := l.ChangeFences(t.Context(), func([]volume.Fence) (next []volume.Fence, err error) {
@@ -99,7 +98,7 @@ func fence(t *testing.T, l *ledger.Ledger, blocks ...string) {
 	testkit.Must(t, err)
 }
 
-// dualStack puts on record that the first node has an address of each family.
+// The first node has an address of each family.
 func dualStack(t *testing.T, l *ledger.Ledger) {
 	t.Helper()
 	c := volume.Client{Node: nodeID, Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
@@ -144,7 +143,7 @@ func TestPublishToAFencedNode(t *testing.T) {
 	if _, known, err := rig.Ledger.Client(ctx, "node-9"); known || err != nil {
 		t.Errorf("a node that does not exist is on record: %t, %v", known, err)
 	}
-	// Grants of a fenced node can be revoked and given to another node.
+	// Grants of a fenced node can move to another node.
 	for range 2 {
 		_, err = c.ControllerUnpublishVolume(ctx, &spec.ControllerUnpublishVolumeRequest{VolumeId: held.GetVolumeId(), NodeId: nodeID})
 		wantCode(t, err, codes.OK)
@@ -162,7 +161,7 @@ func TestPublishToAFencedNode(t *testing.T) {
 	wantCode(t, err, codes.OK)
 }
 
-// slowGrants are grants that block until the test opens them.
+// slowGrants block until the test opens them.
 type slowGrants struct {
 	csi.Grants
 	begun, open chan struct{}
@@ -174,8 +173,7 @@ func (s slowGrants) Grant(ctx context.Context, g ledger.Grant) (ledger.Grant, er
 	return s.Grants.Grant(ctx, g)
 }
 
-// A grant under way when its node is fenced is waited for, and refused if it
-// comes too late.
+// A fence waits for a grant in flight; a later grant is refused.
 func TestFenceWaitsForPublish(t *testing.T) {
 	slow := slowGrants{begun: make(chan struct{}), open: make(chan struct{})}
 	rig := newPlugin(t, options{Grants: func(g csi.Grants) csi.Grants { slow.Grants = g; return slow }})
@@ -204,7 +202,6 @@ func TestFenceWaitsForPublish(t *testing.T) {
 	}
 }
 
-// remote makes volumes that are reached over a network.
 type remote struct {
 	volume.Engine
 	locator access.Access
@@ -216,8 +213,7 @@ func (r remote) Get(ctx context.Context, id volume.ID) (volume.Volume, error) {
 	return v, err
 }
 
-// TestLocatorsWithLists: a locator that holds a list is compared by what it
-// says; == would panic.
+// Locators are compared with Equal; == would panic.
 func TestLocatorsWithLists(t *testing.T) {
 	locator := access.NVMe{
 		Transport: "tcp", NQN: "nqn.2016-06.io.spdk:a",

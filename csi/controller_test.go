@@ -200,8 +200,8 @@ func TestCapacity(t *testing.T) {
 	wantEqual(t, r, &spec.GetCapacityResponse{})
 }
 
-// A request without capabilities learns the capacity whatever its parameters:
-// a wrong one is refused when a volume is created.
+// Without capabilities, wrong parameters are refused only when a volume is
+// created.
 func TestCapacityForAScheduler(t *testing.T) {
 	rig := newPlugin(t, options{})
 	for _, parameters := range []map[string]string{{"colour": "red"}, {"fsType": "ext5"}, {"csi.storage.k8s.io/fstype": "ext5"}} {
@@ -258,9 +258,8 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestSourceInAnotherPool restores and clones on the wrong node. With one
-// driver per node, external-provisioner gives a claim back to the scheduler
-// only when CreateVolume answers RESOURCE_EXHAUSTED.
+// With one driver per node, external-provisioner returns a claim to the
+// scheduler only for RESOURCE_EXHAUSTED.
 func TestSourceInAnotherPool(t *testing.T) {
 	const (
 		own   = "7d1f5a52-3c77-4d43-8a1e-0123456789ab"

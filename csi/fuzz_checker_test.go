@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// checker is a backend and a ledger that check what reaches them.
+// checker is a backend and a ledger that check their arguments.
 type checker struct {
 	volume.Engine // not called
 	t             *testing.T
@@ -189,13 +189,11 @@ func (c checker) Of(context.Context, volume.ID) ([]ledger.Grant, error) { return
 
 func (c checker) ByNode(context.Context, string) ([]ledger.Grant, error) { return nil, nil }
 
-// everything is a controller that announces everything, over no engine.
+// everything is announced, without an engine.
 func everything() *Controller {
 	return checkingController(nil, nil)
 }
 
-// checkingController is a controller whose backend and ledger check what
-// reaches them.
 func checkingController(t *testing.T, o *op.Operations) *Controller {
 	c := checker{t: t}
 	return NewController(ControllerConfig{

@@ -20,11 +20,10 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// call calls a method with the bytes of a request from the wire.
+// call decodes a request and calls a method.
 type call func(t *testing.T, data []byte)
 
-// callOf makes a call of a method, or of the check of its request. holds checks
-// the answer.
+// holds checks the answer.
 func callOf[M proto.Message, A any](empty M, method func(M) (A, error), holds func(t *testing.T, r M, answer A)) call {
 	return func(t *testing.T, data []byte) {
 		r := proto.Clone(empty).(M)
@@ -54,7 +53,6 @@ func callOf[M proto.Message, A any](empty M, method func(M) (A, error), holds fu
 	}
 }
 
-// unary makes a call of a method of a service.
 func unary[M proto.Message, A any](empty M, method func(context.Context, M) (A, error)) call {
 	return callOf(empty, func(r M) (A, error) { return method(context.Background(), r) }, func(*testing.T, M, A) {})
 }
@@ -73,7 +71,6 @@ func fuzz(f *testing.F, seeds []proto.Message, calls func(*testing.T) []call) {
 	})
 }
 
-// fuzzController calls methods of a controller.
 func fuzzController(f *testing.F, seeds []proto.Message, calls func(*Controller) []call) {
 	operations := op.New(context.Background(), time.Minute)
 	f.Cleanup(func() {
@@ -128,7 +125,6 @@ func FuzzGroupController(f *testing.F) {
 	})
 }
 
-// discard is a stream that drops its messages.
 type discard[M any] struct{ grpc.ServerStream }
 
 func (discard[M]) Context() context.Context { return context.Background() }
@@ -161,7 +157,7 @@ func holdCapability(t *testing.T, c volume.Capability) {
 	}
 }
 
-// FuzzNode calls the checks of requests whose methods then work on the kernel.
+// Only the checks: the methods change the kernel's state.
 func FuzzNode(f *testing.F) {
 	machine := testkit.Value(node.Open(f.Context(), node.Config{Store: filepath.Join(f.TempDir(), "node.db")}))(f)
 	f.Cleanup(func() { _ = machine.Close() })
@@ -216,8 +212,7 @@ func FuzzNode(f *testing.F) {
 	})
 }
 
-// The requests of Identity have no fields: unknown bytes in them do no harm on
-// the way to a log or a fingerprint.
+// The requests have no fields: unknown bytes reach only logs and fingerprints.
 func FuzzIdentity(f *testing.F) {
 	i := &Identity{}
 	fuzz(f, nil, func(*testing.T) []call {

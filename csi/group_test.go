@@ -41,7 +41,7 @@ func TestGroupLife(t *testing.T) {
 	if slices.Sort(sources); !slices.Equal(sources, []string{a, b}) || !g.GetReadyToUse() || !g.GetCreationTime().IsValid() {
 		t.Errorf("group %v", g)
 	}
-	// The sources are a set: their order makes no other request of it.
+	// The sources are a set: their order does not matter.
 	again, err := rig.Group.CreateVolumeGroupSnapshot(ctx, &spec.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{b, a}})
 	wantCode(t, err, codes.OK)
 	if diff := cmp.Diff(made, again, protocmp.Transform()); diff != "" {
@@ -62,7 +62,7 @@ func TestGroupLife(t *testing.T) {
 	wantCode(t, err, codes.NotFound)
 }
 
-// unready is an engine whose second member is still being copied.
+// The second member is still being copied.
 type unready struct{ volume.Groups }
 
 func (u unready) CreateGroup(ctx context.Context, req volume.GroupRequest) (volume.Group, error) {

@@ -1,12 +1,11 @@
-// Package csi serves the Container Storage Interface 1.13: Identity; Controller,
-// GroupController and SnapshotMetadata over any volume.Backend (type
-// Controller); and Node over a node.Manager (type Node).
+// Package csi serves the Container Storage Interface 1.13: Identity;
+// Controller, GroupController and SnapshotMetadata over a volume.Backend (type
+// Controller); Node over a node.Manager (type Node).
 //
-// A method checks its request and translates it to what the engine or the node
-// takes, runs it as an operation on named objects (operation.go) and translates
-// the result. The checks are pure, look at no secret and return errors of kind
-// errs.Invalid unless they say otherwise. An id that is not ours is not invalid:
-// only the engine knows whether it exists.
+// A method checks and translates its request and runs it as an operation on
+// named objects (operation.go). Checks are pure, ignore secrets and return
+// errs.Invalid unless documented otherwise. An unknown id is not invalid: only
+// the engine knows whether it exists.
 package csi
 
 import (
@@ -23,16 +22,15 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// DefaultName is the name of the plugin unless another one is configured.
+// DefaultName is the default name of the plugin.
 const DefaultName = "csi.cleat.dev"
 
-// homePage is part of the manifest.
 const homePage = "https://github.com/cleatproject/cleat"
 
 var domainName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*$`)
 
-// CheckName refuses an invalid plugin name. The name becomes part of paths and
-// of names of Kubernetes objects.
+// CheckName validates a plugin name, which becomes part of paths and of names
+// of Kubernetes objects.
 func CheckName(name string) error {
 	if len(name) > 63 || !domainName.MatchString(name) {
 		return invalidf("driver name %q is not a domain name of at most 63 letters, digits, dashes and dots, as %s is", name, DefaultName)
@@ -40,15 +38,14 @@ func CheckName(name string) error {
 	return nil
 }
 
-// Identity is the Identity service. The caller sets all exported fields.
+// Identity is the Identity service; the caller sets all exported fields.
 type Identity struct {
 	spec.UnimplementedIdentityServer
 
-	Name    string // as CheckName accepts it
+	Name    string // valid for CheckName
 	Version string // of the program
-	Engine  string // its name in the configuration
-	// Abilities and Deployment are the same in all processes of a
-	// configuration, whichever services they serve.
+	Engine  string // as in the configuration
+	// the same in all processes of a configuration
 	Abilities  Abilities
 	Deployment Deployment
 }
@@ -60,8 +57,8 @@ func (i *Identity) GetPluginInfo(context.Context, *spec.GetPluginInfoRequest) (*
 	}, nil
 }
 
-// GetPluginCapabilities returns what all processes of this configuration offer
-// together.
+// GetPluginCapabilities returns the capabilities of all processes of the
+// configuration together.
 func (i *Identity) GetPluginCapabilities(context.Context, *spec.GetPluginCapabilitiesRequest) (*spec.GetPluginCapabilitiesResponse, error) {
 	all := wrap(announce(i.Abilities, i.Deployment).services, func(t spec.PluginCapability_Service_Type) *spec.PluginCapability {
 		return &spec.PluginCapability{Type: &spec.PluginCapability_Service_{Service: &spec.PluginCapability_Service{Type: t}}}
@@ -71,9 +68,8 @@ func (i *Identity) GetPluginCapabilities(context.Context, *spec.GetPluginCapabil
 	})}, nil
 }
 
-// Probe reports that the process serves calls. The state of the storage is not
-// part of it: a restart, which is what an orchestrator does after a failed
-// probe, does not repair a disk.
+// Probe reports that the process serves calls. It ignores the state of the
+// storage: a restart after a failed probe does not repair a disk.
 func (i *Identity) Probe(context.Context, *spec.ProbeRequest) (*spec.ProbeResponse, error) {
 	return &spec.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }
@@ -93,31 +89,30 @@ func AbilitiesOf(b volume.Backend) Abilities {
 	}
 }
 
-// Deployment describes how the plugin is deployed. All processes of one
-// configuration have the same, except for Services and the values of Topology.
+// Deployment describes how the plugin is deployed: the same for all processes
+// of a configuration, except for Services and the values of Topology.
 type Deployment struct {
 	Services Services
-	// ControllerPublish is set where an orchestrator attaches volumes through
-	// the controller before a node uses them.
+	// ControllerPublish: the controller attaches volumes before a node uses
+	// them.
 	ControllerPublish bool
-	// PerNode is set where each node runs its own controller. The sidecars that
-	// publish, expand and modify through the controller work only with a single
-	// one, so these calls are not announced.
+	// PerNode: each node runs its own controller. The sidecars that publish,
+	// expand and modify need a single one, so these calls are not announced.
 	PerNode bool
-	// Topology holds the segments of this node; empty: not announced.
+	// Topology of this node; empty: not announced.
 	Topology map[string]string
-	// Nodes are the ids of the nodes that volumes can be published to.
+	// Nodes are the ids that volumes can be published to.
 	Nodes []string
-	// MaxVolumes is how many volumes a node can have; 0: no limit.
+	// MaxVolumes per node; 0: no limit.
 	MaxVolumes int64
 }
 
-// Services are the services that a process serves, beside Identity.
+// Services are the services that a process serves beside Identity.
 type Services struct {
 	Controller, Node bool
 }
 
-// Check refuses a contradictory or malformed deployment.
+// Check validates a deployment.
 func (d Deployment) Check() error {
 	switch {
 	case !d.Services.Controller && !d.Services.Node:
@@ -133,12 +128,11 @@ func (d Deployment) Check() error {
 	return checkTopology("topology", d.Topology)
 }
 
-// announcement is what an orchestrator learns that it can call, whether or not
-// this process serves it.
+// announcement includes calls that other processes serve.
 type announcement struct {
 	services   []spec.PluginCapability_Service_Type
 	controller []spec.ControllerServiceCapability_RPC_Type
-	segments   map[string]string // topology of this node; empty: none is announced
+	segments   map[string]string // of this node; empty: not announced
 }
 
 func announce(a Abilities, d Deployment) announcement {
@@ -172,7 +166,6 @@ func announce(a Abilities, d Deployment) announcement {
 	}
 }
 
-// offer is a capability and whether it is announced.
 type offer[T any] struct {
 	capability T
 	announced  bool
@@ -187,7 +180,6 @@ func offered[T any](all []offer[T]) (announced []T) {
 	return announced
 }
 
-// wrap translates each element of a list to its message.
 func wrap[T, M any](all []T, message func(T) M) []M {
 	out := make([]M, len(all))
 	for i, one := range all {
@@ -196,8 +188,7 @@ func wrap[T, M any](all []T, message func(T) M) []M {
 	return out
 }
 
-// needs returns an error of kind errs.Unsupported unless the capability that
-// the request needs is announced.
+// needs returns errs.Unsupported unless the capability is announced.
 func (a announcement) needs(r proto.Message, t spec.ControllerServiceCapability_RPC_Type) error {
 	if slices.Contains(a.controller, t) {
 		return nil

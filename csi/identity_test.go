@@ -59,8 +59,6 @@ func TestProbe(t *testing.T) {
 	}
 }
 
-// All processes of a configuration announce the same, whichever services they
-// serve.
 func TestAllProcessesAnnounceTheSame(t *testing.T) {
 	capabilities := func(d csi.Deployment) *spec.GetPluginCapabilitiesResponse {
 		i := csi.Identity{Abilities: csi.Abilities{Snapshots: true, Clones: true, Groups: true, Deltas: true, Modify: true, Health: true}, Deployment: d}

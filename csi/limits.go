@@ -15,10 +15,10 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Limits of the specification ("Size Limits") and of Linux, in bytes.
+// CSI specification ("Size Limits") and Linux, in bytes.
 const (
-	maxString      = 128  // of every string without a limit of its own
-	maxMap         = 4096 // of keys and values of a map together, and of the mount flags of a capability
+	maxString      = 128  // default for strings
+	maxMap         = 4096 // all keys and values, or all mount flags
 	maxNodeID      = 256
 	maxPath        = 4095 // PATH_MAX counts the NUL that ends a path
 	maxPathElement = 255  // NAME_MAX
@@ -28,10 +28,8 @@ func invalidf(format string, args ...any) error {
 	return errs.Errorf(errs.Invalid, format, args...)
 }
 
-// clip shortens a text to the longest string that the specification allows.
 func clip(s string) string { return errs.Clip(s, maxString) }
 
-// checkString limits an optional string.
 func checkString(field, value string, most int) error {
 	if len(value) > most {
 		return invalidf("%s is %d bytes long, at most %d are allowed", field, len(value), most)
@@ -39,7 +37,6 @@ func checkString(field, value string, most int) error {
 	return nil
 }
 
-// requireString limits a mandatory string.
 func requireString(field, value string, most int) error {
 	if value == "" {
 		return invalidf("%s is missing", field)
@@ -47,10 +44,9 @@ func requireString(field, value string, most int) error {
 	return checkString(field, value, most)
 }
 
-// checkID accepts every id within the limits of the specification.
 func checkID(field, id string) error { return requireString(field, id, maxString) }
 
-// parseSet translates a list of ids without duplicates, and sorts it.
+// parseSet rejects duplicates and sorts.
 func parseSet[T ~string](field string, ids []string) ([]T, error) {
 	set := make([]T, len(ids))
 	for i, id := range ids {
@@ -68,7 +64,6 @@ func parseSet[T ~string](field string, ids []string) ([]T, error) {
 	return set, nil
 }
 
-// checkName checks the suggested name of a volume, snapshot or group.
 func checkName(field, name string) error {
 	if err := requireString(field, name, maxString); err != nil {
 		return err
@@ -80,13 +75,12 @@ func checkName(field, name string) error {
 	return nil
 }
 
-// isBanned reports whether the specification bans a character from names:
-// control characters except tab, line feed and carriage return.
+// isBanned (specification): control characters except tab, line feed and
+// carriage return.
 func isBanned(r rune) bool {
 	return (r < 0x20 || r >= 0x7f && r <= 0x9f) && r != '\t' && r != '\n' && r != '\r'
 }
 
-// checkMap limits a map.
 func checkMap(field string, m map[string]string) error {
 	size := 0
 	for k, v := range m {
@@ -98,8 +92,7 @@ func checkMap(field string, m map[string]string) error {
 	return nil
 }
 
-// checkPath accepts an absolute, clean path other than the root directory,
-// over which nothing is ever mounted.
+// checkPath accepts absolute, clean paths except the root directory.
 func checkPath(field, p string) error {
 	if err := requireString(field, p, maxPath); err != nil {
 		return err
@@ -140,8 +133,8 @@ func parseRange(field string, r *spec.CapacityRange) (volume.SizeRange, error) {
 	return s, nil
 }
 
-// parseQuantity reads a size as Kubernetes writes it: a whole number of bytes
-// with an optional suffix. OutOfRange: it does not fit into 63 bits.
+// parseQuantity parses a Kubernetes quantity: a whole number of bytes with an
+// optional suffix. OutOfRange: above 63 bits.
 func parseQuantity(field, s string) (int64, error) {
 	digits := strings.TrimRight(s, "kKMGTPEi")
 	n, err := strconv.ParseInt(digits, 10, 64)

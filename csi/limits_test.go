@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// wantKind checks the kind of an error; an empty kind wants none.
+// An empty kind wants no error.
 func wantKind(t *testing.T, err error, kind errs.Kind) {
 	t.Helper()
 	switch {
@@ -140,8 +140,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// The message of a refusal for lack of space stays, other errors stay as they
-// are.
+// The message is kept; other errors are unchanged.
 func TestRefused(t *testing.T) {
 	full := fmt.Errorf("expand: %w", errs.Errorf(errs.Exhausted, "7 bytes are left"))
 	for _, c := range []struct {

@@ -16,8 +16,7 @@ import (
 // messages of 4 MiB, and an entry has some hundred bytes.
 const maxPage = 5000
 
-// list is the name of a list in its tokens, so that the token of one list is
-// not accepted for another.
+// list is part of tokens, so that one list does not accept those of another.
 type list string
 
 const (
@@ -28,7 +27,7 @@ const (
 
 const tokenVersion = "1"
 
-// tokenEncoding accepts only the spelling that it writes.
+// tokenEncoding accepts only its own spelling.
 var tokenEncoding = base64.RawURLEncoding.Strict()
 
 // token returns the token that continues a list after an id. The object need
@@ -37,8 +36,7 @@ func (l list) token(after string) string {
 	return tokenEncoding.EncodeToString([]byte(tokenVersion + ":" + string(l) + ":" + after))
 }
 
-// parseToken returns the id in a token, "" for an empty one. BadToken: it is
-// not a token of this list.
+// parseToken returns an id, or "". BadToken: not a token of this list.
 func (l list) parseToken(token string) (after string, err error) {
 	if token == "" {
 		return "", nil
@@ -51,17 +49,15 @@ func (l list) parseToken(token string) (after string, err error) {
 	return id, nil
 }
 
-// pageRequest is a request for a part of a list.
 type pageRequest interface {
 	GetMaxEntries() int32
 	GetStartingToken() string
 }
 
-// readPage returns one page of a list in the order of ids: it reads items after
-// an id, a chunk at a time, and translates those that belong to the list. The
-// token is set when there is at least one more entry. A token contains the id of
-// the last entry and no position, so entries can be created and deleted between
-// pages.
+// readPage reads items after an id, a chunk at a time, and translates those
+// that belong to the list. The token is set if another entry exists, and
+// contains the last id instead of a position: entries can be created and
+// deleted between pages.
 func readPage[I, E any](ctx context.Context, l list, r pageRequest,
 	read func(ctx context.Context, after string, limit int) ([]I, error),
 	entry func(ctx context.Context, item I) (e E, belongs bool, err error),
@@ -120,7 +116,7 @@ func (s *Controller) ListVolumes(ctx context.Context, r *spec.ListVolumesRequest
 	return &spec.ListVolumesResponse{Entries: entries, NextToken: token}, err
 }
 
-// ControllerListVolumeHealth lists the volumes that have an adverse condition.
+// ControllerListVolumeHealth lists volumes with conditions.
 func (s *Controller) ControllerListVolumeHealth(ctx context.Context, r *spec.ControllerListVolumeHealthRequest) (*spec.ControllerListVolumeHealthResponse, error) {
 	if err := s.announced.needs(r, spec.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH); err != nil {
 		return nil, err
@@ -131,7 +127,7 @@ func (s *Controller) ControllerListVolumeHealth(ctx context.Context, r *spec.Con
 				return nil, false, nil
 			}
 			conditions, err := s.backend.Health.VolumeHealth(ctx, v.ID)
-			if errs.KindOf(err) == errs.NotFound { // deleted since it was listed
+			if errs.KindOf(err) == errs.NotFound { // deleted meanwhile
 				return nil, false, nil
 			}
 			return volumeHealth(v.ID, conditions), len(conditions) > 0, err
@@ -139,8 +135,8 @@ func (s *Controller) ControllerListVolumeHealth(ctx context.Context, r *spec.Con
 	return &spec.ControllerListVolumeHealthResponse{Entries: entries, NextToken: token}, err
 }
 
-// ListSnapshots lists the snapshots with the id and the source of the request,
-// where it names these.
+// ListSnapshots lists snapshots, filtered by the id and the source of the
+// request.
 func (s *Controller) ListSnapshots(ctx context.Context, r *spec.ListSnapshotsRequest) (*spec.ListSnapshotsResponse, error) {
 	if err := cmp.Or(
 		s.announced.needs(r, spec.ControllerServiceCapability_RPC_LIST_SNAPSHOTS),

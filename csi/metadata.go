@@ -11,14 +11,12 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// A message of a stream has defaultBatch ranges when the caller sets no limit,
-// and at most maxBatch, so that it stays far below 4 MiB.
+// Ranges per message, which stays far below 4 MiB.
 const (
 	defaultBatch = 256
 	maxBatch     = 64 << 10
 )
 
-// blocksRequest is a request for the blocks of a snapshot.
 type blocksRequest interface {
 	proto.Message
 	GetStartingOffset() int64
@@ -39,7 +37,7 @@ func (s *Controller) checkBlocks(r blocksRequest) error {
 	return nil
 }
 
-// GetMetadataAllocated streams the ranges of a snapshot that can hold data.
+// GetMetadataAllocated streams ranges that can hold data.
 func (s *Controller) GetMetadataAllocated(r *spec.GetMetadataAllocatedRequest, stream spec.SnapshotMetadata_GetMetadataAllocatedServer) error {
 	if err := cmp.Or(s.checkBlocks(r), checkID("snapshot_id", r.GetSnapshotId())); err != nil {
 		return err
@@ -55,8 +53,7 @@ func (s *Controller) GetMetadataAllocated(r *spec.GetMetadataAllocatedRequest, s
 	})
 }
 
-// GetMetadataDelta streams the ranges that differ between two snapshots of one
-// volume.
+// GetMetadataDelta streams the differences of two snapshots of one volume.
 func (s *Controller) GetMetadataDelta(r *spec.GetMetadataDeltaRequest, stream spec.SnapshotMetadata_GetMetadataDeltaServer) error {
 	if err := cmp.Or(
 		s.checkBlocks(r),
@@ -80,8 +77,7 @@ func (s *Controller) GetMetadataDelta(r *spec.GetMetadataDeltaRequest, stream sp
 	})
 }
 
-// checkPair refuses two snapshots without a delta: of different volumes, or in
-// the wrong order.
+// checkPair refuses snapshots of different volumes, or in the wrong order.
 func (s *Controller) checkPair(ctx context.Context, baseID, targetID volume.SnapshotID) error {
 	base, err := s.backend.Snapshots.GetSnapshot(ctx, baseID)
 	if err != nil {
@@ -100,9 +96,9 @@ func (s *Controller) checkPair(ctx context.Context, baseID, targetID volume.Snap
 	return nil
 }
 
-// send sends a block map in batches, at least one, so that the caller learns
-// the capacity even if there is no range. Every failure ends the stream with an
-// error: a list that only stopped would look complete.
+// send sends at least one batch, so that the caller learns the capacity. Every
+// failure ends the stream with an error: a list that only stopped would look
+// complete.
 func send(ctx context.Context, r blocksRequest, blocks volume.BlockMap, message func([]*spec.BlockMetadata) error) error {
 	from := r.GetStartingOffset()
 	if from > blocks.Size {

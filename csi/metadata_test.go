@@ -17,14 +17,12 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// message is what both streams send.
 type message interface {
 	GetBlockMetadataType() spec.BlockMetadataType
 	GetVolumeCapacityBytes() int64
 	GetBlockMetadata() []*spec.BlockMetadata
 }
 
-// read reads a stream to its end and checks what every message must hold.
 func read[M message](t *testing.T, stream interface{ Recv() (M, error) }, err error) (ranges []volume.Range, messages []int, failed error) {
 	t.Helper()
 	testkit.Must(t, err)
@@ -46,7 +44,7 @@ func read[M message](t *testing.T, stream interface{ Recv() (M, error) }, err er
 	}
 }
 
-// write writes one byte into each of some blocks of 4 KiB.
+// one byte per block of 4 KiB
 func write(t *testing.T, rig *plugin, v *spec.Volume, blocks ...int64) {
 	t.Helper()
 	d := testkit.Value(rig.Reference.Open(volume.ID(v.GetVolumeId())))(t)
@@ -89,8 +87,7 @@ func TestAllocatedAndDelta(t *testing.T) {
 			t.Errorf("at most %d: got %v in messages of %v, want %v in %v", most, got, messages, want, sizes)
 		}
 	}
-	// Continuing after the last byte received loses nothing; an offset within a
-	// range still returns that range.
+	// An offset within a range returns that range.
 	if got, _ := allocated(&spec.GetMetadataAllocatedRequest{SnapshotId: base, StartingOffset: want[1].End()}); !slices.Equal(got, want[2:]) {
 		t.Errorf("continued: %v", got)
 	}
@@ -104,7 +101,6 @@ func TestAllocatedAndDelta(t *testing.T) {
 	}
 }
 
-// odd is an engine with invalid answers.
 type odd struct {
 	volume.Deltas
 	ranges iter.Seq2[volume.Range, error]
@@ -115,7 +111,6 @@ func (o odd) Allocated(context.Context, volume.SnapshotID, int64) (volume.BlockM
 	return volume.BlockMap{Size: 8 << 20, Ranges: o.ranges}, o.err
 }
 
-// An interrupted list does not look complete.
 func TestFailuresEndTheStreamAsErrors(t *testing.T) {
 	list := func(err error, ranges ...volume.Range) iter.Seq2[volume.Range, error] {
 		return func(yield func(volume.Range, error) bool) {
@@ -153,7 +148,7 @@ func TestFailuresEndTheStreamAsErrors(t *testing.T) {
 	}
 }
 
-// A client that goes away ends the work for it, however long the list is.
+// Also for a long list.
 func TestCancelledStreamEnds(t *testing.T) {
 	stopped := make(chan struct{})
 	endless := func(yield func(volume.Range, error) bool) {

@@ -18,21 +18,19 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// NodeConfig is what a Node needs.
+// NodeConfig configures a Node.
 type NodeConfig struct {
 	Manager    *node.Manager
 	Operations *op.Operations
 	NodeID     string
-	// Deployment: with ControllerPublish a volume is staged and published only
-	// on the node that it is granted to.
+	// Deployment: with ControllerPublish, volumes are used only on the node
+	// that has the grant.
 	Deployment Deployment
-	// Admission admits this node while a volume is staged or published. What
-	// undoes that needs no admission.
+	// Admission admits this node to stage and publish, not to undo that.
 	Admission Admission
-	// Client returns who this node is to the storage now.
+	// Client is this node's current identity.
 	Client func() volume.Client
-	// TrimCheck is how often RunTrims looks for volumes that are due; zero: every
-	// minute.
+	// TrimCheck is the interval of RunTrims; zero: a minute.
 	TrimCheck time.Duration
 	Logger    *slog.Logger // nil: no log
 }
@@ -43,7 +41,7 @@ type Node struct {
 	config NodeConfig
 }
 
-// NewNode returns the service.
+// NewNode creates a Node.
 func NewNode(c NodeConfig) *Node {
 	c.TrimCheck = cmp.Or(c.TrimCheck, time.Minute)
 	if c.Logger == nil {
@@ -52,7 +50,7 @@ func NewNode(c NodeConfig) *Node {
 	return &Node{config: c}
 }
 
-// checkGrant refuses a volume that is granted to another node or to none.
+// checkGrant requires a grant for this node.
 func (s *Node) checkGrant(id string, publishContext map[string]string) error {
 	if !s.config.Deployment.ControllerPublish {
 		return nil
@@ -80,7 +78,7 @@ func (s *Node) runAdmitted(ctx context.Context, r proto.Message, keys []string, 
 	})
 }
 
-// NodeStageVolume makes a volume ready on this node.
+// NodeStageVolume mounts a volume at its staging path.
 func (s *Node) NodeStageVolume(ctx context.Context, r *spec.NodeStageVolumeRequest) (*spec.NodeStageVolumeResponse, error) {
 	req, err := stageRequest(r)
 	if err != nil {
@@ -111,7 +109,7 @@ func stageRequest(r *spec.NodeStageVolumeRequest) (req node.StageRequest, err er
 	return req, err
 }
 
-// NodeUnstageVolume undoes NodeStageVolume, and cancels one under way.
+// NodeUnstageVolume undoes NodeStageVolume, and cancels one in flight.
 func (s *Node) NodeUnstageVolume(ctx context.Context, r *spec.NodeUnstageVolumeRequest) (*spec.NodeUnstageVolumeResponse, error) {
 	req := node.UnstageRequest{Volume: volume.ID(r.GetVolumeId()), Staging: r.GetStagingTargetPath()}
 	response := &spec.NodeUnstageVolumeResponse{}
@@ -140,13 +138,13 @@ func (s *Node) checkUndo(ctx context.Context, id volume.ID, field, path string) 
 	return true, malformed
 }
 
-// NodePublishVolume puts a volume where a workload uses it.
+// NodePublishVolume mounts a volume at its target path.
 func (s *Node) NodePublishVolume(ctx context.Context, r *spec.NodePublishVolumeRequest) (*spec.NodePublishVolumeResponse, error) {
 	req, err := publishRequest(r)
 	if err != nil {
 		return nil, err
 	}
-	if req.Inline == nil { // an inline volume does not exist before this call
+	if req.Inline == nil { // inline volumes do not exist before
 		if err := s.checkGrant(r.GetVolumeId(), r.GetPublishContext()); err != nil {
 			return nil, err
 		}
@@ -157,8 +155,8 @@ func (s *Node) NodePublishVolume(ctx context.Context, r *spec.NodePublishVolumeR
 	})
 }
 
-// publishRequest checks and translates a request. Precondition: a volume that is
-// not ephemeral needs a staging path.
+// publishRequest checks and translates a request. Precondition: a volume that
+// is not ephemeral needs a staging path.
 func publishRequest(r *spec.NodePublishVolumeRequest) (req node.PublishRequest, err error) {
 	staging, target := r.GetStagingTargetPath(), r.GetTargetPath()
 	if err := cmp.Or(
@@ -199,8 +197,7 @@ func publishRequest(r *spec.NodePublishVolumeRequest) (req node.PublishRequest, 
 	return req, err
 }
 
-// parseInline reads an inline volume from a volume context; nil when the
-// context declares none.
+// parseInline returns nil if the context declares no inline volume.
 func parseInline(volumeContext map[string]string, c volume.Capability) (*node.InlineVolume, error) {
 	switch v := volumeContext[keyEphemeral]; v {
 	case "", "false":
@@ -223,7 +220,7 @@ func parseInline(volumeContext map[string]string, c volume.Capability) (*node.In
 		}
 		delete(parameters, keySize)
 	}
-	// The engine does not know these keys and could not suggest them.
+	// The engine could not suggest these keys.
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		for _, meant := range []string{keySize, keyShortFSType} {
 			if strings.EqualFold(key, meant) {
@@ -234,8 +231,8 @@ func parseInline(volumeContext map[string]string, c volume.Capability) (*node.In
 	return e, nil
 }
 
-// NodeUnpublishVolume undoes NodePublishVolume, and cancels one under way at the
-// same target, but not at others.
+// NodeUnpublishVolume undoes NodePublishVolume, and cancels one in flight at
+// the same target, but not at others.
 func (s *Node) NodeUnpublishVolume(ctx context.Context, r *spec.NodeUnpublishVolumeRequest) (*spec.NodeUnpublishVolumeResponse, error) {
 	req := node.UnpublishRequest{Volume: volume.ID(r.GetVolumeId()), Target: r.GetTargetPath()}
 	response := &spec.NodeUnpublishVolumeResponse{}

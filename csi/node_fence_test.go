@@ -20,8 +20,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// guarded is a rig whose node is let in by a ledger, with an address of each
-// family.
+// guarded is a rig with a ledger, whose node has an address of each family.
 func guarded(t *testing.T, began chan struct{}) (*nodeRig, *ledger.Ledger) {
 	t.Helper()
 	l := newLedger(t)
@@ -33,7 +32,7 @@ func guarded(t *testing.T, began chan struct{}) (*nodeRig, *ledger.Ledger) {
 	}), l
 }
 
-// listing is every name below a directory with its mode and time of change.
+// listing includes modes and times of change.
 func listing(t *testing.T, dir string) string {
 	t.Helper()
 	var lines []string
@@ -74,7 +73,7 @@ func TestFencedNode(t *testing.T) {
 			if after := listing(t, r.dir); after != before {
 				t.Errorf("refused, and changed:\n%s\n\n%s", before, after)
 			}
-			// A volume in use can be maintained and taken down.
+			// A volume in use can be maintained and unpublished.
 			testkit.Value(r.NodeGetVolumeStats(t.Context(), &spec.NodeGetVolumeStatsRequest{VolumeId: used.VolumeId, VolumePath: target.TargetPath}))(r.t)
 			testkit.Value(r.NodeExpandVolume(t.Context(), &spec.NodeExpandVolumeRequest{VolumeId: used.VolumeId, VolumePath: target.TargetPath}))(r.t)
 			r.undo(used, "target")
@@ -86,7 +85,7 @@ func TestFencedNode(t *testing.T) {
 	}
 }
 
-// TestFenceWaitsForStage: also for one whose caller has gone.
+// Also for a stage whose caller has gone.
 func TestFenceWaitsForStage(t *testing.T) {
 	began := make(chan struct{})
 	r, l := guarded(t, began)
@@ -109,7 +108,7 @@ func TestFenceWaitsForStage(t *testing.T) {
 	testkit.Must(r.t, l.Quiet(t.Context(), blocks))
 }
 
-// A client without addresses has those on record.
+// A client without addresses has the recorded ones.
 func TestFencedByName(t *testing.T) {
 	r, l := guarded(t, nil)
 	testkit.Must(r.t, l.RecordClient(t.Context(), volume.Client{Node: nodeID, Addrs: []netip.Addr{netip.MustParseAddr("198.51.100.1")}}))

@@ -30,7 +30,7 @@ const (
 	size = 64 << 20
 )
 
-// nodeRig is the node service over gRPC, on a pool of its own.
+// nodeRig is the node service over gRPC, with its own pool.
 type nodeRig struct {
 	spec.NodeClient
 	t       *testing.T
@@ -40,7 +40,7 @@ type nodeRig struct {
 	log     testkit.Log
 }
 
-// slow is an attacher whose Attach waits, if the test wants it to.
+// slow is an attacher whose Attach can wait.
 type slow struct {
 	node.Attacher
 	began chan struct{} // nil: no waiting
@@ -129,7 +129,7 @@ func (r *nodeRig) code(err error, want codes.Code, words ...string) {
 
 func (r *nodeRig) path(name string) string { return filepath.Join(r.dir, name) }
 
-// stage is a request for a new volume: ext4, or block.
+// stage is a request for a new volume.
 func (r *nodeRig) stage(id string, c *spec.VolumeCapability) *spec.NodeStageVolumeRequest {
 	r.t.Helper()
 	path := filepath.Join(r.dir, "pool/volumes", id)

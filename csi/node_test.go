@@ -72,8 +72,8 @@ func TestHealthInTheWordsOfTheContract(t *testing.T) {
 	r.code(err, codes.NotFound)
 }
 
-// TestUnknown checks that reads of unknown volumes return NOT_FOUND for any
-// path, and that undoing calls succeed.
+// Reads of unknown volumes return NOT_FOUND for any path; undoing calls
+// succeed.
 func TestUnknown(t *testing.T) {
 	r := newNodeRig(t, nil)
 	s := r.stage("vol-1", mountCap())
@@ -127,8 +127,7 @@ func TestCodes(t *testing.T) {
 	r.undo(s, "target")
 }
 
-// TestGrant checks that with controller publish a volume is used only where it
-// is granted, and read-only if granted so.
+// With controller publish a volume is used only where and as it is granted.
 func TestGrant(t *testing.T) {
 	r := newNodeRig(t, nil, func(c *csi.NodeConfig) { c.Deployment.ControllerPublish = true })
 	s := r.stage("vol-1", mountCap())
@@ -170,8 +169,7 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// TestUnstageCancelsStage checks that an unstage cancels a pending stage, and
-// that another stage must wait.
+// Another stage must wait.
 func TestUnstageCancelsStage(t *testing.T) {
 	began := make(chan struct{})
 	r := newNodeRig(t, began)
@@ -213,7 +211,7 @@ func TestRunTrims(t *testing.T) {
 	}
 }
 
-// TestSecretsAreNowhere: not in the log, and they do not make requests differ.
+// Not in the log, and they do not make requests differ.
 func TestSecretsAreNowhere(t *testing.T) {
 	r := newNodeRig(t, nil)
 	s := r.stage("vol-1", mountCap())
@@ -230,7 +228,7 @@ func TestSecretsAreNowhere(t *testing.T) {
 	}
 }
 
-// invalid holds that a method answers INVALID_ARGUMENT to each request.
+// invalid requires INVALID_ARGUMENT for each request.
 func invalid[R proto.Message, A any](t *testing.T, method func(context.Context, R, ...grpc.CallOption) (A, error), requests ...R) {
 	t.Helper()
 	for _, r := range requests {

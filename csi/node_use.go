@@ -12,8 +12,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// NodeGetCapabilities returns what is announced, which does not depend on the
-// engine.
+// NodeGetCapabilities returns the announced capabilities, which do not depend
+// on the engine.
 func (s *Node) NodeGetCapabilities(context.Context, *spec.NodeGetCapabilitiesRequest) (*spec.NodeGetCapabilitiesResponse, error) {
 	return &spec.NodeGetCapabilitiesResponse{Capabilities: wrap([]spec.NodeServiceCapability_RPC_Type{
 		spec.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
@@ -28,7 +28,7 @@ func (s *Node) NodeGetCapabilities(context.Context, *spec.NodeGetCapabilitiesReq
 	})}, nil
 }
 
-// NodeGetInfo returns the id of this node, its topology and its limit.
+// NodeGetInfo returns id, topology and limit.
 func (s *Node) NodeGetInfo(context.Context, *spec.NodeGetInfoRequest) (*spec.NodeGetInfoResponse, error) {
 	d := s.config.Deployment
 	r := &spec.NodeGetInfoResponse{NodeId: s.config.NodeID, MaxVolumesPerNode: d.MaxVolumes}
@@ -49,7 +49,7 @@ func checkUse(id, path, staging string) error {
 	)
 }
 
-// NodeExpandVolume makes a grown volume usable at its size.
+// NodeExpandVolume makes a grown volume use its size.
 func (s *Node) NodeExpandVolume(ctx context.Context, r *spec.NodeExpandVolumeRequest) (*spec.NodeExpandVolumeResponse, error) {
 	req, err := expandRequest(r)
 	if err != nil {
@@ -77,7 +77,7 @@ func expandRequest(r *spec.NodeExpandVolumeRequest) (req node.ExpandRequest, err
 	return req, err
 }
 
-// NodeGetVolumeStats returns how full a volume is.
+// NodeGetVolumeStats returns the usage of a volume.
 func (s *Node) NodeGetVolumeStats(ctx context.Context, r *spec.NodeGetVolumeStatsRequest) (*spec.NodeGetVolumeStatsResponse, error) {
 	if err := checkUse(r.GetVolumeId(), r.GetVolumePath(), r.GetStagingTargetPath()); err != nil {
 		return nil, err
@@ -97,8 +97,8 @@ func usage(unit spec.VolumeUsage_Unit, a node.Amount) *spec.VolumeUsage {
 	return &spec.VolumeUsage{Unit: unit, Total: a.Total, Used: a.Used, Available: a.Available}
 }
 
-// NodeGetVolumeHealth returns what this node knows to be wrong with a volume,
-// which need not be staged here.
+// NodeGetVolumeHealth returns the conditions of a volume that this node knows,
+// staged here or not.
 func (s *Node) NodeGetVolumeHealth(ctx context.Context, r *spec.NodeGetVolumeHealthRequest) (*spec.NodeGetVolumeHealthResponse, error) {
 	if err := cmp.Or(
 		checkID("volume_id", r.GetVolumeId()),
@@ -115,8 +115,8 @@ func (s *Node) NodeGetVolumeHealth(ctx context.Context, r *spec.NodeGetVolumeHea
 	return &spec.NodeGetVolumeHealthResponse{VolumeHealth: volumeHealth(id, conditions)}, nil
 }
 
-// NodeGetStorageHealth returns what this node knows to be wrong with the
-// storage.
+// NodeGetStorageHealth returns the conditions of the storage that this node
+// knows.
 func (s *Node) NodeGetStorageHealth(ctx context.Context, _ *spec.NodeGetStorageHealthRequest) (*spec.NodeGetStorageHealthResponse, error) {
 	conditions, err := s.config.Manager.StorageHealth(ctx)
 	if err != nil {

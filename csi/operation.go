@@ -16,10 +16,10 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Keys name the objects of operations. A volume, snapshot or group that is
-// being created has no id yet, so its name is the key. Grants have their own
-// key, so that revoking one cancels its creation and nothing else. The node
-// service has other keys than the controller: both can work on one volume.
+// Keys name the objects of operations. An object that is being created has no
+// id yet, so its name is the key. Revoking a grant cancels only its creation.
+// The node service has other keys than the controller: both can work on one
+// volume.
 func volumeNameKey(name string) string        { return "volume-name:" + name }
 func volumeKey(id volume.ID) string           { return "volume:" + string(id) }
 func grantKey(id volume.ID) string            { return "grant:" + string(id) }
@@ -30,8 +30,8 @@ func groupKey(id volume.GroupID) string       { return "group:" + string(id) }
 func nodeVolumeKey(id volume.ID) string       { return "node-volume:" + string(id) }
 func targetKey(path string) string            { return "target:" + path }
 
-// do runs fn as the operation of request r on the objects that keys name. An
-// equal request joins it, and it continues when its callers go away.
+// do runs fn as the operation of request r on the objects of keys. An equal
+// request joins it, and it continues without its callers.
 func do[T any](ctx context.Context, o *op.Operations, r proto.Message, keys []string, fn func(ctx context.Context) (T, error)) (T, error) {
 	return op.Do(ctx, o, op.Request{What: callName(r), Keys: keys, Fingerprint: fingerprint(r)}, fn)
 }
@@ -42,27 +42,24 @@ func run(ctx context.Context, o *op.Operations, r proto.Message, keys []string, 
 	return err
 }
 
-// undo is run for a request that undoes others: it cancels the operations on
-// these objects and waits for their rollback first. It works on the objects of
-// alsoOn too, but only waits for their operations.
+// undo is run for a request that undoes others: it first cancels the operations
+// on objects and waits for their rollback. For operations on alsoOn it only
+// waits.
 func undo(ctx context.Context, o *op.Operations, r proto.Message, objects, alsoOn []string, fn func(ctx context.Context) error) error {
 	request := op.Request{What: callName(r), Keys: slices.Concat(objects, alsoOn), Fingerprint: fingerprint(r), Cancels: objects}
 	_, err := op.Do(ctx, o, request, func(ctx context.Context) (struct{}, error) { return struct{}{}, fn(ctx) })
 	return err
 }
 
-// callName is the name of the call that a request belongs to.
 func callName(r proto.Message) string {
 	return strings.TrimSuffix(string(r.ProtoReflect().Descriptor().Name()), "Request")
 }
 
-// fingerprint is the same for requests of the same type and fields, secrets
-// excepted.
+// fingerprint excludes secrets.
 func fingerprint(r proto.Message) string {
 	r = proto.Clone(r)
 	clearSecrets(r.ProtoReflect())
-	// Marshal fails only for text that is not UTF-8, which gRPC does not
-	// deliver; what it encoded until then still distinguishes requests.
+	// Marshal fails only for invalid UTF-8, which gRPC does not deliver.
 	encoded, err := proto.MarshalOptions{Deterministic: true}.Marshal(r)
 	if err != nil {
 		encoded = fmt.Append(encoded, err)
@@ -91,10 +88,9 @@ func clearSecrets(m protoreflect.Message) {
 	})
 }
 
-// refused replaces errs.Exhausted by another kind for calls on existing
-// volumes: sidecars treat RESOURCE_EXHAUSTED as "in progress" and
-// repeat the old request for ever, although its user asks for a smaller size or
-// other parameters by now.
+// refused replaces errs.Exhausted for calls on existing volumes: sidecars treat
+// RESOURCE_EXHAUSTED as "in progress" and repeat the old request for ever,
+// although its user asks for other parameters by now.
 func refused(err error, kind errs.Kind) error {
 	if err == nil || errs.KindOf(err) != errs.Exhausted {
 		return err

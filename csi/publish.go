@@ -14,14 +14,12 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Keys of the publish context of a granted volume, which the controller writes
-// and the node service reads.
+// Keys of the publish context, from controller to node.
 const (
 	keyGrantedTo       = "grantedTo"
 	keyGrantedReadOnly = "grantedReadOnly"
 )
 
-// isReadOnlyGrant reports whether a publish context is of a read-only grant.
 func isReadOnlyGrant(publishContext map[string]string) bool {
 	return publishContext[keyGrantedReadOnly] == "true"
 }
@@ -44,7 +42,6 @@ func (s *Controller) ControllerPublishVolume(ctx context.Context, r *spec.Contro
 	if err != nil {
 		return nil, err
 	}
-	// The ledger knows the addresses of the node.
 	g := ledger.Grant{
 		Volume: volume.ID(r.GetVolumeId()), Client: volume.Client{Node: r.GetNodeId()},
 		ReadOnly: r.GetReadonly(), Mode: grantMode(capability),
@@ -61,7 +58,7 @@ func (s *Controller) ControllerPublishVolume(ctx context.Context, r *spec.Contro
 	return &spec.ControllerPublishVolumeResponse{PublishContext: publishContext}, nil
 }
 
-// grantMode is what must stay the same while a volume is granted to a node.
+// grantMode must not change during a grant.
 func grantMode(c volume.Capability) string {
 	if c.Block {
 		return c.Mode.CSIName() + "/block"
@@ -124,8 +121,8 @@ func (s *Controller) lockNode(ctx context.Context, id volume.ID, node string) (u
 	return unlock, nil
 }
 
-// ControllerUnpublishVolume revokes the grant of a node, or all grants when the
-// request names no node. A volume without grant, or an unknown one, is no error.
+// ControllerUnpublishVolume revokes the grant of a node, or all grants if the
+// request names no node. A missing grant or volume is no error.
 func (s *Controller) ControllerUnpublishVolume(ctx context.Context, r *spec.ControllerUnpublishVolumeRequest) (*spec.ControllerUnpublishVolumeResponse, error) {
 	if err := cmp.Or(
 		s.announced.needs(r, spec.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME),
@@ -140,7 +137,7 @@ func (s *Controller) ControllerUnpublishVolume(ctx context.Context, r *spec.Cont
 	})
 }
 
-// checkUnpublished refuses to continue with a volume that is granted to a node.
+// checkUnpublished refuses a granted volume.
 func (s *Controller) checkUnpublished(ctx context.Context, id volume.ID) error {
 	nodes, err := s.publishedNodes(ctx, id)
 	if err != nil || len(nodes) == 0 {
@@ -149,7 +146,6 @@ func (s *Controller) checkUnpublished(ctx context.Context, id volume.ID) error {
 	return errs.Errorf(errs.Precondition, "volume %s is in use: it is published to %q; unpublish it first", id, nodes)
 }
 
-// publishedNodes returns the nodes that a volume is granted to.
 func (s *Controller) publishedNodes(ctx context.Context, id volume.ID) (nodes []string, err error) {
 	if !s.deployment.ControllerPublish {
 		return nil, nil

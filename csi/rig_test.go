@@ -28,10 +28,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// nodeID is the one node of a plugin.
 const nodeID = "node-1"
 
-// fullDeployment is the deployment that announces everything.
+// fullDeployment announces everything.
 func fullDeployment() csi.Deployment {
 	return csi.Deployment{
 		Services:          csi.Services{Controller: true, Node: true},
@@ -41,8 +40,7 @@ func fullDeployment() csi.Deployment {
 	}
 }
 
-// plugin is a running plugin over the reference engine, without the node
-// service, and clients of it.
+// plugin serves the reference engine, without the node service.
 type plugin struct {
 	Reference  *enginetest.Reference
 	Ledger     *ledger.Ledger
@@ -55,18 +53,15 @@ type plugin struct {
 	Log        testkit.Log
 }
 
-// options say what a plugin is like; the zero value is the full one.
+// The zero options are the full plugin.
 type options struct {
 	Deployment *csi.Deployment
-	// Backend can remove or wrap abilities.
-	Backend func(*volume.Backend)
-	// Grants can wrap the ledger.
-	Grants func(csi.Grants) csi.Grants
-	// Wait is how long a request waits for an object, 3 s when zero.
+	Backend    func(*volume.Backend)
+	Grants     func(csi.Grants) csi.Grants
+	// for an object; zero: 3 s
 	Wait time.Duration
 }
 
-// newPlugin starts a plugin that ends with the test.
 func newPlugin(t testing.TB, o options) *plugin {
 	t.Helper()
 	deployment := fullDeployment()
@@ -109,8 +104,7 @@ func newLedger(t testing.TB) *ledger.Ledger {
 	return ledger.New(s)
 }
 
-// State is a text of all that the engine and the ledger hold; equal texts mean
-// that nothing changed.
+// State describes engine and ledger; equal texts mean that nothing changed.
 func (rig *plugin) State(t testing.TB) string {
 	t.Helper()
 	ctx := context.Background()
@@ -121,7 +115,6 @@ func (rig *plugin) State(t testing.TB) string {
 	return string(text)
 }
 
-// mountCap is a capability that most tests want.
 func mountCap() *spec.VolumeCapability {
 	return &spec.VolumeCapability{
 		AccessType: &spec.VolumeCapability_Mount{Mount: &spec.VolumeCapability_MountVolume{}},
@@ -129,36 +122,33 @@ func mountCap() *spec.VolumeCapability {
 	}
 }
 
-// blockCap is a capability of a raw block volume.
 func blockCap() *spec.VolumeCapability {
 	c := mountCap()
 	c.AccessType = &spec.VolumeCapability_Block{Block: &spec.VolumeCapability_BlockVolume{}}
 	return c
 }
 
-// createRequest asks for a volume of 8 MiB.
+// 8 MiB
 func createRequest(name string, c *spec.VolumeCapability) *spec.CreateVolumeRequest {
 	return &spec.CreateVolumeRequest{
 		Name: name, CapacityRange: &spec.CapacityRange{RequiredBytes: 8 << 20}, VolumeCapabilities: []*spec.VolumeCapability{c},
 	}
 }
 
-// MustCreate makes a volume of 8 MiB.
+// 8 MiB
 func (rig *plugin) MustCreate(t testing.TB, name string, c *spec.VolumeCapability) *spec.Volume {
 	t.Helper()
 	r := testkit.Value(rig.Controller.CreateVolume(t.Context(), createRequest(name, c)))(t)
 	return r.GetVolume()
 }
 
-// MustSnapshot creates a snapshot.
 func (rig *plugin) MustSnapshot(t testing.TB, name, source string) *spec.Snapshot {
 	t.Helper()
 	r := testkit.Value(rig.Controller.CreateSnapshot(t.Context(), &spec.CreateSnapshotRequest{Name: name, SourceVolumeId: source}))(t)
 	return r.GetSnapshot()
 }
 
-// serve serves CSI services in the process as the program does, and returns a
-// connection to them. Both end with the test.
+// serve serves CSI services as the program does, until the end of the test.
 func serve(t testing.TB, log *testkit.Log, register func(grpc.ServiceRegistrar)) *grpc.ClientConn {
 	t.Helper()
 	srv := testkit.Value(server.NewGRPC(server.GRPCConfig{

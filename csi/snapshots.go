@@ -13,8 +13,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// CreateSnapshot creates a snapshot, or returns the one that an equal request
-// created.
+// CreateSnapshot creates a snapshot. It is idempotent.
 func (s *Controller) CreateSnapshot(ctx context.Context, r *spec.CreateSnapshotRequest) (*spec.CreateSnapshotResponse, error) {
 	if err := cmp.Or(
 		s.announced.needs(r, spec.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT),
@@ -35,7 +34,6 @@ func (s *Controller) CreateSnapshot(ctx context.Context, r *spec.CreateSnapshotR
 	return &spec.CreateSnapshotResponse{Snapshot: s.snapshot(snap)}, nil
 }
 
-// snapshot translates a snapshot.
 func (s *Controller) snapshot(snap volume.Snapshot) *spec.Snapshot {
 	return &spec.Snapshot{
 		SnapshotId: string(snap.ID), SourceVolumeId: string(snap.Source), SizeBytes: snap.Size, GroupSnapshotId: string(snap.Group),
@@ -43,7 +41,7 @@ func (s *Controller) snapshot(snap volume.Snapshot) *spec.Snapshot {
 	}
 }
 
-// DeleteSnapshot deletes a snapshot that is not part of a group. It cancels a
+// DeleteSnapshot deletes a snapshot that is not part of a group, and cancels a
 // pending CreateSnapshot of the same name.
 func (s *Controller) DeleteSnapshot(ctx context.Context, r *spec.DeleteSnapshotRequest) (*spec.DeleteSnapshotResponse, error) {
 	if err := cmp.Or(
@@ -92,9 +90,8 @@ func (s *Controller) GroupControllerGetCapabilities(context.Context, *spec.Group
 	return response, nil
 }
 
-// CreateVolumeGroupSnapshot creates snapshots of several volumes at one moment,
-// or returns the group that an equal request created. The order of the sources
-// does not matter.
+// CreateVolumeGroupSnapshot creates snapshots of several volumes at one moment.
+// It is idempotent; the order of the sources does not matter.
 func (s *Controller) CreateVolumeGroupSnapshot(ctx context.Context, r *spec.CreateVolumeGroupSnapshotRequest) (*spec.CreateVolumeGroupSnapshotResponse, error) {
 	if err := cmp.Or(
 		s.announced.needsService(r, spec.PluginCapability_Service_GROUP_CONTROLLER_SERVICE),
@@ -138,7 +135,6 @@ func groupParameters(parameters map[string]string) (map[string]string, error) {
 	return own, nil
 }
 
-// group translates a group; it is ready when all its snapshots are.
 func (s *Controller) group(g volume.Group) *spec.VolumeGroupSnapshot {
 	out := &spec.VolumeGroupSnapshot{GroupSnapshotId: string(g.ID), CreationTime: timestamppb.New(g.Created), ReadyToUse: g.Ready}
 	for _, snap := range g.Snapshots {
@@ -148,16 +144,15 @@ func (s *Controller) group(g volume.Group) *spec.VolumeGroupSnapshot {
 	return out
 }
 
-// groupRequest is a request that names a group and, as a cross-check, its
-// snapshots.
+// groupRequest names a group and, as a cross-check, its snapshots.
 type groupRequest interface {
 	proto.Message
 	GetGroupSnapshotId() string
 	GetSnapshotIds() []string
 }
 
-// namedGroup returns the group that a request names. NotFound: it does not exist.
-// Invalid: it has other snapshots than the request says.
+// namedGroup returns the group that a request names. NotFound: it does not
+// exist. Invalid: it has other snapshots than the request says.
 func (s *Controller) namedGroup(ctx context.Context, r groupRequest) (volume.Group, error) {
 	if err := cmp.Or(
 		s.announced.needsService(r, spec.PluginCapability_Service_GROUP_CONTROLLER_SERVICE),
@@ -180,8 +175,8 @@ func (s *Controller) namedGroup(ctx context.Context, r groupRequest) (volume.Gro
 	return g, nil
 }
 
-// DeleteVolumeGroupSnapshot deletes a group with its snapshots. An unknown group
-// is deleted too: an interrupted deletion can have something left to do.
+// DeleteVolumeGroupSnapshot deletes a group with its snapshots, also an unknown
+// one: an interrupted deletion can have work left.
 func (s *Controller) DeleteVolumeGroupSnapshot(ctx context.Context, r *spec.DeleteVolumeGroupSnapshotRequest) (*spec.DeleteVolumeGroupSnapshotResponse, error) {
 	id := volume.GroupID(r.GetGroupSnapshotId())
 	keys := []string{groupKey(id)}

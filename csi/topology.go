@@ -20,8 +20,6 @@ var (
 // maxTopologyWord limits prefix, name and value of a segment each, in bytes.
 const maxTopologyWord = 63
 
-// checkTopology checks the segments of a topology by the rules of the
-// specification.
 func checkTopology(field string, segments map[string]string) error {
 	if err := checkMap(field, segments); err != nil {
 		return err
@@ -79,8 +77,8 @@ func covers(topology, segments map[string]string) bool {
 	return true
 }
 
-// checkAccessibility checks where an object is to be usable from. Exhausted: not
-// from where this plugin creates it. Preferences are checked and otherwise
+// checkAccessibility checks where an object is to be usable from. Exhausted:
+// not from where this plugin creates it. Preferences are checked and otherwise
 // ignored: this plugin has one place to offer.
 func (a announcement) checkAccessibility(objects string, r *spec.TopologyRequirement) error {
 	const field = "accessibility_requirements"
@@ -114,7 +112,6 @@ func (a announcement) checkAccessibility(objects string, r *spec.TopologyRequire
 	return nil
 }
 
-// describe writes the segments of a topology as key=value, ordered by key.
 func describe(segments map[string]string) string {
 	var all []string
 	for _, key := range slices.Sorted(maps.Keys(segments)) {

@@ -10,8 +10,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// RunTrims trims the volumes that are due, one after the other, until ctx ends.
-// A trim is an operation on its volume that yields to every call.
+// RunTrims trims due volumes, one after the other, until ctx ends. A trim
+// yields to every call on its volume.
 func (s *Node) RunTrims(ctx context.Context) error {
 	ticker := time.NewTicker(s.config.TrimCheck)
 	defer ticker.Stop()
@@ -27,7 +27,7 @@ func (s *Node) RunTrims(ctx context.Context) error {
 		}
 		for _, id := range volumes {
 			err := s.trim(ctx, id)
-			if err != nil && ctx.Err() == nil && !errors.Is(err, errs.Busy) { // a busy one is due the next time too
+			if err != nil && ctx.Err() == nil && !errors.Is(err, errs.Busy) { // busy: due again
 				s.config.Logger.WarnContext(ctx, "trim failed, will retry", "volume", id, "err", err)
 			}
 		}

@@ -14,8 +14,7 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// CreateVolume creates a volume, or returns the one that an equal request
-// created.
+// CreateVolume creates a volume. It is idempotent.
 func (s *Controller) CreateVolume(ctx context.Context, r *spec.CreateVolumeRequest) (*spec.CreateVolumeResponse, error) {
 	req, err := s.createRequest(r)
 	if err != nil {
@@ -106,9 +105,9 @@ func (s *Controller) announcesModify() bool {
 	return slices.Contains(s.announced.controller, spec.ControllerServiceCapability_RPC_MODIFY_VOLUME)
 }
 
-// reschedule turns NotFound into Exhausted when the source can be in the pool
-// of another node: with one driver per node, external-provisioner returns a
-// claim to the scheduler only for RESOURCE_EXHAUSTED (v6.3.0,
+// reschedule turns NotFound into Exhausted if the source can be in another
+// node's pool: with one driver per node, external-provisioner returns a claim
+// to the scheduler only for RESOURCE_EXHAUSTED (v6.3.0,
 // pkg/controller/controller.go), and otherwise keeps it on this node for ever.
 func (s *Controller) reschedule(source volume.Source, err error) error {
 	what, id := "snapshot", string(source.Snapshot)
@@ -121,7 +120,6 @@ func (s *Controller) reschedule(source volume.Source, err error) error {
 	return errs.Errorf(errs.Exhausted, "volume_content_source: %s %s is not in pool %s of this node %v; schedule the pod to the node that has it, by its node affinity", what, id, s.backend.Pool, s.announced.segments)
 }
 
-// volume translates a volume.
 func (s *Controller) volume(v volume.Volume) *spec.Volume {
 	properties := access.Encode(v.Locator)
 	properties[access.KeyName] = v.Name
@@ -141,14 +139,14 @@ func (s *Controller) volume(v volume.Volume) *spec.Volume {
 	return out
 }
 
-// DeleteVolume deletes an unused volume. It cancels a pending CreateVolume of
+// DeleteVolume deletes an unused volume, and cancels a pending CreateVolume of
 // the same name.
 func (s *Controller) DeleteVolume(ctx context.Context, r *spec.DeleteVolumeRequest) (*spec.DeleteVolumeResponse, error) {
 	if err := checkID("volume_id", r.GetVolumeId()); err != nil {
 		return nil, err
 	}
 	id := volume.ID(r.GetVolumeId())
-	// A deletion that will be refused must not cancel other operations.
+	// A refused deletion must not cancel other operations.
 	if err := s.checkUnpublished(ctx, id); err != nil {
 		return nil, err
 	}
@@ -168,7 +166,7 @@ func (s *Controller) DeleteVolume(ctx context.Context, r *spec.DeleteVolumeReque
 	})
 }
 
-// ControllerGetVolume returns a volume and the nodes that it is published to.
+// ControllerGetVolume returns a volume and the nodes that have a grant.
 func (s *Controller) ControllerGetVolume(ctx context.Context, r *spec.ControllerGetVolumeRequest) (*spec.ControllerGetVolumeResponse, error) {
 	if err := checkID("volume_id", r.GetVolumeId()); err != nil {
 		return nil, err
@@ -186,8 +184,8 @@ func (s *Controller) ControllerGetVolume(ctx context.Context, r *spec.Controller
 	}, nil
 }
 
-// ControllerExpandVolume grows a volume. The node then makes the new size
-// usable; a block volume needs that too, as its device must learn the size.
+// ControllerExpandVolume grows a volume. NodeExpandVolume must follow, also for
+// block volumes, whose device must learn the size.
 func (s *Controller) ControllerExpandVolume(ctx context.Context, r *spec.ControllerExpandVolumeRequest) (*spec.ControllerExpandVolumeResponse, error) {
 	if err := cmp.Or(
 		s.announced.needs(r, spec.ControllerServiceCapability_RPC_EXPAND_VOLUME),
@@ -224,7 +222,6 @@ func (s *Controller) ControllerExpandVolume(ctx context.Context, r *spec.Control
 	return &spec.ControllerExpandVolumeResponse{CapacityBytes: v.Size, NodeExpansionRequired: true}, nil
 }
 
-// checkUsable refuses a capability that a volume was not created for.
 func checkUsable(v volume.Volume, c volume.Capability) error {
 	switch {
 	case c.Block:
@@ -237,7 +234,7 @@ func checkUsable(v volume.Volume, c volume.Capability) error {
 	return nil
 }
 
-// ControllerModifyVolume changes mutable parameters; keys that are reserved for
+// ControllerModifyVolume changes mutable parameters; keys reserved for
 // Kubernetes are ignored. Invalid: nothing was changed.
 func (s *Controller) ControllerModifyVolume(ctx context.Context, r *spec.ControllerModifyVolumeRequest) (*spec.ControllerModifyVolumeResponse, error) {
 	if err := cmp.Or(
@@ -257,9 +254,8 @@ func (s *Controller) ControllerModifyVolume(ctx context.Context, r *spec.Control
 	})
 }
 
-// ValidateVolumeCapabilities confirms that a volume can be used in all the ways
-// of the request, or says why not. What is well-formed but impossible is no
-// error.
+// ValidateVolumeCapabilities confirms that a volume has all capabilities, or
+// says why not. Well-formed but impossible ones are no error.
 func (s *Controller) ValidateVolumeCapabilities(ctx context.Context, r *spec.ValidateVolumeCapabilitiesRequest) (*spec.ValidateVolumeCapabilitiesResponse, error) {
 	if err := cmp.Or(
 		checkID("volume_id", r.GetVolumeId()),
@@ -283,7 +279,6 @@ func (s *Controller) ValidateVolumeCapabilities(ctx context.Context, r *spec.Val
 	}}, nil
 }
 
-// checkConfirmed returns why a volume does not have what a request describes.
 func (s *Controller) checkConfirmed(v volume.Volume, r *spec.ValidateVolumeCapabilitiesRequest) error {
 	content, fsType, err := contentOf(r.GetVolumeCapabilities())
 	if err != nil {
