@@ -18,21 +18,19 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// AttachRequest asks for a volume at a path of this machine.
+// AttachRequest is the request of Attach.
 type AttachRequest struct {
 	Volume string // name or id
-	// Target is where the directory or, for a block volume, the device file
-	// appears: an absolute path that does not exist, or an empty directory.
+	// Target is the absolute path of the directory or device file: it does not
+	// exist, or is an empty directory.
 	Target   string
 	ReadOnly bool
-	// Capability is how to use it; nil is as it was created for, a mounted
-	// directory for a foreign volume.
+	// nil: as created; a mounted directory for a foreign volume
 	Capability *Capability
 }
 
-// attachment is what detach, and a repeat of attach, need to know of a volume in
-// use here. Its file is written before the first call of an attach and removed
-// after the last call of a detach.
+// attachment is the record of a volume in use here: written before the first
+// call of an attach, removed after the last call of a detach.
 type attachment struct {
 	Driver         string            `json:"driver"`
 	Volume         string            `json:"volume"` // id
@@ -40,24 +38,24 @@ type attachment struct {
 	Node           string            `json:"node,omitempty"`
 	Capability     Capability        `json:"capability"`
 	ReadOnly       bool              `json:"readOnly,omitempty"`   // of ControllerPublishVolume
-	Controller     bool              `json:"controller,omitempty"` // ControllerPublishVolume is one of the steps
+	Controller     bool              `json:"controller,omitempty"` // a step is ControllerPublishVolume
 	PublishContext map[string]string `json:"publishContext,omitempty"`
-	Staging        string            `json:"staging,omitempty"` // empty: NodeStageVolume is not one of the steps
+	Staging        string            `json:"staging,omitempty"` // empty: no NodeStageVolume
 	Targets        []target          `json:"targets"`
 }
 
 func (a *attachment) id() (driver, key string) { return a.Driver, a.Volume }
 
-// Target is a place where a volume is attached.
+// Target is a path where a volume is attached.
 type Target struct {
 	Path     string `json:"path"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
-	// Published is false while an attach was begun and did not end.
+	// false after an interrupted attach
 	Published bool `json:"published"`
 }
 
-// target also has the directory that was at the path before, which the driver
-// removes and detach creates again.
+// target includes the directory that the driver removes and detach creates
+// again.
 type target struct {
 	Target
 	Was *directory `json:"was,omitempty"`
@@ -84,7 +82,6 @@ func (a *attachment) find(path string) int {
 	return slices.IndexFunc(a.Targets, func(t target) bool { return t.Path == path })
 }
 
-// published is where the volume is published and staged, if it is.
 func (a *attachment) published() (path, staging string) {
 	if a == nil {
 		return "", ""
@@ -97,9 +94,9 @@ func (a *attachment) published() (path, staging string) {
 	return "", a.Staging
 }
 
-// Attach publishes a volume at a path: ControllerPublishVolume, NodeStageVolume and
-// NodePublishVolume, as far as the driver has them. A repeat continues, and mounts
-// again what a restart of the machine unmounted.
+// Attach publishes a volume at a path: ControllerPublishVolume, NodeStageVolume
+// and NodePublishVolume, as announced. A repeat continues, also after a restart
+// of the machine.
 func (d *Driver) Attach(ctx context.Context, req AttachRequest) (out Volume, err error) {
 	err = locked(ctx, d, d.findVolume, req.Volume, func(n *volumeRecord) error {
 		isNew, err := d.planAttach(n, req)
@@ -121,7 +118,8 @@ func (d *Driver) Attach(ctx context.Context, req AttachRequest) (out Volume, err
 	return out, err
 }
 
-// planAttach adds the target to the volume's attachment; isNew: it was not there.
+// planAttach adds the target to the volume's attachment; isNew: it was not
+// there.
 func (d *Driver) planAttach(n *volumeRecord, req AttachRequest) (isNew bool, err error) {
 	if _, err := usable(n, nil); err != nil {
 		return false, err
@@ -168,7 +166,6 @@ func (d *Driver) newAttachment(n *volumeRecord, capability Capability, readOnly 
 	return a, nil
 }
 
-// newTarget examines the path before the driver uses it.
 func newTarget(path string, block, readOnly bool) (target, error) {
 	t := target{Target: Target{Path: path, ReadOnly: readOnly}}
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path || path == "/" || strings.ContainsRune(path, 0) {
@@ -199,14 +196,13 @@ func newTarget(path string, block, readOnly bool) (target, error) {
 	return t, nil
 }
 
-// restore creates the directory that was at the target again.
 func (t target) restore() error {
 	if t.Was == nil {
 		return nil
 	}
 	err := os.Mkdir(t.Path, t.Was.Mode)
 	if errors.Is(err, fs.ErrExist) {
-		return nil // the driver left it in place
+		return nil // still in place
 	}
 	if err == nil {
 		err = errors.Join(os.Chmod(t.Path, t.Was.Mode), os.Chown(t.Path, int(t.Was.UID), int(t.Was.GID)))
@@ -238,7 +234,7 @@ func (d *Driver) publish(ctx context.Context, n *volumeRecord, path string) erro
 		}
 	}
 	t := &a.Targets[a.find(path)]
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { // the specification leaves the parent to the orchestrator
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { // the orchestrator's task
 		return fmt.Errorf("target: %w", err)
 	}
 	_, err := d.node.NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
@@ -274,8 +270,8 @@ func (d *Driver) controllerPublish(ctx context.Context, a *attachment) error {
 	return d.state.put(a)
 }
 
-// undoAttach reverts what a refused attach began. What cannot be reverted now stays
-// in the attachment, for a detach.
+// undoAttach reverts what a refused attach began. What cannot be reverted now
+// stays in the attachment, for a detach.
 func (d *Driver) undoAttach(ctx context.Context, n *volumeRecord, path string) {
 	short, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
@@ -284,9 +280,9 @@ func (d *Driver) undoAttach(ctx context.Context, n *volumeRecord, path string) {
 	}
 }
 
-// Detach unpublishes a volume from a path, or, with an empty one, from all paths of
-// this machine; with the last one it is unstaged and, where the driver wants that,
-// unpublished from the node. A volume that is not attached is no error.
+// Detach unpublishes a volume from a path (empty: all); the last one is
+// followed by NodeUnstageVolume and ControllerUnpublishVolume, as announced. A
+// volume that is not attached is no error.
 func (d *Driver) Detach(ctx context.Context, ref, path string) error {
 	return locked(ctx, d, d.findVolume, ref, func(n *volumeRecord) error {
 		a := n.attachment
@@ -306,8 +302,8 @@ func (d *Driver) Detach(ctx context.Context, ref, path string) error {
 	})
 }
 
-// unpublish undoes publish: the targets at paths, and everything else when no target
-// is left. A target stays in the attachment until it is unpublished.
+// unpublish undoes the targets at paths, and everything else when no target is
+// left. A target stays in the attachment until it is unpublished.
 func (d *Driver) unpublish(ctx context.Context, n *volumeRecord, paths []string) error {
 	a := n.attachment
 	for _, path := range paths {
@@ -333,7 +329,7 @@ func (d *Driver) unpublish(ctx context.Context, n *volumeRecord, paths []string)
 	if err := d.unstage(ctx, n); err != nil {
 		return err
 	}
-	// A driver that was restarted without the capability holds no grant any more.
+	// A driver restarted without the capability holds no grant.
 	if a.Controller && d.announced[csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME] {
 		_, err := d.controller.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: a.Volume, NodeId: a.Node, Secrets: d.config.Secrets})
 		if err != nil && codeOf(err) != codes.NotFound {
@@ -353,15 +349,14 @@ func (d *Driver) unstage(ctx context.Context, n *volumeRecord) error {
 	if err != nil && codeOf(err) != codes.NotFound {
 		return err
 	}
-	// Only the empty directory is removed: what a driver leaves in it, or keeps
-	// mounted on it, is not the orchestrator's.
+	// Only an empty directory: content or mounts are the driver's.
 	if err := os.Remove(a.Staging); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		d.config.Notice(fmt.Sprintf("the staging directory of volume %s stays: %v", n.Name, err))
 	}
 	return nil
 }
 
-// At returns the volume that is attached at a path of this machine.
+// At returns the volume attached at a path.
 func (d *Driver) At(_ context.Context, path string) (Volume, error) {
 	known, err := d.knownVolumes()
 	if err != nil {

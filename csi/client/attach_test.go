@@ -18,7 +18,6 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// everyStep gives the driver all steps of an attach.
 func everyStep(o *other) *other {
 	o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME, csi.ControllerServiceCapability_RPC_EXPAND_VOLUME)
 	o.nodeRPCs = append(o.nodeRPCs, csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
@@ -64,8 +63,8 @@ func TestAttachWalksAllSteps(t *testing.T) {
 	}
 }
 
-// TestDetachAfterRestartWithoutPublish checks that grants of a driver that was
-// restarted without ControllerPublishVolume do not block a detach.
+// Grants of a driver restarted without ControllerPublishVolume do not block a
+// detach.
 func TestDetachAfterRestartWithoutPublish(t *testing.T) {
 	o := everyStep(newOther())
 	d, config := start(t, o)
@@ -80,7 +79,7 @@ func TestDetachAfterRestartWithoutPublish(t *testing.T) {
 	}
 }
 
-// TestTargets: existing files at a target are neither hidden nor lost.
+// Existing files at a target are neither hidden nor lost.
 func TestTargets(t *testing.T) {
 	d, _ := start(t, newOther())
 	ctx, dir := t.Context(), t.TempDir()
@@ -141,8 +140,7 @@ func TestMountFlagsAreNotInErrors(t *testing.T) {
 	}
 }
 
-// TestExpand: at the controller, then on the node; the second step is done
-// when the volume is attached next.
+// At the controller, then on the node, or there at the next attach.
 func TestExpand(t *testing.T) {
 	o := everyStep(newOther())
 	d, _ := start(t, o)

@@ -12,15 +12,15 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// BlockPage is a part of a list of ranges, in ascending order over all pages.
+// BlockPage is a part of an ascending list of ranges.
 type BlockPage struct {
 	Size   int64 // of the volume, in bytes
 	Ranges []volume.Range
 }
 
-// Allocated lists the ranges of a snapshot (name or id) that can hold data, from an
-// offset in bytes on. A stream that breaks is continued where it broke. An error
-// means that what visit got is not the whole list.
+// Allocated lists the ranges of a snapshot (name or id) that can hold data,
+// from an offset in bytes. A broken stream is continued. After an error the
+// list is incomplete.
 func (d *Driver) Allocated(ctx context.Context, snapshot string, from int64, visit func(BlockPage) error) error {
 	s, err := d.blockSource(ctx, snapshot)
 	if err != nil {
@@ -33,9 +33,9 @@ func (d *Driver) Allocated(ctx context.Context, snapshot string, from int64, vis
 	})
 }
 
-// Delta lists the ranges that differ from base to target, two snapshots (names or
-// ids) of one volume, as Allocated does. Precondition: the driver has no list for
-// this pair; everything must be copied.
+// Delta is like Allocated, for the ranges that differ between two snapshots of
+// one volume. Precondition: not available for this pair; everything must be
+// copied.
 func (d *Driver) Delta(ctx context.Context, base, target string, from int64, visit func(BlockPage) error) error {
 	b, err := d.blockSource(ctx, base)
 	if err != nil {
@@ -59,7 +59,6 @@ func (d *Driver) blockSource(ctx context.Context, snapshot string) (*snapshotRec
 	return usable(d.findSnapshot(ctx, snapshot))
 }
 
-// blockAnswer is what both streams send: a pointer to M.
 type blockAnswer[M any] interface {
 	*M
 	GetVolumeCapacityBytes() int64
@@ -68,8 +67,7 @@ type blockAnswer[M any] interface {
 
 type openStream[M any] func(ctx context.Context, from int64) (grpc.ServerStreamingClient[M], error)
 
-// readBlocks reads a stream to its end. While the driver can come back it opens the
-// stream again where it broke.
+// readBlocks reopens a stream where it broke while the driver can come back.
 func readBlocks[M any, A blockAnswer[M]](ctx context.Context, d *Driver, method string, from int64, visit func(BlockPage) error, open openStream[M]) error {
 	for backoff := newBackoff(); ; {
 		reached, err := readStream[M, A](ctx, d, method, from, visit, open)
@@ -88,9 +86,9 @@ func readBlocks[M any, A blockAnswer[M]](ctx context.Context, d *Driver, method 
 	}
 }
 
-// readStream reads one stream and returns the offset that it reached.
+// readStream returns the offset that it reached.
 func readStream[M any, A blockAnswer[M]](ctx context.Context, d *Driver, method string, from int64, visit func(BlockPage) error, open openStream[M]) (int64, error) {
-	ctx, cancel := context.WithCancel(ctx) // ends the stream when visit returns an error
+	ctx, cancel := context.WithCancel(ctx) // ends the stream after an error of visit
 	defer cancel()
 	stream, err := open(ctx, from)
 	if err != nil {

@@ -15,9 +15,9 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Error is what a driver answered.
+// Error is an error that the driver returned.
 type Error struct {
-	Driver  string // its name, empty before GetPluginInfo answered
+	Driver  string // empty before GetPluginInfo
 	Method  string // as CreateVolume
 	Code    codes.Code
 	Message string
@@ -31,8 +31,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s answered %s with %s: %s", who, e.Method, e.Code, e.Message)
 }
 
-// Unwrap returns the kind, so that errors.Is(err, errs.NotFound) and errs.KindOf
-// work for answers of any driver.
+// Unwrap returns the kind, for errors.Is(err, errs.NotFound) and errs.KindOf.
 func (e *Error) Unwrap() error {
 	kind, ok := map[codes.Code]errs.Kind{
 		codes.InvalidArgument: errs.Invalid, codes.NotFound: errs.NotFound, codes.AlreadyExists: errs.Exists, codes.OutOfRange: errs.OutOfRange,
@@ -54,8 +53,8 @@ func codeOf(err error) codes.Code {
 	return codes.Unknown
 }
 
-// isFinal reports whether the driver has refused the work. After other errors it
-// might still be working, and only a repeat of the call shows the result.
+// isFinal reports whether the driver has refused the work. After other errors
+// it might still be working, and only a repeat of the call shows the result.
 func isFinal(err error) bool {
 	switch e, answered := errors.AsType[*Error](err); {
 	case !answered, e.Code == codes.Canceled, e.Code == codes.DeadlineExceeded, e.Code == codes.Unavailable, e.Code == codes.Aborted:
@@ -64,12 +63,12 @@ func isFinal(err error) bool {
 	return true
 }
 
-// attemptTimeout bounds one attempt of a call. The driver continues the work, and
-// the next attempt joins it.
+// attemptTimeout bounds one attempt of a call. The driver continues the work,
+// and the next attempt joins it.
 const attemptTimeout = 2 * time.Minute
 
-// retry is the interceptor of all unary calls. It repeats the same request with
-// exponential backoff while the driver is busy, slow or away, until ctx ends.
+// retry intercepts unary calls: it repeats with exponential backoff while the
+// driver is busy, slow or away, until ctx ends.
 func (d *Driver) retry(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
 	_, isPage := request.(interface{ GetStartingToken() string })
 	var last error
@@ -82,10 +81,10 @@ func (d *Driver) retry(ctx context.Context, method string, request, reply any, c
 		}
 		failure := d.failure(path.Base(method), err)
 		if ctx.Err() != nil && last != nil {
-			failure = last // what the driver answered says more than the end of ctx
+			failure = last // more useful than the end of ctx
 		}
 		last = failure
-		// Of a list, ABORTED means an invalid token, which a repeat does not cure.
+		// For a list ABORTED means an invalid token.
 		if isFinal(failure) || isPage && codeOf(failure) == codes.Aborted {
 			return failure
 		}
@@ -104,8 +103,8 @@ func (d *Driver) failure(method string, err error) error {
 	return &Error{Driver: d.info.Name, Method: method, Code: s.Code(), Message: s.Message()}
 }
 
-// pages reads a list to its end. After ABORTED, an expired token, it starts again
-// once; a token that comes twice is an error, not an endless loop.
+// pages starts again once after ABORTED, an expired token; a repeated token is
+// an error, not an endless loop.
 func pages[E any](page func(token string) ([]E, string, error)) ([]E, error) {
 	var all []E
 	seen, restarted := map[string]bool{}, false
@@ -130,11 +129,10 @@ func pages[E any](page func(token string) ([]E, string, error)) ([]E, error) {
 	}
 }
 
-// pageSize is what is asked for; a driver can answer less.
+// pageSize is the requested size; a driver can return less.
 const pageSize = 500
 
-// backoff doubles from 50 ms to 5 s, with jitter, so that many clients that wait
-// do not return at one moment.
+// backoff doubles from 50 ms to 5 s, with jitter.
 type backoff struct{ step time.Duration }
 
 func newBackoff() *backoff { return &backoff{step: 50 * time.Millisecond} }

@@ -13,14 +13,13 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Capability is how a volume is used: a VolumeCapability of the specification in
-// the words of the command line and of its JSON output.
+// Capability is a VolumeCapability in the words of the CLI and its JSON output.
 type Capability struct {
 	Block      bool     `json:"block,omitempty"`
 	FSType     string   `json:"fsType,omitempty"`
 	MountFlags []string `json:"mountFlags,omitempty"`
 	MountGroup string   `json:"mountGroup,omitempty"`
-	// AccessMode is one of AccessModes; empty is single-node-writer.
+	// AccessMode is one of AccessModes; empty: single-node-writer.
 	AccessMode string `json:"accessMode,omitempty"`
 }
 
@@ -47,7 +46,7 @@ func AccessModes() []string {
 	return words
 }
 
-// check refuses what the specification has no form for.
+// check refuses combinations that the specification lacks.
 func (c Capability) check() error {
 	if _, err := c.mode(); err != nil {
 		return err
@@ -67,8 +66,6 @@ func (c Capability) mode() (csi.VolumeCapability_AccessMode_Mode, error) {
 	return csi.VolumeCapability_AccessMode_Mode(n), nil
 }
 
-// message returns the capability, which was checked before, as the specification
-// has it.
 func (c Capability) message() *csi.VolumeCapability {
 	mode, _ := c.mode()
 	out := &csi.VolumeCapability{AccessMode: &csi.VolumeCapability_AccessMode{Mode: mode}}
@@ -86,7 +83,7 @@ func (c Capability) equal(o Capability) bool {
 	return proto.Equal(c.message(), o.message())
 }
 
-// needCapability refuses access modes and groups that the driver does not announce.
+// needCapability refuses unannounced access modes and groups.
 func (d *Driver) needCapability(c Capability) error {
 	if err := c.check(); err != nil {
 		return err
@@ -105,7 +102,7 @@ func (d *Driver) needCapability(c Capability) error {
 	return d.need("give a volume to a group", csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP)
 }
 
-// Source is what a volume was copied from: at most one is set, by id.
+// Source is the origin of a copy: at most one id.
 type Source struct {
 	Volume   string `json:"volume,omitempty"`
 	Snapshot string `json:"snapshot,omitempty"`

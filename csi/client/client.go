@@ -1,13 +1,11 @@
 // Package client drives any CSI 1.13 driver on this machine as an orchestrator
-// does: it uses what the driver announces and nothing else, and walks the steps
-// of attach and detach that this driver has.
+// does, with the calls that it announces.
 //
-// What the driver can answer is asked from the driver. What only an orchestrator
-// knows lies in small JSON files below Config.StateDir: the name and request of
-// each volume, snapshot and group that was created here, and, beside its staging
-// directory, each attachment. A file is written before the call that it belongs
-// to and removed after the last one, so that every call can be repeated, also
-// after a crash of the client; secrets are in none of them.
+// An orchestrator's own state is in JSON files below Config.StateDir: the name
+// and request of each volume, snapshot and group created here, and each
+// attachment. A file is written before its first call and removed after the
+// last one, so that calls can be repeated after a crash. Secrets are never
+// stored.
 package client
 
 import (
@@ -31,21 +29,19 @@ import (
 // DefaultStateDir is the state directory of the cleat commands.
 const DefaultStateDir = "/var/lib/cleat/client"
 
-// Config says which driver to use, and how.
+// Config selects a driver.
 type Config struct {
-	// Endpoint of the driver, as unix:///run/cleat/csi/csi.sock.
+	// Endpoint as unix:///run/cleat/csi/csi.sock.
 	Endpoint string
-	// NodeEndpoint is set where another process serves the node service.
+	// NodeEndpoint is set if another process serves the node service.
 	NodeEndpoint string
-	// StateDir holds records and staging directories; empty is DefaultStateDir. It
-	// is created when needed.
+	// StateDir holds records and staging directories; empty: DefaultStateDir.
 	StateDir string
-	// Secrets go with every call that takes secrets. They are never stored.
+	// Secrets are sent with calls that take them, and never stored.
 	Secrets map[string]string
-	// Patience is how long Dial waits for a driver that does not answer yet,
-	// 3 s when zero.
+	// Patience is the time for Dial to wait for the driver; 0: 3 s.
 	Patience time.Duration
-	// Notice, when set, receives a line for the user when a call has to wait.
+	// Notice (optional) receives a line for the user when a call waits.
 	Notice func(line string)
 }
 
@@ -59,8 +55,8 @@ func (c Config) withDefaults() (Config, error) {
 	return c, err
 }
 
-// Driver is a CSI driver. It can be used by several goroutines, and several
-// processes can share a StateDir.
+// Driver is a connection to a CSI driver. It is safe for concurrent use;
+// several processes can share a StateDir.
 type Driver struct {
 	config     Config
 	state      state
@@ -71,11 +67,10 @@ type Driver struct {
 	metadata   csi.SnapshotMetadataClient
 	node       csi.NodeClient
 	info       Info
-	announced  map[fmt.Stringer]bool // capabilities of all services, as the enums of the specification
+	announced  map[fmt.Stringer]bool // of all services
 }
 
-// Info is a driver as it describes itself. The capabilities are the
-// specification's own words, sorted.
+// Info describes a driver. Capabilities are the specification's words, sorted.
 type Info struct {
 	Name       string            `json:"name"`
 	Version    string            `json:"version"`
@@ -88,7 +83,8 @@ type Info struct {
 	NodeRPCs   []string          `json:"nodeRPCs"`
 }
 
-// Dial connects to a driver, waits for it to be ready and asks what it can do.
+// Dial connects to a driver, waits until it is ready and reads its
+// capabilities.
 func Dial(ctx context.Context, config Config) (*Driver, error) {
 	config, err := config.withDefaults()
 	if err != nil {
@@ -129,7 +125,7 @@ func (d *Driver) connect(endpoint string) (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	const largest = 32 << 20 // a page of a driver that ignores max_entries
+	const largest = 32 << 20 // for drivers that ignore max_entries
 	conn, err := rpcdial.Unix(path, grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largest)), grpc.WithUnaryInterceptor(d.retry))
 	if err != nil {
 		return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
@@ -138,7 +134,6 @@ func (d *Driver) connect(endpoint string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// awaitReady probes until the driver is ready, for Config.Patience.
 func (d *Driver) awaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, d.config.Patience)
 	defer cancel()
@@ -158,7 +153,6 @@ func (d *Driver) awaitReady(ctx context.Context) error {
 	}
 }
 
-// askInfo reads identity and capabilities, once.
 func (d *Driver) askInfo(ctx context.Context) error {
 	info, err := d.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 	if err != nil {
@@ -181,7 +175,7 @@ func (d *Driver) askInfo(ctx context.Context) error {
 		}
 	}
 	for _, ask := range []func(context.Context) error{d.askController, d.askGroup, d.askNode} {
-		// A service can be announced for the plugin and be served by another process.
+		// Another process can serve an announced service.
 		if err := ask(ctx); err != nil && codeOf(err) != codes.Unimplemented {
 			return err
 		}
@@ -245,7 +239,6 @@ func (d *Driver) Close() error {
 // Info returns the driver's identity and capabilities.
 func (d *Driver) Info() Info { return d.info }
 
-// need refuses a call whose capability the driver does not announce.
 func (d *Driver) need(what string, capability fmt.Stringer) error {
 	if d.announced[capability] {
 		return nil
@@ -253,8 +246,8 @@ func (d *Driver) need(what string, capability fmt.Stringer) error {
 	return errs.Errorf(errs.Unsupported, "driver %s cannot %s: it does not announce %s", d.info.Name, what, capability)
 }
 
-// here requires a new volume to be accessible from this node; nil where the driver
-// has no topology.
+// topologyRequirement requires accessibility from this node; nil without
+// topology.
 func (d *Driver) topologyRequirement() *csi.TopologyRequirement {
 	if !d.announced[csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS] || len(d.info.Topology) == 0 {
 		return nil

@@ -28,7 +28,7 @@ func sized(name string) client.CreateRequest {
 	return client.CreateRequest{Name: name, Size: volume.SizeRange{Required: mib}}
 }
 
-// names lists what the client sees, as name=state.
+// name=state
 func names(t *testing.T, d *client.Driver) (out []string) {
 	t.Helper()
 	all := testkit.Value(d.List(t.Context()))(t)
@@ -78,7 +78,7 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// TestLifeWithFewCapabilities checks that only announced calls are used.
+// Only announced calls are used.
 func TestLifeWithFewCapabilities(t *testing.T) {
 	o := newOther()
 	d, _ := start(t, o)
@@ -107,8 +107,7 @@ func TestLifeWithFewCapabilities(t *testing.T) {
 	}
 }
 
-// TestMissingCapabilities checks that the error names the missing capability,
-// and that the call is not sent.
+// The error names the capability, and the call is not sent.
 func TestMissingCapabilities(t *testing.T) {
 	o := newOther()
 	d, _ := start(t, o)
@@ -178,8 +177,8 @@ func TestCreateAgain(t *testing.T) {
 	}
 }
 
-// TestRetries: a driver that is busy or away is asked again with the same
-// request, and what it refuses for good is not.
+// The same request is repeated for a driver that is busy or away, but not after
+// a final error.
 func TestRetries(t *testing.T) {
 	for _, code := range []codes.Code{codes.Unavailable, codes.Aborted, codes.DeadlineExceeded} {
 		t.Run(code.String(), func(t *testing.T) {
@@ -231,7 +230,7 @@ func TestRetries(t *testing.T) {
 	})
 }
 
-// TestDriverRestarts: a call outlives the driver's restart.
+// A call survives the driver's restart.
 func TestDriverRestarts(t *testing.T) {
 	o := newOther()
 	dir := t.TempDir()
@@ -248,7 +247,7 @@ func TestDriverRestarts(t *testing.T) {
 	testkit.Must(t, <-made)
 }
 
-// TestListMergesNotesAndDriver reads all pages and marks what only one side has.
+// The list marks what only one side has.
 func TestListMergesNotesAndDriver(t *testing.T) {
 	o := newOther()
 	o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_LIST_VOLUMES)
@@ -270,7 +269,7 @@ func TestListMergesNotesAndDriver(t *testing.T) {
 	if v, err := d.Show(t.Context(), "b"); err != nil || v.State != client.StateMissing {
 		t.Errorf("Show of a volume that the driver has lost: %+v, %v", v, err)
 	}
-	// A volume of others is used and deleted by its id.
+	// A foreign volume is used and deleted by its id.
 	target := filepath.Join(t.TempDir(), "theirs")
 	testkit.Value(d.Attach(t.Context(), client.AttachRequest{Volume: "id/6", Target: target}))(t)
 	testkit.Must(t, d.Detach(t.Context(), "id/6", target))
@@ -281,8 +280,7 @@ func TestListMergesNotesAndDriver(t *testing.T) {
 	wantKind(t, d.Delete(t.Context(), "missing"), errs.NotFound, "missing")
 }
 
-// TestHealthOfControllerAndNode checks that a condition that both report is
-// shown once.
+// A condition that both report is shown once.
 func TestHealthOfControllerAndNode(t *testing.T) {
 	o := newOther()
 	o.controller = append(o.controller, csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH, csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH)

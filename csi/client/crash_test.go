@@ -24,8 +24,7 @@ func owner(info fs.FileInfo) (uid, gid uint32) {
 	return s.Uid, s.Gid
 }
 
-// life does all that a volume can live through, each step twice. It is run to
-// its end, or interrupted and started again.
+// life runs all calls of a volume twice; it can be interrupted and restarted.
 func life(ctx context.Context, d *client.Driver, target string) error {
 	_, err := d.Create(ctx, client.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
 	if err != nil {
@@ -41,7 +40,7 @@ func life(ctx context.Context, d *client.Driver, target string) error {
 	return err
 }
 
-// end takes all of it away again; what is gone already is fine.
+// end deletes everything that still exists.
 func end(ctx context.Context, d *client.Driver) error {
 	gone := func(err error) error {
 		if errors.Is(err, errs.NotFound) {
@@ -52,9 +51,9 @@ func end(ctx context.Context, d *client.Driver) error {
 	return errors.Join(gone(d.DeleteSnapshot(ctx, "s")), gone(d.Detach(ctx, "v", "")), gone(d.Delete(ctx, "v")))
 }
 
-// TestInterruptedAnywhere loses the answer of each call in turn, while the driver
-// did the work, as a crash of the client does. A new client with the same
-// state directory then finishes the job, and deletes everything.
+// The answer of each call in turn is lost, as by a crash of the client. A new
+// client with the same state directory completes the work, and deletes
+// everything.
 func TestInterruptedAnywhere(t *testing.T) {
 	steps := []string{
 		"CreateVolume", "ControllerPublishVolume", "NodeStageVolume", "NodePublishVolume", "ControllerExpandVolume", "NodeExpandVolume", "CreateSnapshot",
@@ -119,7 +118,7 @@ func (o *other) checkEmpty(t *testing.T, stateDir, target string) {
 	}
 }
 
-// TestManyAtOnce: several clients, as several processes, share one state directory.
+// Several clients share one state directory.
 func TestManyAtOnce(t *testing.T) {
 	o := everyStep(newOther())
 	_, config := start(t, o)

@@ -29,8 +29,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// other is a foreign driver: a small one, with the capabilities that a
-// test gives it. It keeps its promises and insists that the caller does, too.
+// other is a foreign driver with the capabilities that a test gives it. It
+// checks the caller.
 type other struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
@@ -42,18 +42,18 @@ type other struct {
 	expansion  csi.PluginCapability_VolumeExpansion_Type
 	controller []csi.ControllerServiceCapability_RPC_Type
 	nodeRPCs   []csi.NodeServiceCapability_RPC_Type
-	notReady   int // how often a snapshot is answered before it is ready
+	notReady   int // answers before a snapshot is ready
 	pageLimit  int
 
-	// before and after run around every call; an error is answered instead.
+	// around every call; an error replaces the answer
 	before, after func(method string) error
 
 	mu        sync.Mutex
 	calls     []string        // methods, in order
-	requests  []proto.Message // beside them
+	requests  []proto.Message // of the calls
 	volumes   map[string]*otherVolume
 	snapshots map[string]*csi.Snapshot
-	groups    map[string]*csi.VolumeGroupSnapshot // by id, which is "group of " and the name
+	groups    map[string]*csi.VolumeGroupSnapshot // by id: "group of " and the name
 	next      int
 }
 
@@ -75,7 +75,6 @@ func newOther() *other {
 	}
 }
 
-// serve runs the driver on a socket until stop or the end of the test.
 func (o *other) serve(t *testing.T, socket string) (stop func()) {
 	t.Helper()
 	l := testkit.Value(net.Listen("unix", socket))(t)
@@ -108,7 +107,6 @@ func (o *other) intercept(ctx context.Context, req any, info *grpc.UnaryServerIn
 	return answer, err
 }
 
-// made returns the calls of these methods, in order.
 func (o *other) made(methods ...string) (out []string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -120,7 +118,6 @@ func (o *other) made(methods ...string) (out []string) {
 	return out
 }
 
-// asked returns the requests of one method.
 func (o *other) asked(method string) (out []proto.Message) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -132,7 +129,7 @@ func (o *other) asked(method string) (out []proto.Message) {
 	return out
 }
 
-// start serves the driver and connects to it, with a state directory of its own.
+// start also connects to the driver, with its own state directory.
 func start(t *testing.T, o *other) (*client.Driver, client.Config) {
 	t.Helper()
 	dir := t.TempDir()
@@ -144,7 +141,7 @@ func start(t *testing.T, o *other) (*client.Driver, client.Config) {
 
 func dial(t *testing.T, config client.Config) *client.Driver {
 	t.Helper()
-	config.Patience = cmp.Or(config.Patience, time.Minute) // however slow all is
+	config.Patience = cmp.Or(config.Patience, time.Minute) // for loaded machines
 	d := testkit.Open(client.Dial(t.Context(), config))(t)
 	return d
 }
@@ -260,7 +257,7 @@ func (o *other) ControllerUnpublishVolume(_ context.Context, r *csi.ControllerUn
 	})
 }
 
-// with finds a volume and checks that the caller gave its context.
+// with checks the caller's context.
 func (o *other) with(id string, context map[string]string, fn func(*otherVolume) error) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Group is a set of snapshots of one moment. CSI has no list of groups, so only
-// those that were created here are known.
+// Group is a set of snapshots of one moment. CSI cannot list groups, so only
+// those created here are known.
 type Group struct {
 	Object
 	Ready     bool       `json:"ready"`
@@ -26,8 +26,7 @@ type groupRecord struct {
 	Parameters map[string]string `json:"parameters,omitempty"`
 }
 
-// refreshGroup takes over what the driver reports about a group; how the source of
-// a member is used stays known.
+// refreshGroup updates g from now; how a member's source is used stays known.
 func (d *Driver) refreshGroup(g *Group, now *csi.VolumeGroupSnapshot) {
 	g.ID, g.Ready = now.GetGroupSnapshotId(), now.GetReadyToUse()
 	if now.GetCreationTime() != nil {
@@ -49,8 +48,8 @@ func (d *Driver) refreshGroup(g *Group, now *csi.VolumeGroupSnapshot) {
 
 const groupSnapshots = csi.GroupControllerServiceCapability_RPC_CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT
 
-// CreateGroup takes snapshots of several volumes (names or ids) at one moment, or
-// returns the group that the same request took, and waits until it is ready.
+// CreateGroup creates snapshots of several volumes (names or ids) at one
+// moment, and waits until they are ready. It is idempotent.
 func (d *Driver) CreateGroup(ctx context.Context, name string, sources []string, parameters map[string]string) (Group, error) {
 	if err := d.need("create groups of snapshots", groupSnapshots); err != nil {
 		return Group{}, err
@@ -61,7 +60,7 @@ func (d *Driver) CreateGroup(ctx context.Context, name string, sources []string,
 	n := &groupRecord{Parameters: parameters, Group: Group{
 		Object: Object{Driver: d.info.Name, Name: name, State: StateCreating}, Created: time.Now().UTC(),
 	}}
-	var members []Snapshot // before they are taken: source and capability
+	var members []Snapshot // source and capability
 	for _, source := range sources {
 		v, err := usable(d.findVolume(ctx, source))
 		if err != nil {
@@ -70,7 +69,7 @@ func (d *Driver) CreateGroup(ctx context.Context, name string, sources []string,
 		n.Sources = append(n.Sources, v.ID)
 		members = append(members, Snapshot{Source: v.ID, Capability: v.Capability})
 	}
-	slices.Sort(n.Sources) // the same request again, whatever the order
+	slices.Sort(n.Sources) // equal requests in any order
 	n.Sources = slices.Compact(n.Sources)
 	err := createObject(ctx, d, n, func(*groupRecord, bool) error {
 		n.Snapshots = members
@@ -95,7 +94,7 @@ func (d *Driver) takeGroup(ctx context.Context, n *groupRecord) error {
 	})
 }
 
-// memberIDs is the list that delete and get must give.
+// memberIDs: delete and get need the list.
 func (n *groupRecord) memberIDs() (ids []string) {
 	for _, s := range n.Snapshots {
 		ids = append(ids, s.ID)
@@ -103,7 +102,7 @@ func (n *groupRecord) memberIDs() (ids []string) {
 	return ids
 }
 
-// DeleteGroup deletes a group with its snapshots. NotFound: no record has it.
+// DeleteGroup deletes a group with its snapshots. NotFound: no record.
 func (d *Driver) DeleteGroup(ctx context.Context, ref string) error {
 	if err := d.need("delete groups of snapshots", groupSnapshots); err != nil {
 		return err
@@ -118,7 +117,7 @@ func (d *Driver) DeleteGroup(ctx context.Context, ref string) error {
 	})
 }
 
-// Groups lists the groups that were created here, by name.
+// Groups lists groups created here, by name.
 func (d *Driver) Groups(context.Context) ([]Group, error) {
 	records, err := storedAll[*groupRecord](d.state, d.info.Name)
 	var out []Group
@@ -129,7 +128,7 @@ func (d *Driver) Groups(context.Context) ([]Group, error) {
 	return out, err
 }
 
-// ShowGroup returns one group by its name or id, as the driver has it now.
+// ShowGroup returns a group's current state, by name or id.
 func (d *Driver) ShowGroup(ctx context.Context, ref string) (Group, error) {
 	n, err := d.findGroup(ctx, ref)
 	if err != nil {
@@ -152,8 +151,8 @@ func (d *Driver) ShowGroup(ctx context.Context, ref string) (Group, error) {
 	return n.Group, d.nameSources(n.Snapshots)
 }
 
-// findGroup finds a group by name or id among those created here: a driver cannot
-// look one up without the list of its members.
+// findGroup finds a group by name or id among those created here: a driver
+// cannot look one up without the list of its members.
 func (d *Driver) findGroup(_ context.Context, ref string) (*groupRecord, error) {
 	all, err := storedAll[*groupRecord](d.state, d.info.Name)
 	if err != nil {

@@ -14,10 +14,10 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// database is where releases before 0.2 kept everything, in a bbolt file.
+// database is the bbolt file of releases before 0.2.
 const database = "client.db"
 
-// Records of that database. Keys that are not named here are those of the records.
+// Records of that database; other keys are unchanged.
 type (
 	oldVolume struct {
 		volumeRecord
@@ -41,14 +41,14 @@ type (
 	}
 )
 
-// importDatabase imports the records and attachments of an older release's database,
-// if it exists, and renames it. An import that was interrupted is repeated.
+// importDatabase imports and then renames an older release's database. An
+// interrupted import is repeated.
 func (s state) importDatabase(ctx context.Context) error {
 	path := filepath.Join(s.dir, database)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	unlock, err := s.lock(ctx, &attachment{Driver: database}) // any record: commands that import exclude each other
+	unlock, err := s.lock(ctx, &attachment{Driver: database}) // any record: imports exclude each other
 	if err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func (s state) importFrom(ctx context.Context, path string) error {
 	for {
 		db, err := store.Open(ctx, path, store.Options{Role: "client", Version: 1, ReadOnly: true})
 		if errors.Is(err, store.ErrHeld) && ctx.Err() == nil {
-			continue // a command of the older release holds it; Open has waited
+			continue // in use by the older release; Open has waited
 		}
 		if err != nil {
 			return err

@@ -15,8 +15,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// oldRecords is the content of a client.db as release 0.1.0 wrote it. DIR stands for
-// a directory of the test.
+// A client.db of release 0.1.0. DIR stands for a directory of the test.
 const oldRecords = `
 cleat | store | {"v":1,"r":{"role":"client","version":1}}
 snapshots | other.example.com/s | {"v":1,"r":{"driver":"other.example.com","name":"s","id":"snap of s","phase":"ready","source":"id/1","parameters":{"p":"q"},"size":1048576,"ready":true,"created":"2026-11-23T14:49:23.970156801Z","capability":{"fsType":"xfs","mountFlags":["noatime"]}}}
@@ -46,7 +45,7 @@ func writeOldDatabase(t *testing.T, dir string) (path string) {
 	return path
 }
 
-// oldState is the driver that oldRecords describe, with what is attached.
+// oldState is the driver of oldRecords, with attached volumes.
 func oldState(t *testing.T) (o *other, dir string) {
 	t.Helper()
 	o = everyStep(snapshotting())
@@ -66,8 +65,8 @@ func oldState(t *testing.T) (o *other, dir string) {
 	return o, dir
 }
 
-// TestImportOfAnOlderRelease checks that objects in a database of release 0.1.0
-// stay known and attached, and can be detached and deleted.
+// Objects of release 0.1.0 stay known and attached, and can be detached and
+// deleted.
 func TestImportOfAnOlderRelease(t *testing.T) {
 	o, dir := oldState(t)
 	path := writeOldDatabase(t, dir)
@@ -114,7 +113,7 @@ func TestImportOfAnOlderRelease(t *testing.T) {
 		}
 	}
 	if err := errors.Join(d.DeleteSnapshot(ctx, "s"), os.Remove(dir+"/was")); err != nil {
-		t.Error(err) // the directory that was there before has come back
+		t.Error(err) // the previous directory exists again
 	}
 	o.checkEmpty(t, config.StateDir, dir+"/new")
 	if left := names(t, d); len(left) != 0 {
@@ -135,8 +134,7 @@ func TestImportOfADamagedDatabase(t *testing.T) {
 	}
 }
 
-// TestStateOfANewerRelease checks that the error names the file, and that
-// temporary files of a crash are ignored.
+// The error names the file; temporary files of a crash are ignored.
 func TestStateOfANewerRelease(t *testing.T) {
 	d, config := start(t, newOther())
 	testkit.Value(d.Create(t.Context(), sized("v")))(t)

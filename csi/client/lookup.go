@@ -15,7 +15,7 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// knownVolumes are the volumes of this driver that have a record or an attachment.
+// knownVolumes have a record or an attachment.
 func (d *Driver) knownVolumes() ([]*volumeRecord, error) {
 	records, err := storedAll[*volumeRecord](d.state, d.info.Name)
 	if err != nil {
@@ -47,7 +47,6 @@ func (d *Driver) foreign(v *csi.Volume) *volumeRecord {
 	return n
 }
 
-// refresh takes over what the driver reports about a volume.
 func (v *Volume) refresh(now *csi.Volume, nodes []string) {
 	v.Nodes = nodes
 	if now.GetCapacityBytes() > 0 {
@@ -64,7 +63,6 @@ func (v *Volume) refresh(now *csi.Volume, nodes []string) {
 	}
 }
 
-// view is the volume for the caller, with its attachment.
 func (n *volumeRecord) view() Volume {
 	v := n.Volume
 	if n.attachment != nil {
@@ -95,7 +93,6 @@ func (d *Driver) findVolume(ctx context.Context, ref string) (*volumeRecord, err
 	return d.foreign(v), nil
 }
 
-// notFound explains why the driver's lookup of a name or id failed.
 func (d *Driver) notFound(err error, kind, ref, calls string) error {
 	switch {
 	case errors.Is(err, errs.Unsupported):
@@ -107,7 +104,8 @@ func (d *Driver) notFound(err error, kind, ref, calls string) error {
 	return err
 }
 
-// getVolume asks the driver for one volume. Unsupported: it has no call for that.
+// getVolume asks the driver for one volume. Unsupported: it has no call for
+// that.
 func (d *Driver) getVolume(ctx context.Context, id string) (*csi.Volume, []string, error) {
 	switch {
 	case d.announced[csi.ControllerServiceCapability_RPC_GET_VOLUME]:
@@ -135,8 +133,8 @@ func (d *Driver) listVolumes(ctx context.Context) ([]*csi.ListVolumesResponse_En
 	})
 }
 
-// List returns the driver's volumes and those with a record, by name. A driver
-// without LIST_VOLUMES has only the latter.
+// List returns the driver's volumes (LIST_VOLUMES) and those with a record, by
+// name.
 func (d *Driver) List(ctx context.Context) ([]Volume, error) {
 	known, err := d.knownVolumes()
 	if err != nil {
@@ -173,7 +171,7 @@ func (d *Driver) List(ctx context.Context) ([]Volume, error) {
 	return out, d.addHealth(ctx, out)
 }
 
-// addHealth fills in conditions where the driver lists them.
+// addHealth adds conditions that the driver lists.
 func (d *Driver) addHealth(ctx context.Context, volumes []Volume) error {
 	if !d.announced[csi.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH] {
 		return nil
@@ -195,7 +193,7 @@ func (d *Driver) addHealth(ctx context.Context, volumes []Volume) error {
 	return nil
 }
 
-// Show returns one volume by its name or id.
+// Show returns a volume by name or id.
 func (d *Driver) Show(ctx context.Context, ref string) (Volume, error) {
 	n, err := d.findVolume(ctx, ref)
 	if err != nil {
@@ -231,7 +229,7 @@ func (o *Object) notShown(err error) error {
 	return err
 }
 
-// Usage counts what a volume holds, in bytes or inodes.
+// Usage is the usage of a volume, in bytes or inodes.
 type Usage struct {
 	Unit      string `json:"unit"` // BYTES or INODES
 	Total     int64  `json:"total"`
@@ -239,7 +237,7 @@ type Usage struct {
 	Available int64  `json:"available"`
 }
 
-// Stats returns how full an attached volume is.
+// Stats returns the usage of an attached volume.
 func (d *Driver) Stats(ctx context.Context, ref string) ([]Usage, error) {
 	if err := d.need("report the usage of a volume", csi.NodeServiceCapability_RPC_GET_VOLUME_STATS); err != nil {
 		return nil, err
@@ -263,8 +261,8 @@ func (d *Driver) Stats(ctx context.Context, ref string) ([]Usage, error) {
 	return out, nil
 }
 
-// Health returns what controller and node report to be wrong with a volume.
-// Unsupported: neither reports health.
+// Health returns the conditions that controller and node report. Unsupported:
+// neither reports health.
 func (d *Driver) Health(ctx context.Context, ref string) ([]volume.Condition, error) {
 	onController, onNode := d.announced[csi.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH], d.announced[csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH]
 	if !onNode {
@@ -294,7 +292,8 @@ func (d *Driver) Health(ctx context.Context, ref string) ([]volume.Condition, er
 	return conditions(found), nil
 }
 
-// conditions are the entries, each once: controller and node can report the same.
+// conditions are the entries, each once: controller and node can report the
+// same.
 func conditions(entries []*csi.VolumeHealth_VolumeHealthEntry) (out []volume.Condition) {
 	for _, e := range entries {
 		out = append(out, volume.Condition{Severity: volume.Severity(e.GetStatus().String()), Reason: e.GetReason(), Message: e.GetMessage()})
@@ -305,8 +304,7 @@ func conditions(entries []*csi.VolumeHealth_VolumeHealthEntry) (out []volume.Con
 	return slices.CompactFunc(out, func(a, b volume.Condition) bool { return a.Severity == b.Severity && a.Reason == b.Reason })
 }
 
-// StorageHealth returns what is wrong with the storage behind all volumes, as this
-// node sees it.
+// StorageHealth returns the conditions of the storage that this node reports.
 func (d *Driver) StorageHealth(ctx context.Context) ([]volume.Condition, error) {
 	if err := d.need("report the health of its storage", csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH); err != nil {
 		return nil, err
@@ -322,7 +320,8 @@ func (d *Driver) StorageHealth(ctx context.Context) ([]volume.Condition, error) 
 	return out, nil
 }
 
-// Capacity returns what is left for volumes created with these parameters, here.
+// Capacity returns the space left for volumes with these parameters on this
+// node.
 func (d *Driver) Capacity(ctx context.Context, capability Capability, parameters map[string]string) (volume.Capacity, error) {
 	if err := d.need("report its capacity", csi.ControllerServiceCapability_RPC_GET_CAPACITY); err != nil {
 		return volume.Capacity{}, err

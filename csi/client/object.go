@@ -10,40 +10,38 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Object is what volumes, snapshots and groups have in common.
+// Object holds the fields common to volumes, snapshots and groups.
 type Object struct {
 	ID string `json:"id,omitempty"`
-	// Name is the one that it was created with, also of a foreign volume of
-	// cleat's own driver; of other foreign objects it is the id.
+	// Name of the request, also of a foreign volume of cleat's driver; of other
+	// foreign objects the id.
 	Name   string `json:"name"`
 	Driver string `json:"driver"`
 	State  string `json:"state"`
 }
 
-// The states of an Object.
+// States of an Object.
 const (
 	StateReady    = "ready"
 	StateCreating = "creating" // the call was interrupted: repeat it
 	StateDeleting = "deleting" // likewise
-	StateForeign  = "foreign"  // the driver has it, and it was not created here
-	StateMissing  = "missing"  // it was created here, and the driver does not have it
+	StateForeign  = "foreign"  // not created here
+	StateMissing  = "missing"  // created here, but the driver does not have it
 )
 
 func (o *Object) id() (driver, key string) { return o.Driver, o.Name }
 
 func (o *Object) object() *Object { return o }
 
-// objectRecord is the record of an object that was created here.
+// objectRecord is the record of an object created here.
 type objectRecord interface {
 	record
 	object() *Object
 }
 
-// kind returns the kind of an object, for messages.
 func kind(n objectRecord) string { return strings.TrimSuffix(n.folder(), "s") }
 
-// usable passes on what a find returned, but refuses an object that an interrupted
-// call left unfinished.
+// usable refuses an object of an interrupted call.
 func usable[N objectRecord](n N, err error) (N, error) {
 	if err != nil {
 		return n, err
@@ -54,7 +52,7 @@ func usable[N objectRecord](n N, err error) (N, error) {
 	return n, nil
 }
 
-// byRef finds a record by its name or, if no name fits, by its id.
+// byRef prefers names to ids.
 func byRef[N objectRecord](all []N, ref string) (found N, ok bool) {
 	for _, n := range all {
 		if n.object().Name == ref {
@@ -67,7 +65,6 @@ func byRef[N objectRecord](all []N, ref string) (found N, ok bool) {
 	return found, ok
 }
 
-// locked finds an object and runs fn while no other call works on it.
 func locked[N objectRecord](ctx context.Context, d *Driver, find func(ctx context.Context, ref string) (N, error), ref string, fn func(N) error) error {
 	n, err := find(ctx, ref)
 	if err != nil {
@@ -79,13 +76,13 @@ func locked[N objectRecord](ctx context.Context, d *Driver, find func(ctx contex
 	}
 	defer unlock()
 	if now, err := find(ctx, ref); err == nil {
-		n = now // a call that had the lock has changed it
+		n = now // changed before the lock
 	}
 	return fn(n)
 }
 
-// createObject writes the record of an object, then calls create for it; known: a
-// record from an earlier call of this name exists. A refused create leaves no record.
+// createObject writes the record, then calls create; known: the record is from
+// an earlier call. A refused create leaves no record.
 func createObject[N objectRecord](ctx context.Context, d *Driver, n N, create func(old N, known bool) error) error {
 	unlock, err := d.state.lock(ctx, n)
 	if err != nil {
@@ -109,8 +106,8 @@ func createObject[N objectRecord](ctx context.Context, d *Driver, n N, create fu
 	return err
 }
 
-// deleteObject deletes an object and its record, under the object's lock. Of one
-// whose create was interrupted, create finds the id first.
+// deleteObject deletes an object and its record, under the object's lock. Of
+// one whose create was interrupted, create finds the id first.
 func deleteObject[N objectRecord](d *Driver, n N, create, remove func() error) error {
 	o := n.object()
 	if o.State == StateCreating {

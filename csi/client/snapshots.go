@@ -12,17 +12,17 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Snapshot is a snapshot as the driver and its record together describe it.
+// Snapshot combines the driver's report and the record.
 type Snapshot struct {
 	Object
 	Source string `json:"sourceVolume"`
-	// SourceName is that volume's name, if it was created here.
+	// if created here
 	SourceName string    `json:"sourceVolumeName,omitempty"`
 	Size       int64     `json:"sizeBytes"`
 	Ready      bool      `json:"ready"`
 	Group      string    `json:"group,omitempty"`
 	Created    time.Time `json:"created,omitzero"` // when the content was frozen
-	// Capability is how its volume was used; a restored volume has the same.
+	// of the source; a restored volume has the same
 	Capability Capability `json:"capability"`
 }
 
@@ -31,7 +31,6 @@ type snapshotRecord struct {
 	Parameters map[string]string `json:"parameters,omitempty"`
 }
 
-// refresh takes over what the driver reports about a snapshot.
 func (s *Snapshot) refresh(now *csi.Snapshot) {
 	s.ID, s.Size, s.Ready = now.GetSnapshotId(), now.GetSizeBytes(), now.GetReadyToUse()
 	s.Group = now.GetGroupSnapshotId()
@@ -43,15 +42,15 @@ func (s *Snapshot) refresh(now *csi.Snapshot) {
 	}
 }
 
-// unnamed is a snapshot that the driver reports and that has no record.
+// unnamed is a snapshot of the driver without a record.
 func (d *Driver) unnamed(now *csi.Snapshot, state string) Snapshot {
 	s := Snapshot{Object: Object{Driver: d.info.Name, Name: now.GetSnapshotId(), State: state}}
 	s.refresh(now)
 	return s
 }
 
-// CreateSnapshot takes a snapshot of a volume, or returns the one that the same
-// request took, and waits until it is ready to use.
+// CreateSnapshot creates a snapshot and waits until it is ready to use. It is
+// idempotent.
 func (d *Driver) CreateSnapshot(ctx context.Context, name, source string, parameters map[string]string) (Snapshot, error) {
 	if err := d.need("create snapshots", csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT); err != nil {
 		return Snapshot{}, err
@@ -66,7 +65,7 @@ func (d *Driver) CreateSnapshot(ctx context.Context, name, source string, parame
 	switch {
 	case err == nil:
 		n.Source, n.Capability = v.ID, v.Capability
-	case errors.Is(err, errs.NotFound): // a snapshot that exists does not need its volume any more
+	case errors.Is(err, errs.NotFound): // an existing snapshot does not need its volume
 		old, known, readErr := stored(d.state, n)
 		if readErr != nil || !known || source != old.Source {
 			return Snapshot{}, err
@@ -79,8 +78,8 @@ func (d *Driver) CreateSnapshot(ctx context.Context, name, source string, parame
 	return n.Snapshot, err
 }
 
-// takeSnapshot repeats CreateSnapshot until the snapshot is ready, as the
-// specification has it for drivers that cannot look one up.
+// takeSnapshot repeats CreateSnapshot until ready, as specified for drivers
+// without a lookup.
 func (d *Driver) takeSnapshot(ctx context.Context, n *snapshotRecord) error {
 	request := &csi.CreateSnapshotRequest{SourceVolumeId: n.Source, Name: n.Name, Parameters: n.Parameters, Secrets: d.config.Secrets}
 	if d.announced[csi.PluginCapability_Service_SNAPSHOT_ACCESSIBILITY_CONSTRAINTS] {
@@ -100,7 +99,6 @@ func (d *Driver) takeSnapshot(ctx context.Context, n *snapshotRecord) error {
 	})
 }
 
-// awaitReadyToUse repeats take, with backoff, until the snapshot or group is ready to use.
 func (d *Driver) awaitReadyToUse(ctx context.Context, n objectRecord, take func() (isReady bool, err error)) error {
 	name := kind(n) + " " + n.object().Name
 	for backoff := newBackoff(); ; {
@@ -121,7 +119,8 @@ func (d *Driver) awaitReadyToUse(ctx context.Context, n objectRecord, take func(
 	}
 }
 
-// DeleteSnapshot deletes a snapshot. NotFound: neither the driver nor a record has it.
+// DeleteSnapshot deletes a snapshot. NotFound: neither the driver nor a record
+// has it.
 func (d *Driver) DeleteSnapshot(ctx context.Context, ref string) error {
 	if err := d.need("delete snapshots", csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT); err != nil {
 		return err
@@ -137,9 +136,8 @@ func (d *Driver) DeleteSnapshot(ctx context.Context, ref string) error {
 	})
 }
 
-// Snapshots lists the driver's snapshots and those known here, of one volume where
-// source (a name or id) is set, by name. Of a driver without LIST_SNAPSHOTS it lists
-// only the latter.
+// Snapshots lists the driver's snapshots (LIST_SNAPSHOTS) and those known here,
+// by name, of source (name or id) if set.
 func (d *Driver) Snapshots(ctx context.Context, source string) ([]Snapshot, error) {
 	var sourceID string
 	if source != "" {
@@ -211,7 +209,7 @@ func (d *Driver) listSnapshots(ctx context.Context, request *csi.ListSnapshotsRe
 	return out, err
 }
 
-// ShowSnapshot returns one snapshot by its name or id.
+// ShowSnapshot returns a snapshot by name or id.
 func (d *Driver) ShowSnapshot(ctx context.Context, ref string) (Snapshot, error) {
 	n, err := d.findSnapshot(ctx, ref)
 	if err != nil {
@@ -231,7 +229,8 @@ func (d *Driver) ShowSnapshot(ctx context.Context, ref string) (Snapshot, error)
 	return out[0], err
 }
 
-// getSnapshot asks the driver for one snapshot. Unsupported: it has no call for that.
+// getSnapshot asks the driver for one snapshot. Unsupported: it has no call for
+// that.
 func (d *Driver) getSnapshot(ctx context.Context, id string) (*csi.Snapshot, error) {
 	switch {
 	case d.announced[csi.ControllerServiceCapability_RPC_GET_SNAPSHOT]:
@@ -250,8 +249,7 @@ func (d *Driver) getSnapshot(ctx context.Context, id string) (*csi.Snapshot, err
 	return nil, d.need("look a snapshot up", csi.ControllerServiceCapability_RPC_GET_SNAPSHOT)
 }
 
-// knownSnapshots are the snapshots of this driver that have a record, or are members
-// of a group that has one.
+// knownSnapshots have a record, or are members of such a group.
 func (d *Driver) knownSnapshots() ([]*snapshotRecord, error) {
 	known, err := storedAll[*snapshotRecord](d.state, d.info.Name)
 	if err != nil {

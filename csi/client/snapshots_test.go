@@ -22,8 +22,7 @@ func snapshotting() *other {
 	return o
 }
 
-// TestSnapshotWaitsUntilReady: a driver that can only repeat the request is
-// asked again until it says ready.
+// The request is repeated until the driver reports ready.
 func TestSnapshotWaitsUntilReady(t *testing.T) {
 	o := snapshotting()
 	o.notReady = 3
@@ -56,8 +55,7 @@ func TestSnapshotWaitsUntilReady(t *testing.T) {
 	}
 }
 
-// TestCopiesAreUsedAsTheirSource: a restored or cloned volume is of the kind
-// of its source, and outlives it.
+// A restored or cloned volume has the kind of its source, and survives it.
 func TestCopiesAreUsedAsTheirSource(t *testing.T) {
 	o := snapshotting()
 	d, _ := start(t, o)
@@ -90,8 +88,8 @@ func TestCopiesAreUsedAsTheirSource(t *testing.T) {
 	wantKind(t, d.DeleteSnapshot(ctx, "s"), errs.NotFound)
 }
 
-// TestGroups: a group is known by its record, found again after an interrupted call,
-// and its members live and die with it.
+// A group is known by its record, found after an interrupted call, and deleted
+// with its members.
 func TestGroups(t *testing.T) {
 	o := snapshotting()
 	o.plugin = append(o.plugin, csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE)
@@ -108,7 +106,7 @@ func TestGroups(t *testing.T) {
 		if method != "CreateVolumeGroupSnapshot" || short.Err() != nil {
 			return nil
 		}
-		cancel() // the driver has the group, the client does not learn its id
+		cancel() // the client does not receive the group's id
 		return status.FromContextError(short.Err()).Err()
 	}
 	_, err := d.CreateGroup(short, "both", []string{"w", "v"}, nil)
@@ -172,7 +170,7 @@ func (o *other) DeleteVolumeGroupSnapshot(_ context.Context, r *csi.DeleteVolume
 	return &csi.DeleteVolumeGroupSnapshotResponse{}, nil
 }
 
-// TestBlocksContinueWhereTheStreamBroke: the driver dies after each page.
+// The driver dies after each page.
 func TestBlocksContinueWhereTheStreamBroke(t *testing.T) {
 	o := snapshotting()
 	o.plugin = append(o.plugin, csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE)
@@ -203,7 +201,7 @@ func TestBlocksContinueWhereTheStreamBroke(t *testing.T) {
 	}
 }
 
-// GetMetadataAllocated sends one range and breaks off, until none is left.
+// GetMetadataAllocated sends one range and fails, until none is left.
 func (o *other) GetMetadataAllocated(r *csi.GetMetadataAllocatedRequest, s csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
 	for _, b := range []*csi.BlockMetadata{{ByteOffset: 0, SizeBytes: 4096}, {ByteOffset: 8192, SizeBytes: 4096}, {ByteOffset: 16384, SizeBytes: 8192}} {
 		if b.GetByteOffset()+b.GetSizeBytes() <= r.GetStartingOffset() {

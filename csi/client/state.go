@@ -15,11 +15,11 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/flock"
 )
 
-// state is the state directory. It has a folder for each kind of record, and locks.
+// state is a directory with a folder for each kind of record, and locks.
 type state struct{ dir string }
 
-// record is what a file holds. The key is unique for driver and folder. The methods
-// of a nil record work, too.
+// record is the content of a file. The key is unique for driver and folder.
+// Methods of a nil record work.
 type record interface {
 	folder() string
 	id() (driver, key string)
@@ -34,11 +34,10 @@ func (*attachment) folder() string     { return "staging" } // beside the stagin
 // two objects that share one wait for each other, no more.
 const lockFiles = 64
 
-// lock makes calls for one object wait for each other, also those of other
-// processes.
+// lock serializes calls for one object, also those of other processes.
 func (s state) lock(ctx context.Context, r record) (unlock func(), err error) {
 	if err := ctx.Err(); err != nil {
-		return nil, err // nothing is written for a caller that has gone
+		return nil, err // the caller has gone
 	}
 	dir := filepath.Join(s.dir, "locks")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -52,10 +51,9 @@ func (s state) lock(ctx context.Context, r record) (unlock func(), err error) {
 	if err := flock.Lock(ctx, f); err != nil {
 		return nil, errors.Join(fmt.Errorf("another command works on it: %w", err), f.Close())
 	}
-	return func() { _ = f.Close() }, nil // closing releases the lock; nothing was written
+	return func() { _ = f.Close() }, nil // releases the lock
 }
 
-// fileVersion is the version of the files' format.
 const fileVersion = 1
 
 type file[R any] struct {
@@ -73,7 +71,7 @@ func (s state) path(r record) string {
 	return filepath.Join(s.dir, r.folder(), hex.EncodeToString(sum[:12])+extension)
 }
 
-// put writes a record durably: after a crash the file is the old or the new one.
+// put is atomic and durable.
 func (s state) put(r record) error {
 	data, err := json.MarshalIndent(file[record]{fileVersion, r}, "", "  ")
 	if err != nil {
@@ -110,7 +108,7 @@ func syncDir(path string) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// drop removes a record's file; one that does not exist is no error.
+// drop ignores a missing record.
 func (s state) drop(r record) error {
 	path := s.path(r)
 	err := os.Remove(path)
@@ -128,7 +126,6 @@ func stored[R record](s state, r R) (found R, known bool, err error) {
 	return read[R](s.path(r))
 }
 
-// storedAll returns the records of a driver.
 func storedAll[R record](s state, driver string) (out []R, err error) {
 	var none R
 	dir := filepath.Join(s.dir, none.folder())

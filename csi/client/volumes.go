@@ -12,7 +12,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Volume is a volume as the driver and its record together describe it.
+// Volume combines the driver's report and the record.
 type Volume struct {
 	Object
 	Size       int64               `json:"sizeBytes,omitempty"`
@@ -23,28 +23,28 @@ type Volume struct {
 	Context    map[string]string   `json:"volumeContext,omitempty"`
 	Topology   []map[string]string `json:"topology,omitempty"`
 	Created    time.Time           `json:"created,omitzero"`
-	// Nodes are where the driver reports it as published.
+	// from the driver
 	Nodes []string `json:"publishedNodes,omitempty"`
-	// Targets are where it is attached on this machine.
+	// on this machine
 	Targets []Target `json:"targets,omitempty"`
 	Staging string   `json:"stagingPath,omitempty"`
-	// Conditions are what the driver reports to be wrong with it.
+	// from the driver
 	Conditions []volume.Condition `json:"conditions,omitempty"`
 }
 
-// volumeRecord is the file of a volume that was created here, or that is foreign and
-// has to grow. Of Volume it has what does not depend on where the volume is used.
+// volumeRecord is the file of a volume that was created here, or is foreign and
+// has to grow.
 type volumeRecord struct {
 	Volume
 	Requested volume.SizeRange `json:"requested"`
-	SourceRef string           `json:"sourceRef,omitempty"` // as the request named it
-	// Grow is the size for NodeExpandVolume, which is still to be called.
+	SourceRef string           `json:"sourceRef,omitempty"` // of the request
+	// size for a pending NodeExpandVolume
 	Grow int64 `json:"grow,omitempty"`
 
-	attachment *attachment // has a file of its own
+	attachment *attachment // in its own file
 }
 
-// save writes the record, or drops one that is not needed any more.
+// save drops a record that is not needed any more.
 func (d *Driver) save(n *volumeRecord) error {
 	if n.State == StateForeign && n.Grow == 0 {
 		return d.state.drop(n)
@@ -52,22 +52,21 @@ func (d *Driver) save(n *volumeRecord) error {
 	return d.state.put(n)
 }
 
-// CreateRequest asks for a volume.
+// CreateRequest is the request of Create.
 type CreateRequest struct {
-	// Name is the orchestrator's: the same name gives the same volume.
+	// The same name gives the same volume.
 	Name string
 	Size volume.SizeRange
-	// Capability is how it will be used; nil is as its source, or a mounted
-	// directory with the driver's own file system.
+	// nil: as the source, or a mounted directory with the driver's default file
+	// system
 	Capability *Capability
-	// Parameters are the driver's own; Mutable are those that Modify can change
-	// later.
+	// of the driver; Modify can change Mutable
 	Parameters, Mutable map[string]string
-	// FromVolume and FromSnapshot name what to copy, by name or id; at most one.
+	// the source by name or id; at most one
 	FromVolume, FromSnapshot string
 }
 
-// Create creates a volume, or returns the one that the same request created.
+// Create creates a volume. It is idempotent.
 func (d *Driver) Create(ctx context.Context, req CreateRequest) (Volume, error) {
 	n, err := d.planCreate(ctx, req)
 	if err != nil {
@@ -89,7 +88,6 @@ func (d *Driver) Create(ctx context.Context, req CreateRequest) (Volume, error) 
 	return n.view(), nil
 }
 
-// planCreate checks a request against what the driver announces.
 func (d *Driver) planCreate(ctx context.Context, req CreateRequest) (*volumeRecord, error) {
 	if err := d.need("create volumes", csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME); err != nil {
 		return nil, err
@@ -114,7 +112,7 @@ func (d *Driver) planCreate(ctx context.Context, req CreateRequest) (*volumeReco
 	}
 	var err error
 	n.Source, n.Capability, err = d.source(ctx, req)
-	if errors.Is(err, errs.NotFound) { // a copy that exists does not need its source any more
+	if errors.Is(err, errs.NotFound) { // an existing copy does not need its source
 		old, known, readErr := stored(d.state, n)
 		if readErr == nil && known && old.SourceRef == n.SourceRef {
 			n.Source, n.Capability, err = old.Source, old.Capability, nil
@@ -129,7 +127,6 @@ func (d *Driver) planCreate(ctx context.Context, req CreateRequest) (*volumeReco
 	return n, d.needCapability(n.Capability)
 }
 
-// source finds what a volume is to be copied from, and how that is used.
 func (d *Driver) source(ctx context.Context, req CreateRequest) (Source, Capability, error) {
 	switch {
 	case req.FromVolume != "":
@@ -154,7 +151,6 @@ func (d *Driver) source(ctx context.Context, req CreateRequest) (Source, Capabil
 	return Source{}, Capability{}, nil
 }
 
-// createVolume calls CreateVolume for a record and fills in the answer.
 func (d *Driver) createVolume(ctx context.Context, n *volumeRecord) error {
 	answer, err := d.controller.CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name: n.Name, CapacityRange: capacityRange(n.Requested), Parameters: n.Parameters, MutableParameters: n.Mutable,
@@ -176,8 +172,8 @@ func (d *Driver) createVolume(ctx context.Context, n *volumeRecord) error {
 	return nil
 }
 
-// Delete deletes a volume. NotFound: neither the driver nor a record has it; one that
-// an interrupted Delete has deleted already is no error.
+// Delete deletes a volume. NotFound: neither the driver nor a record has it. A
+// repeat of an interrupted Delete succeeds.
 func (d *Driver) Delete(ctx context.Context, ref string) error {
 	if err := d.need("delete volumes", csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME); err != nil {
 		return err
@@ -193,7 +189,7 @@ func (d *Driver) Delete(ctx context.Context, ref string) error {
 	})
 }
 
-// Modify changes parameters of a volume; keys left out stay as they are.
+// Modify changes parameters; omitted keys keep their values.
 func (d *Driver) Modify(ctx context.Context, ref string, mutable map[string]string) (out Volume, err error) {
 	if err := d.need("change parameters of a volume", csi.ControllerServiceCapability_RPC_MODIFY_VOLUME); err != nil {
 		return Volume{}, err
@@ -218,9 +214,8 @@ func (d *Driver) Modify(ctx context.Context, ref string, mutable map[string]stri
 	return out, err
 }
 
-// Expand grows a volume: first at the controller, then, where the driver asks for
-// it, on the node. A volume that is not attached grows on the node when it is
-// attached next.
+// Expand grows a volume at the controller, then, if the driver requests it, on
+// the node, or there at the next attach.
 func (d *Driver) Expand(ctx context.Context, ref string, size volume.SizeRange) (out Volume, err error) {
 	onController, onNode := d.announced[csi.ControllerServiceCapability_RPC_EXPAND_VOLUME], d.announced[csi.NodeServiceCapability_RPC_EXPAND_VOLUME]
 	if !onNode {
@@ -244,7 +239,7 @@ func (d *Driver) Expand(ctx context.Context, ref string, size volume.SizeRange) 
 				return err
 			}
 		}
-		if err := d.save(n); err != nil { // before the node is asked: a crash must not lose the second step
+		if err := d.save(n); err != nil { // a crash must not lose the second step
 			return err
 		}
 		if n.Grow > 0 && n.attachment != nil {
@@ -299,7 +294,8 @@ func (d *Driver) controllerExpand(ctx context.Context, n *volumeRecord, size vol
 	return nil
 }
 
-// nodeExpand makes an attached volume use its size. The caller saves the record.
+// nodeExpand makes an attached volume use its size. The caller saves the
+// record.
 func (d *Driver) nodeExpand(ctx context.Context, n *volumeRecord, limit int64) error {
 	a := n.attachment
 	path := a.Staging
