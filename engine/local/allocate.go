@@ -11,15 +11,14 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// allocationStep is the number of bytes in one fallocate call, so that a long
-// allocation can be cancelled in between.
+// allocationStep bounds one fallocate call, so that a long allocation can be
+// cancelled in between.
 const allocationStep = 256 << 20
 
-// fullThreshold is the free space, in bytes, below which the failure of a tool
-// is attributed to a full pool.
+// fullThreshold is the free space below which a tool's failure is attributed to
+// a full pool.
 const fullThreshold = 4 << 20
 
-// allocate reserves blocks for the bytes of a range that have none.
 func allocate(ctx context.Context, f *os.File, from, to int64) error {
 	return inSteps(ctx, from, to, func(offset, length int64) error {
 		err := fallocate(f, unix.FALLOC_FL_KEEP_SIZE, offset, length)
@@ -30,19 +29,18 @@ func allocate(ctx context.Context, f *os.File, from, to int64) error {
 	})
 }
 
-// unshare gives a file its own copy of blocks that it shares with other files,
-// so that writes need no new blocks.
+// unshare copies blocks shared with other files, so that writes need no new
+// ones.
 func unshare(ctx context.Context, f *os.File, size int64) error {
 	return inSteps(ctx, 0, size, func(offset, length int64) error {
 		err := fallocate(f, unix.FALLOC_FL_UNSHARE_RANGE|unix.FALLOC_FL_KEEP_SIZE, offset, length)
 		if errors.Is(err, unix.EOPNOTSUPP) {
-			return nil // this file system has no shared blocks
+			return nil // no shared blocks
 		}
 		return err
 	})
 }
 
-// punch frees the blocks of a range.
 func punch(f *os.File, offset, length int64) error {
 	return fallocate(f, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, length)
 }
@@ -72,9 +70,8 @@ func fallocate(f *os.File, mode uint32, offset, length int64) error {
 	}
 }
 
-// explain sets the kind of an error of the pool's file system. Tools such as
-// mkfs report only a failure; in a full pool the lack of space is the likely
-// cause.
+// explain sets the kind of an error. Tools such as mkfs report only a failure;
+// in a full pool the likely cause is space.
 func (e *Engine) explain(err error) error {
 	kind := errs.KindOf(err)
 	switch {

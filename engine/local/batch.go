@@ -14,24 +14,22 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// batch is a set of snapshots that are taken at one moment and committed
-// together: the members of a group, or one snapshot.
+// batch is a set of snapshots (a group's, or one) taken at one moment and
+// committed together.
 type batch struct {
 	members              []*member
-	allowCrashConsistent bool                     // allow members that cannot be frozen
+	allowCrashConsistent bool                     // members that cannot be frozen
 	commitHook           func(tx *store.Tx) error // runs in every commit of the records
-	onCreated            func(at time.Time)       // receives the time of the snapshots
+	onCreated            func(at time.Time)       // of the snapshots
 	group                *groupRemoval            // removes an incomplete group
 }
 
-// member is one snapshot of a batch.
 type member struct {
 	source   volume.ID
 	snapshot volume.SnapshotID
 	record   snapshotRecord
 }
 
-// file returns the path of the source in the pool.
 func (m *member) file() string { return volumesDir + "/" + string(m.source) }
 
 // newBatch returns a batch for sources, whose locks the caller holds.
@@ -46,8 +44,7 @@ func (e *Engine) newBatch(ctx context.Context, sources []volume.ID) (*batch, err
 			State: ready, Source: source, Size: r.Size, Content: r.Content, FSType: r.FSType,
 		}}
 		if r.Settings.thick() && e.pool.reflink {
-			// Later writes to the thick source need new blocks, which must be
-			// reserved.
+			// Later writes to the thick source need new blocks.
 			m.record.Promised = r.Size
 		}
 		b.members = append(b.members, m)
@@ -62,8 +59,7 @@ func (b *batch) promised() (sum int64) {
 	return sum
 }
 
-// takeSnapshots creates the snapshots of a batch. Exhausted: the pool is nearly
-// full.
+// takeSnapshots returns Exhausted if the pool is nearly full.
 func (e *Engine) takeSnapshots(ctx context.Context, b *batch) error {
 	if err := e.awaitSpace(ctx); err != nil {
 		return err
@@ -87,7 +83,6 @@ func (e *Engine) takeSnapshots(ctx context.Context, b *batch) error {
 	return nil
 }
 
-// awaitSpace returns an error if the pool is nearly full.
 func (e *Engine) awaitSpace(ctx context.Context) error {
 	return retry.For(ctx, e.budget.reclaimDelay(), func() (again bool, err error) {
 		s, err := e.pool.space()
@@ -98,7 +93,7 @@ func (e *Engine) awaitSpace(ctx context.Context) error {
 	})
 }
 
-// takeByClone clones the files of all members while writes are paused.
+// takeByClone clones all files while writes are paused.
 func (e *Engine) takeByClone(ctx context.Context, b *batch) error {
 	var requests []cloneRequest
 	defer func() {
@@ -150,7 +145,6 @@ func (e *Engine) measure(m *member, clone *os.File) error {
 	return nil
 }
 
-// sealSnapshot makes a snapshot file read-only and durable.
 func (e *Engine) sealSnapshot(f *os.File) error {
 	return errors.Join(f.Chmod(0o400), f.Sync())
 }
@@ -172,7 +166,6 @@ func (b *batch) setCreated(at time.Time) {
 	}
 }
 
-// commitBatch writes all records of the batch in one transaction.
 func (e *Engine) commitBatch(ctx context.Context, b *batch, s state, also func(tx *store.Tx) error) error {
 	return e.commit(ctx, func(tx *store.Tx) error {
 		for _, m := range b.members {
@@ -197,7 +190,6 @@ func putNewSnapshot(tx *store.Tx, id volume.SnapshotID, r snapshotRecord) error 
 	return snapshotBucket.Put(tx, string(id), r)
 }
 
-// takeByCopy pins all sources at one moment and starts the copies.
 func (e *Engine) takeByCopy(ctx context.Context, b *batch) error {
 	var sources []*claimed
 	defer func() {
@@ -238,7 +230,7 @@ func (e *Engine) pinBatch(ctx context.Context, b *batch) error {
 	return e.commitBatch(ctx, b, copying, func(*store.Tx) error { return nil })
 }
 
-// dropBatch removes a batch that was not acknowledged.
+// dropBatch removes an unacknowledged batch.
 func (e *Engine) dropBatch(ctx context.Context, b *batch) error {
 	e.snapshots.Add(int64(len(b.members))) // dropSnapshots subtracts them
 	ids := make([]volume.SnapshotID, len(b.members))

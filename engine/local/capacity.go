@@ -15,33 +15,30 @@ import (
 )
 
 const (
-	granule     = 4096 // bytes; every size is a multiple
+	granule     = 4096 // bytes; all sizes are multiples
 	defaultSize = 1 << 30
 	minReserve  = 64 << 20
 	// freshness is the maximum age of the sum of allocated bytes when a request
 	// is refused.
 	freshness = time.Second
-	// reclaimWithin is how long after a removal the file system can still be
-	// freeing blocks, and reclaimWait how long to wait for them.
+	// After a removal the file system can free blocks for reclaimWithin;
+	// reclaimWait limits the wait for them.
 	reclaimWithin = 10 * time.Second
 	reclaimWait   = 500 * time.Millisecond
 	// blockUnit is the unit of st_blocks.
 	blockUnit = 512
 )
 
-// space is the usage of a pool's file system, in bytes.
 type space struct {
-	total int64 // size of the file system
+	total int64
 	free  int64 // available to cleat
 	used  int64 // used by all files, also foreign ones
 }
 
 func (s space) reserve() int64 { return max(minReserve, s.total/100) }
 
-// full reports whether no more space can be promised.
 func (s space) full() bool { return s.free < s.reserve() }
 
-// nearlyFull reports whether the pool needs attention.
 func (s space) nearlyFull() bool { return s.free < max(2*s.reserve(), s.total/20) }
 
 func (p *pool) space() (space, error) {
@@ -58,19 +55,18 @@ func (p *pool) space() (space, error) {
 	}, nil
 }
 
-// budget keeps the sums of promised space in memory. Space is promised before a
-// volume is created and released if that fails, so that concurrent calls never
-// promise the same byte twice.
+// budget keeps the sums of promised space. Space is promised before a volume is
+// created, so that concurrent calls never promise the same byte twice.
 type budget struct {
 	mu      sync.Mutex
 	ratio   float64
 	thin    int64 // sum of thin sizes
 	thick   int64 // sum of thick sizes, and of what snapshots pin for them
-	pending int64 // part of thick without allocated blocks yet
+	pending int64 // thick without allocated blocks yet
 
-	allocated int64 // bytes allocated to files of the pool
+	allocated int64
 	refreshed time.Time
-	emptied   time.Time // time of the last removal of a file with blocks
+	emptied   time.Time // last removal of a file with blocks
 }
 
 // left returns how many bytes can still be promised. The pool's share of the
@@ -93,7 +89,6 @@ func scale(ratio float64, bytes int64) int64 {
 	return math.MaxInt64 / 2
 }
 
-// promise reserves bytes in the budget if they are available.
 func (b *budget) promise(s space, bytes int64, isThick bool) (left int64, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -107,21 +102,19 @@ func (b *budget) promise(s space, bytes int64, isThick bool) (left int64, ok boo
 	return left, true
 }
 
-// markAllocated records that the blocks of a thick promise are allocated.
 func (b *budget) markAllocated(bytes int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.pending -= bytes
 }
 
-// record counts existing promises, also beyond the size of the pool.
+// record also counts beyond the size of the pool.
 func (b *budget) record(bytes int64, isThick bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.add(bytes, isThick)
 }
 
-// release returns promised bytes.
 func (b *budget) release(bytes int64, isThick bool) { b.record(-bytes, isThick) }
 
 func (b *budget) add(bytes int64, isThick bool) {
@@ -132,7 +125,6 @@ func (b *budget) add(bytes int64, isThick bool) {
 	}
 }
 
-// promised returns the sum of all promises.
 func (b *budget) promised() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -171,8 +163,7 @@ func (b *budget) stale() bool {
 	return time.Since(b.refreshed) > freshness
 }
 
-// promise reserves space for a volume before it is created; undo releases the
-// space. Exhausted: not enough space is left.
+// promise reserves space until undo, or returns Exhausted.
 func (e *Engine) promise(ctx context.Context, bytes int64, isThick bool) (undo func(), err error) {
 	if bytes == 0 {
 		return func() {}, nil
@@ -213,8 +204,6 @@ func (e *Engine) exhausted(s space, bytes, left int64, isThick bool) error {
 		e.pool.path, bytes, kind, left, s.free, s.total, s.reserve(), e.budget.promised(), e.budget.ratio)
 }
 
-// markAllocated records that the blocks of a volume are allocated, if it is
-// thick.
 func (e *Engine) markAllocated(bytes int64, isThick bool) {
 	if isThick {
 		e.budget.markAllocated(bytes)
@@ -242,8 +231,8 @@ func (e *Engine) measured(fresh bool) (space, error) {
 	return s, nil
 }
 
-// measureOverhead measures the space of the file system's own structures and of
-// the records, once, on a file system of the pool's own.
+// measureOverhead measures the file system's own structures and the records,
+// once, on a file system of the pool's own.
 func (e *Engine) measureOverhead() error {
 	s, err := e.pool.space()
 	if err != nil {
@@ -253,15 +242,14 @@ func (e *Engine) measureOverhead() error {
 	if err != nil {
 		return err
 	}
-	// The sum can be too large, since it counts shared blocks several times.
+	// The sum counts shared blocks several times.
 	e.pool.overhead = max(s.used-sum, storeReserve)
 	_, err = e.measured(true)
 	return err
 }
 
-// allocated returns the sum of the blocks of all files of the pool. Shared
-// blocks count once for each file; budget.left limits the sum by the used
-// space.
+// allocated counts shared blocks once for each file; budget.left limits the
+// sum.
 func (p *pool) allocated() (int64, error) {
 	var sum int64
 	for _, dir := range []string{volumesDir, snapshotsDir, incomingDir} {

@@ -20,10 +20,9 @@ import (
 )
 
 const (
-	// freezeBound limits how long writes are paused.
 	freezeBound = 10 * time.Second
-	// writeBackBound limits the write-back before a freeze, during which writes
-	// continue, and detects a guard that does not answer.
+	// writeBackBound limits the write-back before a freeze, with writes still
+	// possible, and detects a guard that does not answer.
 	writeBackBound = 2 * time.Minute
 )
 
@@ -42,14 +41,12 @@ type cloneRequest struct {
 	clone *os.File
 }
 
-// cloneFrozen clones files at one moment. Mounted file systems are frozen
+// cloneFrozen clones files at one moment: mounted file systems are frozen
 // together, and unused files cannot be attached meanwhile. A raw device in use
-// cannot be quiesced: it is refused unless allowCrashConsistent is set, and
-// then its clone is crash-consistent.
+// cannot be quiesced: it is refused unless allowCrashConsistent is set.
 //
-// The clones are complete on return; the caller syncs them. The caller's commit
-// deletes the freeze record with the key intent, unless that is empty. at is
-// the time of the clones.
+// The caller syncs the clones. Its commit deletes the freeze record with the
+// key intent, unless that is empty.
 func (e *Engine) cloneFrozen(ctx context.Context, requests []cloneRequest, allowCrashConsistent bool) (intent string, at time.Time, err error) {
 	for range cloneAttempts {
 		intent, at, err = e.cloneFrozenOnce(ctx, requests, allowCrashConsistent)
@@ -88,7 +85,7 @@ func (e *Engine) cloneFrozenOnce(ctx context.Context, requests []cloneRequest, a
 func (e *Engine) claimAll(ctx context.Context, requests []cloneRequest) (sources []*claimed, release func(), err error) {
 	release = func() {
 		for _, s := range sources {
-			_ = s.release() // closing the files releases the locks
+			_ = s.release() // closing releases the locks
 		}
 	}
 	for _, c := range requests {
@@ -102,8 +99,7 @@ func (e *Engine) claimAll(ctx context.Context, requests []cloneRequest) (sources
 	return sources, release, nil
 }
 
-// freezableMounts returns the mount points to freeze. It refuses sources in use
-// that cannot be frozen.
+// freezableMounts refuses sources in use that cannot be frozen.
 func freezableMounts(ctx context.Context, requests []cloneRequest, sources []*claimed, allowCrashConsistent bool) ([]string, error) {
 	var mountpoints []string
 	for i, s := range sources {

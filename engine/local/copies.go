@@ -13,18 +13,16 @@ import (
 // seeks.
 const parallelCopies = 2
 
-// copies are the background copies of one engine by the id of the destination
-// object.
+// copies are the background copies by the id of the destination.
 type copies struct {
 	slots chan struct{}
 	mu    sync.Mutex
 	jobs  map[string]*copyJob
 }
 
-// copyJob is one background copy.
 type copyJob struct {
-	source string // path of the source file in the pool
-	total  int64  // bytes to copy
+	source string // path in the pool
+	total  int64
 	done   atomic.Int64
 	cancel context.CancelFunc
 	ended  chan struct{}
@@ -70,7 +68,6 @@ func (c *copies) job(id string) *copyJob {
 	return c.jobs[id]
 }
 
-// wait waits for the copy into an object and returns its error.
 func (c *copies) wait(ctx context.Context, id string) error {
 	job := c.job(id)
 	if job == nil {
@@ -84,7 +81,7 @@ func (c *copies) wait(ctx context.Context, id string) error {
 	}
 }
 
-// stop cancels the copy and waits until its files are closed.
+// stop waits until the copy's files are closed.
 func (c *copies) stop(ctx context.Context, id string) error {
 	job := c.job(id)
 	if job == nil {
@@ -107,8 +104,7 @@ func (c *copies) progress(id string, durable, total int64) volume.Progress {
 	return volume.Progress{Done: min(durable, total), Total: total}
 }
 
-// readerOf returns the id of an object that a copy fills from a source file, or
-// "".
+// readerOf returns the destination of a copy of the file, or "".
 func (c *copies) readerOf(source string) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -120,8 +116,7 @@ func (c *copies) readerOf(source string) string {
 	return ""
 }
 
-// progressOfAll returns the progress of all copies by the id of the destination
-// object.
+// progressOfAll is keyed by the id of the destination.
 func (c *copies) progressOfAll() map[string]volume.Progress {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -132,7 +127,6 @@ func (c *copies) progressOfAll() map[string]volume.Progress {
 	return all
 }
 
-// progressFrom returns the sum of the copies that read a source file.
 func (c *copies) progressFrom(source string) (sum volume.Progress, running bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -13,11 +13,11 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// durableStep is the maximum number of copied bytes that a crash can lose.
+// durableStep is how many copied bytes a crash can lose.
 const durableStep = 64 << 20
 
-// beginVolumeCopy records a volume that has to be copied, in a pool without
-// shared blocks, pins its source and starts the copy.
+// beginVolumeCopy is for pools without shared blocks: it records the volume,
+// pins its source and starts the copy.
 func (e *Engine) beginVolumeCopy(ctx context.Context, id volume.ID, r volumeRecord, from *origin) error {
 	if from.volume == "" {
 		// A snapshot is immutable and needs no pin; its deletion checks for
@@ -118,8 +118,7 @@ func (e *Engine) runVolumeCopy(ctx context.Context, id volume.ID, r *volumeRecor
 	return e.putVolume(ctx, id, *r)
 }
 
-// abandonVolume removes a volume after its copy failed; its Create was not
-// acknowledged.
+// abandonVolume removes a volume whose Create was not acknowledged.
 func (e *Engine) abandonVolume(ctx context.Context, id volume.ID, r volumeRecord) error {
 	if r.State == copying {
 		e.markAllocated(r.Size, r.Settings.thick())
@@ -127,8 +126,7 @@ func (e *Engine) abandonVolume(ctx context.Context, id volume.ID, r volumeRecord
 	return e.dropVolume(ctx, id, r)
 }
 
-// dropUncounted is dropVolume for a volume that is not in the budget and
-// counters yet.
+// dropUncounted: the volume is not in the budget and counters yet.
 func (e *Engine) dropUncounted(ctx context.Context, id volume.ID, r volumeRecord) error {
 	e.budget.record(r.Size, r.Settings.thick())
 	e.budget.record(r.Promised, true)
@@ -136,8 +134,8 @@ func (e *Engine) dropUncounted(ctx context.Context, id volume.ID, r volumeRecord
 	return e.dropVolume(ctx, id, r)
 }
 
-// copyInto fills incoming/<name> from the source of the job and returns the
-// open file. It starts at offset from, or at 0 if the file is shorter.
+// copyInto fills incoming/<name> and returns the open file. It starts at offset
+// from, or at 0 if the file is shorter.
 func (e *Engine) copyInto(ctx context.Context, job *copyJob, name string, size, from int64, save func(done int64) error) (*os.File, error) {
 	src, err := e.pool.openFile(job.source, os.O_RDONLY, size)
 	if err != nil {
@@ -180,7 +178,6 @@ func (e *Engine) copyOpen(ctx context.Context, job *copyJob, dst, src *os.File, 
 	})
 }
 
-// startSnapshotCopy fills a snapshot in the background.
 func (e *Engine) startSnapshotCopy(id volume.SnapshotID, r snapshotRecord) {
 	source := volumesDir + "/" + string(r.Source)
 	e.startCopy(string(id), source, volume.Progress{Done: r.Copied, Total: r.Size}, func(ctx context.Context, job *copyJob) error {
@@ -204,7 +201,7 @@ func (e *Engine) runSnapshotCopy(ctx context.Context, id volume.SnapshotID, r *s
 		if err != nil {
 			return err
 		}
-		// The source can have grown during the copy.
+		// It can have grown during the copy.
 		err = errors.Join(f.Truncate(r.Size), e.sealSnapshot(f))
 		if err := errors.Join(err, f.Close(), e.pool.syncDir(incomingDir)); err != nil {
 			return err
@@ -227,8 +224,8 @@ func (e *Engine) runSnapshotCopy(ctx context.Context, id volume.SnapshotID, r *s
 	return e.putSnapshot(ctx, id, *r)
 }
 
-// failSnapshot keeps the record of an acknowledged snapshot whose copy failed,
-// so that later calls report the reason, and unpins the source.
+// failSnapshot keeps the record of an acknowledged snapshot, so that later
+// calls report the reason, and unpins the source.
 func (e *Engine) failSnapshot(ctx context.Context, id volume.SnapshotID, r snapshotRecord, cause error) error {
 	r.State, r.Copied, r.Reason = failed, 0, cause.Error()
 	if err := e.putSnapshot(ctx, id, r); err != nil {

@@ -15,7 +15,6 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// waitCopied waits until no copy fills the object.
 func waitCopied(t testing.TB, e *Engine, id string) {
 	t.Helper()
 	if err := e.copies.wait(t.Context(), id); err != nil {
@@ -23,7 +22,6 @@ func waitCopied(t testing.TB, e *Engine, id string) {
 	}
 }
 
-// holdCopies keeps every copy from running until release.
 func holdCopies(e *Engine) (release func()) {
 	for range parallelCopies {
 		e.copies.slots <- struct{}{}
@@ -35,8 +33,8 @@ func holdCopies(e *Engine) (release func()) {
 	}
 }
 
-// TestSnapshotByCopy checks that a snapshot is not ready before its copy, and
-// that the source is pinned until then, also after a restart.
+// A snapshot is not ready before its copy, and the source is pinned until then,
+// also after a restart.
 func TestSnapshotByCopy(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 8 * mib}})
@@ -78,8 +76,7 @@ func pins(t testing.TB, e *Engine, v volume.Volume) []string {
 	return readers
 }
 
-// TestCopyOfAttached checks that a copy of an attached volume is refused with a
-// remedy.
+// Refused with a remedy.
 func TestCopyOfAttached(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
@@ -98,8 +95,8 @@ func TestCopyOfAttached(t *testing.T) {
 	snapshot(t, e, "s", v.ID)
 }
 
-// TestResumeCopy checks that a copy continues at its durable progress. The bytes
-// before that are marked, so that a copy from the start would be detected.
+// The bytes before the durable progress are marked: a copy from the start would
+// be detected.
 func TestResumeCopy(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 8 * mib}})
@@ -123,7 +120,7 @@ func TestResumeCopy(t *testing.T) {
 	}
 }
 
-// edit changes the records of a pool that no engine serves.
+// The pool is closed.
 func edit(t testing.TB, pool string, change func(tx *store.Tx) error) {
 	t.Helper()
 	p := testkit.Value(openPool(t.Context(), config(pool)))(t)
@@ -133,8 +130,7 @@ func edit(t testing.TB, pool string, change func(tx *store.Tx) error) {
 	testkit.Must(t, s.Update(t.Context(), change))
 }
 
-// leftCreating requests a copy while copies are held, cancels the request when the
-// copy is recorded, and returns the volume.
+// leftCreating cancels a request when its copy is recorded.
 func leftCreating(t *testing.T, e *Engine, req volume.CreateRequest, source volume.ID) volume.Volume {
 	t.Helper()
 	ctx, leave := context.WithCancel(t.Context())
@@ -157,8 +153,7 @@ func leftCreating(t *testing.T, e *Engine, req volume.CreateRequest, source volu
 	return all[0]
 }
 
-// TestCloneByCopy checks that a copy continues after its caller is gone, and
-// that an equal request joins it.
+// A copy continues without its caller, and an equal request joins it.
 func TestCloneByCopy(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 4 * mib}})
@@ -181,8 +176,7 @@ func TestCloneByCopy(t *testing.T) {
 	}
 }
 
-// TestDeleteStopsCopy checks that an incomplete object can be deleted, which
-// unpins its source.
+// Deletion of an incomplete object unpins its source.
 func TestDeleteStopsCopy(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 4 * mib}})
@@ -192,7 +186,7 @@ func TestDeleteStopsCopy(t *testing.T) {
 	snap := snapshot(t, e, "snap", v.ID)
 	filled := leftCreating(t, e, volume.CreateRequest{Name: "c", Content: volume.Raw, Source: volume.Source{Snapshot: s.ID}, Parameters: thickly}, v.ID)
 	wantKind(t, e.DeleteSnapshot(t.Context(), s.ID), "DeleteSnapshot of what is being read", errs.Precondition)
-	// What runs shows in the health of both ends, so in any orchestrator's list.
+	// The health of both ends shows the copy.
 	for id, reason := range map[volume.ID]string{filled.ID: reasonFilled, v.ID: reasonCopied} {
 		c, err := e.VolumeHealth(t.Context(), id)
 		if err != nil || len(c) != 1 || c[0].Reason != reason || !strings.HasPrefix(c[0].Message, "0 % (0 of 4194304 bytes)") {
@@ -214,20 +208,20 @@ func TestDeleteStopsCopy(t *testing.T) {
 	}
 }
 
-// TestCopyWithoutSpace checks that a failed copy removes its volume, or reports
-// the reason in its snapshot, and unpins the source.
+// A failed copy removes its volume, or reports the reason in its snapshot, and
+// unpins the source.
 func TestCopyWithoutSpace(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 200 * mib}})
 	f, err := os.OpenFile(file(e, v), os.O_WRONLY, 0)
 	testkit.Must(t, err)
 	defer f.Close()
-	// As little as the copy has to read, spread out, would do for 160 MiB.
+	// Scattered data of this size suffices for 160 MiB.
 	fill(t, file(e, v), 140*mib)
 	_, err = e.Create(t.Context(), volume.CreateRequest{Name: "c", Content: volume.Raw, Source: volume.Source{Volume: v.ID}})
 	wantKind(t, err, "a copy without space", errs.Exhausted)
 	s := snapshot(t, e, "s", v.ID)
-	_ = e.copies.wait(t.Context(), string(s.ID)) // its error is what is looked for below
+	_ = e.copies.wait(t.Context(), string(s.ID)) // its error is checked below
 	_, err = e.Create(t.Context(), volume.CreateRequest{Name: "r", Content: volume.Raw, Source: volume.Source{Snapshot: s.ID}})
 	wantKind(t, err, "a volume from a failed snapshot", errs.Precondition)
 	_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: v.ID})
@@ -243,7 +237,7 @@ func TestCopyWithoutSpace(t *testing.T) {
 	}
 }
 
-// TestGroupByCopy checks that a group is ready when all its members are.
+// A group is ready when all its members are.
 func TestGroupByCopy(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	a := create(t, e, volume.CreateRequest{Name: "a", Size: volume.SizeRange{Required: mib}})

@@ -17,13 +17,11 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// errLeftover: the name belongs to an object whose creation or deletion was
-// interrupted.
+// errLeftover: creation or deletion was interrupted.
 var errLeftover = errors.New("the name belongs to an incomplete object")
 
-// Create implements volume.Engine. Where the pool has to copy the source, the
-// call waits for the copy. The copy continues after the context ends, and a
-// repeated request joins it.
+// Create implements volume.Engine. It waits for a copy of the source, which
+// continues after the context ends; a repeated request joins it.
 func (e *Engine) Create(ctx context.Context, req volume.CreateRequest) (volume.Volume, error) {
 	if err := ctx.Err(); err != nil {
 		return volume.Volume{}, err
@@ -125,8 +123,8 @@ func (e *Engine) createNew(ctx context.Context, p plan) (volume.ID, error) {
 	return id, nil
 }
 
-// promiseVolume reserves the space of a volume, and the space that its thick
-// source needs because of it.
+// promiseVolume also reserves the space that a thick source needs because of
+// the volume.
 func (e *Engine) promiseVolume(ctx context.Context, r volumeRecord) (undo func(), err error) {
 	undoSize, err := e.promise(ctx, r.Size, r.Settings.thick())
 	if err != nil {
@@ -163,7 +161,6 @@ func (p plan) record(size int64, from *origin, sharing bool) volumeRecord {
 	return r
 }
 
-// createComplete creates the whole volume before it returns.
 func (e *Engine) createComplete(ctx context.Context, id volume.ID, r volumeRecord, from *origin) error {
 	f, err := e.pool.root.OpenFile(incomingDir+"/"+string(id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
@@ -175,8 +172,8 @@ func (e *Engine) createComplete(ctx context.Context, id volume.ID, r volumeRecor
 		return errors.Join(err, e.pool.remove(incomingDir, string(id)), e.forgetFreeze(ctx, from))
 	}
 	crashpoint.Hit("create.filled")
-	// The file is kept from here on: after an unclear commit the record decides
-	// at the next start.
+	// Keep the file now: after an unclear commit the record decides at the next
+	// start.
 	if err := e.commitNewVolume(ctx, id, r, from); err != nil {
 		return err
 	}
@@ -184,7 +181,6 @@ func (e *Engine) createComplete(ctx context.Context, id volume.ID, r volumeRecor
 	return e.place(volumesDir, string(id))
 }
 
-// commitNewVolume commits the record of a new volume.
 func (e *Engine) commitNewVolume(ctx context.Context, id volume.ID, r volumeRecord, from *origin) error {
 	return e.commit(ctx, func(tx *store.Tx) error {
 		if from != nil {
@@ -206,7 +202,6 @@ func (e *Engine) forgetFreeze(ctx context.Context, from *origin) error {
 	return e.commit(ctx, func(tx *store.Tx) error { return deleteFreezeRecord(tx, from.intent) })
 }
 
-// fill writes the content of a new volume and makes it durable.
 func (e *Engine) fill(ctx context.Context, f *os.File, id volume.ID, r volumeRecord, from *origin) error {
 	if from != nil {
 		if err := e.cloneOrigin(ctx, f, from); err != nil {
@@ -232,8 +227,8 @@ func (e *Engine) fill(ctx context.Context, f *os.File, id volume.ID, r volumeRec
 	return e.seal(f, r)
 }
 
-// complete finishes the copy of a source: size, reserved blocks, and a new UUID
-// for btrfs, which cannot be mounted twice with the same UUID.
+// complete sets size, reserved blocks, and a new UUID for btrfs, which cannot
+// be mounted twice with one UUID.
 func (e *Engine) complete(ctx context.Context, f *os.File, id volume.ID, r volumeRecord) error {
 	if err := f.Truncate(r.Size); err != nil {
 		return err
@@ -257,7 +252,6 @@ func (e *Engine) complete(ctx context.Context, f *os.File, id volume.ID, r volum
 	return e.seal(f, r)
 }
 
-// seal makes a complete file durable, except for its final name.
 func (e *Engine) seal(f *os.File, r volumeRecord) error {
 	if err := errors.Join(poolfile.WriteSettings(f, poolfile.Settings(r.Settings)), poolfile.WriteSize(f, r.Size)); err != nil {
 		return err
@@ -268,7 +262,7 @@ func (e *Engine) seal(f *os.File, r volumeRecord) error {
 	return e.pool.syncDir(incomingDir)
 }
 
-// place renames a recorded file to its final name. It is idempotent.
+// place is idempotent.
 func (e *Engine) place(dir, name string) error {
 	if _, err := e.pool.root.Lstat(incomingDir + "/" + name); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -284,7 +278,6 @@ func (e *Engine) incomingPath(id volume.ID) string {
 	return filepath.Join(e.pool.path, incomingDir, string(id))
 }
 
-// cloneOrigin shares the blocks of the source with f, at one moment.
 func (e *Engine) cloneOrigin(ctx context.Context, f *os.File, from *origin) error {
 	if from.volume != "" {
 		var err error

@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// damage is a defect of the pool or of a file of a volume or snapshot. It is
-// the error of calls that need the file, and the condition that health reports.
+// damage is a defect of the pool or a file: the error of calls that need it,
+// and the condition that health reports.
 type damage struct {
 	volume.Condition
 	err error
@@ -26,8 +26,7 @@ func (d *damage) Error() string { return d.err.Error() }
 
 func (d *damage) Unwrap() error { return d.err }
 
-// damaged returns a damage of kind Precondition; cause is added only to the
-// error.
+// damaged has the kind Precondition; cause is only in the error.
 func damaged(s volume.Severity, reason, message string, cause error) error {
 	err := errs.Errorf(errs.Precondition, "%s", message)
 	if cause != nil {
@@ -36,8 +35,7 @@ func damaged(s volume.Severity, reason, message string, cause error) error {
 	return &damage{volume.Condition{Severity: s, Reason: reason, Message: message}, err}
 }
 
-// unusable reports whether no regular file has the name, so that removal loses
-// no data.
+// unusable: no regular file has the name, so that removal loses no data.
 func unusable(err error) bool {
 	d, ok := errors.AsType[*damage](err)
 	return ok && (d.Reason == reasonFileMissing || d.Reason == reasonFileForeign)
@@ -77,8 +75,8 @@ func sameFile(a, b fs.FileInfo) bool {
 	return okX && okY && x.Dev == y.Dev && x.Ino == y.Ino
 }
 
-// inspect checks that a name in the pool is a regular file of at least size
-// bytes, without following links.
+// inspect accepts a regular file of at least size bytes, without following
+// links.
 func (p *pool) inspect(name string, size int64) (fs.FileInfo, error) {
 	info, err := p.root.Lstat(name)
 	switch {
@@ -92,7 +90,6 @@ func (p *pool) inspect(name string, size int64) (fs.FileInfo, error) {
 	return info, truncated(name, info.Size(), size)
 }
 
-// truncated returns an error if a file is smaller than its recorded size.
 func truncated(name string, have, want int64) error {
 	if have >= want {
 		return nil
@@ -100,7 +97,6 @@ func truncated(name string, have, want int64) error {
 	return damaged(volume.DataLoss, reasonFileTruncated, fmt.Sprintf("%s was truncated to %d of %d bytes; restore the whole file, or %s", name, have, want, remedy(name)), nil)
 }
 
-// remedy says how to continue without the file.
 func remedy(name string) string {
 	if strings.HasPrefix(name, snapshotsDir+"/") {
 		return "delete the snapshot"
@@ -122,7 +118,6 @@ func typeName(m fs.FileMode) string {
 	return "device"
 }
 
-// openFile opens the file of a volume or snapshot and checks its recorded size.
 func (p *pool) openFile(name string, flags int, size int64) (*os.File, error) {
 	info, err := p.inspect(name, size)
 	if err != nil {

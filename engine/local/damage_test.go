@@ -15,8 +15,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// faults are ways to damage a file of the pool, with the reason that health
-// reports.
+// Damage of a file, with the reason that health reports.
 var faults = []struct {
 	name   string
 	reason string
@@ -56,7 +55,6 @@ var faults = []struct {
 	{"truncated", reasonFileTruncated, func(t *testing.T, path string) { testkit.Must(t, os.WriteFile(path, make([]byte, 5000), 0o600)) }},
 }
 
-// wrong checks that an error has kind Precondition and names the file.
 func wrong(t *testing.T, what, name string, err error) {
 	t.Helper()
 	wantKind(t, err, what, errs.Precondition)
@@ -65,8 +63,7 @@ func wrong(t *testing.T, what, name string, err error) {
 	}
 }
 
-// TestDamagedVolume checks that calls on a volume with a damaged file fail,
-// health reports the damage, and the volume can be deleted.
+// Calls fail, health reports the damage, and the volume can be deleted.
 func TestDamagedVolume(t *testing.T) {
 	for fsType, mount := range map[string]func(testing.TB) string{"xfs": onXFS, "ext4": onExt4} {
 		e := open(t, config(mount(t)))
@@ -111,7 +108,7 @@ func refusesVolume(t *testing.T, e *Engine, v volume.Volume) {
 	wrong(t, "modify", id, err)
 }
 
-// TestDamagedSnapshot is the same for the file of a snapshot.
+// As TestDamagedVolume.
 func TestDamagedSnapshot(t *testing.T) {
 	for fsType, mount := range map[string]func(testing.TB) string{"xfs": onXFS, "ext4": onExt4} {
 		e := open(t, config(mount(t)))
@@ -150,8 +147,8 @@ func TestDamagedSnapshot(t *testing.T) {
 	}
 }
 
-// TestForeignFileAtStart checks that a foreign file under a volume's name
-// neither changes the record nor prevents the start.
+// A foreign file under a volume's name neither changes the record nor prevents
+// the start.
 func TestForeignFileAtStart(t *testing.T) {
 	e := open(t, config(onExt4(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: granule}})
@@ -167,8 +164,7 @@ func TestForeignFileAtStart(t *testing.T) {
 	testkit.Must(t, e.Delete(t.Context(), v.ID))
 }
 
-// TestDeleteInUseWithoutFile: a volume whose file was removed or replaced under
-// its device is in use all the same.
+// A volume whose file was removed or replaced is still in use.
 func TestDeleteInUseWithoutFile(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	for _, fault := range faults {
@@ -188,8 +184,8 @@ func TestDeleteInUseWithoutFile(t *testing.T) {
 	}
 }
 
-// TestCoveredPool checks that a pool below another mount, or unmounted, reports
-// no capacity and refuses changes until it is mounted again.
+// A pool below another mount, or unmounted, reports no capacity and refuses
+// changes.
 func TestCoveredPool(t *testing.T) {
 	for name, c := range map[string]struct {
 		hide, back func(t *testing.T, dir string)
@@ -243,7 +239,6 @@ func TestCoveredPool(t *testing.T) {
 	}
 }
 
-// refusesAll checks that all calls on the files of a missing pool fail.
 func refusesAll(t *testing.T, e *Engine, v volume.Volume, s volume.Snapshot) {
 	t.Helper()
 	calls := map[string]func(ctx context.Context) error{

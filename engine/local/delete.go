@@ -86,8 +86,7 @@ func (e *Engine) deleteVolume(ctx context.Context, id volume.ID, r volumeRecord)
 	return nil
 }
 
-// dropVolume removes the files and then the record of a volume that is marked
-// as deleting or was not acknowledged.
+// dropVolume removes a deleting or unacknowledged volume: files, then record.
 func (e *Engine) dropVolume(ctx context.Context, id volume.ID, r volumeRecord) error {
 	if r.FromVolume != "" {
 		if err := e.unpin(ctx, r.FromVolume, string(id)); err != nil {
@@ -114,7 +113,6 @@ func (e *Engine) dropVolume(ctx context.Context, id volume.ID, r volumeRecord) e
 	return nil
 }
 
-// checkUnread returns an error while a copy reads the file.
 func checkUnread(f *os.File, name string) error {
 	readers, err := poolfile.Readers(f)
 	if err != nil {

@@ -14,8 +14,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Allocated implements volume.Deltas. It uses SEEK_DATA and works in every
-// pool.
+// Allocated implements volume.Deltas. It works in every pool.
 func (e *Engine) Allocated(ctx context.Context, id volume.SnapshotID, from int64) (volume.BlockMap, error) {
 	r, err := e.mappable(ctx, id, from)
 	if err != nil {
@@ -37,9 +36,9 @@ func (e *Engine) Allocated(ctx context.Context, id volume.SnapshotID, from int64
 	}}, nil
 }
 
-// Delta implements volume.Deltas. Equal blocks of the two snapshots are shared,
-// so the block addresses show which blocks differ. Precondition: the pool
-// cannot share blocks. Invalid: the snapshots are of different volumes.
+// Delta implements volume.Deltas. Equal blocks are shared, so addresses show
+// the difference. Precondition: the pool cannot share blocks. Invalid:
+// snapshots of different volumes.
 func (e *Engine) Delta(ctx context.Context, base, target volume.SnapshotID, from int64) (volume.BlockMap, error) {
 	b, err := e.mappable(ctx, base, 0)
 	if err != nil {
@@ -63,8 +62,7 @@ func (e *Engine) Delta(ctx context.Context, base, target volume.SnapshotID, from
 	}}, nil
 }
 
-// compare yields the ranges that differ; it does not yield the error that it
-// returns.
+// compare does not yield the error that it returns.
 func (e *Engine) compare(ctx context.Context, base, target volume.SnapshotID, baseSize, size, from int64, yield func(volume.Range, error) bool) error {
 	fb, err := e.pool.openFile(snapshotFile(base), os.O_RDONLY, baseSize)
 	if err != nil {
@@ -89,8 +87,6 @@ func (e *Engine) compare(ctx context.Context, base, target volume.SnapshotID, ba
 	return nil
 }
 
-// mappable returns the record of a snapshot that is ready, and checks the
-// offset and the file.
 func (e *Engine) mappable(ctx context.Context, id volume.SnapshotID, from int64) (snapshotRecord, error) {
 	r, err := e.readySnapshot(ctx, id)
 	switch {
@@ -110,7 +106,6 @@ func (e *Engine) mappable(ctx context.Context, id volume.SnapshotID, from int64)
 
 func snapshotFile(id volume.SnapshotID) string { return snapshotsDir + "/" + string(id) }
 
-// dataRanges yields the ranges that can hold data, by SEEK_DATA.
 func dataRanges(ctx context.Context, f *os.File, size, from int64) iter.Seq2[volume.Range, error] {
 	return func(yield func(volume.Range, error) bool) {
 		for from < size {

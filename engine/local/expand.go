@@ -40,8 +40,6 @@ func (e *Engine) Expand(ctx context.Context, id volume.ID, size volume.SizeRange
 	return e.volume(id, r), nil
 }
 
-// chooseExpansion returns the new size, or the current one if that is large
-// enough.
 func (e *Engine) chooseExpansion(id volume.ID, now int64, size volume.SizeRange) (int64, error) {
 	if size.Limit != 0 && now > size.Limit {
 		return 0, errs.Errorf(errs.OutOfRange, "volume %s has %d bytes, but the request is for %s; volumes cannot shrink", id, now, size)

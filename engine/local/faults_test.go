@@ -15,7 +15,6 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// reasons are those of conditions, by severity.
 func reasons(conditions []volume.Condition) map[string]volume.Severity {
 	all := map[string]volume.Severity{}
 	for _, c := range conditions {
@@ -31,7 +30,7 @@ func wantReason(t testing.TB, conditions []volume.Condition, err error, reason s
 	}
 }
 
-// TestFullPool checks that a full pool promises no space and allows deletion.
+// A full pool promises no space and allows deletion.
 func TestFullPool(t *testing.T) {
 	for name, pool := range map[string]func(testing.TB) string{"xfs": onXFS, "ext4": onExt4} {
 		t.Run(name, func(t *testing.T) {
@@ -69,7 +68,6 @@ func TestFullPool(t *testing.T) {
 	}
 }
 
-// fillUp reserves all free blocks.
 func fillUp(t testing.TB, f *os.File) {
 	t.Helper()
 	var at int64
@@ -160,7 +158,6 @@ func TestPoolMissing(t *testing.T) {
 	}
 }
 
-// TestPoolReplaced checks that another pool.json at the path is another pool.
 func TestPoolReplaced(t *testing.T) {
 	dir := onXFS(t)
 	e := open(t, config(dir))
@@ -197,7 +194,7 @@ func TestOpenRefuses(t *testing.T) {
 	wantKind(t, err, "files without records", errs.Precondition)
 }
 
-// TestPoolIsRecorded checks that an empty mount point does not become a new pool.
+// An empty mount point does not become a new pool.
 func TestPoolIsRecorded(t *testing.T) {
 	c := config(t.TempDir())
 	c.StateDir = t.TempDir()

@@ -12,9 +12,9 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// CreateGroup implements volume.Groups. Mounted members are frozen together.
-// Precondition: a member is attached as a raw device, which cannot be frozen,
-// and the parameter consistency is not "member".
+// CreateGroup implements volume.Groups. Precondition: a member is attached as a
+// raw device, which cannot be frozen, and the parameter consistency is not
+// "member".
 func (e *Engine) CreateGroup(ctx context.Context, req volume.GroupRequest) (volume.Group, error) {
 	if err := checkName(req.Name); err != nil {
 		return volume.Group{}, err
@@ -74,7 +74,6 @@ func (e *Engine) createGroupOnce(ctx context.Context, name string, sources []vol
 	return id, nil
 }
 
-// asGroup makes the batch commit a group with its members.
 func (b *batch) asGroup(id volume.GroupID, name string) *batch {
 	g := groupRecord{Name: name, State: ready}
 	for _, m := range b.members {
@@ -186,7 +185,7 @@ func (e *Engine) DeleteGroup(ctx context.Context, id volume.GroupID) error {
 	return nil
 }
 
-// groupRemoval updates a group while its members are deleted; nil does nothing.
+// groupRemoval updates a group while its members are deleted; nil is a no-op.
 type groupRemoval struct {
 	id   volume.GroupID
 	name string

@@ -10,7 +10,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Reasons of conditions. They are part of the API.
+// Reasons are part of the API.
 const (
 	reasonFileMissing   = "BackingFileMissing"
 	reasonFileForeign   = "BackingFileForeign"
@@ -20,11 +20,11 @@ const (
 	reasonPoolReadOnly  = "PoolReadOnly"
 	reasonPoolFailed    = "PoolFailed"
 	reasonOrphan        = "OrphanFile"
-	// Snapshots have no health RPC of their own; StorageHealth reports them.
+	// in StorageHealth: snapshots have no health RPC
 	reasonSnapshotDamaged = "SnapshotDamaged"
-	// reasonFilled: the copy into the volume is in progress.
+	// reasonFilled: a copy into the volume runs.
 	reasonFilled = "BeingFilled"
-	// reasonCopied: the volume cannot be attached before copies of it are
+	// reasonCopied: the volume cannot be attached before its copies are
 	// complete.
 	reasonCopied = "BeingCopied"
 )
@@ -101,7 +101,6 @@ func (e *Engine) poolHealth(ctx context.Context, needsSpace bool) ([]volume.Cond
 	return all, nil
 }
 
-// inaccessible reports whether further checks are pointless.
 func inaccessible(all []volume.Condition) bool {
 	return slices.ContainsFunc(all, func(c volume.Condition) bool { return c.Severity == volume.Inaccessible })
 }

@@ -14,32 +14,30 @@ import (
 )
 
 const (
-	// heartbeatInterval is the maximum age of a result, so that many callers
-	// cost one small write per second.
+	// heartbeatInterval is the maximum age of a result: many callers cost one
+	// small write per second.
 	heartbeatInterval = time.Second
-	// heartbeatWait is how long a caller waits for the disk, and
-	// heartbeatTimeout after which time without an answer the disk is reported
-	// as failed.
+	// A caller waits heartbeatWait; without an answer for heartbeatTimeout the
+	// disk has failed.
 	heartbeatWait    = 2 * time.Second
 	heartbeatTimeout = 30 * time.Second
 )
 
-// heartbeat checks by a write whether the pool's file system accepts writes. No
-// flag shows this reliably: after a disk error ext4 refuses writes without a
-// read-only mount (since Linux 6.12, and before if remounting is disabled), and
-// XFS shuts down without a sign in statfs.
+// heartbeat writes to the pool's file system. No flag is reliable: after a disk
+// error ext4 refuses writes without a read-only mount (since Linux 6.12, or if
+// remounting is disabled), and XFS shuts down without a sign in statfs.
 type heartbeat struct {
-	write func() error // writes and syncs a block
+	write func() error
 
 	mu    sync.Mutex
 	done  chan struct{} // nil: no write is in flight
-	began time.Time     // start of the last write
+	began time.Time
 	ended time.Time
-	err   error // result of the last complete write
+	err   error // of the last complete write
 }
 
-// beat returns the error of the last write, and for how long the disk has not
-// answered if it failed to answer in time. running counts the write in flight.
+// beat returns the error of the last write, or for how long the disk has been
+// silent after the timeout. running counts the write in flight.
 func (h *heartbeat) beat(ctx context.Context, running *sync.WaitGroup) (silent time.Duration, err error) {
 	h.mu.Lock()
 	if h.done == nil && time.Since(h.ended) >= heartbeatInterval {
@@ -76,11 +74,10 @@ func (h *heartbeat) run() {
 	h.done = nil
 }
 
-// writeAndForget writes and syncs a block in an unnamed file.
 func (p *pool) writeAndForget() error {
 	f, err := p.root.OpenFile(incomingDir, unix.O_TMPFILE|os.O_RDWR, 0o600)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EISDIR) {
-		return nil // such a file system reports failures only on later writes
+		return nil // failures then show only on later writes
 	}
 	if err != nil {
 		return err

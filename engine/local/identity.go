@@ -11,18 +11,16 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// poolRecordName is the file in the state directory that records which pool was
-// served from which path.
+// poolRecordName in the state directory records which pool was served from
+// which path.
 const poolRecordName = "local-pool.json"
 
-// poolRecord is the content of that file.
 type poolRecord struct {
 	Path string `json:"path"`
 	UUID string `json:"uuid"`
 }
 
-// recordedPool returns the UUID of the pool that was last served from the path,
-// or "".
+// recordedPool returns the UUID of the pool last served from the path, or "".
 func recordedPool(stateDir, path string) (string, error) {
 	if stateDir == "" {
 		return "", nil
@@ -45,8 +43,8 @@ func recordedPool(stateDir, path string) (string, error) {
 	return n.UUID, nil
 }
 
-// checkPoolNotMissing returns an error if path, the image or directory of a
-// pool that was served here before, does not exist and would be created.
+// checkPoolNotMissing returns an error if the image or directory of a recorded
+// pool would be created.
 func checkPoolNotMissing(c Config, path string) error {
 	pool, err := realPath(c.Pool)
 	if err != nil {
@@ -120,7 +118,6 @@ func recordPool(stateDir, path, uuid string) error {
 	return nil
 }
 
-// replaceFile replaces a file atomically and durably.
 func replaceFile(path string, data []byte) error {
 	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {

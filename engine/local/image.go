@@ -19,13 +19,11 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 )
 
-// imageLabel is the label of the file system in the image, for administrators
-// that find the image.
+// imageLabel helps administrators who find the image.
 const imageLabel = "cleat-pool"
 
-// image is a pool's file system in one file.
 type image struct {
-	path string // path of the file
+	path string
 	pool string // mount point
 	size int64
 	Config
@@ -43,9 +41,8 @@ func (c Config) image() (image, error) {
 	return image{path: c.imagePath(), pool: pool, size: (c.Image + granule - 1) / granule * granule, Config: c}, err
 }
 
-// prepareImage creates the image if it does not exist, and mounts it on the
-// pool directory. It is idempotent. An existing image is never formatted: an
-// image gets its name when it is complete.
+// prepareImage creates and mounts the image. It is idempotent. An existing
+// image is never formatted: it gets its name when it is complete.
 func prepareImage(ctx context.Context, c Config) error {
 	if c.Image == 0 {
 		return nil
@@ -103,8 +100,7 @@ func (i image) prepare(ctx context.Context) error {
 	return i.grow(ctx, f)
 }
 
-// verify returns an error if the image does not contain the pool that was
-// served from its directory before.
+// verify compares the image with the pool served from its directory before.
 func (i image) verify() error {
 	expected, err := recordedPool(i.StateDir, i.pool)
 	if err != nil || expected == "" {
@@ -122,7 +118,6 @@ func (i image) verify() error {
 	return err
 }
 
-// open opens the image and creates it if it does not exist.
 func (i image) open(ctx context.Context, dir *os.File) (*os.File, error) {
 	flags := os.O_RDWR
 	if i.ReadOnly {
@@ -160,8 +155,8 @@ func (i image) draft() string {
 	return filepath.Join(filepath.Dir(i.path), "."+filepath.Base(i.path)+".making")
 }
 
-// fill reserves all blocks of the image, so that the file system in the image
-// cannot run out of space on the disk below.
+// fill reserves all blocks, so that the image cannot run out of space on the
+// disk below.
 func (i image) fill(ctx context.Context, path string) error {
 	if err := i.checkSpace(0); err != nil {
 		return err
@@ -197,7 +192,7 @@ func (i image) checkSpace(had int64) error {
 func (i image) extend(ctx context.Context, f *os.File, from int64) error {
 	err := allocate(ctx, f, from, i.size)
 	if errs.KindOf(err) == errs.Unsupported && errors.Is(err, unix.EOPNOTSUPP) {
-		err = nil // such a file system cannot reserve blocks
+		err = nil // it cannot reserve blocks
 	}
 	if errors.Is(err, unix.ENOSPC) {
 		err = errs.Errorf(errs.Exhausted, "no space for %d bytes: %w", i.size, err)
@@ -208,7 +203,6 @@ func (i image) extend(ctx context.Context, f *os.File, from int64) error {
 	return f.Truncate(i.size)
 }
 
-// mount mounts the image on the pool directory.
 func (i image) mount(ctx context.Context, f *os.File) error {
 	if err := i.checkMountable(ctx, f); err != nil {
 		return err
@@ -231,7 +225,6 @@ func (i image) mount(ctx context.Context, f *os.File) error {
 	return err
 }
 
-// mounted reports whether the image is mounted on the pool directory.
 func (i image) mounted(ctx context.Context, f *os.File) (bool, error) {
 	m, ok, err := mount.At(ctx, i.pool)
 	if err != nil || !ok {
@@ -267,8 +260,7 @@ func (i image) checkMountable(ctx context.Context, f *os.File) error {
 	return nil
 }
 
-// grow grows image, device and file system to the requested size, also after an
-// interrupted attempt. It never shrinks them.
+// grow completes an interrupted attempt, and never shrinks the image.
 func (i image) grow(ctx context.Context, f *os.File) error {
 	info, err := f.Stat()
 	if err != nil || i.ReadOnly {
@@ -311,8 +303,8 @@ func (i image) grow(ctx context.Context, f *os.File) error {
 	return err
 }
 
-// UnmountImage unmounts the image after Close and does nothing if it is not
-// mounted. mount.ErrBusy: volumes of the pool are still attached.
+// UnmountImage unmounts the image, if mounted, after Close. mount.ErrBusy:
+// volumes are attached.
 func UnmountImage(ctx context.Context, c Config) error {
 	i, err := c.image()
 	if err != nil {

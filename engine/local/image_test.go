@@ -17,7 +17,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// imageConfig is that of a pool in an image, unmounted at the end of the test.
+// The image is unmounted at the end of the test.
 func imageConfig(t testing.TB, size int64) Config {
 	c := config(filepath.Join(t.TempDir(), "pool"))
 	c.Image = size
@@ -25,15 +25,14 @@ func imageConfig(t testing.TB, size int64) Config {
 	return c
 }
 
-// imagePool mounts an image as a pool directory.
 func imagePool(t testing.TB, size int64) string {
 	c := imageConfig(t, size)
 	testkit.Must(t, prepareImage(t.Context(), c))
 	return c.Pool
 }
 
-// TestImage checks that an image is created once, mounted again after a restart
-// or reboot, and grown on request.
+// An image is created once, mounted after a restart or reboot, and grown on
+// request.
 func TestImage(t *testing.T) {
 	c := imageConfig(t, mkfs.MinSize(mkfs.XFS))
 	e := open(t, c)
@@ -65,8 +64,7 @@ func TestImage(t *testing.T) {
 	closeEngine(t, open(t, c))
 }
 
-// TestImageIsNeverFormatted: whatever has the image's name is not ours to
-// format.
+// Whatever has the image's name is kept.
 func TestImageIsNeverFormatted(t *testing.T) {
 	c := imageConfig(t, mkfs.MinSize(mkfs.XFS))
 	blank := make([]byte, 64<<10)
@@ -120,8 +118,8 @@ func TestImageRefuses(t *testing.T) {
 	}
 }
 
-// TestImageMissing checks that a start without the image of a recorded pool
-// creates and mounts nothing, and succeeds when the image exists again.
+// A start without the recorded image creates and mounts nothing, and succeeds
+// when the image exists again.
 func TestImageMissing(t *testing.T) {
 	disk := testkit.Value(filepath.EvalSymlinks(t.TempDir()))(t)
 	c := config(filepath.Join(disk, "data", "pool"))
@@ -144,10 +142,10 @@ func TestImageMissing(t *testing.T) {
 	without := c
 	without.Image, without.ImagePath = mkfs.MinSize(mkfs.XFS), filepath.Join(disk, "other.img")
 	remounted := open(t, c)
-	refusedWithoutTrace(t, without, disk, uuid) // its pool is there, without that image
+	refusedWithoutTrace(t, without, disk, uuid) // the pool without its image
 	closeEngine(t, remounted)
 	testkit.Must(t, UnmountImage(t.Context(), c))
-	for _, lost := range []string{c.Pool + ".img", filepath.Dir(c.Pool)} { // the image alone, and all of its disk
+	for _, lost := range []string{c.Pool + ".img", filepath.Dir(c.Pool)} { // the image, and its whole disk
 		back := hide(lost)
 		for _, pool := range []string{c.Pool, relative, filepath.Join(link, "pool")} {
 			wrong := c
@@ -167,8 +165,7 @@ func TestImageMissing(t *testing.T) {
 	}
 }
 
-// refusedWithoutTrace checks that a failed open leaves no files, mounts or loop
-// devices.
+// A failed open leaves no files, mounts or loop devices.
 func refusedWithoutTrace(t *testing.T, c Config, disk, uuid string) {
 	t.Helper()
 	before, mountsBefore := tree(t, disk), mountsBelow(t, disk)
@@ -200,7 +197,6 @@ func mountsBelow(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// tree lists what is below a directory.
 func tree(t *testing.T, dir string) (paths []string) {
 	t.Helper()
 	testkit.Must(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
@@ -210,8 +206,7 @@ func tree(t *testing.T, dir string) (paths []string) {
 	return paths
 }
 
-// TestForeignImage: an image of another pool, such as one that an older cleat
-// made, is neither left mounted nor grown.
+// An image of another pool is neither left mounted nor grown.
 func TestForeignImage(t *testing.T) {
 	c := imageConfig(t, mkfs.MinSize(mkfs.XFS))
 	c.StateDir = t.TempDir()
@@ -222,7 +217,7 @@ func TestForeignImage(t *testing.T) {
 	testkit.Must(t, os.Rename(path, real))
 	other := c
 	other.StateDir = ""
-	testkit.Must(t, prepareImage(t.Context(), other)) // made and mounted, not yet a pool
+	testkit.Must(t, prepareImage(t.Context(), other)) // mounted, not yet a pool
 	testkit.Must(t, UnmountImage(t.Context(), c))
 	larger := c
 	larger.Image += 16 * mib

@@ -1,20 +1,20 @@
-// Package local is the embedded engine: volumes are files in a pool directory
-// of this machine. Volumes are thin or thick. Snapshots and clones share blocks
-// if the pool's file system supports that (XFS, btrfs); otherwise they are
-// sparse copies that run in the background and continue after a restart.
+// Package local is the embedded engine: thin or thick volumes are files in a
+// pool directory. Snapshots and clones share blocks if the pool's file system
+// supports that (XFS, btrfs); otherwise they are sparse copies that run in the
+// background and continue after a restart.
 //
 // Layout of a pool:
 //
 //	pool.json     version and UUID; locked while an engine serves the pool
-//	engine.db     what has been promised: volumes, snapshots, groups
+//	engine.db     records of volumes, snapshots, groups
 //	volumes/      one file for each volume, named by its id
 //	snapshots/    one read-only file for each snapshot
-//	incoming/     files being made; what no record names is removed at start
+//	incoming/     incomplete files; without a record they are removed at start
 //
 // An object exists once its record is committed. Its file is completed in
-// incoming first and renamed after the commit; the next start completes or
-// rolls back interrupted work. Files in volumes or snapshots without a record
-// are reported, never removed.
+// incoming before the commit and renamed after it; the next start completes or
+// rolls back interrupted work. Other files without a record are reported, never
+// removed.
 package local
 
 import (
@@ -35,34 +35,30 @@ import (
 
 // Config configures the pool.
 type Config struct {
-	// Pool is the pool directory. It is created if missing; a directory with
-	// foreign content is refused.
+	// Pool is created if missing; a directory with foreign content is refused.
 	Pool string
-	// Image, if not zero, is the size in bytes of an XFS image file that is
-	// created once and mounted on Pool, so that copies share blocks on a
-	// machine whose own file system cannot. A larger size later grows the
-	// image.
+	// Image, if not zero, is the size in bytes of an XFS image mounted on Pool,
+	// so that copies share blocks on machines whose file system cannot. A
+	// larger size later grows it.
 	Image int64
-	// ImagePath is the image file; empty: Pool with ".img" appended.
+	// Empty: Pool with ".img" appended.
 	ImagePath string
-	// StateDir, if set, is the directory with the recorded identity of the
-	// pool, so that an unmounted disk is not mistaken for a new, empty pool.
+	// StateDir, if set, records the identity of the pool, so that an unmounted
+	// disk is not mistaken for a new pool.
 	StateDir string
-	// OverProvision is how many bytes of thin volumes can be promised per byte
-	// of the pool; 0 means 1, less than 1 is refused.
+	// OverProvision is the number of thin bytes promised per byte of the pool;
+	// 0 means 1, less is refused.
 	OverProvision float64
-	// Guard freezes mounted file systems during snapshots; with nil, snapshots
-	// of mounted file systems fail. Close closes it.
+	// Guard freezes mounted file systems; without it their snapshots fail.
+	// Close closes it.
 	Guard *freeze.Guard
-	// ReadOnly serves existing objects without changes. It is implied by a
-	// read-only mount.
+	// ReadOnly is implied by a read-only mount.
 	ReadOnly bool
-	// Logger logs background events; nil discards them.
+	// nil: no background events
 	Logger *slog.Logger
 }
 
-// Engine serves one pool. It implements all abilities; Backend returns those
-// that this pool supports.
+// Engine serves one pool; Backend returns the abilities that it supports.
 type Engine struct {
 	pool   *pool
 	store  *store.Store
@@ -76,20 +72,19 @@ type Engine struct {
 	orphans fileReport
 	heart   heartbeat
 
-	volumes, snapshots atomic.Int64 // for metrics
+	volumes, snapshots atomic.Int64
 
 	writeBack time.Duration // writeBackBound; tests change it
 
-	stop    context.CancelFunc // ends background work
-	base    context.Context    // of background work
+	stop    context.CancelFunc
+	base    context.Context
 	running sync.WaitGroup
 	closed  atomic.Bool
 }
 
-// Open opens the pool, creates it if it is new, and recovers from an
-// interrupted run: it thaws file systems, completes renames and deletions, and
-// resumes copies in the background. Precondition: another engine serves the
-// pool, or the directory is not a pool.
+// Open opens or creates the pool and recovers from an interrupted run; copies
+// resume in the background. Precondition: another engine serves the pool, or
+// the directory is not a pool.
 func Open(ctx context.Context, c Config) (*Engine, error) {
 	if c.OverProvision == 0 {
 		c.OverProvision = 1
@@ -135,7 +130,7 @@ func newEngine(ctx context.Context, c Config, p *pool) (*Engine, error) {
 }
 
 // Close stops background work at its last durable step, waits for it until the
-// context ends, and releases the pool. Volumes in use stay in use. No other
+// context ends, and releases the pool; volumes in use stay in use. No other
 // call can be in flight. Close is idempotent.
 func (e *Engine) Close(ctx context.Context) error {
 	e.stop()
@@ -156,13 +151,11 @@ func (e *Engine) Close(ctx context.Context) error {
 	return errors.Join(e.store.Close(), e.pool.close())
 }
 
-// UUID returns the UUID of the pool, which is part of the locators of its
-// volumes.
+// UUID returns the UUID of the pool, which locators contain.
 func (e *Engine) UUID() string { return e.pool.uuid }
 
-// Backend returns the engine with the abilities that this pool supports. Deltas
-// is set for every pool: Allocated always works, and Delta returns Precondition
-// if files cannot share blocks.
+// Backend returns the abilities of this pool. Deltas is always set: Delta
+// returns Precondition if files cannot share blocks.
 func (e *Engine) Backend() volume.Backend {
 	return volume.Backend{
 		Engine: e, Snapshots: e, Groups: e, Deltas: e, Modifier: e, Health: e,
@@ -173,7 +166,6 @@ func (e *Engine) Backend() volume.Backend {
 	}
 }
 
-// writable returns an error if the pool is read-only or missing from its path.
 func (e *Engine) writable() error {
 	if e.pool.readOnly {
 		return errs.Errorf(errs.Precondition, "pool %s is read-only; mount its file system read-write and restart the driver", e.pool.path)

@@ -6,15 +6,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// collector collects the metrics of a pool.
 type collector struct {
 	engine                                      *Engine
 	bytes, promised, volumes, snapshots, copies *prometheus.Desc
 	copied, health                              *prometheus.Desc
 }
 
-// Collector returns metrics of the pool: bytes, promised bytes, objects and
-// running copies. The bytes are omitted if the pool is not accessible.
+// Collector returns the metrics of the pool. Bytes are omitted if the pool is
+// not accessible.
 func (e *Engine) Collector() prometheus.Collector {
 	describe := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("cleat_pool_"+name, help, labels, prometheus.Labels{"pool": e.pool.uuid})
@@ -51,7 +50,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 	gauge(c.promised, c.engine.budget.promised())
 	gauge(c.volumes, c.engine.volumes.Load())
 	gauge(c.snapshots, c.engine.snapshots.Load())
-	// After an error the missing bytes metric shows the problem.
+	// A missing bytes metric shows an error.
 	conditions, _ := c.engine.StorageHealth(context.Background())
 	for _, h := range conditions {
 		gauge(c.health, 1, string(h.Severity), h.Reason)

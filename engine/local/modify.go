@@ -15,12 +15,10 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Modify implements volume.Modifier. It writes the settings to the backing
-// file, where the next attach reads them, and applies them to the device of an
-// attached volume. A volume that becomes thick gets blocks for all its bytes. A
-// volume that becomes thin frees its unwritten blocks, and the unused ones of
-// an attached file system; if the kernel cannot enable discard on an attached
-// device, that waits for the next attach.
+// Modify implements volume.Modifier. Settings are written to the backing file
+// for the next attach, and applied to attached devices. A volume that becomes
+// thick gets all blocks; one that becomes thin frees unused ones. If the kernel
+// cannot enable discard on an attached device, that waits for the next attach.
 func (e *Engine) Modify(ctx context.Context, id volume.ID, parameters map[string]string) (volume.Volume, error) {
 	if err := ctx.Err(); err != nil {
 		return volume.Volume{}, err
@@ -110,7 +108,6 @@ func (e *Engine) unpromiseChange(size int64, before, wanted settings) {
 	e.budget.release(size, wanted.thick())
 }
 
-// rollBackModify restores the previous settings.
 func (e *Engine) rollBackModify(ctx context.Context, id volume.ID, r *volumeRecord, provisioningChanges bool) error {
 	if err := e.apply(ctx, id, *r, r.Settings, provisioningChanges); err != nil {
 		return err
@@ -119,8 +116,7 @@ func (e *Engine) rollBackModify(ctx context.Context, id volume.ID, r *volumeReco
 	return e.putVolume(ctx, id, *r)
 }
 
-// resumeModify completes an interrupted change, which was not acknowledged but
-// can be partly applied.
+// resumeModify completes an unacknowledged change, which can be partly applied.
 func (e *Engine) resumeModify(ctx context.Context, id volume.ID, r volumeRecord) error {
 	err := e.modify(ctx, id, &r, *r.PendingSettings)
 	if err == nil {
@@ -143,9 +139,8 @@ func (e *Engine) apply(ctx context.Context, id volume.ID, r volumeRecord, s sett
 	}
 	defer func() { _ = c.release() }()
 	if provisioningChanges && s.thick() {
-		// Discard is disabled only after the space is reserved, because some
-		// kernels cannot enable it again. The second allocate restores blocks
-		// that were discarded meanwhile.
+		// Some kernels cannot enable discard again, so reserve first. The
+		// second allocate restores blocks that were discarded meanwhile.
 		if err := thicken(ctx, c.File, r.Size); err != nil {
 			return err
 		}
@@ -226,8 +221,7 @@ func (e *Engine) thinOut(ctx context.Context, c *claimed, size int64) error {
 	return nil
 }
 
-// punchUnwritten frees reserved blocks that were never written. The caller
-// prevents concurrent writes.
+// punchUnwritten's caller prevents concurrent writes.
 func punchUnwritten(ctx context.Context, f *os.File, size int64) error {
 	var unwritten []volume.Range
 	for extent, err := range fiemap.Extents(ctx, f, 0, size) {

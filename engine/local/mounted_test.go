@@ -21,7 +21,6 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// mounted attaches and mounts a volume for the rest of the test.
 func mounted(t testing.TB, e *Engine, v volume.Volume) (dir string, d loop.Device) {
 	t.Helper()
 	dir = t.TempDir()
@@ -58,8 +57,8 @@ func wantFile(t testing.TB, dir, name string, want []byte) {
 	}
 }
 
-// TestSnapshotOfMounted checks that a snapshot contains unsynced writes, and
-// that copies can be mounted beside the original.
+// A snapshot contains unsynced writes, and copies can be mounted beside the
+// original.
 func TestSnapshotOfMounted(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
@@ -149,8 +148,7 @@ func TestGroupOfMounted(t *testing.T) {
 	}
 }
 
-// TestGroupWithRawInUse checks that a raw device in use is refused, unless
-// crash-consistency is allowed.
+// Refused, unless crash-consistency is allowed.
 func TestGroupWithRawInUse(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	a := create(t, e, volume.CreateRequest{Name: "a", Size: volume.SizeRange{Required: mib}})
@@ -170,7 +168,6 @@ func TestGroupWithRawInUse(t *testing.T) {
 	snapshot(t, e, "alone", b.ID) // crash-consistent
 }
 
-// empty checks that a directory of the pool holds nothing.
 func empty(t testing.TB, e *Engine, dir string) {
 	t.Helper()
 	if entries, err := os.ReadDir(filepath.Join(e.pool.path, dir)); err != nil || len(entries) > 0 {
@@ -178,7 +175,7 @@ func empty(t testing.TB, e *Engine, dir string) {
 	}
 }
 
-// TestDeleteInUse: the answer names the device, and the volume stays.
+// The error names the device, and the volume stays.
 func TestDeleteInUse(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
@@ -194,16 +191,15 @@ func TestDeleteInUse(t *testing.T) {
 	empty(t, e, volumesDir)
 }
 
-// TestThawAtStart: a freeze that an earlier run left is ended before anything
-// else.
+// A freeze of an earlier run is ended before anything else.
 func TestThawAtStart(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	v := fsVolume(t, e, "v", "ext4", nil)
 	dir, _ := mounted(t, e, v)
 	thaw, _, err := e.freeze(t.Context(), []string{dir})
 	testkit.Must(t, err)
-	// The guard would thaw by itself; its work is done here already, so that
-	// only the freeze record is left for the next start.
+	// The guard would thaw by itself: leave only the freeze record for the next
+	// start.
 	testkit.Must(t, thaw())
 	testkit.Run(t, "fsfreeze", "--freeze", dir)
 	defer fsfreeze("--unfreeze", dir)
@@ -214,8 +210,7 @@ func TestThawAtStart(t *testing.T) {
 	write(t, dir, "file", []byte("writable"))
 }
 
-// TestUnresponsiveGuard checks that the wait for a guard has a timeout, and nothing is
-// left over.
+// The wait for a guard has a timeout.
 func TestUnresponsiveGuard(t *testing.T) {
 	c := config(onXFS(t))
 	c.Guard = freeze.NewGuard("sh", "-c", "cat >/dev/null")

@@ -13,15 +13,11 @@ import (
 )
 
 const (
-	// orphansNamed is the maximum number of files in a message.
 	orphansNamed = 5
-	// orphansKept is the maximum age of a search result: a search inspects
-	// every file, and health is requested often.
+	// orphansKept limits searches of every file: health is requested often.
 	orphansKept = time.Minute
 )
 
-// fileReport caches the last search for files without a record and for damaged
-// snapshots.
 type fileReport struct {
 	mu      sync.Mutex
 	at      time.Time
@@ -126,8 +122,7 @@ func (p *pool) names(dir string) ([]string, error) {
 	return names, errors.Join(err, d.Close())
 }
 
-// has reports whether a file exists, to exclude files that were deleted after
-// the names were read.
+// has excludes files that were deleted after the names were read.
 func (p *pool) has(dir, name string) bool {
 	_, err := p.root.Lstat(dir + "/" + name)
 	return !errors.Is(err, os.ErrNotExist)

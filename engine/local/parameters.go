@@ -11,7 +11,7 @@ import (
 	"github.com/cleatproject/cleat/internal/poolfile"
 )
 
-// Keys of parameters, also in Volume.Attributes.
+// also in Volume.Attributes
 const (
 	keyProvisioning = "provisioning"
 	keyTrimInterval = "trimInterval"
@@ -19,20 +19,17 @@ const (
 	keyConsistency  = "consistency" // of groups
 )
 
-// Values of provisioning.
 const (
 	thin  = poolfile.Thin
 	thick = poolfile.Thick
 )
 
-// Limits of parameter values.
 const (
 	minTrimInterval = time.Minute
 	maxReadAhead    = 1 << 20 // KiB
 )
 
-// settings are the parameters of a volume. Values are in canonical form; empty:
-// not set.
+// settings are in canonical form; empty: not set.
 type settings struct {
 	Provisioning string `json:"provisioning"`
 	TrimInterval string `json:"trimInterval,omitempty"` // Go duration, "0": off
@@ -41,7 +38,6 @@ type settings struct {
 
 func (s settings) thick() bool { return s.Provisioning == thick }
 
-// parameters returns the settings in the form of CreateRequest.Parameters.
 func (s settings) parameters() map[string]string {
 	all := map[string]string{keyProvisioning: s.Provisioning, keyTrimInterval: s.TrimInterval, keyReadAhead: s.ReadAhead}
 	maps.DeleteFunc(all, func(_, value string) bool { return value == "" })
@@ -104,7 +100,7 @@ func parseReadAhead(value string) (string, error) {
 	return strconv.FormatUint(kib, 10), nil
 }
 
-// unknownValue returns an error with the known values or the most likely one.
+// unknownValue names the known values or the most likely one.
 func unknownValue(what, word string, known []string) error {
 	if near := errs.Nearest(word, known); near != "" {
 		return errs.Errorf(errs.Invalid, "%s %q is not known; did you mean %q?", what, word, near)
@@ -112,8 +108,6 @@ func unknownValue(what, word string, known []string) error {
 	return errs.Errorf(errs.Invalid, "%s %q is not known; known are %s", what, word, strings.Join(known, ", "))
 }
 
-// parseConsistency parses the parameters of a group. allowCrashConsistent
-// accepts members that cannot be frozen.
 func parseConsistency(parameters map[string]string) (allowCrashConsistent bool, err error) {
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		value := parameters[key]
@@ -129,7 +123,6 @@ func parseConsistency(parameters map[string]string) (allowCrashConsistent bool, 
 	return allowCrashConsistent, nil
 }
 
-// noParameters returns an error if there are parameters.
 func noParameters(parameters map[string]string) error {
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
 		return errs.Errorf(errs.Invalid, "parameter %q is not known; snapshots have no parameters", key)

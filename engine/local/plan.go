@@ -18,7 +18,6 @@ type plan struct {
 	settings settings
 }
 
-// planCreate validates a request without access to the pool.
 func planCreate(req volume.CreateRequest) (plan, error) {
 	if err := checkName(req.Name); err != nil {
 		return plan{}, err
@@ -88,8 +87,8 @@ func (p plan) locks() []string {
 	return keys
 }
 
-// matches returns an error of kind Exists with the difference unless the
-// request would have created this volume.
+// matches returns Exists with the difference unless the request would have
+// created this volume.
 func (p plan) matches(id volume.ID, r volumeRecord) error {
 	differs := func(format string, args ...any) error {
 		return errs.Errorf(errs.Exists, "volume %s already has the name %q, "+format, append([]any{id, p.Name}, args...)...)
@@ -132,18 +131,16 @@ func describeParameters(m map[string]string) string {
 	return "parameters " + strings.Join(all, ", ")
 }
 
-// origin is the source of a new volume.
 type origin struct {
 	volume   volume.ID
 	snapshot volume.SnapshotID
 	size     int64
 	content  volume.Content
 	fsType   string
-	promised int64  // additional space that the thick source needs for blocks shared with its copies
-	intent   string // key of the freeze record, deleted with the commit
+	promised int64  // additional space for the thick source
+	intent   string // key of the freeze record
 }
 
-// String returns the source for messages.
 func (o origin) String() string {
 	if o.volume != "" {
 		return "volume " + string(o.volume)
@@ -151,7 +148,6 @@ func (o origin) String() string {
 	return "snapshot " + string(o.snapshot)
 }
 
-// file returns the path of the source in the pool.
 func (o origin) file() string {
 	if o.volume != "" {
 		return volumesDir + "/" + string(o.volume)
@@ -159,7 +155,6 @@ func (o origin) file() string {
 	return snapshotsDir + "/" + string(o.snapshot)
 }
 
-// originOf returns the source of a new volume, or nil.
 func (e *Engine) originOf(ctx context.Context, s volume.Source) (*origin, error) {
 	var o *origin
 	switch {

@@ -22,7 +22,6 @@ import (
 	"github.com/cleatproject/cleat/internal/poolfile"
 )
 
-// Names in a pool.
 const (
 	identityName  = poolfile.Identity
 	storeName     = "engine.db"
@@ -34,20 +33,18 @@ const (
 	identityDraft = "." + identityName + ".new"
 )
 
-// pool is an open pool directory.
 type pool struct {
-	path     string // absolute, links resolved; for tools that need paths
+	path     string // absolute, links resolved
 	root     *os.Root
 	uuid     string
 	identity *os.File // pool.json, locked
 	readOnly bool
 	reflink  bool
-	ownMount bool  // the pool has a file system of its own
-	overhead int64 // used bytes that are not those of volumes and snapshots
+	ownMount bool
+	overhead int64 // bytes not of volumes and snapshots
 	largest  int64 // maximum size of a file, in bytes
 }
 
-// openPool opens or creates a pool and locks it.
 func openPool(ctx context.Context, c Config) (*pool, error) {
 	path, err := poolPath(c)
 	if err != nil {
@@ -84,15 +81,13 @@ func (p *pool) open(ctx context.Context, c Config) error {
 		return err
 	}
 	if p.readOnly {
-		// A read-only file system cannot be probed; its type is sufficient for
-		// reads.
+		// A read-only file system cannot be probed.
 		p.reflink = st.Type == unix.XFS_SUPER_MAGIC || st.Type == unix.BTRFS_SUPER_MAGIC
 		return nil
 	}
 	return p.prepare()
 }
 
-// poolPath creates the directory if it is missing and returns its real path.
 func poolPath(c Config) (string, error) {
 	if err := checkPoolNotMissing(c, c.Pool); err != nil {
 		return "", fmt.Errorf("pool %s: %w", c.Pool, err)
@@ -105,7 +100,7 @@ func poolPath(c Config) (string, error) {
 	return realPath(c.Pool)
 }
 
-// identify reads pool.json, or creates it in an empty directory, and locks it.
+// identify creates pool.json only in an empty directory.
 func (p *pool) identify(expected string) error {
 	f, err := p.root.Open(identityName)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -147,8 +142,8 @@ func readIdentity(r io.Reader, expected string) (string, error) {
 	return id.UUID, nil
 }
 
-// checkCanInitialize returns an error if the directory is not empty, or if
-// another pool was served from here.
+// checkCanInitialize requires an empty directory, from which no other pool was
+// served.
 func (p *pool) checkCanInitialize(expected string) error {
 	if expected != "" {
 		return missingPoolError(expected)
@@ -187,7 +182,6 @@ func (p *pool) writeIdentity() error {
 	return p.syncDir(".")
 }
 
-// prepare creates the directories and probes the file system.
 func (p *pool) prepare() error {
 	for _, dir := range []string{volumesDir, snapshotsDir, incomingDir} {
 		if err := p.root.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -219,7 +213,7 @@ func (p *pool) probeFile() error {
 	if err := poolfile.WriteSettings(f, poolfile.Settings{Provisioning: thin}); err != nil {
 		return errs.Errorf(errs.Precondition, "its file system does not support user extended attributes: %w", err)
 	}
-	// File systems do not report their limit, so probe for it.
+	// File systems do not report their limit.
 	low, high := int64(granule), int64(math.MaxInt64-granule)
 	for low < high {
 		middle := low + (high-low+1)/2
@@ -246,7 +240,6 @@ func (p *pool) statfs() (unix.Statfs_t, error) {
 	return st, nil
 }
 
-// syncDir makes the entries of a directory durable.
 func (p *pool) syncDir(name string) error {
 	d, err := p.root.Open(name)
 	if err != nil {
@@ -255,9 +248,8 @@ func (p *pool) syncDir(name string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// remove removes a file durably; a missing file is no error. A directory with
-// content or a mount at this path is foreign: it is kept, and health reports an
-// orphan.
+// remove is durable; a missing file is no error. A directory with content or a
+// mount is foreign: kept, and reported as an orphan.
 func (p *pool) remove(dir, name string) error {
 	err := p.root.Remove(dir + "/" + name)
 	for _, expected := range []error{fs.ErrNotExist, unix.ENOTEMPTY, unix.EBUSY} {
@@ -276,8 +268,7 @@ func (p *pool) close() error {
 	return errors.Join(err, p.root.Close())
 }
 
-// isOwnMount reports whether the pool is the root of a mounted file system, so
-// that all used space is the pool's.
+// isOwnMount: the pool is the root of a mount, so all used space is the pool's.
 func isOwnMount(ctx context.Context, path string) (bool, error) {
 	m, ok, err := mount.At(ctx, path)
 	if err != nil {

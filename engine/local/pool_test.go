@@ -27,8 +27,8 @@ func capacity(t testing.TB, e *Engine, q volume.CapacityQuery) volume.Capacity {
 	return testkit.Value(e.Capacity(t.Context(), q))(t)
 }
 
-// TestCapacityIsKept checks that exactly the reported capacity can be used, on
-// a file system of the pool's own and in a shared one.
+// Exactly the reported capacity can be used, on an own and on a shared file
+// system.
 func TestCapacityIsKept(t *testing.T) {
 	for name, pool := range map[string]func(testing.TB) string{
 		"own":    onXFS,
@@ -48,7 +48,7 @@ func TestCapacityIsKept(t *testing.T) {
 					t.Fatalf("an empty pool has %+v", left)
 				}
 				req := volume.CreateRequest{Name: "more", Content: volume.Raw, Parameters: parameters, Size: volume.SizeRange{Required: left.Available + mib}}
-				// By a little the file system changes its mind all the time.
+				// The free space varies slightly all the time.
 				refused(t, "more than there is", errs.Exhausted)(e.Create(t.Context(), req))
 				req.Size.Required = left.Available
 				create(t, e, req)
@@ -74,8 +74,7 @@ func TestCapacityQueries(t *testing.T) {
 	wantKind(t, err, "the largest number of bytes", errs.OutOfRange)
 }
 
-// TestPromisesUnderConcurrency checks that concurrent requests for the last bytes
-// succeed only as long as bytes are left.
+// Concurrent requests for the last bytes succeed only while bytes are left.
 func TestPromisesUnderConcurrency(t *testing.T) {
 	c := config(onXFS(t))
 	c.OverProvision = 1
@@ -124,8 +123,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestDamagedRecords checks that a start with a damaged engine.db fails with a
-// remedy, and that the file is neither changed nor replaced.
+// A start with a damaged engine.db fails with a remedy, and does not change the
+// file.
 func TestDamagedRecords(t *testing.T) {
 	pool := t.TempDir()
 	e := open(t, config(pool))
@@ -160,7 +159,7 @@ func TestDamagedRecords(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			testkit.Must(t, os.WriteFile(path, content, 0o600))
-			for range 2 { // and the pool is free again
+			for range 2 { // the pool is released
 				refusesRecords(t, pool)
 			}
 			if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, content) {
@@ -225,7 +224,7 @@ func TestHeartbeat(t *testing.T) {
 
 		time.Sleep(heartbeatInterval)
 		hang = make(chan struct{})
-		beat(false, nil) // it is busy, so far
+		beat(false, nil) // busy
 		time.Sleep(heartbeatTimeout)
 		beat(true, nil)
 		gone := testkit.Canceled(t)
@@ -241,7 +240,7 @@ func TestHeartbeat(t *testing.T) {
 	})
 }
 
-// A pool that does not accept writes is inaccessible, whatever its mount flags.
+// Independent of mount flags.
 func TestFailureOfThePool(t *testing.T) {
 	e := open(t, Config{Pool: t.TempDir()})
 	for _, c := range []struct {

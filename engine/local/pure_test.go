@@ -48,7 +48,7 @@ func TestParseSettings(t *testing.T) {
 	}
 }
 
-// TestTakenName checks that the error names the difference from the existing volume.
+// The error names the difference from the existing volume.
 func TestTakenName(t *testing.T) {
 	have := volumeRecord{Size: 1 << 30, Content: volume.Raw}
 	for want, ask := range map[string]volume.SizeRange{
@@ -66,7 +66,6 @@ func TestTakenName(t *testing.T) {
 	}
 }
 
-// TestSettingsRoundTrip checks that parseSettings parses the result of parameters.
 func TestSettingsRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := settings{
@@ -94,7 +93,7 @@ func TestConsistency(t *testing.T) {
 
 const gib = 1 << 30
 
-// pool100 has 100 GiB, so a reserve of 1 GiB.
+// 100 GiB, so a reserve of 1 GiB
 func pool100(free int64) space { return space{total: 100 * gib, free: free, used: 100*gib - free} }
 
 func TestBudget(t *testing.T) {
@@ -126,7 +125,7 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestBudgetConcurrency checks that concurrent callers never get the same bytes.
+// Concurrent callers never get the same bytes.
 func TestBudgetConcurrency(t *testing.T) {
 	b := &budget{ratio: 1}
 	s := pool100(100 * gib)

@@ -16,35 +16,30 @@ import (
 
 const (
 	recordVersion = 1
-	// storeReserve is the preallocated space for records, so that deletion
-	// works in a full pool; it is enough for about 30,000 objects.
+	// storeReserve is preallocated, so that deletion works in a full pool;
+	// enough for about 30,000 objects.
 	storeReserve = 32 << 20
 )
 
-// state is the state of an object.
 type state string
 
 const (
-	// pinning: recorded, source not pinned yet. Not acknowledged; the next
-	// start removes the object.
+	// pinning: source not pinned yet; not acknowledged, removed at the next
+	// start.
 	pinning state = "pinning"
-	// copying: the source is pinned and the copy is in progress.
+	// copying: source pinned, copy in progress.
 	copying state = "copying"
 	// finishing: the file is complete; rename and unpin are pending.
 	finishing state = "finishing"
-	// ready: the object is usable.
-	ready state = "ready"
-	// failed: the copy into a snapshot failed; the snapshot can only be
-	// deleted.
+	ready     state = "ready"
+	// failed: the snapshot's copy failed; it can only be deleted.
 	failed state = "failed"
-	// deleting: the object is no longer visible; its file can still exist.
+	// deleting: no longer visible; the file can still exist.
 	deleting state = "deleting"
 )
 
-// visible reports whether callers see the object.
 func (s state) visible() bool { return s != pinning && s != deleting }
 
-// filling reports whether background work completes the object.
 func (s state) filling() bool { return s == copying || s == finishing }
 
 type volumeRecord struct {
@@ -56,14 +51,13 @@ type volumeRecord struct {
 	FromVolume      volume.ID         `json:"fromVolume,omitempty"`
 	FromSnap        volume.SnapshotID `json:"fromSnapshot,omitempty"`
 	Ephemeral       bool              `json:"ephemeral,omitempty"`
-	Requested       map[string]string `json:"requested,omitempty"` // parameters of Create
+	Requested       map[string]string `json:"requested,omitempty"` // of Create
 	Settings        settings          `json:"settings"`
-	PendingSettings *settings         `json:"becoming,omitempty"` // settings of an incomplete Modify
+	PendingSettings *settings         `json:"becoming,omitempty"` // of an incomplete Modify
 	Created         time.Time         `json:"created"`
 	Copied          int64             `json:"copied,omitempty"`   // durable bytes of a copy in progress
 	CopySize        int64             `json:"copySize,omitempty"` // bytes to copy
-	// Promised is the space that a thick source needs for blocks shared with
-	// this volume.
+	// space of a thick source for shared blocks
 	Promised int64 `json:"promised,omitempty"`
 }
 
@@ -71,7 +65,6 @@ func (r volumeRecord) source() volume.Source {
 	return volume.Source{Volume: r.FromVolume, Snapshot: r.FromSnap}
 }
 
-// volume returns the volume of a record.
 func (e *Engine) volume(id volume.ID, r volumeRecord) volume.Volume {
 	v := volume.Volume{
 		ID: id, Name: r.Name, Size: r.Size, Content: r.Content, FSType: r.FSType, Source: r.source(),
@@ -93,8 +86,7 @@ type snapshotRecord struct {
 	FSType  string         `json:"fsType,omitempty"`
 	Group   volume.GroupID `json:"group,omitempty"`
 	Created time.Time      `json:"created"`
-	// Promised is the space that a thick source needs for blocks shared with
-	// this snapshot, when they are overwritten.
+	// space of a thick source for shared blocks, when they are overwritten
 	Promised int64  `json:"promised,omitempty"`
 	Copied   int64  `json:"copied,omitempty"`
 	Reason   string `json:"reason,omitempty"` // error of a failed copy
@@ -119,13 +111,12 @@ type groupRecord struct {
 	Created   time.Time           `json:"created"`
 }
 
-// freezeRecord records a freeze before it starts.
 type freezeRecord struct {
 	Volumes     []volume.ID `json:"volumes"`
 	Mountpoints []string    `json:"mountpoints"`
 }
 
-// Buckets. snapshotsOf is an index with keys "<volume>/<snapshot>".
+// snapshotsOf is an index with keys "<volume>/<snapshot>".
 var (
 	volumeBucket       = store.Bucket[volumeRecord]{Name: "volumes"}
 	volumeNameBucket   = store.Bucket[volume.ID]{Name: "volumeNames"}
@@ -159,7 +150,6 @@ func openStore(ctx context.Context, p *pool) (*store.Store, error) {
 	return s, nil
 }
 
-// explainRecords adds the remedy to an error about damaged records.
 func (p *pool) explainRecords(err error) error {
 	if !errors.Is(err, store.ErrDamaged) {
 		return err
@@ -180,7 +170,6 @@ func hasFiles(p *pool) (bool, error) {
 	return false, nil
 }
 
-// read returns one record of a bucket.
 func read[T any](ctx context.Context, s *store.Store, b store.Bucket[T], key string) (value T, ok bool, err error) {
 	err = s.View(ctx, func(tx *store.Tx) error {
 		value, ok, err = b.Get(tx, key)
@@ -189,21 +178,18 @@ func read[T any](ctx context.Context, s *store.Store, b store.Bucket[T], key str
 	return value, ok, err
 }
 
-// commit commits a change. It ignores the cancellation of ctx, since files have
-// already been changed.
+// commit ignores the cancellation of ctx: files have already been changed.
 func (e *Engine) commit(ctx context.Context, change func(tx *store.Tx) error) error {
 	return e.store.Update(context.WithoutCancel(ctx), change)
 }
 
-// putVolume commits the record of a volume.
 func (e *Engine) putVolume(ctx context.Context, id volume.ID, r volumeRecord) error {
 	return e.commit(ctx, func(tx *store.Tx) error {
 		return volumeBucket.Put(tx, string(id), r)
 	})
 }
 
-// volumeRecord returns the record of a visible volume. NotFound: it does not
-// exist.
+// volumeRecord is NotFound for an invisible volume.
 func (e *Engine) volumeRecord(ctx context.Context, id volume.ID) (volumeRecord, error) {
 	r, ok, err := read(ctx, e.store, volumeBucket, string(id))
 	if err != nil {
@@ -215,7 +201,6 @@ func (e *Engine) volumeRecord(ctx context.Context, id volume.ID) (volumeRecord, 
 	return r, nil
 }
 
-// readyVolume is volumeRecord for calls that need a complete file.
 func (e *Engine) readyVolume(ctx context.Context, id volume.ID) (volumeRecord, error) {
 	r, err := e.volumeRecord(ctx, id)
 	if err == nil && r.State != ready {
@@ -224,8 +209,6 @@ func (e *Engine) readyVolume(ctx context.Context, id volume.ID) (volumeRecord, e
 	return r, err
 }
 
-// snapshotRecord returns the record of a visible snapshot. NotFound: it does
-// not exist.
 func (e *Engine) snapshotRecord(ctx context.Context, id volume.SnapshotID) (snapshotRecord, error) {
 	r, ok, err := read(ctx, e.store, snapshotBucket, string(id))
 	if err != nil {
@@ -237,7 +220,6 @@ func (e *Engine) snapshotRecord(ctx context.Context, id volume.SnapshotID) (snap
 	return r, nil
 }
 
-// readySnapshot is snapshotRecord for calls that need the content.
 func (e *Engine) readySnapshot(ctx context.Context, id volume.SnapshotID) (snapshotRecord, error) {
 	r, err := e.snapshotRecord(ctx, id)
 	switch {

@@ -15,9 +15,9 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// recover reconciles pool and records after a restart: it thaws file systems,
-// then completes or removes files in incoming, then every object that is not
-// ready. Only sums stay in memory.
+// recover reconciles pool and records after a restart: frozen file systems,
+// files in incoming, then every object that is not ready. Only sums stay in
+// memory.
 func (e *Engine) recover(ctx context.Context) error {
 	if e.pool.readOnly {
 		_, err := e.scanRecords(ctx)
@@ -41,7 +41,6 @@ func (e *Engine) recover(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// thawAll thaws the file systems of all freeze records and deletes the records.
 func (e *Engine) thawAll(ctx context.Context) error {
 	var intents []store.Entry[freezeRecord]
 	err := e.store.View(ctx, func(tx *store.Tx) error {
@@ -71,8 +70,8 @@ func (e *Engine) thawAll(ctx context.Context) error {
 	return nil
 }
 
-// recoverIncoming completes committed renames and removes files without a
-// record, which were not acknowledged. Files of copies stay.
+// recoverIncoming completes committed renames and removes unacknowledged files.
+// Files of copies stay.
 func (e *Engine) recoverIncoming(ctx context.Context) error {
 	entries, err := fs.ReadDir(e.pool.root.FS(), incomingDir)
 	if err != nil {
@@ -119,14 +118,12 @@ func recordIn(tx *store.Tx, id string) (dir string, s state, err error) {
 	return "", "", nil
 }
 
-// incompleteRecords are the records of objects that need recovery.
 type incompleteRecords struct {
 	volumes   []store.Entry[volumeRecord]
 	snapshots []store.Entry[snapshotRecord]
 	groups    []store.Entry[groupRecord]
 }
 
-// scanRecords counts all records and returns those that need recovery.
 func (e *Engine) scanRecords(ctx context.Context) (incompleteRecords, error) {
 	var u incompleteRecords
 	err := e.store.View(ctx, func(tx *store.Tx) error {
@@ -170,20 +167,19 @@ func (e *Engine) countVolume(r volumeRecord) {
 	e.budget.record(r.Size, r.Settings.thick())
 	e.budget.record(r.Promised, true)
 	if r.State == copying && r.Settings.thick() {
-		e.budget.markAllocated(-r.Size) // its blocks are not allocated yet
+		e.budget.markAllocated(-r.Size) // not allocated yet
 	}
 }
 
-// needsRecovery reports whether a volume is incomplete, or its file is larger
-// than its record after an interrupted expansion. A file without a recorded
-// size is from an older release.
+// needsRecovery includes a file larger than its record, after an interrupted
+// expansion. A file without a recorded size is from an older release.
 func (e *Engine) needsRecovery(id string, r volumeRecord) bool {
 	if r.State != ready || r.PendingSettings != nil {
 		return true
 	}
 	f, err := e.pool.openFile(volumesDir+"/"+id, os.O_RDONLY, 0)
 	if err != nil {
-		return false // health and later calls report the error
+		return false // health reports the error
 	}
 	defer f.Close()
 	info, err := f.Stat()
@@ -217,8 +213,7 @@ func (e *Engine) recoverVolume(ctx context.Context, id volume.ID, r volumeRecord
 	return e.reconcileSize(ctx, id, r)
 }
 
-// reconcileSize updates the record of a volume to the size of a larger file,
-// and the size attribute of the file.
+// reconcileSize adopts the size of a larger file, also in its attribute.
 func (e *Engine) reconcileSize(ctx context.Context, id volume.ID, r volumeRecord) error {
 	f, err := e.pool.openFile(volumesDir+"/"+string(id), os.O_RDWR, 0)
 	if err != nil {
@@ -271,7 +266,7 @@ func (e *Engine) recoverSnapshot(ctx context.Context, id volume.SnapshotID, r sn
 	case r.State.filling():
 		e.startSnapshotCopy(id, r)
 		return nil
-	default: // deleting or not acknowledged; members of a group are already removed
+	default: // deleting or not acknowledged; a group's members are already removed
 		return e.dropSnapshots(ctx, []volume.SnapshotID{id}, nil)
 	}
 }

@@ -17,15 +17,13 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// wreck is a pool with one ready volume, "source", in which a test creates an
-// interrupted state.
+// wreck is a pool with one ready volume, "source", for interrupted states.
 type wreck struct {
 	testing.TB
 	pool   string
 	source volume.ID
 }
 
-// id is the id of the incomplete object.
 const (
 	wreckVolume   = volume.ID("vol-half")
 	wreckSnapshot = volume.SnapshotID("snap-half")
@@ -34,7 +32,6 @@ const (
 
 func (w wreck) path(dir string, name string) string { return filepath.Join(w.pool, dir, name) }
 
-// put makes a file of 1 MiB that begins with its own name.
 func (w wreck) put(dir, name string) {
 	w.Helper()
 	data := make([]byte, mib)
@@ -67,16 +64,14 @@ func (w wreck) recordSnapshot(s state, group volume.GroupID) {
 	})
 }
 
-// pin writes the mark of a copy onto the source.
 func (w wreck) pin(reader string) {
 	f := testkit.Value(os.OpenFile(w.path(volumesDir, string(w.source)), os.O_RDWR, 0))(w)
 	defer f.Close()
 	testkit.Must(w, poolfile.WriteReaders(f, []string{reader}))
 }
 
-// TestRecovery creates every interrupted state and checks the result of the next
-// start: the volume or snapshot "half" exists or not, every file has a record,
-// incoming is empty and nothing is pinned.
+// After every interrupted state: the volume or snapshot "half" exists or not,
+// every file has a record, incoming is empty and nothing is pinned.
 func TestRecovery(t *testing.T) {
 	const none, aVolume, aSnapshot, aGroup = "none", "volume", "snapshot", "group"
 	cases := []struct {
@@ -196,7 +191,7 @@ func TestRecovery(t *testing.T) {
 			w.recordSnapshot(deleting, wreckGroup)
 		}, none},
 	}
-	// The file systems are made once; each state gets a directory.
+	// Each state gets a directory.
 	for name, base := range map[string]string{"xfs": onXFS(t), "ext4": onExt4(t)} {
 		for i, c := range cases {
 			t.Run(name+"/"+c.what, func(t *testing.T) {
@@ -262,7 +257,7 @@ func checkRecovered(t *testing.T, e *Engine, source volume.Volume, hasVolume, ha
 	if got := e.budget.promised(); got != want || e.budget.pending != 0 {
 		t.Errorf("%d bytes are promised, %d on their way; want %d", got, e.budget.pending, want)
 	}
-	// The name is free, or held by what is there.
+	// The name is free, or that of the existing volume.
 	if again, err := e.Create(t.Context(), volume.CreateRequest{Name: "half", Content: volume.Raw, Size: volume.SizeRange{Required: mib}}); !hasVolume && err != nil {
 		t.Errorf("Create under the name: %+v, %v", again, err)
 	} else if err == nil {
@@ -272,8 +267,7 @@ func checkRecovered(t *testing.T, e *Engine, source volume.Volume, hasVolume, ha
 	}
 }
 
-// TestDeleteRolledBack checks that a deletion is rolled back if the volume was
-// attached meanwhile.
+// The volume was attached meanwhile.
 func TestDeleteRolledBack(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
@@ -293,8 +287,7 @@ func TestDeleteRolledBack(t *testing.T) {
 	testkit.Must(t, e.Delete(t.Context(), v.ID))
 }
 
-// loseData shuts a mounted XFS or ext4 down like a power loss: the journal is
-// written, unsynced file data is lost.
+// Like a power loss: the journal is written, unsynced file data is lost.
 func loseData(t *testing.T, dir string) {
 	t.Helper()
 	const (
@@ -308,8 +301,7 @@ func loseData(t *testing.T, dir string) {
 	}
 }
 
-// A power loss soon after the first start must not leave a pool record that
-// prevents the pool from opening.
+// The pool must open after a power loss soon after the first start.
 func TestPoolRecordSurvivesPowerLoss(t *testing.T) {
 	for _, fsType := range []string{"xfs", "ext4"} {
 		t.Run(fsType, func(t *testing.T) {

@@ -22,34 +22,32 @@ import (
 )
 
 const (
-	// removeNamed is the maximum number of files in an error of Remove.
 	removeNamed = 5
-	// detachWait bounds the wait for the loop device of the image to be detached.
+	// for the loop device of the image
 	detachWait = 5 * time.Second
-	// recordsDraft is the name under which package store creates the records.
+	// package store creates the records under this name
 	recordsDraft = "." + storeName + ".new"
 )
 
-// RemoveOptions say what Remove is allowed to delete.
+// RemoveOptions are the options of Remove.
 type RemoveOptions struct {
-	// DeleteVolumes allows Remove to delete volumes and snapshots with their data.
+	// DeleteVolumes allows Remove to delete volumes and snapshots with their
+	// data.
 	DeleteVolumes bool
 }
 
-// removal is one call of Remove.
 type removal struct {
-	Config // its paths are absolute, without symbolic links in that of the pool
+	Config // paths are absolute, that of the pool without links
 	RemoveOptions
 	image image
 }
 
-// Remove deletes a pool: its files by name, but nothing that cleat did not
-// create and nothing below a mount; then its image, if any, and the directory
-// unless it is a mount point. removed is false if no pool exists. A repeat
-// completes an interrupted Remove. Precondition: another process serves the
-// pool, a file is in use or foreign, volumes or snapshots exist and
-// DeleteVolumes is not set, or the pool that was served from this directory is
-// missing.
+// Remove deletes a pool: its files by name, but nothing foreign and nothing
+// below a mount; then its image, and the directory unless it is a mount point.
+// removed is false if no pool exists. A repeat completes an interrupted Remove.
+// Precondition: another process serves the pool, a file is in use or foreign,
+// volumes or snapshots exist and DeleteVolumes is not set, or the pool served
+// from this directory is missing.
 func Remove(ctx context.Context, c Config, o RemoveOptions) (removed bool, err error) {
 	if c.ImagePath, err = filepath.Abs(c.imagePath()); err != nil {
 		return false, err
@@ -97,7 +95,6 @@ func (r removal) run(ctx context.Context) (removed bool, err error) {
 	return removed || hasImage, r.removeDirectory(ctx)
 }
 
-// mountImage mounts the image if it exists and is not mounted.
 func (r removal) mountImage(ctx context.Context) (exists, mountedNow bool, err error) {
 	info, err := os.Lstat(r.image.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -126,9 +123,8 @@ func (r removal) mountImage(ctx context.Context) (exists, mountedNow bool, err e
 	return true, err == nil, err
 }
 
-// clear deletes the content of the pool, pool.json last. The recorded identity
-// is deleted just before, when no data is left: a record without pool.json
-// always means that the pool's disk is missing.
+// clear deletes pool.json last, and the recorded identity just before: a record
+// without pool.json always means that the pool's disk is missing.
 func (r removal) clear(ctx context.Context) (found bool, err error) {
 	expected, err := recordedPool(r.StateDir, r.Pool)
 	if err != nil {
@@ -144,7 +140,7 @@ func (r removal) clear(ctx context.Context) (found bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	p := &pool{path: r.Pool, root: root, readOnly: true} // readOnly: do not initialize a pool
+	p := &pool{path: r.Pool, root: root, readOnly: true} // do not initialize a pool
 	defer func() { err = errors.Join(err, p.close()) }()
 	_, err = root.Lstat(identityName)
 	found = err == nil
@@ -169,7 +165,6 @@ func (r removal) clear(ctx context.Context) (found bool, err error) {
 	return true, err
 }
 
-// clearPool deletes the content of a pool that is open and locked.
 func (r removal) clearPool(ctx context.Context, p *pool) error {
 	files, err := p.files()
 	if err != nil {
@@ -201,7 +196,6 @@ func (r removal) clearPool(ctx context.Context, p *pool) error {
 	return err
 }
 
-// firstNames joins the first names of a list.
 func firstNames(names []string) string {
 	text := strings.Join(names[:min(len(names), removeNamed)], ", ")
 	if len(names) > removeNamed {
@@ -210,7 +204,7 @@ func firstNames(names []string) string {
 	return text
 }
 
-// checkTop refuses a directory that holds anything other than a pool.
+// checkTop refuses a directory with foreign content.
 func (r removal) checkTop(ctx context.Context, p *pool, isPool bool) error {
 	_, isMountPoint, err := mount.At(ctx, p.path)
 	if err != nil {
@@ -256,7 +250,7 @@ func foreign(name string) error {
 	return errs.Errorf(errs.Precondition, "the pool contains %q, which cleat did not create; move it away first", name)
 }
 
-// files returns the files of volumes and snapshots, including incomplete ones.
+// files includes incomplete volumes and snapshots.
 func (p *pool) files() ([]string, error) {
 	var files []string
 	for _, dir := range []string{volumesDir, snapshotsDir, incomingDir} {
@@ -275,7 +269,6 @@ func (p *pool) files() ([]string, error) {
 	return files, nil
 }
 
-// removeFiles deletes files that are not in use.
 func (p *pool) removeFiles(ctx context.Context, files []string) error {
 	e := &Engine{pool: p}
 	for _, name := range files {
@@ -291,8 +284,8 @@ func (p *pool) removeFiles(ctx context.Context, files []string) error {
 	return nil
 }
 
-// removeNames deletes files and empty directories at the top of the pool
-// durably; missing ones are no error.
+// removeNames deletes files and empty directories durably; missing ones are no
+// error.
 func (p *pool) removeNames(names ...string) error {
 	for _, name := range names {
 		if err := p.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -302,7 +295,6 @@ func (p *pool) removeNames(names ...string) error {
 	return p.syncDir(".")
 }
 
-// forgetPool deletes the recorded identity of the pool.
 func (r removal) forgetPool(uuid string) error {
 	if known, err := recordedPool(r.StateDir, r.Pool); err != nil || known != uuid {
 		return err
@@ -310,7 +302,6 @@ func (r removal) forgetPool(uuid string) error {
 	return removeDurably(filepath.Join(r.StateDir, poolRecordName))
 }
 
-// removeImage unmounts the image and deletes it.
 func (r removal) removeImage(ctx context.Context) error {
 	f, err := os.Open(r.image.path)
 	if err != nil {
@@ -347,8 +338,8 @@ func (r removal) waitDetached(ctx context.Context, f *os.File) error {
 		d.Path, holders.OfDevice(ctx, d.Major, d.Minor))
 }
 
-// removeDirectory deletes the temporary file of an interrupted image creation,
-// and the empty pool directory unless it is a mount point.
+// removeDirectory also deletes the temporary file of an interrupted image
+// creation.
 func (r removal) removeDirectory(ctx context.Context) error {
 	if err := removeDurably(r.image.draft()); err != nil {
 		return err
@@ -359,8 +350,7 @@ func (r removal) removeDirectory(ctx context.Context) error {
 	return removeDurably(r.Pool)
 }
 
-// removeDurably deletes a file or an empty directory durably; a missing one is
-// no error.
+// removeDurably accepts a missing file or directory.
 func removeDurably(path string) error {
 	err := os.Remove(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -372,7 +362,6 @@ func removeDurably(path string) error {
 	return syncDir(filepath.Dir(path))
 }
 
-// syncDir makes the entries of a directory durable.
 func syncDir(path string) error {
 	dir, err := os.Open(path)
 	if err != nil {

@@ -17,7 +17,6 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// removable is a pool with a volume and a snapshot, or an empty one.
 func removable(t *testing.T, c Config, full bool) (Config, []string) {
 	t.Helper()
 	c.StateDir = t.TempDir()
@@ -33,7 +32,6 @@ func removable(t *testing.T, c Config, full bool) (Config, []string) {
 	return c, []string{volumesDir + "/" + string(v.ID), snapshotsDir + "/" + string(s.ID)}
 }
 
-// bind binds a file to a loop device until the test ends.
 func bind(t *testing.T, path string) loop.Device {
 	t.Helper()
 	f := testkit.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
@@ -45,7 +43,7 @@ func bind(t *testing.T, path string) loop.Device {
 	return d
 }
 
-// refuses makes sure that Remove fails with some words and changes nothing.
+// Remove fails with these words and changes nothing.
 func refuses(t *testing.T, c Config, o RemoveOptions, words ...string) {
 	t.Helper()
 	before := tree(t, filepath.Dir(c.Pool))
@@ -68,7 +66,7 @@ func remove(t *testing.T, c Config, o RemoveOptions) {
 	}
 }
 
-// removes makes sure that Remove leaves nothing, and that a repeat is no error.
+// Remove leaves nothing, and a repeat is no error.
 func removes(t *testing.T, c Config, o RemoveOptions) {
 	t.Helper()
 	remove(t, c, o)
@@ -91,8 +89,7 @@ func removes(t *testing.T, c Config, o RemoveOptions) {
 	}
 }
 
-// poolKinds are pools in an image, with a file system of their own, and in a
-// directory of a file system that has other files.
+// In an image, on an own file system, and in a directory of a shared one.
 func poolKinds() map[string]func(t *testing.T) Config {
 	return map[string]func(t *testing.T) Config{
 		"image":     func(t *testing.T) Config { return imageConfig(t, mkfs.MinSize(mkfs.XFS)) },
@@ -100,7 +97,7 @@ func poolKinds() map[string]func(t *testing.T) Config {
 	}
 }
 
-// A pool of each kind goes completely: mounted, and unmounted as after a reboot.
+// Mounted, and unmounted as after a reboot.
 func TestRemove(t *testing.T) {
 	t.Parallel()
 	for name, kind := range poolKinds() {
@@ -114,15 +111,15 @@ func TestRemove(t *testing.T) {
 					refuses(t, c, RemoveOptions{}, "(2: ", files[0])
 				}
 				removes(t, c, RemoveOptions{DeleteVolumes: full})
-				closeEngine(t, open(t, c)) // no record of the old pool is in its way
+				closeEngine(t, open(t, c)) // the old pool's record is gone
 				removes(t, c, RemoveOptions{})
 			})
 		}
 	}
 }
 
-// A volume that is attached in any way is in use, also as raw block volume,
-// mounted nowhere, and when its file was unlinked.
+// Also a raw block volume, an unmounted device, and an unlinked file are in
+// use.
 func TestRemoveRefusesUse(t *testing.T) {
 	t.Parallel()
 	for name, kind := range poolKinds() {
@@ -140,7 +137,7 @@ func TestRemoveRefusesUse(t *testing.T) {
 	}
 }
 
-// Loop devices of others on the pool's file system are not the pool's.
+// Foreign loop devices on the pool's file system.
 func TestRemoveIgnoresOtherFiles(t *testing.T) {
 	t.Parallel()
 	dir := onXFS(t)
@@ -190,7 +187,7 @@ func TestRemoveRefusesForeign(t *testing.T) {
 	removes(t, c, RemoveOptions{DeleteVolumes: true})
 }
 
-// A mount in the pool, of whatever, is never entered.
+// Mounts in the pool are never entered.
 func TestRemoveRefusesMounts(t *testing.T) {
 	t.Parallel()
 	c, _ := removable(t, config(filepath.Join(t.TempDir(), "pool")), true)
@@ -200,7 +197,7 @@ func TestRemoveRefusesMounts(t *testing.T) {
 	refuses(t, c, RemoveOptions{DeleteVolumes: true}, "is mounted on "+target)
 }
 
-// The pool's disk is not mounted, or another one is: neither is its removal.
+// The pool's disk is not mounted, or another one is.
 func TestRemoveRefusesWrongPool(t *testing.T) {
 	t.Parallel()
 	c, _ := removable(t, imageConfig(t, mkfs.MinSize(mkfs.XFS)), false)
@@ -217,7 +214,7 @@ func TestRemoveRefusesWrongPool(t *testing.T) {
 	removes(t, c, RemoveOptions{})
 }
 
-// A directory on which a disk is mounted stays, and what mkfs put there.
+// The mount point and lost+found stay.
 func TestRemoveKeepsMountPoint(t *testing.T) {
 	t.Parallel()
 	dir := onExt4(t)
@@ -228,7 +225,7 @@ func TestRemoveKeepsMountPoint(t *testing.T) {
 	}
 }
 
-// What a creation that was killed has left is removed too.
+// Files of a killed creation are removed too.
 func TestRemoveUnfinished(t *testing.T) {
 	t.Parallel()
 	c := config(filepath.Join(t.TempDir(), "pool"))

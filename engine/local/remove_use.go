@@ -64,8 +64,8 @@ func (p *pool) backing(name string) (loop.Backing, error) {
 	return loop.BackingOf(f)
 }
 
-// deletedName returns the former name of a device's file if the file was in the
-// pool and is deleted or does not respond, and "" otherwise.
+// deletedName returns the former name of a file of the pool that is deleted or
+// does not respond, or "".
 func (p *pool) deletedName(d loop.Device, dev uint64) (string, error) {
 	if d.Silent != "" {
 		if strings.HasPrefix(d.Silent, p.path+"/") {
@@ -80,15 +80,14 @@ func (p *pool) deletedName(d loop.Device, dev uint64) (string, error) {
 	if errors.Is(err, loop.ErrGone) {
 		return "", nil
 	}
-	if err != nil || p.ownMount { // then every file of the file system is of the pool
+	if err != nil || p.ownMount { // then every file is of the pool
 		return path, err
 	}
 	dir, base := filepath.Split(path)
 	if !deleted || !slices.Contains([]string{volumesDir, snapshotsDir, incomingDir}, filepath.Base(dir)) {
 		return "", nil
 	}
-	// A directory that is not visible here can be the pool in another mount
-	// namespace.
+	// An invisible directory can be the pool in another mount namespace.
 	here, err := p.root.Stat(".")
 	if err != nil {
 		return "", err

@@ -11,9 +11,9 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// CreateSnapshot implements volume.Snapshots. A mounted volume is frozen
-// meanwhile. In a pool without shared blocks the volume must be detached
-// (Precondition), and the snapshot is ready after its copy.
+// CreateSnapshot implements volume.Snapshots. In a pool without shared blocks
+// the volume must be detached (Precondition), and the snapshot is ready after
+// its copy.
 func (e *Engine) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest) (volume.Snapshot, error) {
 	if err := checkName(req.Name); err != nil {
 		return volume.Snapshot{}, err
@@ -66,7 +66,6 @@ func (e *Engine) createSnapshotOnce(ctx context.Context, req volume.SnapshotRequ
 	return m.snapshot, nil
 }
 
-// sameSnapshot compares an existing snapshot with the request.
 func (e *Engine) sameSnapshot(id volume.SnapshotID, r snapshotRecord, req volume.SnapshotRequest) error {
 	switch {
 	case !r.State.visible():
@@ -130,7 +129,6 @@ func (e *Engine) ListSnapshots(ctx context.Context, query volume.SnapshotQuery) 
 	return all, nil
 }
 
-// eachSnapshotOf calls add for the snapshots of one volume.
 func eachSnapshotOf(tx *store.Tx, source volume.ID, after volume.SnapshotID, add func(volume.SnapshotID, snapshotRecord) bool) error {
 	prefix := string(source) + "/"
 	for entry, err := range snapshotsOfBucket.Prefix(tx, prefix) {

@@ -12,7 +12,7 @@ import (
 )
 
 // DeleteSnapshot implements volume.Snapshots. It stops a copy into the
-// snapshot. Precondition: a volume is being copied from the snapshot.
+// snapshot. Precondition: a copy reads it.
 func (e *Engine) DeleteSnapshot(ctx context.Context, id volume.SnapshotID) error {
 	r, found, err := read(ctx, e.store, snapshotBucket, string(id))
 	if err != nil || !found {
@@ -39,8 +39,8 @@ func (e *Engine) removeSnapshot(ctx context.Context, id volume.SnapshotID) error
 	return e.removeSnapshots(ctx, []volume.SnapshotID{id}, nil)
 }
 
-// removeSnapshots deletes snapshots whose locks are held, all or none, and
-// updates their group. Missing snapshots are no error.
+// removeSnapshots deletes all or none, with locks held, and updates their
+// group. Missing snapshots are no error.
 func (e *Engine) removeSnapshots(ctx context.Context, ids []volume.SnapshotID, group *groupRemoval) error {
 	for _, id := range ids {
 		if reader := e.copies.readerOf(snapshotsDir + "/" + string(id)); reader != "" {
@@ -82,8 +82,8 @@ func (e *Engine) markSnapshots(ctx context.Context, ids []volume.SnapshotID, gro
 	})
 }
 
-// dropSnapshots removes the files and then the records of snapshots that are
-// marked as deleting or were not acknowledged.
+// dropSnapshots removes files, then records, of deleting or unacknowledged
+// snapshots.
 func (e *Engine) dropSnapshots(ctx context.Context, ids []volume.SnapshotID, group *groupRemoval) error {
 	records := map[volume.SnapshotID]snapshotRecord{}
 	for _, id := range ids {

@@ -28,7 +28,7 @@ import (
 
 const mib = 1 << 20
 
-// TestMain makes the test binary its own freeze guard, as the product is.
+// The test binary is its own freeze guard.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "freeze-guard" {
 		if err := freeze.RunGuard(os.Stdin, os.Stdout); err != nil {
@@ -39,21 +39,19 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// onXFS makes a pool directory whose files can share blocks.
+// Files can share blocks.
 func onXFS(t testing.TB) string { return scratchfs.Mount(t, "xfs", "-m", "reflink=1") }
 
-// onExt4 makes one whose files cannot.
+// Files cannot share blocks.
 func onExt4(t testing.TB) string { return scratchfs.Mount(t, "ext4") }
 
-// config is that of a pool of a few hundred MiB that promises far more. Its guard
-// gets no environment; with this one the race detector does not wait a second at
-// its end.
+// The pool promises more than it has. With this environment the guard's race
+// detector does not wait a second at exit.
 func config(pool string) Config {
 	guard := freeze.NewGuard("/usr/bin/env", "GORACE=atexit_sleep_ms=0", fmt.Sprintf("/proc/%d/exe", os.Getpid()), "freeze-guard")
 	return Config{Pool: pool, OverProvision: 100, Guard: guard}
 }
 
-// open opens an engine that t closes.
 func open(t testing.TB, c Config) *Engine {
 	t.Helper()
 	e, err := Open(t.Context(), c)
@@ -64,7 +62,7 @@ func open(t testing.TB, c Config) *Engine {
 	return e
 }
 
-// closeEngine closes an engine; a repeat is harmless.
+// A repeat is harmless.
 func closeEngine(t testing.TB, e *Engine) {
 	t.Helper()
 	if err := e.Close(testkit.Context(t)); err != nil {
@@ -72,7 +70,6 @@ func closeEngine(t testing.TB, e *Engine) {
 	}
 }
 
-// reopen closes an engine and opens another one on its pool.
 func reopen(t testing.TB, e *Engine) *Engine {
 	t.Helper()
 	closeEngine(t, e)
@@ -118,12 +115,10 @@ func refused(t testing.TB, what string, kind errs.Kind) func(any, error) {
 	}
 }
 
-// file is the backing file of a volume.
 func file(e *Engine, v volume.Volume) string {
 	return filepath.Join(e.pool.path, v.Locator.(access.File).Name)
 }
 
-// attach binds a volume to a device until release, or the end of the test.
 func attach(t testing.TB, e *Engine, v volume.Volume) (d loop.Device, release func()) {
 	t.Helper()
 	f := testkit.Value(os.OpenFile(file(e, v), os.O_RDWR, 0))(t)
@@ -151,7 +146,7 @@ func TestConformanceOnXFS(t *testing.T) { enginetest.Run(t, harness(onXFS)) }
 
 func TestConformanceOnExt4(t *testing.T) { enginetest.Run(t, harness(onExt4)) }
 
-// backingFile is a volume's file, seen as its workload sees it.
+// as the workload sees the volume
 type backingFile struct{ *os.File }
 
 func (f backingFile) Size() (int64, error) {
@@ -188,18 +183,18 @@ func harness(pool func(testing.TB) string) enginetest.Harness {
 	}
 }
 
-// crashPoints are the points of this package at which a crash test kills the
-// process, by call. A durable or kernel state changes between any two points.
+// Crash tests kill the process at these points. A durable or kernel state
+// changes between any two points.
 var crashPoints = []string{
-	// Create of an empty volume, or of one that shares blocks; cloned and
-	// formatted exclude each other.
+	// Create, except for copies; cloned and formatted exclude each other.
 	"create.begun", "create.cloned", "create.formatted", "create.filled", "create.recorded",
 	"place.renamed", // of volumes and snapshots
 	// Clones of mounted file systems.
 	"clone.intent", "clone.frozen", "clone.cloned", "clone.thawed",
-	// CreateSnapshot and CreateGroup where blocks are shared.
+	// CreateSnapshot and CreateGroup with shared blocks.
 	"snapshot.begun", "snapshot.filled", "snapshot.recorded",
-	// Copies: Create from a source, CreateSnapshot and CreateGroup elsewhere.
+	// Copies: Create from a source, CreateSnapshot and CreateGroup without
+	// shared blocks.
 	"copy.intent", "copy.pinned", "copy.recorded", "copy.synced", "copy.filled", "copy.finishing", "copy.unpinned",
 	"delete.marked", "delete.removed", "delete.recorded",
 	"delete-snapshot.marked", "delete-group.marked", "delete-snapshot.removed", "delete-snapshot.recorded", // the last two also DeleteGroup
@@ -211,7 +206,6 @@ var crashPoints = []string{
 	"remove.mounted", "remove.file", "remove.directories", "remove.records", "remove.forgotten", "remove.identity", "remove.unmounted", "remove.image",
 }
 
-// TestCrashPoints compares the list with the code.
 func TestCrashPoints(t *testing.T) {
 	files := testkit.Value(filepath.Glob("*.go"))(t)
 	hit := regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
@@ -230,8 +224,7 @@ func TestCrashPoints(t *testing.T) {
 	}
 }
 
-// BenchmarkLife times calls on thin raw volumes with that many others present;
-// the results must not depend on that number.
+// The results must not depend on the number of other volumes.
 func BenchmarkLife(b *testing.B) {
 	e := open(b, config(onXFS(b)))
 	have := 0
@@ -275,8 +268,7 @@ func benchmarkLife(b *testing.B, e *Engine) {
 	})
 }
 
-// BenchmarkMountedSnapshot times snapshots of a mounted volume with 64 MiB of
-// data, during part of which writes are paused.
+// A mounted volume with 64 MiB of data.
 func BenchmarkMountedSnapshot(b *testing.B) {
 	e := open(b, config(onXFS(b)))
 	v := fsVolume(b, e, "v", "ext4", nil)
@@ -288,7 +280,6 @@ func BenchmarkMountedSnapshot(b *testing.B) {
 	}
 }
 
-// BenchmarkOpen times a start with 10,000 volumes.
 func BenchmarkOpen(b *testing.B) {
 	c := config(onXFS(b))
 	e := open(b, c)

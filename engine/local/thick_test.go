@@ -23,7 +23,6 @@ func fsfreeze(args ...string) ([]byte, error) {
 	return exec.Command("fsfreeze", args...).CombinedOutput()
 }
 
-// allocatedBytes is what a file has in blocks.
 func allocatedBytes(t testing.TB, path string) int64 {
 	t.Helper()
 	info := testkit.Value(os.Stat(path))(t)
@@ -36,7 +35,7 @@ func TestThickStaysThick(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(fsType, func(t *testing.T) {
 			pool := onXFS
-			if fsType != "ext4" { // the smallest of the others fills a scratch pool
+			if fsType != "ext4" { // others need a whole scratch pool
 				pool = func(t testing.TB) string { return imagePool(t, 600*mib) }
 			}
 			e := open(t, config(pool(t)))
@@ -45,7 +44,7 @@ func TestThickStaysThick(t *testing.T) {
 				t.Errorf("%d of %d bytes have blocks after mkfs", got, v.Size)
 			}
 			_, d := mounted(t, e, v)
-			// What attaching does for a thick volume.
+			// As an attach of a thick volume.
 			testkit.Must(t, loop.SetDiscard(t.Context(), d, false))
 			trim(t, e, v)
 			if got := allocatedBytes(t, file(e, v)); got < v.Size {
@@ -68,7 +67,7 @@ func trim(t testing.TB, e *Engine, v volume.Volume) {
 	}
 }
 
-// TestThickCopy: a restored thick volume has blocks of its own.
+// A restored thick volume has its own blocks.
 func TestThickCopy(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 16 * mib}})
@@ -83,7 +82,7 @@ func TestThickCopy(t *testing.T) {
 	same(t, file(e, v), file(e, c))
 }
 
-// fill writes bytes that are no zeros to the start of a file.
+// fill writes nonzero bytes.
 func fill(t testing.TB, path string, bytesToWrite int) {
 	t.Helper()
 	f := testkit.Value(os.OpenFile(path, os.O_WRONLY, 0))(t)
@@ -131,7 +130,7 @@ func TestThickIsPromisedOnce(t *testing.T) {
 	}
 }
 
-// TestThinCloneOfThick: what shares the blocks of a thick volume counts for it.
+// Shared blocks of a thick volume count for it.
 func TestThinCloneOfThick(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 16 * mib}, Parameters: thickly})
@@ -188,7 +187,7 @@ func modify(t testing.TB, e *Engine, v volume.Volume, key, value string) volume.
 	return v
 }
 
-// TestModifyAttached: the device follows at once.
+// The device changes at once.
 func TestModifyAttached(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	v := fsVolume(t, e, "v", "ext4", nil)
@@ -201,7 +200,7 @@ func TestModifyAttached(t *testing.T) {
 	}
 	modify(t, e, v, keyReadAhead, "512")
 	v = modify(t, e, v, keyProvisioning, thin)
-	// Not every kernel lets the device discard again at once.
+	// Some kernels enable discards only at the next attach.
 	again := loop.SetDiscard(t.Context(), d, true)
 	if got := allocatedBytes(t, file(e, v)); again == nil && got > v.Size/2 {
 		t.Errorf("made thin, %d of %d bytes still have blocks", got, v.Size)
@@ -215,7 +214,7 @@ func TestModifyAttached(t *testing.T) {
 	}
 }
 
-// TestModifyToThickWithoutSpace changes nothing.
+// Nothing changes.
 func TestModifyToThickWithoutSpace(t *testing.T) {
 	e := open(t, config(onXFS(t)))
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: 4 * gib}})

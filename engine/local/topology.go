@@ -17,11 +17,10 @@ import (
 // topologyFile is the file in the state directory with the last topology.
 const topologyFile = "topology.json"
 
-// ServeTopology logs the topology segments of this node and compares them with
-// the last start. While the pool contains volumes, it refuses (Precondition) a
-// topology that lacks a previous segment: PersistentVolumes have the segment in
-// their node affinity, and external-provisioner silently ignores deletions of
-// those that do not match the current topology.
+// ServeTopology compares the topology with the last start. While the pool
+// contains volumes, it refuses (Precondition) one that lacks a previous
+// segment: PersistentVolumes have it in their node affinity, and
+// external-provisioner silently ignores deletions of those that do not match.
 func (e *Engine) ServeTopology(ctx context.Context, stateDir string, now map[string]string) error {
 	path := filepath.Join(stateDir, topologyFile)
 	var before map[string]string

@@ -13,8 +13,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// A topology that was served from a pool with volumes is not served without one of its
-// segments: their PersistentVolumes require it, and would never be deleted.
+// PersistentVolumes require their segments, and would never be deleted without
+// them.
 func TestTopologyOfVolumes(t *testing.T) {
 	tests := map[string]struct {
 		before, after map[string]string
@@ -47,7 +47,7 @@ func TestTopologyOfVolumes(t *testing.T) {
 			err := e.ServeTopology(t.Context(), dir, test.after)
 			if test.refused != "" {
 				testkit.WantError(t, "serve", err, errs.Precondition, test.refused)
-				// A refused topology is not recorded: the next start refuses it, too.
+				// A refused topology is not recorded.
 				testkit.WantError(t, "serve again", e.ServeTopology(t.Context(), dir, test.after), errs.Precondition)
 				return
 			}

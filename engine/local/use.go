@@ -20,13 +20,11 @@ import (
 // claimWait limits the wait for a concurrent attach or snapshot of a file.
 const claimWait = 3 * time.Second
 
-// use is the kernel's users of a backing file.
 type use struct {
 	devices []loop.Device
-	mounts  []mount.Entry // of these devices, in this mount namespace
+	mounts  []mount.Entry // in this mount namespace
 }
 
-// inUse reports whether a device is bound to the file.
 func (u use) inUse() bool { return len(u.devices) > 0 }
 
 func (u use) String() string {
@@ -40,7 +38,6 @@ func (u use) String() string {
 	return strings.Join(words, ", ")
 }
 
-// useOf returns the users of a file, by device and inode.
 func useOf(ctx context.Context, f *os.File) (use, error) {
 	backing, err := loop.BackingOf(f)
 	if err != nil {
@@ -76,8 +73,8 @@ func (e *Engine) useOfRemoved(ctx context.Context, name string) (use, error) {
 		if !removed || path.Base(shown) != path.Base(name) {
 			continue
 		}
-		// A copy of the pool has files of the same names. A directory that is
-		// not visible here can be the pool in another mount namespace.
+		// A copy of the pool has files of the same names. An invisible
+		// directory can be the pool in another mount namespace.
 		if there, err := os.Stat(path.Dir(shown)); err != nil || sameFile(here, there) {
 			devices = append(devices, d)
 		}
@@ -85,7 +82,6 @@ func (e *Engine) useOfRemoved(ctx context.Context, name string) (use, error) {
 	return useThrough(ctx, devices)
 }
 
-// useThrough returns devices with their mounts.
 func useThrough(ctx context.Context, devices []loop.Device) (use, error) {
 	u := use{devices: devices}
 	if !u.inUse() {
@@ -103,9 +99,8 @@ func useThrough(ctx context.Context, devices []loop.Device) (use, error) {
 	return u, nil
 }
 
-// mountpoint returns where the file's file system is accessible, or "" if it is
-// not mounted or not accessible here: a mount can be hidden below another one
-// or be in another mount namespace.
+// mountpoint is "" if not mounted or not accessible here: a mount can be hidden
+// below another one or be in another mount namespace.
 func (u use) mountpoint(ctx context.Context) (string, error) {
 	for _, m := range u.mounts {
 		top, ok, err := mount.At(ctx, m.Target)
@@ -119,7 +114,6 @@ func (u use) mountpoint(ctx context.Context) (string, error) {
 	return "", nil
 }
 
-// claimed is a locked file of the pool, which cannot be attached until release.
 type claimed struct {
 	*os.File
 	use use // at the time of the claim
@@ -159,8 +153,7 @@ func (c *claimed) lock(ctx context.Context, name string) error {
 	return err
 }
 
-// claimUnused is claim for a file of any size that is not in use. Precondition:
-// the file is in use.
+// claimUnused returns Precondition for a file in use.
 func (e *Engine) claimUnused(ctx context.Context, name string) (*claimed, error) {
 	c, err := e.claim(ctx, name, 0)
 	if err != nil {
@@ -173,8 +166,8 @@ func (e *Engine) claimUnused(ctx context.Context, name string) (*claimed, error)
 	return c, nil
 }
 
-// pin records durably on a volume's file that a copy reads the file. It
-// prevents attach and removal, also after a crash.
+// pin prevents attach and removal while a copy reads the file, also after a
+// crash.
 func (e *Engine) pin(ctx context.Context, source volume.ID, reader string) error {
 	return e.changePins(ctx, source, func(readers []string) []string {
 		if slices.Contains(readers, reader) {
@@ -184,7 +177,6 @@ func (e *Engine) pin(ctx context.Context, source volume.ID, reader string) error
 	})
 }
 
-// unpin removes a pin; a missing file or pin is no error.
 func (e *Engine) unpin(ctx context.Context, source volume.ID, reader string) error {
 	err := e.changePins(ctx, source, func(readers []string) []string {
 		return slices.DeleteFunc(readers, func(r string) bool { return r == reader })
