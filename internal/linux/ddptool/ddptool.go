@@ -1,6 +1,6 @@
 // Package ddptool reads the DDP profile of a network adapter with Intel's
-// program ddptool. It is the only source for the 700 series (X710), whose
-// driver does not report the profile by devlink.
+// ddptool, the only source for the 700 series (X710), whose driver does not
+// report it by devlink.
 package ddptool
 
 import (
@@ -17,12 +17,9 @@ import (
 
 const (
 	program = "ddptool"
-	// fresh is the cache duration of an answer; the program queries the
-	// firmware.
-	fresh = time.Minute
-	// noProfile is the exit code for an adapter without a profile.
+	// fresh is the cache duration: the program queries the firmware.
+	fresh     = time.Minute
 	noProfile = 8
-	// maxOutput bounds the output that is kept, in bytes.
 	maxOutput = 64 << 10
 )
 
@@ -35,8 +32,8 @@ func Installed() bool {
 	return err == nil
 }
 
-// Tool runs the program and caches its answers. The zero value is ready; its methods
-// are safe for concurrent use.
+// Tool runs the program and caches its answers. Its methods are safe for
+// concurrent use.
 type Tool struct {
 	Within time.Duration // timeout of one run; zero: 2 s
 
@@ -53,9 +50,9 @@ type answer struct {
 	err     error
 }
 
-// Profile returns the profile of the adapter at a PCI address, or "" without
-// one. With an error it returns the previous profile. At most one run per
-// address is in progress, even if it hangs.
+// Profile returns the adapter's profile at a PCI address, or "" without one.
+// With an error it returns the previous profile. At most one run per address is
+// in progress, even if it hangs.
 func (t *Tool) Profile(ctx context.Context, address string) (string, error) {
 	path, err := exec.LookPath(program)
 	if err != nil {
@@ -73,7 +70,6 @@ func (t *Tool) Profile(ctx context.Context, address string) (string, error) {
 	}
 }
 
-// ask returns the cached answer, or starts the program.
 func (t *Tool) ask(path, address string, within time.Duration) *answer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -102,7 +98,6 @@ func (t *Tool) ask(path, address string, within time.Duration) *answer {
 	return a
 }
 
-// limited keeps the first maxOutput bytes.
 type limited struct{ bytes.Buffer }
 
 func (l *limited) Write(p []byte) (int, error) {

@@ -16,7 +16,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// install makes a shell script the program.
 func install(t *testing.T, text string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -52,7 +51,7 @@ func TestNotInstalled(t *testing.T) {
 	}
 }
 
-// A scan does not ask the firmware each time.
+// Scans do not query the firmware each time.
 func TestAnswersAreCached(t *testing.T) {
 	install(t, `echo run >> "$(dirname "$0")/runs"; exit 8`)
 	tool := &Tool{Within: time.Minute}
@@ -65,7 +64,6 @@ func TestAnswersAreCached(t *testing.T) {
 	}
 }
 
-// A program that hangs is killed after its time limit.
 func TestProgramThatHangs(t *testing.T) {
 	install(t, "exec sleep 600")
 	_, err := (&Tool{Within: 50 * time.Millisecond}).Profile(t.Context(), address)
