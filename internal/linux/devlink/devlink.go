@@ -1,12 +1,10 @@
-// Package devlink reads what drivers report by devlink(8): for all devices of
-// the network namespace, the profile loaded into the running firmware and RDMA
-// support; for one device, the mode of its embedded switch.
+// Package devlink reads what drivers report by devlink(8): the profile loaded
+// into the running firmware, RDMA support, and the mode of the embedded switch.
 //
-// vishvananda/netlink v1.3.1 cannot do this: in device information a stored
-// version overwrites the running one, and one empty version fails the request;
-// for a parameter it returns the last value, which applies after the next
-// reset; it ignores errors of the eSwitch mode; its dumps can panic (see
-// netlinks.NewHandle).
+// vishvananda/netlink v1.3.1 cannot do this: a stored version overwrites the
+// running one, and one empty version fails the request; a parameter has its
+// last value, which applies after the next reset; errors of the eSwitch mode
+// are ignored; dumps can panic (see netlinks.NewHandle).
 package devlink
 
 import (
@@ -24,7 +22,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// Handle identifies a device in devlink.
+// Handle identifies a device.
 type Handle struct {
 	Bus  string // pci, auxiliary
 	Name string // 0000:3b:00.0, mlx5_core.sf.4
@@ -32,24 +30,22 @@ type Handle struct {
 
 // Device is a driver's report about a device; many drivers report nothing.
 type Device struct {
-	// Profile is fw.app.name of the running firmware: the loaded package of
-	// dynamic device personalization (DDP); "" if not loaded or not reported.
+	// Profile is the DDP package, fw.app.name of the running firmware: "" if
+	// not loaded or not reported.
 	Profile string
 	// RDMA is the parameter enable_rdma; false if the driver does not have it.
 	RDMA bool
 }
 
-// Kernel reads devlink in the network namespace of the calling thread. Its zero
-// value is ready.
+// Kernel reads devlink in the network namespace of the calling thread.
 type Kernel struct{}
 
-// Devices returns the drivers' reports, without devices that have none. A
-// kernel without devlink, missing permission and drivers without support are
-// not errors. With an error, it also returns the other drivers' reports.
+// Devices returns the drivers' reports, without devices that have none. Missing
+// support or permission is not an error. An error comes with the other drivers'
+// reports.
 //
-// The kernel calls one driver after the other, and waits until each has
-// completed its current work: creating virtual functions takes seconds. A
-// context cannot interrupt that; see Recent.
+// The kernel waits until each driver has completed its current work: creating
+// virtual functions takes seconds. A context cannot interrupt it: see Recent.
 func (Kernel) Devices(ctx context.Context) (map[Handle]Device, error) {
 	ask, err := connect(ctx)
 	switch {
@@ -91,7 +87,6 @@ func (h Handle) encode(ae *netlink.AttributeEncoder) {
 	ae.String(attributeName, h.Name)
 }
 
-// ask sends a command to devlink and returns the attributes of each answer.
 type ask func(ctx context.Context, command uint8, flags netlink.HeaderFlags, encode func(*netlink.AttributeEncoder)) ([]*netlink.AttributeDecoder, error)
 
 var errNoDevlink = errors.New("the kernel has no devlink")
@@ -125,7 +120,6 @@ func connect(ctx context.Context) (ask, error) {
 	}, nil
 }
 
-// isUnsupported reports errors that mean that nothing can be reported.
 func isUnsupported(err error) bool {
 	return errors.Is(err, errNoDevlink) ||
 		errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) ||
@@ -134,11 +128,10 @@ func isUnsupported(err error) bool {
 		errors.Is(err, unix.EINVAL) // the driver has no such parameter
 }
 
-// deviceRequest is a request for all devices.
 type deviceRequest struct {
 	what    string
 	command uint8
-	single  func(*netlink.AttributeEncoder) // further attributes of a request for one device
+	single  func(*netlink.AttributeEncoder)
 	parse   func(*netlink.AttributeDecoder) (Handle, Device, error)
 }
 
@@ -200,7 +193,6 @@ func (q deviceRequest) ask(ctx context.Context, a ask, found map[Handle]Device) 
 	return errors.Join(slices.SortedFunc(maps.Values(failed), func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })...)
 }
 
-// add merges the answers with those to other requests.
 func (q deviceRequest) add(answers []*netlink.AttributeDecoder, found map[Handle]Device) error {
 	for _, ad := range answers {
 		h, d, err := q.parse(ad)
@@ -214,7 +206,6 @@ func (q deviceRequest) add(answers []*netlink.AttributeDecoder, found map[Handle
 	return nil
 }
 
-// or merges two reports about a device.
 func (d Device) or(other Device) Device {
 	return Device{Profile: cmp.Or(d.Profile, other.Profile), RDMA: d.RDMA || other.RDMA}
 }

@@ -22,7 +22,7 @@ import (
 type kernel struct {
 	t       *testing.T
 	devices []double
-	refuses map[uint8]error // whole commands
+	refuses map[uint8]error
 	asked   int
 }
 
@@ -30,7 +30,7 @@ type double struct {
 	at      Handle
 	info    []encoder
 	infoErr error
-	rdma    []encoder // values of enable_rdma; nil is no such parameter
+	rdma    []encoder // values of enable_rdma; nil: no such parameter
 	rdmaErr error
 }
 
@@ -125,7 +125,7 @@ func TestRead(t *testing.T) {
 	for name, c := range map[string]struct {
 		k     kernel
 		want  map[Handle]Device
-		says  []string // of the error; none is no error
+		says  []string // of the error; nil: no error
 		asked int
 	}{
 		"no device":       {kernel{}, none, nil, 2},
@@ -155,7 +155,6 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// Requests for single devices stop when the context ends.
 func TestReadEnds(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	k := &kernel{t: t}
@@ -173,8 +172,7 @@ func TestReadEnds(t *testing.T) {
 	}
 }
 
-// On any machine the request succeeds: a kernel without devlink, or without a device
-// of it, reports nothing.
+// A kernel without devlink or its devices reports nothing.
 func TestKernel(t *testing.T) {
 	devices := testkit.Value(Kernel{}.Devices(t.Context()))(t)
 	for h, d := range devices {

@@ -43,13 +43,11 @@ func modeName(mode uint16) string {
 	case unix.DEVLINK_ESWITCH_MODE_SWITCHDEV:
 		return "switchdev"
 	}
-	return "" // such as switchdev_inactive, which is neither of the two
+	return "" // such as switchdev_inactive
 }
 
 var errNameless = errors.New("an answer does not name its device")
 
-// parseAttributes calls each for every attribute of an answer and returns its
-// device.
 func parseAttributes(ad *netlink.AttributeDecoder, each func()) (Handle, error) {
 	var h Handle
 	for ad.Next() {
@@ -71,7 +69,6 @@ func parseAttributes(ad *netlink.AttributeDecoder, each func()) (Handle, error) 
 	return h, nil
 }
 
-// parseInfo parses an answer to DEVLINK_CMD_INFO_GET.
 func parseInfo(ad *netlink.AttributeDecoder) (h Handle, d Device, err error) {
 	h, err = parseAttributes(ad, func() {
 		if ad.Type() != unix.DEVLINK_ATTR_INFO_VERSION_RUNNING {
@@ -96,7 +93,6 @@ func parseInfo(ad *netlink.AttributeDecoder) (h Handle, d Device, err error) {
 	return h, d, err
 }
 
-// parseParameter parses an answer to DEVLINK_CMD_PARAM_GET.
 func parseParameter(ad *netlink.AttributeDecoder) (h Handle, d Device, err error) {
 	h, err = parseAttributes(ad, func() {
 		if ad.Type() != unix.DEVLINK_ATTR_PARAM {
@@ -117,9 +113,8 @@ func parseParameter(ad *netlink.AttributeDecoder) (h Handle, d Device, err error
 					})
 				}
 			}
-			// The first value is the current one: the kernel lists the values
-			// for runtime, driver initialization and the next reset in this
-			// order.
+			// The first value is the current one: the order is runtime, driver
+			// initialization, next reset.
 			d.RDMA = name == enableRDMA && kind == typeFlag && len(values) > 0 && values[0]
 			return nil
 		})

@@ -50,18 +50,16 @@ func handle(h Handle) encoder {
 	return func(ae *netlink.AttributeEncoder) { text(1, h.Bus)(ae); text(2, h.Name)(ae) }
 }
 
-// version is an entry of DEVLINK_CMD_INFO_GET, by the numbers of linux/devlink.h:
-// fixed 100, running 101, stored 102.
+// The numbers are those of linux/devlink.h: fixed 100, running 101, stored 102.
 func version(kind uint16, name, value string) encoder {
 	return nest(kind, text(103, name), text(104, value))
 }
 
-// parameter is DEVLINK_ATTR_PARAM as devlink_nl_param_fill writes it.
 func parameter(name string, kind uint8, values ...encoder) encoder {
 	return nest(80, text(81, name), flag(82), u8(83, kind), nest(84, values...))
 }
 
-// value is one of a mode (0 runtime, 1 driverinit, 2 permanent).
+// mode: 0 runtime, 1 driverinit, 2 permanent
 func value(mode uint8, data ...encoder) encoder {
 	return nest(85, append([]encoder{u8(87, mode)}, data...)...)
 }

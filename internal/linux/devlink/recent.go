@@ -7,14 +7,12 @@ import (
 	"sync"
 )
 
-// ErrLate: drivers have not answered yet. The devices returned with it are from
-// the last answer.
+// ErrLate: drivers have not answered yet. Devices come from the last answer.
 var ErrLate = errors.New("drivers have not yet reported what their devices support: one of them is busy, or hangs")
 
 // Recent queries drivers in a goroutine, one request at a time, and caches the
 // last answer. A request takes seconds while a driver creates virtual
-// functions, and if a driver hangs, the request and its goroutine never end.
-// Its zero value queries this machine's kernel.
+// functions, and never ends if a driver hangs.
 type Recent struct {
 	Ask func(context.Context) (map[Handle]Device, error) // nil: Kernel.Devices
 
@@ -23,7 +21,6 @@ type Recent struct {
 	last    map[Handle]Device // never modified
 }
 
-// request is complete when done is closed.
 type request struct {
 	done    chan struct{}
 	late    bool // a caller's deadline has passed; guarded by Recent.mu
@@ -32,9 +29,9 @@ type request struct {
 }
 
 // Devices is like Kernel.Devices, but waits only until the context ends, or not
-// at all if another caller's deadline has passed during the same request. The
-// error is then ErrLate, with the devices of the last answer. Devices whose
-// drivers fail are also from the last answer.
+// at all if the same request has already outlasted another caller's deadline:
+// ErrLate, with the devices of the last answer. Devices of failing drivers are
+// from the last answer too.
 func (r *Recent) Devices(ctx context.Context) (map[Handle]Device, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
