@@ -12,19 +12,17 @@ type Range struct {
 	Offset, Length int64
 }
 
-// End is the offset of the first byte after the range.
+// End returns the offset after the last byte.
 func (r Range) End() int64 { return r.Offset + r.Length }
 
-// Delta returns the ranges of target, between from and size (the size of
-// target), that can differ from base. Both extent lists must come from files
-// that share blocks and have not been written to since: then equal physical
+// Delta returns the ranges of target in [from, size) that can differ from base.
+// Both files must share blocks and stay unchanged, so that equal physical
 // offsets hold equal bytes. The result can include equal bytes, but never omits
-// a difference. Unwritten extents count as holes, as does the range past the
-// end of base.
+// a difference. Unwritten extents and the range past the end of base count as
+// holes.
 //
-// The ranges ascend and neither touch nor overlap. Memory use is constant. An
-// error in either list, or a list out of order, ends the sequence, which is
-// then incomplete.
+// The ranges ascend and neither touch nor overlap. An error or a list out of
+// order ends the sequence.
 func Delta(base, target iter.Seq2[Extent, error], size, from int64) iter.Seq2[Range, error] {
 	return func(yield func(Range, error) bool) {
 		if from < 0 || size < 0 {
@@ -34,7 +32,7 @@ func Delta(base, target iter.Seq2[Extent, error], size, from int64) iter.Seq2[Ra
 		b, t := newCursor(base), newCursor(target)
 		defer b.stop()
 		defer t.stop()
-		var open Range // not yielded yet: the next range can extend it
+		var open Range // not yielded yet: can be extended
 		end := uint64(size)
 		for at := uint64(from); at < end; {
 			was, err := b.at(at)
@@ -66,7 +64,7 @@ func Delta(base, target iter.Seq2[Extent, error], size, from int64) iter.Seq2[Ra
 	}
 }
 
-// segment is how a list maps the bytes from some offset up to end.
+// segment maps the bytes from some offset up to end.
 type segment struct {
 	kind     segmentKind
 	physical uint64 // of the first byte; data only
@@ -91,12 +89,11 @@ func (s segment) differs(other segment) bool {
 	return s.kind == data && s.physical != other.physical
 }
 
-// cursor iterates over a list, forward only.
 type cursor struct {
 	next  func() (Extent, error, bool)
 	stop  func()
-	now   Extent // the current extent
-	ended bool   // the list has ended
+	now   Extent
+	ended bool
 }
 
 func newCursor(list iter.Seq2[Extent, error]) *cursor {
@@ -105,7 +102,7 @@ func newCursor(list iter.Seq2[Extent, error]) *cursor {
 	return c
 }
 
-// at returns the segment that starts at offset. Offsets must not decrease.
+// at returns the segment at an offset; offsets must not decrease.
 func (c *cursor) at(offset uint64) (segment, error) {
 	for !c.ended && c.now.End() <= offset {
 		e, err, ok := c.next()

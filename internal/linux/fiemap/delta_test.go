@@ -118,7 +118,7 @@ func lastError(ranges iter.Seq2[Range, error]) (last error) {
 	return last
 }
 
-// A caller that stops early must also stop the iterators of the lists.
+// A caller that stops early must also stop the lists' iterators.
 func TestDeltaStopsEarly(t *testing.T) {
 	stopped := 0
 	endless := func(yield func(Extent, error) bool) {
@@ -134,7 +134,7 @@ func TestDeltaStopsEarly(t *testing.T) {
 	}
 }
 
-// model says for every byte what it is: 0 a hole, -1 opaque, else its place.
+// model returns for every byte 0 (hole), -1 (opaque) or its place.
 func model(extents []Extent, size int) []int {
 	bytes := make([]int, size)
 	for _, e := range extents {
@@ -173,7 +173,7 @@ func drawList(t *rapid.T, name string) (extents []Extent) {
 		at += rapid.Uint64Range(0, 4).Draw(t, "gap")
 		e := Extent{
 			Logical: at,
-			// Few places, so that the two lists often agree.
+			// Few places, so that the lists often agree.
 			Physical: 100 + at + 20*rapid.Uint64Range(0, 1).Draw(t, "place"),
 			Length:   rapid.Uint64Range(1, 6).Draw(t, "length"),
 			Flags:    rapid.SampledFrom([]uint32{0, 0, 0, FlagShared, FlagUnwritten, FlagEncoded, FlagMerged | FlagLast}).Draw(t, "flags"),
@@ -205,8 +205,7 @@ const (
 	fsBlock  = 4096
 )
 
-// Snapshots of a file with random writes, hole punches and zeroings: ranges
-// that Delta does not report must be equal in two snapshots.
+// Ranges that Delta does not report must be equal in two snapshots.
 func TestDeltaMissesNoChange(t *testing.T) {
 	for _, fstype := range []string{"xfs", "btrfs"} {
 		t.Run(fstype, func(t *testing.T) {
@@ -254,7 +253,7 @@ func change(t *testing.T, f *os.File, random *rand.Rand, size int64) {
 	length := min(1+random.Int64N(40*fsBlock), size-at)
 	mode := uint32(unix.FALLOC_FL_KEEP_SIZE)
 	switch random.IntN(4) {
-	case 0: // the blocks of a loop device are whole ones, a file's need not be
+	case 0: // a loop device has whole blocks, a file not necessarily
 		at, length = at&^(fsBlock-1), fsBlock
 		fallthrough
 	case 1:
@@ -272,8 +271,8 @@ func change(t *testing.T, f *os.File, random *rand.Rand, size int64) {
 	testkit.Must(t, unix.Fallocate(int(f.Fd()), mode, at, length))
 }
 
-// compare checks Delta of two files, and of the target against an empty file,
-// against their bytes, and returns how many bytes were reported as changed.
+// compare also compares the target with an empty file, and returns the number
+// of bytes reported as changed.
 func compare(t *testing.T, seed uint64, base, target *os.File) (reported int64) {
 	t.Helper()
 	was, is := content(t, base), content(t, target)
@@ -302,7 +301,6 @@ func compare(t *testing.T, seed uint64, base, target *os.File) (reported int64) 
 	return reported
 }
 
-// hasOpaque reports whether a file has extents that count as changed always.
 func hasOpaque(t *testing.T, f *os.File) bool {
 	for _, e := range extents(t, f, 0, 1<<40) {
 		if e.Opaque() {
@@ -317,7 +315,7 @@ func content(t *testing.T, f *os.File) []byte {
 	return testkit.Value(os.ReadFile(f.Name()))(t)
 }
 
-// The cost follows the extents: 20,000 of them in each file.
+// The cost depends on the extents: 20,000 in each file.
 func BenchmarkDelta(b *testing.B) {
 	dir := scratchfs.Mount(b, "xfs")
 	live := create(b, dir)

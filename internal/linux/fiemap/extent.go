@@ -1,17 +1,16 @@
-// Package fiemap lists the extents of a file and compares two such lists: it
-// finds the blocks in which two reflinked copies differ without reading either
-// of them.
+// Package fiemap lists the extents of files, and finds the blocks in which two
+// reflinked copies differ without reading either of them.
 package fiemap
 
 // Extent maps a range of a file to the device, in bytes.
 type Extent struct {
 	Logical  uint64 // offset in the file
-	Physical uint64 // offset on the device; meaningless if the extent is opaque
+	Physical uint64 // offset on the device, unless opaque
 	Length   uint64
 	Flags    uint32 // FIEMAP_EXTENT_*, see the Flag constants
 }
 
-// Flags of an extent, those of linux/fiemap.h.
+// FIEMAP_EXTENT_* of linux/fiemap.h.
 const (
 	FlagLast       = 0x0001 // the file's last extent
 	FlagUnknown    = 0x0002 // data location unknown
@@ -26,7 +25,6 @@ const (
 	FlagShared     = 0x2000 // other files map the same blocks
 )
 
-// opaque holds the flags with which Physical does not identify the content.
 const opaque = FlagUnknown | FlagDelalloc | FlagEncoded | FlagEncrypted | FlagNotAligned | FlagInline | FlagTail
 
 // Opaque reports whether Physical cannot be used to compare contents.
@@ -35,10 +33,9 @@ func (e Extent) Opaque() bool { return e.Flags&opaque != 0 }
 // Hole reports whether the extent is unwritten and so reads as zeros.
 func (e Extent) Hole() bool { return !e.Opaque() && e.Flags&FlagUnwritten != 0 }
 
-// End is the offset of the first byte after the extent.
+// End returns the offset after the last byte.
 func (e Extent) End() uint64 { return e.Logical + e.Length }
 
-// clip truncates the extent to [from, to); ok is false if nothing remains.
 func (e Extent) clip(from, to uint64) (_ Extent, ok bool) {
 	if e.Logical < from {
 		if e.End() <= from {

@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// ErrUnsupported means that the file system does not support FIEMAP.
+// ErrUnsupported: the file system does not support FIEMAP.
 var ErrUnsupported = errors.New("the file system cannot list extents (FIEMAP)")
 
 const (
@@ -27,15 +27,14 @@ const (
 
 	headerSize = 32
 	extentSize = 56
-	// pageExtents is the number of extents fetched by one call (56 KiB).
+	// pageExtents is extents fetched by one call (56 KiB).
 	pageExtents = 1024
 )
 
-// Extents lists the extents of f within length bytes starting at from,
-// truncated to that range, in ascending order; holes are omitted. Dirty data is
-// written back first. The list is fetched in pages and is inconsistent if the
-// file is written to meanwhile. An error ends the sequence: ErrUnsupported, or
-// the context's cause.
+// Extents lists the extents of f in [from, from+length), truncated to it,
+// ascending and without holes. Dirty data is written back first. The list is
+// inconsistent if the file is written to meanwhile. It ends at an error, such
+// as ErrUnsupported.
 func Extents(ctx context.Context, f *os.File, from, length int64) iter.Seq2[Extent, error] {
 	return func(yield func(Extent, error) bool) {
 		if from < 0 || length < 0 {
@@ -74,7 +73,6 @@ func Extents(ctx context.Context, f *os.File, from, length int64) iter.Seq2[Exte
 	}
 }
 
-// fetch requests one page from the kernel.
 func fetch(f *os.File, buf []byte, start, end uint64) ([]Extent, error) {
 	clear(buf[:headerSize])
 	binary.NativeEndian.PutUint64(buf[0:], start)
@@ -88,7 +86,7 @@ func fetch(f *os.File, buf []byte, start, end uint64) ([]Extent, error) {
 		case 0:
 			return parse(buf)
 		case unix.EINTR:
-		case unix.EFBIG: // beyond the largest file size of this file system
+		case unix.EFBIG: // beyond the file system's largest file
 			return nil, nil
 		case unix.EOPNOTSUPP, unix.ENOTTY:
 			return nil, errs.Errorf(errs.Unsupported, "%w (%w)", ErrUnsupported, errno)
@@ -98,8 +96,7 @@ func fetch(f *os.File, buf []byte, start, end uint64) ([]Extent, error) {
 	}
 }
 
-// parse decodes the reply and checks the invariants of this package: ascending,
-// no overlap, no overflow.
+// parse also checks the invariants: ascending, no overlap, no overflow.
 func parse(buf []byte) ([]Extent, error) {
 	if len(buf) < headerSize {
 		return nil, errs.Errorf(errs.Internal, "extent map of %d bytes is shorter than its header of %d bytes", len(buf), headerSize)

@@ -29,8 +29,7 @@ func extents(t testing.TB, f *os.File, from, length int64) (all []Extent) {
 	return all
 }
 
-// More extents than one page holds, each between holes; the first is dirty when
-// asked for.
+// The extents have holes between them; the first is dirty.
 func TestExtentsOverManyPages(t *testing.T) {
 	for _, fstype := range []string{"xfs", "ext4", "btrfs"} {
 		t.Run(fstype, func(t *testing.T) {
@@ -49,7 +48,6 @@ func TestExtentsOverManyPages(t *testing.T) {
 					t.Fatalf("extent %d is %+v", i, e)
 				}
 			}
-			// A range that begins and ends in the middle of blocks is truncated.
 			some := extents(t, f, 100, 2*block)
 			if len(some) != 2 || some[0].Logical != 100 || some[0].Physical != all[0].Physical+100 || some[1].End() != 2*block+100 {
 				t.Errorf("the extents from 100 on are %+v", some)
@@ -109,7 +107,6 @@ func TestExtentsErrors(t *testing.T) {
 	}
 }
 
-// answer is a map as the kernel would write it.
 func answer(mapped uint32, all ...Extent) []byte {
 	buf := make([]byte, headerSize+len(all)*extentSize)
 	binary.NativeEndian.PutUint32(buf[20:], mapped)
@@ -155,7 +152,7 @@ func FuzzParse(f *testing.F) {
 			}
 			behind = e.End()
 		}
-		// What parse lets through, Delta must take.
+		// Delta must accept what parse accepts.
 		testkit.Must(t, lastError(Delta(list(), list(page...), math.MaxInt64, 0)))
 	})
 }
