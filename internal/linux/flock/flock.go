@@ -1,6 +1,6 @@
 // Package flock locks whole files with flock(2). The kernel releases the lock
-// when its holder dies. A lock belongs to the open file, not to the process:
-// two opens of one file exclude each other within a process too.
+// when its holder dies. A lock belongs to the open file, so two opens exclude
+// each other within a process too.
 package flock
 
 import (
@@ -19,9 +19,8 @@ var ErrHeld = errors.New("the lock is held by another process or open file")
 // every is the polling interval of Lock; flock(2) cannot wait for a context.
 const every = 5 * time.Millisecond
 
-// Lock takes the exclusive lock of an open file or directory, and waits until
-// ctx ends. Closing the file releases the lock, unless a child inherited the
-// file.
+// Lock takes the exclusive lock, waiting until ctx ends. Closing the file
+// releases it, unless a child inherited the file.
 func Lock(ctx context.Context, f *os.File) error {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
@@ -33,8 +32,7 @@ func Lock(ctx context.Context, f *os.File) error {
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			// Try again: this goroutine can have been suspended past its
-			// deadline.
+			// This goroutine can have been suspended past its deadline.
 			if err = Try(f); !errors.Is(err, ErrHeld) {
 				return err
 			}
@@ -43,10 +41,10 @@ func Lock(ctx context.Context, f *os.File) error {
 	}
 }
 
-// Try takes the exclusive lock or fails with ErrHeld at once.
+// Try takes the exclusive lock or returns ErrHeld.
 func Try(f *os.File) error { return apply(f, unix.LOCK_EX|unix.LOCK_NB) }
 
-// Unlock releases the lock, even if a child has inherited the open file.
+// Unlock releases the lock, even one that a child inherited.
 func Unlock(f *os.File) error { return apply(f, unix.LOCK_UN) }
 
 func apply(f *os.File, how int) error {
@@ -71,6 +69,5 @@ func apply(f *os.File, how int) error {
 	return nil
 }
 
-// TryShared takes the shared lock or fails with ErrHeld at once. Shared locks
-// exclude only exclusive ones.
+// TryShared takes the shared lock or returns ErrHeld.
 func TryShared(f *os.File) error { return apply(f, unix.LOCK_SH|unix.LOCK_NB) }

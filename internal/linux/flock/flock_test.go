@@ -13,7 +13,7 @@ import (
 func open(t *testing.T, path string) *os.File {
 	t.Helper()
 	f := testkit.Value(os.Open(path))(t)
-	t.Cleanup(func() { _ = f.Close() }) // a test closes it too
+	t.Cleanup(func() { _ = f.Close() })
 	return f
 }
 
