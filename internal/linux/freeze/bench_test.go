@@ -7,7 +7,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
 
-// The whole of it: guard started, frozen, thawed, guard gone.
+// from the start of the guard to its exit
 func BenchmarkFreezeThaw(b *testing.B) {
 	for _, fstype := range []string{"xfs", "ext4"} {
 		b.Run(fstype, func(b *testing.B) {

@@ -1,12 +1,11 @@
-// Package freeze suspends writes to mounted file systems briefly, so that a
-// consistent snapshot of their devices can be taken.
+// Package freeze suspends writes to mounted file systems for a consistent
+// snapshot of their devices.
 //
-// The kernel keeps a file system frozen when the process that froze it dies,
-// and its writers then hang forever. Therefore a separate guard process
-// freezes: it thaws when its parent is gone or the bound has passed. If the
-// guard is killed, the parent thaws. Only if both are killed at the same time
-// (a whole container, say) the freeze remains; ThawPath ends it at the next
-// start.
+// A file system stays frozen when the process that froze it dies, and its
+// writers hang forever. Therefore a guard process freezes, and thaws when its
+// parent is gone or the bound has passed. If the guard is killed, the parent
+// thaws. If both are killed at once (a container, say), ThawPath ends the
+// freeze at the next start.
 package freeze
 
 import (
@@ -22,36 +21,34 @@ import (
 )
 
 var (
-	// ErrFrozen means that another process has frozen the file system.
+	// ErrFrozen: another process has frozen the file system.
 	ErrFrozen = errors.New("the file system is already frozen")
-	// ErrUnsupported means that the file system cannot be frozen.
+	// ErrUnsupported: the file system cannot be frozen.
 	ErrUnsupported = errors.New("this kind of file system cannot be frozen")
-	// ErrNotMounted means that the path is not the root of a mount. Freezing it
-	// would freeze the file system that contains the directory.
+	// ErrNotMounted: the path is not a mount point. Freezing it would freeze
+	// the file system that contains the directory.
 	ErrNotMounted = errors.New("not a mount point")
-	// ErrExpired means that the bound passed before Thaw: a snapshot taken
-	// meanwhile can be inconsistent.
+	// ErrExpired: the bound passed before Thaw, so a snapshot can be
+	// inconsistent.
 	ErrExpired = errors.New("the freeze lasted longer than its bound and was ended")
-	// ErrBroken means that the freeze ended before Thaw for another reason (the
-	// guard was killed, another process thawed): a snapshot taken meanwhile can
-	// be inconsistent.
+	// ErrBroken: the freeze ended before Thaw for another reason (guard killed,
+	// thawed by another process), so a snapshot can be inconsistent.
 	ErrBroken = errors.New("the freeze was ended by another process")
 )
 
-// MaxBound is the longest bound that Freeze accepts.
+// MaxBound is the longest bound of Freeze.
 const MaxBound = 10 * time.Minute
 
-// Freeze freezes the file systems mounted at the given mount points, in that
-// order, all or none. They stay frozen until Thaw, until this process ends, or
-// until bound has passed since the first freeze.
+// Freeze freezes the mounted file systems in the given order, all or none,
+// until Thaw, the end of this process, or bound after the first freeze.
 //
-// Dirty data is written back before the first freeze, so that writers block
-// only briefly. If ctx ends, frozen file systems are thawed at once. A freeze
-// that hangs in the kernel cannot be interrupted: Freeze then returns after a
-// moment, and the guard thaws that file system when the kernel returns.
+// Dirty data is written back first, so that writers block only briefly. If ctx
+// ends, everything is thawed at once. A freeze that hangs in the kernel cannot
+// be interrupted: Freeze returns after a moment, and the guard thaws that file
+// system later.
 //
-// The guard only reads and maps files, which works on a frozen file system, so
-// the program itself can be on one.
+// The program itself can be on a frozen file system: the guard only reads and
+// maps files.
 //
 // Errors: ErrFrozen, ErrUnsupported, ErrNotMounted, ErrExpired (freezing alone
 // took longer than bound), the context's cause.
@@ -89,9 +86,8 @@ func (g *Guard) Freeze(ctx context.Context, mountpoints []string, bound time.Dur
 	}
 }
 
-// ThawPath thaws the file system mounted at a mount point if it is frozen, for
-// example by a previous run of this program. It is a no-op if the file system
-// is not frozen or nothing is mounted there.
+// ThawPath thaws a file system that a previous run left frozen. It is a no-op
+// if it is not frozen or not mounted.
 func ThawPath(mountpoint string) error {
 	root, err := openRoot(mountpoint)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, ErrNotMounted) {
@@ -128,7 +124,6 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// openRoot opens a mount point and verifies that it is one.
 func openRoot(path string) (*os.File, error) {
 	root, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {

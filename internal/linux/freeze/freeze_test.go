@@ -21,8 +21,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
 
-// The test binary also acts as the guard, and as a parent that holds a freeze
-// until it is killed.
+// The test binary is also the guard, and a parent that is killed during a
+// freeze.
 func TestMain(m *testing.M) {
 	switch {
 	case len(os.Args) == 2 && os.Args[1] == "freeze-guard":
@@ -36,11 +36,10 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// self is the test binary as a guard. Guards get no environment; with this one
-// the race detector does not wait a second at exit.
+// self is the test binary as a guard. With this variable the race detector does
+// not wait a second at exit.
 var self = NewGuard("/usr/bin/env", "GORACE=atexit_sleep_ms=0", fmt.Sprintf("/proc/%d/exe", os.Getpid()), "freeze-guard")
 
-// holdFrozen prints the guard's process ID when all is frozen, and waits.
 func holdFrozen(mountpoints []string) {
 	f, err := self.Freeze(context.Background(), mountpoints, time.Minute)
 	if err != nil {
@@ -51,11 +50,10 @@ func holdFrozen(mountpoints []string) {
 	select {}
 }
 
-// within is a timeout for each step, far below the bounds that would end a
-// freeze.
+// within : far below the bounds of freezes.
 const within = 30 * time.Second
 
-// writer writes to a file and reports when the write came through.
+// writer reports the end of a write.
 func writer(t *testing.T, dir string) <-chan error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -84,7 +82,6 @@ func mustHang(t *testing.T, done <-chan error) {
 	}
 }
 
-// mount creates a file system and thaws it after the test.
 func mount(t *testing.T, fstype string) string {
 	t.Helper()
 	dir := scratchfs.Mount(t, fstype)
@@ -106,7 +103,7 @@ func freezeAll(t *testing.T, bound time.Duration, dirs ...string) *Frozen {
 	return f
 }
 
-// freezeBriefly freezes with a bound that grows until freezing alone takes less.
+// freezeBriefly increases the bound until freezing alone takes less.
 func freezeBriefly(t *testing.T, dir string) *Frozen {
 	t.Helper()
 	for bound := 200 * time.Millisecond; ; bound *= 2 {
@@ -143,7 +140,7 @@ func TestWritersWaitUntilThaw(t *testing.T) {
 func TestWritersProceedWhenTheParentIsKilled(t *testing.T) {
 	one, two := mount(t, "xfs"), mount(t, "ext4")
 	parent, guard := startParent(t, one, two)
-	// Neither of these must end the guard: they go to its group and terminal.
+	// None of these must end the guard: they go to its group and terminal.
 	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGPIPE} {
 		if err := unix.Kill(guard, sig); err != nil {
 			t.Fatal(err)
@@ -162,7 +159,6 @@ func TestWritersProceedWhenTheParentIsKilled(t *testing.T) {
 	end()
 }
 
-// watchProcess returns a function that waits for the end of a process.
 func watchProcess(t *testing.T, pid int) (end func()) {
 	t.Helper()
 	fd, err := unix.PidfdOpen(pid, 0)
@@ -186,7 +182,6 @@ func watchProcess(t *testing.T, pid int) (end func()) {
 	}
 }
 
-// startParent runs a process that holds the mount points frozen.
 func startParent(t *testing.T, mountpoints ...string) (parent *exec.Cmd, guard int) {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", append([]string{"freeze-parent"}, mountpoints...)...)
@@ -304,7 +299,7 @@ func TestFrozenAlready(t *testing.T) {
 		t.Errorf("error %v, want ErrFrozen", err)
 	}
 	done := writer(t, dir)
-	mustHang(t, done) // a freeze that is not ours is not ours to end
+	mustHang(t, done) // a foreign freeze is not ended
 	if err := ThawPath(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -320,7 +315,7 @@ func TestThawPathWithNothingToDo(t *testing.T) {
 	}
 }
 
-// The program can be on a frozen file system: its text is then read from there.
+// The program's text is read from a frozen file system.
 func TestGuardOnTheFrozenFileSystem(t *testing.T) {
 	dir := mount(t, "xfs")
 	binary := filepath.Join(dir, "guard")
@@ -338,8 +333,7 @@ func TestGuardOnTheFrozenFileSystem(t *testing.T) {
 	}
 }
 
-// copySelf copies the test binary, and drops its pages from the cache so that
-// the guard has to read them.
+// copySelf drops the pages from the cache, so that the guard has to read them.
 func copySelf(to string) error {
 	in, err := os.Open("/proc/self/exe")
 	if err != nil {

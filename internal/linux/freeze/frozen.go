@@ -16,11 +16,10 @@ import (
 )
 
 const (
-	// guardTimeout is the timeout for guard actions that are immediate unless the
-	// guard is stopped or starved; then it is killed and the parent thaws.
+	// guardTimeout is for guard actions that are immediate unless the guard is
+	// stopped or starved: it is killed and the parent thaws.
 	guardTimeout = 2 * time.Second
-	// thawTimeout is the timeout for a thaw in the kernel, which writes to the
-	// disk, before the guard is considered stopped.
+	// thawTimeout is for a thaw in the kernel, which writes to the disk.
 	thawTimeout = 30 * time.Second
 )
 
@@ -31,21 +30,21 @@ type Frozen struct {
 	guard       *Guard
 	process     *process
 	ask         sync.Once
-	asked       atomic.Bool // the guard was requested to thaw
+	asked       atomic.Bool
 	overdue     atomic.Bool // the guard missed the bound and was killed
 
-	ready chan struct{} // closed when all are frozen
+	ready chan struct{}
 	done  chan struct{} // closed when nothing is frozen
 	err   error         // returned by Thaw; set before done is closed
 
-	mu       sync.Mutex // guards the fields below until done
-	progress progress   // the guard's reports so far
-	over     bool       // roots are being closed
+	mu       sync.Mutex // guards the fields below
+	progress progress
+	over     bool // roots are being closed
 }
 
-// Thaw ends the freeze, and returns when nothing is frozen. An error means that
-// a snapshot cannot be trusted: the freeze ended early (ErrExpired, ErrBroken),
-// or the kernel refused to thaw. Thaw is idempotent.
+// Thaw ends the freeze and returns when nothing is frozen; it is idempotent. An
+// error means that the snapshot cannot be trusted: the freeze ended early
+// (ErrExpired, ErrBroken), or the kernel refused to thaw.
 func (f *Frozen) Thaw() error {
 	f.release()
 	for slow := time.Now().Add(thawTimeout); ; {
@@ -55,7 +54,7 @@ func (f *Frozen) Thaw() error {
 		case <-time.After(guardTimeout):
 		}
 		if f.isThawing() && time.Now().Before(slow) {
-			continue // the kernel is thawing; killing the guard would not speed it up
+			continue // killing the guard would not speed up the kernel
 		}
 		f.kill()
 		<-f.done
@@ -69,9 +68,9 @@ func (f *Frozen) isThawing() bool {
 	return f.progress.thawing >= 0
 }
 
-// kill kills the guard, and thaws the file systems that it reported frozen: one
-// of its threads can hang in a freeze of a file system that is stored on one of
-// those, and the guard exits only with its last thread.
+// kill also thaws: a guard's thread can hang in the freeze of a file system
+// that is stored on a frozen one, and the guard exits only with its last
+// thread.
 func (f *Frozen) kill() {
 	f.process.cmd.Process.Kill()
 	f.mu.Lock()
@@ -83,7 +82,6 @@ func (f *Frozen) kill() {
 	}
 }
 
-// release requests the guard to thaw.
 func (f *Frozen) release() {
 	f.ask.Do(func() {
 		f.asked.Store(true)
@@ -91,8 +89,6 @@ func (f *Frozen) release() {
 	})
 }
 
-// begin sends a request to a guard and starts the goroutine that watches the
-// guard until it exits.
 func (g *Guard) begin(roots []*os.File, mountpoints []string, bound time.Duration) (*Frozen, error) {
 	p, err := g.request(request{members: len(roots), bound: bound}, roots)
 	if err != nil {
@@ -106,9 +102,9 @@ func (g *Guard) begin(roots []*os.File, mountpoints []string, bound time.Duratio
 	return f, nil
 }
 
-// watch follows the guard until it exits. The report pipe is closed only when
-// the guard has exited and none of its threads is in a system call. Then watch
-// thaws what the guard left frozen.
+// watch waits for the end of the report pipe: then the guard has exited and
+// none of its threads is in a system call. Then it thaws what the guard left
+// frozen.
 func (f *Frozen) watch(bound time.Duration) {
 	reports := f.process.reports
 	for lines := bufio.NewScanner(reports); lines.Scan(); {
@@ -141,8 +137,8 @@ func (f *Frozen) watch(bound time.Duration) {
 	_ = f.guard.Prepare() // for the next freeze, which starts its own process if this fails
 }
 
-// rescue thaws the file systems that the guard has not reported thawed. lost
-// means that one of them was no longer frozen; stuck contains kernel errors.
+// rescue's result lost means that one of them was no longer frozen; stuck
+// contains kernel errors.
 func (f *Frozen) rescue() (lost bool, stuck error) {
 	for i := len(f.roots) - 1; i >= 0; i-- {
 		if !f.progress.maybeFrozen(i) {
@@ -180,7 +176,6 @@ func (f *Frozen) finalError(asked, lost bool, stuck error, exit string) error {
 	return nil
 }
 
-// freezeError returns the error of a Freeze that failed.
 func (f *Frozen) freezeError() error {
 	if f.err != nil {
 		return f.err

@@ -13,11 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RunGuard is the main function of the guard process: stdin, a UNIX socket,
-// carries the request and the mount points, and stdout the reports. It returns
-// when nothing is frozen, or if the parent ends before it sends a request. Call
-// it early in main and exit when it returns. It ignores all signals that can be
-// ignored.
+// RunGuard is the guard process: stdin, a UNIX socket, carries the request and
+// the mount points, stdout the reports. Call it early in main and exit when it
+// returns: nothing is frozen then. It ignores all signals that can be ignored.
 func RunGuard(stdin, stdout *os.File) error {
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM,
 		unix.SIGPIPE, unix.SIGALRM, unix.SIGUSR1, unix.SIGUSR2)
@@ -49,7 +47,6 @@ type guard struct {
 	held    []int // frozen members, in the order of freezing
 }
 
-// run freezes all members, waits for the release or the bound, and thaws.
 func (g *guard) run(released <-chan struct{}, bound time.Duration) {
 	if !g.writeBack(released) {
 		return
@@ -63,7 +60,7 @@ func (g *guard) run(released <-chan struct{}, bound time.Duration) {
 		case r, more := <-next:
 			if more {
 				on = g.note(r)
-			} else { // all succeeded
+			} else {
 				next = nil
 				g.reports.report(reportReady)
 			}
@@ -78,7 +75,7 @@ func (g *guard) run(released <-chan struct{}, bound time.Duration) {
 	for len(g.held) > 0 {
 		g.thawLast()
 	}
-	// One freeze can still be running in the kernel.
+	// One freeze can still run in the kernel.
 	for r := range results {
 		if g.note(r); r.err == nil {
 			g.thawLast()
@@ -87,9 +84,8 @@ func (g *guard) run(released <-chan struct{}, bound time.Duration) {
 	g.reports.report(reportEnd)
 }
 
-// writeBack flushes all members concurrently while they are writable, so that
-// freezing them is short. Errors are ignored, as the freeze reports them again.
-// It returns false if the guard was released meanwhile.
+// writeBack flushes all members while they are writable, so that the freeze is
+// short and reports errors itself. False means released meanwhile.
 func (g *guard) writeBack(released <-chan struct{}) bool {
 	var all sync.WaitGroup
 	for _, root := range g.roots {
@@ -113,8 +109,8 @@ type result struct {
 	err    error
 }
 
-// freezeAll freezes one member after the other until one fails or stop is
-// called; results is closed then. Sends to results never block.
+// freezeAll stops at the first failure, or if stop is called, and then closes
+// results. Sends to results never block.
 func (g *guard) freezeAll() (results <-chan result, stop func()) {
 	out := make(chan result, len(g.roots))
 	var stopped atomic.Bool
@@ -134,7 +130,7 @@ func (g *guard) freezeAll() (results <-chan result, stop func()) {
 	return out, func() { stopped.Store(true) }
 }
 
-// note records a result; false means that the freeze was refused.
+// note returns false for a refused freeze.
 func (g *guard) note(r result) bool {
 	if r.err != nil {
 		g.reports.report(reportRefused, r.member, number(r.err))
@@ -163,7 +159,7 @@ func number(err error) int {
 	return 0
 }
 
-// reporter writes lines without blocking the guard if the parent does not read.
+// reporter never blocks the guard, even if the parent does not read.
 type reporter struct {
 	lines   chan string
 	written chan struct{}
@@ -188,7 +184,6 @@ func (r *reporter) report(word string, numbers ...int) {
 	r.lines <- line + "\n"
 }
 
-// finish waits briefly until the last lines are written.
 func (r *reporter) finish() {
 	close(r.lines)
 	select {

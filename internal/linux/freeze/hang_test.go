@@ -18,7 +18,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
 
-// stacked mounts a file system whose image is on another one. Once the outer is
+// The image of the inner file system is on the outer one. Once the outer is
 // frozen, a freeze of the inner hangs in the kernel, as it cannot write.
 func stacked(t *testing.T) (outer, inner string) {
 	t.Helper()
@@ -49,7 +49,6 @@ func stacked(t *testing.T) (outer, inner string) {
 	return outer, inner
 }
 
-// startOn starts a guard without waiting for the result.
 func startOn(t *testing.T, bound time.Duration, dirs ...string) *Frozen {
 	t.Helper()
 	roots, err := openRoots(dirs)
@@ -63,7 +62,6 @@ func startOn(t *testing.T, bound time.Duration, dirs ...string) *Frozen {
 	return f
 }
 
-// ends waits for the end of a guard.
 func ends(t *testing.T, f *Frozen) {
 	t.Helper()
 	select {
@@ -73,8 +71,8 @@ func ends(t *testing.T, f *Frozen) {
 	}
 }
 
-// A guard that dies while its next freeze hangs leaves a thread in the kernel,
-// which ends only when the frozen file systems are thawed.
+// The guard leaves a thread in the kernel until the frozen file systems are
+// thawed.
 func TestGuardThatIsKilledWhileAFreezeHangs(t *testing.T) {
 	outer, inner := stacked(t)
 	f := startOn(t, time.Second, outer, inner)
@@ -95,8 +93,7 @@ func TestGuardThatIsKilledWhileAFreezeHangs(t *testing.T) {
 	mustWrite(t, "inner", writer(t, inner))
 }
 
-// hangs reports whether a thread of a process is in the kernel and cannot be
-// interrupted.
+// A thread is in the kernel and cannot be interrupted.
 func hangs(t *testing.T, pid int) bool {
 	t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
@@ -119,7 +116,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// A thaw that is slow because of the disk does not break the freeze.
+// A slow disk does not break the freeze.
 func TestThawThatIsSlow(t *testing.T) {
 	outer, inner := stacked(t)
 	f, err := self.Freeze(t.Context(), []string{inner}, time.Minute)
@@ -168,8 +165,7 @@ func TestFreezeThatHangsIsGivenUp(t *testing.T) {
 	mustWrite(t, "inner", writer(t, inner))
 }
 
-// A file system that cannot be written back is never frozen, and a guard that
-// waits for the write-back can be cancelled.
+// The file system is never frozen, and the guard can be cancelled.
 func TestWriteBackThatHangs(t *testing.T) {
 	outer, inner := stacked(t)
 	mustWrite(t, "inner", writer(t, inner))

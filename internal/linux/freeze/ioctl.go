@@ -16,7 +16,6 @@ const (
 	ioctlThaw   = 0xC0045878
 )
 
-// freeze returns when writes are blocked and all data is on the device.
 func freeze(root *os.File) error { return ioctl(root, ioctlFreeze) }
 
 // thaw returns EINVAL when the file system is not frozen.
@@ -32,7 +31,6 @@ func ioctl(root *os.File, request uint) error {
 	}
 }
 
-// refused describes why a file system could not be frozen.
 func refused(mountpoint string, errno unix.Errno) error {
 	switch errno {
 	case unix.EBUSY:

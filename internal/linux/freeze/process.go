@@ -14,23 +14,22 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Guard starts guard processes and keeps one in reserve, since starting the
-// program takes longer than most freezes.
+// Guard starts guard processes and keeps one in reserve, since the start takes
+// longer than most freezes.
 type Guard struct {
 	command []string
 
 	mu       sync.Mutex
-	reserve  *process // waits for a request; nil without a reserve
+	reserve  *process
 	isClosed bool
 }
 
-// NewGuard returns a Guard whose processes run command, an argv that must reach
-// RunGuard with little initialization. {"/proc/self/exe", "freeze-guard"} is
-// the running program, even if its file was replaced. Close ends the reserve
-// process.
+// NewGuard returns a Guard whose processes run command, which must call
+// RunGuard early. {"/proc/self/exe", "freeze-guard"} is the running program,
+// even if its file was replaced.
 func NewGuard(command ...string) *Guard { return &Guard{command: command} }
 
-// Prepare starts the reserve process if there is not one yet.
+// Prepare starts the reserve process.
 func (g *Guard) Prepare() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -44,7 +43,7 @@ func (g *Guard) Prepare() error {
 	return err
 }
 
-// Close ends the reserve process. Freezes in progress keep their guards.
+// Close ends the reserve process; freezes in progress keep their guards.
 func (g *Guard) Close() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -55,8 +54,6 @@ func (g *Guard) Close() {
 	}
 }
 
-// request sends a request to the reserve process, or to a new one if the reserve
-// is missing or dead.
 func (g *Guard) request(o request, roots []*os.File) (*process, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -71,11 +68,10 @@ func (g *Guard) request(o request, roots []*os.File) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	_ = p.send(o, roots) // if this fails the process has died, and watch reports how
+	_ = p.send(o, roots) // on failure the process has died: watch reports how
 	return p, nil
 }
 
-// process is a guard process, seen from its parent.
 type process struct {
 	cmd     *exec.Cmd
 	control *net.UnixConn // carries the request; closing it requests the thaw
@@ -99,8 +95,7 @@ func (g *Guard) start() (*process, error) {
 	// No stderr: it can be a file on a frozen file system. GOGC=off: the guard
 	// allocates too little to need garbage collection.
 	cmd.Env, cmd.Dir = []string{"GOGC=off"}, "/"
-	// A session of its own: signals for the parent's group or terminal do not
-	// reach the guard.
+	// Signals for the parent's group or terminal do not reach the guard.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		control.Close()
@@ -110,7 +105,6 @@ func (g *Guard) start() (*process, error) {
 	return &process{cmd: cmd, control: control, reports: reports}, nil
 }
 
-// end ends a process that has no request and waits until it is gone.
 func (p *process) end() {
 	p.control.Close()
 	p.cmd.Process.Kill()
@@ -118,8 +112,6 @@ func (p *process) end() {
 	p.reports.Close()
 }
 
-// controlPair returns a connected pair of sockets: ours, and the guard's
-// standard input.
 func controlPair() (ours *net.UnixConn, theirs *os.File, err error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -132,8 +124,6 @@ func controlPair() (ours *net.UnixConn, theirs *os.File, err error) {
 	return ours, theirs, err
 }
 
-// controlOf converts a file that is a UNIX socket to a connection and closes
-// the file.
 func controlOf(f *os.File) (*net.UnixConn, error) {
 	defer f.Close()
 	conn, err := net.FileConn(f)
@@ -150,8 +140,8 @@ func controlOf(f *os.File) (*net.UnixConn, error) {
 // filesPerMessage is below the kernel's limit of files in one message (SCM_MAX_FD).
 const filesPerMessage = 250
 
-// send sends the request, with the files as ancillary data: each message
-// carries at least one line.
+// send passes the files as ancillary data; each message carries at least one
+// line.
 func (p *process) send(o request, roots []*os.File) error {
 	line := o.String()
 	for len(roots) > 0 {
@@ -168,7 +158,6 @@ func (p *process) send(o request, roots []*os.File) error {
 	return nil
 }
 
-// receiveRequest is the receiving side of send.
 func receiveRequest(control *net.UnixConn) (request, []*os.File, error) {
 	var o request
 	var roots []*os.File
@@ -178,7 +167,7 @@ func receiveRequest(control *net.UnixConn) (request, []*os.File, error) {
 		if err != nil {
 			return request{}, nil, err
 		}
-		if o.members == 0 { // the first message has the whole line: the kernel does not merge messages with files
+		if o.members == 0 { // the first message has the whole line: messages with files are not merged
 			if o, err = parseRequest(string(text[:n])); err != nil {
 				return request{}, nil, err
 			}

@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reserve returns the process in reserve.
 func reserve(t *testing.T, g *Guard) *process {
 	t.Helper()
 	if err := g.Prepare(); err != nil {
@@ -44,7 +43,7 @@ func TestFreezeUsesTheReserve(t *testing.T) {
 	}
 }
 
-// A reserve that was killed (the kernel was short of memory) is replaced.
+// such as by the OOM killer
 func TestReserveDies(t *testing.T) {
 	dir, g := mount(t, "ext4"), newGuard(t)
 	p := reserve(t, g)
@@ -63,7 +62,6 @@ func TestReserveDies(t *testing.T) {
 	}
 }
 
-// Without its parent a process in reserve ends by itself.
 func TestReserveEndsWithItsParent(t *testing.T) {
 	g := newGuard(t)
 	p, err := g.start()
@@ -89,7 +87,6 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// More files than one message can carry arrive in their order.
 func TestRequestWithManyFiles(t *testing.T) {
 	ours, theirs, err := controlPair()
 	if err != nil {

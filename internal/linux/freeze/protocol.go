@@ -8,21 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Protocol between parent and guard. The parent sends one request line, and
-// later closes the stream to thaw. The guard sends a line for each step.
-// Members are numbered as in the parent's list.
+// The parent sends one request line, and closes the stream to thaw. The guard
+// reports each step with a line; members are numbered.
 const (
 	reportFreezing = "freezing" // caches are written back, the bound starts
-	reportFrozen   = "frozen"   // frozen <member>
-	reportRefused  = "refused"  // refused <member> <errno>
-	reportReady    = "ready"    // all are frozen
-	reportExpired  = "expired"  // the bound has passed
-	reportThawing  = "thawing"  // thawing <member>: calling the kernel
-	reportThawed   = "thawed"   // thawed <member> <errno>, 0 for success
-	reportEnd      = "end"      // nothing is frozen
+	reportFrozen   = "frozen"   // <member>
+	reportRefused  = "refused"  // <member> <errno>
+	reportReady    = "ready"
+	reportExpired  = "expired"
+	reportThawing  = "thawing" // <member>: calling the kernel
+	reportThawed   = "thawed"  // <member> <errno>, 0 for success
+	reportEnd      = "end"     // nothing is frozen
 )
 
-// request is the parent's request.
 type request struct {
 	members int
 	bound   time.Duration
@@ -48,15 +46,14 @@ func parseRequest(line string) (request, error) {
 	return o, nil
 }
 
-// progress is the state of a guard, from its reports.
 type progress struct {
 	began, ready, expired, ended bool
 
-	frozenSoFar    int        // members below this index were frozen
-	refused        int        // the member whose freeze failed, or -1
-	errno          unix.Errno // of the failed freeze
-	thawedByOthers int        // the member that another process thawed, or -1
-	thawing        int        // the member that is being thawed, or -1
+	frozenSoFar    int // members below this index were frozen
+	refused        int // the member whose freeze failed, or -1
+	errno          unix.Errno
+	thawedByOthers int // the member that another process thawed, or -1
+	thawing        int
 	thawed         map[int]bool
 }
 
@@ -64,8 +61,7 @@ func newProgress() progress {
 	return progress{refused: -1, thawedByOthers: -1, thawing: -1, thawed: map[int]bool{}}
 }
 
-// handle processes one line and returns its first word; invalid and repeated
-// lines are ignored.
+// handle ignores invalid and repeated lines.
 func (s *progress) handle(line string) (word string) {
 	var member, errno int
 	word, rest, _ := strings.Cut(line, " ")
@@ -104,11 +100,10 @@ func (s *progress) handleThawed(member int, errno unix.Errno) {
 	}
 }
 
-// frozen reports whether the guard reported that it froze a member.
 func (s *progress) frozen(member int) bool { return member < s.frozenSoFar }
 
-// maybeFrozen reports whether a member can still be frozen after the guard has
-// exited: it was frozen and not thawed, or it was next when the guard died.
+// maybeFrozen holds for a member that was frozen and not thawed, or was next
+// when the guard died.
 func (s *progress) maybeFrozen(member int) bool {
 	if s.frozen(member) {
 		return !s.thawed[member]

@@ -23,7 +23,6 @@ func TestParseRequest(t *testing.T) {
 	}
 }
 
-// Members that can still be frozen if the reports end here.
 func TestMaybeFrozenFromReports(t *testing.T) {
 	for _, c := range []struct {
 		lines string
@@ -32,7 +31,7 @@ func TestMaybeFrozenFromReports(t *testing.T) {
 		{"", nil}, // writing back: nothing is frozen yet
 		{"freezing", []int{0}},
 		{"freezing|frozen 0", []int{0, 1}},
-		{"freezing|frozen 0|refused 1 16", []int{0}}, // a foreign freeze of 1 is not ours to end
+		{"freezing|frozen 0|refused 1 16", []int{0}}, // a foreign freeze of 1 is not ended
 		{"freezing|frozen 0|refused 1 16|thawed 0 0", nil},
 		{"freezing|frozen 0|frozen 1|frozen 2|ready", []int{0, 1, 2}},
 		{"freezing|frozen 0|frozen 1|frozen 2|ready|thawed 2 0", []int{0, 1}},
