@@ -28,7 +28,6 @@ type statsArgs struct {
 	_                    [121]uint64
 }
 
-// btrfs sums the error counters of all devices of a file system.
 func btrfs(mountpoint string) (Faults, error) {
 	dir, err := os.OpenFile(mountpoint, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {

@@ -14,19 +14,16 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 )
 
-// Faults are the errors that the kernel recorded for a file system.
+// Faults are the errors recorded for a file system.
 type Faults struct {
-	// Count of errors. ext4 counts since the last e2fsck, btrfs since the file
-	// system was created or the counters were reset, both across mounts. XFS
-	// does not count.
+	// Count of errors across mounts: ext4 since the last e2fsck, btrfs since
+	// creation or a reset of the counters. XFS does not count.
 	Count uint64
-	// Shutdown: the kernel shut the file system down, and every access fails
-	// until it is mounted again.
+	// Shutdown: every access fails until the next mount.
 	Shutdown bool
 	// First and Last are the oldest and the latest error (ext4 only).
 	First, Last Event
-	// Detail describes the counted errors; empty without any.
-	Detail string
+	Detail      string
 }
 
 // Event is one error.
@@ -37,7 +34,7 @@ type Event struct {
 
 // Reader reads errors from the kernel.
 type Reader struct {
-	// Sysfs is the sysfs mount point; empty is /sys.
+	// Empty is /sys.
 	Sysfs string
 }
 
@@ -46,7 +43,7 @@ func Errors(ctx context.Context, mountpoint string, t mkfs.Type) (Faults, error)
 	return Reader{}.Errors(ctx, mountpoint, t)
 }
 
-// Errors returns the faults of the file system mounted at a directory.
+// Errors returns the faults of a mounted file system.
 func (r Reader) Errors(ctx context.Context, mountpoint string, t mkfs.Type) (Faults, error) {
 	if _, err := mkfs.ParseType(string(t)); err != nil {
 		return Faults{}, err
@@ -78,8 +75,7 @@ func (r Reader) Errors(ctx context.Context, mountpoint string, t mkfs.Type) (Fau
 	return f, nil
 }
 
-// checkType verifies the type, so that counters of another file system are not
-// reported.
+// checkType prevents a report of another file system's counters.
 func checkType(mountpoint string, t mkfs.Type) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(mountpoint, &st); err != nil {
@@ -92,10 +88,9 @@ func checkType(mountpoint string, t mkfs.Type) error {
 	return nil
 }
 
-// isShutDown uses calls that neither read from the device nor wait for it.
-// After a shutdown XFS and btrfs fail even to stat their root directory, and
-// ext4 has the mount option "shutdown" (recent kernels). statfs succeeds on all
-// of them.
+// isShutDown neither reads from the device nor waits for it. After a shutdown
+// XFS and btrfs fail to stat the root directory, and ext4 has the mount option
+// "shutdown". statfs succeeds on all.
 func isShutDown(ctx context.Context, mountpoint string) (bool, error) {
 	fd, err := unix.Open(mountpoint, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err == nil {

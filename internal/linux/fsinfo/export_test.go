@@ -1,7 +1,6 @@
 package fsinfo
 
-// AmountOf exports amount, to test it with values that this kernel does not
-// report.
+// AmountOf allows values that this kernel does not report.
 func AmountOf(total, free, available, unit uint64) Amount {
 	return amount(total, free, available, unit)
 }

@@ -39,7 +39,6 @@ func (r Reader) ext4Device(major, minor uint32) (Faults, error) {
 	return f, nil
 }
 
-// counters is a directory with one value per file.
 type counters string
 
 func (c counters) text(name string) (string, error) {

@@ -78,7 +78,6 @@ func TestHealthyFileSystemsHaveNoFaults(t *testing.T) {
 	}
 }
 
-// TestExt4Errors has the kernel itself report an error.
 func TestExt4Errors(t *testing.T) {
 	v := mkfstest.New(t, mkfs.Ext4, 64*mib)
 	start := time.Now().Add(-2 * time.Second)
@@ -86,7 +85,7 @@ func TestExt4Errors(t *testing.T) {
 	var got fsinfo.Faults
 	for n := range uint64(2) {
 		testkit.Must(t, os.WriteFile(trigger, []byte("an error for a test"), 0))
-		// The kernel counts in a worker of its own.
+		// The kernel counts in a worker.
 		testkit.Eventually(t, "the error is counted", func() bool {
 			got = faults(t, v.Dir, mkfs.Ext4)
 			return got.Count > n
@@ -125,7 +124,7 @@ func TestBtrfsErrors(t *testing.T) {
 	}
 }
 
-// spoil changes a byte of the only place where a text lies in a file.
+// The text occurs once in the file.
 func spoil(t *testing.T, path string, text []byte) {
 	t.Helper()
 	f := testkit.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
@@ -142,7 +141,6 @@ func spoil(t *testing.T, path string, text []byte) {
 	}
 }
 
-// TestShutdown ends file systems as the kernel does after a fatal error.
 func TestShutdown(t *testing.T) {
 	for _, fs := range []mkfs.Type{mkfs.XFS, mkfs.Ext4} {
 		v := mkfstest.New(t, fs, 320*mib)
@@ -156,8 +154,7 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
-// TestSysfsOfOtherKernels reads directories as of kernels with fewer
-// attributes, and of devices with unusual names.
+// Kernels with fewer attributes, and devices with unusual names.
 func TestSysfsOfOtherKernels(t *testing.T) {
 	v := mkfstest.New(t, mkfs.Ext4, 64*mib)
 	for name, c := range map[string]struct {

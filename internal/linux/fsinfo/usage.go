@@ -1,5 +1,5 @@
-// Package fsinfo reports the usage of mounted file systems and the errors that
-// the kernel has counted.
+// Package fsinfo reports the usage of mounted file systems and their recorded
+// errors.
 package fsinfo
 
 import (
@@ -10,16 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Amount is a capacity in bytes or inodes. Used is the part that is not free;
-// Available is what unprivileged users can still allocate. Used and Available
-// can sum up to less than Total.
+// Amount is a capacity in bytes or inodes. Available is what unprivileged users
+// can allocate, so Used and Available can sum up to less than Total.
 type Amount struct{ Total, Used, Available int64 }
 
-// Usage is the usage of a file system. Inodes are zero if their number is not
-// fixed (btrfs).
+// Usage of a file system; inodes are zero if their number is not fixed (btrfs).
 type Usage struct{ Bytes, Inodes Amount }
 
-// UsageOf queries the file system at a path. It also works after a shutdown.
+// UsageOf returns the usage of the file system at a path, also after a
+// shutdown.
 func UsageOf(ctx context.Context, path string) (Usage, error) {
 	if err := ctx.Err(); err != nil {
 		return Usage{}, err
@@ -43,8 +42,7 @@ func amount(total, free, available, unit uint64) Amount {
 	return Amount{Total: times(total, unit), Used: times(total-free, unit), Available: times(min(available, total), unit)}
 }
 
-// times multiplies with saturation: some network file systems report huge
-// totals.
+// times saturates: some network file systems report huge totals.
 func times(n, unit uint64) int64 {
 	if unit != 0 && n > math.MaxInt64/unit {
 		return math.MaxInt64
