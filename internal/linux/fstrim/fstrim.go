@@ -1,5 +1,5 @@
-// Package fstrim discards the free blocks of a mounted file system, so that a
-// thin volume returns their space to its pool.
+// Package fstrim discards the free blocks of a mounted file system, which
+// returns their space to the pool.
 package fstrim
 
 import (
@@ -16,23 +16,21 @@ import (
 )
 
 // ErrUnsupported: the file system or its device does not support discards.
-// Thick volumes disable them, as discards would release allocated space.
+// Thick volumes disable them.
 var ErrUnsupported = errors.New("discards are not supported")
 
-// step is the part of the file system covered by one call, in bytes, so that a
-// cancelled context is noticed in between.
+// step is the range of one call, so that a cancelled context is noticed.
 const step = 16 << 30
 
-// trimRange is struct fstrim_range. The kernel returns the number of discarded
-// bytes in Length.
+// trimRange is struct fstrim_range. The kernel returns the discarded bytes in
+// Length.
 type trimRange struct{ Start, Length, LeastExtent uint64 }
 
 const fitrim = 0xc0185879 // FITRIM, _IOWR('X', 121, struct fstrim_range)
 
-// Trim discards the free blocks of the file system mounted at a directory, and
-// returns the number of bytes. Some file systems skip blocks that were already
-// discarded and not used since. Errors: ErrUnsupported (errs.Unsupported);
-// errs.Precondition if it is mounted read-only.
+// Trim discards the free blocks of a mounted file system, and returns the
+// number of bytes. Some file systems skip blocks discarded before. Errors:
+// ErrUnsupported (errs.Unsupported); errs.Precondition if mounted read-only.
 func Trim(ctx context.Context, mountpoint string) (int64, error) {
 	dir, err := os.OpenFile(mountpoint, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {

@@ -20,7 +20,6 @@ import (
 
 const mib = mkfstest.MiB
 
-// fill writes a file of 32 MiB and removes it.
 func fill(t *testing.T, dir string) {
 	t.Helper()
 	path := filepath.Join(dir, "gone")
@@ -43,8 +42,7 @@ func sync(t *testing.T, dir string) {
 	testkit.Must(t, unix.Syncfs(int(d.Fd())))
 }
 
-// TestTrimReleasesSpace checks the usage of the backing file. The volumes are
-// larger than one step of the trim.
+// The volumes are larger than one step of the trim.
 func TestTrimReleasesSpace(t *testing.T) {
 	for _, fs := range mkfs.Types() {
 		t.Run(string(fs), func(t *testing.T) {
