@@ -13,18 +13,15 @@ import (
 const (
 	btrfsResize     = 0x50009403 // BTRFS_IOC_RESIZE, _IOW(0x94, 3, struct btrfs_ioctl_vol_args)
 	btrfsDeviceInfo = 0xd000941e // BTRFS_IOC_DEV_INFO, _IOWR(0x94, 30, struct btrfs_ioctl_dev_info_args)
-	// btrfsDevice is the ID of the only device of a file system that mkfs
-	// creates.
+	// btrfsDevice is the ID of the only device.
 	btrfsDevice = 1
 )
 
-// resizeArgs is struct btrfs_ioctl_vol_args.
 type resizeArgs struct {
 	_    int64
 	Name [4088]byte
 }
 
-// deviceInfo is struct btrfs_ioctl_dev_info_args.
 type deviceInfo struct {
 	Device     uint64
 	UUID       [16]byte
@@ -33,9 +30,8 @@ type deviceInfo struct {
 	_          [4056]byte
 }
 
-// growBtrfs requests the maximum size, a no-op if it is reached. A positive
-// result identifies a running operation that excludes a resize, such as a
-// balance.
+// growBtrfs requests the maximum size. A positive result identifies a running
+// operation, such as a balance, that excludes a resize.
 func growBtrfs(_ context.Context, dir *os.File) (int64, error) {
 	var args resizeArgs
 	copy(args.Name[:], fmt.Sprintf("%d:max", btrfsDevice))

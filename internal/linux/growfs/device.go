@@ -11,9 +11,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
 )
 
-// openDevice opens the block device of a file system that reports its number
-// (btrfs does not). It finds the device name in sysfs and verifies the number
-// of the opened file.
+// openDevice does not support btrfs, which does not report its device number.
 func openDevice(dir *os.File) (*os.File, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {

@@ -45,10 +45,8 @@ func growExt4(ctx context.Context, dir *os.File) (int64, error) {
 	return now, err
 }
 
-// ext4Size returns the size of the file system and whether it fills the space.
-// It reads the superblock through the page cache of the device, where the
-// mounted file system keeps it. During an update the checksum can be wrong
-// briefly.
+// ext4Size reads the superblock through the page cache of the device. During an
+// update its checksum can be wrong.
 func ext4Size(ctx context.Context, device *os.File, space int64) (size int64, full bool, err error) {
 	const bound = 500 * time.Millisecond
 	err = retry.For(ctx, bound, func() (bool, error) {
@@ -62,7 +60,6 @@ func ext4Size(ctx context.Context, device *os.File, space int64) (size int64, fu
 	return size, full, err
 }
 
-// explainExt4 distinguishes the two causes of EPERM.
 func explainExt4(err error, now, space int64) error {
 	if !errors.Is(err, unix.EPERM) {
 		return err

@@ -15,16 +15,15 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 )
 
-// ErrNeedsSysResource: the kernel grows a mounted ext4 only for
-// CAP_SYS_RESOURCE. Before a mount it is not needed (mkfs.GrowOffline), so the
-// volume grows when it is staged again.
+// ErrNeedsSysResource: growing a mounted ext4 needs CAP_SYS_RESOURCE.
+// mkfs.GrowOffline does not, so the volume grows when it is staged again.
 var ErrNeedsSysResource = errors.New("growing a mounted ext4 needs CAP_SYS_RESOURCE")
 
-// Grow grows the file system mounted at a directory to the size of its device,
-// and returns the new size in bytes. It is idempotent. The device must have its
-// new size already. When the context ends, a resize in the kernel continues.
+// Grow grows a mounted file system to the current size of its device, and
+// returns the new size. It is idempotent. A resize in the kernel continues when
+// the context ends.
 //
-// Errors: ErrNeedsSysResource; errs.Busy if a resize is already running;
+// Errors: ErrNeedsSysResource; errs.Busy if a resize is running;
 // errs.Precondition if the file system is of another type, mounted read-only,
 // or has errors.
 func Grow(ctx context.Context, mountpoint string, t mkfs.Type) (int64, error) {
@@ -50,8 +49,7 @@ func Grow(ctx context.Context, mountpoint string, t mkfs.Type) (int64, error) {
 	return size, nil
 }
 
-// checkType verifies the file system type, since ioctl numbers are not unique
-// among file systems.
+// checkType is needed since ioctl numbers are not unique among file systems.
 func checkType(dir *os.File, t mkfs.Type) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
@@ -64,7 +62,6 @@ func checkType(dir *os.File, t mkfs.Type) error {
 	return nil
 }
 
-// explain assigns error kinds to refusals common to all file systems.
 func explain(err error) error {
 	switch {
 	case errors.Is(err, unix.EROFS):
@@ -75,8 +72,7 @@ func explain(err error) error {
 	return err
 }
 
-// ioctl passes a pointer to a structure and returns the result, which is
-// positive for some calls.
+// ioctl's result is positive for some calls.
 func ioctl[T any](f *os.File, request uintptr, arg *T) (int, error) {
 	result, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), request, uintptr(unsafe.Pointer(arg)))
 	if errno != 0 {

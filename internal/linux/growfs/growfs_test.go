@@ -20,7 +20,6 @@ import (
 
 const mib = mkfstest.MiB
 
-// enlarge gives a mounted volume's file and device a size.
 func enlarge(t *testing.T, v mkfstest.Volume, size int64) {
 	t.Helper()
 	testkit.Must(t, os.Truncate(v.File, size), loop.Resize(t.Context(), v.Device))
@@ -44,7 +43,8 @@ func TestGrowXFSAndBtrfs(t *testing.T) {
 		t.Run(string(fs), func(t *testing.T) {
 			v := mkfstest.New(t, fs, 320*mib)
 			check := write(t, v)
-			// The last but one step leaves XFS a rest that is too small for a group.
+			// The second to last step leaves XFS a rest that is too small for a
+			// group.
 			for _, size := range []int64{320 * mib, 321*mib + 8192, 400 * mib, 400*mib + 4096, 2 << 30} {
 				enlarge(t, v, size)
 				for range 2 {
@@ -67,8 +67,7 @@ func TestGrowXFSAndBtrfs(t *testing.T) {
 	}
 }
 
-// TestGrowTheSmallestByALittle: file systems of the minimum size can grow by
-// any amount. The kernel refuses to resize a btrfs to less than 256 MiB.
+// The kernel refuses to resize a btrfs to less than 256 MiB.
 func TestGrowTheSmallestByALittle(t *testing.T) {
 	for _, fs := range []mkfs.Type{mkfs.XFS, mkfs.Btrfs} {
 		v := mkfstest.New(t, fs, mkfs.MinSize(fs))
@@ -90,7 +89,7 @@ func TestGrowExt4Online(t *testing.T) {
 	check()
 }
 
-// TestGrowExt4WithoutTheCapability: the error says when it grows instead.
+// The error says when it grows instead.
 func TestGrowExt4WithoutTheCapability(t *testing.T) {
 	v := mkfstest.New(t, mkfs.Ext4, 64*mib)
 	check := write(t, v)
@@ -114,8 +113,7 @@ func TestGrowExt4WithoutTheCapability(t *testing.T) {
 	}
 }
 
-// TestGrowExt4ByTooLittle: a rest that is too small for a group does not count
-// as growth.
+// A rest that is too small for a group does not count as growth.
 func TestGrowExt4ByTooLittle(t *testing.T) {
 	v := mkfstest.New(t, mkfs.Ext4, 128*mib)
 	enlarge(t, v, 128*mib+4096)
@@ -124,7 +122,7 @@ func TestGrowExt4ByTooLittle(t *testing.T) {
 	}
 }
 
-// TestGrowExt4WhileInUse: the superblock changes while it is read.
+// The superblock changes while it is read.
 func TestGrowExt4WhileInUse(t *testing.T) {
 	v := mkfstest.New(t, mkfs.Ext4, 64*mib)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -11,12 +11,10 @@ import (
 const (
 	xfsGeometry = 0x8100587e // XFS_IOC_FSGEOMETRY, _IOR('X', 126, struct xfs_fsop_geom), kernel 5.2
 	xfsGrowData = 0x4010586e // XFS_IOC_FSGROWFSDATA, _IOW('X', 110, struct xfs_growfs_data)
-	// xfsLeastGroup is the smallest allocation group in blocks
-	// (XFS_MIN_AG_BLOCKS); a smaller rest stays unused.
+	// xfsLeastGroup is XFS_MIN_AG_BLOCKS; a smaller rest stays unused.
 	xfsLeastGroup = 64
 )
 
-// geometry is struct xfs_fsop_geom.
 type geometry struct {
 	BlockSize, RealtimeExtent     uint32
 	GroupBlocks, Groups, LogBlock uint32
@@ -26,7 +24,6 @@ type geometry struct {
 	_                             [208]byte
 }
 
-// growData is struct xfs_growfs_data.
 type growData struct {
 	Blocks          uint64
 	MaxInodePercent uint32
@@ -69,8 +66,7 @@ func readGeometry(dir *os.File) (geometry, error) {
 	return g, nil
 }
 
-// target is the number of blocks that fit on a device, without a last group
-// that would be too small.
+// target omits a last group that would be too small.
 func (g geometry) target(space int64) uint64 {
 	blocks := uint64(space) / uint64(g.BlockSize)
 	if rest := blocks % uint64(g.GroupBlocks); rest < xfsLeastGroup {
