@@ -10,8 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// devicesAbove finds block devices stacked on this one, such as
-// device-mapper's.
 func (s *search) devicesAbove(major, minor uint32) {
 	entries, _ := os.ReadDir(fmt.Sprintf("/sys/dev/block/%d:%d/holders", major, minor))
 	for _, e := range entries {
@@ -21,8 +19,8 @@ func (s *search) devicesAbove(major, minor uint32) {
 	}
 }
 
-// mountsOf finds mounts of the device in all mount namespaces: a container can
-// keep a copy of a mount that is unmounted here.
+// mountsOf searches all mount namespaces: a container can keep a copy of a
+// mount that is unmounted here.
 func (s *search) mountsOf(major, minor uint32) {
 	seen := map[string]bool{}
 	for _, p := range processes() {
@@ -56,7 +54,6 @@ func (p process) mountPoints(major, minor uint32) []string {
 	return targets
 }
 
-// processesWith finds processes that have the device open.
 func (s *search) processesWith(major, minor uint32) {
 	for _, p := range processes() {
 		if s.over() {
@@ -71,9 +68,8 @@ func (s *search) processesWith(major, minor uint32) {
 	}
 }
 
-// isDevice checks an open file of any process. Links without a path are
-// skipped, and statx runs without sync so that a dead network server cannot
-// block it.
+// isDevice skips links without a path, and uses statx without sync, so that a
+// dead network server cannot block it.
 func isDevice(link string, major, minor uint32) bool {
 	if path, err := os.Readlink(link); err != nil || !strings.HasPrefix(path, "/") {
 		return false

@@ -1,7 +1,6 @@
 // Package holders finds the users that keep a mount or a block device busy, for
 // error texts. It reads only /proc and /sys, never the file systems in
-// question, which can hang. The search is short, so the result can be
-// incomplete or outdated.
+// question, which can hang. The result can be incomplete or outdated.
 package holders
 
 import (
@@ -15,13 +14,12 @@ import (
 )
 
 const (
-	maxHolders = 5                      // holders listed in one text
-	bound      = 500 * time.Millisecond // timeout of a search
+	maxHolders = 5
+	bound      = 500 * time.Millisecond
 )
 
-// OfMount lists the users of the mount at a path of this mount namespace:
-// mounts and loop devices on it, and processes of the same namespace with an
-// open file, a working directory, a root or a program below it.
+// OfMount lists the users of a mount in this mount namespace: mounts, loop
+// devices and processes below it.
 func OfMount(ctx context.Context, target string) string {
 	s := newSearch(ctx)
 	s.mountsBelow(target)
@@ -30,8 +28,8 @@ func OfMount(ctx context.Context, target string) string {
 	return s.text()
 }
 
-// OfDevice lists the users of a block device: devices stacked on it, mounts of
-// it in any mount namespace, and processes that have it open.
+// OfDevice lists the users of a block device: stacked devices, mounts in any
+// namespace, and processes that have it open.
 func OfDevice(ctx context.Context, major, minor uint32) string {
 	s := newSearch(ctx)
 	s.devicesAbove(major, minor)
@@ -40,12 +38,11 @@ func OfDevice(ctx context.Context, major, minor uint32) string {
 	return s.text()
 }
 
-// search collects holders until the maximum or the timeout is reached.
 type search struct {
 	ctx      context.Context
 	deadline time.Time
 	found    []string
-	late     bool // timed out before everything was inspected
+	late     bool
 }
 
 func newSearch(ctx context.Context) *search {
@@ -76,13 +73,11 @@ func (s *search) text() string {
 	return strings.Join(s.found, "; ")
 }
 
-// process is one directory of /proc.
 type process struct {
 	pid int
 	dir string
 }
 
-// processes lists the running processes.
 func processes() []process {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -99,13 +94,12 @@ func processes() []process {
 	return all
 }
 
-// namespace identifies the mount namespace; empty if the process is gone.
+// namespace is empty if the process is gone.
 func (p process) namespace() string {
 	link, _ := os.Readlink(filepath.Join(p.dir, "ns/mnt"))
 	return link
 }
 
-// files lists the links to the process's open files.
 func (p process) files() []string {
 	dir, err := os.Open(filepath.Join(p.dir, "fd"))
 	if err != nil {

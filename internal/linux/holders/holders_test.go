@@ -23,7 +23,6 @@ func TestBelow(t *testing.T) {
 	}
 }
 
-// sleepIn starts a process with the working directory dir until the test ends.
 // Start returns before the process has its own name.
 func sleepIn(t *testing.T, dir string) {
 	t.Helper()
@@ -36,7 +35,7 @@ func sleepIn(t *testing.T, dir string) {
 	})
 }
 
-// searched is OfMount until it had the time to look at everything.
+// searched repeats a search that timed out.
 func searched(t *testing.T, dir string) (text string) {
 	t.Helper()
 	testkit.Eventually(t, "a whole search", func() bool {
@@ -50,7 +49,7 @@ func searched(t *testing.T, dir string) (text string) {
 func TestSearchThatIsLate(t *testing.T) {
 	for name, c := range map[string]struct {
 		found []string
-		late  bool // when it was looked at the last one
+		late  bool // when the last one was inspected
 		want  string
 	}{
 		"nothing, late": {nil, true, "users that were not found in time"},
@@ -65,7 +64,7 @@ func TestSearchThatIsLate(t *testing.T) {
 			s.deadline = time.Now().Add(-time.Second)
 		}
 		s.over()
-		s.deadline = time.Now().Add(-time.Second) // all have been looked at by then
+		s.deadline = time.Now().Add(-time.Second) // all have been inspected
 		if got := s.text(); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}

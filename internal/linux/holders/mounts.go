@@ -8,7 +8,6 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// mountsBelow finds mounts below target, which keep it busy.
 func (s *search) mountsBelow(target string) {
 	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(target))
 	if err != nil {
@@ -21,7 +20,6 @@ func (s *search) mountsBelow(target string) {
 	}
 }
 
-// loopsBelow finds loop devices whose file lies in the mount at target.
 func (s *search) loopsBelow(target string) {
 	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, file := range files {
@@ -55,7 +53,6 @@ func (s *search) processesBelow(target string) {
 	}
 }
 
-// useBelow describes one use by the process of files below a directory.
 func (p process) useBelow(target string) string {
 	for _, use := range []struct{ link, meaning string }{
 		{"cwd", "working directory"}, {"root", "root directory"}, {"exe", "program"},
@@ -72,7 +69,7 @@ func (p process) useBelow(target string) string {
 	return ""
 }
 
-// below reports whether path is dir or is inside it.
+// below includes dir itself.
 func below(path, dir string) bool {
 	rest, ok := strings.CutPrefix(path, dir)
 	return ok && (rest == "" || rest[0] == '/' || rest == " (deleted)")
