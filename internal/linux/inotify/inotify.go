@@ -1,5 +1,5 @@
-// Package inotify is a thin wrapper of inotify(7) for directories. It exposes
-// masks and dropped events.
+// Package inotify wraps inotify(7) for directories, with masks and dropped
+// events.
 package inotify
 
 import (
@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Event masks and watch flags, named as in inotify(7).
+// Names of inotify(7).
 const (
 	Create     = unix.IN_CREATE
 	Delete     = unix.IN_DELETE
@@ -51,7 +51,7 @@ type Event struct {
 	Name   string // in the watched directory; empty for the directory itself
 }
 
-// Watcher is one inotify instance.
+// Watcher is an inotify instance.
 type Watcher struct {
 	file *os.File
 	raw  syscall.RawConn
@@ -75,8 +75,7 @@ func New() (*Watcher, error) {
 	return &Watcher{file: file, raw: raw, buf: make([]byte, 64<<10)}, nil
 }
 
-// descriptorsLeft distinguishes the two causes of EMFILE: the user's inotify
-// instances, or the descriptors of this process, are exhausted.
+// descriptorsLeft: EMFILE also means that this process has no descriptors left.
 func descriptorsLeft() bool {
 	fd, err := unix.Dup(0)
 	if err == nil {
@@ -85,9 +84,8 @@ func descriptorsLeft() bool {
 	return !errors.Is(err, unix.EMFILE)
 }
 
-// Add watches a path. A file or directory that is already watched, by any path,
-// keeps its Watch and gets the new mask. It returns ErrWatches if the user has
-// no watches left.
+// Add watches a path. An inode that is already watched, by any path, keeps its
+// Watch and gets the new mask. Errors: ErrWatches.
 func (w *Watcher) Add(path string, mask uint32) (Watch, error) {
 	var wd int
 	err := w.control(func(fd int) (err error) {
@@ -103,7 +101,7 @@ func (w *Watcher) Add(path string, mask uint32) (Watch, error) {
 	return Watch(wd), nil
 }
 
-// Remove removes a watch. It is idempotent. Earlier events are still delivered,
+// Remove removes a watch. It is idempotent; earlier events are still delivered,
 // followed by Ignored.
 func (w *Watcher) Remove(wd Watch) error {
 	err := w.control(func(fd int) error {
@@ -119,7 +117,7 @@ func (w *Watcher) Remove(wd Watch) error {
 func (w *Watcher) control(f func(fd int) error) error {
 	var err error
 	if failed := w.raw.Control(func(fd uintptr) { err = f(int(fd)) }); failed != nil {
-		return os.ErrClosed // the only possible error
+		return os.ErrClosed
 	}
 	return err
 }
@@ -129,7 +127,7 @@ func (w *Watcher) control(f func(fd int) error) error {
 // os.ErrClosed after Close. Calls must not be concurrent.
 func (w *Watcher) Read(ctx context.Context, deadline time.Time, events []Event) ([]Event, error) {
 	if err := w.file.SetReadDeadline(deadline); err != nil {
-		return events, os.ErrClosed // the only possible error
+		return events, os.ErrClosed
 	}
 	hooked := make(chan struct{})
 	unhook := context.AfterFunc(ctx, func() {
@@ -170,7 +168,7 @@ func (w *Watcher) Pending(events []Event) ([]Event, error) {
 	return parse(events, w.buf[:n])
 }
 
-// Close removes all watches; a blocked Read returns an error.
+// Close removes all watches and interrupts a blocked Read.
 func (w *Watcher) Close() error { return w.file.Close() }
 
 // parse appends the events in the result of read(2): each is a header of 16

@@ -45,7 +45,6 @@ func add(t *testing.T, w *Watcher, path string) Watch {
 	return testkit.Value(w.Add(path, names))(t)
 }
 
-// take reads until there are n events.
 func take(t *testing.T, w *Watcher, n int) []Event {
 	t.Helper()
 	var events []Event
@@ -168,8 +167,8 @@ func TestOverflow(t *testing.T) {
 	}
 }
 
-// The limits apply per user namespace, so a child in its own namespace reaches
-// them without affecting other programs.
+// The limits apply per user namespace: a child in its own one does not affect
+// other programs.
 func TestLimits(t *testing.T) {
 	for name, want := range map[string]error{"max_inotify_instances": ErrInstances, "max_inotify_watches": ErrWatches} {
 		victim := exec.CommandContext(t.Context(), os.Args[0])

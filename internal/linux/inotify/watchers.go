@@ -21,9 +21,8 @@ type Process struct {
 func (p Process) String() string { return fmt.Sprintf("process %d (%s)", p.PID, p.Name) }
 
 // Watchers lists the other processes that watch a directory by inotify and
-// whose name fits. It reads fdinfo in /proc (see proc(5)), so it sees what this
-// process can read: as root all of its PID namespace and child namespaces. A
-// process that starts or ends meanwhile can be missed.
+// whose name fits. It reads fdinfo in /proc (proc(5)): as root, those of its
+// PID namespace and child namespaces.
 func Watchers(dir string, fits func(name string) bool) ([]Process, error) {
 	inode, err := inodeOf(dir)
 	if err != nil {
@@ -47,9 +46,8 @@ func Watchers(dir string, fits func(name string) bool) ([]Process, error) {
 	return found, nil
 }
 
-// inodeOf returns a directory's inode in the form of fdinfo. It is read from a
-// watch of this process, as stat returns other device numbers on btrfs and
-// overlayfs.
+// inodeOf reads fdinfo of an own watch: stat returns other device numbers on
+// btrfs and overlayfs.
 func inodeOf(dir string) (string, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -69,12 +67,11 @@ func inodeOf(dir string) (string, error) {
 func nameOf(pid int) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {
-		return "" // the process has ended
+		return ""
 	}
 	return strings.TrimSuffix(string(text), "\n")
 }
 
-// watches reports whether an inotify instance of the process watches the inode.
 func watches(pid int, inode string) bool {
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	if err != nil {
@@ -94,7 +91,6 @@ func watches(pid int, inode string) bool {
 	return false
 }
 
-// watchedBy lists the inodes watched by an inotify instance.
 func watchedBy(pid int, fd string) []string {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, fd))
 	if err != nil {
@@ -110,8 +106,8 @@ func watchedBy(pid int, fd string) []string {
 	return inodes
 }
 
-// parseWatched extracts "ino:2f sdev:800001" from a line such as "inotify wd:1
-// ino:2f sdev:800001 mask:400 ignored_mask:0 fhandle-bytes:8 …".
+// parseWatched returns "ino:2f sdev:800001" of "inotify wd:1 ino:2f sdev:800001
+// mask:400 ignored_mask:0 fhandle-bytes:8 …".
 func parseWatched(line string) (string, bool) {
 	fields := strings.Fields(line)
 	if len(fields) < 4 || fields[0] != "inotify" || !strings.HasPrefix(fields[2], "ino:") || !strings.HasPrefix(fields[3], "sdev:") {

@@ -14,10 +14,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// beWatcher is the variable with which the test binary only watches a directory.
+// beWatcher makes the test binary watch a directory.
 const beWatcher = "TEST_WATCH_DIRECTORY"
 
-// watch watches a directory until standard input ends.
 func watch(dir string) int {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 	if err != nil {
@@ -33,7 +32,6 @@ func watch(dir string) int {
 	return 0
 }
 
-// startWatcher runs a process that watches dir, by the name of the test binary.
 func startWatcher(t *testing.T, dir string) int {
 	t.Helper()
 	self := testkit.Value(os.Executable())(t)
