@@ -14,9 +14,8 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
-// attachBound is the timeout for finding a free device. At least one of the
-// processes that race for a number wins, so even hundreds of them need much
-// less.
+// attachBound is generous: one of the processes that race for a number always
+// wins.
 const attachBound = 10 * time.Second
 
 // leastReadAhead is the kernel's default for a new device, in KiB. Kernels with
@@ -58,7 +57,6 @@ func checkSize(f *os.File) error {
 	return nil
 }
 
-// tryAttach requests a free number and binds the file to it.
 func (k kernel) tryAttach(ctx context.Context, control *os.File, c Config) (Device, *os.File, error) {
 	number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
 	if err != nil {
@@ -67,16 +65,15 @@ func (k kernel) tryAttach(ctx context.Context, control *os.File, c Config) (Devi
 	return k.attachTo(ctx, control, number, c)
 }
 
-// attachTo binds the file to one number. It fails if another process is faster,
-// or if the number is unusable because of settings from its previous use; the
-// number is then recreated for the next try.
+// attachTo fails if another process is faster, or if settings from the previous
+// use make the number unusable; it is then recreated for the next try.
 func (k kernel) attachTo(ctx context.Context, control *os.File, number int, c Config) (Device, *os.File, error) {
 	mode := unix.O_RDWR
 	if c.ReadOnly {
 		mode = unix.O_RDONLY
 	}
-	// No O_EXCL: another program can have bound the number by now and be about
-	// to mount it. The kernel binds a number only once.
+	// No O_EXCL: another program can have bound the number and be about to
+	// mount it. The kernel binds only once.
 	device, err := k.openNode(number, mode)
 	if err != nil {
 		return Device{}, nil, err
@@ -91,17 +88,16 @@ func (k kernel) attachTo(ctx context.Context, control *os.File, number int, c Co
 			return Device{}, nil, err
 		}
 		if errors.Is(err, ErrReattach) {
-			_ = removeNumber(control, number) // recreate it, or the next try fails too
+			_ = removeNumber(control, number) // or the next try fails too
 		}
 		return Device{}, nil, fmt.Errorf("%s: %w", k.node(number), err)
 	}
 	return d, f, nil
 }
 
-// release unbinds and closes a device that could not be used, and waits until
-// the kernel has unbound it: that happens at the last close, and any program
-// that lists loop devices opens all of them. Otherwise the file would be bound
-// to two devices after the next attach.
+// release waits until the kernel has unbound the device, so that the next
+// attach does not bind the file twice: programs that list loop devices open all
+// of them, and the kernel unbinds at the last close.
 func (k kernel) release(ctx context.Context, device *os.File, number int, file *os.File) error {
 	own, err := BackingOf(file)
 	if err != nil {
@@ -125,7 +121,6 @@ func (k kernel) release(ctx context.Context, device *os.File, number int, file *
 	})
 }
 
-// bind binds the file to the number; EBUSY: another process was faster.
 func (k kernel) bind(device *os.File, number int, c Config) error {
 	config := &unix.LoopConfig{Fd: uint32(c.File.Fd()), Size: SectorSize}
 	config.Info.Flags = unix.LO_FLAGS_DIRECT_IO
@@ -141,14 +136,12 @@ func (k kernel) bind(device *os.File, number int, c Config) error {
 	return nil
 }
 
-// lostRace reports whether another process bound or removed the free device.
 func lostRace(err error) bool {
 	return errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, fs.ErrNotExist)
 }
 
-// initialize resets settings left over from the number's previous use, which
-// the kernel keeps, verifies the binding, enables discards, and opens the
-// device for the caller.
+// initialize also resets settings from the number's previous use, which the
+// kernel keeps.
 func (k kernel) initialize(device *os.File, number, mode int, c Config) (Device, *os.File, error) {
 	want, err := BackingOf(c.File)
 	if err != nil {
@@ -174,7 +167,6 @@ func (k kernel) initialize(device *os.File, number, mode int, c Config) (Device,
 	return d, f, err
 }
 
-// removeNumber removes an unbound device and its settings from the kernel.
 func removeNumber(control *os.File, number int) error {
 	if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number); err != nil {
 		return fmt.Errorf("remove loop device %d: LOOP_CTL_REMOVE: %w", number, err)

@@ -24,14 +24,12 @@ func Size(ctx context.Context, d Device) (int64, error) {
 	return size, err
 }
 
-// Flush writes out dirty data of the device's page cache and of the backing
-// file. Errors: ErrGone.
+// Flush writes out dirty data of the device and of the backing file. Errors:
+// ErrGone.
 func Flush(ctx context.Context, d Device) error {
 	return host().with(ctx, d, func(f *os.File, _ Device) error { return f.Sync() })
 }
 
-// with opens the device, verifies its backing, and calls do with the open file
-// and the current state.
 func (k kernel) with(ctx context.Context, d Device, do func(f *os.File, now Device) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -47,8 +45,8 @@ func (k kernel) with(ctx context.Context, d Device, do func(f *os.File, now Devi
 	return nil
 }
 
-// openBound opens a device read-only (closing a writable file makes udev probe
-// the device again) and returns ErrGone unless it has the backing of d.
+// openBound opens read-only: closing a writable file makes udev probe the
+// device again.
 func (k kernel) openBound(d Device, flags int) (*os.File, Device, error) {
 	f, now, err := k.openNumber(d.Number, flags)
 	switch {
@@ -70,7 +68,6 @@ func gone(d Device) error {
 	return errs.Errorf(errs.NotFound, "%s, %v: %w", d.Path, d.Backing, ErrGone)
 }
 
-// openNumber opens the device with a number and reads its binding.
 func (k kernel) openNumber(number, flags int) (*os.File, Device, error) {
 	f, err := k.openOrCreate(k.node(number), k.block(number, "dev"), unix.S_IFBLK, unix.O_RDONLY|flags)
 	if err != nil {
@@ -84,7 +81,7 @@ func (k kernel) openNumber(number, flags int) (*os.File, Device, error) {
 	return f, d, nil
 }
 
-// status reads the binding of an open device; ENXIO if it is unbound.
+// status returns ENXIO if it is unbound.
 func (k kernel) status(f *os.File, number int) (Device, error) {
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	silent := ""
@@ -98,7 +95,7 @@ func (k kernel) status(f *os.File, number int) (Device, error) {
 		return Device{}, fmt.Errorf("LOOP_GET_STATUS64: %w", err)
 	}
 	if silent != "" {
-		info = &unix.LoopInfo64{} // discard partial content
+		info = &unix.LoopInfo64{}
 	}
 	readOnly, err := unix.IoctlGetUint32(int(f.Fd()), unix.BLKROGET)
 	if err != nil {
@@ -121,8 +118,7 @@ func (k kernel) status(f *os.File, number int) (Device, error) {
 	}, nil
 }
 
-// isUnbound reports the errors for a device that is unbound, or was removed
-// after it was listed.
+// isUnbound includes devices removed after they were listed.
 func isUnbound(err error) bool {
 	return errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) || errors.Is(err, fs.ErrNotExist)
 }
@@ -157,10 +153,8 @@ func setReadOnly(f *os.File, on bool) error {
 	return nil
 }
 
-// BackingName returns the path of the backing file as the kernel shows it to
-// this process, and whether the file was deleted. A path is a hint; Backing is
-// the identity. It returns ErrGone unless the device still has the backing of
-// d.
+// BackingName returns the path of the backing file as this process sees it (a
+// hint; Backing is the identity), and whether it was deleted. Errors: ErrGone.
 func BackingName(d Device) (path string, deleted bool, err error) {
 	return host().backingName(d)
 }
@@ -170,7 +164,7 @@ func (k kernel) backingName(d Device) (path string, deleted bool, err error) {
 	if err != nil {
 		return "", false, err
 	}
-	defer f.Close() // while open, the device cannot be bound to another file
+	defer f.Close() // until then it cannot be rebound
 	shown, err := k.shownName(d.Number)
 	if err != nil {
 		return "", false, fmt.Errorf("loop device %s: %w", d.Path, err)

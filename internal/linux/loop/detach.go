@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
-// detachBound is the timeout for short uses of the device by others.
+// detachBound waits for short uses of the device by others.
 const detachBound = time.Second
 
 func (k kernel) detach(ctx context.Context, d Device) error {
@@ -43,14 +43,13 @@ func (k kernel) detach(ctx context.Context, d Device) error {
 	return k.cancelDetach(ctx, before, err)
 }
 
-// tryDetach unbinds the file and checks that it is unbound.
 func (k kernel) tryDetach(d Device) error {
 	f, err := k.openExclusively(d)
 	if err != nil {
 		return err
 	}
 	err = unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)
-	f.Close() // the kernel unbinds now, unless the device has another user
+	f.Close() // unbinds now, unless it has another user
 	if err != nil && !isUnbound(err) {
 		return fmt.Errorf("loop device %s: LOOP_CLR_FD: %w", d.Path, err)
 	}
@@ -79,13 +78,13 @@ func (k kernel) openExclusively(d Device) (*os.File, error) {
 	return f, err
 }
 
-// cancelDetach clears auto-clear again, which a failed LOOP_CLR_FD sets: otherwise the
-// kernel would detach the device under a later user. The error names the
-// device's users.
+// cancelDetach clears auto-clear again, which a failed LOOP_CLR_FD sets:
+// otherwise the kernel would detach the device under a later user. The error
+// names the device's users.
 func (k kernel) cancelDetach(ctx context.Context, before Device, cause error) error {
 	f, _, err := k.openBound(before, 0)
 	if errors.Is(err, ErrGone) {
-		return nil // the last user has just closed it
+		return nil
 	}
 	if err == nil {
 		err = setAutoClear(f, before.AutoClear)
@@ -98,15 +97,15 @@ func (k kernel) cancelDetach(ctx context.Context, before Device, cause error) er
 		before.Path, cause, holders.OfDevice(ctx, before.Major, before.Minor))
 }
 
-// tidy resets a number that refuses writes or discards, as the kernel keeps
-// these settings for the next user. Attach does not rely on it.
+// tidy resets a number that refuses writes or discards, which would last.
+// Attach does not rely on it.
 func (k kernel) tidy(before Device) {
 	discards, err := k.discards(before.Number)
 	if err != nil || discards && !before.ReadOnly {
 		return
 	}
 	if control, err := k.openControl(); err == nil {
-		_ = removeNumber(control, before.Number) // refused if it is in use again
+		_ = removeNumber(control, before.Number) // fails if in use again
 		control.Close()
 	}
 }

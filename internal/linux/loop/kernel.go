@@ -17,10 +17,9 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
 )
 
-// kernel holds the directories of the driver's interfaces.
 type kernel struct {
-	dev string // device nodes
-	sys string // sysfs
+	dev string
+	sys string
 }
 
 func host() kernel { return kernel{dev: "/dev", sys: "/sys"} }
@@ -35,7 +34,6 @@ func (k kernel) block(number int, rest ...string) string {
 	return filepath.Join(append([]string{k.sys, "block", "loop" + strconv.Itoa(number)}, rest...)...)
 }
 
-// openControl opens the driver's control device.
 func (k kernel) openControl() (*os.File, error) {
 	f, err := k.openOrCreate(filepath.Join(k.dev, controlName), filepath.Join(k.sys, "class/misc", controlName, "dev"), unix.S_IFCHR, unix.O_RDWR)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -44,7 +42,6 @@ func (k kernel) openControl() (*os.File, error) {
 	return f, err
 }
 
-// openNode opens the device node of a number and verifies it.
 func (k kernel) openNode(number, flags int) (*os.File, error) {
 	f, err := k.openOrCreate(k.node(number), k.block(number, "dev"), unix.S_IFBLK, flags)
 	if err != nil {
@@ -91,9 +88,8 @@ func (k kernel) openOrCreate(path, devFile string, kind uint32, flags int) (*os.
 	return open(path, flags)
 }
 
-// open opens a file for blocking calls. os.OpenFile would use seven more system
-// calls for each device of each scan: it tries non-blocking mode and epoll,
-// which does not support devices.
+// open saves seven system calls per device of each scan: os.OpenFile tries
+// epoll, which does not support devices.
 func open(path string, flags int) (*os.File, error) {
 	for {
 		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
@@ -119,7 +115,6 @@ func readDevNumber(path string) (major, minor uint32, err error) {
 	return major, minor, nil
 }
 
-// list returns the bound devices for which keep is true, sorted by number.
 func (k kernel) list(ctx context.Context, keep func(Device) bool) ([]Device, error) {
 	numbers, err := k.boundNumbers()
 	if err != nil {
@@ -145,8 +140,7 @@ func (k kernel) list(ctx context.Context, keep func(Device) bool) ([]Device, err
 	return found, nil
 }
 
-// boundNumbers lists the bound devices. Unbound ones are not opened, which
-// would be useless and trigger udev.
+// boundNumbers does not open unbound devices, which would trigger udev.
 func (k kernel) boundNumbers() ([]int, error) {
 	dir, err := os.Open(filepath.Join(k.sys, "block"))
 	if err != nil {

@@ -1,10 +1,8 @@
 // Package loop attaches files as block devices with the kernel's loop driver.
 //
-// A loop device is identified by the device and inode of its backing file: the
-// kernel reuses loop numbers, and the path of the file can change or be
-// removed. So every call opens the device, checks the backing of that open
-// file, and then acts on it; while it is open the kernel cannot bind the number
-// to another file.
+// A loop device is identified by the device and inode of its backing file: loop
+// numbers are reused, and paths change. So every call opens the device and
+// checks its backing; while open it cannot be bound to another file.
 package loop
 
 import (
@@ -18,21 +16,21 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// SectorSize is the logical block size of all devices, in bytes. With a smaller
-// size the device loses direct I/O as soon as the backing file shares extents
-// with a snapshot, and a file system created with it does not mount then.
+// SectorSize is the logical block size. With a smaller one the device loses
+// direct I/O when the backing file shares extents with a snapshot, and its file
+// system does not mount then.
 const SectorSize = 4096
 
 var (
 	// ErrBusy: the device is in use.
 	ErrBusy = errors.New("the loop device is in use")
-	// ErrGone: the device is not, or no longer, bound to this backing file.
+	// ErrGone: the device is not bound to this backing file.
 	ErrGone = errors.New("the loop device is no longer bound to this file")
-	// ErrReattach: this kernel can enable discards again only on a new device.
+	// ErrReattach: this kernel enables discards only on a new device.
 	ErrReattach = errors.New("discards are enabled again when the file is reattached")
 )
 
-// Backing is the identity of a backing file while it exists, from fstat.
+// Backing identifies a backing file while it exists.
 type Backing struct{ Dev, Inode uint64 }
 
 // BackingOf returns the identity of an open file.
@@ -48,62 +46,55 @@ func (b Backing) String() string {
 	return fmt.Sprintf("inode %d of device %d:%d", b.Inode, unix.Major(b.Dev), unix.Minor(b.Dev))
 }
 
-// Device is a loop device that is bound to a file.
+// Device is a bound loop device.
 type Device struct {
 	Number       int
 	Path         string // of the device node, /dev/loopN
 	Major, Minor uint32
 	Backing      Backing
-	ReadOnly     bool // the device rejects writes
-	AutoClear    bool // the device is detached at its last close
-	DirectIO     bool // I/O actually bypasses the page cache of the file
-	// Silent is set if the backing file does not respond, for example because
-	// its file system has shut down. It is the path recorded by the kernel;
-	// Backing and the flags are then empty.
+	ReadOnly     bool
+	AutoClear    bool // detached at its last close
+	DirectIO     bool // I/O bypasses the file's page cache
+	// Silent is the recorded path if the backing file does not respond (its
+	// file system has shut down). Backing and the flags are empty then.
 	Silent string
 }
 
 // Config is a request to attach a file.
 type Config struct {
-	// File is the backing file, open for writing unless ReadOnly; its size is a
-	// multiple of SectorSize. It can be closed after Attach.
-	File *os.File
-	// ReadOnly creates a device that rejects writes.
+	// File is the backing file, open for writing unless ReadOnly; it can be
+	// closed after Attach.
+	File     *os.File
 	ReadOnly bool
-	// AutoClear detaches the device at its last close: of the file that Attach
-	// returns, or by an unmount.
+	// AutoClear detaches the device at its last close or unmount.
 	AutoClear bool
 }
 
-// Attach binds the file to a free loop device with SectorSize sectors, with
-// direct I/O if the file system supports it (see Device.DirectIO). Settings
-// from the number's previous use are reset: discards are on, read-ahead is the
-// kernel's default. The returned file is the open device; it keeps an AutoClear
-// device until it is mounted, and the caller closes it. The kernel would bind
-// one file twice; the caller must prevent that. Errors: errs.Invalid for an
-// empty file, or a size that is not a multiple of SectorSize.
+// Attach binds the file to a free loop device, with direct I/O if the file
+// system supports it, discards on, and the kernel's default read-ahead. The
+// returned file is the open device; it keeps an AutoClear device until it is
+// mounted. The caller must prevent that a file is bound twice. Errors:
+// errs.Invalid for an empty file, or a size that is not a multiple of
+// SectorSize.
 func Attach(ctx context.Context, c Config) (Device, *os.File, error) {
 	return host().attach(ctx, c)
 }
 
 // Find returns the devices bound to a file, sorted by number; usually zero or
-// one. Silent devices are excluded: a file whose identity was just read does
-// respond.
+// one. Silent devices are excluded.
 func Find(ctx context.Context, b Backing) ([]Device, error) {
 	return host().list(ctx, func(d Device) bool { return d.Backing == b })
 }
 
-// List returns all bound loop devices of the machine sorted by number,
-// including those of other programs.
+// List returns all bound loop devices, sorted by number.
 func List(ctx context.Context) ([]Device, error) {
 	return host().list(ctx, func(Device) bool { return true })
 }
 
-// Detach unbinds the file from the device and verifies that. It is idempotent.
-// For a device in use the kernel would report success and detach at the last
-// close; Detach instead returns ErrBusy (and errs.Precondition) with the known
-// users in the text, and leaves the device as it was. It waits for short uses
-// by other programs, such as udev.
+// Detach unbinds the file and verifies that. It is idempotent. The kernel would
+// detach a device in use at its last close; Detach instead leaves it as it was,
+// and returns ErrBusy (and errs.Precondition) with the known users. It waits
+// for short uses, such as udev's.
 func Detach(ctx context.Context, d Device) error { return host().detach(ctx, d) }
 
 // Resize updates the device to the size of its backing file. Errors: ErrGone.
@@ -122,8 +113,8 @@ func SetAutoClear(ctx context.Context, d Device, on bool) error {
 	return host().with(ctx, d, func(f *os.File, _ Device) error { return setAutoClear(f, on) })
 }
 
-// SetReadAhead sets the read-ahead of the device in KiB; 0 disables it. It
-// lasts until the device is detached. Errors: ErrGone, errs.Invalid.
+// SetReadAhead sets the read-ahead in KiB until the device is detached; 0
+// disables it. Errors: ErrGone, errs.Invalid.
 func SetReadAhead(ctx context.Context, d Device, kib int) error {
 	if kib < 0 || kib > maxReadAhead {
 		return errs.Errorf(errs.Invalid, "read-ahead of %d KiB is not in the range 0 (off) to %d", kib, maxReadAhead)
@@ -131,16 +122,15 @@ func SetReadAhead(ctx context.Context, d Device, kib int) error {
 	return host().with(ctx, d, func(_ *os.File, now Device) error { return host().setReadAhead(now.Number, kib) })
 }
 
-// SetDiscard enables discards, which punch holes into the backing file, or
-// disables them, so that a fully allocated file stays allocated. Some kernels,
-// such as Linux 6.18, cannot enable them again: that returns ErrReattach (and
-// errs.Precondition), and they are enabled by the next Attach. Errors: ErrGone.
+// SetDiscard enables or disables discards, which punch holes into the backing
+// file. Linux 6.18, for example, cannot enable them again before the next
+// Attach: ErrReattach (and errs.Precondition). Errors: ErrGone.
 func SetDiscard(ctx context.Context, d Device, on bool) error {
 	return host().with(ctx, d, func(_ *os.File, now Device) error { return host().setDiscard(now.Number, on) })
 }
 
-// SetReadOnly makes the device reject or accept writes. Existing writable opens
-// and mounts remain and get errors. Errors: ErrGone.
+// SetReadOnly rejects or accepts writes. Existing writable opens and mounts get
+// errors. Errors: ErrGone.
 func SetReadOnly(ctx context.Context, d Device, on bool) error {
 	return host().with(ctx, d, func(f *os.File, _ Device) error { return setReadOnly(f, on) })
 }

@@ -21,7 +21,6 @@ import (
 
 const testSize = 64 << 20
 
-// newFile creates a sparse file that is removed after the test.
 func newFile(t testing.TB, size int64) *os.File {
 	t.Helper()
 	f := testkit.Open(os.Create(filepath.Join(t.TempDir(), "volume")))(t)
@@ -29,7 +28,7 @@ func newFile(t testing.TB, size int64) *os.File {
 	return f
 }
 
-// mustAttach attaches, and detaches after the test, even if it failed.
+// mustAttach detaches after the test.
 func mustAttach(t testing.TB, c Config) (Device, *os.File) {
 	t.Helper()
 	d, f, err := Attach(t.Context(), c)
@@ -169,7 +168,6 @@ func TestSetReadOnly(t *testing.T) {
 	}
 }
 
-// writeTo writes a sector for sure.
 func writeTo(d Device) error {
 	f, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
 	if err != nil {
@@ -194,7 +192,7 @@ func TestResize(t *testing.T) {
 	}
 }
 
-// wantBusy asserts that a detach was refused and left the device as it was.
+// wantBusy : the detach left the device as it was.
 func wantBusy(t *testing.T, d Device, words ...string) {
 	t.Helper()
 	var err error
@@ -259,7 +257,7 @@ func TestDetachWaitsForAShortUse(t *testing.T) {
 			}
 			return
 		}
-		// The use took too long on this machine; Detach need not wait for it.
+		// The use took too long on this machine.
 		f = testkit.Value(os.Open(d.Path))(t)
 	}
 }
@@ -268,8 +266,8 @@ func TestDetachEndsWithItsContext(t *testing.T) {
 	d, _ := mustAttach(t, Config{File: newFile(t, testSize)})
 	ended := testkit.Canceled(t)
 	testkit.WantError(t, "with a context that has ended", Detach(ended, d), context.Canceled)
-	// Long enough to find that the device is busy, and shorter than
-	// detachBound, after which the error would not include the context's.
+	// Shorter than detachBound, after which the error would not include the
+	// context's.
 	var err error
 	wait := 20 * time.Millisecond
 	for range 50 {
@@ -300,8 +298,7 @@ func TestAutoClear(t *testing.T) {
 	wantGone(t, d)
 }
 
-// wantGone waits until the device is detached: another program can have it open
-// briefly while it scans devices.
+// Another program can have the device open briefly while it scans devices.
 func wantGone(t *testing.T, d Device) {
 	t.Helper()
 	testkit.Eventually(t, "the device is detached", func() bool { return len(mustFind(t, d.Backing)) == 0 })
@@ -318,8 +315,8 @@ func TestSetAutoClear(t *testing.T) {
 	wantGone(t, d)
 }
 
-// startHolder runs a shell script that prints "ready" and keeps something in
-// use until stop or the end of the test.
+// The script prints "ready" and keeps something in use until stop or the end of
+// the test.
 func startHolder(t *testing.T, attr *syscall.SysProcAttr, script string, args ...string) (stop func()) {
 	t.Helper()
 	cmd := exec.Command("sh", append([]string{"-c", script, "sh"}, args...)...)

@@ -17,8 +17,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// reattach binds a file to a number that was free just before. It returns false
-// if another program has taken it meanwhile.
+// The number was free just before; reattach returns false if another program
+// has taken it meanwhile.
 func reattach(t *testing.T, number int, file *os.File) (Device, bool) {
 	t.Helper()
 	control := testkit.Value(host().openControl())(t)
@@ -68,9 +68,8 @@ func TestCallsLeaveAReusedNumberAlone(t *testing.T) {
 	t.Fatal("others took the number ten times")
 }
 
-// Attach waits for the release of an unusable device: another program that
-// lists loop devices has it open, and the file would have two devices
-// meanwhile.
+// Another program that lists loop devices has an unusable device open; without
+// the wait the file would have two devices.
 func TestReleaseWaitsForOtherOpeners(t *testing.T) {
 	file := newFile(t, testSize)
 	d, f := mustAttach(t, Config{File: file})
@@ -113,8 +112,8 @@ func TestAttachInheritsNothing(t *testing.T) {
 		} {
 			testkit.Must(t, err)
 		}
-		f.Close()                            // the kernel detaches; the number is the next one's
-		t.Cleanup(func() { host().tidy(d) }) // or another program's, in the end
+		f.Close()                            // the kernel detaches and reuses the number
+		t.Cleanup(func() { host().tidy(d) }) // or another program's
 	}
 }
 
@@ -248,7 +247,6 @@ func TestKernelWithoutLoopDevices(t *testing.T) {
 	}
 }
 
-// BenchmarkFind looks for one of many devices.
 func BenchmarkFind(b *testing.B) {
 	control := testkit.Value(host().openControl())(b)
 	defer control.Close()

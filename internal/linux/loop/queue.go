@@ -19,8 +19,8 @@ func (k kernel) setReadAhead(number, kib int) error {
 	return k.writeQueue(number, "read_ahead_kb", strconv.Itoa(kib))
 }
 
-// setDiscard enables or disables discards. Kernels reset the read-ahead to at
-// least its default with every change of a limit, so it is restored.
+// setDiscard restores the read-ahead, which kernels raise to the default with
+// every change of a limit.
 func (k kernel) setDiscard(number int, on bool) error {
 	now, err := k.discards(number)
 	if err != nil || now == on {
@@ -36,8 +36,7 @@ func (k kernel) setDiscard(number int, on bool) error {
 	return k.writeQueue(number, "read_ahead_kb", strconv.FormatUint(readAhead, 10))
 }
 
-// discards reports whether discards are enabled, or the backing file does not
-// support them.
+// discards is also true if the backing file does not support discards.
 func (k kernel) discards(number int) (bool, error) {
 	able, err := k.readQueue(number, "discard_max_hw_bytes")
 	if err != nil {
@@ -51,9 +50,9 @@ func (k kernel) discards(number int) (bool, error) {
 // other limits.
 const discardUnit = 1 << 20
 
-// limitDiscard sets the largest discard: zero, or the driver's maximum. Some
-// kernels, such as Linux 6.18, lose the granularity while discards are disabled
-// and then accept only zero until the number is recreated: ErrReattach.
+// limitDiscard sets zero or the driver's maximum. Linux 6.18, for example,
+// loses the granularity while discards are disabled, and accepts only zero
+// until the number is recreated: ErrReattach.
 func (k kernel) limitDiscard(number int, on bool) error {
 	if !on {
 		return k.writeQueue(number, "discard_max_bytes", "0")
