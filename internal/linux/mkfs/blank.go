@@ -13,11 +13,11 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// ErrNotBlank: the volume contains nonzero bytes, so it is not formatted.
+// ErrNotBlank: a volume with nonzero bytes is not formatted.
 var ErrNotBlank = errors.New("not blank")
 
-// checkBlank verifies that every byte reads as zero. It skips holes and
-// unwritten extents, so checking a new file is cheap at any size.
+// checkBlank skips holes and unwritten extents, so that it is cheap for a new
+// file of any size.
 func checkBlank(ctx context.Context, f *os.File, size int64) error {
 	for at := int64(0); at < size; {
 		start, end, err := nextData(f, at, size)
@@ -32,8 +32,7 @@ func checkBlank(ctx context.Context, f *os.File, size int64) error {
 	return nil
 }
 
-// nextData returns the first range at or after at that can contain data; an
-// empty range at the end without any.
+// nextData returns an empty range at the end if no data follows.
 func nextData(f *os.File, at, size int64) (start, end int64, err error) {
 	start, err = unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
 	switch {
@@ -70,7 +69,6 @@ func checkZeros(ctx context.Context, f *os.File, from, to int64) error {
 	return nil
 }
 
-// describe describes the content of a device for an error.
 func describe(r io.ReaderAt, at int64) string {
 	info, err := Probe(r)
 	switch {

@@ -32,8 +32,7 @@ func (t Tools) ext4(ctx context.Context, r Request) (command, error) {
 	return command{tool: "mkfs.ext4", args: finish(args, r, "-U")}, nil
 }
 
-// xfsPin is a feature that is set or cleared explicitly if mkfs.xfs knows it,
-// with the option that it belongs to.
+// xfsPin is a feature that is set or cleared explicitly if mkfs.xfs knows it.
 type xfsPin struct {
 	option, feature string
 	on              int
@@ -89,12 +88,11 @@ func (t Tools) btrfs(ctx context.Context, r Request) (command, error) {
 	return command{tool: "mkfs.btrfs", args: finish(args, r, "-U")}, nil
 }
 
-// oldestKernel is the oldest kernel that must mount file systems created by
-// Make: the first with mount_setattr.
+// oldestKernel must mount file systems created by Make: it is the first with
+// mount_setattr.
 var oldestKernel = release{5, 12}
 
-// tooNew extracts from the output of "mkfs.btrfs -O list-all" the default
-// features that the oldest kernel does not support.
+// tooNew parses the output of "mkfs.btrfs -O list-all".
 func tooNew(list string) []string {
 	feature := regexp.MustCompile(`^([a-z0-9-]+)\s+- .*\(.*compat=(\d+\.\d+).*default=`)
 	var off []string
@@ -119,14 +117,12 @@ func finish(args []string, r Request, uuidFlag string) []string {
 	return append(args, "--", r.Path)
 }
 
-// release is the first two numbers of a kernel or tool release.
 type release struct{ major, minor int }
 
 func (r release) atLeast(o release) bool {
 	return r.major > o.major || (r.major == o.major && r.minor >= o.minor)
 }
 
-// findRelease returns the first release number in a text, or zero.
 func findRelease(text string) release {
 	m := regexp.MustCompile(`(\d+)\.(\d+)`).FindStringSubmatch(text)
 	if m == nil {

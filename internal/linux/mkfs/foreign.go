@@ -5,7 +5,6 @@ import (
 	"slices"
 )
 
-// signature is the signature of other content than our file systems.
 type signature struct {
 	at   int
 	mark string
@@ -44,7 +43,6 @@ func signatures() []signature {
 	}
 }
 
-// foreign returns the name of other known content, or "".
 func foreign(head []byte) string {
 	for _, s := range signatures() {
 		if bytes.HasPrefix(head[s.at:], []byte(s.mark)) {
@@ -57,8 +55,8 @@ func foreign(head []byte) string {
 	return ""
 }
 
-// isMBR checks more than the two bytes at the end of the sector, which boot
-// code alone has too: four entries with valid flags, at least one in use.
+// isMBR requires more than the last two bytes of the sector, which boot code
+// has too: four entries with valid flags, at least one in use.
 func isMBR(head []byte) bool {
 	if head[510] != 0x55 || head[511] != 0xaa {
 		return false

@@ -10,8 +10,7 @@ import (
 
 // IsFull reports whether the file system cannot grow further on a device of
 // that size in bytes. ext4 and XFS do not use a rest that is too small for a
-// group, and no file system uses a partial block. Errors: as Probe;
-// errs.Precondition without a file system.
+// group. Errors: as Probe; errs.Precondition without a file system.
 func IsFull(r io.ReaderAt, deviceSize int64) (bool, error) {
 	info, err := Probe(r)
 	if err != nil {

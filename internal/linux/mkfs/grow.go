@@ -12,25 +12,23 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// GrowOffline grows an unmounted file system with the installed tools; see
-// Tools.GrowOffline.
+// GrowOffline is Tools.GrowOffline with the installed tools.
 func GrowOffline(ctx context.Context, path string, t Type) error {
 	return Tools{}.GrowOffline(ctx, path, t)
 }
 
-// GrowOffline grows an unmounted ext4 to the size of its file or block device:
-// e2fsck first, as resize2fs requires, then resize2fs. If the file system has
-// that size already, it costs one read. xfs and btrfs grow only while mounted:
-// for them GrowOffline is a no-op.
+// GrowOffline grows an unmounted ext4 to the size of its device with e2fsck and
+// resize2fs. If it has that size already, this costs one read. xfs and btrfs
+// grow only while mounted: a no-op.
 //
-// A cancelled context ends the check, but not a resize: an interrupted resize
-// leaves a file system that "e2fsck -p" does not accept (measured: in one of
-// ten kills at random times). So resize2fs continues even if this process dies,
-// and holds a lock meanwhile: until then another call gets errs.Busy. If it is
-// still interrupted (power loss, a killed container), a marker in front of the
-// file system makes the next call run "e2fsck -y" (measured: 22 of 149
-// interruptions needed it, all were repaired without loss). Without the marker
-// only "e2fsck -p" runs: damage of unknown origin is left to the administrator.
+// A cancelled context ends the check, but not a resize: one of ten interrupted
+// resizes leaves a file system that "e2fsck -p" does not accept. So resize2fs
+// continues even if this process dies, with a lock: another call gets
+// errs.Busy. If it is still interrupted (power loss, a killed container), a
+// marker in front of the file system makes the next call run "e2fsck -y"
+// (measured: all of 149 interruptions were repaired without loss). Without the
+// marker only "e2fsck -p" runs: damage of unknown origin is left to the
+// administrator.
 //
 // Errors: ErrNoTool, ErrDamaged, errs.Busy, errs.Precondition if e2fsck needs
 // manual decisions.
@@ -110,8 +108,7 @@ func (t Tools) checkExt4(ctx context.Context, f *os.File, interrupted bool) erro
 	if err != nil {
 		return fmt.Errorf("check the ext4 on %s: %w", f.Name(), err)
 	}
-	// The exit code is a bit mask: 1 repaired, 2 repaired and reboot needed if
-	// mounted (it is not), 4 and higher failed.
+	// 1: repaired; 2: repaired, reboot if mounted (it is not).
 	const failed = ^3
 	if res.code&failed == 0 {
 		return nil

@@ -7,20 +7,18 @@ import (
 )
 
 // resizeMarker means that a resize began and did not end. It is in the boot
-// block, the first 1024 bytes of the device, which ext4 does not use. There it
-// cannot be lost or confused with the marker of another file, and copies of the
-// device include it.
+// block (1024 bytes), which ext4 does not use, so that copies of the device
+// include it.
 //
-// After it follows the superblock from before the resize, without a zero part
-// of its reserved area, which would not fit: resize2fs writes the superblock in
-// pieces, and a file system with one group has no other copy.
+// The superblock from before the resize follows, without a zero part that would
+// not fit: resize2fs writes it in pieces, and a file system with one group has
+// no other copy.
 const (
 	resizeMarker = "cleat: resize2fs began here\n"
 	savedSuper   = 960
-	superTail    = 4 // the checksum
+	superTail    = 4
 )
 
-// findInterruptedResize reports whether the marker exists.
 func findInterruptedResize(f *os.File) (bool, error) {
 	b := make([]byte, len(resizeMarker))
 	if _, err := f.ReadAt(b, 0); err != nil {
@@ -29,8 +27,8 @@ func findInterruptedResize(f *os.File) (bool, error) {
 	return string(b) == resizeMarker, nil
 }
 
-// markResize writes the marker, unless the boot block has other content. It
-// reports whether the marker exists now.
+// markResize does not overwrite a boot block with other content; it reports
+// whether the marker exists now.
 func markResize(f *os.File) (bool, error) {
 	b := make([]byte, extSuperOffset+extSuperSize)
 	if _, err := f.ReadAt(b, 0); err != nil {
@@ -45,9 +43,8 @@ func markResize(f *os.File) (bool, error) {
 	return true, writeBoot(f, marker)
 }
 
-// undoTornSuper restores the saved superblock if the current one is damaged.
-// Growing does not move existing data or metadata, so the old superblock leads
-// to all data; e2fsck and another resize follow.
+// undoTornSuper restores a damaged superblock. Growing does not move existing
+// data or metadata, so the old one leads to all data.
 func undoTornSuper(f *os.File) error {
 	head := make([]byte, reach)
 	if _, err := f.ReadAt(head, 0); err != nil {
@@ -70,7 +67,6 @@ func undoTornSuper(f *os.File) error {
 	return nil
 }
 
-// writeBoot writes at the beginning of the device, durably.
 func writeBoot(f *os.File, b []byte) error {
 	if _, err := f.WriteAt(b, 0); err != nil {
 		return fmt.Errorf("write the resize marker of %s: %w", f.Name(), err)

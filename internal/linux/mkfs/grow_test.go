@@ -22,8 +22,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// ext4With creates an ext4 of 64 MiB with one file, and returns the content of
-// the file.
+// 64 MiB with one file, whose content is returned
 func ext4With(t *testing.T, dir string) (path string, data []byte) {
 	t.Helper()
 	path = mkfstest.File(t, dir, "volume", 64*mib)
@@ -65,7 +64,7 @@ func TestGrowOffline(t *testing.T) {
 	}
 }
 
-// TestGrowOfflineThroughADevice: the node has a block device, not the file.
+// The node has a block device, not the file.
 func TestGrowOfflineThroughADevice(t *testing.T) {
 	path, data := ext4With(t, t.TempDir())
 	truncate(t, path, 256*mib)
@@ -79,9 +78,8 @@ func TestGrowOfflineThroughADevice(t *testing.T) {
 	checkGrown(t, path, 256*mib, data)
 }
 
-// TestFullFileSystemsAreLeftAlone tests sizes at which resize2fs omits a last
-// group that would be too small: GrowOffline must then not run the slow tools
-// again at each mount.
+// At sizes at which resize2fs omits a last group, GrowOffline must not run the
+// slow tools at each mount.
 func TestFullFileSystemsAreLeftAlone(t *testing.T) {
 	const group = 128 * mib
 	noTools := mkfs.Tools{Path: t.TempDir()}
@@ -115,8 +113,7 @@ func TestGrowOfflineLeavesOthersAlone(t *testing.T) {
 	testkit.WantError(t, "of an unknown type", mkfs.GrowOffline(t.Context(), "/nowhere", "vfat"), errs.Invalid)
 }
 
-// TestInterruptedResizeIsRepaired simulates a power loss during resize2fs: the
-// superblock is torn, and the marker of our own resize exists.
+// After a power loss the superblock is torn, and our marker exists.
 func TestInterruptedResizeIsRepaired(t *testing.T) {
 	path, data := ext4With(t, t.TempDir())
 	truncate(t, path, 256*mib)
@@ -133,7 +130,7 @@ func TestInterruptedResizeIsRepaired(t *testing.T) {
 	}
 }
 
-// TestForeignDamageIsNotRepaired: the same damage without our marker.
+// The same damage without our marker.
 func TestForeignDamageIsNotRepaired(t *testing.T) {
 	path, _ := ext4With(t, t.TempDir())
 	truncate(t, path, 256*mib)
@@ -145,7 +142,7 @@ func TestForeignDamageIsNotRepaired(t *testing.T) {
 	}
 }
 
-// TestDamageThatNeedsManualRepair has an inode table that e2fsck -p rejects.
+// e2fsck -p rejects the inode table.
 func TestDamageThatNeedsManualRepair(t *testing.T) {
 	path, _ := ext4With(t, t.TempDir())
 	truncate(t, path, 256*mib)
@@ -162,7 +159,7 @@ func TestDamageThatNeedsManualRepair(t *testing.T) {
 	}
 }
 
-// TestBootBlockIsRespected: what a user keeps before the file system stays.
+// User data before the file system stays.
 func TestBootBlockIsRespected(t *testing.T) {
 	path, data := ext4With(t, t.TempDir())
 	overwrite(t, path, 100, []byte("a boot loader"))
@@ -174,8 +171,7 @@ func TestBootBlockIsRespected(t *testing.T) {
 	}
 }
 
-// TestResizeGoesOnAndHoldsItsLock: while a resize runs, even if its caller is
-// gone, another resize is refused.
+// Another resize is refused even if the caller of the first is gone.
 func TestResizeGoesOnAndHoldsItsLock(t *testing.T) {
 	path, data := ext4With(t, t.TempDir())
 	truncate(t, path, 256*mib)
@@ -193,8 +189,7 @@ func TestResizeGoesOnAndHoldsItsLock(t *testing.T) {
 	checkGrown(t, path, 256*mib, data)
 }
 
-// TestKilledResizesAreRepaired kills the real resize2fs at many times, in file
-// systems of one group and of several.
+// resize2fs is killed at many times, with one group and with several.
 func TestKilledResizesAreRepaired(t *testing.T) {
 	pool := mkfstest.Pool(t, 1024*mib)
 	path, data := ext4With(t, pool)
@@ -223,9 +218,9 @@ func TestKilledResizesAreRepaired(t *testing.T) {
 	}
 }
 
-// TestResizesInterruptedByPowerLossAreRepaired: before resize2fs writes the
-// superblock it flushes everything else once (seen with strace, release 1.47),
-// so a power loss leaves the old superblock and any part of the rest.
+// Before resize2fs writes the superblock it flushes everything else once (seen
+// with strace, release 1.47), so a power loss leaves the old superblock and any
+// part of the rest.
 func TestResizesInterruptedByPowerLossAreRepaired(t *testing.T) {
 	pool := mkfstest.Pool(t, 1024*mib)
 	path, data := ext4With(t, pool)
@@ -253,8 +248,8 @@ func TestResizesInterruptedByPowerLossAreRepaired(t *testing.T) {
 	}
 }
 
-// survive copies a random part of the changed blocks, except the first one,
-// which contains marker and superblock.
+// survive copies random changed blocks, except the first, with marker and
+// superblock.
 func survive(t *testing.T, random *rand.Rand, before, after, into string) {
 	t.Helper()
 	var files []*os.File

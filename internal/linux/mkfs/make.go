@@ -18,27 +18,24 @@ import (
 
 // Request describes the file system to create.
 type Request struct {
-	// Path is the absolute path of a regular file or a block device, which must
-	// read as zeros. It can be sparse or fully allocated, and remains so:
-	// nothing is discarded.
+	// Path is the absolute path of a regular file or a block device that reads
+	// as zeros. Nothing is discarded.
 	Path string
 	Type Type
-	// Label is the label of the file system, or empty. At most 16 bytes for
-	// ext4, 12 for xfs, 255 for btrfs.
+	// Label has at most 16 bytes for ext4, 12 for xfs, 255 for btrfs.
 	Label string
-	// UUID of the file system; random if empty.
+	// UUID is random if empty.
 	UUID string
 }
 
-// Make creates a file system with the installed tools; see Tools.Make.
+// Make is Tools.Make with the installed tools.
 func Make(ctx context.Context, r Request) error { return Tools{}.Make(ctx, r) }
 
 // Make creates a file system with 4096-byte sectors and blocks. It does not
-// flush the file to disk. After an error the file can contain an incomplete
-// file system and must be discarded.
+// flush the file. After an error the file must be discarded.
 //
 // Errors: ErrNoTool; ErrNotBlank; errs.OutOfRange for a size below MinSize;
-// errs.Exhausted if the pool has no space left; errs.Invalid for the request.
+// errs.Exhausted if the pool has no space left; errs.Invalid.
 func (t Tools) Make(ctx context.Context, r Request) error {
 	if err := r.check(); err != nil {
 		return err
@@ -73,13 +70,13 @@ func (t Tools) Make(ctx context.Context, r Request) error {
 	return r.verify(f)
 }
 
-// mountCheckFailed is the error of mkfs.btrfs if another process detached a loop
-// device that it found in the mount table before it checked the device's
+// mountCheckFailed is the error of mkfs.btrfs if another process detached a
+// loop device that it found in the mount table before it checked the device's
 // backing file. It has written nothing then.
 const mountCheckFailed = "cannot check mount status"
 
-// runWithRetry repeats a tool for up to a second after this error; a longer
-// one has another cause.
+// runWithRetry repeats a tool for up to a second after this error; a longer one
+// has another cause.
 func (t Tools) runWithRetry(ctx context.Context, cmd command) (res result, err error) {
 	err = retry.For(ctx, time.Second, func() (again bool, err error) {
 		res, err = t.run(ctx, cmd)
@@ -117,8 +114,8 @@ func mkfsError(r Request, tool string, res result) error {
 	return errs.Errorf(kind, "%s on %s failed with exit code %d%s", tool, r.Path, res.code, quoteOutput(res.output))
 }
 
-// verify reads the result: otherwise a tool that wrongly reports success would
-// be noticed only when the volume is mounted.
+// verify notices a tool that wrongly reports success before the volume is
+// mounted.
 func (r Request) verify(f *os.File) error {
 	info, err := Probe(f)
 	if err != nil {

@@ -20,9 +20,8 @@ import (
 
 const mib = mkfstest.MiB
 
-// TestMadeFileSystemsMount handles files like a volume: made on a file,
-// attached with 4096-byte sectors and direct I/O, written to, copied by
-// reflink, and the copy mounted in parallel.
+// Like a volume: attached with 4096-byte sectors and direct I/O, written to,
+// copied by reflink, and the copy mounted in parallel.
 func TestMadeFileSystemsMount(t *testing.T) {
 	pool := mkfstest.Pool(t, 4096*mib)
 	for _, fs := range mkfs.Types() {
@@ -76,8 +75,8 @@ func TestThickStaysThick(t *testing.T) {
 	}
 }
 
-// TestMinSizeIsMeasured verifies that the tools fail below MinSize; for btrfs
-// the limit is the kernel's, when the file system grows (growfs).
+// The tools fail below MinSize; for btrfs the limit is the kernel's, when the
+// file system grows (growfs).
 func TestMinSizeIsMeasured(t *testing.T) {
 	for _, fs := range mkfs.Types() {
 		path := mkfstest.File(t, t.TempDir(), "small", mkfs.MinSize(fs)-4096)
@@ -147,8 +146,7 @@ func TestMakeSaysWhatIsThere(t *testing.T) {
 	}
 }
 
-// TestWrittenZerosAreBlank: blank means that a file reads as zeros, not that it
-// has no blocks.
+// Blank means that a file reads as zeros, not that it has no blocks.
 func TestWrittenZerosAreBlank(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "zeros")
 	testkit.Must(t, os.WriteFile(path, make([]byte, 9*mib), 0o600))
@@ -180,8 +178,7 @@ func TestMakeRefusesBadRequests(t *testing.T) {
 	}
 }
 
-// TestFeaturesArePinned: older kernels can mount the result, whatever the
-// tools' defaults are. The bits are those that Linux 5.12 supports.
+// The bits are those that Linux 5.12 supports.
 func TestFeaturesArePinned(t *testing.T) {
 	heads := map[mkfs.Type][]byte{}
 	for _, fs := range mkfs.Types() {
@@ -226,7 +223,7 @@ func probe(t *testing.T, path string) mkfs.Info {
 	return testkit.Value(mkfs.Probe(f))(t)
 }
 
-// writeFile writes bytes that do not repeat, durably, and returns them.
+// writeFile writes random bytes durably.
 func writeFile(t *testing.T, dir, name string, size int) []byte {
 	t.Helper()
 	data := make([]byte, size)
@@ -247,8 +244,7 @@ func checkFile(t *testing.T, dir, name string, want []byte) {
 	}
 }
 
-// TestIsFull: sizes at which a file system can grow or not. growfs tests that
-// the kernel and resize2fs agree.
+// growfs tests that the kernel and resize2fs agree.
 func TestIsFull(t *testing.T) {
 	const group = 80 * mib // a fourth of the XFS below
 	for fs, sizes := range map[mkfs.Type]map[int64]bool{

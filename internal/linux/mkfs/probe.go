@@ -10,18 +10,18 @@ import (
 
 // Info is the content of a superblock.
 type Info struct {
-	// Type is the file system; empty if it is not one that Make supports.
+	// Type is empty if it is not one that Make supports.
 	Type  Type
-	UUID  string // lower case, as reported by the kernel, also for a btrfs with a metadata_uuid
+	UUID  string // lower case, as in the kernel, even with a metadata_uuid
 	Label string
-	// Size of the file system in bytes; it can be less than that of the device.
+	// Size in bytes can be less than the device's.
 	Size int64
 	// Foreign names other known content (swap space, a partition table, another
 	// file system) if Type is empty.
 	Foreign string
 }
 
-// ErrDamaged: a superblock exists but is inconsistent or has a wrong checksum.
+// ErrDamaged: the superblock is inconsistent or has a wrong checksum.
 var ErrDamaged = errors.New("damaged superblock")
 
 // reach is how many bytes Probe reads: up to the end of the superblock of
@@ -29,9 +29,8 @@ var ErrDamaged = errors.New("damaged superblock")
 const reach = btrfsSuperOffset + btrfsSuperSize
 
 // Probe detects the content of a device. Unknown content returns an empty Info
-// and no error: the device is not necessarily blank, and must not be formatted
-// because of it. Errors: ErrDamaged, and read errors; a short device is not an
-// error.
+// and no error: the device is not necessarily blank and must not be formatted.
+// Errors: ErrDamaged, read errors.
 func Probe(r io.ReaderAt) (Info, error) {
 	head := make([]byte, reach)
 	if n, err := r.ReadAt(head, 0); err != nil && !(errors.Is(err, io.EOF) && n < len(head)) {
@@ -56,7 +55,6 @@ func damaged(t Type, format string, args ...any) error {
 	return fmt.Errorf("%w of %s: %s", ErrDamaged, t, fmt.Sprintf(format, args...))
 }
 
-// sizeOf multiplies, and rejects zero and overflow.
 func sizeOf(blocks, blockSize uint64) (int64, bool) {
 	const most = 1<<63 - 1
 	if blocks == 0 || blockSize == 0 || blocks > most/blockSize {

@@ -18,7 +18,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// head makes a file system and returns the beginning of its file.
+// head returns the beginning of a file system.
 func head(t testing.TB, fs mkfs.Type) []byte {
 	t.Helper()
 	path := mkfstest.File(t, t.TempDir(), string(fs), mkfs.MinSize(fs))
@@ -27,14 +27,14 @@ func head(t testing.TB, fs mkfs.Type) []byte {
 }
 
 func TestProbeNeverTrustsADamagedSuperblock(t *testing.T) {
-	step := 5 // comes to each byte of the fields, which have 2, 4, 8 or 16
+	step := 5 // reaches each byte of the fields of 2, 4, 8 or 16
 	if soak.Enabled {
 		step = 1
 	}
 	for fs, super := range map[mkfs.Type]struct{ from, to int }{
 		mkfs.Ext4:  {1024, 2048},
 		mkfs.XFS:   {0, 4096},
-		mkfs.Btrfs: {64<<10 + 32, 68 << 10}, // before it is the checksum, with space for a longer one
+		mkfs.Btrfs: {64<<10 + 32, 68 << 10}, // after space for a longer checksum
 	} {
 		torn := head(t, fs)
 		if want, err := mkfs.Probe(bytes.NewReader(torn)); err != nil || want.Type != fs {
@@ -79,7 +79,6 @@ func TestProbeNamesWhatIsForeign(t *testing.T) {
 	}
 }
 
-// TestProbeKnowsRealForeigners asks the tools that make them.
 func TestProbeKnowsRealForeigners(t *testing.T) {
 	for want, args := range map[string][]string{
 		"swap space": {"mkswap"},
@@ -106,14 +105,13 @@ func TestProbeOfShortAndBrokenDevices(t *testing.T) {
 
 var errBroken = errors.New("input/output error")
 
-// brokenDevice reads a little and then fails.
 type brokenDevice struct{}
 
 func (brokenDevice) ReadAt(p []byte, _ int64) (int, error) { return min(512, len(p)), errBroken }
 
 var _ io.ReaderAt = brokenDevice{}
 
-// FuzzProbe puts the bytes where a superblock lies.
+// The bytes are at the offsets of superblocks.
 func FuzzProbe(f *testing.F) {
 	places := []int{0, 1024, 64 << 10}
 	for i, fs := range []mkfs.Type{mkfs.XFS, mkfs.Ext4, mkfs.Btrfs} {
@@ -133,9 +131,8 @@ func FuzzProbe(f *testing.F) {
 	})
 }
 
-// TestCopiesMountBesideTheirOriginal takes copies of a mounted file system,
-// once frozen and once not, and mounts them on the same host. Both contain all
-// synced data, including data that is only in the log.
+// Copies, frozen or not, contain all synced data, including data that is only
+// in the log.
 func TestCopiesMountBesideTheirOriginal(t *testing.T) {
 	pool := mkfstest.Pool(t, 2048*mib)
 	for _, fs := range mkfs.Types() {
@@ -176,7 +173,7 @@ func TestCopiesMountBesideTheirOriginal(t *testing.T) {
 	}
 }
 
-// TestCopiesOfCopies: a second change keeps what the metadata carries.
+// A second change keeps the metadata_uuid.
 func TestCopiesOfCopies(t *testing.T) {
 	pool := mkfstest.Pool(t, 1024*mib)
 	path := mkfstest.File(t, pool, "volume", 256*mib)
@@ -246,8 +243,6 @@ func syncDir(t *testing.T, dir string) {
 	testkit.Must(t, unix.Syncfs(int(d.Fd())))
 }
 
-// freeze stops the file system until the returned function is called, or the
-// test ends.
 func freeze(t *testing.T, dir string) (thaw func()) {
 	t.Helper()
 	const fifreeze, fithaw = 0xc0045877, 0xc0045878

@@ -5,7 +5,6 @@ import (
 	"math/bits"
 )
 
-// Offsets in a btrfs superblock, and values.
 const (
 	btrfsSuperOffset = 0x10000
 	btrfsSuperSize   = 4096

@@ -23,7 +23,6 @@ const (
 	ext4Only      = 0x2778 // ro_compat bits that ext2 and ext3 do not have
 )
 
-// extSuper contains the used fields of an ext2, ext3 or ext4 superblock.
 type extSuper struct {
 	blocks, blockSize           uint64
 	firstBlock, blocksPerGroup  uint64
@@ -36,7 +35,6 @@ type extSuper struct {
 
 func crc32c(p []byte) uint32 { return crc32.Checksum(p, crc32.MakeTable(crc32.Castagnoli)) }
 
-// readExt parses the superblock in the head of a device.
 func readExt(head []byte) (extSuper, bool, error) {
 	b := head[extSuperOffset : extSuperOffset+extSuperSize]
 	le := binary.LittleEndian
@@ -94,9 +92,8 @@ func parseExt(head []byte) (Info, bool, error) {
 	return info, true, nil
 }
 
-// full reports whether the file system cannot grow on a device of that size: it
-// has that size, or the rest would be a last group too small for its metadata
-// and 50 blocks, which resize2fs and the kernel omit.
+// full is also true if the rest would be a last group too small for its
+// metadata and 50 blocks, which resize2fs and the kernel omit.
 func (s extSuper) full(deviceSize int64) bool {
 	blocks := uint64(deviceSize) / s.blockSize
 	if blocks <= s.blocks {
@@ -115,8 +112,7 @@ func (s extSuper) full(deviceSize int64) bool {
 	return rest < overhead+50
 }
 
-// hasSuper reports whether a group contains a copy of the superblock and
-// descriptors.
+// hasSuper includes the group descriptors.
 func (s extSuper) hasSuper(group uint64) bool {
 	if group <= 1 || s.roCompat&extSparse == 0 {
 		return true
@@ -133,7 +129,6 @@ func (s extSuper) hasSuper(group uint64) bool {
 	return false
 }
 
-// cString returns the text before the first zero byte.
 func cString(b []byte) string {
 	b, _, _ = bytes.Cut(b, []byte{0})
 	return strings.ToValidUTF8(string(b), "?")

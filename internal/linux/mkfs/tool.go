@@ -19,11 +19,9 @@ import (
 // DefaultPath is the default search path for tools.
 const DefaultPath = "/usr/sbin:/sbin:/usr/bin:/bin"
 
-// Tools runs the programs that create and repair file systems. The zero value
-// uses the installed ones.
+// Tools runs the programs that create and repair file systems.
 type Tools struct {
-	// Path lists the directories to search, separated by colons; empty is
-	// DefaultPath. It is also the PATH of the programs.
+	// Path is the search path, also of the programs; empty is DefaultPath.
 	Path string
 }
 
@@ -31,7 +29,6 @@ type Tools struct {
 // package.
 var ErrNoTool = errors.New("not installed")
 
-// debianPackage returns the package of a tool.
 func debianPackage(tool string) string {
 	switch tool {
 	case "mkfs.ext4", "e2fsck", "resize2fs":
@@ -63,28 +60,22 @@ func (t Tools) find(tool string) (string, error) {
 		tool, ErrNoTool, t.path(), debianPackage(tool))
 }
 
-// command is one run of a tool.
 type command struct {
 	tool string
 	args []string
-	// outlive lets the tool continue if this process dies, for work that must
-	// not be interrupted.
+	// The tool continues if this process dies.
 	outlive bool
-	// hold is inherited by the tool, so that a lock on it lasts as long as the
-	// tool runs.
+	// hold is inherited by the tool: a lock on it lasts as long as the tool.
 	hold *os.File
 }
 
-// result is the exit code and the combined output of a tool, shortened in the
-// middle.
 type result struct {
 	code   int
 	output string
 }
 
-// run executes a tool without a shell, without input and with a clean
-// environment. A cancelled context kills the tool and its children. A nonzero
-// exit code is not an error here, as its meaning differs between tools.
+// run uses no shell, no input and a clean environment. A cancelled context
+// kills the tool and its children. A nonzero exit code is not an error here.
 func (t Tools) run(ctx context.Context, c command) (result, error) {
 	if err := ctx.Err(); err != nil {
 		return result{}, fmt.Errorf("%s was not started: %w", c.tool, err)
@@ -102,7 +93,7 @@ func (t Tools) run(ctx context.Context, c command) (result, error) {
 	if !c.outlive {
 		cmd.SysProcAttr.Pdeathsig = unix.SIGKILL
 		// The kernel sends the signal when the thread that started the tool
-		// exits; locking keeps the thread until run returns.
+		// exits: keep it.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 	}
@@ -125,7 +116,6 @@ func (t Tools) run(ctx context.Context, c command) (result, error) {
 	return res, nil
 }
 
-// clipped keeps the beginning and the end of its input.
 type clipped struct {
 	head, tail []byte
 	lost       bool

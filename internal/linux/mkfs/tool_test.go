@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fake returns tools among which one is a shell script, before the real ones.
+// fake replaces one tool by a shell script.
 func fake(t *testing.T, tool, script string) mkfs.Tools {
 	t.Helper()
 	dir := t.TempDir()
@@ -53,8 +53,7 @@ func TestMissingToolsAreNamed(t *testing.T) {
 	}
 }
 
-// TestCancelKillsTheToolAndItsChildren: the script's child holds the output
-// open; it must not keep Make waiting either.
+// The script's child holds the output open; it must not keep Make waiting.
 func TestCancelKillsTheToolAndItsChildren(t *testing.T) {
 	pids := filepath.Join(t.TempDir(), "pids")
 	tools := fake(t, "mkfs.xfs", "sleep 1000 & echo $$ $! > "+pids+".new; mv "+pids+".new "+pids+"; wait\n")
@@ -73,7 +72,7 @@ func TestCancelKillsTheToolAndItsChildren(t *testing.T) {
 	}
 	for _, field := range strings.Fields(string(text)) {
 		pid := testkit.Value(strconv.Atoi(field))(t)
-		// The orphaned child is a zombie until init takes it: that is dead, too.
+		// Zombies are dead, too.
 		testkit.Eventually(t, "process "+field+" ends", func() bool { return !alive(pid) })
 	}
 	testkit.WantError(t, "mkfs with an ended context", tools.Make(ctx, mkfs.Request{Path: path, Type: mkfs.XFS}), context.Canceled)
@@ -116,7 +115,6 @@ func TestOutputIsBounded(t *testing.T) {
 	}
 }
 
-// TestFalseSuccessIsDetected: a tool that reports success and wrote nothing.
 func TestFalseSuccessIsDetected(t *testing.T) {
 	for _, fs := range mkfs.Types() {
 		path := mkfstest.File(t, t.TempDir(), "volume", 310*mib)
@@ -126,8 +124,7 @@ func TestFalseSuccessIsDetected(t *testing.T) {
 	}
 }
 
-// TestNewerToolsArePinnedToo simulates releases that this machine does not
-// have: features that they list are switched off.
+// New features of simulated releases are switched off.
 func TestNewerToolsArePinnedToo(t *testing.T) {
 	for fs, c := range map[mkfs.Type]struct {
 		script    string
@@ -165,9 +162,9 @@ echo "$@"; exit 1`,
 	}
 }
 
-// mkfs.btrfs reads the backing file of every loop device in the mount table,
-// and fails if one was just detached. A tmpfs with a free loop device as its
-// source is such a mount; the script unmounts it after the first failure.
+// mkfs.btrfs fails if a loop device in the mount table was just detached. A
+// tmpfs with a free loop device as its source is such a mount; the script
+// unmounts it after the first failure.
 func TestBtrfsIsMadeBesideAnUnmount(t *testing.T) {
 	gone := filepath.Join(t.TempDir(), "gone")
 	testkit.Must(t, os.Mkdir(gone, 0o700), unix.Mount(freeLoop(t), gone, "tmpfs", 0, ""))
@@ -180,8 +177,7 @@ func TestBtrfsIsMadeBesideAnUnmount(t *testing.T) {
 	}
 }
 
-// freeLoop returns the path of an unbound loop device. Its number is the highest
-// possible: the kernel gives out the lowest one first.
+// The number is the highest possible: the kernel uses the lowest first.
 func freeLoop(t *testing.T) string {
 	t.Helper()
 	control := testkit.Open(os.OpenFile("/dev/loop-control", os.O_RDWR, 0))(t)
@@ -193,7 +189,7 @@ func freeLoop(t *testing.T) string {
 		err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_ADD, number)
 		if err == nil {
 			t.Cleanup(func() {
-				// EBUSY: another program has the device open.
+				// EBUSY: open in another program.
 				if err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number); err != nil && !errors.Is(err, unix.EBUSY) {
 					t.Error(err)
 				}
@@ -203,7 +199,6 @@ func freeLoop(t *testing.T) string {
 		if !errors.Is(err, unix.EEXIST) {
 			t.Fatalf("LOOP_CTL_ADD %d: %v", number, err)
 		}
-		// The directory exists while the device is bound to a file.
 		if _, err := os.Stat(fmt.Sprintf("/sys/block/loop%d/loop", number)); errors.Is(err, fs.ErrNotExist) {
 			break
 		}

@@ -1,15 +1,12 @@
 // Package mkfs creates file systems on files and devices, and detects existing
-// ones. It creates them with the tools of each file system and a fixed feature
-// set, so that the result does not depend on the tools' release. It parses
-// superblocks itself.
+// ones. It creates them with the installed tools and a fixed feature set, and
+// parses superblocks itself.
 //
 // # Fixed features
 //
-// Tools can be newer than the kernel that mounts the file system (an image that
-// is newer than its host), and then enable features by default that this kernel
-// does not support. Make selects the features, and its file systems mount on
-// all kernels since 5.12, the first with mount_setattr, which cleat needs for
-// all mounts.
+// By default, tools that are newer than the host's kernel enable features that
+// it does not support. File systems of Make mount on all kernels since 5.12,
+// the first with mount_setattr.
 package mkfs
 
 import (
@@ -18,21 +15,20 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Type is a file system type, with its name in the kernel.
+// Type is a file system type, named as in the kernel.
 type Type string
 
-// The supported file systems.
+// Supported file systems.
 const (
 	Ext4  Type = "ext4"
 	XFS   Type = "xfs"
 	Btrfs Type = "btrfs"
 )
 
-// Types lists the file systems that Make supports.
+// Types lists the supported file systems.
 func Types() []Type { return []Type{Ext4, XFS, Btrfs} }
 
-// ParseType validates the name of a file system; errs.Invalid if Make does not
-// support it.
+// ParseType validates a type; errs.Invalid if Make does not support it.
 func ParseType(name string) (Type, error) {
 	if t := Type(name); slices.Contains(Types(), t) {
 		return t, nil
@@ -42,12 +38,12 @@ func ParseType(name string) (Type, error) {
 
 const mib = 1 << 20
 
-// MinSize is the smallest size in bytes that Make accepts for a type; zero for
-// an unknown type. Measured with the fixed features:
+// MinSize is the smallest size in bytes that Make accepts; zero for an unknown
+// type. Measured:
 //
 //   - ext4: 8 MiB; below it mke2fs silently omits the journal.
 //   - xfs: 300 MiB; below it mkfs.xfs fails since release 5.19.
-//   - btrfs: 256 MiB; mkfs.btrfs accepts 109 MiB, but the kernel does not resize a btrfs to less than 256 MiB, so a smaller one could not grow a little.
+//   - btrfs: 256 MiB; the kernel does not resize a btrfs to less.
 func MinSize(t Type) int64 {
 	switch t {
 	case Ext4:
@@ -60,7 +56,7 @@ func MinSize(t Type) int64 {
 	return 0
 }
 
-// maxLabel is the longest label in bytes.
+// maxLabel is in bytes.
 func maxLabel(t Type) int {
 	switch t {
 	case Ext4:

@@ -13,18 +13,15 @@ import (
 )
 
 // NewUUID makes a copy of a file system mountable on the same host as its
-// original. The copy must not be in use; it can be a snapshot taken while the
-// original was mounted and not frozen. It does not flush the file. It is
-// idempotent and can be repeated if interrupted.
+// original. The copy must not be in use; it can be a snapshot of a mounted file
+// system. It does not flush the file. It is idempotent.
 //
-//   - ext4 duplicates can be mounted as they are, xfs duplicates with the option nouuid: nothing is changed. A later replay of the log, which contains the old UUID, remains possible.
+//   - ext4 duplicates mount as they are, xfs duplicates with nouuid: nothing is changed, and the log, which contains the old UUID, can be replayed.
 //   - btrfs treats two devices with one UUID as one file system, and would mount the original instead of the copy. The copy gets a new UUID in its superblocks, and the old one, which is in all metadata, becomes the metadata_uuid (kernel 5.0).
 //
-// "btrfstune -m" does the same, but commits transactions. Measured with release
-// 6.2: after them the log tree, which contains data synced since the last
-// commit, is unreadable, and the kernel refuses the mount; "btrfs rescue
-// zero-log" would then lose synced data. Here only the superblocks are written,
-// and the kernel replays the log.
+// "btrfstune -m" (measured: 6.2) also commits transactions, after which the log
+// tree with data synced since the last commit is unreadable and the mount
+// fails. Here only the superblocks are written, and the kernel replays the log.
 func (t Tools) NewUUID(ctx context.Context, path string, fs Type) error {
 	if _, err := ParseType(string(fs)); err != nil {
 		return err
@@ -49,15 +46,13 @@ func (t Tools) NewUUID(ctx context.Context, path string, fs Type) error {
 	return nil
 }
 
-// device is the storage that renameBtrfs reads and writes.
 type device interface {
 	io.ReaderAt
 	io.WriterAt
 }
 
-// renameBtrfs sets a new UUID in all copies of the superblock. The first copy,
-// the only one used by a mount, is written last: an interruption leaves the old
-// or the new UUID.
+// renameBtrfs writes the first copy of the superblock, the only one used by a
+// mount, last: an interruption leaves the old or the new UUID.
 func renameBtrfs(d device, id uuid.UUID) error {
 	first, err := readBtrfsSuper(d, btrfsSuperOffset)
 	if err != nil {
