@@ -6,7 +6,6 @@ import (
 	"testing"
 )
 
-// effective parses the effective capabilities in /proc/self/status.
 func effective(t testing.TB, status string) uint64 {
 	t.Helper()
 	for line := range strings.Lines(status) {

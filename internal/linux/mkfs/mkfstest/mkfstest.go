@@ -1,5 +1,5 @@
-// Package mkfstest creates and mounts file systems for tests on the real
-// kernel, and cleans up at the end of the test. It needs root.
+// Package mkfstest creates and mounts file systems for tests and cleans up. It
+// needs root.
 package mkfstest
 
 import (
@@ -18,7 +18,7 @@ import (
 // MiB is 2^20 bytes.
 const MiB = 1 << 20
 
-// File creates a sparse file in a directory and returns its path.
+// File creates a sparse file.
 func File(t testing.TB, dir, name string, size int64) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
@@ -74,7 +74,7 @@ func Reflink(t testing.TB, from, to string) {
 	}
 }
 
-// Make creates a file system on a file with the installed tools.
+// Make creates a file system on a file.
 func Make(t testing.TB, path string, fs mkfs.Type) {
 	t.Helper()
 	if err := mkfs.Make(t.Context(), mkfs.Request{Path: path, Type: fs}); err != nil {
@@ -89,8 +89,7 @@ type Volume struct {
 	Device loop.Device
 }
 
-// Mount attaches a file to a loop device like a volume (4096-byte sectors,
-// direct I/O) and mounts it.
+// Mount attaches a file like a volume and mounts it.
 func Mount(t testing.TB, path string, fs mkfs.Type, options ...string) Volume {
 	t.Helper()
 	v, err := TryMount(t, path, fs, options...)
@@ -124,7 +123,7 @@ func TryMount(t testing.TB, path string, fs mkfs.Type, options ...string) (Volum
 	return v, nil
 }
 
-// Unmount unmounts a volume, which detaches its loop device. It is idempotent.
+// Unmount unmounts a volume and detaches its loop device. It is idempotent.
 func (v Volume) Unmount(t testing.TB) {
 	t.Helper()
 	if err := mount.Unmount(context.Background(), v.Dir); err != nil {
@@ -132,7 +131,7 @@ func (v Volume) Unmount(t testing.TB) {
 	}
 }
 
-// New creates a file of the given size with a file system, and mounts it.
+// New creates and mounts a file system.
 func New(t testing.TB, fs mkfs.Type, size int64) Volume {
 	t.Helper()
 	path := File(t, t.TempDir(), "volume", size)
@@ -146,8 +145,8 @@ func Pool(t testing.TB, size int64) string {
 	return New(t, mkfs.XFS, size).Dir
 }
 
-// HasSysResource reports whether this process has CAP_SYS_RESOURCE, which ext4
-// needs to grow online. In some environments even root lacks it.
+// HasSysResource reports CAP_SYS_RESOURCE, which ext4 needs to grow online and
+// even root can lack.
 func HasSysResource(t testing.TB) bool {
 	t.Helper()
 	status, err := os.ReadFile("/proc/self/status")
@@ -157,7 +156,7 @@ func HasSysResource(t testing.TB) bool {
 	return effective(t, string(status))&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
-// Remount remounts the file system at target read-only or read-write.
+// Remount remounts read-only or read-write.
 func Remount(ctx context.Context, target string, readOnly bool) error {
 	tree, err := mount.Open(ctx, target)
 	if err != nil {
