@@ -44,7 +44,6 @@ func bindWith(source, target string, attr attributes) error {
 	return moveMount(tree, to)
 }
 
-// setAttributes changes the attributes of the mount of a descriptor atomically.
 func setAttributes(fd int, attr attributes) error {
 	if attr == (attributes{}) {
 		return nil

@@ -33,7 +33,7 @@ func TestBindReadOnlyRefusesWrites(t *testing.T) {
 			t.Errorf("%s gives %v, want %v", name, err, unix.EROFS)
 		}
 	}
-	writeFile(t, filepath.Join(source, "file")) // the source stays as it is
+	writeFile(t, filepath.Join(source, "file")) // the source is unchanged
 }
 
 func TestBindOptionsHold(t *testing.T) {
@@ -106,8 +106,7 @@ func TestUnmountTakesEveryLayer(t *testing.T) {
 	mustUnmount(t, target)
 }
 
-// refusedUnmount repeats a refused unmount until the search for users was
-// complete.
+// Repeated until the search for users was complete.
 func refusedUnmount(t *testing.T, target string) (err error) {
 	t.Helper()
 	testkit.Eventually(t, "a whole search", func() bool {
@@ -138,7 +137,7 @@ func TestBusyUnmountNamesTheUsers(t *testing.T) {
 	wantError(t, refusedUnmount(t, target), ErrBusy, "a mount of", child)
 	mustUnmount(t, child)
 
-	cmd := exec.Command("sh", "-c", "echo ready; read -r _") // whose name is known when it speaks
+	cmd := exec.Command("sh", "-c", "echo ready; read -r _") // its name is known after the output
 	cmd.Dir = target
 	testkit.Value(cmd.StdinPipe())(t)
 	holder := testkit.Start(t, cmd)
@@ -160,8 +159,8 @@ func TestUnmountWaitsForAShortUse(t *testing.T) {
 	}
 }
 
-// waitsForAShortUse wants a call to succeed while something is used briefly. If
-// the machine made the use much longer, it is repeated.
+// The call succeeds while something is used briefly; repeated if the use took
+// too long.
 func waitsForAShortUse(t *testing.T, moment time.Duration, use func() (io.Closer, error), call func() error) {
 	t.Helper()
 	for {
@@ -197,7 +196,6 @@ func TestUnmountLeavesLinksAlone(t *testing.T) {
 	}
 }
 
-// A file system that was shut down returns an error for every access.
 func TestDeadFileSystem(t *testing.T) {
 	for _, fsType := range []string{"ext4", "xfs"} {
 		t.Run(fsType, func(t *testing.T) {

@@ -11,8 +11,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// fsContext is a file system context of fsopen(2) or fspick(2), with the
-// related kernel messages.
+// fsContext is a context of fsopen(2) or fspick(2).
 type fsContext struct {
 	fd  int
 	log *kernelLog
@@ -41,7 +40,7 @@ func openContext(fsType, source string) (*fsContext, error) {
 	return nil, fmt.Errorf("fsopen %q: %w", fsType, err)
 }
 
-// set sets one option. Errors never include its value, which can be a secret.
+// set's errors never include its value, which can be a secret.
 func (c *fsContext) set(option string) error {
 	name, value, hasValue := parseOption(option)
 	var err error
@@ -59,7 +58,6 @@ func (c *fsContext) set(option string) error {
 	return fmt.Errorf("mount option %s: %w%s", errs.Clip(name, 64), err, c.kernelMessages())
 }
 
-// command runs FSCONFIG_CMD_CREATE or _RECONFIGURE.
 func (c *fsContext) command(name string, run func(fd int) error) error {
 	err := run(c.fd)
 	switch {
@@ -73,8 +71,7 @@ func (c *fsContext) command(name string, run func(fd int) error) error {
 	return fmt.Errorf("%s: %w%s", name, err, c.kernelMessages())
 }
 
-// isRefusal distinguishes errors caused by the content or the state of the
-// device from other faults.
+// isRefusal: the content or the state of the device is the cause.
 func isRefusal(err error) bool {
 	for _, e := range []error{unix.EINVAL, unix.EUCLEAN, unix.ENOSYS, unix.EROFS, unix.EACCES, unix.ENOENT, unix.ENOTBLK, unix.ENXIO, unix.EOPNOTSUPP} {
 		if errors.Is(err, e) {
@@ -84,8 +81,7 @@ func isRefusal(err error) bool {
 	return false
 }
 
-// kernelMessages returns the kernel's messages about the last error, formatted to append
-// to an error.
+// kernelMessages is formatted to append to an error.
 func (c *fsContext) kernelMessages() string {
 	messages := append(c.messages(), c.log.since()...)
 	if len(messages) == 0 {
@@ -94,8 +90,7 @@ func (c *fsContext) kernelMessages() string {
 	return "; kernel messages: " + strings.Join(messages, " / ")
 }
 
-// messages drains the message log of the context, such as "e xfs: Unknown
-// parameter".
+// messages drains the context's log, such as "e xfs: Unknown parameter".
 func (c *fsContext) messages() []string {
 	var all []string
 	buffer := make([]byte, 4096)

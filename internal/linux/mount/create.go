@@ -13,14 +13,13 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
-// signalTries bounds the retries of a mount after EINTR; the Go runtime signals
-// its own threads.
+// signalTries bounds retries after EINTR: the Go runtime signals its own
+// threads.
 const signalTries = 10
 
-// mountBound is the timeout for short uses of the device by others.
+// mountBound waits for short uses of the device by others.
 const mountBound = 500 * time.Millisecond
 
-// create creates a detached mount of a file system.
 func create(ctx context.Context, s Spec) (*Tree, error) {
 	perMount, superblock, err := SplitOptions(s.Options)
 	if err != nil {
@@ -33,8 +32,8 @@ func create(ctx context.Context, s Spec) (*Tree, error) {
 	if attr.set&unix.MOUNT_ATTR_RDONLY != 0 {
 		superblock = append(superblock, "ro")
 	}
-	// Retry on ErrBusy: programs that search for a free loop device open each
-	// exclusively for a moment, as udev and blkid do with any device.
+	// Others open devices exclusively for a moment: udev, blkid, searches for a
+	// free loop device.
 	var tree *Tree
 	interrupted := 0
 	err = retry.For(ctx, mountBound, func() (again bool, err error) {
@@ -70,7 +69,7 @@ func createOnce(ctx context.Context, s Spec, superblock []string, attr attribute
 		return nil, fmt.Errorf("fsmount: %w%s", err, fs.kernelMessages())
 	}
 	tree := &Tree{fd: fd, source: filepath.Base(s.Source)}
-	if err := ctx.Err(); err != nil { // the caller no longer waits
+	if err := ctx.Err(); err != nil {
 		tree.Close()
 		return nil, err
 	}

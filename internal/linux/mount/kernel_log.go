@@ -8,14 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const maxMessages = 8 // maximum number of messages in one error
+const maxMessages = 8
 
-// kernelLog reads new kernel log messages about one device: most file systems
-// report the reason of a failed mount only there. Without permission to read
-// the log it is empty.
+// kernelLog reads messages about one device: most file systems report the
+// reason of a failed mount only there. It is empty without permission.
 type kernelLog struct {
 	fd     int
-	device string // name in log messages, such as loop3
+	device string // such as loop3
 }
 
 func openKernelLog(device string) *kernelLog {
@@ -36,10 +35,9 @@ func (l *kernelLog) close() {
 	}
 }
 
-// since returns the messages about the device since the log was opened.
 func (l *kernelLog) since() []string {
 	var all []string
-	buffer := make([]byte, 8192) // one record per read, of at most this size
+	buffer := make([]byte, 8192) // one record per read
 	for l.fd >= 0 && len(all) < maxMessages {
 		n, err := unix.Read(l.fd, buffer)
 		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EPIPE) {
@@ -56,15 +54,15 @@ func (l *kernelLog) since() []string {
 	return all
 }
 
-// recordText extracts the message from "6,1234,5678,-;message\n KEY=value\n".
+// recordText parses "6,1234,5678,-;message\n KEY=value\n".
 func recordText(record string) string {
 	_, text, _ := strings.Cut(record, ";")
 	text, _, _ = strings.Cut(text, "\n")
 	return strings.TrimSpace(text)
 }
 
-// mentions reports whether a message contains the device name as a word, such
-// as "(loop3)", "(device loop3)" or "/dev/loop3", but not "loop31".
+// mentions looks for a word, such as in "(loop3)", "(device loop3)" or
+// "/dev/loop3", but not "loop31".
 func mentions(text, device string) bool {
 	return slices.Contains(strings.FieldsFunc(text, func(r rune) bool {
 		return strings.ContainsRune(" ()/:,[]'\"", r)

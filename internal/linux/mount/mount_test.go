@@ -18,7 +18,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit/scratchfs"
 )
 
-// mkfs holds the smallest size and the flags for each type.
 var mkfs = map[string]struct {
 	size  int64
 	flags []string
@@ -28,7 +27,6 @@ var mkfs = map[string]struct {
 	"btrfs": {128 << 20, []string{"-q", "-K", "-s", "4096"}},
 }
 
-// newDevice makes a formatted loop device that goes with the test.
 func newDevice(t *testing.T, fsType string) (path string) {
 	t.Helper()
 	return attach(t, newImage(t, fsType))
@@ -95,7 +93,6 @@ func writeFile(t *testing.T, path string) {
 	testkit.Must(t, os.WriteFile(path, []byte("cleat"), 0o644))
 }
 
-// wantError asserts a kind and words of an error.
 func wantError(t *testing.T, err, kind error, words ...string) {
 	t.Helper()
 	testkit.WantError(t, "the call", err, kind, words...)
@@ -143,7 +140,7 @@ func TestMountSaysWhatTheKernelSays(t *testing.T) {
 			wantError(t, err, errs.Invalid, "turbo", "Unknown parameter", device, target)
 			err = Mount(t.Context(), Spec{Source: device, Target: target, FSType: fsType})
 			wantError(t, err, errs.Precondition, device)
-			if fsType != "btrfs" { // which gives no reason
+			if fsType != "btrfs" { // gives no reason
 				wantError(t, err, errs.Precondition, "kernel messages", "("+filepath.Base(device)+")")
 			}
 			if _, mounted := mustAt(t, target); mounted {
@@ -205,8 +202,7 @@ func TestMountOfAClaimedDevice(t *testing.T) {
 	wantError(t, err, ErrBusy, device)
 }
 
-// TestMountWaitsForAPassingClaim: other programs open devices exclusively for a
-// moment.
+// Other programs open devices exclusively for a moment.
 func TestMountWaitsForAPassingClaim(t *testing.T) {
 	device := newDevice(t, "ext4")
 	target := t.TempDir()

@@ -13,11 +13,11 @@ const (
 	maxOptionPart = 255  // bytes of a name or a value, limited by fsconfig(2)
 )
 
-// SplitOptions splits mount options, each string with one or more options
-// separated by commas, into mount attributes for BindOptions and options of the
-// file system. Commas in a double-quoted value do not separate; the quotes
-// remain. Options without meaning for the kernel (defaults, nofail, _netdev,
-// x-...) are dropped. It is a pure function, and idempotent.
+// SplitOptions splits comma-separated mount options into mount attributes
+// (nosuid, nodev, noexec, noatime, nodiratime, relatime, strictatime,
+// nosymfollow, ro, and their opposites) and options of the file system.
+// Double-quoted values can contain commas. Options without meaning for the
+// kernel (defaults, nofail, _netdev, x-...) are dropped. It is idempotent.
 //
 // Errors: errs.Invalid for options that request another operation or device
 // (bind, move, remount, loop, ...) or endanger the machine or the data
@@ -51,7 +51,6 @@ func SplitOptions(flags []string) (perMount, superblock []string, err error) {
 	return perMount, superblock, nil
 }
 
-// splitCommas splits at commas outside quotes and drops empty parts.
 func splitCommas(flag string) ([]string, error) {
 	var parts []string
 	start, quoted := 0, false
@@ -74,7 +73,7 @@ func splitCommas(flag string) ([]string, error) {
 	return parts, nil
 }
 
-// parseOption splits an option; the value is returned without its quotes.
+// parseOption removes the value's quotes.
 func parseOption(option string) (name, value string, hasValue bool) {
 	name, value, hasValue = strings.Cut(option, "=")
 	if n := len(value); n >= 2 && value[0] == '"' && value[n-1] == '"' {
@@ -104,7 +103,6 @@ func notInName(r rune) bool {
 	return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("._:-", r)
 }
 
-// forbidden returns why users must not set an option, or "" if it is allowed.
 func forbidden(name, value string) string {
 	switch name {
 	case "bind", "rbind", "move", "remount":
@@ -132,7 +130,6 @@ func forbidden(name, value string) string {
 	return ""
 }
 
-// isUserSpaceOption recognizes options for fstab and its readers only.
 func isUserSpaceOption(name string) bool {
 	switch name {
 	case "defaults", "auto", "noauto", "nofail", "_netdev", "comment":
@@ -141,16 +138,12 @@ func isUserSpaceOption(name string) bool {
 	return strings.HasPrefix(name, "x-")
 }
 
-// attributes are changes of mount attributes, as in mount_setattr(2).
 type attributes struct{ set, clear uint64 }
 
-// and applies a later change.
 func (a attributes) and(b attributes) attributes {
 	return attributes{set: a.set&^b.clear | b.set, clear: a.clear&^b.set | b.clear}
 }
 
-// attributeOf returns the change for a mount attribute option; false for other
-// options.
 func attributeOf(option string) (attributes, bool) {
 	switch option {
 	case "ro":
@@ -187,7 +180,6 @@ func attributeOf(option string) (attributes, bool) {
 	return attributes{}, false
 }
 
-// attributesOf combines mount attribute options.
 func attributesOf(options []string, readOnly bool) (attributes, error) {
 	var all attributes
 	for _, option := range options {

@@ -16,17 +16,17 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
 )
 
-// Entry is one mount of this process's mount namespace.
+// Entry is one mount of this mount namespace.
 type Entry struct {
 	ID, Parent   int
 	Major, Minor int    // of the file system's device
-	Root         string // directory or file of the file system that is mounted; with suffix "//deleted" if it was removed
+	Root         string // path in the file system; with suffix "//deleted" if removed
 	Target       string // absolute, as seen by this process
 	FSType       string
 	Source       string
 	Options      []string // of this mount
-	SuperOptions []string // of the file system, for all its mounts
-	Shared       bool     // new mounts below it propagate to its peers, such as other containers
+	SuperOptions []string // of the file system
+	Shared       bool     // mounts below it propagate, such as to other containers
 }
 
 // ReadOnly reports whether the mount or the file system is read-only.
@@ -34,9 +34,8 @@ func (e Entry) ReadOnly() bool {
 	return slices.Contains(e.Options, "ro") || slices.Contains(e.SuperOptions, "ro")
 }
 
-// IsOf reports whether this is a mount of the file system on a block device,
-// given by its path and number. File systems with an anonymous device number,
-// such as btrfs, are recognized by their source device.
+// IsOf reports whether this is a mount of a block device. File systems with an
+// anonymous device number, such as btrfs, are recognized by their source.
 func (e Entry) IsOf(path string, major, minor uint32) bool {
 	if e.Major != 0 {
 		return e.Major == int(major) && e.Minor == int(minor)
@@ -51,8 +50,7 @@ func (e Entry) IsOf(path string, major, minor uint32) bool {
 	return err == nil && maj == major && min == minor
 }
 
-// Table returns all mounts visible to this process, including mounts covered by
-// others.
+// Table returns all visible mounts, including covered ones.
 func Table(ctx context.Context) ([]Entry, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -73,10 +71,9 @@ func Table(ctx context.Context) ([]Entry, error) {
 	return entries, nil
 }
 
-// At returns the topmost mount whose root is at target, or false if target is
-// not a mount point or does not exist. It does not access the mounted file
-// system, so it works if that hangs. Symbolic links are followed except in the
-// last element.
+// At returns the topmost mount at target, or false. It does not access the
+// mounted file system, which can hang, and does not follow a symbolic link in
+// the last element.
 func At(ctx context.Context, target string) (Entry, bool, error) {
 	path, err := Resolve(target)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -93,16 +90,15 @@ func At(ctx context.Context, target string) (Entry, bool, error) {
 	return e, ok, nil
 }
 
-// Holding returns the mount of a table that contains a path: the topmost at the
-// path or at its nearest parent. The path must be absolute, clean and without
-// symbolic links. It is a pure function. False: the table has no root.
+// Holding returns the mount that contains a path, which must be absolute, clean
+// and without symbolic links. False: the table has no root.
 func Holding(table []Entry, path string) (Entry, bool) {
 	e, _ := topmost(table, path)
 	return e, e.ID != outside
 }
 
-// Resolve returns the name under which the kernel lists a mount at target. It
-// follows symbolic links in the parent only, as the target can hang.
+// Resolve returns the kernel's name of a mount at target. It follows symbolic
+// links in the parent only, as the target can hang.
 func Resolve(target string) (string, error) {
 	if !filepath.IsAbs(target) {
 		return "", errs.Errorf(errs.Invalid, "mount point %q: an absolute path is required", target)
@@ -115,19 +111,17 @@ func Resolve(target string) (string, error) {
 	return filepath.Join(parent, filepath.Base(target)), nil
 }
 
-// place is the location of a mount: a path in its parent mount.
+// place is a path in a parent mount.
 type place struct {
 	parent int
 	target string
 }
 
-// outside represents the parent of the root mount, which is not visible.
 const outside = -1
 
-// topmost walks to a path like the kernel, from mount to mount, and returns the
-// last mount, and whether the path is its root. The table's order is not
-// sufficient: a mount can be inserted beneath another, or be covered by one on
-// a parent directory.
+// topmost walks like the kernel from mount to mount, and reports whether the
+// path is a root. The table's order is not sufficient: mounts can be inserted
+// beneath others, or be covered on a parent directory.
 func topmost(entries []Entry, path string) (Entry, bool) {
 	ids := make(map[int]bool, len(entries))
 	for _, e := range entries {
@@ -155,8 +149,7 @@ func topmost(entries []Entry, path string) (Entry, bool) {
 	return here, found
 }
 
-// prefixes lists / and all parents of a clean absolute path, and the path
-// itself.
+// prefixes includes / and the path itself.
 func prefixes(path string) []string {
 	all := []string{"/"}
 	for i := 1; i < len(path); i++ {

@@ -18,7 +18,7 @@ import (
 func TestTopmost(t *testing.T) {
 	entries := []Entry{
 		{ID: 20, Parent: 1, Target: "/"},
-		{ID: 31, Parent: 30, Target: "/a"}, // on 30, though it stands first
+		{ID: 31, Parent: 30, Target: "/a"}, // on 30, but listed first
 		{ID: 30, Parent: 20, Target: "/a"},
 		{ID: 40, Parent: 20, Target: "/b/c"},
 		{ID: 41, Parent: 20, Target: "/b"}, // hides 40

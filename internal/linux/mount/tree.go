@@ -14,11 +14,11 @@ import (
 // MoveTo attaches it, or one from Open.
 type Tree struct {
 	fd     int
-	source string // the device, to find its kernel log messages
+	source string
 }
 
-// Create creates a detached mount of a file system. Close unmounts it unless
-// MoveTo was called. Errors are those of Mount; Target is not used.
+// Create creates a detached mount, which Close unmounts unless MoveTo was
+// called. Errors are those of Mount; Target is not used.
 func Create(ctx context.Context, s Spec) (*Tree, error) {
 	t, err := create(ctx, s)
 	if err != nil {
@@ -44,13 +44,11 @@ func Open(ctx context.Context, target string) (*Tree, error) {
 	return &Tree{fd: fd, source: deviceName(e)}, nil
 }
 
-// Path returns a path to the root directory of the mount, valid in this process
-// until Close.
+// Path returns a path to the root directory, valid in this process until Close.
 func (t *Tree) Path() string { return fmt.Sprintf("/proc/self/fd/%d", t.fd) }
 
-// SetReadOnly remounts read-only or read-write, like `mount -o remount,ro`:
-// this mount, and the file system, which affects all its mounts. ErrBusy: files
-// are open for writing.
+// SetReadOnly remounts like `mount -o remount,ro`: this mount, and the file
+// system with all its mounts. ErrBusy: files are open for writing.
 func (t *Tree) SetReadOnly(readOnly bool) error {
 	word, attr := "rw", attributes{clear: unix.MOUNT_ATTR_RDONLY}
 	if readOnly {
@@ -96,7 +94,6 @@ func (t *Tree) MoveTo(target string) error {
 // Close closes the descriptor, and unmounts a mount that was not attached.
 func (t *Tree) Close() { unix.Close(t.fd) }
 
-// moveMount attaches a detached mount to its target.
 func moveMount(fd, target int) error {
 	err := unix.MoveMount(fd, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 	switch {

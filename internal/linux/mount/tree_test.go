@@ -11,8 +11,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// A file system is complete before it is visible: it is written, made read-only
-// and then moved to its target; without the move it is unmounted.
+// It is written, made read-only and then moved; without the move it is
+// unmounted.
 func TestCreateIsSeenOnlyAfterMoveTo(t *testing.T) {
 	for fsType := range mkfs {
 		t.Run(fsType, func(t *testing.T) {

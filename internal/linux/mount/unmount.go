@@ -15,11 +15,9 @@ import (
 )
 
 const (
-	// unmountBound is the timeout for short uses by others, such as a statfs,
-	// or a file that is being closed.
+	// unmountBound waits for short uses by others, such as a statfs.
 	unmountBound = 500 * time.Millisecond
-	// maxLayers is the maximum number of stacked mounts removed by one call.
-	maxLayers = 64
+	maxLayers    = 64
 )
 
 var errNotMounted = errors.New("not mounted")
@@ -47,9 +45,8 @@ func unmount(ctx context.Context, target string) error {
 	return errs.Errorf(errs.Precondition, "unmount %s: more than %d mounts are stacked there; unmount again to remove the rest", target, maxLayers)
 }
 
-// unmountTop unmounts the topmost mount. It does not follow a symbolic link at
-// the end. It is never lazy: after a lazy unmount a device would seem unused
-// that is not.
+// unmountTop does not follow a symbolic link at the end. It is never lazy: a
+// device would then seem unused that is not.
 func unmountTop(target string) error {
 	for {
 		switch err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW); {
@@ -83,7 +80,6 @@ func busy(ctx context.Context, target string) error {
 	return errs.Errorf(errs.Precondition, "unmount %s: %w: it is used by %s; stop or close that, then try again", target, ErrBusy, holders.OfMount(ctx, path))
 }
 
-// checkTarget validates a mount point.
 func checkTarget(target string) error {
 	if !filepath.IsAbs(target) || filepath.Clean(target) == "/" {
 		return errs.Errorf(errs.Invalid, "mount point %q: an absolute path other than / is required", target)
@@ -91,5 +87,4 @@ func checkTarget(target string) error {
 	return nil
 }
 
-// deviceName returns the kernel's short name of the device of a mount.
 func deviceName(e Entry) string { return filepath.Base(e.Source) }
