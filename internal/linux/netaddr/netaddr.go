@@ -1,4 +1,4 @@
-// Package netaddr returns the addresses of this machine in the network namespace of
+// Package netaddr returns the machine's addresses in the network namespace of
 // the calling thread.
 package netaddr
 
@@ -13,9 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Own returns all addresses of this network namespace, sorted: those of its
-// interfaces, up or down, and always 127.0.0.1 and ::1. They have no zones and
-// are never 4in6.
+// Own returns all addresses of all interfaces, up or down, and always 127.0.0.1
+// and ::1: sorted, without zones, never 4in6.
 func Own() ([]netip.Addr, error) {
 	networks, err := networks()
 	if err != nil {
@@ -29,9 +28,9 @@ func Own() ([]netip.Addr, error) {
 	return slices.Compact(own), nil
 }
 
-// Broadcast returns, sorted, the broadcast address of each IPv4 network of an
-// interface: its last address, as in the kernel (fib_add_ifaddr). Networks of
-// one or two addresses and loopback have no broadcast address.
+// Broadcast returns, sorted, the last address of each IPv4 network, as in the
+// kernel (fib_add_ifaddr): not for networks of one or two addresses, nor
+// loopback.
 func Broadcast() ([]netip.Addr, error) {
 	networks, err := networks()
 	if err != nil {
@@ -47,7 +46,6 @@ func Broadcast() ([]netip.Addr, error) {
 	return slices.Compact(broadcast), nil
 }
 
-// networks returns the addresses of all interfaces with their prefix lengths.
 func networks() ([]netip.Prefix, error) {
 	listed, err := net.InterfaceAddrs()
 	if err != nil {
@@ -68,12 +66,11 @@ func networks() ([]netip.Prefix, error) {
 	return networks, nil
 }
 
-// Preferred returns the source addresses of this machine's default routes: at
-// most one IPv4 address, then at most one IPv6 address. Loopback and link-local
-// addresses are excluded. No packet is sent.
+// Preferred returns the source addresses of the default routes: at most one
+// IPv4, then at most one IPv6 address, not loopback or link-local.
 func Preferred() ([]netip.Addr, error) {
 	var preferred []netip.Addr
-	// The A root name server is reached by the default route.
+	// The A root name server: reached by the default route.
 	for _, text := range []string{"198.41.0.4", "2001:503:ba3e::2:30"} {
 		far := netip.MustParseAddr(text)
 		source, err := source(far)
@@ -104,8 +101,7 @@ func source(far netip.Addr) (netip.Addr, error) {
 	return local.AddrPort().Addr().WithZone("").Unmap(), nil
 }
 
-// isNoRoute reports whether connect failed because the family has no address or
-// default route, or a route that rejects packets (unreachable, prohibit,
+// isNoRoute includes routes that reject packets (unreachable, prohibit,
 // blackhole).
 func isNoRoute(err error) bool {
 	for _, none := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EADDRNOTAVAIL, unix.EAFNOSUPPORT, unix.EACCES, unix.EINVAL} {

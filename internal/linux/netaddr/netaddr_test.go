@@ -14,7 +14,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// network gives the test a network namespace with everything down.
 func network(t *testing.T) (ip func(words string)) {
 	t.Helper()
 	testkit.EnterNetNS(t)
@@ -41,7 +40,7 @@ func TestOwn(t *testing.T) {
 	ip("link set lo up")
 	ip("link add near type veth peer name far")
 	ip("address add 192.0.2.1/24 dev near")
-	ip("address add 192.0.2.2/24 dev near") // a secondary one
+	ip("address add 192.0.2.2/24 dev near") // secondary
 	ip("address add 2001:db8::1/64 dev near nodad")
 	ip("address add 198.51.100.4/29 dev far")
 	ip("address add 198.51.100.20/31 dev far")
@@ -99,7 +98,7 @@ func TestPreferred(t *testing.T) {
 	want(t, "every address is one's own", got, err)
 }
 
-// A kernel without IPv6 (ipv6.disable=1) answers as for an unknown address family.
+// A kernel without IPv6 (ipv6.disable=1) reports an unknown address family.
 func TestFamilyThatIsNotThere(t *testing.T) {
 	fd, err := unix.Socket(255, unix.SOCK_DGRAM, 0)
 	if err == nil {
