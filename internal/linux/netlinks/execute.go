@@ -14,14 +14,12 @@ import (
 )
 
 // reportErrors makes vishvananda/netlink request the kernel's error texts
-// (extended acknowledgements). The library does so only with this variable set,
-// and only on the sockets of a zero Handle.
+// (extended acknowledgements), which it does only on the sockets of a zero
+// Handle.
 var reportErrors = sync.OnceFunc(func() { nl.EnableErrorMessageReporting = true })
 
-// NewHandle returns a vishvananda/netlink handle whose errors include the
-// kernel's text. It must not dump: nl.NetlinkRequest of v1.3.1 panics on the
-// text of a failed dump, as it expects a copy of the request that NLMSG_DONE
-// does not have.
+// NewHandle returns a handle whose errors include the kernel's text. It must
+// not dump: nl.NetlinkRequest of v1.3.1 panics on the text of a failed dump.
 func NewHandle() *library.Handle {
 	reportErrors()
 	return &library.Handle{}
@@ -30,13 +28,11 @@ func NewHandle() *library.Handle {
 // maxWait bounds requests whose context has no deadline.
 const maxWait = 30 * time.Second
 
-// Execute sends a request of a netlink protocol on its own socket and returns
-// the answers. It is for requests that vishvananda/netlink cannot make. Errors
-// include the kernel's errno and text.
+// Execute makes requests that vishvananda/netlink cannot make. Errors include
+// the kernel's errno and text.
 //
-// The context bounds the wait for answers only. The kernel executes the request
-// inside sendmsg(2), and the next part of a dump inside recvmsg(2): if a driver
-// hangs, Execute hangs.
+// The context bounds the wait for answers only: the kernel executes requests
+// inside sendmsg(2) and recvmsg(2), so Execute hangs if a driver hangs.
 func Execute(ctx context.Context, protocol int, m netlink.Message) ([]netlink.Message, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

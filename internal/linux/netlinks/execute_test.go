@@ -19,7 +19,6 @@ func families(flags netlink.HeaderFlags, attributes ...byte) netlink.Message {
 }
 
 func TestExecute(t *testing.T) {
-	// The kernel sends all families in several parts.
 	if all := testkit.Value(Execute(t.Context(), unix.NETLINK_GENERIC, families(netlink.Dump)))(t); len(all) < 2 {
 		t.Errorf("%d families", len(all))
 	}
@@ -30,7 +29,6 @@ func TestExecute(t *testing.T) {
 		t.Errorf("%d families are nlctrl", len(one))
 	}
 	testkit.WantError(t, "no family", testkit.Err(Execute(t.Context(), unix.NETLINK_GENERIC, families(0, name("none")...))), unix.ENOENT)
-	// The kernel's own text is part of the error.
 	testkit.WantError(t, "a bad name", testkit.Err(Execute(t.Context(), unix.NETLINK_GENERIC, families(0, name("a-name-of-more-than-fifteen-bytes")...))),
 		unix.EINVAL, "Attribute failed policy validation")
 }

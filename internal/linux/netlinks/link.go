@@ -17,19 +17,19 @@ const (
 	sizeofLink = unix.SizeofIfInfomsg
 	ethernet   = 6
 
-	notReported = 1<<32 - 1 // value of a switch that the driver does not report
+	notReported = 1<<32 - 1 // switch without a value
 )
 
-// VF is an entry of a physical function's table of virtual functions.
+// VF is an entry of a physical function's VF table.
 type VF struct {
 	Index int
-	MAC   net.HardwareAddr // nil: no address, or the link is not Ethernet
-	VLAN  int              // 0: no VLAN
+	MAC   net.HardwareAddr // nil: none, or not Ethernet
+	VLAN  int
 	Trust Setting
 	Spoof Setting // spoof checking
 
-	// GUIDs reports that the kernel has GUIDs for an InfiniBand function, most
-	// significant byte first; 0 is unset.
+	// GUIDs: the next fields are reported (InfiniBand), most significant byte
+	// first; 0 is unset.
 	GUIDs              bool
 	NodeGUID, PortGUID uint64
 }
@@ -37,9 +37,8 @@ type VF struct {
 // Setting is a switch that drivers do not always report.
 type Setting uint8
 
-// The settings.
 const (
-	Unknown Setting = iota // not reported
+	Unknown Setting = iota
 	Off
 	On
 )
@@ -105,15 +104,13 @@ func parseLink(data []byte) (Link, error) {
 	if err := ad.Err(); err != nil {
 		return Link{}, fmt.Errorf("link %d: %w", l.Index, err)
 	}
-	// The kernel writes the wrong length for a table that is too long, and the
-	// attributes after it are then misread.
+	// The kernel writes the wrong length for a table that is too long.
 	if len(l.VFs) != 0 && len(l.VFs) != numVFs {
 		return Link{}, fmt.Errorf("link %d: the table has %d entries for %d virtual functions: the kernel cannot report so many", l.Index, len(l.VFs), numVFs)
 	}
 	return l, nil
 }
 
-// texts returns the strings of one type in a nested attribute.
 func texts(ad *netlink.AttributeDecoder, kind uint16) (all []string) {
 	ad.Nested(func(nested *netlink.AttributeDecoder) error {
 		for nested.Next() {

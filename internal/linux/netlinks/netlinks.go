@@ -1,10 +1,9 @@
-// Package netlinks reads and watches the links (network devices) of a network
-// namespace, their tables of virtual functions (VFs) and the links of default
-// routes, by rtnetlink(7). One dump lists all links.
+// Package netlinks reads and watches links (network devices), their tables of
+// virtual functions (VFs) and default routes, by rtnetlink(7).
 //
 // vishvananda/netlink v1.3.1 cannot do this:
-//   - It dumps all links with their VF tables, and reads neither physical port names, switch IDs of more than four bytes nor next-hop objects.
-//   - Of a VF table it reads no GUIDs, reads "spoof checking not reported" as on, numbers the VFs by position, and always requests statistics, a third of a table of up to 64 KiB.
+//   - It dumps all VF tables, and reads neither physical port names, switch IDs of more than four bytes nor next-hop objects.
+//   - It reads no GUIDs, reads "spoof checking not reported" as on, numbers VFs by position, and always requests statistics.
 //   - Its watch ends when events are lost, and its dumps can panic (see NewHandle).
 package netlinks
 
@@ -23,29 +22,25 @@ import (
 type Link struct {
 	Index int
 	Name  string
-	Names []string // alternative names
-	// Encapsulation is ether, infiniband, loopback, none, or arphrd-N, where N
-	// is the kernel's number.
+	Names []string
+	// Encapsulation is ether, infiniband, loopback, none, or arphrd-N.
 	Encapsulation string
 	Kind          string // vlan, bond, bridge, openvswitch, ...; "" for a physical device
 	MAC           string // 02:00:5e:10:00:01; 20 bytes for InfiniBand; "" if unset
 	MTU           int
-	Up            bool // administratively
+	Up            bool
 	Running       bool // up, and operational
-	Master        int  // index of its bond, bridge, ...; 0 if it has no master
-	Lower         int  // index of the lower link, such as a VLAN's; 0 if not in this namespace
+	Master        int  // of its bond, bridge, ...; or 0
+	Lower         int  // such as a VLAN's; 0 if not in this namespace
 	PortName      string
 	SwitchID      string // lower-case hexadecimal; "" if unset
-	// VFs is the VF table sorted by index; nil without VFs, if the driver has
-	// no table, and in lists of links.
+	// VFs is the VF table sorted by index; nil in lists of links.
 	VFs []VF
 }
 
-// Kernel reads rtnetlink in the network namespace of the calling thread. Its
-// zero value is ready.
+// Kernel reads rtnetlink in the network namespace of the calling thread.
 type Kernel struct{}
 
-// maxTries bounds the reads of a list that keeps changing.
 const maxTries = 5
 
 // Links lists all links, sorted by index.
@@ -70,18 +65,18 @@ func (Kernel) Links(ctx context.Context) ([]Link, error) {
 	return links, nil
 }
 
-// Parts of a link, for IFLA_EXT_MASK.
+// for IFLA_EXT_MASK
 const (
 	withTable    = 1 << 0 // RTEXT_FILTER_VF
-	withoutStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS: statistics are most of an answer
+	withoutStats = 1 << 3 // RTEXT_FILTER_SKIP_STATS, most of an answer
 )
 
-// Link returns the link of the given name with its VF table.
+// Link returns the link with its VF table.
 func (Kernel) Link(ctx context.Context, name string) (Link, error) {
 	return get(ctx, name, withTable|withoutStats)
 }
 
-// Index returns the index of the link of the given name.
+// Index returns the index of the link.
 func (Kernel) Index(ctx context.Context, name string) (int, error) {
 	l, err := get(ctx, name, withoutStats)
 	return l.Index, err
@@ -109,7 +104,6 @@ func get(ctx context.Context, name string, mask uint32) (Link, error) {
 	return Link{}, fmt.Errorf("none of the kernel's %d answers is a link", len(messages))
 }
 
-// linkRequest requests the link of the given name, or all links if it is "".
 func linkRequest(name string, mask uint32) ([]byte, error) {
 	ae := netlink.NewAttributeEncoder()
 	if name != "" {
@@ -120,9 +114,9 @@ func linkRequest(name string, mask uint32) ([]byte, error) {
 	return append(make([]byte, sizeofLink), attributes...), err
 }
 
-// DefaultRoutes lists, sorted, the indices of the links used by IPv4 and IPv6
-// default routes in any routing table. Routes that reject packets do not count.
-// On an error it also returns the links found so far.
+// DefaultRoutes lists, sorted, the links of default routes in any routing
+// table, except those that reject packets. An error comes with the links found
+// so far.
 func (Kernel) DefaultRoutes(ctx context.Context) ([]int, error) {
 	var found []int
 	var failed []error
@@ -143,8 +137,7 @@ func (Kernel) DefaultRoutes(ctx context.Context) ([]int, error) {
 	return slices.Compact(found), errors.Join(failed...)
 }
 
-// dump returns the entries of a list, and reads again if the list changed
-// meanwhile.
+// dump reads again if the list changed meanwhile.
 func dump(ctx context.Context, list netlink.HeaderType, request []byte) ([]netlink.Message, error) {
 	for range maxTries {
 		messages, err := Execute(ctx, unix.NETLINK_ROUTE, netlink.Message{

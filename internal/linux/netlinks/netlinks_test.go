@@ -27,7 +27,6 @@ func u32(values ...uint32) (b []byte) {
 	return b
 }
 
-// marshal appends attributes to a header.
 func marshal(t testing.TB, header []byte, attributes ...netlink.Attribute) []byte {
 	t.Helper()
 	b := testkit.Value(netlink.MarshalAttributes(attributes))(t)
@@ -106,7 +105,7 @@ func TestParseDefault(t *testing.T) {
 	}
 }
 
-// The list is equal to that of the standard library.
+// Compare with the standard library.
 func TestKernel(t *testing.T) {
 	links := testkit.Value(Kernel{}.Links(t.Context()))(t)
 	devices := testkit.Value(net.Interfaces())(t)
@@ -160,7 +159,6 @@ func TestParseEvent(t *testing.T) {
 	}
 }
 
-// watch runs Watch in a new network namespace.
 func watch(ctx context.Context, t *testing.T, on func(Event)) (testkit.NetNS, <-chan error) {
 	ns, ended := testkit.NewNetNS(t), make(chan error, 1)
 	go func() {
@@ -169,7 +167,6 @@ func watch(ctx context.Context, t *testing.T, on func(Event)) (testkit.NetNS, <-
 	return ns, ended
 }
 
-// changes returns a handle on a namespace's links and routes.
 func changes(t *testing.T, ns testkit.NetNS) *library.Handle {
 	h := testkit.Value(library.NewHandleAt(netns.NsHandle(ns.File.Fd()), unix.NETLINK_ROUTE))(t)
 	t.Cleanup(h.Close)
@@ -211,8 +208,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// A caller that reads slower than links change is notified that events are
-// missing.
+// A slow reader is notified that events are missing.
 func TestOverflow(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	flooded, listening, lost := make(chan struct{}), make(chan struct{}), make(chan struct{}, 1<<10)

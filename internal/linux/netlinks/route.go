@@ -15,11 +15,10 @@ const (
 	nextHopID     = 30 // RTA_NH_ID
 )
 
-// errNextHop: the route has a next-hop object but no link attribute, as with
-// net.ipv4.nexthop_compat_mode=0.
+// errNextHop: no link attribute, as with net.ipv4.nexthop_compat_mode=0.
 var errNextHop = errors.New("a default route has a next-hop object and no link: set net.ipv4.nexthop_compat_mode to 1")
 
-// parseDefault returns the links of a default route, and nil for other routes.
+// parseDefault returns nil for other routes.
 func parseDefault(data []byte) ([]int, error) {
 	if len(data) < sizeofRoute {
 		return nil, fmt.Errorf("route message of %d bytes: want at least %d", len(data), sizeofRoute)
@@ -56,8 +55,6 @@ func parseDefault(data []byte) ([]int, error) {
 	return links, nil
 }
 
-// parseNextHops returns the links of a list of struct rtnexthop, each followed
-// by attributes.
 func parseNextHops(b []byte) ([]int, error) {
 	var links []int
 	for len(b) >= sizeofNextHop {

@@ -20,7 +20,6 @@ func encode(t testing.TB, fill func(*netlink.AttributeEncoder)) []byte {
 	return testkit.Value(ae.Encode())(t)
 }
 
-// attribute is one of an entry of the table.
 type attribute struct {
 	kind uint16
 	data []byte
@@ -36,7 +35,7 @@ func vfSwitch(vf, on uint32) []byte { return u32(vf, on) }
 
 func vfGUID(vf uint32, guid uint64) []byte { return (&nl.VfGUID{Vf: vf, GUID: guid}).Serialize() }
 
-// answer is a link with a table of these entries that claims to have count VFs.
+// The table claims to have count VFs.
 func answer(t testing.TB, kind uint16, count uint32, entries ...[]attribute) []byte {
 	t.Helper()
 	return append(linkHeader(kind, 7, unix.IFF_UP), encode(t, func(ae *netlink.AttributeEncoder) {

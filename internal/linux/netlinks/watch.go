@@ -10,23 +10,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Event is a change of a link or of a default route; the zero value is no
-// change.
+// Event is a change; the zero value means no change.
 type Event struct {
-	// Lost means that events are missing: Watch has just started, the socket
-	// buffer overflowed, or an event could not be parsed.
+	// Lost: events are missing, or Watch has just started.
 	Lost         bool
 	Link         *Link // added, changed or, with Gone, removed
 	Gone         bool
-	DefaultRoute bool // a default route was added or removed
+	DefaultRoute bool
 }
 
-// queue is the size of the socket buffer, enough for some thousand events.
+// queue holds some thousand events.
 const queue = 2 << 20
 
-// Watch calls each for every change in the network namespace of the calling
-// thread until the context ends, whose cause it returns, or the socket fails.
-// The first event is Lost, once Watch receives changes.
+// Watch calls each for every change until the context ends, whose cause it
+// returns, or the socket fails. The first event is Lost, once changes are
+// received.
 func Watch(ctx context.Context, each func(Event)) error {
 	conn, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{
 		Groups: unix.RTMGRP_LINK | unix.RTMGRP_IPV4_ROUTE | unix.RTMGRP_IPV6_ROUTE,
