@@ -9,11 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Batch is a list of changes that the kernel applies atomically: packets see
-// either the old or the new rules. The zero Batch is empty.
+// Batch is a list of changes that is applied atomically: packets see either the
+// old or the new rules.
 type Batch struct {
 	messages []netlink.Message
-	what     []string // description of each message, for errors
+	what     []string // describes each message
 	err      error
 }
 
@@ -33,9 +33,8 @@ func (b *Batch) AddTable(name string) {
 	})
 }
 
-// SetTable creates a table with these flags, or sets them on an existing one
-// where the kernel allows it: a table that another socket owns, or that was
-// created without Persist, cannot be owned.
+// SetTable creates a table or sets its flags; a table that another socket owns,
+// or that was created without Persist, cannot be owned.
 func (b *Batch) SetTable(name string, flags uint32) {
 	what := fmt.Sprintf("add table inet %s with flags %#x", name, flags)
 	b.add(unix.NFT_MSG_NEWTABLE, netlink.Create, what, func(ae *netlink.AttributeEncoder) {
@@ -44,7 +43,7 @@ func (b *Batch) SetTable(name string, flags uint32) {
 	})
 }
 
-// DeleteTable removes a table and its contents.
+// DeleteTable deletes a table and its contents.
 func (b *Batch) DeleteTable(name string) {
 	b.add(unix.NFT_MSG_DELTABLE, 0, "delete table inet "+name, func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_TABLE_NAME, name)
@@ -67,7 +66,7 @@ func (b *Batch) AddChain(c Chain) {
 
 // AddSet creates an empty set.
 func (b *Batch) AddSet(s Set) {
-	id := uint32(len(b.messages) + 1) // any number unique within the batch
+	id := uint32(len(b.messages) + 1) // unique within the batch
 	b.add(unix.NFT_MSG_NEWSET, netlink.Create, fmt.Sprintf("add set %s of table inet %s", s.Name, s.Table), func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_SET_TABLE, s.Table)
 		ae.String(unix.NFTA_SET_NAME, s.Name)
@@ -78,7 +77,7 @@ func (b *Batch) AddSet(s Set) {
 	})
 }
 
-// FlushSet removes all elements of a set, which can be empty.
+// FlushSet removes all elements, if any.
 func (b *Batch) FlushSet(table, set string) {
 	b.add(unix.NFT_MSG_DELSETELEM, 0, fmt.Sprintf("empty set %s of table inet %s", set, table), func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.NFTA_SET_ELEM_LIST_TABLE, table)
@@ -134,13 +133,11 @@ func (b *Batch) AddRule(r Rule) {
 	})
 }
 
-// Commit applies the changes. An error from the kernel is an *Error, and
-// nothing has changed then. A context that ends before the batch is sent
-// cancels it; afterwards the batch is applied and Commit waits for the result.
+// Commit applies all changes or none; kernel errors are an *Error. A context
+// that ends after the batch was sent does not cancel it.
 func (c *Conn) Commit(ctx context.Context, b *Batch) error { return c.run(ctx, b, true) }
 
-// Check asks the kernel whether Commit would succeed, without applying
-// anything.
+// Check asks the kernel whether Commit would succeed.
 func (c *Conn) Check(ctx context.Context, b *Batch) error { return c.run(ctx, b, false) }
 
 func (c *Conn) run(ctx context.Context, b *Batch, commit bool) error {
@@ -157,9 +154,9 @@ func (c *Conn) run(ctx context.Context, b *Batch, commit bool) error {
 	defer end()
 	all := append([]netlink.Message{batchEdge(unix.NFNL_MSG_BATCH_BEGIN)}, b.messages...)
 	last := len(all) - 1
-	// Only the last message is acknowledged; any message can return an error.
+	// Only the last message is acknowledged; all can return errors.
 	all[last].Header.Flags |= netlink.Acknowledge
-	if commit { // without BATCH_END the kernel validates the batch and aborts it
+	if commit { // without BATCH_END the batch is only validated
 		all = append(all, batchEdge(unix.NFNL_MSG_BATCH_END))
 	}
 	if err := c.send(ctx, all); err != nil {

@@ -14,26 +14,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn is a netlink socket to nf_tables in one network namespace. Its methods
-// are safe for concurrent use; requests are serialized.
+// Conn is a netlink socket to nf_tables. It serializes concurrent requests.
 type Conn struct {
 	sock *socket.Conn
 	port uint32
-	busy chan struct{} // holds one token during a request
+	busy chan struct{} // full during a request
 	seq  uint32
 	buf  []byte
 }
 
-// answerBound is the timeout for the answer to a request; normally the kernel
-// answers before the send returns.
+// answerBound is generous: normally the kernel answers before the send returns.
 const answerBound = 30 * time.Second
 
-// Buffer sizes. A batch is one message in the kernel's queue, with up to 36
-// bytes per element and two elements per interval.
+// A batch is one message in the kernel's queue, with up to 36 bytes per
+// element, two per interval.
 const (
 	sendBuffer    = 32 << 20
 	receiveBuffer = 8 << 20
-	messageBuffer = 64 << 10 // the kernel sends dumps in parts of at most 32 KiB
+	messageBuffer = 64 << 10 // dumps have parts of at most 32 KiB
 )
 
 // Dial opens a socket in the network namespace of the calling thread.
@@ -48,8 +46,8 @@ func Dial() (*Conn, error) {
 	return newConn(sock, receiveBuffer)
 }
 
-// FromFile creates a Conn from a netlink socket received from another process.
-// The caller still owns the file.
+// FromFile creates a Conn from another process's socket. The caller still owns
+// the file.
 func FromFile(f *os.File) (*Conn, error) {
 	sock, err := socket.FileConn(f, "nftables")
 	if err != nil {
@@ -125,15 +123,14 @@ func (c *Conn) setUp(receive int) error {
 	return nil
 }
 
-// Close closes this descriptor; the socket lives until its last descriptor is
-// closed.
+// Close closes this descriptor only: the socket can have others.
 func (c *Conn) Close() error { return c.sock.Close() }
 
-// Port is the socket's netlink port, which identifies the owner of a table.
+// Port returns the socket's netlink port, which identifies the owner of a
+// table.
 func (c *Conn) Port() uint32 { return c.port }
 
-// File returns a duplicate descriptor of the socket, to pass it to another
-// process.
+// File returns a duplicate descriptor, for another process.
 func (c *Conn) File() (*os.File, error) {
 	raw, err := c.sock.SyscallConn()
 	if err != nil {
@@ -152,8 +149,7 @@ func (c *Conn) File() (*os.File, error) {
 	return os.NewFile(uintptr(second), "nftables"), nil
 }
 
-// Namespace returns the cookie of the socket's network namespace, which is
-// unique until reboot.
+// Namespace returns the cookie of the network namespace, unique until reboot.
 func (c *Conn) Namespace() (uint64, error) {
 	raw, err := c.sock.SyscallConn()
 	if err != nil {
@@ -169,9 +165,8 @@ func (c *Conn) Namespace() (uint64, error) {
 	return cookie, os.NewSyscallError("getsockopt", failed)
 }
 
-// begin acquires the connection and drains its receive queue: the queue can
-// hold answers to an abandoned request, perhaps of a dead process, and an
-// unfinished dump blocks the next one.
+// begin drains the receive queue: it can hold answers to an abandoned request,
+// perhaps of a dead process, and an unfinished dump blocks the next.
 func (c *Conn) begin(ctx context.Context) (end func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, context.Cause(ctx)
@@ -213,7 +208,7 @@ func (c *Conn) drain() error {
 	}
 }
 
-// send assigns sequence numbers and sends the messages as one datagram.
+// send uses one datagram.
 func (c *Conn) send(ctx context.Context, messages []netlink.Message) error {
 	size := 0
 	for _, m := range messages {
@@ -237,7 +232,6 @@ func (c *Conn) next() uint32 {
 	return c.seq
 }
 
-// receive reads one datagram.
 func (c *Conn) receive(ctx context.Context) ([]netlink.Message, error) {
 	for {
 		n, _, flags, from, err := c.sock.Recvmsg(ctx, c.buf, nil, 0)
@@ -251,8 +245,7 @@ func (c *Conn) receive(ctx context.Context) ([]netlink.Message, error) {
 		case flags&unix.MSG_TRUNC != 0:
 			return nil, fmt.Errorf("%w: one was longer than %d bytes", ErrLost, len(c.buf))
 		}
-		// Any process can send to a netlink socket; accept only the kernel's
-		// messages.
+		// Any process can send to a netlink socket.
 		if sender, ok := from.(*unix.SockaddrNetlink); !ok || sender.Pid != 0 {
 			continue
 		}
@@ -275,7 +268,6 @@ func appendMessage(b []byte, m netlink.Message) []byte {
 
 const headerLen = unix.NLMSG_HDRLEN
 
-// parseMessages copies the messages from a datagram.
 func parseMessages(b []byte) ([]netlink.Message, error) {
 	b = append([]byte(nil), b...)
 	var messages []netlink.Message
@@ -302,8 +294,8 @@ func parseMessages(b []byte) ([]netlink.Message, error) {
 // membarrierGlobal is MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
 const membarrierGlobal = 1
 
-// Settle waits for an RCU grace period. A commit affects new packets only;
-// afterwards no CPU is still processing a packet under the previous rules.
+// Settle waits for an RCU grace period: then no CPU processes a packet under
+// the rules before the commit.
 func Settle() error {
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0)
@@ -312,8 +304,8 @@ func Settle() error {
 			return nil
 		case errors.Is(errno, unix.EINTR):
 		case errors.Is(errno, unix.ENOSYS), errors.Is(errno, unix.EINVAL), errors.Is(errno, unix.EPERM):
-			// The kernel lacks the call, or has nohz_full CPUs. Packets in
-			// flight are processed within microseconds.
+			// No such call, or nohz_full CPUs. Packets in flight take
+			// microseconds.
 			return nil
 		default:
 			return os.NewSyscallError("membarrier", errno)

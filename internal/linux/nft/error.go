@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Error is a refusal by the kernel. errors.Is matches its Errno.
+// Error is a kernel error; errors.Is matches its Errno.
 type Error struct {
 	What    string // such as "add chain input of table inet cleat"
 	Errno   unix.Errno
@@ -32,19 +32,17 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Errno }
 
 var (
-	// ErrLost: the socket buffer overflowed, and messages were dropped.
+	// ErrLost: messages were dropped (socket buffer overflow).
 	ErrLost = errors.New("nf_tables: messages from the kernel were lost")
 
 	errInterrupted = errors.New("nf_tables: the rules changed while they were read")
 )
 
-// answer is a decoded NLMSG_ERROR; errno is zero for an acknowledgement.
 type answer struct {
 	errno   unix.Errno
 	message string
 }
 
-// parseAnswer reads struct nlmsgerr and the extended acknowledgement after it.
 func parseAnswer(m netlink.Message) (answer, error) {
 	if len(m.Data) < 4 {
 		return answer{}, fmt.Errorf("nf_tables: answer of %d bytes is too short", len(m.Data))
@@ -54,7 +52,7 @@ func parseAnswer(m netlink.Message) (answer, error) {
 		return a, nil
 	}
 	rest := m.Data[4:]
-	echoed := uint32(16) // the header of the request, and its payload unless capped
+	echoed := uint32(16) // the request's header, and its payload unless capped
 	if m.Header.Flags&netlink.Capped == 0 {
 		echoed = (binary.NativeEndian.Uint32(rest) + 3) &^ 3
 	}

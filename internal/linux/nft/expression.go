@@ -9,14 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Expression is one step of a rule; expressions are comparable with ==. An
-// expression from the kernel that this package cannot write is an Other.
+// Expression is one step of a rule, comparable with ==.
 type Expression interface {
 	name() string
 	encode(*netlink.AttributeEncoder)
 }
 
-// register is the only register used by these expressions.
 const register = unix.NFT_REG_1
 
 type (
@@ -94,7 +92,6 @@ func (e Verdict) encode(ae *netlink.AttributeEncoder) {
 
 func (Other) encode(*netlink.AttributeEncoder) {}
 
-// parseExpression decodes an expression reported by the kernel.
 func parseExpression(data []byte) (Expression, error) {
 	top, err := parseFields(data)
 	if err != nil {
@@ -103,15 +100,14 @@ func parseExpression(data []byte) (Expression, error) {
 	name := top.text(unix.NFTA_EXPR_NAME)
 	content := top.within(unix.NFTA_EXPR_DATA)
 	e := content.expression(name)
-	// Leftover attributes mean that this package did not write the expression.
+	// Leftover attributes: not written by this package.
 	if e == nil || content.broken || len(content.left) > 0 || len(top.left) > 0 || top.broken {
 		return Other{Name: name}, nil
 	}
 	return e, nil
 }
 
-// expression consumes the attributes of a known expression; nil if it is
-// unknown.
+// expression returns nil if it is unknown.
 func (f *fields) expression(name string) Expression {
 	switch name {
 	case "meta":
@@ -128,8 +124,7 @@ func (f *fields) expression(name string) Expression {
 			return Payload{f.number(unix.NFTA_PAYLOAD_BASE), f.number(unix.NFTA_PAYLOAD_OFFSET), f.number(unix.NFTA_PAYLOAD_LEN)}
 		}
 	case "lookup":
-		// The kernel also reports flags of zero; this package sets no others,
-		// such as "not in".
+		// The kernel also reports zero flags; this package sets no others.
 		flags, reported := f.left[unix.NFTA_LOOKUP_FLAGS]
 		if reported && string(flags) == "\x00\x00\x00\x00" {
 			delete(f.left, unix.NFTA_LOOKUP_FLAGS)
@@ -152,8 +147,8 @@ func (f *fields) expression(name string) Expression {
 	return nil
 }
 
-// fields holds attributes by type until they are consumed; broken means that
-// one was missing, repeated or had the wrong length.
+// fields holds attributes until consumed; broken: one was missing, repeated or
+// had the wrong length.
 type fields struct {
 	left   map[uint16][]byte
 	broken bool

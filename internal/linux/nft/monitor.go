@@ -13,14 +13,13 @@ import (
 // Event is a change in a table of the family inet.
 type Event struct {
 	Table string
-	Port  uint32 // of the socket that requested it; zero for the kernel
+	Port  uint32 // of the requesting socket; zero for the kernel
 }
 
-// Monitor receives all changes to tables of its network namespace, by any
-// process.
+// Monitor receives changes to tables by any process.
 type Monitor struct{ conn *Conn }
 
-// Watch starts to watch the network namespace of the calling thread.
+// Watch creates a Monitor for the network namespace of the calling thread.
 func Watch() (*Monitor, error) {
 	sock, err := socket.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER, "nftables", nil)
 	if err != nil {
@@ -29,7 +28,7 @@ func Watch() (*Monitor, error) {
 	if err := sock.Bind(&unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return nil, errors.Join(fmt.Errorf("bind a netlink socket: %w", err), sock.Close())
 	}
-	// Our own changes are reported too: a few hundred bytes per element.
+	// Own changes are reported too: a few hundred bytes per element.
 	conn, err := newConn(sock, monitorBuffer)
 	if err != nil {
 		return nil, err
@@ -42,8 +41,8 @@ func Watch() (*Monitor, error) {
 
 const monitorBuffer = 64 << 20
 
-// Read waits for changes and appends them. On ErrLost some were dropped, and
-// reading can continue. Read must not be called concurrently.
+// Read waits for changes and appends them. After ErrLost it can be called
+// again. Calls must not be concurrent.
 func (m *Monitor) Read(ctx context.Context, events []Event) ([]Event, error) {
 	messages, err := m.conn.receive(ctx)
 	if err != nil {
@@ -78,5 +77,5 @@ func parseEvent(m netlink.Message) (Event, bool) {
 	return Event{}, false
 }
 
-// Close closes the socket; a blocked Read returns an error.
+// Close closes the socket and interrupts a blocked Read.
 func (m *Monitor) Close() error { return m.conn.Close() }

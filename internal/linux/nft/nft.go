@@ -1,8 +1,7 @@
-// Package nft is a client of the kernel's nf_tables for tables of the family
-// inet: atomic batches of changes, reads of tables, chains, sets, elements and
-// rules with their expressions, and notifications of changes by any process.
-// Unlike existing libraries it supports table owners, and passing the owner, a
-// socket, from one process to another.
+// Package nft is a client of nf_tables for the family inet: atomic batches,
+// reads, and notifications of changes by any process. Unlike existing libraries
+// it supports table owners, and passing the owner, a socket, to another
+// process.
 package nft
 
 import (
@@ -12,29 +11,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Constants of linux/netfilter/nf_tables.h that x/sys/unix lacks.
+// of linux/netfilter/nf_tables.h, missing in x/sys/unix
 const (
-	tableOwner    = 7 // NFTA_TABLE_OWNER: the port of the owner's socket
+	tableOwner    = 7
 	chainFlags    = 10
 	setElemKeyEnd = 10
 )
 
-// The flags of a table.
 const (
 	Dormant = 0x1 // its chains see no packets
-	Owner   = 0x2 // only the socket that created it can change it; without Persist it is deleted with that socket
-	Persist = 0x4 // it survives the owner's socket, and can then get a new owner; since Linux 6.9
+	Owner   = 0x2 // only the creating socket can change it; without Persist it is deleted with that socket
+	Persist = 0x4 // survives the owner's socket, and can get a new owner; since Linux 6.9
 )
 
 // Table is a table of the family inet.
 type Table struct {
 	Name  string
 	Flags uint32
-	Owner uint32 // port of the owner's socket; zero without an owner
-	Use   uint32 // number of chains, sets and other objects in it
+	Owner uint32 // the socket's port; zero without an owner
+	Use   uint32 // number of objects in it
 }
 
-// Chain is a base chain, which is attached to a hook.
+// Chain is a base chain.
 type Chain struct {
 	Table, Name string
 	Type        string // such as "filter"
@@ -44,8 +42,7 @@ type Chain struct {
 	Flags       uint32 // as read: 1 for a base chain
 }
 
-// Hooks of the family inet, verdicts, and the priority before connection
-// tracking, of linux/netfilter.h and netfilter_ipv4.h.
+// Of linux/netfilter.h and netfilter_ipv4.h.
 const (
 	HookPrerouting = 0
 	HookInput      = 1
@@ -55,7 +52,7 @@ const (
 
 	PriorityRaw = -300
 
-	BaseChain = 1 // flag of a chain that is attached to a hook
+	BaseChain = 1
 )
 
 // Set is a set of keys for Lookup.
@@ -78,13 +75,12 @@ const (
 )
 
 // Element is a key of a set. In a set of intervals it starts one, or with End
-// is the first key after one; an interval without an end extends to the last
-// possible key.
+// is the first key after it; an interval without an end is unlimited.
 type Element struct {
 	Key []byte
 	End bool
-	// Odd describes other properties reported by the kernel, such as the
-	// catch-all element or a timeout. It is not set when adding elements.
+	// Odd describes other properties as read, such as the catch-all element or
+	// a timeout.
 	Odd string
 }
 
@@ -95,7 +91,7 @@ type Rule struct {
 }
 
 func message(kind uint16, flags netlink.HeaderFlags, data []byte) netlink.Message {
-	header := []byte{unix.NFPROTO_INET, 0, 0, 0} // struct nfgenmsg
+	header := []byte{unix.NFPROTO_INET, 0, 0, 0}
 	return netlink.Message{
 		Header: netlink.Header{
 			Type:  netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | kind),
@@ -105,7 +101,7 @@ func message(kind uint16, flags netlink.HeaderFlags, data []byte) netlink.Messag
 	}
 }
 
-// batchEdge returns the message that starts or ends a batch.
+// batchEdge starts or ends a batch.
 func batchEdge(kind netlink.HeaderType) netlink.Message {
 	data := []byte{0, 0}
 	return netlink.Message{
@@ -122,7 +118,6 @@ func encode(fill func(*netlink.AttributeEncoder)) ([]byte, error) {
 	return ae.Encode()
 }
 
-// nested encodes nested attributes.
 func nested(ae *netlink.AttributeEncoder, kind uint16, fill func(*netlink.AttributeEncoder)) {
 	ae.Nested(kind, func(inner *netlink.AttributeEncoder) error {
 		fill(inner)
@@ -130,7 +125,6 @@ func nested(ae *netlink.AttributeEncoder, kind uint16, fill func(*netlink.Attrib
 	})
 }
 
-// decode calls take for each attribute.
 func decode(data []byte, take func(*netlink.AttributeDecoder)) error {
 	ad, err := netlink.NewAttributeDecoder(data)
 	if err != nil {
@@ -143,7 +137,6 @@ func decode(data []byte, take func(*netlink.AttributeDecoder)) error {
 	return ad.Err()
 }
 
-// within decodes nested attributes.
 func within(ad *netlink.AttributeDecoder, take func(*netlink.AttributeDecoder)) {
 	ad.Do(func(data []byte) error { return decode(data, take) })
 }

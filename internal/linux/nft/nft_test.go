@@ -22,7 +22,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// network gives the test a network namespace, on a thread that ends with it.
 func network(t testing.TB) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -76,7 +75,7 @@ func TestBatchIsWholeOrNothing(t *testing.T) {
 func TestKernelsWords(t *testing.T) {
 	network(t)
 	c := testkit.Open(Dial())(t)
-	// A rule with a lookup in a set of another length of key, or none at all.
+	// A lookup in a set with another key length, or in a missing set.
 	err := commit(t, c, func(b *Batch) {
 		b.SetTable("a", 0x80)
 	})
@@ -90,7 +89,7 @@ func TestKernelsWords(t *testing.T) {
 	if want := (answer{unix.EPERM, "why?"}); err != nil || a != want {
 		t.Errorf("got %v, %v, want %v", a, err, want)
 	}
-	// The kernel's own words, of a real refusal: a chain of a hook there is not.
+	// A chain of a hook that does not exist.
 	err = commit(t, c, func(b *Batch) {
 		b.AddTable("a")
 		b.AddChain(Chain{Table: "a", Name: "c", Type: "filter", Hook: 99, Policy: Accept})
@@ -119,7 +118,7 @@ func TestOwner(t *testing.T) {
 	}
 	check("flushed by another process", Owner|Persist, a.Port())
 
-	// Handed over: it is owned for as long as one descriptor is open.
+	// Owned while one descriptor is open.
 	f := testkit.Value(a.File())(t)
 	testkit.Must(t, a.Close())
 	check("held", Owner|Persist, a.Port())
@@ -165,7 +164,7 @@ func TestOtherSocketsAreRefused(t *testing.T) {
 	}
 }
 
-// Rules that others write with nft are read as what they are.
+// Rules of the nft command.
 func TestReadBack(t *testing.T) {
 	network(t)
 	c := testkit.Open(Dial())(t)
@@ -301,8 +300,7 @@ func TestMonitor(t *testing.T) {
 	}
 }
 
-// FuzzDecode: no kernel message causes a panic, and expressions that are
-// recognized are unchanged when encoded again.
+// No panic, and recognized expressions are unchanged when encoded again.
 func FuzzDecode(f *testing.F) {
 	for _, e := range []Expression{Meta{1}, Compare{"x"}, Payload{1, 2, 3}, Lookup{"s"}, Counter{1, 2}, Verdict{Drop}, Other{"x"}} {
 		data := testkit.Value(encode(func(ae *netlink.AttributeEncoder) {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Generation is a number that increases with every change by any process in the
-// network namespace. Reads between two equal generations are consistent.
+// Generation increases with every change by any process in the network
+// namespace: reads between two equal generations are consistent.
 func (c *Conn) Generation(ctx context.Context) (uint32, error) {
 	m, err := c.one(ctx, unix.NFT_MSG_GETGEN, unix.NFT_MSG_NEWGEN, "read the generation", func(*netlink.AttributeEncoder) {})
 	if err != nil {
@@ -129,7 +129,7 @@ func parseSet(data []byte) (Set, error) {
 	return s, badAnswer("a set", err)
 }
 
-// Rules reads all rules of a table, in order within each chain.
+// Rules reads the rules of a table, in order within each chain.
 func (c *Conn) Rules(ctx context.Context, table string) ([]Rule, error) {
 	var rules []Rule
 	err := c.dump(ctx, unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, "read the rules of table inet "+table, func(ae *netlink.AttributeEncoder) {
@@ -140,7 +140,7 @@ func (c *Conn) Rules(ctx context.Context, table string) ([]Rule, error) {
 			return nil
 		}
 		r, err := parseRule(data)
-		// Kernels that ignore the filter return the rules of all tables.
+		// Kernels that ignore the filter return all rules.
 		if err == nil && r.Table == table {
 			rules = append(rules, r)
 		}
@@ -230,7 +230,6 @@ func parseElement(data []byte) (Element, error) {
 	return e, err
 }
 
-// eachBytes calls take for each attribute of a list.
 func eachBytes(list []byte, take func([]byte) error) error {
 	var failed error
 	err := decode(list, func(ad *netlink.AttributeDecoder) {
@@ -248,7 +247,6 @@ func badAnswer(what string, err error) error {
 	return nil
 }
 
-// one requests a single object.
 func (c *Conn) one(ctx context.Context, ask, want uint16, what string, fill func(*netlink.AttributeEncoder)) ([]byte, error) {
 	var found []byte
 	err := c.ask(ctx, ask, want, netlink.Acknowledge, what, fill, func(data []byte) error {
@@ -261,8 +259,7 @@ func (c *Conn) one(ctx context.Context, ask, want uint16, what string, fill func
 	return found, err
 }
 
-// dump requests a list, and repeats if the list changed meanwhile; take is
-// called with reset before each attempt.
+// dump repeats if the list changed meanwhile, with a reset before each attempt.
 func (c *Conn) dump(ctx context.Context, ask, want uint16, what string, fill func(*netlink.AttributeEncoder), take func(reset bool, data []byte) error) error {
 	for {
 		if err := take(true, nil); err != nil {
@@ -275,7 +272,6 @@ func (c *Conn) dump(ctx context.Context, ask, want uint16, what string, fill fun
 	}
 }
 
-// ask sends one request and reads all its answers.
 func (c *Conn) ask(ctx context.Context, ask, want uint16, flags netlink.HeaderFlags, what string, fill func(*netlink.AttributeEncoder), take func([]byte) error) error {
 	data, err := encode(fill)
 	if err != nil {
@@ -308,7 +304,6 @@ func (c *Conn) ask(ctx context.Context, ask, want uint16, flags netlink.HeaderFl
 	return nil
 }
 
-// reply collects the answers to one request.
 type reply struct {
 	sequence          uint32
 	want              uint16
@@ -348,7 +343,6 @@ func (r *reply) handle(m netlink.Message) error {
 	return nil
 }
 
-// subsystem splits a message type into subsystem and message.
 func subsystem(kind netlink.HeaderType) (system, message uint16) {
 	b := binary.BigEndian.AppendUint16(nil, uint16(kind))
 	return uint16(b[0]), uint16(b[1])
