@@ -1,5 +1,5 @@
 // Package reflink copies files by sharing their blocks, or byte by byte with
-// holes preserved where the file system has no reflinks.
+// holes preserved.
 package reflink
 
 import (
@@ -14,14 +14,12 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// ErrUnsupported means that the two files cannot share blocks: the file system
-// has no reflinks, or they are on different file systems. CopySparse works on
-// all.
+// ErrUnsupported: the files cannot share blocks (no reflinks, or different file
+// systems). CopySparse works on all.
 var ErrUnsupported = errors.New("the file system cannot share blocks between these files")
 
-// Clone makes dst share all blocks of src, as they are at one moment: writers
-// to src block meanwhile, for a time proportional to the number of extents
-// (about 0.1 s per 1,000). dst must be empty: bytes after the end of src
+// Clone shares all blocks of src atomically: writers to src block meanwhile,
+// about 0.1 s per 1,000 extents. dst must be empty: bytes after the end of src
 // remain. Durable after an fsync of dst. Errors: ErrUnsupported,
 // errs.Exhausted.
 func Clone(dst, src *os.File) error {
@@ -38,8 +36,8 @@ func Clone(dst, src *os.File) error {
 }
 
 // Supported reports whether files in dir can share blocks. It clones between
-// two unnamed files, so a crash leaves nothing. A full file system is handled
-// (see supportedByKind), or is errs.Exhausted.
+// unnamed files, so a crash leaves nothing. A full file system of unknown type
+// is errs.Exhausted.
 func Supported(dir *os.Root) (bool, error) {
 	err := try(dir)
 	switch {
@@ -53,7 +51,6 @@ func Supported(dir *os.Root) (bool, error) {
 	return false, fmt.Errorf("check whether %s supports reflinks: %w", dir.Name(), err)
 }
 
-// try clones one block.
 func try(dir *os.Root) error {
 	src, err := scratch(dir)
 	if err != nil {
@@ -68,8 +65,7 @@ func try(dir *os.Root) error {
 	if _, err := src.Write(make([]byte, 4096)); err != nil && !isNoSpace(err) {
 		return err
 	}
-	// On a full file system src is empty; cloning it still detects missing
-	// support.
+	// Cloning an empty src (full file system) still detects missing support.
 	return Clone(dst, src)
 }
 
@@ -77,7 +73,6 @@ func isNoSpace(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
-// scratch opens a file in dir that disappears when it is closed.
 func scratch(dir *os.Root) (*os.File, error) {
 	d, err := dir.Open(".")
 	if err != nil {

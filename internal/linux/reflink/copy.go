@@ -13,25 +13,20 @@ import (
 )
 
 const (
-	// chunk bounds one step, in bytes: the delay of a cancellation, and the
-	// work repeated by a resumed copy.
+	// chunk bounds the delay of a cancellation, and the work repeated by a
+	// resumed copy.
 	chunk = 16 << 20
-	// punchChunk bounds one hole punch, whose cost depends on extents, not
-	// bytes.
+	// punchChunk is larger: the cost depends on extents, not bytes.
 	punchChunk = 1 << 30
-	// buffer is the size of reads and writes when copying through user space.
-	buffer = 1 << 20
+	buffer     = 1 << 20
 )
 
 // CopySparse copies src to dst starting at offset from. Holes in src become
-// holes in dst, where dst keeps preallocated space. dst gets the size of src.
-// src must not change meanwhile.
+// holes in dst, but preallocated space is kept. src must not change meanwhile.
 //
 // After each step progress (optional) receives the offset up to which dst
-// equals src; its error ends the copy and is returned unwrapped. Those bytes
-// are not durable: a caller that records the offset to resume after a crash
-// calls dst.Sync first. Errors: errs.Exhausted, errs.Invalid, the context's
-// cause.
+// equals src, not yet durable; its error ends the copy and is returned
+// unwrapped. Errors: errs.Exhausted, errs.Invalid, the context's cause.
 func CopySparse(ctx context.Context, dst, src *os.File, from int64, progress func(done int64) error) error {
 	c, err := newCopier(dst, src)
 	if err != nil {
@@ -61,9 +56,9 @@ func CopySparse(ctx context.Context, dst, src *os.File, from int64, progress fun
 
 type copier struct {
 	dst, src *os.File
-	size     int64  // of src
-	buf      []byte // allocated when the kernel cannot copy in place
-	// dataFrom and dataTo are the bounds of the last data range found in src.
+	size     int64 // of src
+	buf      []byte
+	// the last data range found in src
 	dataFrom, dataTo int64
 }
 
@@ -89,7 +84,6 @@ func newCopier(dst, src *os.File) (*copier, error) {
 
 func (c *copier) fail(err error) error { return explain("copy", c.dst, c.src, err) }
 
-// step copies one bounded range that starts at `at` and returns its end.
 func (c *copier) step(at int64) (int64, error) {
 	if at >= c.dataTo {
 		var err error
@@ -103,8 +97,7 @@ func (c *copier) step(at int64) (int64, error) {
 	return c.data(at, min(c.dataTo, at+chunk))
 }
 
-// nextData returns the first data range at or after at; both ends are size if
-// only a hole follows.
+// nextData returns size twice if only a hole follows.
 func nextData(f *os.File, at, size int64) (from, to int64, err error) {
 	from, err = f.Seek(at, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {
@@ -154,7 +147,6 @@ func (c *copier) hole(at, end int64) (int64, error) {
 	return to, nil
 }
 
-// zero writes zeros where the file system cannot punch holes.
 func (c *copier) zero(at, end int64) (int64, error) {
 	zeros := make([]byte, buffer)
 	for at < end {
@@ -167,7 +159,6 @@ func (c *copier) zero(at, end int64) (int64, error) {
 	return at, nil
 }
 
-// data copies bytes in the kernel if possible, else through user space.
 func (c *copier) data(at, end int64) (int64, error) {
 	for at < end && c.buf == nil {
 		in, out := at, at

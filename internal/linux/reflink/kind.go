@@ -12,16 +12,15 @@ import (
 )
 
 const (
-	// ioctlGeometry is XFS_IOC_FSGEOMETRY, _IOR('X', 126, struct xfs_fsop_geom).
+	// XFS_IOC_FSGEOMETRY, _IOR('X', 126, struct xfs_fsop_geom).
 	ioctlGeometry  = 0x8100587E
 	geometrySize   = 256
-	geometryFlags  = 92      // offset of the flags
+	geometryFlags  = 92
 	geometryShares = 1 << 20 // XFS_FSOP_GEOM_FLAGS_REFLINK
 )
 
-// supportedByKind decides by file system type when no test file fits, so that
-// cleat can start on a full file system and delete something. cause is wrapped
-// for an unknown type.
+// supportedByKind lets cleat start on a full file system, to delete something.
+// cause is wrapped for an unknown type.
 func supportedByKind(dir *os.Root, cause error) (bool, error) {
 	d, err := dir.Open(".")
 	if err != nil {

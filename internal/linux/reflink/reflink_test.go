@@ -33,7 +33,6 @@ func content(t testkit.T, f *os.File) []byte {
 	return testkit.Value(os.ReadFile(f.Name()))(t)
 }
 
-// blocks is the disk usage of a file, in bytes.
 func blocks(t testkit.T, f *os.File) int64 {
 	var stat unix.Stat_t
 	testkit.Must(t, unix.Fstat(int(f.Fd()), &stat))
@@ -90,7 +89,6 @@ func TestCloneAcrossFileSystems(t *testing.T) {
 	testkit.WantError(t, "Clone", Clone(dst, src), ErrUnsupported)
 }
 
-// fill uses all space in dir.
 func fill(t *testing.T, dir string) {
 	t.Helper()
 	f := create(t, dir)
@@ -106,7 +104,6 @@ func fill(t *testing.T, dir string) {
 	}
 }
 
-// Supported must also work in a full pool.
 func TestSupportedWhenFull(t *testing.T) {
 	for _, c := range []struct {
 		fstype string
@@ -136,9 +133,8 @@ func TestNoSpaceIsExhausted(t *testing.T) {
 	}
 }
 
-// pairs returns the source and destination of copies: in one file system that
-// shares blocks, in one that does not, and between two (the kernel then refuses
-// to copy).
+// In one file system that shares blocks, in one that does not, and between two
+// (the kernel then refuses to copy).
 func pairs(t *testing.T) map[string][2]string {
 	xfs, ext4 := scratchfs.Mount(t, "xfs"), scratchfs.Mount(t, "ext4")
 	return map[string][2]string{
@@ -181,7 +177,6 @@ func TestCopySparseEqualsSource(t *testing.T) {
 	}
 }
 
-// unnamed makes a file without a name.
 func unnamed(t testkit.T, dir string) *os.File {
 	fd := testkit.Value(unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600))(t)
 	return os.NewFile(uintptr(fd), dir+"/(unnamed)")
@@ -196,7 +191,6 @@ func read(t testkit.T, f *os.File) []byte {
 	return all
 }
 
-// draw writes some runs of data with holes between.
 func draw(t *rapid.T, f *os.File, name string) {
 	const most = 40 * 4096
 	for range rapid.IntRange(0, 6).Draw(t, name+" runs") {
@@ -206,12 +200,11 @@ func draw(t *rapid.T, f *os.File, name string) {
 	testkit.Must(t, f.Truncate(rapid.Int64Range(0, most).Draw(t, name+" size")))
 }
 
-// speculation is what XFS can preallocate after a write that extends a file; if
-// the file then grows over it, it counts as data for a while.
+// XFS can preallocate this after a write that extends a file; later it can
+// count as data for a while.
 const speculation = 128 << 10
 
-// sameHoles checks that dst has data only where src has, except for the last
-// block of the file and for the file system's own preallocation.
+// Except for the last block and the file system's preallocation.
 func sameHoles(t *rapid.T, dst, src *os.File) {
 	extra := int64(0)
 	info := testkit.Value(src.Stat())(t)
@@ -306,8 +299,6 @@ func TestCopySparseRefuses(t *testing.T) {
 	}
 }
 
-// TestCopySparseKeepsHoles: a mostly sparse file stays sparse, except for the
-// little that a file system preallocates.
 func TestCopySparseKeepsHoles(t *testing.T) {
 	for _, fs := range []string{"xfs", "ext4"} {
 		dir := scratchfs.Mount(t, fs)
