@@ -1,5 +1,4 @@
-// Package retry repeats short calls that the kernel refuses temporarily, such
-// as one that loses a race for a free loop device.
+// Package retry repeats short calls that the kernel refuses temporarily.
 package retry
 
 import (
@@ -15,10 +14,9 @@ const (
 )
 
 // For calls try until it returns again=false, the bound has passed or the
-// context ends, and returns the last error. Pauses grow from 1 to 50
-// milliseconds, with jitter. try always runs at least once, and once after the
-// bound has passed, unless the context has ended. If the context ends during a
-// pause, the error wraps both causes.
+// context ends, with pauses of 1 to 50 milliseconds. try runs at least once,
+// and once after the bound unless the context has ended. If the context ends
+// during a pause, the error wraps both causes.
 func For(ctx context.Context, bound time.Duration, try func() (again bool, err error)) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -30,8 +28,6 @@ func For(ctx context.Context, bound time.Duration, try func() (again bool, err e
 		if !again || late {
 			return err
 		}
-		// However long a try takes, the last one starts after the bound has
-		// passed.
 		wait := min(pause/2+rand.N(pause), max(0, time.Until(deadline)))
 		if ctxErr := sleep(ctx, wait); ctxErr != nil {
 			return fmt.Errorf("%w; then %w", err, ctxErr)

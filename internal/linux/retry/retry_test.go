@@ -42,8 +42,7 @@ func TestForReturnsTheLastErrorAfterTheBound(t *testing.T) {
 	})
 }
 
-// If the process was suspended between a try and its end, For tries again: the
-// obstacle can be gone meanwhile.
+// The process can have been suspended after a try.
 func TestForTriesAgainAfterTheBound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
