@@ -28,7 +28,6 @@ func (c *Conn) CanDestroy() error {
 	return err
 }
 
-// listening makes a socket listen, so that sock_diag lists it.
 func listening(fd int) (Socket, error) {
 	loopback := [4]byte{127, 0, 0, 1}
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: loopback}); err != nil {

@@ -1,6 +1,5 @@
-// Package sockdiag lists and destroys the TCP sockets of a network namespace
-// with sock_diag(7). It identifies them by the kernel's cookie, not by
-// addresses alone.
+// Package sockdiag lists and destroys the TCP sockets of a network namespace by
+// sock_diag(7), identified by their cookies.
 package sockdiag
 
 import (
@@ -20,7 +19,7 @@ var (
 	ErrNoDestroy = errors.New("the kernel cannot destroy the socket (CONFIG_INET_DIAG_DESTROY)")
 )
 
-// State is a TCP state, with the kernel's number.
+// State is the kernel's number of a TCP state.
 type State uint8
 
 const (
@@ -40,19 +39,18 @@ const (
 // Socket is one TCP socket.
 type Socket struct {
 	State  State
-	Local  netip.AddrPort // never 4in6, without a zone
-	Remote netip.AddrPort // likewise; the zero address and port 0 for a listener
-	// Cookie is unique until reboot. It stays the same when a connection
-	// request becomes a socket.
+	Local  netip.AddrPort // without a zone, never 4in6
+	Remote netip.AddrPort // zero for a listener
+	// Cookie is unique until reboot, and stays when a connection request
+	// becomes a socket.
 	Cookie uint64
-	// Inode is the number in socket:[Inode] in /proc/PID/fd; zero for a socket
-	// without a process: not accepted yet, or closed.
+	// Inode is that of socket:[Inode] in /proc/PID/fd; zero without a process:
+	// not accepted yet, or closed.
 	Inode   uint32
-	Receive uint32 // unread bytes; for a listener the queued connections
+	Receive uint32 // unread bytes; of a listener: queued connections
 
-	id [sizeofID]byte // struct inet_diag_sockid: addresses, interface and cookie
-	// family is the family of the socket; it differs from that of its addresses
-	// if they are 4in6.
+	id [sizeofID]byte // struct inet_diag_sockid
+	// family of the socket, which can have 4in6 addresses
 	family uint8
 }
 
@@ -60,7 +58,7 @@ type Socket struct {
 // it. It is safe for concurrent use.
 type Conn struct{ conn *netlink.Conn }
 
-// Dial opens a Conn. Close must be called.
+// Dial opens a Conn.
 func Dial() (*Conn, error) {
 	conn, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, nil)
 	if err != nil {
@@ -89,13 +87,11 @@ func (c *Conn) Namespace() (uint64, error) {
 	return cookie, nil
 }
 
-// TCP lists all TCP sockets of both families that listen, are connected or are
-// connecting. Sockets in TIME_WAIT are excluded, even while they wait for the
-// peer's FIN: they receive no data.
+// TCP lists all TCP sockets except those in TIME_WAIT, which receive no data.
 //
-// A list read while sockets come and go can miss an existing socket: the kernel
-// continues a dump by position in a hash chain. It is very unlikely that a
-// second list misses it too.
+// The list can miss an existing socket while others come and go: the kernel
+// continues a dump by position in a hash chain. A second list very probably has
+// it.
 func (c *Conn) TCP() ([]Socket, error) {
 	var all []Socket
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
@@ -132,9 +128,8 @@ func (c *Conn) dump(family uint8) ([]Socket, error) {
 	return found, nil
 }
 
-// Destroy ends a socket immediately: the peer gets a reset, and the process
-// gets ECONNABORTED after it has read the received bytes. Errors: ErrGone,
-// ErrNoDestroy.
+// Destroy ends a socket at once: the peer gets a reset, the process
+// ECONNABORTED after the received bytes. Errors: ErrGone, ErrNoDestroy.
 func (c *Conn) Destroy(s Socket) error {
 	_, err := c.conn.Execute(netlink.Message{
 		Header: netlink.Header{Type: sockDestroy, Flags: netlink.Request | netlink.Acknowledge},

@@ -20,14 +20,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// alone moves the test into its own network namespace and opens a Conn there.
 func alone(t *testing.T) *Conn {
 	t.Helper()
 	testkit.EnterNetNS(t)
 	return testkit.Open(Dial())(t)
 }
 
-// pair connects two sockets; the first is the server's.
 func pair(t *testing.T, address string) (server, client *net.TCPConn) {
 	t.Helper()
 	l := testkit.Open(net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))))(t)
@@ -43,7 +41,6 @@ func addrPort(a net.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(of.Addr().Unmap(), of.Port())
 }
 
-// find returns the socket with these addresses, or the zero Socket.
 func find(t *testing.T, c *Conn, conn *net.TCPConn) Socket {
 	t.Helper()
 	all := testkit.Value(c.TCP())(t)
@@ -55,7 +52,6 @@ func find(t *testing.T, c *Conn, conn *net.TCPConn) Socket {
 	return Socket{}
 }
 
-// inode is that of a connection, as the file system says.
 func inode(t *testing.T, conn *net.TCPConn) uint32 {
 	t.Helper()
 	raw, err := conn.SyscallConn()
@@ -99,7 +95,7 @@ func TestListAndDestroy(t *testing.T) {
 		if _, err := client.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
 			t.Errorf("%s: the client: %v", address, err)
 		}
-		// What package fence/sock is there for.
+		// The purpose of package fence/sock.
 		if got, err := io.ReadAll(server); string(got) != "abc" || !errors.Is(err, unix.ECONNABORTED) {
 			t.Errorf("%s: the server read %q, %v", address, got, err)
 		}
@@ -116,8 +112,7 @@ func TestListeners(t *testing.T) {
 	}
 }
 
-// TIME_WAIT connections are excluded, under whatever state the kernel lists
-// them.
+// The kernel can list TIME_WAIT connections under another state.
 func TestReminders(t *testing.T) {
 	c := alone(t)
 	server, client := pair(t, "127.0.0.1:0")
@@ -147,7 +142,7 @@ func TestNamespace(t *testing.T) {
 	}
 }
 
-// Without the right the kernel refuses, and the message says which right.
+// The message names the missing capability.
 func TestCannotDestroy(t *testing.T) {
 	if os.Getenv("CLEAT_TEST_SOCKDIAG_WEAK") == "" {
 		t.Run("in a process without rights", func(t *testing.T) {

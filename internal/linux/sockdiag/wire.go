@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// From linux/sock_diag.h and linux/inet_diag.h; x/sys/unix lacks them.
+// From linux/sock_diag.h and linux/inet_diag.h.
 const (
 	sockDiagByFamily = 20
 	sockDestroy      = 21
@@ -23,7 +23,6 @@ const (
 	dumped   = anyState &^ (1<<TimeWait | 1<<Closed)
 )
 
-// request encodes struct inet_diag_req_v2.
 func request(family uint8, states uint32, id [sizeofID]byte) []byte {
 	b := make([]byte, sizeofRequest)
 	b[0] = family
