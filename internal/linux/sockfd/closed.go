@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Closed is a TCP socket whose connection has ended but which processes still
-// have open and can read buffered data from. sock_diag does not list these.
+// Closed is a TCP socket whose connection has ended, but which processes have
+// open and can read buffered data from. sock_diag does not list it.
 type Closed struct {
 	Local, Remote netip.AddrPort // never 4in6, without a zone
 	Cookie        uint64         // as in package sockdiag
@@ -23,8 +23,8 @@ type Closed struct {
 	Holders       []Process
 }
 
-// CanTakeDescriptors returns why ClosedTCP cannot work: the kernel lacks
-// pidfd_getfd(2), or a seccomp filter forbids it.
+// CanTakeDescriptors returns an error if the kernel lacks pidfd_getfd(2), or a
+// seccomp filter forbids it.
 func CanTakeDescriptors() error {
 	self, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
@@ -38,10 +38,9 @@ func CanTakeDescriptors() error {
 	return unix.Close(fd)
 }
 
-// ClosedTCP finds the closed sockets of a network namespace, given by its
-// cookie. live reports inodes to skip because their sockets are open. To
-// inspect a socket it duplicates the descriptor briefly. It skips hidden
-// processes and descriptors that a thread does not share with its process.
+// ClosedTCP finds the closed sockets of a network namespace (a cookie), except
+// the inodes for which live is true. It duplicates descriptors briefly, and
+// skips hidden processes and descriptor tables of single threads.
 func ClosedTCP(ctx context.Context, namespace uint64, live func(inode uint32) bool) ([]Closed, error) {
 	seen := map[uint32]*Closed{} // nil: not a closed TCP socket
 	_, err := visit(ctx, func(d descriptor) {
@@ -66,8 +65,7 @@ func ClosedTCP(ctx context.Context, namespace uint64, live func(inode uint32) bo
 	return found, err
 }
 
-// closedTCP inspects a socket; nil if it is not a closed TCP socket, or is
-// gone.
+// closedTCP is nil for other or gone sockets.
 func (d descriptor) closedTCP(namespace uint64) *Closed {
 	if !d.isTCP() {
 		return nil
@@ -96,9 +94,8 @@ func (d descriptor) closedTCP(namespace uint64) *Closed {
 	return &Closed{Local: local, Remote: remote, Cookie: cookie, Inode: d.inode}
 }
 
-// isTCP checks the protocol name without duplicating the descriptor. A
-// connection accepted from an MPTCP listener, which Go creates, is reported as
-// MPTCP even if it is plain TCP.
+// isTCP does not duplicate the descriptor. A plain TCP connection from an MPTCP
+// listener, which Go creates, is reported as MPTCP.
 func (d descriptor) isTCP() bool {
 	name := make([]byte, 16)
 	n, err := unix.Getxattr(d.dir.Name()+"/"+d.name, "system.sockprotoname", name)
@@ -109,7 +106,6 @@ func (d descriptor) isTCP() bool {
 	return slices.Contains([]string{"TCP", "TCPv6", "MPTCP", "MPTCPv6"}, protocol)
 }
 
-// take duplicates the descriptor into this process.
 func (d descriptor) take() (fd int, err error) {
 	number, err := strconv.Atoi(d.name)
 	if err != nil {

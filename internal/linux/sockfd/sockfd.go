@@ -1,5 +1,4 @@
-// Package sockfd finds the processes that have sockets open, among the
-// processes visible in /proc: those of its own PID namespace.
+// Package sockfd finds the processes, visible in /proc, that have sockets open.
 package sockfd
 
 import (
@@ -19,8 +18,8 @@ import (
 // Process is a process at the time of the search.
 type Process struct {
 	PID  int
-	Name string // from /proc/PID/comm; empty if the process is gone
-	FD   string // of a holder: its first descriptor for the socket, as in /proc/PID/fd
+	Name string // comm; empty if the process is gone
+	FD   string // of a holder: its first descriptor
 }
 
 func (p Process) String() string {
@@ -37,12 +36,11 @@ func (p Process) String() string {
 	return text
 }
 
-// Holders returns, for the sockets with an inode in wanted, the processes that
-// have them open. A socket that is passed between processes during the search
-// can be missed; a second search finds it. A socket without an open descriptor,
-// such as one in flight in an SCM_RIGHTS message, is not found. hidden lists
-// the processes that this process is not permitted to inspect (root and
-// CAP_SYS_PTRACE are not always enough); they can hold any socket.
+// Holders returns the processes that have the wanted inodes open. A socket that
+// is passed between processes meanwhile can be missed; one in flight in an
+// SCM_RIGHTS message is not found. hidden lists the processes that this one is
+// not permitted to inspect (root and CAP_SYS_PTRACE are not always enough);
+// they can hold any socket.
 func Holders(ctx context.Context, wanted map[uint32]bool) (held map[uint32][]Process, hidden []Process, err error) {
 	fds := map[uint32]map[int]string{} // by inode and process
 	hidden, err = visit(ctx, func(d descriptor) {
@@ -74,16 +72,14 @@ func nameOf(pid int) string {
 	return strings.TrimSpace(string(name))
 }
 
-// descriptor is one open socket of a process.
 type descriptor struct {
 	pid   int
-	dir   *os.File // the fd directory that lists it
-	name  string   // entry in that directory: its number
+	dir   *os.File
+	name  string
 	inode uint32
-	own   bool // in a table of a thread, not of the process
+	own   bool // in a thread's own table
 }
 
-// visit calls see for all open sockets of all processes except hidden ones.
 func visit(ctx context.Context, see func(descriptor)) (hidden []Process, err error) {
 	pids, err := numbers("/proc")
 	if err != nil {
@@ -147,7 +143,7 @@ func gone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)
 }
 
-// socketInode parses socket:[123]. Paths are absolute, so this is never a path.
+// socketInode parses socket:[123], which is never a path: those are absolute.
 func socketInode(link []byte) (uint32, bool) {
 	text, is := strings.CutPrefix(string(link), "socket:[")
 	text, closed := strings.CutSuffix(text, "]")
@@ -158,8 +154,8 @@ func socketInode(link []byte) (uint32, bool) {
 	return uint32(inode), err == nil
 }
 
-// ownTables lists the threads of a process that do not share the descriptor
-// table of its first thread: they unshared it, or the first thread has ended.
+// ownTables lists threads that unshared the first thread's table, or whose
+// first thread has ended.
 func ownTables(pid int, dir string) []int {
 	threads, _ := numbers(filepath.Join(dir, "task")) // the process is gone
 	return slices.DeleteFunc(threads, func(thread int) bool { return thread == pid || sameTable(pid, thread) })
@@ -173,7 +169,6 @@ func sameTable(a, b int) bool {
 	return errno == 0 && order == 0
 }
 
-// numbers lists the numeric names in a directory, sorted.
 func numbers(path string) ([]int, error) {
 	dir, err := os.Open(path)
 	if err != nil {

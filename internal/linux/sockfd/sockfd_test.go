@@ -16,7 +16,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// holderMode selects how the test binary keeps descriptor 3 open.
 const holderMode = "CLEAT_TEST_SOCKFD_MODE"
 
 func TestMain(m *testing.M) {
@@ -30,8 +29,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// keep keeps descriptor 3 open until standard input ends: in the process, or
-// only in the table of one thread.
+// keep keeps descriptor 3 open, in the process or only in one thread's table,
+// until standard input ends.
 func keep(how string) error {
 	ready := make(chan error)
 	if how == "thread" {
@@ -63,7 +62,6 @@ func start(t *testing.T, how string, kept *os.File) *testkit.Process {
 	return child
 }
 
-// socket makes a connected socket as an open file, with its inode.
 func socket(t *testing.T) (*os.File, uint32) {
 	t.Helper()
 	pair := testkit.Value(unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0))(t)
@@ -106,7 +104,6 @@ func TestHolders(t *testing.T) {
 	}
 }
 
-// Processes that cannot be inspected are reported, and the others are listed.
 func TestHidden(t *testing.T) {
 	_, inode := socket(t)
 	if os.Getenv("CLEAT_TEST_SOCKFD_WEAK") != "" {
