@@ -1,6 +1,5 @@
 // Package sysfs reads files, links and directories of sysfs with few system
-// calls. Reads never block and are bounded: anything but a regular sysfs
-// attribute is an error.
+// calls. Reads never block: anything but a regular attribute is an error.
 package sysfs
 
 import (
@@ -17,7 +16,7 @@ import (
 const most = 4096
 
 // Dir is an open directory. It refers to the same device even if another one
-// gets its path: after removal of the device all reads fail.
+// gets its path: after its removal all reads fail.
 type Dir struct {
 	fd   int
 	path string
@@ -40,7 +39,7 @@ func openAt(at int, name, full string) (Dir, error) {
 // Close closes the directory.
 func (d Dir) Close() { _ = unix.Close(d.fd) }
 
-// Path is the path with which the directory was opened.
+// Path returns the path given to Open.
 func (d Dir) Path() string { return d.path }
 
 func (d Dir) at(name string) string { return d.path + "/" + name }
@@ -118,8 +117,8 @@ func (d Dir) list() (names []string, err error) {
 	}
 }
 
-// IsAbsent reports errors for a file or device that does not exist or was
-// removed during a read.
+// IsAbsent reports errors for a missing file, or a device removed during a
+// read.
 func IsAbsent(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENXIO)
 }

@@ -98,7 +98,7 @@ func TestRemovedDirectory(t *testing.T) {
 	}
 }
 
-// A directory that is longer than one result of getdents64.
+// More than one result of getdents64.
 func TestManyNames(t *testing.T) {
 	d, path := open4(t)
 	var want []string
