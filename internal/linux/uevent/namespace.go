@@ -8,17 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// initialUserNamespace is the inode of the initial user namespace (PROC_USER_INIT_INO).
+// initialUserNamespace is the inode of the initial user namespace
+// (PROC_USER_INIT_INO).
 const initialUserNamespace = 0xEFFFFFFD
 
-// Errors of Deaf.
+// Results of Deaf.
 var (
 	ErrNoDevices = errors.New("the kernel sends no device events to this network namespace, because another user namespace owns it: run in the host's network namespace")
 	ErrNoNetdevs = errors.New("the kernel sends events of network devices only to their own network namespace, and this is not the host's: run in the host's network namespace")
 )
 
 // Deaf returns which events do not reach the calling thread's network
-// namespace, or nil if all do or this cannot be determined.
+// namespace; nil also if unknown.
 func Deaf() error {
 	first, err := isOwnedByInitialUserNamespace()
 	switch {
@@ -33,9 +34,9 @@ func Deaf() error {
 	}
 }
 
-// isOwnedByInitialUserNamespace reports whether the initial user namespace owns the network
-// namespace. EPERM means that the owner is neither ours nor a child of ours, so
-// it is the initial one.
+// isOwnedByInitialUserNamespace reports whether the initial user namespace owns
+// the network namespace. EPERM means that the owner is neither ours nor a child
+// of ours, so it is the initial one.
 func isOwnedByInitialUserNamespace() (bool, error) {
 	ns, err := os.Open("/proc/thread-self/ns/net")
 	if err != nil {
@@ -57,8 +58,8 @@ func isOwnedByInitialUserNamespace() (bool, error) {
 	return stat.Ino == initialUserNamespace, nil
 }
 
-// isInitialNetworkNamespace reports whether this is the initial network namespace: only
-// there some settings of the network exist.
+// isInitialNetworkNamespace reports whether this is the initial network
+// namespace: only there some settings of the network exist.
 func isInitialNetworkNamespace() bool {
 	const settings = "/proc/sys/net/core/"
 	_, some := os.Stat(settings + "somaxconn")

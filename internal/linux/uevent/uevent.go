@@ -1,5 +1,5 @@
 // Package uevent receives the kernel's device events (NETLINK_KOBJECT_UEVENT,
-// the source of udev): devices added, removed, changed, bound or unbound.
+// the source of udev).
 package uevent
 
 import (
@@ -14,10 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Action is the kind of a device event.
+// Action is the kind of an event.
 type Action string
 
-// The kernel's actions, and one of this package.
 const (
 	Add     Action = "add"
 	Remove  Action = "remove"
@@ -28,8 +27,7 @@ const (
 	Bind    Action = "bind"
 	Unbind  Action = "unbind"
 
-	// Lost means that events are missing: Watch has just started, the socket
-	// buffer overflowed, or an event could not be parsed.
+	// Lost means that events are missing, or that Watch has just started.
 	Lost Action = "lost"
 )
 
@@ -38,24 +36,22 @@ type Event struct {
 	Action    Action
 	DevPath   string // path below sysfs, such as /devices/pci0000:3b/0000:3b:02.1; "" for Lost
 	Subsystem string // pci, net, ...
-	// Values holds all keys of the message, including ACTION, DEVPATH and
-	// SUBSYSTEM.
+	// Values includes ACTION, DEVPATH and SUBSYSTEM.
 	Values map[string]string
 }
 
 const (
 	kernelGroup = 1       // multicast group of the kernel; group 2 is udev's
 	longest     = 8 << 10 // the kernel's limit is 2 KiB plus the path
-	queue       = 2 << 20 // some thousand events, as creating 256 VFs causes
+	queue       = 2 << 20 // some thousand events, as of 256 new VFs
 )
 
 // Watch calls each for every event until the context ends, whose cause it
 // returns, or the socket fails. The first event is Lost, once the socket
 // receives events.
 //
-// Only events for the network namespace of the calling thread arrive: events of
-// network devices are sent to their own namespace, all others to the namespaces
-// owned by the initial user namespace. See Deaf.
+// Events of network devices are sent to their own namespace, all others to
+// namespaces owned by the initial user namespace. See Deaf.
 func Watch(ctx context.Context, each func(Event)) error {
 	file, err := listen()
 	if err != nil {
@@ -98,7 +94,6 @@ func listen() (*os.File, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	// A smaller buffer only means more Lost events.
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, queue) != nil {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, queue)
 	}
@@ -109,8 +104,8 @@ func listen() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "uevent"), nil
 }
 
-// receive waits for a message; nil if it was not sent by the kernel. A message
-// longer than the buffer is truncated, and parse returns Lost.
+// receive returns nil if the kernel did not send the message. A truncated
+// message becomes Lost.
 func receive(raw syscall.RawConn, buffer []byte) (message []byte, err error) {
 	var n int
 	var from unix.Sockaddr
@@ -131,8 +126,8 @@ func receive(raw syscall.RawConn, buffer []byte) (message []byte, err error) {
 	return buffer[:n], nil
 }
 
-// parse decodes "add@/devices/..." followed by zero-separated KEY=VALUE pairs.
-// An invalid message could be any event, and becomes Lost.
+// parse decodes "add@/devices/..." and zero-separated KEY=VALUE pairs. An
+// invalid message becomes Lost.
 func parse(message []byte) Event {
 	lost := Event{Action: Lost}
 	header, rest, _ := bytes.Cut(message, []byte{0})

@@ -69,7 +69,6 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// watching runs Watch and returns a channel of its events.
 func watching(t *testing.T) (<-chan Event, func(cause error) error) {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -91,7 +90,6 @@ func watching(t *testing.T) (<-chan Event, func(cause error) error) {
 	return events, stop
 }
 
-// trigger writes to a device's uevent, which makes the kernel send an event.
 func trigger(t *testing.T, mark string) {
 	t.Helper()
 	testkit.Must(t, os.WriteFile("/sys/class/net/lo/uevent", []byte("change 5ee70a32-6ab1-4d03-9d0a-000000000007 MARK="+mark), 0))
@@ -164,7 +162,6 @@ func TestEndedBefore(t *testing.T) {
 	}
 }
 
-// Messages that were not sent by the kernel are ignored.
 func TestForeignMessages(t *testing.T) {
 	file := testkit.Open(listen())(t)
 	raw := testkit.Value(file.SyscallConn())(t)
@@ -189,7 +186,6 @@ func TestForeignMessages(t *testing.T) {
 	}
 }
 
-// checkVariable makes the test binary print the missing events.
 const checkVariable = "UEVENT_TEST_CHECK"
 
 func printMissing() { fmt.Print(Deaf()) }
