@@ -36,8 +36,8 @@ func checkVDPA(name string) error {
 	return nil
 }
 
-// ESwitch returns the mode of a physical function's embedded switch; "" if it
-// has none, or the driver or the kernel does not report it.
+// ESwitch returns the mode of the embedded switch; "" if it has none, or it is
+// not reported.
 func (Kernel) ESwitch(ctx context.Context, address string) (string, error) {
 	err := CheckAddress(address)
 	var mode string
@@ -48,7 +48,7 @@ func (Kernel) ESwitch(ctx context.Context, address string) (string, error) {
 }
 
 // SetESwitch sets the mode of the embedded switch: legacy or switchdev. Whether
-// VFs can exist then, and in what state, depends on the driver.
+// VFs can exist then depends on the driver.
 func (Kernel) SetESwitch(ctx context.Context, address, mode string) error {
 	err := errors.Join(ctx.Err(), CheckAddress(address))
 	if err == nil {
@@ -57,7 +57,7 @@ func (Kernel) SetESwitch(ctx context.Context, address, mode string) error {
 	return fail(fmt.Sprintf("set the embedded switch to mode %.40q of", mode), subject{function: address}, err)
 }
 
-// AddVDPA creates a vDPA device with the given name on a function.
+// AddVDPA creates a vDPA device on a function.
 func (Kernel) AddVDPA(ctx context.Context, name, address string) error {
 	err := errors.Join(ctx.Err(), CheckAddress(address), checkVDPA(name))
 	if err == nil {
@@ -75,8 +75,7 @@ func (Kernel) DeleteVDPA(ctx context.Context, name string) error {
 	return fail("delete the vDPA device", subject{function: name}, err)
 }
 
-// RDMAMode returns whether network namespaces share RDMA devices: shared or
-// exclusive; "" if the kernel does not report it, as without RDMA devices.
+// RDMAMode is shared or exclusive (for network namespaces); "" if not reported.
 func (Kernel) RDMAMode(ctx context.Context) (string, error) {
 	err := ctx.Err()
 	var mode string

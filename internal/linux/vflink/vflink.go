@@ -1,12 +1,12 @@
 // Package vflink configures links, virtual functions (VFs), embedded switches
 // and vDPA devices, and reads their state.
 //
-// It uses vishvananda/netlink, except for two reads that this library cannot
-// do: the VF table (package netlinks) and the eSwitch mode (package devlink).
+// It uses vishvananda/netlink, except to read the VF table (package netlinks)
+// and the eSwitch mode (package devlink).
 //
-// The kernel executes a request inside sendmsg(2), regardless of socket
-// timeouts: if a driver hangs, the call hangs. Callers that must not hang run
-// the call in a goroutine that they can abandon.
+// The kernel executes requests inside sendmsg(2): if a driver hangs, the call
+// hangs, regardless of socket timeouts. Callers that must not hang use a
+// goroutine that they can abandon.
 package vflink
 
 import (
@@ -24,11 +24,10 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// Kernel calls the kernel in the network namespace of the calling thread. Its
-// zero value is ready.
+// Kernel calls the kernel in the network namespace of the calling thread.
 type Kernel struct{}
 
-// Link returns the link of the given name with its VF table.
+// Link returns the link with its VF table.
 func (Kernel) Link(ctx context.Context, name string) (netlinks.Link, error) {
 	l, err := netlinks.Kernel{}.Link(ctx, name)
 	return l, fail("read", subject{link: name}, err)
@@ -48,8 +47,8 @@ func (Kernel) SetUp(ctx context.Context, name string) error {
 	return change(ctx, "bring up", subject{link: name}, (*netlink.Handle).LinkSetUp)
 }
 
-// SetMAC sets the administrative Ethernet address of a VF. The VF's driver uses
-// it when it is bound again.
+// SetMAC sets a VF's administrative address, used when its driver is bound
+// again.
 func (Kernel) SetMAC(ctx context.Context, name string, vf int, mac net.HardwareAddr) error {
 	what := fmt.Sprintf("set the MAC address to %s for", mac)
 	if len(mac) != 6 {
@@ -64,8 +63,8 @@ func (Kernel) SetTrust(ctx context.Context, name string, vf int, on bool) error 
 		func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetVfTrust(l, vf, on) })
 }
 
-// SetSpoofCheck makes the card drop packets of a VF with a source address that
-// is not its own.
+// SetSpoofCheck makes the card drop a VF's packets with a foreign source
+// address.
 func (Kernel) SetSpoofCheck(ctx context.Context, name string, vf int, on bool) error {
 	return changeVF(ctx, fmt.Sprintf("set spoof checking to %t for", on), name, vf,
 		func(h *netlink.Handle, l netlink.Link) error { return h.LinkSetVfSpoofchk(l, vf, on) })
@@ -100,11 +99,10 @@ func change(ctx context.Context, what string, s subject, set func(*netlink.Handl
 	return fail(what, s, err)
 }
 
-// subject is the object that a request changes.
 type subject struct {
 	link     string
-	vf       *int   // in the link's table
-	function string // PCI address, or name of a vDPA device
+	vf       *int
+	function string // or name of a vDPA device
 	mtu      bool
 }
 
@@ -118,7 +116,7 @@ func (s subject) String() string {
 	return s.link
 }
 
-// fail adds the request and a hint to the kernel's error; nil stays nil.
+// fail adds a hint to the kernel's error; nil stays nil.
 func fail(what string, s subject, err error) error {
 	if err == nil {
 		return nil

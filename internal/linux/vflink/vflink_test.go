@@ -15,8 +15,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// network gives the test a network namespace with a pair of links, on a thread
-// that ends with it.
 func network(t *testing.T) {
 	t.Helper()
 	testkit.EnterNetNS(t)
@@ -37,7 +35,6 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// The kernel's errors with its own text and the usual reason.
 func TestRefusals(t *testing.T) {
 	network(t)
 	k, ctx := Kernel{}, t.Context()
