@@ -1,6 +1,6 @@
 // Package xattr reads and writes cleat's extended attributes, short texts under
-// user.cleat. on a backing file. They stay with the file, so that any process
-// that opens it finds its settings.
+// user.cleat. They stay with the backing file, so that any process that opens
+// it finds its settings.
 package xattr
 
 import (
@@ -17,12 +17,11 @@ import (
 // Prefix is the required prefix of all names.
 const Prefix = "user.cleat."
 
-// MaxValue is the maximum value length in bytes. With some short values it fits
-// into a block of ext4, which stores all attributes of a file in one block of
-// at least 1024 bytes.
+// MaxValue is the maximum value length in bytes. ext4 stores all attributes of
+// a file in one block of at least 1024 bytes.
 const MaxValue = 512
 
-// ErrUnsupported means that the file system does not support user attributes.
+// ErrUnsupported: the file system does not support user attributes.
 var ErrUnsupported = errors.New("the file system does not support extended attributes in the user namespace")
 
 // Get returns the value of an attribute; ok is false if it is not set.
@@ -44,8 +43,7 @@ func Get(f *os.File, name string) (value string, ok bool, err error) {
 	return string(buf[:n]), true, nil
 }
 
-// Set writes or overwrites an attribute. It is durable after an fsync of the
-// file.
+// Set sets an attribute, durable after an fsync of the file.
 func Set(f *os.File, name, value string) error {
 	if err := checkName(name); err != nil {
 		return err
