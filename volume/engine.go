@@ -8,59 +8,56 @@ import (
 // Engine manages volumes. All methods are safe for concurrent use, also on the
 // same object.
 //
-// Mutating methods are idempotent. A repeat of a call that a crash interrupted
-// continues or restarts the work, and acknowledged results are durable. A
-// method returns soon after its context is cancelled; unless its documentation
-// says otherwise, the work is rolled back or left for a repeat.
+// Mutating methods are idempotent and durable; a repeat after a crash continues
+// or restarts the work. A method returns soon after its context is cancelled;
+// unless documented otherwise, the work is rolled back or left for a repeat.
 type Engine interface {
-	// Create creates a volume, or returns the volume that an equal request
-	// created. Errors: Exists (another request used the name), NotFound (the
-	// source does not exist), OutOfRange or Exhausted (size), Invalid
-	// (parameter).
+	// Create creates a volume, or returns that of an equal request. Errors:
+	// Exists (the name is used by another request), NotFound (source),
+	// OutOfRange or Exhausted (size), Invalid (parameter).
 	Create(ctx context.Context, req CreateRequest) (Volume, error)
-	// Delete deletes a volume and does nothing if the volume does not exist.
-	// Its snapshots stay usable. Precondition: the volume is in use.
+	// Delete deletes a volume. It is a no-op if the volume does not exist.
+	// Snapshots stay usable. Precondition: the volume is in use.
 	Delete(ctx context.Context, id ID) error
 	// Get returns a volume. NotFound: it does not exist.
 	Get(ctx context.Context, id ID) (Volume, error)
-	// List returns up to limit volumes (0: all) with ids greater than after, in
-	// ascending order of ids.
+	// List returns up to limit volumes (0: all) with ids greater than after,
+	// ascending.
 	List(ctx context.Context, after ID, limit int) ([]Volume, error)
-	// Expand grows a volume to at least size.Required and does nothing if the
-	// volume is already large enough. OutOfRange: the volume is larger than
-	// size.Limit, or the size is not available.
+	// Expand grows a volume to at least size.Required. OutOfRange: the volume
+	// is larger than size.Limit, or the size is not available.
 	Expand(ctx context.Context, id ID, size SizeRange) (Volume, error)
 	// Capacity returns the space left for volumes with these parameters.
 	Capacity(ctx context.Context, query CapacityQuery) (Capacity, error)
 }
 
-// CreateRequest describes the volume to create.
+// CreateRequest describes a new volume.
 type CreateRequest struct {
 	Name    string
 	Size    SizeRange
 	Content Content // Raw or Filesystem
-	FSType  string  // for Filesystem; empty: the engine chooses
+	FSType  string  // empty: the engine chooses
 	Source  Source
-	// Parameters are specific to the engine. An unknown key is Invalid.
+	// Parameters are the engine's; an unknown key is Invalid.
 	Parameters map[string]string
 	Ephemeral  bool
 }
 
-// CapacityQuery limits a capacity request to one kind of volume.
+// CapacityQuery selects one kind of volume.
 type CapacityQuery struct {
 	Content    Content // empty: any
 	FSType     string
 	Parameters map[string]string
 }
 
-// Snapshots is the optional ability to create snapshots, and volumes from them
+// Snapshots is the ability to create snapshots, and volumes from them
 // (CreateRequest.Source).
 type Snapshots interface {
-	// CreateSnapshot creates a snapshot, or returns the snapshot that an equal
-	// request created. Exists: a snapshot of another source has the name.
+	// CreateSnapshot creates a snapshot, or returns that of an equal request.
+	// Exists: a snapshot of another source has the name.
 	CreateSnapshot(ctx context.Context, req SnapshotRequest) (Snapshot, error)
-	// DeleteSnapshot deletes a snapshot and does nothing if it does not exist.
-	// Invalid: the snapshot belongs to a group and is deleted with the group.
+	// DeleteSnapshot deletes a snapshot. It is a no-op if the snapshot does not
+	// exist. Invalid: a group's member is deleted with the group.
 	DeleteSnapshot(ctx context.Context, id SnapshotID) error
 	// GetSnapshot returns a snapshot. NotFound: it does not exist.
 	GetSnapshot(ctx context.Context, id SnapshotID) (Snapshot, error)
@@ -68,7 +65,7 @@ type Snapshots interface {
 	ListSnapshots(ctx context.Context, query SnapshotQuery) ([]Snapshot, error)
 }
 
-// SnapshotRequest describes the snapshot to create.
+// SnapshotRequest describes a new snapshot.
 type SnapshotRequest struct {
 	Name       string
 	Source     ID
@@ -83,54 +80,50 @@ type SnapshotQuery struct {
 	Limit  int
 }
 
-// Groups is the optional ability to create snapshots of several volumes at one
-// moment.
+// Groups is the ability to create snapshots of several volumes at one moment.
 type Groups interface {
-	// CreateGroup creates snapshots of all sources at one moment, or returns
-	// the group that an equal request (same name, same set of sources) created.
-	// Precondition: the sources cannot be snapshotted consistently in their
-	// current use.
+	// CreateGroup creates snapshots of all sources, or returns the group of an
+	// equal request (name and set of sources). Precondition: the sources cannot
+	// be snapshotted consistently in their current use.
 	CreateGroup(ctx context.Context, req GroupRequest) (Group, error)
-	// DeleteGroup deletes a group with its snapshots and does nothing if it
-	// does not exist.
+	// DeleteGroup deletes a group with its snapshots. It is a no-op if the
+	// group does not exist.
 	DeleteGroup(ctx context.Context, id GroupID) error
 	// GetGroup returns a group. NotFound: it does not exist.
 	GetGroup(ctx context.Context, id GroupID) (Group, error)
 }
 
-// GroupRequest describes the group of snapshots to create.
+// GroupRequest describes a new group.
 type GroupRequest struct {
 	Name       string
 	Sources    []ID
 	Parameters map[string]string
 }
 
-// Deltas is the optional ability to list blocks that hold data without reading
-// them.
+// Deltas is the ability to list blocks that hold data without reading them.
 type Deltas interface {
-	// Allocated returns the ranges of a snapshot that can hold data.
+	// Allocated returns the ranges that can hold data.
 	Allocated(ctx context.Context, id SnapshotID, from int64) (BlockMap, error)
 	// Delta returns the ranges that differ from base to target, two snapshots
-	// of one volume. Precondition: the backend has no delta for this pair; the
-	// caller must copy everything.
+	// of one volume. Precondition: not available for this pair; the caller must
+	// copy everything.
 	Delta(ctx context.Context, base, target SnapshotID, from int64) (BlockMap, error)
 }
 
-// BlockMap is a list of ranges in ascending order that neither touch nor
-// overlap. The first range ends after the requested offset. An error ends the
-// sequence: the ranges before it are incomplete.
+// BlockMap lists ascending ranges that neither touch nor overlap; the first
+// ends after the requested offset. An error ends the sequence.
 type BlockMap struct {
 	Size   int64 // of the volume, in bytes
 	Ranges iter.Seq2[Range, error]
 }
 
-// Modifier changes parameters of a volume, also while it is in use. Omitted
-// keys keep their values. Invalid: nothing was changed.
+// Modifier changes parameters, also of a volume in use. Omitted keys keep their
+// values. Invalid: nothing was changed.
 type Modifier interface {
 	Modify(ctx context.Context, id ID, parameters map[string]string) (Volume, error)
 }
 
-// Health reports adverse conditions that the backend knows.
+// Health reports adverse conditions.
 type Health interface {
 	// VolumeHealth returns the conditions of one volume. NotFound: it does not
 	// exist.
@@ -141,8 +134,7 @@ type Health interface {
 }
 
 // Backend is an engine with its optional abilities; nil means not supported.
-// The constructor of the engine sets the fields once, so that announced
-// capabilities never depend on type assertions, which a wrapper would hide.
+// Fields replace type assertions, which a wrapper would hide.
 type Backend struct {
 	Engine    Engine
 	Snapshots Snapshots
@@ -150,15 +142,12 @@ type Backend struct {
 	Deltas    Deltas
 	Modifier  Modifier
 	Health    Health
-	// Fencer fences clients of an engine that serves them remotely. It is nil
-	// when all clients are on this machine.
+	// Fencer is nil when all clients are on this machine.
 	Fencer Fencer
-	// Pool is the UUID of the pool that ids of this backend end in (NewID);
-	// empty: ids name no pool.
+	// Pool is the pool's UUID in ids (NewID); empty: ids name no pool.
 	Pool string
-	// Clones is set when CreateRequest.Source.Volume is supported.
+	// Clones allows CreateRequest.Source.Volume.
 	Clones bool
-	// Parameters are the valid keys of CreateRequest.Parameters, for messages
-	// and help. Mutable are the keys that Modify accepts.
+	// Parameters are the valid keys, Mutable those that Modify accepts.
 	Parameters, Mutable []string
 }

@@ -6,50 +6,44 @@ import (
 	"time"
 )
 
-// Fencer fences clients of a storage server by their addresses. All methods are
-// idempotent and safe for concurrent use; a repeat of a call that a crash
-// interrupted continues the work.
+// Fencer fences clients of a storage server by address. All methods are
+// idempotent, also after a crash, and safe for concurrent use.
 //
 // Blocks are masked prefixes and never IPv4-mapped IPv6.
 type Fencer interface {
 	// Apply makes desired the exact set of enforced fences. When it returns
-	// nil, no client in the set can start a session and nothing that such a
-	// client sends is accepted. Blocks that were fenced before and are not in
-	// the set are unfenced.
+	// nil, no client in the set can start a session, nothing that such a client
+	// sends is accepted, and other blocks are unfenced.
 	Apply(ctx context.Context, desired FenceSet) error
-	// Held returns the enforced blocks, disjoint and in order. It reads them
-	// from the enforcing component, not from memory, and omits partly enforced
-	// blocks.
+	// Held reads the enforced blocks, disjoint and in order, from the enforcing
+	// component, not from memory. It omits partly enforced blocks.
 	Held(ctx context.Context) ([]netip.Prefix, error)
 	// Sessions returns the live sessions of clients in the blocks. A session
 	// without a client stays live while its I/O can still complete.
 	Sessions(ctx context.Context, blocks []netip.Prefix) ([]Session, error)
 	// End ends sessions and returns nil when all their requests are complete or
-	// aborted. It accepts sessions that are already ending, also since an
-	// earlier process, and sessions that are gone. Unavailable: some have not
-	// ended before the deadline of ctx; the message names the processes that
-	// serve them.
+	// aborted. It accepts sessions that are ending or gone. Unavailable: some
+	// have not ended before the deadline of ctx; the message names the
+	// processes that serve them.
 	End(ctx context.Context, sessions []Session) error
 }
 
 // FenceSet is the desired set of fences.
 type FenceSet struct {
 	Blocks []netip.Prefix // disjoint, in order
-	// Clients are the recorded clients with an address in a block, for backends
-	// that identify clients otherwise than by address.
+	// Clients are the recorded clients in the blocks, for backends that do not
+	// identify them by address.
 	Clients []Client
 }
 
 // Session is one connection of a client to the storage.
 type Session struct {
-	// ID identifies the session to the Fencer that listed it, also after a
-	// restart of the process. It is never reused before the next boot; End
-	// treats an id of an earlier boot as gone.
+	// ID stays valid after a restart of the process, and is never reused before
+	// the next boot; End treats an id of an earlier boot as gone.
 	ID     string         `json:"id"`
 	Client netip.AddrPort `json:"client"`
 	Server netip.AddrPort `json:"server"`
-	// Holder describes the process that serves the session, as "nbd-server
-	// (process 12)".
+	// as "nbd-server (process 12)"
 	Holder string `json:"holder,omitempty"`
 }
 
@@ -59,16 +53,16 @@ type Fence struct {
 	Owner FenceOwner   `json:"owner"`
 	Phase FencePhase   `json:"phase"`
 	Since time.Time    `json:"since"` // start of the phase
-	// Force: the caller insisted, although the block contains an address of the
-	// server or every address.
+	// Force: although the block contains an address of the server or every
+	// address.
 	Force bool `json:"force,omitempty"`
 }
 
 // FenceOwner identifies the parameters of the request that created a fence.
-// Values are not stored, since they can be secret.
+// Values can be secret and are not stored.
 type FenceOwner struct {
-	Digest string   `json:"digest"`         // SHA-256 of all keys and values, in hex
-	Keys   []string `json:"keys,omitempty"` // in order
+	Digest string   `json:"digest"` // SHA-256 of all keys and values, in hex
+	Keys   []string `json:"keys,omitempty"`
 }
 
 // FencePhase is the phase of a fence.
@@ -77,15 +71,13 @@ type FencePhase string
 const (
 	// Fencing: the fence is desired and not yet verified.
 	Fencing FencePhase = "fencing"
-	// Fenced: the fence is enforced, no session is left, and the caller can be
-	// notified.
+	// Fenced: the fence is enforced, and no session is left.
 	Fenced FencePhase = "fenced"
-	// Lifting: the fence is being removed. It is no longer enforced but still
-	// denies grants.
+	// Lifting: the fence is no longer enforced, but still denies grants.
 	Lifting FencePhase = "lifting"
 	// Lifted: the fence is removed. The record stays while another fence
-	// overlaps the block, to distinguish a repeated unfence call from a call
-	// that would open a block of another owner.
+	// overlaps the block, to distinguish a repeated unfence call from one that
+	// would open another owner's block.
 	Lifted FencePhase = "lifted"
 )
 

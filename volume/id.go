@@ -11,8 +11,8 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// ID identifies a volume. It is globally unique and not derived from the
-// volume's name: a volume that is recreated with the same name has another ID.
+// ID identifies a volume. It is globally unique and not derived from the name:
+// a recreated volume has another ID.
 type ID string
 
 // SnapshotID identifies a snapshot.
@@ -21,16 +21,15 @@ type SnapshotID string
 // GroupID identifies a group of snapshots.
 type GroupID string
 
-// NewID returns the id of a new volume in the pool with this UUID. Ids sort by
-// creation time (UUID version 7). They end in the last part of the pool's UUID,
-// so that a node can distinguish a deleted object from an object of another
-// node; if pool is empty, ids omit that part.
+// NewID returns the id of a new volume. Ids sort by creation time (UUID version
+// 7) and end in the last part of the pool's UUID, if any, so that a node can
+// distinguish a deleted object from one of another node.
 func NewID(pool string) ID { return ID(newID("vol-", pool)) }
 
-// NewSnapshotID returns the id of a new snapshot, in the form of NewID.
+// NewSnapshotID returns a new id like NewID.
 func NewSnapshotID(pool string) SnapshotID { return SnapshotID(newID("snap-", pool)) }
 
-// NewGroupID returns the id of a new group of snapshots, in the form of NewID.
+// NewGroupID returns a new id like NewID.
 func NewGroupID(pool string) GroupID { return GroupID(newID("group-", pool)) }
 
 func newID(prefix, pool string) string {
@@ -50,7 +49,7 @@ var ownID = sync.OnceValue(func() *regexp.Regexp {
 })
 
 // MayBeInAnotherPool reports whether an object that is not in the given pool
-// can exist in another pool. That includes ids of releases up to 2026-11, which
+// can be in another one. That includes ids of releases up to 2026-11, which
 // name no pool, and excludes ids that NewID cannot return.
 func MayBeInAnotherPool(id, pool string) bool {
 	m := ownID().FindStringSubmatch(id)
@@ -70,14 +69,13 @@ func IDTime(id string) time.Time {
 	return time.Unix(u.Time().UnixTime()).UTC()
 }
 
-// MaxIDLength is the limit of the CSI specification for identifiers, in bytes.
+// MaxIDLength is the CSI limit for identifiers, in bytes.
 const MaxIDLength = 128
 
-// idChars are the valid characters of identifiers.
 const idChars = "._:-ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 
-// CheckID rejects invalid identifiers. They become part of file names, so they
-// are a single path element of a narrow alphabet.
+// CheckID validates an identifier: a single path element of a narrow alphabet,
+// since ids become part of file names.
 func CheckID(id string) error {
 	switch {
 	case id == "":

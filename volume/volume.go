@@ -1,6 +1,5 @@
 // Package volume defines the storage model (volume, snapshot, group, fence) and
-// the interfaces that a storage engine implements: Engine, and the optional
-// abilities in Backend. Errors have the kinds of package errs.
+// the interfaces of storage engines. Errors have the kinds of package errs.
 package volume
 
 import (
@@ -22,8 +21,8 @@ const (
 	// Blank volumes read as zero and were never written. Only an engine sets
 	// Blank, and only Blank volumes are formatted.
 	Blank Content = "blank"
-	// Filesystem is a volume with a file system that cleat created, or that was
-	// copied from the source.
+	// Filesystem is a volume with a file system that cleat created or copied
+	// from the source.
 	Filesystem Content = "filesystem"
 )
 
@@ -33,33 +32,30 @@ type Volume struct {
 	Name    string
 	Size    int64 // bytes
 	Content Content
-	FSType  string // ext4, xfs, btrfs; empty unless Content is Filesystem
+	FSType  string
 	Source  Source
 	Locator access.Access
-	// Ephemeral volumes exist for one publish and are not listed to an
-	// orchestrator.
+	// Ephemeral volumes exist for one publish and are not listed.
 	Ephemeral bool
-	// Attributes are the current values of the parameters that Modify can
-	// change.
+	// Attributes are the mutable parameters.
 	Attributes map[string]string
 	Created    time.Time
-	// Progress of the copy that fills the volume.
+	// of the copy that fills the volume.
 	Progress Progress
 }
 
-// AccessMode limits how many publishes a volume can have on its node at a time,
-// and whether it is writable. The values are part of stored records.
+// AccessMode limits the publishes of a volume on its node. The values are part
+// of stored records.
 type AccessMode string
 
-// The access modes of a volume that is used on one node at a time.
 const (
 	SingleNodeWriter       AccessMode = "writer"        // one publish
-	SingleNodeReaderOnly   AccessMode = "reader-only"   // one publish, never written
+	SingleNodeReaderOnly   AccessMode = "reader-only"   // one publish
 	SingleNodeSingleWriter AccessMode = "single-writer" // one publish
-	SingleNodeMultiWriter  AccessMode = "multi-writer"  // any number of publishes
+	SingleNodeMultiWriter  AccessMode = "multi-writer"  // any number
 )
 
-// CSIName returns the name of the mode in the CSI specification.
+// CSIName returns the name in the CSI specification.
 func (m AccessMode) CSIName() string {
 	return "SINGLE_NODE_" + strings.ToUpper(strings.ReplaceAll(string(m), "-", "_"))
 }
@@ -67,13 +63,13 @@ func (m AccessMode) CSIName() string {
 // Capability is a way to use a volume.
 type Capability struct {
 	Block bool
-	// FSType is the file system that the volume must have; empty: any.
+	// empty: any.
 	FSType string
-	// MountFlags can hold secrets: they never appear in messages or logs, and
-	// only their digest is stored.
+	// MountFlags can hold secrets: they are never logged, and only their digest
+	// is stored.
 	MountFlags []string
-	// MountGroup is the group that can read and write the whole volume; nil:
-	// ownership is not changed.
+	// MountGroup can read and write the whole volume; nil: ownership is not
+	// changed.
 	MountGroup *int
 	Mode       AccessMode
 }
@@ -81,8 +77,7 @@ type Capability struct {
 // ReadOnly reports whether the access mode forbids writing.
 func (c Capability) ReadOnly() bool { return c.Mode == SingleNodeReaderOnly }
 
-// Source is what a volume was, or is to be, copied from. At most one field is
-// set; the zero Source is an empty volume.
+// Source is what a volume is copied from. At most one field is set.
 type Source struct {
 	Volume   ID
 	Snapshot SnapshotID
@@ -104,7 +99,7 @@ type SizeRange struct {
 	Required, Limit int64
 }
 
-// String describes the range for a message, to follow "a size of".
+// String describes the range for a message, after "a size of".
 func (r SizeRange) String() string {
 	switch {
 	case r == SizeRange{}:
@@ -124,9 +119,9 @@ func (r SizeRange) Admits(size int64) bool {
 	return size >= r.Required && (r.Limit == 0 || size <= r.Limit)
 }
 
-// Choose returns the smallest size that satisfies the range, is at least
-// minimum and is a multiple of granule. Without a required size it starts from
-// fallback. OutOfRange: no such size exists.
+// Choose returns the smallest multiple of granule in the range and not below
+// minimum; fallback replaces a missing required size. OutOfRange: no such size
+// exists.
 func (r SizeRange) Choose(fallback, minimum, granule int64) (int64, error) {
 	size := r.Required
 	if size == 0 {
@@ -150,8 +145,7 @@ func (r SizeRange) Choose(fallback, minimum, granule int64) (int64, error) {
 
 const maxSize = 1<<63 - 1
 
-// Client is the user of a volume. It is recorded when access is granted, never
-// inferred later.
+// Client is the user of a volume, recorded when access is granted.
 type Client struct {
 	Node    string       `json:"node"`
 	HostNQN string       `json:"hostNQN,omitempty"`
@@ -163,13 +157,13 @@ type Snapshot struct {
 	ID      SnapshotID
 	Name    string
 	Source  ID
-	Size    int64 // minimum size of a volume that is restored from it, in bytes
+	Size    int64 // minimum size of a restored volume, in bytes
 	Content Content
 	FSType  string
 	Created time.Time // when the content was frozen
-	Ready   bool      // volumes can be created from it
-	Group   GroupID   // set for a member of a group, which is deleted with the group
-	// Progress of the copy after the creation, for backends that have to copy.
+	Ready   bool
+	Group   GroupID // set for a member, deleted with the group
+	// for backends that have to copy
 	Progress Progress
 }
 
@@ -182,14 +176,14 @@ type Group struct {
 	Ready     bool
 }
 
-// Capacity is the space left for new volumes of one kind, in bytes.
+// Capacity is the space left for one kind of volume, in bytes.
 type Capacity struct {
 	Available int64
 	Maximum   int64 // largest single volume
 	Minimum   int64 // smallest single volume
 }
 
-// Range is a range of bytes of a volume or snapshot.
+// Range is a range of bytes.
 type Range struct {
 	Offset, Length int64
 }
@@ -208,9 +202,8 @@ const (
 	DataLoss     Severity = "DATA_LOSS"
 )
 
-// Condition is an adverse condition of a volume or, from StorageHealth, of the
-// storage that all volumes share. Reason is in CamelCase and unique together
-// with Severity.
+// Condition is an adverse condition of a volume or of the shared storage.
+// Reason is in CamelCase and unique together with Severity.
 type Condition struct {
 	Severity Severity `json:"severity"`
 	Reason   string   `json:"reason"`

@@ -27,7 +27,7 @@ func TestSizeRangeString(t *testing.T) {
 	}
 }
 
-// TestChoose checks single choices; properties are checked below.
+// Properties are tested below.
 func TestChoose(t *testing.T) {
 	for name, c := range map[string]struct {
 		size                       volume.SizeRange
@@ -62,9 +62,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestChooseProperties checks that the result satisfies the range, the minimum
-// and the granule, that a required size gets the smallest result, and that
-// errors are returned only if no size is possible.
+// A required size gets the smallest result, and errors are returned only if no
+// size is possible.
 func TestChooseProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		granule := rapid.Int64Range(1, 64).Draw(t, "granule")
@@ -98,7 +97,7 @@ func TestChooseProperties(t *testing.T) {
 	})
 }
 
-// TestChooseNeverWraps draws from all numbers there are.
+// all numbers
 func TestChooseNeverWraps(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := volume.SizeRange{
@@ -184,8 +183,7 @@ func TestCheckIDRefuses(t *testing.T) {
 	}
 }
 
-// TestCheckedIDIsOnePathElement is what engines rely on when they join ids to
-// paths.
+// Engines join ids to paths.
 func TestCheckedIDIsOnePathElement(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		id := rapid.OneOf(rapid.String(), rapid.StringMatching(`[A-Za-z0-9./_:\\-]{1,140}`)).Draw(t, "id")
@@ -215,7 +213,7 @@ func TestIDPoolAndTime(t *testing.T) {
 		string(volume.NewGroupID(own)):      false,
 		string(volume.NewID(other)):         true,
 		string(volume.NewSnapshotID(other)): true,
-		string(volume.NewID("")):            true, // as releases before pools stood in ids made them
+		string(volume.NewID("")):            true, // of releases without pools in ids
 		string(volume.NewID(other)) + "0":   false,
 		"vol-1":                             false,
 		"":                                  false,
