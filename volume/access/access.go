@@ -1,6 +1,6 @@
 // Package access describes how a volume is reached. An Access is sent in CSI's
-// volume_context and publish_context as a flat map of strings; this package is
-// the only one that writes and parses these maps. It does no I/O.
+// volume_context and publish_context as a map of strings, which only this
+// package writes and parses. It does no I/O.
 package access
 
 import (
@@ -13,29 +13,26 @@ import (
 	"sync"
 )
 
-// Access is a way to reach a volume: File, NVMe, RBD, CephFS or NFS. The set of
-// kinds is closed: a consumer can switch over them and refuse the rest. Compare
-// with Equal, since == panics for kinds that contain slices.
+// Access is a way to reach a volume: File, NVMe, RBD, CephFS or NFS. The set is
+// closed. Compare with Equal: == panics for kinds with slices.
 type Access interface {
-	// Protocol returns the name of the kind. It is the value of targetType,
-	// except for NVMe, where the value is the transport.
+	// Protocol returns the value of targetType, except for NVMe, where that is
+	// the transport.
 	Protocol() string
 	encode() map[string]string
 }
 
-// File is a volume that is a file or directory in a pool directory of this
-// machine, also on a DPU (AIO files, host directories). The configuration of
-// the machine defines which directories are pools; a context cannot.
+// File is a file or directory in a pool of this machine, also on a DPU (AIO
+// files, host directories). Only the machine's configuration defines pools.
 type File struct {
-	Pool string // UUID of the pool, in lower case
+	Pool string // UUID, in lower case
 	Name string // slash-separated, relative to the pool
 }
 
 // Protocol returns "file".
 func (File) Protocol() string { return protocolFile }
 
-// Keys of the canonical dialect. targetType is the key that published storage
-// plugins already use.
+// targetType is the key that published storage plugins use.
 const (
 	keyType      = "targetType"
 	keyPool      = "pool"
@@ -47,8 +44,8 @@ func (f File) encode() map[string]string {
 	return map[string]string{keyType: protocolFile, keyPool: f.Pool, keyFile: f.Name}
 }
 
-// KeyName is the key of a volume's name in its volume context. It is not part
-// of the locator: lists show it as the name of the PersistentVolume.
+// KeyName is the key of the volume's name. It is not part of the locator: lists
+// show it as the name of the PersistentVolume.
 const KeyName = "volumeName"
 
 // Encode returns an Access in the canonical dialect.
@@ -57,8 +54,7 @@ func Encode(a Access) map[string]string { return a.encode() }
 // ErrNone is returned by Decode for contexts without a locator.
 var ErrNone = fmt.Errorf("no locator: the key %q is missing from the volume context", keyType)
 
-// Equal reports whether two locators are equal, including the order of paths.
-// Nil equals only nil.
+// Equal compares locators, including the order of paths. Nil equals only nil.
 func Equal(a, b Access) bool {
 	if a == nil || b == nil {
 		return a == nil && b == nil
@@ -66,12 +62,11 @@ func Equal(a, b Access) bool {
 	return maps.Equal(a.encode(), b.encode())
 }
 
-// Decode parses the Access in contexts (volume_context first, then
-// publish_context). A later context overrides an earlier one, but both must
-// identify the same volume. It accepts the keys of NVIDIA's sample plugins,
-// spdk-csi, simplyblock, ceph-csi and csi-driver-nfs, with or without
-// targetType. Unknown keys are ignored unless they look like a misspelled key
-// of the locator. ErrNone: there is no locator.
+// Decode parses contexts (volume_context, then publish_context). A later one
+// overrides an earlier one, but both must identify the same volume. It accepts
+// the keys of NVIDIA's sample plugins, spdk-csi, simplyblock, ceph-csi and
+// csi-driver-nfs, with or without targetType. Unknown keys are ignored unless
+// they look like misspelled ones. ErrNone: no locator.
 func Decode(contexts ...map[string]string) (Access, error) {
 	all := map[string]string{}
 	for _, c := range contexts {
@@ -154,7 +149,6 @@ func protocolByKeys(contexts []map[string]string) string {
 	return ""
 }
 
-// pattern compiles a regular expression on first use.
 func pattern(expr string) func() *regexp.Regexp {
 	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(expr) })
 }

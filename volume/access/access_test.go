@@ -102,8 +102,7 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// FuzzDecode: what is admitted stays below the pool, and is written as it was
-// read.
+// Accepted names stay below the pool, and are written as read.
 func FuzzDecode(f *testing.F) {
 	f.Add("file", pool, "volumes/vol-1")
 	f.Add("file", pool, "../x")
@@ -173,7 +172,7 @@ func drawPaths(t *rapid.T, least, lowest int) []netip.AddrPort {
 	}), least, 4, rapid.ID).Draw(t, "paths")
 }
 
-// drawTimeouts draws what the rules admit: the longest first.
+// drawTimeouts draws valid values, the longest first.
 func drawTimeouts(t *rapid.T) access.Timeouts {
 	var out access.Timeouts
 	loss := rapid.IntRange(1, 1000).Draw(t, "loss")
@@ -236,8 +235,7 @@ func drawAccess(t *rapid.T) access.Access {
 	).Draw(t, "access")
 }
 
-// TestEveryKindRoundTrips, among foreign keys too, and within the
-// bounds of a CSI map.
+// Also with foreign keys, and within the limits of a CSI map.
 func TestEveryKindRoundTrips(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a := drawAccess(t)
@@ -252,7 +250,7 @@ func TestEveryKindRoundTrips(t *testing.T) {
 	})
 }
 
-// TestOr: what is filled in keeps the rules, and what was given.
+// Given values are kept, and Check succeeds.
 func TestOr(t *testing.T) {
 	open := access.Timeouts{}
 	defaults := access.Timeouts{Loss: access.Sec(-1), Delay: access.Sec(2), FastFail: access.Sec(10)}
@@ -282,7 +280,7 @@ func TestOr(t *testing.T) {
 	})
 }
 
-// FuzzContexts: what is admitted is written as it was read.
+// Accepted contexts are written as read.
 func FuzzContexts(f *testing.F) {
 	for _, c := range []kv{
 		{"targetType": "tcp", "targetAddr": "192.0.2.1,[2001:db8::1]:9", "nqn": nqn, "ctrlLossTmo": "-1", "nsId": "1"},

@@ -8,24 +8,24 @@ import (
 
 // Ceph identifies a cluster and the user. ClusterID or Monitors is set.
 type Ceph struct {
-	ClusterID string           // name in the reader's configuration
+	ClusterID string           // in the reader's configuration
 	Monitors  []netip.AddrPort // port 0: the default ports
-	User      string           // without "client."; empty: the reader uses its own
-	Key       string           // name of the user's key, never the key itself
+	User      string           // without "client."; empty: the reader's own
+	Key       string           // its name, never the key itself
 }
 
 // RBD is an image of a Ceph pool.
 type RBD struct {
 	Ceph
 	Pool      string
-	Namespace string // "" is the pool's default namespace
+	Namespace string // "": the default
 	Image     string
 }
 
-// CephFS is a directory, most often a subvolume, of a Ceph file system.
+// CephFS is a directory of a Ceph file system.
 type CephFS struct {
 	Ceph
-	FS   string // empty: the only file system of the cluster
+	FS   string // empty: the only one
 	Path string // absolute and clean
 }
 

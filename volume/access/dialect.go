@@ -9,31 +9,29 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// dialect describes how one kind is written in contexts.
+// dialect is how contexts describe one kind.
 type dialect struct {
 	protocol string
-	// keys are canonical keys with their aliases. They are compared
-	// case-insensitively, since published plugins differ in case.
+	// canonical keys with aliases, case-insensitive since published plugins
+	// differ
 	keys map[string][]string
-	// identity are the keys that identify the volume. Contexts that differ in
-	// them describe two volumes.
+	// contexts that differ in these keys describe two volumes
 	identity []string
-	// foreign are keys of other projects that resemble ours by chance.
+	// keys of other projects that resemble ours
 	foreign []string
-	// groups are pairs of keys for the same setting: the first key of a pair in
-	// a later context removes the second key of an earlier context.
+	// pairs: the first key in a later context removes the second of an earlier
+	// one
 	groups [][2]string
 	build  func(fields) (Access, error)
 }
 
-// fields are the non-empty values of one locator by canonical key.
+// fields are non-empty values by canonical key.
 type fields map[string]string
 
 func dialects() []dialect {
 	return []dialect{nvmeDialect(), rbdDialect(), cephFSDialect(), nfsDialect()}
 }
 
-// canonical returns the canonical key of a key or alias.
 func (d dialect) canonical(name string) (string, bool) {
 	for key, others := range d.keys {
 		if strings.EqualFold(key, name) || slices.ContainsFunc(others, func(o string) bool { return strings.EqualFold(o, name) }) {
@@ -66,7 +64,6 @@ func (d dialect) read(context map[string]string) (fields, error) {
 	return f, nil
 }
 
-// overlay merges a later context into an earlier one.
 func (d dialect) overlay(f, later fields) error {
 	for _, key := range d.identity {
 		a, b := f[key], later[key]
@@ -98,8 +95,8 @@ func (d dialect) decode(contexts []map[string]string) (Access, error) {
 	return d.build(all)
 }
 
-// misspelt returns the key that a name most likely stands for, or "". Names
-// with a domain belong to other projects.
+// misspelt returns the likely key, or "". Names with a domain belong to other
+// projects.
 func (d dialect) misspelt(name string) string {
 	if strings.ContainsAny(name, "./") || slices.ContainsFunc(d.foreign, func(o string) bool { return strings.EqualFold(o, name) }) {
 		return ""

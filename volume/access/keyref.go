@@ -10,20 +10,18 @@ import (
 
 var (
 	referencePattern = pattern(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
-	// keyLike matches a long run of hex or base64 digits without separators.
+	// hex or base64 digits
 	keyLike = pattern(`^[A-Za-z0-9+/]{32,}=*$`)
-	// secretPattern matches NVMe's interchange formats of keys, and Ceph's
-	// keys: AES-128 ones, and AES-256 ones of 2026.
+	// NVMe's interchange formats, and Ceph's AES-128 and AES-256 keys
 	secretPattern = pattern(`(?i)DHHC-1:|NVMeTLSkey-1:|AQ[A-Za-z0-9+/]{36}==|Ag[A-Da-d][A-Za-z0-9+/]{56}=`)
 )
 
-// isReference reports whether the value of a key is the name of a secret key.
+// isReference: the value is the name of a secret key.
 func isReference(key string) bool {
 	return slices.Contains([]string{keyDHChap, keyDHChapCtrlr, keyTLS, keyCephKey}, key)
 }
 
-// isReferenceName is isReference for all aliases of such a key,
-// case-insensitively.
+// isReferenceName includes aliases, case-insensitively.
 func isReferenceName(name string) bool {
 	return slices.ContainsFunc(dialects(), func(d dialect) bool {
 		key, ok := d.canonical(name)
@@ -31,7 +29,6 @@ func isReferenceName(name string) bool {
 	})
 }
 
-// isKeyName reports whether a value can be the name of a secret key.
 func isKeyName(value string) bool {
 	return referencePattern().MatchString(value) && !keyLike().MatchString(value) && !LooksSecret(value)
 }
@@ -57,20 +54,18 @@ func IsPath(value string) bool {
 	return !LooksSecret(value) && (strings.HasPrefix(value, "/") || strings.HasPrefix(value, "./") || strings.HasPrefix(value, "../") || strings.Contains(value, "/../"))
 }
 
-// LooksSecret reports whether a value has the form of an NVMe or Ceph key. Such
-// a value must not be stored or shown.
+// LooksSecret reports whether a value has the form of an NVMe or Ceph key,
+// which must not be stored or shown.
 func LooksSecret(value string) bool { return secretPattern().MatchString(value) }
 
-// HoldsSecret reports whether an entry of a context must not be stored or
-// shown: it has the form of a secret key, or its key requires the name of a
-// secret key and the value is not a valid name. The second rule finds bare
-// secrets, which have no recognizable form.
+// HoldsSecret reports entries that must not be stored or shown: the value looks
+// like a secret key, or its key requires the name of one and the value is not a
+// valid name. The second rule finds secrets without a recognizable form.
 func HoldsSecret(key, value string) bool {
 	return LooksSecret(key) || LooksSecret(value) || value != "" && !isKeyName(value) && isReferenceName(key)
 }
 
-// Quote is errs.Quote for values of a context; it hides values that look like a
-// secret key.
+// Quote is errs.Quote, but hides values that look like a secret key.
 func Quote(value string) string {
 	if LooksSecret(value) {
 		return "(not shown: it looks like a key)"

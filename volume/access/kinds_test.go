@@ -88,7 +88,7 @@ func TestDialects(t *testing.T) {
 	}
 }
 
-// TestRefusals: each message names the key, and the values that matter.
+// Each message names the key and the relevant values.
 func TestRefusals(t *testing.T) {
 	nvme := kv{"targetType": "tcp", "targetAddr": "192.0.2.1", "targetPort": "4420", "nqn": nqn}
 	nfs := kv{"targetType": "nfs", "server": "s", "share": "/x"}
@@ -166,7 +166,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestNoSecretInMessages: a key in any place is refused and never shown.
+// A secret key in any place is refused and never shown.
 func TestNoSecretInMessages(t *testing.T) {
 	nvme := kv{"targetType": "tcp", "targetAddr": "192.0.2.1", "nqn": nqn}
 	rbd := kv{"targetType": "rbd", "clusterID": "c", "pool": "p", "imageName": "i"}
@@ -205,7 +205,8 @@ func TestNoSecretInMessages(t *testing.T) {
 	if _, err := access.Decode(kv{"nqn": nqn, "targetAddr": "192.0.2.1", "dhchapKey": misplaced, "dhchap_key": "a"}); err == nil || strings.Contains(err.Error(), "ia6z") {
 		t.Errorf("contradiction: %v", err)
 	}
-	// A bare key has no mark to know it by, so a key of two names is shown under neither.
+	// A bare secret has no recognizable form, so conflicting values are not
+	// shown.
 	if _, err := access.Decode(kv{"nqn": nqn, "targetAddr": "192.0.2.1", "psk": hex, "tlsKey": "a"}); err == nil || strings.Contains(err.Error(), hex) {
 		t.Errorf("contradiction: %v", err)
 	}
@@ -232,7 +233,7 @@ func TestEqual(t *testing.T) {
 }
 
 func TestHostNQN(t *testing.T) {
-	// Access lists hold these; they must never change.
+	// Access lists contain these NQNs, which must never change.
 	if got := access.HostNQN("node-1"); got != golden {
 		t.Errorf("HostNQN = %s", got)
 	}

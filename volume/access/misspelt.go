@@ -10,9 +10,8 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Misspelt returns the ignored keys of contexts that resemble a key of a
-// locator, with that key. It finds more than Decode refuses, since such a key
-// can belong to another project.
+// Misspelt returns ignored keys that resemble a key of a locator, which can
+// belong to another project.
 func Misspelt(contexts ...map[string]string) []string {
 	protocol, err := protocolOf(contexts)
 	if err != nil {
@@ -35,7 +34,7 @@ func Misspelt(contexts ...map[string]string) []string {
 	return found
 }
 
-// resembles returns the key that a name is a prefix or near miss of, or "".
+// resembles finds prefixes and near misses.
 func (d dialect) resembles(name string) string {
 	if _, known := d.canonical(name); known || strings.ContainsAny(name, "./") || len(name) < 3 {
 		return ""

@@ -11,9 +11,9 @@ import (
 // NFS is a directory of an NFS export.
 type NFS struct {
 	Server  string   // an IP address without brackets, or a host name
-	Share   string   // absolute and clean path of the export
-	SubDir  string   // relative to the share and clean; empty: the share itself
-	Options []string // mount options in order, without secrets
+	Share   string   // absolute and clean
+	SubDir  string   // relative and clean; empty: the share itself
+	Options []string // in order, without secrets
 }
 
 // Protocol returns "nfs".
@@ -86,7 +86,6 @@ func (f fields) options() ([]string, error) {
 
 func hasControl(s string) bool { return strings.ContainsFunc(s, unicode.IsControl) }
 
-// checkAbsolute accepts only absolute, clean paths.
 func checkAbsolute(key, p string) error {
 	if p == "" {
 		return fmt.Errorf("%s is missing: give an absolute path", key)

@@ -14,8 +14,8 @@ type NVMe struct {
 	Paths     []netip.AddrPort // in order of preference, without duplicates
 	NQN       string           // of the subsystem
 
-	// NSID, UUID and NGUID select the namespace; all that are set must match.
-	// If none is set, the subsystem must have exactly one namespace.
+	// All that are set must match. If none is set, the subsystem must have
+	// exactly one namespace.
 	NSID  uint32
 	UUID  string // lower case, with dashes
 	NGUID string // 32 digits, lower case
@@ -25,15 +25,14 @@ type NVMe struct {
 	IOQueues                 int // 0: the initiator chooses
 	HeaderDigest, DataDigest bool
 
-	// AcceptUUIDChange: the namespace can have another UUID than before.
+	// AcceptUUIDChange: it can differ from before.
 	AcceptUUIDChange bool
 
 	// Names of secret keys, never the keys.
 	DHChapKey, DHChapCtrlrKey, TLSKey string
 }
 
-// Protocol returns "nvme". The value of targetType is the transport, as in all
-// dialects.
+// Protocol returns "nvme". The value of targetType is the transport.
 func (NVMe) Protocol() string { return protocolNVMe }
 
 const (
@@ -102,7 +101,7 @@ func (f fields) nqn(key string) (string, error) {
 	return f[key], nil
 }
 
-// CheckNQN rejects strings that are not an NQN.
+// CheckNQN validates an NQN.
 func CheckNQN(s string) error {
 	if len(s) > 223 || !nqnPattern().MatchString(s) {
 		return fmt.Errorf("%s is not an NQN; an example is nqn.2016-06.io.spdk:cnode1, with at most 223 characters", Quote(s))
@@ -253,9 +252,9 @@ const uuidNQN = "nqn.2014-08.org.nvmexpress:uuid:"
 // targets contain the derived NQNs.
 var nodes = [16]byte{0x5d, 0x0e, 0x6b, 0x1c, 0x93, 0x4f, 0x4a, 0x27, 0xb8, 0x61, 0x2e, 0xc4, 0x70, 0x9a, 0xd3, 0x58}
 
-// HostNQN returns the host NQN of a node, derived from its name in the UUID
-// form of the NVMe specification. Node names of clusters that share a target
-// must differ; prefix them with the cluster ("east/node-1").
+// HostNQN derives the host NQN of a node from its name, in the UUID form of the
+// NVMe specification. Nodes of clusters that share a target need a prefix
+// ("east/node-1").
 func HostNQN(node string) string { return uuidNQN + nameUUID(node) }
 
 // nameUUID returns a UUID of version 5 (RFC 9562, section 5.5).

@@ -12,13 +12,12 @@ import (
 // defaultPort is the IANA port of NVMe over Fabrics.
 const defaultPort = 4420
 
-// connection is an element of the list in "connections".
 type connection struct {
 	IP   string `json:"ip"`
 	Port port   `json:"port"`
 }
 
-// port is a number or a string in JSON.
+// port accepts a JSON number or string.
 type port uint16
 
 func (p *port) UnmarshalJSON(b []byte) error {
@@ -69,7 +68,7 @@ func parseEndpoint(s string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(a, n), err
 }
 
-// parseEndpoints parses a comma-separated list and removes duplicates.
+// parseEndpoints removes duplicates.
 func parseEndpoints(key, list string) ([]netip.AddrPort, error) {
 	var all []netip.AddrPort
 	for s := range strings.SplitSeq(list, ",") {

@@ -15,8 +15,7 @@ type Seconds struct {
 // Sec returns n seconds.
 func Sec(n int) Seconds { return Seconds{N: n, Given: true} }
 
-// Timeouts configure how an initiator handles a lost controller. Or fills in
-// values that are not given.
+// Timeouts configure how an initiator handles a lost controller.
 type Timeouts struct {
 	Loss     Seconds // until the controller is removed; -1: never, 0: immediately
 	Delay    Seconds // between two reconnect attempts
@@ -46,8 +45,8 @@ func (t Timeouts) Check() error {
 	return nil
 }
 
-// Or fills in values that are not given from defaults, adjusted so that the
-// rules of Check hold. All three are given afterwards.
+// Or fills in all missing values from defaults, adjusted so that the rules of
+// Check hold.
 func (t Timeouts) Or(defaults Timeouts) Timeouts {
 	switch {
 	case t.Loss.Given:
