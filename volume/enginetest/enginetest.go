@@ -1,6 +1,5 @@
-// Package enginetest contains the conformance suite for storage engines, and
-// Reference, an in-memory engine that defines the expected results. The test of
-// an engine calls Run with a Harness.
+// Package enginetest contains the conformance suite for storage engines (Run),
+// and Reference, an in-memory engine that defines the expected results.
 package enginetest
 
 import (
@@ -12,13 +11,12 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Device is a volume that is open for reading and writing, as its workload sees
-// it.
+// Device is an open volume, as its workload sees it.
 type Device interface {
 	io.ReaderAt
 	io.WriterAt
 	io.Closer
-	// Size returns the current size of the device, in bytes.
+	// Size returns the current size in bytes.
 	Size() (int64, error)
 	// Sync makes earlier writes part of every later snapshot.
 	Sync() error
@@ -26,39 +24,35 @@ type Device interface {
 
 // Harness gives the suite access to one engine.
 type Harness struct {
-	// New returns a backend with empty storage of its own and removes both in
-	// t.Cleanup. The suite calls it for each of its parts, so it should be
-	// fast.
-	New func(t *testing.T) volume.Backend
-	// Open opens a volume for reading and writing.
+	// New returns a backend with its own empty storage and removes both in
+	// t.Cleanup. It is called often.
+	New  func(t *testing.T) volume.Backend
 	Open func(t *testing.T, b volume.Backend, v volume.Volume) Device
-	// OpenSnapshot opens a snapshot for reading; nil if the engine cannot. The
-	// suite also restores snapshots to check their content.
+	// OpenSnapshot is nil if the engine cannot read snapshots.
 	OpenSnapshot func(t *testing.T, b volume.Backend, s volume.Snapshot) io.ReaderAt
-	// Hold marks a volume as in use, as an attach does; nil if only an attach
-	// can.
+	// Hold marks a volume as in use, as an attach does; nil if impossible.
 	Hold func(t *testing.T, b volume.Backend, v volume.Volume) (release func())
-	// Reopen closes the backend and opens another one on the same storage; nil
-	// for an engine without durable storage.
+	// Reopen restarts the backend on the same storage; nil without durable
+	// storage.
 	Reopen func(t *testing.T, b volume.Backend) volume.Backend
-	// Size is the size of the suite's volumes in bytes: a multiple of 1 MiB and
-	// of the engine's allocation unit, 16 MiB if zero. The suite needs space
-	// for about 40 thin volumes.
+	// Size of volumes in bytes (0: 16 MiB): a multiple of 1 MiB and of the
+	// engine's allocation unit. The suite needs space for about 40 thin
+	// volumes.
 	Size int64
 	// Parameters are passed to every Create.
 	Parameters map[string]string
-	// FSTypes are the supported file systems. The suite uses the first one
-	// where any will do. Empty: raw volumes only.
+	// FSTypes are the supported file systems, the preferred one first. Empty:
+	// raw volumes only.
 	FSTypes []string
-	// Changes are at least two parameter sets for Modify. They differ from each
-	// other and from Parameters. Required if the backend has a Modifier.
+	// Changes are two or more parameter sets for Modify that differ from each
+	// other and from Parameters. Required with a Modifier.
 	Changes []map[string]string
 	// Budget is the duration of the property test, 3 s if zero.
 	Budget time.Duration
 }
 
-// Run tests an engine against the contract in package volume. It logs
-// unsupported abilities and skips their tests.
+// Run tests an engine against the contract in package volume, and skips
+// unsupported abilities.
 func Run(t *testing.T, h Harness) {
 	if h.Size == 0 {
 		h.Size = 16 << 20

@@ -19,9 +19,8 @@ import (
 
 const faultVariable = "CLEAT_ENGINETEST_FAULT"
 
-// TestSuiteFindsFaults checks the suite itself: each engine below has one
-// fault, and the named parts must fail. Each part runs in a process of its own,
-// since a test cannot observe its own failure.
+// Each engine below has one fault, and the named parts must fail, in a process
+// of their own: a test cannot observe its own failure.
 func TestSuiteFindsFaults(t *testing.T) {
 	self := testkit.Value(os.Executable())(t)
 	for fault, parts := range map[string][]string{
@@ -43,7 +42,7 @@ func TestSuiteFindsFaults(t *testing.T) {
 				t.Parallel()
 				cmd := exec.CommandContext(t.Context(), self, "-test.run=^TestEngineWithFault$/^"+part+"$",
 					"-test.v", "-rapid.nofailfile", "-rapid.shrinktime=1ms")
-				// Without GORACE the race detector waits a second at the end of each.
+				// Otherwise the race detector waits a second at exit.
 				cmd.Env = append(os.Environ(), faultVariable+"="+fault, "GORACE=atexit_sleep_ms=0")
 				out, err := cmd.CombinedOutput()
 				if err == nil || !strings.Contains(string(out), "--- FAIL: TestEngineWithFault/"+part) {
@@ -54,8 +53,7 @@ func TestSuiteFindsFaults(t *testing.T) {
 	}
 }
 
-// TestEngineWithFault runs the suite on an engine with the fault in
-// faultVariable; without a fault the suite must pass.
+// The fault is in faultVariable; without one the suite must pass.
 func TestEngineWithFault(t *testing.T) {
 	fault := os.Getenv(faultVariable)
 	h := harness(func(*volume.Backend) {})
@@ -63,9 +61,9 @@ func TestEngineWithFault(t *testing.T) {
 		return b.Engine.(*faulty).Backend()
 	}
 	open, hold := h.Open, h.Hold
-	h.OpenSnapshot = nil // restored volumes show the content of snapshots
+	h.OpenSnapshot = nil // restored volumes are sufficient
 	if fault != "" {
-		h.Budget = time.Minute // faults are found on a loaded machine, too
+		h.Budget = time.Minute // for a loaded machine
 	}
 	h.New = func(*testing.T) volume.Backend {
 		f := &faulty{Reference: enginetest.NewReference(), fault: fault}
@@ -83,7 +81,6 @@ func TestEngineWithFault(t *testing.T) {
 	enginetest.Run(t, h)
 }
 
-// faulty is the reference with one fault.
 type faulty struct {
 	*enginetest.Reference
 	fault string
@@ -187,8 +184,7 @@ func (f *faulty) Modify(ctx context.Context, id volume.ID, parameters map[string
 	return f.Reference.Modify(ctx, id, parameters)
 }
 
-// harness returns a harness for the reference; change removes abilities from
-// its backend.
+// change removes abilities of the reference.
 func harness(change func(*volume.Backend)) enginetest.Harness {
 	reference := func(b volume.Backend) *enginetest.Reference { return b.Engine.(*enginetest.Reference) }
 	return enginetest.Harness{
@@ -216,8 +212,6 @@ func TestReference(t *testing.T) {
 	enginetest.Run(t, harness(func(*volume.Backend) {}))
 }
 
-// TestReferenceWithoutAbilities runs the suite on an engine without optional
-// abilities.
 func TestReferenceWithoutAbilities(t *testing.T) {
 	h := harness(func(b *volume.Backend) {
 		*b = volume.Backend{Engine: b.Engine, Parameters: b.Parameters}
@@ -236,7 +230,7 @@ func TestReferenceWithoutAbilities(t *testing.T) {
 	enginetest.Run(t, h)
 }
 
-// plain is the reference without sources of volumes.
+// plain has no sources of volumes.
 type plain struct{ *enginetest.Reference }
 
 func (p plain) Create(ctx context.Context, req volume.CreateRequest) (volume.Volume, error) {
@@ -246,8 +240,7 @@ func (p plain) Create(ctx context.Context, req volume.CreateRequest) (volume.Vol
 	return p.Reference.Create(ctx, req)
 }
 
-// TestDeltaFromALargerBase checks that ranges beyond the end of the target are
-// not in a delta.
+// Ranges beyond the end of the target are not in a delta.
 func TestDeltaFromALargerBase(t *testing.T) {
 	ctx := t.Context()
 	r := enginetest.NewReference()

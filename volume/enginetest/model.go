@@ -12,14 +12,13 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// testModel calls the engine and the reference with the same random requests
-// and compares the results.
+// testModel compares the engine and the reference with random requests.
 func testModel(t *trial) {
 	deadline := time.Now().Add(t.Budget)
 	runs, failed := 0, false
 	rapid.Check(t.T, func(rt *rapid.T) {
 		if time.Now().After(deadline) && !failed {
-			return // the budget is spent; shrinking a failure is not bound by it
+			return // the budget is spent; shrinking continues
 		}
 		runs++
 		m := &model{rt: rt, trial: t, reference: NewReference(), prefix: fmt.Sprintf("run %d ", runs)}
@@ -33,7 +32,7 @@ func testModel(t *trial) {
 	t.Logf("%d random histories", runs)
 }
 
-// pair is the ids of one object in the reference and in the engine.
+// pair holds the ids of one object.
 type pair[T ~string] struct{ reference, engine T }
 
 // model is one random history. Deleted objects stay in the lists, so that later
@@ -46,7 +45,7 @@ type model struct {
 	volumes   []pair[volume.ID]
 	snapshots []pair[volume.SnapshotID]
 	groups    []pair[volume.GroupID]
-	written   map[int64]bool // offsets that any write touched
+	written   map[int64]bool
 }
 
 func (m *model) step() {
@@ -71,8 +70,7 @@ func (m *model) step() {
 	steps[rapid.SampledFrom(names).Draw(m.rt, "step")]()
 }
 
-// agree compares the errors of one call on both sides and reports whether it
-// succeeded. alsoOK are further error kinds that the engine can return if more
+// agree reports whether the call succeeded. alsoOK are further kinds, if more
 // than one thing is wrong.
 func (m *model) agree(what string, reference, engine error, alsoOK ...errs.Kind) bool {
 	if (reference == nil) != (engine == nil) {
@@ -87,7 +85,6 @@ func (m *model) agree(what string, reference, engine error, alsoOK ...errs.Kind)
 	return false
 }
 
-// size draws from few sizes, so that equal sizes are likely.
 func (m *model) size(label string) volume.SizeRange {
 	size := m.trial.Size
 	return rapid.SampledFrom([]volume.SizeRange{
@@ -170,7 +167,6 @@ func (m *model) list() {
 		}
 		m.compareVolume(want[i], v)
 	}
-	// A page is a part of the whole list, in the engine's order.
 	page, err := m.trial.Backend.Engine.List(m.trial.ctx, after.engine, limit)
 	rest := slices.DeleteFunc(got, func(v volume.Volume) bool { return v.ID <= after.engine })
 	if limit > 0 {
@@ -194,7 +190,6 @@ func (m *model) expand() {
 	}
 }
 
-// write writes one block on both sides.
 func (m *model) write() {
 	p, ok := m.drawVolume("volume")
 	if !ok {
@@ -220,7 +215,7 @@ func (m *model) write() {
 	m.written[offset] = true
 }
 
-// drawVolume returns one of all volumes, including deleted ones.
+// drawVolume includes deleted volumes.
 func (m *model) drawVolume(label string) (pair[volume.ID], bool) {
 	if len(m.volumes) == 0 {
 		return pair[volume.ID]{}, false
@@ -235,8 +230,7 @@ func (m *model) drawSnapshot(label string) (pair[volume.SnapshotID], bool) {
 	return rapid.SampledFrom(m.snapshots).Draw(m.rt, label), true
 }
 
-// volumeOf returns the reference's id for an id of the engine, or the same id
-// if it is unknown.
+// volumeOf returns an unknown id as it is.
 func (m *model) volumeOf(id volume.ID) volume.ID {
 	for _, p := range m.volumes {
 		if p.engine == id {

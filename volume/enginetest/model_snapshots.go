@@ -26,7 +26,6 @@ func (m *model) takeSnapshot() {
 	}
 }
 
-// recordSnapshot adds a pair of snapshots and compares both.
 func (m *model) recordSnapshot(want, got volume.Snapshot) {
 	i := slices.IndexFunc(m.snapshots, func(p pair[volume.SnapshotID]) bool { return p.reference == want.ID })
 	if i < 0 {
@@ -58,7 +57,7 @@ func (m *model) getSnapshot() {
 }
 
 func (m *model) listSnapshots() {
-	source, _ := m.drawVolume("source") // the zero pair asks for all
+	source, _ := m.drawVolume("source") // zero: all
 	want, wantErr := m.reference.ListSnapshots(m.trial.ctx, volume.SnapshotQuery{Source: source.reference})
 	got, err := m.trial.Backend.Snapshots.ListSnapshots(m.trial.ctx, volume.SnapshotQuery{Source: source.engine})
 	if !m.agree("ListSnapshots", wantErr, err) {
@@ -117,7 +116,6 @@ func (m *model) deleteGroup() {
 	}
 }
 
-// delta checks that the engine's delta contains all blocks that differ.
 func (m *model) delta() {
 	base, ok := m.drawSnapshot("base")
 	if !ok {
@@ -142,10 +140,9 @@ func (m *model) delta() {
 	}
 }
 
-// compareAll compares the content of all volumes, and of all snapshots after a
-// restore.
+// compareAll restores snapshots to compare them.
 func (m *model) compareAll() {
-	volumes, _ := m.reference.List(m.trial.ctx, "", 0) // never fails: the context is live
+	volumes, _ := m.reference.List(m.trial.ctx, "", 0) // never fails
 	for _, v := range volumes {
 		i := slices.IndexFunc(m.volumes, func(p pair[volume.ID]) bool { return p.reference == v.ID })
 		got, err := m.trial.Backend.Engine.Get(m.trial.ctx, m.volumes[i].engine)
@@ -186,7 +183,6 @@ func (m *model) compareBytes(what string, want io.ReaderAt, v volume.Volume) {
 	}
 }
 
-// clear empties the backend for the next history.
 func (m *model) clear() {
 	b := m.trial.Backend
 	if b.Groups != nil {

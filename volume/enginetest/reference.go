@@ -14,7 +14,6 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Sizes of the reference engine, in bytes.
 const (
 	referenceGranule  = 4096
 	referenceMinimum  = 1 << 20
@@ -22,10 +21,9 @@ const (
 	referenceCapacity = 1 << 40
 )
 
-// Reference is an in-memory engine with every ability. It is simple rather than
-// fast: one mutex, plain maps, data copied by block. The property test compares
-// other engines with it, and tests use it where any engine will do. For fewer
-// abilities, set fields of the Backend to nil.
+// Reference is an in-memory engine with every ability, simple rather than fast.
+// The property test compares other engines with it. For fewer abilities, set
+// fields of the Backend to nil.
 type Reference struct {
 	mu        sync.Mutex
 	pool      string
@@ -37,7 +35,7 @@ type Reference struct {
 
 type referenceVolume struct {
 	volume.Volume
-	parameters map[string]string // as they were asked for at creation
+	parameters map[string]string // of the request
 	conditions []volume.Condition
 	bytes      sparse
 	holds      int
@@ -87,7 +85,6 @@ func (r *Reference) Create(ctx context.Context, req volume.CreateRequest) (volum
 	return v.copy(), nil
 }
 
-// newVolume returns the record for a valid request.
 func (r *Reference) newVolume(req volume.CreateRequest) (*referenceVolume, error) {
 	bytes, atLeast, err := r.sourceOf(req)
 	if err != nil {
@@ -118,8 +115,6 @@ func (r *Reference) newVolume(req volume.CreateRequest) (*referenceVolume, error
 	}, nil
 }
 
-// sourceOf returns a copy of the initial content of a new volume, and its
-// minimum size.
 func (r *Reference) sourceOf(req volume.CreateRequest) (sparse, int64, error) {
 	var content volume.Content
 	var fsType string
@@ -274,14 +269,12 @@ func (r *Reference) used() (sum int64) {
 	return sum
 }
 
-// copy returns the volume with attributes of its own.
 func (v *referenceVolume) copy() volume.Volume {
 	out := v.Volume
 	out.Attributes = maps.Clone(v.Attributes)
 	return out
 }
 
-// sameAs returns an error unless the request created this volume.
 func (v *referenceVolume) sameAs(req volume.CreateRequest) error {
 	switch {
 	case !req.Size.Admits(v.Size):

@@ -13,8 +13,8 @@ import (
 
 const sparseBlock = 4096
 
-// sparse is the content of a volume by block number; missing blocks are zero.
-// Blocks are replaced, never modified, so a clone of the map is a copy.
+// sparse is the content by block number. Blocks are replaced, never modified,
+// so a clone of the map is a copy.
 type sparse map[int64][]byte
 
 func (s sparse) readAt(p []byte, offset int64) {
@@ -40,7 +40,6 @@ func (s sparse) writeAt(p []byte, offset int64) {
 	}
 }
 
-// differs returns the numbers of the blocks that differ.
 func (s sparse) differs(other sparse) (numbers []int64) {
 	zero := make([]byte, sparseBlock)
 	orZero := func(b []byte) []byte {
@@ -62,8 +61,7 @@ func (s sparse) differs(other sparse) (numbers []int64) {
 	return slices.Clip(numbers)
 }
 
-// Open opens a volume for reading and writing. Calls on the device fail after
-// the volume is deleted.
+// Open opens a volume; the device fails after the volume is deleted.
 func (r *Reference) Open(id volume.ID) (Device, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -84,8 +82,7 @@ func (r *Reference) OpenSnapshot(id volume.SnapshotID) (io.ReaderAt, error) {
 	return readerAt{bytes: s.bytes, size: s.Size}, nil
 }
 
-// Hold marks a volume as in use, as an attach does: Delete fails until release
-// is called.
+// Hold makes Delete fail until release is called.
 func (r *Reference) Hold(id volume.ID) (release func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -101,7 +98,7 @@ func (r *Reference) Hold(id volume.ID) (release func(), err error) {
 	}, nil
 }
 
-// Report sets the result of VolumeHealth for a volume or, with an empty id, of
+// Report sets the result of VolumeHealth or, with an empty id, of
 // StorageHealth.
 func (r *Reference) Report(id volume.ID, conditions ...volume.Condition) error {
 	r.mu.Lock()

@@ -11,8 +11,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// The parameters are those of the embedded engine, so that a StorageClass fits
-// both.
+// As of the embedded engine, so that a StorageClass fits both.
 const (
 	parameterProvisioning = "provisioning" // thin or thick
 	parameterTrimInterval = "trimInterval" // a duration; "0": off
@@ -27,7 +26,6 @@ func referenceDefaults() map[string]string {
 	return map[string]string{parameterProvisioning: "thin", parameterTrimInterval: "0", parameterReadAhead: "128"}
 }
 
-// checkCreate rejects invalid requests and sets the default file system.
 func checkCreate(req volume.CreateRequest) (volume.CreateRequest, error) {
 	if err := checkName(req.Name); err != nil {
 		return req, err
@@ -77,7 +75,6 @@ func checkRange(size volume.SizeRange) error {
 	return nil
 }
 
-// checkParameters validates all parameters before any is applied.
 func checkParameters(parameters map[string]string) error {
 	for key, value := range parameters {
 		if err := checkParameter(key, value); err != nil {

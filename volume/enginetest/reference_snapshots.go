@@ -216,12 +216,11 @@ func (r *Reference) Delta(ctx context.Context, base, target volume.SnapshotID, f
 	return blockMap(s, s.bytes.differs(b.bytes), from)
 }
 
-// blockMap returns a block map of s with the blocks of these numbers.
 func blockMap(s *referenceSnapshot, blocks []int64, from int64) (volume.BlockMap, error) {
 	if from < 0 || from > s.Size {
 		return volume.BlockMap{}, errs.Errorf(errs.OutOfRange, "offset %d is outside the %d bytes of snapshot %s", from, s.Size, s.ID)
 	}
-	// A later base can be larger; the target's size limits the map.
+	// A later base can be larger.
 	blocks = slices.DeleteFunc(blocks, func(number int64) bool { return number*sparseBlock >= s.Size })
 	ranges := rangesOf(blocks, from)
 	return volume.BlockMap{Size: s.Size, Ranges: func(yield func(volume.Range, error) bool) {
@@ -259,7 +258,6 @@ func checkNoParameters(parameters map[string]string) error {
 	return nil
 }
 
-// rangesOf joins block numbers into ranges that end after from.
 func rangesOf(blocks []int64, from int64) []volume.Range {
 	slices.SortFunc(blocks, cmp.Compare)
 	var out []volume.Range

@@ -18,8 +18,7 @@ func testCancelled(t *trial) {
 	cancel()
 	begun := time.Now()
 	v := t.create(t.request("victim"))
-	// At least some calls below must end before their deadline, also on a
-	// loaded machine.
+	// Some calls must end before their deadline, also on a loaded machine.
 	longest := max(4*time.Millisecond, 2*time.Since(begun))
 	for name, call := range map[string]func(ctx context.Context){
 		"Get":  func(ctx context.Context) { _, _ = t.Backend.Engine.Get(ctx, v.ID) },
@@ -58,7 +57,6 @@ func testCancelled(t *trial) {
 	t.checkUniqueNames()
 }
 
-// createEventually calls Create until the engine is not busy.
 func (t *trial) createEventually(req volume.CreateRequest) volume.Volume {
 	t.Helper()
 	var v volume.Volume
@@ -72,7 +70,6 @@ func (t *trial) createEventually(req volume.CreateRequest) volume.Volume {
 	return v
 }
 
-// checkUniqueNames checks that no name is used by two volumes.
 func (t *trial) checkUniqueNames() {
 	t.Helper()
 	byName := map[string]volume.ID{}
@@ -86,7 +83,6 @@ func (t *trial) checkUniqueNames() {
 
 const clients = 64
 
-// testConcurrency runs 64 concurrent clients on 8 names.
 func testConcurrency(t *trial) {
 	t.concurrentCreate()
 	t.concurrentChurn()
@@ -118,8 +114,7 @@ func (t *trial) concurrentCreate() {
 	}
 }
 
-// concurrentChurn creates and deletes volumes of the same names while other
-// clients list.
+// concurrentChurn creates and deletes the same names while other clients list.
 func (t *trial) concurrentChurn() {
 	t.runClients(func(n int) error {
 		if n%8 == 7 {
@@ -133,7 +128,7 @@ func (t *trial) concurrentChurn() {
 		if n%2 == 0 {
 			_, err = t.Backend.Engine.Expand(t.ctx, v.ID, volume.SizeRange{Required: t.Size})
 			if errs.KindOf(err) == errs.NotFound {
-				err = nil // another client deleted it meanwhile
+				err = nil // deleted meanwhile
 			}
 			return err
 		}
@@ -146,8 +141,6 @@ func (t *trial) concurrentChurn() {
 	}
 }
 
-// concurrentSnapshots requests the same snapshots of one volume from all
-// clients.
 func (t *trial) concurrentSnapshots() {
 	v := t.create(t.request("snapped"))
 	t.write(v, 3, 0)
@@ -168,8 +161,7 @@ func (t *trial) concurrentSnapshots() {
 	}
 }
 
-// runClients runs work concurrently for every client and repeats calls that
-// return Busy.
+// runClients repeats calls that return Busy.
 func (t *trial) runClients(work func(client int) error) {
 	t.Helper()
 	var group sync.WaitGroup

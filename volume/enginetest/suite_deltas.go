@@ -44,12 +44,11 @@ func testDeltas(t *trial) {
 	t.checkDeltaErrors(v, first, second)
 }
 
-// blockList is the complete content of a BlockMap.
 type blockList struct {
 	size   int64
 	from   int64
 	ranges []volume.Range
-	cannot bool // the backend returned Precondition
+	cannot bool
 }
 
 func (t *trial) allocated(id volume.SnapshotID, from int64) blockList {
@@ -75,7 +74,7 @@ func (t *trial) delta(base, target volume.SnapshotID, from int64) blockList {
 	return t.collect(m, from)
 }
 
-// collect reads a block map and checks its order.
+// collect checks the order.
 func (t *trial) collect(m volume.BlockMap, from int64) blockList {
 	t.Helper()
 	list := blockList{size: m.Size, from: from}
@@ -105,8 +104,7 @@ func (l blockList) has(offset int64) bool {
 	return false
 }
 
-// covers checks that a list contains the blocks at offsets and is not much
-// larger.
+// covers also checks that the list is not much larger.
 func (t *trial) covers(what string, list blockList, size int64, offsets ...int64) {
 	t.Helper()
 	if list.cannot {
@@ -129,7 +127,7 @@ func (t *trial) covers(what string, list blockList, size int64, offsets ...int64
 	}
 }
 
-// deltaByCompare checks a delta against all blocks of two restored volumes.
+// deltaByCompare compares two restored volumes.
 func (t *trial) deltaByCompare(base, target volume.Snapshot) {
 	t.Helper()
 	list := t.delta(base.ID, target.ID, 0)

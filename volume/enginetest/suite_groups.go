@@ -31,7 +31,7 @@ func testGroups(t *trial) {
 		t.Errorf("ListSnapshots does not show the member: %+v", got)
 	}
 
-	single := t.takeSnapshot("group", a.ID) // names of snapshots and groups are independent
+	single := t.takeSnapshot("group", a.ID) // names are independent
 	restored := t.create(t.from("restored", volume.Source{Snapshot: member.ID}))
 	for range 2 {
 		if err := t.Backend.Groups.DeleteGroup(t.ctx, g.ID); err != nil {
@@ -74,7 +74,6 @@ func (t *trial) checkGroupErrors(a, c volume.Volume) {
 	}
 }
 
-// group creates a group and waits until it is ready.
 func (t *trial) group(name string, sources ...volume.ID) volume.Group {
 	t.Helper()
 	g, err := t.Backend.Groups.CreateGroup(t.ctx, volume.GroupRequest{Name: name, Sources: sources})
@@ -107,7 +106,6 @@ func (t *trial) checkGroup(g volume.Group, name string, members ...volume.Volume
 	}
 }
 
-// memberOf returns the snapshot of a source, or the zero value.
 func memberOf(g volume.Group, source volume.ID) volume.Snapshot {
 	i := slices.IndexFunc(g.Snapshots, func(s volume.Snapshot) bool { return s.Source == source })
 	if i < 0 {

@@ -41,7 +41,6 @@ func compareIDs(a, b volume.ID) int {
 	return 0
 }
 
-// pages lists volumes by page and calls between with each page.
 func (t *trial) pages(limit int, between func(page []volume.Volume)) (all []volume.Volume) {
 	t.Helper()
 	var after volume.ID

@@ -66,8 +66,7 @@ func (t *trial) checkSnapshot(s volume.Snapshot, name string, v volume.Volume) {
 	}
 }
 
-// snapshotHolds checks blocks of a snapshot, by offset and seed: in a restored
-// volume and, if the harness supports it, in the snapshot.
+// snapshotHolds checks a restored volume and, if possible, the snapshot.
 func (t *trial) snapshotHolds(s volume.Snapshot, blocks map[int64]uint64) {
 	t.Helper()
 	v := t.create(t.from("inspect "+string(s.ID), volume.Source{Snapshot: s.ID}))
@@ -116,7 +115,7 @@ func testSnapshotList(t *trial) {
 	if none := t.snapshots(volume.SnapshotQuery{Source: volume.NewID("")}); len(none) != 0 {
 		t.Errorf("ListSnapshots of a missing volume: %+v", none)
 	}
-	// Paging continues after an id whose object is deleted.
+	// Paging continues after a deleted id.
 	first := t.snapshots(volume.SnapshotQuery{Limit: 2})
 	t.removeSnapshot(first[1].ID)
 	t.same("a page after a deleted snapshot", t.snapshots(volume.SnapshotQuery{After: first[1].ID}), made[2:])

@@ -36,7 +36,7 @@ func testModify(t *trial) {
 	t.holds(v, 1, 0)
 
 	before := t.filled(v.ID)
-	bad := maps.Clone(t.Changes[0]) // differs from what the last change set
+	bad := maps.Clone(t.Changes[0]) // differs from the last change
 	bad["noSuchKey"] = "1"
 	_, err := t.Backend.Modifier.Modify(t.ctx, v.ID, bad)
 	t.wantKind(err, "Modify with an unknown key", errs.Invalid)
@@ -95,8 +95,6 @@ func checkConditions(t *testing.T, conditions []volume.Condition) {
 	}
 }
 
-// testReopen changes some objects of each kind, reopens the storage and
-// compares.
 func testReopen(t *trial) {
 	if t.Reopen == nil {
 		t.Log("not in the harness: Reopen, so durability is not tested")
@@ -146,7 +144,6 @@ func (t *trial) reopenSnapshots(v volume.Volume) {
 	}
 }
 
-// inventory is all objects that a backend lists.
 type inventory struct {
 	Volumes   []volume.Volume
 	Snapshots []volume.Snapshot

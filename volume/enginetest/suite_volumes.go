@@ -10,8 +10,6 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// testAbilities logs unsupported abilities and checks that the fields of the
-// backend are consistent.
 func testAbilities(t *trial) {
 	b := t.Backend
 	if b.Engine == nil {
@@ -83,7 +81,6 @@ func testCreate(t *trial) {
 	t.create(limited)
 }
 
-// checkNameConflict sends other requests with a name that is in use.
 func (t *trial) checkNameConflict(taken volume.CreateRequest) {
 	t.Helper()
 	others := map[string]func(*volume.CreateRequest){
@@ -196,7 +193,7 @@ func testFilesystems(t *trial) {
 	for _, fsType := range t.FSTypes {
 		req := t.request("fs " + fsType)
 		req.Content, req.FSType = volume.Filesystem, fsType
-		req.Size = volume.SizeRange{} // each file system has its own minimum size
+		req.Size = volume.SizeRange{} // minimum sizes differ
 		v := t.create(req)
 		if v.Content != volume.Filesystem || v.FSType != fsType {
 			t.Errorf("asked for %s, got %s %s", fsType, v.Content, v.FSType)

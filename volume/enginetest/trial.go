@@ -20,7 +20,6 @@ import (
 
 const mib = 1 << 20
 
-// trial runs one part of the suite on one backend.
 type trial struct {
 	*testing.T
 	Harness
@@ -28,22 +27,19 @@ type trial struct {
 	Backend volume.Backend
 }
 
-// request returns a valid request for a raw volume.
 func (t *trial) request(name string) volume.CreateRequest {
 	return volume.CreateRequest{
 		Name: name, Size: volume.SizeRange{Required: t.Size}, Content: volume.Raw, Parameters: maps.Clone(t.Parameters),
 	}
 }
 
-// from returns a valid request for a copy of a source.
 func (t *trial) from(name string, source volume.Source) volume.CreateRequest {
 	req := t.request(name)
 	req.Source = source
 	return req
 }
 
-// create creates a volume, checks the result and waits until the volume is
-// filled.
+// create also waits until the volume is filled.
 func (t *trial) create(req volume.CreateRequest) volume.Volume {
 	t.Helper()
 	v, err := t.Backend.Engine.Create(t.ctx, req)
@@ -54,7 +50,6 @@ func (t *trial) create(req volume.CreateRequest) volume.Volume {
 	return t.filled(v.ID)
 }
 
-// checkPoolSuffix checks that the id of an object identifies its pool.
 func (t *trial) checkPoolSuffix(id string) {
 	t.Helper()
 	const other = "00000000-0000-0000-0000-000000000000"
@@ -89,7 +84,6 @@ func (t *trial) checkVolume(v volume.Volume, req volume.CreateRequest) {
 	}
 }
 
-// filled waits until no copy fills the volume.
 func (t *trial) filled(id volume.ID) volume.Volume {
 	t.Helper()
 	var v volume.Volume
@@ -103,7 +97,7 @@ func (t *trial) filled(id volume.ID) volume.Volume {
 	return v
 }
 
-// takeSnapshot creates a snapshot and waits until it is ready.
+// takeSnapshot waits until the snapshot is ready.
 func (t *trial) takeSnapshot(name string, source volume.ID) volume.Snapshot {
 	t.Helper()
 	s, err := t.Backend.Snapshots.CreateSnapshot(t.ctx, volume.SnapshotRequest{Name: name, Source: source})
@@ -126,7 +120,6 @@ func (t *trial) ready(id volume.SnapshotID) volume.Snapshot {
 	return s
 }
 
-// until polls done, as an orchestrator does.
 func (t *trial) until(done func() bool) {
 	t.Helper()
 	ticker := time.NewTicker(2 * time.Millisecond)
@@ -140,7 +133,6 @@ func (t *trial) until(done func() bool) {
 	}
 }
 
-// retryWhileBusy repeats a call while it returns Busy.
 func retryWhileBusy(ctx context.Context, call func() error) error {
 	ticker := time.NewTicker(2 * time.Millisecond)
 	defer ticker.Stop()
@@ -171,7 +163,6 @@ func (t *trial) removeSnapshot(id volume.SnapshotID) {
 	}
 }
 
-// wantKind checks that a call failed with one of the kinds.
 func (t *trial) wantKind(err error, what string, kinds ...errs.Kind) {
 	t.Helper()
 	if err == nil {
@@ -186,7 +177,6 @@ func (t *trial) wantKind(err error, what string, kinds ...errs.Kind) {
 	}
 }
 
-// gone checks that a volume does not exist.
 func (t *trial) gone(id volume.ID) {
 	t.Helper()
 	_, err := t.Backend.Engine.Get(t.ctx, id)
@@ -207,7 +197,6 @@ func (t *trial) list() []volume.Volume {
 	return all
 }
 
-// same checks that two results are equal.
 func (t *trial) same(what string, got, want any) {
 	t.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -221,7 +210,7 @@ func (t *trial) open(v volume.Volume) Device {
 	return t.Open(t.T, t.Backend, v)
 }
 
-// write writes the block of a seed at each offset.
+// write writes pattern(seed) at each offset.
 func (t *trial) write(v volume.Volume, seed uint64, offsets ...int64) {
 	t.Helper()
 	d := t.open(v)
@@ -236,7 +225,6 @@ func (t *trial) write(v volume.Volume, seed uint64, offsets ...int64) {
 	}
 }
 
-// holds checks that a volume has the blocks of a seed at the offsets.
 func (t *trial) holds(v volume.Volume, seed uint64, offsets ...int64) {
 	t.Helper()
 	d := t.open(v)
@@ -253,7 +241,6 @@ func (t *trial) readerHolds(r io.ReaderAt, name string, seed uint64, offsets ...
 	}
 }
 
-// isZero checks that a range reads as zeros.
 func (t *trial) isZero(v volume.Volume, r volume.Range) {
 	t.Helper()
 	d := t.open(v)
@@ -280,15 +267,14 @@ func (t *trial) block(r io.ReaderAt, offset int64) []byte {
 	return p
 }
 
-// pattern returns a block that is unique for seed and offset. Seed 0 is the
-// zero block.
+// pattern is unique for seed and offset. Seed 0 is the zero block.
 func pattern(seed uint64, offset int64) []byte {
 	p := make([]byte, sparseBlock)
 	if seed == 0 {
 		return p
 	}
 	source := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(offset >> 12), byte(offset >> 20), byte(offset >> 28)})
-	_, _ = source.Read(p) // documented never to fail
+	_, _ = source.Read(p) // never fails
 	return p
 }
 
