@@ -7,28 +7,29 @@ import (
 	"github.com/cleatproject/cleat/test/vm/image"
 )
 
-// The user network of QEMU: the host's loopback is at hostAddress.
+// The addresses of QEMU's user network. hostAddress reaches the host's
+// loopback.
 const (
 	guestAddress = "10.0.2.15/24"
 	hostAddress  = "10.0.2.2"
 )
 
-// hostSide is the device number of the card that leads to the host.
+// hostSide is the device number of the network card that leads to the host.
 const hostSide = 0
 
-// files are what the arguments name.
+// files are the paths used in the arguments.
 type files struct {
 	kernel, initrd  string
 	monitor, serial string // sockets
-	console         string // what went over the serial line
+	console         string // log of the serial line
 }
 
-// processor is a model without AVX: each switch of context would emulate saving
-// its registers.
+// processor is a CPU model without AVX: emulating the save of AVX registers
+// would slow every context switch.
 const processor = "Nehalem"
 
-// arguments is QEMU's command line without the program. The order of devices
-// is the order in which the guest finds them.
+// arguments returns QEMU's command line without the program. The guest
+// enumerates devices in this order.
 func arguments(s Spec, q image.QEMU, f files) []string {
 	args := append(append([]string{}, q.Args...),
 		"-name", s.Name, "-M", "q35", "-accel", "tcg,thread=multi", "-cpu", processor,
@@ -46,8 +47,8 @@ func arguments(s Spec, q image.QEMU, f files) []string {
 	return append(args, s.Devices...)
 }
 
-// serialLine is the guest's console: kept in a file, and open to a person at a
-// socket or at this process's terminal.
+// serialLine configures the guest's console: logged to a file, and connected to
+// a socket or to this process's terminal.
 func serialLine(s Spec, f files) string {
 	if s.Terminal {
 		return "stdio,id=console,mux=off,signal=off,logfile=" + escape(f.console)
@@ -55,16 +56,16 @@ func serialLine(s Spec, f files) string {
 	return "socket,id=console,server=on,wait=off,path=" + escape(f.serial) + ",logfile=" + escape(f.console)
 }
 
-// DiskNode is QEMU's name of the guest's i-th disk, which is its serial number
-// in the guest as well.
+// DiskNode is the QEMU node name of the guest's i-th disk and the disk's serial
+// number in the guest.
 func DiskNode(i int) string { return "disk" + strconv.Itoa(i) }
 
-// commandLine is the kernel's. A panic ends QEMU. On a busy host the emulated
-// timers look broken to the kernel: a kernel parameter makes it trust them. Security modules
-// are off: they check every call of the guest's programs.
+// commandLine returns the kernel's parameters. A panic ends QEMU. Emulated
+// timers look broken on a busy host, so the kernel must not check them.
+// Security modules are off because they slow every system call.
 func commandLine(s Spec) []string {
 	return append([]string{"console=ttyS0", "quiet", "panic=-1", "mitigations=off", "no_timer_check", "tsc=reliable", "lsm="}, s.KernelArgs...)
 }
 
-// escape writes a value for one of QEMU's comma-separated lists.
+// escape quotes a value for QEMU's comma-separated lists.
 func escape(value string) string { return strings.ReplaceAll(value, ",", ",,") }

@@ -21,14 +21,14 @@ func TestArguments(t *testing.T) {
 	}
 	got := arguments(s.withDefaults(), image.QEMU{Args: []string{"-L", "/data"}}, files{kernel: "/k", initrd: "/i", monitor: "/m,n", serial: "/s", console: "/o"})
 	if !slices.Equal(got[:2], []string{"-L", "/data"}) {
-		t.Errorf("QEMU's own arguments do not come first: %v", got)
+		t.Errorf("arguments of the emulator's installation are not first: %v", got)
 	}
 	for _, want := range [][]string{
 		{"-smp", "2"}, {"-m", "512"}, {"-kernel", "/k"}, {"-initrd", "/i"}, {"-qmp", "unix:/m,,n,server=on,wait=off"},
 		{"-chardev", "socket,id=console,server=on,wait=off,path=/s,logfile=/o"}, {"-device", "virtio-rng-pci"},
 	} {
 		if !containsRun(got, want) {
-			t.Errorf("%v lacks %v", got, want)
+			t.Errorf("arguments %v do not contain %v", got, want)
 		}
 	}
 	disks := []string{
@@ -37,11 +37,11 @@ func TestArguments(t *testing.T) {
 		"-device", "pcie-root-port,id=rp1",
 	}
 	if diff := cmp.Diff(disks, got[max(0, len(got)-len(disks)):]); diff != "" {
-		t.Errorf("disks, then devices (-want +got)\n%s", diff)
+		t.Errorf("arguments of disks and devices (-want +got)\n%s", diff)
 	}
 	line := got[slices.Index(got, "-append")+1]
 	if !strings.HasPrefix(line, "console=ttyS0 ") || !strings.Contains(line, " panic=-1 ") || !strings.HasSuffix(line, " debug") {
-		t.Errorf("the kernel's command line is %q", line)
+		t.Errorf("got kernel command line %q", line)
 	}
 }
 
@@ -57,7 +57,7 @@ func containsRun(all, run []string) bool {
 func TestRecipe(t *testing.T) {
 	bare := Spec{}.withDefaults().recipe()
 	if slices.Contains(bare.Modules, "virtio_blk") || !slices.Contains(bare.Modules, "virtio_rng") || bare.Kernel != image.Stable {
-		t.Errorf("a guest without disks is made of %+v", bare)
+		t.Errorf("recipe of a guest without disks: %+v", bare)
 	}
 	full := Spec{Kernel: image.Backports, Disks: []Disk{File{}}, Modules: []string{"xfs"}, Extra: []string{"btrfs"}, Tools: []string{"cp"}}.withDefaults().recipe()
 	want := image.Recipe{Kernel: image.Backports, Modules: []string{"virtio_pci", "virtio_rng", "virtio_net", "configfs", "virtio_blk", "xfs"}, Extra: []string{"btrfs"}, Programs: []string{"cp"}}
@@ -70,9 +70,9 @@ func TestRawFile(t *testing.T) {
 	path := t.TempDir() + "/disk"
 	testkit.Value(RawFile(path, 4096))(t)
 	if _, err := RawFile(path, 4096); err != nil {
-		t.Errorf("the same disk again: %v", err)
+		t.Errorf("open the same disk again: %v", err)
 	}
 	if _, err := RawFile(path, 8192); err == nil || !strings.Contains(err.Error(), "has 4096 bytes, not 8192") {
-		t.Errorf("a disk of another size: %v", err)
+		t.Errorf("open with another size: got %v", err)
 	}
 }

@@ -16,15 +16,15 @@ import (
 	"github.com/cleatproject/cleat/test/vm/wire"
 )
 
-// Boot starts a guest and waits until it serves. The guest ends with the test
-// at the latest; when the test fails, the end of its console is logged.
+// Boot starts a guest and waits until its agent serves. The guest ends with the
+// test at the latest. A failed test logs the end of the console.
 func Boot(t testing.TB, s Spec) *Guest {
 	t.Helper()
 	g, err := Launch(t.Context(), s, t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}
-	artifacts := t.ArtifactDir() // in a cleanup it would be too late to ask for one
+	artifacts := t.ArtifactDir() // ArtifactDir must not be called in a cleanup
 	t.Cleanup(func() {
 		if t.Failed() {
 			g.reportFailure(t, artifacts)
@@ -38,7 +38,7 @@ func Boot(t testing.TB, s Spec) *Guest {
 }
 
 // Launch is Boot without a test: the caller closes the guest. ctx bounds the
-// boot, log hears of what takes long.
+// boot; log reports slow steps.
 func Launch(ctx context.Context, s Spec, log func(format string, args ...any)) (_ *Guest, err error) {
 	s = s.withDefaults()
 	defer func() {
@@ -59,7 +59,7 @@ func Launch(ctx context.Context, s Spec, log func(format string, args ...any)) (
 	if err != nil {
 		return nil, err
 	}
-	asked := time.Now()
+	queued := time.Now()
 	if err := g.sit(ctx); err != nil {
 		return nil, err
 	}
@@ -70,16 +70,16 @@ func Launch(ctx context.Context, s Spec, log func(format string, args ...any)) (
 	if err := g.waitReady(ctx); err != nil {
 		return nil, err
 	}
-	if err := os.Remove(g.files.initrd); err != nil { // QEMU has it; a killed test leaves less behind
+	if err := os.Remove(g.files.initrd); err != nil { // QEMU has loaded it; a killed test leaves less over
 		return nil, err
 	}
-	log("guest %s (kernel %s) serves after %.1f s; it waited %.1f s for a seat", s.Name, g.release, time.Since(started).Seconds(), started.Sub(asked).Seconds())
+	log("guest %s (kernel %s) serves after %.1f s, after waiting %.1f s for a slot", s.Name, g.release, time.Since(started).Seconds(), started.Sub(queued).Seconds())
 	return g, nil
 }
 
-// prepareGuest makes the guest's scratch directory and listener.
+// prepareGuest creates the guest's scratch directory and listener.
 func prepareGuest(s Spec) (*Guest, error) {
-	dir, err := os.MkdirTemp("", "vm-") // short: it holds a socket
+	dir, err := os.MkdirTemp("", "vm-") // short, because a socket path is limited
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func prepareGuest(s Spec) (*Guest, error) {
 	}, nil
 }
 
-// build makes what QEMU boots.
+// build builds the initramfs and returns the emulator.
 func (g *Guest) build(ctx context.Context, log func(string, ...any)) (image.QEMU, error) {
 	dir, err := image.DefaultDir()
 	if err != nil {
@@ -130,7 +130,7 @@ func (g *Guest) build(ctx context.Context, log func(string, ...any)) (image.QEMU
 	})
 }
 
-// sit waits for leave to run.
+// sit waits for a slot.
 func (g *Guest) sit(ctx context.Context) (err error) {
 	g.seats = g.spec.Seats
 	if g.seats == nil {
@@ -146,7 +146,7 @@ func (g *Guest) sit(ctx context.Context) (err error) {
 	return err
 }
 
-// waitReady waits for the agent's first call.
+// waitReady waits for the agent's first connection.
 func (g *Guest) waitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, g.spec.BootTime)
 	defer cancel()
@@ -157,8 +157,8 @@ func (g *Guest) waitReady(ctx context.Context) error {
 		}
 		return nil
 	case <-g.gone:
-		return fmt.Errorf("QEMU ended before the guest served: %w%s", g.verdict(), g.evidence())
+		return fmt.Errorf("QEMU exited before the guest was ready: %w%s", g.verdict(), g.evidence())
 	case <-ctx.Done():
-		return fmt.Errorf("the guest did not serve in time: %w%s", ctx.Err(), g.evidence())
+		return fmt.Errorf("the guest was not ready in time: %w%s", ctx.Err(), g.evidence())
 	}
 }

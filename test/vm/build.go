@@ -18,9 +18,9 @@ import (
 	"github.com/cleatproject/cleat/test/vm/wire"
 )
 
-// buildAgent builds the agent from the tree of the running test, so that both
-// speak the same protocol, and hands its path to use. It is built into the
-// cache, where the go command leaves it alone while it is up to date.
+// buildAgent builds the agent from the source tree of the running test, so that
+// both use the same protocol version, and calls use with its path. The binary
+// is in the cache, so an unchanged agent is not rebuilt.
 func buildAgent(ctx context.Context, store *image.Store, use func(path string) error) error {
 	root, err := tree.Root()
 	if err != nil {
@@ -36,7 +36,7 @@ func buildAgent(ctx context.Context, store *image.Store, use func(path string) e
 	}
 	defer lock.Close()
 	if err := flock.Lock(ctx, lock); err != nil {
-		return fmt.Errorf("build the guest's agent: %w", err)
+		return fmt.Errorf("lock the guest agent's binary: %w", err)
 	}
 	if err := goTool(ctx, root, "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./test/vm/agent"); err != nil {
 		return err
@@ -44,7 +44,7 @@ func buildAgent(ctx context.Context, store *image.Store, use func(path string) e
 	return use(path)
 }
 
-// goTool runs the go command for static programs.
+// goTool runs the go command without cgo.
 func goTool(ctx context.Context, dir string, args ...string) error {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
@@ -55,7 +55,7 @@ func goTool(ctx context.Context, dir string, args ...string) error {
 	return nil
 }
 
-// overlay is what this guest has beyond its image.
+// overlay returns the files that this guest has in addition to its image.
 func overlay(s Spec, agent string, config wire.Config) (image.Tree, error) {
 	text, err := json.Marshal(config)
 	if err != nil {
@@ -69,7 +69,7 @@ func overlay(s Spec, agent string, config wire.Config) (image.Tree, error) {
 	add := func(inGuest, onHost string) error {
 		info, err := os.Stat(onHost)
 		if err != nil {
-			return fmt.Errorf("a file for the guest: %w", err)
+			return fmt.Errorf("file for the guest: %w", err)
 		}
 		tree[image.Path(inGuest)] = image.Entry{Host: onHost, Mode: info.Mode().Perm()}
 		return nil
@@ -87,7 +87,7 @@ func overlay(s Spec, agent string, config wire.Config) (image.Tree, error) {
 	return tree, nil
 }
 
-// writeInitrd joins the image's archive and the guest's own.
+// writeInitrd concatenates the image's archive and the guest's overlay.
 func writeInitrd(path, base string, own image.Tree) (err error) {
 	from, err := os.Open(base)
 	if err != nil {

@@ -10,11 +10,12 @@ import (
 	"testing"
 )
 
-// tailLines is how much of a console an error shows: a panic with its trace.
+// tailLines is how many console lines an error shows: enough for a panic with
+// its trace.
 const tailLines = 60
 
-// Console is what the guest has written to its serial console so far: the
-// kernel's messages and the agent's.
+// Console returns the serial console so far: messages of the kernel and of the
+// agent.
 func (g *Guest) Console() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -28,7 +29,7 @@ func (g *Guest) Console() string {
 	return strings.ReplaceAll(string(data), "\r", "")
 }
 
-// keepLastWords holds the console for after the scratch directory has gone.
+// keepLastWords saves the console before the scratch directory is removed.
 func (g *Guest) keepLastWords() {
 	text := g.Console()
 	g.mu.Lock()
@@ -36,11 +37,12 @@ func (g *Guest) keepLastWords() {
 	g.mu.Unlock()
 }
 
-// evidence is what an error about the guest ends with.
+// evidence returns QEMU's messages and the end of the console, to be appended
+// to errors.
 func (g *Guest) evidence() string {
 	var b strings.Builder
 	if said := strings.TrimSpace(g.stderr.String()); said != "" {
-		fmt.Fprintf(&b, "\nQEMU says: %s", said)
+		fmt.Fprintf(&b, "\nQEMU output: %s", said)
 	}
 	if g.process == nil {
 		return b.String()
@@ -50,8 +52,8 @@ func (g *Guest) evidence() string {
 	return b.String()
 }
 
-// reportFailure shows the console's end and keeps the whole where go test
-// -artifacts keeps such.
+// reportFailure logs the end of the console and stores all of it in the test's
+// artifact directory.
 func (g *Guest) reportFailure(t testing.TB, dir string) {
 	t.Log(strings.TrimSpace(g.evidence()))
 	path := filepath.Join(dir, g.spec.Name+".console")
@@ -60,12 +62,12 @@ func (g *Guest) reportFailure(t testing.TB, dir string) {
 	}
 }
 
-// keepVariable asks to keep a guest whose test failed, for a person to look at.
+// keepVariable is the environment variable that keeps the guest of a failed
+// test for debugging.
 const keepVariable = "CLEAT_VM_KEEP"
 
-// keepForPerson holds up the end of a failed test, if a person wants that,
-// until the guest goes down or its lifetime is over. Interrupting the test ends
-// it too.
+// keepForPerson blocks a failed test, if keepVariable is set, until the guest
+// powers off or exceeds its lifetime. Interrupting the test ends the guest too.
 func (g *Guest) keepForPerson(out io.Writer) {
 	if os.Getenv(keepVariable) == "" {
 		return

@@ -6,8 +6,9 @@ import (
 )
 
 // IGB is a network card with seven virtual functions (Intel 82576, drivers igb
-// and igbvf), behind a PCI Express port of its own. It needs the emulator of
-// the backports. slot, from 1, tells several such devices of a guest apart.
+// and igbvf) on its own PCI Express port. It needs the emulator of the
+// backports. slot, from 1, must be unique among the IGB and NVMe devices of a
+// guest.
 func IGB(slot int) []string {
 	port := fmt.Sprintf("port%d", slot)
 	return []string{
@@ -17,10 +18,10 @@ func IGB(slot int) []string {
 	}
 }
 
-// NVMe is an NVMe controller with four virtual functions behind a PCI Express
-// port of its own; its namespace is the disk. Every emulator has it. Its
-// virtual functions need queues before a driver takes them, which is the
-// Virtualization Management command's work.
+// NVMe is an NVMe controller with four virtual functions on its own PCI Express
+// port; its namespace is the disk. Every emulator has it. Virtual functions
+// need queues, assigned with the Virtualization Management command, before a
+// driver can use them.
 func NVMe(slot int, disk File) []string {
 	port, id := fmt.Sprintf("port%d", slot), fmt.Sprintf("nvme%d", slot)
 	return []string{
@@ -32,17 +33,18 @@ func NVMe(slot int, disk File) []string {
 	}
 }
 
-// Cable joins two guests: each has one end of it as a network card (virtio)
-// beside the one that leads to the host. Either guest may come and go.
+// Cable connects two guests: each end is a virtio network card next to the one
+// that leads to the host. Either guest can restart.
 type Cable struct{ dir string }
 
-// NewCable lays a cable in a directory with a short path, as sockets need.
+// NewCable returns a cable whose sockets are in dir. The path must be short,
+// because socket paths are limited.
 func NewCable(dir string) Cable { return Cable{dir} }
 
 // MAC is the hardware address of end 0 or 1.
 func (c Cable) MAC(end int) string { return mac(0x20 + end) }
 
-// End is the device of end 0 or 1.
+// End returns the QEMU arguments of end 0 or 1.
 func (c Cable) End(end int) []string {
 	return []string{
 		"-netdev", fmt.Sprintf("dgram,id=cable,local.type=unix,local.path=%s,remote.type=unix,remote.path=%s", escape(c.socket(end)), escape(c.socket(1-end))),
@@ -52,5 +54,5 @@ func (c Cable) End(end int) []string {
 
 func (c Cable) socket(end int) string { return filepath.Join(c.dir, fmt.Sprintf("end%d", end)) }
 
-// mac is a hardware address of this package: locally administered, by device.
+// mac is the locally administered hardware address of a device of this package.
 func mac(device int) string { return fmt.Sprintf("52:54:00:c1:ea:%02x", device) }

@@ -6,24 +6,23 @@ import (
 	"os"
 )
 
-// Disk is a block device's contents on the host. It outlives the guest: the
-// next one may boot with it.
+// Disk is the contents of a block device on the host. It outlives the guest, so
+// the next one can boot with it.
 type Disk interface {
-	// Args are QEMU's arguments that make the disk, usually a -blockdev and a
-	// -device. id names the block node, and is the serial number by which the
-	// guest knows the disk; the device is id-device.
+	// Args returns the QEMU arguments of the disk, usually a -blockdev and a
+	// -device. id is the name of the block node and the disk's serial number in
+	// the guest; the device is named id-device.
 	Args(id string) []string
-	// Cut is called at the instant in which the guest loses its power, before
-	// its QEMU is killed: from then on the disk takes nothing more, and it
-	// loses what a disk may lose.
+	// Cut simulates a power loss, before QEMU is killed: the disk accepts no
+	// more requests and loses writes as a real disk would.
 	Cut() error
 }
 
-// File is a disk in a file of raw bytes. What the guest has written survives a
-// cut: the host's page cache has it.
+// File is a raw disk image. All writes survive a power loss, because they are
+// in the host's page cache.
 type File struct{ Path string }
 
-// RawFile makes a sparse file of size bytes as a disk; one that exists is kept
+// RawFile creates a sparse disk image of size bytes. An existing file is kept
 // and must have that size.
 func RawFile(path string, size int64) (File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
@@ -43,7 +42,7 @@ func RawFile(path string, size int64) (File, error) {
 	return File{path}, errors.Join(err, f.Close())
 }
 
-// Args makes a virtio disk. Discards punch holes into the file.
+// Args returns a virtio disk. Discards punch holes into the file.
 func (f File) Args(id string) []string {
 	return []string{
 		"-blockdev", f.node(id),

@@ -11,8 +11,8 @@ import (
 	"github.com/cleatproject/cleat/test/vm/wire"
 )
 
-// Push copies a file of the host into the guest, where it appears whole under
-// its path; its directories are made.
+// Push copies a host file into the guest atomically and creates its parent
+// directories.
 func (g *Guest) Push(ctx context.Context, hostPath, guestPath string, mode os.FileMode) error {
 	f, err := os.Open(hostPath)
 	if err != nil {
@@ -26,7 +26,7 @@ func (g *Guest) Push(ctx context.Context, hostPath, guestPath string, mode os.Fi
 	return g.push(ctx, f, info.Size(), guestPath, mode)
 }
 
-// WriteFile is Push of data.
+// WriteFile writes data to a guest file like Push.
 func (g *Guest) WriteFile(ctx context.Context, guestPath string, data []byte, mode os.FileMode) error {
 	return g.push(ctx, bytes.NewReader(data), int64(len(data)), guestPath, mode)
 }
@@ -37,7 +37,7 @@ func (g *Guest) push(ctx context.Context, from io.Reader, size int64, guestPath 
 		defer done()
 		defer l.Close()
 		_, sent := io.CopyN(l, from, size)
-		if _, err = g.answer(ctx, l); err != nil { // the agent knows better why it stopped reading
+		if _, err = g.answer(ctx, l); err != nil { // the agent's error is more precise than the write's
 			err = errors.Join(err, sent)
 		}
 	}
@@ -48,7 +48,7 @@ func (g *Guest) push(ctx context.Context, from io.Reader, size int64, guestPath 
 }
 
 // Pull copies a regular file of the guest to the host. Files of proc and sysfs
-// do not know their size: Run cat for these.
+// report no size: use Run with cat for them.
 func (g *Guest) Pull(ctx context.Context, guestPath, hostPath string) (err error) {
 	f, err := os.Create(hostPath)
 	if err != nil {
@@ -58,7 +58,7 @@ func (g *Guest) Pull(ctx context.Context, guestPath, hostPath string) (err error
 	return g.pull(ctx, guestPath, f)
 }
 
-// ReadFile is Pull into memory.
+// ReadFile returns the contents of a guest file; see Pull.
 func (g *Guest) ReadFile(ctx context.Context, guestPath string) ([]byte, error) {
 	var b bytes.Buffer
 	err := g.pull(ctx, guestPath, &b)

@@ -18,11 +18,11 @@ import (
 	"github.com/cleatproject/cleat/test/tree"
 )
 
-// GoTest runs the tests of a package of this module ("./internal/linux/growfs")
-// in the guest, built static, with the arguments of a test binary such as
-// -test.run=.... They run in a directory of their own, beside a copy of the
-// package's testdata. Each becomes a subtest of t. One that fails or is skipped
-// fails; so does a run of no test.
+// GoTest builds the test binary of a package of this module
+// ("./internal/linux/growfs") statically and runs it in the guest with the
+// given flags, such as -test.run=..., in a directory with a copy of the
+// package's testdata. Each test becomes a subtest of t. A failed or skipped
+// test fails, and so does a run without a passed test.
 func GoTest(t *testing.T, g *Guest, pkg string, args ...string) {
 	t.Helper()
 	dir, err := g.pushTest(t.Context(), t.TempDir(), pkg)
@@ -37,7 +37,7 @@ func GoTest(t *testing.T, g *Guest, pkg string, args ...string) {
 	select {
 	case <-p.Done():
 	case <-t.Context().Done():
-		t.Fatalf("%s in guest %s: %v; it said so far:\n%s", pkg, g.spec.Name, t.Context().Err(), p.Log())
+		t.Fatalf("%s in guest %s: %v; output so far:\n%s", pkg, g.spec.Name, t.Context().Err(), p.Log())
 	}
 	var exit *ExitError
 	ended := p.Err()
@@ -57,8 +57,8 @@ func GoTest(t *testing.T, g *Guest, pkg string, args ...string) {
 	}
 }
 
-// pushTest builds a package's test binary and copies it and the package's
-// testdata into the guest. It returns their directory there.
+// pushTest builds a package's test binary, copies it and testdata into the
+// guest, and returns their directory.
 func (g *Guest) pushTest(ctx context.Context, scratch, pkg string) (string, error) {
 	root, err := tree.Root()
 	if err != nil {
@@ -89,17 +89,17 @@ func (g *Guest) pushTest(ctx context.Context, scratch, pkg string) (string, erro
 	return dir, err
 }
 
-// result is what became of one test.
+// result is the outcome of one test.
 type result struct {
 	name   string
-	action string // pass, fail or skip; empty when it never ended
+	action string // pass, fail or skip; empty if the test did not end
 	output []string
 }
 
-// results are in the order in which the tests began.
+// results are in the order in which the tests started.
 type results []*result
 
-// testResults reads what a test binary has written with -test.v=test2json.
+// testResults parses the output of a test binary run with -test.v=test2json.
 func testResults(ctx context.Context, log string) (results, error) {
 	cmd := exec.CommandContext(ctx, "go", "tool", "test2json")
 	cmd.Stdin = strings.NewReader(log)
@@ -139,7 +139,7 @@ func parseEvents(events []byte) (results, error) {
 	return all, lines.Err()
 }
 
-// report makes each result a subtest, and says how many passed.
+// report runs a subtest for each result and returns how many passed.
 func (rs results) report(t *testing.T) (passed int) {
 	t.Helper()
 	for _, r := range rs {
@@ -155,15 +155,15 @@ func (rs results) report(t *testing.T) (passed int) {
 	return passed
 }
 
-// problem is why a result is none to be content with.
+// problem returns why a result is a failure, or "".
 func (r result) problem() string {
 	switch r.action {
 	case "pass":
 		return ""
 	case "skip":
-		return "skipped, where everything is there to run it"
+		return "skipped; guest tests must not skip"
 	case "fail":
 		return "failed"
 	}
-	return "never ended"
+	return "did not end"
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/test/vm/wire"
 )
 
-// Guest is a running guest. Its methods may be called from any goroutine.
+// Guest is a running guest. Its methods are safe for concurrent use.
 type Guest struct {
 	spec    Spec
 	dir     string // scratch
@@ -25,10 +25,10 @@ type Guest struct {
 	token   string
 
 	listener net.Listener
-	idle     chan *link    // connections that wait for a request
-	ready    chan error    // gets the first call's verdict
-	gone     chan struct{} // QEMU has ended
-	closed   chan struct{} // nobody asks any more
+	idle     chan *link // agent connections that wait for a request
+	ready    chan error // result of the agent's first connection
+	gone     chan struct{} // closed when QEMU has exited
+	closed   chan struct{} // closed by Close
 	work     sync.WaitGroup
 
 	seats *Seats
@@ -38,16 +38,16 @@ type Guest struct {
 	stderr  lockedBuffer // of QEMU
 
 	mu        sync.Mutex
-	err       error   // how QEMU ended
+	err       error // of QEMU's exit
 	reason    string  // why it was killed
-	lastWords *string // the console, once the guest is closed
+	lastWords *string // console, saved by Close
 
 	monitor sync.Mutex
 	closing sync.Once
-	failure error // of closing
+	failure error // of Close
 }
 
-// start runs QEMU and all that lasts as long as it.
+// start runs QEMU and the goroutines that serve it.
 func (g *Guest) start(q image.QEMU) error {
 	cmd := exec.Command(q.Program, arguments(g.spec, q, g.files)...)
 	cmd.Dir = g.dir
@@ -55,12 +55,12 @@ func (g *Guest) start(q image.QEMU) error {
 	if g.spec.Terminal {
 		cmd.Stdin, cmd.Stdout = os.Stdin, os.Stdout
 	}
-	cmd.ExtraFiles = []*os.File{g.seat}                                                           // taken until QEMU is gone, whatever becomes of the test
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: !g.spec.Terminal, Pdeathsig: syscall.SIGKILL} // only the terminal's group may read it
+	cmd.ExtraFiles = []*os.File{g.seat} // the lock is held until QEMU exits, even if the test is killed
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: !g.spec.Terminal, Pdeathsig: syscall.SIGKILL} // only the terminal's process group can read from it
 	started := make(chan error)
 	g.work.Go(func() {
-		// The kernel sends that signal when the thread that started QEMU ends;
-		// a locked thread lasts as long as this function.
+		// Pdeathsig fires when the thread that started QEMU ends, so this
+		// goroutine keeps its thread until QEMU exits.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -78,7 +78,7 @@ func (g *Guest) start(q image.QEMU) error {
 	return nil
 }
 
-// end notes how QEMU ended.
+// end records how QEMU exited.
 func (g *Guest) end(err error) {
 	g.mu.Lock()
 	g.err = err
@@ -87,18 +87,18 @@ func (g *Guest) end(err error) {
 	g.listener.Close()
 }
 
-// watch ends a guest that lives too long.
+// watch kills a guest that exceeds its Lifetime.
 func (g *Guest) watch() {
 	timer := time.NewTimer(g.spec.Lifetime)
 	defer timer.Stop()
 	select {
 	case <-g.gone:
 	case <-timer.C:
-		g.kill(fmt.Sprintf("it had run for %v, which is its Spec's Lifetime", g.spec.Lifetime))
+		g.kill(fmt.Sprintf("it ran longer than its Lifetime of %v", g.spec.Lifetime))
 	}
 }
 
-// kill ends QEMU at once.
+// kill ends QEMU immediately.
 func (g *Guest) kill(reason string) {
 	g.mu.Lock()
 	if g.reason == "" {
@@ -106,45 +106,45 @@ func (g *Guest) kill(reason string) {
 	}
 	g.mu.Unlock()
 	if g.process != nil {
-		_ = g.process.Kill() // it may have ended by itself
+		_ = g.process.Kill() // it might have exited already
 	}
 }
 
-// verdict says how QEMU ended.
+// verdict returns the reason of QEMU's exit.
 func (g *Guest) verdict() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
 	case g.reason != "":
-		return fmt.Errorf("the guest was ended: %s", g.reason)
+		return fmt.Errorf("the guest was killed: %s", g.reason)
 	case g.err != nil:
-		return fmt.Errorf("QEMU ended: %w", g.err)
+		return fmt.Errorf("QEMU exited: %w", g.err)
 	}
-	return errors.New("the guest went down by itself")
+	return errors.New("the guest powered itself off")
 }
 
-// Done is closed when the guest's QEMU has ended.
+// Done is closed when QEMU has exited.
 func (g *Guest) Done() <-chan struct{} { return g.gone }
 
-// Release is the guest's kernel, as uname -r says it.
+// Release is the guest's kernel release (uname -r).
 func (g *Guest) Release() string { return g.release }
 
-// Cut takes the guest's power away: every disk freezes and loses what it may
-// lose, then the guest is no more.
+// Cut simulates a power loss: every disk stops and loses its unflushed writes,
+// then the guest is killed and closed.
 func (g *Guest) Cut() error {
 	var failed []error
 	for i, d := range g.spec.Disks {
 		if err := d.Cut(); err != nil {
-			failed = append(failed, fmt.Errorf("cut disk %d: %w", i, err))
+			failed = append(failed, fmt.Errorf("power loss of disk %d: %w", i, err))
 		}
 	}
-	g.kill("its power was cut")
+	g.kill("simulated power loss")
 	<-g.gone
 	return errors.Join(append(failed, g.Close())...)
 }
 
-// Shutdown takes the guest down in order: processes end, file systems are
-// unmounted. A guest that is not down when ctx ends is killed.
+// Shutdown stops processes, unmounts file systems and powers the guest off.
+// When ctx ends first, the guest is killed.
 func (g *Guest) Shutdown(ctx context.Context) error {
 	l, done, err := g.ask(ctx, wire.Request{Op: wire.OpHalt})
 	if err == nil {
@@ -166,8 +166,8 @@ func (g *Guest) Shutdown(ctx context.Context) error {
 	return errors.Join(err, g.Close())
 }
 
-// Close ends the guest at once, as a kill of QEMU does, and gives back what it
-// held. The disks keep what QEMU had handed to them.
+// Close kills QEMU and releases the guest's resources. The disks keep what QEMU
+// has written to them.
 func (g *Guest) Close() error {
 	g.closing.Do(func() {
 		close(g.closed)
@@ -192,8 +192,7 @@ func (g *Guest) Close() error {
 	return g.failure
 }
 
-// giveSeatBack lets another guest run: to the test that reserved the seat, or
-// to whoever waits for one.
+// giveSeatBack returns a reserved slot to its test, and frees any other one.
 func (g *Guest) giveSeatBack() {
 	if g.spec.Seats == nil {
 		g.seat.Close()

@@ -11,12 +11,12 @@ import (
 	"github.com/cleatproject/cleat/test/vm/wire"
 )
 
-// idleLinks is how many connections wait at most; the agent keeps fewer.
+// idleLinks is the maximum number of idle connections; the agent opens fewer.
 const idleLinks = 16
 
-// link is a connection from the agent, whose bytes may wait in the reader. It
-// embeds the interface: from a *net.TCPConn io.Copy would splice(2), which
-// passes those bytes by.
+// link is a connection from the agent with its read buffer. Embedding the
+// interface keeps io.Copy from using splice(2) of *net.TCPConn, which would
+// skip the buffered bytes.
 type link struct {
 	net.Conn
 	in *bufio.Reader
@@ -24,10 +24,10 @@ type link struct {
 
 func (l *link) Read(p []byte) (int, error) { return l.in.Read(p) }
 
-// CloseWrite ends this direction of the connection only.
+// CloseWrite closes the sending direction of the connection.
 func (l *link) CloseWrite() error { return l.Conn.(*net.TCPConn).CloseWrite() }
 
-// accept takes the agent's connections until QEMU has ended.
+// accept accepts the agent's connections until QEMU has exited.
 func (g *Guest) accept() {
 	for {
 		conn, err := g.listener.Accept()
@@ -38,8 +38,8 @@ func (g *Guest) accept() {
 	}
 }
 
-// greet hears who calls. Others on this machine can reach the listener too:
-// they do not know the token.
+// greet authenticates a connection. Other local processes can reach the
+// listener too, but do not know the token.
 func (g *Guest) greet(conn net.Conn) {
 	l := &link{conn, bufio.NewReader(conn)}
 	var hello wire.Hello
@@ -85,7 +85,7 @@ func (g *Guest) dropIdle() {
 	}
 }
 
-// request sends a request on a connection of its own, which the caller closes.
+// request sends a request on an idle connection; the caller closes it.
 func (g *Guest) request(ctx context.Context, r wire.Request) (*link, error) {
 	if err := r.Check(); err != nil {
 		return nil, err
@@ -105,11 +105,12 @@ func (g *Guest) request(ctx context.Context, r wire.Request) (*link, error) {
 	case <-g.gone:
 		return nil, fmt.Errorf("%w%s", g.verdict(), g.evidence())
 	case <-ctx.Done():
-		return nil, fmt.Errorf("the guest's agent has no connection for a request: %w%s", ctx.Err(), g.evidence())
+		return nil, fmt.Errorf("no idle connection to the guest's agent: %w%s", ctx.Err(), g.evidence())
 	}
 }
 
-// ask sends a request, and ends its connection when ctx does. done stops that.
+// ask sends a request and closes the connection when ctx ends, until done is
+// called.
 func (g *Guest) ask(ctx context.Context, r wire.Request) (l *link, done func(), err error) {
 	l, err = g.request(ctx, r)
 	if err != nil {
@@ -128,38 +129,38 @@ func (g *Guest) answer(ctx context.Context, l *link) (wire.Reply, error) {
 	return reply, reply.Err()
 }
 
-// explain says why a connection ended: because of the caller, of the guest's
-// end, or of itself.
+// explain returns why a connection failed: ctx ended, the guest ended, or the
+// connection broke.
 func (g *Guest) explain(ctx context.Context, err error) error {
-	var told agentError
+	var reported agentError
 	switch {
-	case errors.As(err, &told):
+	case errors.As(err, &reported):
 		return err
 	case ctx.Err() != nil:
 		return ctx.Err()
-	case g.process == nil, errors.Is(err, net.ErrClosed): // there is no QEMU, or it was us who hung up
-		return fmt.Errorf("the connection to the guest's agent: %w", err)
+	case g.process == nil, errors.Is(err, net.ErrClosed): // no QEMU, or this side closed the connection
+		return fmt.Errorf("connection to the guest's agent: %w", err)
 	}
 	select {
 	case <-g.gone:
 		return fmt.Errorf("%w (%w)%s", g.verdict(), err, g.evidence())
-	case <-time.After(endsSoon): // the kernel closes QEMU's sockets a little before its parent hears
-		return fmt.Errorf("the connection to the guest's agent: %w", err)
+	case <-time.After(endsSoon): // the kernel closes QEMU's sockets shortly before its parent can wait for it
+		return fmt.Errorf("connection to the guest's agent: %w", err)
 	}
 }
 
-// endsSoon is how long a guest whose connections broke may take to end.
+// endsSoon is how long to wait for QEMU's exit after a connection broke.
 const endsSoon = 10 * time.Second
 
-// Dial connects to a socket of the guest: unix and a path, or tcp and an
-// address with port. ctx bounds the dialling only.
+// Dial connects to a socket in the guest: network unix with a path, or tcp with
+// address and port. ctx bounds the connect only.
 func (g *Guest) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	l, done, err := g.ask(ctx, wire.Request{Op: wire.OpDial, Dial: &wire.Dial{Network: network, Address: address}})
 	if err == nil {
 		_, err = g.answer(ctx, l)
 		done()
 		if err == nil {
-			err = ctx.Err() // it may just have closed the connection
+			err = ctx.Err() // ctx can just have closed the connection
 		}
 		if err != nil {
 			l.Close()

@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/test/vm/wire"
 )
 
-// unborn is a guest without a QEMU: the test plays its agent.
+// unborn returns a guest without QEMU; the test acts as its agent.
 func unborn(t *testing.T) *Guest {
 	t.Helper()
 	g := testkit.Value(prepareGuest(Spec{Name: "unborn"}.withDefaults()))(t)
@@ -42,10 +42,10 @@ func hello(t *testing.T, h wire.Hello) string {
 	return b.String()
 }
 
-func TestStrangersAreTurnedAway(t *testing.T) {
+func TestUnauthenticatedConnectionsAreClosed(t *testing.T) {
 	g := unborn(t)
 	for name, text := range map[string]string{
-		"another token": hello(t, wire.Hello{Version: wire.Version, Token: "guessed"}),
+		"wrong token": hello(t, wire.Hello{Version: wire.Version, Token: "guessed"}),
 		"no hello":      "GET / HTTP/1.1\r\n",
 	} {
 		conn := call(t, g, text)
@@ -55,17 +55,17 @@ func TestStrangersAreTurnedAway(t *testing.T) {
 	}
 	select {
 	case err := <-g.ready:
-		t.Errorf("a stranger made the guest ready (%v)", err)
+		t.Errorf("an unauthenticated connection made the guest ready (%v)", err)
 	case <-g.idle:
-		t.Error("a stranger's connection is kept")
+		t.Error("an unauthenticated connection was kept")
 	default:
 	}
 }
 
-func TestAgentThatCannotServe(t *testing.T) {
+func TestAgentFaultFailsBoot(t *testing.T) {
 	for want, h := range map[string]wire.Hello{
-		"both must be built from one tree":                    {Version: wire.Version + 1},
-		"could not set itself up: load kernel module /lib/xy": {Version: wire.Version, Fault: "load kernel module /lib/xy"},
+		"build both from the same tree":                    {Version: wire.Version + 1},
+		"guest setup failed: load kernel module /lib/xy": {Version: wire.Version, Fault: "load kernel module /lib/xy"},
 	} {
 		g := unborn(t)
 		h.Token = g.token
@@ -76,20 +76,21 @@ func TestAgentThatCannotServe(t *testing.T) {
 	}
 }
 
-func TestGuestThatNeverServes(t *testing.T) {
+func TestBootTimesOutWithoutAgent(t *testing.T) {
 	g := unborn(t)
 	g.spec.BootTime = 50 * time.Millisecond
-	if err := g.waitReady(t.Context()); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "did not serve in time") {
+	if err := g.waitReady(t.Context()); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "was not ready in time") {
 		t.Errorf("%v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := g.Run(ctx, "true"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no connection for a request") {
+	if _, err := g.Run(ctx, "true"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "no idle connection") {
 		t.Errorf("%v", err)
 	}
 }
 
-// play answers one request of the host and returns what it was.
+// play answers one request as the agent and sends the request to the returned
+// channel.
 func play(t *testing.T, g *Guest, answer func(net.Conn, *wire.Frames)) <-chan wire.Request {
 	t.Helper()
 	conn := call(t, g, hello(t, wire.Hello{Version: wire.Version, Token: g.token}))
@@ -98,7 +99,7 @@ func play(t *testing.T, g *Guest, answer func(net.Conn, *wire.Frames)) <-chan wi
 		defer conn.Close()
 		r, err := wire.ReadRequest(bufio.NewReader(conn))
 		if err != nil {
-			t.Errorf("the host's request: %v", err)
+			t.Errorf("read the host's request: %v", err)
 		}
 		asked <- r
 		answer(conn, wire.NewFrames(conn))
@@ -106,7 +107,7 @@ func play(t *testing.T, g *Guest, answer func(net.Conn, *wire.Frames)) <-chan wi
 	return asked
 }
 
-func TestProcessWhoseEndIsNotKnown(t *testing.T) {
+func TestProcessExitIsUnknownAfterDisconnect(t *testing.T) {
 	g := unborn(t)
 	asked := play(t, g, func(_ net.Conn, f *wire.Frames) {
 		if err := errors.Join(f.Send(wire.Started, []byte(`{"pid":7}`)), f.Send(wire.Stdout, []byte("half a li"))); err != nil {
@@ -115,15 +116,15 @@ func TestProcessWhoseEndIsNotKnown(t *testing.T) {
 	})
 	out, err := g.Run(t.Context(), "prog", "arg")
 	if r := <-asked; r.Op != wire.OpExec || strings.Join(r.Exec.Argv, " ") != "prog arg" {
-		t.Errorf("asked for %+v", r)
+		t.Errorf("got request %+v", r)
 	}
 	var exit *ExitError
 	if out != "half a li" || err == nil || errors.As(err, &exit) {
-		t.Errorf("printed %q, ended with %v", out, err)
+		t.Errorf("got output %q, error %v", out, err)
 	}
 }
 
-func TestAgentsErrors(t *testing.T) {
+func TestAgentErrorsAreReturned(t *testing.T) {
 	g := unborn(t)
 	reply := func(conn net.Conn, _ *wire.Frames) {
 		if err := wire.Write(conn, wire.Reply{Error: "no such file"}); err != nil {
@@ -145,7 +146,7 @@ func TestAgentsErrors(t *testing.T) {
 	}
 }
 
-// A test that ends while the guest answers nothing is not held up.
+// Dial returns when its context ends, even if the agent does not reply.
 func TestDialEndsWithItsContext(t *testing.T) {
 	g := unborn(t)
 	silent := make(chan struct{})

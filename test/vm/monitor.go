@@ -9,11 +9,11 @@ import (
 	"net"
 )
 
-// Monitor runs one command of QEMU's machine protocol (QMP) and returns its
-// result: block_resize, device_add, set_link and so on. arguments becomes JSON;
-// nil is none.
+// Monitor runs one QEMU monitor (QMP) command, such as block_resize, device_add
+// or set_link, and returns its result. arguments is marshalled to JSON and can
+// be nil.
 func (g *Guest) Monitor(ctx context.Context, command string, arguments any) (json.RawMessage, error) {
-	g.monitor.Lock() // QEMU talks to one at a time
+	g.monitor.Lock() // QEMU serves one monitor connection at a time
 	defer g.monitor.Unlock()
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", g.files.monitor)
@@ -30,7 +30,7 @@ func (g *Guest) Monitor(ctx context.Context, command string, arguments any) (jso
 	return result, errors.Join(err, ctx.Err())
 }
 
-// monitor is one connection to QEMU, whose greeting and events it ignores.
+// monitor is one QMP connection; the greeting and events are ignored.
 type monitor struct {
 	in  *json.Decoder
 	out *json.Encoder

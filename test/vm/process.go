@@ -21,7 +21,7 @@ type Command struct {
 	Stdin []byte
 }
 
-// Process is a process of the guest. It ends with the guest at the latest.
+// Process is a process in the guest. It ends with the guest at the latest.
 type Process struct {
 	PID int // in the guest
 
@@ -33,33 +33,32 @@ type Process struct {
 	stdout, stderr, log lockedBuffer
 
 	status wire.Status // after done
-	err    error       // after done: its end is not known
+	err    error // after done: the exit status is unknown
 }
 
-// ExitError is a process that ended otherwise than with status 0.
+// ExitError is a process that exited with a status other than 0 or by a signal.
 type ExitError struct {
 	Argv   []string
-	Code   int            // -1 when a signal ended it
-	Signal syscall.Signal // 0 when it ended by itself
-	Output string         // what it said on both streams
+	Code   int // -1 if killed by a signal
+	Signal syscall.Signal // 0 if not killed by a signal
+	Output string // of both streams
 }
 
 func (e *ExitError) Error() string {
 	how := fmt.Sprintf("exit status %d", e.Code)
 	if e.Signal != 0 {
-		how = "ended by " + e.Signal.String()
+		how = "killed by " + e.Signal.String()
 	}
 	return fmt.Sprintf("%s: %s\n%s", strings.Join(e.Argv, " "), how, e.Output)
 }
 
-// Run runs a program to its end and returns what it wrote to its standard
-// output. A status other than 0 is an *ExitError. When ctx ends the process
-// group is killed.
+// Run runs a program and returns its standard output. A status other than 0 is
+// an *ExitError. When ctx ends, the process group is killed.
 func (g *Guest) Run(ctx context.Context, argv ...string) (string, error) {
 	return g.Exec(ctx, Command{Argv: argv})
 }
 
-// Exec is Run with an environment, a directory and input.
+// Exec is Run with an environment, a working directory and standard input.
 func (g *Guest) Exec(ctx context.Context, c Command) (string, error) {
 	p, err := g.Start(ctx, c)
 	if err != nil {
@@ -70,13 +69,13 @@ func (g *Guest) Exec(ctx context.Context, c Command) (string, error) {
 	case <-ctx.Done():
 		p.link.Close()
 		<-p.done
-		return p.stdout.String(), fmt.Errorf("%s in guest %s: %w; it said so far:\n%s", strings.Join(c.Argv, " "), g.spec.Name, ctx.Err(), p.Log())
+		return p.stdout.String(), fmt.Errorf("%s in guest %s: %w; output so far:\n%s", strings.Join(c.Argv, " "), g.spec.Name, ctx.Err(), p.Log())
 	}
 	return p.stdout.String(), p.Err()
 }
 
-// Start runs a program; ctx bounds its start only. The caller need not wait
-// for it: it ends with the guest.
+// Start runs a program; ctx bounds its start only. The process ends with the
+// guest, so waiting for it is optional.
 func (g *Guest) Start(ctx context.Context, c Command) (*Process, error) {
 	l, done, err := g.ask(ctx, wire.Request{Op: wire.OpExec, Exec: &wire.Exec{Argv: c.Argv, Env: c.Env, Dir: c.Dir}})
 	if err != nil {
@@ -96,14 +95,14 @@ func (g *Guest) Start(ctx context.Context, c Command) (*Process, error) {
 		}
 	})
 	if p.feed(c.Stdin) != nil {
-		// It has ended without taking all its input, or the connection has:
-		// then follow learns it, and Err tells.
+		// The process exited without reading all its input, or the connection
+		// broke. follow finds out, and Err returns it.
 		<-p.done
 	}
 	return p, nil
 }
 
-// feed hands the process its input, to the end.
+// feed writes the process's input and closes it.
 func (p *Process) feed(input []byte) error {
 	if _, err := p.frames.Stream(wire.Stdin).Write(input); err != nil {
 		return err
@@ -120,7 +119,7 @@ func (p *Process) started() error {
 	case f.Kind == wire.Fault:
 		return agentError(f.Payload)
 	case f.Kind != wire.Started:
-		return fmt.Errorf("the agent answers with a frame of kind %d", f.Kind)
+		return fmt.Errorf("unexpected frame of kind %d from the agent", f.Kind)
 	}
 	var start wire.Start
 	if err := json.Unmarshal(f.Payload, &start); err != nil {
@@ -130,7 +129,7 @@ func (p *Process) started() error {
 	return nil
 }
 
-// follow takes the process's output until its end.
+// follow reads the process's output and exit status.
 func (p *Process) follow() error {
 	for {
 		f, err := wire.ReadFrame(p.link.in)
@@ -152,29 +151,28 @@ func (p *Process) follow() error {
 	}
 }
 
-// Done is closed when the process has ended, or its guest has.
+// Done is closed when the process or its guest has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Err says how a process that is done ended: nil is status 0, an *ExitError
-// another end, any other error that its end is not known.
+// Err waits for the process's end: nil is status 0, *ExitError another exit,
+// any other error an unknown exit status.
 func (p *Process) Err() error {
 	<-p.done
 	switch {
 	case p.err != nil:
-		return fmt.Errorf("%s: %w; it said before:\n%s", strings.Join(p.argv, " "), p.err, p.Log())
+		return fmt.Errorf("%s: %w; output before:\n%s", strings.Join(p.argv, " "), p.err, p.Log())
 	case p.status.Code != 0 || p.status.Signal != 0:
 		return &ExitError{Argv: p.argv, Code: p.status.Code, Signal: syscall.Signal(p.status.Signal), Output: p.Log()}
 	}
 	return nil
 }
 
-// Signal sends a signal to the process's group.
+// Signal sends a signal to the process group.
 func (p *Process) Signal(s syscall.Signal) error {
 	return p.frames.Send(wire.Signal, []byte{byte(s)})
 }
 
-// Kill ends the process's group with SIGKILL and waits for the end of the
-// process itself.
+// Kill sends SIGKILL to the process group and waits for the process.
 func (p *Process) Kill(ctx context.Context) error {
 	err := p.Signal(syscall.SIGKILL)
 	select {
@@ -185,10 +183,10 @@ func (p *Process) Kill(ctx context.Context) error {
 	}
 }
 
-// Log is what the process has said so far, on both streams as it came.
+// Log is the output so far, with both streams interleaved.
 func (p *Process) Log() string { return p.log.String() }
 
-// agentError is what the agent says went wrong: the connection is well.
+// agentError is an error that the agent reported over a working connection.
 type agentError string
 
 func (e agentError) Error() string { return string(e) }

@@ -14,20 +14,19 @@ import (
 	"github.com/cleatproject/cleat/test/vm/image"
 )
 
-// seatCount is how many guests run on one machine at a time, of all tests
-// together: each needs most of a core.
+// seatCount is how many guests run at the same time on one machine, over all
+// tests: each needs most of a core.
 const seatCount = 2
 
-// Seats are leave to run guests. Each is a locked file which QEMU inherits, so
-// a seat is taken for exactly as long as something uses it.
+// Seats are permits to run guests. Each is a locked file that QEMU inherits, so
+// the kernel releases it when the last user exits.
 type Seats struct {
 	mu   sync.Mutex
 	free []*os.File
 }
 
-// Reserve waits for leave to run n guests at once. A test that boots a second
-// guest while its first one runs must reserve two, or it and another such test
-// could wait for each other.
+// Reserve waits for n slots. A test that boots a second guest while its first
+// one runs must reserve both, or two such tests could deadlock.
 func Reserve(t testing.TB, n int) *Seats {
 	t.Helper()
 	dir, err := image.DefaultDir()
@@ -42,22 +41,22 @@ func Reserve(t testing.TB, n int) *Seats {
 	return seats
 }
 
-// reserve takes n seats. Whoever waits for seats holds the door, so that
-// nobody takes one of several that another waits for.
+// reserve acquires n slots. Waiters hold the queue lock, so that they cannot
+// each hold a part of the slots.
 func reserve(ctx context.Context, dir string, n int) (*Seats, error) {
 	if n < 1 || n > seatCount {
-		return nil, fmt.Errorf("%d guests at once; this machine runs 1 to %d", n, seatCount)
+		return nil, fmt.Errorf("%d guests at once; the range is 1 to %d", n, seatCount)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	door, err := openLock(filepath.Join(dir, "seats"))
+	queue, err := openLock(filepath.Join(dir, "slots"))
 	if err != nil {
 		return nil, err
 	}
-	defer door.Close()
-	if err := flock.Lock(ctx, door); err != nil {
-		return nil, fmt.Errorf("wait for a seat to run a guest: %w", err)
+	defer queue.Close()
+	if err := flock.Lock(ctx, queue); err != nil {
+		return nil, fmt.Errorf("wait for the guest slot queue: %w", err)
 	}
 	s := &Seats{}
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -74,15 +73,15 @@ func reserve(ctx context.Context, dir string, n int) (*Seats, error) {
 		case <-tick.C:
 		case <-ctx.Done():
 			s.close()
-			return nil, fmt.Errorf("wait for a seat to run a guest: %w", ctx.Err())
+			return nil, fmt.Errorf("wait for a guest slot: %w", ctx.Err())
 		}
 	}
 }
 
-// fill takes what is free of the seats, up to n.
+// fill acquires free slots, up to n in total.
 func (s *Seats) fill(dir string, n int) error {
 	for i := 0; i < seatCount && len(s.free) < n; i++ {
-		f, err := openLock(filepath.Join(dir, fmt.Sprintf("seat-%d", i)))
+		f, err := openLock(filepath.Join(dir, fmt.Sprintf("slot-%d", i)))
 		if err != nil {
 			return err
 		}
@@ -103,19 +102,20 @@ func openLock(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 }
 
-// take hands one of the seats to a guest, which gives it back or closes it.
+// take removes one of the reserved slots; the caller returns it with give or
+// closes it.
 func (s *Seats) take() (*os.File, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.free) == 0 {
-		return nil, errors.New("all reserved seats are taken: reserve one for each guest that runs at a time")
+		return nil, errors.New("all reserved slots are in use; reserve one for each concurrent guest")
 	}
 	f := s.free[len(s.free)-1]
 	s.free = s.free[:len(s.free)-1]
 	return f, nil
 }
 
-// give takes a seat back from a guest that has ended.
+// give returns the slot of a guest that has ended.
 func (s *Seats) give(f *os.File) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

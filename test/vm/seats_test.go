@@ -9,16 +9,16 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-func TestSeats(t *testing.T) {
+func TestSlotsLimitConcurrentGuests(t *testing.T) {
 	dir := t.TempDir()
 	a := mustReserve(t, dir, 1)
 	b := mustReserve(t, dir, 1)
 	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := reserve(short, dir, 1); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a third guest on %d seats: %v", seatCount, err)
+		t.Errorf("acquired a third guest slot of %d: %v", seatCount, err)
 	}
-	// Someone who wants both gets them when both are free, and is not passed.
+	// A waiter for two slots is not overtaken by waiters for one.
 	both := make(chan *Seats, 1)
 	go func() {
 		s, err := reserve(t.Context(), dir, 2)
@@ -33,7 +33,7 @@ func TestSeats(t *testing.T) {
 	first := testkit.Value(s.take())(t)
 	second := testkit.Value(s.take())(t)
 	if _, err := s.take(); err == nil {
-		t.Error("a third seat of two reserved ones")
+		t.Error("took a third slot of two reserved ones")
 	}
 	s.give(first)
 	s.give(second)
@@ -41,10 +41,10 @@ func TestSeats(t *testing.T) {
 	mustReserve(t, dir, 2).close()
 }
 
-func TestSeatsThatCannotBe(t *testing.T) {
+func TestInvalidSlotCountIsRejected(t *testing.T) {
 	for _, n := range []int{0, -1, seatCount + 1} {
 		if _, err := reserve(t.Context(), t.TempDir(), n); err == nil {
-			t.Errorf("%d seats were given", n)
+			t.Errorf("reserved %d slots, want an error", n)
 		}
 	}
 }

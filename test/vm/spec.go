@@ -1,6 +1,6 @@
-// Package vm boots Linux guests under QEMU for tests that need a kernel, a
-// power supply or devices of their own. It emulates the processor, so it needs
-// no KVM and no privilege. See CONTRIBUTING.md on running and debugging guests.
+// Package vm boots Linux guests under QEMU for tests that need their own
+// kernel, power supply or devices. The processor is emulated, so neither KVM
+// nor root is needed. See CONTRIBUTING.md on running and debugging guests.
 package vm
 
 import (
@@ -9,39 +9,40 @@ import (
 	"github.com/cleatproject/cleat/test/vm/image"
 )
 
-// Spec describes a guest. The zero value boots Debian's kernel with the file
-// systems' modules absent, no disk and busybox only.
+// Spec describes a guest. The zero value boots Debian's kernel with busybox
+// only: no file system modules and no disk.
 type Spec struct {
-	// Name is for messages and the console's file; empty is "guest".
+	// Name appears in messages and in the console's file name; empty is
+	// "guest".
 	Name string
-	// Kernel is the kernel's source, Emulator that of QEMU; empty is
-	// image.Stable. Emulator may differ from Kernel.
+	// Kernel and Emulator are the sources of the kernel and of QEMU; empty is
+	// image.Stable.
 	Kernel, Emulator image.Source
 	// Memory in MiB; 0 is 1024. Processors; 0 is 1.
 	Memory, Processors int
 	// Disks become /dev/vda, /dev/vdb and so on, in this order.
 	Disks []Disk
-	// Modules are loaded before the guest is ready, with what they need; Extra
-	// ones are there for modprobe and for the kernel when it asks.
+	// Modules and their dependencies are loaded before the guest is ready.
+	// Extra modules are only available to modprobe and kernel autoloading.
 	Modules, Extra []string
-	// Tools are programs of Debian, such as image.Filesystems(); busybox is
-	// always there.
+	// Tools are Debian programs, such as image.Filesystems(), in addition to
+	// busybox.
 	Tools []string
-	// Programs of the host (static ones) are put into /usr/bin, Files
-	// elsewhere: path in the guest to path of the host. Each is executable in
-	// the guest if it is on the host. The guest has them in memory.
+	// Programs (static binaries of the host) are copied into /usr/bin, Files
+	// (guest path to host path) elsewhere. Executable bits are kept. All are
+	// held in guest memory.
 	Programs []string
 	Files    map[string]string
-	// Devices are more arguments for QEMU; see IGB, NVMe, Cable.
+	// Devices are additional QEMU arguments; see IGB, NVMe, Cable.
 	Devices []string
 	// KernelArgs are added to the kernel's command line.
 	KernelArgs []string
-	// BootTime and Lifetime bound the boot and the whole life of the guest; 0
-	// is 2 minutes and 10 minutes.
+	// BootTime limits the boot, Lifetime the guest's run time; 0 is 2 minutes
+	// and 10 minutes.
 	BootTime, Lifetime time.Duration
-	// Terminal makes this process's terminal the guest's console, for a person.
+	// Terminal connects the guest's console to this process's terminal.
 	Terminal bool
-	// Seats come from Reserve when a test runs two guests at once.
+	// Seats come from Reserve, for a test that runs two guests at once.
 	Seats *Seats
 }
 
@@ -70,8 +71,8 @@ func (s Spec) withDefaults() Spec {
 	return s
 }
 
-// recipe is what the guest's image is made of. virtio_rng seeds the kernel's
-// random numbers; without them everything that asks for some waits.
+// recipe returns the contents of the guest's image. virtio_rng seeds the
+// kernel's random numbers; without a seed their readers block.
 func (s Spec) recipe() image.Recipe {
 	modules := []string{"virtio_pci", "virtio_rng", "virtio_net", "configfs"}
 	if len(s.Disks) > 0 {

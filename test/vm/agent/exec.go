@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/test/vm/wire"
 )
 
-// exec runs a process for as long as the host keeps the connection.
+// exec runs a process until it exits or the host closes the connection.
 func (s *session) exec(e wire.Exec) {
 	frames := wire.NewFrames(s)
 	begun := make(chan struct{})
@@ -38,13 +38,13 @@ func (s *session) exec(e wire.Exec) {
 	close(begun)
 	ended := make(chan struct{})
 	obeyed := make(chan struct{})
-	go func() { // ends when the host closes the connection
+	go func() { // runs until the host closes the connection
 		defer close(obeyed)
 		defer stdin.Close()
 		s.obey(stdin, cmd.Process.Pid)
 		select {
 		case <-ended:
-		default: // the host has gone: the group ends with the connection
+		default: // the host closed the connection: kill the process group
 			_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
 		}
 	}()
@@ -55,13 +55,13 @@ func (s *session) exec(e wire.Exec) {
 	} else {
 		s.send(frames, wire.Exit, status)
 	}
-	// The host closes when it has that. To close before, with something of the
-	// host's unread, would reset the connection under the answer.
+	// Wait for the host to close first: closing with unread input would reset
+	// the connection and lose the exit status.
 	<-obeyed
 }
 
-// command is the process to start. It is heard once begun is closed: a quick
-// one would be heard before the host knows that it runs.
+// command builds the process. Output waits for begun, so that no output frame
+// precedes the Started frame.
 func command(e wire.Exec, frames *wire.Frames, begun <-chan struct{}) *exec.Cmd {
 	cmd := exec.Command(e.Argv[0], e.Argv[1:]...)
 	cmd.Env = append(cmd.Environ(), e.Env...)
@@ -71,12 +71,12 @@ func command(e wire.Exec, frames *wire.Frames, begun <-chan struct{}) *exec.Cmd 
 	}
 	cmd.Stdout, cmd.Stderr = gate{begun, frames.Stream(wire.Stdout)}, gate{begun, frames.Stream(wire.Stderr)}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	// A daemon that the process leaves behind may hold its output open.
+	// Daemons started by the process can keep its output pipes open.
 	cmd.WaitDelay = 2 * time.Second
 	return cmd
 }
 
-// gate lets writes through once it is open.
+// gate blocks writes until open is closed.
 type gate struct {
 	open <-chan struct{}
 	to   io.Writer
@@ -87,7 +87,7 @@ func (g gate) Write(p []byte) (int, error) {
 	return g.to.Write(p)
 }
 
-// obey does what the host says about a process until the connection ends.
+// obey handles stdin and signal frames until the connection ends.
 func (s *session) obey(stdin io.WriteCloser, group int) {
 	for {
 		f, err := wire.ReadFrame(s.in)
@@ -96,7 +96,7 @@ func (s *session) obey(stdin io.WriteCloser, group int) {
 		}
 		switch f.Kind {
 		case wire.Stdin:
-			_, _ = stdin.Write(f.Payload) // a process need not read all its input
+			_, _ = stdin.Write(f.Payload) // fails if the process does not read all its input
 		case wire.StdinEnd:
 			stdin.Close()
 		case wire.Signal:
@@ -129,8 +129,7 @@ func (s *session) send(frames *wire.Frames, kind wire.Kind, v any) {
 	}
 }
 
-// processes lists what runs in the guest besides the kernel's own threads and
-// the agent.
+// processes lists the guest's processes except kernel threads and the agent.
 func processes() ([]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -144,9 +143,10 @@ func processes() ([]int, error) {
 		}
 		stat, err := os.ReadFile("/proc/" + e.Name() + "/stat")
 		if err != nil {
-			continue // it has just ended
+			continue // the process has just exited
 		}
-		// pid (name) state parent ...; a name may hold anything
+		// Format: pid (name) state parent ...; the name can contain any
+		// characters.
 		rest := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 		const kthreadd = "2"
 		if len(rest) < 2 || rest[0] == "Z" || rest[1] == kthreadd || e.Name() == kthreadd {

@@ -10,8 +10,8 @@ import (
 	"github.com/cleatproject/cleat/test/vm/wire"
 )
 
-// push takes the file that follows the request, all of it also when it cannot
-// be written: bytes that nobody reads would reset the connection under the reply.
+// push receives a file. It reads all its bytes even if writing fails: unread
+// bytes would reset the connection and lose the reply.
 func (s *session) push(p wire.Push) error {
 	file := &io.LimitedReader{R: s.in, N: p.Size}
 	err := write(file, p)
@@ -40,7 +40,7 @@ func write(from *io.LimitedReader, p wire.Push) (err error) {
 		return fmt.Errorf("%d of %d bytes of %s: %w", n, p.Size, p.Path, err)
 	}
 	if from.N > 0 {
-		return fmt.Errorf("%s: %d of %d bytes did not come", p.Path, from.N, p.Size)
+		return fmt.Errorf("%s: %d of %d bytes are missing", p.Path, from.N, p.Size)
 	}
 	if err := f.Chmod(os.FileMode(p.Mode)); err != nil {
 		return err
@@ -48,7 +48,7 @@ func write(from *io.LimitedReader, p wire.Push) (err error) {
 	return os.Rename(f.Name(), p.Path)
 }
 
-// pull sends a file of a known size.
+// pull sends a regular file, preceded by its size.
 func (s *session) pull(p wire.Pull) {
 	f, err := os.Open(p.Path)
 	if err != nil {
@@ -66,6 +66,6 @@ func (s *session) pull(p wire.Pull) {
 	}
 	s.reply(wire.Reply{Size: info.Size()}, nil)
 	if _, err := io.CopyN(s, f, info.Size()); err != nil {
-		fmt.Println("agent: pull:", err) // the host sees too few bytes
+		fmt.Println("agent: pull:", err) // the host sees a short file
 	}
 }

@@ -11,26 +11,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// halt takes the guest down as an init system does: processes end, file
-// systems are unmounted, then the power goes.
+// halt shuts the guest down like an init system: it ends processes, unmounts
+// file systems and powers off.
 func halt() {
 	endProcesses(unix.SIGTERM, 10*time.Second)
 	endProcesses(unix.SIGKILL, 5*time.Second)
 	letGo()
 	synced := make(chan struct{})
-	go func() { unix.Sync(); close(synced) }() // a frozen file system holds it up for ever
+	go func() { unix.Sync(); close(synced) }() // sync blocks for ever on a frozen file system
 	select {
 	case <-synced:
 	case <-time.After(20 * time.Second):
-		fmt.Println("agent: sync did not end; the power goes without it")
+		fmt.Println("agent: sync timed out; powering off without it")
 	}
 	powerOff()
 }
 
-// endProcesses signals everything but the agent and waits for its end.
+// endProcesses signals all processes except the agent and waits for their exit.
 func endProcesses(signal unix.Signal, bound time.Duration) {
 	if err := unix.Kill(-1, signal); err != nil {
-		return // nothing runs
+		return // no process is left
 	}
 	deadline := time.After(bound)
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -49,9 +49,9 @@ func endProcesses(signal unix.Signal, bound time.Duration) {
 	}
 }
 
-// letGo unmounts what is mounted, the youngest first, and detaches loop devices,
-// in turns: each may hold the other. What still cannot be unmounted is made
-// read-only, which writes everything out.
+// letGo alternates between unmounting (newest first) and detaching loop
+// devices, because each can keep the other busy. Busy mounts are remounted
+// read-only, which flushes them.
 func letGo() {
 	for turn := 0; ; turn++ {
 		busy := unmountAll()
@@ -72,8 +72,8 @@ func letGo() {
 	}
 }
 
-// unmountAll returns what could not be unmounted. A device node that is bound
-// somewhere, as a block volume is, is a mount of devtmpfs.
+// unmountAll returns the mounts that are still busy. Bind-mounted device nodes
+// (block volumes) appear as devtmpfs mounts.
 func unmountAll() map[string]error {
 	text, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
@@ -96,7 +96,7 @@ func unmountAll() map[string]error {
 	return busy
 }
 
-// detachLoops returns how many loop devices let go of their files.
+// detachLoops returns how many loop devices it detached.
 func detachLoops() (detached int) {
 	bound, err := filepath.Glob("/sys/block/loop*/loop")
 	if err != nil {
@@ -115,5 +115,5 @@ func detachLoops() (detached int) {
 	return detached
 }
 
-// unescape reads the octal escapes of the kernel's mount tables.
+// unescape decodes the octal escapes in mount tables.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)

@@ -1,6 +1,6 @@
 // Command agent is the first process of a test guest. Process 1 prepares the
-// machine, starts itself again to serve the host, and from then on only reaps
-// orphans; the second process can so wait for its own children undisturbed.
+// guest, starts a second agent process that serves the host, and then only
+// reaps orphans, so the second process can wait for its own children.
 package main
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/test/vm/wire"
 )
 
-// environment is what every process of the guest starts with.
+// environment is the environment of every process in the guest.
 func environment() []string {
 	return []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C", "TMPDIR=/tmp"}
 }
@@ -26,14 +26,14 @@ func main() {
 	}
 	err := prepare()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "agent: the guest could not set itself up:", err)
+		fmt.Fprintln(os.Stderr, "agent: guest setup failed:", err)
 	}
 	fmt.Fprintln(os.Stderr, "agent: ended:", supervise(err))
 	powerOff()
 }
 
-// supervise runs the serving process and reaps whatever ends until it is that
-// one. fault is what the host is to hear instead of being served.
+// supervise runs the serving process and reaps orphans until that process
+// exits. fault is reported to the host instead of serving.
 func supervise(fault error) error {
 	env := environment()
 	if fault != nil {
@@ -58,7 +58,8 @@ func supervise(fault error) error {
 	}
 }
 
-// faultVariable tells the serving process that there is nothing to serve.
+// faultVariable makes the serving process report a setup error instead of
+// serving.
 const faultVariable = "AGENT_FAULT"
 
 func powerOff() {
@@ -67,7 +68,7 @@ func powerOff() {
 	}
 }
 
-// serve answers the host. It returns only what is in the way of that.
+// serve answers requests of the host. It always returns an error.
 func serve() error {
 	config, err := readConfig()
 	if err != nil {
@@ -75,5 +76,5 @@ func serve() error {
 	}
 	hello := wire.Hello{Version: wire.Version, Token: config.Token, Fault: os.Getenv(faultVariable)}
 	newServer(config.Host, hello).run()
-	return errors.New("no connection to the host is left")
+	return errors.New("all connections to the host ended")
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/test/vm/wire"
 )
 
-// prepare makes a machine of a kernel and an initramfs.
+// prepare mounts file systems, loads modules and sets up the network.
 func prepare() error {
 	if err := mountAll([]mountPoint{
 		{"proc", "/proc", "", 0}, {"sysfs", "/sys", "", 0}, {"devtmpfs", "/dev", "mode=0755", 0},
@@ -23,10 +23,11 @@ func prepare() error {
 	}); err != nil {
 		return err
 	}
-	if err := os.Chmod("/", 0o755); err != nil { // the kernel makes it as /tmp
+	if err := os.Chmod("/", 0o755); err != nil { // the initramfs root has mode 01777
 		return err
 	}
-	// As systemd leaves it: what mounts below / is seen in every namespace.
+	// Shared propagation as under systemd: mounts below / appear in every
+	// namespace.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("share the mounts below /: %w", err)
 	}
@@ -80,7 +81,7 @@ func mountAll(points []mountPoint) error {
 	return nil
 }
 
-// loadModule loads one module; what it needs is already loaded.
+// loadModule loads one module whose dependencies are already loaded.
 func loadModule(path string) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -88,20 +89,20 @@ func loadModule(path string) error {
 	}
 	defer f.Close()
 	switch err := unix.FinitModule(int(f.Fd()), "", 0); {
-	case errors.Is(err, unix.ENODEV): // such as a cipher of another processor
-		fmt.Println("agent: this machine has nothing for kernel module", path)
+	case errors.Is(err, unix.ENODEV): // for example, a cipher driver for another processor
+		fmt.Println("agent: no hardware for kernel module", path)
 	case err != nil && !errors.Is(err, unix.EEXIST):
 		return fmt.Errorf("load kernel module %s: %w", path, err)
 	}
 	return nil
 }
 
-// setUpNetwork brings the loopback up, and the interface that leads to the
-// host. Both ends are on one link, so no route is needed.
+// setUpNetwork brings up the loopback and the interface to the host. Both ends
+// share one link, so no route is needed.
 func setUpNetwork(config wire.Config) error {
 	address, err := netip.ParsePrefix(config.Address)
 	if err != nil {
-		return fmt.Errorf("the guest's own address: %w", err)
+		return fmt.Errorf("parse the guest's address: %w", err)
 	}
 	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -125,8 +126,8 @@ func setUpNetwork(config wire.Config) error {
 	return bringUp(socket, name)
 }
 
-// waitForInterface finds an interface by its hardware address; a driver may
-// make it some time after its module was loaded.
+// waitForInterface finds an interface by hardware address. A driver can create
+// it some time after its module was loaded.
 func waitForInterface(mac string, bound time.Duration) (string, error) {
 	deadline := time.After(bound)
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -158,7 +159,7 @@ func setAddress(socket int, name string, request uint, address []byte) error {
 		return err
 	}
 	if err := unix.IoctlIfreq(socket, request, ifr); err != nil {
-		return fmt.Errorf("give %s the address or mask %v: %w", name, net.IP(address), err)
+		return fmt.Errorf("set address or mask of %s to %v: %w", name, net.IP(address), err)
 	}
 	return nil
 }
@@ -169,7 +170,7 @@ func bringUp(socket int, name string) error {
 		return err
 	}
 	if err := unix.IoctlIfreq(socket, unix.SIOCGIFFLAGS, ifr); err != nil {
-		return fmt.Errorf("flags of %s: %w", name, err)
+		return fmt.Errorf("read flags of %s: %w", name, err)
 	}
 	ifr.SetUint16(ifr.Uint16() | unix.IFF_UP)
 	if err := unix.IoctlIfreq(socket, unix.SIOCSIFFLAGS, ifr); err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/cleatproject/cleat/test/vm/wire"
 )
 
-// spares is how many connections wait for requests. The host's next request
-// need not wait for a new one while fewer than this come at once.
+// spares is the number of idle connections, and so of requests that can start
+// without waiting for a new connection.
 const spares = 4
 
 // server answers the host's requests.
@@ -24,7 +24,7 @@ type server struct {
 
 func newServer(host string, hello wire.Hello) *server { return &server{host: host, hello: hello} }
 
-// run keeps the spare connections; it ends only when the machine does.
+// run keeps the idle connections open; it does not return while the guest runs.
 func (s *server) run() {
 	var spare, requests sync.WaitGroup
 	for range spares {
@@ -39,15 +39,15 @@ func (s *server) run() {
 	requests.Wait()
 }
 
-// session is a connection that has got its request.
+// session is a connection with its request.
 type session struct {
 	*net.TCPConn
 	in      *bufio.Reader
 	request wire.Request
-	err     error // the request is none
+	err     error // the request is invalid
 }
 
-// next dials the host until a connection has brought a request.
+// next dials the host until a request arrives.
 func (s *server) next() *session {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -77,7 +77,7 @@ func isNet(err error) bool {
 	return errors.As(err, &network)
 }
 
-// answer does what the session's request asks, and closes the connection.
+// answer executes the session's request and closes the connection.
 func (s *session) answer() {
 	defer s.Close()
 	if s.err != nil {
@@ -109,8 +109,8 @@ func (s *session) reply(reply wire.Reply, err error) {
 	}
 }
 
-// dial joins the session to a socket of the guest. Each direction ends on its
-// own, as the two ends of a connection may.
+// dial connects the session to a socket in the guest. Each direction is closed
+// on its own.
 func (s *session) dial(d wire.Dial) {
 	conn, err := net.DialTimeout(d.Network, d.Address, 10*time.Second)
 	if err != nil {
@@ -125,8 +125,8 @@ func (s *session) dial(d wire.Dial) {
 	both.Wait()
 }
 
-// pump copies until the source ends, then says so to the sink. A sink that
-// fails ends the source as well: nobody takes its bytes any more.
+// pump copies until EOF, then closes the write side of to. If a write fails, it
+// closes the source too.
 func pump(to io.Writer, from io.Reader, source io.Closer) {
 	if _, err := io.Copy(to, from); err != nil {
 		source.Close()

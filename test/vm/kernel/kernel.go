@@ -1,5 +1,4 @@
-// Package kernel talks to the kernel of a test guest through the files by which
-// it is told and asked: sysfs, configfs and /proc.
+// Package kernel accesses sysfs, configfs and /proc of a test guest.
 package kernel
 
 import (
@@ -15,34 +14,35 @@ import (
 )
 
 const (
-	// callTime bounds one call into a guest that shares two cores with others.
+	// callTime limits one call to a guest, which shares two cores with others.
 	callTime = time.Minute
-	// waitTime bounds what has no event to wait for.
+	// waitTime limits polling for a condition.
 	waitTime = 2 * time.Minute
-	// tailLines is how much of the kernel's log a failed test shows.
+	// tailLines is how many lines of the kernel log a failed test shows.
 	tailLines = 40
 )
 
-// Kernel is a guest's. Its methods fail the test when they fail, unless they
-// return an error.
+// Kernel is the kernel of a guest. Methods without an error result fail the
+// test.
 type Kernel struct {
 	testing.TB
 	Guest *vm.Guest
 }
 
-// Of speaks to a guest's kernel. When the test fails, it shows the end of the
-// kernel's log if the guest still runs.
+// Of returns a guest's kernel. When the test fails and the guest still runs,
+// the end of the kernel log is logged.
 func Of(t testing.TB, g *vm.Guest) *Kernel {
 	k := &Kernel{t, g}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the kernel's log ends with:\n%s", k.log(tailLines))
+			t.Logf("end of the kernel log:\n%s", k.log(tailLines))
 		}
 	})
 	return k
 }
 
-// log is the end of the kernel's log. The test's own context may be over.
+// log returns the end of the kernel log. It does not use the test's context,
+// which has ended in cleanups.
 func (k *Kernel) log(lines int) string {
 	ctx, cancel := context.WithTimeout(context.Background(), callTime)
 	defer cancel()
@@ -54,7 +54,7 @@ func (k *Kernel) log(lines int) string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// Try runs a program and returns what it printed, without the space around it.
+// Try runs a program and returns its trimmed output.
 func (k *Kernel) Try(argv ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(k.Context(), callTime)
 	defer cancel()
@@ -62,7 +62,7 @@ func (k *Kernel) Try(argv ...string) (string, error) {
 	return strings.TrimSpace(out), err
 }
 
-// Run is Try of what has to work.
+// Run runs a program that must succeed and returns its trimmed output.
 func (k *Kernel) Run(argv ...string) string {
 	k.Helper()
 	out, err := k.Try(argv...)
@@ -72,13 +72,13 @@ func (k *Kernel) Run(argv ...string) string {
 	return out
 }
 
-// Read returns what a file says, without the space around it.
+// Read returns the trimmed contents of a file.
 func (k *Kernel) Read(path string) string {
 	k.Helper()
 	return k.Run("cat", path)
 }
 
-// Write tells a file a value, in one write without a line end.
+// Write writes a value to a file, in one write without a newline.
 func (k *Kernel) Write(path, value string) {
 	k.Helper()
 	if err := k.TryWrite(path, value); err != nil {
@@ -86,7 +86,7 @@ func (k *Kernel) Write(path, value string) {
 	}
 }
 
-// TryWrite is Write of what the kernel may refuse; see Refused.
+// TryWrite is Write for values that the kernel can refuse; see Refused.
 func (k *Kernel) TryWrite(path, value string) error {
 	if _, err := k.Try("sh", "-c", `echo -n "$1" > "$0"`, path, value); err != nil {
 		return fmt.Errorf("write %q to %s: %w", value, path, err)
@@ -94,22 +94,22 @@ func (k *Kernel) TryWrite(path, value string) error {
 	return nil
 }
 
-// Refused wants err to be that of a program which met the error number.
+// Refused verifies that err is a program's failure with the error number.
 func (k *Kernel) Refused(err error, want syscall.Errno) {
 	k.Helper()
 	var exit *vm.ExitError
 	if !errors.As(err, &exit) || !strings.Contains(strings.ToLower(exit.Output), want.Error()) {
-		k.Errorf("got %v, want a refusal with %q", err, want)
+		k.Errorf("got %v, want error %q", err, want)
 	}
 }
 
-// Names lists a directory; one that is not there is empty.
+// Names lists a directory; a missing one is empty.
 func (k *Kernel) Names(dir string) []string {
 	k.Helper()
 	return strings.Fields(k.Run("sh", "-c", `if [ -d "$0" ]; then ls "$0"; fi`, dir))
 }
 
-// Await asks until it is so.
+// Await polls until the condition is true.
 func (k *Kernel) Await(what string, so func() bool) {
 	k.Helper()
 	deadline := time.After(waitTime)
@@ -119,9 +119,9 @@ func (k *Kernel) Await(what string, so func() bool) {
 		select {
 		case <-tick.C:
 		case <-k.Guest.Done():
-			k.Fatalf("the guest went down before %s", what)
+			k.Fatalf("the guest ended while waiting for: %s", what)
 		case <-deadline:
-			k.Fatalf("not in %v: %s", waitTime, what)
+			k.Fatalf("timed out after %v waiting for: %s", waitTime, what)
 		}
 	}
 }

@@ -1,6 +1,6 @@
-// Command run boots a test guest by hand, as CONTRIBUTING.md says: with a
-// shell on its console, or for one command. With -prepare it only downloads and
-// unpacks what guests are made of.
+// Command run boots a test guest by hand: with a shell on its console, or for
+// one command. With -prepare it only downloads and unpacks the guests' images.
+// See CONTRIBUTING.md.
 package main
 
 import (
@@ -57,7 +57,7 @@ func run(ctx context.Context, args []string) (err error) {
 	if err := g.Shell(ctx); err != nil {
 		return err
 	}
-	fmt.Fprintln(os.Stderr, "poweroff -f ends the guest")
+	fmt.Fprintln(os.Stderr, "type 'poweroff -f' to end the guest")
 	select {
 	case <-g.Done():
 	case <-ctx.Done():
@@ -65,7 +65,7 @@ func run(ctx context.Context, args []string) (err error) {
 	return nil
 }
 
-// prepare downloads and unpacks the kernels, emulators and tools of all guests.
+// prepare downloads and unpacks kernels, emulators and tools.
 func prepare(ctx context.Context, log func(format string, args ...any)) error {
 	dir, err := image.DefaultDir()
 	if err != nil {
@@ -87,20 +87,20 @@ func prepare(ctx context.Context, log func(format string, args ...any)) error {
 	return nil
 }
 
-// parse reads the command line. Disks are files in scratch.
+// parse parses the command line. Disks are created in scratch.
 func parse(args []string, scratch string) (vm.Spec, []string, error) {
 	spec := vm.Spec{Name: "run", Lifetime: 8 * time.Hour}
 	flags := flag.NewFlagSet("run", flag.ContinueOnError)
 	flags.Usage = func() {
-		fmt.Fprintln(flags.Output(), "usage: go run ./test/vm/run [flags] [command...]\n       go run ./test/vm/run -prepare")
+		fmt.Fprintln(flags.Output(), "Boot a test guest, with a shell or for one command.\n\nUsage:\n       go run ./test/vm/run [flags] [command...]\n       go run ./test/vm/run -prepare\n\nExample:\n       go run ./test/vm/run -disk 400 lsblk\n\nFlags:")
 		flags.PrintDefaults()
 	}
-	kernel := flags.String("kernel", string(image.Stable), "source of the kernel: stable or backports")
-	emulator := flags.String("emulator", string(image.Stable), "source of QEMU: stable or backports")
+	kernel := flags.String("kernel", string(image.Stable), "Debian suite of the kernel: stable or backports")
+	emulator := flags.String("emulator", string(image.Stable), "Debian suite of QEMU: stable or backports")
 	flags.IntVar(&spec.Memory, "memory", 1024, "memory in MiB")
 	flags.IntVar(&spec.Processors, "processors", 1, "number of processors")
 	modules := flags.String("modules", "ext4,xfs,loop", "kernel modules to load, separated by commas")
-	flags.Func("disk", "size of a disk in MiB; may be repeated", func(text string) error {
+	flags.Func("disk", "size of a disk in MiB; can be repeated", func(text string) error {
 		size, err := strconv.ParseInt(text, 10, 32)
 		if err != nil {
 			return err
@@ -109,7 +109,7 @@ func parse(args []string, scratch string) (vm.Spec, []string, error) {
 		spec.Disks = append(spec.Disks, disk)
 		return err
 	})
-	flags.Func("program", "static program of this machine to put into /usr/bin; may be repeated", func(path string) error {
+	flags.Func("program", "static program to copy to the guest's /usr/bin; can be repeated", func(path string) error {
 		spec.Programs = append(spec.Programs, path)
 		return nil
 	})

@@ -1,17 +1,17 @@
 package wire
 
-// ConfigPath is where the agent finds its configuration in the guest: a file
-// of the initramfs, since a kernel command line is short.
+// ConfigPath is the agent's configuration file, in the initramfs because kernel
+// command lines are short.
 const ConfigPath = "/etc/agent.json"
 
-// Config is what a guest is told before it boots.
+// Config is the agent's configuration.
 type Config struct {
 	Host  string `json:"host"`  // address of the host's listener, as the guest reaches it
-	Token string `json:"token"` // proves to the host that the caller is this guest
-	// Modules are paths of kernel modules in the order in which they load.
+	Token string `json:"token"` // authenticates the guest to the host
+	// Modules are paths of kernel modules in load order.
 	Modules []string `json:"modules"`
-	// MAC is the hardware address of the interface that leads to the host, and
-	// Address its own address with prefix length.
+	// MAC is the hardware address of the interface to the host, Address its IP
+	// address with prefix length.
 	MAC     string `json:"mac"`
 	Address string `json:"address"`
 }

@@ -7,12 +7,12 @@ import (
 	"sync"
 )
 
-// Kind is what a frame carries.
+// Kind is the type of a frame.
 type Kind byte
 
-// The frames of exec. From the agent: Started once, then Stdout and Stderr, at
-// last Exit; or Fault alone when the process could not be started. From the
-// host: Stdin, StdinEnd, Signal.
+// The frames of exec. Agent to host: Started, any number of Stdout and Stderr,
+// then Exit; or only Fault if the process could not be started. Host to agent:
+// Stdin, StdinEnd, Signal.
 const (
 	Started  Kind = 1 // JSON of Start
 	Stdout   Kind = 2
@@ -21,31 +21,31 @@ const (
 	Fault    Kind = 5 // text
 	Stdin    Kind = 6
 	StdinEnd Kind = 7
-	Signal   Kind = 8 // one byte: the signal's number, sent to the process group
+	Signal   Kind = 8 // one byte: signal number, for the process group
 )
 
-// MaxFrame bounds the payload of a frame in bytes.
+// MaxFrame is the maximum payload of a frame in bytes.
 const MaxFrame = 64 << 10
 
-// Start says which process was started.
+// Start reports the started process.
 type Start struct {
 	PID int `json:"pid"`
 }
 
-// Status is how a process ended: its exit code, or the signal that ended it.
+// Status is a process's exit code, or the signal that ended it.
 type Status struct {
 	Code   int `json:"code"`
 	Signal int `json:"signal,omitempty"`
 }
 
-// Frame is one piece of the conversation about a process: a byte of kind, four
-// bytes of length (big endian), the payload.
+// Frame is encoded as one byte of kind, four bytes of length (big endian) and
+// the payload.
 type Frame struct {
 	Kind    Kind
 	Payload []byte
 }
 
-// ReadFrame takes one frame.
+// ReadFrame reads one frame.
 func ReadFrame(r io.Reader) (Frame, error) {
 	var head [5]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -54,31 +54,31 @@ func ReadFrame(r io.Reader) (Frame, error) {
 	f := Frame{Kind: Kind(head[0])}
 	size := binary.BigEndian.Uint32(head[1:])
 	if f.Kind < Started || f.Kind > Signal {
-		return Frame{}, fmt.Errorf("a frame of the unknown kind %d", f.Kind)
+		return Frame{}, fmt.Errorf("frame has unknown kind %d", f.Kind)
 	}
 	if size > MaxFrame {
-		return Frame{}, fmt.Errorf("a frame of %d bytes; %d is the most", size, MaxFrame)
+		return Frame{}, fmt.Errorf("frame has %d bytes, at most %d are allowed", size, MaxFrame)
 	}
 	f.Payload = make([]byte, size)
 	if _, err := io.ReadFull(r, f.Payload); err != nil {
-		return Frame{}, fmt.Errorf("a frame of %d bytes was cut off: %w", size, err)
+		return Frame{}, fmt.Errorf("truncated frame of %d bytes: %w", size, err)
 	}
 	return f, nil
 }
 
-// Frames writes frames to one connection, from any number of goroutines.
+// Frames writes frames to one connection. It is safe for concurrent use.
 type Frames struct {
 	mu sync.Mutex
 	w  io.Writer
 }
 
-// NewFrames writes to w.
+// NewFrames returns a writer of frames to w.
 func NewFrames(w io.Writer) *Frames { return &Frames{w: w} }
 
 // Send writes one frame.
 func (f *Frames) Send(kind Kind, payload []byte) error {
 	if len(payload) > MaxFrame {
-		return fmt.Errorf("a frame of %d bytes; %d is the most", len(payload), MaxFrame)
+		return fmt.Errorf("frame has %d bytes, at most %d are allowed", len(payload), MaxFrame)
 	}
 	head := make([]byte, 5, 5+len(payload))
 	head[0] = byte(kind)
@@ -89,7 +89,7 @@ func (f *Frames) Send(kind Kind, payload []byte) error {
 	return err
 }
 
-// Stream is a writer whose bytes become frames of one kind.
+// Stream returns a writer that sends frames of one kind.
 func (f *Frames) Stream(kind Kind) io.Writer { return stream{f, kind} }
 
 type stream struct {

@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-func TestFramesComeThrough(t *testing.T) {
+func TestFramesRoundTrip(t *testing.T) {
 	var b bytes.Buffer
 	frames := NewFrames(&b)
 	long := bytes.Repeat([]byte("abc"), MaxFrame)
@@ -28,23 +28,22 @@ func TestFramesComeThrough(t *testing.T) {
 			break
 		}
 		if f.Kind != Stdout {
-			t.Fatalf("a frame of kind %d", f.Kind)
+			t.Fatalf("got a frame of kind %d, want stdout", f.Kind)
 		}
 		got = append(got, f.Payload...)
 	}
 	if !bytes.Equal(got, long) {
-		t.Error("the bytes differ")
+		t.Error("the received bytes differ from the sent ones")
 	}
 	if _, err := ReadFrame(&b); !errors.Is(err, io.EOF) {
-		t.Errorf("after the last frame: %v", err)
+		t.Errorf("after the last frame: got %v, want EOF", err)
 	}
 	if err := frames.Send(Stdout, make([]byte, MaxFrame+1)); err == nil || b.Len() > 0 {
-		t.Errorf("a frame that is too long: %v, %d bytes sent", err, b.Len())
+		t.Errorf("send a frame that is too long: got error %v, %d bytes sent", err, b.Len())
 	}
 }
 
-// Frames from many goroutines do not mix.
-func TestFramesFromManyAtOnce(t *testing.T) {
+func TestConcurrentFramesDoNotMix(t *testing.T) {
 	var b bytes.Buffer
 	frames := NewFrames(&b)
 	var all sync.WaitGroup
@@ -66,13 +65,13 @@ func TestFramesFromManyAtOnce(t *testing.T) {
 	}
 }
 
-func TestBadFrames(t *testing.T) {
+func TestInvalidFramesAreRejected(t *testing.T) {
 	for name, c := range map[string]struct{ data, want string }{
-		"half a head":    {"\x02\x00\x00", "unexpected EOF"},
+		"partial header":    {"\x02\x00\x00", "unexpected EOF"},
 		"kind 0":         {"\x00\x00\x00\x00\x00", "unknown kind 0"},
 		"kind 9":         {"\x09\x00\x00\x00\x00", "unknown kind 9"},
-		"too long":       {"\x02\x00\x01\x00\x01", "65537 bytes; 65536 is the most"},
-		"half a payload": {"\x02\x00\x00\x00\x03ab", "cut off"},
+		"too long":       {"\x02\x00\x01\x00\x01", "65537 bytes, at most 65536"},
+		"partial payload": {"\x02\x00\x00\x00\x03ab", "truncated"},
 	} {
 		if f, err := ReadFrame(strings.NewReader(c.data)); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, %v, want an error with %q", name, f, err, c.want)
@@ -80,8 +79,8 @@ func TestBadFrames(t *testing.T) {
 	}
 }
 
-// A frame that is read is the one that was written; no announced length makes
-// the reader hold more than a frame may have.
+// A valid frame encodes to the bytes it was read from. An announced length
+// above the maximum allocates nothing.
 func FuzzReadFrame(f *testing.F) {
 	f.Add([]byte("\x02\x00\x00\x00\x02ab"))
 	f.Add([]byte("\x07\x00\x00\x00\x00"))

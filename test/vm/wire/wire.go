@@ -1,17 +1,17 @@
 // Package wire is the protocol between a test on the host and the agent in its
-// guest. The agent dials out: it keeps spare connections to the host, each
-// opened with a Hello. The host takes one for each request:
+// guest. The agent keeps idle connections to the host, each opened with a
+// Hello. The host uses one connection per request:
 //
 //	agent  Hello, one line of JSON
 //	host   Request, one line of JSON
 //	exec   frames both ways (see Frame) until an Exit or a Fault
 //	dial   Reply, one line of JSON, then the bytes of the dialled connection
-//	push   the file's bytes from the host, then a Reply
-//	pull   Reply with the file's size, then the file's bytes
-//	halt   Reply, then the guest goes down
+//	push   file contents from the host, then a Reply
+//	pull   Reply with the file's size, then its contents
+//	halt   Reply, then the guest powers off
 //
-// Whoever closes the connection ends the request; a process does not outlive
-// the connection that started it.
+// Either side ends the request by closing the connection. Closing ends the
+// process of an exec.
 package wire
 
 import (
@@ -25,34 +25,34 @@ import (
 	"strings"
 )
 
-// Version names this protocol; both sides of one guest speak the same.
+// Version is the protocol version; both sides must have the same.
 const Version = 1
 
-// MaxLine bounds a line of JSON in bytes.
+// MaxLine is the maximum length of a line of JSON in bytes.
 const MaxLine = 1 << 20
 
-// Hello is the first line of a connection, from the agent.
+// Hello is the agent's first line on a connection.
 type Hello struct {
 	Version int    `json:"version"`
 	Token   string `json:"token"`
-	// Fault is set when the guest could not set itself up: it serves nothing.
+	// Fault is set if the guest's setup failed; the agent then serves nothing.
 	Fault string `json:"fault,omitempty"`
 }
 
-// Check holds a hello to this side's version and token.
+// Check verifies the version, the token and that the guest has no fault.
 func (h Hello) Check(token string) error {
 	switch {
 	case h.Version != Version:
-		return fmt.Errorf("the guest's agent speaks version %d of the protocol, this test speaks %d: both must be built from one tree", h.Version, Version)
+		return fmt.Errorf("the guest's agent has protocol version %d, this test %d; build both from the same tree", h.Version, Version)
 	case h.Token != token:
-		return errors.New("the caller does not know this guest's token")
+		return errors.New("the connection's token is not that of this guest")
 	case h.Fault != "":
-		return fmt.Errorf("the guest could not set itself up: %s", h.Fault)
+		return fmt.Errorf("guest setup failed: %s", h.Fault)
 	}
 	return nil
 }
 
-// Op is what a request asks for.
+// Op is the operation of a request.
 type Op string
 
 // The requests.
@@ -64,8 +64,8 @@ const (
 	OpHalt Op = "halt"
 )
 
-// Request is what the host asks. Exactly the part that Op names is set; halt
-// has none.
+// Request is a request of the host. Only the field that Op names is set; halt
+// has no field.
 type Request struct {
 	Op   Op    `json:"op"`
 	Exec *Exec `json:"exec,omitempty"`
@@ -74,10 +74,10 @@ type Request struct {
 	Pull *Pull `json:"pull,omitempty"`
 }
 
-// Exec starts a process in a process group of its own.
+// Exec starts a process in a new process group.
 type Exec struct {
-	Argv []string `json:"argv"`          // Argv[0] without a slash is looked up on the PATH
-	Env  []string `json:"env,omitempty"` // NAME=value, added to the agent's own
+	Argv []string `json:"argv"` // Argv[0] without a slash is looked up in PATH
+	Env  []string `json:"env,omitempty"` // NAME=value, added to the agent's environment
 	Dir  string   `json:"dir,omitempty"` // absolute; empty is /
 }
 
@@ -87,7 +87,7 @@ type Dial struct {
 	Address string `json:"address"`
 }
 
-// Push writes a file: directories are made, and the file appears whole.
+// Push writes a file atomically and creates its parent directories.
 type Push struct {
 	Path string `json:"path"` // absolute
 	Mode uint32 `json:"mode"` // permission bits
@@ -105,7 +105,7 @@ type Reply struct {
 	Size  int64  `json:"size,omitempty"` // of pull: bytes that follow
 }
 
-// Err is the error that the agent reports.
+// Err returns the agent's error.
 func (r Reply) Err() error {
 	if r.Error == "" {
 		return nil
@@ -113,7 +113,7 @@ func (r Reply) Err() error {
 	return errors.New(r.Error)
 }
 
-// Check says what is wrong with a request.
+// Check validates a request.
 func (r Request) Check() error {
 	parts := 0
 	for _, set := range []bool{r.Exec != nil, r.Dial != nil, r.Push != nil, r.Pull != nil} {
@@ -131,7 +131,7 @@ func (r Request) Check() error {
 	case !known:
 		return fmt.Errorf("operation %q is not one of exec, dial, push, pull, halt", r.Op)
 	case !fits || parts != want:
-		return fmt.Errorf("a request to %s has %d parts; it has its own and no other", r.Op, parts)
+		return fmt.Errorf("request %s has %d parts, want only its own", r.Op, parts)
 	case r.Exec != nil:
 		return r.Exec.check()
 	case r.Dial != nil:
@@ -150,12 +150,12 @@ func (e Exec) check() error {
 	}
 	for _, s := range append(e.Argv[:len(e.Argv):len(e.Argv)], e.Env...) {
 		if strings.ContainsRune(s, 0) {
-			return fmt.Errorf("%q contains a NUL, which no argument or variable can", s)
+			return fmt.Errorf("%q contains a NUL byte", s)
 		}
 	}
 	for _, s := range e.Env {
 		if name, _, found := strings.Cut(s, "="); !found || name == "" {
-			return fmt.Errorf("%q is no NAME=value", s)
+			return fmt.Errorf("environment variable %q is not NAME=value", s)
 		}
 	}
 	if e.Dir == "" {
@@ -179,7 +179,7 @@ func (p Push) check() error {
 		return fmt.Errorf("mode %#o has more than permission bits", p.Mode)
 	}
 	if p.Size < 0 {
-		return fmt.Errorf("a file of %d bytes", p.Size)
+		return fmt.Errorf("file size %d is negative", p.Size)
 	}
 	return checkPath(p.Path)
 }
@@ -191,20 +191,20 @@ func checkPath(p string) error {
 	return nil
 }
 
-// Write sends one line of JSON.
+// Write writes one line of JSON.
 func Write(w io.Writer, v any) error {
 	line, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
 	if len(line) >= MaxLine {
-		return fmt.Errorf("a line of %d bytes; %d is the most", len(line), MaxLine)
+		return fmt.Errorf("line has %d bytes, at most %d are allowed", len(line), MaxLine)
 	}
 	_, err = w.Write(append(line, '\n'))
 	return err
 }
 
-// Read takes one line of JSON, which knows no field that v lacks.
+// Read reads one line of JSON and rejects unknown fields.
 func Read(r *bufio.Reader, v any) error {
 	line, err := readLine(r)
 	if err != nil {
@@ -213,15 +213,15 @@ func Read(r *bufio.Reader, v any) error {
 	d := json.NewDecoder(bytes.NewReader(line))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
-		return fmt.Errorf("a line that is not what it should be: %w", err)
+		return fmt.Errorf("invalid line: %w", err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("a line with more than one value")
+		return errors.New("line has more than one value")
 	}
 	return nil
 }
 
-// ReadRequest takes one request and checks it.
+// ReadRequest reads and validates one request.
 func ReadRequest(r *bufio.Reader) (Request, error) {
 	var q Request
 	if err := Read(r, &q); err != nil {
@@ -237,7 +237,7 @@ func readLine(r *bufio.Reader) ([]byte, error) {
 		line = append(line, part...)
 		switch {
 		case len(line) > MaxLine:
-			return nil, fmt.Errorf("a line of more than %d bytes", MaxLine)
+			return nil, fmt.Errorf("line has more than %d bytes", MaxLine)
 		case err == nil:
 			return line, nil
 		case errors.Is(err, io.EOF) && len(line) > 0:

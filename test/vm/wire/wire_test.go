@@ -26,7 +26,7 @@ func requests() map[string]Request {
 	}
 }
 
-func TestRequestsComeThrough(t *testing.T) {
+func TestRequestsRoundTrip(t *testing.T) {
 	for name, want := range requests() {
 		var line bytes.Buffer
 		if err := Write(&line, want); err != nil {
@@ -42,16 +42,16 @@ func TestRequestsComeThrough(t *testing.T) {
 			t.Errorf("%s: (-sent +received)\n%s", name, diff)
 		}
 		if rest, _ := io.ReadAll(in); string(rest) != "more" {
-			t.Errorf("%s: %q is left after the line", name, rest)
+			t.Errorf("%s: got %q after the line, want more", name, rest)
 		}
 	}
 }
 
-func TestBadRequests(t *testing.T) {
+func TestInvalidRequestsAreRejected(t *testing.T) {
 	for name, c := range map[string]struct{ line, want string }{
 		"nothing":             {"", "EOF"},
 		"no end":              {`{"op":"halt"}`, "unexpected EOF"},
-		"not JSON":            {"halt\n", "not what it should be"},
+		"not JSON":            {"halt\n", "invalid line"},
 		"unknown field":       {`{"op":"halt","now":true}` + "\n", `unknown field "now"`},
 		"two values":          {`{"op":"halt"} {}` + "\n", "more than one value"},
 		"unknown operation":   {`{"op":"format"}` + "\n", `"format" is not one of`},
@@ -63,13 +63,13 @@ func TestBadRequests(t *testing.T) {
 		"no program":          {`{"op":"exec","exec":{"argv":[]}}` + "\n", "names no program"},
 		"empty program":       {`{"op":"exec","exec":{"argv":[""]}}` + "\n", "names no program"},
 		"NUL":                 {`{"op":"exec","exec":{"argv":["a","b\u0000"]}}` + "\n", "contains a NUL"},
-		"variable":            {`{"op":"exec","exec":{"argv":["a"],"env":["PATH"]}}` + "\n", "no NAME=value"},
-		"variable of no name": {`{"op":"exec","exec":{"argv":["a"],"env":["=b"]}}` + "\n", "no NAME=value"},
+		"variable":            {`{"op":"exec","exec":{"argv":["a"],"env":["PATH"]}}` + "\n", "not NAME=value"},
+		"variable without name": {`{"op":"exec","exec":{"argv":["a"],"env":["=b"]}}` + "\n", "not NAME=value"},
 		"directory":           {`{"op":"exec","exec":{"argv":["a"],"dir":"run"}}` + "\n", "not absolute and clean"},
 		"network":             {`{"op":"dial","dial":{"network":"udp","address":"a"}}` + "\n", "neither unix nor tcp"},
 		"address":             {`{"op":"dial","dial":{"network":"tcp","address":""}}` + "\n", "names no address"},
 		"mode":                {`{"op":"push","push":{"path":"/a","mode":2541,"size":1}}` + "\n", "more than permission bits"},
-		"size":                {`{"op":"push","push":{"path":"/a","mode":0,"size":-1}}` + "\n", "a file of -1 bytes"},
+		"size":                {`{"op":"push","push":{"path":"/a","mode":0,"size":-1}}` + "\n", "size -1 is negative"},
 		"path":                {`{"op":"pull","pull":{"path":"/a/../b"}}` + "\n", "not absolute and clean"},
 		"endless":             {strings.Repeat(" ", MaxLine) + "\n", "more than 1048576 bytes"},
 	} {
@@ -79,22 +79,22 @@ func TestBadRequests(t *testing.T) {
 	}
 }
 
-func TestLineTooLongIsNotSent(t *testing.T) {
+func TestTooLongLineIsNotSent(t *testing.T) {
 	var b bytes.Buffer
 	if err := Write(&b, Reply{Error: strings.Repeat("x", MaxLine)}); err == nil || b.Len() > 0 {
-		t.Errorf("sent %d bytes, %v", b.Len(), err)
+		t.Errorf("got %d bytes sent, error %v; want an error and no bytes", b.Len(), err)
 	}
 }
 
-func TestHello(t *testing.T) {
+func TestHelloCheck(t *testing.T) {
 	good := Hello{Version: Version, Token: "t"}
 	if err := good.Check("t"); err != nil {
 		t.Error(err)
 	}
 	for want, h := range map[string]Hello{
-		"both must be built from one tree":       {Version: Version + 1, Token: "t"},
-		"does not know this guest's token":       {Version: Version},
-		"could not set itself up: no module xfs": {Version: Version, Token: "t", Fault: "no module xfs"},
+		"build both from the same tree":       {Version: Version + 1, Token: "t"},
+		"is not that of this guest":       {Version: Version},
+		"guest setup failed: no module xfs": {Version: Version, Token: "t", Fault: "no module xfs"},
 	} {
 		if err := h.Check("t"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want an error with %q", h, err, want)
@@ -102,7 +102,8 @@ func TestHello(t *testing.T) {
 	}
 }
 
-// What is read as a request is one, and says the same when it is sent on.
+// A request that ReadRequest accepts is valid and encodes to the same line
+// again.
 func FuzzReadRequest(f *testing.F) {
 	for _, r := range requests() {
 		var line bytes.Buffer
@@ -116,7 +117,7 @@ func FuzzReadRequest(f *testing.F) {
 			return
 		}
 		if err := r.Check(); err != nil {
-			t.Fatalf("a request that does not hold was read: %v", err)
+			t.Fatalf("an invalid request was accepted: %v", err)
 		}
 		var line bytes.Buffer
 		testkit.Must(t, Write(&line, r))
