@@ -25,8 +25,8 @@ type Guest struct {
 	token   string
 
 	listener net.Listener
-	idle     chan *link // agent connections that wait for a request
-	ready    chan error // result of the agent's first connection
+	idle     chan *link    // agent connections that wait for a request
+	ready    chan error    // result of the agent's first connection
 	gone     chan struct{} // closed when QEMU has exited
 	closed   chan struct{} // closed by Close
 	work     sync.WaitGroup
@@ -38,7 +38,7 @@ type Guest struct {
 	stderr  lockedBuffer // of QEMU
 
 	mu        sync.Mutex
-	err       error // of QEMU's exit
+	err       error   // of QEMU's exit
 	reason    string  // why it was killed
 	lastWords *string // console, saved by Close
 
@@ -55,7 +55,7 @@ func (g *Guest) start(q image.QEMU) error {
 	if g.spec.Terminal {
 		cmd.Stdin, cmd.Stdout = os.Stdin, os.Stdout
 	}
-	cmd.ExtraFiles = []*os.File{g.seat} // the lock is held until QEMU exits, even if the test is killed
+	cmd.ExtraFiles = []*os.File{g.seat}                                                           // the lock is held until QEMU exits, even if the test is killed
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: !g.spec.Terminal, Pdeathsig: syscall.SIGKILL} // only the terminal's process group can read from it
 	started := make(chan error)
 	g.work.Go(func() {

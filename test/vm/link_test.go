@@ -46,7 +46,7 @@ func TestUnauthenticatedConnectionsAreClosed(t *testing.T) {
 	g := unborn(t)
 	for name, text := range map[string]string{
 		"wrong token": hello(t, wire.Hello{Version: wire.Version, Token: "guessed"}),
-		"no hello":      "GET / HTTP/1.1\r\n",
+		"no hello":    "GET / HTTP/1.1\r\n",
 	} {
 		conn := call(t, g, text)
 		if _, err := io.Copy(io.Discard, conn); err != nil && !strings.Contains(err.Error(), "reset") {
@@ -64,7 +64,7 @@ func TestUnauthenticatedConnectionsAreClosed(t *testing.T) {
 
 func TestAgentFaultFailsBoot(t *testing.T) {
 	for want, h := range map[string]wire.Hello{
-		"build both from the same tree":                    {Version: wire.Version + 1},
+		"build both from the same tree":                  {Version: wire.Version + 1},
 		"guest setup failed: load kernel module /lib/xy": {Version: wire.Version, Fault: "load kernel module /lib/xy"},
 	} {
 		g := unborn(t)

@@ -33,15 +33,15 @@ type Process struct {
 	stdout, stderr, log lockedBuffer
 
 	status wire.Status // after done
-	err    error // after done: the exit status is unknown
+	err    error       // after done: the exit status is unknown
 }
 
 // ExitError is a process that exited with a status other than 0 or by a signal.
 type ExitError struct {
 	Argv   []string
-	Code   int // -1 if killed by a signal
+	Code   int            // -1 if killed by a signal
 	Signal syscall.Signal // 0 if not killed by a signal
-	Output string // of both streams
+	Output string         // of both streams
 }
 
 func (e *ExitError) Error() string {

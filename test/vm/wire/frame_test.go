@@ -67,10 +67,10 @@ func TestConcurrentFramesDoNotMix(t *testing.T) {
 
 func TestInvalidFramesAreRejected(t *testing.T) {
 	for name, c := range map[string]struct{ data, want string }{
-		"partial header":    {"\x02\x00\x00", "unexpected EOF"},
-		"kind 0":         {"\x00\x00\x00\x00\x00", "unknown kind 0"},
-		"kind 9":         {"\x09\x00\x00\x00\x00", "unknown kind 9"},
-		"too long":       {"\x02\x00\x01\x00\x01", "65537 bytes, at most 65536"},
+		"partial header":  {"\x02\x00\x00", "unexpected EOF"},
+		"kind 0":          {"\x00\x00\x00\x00\x00", "unknown kind 0"},
+		"kind 9":          {"\x09\x00\x00\x00\x00", "unknown kind 9"},
+		"too long":        {"\x02\x00\x01\x00\x01", "65537 bytes, at most 65536"},
 		"partial payload": {"\x02\x00\x00\x00\x03ab", "truncated"},
 	} {
 		if f, err := ReadFrame(strings.NewReader(c.data)); err == nil || !strings.Contains(err.Error(), c.want) {

@@ -76,7 +76,7 @@ type Request struct {
 
 // Exec starts a process in a new process group.
 type Exec struct {
-	Argv []string `json:"argv"` // Argv[0] without a slash is looked up in PATH
+	Argv []string `json:"argv"`          // Argv[0] without a slash is looked up in PATH
 	Env  []string `json:"env,omitempty"` // NAME=value, added to the agent's environment
 	Dir  string   `json:"dir,omitempty"` // absolute; empty is /
 }

@@ -49,29 +49,29 @@ func TestRequestsRoundTrip(t *testing.T) {
 
 func TestInvalidRequestsAreRejected(t *testing.T) {
 	for name, c := range map[string]struct{ line, want string }{
-		"nothing":             {"", "EOF"},
-		"no end":              {`{"op":"halt"}`, "unexpected EOF"},
-		"not JSON":            {"halt\n", "invalid line"},
-		"unknown field":       {`{"op":"halt","now":true}` + "\n", `unknown field "now"`},
-		"two values":          {`{"op":"halt"} {}` + "\n", "more than one value"},
-		"unknown operation":   {`{"op":"format"}` + "\n", `"format" is not one of`},
-		"no operation":        {"{}\n", `"" is not one of`},
-		"no part":             {`{"op":"exec"}` + "\n", "has 0 parts"},
-		"another part":        {`{"op":"exec","pull":{"path":"/a"}}` + "\n", "has 1 parts"},
-		"two parts":           {`{"op":"pull","pull":{"path":"/a"},"dial":{"network":"tcp","address":"a"}}` + "\n", "has 2 parts"},
-		"halt with a part":    {`{"op":"halt","pull":{"path":"/a"}}` + "\n", "has 1 parts"},
-		"no program":          {`{"op":"exec","exec":{"argv":[]}}` + "\n", "names no program"},
-		"empty program":       {`{"op":"exec","exec":{"argv":[""]}}` + "\n", "names no program"},
-		"NUL":                 {`{"op":"exec","exec":{"argv":["a","b\u0000"]}}` + "\n", "contains a NUL"},
-		"variable":            {`{"op":"exec","exec":{"argv":["a"],"env":["PATH"]}}` + "\n", "not NAME=value"},
+		"nothing":               {"", "EOF"},
+		"no end":                {`{"op":"halt"}`, "unexpected EOF"},
+		"not JSON":              {"halt\n", "invalid line"},
+		"unknown field":         {`{"op":"halt","now":true}` + "\n", `unknown field "now"`},
+		"two values":            {`{"op":"halt"} {}` + "\n", "more than one value"},
+		"unknown operation":     {`{"op":"format"}` + "\n", `"format" is not one of`},
+		"no operation":          {"{}\n", `"" is not one of`},
+		"no part":               {`{"op":"exec"}` + "\n", "has 0 parts"},
+		"another part":          {`{"op":"exec","pull":{"path":"/a"}}` + "\n", "has 1 parts"},
+		"two parts":             {`{"op":"pull","pull":{"path":"/a"},"dial":{"network":"tcp","address":"a"}}` + "\n", "has 2 parts"},
+		"halt with a part":      {`{"op":"halt","pull":{"path":"/a"}}` + "\n", "has 1 parts"},
+		"no program":            {`{"op":"exec","exec":{"argv":[]}}` + "\n", "names no program"},
+		"empty program":         {`{"op":"exec","exec":{"argv":[""]}}` + "\n", "names no program"},
+		"NUL":                   {`{"op":"exec","exec":{"argv":["a","b\u0000"]}}` + "\n", "contains a NUL"},
+		"variable":              {`{"op":"exec","exec":{"argv":["a"],"env":["PATH"]}}` + "\n", "not NAME=value"},
 		"variable without name": {`{"op":"exec","exec":{"argv":["a"],"env":["=b"]}}` + "\n", "not NAME=value"},
-		"directory":           {`{"op":"exec","exec":{"argv":["a"],"dir":"run"}}` + "\n", "not absolute and clean"},
-		"network":             {`{"op":"dial","dial":{"network":"udp","address":"a"}}` + "\n", "neither unix nor tcp"},
-		"address":             {`{"op":"dial","dial":{"network":"tcp","address":""}}` + "\n", "names no address"},
-		"mode":                {`{"op":"push","push":{"path":"/a","mode":2541,"size":1}}` + "\n", "more than permission bits"},
-		"size":                {`{"op":"push","push":{"path":"/a","mode":0,"size":-1}}` + "\n", "size -1 is negative"},
-		"path":                {`{"op":"pull","pull":{"path":"/a/../b"}}` + "\n", "not absolute and clean"},
-		"endless":             {strings.Repeat(" ", MaxLine) + "\n", "more than 1048576 bytes"},
+		"directory":             {`{"op":"exec","exec":{"argv":["a"],"dir":"run"}}` + "\n", "not absolute and clean"},
+		"network":               {`{"op":"dial","dial":{"network":"udp","address":"a"}}` + "\n", "neither unix nor tcp"},
+		"address":               {`{"op":"dial","dial":{"network":"tcp","address":""}}` + "\n", "names no address"},
+		"mode":                  {`{"op":"push","push":{"path":"/a","mode":2541,"size":1}}` + "\n", "more than permission bits"},
+		"size":                  {`{"op":"push","push":{"path":"/a","mode":0,"size":-1}}` + "\n", "size -1 is negative"},
+		"path":                  {`{"op":"pull","pull":{"path":"/a/../b"}}` + "\n", "not absolute and clean"},
+		"endless":               {strings.Repeat(" ", MaxLine) + "\n", "more than 1048576 bytes"},
 	} {
 		if _, err := ReadRequest(bufio.NewReader(strings.NewReader(c.line))); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want an error with %q", name, err, c.want)
@@ -92,8 +92,8 @@ func TestHelloCheck(t *testing.T) {
 		t.Error(err)
 	}
 	for want, h := range map[string]Hello{
-		"build both from the same tree":       {Version: Version + 1, Token: "t"},
-		"is not that of this guest":       {Version: Version},
+		"build both from the same tree":     {Version: Version + 1, Token: "t"},
+		"is not that of this guest":         {Version: Version},
 		"guest setup failed: no module xfs": {Version: Version, Token: "t", Fault: "no module xfs"},
 	} {
 		if err := h.Check("t"); err == nil || !strings.Contains(err.Error(), want) {
