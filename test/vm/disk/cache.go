@@ -6,41 +6,42 @@ import (
 	"sync/atomic"
 )
 
-// cache is the volatile write cache of a drive over its medium. It keeps, of
-// every physical block, all that was written to it since the last flush, since
-// a drive may write out any of it, at any time and in any order.
+// cache is the volatile write cache of a drive. It keeps every unflushed
+// version of every physical block, because a drive can write out any of them,
+// at any time and in any order.
 //
-// Its methods are called under the disk's lock, save where it is said.
+// Callers hold the disk's lock unless noted otherwise.
 type cache struct {
 	medium *medium
-	unit   int64 // size of a physical block, in bytes
-	limit  int64 // of cost
+	unit   int64 // size of a physical block in bytes
+	limit  int64 // maximum cost
 
-	last   atomic.Uint64        // the latest write; read without the lock too
-	chains map[int64][]*version // by block: what is not on the medium, oldest first
-	queue  []*version           // the same by age, and some that are gone
-	dead   int                  // how many in the queue are gone
+	last   atomic.Uint64        // number of the latest write; also read without the lock
+	chains map[int64][]*version // per block: versions not on the medium, oldest first
+	queue  []*version           // the same versions by age, including obsolete ones
+	dead   int                  // obsolete versions in queue
 	cost   int64                // memory in use, in bytes
-	aged   int64                // blocks written out for want of room
+	aged   int64                // blocks written out because the cache was full
 }
 
-// version is what a block held after one write.
+// version is the content of a block after one write.
 type version struct {
-	block int64  // offset / unit
-	write uint64 // number of the write; they count up
-	data  []byte // nil: zeroes
+	block int64  // number of the write, in ascending order
+	write uint64 // nil: zeroes
+	data  []byte // it, or a newer version, is on the medium
 	gone  bool   // it is on the medium, or something newer is
 }
 
-// overhead is about what a version costs beside its data, in bytes.
+// overhead is the approximate memory cost of a version besides its data, in
+// bytes.
 const overhead = 160
 
 func newCache(m *medium, unit, limit int64) *cache {
 	return &cache{medium: m, unit: unit, limit: limit, chains: map[int64][]*version{}}
 }
 
-// pieces calls f for each block that a range touches, with the part of the
-// range, from its beginning, and the part of the block that meet there.
+// pieces calls f for each block that a range touches: [from, to) is the touched
+// part of the block, start its offset in the range.
 func (c *cache) pieces(off, length int64, f func(block, from, to, start int64) error) error {
 	for at := off; at < off+length; {
 		block := at / c.unit
@@ -54,7 +55,7 @@ func (c *cache) pieces(off, length int64, f func(block, from, to, start int64) e
 	return nil
 }
 
-// read fills buf with what was written last.
+// read fills buf with the latest written data.
 func (c *cache) read(buf []byte, off int64) error {
 	if err := c.medium.read(buf, off); err != nil || len(c.chains) == 0 {
 		return err
@@ -72,13 +73,13 @@ func (c *cache) read(buf []byte, off int64) error {
 	})
 }
 
-// write takes in length bytes at off; data nil is zeroes. With through they
-// are on the medium when it returns. The cache keeps data.
+// write stores length bytes at off; nil data is zeroes. With through, the data
+// is on the medium on return. The cache keeps a reference to data.
 func (c *cache) write(off, length int64, data []byte, through bool) error {
 	number := c.last.Load() + 1
 	defer c.last.Store(number)
 	if data == nil && length/c.unit*overhead > c.limit {
-		through = true // it would push out everything else, and then most of itself
+		through = true // it would evict all other versions, and then most of itself
 	}
 	out := strip{medium: c.medium}
 	err := c.pieces(off, length, func(block, from, to, start int64) error {
@@ -111,8 +112,8 @@ func (c *cache) write(off, length int64, data []byte, through bool) error {
 	})
 }
 
-// merge returns what a block holds once a part of it has been written; piece
-// nil is zeroes.
+// merge returns the content of a block after a partial write; nil piece is
+// zeroes.
 func (c *cache) merge(block, from, to int64, piece []byte) ([]byte, error) {
 	if to-from == c.unit {
 		return piece, nil
@@ -134,12 +135,12 @@ func (c *cache) put(v *version) {
 	c.cost += v.cost()
 }
 
-// bytes is the data in the cache; zeroes have none.
+// bytes is the size of the cached data; zeroes count as 0.
 func (c *cache) bytes() int64 { return c.cost - overhead*int64(len(c.queue)-c.dead) }
 
 func (v *version) cost() int64 { return overhead + int64(len(v.data)) }
 
-// forget drops what is known of a block, as something newer is on the medium.
+// forget drops all versions of a block, because newer data is on the medium.
 func (c *cache) forget(block int64) {
 	for _, v := range c.chains[block] {
 		c.cost -= v.cost()
@@ -153,7 +154,8 @@ func (c *cache) forget(block int64) {
 	}
 }
 
-// flush puts on the medium all that the writes up to the given number left.
+// flush writes the latest version of each block, up to the given write number,
+// to the medium.
 func (c *cache) flush(upTo uint64) error {
 	n := 0
 	for n < len(c.queue) && c.queue[n].write <= upTo {
@@ -163,7 +165,7 @@ func (c *cache) flush(upTo uint64) error {
 	for _, v := range c.queue[:n] {
 		chain := c.chains[v.block]
 		if v.gone || chain[0] != v {
-			continue // the block is dealt with where its oldest version stands
+			continue // the block is handled at its oldest version
 		}
 		last := v
 		for _, later := range chain {
@@ -184,12 +186,12 @@ func (c *cache) flush(upTo uint64) error {
 
 func (c *cache) flushAll() error { return c.flush(math.MaxUint64) }
 
-// makeRoom writes the oldest versions out while there are too many.
+// makeRoom writes out the oldest versions if the cache is over its limit.
 func (c *cache) makeRoom() error {
 	if c.cost <= c.limit {
 		return nil
 	}
-	goal := c.limit - c.limit/8 // some more, so that neighbours go out together
+	goal := c.limit - c.limit/8 // below the limit, so that adjacent blocks are written together
 	out := strip{medium: c.medium}
 	n := 0
 	for left := c.cost; left > goal; n++ {
@@ -208,8 +210,7 @@ func (c *cache) makeRoom() error {
 	return nil
 }
 
-// drop takes the n oldest versions out of the cache. Of a block's versions
-// they are the first.
+// drop removes the n oldest versions, which are the first of their blocks.
 func (c *cache) drop(n int) {
 	for _, v := range c.queue[:n] {
 		if v.gone {

@@ -1,24 +1,22 @@
-// Package disk is the disk of a test guest that loses power as a real one
-// does. Killing QEMU loses only what the guest's kernel still held: what it
-// wrote to a virtual disk stays in the host's page cache, flushed or not, and a
-// missing flush is never found. This disk has a volatile write cache of its
-// own, behind a network block device that QEMU attaches (see package nbd):
+// Package disk is a disk for test guests that loses power like a real one.
+// Killing QEMU loses only the guest's page cache: writes to an ordinary virtual
+// disk stay in the host's page cache, flushed or not, so a missing flush goes
+// unnoticed. This disk has a volatile write cache and serves QEMU over a
+// network block device (see package nbd):
 //
-//   - a write is answered from memory;
-//   - FLUSH makes durable every write that was carried out before the FLUSH
-//     came in, so all those that the guest had an answer to, and a write with
-//     FUA is durable before its answer;
-//   - when the power is cut, of the rest a random part survives, in any order,
-//     torn between physical blocks. Of each block there is left what was
-//     durable or any of its later versions, as a drive may write out what it
-//     holds whenever it likes;
-//   - the cache has a bound; beyond it the oldest blocks are written out, as
-//     by any drive.
+//   - a write is acknowledged once it is in memory;
+//   - FLUSH makes durable every write that was complete when the FLUSH
+//     arrived, which includes all acknowledged ones; a write with FUA is
+//     durable before its answer;
+//   - on power loss a random part of the rest survives, in any order, torn
+//     between physical blocks. Each block holds its durable content or any
+//     later version, because a drive can write out its cache at any time;
+//   - the cache is bounded: if it is full, the oldest blocks are written out.
 //
-// These are the guarantees of the kernel's Documentation/block/
+// These are exactly the guarantees of the kernel's Documentation/block/
 // writeback_cache_control.rst and of "Ordering of messages and writes" in the
-// NBD protocol, and no more. A Disk lives through many cuts: Cut, kill QEMU,
-// PowerOn, start QEMU with the same Args.
+// NBD protocol. A Disk survives many power losses: Cut, kill QEMU, PowerOn,
+// start QEMU with the same Args.
 package disk
 
 import (
@@ -32,26 +30,27 @@ import (
 	"sync"
 )
 
-// sector is the unit of the guest's requests, in bytes (logical_block_size).
+// sector is the logical block size of the guest's requests in bytes.
 const sector = 512
 
 // Spec describes a disk.
 type Spec struct {
-	// Path is the backing file: made, sparse, when it is missing. Of an
-	// existing one the size must fit. One Disk uses it at a time.
+	// Path is the backing file. It is created sparse if missing; an existing
+	// file must have the right size. Only one Disk can use it at a time.
 	Path string
 	Size int64 // bytes, a multiple of Block
-	// Block is the physical block, the unit that a cut does not tear: 4096,
-	// which is the default and what today's drives have, or 512.
+	// Block is the physical block size, the unit that is never torn: 4096
+	// (default, as current drives) or 512.
 	Block int
-	// Cache bounds the memory of the write cache in bytes; zero is 64 MiB.
+	// Cache limits the write cache in bytes; 0 is 64 MiB.
 	Cache int64
-	// Survival is what outlives a cut; Survive changes it.
+	// Survival is what outlives a power loss; Survive changes it.
 	Survival Survival
-	// Seed makes what survives repeatable: the same requests and the same
-	// number of cuts before give the same. Zero is a seed too.
+	// Seed makes power losses reproducible: the same requests and the same
+	// number of earlier power losses give the same result. Zero is a valid
+	// seed.
 	Seed uint64
-	Log  *slog.Logger // nil: nothing is logged
+	Log  *slog.Logger // nil: no logs
 }
 
 func (s *Spec) complete() error {
@@ -66,24 +65,24 @@ func (s *Spec) complete() error {
 	}
 	switch {
 	case s.Block != 512 && s.Block != 4096:
-		return fmt.Errorf("a physical block of %d bytes: 512 or 4096 are possible", s.Block)
+		return fmt.Errorf("physical block size %d is not 512 or 4096", s.Block)
 	case s.Size <= 0 || s.Size%int64(s.Block) != 0:
-		return fmt.Errorf("a size of %d bytes: a positive multiple of the physical block, %d, is needed", s.Size, s.Block)
+		return fmt.Errorf("size %d is not a positive multiple of the physical block size %d", s.Size, s.Block)
 	case s.Cache < 0:
-		return fmt.Errorf("a cache of %d bytes: it cannot be negative", s.Cache)
+		return fmt.Errorf("cache size %d is negative", s.Cache)
 	}
 	return nil
 }
 
-// Disk is a disk with power, or waiting for it. Its methods may be called from
-// several goroutines.
+// Disk is a disk that is powered on or off. Its methods are safe for concurrent
+// use.
 type Disk struct {
 	spec   Spec
 	medium *medium
 	dir    string // of the socket
 
-	power sync.Mutex // held from the begin to the end of PowerOn and Close
-	mu    sync.Mutex // guards what follows; PowerOn and Close take it after power
+	power sync.Mutex // held by PowerOn and Close
+	mu    sync.Mutex // guards the fields below; acquired after power
 
 	cache    *cache
 	session  *session // the current or last one
@@ -91,11 +90,11 @@ type Disk struct {
 	order    *order
 	faults   []*Fault
 	stats    Stats
-	cutErr   error // of the session's cut
+	cutErr   error // of the session's power loss
 	closed   bool
 }
 
-// Open makes or opens a disk and powers it on. Close ends it.
+// Open creates or opens a disk and powers it on; Close closes it.
 func Open(spec Spec) (*Disk, error) {
 	if err := spec.complete(); err != nil {
 		return nil, fmt.Errorf("disk %s: %w", spec.Path, err)
@@ -104,7 +103,8 @@ func Open(spec Spec) (*Disk, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A directory of its own: the backing file's may be too long for a socket.
+	// A separate directory, because the path of the backing file can be too
+	// long for a socket.
 	dir, err := os.MkdirTemp("", "disk")
 	if err != nil {
 		return nil, errors.Join(err, m.file.Close())
@@ -116,18 +116,18 @@ func Open(spec Spec) (*Disk, error) {
 	return d, nil
 }
 
-// Socket is the path of the UNIX socket at which the disk is served.
+// Socket is the path of the Unix socket that serves the disk.
 func (d *Disk) Socket() string { return filepath.Join(d.dir, "nbd.sock") }
 
-// Cut takes the power away now. Requests that come later change nothing and
-// are never answered; an answer to an earlier one may still be on its way. QEMU
-// is left waiting and is to be killed; a new one cannot connect. On a disk that
-// has no power Cut changes nothing. The error is that of the backing file when
-// the power went, by Cut or by an order.
+// Cut powers the disk off immediately. Later requests change nothing and are
+// never answered; answers to earlier ones can still be in flight. QEMU blocks
+// until it is killed; a new one cannot connect. Without power Cut has no
+// effect. It returns the error of the backing file during the power loss, also
+// if a trigger caused it.
 func (d *Disk) Cut() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.cutLocked("by call")
+	d.cutLocked("requested")
 	return d.cutErr
 }
 
@@ -137,23 +137,22 @@ func (d *Disk) cutLocked(cause string) {
 	}
 	loss, err := d.cache.cut(d.survival, rand.New(rand.NewPCG(d.spec.Seed, uint64(d.stats.Cuts))))
 	if err != nil {
-		d.cutErr = fmt.Errorf("disk %s: cut: %w", d.spec.Path, err)
+		d.cutErr = fmt.Errorf("disk %s: power loss: %w", d.spec.Path, err)
 	}
 	d.stats.cut(loss, cause)
 	d.order = nil
 	d.session.fallSilent()
 }
 
-// Gone is closed when the power goes, by Cut or by an order. After PowerOn
-// there is another channel.
+// Gone is closed when the disk loses power. PowerOn replaces the channel.
 func (d *Disk) Gone() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.session.gone
 }
 
-// CutAt orders the disk to cut its power by itself; Gone tells when it has. A
-// later order replaces one that has not been carried out.
+// CutAt makes the disk lose power at a future request; Gone reports that. A new
+// trigger replaces one that has not fired.
 func (d *Disk) CutAt(o Order) error {
 	if err := o.check(); err != nil {
 		return fmt.Errorf("disk %s: %w", d.spec.Path, err)
@@ -161,21 +160,21 @@ func (d *Disk) CutAt(o Order) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.session.off() || d.closed {
-		return fmt.Errorf("disk %s: order to cut at %v: there is no power", d.spec.Path, o)
+		return fmt.Errorf("disk %s: power loss at %v: the disk is powered off", d.spec.Path, o)
 	}
 	d.order = &order{Order: o}
 	return nil
 }
 
-// Survive says what outlives the cuts from now on.
+// Survive sets what outlives the next power losses.
 func (d *Disk) Survive(s Survival) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.survival = s
 }
 
-// Fail makes requests answer EIO from now on, until heal is called. A cut does
-// not heal.
+// Fail makes matching requests return EIO until the returned function is
+// called, also after a power loss.
 func (d *Disk) Fail(f Fault) (heal func()) {
 	fault := &f
 	d.mu.Lock()
@@ -188,9 +187,9 @@ func (d *Disk) Fail(f Fault) (heal func()) {
 	}
 }
 
-// PowerOn gives a disk its power back after a cut: connections from before are
-// closed, and it serves at the same socket what has survived. A disk that has
-// power keeps its clients and its cache.
+// PowerOn powers a disk on after a power loss: it closes old connections and
+// serves the surviving data at the same socket. A disk that has power keeps its
+// clients and its cache.
 func (d *Disk) PowerOn() error {
 	d.power.Lock()
 	defer d.power.Unlock()
@@ -198,7 +197,7 @@ func (d *Disk) PowerOn() error {
 	old, closed := d.session, d.closed
 	d.mu.Unlock()
 	if closed {
-		return fmt.Errorf("disk %s: power on: it is closed", d.spec.Path)
+		return fmt.Errorf("disk %s: power on: the disk is closed", d.spec.Path)
 	}
 	if !old.off() {
 		return nil
@@ -217,7 +216,7 @@ func (d *Disk) PowerOn() error {
 	return nil
 }
 
-// Stats returns what the disk has seen so far.
+// Stats returns counters since Open.
 func (d *Disk) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -226,8 +225,8 @@ func (d *Disk) Stats() Stats {
 	return s
 }
 
-// Close ends the disk. One that has power writes its cache out first, as a
-// drive does that is told to stop; the backing file stays.
+// Close closes the disk but keeps the backing file. A powered disk flushes its
+// cache first.
 func (d *Disk) Close() error {
 	d.power.Lock()
 	defer d.power.Unlock()

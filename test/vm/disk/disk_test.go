@@ -18,8 +18,7 @@ import (
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
-// What is durable, and what each survival leaves of the rest.
-func TestCut(t *testing.T) {
+func TestPowerLossKeepsFlushedWrites(t *testing.T) {
 	for survival, want := range map[Survival]string{SurviveNone: "abc..", SurviveAll: "aBcd."} {
 		t.Run(survival.String(), func(t *testing.T) {
 			d := open(t, Spec{Survival: survival})
@@ -32,24 +31,24 @@ func TestCut(t *testing.T) {
 				g.do(r)
 			}
 			if got := g.first(5); got != "aBcd." {
-				t.Fatalf("before the cut the disk reads %s, want aBcd.", got)
+				t.Fatalf("before the power loss the disk reads %s, want aBcd.", got)
 			}
 			if got := d.Stats().UnflushedBytes; got != 3*blockSize {
-				t.Errorf("%d bytes are unflushed, want those of 3 blocks", got)
+				t.Errorf("got %d unflushed bytes, want 3 blocks", got)
 			}
 			cutAndPowerOn(t, d)
 			if got := attach(t, d).first(5); got != want {
-				t.Errorf("after the cut the disk reads %s, want %s", got, want)
+				t.Errorf("after the power loss the disk reads %s, want %s", got, want)
 			}
 			if l := d.Stats().LastLoss; l.Writes != 3 || l.Blocks != 2 || l.Torn != 0 || l.Stale != 0 || (l.Lost == 2) != (survival == SurviveNone) {
-				t.Errorf("the cut reports %+v of 3 writes to 2 blocks", l)
+				t.Errorf("got loss %+v, want 3 writes to 2 blocks", l)
 			}
 		})
 	}
 }
 
-// A flush covers what had been carried out when it came in, and no more.
-func TestFlushCoversWhatWasDone(t *testing.T) {
+// A flush covers only the writes that were complete when it arrived.
+func TestFlushCoversCompletedWritesOnly(t *testing.T) {
 	d := open(t, Spec{Survival: SurviveNone})
 	s := d.session
 	do := func(r nbd.Request) {
@@ -69,12 +68,11 @@ func TestFlushCoversWhatWasDone(t *testing.T) {
 	}
 	cutAndPowerOn(t, d)
 	if got := attach(t, d).first(3); got != "ab." {
-		t.Errorf("after the cut the disk reads %s, want ab.: a flush does not cover a write that was not done when it came", got)
+		t.Errorf("after the power loss the disk reads %s, want ab.: the flush must not cover a later write", got)
 	}
 }
 
-// A disk without power is silent and takes nothing; its socket is gone.
-func TestNoPower(t *testing.T) {
+func TestPoweredOffDiskDoesNotAnswer(t *testing.T) {
 	d := open(t, Spec{Survival: SurviveAll})
 	g := attach(t, d)
 	g.do(write(0, 'a'))
@@ -84,57 +82,57 @@ func TestNoPower(t *testing.T) {
 	g.send(write(0, 'b'))
 	g.send(flush)
 	if _, err := nbd.Dial(t.Context(), d.Socket()); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("connecting to a disk without power: %v, want: %v", err, fs.ErrNotExist)
+		t.Errorf("connect to a powered-off disk: got %v, want %v", err, fs.ErrNotExist)
 	}
 	if err := d.CutAt(Order{N: 1}); err == nil {
-		t.Error("a disk without power takes an order to cut")
+		t.Error("a powered-off disk accepted a trigger")
 	}
 	before := d.Stats()
 	if err := d.Cut(); err != nil || d.Stats() != before {
-		t.Errorf("a second cut: %v, %v; want no change of %v", err, d.Stats(), before)
+		t.Errorf("second power loss: got %v, %v; want unchanged stats %v", err, d.Stats(), before)
 	}
-	late := d.session // of a request that met the cut at the disk's lock
+	late := d.session // a request that waited for the disk's lock during the power loss
 	late.Do(write(0, 'c'))
 	testkit.Must(t, d.PowerOn())
 	late.Do(write(0, 'd'))
 	if _, _, err := g.c.Receive(); err == nil {
-		t.Error("the disk answered after the cut")
+		t.Error("the disk answered after the power loss")
 	}
 	after := attach(t, d)
 	if got := after.first(1); got != "a" {
 		t.Errorf("the disk reads %s, want a", got)
 	}
 	if err := d.PowerOn(); err != nil {
-		t.Errorf("power on with the power on: %v", err)
+		t.Errorf("power on of a powered disk: %v", err)
 	}
 	if after.do(flush); after.first(1) != "a" {
-		t.Error("a power-on with the power on lost data or its clients")
+		t.Error("power on of a powered disk lost data or clients")
 	}
 }
 
-// An orderly end keeps everything, and the disk is the same when opened again.
+// Close keeps unflushed writes, and the disk can be opened again.
 func TestCloseAndOpenAgain(t *testing.T) {
 	spec := Spec{Path: filepath.Join(t.TempDir(), "disk"), Size: 1 << 20, Survival: SurviveNone}
 	d := open(t, spec)
 	attach(t, d).do(write(7, 'h'))
 	if _, err := Open(spec); !errors.Is(err, flock.ErrHeld) {
-		t.Errorf("a second disk on the same file: %v, want: %v", err, flock.ErrHeld)
+		t.Errorf("open the same file twice: got %v, want %v", err, flock.ErrHeld)
 	}
 	for range 2 {
 		testkit.Must(t, d.Close())
 	}
 	if err := d.PowerOn(); err == nil {
-		t.Error("a closed disk can be powered on")
+		t.Error("power on of a closed disk succeeded")
 	}
 	if _, err := os.Stat(filepath.Dir(d.Socket())); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the socket's directory is left behind: %v", err)
+		t.Errorf("the socket's directory still exists: %v", err)
 	}
 	if got := attach(t, open(t, spec)).first(8); got != ".......h" {
-		t.Errorf("opened again the disk reads %s", got)
+		t.Errorf("after reopening, the disk reads %s", got)
 	}
 }
 
-func TestOpenRefuses(t *testing.T) {
+func TestOpenRejectsInvalidSpecs(t *testing.T) {
 	dir := t.TempDir()
 	grown := filepath.Join(dir, "grown")
 	testkit.Must(t, os.WriteFile(grown, make([]byte, 8192), 0o600))
@@ -142,11 +140,11 @@ func TestOpenRefuses(t *testing.T) {
 		spec Spec
 		want string
 	}{
-		"an odd block":       {Spec{Size: 1 << 20, Block: 1024}, "1024 bytes: 512 or 4096"},
-		"no size":            {Spec{}, "size of 0 bytes"},
-		"half a block":       {Spec{Size: 6144}, "multiple of the physical block, 4096"},
-		"a negative cache":   {Spec{Size: 4096, Cache: -1}, "cache of -1"},
-		"another size":       {Spec{Path: grown, Size: 4096}, "has 8192 bytes, but the disk is to have 4096"},
+		"odd block size":     {Spec{Size: 1 << 20, Block: 1024}, "size 1024 is not 512 or 4096"},
+		"no size":            {Spec{}, "size 0 is not"},
+		"half a block":       {Spec{Size: 6144}, "multiple of the physical block size 4096"},
+		"a negative cache":   {Spec{Size: 4096, Cache: -1}, "cache size -1"},
+		"another size":       {Spec{Path: grown, Size: 4096}, "has 8192 bytes, want 4096"},
 		"a directory":        {Spec{Path: dir, Size: 4096}, "is a directory"},
 		"a missing parent":   {Spec{Path: filepath.Join(dir, "no/disk"), Size: 4096}, "no such file"},
 		"too long a TMPDIR":  {Spec{Size: 4096}, "invalid argument"},
@@ -172,8 +170,8 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// Discarded and zeroed space is given back to the host.
-func TestDiscardGivesSpaceBack(t *testing.T) {
+// Trim and zeroing free space in the backing file.
+func TestDiscardFreesSpace(t *testing.T) {
 	for _, c := range []nbd.Command{nbd.Trim, nbd.WriteZeroes} {
 		d := open(t, Spec{})
 		g := attach(t, d)
@@ -181,15 +179,15 @@ func TestDiscardGivesSpaceBack(t *testing.T) {
 		full := allocated(t, d)
 		g.do(nbd.Request{Command: c, Offset: 512, Length: 1<<20 - 512})
 		if got := allocated(t, d); got != full {
-			t.Errorf("%v reached the medium before the flush: %d bytes of %d are left", c, got, full)
+			t.Errorf("%v reached the medium before the flush: got %d allocated bytes, want %d", c, got, full)
 		}
 		g.do(flush)
 		if got := allocated(t, d); full < 1<<20 || got > 1<<20/8 {
-			t.Errorf("after %v and a flush the file holds %d bytes, before it %d", c, got, full)
+			t.Errorf("after %v and a flush %d bytes are allocated, before it %d", c, got, full)
 		}
 		want := append(bytes.Repeat([]byte{1}, 512), make([]byte, 1<<20-512)...)
 		if got := g.do(nbd.Request{Command: nbd.Read, Length: 1 << 20}); !bytes.Equal(got, want) {
-			t.Errorf("%v of all but the first sector changed that or left something", c)
+			t.Errorf("%v of all but the first sector: unexpected contents", c)
 		}
 	}
 }

@@ -2,13 +2,13 @@ package disk
 
 import "github.com/cleatproject/cleat/test/vm/disk/nbd"
 
-// Fault is what answers EIO. A request that fails changes nothing.
+// Fault makes matching requests return EIO and change nothing.
 type Fault struct {
 	Reads   bool
-	Writes  bool // of data and of zeroes, and discards
-	Flushes bool // wherever From and To lie
-	// From and To bound the bytes of reads and writes that fail: those that
-	// touch any of [From, To). To zero is the end of the disk.
+	Writes  bool // data, zeroes and discards
+	Flushes bool // regardless of From and To
+	// Reads and writes that touch a byte of [From, To) fail. To 0 is the end of
+	// the disk.
 	From, To int64
 }
 

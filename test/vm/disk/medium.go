@@ -10,14 +10,13 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/flock"
 )
 
-// medium is what a cut of the power cannot take: a sparse file of the host.
-// What has been written to it lives in the host's page cache, which outlives
-// QEMU and this process.
+// medium is the durable part of the disk: a sparse file on the host, whose page
+// cache outlives QEMU and this process.
 type medium struct {
 	file *os.File
 }
 
-// openMedium opens the file, or makes it, for this process alone.
+// openMedium opens or creates the backing file and locks it.
 func openMedium(path string, size int64) (*medium, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -39,11 +38,11 @@ func prepare(f *os.File, size int64) error {
 	}
 	switch {
 	case !info.Mode().IsRegular():
-		return errors.New("it is not a regular file")
+		return errors.New("not a regular file")
 	case info.Size() == 0:
 		return f.Truncate(size)
 	case info.Size() != size:
-		return fmt.Errorf("it has %d bytes, but the disk is to have %d", info.Size(), size)
+		return fmt.Errorf("file has %d bytes, want %d", info.Size(), size)
 	}
 	return nil
 }
@@ -53,7 +52,7 @@ func (m *medium) read(buf []byte, off int64) error {
 	return err
 }
 
-// punch makes a hole, which reads as zeroes.
+// punch punches a hole, which reads as zeroes.
 func (m *medium) punch(off, length int64) error {
 	raw, err := m.file.SyscallConn()
 	if err != nil {
@@ -74,20 +73,20 @@ func (m *medium) punch(off, length int64) error {
 	return nil
 }
 
-// most is what a strip gathers before it writes, in bytes.
+// most is the maximum size of a strip in bytes.
 const most = 1 << 20
 
-// strip gathers blocks that lie one behind the other, so that they go to the
-// medium in one call. Nothing is sure to be there before end.
+// strip collects contiguous blocks and writes them with one call. The data is
+// on the medium only after end.
 type strip struct {
 	medium *medium
 	at     int64
 	length int64
-	data   []byte // nil while the strip is one of zeroes
+	data   []byte // nil for a strip of zeroes
 	blocks int64  // written so far
 }
 
-// add appends a block of length bytes at off; data nil is zeroes.
+// add appends a block of length bytes at off; nil data is zeroes.
 func (s *strip) add(off, length int64, data []byte) error {
 	if s.length > 0 && (off != s.at+s.length || (data == nil) != (s.data == nil) || len(s.data) >= most) {
 		if err := s.end(); err != nil {
@@ -103,7 +102,7 @@ func (s *strip) add(off, length int64, data []byte) error {
 	return nil
 }
 
-// end writes what has been gathered.
+// end writes the collected blocks.
 func (s *strip) end() error {
 	length, data := s.length, s.data
 	s.length, s.data = 0, nil

@@ -13,22 +13,21 @@ import (
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
-// model is the slow and obvious disk: of each block, every content that a cut
-// may leave, oldest first. The first is at least as old as what is durable.
+// model is a simple reference disk: for each block, all contents that a power
+// loss can leave, oldest (durable) first.
 type model struct {
 	unit   int
 	blocks [][]content
 }
 
 type content struct {
-	mark uint64 // as a request that came when it was the latest would have
+	mark uint64 // Mark of a request that arrives when this content is the latest
 	data []byte
 }
 
 const (
-	// modelBlocks is the size of the disk of the model.
 	modelBlocks = 12
-	// ample is a cache that no history fills.
+	// ample is a cache size that no history exceeds.
 	ample = 16 << 20
 )
 
@@ -69,29 +68,29 @@ func (m *model) flush(mark uint64) {
 	}
 }
 
-// cut checks what a cut left, and takes it for what is.
+// cut verifies the contents after a power loss and adopts them.
 func (m *model) cut(left []byte, s Survival, bounded bool) error {
 	for b, may := range m.blocks {
 		got := left[b*m.unit : (b+1)*m.unit]
 		switch i := slices.IndexFunc(may, func(c content) bool { return bytes.Equal(c.data, got) }); {
 		case i < 0:
-			return fmt.Errorf("block %d holds none of the %d contents that it may have", b, len(may))
+			return fmt.Errorf("block %d has none of its %d allowed contents", b, len(may))
 		case s == SurviveAll && !bytes.Equal(got, may[len(may)-1].data):
-			return fmt.Errorf("everything was to survive, but block %d is not the newest", b)
+			return fmt.Errorf("all writes must survive, but block %d is not the newest version", b)
 		case s == SurviveNone && !bounded && !bytes.Equal(got, may[0].data):
-			return fmt.Errorf("nothing unflushed was to survive, but block %d is not what was durable", b)
+			return fmt.Errorf("only flushed writes must survive, but block %d is not the durable version", b)
 		}
 		m.blocks[b] = []content{{0, got}}
 	}
 	return nil
 }
 
-// machine is the disk beside the model.
+// machine drives the disk and the model.
 type machine struct {
 	spec  Spec
 	disk  *Disk
 	model *model
-	marks []uint64 // of flushes that have come in and are not carried out
+	marks []uint64 // of flushes that have arrived but are not carried out
 	salt  byte
 }
 
@@ -146,7 +145,7 @@ func (m *machine) Read(t *rapid.T) {
 	off, length := m.extent(t)
 	got := m.do(t, nbd.Request{Command: nbd.Read, Offset: uint64(off), Length: uint32(length)})
 	if !bytes.Equal(got, m.model.newest()[off:off+length]) {
-		t.Fatalf("%d bytes at %d are not what was written last", length, off)
+		t.Fatalf("%d bytes at %d are not the latest written data", length, off)
 	}
 }
 
@@ -168,17 +167,17 @@ func (m *machine) Reopen(t *rapid.T) {
 	testkit.Must(t, m.model.cut(left, SurviveAll, false))
 }
 
-// Check compares all: what the guest reads is what it wrote last.
+// Check verifies that the whole disk reads the latest written data.
 func (m *machine) Check(t *rapid.T) {
 	if got := m.do(t, nbd.Request{Command: nbd.Read, Length: uint32(m.size())}); !bytes.Equal(got, m.model.newest()) {
-		t.Fatal("the disk does not read what was written last")
+		t.Fatal("the disk does not read the latest written data")
 	}
 	if c := m.disk.cache; c.cost > m.spec.Cache || c.cost < 0 || c.bytes() < 0 {
-		t.Fatalf("the cache holds %d bytes of at most %d", c.cost, m.spec.Cache)
+		t.Fatalf("got a cache of %d bytes, want at most %d", c.cost, m.spec.Cache)
 	}
 }
 
-func TestModel(t *testing.T) {
+func TestDiskMatchesModel(t *testing.T) {
 	dir := t.TempDir()
 	n := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -198,7 +197,7 @@ func TestModel(t *testing.T) {
 		}()
 		m.model = newModel(m.spec.Block)
 		actions := rapid.StateMachineActions(m)
-		// A cut ends what was interesting about a history: cuts are to be rare.
+		// A power loss resets the history, so it must be rare.
 		for _, more := range []string{"Write", "Write", "Write", "Zero", "Flush", "FlushArrives"} {
 			actions[more+fmt.Sprint(len(actions))] = actions[more]
 		}

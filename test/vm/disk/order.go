@@ -6,10 +6,10 @@ import (
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
-// Event is a kind of request that an order to cut counts.
+// Event is a kind of request that a trigger counts.
 type Event int
 
-// The events: a write (of data or of zeroes), a flush, a discard.
+// Write includes zeroes.
 const (
 	Write Event = iota
 	Flush
@@ -40,15 +40,15 @@ func (e Event) String() string {
 	return fmt.Sprintf("event %d", int(e))
 }
 
-// Moment is when, in the life of a request, the power goes.
+// Moment is the phase of a request at which the power is lost.
 type Moment int
 
 const (
-	// OnArrival: nothing of the request has been carried out.
+	// OnArrival: the request has not been carried out.
 	OnArrival Moment = iota
-	// BeforeAnswer: it has been carried out, but the guest never learns it.
+	// BeforeAnswer: it has been carried out, but is not answered.
 	BeforeAnswer
-	// AfterAnswer: the guest has the answer, and nothing after it is taken.
+	// AfterAnswer: it has been answered; no later request is accepted.
 	AfterAnswer
 )
 
@@ -64,8 +64,8 @@ func (m Moment) String() string {
 	return fmt.Sprintf("moment %d", int(m))
 }
 
-// Order is an order to cut the power by oneself at the Nth event, counted from
-// 1 at the moment of the order.
+// Order is a trigger for a power loss: the Nth event, counted from 1, after
+// CutAt.
 type Order struct {
 	Event  Event
 	N      int
@@ -77,21 +77,21 @@ func (o Order) String() string { return fmt.Sprintf("%s %d, %s", o.Event, o.N, o
 func (o Order) check() error {
 	switch {
 	case o.N < 1:
-		return fmt.Errorf("order to cut at %v: events are counted from 1", o)
+		return fmt.Errorf("power loss at %v: the event number must be at least 1", o)
 	case o.Event < Write || o.Event > Discard || o.Moment < OnArrival || o.Moment > AfterAnswer:
-		return fmt.Errorf("order to cut at %v: no such event or moment", o)
+		return fmt.Errorf("power loss at %v: unknown event or moment", o)
 	}
 	return nil
 }
 
-// order is an Order that is being counted.
+// order is an active Order.
 type order struct {
 	Order
 	seen int
-	due  bool // the Nth event has come
+	due  bool // the Nth event has arrived
 }
 
-// arrives counts a request and returns whether it is the one.
+// arrives counts a request and reports whether it is the Nth event.
 func (o *order) arrives(c nbd.Command) bool {
 	if e, counted := eventOf(c); o == nil || o.due || !counted || e != o.Event {
 		return false

@@ -8,7 +8,7 @@ import (
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
-func TestOrderToCut(t *testing.T) {
+func TestPowerLossAtTrigger(t *testing.T) {
 	trim := nbd.Request{Command: nbd.Trim, Length: blockSize}
 	script := []nbd.Request{write(0, 'a'), flush, write(0, 'b'), write(1, 'c'), flush, trim, flush, write(2, 'd'), flush}
 	for _, test := range []struct {
@@ -36,32 +36,32 @@ func TestOrderToCut(t *testing.T) {
 			for _, r := range script[:test.answered] {
 				g.do(r)
 			}
-			g.send(script[test.answered]) // never answered
+			g.send(script[test.answered]) // not answered
 			<-gone
 			testkit.Must(t, d.PowerOn())
 			if _, a, err := g.c.Receive(); err == nil {
-				t.Errorf("the disk answered %v after it cut its power", a)
+				t.Errorf("the disk answered %v after the power loss", a)
 			}
 			if got := attach(t, d).first(3); got != test.want {
-				t.Errorf("after the cut the disk reads %s, want %s", got, test.want)
+				t.Errorf("after the power loss the disk reads %s, want %s", got, test.want)
 			}
 			if s := d.Stats(); s.Cuts != 1 || s.Cause != test.order.String() {
-				t.Errorf("%d cuts, the last for %q", s.Cuts, s.Cause)
+				t.Errorf("got %d power losses, the last with cause %q", s.Cuts, s.Cause)
 			}
 		})
 	}
 }
 
-func TestOrderIsChecked(t *testing.T) {
+func TestInvalidTriggerIsRejected(t *testing.T) {
 	d := open(t, Spec{})
 	for _, o := range []Order{{Write, 0, OnArrival}, {Event(9), 1, OnArrival}, {Flush, 1, Moment(-1)}} {
 		if err := d.CutAt(o); err == nil {
-			t.Errorf("an order to cut at %v is taken", o)
+			t.Errorf("trigger %v was accepted", o)
 		}
 	}
 }
 
-func TestFaults(t *testing.T) {
+func TestFaultsReturnEIOAndChangeNothing(t *testing.T) {
 	d := open(t, Spec{})
 	g := attach(t, d)
 	read := func(block int) nbd.Request {
@@ -70,7 +70,7 @@ func TestFaults(t *testing.T) {
 	fails := func(r nbd.Request, want bool) {
 		t.Helper()
 		if _, err := g.c.Do(r); errors.Is(err, nbd.EIO) != want || !want && err != nil {
-			t.Errorf("%v at %d: %v; an I/O error is expected: %v", r.Command, r.Offset, err, want)
+			t.Errorf("%v at %d: got %v; want an I/O error: %v", r.Command, r.Offset, err, want)
 		}
 	}
 	g.do(write(1, 'a'))
@@ -96,10 +96,10 @@ func TestFaults(t *testing.T) {
 	fails(write(1, 'z'), true)
 	healWrites()
 	if got := g.first(3); got != "zaz" {
-		t.Errorf("the disk reads %s, want zaz: a request that failed changed something", got)
+		t.Errorf("the disk reads %s, want zaz: a failed request changed data", got)
 	}
 	fails(write(1, 'b'), false)
 	if s := d.Stats(); s.Failed != 8 {
-		t.Errorf("%d failed requests are counted, want 8", s.Failed)
+		t.Errorf("got %d failed requests, want 8", s.Failed)
 	}
 }

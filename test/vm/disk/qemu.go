@@ -6,15 +6,14 @@ import (
 )
 
 // Args returns the arguments that give QEMU (7.2 or later) the disk as a
-// virtio-blk device with a volatile write cache. id names the device, and in
-// the guest is its serial number (/sys/block/vd*/serial); it has at most 20
-// letters, digits, '-' and '_', beginning with a letter.
+// virtio-blk device with a volatile write cache. id names the device and is its
+// serial number in the guest (/sys/block/vd*/serial): at most 20 letters,
+// digits, '-' and '_', starting with a letter.
 //
-// The guest's flushes must come through: write-cache=on has the device announce
-// a cache, so that the guest sends them (queue/write_cache is "write back"),
-// and without cache.no-flush QEMU passes them on. QEMU itself caches nothing of
-// an NBD disk. An error that the disk answers is told to the guest, rather than
-// stopping it (werror's default for ENOSPC).
+// The guest's flushes must reach this disk: write-cache=on makes the guest send
+// them (queue/write_cache is "write back"), and without cache.no-flush QEMU
+// forwards them. QEMU caches nothing of an NBD disk. rerror and werror=report
+// pass errors to the guest instead of stopping it (the default for ENOSPC).
 func (d *Disk) Args(id string) []string {
 	blockdev := []string{
 		"driver=nbd", "node-name=" + id, "server.type=unix", "server.path=" + strings.ReplaceAll(d.Socket(), ",", ",,"),

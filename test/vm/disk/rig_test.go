@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// open opens a disk for a test; unless the Spec says otherwise it has 1 MiB.
+// open opens a disk, by default of 1 MiB, and closes it at the end of the test.
 func open(t *testing.T, spec Spec) *Disk {
 	t.Helper()
 	if spec.Path == "" {
@@ -26,7 +26,7 @@ func open(t *testing.T, spec Spec) *Disk {
 	return d
 }
 
-// guest is a client of a disk whose every failure ends the test.
+// guest is a client of a disk. Failures end the test.
 type guest struct {
 	t *testing.T
 	c *nbd.Client
@@ -48,19 +48,18 @@ func (g guest) do(r nbd.Request) []byte {
 	return data
 }
 
-// send sends what is not to be answered.
+// send sends a request without waiting for its answer.
 func (g guest) send(r nbd.Request) {
 	g.t.Helper()
 	testkit.Value(g.c.Send(r))(g.t)
 }
 
-// blockSize is the physical block of the disks of most tests.
+// blockSize is the default physical block size.
 const blockSize = 4096
 
-// fill is a block of one byte.
+// fill returns a block filled with b.
 func fill(b byte) []byte { return bytes.Repeat([]byte{b}, blockSize) }
 
-// write writes one block.
 func write(block int, b byte) nbd.Request {
 	return nbd.Request{Command: nbd.Write, Offset: uint64(block) * blockSize, Length: blockSize, Data: fill(b)}
 }
@@ -69,8 +68,8 @@ func fua(r nbd.Request) nbd.Request { r.FUA = true; return r }
 
 var flush = nbd.Request{Command: nbd.Flush}
 
-// first returns the first byte of the first n blocks, and fails when a block
-// is not of one byte.
+// first returns the first byte of each of the first n blocks, '.' for 0. A
+// block with different bytes fails the test.
 func (g guest) first(n int) string {
 	g.t.Helper()
 	var all []byte

@@ -10,14 +10,14 @@ import (
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
-// session is the time from a power-on to the end of it: a listening socket and
-// the connections of clients.
+// session lasts from power-on to power loss or Close: a listening socket and
+// its client connections.
 type session struct {
 	disk     *Disk
 	listener net.Listener
 	cancel   context.CancelFunc
 	running  sync.WaitGroup
-	gone     chan struct{} // closed at the cut
+	gone     chan struct{} // closed at the power loss
 }
 
 func newSession(d *Disk) (*session, error) {
@@ -39,27 +39,28 @@ func (s *session) accept(ctx context.Context) {
 			return
 		}
 		if err != nil {
-			s.disk.spec.Log.Error("accept a client", "disk", s.disk.spec.Path, "error", err)
+			s.disk.spec.Log.Error("accept failed", "path", s.disk.spec.Path, "err", err)
 			return
 		}
 		s.running.Go(func() {
-			// A client that was killed in the middle of a request is no news
-			// here, but the reason of one that we hung up on may be.
+			// Errors are logged at info level: clients are often killed in the
+			// middle of a request.
 			if err := nbd.Serve(ctx, conn, s); err != nil {
-				s.disk.spec.Log.Info("client left", slog.String("disk", s.disk.spec.Path), slog.Any("error", err))
+				s.disk.spec.Log.Info("client disconnected", slog.String("path", s.disk.spec.Path), slog.Any("err", err))
 			}
 		})
 	}
 }
 
-// fallSilent leaves the clients that are there waiting, and lets no other in.
+// fallSilent stops answering clients and accepting new ones, without closing
+// connections.
 func (s *session) fallSilent() {
 	close(s.gone)
-	_ = s.listener.Close() // says no more than that it is closed; end says it again
+	_ = s.listener.Close() // end returns other errors
 }
 
-// end hangs up on everybody and waits for all goroutines. It must not be
-// called under the disk's lock. It may be called again.
+// end closes all connections and waits for the goroutines. It can be called
+// again, but not under the disk's lock.
 func (s *session) end() error {
 	err := s.listener.Close() // removes the socket too
 	if errors.Is(err, net.ErrClosed) {
@@ -70,15 +71,14 @@ func (s *session) end() error {
 	return err
 }
 
-// Geometry and the methods below make the session the nbd.Device of its
-// clients, so that nothing of an old session can reach a disk that has been
-// powered on again.
+// Geometry and the methods below implement nbd.Device. They belong to the
+// session, so that an old session cannot reach a disk that was powered on
+// again.
 func (s *session) Geometry() nbd.Geometry {
 	return nbd.Geometry{Size: s.disk.spec.Size, Sector: sector, Block: uint32(s.disk.spec.Block)}
 }
 
-// Mark numbers the latest write that has been carried out, and so perhaps
-// answered, when a request comes in.
+// Mark returns the number of the latest completed write.
 func (s *session) Mark() uint64 { return s.disk.cache.last.Load() }
 
 func (s *session) Gone() <-chan struct{} { return s.gone }
@@ -120,7 +120,7 @@ func (s *session) Answered(r nbd.Request) {
 	}
 }
 
-// carryOut is called under the disk's lock.
+// carryOut is called with the disk's lock held.
 func (d *Disk) carryOut(r nbd.Request) nbd.Answer {
 	for _, f := range d.faults {
 		if f.hits(r) {
@@ -137,13 +137,13 @@ func (d *Disk) carryOut(r nbd.Request) nbd.Answer {
 		err = d.cache.read(a.Data, off)
 	case nbd.Write:
 		err = d.cache.write(off, length, r.Data, r.FUA)
-	case nbd.WriteZeroes, nbd.Trim: // the file is sparse anyway: NoHole is no more than a wish
+	case nbd.WriteZeroes, nbd.Trim: // the file is sparse: NoHole is only a hint
 		err = d.cache.write(off, length, nil, r.FUA)
 	case nbd.Flush:
 		err = d.cache.flush(r.Mark)
 	}
 	if err != nil {
-		d.spec.Log.Error("the backing file fails", "disk", d.spec.Path, "request", r.Command.String(), "error", err)
+		d.spec.Log.Error("backing file I/O failed", "path", d.spec.Path, "operation", r.Command.String(), "err", err)
 		a = nbd.Answer{Error: nbd.EIO}
 	}
 	d.stats.count(r, err != nil)

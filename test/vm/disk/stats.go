@@ -7,29 +7,29 @@ import (
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
-// Stats is what a disk has seen since it was opened.
+// Stats are counters since Open.
 type Stats struct {
 	Reads, Writes, Zeroes, Discards, Flushes int64 // requests carried out
-	FUA                                      int64 // of the writes, zeroes and discards
+	FUA                                      int64 // among writes, zeroes and discards
 	ReadBytes, WrittenBytes                  int64
-	Failed                                   int64 // requests that a Fault, or the backing file, answered with an error
+	Failed                                   int64 // requests that failed by a Fault or the backing file
 
-	UnflushedBytes int64 // data of the write cache now
+	UnflushedBytes int64 // current data in the write cache
 	Aged           int64 // physical blocks written out because the cache was full
 
 	Cuts     int
-	Lost     Loss   // all cuts together
-	LastLoss Loss   // the last cut
-	Cause    string // of the last cut
+	Lost     Loss   // sum of all power losses
+	LastLoss Loss   // of the last power loss
+	Cause    string // of the last power loss
 }
 
 func (s Stats) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d reads (%d bytes), %d writes (%d bytes), %d zeroings, %d discards, %d with FUA, %d flushes, %d failed",
 		s.Reads, s.ReadBytes, s.Writes, s.WrittenBytes, s.Zeroes, s.Discards, s.FUA, s.Flushes, s.Failed)
-	fmt.Fprintf(&b, "; %d bytes unflushed, %d blocks written out for want of cache", s.UnflushedBytes, s.Aged)
+	fmt.Fprintf(&b, "; %d bytes unflushed, %d blocks evicted", s.UnflushedBytes, s.Aged)
 	if s.Cuts > 0 {
-		fmt.Fprintf(&b, "; %d cuts: %v; the last (%s): %v", s.Cuts, s.Lost, s.Cause, s.LastLoss)
+		fmt.Fprintf(&b, "; %d power losses: %v; the last (%s): %v", s.Cuts, s.Lost, s.Cause, s.LastLoss)
 	}
 	return b.String()
 }
@@ -43,7 +43,7 @@ func (s *Stats) count(r nbd.Request, failed bool) {
 	case nbd.Read:
 		s.Reads++
 		s.ReadBytes += int64(r.Length)
-		return // FUA means nothing here, nor below
+		return // FUA has no meaning for reads and flushes
 	case nbd.Flush:
 		s.Flushes++
 		return

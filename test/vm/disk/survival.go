@@ -7,15 +7,15 @@ import (
 	"slices"
 )
 
-// Survival says what of the unflushed writes outlives a cut.
+// Survival is the part of the unflushed writes that outlives a power loss.
 type Survival int
 
 const (
-	// SurviveSome: a random part, in no order, torn between physical blocks.
+	// SurviveSome: a random part, in any order, torn between physical blocks.
 	SurviveSome Survival = iota
-	// SurviveNone: only what was flushed.
+	// SurviveNone: flushed writes only.
 	SurviveNone
-	// SurviveAll: everything, as when QEMU alone is killed.
+	// SurviveAll: all writes, as if only QEMU was killed.
 	SurviveAll
 )
 
@@ -31,28 +31,27 @@ func (s Survival) String() string {
 	return fmt.Sprintf("survival %d", int(s))
 }
 
-// Loss tells what a cut did to the unflushed writes.
+// Loss counts the effects of a power loss on unflushed writes.
 type Loss struct {
-	Writes int // not flushed, in whole or in part
-	Torn   int // of them: survived in part
-	Blocks int // physical blocks that they were to change
-	Lost   int // of them: hold what was on the medium before
-	Stale  int // of them: hold an unflushed version that is not the newest
+	Writes int // not flushed, or only in part
+	Torn   int // of Writes: survived in part
+	Blocks int // physical blocks they changed
+	Lost   int // of Blocks: hold the old content
+	Stale  int // of Blocks: hold an unflushed version that is not the newest
 }
 
 func (l Loss) String() string {
 	return fmt.Sprintf("%d unflushed writes (%d torn) of %d blocks (%d lost, %d stale)", l.Writes, l.Torn, l.Blocks, l.Lost, l.Stale)
 }
 
-// survivors draws what a cut leaves of the cache: at most one version of each
+// survivors chooses the versions that survive a power loss: at most one per
 // block, sorted by block.
 //
-// How many writes get through, and how many of these tear, is drawn anew for
-// each cut: a drive that had written out nearly all and one that had hardly
-// begun break different things. A write that does not tear survives or is lost
-// as a whole; otherwise what needs all of many blocks (a record of a journal)
-// would hardly ever meet the loss of something else. Where several versions of
-// a block get through, the drive has written them in order.
+// The share of surviving writes and of torn writes is drawn for each power
+// loss: a drive that wrote out nearly everything and one that wrote nearly
+// nothing cause different damage. An untorn write survives or is lost as a
+// whole; otherwise large writes, such as journal records, would hardly ever
+// survive intact. Versions of one block survive in order.
 func survivors(queue []*version, s Survival, random *rand.Rand) ([]*version, Loss) {
 	through, tear := random.Float64(), random.Float64()
 	chosen := map[int64]*version{}
@@ -98,7 +97,7 @@ func survivors(queue []*version, s Survival, random *rand.Rand) ([]*version, Los
 	return left, loss
 }
 
-// cut puts what survives on the medium and empties the cache.
+// cut writes the surviving versions to the medium and empties the cache.
 func (c *cache) cut(s Survival, random *rand.Rand) (Loss, error) {
 	left, loss := survivors(c.queue, s, random)
 	c.chains, c.queue, c.dead, c.cost = map[int64][]*version{}, nil, 0, 0

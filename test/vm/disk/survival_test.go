@@ -9,8 +9,8 @@ import (
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
-// damage makes a history with a flush in the middle, cuts, and returns what is
-// on the medium.
+// damage writes and flushes data, causes a power loss, and returns the medium's
+// contents.
 func damage(t *testing.T, spec Spec) ([]byte, Loss) {
 	t.Helper()
 	d := open(t, spec)
@@ -30,24 +30,23 @@ func damage(t *testing.T, spec Spec) ([]byte, Loss) {
 	return left, d.Stats().LastLoss
 }
 
-func TestSeedRepeatsACut(t *testing.T) {
+func TestSeedMakesPowerLossReproducible(t *testing.T) {
 	first, loss := damage(t, Spec{Seed: 5})
 	again, lossAgain := damage(t, Spec{Seed: 5})
 	if !bytes.Equal(first, again) || loss != lossAgain {
-		t.Errorf("the same history and seed: %v, then %v", loss, lossAgain)
+		t.Errorf("same history and seed: got loss %v, then %v", loss, lossAgain)
 	}
 	if other, _ := damage(t, Spec{Seed: 6}); bytes.Equal(first, other) {
-		t.Error("another seed damaged the same")
+		t.Error("another seed caused the same damage")
 	}
 }
 
-// Over a number of seeds a cut does everything that it may do.
-func TestSomeSurvive(t *testing.T) {
+func TestPowerLossesVaryWithTheSeed(t *testing.T) {
 	var lost, stale, kept, torn, nearlyAll, nearlyNone int
 	for seed := range uint64(24) {
 		_, l := damage(t, Spec{Seed: seed, Size: 2 << 20})
 		if l.Writes != 3*16 || l.Blocks != 16*17/2 {
-			t.Fatalf("the cut reports %+v, want 48 writes to 136 blocks", l)
+			t.Fatalf("got loss %+v, want 48 writes to 136 blocks", l)
 		}
 		lost, stale, kept, torn = lost+l.Lost, stale+l.Stale, kept+l.Blocks-l.Lost-l.Stale, torn+l.Torn
 		if l.Lost+l.Stale < l.Blocks/8 {
@@ -58,22 +57,21 @@ func TestSomeSurvive(t *testing.T) {
 		}
 	}
 	for name, n := range map[string]int{"lost blocks": lost, "stale blocks": stale, "kept blocks": kept, "torn writes": torn,
-		"cuts that left nearly all": nearlyAll, "cuts that left nearly nothing": nearlyNone} {
+		"power losses that kept nearly all": nearlyAll, "power losses that kept nearly nothing": nearlyNone} {
 		if n == 0 {
-			t.Errorf("24 cuts had no %s", name)
+			t.Errorf("24 power losses had no %s", name)
 		}
 	}
 }
 
-// A cut tears between physical blocks, and nowhere else.
-func TestTornAtPhysicalBlocks(t *testing.T) {
+func TestWritesTearOnlyBetweenPhysicalBlocks(t *testing.T) {
 	for _, block := range []int{512, 4096} {
 		torn := 0
 		for seed := range uint64(10) {
 			left, _ := damage(t, Spec{Seed: seed, Size: 2 << 20, Block: block})
 			for at := 0; at < len(left); at += block {
 				if piece := left[at : at+block]; !bytes.Equal(piece, bytes.Repeat(piece[:1], block)) {
-					t.Fatalf("with physical blocks of %d bytes, that at %d is torn", block, at)
+					t.Fatalf("physical block size %d: the block at %d is torn", block, at)
 				}
 			}
 			for at := 0; at < len(left); at += 4096 {
@@ -83,13 +81,12 @@ func TestTornAtPhysicalBlocks(t *testing.T) {
 			}
 		}
 		if (torn > 0) != (block == 512) {
-			t.Errorf("physical blocks of %d bytes: %d aligned pieces of 4096 are torn", block, torn)
+			t.Errorf("physical block size %d: got %d torn ranges of 4096 bytes", block, torn)
 		}
 	}
 }
 
-// The cache has a bound: beyond it the oldest blocks are written out, which
-// nothing but a cut shows.
+// Only a power loss reveals that a full cache wrote out its oldest blocks.
 func TestCacheIsBounded(t *testing.T) {
 	const limit = 256 << 10
 	d := open(t, Spec{Size: 8 << 20, Cache: limit, Survival: SurviveNone})
@@ -98,28 +95,28 @@ func TestCacheIsBounded(t *testing.T) {
 		for block := range 1024 {
 			g.do(write(block, 'a'+round))
 			if d.cache.cost > limit {
-				t.Fatalf("the cache holds %d bytes of at most %d", d.cache.cost, limit)
+				t.Fatalf("got a cache of %d bytes, want at most %d", d.cache.cost, limit)
 			}
 		}
 	}
 	if got, want := g.first(1024), string(bytes.Repeat([]byte("b"), 1024)); got != want {
-		t.Errorf("the disk does not read what was written last")
+		t.Errorf("the disk does not read the latest written data")
 	}
 	aged := d.Stats().Aged
 	cutAndPowerOn(t, d)
 	got := attach(t, d).first(1024)
 	old := bytes.Count([]byte(got), []byte("a"))
 	if written := int64(bytes.Count([]byte(got), []byte("b"))); aged != 1024+written || old == 0 || old > limit/blockSize {
-		t.Errorf("%d blocks were written out; after the cut %d have the first round, %d the second", aged, old, written)
+		t.Errorf("%d blocks were evicted; after the power loss %d have data of the first round, %d of the second", aged, old, written)
 	}
 	if bytes.Contains([]byte(got), []byte("ab")) {
-		t.Error("newer blocks were written out before older ones")
+		t.Error("newer blocks were evicted before older ones")
 	}
 }
 
-// Zeroing more than the cache can remember does not grow it, nor does it push
-// out what is there.
-func TestHugeDiscard(t *testing.T) {
+// Zeroing a range larger than the cache neither grows the cache nor evicts its
+// contents.
+func TestHugeDiscardDoesNotGrowCache(t *testing.T) {
 	d := open(t, Spec{Size: 8 << 30, Cache: 1 << 20, Survival: SurviveNone})
 	g := attach(t, d)
 	g.do(write(1<<20, 'a'))
@@ -129,8 +126,7 @@ func TestHugeDiscard(t *testing.T) {
 	}
 }
 
-// Blocks that are written with and without FUA in turn do not fill the queue.
-func TestQueueIsSwept(t *testing.T) {
+func TestObsoleteVersionsLeaveTheQueue(t *testing.T) {
 	d := open(t, Spec{})
 	g := attach(t, d)
 	for range 4000 {
@@ -138,6 +134,6 @@ func TestQueueIsSwept(t *testing.T) {
 		g.do(fua(write(0, 'b')))
 	}
 	if n := len(d.cache.queue); n > 1025 || d.cache.cost != 0 || d.cache.dead != n {
-		t.Errorf("the queue has %d entries, of which %d are gone; the cost is %d", n, d.cache.dead, d.cache.cost)
+		t.Errorf("got %d queue entries, %d obsolete, cost %d", n, d.cache.dead, d.cache.cost)
 	}
 }

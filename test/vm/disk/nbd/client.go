@@ -9,18 +9,18 @@ import (
 	"net"
 )
 
-// Client is one connection to a server, for use by one goroutine.
+// Client is one connection to a server. It is not safe for concurrent use.
 type Client struct {
-	Geometry Geometry // as the server told it
+	Geometry Geometry // as reported by the server
 
 	conn    io.ReadWriteCloser
 	in      *bufio.Reader
 	last    uint64            // cookie
-	pending map[uint64]uint32 // by cookie: bytes that come with the answer
+	pending map[uint64]uint32 // by cookie: length of the answer's data
 }
 
-// Dial connects to the UNIX socket at path and goes on to the transmission
-// phase. The connection is closed when ctx ends.
+// Dial connects to the Unix socket at path and enters the transmission phase.
+// The connection is closed when ctx ends.
 func Dial(ctx context.Context, path string) (*Client, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", path)
@@ -30,7 +30,7 @@ func Dial(ctx context.Context, path string) (*Client, error) {
 	return NewClient(ctx, conn)
 }
 
-// NewClient is Dial on a connection that is there already.
+// NewClient negotiates on an existing connection; see Dial.
 func NewClient(ctx context.Context, conn io.ReadWriteCloser) (*Client, error) {
 	context.AfterFunc(ctx, func() { conn.Close() })
 	c := &Client{conn: conn, in: bufio.NewReader(conn), pending: map[uint64]uint32{}}
@@ -41,7 +41,7 @@ func NewClient(ctx context.Context, conn io.ReadWriteCloser) (*Client, error) {
 	return c, nil
 }
 
-// Close hangs up without a word, as a client that died.
+// Close closes the connection without Disconnect.
 func (c *Client) Close() error { return c.conn.Close() }
 
 func (c *Client) negotiate() error {
@@ -50,12 +50,12 @@ func (c *Client) negotiate() error {
 		return err
 	}
 	if binary.BigEndian.Uint64(hello) != magicInit || binary.BigEndian.Uint64(hello[8:]) != magicOption {
-		return fmt.Errorf("the server says %#x", hello)
+		return fmt.Errorf("unexpected server hello %#x", hello)
 	}
 	message := binary.BigEndian.AppendUint32(nil, flagFixedNewstyle|flagNoZeroes)
 	message = binary.BigEndian.AppendUint64(message, magicOption)
 	message = binary.BigEndian.AppendUint32(message, optGo)
-	data := []byte{0, 0, 0, 0, 0, 1, 0, byte(infoBlockSize)} // no name, one information request
+	data := []byte{0, 0, 0, 0, 0, 1, 0, byte(infoBlockSize)} // empty name, one information request
 	message = binary.BigEndian.AppendUint32(message, uint32(len(data)))
 	if _, err := c.conn.Write(append(message, data...)); err != nil {
 		return err
@@ -68,7 +68,7 @@ func (c *Client) negotiate() error {
 		case kind == repAck:
 			return nil
 		case kind != repInfo:
-			return fmt.Errorf("the server answers %#x to GO: %s", kind, data)
+			return fmt.Errorf("the server replied %#x to GO: %s", kind, data)
 		}
 		c.learn(data)
 	}
@@ -80,7 +80,7 @@ func (c *Client) optionReply() (kind uint32, data []byte, err error) {
 		return 0, nil, err
 	}
 	if magic := binary.BigEndian.Uint64(header[:]); magic != magicReply {
-		return 0, nil, fmt.Errorf("a reply begins with %#x", magic)
+		return 0, nil, fmt.Errorf("reply has magic %#x", magic)
 	}
 	data = make([]byte, binary.BigEndian.Uint32(header[16:]))
 	_, err = io.ReadFull(c.in, data)
@@ -96,8 +96,8 @@ func (c *Client) learn(info []byte) {
 	}
 }
 
-// Do sends a request and waits for its answer; no other may be under way. An
-// error that the device answered is an Errno.
+// Do sends a request and waits for its answer; no other request must be in
+// flight. An error of the device is an Errno.
 func (c *Client) Do(r Request) ([]byte, error) {
 	sent, err := c.Send(r)
 	if err != nil {
@@ -108,7 +108,7 @@ func (c *Client) Do(r Request) ([]byte, error) {
 		return nil, err
 	}
 	if got != sent {
-		return nil, fmt.Errorf("an answer to request %d when %d was asked", got, sent)
+		return nil, fmt.Errorf("got an answer to request %d, want %d", got, sent)
 	}
 	if a.Error != OK {
 		return nil, a.Error
@@ -116,9 +116,8 @@ func (c *Client) Do(r Request) ([]byte, error) {
 	return a.Data, nil
 }
 
-// Send sends a request, of which Command, FUA, NoHole, Offset, Length and Data
-// count; the length of a Write is that of its data. It returns the number that
-// Receive gives back with the answer.
+// Send sends a request and returns the number that Receive reports for the
+// answer. Length is ignored for a Write.
 func (c *Client) Send(r Request) (uint64, error) {
 	var flags uint16
 	if r.FUA {
@@ -152,13 +151,13 @@ func (c *Client) Receive() (uint64, Answer, error) {
 		return 0, Answer{}, err
 	}
 	if magic := binary.BigEndian.Uint32(header[:]); magic != magicSimple {
-		return 0, Answer{}, fmt.Errorf("an answer begins with %#x", magic)
+		return 0, Answer{}, fmt.Errorf("answer has magic %#x", magic)
 	}
 	a := Answer{Error: Errno(binary.BigEndian.Uint32(header[4:]))}
 	number := binary.BigEndian.Uint64(header[8:])
 	length, asked := c.pending[number]
 	if !asked {
-		return 0, Answer{}, fmt.Errorf("an answer to request %d, which is not under way", number)
+		return 0, Answer{}, fmt.Errorf("got an answer to request %d, which is not in flight", number)
 	}
 	delete(c.pending, number)
 	if a.Error == OK && length > 0 {

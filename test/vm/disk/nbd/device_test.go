@@ -15,12 +15,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// memory is a device of bytes that keeps what reached it.
+// memory is a device in memory that records its requests.
 type memory struct {
 	geometry nbd.Geometry
 	gone     chan struct{}
 	marks    atomic.Uint64
-	before   func(nbd.Request) // called first by Do, if set
+	before   func(nbd.Request) // called by Do, if set
 
 	mu       sync.Mutex
 	bytes    []byte
@@ -70,8 +70,8 @@ func (m *memory) requests() []nbd.Request {
 	return append([]nbd.Request(nil), m.did...)
 }
 
-// serve serves a device on one end of a connection and returns the other, and
-// what waits for the end of Serve.
+// serve serves a device on one end of a connection. It returns the other end
+// and a function that waits for Serve.
 func serve(t *testing.T, d nbd.Device) (net.Conn, func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -8,7 +8,7 @@ import (
 )
 
 // handshake is the server's side of the negotiation ("Fixed newstyle
-// negotiation"). There is one export, the default one, whose name is empty.
+// negotiation"). The only export is the default one with an empty name.
 type handshake struct {
 	in       io.Reader
 	out      io.Writer
@@ -16,8 +16,8 @@ type handshake struct {
 	noZeroes bool
 }
 
-// run goes through the negotiation. It returns whether the client goes on to
-// the transmission phase; a client that aborts is no error.
+// run negotiates. It reports whether the client enters the transmission phase;
+// a client's abort is not an error.
 func (h *handshake) run() (bool, error) {
 	hello := binary.BigEndian.AppendUint64(nil, magicInit)
 	hello = binary.BigEndian.AppendUint64(hello, magicOption)
@@ -31,7 +31,7 @@ func (h *handshake) run() (bool, error) {
 	}
 	client := binary.BigEndian.Uint32(flags[:])
 	if client&^uint32(flagFixedNewstyle|flagNoZeroes) != 0 {
-		return false, fmt.Errorf("the client sets flags %#x, of which only %#x were offered", client, flagFixedNewstyle|flagNoZeroes)
+		return false, fmt.Errorf("client flags %#x are not a subset of %#x", client, flagFixedNewstyle|flagNoZeroes)
 	}
 	h.noZeroes = client&flagNoZeroes != 0
 	for {
@@ -41,14 +41,14 @@ func (h *handshake) run() (bool, error) {
 	}
 }
 
-// option takes and answers one option.
+// option reads and answers one option.
 func (h *handshake) option() (end, transmission bool, err error) {
 	var header [16]byte
 	if _, err := io.ReadFull(h.in, header[:]); err != nil {
 		return false, false, fmt.Errorf("read an option: %w", err)
 	}
 	if magic := binary.BigEndian.Uint64(header[:]); magic != magicOption {
-		return false, false, fmt.Errorf("an option begins with %#x, not with %#x", magic, magicOption)
+		return false, false, fmt.Errorf("option has magic %#x, want %#x", magic, magicOption)
 	}
 	option, length := binary.BigEndian.Uint32(header[8:]), binary.BigEndian.Uint32(header[12:])
 	if length > maxOption {
@@ -72,22 +72,22 @@ func (h *handshake) option() (end, transmission bool, err error) {
 	return false, false, h.reply(option, repErrUnsupported, nil)
 }
 
-// tooBig reads past the data of an option that is too long.
+// tooBig skips the data of an option that is too long.
 func (h *handshake) tooBig(option, length uint32) error {
-	if option == optExportName || length > maxSkipped { // the former has no way to answer an error
-		return fmt.Errorf("option %d has %d bytes, at most %d are understood", option, length, maxOption)
+	if option == optExportName || length > maxSkipped { // EXPORT_NAME cannot be answered with an error
+		return fmt.Errorf("option %d has %d bytes, at most %d are supported", option, length, maxOption)
 	}
 	if _, err := io.CopyN(io.Discard, h.in, int64(length)); err != nil {
-		return fmt.Errorf("read past %d bytes of option %d: %w", length, option, err)
+		return fmt.Errorf("skip %d bytes of option %d: %w", length, option, err)
 	}
 	return h.reply(option, repErrTooBig, nil)
 }
 
-// exportName enters the transmission phase in the old way, which has no
-// errors: the connection is closed instead.
+// exportName enters the transmission phase with the old option, which has no
+// error replies: the connection is closed instead.
 func (h *handshake) exportName(name []byte) error {
 	if len(name) != 0 {
-		return fmt.Errorf("the client wants export %q; there is only the default one, whose name is empty", name)
+		return fmt.Errorf("unknown export %q; the only export has an empty name", name)
 	}
 	answer := binary.BigEndian.AppendUint64(nil, uint64(h.geometry.Size))
 	answer = binary.BigEndian.AppendUint16(answer, transmissionFlags)
@@ -102,21 +102,21 @@ func (h *handshake) list(data []byte) error {
 	if len(data) != 0 {
 		return h.reply(optList, repErrInvalid, nil)
 	}
-	if err := h.reply(optList, repServer, make([]byte, 4)); err != nil { // a name of length 0
+	if err := h.reply(optList, repServer, make([]byte, 4)); err != nil { // empty name
 		return err
 	}
 	return h.reply(optList, repAck, nil)
 }
 
-// info describes the export; ok is whether the client asked for one that is
-// there, in an option that is well formed.
+// info describes the export. ok reports whether the option is valid and names
+// the existing export.
 func (h *handshake) info(option uint32, data []byte) (ok bool, err error) {
 	name, err := parseInfo(data)
 	if err != nil {
 		return false, h.reply(option, repErrInvalid, []byte(err.Error()))
 	}
 	if name != "" {
-		return false, h.reply(option, repErrUnknown, []byte("there is only the default export, whose name is empty"))
+		return false, h.reply(option, repErrUnknown, []byte("the only export has an empty name"))
 	}
 	export := binary.BigEndian.AppendUint16(nil, infoExport)
 	export = binary.BigEndian.AppendUint64(export, uint64(h.geometry.Size))
@@ -128,15 +128,15 @@ func (h *handshake) info(option uint32, data []byte) (ok bool, err error) {
 	return true, errors.Join(h.reply(option, repInfo, export), h.reply(option, repInfo, sizes), h.reply(option, repAck, nil))
 }
 
-// parseInfo takes the data of INFO and GO apart: a name, and a list of
-// information requests, which may be ignored.
+// parseInfo parses the data of INFO and GO: a name and a list of information
+// requests, which are ignored.
 func parseInfo(data []byte) (name string, err error) {
 	if len(data) < 6 {
-		return "", fmt.Errorf("%d bytes of data, at least 6 are needed", len(data))
+		return "", fmt.Errorf("option data has %d bytes, want at least 6", len(data))
 	}
 	length := uint64(binary.BigEndian.Uint32(data))
 	if length > uint64(len(data))-6 {
-		return "", fmt.Errorf("a name of %d bytes in %d bytes of data", length, len(data))
+		return "", fmt.Errorf("name of %d bytes in %d bytes of data", length, len(data))
 	}
 	rest := data[4+length:]
 	wanted := int(binary.BigEndian.Uint16(rest))

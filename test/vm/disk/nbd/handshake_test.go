@@ -12,8 +12,8 @@ import (
 	"github.com/cleatproject/cleat/test/vm/disk/nbd"
 )
 
-// What follows is written from the protocol's document on its own, not with
-// the package's constants.
+// The helpers below are written from the protocol document, independent of the
+// package's constants.
 
 func option(number uint32, data ...byte) []byte {
 	message := binary.BigEndian.AppendUint32([]byte("IHAVEOPT"), number)
@@ -46,7 +46,7 @@ func send(t *testing.T, conn net.Conn, message []byte) {
 	testkit.Value(conn.Write(message))(t)
 }
 
-// enter goes to the transmission phase by hand.
+// enter negotiates by hand.
 func enter(t *testing.T, conn net.Conn) {
 	t.Helper()
 	answer := make([]byte, len(hello)+10)
@@ -65,24 +65,24 @@ func TestHandshake(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		client, server []byte
-		failure        string // of Serve
+		failure        string // error of Serve
 	}{
 		"export name": {client: join(clientPlus, option(1), read), server: join(size, answer)},
 		"export name with zeroes": {client: join([]byte{0, 0, 0, 1}, option(1), read),
 			server: join(size, make([]byte, 124), answer)},
-		"another export name": {client: join(clientPlus, option(1, 'x')), failure: `wants export "x"`},
+		"another export name": {client: join(clientPlus, option(1, 'x')), failure: `unknown export "x"`},
 		"abort":               {client: join(clientPlus, option(2)), server: reply(2, 1)},
 		"list":                {client: join(clientPlus, option(3), option(2)), server: join(reply(3, 2, 0, 0, 0, 0), reply(3, 1), reply(2, 1))},
 		"list with data":      {client: join(clientPlus, option(3, 1), option(2)), server: join(reply(3, invalid), reply(2, 1))},
 		"info, then go": {client: join(clientPlus, option(6, 0, 0, 0, 0, 0, 0), option(7, 0, 0, 0, 0, 0, 1, 0, 3), read),
 			server: join(described(6), described(7), answer)},
 		"go to an unknown export": {client: join(clientPlus, option(7, 0, 0, 0, 1, 'x', 0, 0), option(2)),
-			server: join(reply(7, unknown, []byte("there is only the default export, whose name is empty")...), reply(2, 1))},
+			server: join(reply(7, unknown, []byte("the only export has an empty name")...), reply(2, 1))},
 		"structured replies and TLS": {client: join(clientPlus, option(8), option(5), option(2)),
 			server: join(reply(8, unsupported), reply(5, unsupported), reply(2, 1))},
 		"a long option":  {client: join(clientPlus, option(7, make([]byte, 9000)...), option(2)), server: join(reply(7, tooBig), reply(2, 1))},
 		"a huge option":  {client: join(clientPlus, []byte("IHAVEOPT"), []byte{0, 0, 0, 7, 0xff, 0xff, 0xff, 0xff}), failure: "4294967295 bytes"},
-		"no magic":       {client: join(clientPlus, option(2)[1:], []byte{0}), failure: "begins with"},
+		"no magic":       {client: join(clientPlus, option(2)[1:], []byte{0}), failure: "has magic"},
 		"unknown flags":  {client: []byte{0, 0, 0, 7}, failure: "flags 0x7"},
 		"half an option": {client: join(clientPlus, option(7, 0, 0, 0, 0, 0, 0)[:20]), failure: "6 bytes of option 7"},
 	} {
@@ -90,15 +90,15 @@ func TestHandshake(t *testing.T) {
 			conn, wait := serve(t, newMemory(1<<20))
 			written := make(chan struct{})
 			go func() {
-				_, _ = conn.Write(test.client) // the server may hang up before it has read all
+				_, _ = conn.Write(test.client) // the server might close before it has read everything
 				close(written)
 			}()
 			got := make([]byte, len(hello)+len(test.server))
 			if _, err := io.ReadFull(conn, got); err != nil {
-				t.Fatalf("the server said %q: %v", got, err)
+				t.Fatalf("the server sent %q: %v", got, err)
 			}
 			if want := join(hello, test.server); !bytes.Equal(got, want) {
-				t.Errorf("the server said\n%q, want\n%q", got, want)
+				t.Errorf("the server sent\n%q, want\n%q", got, want)
 			}
 			<-written
 			conn.Close()

@@ -1,58 +1,56 @@
-// Package nbd serves a block device to QEMU (or any other client) over the
-// network block device protocol, and has the small client that the tests of
-// such a device need.
+// Package nbd serves a block device to QEMU or another client over the network
+// block device protocol. It includes a small client for tests.
 //
-// Served is what QEMU asks for: the fixed newstyle handshake without TLS, the
+// It supports what QEMU uses: the fixed newstyle handshake without TLS, the
 // options EXPORT_NAME, ABORT, LIST, INFO and GO, simple replies, and the
-// commands READ, WRITE, DISC, FLUSH, TRIM and WRITE_ZEROES with FUA. Source:
-// doc/proto.md of https://github.com/NetworkBlockDevice/nbd (commit
-// 89ba7b53795, May 2026); its section names stand beside what follows them.
+// commands READ, WRITE, DISC, FLUSH, TRIM and WRITE_ZEROES with FUA. Section
+// names in comments refer to doc/proto.md of
+// https://github.com/NetworkBlockDevice/nbd (commit 89ba7b53795, May 2026).
 package nbd
 
 import "strconv"
 
-// Geometry is what a client is told of a device, in bytes.
+// Geometry describes a device to clients, in bytes.
 type Geometry struct {
 	Size   int64
-	Sector uint32 // the unit of requests: offsets and lengths are multiples of it
-	Block  uint32 // the unit that costs least
+	Sector uint32 // minimum block size: unit of offsets and lengths
+	Block  uint32 // preferred block size
 }
 
-// Device is what Serve serves. Its methods may be called from the connections
-// of several clients at a time.
+// Device is a block device to serve. Its methods are safe for concurrent use.
 type Device interface {
 	Geometry() Geometry
-	// Mark is called when a request has just come in; what it returns comes
-	// back in Request.Mark. A client that had the answer to a write before it
-	// sent this request had it before Mark. It must not block.
+	// Mark is called when a request arrives; its result is passed to Do in
+	// Request.Mark. A write that was answered before the client sent this
+	// request was answered before Mark. Mark must not block.
 	Mark() uint64
-	// Do carries out a request that has been checked: it is aligned to sectors
-	// and lies within the device. The requests of one client come in order.
+	// Do executes a valid request: aligned to sectors and within the device.
+	// Requests of one client arrive in order.
 	Do(Request) Answer
-	// Answered is called when Do's answer has gone out, before the same
-	// client's next request is looked at.
+	// Answered is called after Do's answer was sent, before the client's next
+	// request is handled.
 	Answered(Request)
-	// Gone is closed when the device falls silent: nothing is answered any
-	// more, and clients are left waiting as by a disk without power.
+	// Gone is closed when the device loses power: it stops answering, but
+	// client connections stay open.
 	Gone() <-chan struct{}
 }
 
-// Request is one command of a client.
+// Request is a command of a client.
 type Request struct {
 	Command Command
-	FUA     bool // what is written is durable before the answer
-	NoHole  bool // WriteZeroes must not give space back
+	FUA     bool // the data is durable before the answer
+	NoHole  bool // WriteZeroes must keep the space allocated
 	Offset  uint64
 	Length  uint32
-	Data    []byte // of a Write; the device may keep it
+	Data    []byte // of a Write; the device can keep a reference
 	Mark    uint64 // see Device
 
 	cookie  uint64
 	flags   uint16
-	refused Errno // what the request has been found to break
+	refused Errno // protocol error of an invalid request
 }
 
-// Answer is the reply to a request; Data is that of a successful Read.
+// Answer is the reply to a request; Data is set for a successful Read.
 type Answer struct {
 	Data  []byte
 	Error Errno
@@ -61,8 +59,7 @@ type Answer struct {
 // Command is the type of a request ("Request types").
 type Command uint16
 
-// The commands of the protocol that are served; Disconnect never reaches a
-// device.
+// Supported commands. Disconnect is not passed to devices.
 const (
 	Read        Command = 0
 	Write       Command = 1
@@ -90,11 +87,9 @@ func (c Command) String() string {
 	return "command " + strconv.Itoa(int(c))
 }
 
-// Errno is an error of the protocol ("Error values"); zero is success. As an
-// error it is what the client got for an answer.
+// Errno is an error of the protocol ("Error values"); zero is success.
 type Errno uint32
 
-// The errors that are sent.
 const (
 	OK     Errno = 0
 	EIO    Errno = 5
@@ -107,24 +102,24 @@ func (e Errno) Error() string {
 	case OK:
 		return "success"
 	case EIO:
-		return "the device answers EIO"
+		return "device error EIO"
 	case EINVAL:
-		return "the device answers EINVAL"
+		return "device error EINVAL"
 	case ENOSPC:
-		return "the device answers ENOSPC"
+		return "device error ENOSPC"
 	}
-	return "the device answers error " + strconv.Itoa(int(e))
+	return "device error " + strconv.Itoa(int(e))
 }
 
 // Limits of one message, in bytes ("Size constraints").
 const (
-	// MaxPayload is the largest read or write, as the client is told.
+	// MaxPayload is the largest read or write, as announced to the client.
 	MaxPayload = 4 << 20
-	// maxSkipped is the longest data of a message that is too long, or not
-	// understood, that is still read past; more is taken for an attack.
+	// maxSkipped is the longest invalid message data that is skipped; longer
+	// data closes the connection.
 	maxSkipped = 32 << 20
-	// maxOption is enough for the longest name of an export (4096) with 1000
-	// information requests.
+	// maxOption fits the longest export name (4096) with 1000 information
+	// requests.
 	maxOption = 8 << 10
 )
 

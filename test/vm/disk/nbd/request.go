@@ -9,10 +9,10 @@ import (
 // headerSize is the length of a request without its data ("Request message").
 const headerSize = 28
 
-// parseRequest takes the header of a request apart.
+// parseRequest parses the header of a request.
 func parseRequest(header *[headerSize]byte) (Request, error) {
 	if magic := binary.BigEndian.Uint32(header[:]); magic != magicRequest {
-		return Request{}, fmt.Errorf("a request begins with %#x, not with %#x", magic, magicRequest)
+		return Request{}, fmt.Errorf("request has magic %#x, want %#x", magic, magicRequest)
 	}
 	r := Request{
 		flags:   binary.BigEndian.Uint16(header[4:]),
@@ -26,8 +26,8 @@ func parseRequest(header *[headerSize]byte) (Request, error) {
 	return r, nil
 }
 
-// check returns the error that a request earns by itself, before any device
-// has seen it ("Error values", "Size constraints").
+// check validates a request against the protocol ("Error values", "Size
+// constraints").
 func check(r Request, g Geometry) Errno {
 	known := uint16(flagFUA) // "the server MUST accept all commands with this bit set"
 	beyond := EINVAL
@@ -60,8 +60,8 @@ func check(r Request, g Geometry) Errno {
 	return OK
 }
 
-// readRequest reads one request with its data. A request that is refused has
-// been read past. The error io.EOF is a client that left between requests.
+// readRequest reads one request with its data. The data of an invalid request
+// is skipped. io.EOF means that the client disconnected between requests.
 func readRequest(in io.Reader, d Device) (Request, error) {
 	var header [headerSize]byte
 	if _, err := io.ReadFull(in, header[:]); err == io.EOF {
@@ -79,7 +79,7 @@ func readRequest(in io.Reader, d Device) (Request, error) {
 		return r, nil
 	}
 	if r.Length > maxSkipped {
-		return Request{}, fmt.Errorf("a write of %d bytes, at most %d are taken", r.Length, MaxPayload)
+		return Request{}, fmt.Errorf("write of %d bytes, at most %d are supported", r.Length, MaxPayload)
 	}
 	if r.refused != OK {
 		_, err = io.CopyN(io.Discard, in, int64(r.Length))
@@ -88,7 +88,7 @@ func readRequest(in io.Reader, d Device) (Request, error) {
 		_, err = io.ReadFull(in, r.Data)
 	}
 	if err != nil {
-		return Request{}, fmt.Errorf("read %d bytes to write: %w", r.Length, err)
+		return Request{}, fmt.Errorf("read %d bytes of write data: %w", r.Length, err)
 	}
 	return r, nil
 }

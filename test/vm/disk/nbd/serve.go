@@ -8,13 +8,12 @@ import (
 	"io"
 )
 
-// readAhead is how many requests of a client are taken in while one is carried
-// out. QEMU has at most 16 under way.
+// readAhead is how many requests of a client are buffered while one is
+// executed. QEMU has at most 16 in flight.
 const readAhead = 16
 
-// Serve serves one client until it leaves or ctx ends, and closes the
-// connection. A client that leaves in order, between two requests or because
-// ctx ended, is no error.
+// Serve serves one client until it disconnects or ctx ends, and closes the
+// connection. A disconnect between requests and the end of ctx are not errors.
 func Serve(ctx context.Context, conn io.ReadWriteCloser, d Device) error {
 	connected, cancel := context.WithCancel(ctx)
 	closed := make(chan struct{})
@@ -33,9 +32,9 @@ func Serve(ctx context.Context, conn io.ReadWriteCloser, d Device) error {
 	return err
 }
 
-// transmit is the transmission phase. Requests are taken in by a goroutine of
-// their own, so that a request is marked when it comes in and not when those
-// before it are done: a flush does not cover the writes that it overtook.
+// transmit is the transmission phase. A separate goroutine reads requests, so
+// that a request is marked on arrival: a flush must not cover earlier writes
+// that completed after it arrived.
 func transmit(ctx context.Context, cancel func(), in io.Reader, out io.Writer, d Device) error {
 	requests := make(chan Request, readAhead)
 	ended := make(chan error, 1)
@@ -58,7 +57,7 @@ func transmit(ctx context.Context, cancel func(), in io.Reader, out io.Writer, d
 	return errors.Join(failed, <-ended)
 }
 
-// receive passes requests on until the client leaves.
+// receive reads requests until the client disconnects.
 func receive(ctx context.Context, in io.Reader, d Device, requests chan<- Request) error {
 	defer close(requests)
 	for {
@@ -77,10 +76,10 @@ func receive(ctx context.Context, in io.Reader, d Device, requests chan<- Reques
 	}
 }
 
-// errGone: the device has fallen silent.
+// errGone is returned when the device has lost power.
 var errGone = errors.New("the device is gone")
 
-// answer carries out one request and sends the reply ("Simple reply message").
+// answer executes one request and sends the reply ("Simple reply message").
 func answer(out io.Writer, d Device, r Request) error {
 	if isGone(d) {
 		return errGone

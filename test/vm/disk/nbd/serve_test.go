@@ -18,7 +18,7 @@ func TestCommands(t *testing.T) {
 	m := newMemory(1 << 20)
 	c, wait := dial(t, m)
 	if diff := cmp.Diff(m.geometry, c.Geometry); diff != "" {
-		t.Errorf("the geometry that the client learns (-device +client):\n%s", diff)
+		t.Errorf("the client's geometry (-device +client):\n%s", diff)
 	}
 	data := bytes.Repeat([]byte("0123456789abcdef"), 64)
 	for _, step := range []struct {
@@ -37,7 +37,7 @@ func TestCommands(t *testing.T) {
 		did := m.requests()
 		last := did[len(did)-1]
 		if last.Command != step.request.Command || last.FUA != step.request.FUA || last.NoHole != step.request.NoHole {
-			t.Errorf("%+v arrived as %+v", step.request, last)
+			t.Errorf("request %+v reached the device as %+v", step.request, last)
 		}
 		got, err := c.Do(nbd.Request{Command: nbd.Read, Offset: 512, Length: 1024})
 		if err != nil || !bytes.Equal(got, step.want) {
@@ -46,16 +46,16 @@ func TestCommands(t *testing.T) {
 	}
 	testkit.Value(c.Send(nbd.Request{Command: nbd.Disconnect}))(t)
 	if err := wait(); err != nil {
-		t.Errorf("a client that disconnects in order is an error: %v", err)
+		t.Errorf("Serve failed after an orderly disconnect: %v", err)
 	}
 	if m.answered != 10 {
-		t.Errorf("the device was told of %d answers, 10 were given", m.answered)
+		t.Errorf("Answered was called %d times, want 10", m.answered)
 	}
 }
 
-// A request that breaks the rules is answered, does not reach the device, and
-// the next one is understood.
-func TestRefused(t *testing.T) {
+// An invalid request gets an error, does not reach the device, and does not
+// break the next request.
+func TestInvalidRequestsAreRejected(t *testing.T) {
 	const size = 1 << 20
 	m := newMemory(size)
 	c, _ := dial(t, m)
@@ -63,20 +63,20 @@ func TestRefused(t *testing.T) {
 		request nbd.Request
 		want    nbd.Errno
 	}{
-		"read beyond the end":     {nbd.Request{Command: nbd.Read, Offset: size, Length: 512}, nbd.EINVAL},
-		"read across the end":     {nbd.Request{Command: nbd.Read, Offset: size - 512, Length: 1024}, nbd.EINVAL},
-		"write across the end":    {nbd.Request{Command: nbd.Write, Offset: size - 512, Data: make([]byte, 1024)}, nbd.ENOSPC},
-		"write far beyond":        {nbd.Request{Command: nbd.Write, Offset: 1<<64 - 512, Data: make([]byte, 1024)}, nbd.ENOSPC},
-		"zeroes across the end":   {nbd.Request{Command: nbd.WriteZeroes, Offset: 512, Length: size}, nbd.ENOSPC},
-		"trim across the end":     {nbd.Request{Command: nbd.Trim, Offset: 512, Length: size}, nbd.EINVAL},
-		"offset between sectors":  {nbd.Request{Command: nbd.Write, Offset: 100, Data: make([]byte, 512)}, nbd.EINVAL},
-		"length between sectors":  {nbd.Request{Command: nbd.Read, Length: 513}, nbd.EINVAL},
-		"nothing to write":        {nbd.Request{Command: nbd.Write}, nbd.EINVAL},
-		"a longer read than told": {nbd.Request{Command: nbd.Read, Length: nbd.MaxPayload + 512}, nbd.EINVAL},
-		"a longer write":          {nbd.Request{Command: nbd.Write, Data: make([]byte, nbd.MaxPayload+512)}, nbd.EINVAL},
-		"a flush of a range":      {nbd.Request{Command: nbd.Flush, Length: 512}, nbd.EINVAL},
-		"a flag out of place":     {nbd.Request{Command: nbd.Read, Length: 512, NoHole: true}, nbd.EINVAL},
-		"an unknown command":      {nbd.Request{Command: 77, Length: 512}, nbd.EINVAL},
+		"read beyond the end":    {nbd.Request{Command: nbd.Read, Offset: size, Length: 512}, nbd.EINVAL},
+		"read across the end":    {nbd.Request{Command: nbd.Read, Offset: size - 512, Length: 1024}, nbd.EINVAL},
+		"write across the end":   {nbd.Request{Command: nbd.Write, Offset: size - 512, Data: make([]byte, 1024)}, nbd.ENOSPC},
+		"write far beyond":       {nbd.Request{Command: nbd.Write, Offset: 1<<64 - 512, Data: make([]byte, 1024)}, nbd.ENOSPC},
+		"zeroes across the end":  {nbd.Request{Command: nbd.WriteZeroes, Offset: 512, Length: size}, nbd.ENOSPC},
+		"trim across the end":    {nbd.Request{Command: nbd.Trim, Offset: 512, Length: size}, nbd.EINVAL},
+		"offset between sectors": {nbd.Request{Command: nbd.Write, Offset: 100, Data: make([]byte, 512)}, nbd.EINVAL},
+		"length between sectors": {nbd.Request{Command: nbd.Read, Length: 513}, nbd.EINVAL},
+		"nothing to write":       {nbd.Request{Command: nbd.Write}, nbd.EINVAL},
+		"read above MaxPayload":  {nbd.Request{Command: nbd.Read, Length: nbd.MaxPayload + 512}, nbd.EINVAL},
+		"write above MaxPayload": {nbd.Request{Command: nbd.Write, Data: make([]byte, nbd.MaxPayload+512)}, nbd.EINVAL},
+		"a flush of a range":     {nbd.Request{Command: nbd.Flush, Length: 512}, nbd.EINVAL},
+		"a flag out of place":    {nbd.Request{Command: nbd.Read, Length: 512, NoHole: true}, nbd.EINVAL},
+		"an unknown command":     {nbd.Request{Command: 77, Length: 512}, nbd.EINVAL},
 	} {
 		_, err := c.Do(test.request)
 		if !errors.Is(err, test.want) {
@@ -84,42 +84,41 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	if did := m.requests(); len(did) != 0 {
-		t.Errorf("%d refused requests reached the device: %+v", len(did), did)
+		t.Errorf("%d invalid requests reached the device: %+v", len(did), did)
 	}
 	if _, err := c.Do(nbd.Request{Command: nbd.Flush, FUA: true}); err != nil {
-		t.Errorf("a flush with FUA, which has to be accepted: %v", err)
+		t.Errorf("flush with FUA must be accepted: got %v", err)
 	}
 }
 
-func TestAttackEndsTheConnection(t *testing.T) {
+func TestHugeWriteEndsTheConnection(t *testing.T) {
 	c, wait := dial(t, newMemory(1<<20))
-	// The client's message has only its header: the length is the offence.
 	r := nbd.Request{Command: nbd.Trim, Length: 1 << 31}
 	testkit.Value(c.Send(r))(t)
 	if _, _, err := c.Receive(); err != nil {
-		t.Fatalf("a long trim has to be answered: %v", err)
+		t.Fatalf("long trim must be answered: got %v", err)
 	}
 	conn, wait2 := serve(t, newMemory(1<<20))
 	enter(t, conn)
 	send(t, conn, request(0, nbd.Write, 0, 1<<31))
 	if err := wait2(); err == nil {
-		t.Error("a write of 2 GiB was waited for")
+		t.Error("Serve waited for a write of 2 GiB")
 	}
 	c.Close()
 	if err := wait(); err != nil {
-		t.Errorf("a client that hangs up between requests is an error: %v", err)
+		t.Errorf("Serve failed after a disconnect between requests: %v", err)
 	}
 }
 
-// Clients that die in the middle leave nothing behind (see TestMain), and what
-// had not come in whole is not carried out.
-func TestClientDiesHalfWay(t *testing.T) {
+// A request that did not arrive completely is not executed. TestMain finds
+// leaked goroutines.
+func TestPartialRequestIsNotExecuted(t *testing.T) {
 	for name, rest := range map[string][]byte{
-		"in a header":        request(0, nbd.Write, 0, 1024)[:13],
-		"before the data":    request(0, nbd.Write, 0, 1024),
-		"in the data":        append(request(0, nbd.Write, 0, 1024), make([]byte, 1000)...),
-		"in refused data":    append(request(0, nbd.Write, 7, 1024), make([]byte, 1000)...),
-		"with another magic": make([]byte, 28),
+		"in a header":                   request(0, nbd.Write, 0, 1024)[:13],
+		"before the data":               request(0, nbd.Write, 0, 1024),
+		"in the data":                   append(request(0, nbd.Write, 0, 1024), make([]byte, 1000)...),
+		"in data of an invalid request": append(request(0, nbd.Write, 7, 1024), make([]byte, 1000)...),
+		"with a wrong magic":            make([]byte, 28),
 	} {
 		m := newMemory(1 << 20)
 		conn, wait := serve(t, m)
@@ -127,7 +126,7 @@ func TestClientDiesHalfWay(t *testing.T) {
 		send(t, conn, rest)
 		conn.Close()
 		if err := wait(); err == nil {
-			t.Errorf("%s: no error", name)
+			t.Errorf("%s: Serve returned no error", name)
 		}
 		if did := m.requests(); len(did) != 0 {
 			t.Errorf("%s: the device got %+v", name, did)
@@ -135,9 +134,9 @@ func TestClientDiesHalfWay(t *testing.T) {
 	}
 }
 
-// A request is marked when it comes in, also while another is carried out: a
-// flush that was sent before a write had its answer does not cover it.
-func TestMarkedOnArrival(t *testing.T) {
+// A request is marked on arrival, even while another one is executed: a flush
+// does not cover a write that was not answered when the flush was sent.
+func TestRequestsAreMarkedOnArrival(t *testing.T) {
 	m := newMemory(1 << 20)
 	came := make(chan struct{})
 	m.before = func(r nbd.Request) {
@@ -156,11 +155,11 @@ func TestMarkedOnArrival(t *testing.T) {
 		}
 	}
 	if did := m.requests(); did[0].Mark != 1 || did[1].Mark != 2 {
-		t.Errorf("marks %d and %d, want 1 and 2", did[0].Mark, did[1].Mark)
+		t.Errorf("got marks %d and %d, want 1 and 2", did[0].Mark, did[1].Mark)
 	}
 }
 
-// markedDevice tells when a number of requests has come in.
+// markedDevice closes came at a given number of arrived requests.
 type markedDevice struct {
 	*memory
 	want uint64
@@ -175,9 +174,9 @@ func (m *markedDevice) Mark() uint64 {
 	return mark
 }
 
-// A device that is gone answers nothing, not even the request in which it
-// went, and hangs up on nobody.
-func TestSilence(t *testing.T) {
+// A device without power answers nothing, including the request during which it
+// lost power, and keeps its connections open.
+func TestGoneDeviceKeepsConnectionsOpen(t *testing.T) {
 	m := newMemory(1 << 20)
 	m.before = func(r nbd.Request) {
 		if r.Command == nbd.Flush {
@@ -197,19 +196,19 @@ func TestSilence(t *testing.T) {
 	go func() { _, _, err := c.Receive(); got <- err }()
 	select {
 	case err := <-ended:
-		t.Fatalf("Serve ended with %v though the device is only silent", err)
+		t.Fatalf("Serve returned %v, want it to wait for ctx", err)
 	case err := <-got:
-		t.Fatalf("the client got an answer or lost the connection: %v", err)
+		t.Fatalf("the client got an answer or was disconnected: %v", err)
 	default:
 	}
 	cancel()
 	if err := <-ended; err != nil {
-		t.Errorf("the end of ctx is an error: %v", err)
+		t.Errorf("Serve failed at the end of ctx: %v", err)
 	}
 	if err := <-got; !errors.Is(err, io.EOF) {
-		t.Errorf("the client got %v, want the end of the connection", err)
+		t.Errorf("the client got %v, want EOF", err)
 	}
 	if did := m.requests(); len(did) != 1 || m.answered != 0 {
-		t.Errorf("the device carried out %d requests and was told of %d answers, want 1 and 0", len(did), m.answered)
+		t.Errorf("got %d executed requests and %d calls of Answered, want 1 and 0", len(did), m.answered)
 	}
 }
