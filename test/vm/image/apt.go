@@ -13,12 +13,12 @@ import (
 	"strings"
 )
 
-// apt is a private configuration of apt-get: the machine's own sources and
-// network settings, its own lists, and no package installed. The machine's
-// apt is only read.
+// apt is a private apt-get configuration: the host's sources and network
+// settings, separate package lists, and no installed packages. The host's apt
+// is only read.
 type apt struct{ dir string }
 
-// The one source that may fail has a directory of its own.
+// The source of the backports is separate, because it is allowed to fail.
 const (
 	backportsDir  = "backports.d"
 	backportsList = backportsDir + "/backports.list"
@@ -39,7 +39,7 @@ func (a apt) configure(ctx context.Context) error {
 	}
 	targets, err := output(exec.CommandContext(ctx, "apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Identifier: Packages"))
 	if err != nil {
-		return fmt.Errorf("ask apt for the machine's sources: %w", err)
+		return fmt.Errorf("read the host's apt sources: %w", err)
 	}
 	sources, backports, err := sourcesFor(codename, targets)
 	if err != nil {
@@ -47,7 +47,7 @@ func (a apt) configure(ctx context.Context) error {
 	}
 	dump, err := output(exec.CommandContext(ctx, "apt-config", "dump"))
 	if err != nil {
-		return fmt.Errorf("ask apt for the machine's network settings: %w", err)
+		return fmt.Errorf("read the host's apt network settings: %w", err)
 	}
 	if err := a.trust(); err != nil {
 		return err
@@ -66,7 +66,7 @@ func (a apt) configure(ctx context.Context) error {
 	return nil
 }
 
-// config is the private configuration without the network.
+// config returns the private configuration without network settings.
 func (a apt) config(sandboxUser string) string {
 	var b strings.Builder
 	for _, v := range [][2]string{
@@ -80,7 +80,7 @@ func (a apt) config(sandboxUser string) string {
 	return b.String()
 }
 
-// trust takes over the keys that the machine trusts.
+// trust links the host's trusted keys.
 func (a apt) trust() error {
 	var keys []string
 	for _, pattern := range []string{"/etc/apt/trusted.gpg.d/*.gpg", "/etc/apt/trusted.gpg.d/*.asc", "/usr/share/keyrings/debian-archive-keyring.gpg"} {
@@ -91,7 +91,7 @@ func (a apt) trust() error {
 		keys = append(keys, found...)
 	}
 	if len(keys) == 0 {
-		return errors.New("this machine has no keys of Debian's archive: install the package debian-archive-keyring")
+		return errors.New("no Debian archive keys found; install the package debian-archive-keyring")
 	}
 	for _, key := range keys {
 		if err := os.Symlink(key, a.path(filepath.Join("trusted", filepath.Base(key)))); err != nil && !errors.Is(err, os.ErrExist) {
@@ -104,19 +104,19 @@ func (a apt) trust() error {
 func codename() (string, error) {
 	data, err := os.ReadFile("/etc/os-release")
 	if err != nil {
-		return "", fmt.Errorf("which Debian this is: %w", err)
+		return "", fmt.Errorf("find the Debian release: %w", err)
 	}
 	for line := range strings.Lines(string(data)) {
 		if name, ok := strings.CutPrefix(line, "VERSION_CODENAME="); ok {
 			return strings.Trim(strings.TrimSpace(name), `"`), nil
 		}
 	}
-	return "", errors.New("which Debian this is: /etc/os-release has no VERSION_CODENAME")
+	return "", errors.New("find the Debian release: /etc/os-release has no VERSION_CODENAME")
 }
 
-// sourcesFor picks the release's sources among apt's index targets (lines of
-// repository, suite, component), and derives the source of its backports from
-// the one of the release itself.
+// sourcesFor selects the release's sources from apt's index targets (lines of
+// repository, suite, component). The source of the backports is derived from
+// that of the release.
 func sourcesFor(codename, targets string) (sources, backports string, err error) {
 	var all []string
 	for line := range strings.Lines(targets) {
@@ -137,13 +137,13 @@ func sourcesFor(codename, targets string) (sources, backports string, err error)
 		}
 	}
 	if backports == "" {
-		return "", "", fmt.Errorf("apt of this machine has no source for %s main: the guests are made of that release's packages", codename)
+		return "", "", fmt.Errorf("apt has no source for %s main, which the guests are built from", codename)
 	}
 	return strings.Join(all, ""), backports, nil
 }
 
-// network picks out of apt-config dump how the machine reaches its sources:
-// proxies, retries, certificates.
+// network selects the network settings of apt-config dump: proxies, retries,
+// certificates.
 func network(dump string) string {
 	var b strings.Builder
 	for line := range strings.Lines(dump) {
@@ -154,9 +154,10 @@ func network(dump string) string {
 	return b.String()
 }
 
-// update fetches the lists. missing says why there are no backports.
+// update fetches the package lists. missing is the reason if there are no
+// backports.
 func (a apt) update(ctx context.Context) (missing, err error) {
-	const strict = "-oAPT::Update::Error-Mode=any" // or a source that cannot be reached is a warning
+	const strict = "-oAPT::Update::Error-Mode=any" // makes an unreachable source an error instead of a warning
 	if _, err := a.get(ctx, strict, "update"); err != nil {
 		return nil, err
 	}
@@ -164,10 +165,10 @@ func (a apt) update(ctx context.Context) (missing, err error) {
 	return missing, nil
 }
 
-// backports is the option that adds their source.
+// backports is the option that adds the source of the backports.
 func (a apt) backports() string { return "Dir::Etc::sourceparts=" + a.path(backportsDir) }
 
-// Package is one Debian package of a fixed version.
+// Package is a Debian package with its version.
 type Package struct {
 	Name    string
 	Version string
@@ -175,8 +176,8 @@ type Package struct {
 
 func (p Package) String() string { return p.Name + "=" + p.Version }
 
-// closure is the named packages with all that they depend on. suite is empty
-// for the release itself.
+// closure returns the named packages with all dependencies. An empty suite is
+// the release itself.
 func (a apt) closure(ctx context.Context, suite string, names ...string) ([]Package, error) {
 	args := []string{"--simulate", "--no-install-recommends", "-y"}
 	if suite != "" {
@@ -189,8 +190,8 @@ func (a apt) closure(ctx context.Context, suite string, names ...string) ([]Pack
 	return parseSimulation(text)
 }
 
-// installLine is what apt-get --simulate says of a package:
-// Inst libc6 (2.36-9 Debian:12.11/stable [amd64]) and more.
+// installLine matches a package in the output of apt-get --simulate: Inst libc6
+// (2.36-9 Debian:12.11/stable [amd64]) ...
 var installLine = regexp.MustCompile(`^Inst ([a-z0-9][a-z0-9+.:-]*) (?:\[[^]]*\] )?\(([A-Za-z0-9.+~:-]+) `)
 
 func parseSimulation(text string) ([]Package, error) {
@@ -201,19 +202,19 @@ func parseSimulation(text string) ([]Package, error) {
 		}
 		m := installLine.FindStringSubmatch(line)
 		if m == nil {
-			return nil, fmt.Errorf("apt-get --simulate says %q, which names no package and version", strings.TrimSpace(line))
+			return nil, fmt.Errorf("apt-get --simulate: cannot parse package and version in %q", strings.TrimSpace(line))
 		}
 		all = append(all, Package{Name: m[1], Version: m[2]})
 	}
 	if len(all) == 0 {
-		return nil, errors.New("apt-get --simulate names no package")
+		return nil, errors.New("apt-get --simulate listed no package")
 	}
 	slices.SortFunc(all, func(a, b Package) int { return strings.Compare(a.Name, b.Name) })
 	return all, nil
 }
 
-// download fetches the packages' archives into a directory and returns their
-// paths.
+// download downloads packages into a directory and returns the paths of the
+// .deb files.
 func (a apt) download(ctx context.Context, packages []Package, dir string) ([]string, error) {
 	args := []string{"-o", a.backports(), "-q", "download"}
 	for _, p := range packages {
@@ -226,7 +227,7 @@ func (a apt) download(ctx context.Context, packages []Package, dir string) ([]st
 	}
 	found, err := filepath.Glob(filepath.Join(dir, "*.deb"))
 	if err == nil && len(found) != len(packages) {
-		err = fmt.Errorf("%d archives came", len(found))
+		err = fmt.Errorf("got %d archives", len(found))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("download %s: %w", describe(packages), err)

@@ -34,7 +34,7 @@ deb http://security.example/ bookworm-security main
 		t.Errorf("backports %q, want %q", backports, want)
 	}
 	if _, _, err := sourcesFor("trixie", targets); err == nil || !strings.Contains(err.Error(), "no source for trixie main") {
-		t.Errorf("a release without source: %v", err)
+		t.Errorf("release without source: got %v", err)
 	}
 }
 
@@ -54,7 +54,7 @@ Acquire::Retries "3";
 	}
 }
 
-func TestParseSimulation(t *testing.T) {
+func TestParseSimulatedInstall(t *testing.T) {
 	got, err := parseSimulation(`NOTE: This is only a simulation!
 Inst libgcc-s1 (12.2.0-14+deb12u1 Debian:12.11/stable [amd64]) []
 Inst gcc-12-base (12.2.0-14+deb12u1 Debian:12.11/stable [amd64])
@@ -71,16 +71,16 @@ Conf libgcc-s1 (12.2.0-14+deb12u1 Debian:12.11/stable [amd64])
 	}
 	for _, bad := range []string{"", "Conf a (1 x)\n", "Inst a\n", "Inst a/b (1 x)\n", "Inst a ($(id) x)\n"} {
 		if got, err := parseSimulation(bad); err == nil {
-			t.Errorf("%q names %v", bad, got)
+			t.Errorf("parsing %q: got %v, want an error", bad, got)
 		}
 	}
 }
 
-func TestConfigNamesOnlyItsOwnDirectories(t *testing.T) {
+func TestConfigUsesOnlyPrivateDirectories(t *testing.T) {
 	for line := range strings.Lines(apt{dir: "/cache/apt"}.config("me")) {
 		name, value, _ := strings.Cut(strings.TrimSuffix(strings.TrimSpace(line), ";"), " ")
 		if strings.HasPrefix(name, "Dir::") && !strings.HasPrefix(value, `"/cache/apt/`) {
-			t.Errorf("%s is %s", name, value)
+			t.Errorf("%s is %s, want a path below /cache/apt", name, value)
 		}
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// output runs a command and returns what it prints. The error ends with the
-// last lines of its complaints.
+// output runs a command and returns its output. The error includes the last
+// lines of stderr.
 func output(cmd *exec.Cmd) (string, error) {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -18,7 +18,7 @@ func output(cmd *exec.Cmd) (string, error) {
 	return stdout.String(), nil
 }
 
-// tail is the last n lines of a text.
+// tail returns the last n lines of a text.
 func tail(text string, n int) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")

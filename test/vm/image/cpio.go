@@ -9,12 +9,12 @@ import (
 	"strings"
 )
 
-// Tree is the contents of an initramfs by path, without a leading slash.
-// Directories that a path needs come by themselves.
+// Tree is the contents of an initramfs by path, without a leading slash. Parent
+// directories are implied.
 type Tree map[string]Entry
 
-// Entry is one file: of the host where Host is set, a symbolic link where Link
-// is set, otherwise of the text in Data.
+// Entry is one file: a host file if Host is set, a symbolic link if Link is
+// set, else a file with Data.
 type Entry struct {
 	Host string
 	Link string
@@ -22,9 +22,9 @@ type Entry struct {
 	Mode os.FileMode // permission bits of a file
 }
 
-// WriteArchive writes a tree as a cpio archive in the format that the kernel
-// reads (Documentation/driver-api/early-userspace/buffer-format.rst). Archives
-// may follow each other; a later file takes the place of an earlier one.
+// WriteArchive writes a tree as a cpio archive that the kernel can unpack
+// (Documentation/driver-api/early-userspace/buffer-format.rst). Archives can be
+// concatenated; later files replace earlier ones.
 func WriteArchive(w io.Writer, tree Tree) error {
 	a := &archive{w: w}
 	made := map[string]bool{".": true}
@@ -88,10 +88,10 @@ func (a *archive) entry(name string, e Entry) error {
 	return a.file(name, typeFile|uint32(e.Mode.Perm()), info.Size(), f)
 }
 
-// file writes one header, the name and the content, each padded to four bytes.
+// file writes a header, the name and the content, each padded to four bytes.
 func (a *archive) file(name string, mode uint32, size int64, content io.Reader) error {
 	if size >= 1<<32 {
-		return fmt.Errorf("%d bytes do not fit the format", size)
+		return fmt.Errorf("size %d exceeds the limit of cpio, 4 GiB", size)
 	}
 	a.inode++
 	header := fmt.Sprintf("070701%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%s\x00",
@@ -117,7 +117,7 @@ func (a *archive) pad(to int64) error {
 	return err
 }
 
-// end writes the trailer and fills up the last block.
+// end writes the trailer and pads the last block.
 func (a *archive) end() error {
 	a.inode = 0
 	if err := a.file("TRAILER!!!", 0, 0, strings.NewReader("")); err != nil {

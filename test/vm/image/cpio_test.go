@@ -13,8 +13,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// readArchive lists an archive's entries as "mode name content", reading it as
-// the kernel's document says.
+// readArchive lists an archive's entries as "mode name content", independent of
+// the writer.
 func readArchive(t *testing.T, data []byte) []string {
 	t.Helper()
 	var all []string
@@ -31,7 +31,7 @@ func readArchive(t *testing.T, data []byte) []string {
 		start := (at + 110 + nameSize + 3) &^ 3
 		if name == "TRAILER!!!" {
 			if rest := data[start:]; len(bytes.Trim(rest, "\x00")) > 0 || len(data)%512 != 0 {
-				t.Fatalf("%d bytes, the last %q", len(data), rest)
+				t.Fatalf("got an archive of %d bytes with the end %q", len(data), rest)
 			}
 			return all
 		}
@@ -58,7 +58,7 @@ func TestArchive(t *testing.T) {
 	}
 	err = WriteArchive(&b, Tree{"a": {Host: host + "-absent"}})
 	if err == nil || !strings.Contains(err.Error(), "initramfs: a: ") {
-		t.Errorf("an absent file: %v", err)
+		t.Errorf("missing host file: got %v", err)
 	}
 }
 

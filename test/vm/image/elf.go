@@ -11,14 +11,14 @@ import (
 	"slices"
 )
 
-// libraryDirs is where Debian keeps libraries, below an unpacked root.
+// libraryDirs are Debian's library directories, relative to an unpacked root.
 func libraryDirs() []string {
 	return []string{"usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "usr/lib", "lib", "lib64", "usr/lib64"}
 }
 
-// libraries lists the files below root, in root's own terms, that the programs
-// are linked with, directly or not: the libraries by the names under which
-// programs ask for them, and the loaders.
+// libraries lists the shared libraries and loaders of programs, including
+// indirect dependencies, as paths relative to root. Libraries keep the names by
+// which programs refer to them.
 func libraries(root string, programs []string) ([]string, error) {
 	var found []string
 	todo := slices.Clone(programs)
@@ -43,8 +43,8 @@ func libraries(root string, programs []string) ([]string, error) {
 	return found, nil
 }
 
-// needed is what a dynamically linked file asks for: its libraries, and its
-// loader as an absolute path. A script or a static program asks for nothing.
+// needed returns the libraries of an ELF file and the absolute path of its
+// loader. Scripts and static programs need nothing.
 func needed(file string) ([]string, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -53,7 +53,7 @@ func needed(file string) ([]string, error) {
 	defer f.Close()
 	magic := make([]byte, len(elf.ELFMAG))
 	if n, err := f.ReadAt(magic, 0); err != nil && !errors.Is(err, io.EOF) || n > 0 && string(magic) != elf.ELFMAG {
-		return nil, err // no error: a script
+		return nil, err // a script
 	}
 	e, err := elf.NewFile(f)
 	if err != nil {
@@ -61,7 +61,7 @@ func needed(file string) ([]string, error) {
 	}
 	needs, err := e.ImportedLibraries()
 	if err != nil {
-		return nil, fmt.Errorf("its dynamic section: %w", err)
+		return nil, fmt.Errorf("read the dynamic section: %w", err)
 	}
 	for _, p := range e.Progs {
 		if p.Type != elf.PT_INTERP {
@@ -69,7 +69,7 @@ func needed(file string) ([]string, error) {
 		}
 		loader := make([]byte, p.Filesz)
 		if _, err := p.ReadAt(loader, 0); err != nil {
-			return nil, fmt.Errorf("its loader: %w", err)
+			return nil, fmt.Errorf("read the loader's path: %w", err)
 		}
 		needs = append(needs, string(loader[:max(0, len(loader)-1)]))
 	}
@@ -79,7 +79,7 @@ func needed(file string) ([]string, error) {
 func findLibrary(root, name string) (string, error) {
 	if path.IsAbs(name) {
 		if _, err := os.Stat(filepath.Join(root, name)); err != nil {
-			return "", fmt.Errorf("its loader: %w", err)
+			return "", fmt.Errorf("find the loader: %w", err)
 		}
 		return name[1:], nil
 	}
@@ -88,5 +88,5 @@ func findLibrary(root, name string) (string, error) {
 			return path.Join(dir, name), nil
 		}
 	}
-	return "", fmt.Errorf("no unpacked package brings the library %s", name)
+	return "", fmt.Errorf("no unpacked package has the library %s", name)
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// The shell of this machine is a dynamic program, its root an unpacked one.
-func TestLibraries(t *testing.T) {
+// The host's shell is a dynamic program, and / serves as unpacked root.
+func TestLibrariesOfProgram(t *testing.T) {
 	got := testkit.Value(libraries("/", []string{"bin/sh"}))(t)
 	for _, want := range []string{"libc.so.6", "ld-linux-x86-64.so.2"} {
 		if !slices.ContainsFunc(got, func(file string) bool { return filepath.Base(file) == want }) {
@@ -28,18 +28,18 @@ func TestLibraries(t *testing.T) {
 func TestLibrariesOfAnIncompleteRoot(t *testing.T) {
 	root := t.TempDir()
 	shell := testkit.Value(os.ReadFile("/bin/sh"))(t)
-	for name, data := range map[string][]byte{"sh": shell, "script": []byte("#!/bin/sh\n"), "cut": shell[:32], "empty": nil} {
+	for name, data := range map[string][]byte{"sh": shell, "script": []byte("#!/bin/sh\n"), "truncated": shell[:32], "empty": nil} {
 		testkit.Must(t, os.WriteFile(filepath.Join(root, name), data, 0o755))
 	}
-	if _, err := libraries(root, []string{"sh"}); err == nil || !strings.Contains(err.Error(), "no unpacked package brings the library libc.so.6") {
-		t.Errorf("a program without its library: %v", err)
+	if _, err := libraries(root, []string{"sh"}); err == nil || !strings.Contains(err.Error(), "no unpacked package has the library libc.so.6") {
+		t.Errorf("program without its library: got %v", err)
 	}
 	if got, err := libraries(root, []string{"script"}); len(got) > 0 || err != nil {
-		t.Errorf("a script needs %v, %v", got, err)
+		t.Errorf("libraries of a script: got %v, %v", got, err)
 	}
-	for _, name := range []string{"cut", "absent"} {
+	for _, name := range []string{"truncated", "absent"} {
 		if got, err := libraries(root, []string{name}); err == nil {
-			t.Errorf("%s needs %v", name, got)
+			t.Errorf("%s: got libraries %v, want an error", name, got)
 		}
 	}
 }

@@ -16,20 +16,21 @@ import (
 	"strings"
 )
 
-// Recipe says what a guest is made of.
+// Recipe describes the contents of a guest's image.
 type Recipe struct {
-	// Kernel's source; the zero value is Stable.
+	// Kernel is the kernel's source; empty is Stable.
 	Kernel Source
-	// Modules are loaded when the guest boots, each with what it needs.
+	// Modules are loaded at boot with their dependencies.
 	Modules []string
-	// Extra modules are there for modprobe, and for the kernel when it asks.
+	// Extra modules are only available to modprobe and kernel autoloading.
 	Extra []string
-	// Programs of Debian, by name; see Filesystems. Their libraries come too.
+	// Programs are Debian programs by name, with their libraries; see
+	// Filesystems.
 	Programs []string
 }
 
-// Filesystems are the programs that make, mend, grow and mount file systems,
-// as Debian has them.
+// Filesystems are Debian's programs that create, repair, grow and mount file
+// systems.
 func Filesystems() []string {
 	return []string{
 		"mkfs.ext4", "mke2fs", "e2fsck", "resize2fs", "tune2fs", "dumpe2fs", "debugfs", "e2image",
@@ -39,28 +40,29 @@ func Filesystems() []string {
 	}
 }
 
-// Files are what QEMU needs to boot a guest.
+// Files are the files and settings that QEMU and the agent need to boot a
+// guest.
 type Files struct {
 	Kernel string // vmlinux
-	Initrd string // to be followed by the guest's own archive
-	// Modules to load, in order, as paths in the guest.
+	Initrd string // to be followed by the guest's overlay archive
+	// Modules are guest paths in load order.
 	Modules []string
-	// Release of the kernel, as uname -r says it.
+	// Release is the kernel release (uname -r).
 	Release string
 }
 
-// Directories of the store.
+// Directories in the cache.
 const (
 	packagesDir = "packages"
 	guestsDir   = "guests"
 	agentsDir   = "agents"
-	downloadDir = "download" // of the run that holds the lock
+	downloadDir = "download" // used by the process that holds the lock
 )
 
-// layout changes whenever the same packages make another guest.
+// layout must be incremented when the same packages produce a different image.
 const layout = 3
 
-// Guest makes what a recipe asks for, or finds it made.
+// Guest returns the image of a recipe, built if it is not cached.
 func (s *Store) Guest(ctx context.Context, r Recipe) (Files, error) {
 	if r.Kernel == "" {
 		r.Kernel = Stable
@@ -87,15 +89,15 @@ func (s *Store) Guest(ctx context.Context, r Recipe) (Files, error) {
 		return s.initrd(ctx, recipe{Recipe: r, kernel: root, release: release, tools: tools}, &files)
 	})
 	if err != nil {
-		return Files{}, fmt.Errorf("make a guest with the kernel of %s: %w", r.Kernel, err)
+		return Files{}, fmt.Errorf("build a guest with the kernel of %s: %w", r.Kernel, err)
 	}
 	return files, nil
 }
 
-// ErrNoBackports: the backports of the machine's Debian cannot be had.
-var ErrNoBackports = errors.New("there are no backports here")
+// ErrNoBackports means that the Debian backports are not available.
+var ErrNoBackports = errors.New("Debian backports are not available")
 
-// recipe is a Recipe with its unpacked packages.
+// recipe is a Recipe with the paths of its unpacked packages.
 type recipe struct {
 	Recipe
 	kernel, release, tools string
@@ -146,7 +148,7 @@ func writeArchive(file string, tree Tree) (err error) {
 	return w.Flush()
 }
 
-// base is a root file system without programs.
+// base returns a root file system without programs.
 func base() Tree {
 	tree := Tree{
 		"etc/passwd":        {Data: []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"), Mode: 0o644},
@@ -158,7 +160,7 @@ func base() Tree {
 		"var/lib/.keep":     {Mode: 0o644},
 		"mnt/.keep":         {Mode: 0o644},
 	}
-	for _, dir := range mergedDirs() { // as every Debian since 12
+	for _, dir := range mergedDirs() { // merged /usr, as in Debian 12
 		tree[dir] = Entry{Link: "usr/" + dir}
 	}
 	return tree
@@ -166,10 +168,10 @@ func base() Tree {
 
 func mergedDirs() []string { return []string{"bin", "sbin", "lib", "lib64"} }
 
-// Path is where an absolute path lies in a Tree.
+// Path converts an absolute guest path to a Tree path.
 func Path(inGuest string) string { return merged(strings.TrimPrefix(path.Clean(inGuest), "/")) }
 
-// merged is where a package's file lies in the guest.
+// merged converts a package's path for merged /usr.
 func merged(file string) string {
 	for _, dir := range mergedDirs() {
 		if strings.HasPrefix(file, dir+"/") {
@@ -179,8 +181,8 @@ func merged(file string) string {
 	return file
 }
 
-// modules adds the kernel's modules to the tree, unpacked ones, and returns
-// those to load in their order. scratch keeps the unpacked ones.
+// modules adds uncompressed kernel modules to the tree and returns the paths to
+// load, in order. scratch keeps uncompressed copies.
 func (r recipe) modules(ctx context.Context, scratch string, tree Tree) ([]string, error) {
 	dir := filepath.Join(r.kernel, "lib", "modules", r.release)
 	known, err := readModules(dir)
@@ -225,10 +227,9 @@ func (r recipe) modules(ctx context.Context, scratch string, tree Tree) ([]strin
 	return order, nil
 }
 
-// unsigned is a module without the signature at its end, which an emulated
-// processor needs a second to verify for one of the size of xfs
-// (include/linux/module_signature.h: the signature, 12 bytes that end with its
-// length, the marker).
+// unsigned removes a module's signature, because verifying that of xfs takes a
+// second on an emulated processor. Format (include/linux/module_signature.h):
+// signature, 12 bytes ending with its length, marker.
 func unsigned(module []byte) []byte {
 	const info = 12
 	signed, found := bytes.CutSuffix(module, []byte("~Module signature appended~\n"))
@@ -254,12 +255,12 @@ func unxz(ctx context.Context, file, dir string) (string, error) {
 	return to, os.WriteFile(to, []byte(text), 0o644)
 }
 
-// modprobe is linked by the agent: the booting kernel would run it three times
-// without finding a module, for a tenth of a second each.
+// modprobe is created by the agent: otherwise the kernel would run it three
+// times during boot, without finding a module.
 const modprobe = "usr/sbin/modprobe"
 
-// programs adds busybox under the names of its applets, and over these the
-// recipe's programs with their libraries.
+// programs adds busybox with its applets, and the recipe's programs with their
+// libraries, which replace applets.
 func (r recipe) programs(ctx context.Context, tree Tree) error {
 	const busybox = "usr/bin/busybox"
 	host := filepath.Join(r.tools, "bin", "busybox")
@@ -295,13 +296,13 @@ func (r recipe) programs(ctx context.Context, tree Tree) error {
 	return nil
 }
 
-// findProgram looks for a program where Debian keeps programs, below an
-// unpacked root.
+// findProgram finds a program in Debian's program directories below an unpacked
+// root.
 func findProgram(root, name string) (string, error) {
 	for _, dir := range []string{"usr/sbin", "sbin", "usr/bin", "bin"} {
 		if _, err := os.Stat(filepath.Join(root, dir, name)); err == nil {
 			return path.Join(dir, name), nil
 		}
 	}
-	return "", fmt.Errorf("no unpacked package brings the program %s", name)
+	return "", fmt.Errorf("no unpacked package has the program %s", name)
 }

@@ -11,8 +11,8 @@ import (
 	"path/filepath"
 )
 
-// kernel returns the unpacked package of a kernel, with depmod's tables and
-// with boot/vmlinux beside the compressed one. The caller holds the lock.
+// kernel returns the unpacked package of a kernel, with depmod's tables and an
+// uncompressed boot/vmlinux. The caller holds the lock.
 func (s *Store) kernel(ctx context.Context, p Package) (root, release string, err error) {
 	root, err = s.unpack(ctx, "kernel", []Package{p}, func(root string) error {
 		release, err := kernelRelease(root)
@@ -34,7 +34,7 @@ func (s *Store) kernel(ctx context.Context, p Package) (root, release string, er
 func kernelRelease(root string) (string, error) {
 	found, err := filepath.Glob(filepath.Join(root, "lib", "modules", "*"))
 	if err == nil && len(found) != 1 {
-		err = fmt.Errorf("the kernel's package has modules of %d releases", len(found))
+		err = fmt.Errorf("the kernel package has modules of %d releases, want 1", len(found))
 	}
 	if err != nil {
 		return "", err
@@ -42,8 +42,8 @@ func kernelRelease(root string) (string, error) {
 	return filepath.Base(found[0]), nil
 }
 
-// unpackKernel writes the kernel without its own decompressor: an emulated
-// processor needs seconds for what this one does in one.
+// unpackKernel extracts vmlinux, because decompression takes seconds on an
+// emulated processor.
 func unpackKernel(ctx context.Context, from, to string) error {
 	data, err := os.ReadFile(from)
 	if err != nil {
@@ -64,33 +64,33 @@ func unpackKernel(ctx context.Context, from, to string) error {
 		return fmt.Errorf("%s: %w", from, err)
 	}
 	if len(vmlinux) != int(size) {
-		return fmt.Errorf("%s: unpacks to %d bytes, %d are announced", from, len(vmlinux), size)
+		return fmt.Errorf("%s: unpacked to %d bytes, want %d", from, len(vmlinux), size)
 	}
 	return os.WriteFile(to, []byte(vmlinux), 0o644)
 }
 
-// payload finds the compressed kernel in a bzImage, and the size of what it
-// holds (Documentation/arch/x86/boot.rst: setup_sects, HdrS, payload_offset,
-// payload_length; the last four bytes of the payload are that size).
+// payload finds the compressed kernel in a bzImage and its uncompressed size,
+// the last four bytes of the payload (Documentation/arch/x86/boot.rst:
+// setup_sects, HdrS, payload_offset, payload_length).
 func payload(image []byte) (packed []byte, size uint32, err error) {
 	const (
 		setupSects, magic, offset, length = 0x1f1, 0x202, 0x248, 0x24c
 		end                               = 0x250
 	)
 	if len(image) < end || string(image[magic:magic+4]) != "HdrS" {
-		return nil, 0, errors.New("no Linux kernel: it lacks the boot header")
+		return nil, 0, errors.New("not a Linux kernel: no boot header")
 	}
 	start := (int64(image[setupSects])+1)*512 + int64(binary.LittleEndian.Uint32(image[offset:]))
 	n := int64(binary.LittleEndian.Uint32(image[length:]))
 	if n < 4 || start+n > int64(len(image)) {
-		return nil, 0, fmt.Errorf("the boot header places the kernel at byte %d, %d bytes long, in a file of %d", start, n, len(image))
+		return nil, 0, fmt.Errorf("the boot header has payload offset %d and length %d in a file of %d bytes", start, n, len(image))
 	}
 	packed = image[start : start+n]
 	return packed[:n-4], binary.LittleEndian.Uint32(packed[n-4:]), nil
 }
 
-// unpacker is the command that unpacks what begins like data. Debian's kernels
-// use xz up to 6.1 and zstd later.
+// unpacker returns the command that decompresses data. Debian's kernels use xz
+// up to 6.1, and zstd later.
 func unpacker(data []byte) ([]string, error) {
 	switch {
 	case bytes.HasPrefix(data, []byte("\xfd7zXZ\x00")):
@@ -98,5 +98,5 @@ func unpacker(data []byte) ([]string, error) {
 	case bytes.HasPrefix(data, []byte("\x28\xb5\x2f\xfd")):
 		return []string{"zstd", "--decompress", "--stdout"}, nil
 	}
-	return nil, fmt.Errorf("the kernel is compressed neither with xz nor with zstd: it begins with % x", data[:min(6, len(data))])
+	return nil, fmt.Errorf("the kernel is compressed neither with xz nor with zstd: magic % x", data[:min(6, len(data))])
 }

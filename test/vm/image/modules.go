@@ -12,16 +12,16 @@ import (
 	"strings"
 )
 
-// moduleTree is what depmod knows of one kernel's modules.
+// moduleTree is depmod's information about one kernel's modules.
 type moduleTree struct {
 	files   map[string]string   // module name -> path below lib/modules/<release>
-	needs   map[string][]string // path -> paths of what it needs, all of them
-	soft    map[string][]string // module name -> names that it asks for before itself
-	alias   map[string][]string // other names, such as crypto-crc32c -> modules that provide it
-	builtin map[string]bool     // names that are part of the kernel
+	needs   map[string][]string // path -> paths of all dependencies
+	soft    map[string][]string // module name -> soft dependencies to load before it
+	alias   map[string][]string // alias, such as crypto-crc32c -> modules that provide it
+	builtin map[string]bool     // modules built into the kernel
 }
 
-// readModules reads depmod's files in lib/modules/<release>.
+// readModules reads depmod's tables in lib/modules/<release>.
 func readModules(dir string) (*moduleTree, error) {
 	text := func(name string) (string, error) {
 		data, err := os.ReadFile(filepath.Join(dir, name))
@@ -42,7 +42,7 @@ func parseModules(deps, softdeps, aliases, builtins string) (*moduleTree, error)
 	for line := range strings.Lines(deps) {
 		file, needs, found := strings.Cut(strings.TrimSpace(line), ":")
 		if !found {
-			return nil, fmt.Errorf("modules.dep: line %q names no module", line)
+			return nil, fmt.Errorf("modules.dep: line %q has no module", line)
 		}
 		t.files[moduleName(file)] = file
 		t.needs[file] = strings.Fields(needs)
@@ -75,17 +75,16 @@ func parseModules(deps, softdeps, aliases, builtins string) (*moduleTree, error)
 	return t, nil
 }
 
-// moduleName is the kernel's name of a module's file.
+// moduleName returns the kernel's name for a module file.
 func moduleName(file string) string {
 	name, _, _ := strings.Cut(path.Base(file), ".ko")
 	return canonical(name)
 }
 
-// canonical is how the kernel itself writes a module's name.
+// canonical returns a module name as the kernel writes it.
 func canonical(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-// closure lists the files of the named modules and of all that they need, in
-// an order in which they load.
+// closure returns the files of modules and their dependencies in load order.
 func (t *moduleTree) closure(names ...string) ([]string, error) {
 	var order []string
 	var add func(name string, must bool) error
@@ -106,7 +105,7 @@ func (t *moduleTree) closure(names ...string) ([]string, error) {
 			}
 		}
 		needs := t.needs[file]
-		for i := len(needs) - 1; i >= 0; i-- { // depmod lists what is needed first last
+		for i := len(needs) - 1; i >= 0; i-- { // depmod lists dependencies in reverse load order
 			if err := add(moduleName(needs[i]), true); err != nil {
 				return err
 			}
@@ -124,16 +123,15 @@ func (t *moduleTree) closure(names ...string) ([]string, error) {
 	return order, nil
 }
 
-// depmod writes the tables of a kernel's modules where its package leaves that
-// to the installation.
+// depmod creates the module tables, which the package leaves to its
+// installation script.
 func depmod(ctx context.Context, root, release string) error {
 	_, err := output(exec.CommandContext(ctx, "depmod", "--basedir", root, "--filesyms", filepath.Join(root, "boot", "System.map-"+release), release))
 	return err
 }
 
-// trimTables reduces depmod's tables to the given files, so that modprobe in
-// the guest, which reads them from end to end, is quick. Compressed modules
-// are unpacked ones in the guest.
+// trimTables reduces depmod's tables to the given files, because modprobe reads
+// them completely. Modules are uncompressed in the guest.
 func trimTables(dir string, files []string) (map[string]string, error) {
 	names := map[string]bool{}
 	for _, f := range files {

@@ -44,12 +44,12 @@ func TestModuleClosure(t *testing.T) {
 		ask, want []string
 		err       string
 	}{
-		"none":              {nil, nil, ""},
-		"needs come first":  {[]string{"nvme-tcp"}, []string{"nvme-core", "nvme-fabrics", "nvme-tcp"}, ""},
-		"either spelling":   {[]string{"nvme_tcp", "nvme-core"}, []string{"nvme-core", "nvme-fabrics", "nvme-tcp"}, ""},
-		"soft ones, before": {[]string{"ext4"}, []string{"crc32c_generic", "crc16", "jbd2", "ext4"}, ""},
-		"built in":          {[]string{"virtio-pci"}, nil, ""},
-		"absent":            {[]string{"ext4", "zfs"}, nil, `no module "zfs"`},
+		"none":               {nil, nil, ""},
+		"dependencies first": {[]string{"nvme-tcp"}, []string{"nvme-core", "nvme-fabrics", "nvme-tcp"}, ""},
+		"either spelling":    {[]string{"nvme_tcp", "nvme-core"}, []string{"nvme-core", "nvme-fabrics", "nvme-tcp"}, ""},
+		"soft dependencies":  {[]string{"ext4"}, []string{"crc32c_generic", "crc16", "jbd2", "ext4"}, ""},
+		"built in":           {[]string{"virtio-pci"}, nil, ""},
+		"absent":             {[]string{"ext4", "zfs"}, nil, `no module "zfs"`},
 	} {
 		files, err := testTree(t).closure(c.ask...)
 		if c.err != "" {
@@ -71,8 +71,9 @@ func TestModuleClosure(t *testing.T) {
 	}
 }
 
-// Whatever the dependencies, each module comes once and after all it needs.
-func TestModuleClosureIsInOrder(t *testing.T) {
+// Each module is loaded once and after its dependencies, for any dependency
+// graph.
+func TestModulesLoadAfterTheirDependencies(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 12).Draw(t, "modules")
 		file := func(i int) string { return "m" + string(rune('a'+i)) + ".ko" }
@@ -80,7 +81,7 @@ func TestModuleClosureIsInOrder(t *testing.T) {
 		needs := make([]map[int]bool, n)
 		for i := range n {
 			needs[i] = map[int]bool{}
-			for j := range i { // depmod lists all, also what is needed indirectly
+			for j := range i { // depmod lists indirect dependencies too
 				if rapid.Bool().Draw(t, "needs") {
 					needs[i][j] = true
 					for k := range needs[j] {
@@ -106,17 +107,17 @@ func TestModuleClosureIsInOrder(t *testing.T) {
 		for _, i := range asked {
 			at := slices.Index(order, file(i))
 			if at < 0 {
-				t.Fatalf("%s is not in %v", file(i), order)
+				t.Fatalf("module %s is missing in %v", file(i), order)
 			}
 			for j := range needs[i] {
 				if first := slices.Index(order, file(j)); first < 0 || first > at {
-					t.Fatalf("%s needs %s, in %v", file(i), file(j), order)
+					t.Fatalf("%s must load after %s: got %v", file(i), file(j), order)
 				}
 			}
 		}
 		slices.Sort(order)
 		if len(slices.Compact(order)) != len(order) {
-			t.Fatalf("twice in %v", order)
+			t.Fatalf("duplicate module in %v", order)
 		}
 	})
 }
@@ -137,7 +138,7 @@ func TestTrimTable(t *testing.T) {
 	}
 }
 
-func TestUnsigned(t *testing.T) {
+func TestUnsignedRemovesModuleSignature(t *testing.T) {
 	const marker = "~Module signature appended~\n"
 	info := string([]byte{0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 3})
 	for module, want := range map[string]string{
@@ -145,7 +146,7 @@ func TestUnsigned(t *testing.T) {
 		"module":                         "module",
 		"module" + "sig" + info + marker: "module",
 		"sig" + info + marker:            "",
-		"ig" + info + marker:             "ig" + info + marker, // longer than what there is
+		"ig" + info + marker:             "ig" + info + marker, // longer than the module
 		marker:                           marker,
 	} {
 		if got := string(unsigned([]byte(module))); got != want {

@@ -18,46 +18,44 @@ import (
 // Source is where a package comes from.
 type Source string
 
-// The sources.
 const (
-	Stable    Source = "stable"    // the machine's own Debian release, as updated
+	Stable    Source = "stable"    // the host's Debian release with updates
 	Backports Source = "backports" // that release's backports
 )
 
-// fresh is how long the lists of packages count as new, retry how long a
-// machine without network is left alone.
+// fresh is how long package lists are used; retry is the delay after a failed
+// update.
 const (
 	fresh = 24 * time.Hour
 	retry = time.Hour
 )
 
-// plan says which versions of which packages guests are made of. It is made
-// anew once a day, so that guests follow Debian's security updates.
+// plan pins the versions of the guests' packages. It is renewed daily, to
+// follow Debian's security updates.
 type plan struct {
 	Made     time.Time
-	Next     time.Time         // when to make it anew
-	Suites   map[Source]string // as apt calls them; stable has none
+	Next     time.Time         // time of the next update
+	Suites   map[Source]string // apt's suite names; stable has no entry
 	Kernels  map[Source]Package
-	Emulator []Package // a QEMU of the backports
-	Tools    []Package // with all libraries
-	Asked    []string  // toolPackages, which Tools are the answer to
-	// Missing says why there are no backports.
+	Emulator []Package // QEMU of the backports
+	Tools    []Package // with all dependencies
+	Asked    []string  // value of toolPackages that Tools belong to
+	// Missing is the reason if there are no backports.
 	Missing string
 }
 
-// toolPackages bring the programs that guests may use.
+// toolPackages have the programs that guests can use.
 func toolPackages() []string {
 	return []string{"busybox-static", "btrfs-progs", "coreutils", "dmsetup", "e2fsprogs", "iproute2", "kmod", "mount", "nfs-kernel-server", "nftables", "rpcbind", "util-linux", "xfsprogs"}
 }
 
-// emulatorPackages bring a QEMU that runs on the libraries of the installed
-// one.
+// emulatorPackages have a QEMU that runs with the installed one's libraries.
 func emulatorPackages() []string {
 	return []string{"qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"}
 }
 
-// plan returns the day's plan. An older one serves where the lists cannot be
-// fetched. The caller holds the lock.
+// plan returns the current plan, or an old one if the lists cannot be fetched.
+// The caller holds the lock.
 func (s *Store) plan(ctx context.Context) (*plan, error) {
 	old, err := s.readPlan()
 	if err != nil {
@@ -66,7 +64,7 @@ func (s *Store) plan(ctx context.Context) (*plan, error) {
 	if old != nil && time.Now().Before(old.Next) && slices.Equal(old.Asked, toolPackages()) {
 		return old, nil
 	}
-	s.log("fetching Debian's lists of packages")
+	s.log("fetching Debian package lists")
 	p, err := s.makePlan(ctx)
 	switch {
 	case err == nil:
@@ -74,14 +72,14 @@ func (s *Store) plan(ctx context.Context) (*plan, error) {
 	case old == nil:
 		return nil, err
 	}
-	s.log("the packages of %s are used again: %v", old.Made.Format(time.DateOnly), err)
+	s.log("fetching package lists failed, using those of %s: %v", old.Made.Format(time.DateOnly), err)
 	old.Next = time.Now().Add(retry)
 	return old, s.writePlan(old)
 }
 
 func (s *Store) planPath() string { return filepath.Join(s.dir, "plan.json") }
 
-// readPlan returns nil where there is no plan that can be read.
+// readPlan returns nil if there is no valid plan.
 func (s *Store) readPlan() (*plan, error) {
 	data, err := os.ReadFile(s.planPath())
 	if errors.Is(err, os.ErrNotExist) {
@@ -92,7 +90,7 @@ func (s *Store) readPlan() (*plan, error) {
 	}
 	var p plan
 	if err := json.Unmarshal(data, &p); err != nil {
-		s.log("%s is made anew: %v", s.planPath(), err)
+		s.log("recreating invalid %s: %v", s.planPath(), err)
 		return nil, nil
 	}
 	return &p, nil
@@ -106,8 +104,8 @@ func (s *Store) writePlan(p *plan) error {
 	return os.WriteFile(s.planPath(), data, 0o644)
 }
 
-// doubt has the next run make a new plan: what this one names may have gone
-// from the archive.
+// doubt makes the next run create a new plan, because the archive might have
+// removed pinned versions.
 func (s *Store) doubt() error {
 	p, err := s.readPlan()
 	if err != nil || p == nil {
@@ -143,7 +141,7 @@ func (s *Store) makePlan(ctx context.Context) (*plan, error) {
 	}
 	if missing != nil {
 		p.Missing = missing.Error()
-		s.log("there are no backports: %v", missing)
+		s.log("no backports: %v", missing)
 	}
 	return p, nil
 }
@@ -167,7 +165,7 @@ func (s *Store) planBackports(ctx context.Context, p *plan) error {
 	return nil
 }
 
-// kernel is the package that the suite's linux-image-amd64 stands for.
+// kernel returns the kernel package that linux-image-amd64 depends on.
 func (a apt) kernel(ctx context.Context, suite string) (Package, error) {
 	all, err := a.closure(ctx, suite, "linux-image-amd64")
 	if err != nil {
@@ -178,18 +176,18 @@ func (a apt) kernel(ctx context.Context, suite string) (Package, error) {
 			return p, nil
 		}
 	}
-	return Package{}, errors.New("linux-image-amd64 depends on no kernel")
+	return Package{}, errors.New("linux-image-amd64 has no kernel dependency")
 }
 
 func (s *Store) apt() apt { return apt{dir: filepath.Join(s.dir, "apt")} }
 
-// unpack returns a directory with the contents of the packages, to which finish
-// may add. The caller holds the lock.
+// unpack returns a directory with the contents of packages; finish can add to
+// it. The caller holds the lock.
 func (s *Store) unpack(ctx context.Context, name string, packages []Package, finish func(root string) error) (string, error) {
 	return s.once(packagesDir, name+"-"+hashOf(packages), func(root string) error {
 		s.log("downloading and unpacking %s", describe(packages))
 		archives := filepath.Join(s.dir, downloadDir)
-		if err := os.RemoveAll(archives); err != nil { // of a run that was killed
+		if err := os.RemoveAll(archives); err != nil { // left over from a killed run
 			return err
 		}
 		if err := os.Mkdir(archives, 0o755); err != nil {
@@ -223,11 +221,11 @@ func describe(packages []Package) string {
 	return strings.Join(all, " ")
 }
 
-// hashOf is a short name of a value.
+// hashOf returns a short hash of values.
 func hashOf(v ...any) string {
 	data, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // of a type that no caller has
+		panic(err) // callers pass only types that can be marshalled
 	}
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:8])

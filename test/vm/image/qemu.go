@@ -8,19 +8,19 @@ import (
 	"path/filepath"
 )
 
-// QEMU is an emulator that runs on this machine.
+// QEMU is an emulator that runs on the host.
 type QEMU struct {
 	Program string
-	// Args go first: where the emulator's own data lies.
+	// Args are the first arguments: the paths of the emulator's data.
 	Args []string
-	// Version as it names itself.
+	// Version is the output of --version.
 	Version string
 }
 
 const emulator = "qemu-system-x86_64"
 
-// Emulator finds the QEMU of a source: the installed one, or the newer one of
-// the backports, which runs on the installed one's libraries.
+// Emulator returns the QEMU of a source: the installed one, or that of the
+// backports, which runs with the installed one's libraries.
 func (s *Store) Emulator(ctx context.Context, source Source) (QEMU, error) {
 	installed, err := exec.LookPath(emulator)
 	if err != nil {
@@ -29,12 +29,12 @@ func (s *Store) Emulator(ctx context.Context, source Source) (QEMU, error) {
 	q := QEMU{Program: installed}
 	if source == Backports {
 		if q, err = s.backportsQEMU(ctx); err != nil {
-			return QEMU{}, fmt.Errorf("the QEMU of %s: %w", source, err)
+			return QEMU{}, fmt.Errorf("find the QEMU of %s: %w", source, err)
 		}
 	}
 	q.Version, err = output(exec.CommandContext(ctx, q.Program, "--version"))
 	if err != nil {
-		return QEMU{}, fmt.Errorf("the QEMU of %s does not run on this machine: %w", source, err)
+		return QEMU{}, fmt.Errorf("run the QEMU of %s: %w", source, err)
 	}
 	return q, nil
 }
@@ -50,7 +50,7 @@ func (s *Store) backportsQEMU(ctx context.Context) (QEMU, error) {
 			return fmt.Errorf("%w: %s", ErrNoBackports, p.Missing)
 		}
 		if len(p.Emulator) != len(emulatorPackages()) {
-			return errors.New("the backports have no complete QEMU")
+			return errors.New("the QEMU packages of the backports are incomplete")
 		}
 		root, err := s.unpack(ctx, "qemu", p.Emulator, nil)
 		if err != nil {

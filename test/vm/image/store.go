@@ -1,8 +1,7 @@
-// Package image makes what test guests are built of, from Debian packages that
-// are downloaded and unpacked but never installed: kernels, their modules, the
-// tools of file systems with their libraries, a QEMU newer than the machine's.
-// Everything lies in one cache outside the source tree, is made once under a
-// lock, and appears whole.
+// Package image builds test guests from Debian packages that are downloaded and
+// unpacked, but not installed: kernels with modules, file system tools with
+// libraries, and a QEMU newer than the host's. All results are created
+// atomically, once, in a cache outside the source tree.
 package image
 
 import (
@@ -16,14 +15,13 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/flock"
 )
 
-// Store is the cache.
+// Store is the cache of images.
 type Store struct {
 	dir string
 	log func(format string, args ...any)
 }
 
-// Open returns the store below dir, which is made if it is absent. log hears
-// of what takes long.
+// Open opens or creates the cache in dir. log reports slow steps.
 func Open(dir string, log func(format string, args ...any)) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("cache of test guests: %w", err)
@@ -31,20 +29,20 @@ func Open(dir string, log func(format string, args ...any)) (*Store, error) {
 	return &Store{dir: dir, log: log}, nil
 }
 
-// DefaultDir is where the store lies: CLEAT_VM_CACHE, else cleat/vm in the
-// user's cache directory.
+// DefaultDir is the default directory of the cache: CLEAT_VM_CACHE, else
+// cleat/vm in the user's cache directory.
 func DefaultDir() (string, error) {
 	if dir := os.Getenv("CLEAT_VM_CACHE"); dir != "" {
 		return filepath.Abs(dir)
 	}
 	dir, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("no place for the cache of test guests (set CLEAT_VM_CACHE): %w", err)
+		return "", fmt.Errorf("find a directory for the cache of test guests (set CLEAT_VM_CACHE): %w", err)
 	}
 	return filepath.Join(dir, "cleat", "vm"), nil
 }
 
-// locked runs f while no other process changes the store.
+// locked runs f with the cache locked against other processes.
 func (s *Store) locked(ctx context.Context, f func() error) error {
 	lock, err := os.OpenFile(filepath.Join(s.dir, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
@@ -57,12 +55,12 @@ func (s *Store) locked(ctx context.Context, f func() error) error {
 	return f()
 }
 
-// once returns the directory kind/key, which fill makes if it is not there.
-// The caller holds the lock.
+// once returns the directory kind/key, created with fill if needed. The caller
+// holds the lock.
 func (s *Store) once(kind, key string, fill func(dir string) error) (string, error) {
 	dir := filepath.Join(s.dir, kind, key)
 	now := time.Now()
-	switch err := os.Chtimes(dir, now, now); { // when it was used last
+	switch err := os.Chtimes(dir, now, now); { // time of the last use
 	case err == nil:
 		return dir, nil
 	case !errors.Is(err, os.ErrNotExist):
@@ -72,7 +70,7 @@ func (s *Store) once(kind, key string, fill func(dir string) error) (string, err
 		return "", err
 	}
 	half := dir + unfinished
-	if err := os.RemoveAll(half); err != nil { // of a run that was killed
+	if err := os.RemoveAll(half); err != nil { // left over from a killed run
 		return "", err
 	}
 	if err := os.Mkdir(half, 0o755); err != nil {
@@ -86,19 +84,19 @@ func (s *Store) once(kind, key string, fill func(dir string) error) (string, err
 
 const (
 	unfinished = ".unfinished"
-	// keep is how long what no run has used stays in the store.
+	// keep is how long unused entries stay in the cache.
 	keep = 14 * 24 * time.Hour
 )
 
-// Agent is where the agent of the source tree with that root is built. Two
-// trees do not take turns in one file.
+// Agent is the path of the agent binary of a source tree. Each tree has its
+// own.
 func (s *Store) Agent(root string) (string, error) {
 	dir := filepath.Join(s.dir, agentsDir, hashOf(root))
 	now := time.Now()
 	return filepath.Join(dir, "agent"), errors.Join(os.MkdirAll(dir, 0o755), os.Chtimes(dir, now, now))
 }
 
-// expire removes what no run has used for long. The caller holds the lock.
+// expire removes unused entries. The caller holds the lock.
 func (s *Store) expire(now time.Time) error {
 	for _, kind := range []string{packagesDir, guestsDir, agentsDir} {
 		entries, err := os.ReadDir(filepath.Join(s.dir, kind))

@@ -19,8 +19,8 @@ func store(t *testing.T) *Store {
 	return s
 }
 
-// Many at once, as test binaries run: one makes it, all have it whole.
-func TestOnce(t *testing.T) {
+// Concurrent users create an entry once, and all see it complete.
+func TestOnceCreatesEntryOnce(t *testing.T) {
 	s := store(t)
 	half := filepath.Join(s.dir, packagesDir, "key"+unfinished)
 	testkit.Must(t, os.MkdirAll(filepath.Join(half, "of a run that was killed"), 0o755))
@@ -35,7 +35,7 @@ func TestOnce(t *testing.T) {
 				})
 				entries, _ := os.ReadDir(dir)
 				if len(entries) != 1 {
-					t.Errorf("%s has %v", dir, entries)
+					t.Errorf("got %s with entries %v, want one", dir, entries)
 				}
 				return err
 			})
@@ -46,25 +46,25 @@ func TestOnce(t *testing.T) {
 	}
 	all.Wait()
 	if made.Load() != 1 {
-		t.Errorf("made %d times", made.Load())
+		t.Errorf("created %d times, want 1", made.Load())
 	}
 	if _, err := os.Stat(half); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the unfinished one: %v", err)
+		t.Errorf("the unfinished directory still exists: %v", err)
 	}
 }
 
-func TestOnceLeavesNothingOfAFailure(t *testing.T) {
+func TestOnceRemovesFailedEntry(t *testing.T) {
 	s := store(t)
 	failure := errors.New("no network")
 	if _, err := s.once(guestsDir, "key", func(string) error { return failure }); !errors.Is(err, failure) {
-		t.Errorf("%v, want %v", err, failure)
+		t.Errorf("got %v, want %v", err, failure)
 	}
 	if entries, err := os.ReadDir(filepath.Join(s.dir, guestsDir)); len(entries) > 0 || err != nil {
-		t.Errorf("left %v, %v", entries, err)
+		t.Errorf("left over: %v, %v", entries, err)
 	}
 }
 
-func TestExpire(t *testing.T) {
+func TestExpireRemovesUnusedEntries(t *testing.T) {
 	s := store(t)
 	for _, key := range []string{"old", "new"} {
 		testkit.Value(s.once(guestsDir, key, func(string) error { return nil }))(t)
@@ -72,18 +72,18 @@ func TestExpire(t *testing.T) {
 	old := time.Now().Add(-keep - time.Hour)
 	testkit.Must(t, os.Chtimes(filepath.Join(s.dir, guestsDir, "old"), old, old))
 	testkit.Must(t, s.expire(time.Now()))
-	testkit.Value(s.Agent("/tree"))(t) // as new as now
+	testkit.Value(s.Agent("/tree"))(t) // used now
 	testkit.Must(t, s.expire(time.Now()))
 	if agents, err := os.ReadDir(filepath.Join(s.dir, agentsDir)); len(agents) != 1 || err != nil {
-		t.Errorf("left the agents %v, %v", agents, err)
+		t.Errorf("got agents %v, %v; want one", agents, err)
 	}
 	entries, err := os.ReadDir(filepath.Join(s.dir, guestsDir))
 	if len(entries) != 1 || entries[0].Name() != "new" || err != nil {
-		t.Errorf("left %v, %v", entries, err)
+		t.Errorf("got entries %v, %v; want only new", entries, err)
 	}
 }
 
-func TestLockHonoursItsContext(t *testing.T) {
+func TestLockReturnsAtContextEnd(t *testing.T) {
 	s := store(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	err := s.locked(t.Context(), func() error {
@@ -91,54 +91,54 @@ func TestLockHonoursItsContext(t *testing.T) {
 		return s.locked(ctx, func() error { return nil })
 	})
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("%v, want the context's end", err)
+		t.Errorf("got %v, want context.Canceled", err)
 	}
 }
 
-func TestPlanServesUntilTheNext(t *testing.T) {
+func TestOldPlanIsUsedWithoutNetwork(t *testing.T) {
 	s := store(t)
 	offline, cancel := context.WithCancel(t.Context())
 	cancel()
 	if p, err := s.plan(offline); err == nil {
-		t.Errorf("a plan without lists: %+v", p)
+		t.Errorf("got a plan without package lists: %+v", p)
 	}
 	made := &plan{Made: time.Now(), Next: time.Now().Add(time.Minute), Asked: toolPackages(), Missing: "of this test"}
 	testkit.Must(t, s.writePlan(made))
 	if p, err := s.plan(t.Context()); err != nil || p.Missing != made.Missing {
 		t.Errorf("%+v, %v", p, err)
 	}
-	// When it is time for the next, an old one serves where none can be made.
+	// An expired plan is used again if no new one can be made.
 	testkit.Must(t, s.doubt())
 	p, err := s.plan(offline)
 	if err != nil || p.Missing != made.Missing {
 		t.Fatalf("%+v, %v", p, err)
 	}
 	if wait := time.Until(p.Next); wait <= 0 || wait > retry {
-		t.Errorf("the next try is in %v, want up to %v", wait, retry)
+		t.Errorf("the next update is in %v, want up to %v", wait, retry)
 	}
 }
 
-func TestPlanThatCannotBeReadIsNone(t *testing.T) {
+func TestInvalidPlanIsIgnored(t *testing.T) {
 	s := store(t)
 	for _, text := range []string{"", "{", `{"Made":"yesterday"}`} {
 		testkit.Must(t, os.WriteFile(s.planPath(), []byte(text), 0o644))
 		if p, err := s.readPlan(); p != nil || err != nil {
-			t.Errorf("%q is %+v, %v", text, p, err)
+			t.Errorf("plan %q: got %+v, %v; want nil", text, p, err)
 		}
 	}
 	if err := s.doubt(); err != nil {
-		t.Errorf("doubt about no plan: %v", err)
+		t.Errorf("doubt without a plan: %v", err)
 	}
 }
 
-// A plan that was made for other tools is made anew before its time.
-func TestPlanOfOtherToolsIsOld(t *testing.T) {
+// A plan for other tools is outdated.
+func TestPlanForOtherToolsIsRenewed(t *testing.T) {
 	s := store(t)
 	testkit.Must(t, s.writePlan(&plan{Made: time.Now(), Next: time.Now().Add(time.Minute), Asked: []string{"coreutils"}, Missing: "of this test"}))
 	offline, cancel := context.WithCancel(t.Context())
 	cancel()
-	p, err := s.plan(offline) // which finds none, so that the old one serves
+	p, err := s.plan(offline) // the update fails, so the old plan is used
 	if err != nil || time.Until(p.Next) < time.Minute {
-		t.Errorf("nobody tried to make a new plan: %+v, %v", p, err)
+		t.Errorf("no update was attempted: %+v, %v", p, err)
 	}
 }

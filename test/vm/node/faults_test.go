@@ -17,10 +17,9 @@ import (
 	"github.com/cleatproject/cleat/test/vm/disk"
 )
 
-// testFailedPoolDisk: when the disk below the pool answers nothing but I/O
-// errors, every report says so, no call claims to have done what it did not,
-// and none hangs; when the disk is back, and the machine was started again, all
-// that was acknowledged is there and all that was refused can be repeated.
+// testFailedPoolDisk fails all I/O of the pool's disk: health reports show the
+// failure, no call reports success or hangs. After the disk is repaired and the
+// machine rebooted, all acknowledged data is present and refused calls succeed.
 func testFailedPoolDisk(r *rig) {
 	files, raw, idle := r.create("files", "ext4").attach(), r.create("raw", "").attach(), r.create("idle", "ext4")
 	filesSum, rawSum := files.write(2), raw.write(2)
@@ -31,39 +30,38 @@ func testFailedPoolDisk(r *rig) {
 
 	heal := r.disk.Fail(disk.Fault{Reads: true, Writes: true, Flushes: true})
 	if out, err := r.guest.Run(r.Context(), "dd", "if=/dev/zero", "of="+files.target+"/other", "bs=1M", "count=1", "conv=fsync"); err == nil {
-		r.Errorf("the disk fails and a write is durable all the same: %s", out)
+		r.Errorf("a write to the failed disk was synced: %s", out)
 	}
 	r.refusesAll(idle, raw)
 	r.reportsFailure(files)
 	r.letsGo(files, raw)
 
-	// The disk comes back; what the kernel gave up needs a reboot.
+	// A reboot resets the file systems that the kernel shut down.
 	heal()
 	testkit.Must(r, r.guest.Cut())
 	r.boot()
 	r.mount()
 	r.start()
 	if got := r.storage(); len(got) > 0 {
-		r.Errorf("after the disk came back: %q", got)
+		r.Errorf("pool health after the repair: %q", got)
 	}
 	files.attach().holds(filesSum, 2)
 	raw.attach().holds(rawSum, 2)
 	again := r.create("refused", "ext4")
 	if listed := r.listed(); !slices.Equal(listed, sorted(files.id, raw.id, idle.id, again.id)) {
-		r.Errorf("listed: %v, want files, raw, idle and the one that was refused first", listed)
+		r.Errorf("listed volumes: got %v, want files, raw, idle and the repeated one", listed)
 	}
 	testkit.Must(r, again.remove())
 	files.drop()
 	raw.drop()
 	testkit.Must(r, idle.remove())
 	if left := slices.Concat(r.files(), r.mounts(), r.loops()); len(left) > 0 {
-		r.Errorf("left at the end: %v", left)
+		r.Errorf("left over at the end: %v", left)
 	}
 }
 
-// refusesAll makes the calls that need the disk. Each has to fail, in time, in
-// words that tell where to look, and with a code that makes the caller try
-// again.
+// refusesAll makes calls that need the disk. Each must fail in time, with a
+// message that names the pool or I/O error and a retryable code.
 func (r *rig) refusesAll(idle, busy *claim) {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), 30*time.Second)
@@ -83,13 +81,13 @@ func (r *rig) refusesAll(idle, busy *claim) {
 		case code == codes.OK || code == codes.DeadlineExceeded || code == codes.InvalidArgument || code == codes.NotFound:
 			r.Errorf("%s on a failed disk: %v", what, err)
 		case !strings.Contains(err.Error(), "pool") && !strings.Contains(err.Error(), "input/output error"):
-			r.Errorf("%s on a failed disk does not say where to look: %v", what, err)
+			r.Errorf("%s on a failed disk: the message names neither pool nor I/O error: %v", what, err)
 		}
 	}
 }
 
-// letsGo: a node whose pool has failed can still be drained. Where bytes could
-// not be written out, the first answer says so.
+// letsGo verifies that a node with a failed pool can be drained. If data could
+// not be written, the first unstage reports that.
 func (r *rig) letsGo(all ...*claim) {
 	r.Helper()
 	for _, c := range all {
@@ -103,22 +101,23 @@ func (r *rig) letsGo(all ...*claim) {
 		}
 	}
 	if left := slices.Concat(r.mounts(), r.loops()); len(left) > 0 {
-		r.Errorf("left on a drained node: %v", left)
+		r.Errorf("left over on a drained node: %v", left)
 	}
 }
 
-// reportsFailure: storage, volumes and readiness tell of the disk.
+// reportsFailure verifies that pool health, volume health and readiness show
+// the failure.
 func (r *rig) reportsFailure(c *claim) {
 	r.Helper()
-	r.eventually("the node's storage is called failed", func() bool { return len(r.storage()) > 0 }) // an answer may be a second old
+	r.eventually("the node reports failed storage", func() bool { return len(r.storage()) > 0 }) // health is cached for a second
 	all := c.conditions()
 	for _, who := range []string{"controller ", "node "} {
 		if !slices.ContainsFunc(all, func(s string) bool { return strings.HasPrefix(s, who) }) {
-			r.Errorf("the pool's disk has failed and the %scalls the volume well: %q", who, all)
+			r.Errorf("no %scondition on a failed pool disk: %q", who, all)
 		}
 	}
 	if code, text := r.readyz(); code != http.StatusServiceUnavailable || !strings.Contains(text, "pool") {
-		r.Errorf("/readyz answers %d: %s", code, text)
+		r.Errorf("/readyz: got %d: %s", code, text)
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/cleatproject/cleat/test/vm"
 )
 
-// TestVolumes shares a machine that is never rebooted.
+// TestVolumes runs its tests in one guest that is not rebooted.
 func TestVolumes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "xfs")
@@ -20,8 +20,8 @@ func TestVolumes(t *testing.T) {
 	r.stop()
 }
 
-// testGrowInUse: every file system, and a block volume, grows while it is
-// written to, and the writer does not notice.
+// testGrowInUse verifies that file systems and block volumes grow online while
+// they are written to.
 func testGrowInUse(t *testing.T, r *rig) {
 	for _, fsType := range []string{"ext4", "xfs", "btrfs", ""} {
 		name := "grow-" + fsType
@@ -43,13 +43,13 @@ func (r *rig) growInUse(name, fsType string) {
 	controller := testkit.Value(r.controller().ControllerExpandVolume(r.Context(), &csi.ControllerExpandVolumeRequest{
 		VolumeId: c.id, CapacityRange: &csi.CapacityRange{RequiredBytes: target}, VolumeCapability: capability(fsType)}))(r)
 	if controller.GetCapacityBytes() < target || !controller.GetNodeExpansionRequired() {
-		r.Errorf("the controller answers %v, want at least %d bytes and node expansion", controller, target)
+		r.Errorf("ControllerExpandVolume: got %v, want at least %d bytes and node expansion", controller, target)
 	}
 	node := testkit.Value(r.node().NodeExpandVolume(r.Context(), &csi.NodeExpandVolumeRequest{
 		VolumeId: c.id, VolumePath: c.target, StagingTargetPath: c.staging, VolumeCapability: capability(fsType),
 		CapacityRange: &csi.CapacityRange{RequiredBytes: target}}))(r)
 	if node.GetCapacityBytes() < target {
-		r.Errorf("the node answers %d bytes, want at least %d", node.GetCapacityBytes(), target)
+		r.Errorf("NodeExpandVolume: got %d bytes, want at least %d", node.GetCapacityBytes(), target)
 	}
 	if got := c.room() - before; got < 80*mib {
 		r.Errorf("the volume grew by %d MiB, want about 96", got/mib)
@@ -68,7 +68,7 @@ func (r *rig) growInUse(name, fsType string) {
 	c.drop()
 }
 
-// room is how many bytes its user sees.
+// room is the volume's total size in bytes, as its user sees it.
 func (c *claim) room() int64 {
 	c.Helper()
 	answer := testkit.Value(c.node().NodeGetVolumeStats(c.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: c.id, VolumePath: c.target, StagingTargetPath: c.staging}))(c)
@@ -81,7 +81,7 @@ func (c *claim) room() int64 {
 	return 0
 }
 
-// keepWriting writes lines to a file of the volume until it is killed.
+// keepWriting appends lines to a file of the volume until it is killed.
 func (c *claim) keepWriting() *vm.Process {
 	c.Helper()
 	if c.fsType == "" {
@@ -91,7 +91,7 @@ func (c *claim) keepWriting() *vm.Process {
 	return p
 }
 
-// stillWrites: the writer runs, and its file grows.
+// stillWrites verifies that the writer runs and its file grows.
 func (c *claim) stillWrites(p *vm.Process) {
 	c.Helper()
 	size := func() string { return c.run("stat", "-c", "%s", c.target+"/lines") }
@@ -104,8 +104,8 @@ func (c *claim) stillWrites(p *vm.Process) {
 	}
 }
 
-// testTrimGivesBack: what is deleted in a thin volume goes back to the pool
-// when it is trimmed, through the file system, the loop device and the pool.
+// testTrimGivesBack verifies that fstrim frees space of a thin volume in the
+// pool, through the file system and the loop device.
 func testTrimGivesBack(r *rig) {
 	r.Helper()
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
@@ -114,26 +114,26 @@ func testTrimGivesBack(r *rig) {
 		c.write(24)
 		full := c.allocated()
 		if full-empty < 20*mib {
-			r.Fatalf("%s: 24 MiB written take %d KiB of the pool", fsType, (full-empty)>>10)
+			r.Fatalf("%s: 24 MiB of data use %d KiB of the pool", fsType, (full-empty)>>10)
 		}
 		r.run("rm", c.file())
 		r.run("sync")
 		r.run("fstrim", c.target)
 		r.run("sync")
 		if after := c.allocated(); after-empty > 2*mib {
-			r.Errorf("%s: %d KiB of the pool when empty, %d KiB full, and still %d KiB when deleted and trimmed", fsType, empty>>10, full>>10, after>>10)
+			r.Errorf("%s: pool usage is %d KiB empty, %d KiB full, and %d KiB after delete and trim", fsType, empty>>10, full>>10, after>>10)
 		}
 		c.drop()
 	}
 }
 
-// allocated is how many bytes the volume takes of the pool.
+// allocated is the volume's usage of the pool in bytes.
 func (c *claim) allocated() int64 {
 	c.Helper()
 	var blocks, unit int64
 	out := c.run("stat", "-c", "%b %B", pool+"/volumes/"+c.id)
 	if _, err := fmt.Fscan(strings.NewReader(out), &blocks, &unit); err != nil {
-		c.Fatalf("stat says %q: %v", out, err)
+		c.Fatalf("parse stat output %q: %v", out, err)
 	}
 	return blocks * unit
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// TestOutages shares a machine whose pool is on a file system of each type.
+// TestOutages runs its tests in one guest per file system of the pool.
 func TestOutages(t *testing.T) {
 	t.Parallel()
 	for _, fsType := range soak.Pick(1, []string{"xfs", "ext4"}) {
@@ -37,19 +37,18 @@ func (r *rig) shutdown() {
 	defer cancel()
 	testkit.Must(r, r.guest.Shutdown(ctx))
 	if console := r.guest.Console(); strings.Contains(console, "busy") {
-		r.Errorf("the machine went down with something still in use:\n%s", console)
+		r.Errorf("file systems were busy at the shutdown:\n%s", console)
 	}
 }
 
-// testReboot: after a reboot, in order or by a power cut, the driver starts
-// clean on what its records say and the kernel no longer has; volumes can be
-// staged again where they were, or be unstaged by a kubelet that lost its pods,
-// and then be used elsewhere.
+// testReboot verifies that after a reboot or power loss the driver starts
+// without errors although its records list mounts and loop devices that no
+// longer exist. Volumes can be staged again at the same paths, or unstaged
+// first and used elsewhere.
 //
-// An XFS that grew right before a power cut grows again at the next stage:
-// kernels before 6.13 bring the last allocation group back from the log with its
-// old size in memory, and shut the file system down when it is to grow in that
-// mount.
+// An XFS that grew right before a power loss must grow again at the next stage.
+// Kernels before 6.13 replay the last allocation group with its old in-memory
+// size, and shut the file system down when it grows in that mount.
 func testReboot(r *rig) {
 	kept, given, raw := r.create("kept", "ext4").attach(), r.create("given-back", "ext4").attach(), r.create("raw", "").attach()
 	big, grown := r.create("big", "xfs"), r.create("grown", "xfs").attach()
@@ -61,13 +60,13 @@ func testReboot(r *rig) {
 	answer := testkit.Value(r.controller().CreateSnapshot(r.Context(), &csi.CreateSnapshotRequest{Name: "before", SourceVolumeId: kept.id}))(r)
 	files := r.files()
 	for i, down := range []func(){r.shutdown, func() { testkit.Must(r, r.guest.Cut()) }} {
-		if i > 0 { // the kubelet still wants all of them
+		if i > 0 { // the kubelet still has all of them
 			given.attach()
 			testkit.Must(r, big.stage())
 			testkit.Must(r, inline.publish())
 		}
 		if got := len(r.loops()); got != 6 {
-			r.Fatalf("%d loop devices before reboot %d, want 6: %v", got, i, r.loops())
+			r.Fatalf("got %d loop devices before reboot %d, want 6: %v", got, i, r.loops())
 		}
 		r.grow(grown, 12*mib)
 		testkit.Value(r.node().NodeExpandVolume(r.Context(), &csi.NodeExpandVolumeRequest{
@@ -80,38 +79,40 @@ func testReboot(r *rig) {
 
 		r.startedClean()
 		if diff := cmp.Diff(files, r.files()); diff != "" {
-			r.Errorf("files of the pool, before and after reboot %d (-, +):\n%s", i, diff)
+			r.Errorf("files of the pool after reboot %d (-before +after):\n%s", i, diff)
 		}
 		if got := r.mounts(); len(got) > 0 {
-			r.Errorf("mounted before anybody asked: %v", got)
+			r.Errorf("mounted before any RPC: %v", got)
 		}
 		if got := r.loops(); len(got) > 0 {
-			r.Errorf("bound before anybody asked: %v", got)
+			r.Errorf("loop devices attached before any RPC: %v", got)
 		}
-		// What another boot had mounted is gone by right, and no illness.
+		// Mounts of the previous boot are not reported as unhealthy.
 		if got := kept.conditions(); len(got) > 0 {
-			r.Errorf("not yet staged again: %q", got)
+			r.Errorf("conditions before staging again: %q", got)
 		}
 
-		// A kubelet that still wants them stages and publishes again, at the same places.
+		// A kubelet that still has the pods stages and publishes again at the
+		// same paths.
 		kept.attach().holds(keptSum, 4)
 		raw.attach().holds(rawSum, 4)
 		r.grow(grown, 12*mib)
 		grown.attach().holds(grownSum, 2)
 		if got := slices.Concat(kept.conditions(), grown.conditions()); len(got) > 0 {
-			r.Errorf("staged again: %q", got)
+			r.Errorf("conditions after staging again: %q", got)
 		}
 		if room := grown.room(); room < grown.size-80*mib {
-			r.Errorf("the user of a volume that grew sees %d MiB of %d", room/mib, grown.size/mib)
+			r.Errorf("got %d MiB in a grown volume of %d", room/mib, grown.size/mib)
 		}
 	}
-	// One that does not takes back what it made, in its order, in any state.
+	// A kubelet that lost the pods unpublishes and unstages in order, in any
+	// state.
 	testkit.Must(r, given.unpublish())
 	testkit.Must(r, given.unstage())
 	testkit.Must(r, big.unstage())
 	testkit.Must(r, inline.unpublish())
 	if out := r.run("sh", "-c", "ls -d "+given.target+" "+inline.target+" 2>/dev/null || true"); out != "" {
-		r.Errorf("targets that were unpublished are still there: %s", out)
+		r.Errorf("unpublished targets still exist: %s", out)
 	}
 	given.attach().holds(givenSum, 2)
 	restored := testkit.Value(r.controller().CreateVolume(r.Context(), &csi.CreateVolumeRequest{
@@ -129,11 +130,11 @@ func testReboot(r *rig) {
 	testkit.Must(r, big.remove())
 	testkit.Value(r.controller().DeleteSnapshot(r.Context(), &csi.DeleteSnapshotRequest{SnapshotId: answer.GetSnapshot().GetSnapshotId()}))(r)
 	if left := slices.Concat(r.files(), r.mounts(), r.loops()); len(left) > 0 {
-		r.Errorf("left at the end: %v", left)
+		r.Errorf("left over at the end: %v", left)
 	}
 }
 
-// grow has the controller make the volume larger.
+// grow expands the volume on the controller side.
 func (r *rig) grow(c *claim, by int64) {
 	r.Helper()
 	answer := testkit.Value(r.controller().ControllerExpandVolume(r.Context(), &csi.ControllerExpandVolumeRequest{
@@ -141,15 +142,15 @@ func (r *rig) grow(c *claim, by int64) {
 	c.size = answer.GetCapacityBytes()
 }
 
-// startedClean: a start that found what it expected warns of nothing.
+// startedClean verifies that the driver logged no warnings or errors.
 func (r *rig) startedClean() {
 	r.Helper()
 	for line := range strings.Lines(r.driver.Log()) {
 		if strings.Contains(line, "level=ERROR") || strings.Contains(line, "level=WARN") {
-			r.Errorf("the start after a reboot says: %s", line)
+			r.Errorf("log of the start after a reboot: %s", line)
 		}
 	}
 	if got := r.storage(); len(got) > 0 {
-		r.Errorf("the pool after a reboot: %q", got)
+		r.Errorf("pool health after a reboot: %q", got)
 	}
 }

@@ -1,5 +1,5 @@
-// Package node meets cleat csi on a machine of its own: one that is rebooted,
-// whose volumes grow while they are written to, and whose disk fails.
+// Package node tests cleat csi in a guest that is rebooted, whose volumes grow
+// in use, and whose disk fails.
 package node
 
 import (
@@ -27,8 +27,8 @@ const (
 	mib    = 1 << 20
 	nodeID = "guest-1"
 
-	// The pool has a disk of its own, beside that of the machine, which holds
-	// what the driver and the kubelet must find again after a reboot.
+	// The pool has its own disk. The machine's disk holds the state of driver
+	// and kubelet that must survive a reboot.
 	data    = "/data"
 	pool    = data + "/pool"
 	system  = "/var/lib/node"
@@ -38,7 +38,7 @@ const (
 	metrics = "/run/cleat/metrics/m.sock"
 )
 
-// cleat is the program under test, built once.
+// cleat is the path of the program under test.
 var cleat string
 
 func TestMain(m *testing.M) {
@@ -48,20 +48,20 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// rig is a machine with a data disk and, while it runs, the driver on it.
+// rig is a guest with a data disk and the driver that runs in it.
 type rig struct {
 	testing.TB
 	fsType string
-	disk   *disk.Disk // of the pool
-	own    *disk.Disk // of the machine
+	disk   *disk.Disk // disk of the pool
+	own    *disk.Disk // disk of the machine
 	guest  *vm.Guest
 	driver *vm.Process
 	conn   *grpc.ClientConn
 	flags  []string
 }
 
-// newRig boots a machine whose pool is on a file system of that type, and
-// starts the driver.
+// newRig boots a guest, formats the pool's disk with fsType and starts the
+// driver.
 func newRig(t testing.TB, fsType string, flags ...string) *rig {
 	t.Helper()
 	r := &rig{TB: t, fsType: fsType, flags: flags}
@@ -78,8 +78,7 @@ func newRig(t testing.TB, fsType string, flags ...string) *rig {
 	return r
 }
 
-// newDisk makes a disk that keeps nothing over a power cut but what was
-// flushed.
+// newDisk creates a disk that loses unflushed data at a power loss.
 func (r *rig) newDisk(name string, size int64) *disk.Disk {
 	r.Helper()
 	d := testkit.Value(disk.Open(disk.Spec{Path: filepath.Join(r.TempDir(), name), Size: size, Survival: disk.SurviveNone}))(r)
@@ -91,7 +90,7 @@ func (r *rig) newDisk(name string, size int64) *disk.Disk {
 	return d
 }
 
-// boot is done when the machine is up; nothing is mounted or started yet.
+// boot boots the guest without mounting disks or starting the driver.
 func (r *rig) boot() {
 	r.Helper()
 	testkit.Must(r, r.disk.PowerOn())
@@ -125,7 +124,7 @@ func (r *rig) start() {
 	r.eventually("the driver is ready", func() bool {
 		select {
 		case <-r.driver.Done():
-			r.Fatalf("the driver ended: %v\n%s", r.driver.Err(), r.driver.Log())
+			r.Fatalf("the driver exited: %v\n%s", r.driver.Err(), r.driver.Log())
 		default:
 		}
 		answer, err := csi.NewIdentityClient(r.conn).Probe(r.Context(), &csi.ProbeRequest{})
@@ -133,24 +132,24 @@ func (r *rig) start() {
 	})
 }
 
-// stop ends the driver as an administrator does.
+// stop stops the driver with SIGTERM.
 func (r *rig) stop() {
 	r.Helper()
 	testkit.Must(r, r.driver.Signal(15))
 	select {
 	case <-r.driver.Done():
 	case <-time.After(30 * time.Second):
-		r.Fatalf("the driver still runs 30 s after SIGTERM:\n%s", r.driver.Log())
+		r.Fatalf("the driver did not exit within 30 s of SIGTERM:\n%s", r.driver.Log())
 	}
 	if err := r.driver.Err(); err != nil {
-		r.Errorf("the driver did not stop cleanly: %v", err)
+		r.Errorf("the driver failed at shutdown: %v", err)
 	}
 }
 
 func (r *rig) controller() csi.ControllerClient { return csi.NewControllerClient(r.conn) }
 func (r *rig) node() csi.NodeClient             { return csi.NewNodeClient(r.conn) }
 
-// run runs a program in the guest and returns what it printed.
+// run runs a program in the guest and returns its trimmed output.
 func (r *rig) run(argv ...string) string {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
@@ -159,7 +158,7 @@ func (r *rig) run(argv ...string) string {
 	return strings.TrimSpace(out)
 }
 
-// refused wants an error of the code whose message holds the words.
+// refused verifies the code of an error and words of its message.
 func (r *rig) refused(err error, code codes.Code, words ...string) {
 	r.Helper()
 	if status.Code(err) != code {
@@ -168,12 +167,12 @@ func (r *rig) refused(err error, code codes.Code, words ...string) {
 	}
 	for _, word := range words {
 		if !strings.Contains(status.Convert(err).Message(), word) {
-			r.Errorf("the message %q does not hold %q", status.Convert(err).Message(), word)
+			r.Errorf("got message %q, want it to contain %q", status.Convert(err).Message(), word)
 		}
 	}
 }
 
-// eventually asks until it is so: for what has no event to wait for.
+// eventually polls until the condition is true.
 func (r *rig) eventually(what string, so func() bool) {
 	r.Helper()
 	deadline := time.After(time.Minute)
@@ -183,7 +182,7 @@ func (r *rig) eventually(what string, so func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			r.Fatalf("it did not come to that in time: %s", what)
+			r.Fatalf("timed out waiting for: %s", what)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// leastSize is a size that does for a file system and is quick to make.
+// leastSize is a small size that fits the file system.
 func leastSize(fsType string) int64 {
 	switch fsType {
 	case "xfs":
@@ -32,8 +32,8 @@ func capability(fsType string) *csi.VolumeCapability {
 	return c
 }
 
-// claim is a volume with the paths that a kubelet would use for it. Without a
-// file system it is a block volume.
+// claim is a volume with the kubelet's paths; an empty fsType is a block
+// volume.
 type claim struct {
 	*rig
 	id, name, fsType string
@@ -60,8 +60,8 @@ func (r *rig) claim(name, fsType string) *claim {
 	return &claim{rig: r, id: "csi-" + name, name: name, fsType: fsType, staging: home + "/staging", target: home + "/target"}
 }
 
-// stage makes the directory first, as a kubelet does each time: a power cut
-// takes one that was not synced.
+// stage creates the directory first, like the kubelet: a power loss removes an
+// unsynced one.
 func (c *claim) stage() error {
 	c.Helper()
 	c.run("mkdir", "-p", c.staging)
@@ -112,7 +112,7 @@ func (c *claim) drop() {
 	testkit.Must(c, c.remove())
 }
 
-// file is where write puts what check reads.
+// file is the path for write and sum.
 func (c *claim) file() string {
 	if c.fsType == "" {
 		return c.target
@@ -120,12 +120,12 @@ func (c *claim) file() string {
 	return c.target + "/file"
 }
 
-// write makes MiB of random bytes durable and returns their sum.
+// write writes count MiB of random data, syncs it and returns its checksum.
 func (c *claim) write(count int) (sum string) {
 	c.Helper()
 	c.run("dd", "if=/dev/urandom", "of="+c.file(), "bs=1M", fmt.Sprint("count=", count), "conv=fsync,notrunc")
 	if c.fsType != "" {
-		c.run("sync", c.target) // the name of the file
+		c.run("sync", c.target) // syncs the directory entry
 	}
 	return c.sum(count)
 }
@@ -138,12 +138,11 @@ func (c *claim) sum(count int) string {
 func (c *claim) holds(sum string, count int) {
 	c.Helper()
 	if got := c.sum(count); got != sum {
-		c.Errorf("%s: the bytes changed: %s, want %s", c.name, got, sum)
+		c.Errorf("%s: got checksum %s, want %s", c.name, got, sum)
 	}
 }
 
-// mounts are the places below the volumes' directory at which something is
-// mounted.
+// mounts lists the mount points below the volumes directory.
 func (r *rig) mounts() (all []string) {
 	r.Helper()
 	for line := range strings.Lines(r.run("cat", "/proc/self/mountinfo")) {
@@ -155,7 +154,7 @@ func (r *rig) mounts() (all []string) {
 	return all
 }
 
-// loops are the files of the pool that loop devices are bound to.
+// loops lists the backing files of loop devices.
 func (r *rig) loops() (all []string) {
 	r.Helper()
 	for line := range strings.Lines(r.run("sh", "-c", "cat /sys/block/loop*/loop/backing_file 2>/dev/null || true")) {
@@ -165,7 +164,7 @@ func (r *rig) loops() (all []string) {
 	return all
 }
 
-// files are those of the pool's folders.
+// files lists the files in the pool's directories.
 func (r *rig) files() (all []string) {
 	r.Helper()
 	for line := range strings.Lines(r.run("sh", "-c", "cd "+pool+" && find volumes snapshots incoming -type f")) {
@@ -175,7 +174,8 @@ func (r *rig) files() (all []string) {
 	return all
 }
 
-// conditions are what controller and node know to be wrong with a volume.
+// conditions lists the health conditions that controller and node report for a
+// volume.
 func (c *claim) conditions() (all []string) {
 	c.Helper()
 	one := testkit.Value(c.controller().ControllerGetVolumeHealth(c.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: c.id}))(c)
@@ -192,7 +192,7 @@ func (c *claim) conditions() (all []string) {
 	return all
 }
 
-// storage is what the node knows to be wrong with the pool.
+// storage lists the pool problems that the node reports.
 func (r *rig) storage() (all []string) {
 	r.Helper()
 	answer := testkit.Value(r.node().NodeGetStorageHealth(r.Context(), &csi.NodeGetStorageHealthRequest{}))(r)

@@ -28,7 +28,7 @@ const mib = 1 << 20
 
 var at = netip.MustParseAddrPort("127.0.0.1:4420")
 
-// Two tenants of one target, each with a disk and a host of its own.
+// Two tenants of one target, each with its own disk and host.
 var (
 	red  = Subsystem{NQN: "nqn.2024-01.example:red", Device: "/dev/vda", UUID: "7c0f7c6e-53a5-4f0e-9a1b-000000000001", Hosts: []string{redHost.NQN}}
 	blue = Subsystem{NQN: "nqn.2024-01.example:blue", Device: "/dev/vdb", UUID: "7c0f7c6e-53a5-4f0e-9a1b-000000000002", Hosts: []string{blueHost.NQN}}
@@ -37,9 +37,9 @@ var (
 	blueHost = HostOf("5b6a1f52-0d3c-4c53-8f6e-00000000000b")
 )
 
-// TestOneGuest: a guest connects to itself, as each host that may, and is
-// refused as each that may not; what it writes arrives on the target's disk;
-// nothing is left of it in the end.
+// TestOneGuest connects a guest to its own target: allowed hosts connect,
+// others are refused, written data is on the target's disk, and nothing is left
+// over.
 func TestOneGuest(t *testing.T) {
 	for _, source := range soak.Pick(1, []image.Source{image.Stable, image.Backports}) {
 		t.Run(string(source), func(t *testing.T) {
@@ -62,7 +62,7 @@ func TestOneGuest(t *testing.T) {
 
 type rig struct {
 	*kernel.Kernel
-	backing string // the host's file that is red's disk
+	backing string // host file of red's disk
 }
 
 func newRig(t *testing.T, source image.Source) rig {
@@ -86,8 +86,8 @@ func (r rig) connect(s Subsystem, h Host) *Controller {
 	return c
 }
 
-// refuse: who may not connect, or to what is not there, is told so with an
-// error, and gets no controller.
+// refuse verifies that connections without permission, or to a missing target,
+// fail and leave no controller.
 func (r rig) refuse() {
 	r.Helper()
 	nobody := netip.AddrPortFrom(at.Addr(), at.Port()+1)
@@ -105,28 +105,28 @@ func (r rig) refuse() {
 		r.Refused(err, c.want)
 	}
 	if log := r.Run("dmesg"); !strings.Contains(log, "connect by host "+blueHost.NQN+" for subsystem "+red.NQN+" not allowed") {
-		r.Error("the target's log does not say whom it refused")
+		r.Error("the target did not log the refused host")
 	}
 	if left := r.Names("/sys/class/nvme"); len(left) > 0 {
-		r.Errorf("refused connections left %v", left)
+		r.Errorf("refused connections left controllers %v", left)
 	}
 }
 
-// twice: the same connection once more is refused.
+// twice verifies that a second, identical connection is refused.
 func (r rig) twice() {
 	r.Helper()
 	_, err := Connect(r.Kernel, Connection{Target: at, Subsystem: red.NQN, Host: redHost})
 	r.Refused(err, syscall.EALREADY)
 }
 
-// identity: sysfs says what a disk is a connection to.
+// identity verifies the controller's sysfs attributes.
 func (r rig) identity(c *Controller) {
 	r.Helper()
 	for attribute, want := range map[string]string{
 		"state": "live", "transport": "tcp", "subsysnqn": red.NQN, "hostnqn": redHost.NQN, "hostid": redHost.ID,
 	} {
 		if got := c.Attribute(attribute); got != want {
-			r.Errorf("%s of %s is %q, want %q", attribute, c.Name, got, want)
+			r.Errorf("%s of %s: got %q, want %q", attribute, c.Name, got, want)
 		}
 	}
 	if got := c.Attribute("address"); !strings.HasPrefix(got, "traddr=127.0.0.1,trsvcid=4420") {
@@ -135,15 +135,15 @@ func (r rig) identity(c *Controller) {
 	disk := AwaitDisk(r.Kernel, red.UUID)
 	for attribute, want := range map[string]string{"wwid": "uuid." + red.UUID, "size": fmt.Sprint(64 * mib / 512)} {
 		if got := r.Read(path.Join("/sys/block", disk, attribute)); got != want {
-			r.Errorf("%s of %s is %q, want %q", attribute, disk, got, want)
+			r.Errorf("%s of %s: got %q, want %q", attribute, disk, got, want)
 		}
 	}
 	if all := Disks(r.Kernel); len(all) != 1 {
-		r.Errorf("the red host sees the disks %v, want one", all)
+		r.Errorf("got disks %v of the red host, want one", all)
 	}
 }
 
-// data: what is written is read back, and is on the target's disk.
+// data verifies that written data is read back and is on the target's disk.
 func (r rig) data() {
 	r.Helper()
 	disk := "/dev/" + AwaitDisk(r.Kernel, red.UUID)
@@ -154,18 +154,18 @@ func (r rig) data() {
 	r.Run("dd", "if="+disk, "of=/tmp/back", "bs=64k", "count=64", "iflag=direct")
 	back := testkit.Value(r.Guest.ReadFile(r.Context(), "/tmp/back"))(r)
 	if !bytes.Equal(back, data) {
-		r.Error("the guest reads other bytes than it wrote")
+		r.Error("the read data differs from the written data")
 	}
 	f := testkit.Value(os.Open(r.backing))(r)
 	defer f.Close()
 	stored := make([]byte, len(data))
 	testkit.Value(f.ReadAt(stored, 0))(r)
 	if !bytes.Equal(stored, data) {
-		r.Error("other bytes than the guest wrote are on the target's disk")
+		r.Error("the target's disk does not have the written data")
 	}
 }
 
-// filesystem: a file in ext4 on the disk is there after the host was away.
+// filesystem verifies that a file system survives a reconnect.
 func (r rig) filesystem(c *Controller) {
 	r.Helper()
 	disk := "/dev/" + AwaitDisk(r.Kernel, red.UUID)
@@ -175,39 +175,39 @@ func (r rig) filesystem(c *Controller) {
 	r.Run("umount", "/mnt")
 	c.Disconnect()
 	if all := Disks(r.Kernel); len(all) > 0 {
-		r.Errorf("after disconnecting there are still the disks %v", all)
+		r.Errorf("disks %v still exist after the disconnect", all)
 	}
 	c = r.connect(red, redHost)
 	disk = "/dev/" + AwaitDisk(r.Kernel, red.UUID)
 	r.Run("e2fsck", "-n", "-f", disk)
 	r.Run("mount", "-t", "ext4", disk, "/mnt")
 	if got := r.Read("/mnt/file"); got != "kept" {
-		r.Errorf("the file holds %q after the host was away", got)
+		r.Errorf("after the reconnect the file has %q, want "kept"", got)
 	}
 	r.Run("umount", "/mnt")
 	c.Disconnect()
 }
 
-// lateAdmission: a host that was refused connects once it is admitted, beside
-// the other.
+// lateAdmission verifies that a host can connect once it is allowed, next to
+// another one.
 func (r rig) lateAdmission(target *Target) {
 	r.Helper()
 	target.Admit(blue.NQN, redHost.NQN)
 	for _, c := range []*Controller{r.connect(blue, redHost), r.connect(blue, blueHost)} {
 		if state := c.Attribute("state"); state != "live" {
-			r.Errorf("%s is %s", c.Name, state)
+			r.Errorf("state of %s: got %s, want live", c.Name, state)
 		}
 		AwaitDisk(r.Kernel, blue.UUID)
 		c.Disconnect()
 	}
 }
 
-// removal: nothing is left.
+// removal verifies that Remove leaves nothing.
 func (r rig) removal(target *Target) {
 	r.Helper()
 	target.Remove()
 	if left := append(TargetObjects(r.Kernel), append(Disks(r.Kernel), r.Names("/sys/class/nvme")...)...); len(left) > 0 {
-		r.Errorf("left at the end: %v", left)
+		r.Errorf("left over at the end: %v", left)
 	}
 	_, err := Connect(r.Kernel, Connection{Target: at, Subsystem: red.NQN, Host: redHost})
 	r.Refused(err, syscall.ECONNREFUSED)

@@ -1,7 +1,7 @@
-// Package nvmetcp makes NVMe/TCP targets and connections of Linux in test
-// guests, through configfs and /dev/nvme-fabrics, as a node does it that has no
-// nvme-cli (the kernel's drivers/nvme/target/configfs.c and
-// drivers/nvme/host/fabrics.c).
+// Package nvmetcp manages NVMe/TCP targets and connections in test guests
+// without nvme-cli, through configfs and /dev/nvme-fabrics
+// (drivers/nvme/target/configfs.c and drivers/nvme/host/fabrics.c in the
+// kernel).
 package nvmetcp
 
 import (
@@ -13,19 +13,19 @@ import (
 	"github.com/cleatproject/cleat/test/vm/kernel"
 )
 
-// TargetModules are the kernel modules of a guest that serves.
+// TargetModules are the kernel modules of an NVMe/TCP target.
 func TargetModules() []string { return []string{"nvmet", "nvmet-tcp"} }
 
-// Subsystem has one namespace, number 1.
+// Subsystem is a subsystem with one namespace, number 1.
 type Subsystem struct {
 	NQN string
-	// Device is a block device of the guest. The target writes through to it:
-	// what a host has flushed, the device has.
+	// Device is a block device of the guest. The target writes through: flushed
+	// data is flushed to the device.
 	Device string
-	// UUID of the namespace. It stays the same when the target is made anew, or
-	// a host that comes back takes it for another disk.
+	// UUID of the namespace. It must stay the same when the target is
+	// recreated, or a reconnecting host sees a new disk.
 	UUID string
-	// Hosts are the NQNs that may connect; no other may.
+	// Hosts are the NQNs of the allowed hosts.
 	Hosts []string
 }
 
@@ -40,8 +40,8 @@ const (
 	port     = configfs + "/ports/1"
 )
 
-// Serve makes the only target of a guest. Removal is for a test of it: a
-// target ends with its guest.
+// Serve creates the only target of a guest. Remove is optional; the target ends
+// with the guest.
 func Serve(k *kernel.Kernel, at netip.AddrPort, subsystems ...Subsystem) *Target {
 	k.Helper()
 	t := &Target{k, subsystems}
@@ -66,14 +66,14 @@ func (s Subsystem) namespace() string { return s.dir() + "/namespaces/1" }
 func (s Subsystem) make(k *kernel.Kernel) {
 	k.Helper()
 	k.Run("mkdir", s.dir(), s.namespace())
-	k.Write(s.dir()+"/attr_serial", strings.ReplaceAll(s.UUID, "-", "")[:20]) // else a random one each time
+	k.Write(s.dir()+"/attr_serial", strings.ReplaceAll(s.UUID, "-", "")[:20]) // random by default
 	k.Write(s.dir()+"/attr_allow_any_host", "0")
 	k.Write(s.namespace()+"/device_uuid", s.UUID)
 	k.Write(s.namespace()+"/device_path", s.Device)
 	k.Write(s.namespace()+"/enable", "1")
 }
 
-// Admit lets a host connect to a subsystem.
+// Admit allows a host to connect to a subsystem.
 func (t *Target) Admit(subsystem, host string) {
 	t.kernel.Helper()
 	dir := path.Join(configfs, "hosts", host)
@@ -81,8 +81,7 @@ func (t *Target) Admit(subsystem, host string) {
 	t.kernel.Run("ln", "-s", dir, path.Join(configfs, "subsystems", subsystem, "allowed_hosts")+"/")
 }
 
-// Remove takes the target apart. A host that is still connected loses its
-// connection.
+// Remove removes the target and disconnects its hosts.
 func (t *Target) Remove() {
 	k := t.kernel
 	k.Helper()
@@ -100,7 +99,7 @@ func (t *Target) Remove() {
 	k.Run("rmdir", port)
 }
 
-// TargetObjects are what there is of targets in the guest's configfs.
+// TargetObjects lists the target objects in the guest's configfs.
 func TargetObjects(k *kernel.Kernel) (all []string) {
 	k.Helper()
 	for _, kind := range []string{"ports", "subsystems", "hosts"} {

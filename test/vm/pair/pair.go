@@ -1,6 +1,5 @@
-// Package pair boots two guests that a cable of their own joins: two nodes, or
-// a storage server and its client. What goes through the cable goes nowhere
-// else.
+// Package pair boots two guests with a private network link: two nodes, or a
+// storage server and its client.
 package pair
 
 import (
@@ -21,18 +20,18 @@ type Pair struct {
 	nodes [2]*Node
 }
 
-// Node is one of the two, with an address on the cable.
+// Node is one of the two guests, with an address on the cable.
 type Node struct {
 	*kernel.Kernel
-	// Interface is the network interface at the cable.
+	// Interface is the network interface of the cable.
 	Interface string
 	Address   netip.Addr
 }
 
-// Boot starts both.
+// Boot boots both guests.
 func Boot(t testing.TB, first, second vm.Spec) *Pair {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "cable-") // short: it holds sockets
+	dir, err := os.MkdirTemp("", "cable-") // short, because socket paths are limited
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,8 +49,7 @@ func Boot(t testing.TB, first, second vm.Spec) *Pair {
 	return p
 }
 
-// Boot starts one of the guests, again when it has gone, and gives it its
-// address. The other need not know.
+// Boot boots guest i, or reboots it, and configures its address.
 func (p *Pair) Boot(i int) *Node {
 	p.Helper()
 	spec := p.specs[i]
@@ -74,8 +72,8 @@ func (p *Pair) Boot(i int) *Node {
 // Node returns the running guest i.
 func (p *Pair) Node(i int) *Node { return p.nodes[i] }
 
-// Plug puts the cable into guest i's card, or takes it out. The guest sees it
-// as carrier; the other one sees only that nothing comes.
+// Plug connects or disconnects guest i's end of the cable. That guest loses its
+// carrier; the other one only gets no packets.
 func (p *Pair) Plug(i int, in bool) {
 	p.Helper()
 	if _, err := p.nodes[i].Guest.Monitor(p.Context(), "set_link", map[string]any{"name": "cable", "up": in}); err != nil {

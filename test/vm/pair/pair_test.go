@@ -23,8 +23,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const mib = 1 << 20
 
-// testCable: two guests reach each other, and nobody else, through their cable,
-// and notice when it is out.
+// testCable verifies that two guests reach each other but not the host through
+// their cable, and detect an unplugged one.
 func (p *Pair) testCable(t *testing.T) {
 	conn := p.echo()
 	begun := time.Now()
@@ -35,14 +35,13 @@ func (p *Pair) testCable(t *testing.T) {
 	p.unplugged(t, conn)
 }
 
-// echo starts a server on guest 0 that sends back what it gets, and connects
-// to it from guest 1.
+// echo starts an echo server on guest 0 and connects to it from guest 1.
 func (p *Pair) echo() net.Conn {
 	p.Helper()
 	const port = "7"
 	testkit.Value(p.Node(0).Guest.Start(p.Context(), vm.Command{Argv: []string{"nc", "-ll", "-p", port, "-e", "cat"}}))(p)
 	var conn net.Conn
-	p.Node(1).Await("guest 0 serves guest 1", func() (served bool) {
+	p.Node(1).Await("guest 1 can connect to guest 0", func() (served bool) {
 		var err error
 		conn, err = p.Node(1).Guest.Dial(p.Context(), "tcp", net.JoinHostPort(p.Node(0).Address.String(), port))
 		return err == nil
@@ -51,7 +50,7 @@ func (p *Pair) echo() net.Conn {
 	return conn
 }
 
-// exchange sends random bytes and wants them back.
+// exchange sends random bytes and verifies their echo.
 func exchange(t testing.TB, conn net.Conn, size int) {
 	t.Helper()
 	sent, got := make([]byte, size), make([]byte, size)
@@ -64,20 +63,20 @@ func exchange(t testing.TB, conn net.Conn, size int) {
 	}()
 	n, err := io.ReadFull(conn, got)
 	if err != nil {
-		t.Errorf("%d of %d bytes came back: %v", n, size, err)
+		t.Errorf("got %d of %d bytes back: %v", n, size, err)
 	}
 	testkit.Must(t, <-writing)
 	if !bytes.Equal(got, sent) {
-		t.Error("other bytes came back than were sent")
+		t.Error("the echoed bytes differ from the sent ones")
 	}
 }
 
-// hostStaysOut: a guest that sends to an address of the host through the cable
-// gets no answer, and the host hears nothing.
+// hostStaysOut verifies that a guest cannot reach the host's addresses through
+// the cable.
 func (p *Pair) hostStaysOut(t *testing.T) {
 	addresses := testkit.Value(net.InterfaceAddrs())(t)
 	n := p.Node(1)
-	userNetwork := netip.MustParsePrefix("10.0.2.0/24") // the guest's own, besides the cable
+	userNetwork := netip.MustParsePrefix("10.0.2.0/24") // the guest's network to the host
 	for _, a := range addresses {
 		prefix, err := netip.ParsePrefix(a.String())
 		if err != nil || !prefix.Addr().Is4() || prefix.Addr().IsLoopback() || userNetwork.Contains(prefix.Addr()) {
@@ -90,26 +89,26 @@ func (p *Pair) hostStaysOut(t *testing.T) {
 		switch {
 		case err == nil:
 			_ = conn.Close()
-			t.Errorf("through the cable a guest has connected to the host's %v", listener.Addr())
+			t.Errorf("the guest connected to the host's %v through the cable", listener.Addr())
 		case !strings.Contains(err.Error(), syscall.EHOSTUNREACH.Error()):
-			t.Errorf("the host's %v through the cable: %v, want %q", listener.Addr(), err, syscall.EHOSTUNREACH)
+			t.Errorf("connect to the host's %v through the cable: got %v, want %q", listener.Addr(), err, syscall.EHOSTUNREACH)
 		}
 		testkit.Must(t, listener.SetDeadline(time.Now()))
 		if _, err := listener.Accept(); err == nil {
-			t.Errorf("the host's %v heard of a guest", listener.Addr())
+			t.Errorf("the host's listener %v accepted a guest's connection", listener.Addr())
 		}
 	}
 }
 
-// unplugged: the guest at whose end the cable is out sees it at once; nothing
-// passes; a connection that lives goes on when the cable is in again.
+// unplugged verifies that the guest detects its unplugged cable, that no
+// packets pass, and that open connections continue after plugging it in.
 func (p *Pair) unplugged(t *testing.T, conn net.Conn) {
 	n := p.Node(1)
 	carrier := path.Join("/sys/class/net", n.Interface, "carrier")
 	p.Plug(1, false)
 	n.Await("the card has no carrier", func() bool { return n.Read(carrier) == "0" })
 	if out, err := n.Try("ping", "-c", "1", "-W", "1", p.Node(0).Address.String()); err == nil {
-		t.Errorf("with the cable out, the other guest answers:\n%s", out)
+		t.Errorf("the other guest answered without a cable:\n%s", out)
 	}
 	testkit.Value(conn.Write([]byte("late")))(t)
 	p.Plug(1, true)
@@ -117,7 +116,7 @@ func (p *Pair) unplugged(t *testing.T, conn net.Conn) {
 	testkit.Must(t, conn.SetDeadline(time.Now().Add(40*time.Second)))
 	back := make([]byte, len("late"))
 	if _, err := io.ReadFull(conn, back); err != nil || string(back) != "late" {
-		t.Errorf("what was sent while the cable was out came back as %q, %v", back, err)
+		t.Errorf("data sent without a cable: got %q, %v", back, err)
 	}
 	exchange(t, conn, 64<<10)
 }

@@ -25,7 +25,7 @@ const (
 	volume         = "0b4c2a2e-7a0e-4d0e-8f5a-000000000001"
 )
 
-// TestPair boots a storage server and its client, which all tests share.
+// TestPair boots a storage server and its client for all tests.
 func TestPair(t *testing.T) {
 	d := testkit.Open(disk.Open(disk.Spec{Path: filepath.Join(t.TempDir(), "disk"), Size: 256 * mib, Survival: disk.SurviveNone}))(t)
 	p := Boot(t,
@@ -35,10 +35,9 @@ func TestPair(t *testing.T) {
 	p.testServerLosesPower(t, d)
 }
 
-// testServerLosesPower: a client writes to a server's disk over NVMe/TCP when
-// the server's power goes. The write that was under way fails; what was
-// acknowledged before is there when the server is back, to which the client
-// connects again by itself.
+// testServerLosesPower powers the server off while a client writes to its disk
+// over NVMe/TCP. The write in flight fails, acknowledged writes are on the disk
+// after the server's reboot, and the client reconnects.
 func (p *Pair) testServerLosesPower(t *testing.T, d *disk.Disk) {
 	host := nvmetcp.HostOf("0b4c2a2e-7a0e-4d0e-8f5a-00000000000a")
 	at := netip.AddrPortFrom(p.Node(server).Address, 4420)
@@ -48,7 +47,7 @@ func (p *Pair) testServerLosesPower(t *testing.T, d *disk.Disk) {
 	n := p.Node(client)
 	controller, err := nvmetcp.Connect(n.Kernel, nvmetcp.Connection{
 		Target: at, Subsystem: subsystem, Host: host,
-		// Notice within about 5 s, fail what waits 1 s later, try for ever.
+		// Detect the loss within about 5 s, fail I/O 1 s later, retry for ever.
 		Options: []string{"keep_alive_tmo=5", "reconnect_delay=1", "fast_io_fail_tmo=1", "ctrl_loss_tmo=-1"},
 	})
 	testkit.Must(t, err)
@@ -58,14 +57,14 @@ func (p *Pair) testServerLosesPower(t *testing.T, d *disk.Disk) {
 		ended(t, w)
 		return acknowledged(w) >= 200
 	})
-	// At a write. When it is a flush that the connection breaks under, the
-	// client's kernel (6.1) answers it with success all the same: measured, so
-	// whoever attaches such disks cannot take that fsync for kept.
+	// Lose power at a write. At a flush, the client's kernel (6.1) reports
+	// success although the connection broke (measured), so such an fsync cannot
+	// be trusted.
 	testkit.Must(t, d.CutAt(disk.Order{Event: disk.Write, N: 1, Moment: disk.OnArrival}))
 	select {
 	case <-d.Gone():
 	case <-time.After(time.Minute):
-		t.Fatal("the client writes no more")
+		t.Fatal("the client stopped writing")
 	}
 	testkit.Must(t, p.Node(server).Guest.Cut())
 	cut := time.Now()
@@ -73,7 +72,7 @@ func (p *Pair) testServerLosesPower(t *testing.T, d *disk.Disk) {
 	select {
 	case <-w.Done():
 	case <-time.After(bound):
-		t.Fatalf("%v after the server lost power, the client's write has not failed", bound)
+		t.Fatalf("the client's write did not fail within %v of the server's power loss", bound)
 	}
 	noticed := time.Since(cut)
 	n.Refused(w.Err(), syscall.EIO)
@@ -81,28 +80,28 @@ func (p *Pair) testServerLosesPower(t *testing.T, d *disk.Disk) {
 
 	testkit.Must(t, d.PowerOn())
 	nvmetcp.Serve(p.Boot(server).Kernel, at, volumes)
-	n.Await("the client is connected again", func() bool { return controller.Attribute("state") == "live" })
+	n.Await("the client has reconnected", func() bool { return controller.Attribute("state") == "live" })
 	if got := "/dev/" + nvmetcp.AwaitDisk(n.Kernel, volume); got != device {
-		t.Errorf("the disk came back as %s, it was %s", got, device)
+		t.Errorf("got disk %s after the reconnect, want %s", got, device)
 	}
 	n.Run("writer", "-check", strconv.Itoa(count), device)
-	fmt.Printf("REPORT: pair: the NVMe/TCP server lost power after %d acknowledged writes; the client's next write failed after %.1f s; all %d were there when it was back\n",
+	fmt.Printf("REPORT: pair: the NVMe/TCP server lost power after %d acknowledged writes; the client's next write failed after %.1f s; all %d were on the disk after the reboot\n",
 		count, noticed.Seconds(), count)
 	t.Logf("%v", d.Stats())
 }
 
-// ended fails the test when the writer has ended too early.
+// ended fails the test if the writer has exited.
 func ended(t *testing.T, w *vm.Process) {
 	t.Helper()
 	select {
 	case <-w.Done():
-		t.Fatalf("the writer ended while the server had power: %v", w.Err())
+		t.Fatalf("the writer exited before the power loss: %v", w.Err())
 	default:
 	}
 }
 
-// acknowledged is how many blocks the writer says are durable. It says so in
-// order, so these are the first ones; a last line that is cut off counts not.
+// acknowledged counts the durable blocks that the writer has printed, in order.
+// A truncated last line does not count.
 func acknowledged(w *vm.Process) int {
 	lines := strings.SplitAfter(w.Log(), "\n")
 	count := 0
@@ -114,7 +113,7 @@ func acknowledged(w *vm.Process) int {
 	return count
 }
 
-// buildWriter builds the program that runs in the client.
+// buildWriter builds the client's writer program.
 func buildWriter(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "writer")

@@ -11,12 +11,12 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// tools are what the driver runs, and what they need.
+// tools are the programs that the driver runs and their dependencies.
 func tools() []string {
 	return []string{"mkfs.ext4", "e2fsck", "resize2fs", "mkfs.xfs", "xfs_repair", "mkfs.btrfs", "umount"}
 }
 
-// format makes a file system in a new sparse file, on the host: in the guest it
+// format creates a file system in a sparse file on the host; in the guest it
 // would take seconds.
 func format(t *testing.T, fsType, path string, size int64) {
 	t.Helper()
@@ -26,7 +26,7 @@ func format(t *testing.T, fsType, path string, size int64) {
 	run(t, "mkfs."+fsType, "-q", path)
 }
 
-// checkDisk looks for damage in a file system that was taken down in order.
+// checkDisk checks the file system of a cleanly shut down guest.
 func (m *machine) checkDisk(ctx context.Context) error {
 	if err := m.drive.Close(); err != nil {
 		return err
@@ -36,7 +36,7 @@ func (m *machine) checkDisk(ctx context.Context) error {
 		argv = []string{"xfs_repair", "-n", "-f", m.path}
 	}
 	if out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil {
-		return fmt.Errorf("%q finds damage on the disk: %w\n%s", argv, err, out)
+		return fmt.Errorf("%q found file system damage: %w\n%s", argv, err, out)
 	}
 	return nil
 }
@@ -48,7 +48,7 @@ func run(t *testing.T, name string, args ...string) {
 	}
 }
 
-// buildInside builds the program that stands beside the driver.
+// buildInside builds the helper program of the guest.
 func buildInside(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "inside")

@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/test/vm/image"
 )
 
-// shell runs a script in a guest, which ends at its first failure.
+// shell runs a script in a guest with "sh -e".
 func shell(t *testing.T, g *vm.Guest, script string) string {
 	t.Helper()
 	out, err := g.Run(t.Context(), "sh", "-ec", script)
@@ -24,12 +24,12 @@ func shell(t *testing.T, g *vm.Guest, script string) string {
 	return out
 }
 
-// drives makes n disks that lose at a cut all that was not flushed.
+// drives creates n disks that lose all unflushed data at a power loss.
 func drives(t *testing.T, n int) []*disk.Disk {
 	t.Helper()
 	var all []*disk.Disk
 	for range n {
-		d := testkit.Value(disk.Open(disk.Spec{Path: filepath.Join(t.TempDir(), "drive"), Size: 400 << 20, Survival: disk.SurviveNone}))(t) // mkfs.xfs wants 300 MiB
+		d := testkit.Value(disk.Open(disk.Spec{Path: filepath.Join(t.TempDir(), "drive"), Size: 400 << 20, Survival: disk.SurviveNone}))(t) // mkfs.xfs needs 300 MiB
 		t.Cleanup(func() {
 			t.Logf("disk: %v", d.Stats())
 			if err := d.Close(); err != nil {
@@ -41,10 +41,9 @@ func drives(t *testing.T, n int) []*disk.Disk {
 	return all
 }
 
-// The disk under the power cuts has teeth: a guest keeps what it flushed, by
-// any way that a flush may take, and loses an acknowledged fsync where its file
-// system was told not to flush.
-func TestDriveLosesWhatWasNotFlushed(t *testing.T) {
+// The power loss test is effective: a guest keeps data flushed in any way, and
+// loses an acknowledged fsync if its file system was mounted without barriers.
+func TestDriveLosesUnflushedWrites(t *testing.T) {
 	t.Parallel()
 	all := drives(t, 4)
 	raw := all[3]
@@ -55,11 +54,11 @@ func TestDriveLosesWhatWasNotFlushed(t *testing.T) {
 	g := vm.Boot(t, spec)
 	const queues = `cd /sys/block/vda/queue; for f in write_cache fua logical_block_size physical_block_size; do echo $f=$(cat $f); done`
 	if diff := cmp.Diff("write_cache=write back\nfua=0\nlogical_block_size=512\nphysical_block_size=4096\n", shell(t, g, queues)); diff != "" {
-		t.Errorf("what the guest is told of the disk (-want +got):\n%s", diff)
+		t.Errorf("the disk's queue attributes in the guest (-want +got):\n%s", diff)
 	}
 	const mounts = `mkdir -p /a /b /c; mount -t xfs /dev/vda /a; mount -t ext4 /dev/vdb /b; mount -t ext4 -o barrier=0 /dev/vdc /c;`
 	const word = `word() { yes $1 | dd bs=64k count=1 iflag=fullblock 2>/dev/null; };`
-	loop := func() { // not in a script: the shell has a losetup of its own, which knows less
+	loop := func() { // not in a script: busybox's shell would run its own, more limited losetup
 		t.Helper()
 		testkit.Value(g.Run(t.Context(), "losetup", "--direct-io=on", "--sector-size=4096", "/dev/loop0", "/a/image"))(t)
 	}
@@ -75,12 +74,12 @@ func TestDriveLosesWhatWasNotFlushed(t *testing.T) {
 	var exit *vm.ExitError
 	for _, script := range []string{`dd if=/dev/vdd of=/dev/null bs=64k count=1 iflag=direct`, `dd if=/dev/zero of=/dev/vdd bs=64k count=1 oflag=direct`} {
 		if _, err := g.Run(t.Context(), "sh", "-ec", script); !errors.As(err, &exit) || !strings.Contains(exit.Output, "I/O error") && !strings.Contains(exit.Output, "Input/output error") {
-			t.Errorf("%s on a disk that answers EIO: %v", script, err)
+			t.Errorf("%s on a disk with I/O errors: got %v", script, err)
 		}
 	}
 	heal()
 	if got := shell(t, g, `dd if=/dev/vdd bs=64k count=1 iflag=direct | head -n 1`); got != "new\n" {
-		t.Errorf("before the cut the disk reads %q", got)
+		t.Errorf("before the power loss the disk reads %q", got)
 	}
 	testkit.Must(t, g.Cut())
 
@@ -99,6 +98,6 @@ func TestDriveLosesWhatWasNotFlushed(t *testing.T) {
 		see no-barrier cmp /run/kept /c/file
 		see raw cmp -n 65536 /run/old /dev/vdd`)
 	if diff := cmp.Diff("loop kept\nxfs kept\next4 kept\nno-barrier lost\nraw kept\n", got); diff != "" {
-		t.Errorf("after the cut (-want +got):\n%s", diff)
+		t.Errorf("after the power loss (-want +got):\n%s", diff)
 	}
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/cleatproject/cleat/test/vm/disk"
 )
 
-// A first start makes the pool, its image, and the stores. Whenever the power
-// goes meanwhile, the next start goes on, and what is made later stays.
-func TestFirstStart(t *testing.T) {
+// The first start creates the pool, its image and the stores. After a power
+// loss at any time, the next start completes it, and later volumes survive.
+func TestFirstStartSurvivesPowerLoss(t *testing.T) {
 	t.Parallel()
 	seed := number(t, "POWER_SEED", uint64(time.Now().UnixNano()))
 	t.Logf("POWER_SEED=%d", seed)
@@ -29,19 +29,19 @@ func TestFirstStart(t *testing.T) {
 		m.drive.Survive([]disk.Survival{disk.SurviveSome, disk.SurviveNone}[random.IntN(2)])
 		hit := testkit.Value(s.Start(t.Context(), point))(t)
 		if point != "" && !hit {
-			t.Fatalf("the start did not come by %s", point)
+			t.Fatalf("the start did not reach crash point %s", point)
 		}
-		t.Logf("cut at %s%v (%v): %v", point, early, hit, m.drive.Stats().LastLoss)
+		t.Logf("power loss at %s%v (reached: %v): %v", point, early, hit, m.drive.Stats().LastLoss)
 	}
 	points := workload.ImagePoints()
 	grown := points[len(points)-1]
 	some := soak.Pick(1, random.Perm(len(points) - 1)[:2])
-	slices.Sort(some) // what is done is not come by again
+	slices.Sort(some) // completed steps are not repeated
 	for _, i := range some {
 		start(points[i]+"=1", nil)
 	}
 	for _, moment := range soak.Pick(1, random.Perm(3)[:2]) {
-		start("", &disk.Order{Event: disk.Flush, N: 1 + random.IntN(20), Moment: disk.Moment(moment)}) // pool and stores take some twenty flushes
+		start("", &disk.Order{Event: disk.Flush, N: 1 + random.IntN(20), Moment: disk.Moment(moment)}) // pool and stores take about twenty flushes
 	}
 	testkit.Value(s.Round(t.Context(), "", 2*time.Second))(t)
 	m.flags = []string{"--pool-image", "3GiB"}

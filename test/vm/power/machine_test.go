@@ -17,7 +17,7 @@ import (
 	"github.com/cleatproject/cleat/test/vm/power/remote"
 )
 
-// Paths in the guest. All but the data disk is in memory and goes with it.
+// Paths in the guest. Only the data disk survives a reboot.
 const (
 	dataDir    = "/data"
 	poolDir    = dataDir + "/pool"
@@ -29,22 +29,22 @@ const (
 	hits       = "/run/hits"
 )
 
-// machine is a guest that loses its power whenever its driver is killed. Pool,
-// records and the workers' directories lie on one disk with a volatile cache.
+// machine is a guest that loses power when its driver is killed. The pool, the
+// records and the workers' directories are on one disk with a volatile cache.
 type machine struct {
 	log    func(format string, args ...any)
 	spec   vm.Spec
 	drive  *disk.Disk
 	path   string // of the disk's file on the host
 	fsType string
-	flags  []string // of every start of the driver
+	flags  []string // passed to every start of the driver
 
-	order *disk.Order // for the disk to carry out once the next driver serves
-	early *disk.Order // the same, once the next driver begins
+	order *disk.Order // armed once the next driver is ready
+	early *disk.Order // armed when the next driver starts
 
 	mu     sync.Mutex
-	guest  *vm.Guest      // nil while there is no power
-	inside *remote.Client // while there is
+	guest  *vm.Guest      // nil while powered off
+	inside *remote.Client // nil while powered off
 }
 
 var _ workload.Machine = (*machine)(nil)
@@ -52,7 +52,8 @@ var _ workload.Machine = (*machine)(nil)
 // Reboots implements workload.Machine.
 func (m *machine) Reboots() bool { return true }
 
-// Launch implements workload.Machine: it starts the guest if there is none.
+// Launch implements workload.Machine: it boots the guest if needed and starts
+// the driver.
 func (m *machine) Launch(ctx context.Context, point string) (workload.Driver, error) {
 	if m.up() == nil {
 		if err := m.boot(ctx); err != nil {
@@ -86,7 +87,7 @@ func (m *machine) Launch(ctx context.Context, point string) (workload.Driver, er
 	return r, m.cutAt(&m.order)
 }
 
-// cutAt gives an order to the disk, if there is one.
+// cutAt arms and clears a trigger, if set.
 func (m *machine) cutAt(order **disk.Order) error {
 	if *order == nil {
 		return nil
@@ -102,7 +103,7 @@ func (m *machine) up() *vm.Guest {
 	return m.guest
 }
 
-// boot starts the guest, which mounts the disk as any reboot would.
+// boot boots the guest, which mounts the disk.
 func (m *machine) boot(ctx context.Context) error {
 	if err := m.drive.PowerOn(); err != nil {
 		return err
@@ -121,7 +122,7 @@ func (m *machine) boot(ctx context.Context) error {
 	return nil
 }
 
-// enter starts the program that stands beside the driver, and connects to it.
+// enter starts the helper program and connects to it.
 func (m *machine) enter(ctx context.Context, g *vm.Guest) (*remote.Client, error) {
 	p, err := g.Start(ctx, vm.Command{Argv: []string{"/usr/bin/inside", "-socket", aside, "-hits", hits,
 		"-device", "/dev/vda", "-fs-type", m.fsType, "-data", dataDir, "-workers", workersDir, "-pool", poolDir}})
@@ -137,7 +138,7 @@ func (m *machine) enter(ctx context.Context, g *vm.Guest) (*remote.Client, error
 		}
 		select {
 		case <-p.Done():
-			return nil, errors.Join(errors.New("the guest's own part of the test ended"), p.Err())
+			return nil, errors.Join(errors.New("the guest's helper program exited"), p.Err())
 		case <-ctx.Done():
 			return nil, errors.Join(ctx.Err(), err)
 		case <-tick.C:
@@ -145,7 +146,7 @@ func (m *machine) enter(ctx context.Context, g *vm.Guest) (*remote.Client, error
 	}
 }
 
-// cut takes the power.
+// cut powers the guest off without shutdown.
 func (m *machine) cut() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -153,17 +154,17 @@ func (m *machine) cut() error {
 		return nil
 	}
 	err := m.guest.Cut()
-	_ = m.inside.Close() // the guest's end is gone
+	_ = m.inside.Close() // the guest's end is closed already
 	m.guest, m.inside = nil, nil
 	return err
 }
 
-// shutdown takes the guest down in order, so that its disk can be looked at.
+// shutdown shuts the guest down cleanly, so that its disk can be checked.
 func (m *machine) shutdown(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.guest == nil {
-		return errors.New("there is no guest to take down")
+		return errors.New("no guest is running")
 	}
 	_ = m.inside.Close()
 	err := m.guest.Shutdown(ctx)
@@ -171,7 +172,7 @@ func (m *machine) shutdown(ctx context.Context) error {
 	return err
 }
 
-// down turns "the guest is gone" into the oracle's word for it.
+// down converts remote.ErrGone to workload.ErrDown.
 func down(err error) error {
 	if errors.Is(err, remote.ErrGone) {
 		return fmt.Errorf("%w: %w", workload.ErrDown, err)
@@ -234,7 +235,7 @@ func (m *machine) Remove(ctx context.Context, path string) error {
 	return down(c.Remove(ctx, path))
 }
 
-// newMachine makes a machine with an empty disk of its own.
+// newMachine returns a machine with a new, formatted disk.
 func newMachine(t *testing.T, name, cleat, inside string, fsType string, seed uint64, seats *vm.Seats, flags ...string) *machine {
 	t.Helper()
 	const size = 6 << 30

@@ -11,12 +11,12 @@ import (
 	"github.com/cleatproject/cleat/test/vm/disk"
 )
 
-// outage is when a guest loses its power: when the driver comes by a point,
-// when the disk comes to an event, or in the end at a random instant.
+// outage is when a guest loses power: at a crash point of the driver, at an
+// event of the disk, or at a random time.
 type outage struct {
 	point string // <name>=<count>, or empty
 	order *disk.Order
-	at    time.Duration // after the workload began
+	at    time.Duration // after the start of the workload
 }
 
 func (o outage) String() string {
@@ -26,25 +26,24 @@ func (o outage) String() string {
 	case o.order != nil:
 		return "disk: " + o.order.String()
 	}
-	return fmt.Sprintf("a random instant, %.1f s", o.at.Seconds())
+	return fmt.Sprintf("random time, %.1f s", o.at.Seconds())
 }
 
 const (
-	patience = 15 * time.Second // to reach a point, or an event of the disk
+	patience = 15 * time.Second // limit for reaching a crash point or a disk event
 	shortest = time.Second
 	longest  = 12 * time.Second
 )
 
-// kind is one of the two sorts of pool.
+// kind is a type of pool.
 type kind struct {
 	name    string
 	fsType  string // of the data disk
 	reflink bool
-	// always are points around what is made durable. As many as half of the
-	// outages come in each run, the first ones first: they differ in what they
-	// prove.
+	// always are crash points next to durable changes. Up to half of the
+	// outages of each run use them, in this order of importance.
 	always []string
-	// not are the beginnings of points that such a pool does not come by.
+	// not are prefixes of crash points that this kind of pool does not reach.
 	not []string
 }
 
@@ -63,13 +62,12 @@ func kinds() []kind {
 	}
 }
 
-// plan chooses n outages: half of them at the points that always come, the rest
-// at events of the disk, at random instants and at points that change with the
-// seed.
+// plan chooses n outages: half of them at the points in always, the others at
+// disk events, random times and seed-dependent crash points.
 func (k kind) plan(points []string, n int, random *rand.Rand) ([]outage, error) {
 	for _, p := range k.always {
 		if !slices.Contains(points, p) {
-			return nil, fmt.Errorf("there is no crash point %s in the source any more: mend this test", p)
+			return nil, fmt.Errorf("crash point %s does not exist in the source; update this test", p)
 		}
 	}
 	rest := slices.DeleteFunc(slices.Clone(points), func(p string) bool {
@@ -101,8 +99,8 @@ func (k kind) plan(points []string, n int, random *rand.Rand) ([]outage, error) 
 	return shuffled(all[:n], random), nil
 }
 
-// shuffled changes the order, but for what leads to a point of a start-up and
-// that point.
+// shuffled shuffles the outages, but keeps a start-up crash point after the
+// outage that leads to it.
 func shuffled(all []outage, random *rand.Rand) []outage {
 	var groups [][]outage
 	for _, o := range all {

@@ -1,7 +1,7 @@
-// Package power takes the power from guests under the workload of the crash
-// test: their one disk loses of what it was not told to flush whatever a disk
-// may lose. After each boot every acknowledged operation must be there, every
-// byte right, and nothing left that nobody owns.
+// Package power runs the workload of the crash test in guests that lose power:
+// their disk loses unflushed data like a real one. After each boot every
+// acknowledged operation must be present, all data correct, and no foreign or
+// left-over objects exist.
 package power
 
 import (
@@ -21,11 +21,12 @@ import (
 	"github.com/cleatproject/cleat/test/vm/disk"
 )
 
-// defaultCuts is how often one run takes the power, of both guests together;
-// make soak sets POWER_CUTS.
+// defaultCuts is the number of power losses of one run, over both guests; make
+// soak sets POWER_CUTS.
 const defaultCuts = 8
 
-// fewCuts of one guest are so few that everything is read after the last one only.
+// fewCuts is the number of power losses of one guest below which all data is
+// read only after the last one.
 const fewCuts = 6
 
 func TestNothingAcknowledgedIsLost(t *testing.T) {
@@ -63,7 +64,7 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 	fmt.Printf("REPORT: acknowledged calls: %v\n", workload.Sum(calls...))
 }
 
-// number reads a setting.
+// number parses an environment variable.
 func number(t *testing.T, name string, otherwise uint64) uint64 {
 	s := os.Getenv(name)
 	if s == "" {
@@ -76,7 +77,7 @@ func number(t *testing.T, name string, otherwise uint64) uint64 {
 	return n
 }
 
-// campaign is all outages of one guest.
+// campaign runs all outages of one guest.
 type campaign struct {
 	kind    kind
 	machine *machine
@@ -104,9 +105,9 @@ func (c *campaign) run(ctx context.Context) error {
 		}
 		where := o.String()
 		if !hit && (o.point != "" || o.order != nil) {
-			where = "a random instant, as it did not come to " + where
+			where = "random time (not reached: " + where + ")"
 		}
-		fmt.Printf("REPORT: %s: cut %2d after %4.1f s at %s: %v\n", c.kind.name, i+1, time.Since(begun).Seconds(), where, c.machine.drive.Stats().LastLoss)
+		fmt.Printf("REPORT: %s: power loss %2d after %4.1f s at %s: %v\n", c.kind.name, i+1, time.Since(begun).Seconds(), where, c.machine.drive.Stats().LastLoss)
 	}
 	begun := time.Now()
 	if err := c.station.Finish(ctx); err != nil {
@@ -115,6 +116,6 @@ func (c *campaign) run(ctx context.Context) error {
 	if err := c.machine.shutdown(ctx); err != nil {
 		return err
 	}
-	fmt.Printf("REPORT: %s: read everything and took it down in %.1f s\n", c.kind.name, time.Since(begun).Seconds())
+	fmt.Printf("REPORT: %s: verified all data and shut down in %.1f s\n", c.kind.name, time.Since(begun).Seconds())
 	return c.machine.checkDisk(ctx)
 }

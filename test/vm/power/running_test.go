@@ -20,7 +20,7 @@ import (
 	"github.com/cleatproject/cleat/test/vm"
 )
 
-// running is a driver in the guest.
+// running is a driver process in the guest.
 type running struct {
 	machine *machine
 	guest   *vm.Guest
@@ -29,13 +29,13 @@ type running struct {
 	cancel  context.CancelFunc // of watch
 	done    chan struct{}
 	hit     atomic.Bool
-	console string // of a guest that was cut
+	console string // of a guest that lost power
 }
 
 var _ workload.Driver = (*running)(nil)
 
-// watch waits for the driver's end or its point, at which the disk loses its
-// power without delay.
+// watch waits for the driver's exit or its crash point, and then immediately
+// powers the disk off.
 func (r *running) watch(ctx context.Context, armed bool) {
 	defer close(r.done)
 	stopped := make(chan error, 1)
@@ -51,16 +51,16 @@ func (r *running) watch(ctx context.Context, armed bool) {
 	case err := <-stopped:
 		if err == nil {
 			r.hit.Store(true)
-			_ = r.machine.drive.Cut() // Kill sees the error too
+			_ = r.machine.drive.Cut() // Kill returns the error too
 		}
 	case <-r.machine.drive.Gone():
-		r.hit.Store(true) // the order that it had
+		r.hit.Store(true) // the trigger fired
 	case <-r.process.Done():
 	case <-ctx.Done():
 	}
 }
 
-// connect waits until the driver answers.
+// connect waits until the driver is ready.
 func (r *running) connect(ctx context.Context) error {
 	const bound = time.Minute
 	ctx, cancel := context.WithTimeout(ctx, bound)
@@ -81,7 +81,7 @@ func (r *running) connect(ctx context.Context) error {
 		}
 		select {
 		case <-r.done:
-			return errors.Join(errors.New("cleat csi ended before it was ready"), err)
+			return errors.Join(errors.New("cleat csi exited before it was ready"), err)
 		case <-ctx.Done():
 			return errors.Join(errors.New("cleat csi was not ready in time"), err)
 		case <-tick.C:
@@ -103,7 +103,7 @@ func (r *running) Done() <-chan struct{} { return r.done }
 // Hit implements workload.Driver.
 func (r *running) Hit() bool { return r.hit.Load() }
 
-// Kill implements workload.Driver: it takes the power.
+// Kill implements workload.Driver with a power loss.
 func (r *running) Kill() error {
 	r.cancel()
 	<-r.done
@@ -125,7 +125,7 @@ func (r *running) Stop() error {
 	select {
 	case <-r.process.Done():
 	case <-time.After(bound):
-		return fmt.Errorf("cleat csi still runs %v after SIGTERM\n%s", bound, r.Log())
+		return fmt.Errorf("cleat csi did not exit within %v of SIGTERM\n%s", bound, r.Log())
 	}
 	<-r.done
 	return errors.Join(r.process.Err(), complaints(r.guest.Console()))
@@ -136,22 +136,21 @@ func (r *running) Log() string {
 	if r.console == "" {
 		return r.process.Log()
 	}
-	return r.process.Log() + "\nthe console ends with:\n" + end(r.console)
+	return r.process.Log() + "\nend of the console:\n" + end(r.console)
 }
 
-// complaint is what a kernel says about a file system that it finds damaged,
-// and about itself.
+// complaint matches kernel messages about damaged file systems and kernel bugs.
 var complaint = regexp.MustCompile(`(?i)EXT4-fs error|XFS.*corrupt|BTRFS (error|critical)|\bBUG:|\bOops\b|WARNING:`)
 
-// complaints are those on a guest's console.
+// complaints returns an error if the console has such messages.
 func complaints(console string) error {
 	if complaint.MatchString(console) {
-		return fmt.Errorf("the kernel complains:\n%s", end(console))
+		return fmt.Errorf("kernel errors on the console:\n%s", end(console))
 	}
 	return nil
 }
 
-// end is the end of a text.
+// end returns the last lines of a text.
 func end(text string) string {
 	const most = 20
 	lines := strings.Split(strings.TrimSpace(text), "\n")

@@ -11,8 +11,8 @@ import (
 	"github.com/cleatproject/cleat/test/vm/disk"
 )
 
-// sabotages are flushes left out, the points at which that must show, and of
-// what the test must complain.
+// sabotages are removed flushes, the crash points that reveal them, and the
+// expected errors.
 func sabotages() []sabotage {
 	return []sabotage{
 		{
@@ -49,11 +49,10 @@ type sabotage struct {
 	reflink  bool
 	left     workload.Replacement
 	point    string
-	symptoms []string // any of them
+	symptoms []string // one of them is expected
 }
 
-// A build that leaves out one flush must turn the test red: otherwise the test
-// proves nothing.
+// A build without one of the flushes must fail the test.
 func TestSabotageTurnsRed(t *testing.T) {
 	t.Parallel()
 	inside := buildInside(t)
@@ -62,14 +61,14 @@ func TestSabotageTurnsRed(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t, "sabotaged", workload.BuildWith(t, s.left), inside, s.fsType, uint64(i), nil)
 			m.drive.Survive(disk.SurviveNone)
-			// Other workers' flushes would cover up for the one that is missing.
+			// Other workers' flushes would hide the missing one.
 			st := workload.NewStation(workload.Config{
 				Name: "sabotaged", Machine: m, Dir: workersDir, Seed: uint64(i) + 1, Workers: 1, Reflink: s.reflink, Patience: time.Minute, Lean: true,
 			})
 			const few = 4
 			for cuts := range few {
 				hit, err := st.Round(t.Context(), s.point+"=1", 2*patience)
-				t.Logf("cut %d, at %s: %v", cuts+1, s.point, hit)
+				t.Logf("power loss %d at %s: reached %v", cuts+1, s.point, hit)
 				if err == nil {
 					err = st.Read(t.Context())
 				}
@@ -77,12 +76,12 @@ func TestSabotageTurnsRed(t *testing.T) {
 					continue
 				}
 				if !slices.ContainsFunc(s.symptoms, func(s string) bool { return strings.Contains(err.Error(), s) }) {
-					t.Fatalf("red, but not for any of %q: %v", s.symptoms, err)
+					t.Fatalf("the test failed, but not with any of %q: %v", s.symptoms, err)
 				}
-				t.Logf("red after %d cuts, as it must be: %v", cuts+1, err)
+				t.Logf("failed after %d power losses, as expected: %v", cuts+1, err)
 				return
 			}
-			t.Error("a build without this flush passed")
+			t.Error("the test passed without this flush")
 		})
 	}
 }

@@ -18,22 +18,22 @@ import (
 	"github.com/cleatproject/cleat/test/vm"
 )
 
-// Guests that do not come up say why, and leave nothing.
-func TestGuestsThatDoNotBoot(t *testing.T) {
+// A guest that fails to boot returns an error with the reason.
+func TestBootFailureReportsItsReason(t *testing.T) {
 	for name, c := range map[string]struct {
 		spec vm.Spec
 		want []string
 	}{
-		"too slow":      {vm.Spec{BootTime: 100 * time.Millisecond}, []string{"did not serve in time", "the console of guest"}},
-		"lives no time": {vm.Spec{Lifetime: 100 * time.Millisecond}, []string{"QEMU ended before the guest served", "which is its Spec's Lifetime"}},
+		"boot timeout":  {vm.Spec{BootTime: 100 * time.Millisecond}, []string{"was not ready in time", "the console of guest"}},
+		"lifetime over": {vm.Spec{Lifetime: 100 * time.Millisecond}, []string{"QEMU exited before the guest was ready", "longer than its Lifetime"}},
 		"no module":     {vm.Spec{Modules: []string{"no-such"}}, []string{`this kernel has no module "no_such"`}},
-		"no program":    {vm.Spec{Tools: []string{"no-such"}}, []string{"no unpacked package brings the program no-such"}},
-		"no file":       {vm.Spec{Programs: []string{"/no/such"}}, []string{"a file for the guest", "/no/such"}},
-		"bad device":    {vm.Spec{Devices: []string{"-device", "no-such"}}, []string{"QEMU says", "no-such"}},
+		"no program":    {vm.Spec{Tools: []string{"no-such"}}, []string{"no unpacked package has the program no-such"}},
+		"no file":       {vm.Spec{Programs: []string{"/no/such"}}, []string{"file for the guest", "/no/such"}},
+		"bad device":    {vm.Spec{Devices: []string{"-device", "no-such"}}, []string{"QEMU output", "no-such"}},
 	} {
 		g, err := vm.Launch(t.Context(), c.spec, t.Logf)
 		if err == nil {
-			t.Errorf("%s: it booted", name)
+			t.Errorf("%s: the guest booted, want an error", name)
 			if err := g.Close(); err != nil {
 				t.Error(err)
 			}
@@ -47,8 +47,8 @@ func TestGuestsThatDoNotBoot(t *testing.T) {
 	}
 }
 
-// A test that is killed takes its guest with it.
-func TestNoGuestOutlivesItsTest(t *testing.T) {
+// Killing a test kills its guest.
+func TestGuestEndsWithItsTest(t *testing.T) {
 	scratch := t.TempDir()
 	program := filepath.Join(scratch, "run")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "../run")
@@ -82,7 +82,7 @@ func TestNoGuestOutlivesItsTest(t *testing.T) {
 		n, err = unix.Poll(ended, 60_000)
 	}
 	if n != 1 || err != nil {
-		t.Errorf("QEMU %d still runs after its test was killed (%v)", qemu, err)
+		t.Errorf("QEMU %d still runs after its test was killed: %v", qemu, err)
 	}
 }
 
@@ -94,20 +94,20 @@ func ignoreKill(err error) error {
 	return err
 }
 
-// waitForQEMU waits until a process has started a QEMU.
+// waitForQEMU waits for a child process of parent that runs QEMU.
 func waitForQEMU(ctx context.Context, parent int) (int, error) {
-	deadline := time.After(5 * time.Minute) // it waits for a seat
+	deadline := time.After(5 * time.Minute) // includes the wait for a guest slot
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent))
 		if err != nil || len(tasks) == 0 {
-			return 0, fmt.Errorf("process %d has ended (%v)", parent, err)
+			return 0, fmt.Errorf("process %d exited: %v", parent, err)
 		}
 		for _, task := range tasks {
 			text, err := os.ReadFile(task)
 			if err != nil {
-				continue // the thread has ended
+				continue // the thread has exited
 			}
 			for field := range strings.FieldsSeq(string(text)) {
 				name, err := os.ReadFile("/proc/" + field + "/comm")
@@ -120,7 +120,7 @@ func waitForQEMU(ctx context.Context, parent int) (int, error) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			return 0, fmt.Errorf("process %d has started no QEMU", parent)
+			return 0, fmt.Errorf("process %d did not start QEMU", parent)
 		case <-ctx.Done():
 			return 0, ctx.Err()
 		}

@@ -1,4 +1,4 @@
-// Package smoke boots real guests and holds the harness to what it promises.
+// Package smoke boots real guests to test the harness.
 package smoke
 
 import (
@@ -36,7 +36,7 @@ func run(t *testing.T, g *vm.Guest, argv ...string) string {
 	return strings.TrimSpace(out)
 }
 
-// eventually runs a program until it prints what is wanted.
+// eventually runs a program until its output is want.
 func eventually(t *testing.T, g *vm.Guest, want string, argv ...string) {
 	t.Helper()
 	deadline := time.After(time.Minute)
@@ -50,13 +50,13 @@ func eventually(t *testing.T, g *vm.Guest, want string, argv ...string) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("%v still prints %q, want %q", argv, got, want)
+			t.Fatalf("%v got output %q, want %q", argv, got, want)
 		}
 	}
 }
 
-// TestGuest boots a guest, which the tests share; what it wrote before it went
-// down is there when it comes up again.
+// TestGuest boots one guest for all subtests, and again to verify that its disk
+// kept the data.
 func TestGuest(t *testing.T) {
 	t.Parallel()
 	spec := vm.Spec{Disks: []vm.Disk{rawDisk(t, 400*mib)}, Modules: []string{"xfs"}, Tools: image.Filesystems()}
@@ -70,18 +70,17 @@ func TestGuest(t *testing.T) {
 	t.Run("sockets", func(t *testing.T) { testSockets(t, g) })
 	t.Run("random numbers", func(t *testing.T) {
 		if got := run(t, g, "cat", "/sys/class/misc/hw_random/rng_current"); got != "virtio_rng.0" {
-			t.Errorf("the source of random numbers is %q", got)
+			t.Errorf("got random number source %q", got)
 		}
 	})
-	t.Run("quick programs", func(t *testing.T) { testQuickPrograms(t, g) })
-	// A package's own tests run in a guest, with its testdata.
-	t.Run("go test", func(t *testing.T) { vm.GoTest(t, g, "./test/vm/wire", "-test.run=TestBadRequests|Fuzz") })
+	t.Run("short-lived programs", func(t *testing.T) { testQuickPrograms(t, g) })
+	t.Run("go test", func(t *testing.T) { vm.GoTest(t, g, "./test/vm/wire", "-test.run=TestInvalidRequestsAreRejected|Fuzz") })
 	run(t, g, "mkfs.xfs", "-q", "/dev/vda")
 	run(t, g, "mount", "/dev/vda", "/mnt")
 	testkit.Must(t, g.WriteFile(t.Context(), "/mnt/dir/file", []byte("kept"), 0o600))
 	testkit.Must(t, g.Shutdown(t.Context()))
 	if _, err := g.Run(t.Context(), "true"); err == nil {
-		t.Error("a guest that is down ran a program")
+		t.Error("a powered-off guest ran a program")
 	}
 
 	g = vm.Boot(t, spec)
@@ -93,18 +92,18 @@ func TestGuest(t *testing.T) {
 	if strings.Contains(run(t, g, "dmesg"), "Starting recovery") {
 		t.Error("the file system was not unmounted by the shutdown")
 	}
-	// The disk of a running guest grows.
+	// The disk can be resized while the guest runs.
 	resize := map[string]any{"node-name": vm.DiskNode(0), "size": 500 * mib}
 	testkit.Value(g.Monitor(t.Context(), "block_resize", resize))(t)
 	eventually(t, g, "1024000", "cat", "/sys/block/vda/size")
 	if err := g.Cut(); err != nil {
 		t.Error(err)
 	}
-	if _, err := g.Run(t.Context(), "true"); err == nil || !strings.Contains(err.Error(), "its power was cut") {
-		t.Errorf("a guest without power: %v", err)
+	if _, err := g.Run(t.Context(), "true"); err == nil || !strings.Contains(err.Error(), "simulated power loss") {
+		t.Errorf("guest after a power loss: got %v", err)
 	}
 	if console := g.Console(); strings.HasPrefix(console, "no console") {
-		t.Errorf("the console of a guest that said nothing, after its end: %q", console)
+		t.Errorf("console after Close: got %q", console)
 	}
 }
 
@@ -113,19 +112,19 @@ func TestPanic(t *testing.T) {
 	g := vm.Boot(t, vm.Spec{})
 	_, err := g.Run(t.Context(), "sh", "-c", "echo 1 >/proc/sys/kernel/sysrq; echo c >/proc/sysrq-trigger; sleep 100")
 	if err == nil || !strings.Contains(err.Error(), "sysrq triggered crash") {
-		t.Errorf("the error of a guest that panicked does not show its console: %v", err)
+		t.Errorf("the error after a panic lacks the console: %v", err)
 	}
 }
 
-// A program that ends at once without reading its input reports its exit status
-// all the same.
+// The exit status of a program that exits without reading its input is
+// reported.
 func testQuickPrograms(t *testing.T, g *vm.Guest) {
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
 			for n := range 50 {
 				if out, err := g.Exec(t.Context(), vm.Command{Argv: []string{"echo", "done"}, Stdin: make([]byte, n<<10)}); err != nil || out != "done\n" {
-					t.Errorf("a quick program with %d KiB of input: %q, %v", n, out, err)
+					t.Errorf("program with %d KiB of unread input: got output %q, error %v", n, out, err)
 				}
 			}
 		})
@@ -139,18 +138,18 @@ func testProcesses(t *testing.T, g *vm.Guest) {
 	})
 	var exit *vm.ExitError
 	if out != "in\nvalue\n/run\n" || !errors.As(err, &exit) || exit.Code != 3 || !strings.Contains(exit.Output, "no\n") {
-		t.Errorf("printed %q, ended with %v", out, err)
+		t.Errorf("got output %q, error %v", out, err)
 	}
 	if _, err := g.Run(t.Context(), "no-such-program"); err == nil || !strings.Contains(err.Error(), "not found") {
-		t.Errorf("a program that is not there: %v", err)
+		t.Errorf("missing program: got %v", err)
 	}
 	p := testkit.Value(g.Start(t.Context(), vm.Command{Argv: []string{"sh", "-c", "sleep 1000 & echo $!; wait"}}))(t)
 	testkit.Must(t, p.Kill(t.Context()))
 	if err := p.Err(); !errors.As(err, &exit) || exit.Signal != syscall.SIGKILL {
-		t.Errorf("a killed process: %v", err)
+		t.Errorf("killed process: got %v", err)
 	}
-	eventually(t, g, "0", "sh", "-c", "pgrep -f ^sleep.1000$ | wc -l") // its child is of the same group
-	// A daemon that keeps the output open holds nobody up.
+	eventually(t, g, "0", "sh", "-c", "pgrep -f ^sleep.1000$ | wc -l") // its child is in the same process group
+	// A daemon that keeps the output open does not block Run.
 	run(t, g, "sh", "-c", "sleep 10 & exit 0")
 }
 
@@ -164,21 +163,22 @@ func testFiles(t *testing.T, g *vm.Guest) {
 	testkit.Must(t, os.WriteFile(there, data, 0o644))
 	testkit.Must(t, g.Push(t.Context(), there, "/run/a/b", 0o751))
 	if got := run(t, g, "stat", "-c", "%a %s", "/run/a/b"); got != "751 3145729" {
-		t.Errorf("mode and size are %s", got)
+		t.Errorf("got mode and size %s", got)
 	}
 	testkit.Must(t, g.Pull(t.Context(), "/run/a/b", back))
 	if got, err := os.ReadFile(back); string(got) != string(data) || err != nil {
-		t.Errorf("%d of %d bytes came back, or others (%v)", len(got), len(data), err)
+		t.Errorf("pull: got %d bytes, want the %d pushed ones: %v", len(got), len(data), err)
 	}
 	if _, err := g.ReadFile(t.Context(), "/run/a"); err == nil || !strings.Contains(err.Error(), "not a regular file") {
-		t.Errorf("a directory: %v", err)
+		t.Errorf("pull of a directory: got %v", err)
 	}
 	if err := g.WriteFile(t.Context(), "/run/a/b/c", nil, 0o600); err == nil || !strings.Contains(err.Error(), "not a directory") {
-		t.Errorf("a file below a file: %v", err)
+		t.Errorf("push below a regular file: got %v", err)
 	}
 }
 
-// Bytes go both ways, and one end's end reaches the other.
+// Both directions of a connection carry data, and closing one direction reaches
+// the peer.
 func testSockets(t *testing.T, g *vm.Guest) {
 	testkit.Value(g.Start(t.Context(), vm.Command{Argv: []string{"nc", "-l", "-p", "7000", "-e", "wc", "-c"}}))(t)
 	eventually(t, g, "1", "sh", "-c", "netstat -ltn | grep -c :7000")
@@ -187,12 +187,11 @@ func testSockets(t *testing.T, g *vm.Guest) {
 	testkit.Value(conn.Write(make([]byte, 12345)))(t)
 	testkit.Must(t, conn.(interface{ CloseWrite() error }).CloseWrite())
 	if got, err := io.ReadAll(conn); strings.TrimSpace(string(got)) != "12345" || err != nil {
-		t.Errorf("the guest counted %q bytes, %v", got, err)
+		t.Errorf("the guest counted %q bytes, error %v", got, err)
 	}
 	if conn, err := g.Dial(t.Context(), "unix", "/run/none.sock"); err == nil || !strings.Contains(err.Error(), "no such file") {
-		t.Errorf("a socket that is not there: %v, %v", conn, err)
+		t.Errorf("missing socket: got %v, %v", conn, err)
 	}
-	// The host's loopback is at 10.0.2.2.
 	listener := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	_, port, err := net.SplitHostPort(listener.Addr().String())
@@ -201,7 +200,7 @@ func testSockets(t *testing.T, g *vm.Guest) {
 	accepted.Go(func() {
 		conn, err := listener.Accept()
 		if err != nil {
-			return // the guest did not come
+			return // the guest did not connect
 		}
 		if _, err := io.WriteString(conn, "from the host"); err != nil {
 			t.Error(err)
@@ -209,7 +208,7 @@ func testSockets(t *testing.T, g *vm.Guest) {
 		conn.Close()
 	})
 	if got := run(t, g, "nc", "10.0.2.2", port); got != "from the host" {
-		t.Errorf("the guest heard %q", got)
+		t.Errorf("the guest received %q", got)
 	}
 	listener.Close()
 	accepted.Wait()

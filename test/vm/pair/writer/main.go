@@ -1,5 +1,5 @@
-// Command writer writes numbered blocks to a disk, each when the one before is
-// durable, and says which are; or it looks whether they are there.
+// Command writer writes numbered blocks to a disk, flushes each and prints its
+// number. With -check it verifies the blocks.
 package main
 
 import (
@@ -15,11 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// blockSize is the unit of every request, in bytes.
+// blockSize is the size of every request in bytes.
 const blockSize = 4096
 
 func main() {
-	check := flag.Int("check", 0, "look for that many blocks instead of writing")
+	check := flag.Int("check", 0, "verify that many blocks instead of writing")
 	flag.Parse()
 	if err := run(flag.Args(), *check); err != nil {
 		fmt.Fprintln(os.Stderr, "writer:", err)
@@ -31,7 +31,7 @@ func run(args []string, check int) error {
 	if len(args) != 1 {
 		return errors.New("usage: writer [-check N] DISK")
 	}
-	// Past the guest's page cache: what is read comes from the disk.
+	// O_DIRECT bypasses the guest's page cache, so reads come from the disk.
 	disk, err := os.OpenFile(args[0], os.O_RDWR|unix.O_DIRECT, 0)
 	if err != nil {
 		return err
@@ -43,8 +43,8 @@ func run(args []string, check int) error {
 	return write(disk)
 }
 
-// write goes on until an error, which is the disk's end at the latest. It
-// prints the number of a block once the disk has acknowledged its flush.
+// write writes until an error, at the latest at the end of the disk. It prints
+// a block's number once its flush was acknowledged.
 func write(disk *os.File) error {
 	buffer := aligned()
 	for i := 0; ; i++ {
@@ -66,14 +66,15 @@ func look(disk *os.File, n int) error {
 			return fmt.Errorf("block %d: %w", i, err)
 		}
 		if !bytes.Equal(buffer, block(i)) {
-			return fmt.Errorf("block %d holds other bytes than were written: it begins with % x", i, buffer[:16])
+			return fmt.Errorf("block %d has unexpected contents, starting with % x", i, buffer[:16])
 		}
 	}
-	fmt.Println(n, "blocks hold what was written")
+	fmt.Println(n, "blocks verified")
 	return nil
 }
 
-// block is what block i holds: its number, then bytes that follow from it.
+// block returns the content of block i: its number and pseudorandom bytes
+// seeded with it.
 func block(i int) []byte {
 	b := binary.LittleEndian.AppendUint64(make([]byte, 0, blockSize), uint64(i))
 	for r := rand.New(rand.NewPCG(uint64(i), 1)); len(b) < blockSize; {
@@ -82,7 +83,7 @@ func block(i int) []byte {
 	return b
 }
 
-// aligned is a buffer as O_DIRECT wants it.
+// aligned returns a buffer aligned for O_DIRECT.
 func aligned() []byte {
 	b := make([]byte, 2*blockSize)
 	skip := -int(uintptr(unsafe.Pointer(&b[0]))) & (blockSize - 1)

@@ -1,5 +1,5 @@
-// Command inside stands in a guest beside the driver: it mounts the disk of the
-// pool and does there what the oracle on the host wants done (package remote).
+// Command inside is the helper of the power loss test in a guest: it mounts the
+// pool's disk and serves the oracle on the host (package remote).
 package main
 
 import (
@@ -28,12 +28,12 @@ type options struct {
 
 func main() {
 	var o options
-	flag.StringVar(&o.socket, "socket", "", "where to listen")
-	flag.StringVar(&o.hits, "hits", "", "FIFO to make, to which a driver writes the point it stops at")
+	flag.StringVar(&o.socket, "socket", "", "Unix socket to listen on")
+	flag.StringVar(&o.hits, "hits", "", "FIFO to create, to which a driver writes its crash point")
 	flag.StringVar(&o.device, "device", "", "disk to mount")
-	flag.StringVar(&o.fsType, "fs-type", "", "its file system")
-	flag.StringVar(&o.data, "data", "", "where to mount it")
-	flag.StringVar(&o.Workers, "workers", "", "directory of the workers")
+	flag.StringVar(&o.fsType, "fs-type", "", "file system type of the disk")
+	flag.StringVar(&o.data, "data", "", "mount point of the disk")
+	flag.StringVar(&o.Workers, "workers", "", "directory of the workload's workers")
 	flag.StringVar(&o.Pool, "pool", "", "the driver's pool")
 	flag.Parse()
 	if err := o.run(context.Background()); err != nil {
@@ -68,7 +68,7 @@ func (o options) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		go func() { // until the machine goes down
+		go func() { // until the guest powers off
 			if err := remote.Serve(conn, o.Site, stops); err != nil {
 				fmt.Fprintln(os.Stderr, "inside:", err)
 			}
@@ -76,7 +76,7 @@ func (o options) run(ctx context.Context) error {
 	}
 }
 
-// awaitDevice waits for the kernel to find a disk.
+// awaitDevice waits for a device node.
 func awaitDevice(ctx context.Context, path string) error {
 	const bound = 30 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, bound)
@@ -90,17 +90,17 @@ func awaitDevice(ctx context.Context, path string) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("the kernel has not found %s within %v", path, bound)
+			return fmt.Errorf("device %s did not appear within %v", path, bound)
 		}
 	}
 }
 
-// follow reads the points that drivers write into the FIFO.
+// follow forwards the crash points that drivers write to the FIFO.
 func (o options) follow(stops chan<- string) error {
 	if err := unix.Mkfifo(o.hits, 0o600); err != nil {
-		return fmt.Errorf("make FIFO %s: %w", o.hits, err)
+		return fmt.Errorf("create FIFO %s: %w", o.hits, err)
 	}
-	fifo, err := os.OpenFile(o.hits, os.O_RDWR, 0) // with a writer of its own it never ends
+	fifo, err := os.OpenFile(o.hits, os.O_RDWR, 0) // an own writer prevents EOF
 	if err != nil {
 		return err
 	}

@@ -1,5 +1,5 @@
-// Package remote reaches a site.Site in a guest over one connection, and tells
-// the host at which point a driver there stopped.
+// Package remote gives the host access to a site.Site in a guest over one
+// connection, and reports the crash point at which the guest's driver stopped.
 package remote
 
 import (
@@ -12,22 +12,23 @@ import (
 	"github.com/cleatproject/cleat/test/crash/workload/site"
 )
 
-// ErrGone: the connection ended before the answer, so nobody knows what was done.
+// ErrGone means that the connection ended before the answer: the operation
+// might have been done.
 var ErrGone = errors.New("the guest is gone")
 
-// name is that of the service.
+// name is the name of the RPC service.
 const name = "Site"
 
-// service is what net/rpc serves: each method is one request.
+// service is the net/rpc service.
 type service struct {
 	site  site.Site
 	stops <-chan string
 }
 
-// None is no argument, or no answer.
+// None is an empty argument or answer.
 type None struct{}
 
-// Data names a spot and what is, or may be, there.
+// Data is a spot and the data to write, or the possible data to check.
 type Data struct {
 	At    site.Spot
 	Seeds []uint64
@@ -44,18 +45,17 @@ func (s service) Look(_ None, sight *site.Sight) (err error) {
 	return err
 }
 
-// Stop answers when a driver stops at a point.
+// Stop waits for a driver that stops at a crash point.
 func (s service) Stop(_ None, point *string) error {
 	stop, ok := <-s.stops
 	if !ok {
-		return errors.New("nobody listens for points any more")
+		return errors.New("the guest no longer reports crash points")
 	}
 	*point = stop
 	return nil
 }
 
-// Serve answers the requests of one connection until it ends; stops yields the
-// points at which drivers stop.
+// Serve serves one connection until it ends. stops yields crash points.
 func Serve(conn io.ReadWriteCloser, s site.Site, stops <-chan string) error {
 	server := rpc.NewServer()
 	if err := server.RegisterName(name, service{s, stops}); err != nil {
@@ -65,14 +65,14 @@ func Serve(conn io.ReadWriteCloser, s site.Site, stops <-chan string) error {
 	return nil
 }
 
-// Client is the host's side. Its methods may be called by many goroutines;
-// each returns ErrGone when the guest goes down meanwhile.
+// Client is the host's side. It is safe for concurrent use. Its methods return
+// ErrGone if the guest powers off before the answer.
 type Client struct{ rpc *rpc.Client }
 
-// NewClient takes over a connection to Serve.
+// NewClient returns a client that owns the connection.
 func NewClient(conn io.ReadWriteCloser) *Client { return &Client{rpc.NewClient(conn)} }
 
-// Close ends the connection, and with it what still waits for an answer.
+// Close closes the connection and cancels pending calls.
 func (c *Client) Close() error { return c.rpc.Close() }
 
 // Write is site.Site.Write.
@@ -102,7 +102,7 @@ func (c *Client) Remove(ctx context.Context, path string) error {
 	return c.call(ctx, "Remove", path, &None{})
 }
 
-// Stop waits for the next point at which a driver stops.
+// Stop waits for the next crash point at which a driver stops.
 func (c *Client) Stop(ctx context.Context) (point string, err error) {
 	err = c.call(ctx, "Stop", None{}, &point)
 	return point, err

@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// dial returns a client of a site in this process, and the end of the
-// connection that is the guest's.
+// dial serves a site in this process. It returns a client and the guest's end
+// of the connection.
 func dial(t *testing.T, s site.Site, stops <-chan string) (*remote.Client, net.Conn) {
 	t.Helper()
 	host, guest := net.Pipe()
@@ -25,7 +25,7 @@ func dial(t *testing.T, s site.Site, stops <-chan string) (*remote.Client, net.C
 	go func() { served <- remote.Serve(guest, s, stops) }()
 	c := remote.NewClient(host)
 	t.Cleanup(func() {
-		_ = c.Close() // it may be down already
+		_ = c.Close() // already closed in some tests
 		if err := <-served; err != nil {
 			t.Error(err)
 		}
@@ -33,7 +33,7 @@ func dial(t *testing.T, s site.Site, stops <-chan string) (*remote.Client, net.C
 	return c, guest
 }
 
-func TestSiteThroughAConnection(t *testing.T) {
+func TestClientReachesSite(t *testing.T) {
 	ctx, dir := t.Context(), t.TempDir()
 	c, _ := dial(t, site.Site{Workers: filepath.Join(dir, "workers"), Pool: filepath.Join(dir, "pool")}, nil)
 	for _, sub := range []string{"pool/volumes", "pool/snapshots", "pool/incoming", "workers/1"} {
@@ -45,7 +45,7 @@ func TestSiteThroughAConnection(t *testing.T) {
 		t.Error(err)
 	}
 	if err := c.Check(ctx, at, 1<<63+2); err == nil || errors.Is(err, remote.ErrGone) {
-		t.Errorf("Check of what was never written = %v, want an error of the site", err)
+		t.Errorf("Check of data that was never written: got %v, want an error of the site", err)
 	}
 	sight, err := c.Look(ctx)
 	if err != nil || sight.Files["volumes/v"].Size != site.BlockSize {
@@ -55,11 +55,11 @@ func TestSiteThroughAConnection(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "workers/1")); !os.IsNotExist(err) {
-		t.Errorf("what was to be removed: %v", err)
+		t.Errorf("the removed directory still exists: %v", err)
 	}
 }
 
-func TestStopTellsThePoint(t *testing.T) {
+func TestStopReturnsCrashPoint(t *testing.T) {
 	stops := make(chan string, 1)
 	c, _ := dial(t, site.Site{}, stops)
 	stops <- "create.recorded"
@@ -68,8 +68,8 @@ func TestStopTellsThePoint(t *testing.T) {
 	}
 }
 
-// A call that the cut takes along is in doubt, and must say so.
-func TestGuestGoes(t *testing.T) {
+// A call that is pending at the power loss must return ErrGone.
+func TestPendingCallFailsWithErrGone(t *testing.T) {
 	stops := make(chan string)
 	defer close(stops)
 	c, guest := dial(t, site.Site{}, stops)
@@ -78,12 +78,12 @@ func TestGuestGoes(t *testing.T) {
 		_, err := c.Stop(t.Context())
 		failed <- err
 	}()
-	testkit.Must(t, c.MakeDir(t.Context(), t.TempDir())) // Stop may be on its way by now
+	testkit.Must(t, c.MakeDir(t.Context(), t.TempDir())) // Stop might be in flight by now
 	guest.Close()
 	if err := <-failed; !errors.Is(err, remote.ErrGone) {
 		t.Errorf("Stop = %v, want ErrGone", err)
 	}
 	if err := c.MakeDir(t.Context(), t.TempDir()); !errors.Is(err, remote.ErrGone) {
-		t.Errorf("MakeDir behind the end = %v, want ErrGone", err)
+		t.Errorf("MakeDir after the disconnect = %v, want ErrGone", err)
 	}
 }
