@@ -182,7 +182,7 @@ func (r rig) filesystem(c *Controller) {
 	r.Run("e2fsck", "-n", "-f", disk)
 	r.Run("mount", "-t", "ext4", disk, "/mnt")
 	if got := r.Read("/mnt/file"); got != "kept" {
-		r.Errorf("after the reconnect the file has %q, want "kept"", got)
+		r.Errorf("after the reconnect the file has %q, want kept", got)
 	}
 	r.Run("umount", "/mnt")
 	c.Disconnect()
