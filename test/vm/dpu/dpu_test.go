@@ -28,13 +28,13 @@ const (
 	keys    = "/run/keys"
 	clouds  = "/run/ceph"
 	name    = "pvc-1"
-	// patience is the deadline of what has to work; brief is that of what has
-	// nobody to answer it.
+	// patience is the deadline of calls that must succeed, brief that of calls
+	// to servers that do not answer.
 	patience = 20 * time.Second
 	brief    = 4 * time.Second
 )
 
-// job and answer are those of the mounter.
+// job and answer mirror the types of the program mounter.
 type job struct {
 	Do, Name             string
 	Spec                 plan.MountSpec
@@ -50,7 +50,7 @@ type answer struct {
 	Log     string
 }
 
-// rig is a guest that serves NFS to itself.
+// rig is a guest that is its own NFS server.
 type rig struct{ *kernel.Kernel }
 
 func newRig(t *testing.T) rig {
@@ -71,7 +71,7 @@ func newRig(t *testing.T) rig {
 	return r
 }
 
-// serve starts the NFS server of Linux, with a writable and a read-only export.
+// serve starts the kernel's NFS server with a writable and a read-only export.
 func (r rig) serve() {
 	r.Helper()
 	for path, text := range map[string]string{
@@ -92,11 +92,12 @@ func (r rig) serve() {
 		r.Run("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd")
 	}
 	r.Run("sh", "-c", "touch /var/lib/nfs/etab /var/lib/nfs/rmtab")
-	r.Run("sh", "-c", "mkdir /run/rpcbind; echo _rpc:x:106:65534::/run/rpcbind:/bin/false >> /etc/passwd") // as whom it runs
+	r.Run("sh", "-c", "mkdir /run/rpcbind; echo _rpc:x:106:65534::/run/rpcbind:/bin/false >> /etc/passwd") // the user of rpcbind
 	r.Run("rpcbind")
 	r.Run("exportfs", "-a")
 	r.Run("rpc.mountd")
-	// No client has to reclaim anything from a server that never ran.
+	// End the grace period: a server that never ran has no client state to
+	// reclaim.
 	for _, file := range []string{"nfsv4leasetime", "nfsv4gracetime"} {
 		r.Write("/proc/fs/nfsd/"+file, "10")
 	}
@@ -119,7 +120,7 @@ func (r rig) do(j job) answer {
 	return a
 }
 
-// works is do of what has to work.
+// works runs a job that must succeed.
 func (r rig) works(what string, spec plan.MountSpec) answer {
 	r.Helper()
 	a := r.do(job{Do: what, Spec: spec})
@@ -129,8 +130,8 @@ func (r rig) works(what string, spec plan.MountSpec) answer {
 	return a
 }
 
-// refuses wants an error of a kind that says all of the words, within a bound,
-// and nothing left.
+// refuses verifies that a mount fails in time with an error of the kind that
+// contains all words, and leaves nothing.
 func (r rig) refuses(bound time.Duration, spec plan.MountSpec, kind errs.Kind, words ...string) answer {
 	r.Helper()
 	a := r.do(job{Do: "mount", Spec: spec, Deadline: bound})
@@ -146,7 +147,7 @@ func (r rig) wants(a answer, kind errs.Kind, words ...string) {
 	}
 	for _, w := range words {
 		if !strings.Contains(a.Error, w) {
-			r.Errorf("the error does not say %q: %s", w, a.Error)
+			r.Errorf("got error %s, want it to contain %q", a.Error, w)
 		}
 	}
 }
@@ -154,10 +155,10 @@ func (r rig) wants(a answer, kind errs.Kind, words ...string) {
 func (r rig) wantsNothing() {
 	r.Helper()
 	if left := r.Names(volumes); len(left) > 0 {
-		r.Errorf("left in the directory of volumes: %v", left)
+		r.Errorf("left over in the volumes directory: %v", left)
 	}
 	if left := r.Run("sh", "-c", "grep "+volumes+" /proc/mounts || true"); left != "" {
-		r.Errorf("left mounted: %s", left)
+		r.Errorf("left over mounts: %s", left)
 	}
 }
 
@@ -185,10 +186,11 @@ func TestMounts(t *testing.T) {
 	for _, version := range soak.Pick(1, []string{"vers=3", "vers=4.2"}) {
 		r.diedBusy(version)
 	}
-	fmt.Printf("REPORT: hostfs with NFS of kernel %s: mounted, refused and unmounted, with a server that freezes and one that dies, in %.1f s\n", r.Guest.Release(), time.Since(begun).Seconds())
+	fmt.Printf("REPORT: hostfs with NFS of kernel %s: mounted, refused and unmounted, with a frozen and a dead server, in %.1f s\n", r.Guest.Release(), time.Since(begun).Seconds())
 }
 
-// versions: the newest that the server has, unless the locator names one.
+// versions verifies that the newest common NFS version is used, unless the
+// locator specifies one.
 func (r rig) versions() {
 	r.Helper()
 	for _, c := range soak.Pick(3, []struct{ option, fsType, shown string }{
@@ -207,21 +209,21 @@ func (r rig) versions() {
 			for range 2 {
 				r.works("mount", spec)
 				if a := r.works("mounted", spec); !a.Mounted {
-					r.Errorf("%q: is not mounted", c.option)
+					r.Errorf("%q: Mounted returned false", c.option)
 				}
 			}
 			line := r.Run("grep", volumes, "/proc/self/mountinfo")
 			for _, want := range []string{" - " + c.fsType + " 127.0.0.1:/srv/data", c.shown + ",", "nosuid,nodev"} {
 				if !strings.Contains(line, want) || strings.Contains(line, "\n") {
-					r.Errorf("%q: no %q in %s", c.option, want, line)
+					r.Errorf("%q: missing %q in %s", c.option, want, line)
 				}
 			}
 			if got := r.Read(volumes + "/" + name + "/file"); got != dir.says {
-				r.Errorf("%q: the file says %q", c.option, got)
+				r.Errorf("%q: got file contents %q", c.option, got)
 			}
 			r.Run("sh", "-c", "echo new > "+volumes+"/"+name+"/new")
 			if got := r.Read("/srv/data/" + dir.sub + "/new"); got != "new" {
-				r.Errorf("%q: the server has %q", c.option, got)
+				r.Errorf("%q: got %q on the server", c.option, got)
 			}
 			r.works("unmount", spec)
 			r.works("unmount", spec)
@@ -230,7 +232,8 @@ func (r rig) versions() {
 	}
 }
 
-// modes: read-only ones, another that is there, one in use, a name that needs care.
+// modes verifies read-only mounts, an existing other mount, a busy mount and a
+// name with a blank.
 func (r rig) modes() {
 	r.Helper()
 	r.works("mount", readOnly(nfs("/srv/data", "")))
@@ -244,14 +247,15 @@ func (r rig) modes() {
 	r.wants(r.do(job{Do: "mounted", Spec: readOnly(nfs("/srv/data", "sub"))}), errs.Precondition, "127.0.0.1:/srv/data/sub (read-only)")
 	r.works("unmount", plan.MountSpec{})
 
-	// The table of mounts shows the name; the address is that of the same server.
+	// The mount table shows the host name, but an address of the same server
+	// matches.
 	byName := nfs("/srv/data", "with blank")
 	byName.NFS.Server = "localhost"
 	r.works("mount", byName)
 	r.works("mount", byName)
 	other := nfs("/srv/data", "with blank")
 	if a := r.works("mounted", other); !a.Mounted {
-		r.Error("the address does not stand for the name")
+		r.Error("the server's address does not match its name")
 	}
 	hold := testkit.Value(r.Guest.Start(r.Context(), vm.Command{Argv: []string{"sleep", "600"}, Dir: volumes + "/" + name}))(r)
 	r.wants(r.do(job{Do: "unmount"}), errs.Precondition, "in use: it is used by")
@@ -261,7 +265,7 @@ func (r rig) modes() {
 	r.wantsNothing()
 }
 
-// wrong: what the server refuses is said clearly.
+// wrong verifies the errors of requests that the server rejects.
 func (r rig) wrong() {
 	r.Helper()
 	r.refuses(patience, nfs("/srv/none", "", "vers=4"), errs.Precondition, "127.0.0.1:/srv/none", "no such file or directory", "does not have this directory")
@@ -271,7 +275,7 @@ func (r rig) wrong() {
 	r.refuses(patience, nfs("/srv/data", "", "nonesuch=1"), errs.Invalid, "nonesuch")
 	r.refuses(patience, nfs("/srv/data", "", "addr=192.0.2.1"), errs.Invalid, "addr is not allowed")
 	if a := r.refuses(brief, nfs("/srv/data", "", "port=2050"), errs.Unavailable, "connection refused", "does not serve NFS there"); a.Took > patience {
-		r.Errorf("it took %v", a.Took)
+		r.Errorf("the mount took %v", a.Took)
 	}
 	nowhere := nfs("/srv/data", "")
 	nowhere.NFS.Server = "no-such-host.invalid"

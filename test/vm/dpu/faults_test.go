@@ -15,10 +15,11 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// ceph: the kernel takes every option and the key, and then finds no monitor.
+// ceph verifies that the kernel accepts all options and the key, and then fails
+// to find a monitor.
 func (r rig) ceph() {
 	r.Helper()
-	// Type 1, a time, 16 bytes of key.
+	// Key format: type 1, a timestamp, the length and 16 bytes of key.
 	secret := append([]byte{1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 0}, make([]byte, 16)...)
 	text := "[client.cleat]\n\tkey = " + base64.StdEncoding.EncodeToString(secret) + "\n"
 	testkit.Must(r, r.Guest.WriteFile(r.Context(), keys+"/east", []byte(text), 0o600))
@@ -30,34 +31,36 @@ func (r rig) ceph() {
 		a := r.refuses(brief, plan.MountSpec{CephFS: &c, ReadOnly: true}, errs.Unavailable, "127.0.0.1:", "answers")
 		for _, no := range []string{"invalid argument", "mount option", base64.StdEncoding.EncodeToString(secret)} {
 			if strings.Contains(a.Error, no) {
-				r.Errorf("the error says %q: %s", no, a.Error)
+				r.Errorf("the error contains %q: %s", no, a.Error)
 			}
 		}
 	}
 	if log := r.Run("dmesg"); !strings.Contains(log, "libceph: mon0 (1)127.0.0.1:6789") || !strings.Contains(log, "libceph: mon0 (2)127.0.0.1:3300") {
-		r.Error("the kernel did not ask the monitors, by either protocol")
+		r.Error("the kernel did not try both protocols of the monitors")
 	}
 	if left := r.Run("cat", "/proc/keys"); strings.Contains(left, "cleat-") {
-		r.Errorf("keys are left:\n%s", left)
+		r.Errorf("keys are left over:\n%s", left)
 	}
 	r.refuses(brief, plan.MountSpec{CephFS: &access.CephFS{Ceph: access.Ceph{ClusterID: "east", User: "other", Key: "east"}, Path: "/"}}, errs.Precondition, "no key of client.other")
 }
 
-// freeze drops what is sent to the server: it neither answers nor refuses.
+// freeze drops packets to the NFS server, so that it neither answers nor
+// refuses.
 func (r rig) freeze() (thaw func()) {
 	r.Helper()
 	r.Run("nft", "add table inet frozen; add chain inet frozen in { type filter hook input priority 0; }; add rule inet frozen in tcp dport 2049 drop")
 	return func() { r.Helper(); r.Run("nft", "delete table inet frozen") }
 }
 
-// frozen: a mount ends at its deadline and leaves nothing; later it works.
+// frozen verifies that a mount fails at its deadline, leaves nothing, and works
+// later.
 func (r rig) frozen() {
 	r.Helper()
 	thaw := r.freeze()
 	for _, spec := range soak.Pick(1, []plan.MountSpec{nfs("/srv/data", ""), nfs("/srv/data", "", "vers=3", "nolock")}) {
 		a := r.refuses(brief, spec, errs.Unavailable, "no response from the server within 4s", "check that the server is up")
 		if a.Took < brief || a.Took > brief+patience {
-			r.Errorf("it took %v with a deadline of %v", a.Took, brief)
+			r.Errorf("the mount took %v with a deadline of %v", a.Took, brief)
 		}
 	}
 	r.wantsNoHelper()
@@ -66,7 +69,7 @@ func (r rig) frozen() {
 	r.works("unmount", nfs("/srv/data", ""))
 }
 
-// helpers are the processes that were started as one.
+// helpers lists the running helper processes.
 func (r rig) helpers() string {
 	r.Helper()
 	return r.Run("sh", "-c", "grep -l dpu-moun[t] /proc/[0-9]*/cmdline || true")
@@ -77,7 +80,7 @@ func (r rig) wantsNoHelper() {
 	r.Await("no helper is left", func() bool { return r.helpers() == "" })
 }
 
-// orphan: a helper ends when the plugin is killed.
+// orphan verifies that a helper exits when the plugin is killed.
 func (r rig) orphan() {
 	r.Helper()
 	thaw := r.freeze()
@@ -88,26 +91,26 @@ func (r rig) orphan() {
 	<-p.Done()
 	r.wantsNoHelper()
 	thaw()
-	r.works("mount", nfs("/srv/data", "")) // over the directory that was left
+	r.works("mount", nfs("/srv/data", "")) // the directory is left over
 	r.works("unmount", nfs("/srv/data", ""))
 	r.wantsNothing()
 }
 
-// lifespan is the deadline of an unmount whose server is dead, and how long it may
-// take with what comes after on a slow machine.
+// lifespan is the deadline of an unmount with a dead server; latest adds time
+// for the cleanup on a busy host.
 const lifespan, latest = 2 * brief, 2*brief + patience
 
-// diedIdle: nobody uses the mount of a server that is gone. Questions are
-// answered at once, and the unmount needs no answer.
+// diedIdle verifies that an unused mount of a dead server can be queried and
+// unmounted without an answer of the server.
 func (r rig) diedIdle(version string) {
 	r.Helper()
 	spec := nfs("/srv/data", "", version, "nolock")
 	r.works("mount", spec)
 	thaw := r.freeze()
 	if a := r.works("mounted", spec); !a.Mounted || a.Took > latest {
-		r.Errorf("%s: asked for the mount of a dead server: %+v", version, a)
+		r.Errorf("%s: Mounted with a dead server: got %+v", version, a)
 	}
-	r.works("mount", spec) // a repeat
+	r.works("mount", spec) // idempotent
 	r.unmountDead(version)
 	r.wantsNothing()
 	r.wantsNoHelper()
@@ -118,12 +121,13 @@ func (r rig) unmountDead(version string) {
 	r.Helper()
 	a := r.do(job{Do: "unmount", Deadline: lifespan})
 	if a.Error != "" || a.Took > latest {
-		r.Errorf("%s: the unmount of a dead server took %v: %s", version, a.Took, a.Error)
+		r.Errorf("%s: the unmount with a dead server took %v: %s", version, a.Took, a.Error)
 	}
 	r.Logf("%s: unmounted in %v; log: %s", version, a.Took, a.Log)
 }
 
-// diedBusy: whoever still uses the mount keeps it, dead or not, and is told.
+// diedBusy verifies that a mount in use is kept even if its server is dead, and
+// that the error reports the use.
 func (r rig) diedBusy(version string) {
 	r.Helper()
 	spec := nfs("/srv/data", "", version, "nolock")
@@ -133,19 +137,19 @@ func (r rig) diedBusy(version string) {
 	r.Await("the writer has its file", func() bool { return strings.Contains(p.Log(), "opened") })
 	thaw := r.freeze()
 	a := r.do(job{Do: "unmount", Deadline: lifespan})
-	r.wants(a, errs.Precondition, "in use: it is used by") // by whom is looked for half a second, in which a guest may not find it
+	r.wants(a, errs.Precondition, "in use: it is used by") // the search for users is limited to half a second, so a guest might find none
 	thaw()
 	r.Run("sh", "-c", "echo > /run/go")
 	select {
 	case <-p.Done():
 	case <-time.After(patience):
-		r.Fatalf("%s: the writer still waits for its server", version)
+		r.Fatalf("%s: the writer is still blocked", version)
 	}
 	if err := p.Err(); err != nil {
-		r.Errorf("%s: the writer lost its file: %v", version, err)
+		r.Errorf("%s: the writer failed: %v", version, err)
 	}
 	if got := r.Read("/srv/data/kept"); got != "kept" {
-		r.Errorf("%s: the server has %q", version, got)
+		r.Errorf("%s: got %q on the server", version, got)
 	}
 	r.works("unmount", spec)
 	r.wantsNothing()

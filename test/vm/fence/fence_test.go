@@ -18,23 +18,23 @@ import (
 )
 
 const (
-	// settled is several attempts of a client's kernel to connect again, which
-	// makes one each second.
+	// settled covers several reconnect attempts of a client's kernel, one per
+	// second.
 	settled = 5 * time.Second
-	// diskTime is more than a quick disk of a guest takes for a write.
+	// diskTime is longer than a write to a disk without delay takes.
 	diskTime = 2 * time.Second
 )
 
-// TestFence boots a target and a client, which all tests share.
+// TestFence boots a target and a client for all tests.
 func TestFence(t *testing.T) {
 	const delay = 1500 * time.Millisecond
 	first := netip.MustParseAddr("198.51.100.2")
-	cut := &disk{name: "cut", from: first, options: []string{"fast_io_fail_tmo=1"}}
+	cut := &disk{name: "fenced", from: first, options: []string{"fast_io_fail_tmo=1"}}
 	kept := &disk{name: "kept", from: second}
 	slow := &disk{name: "slow", from: first}
 	r := newRig(t, cut, kept, slow)
-	// The kernel of Debian 12 destroys sockets somewhat differently. The tests of
-	// thousands of sessions run in a guest in make soak only.
+	// The kernel of Debian 12 destroys sockets differently from newer ones.
+	// Tests with thousands of sessions run only in make soak.
 	skip := "-test.skip=^(TestThreeThousandSessions|TestChurn)$"
 	if soak.Enabled {
 		skip = "-test.skip=^$"
@@ -56,10 +56,10 @@ func TestFence(t *testing.T) {
 	r.testSlowDisk(t, slow, delay)
 }
 
-// testKernelTarget: of a client with two addresses, one is fenced at a target
-// in the kernel. Its writes stop; beyond those that the target had begun (see
-// testSlowDisk) nothing arrives after the answer, also after the fence is
-// lifted; the other address goes on.
+// testKernelTarget fences one of a client's two addresses at a kernel target.
+// Except for writes that the target had started (see testSlowDisk), nothing is
+// written after the answer, even after the fence is removed. The other address
+// is not affected.
 func (r *rig) testKernelTarget(t *testing.T, cut, kept *disk) {
 	first := cut.from
 	r.write(cut, 1_000_000)
@@ -77,67 +77,67 @@ func (r *rig) testKernelTarget(t *testing.T, cut, kept *disk) {
 	time.Sleep(settled)
 	later := cut.snapshot(r)
 	if n := changes(atAnswer, later); n > 0 {
-		t.Errorf("%d blocks changed after the answer", n)
+		t.Errorf("%d blocks changed after the in-flight writes", n)
 	}
 	cut.holds(r, later)
 	if state := cut.controller.Attribute("state"); state == "live" {
-		t.Errorf("the fenced client's controller is %s", state)
+		t.Errorf("got controller state %s of the fenced client", state)
 	}
 	if _, err := nvmetcp.Connect(r.Node(client).Kernel, nvmetcp.Connection{
 		Target: r.at(), Subsystem: cut.subsystem.NQN, Host: cut.host, Options: []string{"host_traddr=" + first.String(), "duplicate_connect"},
 	}); err == nil {
-		t.Error("the fenced client gets a new session")
+		t.Error("the fenced client created a new session")
 	}
 	kept.more(r, 100)
 
 	if err := r.unfence(first); err != nil {
 		t.Fatalf("unfence: %v\n%s", err, r.server.Log())
 	}
-	r.Node(client).Await("the client is connected again", func() bool { return cut.controller.Attribute("state") == "live" })
+	r.Node(client).Await("the client has reconnected", func() bool { return cut.controller.Attribute("state") == "live" })
 	time.Sleep(settled / 2)
 	if n := changes(later, cut.snapshot(r)); n > 0 {
-		t.Errorf("%d blocks changed when the fence was lifted, though nobody writes", n)
+		t.Errorf("%d blocks changed after unfencing, without a writer", n)
 	}
 	r.write(cut, 2_000_000)
 	kept.more(r, 100)
-	fmt.Printf("REPORT: fence: a kernel's NVMe/TCP target (%s), %d acknowledged writes of the client, 8 at a time: fenced in %.2f s; %d writes were done after the answer, nothing arrived later, nor after unfencing\n",
+	fmt.Printf("REPORT: fence: a kernel's NVMe/TCP target (%s), %d acknowledged writes of the client, 8 at a time: fenced in %.2f s; %d in-flight writes were completed after the answer, none later, also not after unfencing\n",
 		r.Node(server).Guest.Release(), before, took.Seconds(), late)
 }
 
-// late is how many blocks change after the answer, until nothing has changed for
-// longer than the disk takes for a write, and what is on the disk then.
+// late counts the blocks that change after the answer, until no block has
+// changed for the time quiet. It returns the disk's contents at that time.
 func (r *rig) late(d *disk, quiet time.Duration) (n int, after []byte) {
 	r.Helper()
 	atAnswer := d.snapshot(r)
 	changed := time.Now()
 	after = atAnswer
-	r.Node(client).Await("nothing changes on the disk "+d.name, func() bool {
+	r.Node(client).Await("no change on disk "+d.name, func() bool {
 		if now := d.snapshot(r); changes(after, now) > 0 {
 			changed, after = time.Now(), now
 		}
 		return time.Since(changed) > quiet
 	})
 	if n = changes(atAnswer, after); n > lanes {
-		r.Errorf("%s: %d blocks changed after the answer, more than the %d that can have been under way", d.name, n, lanes)
+		r.Errorf("%s: %d blocks changed after the answer, want at most the %d in flight", d.name, n, lanes)
 	}
 	return n, after
 }
 
-// ends wants the writer to end with an I/O error, soon.
+// ends verifies that the writer fails with an I/O error in time.
 func (r *rig) ends(d *disk) {
 	r.Helper()
 	select {
 	case <-d.writer.Done():
 		r.Node(client).Refused(d.writer.Err(), syscall.EIO)
 	case <-time.After(40 * time.Second):
-		r.Fatalf("the writer to %s has not noticed the fence", d.name)
+		r.Fatalf("the writer to %s did not fail after the fence", d.name)
 	}
 }
 
-// testSlowDisk measures what docs/fencing.md says of targets in the kernel:
-// commands that the target had taken out of the socket before are carried out,
-// and that is over when the disk has done them. A client that waits writes
-// again when it is let in.
+// testSlowDisk measures the limitation of kernel targets in docs/fencing.md:
+// commands that the target had read from the socket are completed, which ends
+// when the disk has done them. A blocked client continues writing after
+// unfencing.
 func (r *rig) testSlowDisk(t *testing.T, slow *disk, delay time.Duration) {
 	r.connect(slow)
 
@@ -149,20 +149,20 @@ func (r *rig) testSlowDisk(t *testing.T, slow *disk, delay time.Duration) {
 	late, done := r.late(slow, delay+diskTime)
 	time.Sleep(settled)
 	if n := changes(done, slow.snapshot(r)); n > 0 {
-		t.Errorf("%d blocks changed later than the disk takes for a write", n)
+		t.Errorf("%d blocks changed later than the disk's write latency", n)
 	}
 	slow.holds(r, done)
 	if err := r.unfence(slow.from); err != nil {
 		t.Fatalf("unfence: %v\n%s", err, r.server.Log())
 	}
-	slow.more(r, 2*lanes) // the same writer: its kernel sends again what was never answered
-	fmt.Printf("REPORT: fence: a kernel's target whose disk takes %v for a write: answered after %.2f s, %d of %d writes under way were done after the answer, none later than that\n",
+	slow.more(r, 2*lanes) // the same writer: its kernel resends unanswered commands
+	fmt.Printf("REPORT: fence: a kernel's target whose disk takes %v for a write: answered after %.2f s, %d of %d in-flight writes were completed after the answer, none later\n",
 		delay, answered.Sub(asked).Seconds(), late, lanes)
 }
 
-// testProtection: what keeps the table on a kernel without persist, and that a
-// target in the kernel is not taken for fenced without leave. The server that it
-// leaves has that leave.
+// testProtection verifies the table's protection on a kernel without persist,
+// and that a kernel target is not reported as fenced without --kernel-targets.
+// The server that it leaves running has that flag.
 func (r *rig) testProtection(t *testing.T, cut *disk) {
 	first := cut.from
 	r.serve()
@@ -173,12 +173,12 @@ func (r *rig) testProtection(t *testing.T, cut *disk) {
 	if code := grpcstatus.Code(err); code != codes.Unavailable && code != codes.FailedPrecondition || !strings.Contains(err.Error(), "kernel") {
 		t.Errorf("without --kernel-targets: %v", err)
 	}
-	r.ends(cut) // shut out all the same
+	r.ends(cut) // blocked nevertheless
 	testkit.Must(t, r.server.Signal(syscall.SIGTERM))
 	<-r.server.Done()
 	held := func() bool { return strings.Contains(n.Run("nft", "list", "ruleset"), first.String()) }
 	if !held() {
-		t.Error("the server took the fence with it")
+		t.Error("the fence did not survive the server's exit")
 	}
 	r.serve("--kernel-targets")
 	if err := r.fence(first); err != nil {
@@ -187,29 +187,29 @@ func (r *rig) testProtection(t *testing.T, cut *disk) {
 	page := testkit.Value(r.status("/status"))(t)
 	t.Logf("status: %s", page)
 	if !strings.Contains(page, "owner") || strings.Contains(page, "owner+persist\"") {
-		t.Errorf("what protects the table on %s: %s", n.Guest.Release(), page)
+		t.Errorf("protection of the table on %s: got %s", n.Guest.Release(), page)
 	}
 	t.Logf("tables:\n%s", n.Run("nft", "list", "tables"))
 	tables := n.Run("nft", "list", "tables")
 	for range 3 {
-		_, _ = n.Try("nft", "flush", "ruleset") // what it may not flush it passes over, or it fails
+		_, _ = n.Try("nft", "flush", "ruleset") // skips protected tables, or fails
 		if !held() {
-			t.Error("a stranger's flush has lifted the fence")
+			t.Error("a foreign flush removed the fence")
 		}
-		n.Await("the tables are whole again", func() bool { return n.Run("nft", "list", "tables") == tables })
+		n.Await("the tables are restored", func() bool { return n.Run("nft", "list", "tables") == tables })
 	}
-	// The server and all that guards the table die at once.
+	// The server and its guard processes are killed together.
 	n.Run("sh", "-c", "kill -9 $(pidof cleat)")
 	<-r.server.Done()
-	n.Await("nobody is left", func() bool { _, err := n.Try("pidof", "cleat"); return err != nil })
+	n.Await("all processes have exited", func() bool { _, err := n.Try("pidof", "cleat"); return err != nil })
 	if !held() {
-		t.Error("the fence went with the processes")
+		t.Error("the fence did not survive the processes")
 	}
-	t.Logf("tables after all have died:\n%s", n.Run("nft", "list", "tables"))
+	t.Logf("tables after the kill:\n%s", n.Run("nft", "list", "tables"))
 	r.serve("--kernel-targets")
 	if now := n.Run("nft", "list", "tables"); now != tables {
-		t.Errorf("after the start there are\n%s\nwant\n%s", now, tables)
+		t.Errorf("got tables after the restart\n%s\nwant\n%s", now, tables)
 	}
 	testkit.Must(t, r.unfence(first))
-	r.Node(client).Await("the client is connected again", func() bool { return cut.controller.Attribute("state") == "live" })
+	r.Node(client).Await("the client has reconnected", func() bool { return cut.controller.Attribute("state") == "live" })
 }

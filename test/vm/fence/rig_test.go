@@ -1,5 +1,5 @@
-// Package fence fences the clients of NVMe/TCP targets in the kernel of a
-// machine of their own, from another machine, with the kernel of Debian 12.
+// Package fence fences clients of NVMe/TCP targets of the kernel (Debian 12) in
+// a guest; the clients are in another guest.
 package fence
 
 import (
@@ -38,27 +38,27 @@ const (
 
 	lifetime = 18 * time.Minute // of guests that all tests share
 
-	// Of the writer.
+	// Parameters of the writer.
 	blockSize = 4096
 	areaSize  = mib
 	lanes     = 8
 )
 
-// disk is one of the target's, with the client that writes to it.
+// disk is a disk of the target and its client.
 type disk struct {
 	name      string
-	backing   string // the host's file
-	device    string // in the target's guest
+	backing   string // host file
+	device    string // path in the target's guest
 	subsystem nvmetcp.Subsystem
 	host      nvmetcp.Host
-	from      netip.Addr // the client's address
-	options   []string   // of its connection
+	from      netip.Addr // address of the client
+	options   []string   // of the client's connection
 
 	controller *nvmetcp.Controller
 	writer     *vm.Process
 }
 
-// The client's second address.
+// second is the client's second address.
 var second = netip.MustParseAddr("198.51.100.3")
 
 type rig struct {
@@ -68,7 +68,7 @@ type rig struct {
 	fences addons.FenceControllerClient
 }
 
-// newRig boots a target with a disk for each, and a client.
+// newRig boots a target with the disks, and a client.
 func newRig(t *testing.T, disks ...*disk) *rig {
 	t.Helper()
 	bin := t.TempDir()
@@ -104,7 +104,7 @@ func build(t *testing.T, path, pkg string) {
 
 func (r *rig) at() netip.AddrPort { return netip.AddrPortFrom(r.Node(server).Address, 4420) }
 
-// target serves the disks.
+// target exports the disks.
 func (r *rig) target(disks ...*disk) {
 	r.Helper()
 	var all []nvmetcp.Subsystem
@@ -119,7 +119,7 @@ func (r *rig) target(disks ...*disk) {
 	nvmetcp.Serve(r.Node(server).Kernel, r.at(), all...)
 }
 
-// connect connects the client to a disk and begins to write.
+// connect connects the client to a disk and starts its writer.
 func (r *rig) connect(d *disk) {
 	r.Helper()
 	d.controller = testkit.Value(nvmetcp.Connect(r.Node(client).Kernel, nvmetcp.Connection{
@@ -129,7 +129,7 @@ func (r *rig) connect(d *disk) {
 	r.write(d, 1)
 }
 
-// write starts a writer whose blocks are numbered from first on.
+// write starts a writer whose block numbers start at first.
 func (r *rig) write(d *disk, first int) {
 	r.Helper()
 	n := r.Node(client)
@@ -154,7 +154,7 @@ func (r *rig) serve(flags ...string) {
 	r.Node(server).Await("the fence server is ready", func() bool {
 		select {
 		case <-r.server.Done():
-			r.Fatalf("the fence server ended: %v\n%s", r.server.Err(), r.server.Log())
+			r.Fatalf("the fence server exited: %v\n%s", r.server.Err(), r.server.Log())
 		default:
 		}
 		_, err := r.status("/readyz")
@@ -162,7 +162,7 @@ func (r *rig) serve(flags ...string) {
 	})
 }
 
-// status asks the fence server's own pages.
+// status reads a page of the fence server's status address.
 func (r *rig) status(path string) (string, error) {
 	guest := r.Node(server).Guest
 	web := http.Client{Transport: &http.Transport{
@@ -205,7 +205,8 @@ func cidrs(address netip.Addr) []*addons.CIDR {
 	return []*addons.CIDR{{Cidr: netip.PrefixFrom(address, address.BitLen()).String()}}
 }
 
-// acknowledged is the last number of each lane that the writer has printed.
+// acknowledged returns the last acknowledged number of each worker, and the
+// number of acknowledged writes.
 func (d *disk) acknowledged() (last [lanes]uint64, count int) {
 	for line := range strings.SplitSeq(d.writer.Log(), "\n") {
 		var lane int
@@ -218,14 +219,14 @@ func (d *disk) acknowledged() (last [lanes]uint64, count int) {
 	return last, count
 }
 
-// more waits until the writer has had so many more writes acknowledged.
+// more waits for additional acknowledged writes.
 func (d *disk) more(r *rig, writes int) {
 	r.Helper()
 	_, before := d.acknowledged()
 	r.Node(client).Await(fmt.Sprintf("%d more writes to %s", writes, d.name), func() bool {
 		select {
 		case <-d.writer.Done():
-			r.Fatalf("the writer to %s ended: %v", d.name, d.writer.Err())
+			r.Fatalf("the writer to %s exited: %v", d.name, d.writer.Err())
 		default:
 		}
 		_, now := d.acknowledged()
@@ -233,7 +234,7 @@ func (d *disk) more(r *rig, writes int) {
 	})
 }
 
-// snapshot is what is on the target's disk.
+// snapshot reads the target's disk image.
 func (d *disk) snapshot(r *rig) []byte {
 	r.Helper()
 	image := testkit.Value(os.ReadFile(d.backing))(r)
@@ -250,7 +251,7 @@ func changes(before, after []byte) (n int) {
 	return n
 }
 
-// holds fails unless all that was acknowledged is on the disk.
+// holds verifies that all acknowledged writes are on the disk.
 func (d *disk) holds(r *rig, image []byte) {
 	r.Helper()
 	last, _ := d.acknowledged()
@@ -258,7 +259,7 @@ func (d *disk) holds(r *rig, image []byte) {
 		at := lane*areaSize + int(n*blockSize%areaSize)
 		block := image[at : at+blockSize]
 		if got := binary.LittleEndian.Uint64(block[8:]); got != n || binary.LittleEndian.Uint64(block) != uint64(lane) || binary.LittleEndian.Uint64(block[blockSize-8:]) != n {
-			r.Errorf("%s: block %d of lane %d was acknowledged, and %d is there", d.name, n, lane, got)
+			r.Errorf("%s: block %d of worker %d was acknowledged, but the disk has block %d", d.name, n, lane, got)
 		}
 	}
 }

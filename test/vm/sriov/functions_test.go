@@ -1,6 +1,6 @@
-// Package sriov makes virtual functions of real SR-IOV drivers in guests whose
-// IOMMU keeps each in a group of its own: those of the network card igb, which
-// QEMU has since 8.0, and those of an NVMe disk, which Debian's own QEMU has too.
+// Package sriov tests virtual functions of real SR-IOV drivers in guests with
+// an IOMMU group per function: the network card igb (QEMU 8.0 or later) and an
+// NVMe disk (any QEMU).
 package sriov
 
 import (
@@ -18,16 +18,16 @@ import (
 // kind is a device with virtual functions.
 type kind struct {
 	name  string
-	total int // the most virtual functions
-	// driver of the physical function.
+	total int // maximum number of virtual functions
+	// driver is the physical function's driver.
 	driver string
 	spec   func(*testing.T) vm.Spec
-	// prepare goes before anything else; own is what no other kind has.
+	// prepare runs first; own tests what is specific to this kind.
 	prepare, own func(physical)
 }
 
-// TestNVMe goes through the virtual functions of an NVMe disk. Those of igb,
-// which needs the packages of the backports, are in TestHost.
+// TestNVMe tests the virtual functions of an NVMe disk. Those of igb need
+// packages of the backports and are tested in TestHost.
 func TestNVMe(t *testing.T) {
 	t.Parallel()
 	k := nvme()
@@ -38,14 +38,13 @@ func TestNVMe(t *testing.T) {
 	k.test(physicalOf(kernel.Of(t, vm.Boot(t, spec)), k.driver))
 }
 
-// withIOMMU gives a guest the groups that VFIO needs: Debian's kernels have no
-// VFIO without an IOMMU.
+// withIOMMU adds an IOMMU: Debian's kernels have no VFIO without one.
 func withIOMMU(spec *vm.Spec) {
 	spec.KernelArgs = []string{"intel_iommu=on"}
 	spec.Devices = append([]string{"-device", "intel-iommu,intremap=off"}, spec.Devices...)
 }
 
-// test needs vfio-pci to be loaded.
+// test tests a card's functions. vfio-pci must be loaded.
 func (k kind) test(p physical) {
 	p.Helper()
 	begun := time.Now()
@@ -53,18 +52,18 @@ func (k kind) test(p physical) {
 	p.counts(k.total)
 	p.own(k)
 	p.passthrough()
-	fmt.Printf("REPORT: virtual functions: %s, kernel %s: 2 of %d made, used, handed to VFIO and removed in %.1f s\n",
+	fmt.Printf("REPORT: virtual functions: %s, kernel %s: 2 of %d created, used, bound to VFIO and removed in %.1f s\n",
 		k.name, p.Guest.Release(), k.total, time.Since(begun).Seconds())
 }
 
-// own ends with no virtual function.
+// own runs the specific test and removes all virtual functions.
 func (p physical) own(k kind) {
 	p.Helper()
 	k.own(p)
 	p.create(0)
 }
 
-// findBackports finds the QEMU that has igb.
+// findBackports returns an error if the QEMU with igb is not available.
 func findBackports(t *testing.T) error {
 	t.Helper()
 	dir, err := image.DefaultDir()
@@ -79,17 +78,18 @@ func findBackports(t *testing.T) error {
 	return err
 }
 
-// counts: how many there are is what was asked for, or the kernel says why not.
+// counts verifies that the requested number of functions is created, or the
+// expected error returned.
 func (p physical) counts(total int) {
 	p.Helper()
 	if got := p.Read(p.file("sriov_totalvfs")); got != fmt.Sprint(total) {
-		p.Errorf("sriov_totalvfs is %s, want %d", got, total)
+		p.Errorf("got sriov_totalvfs %s, want %d", got, total)
 	}
 	p.createRefused(total+1, syscall.ERANGE)
 	p.create(2)
 	for _, address := range p.virtual() {
 		if got := p.of(address, "physfn"); got != p.address {
-			p.Errorf("the virtual function %s belongs to %q, want %s", address, got, p.address)
+			p.Errorf("physical function of %s: got %q, want %s", address, got, p.address)
 		}
 	}
 	p.createRefused(3, syscall.EBUSY)
@@ -98,8 +98,9 @@ func (p physical) counts(total int) {
 	p.create(0)
 }
 
-// passthrough: a virtual function is without driver until it gets VFIO's, which
-// makes a node of its IOMMU group; both go with the function.
+// passthrough verifies that a virtual function without autoprobe gets a driver
+// only when bound to vfio-pci, which creates a device node for its IOMMU group,
+// and that both disappear with the function.
 func (p physical) passthrough() {
 	p.Helper()
 	p.autoprobe(false)
@@ -107,21 +108,21 @@ func (p physical) passthrough() {
 	given, other := p.virtual()[0], p.virtual()[1]
 	for _, address := range []string{given, other} {
 		if got := p.of(address, "driver"); got != "" {
-			p.Errorf("without autoprobe %s got the driver %s", address, got)
+			p.Errorf("without autoprobe, %s has driver %s", address, got)
 		}
 	}
 	groups := []string{p.of(given, "iommu_group"), p.of(other, "iommu_group"), p.of(p.address, "iommu_group")}
 	if all := slices.Compact(slices.Sorted(slices.Values(groups))); len(all) != 3 || slices.Contains(all, "") {
-		p.Errorf("the IOMMU groups of two virtual functions and the physical one are %q, want three", groups)
+		p.Errorf("got IOMMU groups %q of two virtual functions and the physical one, want three", groups)
 	}
 	p.bind(given, "vfio-pci")
 	node := "/dev/vfio/" + groups[0]
 	p.Run("test", "-c", node)
 	if got := p.of(other, "driver"); got != "" {
-		p.Errorf("%s got the driver %s of the other function", other, got)
+		p.Errorf("%s has driver %s after binding the other function", other, got)
 	}
 	p.create(0)
 	if left := p.Names("/dev/vfio"); !slices.Equal(left, []string{"vfio"}) {
-		p.Errorf("with the functions gone, /dev/vfio holds %v", left)
+		p.Errorf("without functions, /dev/vfio has %v", left)
 	}
 }

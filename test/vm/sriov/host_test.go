@@ -21,13 +21,13 @@ import (
 	"github.com/cleatproject/cleat/test/vm/kernel"
 )
 
-// TestHost has sriov/host configure the functions of a real card's driver. What
-// came of it is asked of the kernel by other means.
+// TestHost configures the functions of a real card with package sriov/host and
+// verifies the result with other tools.
 func TestHost(t *testing.T) {
 	t.Parallel()
 	if err := findBackports(t); err != nil {
 		if errors.Is(err, image.ErrNoBackports) {
-			fmt.Printf("REPORT: sriov/host: no igb (%v): not tested on real functions; NVMe stands in for it\n", err)
+			fmt.Printf("REPORT: sriov/host: no igb (%v): not tested on real network functions, only on NVMe\n", err)
 			return
 		}
 		t.Fatal(err)
@@ -36,7 +36,7 @@ func TestHost(t *testing.T) {
 		t.Parallel()
 		h := bootHost(t, true)
 		h.test(true, h.drivers)
-		igb().test(h.physical) // the card's driver, in the same guest
+		igb().test(h.physical) // the card's driver in the same guest
 	})
 	t.Run("without IOMMU", func(t *testing.T) {
 		t.Parallel()
@@ -45,20 +45,20 @@ func TestHost(t *testing.T) {
 	})
 }
 
-// bootHost boots a guest with the card, and with an IOMMU or without.
+// bootHost boots a guest with the card, with or without an IOMMU.
 func bootHost(t *testing.T, iommu bool) configured {
 	spec := igb().spec(t)
 	spec.Name = fmt.Sprintf("host-iommu-%t", iommu)
 	spec.Programs = []string{buildSteps(t)}
-	spec.Extra = []string{"vfio-pci"} // loaded by who needs it
+	spec.Extra = []string{"vfio-pci"} // loaded on demand
 	if iommu {
 		withIOMMU(&spec)
 	}
 	return configured{physicalOf(kernel.Of(t, vm.Boot(t, spec)), "igb")}
 }
 
-// test goes through the steps, all of them or those that an IOMMU matters to,
-// and removes the functions.
+// test runs all steps, or only those that depend on the IOMMU, and removes the
+// functions.
 func (h configured) test(all bool, vfio func()) {
 	h.Helper()
 	h.makes()
@@ -71,11 +71,11 @@ func (h configured) test(all bool, vfio func()) {
 	h.do(plan.SetNumVFs{PF: h.address})
 	h.do(plan.SetNumVFs{PF: h.address})
 	if left := h.virtual(); len(left) != 0 {
-		h.Errorf("%v are left", left)
+		h.Errorf("virtual functions %v are left over", left)
 	}
 }
 
-// configured is a card that the program steps configures.
+// configured is a card that is configured with the program steps.
 type configured struct{ physical }
 
 func (h configured) do(s plan.Step) {
@@ -93,28 +93,28 @@ func (h configured) tryStep(s plan.Step) (string, error) {
 	return h.Try("steps", "do", strings.TrimPrefix(fmt.Sprintf("%T", s), "plan."), string(text))
 }
 
-// refused wants a step to fail with all of the words.
+// refused verifies that a step fails with an error that contains all words.
 func (h configured) refused(s plan.Step, words ...string) {
 	h.Helper()
 	_, err := h.tryStep(s)
 	if err == nil {
-		h.Errorf("%s: done, want an error with %q", s, words)
+		h.Errorf("%s: succeeded, want an error with %q", s, words)
 		return
 	}
 	for _, w := range words {
 		if !strings.Contains(err.Error(), w) {
-			h.Errorf("%s: %v, want an error with %q", s, err, w)
+			h.Errorf("%s: got %v, want an error with %q", s, err, w)
 		}
 	}
 }
 
-// read is the one function that the guest has.
+// read returns the guest's only physical function.
 func (h configured) read() plan.PF {
 	h.Helper()
 	var s plan.State
 	testkit.Must(h, json.Unmarshal([]byte(h.Run("steps", "read")), &s))
 	if len(s.PFs) != 1 || s.PFs[0].Address != h.address {
-		h.Fatalf("the machine has the physical functions %+v, want %s", s.PFs, h.address)
+		h.Fatalf("got physical functions %+v, want %s", s.PFs, h.address)
 	}
 	return s.PFs[0]
 }
@@ -124,11 +124,11 @@ func (h configured) isUp(netdev string) bool {
 	return strings.Contains(h.Run("ip", "link", "show", netdev), ",UP")
 }
 
-// makes: as many as were asked for, by way of none.
+// makes verifies the creation of functions. The number can only change from 0.
 func (h configured) makes() {
 	h.Helper()
 	if got := h.read(); got.TotalVFs != 7 || got.NumVFs != 0 || got.Driver != "igb" || got.Netdev == "" || got.Up || got.Link != plan.Ether || got.ESwitch != "" {
-		h.Errorf("before anything: %+v", got)
+		h.Errorf("initial state: %+v", got)
 	}
 	h.do(plan.SetUp{Address: h.address})
 	h.do(plan.SetNumVFs{PF: h.address, Number: 2})
@@ -137,21 +137,22 @@ func (h configured) makes() {
 	h.refused(plan.SetNumVFs{PF: h.address, Number: 8}, "numerical result out of range", "0 to 7")
 	got := h.read()
 	if got.NumVFs != 2 || len(got.VFs) != 2 || !got.Up {
-		h.Fatalf("%+v, want two virtual functions and the link up", got)
+		h.Fatalf("got %+v, want two virtual functions and the link up", got)
 	}
 	for i, v := range got.VFs {
 		if v.Index != i || v.Address != h.virtual()[i] || v.Driver != "igbvf" || v.Netdev == "" || !v.Known ||
 			h.Read(path.Join("/sys/bus/pci/devices", v.Address, "driver_override")) != "(null)" || h.isUp(v.Netdev) {
 			h.Errorf("virtual function %d: %+v", i, v)
 		}
-		// Nobody set the address: igbvf tells igb which one it has chosen.
+		// No administrative MAC was set: igbvf reports its own address to igb.
 		if v.AdminMAC != v.MAC || v.Trust || !v.SpoofCheck || v.VLAN != 0 || v.GUIDs {
-			h.Errorf("virtual function %d in the table: %+v", i, v)
+			h.Errorf("virtual function %d in the VF table: %+v", i, v)
 		}
 	}
 }
 
-// table: ip(8) shows what was set, and the driver takes the address when it begins.
+// table verifies that ip(8) shows the set values, and that a driver uses the
+// address when it is bound.
 func (h configured) table() {
 	h.Helper()
 	const mac = "52:54:00:c1:ea:99"
@@ -164,23 +165,23 @@ func (h configured) table() {
 	}
 	shown := h.Run("ip", "link", "show", pf.Netdev)
 	if !strings.Contains(shown, mac) || !strings.Contains(shown, "spoof checking off") || !strings.Contains(shown, "trust on") {
-		h.Errorf("ip shows %s", shown)
+		h.Errorf("ip link shows %s", shown)
 	}
 	got := h.read().VFs
 	if got[1].AdminMAC != mac || !got[1].Trust || got[1].SpoofCheck || got[0].AdminMAC != got[0].MAC || got[0].Trust || !got[0].SpoofCheck {
-		h.Errorf("the table is %+v", got)
+		h.Errorf("got VF table %+v", got)
 	}
 	h.do(plan.Unbind{Address: v.Address})
 	h.do(plan.Bind{Address: v.Address})
 	if got := h.read().VFs[1]; got.MAC != mac || got.Driver != "igbvf" {
-		h.Errorf("bound again: %+v, want the address %s", got, mac)
+		h.Errorf("after rebinding: got %+v, want address %s", got, mac)
 	}
 	h.refused(plan.SetMAC{Entry: plan.Entry{PF: h.address, VF: 1, Address: h.address}, MAC: mac}, "read the machine's state again")
 	h.refused(plan.SetGUID{Entry: plan.Entry{PF: h.address, VF: 1, Address: v.Address}, GUID: "00:11:22:33:44:55:66:77"}, "operation not supported")
 	h.refused(plan.SetESwitch{PF: h.address, Mode: nodestate.Switchdev}, h.address)
 }
 
-// links: those of both kinds of functions.
+// links verifies MTU and link state of physical and virtual functions.
 func (h configured) links() {
 	h.Helper()
 	pf := h.read()
@@ -191,7 +192,7 @@ func (h configured) links() {
 	h.refused(plan.SetMTU{Address: v.Address, MTU: 60000}, "60000", "minmtu")
 	for netdev, want := range map[string]string{pf.Netdev: "2000", v.Netdev: "1800"} {
 		if got := h.Read(path.Join("/sys/class/net", netdev, "mtu")); got != want {
-			h.Errorf("the MTU of %s is %s, want %s", netdev, got, want)
+			h.Errorf("MTU of %s: got %s, want %s", netdev, got, want)
 		}
 	}
 	got := h.read()
@@ -200,13 +201,13 @@ func (h configured) links() {
 	}
 }
 
-// answers are those that sysfstest copies.
+// answers verifies kernel responses that sysfstest imitates.
 func (h configured) answers() {
 	h.Helper()
 	v := h.read().VFs[0]
 	const probe = "/sys/bus/pci/drivers_probe"
 	bind := func(driver string) string { return path.Join(drivers, driver, "bind") }
-	h.Refused(h.TryWrite(bind("virtio-pci"), v.Address), syscall.ENODEV) // it does not match
+	h.Refused(h.TryWrite(bind("virtio-pci"), v.Address), syscall.ENODEV) // the device ID does not match
 	h.Refused(h.TryWrite(path.Join(drivers, "virtio-pci", "unbind"), v.Address), syscall.ENODEV)
 	h.Refused(h.TryWrite(bind("igbvf"), v.Address), syscall.EBUSY)
 	h.Refused(h.TryWrite(bind("igbvf"), "0000:99:00.0"), syscall.ENODEV)
@@ -219,30 +220,31 @@ func (h configured) answers() {
 	h.Write(probe, v.Address)
 	h.is(v.Address, "igbvf")
 
-	// A table of two: the third entry is not there, and zeros are no address.
+	// The VF table has two entries: VF 2 and a zero MAC are rejected.
 	netdev := h.read().Netdev
 	for _, words := range [][]string{{"mac", "52:54:00:c1:ea:98"}, {"trust", "on"}, {"spoofchk", "off"}} {
 		out, err := h.Try(append([]string{"ip", "link", "set", netdev, "vf", "2"}, words...)...)
 		if err == nil || !strings.Contains(err.Error(), "Invalid argument") {
-			h.Errorf("VF 2 of 2, %v: %s, %v", words, out, err)
+			h.Errorf("set %v of missing VF 2: got %s, %v", words, out, err)
 		}
 	}
 	if out, err := h.Try("ip", "link", "set", netdev, "vf", "0", "mac", "01:00:5e:00:00:01"); err == nil || !strings.Contains(err.Error(), "Invalid argument") {
-		h.Errorf("the address of a group: %s, %v", out, err)
+		h.Errorf("set a multicast MAC: got %s, %v", out, err)
 	}
 	v = h.read().VFs[1]
 	h.do(plan.SetMAC{Entry: plan.Entry{PF: h.address, VF: 1, Address: v.Address}, MAC: "00:00:00:00:00:00"})
 	if got := h.read().VFs[1]; got.AdminMAC != "" || got.MAC != v.MAC {
-		h.Errorf("without an administrative address: %+v", got)
+		h.Errorf("without an administrative MAC: %+v", got)
 	}
 	h.do(plan.Unbind{Address: v.Address})
 	h.do(plan.Bind{Address: v.Address})
 	if got := h.read().VFs[1]; got.AdminMAC != got.MAC || got.MAC == v.MAC || got.MAC == "" {
-		h.Errorf("bound again without an administrative address: %+v, before %s", got, v.MAC)
+		h.Errorf("rebound without an administrative MAC: %+v, previous MAC %s", got, v.MAC)
 	}
 }
 
-// drivers: VFIO's, whose module nobody has loaded, and back.
+// drivers verifies binding to vfio-pci, whose module is loaded on demand, and
+// back.
 func (h configured) drivers() {
 	h.Helper()
 	v := h.read().VFs[0]
@@ -269,7 +271,7 @@ func (h configured) drivers() {
 	h.autoprobe(true)
 }
 
-// noIOMMU: VFIO refuses, and the function can go back.
+// noIOMMU verifies that vfio-pci is refused and the function can be rebound.
 func (h configured) noIOMMU() {
 	h.Helper()
 	v := h.read().VFs[0]
@@ -279,18 +281,18 @@ func (h configured) noIOMMU() {
 	h.is(v.Address, "igbvf")
 }
 
-// is wants a driver and no override.
+// is verifies the driver of a function and that driver_override is not set.
 func (h configured) is(address, driver string) {
 	h.Helper()
 	if got := h.of(address, "driver"); got != driver {
-		h.Errorf("the driver of %s is %q, want %q", address, got, driver)
+		h.Errorf("driver of %s: got %q, want %q", address, got, driver)
 	}
 	if got := h.Read(path.Join(devices, address, "driver_override")); got != "(null)" {
-		h.Errorf("the override of %s is %q, want none", address, got)
+		h.Errorf("driver_override of %s: got %q, want none", address, got)
 	}
 }
 
-// buildSteps builds the program that does steps in the guest.
+// buildSteps builds the guest's steps program.
 func buildSteps(t *testing.T) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "steps")

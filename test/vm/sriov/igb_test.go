@@ -9,7 +9,7 @@ import (
 	"github.com/cleatproject/cleat/test/vm/image"
 )
 
-// igb is an Intel 82576.
+// igb is an Intel 82576 network card.
 func igb() kind {
 	return kind{
 		name: "igb", total: 7, driver: "igb",
@@ -27,35 +27,35 @@ func igb() kind {
 	}
 }
 
-// driverOfItsOwn: functions become network devices when they are made.
+// driverOfItsOwn verifies that new functions become network devices.
 func (p physical) driverOfItsOwn() {
 	p.Helper()
 	p.autoprobe(true)
 	p.create(2)
 	for _, address := range p.virtual() {
 		if got := p.of(address, "driver"); got != "igbvf" {
-			p.Errorf("the driver of %s is %q, want igbvf", address, got)
+			p.Errorf("driver of %s: got %q, want igbvf", address, got)
 		}
 		p.networkInterface(address)
 	}
 	p.create(0)
 }
 
-// networkInterface is the one that a function has.
+// networkInterface returns the network interface of a function.
 func (p physical) networkInterface(address string) string {
 	p.Helper()
 	all := p.Names(path.Join(devices, address, "net"))
 	if len(all) != 1 {
-		p.Fatalf("the function %s has the network interfaces %v, want one", address, all)
+		p.Fatalf("network interfaces of function %s: got %v, want one", address, all)
 	}
 	return all[0]
 }
 
-// traffic: two functions have the hardware addresses that the physical one gave
-// them, and carry packets between two network namespaces.
+// traffic verifies that two functions have the MACs set through the physical
+// one, and exchange packets between network namespaces.
 func (p physical) traffic() {
 	p.Helper()
-	const peer = "198.51.100.2" // of TEST-NET-2 (RFC 5737)
+	const peer = "198.51.100.2" // TEST-NET-2 (RFC 5737)
 	p.autoprobe(false)
 	p.create(2)
 	master := p.networkInterface(p.address)
@@ -69,7 +69,7 @@ func (p physical) traffic() {
 		p.bind(address, "igbvf")
 		name := p.networkInterface(address)
 		if got := p.Read(path.Join("/sys/class/net", name, "address")); got != mac {
-			p.Errorf("the hardware address of %s is %s, want %s", name, got, mac)
+			p.Errorf("MAC of %s: got %s, want %s", name, got, mac)
 		}
 		names = append(names, name)
 	}

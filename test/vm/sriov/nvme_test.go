@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/test/vm"
 )
 
-// nvme is QEMU's NVMe disk.
+// nvme is an NVMe disk of QEMU.
 func nvme() kind {
 	return kind{
 		name: "nvme", total: 4, driver: "nvme",
@@ -25,8 +25,8 @@ func nvme() kind {
 			}
 		},
 		prepare: func(p physical) {
-			// A function works once it has queues and interrupts, so not when it is
-			// made; the physical one gives them up for that.
+			// A function works only after it has got queues and interrupts,
+			// which the physical function must free first.
 			p.autoprobe(false)
 			p.Run("virtualize", "-free", "/dev/nvme0")
 			p.Write("/sys/class/nvme/nvme0/reset_controller", "1")
@@ -35,24 +35,24 @@ func nvme() kind {
 	}
 }
 
-// controllers: each function with queues and interrupts is a controller, and a
-// path to the disk.
+// controllers verifies that each function with queues and interrupts is a
+// controller and a path to the disk.
 func (p physical) controllers() {
 	p.Helper()
 	p.create(2)
 	var paths []string
 	for i, address := range p.virtual() {
-		id := strconv.Itoa(i + 1) // 0 is the physical function's
+		id := strconv.Itoa(i + 1) // 0 is the physical function
 		p.Run("virtualize", "-controller", id, "/dev/nvme0")
 		p.bind(address, "nvme")
 		all := p.Names(filepath.Join(devices, address, "nvme"))
 		if len(all) != 1 {
-			p.Fatalf("the function %s has the controllers %v, want one", address, all)
+			p.Fatalf("controllers of function %s: got %v, want one", address, all)
 		}
 		dir := "/sys/class/nvme/" + all[0]
 		p.Await("the controller "+all[0]+" is live", func() bool { return p.Read(dir+"/state") == "live" })
 		if got := p.Read(dir + "/cntlid"); got != id {
-			p.Errorf("%s has the controller id %s, want %s", all[0], got, id)
+			p.Errorf("controller ID of %s: got %s, want %s", all[0], got, id)
 		}
 		paths = append(paths, fmt.Sprintf("nvme0c%sn1", id))
 	}
@@ -63,7 +63,7 @@ func (p physical) controllers() {
 	p.Run("dd", "if=/dev/zero", "of=/dev/nvme0n1", "bs=64k", "count=16", "oflag=direct")
 }
 
-// buildVirtualize builds the program that shares the device's resources out.
+// buildVirtualize builds the program that assigns the device's resources.
 func buildVirtualize(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "virtualize")

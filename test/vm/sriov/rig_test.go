@@ -22,31 +22,30 @@ const (
 	drivers = "/sys/bus/pci/drivers"
 )
 
-// physical is a PCI function that makes virtual ones
-// (Documentation/ABI/testing/sysfs-bus-pci).
+// physical is a physical function (Documentation/ABI/testing/sysfs-bus-pci).
 type physical struct {
 	*kernel.Kernel
 	address string
 }
 
-// physicalOf is the one function that the driver has.
+// physicalOf returns the only PCI function of a driver.
 func physicalOf(k *kernel.Kernel, driver string) physical {
 	k.Helper()
 	all := slices.DeleteFunc(k.Names(path.Join(drivers, driver)), func(name string) bool { return !strings.HasPrefix(name, "0000:") })
 	if len(all) != 1 {
-		k.Fatalf("the driver %s has the PCI functions %v, want one", driver, all)
+		k.Fatalf("PCI functions of driver %s: got %v, want one", driver, all)
 	}
 	return physical{k, all[0]}
 }
 
 func (p physical) file(name string) string { return path.Join(devices, p.address, name) }
 
-// create asks for n virtual functions: 0 removes all.
+// create sets the number of virtual functions; 0 removes all.
 func (p physical) create(n int) {
 	p.Helper()
 	p.Write(p.file("sriov_numvfs"), strconv.Itoa(n))
 	if got := len(p.virtual()); got != n {
-		p.Fatalf("%d virtual functions were asked for, there are %d", n, got)
+		p.Fatalf("requested %d virtual functions, got %d", n, got)
 	}
 }
 
@@ -55,11 +54,11 @@ func (p physical) createRefused(n int, want syscall.Errno) {
 	before := p.virtual()
 	p.Refused(p.TryWrite(p.file("sriov_numvfs"), strconv.Itoa(n)), want)
 	if got := p.virtual(); !slices.Equal(got, before) {
-		p.Errorf("a refused request for %d virtual functions turned %v into %v", n, before, got)
+		p.Errorf("a rejected request for %d virtual functions changed %v to %v", n, before, got)
 	}
 }
 
-// autoprobe says whether virtual functions get a driver when they are made.
+// autoprobe sets whether new virtual functions are bound to a driver.
 func (p physical) autoprobe(on bool) {
 	p.Helper()
 	value := "0"
@@ -69,7 +68,7 @@ func (p physical) autoprobe(on bool) {
 	p.Write(p.file("sriov_drivers_autoprobe"), value)
 }
 
-// virtual are the addresses of the virtual functions, the first one first.
+// virtual returns the addresses of the virtual functions in order.
 func (p physical) virtual() (all []string) {
 	p.Helper()
 	for i := 0; slices.Contains(p.Names(path.Join(devices, p.address)), "virtfn"+strconv.Itoa(i)); i++ {
@@ -78,7 +77,7 @@ func (p physical) virtual() (all []string) {
 	return all
 }
 
-// link is the last part of what a link points to; of none it is empty.
+// link returns the base name of a link's target, or "" without a link.
 func (p physical) link(file string) string {
 	p.Helper()
 	target, err := p.Try("readlink", file)
@@ -94,19 +93,18 @@ func (p physical) link(file string) string {
 	return path.Base(target)
 }
 
-// of reads a link of a function, such as driver.
+// of returns the base name of a function's link, such as driver.
 func (p physical) of(address, link string) string {
 	p.Helper()
 	return p.link(path.Join(devices, address, link))
 }
 
-// bind gives a function to a driver, whatever it is made for and whether or not
-// functions are probed when they are made.
+// bind binds a function to a driver, regardless of device ID and autoprobe.
 func (p physical) bind(address, driver string) {
 	p.Helper()
 	p.Write(path.Join(devices, address, "driver_override"), driver)
 	p.Write("/sys/bus/pci/drivers_probe", address)
 	if got := p.of(address, "driver"); got != driver {
-		p.Errorf("the driver of %s is %q, want %s", address, got, driver)
+		p.Errorf("driver of %s: got %q, want %s", address, got, driver)
 	}
 }

@@ -1,5 +1,5 @@
-// Command mounter does in a guest what a plugin does with package hostfs: one
-// mount or unmount. Its argument is a Job in JSON, and so is its answer.
+// Command mounter performs one mount operation of package hostfs in a guest.
+// Its argument is a Job in JSON, its output an Answer.
 package main
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Job is what to do.
+// Job is an operation.
 type Job struct {
 	Do       string // mount, mounted or unmount
 	Name     string
@@ -27,7 +27,7 @@ type Job struct {
 	Deadline time.Duration
 }
 
-// Answer says what came of it.
+// Answer is the result of a Job.
 type Answer struct {
 	Error   string
 	Kind    errs.Kind
@@ -71,7 +71,7 @@ func run() error {
 	case "unmount":
 		err = m.Unmount(ctx, j.Name)
 	default:
-		return fmt.Errorf("cannot do %q", j.Do)
+		return fmt.Errorf("unknown operation %q", j.Do)
 	}
 	a.Took, a.Log = time.Since(begun), log.String()
 	if err != nil {

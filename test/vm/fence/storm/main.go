@@ -1,6 +1,6 @@
-// Command storm writes stamped blocks to a disk from several lanes at once, each
-// lane one block after another, and prints the lane and the number of each that
-// the disk has acknowledged. It ends when the first write fails.
+// Command storm writes stamped blocks to a disk with several workers, each one
+// block at a time, and prints the worker and number of each acknowledged block.
+// It exits at the first failed write.
 package main
 
 import (
@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The layout that the test reads as well: a lane has an area of its own and
-// goes round in it.
+// The layout, which the test knows too: each worker cycles through its own
+// area.
 const (
 	blockSize = 4096
 	areaSize  = 1 << 20
@@ -30,7 +30,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) != 3 {
-		return errors.New("usage: storm DISK LANES FIRST")
+		return errors.New("usage: storm DISK WORKERS FIRST")
 	}
 	lanes, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -60,13 +60,13 @@ func write(disk *os.File, lane int, first uint64) error {
 		binary.LittleEndian.PutUint64(buffer[blockSize-8:], n)
 		at := int64(lane)*areaSize + int64(n*blockSize%areaSize)
 		if _, err := disk.WriteAt(buffer, at); err != nil {
-			return fmt.Errorf("lane %d, block %d: %w", lane, n, err)
+			return fmt.Errorf("worker %d, block %d: %w", lane, n, err)
 		}
 		fmt.Printf("%d %d\n", lane, n)
 	}
 }
 
-// aligned is a buffer as O_DIRECT wants it.
+// aligned returns a buffer aligned for O_DIRECT.
 func aligned() []byte {
 	b := make([]byte, 2*blockSize)
 	skip := -int(uintptr(unsafe.Pointer(&b[0]))) & (blockSize - 1)

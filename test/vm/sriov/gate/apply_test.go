@@ -19,9 +19,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// TestGate leads one machine through the life of its functions. A function that
-// a pod got stays in its resource, as the plugin counts it as held for two
-// minutes, whatever becomes of it.
+// TestGate runs plugin and daemon in one guest through the life of the
+// functions. The plugin counts a function that a pod got as held for two
+// minutes, so it stays in its resource.
 func TestGate(t *testing.T) {
 	t.Parallel()
 	if without(t) {
@@ -38,12 +38,12 @@ func TestGate(t *testing.T) {
 	r.abandons()
 	r.external()
 	r.follows()
-	fmt.Printf("REPORT: SR-IOV gate: igb under kernel %s with an emulated IOMMU: %d steps, none while anything was offered, in %.0f s\n",
+	fmt.Printf("REPORT: SR-IOV gate: igb under kernel %s with an emulated IOMMU: %d steps, none while devices were offered, in %.0f s\n",
 		r.Guest.Release(), len(r.steps()), time.Since(begun).Seconds())
 }
 
-// makes: nothing is offered before a daemon has made the functions, and then
-// exactly these.
+// makes verifies that no device is offered before the daemon has created the
+// functions, and then exactly those.
 func (r *rig) makes() {
 	r.Helper()
 	r.startPlugin()
@@ -51,15 +51,15 @@ func (r *rig) makes() {
 	r.tell(wish{uid: "a", generation: 1, network: 2, vfio: 2, mtu: 1800})
 	r.startDaemon(daemon.Apply)
 	r.serves()
-	for step, n := range map[string]int{"make 4": 1, "set the administrative MAC": 4, "to vfio-pci": 2, "to 1800": 2, "turn trust on": 2, "turn spoof checking off": 2} {
+	for step, n := range map[string]int{"create 4 ": 1, "set the administrative MAC": 4, "to vfio-pci": 2, "to 1800": 2, "turn trust on": 2, "turn spoof checking off": 2} {
 		if got := r.did(step); got != n {
-			r.Errorf("%d steps with %q, want %d: %v", got, step, n, r.steps())
+			r.Errorf("got %d steps with %q, want %d: %v", got, step, n, r.steps())
 		}
 	}
 	r.pods()
 }
 
-// pods get what the kubelet passes on to containers.
+// pods verifies what Allocate returns to the kubelet.
 func (r *rig) pods() {
 	r.Helper()
 	id := r.virtual(2)
@@ -70,22 +70,22 @@ func (r *rig) pods() {
 		if !slices.ContainsFunc(given.Devices, func(d *v1beta1.DeviceSpec) bool {
 			return d.HostPath == node && d.ContainerPath == node && d.Permissions == "rw"
 		}) {
-			r.Errorf("the pod with %s gets the device nodes %v, want %s", id, given.Devices, node)
+			r.Errorf("device nodes of the pod with %s: got %v, want %s", id, given.Devices, node)
 		}
 	}
 	if got := given.Envs["PCIDEVICE_EXAMPLE_COM_DPDK"]; got != id || len(given.Devices) != 2 {
-		r.Errorf("the pod gets %v and %v, want %s", given.Envs, given.Devices, id)
+		r.Errorf("got environment %v and device nodes %v, want %s", given.Envs, given.Devices, id)
 	}
 	r.release("dpdk")
 	id = r.virtual(0)
 	given = r.pod("net", network, id)
 	if got := given.Envs["PCIDEVICE_EXAMPLE_COM_NET"]; got != id || len(given.Devices) != 0 {
-		r.Errorf("the pod gets %v and %v, want %s and no device node", given.Envs, given.Devices, id)
+		r.Errorf("got environment %v and device nodes %v, want %s and no device node", given.Envs, given.Devices, id)
 	}
 	r.release("net")
 }
 
-// pod starts a pod with a device.
+// pod starts a pod with devices.
 func (r *rig) pod(name, resource string, ids ...string) *v1beta1.ContainerAllocateResponse {
 	r.Helper()
 	var given v1beta1.ContainerAllocateResponse
@@ -98,25 +98,27 @@ func (r *rig) release(name string) {
 	testkit.Must(r, r.ask(nodeSocket, http.MethodDelete, "/pods", url.Values{"name": {name}}, &struct{}{}))
 }
 
-// changesWithoutPods: another number of functions, another split.
+// changesWithoutPods changes the number of functions and their split between
+// drivers.
 func (r *rig) changesWithoutPods() {
 	r.Helper()
 	r.tell(wish{uid: "a", generation: 2, network: 1, vfio: 2, mtu: 1700})
 	r.serves()
 	if got := r.did("remove the virtual functions"); got != 1 {
-		r.Errorf("the functions were removed %d times, want once: %v", got, r.steps())
+		r.Errorf("got %d removals of the functions, want 1: %v", got, r.steps())
 	}
-	// A wish that changes nothing changes nothing of what is offered.
+	// A new generation with the same spec must not withdraw devices.
 	lists := len(offers(r.all()))
 	r.tell(wish{uid: "a", generation: 3, network: 1, vfio: 2, mtu: 1700})
 	r.serves()
 	if got := len(offers(r.all())); got != lists {
-		r.Errorf("a generation with the same spec had the devices taken back: %v", r.all())
+		r.Errorf("a generation with the same spec withdrew devices: %v", r.all())
 	}
 }
 
-// respectsPods: what a pod has is not touched. Other functions change beside it;
-// where that cannot be, nothing is offered until the pod is gone.
+// respectsPods verifies that functions held by pods are not changed. Other
+// functions can change, unless that needs a held one: then no device is offered
+// until the pod ends.
 func (r *rig) respectsPods() {
 	r.Helper()
 	held := r.virtual(0)
@@ -127,7 +129,7 @@ func (r *rig) respectsPods() {
 	r.serves()
 	for _, s := range r.steps()[steps:] {
 		if strings.Contains(s.name, held) {
-			r.Errorf("a pod has %s: %s", held, s.name)
+			r.Errorf("step on function %s, which a pod holds: %s", held, s.name)
 		}
 	}
 
@@ -136,17 +138,17 @@ func (r *rig) respectsPods() {
 	r.tell(wish{uid: "a", generation: 5, network: 2, vfio: 2, mtu: 1700})
 	s := r.phase(daemon.Blocked)
 	if len(s.Held) != 1 || s.Held[0].ID != held || s.Held[0].Pod != "holder" || !strings.Contains(s.Reason, "default/holder") {
-		r.Errorf("blocked by %+v: %s", s.Held, s.Reason)
+		r.Errorf("got blocked by %+v: %s", s.Held, s.Reason)
 	}
 	r.withdrawn("a pod is in the way")
 	if now := r.now(); len(r.steps()) != steps || !same(before, now) {
-		r.Errorf("functions changed though a pod has one: %+v, before %+v", now, before)
+		r.Errorf("functions changed while a pod holds one: %+v, before %+v", now, before)
 	}
 	r.outOfPod()
 	r.release("holder")
 	r.serves()
 
-	// Told to, a daemon goes over the pod's head.
+	// With --force the daemon changes held functions.
 	r.pod("stubborn", network, r.virtual(1))
 	r.tell(wish{uid: "a", generation: 6, network: 2, vfio: 1, mtu: 1700})
 	r.phase(daemon.Blocked)
@@ -159,7 +161,8 @@ func (r *rig) respectsPods() {
 	r.check()
 }
 
-// intoPod moves the network device of a function into a pod, as its network does.
+// intoPod moves a function's network device to another network namespace, as a
+// CNI plugin does.
 func (r *rig) intoPod(address string) {
 	r.Helper()
 	r.Run("mkdir", "-p", "/var/run")
@@ -168,15 +171,15 @@ func (r *rig) intoPod(address string) {
 	r.inPod = []string{address}
 }
 
-// outOfPod gives it back.
+// outOfPod deletes the network namespace, which returns the device.
 func (r *rig) outOfPod() {
 	r.Helper()
 	r.Run("ip", "netns", "delete", "pod")
 	r.inPod = nil
 }
 
-// losesItsDaemon: a daemon that is killed takes the devices with it, and the
-// next one offers them again without a step.
+// losesItsDaemon verifies that devices are withdrawn when the daemon is killed,
+// and that the next daemon offers them without a step.
 func (r *rig) losesItsDaemon() {
 	r.Helper()
 	r.startDaemon(daemon.Apply)
@@ -187,12 +190,12 @@ func (r *rig) losesItsDaemon() {
 	r.startDaemon(daemon.Apply)
 	r.serves()
 	if got := len(r.steps()); got != steps {
-		r.Errorf("after a restart: %v", r.steps()[steps:])
+		r.Errorf("steps after a restart: %v", r.steps()[steps:])
 	}
 }
 
-// losesItsPlugin: nor does a plugin that was killed offer anything before the
-// daemon has looked again.
+// losesItsPlugin verifies that a restarted plugin offers no device before the
+// daemon has verified the functions.
 func (r *rig) losesItsPlugin() {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), 30*time.Second)
@@ -200,16 +203,16 @@ func (r *rig) losesItsPlugin() {
 	steps := len(r.steps())
 	testkit.Must(r, r.plugin.Kill(ctx))
 	r.withdrawn("the plugin was killed")
-	r.Await("the daemon knows", func() bool { return r.status().Gate.State != control.StateHeld })
+	r.Await("the daemon detects the loss", func() bool { return r.status().Gate.State != control.StateHeld })
 	r.runPlugin()
 	r.serves()
 	if got := len(r.steps()); got != steps {
-		r.Errorf("after another plugin: %v", r.steps()[steps:])
+		r.Errorf("steps after the plugin's restart: %v", r.steps()[steps:])
 	}
 }
 
-// tamperedWith: somebody takes a function from its driver. It is not offered any
-// more, then nothing is, and then everything again.
+// tamperedWith unbinds a function's driver without the daemon: first this
+// function, then all are withdrawn, and all are offered again after the repair.
 func (r *rig) tamperedWith() {
 	r.Helper()
 	id, before := r.virtual(1), len(r.all())
@@ -217,11 +220,11 @@ func (r *rig) tamperedWith() {
 	r.Await(id+" is not offered", func() bool {
 		return slices.ContainsFunc(r.all()[before:], func(e Event) bool { return e.Resource == network && !slices.Contains(e.Healthy, id) })
 	})
-	r.Await("everything is taken back", func() bool {
+	r.Await("all devices are withdrawn", func() bool {
 		all := r.all()
 		for i := before; i < len(all); i++ {
 			if len(offered(all[:i+1])) == 0 {
-				r.checked = i // what changed before that was our own doing
+				r.checked = i // earlier changes were made by this test
 				return true
 			}
 		}
@@ -230,33 +233,34 @@ func (r *rig) tamperedWith() {
 	r.serves()
 }
 
-// abandons: a wish that does not name the card any more takes its functions.
+// abandons verifies that functions of a card that is no longer in the spec are
+// removed.
 func (r *rig) abandons() {
 	r.Helper()
 	r.tell(wish{uid: "a", generation: 7, nothing: true})
 	r.serves()
 	if now := r.now(); now.Number != 0 {
-		r.Errorf("nobody wants functions: %+v", now)
+		r.Errorf("functions of a removed card: %+v", now)
 	}
 }
 
-// external: functions that a script makes are held back until the daemon has
-// finished them.
+// external verifies that functions created by a script are offered only after
+// the daemon has configured them.
 func (r *rig) external() {
 	r.Helper()
 	r.tell(wish{uid: "a", generation: 8, network: 2, vfio: 1, mtu: 1500, external: true})
 	if s := r.phase(daemon.Failed); len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "managed externally") {
-		r.Errorf("without functions: %+v", s)
+		r.Errorf("status without functions: %+v", s)
 	}
-	r.silent("the functions are not there")
-	macs, made := r.did("set the administrative MAC"), r.did("make 3 ")
+	r.silent("the functions do not exist")
+	macs, made := r.did("set the administrative MAC"), r.did("create 3 ")
 	r.script(3, false)
 	r.serves()
 	if got := r.did("set the administrative MAC") - macs; got != 3 {
-		r.Errorf("%d addresses were set, want 3: %v", got, r.steps())
+		r.Errorf("got %d administrative MACs set, want 3: %v", got, r.steps())
 	}
-	if got := r.did("make 3 ") - made; got != 0 {
-		r.Errorf("the daemon made functions that others manage: %v", r.steps())
+	if got := r.did("create 3 ") - made; got != 0 {
+		r.Errorf("the daemon created externally managed functions: %v", r.steps())
 	}
 	r.endDaemon(syscall.SIGTERM)
 	r.withdrawn("the daemon ended")

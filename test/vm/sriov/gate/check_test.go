@@ -15,7 +15,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Event, Functions and Virtual are those of the program node.
+// Event, Functions and Virtual mirror the types of the program node.
 type (
 	Event struct {
 		At           time.Time
@@ -46,7 +46,7 @@ func (r *rig) all() []Event {
 	return all
 }
 
-// offered is what the kubelet would give to pods after these events.
+// offered returns the devices that are offered after these events, by resource.
 func offered(events []Event) map[string][]string {
 	now := map[string][]string{}
 	for _, e := range events {
@@ -61,7 +61,7 @@ func offered(events []Event) map[string][]string {
 	return now
 }
 
-// wanted is what shall be offered in the end.
+// wanted returns the desired offer, by resource.
 func (r *rig) wanted() map[string][]string {
 	r.Helper()
 	all := map[string][]string{}
@@ -78,22 +78,22 @@ func (r *rig) wanted() map[string][]string {
 	return all
 }
 
-// serves waits until exactly what is wanted is offered, and checks everything on
-// the way there.
+// serves waits until exactly the desired devices are offered, and checks all
+// events until then.
 func (r *rig) serves() {
 	r.Helper()
 	r.agreed()
 	want := r.wanted()
 	r.Await(fmt.Sprintf("%v is offered", want), func() bool { return reflect.DeepEqual(offered(r.all()), want) })
 	if d := r.differs(r.now()); d != "" {
-		r.Errorf("the daemon is done: %s", d)
+		r.Errorf("the daemon is serving: %s", d)
 	}
 	r.addresses()
 	r.check()
 }
 
-// addresses: the card's table has an address for every function, which those
-// with a network device here have, and trust and spoof check as wanted.
+// addresses verifies the card's VF table: a MAC for each function, equal to
+// that of its network device, and the desired trust and spoof check.
 func (r *rig) addresses() {
 	r.Helper()
 	table := r.Run("ip", "link", "show", r.netdev)
@@ -102,16 +102,16 @@ func (r *rig) addresses() {
 		line, _, _ = strings.Cut(line, "\n")
 		switch {
 		case !there || strings.Contains(line, "00:00:00:00:00:00"):
-			r.Errorf("VF %d has no address:\n%s", i, table)
+			r.Errorf("VF %d has no MAC:\n%s", i, table)
 		case v.MAC != "" && !strings.Contains(line, v.MAC):
-			r.Errorf("VF %d has the address %s, and the table says %s", i, v.MAC, line)
+			r.Errorf("VF %d has MAC %s, but the VF table has %s", i, v.MAC, line)
 		case i < r.wish.network && !(strings.Contains(line, "spoof checking off") && strings.Contains(line, "trust on")):
-			r.Errorf("VF %d has %s, want trust and no spoof check", i, line)
+			r.Errorf("VF %d: got %s, want trust on and spoof checking off", i, line)
 		}
 	}
 }
 
-// now is how the functions are.
+// now returns the latest state of the functions.
 func (r *rig) now() (f Functions) {
 	r.Helper()
 	for _, e := range r.all() {
@@ -122,7 +122,7 @@ func (r *rig) now() (f Functions) {
 	return f
 }
 
-// silent wants nothing to be offered, from the last check on.
+// silent verifies that no device was offered since the last check.
 func (r *rig) silent(why string) {
 	r.Helper()
 	all := r.all()
@@ -137,15 +137,15 @@ func (r *rig) silent(why string) {
 	r.check()
 }
 
-// withdrawn waits until nothing is offered.
+// withdrawn waits until no device is offered.
 func (r *rig) withdrawn(why string) {
 	r.Helper()
 	r.Await(why+": nothing is offered", func() bool { return len(offered(r.all())) == 0 })
 }
 
-// check goes through what happened since the last check. Whatever was offered
-// was as wanted at that moment, no function changed while something was offered,
-// and no step of a daemon was under way then.
+// check verifies the events since the last check: offers match the desired
+// state, and neither changes of functions nor steps of a daemon overlap with an
+// offer.
 func (r *rig) check() {
 	r.Helper()
 	all := r.all()
@@ -153,7 +153,7 @@ func (r *rig) check() {
 	for _, e := range all[r.checked:] {
 		switch {
 		case e.Broken != "":
-			r.Errorf("a kubelet would not survive it: %s", e.Broken)
+			r.Errorf("error that would break a kubelet: %s", e.Broken)
 		case len(e.Healthy) > 0 && r.differs(*e.Functions) != "":
 			r.Errorf("%v of %s is offered at %v: %s", e.Healthy, e.Resource, e.At, r.differs(*e.Functions))
 		}
@@ -169,7 +169,8 @@ func (r *rig) check() {
 	r.checked = len(all)
 }
 
-// changes compares the looks at the functions with what was offered between them.
+// changes verifies that no function changed between two reads while devices
+// were offered.
 func (r *rig) changes(all []Event, spans []span) {
 	r.Helper()
 	var before *Functions
@@ -189,8 +190,8 @@ func (r *rig) changes(all []Event, spans []span) {
 	}
 }
 
-// same passes over network devices that go into a pod or come back, and what
-// their network does to them there.
+// same compares functions, except for network devices that moved to or from a
+// pod.
 func same(a, b Functions) bool {
 	for i := range min(len(a.Virtual), len(b.Virtual)) {
 		x, y := &a.Virtual[i], &b.Virtual[i]
@@ -204,13 +205,13 @@ func same(a, b Functions) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// span is how long something lasted.
+// span is the duration of a step or an offer.
 type span struct {
 	name, resource string
 	begun, end     time.Time
 }
 
-// offers is when something was offered. What is offered still ends in the future.
+// offers returns the time spans of offers. A current offer ends in the future.
 func offers(events []Event) []span {
 	lists := slices.DeleteFunc(slices.Clone(events), func(e Event) bool { return e.Resource == "" })
 	slices.SortStableFunc(lists, func(a, b Event) int { return a.At.Compare(b.At) })
@@ -232,7 +233,7 @@ func offers(events []Event) []span {
 	return spans
 }
 
-// steps are those that daemons did since the boot, by their logs.
+// steps returns the steps in the logs of all daemons since the boot.
 func (r *rig) steps() []span {
 	r.Helper()
 	var all []span
@@ -247,7 +248,7 @@ func (r *rig) steps() []span {
 		}
 		took, err := time.ParseDuration(said.Duration)
 		if err != nil {
-			r.Fatalf("the duration of a step: %v", err)
+			r.Fatalf("parse the duration of a step: %v", err)
 		}
 		all = append(all, span{name: said.Step, begun: said.Time.Add(-took), end: said.Time})
 	}
@@ -255,7 +256,7 @@ func (r *rig) steps() []span {
 	return all
 }
 
-// did counts the steps of the daemons since the boot with a text.
+// did counts steps since the boot whose text contains text.
 func (r *rig) did(text string) (n int) {
 	r.Helper()
 	for _, s := range r.steps() {

@@ -10,23 +10,24 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// follows: somebody else, the test, configures the node as the operator's daemon
-// does and says so. Its word alone opens nothing.
+// follows configures the node as the operator's daemon does. Its reported
+// status alone must not cause an offer.
 func (r *rig) follows() {
 	r.Helper()
 	r.tell(wish{uid: "b", generation: 1, network: 2, vfio: 1, mtu: 1600, sync: nodestate.InProgress})
 	r.startDaemon(daemon.Follow)
 	r.phase(daemon.Pending)
-	r.said(nodestate.Succeeded) // which is not true
+	r.said(nodestate.Succeeded) // wrong
 	r.lies()
 	r.said(nodestate.InProgress)
 	r.operates()
 	r.phase(daemon.Pending)
-	r.silent("the operator is not done")
+	r.silent("the operator is still in progress")
 	r.said(nodestate.Succeeded)
 	r.serves()
 
-	// The status of the generation before stands there until the operator looks.
+	// The old generation's status remains until the operator processes the new
+	// one.
 	r.tell(wish{uid: "b", generation: 2, network: 2, vfio: 2, mtu: 1600, sync: nodestate.Succeeded})
 	r.withdrawn("another generation")
 	r.lies()
@@ -35,14 +36,14 @@ func (r *rig) follows() {
 	r.said(nodestate.Succeeded)
 	r.serves()
 	if steps := r.followed(); steps != "" {
-		r.Errorf("a daemon that follows did %s", steps)
+		r.Errorf("a daemon in mode follow executed a step: %s", steps)
 	}
 	r.endDaemon(syscall.SIGTERM)
 	r.withdrawn("the daemon ended")
 	r.check()
 }
 
-// said has the operator say how far it is.
+// said sets the operator's sync status.
 func (r *rig) said(sync string) {
 	r.Helper()
 	w := r.wish
@@ -50,17 +51,17 @@ func (r *rig) said(sync string) {
 	r.tell(w)
 }
 
-// lies: the operator says that it is done, and the daemon finds otherwise.
+// lies waits until the daemon rejects a wrong status Succeeded.
 func (r *rig) lies() {
 	r.Helper()
-	r.Await("the daemon finds that the operator is not done", func() bool {
+	r.Await("the daemon detects missing changes", func() bool {
 		s := r.status()
 		return s.Phase == daemon.Pending && s.Generation == r.wish.generation && len(s.Steps) > 0 && !strings.Contains(s.Reason, nodestate.InProgress)
 	})
-	r.silent("the operator says that it is done, and is not")
+	r.silent("the operator reported success too early")
 }
 
-// operates does what the operator's daemon would.
+// operates configures the functions as the operator's daemon does.
 func (r *rig) operates() {
 	r.Helper()
 	r.script(r.wish.number(), true)
@@ -80,11 +81,12 @@ func (r *rig) operates() {
 	}
 }
 
-// followed are the steps of the daemon that runs.
+// followed returns a log line of the running daemon about an executed step, or
+// "".
 func (r *rig) followed() string {
 	r.Helper()
 	for line := range strings.Lines(r.daemon.Log()) {
-		if strings.Contains(line, `"a step`) {
+		if strings.Contains(line, `"step `) {
 			return line
 		}
 	}

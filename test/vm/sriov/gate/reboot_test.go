@@ -14,9 +14,9 @@ import (
 	"github.com/cleatproject/cleat/test/vm/disk"
 )
 
-// TestReboots takes a machine down in each state of its functions. A card has no
-// virtual functions after that, or those that some script of the boot made: in
-// no case is anything offered before the daemon has looked.
+// TestReboots reboots a guest in each state of its functions. After a boot,
+// virtual functions are missing or created by a boot script; no device is
+// offered before the daemon has verified them.
 func TestReboots(t *testing.T) {
 	t.Parallel()
 	if without(t) {
@@ -31,15 +31,15 @@ func TestReboots(t *testing.T) {
 	r.enabled()
 	r.halfway()
 	r.takenBack()
-	fmt.Printf("REPORT: SR-IOV gate: a machine taken down in each state, twice by a power cut, in %.0f s\n", time.Since(begun).Seconds())
+	fmt.Printf("REPORT: SR-IOV gate: rebooted in each state, twice by power loss, in %.0f s\n", time.Since(begun).Seconds())
 }
 
-// rebooted is a machine whose disk outlives its boots.
+// rebooted is a guest whose disk survives reboots.
 type rebooted struct {
 	*rig
 	t          *testing.T
 	disk       *disk.Disk
-	generation int64 // of the wish in whose steps the power went
+	generation int64 // generation that was being applied at the power loss
 }
 
 func (r *rebooted) mount() {
@@ -47,7 +47,7 @@ func (r *rebooted) mount() {
 	r.Run("mount", "-t", "ext4", "/dev/vda", system)
 }
 
-// again boots the machine. Neither plugin nor daemon runs yet.
+// again boots the guest without plugin and daemon.
 func (r *rebooted) again() {
 	r.Helper()
 	testkit.Must(r, r.disk.PowerOn())
@@ -68,7 +68,7 @@ func (r *rebooted) cut() {
 	testkit.Must(r, r.Guest.Cut())
 }
 
-// neverEnabled: no daemon has ever run.
+// neverEnabled: no daemon has run before the reboot.
 func (r *rebooted) neverEnabled() {
 	r.Helper()
 	r.tell(wish{uid: "a", generation: 1, network: 1, vfio: 1, mtu: 1800})
@@ -84,25 +84,24 @@ func (r *rebooted) neverEnabled() {
 	r.silent("no daemon ever ran, second boot")
 }
 
-// enabled: the power goes while devices are offered.
+// enabled: power is lost while devices are offered.
 func (r *rebooted) enabled() {
 	r.Helper()
 	r.startDaemon(daemon.Apply)
 	r.serves()
 	r.cut()
 	r.again()
-	r.script(3, true) // not as wanted, with drivers that the plugin looks for
+	r.script(3, true) // not the desired number, with drivers that the plugin selects
 	r.startPlugin()
-	r.silent("devices were offered before the power went")
+	r.silent("devices were offered before the power loss")
 	r.startDaemon(daemon.Apply)
 	r.serves()
 }
 
-// halfway: the power goes in the middle of the steps. The daemon is back before
-// the plugin is.
+// halfway: power is lost between steps. The daemon starts before the plugin.
 func (r *rebooted) halfway() {
 	r.Helper()
-	for r.generation = 2; ; r.generation += 2 { // a host that has more to do may look too late
+	for r.generation = 2; ; r.generation += 2 { // a busy host might poll too late
 		steps := len(r.steps())
 		r.tell(wish{uid: "a", generation: r.generation, network: 2, vfio: 1, mtu: 1700})
 		r.Await("the daemon is in the middle of its steps", func() bool { return len(r.steps()) > steps+1 })
@@ -116,23 +115,23 @@ func (r *rebooted) halfway() {
 	r.cut()
 	r.again()
 	r.startDaemon(daemon.Apply)
-	r.Await("the daemon knows that it was not done", func() bool { return strings.Contains(r.daemon.Log(), "previous process was interrupted") })
-	r.script(3, true) // the number that is wanted, and nothing else
+	r.Await("the daemon reports the interruption", func() bool { return strings.Contains(r.daemon.Log(), "previous process was interrupted") })
+	r.script(3, true) // only the number is as desired
 	r.startPlugin()
 	r.serves()
 }
 
-// takenBack: the machine goes down in order while a pod is in the way.
+// takenBack: the guest is shut down while a pod blocks a change.
 func (r *rebooted) takenBack() {
 	r.Helper()
 	r.pod("holder", userspace, r.virtual(2))
 	r.tell(wish{uid: "a", generation: r.generation + 1, network: 1, vfio: 3, mtu: 1700})
 	r.phase(daemon.Blocked)
-	r.withdrawn("a pod is in the way")
+	r.withdrawn("a pod blocks the change")
 	r.shutdown()
 	r.again()
 	r.startPlugin()
-	r.silent("devices were taken back before the machine went down")
+	r.silent("devices were withdrawn before the shutdown")
 	r.startDaemon(daemon.Apply)
 	r.serves()
 }

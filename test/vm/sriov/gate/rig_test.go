@@ -1,8 +1,8 @@
 // Package gate runs cleat sriov plugin and cleat sriov daemon in guests with a
-// real SR-IOV card (igb, as QEMU has it), against a kubelet that writes down what
-// it is offered and what becomes of the functions. The guests have an emulated
-// IOMMU: Debian's kernels have no VFIO without one, so vfio-pci is met with
-// groups only, never in its no-IOMMU mode.
+// real SR-IOV card (QEMU's igb) and a simulated kubelet that records offers and
+// changes of the functions. The guests have an emulated IOMMU, because Debian's
+// kernels have no VFIO without one; the no-IOMMU mode of vfio-pci is not
+// tested.
 package gate
 
 import (
@@ -33,7 +33,7 @@ import (
 )
 
 const (
-	system        = "/var/lib/node" // outlives the machine's boots where it has a disk
+	system        = "/var/lib/node" // survives reboots if the guest has a disk
 	nodeState     = system + "/node-state.json"
 	pluginConfig  = system + "/config.json"
 	nodeSocket    = "/run/node.sock"
@@ -46,12 +46,12 @@ const (
 	devices = "/sys/bus/pci/devices"
 )
 
-// config is upstream's, with a resource for each driver.
+// config is an upstream configuration with a resource for each driver.
 const config = `{"resourceList":[
   {"resourceName":"net","resourcePrefix":"example.com","selectors":[{"vendors":["8086"],"drivers":["igbvf"]}]},
   {"resourceName":"dpdk","resourcePrefix":"example.com","selectors":[{"vendors":["8086"],"drivers":["vfio-pci"]}]}]}`
 
-// programs are cleat and the guest's kubelet.
+// programs are the paths of cleat and of the simulated kubelet.
 var programs []string
 
 func TestMain(m *testing.M) {
@@ -64,7 +64,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// without reports whether this machine cannot have the card, and says so.
+// without reports whether the QEMU with igb is missing.
 func without(t *testing.T) bool {
 	t.Helper()
 	dir := testkit.Value(image.DefaultDir())(t)
@@ -81,20 +81,20 @@ func without(t *testing.T) bool {
 	return false
 }
 
-// rig is a machine with a card, and what runs on it.
+// rig is a guest with a card, plugin and daemon.
 type rig struct {
 	*kernel.Kernel
 	pf     string // PCI address
 	netdev string // of pf
 
 	kubelet, plugin, daemon *vm.Process
-	log                     []string // of daemons that ended, since the boot
+	log                     []string // of daemons that have exited since the boot
 	wish                    wish
 	inPod                   []string // functions whose network device is in a pod
-	checked                 int      // events that were looked at
+	checked                 int      // events that were checked
 }
 
-// boot starts the machine with its kubelet. Neither plugin nor daemon runs yet.
+// boot boots the guest with its kubelet, without plugin and daemon.
 func boot(t *testing.T, name string, disks ...vm.Disk) *rig {
 	t.Helper()
 	r := &rig{}
@@ -109,7 +109,7 @@ func (r *rig) start(t testing.TB, name string, disks ...vm.Disk) {
 		Modules: []string{"igb", "igbvf", "ext4"}, Extra: []string{"vfio-pci"}, Tools: append(image.Filesystems(), "ip"),
 		Devices:    append([]string{"-device", "intel-iommu,intremap=off"}, vm.IGB(1)...),
 		KernelArgs: []string{"intel_iommu=on"},
-		Lifetime:   18 * time.Minute, // one guest goes through all of a test
+		Lifetime:   18 * time.Minute, // one guest is used for a whole test
 	})
 	r.Kernel, r.log, r.inPod, r.checked = kernel.Of(t, g), nil, nil, 0
 	r.plugin, r.daemon = nil, nil
@@ -120,7 +120,7 @@ func (r *rig) start(t testing.TB, name string, disks ...vm.Disk) {
 	})
 	pfs := slices.DeleteFunc(r.Names("/sys/bus/pci/drivers/igb"), func(name string) bool { return !strings.HasPrefix(name, "0000:") })
 	if len(pfs) != 1 {
-		r.Fatalf("igb has the functions %v, want one", pfs)
+		r.Fatalf("PCI functions of igb: got %v, want one", pfs)
 	}
 	r.pf = pfs[0]
 	r.netdev = r.Names(path.Join(devices, r.pf, "net"))[0]
@@ -132,7 +132,7 @@ func (r *rig) start(t testing.TB, name string, disks ...vm.Disk) {
 	})
 }
 
-// tellAll shows what a failed test leaves.
+// tellAll logs the state of all processes after a failure.
 func (r *rig) tellAll() {
 	r.Logf("kubelet: %s\nplugin: %s\ndaemon: %s", logOf(r.kubelet), logOf(r.plugin), strings.Join(r.daemonLog(), "\n"))
 	for _, socket := range []string{pluginStatus, daemonStatus} {
@@ -155,15 +155,15 @@ func logOf(p *vm.Process) string {
 	return p.Log()
 }
 
-// process starts a program, which runs until it is stopped.
+// process starts a program in the background.
 func (r *rig) process(argv ...string) *vm.Process {
 	r.Helper()
 	p := testkit.Value(r.Guest.Start(r.Context(), vm.Command{Argv: argv}))(r)
 	return p
 }
 
-// startPlugin starts the plugin, and is done when it waits for a daemon and has
-// looked at the functions.
+// startPlugin starts the plugin and waits until it has scanned the functions
+// and waits for a daemon.
 func (r *rig) startPlugin() {
 	r.Helper()
 	r.put(pluginConfig, config)
@@ -182,44 +182,44 @@ func (r *rig) runPlugin() {
 		"--state-dir", system+"/plugin", "--registration", "register", "--metrics-address", pluginStatus)
 }
 
-// startDaemon starts a daemon on the node state.
+// startDaemon starts a daemon with the node state.
 func (r *rig) startDaemon(mode daemon.Mode, flags ...string) {
 	r.Helper()
 	r.daemon = r.process(append([]string{"cleat", "sriov", "daemon", "--mode", string(mode), "--node-state", nodeState, "--control-socket", controlSocket,
 		"--state-dir", system + "/daemon", "--node", "guest-1", "--metrics-address", daemonStatus}, flags...)...)
 }
 
-// endDaemon ends it with a signal.
+// endDaemon ends the daemon with a signal.
 func (r *rig) endDaemon(s syscall.Signal) {
 	r.Helper()
 	testkit.Must(r, r.daemon.Signal(s))
 	select {
 	case <-r.daemon.Done():
 	case <-time.After(30 * time.Second):
-		r.Fatalf("the daemon still runs 30 s after signal %v", s)
+		r.Fatalf("the daemon did not exit within 30 s of signal %v", s)
 	}
 	if err := r.daemon.Err(); s == syscall.SIGTERM && err != nil {
-		r.Errorf("the daemon did not stop cleanly: %v", err)
+		r.Errorf("the daemon failed at shutdown: %v", err)
 	}
 	r.log, r.daemon = r.daemonLog(), nil
 }
 
-// daemonLog is what all daemons since the boot said.
+// daemonLog returns the log lines of all daemons since the boot.
 func (r *rig) daemonLog() []string {
 	return append(slices.Clip(r.log), strings.Split(strings.TrimSpace(logOf(r.daemon)), "\n")...)
 }
 
-// runs fails when a process has ended.
+// runs fails the test if a process has exited.
 func (r *rig) runs(p *vm.Process) {
 	r.Helper()
 	select {
 	case <-p.Done():
-		r.Fatalf("it ended: %v", p.Err())
+		r.Fatalf("the process exited: %v", p.Err())
 	default:
 	}
 }
 
-// put replaces a file in one go.
+// put replaces a file atomically.
 func (r *rig) put(file, text string) {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), 30*time.Second)
@@ -229,7 +229,7 @@ func (r *rig) put(file, text string) {
 	r.Run("sync")
 }
 
-// status is the daemon's. Before it answers, the phase is empty.
+// status returns the daemon's status; the phase is empty until it serves one.
 func (r *rig) status() daemon.Status {
 	r.Helper()
 	r.runs(r.daemon)
@@ -240,7 +240,7 @@ func (r *rig) status() daemon.Status {
 	return all.Sriov
 }
 
-// phase waits for one, for the newest wish.
+// phase waits for a phase at the current generation.
 func (r *rig) phase(want daemon.Phase) (s daemon.Status) {
 	r.Helper()
 	r.Await(fmt.Sprintf("the daemon is %s with generation %d", want, r.wish.generation), func() bool {
@@ -250,11 +250,10 @@ func (r *rig) phase(want daemon.Phase) (s daemon.Status) {
 	return s
 }
 
-// patience is for a daemon that does dozens of steps in a guest whose host has
-// more to do.
+// patience allows a daemon dozens of steps in a guest on a busy host.
 const patience = 2 * time.Minute
 
-// Await asks until it is so.
+// Await polls until the condition is true.
 func (r *rig) Await(what string, so func() bool) {
 	r.Helper()
 	deadline := time.After(patience)
@@ -264,15 +263,15 @@ func (r *rig) Await(what string, so func() bool) {
 		select {
 		case <-tick.C:
 		case <-r.Guest.Done():
-			r.Fatalf("the guest went down before %s", what)
+			r.Fatalf("the guest ended while waiting for: %s", what)
 		case <-deadline:
-			r.Fatalf("not in %v: %s", patience, what)
+			r.Fatalf("timed out after %v waiting for: %s", patience, what)
 		}
 	}
 }
 
-// agreed waits until the daemon serves the newest wish and the plugin has taken
-// its word for it.
+// agreed waits until the daemon serves the current generation and the plugin
+// offers it.
 func (r *rig) agreed() {
 	r.Helper()
 	var s daemon.Status
@@ -282,9 +281,9 @@ func (r *rig) agreed() {
 	})
 }
 
-// ask calls a web server on a socket of the guest.
+// ask sends a request to an HTTP server on a Unix socket of the guest.
 func (r *rig) ask(socket, method, resource string, form url.Values, answer any) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // also when the test's own is over
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // works in cleanups too
 	defer cancel()
 	web := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return r.Guest.Dial(ctx, "unix", socket)

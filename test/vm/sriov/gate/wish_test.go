@@ -11,16 +11,16 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// wish is a node state: the first functions are network devices, the others have
-// vfio-pci.
+// wish is the desired node state: the first functions are network devices, the
+// others use vfio-pci.
 type wish struct {
 	uid        string
 	generation int64
 	network    int // functions with igbvf
 	vfio       int
-	mtu        int // of those with igbvf
+	mtu        int // of functions with igbvf
 	external   bool
-	nothing    bool // the card is not named
+	nothing    bool // the card is not in the spec
 	sync       string
 }
 
@@ -34,7 +34,7 @@ func (r *rig) tell(w wish) {
 	if !w.nothing {
 		i := nodestate.Interface{PCIAddress: r.pf, NumVFs: w.number(), MTU: 2000, Name: r.netdev, LinkType: "eth", ExternallyManaged: w.external}
 		if w.external {
-			i.MTU = 0 // whoever makes the functions raises it
+			i.MTU = 0 // the external manager sets it
 		}
 		if w.network > 0 {
 			i.VFGroups = append(i.VFGroups, nodestate.VFGroup{ResourceName: "net", DeviceType: nodestate.NetDevice, VFRange: between(0, w.network),
@@ -58,14 +58,14 @@ func (r *rig) tell(w wish) {
 
 func between(first, end int) string { return fmt.Sprintf("%d-%d", first, end-1) }
 
-// differs is how functions are not as wanted; empty: they are.
+// differs describes how functions differ from the desired state, or returns "".
 func (r *rig) differs(f Functions) string {
 	w := r.wish
 	if w.nothing {
 		return ""
 	}
 	if f.Number != w.number() || len(f.Virtual) != f.Number {
-		return fmt.Sprintf("%d functions, want %d", f.Number, w.number())
+		return fmt.Sprintf("got %d functions, want %d", f.Number, w.number())
 	}
 	for i, v := range f.Virtual {
 		want := "igbvf"
@@ -74,23 +74,23 @@ func (r *rig) differs(f Functions) string {
 		}
 		switch {
 		case v.Driver != want || v.Override != "(null)":
-			return fmt.Sprintf("VF %d has the driver %q and the override %s, want %s and none", i, v.Driver, v.Override, want)
+			return fmt.Sprintf("VF %d: got driver %q and driver_override %s, want %s and none", i, v.Driver, v.Override, want)
 		case want == "igbvf" && slices.Contains(r.inPod, v.Address):
 		case want == "igbvf" && (v.Netdev == "" || v.MTU != w.mtu):
-			return fmt.Sprintf("VF %d has the network device %q with MTU %d, want %d", i, v.Netdev, v.MTU, w.mtu)
+			return fmt.Sprintf("VF %d: got network device %q with MTU %d, want MTU %d", i, v.Netdev, v.MTU, w.mtu)
 		}
 	}
 	return ""
 }
 
-// virtual is the address of a function.
+// virtual returns the address of a virtual function.
 func (r *rig) virtual(index int) string {
 	r.Helper()
 	return path.Base(r.Run("readlink", path.Join(devices, r.pf, "virtfn"+strconv.Itoa(index))))
 }
 
-// script makes functions as somebody else does: with the drivers that take them
-// by themselves, or with none and no address.
+// script creates functions like an external script: with autoprobed drivers, or
+// with neither driver nor MAC.
 func (r *rig) script(number int, probed bool) {
 	r.Helper()
 	value := "0"

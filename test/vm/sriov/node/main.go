@@ -1,11 +1,10 @@
-// Command node is the kubelet of a test guest, as far as device plugins and the
-// config daemon of SR-IOV functions see one. It writes down, in one order, every
-// list of devices that it gets and every change of the functions of a physical
-// one, and answers on a socket of its own:
+// Command node simulates the parts of the kubelet that SR-IOV device plugins
+// and the config daemon use. It records all device lists and all changes of a
+// physical function's virtual functions in order, and serves on a Unix socket:
 //
-//	GET    /events?from=N                          what happened from the Nth event on
-//	POST   /pods?name=NAME&resource=NAME&id=ID...  a pod gets devices
-//	DELETE /pods?name=NAME                         it ends
+//	GET    /events?from=N                          events from the Nth on
+//	POST   /pods?name=NAME&resource=NAME&id=ID...  start a pod with devices
+//	DELETE /pods?name=NAME                         end the pod
 package main
 
 import (
@@ -30,7 +29,7 @@ import (
 
 func main() {
 	dir := flag.String("kubelet-dir", "/var/lib/kubelet", "the kubelet's directory")
-	socket := flag.String("socket", "/run/node.sock", "where it answers")
+	socket := flag.String("socket", "/run/node.sock", "Unix socket to serve on")
 	pf := flag.String("pf", "", "PCI address of the physical function")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -89,7 +88,7 @@ func (n *node) handler() http.Handler {
 	mux.HandleFunc("POST /pods", func(w http.ResponseWriter, r *http.Request) {
 		err := r.ParseForm()
 		if err == nil && (r.Form.Get("name") == "" || len(r.Form["id"]) == 0) {
-			err = errors.New("name and id are needed")
+			err = errors.New("name and id are required")
 		}
 		if err != nil {
 			answer(w, nil, err)
@@ -109,5 +108,5 @@ func answer(w http.ResponseWriter, value any, err error) {
 		http.Error(w, err.Error(), http.StatusConflict)
 		return
 	}
-	_ = json.NewEncoder(w).Encode(value) // who asked is gone otherwise
+	_ = json.NewEncoder(w).Encode(value) // fails only if the client disconnected
 }

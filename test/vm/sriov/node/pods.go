@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
 )
 
-// node is the kubelet with its pods, and tells who has what (PodResources v1).
+// node is the kubelet with its pods. It implements the PodResources v1 service.
 type node struct {
 	podresourcesv1.UnsafePodResourcesListerServer
 	kubelet *plugintest.Kubelet
@@ -29,13 +29,13 @@ type pod struct {
 	ids      []string
 }
 
-// start admits a pod. It counts as a holder from before its Allocate, as with a
-// kubelet, whose devices are taken before it calls.
+// start admits a pod. Like with a kubelet, its devices count as held before
+// Allocate is called.
 func (n *node) start(ctx context.Context, name, resource string, ids []string) (*v1beta1.ContainerAllocateResponse, error) {
 	n.mu.Lock()
 	if _, there := n.pods[name]; there {
 		n.mu.Unlock()
-		return nil, fmt.Errorf("there is a pod %s", name)
+		return nil, fmt.Errorf("pod %s already exists", name)
 	}
 	n.pods[name] = pod{resource, ids}
 	n.mu.Unlock()
@@ -50,13 +50,13 @@ func (n *node) end(name string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if _, there := n.pods[name]; !there {
-		return fmt.Errorf("there is no pod %s", name)
+		return fmt.Errorf("pod %s does not exist", name)
 	}
 	delete(n.pods, name)
 	return nil
 }
 
-// List is the service's.
+// List implements PodResourcesListerServer.
 func (n *node) List(context.Context, *podresourcesv1.ListPodResourcesRequest) (*podresourcesv1.ListPodResourcesResponse, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -67,12 +67,12 @@ func (n *node) List(context.Context, *podresourcesv1.ListPodResourcesRequest) (*
 	return answer, nil
 }
 
-// Get is the service's.
+// Get implements PodResourcesListerServer.
 func (n *node) Get(_ context.Context, r *podresourcesv1.GetPodResourcesRequest) (*podresourcesv1.GetPodResourcesResponse, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if _, there := n.pods[r.PodName]; !there {
-		return nil, fmt.Errorf("there is no pod %s", r.PodName)
+		return nil, fmt.Errorf("pod %s does not exist", r.PodName)
 	}
 	return &podresourcesv1.GetPodResourcesResponse{PodResources: n.describe(r.PodName)}, nil
 }
@@ -84,7 +84,7 @@ func (n *node) describe(name string) *podresourcesv1.PodResources {
 	}}
 }
 
-// GetAllocatableResources is the service's.
+// GetAllocatableResources implements PodResourcesListerServer.
 func (n *node) GetAllocatableResources(ctx context.Context, _ *podresourcesv1.AllocatableResourcesRequest) (*podresourcesv1.AllocatableResourcesResponse, error) {
 	offered, err := n.kubelet.Offered(ctx)
 	if err != nil {

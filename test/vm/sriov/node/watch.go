@@ -13,36 +13,36 @@ import (
 	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
 )
 
-// period is how often the functions are looked at.
+// period is the polling interval of the functions.
 const period = 20 * time.Millisecond
 
-// Event is a list of devices that the kubelet got, or the end of a stream of
-// lists, which is an empty one, the functions as they are
-// from a look on, or what would have killed a kubelet.
+// Event is one of: a device list that the kubelet received; the end of a list
+// stream, as an empty list; a change of the functions; an error that would
+// break a kubelet.
 type Event struct {
-	At time.Time // of a list when it came; of functions when the look at them ended
+	At time.Time // time of receiving a list, or of the end of reading the functions
 
 	Resource string   `json:",omitempty"` // of a list
 	Healthy  []string `json:",omitempty"`
 	All      []string `json:",omitempty"`
 
-	// Functions are set with each change, and with each list as they are just
-	// after it. Since is when they were last looked at before.
+	// Functions is set for each change, and for each list with the state right
+	// after it. Since is the time of the previous read.
 	Functions *Functions `json:",omitempty"`
 	Since     time.Time
 
 	Broken string `json:",omitempty"`
 }
 
-// Functions are those of the physical function.
+// Functions is the state of a physical function's virtual functions.
 type Functions struct {
 	Number  int // sriov_numvfs
-	MTU     int // of the physical one
+	MTU     int // of the physical function
 	Virtual []Virtual
 }
 
-// Virtual is a virtual function. One that has no network device here may have it
-// in a pod.
+// Virtual is a virtual function. Its network device is missing here while it is
+// in a pod's network namespace.
 type Virtual struct {
 	Address, Driver string
 	Override        string
@@ -50,7 +50,7 @@ type Virtual struct {
 	MTU             int
 }
 
-// book keeps what happened.
+// book records events.
 type book struct {
 	mu     sync.Mutex
 	events []Event
@@ -73,13 +73,13 @@ func (b *book) from(n int) []Event {
 	return append([]Event{}, b.events[min(max(n, 0), len(b.events)):]...)
 }
 
-// watcher fills a book.
+// watcher adds events to a book.
 type watcher struct {
 	kubelet *plugintest.Kubelet
 	book    *book
 	pf      string          // directory in sysfs
-	lists   map[string]int  // that are in the book, by resource
-	live    map[string]bool // something was offered, by resource
+	lists   map[string]int  // recorded lists, by resource
+	live    map[string]bool // whether devices are offered, by resource
 	last    Functions
 	looked  time.Time
 }
@@ -98,7 +98,7 @@ func (w *watcher) run(ctx context.Context) error {
 	}
 }
 
-// hear books the lists that came.
+// hear records new device lists.
 func (w *watcher) hear() {
 	for _, resource := range w.kubelet.Resources() {
 		all := w.kubelet.Lists(resource)
@@ -111,7 +111,7 @@ func (w *watcher) hear() {
 		if len(all) == 0 {
 			continue
 		}
-		// Without a stream nothing is offered.
+		// Without a stream no device is offered.
 		live := len(w.kubelet.Healthy(resource)) > 0
 		if w.live[resource] && !live && len(all[len(all)-1].Healthy) > 0 {
 			now := w.read()
@@ -121,7 +121,7 @@ func (w *watcher) hear() {
 	}
 }
 
-// look books a change of the functions.
+// look records a change of the functions.
 func (w *watcher) look() {
 	since, now := w.looked, w.read()
 	if !since.IsZero() && reflect.DeepEqual(now, w.last) {
@@ -132,7 +132,7 @@ func (w *watcher) look() {
 	w.book.add(Event{At: w.looked, Functions: &now, Since: since})
 }
 
-// read leaves empty what cannot be read: it goes at that moment.
+// read leaves fields empty that disappear while it reads.
 func (w *watcher) read() Functions {
 	f := Functions{Number: number(filepath.Join(w.pf, "sriov_numvfs"))}
 	if netdev := netdevOf(w.pf); netdev != "" {

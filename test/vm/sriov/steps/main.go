@@ -1,6 +1,6 @@
-// Command steps is sriov/host on the command line, for tests in a guest:
+// Command steps runs package sriov/host on the command line of a guest:
 //
-//	steps read                  prints the machine's plan.State as JSON
+//	steps read                  print the machine's plan.State as JSON
 //	steps do Bind '{"Address":"0000:01:10.0","Driver":"vfio-pci"}'
 package main
 
@@ -56,5 +56,5 @@ func step(name, text string) (plan.Step, error) {
 		err := json.Unmarshal([]byte(text), s)
 		return v.Interface().(plan.Step), err
 	}
-	return nil, fmt.Errorf("there is no step %q", name)
+	return nil, fmt.Errorf("unknown step %q", name)
 }

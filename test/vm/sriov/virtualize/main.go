@@ -1,7 +1,7 @@
-// Command virtualize gives an NVMe controller's flexible resources to its
-// virtual functions and brings these online: the Virtualization Management
-// command (NVM Express Base Specification 1.4, section 5.22), for which Linux
-// has no file in sysfs.
+// Command virtualize assigns an NVMe controller's flexible resources to virtual
+// functions and brings them online with the Virtualization Management command
+// (NVM Express Base Specification 1.4, section 5.22), for which Linux has no
+// interface in sysfs.
 package main
 
 import (
@@ -15,14 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// action and resource are fields of the command's dword 10.
+// action and resource are fields of dword 10.
 type (
 	action   uint32
 	resource uint32
 )
 
 const (
-	freePrimary action = 1 // takes effect with the primary controller's reset
+	freePrimary action = 1 // takes effect at the next reset of the primary controller
 	assign      action = 8
 	online      action = 9
 
@@ -31,10 +31,10 @@ const (
 )
 
 func main() {
-	free := flag.Bool("free", false, "take all flexible resources from the primary controller; reset it then")
-	controller := flag.Uint("controller", 0, "secondary controller to give resources to and to bring online")
-	queuePairs := flag.Uint("queues", 2, "queue pairs for it, the admin queue's included")
-	vectors := flag.Uint("interrupts", 1, "interrupt vectors for it")
+	free := flag.Bool("free", false, "free all flexible resources of the primary controller; reset it afterwards")
+	controller := flag.Uint("controller", 0, "secondary controller to assign resources to and bring online")
+	queuePairs := flag.Uint("queues", 2, "number of queue pairs, including the admin queue")
+	vectors := flag.Uint("interrupts", 1, "number of interrupt vectors")
 	flag.Parse()
 	if err := run(flag.Args(), *free, uint16(*controller), uint32(*queuePairs), uint32(*vectors)); err != nil {
 		fmt.Fprintln(os.Stderr, "virtualize:", err)
