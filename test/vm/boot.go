@@ -28,7 +28,7 @@ func Boot(t testing.TB, s Spec) *Guest {
 	t.Cleanup(func() {
 		if t.Failed() {
 			g.reportFailure(t, artifacts)
-			g.keepForPerson(os.Stderr)
+			g.keepForDebugging(os.Stderr)
 		}
 		if err := g.Close(); err != nil {
 			t.Errorf("guest %s: %v", g.spec.Name, err)
@@ -60,7 +60,7 @@ func Launch(ctx context.Context, s Spec, log func(format string, args ...any)) (
 		return nil, err
 	}
 	queued := time.Now()
-	if err := g.sit(ctx); err != nil {
+	if err := g.acquireSlot(ctx); err != nil {
 		return nil, err
 	}
 	started := time.Now()
@@ -130,19 +130,19 @@ func (g *Guest) build(ctx context.Context, log func(string, ...any)) (image.QEMU
 	})
 }
 
-// sit waits for a slot.
-func (g *Guest) sit(ctx context.Context) (err error) {
-	g.seats = g.spec.Seats
-	if g.seats == nil {
+// acquireSlot waits for a slot.
+func (g *Guest) acquireSlot(ctx context.Context) (err error) {
+	g.slots = g.spec.Slots
+	if g.slots == nil {
 		dir, err := image.DefaultDir()
 		if err != nil {
 			return err
 		}
-		if g.seats, err = reserve(ctx, dir, 1); err != nil {
+		if g.slots, err = reserveSlots(ctx, dir, 1); err != nil {
 			return err
 		}
 	}
-	g.seat, err = g.seats.take()
+	g.slot, err = g.slots.take()
 	return err
 }
 
@@ -153,12 +153,12 @@ func (g *Guest) waitReady(ctx context.Context) error {
 	select {
 	case err := <-g.ready:
 		if err != nil {
-			return fmt.Errorf("%w%s", err, g.evidence())
+			return fmt.Errorf("%w%s", err, g.diagnostics())
 		}
 		return nil
 	case <-g.gone:
-		return fmt.Errorf("QEMU exited before the guest was ready: %w%s", g.verdict(), g.evidence())
+		return fmt.Errorf("QEMU exited before the guest was ready: %w%s", g.exitReason(), g.diagnostics())
 	case <-ctx.Done():
-		return fmt.Errorf("the guest was not ready in time: %w%s", ctx.Err(), g.evidence())
+		return fmt.Errorf("the guest was not ready in time: %w%s", ctx.Err(), g.diagnostics())
 	}
 }

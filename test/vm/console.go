@@ -19,8 +19,8 @@ const tailLines = 60
 func (g *Guest) Console() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.lastWords != nil {
-		return *g.lastWords
+	if g.savedConsole != nil {
+		return *g.savedConsole
 	}
 	data, err := os.ReadFile(g.files.console)
 	if err != nil {
@@ -29,17 +29,17 @@ func (g *Guest) Console() string {
 	return strings.ReplaceAll(string(data), "\r", "")
 }
 
-// keepLastWords saves the console before the scratch directory is removed.
-func (g *Guest) keepLastWords() {
+// saveConsole saves the console before the scratch directory is removed.
+func (g *Guest) saveConsole() {
 	text := g.Console()
 	g.mu.Lock()
-	g.lastWords = &text
+	g.savedConsole = &text
 	g.mu.Unlock()
 }
 
-// evidence returns QEMU's messages and the end of the console, to be appended
+// diagnostics returns QEMU's messages and the end of the console, to be appended
 // to errors.
-func (g *Guest) evidence() string {
+func (g *Guest) diagnostics() string {
 	var b strings.Builder
 	if said := strings.TrimSpace(g.stderr.String()); said != "" {
 		fmt.Fprintf(&b, "\nQEMU output: %s", said)
@@ -55,7 +55,7 @@ func (g *Guest) evidence() string {
 // reportFailure logs the end of the console and stores all of it in the test's
 // artifact directory.
 func (g *Guest) reportFailure(t testing.TB, dir string) {
-	t.Log(strings.TrimSpace(g.evidence()))
+	t.Log(strings.TrimSpace(g.diagnostics()))
 	path := filepath.Join(dir, g.spec.Name+".console")
 	if err := os.WriteFile(path, []byte(g.Console()), 0o644); err != nil {
 		t.Log(err)
@@ -66,9 +66,9 @@ func (g *Guest) reportFailure(t testing.TB, dir string) {
 // test for debugging.
 const keepVariable = "CLEAT_VM_KEEP"
 
-// keepForPerson blocks a failed test, if keepVariable is set, until the guest
+// keepForDebugging blocks a failed test, if keepVariable is set, until the guest
 // powers off or exceeds its lifetime. Interrupting the test ends the guest too.
-func (g *Guest) keepForPerson(out io.Writer) {
+func (g *Guest) keepForDebugging(out io.Writer) {
 	if os.Getenv(keepVariable) == "" {
 		return
 	}

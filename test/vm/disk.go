@@ -13,9 +13,9 @@ type Disk interface {
 	// -device. id is the name of the block node and the disk's serial number in
 	// the guest; the device is named id-device.
 	Args(id string) []string
-	// Cut simulates a power loss, before QEMU is killed: the disk accepts no
+	// LosePower simulates a power loss, before QEMU is killed: the disk accepts no
 	// more requests and loses writes as a real disk would.
-	Cut() error
+	LosePower() error
 }
 
 // File is a raw disk image. All writes survive a power loss, because they are
@@ -54,5 +54,5 @@ func (f File) node(name string) string {
 	return "driver=raw,node-name=" + name + ",discard=unmap,file.driver=file,file.filename=" + escape(f.Path)
 }
 
-// Cut loses nothing.
-func (File) Cut() error { return nil }
+// LosePower loses nothing.
+func (File) LosePower() error { return nil }

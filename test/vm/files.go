@@ -73,7 +73,7 @@ func (g *Guest) pull(ctx context.Context, guestPath string, to io.Writer) error 
 		var reply wire.Reply
 		if reply, err = g.answer(ctx, l); err == nil {
 			if _, err = io.CopyN(to, l, reply.Size); err != nil {
-				err = g.explain(ctx, err)
+				err = g.connectionError(ctx, err)
 			}
 		}
 	}

@@ -31,16 +31,16 @@ type Guest struct {
 	closed   chan struct{} // closed by Close
 	work     sync.WaitGroup
 
-	seats *Seats
-	seat  *os.File
+	slots *Slots
+	slot  *os.File
 
 	process *os.Process
 	stderr  lockedBuffer // of QEMU
 
-	mu        sync.Mutex
-	err       error   // of QEMU's exit
-	reason    string  // why it was killed
-	lastWords *string // console, saved by Close
+	mu           sync.Mutex
+	err          error   // of QEMU's exit
+	reason       string  // why it was killed
+	savedConsole *string // console, saved by Close
 
 	monitor sync.Mutex
 	closing sync.Once
@@ -55,7 +55,7 @@ func (g *Guest) start(q image.QEMU) error {
 	if g.spec.Terminal {
 		cmd.Stdin, cmd.Stdout = os.Stdin, os.Stdout
 	}
-	cmd.ExtraFiles = []*os.File{g.seat}                                                           // the lock is held until QEMU exits, even if the test is killed
+	cmd.ExtraFiles = []*os.File{g.slot}                                                           // the lock is held until QEMU exits, even if the test is killed
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: !g.spec.Terminal, Pdeathsig: syscall.SIGKILL} // only the terminal's process group can read from it
 	started := make(chan error)
 	g.work.Go(func() {
@@ -110,8 +110,8 @@ func (g *Guest) kill(reason string) {
 	}
 }
 
-// verdict returns the reason of QEMU's exit.
-func (g *Guest) verdict() error {
+// exitReason returns the reason of QEMU's exit.
+func (g *Guest) exitReason() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
@@ -129,12 +129,12 @@ func (g *Guest) Done() <-chan struct{} { return g.gone }
 // Release is the guest's kernel release (uname -r).
 func (g *Guest) Release() string { return g.release }
 
-// Cut simulates a power loss: every disk stops and loses its unflushed writes,
+// LosePower simulates a power loss: every disk stops and loses its unflushed writes,
 // then the guest is killed and closed.
-func (g *Guest) Cut() error {
+func (g *Guest) LosePower() error {
 	var failed []error
 	for i, d := range g.spec.Disks {
-		if err := d.Cut(); err != nil {
+		if err := d.LosePower(); err != nil {
 			failed = append(failed, fmt.Errorf("power loss of disk %d: %w", i, err))
 		}
 	}
@@ -158,7 +158,7 @@ func (g *Guest) Shutdown(ctx context.Context) error {
 	select {
 	case <-g.gone:
 	case <-ctx.Done():
-		return errors.Join(fmt.Errorf("shut guest %s down: %w%s", g.spec.Name, ctx.Err(), g.evidence()), g.Close())
+		return errors.Join(fmt.Errorf("shut guest %s down: %w%s", g.spec.Name, ctx.Err(), g.diagnostics()), g.Close())
 	}
 	g.mu.Lock()
 	err = g.err
@@ -181,22 +181,22 @@ func (g *Guest) Close() error {
 		}
 		g.work.Wait()
 		g.dropIdle()
-		if g.seat != nil {
-			g.giveSeatBack()
+		if g.slot != nil {
+			g.releaseSlot()
 		}
 		if g.process != nil {
-			g.keepLastWords()
+			g.saveConsole()
 		}
 		g.failure = errors.Join(g.failure, os.RemoveAll(g.dir))
 	})
 	return g.failure
 }
 
-// giveSeatBack returns a reserved slot to its test, and frees any other one.
-func (g *Guest) giveSeatBack() {
-	if g.spec.Seats == nil {
-		g.seat.Close()
+// releaseSlot returns a reserved slot to its test, and frees any other one.
+func (g *Guest) releaseSlot() {
+	if g.spec.Slots == nil {
+		g.slot.Close()
 		return
 	}
-	g.seats.give(g.seat)
+	g.slots.release(g.slot)
 }

@@ -34,13 +34,13 @@ func (g *Guest) accept() {
 		if err != nil {
 			return
 		}
-		g.work.Go(func() { g.greet(conn) })
+		g.work.Go(func() { g.authenticate(conn) })
 	}
 }
 
-// greet authenticates a connection. Other local processes can reach the
+// authenticate authenticates a connection. Other local processes can reach the
 // listener too, but do not know the token.
-func (g *Guest) greet(conn net.Conn) {
+func (g *Guest) authenticate(conn net.Conn) {
 	l := &link{conn, bufio.NewReader(conn)}
 	var hello wire.Hello
 	err := conn.SetDeadline(time.Now().Add(10 * time.Second))
@@ -92,20 +92,20 @@ func (g *Guest) request(ctx context.Context, r wire.Request) (*link, error) {
 	}
 	select {
 	case <-g.gone:
-		return nil, fmt.Errorf("%w%s", g.verdict(), g.evidence())
+		return nil, fmt.Errorf("%w%s", g.exitReason(), g.diagnostics())
 	default:
 	}
 	select {
 	case l := <-g.idle:
 		if err := wire.Write(l, r); err != nil {
 			l.Close()
-			return nil, g.explain(ctx, err)
+			return nil, g.connectionError(ctx, err)
 		}
 		return l, nil
 	case <-g.gone:
-		return nil, fmt.Errorf("%w%s", g.verdict(), g.evidence())
+		return nil, fmt.Errorf("%w%s", g.exitReason(), g.diagnostics())
 	case <-ctx.Done():
-		return nil, fmt.Errorf("no idle connection to the guest's agent: %w%s", ctx.Err(), g.evidence())
+		return nil, fmt.Errorf("no idle connection to the guest's agent: %w%s", ctx.Err(), g.diagnostics())
 	}
 }
 
@@ -124,14 +124,14 @@ func (g *Guest) ask(ctx context.Context, r wire.Request) (l *link, done func(), 
 func (g *Guest) answer(ctx context.Context, l *link) (wire.Reply, error) {
 	var reply wire.Reply
 	if err := wire.Read(l.in, &reply); err != nil {
-		return reply, g.explain(ctx, err)
+		return reply, g.connectionError(ctx, err)
 	}
 	return reply, reply.Err()
 }
 
-// explain returns why a connection failed: ctx ended, the guest ended, or the
+// connectionError returns why a connection failed: ctx ended, the guest ended, or the
 // connection broke.
-func (g *Guest) explain(ctx context.Context, err error) error {
+func (g *Guest) connectionError(ctx context.Context, err error) error {
 	var reported agentError
 	switch {
 	case errors.As(err, &reported):
@@ -143,14 +143,14 @@ func (g *Guest) explain(ctx context.Context, err error) error {
 	}
 	select {
 	case <-g.gone:
-		return fmt.Errorf("%w (%w)%s", g.verdict(), err, g.evidence())
-	case <-time.After(endsSoon): // the kernel closes QEMU's sockets shortly before its parent can wait for it
+		return fmt.Errorf("%w (%w)%s", g.exitReason(), err, g.diagnostics())
+	case <-time.After(exitTimeout): // the kernel closes QEMU's sockets shortly before its parent can wait for it
 		return fmt.Errorf("connection to the guest's agent: %w", err)
 	}
 }
 
-// endsSoon is how long to wait for QEMU's exit after a connection broke.
-const endsSoon = 10 * time.Second
+// exitTimeout is how long to wait for QEMU's exit after a connection broke.
+const exitTimeout = 10 * time.Second
 
 // Dial connects to a socket in the guest: network unix with a path, or tcp with
 // address and port. ctx bounds the connect only.

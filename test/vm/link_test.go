@@ -14,8 +14,8 @@ import (
 	"github.com/cleatproject/cleat/test/vm/wire"
 )
 
-// unborn returns a guest without QEMU; the test acts as its agent.
-func unborn(t *testing.T) *Guest {
+// newUnbootedGuest returns a guest without QEMU; the test acts as its agent.
+func newUnbootedGuest(t *testing.T) *Guest {
 	t.Helper()
 	g := testkit.Value(prepareGuest(Spec{Name: "unborn"}.withDefaults()))(t)
 	g.work.Go(g.accept)
@@ -43,7 +43,7 @@ func hello(t *testing.T, h wire.Hello) string {
 }
 
 func TestUnauthenticatedConnectionsAreClosed(t *testing.T) {
-	g := unborn(t)
+	g := newUnbootedGuest(t)
 	for name, text := range map[string]string{
 		"wrong token": hello(t, wire.Hello{Version: wire.Version, Token: "guessed"}),
 		"no hello":    "GET / HTTP/1.1\r\n",
@@ -67,7 +67,7 @@ func TestAgentFaultFailsBoot(t *testing.T) {
 		"build both from the same tree":                  {Version: wire.Version + 1},
 		"guest setup failed: load kernel module /lib/xy": {Version: wire.Version, Fault: "load kernel module /lib/xy"},
 	} {
-		g := unborn(t)
+		g := newUnbootedGuest(t)
 		h.Token = g.token
 		call(t, g, hello(t, h))
 		if err := g.waitReady(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
@@ -77,7 +77,7 @@ func TestAgentFaultFailsBoot(t *testing.T) {
 }
 
 func TestBootTimesOutWithoutAgent(t *testing.T) {
-	g := unborn(t)
+	g := newUnbootedGuest(t)
 	g.spec.BootTime = 50 * time.Millisecond
 	if err := g.waitReady(t.Context()); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "was not ready in time") {
 		t.Errorf("%v", err)
@@ -89,9 +89,9 @@ func TestBootTimesOutWithoutAgent(t *testing.T) {
 	}
 }
 
-// play answers one request as the agent and sends the request to the returned
+// playAgent answers one request as the agent and sends the request to the returned
 // channel.
-func play(t *testing.T, g *Guest, answer func(net.Conn, *wire.Frames)) <-chan wire.Request {
+func playAgent(t *testing.T, g *Guest, answer func(net.Conn, *wire.Frames)) <-chan wire.Request {
 	t.Helper()
 	conn := call(t, g, hello(t, wire.Hello{Version: wire.Version, Token: g.token}))
 	asked := make(chan wire.Request, 1)
@@ -108,8 +108,8 @@ func play(t *testing.T, g *Guest, answer func(net.Conn, *wire.Frames)) <-chan wi
 }
 
 func TestProcessExitIsUnknownAfterDisconnect(t *testing.T) {
-	g := unborn(t)
-	asked := play(t, g, func(_ net.Conn, f *wire.Frames) {
+	g := newUnbootedGuest(t)
+	asked := playAgent(t, g, func(_ net.Conn, f *wire.Frames) {
 		if err := errors.Join(f.Send(wire.Started, []byte(`{"pid":7}`)), f.Send(wire.Stdout, []byte("half a li"))); err != nil {
 			t.Error(err)
 		}
@@ -125,7 +125,7 @@ func TestProcessExitIsUnknownAfterDisconnect(t *testing.T) {
 }
 
 func TestAgentErrorsAreReturned(t *testing.T) {
-	g := unborn(t)
+	g := newUnbootedGuest(t)
 	reply := func(conn net.Conn, _ *wire.Frames) {
 		if err := wire.Write(conn, wire.Reply{Error: "no such file"}); err != nil {
 			t.Error(err)
@@ -136,7 +136,7 @@ func TestAgentErrorsAreReturned(t *testing.T) {
 		"pull": func() error { _, err := g.ReadFile(t.Context(), "/x"); return err },
 		"push": func() error { return g.WriteFile(t.Context(), "/x", []byte("data"), 0o600) },
 	} {
-		play(t, g, reply)
+		playAgent(t, g, reply)
 		if err := ask(); err == nil || !strings.Contains(err.Error(), "no such file") || !strings.Contains(err.Error(), "guest unborn") {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -148,11 +148,11 @@ func TestAgentErrorsAreReturned(t *testing.T) {
 
 // Dial returns when its context ends, even if the agent does not reply.
 func TestDialEndsWithItsContext(t *testing.T) {
-	g := unborn(t)
+	g := newUnbootedGuest(t)
 	silent := make(chan struct{})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	play(t, g, func(net.Conn, *wire.Frames) { cancel(); <-silent }) // it has read the request
+	playAgent(t, g, func(net.Conn, *wire.Frames) { cancel(); <-silent }) // it has read the request
 	defer close(silent)
 	if _, err := g.Dial(ctx, "tcp", "127.0.0.1:1"); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)

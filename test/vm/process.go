@@ -85,13 +85,13 @@ func (g *Guest) Start(ctx context.Context, c Command) (*Process, error) {
 	p := &Process{argv: c.Argv, link: l, frames: wire.NewFrames(l), done: make(chan struct{})}
 	if err := p.started(); err != nil {
 		l.Close()
-		return nil, fmt.Errorf("start %s in guest %s: %w", strings.Join(c.Argv, " "), g.spec.Name, g.explain(ctx, err))
+		return nil, fmt.Errorf("start %s in guest %s: %w", strings.Join(c.Argv, " "), g.spec.Name, g.connectionError(ctx, err))
 	}
 	g.work.Go(func() {
 		defer close(p.done)
 		defer l.Close()
 		if p.err = p.follow(); p.err != nil {
-			p.err = g.explain(context.Background(), p.err)
+			p.err = g.connectionError(context.Background(), p.err)
 		}
 	})
 	if p.feed(c.Stdin) != nil {

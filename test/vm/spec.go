@@ -42,8 +42,8 @@ type Spec struct {
 	BootTime, Lifetime time.Duration
 	// Terminal connects the guest's console to this process's terminal.
 	Terminal bool
-	// Seats come from Reserve, for a test that runs two guests at once.
-	Seats *Seats
+	// Slots come from ReserveSlots, for a test that runs two guests at once.
+	Slots *Slots
 }
 
 func (s Spec) withDefaults() Spec {

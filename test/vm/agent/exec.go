@@ -37,11 +37,11 @@ func (s *session) exec(e wire.Exec) {
 	s.send(frames, wire.Started, wire.Start{PID: cmd.Process.Pid})
 	close(begun)
 	ended := make(chan struct{})
-	obeyed := make(chan struct{})
+	disconnected := make(chan struct{})
 	go func() { // runs until the host closes the connection
-		defer close(obeyed)
+		defer close(disconnected)
 		defer stdin.Close()
-		s.obey(stdin, cmd.Process.Pid)
+		s.handleFrames(stdin, cmd.Process.Pid)
 		select {
 		case <-ended:
 		default: // the host closed the connection: kill the process group
@@ -57,7 +57,7 @@ func (s *session) exec(e wire.Exec) {
 	}
 	// Wait for the host to close first: closing with unread input would reset
 	// the connection and lose the exit status.
-	<-obeyed
+	<-disconnected
 }
 
 // command builds the process. Output waits for begun, so that no output frame
@@ -87,8 +87,8 @@ func (g gate) Write(p []byte) (int, error) {
 	return g.to.Write(p)
 }
 
-// obey handles stdin and signal frames until the connection ends.
-func (s *session) obey(stdin io.WriteCloser, group int) {
+// handleFrames handles stdin and signal frames until the connection ends.
+func (s *session) handleFrames(stdin io.WriteCloser, group int) {
 	for {
 		f, err := wire.ReadFrame(s.in)
 		if err != nil {

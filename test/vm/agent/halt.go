@@ -16,7 +16,7 @@ import (
 func halt() {
 	endProcesses(unix.SIGTERM, 10*time.Second)
 	endProcesses(unix.SIGKILL, 5*time.Second)
-	letGo()
+	releaseStorage()
 	synced := make(chan struct{})
 	go func() { unix.Sync(); close(synced) }() // sync blocks for ever on a frozen file system
 	select {
@@ -49,10 +49,10 @@ func endProcesses(signal unix.Signal, bound time.Duration) {
 	}
 }
 
-// letGo alternates between unmounting (newest first) and detaching loop
+// releaseStorage alternates between unmounting (newest first) and detaching loop
 // devices, because each can keep the other busy. Busy mounts are remounted
 // read-only, which flushes them.
-func letGo() {
+func releaseStorage() {
 	for turn := 0; ; turn++ {
 		busy := unmountAll()
 		detached := detachLoops()

@@ -12,9 +12,9 @@ import (
 	"github.com/cleatproject/cleat/test/vm/wire"
 )
 
-// spares is the number of idle connections, and so of requests that can start
+// idleConnections is the number of idle connections, and so of requests that can start
 // without waiting for a new connection.
-const spares = 4
+const idleConnections = 4
 
 // server answers the host's requests.
 type server struct {
@@ -27,7 +27,7 @@ func newServer(host string, hello wire.Hello) *server { return &server{host: hos
 // run keeps the idle connections open; it does not return while the guest runs.
 func (s *server) run() {
 	var spare, requests sync.WaitGroup
-	for range spares {
+	for range idleConnections {
 		spare.Go(func() {
 			for {
 				conn := s.next()

@@ -16,12 +16,12 @@ type cache struct {
 	unit   int64 // size of a physical block in bytes
 	limit  int64 // maximum cost
 
-	last   atomic.Uint64        // number of the latest write; also read without the lock
-	chains map[int64][]*version // per block: versions not on the medium, oldest first
-	queue  []*version           // the same versions by age, including obsolete ones
-	dead   int                  // obsolete versions in queue
-	cost   int64                // memory in use, in bytes
-	aged   int64                // blocks written out because the cache was full
+	last    atomic.Uint64        // number of the latest write; also read without the lock
+	chains  map[int64][]*version // per block: versions not on the medium, oldest first
+	queue   []*version           // the same versions by age, including obsolete ones
+	dead    int                  // obsolete versions in queue
+	cost    int64                // memory in use, in bytes
+	evicted int64                // blocks written out because the cache was full
 }
 
 // version is the content of a block after one write.
@@ -101,7 +101,7 @@ func (c *cache) write(off, length int64, data []byte, through bool) error {
 		return err
 	}
 	if !through {
-		return c.makeRoom()
+		return c.evict()
 	}
 	if err := out.end(); err != nil {
 		return err
@@ -186,8 +186,8 @@ func (c *cache) flush(upTo uint64) error {
 
 func (c *cache) flushAll() error { return c.flush(math.MaxUint64) }
 
-// makeRoom writes out the oldest versions if the cache is over its limit.
-func (c *cache) makeRoom() error {
+// evict writes out the oldest versions if the cache is over its limit.
+func (c *cache) evict() error {
 	if c.cost <= c.limit {
 		return nil
 	}
@@ -205,7 +205,7 @@ func (c *cache) makeRoom() error {
 	if err := out.end(); err != nil {
 		return err
 	}
-	c.aged += out.blocks
+	c.evicted += out.blocks
 	c.drop(n)
 	return nil
 }

@@ -15,7 +15,7 @@
 //
 // These are exactly the guarantees of the kernel's Documentation/block/
 // writeback_cache_control.rst and of "Ordering of messages and writes" in the
-// NBD protocol. A Disk survives many power losses: Cut, kill QEMU, PowerOn,
+// NBD protocol. A Disk survives many power losses: LosePower, kill QEMU, PowerOn,
 // start QEMU with the same Args.
 package disk
 
@@ -84,14 +84,14 @@ type Disk struct {
 	power sync.Mutex // held by PowerOn and Close
 	mu    sync.Mutex // guards the fields below; acquired after power
 
-	cache    *cache
-	session  *session // the current or last one
-	survival Survival
-	order    *order
-	faults   []*Fault
-	stats    Stats
-	cutErr   error // of the session's power loss
-	closed   bool
+	cache        *cache
+	session      *session // the current or last one
+	survival     Survival
+	order        *order
+	faults       []*Fault
+	stats        Stats
+	powerLossErr error // of the session's power loss
+	closed       bool
 }
 
 // Open creates or opens a disk and powers it on; Close closes it.
@@ -119,29 +119,29 @@ func Open(spec Spec) (*Disk, error) {
 // Socket is the path of the Unix socket that serves the disk.
 func (d *Disk) Socket() string { return filepath.Join(d.dir, "nbd.sock") }
 
-// Cut powers the disk off immediately. Later requests change nothing and are
+// LosePower powers the disk off immediately. Later requests change nothing and are
 // never answered; answers to earlier ones can still be in flight. QEMU blocks
-// until it is killed; a new one cannot connect. Without power Cut has no
+// until it is killed; a new one cannot connect. Without power LosePower has no
 // effect. It returns the error of the backing file during the power loss, also
 // if a trigger caused it.
-func (d *Disk) Cut() error {
+func (d *Disk) LosePower() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.cutLocked("requested")
-	return d.cutErr
+	d.losePowerLocked("requested")
+	return d.powerLossErr
 }
 
-func (d *Disk) cutLocked(cause string) {
+func (d *Disk) losePowerLocked(cause string) {
 	if d.session.off() || d.closed {
 		return
 	}
-	loss, err := d.cache.cut(d.survival, rand.New(rand.NewPCG(d.spec.Seed, uint64(d.stats.Cuts))))
+	loss, err := d.cache.losePower(d.survival, rand.New(rand.NewPCG(d.spec.Seed, uint64(d.stats.PowerLosses))))
 	if err != nil {
-		d.cutErr = fmt.Errorf("disk %s: power loss: %w", d.spec.Path, err)
+		d.powerLossErr = fmt.Errorf("disk %s: power loss: %w", d.spec.Path, err)
 	}
-	d.stats.cut(loss, cause)
+	d.stats.losePower(loss, cause)
 	d.order = nil
-	d.session.fallSilent()
+	d.session.stopAnswering()
 }
 
 // Gone is closed when the disk loses power. PowerOn replaces the channel.
@@ -151,9 +151,9 @@ func (d *Disk) Gone() <-chan struct{} {
 	return d.session.gone
 }
 
-// CutAt makes the disk lose power at a future request; Gone reports that. A new
+// LosePowerAt makes the disk lose power at a future request; Gone reports that. A new
 // trigger replaces one that has not fired.
-func (d *Disk) CutAt(o Order) error {
+func (d *Disk) LosePowerAt(o Trigger) error {
 	if err := o.check(); err != nil {
 		return fmt.Errorf("disk %s: %w", d.spec.Path, err)
 	}
@@ -162,7 +162,7 @@ func (d *Disk) CutAt(o Order) error {
 	if d.session.off() || d.closed {
 		return fmt.Errorf("disk %s: power loss at %v: the disk is powered off", d.spec.Path, o)
 	}
-	d.order = &order{Order: o}
+	d.order = &order{Trigger: o}
 	return nil
 }
 
@@ -175,7 +175,7 @@ func (d *Disk) Survive(s Survival) {
 
 // Fail makes matching requests return EIO until the returned function is
 // called, also after a power loss.
-func (d *Disk) Fail(f Fault) (heal func()) {
+func (d *Disk) Fail(f Fault) (restore func()) {
 	fault := &f
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -212,7 +212,7 @@ func (d *Disk) PowerOn() error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.session, d.cutErr = s, nil
+	d.session, d.powerLossErr = s, nil
 	return nil
 }
 
@@ -221,7 +221,7 @@ func (d *Disk) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := d.stats
-	s.UnflushedBytes, s.Aged = d.cache.bytes(), d.cache.aged
+	s.UnflushedBytes, s.Evicted = d.cache.bytes(), d.cache.evicted
 	return s
 }
 

@@ -36,7 +36,7 @@ func TestPowerLossKeepsFlushedWrites(t *testing.T) {
 			if got := d.Stats().UnflushedBytes; got != 3*blockSize {
 				t.Errorf("got %d unflushed bytes, want 3 blocks", got)
 			}
-			cutAndPowerOn(t, d)
+			cyclePower(t, d)
 			if got := attach(t, d).first(5); got != want {
 				t.Errorf("after the power loss the disk reads %s, want %s", got, want)
 			}
@@ -66,7 +66,7 @@ func TestFlushCoversCompletedWritesOnly(t *testing.T) {
 	if got := attach(t, d).first(3); got != "acd" {
 		t.Errorf("the disk reads %s, want acd", got)
 	}
-	cutAndPowerOn(t, d)
+	cyclePower(t, d)
 	if got := attach(t, d).first(3); got != "ab." {
 		t.Errorf("after the power loss the disk reads %s, want ab.: the flush must not cover a later write", got)
 	}
@@ -77,18 +77,18 @@ func TestPoweredOffDiskDoesNotAnswer(t *testing.T) {
 	g := attach(t, d)
 	g.do(write(0, 'a'))
 	gone := d.Gone()
-	testkit.Must(t, d.Cut())
+	testkit.Must(t, d.LosePower())
 	<-gone
 	g.send(write(0, 'b'))
 	g.send(flush)
 	if _, err := nbd.Dial(t.Context(), d.Socket()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("connect to a powered-off disk: got %v, want %v", err, fs.ErrNotExist)
 	}
-	if err := d.CutAt(Order{N: 1}); err == nil {
+	if err := d.LosePowerAt(Trigger{N: 1}); err == nil {
 		t.Error("a powered-off disk accepted a trigger")
 	}
 	before := d.Stats()
-	if err := d.Cut(); err != nil || d.Stats() != before {
+	if err := d.LosePower(); err != nil || d.Stats() != before {
 		t.Errorf("second power loss: got %v, %v; want unchanged stats %v", err, d.Stats(), before)
 	}
 	late := d.session // a request that waited for the disk's lock during the power loss

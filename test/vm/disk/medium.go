@@ -73,8 +73,8 @@ func (m *medium) punch(off, length int64) error {
 	return nil
 }
 
-// most is the maximum size of a strip in bytes.
-const most = 1 << 20
+// maxStrip is the maximum size of a strip in bytes.
+const maxStrip = 1 << 20
 
 // strip collects contiguous blocks and writes them with one call. The data is
 // on the medium only after end.
@@ -88,7 +88,7 @@ type strip struct {
 
 // add appends a block of length bytes at off; nil data is zeroes.
 func (s *strip) add(off, length int64, data []byte) error {
-	if s.length > 0 && (off != s.at+s.length || (data == nil) != (s.data == nil) || len(s.data) >= most) {
+	if s.length > 0 && (off != s.at+s.length || (data == nil) != (s.data == nil) || len(s.data) >= maxStrip) {
 		if err := s.end(); err != nil {
 			return err
 		}

@@ -59,25 +59,25 @@ func (m *model) write(off int, data []byte, fua bool, mark uint64) {
 }
 
 func (m *model) flush(mark uint64) {
-	for b, may := range m.blocks {
-		later := slices.IndexFunc(may, func(c content) bool { return c.mark > mark })
+	for b, allowed := range m.blocks {
+		later := slices.IndexFunc(allowed, func(c content) bool { return c.mark > mark })
 		if later < 0 {
-			later = len(may)
+			later = len(allowed)
 		}
-		m.blocks[b] = may[max(later-1, 0):]
+		m.blocks[b] = allowed[max(later-1, 0):]
 	}
 }
 
-// cut verifies the contents after a power loss and adopts them.
-func (m *model) cut(left []byte, s Survival, bounded bool) error {
-	for b, may := range m.blocks {
+// losePower verifies the contents after a power loss and adopts them.
+func (m *model) losePower(left []byte, s Survival, bounded bool) error {
+	for b, allowed := range m.blocks {
 		got := left[b*m.unit : (b+1)*m.unit]
-		switch i := slices.IndexFunc(may, func(c content) bool { return bytes.Equal(c.data, got) }); {
+		switch i := slices.IndexFunc(allowed, func(c content) bool { return bytes.Equal(c.data, got) }); {
 		case i < 0:
-			return fmt.Errorf("block %d has none of its %d allowed contents", b, len(may))
-		case s == SurviveAll && !bytes.Equal(got, may[len(may)-1].data):
+			return fmt.Errorf("block %d has none of its %d allowed contents", b, len(allowed))
+		case s == SurviveAll && !bytes.Equal(got, allowed[len(allowed)-1].data):
 			return fmt.Errorf("all writes must survive, but block %d is not the newest version", b)
-		case s == SurviveNone && !bounded && !bytes.Equal(got, may[0].data):
+		case s == SurviveNone && !bounded && !bytes.Equal(got, allowed[0].data):
 			return fmt.Errorf("only flushed writes must survive, but block %d is not the durable version", b)
 		}
 		m.blocks[b] = []content{{0, got}}
@@ -149,14 +149,14 @@ func (m *machine) Read(t *rapid.T) {
 	}
 }
 
-func (m *machine) Cut(t *rapid.T) {
+func (m *machine) LosePower(t *rapid.T) {
 	s := rapid.SampledFrom([]Survival{SurviveSome, SurviveNone, SurviveAll}).Draw(t, "survival")
 	m.disk.Survive(s)
-	testkit.Must(t, m.disk.Cut())
+	testkit.Must(t, m.disk.LosePower())
 	testkit.Must(t, m.disk.PowerOn())
 	m.marks = nil
 	left := m.do(t, nbd.Request{Command: nbd.Read, Length: uint32(m.size())})
-	testkit.Must(t, m.model.cut(left, s, m.spec.Cache < ample))
+	testkit.Must(t, m.model.losePower(left, s, m.spec.Cache < ample))
 }
 
 func (m *machine) Reopen(t *rapid.T) {
@@ -164,7 +164,7 @@ func (m *machine) Reopen(t *rapid.T) {
 	m.disk = testkit.Value(Open(m.spec))(t)
 	m.marks = nil
 	left := m.do(t, nbd.Request{Command: nbd.Read, Length: uint32(m.size())})
-	testkit.Must(t, m.model.cut(left, SurviveAll, false))
+	testkit.Must(t, m.model.losePower(left, SurviveAll, false))
 }
 
 // Check verifies that the whole disk reads the latest written data.

@@ -65,16 +65,16 @@ func (m Moment) String() string {
 }
 
 // Order is a trigger for a power loss: the Nth event, counted from 1, after
-// CutAt.
-type Order struct {
+// LosePowerAt.
+type Trigger struct {
 	Event  Event
 	N      int
 	Moment Moment
 }
 
-func (o Order) String() string { return fmt.Sprintf("%s %d, %s", o.Event, o.N, o.Moment) }
+func (o Trigger) String() string { return fmt.Sprintf("%s %d, %s", o.Event, o.N, o.Moment) }
 
-func (o Order) check() error {
+func (o Trigger) check() error {
 	switch {
 	case o.N < 1:
 		return fmt.Errorf("power loss at %v: the event number must be at least 1", o)
@@ -86,7 +86,7 @@ func (o Order) check() error {
 
 // order is an active Order.
 type order struct {
-	Order
+	Trigger
 	seen int
 	due  bool // the Nth event has arrived
 }

@@ -12,25 +12,25 @@ func TestPowerLossAtTrigger(t *testing.T) {
 	trim := nbd.Request{Command: nbd.Trim, Length: blockSize}
 	script := []nbd.Request{write(0, 'a'), flush, write(0, 'b'), write(1, 'c'), flush, trim, flush, write(2, 'd'), flush}
 	for _, test := range []struct {
-		order    Order
+		order    Trigger
 		survival Survival
 		answered int // of the script
 		want     string
 	}{
-		{Order{Write, 1, OnArrival}, SurviveAll, 0, "..."},
-		{Order{Write, 1, BeforeAnswer}, SurviveAll, 0, "a.."},
-		{Order{Write, 3, AfterAnswer}, SurviveAll, 4, "bc."},
-		{Order{Write, 3, AfterAnswer}, SurviveNone, 4, "a.."},
-		{Order{Flush, 1, OnArrival}, SurviveNone, 1, "..."},
-		{Order{Flush, 2, OnArrival}, SurviveNone, 4, "a.."},
-		{Order{Flush, 2, BeforeAnswer}, SurviveNone, 4, "bc."},
-		{Order{Flush, 2, AfterAnswer}, SurviveNone, 5, "bc."},
-		{Order{Discard, 1, OnArrival}, SurviveAll, 5, "bc."},
-		{Order{Discard, 1, AfterAnswer}, SurviveAll, 6, ".c."},
+		{Trigger{Write, 1, OnArrival}, SurviveAll, 0, "..."},
+		{Trigger{Write, 1, BeforeAnswer}, SurviveAll, 0, "a.."},
+		{Trigger{Write, 3, AfterAnswer}, SurviveAll, 4, "bc."},
+		{Trigger{Write, 3, AfterAnswer}, SurviveNone, 4, "a.."},
+		{Trigger{Flush, 1, OnArrival}, SurviveNone, 1, "..."},
+		{Trigger{Flush, 2, OnArrival}, SurviveNone, 4, "a.."},
+		{Trigger{Flush, 2, BeforeAnswer}, SurviveNone, 4, "bc."},
+		{Trigger{Flush, 2, AfterAnswer}, SurviveNone, 5, "bc."},
+		{Trigger{Discard, 1, OnArrival}, SurviveAll, 5, "bc."},
+		{Trigger{Discard, 1, AfterAnswer}, SurviveAll, 6, ".c."},
 	} {
 		t.Run(test.order.String()+", "+test.survival.String(), func(t *testing.T) {
 			d := open(t, Spec{Survival: test.survival})
-			testkit.Must(t, d.CutAt(test.order))
+			testkit.Must(t, d.LosePowerAt(test.order))
 			g := attach(t, d)
 			gone := d.Gone()
 			for _, r := range script[:test.answered] {
@@ -45,8 +45,8 @@ func TestPowerLossAtTrigger(t *testing.T) {
 			if got := attach(t, d).first(3); got != test.want {
 				t.Errorf("after the power loss the disk reads %s, want %s", got, test.want)
 			}
-			if s := d.Stats(); s.Cuts != 1 || s.Cause != test.order.String() {
-				t.Errorf("got %d power losses, the last with cause %q", s.Cuts, s.Cause)
+			if s := d.Stats(); s.PowerLosses != 1 || s.Cause != test.order.String() {
+				t.Errorf("got %d power losses, the last with cause %q", s.PowerLosses, s.Cause)
 			}
 		})
 	}
@@ -54,8 +54,8 @@ func TestPowerLossAtTrigger(t *testing.T) {
 
 func TestInvalidTriggerIsRejected(t *testing.T) {
 	d := open(t, Spec{})
-	for _, o := range []Order{{Write, 0, OnArrival}, {Event(9), 1, OnArrival}, {Flush, 1, Moment(-1)}} {
-		if err := d.CutAt(o); err == nil {
+	for _, o := range []Trigger{{Write, 0, OnArrival}, {Event(9), 1, OnArrival}, {Flush, 1, Moment(-1)}} {
+		if err := d.LosePowerAt(o); err == nil {
 			t.Errorf("trigger %v was accepted", o)
 		}
 	}
@@ -74,7 +74,7 @@ func TestFaultsReturnEIOAndChangeNothing(t *testing.T) {
 		}
 	}
 	g.do(write(1, 'a'))
-	healWrites := d.Fail(Fault{Writes: true, From: blockSize, To: 2 * blockSize})
+	clearWrites := d.Fail(Fault{Writes: true, From: blockSize, To: 2 * blockSize})
 	fails(write(0, 'z'), false)
 	fails(write(1, 'z'), true)
 	fails(write(2, 'z'), false)
@@ -82,19 +82,19 @@ func TestFaultsReturnEIOAndChangeNothing(t *testing.T) {
 	fails(nbd.Request{Command: nbd.Trim, Offset: 2*blockSize - 512, Length: 512}, true)
 	fails(read(1), false)
 	fails(flush, false)
-	healAll := d.Fail(Fault{Reads: true, Flushes: true, From: blockSize})
+	clearAll := d.Fail(Fault{Reads: true, Flushes: true, From: blockSize})
 	fails(read(0), false)
 	fails(read(1), true)
 	fails(read(200), true)
 	fails(flush, true)
-	healAll()
-	healAll()
+	clearAll()
+	clearAll()
 	fails(flush, false)
 	fails(write(1, 'z'), true)
-	cutAndPowerOn(t, d)
+	cyclePower(t, d)
 	g = attach(t, d)
 	fails(write(1, 'z'), true)
-	healWrites()
+	clearWrites()
 	if got := g.first(3); got != "zaz" {
 		t.Errorf("the disk reads %s, want zaz: a failed request changed data", got)
 	}

@@ -86,8 +86,8 @@ func (g guest) first(n int) string {
 	return string(all)
 }
 
-func cutAndPowerOn(t *testing.T, d *Disk) {
+func cyclePower(t *testing.T, d *Disk) {
 	t.Helper()
-	testkit.Must(t, d.Cut())
+	testkit.Must(t, d.LosePower())
 	testkit.Must(t, d.PowerOn())
 }

@@ -52,9 +52,9 @@ func (s *session) accept(ctx context.Context) {
 	}
 }
 
-// fallSilent stops answering clients and accepting new ones, without closing
+// stopAnswering stops answering clients and accepting new ones, without closing
 // connections.
-func (s *session) fallSilent() {
+func (s *session) stopAnswering() {
 	close(s.gone)
 	_ = s.listener.Close() // end returns other errors
 }
@@ -101,12 +101,12 @@ func (s *session) Do(r nbd.Request) nbd.Answer {
 	}
 	ordered := d.order.arrives(r.Command)
 	if ordered && d.order.Moment == OnArrival {
-		d.cutLocked(d.order.String())
+		d.losePowerLocked(d.order.String())
 		return nbd.Answer{}
 	}
 	a := d.carryOut(r)
 	if ordered && d.order.Moment == BeforeAnswer {
-		d.cutLocked(d.order.String())
+		d.losePowerLocked(d.order.String())
 	}
 	return a
 }
@@ -116,7 +116,7 @@ func (s *session) Answered(r nbd.Request) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if e, counted := eventOf(r.Command); counted && d.order != nil && d.order.due && d.order.Event == e && !s.off() {
-		d.cutLocked(d.order.String())
+		d.losePowerLocked(d.order.String())
 	}
 }
 

@@ -15,21 +15,21 @@ type Stats struct {
 	Failed                                   int64 // requests that failed by a Fault or the backing file
 
 	UnflushedBytes int64 // current data in the write cache
-	Aged           int64 // physical blocks written out because the cache was full
+	Evicted        int64 // physical blocks written out because the cache was full
 
-	Cuts     int
-	Lost     Loss   // sum of all power losses
-	LastLoss Loss   // of the last power loss
-	Cause    string // of the last power loss
+	PowerLosses int
+	Lost        Loss   // sum of all power losses
+	LastLoss    Loss   // of the last power loss
+	Cause       string // of the last power loss
 }
 
 func (s Stats) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d reads (%d bytes), %d writes (%d bytes), %d zeroings, %d discards, %d with FUA, %d flushes, %d failed",
 		s.Reads, s.ReadBytes, s.Writes, s.WrittenBytes, s.Zeroes, s.Discards, s.FUA, s.Flushes, s.Failed)
-	fmt.Fprintf(&b, "; %d bytes unflushed, %d blocks evicted", s.UnflushedBytes, s.Aged)
-	if s.Cuts > 0 {
-		fmt.Fprintf(&b, "; %d power losses: %v; the last (%s): %v", s.Cuts, s.Lost, s.Cause, s.LastLoss)
+	fmt.Fprintf(&b, "; %d bytes unflushed, %d blocks evicted", s.UnflushedBytes, s.Evicted)
+	if s.PowerLosses > 0 {
+		fmt.Fprintf(&b, "; %d power losses: %v; the last (%s): %v", s.PowerLosses, s.Lost, s.Cause, s.LastLoss)
 	}
 	return b.String()
 }
@@ -60,8 +60,8 @@ func (s *Stats) count(r nbd.Request, failed bool) {
 	}
 }
 
-func (s *Stats) cut(l Loss, cause string) {
-	s.Cuts++
+func (s *Stats) losePower(l Loss, cause string) {
+	s.PowerLosses++
 	s.LastLoss, s.Cause = l, cause
 	s.Lost.Writes += l.Writes
 	s.Lost.Torn += l.Torn

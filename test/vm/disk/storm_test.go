@@ -14,25 +14,25 @@ import (
 // Clients write and flush concurrently, each in its own region. Flushed data
 // must survive power losses.
 func TestConcurrentClientsKeepFlushedWrites(t *testing.T) {
-	const guests, cuts = 4, 25
+	const guests, powerLosses = 4, 25
 	d := open(t, Spec{Survival: SurviveNone, Cache: 256 << 10, Seed: 1})
 	random := rand.New(rand.NewPCG(1, 2))
 	var sure [guests]uint64 // last flushed number of each client
-	for round := range cuts {
-		o := Order{Event: Event(random.IntN(2)), N: 1 + random.IntN(60), Moment: Moment(random.IntN(3))}
+	for round := range powerLosses {
+		o := Trigger{Event: Event(random.IntN(2)), N: 1 + random.IntN(60), Moment: Moment(random.IntN(3))}
 		var attached []guest
 		for range guests {
 			attached = append(attached, attach(t, d))
 		}
 		if round%5 != 0 { // otherwise at a random time
-			testkit.Must(t, d.CutAt(o))
+			testkit.Must(t, d.LosePowerAt(o))
 		}
 		var running sync.WaitGroup
 		for n, g := range attached {
 			running.Go(func() { sure[n] = countUp(g.c, n, sure[n]) })
 		}
 		if round%5 == 0 {
-			testkit.Must(t, d.Cut())
+			testkit.Must(t, d.LosePower())
 		}
 		<-d.Gone()
 		testkit.Must(t, d.PowerOn()) // closes the connections
@@ -50,7 +50,7 @@ func TestConcurrentClientsKeepFlushedWrites(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if s := d.Stats(); s.Cuts != cuts || s.Lost.Lost == 0 {
+	if s := d.Stats(); s.PowerLosses != powerLosses || s.Lost.Lost == 0 {
 		t.Errorf("the power losses lost nothing: %v", s)
 	}
 }
@@ -84,7 +84,7 @@ func countUp(c *nbd.Client, guest int, number uint64) uint64 {
 
 func ExampleStats() {
 	s := Stats{Writes: 3, WrittenBytes: 12288, Flushes: 1}
-	s.cut(Loss{Writes: 2, Torn: 1, Blocks: 5, Lost: 3, Stale: 1}, Order{Flush, 2, OnArrival}.String())
+	s.losePower(Loss{Writes: 2, Torn: 1, Blocks: 5, Lost: 3, Stale: 1}, Trigger{Flush, 2, OnArrival}.String())
 	fmt.Println(s)
 	// Output:
 	// 0 reads (0 bytes), 3 writes (12288 bytes), 0 zeroings, 0 discards, 0 with FUA, 1 flushes, 0 failed; 0 bytes unflushed, 0 blocks evicted; 1 power losses: 2 unflushed writes (1 torn) of 5 blocks (3 lost, 1 stale); the last (flush 2, on arrival): 2 unflushed writes (1 torn) of 5 blocks (3 lost, 1 stale)

@@ -97,8 +97,8 @@ func survivors(queue []*version, s Survival, random *rand.Rand) ([]*version, Los
 	return left, loss
 }
 
-// cut writes the surviving versions to the medium and empties the cache.
-func (c *cache) cut(s Survival, random *rand.Rand) (Loss, error) {
+// losePower writes the surviving versions to the medium and empties the cache.
+func (c *cache) losePower(s Survival, random *rand.Rand) (Loss, error) {
 	left, loss := survivors(c.queue, s, random)
 	c.chains, c.queue, c.dead, c.cost = map[int64][]*version{}, nil, 0, 0
 	out := strip{medium: c.medium}

@@ -25,7 +25,7 @@ func damage(t *testing.T, spec Spec) ([]byte, Loss) {
 			g.do(flush)
 		}
 	}
-	testkit.Must(t, d.Cut())
+	testkit.Must(t, d.LosePower())
 	left := testkit.Value(os.ReadFile(d.spec.Path))(t)
 	return left, d.Stats().LastLoss
 }
@@ -102,12 +102,12 @@ func TestCacheIsBounded(t *testing.T) {
 	if got, want := g.first(1024), string(bytes.Repeat([]byte("b"), 1024)); got != want {
 		t.Errorf("the disk does not read the latest written data")
 	}
-	aged := d.Stats().Aged
-	cutAndPowerOn(t, d)
+	evicted := d.Stats().Evicted
+	cyclePower(t, d)
 	got := attach(t, d).first(1024)
 	old := bytes.Count([]byte(got), []byte("a"))
-	if written := int64(bytes.Count([]byte(got), []byte("b"))); aged != 1024+written || old == 0 || old > limit/blockSize {
-		t.Errorf("%d blocks were evicted; after the power loss %d have data of the first round, %d of the second", aged, old, written)
+	if written := int64(bytes.Count([]byte(got), []byte("b"))); evicted != 1024+written || old == 0 || old > limit/blockSize {
+		t.Errorf("%d blocks were evicted; after the power loss %d have data of the first round, %d of the second", evicted, old, written)
 	}
 	if bytes.Contains([]byte(got), []byte("ab")) {
 		t.Error("newer blocks were evicted before older ones")
@@ -121,7 +121,7 @@ func TestHugeDiscardDoesNotGrowCache(t *testing.T) {
 	g := attach(t, d)
 	g.do(write(1<<20, 'a'))
 	g.do(nbd.Request{Command: nbd.Trim, Length: 2 << 30})
-	if s := d.Stats(); s.Aged != 0 || s.UnflushedBytes != blockSize {
+	if s := d.Stats(); s.Evicted != 0 || s.UnflushedBytes != blockSize {
 		t.Errorf("after a discard of 2 GiB: %v", s)
 	}
 }

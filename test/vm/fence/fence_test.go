@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	// settled covers several reconnect attempts of a client's kernel, one per
+	// reconnectTime covers several reconnect attempts of a client's kernel, one per
 	// second.
-	settled = 5 * time.Second
+	reconnectTime = 5 * time.Second
 	// diskTime is longer than a write to a disk without delay takes.
 	diskTime = 2 * time.Second
 )
@@ -29,10 +29,10 @@ const (
 func TestFence(t *testing.T) {
 	const delay = 1500 * time.Millisecond
 	first := netip.MustParseAddr("198.51.100.2")
-	cut := &disk{name: "fenced", from: first, options: []string{"fast_io_fail_tmo=1"}}
+	fenced := &disk{name: "fenced", from: first, options: []string{"fast_io_fail_tmo=1"}}
 	kept := &disk{name: "kept", from: second}
 	slow := &disk{name: "slow", from: first}
-	r := newRig(t, cut, kept, slow)
+	r := newRig(t, fenced, kept, slow)
 	// The kernel of Debian 12 destroys sockets differently from newer ones.
 	// Tests with thousands of sessions run only in make soak.
 	skip := "-test.skip=^(TestThreeThousandSessions|TestChurn)$"
@@ -43,14 +43,14 @@ func TestFence(t *testing.T) {
 		t.Run(pkg, func(t *testing.T) { vm.GoTest(t, r.Node(server).Guest, pkg, skip) })
 	}
 	r.Node(server).Run("dmsetup", "create", "slow", "--table",
-		fmt.Sprintf("0 %d delay %s 0 0 %s 0 %d", 2*lanes*mib/512, slow.device, slow.device, delay.Milliseconds()))
+		fmt.Sprintf("0 %d delay %s 0 0 %s 0 %d", 2*workers*mib/512, slow.device, slow.device, delay.Milliseconds()))
 	r.Node(server).Run("dmsetup", "mknodes")
 	slow.device = "/dev/mapper/slow"
-	r.target(cut, kept, slow)
+	r.target(fenced, kept, slow)
 
-	r.testProtection(t, cut)
-	r.testKernelTarget(t, cut, kept)
-	for _, d := range []*disk{cut, kept} {
+	r.testProtection(t, fenced)
+	r.testKernelTarget(t, fenced, kept)
+	for _, d := range []*disk{fenced, kept} {
 		testkit.Must(t, d.writer.Kill(t.Context()))
 	}
 	r.testSlowDisk(t, slow, delay)
@@ -60,9 +60,9 @@ func TestFence(t *testing.T) {
 // Except for writes that the target had started (see testSlowDisk), nothing is
 // written after the answer, even after the fence is removed. The other address
 // is not affected.
-func (r *rig) testKernelTarget(t *testing.T, cut, kept *disk) {
-	first := cut.from
-	r.write(cut, 1_000_000)
+func (r *rig) testKernelTarget(t *testing.T, fenced, kept *disk) {
+	first := fenced.from
+	r.write(fenced, 1_000_000)
 	r.connect(kept)
 
 	asked := time.Now()
@@ -70,36 +70,36 @@ func (r *rig) testKernelTarget(t *testing.T, cut, kept *disk) {
 		t.Fatalf("fence: %v\n%s", err, r.server.Log())
 	}
 	took := time.Since(asked)
-	late, atAnswer := r.late(cut, diskTime)
-	_, before := cut.acknowledged()
-	kept.more(r, 100)
-	r.ends(cut)
-	time.Sleep(settled)
-	later := cut.snapshot(r)
+	late, atAnswer := r.late(fenced, diskTime)
+	_, before := fenced.acknowledged()
+	kept.awaitWrites(r, 100)
+	r.ends(fenced)
+	time.Sleep(reconnectTime)
+	later := fenced.snapshot(r)
 	if n := changes(atAnswer, later); n > 0 {
 		t.Errorf("%d blocks changed after the in-flight writes", n)
 	}
-	cut.holds(r, later)
-	if state := cut.controller.Attribute("state"); state == "live" {
+	fenced.holds(r, later)
+	if state := fenced.controller.Attribute("state"); state == "live" {
 		t.Errorf("got controller state %s of the fenced client", state)
 	}
 	if _, err := nvmetcp.Connect(r.Node(client).Kernel, nvmetcp.Connection{
-		Target: r.at(), Subsystem: cut.subsystem.NQN, Host: cut.host, Options: []string{"host_traddr=" + first.String(), "duplicate_connect"},
+		Target: r.at(), Subsystem: fenced.subsystem.NQN, Host: fenced.host, Options: []string{"host_traddr=" + first.String(), "duplicate_connect"},
 	}); err == nil {
 		t.Error("the fenced client created a new session")
 	}
-	kept.more(r, 100)
+	kept.awaitWrites(r, 100)
 
 	if err := r.unfence(first); err != nil {
 		t.Fatalf("unfence: %v\n%s", err, r.server.Log())
 	}
-	r.Node(client).Await("the client has reconnected", func() bool { return cut.controller.Attribute("state") == "live" })
-	time.Sleep(settled / 2)
-	if n := changes(later, cut.snapshot(r)); n > 0 {
+	r.Node(client).Await("the client has reconnected", func() bool { return fenced.controller.Attribute("state") == "live" })
+	time.Sleep(reconnectTime / 2)
+	if n := changes(later, fenced.snapshot(r)); n > 0 {
 		t.Errorf("%d blocks changed after unfencing, without a writer", n)
 	}
-	r.write(cut, 2_000_000)
-	kept.more(r, 100)
+	r.write(fenced, 2_000_000)
+	kept.awaitWrites(r, 100)
 	fmt.Printf("REPORT: fence: a kernel's NVMe/TCP target (%s), %d acknowledged writes of the client, 8 at a time: fenced in %.2f s; %d in-flight writes were completed after the answer, none later, also not after unfencing\n",
 		r.Node(server).Guest.Release(), before, took.Seconds(), late)
 }
@@ -117,8 +117,8 @@ func (r *rig) late(d *disk, quiet time.Duration) (n int, after []byte) {
 		}
 		return time.Since(changed) > quiet
 	})
-	if n = changes(atAnswer, after); n > lanes {
-		r.Errorf("%s: %d blocks changed after the answer, want at most the %d in flight", d.name, n, lanes)
+	if n = changes(atAnswer, after); n > workers {
+		r.Errorf("%s: %d blocks changed after the answer, want at most the %d in flight", d.name, n, workers)
 	}
 	return n, after
 }
@@ -128,7 +128,7 @@ func (r *rig) ends(d *disk) {
 	r.Helper()
 	select {
 	case <-d.writer.Done():
-		r.Node(client).Refused(d.writer.Err(), syscall.EIO)
+		r.Node(client).WantErrno(d.writer.Err(), syscall.EIO)
 	case <-time.After(40 * time.Second):
 		r.Fatalf("the writer to %s did not fail after the fence", d.name)
 	}
@@ -147,7 +147,7 @@ func (r *rig) testSlowDisk(t *testing.T, slow *disk, delay time.Duration) {
 	}
 	answered := time.Now()
 	late, done := r.late(slow, delay+diskTime)
-	time.Sleep(settled)
+	time.Sleep(reconnectTime)
 	if n := changes(done, slow.snapshot(r)); n > 0 {
 		t.Errorf("%d blocks changed later than the disk's write latency", n)
 	}
@@ -155,25 +155,25 @@ func (r *rig) testSlowDisk(t *testing.T, slow *disk, delay time.Duration) {
 	if err := r.unfence(slow.from); err != nil {
 		t.Fatalf("unfence: %v\n%s", err, r.server.Log())
 	}
-	slow.more(r, 2*lanes) // the same writer: its kernel resends unanswered commands
+	slow.awaitWrites(r, 2*workers) // the same writer: its kernel resends unanswered commands
 	fmt.Printf("REPORT: fence: a kernel's target whose disk takes %v for a write: answered after %.2f s, %d of %d in-flight writes were completed after the answer, none later\n",
-		delay, answered.Sub(asked).Seconds(), late, lanes)
+		delay, answered.Sub(asked).Seconds(), late, workers)
 }
 
 // testProtection verifies the table's protection on a kernel without persist,
 // and that a kernel target is not reported as fenced without --kernel-targets.
 // The server that it leaves running has that flag.
-func (r *rig) testProtection(t *testing.T, cut *disk) {
-	first := cut.from
+func (r *rig) testProtection(t *testing.T, fenced *disk) {
+	first := fenced.from
 	r.serve()
-	r.connect(cut)
+	r.connect(fenced)
 	n := r.Node(server)
 
 	err := r.fence(first)
 	if code := grpcstatus.Code(err); code != codes.Unavailable && code != codes.FailedPrecondition || !strings.Contains(err.Error(), "kernel") {
 		t.Errorf("without --kernel-targets: %v", err)
 	}
-	r.ends(cut) // blocked nevertheless
+	r.ends(fenced) // blocked nevertheless
 	testkit.Must(t, r.server.Signal(syscall.SIGTERM))
 	<-r.server.Done()
 	held := func() bool { return strings.Contains(n.Run("nft", "list", "ruleset"), first.String()) }
@@ -211,5 +211,5 @@ func (r *rig) testProtection(t *testing.T, cut *disk) {
 		t.Errorf("got tables after the restart\n%s\nwant\n%s", now, tables)
 	}
 	testkit.Must(t, r.unfence(first))
-	r.Node(client).Await("the client has reconnected", func() bool { return cut.controller.Attribute("state") == "live" })
+	r.Node(client).Await("the client has reconnected", func() bool { return fenced.controller.Attribute("state") == "live" })
 }

@@ -41,7 +41,7 @@ const (
 	// Parameters of the writer.
 	blockSize = 4096
 	areaSize  = mib
-	lanes     = 8
+	workers   = 8
 )
 
 // disk is a disk of the target and its client.
@@ -78,7 +78,7 @@ func newRig(t *testing.T, disks ...*disk) *rig {
 	var files []vm.Disk
 	for i, d := range disks {
 		d.backing = filepath.Join(t.TempDir(), d.name)
-		file := testkit.Value(vm.RawFile(d.backing, 2*lanes*mib))(t)
+		file := testkit.Value(vm.RawFile(d.backing, 2*workers*mib))(t)
 		files = append(files, file)
 		d.device = fmt.Sprintf("/dev/vd%c", 'a'+i)
 	}
@@ -134,8 +134,8 @@ func (r *rig) write(d *disk, first int) {
 	r.Helper()
 	n := r.Node(client)
 	device := "/dev/" + nvmetcp.AwaitDisk(n.Kernel, d.subsystem.UUID)
-	d.writer = testkit.Value(n.Guest.Start(r.Context(), vm.Command{Argv: []string{"storm", device, fmt.Sprint(lanes), fmt.Sprint(first)}}))(r)
-	d.more(r, 50)
+	d.writer = testkit.Value(n.Guest.Start(r.Context(), vm.Command{Argv: []string{"storm", device, fmt.Sprint(workers), fmt.Sprint(first)}}))(r)
+	d.awaitWrites(r, 50)
 }
 
 // serve starts the fence server and waits until it is ready.
@@ -207,20 +207,20 @@ func cidrs(address netip.Addr) []*addons.CIDR {
 
 // acknowledged returns the last acknowledged number of each worker, and the
 // number of acknowledged writes.
-func (d *disk) acknowledged() (last [lanes]uint64, count int) {
+func (d *disk) acknowledged() (last [workers]uint64, count int) {
 	for line := range strings.SplitSeq(d.writer.Log(), "\n") {
-		var lane int
+		var worker int
 		var n uint64
-		if _, err := fmt.Sscanf(line, "%d %d", &lane, &n); err == nil && lane < lanes {
-			last[lane] = n
+		if _, err := fmt.Sscanf(line, "%d %d", &worker, &n); err == nil && worker < workers {
+			last[worker] = n
 			count++
 		}
 	}
 	return last, count
 }
 
-// more waits for additional acknowledged writes.
-func (d *disk) more(r *rig, writes int) {
+// awaitWrites waits for additional acknowledged writes.
+func (d *disk) awaitWrites(r *rig, writes int) {
 	r.Helper()
 	_, before := d.acknowledged()
 	r.Node(client).Await(fmt.Sprintf("%d more writes to %s", writes, d.name), func() bool {
@@ -255,11 +255,11 @@ func changes(before, after []byte) (n int) {
 func (d *disk) holds(r *rig, image []byte) {
 	r.Helper()
 	last, _ := d.acknowledged()
-	for lane, n := range last {
-		at := lane*areaSize + int(n*blockSize%areaSize)
+	for worker, n := range last {
+		at := worker*areaSize + int(n*blockSize%areaSize)
 		block := image[at : at+blockSize]
-		if got := binary.LittleEndian.Uint64(block[8:]); got != n || binary.LittleEndian.Uint64(block) != uint64(lane) || binary.LittleEndian.Uint64(block[blockSize-8:]) != n {
-			r.Errorf("%s: block %d of worker %d was acknowledged, but the disk has block %d", d.name, n, lane, got)
+		if got := binary.LittleEndian.Uint64(block[8:]); got != n || binary.LittleEndian.Uint64(block) != uint64(worker) || binary.LittleEndian.Uint64(block[blockSize-8:]) != n {
+			r.Errorf("%s: block %d of worker %d was acknowledged, but the disk has block %d", d.name, n, worker, got)
 		}
 	}
 }

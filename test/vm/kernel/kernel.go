@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// callTime limits one call to a guest, which shares two cores with others.
-	callTime = time.Minute
-	// waitTime limits polling for a condition.
-	waitTime = 2 * time.Minute
+	// callTimeout limits one call to a guest, which shares two cores with others.
+	callTimeout = time.Minute
+	// waitTimeout limits polling for a condition.
+	waitTimeout = 2 * time.Minute
 	// tailLines is how many lines of the kernel log a failed test shows.
 	tailLines = 40
 )
@@ -44,7 +44,7 @@ func Of(t testing.TB, g *vm.Guest) *Kernel {
 // log returns the end of the kernel log. It does not use the test's context,
 // which has ended in cleanups.
 func (k *Kernel) log(lines int) string {
-	ctx, cancel := context.WithTimeout(context.Background(), callTime)
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
 	text, err := k.Guest.Run(ctx, "dmesg")
 	if err != nil {
@@ -56,7 +56,7 @@ func (k *Kernel) log(lines int) string {
 
 // Try runs a program and returns its trimmed output.
 func (k *Kernel) Try(argv ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(k.Context(), callTime)
+	ctx, cancel := context.WithTimeout(k.Context(), callTimeout)
 	defer cancel()
 	out, err := k.Guest.Run(ctx, argv...)
 	return strings.TrimSpace(out), err
@@ -86,7 +86,7 @@ func (k *Kernel) Write(path, value string) {
 	}
 }
 
-// TryWrite is Write for values that the kernel can refuse; see Refused.
+// TryWrite is Write for values that the kernel can refuse; see WantErrno.
 func (k *Kernel) TryWrite(path, value string) error {
 	if _, err := k.Try("sh", "-c", `echo -n "$1" > "$0"`, path, value); err != nil {
 		return fmt.Errorf("write %q to %s: %w", value, path, err)
@@ -94,8 +94,8 @@ func (k *Kernel) TryWrite(path, value string) error {
 	return nil
 }
 
-// Refused verifies that err is a program's failure with the error number.
-func (k *Kernel) Refused(err error, want syscall.Errno) {
+// WantErrno verifies that err is a program's failure with the error number.
+func (k *Kernel) WantErrno(err error, want syscall.Errno) {
 	k.Helper()
 	var exit *vm.ExitError
 	if !errors.As(err, &exit) || !strings.Contains(strings.ToLower(exit.Output), want.Error()) {
@@ -112,7 +112,7 @@ func (k *Kernel) Names(dir string) []string {
 // Await polls until the condition is true.
 func (k *Kernel) Await(what string, so func() bool) {
 	k.Helper()
-	deadline := time.After(waitTime)
+	deadline := time.After(waitTimeout)
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for !so() {
@@ -121,7 +121,7 @@ func (k *Kernel) Await(what string, so func() bool) {
 		case <-k.Guest.Done():
 			k.Fatalf("the guest ended while waiting for: %s", what)
 		case <-deadline:
-			k.Fatalf("timed out after %v waiting for: %s", waitTime, what)
+			k.Fatalf("timed out after %v waiting for: %s", waitTimeout, what)
 		}
 	}
 }

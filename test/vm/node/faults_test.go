@@ -28,17 +28,17 @@ func testFailedPoolDisk(r *rig) {
 		r.Fatalf("before the disk fails: %q", got)
 	}
 
-	heal := r.disk.Fail(disk.Fault{Reads: true, Writes: true, Flushes: true})
+	restore := r.disk.Fail(disk.Fault{Reads: true, Writes: true, Flushes: true})
 	if out, err := r.guest.Run(r.Context(), "dd", "if=/dev/zero", "of="+files.target+"/other", "bs=1M", "count=1", "conv=fsync"); err == nil {
 		r.Errorf("a write to the failed disk was synced: %s", out)
 	}
 	r.refusesAll(idle, raw)
 	r.reportsFailure(files)
-	r.letsGo(files, raw)
+	r.drains(files, raw)
 
 	// A reboot resets the file systems that the kernel shut down.
-	heal()
-	testkit.Must(r, r.guest.Cut())
+	restore()
+	testkit.Must(r, r.guest.LosePower())
 	r.boot()
 	r.mount()
 	r.start()
@@ -70,11 +70,11 @@ func (r *rig) refusesAll(idle, busy *claim) {
 		Name: "refused", VolumeCapabilities: []*csi.VolumeCapability{capability("ext4")}, CapacityRange: &csi.CapacityRange{RequiredBytes: leastSize("ext4")}})
 	_, expanded := r.controller().ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
 		VolumeId: busy.id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * busy.size}, VolumeCapability: capability("")})
-	_, cut := r.controller().CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "refused", SourceVolumeId: busy.id})
+	_, snapshotted := r.controller().CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "refused", SourceVolumeId: busy.id})
 	_, modified := r.controller().ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{
 		VolumeId: idle.id, MutableParameters: map[string]string{"readAheadKiB": "256"}})
 	for what, err := range map[string]error{
-		"CreateVolume": created, "ControllerExpandVolume": expanded, "CreateSnapshot": cut, "ControllerModifyVolume": modified,
+		"CreateVolume": created, "ControllerExpandVolume": expanded, "CreateSnapshot": snapshotted, "ControllerModifyVolume": modified,
 		"DeleteVolume": idle.remove(), "NodeStageVolume": idle.stage(),
 	} {
 		switch code := status.Code(err); {
@@ -86,9 +86,9 @@ func (r *rig) refusesAll(idle, busy *claim) {
 	}
 }
 
-// letsGo verifies that a node with a failed pool can be drained. If data could
+// drains verifies that a node with a failed pool can be drained. If data could
 // not be written, the first unstage reports that.
-func (r *rig) letsGo(all ...*claim) {
+func (r *rig) drains(all ...*claim) {
 	r.Helper()
 	for _, c := range all {
 		testkit.Must(r, c.unpublish())

@@ -16,7 +16,7 @@ func TestVolumes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "xfs")
 	testGrowInUse(t, r)
-	testTrimGivesBack(r)
+	testTrimFreesPoolSpace(r)
 	r.stop()
 }
 
@@ -37,7 +37,7 @@ func testGrowInUse(t *testing.T, r *rig) {
 func (r *rig) growInUse(name, fsType string) {
 	c := r.create(name, fsType).attach()
 	sum := c.write(2)
-	before := c.room()
+	before := c.totalBytes()
 	writer := c.keepWriting()
 	target := c.size + 96*mib
 	controller := testkit.Value(r.controller().ControllerExpandVolume(r.Context(), &csi.ControllerExpandVolumeRequest{
@@ -51,7 +51,7 @@ func (r *rig) growInUse(name, fsType string) {
 	if node.GetCapacityBytes() < target {
 		r.Errorf("NodeExpandVolume: got %d bytes, want at least %d", node.GetCapacityBytes(), target)
 	}
-	if got := c.room() - before; got < 80*mib {
+	if got := c.totalBytes() - before; got < 80*mib {
 		r.Errorf("the volume grew by %d MiB, want about 96", got/mib)
 	}
 	if fsType != "" {
@@ -68,8 +68,8 @@ func (r *rig) growInUse(name, fsType string) {
 	c.drop()
 }
 
-// room is the volume's total size in bytes, as its user sees it.
-func (c *claim) room() int64 {
+// totalBytes is the volume's total size in bytes, as its user sees it.
+func (c *claim) totalBytes() int64 {
 	c.Helper()
 	answer := testkit.Value(c.node().NodeGetVolumeStats(c.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: c.id, VolumePath: c.target, StagingTargetPath: c.staging}))(c)
 	for _, u := range answer.GetUsage() {
@@ -104,9 +104,9 @@ func (c *claim) stillWrites(p *vm.Process) {
 	}
 }
 
-// testTrimGivesBack verifies that fstrim frees space of a thin volume in the
+// testTrimFreesPoolSpace verifies that fstrim frees space of a thin volume in the
 // pool, through the file system and the loop device.
-func testTrimGivesBack(r *rig) {
+func testTrimFreesPoolSpace(r *rig) {
 	r.Helper()
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {
 		c := r.create("trim-"+fsType, fsType).attach()

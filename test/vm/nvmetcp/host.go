@@ -43,7 +43,7 @@ type Controller struct {
 	kernel *kernel.Kernel
 }
 
-// Connect connects a guest to a subsystem; see Kernel.Refused for errors.
+// Connect connects a guest to a subsystem; see Kernel.WantErrno for errors.
 func Connect(k *kernel.Kernel, c Connection) (*Controller, error) {
 	k.Helper()
 	// The answer must be read from the file descriptor that wrote the request.

@@ -90,7 +90,7 @@ func (r rig) connect(s Subsystem, h Host) *Controller {
 // fail and leave no controller.
 func (r rig) refuse() {
 	r.Helper()
-	nobody := netip.AddrPortFrom(at.Addr(), at.Port()+1)
+	unused := netip.AddrPortFrom(at.Addr(), at.Port()+1)
 	for _, c := range []struct {
 		Connection
 		want syscall.Errno
@@ -98,11 +98,11 @@ func (r rig) refuse() {
 		{Connection{Target: at, Subsystem: red.NQN, Host: blueHost}, syscall.EIO},
 		{Connection{Target: at, Subsystem: blue.NQN, Host: redHost}, syscall.EIO},
 		{Connection{Target: at, Subsystem: "nqn.2024-01.example:none", Host: redHost}, syscall.EIO},
-		{Connection{Target: nobody, Subsystem: red.NQN, Host: redHost}, syscall.ECONNREFUSED},
+		{Connection{Target: unused, Subsystem: red.NQN, Host: redHost}, syscall.ECONNREFUSED},
 		{Connection{Target: at, Subsystem: red.NQN, Host: redHost, Options: []string{"no_such_option=1"}}, syscall.EINVAL},
 	} {
 		_, err := Connect(r.Kernel, c.Connection)
-		r.Refused(err, c.want)
+		r.WantErrno(err, c.want)
 	}
 	if log := r.Run("dmesg"); !strings.Contains(log, "connect by host "+blueHost.NQN+" for subsystem "+red.NQN+" not allowed") {
 		r.Error("the target did not log the refused host")
@@ -116,7 +116,7 @@ func (r rig) refuse() {
 func (r rig) twice() {
 	r.Helper()
 	_, err := Connect(r.Kernel, Connection{Target: at, Subsystem: red.NQN, Host: redHost})
-	r.Refused(err, syscall.EALREADY)
+	r.WantErrno(err, syscall.EALREADY)
 }
 
 // identity verifies the controller's sysfs attributes.
@@ -210,5 +210,5 @@ func (r rig) removal(target *Target) {
 		r.Errorf("left over at the end: %v", left)
 	}
 	_, err := Connect(r.Kernel, Connection{Target: at, Subsystem: red.NQN, Host: redHost})
-	r.Refused(err, syscall.ECONNREFUSED)
+	r.WantErrno(err, syscall.ECONNREFUSED)
 }

@@ -40,10 +40,10 @@ func Boot(t testing.TB, first, second vm.Spec) *Pair {
 			t.Error(err)
 		}
 	})
-	seats := vm.Reserve(t, 2)
+	slots := vm.ReserveSlots(t, 2)
 	p := &Pair{TB: t, cable: vm.NewCable(dir), specs: [2]vm.Spec{first, second}}
 	for i := range p.specs {
-		p.specs[i].Seats = seats
+		p.specs[i].Slots = slots
 		p.Boot(i)
 	}
 	return p

@@ -31,8 +31,8 @@ func (p *Pair) testCable(t *testing.T) {
 	const size = 4 * mib
 	exchange(t, conn, size)
 	fmt.Printf("REPORT: pair: TCP echoed %d MiB between two guests in %.1f s\n", size/mib, time.Since(begun).Seconds())
-	p.hostStaysOut(t)
-	p.unplugged(t, conn)
+	p.testHostIsUnreachable(t)
+	p.testUnplugged(t, conn)
 }
 
 // echo starts an echo server on guest 0 and connects to it from guest 1.
@@ -71,9 +71,9 @@ func exchange(t testing.TB, conn net.Conn, size int) {
 	}
 }
 
-// hostStaysOut verifies that a guest cannot reach the host's addresses through
+// testHostIsUnreachable verifies that a guest cannot reach the host's addresses through
 // the cable.
-func (p *Pair) hostStaysOut(t *testing.T) {
+func (p *Pair) testHostIsUnreachable(t *testing.T) {
 	addresses := testkit.Value(net.InterfaceAddrs())(t)
 	n := p.Node(1)
 	userNetwork := netip.MustParsePrefix("10.0.2.0/24") // the guest's network to the host
@@ -100,9 +100,9 @@ func (p *Pair) hostStaysOut(t *testing.T) {
 	}
 }
 
-// unplugged verifies that the guest detects its unplugged cable, that no
+// testUnplugged verifies that the guest detects its unplugged cable, that no
 // packets pass, and that open connections continue after plugging it in.
-func (p *Pair) unplugged(t *testing.T, conn net.Conn) {
+func (p *Pair) testUnplugged(t *testing.T, conn net.Conn) {
 	n := p.Node(1)
 	carrier := path.Join("/sys/class/net", n.Interface, "carrier")
 	p.Plug(1, false)

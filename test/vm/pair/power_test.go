@@ -54,28 +54,28 @@ func (p *Pair) testServerLosesPower(t *testing.T, d *disk.Disk) {
 	device := "/dev/" + nvmetcp.AwaitDisk(n.Kernel, volume)
 	w := testkit.Value(n.Guest.Start(t.Context(), vm.Command{Argv: []string{"writer", device}}))(t)
 	n.Await("the writer has written for a while", func() bool {
-		ended(t, w)
+		failIfExited(t, w)
 		return acknowledged(w) >= 200
 	})
 	// Lose power at a write. At a flush, the client's kernel (6.1) reports
 	// success although the connection broke (measured), so such an fsync cannot
 	// be trusted.
-	testkit.Must(t, d.CutAt(disk.Order{Event: disk.Write, N: 1, Moment: disk.OnArrival}))
+	testkit.Must(t, d.LosePowerAt(disk.Trigger{Event: disk.Write, N: 1, Moment: disk.OnArrival}))
 	select {
 	case <-d.Gone():
 	case <-time.After(time.Minute):
 		t.Fatal("the client stopped writing")
 	}
-	testkit.Must(t, p.Node(server).Guest.Cut())
-	cut := time.Now()
+	testkit.Must(t, p.Node(server).Guest.LosePower())
+	lost := time.Now()
 	const bound = time.Minute
 	select {
 	case <-w.Done():
 	case <-time.After(bound):
 		t.Fatalf("the client's write did not fail within %v of the server's power loss", bound)
 	}
-	noticed := time.Since(cut)
-	n.Refused(w.Err(), syscall.EIO)
+	noticed := time.Since(lost)
+	n.WantErrno(w.Err(), syscall.EIO)
 	count := acknowledged(w)
 
 	testkit.Must(t, d.PowerOn())
@@ -90,8 +90,8 @@ func (p *Pair) testServerLosesPower(t *testing.T, d *disk.Disk) {
 	t.Logf("%v", d.Stats())
 }
 
-// ended fails the test if the writer has exited.
-func ended(t *testing.T, w *vm.Process) {
+// failIfExited fails the test if the writer has exited.
+func failIfExited(t *testing.T, w *vm.Process) {
 	t.Helper()
 	select {
 	case <-w.Done():

@@ -70,18 +70,18 @@ func TestDriveLosesUnflushedWrites(t *testing.T) {
 		word old | dd of=/dev/vdd bs=64k conv=fsync
 		word new | dd of=/dev/vdd bs=64k oflag=direct`)
 
-	heal := raw.Fail(disk.Fault{Reads: true, Writes: true})
+	restore := raw.Fail(disk.Fault{Reads: true, Writes: true})
 	var exit *vm.ExitError
 	for _, script := range []string{`dd if=/dev/vdd of=/dev/null bs=64k count=1 iflag=direct`, `dd if=/dev/zero of=/dev/vdd bs=64k count=1 oflag=direct`} {
 		if _, err := g.Run(t.Context(), "sh", "-ec", script); !errors.As(err, &exit) || !strings.Contains(exit.Output, "I/O error") && !strings.Contains(exit.Output, "Input/output error") {
 			t.Errorf("%s on a disk with I/O errors: got %v", script, err)
 		}
 	}
-	heal()
+	restore()
 	if got := shell(t, g, `dd if=/dev/vdd bs=64k count=1 iflag=direct | head -n 1`); got != "new\n" {
 		t.Errorf("before the power loss the disk reads %q", got)
 	}
-	testkit.Must(t, g.Cut())
+	testkit.Must(t, g.LosePower())
 
 	for _, d := range all {
 		testkit.Must(t, d.PowerOn())

@@ -23,7 +23,7 @@ func TestFirstStartSurvivesPowerLoss(t *testing.T) {
 	s := workload.NewStation(workload.Config{
 		Name: "first", Machine: m, Dir: workersDir, Seed: seed, Workers: 3, Reflink: true, Patience: time.Minute, Lean: true,
 	})
-	start := func(point string, early *disk.Order) {
+	start := func(point string, early *disk.Trigger) {
 		t.Helper()
 		m.early = early
 		m.drive.Survive([]disk.Survival{disk.SurviveSome, disk.SurviveNone}[random.IntN(2)])
@@ -41,7 +41,7 @@ func TestFirstStartSurvivesPowerLoss(t *testing.T) {
 		start(points[i]+"=1", nil)
 	}
 	for _, moment := range soak.Pick(1, random.Perm(3)[:2]) {
-		start("", &disk.Order{Event: disk.Flush, N: 1 + random.IntN(20), Moment: disk.Moment(moment)}) // pool and stores take about twenty flushes
+		start("", &disk.Trigger{Event: disk.Flush, N: 1 + random.IntN(20), Moment: disk.Moment(moment)}) // pool and stores take about twenty flushes
 	}
 	testkit.Value(s.Round(t.Context(), "", 2*time.Second))(t)
 	m.flags = []string{"--pool-image", "3GiB"}

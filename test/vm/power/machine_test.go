@@ -39,8 +39,8 @@ type machine struct {
 	fsType string
 	flags  []string // passed to every start of the driver
 
-	order *disk.Order // armed once the next driver is ready
-	early *disk.Order // armed when the next driver starts
+	order *disk.Trigger // armed once the next driver is ready
+	early *disk.Trigger // armed when the next driver starts
 
 	mu     sync.Mutex
 	guest  *vm.Guest      // nil while powered off
@@ -66,7 +66,7 @@ func (m *machine) Launch(ctx context.Context, point string) (workload.Driver, er
 	if point != "" {
 		env = []string{"CLEAT_CRASHPOINT=" + point, "CLEAT_CRASHPOINT_LOG=" + hits, "CLEAT_CRASHPOINT_ACTION=freeze"}
 	}
-	if err := m.cutAt(&m.early); err != nil {
+	if err := m.arm(&m.early); err != nil {
 		return nil, err
 	}
 	process, err := m.guest.Start(ctx, vm.Command{Argv: argv, Env: env})
@@ -84,17 +84,17 @@ func (m *machine) Launch(ctx context.Context, point string) (workload.Driver, er
 		}
 		return nil, err
 	}
-	return r, m.cutAt(&m.order)
+	return r, m.arm(&m.order)
 }
 
-// cutAt arms and clears a trigger, if set.
-func (m *machine) cutAt(order **disk.Order) error {
+// arm arms and clears a trigger, if set.
+func (m *machine) arm(order **disk.Trigger) error {
 	if *order == nil {
 		return nil
 	}
 	o := **order
 	*order = nil
-	return m.drive.CutAt(o)
+	return m.drive.LosePowerAt(o)
 }
 
 func (m *machine) up() *vm.Guest {
@@ -146,14 +146,14 @@ func (m *machine) enter(ctx context.Context, g *vm.Guest) (*remote.Client, error
 	}
 }
 
-// cut powers the guest off without shutdown.
-func (m *machine) cut() error {
+// losePower powers the guest off without shutdown.
+func (m *machine) losePower() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.guest == nil {
 		return nil
 	}
-	err := m.guest.Cut()
+	err := m.guest.LosePower()
 	_ = m.inside.Close() // the guest's end is closed already
 	m.guest, m.inside = nil, nil
 	return err
@@ -236,7 +236,7 @@ func (m *machine) Remove(ctx context.Context, path string) error {
 }
 
 // newMachine returns a machine with a new, formatted disk.
-func newMachine(t *testing.T, name, cleat, inside string, fsType string, seed uint64, seats *vm.Seats, flags ...string) *machine {
+func newMachine(t *testing.T, name, cleat, inside string, fsType string, seed uint64, slots *vm.Slots, flags ...string) *machine {
 	t.Helper()
 	const size = 6 << 30
 	path := filepath.Join(t.TempDir(), name+".disk")
@@ -245,13 +245,13 @@ func newMachine(t *testing.T, name, cleat, inside string, fsType string, seed ui
 	m := &machine{
 		log: t.Logf, drive: d, path: path, fsType: fsType, flags: flags,
 		spec: vm.Spec{
-			Name: name, Disks: []vm.Disk{d}, Seats: seats,
+			Name: name, Disks: []vm.Disk{d}, Slots: slots,
 			Modules: []string{"loop", "xfs", "ext4", "btrfs"}, Tools: tools(),
 			Files: map[string]string{"/usr/bin/cleat": cleat, "/usr/bin/inside": inside},
 		},
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(m.cut(), d.Close()); err != nil {
+		if err := errors.Join(m.losePower(), d.Close()); err != nil {
 			t.Error(err)
 		}
 	})

@@ -15,7 +15,7 @@ import (
 // event of the disk, or at a random time.
 type outage struct {
 	point string // <name>=<count>, or empty
-	order *disk.Order
+	order *disk.Trigger
 	at    time.Duration // after the start of the workload
 }
 
@@ -87,7 +87,7 @@ func (k kind) plan(points []string, n int, random *rand.Rand) ([]outage, error) 
 			}
 			all, rest = append(all, outage{point: rest[0] + "=1", at: patience}), rest[1:]
 		case i%3 == 0:
-			order := disk.Order{Event: disk.Flush, N: 1 + random.IntN(200), Moment: disk.Moment(random.IntN(3))}
+			order := disk.Trigger{Event: disk.Flush, N: 1 + random.IntN(200), Moment: disk.Moment(random.IntN(3))}
 			if random.IntN(3) == 0 {
 				order.Event, order.N = disk.Write, 1+random.IntN(500)
 			}

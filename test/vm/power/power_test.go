@@ -21,26 +21,26 @@ import (
 	"github.com/cleatproject/cleat/test/vm/disk"
 )
 
-// defaultCuts is the number of power losses of one run, over both guests; make
+// defaultPowerLosses is the number of power losses of one run, over both guests; make
 // soak sets POWER_CUTS.
-const defaultCuts = 8
+const defaultPowerLosses = 8
 
-// fewCuts is the number of power losses of one guest below which all data is
+// fewPowerLosses is the number of power losses of one guest below which all data is
 // read only after the last one.
-const fewCuts = 6
+const fewPowerLosses = 6
 
 func TestNothingAcknowledgedIsLost(t *testing.T) {
-	cuts := int(number(t, "POWER_CUTS", defaultCuts))
+	powerLosses := int(number(t, "POWER_CUTS", defaultPowerLosses))
 	seed := number(t, "POWER_SEED", uint64(time.Now().UnixNano()))
 	t.Logf("POWER_SEED=%d", seed)
 	points := testkit.Value(workload.Points(testkit.Root(t)))(t)
 	cleat, inside := testkit.Build(t, testkit.Cleat, "-tags", "crashpoints", "-ldflags", "-s -w"), buildInside(t)
-	seats := vm.Reserve(t, 2)
+	slots := vm.ReserveSlots(t, 2)
 	var campaigns []*campaign
 	for i, k := range kinds() {
 		random := rand.New(rand.NewPCG(seed, uint64(i)))
-		plan := testkit.Value(k.plan(points, max(cuts/2, 1), random))(t)
-		m := newMachine(t, k.name, cleat, inside, k.fsType, seed+uint64(i), seats)
+		plan := testkit.Value(k.plan(points, max(powerLosses/2, 1), random))(t)
+		m := newMachine(t, k.name, cleat, inside, k.fsType, seed+uint64(i), slots)
 		campaigns = append(campaigns, &campaign{
 			kind: k, machine: m, plan: plan, random: random,
 			station: workload.NewStation(workload.Config{
@@ -87,7 +87,7 @@ type campaign struct {
 }
 
 func (c *campaign) run(ctx context.Context) error {
-	read := len(c.plan) < fewCuts
+	read := len(c.plan) < fewPowerLosses
 	for i, o := range c.plan {
 		name, _, _ := strings.Cut(o.point, "=")
 		if !read && i >= len(c.plan)/2 && workload.LeadsTo(name) == "" {

@@ -51,7 +51,7 @@ func (r *running) watch(ctx context.Context, armed bool) {
 	case err := <-stopped:
 		if err == nil {
 			r.hit.Store(true)
-			_ = r.machine.drive.Cut() // Kill returns the error too
+			_ = r.machine.drive.LosePower() // Kill returns the error too
 		}
 	case <-r.machine.drive.Gone():
 		r.hit.Store(true) // the trigger fired
@@ -108,7 +108,7 @@ func (r *running) Kill() error {
 	r.cancel()
 	<-r.done
 	r.console = r.guest.Console()
-	err := errors.Join(complaints(r.console), r.machine.cut())
+	err := errors.Join(kernelErrors(r.console), r.machine.losePower())
 	if r.conn != nil {
 		_ = r.conn.Close()
 	}
@@ -128,7 +128,7 @@ func (r *running) Stop() error {
 		return fmt.Errorf("cleat csi did not exit within %v of SIGTERM\n%s", bound, r.Log())
 	}
 	<-r.done
-	return errors.Join(r.process.Err(), complaints(r.guest.Console()))
+	return errors.Join(r.process.Err(), kernelErrors(r.guest.Console()))
 }
 
 // Log implements workload.Driver.
@@ -139,12 +139,12 @@ func (r *running) Log() string {
 	return r.process.Log() + "\nend of the console:\n" + end(r.console)
 }
 
-// complaint matches kernel messages about damaged file systems and kernel bugs.
-var complaint = regexp.MustCompile(`(?i)EXT4-fs error|XFS.*corrupt|BTRFS (error|critical)|\bBUG:|\bOops\b|WARNING:`)
+// kernelErrorPattern matches kernel messages about damaged file systems and kernel bugs.
+var kernelErrorPattern = regexp.MustCompile(`(?i)EXT4-fs error|XFS.*corrupt|BTRFS (error|critical)|\bBUG:|\bOops\b|WARNING:`)
 
-// complaints returns an error if the console has such messages.
-func complaints(console string) error {
-	if complaint.MatchString(console) {
+// kernelErrors returns an error if the console has such messages.
+func kernelErrors(console string) error {
+	if kernelErrorPattern.MatchString(console) {
 		return fmt.Errorf("kernel errors on the console:\n%s", end(console))
 	}
 	return nil

@@ -66,9 +66,9 @@ func TestSabotageTurnsRed(t *testing.T) {
 				Name: "sabotaged", Machine: m, Dir: workersDir, Seed: uint64(i) + 1, Workers: 1, Reflink: s.reflink, Patience: time.Minute, Lean: true,
 			})
 			const few = 4
-			for cuts := range few {
+			for powerLosses := range few {
 				hit, err := st.Round(t.Context(), s.point+"=1", 2*patience)
-				t.Logf("power loss %d at %s: reached %v", cuts+1, s.point, hit)
+				t.Logf("power loss %d at %s: reached %v", powerLosses+1, s.point, hit)
 				if err == nil {
 					err = st.Read(t.Context())
 				}
@@ -78,7 +78,7 @@ func TestSabotageTurnsRed(t *testing.T) {
 				if !slices.ContainsFunc(s.symptoms, func(s string) bool { return strings.Contains(err.Error(), s) }) {
 					t.Fatalf("the test failed, but not with any of %q: %v", s.symptoms, err)
 				}
-				t.Logf("failed after %d power losses, as expected: %v", cuts+1, err)
+				t.Logf("failed after %d power losses, as expected: %v", powerLosses+1, err)
 				return
 			}
 			t.Error("the test passed without this flush")

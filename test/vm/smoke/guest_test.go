@@ -73,7 +73,7 @@ func TestGuest(t *testing.T) {
 			t.Errorf("got random number source %q", got)
 		}
 	})
-	t.Run("short-lived programs", func(t *testing.T) { testQuickPrograms(t, g) })
+	t.Run("short-lived programs", func(t *testing.T) { testShortPrograms(t, g) })
 	t.Run("go test", func(t *testing.T) { vm.GoTest(t, g, "./test/vm/wire", "-test.run=TestInvalidRequestsAreRejected|Fuzz") })
 	run(t, g, "mkfs.xfs", "-q", "/dev/vda")
 	run(t, g, "mount", "/dev/vda", "/mnt")
@@ -96,7 +96,7 @@ func TestGuest(t *testing.T) {
 	resize := map[string]any{"node-name": vm.DiskNode(0), "size": 500 * mib}
 	testkit.Value(g.Monitor(t.Context(), "block_resize", resize))(t)
 	eventually(t, g, "1024000", "cat", "/sys/block/vda/size")
-	if err := g.Cut(); err != nil {
+	if err := g.LosePower(); err != nil {
 		t.Error(err)
 	}
 	if _, err := g.Run(t.Context(), "true"); err == nil || !strings.Contains(err.Error(), "simulated power loss") {
@@ -118,7 +118,7 @@ func TestPanic(t *testing.T) {
 
 // The exit status of a program that exits without reading its input is
 // reported.
-func testQuickPrograms(t *testing.T, g *vm.Guest) {
+func testShortPrograms(t *testing.T, g *vm.Guest) {
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {

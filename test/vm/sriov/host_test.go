@@ -207,15 +207,15 @@ func (h configured) answers() {
 	v := h.read().VFs[0]
 	const probe = "/sys/bus/pci/drivers_probe"
 	bind := func(driver string) string { return path.Join(drivers, driver, "bind") }
-	h.Refused(h.TryWrite(bind("virtio-pci"), v.Address), syscall.ENODEV) // the device ID does not match
-	h.Refused(h.TryWrite(path.Join(drivers, "virtio-pci", "unbind"), v.Address), syscall.ENODEV)
-	h.Refused(h.TryWrite(bind("igbvf"), v.Address), syscall.EBUSY)
-	h.Refused(h.TryWrite(bind("igbvf"), "0000:99:00.0"), syscall.ENODEV)
+	h.WantErrno(h.TryWrite(bind("virtio-pci"), v.Address), syscall.ENODEV) // the device ID does not match
+	h.WantErrno(h.TryWrite(path.Join(drivers, "virtio-pci", "unbind"), v.Address), syscall.ENODEV)
+	h.WantErrno(h.TryWrite(bind("igbvf"), v.Address), syscall.EBUSY)
+	h.WantErrno(h.TryWrite(bind("igbvf"), "0000:99:00.0"), syscall.ENODEV)
 	h.Write(path.Join(drivers, "igbvf", "unbind"), v.Address)
 	h.autoprobe(false)
 	h.Write(probe, v.Address)
 	h.is(v.Address, "")
-	h.Refused(h.TryWrite(bind("igbvf"), v.Address), syscall.ENODEV)
+	h.WantErrno(h.TryWrite(bind("igbvf"), v.Address), syscall.ENODEV)
 	h.autoprobe(true)
 	h.Write(probe, v.Address)
 	h.is(v.Address, "igbvf")

@@ -52,7 +52,7 @@ func (p physical) create(n int) {
 func (p physical) createRefused(n int, want syscall.Errno) {
 	p.Helper()
 	before := p.virtual()
-	p.Refused(p.TryWrite(p.file("sriov_numvfs"), strconv.Itoa(n)), want)
+	p.WantErrno(p.TryWrite(p.file("sriov_numvfs"), strconv.Itoa(n)), want)
 	if got := p.virtual(); !slices.Equal(got, before) {
 		p.Errorf("a rejected request for %d virtual functions changed %v to %v", n, before, got)
 	}

@@ -11,10 +11,10 @@ import (
 // stream is a client that sends fixed bytes and disconnects.
 type stream struct {
 	io.Reader
-	heard bytes.Buffer
+	received bytes.Buffer
 }
 
-func (s *stream) Write(p []byte) (int, error) { return s.heard.Write(p) }
+func (s *stream) Write(p []byte) (int, error) { return s.received.Write(p) }
 func (s *stream) Close() error                { return nil }
 
 // fuzzSize is the size of the fuzzed device.

@@ -32,7 +32,7 @@ func run(args []string) error {
 	if len(args) != 3 {
 		return errors.New("usage: storm DISK WORKERS FIRST")
 	}
-	lanes, err := strconv.Atoi(args[1])
+	workers, err := strconv.Atoi(args[1])
 	if err != nil {
 		return err
 	}
@@ -46,23 +46,23 @@ func run(args []string) error {
 	}
 	defer disk.Close()
 	failed := make(chan error)
-	for lane := range lanes {
-		go func() { failed <- write(disk, lane, first) }()
+	for worker := range workers {
+		go func() { failed <- write(disk, worker, first) }()
 	}
 	return <-failed
 }
 
-func write(disk *os.File, lane int, first uint64) error {
+func write(disk *os.File, worker int, first uint64) error {
 	buffer := aligned()
 	for n := first; ; n++ {
-		binary.LittleEndian.PutUint64(buffer, uint64(lane))
+		binary.LittleEndian.PutUint64(buffer, uint64(worker))
 		binary.LittleEndian.PutUint64(buffer[8:], n)
 		binary.LittleEndian.PutUint64(buffer[blockSize-8:], n)
-		at := int64(lane)*areaSize + int64(n*blockSize%areaSize)
+		at := int64(worker)*areaSize + int64(n*blockSize%areaSize)
 		if _, err := disk.WriteAt(buffer, at); err != nil {
-			return fmt.Errorf("worker %d, block %d: %w", lane, n, err)
+			return fmt.Errorf("worker %d, block %d: %w", worker, n, err)
 		}
-		fmt.Printf("%d %d\n", lane, n)
+		fmt.Printf("%d %d\n", worker, n)
 	}
 }
 

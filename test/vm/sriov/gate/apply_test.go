@@ -47,12 +47,12 @@ func TestGate(t *testing.T) {
 func (r *rig) makes() {
 	r.Helper()
 	r.startPlugin()
-	r.silent("no daemon runs")
-	r.tell(wish{uid: "a", generation: 1, network: 2, vfio: 2, mtu: 1800})
+	r.offersNothing("no daemon runs")
+	r.setDesired(desiredState{uid: "a", generation: 1, network: 2, vfio: 2, mtu: 1800})
 	r.startDaemon(daemon.Apply)
 	r.serves()
 	for step, n := range map[string]int{"create 4 ": 1, "set the administrative MAC": 4, "to vfio-pci": 2, "to 1800": 2, "turn trust on": 2, "turn spoof checking off": 2} {
-		if got := r.did(step); got != n {
+		if got := r.countSteps(step); got != n {
 			r.Errorf("got %d steps with %q, want %d: %v", got, step, n, r.steps())
 		}
 	}
@@ -102,14 +102,14 @@ func (r *rig) release(name string) {
 // drivers.
 func (r *rig) changesWithoutPods() {
 	r.Helper()
-	r.tell(wish{uid: "a", generation: 2, network: 1, vfio: 2, mtu: 1700})
+	r.setDesired(desiredState{uid: "a", generation: 2, network: 1, vfio: 2, mtu: 1700})
 	r.serves()
-	if got := r.did("remove the virtual functions"); got != 1 {
+	if got := r.countSteps("remove the virtual functions"); got != 1 {
 		r.Errorf("got %d removals of the functions, want 1: %v", got, r.steps())
 	}
 	// A new generation with the same spec must not withdraw devices.
 	lists := len(offers(r.all()))
-	r.tell(wish{uid: "a", generation: 3, network: 1, vfio: 2, mtu: 1700})
+	r.setDesired(desiredState{uid: "a", generation: 3, network: 1, vfio: 2, mtu: 1700})
 	r.serves()
 	if got := len(offers(r.all())); got != lists {
 		r.Errorf("a generation with the same spec withdrew devices: %v", r.all())
@@ -125,7 +125,7 @@ func (r *rig) respectsPods() {
 	r.pod("holder", network, held)
 	r.intoPod(held)
 	steps := len(r.steps())
-	r.tell(wish{uid: "a", generation: 4, network: 2, vfio: 1, mtu: 1700})
+	r.setDesired(desiredState{uid: "a", generation: 4, network: 2, vfio: 1, mtu: 1700})
 	r.serves()
 	for _, s := range r.steps()[steps:] {
 		if strings.Contains(s.name, held) {
@@ -135,7 +135,7 @@ func (r *rig) respectsPods() {
 
 	before := r.now()
 	steps = len(r.steps())
-	r.tell(wish{uid: "a", generation: 5, network: 2, vfio: 2, mtu: 1700})
+	r.setDesired(desiredState{uid: "a", generation: 5, network: 2, vfio: 2, mtu: 1700})
 	s := r.phase(daemon.Blocked)
 	if len(s.Held) != 1 || s.Held[0].ID != held || s.Held[0].Pod != "holder" || !strings.Contains(s.Reason, "default/holder") {
 		r.Errorf("got blocked by %+v: %s", s.Held, s.Reason)
@@ -150,7 +150,7 @@ func (r *rig) respectsPods() {
 
 	// With --force the daemon changes held functions.
 	r.pod("stubborn", network, r.virtual(1))
-	r.tell(wish{uid: "a", generation: 6, network: 2, vfio: 1, mtu: 1700})
+	r.setDesired(desiredState{uid: "a", generation: 6, network: 2, vfio: 1, mtu: 1700})
 	r.phase(daemon.Blocked)
 	r.endDaemon(syscall.SIGTERM)
 	r.startDaemon(daemon.Apply, "--force")
@@ -237,7 +237,7 @@ func (r *rig) tamperedWith() {
 // removed.
 func (r *rig) abandons() {
 	r.Helper()
-	r.tell(wish{uid: "a", generation: 7, nothing: true})
+	r.setDesired(desiredState{uid: "a", generation: 7, nothing: true})
 	r.serves()
 	if now := r.now(); now.Number != 0 {
 		r.Errorf("functions of a removed card: %+v", now)
@@ -248,18 +248,18 @@ func (r *rig) abandons() {
 // the daemon has configured them.
 func (r *rig) external() {
 	r.Helper()
-	r.tell(wish{uid: "a", generation: 8, network: 2, vfio: 1, mtu: 1500, external: true})
+	r.setDesired(desiredState{uid: "a", generation: 8, network: 2, vfio: 1, mtu: 1500, external: true})
 	if s := r.phase(daemon.Failed); len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "managed externally") {
 		r.Errorf("status without functions: %+v", s)
 	}
-	r.silent("the functions do not exist")
-	macs, made := r.did("set the administrative MAC"), r.did("create 3 ")
+	r.offersNothing("the functions do not exist")
+	macs, made := r.countSteps("set the administrative MAC"), r.countSteps("create 3 ")
 	r.script(3, false)
 	r.serves()
-	if got := r.did("set the administrative MAC") - macs; got != 3 {
+	if got := r.countSteps("set the administrative MAC") - macs; got != 3 {
 		r.Errorf("got %d administrative MACs set, want 3: %v", got, r.steps())
 	}
-	if got := r.did("create 3 ") - made; got != 0 {
+	if got := r.countSteps("create 3 ") - made; got != 0 {
 		r.Errorf("the daemon created externally managed functions: %v", r.steps())
 	}
 	r.endDaemon(syscall.SIGTERM)

@@ -65,9 +65,9 @@ func offered(events []Event) map[string][]string {
 func (r *rig) wanted() map[string][]string {
 	r.Helper()
 	all := map[string][]string{}
-	for i := range r.wish.number() {
+	for i := range r.desired.number() {
 		resource := network
-		if i >= r.wish.network {
+		if i >= r.desired.network {
 			resource = userspace
 		}
 		all[resource] = append(all[resource], r.virtual(i))
@@ -105,7 +105,7 @@ func (r *rig) addresses() {
 			r.Errorf("VF %d has no MAC:\n%s", i, table)
 		case v.MAC != "" && !strings.Contains(line, v.MAC):
 			r.Errorf("VF %d has MAC %s, but the VF table has %s", i, v.MAC, line)
-		case i < r.wish.network && !(strings.Contains(line, "spoof checking off") && strings.Contains(line, "trust on")):
+		case i < r.desired.network && !(strings.Contains(line, "spoof checking off") && strings.Contains(line, "trust on")):
 			r.Errorf("VF %d: got %s, want trust on and spoof checking off", i, line)
 		}
 	}
@@ -122,8 +122,8 @@ func (r *rig) now() (f Functions) {
 	return f
 }
 
-// silent verifies that no device was offered since the last check.
-func (r *rig) silent(why string) {
+// offersNothing verifies that no device was offered since the last check.
+func (r *rig) offersNothing(why string) {
 	r.Helper()
 	all := r.all()
 	if now := offered(all); len(now) > 0 {
@@ -256,8 +256,8 @@ func (r *rig) steps() []span {
 	return all
 }
 
-// did counts steps since the boot whose text contains text.
-func (r *rig) did(text string) (n int) {
+// countSteps counts steps since the boot whose text contains text.
+func (r *rig) countSteps(text string) (n int) {
 	r.Helper()
 	for _, s := range r.steps() {
 		if strings.Contains(s.name, text) {

@@ -14,26 +14,26 @@ import (
 // status alone must not cause an offer.
 func (r *rig) follows() {
 	r.Helper()
-	r.tell(wish{uid: "b", generation: 1, network: 2, vfio: 1, mtu: 1600, sync: nodestate.InProgress})
+	r.setDesired(desiredState{uid: "b", generation: 1, network: 2, vfio: 1, mtu: 1600, sync: nodestate.InProgress})
 	r.startDaemon(daemon.Follow)
 	r.phase(daemon.Pending)
-	r.said(nodestate.Succeeded) // wrong
-	r.lies()
-	r.said(nodestate.InProgress)
+	r.setSyncStatus(nodestate.Succeeded) // wrong
+	r.rejectsFalseSuccess()
+	r.setSyncStatus(nodestate.InProgress)
 	r.operates()
 	r.phase(daemon.Pending)
-	r.silent("the operator is still in progress")
-	r.said(nodestate.Succeeded)
+	r.offersNothing("the operator is still in progress")
+	r.setSyncStatus(nodestate.Succeeded)
 	r.serves()
 
 	// The old generation's status remains until the operator processes the new
 	// one.
-	r.tell(wish{uid: "b", generation: 2, network: 2, vfio: 2, mtu: 1600, sync: nodestate.Succeeded})
+	r.setDesired(desiredState{uid: "b", generation: 2, network: 2, vfio: 2, mtu: 1600, sync: nodestate.Succeeded})
 	r.withdrawn("another generation")
-	r.lies()
-	r.said(nodestate.InProgress)
+	r.rejectsFalseSuccess()
+	r.setSyncStatus(nodestate.InProgress)
 	r.operates()
-	r.said(nodestate.Succeeded)
+	r.setSyncStatus(nodestate.Succeeded)
 	r.serves()
 	if steps := r.followed(); steps != "" {
 		r.Errorf("a daemon in mode follow executed a step: %s", steps)
@@ -43,32 +43,32 @@ func (r *rig) follows() {
 	r.check()
 }
 
-// said sets the operator's sync status.
-func (r *rig) said(sync string) {
+// setSyncStatus sets the operator's sync status.
+func (r *rig) setSyncStatus(sync string) {
 	r.Helper()
-	w := r.wish
+	w := r.desired
 	w.sync = sync
-	r.tell(w)
+	r.setDesired(w)
 }
 
-// lies waits until the daemon rejects a wrong status Succeeded.
-func (r *rig) lies() {
+// rejectsFalseSuccess waits until the daemon rejects a wrong status Succeeded.
+func (r *rig) rejectsFalseSuccess() {
 	r.Helper()
 	r.Await("the daemon detects missing changes", func() bool {
 		s := r.status()
-		return s.Phase == daemon.Pending && s.Generation == r.wish.generation && len(s.Steps) > 0 && !strings.Contains(s.Reason, nodestate.InProgress)
+		return s.Phase == daemon.Pending && s.Generation == r.desired.generation && len(s.Steps) > 0 && !strings.Contains(s.Reason, nodestate.InProgress)
 	})
-	r.silent("the operator reported success too early")
+	r.offersNothing("the operator reported success too early")
 }
 
 // operates configures the functions as the operator's daemon does.
 func (r *rig) operates() {
 	r.Helper()
-	r.script(r.wish.number(), true)
+	r.script(r.desired.number(), true)
 	r.Run("ip", "link", "set", r.netdev, "mtu", "2000", "up")
-	for i := range r.wish.number() {
+	for i := range r.desired.number() {
 		address := r.virtual(i)
-		if i >= r.wish.network {
+		if i >= r.desired.network {
 			r.Run("modprobe", "vfio-pci")
 			r.Write(path.Join(devices, address, "driver/unbind"), address)
 			r.Write(path.Join(devices, address, "driver_override"), "vfio-pci")
@@ -77,7 +77,7 @@ func (r *rig) operates() {
 			continue
 		}
 		r.Run("ip", "link", "set", r.netdev, "vf", fmt.Sprint(i), "trust", "on", "spoofchk", "off")
-		r.Run("ip", "link", "set", r.Names(path.Join(devices, address, "net"))[0], "mtu", fmt.Sprint(r.wish.mtu))
+		r.Run("ip", "link", "set", r.Names(path.Join(devices, address, "net"))[0], "mtu", fmt.Sprint(r.desired.mtu))
 	}
 }
 

@@ -29,8 +29,8 @@ func TestReboots(t *testing.T) {
 	begun := time.Now()
 	r.neverEnabled()
 	r.enabled()
-	r.halfway()
-	r.takenBack()
+	r.powerLossDuringSteps()
+	r.shutdownWhileBlocked()
 	fmt.Printf("REPORT: SR-IOV gate: rebooted in each state, twice by power loss, in %.0f s\n", time.Since(begun).Seconds())
 }
 
@@ -63,25 +63,25 @@ func (r *rebooted) shutdown() {
 	testkit.Must(r, r.Guest.Shutdown(ctx))
 }
 
-func (r *rebooted) cut() {
+func (r *rebooted) losePower() {
 	r.Helper()
-	testkit.Must(r, r.Guest.Cut())
+	testkit.Must(r, r.Guest.LosePower())
 }
 
 // neverEnabled: no daemon has run before the reboot.
 func (r *rebooted) neverEnabled() {
 	r.Helper()
-	r.tell(wish{uid: "a", generation: 1, network: 1, vfio: 1, mtu: 1800})
+	r.setDesired(desiredState{uid: "a", generation: 1, network: 1, vfio: 1, mtu: 1800})
 	r.script(2, true)
 	r.startPlugin()
-	r.silent("no daemon ever ran")
+	r.offersNothing("no daemon ever ran")
 	if !soak.Enabled {
 		return
 	}
 	r.shutdown()
 	r.again()
 	r.startPlugin()
-	r.silent("no daemon ever ran, second boot")
+	r.offersNothing("no daemon ever ran, second boot")
 }
 
 // enabled: power is lost while devices are offered.
@@ -89,30 +89,30 @@ func (r *rebooted) enabled() {
 	r.Helper()
 	r.startDaemon(daemon.Apply)
 	r.serves()
-	r.cut()
+	r.losePower()
 	r.again()
 	r.script(3, true) // not the desired number, with drivers that the plugin selects
 	r.startPlugin()
-	r.silent("devices were offered before the power loss")
+	r.offersNothing("devices were offered before the power loss")
 	r.startDaemon(daemon.Apply)
 	r.serves()
 }
 
-// halfway: power is lost between steps. The daemon starts before the plugin.
-func (r *rebooted) halfway() {
+// powerLossDuringSteps: power is lost between steps. The daemon starts before the plugin.
+func (r *rebooted) powerLossDuringSteps() {
 	r.Helper()
 	for r.generation = 2; ; r.generation += 2 { // a busy host might poll too late
 		steps := len(r.steps())
-		r.tell(wish{uid: "a", generation: r.generation, network: 2, vfio: 1, mtu: 1700})
+		r.setDesired(desiredState{uid: "a", generation: r.generation, network: 2, vfio: 1, mtu: 1700})
 		r.Await("the daemon is in the middle of its steps", func() bool { return len(r.steps()) > steps+1 })
 		if r.status().Phase == daemon.Applying {
 			break
 		}
 		r.serves()
-		r.tell(wish{uid: "a", generation: r.generation + 1, network: 1, vfio: 1, mtu: 1800})
+		r.setDesired(desiredState{uid: "a", generation: r.generation + 1, network: 1, vfio: 1, mtu: 1800})
 		r.serves()
 	}
-	r.cut()
+	r.losePower()
 	r.again()
 	r.startDaemon(daemon.Apply)
 	r.Await("the daemon reports the interruption", func() bool { return strings.Contains(r.daemon.Log(), "previous process was interrupted") })
@@ -121,17 +121,17 @@ func (r *rebooted) halfway() {
 	r.serves()
 }
 
-// takenBack: the guest is shut down while a pod blocks a change.
-func (r *rebooted) takenBack() {
+// shutdownWhileBlocked: the guest is shut down while a pod blocks a change.
+func (r *rebooted) shutdownWhileBlocked() {
 	r.Helper()
 	r.pod("holder", userspace, r.virtual(2))
-	r.tell(wish{uid: "a", generation: r.generation + 1, network: 1, vfio: 3, mtu: 1700})
+	r.setDesired(desiredState{uid: "a", generation: r.generation + 1, network: 1, vfio: 3, mtu: 1700})
 	r.phase(daemon.Blocked)
 	r.withdrawn("a pod blocks the change")
 	r.shutdown()
 	r.again()
 	r.startPlugin()
-	r.silent("devices were withdrawn before the shutdown")
+	r.offersNothing("devices were withdrawn before the shutdown")
 	r.startDaemon(daemon.Apply)
 	r.serves()
 }

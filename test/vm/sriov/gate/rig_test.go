@@ -89,7 +89,7 @@ type rig struct {
 
 	kubelet, plugin, daemon *vm.Process
 	log                     []string // of daemons that have exited since the boot
-	wish                    wish
+	desired                 desiredState
 	inPod                   []string // functions whose network device is in a pod
 	checked                 int      // events that were checked
 }
@@ -115,7 +115,7 @@ func (r *rig) start(t testing.TB, name string, disks ...vm.Disk) {
 	r.plugin, r.daemon = nil, nil
 	t.Cleanup(func() {
 		if t.Failed() && r.Guest == g {
-			r.tellAll()
+			r.logState()
 		}
 	})
 	pfs := slices.DeleteFunc(r.Names("/sys/bus/pci/drivers/igb"), func(name string) bool { return !strings.HasPrefix(name, "0000:") })
@@ -132,8 +132,8 @@ func (r *rig) start(t testing.TB, name string, disks ...vm.Disk) {
 	})
 }
 
-// tellAll logs the state of all processes after a failure.
-func (r *rig) tellAll() {
+// logState logs the state of all processes after a failure.
+func (r *rig) logState() {
 	r.Logf("kubelet: %s\nplugin: %s\ndaemon: %s", logOf(r.kubelet), logOf(r.plugin), strings.Join(r.daemonLog(), "\n"))
 	for _, socket := range []string{pluginStatus, daemonStatus} {
 		var text json.RawMessage
@@ -243,9 +243,9 @@ func (r *rig) status() daemon.Status {
 // phase waits for a phase at the current generation.
 func (r *rig) phase(want daemon.Phase) (s daemon.Status) {
 	r.Helper()
-	r.Await(fmt.Sprintf("the daemon is %s with generation %d", want, r.wish.generation), func() bool {
+	r.Await(fmt.Sprintf("the daemon is %s with generation %d", want, r.desired.generation), func() bool {
 		s = r.status()
-		return s.Phase == want && s.Generation == r.wish.generation
+		return s.Phase == want && s.Generation == r.desired.generation
 	})
 	return s
 }
@@ -275,9 +275,9 @@ func (r *rig) Await(what string, so func() bool) {
 func (r *rig) agreed() {
 	r.Helper()
 	var s daemon.Status
-	r.Await(fmt.Sprintf("the plugin offers generation %d", r.wish.generation), func() bool {
+	r.Await(fmt.Sprintf("the plugin offers generation %d", r.desired.generation), func() bool {
 		s = r.status()
-		return s.Phase == daemon.Serving && s.UID == r.wish.uid && s.Generation == r.wish.generation && s.Gate.Generation == r.wish.generation && len(s.Steps) == 0
+		return s.Phase == daemon.Serving && s.UID == r.desired.uid && s.Generation == r.desired.generation && s.Gate.Generation == r.desired.generation && len(s.Steps) == 0
 	})
 }
 

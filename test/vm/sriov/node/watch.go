@@ -88,7 +88,7 @@ func (w *watcher) run(ctx context.Context) error {
 	tick := time.NewTicker(period)
 	defer tick.Stop()
 	for {
-		w.hear()
+		w.recordLists()
 		w.look()
 		select {
 		case <-tick.C:
@@ -98,8 +98,8 @@ func (w *watcher) run(ctx context.Context) error {
 	}
 }
 
-// hear records new device lists.
-func (w *watcher) hear() {
+// recordLists records new device lists.
+func (w *watcher) recordLists() {
 	for _, resource := range w.kubelet.Resources() {
 		all := w.kubelet.Lists(resource)
 		for _, l := range all[w.lists[resource]:] {

@@ -11,9 +11,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// wish is the desired node state: the first functions are network devices, the
+// desiredState is the desired node state: the first functions are network devices, the
 // others use vfio-pci.
-type wish struct {
+type desiredState struct {
 	uid        string
 	generation int64
 	network    int // functions with igbvf
@@ -24,12 +24,12 @@ type wish struct {
 	sync       string
 }
 
-func (w wish) number() int { return w.network + w.vfio }
+func (w desiredState) number() int { return w.network + w.vfio }
 
-// tell writes the node state.
-func (r *rig) tell(w wish) {
+// setDesired writes the node state.
+func (r *rig) setDesired(w desiredState) {
 	r.Helper()
-	r.wish = w
+	r.desired = w
 	spec := nodestate.Spec{}
 	if !w.nothing {
 		i := nodestate.Interface{PCIAddress: r.pf, NumVFs: w.number(), MTU: 2000, Name: r.netdev, LinkType: "eth", ExternallyManaged: w.external}
@@ -60,7 +60,7 @@ func between(first, end int) string { return fmt.Sprintf("%d-%d", first, end-1) 
 
 // differs describes how functions differ from the desired state, or returns "".
 func (r *rig) differs(f Functions) string {
-	w := r.wish
+	w := r.desired
 	if w.nothing {
 		return ""
 	}

@@ -14,38 +14,38 @@ import (
 	"github.com/cleatproject/cleat/test/vm/image"
 )
 
-// seatCount is how many guests run at the same time on one machine, over all
+// slotCount is how many guests run at the same time on one machine, over all
 // tests: each needs most of a core.
-const seatCount = 2
+const slotCount = 2
 
-// Seats are permits to run guests. Each is a locked file that QEMU inherits, so
+// Slots are permits to run guests. Each is a locked file that QEMU inherits, so
 // the kernel releases it when the last user exits.
-type Seats struct {
+type Slots struct {
 	mu   sync.Mutex
 	free []*os.File
 }
 
-// Reserve waits for n slots. A test that boots a second guest while its first
+// ReserveSlots waits for n slots. A test that boots a second guest while its first
 // one runs must reserve both, or two such tests could deadlock.
-func Reserve(t testing.TB, n int) *Seats {
+func ReserveSlots(t testing.TB, n int) *Slots {
 	t.Helper()
 	dir, err := image.DefaultDir()
 	if err != nil {
 		t.Fatal(err)
 	}
-	seats, err := reserve(t.Context(), dir, n)
+	slots, err := reserveSlots(t.Context(), dir, n)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(seats.close)
-	return seats
+	t.Cleanup(slots.close)
+	return slots
 }
 
-// reserve acquires n slots. Waiters hold the queue lock, so that they cannot
+// reserveSlots acquires n slots. Waiters hold the queue lock, so that they cannot
 // each hold a part of the slots.
-func reserve(ctx context.Context, dir string, n int) (*Seats, error) {
-	if n < 1 || n > seatCount {
-		return nil, fmt.Errorf("%d guests at once; the range is 1 to %d", n, seatCount)
+func reserveSlots(ctx context.Context, dir string, n int) (*Slots, error) {
+	if n < 1 || n > slotCount {
+		return nil, fmt.Errorf("%d guests at once; the range is 1 to %d", n, slotCount)
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -58,7 +58,7 @@ func reserve(ctx context.Context, dir string, n int) (*Seats, error) {
 	if err := flock.Lock(ctx, queue); err != nil {
 		return nil, fmt.Errorf("wait for the guest slot queue: %w", err)
 	}
-	s := &Seats{}
+	s := &Slots{}
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -79,8 +79,8 @@ func reserve(ctx context.Context, dir string, n int) (*Seats, error) {
 }
 
 // fill acquires free slots, up to n in total.
-func (s *Seats) fill(dir string, n int) error {
-	for i := 0; i < seatCount && len(s.free) < n; i++ {
+func (s *Slots) fill(dir string, n int) error {
+	for i := 0; i < slotCount && len(s.free) < n; i++ {
 		f, err := openLock(filepath.Join(dir, fmt.Sprintf("slot-%d", i)))
 		if err != nil {
 			return err
@@ -102,9 +102,9 @@ func openLock(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 }
 
-// take removes one of the reserved slots; the caller returns it with give or
+// take removes one of the reserved slots; the caller returns it with release or
 // closes it.
-func (s *Seats) take() (*os.File, error) {
+func (s *Slots) take() (*os.File, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.free) == 0 {
@@ -115,14 +115,14 @@ func (s *Seats) take() (*os.File, error) {
 	return f, nil
 }
 
-// give returns the slot of a guest that has ended.
-func (s *Seats) give(f *os.File) {
+// release returns the slot of a guest that has ended.
+func (s *Slots) release(f *os.File) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.free = append(s.free, f)
 }
 
-func (s *Seats) close() {
+func (s *Slots) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.free {

@@ -15,13 +15,13 @@ func TestSlotsLimitConcurrentGuests(t *testing.T) {
 	b := mustReserve(t, dir, 1)
 	short, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := reserve(short, dir, 1); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("acquired a third guest slot of %d: %v", seatCount, err)
+	if _, err := reserveSlots(short, dir, 1); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("acquired a third guest slot of %d: %v", slotCount, err)
 	}
 	// A waiter for two slots is not overtaken by waiters for one.
-	both := make(chan *Seats, 1)
+	both := make(chan *Slots, 1)
 	go func() {
-		s, err := reserve(t.Context(), dir, 2)
+		s, err := reserveSlots(t.Context(), dir, 2)
 		if err != nil {
 			t.Error(err)
 		}
@@ -35,23 +35,23 @@ func TestSlotsLimitConcurrentGuests(t *testing.T) {
 	if _, err := s.take(); err == nil {
 		t.Error("took a third slot of two reserved ones")
 	}
-	s.give(first)
-	s.give(second)
+	s.release(first)
+	s.release(second)
 	s.close()
 	mustReserve(t, dir, 2).close()
 }
 
 func TestInvalidSlotCountIsRejected(t *testing.T) {
-	for _, n := range []int{0, -1, seatCount + 1} {
-		if _, err := reserve(t.Context(), t.TempDir(), n); err == nil {
+	for _, n := range []int{0, -1, slotCount + 1} {
+		if _, err := reserveSlots(t.Context(), t.TempDir(), n); err == nil {
 			t.Errorf("reserved %d slots, want an error", n)
 		}
 	}
 }
 
-func mustReserve(t *testing.T, dir string, n int) *Seats {
+func mustReserve(t *testing.T, dir string, n int) *Slots {
 	t.Helper()
-	s := testkit.Value(reserve(t.Context(), dir, n))(t)
+	s := testkit.Value(reserveSlots(t.Context(), dir, n))(t)
 	t.Cleanup(s.close)
 	return s
 }
