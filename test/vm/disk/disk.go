@@ -87,7 +87,7 @@ type Disk struct {
 	cache        *cache
 	session      *session // the current or last one
 	survival     Survival
-	order        *order
+	trigger      *armedTrigger
 	faults       []*Fault
 	stats        Stats
 	powerLossErr error // of the session's power loss
@@ -140,7 +140,7 @@ func (d *Disk) losePowerLocked(cause string) {
 		d.powerLossErr = fmt.Errorf("disk %s: power loss: %w", d.spec.Path, err)
 	}
 	d.stats.losePower(loss, cause)
-	d.order = nil
+	d.trigger = nil
 	d.session.stopAnswering()
 }
 
@@ -162,7 +162,7 @@ func (d *Disk) LosePowerAt(o Trigger) error {
 	if d.session.off() || d.closed {
 		return fmt.Errorf("disk %s: power loss at %v: the disk is powered off", d.spec.Path, o)
 	}
-	d.order = &order{Trigger: o}
+	d.trigger = &armedTrigger{Trigger: o}
 	return nil
 }
 

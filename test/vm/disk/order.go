@@ -64,7 +64,7 @@ func (m Moment) String() string {
 	return fmt.Sprintf("moment %d", int(m))
 }
 
-// Order is a trigger for a power loss: the Nth event, counted from 1, after
+// Trigger requests a power loss: the Nth event, counted from 1, after
 // LosePowerAt.
 type Trigger struct {
 	Event  Event
@@ -84,15 +84,15 @@ func (o Trigger) check() error {
 	return nil
 }
 
-// order is an active Order.
-type order struct {
+// armedTrigger is an active Trigger.
+type armedTrigger struct {
 	Trigger
 	seen int
 	due  bool // the Nth event has arrived
 }
 
 // arrives counts a request and reports whether it is the Nth event.
-func (o *order) arrives(c nbd.Command) bool {
+func (o *armedTrigger) arrives(c nbd.Command) bool {
 	if e, counted := eventOf(c); o == nil || o.due || !counted || e != o.Event {
 		return false
 	}

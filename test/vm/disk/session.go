@@ -99,14 +99,14 @@ func (s *session) Do(r nbd.Request) nbd.Answer {
 	if s.off() {
 		return nbd.Answer{}
 	}
-	ordered := d.order.arrives(r.Command)
-	if ordered && d.order.Moment == OnArrival {
-		d.losePowerLocked(d.order.String())
+	ordered := d.trigger.arrives(r.Command)
+	if ordered && d.trigger.Moment == OnArrival {
+		d.losePowerLocked(d.trigger.String())
 		return nbd.Answer{}
 	}
 	a := d.carryOut(r)
-	if ordered && d.order.Moment == BeforeAnswer {
-		d.losePowerLocked(d.order.String())
+	if ordered && d.trigger.Moment == BeforeAnswer {
+		d.losePowerLocked(d.trigger.String())
 	}
 	return a
 }
@@ -115,8 +115,8 @@ func (s *session) Answered(r nbd.Request) {
 	d := s.disk
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if e, counted := eventOf(r.Command); counted && d.order != nil && d.order.due && d.order.Event == e && !s.off() {
-		d.losePowerLocked(d.order.String())
+	if e, counted := eventOf(r.Command); counted && d.trigger != nil && d.trigger.due && d.trigger.Event == e && !s.off() {
+		d.losePowerLocked(d.trigger.String())
 	}
 }
 

@@ -213,8 +213,8 @@ func (m *machine) Look(ctx context.Context) (site.Sight, error) {
 	if err != nil {
 		return site.Sight{}, err
 	}
-	sight, err := c.Look(ctx)
-	return sight, down(err)
+	view, err := c.Look(ctx)
+	return view, down(err)
 }
 
 // MakeDir implements workload.Machine.

@@ -43,7 +43,7 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 		m := newMachine(t, k.name, cleat, inside, k.fsType, seed+uint64(i), slots)
 		campaigns = append(campaigns, &campaign{
 			kind: k, machine: m, plan: plan, random: random,
-			station: workload.NewStation(workload.Config{
+			work: workload.NewStation(workload.Config{
 				Name: k.name, Machine: m, Dir: workersDir, Seed: seed + uint64(i), Workers: 5, Reflink: k.reflink, Patience: time.Minute, Lean: true,
 			}),
 		})
@@ -59,7 +59,7 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 	wg.Wait()
 	var calls []map[string]int
 	for _, c := range campaigns {
-		calls = append(calls, c.station.Calls())
+		calls = append(calls, c.work.Calls())
 	}
 	fmt.Printf("REPORT: acknowledged calls: %v\n", workload.Sum(calls...))
 }
@@ -81,7 +81,7 @@ func number(t *testing.T, name string, otherwise uint64) uint64 {
 type campaign struct {
 	kind    kind
 	machine *machine
-	station *workload.Station
+	work    *workload.Station
 	plan    []outage
 	random  *rand.Rand
 }
@@ -91,7 +91,7 @@ func (c *campaign) run(ctx context.Context) error {
 	for i, o := range c.plan {
 		name, _, _ := strings.Cut(o.point, "=")
 		if !read && i >= len(c.plan)/2 && workload.LeadsTo(name) == "" {
-			if err := c.station.Read(ctx); err != nil {
+			if err := c.work.Read(ctx); err != nil {
 				return err
 			}
 			read = true
@@ -99,7 +99,7 @@ func (c *campaign) run(ctx context.Context) error {
 		begun := time.Now()
 		c.machine.order = o.order
 		c.machine.drive.Survive([]disk.Survival{disk.SurviveSome, disk.SurviveSome, disk.SurviveNone}[c.random.IntN(3)])
-		hit, err := c.station.Round(ctx, o.point, o.at)
+		hit, err := c.work.Round(ctx, o.point, o.at)
 		if err != nil {
 			return fmt.Errorf("outage %d (%v): %w", i+1, o, err)
 		}
@@ -110,7 +110,7 @@ func (c *campaign) run(ctx context.Context) error {
 		fmt.Printf("REPORT: %s: power loss %2d after %4.1f s at %s: %v\n", c.kind.name, i+1, time.Since(begun).Seconds(), where, c.machine.drive.Stats().LastLoss)
 	}
 	begun := time.Now()
-	if err := c.station.Finish(ctx); err != nil {
+	if err := c.work.Finish(ctx); err != nil {
 		return err
 	}
 	if err := c.machine.shutdown(ctx); err != nil {

@@ -5,7 +5,7 @@
 // options EXPORT_NAME, ABORT, LIST, INFO and GO, simple replies, and the
 // commands READ, WRITE, DISC, FLUSH, TRIM and WRITE_ZEROES with FUA. Section
 // names in comments refer to doc/proto.md of
-// https://github.com/NetworkBlockDevice/nbd (commit 89ba7b53795, May 2026).
+// https://github.com/NetworkBlockDevice/nbd (commit 89ba7b53795, 2026-05).
 package nbd
 
 import "strconv"

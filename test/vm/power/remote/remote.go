@@ -40,8 +40,8 @@ func (s service) Check(d Data, _ *None) error        { return s.site.Check(d.At,
 func (s service) MakeDir(path string, _ *None) error { return s.site.MakeDir(path) }
 func (s service) Remove(path string, _ *None) error  { return s.site.Remove(path) }
 
-func (s service) Look(_ None, sight *site.Sight) (err error) {
-	*sight, err = s.site.Look(context.Background())
+func (s service) Look(_ None, view *site.Sight) (err error) {
+	*view, err = s.site.Look(context.Background())
 	return err
 }
 
@@ -87,9 +87,9 @@ func (c *Client) Check(ctx context.Context, at site.Spot, seeds ...uint64) error
 
 // Look is site.Site.Look.
 func (c *Client) Look(ctx context.Context) (site.Sight, error) {
-	var sight site.Sight
-	err := c.call(ctx, "Look", None{}, &sight)
-	return sight, err
+	var view site.Sight
+	err := c.call(ctx, "Look", None{}, &view)
+	return view, err
 }
 
 // MakeDir is site.Site.MakeDir.

@@ -47,9 +47,9 @@ func TestClientReachesSite(t *testing.T) {
 	if err := c.Check(ctx, at, 1<<63+2); err == nil || errors.Is(err, remote.ErrGone) {
 		t.Errorf("Check of data that was never written: got %v, want an error of the site", err)
 	}
-	sight, err := c.Look(ctx)
-	if err != nil || sight.Files["volumes/v"].Size != site.BlockSize {
-		t.Errorf("Look = %+v, %v; want a file volumes/v of %d bytes", sight, err, site.BlockSize)
+	view, err := c.Look(ctx)
+	if err != nil || view.Files["volumes/v"].Size != site.BlockSize {
+		t.Errorf("Look = %+v, %v; want a file volumes/v of %d bytes", view, err, site.BlockSize)
 	}
 	if err := c.Remove(ctx, filepath.Join(dir, "workers/1")); err != nil {
 		t.Error(err)
