@@ -20,15 +20,15 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
-// markerName is the file by which a directory of the demo is known.
+// markerName is the file that marks a directory of the demo.
 const markerName = "demo.json"
 
-// writeMarker marks a directory, and whether the demo made it.
+// writeMarker marks dir. own: the demo created dir.
 func writeMarker(dir string, own bool) error {
 	return os.WriteFile(filepath.Join(dir, markerName), fmt.Appendf(nil, `{"own": %t}`, own), 0o600)
 }
 
-// remove removes what --keep, or a demo that was killed, left in a directory.
+// remove removes a directory that --keep or a killed demo left.
 func remove(ctx context.Context, dir string) error {
 	dir, err := realPath(dir)
 	if err != nil {
@@ -37,21 +37,21 @@ func remove(ctx context.Context, dir string) error {
 	var m struct{ Own bool }
 	text, err := os.ReadFile(filepath.Join(dir, markerName))
 	if err != nil {
-		return fmt.Errorf("%s is not a directory that the demo left: %w", dir, err)
+		return fmt.Errorf("%s is not a directory of the demo: %w", dir, err)
 	}
 	if err := json.Unmarshal(text, &m); err != nil {
-		return fmt.Errorf("%s cannot be read: %w", filepath.Join(dir, markerName), err)
+		return fmt.Errorf("parse %s: %w", filepath.Join(dir, markerName), err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, cleanBound)
+	ctx, cancel := context.WithTimeout(ctx, cleanupTimeout)
 	defer cancel()
 	return removeAll(ctx, dir, m.Own)
 }
 
-// clean removes everything; the log may stay.
+// clean removes everything; keepLog keeps the log.
 func (d *demo) clean(ctx context.Context, keepLog bool) error {
 	for _, p := range slices.Backward(d.processes) {
 		if p.end(unix.SIGTERM) != nil {
-			_ = p.end(unix.SIGKILL) // a process that is left is found below
+			_ = p.end(unix.SIGKILL) // removeAll kills processes that are left
 		}
 	}
 	var keep []string
@@ -61,9 +61,9 @@ func (d *demo) clean(ctx context.Context, keepLog bool) error {
 	return removeAll(ctx, d.dir, d.own, keep...)
 }
 
-// removeAll ends the processes of a demo, removes its mounts and loop devices, and
-// empties its directory but for some names. It removes the directory too if it
-// is the demo's own and empty.
+// removeAll ends the processes of a demo, removes its mounts and loop devices,
+// and empties its directory except for the names in keep. It removes the
+// directory if the demo created it and nothing is kept.
 func removeAll(ctx context.Context, dir string, own bool, keep ...string) error {
 	if err := endProcesses(ctx, dir); err != nil {
 		return err
@@ -71,14 +71,14 @@ func removeAll(ctx context.Context, dir string, own bool, keep ...string) error 
 	if err := sweep(ctx, dir); err != nil {
 		return err
 	}
-	if err := empty(dir, keep...); err != nil || !own || len(keep) > 0 {
+	if err := removeFiles(dir, keep...); err != nil || !own || len(keep) > 0 {
 		return err
 	}
 	return os.Remove(dir)
 }
 
-// empty removes all files below a directory but for some names.
-func empty(dir string, keep ...string) error {
+// removeFiles removes all entries of a directory except for the names in keep.
+func removeFiles(dir string, keep ...string) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
 		if !slices.Contains(keep, e.Name()) {
@@ -88,11 +88,11 @@ func empty(dir string, keep ...string) error {
 	return err
 }
 
-// endProcesses ends the processes of cleat that serve from a directory, also those
-// that are no children of this one: by SIGTERM, and by SIGKILL after stopBound.
+// endProcesses ends all cleat processes that have a path below dir in their
+// arguments: SIGTERM, and SIGKILL after stopTimeout.
 func endProcesses(ctx context.Context, dir string) error {
 	started, signalled := time.Now(), map[int]bool{}
-	return retry.For(ctx, 2*stopBound, func() (bool, error) {
+	return retry.For(ctx, 2*stopTimeout, func() (bool, error) {
 		entries, err := os.ReadDir("/proc")
 		if err != nil {
 			return false, err
@@ -100,7 +100,7 @@ func endProcesses(ctx context.Context, dir string) error {
 		var left []int
 		for _, e := range entries {
 			pid, _ := strconv.Atoi(e.Name())
-			p, err := os.FindProcess(pid) // before it is looked at: its id may be used again
+			p, err := os.FindProcess(pid) // before reading /proc: the pid can be reused
 			if err != nil || pid <= 0 || pid == os.Getpid() {
 				continue
 			}
@@ -108,12 +108,12 @@ func endProcesses(ctx context.Context, dir string) error {
 			exe, _ := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
 			if strings.HasPrefix(filepath.Base(exe), "cleat") && strings.Contains(string(line), dir+"/") {
 				left = append(left, pid)
-				if time.Since(started) > stopBound {
+				if time.Since(started) > stopTimeout {
 					_ = p.Kill()
 				} else if !signalled[pid] {
 					signalled[pid] = true
 					_ = p.Signal(unix.SIGTERM)
-					_ = p.Signal(unix.SIGCONT) // a stopped process does not end
+					_ = p.Signal(unix.SIGCONT) // a stopped process ignores SIGTERM
 				}
 			}
 			_ = p.Release()
@@ -125,65 +125,66 @@ func endProcesses(ctx context.Context, dir string) error {
 	})
 }
 
-// thing is a mount, or a loop device on a file.
-type thing struct {
+// leftover is a mount, or a loop device backed by a file.
+type leftover struct {
 	path   string // of the mount, or of the file
 	device loop.Device
 }
 
-func (t thing) String() string { return strings.TrimSpace(t.device.Path + " " + t.path) }
+func (t leftover) String() string { return strings.TrimSpace(t.device.Path + " " + t.path) }
 
-func below(path, dir string) bool { return strings.HasPrefix(path, dir+"/") }
+func isBelow(path, dir string) bool { return strings.HasPrefix(path, dir+"/") }
 
-// left lists the mounts below a directory and those of loop devices on files there,
-// those on top first, and then these devices.
-func left(ctx context.Context, dir string) (mounts, loops []thing, err error) {
+// leftovers lists loop devices backed by files below dir, and the mounts that
+// are below dir or show such a device, topmost first.
+func leftovers(ctx context.Context, dir string) (mounts, loops []leftover, err error) {
 	devices, err := loop.List(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, d := range devices {
-		if path, _, err := loop.BackingName(d); err == nil && below(path, dir) { // an error: it has just gone
-			loops = append(loops, thing{path, d})
+		if path, _, err := loop.BackingName(d); err == nil && isBelow(path, dir) { // an error: the device was detached
+			loops = append(loops, leftover{path, d})
 		}
 	}
 	table, err := mount.Table(ctx)
-	for _, m := range slices.Backward(table) { // a mount comes after the one below it
-		// A volume may be attached elsewhere: as a file system, or as a bound device node.
-		ours := slices.ContainsFunc(loops, func(t thing) bool {
+	for _, m := range slices.Backward(table) { // later mounts are on top
+		// A volume can be attached elsewhere: as a file system, or as a bound
+		// device node.
+		isLoop := slices.ContainsFunc(loops, func(t leftover) bool {
 			return int(t.device.Major) == m.Major && int(t.device.Minor) == m.Minor || "/"+filepath.Base(t.device.Path) == m.Root
 		})
-		if ours || below(m.Target, dir) {
-			mounts = append(mounts, thing{path: m.Target})
+		if isLoop || isBelow(m.Target, dir) {
+			mounts = append(mounts, leftover{path: m.Target})
 		}
 	}
 	return mounts, loops, err
 }
 
-// sweep unmounts and detaches what is left of a demo. Others may hold a mount for a
-// moment, such as a container that starts with a copy of all mounts.
+// sweep unmounts and detaches what is left of a demo. It retries, since a
+// container that starts can hold a copy of a mount for a moment.
 func sweep(ctx context.Context, dir string) error {
 	return retry.For(ctx, 10*time.Second, func() (bool, error) {
-		mounts, loops, err := left(ctx, dir)
+		mounts, loops, err := leftovers(ctx, dir)
 		if err != nil || len(mounts)+len(loops) == 0 {
 			return false, err
 		}
-		err = fmt.Errorf("still there: %v %v", mounts, loops)
+		err = fmt.Errorf("mounts %v and loop devices %v are left", mounts, loops)
 		for _, t := range mounts {
 			err = errors.Join(err, mount.Unmount(ctx, t.path))
 		}
 		for _, t := range loops {
-			err = errors.Join(err, loop.Detach(ctx, t.device)) // which may have gone
+			err = errors.Join(err, loop.Detach(ctx, t.device)) // can be detached already
 		}
 		return true, err
 	})
 }
 
-// noSockets wants no socket below a directory.
-func noSockets(dir string) {
+// checkNoSockets fails if a socket exists below dir.
+func checkNoSockets(dir string) {
 	check(filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err == nil && e.Type()&fs.ModeSocket != 0 {
-			err = fmt.Errorf("all processes have ended, and the socket %s is left", path)
+			err = fmt.Errorf("socket %s is left after all processes ended", path)
 		}
 		return err
 	}))

@@ -26,13 +26,13 @@ const (
 func (v *volumes) copySteps() []step {
 	return []step{
 		{name: "restore", title: "restore deleted files", run: v.restore,
-			claim: "deleted files came back from the snapshot, byte for byte, in a larger volume"},
+			claim: "deleted files are restored from the snapshot, byte for byte, in a larger volume"},
 		{name: "clone", title: "clone logs", run: v.clone,
-			claim: "a clone holds the same bytes, and writing to it leaves the original alone"},
+			claim: "a clone holds the same bytes, and writing to it does not change the original"},
 		{name: "blocks", title: "list changed blocks", run: v.blocks,
-			claim: "the first snapshot of a device plus its changed blocks is the second, byte for byte"},
-		{name: "group", title: "snapshot both at once", run: v.group,
-			claim: "a group snapshot is one instant of two volumes that are being written to"},
+			claim: "the first snapshot of a device plus the changed blocks equals the second, byte for byte"},
+		{name: "group", title: "snapshot both as a group", run: v.group,
+			claim: "a group snapshot shows two volumes at the same instant while both are written to"},
 	}
 }
 
@@ -48,7 +48,7 @@ func (v *volumes) discard(ctx context.Context, name string) {
 	check(v.client.Delete(ctx, name))
 }
 
-// restore deletes all files of a volume and gets them back from a snapshot.
+// restore deletes all files of a volume and restores them from a snapshot.
 func (v *volumes) restore(ctx context.Context) string {
 	s := must(v.client.CreateSnapshot(ctx, dataSnapshot, data, nil))
 	want(s.Ready, "snapshot %s is not ready: %+v", dataSnapshot, s)
@@ -59,11 +59,11 @@ func (v *volumes) restore(ctx context.Context) string {
 	v.copyOf(ctx, restored, dataSnapshot, restoredSize)
 	check(v.files.verify(v.target(restored)))
 	grown := must(fsinfo.UsageOf(ctx, v.target(restored))).Bytes.Total - must(fsinfo.UsageOf(ctx, v.target(data))).Bytes.Total
-	want(grown >= (restoredSize-volumeSize)*9/10, "the restored volume is %d bytes larger, its file system %d", int64(restoredSize-volumeSize), grown)
-	return fmt.Sprintf("a snapshot, then %d files deleted; all are back, checksums equal, in a volume of %s", fileCount, human(restoredSize))
+	want(grown >= (restoredSize-volumeSize)*9/10, "the restored volume is %d bytes larger, but its file system only %d", int64(restoredSize-volumeSize), grown)
+	return fmt.Sprintf("%d files deleted after a snapshot; all restored with equal checksums, in a volume of %s", fileCount, human(restoredSize))
 }
 
-// clone copies a volume in use, and then changes the copy.
+// clone copies a volume in use and changes the copy.
 func (v *volumes) clone(ctx context.Context) string {
 	began := time.Now()
 	must(v.client.Create(ctx, client.CreateRequest{Name: cloned, FromVolume: logs}))
@@ -73,11 +73,11 @@ func (v *volumes) clone(ctx context.Context) string {
 	check(os.Truncate(must(filesIn(v.target(cloned)))[0], 1))
 	check(syncFS(v.target(cloned)))
 	check(v.files.verify(v.target(logs)))
-	return fmt.Sprintf("in %s, %d checksums equal; writing to it left the original alone", took, fileCount)
+	return fmt.Sprintf("in %s, %d checksums equal; writing to the clone did not change the original", took, fileCount)
 }
 
-// blocks writes to a device between two snapshots and makes an incremental backup:
-// the changed ranges, read from the second, laid over the first.
+// blocks writes to a device between two snapshots and makes an incremental
+// backup: the first snapshot, overwritten by the changed ranges of the second.
 func (v *volumes) blocks(ctx context.Context) string {
 	must(v.client.Create(ctx, client.CreateRequest{Name: raw, Size: size(rawSize), Capability: &client.Capability{Block: true}}))
 	v.attach(ctx, raw)
@@ -92,7 +92,7 @@ func (v *volumes) blocks(ctx context.Context) string {
 	must(v.client.CreateSnapshot(ctx, rawAfter, raw, nil))
 	v.copyOf(ctx, "raw-now", rawAfter, 0)
 	now := must(os.ReadFile(v.target("raw-now")))
-	want(bytes.Equal(now, written), "the volume from snapshot %s does not hold what was written", rawAfter)
+	want(bytes.Equal(now, written), "the volume from snapshot %s differs from the written data", rawAfter)
 	changed := int64(0)
 	check(v.client.Delta(ctx, rawBefore, rawAfter, 0, func(page client.BlockPage) error {
 		for _, r := range page.Ranges {
@@ -101,21 +101,21 @@ func (v *volumes) blocks(ctx context.Context) string {
 		}
 		return nil
 	}))
-	want(bytes.Equal(backup, now), "snapshot %s plus the changed blocks is not snapshot %s", rawBefore, rawAfter)
-	want(changed <= mib, "192 KiB were written, and the list of changed blocks holds %d bytes", changed)
+	want(bytes.Equal(backup, now), "snapshot %s plus the changed blocks differs from snapshot %s", rawBefore, rawAfter)
+	want(changed <= mib, "192 KiB were written, but the changed blocks are %d bytes", changed)
 	v.discard(ctx, "raw-now")
-	return fmt.Sprintf("%s, of a device of %s; %s were written", human(changed), human(rawSize), human(192<<10))
+	return fmt.Sprintf("%s of %s changed; %s were written", human(changed), human(rawSize), human(192<<10))
 }
 
-// writeDevice writes to the device at an offset, durably.
+// writeDevice writes and syncs.
 func (v *volumes) writeDevice(b []byte, offset int64) {
 	f := must(os.OpenFile(v.target(raw), os.O_WRONLY, 0))
 	_, err := f.WriteAt(b, offset)
 	check(errors.Join(err, f.Sync(), f.Close()))
 }
 
-// group takes a snapshot of two volumes while a writer counts in both in turn: it
-// is never ahead in the first by more than one. Only one instant of both shows that.
+// group takes a group snapshot while a writer appends to data and then to logs,
+// in turn. In a snapshot of one instant, data is at most one record ahead.
 func (v *volumes) group(ctx context.Context) string {
 	counter := startWorker(func(n int64) (err error) {
 		for _, name := range []string{data, logs} {
@@ -139,6 +139,6 @@ func (v *volumes) group(ctx context.Context) string {
 		check(os.Remove(filepath.Join(v.target(name), countFile)))
 	}
 	ahead := counts[data] - counts[logs]
-	want(ahead == 0 || ahead == 1, "the group is not one instant: a writer that goes to %s first counts %v", data, counts)
-	return fmt.Sprintf("a writer that takes turns was at %d in %s and at %d in %s", counts[data], data, counts[logs], logs)
+	want(ahead == 0 || ahead == 1, "the group does not show one instant: a writer that appends to %s first wrote %v records", data, counts)
+	return fmt.Sprintf("a writer that alternates between them was at record %d in %s and %d in %s", counts[data], data, counts[logs], logs)
 }

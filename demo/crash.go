@@ -16,28 +16,28 @@ import (
 
 const (
 	kills     = 3
-	blockSize = 16 << 10 // of the writer, in bytes
+	blockSize = 16 << 10 // bytes per write of the writer
 )
 
 func (v *volumes) crashSteps() []step {
 	return []step{
 		{name: "kill", title: "kill -9 the driver", run: v.kill,
-			claim: "kill -9 in the middle of calls lost nothing acknowledged, and the writer on the volume went on"},
+			claim: "kill -9 during calls lost nothing that was acknowledged, and writes to the volume continued"},
 		{name: "delete", title: "detach and delete everything", run: v.deleteAll, ends: true},
 		{name: "stop", title: "stop driver and host", run: v.stop, ends: true},
-		{name: "leave", title: "remove the pool", run: v.leave, ends: true,
-			claim: "nothing is left behind: no mount, no loop device, no file"},
+		{name: "leave", title: "remove the pool", run: v.removePool, ends: true,
+			claim: "nothing is left over: no mount, no loop device, no file"},
 	}
 }
 
 func killedVolume(n int64) string   { return fmt.Sprintf("killed-%02d", n) }
 func killedSnapshot(n int64) string { return fmt.Sprintf("killed-snapshot-%02d", n) }
 
-// load is what goes on while the driver is killed.
+// load is the load during which the driver is killed.
 type load struct {
 	created, snapshots, attached *worker // calls to the driver
 	writer                       *worker // on a mounted volume
-	longest                      time.Duration
+	maxWrite                     time.Duration
 }
 
 func (l *load) workers() []*worker { return []*worker{l.created, l.snapshots, l.attached, l.writer} }
@@ -71,27 +71,27 @@ func (v *volumes) startLoad(ctx context.Context) *load {
 	l.writer = startWorker(func(n int64) error {
 		began := time.Now()
 		err := appendSync(v.journal(), randomBytes(byte(n), blockSize))
-		l.longest = max(l.longest, time.Since(began))
+		l.maxWrite = max(l.maxWrite, time.Since(began))
 		return err
 	})
 	return l
 }
 
-// kill kills the driver again and again, each time at a random instant of its
-// work, and compares what it has in the end with what it acknowledged.
+// kill kills the driver several times at random instants, and compares its
+// state with what it acknowledged.
 func (v *volumes) kill(ctx context.Context) string {
 	working, cancel := context.WithCancel(ctx)
 	l := v.startLoad(working)
 	defer l.stop()
 	defer cancel()
-	cut := 0
+	interrupted := 0
 	var answered, registered time.Duration
 	for range kills {
 		awaitAll(ctx, 1, l.workers()...)
-		time.Sleep(rand.N(20 * time.Millisecond)) // any instant of the next calls
+		time.Sleep(rand.N(20 * time.Millisecond)) // a random instant of the next calls
 		v.driver.kill()
 		for _, w := range l.workers()[:3] {
-			cut += int(w.begun.Load() - w.finished.Load())
+			interrupted += int(w.begun.Load() - w.finished.Load())
 		}
 		killed := time.Now()
 		v.startDriver()
@@ -107,14 +107,14 @@ func (v *volumes) kill(ctx context.Context) string {
 		})
 	}
 	check(l.stop())
-	want(cut > 0, "no call was cut off by %d kills, which proves nothing", kills)
+	want(interrupted > 0, "%d kills interrupted no call, so they prove nothing", kills)
 	v.checkAcknowledged(ctx, l)
-	return fmt.Sprintf("%d times; %d calls cut off, answered within %s, registered again within %s; the writer waited %s at most",
-		kills, cut, short(answered.Seconds()), short(registered.Seconds()), short(l.longest.Seconds()))
+	return fmt.Sprintf("%d times; %d calls interrupted, calls succeed again within %s, registered again within %s; longest write %s",
+		kills, interrupted, short(answered.Seconds()), short(registered.Seconds()), short(l.maxWrite.Seconds()))
 }
 
-// checkAcknowledged wants the driver to have what it acknowledged, and nothing
-// else, and deletes that.
+// checkAcknowledged fails unless the driver has exactly what it acknowledged,
+// and deletes that.
 func (v *volumes) checkAcknowledged(ctx context.Context, l *load) {
 	acknowledged := map[string]bool{data: true, logs: true, restored: true, cloned: true, raw: true}
 	for n := range l.created.finished.Load() {
@@ -131,12 +131,12 @@ func (v *volumes) checkAcknowledged(ctx context.Context, l *load) {
 		want(s.Group != "" || acknowledged[s.Name] && s.State == "ready", "snapshot %s was not acknowledged: %+v", s.Name, s)
 		delete(acknowledged, s.Name)
 	}
-	want(len(acknowledged) == 0, "acknowledged, and gone after the kills: %v", acknowledged)
+	want(len(acknowledged) == 0, "acknowledged, but lost after the kills: %v", acknowledged)
 	var written []byte
 	for n := range l.writer.finished.Load() {
 		written = append(written, randomBytes(byte(n+1), blockSize)...)
 	}
-	want(bytes.Equal(must(readDisk(v.journal())), written), "%s does not hold what was written", v.journal())
+	want(bytes.Equal(must(readDisk(v.journal())), written), "%s differs from the written data", v.journal())
 	check(os.Remove(v.journal()))
 	check(v.files.verify(v.target(restored)))
 	last := killedVolume(l.created.finished.Load())
@@ -151,12 +151,13 @@ func (v *volumes) checkAcknowledged(ctx context.Context, l *load) {
 	}
 }
 
-// onlyPool wants no mount and no loop device of the demo but the pool's own.
-func (v *volumes) onlyPool(ctx context.Context) {
-	mounts, loops, err := left(ctx, v.dir)
+// checkOnlyPoolLeft fails if a mount or loop device of the demo other than the
+// pool's is left.
+func (v *volumes) checkOnlyPoolLeft(ctx context.Context) {
+	mounts, loops, err := leftovers(ctx, v.dir)
 	check(err)
 	for _, t := range append(mounts, loops...) {
-		want(t.path == v.path("pool") || t.path == v.path("pool.img"), "all volumes are detached, and the kernel still holds %v", t)
+		want(t.path == v.path("pool") || t.path == v.path("pool.img"), "%v is left after all volumes were detached", t)
 	}
 }
 
@@ -164,9 +165,9 @@ func (v *volumes) deleteAll(ctx context.Context) string {
 	check(v.client.DeleteGroup(ctx, "both"))
 	snapshots, all := must(v.client.Snapshots(ctx, "")), must(v.client.List(ctx))
 	for _, one := range all {
-		check(v.detach(ctx, one.Name)) // what is not attached is no error
+		check(v.detach(ctx, one.Name)) // no error for a volume that is not attached
 	}
-	v.onlyPool(ctx)
+	v.checkOnlyPoolLeft(ctx)
 	for _, s := range snapshots {
 		check(v.client.DeleteSnapshot(ctx, s.Name))
 	}
@@ -174,15 +175,15 @@ func (v *volumes) deleteAll(ctx context.Context) string {
 		check(v.client.Delete(ctx, one.Name))
 	}
 	left := len(must(v.client.List(ctx))) + len(must(v.client.Snapshots(ctx, "")))
-	want(left == 0, "all is deleted, and the driver lists %d volumes and snapshots", left)
+	want(left == 0, "the driver still lists %d volumes and snapshots after all were deleted", left)
 	check(retry.For(ctx, 10*time.Second, func() (bool, error) {
 		now := must(v.client.Capacity(ctx, *xfs(), thick())).Available
 		if now < v.free-8*mib { // metadata of the pool's file system
-			return true, fmt.Errorf("all is deleted, and %d bytes of the pool are free; %d were", now, v.free)
+			return true, fmt.Errorf("%d bytes of the pool are free after all volumes were deleted, want %d", now, v.free)
 		}
 		return false, nil
 	}))
-	return fmt.Sprintf("%d volumes, %d snapshots, 1 group; no mount and no loop device of theirs is left, %s are free again", len(all), len(snapshots), human(v.free))
+	return fmt.Sprintf("%d volumes, %d snapshots, 1 group; no mount or loop device of a volume is left, %s are free again", len(all), len(snapshots), human(v.free))
 }
 
 func (v *volumes) stop(ctx context.Context) string {
@@ -191,19 +192,19 @@ func (v *volumes) stop(ctx context.Context) string {
 	eventually(ctx, func() error {
 		known, err := v.plugins.List(ctx, "", "")
 		if err == nil && len(known) > 0 {
-			err = fmt.Errorf("the driver has ended, and the host still knows %+v", known)
+			err = fmt.Errorf("the driver has ended, but the host still lists %+v", known)
 		}
 		return err
 	})
 	check(v.plugins.Close())
 	v.host.stop()
-	noSockets(v.dir)
-	return "SIGTERM; the host forgot the driver; both ended with exit code 0, no socket is left"
+	checkNoSockets(v.dir)
+	return "SIGTERM; the host removed the driver; both ended with exit code 0, no socket is left"
 }
 
-func (v *volumes) leave(ctx context.Context) string {
-	v.onlyPool(ctx)
+func (v *volumes) removePool(ctx context.Context) string {
+	v.checkOnlyPoolLeft(ctx)
 	check(sweep(ctx, v.dir))
-	check(empty(v.dir, logName, markerName))
+	check(removeFiles(v.dir, logName, markerName))
 	return "no mount, no loop device and no file is left"
 }

@@ -19,27 +19,27 @@ import (
 // chapter is a part of the demo that can be run alone.
 type chapter struct {
 	name    string
-	heading string // a line for users: what runs, and what of it is real
-	against string // the double or process that it runs against; empty: this machine
-	leftOut string // why it cannot run here; empty: it can
+	heading string // printed: what runs, and what of it is real
+	against string // what stands in for real components; empty: nothing
+	leftOut string // why this machine cannot run the chapter; empty: it can
 	steps   []step
-	// release frees what the chapter holds outside of the directory and its
+	// release frees what the chapter uses outside of the directory and its
 	// processes; nil: nothing.
 	release func(ctx context.Context) error
 }
 
 // step does one thing and checks it.
 type step struct {
-	name  string // for programs
+	name  string // identifier in JSON
 	title string // for users
-	claim string // what the step proves; empty for one that only prepares others
-	ends  bool   // it removes what --keep leaves
-	// run returns what was seen. It fails as tests do: by check, must or want,
-	// which only the step's own goroutine may call.
+	claim string // what the step proves; empty: only prepares other steps
+	ends  bool   // removes what --keep leaves; skipped with --keep
+	// run returns a summary of what was observed. It fails by check, must or
+	// want, which only the step's own goroutine can call.
 	run func(ctx context.Context) (seen string)
 }
 
-// failure is what check, must and want panic with.
+// failure is the panic value of check, must and want.
 type failure struct{ err error }
 
 func check(err error) {
@@ -59,20 +59,20 @@ func want(ok bool, format string, args ...any) {
 	}
 }
 
-// eventually repeats try until it succeeds. Its last error is the step's.
+// eventually retries try until it succeeds; the last error fails the step.
 func eventually(ctx context.Context, try func() error) {
-	check(retry.For(ctx, startBound, func() (bool, error) {
+	check(retry.For(ctx, startTimeout, func() (bool, error) {
 		err := try()
 		return err != nil, err
 	}))
 }
 
 const (
-	stepBound  = 90 * time.Second // far longer than any step takes
-	cleanBound = 60 * time.Second // of the whole clean-up
-	// deathNoticed is long enough to find that a process has died, which may be
-	// later than that its death broke a connection.
-	deathNoticed = time.Second
+	stepTimeout    = 90 * time.Second // far longer than any step takes
+	cleanupTimeout = 60 * time.Second // for the whole clean-up
+	// exitNoticeDelay is the time within which the exit of a process is
+	// noticed; a connection can break earlier.
+	exitNoticeDelay = time.Second
 )
 
 var (
@@ -81,19 +81,19 @@ var (
 	errDied        = errors.New("ended unexpectedly")
 )
 
-// demo is what all chapters share.
+// demo is the state that all chapters share.
 type demo struct {
 	config
-	own       bool // the directory was made here
+	own       bool // the demo created the directory
 	processes []*process
-	fail      context.CancelCauseFunc // ends all steps: a process has died
+	fail      context.CancelCauseFunc // ends all steps, when a process died
 	lines     *bufio.Scanner          // of standard input
 }
 
-// newDemo checks that this machine can run it, and makes the directory.
+// newDemo checks that this machine can run the demo, and creates its directory.
 func newDemo(c config) (*demo, error) {
 	if os.Geteuid() != 0 {
-		return nil, errors.New("the demo mounts file systems, attaches loop devices and makes network namespaces: run it as root (sudo)")
+		return nil, errors.New("the demo mounts file systems, attaches loop devices and creates network namespaces: run it as root (sudo)")
 	}
 	d := &demo{config: c, lines: bufio.NewScanner(c.in), fail: func(error) {}}
 	if err := unix.Access(d.program("cleat"), unix.X_OK); err != nil {
@@ -102,7 +102,7 @@ func newDemo(c config) (*demo, error) {
 	return d, d.makeDir()
 }
 
-// makeDir makes the directory, or takes an empty one.
+// makeDir creates the directory, or uses an empty one.
 func (d *demo) makeDir() (err error) {
 	if d.dir == "" {
 		d.own = true
@@ -127,7 +127,7 @@ func (d *demo) makeDir() (err error) {
 	return writeMarker(d.dir, d.own)
 }
 
-// realPath is a path as the kernel lists it in mounts.
+// realPath returns the path as the kernel lists it in mounts.
 func realPath(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -148,7 +148,7 @@ func (d *demo) run(ctx context.Context) Report {
 	ctx, d.fail = context.WithCancelCause(ctx)
 	defer d.fail(nil)
 	r := Report{Held: true, Dir: d.dir, out: d.out}
-	r.say("A demo of cleat on this machine, in %s.", d.dir)
+	r.printf("A demo of cleat on this machine, in %s.", d.dir)
 	var run []chapter
 	for _, name := range chapterNames() {
 		if !slices.Contains(d.chapters, name) {
@@ -169,19 +169,19 @@ func (d *demo) run(ctx context.Context) Report {
 	}
 	interrupted := r.Failure != nil && r.Failure.Interrupted
 	if interrupted {
-		r.say("Cleaning up. A second interrupt ends it at once and leaves everything as it is.")
+		r.printf("Cleaning up. A second interrupt stops the clean-up.")
 	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanBound)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	for _, c := range run {
 		if c.release != nil {
-			r.unclean(c.release(bounded))
+			r.addCleanupError(c.release(bounded))
 		}
 	}
 	if d.keep {
 		r.Kept, r.kept = true, d.kept()
 	} else {
-		r.unclean(d.clean(bounded, r.Failure != nil && !interrupted))
+		r.addCleanupError(d.clean(bounded, r.Failure != nil && !interrupted))
 	}
 	r.Seconds = seconds(time.Since(started))
 	return r
@@ -200,7 +200,7 @@ func (d *demo) newChapter(ctx context.Context, name string) chapter {
 	}
 }
 
-// step runs one step unless one before it failed, and reports it.
+// step runs and reports one step, unless an earlier one failed.
 func (d *demo) step(ctx context.Context, r *Report, c chapter, s step) {
 	result := Result{Name: s.name, Title: s.title, Against: c.against, State: NotRun}
 	if !r.Held {
@@ -223,17 +223,17 @@ func (d *demo) step(ctx context.Context, r *Report, c chapter, s step) {
 	}
 }
 
-// try runs a step within its bound. When a process died unexpectedly, or the user
-// interrupts, that is the error, whatever the step itself makes of it.
+// try runs a step with a timeout. If a process died unexpectedly or the user
+// interrupted the demo, that is the error returned.
 func (d *demo) try(ctx context.Context, s step) (seen string, err error) {
-	bounded, cancel := context.WithTimeoutCause(ctx, stepBound, fmt.Errorf("not done within %s", stepBound))
+	bounded, cancel := context.WithTimeoutCause(ctx, stepTimeout, fmt.Errorf("not done within %s", stepTimeout))
 	defer cancel()
 	if seen, err = recovered(bounded, s.run); err == nil {
 		return seen, nil
 	}
 	select {
 	case <-ctx.Done():
-	case <-time.After(deathNoticed):
+	case <-time.After(exitNoticeDelay):
 	}
 	switch cause := context.Cause(bounded); {
 	case errors.Is(cause, errDied):
@@ -246,7 +246,7 @@ func (d *demo) try(ctx context.Context, s step) (seen string, err error) {
 	return "", err
 }
 
-// recovered turns a failure into an error.
+// recovered converts a failure panic into an error.
 func recovered(ctx context.Context, run func(context.Context) string) (seen string, err error) {
 	defer func() {
 		switch p := recover().(type) {
@@ -261,7 +261,7 @@ func recovered(ctx context.Context, run func(context.Context) string) (seen stri
 	return run(ctx), nil
 }
 
-// awaitLine waits for a line on standard input, or the end of the demo.
+// awaitLine waits for a line on standard input or for ctx.
 func (d *demo) awaitLine(ctx context.Context) {
 	read := make(chan struct{})
 	go func() {

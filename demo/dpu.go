@@ -18,7 +18,7 @@ import (
 	"github.com/cleatproject/cleat/spdk"
 )
 
-// dpu is the state of the chapter.
+// dpu is the state of the DPU chapter.
 type dpu struct {
 	*demo
 	socket         string // of SNAP
@@ -28,34 +28,34 @@ type dpu struct {
 	client         *client.Client
 	devices        []client.Create
 	names          map[string]string // of devices, by volume
-	before         []string          // what SNAP held at the start
+	before         []string          // objects in SNAP at the start
 }
 
 func newDPU(d *demo) chapter {
 	u := &dpu{demo: d, socket: d.path("dpu", "snap", "snap.sock"), names: map[string]string{}}
 	c := chapter{
 		name: "dpu", against: "the test double of SNAP", release: u.release,
-		heading: "DPU devices of cleat dpu, against the test double of SNAP: it answers as SNAP does, and moves no data. --snap-socket names a real one.",
+		heading: "DPU devices of cleat dpu, against the test double of SNAP: it answers like SNAP, but moves no data. Use --snap-socket for a real one.",
 		steps: []step{
 			{name: "dpu-start", title: "start the DPU plugin", run: u.start},
 			{name: "dpu-create", title: "create DPU devices", run: u.create,
 				claim: "a device requested twice is created once, and volumes of one subsystem share its controller"},
-			{name: "dpu-expose", title: "show one to a host", run: u.expose,
-				claim: "a device that SNAP shows to a host is not deleted"},
+			{name: "dpu-expose", title: "expose a device to a host", run: u.expose,
+				claim: "a device that SNAP exposes to a host is not deleted"},
 			{name: "dpu-kill", title: "kill -9 the DPU plugin", run: u.kill,
-				claim: "what kill -9 left of a device is removed at the next start, and other devices are untouched"},
+				claim: "a device left incomplete by kill -9 is removed at the next start, and other devices are unchanged"},
 			{name: "dpu-restart", title: "restart SNAP", run: u.restart,
-				claim: "after a restart of SNAP no device exists until it is requested, and then it has its name again"},
+				claim: "after a restart of SNAP no device exists until it is requested again, and it then has the same name"},
 			{name: "dpu-delete", title: "delete the DPU devices", run: u.remove,
-				claim: "deleted devices leave nothing in SNAP and no mount"},
+				claim: "deleted devices leave no object in SNAP and no mount"},
 		},
 	}
 	if d.snapSocket != "" {
 		u.socket, c.against = d.snapSocket, "the SNAP process on "+d.snapSocket
-		c.heading = "DPU devices of cleat dpu, against " + c.against + "; nothing is killed, restarted or shown to a host there."
+		c.heading = "DPU devices of cleat dpu, against " + c.against + "; that process is not killed or restarted, and exposes nothing to a host."
 		c.steps = []step{c.steps[0], c.steps[1], c.steps[5]}
 	} else if unix.Access(d.program("cleat-snap-double"), unix.X_OK) != nil {
-		c.leftOut = "there is no test double of SNAP at " + d.program("cleat-snap-double") + " (make demo builds it; --snap-socket names a SNAP process)"
+		c.leftOut = "no test double of SNAP at " + d.program("cleat-snap-double") + " (make demo builds it; --snap-socket names a SNAP process)"
 	}
 	return c
 }
@@ -69,14 +69,14 @@ func (u *dpu) start(ctx context.Context) string {
 		u.double = u.demo.start("double of SNAP", cmd)
 	}
 	u.rpc = must(spdk.Open(spdk.Config{Socket: u.socket}))
-	eventually(ctx, func() (err error) { u.before, err = u.held(ctx); return err })
+	eventually(ctx, func() (err error) { u.before, err = u.objects(ctx); return err })
 	began := time.Now()
 	u.startPlugin(ctx)
 	ready := since(began)
 	info, offers := must(u.client.Info(ctx)), must(u.client.Capabilities(ctx))
-	want(offers.Block && offers.Get && offers.List, "the plugin announces %q with this SNAP, which is too little", offers.All)
+	want(offers.Block && offers.Get && offers.List, "the plugin announces only %q with this SNAP; the demo needs block devices, Get and List", offers.All)
 	u.devices = u.wanted(offers.Filesystem)
-	return fmt.Sprintf("%s %s asked SNAP and was ready after %s", info.Name, info.Version, ready)
+	return fmt.Sprintf("%s %s connected to SNAP and was ready after %s", info.Name, info.Version, ready)
 }
 
 func (u *dpu) startPlugin(ctx context.Context) {
@@ -103,9 +103,9 @@ func (u *dpu) create(ctx context.Context) string {
 	for _, d := range u.devices {
 		u.names[d.Volume] = must(u.client.Create(ctx, d))
 	}
-	u.createAgain(ctx)
+	u.recreate(ctx)
 	controllers := 0
-	for _, h := range must(u.held(ctx)) {
+	for _, h := range must(u.objects(ctx)) {
 		if strings.HasPrefix(h, "bdev_nvme_get_controllers ") {
 			controllers++
 		}
@@ -114,92 +114,92 @@ func (u *dpu) create(ctx context.Context) string {
 	return fmt.Sprintf("%d devices; requested twice, created once", len(u.devices))
 }
 
-// createAgain requests the devices again and wants the same ones.
-func (u *dpu) createAgain(ctx context.Context) {
+// recreate requests the devices again and fails unless it gets the same ones.
+func (u *dpu) recreate(ctx context.Context) {
 	for _, d := range u.devices {
 		again := must(u.client.Create(ctx, d))
-		want(again == u.names[d.Volume], "volume %s has device %s, and the same request gave %s", d.Volume, u.names[d.Volume], again)
+		want(again == u.names[d.Volume], "volume %s has device %s, but the same request returned %s", d.Volume, u.names[d.Volume], again)
 	}
 	u.checkDevices(ctx)
 }
 
-// checkDevices wants GetDevice, ListDevices and SNAP to show each device.
+// checkDevices fails unless GetDevice, ListDevices and SNAP have each device.
 func (u *dpu) checkDevices(ctx context.Context) {
 	listed, _, err := u.client.List(ctx, 0, "")
 	check(err)
 	want(len(listed) == len(u.devices), "ListDevices lists %v, want %d devices", listed, len(u.devices))
-	held := strings.Join(must(u.held(ctx)), "\n") + "\n"
+	held := strings.Join(must(u.objects(ctx)), "\n") + "\n"
 	for _, d := range u.devices {
 		name := u.names[d.Volume]
 		must(u.client.Get(ctx, d.Volume, name))
 		want(slices.Contains(listed, client.Entry{Volume: d.Volume, Device: name}), "ListDevices lacks %s of volume %s: %v", name, d.Volume, listed)
-		// SPDK's own releases do not list file system devices.
-		want(strings.Contains(held, " "+name+"\n") || d.Mode != "Block" && u.snapSocket != "", "the plugin has device %s of volume %s, and SNAP holds %s", name, d.Volume, held)
+		// SPDK releases without SNAP do not list file system devices.
+		want(strings.Contains(held, " "+name+"\n") || d.Mode != "Block" && u.snapSocket != "", "the plugin has device %s of volume %s, but SNAP has %s", name, d.Volume, held)
 	}
 }
 
-// expose does what the node driver does: it has SNAP put a device into a subsystem
-// that a host can see, and takes it out again.
+// expose makes SNAP add a device to a subsystem that a host sees and remove it
+// again, like the node driver.
 func (u *dpu) expose(ctx context.Context) string {
 	const nqn = "nqn.2022-10.io.nvda.nvme:cleat-demo"
 	volume := u.devices[0].Volume
 	check(u.rpc.Do(ctx, "nvme_subsystem_create", map[string]any{"nqn": nqn}))
 	check(u.rpc.Do(ctx, "nvme_namespace_create", map[string]any{"bdev_type": "spdk", "nqn": nqn, "nsid": 1, "bdev_name": u.names[volume]}))
 	refused := u.client.Delete(ctx, volume, u.names[volume])
-	want(status.Code(refused) == codes.FailedPrecondition, "DeleteDevice of a device that a host sees should answer FAILED_PRECONDITION, not %v", refused)
+	want(status.Code(refused) == codes.FailedPrecondition, "DeleteDevice of a device exposed to a host: got %v, want FAILED_PRECONDITION", refused)
 	check(u.rpc.Do(ctx, "nvme_namespace_destroy", map[string]any{"nqn": nqn, "nsid": 1}))
 	check(u.rpc.Do(ctx, "nvme_subsystem_destroy", map[string]any{"nqn": nqn}))
 	u.checkDevices(ctx)
-	return "DeleteDevice answered FAILED_PRECONDITION while it was shown; hidden again, the device exists"
+	return "DeleteDevice answered FAILED_PRECONDITION while the device was exposed; the device still exists"
 }
 
-// kill kills the plugin in a CreateDevice that waits: its controller is attached,
-// and its namespace does not appear.
+// kill kills the plugin during a CreateDevice whose controller is attached and
+// whose namespace does not appear.
 func (u *dpu) kill(ctx context.Context) string {
-	before, caller, answer := must(u.held(ctx)), u.client, make(chan error, 1)
+	before, caller, answer := must(u.objects(ctx)), u.client, make(chan error, 1)
 	go func() {
 		_, err := caller.Create(ctx, newDevice("demo-late", "Block", namespace(dpuLateNQN, 3)))
 		answer <- err
 	}()
 	eventually(ctx, func() error {
-		held, err := u.held(ctx)
+		held, err := u.objects(ctx)
 		if err == nil && len(held) <= len(before) {
-			err = fmt.Errorf("the slow CreateDevice has not reached SNAP, which holds %q", held)
+			err = fmt.Errorf("CreateDevice has not reached SNAP, which has %q", held)
 		}
 		return err
 	})
 	killed := time.Now()
 	u.plugin.kill()
-	want(<-answer != nil, "CreateDevice was answered by a plugin that was killed before")
-	_ = u.client.Close() // it is broken
+	want(<-answer != nil, "CreateDevice succeeded although the plugin was killed")
+	_ = u.client.Close() // the connection is broken
 	u.startPlugin(ctx)
-	u.awaitHeld(ctx, before)
+	u.awaitObjects(ctx, before)
 	removed := since(killed)
 	u.checkAbsent(ctx, "demo-late")
 	u.checkDevices(ctx)
-	return fmt.Sprintf("in a CreateDevice that had attached its controller; after the restart it was removed, %s after the kill", removed)
+	return fmt.Sprintf("during a CreateDevice that had attached its controller; the controller was removed %s after the kill", removed)
 }
 
 func (u *dpu) checkAbsent(ctx context.Context, volume string) {
 	_, err := u.client.Get(ctx, volume, "")
-	want(status.Code(err) == codes.NotFound, "GetDevice of volume %s should answer NOT_FOUND, not %v", volume, err)
+	want(status.Code(err) == codes.NotFound, "GetDevice of volume %s: got %v, want NOT_FOUND", volume, err)
 }
 
-// restart lets SNAP lose everything that it held.
+// restart makes SNAP lose all its objects.
 func (u *dpu) restart(ctx context.Context) string {
-	full := must(u.held(ctx))
+	full := must(u.objects(ctx))
 	must(io.WriteString(u.orders, "restart\n"))
-	u.awaitHeld(ctx, u.before)
+	u.awaitObjects(ctx, u.before)
 	for _, d := range u.devices {
 		u.checkAbsent(ctx, d.Volume)
 	}
 	began := time.Now()
-	u.createAgain(ctx)
-	u.awaitHeld(ctx, full)
-	return fmt.Sprintf("GetDevice answered NOT_FOUND; CreateDevice created all %d again within %s, under their names", len(u.devices), since(began))
+	u.recreate(ctx)
+	u.awaitObjects(ctx, full)
+	return fmt.Sprintf("GetDevice answered NOT_FOUND; CreateDevice created all %d again within %s, with the same names", len(u.devices), since(began))
 }
 
-// remove deletes the devices, twice, and ends plugin and double.
+// remove deletes the devices twice and stops plugin and double.
 func (u *dpu) remove(ctx context.Context) string {
 	n := len(u.devices)
 	for range 2 {
@@ -209,20 +209,20 @@ func (u *dpu) remove(ctx context.Context) string {
 		}
 	}
 	u.devices = nil
-	u.awaitHeld(ctx, u.before)
-	mounts, loops, err := left(ctx, u.path("dpu"))
-	want(err == nil && len(mounts)+len(loops) == 0, "all devices are deleted, and the kernel still holds %v %v (%v)", mounts, loops, err)
+	u.awaitObjects(ctx, u.before)
+	mounts, loops, err := leftovers(ctx, u.path("dpu"))
+	want(err == nil && len(mounts)+len(loops) == 0, "mounts %v and loop devices %v are left after all devices were deleted (%v)", mounts, loops, err)
 	check(u.client.Close())
 	u.plugin.stop()
 	if u.double != nil {
 		u.double.stop()
 	}
-	noSockets(u.path("dpu"))
-	return fmt.Sprintf("%d devices; SNAP holds none, no mount is left; the plugin ended with exit code 0", n)
+	checkNoSockets(u.path("dpu"))
+	return fmt.Sprintf("%d devices; no object in SNAP and no mount is left; the plugin ended with exit code 0", n)
 }
 
-// release deletes the devices from a SNAP process that outlives the demo, with a
-// new plugin: the one that runs may be dying.
+// release deletes the devices from a SNAP process that outlives the demo. It
+// starts a new plugin, since the running one can be ending.
 func (u *dpu) release(ctx context.Context) error {
 	if u.snapSocket == "" || len(u.names) == 0 || len(u.devices) == 0 {
 		return nil
@@ -236,7 +236,7 @@ func (u *dpu) release(ctx context.Context) error {
 		return ""
 	})
 	if err != nil {
-		err = fmt.Errorf("devices %v in the SNAP process on %s: %w", u.names, u.snapSocket, err)
+		err = fmt.Errorf("delete devices %v from the SNAP process on %s: %w", u.names, u.snapSocket, err)
 	}
 	return err
 }

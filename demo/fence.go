@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	storageAt     = "192.0.2.1:4420" // of RFC 5737, as the clients' addresses
+	storageAt     = "192.0.2.1:4420" // addresses of RFC 5737
 	fencedClient  = "192.0.2.2"
 	otherClient   = "192.0.2.3"
-	someRecords   = 20 // show that a client writes
-	fenceAttempts = 3  // show that a fenced one tries
+	someRecords   = 20 // enough to show that a client writes
+	fenceAttempts = 3  // enough to show that a fenced client tries to write
 )
 
-// fencing is the state of the chapter.
+// fencing is the state of the fence chapter.
 type fencing struct {
 	*demo
 	storage, clients netns
@@ -28,30 +28,31 @@ type fencing struct {
 	fenced, other    *recordClient
 	service          *process
 	client           *client.Client
-	arrived          int // from the fenced client when the fence was answered
+	arrived          int // records of the fenced client when the fence was answered
 }
 
-// newFence joins two network namespaces, or says why this machine cannot.
+// newFence creates two connected network namespaces. If that fails, the chapter
+// is left out.
 func newFence(d *demo) chapter {
 	f := &fencing{demo: d}
 	c := chapter{
 		name: "fence",
-		heading: "Fencing by cleat fence serve, between two network namespaces on a veth pair: packets, packet filter and sockets are the kernel's;\n" +
+		heading: "Fencing by cleat fence serve, between two network namespaces on a veth pair: packets, packet filter and sockets are real;\n" +
 			"storage server and clients are parts of this program.",
 		steps: []step{
 			{name: "fence-start", title: "start storage and fencing", run: f.start},
 			{name: "fence-add", title: "fence a client", run: f.fence,
-				claim: "when a fence is answered the client's session is gone and nothing from it arrives any more; its neighbour writes on"},
+				claim: "once a fence is answered, the client's session is closed and nothing more arrives from it; other clients continue"},
 			{name: "fence-kill", title: "kill -9 cleat fence serve", run: f.kill,
-				claim: "a fence holds while its service is dead, and after the restart"},
-			{name: "fence-remove", title: "unfence it", run: f.unfence,
-				claim: "an unfenced client writes again, and no record is missing or came twice"},
+				claim: "a fence stays in force while its service is dead and after the restart"},
+			{name: "fence-remove", title: "unfence the client", run: f.unfence,
+				claim: "an unfenced client writes again, and no record is lost or duplicated"},
 			{name: "fence-stop", title: "stop storage and fencing", run: f.stop},
 		},
 		release: func(context.Context) error { f.close(); return nil },
 	}
 	if err := f.makeNetwork(); err != nil {
-		c.leftOut = "this machine makes no network namespaces with a veth pair: " + err.Error()
+		c.leftOut = "cannot create network namespaces with a veth pair: " + err.Error()
 		f.close()
 	}
 	return c
@@ -71,7 +72,8 @@ func (f *fencing) makeNetwork() (err error) {
 	return f.ip(f.clients, "addr add "+fencedClient+"/24 dev eth0", "addr add "+otherClient+"/24 dev eth0", "link set eth0 up")
 }
 
-// ip runs lines of ip(8) in a namespace. Descriptor 3 is that of the clients.
+// ip runs lines of ip(8) in a namespace. File descriptor 3 is the namespace of
+// the clients.
 func (f *fencing) ip(n netns, lines ...string) error {
 	cmd := exec.Command("ip", "-batch", "-")
 	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n"))
@@ -121,20 +123,20 @@ func (f *fencing) fence(ctx context.Context) string {
 	began := time.Now()
 	check(f.client.Fence(ctx, client.Request{}, f.block()))
 	took := since(began)
-	f.arrived = len(f.server.of(fencedClient))
+	f.arrived = len(f.server.recordsOf(fencedClient))
 	held := must(f.client.List(ctx, client.Request{}))
-	want(len(held) == 1 && held[0] == f.block()[0].String(), "%v is fenced, and the service lists %q", f.block(), held)
-	n := f.staysOut(ctx)
-	return fmt.Sprintf("%s; answered after %s; it sent %d records before, and none of %d attempts after arrived; %s writes on", f.block()[0], took, f.arrived, n, otherClient)
+	want(len(held) == 1 && held[0] == f.block()[0].String(), "%v is fenced, but the service lists %q", f.block(), held)
+	n := f.checkFenced(ctx)
+	return fmt.Sprintf("%s; answered after %s; %d records arrived before, none of %d attempts after that; %s continues to write", f.block()[0], took, f.arrived, n, otherClient)
 }
 
-// staysOut wants nothing from the fenced client to arrive, though it tries, while
-// its neighbour writes. It returns how often the client tried since.
-func (f *fencing) staysOut(ctx context.Context) int64 {
+// checkFenced fails if anything from the fenced client arrives while it tries
+// to write and another client writes. It returns the number of attempts.
+func (f *fencing) checkFenced(ctx context.Context) int64 {
 	awaitAll(ctx, someRecords, f.other.worker)
 	before := f.fenced.attempts.Load()
 	eventually(ctx, func() error {
-		if now := len(f.server.of(fencedClient)); now != f.arrived {
+		if now := len(f.server.recordsOf(fencedClient)); now != f.arrived {
 			check(fmt.Errorf("%d records of the fenced client %s arrived after the fence was answered", now-f.arrived, fencedClient))
 		}
 		if f.fenced.attempts.Load()-before < fenceAttempts {
@@ -147,41 +149,41 @@ func (f *fencing) staysOut(ctx context.Context) int64 {
 
 func (f *fencing) kill(ctx context.Context) string {
 	f.service.kill()
-	n := f.staysOut(ctx)
+	n := f.checkFenced(ctx)
 	f.startService()
 	f.awaitReady(ctx)
-	n += f.staysOut(ctx)
-	return fmt.Sprintf("none of %d attempts arrived, without the service and after its restart", n)
+	n += f.checkFenced(ctx)
+	return fmt.Sprintf("none of %d attempts arrived while the service was dead and after its restart", n)
 }
 
 func (f *fencing) unfence(ctx context.Context) string {
-	f.staysOut(ctx)
+	f.checkFenced(ctx)
 	began := time.Now()
 	check(f.client.Unfence(ctx, client.Request{}, f.block()))
 	awaitAll(ctx, someRecords, f.fenced.worker, f.other.worker)
 	took := since(began)
 	for _, c := range []*recordClient{f.fenced, f.other} {
 		check(c.stop())
-		check(complete(f.server.of(c.from), c.finished.Load()))
+		check(checkComplete(f.server.recordsOf(c.from), c.finished.Load()))
 	}
-	return fmt.Sprintf("it writes again within %s; %d records of it in all, none lost, none twice", took, f.fenced.finished.Load())
+	return fmt.Sprintf("writes resumed within %s; %d records in all, none lost, none duplicated", took, f.fenced.finished.Load())
 }
 
 func (f *fencing) stop(ctx context.Context) string {
 	check(f.client.Close())
 	f.service.stop()
-	// The process that keeps the packet filter's table outlives the service.
+	// The process that holds the nftables table outlives the service.
 	check(endProcesses(ctx, f.path("fence")))
 	f.close()
-	noSockets(f.path("fence"))
-	return "SIGTERM; it ended with exit code 0, no socket is left; the network namespaces are gone"
+	checkNoSockets(f.path("fence"))
+	return "SIGTERM; the service ended with exit code 0, no socket is left; the network namespaces are removed"
 }
 
-// close ends clients, server and namespaces.
+// close stops clients and server and closes the namespaces.
 func (f *fencing) close() {
 	for _, c := range []*recordClient{f.fenced, f.other} {
 		if c != nil {
-			_ = c.stop() // its records were compared before
+			_ = c.stop() // records were checked before
 		}
 	}
 	if f.server != nil {

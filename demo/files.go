@@ -17,18 +17,18 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
-// tree is what the files of a volume must hold: their checksums by name.
+// tree holds the checksums of the files of a volume, by name.
 type tree map[string][sha256.Size]byte
 
-// randomBytes are incompressible; the same seed gives the same.
+// randomBytes returns incompressible bytes, the same for the same seed.
 func randomBytes(seed byte, n int64) []byte {
 	b := make([]byte, n)
-	_, _ = rand.NewChaCha8([32]byte{seed}).Read(b) // it never fails
+	_, _ = rand.NewChaCha8([32]byte{seed}).Read(b) // never fails
 	return b
 }
 
-// writeTree writes count files of random data below dir, durably. Their sizes
-// differ and are no multiples of anything.
+// writeTree writes and syncs count files of random data below dir. Their sizes
+// differ and are not aligned.
 func writeTree(dir string, seed byte, count int, total int64) (tree, error) {
 	t := tree{}
 	for i := range count {
@@ -43,13 +43,13 @@ func writeTree(dir string, seed byte, count int, total int64) (tree, error) {
 	return t, syncFS(dir)
 }
 
-// verify reads every file from the disk. A file that is missing, that differs, or
-// that was never written is an error.
+// verify reads every file from the disk. A missing, changed or additional file
+// is an error.
 func (t tree) verify(dir string) error {
 	for name, want := range t {
 		content, err := readDisk(filepath.Join(dir, name))
 		if err == nil && sha256.Sum256(content) != want {
-			err = fmt.Errorf("%s does not hold what was written", filepath.Join(dir, name))
+			err = fmt.Errorf("%s differs from the written data", filepath.Join(dir, name))
 		}
 		if err != nil {
 			return err
@@ -62,7 +62,7 @@ func (t tree) verify(dir string) error {
 	return err
 }
 
-// readDisk reads a file from the disk, and not from the page cache.
+// readDisk reads a file, bypassing the page cache.
 func readDisk(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -75,7 +75,7 @@ func readDisk(path string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// appendSync appends to a file, durably.
+// appendSync appends to a file and syncs it.
 func appendSync(path string, b []byte) error {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -96,7 +96,7 @@ func filesIn(dir string) (names []string, err error) {
 	return names, err
 }
 
-// syncFS writes out the file system that dir is on.
+// syncFS syncs the file system of dir.
 func syncFS(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -106,12 +106,12 @@ func syncFS(dir string) error {
 	return os.NewSyscallError("syncfs", unix.Syncfs(int(f.Fd())))
 }
 
-// worker repeats work 1, 2, 3... until it is stopped or the work fails.
+// worker calls work with 1, 2, 3... until it is stopped or work fails.
 type worker struct {
 	begun, finished atomic.Int64
 	stopping        atomic.Bool
 	ended           chan struct{}
-	err             error // after ended
+	err             error // valid after ended is closed
 }
 
 func startWorker(work func(n int64) error) *worker {
@@ -128,20 +128,20 @@ func startWorker(work func(n int64) error) *worker {
 	return w
 }
 
-// stop lets the work that runs finish, and returns the first error.
+// stop waits for the running work to finish, and returns the first error.
 func (w *worker) stop() error {
 	w.stopping.Store(true)
 	<-w.ended
 	return w.err
 }
 
-// awaitAll waits until each worker has finished more pieces of work than now.
+// awaitAll waits until each worker has finished this many more calls.
 func awaitAll(ctx context.Context, more int64, workers ...*worker) {
 	var goals []int64
 	for _, w := range workers {
 		goals = append(goals, w.finished.Load()+more)
 	}
-	check(retry.For(ctx, stepBound/2, func() (bool, error) {
+	check(retry.For(ctx, stepTimeout/2, func() (bool, error) {
 		for i, w := range workers {
 			if w.finished.Load() >= goals[i] {
 				continue

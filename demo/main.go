@@ -1,6 +1,6 @@
-// Command cleat-demo shows what cleat promises on this machine. It starts
-// cleat's servers, drives them through their clients as an orchestrator would,
-// checks every step, and removes everything again.
+// Command cleat-demo demonstrates cleat on this machine: it starts cleat's
+// servers, calls them through their clients like an orchestrator, checks every
+// step, and removes everything again.
 package main
 
 import (
@@ -25,24 +25,24 @@ const (
 	gib = 1 << 30
 	mib = 1 << 20
 
-	minSize = 2 * gib // the smallest pool that holds all volumes of the demo
+	minSize = 2 * gib // smallest pool for all volumes of the demo
 )
 
-const usage = `Starts servers of cleat on this machine, drives them through their clients, and
-checks after each step that the promise holds. Chapters:
+const usage = `Demo of cleat: starts its servers on this machine, calls them through their
+clients, and checks every step. Chapters:
 
-  volumes  cleat host and cleat csi on a pool of its own: real data, loop devices,
-           file systems; kill -9 of the driver in the middle of its work
+  volumes  cleat host and cleat csi on a new pool: real data, loop devices and file
+           systems; kill -9 of the driver during calls
   fence    cleat fence serve between two network namespaces: a client that writes
-           over TCP is fenced, and admitted again
+           over TCP is fenced and unfenced
   dpu      cleat dpu against a test double of SNAP, or with --snap-socket in a SNAP
            or SPDK process, which must see --dir at the same path
   sriov    cleat sriov plugin and daemon against a double of a node and its kubelet
 
 A chapter that this machine cannot run is left out, and the output says so. The
-exit code is 0 only if every step held. Everything lives in one directory, and
-nothing is left behind; after a failure the log stays. It needs root, loop
-devices, XFS, and the programs that make demo builds beside this one.
+exit code is 0 only if every step passed. All files are in one directory, and
+nothing is left over; after a failure the log stays. The demo needs root, loop
+devices, XFS, and the programs that make demo builds next to it.
 
   sudo bin/cleat-demo --dir /data/demo --size 8GiB
   sudo bin/cleat-demo --keep                    # then: cleat volume list ...
@@ -50,7 +50,7 @@ devices, XFS, and the programs that make demo builds beside this one.
   sudo bin/cleat-demo --chapters fence,dpu -o json | jq '.steps[] | [.name, .seconds]'
 `
 
-// config is what the flags say.
+// config holds the flags.
 type config struct {
 	dir         string
 	size        cli.Size
@@ -60,7 +60,7 @@ type config struct {
 	chapters    []string
 	snapSocket  string
 	snapTarget  string
-	target      *access.NVMe // snapTarget, read; nil: none
+	target      *access.NVMe // parsed snapTarget; nil: none
 	programs    string       // directory of cleat and the doubles
 	out         io.Writer    // of progress
 	in          io.Reader
@@ -98,7 +98,7 @@ func run(args []string, in io.Reader, out, progress io.Writer) error {
 		if err := remove(ctx, c.remove); err != nil {
 			return err
 		}
-		_, err := fmt.Fprintf(out, "the demo in %s is removed: processes, volumes, pool\n", c.remove)
+		_, err := fmt.Fprintf(out, "removed the demo in %s: processes, volumes, pool\n", c.remove)
 		return err
 	}
 	d, err := newDemo(c)
@@ -114,21 +114,21 @@ func run(args []string, in io.Reader, out, progress io.Writer) error {
 	return errors.Join(report.err(), e.Encode(report))
 }
 
-// parse reads the flags and refuses what cannot be.
+// parse parses and checks the flags.
 func (c *config) parse(args []string, help io.Writer) error {
 	c.size = 4 * gib
 	fs := pflag.NewFlagSet("cleat-demo", pflag.ContinueOnError)
 	fs.SetOutput(help)
 	fs.Usage = func() { _, _ = fmt.Fprintf(help, "%s\nFlags:\n%s", usage, fs.FlagUsages()) }
-	fs.StringVar(&c.dir, "dir", "", "new or empty directory to work in; a new one below /var/tmp without it")
+	fs.StringVar(&c.dir, "dir", "", "new or empty directory to work in (default: a new one below /var/tmp)")
 	fs.Var(&c.size, "size", "size of the pool, at least "+cli.Size(minSize).String())
-	fs.BoolVar(&c.keep, "keep", false, "leave host and driver running and the volumes attached, and say how to go on by hand")
-	fs.BoolVar(&c.pause, "pause", false, "wait after each step for a line on standard input, to look around")
-	fs.StringVar(&c.remove, "remove", "", "remove what --keep, or a demo that was killed, left in this directory, and do nothing else")
-	fs.StringVarP(&c.output, "output", "o", "text", "text, or json: steps and timings as one document, and progress on stderr")
+	fs.BoolVar(&c.keep, "keep", false, "leave host and driver running and the volumes attached, and print commands to try")
+	fs.BoolVar(&c.pause, "pause", false, "wait after each step for a line on standard input")
+	fs.StringVar(&c.remove, "remove", "", "only remove what --keep or a killed demo left in this directory")
+	fs.StringVarP(&c.output, "output", "o", "text", "text, or json: one document of steps and timings, progress on stderr")
 	fs.StringSliceVar(&c.chapters, "chapters", chapterNames(), "chapters to run")
-	fs.StringVar(&c.snapSocket, "snap-socket", "", "UNIX socket of a SNAP or SPDK process to make DPU devices in, in place of the double")
-	fs.StringVar(&c.snapTarget, "snap-target", "", "with --snap-socket: an NVMe/TCP subsystem with one namespace, as ADDRESS:PORT,NQN; its data is not touched")
+	fs.StringVar(&c.snapSocket, "snap-socket", "", "UNIX socket of a SNAP or SPDK process to create DPU devices in, instead of the double")
+	fs.StringVar(&c.snapTarget, "snap-target", "", "with --snap-socket: an NVMe/TCP subsystem with one namespace, as ADDRESS:PORT,NQN; its data is not changed")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -136,26 +136,26 @@ func (c *config) parse(args []string, help io.Writer) error {
 		at, nqn, _ := strings.Cut(c.snapTarget, ",")
 		path, err := netip.ParseAddrPort(at)
 		if err != nil || access.CheckNQN(nqn) != nil {
-			return fmt.Errorf("--snap-target %q: write ADDRESS:PORT,NQN, as 192.0.2.10:4420,nqn.2024-01.com.example:vol1", c.snapTarget)
+			return fmt.Errorf("--snap-target %q: write ADDRESS:PORT,NQN, such as 192.0.2.10:4420,nqn.2024-01.com.example:vol1", c.snapTarget)
 		}
 		c.target = &access.NVMe{Transport: "tcp", Paths: []netip.AddrPort{path}, NQN: nqn}
 	}
 	unknown := slices.DeleteFunc(slices.Clone(c.chapters), func(name string) bool { return slices.Contains(chapterNames(), name) })
 	switch {
 	case fs.NArg() > 0:
-		return fmt.Errorf("unexpected argument %q: there are only flags, see --help", fs.Arg(0))
+		return fmt.Errorf("unexpected argument %q: cleat-demo has only flags, see --help", fs.Arg(0))
 	case c.output != "text" && c.output != "json":
 		return fmt.Errorf("--output %q: use text or json", c.output)
 	case c.size < minSize:
 		return fmt.Errorf("--size %s is too small: the volumes need a pool of at least %s", c.size, cli.Size(minSize))
 	case len(unknown) > 0:
-		return fmt.Errorf("--chapters: no chapter %q; there are %s", unknown[0], strings.Join(chapterNames(), ", "))
+		return fmt.Errorf("--chapters: unknown chapter %q, use %s", unknown[0], strings.Join(chapterNames(), ", "))
 	case c.remove != "" && (c.keep || c.dir != ""):
-		return errors.New("--remove goes with neither --keep nor --dir")
+		return errors.New("--remove cannot be combined with --keep or --dir")
 	case c.keep && !slices.Contains(c.chapters, "volumes"):
-		return errors.New("--keep leaves the servers of the chapter volumes, which --chapters leaves out")
+		return errors.New("--keep needs the chapter volumes, which --chapters excludes")
 	case c.snapSocket == "" && c.target != nil:
-		return errors.New("--snap-target is for a SNAP process: name its socket with --snap-socket")
+		return errors.New("--snap-target needs the socket of a SNAP process: set --snap-socket")
 	}
 	return nil
 }

@@ -17,22 +17,22 @@ import (
 
 const (
 	logName = "cleat.log" // of all processes
-	// startBound is how long a process may take to answer, stopBound how long to
-	// end.
-	startBound = 30 * time.Second
-	stopBound  = 30 * time.Second
+	// startTimeout bounds the time until a process answers, stopTimeout the
+	// time until it has ended.
+	startTimeout = 30 * time.Second
+	stopTimeout  = 30 * time.Second
 )
 
 // process is a server of cleat or a double, as a child process.
 type process struct {
-	what     string // for users
+	what     string // printed
 	cmd      *exec.Cmd
-	stopping atomic.Bool   // its end was asked for
-	done     chan struct{} // closed when it has ended
+	stopping atomic.Bool   // ending is expected
+	done     chan struct{} // closed when the process has ended
 }
 
-// command is one of the programs, in a session of its own: a Ctrl-C reaches the
-// demo alone, which then ends it in order. It ends with the demo.
+// command returns a command in a session of its own, so that Ctrl-C reaches
+// only the demo, which stops it in order. The process ends with the demo.
 func (d *demo) command(program string, args ...string) *exec.Cmd {
 	cmd := exec.Command(d.program(program), args...)
 	cmd.Args[0] = program
@@ -43,8 +43,8 @@ func (d *demo) command(program string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// start starts a command, which writes to the log. The demo fails when it ends
-// before it is asked to.
+// start starts a command that writes to the log. The demo fails if the process
+// ends unexpectedly.
 func (d *demo) start(what string, cmd *exec.Cmd) *process {
 	log := must(os.OpenFile(d.path(logName), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))
 	defer log.Close()
@@ -55,7 +55,7 @@ func (d *demo) start(what string, cmd *exec.Cmd) *process {
 	}
 	d.processes = append(d.processes, p)
 	go func() {
-		_ = cmd.Wait() // ProcessState has the result
+		_ = cmd.Wait() // the result is in ProcessState
 		close(p.done)
 		if !p.stopping.Load() {
 			d.fail(fmt.Errorf("the %s %w: %v", what, errDied, cmd.ProcessState))
@@ -64,10 +64,10 @@ func (d *demo) start(what string, cmd *exec.Cmd) *process {
 	return p
 }
 
-// kill ends the process at once, as a crash does.
+// kill sends SIGKILL.
 func (p *process) kill() { check(p.end(unix.SIGKILL)) }
 
-// stop ends the process in order.
+// stop sends SIGTERM and checks the exit code.
 func (p *process) stop() {
 	check(p.end(unix.SIGTERM))
 	want(p.cmd.ProcessState.Success(), "the %s did not end cleanly: %v", p.what, p.cmd.ProcessState)
@@ -81,16 +81,15 @@ func (p *process) end(signal os.Signal) error {
 	select {
 	case <-p.done:
 		return nil
-	case <-time.After(stopBound):
-		return fmt.Errorf("the %s still runs %s after %s", p.what, stopBound, signal)
+	case <-time.After(stopTimeout):
+		return fmt.Errorf("the %s still runs %s after %s", p.what, stopTimeout, signal)
 	}
 }
 
-// netns is a network namespace without a name. It ends with the last process and
-// the last open file.
+// netns is an unnamed network namespace. It ends with its last process and open
+// file.
 type netns struct{ file *os.File }
 
-// newNetns makes a network namespace.
 func newNetns() (n netns, err error) {
 	err = onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
@@ -107,12 +106,12 @@ func openNetns(path string) (netns, error) {
 	return netns{file}, err
 }
 
-// netnsOf is that of a process.
+// netnsOf opens the network namespace of a process.
 func netnsOf(p *process) netns {
 	return must(openNetns(fmt.Sprintf("/proc/%d/ns/net", p.cmd.Process.Pid)))
 }
 
-// do runs fn in the namespace. Sockets and processes that fn makes stay there.
+// do runs fn in the namespace. Sockets and processes created by fn stay there.
 func (n netns) do(fn func() error) error {
 	return onThread(func() error {
 		if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
@@ -131,8 +130,8 @@ func (d *demo) startIn(n netns, what string, cmd *exec.Cmd) (p *process) {
 	return p
 }
 
-// onThread runs fn on a thread of its own, whose network namespace fn may change.
-// The thread is used again only if it can go back.
+// onThread runs fn on a locked thread, whose network namespace fn can change.
+// The thread is reused only if its namespace could be restored.
 func onThread(fn func() error) error {
 	result := make(chan error)
 	go func() {

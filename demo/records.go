@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// recordServer is a small storage server: it stores numbered records that clients
-// send over TCP, and acknowledges each.
+// recordServer stores numbered records that clients send over TCP, and
+// acknowledges each.
 type recordServer struct {
 	listener net.Listener
 	mu       sync.Mutex
-	records  map[string][]uint64 // by address of the client, as they arrived
+	records  map[string][]uint64 // by client address, in order of arrival
 }
 
 func serveRecords(at string) (*recordServer, error) {
@@ -53,39 +53,39 @@ func (s *recordServer) store(conn net.Conn) {
 	}
 }
 
-// of returns the records of a client.
-func (s *recordServer) of(from string) []uint64 {
+// recordsOf returns the records of a client.
+func (s *recordServer) recordsOf(from string) []uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.records[from]
 }
 
-// complete wants the records 1 to last, in order. A client sends one again when it
-// got no acknowledgement.
-func complete(records []uint64, last int64) error {
+// checkComplete fails unless records are 1 to last, in order. Repeated records
+// are allowed: a client sends a record again if it got no acknowledgement.
+func checkComplete(records []uint64, last int64) error {
 	sent := slices.Compact(slices.Clone(records))
 	for i, n := range sent {
 		if n != uint64(i+1) {
-			return fmt.Errorf("record %d came as number %d", n, i+1)
+			return fmt.Errorf("record %d arrived as number %d", n, i+1)
 		}
 	}
 	if int64(len(sent)) != last {
-		return fmt.Errorf("%d records were acknowledged, and %d are stored", last, len(sent))
+		return fmt.Errorf("%d records were acknowledged, but %d are stored", last, len(sent))
 	}
 	return nil
 }
 
-// recordClient writes one record after the other, each until it is acknowledged.
+// recordClient writes records one by one and repeats each until it is
+// acknowledged.
 type recordClient struct {
 	*worker
 	from, to string
 	in       netns
-	attempts atomic.Int64 // that failed
+	attempts atomic.Int64 // failed ones
 	conn     net.Conn
 }
 
-// startRecordClient starts a client in a network namespace, with one of its
-// addresses.
+// startRecordClient starts a client with this address in a network namespace.
 func startRecordClient(in netns, from, to string) *recordClient {
 	c := &recordClient{from: from, to: to, in: in}
 	c.worker = startWorker(func(n int64) error {
@@ -94,23 +94,23 @@ func startRecordClient(in netns, from, to string) *recordClient {
 				return fmt.Errorf("client %s could not write record %d", from, n)
 			}
 		}
-		time.Sleep(time.Millisecond) // it is a client, and not a benchmark
+		time.Sleep(time.Millisecond) // limits the load
 		return nil
 	})
 	return c
 }
 
 func (c *recordClient) try(record []byte) (err error) {
-	const patience = 150 * time.Millisecond // with a connection attempt, and with an acknowledgement
+	const timeout = 150 * time.Millisecond // of a connection attempt and of an acknowledgement
 	if c.conn == nil {
-		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(c.from)}, Timeout: patience}
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(c.from)}, Timeout: timeout}
 		var conn net.Conn
 		if err := c.in.do(func() (err error) { conn, err = d.Dial("tcp", c.to); return err }); err != nil {
 			return err
 		}
 		c.conn = conn
 	}
-	_ = c.conn.SetDeadline(time.Now().Add(patience))
+	_ = c.conn.SetDeadline(time.Now().Add(timeout))
 	if _, err = c.conn.Write(record); err == nil {
 		_, err = io.ReadFull(c.conn, make([]byte, len(record)))
 	}

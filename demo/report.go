@@ -19,70 +19,71 @@ const (
 	NotRun = "not run"
 )
 
-// Result is how one step went.
+// Result is the result of a step.
 type Result struct {
 	Name    string  `json:"name"`
 	Title   string  `json:"title"`
-	Against string  `json:"against,omitempty"` // what it ran against, where that is not this machine
+	Against string  `json:"against,omitempty"` // stand-in for real components
 	State   string  `json:"state"`
 	Seconds float64 `json:"seconds"`
 	Seen    string  `json:"proved,omitempty"` // with figures
 	Error   string  `json:"error,omitempty"`
 }
 
-// Failure is the step that did not hold.
+// Failure is the failed step.
 type Failure struct {
 	Step        string   `json:"step"`
 	Title       string   `json:"title"`
 	Error       string   `json:"error"`
-	Interrupted bool     `json:"interrupted,omitempty"` // from outside
+	Interrupted bool     `json:"interrupted,omitempty"` // by the user
 	Log         string   `json:"log,omitempty"`
-	Lines       []string `json:"logLines,omitempty"` // its last ones
+	Lines       []string `json:"logLines,omitempty"` // the last lines of the log
 }
 
-// Report is how a demo went.
+// Report is the result of a demo.
 type Report struct {
-	Held    bool     `json:"held"` // every step held, and nothing is left
+	Held    bool     `json:"held"` // every step passed, and nothing is left
 	Dir     string   `json:"dir"`
 	Seconds float64  `json:"seconds"`
 	Steps   []Result `json:"steps"`
 	Proved  []string `json:"proved"`
 	LeftOut []string `json:"leftOut,omitempty"` // chapters, and why
 	Failure *Failure `json:"failure,omitempty"`
-	Left    []string `json:"left,omitempty"` // what could not be cleaned up
+	Left    []string `json:"left,omitempty"` // errors of the clean-up
 	Kept    bool     `json:"kept,omitempty"` // host and driver still run
 
 	out  io.Writer // of progress
-	kept string    // how to go on by hand
+	kept string    // commands to try after --keep
 }
 
-// say shows a line. It ignores errors: the demo continues without a reader.
-func (r *Report) say(format string, args ...any) { _, _ = fmt.Fprintf(r.out, format+"\n", args...) }
+// printf prints a line. Errors are ignored: the demo continues without a
+// reader.
+func (r *Report) printf(format string, args ...any) { _, _ = fmt.Fprintf(r.out, format+"\n", args...) }
 
-// chapter shows what begins, or why it does not.
+// chapter prints the heading of a chapter, or why it is left out.
 func (r *Report) chapter(c chapter) {
 	if c.leftOut != "" {
 		r.LeftOut = append(r.LeftOut, fmt.Sprintf("Chapter %s is left out: %s.", c.name, c.leftOut))
-		r.say("\n%s", r.LeftOut[len(r.LeftOut)-1])
+		r.printf("\n%s", r.LeftOut[len(r.LeftOut)-1])
 	} else if r.Held {
-		r.say("\n%s\n", c.heading)
+		r.printf("\n%s\n", c.heading)
 	}
 }
 
-// start shows the step that runs; end completes its line.
+// start prints the step that runs; end completes its line.
 func (r *Report) start(s step) {
 	_, _ = fmt.Fprintf(r.out, "%3d  %-28s ", len(r.Steps)+1, s.title)
 }
 
 func (r *Report) end(result Result) {
-	words := result.Seen
+	detail := result.Seen
 	switch {
 	case result.Error == errInterrupted.Error():
-		words = result.Error
+		detail = result.Error
 	case result.State == Failed:
-		words = "FAILED, see below"
+		detail = "FAILED, see below"
 	}
-	r.say("%7s  %s", short(result.Seconds), words)
+	r.printf("%7s  %s", short(result.Seconds), detail)
 	r.Steps = append(r.Steps, result)
 }
 
@@ -102,14 +103,14 @@ func (r *Report) fail(s step, err error, log string) {
 	}
 }
 
-// unclean records what could not be cleaned up.
-func (r *Report) unclean(err error) {
+// addCleanupError records an error of the clean-up.
+func (r *Report) addCleanupError(err error) {
 	if err != nil {
 		r.Held, r.Left = false, append(r.Left, err.Error())
 	}
 }
 
-// err is nil when everything held.
+// err returns errFailed unless every step passed.
 func (r Report) err() error {
 	if r.Held {
 		return nil
@@ -117,7 +118,7 @@ func (r Report) err() error {
 	return errFailed
 }
 
-// print writes for users what the steps' own lines do not say.
+// print writes the summary.
 func (r Report) print(w io.Writer) error {
 	var b strings.Builder
 	held := 0
@@ -127,7 +128,7 @@ func (r Report) print(w io.Writer) error {
 		}
 	}
 	if r.Failure == nil {
-		fmt.Fprintf(&b, "\nAll %d steps held, in %s. Proved on this machine:\n", held, short(r.Seconds))
+		fmt.Fprintf(&b, "\nAll %d steps passed, in %s. Proved on this machine:\n", held, short(r.Seconds))
 		for _, p := range r.Proved {
 			fmt.Fprintf(&b, "  - %s\n", p)
 		}
@@ -135,14 +136,14 @@ func (r Report) print(w io.Writer) error {
 			fmt.Fprintln(&b, line)
 		}
 	} else {
-		fmt.Fprintf(&b, "\n%d of %d steps held, in %s.\n", held, len(r.Steps), short(r.Seconds))
+		fmt.Fprintf(&b, "\n%d of %d steps passed, in %s.\n", held, len(r.Steps), short(r.Seconds))
 		r.Failure.print(&b)
 	}
 	switch {
 	case r.Kept:
 		b.WriteString(r.kept)
 	case len(r.Left) > 0:
-		fmt.Fprintf(&b, "\nNot everything could be cleaned up:\n  - %s\nEnd what holds it, then run: cleat-demo --remove %s\n", strings.Join(r.Left, "\n  - "), r.Dir)
+		fmt.Fprintf(&b, "\nThe clean-up failed:\n  - %s\nStop the processes that use these objects, then run: cleat-demo --remove %s\n", strings.Join(r.Left, "\n  - "), r.Dir)
 	case r.Failure != nil && r.Failure.Log != "":
 		fmt.Fprintf(&b, "\nEverything but this log was cleaned up: no mount, no loop device, no other file is left.\n")
 	case r.Failure != nil:
@@ -157,7 +158,7 @@ func (f Failure) print(b *strings.Builder) {
 		fmt.Fprintf(b, "\nInterrupted at step %q.\n", f.Title)
 		return
 	}
-	fmt.Fprintf(b, "\nStep %q did not hold:\n  %s\n", f.Title, strings.ReplaceAll(f.Error, "\n", "\n  "))
+	fmt.Fprintf(b, "\nStep %q failed:\n  %s\n", f.Title, strings.ReplaceAll(f.Error, "\n", "\n  "))
 	if f.Log != "" {
 		fmt.Fprintf(b, "\nThe log of all processes is %s. Its last lines:\n  %s\n", f.Log, strings.Join(f.Lines, "\n  "))
 	}
@@ -177,7 +178,7 @@ func seconds(d time.Duration) float64 { return math.Round(d.Seconds()*1e4) / 1e4
 
 func since(t time.Time) string { return short(time.Since(t).Seconds()) }
 
-// short writes a time in about three digits.
+// short formats seconds with about three digits.
 func short(s float64) string {
 	switch {
 	case s >= 10:

@@ -16,8 +16,8 @@ import (
 const (
 	dpuPool    = "3f6a2f0e-5a55-4a3c-9f5e-2d1c9f0a7b22"
 	dpuNQN     = "nqn.2026-01.dev.cleat:demo"
-	dpuLateNQN = "nqn.2026-01.dev.cleat:demo-late" // its namespace does not appear while the demo runs
-	// dpuScene is the network around the double.
+	dpuLateNQN = "nqn.2026-01.dev.cleat:demo-late" // its namespace does not appear during the demo
+	// dpuScene is the NVMe-oF network of the double.
 	dpuScene = `{"subsystems": [
 		{"nqn": "` + dpuNQN + `", "addresses": ["TCP,192.0.2.10,4420"], "namespaces": [
 			{"nsid": 1, "uuid": "e33a8f79-5f83-40cc-b7d5-cc0aab47b901", "bytes": 1073741824},
@@ -37,7 +37,7 @@ func namespace(nqn string, nsid uint32) access.NVMe {
 	return access.NVMe{Transport: "tcp", Paths: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.10:4420")}, NQN: nqn, NSID: nsid}
 }
 
-// wanted are the devices to create.
+// wanted returns the devices to create.
 func (u *dpu) wanted(filesystems bool) []client.Create {
 	all := []client.Create{newDevice("demo-file", "Block", access.File{Pool: dpuPool, Name: "disk.img"})}
 	switch {
@@ -52,8 +52,8 @@ func (u *dpu) wanted(filesystems bool) []client.Create {
 	return all
 }
 
-// held asks SNAP itself what it holds.
-func (u *dpu) held(ctx context.Context) (all []string, err error) {
+// objects lists the objects in SNAP.
+func (u *dpu) objects(ctx context.Context) (all []string, err error) {
 	for _, method := range []string{"bdev_get_bdevs", "bdev_nvme_get_controllers", "fsdev_get_fsdevs", "nvme_subsystem_list"} {
 		var found []struct{ Name, NQN string }
 		if err := u.rpc.Call(ctx, method, nil, &found); err != nil && !errors.Is(err, spdk.UnknownMethod) {
@@ -67,12 +67,12 @@ func (u *dpu) held(ctx context.Context) (all []string, err error) {
 	return all, nil
 }
 
-// awaitHeld waits until SNAP holds exactly that.
-func (u *dpu) awaitHeld(ctx context.Context, what []string) {
+// awaitObjects waits until SNAP has exactly these objects.
+func (u *dpu) awaitObjects(ctx context.Context, what []string) {
 	eventually(ctx, func() error {
-		held, err := u.held(ctx)
+		held, err := u.objects(ctx)
 		if err == nil && !slices.Equal(held, what) {
-			err = fmt.Errorf("SNAP holds %q, want %q", held, what)
+			err = fmt.Errorf("SNAP has %q, want %q", held, what)
 		}
 		return err
 	})

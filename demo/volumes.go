@@ -20,7 +20,6 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// The volumes of the chapter.
 const (
 	data     = "data"      // XFS; its files are deleted and restored
 	logs     = "logs"      // XFS; it grows, and is written to while the driver is killed
@@ -33,12 +32,12 @@ const (
 	driverName = "csi.cleat.dev"
 	driverType = "CSIPlugin"
 
-	volumeSize   = 320 * mib // XFS takes at least 300 MiB
+	volumeSize   = 320 * mib // XFS needs at least 300 MiB
 	expandedSize = 640 * mib
 	fileCount    = 12
 )
 
-// volumes is the state of the chapter.
+// volumes is the state of the volumes chapter.
 type volumes struct {
 	*demo
 	host, driver *process
@@ -59,24 +58,24 @@ func newVolumes(d *demo) chapter {
 
 func (v *volumes) lifeSteps() []step {
 	return []step{
-		{name: "host", title: "start a host of plugins", run: v.startHost},
+		{name: "host", title: "start the plugin host", run: v.startHost},
 		{name: "start", title: "start the driver", run: v.startFirst},
-		{name: "register", title: "find it by its name", run: v.register,
-			claim: "a driver that starts is registered and found by its name, without a kubelet"},
+		{name: "register", title: "find the driver by name", run: v.register,
+			claim: "a driver is registered and found by its name, without a kubelet"},
 		{name: "create", title: "create, attach, write", run: v.create},
 		{name: "expand", title: "expand logs, mounted", run: v.expand,
-			claim: "a mounted XFS grew under its user, and the new space is usable"},
+			claim: "a mounted XFS grew online, and the new space is usable"},
 	}
 }
 
 func (d *demo) endpoint() string     { return "unix://" + d.path("csi", "csi.sock") }
 func (d *demo) hostEndpoint() string { return "unix://" + d.path("host", "host.sock") }
 
-// kept says how to go on by hand after --keep.
+// kept returns commands to try after --keep.
 func (d *demo) kept() string {
 	cleat, host := d.program("cleat"), d.hostEndpoint()
 	return fmt.Sprintf(`
-Host, driver and pool stay; the volumes are attached below %[1]s/volumes. Go on as root:
+Host and driver still run; the volumes are attached below %[1]s/volumes. Try as root:
 
   at="--driver %[2]s --host %[3]s --state-dir %[1]s/client"
   %[4]s plugins list --host %[3]s
@@ -91,7 +90,7 @@ Remove everything again:
 `, d.dir, driverName, host, cleat, rawBefore, rawAfter)
 }
 
-// target is where a volume is attached.
+// target is the path at which a volume is attached.
 func (v *volumes) target(name string) string { return v.path("volumes", name) }
 
 func xfs() *client.Capability       { return &client.Capability{FSType: "xfs"} }
@@ -114,8 +113,8 @@ func (v *volumes) startHost(ctx context.Context) string {
 		return err
 	})
 	known := must(v.plugins.List(ctx, "", ""))
-	want(len(known) == 0, "the directory is new, and the host already knows %+v", known)
-	return "it watches " + v.path("plugins")
+	want(len(known) == 0, "the directory is new, but the host lists %+v", known)
+	return "watches " + v.path("plugins")
 }
 
 func (v *volumes) startDriver() {
@@ -131,15 +130,14 @@ func (v *volumes) startFirst(ctx context.Context) string {
 	return fmt.Sprintf("%s %s announces %d capabilities", i.Name, i.Version, len(i.Plugin)+len(i.Controller)+len(i.Group)+len(i.NodeRPCs))
 }
 
-// dial connects to the driver and waits until it is ready.
 func (v *volumes) dial(ctx context.Context, endpoint string) (*client.Driver, error) {
-	return client.Dial(ctx, client.Config{Endpoint: endpoint, StateDir: v.path("client"), Patience: startBound})
+	return client.Dial(ctx, client.Config{Endpoint: endpoint, StateDir: v.path("client"), Patience: startTimeout})
 }
 
-// register connects to where the host says that the driver of this name is.
+// register looks the driver up by its name and connects to the endpoint found.
 func (v *volumes) register(ctx context.Context) string {
-	p := must(v.plugins.Wait(ctx, driverType, driverName, startBound))
-	want("unix://"+p.Endpoint == v.endpoint(), "the host says that %s is %+v, it serves on %s", driverName, p, v.endpoint())
+	p := must(v.plugins.Wait(ctx, driverType, driverName, startTimeout))
+	want("unix://"+p.Endpoint == v.endpoint(), "the host lists %s as %+v, want endpoint %s", driverName, p, v.endpoint())
 	v.client = must(v.dial(ctx, p.Endpoint))
 	v.free = must(v.client.Capacity(ctx, *xfs(), thick())).Available
 	return fmt.Sprintf("registered as %s %s after its socket appeared", p.Type, short(p.Since.Sub(p.Found).Seconds()))
@@ -150,21 +148,21 @@ func (v *volumes) create(ctx context.Context) string {
 	for _, name := range []string{data, logs} {
 		request := client.CreateRequest{Name: name, Size: size(volumeSize), Capability: xfs()}
 		created, again := must(v.client.Create(ctx, request)), must(v.client.Create(ctx, request))
-		want(created.Size == volumeSize && again.ID == created.ID, "volume %s: created %+v, and by the same request %+v", name, created, again)
+		want(created.Size == volumeSize && again.ID == created.ID, "volume %s: created %+v, but the same request returned %+v", name, created, again)
 		v.attach(ctx, name)
 		e, mounted, err := mount.At(ctx, v.target(name))
-		want(err == nil && mounted && e.FSType == "xfs" && !e.ReadOnly(), "at %s there is no writable XFS: %v, %+v, %v", v.target(name), mounted, e, err)
+		want(err == nil && mounted && e.FSType == "xfs" && !e.ReadOnly(), "no writable XFS is mounted at %s: %v, %+v, %v", v.target(name), mounted, e, err)
 		v.files = must(writeTree(v.target(name), 0, fileCount, 20*mib))
 	}
-	return fmt.Sprintf("%s and %s, XFS, %s each, mounted; requested twice, created once; %d files in each, checksums kept", data, logs, human(volumeSize), fileCount)
+	return fmt.Sprintf("%s and %s, XFS, %s each, mounted; requested twice, created once; %d files in each", data, logs, human(volumeSize), fileCount)
 }
 
 func (v *volumes) attach(ctx context.Context, name string) {
 	must(v.client.Attach(ctx, client.AttachRequest{Volume: name, Target: v.target(name)}))
 }
 
-// detach retries while others hold the volume for a moment, such as a container
-// that starts with a copy of all mounts. An orchestrator does the same.
+// detach retries like an orchestrator: a container that starts can hold a copy
+// of the mount for a moment.
 func (v *volumes) detach(ctx context.Context, name string) error {
 	return retry.For(ctx, 10*time.Second, func() (bool, error) {
 		err := v.client.Detach(ctx, name, "")
@@ -172,8 +170,7 @@ func (v *volumes) detach(ctx context.Context, name string) error {
 	})
 }
 
-// expand grows a mounted volume and uses the new space: a file that did not fit
-// before gets its blocks.
+// expand grows a mounted volume and allocates a file that did not fit before.
 func (v *volumes) expand(ctx context.Context) string {
 	dir := v.target(logs)
 	before := must(fsinfo.UsageOf(ctx, dir)).Bytes.Available
@@ -184,5 +181,5 @@ func (v *volumes) expand(ctx context.Context) string {
 	err := unix.Fallocate(int(f.Fd()), 0, 0, before+(expandedSize-volumeSize)/2)
 	check(errors.Join(err, f.Close(), os.Remove(f.Name())))
 	check(v.files.verify(dir))
-	return fmt.Sprintf("%s were free, %s are now", human(before), human(after))
+	return fmt.Sprintf("%s free before, %s free now", human(before), human(after))
 }

@@ -1,6 +1,6 @@
-// Package demo checks that the demo fails when something does not hold, reports
-// it, and cleans up. It runs the built program and pauses it after a step to
-// inject a fault. `make demo` shows that the demo holds.
+// Package demo tests that the demo detects and reports faults, and cleans up. It
+// runs the built program and pauses it after a step to inject a fault. A demo
+// without faults is `make demo`.
 package demo
 
 import (
@@ -18,38 +18,37 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// fault is injected after a step, and must be noticed by one.
+// fault is injected after one step and must fail another.
 type fault struct {
 	name    string
 	chapter string
-	after   string                              // title of a step
+	after   string                              // title of the step before the fault
 	inject  func(p programs, d directory) error // nil: the user interrupts the demo
-	step    string
+	step    string                              // name of the step that fails
 	message string
 }
 
-// faults begin with those that CI runs: changed data, a server that died, a mount
-// that stays, an interrupt, a fence that does not hold. The others repeat these
-// in each chapter.
+// faults lists the inCI faults that CI runs first. The others repeat them in each
+// chapter.
 func faults() []fault {
 	return []fault{
-		{"a bit flips", "volumes", "create, attach, write", flipBit, "restore", "file-04 does not hold what was written"},
-		{"the driver crashes", "volumes", "create, attach, write", killed("cleat", "csi"), "expand", "the driver ended unexpectedly: signal: killed"},
-		{"a mount is left", "volumes", "stop driver and host", mountAgain, "leave", "still holds"},
-		{"the user interrupts", "volumes", "clone logs", nil, "blocks", "interrupted"},
-		{"the fence is lifted", "fence", "fence a client", unfenced, "fence-kill", "arrived after the fence was answered"},
+		{"bit flip", "volumes", "create, attach, write", flipBit, "restore", "file-04 differs from the written data"},
+		{"driver crash", "volumes", "create, attach, write", killed("cleat", "csi"), "expand", "the driver ended unexpectedly: signal: killed"},
+		{"left-over mount", "volumes", "stop driver and host", mountAgain, "leave", "is left after all volumes were detached"},
+		{"interrupt", "volumes", "clone logs", nil, "blocks", "interrupted"},
+		{"fence removed", "fence", "fence a client", unfenced, "fence-kill", "arrived after the fence was answered"},
 
-		{"the host crashes", "volumes", "clone logs", killed("cleat", "host"), "blocks", "the host ended unexpectedly: signal: killed"},
-		{"the fence service crashes", "fence", "fence a client", killed("cleat", "fence"), "fence-kill", "the fence service ended unexpectedly: signal: killed"},
-		{"the user interrupts fencing", "fence", "fence a client", nil, "fence-kill", "interrupted"},
-		{"the DPU plugin crashes", "dpu", "create DPU devices", killed("cleat", "dpu"), "dpu-expose", "the DPU plugin ended unexpectedly: signal: killed"},
-		{"the double of SNAP crashes", "dpu", "create DPU devices", killed("cleat-snap-double"), "dpu-expose", "the double of SNAP ended unexpectedly: signal: killed"},
-		{"the user interrupts DPU devices", "dpu", "create DPU devices", nil, "dpu-expose", "interrupted"},
-		{"the SR-IOV plugin crashes", "sriov", "start the SR-IOV daemon", killed("cleat", "sriov", "plugin"), "sriov-pod", "the SR-IOV plugin ended unexpectedly: signal: killed"},
-		{"the SR-IOV daemon crashes", "sriov", "stop the daemon's clock", killed("cleat", "sriov", "daemon"), "sriov-kubelet", "the SR-IOV daemon ended unexpectedly: signal: killed"},
-		{"the double of a node crashes", "sriov", "give a pod two functions", killed("cleat-node-double"), "sriov-kill", "the double of a node ended unexpectedly: signal: killed"},
-		{"the user interrupts SR-IOV", "sriov", "give a pod two functions", nil, "sriov-kill", "interrupted"},
-		{"functions are removed under a pod", "sriov", "give a pod two functions", func(_ programs, d directory) error {
+		{"host crash", "volumes", "clone logs", killed("cleat", "host"), "blocks", "the host ended unexpectedly: signal: killed"},
+		{"fence service crash", "fence", "fence a client", killed("cleat", "fence"), "fence-kill", "the fence service ended unexpectedly: signal: killed"},
+		{"interrupt of fencing", "fence", "fence a client", nil, "fence-kill", "interrupted"},
+		{"DPU plugin crash", "dpu", "create DPU devices", killed("cleat", "dpu"), "dpu-expose", "the DPU plugin ended unexpectedly: signal: killed"},
+		{"SNAP double crash", "dpu", "create DPU devices", killed("cleat-snap-double"), "dpu-expose", "the double of SNAP ended unexpectedly: signal: killed"},
+		{"interrupt of DPU devices", "dpu", "create DPU devices", nil, "dpu-expose", "interrupted"},
+		{"SR-IOV plugin crash", "sriov", "start the SR-IOV daemon", killed("cleat", "sriov", "plugin"), "sriov-pod", "the SR-IOV plugin ended unexpectedly: signal: killed"},
+		{"SR-IOV daemon crash", "sriov", "suspend the SR-IOV daemon", killed("cleat", "sriov", "daemon"), "sriov-kubelet", "the SR-IOV daemon ended unexpectedly: signal: killed"},
+		{"node double crash", "sriov", "give a pod two functions", killed("cleat-node-double"), "sriov-kill", "the double of a node ended unexpectedly: signal: killed"},
+		{"interrupt of SR-IOV", "sriov", "give a pod two functions", nil, "sriov-kill", "interrupted"},
+		{"functions of a pod removed", "sriov", "give a pod two functions", func(_ programs, d directory) error {
 			return os.WriteFile(d.path("sriov/node/sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs"), []byte("0"), 0)
 		}, "sriov-kill", "no virtual functions any more"},
 	}
@@ -57,7 +56,7 @@ func faults() []fault {
 
 const inCI = 5
 
-func TestFailsWhenSomethingDoesNotHold(t *testing.T) {
+func TestDemoDetectsFault(t *testing.T) {
 	p := build(t)
 	for _, f := range soak.Pick(inCI, faults()) {
 		t.Run(f.name, func(t *testing.T) {
@@ -92,7 +91,7 @@ func TestFailsWhenSomethingDoesNotHold(t *testing.T) {
 	}
 }
 
-func TestKeepsAndRemoves(t *testing.T) {
+func TestKeepAndRemove(t *testing.T) {
 	t.Parallel()
 	p, dir := build(t).without(t, "cleat-snap-double"), newDirectory(t)
 	d := p.start(t, dir, "--keep", "--chapters", "volumes,dpu")
@@ -101,11 +100,11 @@ func TestKeepsAndRemoves(t *testing.T) {
 		t.Fatalf("exit code %d, %+v", d.code, r)
 	}
 	if len(r.LeftOut) != 1 || !strings.Contains(r.LeftOut[0], "no test double of SNAP") || !slices.Contains(d.lines, r.LeftOut[0]) {
-		t.Errorf("the demo should say that a chapter is left out: %q, %q", r.LeftOut, d.lines)
+		t.Errorf("got left-out chapters %q and output %q, want the reason in both", r.LeftOut, d.lines)
 	}
 	for _, name := range []string{"data", "logs", "logs-copy", "restored", "raw"} {
 		if _, mounted, err := mount.At(t.Context(), dir.path("volumes/"+name)); err != nil || !mounted {
-			t.Errorf("volume %s is attached: %v, %v", name, mounted, err)
+			t.Errorf("volume %s is not attached: %v, %v", name, mounted, err)
 		}
 	}
 	at := []string{"--driver", "csi.cleat.dev", "--host", "unix://" + dir.path("host/host.sock"), "--state-dir", dir.path("client")}
@@ -117,7 +116,7 @@ func TestKeepsAndRemoves(t *testing.T) {
 		return string(out)
 	}
 	if list := cleat("volume", "list"); !strings.Contains(list, dir.path("volumes/logs")) {
-		t.Errorf("the driver by its name: %s", list)
+		t.Errorf("list by driver name: %s", list)
 	}
 	// The user attaches volumes elsewhere.
 	elsewhere := newDirectory(t)
@@ -134,14 +133,14 @@ func TestKeepsAndRemoves(t *testing.T) {
 			t.Errorf("%s is still mounted: %v, %v", name, mounted, err)
 		}
 	}
-	if out, err := p.command("cleat-demo", "--remove", string(dir)).CombinedOutput(); err == nil || !strings.Contains(string(out), "not a directory that the demo left") {
-		t.Errorf("a second time: %v, %q", err, out)
+	if out, err := p.command("cleat-demo", "--remove", string(dir)).CombinedOutput(); err == nil || !strings.Contains(string(out), "not a directory of the demo") {
+		t.Errorf("second --remove: %v, %q", err, out)
 	}
 }
 
-// A demo that is killed leaves its processes, one of which does not respond:
-// --remove ends all of them.
-func TestKilledDemoIsRemoved(t *testing.T) {
+// TestRemoveAfterKill: --remove ends all processes of a killed demo, also a stopped
+// one.
+func TestRemoveAfterKill(t *testing.T) {
 	t.Parallel()
 	p, dir := build(t), newDirectory(t)
 	d := p.start(t, dir, "--keep", "--chapters", "volumes,fence")
@@ -155,7 +154,7 @@ func TestKilledDemoIsRemoved(t *testing.T) {
 	dir.checkEmpty(t)
 }
 
-func TestInASNAPProcess(t *testing.T) {
+func TestExistingSNAPProcess(t *testing.T) {
 	t.Parallel()
 	p := build(t)
 	socket := p.snapProcess(t)
@@ -165,8 +164,8 @@ func TestInASNAPProcess(t *testing.T) {
 		step   string
 		left   []string
 	}{
-		{name: "holds"},
-		{"fails", killed("cleat", "dpu"), "dpu-delete", []string{"cleat.log"}},
+		{name: "no fault"},
+		{"plugin crash", killed("cleat", "dpu"), "dpu-delete", []string{"cleat.log"}},
 	}) {
 		t.Run(c.name, func(t *testing.T) {
 			dir := newDirectory(t)
@@ -185,7 +184,7 @@ func TestInASNAPProcess(t *testing.T) {
 	}
 }
 
-func TestRefusesWrongFlags(t *testing.T) {
+func TestInvalidFlags(t *testing.T) {
 	p := build(t)
 	for _, c := range []struct {
 		args []string
@@ -196,10 +195,10 @@ func TestRefusesWrongFlags(t *testing.T) {
 		{[]string{"--size", "1GiBB"}, "--size"},
 		{[]string{"--dir", "/proc"}, "not empty"},
 		{[]string{"--dir", "/proc/self/exe"}, "--dir"},
-		{[]string{"--keep", "--remove", "/x"}, "--remove goes with neither"},
-		{[]string{"--remove", t.TempDir()}, "not a directory that the demo left"},
+		{[]string{"--keep", "--remove", "/x"}, "--remove cannot be combined"},
+		{[]string{"--remove", t.TempDir()}, "not a directory of the demo"},
 		{[]string{"more"}, "more"},
-		{[]string{"--chapters", "fence,volume"}, `no chapter "volume"`},
+		{[]string{"--chapters", "fence,volume"}, `unknown chapter "volume"`},
 		{[]string{"--snap-target", "192.0.2.1:4420,nqn.2024-01.com.example:v"}, "--snap-socket"},
 		{[]string{"--snap-socket", "/absent", "--snap-target", "192.0.2.1:4420"}, "write ADDRESS:PORT,NQN"},
 	} {
@@ -210,7 +209,7 @@ func TestRefusesWrongFlags(t *testing.T) {
 	}
 }
 
-// mountAgain mounts the directory below itself.
+// mountAgain bind-mounts the directory below itself.
 func mountAgain(_ programs, d directory) error {
 	at := d.path("volumes/data")
 	if err := os.MkdirAll(at, 0o700); err != nil {

@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// build builds the programs, once for all tests.
+// build builds the programs once for all tests.
 func build(t *testing.T) programs {
 	t.Helper()
 	b := &built
@@ -62,7 +62,7 @@ func build(t *testing.T) programs {
 	return b.dir
 }
 
-// without is the programs without one of them.
+// without returns a copy of the programs without one of them.
 func (p programs) without(t *testing.T, name string) programs {
 	t.Helper()
 	other := testkit.Value(os.MkdirTemp(string(p), ""))(t)
@@ -79,7 +79,7 @@ func (p programs) command(name string, args ...string) *exec.Cmd {
 	return exec.Command(filepath.Join(string(p), name), args...)
 }
 
-// report is what the demo writes with --output json.
+// report is the output of --output json.
 type report struct {
 	Held, Kept    bool
 	LeftOut, Left []string
@@ -132,7 +132,7 @@ func (p programs) start(t *testing.T, d directory, args ...string) *running {
 	return r
 }
 
-// runUntil lets the demo run until a step has held; it pauses then.
+// runUntil resumes the demo until the pause after a step.
 func (r *running) runUntil(title string) {
 	r.t.Helper()
 	for line := range r.next {
@@ -149,11 +149,11 @@ func (r *running) runUntil(title string) {
 func (r *running) resume(line string) {
 	number, _, _ := strings.Cut(strings.TrimSpace(line), " ")
 	if _, err := strconv.Atoi(number); err == nil {
-		_, _ = io.WriteString(r.in, "\n") // the demo may have ended
+		_, _ = io.WriteString(r.in, "\n") // fails if the demo has ended
 	}
 }
 
-// finish lets the demo run to its end and returns its report.
+// finish resumes the demo to its end and returns its report.
 func (r *running) finish() (out report) {
 	r.t.Helper()
 	_, _ = io.WriteString(r.in, "\n")
@@ -184,12 +184,12 @@ func (r *running) wait() {
 	r.code = r.cmd.ProcessState.ExitCode()
 }
 
-// directory is where one demo works.
+// directory is the working directory of one demo.
 type directory string
 
 func (d directory) path(name string) string { return filepath.Join(string(d), name) }
 
-// newDirectory makes a directory with a short path, since it holds sockets.
+// newDirectory creates a directory with a path short enough for sockets.
 func newDirectory(t *testing.T) directory {
 	t.Helper()
 	dir := testkit.Value(os.MkdirTemp("", "demo-"))(t)
@@ -200,8 +200,8 @@ func newDirectory(t *testing.T) directory {
 	return directory(dir)
 }
 
-// checkEmpty fails when a mount, a loop device, a process or a file of the demo
-// is left, but for the named files.
+// checkEmpty fails if a mount, loop device, process or file of the demo is left,
+// except for the files in but.
 func (d directory) checkEmpty(t *testing.T, but ...string) {
 	t.Helper()
 	driver.CheckNothingLeft(t, string(d))
@@ -221,8 +221,8 @@ func (d directory) checkEmpty(t *testing.T, but ...string) {
 	}
 }
 
-// processes are those with these first arguments and one that names something in
-// the directory.
+// processes returns the processes with these first arguments and a path in the
+// directory in any argument.
 func (d directory) processes(args ...string) (pids []int) {
 	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, path := range lines {
@@ -251,13 +251,13 @@ func killed(args ...string) func(programs, directory) error {
 			return err
 		}
 		for len(d.processes(args...)) > 0 {
-			time.Sleep(time.Millisecond) // the demo reaps it
+			time.Sleep(time.Millisecond) // until the demo reaps the process
 		}
 		return nil
 	}
 }
 
-// flipBit changes a file of a volume.
+// flipBit flips a bit in a file of a volume.
 func flipBit(_ programs, d directory) error {
 	f, err := os.OpenFile(d.path("volumes/data/part-1/file-04"), os.O_RDWR, 0)
 	if err != nil {
@@ -271,7 +271,7 @@ func flipBit(_ programs, d directory) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// unfenced lifts the fence of the demo.
+// unfenced removes the fence of the demo.
 func unfenced(p programs, d directory) error {
 	out, err := p.command("cleat", "fence", "rm", "192.0.2.2", "--endpoint", d.path("fence/run/fence.sock")).CombinedOutput()
 	if err != nil {
@@ -280,8 +280,7 @@ func unfenced(p programs, d directory) error {
 	return err
 }
 
-// snapProcess starts a double that stands in for a SNAP process which runs before
-// the demo and after it.
+// snapProcess starts a double of SNAP that outlives the demo.
 func (p programs) snapProcess(t *testing.T) (socket string) {
 	t.Helper()
 	dir := newDirectory(t)
@@ -291,21 +290,21 @@ func (p programs) snapProcess(t *testing.T) (socket string) {
 		"namespaces": [{"nsid": 1, "uuid": "e33a8f79-5f83-40cc-b7d5-cc0aab47b95d", "bytes": 1048576}]}]}`), 0o600))
 	cmd := p.command("cleat-snap-double", "-socket", socket, "-quick", "-scene", scene)
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGTERM}
-	said := testkit.Value(cmd.StdoutPipe())(t)
+	output := testkit.Value(cmd.StdoutPipe())(t)
 	testkit.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		if err := errors.Join(cmd.Process.Signal(unix.SIGTERM), cmd.Wait()); err != nil {
 			t.Errorf("the double: %v", err)
 		}
 	})
-	if !bufio.NewScanner(said).Scan() { // its first line: it listens
+	if !bufio.NewScanner(output).Scan() { // the first line is printed when it listens
 		t.Fatal("the double of SNAP did not start")
 	}
-	go func() { _, _ = io.Copy(io.Discard, said) }()
+	go func() { _, _ = io.Copy(io.Discard, output) }()
 	return socket
 }
 
-// checkEmptySNAP fails when a process of SNAP holds anything.
+// checkEmptySNAP fails if a SNAP process has any object.
 func checkEmptySNAP(t *testing.T, socket string) {
 	t.Helper()
 	c := testkit.Value(spdk.Open(spdk.Config{Socket: socket}))(t)
