@@ -13,11 +13,11 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// ours is the image whose program is cleat.
+// ours is the cleat image.
 const ours = "cleat.local/cleat:0.1.0"
 
-// mayBePrivileged are the containers of which the template says why they are.
-var mayBePrivileged = []string{"csi-node/driver", "csi-controller/driver", "dpu/plugin", "sriov-plugin/plugin", "sriov-daemon/daemon"}
+// privilegedContainers lists the containers whose privileges the template explains.
+var privilegedContainers = []string{"csi-node/driver", "csi-controller/driver", "dpu/plugin", "sriov-plugin/plugin", "sriov-daemon/daemon"}
 
 func inContainers(t *testing.T, check func(t *testing.T, where string, w workload, c corev1.Container)) {
 	t.Helper()
@@ -34,20 +34,20 @@ func TestSecurity(t *testing.T) {
 	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {
 		s := c.SecurityContext
 		if s == nil || s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem {
-			t.Errorf("%s: its root can be written", where)
+			t.Errorf("%s: the root file system is writable", where)
 			return
 		}
 		if s.RunAsUser == nil || *s.RunAsUser != 0 {
-			t.Errorf("%s does not run as root, whose sockets it opens", where)
+			t.Errorf("%s does not run as root, but opens root's sockets", where)
 		}
 		if s.Privileged != nil && *s.Privileged {
-			if !slices.Contains(mayBePrivileged, where) {
+			if !slices.Contains(privilegedContainers, where) {
 				t.Errorf("%s is privileged", where)
 			}
 			return
 		}
 		if s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation {
-			t.Errorf("%s may gain privileges", where)
+			t.Errorf("%s allows privilege escalation", where)
 		}
 		if s.SeccompProfile == nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
 			t.Errorf("%s has no seccomp profile", where)
@@ -65,7 +65,7 @@ func TestSecurity(t *testing.T) {
 		}
 		for _, m := range c.VolumeMounts {
 			if bidirectional(m) {
-				t.Errorf("%s lets mounts out without being privileged", where)
+				t.Errorf("%s has bidirectional mount propagation without being privileged", where)
 			}
 		}
 	})
@@ -74,13 +74,13 @@ func TestSecurity(t *testing.T) {
 func TestResourcesAndProbes(t *testing.T) {
 	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {
 		if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() || c.Resources.Limits.Memory().IsZero() {
-			t.Errorf("%s has no requests or no limit of memory", where)
+			t.Errorf("%s has no requests or no memory limit", where)
 		}
 		if !c.Resources.Limits.Cpu().IsZero() {
-			t.Errorf("%s is throttled: calls of a kubelet have deadlines", where)
+			t.Errorf("%s has a CPU limit: throttling delays the kubelet's calls beyond their deadlines", where)
 		}
 		if c.TerminationMessagePolicy != corev1.TerminationMessageFallbackToLogsOnError {
-			t.Errorf("%s: the last words are lost", where)
+			t.Errorf("%s: the termination message is not taken from the log", where)
 		}
 		if c.Image != ours {
 			return
@@ -90,22 +90,22 @@ func TestResourcesAndProbes(t *testing.T) {
 			return
 		}
 		if bound := c.StartupProbe.PeriodSeconds * c.StartupProbe.FailureThreshold; bound < 600 {
-			t.Errorf("%s has %d s to open its state", where, bound)
+			t.Errorf("%s has only %d s to start", where, bound)
 		}
 		for _, p := range []*corev1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
 			port := p.HTTPGet.Port.String()
 			if !slices.ContainsFunc(c.Ports, func(x corev1.ContainerPort) bool { return x.Name == port }) {
-				t.Errorf("%s is probed at %s, which is no port of it", where, port)
+				t.Errorf("%s is probed at %s, which is not one of its ports", where, port)
 			}
 			listens := address(c)
 			if local := strings.HasPrefix(listens, "127.0.0.1:"); local != (p.HTTPGet.Host == "127.0.0.1") {
-				t.Errorf("%s listens on %s and is probed at %q", where, listens, p.HTTPGet.Host)
+				t.Errorf("%s listens on %s, but is probed at %q", where, listens, p.HTTPGet.Host)
 			}
 		}
 	})
 }
 
-// address is where a container of ours serves metrics and probes.
+// address returns the address of metrics and probes of a cleat container.
 func address(c corev1.Container) string {
 	for _, a := range c.Args {
 		if v, ok := strings.CutPrefix(a, "--metrics-address="); ok {
@@ -115,8 +115,8 @@ func address(c corev1.Container) string {
 	return ""
 }
 
-// Two containers of a pod, or of two pods in the host's network, never want one port.
-func TestPorts(t *testing.T) {
+// Containers of a pod, or of pods in the host's network, have different ports.
+func TestPortsAreUnique(t *testing.T) {
 	inVariety(t, func(t *testing.T, all []object) {
 		host := map[int32]string{}
 		for _, w := range workloads(all) {
@@ -127,7 +127,7 @@ func TestPorts(t *testing.T) {
 			for _, c := range w.containers() {
 				for _, p := range c.Ports {
 					if other, taken := used[p.ContainerPort]; taken {
-						t.Errorf("%s and %s/%s want port %d", other, w.name, c.Name, p.ContainerPort)
+						t.Errorf("%s and %s/%s both use port %d", other, w.name, c.Name, p.ContainerPort)
 					}
 					used[p.ContainerPort] = w.name + "/" + c.Name
 				}
@@ -136,8 +136,8 @@ func TestPorts(t *testing.T) {
 	})
 }
 
-// A node never has two of one kind, and the old one has the time that it needs.
-func TestUpdates(t *testing.T) {
+// A node never has two pods of one kind, and pods have time for a graceful end.
+func TestUpdateStrategies(t *testing.T) {
 	const drain = 25 // seconds, stopBound of cmd/cleat
 	inVariety(t, func(t *testing.T, all []object) {
 		for _, d := range of[appsv1.DaemonSet](all) {
@@ -153,14 +153,14 @@ func TestUpdates(t *testing.T) {
 		}
 		for _, w := range workloads(all) {
 			if *w.template.Spec.TerminationGracePeriodSeconds < drain+10 {
-				t.Errorf("%s gets %d s to end", w.name, *w.template.Spec.TerminationGracePeriodSeconds)
+				t.Errorf("%s has a grace period of only %d s", w.name, *w.template.Spec.TerminationGracePeriodSeconds)
 			}
 			if w.template.Spec.PriorityClassName != "system-node-critical" {
-				t.Errorf("%s has priority %q", w.name, w.template.Spec.PriorityClassName)
+				t.Errorf("%s has priority class %q", w.name, w.template.Spec.PriorityClassName)
 			}
 			for _, c := range w.template.Spec.InitContainers {
 				if c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways {
-					t.Errorf("%s: the pod would wait for %s to end", w.name, c.Name)
+					t.Errorf("%s: the init container %s does not end, so the pod would not start", w.name, c.Name)
 				}
 			}
 			if len(w.template.Spec.Containers) == 0 {
@@ -170,9 +170,9 @@ func TestUpdates(t *testing.T) {
 	})
 }
 
-// What each container of ours is given is what cleat takes: it runs with that,
-// and with a log format that it refuses after everything else was looked at.
-func TestCleatTakesItsArguments(t *testing.T) {
+// cleat accepts the arguments of each container: with an invalid log format,
+// which is checked last, that is the only error.
+func TestCleatAcceptsItsArguments(t *testing.T) {
 	p := testkit.Value(peers())(t)
 	files := testkit.NewAuthority(t, "fencing").Files(t, nil, "localhost")
 	secret := strings.NewReplacer("/etc/cleat/fence-tls/tls.crt", files.Cert, "/etc/cleat/fence-tls/tls.key", files.Key, "/etc/cleat/fence-tls/ca.crt", files.CA)
@@ -202,15 +202,15 @@ func TestCleatTakesItsArguments(t *testing.T) {
 			t.Errorf("%s: cleat %q: %v\n%s", where, args, err, out)
 		}
 		if strings.Contains(strings.Join(args, " "), "$(") {
-			t.Errorf("%s: %q names a variable that is not there", where, args)
+			t.Errorf("%s: %q refers to an undefined variable", where, args)
 		}
 	})
 }
 
-// A variable with another name than cleat's would be passed over in silence.
+// A misspelt environment variable would be ignored silently.
 func TestCleatKnowsItsEnvironment(t *testing.T) {
 	p := testkit.Value(peers())(t)
-	help := map[string]string{} // of a command
+	help := map[string]string{} // help text by command
 	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {
 		if c.Image != ours {
 			return
@@ -233,7 +233,7 @@ func TestCleatKnowsItsEnvironment(t *testing.T) {
 	})
 }
 
-// expand is what the kubelet does with $(NAME).
+// expand replaces $(NAME) like the kubelet.
 func expand(s string, known map[string]string) string {
 	for name, value := range known {
 		s = strings.ReplaceAll(s, "$("+name+")", value)
@@ -241,19 +241,19 @@ func expand(s string, known map[string]string) string {
 	return s
 }
 
-// The fields and paths on which the driver's life on a node hangs.
-func TestDriverOnANode(t *testing.T) {
+// TestNodeDriverPod checks the fields and paths that the driver needs on a node.
+func TestNodeDriverPod(t *testing.T) {
 	all := render(t, release{values: "csi: {driverName: x.example.com}", apis: apis})
 	d := of[appsv1.DaemonSet](all)[0]
 	spec := d.Spec.Template.Spec
 	c := spec.InitContainers[0]
 	if spec.HostNetwork || spec.HostPID || spec.HostIPC {
-		t.Error("it wants namespaces of the host that it has no use for")
+		t.Error("the pod uses namespaces of the host that it does not need")
 	}
 	for _, want := range []string{"--per-node", "--node-id=$(NODE_NAME)", "--driver-name=x.example.com", "--registration-dir=/var/lib/kubelet/plugins_registry",
 		"--pool=/var/lib/cleat/x.example.com/storage/pool", "--pool-image=10GiB"} {
 		if !slices.Contains(c.Args, want) {
-			t.Errorf("%q is not among %q", want, c.Args)
+			t.Errorf("%q is not in %q", want, c.Args)
 		}
 	}
 	for path, propagation := range map[string]corev1.MountPropagationMode{
@@ -280,11 +280,11 @@ func TestDriverOnANode(t *testing.T) {
 		}
 		v := spec.Volumes[slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })]
 		if v.HostPath == nil || v.HostPath.Path != path {
-			t.Errorf("%s is not the host's: %+v", path, v)
+			t.Errorf("%s is not a host path: %+v", path, v)
 		}
 	}
 	if strings.HasPrefix(c.TerminationMessagePath, "/dev") {
-		t.Error("its last words are written into the host's /dev")
+		t.Error("the termination message is written to the host's /dev")
 	}
 	for _, s := range spec.Containers {
 		if !slices.Contains(s.Args, "--csi-address=/csi/csi.sock") {
@@ -293,8 +293,8 @@ func TestDriverOnANode(t *testing.T) {
 	}
 }
 
-// csi-provisioner writes one CSIStorageCapacity a second by default, one
-// for each class after each volume: pods waited for room that was there.
+// By default csi-provisioner writes one CSIStorageCapacity per second, for each
+// class after each volume: pods waited for capacity that was available.
 func TestCapacityRate(t *testing.T) {
 	count := 0
 	inContainers(t, func(t *testing.T, where string, _ workload, c corev1.Container) {

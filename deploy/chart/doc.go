@@ -1,2 +1,2 @@
-// Package chart holds the Helm chart; its tests render it with Helm.
+// Package chart contains the Helm chart; its tests render the chart with Helm.
 package chart

@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// An image that is pinned by digest goes by it wherever it runs, and the others
-// by their tags.
+// An image pinned by digest is pinned in every pod, and the others use tags.
 func TestPinnedImages(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("0123456789abcdef", 4)
 	images := map[string]string{"driver": "cleat.local/cleat", "csi-provisioner": "registry.k8s.io/sig-storage/csi-provisioner", "csi-resizer": "registry.k8s.io/sig-storage/csi-resizer",
@@ -34,13 +33,13 @@ func TestPinnedImages(t *testing.T) {
 				}
 			}
 			if !found {
-				t.Error("no pod has it")
+				t.Error("no pod has the image")
 			}
 		})
 	}
 }
 
-// One value names the registry of all images, in the place of their own.
+// imageRegistry replaces the registry of all images.
 func TestImageRegistry(t *testing.T) {
 	for _, w := range workloads(render(t, release{values: controllerMode + theOthers + "imageRegistry: registry.example.com:5000/mirror\nimage: {tag: v9}", apis: apis})) {
 		for _, c := range w.containers() {
@@ -50,11 +49,11 @@ func TestImageRegistry(t *testing.T) {
 			}
 		}
 	}
-	// A repository without a registry is one of it, and a path keeps all of its parts.
+	// A repository without a registry keeps its whole path.
 	for repository, want := range map[string]string{"cleat": "r/cleat:0.1.0", "team/cleat": "r/team/cleat:0.1.0", "localhost/cleat": "r/cleat:0.1.0", "a.b:5000/c/d": "r/c/d:0.1.0"} {
 		w := workloads(render(t, release{values: "imageRegistry: r\nimage: {repository: " + repository + "}"}))[0]
 		if got := w.template.Spec.InitContainers[0].Image; got != want {
-			t.Errorf("%s becomes %s, want %s", repository, got, want)
+			t.Errorf("%s: got %s, want %s", repository, got, want)
 		}
 	}
 }

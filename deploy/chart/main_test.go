@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// background is for what all tests share, and no test's end may stop.
+// background outlives single tests, for state that all tests share.
 var background = context.Background()
 
 func TestMain(m *testing.M) {

@@ -11,7 +11,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// manifests are the objects of each file that is rendered from the chart.
+// manifests returns the objects of each rendered file.
 func manifests(t *testing.T) map[string][]object {
 	t.Helper()
 	files := testkit.Value(filepath.Glob("../manifests/*.yaml"))(t)
@@ -22,14 +22,14 @@ func manifests(t *testing.T) map[string][]object {
 		}
 	}
 	if len(all) < 5 {
-		t.Fatalf("only %d files were found", len(all))
+		t.Fatalf("found only %d files", len(all))
 	}
 	return all
 }
 
-// While a StorageClass exists without its CSIDriver, pods are placed without a look at
-// the capacity, and a VolumeAttachment is made that nobody serves.
-func TestManifestsBeginWithTheDriver(t *testing.T) {
+// While a StorageClass exists without its CSIDriver, pods are placed without a
+// capacity check, and VolumeAttachments are created that no controller handles.
+func TestManifestsCreateCSIDriverFirst(t *testing.T) {
 	found := 0
 	for file, all := range manifests(t) {
 		if len(of[storagev1.StorageClass](all)) == 0 {
@@ -37,7 +37,7 @@ func TestManifestsBeginWithTheDriver(t *testing.T) {
 		}
 		found++
 		if all[0].Kind != "CSIDriver" {
-			t.Errorf("%s begins with %v", file, all[0])
+			t.Errorf("%s starts with %v", file, all[0])
 		}
 	}
 	if found < 3 {
@@ -45,11 +45,11 @@ func TestManifestsBeginWithTheDriver(t *testing.T) {
 	}
 }
 
-// kubectl delete -f of one file takes nothing of another one away.
-func TestManifestsShareNoNamespace(t *testing.T) {
+// kubectl delete -f of one file must not delete the namespace of the others.
+func TestManifestsContainNoNamespace(t *testing.T) {
 	for file, all := range manifests(t) {
 		if n := len(of[corev1.Namespace](all)); n > 0 != (file == "namespace.yaml") {
-			t.Errorf("%s has %d namespaces: whoever deletes it deletes the pods of all files", file, n)
+			t.Errorf("%s has %d namespaces: deleting it deletes the pods of all files", file, n)
 		}
 	}
 }

@@ -16,10 +16,10 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// components are the files of rules.
+// components are the files of alert rules.
 var components = []string{"csi", "fence", "dpu", "sriov"}
 
-// alert is a rule, as Prometheus reads it.
+// alert is a Prometheus rule.
 type alert struct {
 	Alert, Expr, For    string
 	Labels, Annotations map[string]string
@@ -36,8 +36,8 @@ func alerts(t *testing.T, component string) []alert {
 	return all
 }
 
-// An alert has its severity, what happened, and where to read on.
-func TestAlertsSayWhatToDo(t *testing.T) {
+// An alert has a severity, a summary, a description and a link to the docs.
+func TestAlertsHaveRunbooks(t *testing.T) {
 	const docs = "https://github.com/cleatproject/cleat/blob/main/docs/"
 	for _, component := range components {
 		for _, a := range alerts(t, component) {
@@ -49,7 +49,7 @@ func TestAlertsSayWhatToDo(t *testing.T) {
 			}
 			page, anchor, _ := strings.Cut(strings.TrimPrefix(a.Annotations["runbook_url"], docs), "#")
 			if !strings.HasPrefix(a.Annotations["runbook_url"], docs) || !hasHeading(t, page, anchor) {
-				t.Errorf("%s leads to %q, which is no heading of the docs", a.Alert, a.Annotations["runbook_url"])
+				t.Errorf("%s links to %q, which is not a heading of the docs", a.Alert, a.Annotations["runbook_url"])
 			}
 		}
 	}
@@ -67,8 +67,8 @@ func hasHeading(t *testing.T, page, anchor string) bool {
 	return false
 }
 
-// An alert fires when a driver is gone, by labels that the ServiceMonitor sets.
-func TestDriverGone(t *testing.T) {
+// The alert for a missing driver uses labels that the ServiceMonitor sets.
+func TestDriverGoneAlert(t *testing.T) {
 	gone := alerts(t, "csi")[0]
 	for _, part := range []string{"count by (node)", `up{component=~"csi-.+"} == 0`, `absent(up{component=~"csi-.+"})`} {
 		if !strings.Contains(gone.Expr, part) {
@@ -103,7 +103,8 @@ func TestDriverGone(t *testing.T) {
 
 var metricName = regexp.MustCompile(`\bcleat_[a-z_]*[a-z]`)
 
-// documented are the metrics of the tables in the docs, with the series of histograms.
+// documented returns the metrics in the tables of the docs, with the series of
+// histograms.
 func documented(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
@@ -123,15 +124,15 @@ func documented(t *testing.T) map[string]bool {
 		}
 	}
 	if len(names) < 50 {
-		t.Fatalf("the docs have only %d metrics: the tables are not read", len(names))
+		t.Fatalf("found only %d metrics in the docs", len(names))
 	}
 	return names
 }
 
-// Rules and dashboard ask only for what the docs list.
-func TestMetricsAreReal(t *testing.T) {
+// Rules and dashboard use only documented metrics.
+func TestRulesAndDashboardUseDocumentedMetrics(t *testing.T) {
 	known := documented(t)
-	known["cleat_fence"] = true // the group's name, and the nftables table
+	known["cleat_fence"] = true // the rule group's name, and the nftables table
 	files := []string{"dashboards/cleat.json"}
 	for _, name := range components {
 		files = append(files, "rules/"+name+".yaml")
@@ -139,11 +140,11 @@ func TestMetricsAreReal(t *testing.T) {
 	for _, file := range files {
 		names := metricName.FindAllString(string(read(t, file)), -1)
 		if len(names) < 4 {
-			t.Errorf("%s has only %d metrics", file, len(names))
+			t.Errorf("%s uses only %d metrics", file, len(names))
 		}
 		for _, name := range names {
 			if !known[name] {
-				t.Errorf("%s asks for %s, which the docs do not list", file, name)
+				t.Errorf("%s uses %s, which the docs do not list", file, name)
 			}
 		}
 	}
@@ -170,7 +171,7 @@ func TestDashboard(t *testing.T) {
 		}
 		ids = append(ids, p.ID)
 		if p.Type != "row" && len(p.Targets) == 0 {
-			t.Errorf("%s shows nothing", p.Title)
+			t.Errorf("%s has no query", p.Title)
 		}
 		for _, q := range p.Targets {
 			if strings.Count(q.Expr, "(") != strings.Count(q.Expr, ")") || strings.Count(q.Expr, "{") != strings.Count(q.Expr, "}") {
@@ -180,7 +181,7 @@ func TestDashboard(t *testing.T) {
 		for _, other := range d.Panels[:i] {
 			a, b := p.GridPos, other.GridPos
 			if a.X < b.X+b.W && b.X < a.X+a.W && a.Y < b.Y+b.H && b.Y < a.Y+a.H {
-				t.Errorf("%s lies on %s", p.Title, other.Title)
+				t.Errorf("%s overlaps %s", p.Title, other.Title)
 			}
 		}
 	}
@@ -190,7 +191,7 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
-// The PrometheusRule has the rules of what is installed.
+// The PrometheusRule has the rules of the installed components.
 func TestPrometheusRule(t *testing.T) {
 	for values, want := range map[string][]string{
 		"": {"cleat"},

@@ -20,9 +20,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// A name is used once, and begins with the release's: what the cluster has in
-// no namespace, and what lies in another one, with the namespace's too.
-func TestNames(t *testing.T) {
+// Names are unique. They start with the release's name and, for cluster-wide
+// objects and those in another namespace, contain the namespace.
+func TestObjectNames(t *testing.T) {
 	inVariety(t, func(t *testing.T, all []object) {
 		prefix := "cleat"
 		if strings.Contains(t.Name(), "parent") {
@@ -31,7 +31,7 @@ func TestNames(t *testing.T) {
 		seen := map[string]bool{}
 		for _, o := range all {
 			if seen[o.String()] {
-				t.Errorf("%v is there twice", o)
+				t.Errorf("duplicate %v", o)
 			}
 			seen[o.String()] = true
 			want := prefix
@@ -42,7 +42,7 @@ func TestNames(t *testing.T) {
 				want = "storage-" + prefix
 			}
 			if !strings.HasPrefix(o.Name, want) && !strings.HasPrefix(o.Name, "storage-"+prefix) {
-				t.Errorf("%v: the name does not begin with %q", o, want)
+				t.Errorf("%v: the name does not start with %q", o, want)
 			}
 			if o.Labels["app.kubernetes.io/instance"] != "cleat" {
 				t.Errorf("%v has no label of its release", o)
@@ -51,26 +51,25 @@ func TestNames(t *testing.T) {
 	})
 }
 
-// Two releases with drivers of their own share neither an object nor a
-// directory of theirs on the host.
-func TestTwoReleases(t *testing.T) {
+// Two releases with different drivers share no object and no host directory.
+func TestTwoReleasesShareNothing(t *testing.T) {
 	first := render(t, release{name: "a", values: perNode, apis: apis})
 	second := render(t, release{name: "b", values: perNode + "  driverName: b.example.com\n", apis: apis})
-	second = slices.DeleteFunc(second, func(o object) bool { return o.Name == "thick" }) // that perNode names
+	second = slices.DeleteFunc(second, func(o object) bool { return o.Name == "thick" }) // named in perNode
 	mine := map[string]bool{}
 	for _, o := range first {
 		mine[o.String()] = true
 	}
 	for _, o := range second {
 		if mine[o.String()] {
-			t.Errorf("%v is of both", o)
+			t.Errorf("both releases have %v", o)
 		}
 	}
 	shared := []string{"/dev", "/sys", "/var/lib/kubelet/plugins", "/var/lib/kubelet/pods", "/var/lib/kubelet/plugins_registry"}
 	dirs := hostPaths(first)
 	for dir := range hostPaths(second) {
 		if dirs[dir] && !slices.Contains(shared, dir) {
-			t.Errorf("both have %s of the host", dir)
+			t.Errorf("both releases use host path %s", dir)
 		}
 	}
 }
@@ -87,9 +86,9 @@ func hostPaths(all []object) map[string]bool {
 	return dirs
 }
 
-// The sidecar of CSI-Addons may read the secret of its fences, which is there
-// or named by somebody.
-func TestSecretOfFences(t *testing.T) {
+// The CSI-Addons sidecar is allowed to read its secret, which the chart creates
+// or the user names.
+func TestFenceSecretAccess(t *testing.T) {
 	const csi, fence = "csi: {addons: {enabled: true, secret: %s}}", "csi: {enabled: false}\nfence: {enabled: true, nodeSelector: {kubernetes.io/hostname: b}, addons: {secret: %s}}"
 	for values, want := range map[string]struct {
 		name string
@@ -115,12 +114,12 @@ func TestSecretOfFences(t *testing.T) {
 			}
 		}
 		if !slices.Equal(read, []string{want.name}) || slices.Contains(made, want.name) != want.made || len(made) > 1 {
-			t.Errorf("%s: it reads %q and makes %q, want %+v", values, read, made, want)
+			t.Errorf("%s: reads %q and creates %q, want %+v", values, read, made, want)
 		}
 	}
 }
 
-// Every selector finds the pods that it is for, and no others.
+// Every selector matches only the intended pods.
 func TestSelectors(t *testing.T) {
 	inVariety(t, func(t *testing.T, all []object) {
 		pods := map[string]labels.Set{}
@@ -135,7 +134,7 @@ func TestSelectors(t *testing.T) {
 				}
 			}
 			if len(found) != 1 || !strings.HasPrefix(what, found[0]) {
-				t.Errorf("%s selects the pods of %v", what, found)
+				t.Errorf("%s selects pods of %v", what, found)
 			}
 		}
 		for _, w := range workloads(all) {
@@ -159,8 +158,8 @@ func selectorOf(t *testing.T, s *metav1.LabelSelector) labels.Selector {
 	return selector
 }
 
-// Nobody may do more than some verbs on some resources, and every service
-// account and role that is named is there.
+// Roles grant single verbs on single resources, and all referenced service
+// accounts and roles exist.
 func TestRBAC(t *testing.T) {
 	inVariety(t, func(t *testing.T, all []object) {
 		names := map[string]bool{}
@@ -178,18 +177,18 @@ func TestRBAC(t *testing.T) {
 			for _, rule := range rules {
 				words := slices.Concat(rule.APIGroups, rule.Resources, rule.Verbs, rule.ResourceNames)
 				if slices.Contains(words, "*") || len(rule.Verbs) == 0 || len(rule.APIGroups) == 0 {
-					t.Errorf("%s: %+v is not one right on one thing", role, rule)
+					t.Errorf("%s: %+v is not one verb list for one resource", role, rule)
 				}
 				if slices.Contains(rule.Resources, "secrets") && (!slices.Equal(rule.Verbs, []string{"get"}) || len(rule.ResourceNames) != 1) {
-					t.Errorf("%s may do more than to read one secret: %+v", role, rule)
+					t.Errorf("%s can do more than read one secret: %+v", role, rule)
 				}
 				for _, never := range []string{"roles", "clusterroles", "pods/exec", "nodes/proxy", "serviceaccounts/token"} {
 					if slices.Contains(rule.Resources, never) {
-						t.Errorf("%s may use %s", role, never)
+						t.Errorf("%s can access %s", role, never)
 					}
 				}
 				if slices.Contains(rule.Resources, "leases") && !slices.Equal(rule.Verbs, []string{"create"}) && len(rule.ResourceNames) == 0 {
-					t.Errorf("%s may change every lease of the namespace", role)
+					t.Errorf("%s can change every lease of the namespace", role)
 				}
 			}
 		}
@@ -197,11 +196,11 @@ func TestRBAC(t *testing.T) {
 		check := func(binding, role string, subjects []rbacv1.Subject) {
 			bound[role] = true
 			if !names[role] {
-				t.Errorf("%s: there is no %s", binding, role)
+				t.Errorf("%s: role %s does not exist", binding, role)
 			}
 			for _, s := range subjects {
 				if !names["ServiceAccount "+s.Namespace+"/"+s.Name] {
-					t.Errorf("%s: there is no service account %s/%s", binding, s.Namespace, s.Name)
+					t.Errorf("%s: service account %s/%s does not exist", binding, s.Namespace, s.Name)
 				}
 			}
 		}
@@ -213,12 +212,12 @@ func TestRBAC(t *testing.T) {
 		}
 		for role := range rules {
 			if !bound[role] {
-				t.Errorf("nobody has %s", role)
+				t.Errorf("%s is not bound", role)
 			}
 		}
 		for _, w := range workloads(all) {
 			if !names["ServiceAccount storage/"+w.template.Spec.ServiceAccountName] {
-				t.Errorf("%s: there is no service account %s", w.name, w.template.Spec.ServiceAccountName)
+				t.Errorf("%s: service account %s does not exist", w.name, w.template.Spec.ServiceAccountName)
 			}
 		}
 	})
@@ -261,7 +260,7 @@ func TestStorageClasses(t *testing.T) {
 	}
 }
 
-// What NetworkPolicies let in: the metrics and the manager of CSI-Addons.
+// NetworkPolicies allow only metrics and the CSI-Addons manager.
 func TestNetworkPolicies(t *testing.T) {
 	for values, want := range map[string]map[string][]int{
 		perNode + theOthers:        {"cleat-csi-node": {29801, 9070}},
@@ -273,7 +272,7 @@ func TestNetworkPolicies(t *testing.T) {
 			var ports []int
 			for _, rule := range p.Spec.Ingress {
 				if len(rule.From) == 0 {
-					t.Errorf("%s lets everybody in", p.Name)
+					t.Errorf("%s allows all sources", p.Name)
 				}
 				for _, port := range rule.Ports {
 					ports = append(ports, port.Port.IntValue())
@@ -290,9 +289,9 @@ func TestNetworkPolicies(t *testing.T) {
 	}
 }
 
-// Each path in a container lies on a volume that is there, and none below one
-// that lets mounts out: it would be mounted on the host, too.
-func TestVolumes(t *testing.T) {
+// Every mount has an existing volume, and none is below a mount with
+// bidirectional propagation, since it would be mounted on the host as well.
+func TestVolumeMounts(t *testing.T) {
 	inVariety(t, func(t *testing.T, all []object) {
 		for _, w := range workloads(all) {
 			volumes := map[string]bool{}
@@ -302,12 +301,12 @@ func TestVolumes(t *testing.T) {
 			for _, c := range w.containers() {
 				for _, m := range c.VolumeMounts {
 					if _, ok := volumes[m.Name]; !ok {
-						t.Errorf("%s: %s mounts %s, which is no volume", w.name, c.Name, m.Name)
+						t.Errorf("%s: %s mounts %s, which does not exist", w.name, c.Name, m.Name)
 					}
 					volumes[m.Name] = true
 					for _, outer := range c.VolumeMounts {
 						if m.MountPath != outer.MountPath && bidirectional(outer) && strings.HasPrefix(m.MountPath, outer.MountPath+"/") {
-							t.Errorf("%s: %s lies below %s, which lets mounts out", w.name, m.MountPath, outer.MountPath)
+							t.Errorf("%s: %s is below %s, which has bidirectional propagation", w.name, m.MountPath, outer.MountPath)
 						}
 					}
 					if path.Clean(m.MountPath) != m.MountPath {
@@ -317,7 +316,7 @@ func TestVolumes(t *testing.T) {
 			}
 			for name, used := range volumes {
 				if !used {
-					t.Errorf("%s: nobody mounts %s", w.name, name)
+					t.Errorf("%s: no container mounts %s", w.name, name)
 				}
 			}
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// OpenShift admits a pod by the SecurityContextConstraints that its service account may
-// use, of which there is one for all pods of a release.
+// OpenShift admits a pod by the SecurityContextConstraints of its service
+// account. A release has one for all its pods.
 func TestOpenShift(t *testing.T) {
 	const openshift = "security.openshift.io/v1"
 	for name, values := range variety {
@@ -36,19 +36,20 @@ func TestOpenShift(t *testing.T) {
 			}
 			for _, account := range of[corev1.ServiceAccount](all) {
 				if !slices.Contains(c.Users, "system:serviceaccount:storage:"+account.Name) {
-					t.Errorf("%s may not use it: %v", account.Name, c.Users)
+					t.Errorf("%s is not allowed to use the SecurityContextConstraints: %v", account.Name, c.Users)
 				}
 			}
 			for _, o := range render(t, release{values: values, apis: apis}) {
 				if o.APIVersion == openshift {
-					t.Errorf("%v is made for a cluster that does not know it", o)
+					t.Errorf("%v is rendered for a cluster without its API", o)
 				}
 			}
 		})
 	}
 }
 
-// securityContextConstraints are those that admits looks at, and those that have to be there.
+// securityContextConstraints has the fields that admits checks and the required
+// ones.
 type securityContextConstraints struct {
 	APIVersion, Kind         string
 	Metadata                 map[string]any
@@ -68,13 +69,13 @@ type securityContextConstraints struct {
 	Users           []string
 }
 
-// admits fails the test unless a pod is admitted; and unless it needs what is admitted,
-// where only some pods do.
+// admits fails unless a pod is admitted, and unless the pod needs the
+// permissions that only some pods need.
 func (s securityContextConstraints) admits(t *testing.T, w workload) {
 	t.Helper()
 	spec := w.template.Spec
 	if spec.HostNetwork && !(s.AllowHostNetwork && s.AllowHostPorts) || spec.HostPID && !s.AllowHostPID {
-		t.Errorf("%s wants the host's network or processes", w.name)
+		t.Errorf("%s uses the host's network or PID namespace", w.name)
 	}
 	for _, v := range spec.Volumes {
 		kind := ""
@@ -91,7 +92,7 @@ func (s securityContextConstraints) admits(t *testing.T, w workload) {
 			kind = "configMap"
 		}
 		if !slices.Contains(s.Volumes, kind) {
-			t.Errorf("%s wants the volume %s of kind %q", w.name, v.Name, kind)
+			t.Errorf("%s has volume %s of kind %q", w.name, v.Name, kind)
 		}
 	}
 	for _, c := range w.containers() {
@@ -101,7 +102,7 @@ func (s securityContextConstraints) admits(t *testing.T, w workload) {
 		if caps := c.SecurityContext.Capabilities; caps != nil {
 			for _, capability := range caps.Add {
 				if !slices.Contains(s.AllowedCapabilities, capability) {
-					t.Errorf("%s/%s wants %s", w.name, c.Name, capability)
+					t.Errorf("%s/%s has capability %s", w.name, c.Name, capability)
 				}
 			}
 		}

@@ -25,7 +25,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// peers builds Helm and cleat once, for all tests of the package.
+// peers builds Helm and cleat once for all tests.
 var peers = sync.OnceValues(func() (programPaths, error) {
 	var p programPaths
 	var log bytes.Buffer
@@ -47,17 +47,17 @@ var peers = sync.OnceValues(func() (programPaths, error) {
 
 type programPaths struct{ helm, cleat, dir string }
 
-// The API groups that a cluster gets by somebody else's definitions.
+// API groups of CRDs that are not part of Kubernetes.
 var apis = []string{"snapshot.storage.k8s.io/v1", "groupsnapshot.storage.k8s.io/v1", "csiaddons.openshift.io/v1alpha1", "monitoring.coreos.com/v1"}
 
-// release says what is rendered; the zero value is the chart as it stands.
+// release is a release to render; the zero value uses the chart's defaults.
 type release struct {
 	name, namespace string
 	values          string   // YAML
-	apis            []string // that the cluster has
+	apis            []string // additional APIs of the cluster
 }
 
-// helm renders the chart, and returns what was printed and whether it was refused.
+// helm renders the chart and returns the output and Helm's error.
 func (r release) helm(t *testing.T) (string, error) {
 	t.Helper()
 	p := testkit.Value(peers())(t)
@@ -82,8 +82,8 @@ func (r release) helm(t *testing.T) (string, error) {
 	return out.String(), nil
 }
 
-// object is one object of a rendered chart, as it stands and, where Kubernetes
-// itself has its kind, decoded strictly.
+// object is an object of a rendered chart. Objects of Kubernetes' own kinds are
+// also decoded strictly.
 type object struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -93,8 +93,8 @@ type object struct {
 
 func (o object) String() string { return o.Kind + " " + o.Namespace + "/" + o.Name }
 
-// kinds makes an empty object of each kind of Kubernetes that the chart uses.
-// Kinds of other projects are nil: they are checked for their metadata only.
+// kinds maps each kind to an empty object. Kinds of other projects are nil:
+// only their metadata is checked.
 var kinds = map[string]func() any{
 	"v1/ConfigMap":                                              func() any { return new(corev1.ConfigMap) },
 	"v1/Namespace":                                              func() any { return new(corev1.Namespace) },
@@ -123,10 +123,10 @@ var kinds = map[string]func() any{
 
 var separator = regexp.MustCompile(`(?m)^---.*\n`)
 
-// rendered has what Helm printed for each release: most tests read the same ones.
+// rendered caches Helm's output by release.
 var rendered = map[string]string{}
 
-// render renders a valid release, and decodes all of it.
+// render renders a valid release and decodes all objects.
 func render(t *testing.T, r release) []object {
 	t.Helper()
 	key := fmt.Sprintf("%q", r)
@@ -149,12 +149,12 @@ func decode(t *testing.T, text string) []object {
 			t.Fatalf("%v in\n%s", err, part)
 		}
 		if o.Kind == "" {
-			continue // comments alone
+			continue // only comments
 		}
 		o.text = part
 		empty, known := kinds[o.APIVersion+"/"+o.Kind]
 		if !known {
-			t.Fatalf("%s/%s is no kind that this test knows:\n%s", o.APIVersion, o.Kind, part)
+			t.Fatalf("unknown kind %s/%s:\n%s", o.APIVersion, o.Kind, part)
 		}
 		if empty != nil {
 			o.typed = empty()
@@ -167,7 +167,7 @@ func decode(t *testing.T, text string) []object {
 	return all
 }
 
-// of are the objects of one type.
+// of returns the objects of one type.
 func of[T any](all []object) []*T {
 	var some []*T
 	for _, o := range all {
@@ -178,7 +178,7 @@ func of[T any](all []object) []*T {
 	return some
 }
 
-// workload is what a DaemonSet and a Deployment share.
+// workload has the common fields of DaemonSets and Deployments.
 type workload struct {
 	name     string
 	labels   map[string]string
@@ -201,7 +201,7 @@ func (w workload) containers() []corev1.Container {
 	return append(append([]corev1.Container{}, w.template.Spec.InitContainers...), w.template.Spec.Containers...)
 }
 
-// command runs a program and returns what it printed on both its outputs.
+// command runs a program and returns its combined output.
 func command(t *testing.T, name string, args ...string) (string, error) {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()

@@ -17,7 +17,7 @@ func TestTokens(t *testing.T) {
 	inVariety(t, func(t *testing.T, all []object) {
 		for _, w := range workloads(all) {
 			if auto := w.template.Spec.AutomountServiceAccountToken; auto == nil || *auto {
-				t.Errorf("%s: every container of the pod gets the token of its service account", w.name)
+				t.Errorf("%s: the token is mounted into every container of the pod", w.name)
 			}
 		}
 	})
@@ -51,13 +51,13 @@ func TestTokens(t *testing.T) {
 	})
 }
 
-// With a provisioner on each node two policies confine the service account that
-// all nodes share. What they admit is tested in test/kubernetes.
+// With a provisioner on each node, two policies confine the service account
+// shared by all nodes. test/kubernetes tests their effect.
 func TestAdmissionPolicies(t *testing.T) {
 	const user = "system:serviceaccount:storage:cleat-csi-node"
 	for values, want := range map[string][]string{
 		perNode:        {"persistentvolumes", "persistentvolumeclaims"},
-		controllerMode: nil, // the service account of nodes has no such rights
+		controllerMode: nil, // the nodes' service account cannot do this
 		"csi: {admissionPolicy: {enabled: false}}": nil,
 		variety["fence alone"]:                     nil,
 	} {
@@ -70,14 +70,14 @@ func TestAdmissionPolicies(t *testing.T) {
 		for _, p := range of[admissionv1.ValidatingAdmissionPolicy](all) {
 			got = append(got, p.Spec.MatchConstraints.ResourceRules[0].Resources...)
 			if !bound[p.Name] || p.Spec.FailurePolicy == nil || *p.Spec.FailurePolicy != admissionv1.Fail {
-				t.Errorf("%s does not deny: bindings %v, %+v", p.Name, bound, p.Spec.FailurePolicy)
+				t.Errorf("%s does not deny requests: bindings %v, %+v", p.Name, bound, p.Spec.FailurePolicy)
 			}
 			if len(p.Spec.MatchConditions) != 1 || !strings.Contains(p.Spec.MatchConditions[0].Expression, `"`+user+`"`) {
-				t.Errorf("%s is not for %s alone: %+v", p.Name, user, p.Spec.MatchConditions)
+				t.Errorf("%s does not match only %s: %+v", p.Name, user, p.Spec.MatchConditions)
 			}
 			for _, v := range p.Spec.Validations {
 				if v.Message == "" && v.MessageExpression == "" {
-					t.Errorf("%s does not say why it denies: %s", p.Name, v.Expression)
+					t.Errorf("%s has no message: %s", p.Name, v.Expression)
 				}
 			}
 			delete(bound, p.Name)

@@ -15,12 +15,12 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// What cannot work is refused, with the value and what would be right.
-func TestWrongValues(t *testing.T) {
+// Invalid values are rejected with the value and a remedy.
+func TestInvalidValues(t *testing.T) {
 	const fence, dpu, plugin = "fence: {enabled: true, nodeSelector: {kubernetes.io/hostname: b}", "dpu: {enabled: true, nodeSelector: {a: b}", "sriov: {plugin: {enabled: true, config: {resourceList: [{resourceName: a}]}"
 	tests := map[string]struct {
 		values  string
-		lacks   string // an API that the cluster has not
+		lacks   string // an API that the cluster does not have
 		message string
 	}{
 		"unknown value":                   {values: "csi: {drivername: x}", message: "'drivername' not allowed"},
@@ -91,13 +91,13 @@ func TestWrongValues(t *testing.T) {
 			}
 			out, err := r.helm(t)
 			if err == nil || !strings.Contains(out, test.message) {
-				t.Errorf("%v, want a message with %q:\n%s", err, test.message, out)
+				t.Errorf("got error %v, want a message with %q:\n%s", err, test.message, out)
 			}
 		})
 	}
 }
 
-// Kubernetes before 1.30 has not all the fields.
+// Kubernetes before 1.30 does not have all fields.
 func TestOldKubernetes(t *testing.T) {
 	p := testkit.Value(peers())(t)
 	out, err := command(t, p.helm, "template", "cleat", ".", "--kube-version", "1.29.9")
@@ -108,7 +108,7 @@ func TestOldKubernetes(t *testing.T) {
 
 var tableRow = regexp.MustCompile("(?m)^\\| `([a-zA-Z0-9.]+)` \\| (?:`(.*?)`|) \\|")
 
-// The table in README.md has every value with its default, and no other.
+// The table in README.md has every value with its default, and no others.
 func TestReadmeHasEveryValue(t *testing.T) {
 	text := testkit.Value(os.ReadFile("README.md"))(t)
 	got := map[string]string{}
@@ -123,7 +123,7 @@ func TestReadmeHasEveryValue(t *testing.T) {
 	}
 }
 
-// defaults are the leaves of values.yaml, by their paths.
+// defaults returns the leaves of values.yaml by their paths.
 func defaults(t *testing.T) map[string]string {
 	t.Helper()
 	text := testkit.Value(os.ReadFile("values.yaml"))(t)
@@ -146,7 +146,7 @@ func defaults(t *testing.T) map[string]string {
 	return leaves
 }
 
-// flow writes a value as YAML in one line; an empty string is nothing.
+// flow formats a value as one line of YAML; an empty string is empty.
 func flow(t *testing.T, v any) string {
 	t.Helper()
 	switch v := v.(type) {
@@ -170,8 +170,8 @@ func flow(t *testing.T, v any) string {
 	}
 }
 
-// The versions of the sidecars are those that the tests on a real Kubernetes build.
-func TestVersionsAreThoseOfTheTests(t *testing.T) {
+// The sidecars have the versions that the tests on a real Kubernetes use.
+func TestSidecarVersionsAreTested(t *testing.T) {
 	var modules bytes.Buffer
 	for _, dir := range []string{"sidecars", "csiaddons"} {
 		text := testkit.Value(os.ReadFile("../../test/kubernetes/programs/" + dir + "/go.mod"))(t)
@@ -183,7 +183,7 @@ func TestVersionsAreThoseOfTheTests(t *testing.T) {
 		"attacher": "external-attacher/v4", "addons": "kubernetes-csi-addons",
 	} {
 		if tag := values["sidecars."+sidecar+".tag"]; !regexp.MustCompile(regexp.QuoteMeta(module+" "+tag) + `\s`).Match(modules.Bytes()) {
-			t.Errorf("%s is %s, which the tests do not build", sidecar, tag)
+			t.Errorf("%s has version %s, which the tests do not build", sidecar, tag)
 		}
 	}
 }

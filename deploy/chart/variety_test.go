@@ -2,7 +2,7 @@ package chart
 
 import "testing"
 
-// everything is a release with all components; %s is the mode of the driver.
+// everything is a release with all components; %s is the driver's mode.
 const (
 	perNode = `
 csi:
@@ -39,7 +39,7 @@ networkPolicy: {enabled: true, metricsFrom: [{namespaceSelector: {matchLabels: {
 `
 )
 
-// variety are releases that are right, and together use every template.
+// variety has valid releases that together use every template.
 var variety = map[string]string{
 	"defaults":                "",
 	"no image":                "csi: {pool: {image: \"\"}}",
@@ -56,7 +56,7 @@ var variety = map[string]string{
 	"parent's values":         "global: {registry: x}\nfullnameOverride: other",
 }
 
-// inVariety runs a check on every release that is right.
+// inVariety runs a check on every release of variety.
 func inVariety(t *testing.T, check func(t *testing.T, all []object)) {
 	t.Helper()
 	for name, values := range variety {

@@ -16,38 +16,38 @@ import (
 	"time"
 )
 
-// listsLast is for how long the lists of packages are taken as they are.
+// listsLast is the maximum age of package lists before they are fetched again.
 const listsLast = 24 * time.Hour
 
-// apt is apt-get with the machine's sources, keys and network settings, but
-// with lists and a cache of its own: nothing of the machine is changed, and
-// nothing is installed.
+// apt runs apt-get with the machine's sources, keys and network settings, but
+// with its own lists and cache. It changes nothing on the machine and installs
+// nothing.
 type apt struct {
 	dir          string
-	architecture string // in Debian's terms, which for amd64 and arm64 are Go's
+	architecture string // Debian's name, equal to Go's for amd64 and arm64
 	log          func(format string, args ...any)
 }
 
-// archive is one package's archive as a source offers it.
+// archive is the archive of one package as a source offers it.
 type archive struct {
-	File   string // as libc6_2.36-9+deb12u14_amd64.deb
+	File   string // such as libc6_2.36-9+deb12u14_amd64.deb
 	SHA256 string
 }
 
-// Name is the package's name.
+// Name returns the package's name.
 func (a archive) Name() string {
 	name, _, _ := strings.Cut(a.File, "_")
 	return name
 }
 
-// Version is the package's version.
+// Version returns the package's version.
 func (a archive) Version() string {
 	fields := strings.Split(a.File, "_")
 	return strings.ReplaceAll(fields[1], "%3a", ":")
 }
 
-// config is read after the machine's own configuration. Hooks of the machine
-// are not for lists that are not the machine's.
+// config is read after the machine's configuration. It clears the machine's
+// hooks, which are meant for the machine's own lists.
 func (a apt) config() string {
 	return fmt.Sprintf(`#clear APT::Update;
 #clear DPkg::Post-Invoke;
@@ -69,10 +69,10 @@ func (a apt) command(ctx context.Context, args ...string) *exec.Cmd {
 }
 
 // prepare writes the configuration, and fetches the lists if they are older
-// than a day. Old ones are better than none.
+// than listsLast. If that fails, older lists are used.
 func (a apt) prepare(ctx context.Context) error {
 	if _, err := exec.LookPath("apt-get"); err != nil {
-		return fmt.Errorf("the image is made of Debian packages: %w; on another system build deploy/image/Dockerfile", err)
+		return fmt.Errorf("the image is built from Debian packages: %w; on another system build deploy/image/Dockerfile", err)
 	}
 	for _, dir := range []string{"lists/partial", "cache/archives/partial"} {
 		if err := os.MkdirAll(filepath.Join(a.dir, dir), 0o755); err != nil {
@@ -105,29 +105,29 @@ func (a apt) update(ctx context.Context) error {
 	return os.WriteFile(filepath.Join(a.dir, "updated"), nil, 0o644)
 }
 
-// renew has the next run fetch the lists: what failed with them may be for
-// what they lack, or for what their source dropped since.
+// renew makes the next run fetch the lists: the failure can be caused by
+// outdated or incomplete lists.
 func (a apt) renew(cause error) error {
 	if err := os.Remove(filepath.Join(a.dir, "updated")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return errors.Join(cause, err)
 	}
-	return fmt.Errorf("%w (the next run fetches the lists of packages anew)", cause)
+	return fmt.Errorf("%w (the next run fetches the package lists again)", cause)
 }
 
-// archives tells which archives the packages are.
+// archives returns the archives of the packages.
 func (a apt) archives(ctx context.Context, names []string) ([]archive, error) {
 	text, err := output(a.command(ctx, append([]string{"--print-uris", "download"}, names...)...))
 	if err != nil {
-		return nil, fmt.Errorf("ask apt for the packages: %w", err)
+		return nil, fmt.Errorf("list the archives with apt: %w", err)
 	}
 	found, err := parseArchives(text, names)
 	if err != nil {
-		return nil, fmt.Errorf("ask apt for the packages: %w", err)
+		return nil, fmt.Errorf("list the archives with apt: %w", err)
 	}
 	return found, nil
 }
 
-// archiveLine is what apt-get --print-uris says of an archive:
+// archiveLine matches a line of apt-get --print-uris:
 // 'http://HOST/PATH.deb' libc6_2.36-9_amd64.deb 2759320 SHA256:ba4f...
 var archiveLine = regexp.MustCompile(`^'[^']+' ([a-z0-9][a-z0-9+.-]+_[A-Za-z0-9.+~%-]+_[a-z0-9]+\.deb) [0-9]+ SHA256:([0-9a-f]{64})$`)
 
@@ -139,7 +139,7 @@ func parseArchives(text string, names []string) ([]archive, error) {
 		}
 		m := archiveLine.FindStringSubmatch(strings.TrimSpace(line))
 		if m == nil {
-			return nil, fmt.Errorf("%q names no archive with its SHA-256", strings.TrimSpace(line))
+			return nil, fmt.Errorf("%q has no archive name and SHA-256", strings.TrimSpace(line))
 		}
 		all = append(all, archive{File: m[1], SHA256: m[2]})
 	}
@@ -150,13 +150,13 @@ func parseArchives(text string, names []string) ([]archive, error) {
 		got = append(got, a.Name())
 	}
 	if want := slices.Sorted(slices.Values(names)); !slices.Equal(slices.Sorted(slices.Values(got)), want) {
-		return nil, fmt.Errorf("the archives are those of %v, not of %v", got, want)
+		return nil, fmt.Errorf("got archives of %v, want %v", got, want)
 	}
 	return all, nil
 }
 
-// download fetches the archives into a directory; apt holds them to its lists'
-// digests.
+// download fetches the archives into a directory; apt checks the digests of its
+// lists.
 func (a apt) download(ctx context.Context, archives []archive, dir string) error {
 	args := []string{"download"}
 	for _, one := range archives {
@@ -176,7 +176,7 @@ func (a apt) download(ctx context.Context, archives []archive, dir string) error
 	return errors.Join(missing...)
 }
 
-// output runs a command and returns its standard output. The error ends with the
+// output runs a command and returns its standard output. An error includes the
 // last lines of standard error.
 func output(cmd *exec.Cmd) (string, error) {
 	var stdout, stderr bytes.Buffer

@@ -30,27 +30,27 @@ func TestParseArchives(t *testing.T) {
 		t.Fatalf("%v (-want +got)\n%s", err, diff)
 	}
 	if got[1].Name() != "libattr1" || got[1].Version() != "1:2.5.1-4" {
-		t.Errorf("it is %s of version %s", got[1].Name(), got[1].Version())
+		t.Errorf("got name %s and version %s", got[1].Name(), got[1].Version())
 	}
 	for _, bad := range []string{"", offered + "'http://x' ../../x_1_amd64.deb 1 SHA256:" + got[0].SHA256 + "\n", "'http://x' libattr1_1_amd64.deb 1 MD5Sum:00\n",
 		strings.Replace(offered, "libattr1", "libacl1", 1)} {
 		if got, err := parseArchives(bad, []string{"libattr1", "g++"}); err == nil {
-			t.Errorf("%q gives %v", bad, got)
+			t.Errorf("%q: got %v, want an error", bad, got)
 		}
 	}
 }
 
-// Nothing of the machine is written, and none of its hooks is run.
+// The configuration changes nothing on the machine and clears its hooks.
 func TestConfigOfApt(t *testing.T) {
 	text := apt{dir: "/cache/apt", architecture: "arm64"}.config()
 	for _, want := range []string{`Dir::State::lists "/cache/apt/lists/";`, `Dir::Cache "/cache/apt/cache/";`, "#clear APT::Update;", `APT::Architecture "arm64";`} {
 		if !strings.Contains(text, want+"\n") {
-			t.Errorf("there is no %s in\n%s", want, text)
+			t.Errorf("no %s in\n%s", want, text)
 		}
 	}
 }
 
-// A run without network may leave lists that name nothing: they do not last.
+// A run without network can leave empty lists: they must not be reused.
 func TestRenew(t *testing.T) {
 	a := apt{dir: t.TempDir()}
 	stamp := filepath.Join(a.dir, "updated")
@@ -58,10 +58,10 @@ func TestRenew(t *testing.T) {
 	cause := errors.New("no such package")
 	for range 2 {
 		if err := a.renew(cause); !errors.Is(err, cause) || !strings.Contains(err.Error(), "the next run") {
-			t.Errorf("the error is %v", err)
+			t.Errorf("got error %v", err)
 		}
 		if _, err := os.Lstat(stamp); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("the lists still count: %v", err)
+			t.Errorf("the lists are still used: %v", err)
 		}
 	}
 }
@@ -73,7 +73,7 @@ func TestPlace(t *testing.T) {
 		return errors.Join(os.WriteFile(filepath.Join(fresh, "half"), nil, 0o600), broken)
 	})
 	if names := list(t, filepath.Dir(dir)); !errors.Is(err, broken) || len(names) > 0 {
-		t.Errorf("after %v there is %v", err, names)
+		t.Errorf("after error %v: got files %v", err, names)
 	}
 	testkit.Must(t, place(dir, func(fresh string) error { return os.WriteFile(filepath.Join(fresh, "whole"), nil, 0o600) }))
 	if diff := cmp.Diff([]string{"whole"}, list(t, dir)); diff != "" {
@@ -95,12 +95,12 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-func TestKeyFollowsEachArchive(t *testing.T) {
+func TestKeyDependsOnEachArchive(t *testing.T) {
 	a := []archive{{"a_1_amd64.deb", "1"}, {"b_1_amd64.deb", "2"}}
 	b := []archive{{"a_1_amd64.deb", "1"}, {"b_2_amd64.deb", "2"}}
 	c := []archive{{"a_1_amd64.deb", "1"}, {"b_1_amd64.deb", "3"}}
 	if key(a) == key(b) || key(a) == key(c) || key(a) != key(a[:2:2]) || !keyName.MatchString(key(a)) {
-		t.Errorf("keys %s %s %s", key(a), key(b), key(c))
+		t.Errorf("keys are not distinct: %s %s %s", key(a), key(b), key(c))
 	}
 }
 

@@ -15,32 +15,32 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/flock"
 )
 
-// DefaultCache is where packages are kept: image below CLEAT_CACHE, else below
-// cleat in the user's cache directory.
+// DefaultCache returns the directory for downloaded packages: image below
+// CLEAT_CACHE, else below cleat in the user's cache directory.
 func DefaultCache() (string, error) {
 	if dir := os.Getenv("CLEAT_CACHE"); dir != "" {
 		return filepath.Abs(filepath.Join(dir, "image"))
 	}
 	dir, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("no place for the image's packages (set CLEAT_CACHE): %w", err)
+		return "", fmt.Errorf("no cache directory for the image's packages (set CLEAT_CACHE): %w", err)
 	}
 	return filepath.Join(dir, "cleat", "image"), nil
 }
 
-// fetch returns a directory with the packages' archives, and which they are.
-// They are downloaded once; the directory appears whole.
+// fetch returns a directory with the packages' archives, and their list. They
+// are downloaded once; the directory is created atomically.
 func fetch(ctx context.Context, cache, architecture string, names []string, log func(format string, args ...any)) (string, []archive, error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
-		return "", nil, fmt.Errorf("cache of packages: %w", err)
+		return "", nil, fmt.Errorf("package cache: %w", err)
 	}
 	lock, err := os.OpenFile(filepath.Join(cache, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
-		return "", nil, fmt.Errorf("cache of packages: %w", err)
+		return "", nil, fmt.Errorf("package cache: %w", err)
 	}
 	defer lock.Close()
 	if err := flock.Lock(ctx, lock); err != nil {
-		return "", nil, fmt.Errorf("cache of packages: %w", err)
+		return "", nil, fmt.Errorf("package cache: %w", err)
 	}
 	a := apt{dir: filepath.Join(cache, "apt-"+architecture), architecture: architecture, log: log}
 	if err := a.prepare(ctx); err != nil {
@@ -61,7 +61,7 @@ func fetch(ctx context.Context, cache, architecture string, names []string, log 
 	return dir, archives, prune(cache, filepath.Base(dir))
 }
 
-// key names a set of archives.
+// key identifies a set of archives.
 func key(archives []archive) string {
 	sum := sha256.New()
 	for _, a := range archives {
@@ -85,8 +85,8 @@ func place(dir string, fill func(fresh string) error) error {
 
 var keyName = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// prune leaves the set that is used and the newest of the others, and nothing
-// of a run that was killed.
+// prune keeps the used set and the newest of the others, and removes left-over
+// directories of killed runs.
 func prune(cache, used string) error {
 	entries, err := os.ReadDir(cache)
 	if err != nil {

@@ -14,13 +14,13 @@ import (
 	"github.com/cleatproject/cleat/deploy/image/oci"
 )
 
-// chosen is the part of a tree that the image gets.
+// chosen is the part of a tree that goes into the image.
 type chosen struct {
 	tree  tree
 	names map[string]bool
 }
 
-// choose takes the programs with the libraries that they are linked with, the
+// choose selects the programs with the libraries that they are linked with, the
 // configuration, and every package's licence.
 func choose(t tree, packages, programs, configuration []string) (chosen, error) {
 	c := chosen{tree: t, names: map[string]bool{}}
@@ -52,8 +52,8 @@ func (c chosen) uses(p string) bool {
 	return false
 }
 
-// licences takes every package's copyright file. Where a package's directory
-// of documents is a link, the file lies with another package.
+// licences selects every package's copyright file. If a package's documentation
+// directory is a link, the file is part of another package.
 func (c chosen) licences(packages []string) error {
 	const docs = "/usr/share/doc/"
 	var own []string
@@ -65,17 +65,17 @@ func (c chosen) licences(packages []string) error {
 		}
 		c.names[docs+p] = true
 		if err := c.file(path.Join(docs, link, "copyright")); err != nil {
-			return fmt.Errorf("licence of the package %s: %w", p, err)
+			return fmt.Errorf("licence of package %s: %w", p, err)
 		}
 	}
 	for _, p := range packages {
 		if !c.uses(p) {
-			return fmt.Errorf("the image needs nothing of the package %s: take it off the list", p)
+			return fmt.Errorf("the image uses nothing of package %s: remove it from the list", p)
 		}
 	}
 	for _, p := range own {
 		if err := c.file(docs + p + "/copyright"); err != nil {
-			return fmt.Errorf("licence of the package %s: %w", p, err)
+			return fmt.Errorf("licence of package %s: %w", p, err)
 		}
 	}
 	return nil
@@ -87,14 +87,14 @@ func (c chosen) program(name string) error {
 			return c.file(dir + name)
 		}
 	}
-	return errors.New("no package on the list has it")
+	return errors.New("not in any package of the list")
 }
 
-// file takes a file, what it leads to, and what it is linked with.
+// file selects a file, its link targets, and its libraries.
 func (c chosen) file(name string) error {
 	e, there := c.tree[name]
 	if !there {
-		return fmt.Errorf("no package on the list has %s", name)
+		return fmt.Errorf("%s is not in any package of the list", name)
 	}
 	if c.names[name] {
 		return nil
@@ -108,10 +108,10 @@ func (c chosen) file(name string) error {
 		return c.file(merged(target))
 	}
 	if e.mode&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
-		return fmt.Errorf("%s has the mode %v: nothing in the image shall give rights", name, e.mode)
+		return fmt.Errorf("%s has mode %v: setuid and setgid files are not allowed in the image", name, e.mode)
 	}
 	if bytes.HasPrefix(e.data, []byte("#!")) {
-		return fmt.Errorf("%s is a script, and the image has nothing to run it", name)
+		return fmt.Errorf("%s is a script, but the image has no interpreter", name)
 	}
 	if !bytes.HasPrefix(e.data, []byte(elf.ELFMAG)) {
 		return nil
@@ -128,7 +128,7 @@ func (c chosen) file(name string) error {
 	return nil
 }
 
-// library takes a library, or the loader by its path.
+// library selects a library by name, or the loader by path.
 func (c chosen) library(name string) error {
 	if path.IsAbs(name) {
 		return c.file(merged(name))
@@ -138,11 +138,11 @@ func (c chosen) library(name string) error {
 			return c.file(dir + name)
 		}
 	}
-	return fmt.Errorf("it needs the library %s, which no package on the list has", name)
+	return fmt.Errorf("library %s is not in any package of the list", name)
 }
 
-// needed is what an ELF file asks the system for: libraries by name, and the
-// loader by path.
+// needed returns what an ELF file requires: libraries by name, and the loader
+// by path.
 func needed(data []byte) ([]string, error) {
 	f, err := elf.NewFile(bytes.NewReader(data))
 	if err != nil {
@@ -165,7 +165,7 @@ func needed(data []byte) ([]string, error) {
 	return needs, nil
 }
 
-// files is what was chosen, for a layer.
+// files returns the selected files for a layer.
 func (c chosen) files() []oci.File {
 	var all []oci.File
 	for name := range c.names {

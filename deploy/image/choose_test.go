@@ -10,7 +10,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// small is a tree of two packages without programs that are linked.
+// small returns a tree of two packages without linked programs.
 func small() tree {
 	return tree{
 		"/usr/sbin/tool.real":               {mode: 0o755, data: []byte("x"), from: "tools"},
@@ -46,26 +46,26 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-func TestChooseRefuses(t *testing.T) {
+func TestChooseRejects(t *testing.T) {
 	for _, c := range []struct{ packages, programs, configuration, want string }{
-		{"settings tools", "absent", "", "program absent: no package on the list has it"},
+		{"settings tools", "absent", "", "program absent: not in any package of the list"},
 		{"settings tools", "script", "", "is a script"},
-		{"settings tools", "rights", "", "nothing in the image shall give rights"},
-		{"settings tools", "broken", "", "no package on the list has /usr/sbin/absent"},
+		{"settings tools", "rights", "", "setuid and setgid files are not allowed"},
+		{"settings tools", "broken", "", "/usr/sbin/absent is not in any package"},
 		{"settings tools", "elf", "", "/usr/sbin/elf: "},
-		{"settings tools", "tool", "/etc/absent", "no package on the list has /etc/absent"},
-		{"settings tools idle", "tool", "/etc/a", "needs nothing of the package idle"},
-		{"tools other", "tool", "", "needs nothing of the package other"},
+		{"settings tools", "tool", "/etc/absent", "/etc/absent is not in any package"},
+		{"settings tools idle", "tool", "/etc/a", "uses nothing of package idle"},
+		{"tools other", "tool", "", "uses nothing of package other"},
 	} {
 		_, err := choose(small(), strings.Fields(c.packages), strings.Fields(c.programs), strings.Fields(c.configuration))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%+v: the error is %v", c, err)
+			t.Errorf("%+v: got error %v", c, err)
 		}
 	}
 	bare := small()
 	delete(bare, "/usr/share/doc/settings/copyright")
-	if _, err := choose(bare, []string{"settings"}, nil, []string{"/etc/a"}); err == nil || !strings.Contains(err.Error(), "licence of the package settings") {
-		t.Errorf("a package without its licence: %v", err)
+	if _, err := choose(bare, []string{"settings"}, nil, []string{"/etc/a"}); err == nil || !strings.Contains(err.Error(), "licence of package settings") {
+		t.Errorf("package without licence: got error %v", err)
 	}
 }
 
@@ -83,9 +83,9 @@ func TestParsePackages(t *testing.T) {
 	if diff := cmp.Diff([]string{"libc6", "g++"}, got); diff != "" || err != nil {
 		t.Errorf("%v (-want +got)\n%s", err, diff)
 	}
-	for text, want := range map[string]string{"": "empty", "# a\n": "empty", "a b\n": `"a b" is not the name`, "-o=x\n": "is not the name", "libc6\nlibc6\n": "libc6 is in it twice"} {
+	for text, want := range map[string]string{"": "empty", "# a\n": "empty", "a b\n": `"a b" is not the name`, "-o=x\n": "is not the name", "libc6\nlibc6\n": "libc6 is listed twice"} {
 		if got, err := parsePackages(text); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q gives %v, %v", text, got, err)
+			t.Errorf("%q: got %v, %v", text, got, err)
 		}
 	}
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// inside runs a program of the image with nothing around it but the image and
-// /proc, in a mount namespace that ends with it.
+// inside runs a program of the image in a chroot with only /proc, in a mount
+// namespace of its own.
 func inside(t *testing.T, root, program string, args ...string) (string, error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "unshare", append([]string{"--mount", "--root=" + root, "--mount-proc=/proc", program}, args...)...)
@@ -30,9 +30,9 @@ func inside(t *testing.T, root, program string, args ...string) (string, error) 
 	return string(out), err
 }
 
-// Nothing in the image gives rights, interprets scripts or installs anything,
-// and what is no use in a container is left out.
-func TestNothingElse(t *testing.T) {
+// TestNoUnneededFiles checks that the image has no setuid files, scripts, package
+// managers, or files without use in a container.
+func TestNoUnneededFiles(t *testing.T) {
 	var wrong []string
 	executables := map[string]bool{}
 	for _, l := range open(t, built.tar).layers {
@@ -57,9 +57,9 @@ func TestNothingElse(t *testing.T) {
 		})
 	}
 	if len(wrong) > 0 {
-		t.Errorf("%q", wrong)
+		t.Errorf("unneeded files: %q", wrong)
 	}
-	// kmod and mke2fs are what modprobe and mkfs.ext4 are links to.
+	// modprobe and mkfs.ext4 are links to kmod and mke2fs.
 	want := append([]string{"cleat", "kmod", "mke2fs"}, programs()...)
 	slices.Sort(want)
 	var got []string
@@ -72,8 +72,7 @@ func TestNothingElse(t *testing.T) {
 	}
 }
 
-// Scanners read what is installed, people under which licences.
-func TestRecordsAndLicences(t *testing.T) {
+func TestPackageRecordsAndLicences(t *testing.T) {
 	root := unpacked(t)
 	read := func(name string) string {
 		data, err := os.ReadFile(filepath.Join(root, name))
@@ -83,10 +82,10 @@ func TestRecordsAndLicences(t *testing.T) {
 		return string(data)
 	}
 	if !strings.Contains(read("usr/lib/os-release"), "VERSION_CODENAME=bookworm\n") {
-		t.Error("os-release is not Debian 12's")
+		t.Error("os-release is not that of Debian 12")
 	}
 	if !strings.Contains(read("etc/mke2fs.conf"), "[fs_types]") {
-		t.Error("mkfs.ext4 has no settings: sizes of inodes and their number would be its own")
+		t.Error("mkfs.ext4 has no settings: inode size and count would be built-in defaults")
 	}
 	record := read("var/lib/dpkg/status")
 	names := testkit.Value(Packages())(t)
@@ -94,18 +93,18 @@ func TestRecordsAndLicences(t *testing.T) {
 		_, rest, there := strings.Cut("\n\n"+record, "\n\nPackage: "+name+"\n")
 		entry, _, _ := strings.Cut(rest, "\n\n")
 		if !there || !strings.HasPrefix(entry, "Status: install ok installed\n") || !strings.Contains(entry, "\nVersion: ") || !strings.Contains(entry, "\nArchitecture: ") {
-			t.Errorf("the record of %s is %q", name, entry)
+			t.Errorf("the status of %s is %q", name, entry)
 		}
 		if data, err := os.ReadFile(filepath.Join(root, "usr/share/doc", name, "copyright")); err != nil || len(data) < 200 {
 			t.Errorf("licence of %s: %v, %d bytes", name, err, len(data))
 		}
 	}
 	if n := strings.Count(record, "\nVersion: "); n != len(names) {
-		t.Errorf("%d packages are on record, of %d", n, len(names))
+		t.Errorf("dpkg's status has %d packages, want %d", n, len(names))
 	}
 	for _, name := range []string{"usr/share/doc/cleat/copyright", "usr/share/common-licenses/Apache-2.0"} {
 		if !strings.Contains(read(name), "Apache License") {
-			t.Errorf("%s is another licence", name)
+			t.Errorf("%s is not the same licence", name)
 		}
 	}
 	if !strings.Contains(read("usr/share/doc/cleat/go/LICENSE"), "The Go Authors") {
@@ -117,7 +116,7 @@ func TestRecordsAndLicences(t *testing.T) {
 	}
 }
 
-// Every program runs in the image alone, and says who it is.
+// TestProgramsRun runs every program inside the image.
 func TestProgramsRun(t *testing.T) {
 	root := unpacked(t)
 	says := map[string][]string{
@@ -127,7 +126,7 @@ func TestProgramsRun(t *testing.T) {
 	for _, name := range programs() {
 		ask, known := says[name]
 		if !known {
-			t.Errorf("nobody asks %s who it is", name)
+			t.Errorf("no version option for %s", name)
 			continue
 		}
 		var found string
@@ -136,7 +135,8 @@ func TestProgramsRun(t *testing.T) {
 				found = dir + name
 			}
 		}
-		// Its usage, where there is no option for the version, is an error.
+		// The usage text, for programs without a version option, comes with an
+		// error.
 		out, err := inside(t, root, found, strings.Fields(ask[0])...)
 		if !strings.Contains(out, ask[1]) || (err != nil && ask[0] != "") {
 			t.Errorf("%s: %v: %s", name, err, out)
@@ -146,13 +146,14 @@ func TestProgramsRun(t *testing.T) {
 	if want := "cleat " + open(t, built.tar).config.Config.Labels["org.opencontainers.image.version"]; err != nil || !strings.HasPrefix(out, want) {
 		t.Errorf("cleat version: %v: %s, want %s", err, out, want)
 	}
-	// sriov/host looks for it there.
+	// sriov/host runs modprobe by this path.
 	if out, err := inside(t, root, "/sbin/modprobe", "--", "no-such-module"); err == nil || !strings.Contains(out, "no-such-module") {
 		t.Errorf("modprobe: %v: %s", err, out)
 	}
 }
 
-// File systems are made in the image alone, checked and grown.
+// TestFileSystems creates, checks and grows file systems with only the image's
+// files.
 func TestFileSystems(t *testing.T) {
 	root := unpacked(t)
 	do := func(program string, args ...string) {
@@ -172,7 +173,7 @@ func TestFileSystems(t *testing.T) {
 		info, err := mkfs.Probe(f)
 		f.Close()
 		if err != nil || string(info.Type) != fsType {
-			t.Errorf("%s made %+v, %v", program, info, err)
+			t.Errorf("%s created %+v, %v", program, info, err)
 		}
 	}
 	do("/usr/sbin/e2fsck", "-f", "-n", "/tmp/ext4")
@@ -181,24 +182,24 @@ func TestFileSystems(t *testing.T) {
 	do("/usr/sbin/e2fsck", "-f", "-n", "/tmp/ext4")
 }
 
-// runs tells which programs each package runs that cleat is linked with and
-// that can start one. "itself" is /proc/self/exe, "of the user" what a
-// configuration names.
+// runs lists, for each package of cleat that can start programs, the programs
+// it runs. "itself" is /proc/self/exe, "of the user" a program named in a
+// configuration.
 func runs() map[string][]string {
 	const cleat = "github.com/cleatproject/cleat/"
 	return map[string][]string{
 		cleat + "internal/linux/mkfs":                  {"mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "e2fsck", "resize2fs"},
 		cleat + "sriov/host":                           {"modprobe"},
 		cleat + "dpu/hostfs":                           {"itself"},
-		cleat + "internal/linux/ddptool":               {"of the user"}, // who has an X710 brings it, see docs/sriov.md
+		cleat + "internal/linux/ddptool":               {"of the user"}, // needed for X710 only, see docs/sriov.md
 		cleat + "fence/nft":                            {"itself"},
 		cleat + "internal/linux/freeze":                {"itself"},
 		"k8s.io/client-go/plugin/pkg/client/auth/exec": {"of the user"}, // kubeconfigs that name a program
 	}
 }
 
-// Whoever has cleat run another program sees to it that the image has it.
-func TestWhatCleatRuns(t *testing.T) {
+// A package that runs another program needs it in the image.
+func TestImageHasAllProgramsThatCleatRuns(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-json=ImportPath,Imports,GoFiles,Dir", "./cmd/cleat")
 	cmd.Dir, cmd.Env = testkit.Root(t), append(os.Environ(), "CGO_ENABLED=0")
 	out := testkit.Value(cmd.Output())(t)
@@ -214,7 +215,7 @@ func TestWhatCleatRuns(t *testing.T) {
 		}
 		what, there := known[p.ImportPath]
 		if !there && strings.Contains(p.ImportPath, ".") {
-			t.Errorf("%s can run programs: say in this test which, and add them to programs() if the image needs them", p.ImportPath)
+			t.Errorf("%s can run programs: list them in this test, and in programs() if the image needs them", p.ImportPath)
 		}
 		delete(known, p.ImportPath)
 		for _, name := range what {
@@ -228,11 +229,11 @@ func TestWhatCleatRuns(t *testing.T) {
 		}
 	}
 	for name := range known {
-		t.Errorf("cleat is not linked with %s, or it runs nothing", name)
+		t.Errorf("cleat is not linked with %s, or the package runs no program", name)
 	}
 	for _, name := range programs() {
 		if !needed[name] {
-			t.Errorf("the image has %s, and nothing runs it", name)
+			t.Errorf("the image has %s, but cleat does not run it", name)
 		}
 		delete(needed, name)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// stage is one of the Dockerfile's: its instructions, a line each.
+// stage is a stage of the Dockerfile: its instructions, one a line.
 type stage struct {
 	from, name string
 	lines      []string
@@ -32,14 +32,14 @@ func stages(t *testing.T) []stage {
 			continue
 		}
 		if len(all) == 0 {
-			t.Fatalf("%q stands before the first stage", line)
+			t.Fatalf("%q is before the first stage", line)
 		}
 		all[len(all)-1].lines = append(all[len(all)-1].lines, line)
 	}
 	return all
 }
 
-// of is what a stage says with an instruction, from its bases on.
+// of returns the values of an instruction in a stage and its bases.
 func of(all []stage, name, instruction string) []string {
 	for _, s := range all {
 		if s.name != name {
@@ -56,23 +56,23 @@ func of(all []stage, name, instruction string) []string {
 	return nil
 }
 
-// Both ways give the same image: files by the same program, and around them
-// the same configuration.
-func TestDockerfileGivesTheSameImage(t *testing.T) {
+// The Dockerfile and make image use the same program for the files, and give the
+// same configuration.
+func TestDockerfileBuildsTheSameImage(t *testing.T) {
 	all := stages(t)
 	last := all[len(all)-1]
 	if last.name != "cleat" || of(all, "cleat", "FROM") != nil {
-		t.Errorf("the stage that is built by default is %s", last.name)
+		t.Errorf("the default stage is %s", last.name)
 	}
 	i := slices.IndexFunc(all, func(s stage) bool { return s.name == "root" })
 	if i < 0 || all[i].from != "scratch" || last.from != "root" {
-		t.Fatal("the last stages do not begin with nothing")
+		t.Fatal("the last stages are not FROM scratch")
 	}
 	if diff := cmp.Diff([]string{"--from=build /out/base/ /", "--from=build /out/own/ /"}, of(all, "cleat", "COPY")); diff != "" {
 		t.Errorf("files (-want +got)\n%s", diff)
 	}
 	if run := of(all, "cleat", "RUN"); len(run) > 0 {
-		t.Errorf("there is no shell for RUN %q", run)
+		t.Errorf("RUN %q in a stage without a shell", run)
 	}
 	want := []string{"go run ./deploy/image/cleat-image -directory /out/base base", "go build -trimpath -ldflags '-s -w' -o bin/cleat ./cmd/cleat",
 		"go run ./deploy/image/cleat-image -directory /out/own own"}
@@ -80,10 +80,10 @@ func TestDockerfileGivesTheSameImage(t *testing.T) {
 		t.Errorf("steps (-want +got)\n%s", diff)
 	}
 	if makefile, err := os.ReadFile(filepath.Join(testkit.Root(t), "Makefile")); err != nil || !strings.Contains(string(makefile), strings.Replace(want[1], "go ", "$(GO) ", 1)) {
-		t.Errorf("the Makefile does not build by %q (%v)", want[1], err)
+		t.Errorf("the Makefile does not build with %q (%v)", want[1], err)
 	}
 	if from := of(all, "build", "ENV"); !slices.Contains(from, "CGO_ENABLED=0") || all[0].from != "docker.io/library/golang:1.26-bookworm" {
-		t.Errorf("it is built from %s with %v", all[0].from, from)
+		t.Errorf("built from %s with %v", all[0].from, from)
 	}
 	config := open(t, built.tar).config.Config
 	if diff := cmp.Diff(config, dockerConfig(t, all, "cleat", config.Labels["org.opencontainers.image.revision"])); diff != "" {
@@ -95,7 +95,8 @@ func TestDockerfileGivesTheSameImage(t *testing.T) {
 	}
 }
 
-// dockerConfig is what a builder makes of a stage.
+// dockerConfig returns the image configuration that a builder derives from a
+// stage.
 func dockerConfig(t *testing.T, all []stage, name, revision string) v1.ImageConfig {
 	t.Helper()
 	version := ""
@@ -110,7 +111,7 @@ func dockerConfig(t *testing.T, all []stage, name, revision string) v1.ImageConf
 			labels[m[1]] = strings.NewReplacer("${VERSION}", version, "${REVISION}", revision).Replace(m[2])
 		}
 	}
-	if revision == "" { // an empty label is as good as none
+	if revision == "" { // an empty label is treated as absent
 		delete(labels, "org.opencontainers.image.revision")
 	}
 	lastOf := func(instruction string) string {
@@ -125,8 +126,8 @@ func dockerConfig(t *testing.T, all []stage, name, revision string) v1.ImageConf
 	return v1.ImageConfig{User: lastOf("USER"), WorkingDir: lastOf("WORKDIR"), Entrypoint: entry, Env: of(all, name, "ENV"), Labels: labels}
 }
 
-// What the first step needs of the module is copied before it: what changes
-// later does not have the packages fetched anew.
+// The first step's files are copied before it, so that later changes keep the
+// cached packages.
 func TestDockerfileCopiesWhatTheFirstStepNeeds(t *testing.T) {
 	var before []string
 	for _, line := range stages(t)[0].lines {

@@ -1,7 +1,7 @@
-// Package image makes cleat's container image: the program, the programs that
-// it runs with their libraries, and nothing else of Debian 12. Packages are
-// downloaded by apt and unpacked, never installed; no registry is asked. The
-// same packages, program and licences give the same bytes.
+// Package image builds cleat's container image: cleat, the programs that it
+// runs with their libraries, and nothing else of Debian 12. Packages are
+// downloaded by apt and unpacked, not installed; no registry is used. The build
+// is reproducible.
 package image
 
 import (
@@ -19,27 +19,28 @@ import (
 	"github.com/cleatproject/cleat/deploy/image/oci"
 )
 
-// Program is where cleat lies in the image.
+// Program is the path of cleat in the image.
 const Program = "/usr/bin/cleat"
 
-// Options say what Build makes.
+// Options configure Build.
 type Options struct {
-	Output    string // the file to write, a tar in OCI layout
-	Reference string // full name and tag; empty is cleat.local/cleat: and the program's version
-	Binary    string // cleat, static; the image is for its architecture
-	Source    string // a directory of cleat's module, for version and licences; empty is the current one
-	Cache     string // where packages are kept; empty is DefaultCache
-	// Command is what of cleat the image runs with its arguments, as [sriov plugin]
-	// for who passes flags only. Empty: arguments begin with the command.
+	Output    string // output file, a tar in OCI layout
+	Reference string // full name and tag; default cleat.local/cleat: with the program's version
+	Binary    string // static cleat; determines the image's architecture
+	Source    string // directory of cleat's module, for version and licences; default the current one
+	Cache     string // package cache; default DefaultCache
+	// Command is the subcommand of the entry point, such as [sriov plugin], for
+	// images that are run with flags only. Empty: the arguments start with the
+	// subcommand.
 	Command []string
-	Env     []string  // KEY=VALUE, beside PATH
-	Log     io.Writer // what takes long, and what was made; nil is nowhere
+	Env     []string  // KEY=VALUE, in addition to PATH
+	Log     io.Writer // progress; nil: none
 }
 
-// Build makes the image and writes it.
+// Build builds and writes the image.
 func Build(ctx context.Context, o Options) error {
 	if o.Output == "" {
-		return errors.New("no file for the image is named")
+		return errors.New("the output file is not set")
 	}
 	binary, err := inspect(ctx, o.Binary, o.Source)
 	if err != nil {
@@ -77,11 +78,11 @@ func Build(ctx context.Context, o Options) error {
 	return nil
 }
 
-// Base is the lower layer for an architecture in Go's terms, and the packages
-// that it is made of as name=version. An empty cache is DefaultCache.
+// Base returns the lower layer for an architecture in Go's terms, and its
+// packages as name=version. An empty cache is DefaultCache.
 func Base(ctx context.Context, architecture, cache string, to io.Writer) ([]oci.File, []string, error) {
 	if !slices.Contains([]string{"amd64", "arm64"}, architecture) {
-		return nil, nil, fmt.Errorf("there is no image for %s: for amd64 and arm64 only", architecture)
+		return nil, nil, fmt.Errorf("no image for %s: only amd64 and arm64 are supported", architecture)
 	}
 	if err := onDebian("/etc/os-release"); err != nil {
 		return nil, nil, err
@@ -115,7 +116,7 @@ func Base(ctx context.Context, architecture, cache string, to io.Writer) ([]oci.
 	return append(c.files(), root(described)...), versions, nil
 }
 
-// Own is the upper layer: cleat, and the licences of what is linked into it.
+// Own returns the upper layer: cleat, and the licences of its modules.
 func Own(ctx context.Context, binary, source string) ([]oci.File, error) {
 	files, err := licences(ctx, source)
 	if err != nil {
@@ -127,33 +128,35 @@ func Own(ctx context.Context, binary, source string) ([]oci.File, error) {
 	return append(files, oci.File{Path: Program, Mode: 0o755, Content: oci.HostFile(binary)}), nil
 }
 
-// samplePlugins are commands that NVIDIA's chart runs, by these paths, in the
-// image of a storage vendor's plugin; cleat knows them by their names.
+// samplePlugins returns the paths by which NVIDIA's chart runs the plugin of a
+// storage vendor's image; cleat knows these names.
 func samplePlugins() []string {
 	return []string{"block-storage-vendor-dpu-plugin", "fs-storage-vendor-dpu-plugin", "nfs-storage-vendor-dpu-plugin", "storage-vendor-dpu-plugin"}
 }
 
-// onDebian refuses a machine whose packages would make another image.
+// onDebian returns an error unless the machine runs Debian 12, whose packages
+// the image needs.
 func onDebian(release string) error {
 	data, err := os.ReadFile(release)
 	if err != nil {
-		return fmt.Errorf("which system this is: %w", err)
+		return fmt.Errorf("read os-release: %w", err)
 	}
 	lines := strings.Split(string(data), "\n")
 	if slices.Contains(lines, "ID=debian") && slices.Contains(lines, "VERSION_CODENAME=bookworm") {
 		return nil
 	}
-	return errors.New("the image is made of packages of Debian 12, and this machine runs another system: build deploy/image/Dockerfile, which brings its own")
+	return errors.New("the image is built from packages of Debian 12, but this machine runs another system: build deploy/image/Dockerfile instead")
 }
 
-// createdAt is the time of the image: SOURCE_DATE_EPOCH, else the commit's.
+// createdAt returns the time of the image: SOURCE_DATE_EPOCH, else the commit's
+// time.
 func createdAt(epoch string, committed time.Time) (time.Time, error) {
 	if epoch == "" {
 		return committed, nil
 	}
 	seconds, err := strconv.ParseInt(epoch, 10, 64)
 	if err != nil || seconds < 0 {
-		return time.Time{}, fmt.Errorf("SOURCE_DATE_EPOCH is %q: it is a number of seconds since 1970", epoch)
+		return time.Time{}, fmt.Errorf("SOURCE_DATE_EPOCH %q is not a number of seconds since 1970", epoch)
 	}
 	return time.Unix(seconds, 0), nil
 }

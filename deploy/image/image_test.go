@@ -24,7 +24,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// built is the image that all tests look at, made once.
+// built is the image that all tests use.
 var built struct{ cleat, tar string }
 
 func TestMain(m *testing.M) {
@@ -42,8 +42,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// opened is an image as who imports it finds it: every descriptor was followed
-// and its digest held against the content.
+// opened is an image read through its descriptors, with all digests checked.
 type opened struct {
 	reference string
 	config    v1.Image
@@ -59,7 +58,7 @@ func open(t *testing.T, name string) opened {
 	follow := func(d v1.Descriptor) []byte {
 		content := blobs["blobs/sha256/"+d.Digest.Encoded()]
 		if sum := sha256.Sum256(content); hex.EncodeToString(sum[:]) != d.Digest.Encoded() || int64(len(content)) != d.Size {
-			t.Fatalf("%s: the blob of %v has %d bytes and another digest", name, d, len(content))
+			t.Fatalf("%s: the blob of %v has %d bytes or its digest differs", name, d, len(content))
 		}
 		return content
 	}
@@ -74,7 +73,7 @@ func open(t *testing.T, name string) opened {
 	decode(follow(m.Config), &o.config)
 	for i, l := range m.Layers {
 		if o.config.RootFS.DiffIDs[i] != l.Digest {
-			t.Errorf("layer %d: its content should be %s and is %s", i, o.config.RootFS.DiffIDs[i], l.Digest)
+			t.Errorf("layer %d: got content %[3]s, want %[2]s", i, o.config.RootFS.DiffIDs[i], l.Digest)
 		}
 		o.layers = append(o.layers, follow(l))
 	}
@@ -94,7 +93,7 @@ func each(t *testing.T, data []byte, see func(*tar.Header, []byte)) {
 	}
 }
 
-// unpacked is a directory with the image's root.
+// unpacked returns a directory with the image's root.
 func unpacked(t *testing.T) string {
 	t.Helper()
 	root := filepath.Join(t.TempDir(), "root")
@@ -112,7 +111,7 @@ func TestConfiguration(t *testing.T) {
 	got := open(t, built.tar)
 	p := testkit.Value(inspect(t.Context(), built.cleat, ""))(t)
 	if want := "cleat.local/cleat:" + p.version; got.reference != want {
-		t.Errorf("it is named %s, want %s", got.reference, want)
+		t.Errorf("got name %s, want %s", got.reference, want)
 	}
 	want := v1.ImageConfig{User: "0", WorkingDir: "/", Entrypoint: []string{"/usr/bin/cleat"}, Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, Labels: got.config.Config.Labels}
 	if diff := cmp.Diff(want, got.config.Config); diff != "" {
@@ -120,7 +119,7 @@ func TestConfiguration(t *testing.T) {
 	}
 	for key, want := range map[string]string{"title": "cleat", "version": p.version, "revision": p.revision, "licenses": "Apache-2.0"} {
 		if label := got.config.Config.Labels["org.opencontainers.image."+key]; label != want {
-			t.Errorf("label %s is %q, want %q", key, label, want)
+			t.Errorf("label %s: got %q, want %q", key, label, want)
 		}
 	}
 	if len(got.layers) != 2 || got.config.OS != "linux" || got.config.Architecture != p.architecture {
@@ -132,12 +131,12 @@ func TestSize(t *testing.T) {
 	o := open(t, built.tar)
 	t.Logf("%.1f MB in all, packages %.1f MB, cleat %.1f MB", float64(o.size)/1e6, float64(len(o.layers[0]))/1e6, float64(len(o.layers[1]))/1e6)
 	if len(o.layers[0]) > 20e6 {
-		t.Errorf("the packages' layer has %d bytes: what came in that cleat does not run?", len(o.layers[0]))
+		t.Errorf("the packages' layer has %d bytes: which file does cleat not need?", len(o.layers[0]))
 	}
 }
 
-// The same input gives the same bytes; the two layers do not depend on the
-// time, nor the packages' one on the program.
+// The same input gives the same bytes. The layers do not depend on the time,
+// and the packages' layer not on the program.
 func TestReproducible(t *testing.T) {
 	first := open(t, built.tar)
 	o := Options{Output: filepath.Join(t.TempDir(), "new", "image.tar"), Binary: built.cleat}
@@ -145,7 +144,7 @@ func TestReproducible(t *testing.T) {
 	a, errA := os.ReadFile(built.tar)
 	b, errB := os.ReadFile(o.Output)
 	if err := errors.Join(errA, errB); err != nil || !bytes.Equal(a, b) {
-		t.Fatalf("two images of the same differ (%v)", err)
+		t.Fatalf("two images of the same input differ (%v)", err)
 	}
 	other := filepath.Join(t.TempDir(), "cleat")
 	program, err := os.ReadFile(built.cleat)
@@ -155,48 +154,47 @@ func TestReproducible(t *testing.T) {
 	testkit.Must(t, Build(t.Context(), o))
 	second := open(t, o.Output)
 	if !bytes.Equal(first.layers[0], second.layers[0]) || bytes.Equal(first.layers[1], second.layers[1]) {
-		t.Error("another program has another layer, and the same of packages")
+		t.Error("another program must change only the upper layer")
 	}
 	if diff := cmp.Diff([]string{"/usr/bin/cleat", "sriov", "plugin"}, second.config.Config.Entrypoint); diff != "" || second.reference != o.Reference || second.config.Config.Env[1] != "A=b" || second.config.Created.Unix() != 1700000000 {
-		t.Errorf("%s created %v%s", second.reference, second.config.Created, diff)
+		t.Errorf("got %s created %v%s", second.reference, second.config.Created, diff)
 	}
 	if names := list(t, filepath.Dir(o.Output)); len(names) != 1 {
-		t.Errorf("there is more than the image: %v", names)
+		t.Errorf("files other than the image are left: %v", names)
 	}
 }
 
-// What would make another image, or none, is refused before anything is made.
-func TestBuildRefuses(t *testing.T) {
+func TestBuildRejectsInvalidOptions(t *testing.T) {
 	dir := t.TempDir()
 	text := filepath.Join(dir, "text")
 	testkit.Must(t, os.WriteFile(text, []byte("#!/bin/sh\n"), 0o700))
 	self := testkit.Value(os.Executable())(t)
 	output := filepath.Join(dir, "out")
 	for want, o := range map[string]Options{
-		"no file for the image":  {Binary: built.cleat},
-		"no such file":           {Output: output, Binary: filepath.Join(dir, "absent")},
-		"the program for":        {Output: output, Binary: text},
-		"and not cleat":          {Output: output, Binary: self},
-		`"cleat:latest" is none`: {Output: output, Binary: built.cleat, Reference: "cleat:latest"},
-		"cleat.local/cleat:":     {Output: dir, Binary: built.cleat, Reference: "cleat.local/cleat:"},
+		"output file is not set":   {Binary: built.cleat},
+		"no such file":             {Output: output, Binary: filepath.Join(dir, "absent")},
+		"the program for":          {Output: output, Binary: text},
+		"want cleat":               {Output: output, Binary: self},
+		`reference "cleat:latest"`: {Output: output, Binary: built.cleat, Reference: "cleat:latest"},
+		"cleat.local/cleat:":       {Output: dir, Binary: built.cleat, Reference: "cleat.local/cleat:"},
 	} {
 		if err := Build(t.Context(), o); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%+v: the error is %v", o, err)
+			t.Errorf("%+v: got error %v", o, err)
 		}
 	}
 	t.Setenv("SOURCE_DATE_EPOCH", "yesterday")
-	if err := Build(t.Context(), Options{Output: output, Binary: built.cleat}); err == nil || !strings.Contains(err.Error(), `SOURCE_DATE_EPOCH is "yesterday"`) {
-		t.Errorf("a wrong time: %v", err)
+	if err := Build(t.Context(), Options{Output: output, Binary: built.cleat}); err == nil || !strings.Contains(err.Error(), `SOURCE_DATE_EPOCH "yesterday" is not`) {
+		t.Errorf("invalid time: got error %v", err)
 	}
 	if _, err := os.Lstat(output); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("something was written: %v", err)
+		t.Errorf("a file was written: %v", err)
 	}
 	if _, _, err := Base(t.Context(), "riscv64", "", nil); err == nil || !strings.Contains(err.Error(), "no image for riscv64") {
-		t.Errorf("another architecture: %v", err)
+		t.Errorf("unsupported architecture: got error %v", err)
 	}
 	release := filepath.Join(dir, "os-release")
 	testkit.Must(t, os.WriteFile(release, []byte("ID=debian\nVERSION_CODENAME=trixie\n"), 0o600))
 	if err := onDebian(release); err == nil || !strings.Contains(err.Error(), "deploy/image/Dockerfile") {
-		t.Errorf("another Debian: %v", err)
+		t.Errorf("other Debian release: got error %v", err)
 	}
 }

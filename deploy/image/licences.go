@@ -20,7 +20,7 @@ const docDir = "/usr/share/doc/cleat/"
 
 var licenceName = regexp.MustCompile(`(?i)^(?:licen[cs]e|copying|notice|patents)(?:[._-].*)?$`)
 
-// goPackage is what go list says of a package.
+// goPackage is a package in the output of go list.
 type goPackage struct {
 	Dir    string
 	Module *struct {
@@ -29,8 +29,8 @@ type goPackage struct {
 	}
 }
 
-// licences are the licences and notices of cleat, of Go, and of every module
-// that cleat is linked with. source is a directory of cleat's module.
+// licences returns the licences and notices of cleat, of Go, and of every
+// module linked into cleat. source is a directory of cleat's module.
 func licences(ctx context.Context, source string) ([]oci.File, error) {
 	env, err := goTool(ctx, source, "env", "-json", "GOMOD", "GOROOT")
 	if err != nil {
@@ -53,7 +53,7 @@ func licences(ctx context.Context, source string) ([]oci.File, error) {
 	var all []oci.File
 	for name, host := range files {
 		if _, err := os.Stat(host); err != nil {
-			return nil, fmt.Errorf("a licence that belongs into the image is missing: %w", err)
+			return nil, fmt.Errorf("licence for the image: %w", err)
 		}
 		all = append(all, oci.File{Path: name, Mode: 0o644, Content: oci.HostFile(host)})
 	}
@@ -61,7 +61,7 @@ func licences(ctx context.Context, source string) ([]oci.File, error) {
 	return all, nil
 }
 
-// linkedLicences maps paths in the image to files of the modules: from each
+// linkedLicences maps paths in the image to files of the modules, from each
 // linked package's directory up to its module's.
 func linkedLicences(list string) (map[string]string, error) {
 	files := map[string]string{}
@@ -91,7 +91,7 @@ func linkedLicences(list string) (map[string]string, error) {
 			}
 		}
 		if found == 0 {
-			return nil, fmt.Errorf("the module %s has no licence: nobody may pass on a program with it", p.Module.Path)
+			return nil, fmt.Errorf("module %s has no licence: a program linked with it must not be distributed", p.Module.Path)
 		}
 	}
 }

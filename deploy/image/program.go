@@ -13,24 +13,25 @@ import (
 	"time"
 )
 
-// program is what a binary and its source say of it.
+// program describes a cleat binary and its source.
 type program struct {
 	architecture string
 	version      string
-	revision     string    // of the source tree, with -modified behind; empty where it was not recorded
-	committed    time.Time // zero where it was not recorded
+	revision     string    // of the source tree, with suffix -modified if changed; empty if not recorded
+	committed    time.Time // zero if not recorded
 }
 
 const mainPackage = "github.com/cleatproject/cleat/cmd/cleat"
 
-// inspect does not run the program, which may be for another architecture.
+// inspect reads the binary without running it: it can be for another
+// architecture.
 func inspect(ctx context.Context, binary, source string) (program, error) {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
 		return program{}, fmt.Errorf("the program for the image: %w", err)
 	}
 	if info.Path != mainPackage {
-		return program{}, fmt.Errorf("the program for the image, %s, is %s and not cleat", binary, info.Path)
+		return program{}, fmt.Errorf("the program for the image, %s, is %s, want cleat", binary, info.Path)
 	}
 	set := map[string]string{}
 	for _, s := range info.Settings {
@@ -54,7 +55,7 @@ func inspect(ctx context.Context, binary, source string) (program, error) {
 
 var releaseLine = regexp.MustCompile(`(?m)^const release = "([0-9]+\.[0-9]+\.[0-9]+(?:-[0-9A-Za-z.-]+)?)"$`)
 
-// version is the one in the source of cleat version.
+// version returns the version in the source of cleat version.
 func version(ctx context.Context, source string) (string, error) {
 	dir, err := goTool(ctx, source, "list", "-f", "{{.Dir}}", mainPackage)
 	if err != nil {
@@ -72,7 +73,8 @@ func version(ctx context.Context, source string) (string, error) {
 	return string(m[1]), nil
 }
 
-// goTool runs the go command in a directory, as for the build of cleat.
+// goTool runs the go command in a directory, with the settings of cleat's
+// build.
 func goTool(ctx context.Context, dir string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, cmp.Or(os.Getenv("GO"), "go"), args...)
 	cmd.Dir = dir

@@ -8,9 +8,8 @@ import (
 	"github.com/cleatproject/cleat/deploy/image/oci"
 )
 
-// root is what the image has beside the packages' files: the directories that
-// a container is given mounts on, two users, and dpkg's record of what is
-// installed, by which scanners find faults of packages.
+// root returns the image's files that are not from packages: mount points, two
+// users, and dpkg's status, which vulnerability scanners read.
 func root(described []stanza) []oci.File {
 	dir := func(name string, mode fs.FileMode) oci.File { return oci.File{Path: name, Mode: fs.ModeDir | mode} }
 	text := func(name, content string) oci.File {
@@ -29,8 +28,8 @@ func root(described []stanza) []oci.File {
 	return files
 }
 
-// status is dpkg's record. What the image leaves out of a package does not
-// show in it: a fault of the package counts.
+// status returns dpkg's status. It lists whole packages, even if the image has
+// only some of their files.
 func status(described []stanza) string {
 	var b strings.Builder
 	for _, s := range described {

@@ -5,9 +5,8 @@ import (
 	"testing"
 )
 
-// NVIDIA's chart runs a storage vendor's plugin by these paths, whatever image it
-// is given.
-func TestCommandsOfNVIDIAsChart(t *testing.T) {
+// NVIDIA's chart runs a storage vendor's plugin by these paths in any image.
+func TestCommandsOfNVIDIAChart(t *testing.T) {
 	root := unpacked(t)
 	for path, plugin := range map[string]string{
 		"/block-storage-vendor-dpu-plugin": "nvidia", "/storage-vendor-dpu-plugin": "nvidia",

@@ -15,22 +15,22 @@ import (
 	"strings"
 )
 
-// entry is one file of a package: a regular one, or a symbolic link.
+// entry is a regular file or a symbolic link of a package.
 type entry struct {
 	mode fs.FileMode
 	data []byte
 	link string
-	from string // the package
+	from string // package name
 }
 
-// tree is what packages hold, by absolute path; the directories that Debian
-// merged into /usr are there only.
+// tree holds the files of packages by absolute path. Files in directories that
+// Debian merged into /usr are stored below /usr only.
 type tree map[string]entry
 
-// stanza is a package's own description, in the format of dpkg's status file.
+// stanza is a package's description, in the format of dpkg's status file.
 type stanza struct{ name, version, control string }
 
-// unpack reads the archives. Nothing of a package is run.
+// unpack reads the archives. It runs no package scripts.
 func unpack(ctx context.Context, dir string, archives []archive) (tree, []stanza, error) {
 	all := tree{}
 	var described []stanza
@@ -73,26 +73,27 @@ func (t tree) read(r io.Reader, from string) error {
 		case tar.TypeLink:
 			other, there := t[merged(h.Linkname)]
 			if !there {
-				err = fmt.Errorf("it is a link to %s, which is not there", h.Linkname)
+				err = fmt.Errorf("link target %s does not exist", h.Linkname)
 			}
 			e = other
 		default:
-			err = fmt.Errorf("it is of type %q", h.Typeflag)
+			err = fmt.Errorf("unsupported type %q", h.Typeflag)
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", h.Name, err)
 		}
 		if other, there := t[name]; there {
-			return fmt.Errorf("%s is in the package %s as well", name, other.from)
+			return fmt.Errorf("%s is also in package %s", name, other.from)
 		}
 		t[name] = e
 	}
 }
 
-// mergedDirs are links into /usr (Debian's UsrMerge).
+// mergedDirs lists the links into /usr (Debian's UsrMerge).
 func mergedDirs() []string { return []string{"bin", "lib", "lib64", "sbin"} }
 
-// merged is a path of an archive in a root with merged directories.
+// merged returns the path of an archive's file in a root with merged
+// directories.
 func merged(name string) string {
 	name = path.Clean("/" + name)
 	first, _, _ := strings.Cut(name[1:], "/")

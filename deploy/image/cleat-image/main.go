@@ -1,5 +1,5 @@
-// Command cleat-image makes cleat's container image from Debian packages and
-// a program that was built.
+// Command cleat-image builds cleat's container image from Debian packages and a
+// built program.
 //
 //	cleat-image                              bin/cleat-image.tar from bin/cleat
 //	cleat-image -command "sriov plugin" -output bin/plugin.tar -reference registry.example.com/sriov-plugin:0.1.0
@@ -37,7 +37,7 @@ func run(ctx context.Context) error {
 	flag.StringVar(&o.Reference, "reference", "", "name and tag (default cleat.local/cleat:VERSION)")
 	flag.StringVar(&o.Cache, "cache", "", "where packages are kept (default $CLEAT_CACHE/image or ~/.cache/cleat/image)")
 	command := flag.String("command", "", "what of cleat the image runs with its arguments, as \"sriov plugin\"")
-	flag.Func("env", "a variable of the image, KEY=VALUE; may be repeated", func(v string) error {
+	flag.Func("env", "a variable of the image, KEY=VALUE; can be repeated", func(v string) error {
 		o.Env = append(o.Env, v)
 		return nil
 	})
@@ -46,7 +46,7 @@ func run(ctx context.Context) error {
 	o.Command = strings.Fields(*command)
 	if *directory == "" {
 		if flag.NArg() > 0 {
-			return fmt.Errorf("%q is no flag: see -help", flag.Arg(0))
+			return fmt.Errorf("unexpected argument %q, see -help", flag.Arg(0))
 		}
 		return image.Build(ctx, o)
 	}
@@ -58,7 +58,7 @@ func run(ctx context.Context) error {
 	case "own":
 		files, err = image.Own(ctx, o.Binary, "")
 	default:
-		err = fmt.Errorf("%q is no layer: base or own", layer)
+		err = fmt.Errorf("unknown layer %q, use base or own", layer)
 	}
 	if err != nil {
 		return err

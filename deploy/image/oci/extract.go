@@ -10,8 +10,8 @@ import (
 	"path/filepath"
 )
 
-// Extract writes a layer's files below a directory, which is made if it is
-// absent. They belong to who calls; files that are there are an error.
+// Extract writes a layer's files below a directory, which is created if needed.
+// The files belong to the caller; an existing file is an error.
 func Extract(dir string, l Layer) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -28,7 +28,7 @@ func Extract(dir string, l Layer) error {
 		w.CloseWithError(l.write(w))
 	}()
 	err = extract(root, tar.NewReader(r))
-	r.CloseWithError(errors.New("nobody reads on"))
+	r.CloseWithError(errors.New("the reader stopped"))
 	<-written
 	return err
 }
@@ -66,5 +66,5 @@ func extractEntry(root *os.Root, h *tar.Header, content io.Reader) error {
 		_, err = io.Copy(f, content)
 		return errors.Join(err, f.Chmod(mode&(fs.ModePerm|fs.ModeSticky|fs.ModeSetuid|fs.ModeSetgid)), f.Close())
 	}
-	return fmt.Errorf("it is of type %q", h.Typeflag)
+	return fmt.Errorf("unsupported type %q", h.Typeflag)
 }

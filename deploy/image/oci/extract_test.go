@@ -20,26 +20,26 @@ func TestExtract(t *testing.T) {
 		}
 	}
 	if data, err := os.ReadFile(filepath.Join(dir, "bin/tool")); err != nil || string(data) != "program" {
-		t.Errorf("through a link: %q, %v", data, err)
+		t.Errorf("read through a link: %q, %v", data, err)
 	}
-	// A second layer goes into the same directories, and over nothing.
+	// A second layer can use the same directories, but not overwrite files.
 	if err := Extract(dir, FileLayer(File{Path: "/usr/bin/second", Mode: 0o755})); err != nil {
 		t.Error(err)
 	}
 	if err := Extract(dir, FileLayer(File{Path: "/usr/bin/tool"})); !errors.Is(err, fs.ErrExist) || !strings.Contains(err.Error(), "usr/bin/tool") {
-		t.Errorf("a file that is there: %v", err)
+		t.Errorf("existing file: got error %v", err)
 	}
 	outside := t.TempDir()
 	if err := Extract(dir, FileLayer(File{Path: "/out", Link: outside})); err != nil {
 		t.Error(err)
 	}
 	if err := Extract(dir, FileLayer(File{Path: "/out/x"})); err == nil {
-		t.Error("a file was written through a link that leads out")
+		t.Error("a file was written outside of the directory through a link")
 	}
 	if names, err := os.ReadDir(outside); err != nil || len(names) > 0 {
-		t.Errorf("outside there is %v, %v", names, err)
+		t.Errorf("files outside of the directory: %v, %v", names, err)
 	}
 	if err := Extract(dir, FileLayer(File{Path: "/in", Content: HostFile(filepath.Join(outside, "absent"))})); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("a layer that cannot be read: %v", err)
+		t.Errorf("unreadable layer: got error %v", err)
 	}
 }

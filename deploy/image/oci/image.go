@@ -1,7 +1,7 @@
 // Package oci writes container images as one tar file in the OCI image layout
 // (github.com/opencontainers/image-spec/image-layout.md), which containerd,
-// Podman, skopeo and, for a manifest.json beside it, docker load read. The
-// same images give the same bytes.
+// Podman, skopeo and, by an additional manifest.json, docker load read. The
+// output is reproducible.
 package oci
 
 import (
@@ -20,23 +20,24 @@ import (
 
 // Image is one image for Linux.
 type Image struct {
-	// Reference is the full name and tag, as registry.example.com/cleat:0.1.0.
-	// Its first part is a host (it has a dot or a port, or is localhost): the
-	// kubelet's runtime takes any other for a repository of Docker's registry.
+	// Reference is the full name and tag, such as
+	// registry.example.com/cleat:0.1.0. Its first part must be a host (with a
+	// dot or a port, or localhost): container runtimes take any other for a
+	// repository of Docker Hub.
 	Reference string
-	// Architecture is in Go's terms, as amd64. Empty is this program's.
+	// Architecture is in Go's terms, such as amd64. Default: this program's.
 	Architecture string
 	Layers       []Layer // from the bottom up, at least one
 	Entrypoint   []string
 	Cmd          []string
 	Env          []string // KEY=VALUE
-	User         string   // empty is root
-	WorkDir      string   // empty is /
+	User         string   // default: root
+	WorkDir      string   // default: /
 	Labels       map[string]string
-	Created      time.Time // the zero time leaves it out
+	Created      time.Time // zero: not set
 }
 
-// manifest is what remains of an image once its layers are blobs.
+// manifest describes an image whose layers are stored as blobs.
 type manifest struct {
 	reference string
 	config    v1.Descriptor
@@ -54,10 +55,10 @@ var (
 	variable  = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*=`)
 )
 
-// ValidReference says what is wrong with a reference.
+// ValidReference returns why a reference is invalid.
 func ValidReference(s string) error {
 	if len(s) > 255 || !reference.MatchString(s) {
-		return fmt.Errorf("the reference %q is none: write HOST/NAME:TAG, the host with a dot or a port, as registry.example.com/cleat:0.1.0", s)
+		return fmt.Errorf("invalid reference %q: write HOST/NAME:TAG, the host with a dot or a port, such as registry.example.com/cleat:0.1.0", s)
 	}
 	return nil
 }
@@ -67,23 +68,23 @@ func (i Image) validate() error {
 		return err
 	}
 	if len(i.Layers) == 0 {
-		return errors.New("it has no layers")
+		return errors.New("no layers")
 	}
 	if len(i.Entrypoint)+len(i.Cmd) == 0 {
-		return errors.New("it has neither an entry point nor a command")
+		return errors.New("no entry point and no command")
 	}
 	for _, e := range i.Env {
 		if !variable.MatchString(e) {
-			return fmt.Errorf("the variable %q is not KEY=VALUE", e)
+			return fmt.Errorf("variable %q is not KEY=VALUE", e)
 		}
 	}
 	if i.WorkDir != "" && !strings.HasPrefix(i.WorkDir, "/") {
-		return fmt.Errorf("the working directory %q is not absolute", i.WorkDir)
+		return fmt.Errorf("working directory %q is not absolute", i.WorkDir)
 	}
 	return nil
 }
 
-// config is the image's configuration, given the digests of its layers.
+// config returns the image's configuration with the digests of its layers.
 func (i Image) config(layers []v1.Descriptor) v1.Image {
 	c := v1.Image{
 		Platform: v1.Platform{Architecture: i.architecture(), OS: "linux"},
@@ -94,7 +95,7 @@ func (i Image) config(layers []v1.Descriptor) v1.Image {
 		created := i.Created.UTC().Truncate(time.Second)
 		c.Created = &created
 	}
-	for _, l := range layers { // not compressed: the digest of the blob is the one of the content
+	for _, l := range layers { // not compressed: the blob's digest is the diff ID
 		c.RootFS.DiffIDs = append(c.RootFS.DiffIDs, l.Digest)
 	}
 	return c
@@ -109,12 +110,12 @@ func (i Image) architecture() string {
 
 func distinct(images []Image) error {
 	if len(images) == 0 {
-		return errors.New("there are no images to write")
+		return errors.New("no images to write")
 	}
 	var names []string
 	for _, i := range images {
 		if slices.Contains(names, i.Reference) {
-			return fmt.Errorf("two images are named %s", i.Reference)
+			return fmt.Errorf("duplicate image %s", i.Reference)
 		}
 		names = append(names, i.Reference)
 	}

@@ -13,31 +13,30 @@ import (
 	"time"
 )
 
-// Layer is one layer of an image: an uncompressed tar that can be made twice
-// with the same bytes.
+// Layer is an uncompressed, reproducible layer of an image.
 type Layer struct{ write func(io.Writer) error }
 
-// File is one entry of a layer. Directories that a path needs come by
-// themselves, with mode 0755. Everything belongs to root.
+// File is one entry of a layer. Missing parent directories are added with mode
+// 0755. All entries belong to root.
 type File struct {
-	Path    string      // absolute and clean, as /usr/bin/cleat
-	Mode    fs.FileMode // permissions, with fs.ModeDir for a directory, fs.ModeSetuid and its like
-	Content Content     // of a regular file; nil is an empty one
-	Link    string      // the target of a symbolic link
+	Path    string      // absolute and clean, such as /usr/bin/cleat
+	Mode    fs.FileMode // permissions, with fs.ModeDir for a directory, fs.ModeSetuid and the like
+	Content Content     // of a regular file; nil: empty
+	Link    string      // target of a symbolic link
 }
 
-// Content opens what a file holds and tells its size. It is called more than
-// once, for the same bytes.
+// Content opens a file's content and returns its size. It is called repeatedly
+// and must return the same bytes.
 type Content func() (io.ReadCloser, int64, error)
 
-// Text is a content in memory.
+// Text returns content in memory.
 func Text(s string) Content {
 	return func() (io.ReadCloser, int64, error) {
 		return io.NopCloser(strings.NewReader(s)), int64(len(s)), nil
 	}
 }
 
-// HostFile is the content of a file of this machine.
+// HostFile returns the content of a file of this machine.
 func HostFile(name string) Content {
 	return func() (io.ReadCloser, int64, error) {
 		f, err := os.Open(name)
@@ -55,8 +54,7 @@ func HostFile(name string) Content {
 	}
 }
 
-// FileLayer is a layer of single files, in the order of their paths, whose
-// times are the epoch.
+// FileLayer returns a layer of these files, sorted by path, with epoch times.
 func FileLayer(files ...File) Layer {
 	files = slices.Clone(files)
 	slices.SortStableFunc(files, func(a, b File) int { return strings.Compare(a.Path, b.Path) })
@@ -73,15 +71,15 @@ func FileLayer(files ...File) Layer {
 
 type layerWriter struct {
 	tar       *tar.Writer
-	directory map[string]bool // by the paths that are there: whether it is one
+	directory map[string]bool // added paths; true for a directory
 }
 
 func (l *layerWriter) add(f File) error {
 	if !path.IsAbs(f.Path) || path.Clean(f.Path) != f.Path || f.Path == "/" || strings.Contains(f.Path, "\x00") {
-		return errors.New("a path is absolute and clean, as /usr/bin/cleat")
+		return errors.New("the path must be absolute and clean, such as /usr/bin/cleat")
 	}
 	if _, there := l.directory[f.Path]; there {
-		return errors.New("it is there twice")
+		return errors.New("duplicate path")
 	}
 	if err := l.parents(path.Dir(f.Path)); err != nil {
 		return err
@@ -91,18 +89,18 @@ func (l *layerWriter) add(f File) error {
 	switch {
 	case f.Link != "":
 		if f.Content != nil || f.Mode.Type()&^fs.ModeSymlink != 0 {
-			return errors.New("a link has neither content nor another type")
+			return errors.New("a symbolic link cannot have content or another type")
 		}
 		header.Typeflag, header.Linkname, header.Mode = tar.TypeSymlink, f.Link, 0o777
 		return l.tar.WriteHeader(&header)
 	case f.Mode.IsDir():
 		if f.Content != nil {
-			return errors.New("a directory has no content")
+			return errors.New("a directory cannot have content")
 		}
 		header.Typeflag, header.Name = tar.TypeDir, header.Name+"/"
 		return l.tar.WriteHeader(&header)
 	case !f.Mode.IsRegular():
-		return fmt.Errorf("a layer holds regular files, directories and links, not %v", f.Mode)
+		return fmt.Errorf("unsupported mode %v: a layer can have regular files, directories and symbolic links", f.Mode)
 	}
 	header.Typeflag = tar.TypeReg
 	return l.regular(header, f.Content)
@@ -123,7 +121,7 @@ func (l *layerWriter) regular(header tar.Header, content Content) error {
 	}
 	n, err := io.Copy(l.tar, r)
 	if err == nil && n != size {
-		err = fmt.Errorf("%d bytes came of %d", n, size)
+		err = fmt.Errorf("read %d bytes, want %d", n, size)
 	}
 	return err
 }
@@ -141,7 +139,7 @@ func (l *layerWriter) parents(dir string) error {
 	return l.tar.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir[1:] + "/", Mode: 0o755, ModTime: time.Unix(0, 0)})
 }
 
-// permissions is a mode in tar's terms.
+// permissions returns a mode in tar's terms.
 func permissions(m fs.FileMode) int64 {
 	p := int64(m.Perm())
 	for bit, in := range map[fs.FileMode]int64{fs.ModeSetuid: 0o4000, fs.ModeSetgid: 0o2000, fs.ModeSticky: 0o1000} {

@@ -15,12 +15,13 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// nameAnnotation is where containerd looks for an image's full reference
-// (images.AnnotationImageName of its source).
+// nameAnnotation is containerd's annotation for the full reference
+// (images.AnnotationImageName in its source).
 const nameAnnotation = "io.containerd.image.name"
 
-// Write writes the images as one tar in OCI layout. What they share is in it
-// once. Every layer is made twice, as its digest comes before it.
+// Write writes the images as one tar in OCI layout. Shared blobs are written
+// once. Every layer is generated twice, since its digest comes before its
+// content.
 func Write(w io.Writer, images ...Image) error {
 	if err := distinct(images); err != nil {
 		return err
@@ -37,7 +38,7 @@ func Write(w io.Writer, images ...Image) error {
 	return s.write(w, all)
 }
 
-// store is what a tar will hold, in order of appearance.
+// store collects the blobs of the tar in order of appearance.
 type store struct {
 	blobs []blob
 	known map[digest.Digest]bool
@@ -90,7 +91,7 @@ func bytesWriter(data []byte) func(io.Writer) error {
 	}
 }
 
-// add measures a blob.
+// add computes the size and digest of a blob and stores it.
 func (s *store) add(mediaType string, write func(io.Writer) error) (v1.Descriptor, error) {
 	m := &meter{w: io.Discard, sum: sha256.New()}
 	if err := write(m); err != nil {
@@ -173,7 +174,7 @@ func dockerManifest(all []manifest) []dockerEntry {
 	return entries
 }
 
-// meter computes the size and digest of what is written through it.
+// meter computes the size and digest of the bytes written.
 type meter struct {
 	w    io.Writer
 	sum  hash.Hash // SHA-256

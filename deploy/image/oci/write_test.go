@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// entries reads a tar: what is in it, by name, and its order.
+// entries reads a tar: the contents by name, and the order of names.
 func entries(t *testing.T, r io.Reader) (content map[string][]byte, order []string) {
 	t.Helper()
 	content = map[string][]byte{}
@@ -50,15 +50,15 @@ func decode(t *testing.T, data []byte, into any) {
 	}
 }
 
-// at is what a descriptor leads to, which must be as it says.
+// at returns the blob of a descriptor, with size and digest checked.
 func at(t *testing.T, content map[string][]byte, d v1.Descriptor) []byte {
 	t.Helper()
 	data, there := content["blobs/sha256/"+d.Digest.Encoded()]
 	if !there {
-		t.Fatalf("there is no blob for %v", d)
+		t.Fatalf("no blob for %v", d)
 	}
 	if digest.FromBytes(data) != d.Digest || int64(len(data)) != d.Size {
-		t.Fatalf("the blob of %v has %d bytes and the digest %s", d, len(data), digest.FromBytes(data))
+		t.Fatalf("the blob of %v has %d bytes and digest %s", d, len(data), digest.FromBytes(data))
 	}
 	return data
 }
@@ -112,16 +112,16 @@ func TestLayout(t *testing.T) {
 		}
 		for i, l := range m.Layers {
 			if digest.FromBytes(visit(l)) != config.RootFS.DiffIDs[i] || l.MediaType != v1.MediaTypeImageLayer {
-				t.Errorf("layer %d is %+v, and its content should be %s", i, l, config.RootFS.DiffIDs[i])
+				t.Errorf("layer %d is %+v, want content %s", i, l, config.RootFS.DiffIDs[i])
 			}
 		}
 	}
 	for name := range content {
 		if !reached[name] {
-			t.Errorf("nothing leads to %s", name)
+			t.Errorf("no descriptor refers to %s", name)
 		}
 	}
-	if len(order) != 5+2*2+2 { // two images, of each a manifest and a configuration, two layers of which one is shared
+	if len(order) != 5+2*2+2 { // each image has a manifest, a configuration and two layers, one of them shared
 		t.Errorf("%d entries: %q", len(order), order)
 	}
 	want := map[string]string{"io.containerd.image.name": "cleat.local:5000/b/c:v2", "org.opencontainers.image.ref.name": "v2"}
@@ -148,7 +148,7 @@ func TestReproducible(t *testing.T) {
 	first := written(t, images()...)
 	for range 20 { // labels come from a map
 		if !bytes.Equal(first, written(t, images()...)) {
-			t.Fatal("the same images give other bytes")
+			t.Fatal("the output is not reproducible")
 		}
 	}
 }
@@ -162,12 +162,12 @@ func TestFileLayer(t *testing.T) {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
 	if string(content["usr/bin/tool"]) != "program" {
-		t.Errorf("tool holds %q", content["usr/bin/tool"])
+		t.Errorf("tool contains %q", content["usr/bin/tool"])
 	}
 }
 
-// Whatever is wrong with an image, its name and the reason are told.
-func TestRefusals(t *testing.T) {
+// An error has the image's name and the reason.
+func TestWriteRejectsInvalidImages(t *testing.T) {
 	dir := t.TempDir()
 	grows := 0
 	change := func(f func(*Image)) []Image {
@@ -179,37 +179,37 @@ func TestRefusals(t *testing.T) {
 		return change(func(i *Image) { i.Layers = append(i.Layers, FileLayer(files...)) })
 	}
 	for want, all := range map[string][]Image{
-		"no images to write":           nil,
-		"two images are named":         append(change(func(*Image) {}), change(func(*Image) {})...),
-		`"cleat/a:1" is none`:          change(func(i *Image) { i.Reference = "cleat/a:1" }),
-		`"cleat.local/a" is none`:      change(func(i *Image) { i.Reference = "cleat.local/a" }),
-		`"cleat.local/A:1" is none`:    change(func(i *Image) { i.Reference = "cleat.local/A:1" }),
-		`"cleat.local/../a:1" is none`: change(func(i *Image) { i.Reference = "cleat.local/../a:1" }),
-		"no layers":                    change(func(i *Image) { i.Layers = nil }),
-		"neither an entry point":       change(func(i *Image) { i.Entrypoint = nil }),
-		`variable "A B=1"`:             change(func(i *Image) { i.Env = []string{"A B=1"} }),
-		`directory "tmp"`:              change(func(i *Image) { i.WorkDir = "tmp" }),
-		"layer 2: file a: a path is":   layer(File{Path: "a"}),
-		"file /a/../b: a path is":      layer(File{Path: "/a/../b"}),
-		"file /a: it is there twice":   layer(File{Path: "/a"}, File{Path: "/a"}),
-		"/a is not a directory":        layer(File{Path: "/a", Link: "b"}, File{Path: "/a/b"}),
-		"neither content nor":          layer(File{Path: "/a", Link: "b", Content: Text("")}),
-		"a directory has no content":   layer(File{Path: "/a", Mode: fs.ModeDir, Content: Text("")}),
-		"regular files, directories":   layer(File{Path: "/a", Mode: fs.ModeSocket}),
-		"is not a regular file":        layer(File{Path: "/a", Content: HostFile(dir)}),
+		"no images to write":                     nil,
+		"duplicate image":                        append(change(func(*Image) {}), change(func(*Image) {})...),
+		`invalid reference "cleat/a:1"`:          change(func(i *Image) { i.Reference = "cleat/a:1" }),
+		`invalid reference "cleat.local/a"`:      change(func(i *Image) { i.Reference = "cleat.local/a" }),
+		`invalid reference "cleat.local/A:1"`:    change(func(i *Image) { i.Reference = "cleat.local/A:1" }),
+		`invalid reference "cleat.local/../a:1"`: change(func(i *Image) { i.Reference = "cleat.local/../a:1" }),
+		"no layers":                              change(func(i *Image) { i.Layers = nil }),
+		"no entry point and no command":          change(func(i *Image) { i.Entrypoint = nil }),
+		`variable "A B=1"`:                       change(func(i *Image) { i.Env = []string{"A B=1"} }),
+		`directory "tmp"`:                        change(func(i *Image) { i.WorkDir = "tmp" }),
+		"layer 2: file a: the path must":         layer(File{Path: "a"}),
+		"file /a/../b: the path must":            layer(File{Path: "/a/../b"}),
+		"file /a: duplicate path":                layer(File{Path: "/a"}, File{Path: "/a"}),
+		"/a is not a directory":                  layer(File{Path: "/a", Link: "b"}, File{Path: "/a/b"}),
+		"link cannot have content":               layer(File{Path: "/a", Link: "b", Content: Text("")}),
+		"directory cannot have content":          layer(File{Path: "/a", Mode: fs.ModeDir, Content: Text("")}),
+		"regular files, directories":             layer(File{Path: "/a", Mode: fs.ModeSocket}),
+		"is not a regular file":                  layer(File{Path: "/a", Content: HostFile(dir)}),
 		"its content changed while": layer(File{Path: "/a", Content: func() (io.ReadCloser, int64, error) {
 			grows++
 			return Text(fmt.Sprint(grows))()
 		}}),
-		"3 bytes came of 4": layer(File{Path: "/a", Content: func() (io.ReadCloser, int64, error) {
+		"read 3 bytes, want 4": layer(File{Path: "/a", Content: func() (io.ReadCloser, int64, error) {
 			return io.NopCloser(strings.NewReader("abc")), 4, nil
 		}}),
 	} {
 		err := Write(io.Discard, all...)
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("the error %v does not tell %q", err, want)
-		} else if len(all) == 1 && !strings.Contains(err.Error(), "cleat.local/a:1") && !strings.Contains(want, "is none") && !strings.Contains(want, "its content") {
-			t.Errorf("the error %v does not name the image", err)
+			t.Errorf("got error %v, want %q", err, want)
+		} else if len(all) == 1 && !strings.Contains(err.Error(), "cleat.local/a:1") && !strings.Contains(want, "invalid reference") && !strings.Contains(want, "its content") {
+			t.Errorf("error %v does not have the image's name", err)
 		}
 	}
 }
