@@ -121,7 +121,7 @@ func (s *twoNodes) lost() {
 			}
 		}
 	})
-	testkit.Must(w, s.added.Cut(s.Context()))
+	testkit.Must(w, s.added.PowerOff(s.Context()))
 	s.until("the node is not ready", func(ctx context.Context) error { return notReady(ctx, s.added.Name) })
 	steps := s.documented("A node is lost", 6)
 	s.sh(steps[0])

@@ -14,15 +14,15 @@ import (
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// hierarchies returns the roots of the cgroup hierarchies: one of version 2, or
-// those of version 1.
+// hierarchies returns the roots of the cgroup hierarchies: one for version 2,
+// several for version 1.
 func hierarchies() (roots []string, unified bool, err error) {
 	if _, err := os.Stat(filepath.Join(cgroupRoot, "cgroup.controllers")); err == nil {
 		return []string{cgroupRoot}, true, nil
 	}
 	entries, err := os.ReadDir(cgroupRoot)
 	if err != nil {
-		return nil, false, fmt.Errorf("look for cgroups: %w", err)
+		return nil, false, fmt.Errorf("read the cgroup root: %w", err)
 	}
 	for _, e := range entries {
 		root := filepath.Join(cgroupRoot, e.Name())
@@ -31,14 +31,14 @@ func hierarchies() (roots []string, unified bool, err error) {
 		}
 	}
 	if len(roots) == 0 {
-		return nil, false, fmt.Errorf("no cgroups are mounted below %s; the kubelet cannot do without", cgroupRoot)
+		return nil, false, fmt.Errorf("no cgroups are mounted below %s; the kubelet needs them", cgroupRoot)
 	}
 	return roots, false, nil
 }
 
-// makeCgroups makes the node's group, of which pods and the node's own processes
-// have one each: the shell that starts all this may sit in a group whose limit of
-// memory is not for a cluster. The group of the first node is the cluster's.
+// makeCgroups creates the node's group, with one group for pods and one for the
+// node's processes: the caller's group can have a memory limit too low for a
+// cluster. The first node's group is the cluster's.
 func (s *site) makeCgroups() error {
 	roots, unified, err := hierarchies()
 	if err != nil {
@@ -48,15 +48,15 @@ func (s *site) makeCgroups() error {
 		group := filepath.Join(root, s.nodeCgroup())
 		parent := filepath.Dir(group)
 		if unified {
-			if err := passOn(parent); err != nil {
+			if err := enableControllers(parent); err != nil {
 				return err
 			}
 		}
 		if err := os.Mkdir(group, 0o755); err != nil {
-			return fmt.Errorf("make a cgroup: %w", err)
+			return fmt.Errorf("create a cgroup: %w", err)
 		}
 		if unified {
-			if err := passOn(group); err != nil {
+			if err := enableControllers(group); err != nil {
 				return err
 			}
 		}
@@ -67,7 +67,7 @@ func (s *site) makeCgroups() error {
 			}
 		}
 		if err := os.Mkdir(daemons, 0o755); err != nil {
-			return fmt.Errorf("make a cgroup: %w", err)
+			return fmt.Errorf("create a cgroup: %w", err)
 		}
 		if filepath.Base(root) == "cpuset" {
 			if err := inheritCPUs(group, daemons); err != nil {
@@ -78,21 +78,23 @@ func (s *site) makeCgroups() error {
 	return nil
 }
 
-// passOn lets the children of a version 2 group use all of its controllers.
-func passOn(group string) error {
+// enableControllers enables all controllers of a version 2 group for its
+// children.
+func enableControllers(group string) error {
 	text, err := os.ReadFile(filepath.Join(group, "cgroup.controllers"))
 	if err != nil {
 		return err
 	}
 	for _, c := range strings.Fields(string(text)) {
 		if err := os.WriteFile(filepath.Join(group, "cgroup.subtree_control"), []byte("+"+c), 0o644); err != nil {
-			return fmt.Errorf("let children of cgroup %s use controller %s: %w", group, c, err)
+			return fmt.Errorf("enable controller %[2]s for children of cgroup %[1]s: %w", group, c, err)
 		}
 	}
 	return nil
 }
 
-// inheritCPUs: a new group of cpuset has no CPUs, and takes no process.
+// inheritCPUs copies CPUs and memory nodes: a new cpuset group has none and
+// accepts no process.
 func inheritCPUs(from, to string) error {
 	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
 		text, err := os.ReadFile(filepath.Join(from, name))
@@ -106,8 +108,8 @@ func inheritCPUs(from, to string) error {
 	return nil
 }
 
-// joinCgroup moves a process to the group of the node's own processes; its
-// children are born there.
+// joinCgroup moves a process to the group of the node's processes; its later
+// children inherit the group.
 func (s *site) joinCgroup(pid int) error {
 	roots, _, err := hierarchies()
 	if err != nil {
@@ -122,13 +124,13 @@ func (s *site) joinCgroup(pid int) error {
 	return nil
 }
 
-// pids returns the processes of every group below dir, as this PID namespace
-// numbers them.
+// pids returns the processes in all groups below dir, numbered in this PID
+// namespace.
 func pids(dir string) ([]int, error) {
 	var all []int
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // a group that just ended
+			return nil // removed meanwhile
 		}
 		if err != nil || !e.IsDir() {
 			return err
@@ -147,19 +149,20 @@ func pids(dir string) ([]int, error) {
 	return all, err
 }
 
-// removeCgroups removes the cluster's groups, the deepest first; also those of
-// a version 2 hierarchy beside version 1, which only the runtime uses.
+// removeCgroups removes the cluster's groups, deepest first, including those of
+// a version 2 hierarchy mounted beside version 1, which only the runtime uses.
 func (s *site) removeCgroups() error {
 	return removeGroups(s.Cgroup)
 }
 
-// removePodCgroups removes those of the node's pods, as its crash does. A
-// kubelet would try for seconds to make sense of each.
+// removePodCgroups removes the groups of the node's pods, as a crash does. The
+// kubelet would spend seconds on each left-over group.
 func (s *site) removePodCgroups() error {
 	return removeGroups(filepath.Join(s.nodeCgroup(), "kubepods"))
 }
 
-// removeGroups removes groups of a name in every hierarchy, and what is below.
+// removeGroups removes the groups of a name and those below it in every
+// hierarchy.
 func removeGroups(name string) error {
 	tops, err := filepath.Glob(filepath.Join(cgroupRoot, "*", name))
 	if err != nil {

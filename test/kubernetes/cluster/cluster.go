@@ -22,42 +22,43 @@ import (
 	"github.com/cleatproject/cleat/test/kubernetes/programs"
 )
 
-// Cluster is a Kubernetes, as its administrator sees it on one of its nodes: on the
-// first, where the control plane and the tests run.
+// Cluster is a Kubernetes cluster as seen by its administrator on the first
+// node, where the control plane and the tests run.
 type Cluster struct {
 	Config     *rest.Config
 	Client     kubernetes.Interface
 	Dynamic    dynamic.Interface
-	Node       string // the name of the node
-	Dir        string // state; /var/lib/kubelet and others are bound from below it
-	Kubeconfig string // path, of an administrator
+	Node       string // name of the first node
+	Dir        string // state; source of the bind mounts on /var/lib/kubelet and others
+	Kubeconfig string // path of the administrator's kubeconfig
 	Programs   programs.Set
 
 	site      *site
 	keys      *authority
-	baseline  map[int]bool // ids of the mounts before anything ran
+	baseline  map[int]bool // ids of the mounts before the start
 	mu        sync.Mutex
 	processes []*Process
 	runtime   *Process
 	kubelet   *Process
-	nodes     []*Node // beside the first
+	nodes     []*Node // all but the first
 }
 
-// own returns the programs that a cluster itself is made of.
-func own() []string {
+// basePrograms returns the programs of the cluster itself.
+func basePrograms() []string {
 	return []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy", "kubelet", "kubectl", "helm"}
 }
 
-// patience bounds each wait for a component, on a machine that is busy.
-const patience = 3 * time.Minute
+// waitTimeout bounds each wait for a component, with a margin for a busy
+// machine.
+const waitTimeout = 3 * time.Minute
 
 func newCluster(s *site) *Cluster {
 	return &Cluster{Node: s.nodeName(), Dir: s.nodeDir(), Programs: programs.Set{Dir: s.Programs}, site: s, baseline: map[int]bool{},
 		keys: &authority{dir: filepath.Join(s.Dir, "keys")}}
 }
 
-// up starts everything and returns when the node takes pods. When it fails, the
-// cluster it returns with the error is to be taken down.
+// up starts everything and returns when the node is ready. On an error, the
+// caller must take down the returned cluster.
 func up(ctx context.Context, s *site) (*Cluster, error) {
 	c := newCluster(s)
 	table, err := mount.Table(ctx)
@@ -82,12 +83,12 @@ func up(ctx context.Context, s *site) (*Cluster, error) {
 	return c, c.awaitDefaultAccount(ctx)
 }
 
-// startNode starts what every node runs, and returns when it takes pods.
+// startNode starts the processes of a node and returns when the node is ready.
 func (c *Cluster) startNode(ctx context.Context) error {
 	if err := c.startRuntime(ctx); err != nil {
 		return err
 	}
-	if err := c.importOwnImages(ctx); err != nil {
+	if err := c.importBaseImages(ctx); err != nil {
 		return err
 	}
 	if err := c.startProxy(); err != nil {
@@ -112,13 +113,13 @@ func (c *Cluster) makeKeys() (err error) {
 	return c.connect()
 }
 
-// connect makes the clients of an administrator.
+// connect creates the administrator's clients.
 func (c *Cluster) connect() (err error) {
 	c.Kubeconfig = c.keys.path("admin.conf")
 	if c.Config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig); err != nil {
 		return err
 	}
-	c.Config.QPS, c.Config.Burst = 200, 400 // the tests' own haste is not what is tested
+	c.Config.QPS, c.Config.Burst = 200, 400 // the default client limits would slow down the tests
 	if c.Client, err = kubernetes.NewForConfig(c.Config); err != nil {
 		return err
 	}
@@ -126,7 +127,8 @@ func (c *Cluster) connect() (err error) {
 	return err
 }
 
-// awaitDefaultAccount: the first pod of a namespace needs its service account.
+// awaitDefaultAccount waits for the service account that the first pod of a
+// namespace needs.
 func (c *Cluster) awaitDefaultAccount(ctx context.Context) error {
 	return c.await(ctx, "the default service account", nil, func(ctx context.Context) (bool, error) {
 		_, err := c.Client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
@@ -137,10 +139,10 @@ func (c *Cluster) awaitDefaultAccount(ctx context.Context) error {
 	})
 }
 
-// await asks until the answer is yes, and says why not after patience. The
-// process it waits for, if any, must not end meanwhile.
+// await calls ask until it returns true, up to waitTimeout. It fails if process
+// p, if any, ends.
 func (c *Cluster) await(ctx context.Context, what string, p *Process, ask func(context.Context) (bool, error)) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -160,14 +162,15 @@ func (c *Cluster) await(ctx context.Context, what string, p *Process, ask func(c
 			if p != nil {
 				text = "\n" + tail(p.Log, 1500)
 			}
-			return fmt.Errorf("%s did not come within %s: %w%s", what, patience, errors.Join(err, context.Cause(ctx)), text)
+			return fmt.Errorf("timed out waiting for %s after %s: %w%s", what, waitTimeout, errors.Join(err, context.Cause(ctx)), text)
 		case <-tick.C:
 		}
 	}
 }
 
-// readySince says whether a kubelet that was started then has reported that its
-// node takes pods; the report of its predecessor, in whole seconds, stays.
+// readySince reports whether the kubelet reported a ready node after began. The
+// report of the previous kubelet, with a resolution of seconds, stays in the
+// node's status.
 func (c *Cluster) readySince(ctx context.Context, name string, began time.Time) (bool, error) {
 	node, err := c.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -176,7 +179,7 @@ func (c *Cluster) readySince(ctx context.Context, name string, began time.Time) 
 	for _, cond := range node.Status.Conditions {
 		if cond.Type == corev1.NodeReady {
 			if cond.LastHeartbeatTime.Time.Before(began) {
-				return false, errors.New("the kubelet has not reported yet")
+				return false, errors.New("the kubelet has not reported its status yet")
 			}
 			if cond.Status == corev1.ConditionTrue {
 				return true, nil
@@ -187,13 +190,13 @@ func (c *Cluster) readySince(ctx context.Context, name string, began time.Time) 
 	return false, errors.New("the node has no Ready condition yet")
 }
 
-// Down ends every process of the cluster in turn: the kubelet first, so that
-// nothing is started anew, then the pods, then the rest. What pods had mounted
-// is for Finish to have been given back; the rest goes with the namespaces.
+// Down ends all processes of the cluster: the kubelet first, so that it
+// restarts nothing, then pods, then the rest. Finish must check that pods'
+// mounts were released; the others end with the namespaces.
 func (c *Cluster) Down() error {
 	var failed []error
 	for _, n := range c.nodes {
-		failed = append(failed, n.Cut(context.Background()))
+		failed = append(failed, n.PowerOff(context.Background()))
 	}
 	if c.kubelet != nil {
 		failed = append(failed, c.kubelet.Stop())
@@ -207,18 +210,18 @@ func (c *Cluster) Down() error {
 		select {
 		case <-running[i].done:
 		default:
-			running[i].Stop() // one that has to be killed loses nothing that is needed
+			running[i].Stop() // an error is ignored: the processes have no state to save
 		}
 	}
 	return errors.Join(failed...)
 }
 
-// saveLogs copies the logs to the directory that CLEAT_CLUSTER_LOGS names, or
-// says that there is such a way.
+// saveLogs copies the logs to the directory CLEAT_CLUSTER_LOGS, or prints a
+// hint.
 func (c *Cluster) saveLogs(w io.Writer) {
 	to := os.Getenv("CLEAT_CLUSTER_LOGS")
 	if to == "" {
-		fmt.Fprintln(w, "cluster: set CLEAT_CLUSTER_LOGS=DIRECTORY to keep the logs of a run that fails")
+		fmt.Fprintln(w, "cluster: set CLEAT_CLUSTER_LOGS=DIRECTORY to keep the logs of a failed run")
 		return
 	}
 	to = filepath.Join(to, filepath.Base(c.Dir))
@@ -228,7 +231,7 @@ func (c *Cluster) saveLogs(w io.Writer) {
 	}
 	for _, dir := range from {
 		if err := os.CopyFS(filepath.Join(to, dir), os.DirFS(filepath.Join(c.Dir, dir))); err != nil {
-			fmt.Fprintln(w, "cluster: keep logs:", err)
+			fmt.Fprintln(w, "cluster: save logs:", err)
 		}
 	}
 }

@@ -7,15 +7,15 @@ import (
 	"path/filepath"
 )
 
-// startControlPlane starts the store, the API server, the controllers and the
-// scheduler, and returns when the API server is ready.
+// startControlPlane starts etcd, API server, controller manager and scheduler,
+// and returns when the API server is ready.
 func (c *Cluster) startControlPlane(ctx context.Context) error {
 	if _, err := c.Start("etcd", "/usr/bin/etcd", nil,
 		"--data-dir", filepath.Join(c.Dir, "etcd"),
 		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
 		"--listen-peer-urls", "http://127.0.0.1:2380", "--initial-advertise-peer-urls", "http://127.0.0.1:2380",
 		"--initial-cluster", "default=http://127.0.0.1:2380",
-		"--unsafe-no-fsync"); err != nil { // this cluster does not outlive its machine
+		"--unsafe-no-fsync"); err != nil { // the cluster does not survive a reboot of the machine
 		return err
 	}
 	apiserver, err := c.Start("apiserver", c.Programs.Path("kube-apiserver"), nil,
@@ -43,7 +43,7 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 		"--service-account-private-key-file="+c.keys.path("accounts.key"), "--root-ca-file="+c.keys.path("ca.crt"),
 		"--use-service-account-credentials", "--cluster-signing-cert-file="+c.keys.path("ca.crt"), "--cluster-signing-key-file="+c.keys.path("ca.key"),
 		"--leader-elect=false",
-		"--kube-api-qps=200", "--kube-api-burst=400"); err != nil { // as in large clusters: with 20, four claims are bound in a second
+		"--kube-api-qps=200", "--kube-api-burst=400"); err != nil { // as in large clusters: with the default 20, only four claims are bound per second
 		return err
 	}
 	conf = c.keys.path("scheduler.conf")
@@ -52,11 +52,11 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 	return err
 }
 
-// startProxy starts what sends calls of the API server's service address to it:
-// pods of sidecars make such calls.
+// startProxy starts kube-proxy, through which pods of sidecars reach the API
+// server's service address.
 func (c *Cluster) startProxy() error {
 	config := filepath.Join(c.Dir, "proxy.yaml")
-	// Conntrack limits of 0 leave the machine's sysctls alone.
+	// Conntrack limits of 0 leave the machine's sysctls unchanged.
 	if err := os.WriteFile(config, fmt.Appendf(nil, `apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 mode: iptables

@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/deploy/image/oci"
 )
 
-// BusyboxImage is an image with a shell and its usual commands, from the
+// BusyboxImage returns an image with a shell and the usual commands, from the
 // machine's static busybox.
 func BusyboxImage(ctx context.Context, reference string, command ...string) (oci.Image, error) {
 	busybox, err := exec.LookPath("busybox")
@@ -22,7 +22,7 @@ func BusyboxImage(ctx context.Context, reference string, command ...string) (oci
 	}
 	out, err := exec.CommandContext(ctx, busybox, "--list-full").Output()
 	if err != nil {
-		return oci.Image{}, fmt.Errorf("image %s: list what busybox can do: %w", reference, err)
+		return oci.Image{}, fmt.Errorf("image %s: list the commands of busybox: %w", reference, err)
 	}
 	files := []oci.File{
 		{Path: "/bin/busybox", Mode: 0o755, Content: oci.HostFile(busybox)},
@@ -32,7 +32,7 @@ func BusyboxImage(ctx context.Context, reference string, command ...string) (oci
 		{Path: "/root", Mode: os.ModeDir | 0o700},
 	}
 	for lines := bufio.NewScanner(strings.NewReader(string(out))); lines.Scan(); {
-		// Not all of it has the form of a path: linuxrc.
+		// linuxrc has no path.
 		if name := lines.Text(); strings.HasPrefix(name, "bin/") || strings.HasPrefix(name, "sbin/") || strings.HasPrefix(name, "usr/") {
 			if name != "bin/busybox" {
 				files = append(files, oci.File{Path: "/" + name, Mode: 0o777, Link: "/bin/busybox"})
@@ -45,7 +45,7 @@ func BusyboxImage(ctx context.Context, reference string, command ...string) (oci
 	}, nil
 }
 
-// ProgramImage is an image of nothing but one static program, its entry point.
+// ProgramImage returns an image of one static program, its entry point.
 func ProgramImage(reference, program string) oci.Image {
 	inside := "/" + filepath.Base(program)
 	return oci.Image{
@@ -68,8 +68,8 @@ func WriteImages(archive string, images ...oci.Image) (err error) {
 	return errors.Join(oci.Write(w, images...), w.Flush())
 }
 
-// importOwnImages brings the images that every pod needs.
-func (c *Cluster) importOwnImages(ctx context.Context) error {
+// importBaseImages imports the images that every pod needs.
+func (c *Cluster) importBaseImages(ctx context.Context) error {
 	pause, err := BusyboxImage(ctx, pauseImage, "/bin/sleep", "2147483647")
 	if err != nil {
 		return err

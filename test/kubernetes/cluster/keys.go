@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 )
 
-// authority signs everybody's certificates in the cluster.
+// authority is the certificate authority of the cluster.
 type authority struct {
 	dir  string
 	cert *x509.Certificate
@@ -40,8 +40,8 @@ func (a *authority) issueAll() error {
 	})
 }
 
-// issueNode issues the certificates of a node's kubelet, as a client NODE and as
-// a server NODE-server.
+// issueNode issues the kubelet's certificates: client NODE and server
+// NODE-server.
 func (a *authority) issueNode(node, address string) error {
 	return a.issueEach([]certificate{
 		{file: node, name: "system:node:" + node, group: "system:nodes"},
@@ -49,7 +49,8 @@ func (a *authority) issueNode(node, address string) error {
 	})
 }
 
-// certificate is a client's, or with names and addresses a server's.
+// certificate describes a client certificate, or with names and addresses a
+// server certificate.
 type certificate struct {
 	file, name, group string
 	names, addresses  []string
@@ -142,7 +143,7 @@ func (a *authority) write(file string, der []byte, key crypto.PrivateKey) error 
 	return nil
 }
 
-// serviceAccountKeys writes the pair that signs tokens of service accounts.
+// serviceAccountKeys writes the key pair for service account tokens.
 func (a *authority) serviceAccountKeys() error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

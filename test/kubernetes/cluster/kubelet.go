@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// StartKubelet starts the kubelet and returns when the node takes pods.
+// StartKubelet starts the kubelet and returns when the node is ready.
 func (c *Cluster) StartKubelet(ctx context.Context) error {
 	config := filepath.Join(c.Dir, "kubelet.yaml")
 	if err := os.WriteFile(config, []byte(c.kubeletConfig()), 0o644); err != nil {
@@ -34,13 +34,13 @@ func (c *Cluster) StartKubelet(ctx context.Context) error {
 	if err := c.await(ctx, "the node's readiness", p, func(ctx context.Context) (bool, error) { return c.readySince(ctx, c.Node, began) }); err != nil {
 		return err
 	}
-	return c.await(ctx, "the kubelet's knowledge of its pods", p, c.knowsPods)
+	return c.await(ctx, "the kubelet's list of pods", p, c.hasAllPods)
 }
 
-// knowsPods says whether the kubelet has heard of every pod of its node: one
-// that has just started is ready before, and then has no container to run
-// commands in.
-func (c *Cluster) knowsPods(ctx context.Context) (bool, error) {
+// hasAllPods reports whether the kubelet lists every pod of its node. A
+// restarted kubelet is ready earlier, and cannot run commands in pods that it
+// does not list yet.
+func (c *Cluster) hasAllPods(ctx context.Context) (bool, error) {
 	want, err := c.Client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + c.Node})
 	if err != nil {
 		return false, err
@@ -55,13 +55,13 @@ func (c *Cluster) knowsPods(ctx context.Context) (bool, error) {
 	}
 	for _, pod := range want.Items {
 		if !slices.ContainsFunc(got.Items, func(p corev1.Pod) bool { return p.UID == pod.UID }) && pod.DeletionTimestamp == nil {
-			return false, fmt.Errorf("the kubelet has not heard of pod %s yet", pod.Name)
+			return false, fmt.Errorf("the kubelet does not list pod %s yet", pod.Name)
 		}
 	}
 	return true, nil
 }
 
-// StopKubelet ends the kubelet; pods go on.
+// StopKubelet stops the kubelet; pods continue to run.
 func (c *Cluster) StopKubelet() error {
 	if c.kubelet == nil {
 		return errors.New("no kubelet was started")
@@ -69,7 +69,7 @@ func (c *Cluster) StopKubelet() error {
 	return c.kubelet.Stop()
 }
 
-// RestartKubelet ends the kubelet, by SIGKILL if kill, and starts another.
+// RestartKubelet stops the kubelet, by SIGKILL if kill, and starts it again.
 func (c *Cluster) RestartKubelet(ctx context.Context, kill bool) error {
 	if kill {
 		c.kubelet.Kill()
@@ -79,9 +79,9 @@ func (c *Cluster) RestartKubelet(ctx context.Context, kill bool) error {
 	return c.StartKubelet(ctx)
 }
 
-// kubeletConfig is that of a production kubelet, save for what this machine
-// cannot give (no CAP_SYS_RESOURCE, maybe swap, maybe cgroups of version 1) and
-// for the shares of disk and time that a test must not wait for.
+// kubeletConfig returns a production configuration, except for what this
+// machine lacks (CAP_SYS_RESOURCE, perhaps swap, perhaps cgroups version 2) and
+// for shorter intervals and disk thresholds.
 func (c *Cluster) kubeletConfig() string {
 	taints := "[]"
 	if c.site.Node > 1 {

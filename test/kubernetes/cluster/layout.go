@@ -16,31 +16,31 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 )
 
-// bound are directories of the machine in whose place a node sees directories of
-// its state.
-var bound = map[string]string{
+// bindMounts maps directories of the machine to directories of the node's
+// state, which are mounted there.
+var bindMounts = map[string]string{
 	"/var/lib/kubelet":    "kubelet",
 	"/var/lib/cni":        "cni-state",
 	"/var/lib/cleat":      "cleat",
-	"/var/lib/nvidia":     "nvidia", // SNAP's and its plugins' sockets
-	"/var/lib/sriov":      "sriov",  // the SR-IOV plugin's control socket
-	"/etc/sriov-operator": "guids",  // its daemon's static GUIDs
+	"/var/lib/nvidia":     "nvidia", // sockets of SNAP and its plugins
+	"/var/lib/sriov":      "sriov",  // control socket of the SR-IOV plugin
+	"/etc/sriov-operator": "guids",  // static GUIDs of the SR-IOV daemon
 	"/var/log/pods":       "pods",
 	"/var/log/containers": "containers",
 }
 
-// volatile are directories of the machine that are empty in the cluster at
-// first, and again after a reboot.
+// volatile lists directories that are empty on a new node and after a reboot.
 var volatile = []string{"/run/netns", "/run/containerd", "/run/cleat", "/run/cdi", "/run/k8s.cni.cncf.io", "/dev/vfio"}
 
-// wanted are directories that pods mount from the machine as they are.
-var wanted = []string{"/lib/modules"}
+// hostDirs lists directories that pods mount from the machine.
+var hostDirs = []string{"/lib/modules"}
 
 const serviceNet = "10.96.0.0/16"
 
 func (s *site) nodeName() string { return fmt.Sprintf("node-%d", s.Node) }
 
-// nodeDir holds the state of the node; that of the first is among the cluster's.
+// nodeDir returns the directory of the node's state; the first node uses the
+// cluster's.
 func (s *site) nodeDir() string {
 	if s.Node == 1 {
 		return s.Dir
@@ -48,7 +48,7 @@ func (s *site) nodeDir() string {
 	return filepath.Join(s.Dir, s.nodeName())
 }
 
-// nodeCgroup is the name of the node's cgroup below each hierarchy's root.
+// nodeCgroup returns the name of the node's cgroup below each hierarchy's root.
 func (s *site) nodeCgroup() string {
 	if s.Node == 1 {
 		return s.Cgroup
@@ -60,10 +60,10 @@ func nodeAddress(node int) string { return fmt.Sprintf("10.99.0.%d", node) }
 
 func podNet(node int) string { return fmt.Sprintf("10.88.%d.0/24", node-1) }
 
-// layOut makes the mounts and the network of the node's namespaces.
-func (s *site) layOut() error {
-	// Private first: what is mounted here must not be seen outside. Then a peer
-	// group of its own: mounts of containers must be seen by the kubelet.
+// setUpNamespaces creates the mounts and the network of the node's namespaces.
+func (s *site) setUpNamespaces() error {
+	// First private, so that mounts here are not visible outside, then shared,
+	// so that the kubelet sees mounts of containers.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
@@ -73,12 +73,12 @@ func (s *site) layOut() error {
 		}
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
-		return fmt.Errorf("make mounts shared here: %w", err)
+		return fmt.Errorf("make mounts shared: %w", err)
 	}
 	if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("mount /proc: %w", err)
 	}
-	for target, name := range bound {
+	for target, name := range bindMounts {
 		source := filepath.Join(s.nodeDir(), name)
 		if err := os.MkdirAll(source, 0o755); err != nil {
 			return err
@@ -98,14 +98,14 @@ func (s *site) layOut() error {
 	return s.network()
 }
 
-// unmountCopies unmounts what the first node and its pods have mounted: a copy
-// would keep their volumes and loop devices in use.
+// unmountCopies unmounts the copies of the first node's and its pods' mounts,
+// which would keep their volumes and loop devices in use.
 func (s *site) unmountCopies() error {
 	table, err := mount.Table(context.Background())
 	if err != nil {
 		return err
 	}
-	dirs := append(slices.Collect(maps.Keys(bound)), volatile...)
+	dirs := append(slices.Collect(maps.Keys(bindMounts)), volatile...)
 	for _, e := range slices.Backward(table) {
 		if !slices.ContainsFunc(append(dirs, s.Dir), func(dir string) bool { return e.Target == dir || strings.HasPrefix(e.Target, dir+"/") }) {
 			continue
@@ -117,9 +117,9 @@ func (s *site) unmountCopies() error {
 	return nil
 }
 
-// network assigns the node's address. An address in 127/8 is refused by the
-// kubelet, and without a route to the services' addresses kube-proxy's rules
-// would not see their packets.
+// network assigns the node's address. The kubelet rejects an address in 127/8,
+// and kube-proxy's rules see packets to service addresses only if a route
+// exists.
 func (s *site) network() error {
 	if err := run("ip", "link", "set", "lo", "up"); err != nil {
 		return err

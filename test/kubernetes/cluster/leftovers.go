@@ -17,23 +17,23 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/loop"
 )
 
-// changed are the sysctls that a kubelet or a runtime writes for the whole
-// machine.
-var changed = []string{
+// restoredSysctls lists the sysctls that a kubelet or a runtime changes for the
+// whole machine.
+var restoredSysctls = []string{
 	"kernel/panic", "kernel/panic_on_oops", "vm/overcommit_memory", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes",
 }
 
-// before is what the machine was like before a cluster.
-type before struct {
+// machineState is the state of the machine before a cluster, to be restored.
+type machineState struct {
 	site    *site
 	sysctls map[string]string
-	made    []string // directories that were not there
+	made    []string // created directories
 	inUse   map[string]*os.File
 }
 
-func lookBefore(s *site) (*before, error) {
-	b := &before{site: s, sysctls: map[string]string{}, inUse: map[string]*os.File{}}
-	for _, name := range changed {
+func recordState(s *site) (*machineState, error) {
+	b := &machineState{site: s, sysctls: map[string]string{}, inUse: map[string]*os.File{}}
+	for _, name := range restoredSysctls {
 		text, err := os.ReadFile(filepath.Join("/proc/sys", name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -43,7 +43,7 @@ func lookBefore(s *site) (*before, error) {
 		}
 		b.sysctls[name] = strings.TrimSpace(string(text))
 	}
-	for _, dir := range slices.Concat(volatile, wanted, slices.Collect(maps.Keys(bound))) {
+	for _, dir := range slices.Concat(volatile, hostDirs, slices.Collect(maps.Keys(bindMounts))) {
 		if err := b.claim(dir); err != nil {
 			return nil, err
 		}
@@ -51,16 +51,16 @@ func lookBefore(s *site) (*before, error) {
 	return b, s.makeCgroups()
 }
 
-// claim makes a directory if it is not there, and keeps it from being removed
-// by another cluster beside this one: what is mounted there would go with it.
-func (b *before) claim(dir string) error {
+// claim creates a directory if needed and locks it, so that a concurrent
+// cluster does not remove it with the mounts on it.
+func (b *machineState) claim(dir string) error {
 	for {
 		if err := b.make(dir); err != nil {
 			return err
 		}
 		f, err := os.Open(dir)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // the other has just removed it
+			continue // the other cluster has just removed it
 		}
 		if err != nil {
 			return err
@@ -80,8 +80,8 @@ func (b *before) claim(dir string) error {
 	}
 }
 
-// make makes a directory and those above it, and remembers which.
-func (b *before) make(dir string) error {
+// make creates a directory and its parents, and records the created ones.
+func (b *machineState) make(dir string) error {
 	for {
 		missing := ""
 		for at := dir; ; at = filepath.Dir(at) {
@@ -96,7 +96,7 @@ func (b *before) make(dir string) error {
 			return nil
 		}
 		if err := os.Mkdir(missing, 0o755); errors.Is(err, fs.ErrExist) {
-			continue // another cluster has made it
+			continue // another cluster created it
 		} else if err != nil {
 			return err
 		}
@@ -104,8 +104,8 @@ func (b *before) make(dir string) error {
 	}
 }
 
-// remove removes a directory that was made, unless another cluster uses it.
-func (b *before) remove(dir string) error {
+// remove removes a created directory, unless another cluster uses it.
+func (b *machineState) remove(dir string) error {
 	if f := b.inUse[dir]; f != nil {
 		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
 			return nil
@@ -117,21 +117,21 @@ func (b *before) remove(dir string) error {
 	return nil
 }
 
-// sweep puts the machine back as it was. What the cluster should have given
-// back and has not is given back, and is an error.
-func (b *before) sweep() error {
+// restore restores the state of the machine. Resources that the cluster should
+// have released are released, and reported as errors.
+func (b *machineState) restore() error {
 	var failed []error
 	for name, value := range b.sysctls {
 		if err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0o644); err != nil {
-			failed = append(failed, fmt.Errorf("put back a sysctl: %w", err))
+			failed = append(failed, fmt.Errorf("restore a sysctl: %w", err))
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	loops := b.endLoops(ctx)
+	loops := b.detachLoops(ctx)
 	failed = append(failed, loops, b.site.removeCgroups())
 	if loops != nil {
-		// A file that a device still holds keeps its room after it is removed.
+		// A removed file keeps its space while a loop device uses it.
 		failed = append(failed, b.emptyPools())
 	}
 	for _, dir := range slices.Backward(b.made) {
@@ -144,7 +144,7 @@ func (b *before) sweep() error {
 	return errors.Join(failed...)
 }
 
-func (b *before) emptyPools() error {
+func (b *machineState) emptyPools() error {
 	pools, err := filepath.Glob(filepath.Join(b.site.Dir, "cleat", "*", "*", "*.img"))
 	added, addedErr := filepath.Glob(filepath.Join(b.site.Dir, "node-*", "cleat", "*", "*", "*.img"))
 	err = errors.Join(err, addedErr)
@@ -154,8 +154,9 @@ func (b *before) emptyPools() error {
 	return err
 }
 
-// endLoops detaches the loop devices of this cluster, each of which is an error.
-func (b *before) endLoops(ctx context.Context) error {
+// detachLoops detaches the loop devices of this cluster and reports each as an
+// error.
+func (b *machineState) detachLoops(ctx context.Context) error {
 	ours, err := loopsOf(ctx, b.site.Dir)
 	if err != nil {
 		return err
@@ -163,16 +164,16 @@ func (b *before) endLoops(ctx context.Context) error {
 	var failed []error
 	for _, d := range slices.Backward(ours) {
 		name, _, _ := loop.BackingName(d)
-		failed = append(failed, fmt.Errorf("loop device %s of %s was left behind", d.Path, name), loop.Detach(ctx, d))
+		failed = append(failed, fmt.Errorf("left-over loop device %s of %s", d.Path, name), loop.Detach(ctx, d))
 	}
 	return errors.Join(failed...)
 }
 
-// loopsOf returns loop devices whose files are of this cluster: files below a
-// directory, files of file systems on such devices, and such devices
-// themselves, which the kubelet holds with loop devices of its own. Paths tell
-// nothing, since they read differently in each namespace. A device comes after
-// that which it needs.
+// loopsOf returns the loop devices backed by files of this cluster: files below
+// dir, files of file systems on such devices, and such devices themselves,
+// which the kubelet holds by loop devices of its own. Paths cannot be compared,
+// since they differ between namespaces. A device comes after the one it depends
+// on.
 func loopsOf(ctx context.Context, dir string) ([]loop.Device, error) {
 	files := map[loop.Backing]bool{}
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -184,14 +185,14 @@ func loopsOf(ctx context.Context, dir string) ([]loop.Device, error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look for loop devices of the cluster: %w", err)
+		return nil, fmt.Errorf("find the loop devices of the cluster: %w", err)
 	}
 	all, err := loop.List(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var ours []loop.Device
-	within := map[uint64]bool{} // file systems on devices of ours
+	within := map[uint64]bool{} // file systems on these devices
 	for grew := true; grew; {
 		grew = false
 		for _, d := range all {

@@ -13,13 +13,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Added is the key of a label (true) of each node beside the first, and of a taint
-// (NoSchedule): pods that do not tolerate it stay on the first.
+// Added is the key of a label (true) and a taint (NoSchedule) of each
+// additional node: pods that do not tolerate it stay on the first node.
 const Added = "cleat.dev/added"
 
-// Node is a node beside the first: a runtime, a service proxy and a kubelet in
-// namespaces of their own, with a link to the first node. Its state outlives a
-// loss of power.
+// Node is an additional node: runtime, service proxy and kubelet in their own
+// namespaces, with a link to the first node. Its state survives PowerOff.
 type Node struct {
 	Name string
 
@@ -28,7 +27,7 @@ type Node struct {
 	init    *Process // process 1 of its namespaces
 }
 
-// AddNode adds a node and returns when it takes pods.
+// AddNode adds a node and returns when it is ready.
 func (c *Cluster) AddNode(ctx context.Context) (*Node, error) {
 	c.mu.Lock()
 	s := *c.site
@@ -48,11 +47,11 @@ func (c *Cluster) AddNode(ctx context.Context) (*Node, error) {
 	return n, n.Boot(ctx)
 }
 
-// Boot starts the node, the first time or after Cut, and returns when it takes
-// pods.
+// Boot starts the node, the first time or after PowerOff, and returns when it
+// is ready.
 func (n *Node) Boot(ctx context.Context) error {
 	began := time.Now()
-	cmd, err := again(n.site)
+	cmd, err := reexec(n.site)
 	if err != nil {
 		return err
 	}
@@ -68,10 +67,10 @@ func (n *Node) Boot(ctx context.Context) error {
 	})
 }
 
-// link connects the first node with this one, and their pods.
+// link connects this node and its pods with the first node.
 func (n *Node) link() error {
 	pid, number := strconv.Itoa(n.init.PID()), n.site.Node
-	_ = run("ip", "link", "delete", n.Name) // the kernel removes the one of the last boot in its own time
+	_ = run("ip", "link", "delete", n.Name) // the kernel removes the link of the last boot asynchronously
 	if err := run("ip", "link", "add", n.Name, "type", "veth", "peer", "name", "eth0", "netns", pid); err != nil {
 		return err
 	}
@@ -84,7 +83,7 @@ func (n *Node) link() error {
 		{[]string{"nsenter", "--target", pid, "--net"}, "eth0", nodeAddress(1), podNet(1)},
 	} {
 		for _, args := range [][]string{
-			{"ip", "link", "set", "lo", "up"}, // no gateway is valid before there is an address
+			{"ip", "link", "set", "lo", "up"}, // gateways are invalid without an address
 			{"ip", "link", "set", side.device, "up"},
 			{"ip", "route", "add", side.other + "/32", "dev", side.device},
 			{"ip", "route", "add", side.pods, "via", side.other, "dev", side.device, "onlink"},
@@ -98,7 +97,7 @@ func (n *Node) link() error {
 	return nil
 }
 
-// runNode is the last stage of a node beside the first. It ends with the node.
+// runNode is the last stage of an additional node. It ends with the node.
 func runNode(ctx context.Context, s *site) error {
 	c := newCluster(s)
 	if err := os.MkdirAll(filepath.Join(c.Dir, "logs"), 0o755); err != nil {
@@ -117,21 +116,21 @@ func runNode(ctx context.Context, s *site) error {
 	return nil
 }
 
-// Path is where processes of the first node find a path of this one.
+// Path returns the path by which processes of the first node reach a path of
+// this node.
 func (n *Node) Path(path string) string {
 	return filepath.Join("/proc", strconv.Itoa(n.init.PID()), "root", path)
 }
 
-// Import brings the images of an OCI archive to the node.
+// Import imports the images of an OCI archive into the node's runtime.
 func (n *Node) Import(ctx context.Context, archive string) error {
 	return importInto(ctx, n.Path(runtimeSocket), archive)
 }
 
-// Cut ends the node as a loss of power does: each process at once, and with them
-// mounts, network and loop devices. Only what was on disk should be relied on
-// afterwards, but the page cache is the machine's: what was written and not
-// synced is there still.
-func (n *Node) Cut(ctx context.Context) error {
+// PowerOff simulates a power loss: all processes end at once, and with them
+// mounts, network and loop devices. The page cache of the machine survives, so
+// unsynced writes are not lost.
+func (n *Node) PowerOff(ctx context.Context) error {
 	if n.init == nil {
 		return nil
 	}
@@ -139,16 +138,16 @@ func (n *Node) Cut(ctx context.Context) error {
 	if err := n.site.removePodCgroups(); err != nil {
 		return err
 	}
-	// The kernel unmounts what the namespaces had in its own time.
-	return n.cluster.await(ctx, "the end of the loop devices of "+n.Name, nil, func(ctx context.Context) (bool, error) {
-		err := endDevices(ctx, n.site.nodeDir())
+	// The kernel unmounts the file systems of the namespaces asynchronously.
+	return n.cluster.await(ctx, "the loop devices to be detached of "+n.Name, nil, func(ctx context.Context) (bool, error) {
+		err := detachDriverLoops(ctx, n.site.nodeDir())
 		return err == nil, err
 	})
 }
 
-// Remove cuts the node and deletes it from the cluster.
+// Remove powers the node off and deletes it from the cluster.
 func (n *Node) Remove(ctx context.Context) error {
-	if err := n.Cut(ctx); err != nil {
+	if err := n.PowerOff(ctx); err != nil {
 		return err
 	}
 	if err := n.cluster.Client.CoreV1().Nodes().Delete(ctx, n.Name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {

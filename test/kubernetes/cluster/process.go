@@ -11,19 +11,18 @@ import (
 	"time"
 )
 
-// Process is a program of the cluster that runs beside the pods.
+// Process is a program of the cluster outside of pods.
 type Process struct {
 	Name string
-	Log  string // path of what it printed
+	Log  string // path of its output
 	cmd  *exec.Cmd
 	done chan struct{}
-	err  error // of Wait; read after done
+	err  error // result of Wait; valid after done
 }
 
-// Start runs a program until Stop, at the latest until the cluster ends. Its
-// output goes to NAME.log below the cluster's directory, after that of earlier
-// processes of this name. Paths of its arguments are those of the cluster's
-// mount namespace.
+// Start runs a program until Stop or the end of the cluster. Its output is
+// appended to NAME.log below the cluster's directory. Paths are those of the
+// cluster's mount namespace.
 func (c *Cluster) Start(name, program string, env []string, args ...string) (*Process, error) {
 	cmd := exec.Command(program, args...)
 	cmd.Env = append(os.Environ(), env...)
@@ -52,8 +51,8 @@ func (c *Cluster) start(name string, cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// Process returns the last process that was started under a name, as "apiserver";
-// nil: none was.
+// Process returns the process last started with a name, such as "apiserver", or
+// nil.
 func (c *Cluster) Process(name string) *Process {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -65,17 +64,16 @@ func (c *Cluster) Process(name string) *Process {
 	return nil
 }
 
-// PID is that of the process, which may have ended.
+// PID returns the id of the process, which can have ended.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Kill ends the process without asking it and waits for its end.
+// Kill sends SIGKILL and waits for the end of the process.
 func (p *Process) Kill() {
 	p.cmd.Process.Kill()
 	<-p.done
 }
 
-// Stop asks the process to end, and kills it after a minute; then that is the
-// error.
+// Stop sends SIGTERM. After a minute it kills the process and returns an error.
 func (p *Process) Stop() error {
 	p.cmd.Process.Signal(syscall.SIGTERM)
 	select {
@@ -87,7 +85,7 @@ func (p *Process) Stop() error {
 	}
 }
 
-// ended says that the process is not there any more, with the end of its log.
+// ended returns an error with the end of the log if the process has ended.
 func (p *Process) ended() error {
 	select {
 	case <-p.done:
@@ -97,7 +95,7 @@ func (p *Process) ended() error {
 	}
 }
 
-// tail returns the last n bytes of a file, or why there are none.
+// tail returns the last n bytes of a file, or the error text.
 func tail(path string, n int64) string {
 	f, err := os.Open(path)
 	if err != nil {

@@ -17,12 +17,10 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 )
 
-// Reboot does to the node what a crash and a new boot do, as far as its
-// programs can see: every process of the node's pods, the kubelet and the
-// runtime are killed at once, what they had mounted is gone, /run is empty, the
-// boot has another id; then runtime and kubelet start. The control plane goes
-// on, as that of another machine would, and so does the page cache: what was
-// written and not synced is there still.
+// Reboot simulates a crash and boot of the node: kubelet, runtime and all
+// processes of pods are killed, their mounts are removed, /run is emptied, the
+// boot id changes; then runtime and kubelet start. The control plane continues.
+// The page cache survives, so unsynced writes are not lost.
 func (c *Cluster) Reboot(ctx context.Context) error {
 	c.kubelet.Kill()
 	c.runtime.Kill()
@@ -35,10 +33,10 @@ func (c *Cluster) Reboot(ctx context.Context) error {
 	if err := c.unmountAll(ctx); err != nil {
 		return err
 	}
-	if err := endDevices(ctx, c.Dir); err != nil {
+	if err := detachDriverLoops(ctx, c.Dir); err != nil {
 		return err
 	}
-	if err := c.emptyVolatile(ctx); err != nil {
+	if err := c.clearVolatile(ctx); err != nil {
 		return err
 	}
 	if err := c.newBootID(); err != nil {
@@ -50,8 +48,8 @@ func (c *Cluster) Reboot(ctx context.Context) error {
 	return c.StartKubelet(ctx)
 }
 
-// killPods kills the processes of all pods, and the shims above them. They are
-// asked for again until none is left, as a dying one may have just forked.
+// killPods kills the processes of all pods and their shims. It repeats until
+// none is left, since a dying process can have forked.
 func (c *Cluster) killPods() error {
 	deadline := time.Now().Add(30 * time.Second)
 	for {
@@ -68,7 +66,7 @@ func (c *Cluster) killPods() error {
 		for _, pid := range left {
 			unix.Kill(pid, unix.SIGKILL)
 		}
-		time.Sleep(20 * time.Millisecond) // until the kernel has buried them; nothing tells
+		time.Sleep(20 * time.Millisecond) // no notification exists for the end of processes that are not children
 	}
 }
 
@@ -94,7 +92,7 @@ func (c *Cluster) podProcesses() ([]int, error) {
 		return nil, err
 	}
 	for _, path := range shims {
-		// Those of a node that was added are seen here too.
+		// Processes of additional nodes are visible here too.
 		if ns, err := os.Readlink(filepath.Join(filepath.Dir(path), "ns/pid")); err != nil || ns != own {
 			continue
 		}
@@ -110,9 +108,9 @@ func (c *Cluster) podProcesses() ([]int, error) {
 	return slices.Compact(all), nil
 }
 
-// emptyVolatile removes what a reboot does not keep. A runc or a network plugin
-// that outlives its runtime for a moment can still mount something there.
-func (c *Cluster) emptyVolatile(ctx context.Context) error {
+// clearVolatile removes what a reboot does not keep. A runc or network plugin
+// that outlives its runtime can still mount something.
+func (c *Cluster) clearVolatile(ctx context.Context) error {
 	deadline := time.Now().Add(30 * time.Second)
 	for _, dir := range volatile {
 		entries, err := os.ReadDir(dir)
@@ -133,7 +131,7 @@ func (c *Cluster) emptyVolatile(ctx context.Context) error {
 	return nil
 }
 
-// unmountAll unmounts what was mounted since the cluster began, the last first.
+// unmountAll unmounts all mounts created since the start, last first.
 func (c *Cluster) unmountAll(ctx context.Context) error {
 	table, err := mount.Table(ctx)
 	if err != nil {
@@ -146,7 +144,7 @@ func (c *Cluster) unmountAll(ctx context.Context) error {
 		}
 		err := unix.Unmount(e.Target, unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EBUSY) {
-			if err = letGo(ctx, e.Target); err == nil {
+			if err = detachHolders(ctx, e.Target); err == nil {
 				err = unix.Unmount(e.Target, unix.UMOUNT_NOFOLLOW)
 			}
 		}
@@ -157,9 +155,9 @@ func (c *Cluster) unmountAll(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// letGo detaches the loop devices that have the node of a block volume behind
-// them: the kubelet holds the volume with one.
-func letGo(ctx context.Context, node string) error {
+// detachHolders detaches loop devices backed by the device node of a block
+// volume, by which the kubelet holds the volume.
+func detachHolders(ctx context.Context, node string) error {
 	file, err := identity(node)
 	if err != nil {
 		return err
@@ -176,9 +174,9 @@ func letGo(ctx context.Context, node string) error {
 	return nil
 }
 
-// endDevices detaches the loop devices of a node's drivers: a machine that has
-// just booted has none.
-func endDevices(ctx context.Context, nodeDir string) error {
+// detachDriverLoops detaches the loop devices of a node's drivers: after a boot
+// there are none.
+func detachDriverLoops(ctx context.Context, nodeDir string) error {
 	devices, err := loopsOf(ctx, filepath.Join(nodeDir, "cleat"))
 	if err != nil {
 		return err
@@ -191,7 +189,7 @@ func endDevices(ctx context.Context, nodeDir string) error {
 	return nil
 }
 
-// newBootID makes the kubelet see another boot, as it reads this file.
+// newBootID changes the boot id that the kubelet reads.
 func (c *Cluster) newBootID() error {
 	path := filepath.Join(c.Dir, "boot_id")
 	if err := os.WriteFile(path, []byte(uuid.NewString()+"\n"), 0o444); err != nil {
@@ -199,7 +197,7 @@ func (c *Cluster) newBootID() error {
 	}
 	const kernels = "/proc/sys/kernel/random/boot_id"
 	if err := unix.Mount(path, kernels, "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("put another boot id in place: %w", err)
+		return fmt.Errorf("replace the boot id: %w", err)
 	}
 	table, err := mount.Table(context.Background())
 	if err != nil {

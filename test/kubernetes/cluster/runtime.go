@@ -63,15 +63,15 @@ state = "/run/containerd/state"
 		return err
 	}
 	defer conn.Close()
-	// Its other services answer before the one for kubelets is initialized.
+	// containerd's other services answer before the CRI service is initialized.
 	return c.await(ctx, "containerd", p, func(ctx context.Context) (bool, error) {
 		err := conn.Invoke(ctx, "/runtime.v1.RuntimeService/Status", &emptypb.Empty{}, &emptypb.Empty{})
 		return err == nil, err
 	})
 }
 
-// RestartRuntime kills containerd and starts another; its shims, and with them
-// the pods, go on.
+// RestartRuntime kills and restarts containerd; its shims and the pods continue
+// to run.
 func (c *Cluster) RestartRuntime(ctx context.Context) error {
 	c.runtime.Kill()
 	return c.startRuntime(ctx)
@@ -79,8 +79,8 @@ func (c *Cluster) RestartRuntime(ctx context.Context) error {
 
 const runtimeSocket = "/run/containerd/containerd.sock"
 
-// Import brings the images of an OCI archive to the first node; pods name them as
-// the archive does, and never pull.
+// Import imports the images of an OCI archive into the first node's runtime;
+// pods use them without pulling.
 func (c *Cluster) Import(ctx context.Context, archive string) error {
 	return importInto(ctx, runtimeSocket, archive)
 }

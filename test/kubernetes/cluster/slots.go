@@ -11,25 +11,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slots is how many clusters run on a machine at once. A fourth on two cores
-// would make all of them miss their deadlines.
+// slots is the maximum number of concurrent clusters on a machine. With a
+// fourth on two cores, all would miss their deadlines.
 const slots = 3
 
-// takeSlot waits until fewer than slots clusters run here. The slot is given
-// back when the file that it returns is closed, at the latest with the process.
-func takeSlot(ctx context.Context) (*os.File, error) {
+// acquireSlot waits until fewer than slots clusters run on this machine.
+// Closing the returned file, or the end of the process, releases the slot.
+func acquireSlot(ctx context.Context) (*os.File, error) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for said := false; ; {
 		for n := range slots {
 			f, err := os.OpenFile(filepath.Join(os.TempDir(), fmt.Sprintf(".cleat-cluster-%d", n)), os.O_CREATE|os.O_RDWR, 0o600)
 			if err != nil {
-				return nil, fmt.Errorf("take a slot for a cluster: %w", err)
+				return nil, fmt.Errorf("acquire a cluster slot: %w", err)
 			}
 			if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
 				return f, nil
 			} else if !errors.Is(err, unix.EWOULDBLOCK) {
-				return nil, errors.Join(fmt.Errorf("take a slot for a cluster: %w", err), f.Close())
+				return nil, errors.Join(fmt.Errorf("acquire a cluster slot: %w", err), f.Close())
 			}
 			f.Close()
 		}

@@ -1,19 +1,20 @@
-// Package cluster brings up a whole Kubernetes on this machine, in namespaces of
+// Package cluster runs a complete Kubernetes on this machine, in namespaces of
 // its own, from unmodified programs: etcd, containerd, the control plane, a
-// kubelet and a service proxy. It has one node, and more when a test adds them.
-// Nothing of it is seen outside, and nothing of it is left: the processes live in
-// a PID namespace, whose end is theirs.
+// kubelet and a service proxy. It has one node; tests can add more. Nothing is
+// visible outside, and nothing is left over: all processes end with their PID
+// namespace.
 //
-// A test binary enters it through Main, in three stages of the same program:
+// A test binary starts it through Main, which runs the binary in three stages:
 //
-//	outside  builds the programs, makes the state directory, sweeps up at the end
-//	init     is process 1 of the namespaces: lays mounts and network, reaps
+//	outside  builds the programs, creates the state directory, restores the machine
+//	init     process 1 of the namespaces: sets up mounts and network, reaps
 //	inside   starts the cluster and runs the tests
 //
-// A node that a test adds goes through the last two stages in namespaces of its
-// own; the last one starts what a node runs.
+// An additional node runs the last two stages in namespaces of its own; the
+// last one starts the processes of a node.
 //
-// It needs root, not CAP_SYS_RESOURCE, and either version of cgroups (version 2
+// It needs root, but not CAP_SYS_RESOURCE, and cgroups version 1 or 2 (version
+// 2 is untested).
 // has not been run yet).
 package cluster
 
@@ -36,36 +37,37 @@ import (
 	"github.com/cleatproject/cleat/test/kubernetes/programs"
 )
 
-// stageVariable carries what a stage hands to the next.
+// stageVariable passes the site to the next stage.
 const stageVariable = "CLEAT_CLUSTER_STAGE"
 
-// Setup is what a test binary adds to a cluster.
+// Setup configures a test binary's cluster.
 type Setup struct {
-	// Programs are the names of programs to build beside those of the cluster
-	// itself (package programs).
+	// Programs are the programs to build in addition to basePrograms (package
+	// programs).
 	Programs []string
-	// Outside, if any, runs before the namespaces are made, where the network
-	// is still there: it makes images and whatever else the tests need below dir.
+	// Outside, if set, runs before the namespaces are created, where the
+	// network is available: it creates images and other inputs of the tests
+	// below dir.
 	Outside func(ctx context.Context, dir string, set programs.Set) error
-	// Inside runs when the cluster is up, before the tests.
+	// Inside runs after the cluster is up, before the tests.
 	Inside func(ctx context.Context, c *Cluster) error
-	// Finish runs after the tests, before the cluster ends; what it finds wrong
-	// fails the run.
+	// Finish runs after the tests, before the cluster ends; its error fails the
+	// run.
 	Finish func(ctx context.Context, c *Cluster) error
 }
 
-// site is what the stages share.
+// site is the state shared by the stages.
 type site struct {
 	Stage    string
-	Node     int    // number of the node whose namespaces these are
-	Dir      string // state; short, as sockets lie below it
+	Node     int    // number of this stage's node
+	Dir      string // state; a short path, since it has sockets
 	Programs string
-	Cgroup   string // name of the group of all of the cluster's, below each hierarchy's root
+	Cgroup   string // name of the cluster's group below each hierarchy's root
 }
 
 // Main runs the tests of m inside a cluster and ends the process.
 func Main(m *testing.M, setup Setup) {
-	s, err := handedOver()
+	s, err := siteFromEnvironment()
 	switch {
 	case err != nil:
 	case s == nil:
@@ -75,7 +77,7 @@ func Main(m *testing.M, setup Setup) {
 		}
 	case s.Stage == "init":
 		var code int
-		if code, err = initialise(s); err == nil {
+		if code, err = runInit(s); err == nil {
 			os.Exit(code)
 		}
 	case s.Node > 1:
@@ -87,29 +89,29 @@ func Main(m *testing.M, setup Setup) {
 	os.Exit(1)
 }
 
-func handedOver() (*site, error) {
+func siteFromEnvironment() (*site, error) {
 	text := os.Getenv(stageVariable)
 	if text == "" {
 		return nil, nil
 	}
 	s := new(site)
 	if err := json.Unmarshal([]byte(text), s); err != nil {
-		return nil, fmt.Errorf("what %s hands over: %w", stageVariable, err)
+		return nil, fmt.Errorf("parse %s: %w", stageVariable, err)
 	}
 	return s, nil
 }
 
 func outside(setup Setup) (code int, err error) {
 	if os.Geteuid() != 0 {
-		return 0, errors.New("it makes namespaces, mounts and cgroups: run it as root")
+		return 0, errors.New("the tests create namespaces, mounts and cgroups: run them as root")
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	set, err := programs.Build(ctx, os.Stderr, append(own(), setup.Programs...)...)
+	set, err := programs.Build(ctx, os.Stderr, append(basePrograms(), setup.Programs...)...)
 	if err != nil {
 		return 0, err
 	}
-	slot, err := takeSlot(ctx)
+	slot, err := acquireSlot(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -119,13 +121,13 @@ func outside(setup Setup) (code int, err error) {
 		return 0, err
 	}
 	s := &site{Stage: "init", Node: 1, Dir: dir, Programs: set.Dir, Cgroup: "cleat-" + filepath.Base(dir)}
-	left, err := lookBefore(s)
+	left, err := recordState(s)
 	if err != nil {
 		return 0, errors.Join(err, os.RemoveAll(dir))
 	}
 	defer func() {
-		if sweepErr := left.sweep(); sweepErr != nil {
-			err = errors.Join(err, sweepErr)
+		if restoreErr := left.restore(); restoreErr != nil {
+			err = errors.Join(err, restoreErr)
 		}
 	}()
 	if setup.Outside != nil {
@@ -136,13 +138,13 @@ func outside(setup Setup) (code int, err error) {
 	return enter(ctx, s)
 }
 
-// namespaces are those that each node has of its own.
+// namespaces are the namespaces that each node has.
 const namespaces = syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS
 
-// enter runs this program again as process 1 of new namespaces and returns its
-// exit code. They end with this process, however it ends.
+// enter runs this program as process 1 of new namespaces and returns its exit
+// code. The namespaces end with this process.
 func enter(ctx context.Context, s *site) (int, error) {
-	cmd, err := again(s)
+	cmd, err := reexec(s)
 	if err != nil {
 		return 0, err
 	}
@@ -151,14 +153,14 @@ func enter(ctx context.Context, s *site) (int, error) {
 		Pdeathsig:  syscall.SIGKILL,
 	}
 	if err := cmd.Start(); err != nil {
-		return 0, fmt.Errorf("make namespaces: %w", err)
+		return 0, fmt.Errorf("create namespaces: %w", err)
 	}
 	done := make(chan error, 1)
 	go func() { done <- cmd.Wait() }()
 	select {
 	case err = <-done:
 	case <-ctx.Done():
-		// Process 1 passes it on, so that the tests clean up.
+		// Process 1 forwards the signal, so that the tests clean up.
 		cmd.Process.Signal(syscall.SIGTERM)
 		select {
 		case err = <-done:
@@ -176,8 +178,8 @@ func enter(ctx context.Context, s *site) (int, error) {
 	return 0, err
 }
 
-// again is this program in the next stage.
-func again(s *site) (*exec.Cmd, error) {
+// reexec returns the command for this program in the next stage.
+func reexec(s *site) (*exec.Cmd, error) {
 	text, err := json.Marshal(s)
 	if err != nil {
 		return nil, err
@@ -189,17 +191,17 @@ func again(s *site) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// initialise is process 1: it lays out the namespaces, starts the last stage,
-// and reaps whatever is orphaned until that has ended.
-func initialise(s *site) (int, error) {
+// runInit is process 1: it sets up the namespaces, starts the last stage, and
+// reaps orphans until the last stage has ended.
+func runInit(s *site) (int, error) {
 	if err := s.joinCgroup(os.Getpid()); err != nil {
 		return 0, err
 	}
-	if err := s.layOut(); err != nil {
+	if err := s.setUpNamespaces(); err != nil {
 		return 0, err
 	}
 	s.Stage = "inside"
-	cmd, err := again(s)
+	cmd, err := reexec(s)
 	if err != nil {
 		return 0, err
 	}
@@ -257,10 +259,10 @@ func inside(m *testing.M, s *site, setup Setup) (code int) {
 		}
 	}
 	if code == 0 {
-		code = runUntil(ctx, m)
+		code = runTests(ctx, m)
 	}
 	if os.Getenv("CLEAT_CLUSTER_HOLD") != "" {
-		hold(ctx, c, os.Stderr)
+		keepRunning(ctx, c, os.Stderr)
 	}
 	if setup.Finish != nil {
 		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Minute)
@@ -273,9 +275,9 @@ func inside(m *testing.M, s *site, setup Setup) (code int) {
 	return code
 }
 
-// runUntil runs the tests, and leaves them where they are when ctx ends first:
-// what they had is then given back as far as it can be.
-func runUntil(ctx context.Context, m *testing.M) int {
+// runTests runs the tests and abandons them when ctx ends; the cluster is then
+// cleaned up as far as possible.
+func runTests(ctx context.Context, m *testing.M) int {
 	code := make(chan int, 1)
 	go func() { code <- m.Run() }()
 	select {
@@ -287,10 +289,10 @@ func runUntil(ctx context.Context, m *testing.M) int {
 	}
 }
 
-// hold keeps the cluster for a person to look around in.
-func hold(ctx context.Context, c *Cluster, w io.Writer) {
-	fmt.Fprintf(w, "cluster: held. Enter it from outside with\n"+
+// keepRunning keeps the cluster until an interrupt, for debugging.
+func keepRunning(ctx context.Context, c *Cluster, w io.Writer) {
+	fmt.Fprintf(w, "cluster: kept running. Enter it with\n"+
 		"  nsenter -t $(pgrep -f -o 'etcd --data-dir %s') -m -n -p env KUBECONFIG=%s PATH=%s:$PATH bash\n"+
-		"and interrupt this to go on.\n", filepath.Join(c.Dir, "etcd"), c.Kubeconfig, c.Programs.Dir)
+		"and interrupt the tests to continue.\n", filepath.Join(c.Dir, "etcd"), c.Kubeconfig, c.Programs.Dir)
 	<-ctx.Done()
 }

@@ -9,18 +9,18 @@ import (
 	"strings"
 )
 
-// Kubectl runs kubectl as an administrator with input on its standard input and
-// returns what it prints.
+// Kubectl runs kubectl as an administrator with this standard input and returns
+// its output.
 func (c *Cluster) Kubectl(ctx context.Context, input string, args ...string) (string, error) {
 	return c.tool(ctx, "kubectl", input, args...)
 }
 
-// Helm runs helm as an administrator and returns what it prints.
+// Helm runs helm as an administrator and returns its output.
 func (c *Cluster) Helm(ctx context.Context, args ...string) (string, error) {
 	return c.tool(ctx, "helm", "", args...)
 }
 
-// Apply makes the objects of a YAML text, or changes them to be as it says.
+// Apply creates or updates the objects of a YAML text.
 func (c *Cluster) Apply(ctx context.Context, text string) error {
 	_, err := c.Kubectl(ctx, text, "apply", "--server-side", "--force-conflicts", "-f", "-")
 	return err
