@@ -87,7 +87,7 @@ func enableControllers(group string) error {
 	}
 	for _, c := range strings.Fields(string(text)) {
 		if err := os.WriteFile(filepath.Join(group, "cgroup.subtree_control"), []byte("+"+c), 0o644); err != nil {
-			return fmt.Errorf("enable controller %[2]s for children of cgroup %[1]s: %w", group, c, err)
+			return fmt.Errorf("cgroup %s: enable controller %s: %w", group, c, err)
 		}
 	}
 	return nil
