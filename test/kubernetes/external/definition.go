@@ -12,23 +12,23 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Definition is what the suite is told about a driver, in a file of this
-// directory that is named after the release of the chart.
+// Definition is the suite's description of a driver, in a file of this
+// directory named after the chart's release.
 type Definition struct {
 	Release string
 	File    string // path, absolute
 	Driver  string
-	Claims  map[string]bool // capabilities by the suite's names
+	Claims  map[string]bool // capabilities, by the suite's names
 	Sum     string          // of the file
-	// Only are the suites that are run; none means all.
+	// Only lists the suites to run; empty: all.
 	Only []string
 }
 
-// Releases are those of a full run. Release pair has a definition too, for the
-// specs that need two nodes.
+// Releases returns the releases of a full run. Release pair, which has a
+// definition too, is for specs that need two nodes.
 func Releases() []string { return []string{"local", "single", "limited"} }
 
-// Definitions reads the files in dir of these releases.
+// Definitions reads the definitions of these releases in dir.
 func Definitions(dir string, releases ...string) ([]Definition, error) {
 	var all []Definition
 	for _, release := range releases {
@@ -62,14 +62,14 @@ func Definitions(dir string, releases ...string) ([]Definition, error) {
 	return all, nil
 }
 
-// Covers says whether a full run has the spec.
+// Covers reports whether a full run includes the spec.
 func (d Definition) Covers(s Spec) bool {
 	suite, _ := s.Suite()
 	return s.Driver == d.Driver && (len(d.Only) == 0 || slices.Contains(d.Only, suite))
 }
 
-// LeftOut is why a spec is not run though it would not leave itself out, or
-// nothing.
+// LeftOut returns why the runner leaves out a spec that would not skip itself,
+// or "".
 func (d Definition) LeftOut(s Spec) string {
 	for _, o := range []struct {
 		release string // empty: all

@@ -6,7 +6,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-func TestWhatIsLeftOut(t *testing.T) {
+func TestLeftOutSpecs(t *testing.T) {
 	definitions := testkit.Value(Definitions(".", Releases()...))(t)
 	const (
 		byHand = "[Testpattern: Pre-provisioned Snapshot (retain policy)] snapshottable [Feature:VolumeSnapshotDataSource] volume snapshot controller should check snapshot fields, check deletion (persistent)"

@@ -10,10 +10,10 @@ import (
 //go:embed named.txt
 var named string
 
-// Named are the few specs that every change is held to.
+// Named returns the few specs that run for every change.
 func Named() ([]Spec, error) { return parseNamed(named) }
 
-// parseNamed reads lines of the form DRIVER: NAME; # begins a comment.
+// parseNamed reads lines of the form DRIVER: NAME; # starts a comment.
 func parseNamed(text string) ([]Spec, error) {
 	var specs []Spec
 	for line := range strings.Lines(text) {
@@ -27,7 +27,7 @@ func parseNamed(text string) ([]Spec, error) {
 		}
 		s := Spec{Driver: driver, Name: name}
 		if slices.Contains(specs, s) {
-			return nil, fmt.Errorf("named specs: %q stands there twice", line)
+			return nil, fmt.Errorf("named specs: duplicate %q", line)
 		}
 		specs = append(specs, s)
 	}

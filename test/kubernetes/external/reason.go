@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// Reason is why specs leave themselves out.
+// Reason is a reason why specs skip themselves.
 type Reason struct {
-	says *regexp.Regexp // what they say
-	Text string         // why that is so
+	says *regexp.Regexp // matches the spec's message
+	Text string         // the explanation
 }
 
-// reasons are all that are accepted: a spec that leaves itself out with other
-// words fails a full run.
+// reasons lists all accepted reasons: a spec that skips itself with another
+// message fails a full run.
 func reasons() []Reason {
 	var all []Reason
 	for _, r := range [][2]string{
@@ -41,8 +41,8 @@ func reasons() []Reason {
 	return all
 }
 
-// ReasonOf is why a spec that was not run does not apply, or false when nobody
-// has looked into that yet.
+// ReasonOf returns why a spec that was not run does not apply, or false if the
+// reason is unknown.
 func ReasonOf(r Result) (string, bool) {
 	if r.State == LeftOut {
 		return r.Message, true

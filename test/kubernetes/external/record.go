@@ -11,18 +11,17 @@ import (
 	"strings"
 )
 
-// RecordFile is where the record is kept, from the directory of the tests that
-// make it.
+// RecordFile is the path of the record, relative to test/kubernetes.
 const RecordFile = "external/last-run.json"
 
-// Record is what the last full run of each driver has shown.
+// Record has the results of the last full run of each driver.
 type Record struct {
 	Versions []Version      `json:"versions"`
 	Machine  string         `json:"machine"`
 	Drivers  []DriverRecord `json:"drivers"`
 }
 
-// Version is that of a program that took part.
+// Version is the version of a program used in a run.
 type Version struct {
 	Program string `json:"program"`
 	Version string `json:"version"`
@@ -32,14 +31,14 @@ type Version struct {
 type DriverRecord struct {
 	Release    string   `json:"release"`
 	Driver     string   `json:"driver"`
-	Definition string   `json:"definition"` // sum of its file
+	Definition string   `json:"definition"` // sum of the definition file
 	Date       string   `json:"date"`       // YYYY-MM-DD
 	Seconds    int      `json:"seconds"`
-	Processes  int      `json:"processes"` // side by side
+	Processes  int      `json:"processes"` // in parallel
 	Results    []Result `json:"results"`
 }
 
-// Count is how many of the results are in these states.
+// Count returns the number of results in these states.
 func (d DriverRecord) Count(states ...State) int {
 	n := 0
 	for _, r := range d.Results {
@@ -50,7 +49,7 @@ func (d DriverRecord) Count(states ...State) int {
 	return n
 }
 
-// Unfinished are the specs that have failed or not run.
+// Unfinished returns the specs that failed or did not run.
 func (d DriverRecord) Unfinished() []Spec {
 	var specs []Spec
 	for _, r := range d.Results {
@@ -61,7 +60,7 @@ func (d DriverRecord) Unfinished() []Spec {
 	return specs
 }
 
-// Replace puts results of another attempt into the place of the former ones.
+// Replace replaces results by those of another attempt.
 func (d *DriverRecord) Replace(results []Result) {
 	for _, r := range results {
 		for i, old := range d.Results {
@@ -73,7 +72,7 @@ func (d *DriverRecord) Replace(results []Result) {
 	}
 }
 
-// Driver is the record of a driver, or an empty one.
+// Driver returns the record of a driver, or an empty one.
 func (r *Record) Driver(name string) DriverRecord {
 	for _, d := range r.Drivers {
 		if d.Driver == name {
@@ -83,7 +82,7 @@ func (r *Record) Driver(name string) DriverRecord {
 	return DriverRecord{Driver: name}
 }
 
-// ReadRecord reads a record; one that is not there is empty.
+// ReadRecord reads a record; a missing file is an empty record.
 func ReadRecord(file string) (*Record, error) {
 	text, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -99,7 +98,7 @@ func ReadRecord(file string) (*Record, error) {
 	return r, nil
 }
 
-// Put replaces what the record has of the driver.
+// Put replaces the record of a driver.
 func (r *Record) Put(d DriverRecord) {
 	i := slices.IndexFunc(r.Drivers, func(old DriverRecord) bool { return old.Driver == d.Driver })
 	if i < 0 {
@@ -109,7 +108,7 @@ func (r *Record) Put(d DriverRecord) {
 	r.Drivers[i] = d
 }
 
-// Write writes the record, a line for each result.
+// Write writes the record, one line per result.
 func (r *Record) Write(file string) error {
 	text, err := r.encode()
 	if err != nil {
@@ -150,7 +149,7 @@ func (r *Record) encode() ([]byte, error) {
 	return []byte(b.String()), nil
 }
 
-// Keep writes the record to its file, and what it says into the page.
+// Keep writes the record to its file, and its tables into the page.
 func (r *Record) Keep(file, page string) error {
 	old, err := os.ReadFile(page)
 	if err != nil {

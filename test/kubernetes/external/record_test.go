@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-func TestRecordIsReadBackAsWritten(t *testing.T) {
+func TestRecordRoundTrip(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "sub", "run.json")
 	want := &Record{Versions: []Version{{"Kubernetes", "v1"}}, Machine: "2 cores"}
 	want.Put(DriverRecord{Release: "x", Driver: "a.b", Date: "2026-01-02", Results: someResults()[:1]})
@@ -25,11 +25,11 @@ func TestRecordIsReadBackAsWritten(t *testing.T) {
 		t.Error(diff)
 	}
 	if len(got.Drivers) != 2 || got.Drivers[0].Count(Passed, Skipped) != 2 {
-		t.Errorf("it has %d drivers", len(got.Drivers))
+		t.Errorf("got %d drivers", len(got.Drivers))
 	}
 }
 
-func TestPageTellsWhatTheRecordSays(t *testing.T) {
+func TestPageShowsRecord(t *testing.T) {
 	r := &Record{Machine: "2 cores", Versions: []Version{{"Kubernetes", "v1.2.3"}}}
 	r.Put(DriverRecord{Release: "x", Driver: "a.b", Date: "2026-01-02", Seconds: 61, Processes: 4, Results: someResults()})
 	got, err := Page("before\n"+beginMarker+"\nold\n"+endMarker+"\nafter\n", r)
@@ -39,11 +39,11 @@ func TestPageTellsWhatTheRecordSays(t *testing.T) {
 		"| volume-expand | 0, 1 failed |", "No full run of release single is recorded yet.", "| a file system of Windows | 1 | subPath |",
 	} {
 		if !strings.Contains(got, want) {
-			t.Errorf("it has no %q:\n%s", want, got)
+			t.Errorf("no %q in\n%s", want, got)
 		}
 	}
 	if strings.Contains(got, "old") {
-		t.Error("what was there before is still there")
+		t.Error("the old content is still in the page")
 	}
 	d := r.Driver("a.b")
 	if diff := cmp.Diff([]Spec{grows}, d.Unfinished()); diff != "" {
@@ -55,18 +55,18 @@ func TestPageTellsWhatTheRecordSays(t *testing.T) {
 		t.Errorf("after another attempt (%v):\n%s", err, got)
 	}
 	if _, err := Page("nothing", r); err == nil {
-		t.Error("no error for a page without the part")
+		t.Error("no error for a page without markers")
 	}
 }
 
-// The last full run is of this tree: of these versions and these claims, none
-// failed, and for each spec that does not apply there is a reason.
-func TestLastRunIsOfThisTree(t *testing.T) {
+// The last full run used this tree's versions and definitions, without failures,
+// and each spec that does not apply has a known reason.
+func TestLastRunMatchesThisTree(t *testing.T) {
 	const again = "run make e2e-full with CLEAT_E2E_RECORD=1"
 	r := testkit.Value(ReadRecord("last-run.json"))(t)
 	for program, want := range builtVersions(t) {
 		if !slices.Contains(r.Versions, Version{program, want}) {
-			t.Errorf("it was run with %v; this tree builds %s %s: %s", r.Versions, program, want, again)
+			t.Errorf("the run used %v; this tree builds %s %s: %s", r.Versions, program, want, again)
 		}
 	}
 	definitions := testkit.Value(Definitions(".", Releases()...))(t)
@@ -86,13 +86,13 @@ func TestLastRunIsOfThisTree(t *testing.T) {
 				t.Errorf("%s: %s: %s: %s", d.Driver, result.Name, result.State, result.Message)
 			}
 			if !d.Covers(result.Spec) {
-				t.Errorf("%s: %s is not for %s", d.Driver, result.Name, d.Release)
+				t.Errorf("%s: %s is not covered by %s", d.Driver, result.Name, d.Release)
 			}
 		}
 	}
 }
 
-// builtVersions are the versions that the go.mod files of the programs name.
+// builtVersions returns the versions in the go.mod files of the programs.
 func builtVersions(t *testing.T) map[string]string {
 	t.Helper()
 	all := make(map[string]string)
@@ -108,22 +108,22 @@ func builtVersions(t *testing.T) map[string]string {
 		}
 	}
 	if len(all) != 5 {
-		t.Fatalf("of the programs there are only %v", all)
+		t.Fatalf("found only the versions %v", all)
 	}
 	return all
 }
 
-func TestPageIsMadeFromTheLastRun(t *testing.T) {
+func TestPageMatchesLastRun(t *testing.T) {
 	r := testkit.Value(ReadRecord("last-run.json"))(t)
 	page := readPage(t)
 	want := testkit.Value(Page(page, r))(t)
 	if diff := cmp.Diff(want, page); diff != "" {
-		t.Errorf("docs/e2e.md is not what test/kubernetes/external/last-run.json says (-want +got):\n%s", diff)
+		t.Errorf("docs/e2e.md differs from test/kubernetes/external/last-run.json (-want +got):\n%s", diff)
 	}
 }
 
-// Every claim of a definition stands in the page's table, and no other.
-func TestPageTellsEveryClaim(t *testing.T) {
+// The page's table has exactly the claims of the definitions.
+func TestPageHasEveryClaim(t *testing.T) {
 	definitions := testkit.Value(Definitions(".", Releases()...))(t)
 	row := regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\| (yes)? ?\\| (yes)? ?\\| (yes)? ?\\| (.*)\\|$")
 	told := make([]map[string]bool, len(definitions))
@@ -139,12 +139,12 @@ func TestPageTellsEveryClaim(t *testing.T) {
 			}
 		}
 		if !claimed && strings.TrimSpace(m[5]) == "" {
-			t.Errorf("%s is not claimed, and there is no reason", m[1])
+			t.Errorf("%s is not claimed, but has no reason", m[1])
 		}
 	}
 	for i, d := range definitions {
 		if diff := cmp.Diff(d.Claims, told[i]); diff != "" {
-			t.Errorf("docs/e2e.md on %s (-claimed +told):\n%s", d.Release, diff)
+			t.Errorf("docs/e2e.md on %s (-claimed +documented):\n%s", d.Release, diff)
 		}
 	}
 }
@@ -155,12 +155,11 @@ func readPage(t *testing.T) string {
 	return string(text)
 }
 
-// The named specs are of drivers that there are, and have passed in their last
-// full run.
+// The named specs belong to known drivers and passed in the last full run.
 func TestNamedSpecsHavePassed(t *testing.T) {
 	specs := testkit.Value(Named())(t)
 	if len(specs) < 12 {
-		t.Errorf("there are %d", len(specs))
+		t.Errorf("got %d named specs", len(specs))
 	}
 	r := testkit.Value(ReadRecord("last-run.json"))(t)
 	for _, s := range specs {
@@ -179,6 +178,6 @@ func TestNamedSpecsHavePassed(t *testing.T) {
 
 func TestDefinitionsOfUnknownReleases(t *testing.T) {
 	if _, err := Definitions(".", "other"); err == nil || !strings.Contains(err.Error(), "local") {
-		t.Errorf("the error is %v", err)
+		t.Errorf("got error %v", err)
 	}
 }

@@ -11,40 +11,40 @@ import (
 	"time"
 )
 
-// State is how a spec ended, in Ginkgo's words.
+// State is the final state of a spec, in Ginkgo's terms.
 type State string
 
 const (
 	Passed  State = "passed"
-	Skipped State = "skipped"  // by the spec itself: it does not apply
-	LeftOut State = "left out" // by us
-	NotRun  State = "not run"  // though it was asked for
+	Skipped State = "skipped"  // by the spec itself: not applicable
+	LeftOut State = "left out" // by this package
+	NotRun  State = "not run"  // but requested
 )
 
-// Result is what became of a spec.
+// Result is the result of a spec.
 type Result struct {
 	Spec
 	State    State   `json:"state"`
 	Seconds  float64 `json:"seconds,omitempty"`
 	Message  string  `json:"message,omitempty"`  // why it did not pass
 	Location string  `json:"location,omitempty"` // in Kubernetes' source
-	// Attempt counts from 1; 0 is the first, too.
+	// Attempt starts at 1; 0 means 1 too.
 	Attempt int `json:"attempt,omitempty"`
 }
 
-// Failed says whether something has to be done about it.
+// Failed reports whether the result needs action.
 func (r Result) Failed() bool { return r.State != Passed && !r.Inapplicable() }
 
-// Inapplicable says whether it was left out, by itself or by us.
+// Inapplicable reports whether the spec skipped itself or was left out.
 func (r Result) Inapplicable() bool { return r.State == Skipped || r.State == LeftOut }
 
-// cleanup is how long a run that is told to end may take for it.
+// cleanup bounds the clean-up of an interrupted run.
 const cleanup = time.Minute
 
-// Run runs the specs, some processes of the program side by side with a few
-// specs each, and many if they will leave themselves out in no time; those that
-// want to be alone come last, one by one. Every spec has
-// one result, in the order of the specs. log hears of each that ends.
+// Run runs the specs in some parallel processes with a few specs each, or many
+// if these will skip themselves; serial specs run last, one by one. It returns
+// one result per spec, in the order of specs. log gets a line for each finished
+// spec.
 func (p Program) Run(ctx context.Context, specs []Spec, processes, each int, log io.Writer) []Result {
 	b := &board{results: make(map[Spec]Result), total: len(specs), log: log, start: time.Now()}
 	var together, alone, foreign []Spec
@@ -86,13 +86,13 @@ func (p Program) Run(ctx context.Context, specs []Spec, processes, each int, log
 	return results
 }
 
-// batch runs specs in one process; a spec of which its report knows nothing has
-// not been run.
+// batch runs specs in one process. A spec without a result in the report is
+// NotRun.
 func (p Program) batch(ctx context.Context, b *board, name string, specs []Spec) {
 	var results []Result
 	err := ctx.Err()
 	if err == nil {
-		results, err = p.run(ctx, name, focus(specs), "--ginkgo.timeout="+(time.Duration(len(specs))*most).String())
+		results, err = p.run(ctx, name, focus(specs), "--ginkgo.timeout="+(time.Duration(len(specs))*specTimeout).String())
 	}
 	for _, s := range specs {
 		r := Result{Spec: s, State: NotRun}
@@ -109,14 +109,14 @@ func (p Program) batch(ctx context.Context, b *board, name string, specs []Spec)
 		case found > 1:
 			r.State, r.Message = NotRun, fmt.Sprintf("%d specs have this name", found)
 		case err != nil && !r.Failed():
-			r.State, r.Message = NotRun, err.Error() // what goes wrong beside the specs is none of theirs, and not nothing
+			r.State, r.Message = NotRun, err.Error() // a failure outside of specs makes their results invalid
 		}
 		b.put(r)
 	}
 }
 
-// most is how long a spec may take; the suite's own timeouts are shorter.
-const most = 20 * time.Minute
+// specTimeout bounds a spec; the suite's own timeouts are shorter.
+const specTimeout = 20 * time.Minute
 
 func errorText(err error) string {
 	if err == nil {

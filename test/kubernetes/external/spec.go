@@ -1,6 +1,6 @@
-// Package external runs Kubernetes' own specs of storage ("External Storage")
-// against drivers of a cluster, with its unmodified test program e2e.test, and
-// keeps what a full run has shown in a file that the documentation is held to.
+// Package external runs Kubernetes' storage specs ("External Storage") against
+// drivers of a cluster, with the unmodified test program e2e.test, and records
+// the results of full runs, from which the documentation is generated.
 package external
 
 import (
@@ -21,14 +21,14 @@ import (
 // Spec is one of the suite's specs for a driver.
 type Spec struct {
 	Driver string `json:"driver"`
-	// Name is what the suite calls it, without the parts that all have in common.
+	// Name is the suite's name of the spec, without the common parts.
 	Name string `json:"name"`
 }
 
-// heading begins the full name of each spec.
+// heading returns the prefix of each spec's full name.
 func heading(driver string) string { return "External Storage [Driver: " + driver + "] " }
 
-// specOf takes a full name apart.
+// specOf parses a full name.
 func specOf(full string) (Spec, bool) {
 	rest, ok := strings.CutPrefix(full, "External Storage [Driver: ")
 	if !ok {
@@ -38,24 +38,24 @@ func specOf(full string) (Spec, bool) {
 	return Spec{Driver: driver, Name: name}, ok
 }
 
-// Serial says whether the spec wants to be alone, as it says itself or as it
-// turned out: the first waits a minute for the capacity of a new class, and
-// external-provisioner writes ten capacities a second (--kube-api-capacity-qps),
-// one for each class of the specs beside it after each of their volumes.
+// Serial reports whether the spec must run alone: it is marked so, or it waits
+// a minute for the capacity of a new class, which external-provisioner delays
+// beside other specs (it writes ten capacities a second,
+// --kube-api-capacity-qps, one per class after each volume).
 func (s Spec) Serial() bool {
 	return strings.Contains(s.Name, "[Serial]") || strings.HasSuffix(s.Name, "capacity provides storage capacity information")
 }
 
 var foreignPattern = regexp.MustCompile(`^\[Testpattern: (Pre-provisioned PV|Inline-volume|[^]]*\((ntfs|ext3)\))|\[Disruptive\]`)
 
-// foreign says whether the spec is of a kind that no driver of ours has volumes
-// for. It only decides in what company it is run.
+// foreign reports whether none of our drivers has this kind of volumes. It
+// affects only the grouping of specs.
 func (s Spec) foreign() bool { return foreignPattern.MatchString(s.Name) }
 
 var suiteName = regexp.MustCompile(`^\[Testpattern: (.*?)\] (?:\[[^]]*\] )*([A-Za-z-]+)`)
 
-// Suite is the group that the spec belongs to, as subPath, with the pattern of
-// its volumes, as Dynamic PV (ext4).
+// Suite returns the spec's group, such as subPath, and volume pattern, such as
+// Dynamic PV (ext4).
 func (s Spec) Suite() (suite, pattern string) {
 	m := suiteName.FindStringSubmatch(s.Name)
 	if m == nil {
@@ -64,7 +64,7 @@ func (s Spec) Suite() (suite, pattern string) {
 	return m[2], strings.TrimSpace(m[1])
 }
 
-// focus is the expression that selects these specs and no others.
+// focus returns the expression that selects exactly these specs.
 func focus(specs []Spec) string {
 	names := make([]string, len(specs))
 	for i, s := range specs {
@@ -73,7 +73,7 @@ func focus(specs []Spec) string {
 	return "^Kubernetes e2e suite (" + strings.Join(names, "|") + ")$"
 }
 
-// Program is e2e.test with what it needs to know of a cluster.
+// Program is e2e.test with the parameters of a cluster.
 type Program struct {
 	Path        string
 	Kubeconfig  string
@@ -82,8 +82,8 @@ type Program struct {
 	Dir         string   // for reports and logs
 }
 
-// List names every spec that the suite has for the drivers, those that will
-// turn out not to apply too.
+// List returns all specs of the suite for the drivers, including those that
+// will not apply.
 func (p Program) List(ctx context.Context) ([]Spec, error) {
 	results, err := p.run(ctx, "list", "^Kubernetes e2e suite External.Storage", "--ginkgo.dry-run")
 	if err != nil {
@@ -96,7 +96,7 @@ func (p Program) List(ctx context.Context) ([]Spec, error) {
 	return specs, nil
 }
 
-// Images are the references that the suite may run.
+// Images returns the images that the suite can run.
 func (p Program) Images(ctx context.Context) ([]string, error) {
 	out, err := exec.CommandContext(ctx, p.Path, "--list-images").Output()
 	if err != nil {
@@ -105,8 +105,8 @@ func (p Program) Images(ctx context.Context) ([]string, error) {
 	return strings.Fields(string(out)), nil
 }
 
-// run runs the program once, under a name for its files, and returns what its
-// report says. That specs fail is no error; that there is no report is.
+// run runs the program once, with name for its files, and returns the results
+// in its report. Failed specs are not an error; a missing report is.
 func (p Program) run(ctx context.Context, name, focus string, args ...string) ([]Result, error) {
 	report := filepath.Join(p.Dir, name+".json")
 	log, err := os.Create(filepath.Join(p.Dir, name+".log"))
@@ -116,21 +116,22 @@ func (p Program) run(ctx context.Context, name, focus string, args ...string) ([
 	defer log.Close()
 	all := []string{"--provider=local", "--kubeconfig=" + p.Kubeconfig, "--kubectl-path=" + p.Kubectl, "--ginkgo.no-color", "--ginkgo.v",
 		"--ginkgo.focus=" + focus, "--ginkgo.json-report=" + report,
-		// TestTwoNodes adds a node, cuts its power and removes it beside the specs.
+		// TestTwoNodes adds a node, powers it off and removes it during the
+		// specs.
 		"--non-blocking-taints=" + cluster.Added, "--allowed-not-ready-nodes=1"}
 	for _, d := range p.Definitions {
 		all = append(all, "--storage.testdriver="+d)
 	}
 	cmd := exec.CommandContext(ctx, p.Path, append(all, args...)...)
 	cmd.Dir = p.Dir
-	temporary, err := os.MkdirTemp(p.Dir, "tmp-") // the program leaves directories there
+	temporary, err := os.MkdirTemp(p.Dir, "tmp-") // the program leaves directories in it
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(temporary)
 	cmd.Env = append(os.Environ(), "HOME="+p.Dir, "TMPDIR="+temporary)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it cleans up then
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // the program cleans up on an interrupt
 	cmd.WaitDelay = cleanup
 	runErr := cmd.Run()
 	text, err := os.ReadFile(report)
@@ -142,7 +143,7 @@ func (p Program) run(ctx context.Context, name, focus string, args ...string) ([
 		return results, fmt.Errorf("report %s: %w", report, err)
 	}
 	for i := range results {
-		results[i].Message = strings.ReplaceAll(results[i].Message, p.Dir, "DIR") // one machine's own
+		results[i].Message = strings.ReplaceAll(results[i].Message, p.Dir, "DIR") // differs between machines
 	}
 	if exit, ok := errors.AsType[*exec.ExitError](runErr); runErr != nil && !ok || ok && !exit.Exited() {
 		return results, fmt.Errorf("%s (see %s): %w", filepath.Base(p.Path), log.Name(), runErr)
@@ -150,8 +151,8 @@ func (p Program) run(ctx context.Context, name, focus string, args ...string) ([
 	return results, nil
 }
 
-// parse reads a report of Ginkgo. Specs that were not selected are left out;
-// what goes wrong outside of specs is an error.
+// parse reads a Ginkgo report. Specs that were not selected are ignored; a
+// failure outside of specs is an error.
 func parse(text []byte) ([]Result, error) {
 	var suites []struct {
 		SpecReports []struct {
@@ -190,7 +191,7 @@ func parse(text []byte) ([]Result, error) {
 				result.Location = fmt.Sprintf("%s:%d", r.Failure.Location.FileName, r.Failure.Location.LineNumber)
 			}
 			texts := slices.DeleteFunc(append(r.ContainerHierarchyTexts, r.LeafNodeText), func(t string) bool { return t == "" })
-			full := strings.Join(texts, " ") // as Ginkgo does it for its focus
+			full := strings.Join(texts, " ") // like Ginkgo for its focus
 			spec, ok := specOf(full)
 			if !ok {
 				failed = append(failed, fmt.Errorf("%q is not a spec of a driver", full))

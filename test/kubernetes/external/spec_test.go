@@ -14,8 +14,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// TestMain is the suite's program in the tests of how it is run: it writes the
-// report that it is told, and leaves a directory behind.
+// TestMain stands in for e2e.test in the tests that run it: it writes the
+// requested report and leaves a directory over.
 func TestMain(m *testing.M) {
 	text, ok := os.LookupEnv("CLEAT_TEST_REPORT")
 	if !ok {
@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 			}
 		}
 	}
-	os.Exit(1) // as it does when a spec has failed
+	os.Exit(1) // e2e.test does so when a spec has failed
 }
 
 const someReport = `[{"SpecReports": [
@@ -74,7 +74,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-func TestSuiteOfASpec(t *testing.T) {
+func TestSuiteOfSpec(t *testing.T) {
 	for name, want := range map[string][2]string{
 		stores.Name: {"volumes", "Dynamic PV (ext4)"},
 		ntfs.Name:   {"subPath", "Dynamic PV (ntfs)"},
@@ -84,21 +84,21 @@ func TestSuiteOfASpec(t *testing.T) {
 	} {
 		suite, pattern := Spec{"d", name}.Suite()
 		if got := [2]string{suite, pattern}; got != want {
-			t.Errorf("%q is of %q, not %q", name, got, want)
+			t.Errorf("%q: got suite %q, want %q", name, got, want)
 		}
 	}
 	if stores.Serial() || !(Spec{"d", "x [Serial] y"}).Serial() {
-		t.Error("[Serial] is not told apart")
+		t.Error("a spec marked [Serial] is not serial")
 	}
 	if !(Spec{"d", "[Testpattern: Dynamic PV (default fs)] capacity provides storage capacity information"}).Serial() {
-		t.Error("the capacity of a new class is waited for beside others")
+		t.Error("a spec that waits for the capacity of a new class is not serial")
 	}
 	if stores.foreign() || !ntfs.foreign() {
-		t.Error("what is Windows' own is not told apart")
+		t.Error("a Windows spec is not foreign")
 	}
 }
 
-func TestFocusSelectsTheseSpecsOnly(t *testing.T) {
+func TestFocusSelectsOnlyTheseSpecs(t *testing.T) {
 	re := regexp.MustCompile(focus([]Spec{stores, ntfs}))
 	suite := "Kubernetes e2e suite "
 	for text, want := range map[string]bool{
@@ -111,13 +111,13 @@ func TestFocusSelectsTheseSpecsOnly(t *testing.T) {
 		suite + heading("a.b") + "[Testpattern: Dynamic PV (ext4)]": false,
 	} {
 		if re.MatchString(text) != want {
-			t.Errorf("%q: selected is not %v", text, want)
+			t.Errorf("%q: want selected %t", text, want)
 		}
 	}
 }
 
-// A spec of which the report has no result is a failure, whatever the reason.
-func TestRunOwesAResultForEverySpec(t *testing.T) {
+// A spec without a result in the report has failed, whatever the reason.
+func TestRunReturnsAResultForEverySpec(t *testing.T) {
 	self := testkit.Value(os.Executable())(t)
 	absent := Spec{"a.b", "[Testpattern: Dynamic PV (ext4)] volumes should be there [Serial]"}
 	specs := []Spec{absent, grows, stores, ntfs}
@@ -127,10 +127,10 @@ func TestRunOwesAResultForEverySpec(t *testing.T) {
 	}{
 		"a report":  {someReport, []State{NotRun, "failed", Passed, Skipped}},
 		"no report": {"", []State{NotRun, NotRun, NotRun, NotRun}},
-		"a spec twice": {strings.Replace(someReport, `"State": "passed", "RunTime": 1500000000},`, `"State": "passed"},
+		"duplicate spec": {strings.Replace(someReport, `"State": "passed", "RunTime": 1500000000},`, `"State": "passed"},
 			{"ContainerHierarchyTexts": ["External Storage [Driver: a.b]", "[Testpattern: Dynamic PV (ext4)] volumes"], "LeafNodeType": "It", "LeafNodeText": "should store data", "State": "passed"},`, 1),
 			[]State{NotRun, "failed", NotRun, Skipped}},
-		"something failed beside the specs": {strings.Replace(someReport, `"LeafNodeText": "", "State": "passed"`, `"LeafNodeText": "", "State": "failed"`, 1), []State{NotRun, "failed", NotRun, NotRun}},
+		"failure outside of specs": {strings.Replace(someReport, `"LeafNodeText": "", "State": "passed"`, `"LeafNodeText": "", "State": "failed"`, 1), []State{NotRun, "failed", NotRun, NotRun}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("CLEAT_TEST_REPORT", c.report)
@@ -139,10 +139,10 @@ func TestRunOwesAResultForEverySpec(t *testing.T) {
 			var got []State
 			for i, r := range p.Run(t.Context(), specs, 2, 3, io.Discard) {
 				if r.Spec != specs[i] {
-					t.Errorf("result %d is of %v", i, r.Spec)
+					t.Errorf("result %d is for %v", i, r.Spec)
 				}
 				if r.Failed() != (r.State != Passed && r.State != Skipped) {
-					t.Errorf("%v counts as failed: %v", r.State, r.Failed())
+					t.Errorf("state %v: got Failed %v", r.State, r.Failed())
 				}
 				got = append(got, r.State)
 			}
@@ -151,7 +151,7 @@ func TestRunOwesAResultForEverySpec(t *testing.T) {
 			}
 			for _, pattern := range []string{filepath.Join(os.TempDir(), "*"), filepath.Join(p.Dir, "tmp-*")} {
 				if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {
-					t.Errorf("left behind: %v, %v", left, err)
+					t.Errorf("left over: %v, %v", left, err)
 				}
 			}
 		})
@@ -164,7 +164,7 @@ func TestJUnit(t *testing.T) {
 	text := testkit.Value(os.ReadFile(file))(t)
 	for _, want := range []string{`tests="3" failures="1" skipped="1"`, `<failure message="failed: it did not">it did not`, `time="1.500"`} {
 		if !strings.Contains(string(text), want) {
-			t.Errorf("it has no %s:\n%s", want, text)
+			t.Errorf("no %s in\n%s", want, text)
 		}
 	}
 }

@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// row counts the specs of a suite.
+// row has the counts of a suite.
 type row struct {
 	passed, skipped, failed int
 	seconds                 float64
 }
 
-// rows are the suites of results, by name.
+// rows returns the counts by suite.
 func rows(results []Result) map[string]row {
 	all := make(map[string]row)
 	for _, r := range results {
@@ -34,8 +34,7 @@ func rows(results []Result) map[string]row {
 	return all
 }
 
-// Table is what a person reads after a run: the suites with their numbers and
-// times, those that took longest first.
+// Table returns the counts and times of the suites, slowest first, for the log.
 func Table(results []Result) string {
 	all := rows(results)
 	names := slices.SortedFunc(maps.Keys(all), func(a, b string) int {
@@ -53,13 +52,13 @@ func Table(results []Result) string {
 	return b.String()
 }
 
-// Markers of the part of the page that is made from the record.
+// Markers of the generated part of the page.
 const (
 	beginMarker = "<!-- made from test/kubernetes/external/last-run.json -->"
 	endMarker   = "<!-- end -->"
 )
 
-// Page puts what the record says into the page.
+// Page replaces the generated part of the page.
 func Page(page string, r *Record) (string, error) {
 	before, rest, found := strings.Cut(page, beginMarker)
 	_, after, end := strings.Cut(rest, endMarker)
@@ -99,7 +98,7 @@ func (r *Record) markdown() string {
 	return b.String()
 }
 
-// suites is a table of suites by drivers.
+// suites returns a table of suites by drivers.
 func (r *Record) suites() string {
 	var b strings.Builder
 	b.WriteString("| suite |")
@@ -115,7 +114,7 @@ func (r *Record) suites() string {
 	b.WriteString("\n|---|" + strings.Repeat("---|", len(r.Drivers)) + "\n")
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		if !slices.ContainsFunc(of, func(suites map[string]row) bool { return suites[name].passed+suites[name].failed > 0 }) {
-			continue // it is in the table of what does not apply
+			continue // listed as not applicable
 		}
 		fmt.Fprintf(&b, "| %s |", name)
 		for _, suites := range of {
@@ -134,7 +133,8 @@ func (r *Record) suites() string {
 	return b.String()
 }
 
-// notApplicable is a table of reasons by drivers, with the suites they are in.
+// notApplicable returns a table of reasons by drivers, with the suites
+// concerned.
 func (r *Record) notApplicable() string {
 	counts := map[string][]int{}
 	suites := map[string]map[string]bool{}

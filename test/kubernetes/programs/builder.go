@@ -14,9 +14,9 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/flock"
 )
 
-// builder fills sets. Below its cache lie "lock", whose holder alone changes
-// anything, a directory for each set, and hidden ones for what is being made:
-// a program appears in its set by a rename, whole.
+// builder fills sets. Its cache has the file "lock", which protects all
+// changes, a directory per set, and hidden directories for builds in progress.
+// Programs are renamed into their set atomically.
 type builder struct {
 	root    string // of the source tree
 	cache   string
@@ -26,7 +26,7 @@ type builder struct {
 
 const (
 	crdsDir = "crds"
-	// making is how the directories for what is being made begin.
+	// making is the name prefix of directories for builds in progress.
 	making = ".making-"
 )
 
@@ -69,12 +69,13 @@ func (b *builder) build(ctx context.Context, want []string) (_ Set, err error) {
 		}
 	}
 	if built {
-		b.say("the programs of Kubernetes are in %s after %s", set.Dir, since(start))
+		b.logf("the programs of Kubernetes are in %s after %s", set.Dir, since(start))
 	}
 	return set, nil
 }
 
-// wanted is want without repeats, or all programs but tests if it is empty.
+// wanted returns want without duplicates, or all programs except tests if want
+// is empty.
 func (b *builder) wanted(want []string) ([]string, error) {
 	known := names(b.modules)
 	if len(want) == 0 {
@@ -88,21 +89,20 @@ func (b *builder) wanted(want []string) ([]string, error) {
 	}
 	for _, name := range want {
 		if !slices.Contains(known, name) {
-			return nil, fmt.Errorf("no program is named %q: want some of %s", name, strings.Join(known, ", "))
+			return nil, fmt.Errorf("unknown program %q: want some of %s", name, strings.Join(known, ", "))
 		}
 	}
 	return want, nil
 }
 
-// lock takes the cache's lock, which the kernel gives back however the
-// holder ends.
+// lock takes the cache's lock, which the kernel releases when the process ends.
 func (b *builder) lock(ctx context.Context) (*os.File, error) {
 	lock, err := os.OpenFile(filepath.Join(b.cache, "lock"), os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	if err = flock.Try(lock); errors.Is(err, flock.ErrHeld) {
-		b.say("another process builds the programs of Kubernetes: waiting for it")
+		b.logf("another process builds the programs of Kubernetes: waiting for it")
 		err = flock.Lock(ctx, lock)
 	}
 	if err != nil {
@@ -111,7 +111,7 @@ func (b *builder) lock(ctx context.Context) (*os.File, error) {
 	return lock, nil
 }
 
-// work is what of a module a set lacks.
+// work lists what a set lacks of a module.
 type work struct {
 	programs, tests []program
 	crds            []crds
@@ -119,8 +119,8 @@ type work struct {
 
 func (w work) empty() bool { return len(w.programs)+len(w.tests)+len(w.crds) == 0 }
 
-// missing is what the set lacks of the wanted programs of m. The custom
-// resource definitions of a module come with any of its programs.
+// missing returns what the set lacks of the wanted programs of m. A module's
+// CRDs come with any of its programs.
 func (m module) missing(set Set, want []string) (w work, err error) {
 	asked := false
 	for _, p := range m.all {
@@ -128,7 +128,7 @@ func (m module) missing(set Set, want []string) (w work, err error) {
 			continue
 		}
 		asked = true
-		switch there, err := has(set.Path(p.name)); {
+		switch there, err := isComplete(set.Path(p.name)); {
 		case err != nil:
 			return work{}, err
 		case there:
@@ -143,7 +143,7 @@ func (m module) missing(set Set, want []string) (w work, err error) {
 	}
 	for _, s := range m.sources {
 		for _, c := range s.crds {
-			there, err := has(filepath.Join(set.Dir, crdsDir, c.name))
+			there, err := isComplete(filepath.Join(set.Dir, crdsDir, c.name))
 			if err != nil {
 				return work{}, err
 			}
@@ -155,9 +155,9 @@ func (m module) missing(set Set, want []string) (w work, err error) {
 	return w, nil
 }
 
-// has tells whether something whole lies at path. A file without content is
-// what a loss of power may leave of a rename.
-func has(path string) (bool, error) {
+// isComplete reports whether path exists and is not empty: after a power loss,
+// a renamed file can be empty.
+func isComplete(path string) (bool, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
@@ -168,7 +168,7 @@ func has(path string) (bool, error) {
 	return info.Size() > 0, nil
 }
 
-func (b *builder) say(format string, args ...any) {
+func (b *builder) logf(format string, args ...any) {
 	if b.log != nil {
 		fmt.Fprintf(b.log, format+"\n", args...)
 	}

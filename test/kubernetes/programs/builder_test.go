@@ -29,7 +29,7 @@ func output(t *testing.T, set Set, name string, args ...string) string {
 	return string(out)
 }
 
-// entries are the names in a directory.
+// entries returns the names in a directory.
 func entries(t *testing.T, dir string) []string {
 	t.Helper()
 	found := testkit.Value(os.ReadDir(dir))(t)
@@ -68,39 +68,39 @@ func TestBuild(t *testing.T) {
 	}
 
 	log.Reset()
-	long := time.Now().Add(-resting)
+	long := time.Now().Add(-idleLimit)
 	testkit.Must(t, os.Chtimes(set.Dir, long, long))
 	if again := mustBuild(t, b); again != set || log.Len() > 0 {
-		t.Errorf("the second time: %v, %s", again, &log)
+		t.Errorf("second build: %v, %s", again, &log)
 	}
 	if info, err := os.Stat(set.Dir); err != nil {
 		t.Error(err)
-	} else if time.Since(info.ModTime()) > resting/2 {
-		t.Errorf("the set was used just now, and is marked with %v", info.ModTime())
+	} else if time.Since(info.ModTime()) > idleLimit/2 {
+		t.Errorf("the set was just used, but its time is %v", info.ModTime())
 	}
-	// What is there stays, what is not there or not whole is made.
+	// Complete parts are kept, missing and incomplete ones are built.
 	testkit.Must(t, errors.Join(os.Remove(set.Path("first")), os.Truncate(set.Path("tool"), 0)))
 	mustBuild(t, b, "first", "tool", "first", "all.test")
 	if got := output(t, set, "first") + output(t, set, "tool"); got != "alpha v1.2.312tool v1.9.019" {
-		t.Errorf("made again they print %q", got)
+		t.Errorf("after the rebuild they print %q", got)
 	}
 	if got := output(t, set, "all.test"); got != "PASS\n" {
 		t.Errorf("the test binary prints %q", got)
 	}
 	if building := lines(log.String(), "building"); !slices.Equal(building, []string{"nested: building first", "nested: building all.test", "tool: building tool"}) {
-		t.Errorf("what was built: %q", building)
+		t.Errorf("got builds %q", building)
 	}
 	if got := entries(t, b.cache); !slices.Equal(got, []string{filepath.Base(set.Dir), "lock"}) {
-		t.Errorf("the cache has %v", got)
+		t.Errorf("got cache entries %v", got)
 	}
 }
 
-// lines are those of a text that have the word.
+// lines returns the lines of a text that contain the word.
 func lines(text, word string) []string {
 	return slices.DeleteFunc(strings.Split(text, "\n"), func(line string) bool { return !strings.Contains(line, word) })
 }
 
-func TestBuildOfSomeLeavesTheRestAlone(t *testing.T) {
+func TestBuildOfSomePrograms(t *testing.T) {
 	b := fixture(t, nil)
 	set := mustBuild(t, b, "tool")
 	if got := entries(t, set.Dir); !slices.Equal(got, []string{"tool"}) {
@@ -108,7 +108,7 @@ func TestBuildOfSomeLeavesTheRestAlone(t *testing.T) {
 	}
 }
 
-func TestHashFollowsItsInputs(t *testing.T) {
+func TestHashDependsOnItsInputs(t *testing.T) {
 	b := fixture(t, nil)
 	hash := func() string {
 		t.Helper()
@@ -122,7 +122,7 @@ func TestHashFollowsItsInputs(t *testing.T) {
 	changed := func(what string) {
 		t.Helper()
 		if h := hash(); slices.Contains(seen, h) {
-			t.Errorf("%s has changed, but not the hash", what)
+			t.Errorf("the hash does not depend on %s", what)
 		} else {
 			seen = append(seen, h)
 		}
@@ -145,39 +145,39 @@ func TestHashFollowsItsInputs(t *testing.T) {
 func TestFailedBuild(t *testing.T) {
 	b := fixture(t, nil)
 	if _, err := b.build(t.Context(), []string{"kublet"}); err == nil || !strings.Contains(err.Error(), `"kublet": want some of first, beta, all.test, gamma, tool`) {
-		t.Errorf("a name that there is not: %v", err)
+		t.Errorf("unknown name: got error %v", err)
 	}
 	b.modules[0].sources[0].programs[0].pkg = "cmd/broken"
 	_, err := b.build(t.Context(), nil)
 	if err == nil || !strings.Contains(err.Error(), "undefined: nothing") || !strings.Contains(err.Error(), filepath.Join(b.root, "nested")) {
-		t.Errorf("a package that does not compile: %v", err)
+		t.Errorf("compile error: got error %v", err)
 	}
 	id := testkit.Value(b.hash(t.Context()))(t)
 	if got := entries(t, filepath.Join(b.cache, id)); len(got) > 0 {
-		t.Errorf("a build that failed left %v in the set", got)
+		t.Errorf("failed build left %v in the set", got)
 	}
 	if got := entries(t, b.cache); !slices.Equal(got, []string{id, "lock"}) {
-		t.Errorf("a build that failed left %v in the cache", got)
+		t.Errorf("failed build left %v in the cache", got)
 	}
 	b.modules = fixtureModules()
 	testkit.Must(t, os.WriteFile(filepath.Join(b.root, "nested", "go.sum"), nil, 0o644))
 	if _, err := b.build(t.Context(), []string{"beta"}); err == nil || !strings.Contains(err.Error(), "missing go.sum entry") {
-		t.Errorf("a go.sum that lacks what is built: %v", err)
+		t.Errorf("incomplete go.sum: got error %v", err)
 	}
 	b.modules[0].sources[0].path = "example.test/absent"
 	if _, err := b.build(t.Context(), []string{"beta"}); err == nil || !strings.Contains(err.Error(), "example.test/absent") {
-		t.Errorf("a module that go.mod does not require: %v", err)
+		t.Errorf("module missing in go.mod: got error %v", err)
 	}
 }
 
-// Processes that want the same at once: one makes it, all have it.
-func TestBuildsAtOnce(t *testing.T) {
+// Of concurrent builds of the same set, one builds and the others wait.
+func TestConcurrentBuilds(t *testing.T) {
 	b := fixture(t, nil)
 	var logs [3]bytes.Buffer
 	var dirs [3]string
 	var all sync.WaitGroup
 	for i := range logs {
-		cmd := helper(t.Context(), b)
+		cmd := buildProcess(t.Context(), b)
 		cmd.Stderr = &logs[i]
 		all.Go(func() {
 			out, err := cmd.Output()
@@ -200,9 +200,9 @@ func TestBuildsAtOnce(t *testing.T) {
 	}
 }
 
-// held is a fixture whose proxy holds back one module's code until the test
-// lets it go; asked gets the request.
-func held(t *testing.T, path string) (b *builder, asked <-chan context.Context, letGo func()) {
+// blockedFixture returns a fixture whose proxy blocks requests for one module
+// until release is called; asked gets the request.
+func blockedFixture(t *testing.T, path string) (b *builder, asked <-chan context.Context, release func()) {
 	t.Helper()
 	b = fixture(t, nil)
 	requests, gate := make(chan context.Context, 1), make(chan struct{})
@@ -220,9 +220,9 @@ func held(t *testing.T, path string) (b *builder, asked <-chan context.Context, 
 		case <-r.Context().Done():
 		}
 	}))
-	letGo = sync.OnceFunc(func() { close(gate) })
-	t.Cleanup(letGo)
-	return b, requests, letGo
+	release = sync.OnceFunc(func() { close(gate) })
+	t.Cleanup(release)
+	return b, requests, release
 }
 
 func wait[T any](t *testing.T, what string, c <-chan T) T {
@@ -236,27 +236,27 @@ func wait[T any](t *testing.T, what string, c <-chan T) T {
 	}
 }
 
-// A process that is killed in the middle of the second module leaves the first
-// one whole, and no lock; the next build goes on from there.
+// A build killed during the second module leaves the first one complete and the
+// cache unlocked; the next build continues.
 func TestKilledBuild(t *testing.T) {
-	b, asked, letGo := held(t, "example.test/tool")
-	cmd := helper(t.Context(), b)
+	b, asked, release := blockedFixture(t, "example.test/tool")
+	cmd := buildProcess(t.Context(), b)
 	var killed bytes.Buffer
 	cmd.Stderr = &killed
 	testkit.Must(t, cmd.Start())
 	request := wait(t, "download", asked)
 	testkit.Must(t, cmd.Process.Kill())
 	if err := cmd.Wait(); err == nil {
-		t.Error("the process that was killed ended well")
+		t.Error("the killed process succeeded")
 	}
 	wait(t, "end of the go command", request.Done())
-	letGo()
+	release()
 	id := testkit.Value(b.hash(t.Context()))(t)
 	if got := entries(t, filepath.Join(b.cache, id)); !slices.Equal(got, []string{"beta", "crds", "first", "gamma"}) {
 		t.Errorf("the set has %v\n%s", got, &killed)
 	}
 	if got := entries(t, b.cache); len(got) != 3 || !strings.HasPrefix(got[0], making) {
-		t.Errorf("the cache has %v: the kill was not in the middle", got)
+		t.Errorf("got cache entries %v: the kill was not during the build", got)
 	}
 	var log bytes.Buffer
 	b.log = &log
@@ -265,16 +265,17 @@ func TestKilledBuild(t *testing.T) {
 		t.Errorf("tool prints %q", got)
 	}
 	if got := lines(log.String(), "building"); !slices.Equal(got, []string{"tool: building tool"}) {
-		t.Errorf("after the kill it built %q", got)
+		t.Errorf("got builds %q after the kill", got)
 	}
 	if got := entries(t, b.cache); !slices.Equal(got, []string{id, "lock"}) {
 		t.Errorf("the cache has %v", got)
 	}
 }
 
-// A context ends the go command as well as the wait for another process.
+// Cancelling the context ends both the go command and the wait for another
+// process.
 func TestCancelledBuild(t *testing.T) {
-	b, asked, _ := held(t, "example.test/other")
+	b, asked, _ := blockedFixture(t, "example.test/other")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	failed := make(chan error, 2)
@@ -288,7 +289,7 @@ func TestCancelledBuild(t *testing.T) {
 	cancel()
 	for range 2 {
 		if err := wait(t, "end of a build", failed); !errors.Is(err, context.Canceled) {
-			t.Errorf("a build whose context ended: %v", err)
+			t.Errorf("cancelled build: got error %v", err)
 		}
 	}
 	wait(t, "end of the go command", request.Done())

@@ -14,17 +14,17 @@ import (
 )
 
 const (
-	// newest is how many sets stay, however old.
+	// newest is the minimum number of sets kept.
 	newest = 2
-	// resting is how long a set that is not one of those stays after its last
-	// Build: programs that are to be started may lie in it.
-	resting = 2 * time.Hour
-	// hashLength is that of a set's name.
+	// idleLimit is the time since the last Build after which other sets are
+	// removed: their programs can still be started before.
+	idleLimit = 2 * time.Hour
+	// hashLength is the length of a set's name.
 	hashLength = 16
 )
 
-// hash names the set of these programs: it follows from all that they are
-// built of, so that whoever changes a version gets another set.
+// hash returns the name of the set, derived from everything the programs are
+// built from: another version gives another set.
 func (b *builder) hash(ctx context.Context) (string, error) {
 	h := sha256.New()
 	tool, err := b.goTool(ctx, b.root, "", "env", "GOVERSION", "GOOS", "GOARCH", "GOAMD64", "GOARM64", "GOEXPERIMENT")
@@ -46,14 +46,14 @@ func (b *builder) hash(ctx context.Context) (string, error) {
 	return hex.EncodeToString(h.Sum(nil))[:hashLength], nil
 }
 
-// used marks a set as used at this moment.
+// used sets the time of a set to now.
 func used(dir string) error {
 	now := time.Now()
 	return os.Chtimes(dir, now, now)
 }
 
-// clear removes what builds that were killed left. What one of their last
-// compilers still writes must not stop this build: the next one removes it.
+// clear removes left-overs of killed builds. Files that one of their compilers
+// still writes are ignored, and removed by the next build.
 func (b *builder) clear() error {
 	entries, err := os.ReadDir(b.cache)
 	if err != nil {
@@ -64,13 +64,13 @@ func (b *builder) clear() error {
 			continue
 		}
 		if err := os.RemoveAll(filepath.Join(b.cache, e.Name())); err != nil {
-			b.say("of a build that was killed there is left: %v", err)
+			b.logf("of a build that was killed there is left: %v", err)
 		}
 	}
 	return nil
 }
 
-// prune removes sets other than keep that nobody needs any more.
+// prune removes old sets other than keep.
 func (b *builder) prune(keep string, now time.Time) error {
 	entries, err := os.ReadDir(b.cache)
 	if err != nil {
@@ -90,17 +90,17 @@ func (b *builder) prune(keep string, now time.Time) error {
 	slices.SortFunc(sets, func(x, y os.FileInfo) int { return y.ModTime().Compare(x.ModTime()) })
 	var failed []error
 	for i, s := range sets {
-		if i < newest-1 || now.Sub(s.ModTime()) < resting {
+		if i < newest-1 || now.Sub(s.ModTime()) < idleLimit {
 			continue
 		}
-		b.say("removing the older programs of Kubernetes in %s", filepath.Join(b.cache, s.Name()))
+		b.logf("removing the older programs of Kubernetes in %s", filepath.Join(b.cache, s.Name()))
 		failed = append(failed, b.discard(s.Name()))
 	}
 	return errors.Join(failed...)
 }
 
-// discard removes a set whole: hidden first, so that a kill in the middle
-// leaves no half of it.
+// discard removes a set. It renames the set to a hidden name first, so that an
+// interruption leaves no partial set.
 func (b *builder) discard(id string) error {
 	hidden := filepath.Join(b.cache, making+id)
 	if err := os.Rename(filepath.Join(b.cache, id), hidden); err != nil {

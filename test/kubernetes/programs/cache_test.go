@@ -19,11 +19,11 @@ func TestPrune(t *testing.T) {
 	now := time.Now()
 	id := func(c string) string { return strings.Repeat(c, hashLength) }
 	for name, age := range map[string]time.Duration{
-		id("a"): 300 * time.Hour, // the one in use, just asked for
-		id("b"): 200 * time.Hour, // the newest other
+		id("a"): 300 * time.Hour, // in use, just requested
+		id("b"): 200 * time.Hour, // the newest other set
 		id("c"): 201 * time.Hour,
 		id("d"): 202 * time.Hour,
-		"abcd":  999 * time.Hour, // not ours
+		"abcd":  999 * time.Hour, // not a set
 		id("z"): 999 * time.Hour,
 	} {
 		dir := filepath.Join(b.cache, name)
@@ -37,7 +37,7 @@ func TestPrune(t *testing.T) {
 		t.Errorf("the log: %q", got)
 	}
 
-	// Of those that somebody used just now none goes.
+	// Recently used sets are all kept.
 	for _, name := range []string{id("e"), id("f")} {
 		dir := filepath.Join(b.cache, name)
 		testkit.Must(t, errors.Join(os.Mkdir(dir, 0o755), used(dir)))
@@ -63,7 +63,7 @@ func TestCacheDir(t *testing.T) {
 			t.Errorf("%+v: %s, %v", c, got, err)
 		}
 		if err != nil && !strings.Contains(err.Error(), "CLEAT_CACHE") {
-			t.Errorf("%v does not say what to set", err)
+			t.Errorf("error %v does not name CLEAT_CACHE", err)
 		}
 	}
 }
@@ -71,10 +71,10 @@ func TestCacheDir(t *testing.T) {
 func TestCRDs(t *testing.T) {
 	set := Set{Dir: t.TempDir()}
 	if _, err := set.CRDs("snapshots"); err == nil || !strings.Contains(err.Error(), "want one of csi-addons, snapshot") {
-		t.Errorf("a name that there is not: %v", err)
+		t.Errorf("unknown name: got error %v", err)
 	}
 	if _, err := set.CRDs("snapshot"); err == nil || !strings.Contains(err.Error(), "build a program") {
-		t.Errorf("a set without them: %v", err)
+		t.Errorf("set without CRDs: got error %v", err)
 	}
 	file := filepath.Join(set.Dir, crdsDir, "snapshot", "a.yaml")
 	testkit.Must(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o644)))

@@ -20,7 +20,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// helperVariable has a test binary build the set of the fixture in that
+// helperVariable makes a test binary build the set of the fixture in this
 // directory instead of running tests.
 const helperVariable = "CLEAT_TEST_PROGRAMS"
 
@@ -37,8 +37,9 @@ func TestMain(m *testing.M) {
 	fmt.Println(set.Dir)
 }
 
-// helper is another process that builds the fixture's set.
-func helper(ctx context.Context, b *builder) *exec.Cmd {
+// buildProcess returns a command that builds the fixture's set in another
+// process.
+func buildProcess(ctx context.Context, b *builder) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, os.Args[0])
 	cmd.Env = append(os.Environ(), helperVariable+"="+b.root)
 	return cmd
@@ -49,7 +50,7 @@ const (
 	command = "package main\n\nvar version, major, minor = \"none\", \"none\", \"none\"\n\nfunc main() { print(%q, version, major, minor) }\n"
 )
 
-// published are the modules of the fixture's proxy, by path@version.
+// published returns the modules of the fixture's proxy, by path@version.
 func published() map[string]map[string]string {
 	stamped := func(name string) string { return fmt.Sprintf(command, name+" ") }
 	return map[string]map[string]string{
@@ -74,7 +75,7 @@ func published() map[string]map[string]string {
 	}
 }
 
-// proxy serves what is published. hold is called before an answer.
+// proxy serves the published modules. hold is called before an answer.
 func proxy(t *testing.T, hold func(r *http.Request)) string {
 	t.Helper()
 	answers := make(map[string][]byte)
@@ -110,8 +111,8 @@ func proxy(t *testing.T, hold func(r *http.Request)) string {
 	return server.URL
 }
 
-// fixtureModules are two go.mod files as the real ones lie: one of a nested
-// module with two sources, and one beside others for the tree's root.
+// fixtureModules returns two go.mod files like the real ones: a nested module
+// with two sources, and one next to others for the tree's root.
 func fixtureModules() []module {
 	stamp := []string{"main.version={version}", "main.major={major}", "main.minor={minor}"}
 	return []module{
@@ -131,14 +132,14 @@ func fixtureIn(dir string, log io.Writer) *builder {
 	return &builder{root: dir, cache: filepath.Join(dir, "cache"), modules: fixtureModules(), log: log}
 }
 
-// fixture is a source tree with an empty cache and a module cache of its own,
-// fed by a proxy here.
+// fixture returns a builder with its own source tree, cache, module cache and
+// proxy.
 func fixture(t *testing.T, log io.Writer) *builder {
 	t.Helper()
 	dir := t.TempDir()
 	t.Setenv("GOPROXY", proxy(t, nil))
 	t.Setenv("GOSUMDB", "off")
-	t.Setenv("CGO_ENABLED", "1") // which no build takes over
+	t.Setenv("CGO_ENABLED", "1") // builds must override this
 	emptyModuleCache(t)
 	for name, text := range map[string]string{
 		"go.mod":         "module example.test/tree\n\ngo 1.26.0\n",
@@ -156,12 +157,12 @@ func fixture(t *testing.T, log io.Writer) *builder {
 	return b
 }
 
-// emptyModuleCache gives the go command a module cache that ends with the test.
+// emptyModuleCache sets a module cache that is removed after the test.
 func emptyModuleCache(t *testing.T) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "mod")
 	t.Setenv("GOMODCACHE", dir)
-	t.Cleanup(func() { // its directories are not writable
+	t.Cleanup(func() { // its directories are read-only
 		clean := exec.Command("go", "clean", "-modcache")
 		clean.Env = append(os.Environ(), "GOMODCACHE="+dir)
 		if out, err := clean.CombinedOutput(); err != nil {

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// buildFlags are those of every build: nothing of this machine gets into a
-// program, and no build changes a go.mod.
+// buildFlags returns the flags of every build: reproducible, and go.mod is not
+// changed.
 func buildFlags() []string { return []string{"-trimpath", "-buildvcs=false", "-mod=readonly"} }
 
 // goModule runs the go command for a module.
@@ -24,14 +24,14 @@ func (b *builder) goModule(ctx context.Context, m module, scratch, command strin
 	if filepath.Base(modfile) == "go.mod" {
 		return b.goTool(ctx, filepath.Dir(modfile), scratch, append([]string{command}, args...)...)
 	}
-	// A go.mod beside others serves the tree's root.
+	// A go.mod next to others is for the tree's root.
 	return b.goTool(ctx, b.root, scratch, append([]string{command, "-modfile=" + modfile}, args...)...)
 }
 
-// goTool runs the go command and returns what it prints. Its error ends with
-// the last lines of its complaints. Its own temporary files lie in scratch, so
-// that they go with it when the command is killed; it ends with this process,
-// and only what it has started may write on for some seconds.
+// goTool runs the go command and returns its output. Its error has the last
+// lines of the output. Temporary files are in scratch, to be removed with it
+// after a kill; the command ends with this process, but its children can write
+// for some more seconds.
 func (b *builder) goTool(ctx context.Context, dir, scratch string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
@@ -44,23 +44,23 @@ func (b *builder) goTool(ctx context.Context, dir, scratch string, args ...strin
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 10 * time.Second
-	runtime.LockOSThread() // the kernel's "parent" is the thread that starts it
+	runtime.LockOSThread() // Pdeathsig refers to the starting thread
 	defer runtime.UnlockOSThread()
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
-		return "", fmt.Errorf("go %s in %s: %w\n%s", strings.Join(args, " "), dir, err, complaints(stdout.String()+stderr.String()))
+		return "", fmt.Errorf("go %s in %s: %w\n%s", strings.Join(args, " "), dir, err, lastLines(stdout.String()+stderr.String()))
 	}
 	return stdout.String(), nil
 }
 
-// complaints are the last lines of what the go command prints, without what it
+// lastLines returns the last lines of the go command's output, without
 // downloads.
-func complaints(text string) string {
-	const most = 20
+func lastLines(text string) string {
+	const specTimeout = 20
 	lines := slices.DeleteFunc(strings.Split(strings.TrimSpace(text), "\n"), func(line string) bool {
 		return strings.HasPrefix(line, "go: downloading ")
 	})
-	return strings.Join(lines[max(0, len(lines)-most):], "\n")
+	return strings.Join(lines[max(0, len(lines)-specTimeout):], "\n")
 }

@@ -51,7 +51,8 @@ func (b *builder) make(ctx context.Context, m module, set Set, w work) (err erro
 	return nil
 }
 
-// versions are those of m's sources, which its go.mod chose, by path.
+// versions returns the versions of m's sources by path, as chosen by its
+// go.mod.
 func (b *builder) versions(ctx context.Context, m module, scratch string) (map[string]string, error) {
 	out, err := b.goModule(ctx, m, scratch, "list", append([]string{"-mod=readonly", "-m", "-f", "{{.Path}} {{.Version}}"}, m.paths()...)...)
 	if err != nil {
@@ -65,7 +66,7 @@ func (b *builder) versions(ctx context.Context, m module, scratch string) (map[s
 	return all, nil
 }
 
-// compile runs the go command for these programs and puts them into the set.
+// compile builds these programs and moves them into the set.
 func (b *builder) compile(ctx context.Context, m module, versions map[string]string, set Set, scratch string, programs []program, command string, args ...string) error {
 	start := time.Now()
 	out, err := os.MkdirTemp(scratch, "out-")
@@ -87,8 +88,8 @@ func (b *builder) compile(ctx context.Context, m module, versions map[string]str
 			list = append(list, p.name)
 		}
 	}
-	b.say("%s: building %s", m.name, strings.Join(list, ", "))
-	stop := b.beat(m.name, start, out, len(list))
+	b.logf("%s: building %s", m.name, strings.Join(list, ", "))
+	stop := b.logProgress(m.name, start, out, len(list))
 	_, err = b.goModule(ctx, m, scratch, command, args...)
 	stop()
 	if err != nil {
@@ -99,14 +100,15 @@ func (b *builder) compile(ctx context.Context, m module, versions map[string]str
 		if err != nil {
 			return err
 		}
-		b.say("%s: %s, %d MB", m.name, p.name, size/1_000_000)
+		b.logf("%s: %s, %d MB", m.name, p.name, size/1_000_000)
 	}
-	b.say("%s: built in %s", m.name, since(start))
+	b.logf("%s: built in %s", m.name, since(start))
 	return nil
 }
 
-// beat tells once a minute that the build goes on, until stop is called.
-func (b *builder) beat(name string, start time.Time, out string, programs int) (stop func()) {
+// logProgress logs once a minute that the build is running, until stop is
+// called.
+func (b *builder) logProgress(name string, start time.Time, out string, programs int) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var beating sync.WaitGroup
 	beating.Go(func() {
@@ -117,8 +119,8 @@ func (b *builder) beat(name string, start time.Time, out string, programs int) (
 			case <-ctx.Done():
 				return
 			case <-ticker.C:
-				done, _ := os.ReadDir(out) // only for the line
-				b.say("%s: %s, %d of %d linked", name, since(start), len(done), programs)
+				done, _ := os.ReadDir(out) // only for the log
+				b.logf("%s: %s, %d of %d linked", name, since(start), len(done), programs)
 			}
 		}
 	})
@@ -128,7 +130,7 @@ func (b *builder) beat(name string, start time.Time, out string, programs int) (
 	}
 }
 
-// place moves a program that is whole to where it is found, and tells its size.
+// place moves a complete program to its final path, and returns its size.
 func place(from, to string) (int64, error) {
 	f, err := os.Open(from)
 	if err != nil {
@@ -141,8 +143,8 @@ func place(from, to string) (int64, error) {
 	return info.Size(), os.Rename(from, to)
 }
 
-// copyCRDs copies the custom resource definitions in from to the directory to,
-// which appears whole.
+// copyCRDs copies the CRDs in from to the directory to, which is created
+// atomically.
 func copyCRDs(from, scratch, to string) error {
 	files, err := filepath.Glob(filepath.Join(from, "*.yaml"))
 	if err != nil {
@@ -159,7 +161,7 @@ func copyCRDs(from, scratch, to string) error {
 			return err
 		}
 		if !bytes.Contains(text, []byte("\nkind: CustomResourceDefinition\n")) {
-			continue // what kustomize wants beside them
+			continue // input of kustomize
 		}
 		if err := os.WriteFile(filepath.Join(half, filepath.Base(file)), text, 0o644); err != nil {
 			return err

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// module is a go.mod of this tree and what is built with it, in one run of the
-// go command each for programs and tests.
+// module is a go.mod of this tree and the programs built with it, in one run of
+// the go command each for programs and tests.
 type module struct {
 	name    string
 	modfile string // relative to the source tree's root
@@ -17,7 +17,7 @@ type module struct {
 // source is a Go module that commands are built from.
 type source struct {
 	path     string
-	stamp    []string // the variables that the linker sets, with {version}, {major} and {minor} of it
+	stamp    []string // variables set by the linker, with {version}, {major} and {minor}
 	programs []program
 	crds     []crds
 }
@@ -25,18 +25,18 @@ type source struct {
 type program struct {
 	name string
 	pkg  string // relative to the source's path
-	test bool   // the package's test binary, built only when asked for
+	test bool   // test binary of the package, built only on request
 }
 
-// crds are custom resource definitions, which are copied.
+// crds are CustomResourceDefinitions to copy.
 type crds struct {
 	name string
 	dir  string // relative to the source's root
 	pkg  string // any package of the source, relative to its path
 }
 
-// modules are what can be built. The order is that of the build: what a node
-// needs first comes first.
+// modules lists what can be built, in the order of the build: the components of
+// a node first.
 func modules() []module {
 	const own = "test/kubernetes/programs/"
 	return []module{
@@ -83,8 +83,8 @@ func modules() []module {
 	}
 }
 
-// linkerFlags are the -ldflags for the commands of a source of that version.
-// The pattern leaves those of other sources alone.
+// linkerFlags returns the -ldflags for the commands of a source. Their pattern
+// does not match other sources.
 func (s source) linkerFlags(version string) string {
 	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
 	minor, _, _ := strings.Cut(rest, ".")
@@ -96,7 +96,7 @@ func (s source) linkerFlags(version string) string {
 	return "-ldflags=" + s.path + "/...=" + strings.Join(flags, " ")
 }
 
-// output is the name that the go command gives to the program.
+// output returns the go command's name for the program.
 func (p program) output() string {
 	if p.test {
 		return p.name
@@ -104,7 +104,7 @@ func (p program) output() string {
 	return path.Base(p.pkg)
 }
 
-// paths are the Go modules that m's commands are built from.
+// paths returns the Go modules of m's sources.
 func (m module) paths() []string {
 	var all []string
 	for _, s := range m.sources {
@@ -113,7 +113,7 @@ func (m module) paths() []string {
 	return all
 }
 
-// all yields every program with the source that it belongs to.
+// all yields every program with its source.
 func (m module) all(yield func(source, program) bool) {
 	for _, s := range m.sources {
 		for _, p := range s.programs {

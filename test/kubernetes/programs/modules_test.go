@@ -14,7 +14,7 @@ import (
 
 const root = "../../.."
 
-// required are the versions that a go.mod requires, by path.
+// required returns the versions required by a go.mod, by path.
 func required(t *testing.T, modfile string) map[string]string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "go", "mod", "edit", "-json", filepath.Join(root, modfile)).Output()
@@ -32,9 +32,9 @@ func required(t *testing.T, modfile string) map[string]string {
 	return all
 }
 
-// Each program's package stands where go mod tidy sees it, so that the go.mod
-// and go.sum have all that its build wants.
-func TestModulesNameTheirPrograms(t *testing.T) {
+// Every program's package is imported where go mod tidy finds it, so that
+// go.mod and go.sum are complete.
+func TestModulesImportTheirPrograms(t *testing.T) {
 	for _, m := range modules() {
 		file := m.modfile
 		if filepath.Base(file) == "go.mod" {
@@ -52,7 +52,7 @@ func TestModulesNameTheirPrograms(t *testing.T) {
 		}
 		for _, pkg := range packages {
 			if !strings.Contains(string(text), "\""+pkg+"\"") && !strings.Contains(string(text), "tool "+pkg+"\n") {
-				t.Errorf("%s does not name %s", file, pkg)
+				t.Errorf("%s does not import %s", file, pkg)
 			}
 		}
 		versions := required(t, m.modfile)
@@ -67,7 +67,7 @@ func TestModulesNameTheirPrograms(t *testing.T) {
 func TestNamesAreUnique(t *testing.T) {
 	all := slices.Sorted(slices.Values(Names()))
 	if unique := slices.Compact(slices.Clone(all)); len(unique) != len(all) {
-		t.Errorf("a name comes twice: %v", all)
+		t.Errorf("duplicate name in %v", all)
 	}
 	for _, m := range modules() {
 		var outputs []string
@@ -76,25 +76,25 @@ func TestNamesAreUnique(t *testing.T) {
 		}
 		slices.Sort(outputs)
 		if unique := slices.Compact(slices.Clone(outputs)); len(unique) != len(outputs) {
-			t.Errorf("%s: two programs have one file: %v", m.name, outputs)
+			t.Errorf("%s: two programs have the same output: %v", m.name, outputs)
 		}
 	}
 }
 
-// The kubelet that pods run under and the kubelet's code that test/upstream
-// meets are of one version.
-func TestOneKubernetes(t *testing.T) {
+// The kubelet built here and the kubelet's code in test/upstream have the same
+// version.
+func TestSameKubernetesVersionEverywhere(t *testing.T) {
 	const path = "k8s.io/kubernetes"
 	here, there := required(t, "test/kubernetes/programs/kubernetes/go.mod")[path], required(t, "test/upstream/go.mod")[path]
 	if here == "" || here != there {
-		t.Errorf("%s is %q here and %q in test/upstream", path, here, there)
+		t.Errorf("%s is %q here, but %q in test/upstream", path, here, there)
 	}
 }
 
 func TestModulesAreTidy(t *testing.T) {
 	for _, m := range modules() {
 		if filepath.Base(m.modfile) != "go.mod" {
-			continue // for the tree's root, which go mod tidy takes for its code
+			continue // for the tree's root, whose code go mod tidy would use
 		}
 		cmd := exec.CommandContext(t.Context(), "go", "mod", "tidy", "-diff")
 		cmd.Dir = filepath.Join(root, filepath.Dir(m.modfile))

@@ -1,8 +1,7 @@
-// Package programs builds the peers of the tests on a real Kubernetes from
-// their Go modules, unmodified, and keeps them in a cache outside the source
-// tree: Kubernetes itself, the CSI sidecars, CSI-Addons and Helm. Their
-// versions stand in the go.mod files of the directories beside this file and in
-// tools/helm.mod, nowhere else.
+// Package programs builds the unmodified peers of the Kubernetes tests from
+// their Go modules and caches them outside the source tree: Kubernetes, the CSI
+// sidecars, CSI-Addons and Helm. Their versions are set only in the go.mod
+// files below this directory and in tools/helm.mod.
 package programs
 
 import (
@@ -17,19 +16,19 @@ import (
 	"github.com/cleatproject/cleat/test/tree"
 )
 
-// Set is a directory of programs that Build has filled.
+// Set is a directory of programs built by Build.
 type Set struct {
 	Dir string
 }
 
-// Build makes the programs of those names, or all of them but e2e.test if none
-// is named, and returns where they are. What the cache has is not built again;
-// log hears of what takes long. Any number of processes may call it at once:
-// one builds and the others wait for it.
+// Build builds the named programs, or all except e2e.test if none is named, and
+// returns their directory. Cached programs are not rebuilt; progress goes to
+// log. Concurrent calls from any number of processes are safe: one builds, the
+// others wait.
 //
-// The cache lies below CLEAT_CACHE, else below cleat in the user's cache
-// directory. A cold build of all takes about 7 minutes on two cores, 5 GB in
-// the go command's own caches and 1 GB in this one.
+// The cache is below CLEAT_CACHE, else below cleat in the user's cache
+// directory. A cold build of all programs takes about 7 minutes on two cores, 5
+// GB in the go command's caches and 1 GB in this one.
 func Build(ctx context.Context, log io.Writer, want ...string) (Set, error) {
 	root, err := tree.Root()
 	if err != nil {
@@ -42,14 +41,14 @@ func Build(ctx context.Context, log io.Writer, want ...string) (Set, error) {
 	return (&builder{root: root, cache: dir, modules: modules(), log: log}).build(ctx, want)
 }
 
-// Names are the names of all programs, in the order of their build.
+// Names returns the names of all programs, in build order.
 func Names() []string { return names(modules()) }
 
-// Path is where the program of that name lies.
+// Path returns the path of a program.
 func (s Set) Path(name string) string { return filepath.Join(s.Dir, name) }
 
-// CRDs are the files of the custom resource definitions of "snapshot" or
-// "csi-addons", which come with any program of the sidecars and of CSI-Addons.
+// CRDs returns the files of the CRDs of "snapshot" or "csi-addons", which are
+// built with any program of the sidecars or of CSI-Addons.
 func (s Set) CRDs(of string) ([]string, error) {
 	known := crdNames(modules())
 	if !slices.Contains(known, of) {
@@ -65,13 +64,13 @@ func (s Set) CRDs(of string) ([]string, error) {
 	return files, nil
 }
 
-// cacheDir is where the sets lie.
+// cacheDir returns the directory of the sets.
 func cacheDir() (string, error) {
 	dir := os.Getenv("CLEAT_CACHE")
 	if dir == "" {
 		user, err := os.UserCacheDir()
 		if err != nil {
-			return "", fmt.Errorf("no place for the cache of Kubernetes' programs (set CLEAT_CACHE): %w", err)
+			return "", fmt.Errorf("no cache directory for Kubernetes' programs (set CLEAT_CACHE): %w", err)
 		}
 		dir = filepath.Join(user, "cleat")
 	}

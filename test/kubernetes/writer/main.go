@@ -1,14 +1,14 @@
-// Writer writes numbered records to files and block devices without end, and
-// notes each that was acknowledged in a journal that does not lie on them.
+// Writer writes numbered records to files and block devices until it is
+// stopped, and logs each acknowledged record in a journal elsewhere.
 //
-//	writer JOURNALS NAME=PATH...        checks what is there, then writes
-//	writer -check JOURNALS NAME=PATH... checks, beside a writer or without one
+//	writer JOURNALS NAME=PATH...        checks the existing records, then writes
+//	writer -check JOURNALS NAME=PATH... only checks, also while a writer runs
 //
-// A record has 4096 bytes and a place: that of its number modulo the number of
-// places. A file is written through the page cache and synced, a device with
+// A record has 4096 bytes and is stored at its number modulo the number of
+// places. Files are written through the page cache and synced, devices with
 // O_DIRECT and synced. JOURNALS/NAME gets a line "NUMBER NANOSECONDS" for each
-// record when the kernel has said that it is on the disk; a line that begins
-// with "error" tells what the kernel said instead, and ends the program.
+// record that is on the disk; a line that starts with "error" has the kernel's
+// error, after which the program ends.
 package main
 
 import (
@@ -71,13 +71,13 @@ func main() {
 	for err := range failed {
 		fmt.Fprintln(os.Stderr, "writer:", err)
 		if code = 1; !check {
-			break // the others end with it
+			break // the other targets end too
 		}
 	}
 	os.Exit(code)
 }
 
-// target is one file or device.
+// target is a file or device.
 type target struct {
 	name, path, journal string
 }
@@ -99,7 +99,7 @@ func (t target) run(check bool) error {
 	return err
 }
 
-// write goes on behind the last acknowledged record until something fails.
+// write continues after the last acknowledged record until an error.
 func (t target) write(journal *os.File) error {
 	f, err := t.open(os.O_RDWR)
 	if err != nil {
@@ -126,7 +126,7 @@ func (t target) write(journal *os.File) error {
 	}
 }
 
-// open opens a device past the page cache, and makes a file that is missing.
+// open opens a device with O_DIRECT, and creates a missing file.
 func (t target) open(flags int) (*os.File, error) {
 	info, err := os.Stat(t.path)
 	switch {
@@ -140,9 +140,9 @@ func (t target) open(flags int) (*os.File, error) {
 	return os.OpenFile(t.path, flags, 0o600)
 }
 
-// check reads every place and wants the last acknowledged record of it there,
-// or a later one, as a writer may be at work or may have been cut off between
-// the disk's word and the journal.
+// check fails unless every place has its last acknowledged record or a later
+// one: a writer can be running, or it was interrupted between the sync and the
+// journal.
 func (t target) check() error {
 	before, err := t.acknowledged()
 	if err != nil {
@@ -151,7 +151,7 @@ func (t target) check() error {
 	if before == 0 {
 		return nil
 	}
-	f, err := os.OpenFile(t.path, os.O_RDONLY|unix.O_DIRECT, 0) // what the disk has
+	f, err := os.OpenFile(t.path, os.O_RDONLY|unix.O_DIRECT, 0) // bypasses the page cache
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (t target) check() error {
 	for number := max(1, before+1-min(before, places)); number <= before; number++ {
 		var found uint64
 		right := false
-		for try := 0; !right && try < 3; try++ { // the next record may just be on its way there
+		for try := 0; !right && try < 3; try++ { // the next record can be in flight
 			if try > 0 {
 				time.Sleep(10 * pace)
 			}
@@ -179,7 +179,7 @@ func (t target) check() error {
 	return nil
 }
 
-// acknowledged is the highest number in the journal, 0 without one.
+// acknowledged returns the highest number in the journal, or 0.
 func (t target) acknowledged() (uint64, error) {
 	f, err := os.Open(t.journal)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -194,20 +194,20 @@ func (t target) acknowledged() (uint64, error) {
 	for {
 		line, err := r.ReadString('\n')
 		if errors.Is(err, io.EOF) {
-			return last, nil // what has no end was cut off
+			return last, nil // an incomplete line was interrupted
 		}
 		if err != nil {
 			return 0, err
 		}
 		var number uint64
 		if _, err := fmt.Sscan(line, &number); err == nil {
-			last = max(last, number) // for a moment there may have been two writers
+			last = max(last, number) // two writers can overlap for a moment
 		}
 	}
 }
 
-// fill makes the record of a number: the number, bytes that follow from it and
-// the target's name, and a checksum of all that.
+// fill writes the record of a number into buffer: the number, bytes derived
+// from the number and the target's name, and a checksum.
 func (t target) fill(buffer []byte, number uint64) {
 	binary.LittleEndian.PutUint64(buffer, number)
 	random := rand.New(rand.NewPCG(number, uint64(crc32.ChecksumIEEE([]byte(t.name)))))
@@ -217,7 +217,7 @@ func (t target) fill(buffer []byte, number uint64) {
 	binary.LittleEndian.PutUint64(buffer[recordSize-8:], uint64(crc32.ChecksumIEEE(buffer[:recordSize-8])))
 }
 
-// aligned is a buffer that O_DIRECT takes.
+// aligned returns a buffer aligned for O_DIRECT.
 func aligned() []byte {
 	room := make([]byte, 2*recordSize)
 	skip := recordSize - int(uintptr(unsafe.Pointer(unsafe.SliceData(room)))%recordSize)
