@@ -234,7 +234,7 @@ func TestReadWriteOncePod(t *testing.T) {
 // A volume says on which node it is, and the node says which drivers it has.
 func TestDriverObjects(t *testing.T) {
 	t.Parallel()
-	drivers := the.Client.StorageV1().CSIDrivers()
+	drivers := testCluster.Client.StorageV1().CSIDrivers()
 	for _, name := range []string{perNodeDriver, singleDriver} {
 		d := testkit.Value(drivers.Get(t.Context(), name, metav1.GetOptions{}))(t)
 		modes := fmt.Sprint(d.Spec.VolumeLifecycleModes)
@@ -245,21 +245,21 @@ func TestDriverObjects(t *testing.T) {
 			t.Errorf("driver %s is %+v", name, d.Spec)
 		}
 	}
-	node := testkit.Value(the.Client.StorageV1().CSINodes().Get(t.Context(), the.Node, metav1.GetOptions{}))(t)
+	node := testkit.Value(testCluster.Client.StorageV1().CSINodes().Get(t.Context(), testCluster.Node, metav1.GetOptions{}))(t)
 	const segment = "topology.cleat.dev/node"
 	found := map[string]bool{}
 	for _, d := range node.Spec.Drivers {
 		found[d.Name] = true
 		if (d.Name == perNodeDriver || d.Name == singleDriver) &&
-			(d.NodeID != the.Node || fmt.Sprint(d.TopologyKeys) != "["+segment+"]" || d.Allocatable != nil) {
+			(d.NodeID != testCluster.Node || fmt.Sprint(d.TopologyKeys) != "["+segment+"]" || d.Allocatable != nil) {
 			t.Errorf("the node says of driver %s: %+v", d.Name, d)
 		}
 	}
 	if !found[perNodeDriver] || !found[singleDriver] {
 		t.Errorf("the node has the drivers %v", found)
 	}
-	labels, err := the.Client.CoreV1().Nodes().Get(t.Context(), the.Node, metav1.GetOptions{})
-	if err != nil || labels.Labels[segment] != the.Node {
+	labels, err := testCluster.Client.CoreV1().Nodes().Get(t.Context(), testCluster.Node, metav1.GetOptions{})
+	if err != nil || labels.Labels[segment] != testCluster.Node {
 		t.Errorf("the node's label %s is %q (%v)", segment, labels.Labels[segment], err)
 	}
 	for _, driver := range []string{perNodeDriver, singleDriver} {

@@ -27,10 +27,10 @@ import (
 // names another after an @.
 func testAddonsRights(t *testing.T) {
 	for account, own := range map[string]struct{ lease, secret string }{
-		"cut-cleat-csi-node":       {"cut-cleat-dev-csi-addons", "cut-cleat-csi-addons"},
-		"cut-cleat-csi-controller": {"cut-cleat-dev-csi-addons", "cut-cleat-csi-addons"},
-		"each-cleat-csi-node":      {"each-cleat-dev-csi-addons", "each-cleat-csi-addons"},
-		"storage-cleat-fence":      {"fence-cleat-dev-csi-addons", "storage-cleat-fence-addons"},
+		"direct-cleat-csi-node":       {"direct-cleat-dev-csi-addons", "direct-cleat-csi-addons"},
+		"direct-cleat-csi-controller": {"direct-cleat-dev-csi-addons", "direct-cleat-csi-addons"},
+		"each-cleat-csi-node":         {"each-cleat-dev-csi-addons", "each-cleat-csi-addons"},
+		"storage-cleat-fence":         {"fence-cleat-dev-csi-addons", "storage-cleat-fence-addons"},
 	} {
 		rights := map[string]bool{
 			"create authentication.k8s.io/tokenreviews":         true,
@@ -62,25 +62,25 @@ func testAddonsRights(t *testing.T) {
 			"create authorization.k8s.io/subjectaccessreviews": false,
 			"impersonate /users":                               false,
 		}
-		if account == "cut-cleat-csi-controller" { // the resizer beside it looks at all pods
+		if account == "direct-cleat-csi-controller" { // the resizer beside it looks at all pods
 			delete(rights, "list /pods")
 			delete(rights, "get /pods@default")
 		}
-		if account == "storage-cleat-fence" || account == "cut-cleat-csi-node" { // without sidecars of storage
+		if account == "storage-cleat-fence" || account == "direct-cleat-csi-node" { // without sidecars of storage
 			for _, none := range []string{"get /persistentvolumes", "get /persistentvolumeclaims", "get /nodes", "get storage.k8s.io/csinodes"} {
 				rights[none] = false
 			}
 		}
 		for right, want := range rights {
-			if got := mayAccount(t, account, right); got != want {
+			if got := isAllowed(t, account, right); got != want {
 				t.Errorf("%s may %s: %t", account, right, got)
 			}
 		}
 	}
 }
 
-// mayAccount asks the API server about a right.
-func mayAccount(t *testing.T, account, right string) bool {
+// isAllowed asks the API server about a right.
+func isAllowed(t *testing.T, account, right string) bool {
 	t.Helper()
 	words := strings.Fields(right)
 	what, namespace, elsewhere := strings.Cut(words[1], "@")
@@ -93,7 +93,7 @@ func mayAccount(t *testing.T, account, right string) bool {
 	if len(words) > 2 {
 		a.Name = words[2]
 	}
-	r := testkit.Value(the.Client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
+	r := testkit.Value(testCluster.Client.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{
 			User: "system:serviceaccount:" + system + ":" + account, ResourceAttributes: a,
 			Groups: []string{"system:serviceaccounts", "system:serviceaccounts:" + system, "system:authenticated"},
@@ -104,8 +104,8 @@ func mayAccount(t *testing.T, account, right string) bool {
 
 // No sidecar was refused anything in its life.
 func testAddonsComplaints(t *testing.T) {
-	for _, r := range []release{cutRelease, eachRelease, storageRelease} {
-		out := testkit.Value(the.Kubectl(t.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance="+r.name, "-c", "csi-addons", "--tail=-1"))(t)
+	for _, r := range []release{directRelease, eachRelease, storageRelease} {
+		out := testkit.Value(testCluster.Kubectl(t.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance="+r.name, "-c", "csi-addons", "--tail=-1"))(t)
 		if !strings.Contains(out, "Listening for CSI-Addons requests") {
 			t.Errorf("the sidecar of %s says nothing of its start:\n%s", r.name, out)
 		}
@@ -152,32 +152,32 @@ func testAddonsProcesses(t *testing.T) {
 // nothing in this cluster enforces it.
 func testAddonsTokens(t *testing.T) {
 	s := &addons{newSpace(t)}
-	pods, err := the.Client.CoreV1().Pods(system).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=cut"})
+	pods, err := testCluster.Client.CoreV1().Pods(system).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=direct"})
 	if err != nil || len(pods.Items) != 2 {
 		t.Fatalf("%d pods of the release (%v)", len(pods.Items), err)
 	}
-	account := testkit.Value(the.Client.CoreV1().ServiceAccounts(s.name).CreateToken(t.Context(), "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{}))(t)
-	policies := testkit.Value(the.Client.NetworkingV1().NetworkPolicies(system).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=cut"}))(t)
+	account := testkit.Value(testCluster.Client.CoreV1().ServiceAccounts(s.name).CreateToken(t.Context(), "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{}))(t)
+	policies := testkit.Value(testCluster.Client.NetworkingV1().NetworkPolicies(system).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=direct"}))(t)
 	for _, p := range pods.Items {
 		address := p.Status.PodIP + ":9070"
 		for token, want := range map[string]codes.Code{"": codes.Unauthenticated, "Bearer " + strings.Repeat("x", 20): codes.Unauthenticated, "Bearer " + account.Status.Token: codes.OK} {
-			if got := askSidecar(t.Context(), address, token); status.Code(got) != want {
+			if got := callSidecar(t.Context(), address, token); status.Code(got) != want {
 				t.Errorf("with a token of %d bytes the sidecar answers %v, want %v", len(token), got, want)
 			}
 		}
-		ports := letIn(t, policies.Items, labels.Set(p.Labels))
+		ports := openPorts(t, policies.Items, labels.Set(p.Labels))
 		if !slices.Equal(ports, []string{"9070 from " + managerNamespace}) {
 			t.Errorf("%s may be called at %q", p.Name, ports)
 		}
 	}
-	manager, err := the.Client.CoreV1().Namespaces().Get(t.Context(), managerNamespace, metav1.GetOptions{})
+	manager, err := testCluster.Client.CoreV1().Namespaces().Get(t.Context(), managerNamespace, metav1.GetOptions{})
 	if err != nil || manager.Labels["kubernetes.io/metadata.name"] != managerNamespace {
 		t.Errorf("the manager's namespace has labels %v (%v)", manager.Labels, err)
 	}
 }
 
-// letIn are the ports that policies leave open for pods, and from where.
-func letIn(t *testing.T, policies []networkingv1.NetworkPolicy, pod labels.Set) (ports []string) {
+// openPorts are the ports that policies leave open for pods, and from where.
+func openPorts(t *testing.T, policies []networkingv1.NetworkPolicy, pod labels.Set) (ports []string) {
 	t.Helper()
 	selected := false
 	for _, p := range policies {
@@ -200,9 +200,9 @@ func letIn(t *testing.T, policies []networkingv1.NetworkPolicy, pod labels.Set) 
 	return ports
 }
 
-// askSidecar asks a sidecar as its manager does, which verifies no
+// callSidecar asks a sidecar as its manager does, which verifies no
 // certificate either.
-func askSidecar(ctx context.Context, address, authorization string) error {
+func callSidecar(ctx context.Context, address, authorization string) error {
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})))
 	if err != nil {
 		return err

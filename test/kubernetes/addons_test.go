@@ -35,15 +35,15 @@ const (
 
 // Releases of the chart with the sidecar of CSI-Addons.
 var (
-	// cutRelease has a controller that hands fences to the node's process.
-	cutRelease = release{name: "cut", values: `
+	// directRelease has a controller that hands fences to the node's process.
+	directRelease = release{name: "direct", values: `
 csi:
-  driverName: cut.cleat.dev
+  driverName: direct.cleat.dev
   mode: controller
   nodeSelector: {kubernetes.io/hostname: node-1}
   controller: {nodeSelector: {kubernetes.io/hostname: node-1}}
   pool: {image: 512MiB, overprovisionRatio: 100}
-  storageClasses: [{name: cut-ext4, fsType: ext4}]
+  storageClasses: [{name: direct-ext4, fsType: ext4}]
   addons: {enabled: true}
 networkPolicy: {enabled: true}
 `}
@@ -105,13 +105,13 @@ func addonsManager(ctx context.Context, dir string, set programs.Set) (oci.Image
 	return i, nil
 }
 
-func (r release) add(ctx context.Context) error    { return r.install(ctx, the) }
-func (r release) remove(ctx context.Context) error { return r.uninstall(ctx, the) }
+func (r release) add(ctx context.Context) error    { return r.install(ctx, testCluster) }
+func (r release) remove(ctx context.Context) error { return r.uninstall(ctx, testCluster) }
 
 // together does all at once, also at the end of a test.
 func together(t *testing.T, do ...func(context.Context) error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*waitTimeout)
 	defer cancel()
 	failed := make([]error, len(do))
 	var wait sync.WaitGroup
@@ -127,19 +127,19 @@ func together(t *testing.T, do ...func(context.Context) error) {
 // manager starts the manager of CSI-Addons for the time of the test.
 func (a *addons) manager() {
 	a.Helper()
-	file := filepath.Join(the.Dir, managerManifest)
+	file := filepath.Join(testCluster.Dir, managerManifest)
 	a.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
 		if a.Failed() {
-			logs, _ := the.Kubectl(ctx, "", "-n", managerNamespace, "logs", "deployment/csi-addons-controller-manager", "--tail=60")
+			logs, _ := testCluster.Kubectl(ctx, "", "-n", managerNamespace, "logs", "deployment/csi-addons-controller-manager", "--tail=60")
 			a.Log(logs)
 		}
-		if _, err := the.Kubectl(ctx, "", "delete", "--wait", "-f", file); err != nil {
+		if _, err := testCluster.Kubectl(ctx, "", "delete", "--wait", "-f", file); err != nil {
 			a.Error(err)
 		}
 	})
-	testkit.Value(the.Kubectl(a.Context(), "", "apply", "--server-side", "-f", file))(a)
+	testkit.Value(testCluster.Kubectl(a.Context(), "", "apply", "--server-side", "-f", file))(a)
 }
 
 // certificates makes a Secret in the releases' namespace, as of an authority
@@ -148,7 +148,7 @@ func (a *addons) certificates(name string) {
 	a.Helper()
 	authority := testkit.NewAuthority(a, "fencing")
 	cert, key := authority.Issue(a, nil, "storage", "10.99.0.1")
-	secrets := the.Client.CoreV1().Secrets(system)
+	secrets := testCluster.Client.CoreV1().Secrets(system)
 	a.Cleanup(func() {
 		if err := secrets.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
 			a.Error(err)
@@ -173,15 +173,15 @@ func (a *addons) fenceClass(name, driver, secret string) {
 		text += fmt.Sprintf("  parameters: {csiaddons.openshift.io/networkfence-secret-name: %s, csiaddons.openshift.io/networkfence-secret-namespace: %s}\n", secret, system)
 	}
 	a.Cleanup(func() { a.remove("networkfenceclass", name) })
-	testkit.Must(a, the.Apply(a.Context(), text))
+	testkit.Must(a, testCluster.Apply(a.Context(), text))
 }
 
 // remove deletes an object that is in no namespace and waits until it has gone.
 func (a *addons) remove(kind, name string) {
 	a.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
-	if _, err := the.Kubectl(ctx, "", "delete", kind, name, "--wait", "--ignore-not-found"); err != nil {
+	if _, err := testCluster.Kubectl(ctx, "", "delete", kind, name, "--wait", "--ignore-not-found"); err != nil {
 		a.Error(err)
 	}
 }
@@ -209,10 +209,10 @@ type fenceClients struct {
 
 // The CSIAddonsNode of each pod with the sidecar.
 const (
-	cutNode       = "node-1-cleat-system-daemonset-cut-cleat-csi-node"
-	cutController = "node-1-cleat-system-deployment-cut-cleat-csi-controller"
-	eachNode      = "node-1-cleat-system-daemonset-each-cleat-csi-node"
-	storageNode   = "node-1-cleat-system-daemonset-storage-cleat-fence"
+	directNode       = "node-1-cleat-system-daemonset-direct-cleat-csi-node"
+	directController = "node-1-cleat-system-deployment-direct-cleat-csi-controller"
+	eachNode         = "node-1-cleat-system-daemonset-each-cleat-csi-node"
+	storageNode      = "node-1-cleat-system-daemonset-storage-cleat-fence"
 )
 
 // into reads an object whose definition has no Go types here.
@@ -230,7 +230,7 @@ func (a *addons) connected(name string, check func(csiAddonsNode) error) csiAddo
 	a.Helper()
 	var n csiAddonsNode
 	a.until("CSIAddonsNode "+name, func(ctx context.Context) error {
-		o, err := the.Dynamic.Resource(addonsResource("csiaddonsnodes")).Namespace(system).Get(ctx, name, metav1.GetOptions{})
+		o, err := testCluster.Dynamic.Resource(addonsResource("csiaddonsnodes")).Namespace(system).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -258,10 +258,10 @@ func testAddonsNodes(t *testing.T) {
 		driver, class string
 		capabilities  []string
 	}{
-		cutNode:       {"cut.cleat.dev", "cut", []string{clients, node}},
-		cutController: {"cut.cleat.dev", "", []string{fences, controller}},
-		eachNode:      {"each.cleat.dev", "each", []string{clients, fences, controller, node}},
-		storageNode:   {"fence.cleat.dev", "", []string{fences, controller}}, // it is no client of itself
+		directNode:       {"direct.cleat.dev", "direct", []string{clients, node}},
+		directController: {"direct.cleat.dev", "", []string{fences, controller}},
+		eachNode:         {"each.cleat.dev", "each", []string{clients, fences, controller, node}},
+		storageNode:      {"fence.cleat.dev", "", []string{fences, controller}}, // it is no client of itself
 	} {
 		n := s.connected(name, func(n csiAddonsNode) error {
 			if want.class != "" && len(n.Status.NetworkFenceClientStatus) != 1 {
@@ -294,10 +294,10 @@ func testAddonsNodes(t *testing.T) {
 func (a *addons) networkFence(name, class, state, result, message string, blocks ...string) {
 	a.Helper()
 	cidrs := testkit.Value(json.Marshal(blocks))(a)
-	testkit.Must(a, the.Apply(a.Context(), fmt.Sprintf("apiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFence\nmetadata: {name: %s}\nspec: {networkFenceClassName: %s, fenceState: %s, cidrs: %s}\n",
+	testkit.Must(a, testCluster.Apply(a.Context(), fmt.Sprintf("apiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFence\nmetadata: {name: %s}\nspec: {networkFenceClassName: %s, fenceState: %s, cidrs: %s}\n",
 		name, class, state, cidrs)))
 	a.until(fmt.Sprintf("NetworkFence %s %s", name, state), func(ctx context.Context) error {
-		o, err := the.Dynamic.Resource(addonsResource("networkfences")).Get(ctx, name, metav1.GetOptions{})
+		o, err := testCluster.Dynamic.Resource(addonsResource("networkfences")).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -336,22 +336,22 @@ func (a *addons) unfenced(name, class string, blocks ...string) {
 func testFencedNode(t *testing.T) {
 	t.Parallel()
 	s := &addons{newSpace(t)}
-	s.claim("old", claim{class: "cut-ext4", size: "16Mi"})
+	s.claim("old", claim{class: "direct-ext4", size: "16Mi"})
 	s.run("running", pod{mounts: map[string]string{"/data": "old"}})
 	s.Cleanup(func() { s.remove("networkfence", "node") })
-	s.fenced("node", "cut", "10.99.0.1/32")
-	s.claim("new", claim{class: "cut-ext4", size: "16Mi"})
+	s.fenced("node", "direct", "10.99.0.1/32")
+	s.claim("new", claim{class: "direct-ext4", size: "16Mi"})
 	s.start("waiting", pod{mounts: map[string]string{"/data": "new"}})
 	s.event("waiting", "node node-1 is fenced: its address 10.99.0.1 is in block 10.99.0.1/32")
 	s.event("waiting", "it gets no volume until the block is unfenced with UnfenceClusterNetwork (cleat fence rm 10.99.0.1/32)")
 	if got := s.exec("running", "echo still >/data/file; sync; cat /data/file"); got != "still" {
 		t.Errorf("the pod that ran reads %q", got)
 	}
-	p, err := the.Client.CoreV1().Pods(s.name).Get(t.Context(), "waiting", metav1.GetOptions{})
+	p, err := testCluster.Client.CoreV1().Pods(s.name).Get(t.Context(), "waiting", metav1.GetOptions{})
 	if err != nil || p.Status.Phase != corev1.PodPending {
 		t.Errorf("the pod that waits is %v (%v)", p.Status.Phase, err)
 	}
-	s.unfenced("node", "cut", "10.99.0.1/32")
+	s.unfenced("node", "direct", "10.99.0.1/32")
 	s.running("waiting")
 }
 
@@ -359,7 +359,7 @@ func testFencedNode(t *testing.T) {
 func (a *addons) gone(name string) {
 	a.Helper()
 	a.until("the end of CSIAddonsNode "+name, func(ctx context.Context) error {
-		_, err := the.Dynamic.Resource(addonsResource("csiaddonsnodes")).Namespace(system).Get(ctx, name, metav1.GetOptions{})
+		_, err := testCluster.Dynamic.Resource(addonsResource("csiaddonsnodes")).Namespace(system).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}

@@ -19,11 +19,11 @@ import (
 func (s *space) attributes(driver, suffix string, parameters map[string]string) string {
 	s.Helper()
 	name := s.name + "-" + suffix
-	testkit.Value(the.Client.StorageV1().VolumeAttributesClasses().Create(s.Context(), &storagev1.VolumeAttributesClass{
+	testkit.Value(testCluster.Client.StorageV1().VolumeAttributesClasses().Create(s.Context(), &storagev1.VolumeAttributesClass{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, DriverName: driver, Parameters: parameters,
 	}, metav1.CreateOptions{}))(s)
 	s.Cleanup(func() {
-		if err := the.Client.StorageV1().VolumeAttributesClasses().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+		if err := testCluster.Client.StorageV1().VolumeAttributesClasses().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
 			s.Error(err)
 		}
 	})
@@ -34,7 +34,7 @@ func (s *space) attributes(driver, suffix string, parameters map[string]string) 
 func (s *space) change(claim, class string) {
 	s.Helper()
 	patch := fmt.Sprintf(`{"spec":{"volumeAttributesClassName":%q}}`, class)
-	testkit.Value(the.Client.CoreV1().PersistentVolumeClaims(s.name).Patch(s.Context(), claim, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(s)
+	testkit.Value(testCluster.Client.CoreV1().PersistentVolumeClaims(s.name).Patch(s.Context(), claim, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(s)
 }
 
 // changed waits until a claim and its volume have a class, and nothing is left
@@ -127,7 +127,7 @@ func TestVolumeAttributesNeedAController(t *testing.T) {
 	if n := s.allocated("later"); n > 160*mib {
 		t.Errorf("the volume has %d bytes of the pool", n)
 	}
-	logs := testkit.Value(the.Kubectl(s.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance=local", "-c", "csi-resizer", "--tail=-1"))(t)
+	logs := testkit.Value(testCluster.Kubectl(s.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance=local", "-c", "csi-resizer", "--tail=-1"))(t)
 	if !strings.Contains(logs, "Modify not supported") {
 		t.Errorf("the resizer does not say that it changes nothing: %s", logs)
 	}

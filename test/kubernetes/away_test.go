@@ -26,7 +26,7 @@ func TestDeletionWhileTheDriverIsAway(t *testing.T) {
 	s.exec("p", "echo a >/data/a; sync")
 	volumes := []*corev1.PersistentVolume{s.bound("files"), s.bound("raw")}
 	s.drop("p")
-	back := s.sendAway("local-cleat-csi-node")
+	back := s.removePods("local-cleat-csi-node")
 	s.dropClaim("files")
 	s.dropClaim("raw")
 	for _, v := range volumes {
@@ -60,7 +60,7 @@ func TestDeletionWhileTheKubeletIsDown(t *testing.T) {
 		s.exec(name, "echo a >/data/a; sync")
 		volumes = append(volumes, s.bound(name))
 	}
-	testkit.Must(t, the.StopKubelet())
+	testkit.Must(t, testCluster.StopKubelet())
 	started := false
 	start := func(ctx context.Context) {
 		t.Helper()
@@ -68,7 +68,7 @@ func TestDeletionWhileTheKubeletIsDown(t *testing.T) {
 			return
 		}
 		started = true
-		if err := the.StartKubelet(ctx); err != nil {
+		if err := testCluster.StartKubelet(ctx); err != nil {
 			t.Error(err)
 		}
 	}
@@ -82,7 +82,7 @@ func TestDeletionWhileTheKubeletIsDown(t *testing.T) {
 	}
 	// The provisioner of this node has asked the driver, which said why not.
 	s.until("the driver's refusal", func(ctx context.Context) error {
-		events, err := the.Client.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "reason=VolumeFailedDelete,involvedObject.name=" + volumes[0].Name})
+		events, err := testCluster.Client.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "reason=VolumeFailedDelete,involvedObject.name=" + volumes[0].Name})
 		if err == nil && len(events.Items) == 0 {
 			err = fmt.Errorf("volume %s has no such event", volumes[0].Name)
 		}
@@ -107,7 +107,7 @@ func TestDeletionWhileTheKubeletIsDown(t *testing.T) {
 
 // inPhase says whether a volume is in one of some phases.
 func inPhase(ctx context.Context, volume string, phases ...corev1.PersistentVolumePhase) error {
-	v, err := the.Client.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
+	v, err := testCluster.Client.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
@@ -140,18 +140,18 @@ func loops(t *testing.T) (n int) {
 	return n
 }
 
-// sendAway takes the pods of a DaemonSet from the node, and returns what brings
+// removePods takes the pods of a DaemonSet from the node, and returns what brings
 // them back.
-func (s *space) sendAway(name string) (back func()) {
+func (s *space) removePods(name string) (back func()) {
 	s.Helper()
-	sets := the.Client.AppsV1().DaemonSets(system)
+	sets := testCluster.Client.AppsV1().DaemonSets(system)
 	ready := func(want int32) func(context.Context) error {
 		return func(ctx context.Context) error {
 			d, err := sets.Get(ctx, name, metav1.GetOptions{})
 			if err != nil {
 				return err
 			}
-			pods, err := the.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(d.Spec.Selector)})
+			pods, err := testCluster.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(d.Spec.Selector)})
 			if err == nil && (d.Status.NumberReady != want || len(pods.Items) != int(want) || d.Status.ObservedGeneration != d.Generation) {
 				err = fmt.Errorf("%d are ready, %d are there", d.Status.NumberReady, len(pods.Items))
 			}
@@ -172,7 +172,7 @@ func (s *space) sendAway(name string) (back func()) {
 		}
 		isBack = true
 		patch(`{"spec":{"template":{"spec":{"nodeSelector":{"away":null}}}}}`)
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
 		if err := poll(ctx, ready(1)); err != nil {
 			s.Errorf("the pods of %s do not come back: %v", name, err)

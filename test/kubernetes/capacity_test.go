@@ -36,24 +36,24 @@ const smallDriver = "small.cleat.dev"
 func TestCapacityAndLimit(t *testing.T) {
 	t.Parallel()
 	t.Cleanup(func() { // after the end of the namespace
-		if err := small.uninstall(context.Background(), the); err != nil {
+		if err := small.uninstall(context.Background(), testCluster); err != nil {
 			t.Error(err)
 		}
 		if err := capacityGone(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})
-	testkit.Must(t, small.install(t.Context(), the))
+	testkit.Must(t, small.install(t.Context(), testCluster))
 	s := newVolumes(t)
-	s.capacityIsRight()
-	s.tooLarge()
-	s.waitsForRoom()
-	s.keepsLimit()
+	s.checkCapacity()
+	s.checkTooLargeClaim()
+	s.checkWaitForCapacity()
+	s.checkVolumeLimit()
 }
 
 // capacity returns what the cluster knows of the room that a class has.
 func capacity(ctx context.Context, class string) (*storagev1.CSIStorageCapacity, error) {
-	all, err := the.Client.StorageV1().CSIStorageCapacities(system).List(ctx, metav1.ListOptions{})
+	all, err := testCluster.Client.StorageV1().CSIStorageCapacities(system).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func capacity(ctx context.Context, class string) (*storagev1.CSIStorageCapacity,
 
 // capacityGone: capacities belong to the DaemonSet whose pods told them.
 func capacityGone(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	return poll(ctx, func(ctx context.Context) error {
 		if c, err := capacity(ctx, "small"); err == nil {
@@ -81,9 +81,9 @@ func capacityGone(ctx context.Context) error {
 	})
 }
 
-// capacityIsRight compares what the scheduler is told with the driver's answer
+// checkCapacity compares what the scheduler is told with the driver's answer
 // and with the pool's file system.
-func (s *space) capacityIsRight() {
+func (s *space) checkCapacity() {
 	s.Helper()
 	conn := testkit.Value(grpc.NewClient("unix:///var/lib/kubelet/plugins/"+smallDriver+"/csi.sock", grpc.WithTransportCredentials(insecure.NewCredentials())))(s)
 	defer conn.Close()
@@ -96,7 +96,7 @@ func (s *space) capacityIsRight() {
 		if err != nil {
 			return err
 		}
-		if c.NodeTopology == nil || len(c.NodeTopology.MatchLabels) != 1 || c.NodeTopology.MatchLabels["topology.cleat.dev/node"] != the.Node {
+		if c.NodeTopology == nil || len(c.NodeTopology.MatchLabels) != 1 || c.NodeTopology.MatchLabels["topology.cleat.dev/node"] != testCluster.Node {
 			return fmt.Errorf("it is of the nodes %v", c.NodeTopology)
 		}
 		if c.Capacity.Value() != answer.GetAvailableCapacity() || c.MaximumVolumeSize.Value() != answer.GetMaximumVolumeSize().GetValue() {
@@ -135,12 +135,12 @@ func poolVolumes(t *testing.T, driver string) (names []string) {
 const noRoom = "node(s) did not have enough free storage"
 
 // tooLarge: no volume is made for a claim that nobody has room for.
-func (s *space) tooLarge() {
+func (s *space) checkTooLargeClaim() {
 	s.Helper()
 	s.claim("large", claim{class: "small", size: "2Gi"})
 	s.start("large", pod{mounts: map[string]string{"/data": "large"}})
 	s.pending("large", noRoom)
-	c, err := the.Client.CoreV1().PersistentVolumeClaims(s.name).Get(s.Context(), "large", metav1.GetOptions{})
+	c, err := testCluster.Client.CoreV1().PersistentVolumeClaims(s.name).Get(s.Context(), "large", metav1.GetOptions{})
 	if err != nil || c.Status.Phase != corev1.ClaimPending || c.Spec.VolumeName != "" || c.Annotations["volume.kubernetes.io/selected-node"] != "" {
 		s.Errorf("the claim is %s, of volume %q, for node %q (%v)", c.Status.Phase, c.Spec.VolumeName, c.Annotations["volume.kubernetes.io/selected-node"], err)
 	}
@@ -151,8 +151,8 @@ func (s *space) tooLarge() {
 	s.dropClaim("large")
 }
 
-// waitsForRoom: what has no room now is scheduled when another claim has gone.
-func (s *space) waitsForRoom() {
+// checkWaitForCapacity: what has no room now is scheduled when another claim has gone.
+func (s *space) checkWaitForCapacity() {
 	s.Helper()
 	s.claim("a", claim{class: "small", size: "600Mi"})
 	s.run("a", pod{mounts: map[string]string{"/data": "a"}})
@@ -173,9 +173,9 @@ func (s *space) waitsForRoom() {
 	s.running("b")
 }
 
-// keepsLimit: the node has one volume, takes three, and after an upgrade of the
+// checkVolumeLimit: the node has one volume, takes three, and after an upgrade of the
 // release four.
-func (s *space) keepsLimit() {
+func (s *space) checkVolumeLimit() {
 	s.Helper()
 	s.wantAllocatable(3)
 	for _, name := range []string{"c", "d", "e"} {
@@ -188,7 +188,7 @@ func (s *space) keepsLimit() {
 		s.Errorf("the pool holds %v, not three volumes", names)
 	}
 	before := s.device(s.bound("c"))
-	testkit.Must(s, small.install(s.Context(), the, "--set", "csi.maxVolumes=4"))
+	testkit.Must(s, small.install(s.Context(), testCluster, "--set", "csi.maxVolumes=4"))
 	s.wantAllocatable(4)
 	s.running("over")
 	if after := s.device(s.bound("c")); after.Path != before.Path {
@@ -200,7 +200,7 @@ func (s *space) keepsLimit() {
 func (s *space) wantAllocatable(count int32) {
 	s.Helper()
 	s.until(fmt.Sprintf("a limit of %d volumes", count), func(ctx context.Context) error {
-		node, err := the.Client.StorageV1().CSINodes().Get(ctx, the.Node, metav1.GetOptions{})
+		node, err := testCluster.Client.StorageV1().CSINodes().Get(ctx, testCluster.Node, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -226,7 +226,7 @@ func TestCapacityOfClasses(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if c.Capacity.IsZero() || !strings.HasPrefix(c.Name, "csisc-") || c.NodeTopology.MatchLabels["topology.cleat.dev/node"] != the.Node {
+			if c.Capacity.IsZero() || !strings.HasPrefix(c.Name, "csisc-") || c.NodeTopology.MatchLabels["topology.cleat.dev/node"] != testCluster.Node {
 				return fmt.Errorf("capacity %s is %s, of nodes %v", c.Name, c.Capacity, c.NodeTopology)
 			}
 			return nil

@@ -110,7 +110,7 @@ func TestRetain(t *testing.T) {
 			s.run("writer", pod{mounts: map[string]string{"/data": "first"}})
 			s.exec("writer", "echo kept >/data/a; sync")
 			v := s.bound("first")
-			volumes := the.Client.CoreV1().PersistentVolumes()
+			volumes := testCluster.Client.CoreV1().PersistentVolumes()
 			patch := func(text string) {
 				t.Helper()
 				if _, err := volumes.Patch(context.Background(), v.Name, types.MergePatchType, []byte(text), metav1.PatchOptions{}); err != nil {

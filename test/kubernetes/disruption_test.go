@@ -44,38 +44,38 @@ func TestDisruption(t *testing.T) {
 	}
 }
 
-// unnoticed is undisturbed that fails the test.
-func (w *workload) unnoticed(what func()) {
+// mustNotDisturb is undisturbed that fails the test.
+func (w *workload) mustNotDisturb(what func()) {
 	w.Helper()
 	testkit.Must(w, w.undisturbed(what))
 }
 
 func (w *workload) kubeletEnds() {
-	w.unnoticed(func() { testkit.Must(w, the.RestartKubelet(w.Context(), false)) })
+	w.mustNotDisturb(func() { testkit.Must(w, testCluster.RestartKubelet(w.Context(), false)) })
 }
 
 // The kubelet is killed with calls to the drivers under way.
 func (w *workload) kubeletKilled() {
-	w.unnoticed(func() {
-		w.others("kubelet")
-		testkit.Must(w, the.RestartKubelet(w.Context(), true))
-		w.settle("kubelet")
-		w.clear("kubelet")
-		w.cleared("kubelet")
+	w.mustNotDisturb(func() {
+		w.startOthers("kubelet")
+		testkit.Must(w, testCluster.RestartKubelet(w.Context(), true))
+		w.finishOthers("kubelet")
+		w.deleteOthers("kubelet")
+		w.awaitOthersDeleted("kubelet")
 	})
 }
 
 func (w *workload) runtimeKilled() {
-	w.unnoticed(func() { testkit.Must(w, the.RestartRuntime(w.Context())) })
+	w.mustNotDisturb(func() { testkit.Must(w, testCluster.RestartRuntime(w.Context())) })
 }
 
 // Drivers are killed while they make, stage, publish, cut and delete.
 func (w *workload) driversKilled() {
-	w.unnoticed(func() {
+	w.mustNotDisturb(func() {
 		for _, phase := range []struct {
 			name        string
 			begin, wait func(string)
-		}{{"make", w.others, w.settle}, {"cut", w.cut, w.cutReady}, {"delete", w.clear, w.cleared}} {
+		}{{"create", w.startOthers, w.finishOthers}, {"snapshot", w.startSnapshots, w.awaitSnapshots}, {"delete", w.deleteOthers, w.awaitOthersDeleted}} {
 			phase.begin("killed")
 			killed := w.killAtRandom(4)
 			began := time.Now()
@@ -119,24 +119,24 @@ func (w *workload) sidecarsKilled() {
 		}
 		testkit.Must(w, killAll(all))
 	}
-	w.unnoticed(func() {
-		w.others("sidecars")
+	w.mustNotDisturb(func() {
+		w.startOthers("sidecars")
 		kill("csi-provisioner")
 		kill("csi-attacher")
-		w.settle("sidecars")
-		w.cut("sidecars")
+		w.finishOthers("sidecars")
+		w.startSnapshots("sidecars")
 		kill("csi-snapshotter")
 		kill("csi-resizer")
-		w.cutReady("sidecars")
-		w.clear("sidecars")
-		w.cleared("sidecars")
+		w.awaitSnapshots("sidecars")
+		w.deleteOthers("sidecars")
+		w.awaitOthersDeleted("sidecars")
 		w.allReady(nil)
 	})
 }
 
 // A pod is deleted without waiting for its end, and another takes its claims.
 func (w *workload) podForced() {
-	before := testkit.Value(standing(w.Context()))(w)
+	before := testkit.Value(takeInventory(w.Context()))(w)
 	o := w.writers[1]
 	w.kubectl("delete", "pod", o.name, "--force", "--grace-period=0")
 	o.name, o.restarts = o.name+"-again", 0
@@ -148,14 +148,14 @@ func (w *workload) podForced() {
 }
 
 // counts says whether there are as many mounts and devices.
-func (g ground) counts(ctx context.Context) error {
-	now, err := standing(ctx)
+func (g inventory) counts(ctx context.Context) error {
+	now, err := takeInventory(ctx)
 	if err != nil {
 		return err
 	}
 	for _, kind := range []string{"mount", "device"} {
 		if was, is := g.count(kind), now.count(kind); was != is {
-			return fmt.Errorf("there were %d of kind %s, there are %d: %v", was, kind, is, g.differs(now))
+			return fmt.Errorf("there were %d of kind %s, there are %d: %v", was, kind, is, g.compare(now))
 		}
 	}
 	return nil
@@ -164,9 +164,9 @@ func (g ground) counts(ctx context.Context) error {
 // The node crashes: processes and mounts have gone, pools and records stay.
 func (w *workload) reboot() {
 	w.advances()
-	before := testkit.Value(standing(w.Context()))(w)
+	before := testkit.Value(takeInventory(w.Context()))(w)
 	began := time.Now()
-	testkit.Must(w, the.Reboot(w.Context()))
+	testkit.Must(w, testCluster.Reboot(w.Context()))
 	w.Logf("the node takes pods %.1f s after it crashed", time.Since(began).Seconds())
 	for _, o := range w.writers {
 		o.restarts++
@@ -180,7 +180,7 @@ func (w *workload) reboot() {
 }
 
 func startedAgain(ctx context.Context, namespace string, o *writer) error {
-	p, err := the.Client.CoreV1().Pods(namespace).Get(ctx, o.name, metav1.GetOptions{})
+	p, err := testCluster.Client.CoreV1().Pods(namespace).Get(ctx, o.name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}

@@ -42,11 +42,11 @@ type reader struct {
 func newReader(t *testing.T) *reader {
 	t.Helper()
 	r := &reader{space: newSpace(t), dir: t.TempDir()}
-	config := testkit.Value(os.ReadFile(the.Kubeconfig))(t)
+	config := testkit.Value(os.ReadFile(testCluster.Kubeconfig))(t)
 	r.write("kubeconfig", string(config))
 	own := filepath.Join(r.dir, "kubeconfig")
-	testkit.Value(the.Kubectl(t.Context(), "", "--kubeconfig="+own, "config", "set-context", "--current", "--namespace="+r.name))(t)
-	r.env = append(os.Environ(), "KUBECONFIG="+own, "HOME="+r.dir, "PATH="+the.Programs.Dir+":"+os.Getenv("PATH"))
+	testkit.Value(testCluster.Kubectl(t.Context(), "", "--kubeconfig="+own, "config", "set-context", "--current", "--namespace="+r.name))(t)
+	r.env = append(os.Environ(), "KUBECONFIG="+own, "HOME="+r.dir, "PATH="+testCluster.Programs.Dir+":"+os.Getenv("PATH"))
 	return r
 }
 
@@ -58,7 +58,7 @@ func (r *reader) write(name, text string) {
 // sh runs lines as a person's shell would, but ends at the first that fails.
 func (r *reader) sh(lines ...string) string {
 	r.Helper()
-	ctx, cancel := context.WithTimeout(r.Context(), 2*patience)
+	ctx, cancel := context.WithTimeout(r.Context(), 2*waitTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", strings.Join(lines, "\n"))
 	cmd.Env, cmd.Dir = r.env, r.dir
@@ -83,18 +83,18 @@ func (r *reader) blocks(name, section, language string, count int) []string {
 // that is there, and the image that the examples name.
 func (r *reader) classes() {
 	r.Helper()
-	rendered := testkit.Value(the.Helm(r.Context(), "template", "cleat", chart, "--show-only", "templates/csi-classes.yaml",
+	rendered := testkit.Value(testCluster.Helm(r.Context(), "template", "cleat", chart, "--show-only", "templates/csi-classes.yaml",
 		"--set", "csi.snapshots.enabled=true", "--api-versions", "snapshot.storage.k8s.io/v1"))(r)
 	r.Cleanup(func() {
-		if _, err := the.Kubectl(context.Background(), rendered, "delete", "--ignore-not-found", "-f", "-"); err != nil {
+		if _, err := testCluster.Kubectl(context.Background(), rendered, "delete", "--ignore-not-found", "-f", "-"); err != nil {
 			r.Error(err)
 		}
 	})
-	testkit.Must(r, the.Apply(r.Context(), rendered))
+	testkit.Must(r, testCluster.Apply(r.Context(), rendered))
 	busybox := testkit.Value(cluster.BusyboxImage(r.Context(), "docker.io/library/busybox:1.36", "/bin/sh"))(r)
 	archive := filepath.Join(r.dir, "busybox.tar")
 	testkit.Must(r, cluster.WriteImages(archive, []oci.Image{busybox}...))
-	testkit.Must(r, the.Import(r.Context(), archive))
+	testkit.Must(r, testCluster.Import(r.Context(), archive))
 }
 
 // app is somebody's workload, with the claim of the examples.
@@ -188,7 +188,7 @@ func (r *reader) move() {
 		r.Errorf("the claim still has volume %s", old)
 	}
 	r.until("the old volume is deleted", func(ctx context.Context) error {
-		_, err := the.Client.CoreV1().PersistentVolumes().Get(ctx, old, metav1.GetOptions{})
+		_, err := testCluster.Client.CoreV1().PersistentVolumes().Get(ctx, old, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
@@ -206,7 +206,7 @@ func TestDocsObjects(t *testing.T) {
 				continue
 			}
 			count++
-			if _, err := the.Kubectl(t.Context(), block, "-n", s.name, "apply", "--dry-run=server", "--validate=strict", "-f", "-"); err != nil {
+			if _, err := testCluster.Kubectl(t.Context(), block, "-n", s.name, "apply", "--dry-run=server", "--validate=strict", "-f", "-"); err != nil {
 				t.Errorf("%s: %v in\n%s", name, err, block)
 			}
 		}
@@ -255,11 +255,13 @@ func TestDocsCommands(t *testing.T) {
 	ask := func(program string, words []string) string {
 		key := program + " " + strings.Join(words, " ")
 		if help[key] == "" {
-			run := the.Helm
+			run := testCluster.Helm
 			var options string
 			var err error
 			if program == "kubectl" {
-				run = func(ctx context.Context, args ...string) (string, error) { return the.Kubectl(ctx, "", args...) }
+				run = func(ctx context.Context, args ...string) (string, error) {
+					return testCluster.Kubectl(ctx, "", args...)
+				}
 				options = testkit.Value(run(t.Context(), "options"))(t)
 			}
 			own, err := run(t.Context(), append(slices.Clone(words), "--help")...)
@@ -325,7 +327,7 @@ func TestDocsMessages(t *testing.T) {
 		t.Errorf("only these speak: %v", slices.Sorted(maps.Keys(messages)))
 	}
 	for who, all := range messages {
-		path := the.Programs.Path(says[who])
+		path := testCluster.Programs.Path(says[who])
 		if who == "containerd" {
 			path = testkit.Value(exec.LookPath(who))(t)
 		}

@@ -31,7 +31,7 @@ func TestDocsUninstall(t *testing.T) {
 	own := strings.NewReplacer("csi.cleat.dev", driver, "cleat.local/cleat:0.1.0", cleatImage, "busybox:1.36", busyboxImage, "cleat-system", r.name)
 	steps := r.blocks("docs/install.md", "Uninstall", "sh", 4)
 	r.write("remove-pool.yaml", own.Replace(r.blocks("docs/install.md", "Uninstall", "yaml", 1)[0]))
-	apply, remove, found := strings.Cut(nodes.ReplaceAllString(own.Replace(steps[1]), the.Node), "done\n")
+	apply, remove, found := strings.Cut(nodes.ReplaceAllString(own.Replace(steps[1]), testCluster.Node), "done\n")
 	if !found || !nodes.MatchString(steps[1]) {
 		t.Fatalf("the commands of the page have another form:\n%s", steps[1])
 	}
@@ -89,7 +89,7 @@ func attached(t *testing.T, c local.Config) (loop.Device, cleatvolume.ID) {
 
 // podIs reports whether the only pod of a namespace is in a phase.
 func podIs(ctx context.Context, namespace string, phase corev1.PodPhase) error {
-	pods, err := the.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	pods, err := testCluster.Client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}

@@ -47,10 +47,10 @@ func TestDPU(t *testing.T) {
 		testkit.Must(t, os.MkdirAll(dir, 0o755))
 	}
 	testkit.Must(t, os.WriteFile("/var/lib/cleat/dpu-pool/shared/letter", []byte("hello"), 0o644))
-	scene := filepath.Join(the.Dir, "scene.json")
+	scene := filepath.Join(testCluster.Dir, "scene.json")
 	testkit.Must(t, os.WriteFile(scene, []byte(`{"subsystems": [`+subsystem("both")+", "+subsystem("blocks")+`]}`), 0o644))
 	socket := snapDir + "/providers/snap/snap.sock"
-	double := testkit.Value(the.Start("snap", filepath.Join(the.Dir, "bin", "snap-double"), nil, "-socket", socket, "-snap", "-fork", "-scene", scene))(t)
+	double := testkit.Value(testCluster.Start("snap", filepath.Join(testCluster.Dir, "bin", "snap-double"), nil, "-socket", socket, "-snap", "-fork", "-scene", scene))(t)
 	t.Cleanup(func() {
 		if err := double.Stop(); err != nil {
 			t.Error(err)
@@ -75,8 +75,8 @@ dpu:
   extraArgs: [--pool=%s=/var/lib/cleat/dpu-pool]
   extraVolumes: [{name: pool, hostPath: {path: /var/lib/cleat/dpu-pool, type: Directory}}]
   extraVolumeMounts: [{name: pool, mountPath: /var/lib/cleat/dpu-pool}]
-`, c.plugin, c.blocks, c.port, the.Node, dpuPool)})
-			d.lives(!c.blocks)
+`, c.plugin, c.blocks, c.port, testCluster.Node, dpuPool)})
+			d.testLifecycle(!c.blocks)
 		})
 	}
 }
@@ -99,7 +99,7 @@ func newDPU(t *testing.T, plugin, socket string) *dpu {
 }
 
 // lives makes devices, replaces and kills the plugin, and deletes them.
-func (d *dpu) lives(filesystems bool) {
+func (d *dpu) testLifecycle(filesystems bool) {
 	block := client.Create{Volume: "pvc-" + d.plugin, Mode: "Block", Modes: append(client.Create{}.Modes, 1)}
 	block.Contexts.Volume = map[string]string{"targetType": "tcp", "targetAddr": "192.0.2.10", "targetPort": "4420", "nqn": "nqn.2026-01.com.example:" + d.plugin}
 	wanted := []client.Create{block}
@@ -127,17 +127,17 @@ func (d *dpu) lives(filesystems bool) {
 		}
 		return nil
 	})
-	held := d.holds(wanted, devices)
+	held := d.checkDevices(wanted, devices)
 
 	pod := "-l=app.kubernetes.io/instance=dpu-" + d.plugin
-	testkit.Value(the.Kubectl(d.Context(), "", "-n", system, "delete", "pod", pod, "--wait"))(d)
-	d.same("its pod was deleted", held, wanted, devices)
+	testkit.Value(testCluster.Kubectl(d.Context(), "", "-n", system, "delete", "pod", pod, "--wait"))(d)
+	d.checkUnchanged("its pod was deleted", held, wanted, devices)
 
 	argument := "--plugin-socket=" + d.socket()
 	old := d.processOf(argument, 0)
 	testkit.Must(d, unix.Kill(old, unix.SIGKILL))
 	d.processOf(argument, old)
-	d.same("it was killed", held, wanted, devices)
+	d.checkUnchanged("it was killed", held, wanted, devices)
 
 	d.ask("delete devices", func(ctx context.Context, c *client.Client) error {
 		for volume, device := range devices {
@@ -155,15 +155,15 @@ func (d *dpu) lives(filesystems bool) {
 			d.Errorf("device %s is still in SNAP", device)
 		}
 	}
-	if _, err := os.Lstat(d.letter()); !errors.Is(err, fs.ErrNotExist) {
-		d.Errorf("%s is still mounted (%v)", d.letter(), err)
+	if _, err := os.Lstat(d.hostFile()); !errors.Is(err, fs.ErrNotExist) {
+		d.Errorf("%s is still mounted (%v)", d.hostFile(), err)
 	}
 }
 
 func (d *dpu) socket() string { return filepath.Join(snapDir, "plugins", d.plugin, "dpu.sock") }
 
 // letter is a file in the directory that SNAP would give to a host.
-func (d *dpu) letter() string {
+func (d *dpu) hostFile() string {
 	return filepath.Join(snapDir, "providers/snap/volumes", d.plugin, "pvc-files", "letter")
 }
 
@@ -189,7 +189,7 @@ func (d *dpu) ask(what string, do func(context.Context, *client.Client) error) {
 
 // holds checks that plugin, SNAP and the mount table have the devices, and
 // returns the names of all of SNAP's controllers of this plugin's subsystem.
-func (d *dpu) holds(wanted []client.Create, devices map[string]string) (controllers []string) {
+func (d *dpu) checkDevices(wanted []client.Create, devices map[string]string) (controllers []string) {
 	d.Helper()
 	d.ask("list devices", func(ctx context.Context, c *client.Client) error {
 		list, _, err := c.List(ctx, 0, "")
@@ -209,7 +209,7 @@ func (d *dpu) holds(wanted []client.Create, devices map[string]string) (controll
 		}
 	}
 	if len(wanted) > 1 {
-		if text, err := os.ReadFile(d.letter()); err != nil || string(text) != "hello" {
+		if text, err := os.ReadFile(d.hostFile()); err != nil || string(text) != "hello" {
 			d.Errorf("what SNAP would give to a host is %q (%v)", text, err)
 		}
 	}
@@ -222,7 +222,7 @@ func (d *dpu) holds(wanted []client.Create, devices map[string]string) (controll
 
 // same checks that the devices are there as before, and that asking for them
 // again changes nothing.
-func (d *dpu) same(why string, held []string, wanted []client.Create, devices map[string]string) {
+func (d *dpu) checkUnchanged(why string, held []string, wanted []client.Create, devices map[string]string) {
 	d.Helper()
 	began := time.Now()
 	d.ask("the devices after "+why, func(ctx context.Context, c *client.Client) error {
@@ -234,7 +234,7 @@ func (d *dpu) same(why string, held []string, wanted []client.Create, devices ma
 		return nil
 	})
 	d.Logf("after %s the plugin %s was ready within %.1f s", why, d.plugin, time.Since(began).Seconds())
-	if got := d.holds(wanted, devices); len(held) != 1 || !slices.Equal(got, held) {
+	if got := d.checkDevices(wanted, devices); len(held) != 1 || !slices.Equal(got, held) {
 		d.Errorf("after %s SNAP has the controllers %q, and had %q", why, got, held)
 	}
 }

@@ -100,8 +100,8 @@ func (s *space) allReady(old map[driverProcess]int) {
 	}
 }
 
-// changing is what a watch saw of a driver while it was exchanged.
-type changing struct {
+// observation is what a watch saw of a driver while it was exchanged.
+type observation struct {
 	driverProcess
 	most    int           // processes at once
 	served  []int         // processes that answered, one after the other; 0: none
@@ -110,9 +110,9 @@ type changing struct {
 
 // watch looks at a driver every few milliseconds until the returned function is
 // called.
-func (d driverProcess) watch() (end func() (changing, error)) {
+func (d driverProcess) watch() (end func() (observation, error)) {
 	stop, done := make(chan struct{}), make(chan struct{})
-	seen := changing{driverProcess: d}
+	seen := observation{driverProcess: d}
 	var failed error
 	go func() {
 		defer close(done)
@@ -142,7 +142,7 @@ func (d driverProcess) watch() (end func() (changing, error)) {
 			}
 		}
 	}()
-	return func() (changing, error) {
+	return func() (observation, error) {
 		close(stop)
 		<-done
 		return seen, failed
@@ -151,7 +151,7 @@ func (d driverProcess) watch() (end func() (changing, error)) {
 
 // oneAtATime says whether the old process and the new one were there one after
 // the other.
-func (c changing) oneAtATime() error {
+func (c observation) oneAtATime() error {
 	if c.most > 1 {
 		return fmt.Errorf("driver %s %s had %d processes at once", c.name, c.argument, c.most)
 	}

@@ -155,7 +155,7 @@ func TestGenericEphemeral(t *testing.T) {
 	if e := s.mountOf("p", v.Name); e.FSType != "ext4" {
 		t.Errorf("it is %s", e.FSType)
 	}
-	owned, err := the.Client.CoreV1().PersistentVolumeClaims(s.name).Get(t.Context(), "p-scratch", metav1.GetOptions{})
+	owned, err := testCluster.Client.CoreV1().PersistentVolumeClaims(s.name).Get(t.Context(), "p-scratch", metav1.GetOptions{})
 	if err != nil || len(owned.OwnerReferences) != 1 || owned.OwnerReferences[0].Name != "p" {
 		t.Errorf("the claim belongs to %v (%v)", owned.OwnerReferences, err)
 	}

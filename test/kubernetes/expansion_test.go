@@ -21,7 +21,7 @@ import (
 // ask changes how much a claim asks for, and returns the API server's error.
 func (s *space) ask(name, size string) error {
 	patch := fmt.Sprintf(`{"spec":{"resources":{"requests":{"storage":%q}}}}`, size)
-	_, err := the.Client.CoreV1().PersistentVolumeClaims(s.name).Patch(s.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	_, err := testCluster.Client.CoreV1().PersistentVolumeClaims(s.name).Patch(s.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	return err
 }
 
@@ -29,7 +29,7 @@ func (s *space) ask(name, size string) error {
 func (s *space) claims(name, what string, holds func(*corev1.PersistentVolumeClaim) bool) {
 	s.Helper()
 	s.until(fmt.Sprintf("claim %s: %s", name, what), func(ctx context.Context) error {
-		c, err := the.Client.CoreV1().PersistentVolumeClaims(s.name).Get(ctx, name, metav1.GetOptions{})
+		c, err := testCluster.Client.CoreV1().PersistentVolumeClaims(s.name).Get(ctx, name, metav1.GetOptions{})
 		if err == nil && !holds(c) {
 			err = fmt.Errorf("it asks for %v and is %+v", c.Spec.Resources.Requests.Storage(), c.Status)
 		}
@@ -95,7 +95,7 @@ func TestExpansion(t *testing.T) {
 				s.grown(name, online[name])
 			}
 			if waits {
-				s.ext4Waits()
+				s.checkExt4Waits()
 			} else {
 				s.grown("ext4", "128Mi")
 				s.sized("user", "/ext4", 128*mib)
@@ -127,7 +127,7 @@ func growsOnline(t *testing.T) bool {
 }
 
 // ext4Waits looks at an ext4 whose device has grown and that cannot follow.
-func (s *space) ext4Waits() {
+func (s *space) checkExt4Waits() {
 	s.Helper()
 	s.conditioned("ext4", corev1.PersistentVolumeClaimNodeResizeError, "the block device has been expanded to 134217728 bytes; this process has no permission to expand the mounted ext4 file system", "CAP_SYS_RESOURCE")
 	s.sized("user", "/ext4", 64*mib)

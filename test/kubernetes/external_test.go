@@ -52,15 +52,15 @@ func TestExternalStorage(t *testing.T) {
 	}
 	definitions := testkit.Value(external.Definitions("external", names...))(t)
 	if slices.Contains(names, limited.name) {
-		testkit.Must(t, limited.install(t.Context(), the))
+		testkit.Must(t, limited.install(t.Context(), testCluster))
 		t.Cleanup(func() {
-			if err := limited.uninstall(context.Background(), the); err != nil {
+			if err := limited.uninstall(context.Background(), testCluster); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	program := suiteProgram(t, definitions)
-	importSuiteImages(t, program, the.Import)
+	importSuiteImages(t, program, testCluster.Import)
 	if full {
 		fullRun(t, program, definitions)
 		return
@@ -87,7 +87,7 @@ func suiteProgram(t *testing.T, definitions []external.Definition) external.Prog
 		dir = filepath.Join(out, "logs")
 		testkit.Must(t, os.MkdirAll(dir, 0o755))
 	}
-	p := external.Program{Path: the.Programs.Path("e2e.test"), Kubeconfig: the.Kubeconfig, Kubectl: the.Programs.Path("kubectl"), Dir: dir}
+	p := external.Program{Path: testCluster.Programs.Path("e2e.test"), Kubeconfig: testCluster.Kubeconfig, Kubectl: testCluster.Programs.Path("kubectl"), Dir: dir}
 	for _, d := range definitions {
 		p.Definitions = append(p.Definitions, d.File)
 	}
@@ -166,7 +166,7 @@ func versions(t *testing.T) []external.Version {
 		{"e2e.test", "Kubernetes"}, {"csi-provisioner", "external-provisioner"}, {"csi-attacher", "external-attacher"},
 		{"csi-resizer", "external-resizer"}, {"csi-snapshotter", "external-snapshotter"},
 	} {
-		info := testkit.Value(buildinfo.ReadFile(the.Programs.Path(p[0])))(t)
+		info := testkit.Value(buildinfo.ReadFile(testCluster.Programs.Path(p[0])))(t)
 		all = append(all, external.Version{Program: p[1], Version: info.Main.Version})
 	}
 	for _, p := range [][]string{{"containerd", "--version"}, {"etcd", "--version"}} {
@@ -215,7 +215,7 @@ func importSuiteImages(t *testing.T, program external.Program, nodes ...func(con
 			image.Entrypoint = []string{"/bin/sleep", "2147483647"}
 		case name == "agnhost":
 			image.Entrypoint, image.Cmd = []string{"/agnhost"}, []string{"pause"}
-			image.Layers = append(image.Layers, cluster.ProgramImage(reference, the.Programs.Path("agnhost")).Layers...)
+			image.Layers = append(image.Layers, cluster.ProgramImage(reference, testCluster.Programs.Path("agnhost")).Layers...)
 		default:
 			continue
 		}

@@ -70,7 +70,7 @@ func testFencedClient(t *testing.T) {
 	for _, w := range []*nbd.Writer{first, second} {
 		select {
 		case <-w.Done():
-		case <-time.After(patience):
+		case <-time.After(waitTimeout):
 			t.Error("the client does not hear of the end of its session")
 		}
 	}
@@ -156,7 +156,7 @@ func (a *addons) reinstallFence() {
 // a peer.
 func (a *addons) peerFence(d *nbdDisk, c *storageClient, w *nbd.Writer) {
 	a.Helper()
-	ctx, cancel := context.WithTimeout(a.Context(), patience)
+	ctx, cancel := context.WithTimeout(a.Context(), waitTimeout)
 	defer cancel()
 	if err := w.Await(ctx, 10); err != nil {
 		a.Errorf("a client that is not fenced cannot write: %v", err)
@@ -250,7 +250,7 @@ func (c *storageClient) dial(ctx context.Context, to netip.Addr, wait time.Durat
 // written already.
 func (c *storageClient) writer(a *addons, d *nbdDisk, to netip.Addr) *nbd.Writer {
 	a.Helper()
-	conn, err := c.dial(a.Context(), to, patience)
+	conn, err := c.dial(a.Context(), to, waitTimeout)
 	if err != nil {
 		a.Fatalf("%s connects to %s: %v", c.addr4, to, err)
 	}
@@ -261,7 +261,7 @@ func (c *storageClient) writer(a *addons, d *nbdDisk, to netip.Addr) *nbd.Writer
 	}
 	w := nbd.NewWriter(id, session, 5*time.Millisecond)
 	a.Cleanup(w.Close)
-	ctx, cancel := context.WithTimeout(a.Context(), patience)
+	ctx, cancel := context.WithTimeout(a.Context(), waitTimeout)
 	defer cancel()
 	if err := w.Await(ctx, 10); err != nil {
 		a.Fatalf("%s writes to %s: %v", c.addr4, to, err)
@@ -310,11 +310,11 @@ func (c *storageClient) watch() func() error {
 func (a *addons) onStorage(want string, command ...string) {
 	a.Helper()
 	a.until(strings.Join(command, " "), func(ctx context.Context) error {
-		pods, err := the.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=storage"})
+		pods, err := testCluster.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=storage"})
 		if err != nil || len(pods.Items) != 1 {
 			return fmt.Errorf("%d pods of the fence (%v)", len(pods.Items), err)
 		}
-		out, err := the.Kubectl(ctx, "", append([]string{"-n", system, "exec", pods.Items[0].Name, "-c", "fence", "--"}, command...)...)
+		out, err := testCluster.Kubectl(ctx, "", append([]string{"-n", system, "exec", pods.Items[0].Name, "-c", "fence", "--"}, command...)...)
 		if err == nil && !strings.Contains(out, want) {
 			err = fmt.Errorf("it prints %s", out)
 		}

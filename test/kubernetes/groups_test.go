@@ -56,7 +56,7 @@ func (s *space) members(group string, count int) map[string]string {
 	s.Helper()
 	found := map[string]string{}
 	s.until("the members of group "+group, func(ctx context.Context) error {
-		all, err := the.Dynamic.Resource(snapshots).Namespace(s.name).List(ctx, metav1.ListOptions{})
+		all, err := testCluster.Dynamic.Resource(snapshots).Namespace(s.name).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
@@ -175,7 +175,7 @@ func TestGroupSnapshotsNeedAController(t *testing.T) {
 	class := s.name + "-group"
 	s.apply(fmt.Sprintf("{apiVersion: groupsnapshot.storage.k8s.io/v1, kind: VolumeGroupSnapshotClass, metadata: {name: %s}, driver: csi.cleat.dev, deletionPolicy: Delete}", class))
 	s.Cleanup(func() {
-		if _, err := the.Kubectl(context.Background(), "", "delete", "volumegroupsnapshotclass", class); err != nil {
+		if _, err := testCluster.Kubectl(context.Background(), "", "delete", "volumegroupsnapshotclass", class); err != nil {
 			s.Error(err)
 		}
 	})
@@ -195,10 +195,10 @@ func TestGroupSnapshotsNeedAController(t *testing.T) {
 		return nil
 	})
 	let := func() (string, error) {
-		return the.Kubectl(context.Background(), "", "patch", "volumegroupsnapshotcontent", content, "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
+		return testCluster.Kubectl(context.Background(), "", "patch", "volumegroupsnapshotcontent", content, "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
 	}
 	s.Cleanup(func() {
-		_, _ = the.Kubectl(context.Background(), "", "-n", s.name, "delete", "volumegroupsnapshot", "group", "--wait=false")
+		_, _ = testCluster.Kubectl(context.Background(), "", "-n", s.name, "delete", "volumegroupsnapshot", "group", "--wait=false")
 		_, _ = let() // of no effect where the test has done so
 	})
 

@@ -20,8 +20,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// patience bounds every wait, on a machine of two cores that is busy.
-const patience = 3 * time.Minute
+// waitTimeout bounds every wait, on a machine of two cores that is busy.
+const waitTimeout = 3 * time.Minute
 
 // space is a namespace for one test. At the end of the test everything in it is
 // deleted, and the volumes that its claims had must be gone too.
@@ -33,13 +33,13 @@ type space struct {
 // newSpace makes the namespace of a test.
 func newSpace(t *testing.T) *space {
 	t.Helper()
-	ns := testkit.Value(the.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
+	ns := testkit.Value(testCluster.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "case-", Labels: map[string]string{"pod-security.kubernetes.io/enforce": "privileged"}},
 	}, metav1.CreateOptions{}))(t)
 	s := &space{T: t, name: ns.Name}
 	t.Cleanup(s.end)
 	s.until("the default service account", func(ctx context.Context) error {
-		_, err := the.Client.CoreV1().ServiceAccounts(s.name).Get(ctx, "default", metav1.GetOptions{})
+		_, err := testCluster.Client.CoreV1().ServiceAccounts(s.name).Get(ctx, "default", metav1.GetOptions{})
 		return err
 	})
 	return s
@@ -47,28 +47,28 @@ func newSpace(t *testing.T) *space {
 
 // end runs after the test's context has ended.
 func (s *space) end() {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*waitTimeout)
 	defer cancel()
 	if s.Failed() {
-		s.Log(whatPodsDo(ctx, the, s.name))
-		claims, _ := the.Kubectl(ctx, "", "-n", s.name, "describe", "pvc")
+		s.Log(describePods(ctx, testCluster, s.name))
+		claims, _ := testCluster.Kubectl(ctx, "", "-n", s.name, "describe", "pvc")
 		s.Log(claims)
 	}
 	// Snapshots first: a namespace deletes in no order, and one whose claim has
 	// gone still has a content to wait for.
-	if _, err := the.Kubectl(ctx, "", "-n", s.name, "delete", "pods", "--all", "--grace-period=1", "--wait"); err != nil {
+	if _, err := testCluster.Kubectl(ctx, "", "-n", s.name, "delete", "pods", "--all", "--grace-period=1", "--wait"); err != nil {
 		s.Error(err)
 	}
 	for _, kind := range []string{"volumegroupsnapshots.groupsnapshot.storage.k8s.io", "volumesnapshots.snapshot.storage.k8s.io"} {
-		if _, err := the.Kubectl(ctx, "", "-n", s.name, "delete", kind, "--all", "--wait", "--timeout=2m"); err != nil {
+		if _, err := testCluster.Kubectl(ctx, "", "-n", s.name, "delete", kind, "--all", "--wait", "--timeout=2m"); err != nil {
 			s.Error(err)
 		}
 	}
-	if err := the.Client.CoreV1().Namespaces().Delete(ctx, s.name, metav1.DeleteOptions{}); err != nil {
+	if err := testCluster.Client.CoreV1().Namespaces().Delete(ctx, s.name, metav1.DeleteOptions{}); err != nil {
 		s.Error(err)
 	}
 	if err := poll(ctx, func(ctx context.Context) error {
-		_, err := the.Client.CoreV1().Namespaces().Get(ctx, s.name, metav1.GetOptions{})
+		_, err := testCluster.Client.CoreV1().Namespaces().Get(ctx, s.name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return s.volumesGone(ctx)
 		}
@@ -79,7 +79,7 @@ func (s *space) end() {
 }
 
 func (s *space) volumesGone(ctx context.Context) error {
-	all, err := the.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	all, err := testCluster.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
@@ -109,10 +109,10 @@ func poll(ctx context.Context, ask func(context.Context) error) error {
 	}
 }
 
-// until fails the test when what is asked for does not come within patience.
+// until fails the test when what is asked for does not come within waitTimeout.
 func (s *space) until(what string, ask func(context.Context) error) {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(s.Context(), patience)
+	ctx, cancel := context.WithTimeout(s.Context(), waitTimeout)
 	defer cancel()
 	if err := poll(ctx, ask); err != nil {
 		s.Fatalf("%s: %v", what, err)
@@ -122,14 +122,14 @@ func (s *space) until(what string, ask func(context.Context) error) {
 // kubectl runs kubectl in the namespace.
 func (s *space) kubectl(args ...string) string {
 	s.Helper()
-	out := testkit.Value(the.Kubectl(s.Context(), "", append([]string{"-n", s.name}, args...)...))(s)
+	out := testkit.Value(testCluster.Kubectl(s.Context(), "", append([]string{"-n", s.name}, args...)...))(s)
 	return out
 }
 
 // apply makes the objects of a YAML text in the namespace.
 func (s *space) apply(text string) {
 	s.Helper()
-	testkit.Value(the.Kubectl(s.Context(), text, "-n", s.name, "apply", "--server-side", "-f", "-"))(s)
+	testkit.Value(testCluster.Kubectl(s.Context(), text, "-n", s.name, "apply", "--server-side", "-f", "-"))(s)
 }
 
 // claim describes a PersistentVolumeClaim.
@@ -175,7 +175,7 @@ func (s *space) claim(name string, c claim) {
 	if c.attributes != "" {
 		p.Spec.VolumeAttributesClassName = &c.attributes
 	}
-	testkit.Value(the.Client.CoreV1().PersistentVolumeClaims(s.name).Create(s.Context(), p, metav1.CreateOptions{}))(s)
+	testkit.Value(testCluster.Client.CoreV1().PersistentVolumeClaims(s.name).Create(s.Context(), p, metav1.CreateOptions{}))(s)
 }
 
 // bound waits for a claim and returns its volume.
@@ -183,14 +183,14 @@ func (s *space) bound(name string) *corev1.PersistentVolume {
 	s.Helper()
 	var volume *corev1.PersistentVolume
 	s.until("claim "+name, func(ctx context.Context) error {
-		p, err := the.Client.CoreV1().PersistentVolumeClaims(s.name).Get(ctx, name, metav1.GetOptions{})
+		p, err := testCluster.Client.CoreV1().PersistentVolumeClaims(s.name).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		if p.Status.Phase != corev1.ClaimBound {
 			return fmt.Errorf("it is %s", p.Status.Phase)
 		}
-		volume, err = the.Client.CoreV1().PersistentVolumes().Get(ctx, p.Spec.VolumeName, metav1.GetOptions{})
+		volume, err = testCluster.Client.CoreV1().PersistentVolumes().Get(ctx, p.Spec.VolumeName, metav1.GetOptions{})
 		return err
 	})
 	return volume
@@ -243,7 +243,7 @@ func (s *space) start(name string, p pod) {
 	if p.change != nil {
 		p.change(object)
 	}
-	testkit.Value(the.Client.CoreV1().Pods(s.name).Create(s.Context(), object, metav1.CreateOptions{}))(s)
+	testkit.Value(testCluster.Client.CoreV1().Pods(s.name).Create(s.Context(), object, metav1.CreateOptions{}))(s)
 }
 
 // run makes a pod and waits until it runs.
@@ -257,7 +257,7 @@ func (s *space) run(name string, p pod) {
 func (s *space) running(name string) {
 	s.Helper()
 	s.until("pod "+name, func(ctx context.Context) error {
-		p, err := the.Client.CoreV1().Pods(s.name).Get(ctx, name, metav1.GetOptions{})
+		p, err := testCluster.Client.CoreV1().Pods(s.name).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -286,7 +286,7 @@ func (s *space) drop(name string) {
 func (s *space) event(object, text string) {
 	s.Helper()
 	s.until(fmt.Sprintf("an event of %s with %q", object, text), func(ctx context.Context) error {
-		events, err := the.Client.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{})
+		events, err := testCluster.Client.CoreV1().Events(s.name).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
@@ -308,18 +308,18 @@ var snapshots = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Ve
 // snapshot cuts a snapshot of a claim and waits until it can be used.
 func (s *space) snapshot(name, class, claim string) {
 	s.Helper()
-	s.cut(name, class, claim)
+	s.createSnapshot(name, class, claim)
 	s.ready(name)
 }
 
 // cut asks for a snapshot of a claim.
-func (s *space) cut(name, class, claim string) {
+func (s *space) createSnapshot(name, class, claim string) {
 	s.Helper()
 	object := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": map[string]any{"name": name},
 		"spec": map[string]any{"volumeSnapshotClassName": class, "source": map[string]any{"persistentVolumeClaimName": claim}},
 	}}
-	testkit.Value(the.Dynamic.Resource(snapshots).Namespace(s.name).Create(s.Context(), object, metav1.CreateOptions{}))(s)
+	testkit.Value(testCluster.Dynamic.Resource(snapshots).Namespace(s.name).Create(s.Context(), object, metav1.CreateOptions{}))(s)
 }
 
 // ready waits until a snapshot can be used.
@@ -330,7 +330,7 @@ func (s *space) ready(name string) {
 
 // snapshotReady is the reason why a snapshot cannot be used.
 func (s *space) snapshotReady(ctx context.Context, name string) error {
-	o, err := the.Dynamic.Resource(snapshots).Namespace(s.name).Get(ctx, name, metav1.GetOptions{})
+	o, err := testCluster.Dynamic.Resource(snapshots).Namespace(s.name).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
@@ -352,9 +352,9 @@ func (s *space) class(driver string, parameters map[string]string, change func(*
 	if change != nil {
 		change(c)
 	}
-	made := testkit.Value(the.Client.StorageV1().StorageClasses().Create(s.Context(), c, metav1.CreateOptions{}))(s)
+	made := testkit.Value(testCluster.Client.StorageV1().StorageClasses().Create(s.Context(), c, metav1.CreateOptions{}))(s)
 	s.Cleanup(func() {
-		if err := the.Client.StorageV1().StorageClasses().Delete(context.Background(), made.Name, metav1.DeleteOptions{}); err != nil {
+		if err := testCluster.Client.StorageV1().StorageClasses().Delete(context.Background(), made.Name, metav1.DeleteOptions{}); err != nil {
 			s.Error(err)
 		}
 	})

@@ -73,7 +73,7 @@ func (l *latencies) print() {
 // soon asks every few milliseconds, as until is too slow for figures.
 func (l *latencies) soon(what string, ask func(context.Context) (bool, error)) {
 	l.Helper()
-	ctx, cancel := context.WithTimeout(l.Context(), patience)
+	ctx, cancel := context.WithTimeout(l.Context(), waitTimeout)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -84,7 +84,7 @@ func (l *latencies) soon(what string, ask func(context.Context) (bool, error)) {
 		}
 		select {
 		case <-ctx.Done():
-			l.Fatalf("%s did not come within %s (%v)", what, patience, err)
+			l.Fatalf("%s did not come within %s (%v)", what, waitTimeout, err)
 		case <-tick.C:
 		}
 	}
@@ -92,7 +92,7 @@ func (l *latencies) soon(what string, ask func(context.Context) (bool, error)) {
 
 // claimed is the claim of every round.
 func (l *latencies) claimed(ctx context.Context) (*corev1.PersistentVolumeClaim, error) {
-	return the.Client.CoreV1().PersistentVolumeClaims(l.name).Get(ctx, "one", metav1.GetOptions{})
+	return testCluster.Client.CoreV1().PersistentVolumeClaims(l.name).Get(ctx, "one", metav1.GetOptions{})
 }
 
 // volume is the life of one, which grows in use where grown is given.
@@ -107,7 +107,7 @@ func (l *latencies) volume(class, size, grown string) {
 	})
 	l.add(class+": claim and pod are made until bound", began)
 	l.soon("the pod", func(ctx context.Context) (bool, error) {
-		p, err := the.Client.CoreV1().Pods(l.name).Get(ctx, "one", metav1.GetOptions{})
+		p, err := testCluster.Client.CoreV1().Pods(l.name).Get(ctx, "one", metav1.GetOptions{})
 		return err == nil && isReady(p), err
 	})
 	l.add(class+": ... until the pod is ready", began)
@@ -129,7 +129,7 @@ func (l *latencies) volume(class, size, grown string) {
 func (l *latencies) snapshotOf(claim, class string) {
 	l.Helper()
 	began := time.Now()
-	l.cut("one", "local", claim)
+	l.createSnapshot("one", "local", claim)
 	l.soon("the snapshot", func(ctx context.Context) (bool, error) {
 		err := l.snapshotReady(ctx, "one")
 		return err == nil, err
@@ -141,7 +141,7 @@ func (l *latencies) grow(class, size string) {
 	l.Helper()
 	began := time.Now()
 	patch := fmt.Appendf(nil, `{"spec":{"resources":{"requests":{"storage":%q}}}}`, size)
-	testkit.Value(the.Client.CoreV1().PersistentVolumeClaims(l.name).Patch(l.Context(), "one", types.MergePatchType, patch, metav1.PatchOptions{}))(l)
+	testkit.Value(testCluster.Client.CoreV1().PersistentVolumeClaims(l.name).Patch(l.Context(), "one", types.MergePatchType, patch, metav1.PatchOptions{}))(l)
 	want := resource.MustParse(size)
 	l.soon("the growth", func(ctx context.Context) (bool, error) {
 		p, err := l.claimed(ctx)
@@ -170,7 +170,7 @@ func (l *latencies) exchanged() {
 	l.Helper()
 	old := l.driver()
 	began := time.Now()
-	testkit.Must(l, the.Client.CoreV1().Pods(system).Delete(l.Context(), old.pod, metav1.DeleteOptions{}))
+	testkit.Must(l, testCluster.Client.CoreV1().Pods(system).Delete(l.Context(), old.pod, metav1.DeleteOptions{}))
 	l.succeeded(old)
 	l.add("driver's pod deleted until the next one is ready", began)
 }
@@ -191,7 +191,7 @@ func (l *latencies) driver() *container {
 func (l *latencies) succeeded(old *container) {
 	l.Helper()
 	l.until("the driver", func(ctx context.Context) error {
-		pods, err := the.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=local"})
+		pods, err := testCluster.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=local"})
 		if err != nil {
 			return err
 		}

@@ -19,9 +19,9 @@ import (
 	"github.com/cleatproject/cleat/test/kubernetes/programs"
 )
 
-// the is the cluster of this process: there is one, and it is there before
+// testCluster is the cluster of this process: there is one, and it is there before
 // every test.
-var the *cluster.Cluster
+var testCluster *cluster.Cluster
 
 // sidecars are the programs that run in pods, by the names of their images.
 var sidecars = map[string]string{
@@ -87,7 +87,7 @@ func makeImages(ctx context.Context, dir string, set programs.Set) error {
 // controller with its definitions, and the chart, twice: a driver as on a
 // cluster of many nodes, and one with a controller of its own.
 func install(ctx context.Context, c *cluster.Cluster) error {
-	the = c
+	testCluster = c
 	for _, archive := range []string{"cleat.tar", "others.tar"} {
 		if err := c.Import(ctx, filepath.Join(c.Dir, archive)); err != nil {
 			return err
@@ -127,5 +127,5 @@ func uninstall(ctx context.Context, c *cluster.Cluster) error {
 	for _, r := range releases {
 		failed = append(failed, r.uninstall(ctx, c))
 	}
-	return errors.Join(append(failed, nothingLeft(ctx, c))...)
+	return errors.Join(append(failed, checkNothingLeft(ctx, c))...)
 }

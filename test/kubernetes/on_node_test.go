@@ -36,7 +36,7 @@ func newVolumes(t *testing.T) *space {
 	})
 	s := newSpace(t)
 	t.Cleanup(func() { // before it
-		all, err := the.Client.CoreV1().PersistentVolumes().List(context.Background(), metav1.ListOptions{})
+		all, err := testCluster.Client.CoreV1().PersistentVolumes().List(context.Background(), metav1.ListOptions{})
 		if err != nil {
 			t.Error(err)
 			return
@@ -61,7 +61,7 @@ func fileOf(v *corev1.PersistentVolume) string {
 // podDir is where the kubelet keeps what belongs to a pod.
 func (s *space) podDir(name string) string {
 	s.Helper()
-	p := testkit.Value(the.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{}))(s)
+	p := testkit.Value(testCluster.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{}))(s)
 	return filepath.Join("/var/lib/kubelet/pods", string(p.UID))
 }
 
@@ -163,7 +163,7 @@ func tracesOf(ctx context.Context, file string) error {
 func (s *space) forgotten(v *corev1.PersistentVolume) {
 	s.Helper()
 	s.until("the end of volume "+v.Name, func(ctx context.Context) error {
-		left, err := the.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + v.Name})
+		left, err := testCluster.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + v.Name})
 		switch {
 		case err != nil:
 			return err
@@ -177,7 +177,7 @@ func (s *space) forgotten(v *corev1.PersistentVolume) {
 // refused runs a shell command in a pod that must fail and say why.
 func (s *space) refused(name, command, why string) {
 	s.Helper()
-	out, err := the.Kubectl(s.Context(), "", "-n", s.name, "exec", name, "--", "/bin/sh", "-ec", command)
+	out, err := testCluster.Kubectl(s.Context(), "", "-n", s.name, "exec", name, "--", "/bin/sh", "-ec", command)
 	if err == nil {
 		s.Errorf("in pod %s, %q went well: %s", name, command, out)
 	} else if !strings.Contains(err.Error(), why) {
@@ -189,7 +189,7 @@ func (s *space) refused(name, command, why string) {
 func (s *space) pending(name, why string) {
 	s.Helper()
 	s.until("the scheduler's word on pod "+name, func(ctx context.Context) error {
-		p, err := the.Client.CoreV1().Pods(s.name).Get(ctx, name, metav1.GetOptions{})
+		p, err := testCluster.Client.CoreV1().Pods(s.name).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}

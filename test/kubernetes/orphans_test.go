@@ -13,18 +13,18 @@ func TestOrphans(t *testing.T) {
 	t.Parallel()
 	r := newReader(t)
 	blocks := r.blocks("docs/day2.md", "Orphans", "sh", 2)
-	local := strings.NewReplacer("node-7", the.Node, "app.kubernetes.io/name=cleat", "app.kubernetes.io/instance=local")
+	local := strings.NewReplacer("node-7", testCluster.Node, "app.kubernetes.io/name=cleat", "app.kubernetes.io/instance=local")
 	list := strings.Split(strings.TrimSpace(local.Replace(blocks[0])), "\n")
 	remove := strings.Split(strings.TrimSpace(blocks[1]), "\n")
 
-	volumes, cuts := map[string]string{}, map[string]string{} // ids
+	volumes, snapshots := map[string]string{}, map[string]string{} // ids
 	for _, name := range []string{"kept", "lost"} {
 		r.claim(name, claim{class: "local-ext4", size: "16Mi"})
 		r.run(name, pod{mounts: map[string]string{"/data": name}})
 		r.snapshot("of-"+name, "local", name)
 		volumes[name] = r.bound(name).Spec.CSI.VolumeHandle
 		_, file := r.content(drivers["local"], "of-"+name)
-		cuts[name] = filepath.Base(file)
+		snapshots[name] = filepath.Base(file)
 	}
 	pv := r.bound("lost").Name
 	content, _ := r.content(drivers["local"], "of-lost")
@@ -35,7 +35,7 @@ func TestOrphans(t *testing.T) {
 
 	names := r.sh(list[0], list[1])
 	orphans := names + r.sh(list[0], list[2])
-	for _, ids := range []map[string]string{volumes, cuts} {
+	for _, ids := range []map[string]string{volumes, snapshots} {
 		if !strings.Contains(orphans, ids["lost"]) || strings.Contains(orphans, ids["kept"]) {
 			t.Errorf("want %s and not %s in\n%s", ids["lost"], ids["kept"], orphans)
 		}
@@ -43,8 +43,8 @@ func TestOrphans(t *testing.T) {
 	if !strings.Contains(names, pv) {
 		t.Errorf("the list does not name volume %s:\n%s", pv, names)
 	}
-	r.sh(list[0], strings.Replace(remove[0], "ID", volumes["lost"], 1), strings.Replace(remove[1], "ID", cuts["lost"], 1))
-	if left := r.sh(list[0], list[1], list[2]); strings.Contains(left, volumes["lost"]) || strings.Contains(left, cuts["lost"]) {
+	r.sh(list[0], strings.Replace(remove[0], "ID", volumes["lost"], 1), strings.Replace(remove[1], "ID", snapshots["lost"], 1))
+	if left := r.sh(list[0], list[1], list[2]); strings.Contains(left, volumes["lost"]) || strings.Contains(left, snapshots["lost"]) {
 		t.Errorf("after the deletion:\n%s", left)
 	}
 }

@@ -25,7 +25,7 @@ func TestPodsBeforeTheDriver(t *testing.T) {
 	steps := r.blocks("docs/troubleshooting.md", section, "sh", 3)
 	r.claim("data", claim{class: "local-xfs", size: "300Mi"})
 	stuck := []byte(`{"metadata":{"annotations":{"` + selectedNode + `":"` + otherNode + `"}}}`)
-	testkit.Value(the.Client.CoreV1().PersistentVolumeClaims(r.name).Patch(t.Context(), "data", types.MergePatchType, stuck, metav1.PatchOptions{}))(t)
+	testkit.Value(testCluster.Client.CoreV1().PersistentVolumeClaims(r.name).Patch(t.Context(), "data", types.MergePatchType, stuck, metav1.PatchOptions{}))(t)
 	r.start("waits", pod{mounts: map[string]string{"/data": "data"}})
 	r.pending("waits", "didn't find available persistent volumes to bind")
 	if out := r.sh(steps[0]); strings.TrimSpace(out) != otherNode {
@@ -37,11 +37,11 @@ func TestPodsBeforeTheDriver(t *testing.T) {
 	volume := r.bound("data").Name
 	attachment := &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: "csi-" + r.name},
-		Spec:       storagev1.VolumeAttachmentSpec{Attacher: localDriver, NodeName: the.Node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}},
+		Spec:       storagev1.VolumeAttachmentSpec{Attacher: localDriver, NodeName: testCluster.Node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}},
 	}
-	testkit.Value(the.Client.StorageV1().VolumeAttachments().Create(t.Context(), attachment, metav1.CreateOptions{}))(t)
+	testkit.Value(testCluster.Client.StorageV1().VolumeAttachments().Create(t.Context(), attachment, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() { // of no effect unless the steps failed
-		err := the.Client.StorageV1().VolumeAttachments().Delete(context.Background(), attachment.Name, metav1.DeleteOptions{})
+		err := testCluster.Client.StorageV1().VolumeAttachments().Delete(context.Background(), attachment.Name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			t.Error(err)
 		}
@@ -53,10 +53,10 @@ func TestPodsBeforeTheDriver(t *testing.T) {
 	if out := r.sh(strings.ReplaceAll(steps[2], "csi-6f0e7a4c", attachment.Name)); !listed.MatchString(out) {
 		t.Errorf("the VolumeAttachment is not listed with its driver:\n%s", out)
 	}
-	if _, err := the.Client.StorageV1().VolumeAttachments().Get(t.Context(), attachment.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+	if _, err := testCluster.Client.StorageV1().VolumeAttachments().Get(t.Context(), attachment.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the VolumeAttachment is still there (%v)", err)
 	}
-	if p, err := the.Client.CoreV1().Pods(r.name).Get(t.Context(), "waits", metav1.GetOptions{}); err != nil || p.Status.Phase != corev1.PodRunning {
+	if p, err := testCluster.Client.CoreV1().Pods(r.name).Get(t.Context(), "waits", metav1.GetOptions{}); err != nil || p.Status.Phase != corev1.PodRunning {
 		t.Errorf("the pod is %v (%v)", p.Status.Phase, err)
 	}
 }

@@ -35,15 +35,15 @@ func TestRegistration(t *testing.T) {
 	kubelet := &side{space: s, card: c, name: "kubelet", plugins: "/var/lib/kubelet/plugins_registry", kubelet: "/var/lib/kubelet"}
 	host := &side{space: s, card: c, name: "host", plugins: "/run/cleat/paired/plugins", kubelet: "/var/lib/cleat/fn-paired/kubelet"}
 	host.startHost()
-	words := map[string]map[string]word{}
+	results := map[string]map[string]result{}
 	for _, one := range []*side{kubelet, host} {
 		one.startAll()
 	}
 	for _, one := range []*side{kubelet, host} {
-		words[one.name] = one.heard()
+		results[one.name] = one.results()
 	}
 	for name, want := range expected() {
-		there, here := words["kubelet"][name], words["host"][name]
+		there, here := results["kubelet"][name], results["host"][name]
 		t.Logf("%s\n\tkubelet: %s\n\thost:    %s", name, there, here)
 		if got := (verdict{there.step(), here.step()}); got != want {
 			t.Errorf("%s: kubelet and host say %q, want %q", name, got, want)
@@ -58,22 +58,22 @@ func TestRegistration(t *testing.T) {
 	host.shows(t, false)
 }
 
-// word is what a plugin was told of its registration.
-type word struct {
+// result is what a plugin was told of its registration.
+type result struct {
 	yes  bool
 	text string
 }
 
-func (w word) String() string {
+func (w result) String() string {
 	if w.yes {
 		return "registered"
 	}
 	return fmt.Sprintf("%q", w.text)
 }
 
-// step is the word without what a handler says: it names what it met in words of
+// step is the result without what a handler says: it names what it met in results of
 // its own.
-func (w word) step() string {
+func (w result) step() string {
 	if w.yes {
 		return "registered"
 	}
@@ -116,7 +116,7 @@ type side struct {
 
 	processes []*cluster.Process
 	sample    *cluster.Process
-	said      []*saying
+	said      []*fakePlugin
 	remote    *remote.Host
 }
 
@@ -124,13 +124,13 @@ func (d *side) dir() string { return "/run/cleat/paired/" + d.name }
 
 func (d *side) run(name, program string, env []string, args ...string) *cluster.Process {
 	d.Helper()
-	p := testkit.Value(the.Start("paired-"+d.name+"-"+name, program, env, args...))(d)
+	p := testkit.Value(testCluster.Start("paired-"+d.name+"-"+name, program, env, args...))(d)
 	d.Cleanup(func() { p.Kill() })
 	d.processes = append(d.processes, p)
 	return p
 }
 
-func cleatProgram() string { return filepath.Join(the.Dir, "bin", "cleat") }
+func cleatProgram() string { return filepath.Join(testCluster.Dir, "bin", "cleat") }
 
 // startHost starts cleat host, and what stands in for a kubelet's directory
 // beside it.
@@ -140,7 +140,7 @@ func (d *side) startHost() {
 		testkit.Must(d, os.MkdirAll(dir, 0o755))
 	}
 	socket := "unix:///run/cleat/paired/host.d/host.sock"
-	p := testkit.Value(the.Start("paired-cleat-host", cleatProgram(), nil, "host", "--plugins-dir", d.plugins, "--socket", socket, "--output", "none", "--log-format", "text"))(d)
+	p := testkit.Value(testCluster.Start("paired-cleat-host", cleatProgram(), nil, "host", "--plugins-dir", d.plugins, "--socket", socket, "--output", "none", "--log-format", "text"))(d)
 	d.Cleanup(func() {
 		if err := p.Stop(); err != nil {
 			d.Error(err)
@@ -157,7 +157,7 @@ func (d *side) startHost() {
 func (d *side) startAll() {
 	d.Helper()
 	testkit.Must(d, os.MkdirAll(d.dir(), 0o755))
-	d.run("csi", cleatProgram(), nil, "csi", "--driver-name", driverOfPair, "--node-id", the.Node, "--endpoint", "unix://"+d.dir()+"/csi/csi.sock",
+	d.run("csi", cleatProgram(), nil, "csi", "--driver-name", driverOfPair, "--node-id", testCluster.Node, "--endpoint", "unix://"+d.dir()+"/csi/csi.sock",
 		"--pool", d.card.dir+"/pool-"+d.name, "--state-dir", d.card.dir+"/csi-"+d.name, "--registration-dir", d.plugins,
 		"--metrics-address", d.dir()+"/csi-status/status.sock")
 	config := d.dir() + "/config.json"
@@ -168,8 +168,8 @@ func (d *side) startAll() {
 	// somebody to remove it.
 	wait := d.dir() + "/wait/here"
 	testkit.Must(d, errors.Join(os.MkdirAll(filepath.Dir(wait), 0o755), os.WriteFile(wait, nil, 0o644)))
-	d.sample = d.run("sample", the.Programs.Path("sample-device-plugin"), []string{"PLUGIN_SOCK_DIR=" + d.plugins, "REGISTER_CONTROL_FILE=" + wait})
-	for _, p := range []*saying{
+	d.sample = d.run("sample", testCluster.Programs.Path("sample-device-plugin"), []string{"PLUGIN_SOCK_DIR=" + d.plugins, "REGISTER_CONTROL_FILE=" + wait})
+	for _, p := range []*fakePlugin{
 		{kind: registration.CSIPlugin, name: "wrong-version.cleat.dev", versions: "2.0.0"},
 		{kind: registration.CSIPlugin, name: "no-endpoint.cleat.dev", versions: "1.0.0"},
 		{kind: registration.DevicePlugin, name: "example.com/wrong-version", versions: "v9"},
@@ -179,35 +179,35 @@ func (d *side) startAll() {
 		{kind: registration.DRAPlugin, name: "dra-version.cleat.dev", versions: "v0.DRAPlugin"},
 		{kind: "Toaster", name: "toaster.cleat.dev", versions: "1.0.0"},
 	} {
-		d.said = append(d.said, d.say(p))
+		d.said = append(d.said, d.startFake(p))
 	}
 }
 
 // heard waits until each plugin was told something, and returns what.
-func (d *side) heard() map[string]word {
+func (d *side) results() map[string]result {
 	d.Helper()
-	all := map[string]word{}
+	all := map[string]result{}
 	for _, p := range d.said {
 		select {
-		case all[p.name] = <-p.words:
-		case <-time.After(patience):
+		case all[p.name] = <-p.results:
+		case <-time.After(waitTimeout):
 			d.Errorf("the %s has told %s nothing", d.name, p.name)
 		}
 	}
-	d.until("the CSI driver's word", func(ctx context.Context) error {
+	d.until("the CSI driver's result", func(ctx context.Context) error {
 		var document struct{ Registration register.Status }
 		if err := server.Ask(ctx, d.dir()+"/csi-status/status.sock", "/status", &document); err != nil {
 			return err
 		}
 		switch r := document.Registration; r.State {
 		case register.Registered, register.Refused:
-			all[driverOfPair] = word{r.State == register.Registered, r.Error}
+			all[driverOfPair] = result{r.State == register.Registered, r.Error}
 			return nil
 		default:
 			return fmt.Errorf("it is %s: %s", r.State, r.Reason)
 		}
 	})
-	// Of these two there is the word of whoever offers their devices.
+	// Of these two there is the result of whoever offers their devices.
 	for resource, count := range map[string]int{resourceOfPair: 3, sampleOfPair: 2} {
 		d.until("devices of "+resource, func(ctx context.Context) error {
 			have, err := d.devices(ctx, resource)
@@ -216,7 +216,7 @@ func (d *side) heard() map[string]word {
 			}
 			return err
 		})
-		all[resource] = word{yes: true}
+		all[resource] = result{yes: true}
 	}
 	if text, err := os.ReadFile(d.sample.Log); err != nil || strings.Contains(string(text), "Registration failed") {
 		d.Errorf("the sample device plugin was refused by the %s (%v): %s", d.name, err, text)
@@ -227,7 +227,7 @@ func (d *side) heard() map[string]word {
 // devices is how many of a resource pods could get.
 func (d *side) devices(ctx context.Context, resource string) (healthy int, err error) {
 	if d.remote == nil {
-		n, err := the.Client.CoreV1().Nodes().Get(ctx, the.Node, metav1.GetOptions{})
+		n, err := testCluster.Client.CoreV1().Nodes().Get(ctx, testCluster.Node, metav1.GetOptions{})
 		if err != nil {
 			return 0, err
 		}
@@ -274,7 +274,7 @@ func (d *side) shows(t *testing.T, there bool) {
 
 func (d *side) drivers(ctx context.Context) (all []string, err error) {
 	if d.remote == nil {
-		n, err := the.Client.StorageV1().CSINodes().Get(ctx, the.Node, metav1.GetOptions{})
+		n, err := testCluster.Client.StorageV1().CSINodes().Get(ctx, testCluster.Node, metav1.GetOptions{})
 		if err != nil {
 			return nil, err
 		}
@@ -305,20 +305,20 @@ func (d *side) endAll() {
 	}
 }
 
-// saying is a plugin of which there is no more than what it says of itself. Its
+// fakePlugin is a plugin of which there is no more than what it says of itself. Its
 // endpoint is not there.
-type saying struct {
+type fakePlugin struct {
 	registration.UnimplementedRegistrationServer
 	kind, name, versions string
 	endpoint             string
-	words                chan word // the first one
+	results              chan result // the first one
 	server               *grpc.Server
 	once                 sync.Once
 }
 
-func (d *side) say(n *saying) *saying {
+func (d *side) startFake(n *fakePlugin) *fakePlugin {
 	d.Helper()
-	n.endpoint, n.words, n.server = d.dir()+"/nobody.sock", make(chan word, 1), grpc.NewServer()
+	n.endpoint, n.results, n.server = d.dir()+"/nobody.sock", make(chan result, 1), grpc.NewServer()
 	socket := filepath.Join(d.plugins, strings.ReplaceAll(n.name, "/", "_")+"-reg.sock")
 	l := testkit.Value(net.Listen("unix", socket))(d)
 	registration.RegisterRegistrationServer(n.server, n)
@@ -337,13 +337,13 @@ func (d *side) say(n *saying) *saying {
 }
 
 // end takes the socket away, with its file.
-func (p *saying) end() { p.server.Stop() }
+func (p *fakePlugin) end() { p.server.Stop() }
 
-func (p *saying) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
+func (p *fakePlugin) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	return &registration.PluginInfo{Type: p.kind, Name: p.name, Endpoint: p.endpoint, SupportedVersions: []string{p.versions}}, nil
 }
 
-func (p *saying) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
-	p.once.Do(func() { p.words <- word{s.PluginRegistered, s.Error} })
+func (p *fakePlugin) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+	p.once.Do(func() { p.results <- result{s.PluginRegistered, s.Error} })
 	return &registration.RegistrationStatusResponse{}, nil
 }

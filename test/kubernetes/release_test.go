@@ -88,7 +88,7 @@ func (r release) install(ctx context.Context, c *cluster.Cluster, args ...string
 	if r.bothNodes {
 		files["nodes"] = ""
 	}
-	all := []string{"upgrade", "--install", r.name, chart, "--namespace", system, "--create-namespace", "--wait", "--timeout", patience.String()}
+	all := []string{"upgrade", "--install", r.name, chart, "--namespace", system, "--create-namespace", "--wait", "--timeout", waitTimeout.String()}
 	for _, name := range []string{"images", "nodes", r.name} {
 		// Files of its own: others may install at the same time.
 		path := filepath.Join(c.Dir, "values-"+r.name+"-"+name+".yaml")
@@ -98,13 +98,13 @@ func (r release) install(ctx context.Context, c *cluster.Cluster, args ...string
 		all = append(all, "--values", path)
 	}
 	if _, err := c.Helm(ctx, append(all, args...)...); err != nil {
-		return fmt.Errorf("install release %s: %w\n%s", r.name, err, whatPodsDo(ctx, c, system))
+		return fmt.Errorf("install release %s: %w\n%s", r.name, err, describePods(ctx, c, system))
 	}
 	return nil
 }
 
 func (r release) uninstall(ctx context.Context, c *cluster.Cluster) error {
-	if _, err := c.Helm(ctx, "uninstall", r.name, "--namespace", system, "--wait", "--timeout", patience.String()); err != nil {
+	if _, err := c.Helm(ctx, "uninstall", r.name, "--namespace", system, "--wait", "--timeout", waitTimeout.String()); err != nil {
 		return err
 	}
 	// The pods of a DaemonSet outlive it by their grace period.
@@ -117,8 +117,8 @@ func (r release) uninstall(ctx context.Context, c *cluster.Cluster) error {
 	})
 }
 
-// whatPodsDo is for messages: the pods of a namespace, their events and logs.
-func whatPodsDo(ctx context.Context, c *cluster.Cluster, namespace string) string {
+// describePods is for messages: the pods of a namespace, their events and logs.
+func describePods(ctx context.Context, c *cluster.Cluster, namespace string) string {
 	var b strings.Builder
 	for _, args := range [][]string{
 		{"get", "pods", "-o", "wide"}, {"get", "events", "--sort-by=.lastTimestamp"},
@@ -133,10 +133,10 @@ func whatPodsDo(ctx context.Context, c *cluster.Cluster, namespace string) strin
 	return b.String()
 }
 
-// nothingLeft looks for what the driver should have given back: volumes, mounts
+// checkNothingLeft looks for what the driver should have given back: volumes, mounts
 // of pods, loop devices. A pool in an image stays mounted when its driver ends:
 // it is the administrator's, and this one unmounts it.
-func nothingLeft(ctx context.Context, c *cluster.Cluster) error {
+func checkNothingLeft(ctx context.Context, c *cluster.Cluster) error {
 	failed := []error{poolsEmpty("/")}
 	pool, err := unmountPools(ctx)
 	if err != nil {

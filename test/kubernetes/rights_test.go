@@ -39,7 +39,7 @@ func TestRightsOfANode(t *testing.T) {
 	r := &rights{space: newSpace(t), names: map[string]string{}}
 	r.prepare()
 	r.inForce()
-	own, nobody := as(t, the.Node), as(t, "")
+	own, nobody := as(t, testCluster.Node), as(t, "")
 	const ok = ""
 	for _, test := range []struct {
 		what   string
@@ -47,15 +47,15 @@ func TestRightsOfANode(t *testing.T) {
 		do     func(context.Context, kubernetes.Interface) error
 		denied string // part of the message, or ok
 	}{
-		{"create a volume of this node", own, r.create(volume(localDriver, the.Node)), ok},
-		{"create a volume of another node", own, r.create(volume(localDriver, otherNode)), "no node affinity to topology.cleat.dev/node=" + the.Node},
-		{"create a volume of this node or another", own, r.create(volume(localDriver, the.Node, otherNode)), "no node affinity to topology.cleat.dev/node=" + the.Node},
-		{"create a volume of no node", own, r.create(volume(localDriver)), "no node affinity to topology.cleat.dev/node=" + the.Node},
-		{"create a volume of another driver", own, r.create(volume("other.example.com", the.Node)), "is not of driver " + localDriver},
+		{"create a volume of this node", own, r.create(volume(localDriver, testCluster.Node)), ok},
+		{"create a volume of another node", own, r.create(volume(localDriver, otherNode)), "no node affinity to topology.cleat.dev/node=" + testCluster.Node},
+		{"create a volume of this node or another", own, r.create(volume(localDriver, testCluster.Node, otherNode)), "no node affinity to topology.cleat.dev/node=" + testCluster.Node},
+		{"create a volume of no node", own, r.create(volume(localDriver)), "no node affinity to topology.cleat.dev/node=" + testCluster.Node},
+		{"create a volume of another driver", own, r.create(volume("other.example.com", testCluster.Node)), "is not of driver " + localDriver},
 		{"create a volume of no driver", own, r.create(hostPath()), "is not of driver " + localDriver},
-		{"create a volume without a token of a node", nobody, r.create(volume(localDriver, the.Node)), "bound to a pod on a node"},
+		{"create a volume without a token of a node", nobody, r.create(volume(localDriver, testCluster.Node)), "bound to a pod on a node"},
 		{"delete a volume of this node", own, r.remove("own"), ok},
-		{"delete a volume of another node", own, r.remove("others"), "no node affinity to topology.cleat.dev/node=" + the.Node},
+		{"delete a volume of another node", own, r.remove("others"), "no node affinity to topology.cleat.dev/node=" + testCluster.Node},
 		{"delete a volume of another driver", own, r.remove("foreign"), "is not of driver " + localDriver},
 		{"delete a volume without a token of a node", nobody, r.remove("own"), "bound to a pod on a node"},
 		{"protect a volume of this node", own, r.patchVolume("own", `{"metadata":{"finalizers":["external-provisioner.volume.kubernetes.io/finalizer"]}}`), ok},
@@ -65,13 +65,13 @@ func TestRightsOfANode(t *testing.T) {
 		{"give a volume of another node to a claim", own, r.patchVolume("others", `{"spec":{"claimRef":{"namespace":"default","name":"mine"}}}`), "may only change the capacity"},
 		{"have a volume of another node deleted", own, r.patchVolume("others", `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`), "may only change the capacity"},
 		{"annotate a volume of another node", own, r.patchVolume("others", `{"metadata":{"annotations":{"a":"b"}}}`), "may only change the capacity"},
-		{"take a claim that has no node", own, r.updateClaim("waiting", choose(the.Node)), ok},
+		{"take a claim that has no node", own, r.updateClaim("waiting", choose(testCluster.Node)), ok},
 		{"give a claim to another node", own, r.updateClaim("waiting", choose(otherNode)), "is for node \"\" and would be for \"" + otherNode + "\""},
 		{"return a claim of this node", own, r.updateClaim("own", choose("")), ok},
 		{"return a claim without a token of a node", nobody, r.updateClaim("own", choose("")), "bound to a pod on a node"},
 		{"return a claim of another node", own, r.updateClaim("others", choose("")), "is for node \"" + otherNode + "\""},
-		{"take a claim of another node", own, r.updateClaim("others", choose(the.Node)), "is for node \"" + otherNode + "\""},
-		{"take a claim of another driver", own, r.updateClaim("foreign", choose(the.Node)), "claims of driver " + localDriver},
+		{"take a claim of another node", own, r.updateClaim("others", choose(testCluster.Node)), "is for node \"" + otherNode + "\""},
+		{"take a claim of another driver", own, r.updateClaim("foreign", choose(testCluster.Node)), "claims of driver " + localDriver},
 		{"protect the source of a clone on another node", own, r.updateClaim("others", finalize("provisioner.storage.kubernetes.io/cloning-protection")), ok},
 		{"hold a claim of this node", own, r.updateClaim("own", finalize("example.com/hold")), "may only change the annotation"},
 		{"label a claim of this node", own, r.updateClaim("own", func(c *corev1.PersistentVolumeClaim) { c.Labels = map[string]string{"a": "b"} }), "may only change the annotation"},
@@ -91,7 +91,7 @@ func TestRightsOfANode(t *testing.T) {
 // as is a client with the token of a driver's pod on a node, or with one of no node.
 func as(t *testing.T, node string) kubernetes.Interface {
 	t.Helper()
-	config := rest.CopyConfig(the.Config)
+	config := rest.CopyConfig(testCluster.Config)
 	config.Impersonate = rest.ImpersonationConfig{
 		UserName: "system:serviceaccount:" + system + ":local-cleat-csi-node",
 		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + system, "system:authenticated"},
@@ -129,7 +129,7 @@ func volume(driver string, nodes ...string) *corev1.PersistentVolume {
 }
 
 func hostPath() *corev1.PersistentVolume {
-	v := volume(localDriver, the.Node)
+	v := volume(localDriver, testCluster.Node)
 	v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}
 	return v
 }
@@ -137,24 +137,24 @@ func hostPath() *corev1.PersistentVolume {
 // prepare makes volumes that no claim fits, and claims of a class that does not exist.
 func (r *rights) prepare() {
 	r.Helper()
-	for name, v := range map[string]*corev1.PersistentVolume{"own": volume(localDriver, the.Node), "others": volume(localDriver, otherNode), "foreign": volume("other.example.com", the.Node)} {
-		made := testkit.Value(the.Client.CoreV1().PersistentVolumes().Create(r.Context(), v, metav1.CreateOptions{}))(r)
+	for name, v := range map[string]*corev1.PersistentVolume{"own": volume(localDriver, testCluster.Node), "others": volume(localDriver, otherNode), "foreign": volume("other.example.com", testCluster.Node)} {
+		made := testkit.Value(testCluster.Client.CoreV1().PersistentVolumes().Create(r.Context(), v, metav1.CreateOptions{}))(r)
 		r.names[name] = made.Name
 		r.Cleanup(func() {
-			if err := the.Client.CoreV1().PersistentVolumes().Delete(context.Background(), made.Name, metav1.DeleteOptions{}); err != nil {
+			if err := testCluster.Client.CoreV1().PersistentVolumes().Delete(context.Background(), made.Name, metav1.DeleteOptions{}); err != nil {
 				r.Error(err)
 			}
 		})
 	}
 	for name, annotations := range map[string]map[string]string{
 		"waiting": {provisioner: localDriver},
-		"own":     {provisioner: localDriver, selectedNode: the.Node},
+		"own":     {provisioner: localDriver, selectedNode: testCluster.Node},
 		"others":  {provisioner: localDriver, selectedNode: otherNode},
 		"foreign": {provisioner: "other.example.com"},
 	} {
 		r.claim(name, claim{class: "no-such-class", size: "1Gi"})
 		patch := testkit.Value(json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}}))(r)
-		testkit.Value(the.Client.CoreV1().PersistentVolumeClaims(r.name).Patch(r.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}))(r)
+		testkit.Value(testCluster.Client.CoreV1().PersistentVolumeClaims(r.name).Patch(r.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}))(r)
 	}
 }
 
@@ -164,7 +164,7 @@ func (r *rights) inForce() {
 	for _, name := range []string{"volumes-of-nodes", "claims-of-nodes"} {
 		var p *admissionv1.ValidatingAdmissionPolicy
 		r.until("the policy for "+name, func(ctx context.Context) (err error) {
-			p, err = the.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(ctx, system+"-local-cleat-"+name, metav1.GetOptions{})
+			p, err = testCluster.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(ctx, system+"-local-cleat-"+name, metav1.GetOptions{})
 			if err == nil && p.Status.ObservedGeneration != p.Generation {
 				err = fmt.Errorf("of generation %d only %d was looked at", p.Generation, p.Status.ObservedGeneration)
 			}

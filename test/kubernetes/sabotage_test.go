@@ -77,17 +77,17 @@ csi:
   - {name: broken-xfs, fsType: xfs}
   - {name: broken-ext4, fsType: ext4}
 `}
-	testkit.Must(t, the.Import(t.Context(), filepath.Join(the.Dir, "sabotaged.tar")))
+	testkit.Must(t, testCluster.Import(t.Context(), filepath.Join(testCluster.Dir, "sabotaged.tar")))
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
-		if err := broken.uninstall(ctx, the); err != nil {
+		if err := broken.uninstall(ctx, testCluster); err != nil {
 			t.Error(err)
 		}
 	})
-	testkit.Must(t, broken.install(t.Context(), the))
+	testkit.Must(t, broken.install(t.Context(), testCluster))
 	w := newWorkload(newSpace(t))
-	w.settling = 2 * time.Second
+	w.settleTime = 2 * time.Second
 	w.add(w.load("broken", "ext4"))
 	err := w.undisturbed(func() {
 		w.inSystem("rollout", "restart", "daemonset/broken-cleat-csi-node")

@@ -45,19 +45,19 @@ func TestScale(t *testing.T) {
 
 	u.phase("claims")
 	claims := claimsAtOnce()
-	s.manyClaims(claims, volumeOfNode)
+	s.createClaims(claims, volumeOfNode)
 	if got := len(s.poolFiles()) - len(before); got != claims {
 		t.Errorf("the pool has %d more volumes, want %d", got, claims)
 	}
 	u.phase("deletion")
-	s.noClaims(claims)
+	s.deleteClaims(claims)
 	if left := s.poolFiles(); len(left) != len(before) {
 		t.Errorf("the pool holds %d volumes after the deletion, %d before the test", len(left), len(before))
 	}
 	u.phase("pods")
 	s.manyPods(podsAtOnce)
 	u.end()
-	s.noComplaints("local", began)
+	s.checkNoComplaints("local", began)
 }
 
 // idle waits, for what goes on when nothing is asked for to be seen.
@@ -80,14 +80,14 @@ func (s *space) poolFiles() []os.DirEntry {
 // volumeOfNode makes a claim one that the scheduler has chosen the node for. It
 // chooses for pods alone, of which a node takes fewer.
 func volumeOfNode(p *corev1.PersistentVolumeClaim) {
-	p.Annotations = map[string]string{"volume.kubernetes.io/selected-node": the.Node}
+	p.Annotations = map[string]string{"volume.kubernetes.io/selected-node": testCluster.Node}
 }
 
-// manyClaims makes claims, half of them for raw blocks and half for an ext4,
+// createClaims makes claims, half of them for raw blocks and half for an ext4,
 // waits until all are bound, and says how long that took.
-func (s *space) manyClaims(n int, change func(*corev1.PersistentVolumeClaim)) {
+func (s *space) createClaims(n int, change func(*corev1.PersistentVolumeClaim)) {
 	s.Helper()
-	bound := newMoments(n)
+	bound := newTimestamps(n)
 	s.follow(&corev1.PersistentVolumeClaim{}, cache.ResourceEventHandlerFuncs{UpdateFunc: func(_, o any) {
 		if p := o.(*corev1.PersistentVolumeClaim); p.Status.Phase == corev1.ClaimBound {
 			bound.saw(p.Name)
@@ -100,14 +100,14 @@ func (s *space) manyClaims(n int, change func(*corev1.PersistentVolumeClaim)) {
 	times := bound.all(s, "claims are bound")
 	s.rate("claims are bound", began, times, func(name string) time.Time { return asked[name] })
 	s.Logf("  the API server took the claims in %.1f s; CreateVolume %s", made.Seconds(), s.driverCalls().since(calls, "CreateVolume"))
-	s.rightVolumes(n)
+	s.checkVolumes(n)
 }
 
 // follow has a handler called with all objects of a kind, in the space where
 // they have one, until the test ends.
 func (s *space) follow(kind runtime.Object, handler cache.ResourceEventHandlerFuncs) {
 	s.Helper()
-	factory := informers.NewSharedInformerFactoryWithOptions(the.Client, 0, informers.WithNamespace(s.name))
+	factory := informers.NewSharedInformerFactoryWithOptions(testCluster.Client, 0, informers.WithNamespace(s.name))
 	var informer cache.SharedIndexInformer
 	switch kind.(type) {
 	case *corev1.PersistentVolumeClaim:
@@ -129,19 +129,19 @@ func (s *space) follow(kind runtime.Object, handler cache.ResourceEventHandlerFu
 	}
 }
 
-// moments are when something was first seen of each of so many objects.
-type moments struct {
+// timestamps are when something was first seen of each of so many objects.
+type timestamps struct {
 	lock sync.Mutex
 	want int
 	at   map[string]time.Time
 	done chan struct{}
 }
 
-func newMoments(want int) *moments {
-	return &moments{want: want, at: map[string]time.Time{}, done: make(chan struct{})}
+func newTimestamps(want int) *timestamps {
+	return &timestamps{want: want, at: map[string]time.Time{}, done: make(chan struct{})}
 }
 
-func (m *moments) saw(name string) {
+func (m *timestamps) saw(name string) {
 	m.lock.Lock()
 	defer m.lock.Unlock()
 	if _, seen := m.at[name]; !seen {
@@ -153,9 +153,9 @@ func (m *moments) saw(name string) {
 }
 
 // all waits for every object.
-func (m *moments) all(s *space, what string) map[string]time.Time {
+func (m *timestamps) all(s *space, what string) map[string]time.Time {
 	s.Helper()
-	ctx, cancel := context.WithTimeout(s.Context(), 2*patience)
+	ctx, cancel := context.WithTimeout(s.Context(), 2*waitTimeout)
 	defer cancel()
 	select {
 	case <-m.done:
@@ -164,7 +164,7 @@ func (m *moments) all(s *space, what string) map[string]time.Time {
 	m.lock.Lock()
 	defer m.lock.Unlock()
 	if len(m.at) < m.want {
-		s.Fatalf("%d of %d %s after %s", len(m.at), m.want, what, 2*patience)
+		s.Fatalf("%d of %d %s after %s", len(m.at), m.want, what, 2*waitTimeout)
 	}
 	return maps.Clone(m.at)
 }
@@ -184,7 +184,7 @@ func (s *space) makeClaims(n int, change func(*corev1.PersistentVolumeClaim)) ma
 			p := scaleClaim(i)
 			change(p)
 			at := time.Now()
-			_, err := the.Client.CoreV1().PersistentVolumeClaims(s.name).Create(s.Context(), p, metav1.CreateOptions{})
+			_, err := testCluster.Client.CoreV1().PersistentVolumeClaims(s.name).Create(s.Context(), p, metav1.CreateOptions{})
 			lock.Lock()
 			defer lock.Unlock()
 			asked[p.Name], failed = at, append(failed, err)
@@ -209,10 +209,10 @@ func scaleClaim(i int) *corev1.PersistentVolumeClaim {
 	}
 }
 
-// rightVolumes compares the volumes with what was asked for.
-func (s *space) rightVolumes(n int) {
+// checkVolumes compares the volumes with what was asked for.
+func (s *space) checkVolumes(n int) {
 	s.Helper()
-	all := testkit.Value(the.Client.CoreV1().PersistentVolumes().List(s.Context(), metav1.ListOptions{}))(s)
+	all := testkit.Value(testCluster.Client.CoreV1().PersistentVolumes().List(s.Context(), metav1.ListOptions{}))(s)
 	handles := map[string]bool{}
 	for _, v := range all.Items {
 		if v.Spec.ClaimRef == nil || v.Spec.ClaimRef.Namespace != s.name {
@@ -231,10 +231,10 @@ func (s *space) rightVolumes(n int) {
 	}
 }
 
-// noClaims deletes all claims at once and waits until their volumes have gone.
-func (s *space) noClaims(n int) {
+// deleteClaims deletes all claims at once and waits until their volumes have gone.
+func (s *space) deleteClaims(n int) {
 	s.Helper()
-	gone := newMoments(n)
+	gone := newTimestamps(n)
 	s.follow(&corev1.PersistentVolume{}, cache.ResourceEventHandlerFuncs{DeleteFunc: func(o any) {
 		if last, missed := o.(cache.DeletedFinalStateUnknown); missed {
 			o = last.Obj
@@ -245,7 +245,7 @@ func (s *space) noClaims(n int) {
 	}})
 	calls := s.driverCalls()
 	began := time.Now()
-	testkit.Must(s, the.Client.CoreV1().PersistentVolumeClaims(s.name).DeleteCollection(s.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
+	testkit.Must(s, testCluster.Client.CoreV1().PersistentVolumeClaims(s.name).DeleteCollection(s.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}))
 	times := gone.all(s, "volumes are deleted")
 	s.rate("volumes are deleted", began, times, func(string) time.Time { return began })
 	s.Logf("  DeleteVolume %s", s.driverCalls().since(calls, "DeleteVolume"))
@@ -262,9 +262,9 @@ func (s *space) manyPods(n int) {
 		s.claim(name, claim{class: "local-ext4", size: "16Mi"})
 		s.start(name, pod{mounts: map[string]string{"/data": name}, command: "echo $HOSTNAME >/data/name && sync && exec sleep 3600"})
 	}
-	ready := newMoments(n)
+	ready := newTimestamps(n)
 	s.until("all pods", func(ctx context.Context) error {
-		pods, err := the.Client.CoreV1().Pods(s.name).List(ctx, metav1.ListOptions{})
+		pods, err := testCluster.Client.CoreV1().Pods(s.name).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
@@ -316,7 +316,7 @@ var rpcSeries = regexp.MustCompile(`^(cleat_rpc_duration_seconds_(?:sum|count)\{
 // driverCalls reads the metrics of release local's driver.
 func (s *space) driverCalls() calls {
 	s.Helper()
-	pods, err := the.Client.CoreV1().Pods(system).List(s.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=local"})
+	pods, err := testCluster.Client.CoreV1().Pods(system).List(s.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=local"})
 	if err != nil || len(pods.Items) != 1 {
 		s.Fatalf("%d pods of release local (%v), want one", len(pods.Items), err)
 	}
@@ -361,12 +361,12 @@ var repeated = regexp.MustCompile(`error syncing volume .* persistentvolumes .* 
 // read takes longer than the second that it waits for one. It asks again.
 var early = regexp.MustCompile(`is forbidden: User "system:node:.*": no relationship found between node '.*' and this object|failed to sync (configmap|secret) cache: timed out waiting for the condition`)
 
-// noComplaints fails the test for each warning about the claims and their
+// checkNoComplaints fails the test for each warning about the claims and their
 // volumes, and each error that a container of the release has logged.
-func (s *space) noComplaints(release string, since metav1.Time) {
+func (s *space) checkNoComplaints(release string, since metav1.Time) {
 	s.Helper()
 	for _, namespace := range []string{s.name, metav1.NamespaceDefault} { // events of volumes are in default
-		events := testkit.Value(the.Client.CoreV1().Events(namespace).List(s.Context(), metav1.ListOptions{FieldSelector: "type=Warning"}))(s)
+		events := testkit.Value(testCluster.Client.CoreV1().Events(namespace).List(s.Context(), metav1.ListOptions{FieldSelector: "type=Warning"}))(s)
 		for _, e := range events.Items {
 			if !e.LastTimestamp.Before(&since) && e.InvolvedObject.Kind != "Node" && e.Reason != "MissingClusterDNS" && !early.MatchString(e.Message) {
 				s.Errorf("%s %s: %s: %s (%d times)", e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Message, e.Count)
@@ -376,7 +376,7 @@ func (s *space) noComplaints(release string, since metav1.Time) {
 	again := 0
 	running := testkit.Value(containersOf(s.Context(), release))(s)
 	for _, c := range running {
-		log := testkit.Value(the.Client.CoreV1().Pods(system).GetLogs(c.pod, &corev1.PodLogOptions{Container: c.name, SinceTime: &since}).DoRaw(s.Context()))(s)
+		log := testkit.Value(testCluster.Client.CoreV1().Pods(system).GetLogs(c.pod, &corev1.PodLogOptions{Container: c.name, SinceTime: &since}).DoRaw(s.Context()))(s)
 		for line := range strings.Lines(string(log)) {
 			switch {
 			case !complaint.MatchString(line):

@@ -70,9 +70,9 @@ func (s *space) counted(pod, path string) int {
 // object reads an object of the namespace, or of the cluster.
 func (s *space) object(ctx context.Context, resource schema.GroupVersionResource, name string) (*unstructured.Unstructured, error) {
 	if resource == snapshotContents || resource == groupContents {
-		return the.Dynamic.Resource(resource).Get(ctx, name, metav1.GetOptions{})
+		return testCluster.Dynamic.Resource(resource).Get(ctx, name, metav1.GetOptions{})
 	}
-	return the.Dynamic.Resource(resource).Namespace(s.name).Get(ctx, name, metav1.GetOptions{})
+	return testCluster.Dynamic.Resource(resource).Namespace(s.name).Get(ctx, name, metav1.GetOptions{})
 }
 
 // gone waits until an object is not there.
@@ -115,7 +115,7 @@ func (s *space) snapshotClass(driver, deletionPolicy string) string {
 	name := s.name + "-" + strings.ToLower(deletionPolicy)
 	s.apply(fmt.Sprintf("{apiVersion: snapshot.storage.k8s.io/v1, kind: VolumeSnapshotClass, metadata: {name: %s}, driver: %s, deletionPolicy: %s}", name, driver, deletionPolicy))
 	s.Cleanup(func() {
-		if _, err := the.Kubectl(context.Background(), "", "delete", "volumesnapshotclass", name); err != nil {
+		if _, err := testCluster.Kubectl(context.Background(), "", "delete", "volumesnapshotclass", name); err != nil {
 			s.Error(err)
 		}
 	})
@@ -167,9 +167,9 @@ func TestSnapshots(t *testing.T) {
 			})
 			before := s.acked("writer", 10)
 			mark := s.exec("writer", "sha256sum </files/mark")
-			s.cut("kept", s.snapshotClass(driver, "Retain"), "files")
+			s.createSnapshot("kept", s.snapshotClass(driver, "Retain"), "files")
 			for _, of := range []string{"files", "small", "raw"} {
-				s.cut(of, release, of)
+				s.createSnapshot(of, release, of)
 			}
 			for _, of := range []string{"kept", "files", "small", "raw"} {
 				s.ready(of)
@@ -253,7 +253,7 @@ func (s *space) deletions(driver, mark string) {
 	made := s.bound("raw-same")
 	s.kubectl("delete", "pvc", "raw-same", "raw-larger", "--wait")
 	s.until("the end of volume "+made.Name, func(ctx context.Context) error {
-		_, err := the.Client.CoreV1().PersistentVolumes().Get(ctx, made.Name, metav1.GetOptions{})
+		_, err := testCluster.Client.CoreV1().PersistentVolumes().Get(ctx, made.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
@@ -274,14 +274,14 @@ func (s *space) afterwards(driver, snapshot string) {
 		if _, err := os.Stat(file); err != nil {
 			return // the test has come to where it is deleted
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
 		for _, args := range [][]string{
 			{"patch", "volumesnapshotcontent", content, "--type=merge", "-p", `{"spec":{"deletionPolicy":"Delete"}}`},
 			{"-n", s.name, "delete", "volumesnapshot", snapshot, "--ignore-not-found", "--wait"},
 			{"delete", "volumesnapshotcontent", content, "--ignore-not-found", "--wait"},
 		} {
-			if _, err := the.Kubectl(ctx, "", args...); err != nil {
+			if _, err := testCluster.Kubectl(ctx, "", args...); err != nil {
 				s.Log(err)
 			}
 		}
@@ -349,7 +349,7 @@ spec: {source: {volumeSnapshotContentName: %s}}
 		if err := s.snapshotReady(s.Context(), name); err == nil {
 			s.Error("a content without the label of its node was taken, so that the documents are wrong")
 		}
-		s.kubectl("label", "volumesnapshotcontent", content, "snapshot.storage.kubernetes.io/managed-by="+the.Node)
+		s.kubectl("label", "volumesnapshotcontent", content, "snapshot.storage.kubernetes.io/managed-by="+testCluster.Node)
 	}
 	s.ready(name)
 }

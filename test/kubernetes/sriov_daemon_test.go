@@ -34,7 +34,7 @@ func TestSRIOVFollow(t *testing.T) {
 	c := newCard(s, "gated", 29832, 4)
 	c.define()
 	c.want(4)
-	c.word(nodestate.InProgress)
+	c.setSyncStatus(nodestate.InProgress)
 	gated := release{name: c.release, values: c.values("/var/lib/sriov", "follow")}
 	// Its daemon is ready when the node is as wanted.
 	s.install(gated, "--wait=hookOnly")
@@ -47,19 +47,19 @@ func TestSRIOVFollow(t *testing.T) {
 	}
 
 	began := time.Now()
-	c.word(nodestate.Succeeded)
+	c.setSyncStatus(nodestate.Succeeded)
 	kubelet := c.offers(4)
 	api := c.allocatable(4)
 	s.running("first")
 	t.Logf("opened: %s until the kubelet offers, %s more until the API does; the pod that waited runs after %.1f s", ms(kubelet), ms(api), time.Since(began).Seconds())
 
-	c.closedTo("second", "the operator is at work", func() { c.word(nodestate.InProgress) }, func() { c.word(nodestate.Succeeded) })
-	c.closedTo("third", "another generation, of which the operator's word is old", func() { c.want(5) }, func() { c.want(4) })
-	c.closedTo("", "the operator failed", func() { c.word(nodestate.Failed) }, func() { c.word(nodestate.Succeeded) })
+	c.checkGateCycle("second", "the operator is at work", func() { c.setSyncStatus(nodestate.InProgress) }, func() { c.setSyncStatus(nodestate.Succeeded) })
+	c.checkGateCycle("third", "another generation, of which the operator's word is old", func() { c.want(5) }, func() { c.want(4) })
+	c.checkGateCycle("", "the operator failed", func() { c.setSyncStatus(nodestate.Failed) }, func() { c.setSyncStatus(nodestate.Succeeded) })
 
 	t.Run("kubelet", func(t *testing.T) {
 		before := c.holders()
-		testkit.Must(t, the.RestartKubelet(t.Context(), true))
+		testkit.Must(t, testCluster.RestartKubelet(t.Context(), true))
 		began := time.Now()
 		// Until it has heard of its pods from the API server it lists none.
 		c.until("the kubelet to know what its pods hold", func(context.Context) error {
@@ -80,10 +80,10 @@ func TestSRIOVFollow(t *testing.T) {
 		t.Logf("offered again after %s", ms(c.offers(4)))
 	})
 	t.Run("daemon deleted", func(t *testing.T) {
-		testkit.Value(the.Kubectl(t.Context(), "", "-n", system, "delete", "daemonset", c.release+"-cleat-sriov-daemon"))(t)
+		testkit.Value(testCluster.Kubectl(t.Context(), "", "-n", system, "delete", "daemonset", c.release+"-cleat-sriov-daemon"))(t)
 		c.offers(0)
 		c.gate(gate.Initializing)
-		testkit.Must(t, gated.install(t.Context(), the)) // and it becomes ready
+		testkit.Must(t, gated.install(t.Context(), testCluster)) // and it becomes ready
 		c.offers(4)
 	})
 	t.Run("API server away", c.withoutAPIServer)
@@ -94,7 +94,7 @@ func TestSRIOVFollow(t *testing.T) {
 	if got := slices.Sorted(maps.Values(c.holders())); !slices.Equal(got, []string{"first", "second", "third"}) {
 		t.Errorf("the kubelet says that %q hold functions", got)
 	}
-	if n := len(c.changed()); n > 0 {
+	if n := len(c.numVFsWrites()); n > 0 {
 		t.Errorf("a daemon that follows has changed the number of functions %d times", n)
 	}
 	c.rights([]string{"sriovnetworknodestates: get list watch"})
@@ -102,9 +102,9 @@ func TestSRIOVFollow(t *testing.T) {
 
 func ms(d time.Duration) string { return d.Round(time.Millisecond).String() }
 
-// closedTo closes the gate and opens it. Meanwhile no pod is admitted, and one
+// checkGateCycle closes the gate and opens it. Meanwhile no pod is admitted, and one
 // that waited runs afterwards, unless its name is empty.
-func (c *card) closedTo(waits, why string, shut, open func()) {
+func (c *card) checkGateCycle(waits, why string, shut, open func()) {
 	c.Helper()
 	began := time.Now()
 	shut()
@@ -153,7 +153,7 @@ func (c *card) bare() pod {
 func (c *card) refused(name string) {
 	c.Helper()
 	c.until("what becomes of pod "+name, func(ctx context.Context) error {
-		p, err := the.Client.CoreV1().Pods(c.name).Get(ctx, name, metav1.GetOptions{})
+		p, err := testCluster.Client.CoreV1().Pods(c.name).Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case err != nil:
 			return err
@@ -177,7 +177,7 @@ func (c *card) refused(name string) {
 // nothing, as it cannot know what is wanted. It is away for less than the ten
 // seconds after which the sidecars' leaders give up.
 func (c *card) withoutAPIServer(t *testing.T) {
-	server := the.Process("apiserver").PID()
+	server := testCluster.Process("apiserver").PID()
 	old := c.processOf(c.argument(c.ports[1]), 0)
 	goOn := func() {
 		if err := unix.Kill(server, unix.SIGCONT); err != nil {
@@ -212,21 +212,21 @@ func (c *card) withoutAPIServer(t *testing.T) {
 // withoutPods: a kubelet that starts while the API server is away says that no
 // pod holds anything, for longer than the daemon takes to ask again.
 func (c *card) withoutPods(t *testing.T) {
-	server := the.Process("apiserver").PID()
+	server := testCluster.Process("apiserver").PID()
 	testkit.Must(t, unix.Kill(server, unix.SIGSTOP))
 	started := make(chan error, 1)
-	go func() { started <- the.RestartKubelet(c.Context(), true) }()
-	blind := 0
+	go func() { started <- testCluster.RestartKubelet(c.Context(), true) }()
+	emptyLists := 0
 	for late := time.Now().Add(9 * time.Second); time.Now().Before(late); time.Sleep(10 * look) { // within this time
 		if held, err := c.kubelet.Held(t.Context()); err == nil && len(held) == 0 {
-			blind++
+			emptyLists++
 		}
 	}
 	if err := unix.Kill(server, unix.SIGCONT); err != nil {
 		t.Error(err)
 	}
 	testkit.Must(t, <-started)
-	t.Logf("the kubelet said %d times in 9 s that no pod holds anything", blind)
+	t.Logf("the kubelet said %d times in 9 s that no pod holds anything", emptyLists)
 	c.until("the kubelet to know its pods", func(context.Context) error {
 		if n := len(c.holders()); n != 1 {
 			return fmt.Errorf("%d hold functions", n)
@@ -264,14 +264,14 @@ func TestSRIOVApply(t *testing.T) {
 	c.allocatable(0)
 	t.Run("kubelet that does not know its pods", c.withoutPods)
 	s.undisturbed("holder")
-	if got := c.changed(); !slices.Equal(got, []numVFs{{0, 0}, {4, 0}}) {
+	if got := c.numVFsWrites(); !slices.Equal(got, []numVFs{{0, 0}, {4, 0}}) {
 		t.Fatalf("the number of functions was changed as %v, though a pod has one", got)
 	}
 	c.phase(daemon.Blocked)
 	s.drop("holder")
 	c.succeeded(3)
 	c.offers(3)
-	if got := c.changed(); !slices.Equal(got, []numVFs{{0, 0}, {4, 0}, {0, 0}, {3, 0}}) {
+	if got := c.numVFsWrites(); !slices.Equal(got, []numVFs{{0, 0}, {4, 0}, {0, 0}, {3, 0}}) {
 		t.Errorf("the number of functions was changed as %v, with so many offered", got)
 	}
 	c.allocatable(3)
@@ -284,7 +284,7 @@ func (c *card) succeeded(functions int) {
 	c.Helper()
 	var status nodestate.Status
 	c.until("the object's status", func(ctx context.Context) error {
-		o, err := the.Dynamic.Resource(nodeStates()).Namespace(c.name).Get(ctx, the.Node, metav1.GetOptions{})
+		o, err := testCluster.Dynamic.Resource(nodeStates()).Namespace(c.name).Get(ctx, testCluster.Node, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -336,7 +336,7 @@ func (c *card) gate(want gate.State) {
 // nothing else, beside what everybody may; and that the plugin's has no token.
 func (c *card) rights(want []string) {
 	c.Helper()
-	as := rest.CopyConfig(the.Config)
+	as := rest.CopyConfig(testCluster.Config)
 	as.Impersonate = rest.ImpersonationConfig{
 		UserName: "system:serviceaccount:" + system + ":" + c.release + "-cleat-sriov-daemon",
 		Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:" + system, "system:authenticated"},
@@ -362,7 +362,7 @@ func (c *card) rights(want []string) {
 			c.Errorf("in namespace %s the daemon may do %q, want %q", namespace, got, want)
 		}
 	}
-	pods, err := the.Client.CoreV1().Pods(system).List(c.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + c.release + ",app.kubernetes.io/component=sriov-plugin"})
+	pods, err := testCluster.Client.CoreV1().Pods(system).List(c.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + c.release + ",app.kubernetes.io/component=sriov-plugin"})
 	if err != nil || len(pods.Items) != 1 {
 		c.Fatalf("there are %d pods of the plugin (%v)", len(pods.Items), err)
 	}

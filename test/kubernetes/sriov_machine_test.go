@@ -90,7 +90,7 @@ func newCard(s *space, name string, port, functions int) *card {
 			s.Errorf("remove a network device: %v: %s", err, out)
 		}
 	})
-	c.react()
+	c.watchNumVFs()
 	return c
 }
 
@@ -113,7 +113,7 @@ func (c *card) numVFs() string {
 }
 
 // react does what a kernel does when a process has written to sriov_numvfs.
-func (c *card) react() {
+func (c *card) watchNumVFs() {
 	w, err := inotify.New()
 	if err == nil {
 		_, err = w.Add(c.numVFs(), unix.IN_CLOSE_WRITE)
@@ -132,14 +132,14 @@ func (c *card) react() {
 			if events, err = w.Read(context.Background(), time.Time{}, events[:0]); err != nil {
 				return // it was closed
 			}
-			if err := c.obey(); err != nil {
+			if err := c.applyNumVFs(); err != nil {
 				c.Error(err)
 			}
 		}
 	}()
 }
 
-func (c *card) obey() error {
+func (c *card) applyNumVFs() error {
 	text, err := os.ReadFile(c.numVFs())
 	if err != nil {
 		return err
@@ -159,7 +159,7 @@ func (c *card) obey() error {
 }
 
 // changed are all writes to sriov_numvfs so far.
-func (c *card) changed() []numVFs {
+func (c *card) numVFsWrites() []numVFs {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.changes)
@@ -205,16 +205,16 @@ func orElse(a, b string) string {
 func (s *space) install(r release, args ...string) {
 	s.Helper()
 	s.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
 		if s.Failed() {
-			s.Log(whatPodsDo(ctx, the, system))
+			s.Log(describePods(ctx, testCluster, system))
 		}
-		if err := r.uninstall(ctx, the); err != nil {
+		if err := r.uninstall(ctx, testCluster); err != nil {
 			s.Error(err)
 		}
 	})
-	testkit.Must(s, r.install(s.Context(), the, args...))
+	testkit.Must(s, r.install(s.Context(), testCluster, args...))
 }
 
 // wanting is a pod that wants functions of the card.
@@ -260,7 +260,7 @@ func (c *card) holders() map[string]string {
 func (c *card) offers(want int) time.Duration {
 	c.Helper()
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(c.Context(), patience)
+	ctx, cancel := context.WithTimeout(c.Context(), waitTimeout)
 	defer cancel()
 	tick := time.NewTicker(look)
 	defer tick.Stop()
@@ -293,7 +293,7 @@ func (c *card) allocatable(want int64) time.Duration {
 }
 
 func (c *card) node(ctx context.Context) (capacity, allocatable int64, err error) {
-	n, err := the.Client.CoreV1().Nodes().Get(ctx, the.Node, metav1.GetOptions{})
+	n, err := testCluster.Client.CoreV1().Nodes().Get(ctx, testCluster.Node, metav1.GetOptions{})
 	if err != nil {
 		return 0, 0, err
 	}
@@ -305,7 +305,7 @@ func (c *card) node(ctx context.Context) (capacity, allocatable int64, err error
 func (s *space) unschedulable(name, why string) {
 	s.Helper()
 	s.until("pod "+name+" to be Pending", func(ctx context.Context) error {
-		p, err := the.Client.CoreV1().Pods(s.name).Get(ctx, name, metav1.GetOptions{})
+		p, err := testCluster.Client.CoreV1().Pods(s.name).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -321,7 +321,7 @@ func (s *space) unschedulable(name, why string) {
 // undisturbed checks that a pod still runs, and has not been started again.
 func (s *space) undisturbed(name string) {
 	s.Helper()
-	p := testkit.Value(the.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{}))(s)
+	p := testkit.Value(testCluster.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{}))(s)
 	if p.Status.Phase != corev1.PodRunning || len(p.Status.ContainerStatuses) != 1 || p.Status.ContainerStatuses[0].State.Running == nil || p.Status.ContainerStatuses[0].RestartCount > 0 {
 		s.Errorf("pod %s should go on as it was; it is %s (%s %s), %+v", name, p.Status.Phase, p.Status.Reason, p.Status.Message, p.Status.ContainerStatuses)
 	}

@@ -26,24 +26,24 @@ metadata: {name: %s}
 spec:
   interfaces:
   - {pciAddress: %q, name: %s, numVfs: %d%s, vfGroups: [{resourceName: gated, deviceType: vfio-pci, policyName: case, vfRange: "0-%d"}]}
-`, the.Node, c.pf.Address, c.pf.Netdev, functions, c.mtu, functions-1))
+`, testCluster.Node, c.pf.Address, c.pf.Netdev, functions, c.mtu, functions-1))
 }
 
 // word is what the operator says of the node.
-func (c *card) word(sync string) {
+func (c *card) setSyncStatus(sync string) {
 	c.Helper()
 	patch := fmt.Appendf(nil, `{"status": {"syncStatus": %q}}`, sync)
-	testkit.Value(the.Dynamic.Resource(nodeStates()).Namespace(c.name).Patch(c.Context(), the.Node, types.MergePatchType, patch, metav1.PatchOptions{}, "status"))(c)
+	testkit.Value(testCluster.Dynamic.Resource(nodeStates()).Namespace(c.name).Patch(c.Context(), testCluster.Node, types.MergePatchType, patch, metav1.PatchOptions{}, "status"))(c)
 }
 
 // define makes the operator's definition of the object, in short: the fields
 // and their types are the operator's. It stays.
 func (c *card) define() {
 	c.Helper()
-	testkit.Must(c, the.Apply(c.Context(), nodeStateDefinition))
-	testkit.Value(the.Kubectl(c.Context(), "", "wait", "--for=condition=Established", "--timeout=60s", "crd/sriovnetworknodestates.sriovnetwork.openshift.io"))(c)
+	testkit.Must(c, testCluster.Apply(c.Context(), nodeStateDefinition))
+	testkit.Value(testCluster.Kubectl(c.Context(), "", "wait", "--for=condition=Established", "--timeout=60s", "crd/sriovnetworknodestates.sriovnetwork.openshift.io"))(c)
 	c.until("the API server to serve it", func(ctx context.Context) error {
-		_, err := the.Dynamic.Resource(nodeStates()).Namespace(c.name).List(ctx, metav1.ListOptions{})
+		_, err := testCluster.Dynamic.Resource(nodeStates()).Namespace(c.name).List(ctx, metav1.ListOptions{})
 		return err
 	})
 }

@@ -39,7 +39,7 @@ func TestSRIOVPlugin(t *testing.T) {
 		{"rollout", func() {
 			name := "daemonset/" + c.release + "-cleat-sriov-plugin"
 			for _, args := range [][]string{{"restart", name}, {"status", name, "--timeout=120s"}} {
-				testkit.Value(the.Kubectl(t.Context(), "", append([]string{"-n", system, "rollout"}, args...)...))(t)
+				testkit.Value(testCluster.Kubectl(t.Context(), "", append([]string{"-n", system, "rollout"}, args...)...))(t)
 			}
 		}},
 		{"SIGKILL", func() { c.processOf(c.argument(c.ports[0]), c.kill(c.ports[0])) }},

@@ -18,8 +18,8 @@ import (
 // exchanged, both at once and while claims and pods are made. Helm and kubectl
 // wait for the end.
 func (w *workload) rollout() {
-	w.unnoticed(func() {
-		old, ends := map[driverProcess]int{}, []func() (changing, error){}
+	w.mustNotDisturb(func() {
+		old, ends := map[driverProcess]int{}, []func() (observation, error){}
 		for _, d := range driverProcesses() {
 			pid := testkit.Value(d.pid())(w)
 			old[d] = pid
@@ -27,25 +27,25 @@ func (w *workload) rollout() {
 		}
 		began := time.Now()
 		upgraded := make(chan error, 1)
-		go func() { upgraded <- releases[0].install(w.Context(), the, "--set", "logLevel=debug") }()
+		go func() { upgraded <- releases[0].install(w.Context(), testCluster, "--set", "logLevel=debug") }()
 		kinds := []string{"daemonset/single-cleat-csi-node", "deployment/single-cleat-csi-controller"}
 		w.inSystem(append([]string{"rollout", "restart"}, kinds...)...)
-		w.others("rollout")
+		w.startOthers("rollout")
 		for _, kind := range kinds {
 			w.inSystem("rollout", "status", kind, "--timeout=150s")
 		}
 		testkit.Must(w, <-upgraded)
 		w.Logf("Helm and kubectl say that it is done after %.1f s", time.Since(began).Seconds())
 		w.allReady(old)
-		w.settle("rollout")
+		w.finishOthers("rollout")
 		w.Logf("a claim that was made at its beginning is used after %.1f s", time.Since(began).Seconds())
 		for _, end := range ends {
 			c, err := end()
 			testkit.Must(w, errors.Join(err, c.oneAtATime()))
 			w.Logf("driver %s %s: processes %v, silent for at most %.1f s", c.name, c.argument, c.served, c.silence.Seconds())
 		}
-		w.clear("rollout")
-		w.cleared("rollout")
+		w.deleteOthers("rollout")
+		w.awaitOthersDeleted("rollout")
 	})
 	changed := testkit.Value(processes(with("--log-level=debug")))(w)
 	if len(changed) != 1 {
@@ -56,7 +56,7 @@ func (w *workload) rollout() {
 // inSystem runs kubectl in the namespace of the releases.
 func (w *workload) inSystem(args ...string) string {
 	w.Helper()
-	out := testkit.Value(the.Kubectl(w.Context(), "", append([]string{"-n", system}, args...)...))(w)
+	out := testkit.Value(testCluster.Kubectl(w.Context(), "", append([]string{"-n", system}, args...)...))(w)
 	return out
 }
 
@@ -67,13 +67,13 @@ func (w *workload) secondInstance() {
 		daemonSet string
 		driver    driverProcess
 	}{{"local-cleat-csi-node", driverProcesses()[0]}, {"single-cleat-csi-node", driverProcesses()[1]}} {
-		w.unnoticed(func() {
+		w.mustNotDisturb(func() {
 			first, err := c.driver.pid()
 			testkit.Must(w, err)
 			w.second(c.daemonSet)
 			said := ""
 			w.until("the words of the second instance", func(ctx context.Context) error {
-				said, err = the.Kubectl(ctx, "", "-n", system, "logs", "second", "-c", "driver", "--tail=3")
+				said, err = testCluster.Kubectl(ctx, "", "-n", system, "logs", "second", "-c", "driver", "--tail=3")
 				if err == nil && !strings.Contains(said, "another") {
 					err = fmt.Errorf("it says %q", said)
 				}
@@ -95,17 +95,17 @@ func (w *workload) secondInstance() {
 // second starts a pod with the driver of a DaemonSet, without its sidecars.
 func (w *workload) second(daemonSet string) {
 	w.Helper()
-	of := testkit.Value(the.Client.AppsV1().DaemonSets(system).Get(w.Context(), daemonSet, metav1.GetOptions{}))(w)
+	of := testkit.Value(testCluster.Client.AppsV1().DaemonSets(system).Get(w.Context(), daemonSet, metav1.GetOptions{}))(w)
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "second", Namespace: system}, Spec: of.Spec.Template.Spec}
-	p.Spec.NodeName = the.Node
+	p.Spec.NodeName = testCluster.Node
 	all := append(slices.Clone(p.Spec.InitContainers), p.Spec.Containers...)
 	i := slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == "driver" })
 	all[i].RestartPolicy = nil
 	p.Spec.InitContainers, p.Spec.Containers = nil, all[i:i+1]
-	testkit.Value(the.Client.CoreV1().Pods(system).Create(w.Context(), p, metav1.CreateOptions{}))(w)
+	testkit.Value(testCluster.Client.CoreV1().Pods(system).Create(w.Context(), p, metav1.CreateOptions{}))(w)
 	w.Cleanup(func() {
 		zero := int64(0)
-		the.Client.CoreV1().Pods(system).Delete(context.Background(), "second", metav1.DeleteOptions{GracePeriodSeconds: &zero})
+		testCluster.Client.CoreV1().Pods(system).Delete(context.Background(), "second", metav1.DeleteOptions{GracePeriodSeconds: &zero})
 	})
 }
 
@@ -113,14 +113,14 @@ func (w *workload) second(daemonSet string) {
 // deleted meanwhile ends when the chart is back, which adopts what stands.
 func (w *workload) uninstalled() {
 	w.claim("victim", claim{class: "local-ext4", size: "32Mi"})
-	w.unnoticed(func() {
+	w.mustNotDisturb(func() {
 		w.run("victim", pod{mounts: map[string]string{"/data": "victim"}})
 		w.exec("victim", "echo kept >/data/a; sync")
-		testkit.Must(w, releases[0].uninstall(w.Context(), the))
+		testkit.Must(w, releases[0].uninstall(w.Context(), testCluster))
 		w.Cleanup(func() { // also when what follows has failed
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 			defer cancel()
-			if err := releases[0].install(ctx, the); err != nil {
+			if err := releases[0].install(ctx, testCluster); err != nil {
 				w.Error(err)
 			}
 		})
@@ -128,13 +128,13 @@ func (w *workload) uninstalled() {
 		w.advances()
 		testkit.Must(w, w.intact(w.Context()))
 		w.until("the end of the victim's container", func(ctx context.Context) error {
-			p, err := the.Client.CoreV1().Pods(w.name).Get(ctx, "victim", metav1.GetOptions{})
+			p, err := testCluster.Client.CoreV1().Pods(w.name).Get(ctx, "victim", metav1.GetOptions{})
 			if err == nil && p.Status.ContainerStatuses[0].State.Terminated == nil {
 				err = fmt.Errorf("it is %v", p.Status.ContainerStatuses[0].State)
 			}
 			return err
 		})
-		testkit.Must(w, releases[0].install(w.Context(), the))
+		testkit.Must(w, releases[0].install(w.Context(), testCluster))
 		began := time.Now()
 		w.kubectl("wait", "--for=delete", "pod/victim", "--timeout=150s")
 		w.Logf("the pod that was deleted meanwhile has gone %.1f s after the driver came back", time.Since(began).Seconds())

@@ -70,7 +70,7 @@ func watchUsage(t *testing.T, release, phase string) *usage {
 
 // containersOf returns the containers of a release that run.
 func containersOf(ctx context.Context, release string) ([]*container, error) {
-	pods, err := the.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release})
+	pods, err := testCluster.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release})
 	if err != nil {
 		return nil, err
 	}

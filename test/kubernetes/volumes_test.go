@@ -40,7 +40,7 @@ func TestFilesystemAndBlock(t *testing.T) {
 			s.claim("raw", claim{class: c.class, size: "64Mi", block: true})
 			both := pod{mounts: map[string]string{"/data": "files"}, devices: map[string]string{"/dev/raw": "raw"}}
 			s.run("writer", both)
-			s.keepsSize("writer", c.fsType)
+			s.checkSizes("writer", c.fsType)
 			want := s.exec("writer", "dd if=/dev/urandom of=/data/a bs=1M count=20 conv=fsync 2>/dev/null; dd if=/data/a of=/dev/raw bs=1M conv=fsync 2>/dev/null; sha256sum </data/a")
 			whole := s.exec("writer", "sha256sum </dev/raw")
 			s.drop("writer")
@@ -68,8 +68,8 @@ func TestFilesystemAndBlock(t *testing.T) {
 	}
 }
 
-// keepsSize holds the volumes of TestFilesystemAndBlock to their sizes.
-func (s *space) keepsSize(pod, fsType string) {
+// checkSizes holds the volumes of TestFilesystemAndBlock to their sizes.
+func (s *space) checkSizes(pod, fsType string) {
 	s.Helper()
 	files, raw := s.bound("files"), s.bound("raw")
 	for v, bytes := range map[*corev1.PersistentVolume]int64{files: 320 * mebi, raw: 64 * mebi} {
@@ -174,7 +174,7 @@ func TestVolumeStats(t *testing.T) {
 		return nil
 	})
 	s.until("the kubelet's metrics", func(ctx context.Context) error {
-		text, err := the.Client.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes", the.Node, "proxy/metrics").DoRaw(ctx)
+		text, err := testCluster.Client.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes", testCluster.Node, "proxy/metrics").DoRaw(ctx)
 		if err != nil {
 			return err
 		}
@@ -195,7 +195,7 @@ type volumeStats struct {
 
 // summary returns what the kubelet tells of the claims of a namespace.
 func summary(ctx context.Context, namespace string) (map[string]volumeStats, error) {
-	text, err := the.Client.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes", the.Node, "proxy/stats/summary").DoRaw(ctx)
+	text, err := testCluster.Client.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes", testCluster.Node, "proxy/stats/summary").DoRaw(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ func TestTwoNodesExternal(t *testing.T) {
 	s := newTwoNodes(t, pairRelease)
 	definitions := testkit.Value(external.Definitions("external", pairRelease.name))(t)
 	program := suiteProgram(t, definitions)
-	importSuiteImages(t, program, the.Import, s.added.Import)
+	importSuiteImages(t, program, testCluster.Import, s.added.Import)
 	s.sh("kubectl taint node " + s.added.Name + " " + cluster.Added + "-")
 	var specs []external.Spec
 	for _, name := range []string{
@@ -37,7 +37,7 @@ func TestTwoNodesExternal(t *testing.T) {
 		}
 	}
 	s.until("the end of the specs' volumes", func(ctx context.Context) error {
-		all, err := the.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+		all, err := testCluster.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}

@@ -167,13 +167,13 @@ func (s *twoNodes) releaseAttachment(volume, step string) {
 
 func (s *twoNodes) attachments(driver string) []storagev1.VolumeAttachment {
 	s.Helper()
-	all := testkit.Value(the.Client.StorageV1().VolumeAttachments().List(s.Context(), metav1.ListOptions{}))(s)
+	all := testkit.Value(testCluster.Client.StorageV1().VolumeAttachments().List(s.Context(), metav1.ListOptions{}))(s)
 	return slices.DeleteFunc(all.Items, func(a storagev1.VolumeAttachment) bool { return a.Spec.Attacher != driver })
 }
 
 // noPodsOn says which pods of the namespace still are on a node.
 func (s *twoNodes) noPodsOn(ctx context.Context, node string) error {
-	pods, err := the.Client.CoreV1().Pods(s.name).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	pods, err := testCluster.Client.CoreV1().Pods(s.name).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
 	if err == nil && len(pods.Items) > 0 {
 		err = fmt.Errorf("pod %s is still there", pods.Items[0].Name)
 	}
@@ -181,7 +181,7 @@ func (s *twoNodes) noPodsOn(ctx context.Context, node string) error {
 }
 
 func notReady(ctx context.Context, name string) error {
-	node, err := the.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	node, err := testCluster.Client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}

@@ -12,7 +12,7 @@ import (
 // node: by itself, or as the documents say how to pin them.
 func (s *twoNodes) restores() {
 	s.claim("source", claim{class: "pair-ext4", size: "32Mi"})
-	s.run("source", pod{mounts: map[string]string{"/data": "source"}, change: on(the.Node)})
+	s.run("source", pod{mounts: map[string]string{"/data": "source"}, change: on(testCluster.Node)})
 	s.exec("source", "echo kept >/data/a; sync")
 	s.snapshot("source", "pair", "source")
 	made := map[string]*corev1.TypedObjectReference{"clone-0": claimSource("source"), "clone-1": claimSource("source")}
@@ -30,7 +30,7 @@ func (s *twoNodes) restores() {
 	s.claim("pinned", claim{class: "pair-ext4", size: "32Mi", from: snapshotSource("source")})
 	s.start("pinned", pod{mounts: map[string]string{"/data": "pinned"}, change: func(p *corev1.Pod) {
 		s.preferAdded(p)
-		p.Spec.NodeSelector = map[string]string{"topology.cleat.dev/node": the.Node}
+		p.Spec.NodeSelector = map[string]string{"topology.cleat.dev/node": testCluster.Node}
 	}})
 	made["pinned"] = nil
 	s.kubectl("cordon", s.added.Name)
@@ -38,8 +38,8 @@ func (s *twoNodes) restores() {
 	for name := range made {
 		s.running(name)
 		s.reads(name, "cat /data/a", "kept")
-		if node := s.nodeOf(name); node != the.Node {
-			s.Errorf("pod %s runs on %s, its volume's source is on %s", name, node, the.Node)
+		if node := s.nodeOf(name); node != testCluster.Node {
+			s.Errorf("pod %s runs on %s, its volume's source is on %s", name, node, testCluster.Node)
 		}
 	}
 }

@@ -44,9 +44,9 @@ type twoNodes struct {
 func newTwoNodes(t *testing.T, releases ...release) *twoNodes {
 	t.Helper()
 	began := time.Now()
-	added, err := the.AddNode(t.Context())
+	added, err := testCluster.AddNode(t.Context())
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
 		if err := added.Remove(ctx); err != nil {
 			t.Error(err)
@@ -55,21 +55,21 @@ func newTwoNodes(t *testing.T, releases ...release) *twoNodes {
 	testkit.Must(t, err)
 	t.Logf("%s takes pods after %.1f s", added.Name, time.Since(began).Seconds())
 	for _, archive := range []string{"cleat.tar", "others.tar"} {
-		testkit.Must(t, added.Import(t.Context(), filepath.Join(the.Dir, archive)))
+		testkit.Must(t, added.Import(t.Context(), filepath.Join(testCluster.Dir, archive)))
 	}
 	t.Logf("it has the images after %.1f s", time.Since(began).Seconds())
 	for _, r := range releases {
 		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 			defer cancel()
 			if t.Failed() {
-				t.Log(whatPodsDo(ctx, the, system))
+				t.Log(describePods(ctx, testCluster, system))
 			}
-			if err := errors.Join(r.uninstall(ctx, the), nothingLeftOn(added)); err != nil {
+			if err := errors.Join(r.uninstall(ctx, testCluster), checkNothingLeftOn(added)); err != nil {
 				t.Error(err)
 			}
 		})
-		testkit.Must(t, r.install(t.Context(), the))
+		testkit.Must(t, r.install(t.Context(), testCluster))
 	}
 	t.Logf("the drivers run after %.1f s", time.Since(began).Seconds())
 	return &twoNodes{reader: newReader(t), added: added}
@@ -82,8 +82,8 @@ func (s *twoNodes) with(t *testing.T) *twoNodes {
 	return &twoNodes{reader: &r, added: s.added}
 }
 
-// nothingLeftOn looks for volumes and mounts of drivers on a node.
-func nothingLeftOn(n *cluster.Node) error {
+// checkNothingLeftOn looks for volumes and mounts of drivers on a node.
+func checkNothingLeftOn(n *cluster.Node) error {
 	failed := []error{poolsEmpty(n.Path("/"))}
 	mounts, err := os.ReadFile(n.Path("/proc/1/mountinfo"))
 	failed = append(failed, err)
@@ -111,6 +111,6 @@ func on(node string) func(*corev1.Pod) {
 // nodeOf is the node on which a pod runs.
 func (s *space) nodeOf(name string) string {
 	s.Helper()
-	p := testkit.Value(the.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{}))(s)
+	p := testkit.Value(testCluster.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{}))(s)
 	return p.Spec.NodeName
 }

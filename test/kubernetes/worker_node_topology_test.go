@@ -14,9 +14,9 @@ import (
 func (s *twoNodes) topologyChanged() {
 	changed := farRelease
 	changed.values = strings.Replace(farRelease.values, "zone: a", "zone: b", 1)
-	testkit.Must(s, changed.install(s.Context(), the, "--wait=hookOnly"))
+	testkit.Must(s, changed.install(s.Context(), testCluster, "--wait=hookOnly"))
 	s.until("the kubelet's refusal in the driver's log", func(ctx context.Context) error {
-		log, err := the.Kubectl(ctx, "", "-n", system, "logs", "daemonset/far-cleat-csi-node", "-c", "driver", "--tail=20")
+		log, err := testCluster.Kubectl(ctx, "", "-n", system, "logs", "daemonset/far-cleat-csi-node", "-c", "driver", "--tail=20")
 		if err == nil && !strings.Contains(log, "topology value collision") {
 			err = errors.New(log)
 		}
@@ -25,5 +25,5 @@ func (s *twoNodes) topologyChanged() {
 	if err := podsReady(s.Context(), farRelease.name); err == nil {
 		s.Error("the pods of the release are ready with another zone than their node")
 	}
-	testkit.Must(s, farRelease.install(s.Context(), the))
+	testkit.Must(s, farRelease.install(s.Context(), testCluster))
 }

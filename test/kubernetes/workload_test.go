@@ -46,9 +46,9 @@ func writingImage(ctx context.Context, dir string) (oci.Image, error) {
 // in journals on the node, outside the volumes.
 type workload struct {
 	*space
-	journals string
-	settling time.Duration // for what the kubelet and the driver take away in their own time
-	writers  []*writer
+	journals   string
+	settleTime time.Duration // for what the kubelet and the driver take away in their own time
+	writers    []*writer
 }
 
 // writer is a pod that writes to targets of distinct names.
@@ -64,7 +64,7 @@ type writer struct {
 
 func newWorkload(s *space) *workload {
 	s.Helper()
-	w := &workload{space: s, journals: filepath.Join(the.Dir, "journals-"+s.name), settling: time.Minute}
+	w := &workload{space: s, journals: filepath.Join(testCluster.Dir, "journals-"+s.name), settleTime: time.Minute}
 	testkit.Must(s, os.MkdirAll(w.journals, 0o755))
 	return w
 }
@@ -189,12 +189,12 @@ func (w *workload) intact(ctx context.Context) error {
 		for _, name := range slices.Sorted(maps.Keys(o.targets)) {
 			command = append(command, name+"="+o.targets[name])
 		}
-		out, err := the.Kubectl(ctx, "", command...)
+		out, err := testCluster.Kubectl(ctx, "", command...)
 		if err == nil && strings.Count(out, "are as written") != len(o.targets) {
 			err = fmt.Errorf("of %d targets it read %q", len(o.targets), out)
 		}
 		failed = append(failed, err)
-		p, err := the.Client.CoreV1().Pods(w.name).Get(ctx, o.name, metav1.GetOptions{})
+		p, err := testCluster.Client.CoreV1().Pods(w.name).Get(ctx, o.name, metav1.GetOptions{})
 		if err != nil {
 			failed = append(failed, err)
 		} else if got := p.Status.ContainerStatuses[0].RestartCount; got != o.restarts {
@@ -204,17 +204,17 @@ func (w *workload) intact(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// ground is what volumes in use stand on, by what it is. Two of them are equal
+// inventory is what volumes in use stand on, by what it is. Two of them are equal
 // when nothing was disturbed and nothing was left behind.
-type ground map[string]string
+type inventory map[string]string
 
 // standing looks at mounts of volumes and pools, and at loop devices.
-func standing(ctx context.Context) (ground, error) {
+func takeInventory(ctx context.Context) (inventory, error) {
 	table, err := mount.Table(ctx)
 	if err != nil {
 		return nil, err
 	}
-	g := ground{}
+	g := inventory{}
 	for _, e := range table {
 		for _, part := range []string{"/kubernetes.io/csi/", "/kubernetes.io~csi/", "/var/lib/cleat/"} {
 			if strings.Contains(e.Target, part) {
@@ -271,7 +271,7 @@ func ownDevices(ctx context.Context) ([]loop.Device, error) {
 }
 
 // differs says in what two grounds differ.
-func (g ground) differs(now ground) error {
+func (g inventory) compare(now inventory) error {
 	var failed []error
 	for what, was := range g {
 		if is, there := now[what]; !there {
@@ -289,7 +289,7 @@ func (g ground) differs(now ground) error {
 }
 
 // count tells how many there are of a kind: of mounts, or of devices.
-func (g ground) count(kind string) (n int) {
+func (g inventory) count(kind string) (n int) {
 	for what := range g {
 		if strings.HasPrefix(what, kind+" ") {
 			n++
@@ -305,7 +305,7 @@ func (g ground) count(kind string) (n int) {
 func (w *workload) undisturbed(what func()) error {
 	w.Helper()
 	w.advances()
-	before, err := standing(w.Context())
+	before, err := takeInventory(w.Context())
 	if err != nil {
 		return err
 	}
@@ -321,20 +321,20 @@ func (w *workload) undisturbed(what func()) error {
 	if longest > 30*time.Second {
 		err = fmt.Errorf("%s got nothing for %s", of, longest)
 	}
-	settling, cancel := context.WithTimeout(w.Context(), w.settling)
+	settleTime, cancel := context.WithTimeout(w.Context(), w.settleTime)
 	defer cancel()
-	settled := poll(settling, func(ctx context.Context) error {
-		now, err := standing(ctx)
+	quiet := poll(settleTime, func(ctx context.Context) error {
+		now, err := takeInventory(ctx)
 		if err != nil {
 			return err
 		}
-		return before.differs(now)
+		return before.compare(now)
 	})
-	if settled != nil { // the last look may have been cut off
-		now, lookErr := standing(w.Context())
-		settled = errors.Join(lookErr, before.differs(now))
+	if quiet != nil { // the last look may have been cut off
+		now, lookErr := takeInventory(w.Context())
+		quiet = errors.Join(lookErr, before.compare(now))
 	}
-	return errors.Join(err, settled, w.intact(w.Context()))
+	return errors.Join(err, quiet, w.intact(w.Context()))
 }
 
 // load is a writer with file systems and a device of a release.
@@ -355,7 +355,7 @@ func (w *workload) load(release string, fileSystems ...string) *writer {
 
 // others makes claims of both releases with pods, which begin at once and are
 // not waited for; with the same name settle and clear end it.
-func (w *workload) others(name string) {
+func (w *workload) startOthers(name string) {
 	w.Helper()
 	for _, release := range []string{"local", "single"} {
 		files, raw := name+"-"+release+"-files", name+"-"+release+"-raw"
@@ -371,7 +371,7 @@ func (w *workload) others(name string) {
 
 // settle waits until all of them are as wished, writes, cuts a snapshot and
 // wants it to be ready.
-func (w *workload) settle(name string) {
+func (w *workload) finishOthers(name string) {
 	w.Helper()
 	for _, release := range []string{"local", "single"} {
 		w.running(name + "-" + release)
@@ -380,7 +380,7 @@ func (w *workload) settle(name string) {
 }
 
 // cut begins snapshots of them, and of what is written to all the time.
-func (w *workload) cut(name string) {
+func (w *workload) startSnapshots(name string) {
 	w.Helper()
 	for _, release := range []string{"local", "single"} {
 		for _, claimed := range []string{name + "-" + release + "-files", release + "-xfs"} {
@@ -394,11 +394,11 @@ spec: {volumeSnapshotClassName: %[3]s, source: {persistentVolumeClaimName: %[2]s
 	}
 }
 
-// cutReady waits for the snapshots of cut.
-func (w *workload) cutReady(name string) {
+// awaitSnapshots waits for the snapshots of cut.
+func (w *workload) awaitSnapshots(name string) {
 	w.Helper()
 	w.until("snapshots of "+name, func(ctx context.Context) error {
-		list, err := the.Dynamic.Resource(snapshots).Namespace(w.name).List(ctx, metav1.ListOptions{LabelSelector: "of=" + name})
+		list, err := testCluster.Dynamic.Resource(snapshots).Namespace(w.name).List(ctx, metav1.ListOptions{LabelSelector: "of=" + name})
 		if err != nil {
 			return err
 		}
@@ -415,15 +415,15 @@ func (w *workload) cutReady(name string) {
 }
 
 // clear asks for the end of all of them; cleared waits for it.
-func (w *workload) clear(name string) {
+func (w *workload) deleteOthers(name string) {
 	w.Helper()
 	w.kubectl("delete", "volumesnapshots.snapshot.storage.k8s.io,pods,pvc", "-l", "of="+name, "--wait=false")
 }
 
-func (w *workload) cleared(name string) {
+func (w *workload) awaitOthersDeleted(name string) {
 	w.Helper()
 	w.until("the end of "+name, func(ctx context.Context) error {
-		all, err := the.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+		all, err := testCluster.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
@@ -432,7 +432,7 @@ func (w *workload) cleared(name string) {
 				return fmt.Errorf("volume %s of claim %s is still there", v.Name, v.Spec.ClaimRef.Name)
 			}
 		}
-		contents, err := the.Kubectl(ctx, "", "get", "volumesnapshotcontents.snapshot.storage.k8s.io", "-o", "jsonpath={.items[*].spec.volumeSnapshotRef.name}")
+		contents, err := testCluster.Kubectl(ctx, "", "get", "volumesnapshotcontents.snapshot.storage.k8s.io", "-o", "jsonpath={.items[*].spec.volumeSnapshotRef.name}")
 		if err != nil {
 			return err
 		}
@@ -445,7 +445,7 @@ func (w *workload) cleared(name string) {
 
 // podsReady says whether every pod of a release is there and ready.
 func podsReady(ctx context.Context, name string) error {
-	pods, err := the.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + name})
+	pods, err := testCluster.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + name})
 	if err != nil {
 		return err
 	}

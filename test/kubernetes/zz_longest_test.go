@@ -16,16 +16,16 @@ func TestAddons(t *testing.T) {
 	s.manager()
 	s.certificates("fencing")
 	t.Cleanup(func() {
-		together(t, cutRelease.remove, eachRelease.remove, storageRelease.remove)
+		together(t, directRelease.remove, eachRelease.remove, storageRelease.remove)
 		if out, err := exec.Command("nft", "list", "tables").CombinedOutput(); err != nil || strings.Contains(string(out), "cleat_fence") {
 			t.Errorf("with nothing fenced the packet filter has (%v)\n%s", err, out)
 		}
 	})
-	together(t, cutRelease.add, eachRelease.add, storageRelease.add)
+	together(t, directRelease.add, eachRelease.add, storageRelease.add)
 	if t.Failed() {
 		return
 	}
-	s.fenceClass("cut", "cut.cleat.dev", "cut-cleat-csi-addons")
+	s.fenceClass("direct", "direct.cleat.dev", "direct-cleat-csi-addons")
 	s.fenceClass("each", "each.cleat.dev", "each-cleat-csi-addons")
 	s.fenceClass("server", "fence.cleat.dev", "storage-cleat-fence-addons")
 	t.Run("Nodes", testAddonsNodes)
