@@ -23,8 +23,8 @@ func immediate(c *storagev1.StorageClass) {
 	c.VolumeBindingMode = &mode
 }
 
-// A pod with an fsGroup finds every file of a volume in that group, and what it
-// makes there too. The driver does that (VOLUME_MOUNT_GROUP), once for a volume.
+// With an fsGroup, all files of a volume, old and new, belong to the group. The
+// driver does this (VOLUME_MOUNT_GROUP), once per volume.
 func TestFSGroup(t *testing.T) {
 	t.Parallel()
 	for _, class := range soak.Pick(1, []string{"local-xfs", "single-ext4"}) {
@@ -44,25 +44,27 @@ func TestFSGroup(t *testing.T) {
 			}
 			s.run("user", pod{mounts: map[string]string{"/data": "files"}, change: asUser})
 			s.exec("user", "echo new >/data/new; mkdir /data/d/e; echo changed >>/data/d/old; sync")
-			// An executable file of 0700 becomes 0770 by the driver, 0760 by the kubelet.
+			// The driver changes mode 0700 of executable files to 0770, the
+			// kubelet to 0760.
 			want := "/data 2775 0:2000\n/data/d 2770 0:2000\n/data/d/old 660 0:2000\n/data/run 770 0:2000\n/data/new 644 1000:2000\n/data/d/e 2755 1000:2000"
 			if got := s.exec("user", "stat -c '%n %a %u:%g' /data /data/d /data/d/old /data/run /data/new /data/d/e"); got != want {
-				t.Errorf("the pod sees\n%s\nnot\n%s", got, want)
+				t.Errorf("the pod sees\n%s\nwant\n%s", got, want)
 			}
-			// The same on the node; and a link has changed nothing outside.
+			// Ownership is the same on the node, and the symbolic link changed
+			// no file outside of the volume.
 			at := s.mountOf("user", s.bound("files").Name).Target
 			var st syscall.Stat_t
 			if err := syscall.Stat(filepath.Join(at, "d/old"), &st); err != nil || st.Gid != 2000 {
-				t.Errorf("on the node d/old is of group %d (%v)", st.Gid, err)
+				t.Errorf("on the node d/old has group %d (%v)", st.Gid, err)
 			}
 			if err := syscall.Stat("/etc/passwd", &st); err != nil || st.Gid != 0 {
-				t.Errorf("/etc/passwd of the node is of group %d (%v)", st.Gid, err)
+				t.Errorf("/etc/passwd of the node has group %d (%v)", st.Gid, err)
 			}
 		})
 	}
 }
 
-// A pod may have a claim for reading only, beside one that writes to it.
+// A pod can use a claim read-only while another one writes to it.
 func TestReadOnly(t *testing.T) {
 	t.Parallel()
 	for _, class := range soak.Pick(1, []string{"single-xfs", "local-ext4"}) {
@@ -87,8 +89,8 @@ func TestReadOnly(t *testing.T) {
 			if got := s.exec("reader", "cat /data/a"); got != "two" {
 				t.Errorf("the reader reads %q", got)
 			}
-			// The kernel holds the pod to it where the pod alone is the reader; the
-			// file system itself, and the kubelet's mount for a container, write.
+			// The kernel enforces read-only for a pod by a read-only mount; the
+			// file system itself and the kubelet's mount stay writable.
 			v := s.bound("files")
 			s.wantOption(s.mountOf("writer", v.Name), "rw")
 			e := s.mountOf("reader", v.Name)
@@ -101,9 +103,8 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
-// A claim that more than one node could use is not for volumes of one machine,
-// and its events say so.
-func TestManyNodesRefused(t *testing.T) {
+// Claims with multi-node access modes are rejected, with an event.
+func TestMultiNodeAccessModesAreRejected(t *testing.T) {
 	t.Parallel()
 	s := newVolumes(t)
 	why := map[string]string{}
@@ -122,7 +123,7 @@ func TestManyNodesRefused(t *testing.T) {
 	}
 }
 
-// Directories of one volume can be mounted by themselves.
+// Directories and files of one volume can be mounted by subPath.
 func TestSubPath(t *testing.T) {
 	t.Parallel()
 	for _, class := range soak.Pick(1, []string{"local-xfs", "single-ext4"}) {
@@ -149,16 +150,16 @@ func TestSubPath(t *testing.T) {
 			}
 			s.refused("one", "echo >/only/z", "Read-only file system")
 			v := s.bound("files")
-			// Staged, in the pod, and one for each subPath, all of one device.
+			// The staging mount, the pod's mount, and one per subPath.
 			if all := s.mountsOf(s.device(v)); len(all) != 5 {
-				t.Errorf("the volume has the mounts %v, not five", all)
+				t.Errorf("got mounts %v, want 5", all)
 			}
 			s.run("two", pod{mounts: map[string]string{"/all": "files"}, change: withName})
 			if got := s.exec("two", "cat /path/x; ls /expr /all/of"); got != "path\n/all/of:\none\ntwo\n\n/expr:" && got != "path\n/expr:\n\n/all/of:\none\ntwo" {
 				t.Errorf("the other pod sees %q", got)
 			}
 			s.drop("one")
-			// A file by itself.
+			// A single file.
 			s.run("file", pod{mounts: map[string]string{"/name": "files"}, subPath: "a/b/x"})
 			if got := s.exec("file", "cat /name"); got != "path" {
 				t.Errorf("the file reads %q", got)
@@ -167,7 +168,7 @@ func TestSubPath(t *testing.T) {
 	}
 }
 
-// Pods of one node share a ReadWriteOnce claim, file system or block.
+// Pods of one node share a ReadWriteOnce claim.
 func TestTwoPodsOnOneNode(t *testing.T) {
 	t.Parallel()
 	for _, class := range soak.Pick(1, []string{"local-xfs", "single-ext4"}) {
@@ -188,17 +189,17 @@ func TestTwoPodsOnOneNode(t *testing.T) {
 			files, raw := s.bound("files"), s.bound("raw")
 			before := s.device(files)
 			if all := s.mountsOf(before); len(all) != 3 {
-				t.Errorf("the volume has mounts %v, not three: staged, and in each pod", all)
+				t.Errorf("got mounts %v, want 3: staging and both pods", all)
 			}
 			s.device(raw)
 			s.drop("a")
 			s.exec("b", "echo from b >/data/b; cat /data/a >/dev/null; printf %-4096s fromB | dd of=/dev/raw conv=fsync 2>/dev/null")
 			if after := s.device(files); after.Path != before.Path {
-				t.Errorf("the device was %s and is %s", before.Path, after.Path)
+				t.Errorf("the device changed from %s to %s", before.Path, after.Path)
 			}
-			s.until("the end of the first pod's mount", func(context.Context) error {
+			s.until("unmount of the first pod", func(context.Context) error {
 				if all := s.mountsOf(before); len(all) != 2 {
-					return fmt.Errorf("there are %v", all)
+					return fmt.Errorf("mounts are %v", all)
 				}
 				return nil
 			})
@@ -206,7 +207,7 @@ func TestTwoPodsOnOneNode(t *testing.T) {
 	}
 }
 
-// A ReadWriteOncePod claim is for one pod at a time.
+// A ReadWriteOncePod claim is used by one pod at a time.
 func TestReadWriteOncePod(t *testing.T) {
 	t.Parallel()
 	for _, class := range soak.Pick(1, []string{"single-ext4", "local-ext4"}) {
@@ -219,7 +220,7 @@ func TestReadWriteOncePod(t *testing.T) {
 			s.start("second", one)
 			s.pending("second", "PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod")
 			if all := s.mountsOf(s.device(s.bound("files"))); len(all) != 2 {
-				t.Errorf("the volume has mounts %v, not two", all)
+				t.Errorf("got mounts %v, want 2", all)
 			}
 			s.exec("first", "echo a >/data/a; sync")
 			s.drop("first")
@@ -231,7 +232,8 @@ func TestReadWriteOncePod(t *testing.T) {
 	}
 }
 
-// A volume says on which node it is, and the node says which drivers it has.
+// Volumes have node affinity, and CSINode and CSIDriver objects are as
+// announced.
 func TestDriverObjects(t *testing.T) {
 	t.Parallel()
 	drivers := testCluster.Client.StorageV1().CSIDrivers()
@@ -252,15 +254,15 @@ func TestDriverObjects(t *testing.T) {
 		found[d.Name] = true
 		if (d.Name == perNodeDriver || d.Name == singleDriver) &&
 			(d.NodeID != testCluster.Node || fmt.Sprint(d.TopologyKeys) != "["+segment+"]" || d.Allocatable != nil) {
-			t.Errorf("the node says of driver %s: %+v", d.Name, d)
+			t.Errorf("CSINode entry of driver %s: %+v", d.Name, d)
 		}
 	}
 	if !found[perNodeDriver] || !found[singleDriver] {
-		t.Errorf("the node has the drivers %v", found)
+		t.Errorf("got drivers %v", found)
 	}
 	labels, err := testCluster.Client.CoreV1().Nodes().Get(t.Context(), testCluster.Node, metav1.GetOptions{})
 	if err != nil || labels.Labels[segment] != testCluster.Node {
-		t.Errorf("the node's label %s is %q (%v)", segment, labels.Labels[segment], err)
+		t.Errorf("node label %s is %q (%v)", segment, labels.Labels[segment], err)
 	}
 	for _, driver := range []string{perNodeDriver, singleDriver} {
 		socket := filepath.Join("/var/lib/kubelet/plugins", driver, "csi.sock")

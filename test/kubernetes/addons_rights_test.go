@@ -22,9 +22,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// The service account of each sidecar may do what it does, and nothing else.
-// right is "verb group/resource name", of the releases' namespace unless it
-// names another after an @.
+// Each sidecar's service account is allowed exactly what it needs. right is
+// "verb group/resource name", with @NAMESPACE if not in the releases'
+// namespace.
 func testAddonsRights(t *testing.T) {
 	for account, own := range map[string]struct{ lease, secret string }{
 		"direct-cleat-csi-node":       {"direct-cleat-dev-csi-addons", "direct-cleat-csi-addons"},
@@ -62,24 +62,24 @@ func testAddonsRights(t *testing.T) {
 			"create authorization.k8s.io/subjectaccessreviews": false,
 			"impersonate /users":                               false,
 		}
-		if account == "direct-cleat-csi-controller" { // the resizer beside it looks at all pods
+		if account == "direct-cleat-csi-controller" { // the resizer in the same pod lists all pods
 			delete(rights, "list /pods")
 			delete(rights, "get /pods@default")
 		}
-		if account == "storage-cleat-fence" || account == "direct-cleat-csi-node" { // without sidecars of storage
+		if account == "storage-cleat-fence" || account == "direct-cleat-csi-node" { // no storage sidecars
 			for _, none := range []string{"get /persistentvolumes", "get /persistentvolumeclaims", "get /nodes", "get storage.k8s.io/csinodes"} {
 				rights[none] = false
 			}
 		}
 		for right, want := range rights {
 			if got := isAllowed(t, account, right); got != want {
-				t.Errorf("%s may %s: %t", account, right, got)
+				t.Errorf("%s %s: got allowed %t", account, right, got)
 			}
 		}
 	}
 }
 
-// isAllowed asks the API server about a right.
+// isAllowed asks the API server about a permission.
 func isAllowed(t *testing.T, account, right string) bool {
 	t.Helper()
 	words := strings.Fields(right)
@@ -102,20 +102,20 @@ func isAllowed(t *testing.T, account, right string) bool {
 	return r.Status.Allowed
 }
 
-// No sidecar was refused anything in its life.
+// No sidecar was denied any request.
 func testAddonsComplaints(t *testing.T) {
 	for _, r := range []release{directRelease, eachRelease, storageRelease} {
 		out := testkit.Value(testCluster.Kubectl(t.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance="+r.name, "-c", "csi-addons", "--tail=-1"))(t)
 		if !strings.Contains(out, "Listening for CSI-Addons requests") {
-			t.Errorf("the sidecar of %s says nothing of its start:\n%s", r.name, out)
+			t.Errorf("the sidecar of %s did not log its start:\n%s", r.name, out)
 		}
 		if strings.Contains(out, "forbidden") {
-			t.Errorf("the sidecar of %s lacks a right:\n%s", r.name, out)
+			t.Errorf("the sidecar of %s lacks a permission:\n%s", r.name, out)
 		}
 	}
 }
 
-// What the kernel lets the processes do, not what was asked for them.
+// The processes' capabilities according to the kernel.
 func testAddonsProcesses(t *testing.T) {
 	for _, test := range []struct {
 		words []string
@@ -141,20 +141,20 @@ func testAddonsProcesses(t *testing.T) {
 				}
 			}
 			if !hasReadOnlyRoot(t, pid) {
-				t.Errorf("%s can write its root", test.words[0])
+				t.Errorf("%s has a writable root file system", test.words[0])
 			}
 		}
 	}
 }
 
-// Whom a sidecar lets in: nobody without a token of the cluster, and everybody
-// with one. So its port is for the manager alone, and the policy says that;
-// nothing in this cluster enforces it.
+// The sidecar accepts calls with any token of the cluster, and none without. A
+// NetworkPolicy therefore limits its port to the manager; nothing in this
+// cluster enforces the policy.
 func testAddonsTokens(t *testing.T) {
 	s := &addons{newSpace(t)}
 	pods, err := testCluster.Client.CoreV1().Pods(system).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=direct"})
 	if err != nil || len(pods.Items) != 2 {
-		t.Fatalf("%d pods of the release (%v)", len(pods.Items), err)
+		t.Fatalf("got %d pods of the release (%v)", len(pods.Items), err)
 	}
 	account := testkit.Value(testCluster.Client.CoreV1().ServiceAccounts(s.name).CreateToken(t.Context(), "default", &authenticationv1.TokenRequest{}, metav1.CreateOptions{}))(t)
 	policies := testkit.Value(testCluster.Client.NetworkingV1().NetworkPolicies(system).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=direct"}))(t)
@@ -162,12 +162,12 @@ func testAddonsTokens(t *testing.T) {
 		address := p.Status.PodIP + ":9070"
 		for token, want := range map[string]codes.Code{"": codes.Unauthenticated, "Bearer " + strings.Repeat("x", 20): codes.Unauthenticated, "Bearer " + account.Status.Token: codes.OK} {
 			if got := callSidecar(t.Context(), address, token); status.Code(got) != want {
-				t.Errorf("with a token of %d bytes the sidecar answers %v, want %v", len(token), got, want)
+				t.Errorf("token of %d bytes: got %v, want %v", len(token), got, want)
 			}
 		}
 		ports := openPorts(t, policies.Items, labels.Set(p.Labels))
 		if !slices.Equal(ports, []string{"9070 from " + managerNamespace}) {
-			t.Errorf("%s may be called at %q", p.Name, ports)
+			t.Errorf("%s has open ports %q", p.Name, ports)
 		}
 	}
 	manager, err := testCluster.Client.CoreV1().Namespaces().Get(t.Context(), managerNamespace, metav1.GetOptions{})
@@ -176,7 +176,8 @@ func testAddonsTokens(t *testing.T) {
 	}
 }
 
-// openPorts are the ports that policies leave open for pods, and from where.
+// openPorts returns the ports that policies open for pods, and for which
+// sources.
 func openPorts(t *testing.T, policies []networkingv1.NetworkPolicy, pod labels.Set) (ports []string) {
 	t.Helper()
 	selected := false
@@ -195,12 +196,12 @@ func openPorts(t *testing.T, policies []networkingv1.NetworkPolicy, pod labels.S
 		}
 	}
 	if !selected {
-		t.Errorf("no policy is for the pod with %v", pod)
+		t.Errorf("no policy selects the pod with %v", pod)
 	}
 	return ports
 }
 
-// callSidecar asks a sidecar as its manager does, which verifies no
+// callSidecar calls a sidecar like its manager, which does not verify the
 // certificate either.
 func callSidecar(ctx context.Context, address, authorization string) error {
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})))

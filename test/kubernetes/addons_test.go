@@ -33,9 +33,10 @@ const (
 	managerModule    = "github.com/csi-addons/kubernetes-csi-addons"
 )
 
-// Releases of the chart with the sidecar of CSI-Addons.
+// Releases of the chart with the CSI-Addons sidecar.
 var (
-	// directRelease has a controller that hands fences to the node's process.
+	// directRelease has a controller that forwards fences to the node's
+	// process.
 	directRelease = release{name: "direct", values: `
 csi:
   driverName: direct.cleat.dev
@@ -47,7 +48,7 @@ csi:
   addons: {enabled: true}
 networkPolicy: {enabled: true}
 `}
-	// eachRelease hands them to the storage server over the network, by mutual TLS.
+	// eachRelease sends fences to the storage server by mutual TLS.
 	eachRelease = release{name: "each", values: `
 csi:
   driverName: each.cleat.dev
@@ -55,7 +56,7 @@ csi:
   storageClasses: []
   addons: {enabled: true, fencePeers: ["storage=10.99.0.1:9071"], tlsSecret: fencing}
 `}
-	// storageRelease stands in front of a storage server of this node.
+	// storageRelease fences on a storage server, which runs on this node.
 	storageRelease = release{name: "storage", values: `
 csi: {enabled: false}
 fence:
@@ -67,11 +68,11 @@ fence:
 `}
 )
 
-// addons is a test of what asks through CSI-Addons.
+// addons is a test with CSI-Addons.
 type addons struct{ *space }
 
-// addonsManager is the image of the manager of CSI-Addons. Its manifests, those
-// of its module, are written below dir. Nothing but the image is another.
+// addonsManager returns the image of the CSI-Addons manager. The manifests of
+// its module are written below dir with only the image replaced.
 func addonsManager(ctx context.Context, dir string, set programs.Set) (oci.Image, error) {
 	download := exec.CommandContext(ctx, "go", "mod", "download", "-json", managerModule)
 	download.Dir = filepath.Join("programs", "csiaddons")
@@ -94,7 +95,7 @@ func addonsManager(ctx context.Context, dir string, set programs.Set) (oci.Image
 	const published = "quay.io/csiaddons/k8s-controller:latest"
 	text := strings.Join(all, "\n---\n")
 	if strings.Count(text, published) != 1 {
-		return oci.Image{}, fmt.Errorf("the manifests of CSI-Addons name %s not once", published)
+		return oci.Image{}, fmt.Errorf("the manifests of CSI-Addons must contain %s once", published)
 	}
 	text = strings.Replace(text, published, managerImage, 1)
 	if err := os.WriteFile(filepath.Join(dir, managerManifest), []byte(text), 0o644); err != nil {
@@ -108,7 +109,7 @@ func addonsManager(ctx context.Context, dir string, set programs.Set) (oci.Image
 func (r release) add(ctx context.Context) error    { return r.install(ctx, testCluster) }
 func (r release) remove(ctx context.Context) error { return r.uninstall(ctx, testCluster) }
 
-// together does all at once, also at the end of a test.
+// together runs all functions concurrently; it can be used in a cleanup.
 func together(t *testing.T, do ...func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*waitTimeout)
@@ -124,7 +125,7 @@ func together(t *testing.T, do ...func(context.Context) error) {
 	}
 }
 
-// manager starts the manager of CSI-Addons for the time of the test.
+// manager runs the CSI-Addons manager until the end of the test.
 func (a *addons) manager() {
 	a.Helper()
 	file := filepath.Join(testCluster.Dir, managerManifest)
@@ -142,8 +143,8 @@ func (a *addons) manager() {
 	testkit.Value(testCluster.Kubectl(a.Context(), "", "apply", "--server-side", "-f", file))(a)
 }
 
-// certificates makes a Secret in the releases' namespace, as of an authority
-// for fencing alone, with names of the storage server.
+// certificates creates a Secret with certificates of an authority for fencing,
+// with names of the storage server.
 func (a *addons) certificates(name string) {
 	a.Helper()
 	authority := testkit.NewAuthority(a, "fencing")
@@ -164,8 +165,8 @@ func addonsResource(name string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: "csiaddons.openshift.io", Version: "v1alpha1", Resource: name}
 }
 
-// fenceClass makes a class of a driver's fences, with the name of a Secret of
-// the releases' namespace, if any.
+// fenceClass creates a NetworkFenceClass of a driver, with a Secret of the
+// releases' namespace if a name is given.
 func (a *addons) fenceClass(name, driver, secret string) {
 	a.Helper()
 	text := fmt.Sprintf("apiVersion: csiaddons.openshift.io/v1alpha1\nkind: NetworkFenceClass\nmetadata: {name: %s}\nspec:\n  provisioner: %s\n", name, driver)
@@ -176,7 +177,7 @@ func (a *addons) fenceClass(name, driver, secret string) {
 	testkit.Must(a, testCluster.Apply(a.Context(), text))
 }
 
-// remove deletes an object that is in no namespace and waits until it has gone.
+// remove deletes a cluster-scoped object and waits until it is gone.
 func (a *addons) remove(kind, name string) {
 	a.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
@@ -186,7 +187,7 @@ func (a *addons) remove(kind, name string) {
 	}
 }
 
-// csiAddonsNode is a CSIAddonsNode, in the terms of its definition.
+// csiAddonsNode has the fields of a CSIAddonsNode.
 type csiAddonsNode struct {
 	Metadata struct{ Annotations map[string]string }
 	Spec     struct {
@@ -207,7 +208,7 @@ type fenceClients struct {
 	}
 }
 
-// The CSIAddonsNode of each pod with the sidecar.
+// CSIAddonsNodes of the pods with the sidecar.
 const (
 	directNode       = "node-1-cleat-system-daemonset-direct-cleat-csi-node"
 	directController = "node-1-cleat-system-deployment-direct-cleat-csi-controller"
@@ -215,7 +216,7 @@ const (
 	storageNode      = "node-1-cleat-system-daemonset-storage-cleat-fence"
 )
 
-// into reads an object whose definition has no Go types here.
+// into decodes an object that has no Go types here.
 func into(o *unstructured.Unstructured, object any) error {
 	text, err := o.MarshalJSON()
 	if err != nil {
@@ -224,8 +225,8 @@ func into(o *unstructured.Unstructured, object any) error {
 	return json.Unmarshal(text, object)
 }
 
-// connected waits until the manager speaks with a sidecar, and it is so as
-// check wants it.
+// connected waits until the manager is connected to a sidecar and check
+// succeeds.
 func (a *addons) connected(name string, check func(csiAddonsNode) error) csiAddonsNode {
 	a.Helper()
 	var n csiAddonsNode
@@ -239,15 +240,15 @@ func (a *addons) connected(name string, check func(csiAddonsNode) error) csiAddo
 			return err
 		}
 		if n.Status.State != "Connected" {
-			return fmt.Errorf("it is %q: %s", n.Status.State, n.Status.Message)
+			return fmt.Errorf("state %q: %s", n.Status.State, n.Status.Message)
 		}
 		return check(n)
 	})
 	return n
 }
 
-// Each deployment announces what the documents say, and names its node's
-// addresses to the classes of its driver.
+// Each deployment announces the documented capabilities, and its node's
+// addresses for the classes of its driver.
 func testAddonsNodes(t *testing.T) {
 	s := &addons{&space{T: t, name: system}}
 	const (
@@ -261,7 +262,7 @@ func testAddonsNodes(t *testing.T) {
 		directNode:       {"direct.cleat.dev", "direct", []string{clients, node}},
 		directController: {"direct.cleat.dev", "", []string{fences, controller}},
 		eachNode:         {"each.cleat.dev", "each", []string{clients, fences, controller, node}},
-		storageNode:      {"fence.cleat.dev", "", []string{fences, controller}}, // it is no client of itself
+		storageNode:      {"fence.cleat.dev", "", []string{fences, controller}}, // not a client of itself
 	} {
 		n := s.connected(name, func(n csiAddonsNode) error {
 			if want.class != "" && len(n.Status.NetworkFenceClientStatus) != 1 {
@@ -273,7 +274,7 @@ func testAddonsNodes(t *testing.T) {
 			t.Errorf("%s announces %q, want %q", name, n.Status.Capabilities, want.capabilities)
 		}
 		if d := n.Spec.Driver; d.Name != want.driver || d.NodeID != "node-1" || !strings.HasPrefix(d.Endpoint, "pod://") || !strings.HasSuffix(d.Endpoint, ".cleat-system:9070") {
-			t.Errorf("%s is of %+v", name, d)
+			t.Errorf("%s: got driver %+v", name, d)
 		}
 		if want.class == "" {
 			continue
@@ -289,7 +290,7 @@ func testAddonsNodes(t *testing.T) {
 	}
 }
 
-// networkFence sets a NetworkFence of a class and waits for its result, with a
+// networkFence creates or changes a NetworkFence and waits for a result with a
 // text in its message.
 func (a *addons) networkFence(name, class, state, result, message string, blocks ...string) {
 	a.Helper()
@@ -308,7 +309,7 @@ func (a *addons) networkFence(name, class, state, result, message string, blocks
 			return err
 		}
 		if got.Status.Result != result || !strings.Contains(got.Status.Message, message) {
-			return fmt.Errorf("the result is %q: %s", got.Status.Result, got.Status.Message)
+			return fmt.Errorf("got result %q: %s", got.Status.Result, got.Status.Message)
 		}
 		return nil
 	})
@@ -319,7 +320,7 @@ const (
 	isUnfenced = "unfencing operation successful"
 )
 
-// fenced sets a fence; unfenced lifts it and deletes the object.
+// fenced creates a fence; unfenced removes the fence and its object.
 func (a *addons) fenced(name, class string, blocks ...string) {
 	a.Helper()
 	a.networkFence(name, class, "Fenced", "Succeeded", isFenced, blocks...)
@@ -331,8 +332,8 @@ func (a *addons) unfenced(name, class string, blocks ...string) {
 	a.remove("networkfence", name)
 }
 
-// A fenced node gets no volume, keeps those it has, and gets volumes again when
-// it is unfenced.
+// A fenced node gets no new volumes and keeps its own; after unfencing it gets
+// volumes again.
 func testFencedNode(t *testing.T) {
 	t.Parallel()
 	s := &addons{newSpace(t)}
@@ -345,24 +346,24 @@ func testFencedNode(t *testing.T) {
 	s.event("waiting", "node node-1 is fenced: its address 10.99.0.1 is in block 10.99.0.1/32")
 	s.event("waiting", "it gets no volume until the block is unfenced with UnfenceClusterNetwork (cleat fence rm 10.99.0.1/32)")
 	if got := s.exec("running", "echo still >/data/file; sync; cat /data/file"); got != "still" {
-		t.Errorf("the pod that ran reads %q", got)
+		t.Errorf("the running pod reads %q", got)
 	}
 	p, err := testCluster.Client.CoreV1().Pods(s.name).Get(t.Context(), "waiting", metav1.GetOptions{})
 	if err != nil || p.Status.Phase != corev1.PodPending {
-		t.Errorf("the pod that waits is %v (%v)", p.Status.Phase, err)
+		t.Errorf("the waiting pod is %v (%v)", p.Status.Phase, err)
 	}
 	s.unfenced("node", "direct", "10.99.0.1/32")
 	s.running("waiting")
 }
 
-// gone waits until an object of CSI-Addons in the releases' namespace is no more.
+// gone waits until a CSI-Addons object in the releases' namespace is deleted.
 func (a *addons) gone(name string) {
 	a.Helper()
-	a.until("the end of CSIAddonsNode "+name, func(ctx context.Context) error {
+	a.until("deletion of CSIAddonsNode "+name, func(ctx context.Context) error {
 		_, err := testCluster.Dynamic.Resource(addonsResource("csiaddonsnodes")).Namespace(system).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("it is still there (%v)", err)
+		return fmt.Errorf("not deleted (%v)", err)
 	})
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// attributes makes a VolumeAttributesClass for the time of the test.
+// attributes creates a VolumeAttributesClass until the end of the test.
 func (s *space) attributes(driver, suffix string, parameters map[string]string) string {
 	s.Helper()
 	name := s.name + "-" + suffix
@@ -30,15 +30,15 @@ func (s *space) attributes(driver, suffix string, parameters map[string]string) 
 	return name
 }
 
-// change gives a claim another VolumeAttributesClass.
+// change sets the VolumeAttributesClass of a claim.
 func (s *space) change(claim, class string) {
 	s.Helper()
 	patch := fmt.Sprintf(`{"spec":{"volumeAttributesClassName":%q}}`, class)
 	testkit.Value(testCluster.Client.CoreV1().PersistentVolumeClaims(s.name).Patch(s.Context(), claim, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(s)
 }
 
-// changed waits until a claim and its volume have a class, and nothing is left
-// to say of how it came about.
+// changed waits until a claim and its volume have a class and no modification
+// is pending.
 func (s *space) changed(claim, class string) {
 	s.Helper()
 	s.claims(claim, "its class is "+class, func(c *corev1.PersistentVolumeClaim) bool {
@@ -50,13 +50,13 @@ func (s *space) changed(claim, class string) {
 	}
 }
 
-// allocated is what the file of a claim's volume takes of the pool.
+// allocated returns the bytes that a claim's volume uses in the pool.
 func (s *space) allocated(claim string) int64 {
 	s.Helper()
 	return s.fileOf(claim).Sys().(*syscall.Stat_t).Blocks * 512
 }
 
-// A class says what a volume is made with and what it becomes while it is used.
+// A VolumeAttributesClass applies at creation and to volumes in use.
 func TestVolumeAttributes(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
@@ -72,15 +72,15 @@ func TestVolumeAttributes(t *testing.T) {
 
 	s.changed("thick", "single-thick")
 	if n := s.allocated("thick"); n < 64*mib {
-		t.Errorf("the volume that was made thick has %d bytes of the pool", n)
+		t.Errorf("the volume created thick uses %d bytes of the pool", n)
 	}
 	if n := s.allocated("turned"); n > 32*mib {
-		t.Errorf("the thin volume has %d bytes of the pool", n)
+		t.Errorf("the thin volume uses %d bytes of the pool", n)
 	}
 	s.change("turned", "single-thick")
 	s.changed("turned", "single-thick")
 	if n := s.allocated("turned"); n < 64*mib {
-		t.Errorf("the volume that became thick has %d bytes of the pool", n)
+		t.Errorf("the volume changed to thick uses %d bytes of the pool", n)
 	}
 	s.acked("user", s.acked("user", before))
 
@@ -95,7 +95,8 @@ func TestVolumeAttributes(t *testing.T) {
 	})
 	s.change("turned", "single-trimmed")
 	s.changed("turned", "single-trimmed")
-	// What there is no room for is refused, and what is asked for instead is heeded.
+	// A change without enough space fails, and a later, different class
+	// applies.
 	s.change("large", "single-thick")
 	s.conditioned("large", corev1.PersistentVolumeClaimVolumeModifyVolumeError, fmt.Sprintf("cannot promise %d bytes more to a thick volume: ", 40<<30), " are left (")
 	s.change("large", "single-trimmed")
@@ -105,8 +106,8 @@ func TestVolumeAttributes(t *testing.T) {
 	s.acked("user", s.acked("user", before))
 }
 
-// Where each node has a controller, a claim with a class is not made, and a
-// class that a claim gets later is not heeded: no sidecar asks any driver.
+// With a controller on each node no sidecar handles VolumeAttributesClass:
+// claims with a class are not provisioned, and later changes have no effect.
 func TestVolumeAttributesNeedAController(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
@@ -120,15 +121,15 @@ func TestVolumeAttributesNeedAController(t *testing.T) {
 
 	s.change("later", class)
 	testkit.Must(t, s.ask("later", "352Mi"))
-	s.grown("later", "352Mi") // the resizer has seen the claim since
+	s.grown("later", "352Mi") // the resizer has processed the claim
 	s.claims("later", "its class is not heeded", func(c *corev1.PersistentVolumeClaim) bool {
 		return c.Status.CurrentVolumeAttributesClassName == nil && c.Status.ModifyVolumeStatus == nil
 	})
 	if n := s.allocated("later"); n > 160*mib {
-		t.Errorf("the volume has %d bytes of the pool", n)
+		t.Errorf("the volume uses %d bytes of the pool", n)
 	}
 	logs := testkit.Value(testCluster.Kubectl(s.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance=local", "-c", "csi-resizer", "--tail=-1"))(t)
 	if !strings.Contains(logs, "Modify not supported") {
-		t.Errorf("the resizer does not say that it changes nothing: %s", logs)
+		t.Errorf("the resizer does not log that it ignores the class: %s", logs)
 	}
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// A claim that is deleted while its node's driver is away goes when that is
-// back, and not before.
-func TestDeletionWhileTheDriverIsAway(t *testing.T) {
+// A volume whose claim is deleted while its driver is down is deleted after the
+// driver's restart.
+func TestDeletionWhileDriverIsDown(t *testing.T) {
 	s := newVolumes(t)
 	before := loops(t)
 	s.claim("files", claim{class: "local-ext4", size: "16Mi"})
@@ -30,7 +30,7 @@ func TestDeletionWhileTheDriverIsAway(t *testing.T) {
 	s.dropClaim("files")
 	s.dropClaim("raw")
 	for _, v := range volumes {
-		s.until("the release of "+v.Name, func(ctx context.Context) error { return inPhase(ctx, v.Name, corev1.VolumeReleased) })
+		s.until("phase Released of "+v.Name, func(ctx context.Context) error { return inPhase(ctx, v.Name, corev1.VolumeReleased) })
 		if _, err := os.Stat(fileOf(v)); err != nil {
 			t.Error(err)
 		}
@@ -39,18 +39,17 @@ func TestDeletionWhileTheDriverIsAway(t *testing.T) {
 	for _, v := range volumes {
 		s.forgotten(v)
 	}
-	s.until("as many loop devices as before", func(context.Context) error {
+	s.until("loop devices to be detached", func(context.Context) error {
 		if n := loops(t); n != before {
-			return fmt.Errorf("there were %d, there are %d", before, n)
+			return fmt.Errorf("got %[2]d, want %[1]d", before, n)
 		}
 		return nil
 	})
 }
 
-// A claim that is deleted while its node's kubelet is down, its pod by force,
-// goes when the kubelet has unmounted it, and not before: the container may
-// still write.
-func TestDeletionWhileTheKubeletIsDown(t *testing.T) {
+// A volume whose claim and pod are deleted by force while the kubelet is down is
+// deleted only after the kubelet has unmounted it: the container can still write.
+func TestDeletionWhileKubeletIsDown(t *testing.T) {
 	s := newVolumes(t)
 	before := loops(t)
 	var volumes []*corev1.PersistentVolume
@@ -76,12 +75,12 @@ func TestDeletionWhileTheKubeletIsDown(t *testing.T) {
 	s.kubectl("delete", "pod", "--all", "--force", "--grace-period=0", "--wait")
 	s.kubectl("delete", "pvc", "--all", "--wait")
 	for _, v := range volumes {
-		s.until("the release of "+v.Name, func(ctx context.Context) error {
+		s.until("phase Released of "+v.Name, func(ctx context.Context) error {
 			return inPhase(ctx, v.Name, corev1.VolumeReleased, corev1.VolumeFailed)
 		})
 	}
-	// The provisioner of this node has asked the driver, which said why not.
-	s.until("the driver's refusal", func(ctx context.Context) error {
+	// The provisioner of this node has called the driver, which refused.
+	s.until("the driver's error", func(ctx context.Context) error {
 		events, err := testCluster.Client.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "reason=VolumeFailedDelete,involvedObject.name=" + volumes[0].Name})
 		if err == nil && len(events.Items) == 0 {
 			err = fmt.Errorf("volume %s has no such event", volumes[0].Name)
@@ -90,22 +89,22 @@ func TestDeletionWhileTheKubeletIsDown(t *testing.T) {
 	})
 	for _, v := range volumes {
 		if len(s.mountsOf(s.device(v))) < 2 {
-			t.Errorf("volume %s was unmounted under its container", v.Name)
+			t.Errorf("volume %s was unmounted while its container runs", v.Name)
 		}
 	}
 	start(t.Context())
 	for _, v := range volumes {
 		s.forgotten(v)
 	}
-	s.until("as many loop devices as before", func(context.Context) error {
+	s.until("loop devices to be detached", func(context.Context) error {
 		if n := loops(t); n != before {
-			return fmt.Errorf("there were %d, there are %d", before, n)
+			return fmt.Errorf("got %[2]d, want %[1]d", before, n)
 		}
 		return nil
 	})
 }
 
-// inPhase says whether a volume is in one of some phases.
+// inPhase returns an error unless a volume is in one of the phases.
 func inPhase(ctx context.Context, volume string, phases ...corev1.PersistentVolumePhase) error {
 	v, err := testCluster.Client.CoreV1().PersistentVolumes().Get(ctx, volume, metav1.GetOptions{})
 	if err != nil {
@@ -116,11 +115,11 @@ func inPhase(ctx context.Context, volume string, phases ...corev1.PersistentVolu
 			return nil
 		}
 	}
-	return fmt.Errorf("it is %s", v.Status.Phase)
+	return fmt.Errorf("phase %s", v.Status.Phase)
 }
 
-// loops counts the loop devices of the volumes of both drivers. The machine may
-// have others.
+// loops counts the loop devices of both drivers' volumes; the machine can have
+// others.
 func loops(t *testing.T) (n int) {
 	t.Helper()
 	pools := map[uint64]bool{}
@@ -140,8 +139,8 @@ func loops(t *testing.T) (n int) {
 	return n
 }
 
-// removePods takes the pods of a DaemonSet from the node, and returns what brings
-// them back.
+// removePods removes the pods of a DaemonSet from the node, and returns a
+// function that restores them.
 func (s *space) removePods(name string) (back func()) {
 	s.Helper()
 	sets := testCluster.Client.AppsV1().DaemonSets(system)
@@ -153,7 +152,7 @@ func (s *space) removePods(name string) (back func()) {
 			}
 			pods, err := testCluster.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(d.Spec.Selector)})
 			if err == nil && (d.Status.NumberReady != want || len(pods.Items) != int(want) || d.Status.ObservedGeneration != d.Generation) {
-				err = fmt.Errorf("%d are ready, %d are there", d.Status.NumberReady, len(pods.Items))
+				err = fmt.Errorf("%d of %d pods are ready", d.Status.NumberReady, len(pods.Items))
 			}
 			return err
 		}
@@ -175,11 +174,11 @@ func (s *space) removePods(name string) (back func()) {
 		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
 		if err := poll(ctx, ready(1)); err != nil {
-			s.Errorf("the pods of %s do not come back: %v", name, err)
+			s.Errorf("the pods of %s are not restored: %v", name, err)
 		}
 	}
 	s.Cleanup(back)
 	patch(`{"spec":{"template":{"spec":{"nodeSelector":{"away":"true"}}}}}`)
-	s.until("the end of the pods of "+name, ready(0))
+	s.until("deletion of the pods of "+name, ready(0))
 	return back
 }

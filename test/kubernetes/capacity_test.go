@@ -20,7 +20,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// small is a driver with a pool that two claims fill, and few volumes on a node.
+// small is a driver whose pool is filled by two claims, with a low volume
+// limit.
 var small = release{name: "small", values: `
 csi:
   driverName: small.cleat.dev
@@ -32,10 +33,10 @@ csi:
 
 const smallDriver = "small.cleat.dev"
 
-// The scheduler knows how much room a node has, and how many volumes it takes.
+// The scheduler gets the node's capacity and volume limit.
 func TestCapacityAndLimit(t *testing.T) {
 	t.Parallel()
-	t.Cleanup(func() { // after the end of the namespace
+	t.Cleanup(func() { // after the namespace is deleted
 		if err := small.uninstall(context.Background(), testCluster); err != nil {
 			t.Error(err)
 		}
@@ -51,7 +52,7 @@ func TestCapacityAndLimit(t *testing.T) {
 	s.checkVolumeLimit()
 }
 
-// capacity returns what the cluster knows of the room that a class has.
+// capacity returns the CSIStorageCapacity of a class.
 func capacity(ctx context.Context, class string) (*storagev1.CSIStorageCapacity, error) {
 	all, err := testCluster.Client.StorageV1().CSIStorageCapacities(system).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -64,30 +65,31 @@ func capacity(ctx context.Context, class string) (*storagev1.CSIStorageCapacity,
 		}
 	}
 	if len(found) != 1 || found[0].Capacity == nil {
-		return nil, fmt.Errorf("class %s has the capacities %v, not one", class, found)
+		return nil, fmt.Errorf("class %s: got capacities %v, want one", class, found)
 	}
 	return &found[0], nil
 }
 
-// capacityGone: capacities belong to the DaemonSet whose pods told them.
+// capacityGone fails while capacities exist: they belong to the deleted
+// DaemonSet.
 func capacityGone(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	return poll(ctx, func(ctx context.Context) error {
 		if c, err := capacity(ctx, "small"); err == nil {
-			return fmt.Errorf("capacity %s has outlived its driver", c.Name)
+			return fmt.Errorf("capacity %s of the removed driver exists", c.Name)
 		}
 		return nil
 	})
 }
 
-// checkCapacity compares what the scheduler is told with the driver's answer
-// and with the pool's file system.
+// checkCapacity compares the CSIStorageCapacity with the driver's answer and
+// the pool's file system.
 func (s *space) checkCapacity() {
 	s.Helper()
 	conn := testkit.Value(grpc.NewClient("unix:///var/lib/kubelet/plugins/"+smallDriver+"/csi.sock", grpc.WithTransportCredentials(insecure.NewCredentials())))(s)
 	defer conn.Close()
-	s.until("the right capacity", func(ctx context.Context) error {
+	s.until("the correct capacity", func(ctx context.Context) error {
 		answer, err := csi.NewControllerClient(conn).GetCapacity(ctx, &csi.GetCapacityRequest{})
 		if err != nil {
 			return err
@@ -97,24 +99,24 @@ func (s *space) checkCapacity() {
 			return err
 		}
 		if c.NodeTopology == nil || len(c.NodeTopology.MatchLabels) != 1 || c.NodeTopology.MatchLabels["topology.cleat.dev/node"] != testCluster.Node {
-			return fmt.Errorf("it is of the nodes %v", c.NodeTopology)
+			return fmt.Errorf("capacity has nodes %v", c.NodeTopology)
 		}
 		if c.Capacity.Value() != answer.GetAvailableCapacity() || c.MaximumVolumeSize.Value() != answer.GetMaximumVolumeSize().GetValue() {
-			return fmt.Errorf("the cluster knows %s and at most %s, the driver says %v", c.Capacity, c.MaximumVolumeSize, answer)
+			return fmt.Errorf("CSIStorageCapacity has %s and maximum %s, the driver answers %v", c.Capacity, c.MaximumVolumeSize, answer)
 		}
 		var st unix.Statfs_t
 		if err := unix.Statfs(poolOf(smallDriver), &st); err != nil {
 			return err
 		}
-		// All that is free but for the reserve of 64 MiB; ratio 1.
+		// Free space without the reserve of 64 MiB, at a ratio of 1.
 		free := int64(st.Bavail)*st.Bsize - 64*mebi
 		if got := c.Capacity.Value(); got > free || got < free-mebi {
-			return fmt.Errorf("the cluster knows %d bytes, the pool's file system has %d", got, free)
+			return fmt.Errorf("CSIStorageCapacity has %d bytes, the pool's file system %d", got, free)
 		}
 		return nil
 	})
 	if names := poolVolumes(s.T, smallDriver); len(names) != 0 {
-		s.Errorf("the pool holds %v", names)
+		s.Errorf("the pool has volumes %v", names)
 	}
 }
 
@@ -134,7 +136,8 @@ func poolVolumes(t *testing.T, driver string) (names []string) {
 
 const noRoom = "node(s) did not have enough free storage"
 
-// tooLarge: no volume is made for a claim that nobody has room for.
+// checkTooLargeClaim: no volume is created for a claim larger than the
+// capacity.
 func (s *space) checkTooLargeClaim() {
 	s.Helper()
 	s.claim("large", claim{class: "small", size: "2Gi"})
@@ -142,25 +145,26 @@ func (s *space) checkTooLargeClaim() {
 	s.pending("large", noRoom)
 	c, err := testCluster.Client.CoreV1().PersistentVolumeClaims(s.name).Get(s.Context(), "large", metav1.GetOptions{})
 	if err != nil || c.Status.Phase != corev1.ClaimPending || c.Spec.VolumeName != "" || c.Annotations["volume.kubernetes.io/selected-node"] != "" {
-		s.Errorf("the claim is %s, of volume %q, for node %q (%v)", c.Status.Phase, c.Spec.VolumeName, c.Annotations["volume.kubernetes.io/selected-node"], err)
+		s.Errorf("the claim is %s with volume %q and node %q (%v)", c.Status.Phase, c.Spec.VolumeName, c.Annotations["volume.kubernetes.io/selected-node"], err)
 	}
 	if names := poolVolumes(s.T, smallDriver); len(names) != 0 {
-		s.Errorf("the pool holds %v", names)
+		s.Errorf("the pool has volumes %v", names)
 	}
 	s.drop("large")
 	s.dropClaim("large")
 }
 
-// checkWaitForCapacity: what has no room now is scheduled when another claim has gone.
+// checkWaitForCapacity: a pod without enough capacity is scheduled after
+// another claim is deleted.
 func (s *space) checkWaitForCapacity() {
 	s.Helper()
 	s.claim("a", claim{class: "small", size: "600Mi"})
 	s.run("a", pod{mounts: map[string]string{"/data": "a"}})
 	a := s.bound("a")
-	s.until("the capacity beside the first claim", func(ctx context.Context) error {
+	s.until("the capacity next to the first claim", func(ctx context.Context) error {
 		c, err := capacity(ctx, "small")
 		if err == nil && c.Capacity.Value() >= 600*mebi {
-			err = fmt.Errorf("it is still %s", c.Capacity)
+			err = fmt.Errorf("capacity is still %s", c.Capacity)
 		}
 		return err
 	})
@@ -173,8 +177,7 @@ func (s *space) checkWaitForCapacity() {
 	s.running("b")
 }
 
-// checkVolumeLimit: the node has one volume, takes three, and after an upgrade of the
-// release four.
+// checkVolumeLimit: the node accepts three volumes, and four after an upgrade.
 func (s *space) checkVolumeLimit() {
 	s.Helper()
 	s.wantAllocatable(3)
@@ -185,7 +188,7 @@ func (s *space) checkVolumeLimit() {
 	s.start("over", pod{devices: map[string]string{"/dev/e": "e"}})
 	s.pending("over", "node(s) exceed max volume count")
 	if names := poolVolumes(s.T, smallDriver); len(names) != 3 {
-		s.Errorf("the pool holds %v, not three volumes", names)
+		s.Errorf("got volumes %v, want 3", names)
 	}
 	before := s.device(s.bound("c"))
 	testkit.Must(s, small.install(s.Context(), testCluster, "--set", "csi.maxVolumes=4"))
@@ -207,7 +210,7 @@ func (s *space) wantAllocatable(count int32) {
 		for _, d := range node.Spec.Drivers {
 			if d.Name == smallDriver {
 				if d.Allocatable == nil || d.Allocatable.Count == nil || *d.Allocatable.Count != count {
-					return fmt.Errorf("the node says %v", d.Allocatable)
+					return fmt.Errorf("allocatable is %v", d.Allocatable)
 				}
 				return nil
 			}
@@ -216,7 +219,7 @@ func (s *space) wantAllocatable(count int32) {
 	})
 }
 
-// The releases of all tests have capacities too, one for each class.
+// The shared releases have a capacity for each class.
 func TestCapacityOfClasses(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
@@ -227,7 +230,7 @@ func TestCapacityOfClasses(t *testing.T) {
 				return err
 			}
 			if c.Capacity.IsZero() || !strings.HasPrefix(c.Name, "csisc-") || c.NodeTopology.MatchLabels["topology.cleat.dev/node"] != testCluster.Node {
-				return fmt.Errorf("capacity %s is %s, of nodes %v", c.Name, c.Capacity, c.NodeTopology)
+				return fmt.Errorf("capacity %s is %s on nodes %v", c.Name, c.Capacity, c.NodeTopology)
 			}
 			return nil
 		})

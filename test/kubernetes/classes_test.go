@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// What a class says of its volumes the kernel does.
+// The parameters and mount options of a class are effective in the kernel.
 func TestClassSettings(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -40,7 +40,7 @@ func TestClassSettings(t *testing.T) {
 			s.run("p", pod{mounts: map[string]string{"/data": "files"}})
 			e := s.mountOf("p", v.Name)
 			if e.FSType != c.fsType {
-				t.Errorf("it is %s", e.FSType)
+				t.Errorf("got file system %s", e.FSType)
 			}
 			for _, o := range c.options {
 				s.wantOption(e, o)
@@ -50,9 +50,8 @@ func TestClassSettings(t *testing.T) {
 	}
 }
 
-// Whoever writes a class wrongly learns from the events of a claim what would
-// be right.
-func TestClassRefused(t *testing.T) {
+// An invalid class is reported in the events of its claims.
+func TestInvalidClassIsRejected(t *testing.T) {
 	t.Parallel()
 	s := newVolumes(t)
 	why := map[string]string{}
@@ -82,9 +81,8 @@ func TestClassRefused(t *testing.T) {
 	}
 }
 
-// Mount options that would do something else than mount the volume are refused,
-// and the pod's events say which.
-func TestMountOptionRefused(t *testing.T) {
+// Mount options with effects beyond the mount are rejected, with a pod event.
+func TestUnsupportedMountOptionIsRejected(t *testing.T) {
 	t.Parallel()
 	s := newVolumes(t)
 	s.claim("files", claim{size: "16Mi", class: s.class(perNodeDriver, map[string]string{"fsType": "ext4"},
@@ -92,13 +90,13 @@ func TestMountOptionRefused(t *testing.T) {
 	s.start("p", pod{mounts: map[string]string{"/data": "files"}})
 	s.event("p", "bind")
 	if d := s.devices(s.bound("files")); len(d) != 0 {
-		t.Errorf("the volume has the devices %v", d)
+		t.Errorf("got devices %v, want none", d)
 	}
 }
 
-// A volume of a class with Retain outlives its claim with its data, and can be
-// given to another claim.
-func TestRetain(t *testing.T) {
+// A volume of a class with Retain keeps its data after its claim is deleted, and
+// can be used by another claim.
+func TestRetainedVolumeIsReused(t *testing.T) {
 	t.Parallel()
 	for _, driver := range []string{perNodeDriver, singleDriver} {
 		t.Run(driver, func(t *testing.T) {
@@ -120,10 +118,10 @@ func TestRetain(t *testing.T) {
 			t.Cleanup(func() { patch(`{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`) })
 			s.drop("writer")
 			s.dropClaim("first")
-			s.until("the release of the volume", func(ctx context.Context) error {
+			s.until("phase Released of the volume", func(ctx context.Context) error {
 				got, err := volumes.Get(ctx, v.Name, metav1.GetOptions{})
 				if err == nil && got.Status.Phase != corev1.VolumeReleased {
-					err = fmt.Errorf("it is %s", got.Status.Phase)
+					err = fmt.Errorf("phase %s", got.Status.Phase)
 				}
 				return err
 			})
@@ -135,7 +133,7 @@ func TestRetain(t *testing.T) {
 				t.Errorf("the next claim reads %q", got)
 			}
 			if now := s.bound("second"); now.Name != v.Name || fileOf(now) != fileOf(v) {
-				t.Errorf("the claim got volume %s in place of %s", now.Name, v.Name)
+				t.Errorf("the claim got volume %s, want %s", now.Name, v.Name)
 			}
 		})
 	}

@@ -13,10 +13,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Whatever becomes of kubelet, runtime, drivers and sidecars, who writes to a
-// volume does not notice, and no acknowledged record is lost. The cases share
-// two pods, which write all the time; after each of them drivers and node are as
-// they were.
+// Restarts and crashes of kubelet, runtime, drivers and sidecars do not disturb
+// writers, and no acknowledged record is lost. The cases share two writing
+// pods; after each case drivers and node are as before.
 func TestDisruption(t *testing.T) {
 	w := newWorkload(newSpace(t))
 	local := w.load("local", "xfs", "ext4")
@@ -39,12 +38,12 @@ func TestDisruption(t *testing.T) {
 		{"Reboot", (*workload).reboot},
 	} {
 		if !t.Run(c.name, func(t *testing.T) { c.run(w.with(t)) }) {
-			return // what comes after would only say so again
+			return // later cases would fail for the same reason
 		}
 	}
 }
 
-// mustNotDisturb is undisturbed that fails the test.
+// mustNotDisturb runs undisturbed and fails the test on an error.
 func (w *workload) mustNotDisturb(what func()) {
 	w.Helper()
 	testkit.Must(w, w.undisturbed(what))
@@ -54,7 +53,7 @@ func (w *workload) kubeletEnds() {
 	w.mustNotDisturb(func() { testkit.Must(w, testCluster.RestartKubelet(w.Context(), false)) })
 }
 
-// The kubelet is killed with calls to the drivers under way.
+// The kubelet is killed during calls to the drivers.
 func (w *workload) kubeletKilled() {
 	w.mustNotDisturb(func() {
 		w.startOthers("kubelet")
@@ -69,7 +68,7 @@ func (w *workload) runtimeKilled() {
 	w.mustNotDisturb(func() { testkit.Must(w, testCluster.RestartRuntime(w.Context())) })
 }
 
-// Drivers are killed while they make, stage, publish, cut and delete.
+// Drivers are killed while they create, stage, publish, snapshot and delete.
 func (w *workload) driversKilled() {
 	w.mustNotDisturb(func() {
 		for _, phase := range []struct {
@@ -86,8 +85,8 @@ func (w *workload) driversKilled() {
 	})
 }
 
-// killAtRandom kills drivers in turn, each some time after it was started, and
-// returns how many.
+// killAtRandom kills drivers in turn at random times after their start, and
+// returns the number of kills.
 func (w *workload) killAtRandom(times int) (killed int) {
 	w.Helper()
 	all := driverProcesses()
@@ -110,7 +109,7 @@ func (w *workload) killAtRandom(times int) (killed int) {
 	return killed
 }
 
-// Each kind of sidecar is killed while there is work for it.
+// Each kind of sidecar is killed while it has work.
 func (w *workload) sidecarsKilled() {
 	kill := func(name string) {
 		all := testkit.Value(processes(func(args []string) bool { return args[0] == name }))(w)
@@ -134,7 +133,7 @@ func (w *workload) sidecarsKilled() {
 	})
 }
 
-// A pod is deleted without waiting for its end, and another takes its claims.
+// A pod is deleted by force, and another one uses its claims.
 func (w *workload) podForced() {
 	before := testkit.Value(takeInventory(w.Context()))(w)
 	o := w.writers[1]
@@ -143,11 +142,12 @@ func (w *workload) podForced() {
 	w.startWriter(o)
 	w.running(o.name)
 	w.advances()
-	w.until("as many mounts and devices as before", func(ctx context.Context) error { return before.counts(ctx) })
+	w.until("the same number of mounts and devices as before", func(ctx context.Context) error { return before.counts(ctx) })
 	testkit.Must(w, w.intact(w.Context()))
 }
 
-// counts says whether there are as many mounts and devices.
+// counts returns an error unless the numbers of mounts and devices are the
+// same.
 func (g inventory) counts(ctx context.Context) error {
 	now, err := takeInventory(ctx)
 	if err != nil {
@@ -155,27 +155,27 @@ func (g inventory) counts(ctx context.Context) error {
 	}
 	for _, kind := range []string{"mount", "device"} {
 		if was, is := g.count(kind), now.count(kind); was != is {
-			return fmt.Errorf("there were %d of kind %s, there are %d: %v", was, kind, is, g.compare(now))
+			return fmt.Errorf("kind %[2]s: got %[3]d, want %[1]d: %[4]v", was, kind, is, g.compare(now))
 		}
 	}
 	return nil
 }
 
-// The node crashes: processes and mounts have gone, pools and records stay.
+// The node crashes: processes and mounts are lost, pools and state stay.
 func (w *workload) reboot() {
 	w.advances()
 	before := testkit.Value(takeInventory(w.Context()))(w)
 	began := time.Now()
 	testkit.Must(w, testCluster.Reboot(w.Context()))
-	w.Logf("the node takes pods %.1f s after it crashed", time.Since(began).Seconds())
+	w.Logf("the node is ready %.1f s after the crash", time.Since(began).Seconds())
 	for _, o := range w.writers {
 		o.restarts++
 		w.until("pod "+o.name+" after the crash", func(ctx context.Context) error { return startedAgain(ctx, w.name, o) })
 	}
 	w.advances()
-	w.Logf("the writers go on %.1f s after it", time.Since(began).Seconds())
+	w.Logf("the writers continue %.1f s after the crash", time.Since(began).Seconds())
 	w.allReady(nil)
-	w.until("as many mounts and devices as before", func(ctx context.Context) error { return before.counts(ctx) })
+	w.until("the same number of mounts and devices as before", func(ctx context.Context) error { return before.counts(ctx) })
 	testkit.Must(w, w.intact(w.Context()))
 }
 
@@ -191,5 +191,5 @@ func startedAgain(ctx context.Context, namespace string, o *writer) error {
 		}
 		said = append(said, fmt.Sprintf("%s: started again %d times, ready %t, %v", c.Name, c.RestartCount, c.Ready, c.State))
 	}
-	return fmt.Errorf("it is %s: %s", p.Status.Phase, strings.Join(said, ", "))
+	return fmt.Errorf("phase %s: %s", p.Status.Phase, strings.Join(said, ", "))
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// pages are those with examples for Kubernetes.
+// pages are the pages with Kubernetes examples.
 var pages = []string{"README.md", "docs/install.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md"}
 
 func page(t *testing.T, name string) string {
@@ -31,8 +31,8 @@ func page(t *testing.T, name string) string {
 	return string(text)
 }
 
-// reader does what the pages say, in a namespace and with its files in a
-// directory of its own.
+// reader runs the examples of the pages in a namespace, with files in its own
+// directory.
 type reader struct {
 	*space
 	dir string
@@ -55,7 +55,7 @@ func (r *reader) write(name, text string) {
 	testkit.Must(r, os.WriteFile(filepath.Join(r.dir, name), []byte(text), 0o600))
 }
 
-// sh runs lines as a person's shell would, but ends at the first that fails.
+// sh runs lines in a shell with set -e.
 func (r *reader) sh(lines ...string) string {
 	r.Helper()
 	ctx, cancel := context.WithTimeout(r.Context(), 2*waitTimeout)
@@ -69,18 +69,18 @@ func (r *reader) sh(lines ...string) string {
 	return string(out)
 }
 
-// blocks are the blocks of a section, of which there have to be so many.
+// blocks returns the code blocks of a section and checks their number.
 func (r *reader) blocks(name, section, language string, count int) []string {
 	r.Helper()
 	all := markdown.Blocks(markdown.Section(page(r.T, name), section), language)
 	if len(all) != count {
-		r.Fatalf("section %s of %s has %d blocks of %s, not %d", section, name, len(all), language, count)
+		r.Fatalf("section %s of %s has %d blocks of %s, want %d", section, name, len(all), language, count)
 	}
 	return all
 }
 
-// classes makes the classes that a release cleat would bring, for the driver
-// that is there, and the image that the examples name.
+// classes creates the classes of a release cleat for the test's driver, and the
+// image named in the examples.
 func (r *reader) classes() {
 	r.Helper()
 	rendered := testkit.Value(testCluster.Helm(r.Context(), "template", "cleat", chart, "--show-only", "templates/csi-classes.yaml",
@@ -97,7 +97,7 @@ func (r *reader) classes() {
 	testkit.Must(r, testCluster.Import(r.Context(), archive))
 }
 
-// app is somebody's workload, with the claim of the examples.
+// app is a workload with the claim of the examples.
 const app = `
 apiVersion: apps/v1
 kind: Deployment
@@ -119,21 +119,21 @@ spec:
       - {name: data, persistentVolumeClaim: {claimName: data}}
 `
 
-// What the pages tell a person to do works as it stands there: the first claim
-// and pod, a snapshot, a backup, the move of a volume, an expansion.
+// The examples of the pages work unchanged: first claim and pod, snapshot,
+// backup, move and expansion of a volume.
 func TestDocsExamples(t *testing.T) {
 	t.Parallel()
 	r := newReader(t)
 	r.classes()
 	r.firstClaim()
 	r.backUp()
-	// A snapshot stays as long as a claim waits to be made of it.
+	// A snapshot is kept while a claim waits to be restored from it.
 	r.sh("kubectl delete pvc data-of-monday", "kubectl delete volumesnapshot monday --timeout=2m")
 	r.sh("kubectl delete pod shell --grace-period=1", "kubectl apply -f - <<'END'"+app+"END", "kubectl rollout status deployment/app --timeout=3m")
 	r.move()
 	r.sh(r.blocks("docs/day2.md", "Expand", "sh", 1)...)
 	if size := r.fileOf("data").Size(); size != 2<<30 {
-		t.Errorf("after the expansion the file of the volume has %d bytes", size)
+		t.Errorf("the volume's file has %d bytes after the expansion", size)
 	}
 	r.sh("kubectl delete deployment app --wait")
 	for _, block := range markdown.Blocks(page(t, "README.md"), "yaml") {
@@ -153,23 +153,23 @@ func (r *reader) firstClaim() {
 	r.sh("kubectl apply -f - <<'END'\n" + objects[1] + "END\nkubectl wait volumesnapshot/monday --for=jsonpath='{.status.readyToUse}'=true --timeout=3m")
 }
 
-// backUp copies what is in the snapshot into a file here.
+// backUp copies the snapshot's content into a file.
 func (r *reader) backUp() {
 	r.Helper()
 	r.sh("kubectl apply -f - <<'END'\n" + r.blocks("docs/day2.md", "Back up", "yaml", 1)[0] + "END")
 	r.sh(r.blocks("docs/day2.md", "Back up", "sh", 1)...)
 	if out := r.sh("tar -tzf monday.tgz"); !strings.Contains(out, "./log\n") {
-		r.Errorf("the backup has\n%s", out)
+		r.Errorf("got backup\n%s", out)
 	}
 }
 
-// move does the steps one by one: both ways to copy, and then the new volume
+// move runs the steps one by one, with both ways to copy; the new volume then
 // has the old one's name and content.
 func (r *reader) move() {
 	r.Helper()
 	const section = "Move a volume to another node"
 	steps := r.blocks("docs/day2.md", section, "sh", 5)
-	// The times of directories are those of what is made in them.
+	// Directory times change when entries are created.
 	const state = "kubectl exec deploy/app -- sh -c 'cd /data; find . -exec stat -c \"%n %F %a %u %g\" {} + | sort; find . -type f -exec stat -c \"%n %s %Y\" {} + | sort; find . -type f -exec sha256sum {} + | sort'"
 	r.sh("kubectl exec deploy/app -- sh -c 'cd /data; mkdir -p a/b; head -c 9000000 /dev/urandom >a/b/c; ln -s c a/b/d; chown 7:8 a/b/c; chmod 4751 a/b/c; sync'")
 	before, old := r.sh(state), r.bound("data").Name
@@ -178,25 +178,25 @@ func (r *reader) move() {
 	r.sh(steps[1])
 	r.sh("kubectl exec move-to -- rm -rf /data/a")
 	r.sh(steps[2])
-	r.sh(steps[1]) // it compares
+	r.sh(steps[1]) // compares the volumes
 	r.sh(steps[3], "kubectl rollout status deployment/app --timeout=3m", steps[4])
 	moved := r.bound("data")
 	if after := r.sh(state); after != before {
-		r.Errorf("before the move there was\n%s\nand after it\n%s", before, after)
+		r.Errorf("content before the move\n%s\nand after\n%s", before, after)
 	}
 	if moved.Name == old {
 		r.Errorf("the claim still has volume %s", old)
 	}
-	r.until("the old volume is deleted", func(ctx context.Context) error {
+	r.until("deletion of the old volume", func(ctx context.Context) error {
 		_, err := testCluster.Client.CoreV1().PersistentVolumes().Get(ctx, old, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("it is still there (%v)", err)
+		return fmt.Errorf("not deleted (%v)", err)
 	})
 }
 
-// The API server takes every object of the pages, and knows all of its keys.
+// The API server accepts every object of the pages, without unknown fields.
 func TestDocsObjects(t *testing.T) {
 	t.Parallel()
 	s, count := newSpace(t), 0
@@ -212,7 +212,7 @@ func TestDocsObjects(t *testing.T) {
 		}
 	}
 	if count < 5 {
-		t.Errorf("only %d blocks with objects were found", count)
+		t.Errorf("found only %d blocks with objects", count)
 	}
 }
 
@@ -222,8 +222,7 @@ var (
 	cli   = regexp.MustCompile(`^(?:sudo )?(kubectl|helm) (.*)$`)
 )
 
-// invocations are the calls of kubectl and Helm in a page, without what others do
-// with their output.
+// invocations returns the kubectl and Helm calls of a page, without pipes.
 func invocations(text string) []string {
 	lines := markdown.Spans(text)
 	for _, block := range markdown.Blocks(text, "sh") {
@@ -246,10 +245,10 @@ func invocations(text string) []string {
 	return all
 }
 
-// The pages call kubectl and Helm with commands and flags that these have.
+// The kubectl and Helm commands and flags in the pages exist.
 func TestDocsCommands(t *testing.T) {
 	t.Parallel()
-	// What stands before the flags of a command; the others have one word.
+	// Command words before the flags; other commands have one word.
 	twoWords := []string{"rollout", "config", "create"}
 	help := map[string]string{}
 	ask := func(program string, words []string) string {
@@ -282,7 +281,7 @@ func TestDocsCommands(t *testing.T) {
 			rest := regexp.MustCompile(`^(?:-n \S+ )+`).ReplaceAllString(found[2], "")
 			words := strings.Fields(rest)
 			if len(words) == 0 || strings.HasPrefix(words[0], "-") || !regexp.MustCompile(`^[a-z-]+$`).MatchString(words[0]) {
-				continue // only its name is told
+				continue // only the command's name
 			}
 			if slices.Contains(twoWords, words[0]) && len(words) > 1 {
 				words = words[:2]
@@ -302,11 +301,11 @@ func TestDocsCommands(t *testing.T) {
 		}
 	}
 	if count < 60 {
-		t.Errorf("only %d calls were found", count)
+		t.Errorf("found only %d calls", count)
 	}
 }
 
-// Messages in the tables of symptoms are in the programs that say them.
+// Messages in the tables of symptoms exist in the programs.
 func TestDocsMessages(t *testing.T) {
 	t.Parallel()
 	says := map[string]string{
@@ -319,12 +318,12 @@ func TestDocsMessages(t *testing.T) {
 		switch who := row["who"]; {
 		case says[who] != "":
 			messages[who] = append(messages[who], markdown.Spans(row["message"])...)
-		case who != "" && who != "driver" && who != "chart": // those are held beside the page
-			t.Errorf("nobody knows who %q is, of %q", who, row["message"])
+		case who != "" && who != "driver" && who != "chart": // other texts are checked next to their page
+			t.Errorf("unknown component %q of message %q", who, row["message"])
 		}
 	}
 	if len(messages) < 8 {
-		t.Errorf("only these speak: %v", slices.Sorted(maps.Keys(messages)))
+		t.Errorf("found messages only of %v", slices.Sorted(maps.Keys(messages)))
 	}
 	for who, all := range messages {
 		path := testCluster.Programs.Path(says[who])
@@ -335,7 +334,7 @@ func TestDocsMessages(t *testing.T) {
 		for _, message := range all {
 			for _, part := range markdown.Parts(message) {
 				if !bytes.Contains(program, []byte(part)) {
-					t.Errorf("the %s does not say %q, of %q", who, part, message)
+					t.Errorf("the %s has no text %q of %q", who, part, message)
 				}
 			}
 		}

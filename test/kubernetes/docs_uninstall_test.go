@@ -19,36 +19,36 @@ import (
 	cleatvolume "github.com/cleatproject/cleat/volume"
 )
 
-// nodes is how the page lists the nodes; the test has its pool on one of them.
+// nodes is the page's command that lists the nodes; the test has a pool on one.
 var nodes = regexp.MustCompile(`\$\(kubectl get nodes[^)]*\)`)
 
-// The documented removal of a node's pool refuses while a raw block volume is
-// attached, names it where the page says, and leaves nothing in the end.
+// The documented pool removal refuses while a raw block volume is attached,
+// reports it as documented, and finally leaves nothing.
 func TestDocsUninstall(t *testing.T) {
 	t.Parallel()
-	const driver = "docs.cleat.dev" // csi.cleat.dev is in use
+	const driver = "docs.cleat.dev" // csi.cleat.dev is used by other tests
 	r := newReader(t)
 	own := strings.NewReplacer("csi.cleat.dev", driver, "cleat.local/cleat:0.1.0", cleatImage, "busybox:1.36", busyboxImage, "cleat-system", r.name)
 	steps := r.blocks("docs/install.md", "Uninstall", "sh", 4)
 	r.write("remove-pool.yaml", own.Replace(r.blocks("docs/install.md", "Uninstall", "yaml", 1)[0]))
 	apply, remove, found := strings.Cut(nodes.ReplaceAllString(own.Replace(steps[1]), testCluster.Node), "done\n")
 	if !found || !nodes.MatchString(steps[1]) {
-		t.Fatalf("the commands of the page have another form:\n%s", steps[1])
+		t.Fatalf("the commands of the page have changed:\n%s", steps[1])
 	}
 	apply += "done\n"
 
 	dir := filepath.Join("/var/lib/cleat", driver)
 	c := local.Config{Pool: filepath.Join(dir, "storage/pool"), Image: mkfs.MinSize(mkfs.XFS), StateDir: filepath.Join(dir, "state")}
-	t.Cleanup(func() { // when the test has failed
+	t.Cleanup(func() { // if the test failed
 		if _, err := local.Remove(context.Background(), c, local.RemoveOptions{DeleteVolumes: true}); err == nil {
 			_ = os.RemoveAll(dir)
 		}
 	})
 	d, v := attached(t, c)
 	r.sh(apply)
-	r.until("the refusal", func(ctx context.Context) error { return podIs(ctx, r.name, corev1.PodFailed) })
+	r.until("phase Failed of the pod", func(ctx context.Context) error { return podIs(ctx, r.name, corev1.PodFailed) })
 	if why := r.sh(own.Replace(steps[2])); !strings.Contains(why, string(v)) || !strings.Contains(why, filepath.Base(d.Path)) {
-		t.Errorf("the page's command says of volume %s on %s:\n%s", v, d.Path, why)
+		t.Errorf("the page's command has no reason for volume %s on %s:\n%s", v, d.Path, why)
 	}
 	testkit.Must(t, loop.Detach(t.Context(), d))
 	for _, permitted := range []bool{false, true} {
@@ -68,8 +68,7 @@ func TestDocsUninstall(t *testing.T) {
 	}
 }
 
-// attached makes a pool with a raw block volume that is attached, and served by
-// nobody.
+// attached creates a pool with an attached raw block volume, without a driver.
 func attached(t *testing.T, c local.Config) (loop.Device, cleatvolume.ID) {
 	t.Helper()
 	e := testkit.Value(local.Open(t.Context(), c))(t)
@@ -94,7 +93,7 @@ func podIs(ctx context.Context, namespace string, phase corev1.PodPhase) error {
 		return err
 	}
 	if len(pods.Items) != 1 || pods.Items[0].Status.Phase != phase {
-		return fmt.Errorf("the pods are %+v", pods.Items)
+		return fmt.Errorf("got pods %+v", pods.Items)
 	}
 	return nil
 }

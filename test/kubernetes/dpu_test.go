@@ -28,8 +28,8 @@ const (
 	dpuPool = "3f6a2f0e-5a55-4a3c-9f5e-2d1c9f0a7b22"
 )
 
-// buildSNAP builds the double of SNAP, which is no image: it runs beside the
-// pods, as SNAP does on a DPU.
+// buildSNAP builds the double of SNAP, which runs outside of pods, like SNAP on
+// a DPU.
 func buildSNAP(ctx context.Context, dir string) error {
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, "bin", "snap-double"), "github.com/cleatproject/cleat/spdk/spdktest/double")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -39,8 +39,8 @@ func buildSNAP(ctx context.Context, dir string) error {
 	return nil
 }
 
-// The chart's DPU plugin serves at the contract's path, makes devices in the
-// double of SNAP, and leaves them alone when its pod is replaced and killed.
+// The chart's DPU plugin serves at the contract's path, creates devices in the
+// double of SNAP, and keeps them when its pod is replaced or killed.
 func TestDPU(t *testing.T) {
 	t.Parallel()
 	for _, dir := range []string{snapDir + "/providers/snap", "/var/lib/cleat/dpu-pool/shared"} {
@@ -58,7 +58,7 @@ func TestDPU(t *testing.T) {
 	})
 	for _, c := range []struct {
 		plugin string
-		blocks bool // alone: not privileged
+		blocks bool // not privileged
 		port   int
 	}{{"both", false, 29838}, {"blocks", true, 29839}} {
 		t.Run(c.plugin, func(t *testing.T) {
@@ -85,7 +85,7 @@ func subsystem(name string) string {
 	return fmt.Sprintf(`{"nqn": "nqn.2026-01.com.example:%s", "addresses": ["TCP,192.0.2.10,4420"], "namespaces": [{"nsid": 1, "uuid": "e33a8f79-5f83-40cc-b7d5-cc0aab47b9%02x", "bytes": 1073741824}]}`, name, len(name))
 }
 
-// dpu is the node driver of a DPU, as far as it asks the plugin.
+// dpu stands in for the node driver of a DPU, as client of the plugin.
 type dpu struct {
 	*space
 	plugin string
@@ -98,7 +98,8 @@ func newDPU(t *testing.T, plugin, socket string) *dpu {
 	return &dpu{space: newSpace(t), plugin: plugin, snap: snap}
 }
 
-// lives makes devices, replaces and kills the plugin, and deletes them.
+// testLifecycle creates devices, replaces and kills the plugin, and deletes the
+// devices.
 func (d *dpu) testLifecycle(filesystems bool) {
 	block := client.Create{Volume: "pvc-" + d.plugin, Mode: "Block", Modes: append(client.Create{}.Modes, 1)}
 	block.Contexts.Volume = map[string]string{"targetType": "tcp", "targetAddr": "192.0.2.10", "targetPort": "4420", "nqn": "nqn.2026-01.com.example:" + d.plugin}
@@ -115,10 +116,10 @@ func (d *dpu) testLifecycle(filesystems bool) {
 			return err
 		}
 		if !offers.Block || !offers.Get || !offers.List {
-			d.Errorf("the plugin announces %q", offers.All)
+			d.Errorf("got capabilities %q", offers.All)
 		}
 		if provider, err := c.Provider(ctx); err != nil || provider != "snap" {
-			d.Errorf("the plugin names the provider %q (%v)", provider, err)
+			d.Errorf("got provider %q (%v)", provider, err)
 		}
 		for _, q := range wanted {
 			if devices[q.Volume], err = c.Create(ctx, q); err != nil {
@@ -145,7 +146,7 @@ func (d *dpu) testLifecycle(filesystems bool) {
 				return err
 			}
 			if _, err := c.Get(ctx, volume, device); status.Code(err) != codes.NotFound {
-				d.Errorf("a device that was deleted is answered with %v", err)
+				d.Errorf("deleted device: got error %v", err)
 			}
 		}
 		return nil
@@ -162,13 +163,12 @@ func (d *dpu) testLifecycle(filesystems bool) {
 
 func (d *dpu) socket() string { return filepath.Join(snapDir, "plugins", d.plugin, "dpu.sock") }
 
-// letter is a file in the directory that SNAP would give to a host.
+// hostFile returns a file in the directory that SNAP would expose to a host.
 func (d *dpu) hostFile() string {
 	return filepath.Join(snapDir, "providers/snap/volumes", d.plugin, "pvc-files", "letter")
 }
 
-// ask asks the plugin, which may be starting: until it is ready nothing else is
-// asked.
+// ask calls the plugin once it is ready; it can be starting.
 func (d *dpu) ask(what string, do func(context.Context, *client.Client) error) {
 	d.Helper()
 	d.until(what, func(ctx context.Context) error {
@@ -178,7 +178,7 @@ func (d *dpu) ask(what string, do func(context.Context, *client.Client) error) {
 		}
 		defer c.Close()
 		if ready, _, err := c.Probe(ctx); err != nil || !ready {
-			return fmt.Errorf("it is not ready: %w", err)
+			return fmt.Errorf("the plugin is not ready: %w", err)
 		}
 		if err := do(ctx, c); err != nil {
 			d.Fatalf("%s: %v", what, err)
@@ -187,14 +187,14 @@ func (d *dpu) ask(what string, do func(context.Context, *client.Client) error) {
 	})
 }
 
-// holds checks that plugin, SNAP and the mount table have the devices, and
-// returns the names of all of SNAP's controllers of this plugin's subsystem.
+// checkDevices checks that plugin, SNAP and the mount table have the devices,
+// and returns the names of SNAP's controllers for this plugin's subsystem.
 func (d *dpu) checkDevices(wanted []client.Create, devices map[string]string) (controllers []string) {
 	d.Helper()
 	d.ask("list devices", func(ctx context.Context, c *client.Client) error {
 		list, _, err := c.List(ctx, 0, "")
 		if err != nil || len(list) != len(wanted) {
-			return fmt.Errorf("the plugin lists %v, not %d devices (%w)", list, len(wanted), err)
+			return fmt.Errorf("the plugin lists %v, want %d devices (%w)", list, len(wanted), err)
 		}
 		for _, q := range wanted {
 			if _, err := c.Get(ctx, q.Volume, devices[q.Volume]); err != nil {
@@ -210,7 +210,7 @@ func (d *dpu) checkDevices(wanted []client.Create, devices map[string]string) (c
 	}
 	if len(wanted) > 1 {
 		if text, err := os.ReadFile(d.hostFile()); err != nil || string(text) != "hello" {
-			d.Errorf("what SNAP would give to a host is %q (%v)", text, err)
+			d.Errorf("the directory for a host has %q (%v)", text, err)
 		}
 	}
 	all := testkit.Value(d.snap.NVMeControllers(d.Context()))(d)
@@ -220,7 +220,7 @@ func (d *dpu) checkDevices(wanted []client.Create, devices map[string]string) (c
 	return slices.DeleteFunc(controllers, func(text string) bool { return !strings.Contains(text, "example:"+d.plugin) })
 }
 
-// same checks that the devices are there as before, and that asking for them
+// checkUnchanged checks that the devices are as before and that requesting them
 // again changes nothing.
 func (d *dpu) checkUnchanged(why string, held []string, wanted []client.Create, devices map[string]string) {
 	d.Helper()
@@ -228,18 +228,18 @@ func (d *dpu) checkUnchanged(why string, held []string, wanted []client.Create, 
 	d.ask("the devices after "+why, func(ctx context.Context, c *client.Client) error {
 		for _, q := range wanted {
 			if again, err := c.Create(ctx, q); err != nil || again != devices[q.Volume] {
-				return fmt.Errorf("volume %s had device %s, and the same request gives %s (%w)", q.Volume, devices[q.Volume], again, err)
+				return fmt.Errorf("volume %s had device %s, but the same request returns %s (%w)", q.Volume, devices[q.Volume], again, err)
 			}
 		}
 		return nil
 	})
 	d.Logf("after %s the plugin %s was ready within %.1f s", why, d.plugin, time.Since(began).Seconds())
 	if got := d.checkDevices(wanted, devices); len(held) != 1 || !slices.Equal(got, held) {
-		d.Errorf("after %s SNAP has the controllers %q, and had %q", why, got, held)
+		d.Errorf("after %s SNAP has controllers %q, want %q", why, got, held)
 	}
 }
 
-// inSNAP says whether SNAP has a device, of either kind.
+// inSNAP reports whether SNAP has a device of either kind.
 func (d *dpu) inSNAP(device string) bool {
 	d.Helper()
 	bdevs, err := d.snap.Bdevs(d.Context())

@@ -15,16 +15,15 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// driverProcess is a process of cleat on the node, as the kernel and its own status
-// tell of it.
+// driverProcess identifies a cleat process on the node.
 type driverProcess struct {
 	name     string // of the driver
-	argument string // by which it differs from others of that name
-	state    string // directory of what it remembers, on the node
-	socket   string // empty: not on the node
+	argument string // distinguishes processes of the same driver
+	state    string // state directory on the node
+	socket   string // empty: no socket on the node
 }
 
-// driverProcesses are those of the releases.
+// driverProcesses returns the processes of the releases.
 func driverProcesses() []driverProcess {
 	plugin := func(name string) string { return filepath.Join("/var/lib/kubelet/plugins", name, "csi.sock") }
 	return []driverProcess{
@@ -34,7 +33,7 @@ func driverProcesses() []driverProcess {
 	}
 }
 
-// pids are those of the driver's processes; there should be one.
+// pids returns the driver's processes; want one.
 func (d driverProcess) pids() ([]int, error) {
 	return processes(with("cleat", "csi", "--driver-name="+d.name, d.argument))
 }
@@ -50,8 +49,8 @@ func (d driverProcess) pid() (int, error) {
 	return all[0], nil
 }
 
-// ready asks the driver itself, as cleat csi status does; the process must not
-// be the one that had the id not.
+// ready queries the driver's status, like cleat csi status. The process id must
+// differ from not.
 func (d driverProcess) ready(ctx context.Context, not int) error {
 	pid, err := d.pid()
 	if err != nil {
@@ -73,8 +72,7 @@ func (d driverProcess) ready(ctx context.Context, not int) error {
 	return nil
 }
 
-// serves returns the process that answers at the driver's socket, 0 when
-// nothing does.
+// serves returns the process that answers at the driver's socket, or 0.
 func (d driverProcess) serves() int {
 	c, err := net.Dial("unix", d.socket)
 	if err != nil {
@@ -88,28 +86,27 @@ func (d driverProcess) serves() int {
 	return int(peer.PID)
 }
 
-// allReady waits until every driver and sidecar of the releases does its work,
-// and no driver is the process of old.
+// allReady waits until all drivers and sidecars of the releases are ready, in
+// processes other than old.
 func (s *space) allReady(old map[driverProcess]int) {
 	s.Helper()
 	for _, d := range driverProcesses() {
 		s.until("driver "+d.name+" "+d.argument, func(ctx context.Context) error { return d.ready(ctx, old[d]) })
 	}
 	for _, r := range releases {
-		s.until("the pods of release "+r.name, func(ctx context.Context) error { return podsReady(ctx, r.name) })
+		s.until("pods of release "+r.name, func(ctx context.Context) error { return podsReady(ctx, r.name) })
 	}
 }
 
-// observation is what a watch saw of a driver while it was exchanged.
+// observation is the result of watching a driver during its replacement.
 type observation struct {
 	driverProcess
-	most    int           // processes at once
-	served  []int         // processes that answered, one after the other; 0: none
-	silence time.Duration // the longest time in which none did
+	most    int           // maximum number of concurrent processes
+	served  []int         // processes that answered, in order; 0: none
+	silence time.Duration // longest time without an answer
 }
 
-// watch looks at a driver every few milliseconds until the returned function is
-// called.
+// watch polls a driver every few milliseconds until end is called.
 func (d driverProcess) watch() (end func() (observation, error)) {
 	stop, done := make(chan struct{}), make(chan struct{})
 	seen := observation{driverProcess: d}
@@ -149,20 +146,20 @@ func (d driverProcess) watch() (end func() (observation, error)) {
 	}
 }
 
-// oneAtATime says whether the old process and the new one were there one after
-// the other.
+// oneAtATime returns an error unless the new process started after the end of
+// the old one.
 func (c observation) oneAtATime() error {
 	if c.most > 1 {
 		return fmt.Errorf("driver %s %s had %d processes at once", c.name, c.argument, c.most)
 	}
 	answered := slices.DeleteFunc(slices.Clone(c.served), func(pid int) bool { return pid == 0 })
 	if c.socket != "" && len(slices.Compact(answered)) != 2 {
-		return fmt.Errorf("driver %s %s: processes %v answered in turn at its socket, want an old and a new one", c.name, c.argument, c.served)
+		return fmt.Errorf("driver %s %s: processes %v answered in order, want one old and one new", c.name, c.argument, c.served)
 	}
 	return nil
 }
 
-// killAll kills processes of the node without asking them.
+// killAll kills processes of the node by SIGKILL.
 func killAll(all []int) error {
 	var failed []error
 	for _, pid := range all {
