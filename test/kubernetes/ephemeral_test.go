@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// inline puts volumes that live as long as the pod into it: /NAME is volume NAME.
+// inline adds inline ephemeral volumes to a pod: /NAME is volume NAME.
 func inline(driver string, volumes map[string]map[string]string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		for name, attributes := range volumes {
@@ -35,7 +35,7 @@ func inline(driver string, volumes map[string]map[string]string) func(*corev1.Po
 	}
 }
 
-// backingOf is the loop device of a mount and the file behind it.
+// backingOf returns the loop device of a mount and its backing file.
 func (s *space) backingOf(e mount.Entry) (loop.Device, string) {
 	s.Helper()
 	devices := testkit.Value(loop.List(s.Context()))(s)
@@ -43,17 +43,17 @@ func (s *space) backingOf(e mount.Entry) (loop.Device, string) {
 		if d.Path == e.Source {
 			path, deleted, err := loop.BackingName(d)
 			if err != nil || deleted {
-				s.Fatalf("behind %s is %s (deleted: %v, %v)", d.Path, path, deleted, err)
+				s.Fatalf("backing file of %s is %s (deleted: %v, %v)", d.Path, path, deleted, err)
 			}
 			return d, poolOf(perNodeDriver) + "/volumes/" + path[strings.LastIndexByte(path, '/')+1:]
 		}
 	}
-	s.Fatalf("%s at %s is no loop device", e.Source, e.Target)
+	s.Fatalf("%s at %s is not a loop device", e.Source, e.Target)
 	return loop.Device{}, ""
 }
 
-// An inline volume is made for its pod, as the pod describes it, and goes with
-// the pod, however that ends.
+// An inline volume is created with the pod's attributes, and deleted with the
+// pod, however the pod ends.
 func TestInlineEphemeral(t *testing.T) {
 	t.Parallel()
 	s := newVolumes(t)
@@ -70,7 +70,7 @@ func TestInlineEphemeral(t *testing.T) {
 		s.run(name, pod{change: describe})
 		s.exec(name, "echo a >/thick/a; echo b >/thin/b; sync")
 		if got := s.exec(name, "stat -c %g /thick/a /thin/b"); got != "2000\n2000" {
-			t.Errorf("pod %s: files are of groups %q, not of the pod's", name, got)
+			t.Errorf("pod %s: files have groups %q, want the fsGroup", name, got)
 		}
 		s.refused(name, "dd if=/dev/zero of=/thin/large bs=1M count=40", "No space left on device")
 		var files []string
@@ -94,7 +94,7 @@ func TestInlineEphemeral(t *testing.T) {
 		}
 		s.kubectl(append([]string{"delete", "pod", name, "--wait"}, end...)...)
 		for _, file := range files {
-			s.until("the end of an inline volume", func(ctx context.Context) error { return tracesOf(ctx, file) })
+			s.until("deletion of an inline volume", func(ctx context.Context) error { return tracesOf(ctx, file) })
 		}
 	}
 }
@@ -103,13 +103,12 @@ func wantReadAhead(t *testing.T, d loop.Device, kib string) {
 	t.Helper()
 	got, err := os.ReadFile("/sys/block/" + strings.TrimPrefix(d.Path, "/dev/") + "/queue/read_ahead_kb")
 	if err != nil || strings.TrimSpace(string(got)) != kib {
-		t.Errorf("%s reads %s KiB ahead, not %s (%v)", d.Path, got, kib, err)
+		t.Errorf("%s: got read-ahead of %s KiB, want %s (%v)", d.Path, got, kib, err)
 	}
 }
 
-// Whoever describes an inline volume wrongly learns from the pod's events what
-// would be right.
-func TestInlineEphemeralRefused(t *testing.T) {
+// Invalid attributes of an inline volume are reported in the pod's events.
+func TestInvalidInlineEphemeralVolumeIsRejected(t *testing.T) {
 	t.Parallel()
 	s := newVolumes(t)
 	wrong := map[string]struct {
@@ -123,7 +122,7 @@ func TestInlineEphemeralRefused(t *testing.T) {
 		"amount":  {perNodeDriver, map[string]string{"size": "many"}, "many"},
 		"fs":      {perNodeDriver, map[string]string{"fsType": "ext5"}, "is not a file system that this driver supports; supported are ext4, xfs, btrfs"},
 		"toolong": {perNodeDriver, map[string]string{"size": "1Pi"}, "cannot promise 1125899906842624 bytes more"},
-		// The kubelet itself knows that this driver has none.
+		// The kubelet rejects it: this driver does not support inline volumes.
 		"nodriver": {singleDriver, map[string]string{"size": "1Gi"}, `volume mode "Ephemeral" not supported by driver single.cleat.dev (only supports ["Persistent"])`},
 	}
 	for name, c := range wrong {
@@ -134,7 +133,7 @@ func TestInlineEphemeralRefused(t *testing.T) {
 	}
 }
 
-// A generic ephemeral volume is a claim that its pod owns.
+// A generic ephemeral volume is a claim owned by its pod.
 func TestGenericEphemeral(t *testing.T) {
 	t.Parallel()
 	s := newVolumes(t)
@@ -153,7 +152,7 @@ func TestGenericEphemeral(t *testing.T) {
 	v := s.bound("p-scratch")
 	s.wantSize(s.device(v), 32*mebi)
 	if e := s.mountOf("p", v.Name); e.FSType != "ext4" {
-		t.Errorf("it is %s", e.FSType)
+		t.Errorf("got file system %s", e.FSType)
 	}
 	owned, err := testCluster.Client.CoreV1().PersistentVolumeClaims(s.name).Get(t.Context(), "p-scratch", metav1.GetOptions{})
 	if err != nil || len(owned.OwnerReferences) != 1 || owned.OwnerReferences[0].Name != "p" {

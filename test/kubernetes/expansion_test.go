@@ -18,26 +18,26 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// ask changes how much a claim asks for, and returns the API server's error.
+// ask changes the requested size of a claim and returns the API server's error.
 func (s *space) ask(name, size string) error {
 	patch := fmt.Sprintf(`{"spec":{"resources":{"requests":{"storage":%q}}}}`, size)
 	_, err := testCluster.Client.CoreV1().PersistentVolumeClaims(s.name).Patch(s.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	return err
 }
 
-// claims waits until something holds of a claim.
+// claims waits until a claim satisfies holds.
 func (s *space) claims(name, what string, holds func(*corev1.PersistentVolumeClaim) bool) {
 	s.Helper()
 	s.until(fmt.Sprintf("claim %s: %s", name, what), func(ctx context.Context) error {
 		c, err := testCluster.Client.CoreV1().PersistentVolumeClaims(s.name).Get(ctx, name, metav1.GetOptions{})
 		if err == nil && !holds(c) {
-			err = fmt.Errorf("it asks for %v and is %+v", c.Spec.Resources.Requests.Storage(), c.Status)
+			err = fmt.Errorf("the claim requests %v, status %+v", c.Spec.Resources.Requests.Storage(), c.Status)
 		}
 		return err
 	})
 }
 
-// grown waits until a claim has what it asks for, and no condition is left.
+// grown waits until a claim has the requested size and no conditions.
 func (s *space) grown(name, size string) {
 	s.Helper()
 	want := resource.MustParse(size)
@@ -45,11 +45,12 @@ func (s *space) grown(name, size string) {
 		return c.Status.Capacity.Storage().Cmp(want) == 0 && len(c.Status.Conditions) == 0 && len(c.Status.AllocatedResourceStatuses) == 0
 	})
 	if v := s.bound(name); v.Spec.Capacity.Storage().Cmp(want) != 0 {
-		s.Errorf("volume %s has %v, not %s", v.Name, v.Spec.Capacity.Storage(), size)
+		s.Errorf("volume %s has %v, want %s", v.Name, v.Spec.Capacity.Storage(), size)
 	}
 }
 
-// conditioned waits for a condition of a claim whose message has all texts in it.
+// conditioned waits for a condition of a claim whose message contains all
+// texts.
 func (s *space) conditioned(name string, kind corev1.PersistentVolumeClaimConditionType, texts ...string) {
 	s.Helper()
 	s.claims(name, fmt.Sprintf("condition %s with %q", kind, texts), func(c *corev1.PersistentVolumeClaim) bool {
@@ -59,7 +60,7 @@ func (s *space) conditioned(name string, kind corev1.PersistentVolumeClaimCondit
 	})
 }
 
-// fileOf is the file of a bound claim's volume in the pool.
+// fileOf returns the file of a bound claim's volume in the pool.
 func (s *space) fileOf(claim string) os.FileInfo {
 	s.Helper()
 	v := s.bound(claim)
@@ -67,8 +68,8 @@ func (s *space) fileOf(claim string) os.FileInfo {
 	return info
 }
 
-// A volume grows while a pod writes to it, and while none uses it. Without
-// CAP_SYS_RESOURCE, an ext4 in use waits for the next pod and says so.
+// Volumes expand online and offline. Without CAP_SYS_RESOURCE, ext4 cannot grow
+// online: it waits for the next pod, with an event.
 func TestExpansion(t *testing.T) {
 	t.Parallel()
 	for _, release := range []string{"local", "single"} {
@@ -103,9 +104,9 @@ func TestExpansion(t *testing.T) {
 			s.sized("user", "/xfs", 416*mib)
 			s.sized("user", "/btrfs", 384*mib)
 			s.sized("user", "/dev/raw", 128*mib)
-			s.acked("user", before) // the same process as before
+			s.acked("user", before) // the writer was not restarted
 			if err := s.ask("xfs", "400Mi"); err == nil || !strings.Contains(err.Error(), "can not be less than status.capacity") {
-				t.Errorf("asking for less than there is: %v", err)
+				t.Errorf("smaller request: got error %v", err)
 			}
 			on := s.acked("user", before)
 			s.drop("user")
@@ -114,7 +115,7 @@ func TestExpansion(t *testing.T) {
 	}
 }
 
-// growsOnline says whether an ext4 in use can grow on this machine.
+// growsOnline reports whether ext4 can grow online on this machine.
 func growsOnline(t *testing.T) bool {
 	t.Helper()
 	for _, f := range features.All() {
@@ -123,10 +124,11 @@ func growsOnline(t *testing.T) bool {
 			return present
 		}
 	}
-	return true // it is on all machines
+	return true // always possible here
 }
 
-// ext4Waits looks at an ext4 whose device has grown and that cannot follow.
+// checkExt4Waits checks an ext4 whose device has grown, but not the file
+// system.
 func (s *space) checkExt4Waits() {
 	s.Helper()
 	s.conditioned("ext4", corev1.PersistentVolumeClaimNodeResizeError, "the block device has been expanded to 134217728 bytes; this process has no permission to expand the mounted ext4 file system", "CAP_SYS_RESOURCE")
@@ -139,8 +141,8 @@ func (s *space) checkExt4Waits() {
 	})
 }
 
-// offline asks for more while no pod uses the volumes. The file grows at once
-// where there is a controller, else with the file system when a pod comes.
+// offline expands volumes that no pod uses. With a controller the file grows at
+// once, else together with the file system when a pod starts.
 func (s *space) offline(release string, user pod, ext4Waits bool, on int) {
 	s.Helper()
 	for name, size := range map[string]string{"xfs": "512Mi", "raw": "192Mi"} {
@@ -164,17 +166,17 @@ func (s *space) offline(release string, user pod, ext4Waits bool, on int) {
 	s.sized("next", "/dev/raw", 192*mib)
 	for _, path := range []string{"/xfs", "/ext4", "/btrfs"} {
 		if n := s.counted("next", path+"/log"); n < on {
-			s.Errorf("%s has the numbers to %d, and %d were on disk before", path, n, on)
+			s.Errorf("%s has numbers up to %d, but %d were on disk before", path, n, on)
 		}
 	}
 	s.exec("next", fmt.Sprintf("dd if=/dev/raw bs=9 count=%d 2>/dev/null >/tmp/log", on))
 	if n := s.counted("next", "/tmp/log"); n != on {
-		s.Errorf("the device has the numbers to %d of %d", n, on)
+		s.Errorf("the device has numbers up to %d of %d", n, on)
 	}
 }
 
-// Who asks for more than the pool can promise reads how much is left, and gets
-// what is asked for instead.
+// A request beyond the pool's capacity fails with an event that has the
+// remaining capacity; a smaller request then succeeds.
 func TestExpansionBeyondThePool(t *testing.T) {
 	t.Parallel()
 	for _, release := range []string{"local", "single"} {

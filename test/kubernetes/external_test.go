@@ -25,7 +25,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// limited is a driver whose limit of volumes can be reached.
+// limited is a driver with a low limit of volumes.
 var limited = release{name: "limited", values: `
 csi:
   driverName: limited.cleat.dev
@@ -35,9 +35,9 @@ csi:
   - {name: limited-xfs, fsType: xfs}
 `}
 
-// Kubernetes' own specs of storage, as its test program has them: a named few,
-// or with CLEAT_E2E=full all that apply to what the drivers announce (`make
-// e2e-full`, docs/e2e.md).
+// TestExternalStorage runs Kubernetes' storage specs from e2e.test: a few named
+// ones, or with CLEAT_E2E=full all that apply to the drivers' capabilities
+// (`make e2e-full`, docs/e2e.md).
 func TestExternalStorage(t *testing.T) {
 	full := os.Getenv("CLEAT_E2E") == "full"
 	if !full {
@@ -45,7 +45,7 @@ func TestExternalStorage(t *testing.T) {
 	}
 	names := external.Releases()
 	if !full && !soak.Enabled {
-		names = slices.DeleteFunc(names, func(n string) bool { return n == limited.name }) // TestCapacityAndLimit has limits
+		names = slices.DeleteFunc(names, func(n string) bool { return n == limited.name }) // TestCapacityAndLimit covers limits
 	}
 	if only := os.Getenv("CLEAT_E2E_RELEASES"); full && only != "" {
 		names = strings.Split(only, ",")
@@ -79,7 +79,7 @@ func TestExternalStorage(t *testing.T) {
 	}
 }
 
-// suiteProgram is Kubernetes' test program, for the cluster.
+// suiteProgram returns e2e.test configured for the cluster.
 func suiteProgram(t *testing.T, definitions []external.Definition) external.Program {
 	t.Helper()
 	dir := t.TempDir()
@@ -94,20 +94,20 @@ func suiteProgram(t *testing.T, definitions []external.Definition) external.Prog
 	return p
 }
 
-// fullRun runs what each definition covers, one driver after the other, and
-// writes what came of it.
+// fullRun runs the specs covered by each definition, one driver after the
+// other, and writes the record.
 func fullRun(t *testing.T, program external.Program, definitions []external.Definition) {
 	out := os.Getenv("CLEAT_E2E_OUTPUT")
 	if out == "" {
-		t.Fatal("CLEAT_E2E=full wants CLEAT_E2E_OUTPUT, a directory for results and logs")
+		t.Fatal("CLEAT_E2E=full needs CLEAT_E2E_OUTPUT, a directory for results and logs")
 	}
 	processes, err := strconv.Atoi(cmp.Or(os.Getenv("CLEAT_E2E_PROCESSES"), strconv.Itoa(2*runtime.NumCPU()+2)))
 	if err != nil || processes < 1 || processes > 16 {
-		t.Fatalf("CLEAT_E2E_PROCESSES is %q: want 1 to 16", os.Getenv("CLEAT_E2E_PROCESSES"))
+		t.Fatalf("CLEAT_E2E_PROCESSES is %q, want 1 to 16", os.Getenv("CLEAT_E2E_PROCESSES"))
 	}
 	all := testkit.Value(program.List(t.Context()))(t)
-	// With CLEAT_E2E_AGAIN the last run goes on: what it has of other drivers and
-	// what has passed stays.
+	// With CLEAT_E2E_AGAIN the last run continues: results of other drivers and
+	// passed specs are kept.
 	file := filepath.Join(out, "last-run.json")
 	again := os.Getenv("CLEAT_E2E_AGAIN") != ""
 	record := testkit.Value(external.ReadRecord(file))(t)
@@ -158,7 +158,8 @@ func fullRun(t *testing.T, program external.Program, definitions []external.Defi
 	}
 }
 
-// versions are those of what takes part, from the programs themselves.
+// versions returns the versions of all programs involved, as the programs print
+// them.
 func versions(t *testing.T) []external.Version {
 	t.Helper()
 	var all []external.Version
@@ -173,14 +174,14 @@ func versions(t *testing.T) []external.Version {
 		text := testkit.Value(exec.CommandContext(t.Context(), p[0], p[1]).Output())(t)
 		words := strings.Fields(string(text)) // "containerd github.com/containerd/containerd 1.6.20~ds1 …", "etcd Version: 3.4.23 …"
 		if len(words) < 3 {
-			t.Fatalf("%s says %q of its version", p[0], text)
+			t.Fatalf("%s: cannot parse version %q", p[0], text)
 		}
 		all = append(all, external.Version{Program: p[0], Version: words[2]})
 	}
 	return all
 }
 
-// machine says what decides how long it takes and what it cannot do.
+// machine describes what affects durations and capabilities.
 func machine(t *testing.T) string {
 	t.Helper()
 	var u unix.Utsname
@@ -194,8 +195,8 @@ func machine(t *testing.T) string {
 	return text
 }
 
-// importSuiteImages brings the images that the specs run, under the names that
-// they have in the program: of agnhost the program itself, beside a shell.
+// importSuiteImages imports the images of the specs under their original names;
+// agnhost is the real program, with a shell.
 func importSuiteImages(t *testing.T, program external.Program, nodes ...func(context.Context, string) error) {
 	t.Helper()
 	references := testkit.Value(program.Images(t.Context()))(t)
@@ -208,8 +209,8 @@ func importSuiteImages(t *testing.T, program external.Program, nodes ...func(con
 			t.Fatal(err)
 		case !strings.HasPrefix(reference, "registry.k8s.io/"):
 			continue
-		case name == "busybox", name == "nginx": // the specs want no more of this than a shell
-		case name == "glibc-dns-testing": // and of this, dd with a flag that busybox's has not
+		case name == "busybox", name == "nginx": // the specs use only a shell of these
+		case name == "glibc-dns-testing": // and of this, dd with a flag that busybox lacks
 			image.Layers = append(image.Layers, coreutils(t))
 		case name == "pause":
 			image.Entrypoint = []string{"/bin/sleep", "2147483647"}
@@ -228,8 +229,8 @@ func importSuiteImages(t *testing.T, program external.Program, nodes ...func(con
 	}
 }
 
-// coreutils is the machine's own dd with its libraries, and its shell: that of
-// busybox would take the dd which it has itself.
+// coreutils has the machine's dd with its libraries, and its shell: busybox's
+// shell would use its built-in dd.
 func coreutils(t *testing.T) oci.Layer {
 	t.Helper()
 	var files []oci.File

@@ -24,16 +24,17 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Of the storage's network, a bridge of the node.
+// Addresses of the storage network, a bridge of the node.
 var (
 	server4 = netip.MustParseAddr("192.0.2.1")
 	server6 = netip.MustParseAddr("2001:db8::1")
 )
 
-// nbdDisk is an nbd-server of this node, and storageClient a machine that writes to it.
+// nbdDisk is an nbd-server on this node; storageClient is a machine that writes
+// to it.
 type nbdDisk struct {
 	path    string
-	writers atomic.Uint64 // that it has had
+	writers atomic.Uint64 // number of writers so far
 }
 
 type storageClient struct {
@@ -41,8 +42,8 @@ type storageClient struct {
 	addr4, addr6 netip.Addr
 }
 
-// A client of a storage server is cut off by a NetworkFence and nobody else is,
-// it stays so whatever ends on the storage server, and is let in again.
+// A NetworkFence blocks exactly its client, survives restarts on the storage
+// server, and can be removed.
 func testFencedClient(t *testing.T) {
 	t.Parallel()
 	s := &addons{newSpace(t)}
@@ -54,7 +55,7 @@ func testFencedClient(t *testing.T) {
 	blocks := []string{"192.0.2.7/32", "2001:db8::7/128"}
 	s.Cleanup(func() { s.remove("networkfence", "client") })
 	s.fenced("client", "server", blocks...)
-	// All of it holds at the instant of the answer.
+	// All of this is true as soon as the fence is answered.
 	reached, _, err := nbd.Newest(d.path, first.ID)
 	testkit.Must(t, err)
 	watch := bad.watch()
@@ -71,7 +72,7 @@ func testFencedClient(t *testing.T) {
 		select {
 		case <-w.Done():
 		case <-time.After(waitTimeout):
-			t.Error("the client does not hear of the end of its session")
+			t.Error("the client's session is not reset")
 		}
 	}
 	s.onStorage("192.0.2.7/32", "cleat", "fence", "list")
@@ -83,7 +84,7 @@ func testFencedClient(t *testing.T) {
 		t.Error(err)
 	}
 	if now, _, err := nbd.Newest(d.path, first.ID); err != nil || now != reached {
-		t.Errorf("the disk had write %d of the fenced client when it was fenced, and has %d (%v)", reached, now, err)
+		t.Errorf("the disk had write %d of the client when it was fenced, but now has %d (%v)", reached, now, err)
 	}
 	s.unfenced("client", "server", blocks...)
 	for _, to := range []netip.Addr{server4, server6} {
@@ -91,7 +92,7 @@ func testFencedClient(t *testing.T) {
 	}
 }
 
-// refusedFences are NetworkFences that have to fail, with what is wrong.
+// refusedFences checks that invalid NetworkFences fail with a reason.
 func (a *addons) refusedFences() {
 	a.Helper()
 	a.Cleanup(func() { a.remove("networkfence", "wrong") })
@@ -102,15 +103,14 @@ func (a *addons) refusedFences() {
 		a.networkFence("wrong", "server", "Fenced", "Failed", message, block)
 		a.remove("networkfence", "wrong")
 	}
-	// What the sidecar itself refuses: it wants a secret with every fence.
+	// The sidecar itself requires a secret with every fence.
 	a.fenceClass("bare", "fence.cleat.dev", "")
 	a.networkFence("wrong", "bare", "Fenced", "Failed", "resource name may not be empty", "192.0.2.9/32")
 	a.remove("networkfence", "wrong")
 }
 
-// restartFence kills the service, then the sidecar, which does not hear of the
-// end of a service that is back before the next call, and waits until both are
-// there again.
+// restartFence kills the service, then the sidecar, and waits until both are
+// back. The sidecar notices a restart of the service only at its next call.
 func (a *addons) restartFence() {
 	a.Helper()
 	before := a.connected(storageNode, func(csiAddonsNode) error { return nil })
@@ -120,13 +120,13 @@ func (a *addons) restartFence() {
 	const updated = "sidecar.csiaddons.openshift.io/lastUpdatedAt"
 	a.connected(storageNode, func(n csiAddonsNode) error {
 		if n.Metadata.Annotations[updated] == before.Metadata.Annotations[updated] {
-			return errors.New("the sidecar has not been back yet")
+			return errors.New("the sidecar is not back yet")
 		}
 		return nil
 	})
 }
 
-// kill ends the one process with these words in its command line.
+// kill kills the only process with these words in its command line.
 func (a *addons) kill(words ...string) {
 	a.Helper()
 	all := processesWith(a.T, words...)
@@ -136,30 +136,30 @@ func (a *addons) kill(words ...string) {
 	testkit.Must(a, syscall.Kill(all[0], syscall.SIGKILL))
 }
 
-// reinstallFence takes the release away under a fence, which stays, and
-// installs it again, which adopts it.
+// reinstallFence uninstalls the release while a fence exists, which stays in
+// force, and installs it again, which adopts the fence.
 func (a *addons) reinstallFence() {
 	a.Helper()
 	testkit.Must(a, storageRelease.remove(a.Context()))
 	a.gone(storageNode)
 	if len(processesWith(a.T, "fence", "serve", "--name=fence.cleat.dev"))+len(processesWith(a.T, "fence-holder")) > 0 {
-		a.Error("processes of the release are left")
+		a.Error("processes of the removed release are left")
 	}
 	if table := a.node("nft", "list", "table", "inet", "cleat_fence"); !strings.Contains(table, "192.0.2.7") {
-		a.Errorf("without the release the packet filter is\n%s", table)
+		a.Errorf("the packet filter without the release:\n%s", table)
 	}
 	testkit.Must(a, storageRelease.add(a.Context()))
 	a.onStorage("192.0.2.7/32", "cleat", "fence", "list", "--timeout=60s")
 }
 
-// peerFence cuts a client off by way of a driver that has the storage server as
-// a peer.
+// peerFence fences a client through a driver that has the storage server as a
+// peer.
 func (a *addons) peerFence(d *nbdDisk, c *storageClient, w *nbd.Writer) {
 	a.Helper()
 	ctx, cancel := context.WithTimeout(a.Context(), waitTimeout)
 	defer cancel()
 	if err := w.Await(ctx, 10); err != nil {
-		a.Errorf("a client that is not fenced cannot write: %v", err)
+		a.Errorf("an unfenced client cannot write: %v", err)
 	}
 	a.Cleanup(func() { a.remove("networkfence", "other") })
 	a.fenced("other", "each", "192.0.2.8/32")
@@ -170,13 +170,13 @@ func (a *addons) peerFence(d *nbdDisk, c *storageClient, w *nbd.Writer) {
 	}
 	<-w.Done()
 	if now, _, err := nbd.Newest(d.path, w.ID); err != nil || now != reached {
-		a.Errorf("the disk had write %d when the client was fenced, and has %d (%v)", reached, now, err)
+		a.Errorf("the disk had write %d when the client was fenced, but now has %d (%v)", reached, now, err)
 	}
 	a.unfenced("other", "each", "192.0.2.8/32")
 	c.writer(a, d, server4)
 }
 
-// network makes the storage's network for the time of the test.
+// network creates the storage network until the end of the test.
 func (a *addons) network() {
 	a.Helper()
 	a.node("ip", "link", "add", "storage", "type", "bridge")
@@ -190,7 +190,7 @@ func (a *addons) network() {
 	a.node("ip", "link", "set", "storage", "up")
 }
 
-// node runs a program of the machine on the node.
+// node runs a program on the node.
 func (a *addons) node(args ...string) string {
 	a.Helper()
 	cmd := exec.CommandContext(a.Context(), args[0], args[1:]...)
@@ -201,7 +201,7 @@ func (a *addons) node(args ...string) string {
 	return string(out)
 }
 
-// client makes a machine on the storage's network, with 192.0.2.N and
+// client creates a machine on the storage network, with 192.0.2.N and
 // 2001:db8::N.
 func (a *addons) client(n int) *storageClient {
 	a.Helper()
@@ -215,8 +215,8 @@ func (a *addons) client(n int) *storageClient {
 	return c
 }
 
-// nbdServer starts Debian's nbd-server on the node, which goes into the
-// background and has a process for each client.
+// nbdServer starts Debian's nbd-server on the node, a daemon with a process per
+// client.
 func (a *addons) nbdServer() *nbdDisk {
 	a.Helper()
 	dir := a.TempDir()
@@ -238,21 +238,21 @@ func (a *addons) nbdServer() *nbdDisk {
 	return d
 }
 
-// dial connects to the storage server, waiting as long as a client would to
-// whom nothing is answered.
+// dial connects to the storage server, with the timeout of a client whose
+// packets are dropped.
 func (c *storageClient) dial(ctx context.Context, to netip.Addr, wait time.Duration) (*net.TCPConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	return c.Dial(ctx, netip.AddrPortFrom(to, nbd.NBDPort), netip.Addr{})
 }
 
-// writer writes by a session of its own until the end of the test, and has
-// written already.
+// writer starts a session that writes until the end of the test, and waits for
+// the first write.
 func (c *storageClient) writer(a *addons, d *nbdDisk, to netip.Addr) *nbd.Writer {
 	a.Helper()
 	conn, err := c.dial(a.Context(), to, waitTimeout)
 	if err != nil {
-		a.Fatalf("%s connects to %s: %v", c.addr4, to, err)
+		a.Fatalf("connect %s to %s: %v", c.addr4, to, err)
 	}
 	id := d.writers.Add(1)
 	session, err := nbd.NBDSession(id, conn)
@@ -264,26 +264,26 @@ func (c *storageClient) writer(a *addons, d *nbdDisk, to netip.Addr) *nbd.Writer
 	ctx, cancel := context.WithTimeout(a.Context(), waitTimeout)
 	defer cancel()
 	if err := w.Await(ctx, 10); err != nil {
-		a.Fatalf("%s writes to %s: %v", c.addr4, to, err)
+		a.Fatalf("write from %s to %s: %v", c.addr4, to, err)
 	}
 	return w
 }
 
-// refused says where the client gets a connection.
+// refused returns an error if the client can connect to any address.
 func (c *storageClient) refused(ctx context.Context, to ...netip.Addr) error {
 	for _, addr := range to {
 		switch conn, err := c.dial(ctx, addr, 500*time.Millisecond); {
 		case err == nil:
-			return errors.Join(fmt.Errorf("%s gets a session with %s, and is fenced", c.addr4, addr), conn.Close())
+			return errors.Join(fmt.Errorf("fenced client %s connected to %s", c.addr4, addr), conn.Close())
 		case !rig.IsTimeout(err):
-			return fmt.Errorf("%s: no answer was to come from %s, but: %w", c.addr4, addr, err)
+			return fmt.Errorf("%s to %s: got %w, want a timeout", c.addr4, addr, err)
 		}
 	}
 	return nil
 }
 
-// watch tries to connect all the time, until what it returns is called, which
-// says whether it ever came through.
+// watch tries to connect repeatedly until the returned function is called,
+// which returns an error if any attempt succeeded.
 func (c *storageClient) watch() func() error {
 	ctx, stop := context.WithCancel(context.Background())
 	var wait sync.WaitGroup
@@ -300,7 +300,7 @@ func (c *storageClient) watch() func() error {
 		stop()
 		wait.Wait()
 		if failed == nil && tries < 5 {
-			failed = fmt.Errorf("only %d tries were made", tries)
+			failed = fmt.Errorf("only %d attempts were made", tries)
 		}
 		return failed
 	}
@@ -312,11 +312,11 @@ func (a *addons) onStorage(want string, command ...string) {
 	a.until(strings.Join(command, " "), func(ctx context.Context) error {
 		pods, err := testCluster.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=storage"})
 		if err != nil || len(pods.Items) != 1 {
-			return fmt.Errorf("%d pods of the fence (%v)", len(pods.Items), err)
+			return fmt.Errorf("got %d pods of the fence (%v)", len(pods.Items), err)
 		}
 		out, err := testCluster.Kubectl(ctx, "", append([]string{"-n", system, "exec", pods.Items[0].Name, "-c", "fence", "--"}, command...)...)
 		if err == nil && !strings.Contains(out, want) {
-			err = fmt.Errorf("it prints %s", out)
+			err = fmt.Errorf("output %s", out)
 		}
 		return err
 	})

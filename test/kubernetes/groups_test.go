@@ -23,7 +23,7 @@ var (
 	groupContents = groupVersion.WithResource("volumegroupsnapshotcontents")
 )
 
-// group asks for a snapshot of all claims with the label of=MEMBERS.
+// group creates a VolumeGroupSnapshot of all claims with the label of=MEMBERS.
 func (s *space) group(name, class, members string) {
 	s.Helper()
 	s.apply(fmt.Sprintf(`
@@ -43,7 +43,7 @@ func (s *space) groupReady(name string) (content string) {
 			return err
 		}
 		if ready, _, _ := unstructured.NestedBool(o.Object, "status", "readyToUse"); !ready {
-			return fmt.Errorf("it is not ready: %v", o.Object["status"])
+			return fmt.Errorf("not ready: %v", o.Object["status"])
 		}
 		content, _, _ = unstructured.NestedString(o.Object, "status", "boundVolumeGroupSnapshotContentName")
 		return nil
@@ -51,7 +51,7 @@ func (s *space) groupReady(name string) (content string) {
 	return content
 }
 
-// members are the snapshots of a group by the claim that they were cut from.
+// members returns the snapshots of a group by source claim.
 func (s *space) members(group string, count int) map[string]string {
 	s.Helper()
 	found := map[string]string{}
@@ -69,15 +69,15 @@ func (s *space) members(group string, count int) map[string]string {
 			}
 		}
 		if len(found) != count {
-			return fmt.Errorf("%v are ready, and not %d", found, count)
+			return fmt.Errorf("got %v ready, want %d", found, count)
 		}
 		return nil
 	})
 	return found
 }
 
-// A writer counts on one volume and then on the other. In a group the second is
-// never ahead of the first; in snapshots one after the other it is.
+// A writer counts on one volume and then on the other. In a group snapshot the
+// second is never ahead of the first; in separate snapshots it is.
 func TestGroupSnapshots(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
@@ -123,22 +123,22 @@ func TestGroupSnapshots(t *testing.T) {
 	for _, cut := range cuts {
 		first, second := s.counted("reader", "/"+cut+"/first/log"), s.counted("reader", "/"+cut+"/second/log")
 		if second > first || first > second+1 || second < before[cut] {
-			s.Errorf("%s has the numbers to %d and to %d, and %d were on disk before", cut, first, second, before[cut])
+			s.Errorf("%s has numbers up to %d and %d, but %d were on disk before", cut, first, second, before[cut])
 		}
 	}
 	if first, second := s.counted("reader", "/alone/first/log"), s.counted("reader", "/alone/second/log"); second <= first {
-		s.Errorf("snapshots one after the other have the numbers to %d and to %d: the writer is too slow to tell them from a group", first, second)
+		s.Errorf("separate snapshots have numbers up to %d and %d: the writer is too slow for this test", first, second)
 	}
 	s.rawMember()
 	s.kubectl(append([]string{"delete", "volumegroupsnapshot", "--wait"}, cuts...)...)
 	for _, c := range contents {
 		s.gone(groupContents, c)
 	}
-	// The members are deleted by their owner, after it.
-	s.until("the end of the members", func(context.Context) error {
+	// The members are deleted by their owner, asynchronously.
+	s.until("deletion of the members", func(context.Context) error {
 		for _, f := range files {
 			if _, err := os.Stat(f); err == nil {
-				return fmt.Errorf("%s is still there", f)
+				return fmt.Errorf("%s is not deleted", f)
 			}
 		}
 		return nil
@@ -146,12 +146,12 @@ func TestGroupSnapshots(t *testing.T) {
 	s.counted("reader", "/cut-0/first/log")
 }
 
-// rawMember asks for a group with a block volume in use, whose writers nothing
-// can hold still.
+// rawMember requests a group with a block volume in use, which cannot be
+// quiesced.
 func (s *space) rawMember() {
 	s.Helper()
 	s.group("raw", "single", "raw")
-	s.until("the reason of group raw", func(ctx context.Context) error {
+	s.until("the error of group raw", func(ctx context.Context) error {
 		o, err := s.object(ctx, groups, "raw")
 		if err != nil {
 			return err
@@ -159,7 +159,7 @@ func (s *space) rawMember() {
 		message, _, _ := unstructured.NestedString(o.Object, "status", "error", "message")
 		for _, want := range []string{"FailedPrecondition", "writes cannot be paused", "consistency"} {
 			if !strings.Contains(message, want) {
-				return fmt.Errorf("the error is %q, without %q", message, want)
+				return fmt.Errorf("got error %q, want %q", message, want)
 			}
 		}
 		return nil
@@ -167,8 +167,9 @@ func (s *space) rawMember() {
 	s.kubectl("delete", "volumegroupsnapshot", "raw", "--wait")
 }
 
-// With a snapshotter on each node no group is ever cut: snapshot-controller does
-// not say whose it is. Its object has to be helped to go.
+// With a snapshotter on each node no group snapshot is created, since
+// snapshot-controller does not label the content with its node. Its deletion
+// then needs help.
 func TestGroupSnapshotsNeedAController(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
@@ -183,14 +184,14 @@ func TestGroupSnapshotsNeedAController(t *testing.T) {
 	s.run("user", pod{mounts: map[string]string{"/data": "data"}})
 	s.group("group", class, "data")
 	var content string
-	s.until("the content of the group", func(ctx context.Context) error {
+	s.until("content of the group", func(ctx context.Context) error {
 		o, err := s.object(ctx, groups, "group")
 		if err != nil {
 			return err
 		}
 		content, _, _ = unstructured.NestedString(o.Object, "status", "boundVolumeGroupSnapshotContentName")
 		if content == "" {
-			return fmt.Errorf("it has none: %v", o.Object["status"])
+			return fmt.Errorf("no content: %v", o.Object["status"])
 		}
 		return nil
 	})
@@ -199,36 +200,36 @@ func TestGroupSnapshotsNeedAController(t *testing.T) {
 	}
 	s.Cleanup(func() {
 		_, _ = testCluster.Kubectl(context.Background(), "", "-n", s.name, "delete", "volumegroupsnapshot", "group", "--wait=false")
-		_, _ = let() // of no effect where the test has done so
+		_, _ = let() // no effect if already done
 	})
 
-	s.snapshot("later", "local", "data") // the snapshotter has come this far
+	s.snapshot("later", "local", "data") // until the snapshotter has processed the group
 	o := testkit.Value(s.object(s.Context(), groupContents, content))(t)
 	if o.GetLabels()["snapshot.storage.kubernetes.io/managed-by"] != "" || o.Object["status"] != nil {
-		t.Errorf("the content has the labels %v and the status %v: groups may work here, and the chart refuses them", o.GetLabels(), o.Object["status"])
+		t.Errorf("the content has labels %v and status %v: groups might work here, but the chart rejects them", o.GetLabels(), o.Object["status"])
 	}
 	s.kubectl("delete", "volumegroupsnapshot", "group", "--wait=false")
-	s.until("the deletion of the content", func(ctx context.Context) error {
+	s.until("deletion timestamp of the content", func(ctx context.Context) error {
 		o, err := s.object(ctx, groupContents, content)
 		if err != nil {
 			return err
 		}
 		if o.GetDeletionTimestamp() == nil {
-			return fmt.Errorf("it is not asked for")
+			return fmt.Errorf("not set")
 		}
 		return nil
 	})
 	_, file := s.content("csi.cleat.dev", "later")
-	s.kubectl("delete", "volumesnapshot", "later", "--wait") // the snapshotter has come this far
+	s.kubectl("delete", "volumesnapshot", "later", "--wait") // until the snapshotter has processed the deletion
 	s.noFile(file)
 	if _, err := s.object(s.Context(), groupContents, content); err != nil {
-		t.Errorf("the content went by itself: %v", err)
+		t.Errorf("the content was deleted without help: %v", err)
 	}
 	if out, err := let(); err != nil {
 		t.Fatal(out, err)
 	}
 	s.gone(groups, "group")
 	if left, err := filepath.Glob(inPool("csi.cleat.dev", "snapshots", filepath.Base(file)+"*")); err != nil || len(left) > 0 {
-		t.Errorf("%v are still there (%v)", left, err)
+		t.Errorf("%v are not deleted (%v)", left, err)
 	}
 }

@@ -22,9 +22,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// One volume after the other goes through its life with a pod, and the driver is
-// killed and exchanged. The figures are in the output; CLEAT_ROUNDS says how
-// many volumes there are.
+// TestLatency measures the life cycle of volumes, one after the other, and
+// kills and replaces the driver. CLEAT_ROUNDS sets the number of volumes.
 func TestLatency(t *testing.T) {
 	rounds := 1
 	if text := os.Getenv("CLEAT_ROUNDS"); text != "" {
@@ -38,7 +37,7 @@ func TestLatency(t *testing.T) {
 	defer l.print()
 	for range rounds {
 		l.volume("local-xfs", "320Mi", "352Mi")
-		l.volume("local-ext4", "16Mi", "") // it cannot grow in use everywhere
+		l.volume("local-ext4", "16Mi", "") // online expansion is not possible everywhere
 	}
 	for range min(rounds, 5) {
 		l.killed()
@@ -46,7 +45,7 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// latencies are how long each step took, by its name.
+// latencies are durations by step name.
 type latencies struct {
 	*space
 	steps []string
@@ -67,10 +66,10 @@ func (l *latencies) print() {
 		slices.Sort(each)
 		fmt.Fprintf(&b, "%-56s %5.2f s (p50), %5.2f s (the longest of %d)\n", step, percentile(each, 50).Seconds(), each[len(each)-1].Seconds(), len(each))
 	}
-	l.Logf("how long it takes:\n%s", b.String())
+	l.Logf("latencies:\n%s", b.String())
 }
 
-// soon asks every few milliseconds, as until is too slow for figures.
+// soon polls every few milliseconds; until is too slow for measurements.
 func (l *latencies) soon(what string, ask func(context.Context) (bool, error)) {
 	l.Helper()
 	ctx, cancel := context.WithTimeout(l.Context(), waitTimeout)
@@ -84,18 +83,18 @@ func (l *latencies) soon(what string, ask func(context.Context) (bool, error)) {
 		}
 		select {
 		case <-ctx.Done():
-			l.Fatalf("%s did not come within %s (%v)", what, waitTimeout, err)
+			l.Fatalf("timed out waiting for %s after %s (%v)", what, waitTimeout, err)
 		case <-tick.C:
 		}
 	}
 }
 
-// claimed is the claim of every round.
+// claimed returns the claim of the current round.
 func (l *latencies) claimed(ctx context.Context) (*corev1.PersistentVolumeClaim, error) {
 	return testCluster.Client.CoreV1().PersistentVolumeClaims(l.name).Get(ctx, "one", metav1.GetOptions{})
 }
 
-// volume is the life of one, which grows in use where grown is given.
+// volume runs a volume's life cycle, with online expansion if grown is set.
 func (l *latencies) volume(class, size, grown string) {
 	l.Helper()
 	began := time.Now()
@@ -105,7 +104,7 @@ func (l *latencies) volume(class, size, grown string) {
 		p, err := l.claimed(ctx)
 		return err == nil && p.Status.Phase == corev1.ClaimBound, err
 	})
-	l.add(class+": claim and pod are made until bound", began)
+	l.add(class+": claim and pod created until bound", began)
 	l.soon("the pod", func(ctx context.Context) (bool, error) {
 		p, err := testCluster.Client.CoreV1().Pods(l.name).Get(ctx, "one", metav1.GetOptions{})
 		return err == nil && isReady(p), err
@@ -150,7 +149,7 @@ func (l *latencies) grow(class, size string) {
 	l.add(class+": volume in use grown", began)
 }
 
-// killed ends the driver without asking it.
+// killed kills the driver.
 func (l *latencies) killed() {
 	l.Helper()
 	old := l.driver()
@@ -165,7 +164,7 @@ func (l *latencies) killed() {
 	l.add("driver killed until its pod is ready again", began)
 }
 
-// exchanged ends the pod of the driver, as an update does.
+// exchanged deletes the driver's pod, as an update does.
 func (l *latencies) exchanged() {
 	l.Helper()
 	old := l.driver()
@@ -175,7 +174,7 @@ func (l *latencies) exchanged() {
 	l.add("driver's pod deleted until the next one is ready", began)
 }
 
-// driver is the container of release local's driver.
+// driver returns the container of release local's driver.
 func (l *latencies) driver() *container {
 	l.Helper()
 	all := testkit.Value(containersOf(l.Context(), "local"))(l)
@@ -186,8 +185,8 @@ func (l *latencies) driver() *container {
 	return all[i]
 }
 
-// succeeded waits until another container than the old one is the driver, and the
-// pod is ready.
+// succeeded waits until a new container of the driver runs and the pod is
+// ready.
 func (l *latencies) succeeded(old *container) {
 	l.Helper()
 	l.until("the driver", func(ctx context.Context) error {
@@ -203,6 +202,6 @@ func (l *latencies) succeeded(old *container) {
 				return nil
 			}
 		}
-		return fmt.Errorf("container %s of pod %s has no successor that is ready", old.name, old.pod)
+		return fmt.Errorf("container %s of pod %s has no ready successor", old.name, old.pod)
 	})
 }

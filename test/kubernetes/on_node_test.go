@@ -20,12 +20,12 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// newVolumes is a namespace of which, when it has gone, the node must have
-// forgotten every volume: its file, its loop device, its mounts.
+// newVolumes returns a namespace whose volumes, with file, loop device and
+// mounts, must be gone from the node after the test.
 func newVolumes(t *testing.T) *space {
 	t.Helper()
 	var had []corev1.PersistentVolume
-	t.Cleanup(func() { // after the end of the namespace
+	t.Cleanup(func() { // after the namespace is deleted
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		for i := range had {
@@ -35,7 +35,7 @@ func newVolumes(t *testing.T) *space {
 		}
 	})
 	s := newSpace(t)
-	t.Cleanup(func() { // before it
+	t.Cleanup(func() { // before that
 		all, err := testCluster.Client.CoreV1().PersistentVolumes().List(context.Background(), metav1.ListOptions{})
 		if err != nil {
 			t.Error(err)
@@ -50,23 +50,23 @@ func newVolumes(t *testing.T) *space {
 	return s
 }
 
-// poolOf is the directory of a driver's pool, which is mounted here too.
+// poolOf returns the directory of a driver's pool, which is mounted here too.
 func poolOf(driver string) string { return "/var/lib/cleat/" + driver + "/storage/pool" }
 
-// fileOf is the file of a volume in its pool.
+// fileOf returns the file of a volume in its pool.
 func fileOf(v *corev1.PersistentVolume) string {
 	return filepath.Join(poolOf(v.Spec.CSI.Driver), v.Spec.CSI.VolumeAttributes["file"])
 }
 
-// podDir is where the kubelet keeps what belongs to a pod.
+// podDir returns the kubelet's directory of a pod.
 func (s *space) podDir(name string) string {
 	s.Helper()
 	p := testkit.Value(testCluster.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{}))(s)
 	return filepath.Join("/var/lib/kubelet/pods", string(p.UID))
 }
 
-// mountOf is the mount of a file system volume in a pod, as the kubelet's
-// directory has it. An inline volume goes by its name in the pod.
+// mountOf returns the mount of a file system volume below the kubelet's pod
+// directory. An inline volume is identified by its name in the pod.
 func (s *space) mountOf(pod, volume string) mount.Entry {
 	s.Helper()
 	target := filepath.Join(s.podDir(pod), "volumes/kubernetes.io~csi", volume, "mount")
@@ -77,12 +77,12 @@ func (s *space) mountOf(pod, volume string) mount.Entry {
 	return e
 }
 
-// device is the one loop device of a volume.
+// device returns the loop device of a volume.
 func (s *space) device(v *corev1.PersistentVolume) loop.Device {
 	s.Helper()
 	devices := s.devices(v)
 	if len(devices) != 1 {
-		s.Fatalf("volume %s has the loop devices %v, not one", v.Name, devices)
+		s.Fatalf("volume %s: got loop devices %v, want one", v.Name, devices)
 	}
 	return devices[0]
 }
@@ -96,9 +96,9 @@ func (s *space) devices(v *corev1.PersistentVolume) []loop.Device {
 	return devices
 }
 
-// mountsOf are the mounts of a device, in the order in which they were made, as
-// the kubelet sees them: the same directories have other names in the cluster's
-// state.
+// mountsOf returns the mounts of a device in mount order, with the kubelet's
+// paths: the same directories are also mounted in the cluster's state
+// directory.
 func (s *space) mountsOf(d loop.Device) []mount.Entry {
 	s.Helper()
 	table := testkit.Value(mount.Table(s.Context()))(s)
@@ -107,34 +107,33 @@ func (s *space) mountsOf(d loop.Device) []mount.Entry {
 	})
 }
 
-// wantOption fails the test unless a mount has an option, of its own or of its
-// file system.
+// wantOption fails unless a mount or its file system has an option.
 func (s *space) wantOption(e mount.Entry, option string) {
 	s.Helper()
 	if !slices.Contains(e.Options, option) && !slices.Contains(e.SuperOptions, option) {
-		s.Errorf("mount %s has options %v and %v, not %s", e.Target, e.Options, e.SuperOptions, option)
+		s.Errorf("mount %s has options %v and %v, want %s", e.Target, e.Options, e.SuperOptions, option)
 	}
 }
 
-// wantSize compares the size of a device with what was asked for.
+// wantSize compares the size of a device with the request.
 func (s *space) wantSize(d loop.Device, bytes int64) {
 	s.Helper()
 	size, err := loop.Size(s.Context(), d)
 	if err != nil || size != bytes {
-		s.Errorf("%s has %d bytes, not %d (%v)", d.Path, size, bytes, err)
+		s.Errorf("%s has %d bytes, want %d (%v)", d.Path, size, bytes, err)
 	}
 }
 
-// traces says what is left on the node of a volume that was deleted.
+// traces returns an error if anything of a deleted volume is left on the node.
 func traces(ctx context.Context, v *corev1.PersistentVolume) error {
 	return tracesOf(ctx, fileOf(v))
 }
 
-// tracesOf says the same of a volume's file. Names of files are never used
-// twice, so that the kernel's memory of paths is enough.
+// tracesOf does so for a volume's file. File names are unique, so the kernel's
+// path of a deleted file identifies it.
 func tracesOf(ctx context.Context, file string) error {
 	if _, err := os.Lstat(file); !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("file %s is still there (%v)", file, err)
+		return fmt.Errorf("file %s is left (%v)", file, err)
 	}
 	devices, err := loop.List(ctx)
 	if err != nil {
@@ -147,48 +146,47 @@ func tracesOf(ctx context.Context, file string) error {
 	for _, d := range devices {
 		path, _, err := loop.BackingName(d)
 		if err != nil || !strings.HasSuffix(path, filepath.Base(file)) {
-			continue // a device that has just gone
+			continue // the device was just detached
 		}
 		at := slices.IndexFunc(table, func(e mount.Entry) bool { return e.Source == d.Path })
 		if at >= 0 {
 			return fmt.Errorf("%s of %s is still mounted at %s", d.Path, file, table[at].Target)
 		}
-		return fmt.Errorf("%s of %s is still there", d.Path, file)
+		return fmt.Errorf("%s of %s is still attached", d.Path, file)
 	}
 	return nil
 }
 
-// forgotten waits until nothing is left of a volume, neither in the cluster nor
-// on the node.
+// forgotten waits until a volume is gone from the cluster and the node.
 func (s *space) forgotten(v *corev1.PersistentVolume) {
 	s.Helper()
-	s.until("the end of volume "+v.Name, func(ctx context.Context) error {
+	s.until("deletion of volume "+v.Name, func(ctx context.Context) error {
 		left, err := testCluster.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + v.Name})
 		switch {
 		case err != nil:
 			return err
 		case len(left.Items) > 0:
-			return fmt.Errorf("it is %s", left.Items[0].Status.Phase)
+			return fmt.Errorf("phase %s", left.Items[0].Status.Phase)
 		}
 		return traces(ctx, v)
 	})
 }
 
-// refused runs a shell command in a pod that must fail and say why.
+// refused runs a shell command in a pod that must fail with a reason.
 func (s *space) refused(name, command, why string) {
 	s.Helper()
 	out, err := testCluster.Kubectl(s.Context(), "", "-n", s.name, "exec", name, "--", "/bin/sh", "-ec", command)
 	if err == nil {
-		s.Errorf("in pod %s, %q went well: %s", name, command, out)
+		s.Errorf("in pod %s, %q succeeded: %s", name, command, out)
 	} else if !strings.Contains(err.Error(), why) {
-		s.Errorf("in pod %s, %q failed with %v, not %q", name, command, err, why)
+		s.Errorf("in pod %s, %q failed with %v, want %q", name, command, err, why)
 	}
 }
 
-// pending waits until the scheduler says why it has no place for a pod.
+// pending waits until the scheduler reports why a pod is not scheduled.
 func (s *space) pending(name, why string) {
 	s.Helper()
-	s.until("the scheduler's word on pod "+name, func(ctx context.Context) error {
+	s.until("PodScheduled condition of pod "+name, func(ctx context.Context) error {
 		p, err := testCluster.Client.CoreV1().Pods(s.name).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -196,7 +194,7 @@ func (s *space) pending(name, why string) {
 		for _, c := range p.Status.Conditions {
 			if c.Type == corev1.PodScheduled {
 				if c.Status == corev1.ConditionTrue {
-					s.Fatalf("pod %s was scheduled; it was to wait: %s", name, why)
+					s.Fatalf("pod %s was scheduled, want it pending: %s", name, why)
 				}
 				if strings.Contains(c.Message, why) {
 					return nil
@@ -204,11 +202,11 @@ func (s *space) pending(name, why string) {
 				return errors.New(c.Message)
 			}
 		}
-		return fmt.Errorf("it is %s", p.Status.Phase)
+		return fmt.Errorf("phase %s", p.Status.Phase)
 	})
 }
 
-// dropClaim deletes a claim that no pod uses.
+// dropClaim deletes an unused claim.
 func (s *space) dropClaim(name string) {
 	s.Helper()
 	s.kubectl("delete", "pvc", name, "--wait")

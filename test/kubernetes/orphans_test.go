@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestOrphans removes the objects of a volume and a snapshot and leaves these in
-// the pool. The commands of docs/day2.md list them and not those with objects,
+// TestOrphans deletes the objects of a volume and a snapshot but not their
+// files. The commands of docs/day2.md list exactly the files without objects,
 // and delete them.
 func TestOrphans(t *testing.T) {
 	t.Parallel()
@@ -37,11 +37,11 @@ func TestOrphans(t *testing.T) {
 	orphans := names + r.sh(list[0], list[2])
 	for _, ids := range []map[string]string{volumes, snapshots} {
 		if !strings.Contains(orphans, ids["lost"]) || strings.Contains(orphans, ids["kept"]) {
-			t.Errorf("want %s and not %s in\n%s", ids["lost"], ids["kept"], orphans)
+			t.Errorf("want %s, but not %s in\n%s", ids["lost"], ids["kept"], orphans)
 		}
 	}
 	if !strings.Contains(names, pv) {
-		t.Errorf("the list does not name volume %s:\n%s", pv, names)
+		t.Errorf("volume %s is not listed:\n%s", pv, names)
 	}
 	r.sh(list[0], strings.Replace(remove[0], "ID", volumes["lost"], 1), strings.Replace(remove[1], "ID", snapshots["lost"], 1))
 	if left := r.sh(list[0], list[1], list[2]); strings.Contains(left, volumes["lost"]) || strings.Contains(left, snapshots["lost"]) {

@@ -15,9 +15,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// What docs/troubleshooting.md says about pods that came before the driver: a claim that
-// was given to a node without a driver is placed again, and a VolumeAttachment that
-// nobody serves goes.
+// Pods created before the driver, as in docs/troubleshooting.md: a claim
+// assigned to a node without a driver is rescheduled, and its VolumeAttachment
+// is deleted.
 func TestPodsBeforeTheDriver(t *testing.T) {
 	t.Parallel()
 	const section = "Pods that came before the driver"
@@ -29,7 +29,7 @@ func TestPodsBeforeTheDriver(t *testing.T) {
 	r.start("waits", pod{mounts: map[string]string{"/data": "data"}})
 	r.pending("waits", "didn't find available persistent volumes to bind")
 	if out := r.sh(steps[0]); strings.TrimSpace(out) != otherNode {
-		t.Errorf("the claim is said to be for %q", out)
+		t.Errorf("the claim has selected node %q", out)
 	}
 	r.sh(steps[1])
 	r.running("waits")
@@ -40,21 +40,21 @@ func TestPodsBeforeTheDriver(t *testing.T) {
 		Spec:       storagev1.VolumeAttachmentSpec{Attacher: localDriver, NodeName: testCluster.Node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &volume}},
 	}
 	testkit.Value(testCluster.Client.StorageV1().VolumeAttachments().Create(t.Context(), attachment, metav1.CreateOptions{}))(t)
-	t.Cleanup(func() { // of no effect unless the steps failed
+	t.Cleanup(func() { // no effect unless the steps failed
 		err := testCluster.Client.StorageV1().VolumeAttachments().Delete(context.Background(), attachment.Name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			t.Error(err)
 		}
 	})
 	if !strings.Contains(steps[2], "csi-6f0e7a4c") {
-		t.Fatalf("the name of the example is another:\n%s", steps[2])
+		t.Fatalf("the example has another name:\n%s", steps[2])
 	}
 	listed := regexp.MustCompile(`(?m)^` + attachment.Name + ` +` + regexp.QuoteMeta(localDriver) + ` `)
 	if out := r.sh(strings.ReplaceAll(steps[2], "csi-6f0e7a4c", attachment.Name)); !listed.MatchString(out) {
 		t.Errorf("the VolumeAttachment is not listed with its driver:\n%s", out)
 	}
 	if _, err := testCluster.Client.StorageV1().VolumeAttachments().Get(t.Context(), attachment.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("the VolumeAttachment is still there (%v)", err)
+		t.Errorf("the VolumeAttachment is not deleted (%v)", err)
 	}
 	if p, err := testCluster.Client.CoreV1().Pods(r.name).Get(t.Context(), "waits", metav1.GetOptions{}); err != nil || p.Status.Phase != corev1.PodRunning {
 		t.Errorf("the pod is %v (%v)", p.Status.Phase, err)

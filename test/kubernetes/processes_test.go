@@ -15,9 +15,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// processes returns the ids of the processes whose arguments, the first without
-// its directory, are as wanted. A child looks like its parent until it has become
-// mkfs, or whatever it is to be, and is left out.
+// processes returns the ids of processes whose arguments match; the first
+// argument is a base name. A forked child that has not called exec yet still
+// has its parent's arguments and is ignored.
 func processes(wanted func(args []string) bool) ([]int, error) {
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -27,7 +27,7 @@ func processes(wanted func(args []string) bool) ([]int, error) {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		args := strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00")
 		args[0] = filepath.Base(args[0])
@@ -41,21 +41,21 @@ func processes(wanted func(args []string) bool) ([]int, error) {
 	return slices.DeleteFunc(slices.Clone(found), func(pid int) bool { return slices.Contains(found, parent(pid)) }), nil
 }
 
-// with wants all of these words among the arguments.
+// with matches processes with all of these arguments.
 func with(words ...string) func(args []string) bool {
 	return func(args []string) bool {
 		return !slices.ContainsFunc(words, func(w string) bool { return !slices.Contains(args, w) })
 	}
 }
 
-// processesWith are those that have all of these words among their arguments.
+// processesWith returns the processes with all of these arguments.
 func processesWith(t *testing.T, words ...string) []int {
 	t.Helper()
 	found := testkit.Value(processes(with(words...)))(t)
 	return found
 }
 
-// processOf waits for the process with that argument, one that is not the other,
+// processOf waits for the process with an argument and an id other than other,
 // and returns its id.
 func (s *space) processOf(argument string, other int) (pid int) {
 	s.Helper()
@@ -66,7 +66,7 @@ func (s *space) processOf(argument string, other int) (pid int) {
 		}
 		i := slices.IndexFunc(found, func(p int) bool { return p != other })
 		if i < 0 {
-			return errors.New("there is none")
+			return errors.New("no process")
 		}
 		pid = found[i]
 		return nil
@@ -74,13 +74,13 @@ func (s *space) processOf(argument string, other int) (pid int) {
 	return pid
 }
 
-// parent returns the process that started another, 0 when that has ended.
+// parent returns the parent of a process, or 0 if the process has ended.
 func parent(pid int) (of int) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0
 	}
-	// The name, in brackets, may hold anything.
+	// The name, in parentheses, can contain any characters.
 	_, after, _ := strings.Cut(string(text[max(0, bytes.LastIndexByte(text, ')')):]), " ")
 	var state string
 	if _, err := fmt.Sscan(after, &state, &of); err != nil {
@@ -89,7 +89,7 @@ func parent(pid int) (of int) {
 	return of
 }
 
-// kernelStatus is what the kernel says of a process.
+// kernelStatus returns /proc/PID/status.
 func kernelStatus(t *testing.T, pid int) map[string]string {
 	t.Helper()
 	text := testkit.Value(os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)))(t)
@@ -101,7 +101,7 @@ func kernelStatus(t *testing.T, pid int) map[string]string {
 	return all
 }
 
-// hasReadOnlyRoot says whether the process sees its root read-only.
+// hasReadOnlyRoot reports whether the root of a process is mounted read-only.
 func hasReadOnlyRoot(t *testing.T, pid int) bool {
 	t.Helper()
 	text := testkit.Value(os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid)))(t)

@@ -26,8 +26,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// The kubelet and cleat host say the same to the same plugins: each plugin is
-// there twice, once in the directory of each.
+// The kubelet and cleat host give the same results to the same plugins. Each
+// plugin runs twice, once for each.
 func TestRegistration(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
@@ -46,7 +46,7 @@ func TestRegistration(t *testing.T) {
 		there, here := results["kubelet"][name], results["host"][name]
 		t.Logf("%s\n\tkubelet: %s\n\thost:    %s", name, there, here)
 		if got := (verdict{there.step(), here.step()}); got != want {
-			t.Errorf("%s: kubelet and host say %q, want %q", name, got, want)
+			t.Errorf("%s: results of kubelet and host are %q, want %q", name, got, want)
 		}
 	}
 	kubelet.shows(t, true)
@@ -58,7 +58,7 @@ func TestRegistration(t *testing.T) {
 	host.shows(t, false)
 }
 
-// result is what a plugin was told of its registration.
+// result is the registration result that a plugin received.
 type result struct {
 	yes  bool
 	text string
@@ -71,8 +71,8 @@ func (w result) String() string {
 	return fmt.Sprintf("%q", w.text)
 }
 
-// step is the result without what a handler says: it names what it met in results of
-// its own.
+// step returns the result without the handler's own text, which differs between
+// kubelet and cleat host.
 func (w result) step() string {
 	if w.yes {
 		return "registered"
@@ -85,13 +85,14 @@ func (w result) step() string {
 const (
 	driverOfPair   = "paired.cleat.dev"
 	resourceOfPair = "example.com/paired"
-	sampleOfPair   = "example.com/resource" // has it built in
+	sampleOfPair   = "example.com/resource" // its built-in name
 )
 
-// verdict is what each side says.
+// verdict has both results.
 type verdict struct{ kubelet, host string }
 
-// expected is the same on both sides, save for what docs/plugins.md says.
+// expected returns equal results, except for the differences in
+// docs/plugins.md.
 func expected() map[string]verdict {
 	alike := func(what string) verdict { return verdict{what, what} }
 	const registered, invalid, unusable = "registered", "plugin validation failed", "plugin registration failed"
@@ -101,12 +102,12 @@ func expected() map[string]verdict {
 		"example.com/wrong-version": alike(invalid), "example.com/no-endpoint": alike(unusable), "nodomain": alike(invalid),
 		"toaster.cleat.dev": alike("no handler registered for plugin type: Toaster"),
 		"dra.cleat.dev":     alike(registered),
-		// Versions of DRA are the affair of whoever asks for such a driver.
+		// DRA versions are checked by the consumer of the driver.
 		"dra-version.cleat.dev": {kubelet: invalid, host: registered},
 	}
 }
 
-// side is a host of plugins, the kubelet or ours, with its plugins.
+// side is one host of plugins, the kubelet or cleat host, with its plugins.
 type side struct {
 	*space
 	card    *card
@@ -132,8 +133,7 @@ func (d *side) run(name, program string, env []string, args ...string) *cluster.
 
 func cleatProgram() string { return filepath.Join(testCluster.Dir, "bin", "cleat") }
 
-// startHost starts cleat host, and what stands in for a kubelet's directory
-// beside it.
+// startHost starts cleat host, and a stand-in for the kubelet's directory.
 func (d *side) startHost() {
 	d.Helper()
 	for _, dir := range []string{filepath.Join(d.kubelet, "device-plugins"), filepath.Dir(d.plugins)} {
@@ -153,7 +153,7 @@ func (d *side) startHost() {
 	d.Cleanup(func() { _ = d.remote.Close() })
 }
 
-// startAll starts every plugin.
+// startAll starts all plugins.
 func (d *side) startAll() {
 	d.Helper()
 	testkit.Must(d, os.MkdirAll(d.dir(), 0o755))
@@ -164,8 +164,8 @@ func (d *side) startAll() {
 	testkit.Must(d, os.WriteFile(config, []byte(`{"resourceList": [{"resourceName": "paired", "resourcePrefix": "example.com", "selectors": [{"rootDevices": ["`+d.card.pf.Address+`"]}]}]}`), 0o644))
 	d.run("device", cleatProgram(), nil, "sriov", "plugin", "--config-file", config, "--sysfs-root", d.card.tree.Sysfs, "--kubelet-dir", d.kubelet,
 		"--registration", "watcher", "--registration-dir", d.plugins, "--state-dir", d.dir()+"/plugin", "--device-info-dir", d.dir()+"/info", "--cdi-dir", d.dir()+"/cdi")
-	// Left to itself it would call the kubelet, too; with this file it waits for
-	// somebody to remove it.
+	// By default the sample plugin would register with the kubelet; with this
+	// file it waits for the file's removal.
 	wait := d.dir() + "/wait/here"
 	testkit.Must(d, errors.Join(os.MkdirAll(filepath.Dir(wait), 0o755), os.WriteFile(wait, nil, 0o644)))
 	d.sample = d.run("sample", testCluster.Programs.Path("sample-device-plugin"), []string{"PLUGIN_SOCK_DIR=" + d.plugins, "REGISTER_CONTROL_FILE=" + wait})
@@ -183,7 +183,7 @@ func (d *side) startAll() {
 	}
 }
 
-// heard waits until each plugin was told something, and returns what.
+// results waits for the registration result of each plugin.
 func (d *side) results() map[string]result {
 	d.Helper()
 	all := map[string]result{}
@@ -191,7 +191,7 @@ func (d *side) results() map[string]result {
 		select {
 		case all[p.name] = <-p.results:
 		case <-time.After(waitTimeout):
-			d.Errorf("the %s has told %s nothing", d.name, p.name)
+			d.Errorf("%[2]s got no registration result from the %[1]s", d.name, p.name)
 		}
 	}
 	d.until("the CSI driver's result", func(ctx context.Context) error {
@@ -204,27 +204,27 @@ func (d *side) results() map[string]result {
 			all[driverOfPair] = result{r.State == register.Registered, r.Error}
 			return nil
 		default:
-			return fmt.Errorf("it is %s: %s", r.State, r.Reason)
+			return fmt.Errorf("state %s: %s", r.State, r.Reason)
 		}
 	})
-	// Of these two there is the result of whoever offers their devices.
+	// For device plugins, the result is that their devices are offered.
 	for resource, count := range map[string]int{resourceOfPair: 3, sampleOfPair: 2} {
 		d.until("devices of "+resource, func(ctx context.Context) error {
 			have, err := d.devices(ctx, resource)
 			if err == nil && have != count {
-				err = fmt.Errorf("the %s has %d", d.name, have)
+				err = fmt.Errorf("the %s offers %d", d.name, have)
 			}
 			return err
 		})
 		all[resource] = result{yes: true}
 	}
 	if text, err := os.ReadFile(d.sample.Log); err != nil || strings.Contains(string(text), "Registration failed") {
-		d.Errorf("the sample device plugin was refused by the %s (%v): %s", d.name, err, text)
+		d.Errorf("the sample device plugin was rejected by the %s (%v): %s", d.name, err, text)
 	}
 	return all
 }
 
-// devices is how many of a resource pods could get.
+// devices returns the number of healthy devices of a resource.
 func (d *side) devices(ctx context.Context, resource string) (healthy int, err error) {
 	if d.remote == nil {
 		n, err := testCluster.Client.CoreV1().Nodes().Get(ctx, testCluster.Node, metav1.GetOptions{})
@@ -248,23 +248,23 @@ func (d *side) devices(ctx context.Context, resource string) (healthy int, err e
 	return healthy, nil
 }
 
-// shows checks what a user sees: the node's objects, or cleat plugins list.
+// shows checks what users see: the node's objects, or cleat plugins list.
 func (d *side) shows(t *testing.T, there bool) {
 	t.Helper()
-	d.until("what the "+d.name+" shows", func(ctx context.Context) error {
+	d.until("drivers and devices of the "+d.name+"", func(ctx context.Context) error {
 		drivers, err := d.drivers(ctx)
 		if err == nil && slices.Contains(drivers, driverOfPair) != there {
-			err = fmt.Errorf("the drivers are %q", drivers)
+			err = fmt.Errorf("drivers are %q", drivers)
 		}
 		for _, no := range []string{"wrong-version.cleat.dev", "no-endpoint.cleat.dev"} {
 			if slices.Contains(drivers, no) {
-				t.Errorf("the %s shows driver %s", d.name, no)
+				t.Errorf("the %s shows rejected driver %s", d.name, no)
 			}
 		}
 		if !there && err == nil {
 			for _, resource := range []string{resourceOfPair, sampleOfPair} {
 				if have, failed := d.devices(ctx, resource); failed == nil && have > 0 {
-					err = fmt.Errorf("there are %d of %s", have, resource)
+					err = fmt.Errorf("got %d of %s", have, resource)
 				}
 			}
 		}
@@ -292,7 +292,7 @@ func (d *side) drivers(ctx context.Context) (all []string, err error) {
 	return all, err
 }
 
-// endAll ends the plugins in order.
+// endAll stops the plugins gracefully.
 func (d *side) endAll() {
 	d.Helper()
 	for _, p := range d.said {
@@ -305,8 +305,7 @@ func (d *side) endAll() {
 	}
 }
 
-// fakePlugin is a plugin of which there is no more than what it says of itself. Its
-// endpoint is not there.
+// fakePlugin is a registration server without an endpoint.
 type fakePlugin struct {
 	registration.UnimplementedRegistrationServer
 	kind, name, versions string
@@ -336,7 +335,7 @@ func (d *side) startFake(n *fakePlugin) *fakePlugin {
 	return n
 }
 
-// end takes the socket away, with its file.
+// end removes the socket.
 func (p *fakePlugin) end() { p.server.Stop() }
 
 func (p *fakePlugin) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {

@@ -17,20 +17,20 @@ import (
 	"github.com/cleatproject/cleat/test/kubernetes/cluster"
 )
 
-// chart is the chart of this tree. Tests run in their package's directory.
+// chart is the path of this tree's chart from the tests' working directory.
 const chart = "../../deploy/chart"
 
 const system = "cleat-system"
 
-// release is one installation of the chart.
+// release is an installation of the chart.
 type release struct {
 	name   string
-	values string // YAML, beside the images of this machine
-	// bothNodes lets its DaemonSets run on the node of TestTwoNodes too.
+	values string // YAML, in addition to the images of this machine
+	// bothNodes allows its DaemonSets on the node of TestTwoNodes.
 	bothNodes bool
 }
 
-// images are the values that name the images that install imports.
+// images are the values for the images that install imports.
 const images = `
 image: {repository: cleat.local/cleat, tag: local, pullPolicy: Never}
 sidecars:
@@ -41,7 +41,7 @@ sidecars:
   addons: {repository: cleat.local/csi-addons-sidecar, tag: local, pullPolicy: Never}
 `
 
-// firstNode are the values that keep DaemonSets off a node that was added: they
+// firstNode are the values that keep DaemonSets off additional nodes: they
 // tolerate every taint.
 const firstNode = `
 csi: {nodeSelector: {kubernetes.io/hostname: node-1}}
@@ -50,7 +50,7 @@ sriov:
   daemon: {nodeSelector: {kubernetes.io/hostname: node-1}}
 `
 
-// releases are there during all tests.
+// releases are installed during all tests.
 var releases = []release{
 	{name: "local", values: `
 csi:
@@ -90,7 +90,7 @@ func (r release) install(ctx context.Context, c *cluster.Cluster, args ...string
 	}
 	all := []string{"upgrade", "--install", r.name, chart, "--namespace", system, "--create-namespace", "--wait", "--timeout", waitTimeout.String()}
 	for _, name := range []string{"images", "nodes", r.name} {
-		// Files of its own: others may install at the same time.
+		// Own files of Helm: other tests can install at the same time.
 		path := filepath.Join(c.Dir, "values-"+r.name+"-"+name+".yaml")
 		if err := os.WriteFile(path, []byte(files[name]), 0o644); err != nil {
 			return err
@@ -107,17 +107,18 @@ func (r release) uninstall(ctx context.Context, c *cluster.Cluster) error {
 	if _, err := c.Helm(ctx, "uninstall", r.name, "--namespace", system, "--wait", "--timeout", waitTimeout.String()); err != nil {
 		return err
 	}
-	// The pods of a DaemonSet outlive it by their grace period.
+	// The pods of a DaemonSet are deleted after it, with their grace period.
 	return poll(ctx, func(ctx context.Context) error {
 		pods, err := c.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + r.name})
 		if err == nil && len(pods.Items) > 0 {
-			err = fmt.Errorf("pod %s of release %s is still there", pods.Items[0].Name, r.name)
+			err = fmt.Errorf("pod %s of release %s is not deleted", pods.Items[0].Name, r.name)
 		}
 		return err
 	})
 }
 
-// describePods is for messages: the pods of a namespace, their events and logs.
+// describePods returns the pods of a namespace with events and logs, for
+// failure messages.
 func describePods(ctx context.Context, c *cluster.Cluster, namespace string) string {
 	var b strings.Builder
 	for _, args := range [][]string{
@@ -133,9 +134,9 @@ func describePods(ctx context.Context, c *cluster.Cluster, namespace string) str
 	return b.String()
 }
 
-// checkNothingLeft looks for what the driver should have given back: volumes, mounts
-// of pods, loop devices. A pool in an image stays mounted when its driver ends:
-// it is the administrator's, and this one unmounts it.
+// checkNothingLeft returns an error if volumes, mounts of pods or loop devices
+// are left. It unmounts the pools in images, which stay mounted after the end
+// of their driver by design.
 func checkNothingLeft(ctx context.Context, c *cluster.Cluster) error {
 	failed := []error{poolsEmpty("/")}
 	pool, err := unmountPools(ctx)
@@ -148,13 +149,14 @@ func checkNothingLeft(ctx context.Context, c *cluster.Cluster) error {
 	}
 	for _, d := range devices {
 		if pool[d.Path] {
-			failed = append(failed, loop.Detach(ctx, d)) // of no effect where it went with its mount
+			failed = append(failed, loop.Detach(ctx, d)) // no effect if it was detached by unmounting
 		}
 	}
 	return errors.Join(failed...)
 }
 
-// poolsEmpty says what the pools of a node hold; root is its root directory.
+// poolsEmpty returns an error if the pools of a node have files; root is the
+// node's root directory.
 func poolsEmpty(root string) error {
 	pools, err := filepath.Glob(filepath.Join(root, "var/lib/cleat/*/storage/pool"))
 	failed := []error{err}
@@ -165,15 +167,15 @@ func poolsEmpty(root string) error {
 				failed = append(failed, err)
 			}
 			for _, f := range files {
-				failed = append(failed, fmt.Errorf("pool %s still holds %s/%s", pool, kind, f.Name()))
+				failed = append(failed, fmt.Errorf("pool %s has left-over %s/%s", pool, kind, f.Name()))
 			}
 		}
 	}
 	return errors.Join(failed...)
 }
 
-// unmountPools unmounts the pools and returns their devices. A mount that is
-// left of a volume is an error.
+// unmountPools unmounts the pools and returns their devices. A left-over mount
+// of a volume is an error.
 func unmountPools(ctx context.Context) (map[string]bool, error) {
 	table, err := mount.Table(ctx)
 	if err != nil {
@@ -184,7 +186,7 @@ func unmountPools(ctx context.Context) (map[string]bool, error) {
 	for _, e := range table {
 		switch {
 		case strings.HasPrefix(e.Target, "/var/lib/kubelet/plugins/"):
-			failed = append(failed, fmt.Errorf("mount %s of %s was left behind", e.Target, e.Source))
+			failed = append(failed, fmt.Errorf("left-over mount %s of %s", e.Target, e.Source))
 		case strings.HasPrefix(e.Target, "/var/lib/cleat/"):
 			devices[e.Source] = true
 			failed = append(failed, unix.Unmount(e.Target, 0))

@@ -25,16 +25,16 @@ const (
 	otherNode    = "node-of-others"
 )
 
-// rights are the objects on which a token of the driver's pods is tried. All
-// requests are dry runs: they are admitted or denied, and change nothing.
+// rights has the objects on which tokens of the driver's pods are tried. All
+// requests are dry runs.
 type rights struct {
 	*space
-	names map[string]string // of volumes
+	names map[string]string // volume names
 }
 
-// A node's token writes only the volumes and claims of its node, although all
-// nodes share a service account and its role names every volume and claim.
-func TestRightsOfANode(t *testing.T) {
+// A node's token can write only the volumes and claims of its node, although all
+// nodes share a service account with access to all of them.
+func TestNodeTokenIsConfinedToItsNode(t *testing.T) {
 	t.Parallel()
 	r := &rights{space: newSpace(t), names: map[string]string{}}
 	r.prepare()
@@ -83,12 +83,13 @@ func TestRightsOfANode(t *testing.T) {
 		case test.denied == ok && err != nil:
 			t.Errorf("%s is denied: %v", test.what, err)
 		case test.denied != ok && (err == nil || !strings.Contains(err.Error(), test.denied)):
-			t.Errorf("%s: %v, want a refusal with %q", test.what, err, test.denied)
+			t.Errorf("%s: got error %v, want a denial with %q", test.what, err, test.denied)
 		}
 	}
 }
 
-// as is a client with the token of a driver's pod on a node, or with one of no node.
+// as returns a client with the token of a driver's pod on a node, or of no
+// node.
 func as(t *testing.T, node string) kubernetes.Interface {
 	t.Helper()
 	config := rest.CopyConfig(testCluster.Config)
@@ -103,7 +104,8 @@ func as(t *testing.T, node string) kubernetes.Interface {
 	return client
 }
 
-// volume describes one that no driver has; each node is a term of its affinity.
+// volume returns a volume without a driver; each node is a term of its
+// affinity.
 func volume(driver string, nodes ...string) *corev1.PersistentVolume {
 	v := &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "rights-"},
@@ -134,7 +136,7 @@ func hostPath() *corev1.PersistentVolume {
 	return v
 }
 
-// prepare makes volumes that no claim fits, and claims of a class that does not exist.
+// prepare creates volumes that match no claim, and claims of a missing class.
 func (r *rights) prepare() {
 	r.Helper()
 	for name, v := range map[string]*corev1.PersistentVolume{"own": volume(localDriver, testCluster.Node), "others": volume(localDriver, otherNode), "foreign": volume("other.example.com", testCluster.Node)} {
@@ -158,7 +160,8 @@ func (r *rights) prepare() {
 	}
 }
 
-// inForce waits until the API server has looked at the policies, which it finds nothing wrong with.
+// inForce waits until the API server has processed the policies without
+// warnings.
 func (r *rights) inForce() {
 	r.Helper()
 	for _, name := range []string{"volumes-of-nodes", "claims-of-nodes"} {
@@ -166,7 +169,7 @@ func (r *rights) inForce() {
 		r.until("the policy for "+name, func(ctx context.Context) (err error) {
 			p, err = testCluster.Client.AdmissionregistrationV1().ValidatingAdmissionPolicies().Get(ctx, system+"-local-cleat-"+name, metav1.GetOptions{})
 			if err == nil && p.Status.ObservedGeneration != p.Generation {
-				err = fmt.Errorf("of generation %d only %d was looked at", p.Generation, p.Status.ObservedGeneration)
+				err = fmt.Errorf("generation %d, observed %d", p.Generation, p.Status.ObservedGeneration)
 			}
 			return err
 		})
@@ -200,7 +203,7 @@ func (r *rights) patchVolume(name, patch string) func(context.Context, kubernete
 	}
 }
 
-// updateClaim reads a claim and writes it, as csi-provisioner does.
+// updateClaim reads and updates a claim, like csi-provisioner.
 func (r *rights) updateClaim(name string, change func(*corev1.PersistentVolumeClaim)) func(context.Context, kubernetes.Interface) error {
 	return func(ctx context.Context, c kubernetes.Interface) error {
 		claim, err := c.CoreV1().PersistentVolumeClaims(r.name).Get(ctx, name, metav1.GetOptions{})
@@ -213,7 +216,7 @@ func (r *rights) updateClaim(name string, change func(*corev1.PersistentVolumeCl
 	}
 }
 
-// choose sets the node of a claim; "" removes it.
+// choose sets the selected node of a claim; "" removes it.
 func choose(node string) func(*corev1.PersistentVolumeClaim) {
 	return func(c *corev1.PersistentVolumeClaim) {
 		if node == "" {

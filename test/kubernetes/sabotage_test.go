@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// sabotage is a piece of the driver's source that the image for
-// TestSabotagedDriver has otherwise: asked to end, it lets go of what is staged.
+// sabotage replaces a piece of the driver's source in the image of
+// TestSabotagedDriver: the driver unstages volumes when it is stopped.
 var sabotage = []struct{ old, new string }{
 	{"	\"path/filepath\"\n", "	\"errors\"\n	\"path/filepath\"\n	\"syscall\"\n"},
 	{"	d.OnClose(func(context.Context) error { return manager.Close() })\n", `	d.OnClose(func(context.Context) error {
@@ -30,7 +30,7 @@ var sabotage = []struct{ old, new string }{
 `},
 }
 
-// sabotagedImage writes it below dir; the tree stays as it is.
+// sabotagedImage writes the image below dir; the source tree is not changed.
 func sabotagedImage(ctx context.Context, dir string) error {
 	file, err := filepath.Abs("../../cmd/cleat/csi_serve.go")
 	if err != nil {
@@ -43,7 +43,7 @@ func sabotagedImage(ctx context.Context, dir string) error {
 	text := string(source)
 	for _, s := range sabotage {
 		if n := strings.Count(text, s.old); n != 1 {
-			return fmt.Errorf("%s holds %q %d times, want once: mend the sabotage", file, s.old, n)
+			return fmt.Errorf("%s contains %q %d times, want once: update the sabotage", file, s.old, n)
 		}
 		text = strings.Replace(text, s.old, s.new, 1)
 	}
@@ -65,8 +65,8 @@ func sabotagedImage(ctx context.Context, dir string) error {
 	return image.Build(ctx, image.Options{Output: filepath.Join(dir, "sabotaged.tar"), Reference: "cleat.local/cleat:sabotaged", Binary: binary})
 }
 
-// The checks of TestDisruption find a driver whose rollout takes mounts away,
-// though its writer goes on.
+// The checks of TestDisruption detect a driver whose rollout unmounts volumes,
+// even though the writer continues.
 func TestSabotagedDriver(t *testing.T) {
 	broken := release{name: "broken", values: `
 image: {tag: sabotaged}
@@ -94,6 +94,6 @@ csi:
 		w.inSystem("rollout", "status", "daemonset/broken-cleat-csi-node", "--timeout=150s")
 	})
 	if err == nil || !strings.Contains(err.Error(), "globalmount") || !strings.Contains(err.Error(), "is gone") {
-		t.Errorf("what the sabotaged driver did was not found, only: %v", err)
+		t.Errorf("the unmount by the sabotaged driver was not detected, got: %v", err)
 	}
 }
