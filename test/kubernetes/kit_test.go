@@ -20,17 +20,17 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// waitTimeout bounds every wait, on a machine of two cores that is busy.
+// waitTimeout bounds every wait, with a margin for a busy machine of two cores.
 const waitTimeout = 3 * time.Minute
 
-// space is a namespace for one test. At the end of the test everything in it is
-// deleted, and the volumes that its claims had must be gone too.
+// space is the namespace of one test. At the end of the test it is deleted, and
+// the volumes of its claims must be gone too.
 type space struct {
 	*testing.T
 	name string
 }
 
-// newSpace makes the namespace of a test.
+// newSpace creates the namespace of a test.
 func newSpace(t *testing.T) *space {
 	t.Helper()
 	ns := testkit.Value(testCluster.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
@@ -45,7 +45,7 @@ func newSpace(t *testing.T) *space {
 	return s
 }
 
-// end runs after the test's context has ended.
+// end deletes the namespace, after the end of the test's context.
 func (s *space) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*waitTimeout)
 	defer cancel()
@@ -54,8 +54,8 @@ func (s *space) end() {
 		claims, _ := testCluster.Kubectl(ctx, "", "-n", s.name, "describe", "pvc")
 		s.Log(claims)
 	}
-	// Snapshots first: a namespace deletes in no order, and one whose claim has
-	// gone still has a content to wait for.
+	// Snapshots first: a namespace is deleted in no particular order, and a
+	// snapshot whose claim is gone still waits for its content.
 	if _, err := testCluster.Kubectl(ctx, "", "-n", s.name, "delete", "pods", "--all", "--grace-period=1", "--wait"); err != nil {
 		s.Error(err)
 	}
@@ -72,7 +72,7 @@ func (s *space) end() {
 		if apierrors.IsNotFound(err) {
 			return s.volumesGone(ctx)
 		}
-		return fmt.Errorf("namespace %s is still there (%v)", s.name, err)
+		return fmt.Errorf("namespace %s is not deleted (%v)", s.name, err)
 	}); err != nil {
 		s.Error(err)
 	}
@@ -85,14 +85,14 @@ func (s *space) volumesGone(ctx context.Context) error {
 	}
 	for _, v := range all.Items {
 		if v.Spec.ClaimRef != nil && v.Spec.ClaimRef.Namespace == s.name && v.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete {
-			return fmt.Errorf("volume %s of claim %s is still there: %s %s", v.Name, v.Spec.ClaimRef.Name, v.Status.Phase, v.Status.Message)
+			return fmt.Errorf("volume %s of claim %s is not deleted: %s %s", v.Name, v.Spec.ClaimRef.Name, v.Status.Phase, v.Status.Message)
 		}
 	}
 	return nil
 }
 
-// poll asks until there is no error or the context ends; then the last error
-// is part of its own.
+// poll calls ask until it succeeds or the context ends, and then returns the
+// last error.
 func poll(ctx context.Context, ask func(context.Context) error) error {
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
@@ -109,7 +109,7 @@ func poll(ctx context.Context, ask func(context.Context) error) error {
 	}
 }
 
-// until fails the test when what is asked for does not come within waitTimeout.
+// until polls for at most waitTimeout and fails the test.
 func (s *space) until(what string, ask func(context.Context) error) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.Context(), waitTimeout)
@@ -126,7 +126,7 @@ func (s *space) kubectl(args ...string) string {
 	return out
 }
 
-// apply makes the objects of a YAML text in the namespace.
+// apply creates or updates the objects of a YAML text in the namespace.
 func (s *space) apply(text string) {
 	s.Helper()
 	testkit.Value(testCluster.Kubectl(s.Context(), text, "-n", s.name, "apply", "--server-side", "-f", "-"))(s)
@@ -134,17 +134,17 @@ func (s *space) apply(text string) {
 
 // claim describes a PersistentVolumeClaim.
 type claim struct {
-	class      string // of storage
+	class      string // storage class
 	size       string
 	block      bool
-	modes      []corev1.PersistentVolumeAccessMode // ReadWriteOnce unless given
-	from       *corev1.TypedObjectReference        // a snapshot or a claim
-	attributes string                              // a VolumeAttributesClass
-	volume     string                              // one that is there; any or another unless given
+	modes      []corev1.PersistentVolumeAccessMode // default ReadWriteOnce
+	from       *corev1.TypedObjectReference        // snapshot or claim
+	attributes string                              // VolumeAttributesClass
+	volume     string                              // existing volume; default any
 	labels     map[string]string
 }
 
-// snapshotSource and claimSource are what a claim may be made from.
+// snapshotSource and claimSource are data sources of claims.
 func snapshotSource(name string) *corev1.TypedObjectReference {
 	group := "snapshot.storage.k8s.io"
 	return &corev1.TypedObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: name}
@@ -154,7 +154,7 @@ func claimSource(name string) *corev1.TypedObjectReference {
 	return &corev1.TypedObjectReference{Kind: "PersistentVolumeClaim", Name: name}
 }
 
-// claim makes a claim and does not wait: many are bound by their first pod.
+// claim creates a claim without waiting: many are bound by their first pod.
 func (s *space) claim(name string, c claim) {
 	s.Helper()
 	p := &corev1.PersistentVolumeClaim{
@@ -178,7 +178,7 @@ func (s *space) claim(name string, c claim) {
 	testkit.Value(testCluster.Client.CoreV1().PersistentVolumeClaims(s.name).Create(s.Context(), p, metav1.CreateOptions{}))(s)
 }
 
-// bound waits for a claim and returns its volume.
+// bound waits until a claim is bound and returns its volume.
 func (s *space) bound(name string) *corev1.PersistentVolume {
 	s.Helper()
 	var volume *corev1.PersistentVolume
@@ -188,7 +188,7 @@ func (s *space) bound(name string) *corev1.PersistentVolume {
 			return err
 		}
 		if p.Status.Phase != corev1.ClaimBound {
-			return fmt.Errorf("it is %s", p.Status.Phase)
+			return fmt.Errorf("phase %s", p.Status.Phase)
 		}
 		volume, err = testCluster.Client.CoreV1().PersistentVolumes().Get(ctx, p.Spec.VolumeName, metav1.GetOptions{})
 		return err
@@ -196,17 +196,17 @@ func (s *space) bound(name string) *corev1.PersistentVolume {
 	return volume
 }
 
-// pod describes a pod of one container with a shell.
+// pod describes a pod with one container that has a shell.
 type pod struct {
-	// mounts and devices are claims by the path at which the container sees them.
+	// mounts and devices are claims by path in the container.
 	mounts, devices map[string]string
-	readOnly        bool   // mounts
+	readOnly        bool   // of mounts
 	subPath         string // of every mount
-	command         string // for sh -c; it waits for ever unless given
+	command         string // for sh -c; default: wait for ever
 	change          func(*corev1.Pod)
 }
 
-// start makes a pod and does not wait for it.
+// start creates a pod without waiting.
 func (s *space) start(name string, p pod) {
 	s.Helper()
 	command := p.command
@@ -246,7 +246,7 @@ func (s *space) start(name string, p pod) {
 	testkit.Value(testCluster.Client.CoreV1().Pods(s.name).Create(s.Context(), object, metav1.CreateOptions{}))(s)
 }
 
-// run makes a pod and waits until it runs.
+// run creates a pod and waits until it is ready.
 func (s *space) run(name string, p pod) {
 	s.Helper()
 	s.start(name, p)
@@ -266,23 +266,23 @@ func (s *space) running(name string) {
 				return nil
 			}
 		}
-		return fmt.Errorf("it is %s: %v", p.Status.Phase, p.Status.Conditions)
+		return fmt.Errorf("phase %s: %v", p.Status.Phase, p.Status.Conditions)
 	})
 }
 
-// exec runs a shell command in a pod and returns what it prints.
+// exec runs a shell command in a pod and returns its output.
 func (s *space) exec(name, command string) string {
 	s.Helper()
 	return strings.TrimSpace(s.kubectl("exec", name, "--", "/bin/sh", "-ec", command))
 }
 
-// drop deletes a pod and waits until it has gone.
+// drop deletes a pod and waits for its end.
 func (s *space) drop(name string) {
 	s.Helper()
 	s.kubectl("delete", "pod", name, "--grace-period=2", "--wait")
 }
 
-// event waits for an event about an object whose message has a text in it.
+// event waits for an event of an object whose message contains a text.
 func (s *space) event(object, text string) {
 	s.Helper()
 	s.until(fmt.Sprintf("an event of %s with %q", object, text), func(ctx context.Context) error {
@@ -299,20 +299,20 @@ func (s *space) event(object, text string) {
 				seen = append(seen, e.Message)
 			}
 		}
-		return fmt.Errorf("there are %q", seen)
+		return fmt.Errorf("got events %q", seen)
 	})
 }
 
 var snapshots = schema.GroupVersionResource{Group: "snapshot.storage.k8s.io", Version: "v1", Resource: "volumesnapshots"}
 
-// snapshot cuts a snapshot of a claim and waits until it can be used.
+// snapshot creates a snapshot of a claim and waits until it is ready.
 func (s *space) snapshot(name, class, claim string) {
 	s.Helper()
 	s.createSnapshot(name, class, claim)
 	s.ready(name)
 }
 
-// cut asks for a snapshot of a claim.
+// createSnapshot creates a snapshot of a claim.
 func (s *space) createSnapshot(name, class, claim string) {
 	s.Helper()
 	object := &unstructured.Unstructured{Object: map[string]any{
@@ -322,26 +322,25 @@ func (s *space) createSnapshot(name, class, claim string) {
 	testkit.Value(testCluster.Dynamic.Resource(snapshots).Namespace(s.name).Create(s.Context(), object, metav1.CreateOptions{}))(s)
 }
 
-// ready waits until a snapshot can be used.
+// ready waits until a snapshot is ready.
 func (s *space) ready(name string) {
 	s.Helper()
 	s.until("snapshot "+name, func(ctx context.Context) error { return s.snapshotReady(ctx, name) })
 }
 
-// snapshotReady is the reason why a snapshot cannot be used.
+// snapshotReady returns why a snapshot is not ready.
 func (s *space) snapshotReady(ctx context.Context, name string) error {
 	o, err := testCluster.Dynamic.Resource(snapshots).Namespace(s.name).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
 	if ready, _, _ := unstructured.NestedBool(o.Object, "status", "readyToUse"); !ready {
-		return fmt.Errorf("it is not ready: %v", o.Object["status"])
+		return fmt.Errorf("not ready: %v", o.Object["status"])
 	}
 	return nil
 }
 
-// class makes a storage class beside those of the chart, for the time of the
-// test, and returns its name.
+// class creates a storage class until the end of the test and returns its name.
 func (s *space) class(driver string, parameters map[string]string, change func(*storagev1.StorageClass)) string {
 	s.Helper()
 	wait, expand := storagev1.VolumeBindingWaitForFirstConsumer, true

@@ -1,7 +1,7 @@
-// Package kubernetes runs cleat's chart and image in a real Kubernetes: the
-// kubelet, the API server, the scheduler, the sidecars and Helm are unmodified.
-// All tests share one cluster of one node (package cluster), to which
-// TestTwoNodes adds a second; each has a namespace of its own.
+// Package kubernetes tests cleat's chart and image in a real Kubernetes with
+// unmodified kubelet, API server, scheduler, sidecars and Helm. All tests share
+// a cluster of one node (package cluster), to which TestTwoNodes adds a second.
+// Each test has its own namespace.
 package kubernetes
 
 import (
@@ -19,11 +19,10 @@ import (
 	"github.com/cleatproject/cleat/test/kubernetes/programs"
 )
 
-// testCluster is the cluster of this process: there is one, and it is there before
-// every test.
+// testCluster is the cluster of this process, created before the tests.
 var testCluster *cluster.Cluster
 
-// sidecars are the programs that run in pods, by the names of their images.
+// sidecars are the programs that run in pods, with their image names.
 var sidecars = map[string]string{
 	"csi-provisioner":    "cleat.local/csi-provisioner:local",
 	"csi-attacher":       "cleat.local/csi-attacher:local",
@@ -46,8 +45,8 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// makeImages writes the archives that install imports. It builds cleat as it is
-// in this tree, in the image that users get.
+// makeImages writes the archives that install imports. cleat is built from this
+// tree into the image that users get.
 func makeImages(ctx context.Context, dir string, set programs.Set) error {
 	binary := filepath.Join(dir, "bin", "cleat")
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", binary, "github.com/cleatproject/cleat/cmd/cleat")
@@ -56,7 +55,7 @@ func makeImages(ctx context.Context, dir string, set programs.Set) error {
 		return fmt.Errorf("build cleat: %w: %s", err, out)
 	}
 	if err := image.Build(ctx, image.Options{Output: filepath.Join(dir, "cleat.tar"), Reference: cleatImage, Binary: binary, Log: os.Stderr}); err != nil {
-		return fmt.Errorf("make the image of cleat: %w", err)
+		return fmt.Errorf("build the image of cleat: %w", err)
 	}
 	if err := buildSNAP(ctx, dir); err != nil {
 		return err
@@ -83,9 +82,9 @@ func makeImages(ctx context.Context, dir string, set programs.Set) error {
 	return cluster.WriteImages(filepath.Join(dir, "others.tar"), all...)
 }
 
-// install brings what a cluster's administrator brings: images, the snapshot
-// controller with its definitions, and the chart, twice: a driver as on a
-// cluster of many nodes, and one with a controller of its own.
+// install does the cluster administrator's part: images, the snapshot
+// controller with its CRDs, and two releases of the chart: a driver on each
+// node, and one with a controller.
 func install(ctx context.Context, c *cluster.Cluster) error {
 	testCluster = c
 	for _, archive := range []string{"cleat.tar", "others.tar"} {
@@ -121,7 +120,7 @@ func install(ctx context.Context, c *cluster.Cluster) error {
 	return nil
 }
 
-// uninstall takes the chart away and checks that nothing stays on the node.
+// uninstall removes the releases and checks that nothing is left on the node.
 func uninstall(ctx context.Context, c *cluster.Cluster) error {
 	var failed []error
 	for _, r := range releases {

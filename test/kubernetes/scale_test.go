@@ -30,12 +30,12 @@ import (
 
 const podsAtOnce = 30
 
-// claimsAtOnce is how many claims TestScale makes.
+// claimsAtOnce returns the number of claims in TestScale.
 func claimsAtOnce() int { return slices.Max(soak.Pick(1, []int{100, 500})) }
 
-// Very many claims at once are all bound and all deleted again without a word of
-// complaint, and so are pods with a volume each; no container of the release
-// needs more memory than it may have. The figures are in the output.
+// TestScale creates and deletes many claims at once, then pods with a volume
+// each, without warnings or errors and within the memory limits of the
+// release's containers. The output has the durations.
 func TestScale(t *testing.T) {
 	s := newSpace(t)
 	before := s.poolFiles()
@@ -52,7 +52,7 @@ func TestScale(t *testing.T) {
 	u.phase("deletion")
 	s.deleteClaims(claims)
 	if left := s.poolFiles(); len(left) != len(before) {
-		t.Errorf("the pool holds %d volumes after the deletion, %d before the test", len(left), len(before))
+		t.Errorf("the pool has %d volumes after the deletion, %d before the test", len(left), len(before))
 	}
 	u.phase("pods")
 	s.manyPods(podsAtOnce)
@@ -60,7 +60,7 @@ func TestScale(t *testing.T) {
 	s.checkNoComplaints("local", began)
 }
 
-// idle waits, for what goes on when nothing is asked for to be seen.
+// idle waits, to measure the usage without requests.
 func (s *space) idle(d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -70,21 +70,21 @@ func (s *space) idle(d time.Duration) {
 	}
 }
 
-// poolFiles are the volumes in the pool of release local.
+// poolFiles returns the volumes in the pool of release local.
 func (s *space) poolFiles() []os.DirEntry {
 	s.Helper()
 	files := testkit.Value(os.ReadDir(filepath.Join("/var/lib/cleat/csi.cleat.dev/storage/pool", "volumes")))(s)
 	return files
 }
 
-// volumeOfNode makes a claim one that the scheduler has chosen the node for. It
-// chooses for pods alone, of which a node takes fewer.
+// volumeOfNode sets the selected node of a claim. The scheduler does so only
+// for pods, of which a node accepts fewer.
 func volumeOfNode(p *corev1.PersistentVolumeClaim) {
 	p.Annotations = map[string]string{"volume.kubernetes.io/selected-node": testCluster.Node}
 }
 
-// createClaims makes claims, half of them for raw blocks and half for an ext4,
-// waits until all are bound, and says how long that took.
+// createClaims creates claims, half block and half ext4, waits until all are
+// bound, and logs the duration.
 func (s *space) createClaims(n int, change func(*corev1.PersistentVolumeClaim)) {
 	s.Helper()
 	bound := newTimestamps(n)
@@ -103,8 +103,8 @@ func (s *space) createClaims(n int, change func(*corev1.PersistentVolumeClaim)) 
 	s.checkVolumes(n)
 }
 
-// follow has a handler called with all objects of a kind, in the space where
-// they have one, until the test ends.
+// follow calls a handler with all objects of a kind, in the namespace if they
+// have one, until the end of the test.
 func (s *space) follow(kind runtime.Object, handler cache.ResourceEventHandlerFuncs) {
 	s.Helper()
 	factory := informers.NewSharedInformerFactoryWithOptions(testCluster.Client, 0, informers.WithNamespace(s.name))
@@ -115,7 +115,7 @@ func (s *space) follow(kind runtime.Object, handler cache.ResourceEventHandlerFu
 	case *corev1.PersistentVolume:
 		informer = factory.Core().V1().PersistentVolumes().Informer()
 	default:
-		s.Fatalf("nobody follows objects as %T", kind)
+		s.Fatalf("no informer for %T", kind)
 	}
 	testkit.Value(informer.AddEventHandler(handler))(s)
 	ctx, cancel := context.WithCancel(s.Context())
@@ -125,11 +125,11 @@ func (s *space) follow(kind runtime.Object, handler cache.ResourceEventHandlerFu
 	})
 	factory.Start(ctx.Done())
 	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
-		s.Fatalf("objects as %T are not listed", kind)
+		s.Fatalf("%T are not listed", kind)
 	}
 }
 
-// timestamps are when something was first seen of each of so many objects.
+// timestamps are the times at which each of the objects was first seen.
 type timestamps struct {
 	lock sync.Mutex
 	want int
@@ -169,7 +169,7 @@ func (m *timestamps) all(s *space, what string) map[string]time.Time {
 	return maps.Clone(m.at)
 }
 
-// makeClaims makes claims at once and returns when each was asked for.
+// makeClaims creates claims concurrently and returns the time of each request.
 func (s *space) makeClaims(n int, change func(*corev1.PersistentVolumeClaim)) map[string]time.Time {
 	s.Helper()
 	var group sync.WaitGroup
@@ -209,7 +209,7 @@ func scaleClaim(i int) *corev1.PersistentVolumeClaim {
 	}
 }
 
-// checkVolumes compares the volumes with what was asked for.
+// checkVolumes compares the volumes with the claims.
 func (s *space) checkVolumes(n int) {
 	s.Helper()
 	all := testkit.Value(testCluster.Client.CoreV1().PersistentVolumes().List(s.Context(), metav1.ListOptions{}))(s)
@@ -231,7 +231,8 @@ func (s *space) checkVolumes(n int) {
 	}
 }
 
-// deleteClaims deletes all claims at once and waits until their volumes have gone.
+// deleteClaims deletes all claims at once and waits until their volumes are
+// gone.
 func (s *space) deleteClaims(n int) {
 	s.Helper()
 	gone := newTimestamps(n)
@@ -251,7 +252,7 @@ func (s *space) deleteClaims(n int) {
 	s.Logf("  DeleteVolume %s", s.driverCalls().since(calls, "DeleteVolume"))
 }
 
-// manyPods starts pods with a claim each, at once, and ends them.
+// manyPods starts and deletes pods with a claim each, all at once.
 func (s *space) manyPods(n int) {
 	s.Helper()
 	began := time.Now()
@@ -282,7 +283,7 @@ func (s *space) manyPods(n int) {
 	began = time.Now()
 	s.kubectl("delete", "pods", "--all", "--grace-period=1", "--wait")
 	took := time.Since(began)
-	s.Logf("%d pods with a volume have ended after %.1f s, %.1f a second", n, took.Seconds(), float64(n)/took.Seconds())
+	s.Logf("%d pods with a volume deleted after %.1f s, %.1f a second", n, took.Seconds(), float64(n)/took.Seconds())
 }
 
 func isReady(p *corev1.Pod) bool {
@@ -291,7 +292,7 @@ func isReady(p *corev1.Pod) bool {
 	})
 }
 
-// rate prints how long something took in all, and each of it.
+// rate logs the total duration and percentiles of single durations.
 func (s *space) rate(what string, began time.Time, times map[string]time.Time, from func(string) time.Time) {
 	s.Helper()
 	var each []time.Duration
@@ -308,7 +309,7 @@ func (s *space) rate(what string, began time.Time, times map[string]time.Time, f
 		float64(len(each))/took, percentile(each, 50).Seconds(), percentile(each, 99).Seconds(), each[len(each)-1].Seconds())
 }
 
-// calls are what the driver's own metrics say of its calls, by their series.
+// calls are the driver's call metrics, by series.
 type calls map[string]float64
 
 var rpcSeries = regexp.MustCompile(`^(cleat_rpc_duration_seconds_(?:sum|count)\{[^}]*method="(?:[^"]*/)?([A-Za-z]+)"[^}]*\}) (\S+)$`)
@@ -318,7 +319,7 @@ func (s *space) driverCalls() calls {
 	s.Helper()
 	pods, err := testCluster.Client.CoreV1().Pods(system).List(s.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=local"})
 	if err != nil || len(pods.Items) != 1 {
-		s.Fatalf("%d pods of release local (%v), want one", len(pods.Items), err)
+		s.Fatalf("got %d pods of release local (%v), want one", len(pods.Items), err)
 	}
 	request := testkit.Value(http.NewRequestWithContext(s.Context(), http.MethodGet, "http://"+pods.Items[0].Status.PodIP+":29801/metrics", nil))(s)
 	answer := testkit.Value(http.DefaultClient.Do(request))(s)
@@ -338,7 +339,7 @@ func (s *space) driverCalls() calls {
 	return all
 }
 
-// since tells of the calls of a method since an earlier reading.
+// since formats the calls of a method since an earlier reading.
 func (c calls) since(before calls, method string) string {
 	n := c["count "+method] - before["count "+method]
 	if n == 0 {
@@ -347,22 +348,22 @@ func (c calls) since(before calls, method string) string {
 	return fmt.Sprintf("took %.1f ms in the mean of %.0f calls", 1000*(c["sum "+method]-before["sum "+method])/n, n)
 }
 
-// complaint is a line in which a sidecar (klog) or the driver tells of an error.
+// complaint matches an error line in the log of a sidecar (klog) or the driver.
 var complaint = regexp.MustCompile(`^E\d{4} |"level":"(ERROR|WARN)"`)
 
-// repeated are complaints that are a sidecar's way to work. It acts on what it
-// last read, hears that this is old, and looks again: a volume that it has
-// deleted already, an object that it has itself just written. So does the
-// kubelet, which asks for the figures of volumes that it has just unmounted.
+// repeated matches errors of normal retries: a sidecar acts on a stale cache
+// and retries, for a volume that it has already deleted or an object that it
+// has just written. The kubelet requests statistics of volumes that it has just
+// unmounted.
 var repeated = regexp.MustCompile(`error syncing volume .* persistentvolumes .* not found"|Operation cannot be fulfilled on .*: the object has been modified; please apply your changes to the latest version and try again|"method":"/csi.v1.Node/NodeGetVolumeStats","code":"NotFound"`)
 
-// early is the kubelet's warning when it hears of a pod a moment before the API
-// server's node authorizer knows what the pod's node may read, or when a first
-// read takes longer than the second that it waits for one. It asks again.
+// early matches the kubelet's warning about a pod that the API server's node
+// authorizer does not know yet, or a first read that takes longer than its
+// timeout of one second. The kubelet retries.
 var early = regexp.MustCompile(`is forbidden: User "system:node:.*": no relationship found between node '.*' and this object|failed to sync (configmap|secret) cache: timed out waiting for the condition`)
 
-// checkNoComplaints fails the test for each warning about the claims and their
-// volumes, and each error that a container of the release has logged.
+// checkNoComplaints fails for each warning event of the claims and their
+// volumes, and each error in the logs of the release's containers.
 func (s *space) checkNoComplaints(release string, since metav1.Time) {
 	s.Helper()
 	for _, namespace := range []string{s.name, metav1.NamespaceDefault} { // events of volumes are in default
@@ -387,5 +388,5 @@ func (s *space) checkNoComplaints(release string, since metav1.Time) {
 			}
 		}
 	}
-	s.Logf("the sidecars looked again %d times because what they had read was old", again)
+	s.Logf("the sidecars retried %d times because of stale caches", again)
 }

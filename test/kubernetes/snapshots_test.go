@@ -22,19 +22,19 @@ import (
 
 var snapshotContents = snapshots.GroupVersion().WithResource("volumesnapshotcontents")
 
-// drivers are the driver's names by the release.
+// drivers are the driver names by release.
 var drivers = map[string]string{"local": "csi.cleat.dev", "single": "single.cleat.dev"}
 
-// inPool is where a driver keeps a volume or snapshot on this node; kind is
+// inPool returns the path of a volume or snapshot in a driver's pool; kind is
 // volumes or snapshots.
 func inPool(driver, kind, handle string) string {
 	return filepath.Join("/var/lib/cleat", driver, "storage/pool", kind, handle)
 }
 
-// counter writes a shell loop that appends numbers from 1 to each of the given
-// files or devices, one after the other, each on disk before the next, and then
-// tells in /tmp/acked which number is on disk everywhere. It leaves the disk some
-// time for others.
+// counter returns a shell loop that appends numbers from 1 to each of the files
+// or devices in order, each synced before the next, and then writes the number
+// that is on disk everywhere to /tmp/acked. It sleeps between numbers to limit
+// the disk load.
 func counter(paths ...string) string {
 	return `trap 'exit 0' TERM
 i=0
@@ -48,26 +48,26 @@ while :; do
 done`
 }
 
-// acked waits until the pod of a counter has more than a number on disk, and
-// returns what it has.
+// acked waits until a counter has written more further numbers, and returns its
+// number.
 func (s *space) acked(pod string, more int) int {
 	s.Helper()
 	n := testkit.Value(strconv.Atoi(s.exec(pod, fmt.Sprintf(`until [ "$(cat /tmp/acked 2>/dev/null || echo 0)" -gt %d ]; do sleep 0.1; done; cat /tmp/acked`, more))))(s)
 	return n
 }
 
-// counted returns up to which number a counter's file goes, without a gap.
+// counted returns the last number in a counter's file, which must have no gaps.
 func (s *space) counted(pod, path string) int {
 	s.Helper()
 	out := s.exec(pod, `awk '{ if ($0 != 10000000 + NR && !bad) bad = NR ": " $0 } END { print bad ? "line " bad " of " NR : NR }' `+path)
 	n, err := strconv.Atoi(out)
 	if err != nil {
-		s.Fatalf("%s in pod %s is not the numbers from 1: %s", path, pod, out)
+		s.Fatalf("%s in pod %s is not a sequence from 1: %s", path, pod, out)
 	}
 	return n
 }
 
-// object reads an object of the namespace, or of the cluster.
+// object reads an object of the namespace, or a cluster-scoped one.
 func (s *space) object(ctx context.Context, resource schema.GroupVersionResource, name string) (*unstructured.Unstructured, error) {
 	if resource == snapshotContents || resource == groupContents {
 		return testCluster.Dynamic.Resource(resource).Get(ctx, name, metav1.GetOptions{})
@@ -75,19 +75,19 @@ func (s *space) object(ctx context.Context, resource schema.GroupVersionResource
 	return testCluster.Dynamic.Resource(resource).Namespace(s.name).Get(ctx, name, metav1.GetOptions{})
 }
 
-// gone waits until an object is not there.
+// gone waits until an object is deleted.
 func (s *space) gone(resource schema.GroupVersionResource, name string) {
 	s.Helper()
-	s.until("the end of "+name, func(ctx context.Context) error {
+	s.until("deletion of "+name, func(ctx context.Context) error {
 		o, err := s.object(ctx, resource, name)
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("it is still there (%v): %v", err, o)
+		return fmt.Errorf("not deleted (%v): %v", err, o)
 	})
 }
 
-// content returns the content of a snapshot that is ready and its file.
+// content returns the content of a ready snapshot, and its file.
 func (s *space) content(driver, snapshot string) (name, file string) {
 	s.Helper()
 	o := testkit.Value(s.object(s.Context(), snapshots, snapshot))(s)
@@ -101,15 +101,16 @@ func (s *space) content(driver, snapshot string) (name, file string) {
 	return name, file
 }
 
-// noFile fails the test when something is still in the pool.
+// noFile fails if a path of the pool exists.
 func (s *space) noFile(path string) {
 	s.Helper()
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
-		s.Errorf("%s is still there (%v)", path, err)
+		s.Errorf("%s is left (%v)", path, err)
 	}
 }
 
-// snapshotClass makes a class for the time of the test and returns its name.
+// snapshotClass creates a VolumeSnapshotClass until the end of the test and
+// returns its name.
 func (s *space) snapshotClass(driver, deletionPolicy string) string {
 	s.Helper()
 	name := s.name + "-" + strings.ToLower(deletionPolicy)
@@ -122,7 +123,8 @@ func (s *space) snapshotClass(driver, deletionPolicy string) string {
 	return name
 }
 
-// bytes says how large a pod sees a mounted file system or, below /dev, a device.
+// bytes returns the size of a mounted file system or, below /dev, of a device
+// in a pod.
 func (s *space) bytes(pod, path string) int64 {
 	s.Helper()
 	command := `stat -f -c '%b %S' ` + path + ` | { read b s; echo $((b*s)); }`
@@ -133,23 +135,23 @@ func (s *space) bytes(pod, path string) int64 {
 	return n
 }
 
-// sized fails the test unless a device has exactly that size, and a file system
-// all of it but what it needs for itself.
+// sized fails unless a device has exactly this size, and a file system most of
+// it.
 func (s *space) sized(pod, path string, want int64) {
 	s.Helper()
 	got, least := s.bytes(pod, path), want
 	if !strings.HasPrefix(path, "/dev/") {
-		least = want - want/4 // the log of an XFS of 320 MiB takes 64 MiB
+		least = want - want/4 // the log of an XFS of 320 MiB has 64 MiB
 	}
 	if got < least || got > want {
-		s.Errorf("%s has %d bytes in pod %s, and is to have %d to %d", path, got, pod, least, want)
+		s.Errorf("%s has %d bytes in pod %s, want %d to %d", path, got, pod, least, want)
 	}
 }
 
 const mib = 1 << 20
 
-// Snapshots are cut while a pod writes, and what is made of them has everything
-// that was on disk before. Volumes and snapshots go in any order.
+// Snapshots of volumes in use, and volumes restored from them, have everything
+// that was on disk before. Volumes and snapshots can be deleted in any order.
 func TestSnapshots(t *testing.T) {
 	t.Parallel()
 	for _, release := range []string{"local", "single"} {
@@ -175,7 +177,7 @@ func TestSnapshots(t *testing.T) {
 				s.ready(of)
 			}
 			s.afterwards(driver, "kept")
-			s.acked("writer", s.acked("writer", before)) // it goes on after each freeze
+			s.acked("writer", s.acked("writer", before)) // it continues after each freeze
 
 			s.restores(release, before, mark)
 			s.deletions(driver, mark)
@@ -184,7 +186,7 @@ func TestSnapshots(t *testing.T) {
 	}
 }
 
-// restores makes volumes of the snapshots and of a claim, beside their sources.
+// restores creates volumes from the snapshots and from a claim.
 func (s *space) restores(release string, before int, mark string) {
 	s.Helper()
 	s.claim("same", claim{class: release + "-xfs", size: "320Mi", from: snapshotSource("files")})
@@ -198,7 +200,8 @@ func (s *space) restores(release string, before int, mark string) {
 		mounts:  map[string]string{"/same": "same", "/larger": "larger", "/small": "small-larger", "/clone": "clone"},
 		devices: map[string]string{"/dev/same": "raw-same", "/dev/larger": "raw-larger", "/dev/view": "view"},
 	})
-	// Somebody else's file system as a device is for those whom an administrator lets.
+	// Converting a file system volume to a block volume needs an
+	// administrator's permission.
 	s.event("view", "snapshot.storage.kubernetes.io/allow-volume-mode-change annotation is not present")
 	content, _ := s.content(drivers[release], "files")
 	s.kubectl("annotate", "volumesnapshotcontent", content, "snapshot.storage.kubernetes.io/allow-volume-mode-change=true")
@@ -211,7 +214,7 @@ func (s *space) restores(release string, before int, mark string) {
 	}
 	for _, of := range []string{"/same", "/larger", "/small", "/clone"} {
 		if n := s.counted("reader", of+"/log"); n < before {
-			s.Errorf("%s has the numbers to %d, and %d were on disk before", of, n, before)
+			s.Errorf("%s has numbers up to %d, but %d were on disk before", of, n, before)
 		}
 	}
 	for _, of := range []string{"/same", "/larger", "/clone"} {
@@ -221,25 +224,26 @@ func (s *space) restores(release string, before int, mark string) {
 		s.reads("reader", "dd if="+of+" bs=1M skip=32 count=8 2>/dev/null | sha256sum", mark)
 		s.exec("reader", fmt.Sprintf("dd if=%s bs=9 count=%d 2>/dev/null >/tmp/log", of, before))
 		if n := s.counted("reader", "/tmp/log"); n != before {
-			s.Errorf("%s has the numbers to %d of %d", of, n, before)
+			s.Errorf("%s has numbers up to %d of %d", of, n, before)
 		}
 	}
 	s.reads("reader", "dd if=/dev/view bs=4 count=1 2>/dev/null", "XFSB")
-	// What is made of a snapshot can be written, and nobody else sees it.
+	// A restored volume is writable and independent of its source.
 	s.exec("reader", "for d in same larger clone; do echo $d >/$d/mark; done; sync")
 	s.reads("reader", "cat /same/mark /larger/mark /clone/mark", "same\nlarger\nclone")
 	s.reads("writer", "sha256sum </files/mark", mark)
 }
 
-// reads compares what a command prints.
+// reads compares a command's output.
 func (s *space) reads(pod, command, want string) {
 	s.Helper()
 	if got := s.exec(pod, command); got != want {
-		s.Errorf("%s in pod %s prints %q, not %q", command, pod, got, want)
+		s.Errorf("%s in pod %s: got %q, want %q", command, pod, got, want)
 	}
 }
 
-// deletions deletes a snapshot before and after what was made of it.
+// deletions deletes a snapshot before, and one after the volume restored from
+// it.
 func (s *space) deletions(driver, mark string) {
 	s.Helper()
 	content, file := s.content(driver, "files")
@@ -252,27 +256,27 @@ func (s *space) deletions(driver, mark string) {
 
 	made := s.bound("raw-same")
 	s.kubectl("delete", "pvc", "raw-same", "raw-larger", "--wait")
-	s.until("the end of volume "+made.Name, func(ctx context.Context) error {
+	s.until("deletion of volume "+made.Name, func(ctx context.Context) error {
 		_, err := testCluster.Client.CoreV1().PersistentVolumes().Get(ctx, made.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("it is still there: %v", err)
+		return fmt.Errorf("not deleted: %v", err)
 	})
 	s.noFile(inPool(driver, "volumes", made.Spec.CSI.VolumeHandle))
-	content, file = s.content(driver, "raw") // the snapshot has outlived it
+	content, file = s.content(driver, "raw") // the snapshot still exists
 	s.kubectl("delete", "volumesnapshot", "raw", "--wait")
 	s.gone(snapshotContents, content)
 	s.noFile(file)
 }
 
-// afterwards sees to it that a snapshot of a class that retains goes with the test.
+// afterwards deletes a snapshot of a class with Retain after the test.
 func (s *space) afterwards(driver, snapshot string) {
 	s.Helper()
 	content, file := s.content(driver, snapshot)
 	s.Cleanup(func() {
 		if _, err := os.Stat(file); err != nil {
-			return // the test has come to where it is deleted
+			return // the test has already deleted it
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 		defer cancel()
@@ -288,8 +292,8 @@ func (s *space) afterwards(driver, snapshot string) {
 	})
 }
 
-// survivors deletes the claims first, and the object of a snapshot that its
-// class retains; then it makes volumes of what is left.
+// survivors deletes the claims and the object of a retained snapshot, and then
+// restores volumes from the remaining snapshots.
 func (s *space) survivors(release string, before int, mark string) {
 	s.Helper()
 	driver := drivers[release]
@@ -297,9 +301,9 @@ func (s *space) survivors(release string, before int, mark string) {
 	sources := []*corev1.PersistentVolume{s.bound("files"), s.bound("small")}
 	s.kubectl("delete", "pvc", "files", "small", "--wait")
 	for _, v := range sources {
-		s.until("the end of volume "+v.Name, func(context.Context) error {
+		s.until("deletion of volume "+v.Name, func(context.Context) error {
 			if _, err := os.Stat(inPool(driver, "volumes", v.Spec.CSI.VolumeHandle)); !errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("its file is still there (%v)", err)
+				return fmt.Errorf("the file is not deleted (%v)", err)
 			}
 			return nil
 		})
@@ -314,7 +318,7 @@ func (s *space) survivors(release string, before int, mark string) {
 	s.run("late", pod{mounts: map[string]string{"/heir": "heir", "/finder": "finder"}})
 	for _, of := range []string{"/heir", "/finder"} {
 		if n := s.counted("late", of+"/log"); n < before {
-			s.Errorf("%s has the numbers to %d, and %d were on disk before", of, n, before)
+			s.Errorf("%s has numbers up to %d, but %d were on disk before", of, n, before)
 		}
 	}
 	s.reads("late", "sha256sum </finder/mark", mark)
@@ -323,8 +327,8 @@ func (s *space) survivors(release string, before int, mark string) {
 	s.noFile(file)
 }
 
-// found makes a snapshot of a content that an administrator wrote for a handle.
-// Where each node has a snapshotter, the content has to name the node.
+// found creates a snapshot of a pre-provisioned content for a handle. With a
+// snapshotter on each node, the content must name the node.
 func (s *space) found(release, name, handle string) {
 	s.Helper()
 	content := s.name + "-" + name
@@ -345,9 +349,9 @@ metadata: {name: %s}
 spec: {source: {volumeSnapshotContentName: %s}}
 `, content, drivers[release], handle, name, s.name, name, content))
 	if release == "local" {
-		s.snapshot("meanwhile", release, "same") // the snapshotter has come this far
+		s.snapshot("meanwhile", release, "same") // until the snapshotter has processed the content
 		if err := s.snapshotReady(s.Context(), name); err == nil {
-			s.Error("a content without the label of its node was taken, so that the documents are wrong")
+			s.Error("a content without a node label was processed, contrary to the docs")
 		}
 		s.kubectl("label", "volumesnapshotcontent", content, "snapshot.storage.kubernetes.io/managed-by="+testCluster.Node)
 	}

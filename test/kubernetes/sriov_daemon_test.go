@@ -26,9 +26,10 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Nothing is offered before the operator's word and our own look say so; it is
-// taken back with either, and with whoever answers for it. What pods have stays
-// theirs. It restarts the kubelet and stops the API server for a while.
+// In follow mode functions are offered only while both the operator's status
+// and the daemon's check allow it, and are withdrawn if either, or the daemon,
+// is gone. Pods keep their functions. The test restarts the kubelet and stops
+// the API server for a while.
 func TestSRIOVFollow(t *testing.T) {
 	s := newSpace(t)
 	c := newCard(s, "gated", 29832, 4)
@@ -36,14 +37,14 @@ func TestSRIOVFollow(t *testing.T) {
 	c.want(4)
 	c.setSyncStatus(nodestate.InProgress)
 	gated := release{name: c.release, values: c.values("/var/lib/sriov", "follow")}
-	// Its daemon is ready when the node is as wanted.
+	// Its daemon is ready once the node has the desired configuration.
 	s.install(gated, "--wait=hookOnly")
 	c.phase(daemon.Pending)
 	c.gate(gate.Initializing)
 	s.start("first", c.wanting(1))
 	s.unschedulable("first", "Insufficient "+c.resource)
 	if capacity, allocatable, err := c.node(t.Context()); err != nil || capacity != 0 || allocatable != 0 {
-		t.Errorf("before anybody said that the node is configured it has %d, %d of them allocatable (%v)", capacity, allocatable, err)
+		t.Errorf("before the operator's status: got capacity %d, allocatable %d (%v)", capacity, allocatable, err)
 	}
 
 	began := time.Now()
@@ -51,7 +52,7 @@ func TestSRIOVFollow(t *testing.T) {
 	kubelet := c.offers(4)
 	api := c.allocatable(4)
 	s.running("first")
-	t.Logf("opened: %s until the kubelet offers, %s more until the API does; the pod that waited runs after %.1f s", ms(kubelet), ms(api), time.Since(began).Seconds())
+	t.Logf("opened: %s until the kubelet offers, %s more until the API does; the waiting pod runs after %.1f s", ms(kubelet), ms(api), time.Since(began).Seconds())
 
 	c.checkGateCycle("second", "the operator is at work", func() { c.setSyncStatus(nodestate.InProgress) }, func() { c.setSyncStatus(nodestate.Succeeded) })
 	c.checkGateCycle("third", "another generation, of which the operator's word is old", func() { c.want(5) }, func() { c.want(4) })
@@ -61,21 +62,21 @@ func TestSRIOVFollow(t *testing.T) {
 		before := c.holders()
 		testkit.Must(t, testCluster.RestartKubelet(t.Context(), true))
 		began := time.Now()
-		// Until it has heard of its pods from the API server it lists none.
-		c.until("the kubelet to know what its pods hold", func(context.Context) error {
+		// Until it has the pods from the API server, it lists none.
+		c.until("the kubelet to list the devices of pods", func(context.Context) error {
 			if got := c.holders(); !maps.Equal(got, before) {
-				return fmt.Errorf("pods hold %v, and held %v before the kubelet's restart", got, before)
+				return fmt.Errorf("pods hold %v, want %v as before the restart", got, before)
 			}
 			return nil
 		})
 		listed := time.Since(began)
 		c.offers(4)
 		c.allocatable(4)
-		t.Logf("kubelet killed: %s after it was ready again it lists what pods hold, after %s functions are allocatable", ms(listed), ms(time.Since(began)))
+		t.Logf("kubelet killed: lists the devices of pods %s after it is ready again, functions allocatable after %s", ms(listed), ms(time.Since(began)))
 	})
 	t.Run("daemon killed", func(t *testing.T) {
 		old := c.kill(c.ports[1])
-		t.Logf("killed: taken back within %s", ms(c.offers(0)))
+		t.Logf("killed: withdrawn within %s", ms(c.offers(0)))
 		c.processOf(c.argument(c.ports[1]), old)
 		t.Logf("offered again after %s", ms(c.offers(4)))
 	})
@@ -83,7 +84,7 @@ func TestSRIOVFollow(t *testing.T) {
 		testkit.Value(testCluster.Kubectl(t.Context(), "", "-n", system, "delete", "daemonset", c.release+"-cleat-sriov-daemon"))(t)
 		c.offers(0)
 		c.gate(gate.Initializing)
-		testkit.Must(t, gated.install(t.Context(), testCluster)) // and it becomes ready
+		testkit.Must(t, gated.install(t.Context(), testCluster)) // returns when the daemon is ready
 		c.offers(4)
 	})
 	t.Run("API server away", c.withoutAPIServer)
@@ -92,18 +93,18 @@ func TestSRIOVFollow(t *testing.T) {
 		s.undisturbed(name)
 	}
 	if got := slices.Sorted(maps.Values(c.holders())); !slices.Equal(got, []string{"first", "second", "third"}) {
-		t.Errorf("the kubelet says that %q hold functions", got)
+		t.Errorf("the kubelet reports functions of %q", got)
 	}
 	if n := len(c.numVFsWrites()); n > 0 {
-		t.Errorf("a daemon that follows has changed the number of functions %d times", n)
+		t.Errorf("a daemon in follow mode changed the number of functions %d times", n)
 	}
 	c.rights([]string{"sriovnetworknodestates: get list watch"})
 }
 
 func ms(d time.Duration) string { return d.Round(time.Millisecond).String() }
 
-// checkGateCycle closes the gate and opens it. Meanwhile no pod is admitted, and one
-// that waited runs afterwards, unless its name is empty.
+// checkGateCycle closes and reopens the gate. While it is closed no pod is
+// admitted; the pod waits, if named, runs afterwards.
 func (c *card) checkGateCycle(waits, why string, shut, open func()) {
 	c.Helper()
 	began := time.Now()
@@ -112,7 +113,7 @@ func (c *card) checkGateCycle(waits, why string, shut, open func()) {
 	kubelet := time.Since(began)
 	early := "before-" + waits
 	if waits != "" {
-		// The scheduler may not have heard yet: then the kubelet refuses it.
+		// If the scheduler does not know yet, the kubelet rejects the pod.
 		c.start(early, c.bare())
 	}
 	c.allocatable(0)
@@ -122,7 +123,7 @@ func (c *card) checkGateCycle(waits, why string, shut, open func()) {
 		c.unschedulable(waits, "Insufficient "+c.resource)
 	}
 	if n := len(c.holders()); n > 3 {
-		c.Errorf("%s: %d pods hold functions", why, n)
+		c.Errorf("%s: got %d pods with functions", why, n)
 	}
 	c.Logf("%s: closed after %s in the kubelet, %s in the API", why, ms(kubelet), ms(api))
 	if waits != "" {
@@ -138,7 +139,7 @@ func (c *card) checkGateCycle(waits, why string, shut, open func()) {
 	c.allocatable(4)
 }
 
-// bare is a pod that nothing makes again.
+// bare returns a pod without a controller.
 func (c *card) bare() pod {
 	p := c.wanting(1)
 	change := p.change
@@ -149,10 +150,10 @@ func (c *card) bare() pod {
 	return p
 }
 
-// refused checks that a pod did not get in, and deletes it.
+// refused checks that a pod is not admitted, and deletes it.
 func (c *card) refused(name string) {
 	c.Helper()
-	c.until("what becomes of pod "+name, func(ctx context.Context) error {
+	c.until("rejection of pod "+name, func(ctx context.Context) error {
 		p, err := testCluster.Client.CoreV1().Pods(c.name).Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case err != nil:
@@ -164,7 +165,7 @@ func (c *card) refused(name string) {
 			c.Logf("a pod right after the gate closed: %s", p.Status.Conditions[0].Message)
 			return nil
 		case p.Status.Phase == corev1.PodPending:
-			return fmt.Errorf("it is on its way to node %q", p.Spec.NodeName)
+			return fmt.Errorf("assigned to node %q", p.Spec.NodeName)
 		default:
 			c.Fatalf("pod %s was admitted while the gate was closed: %s %s", name, p.Status.Phase, p.Status.Reason)
 			return nil
@@ -173,9 +174,10 @@ func (c *card) refused(name string) {
 	c.drop(name)
 }
 
-// withoutAPIServer: what is offered stays, and a daemon that starts then offers
-// nothing, as it cannot know what is wanted. It is away for less than the ten
-// seconds after which the sidecars' leaders give up.
+// withoutAPIServer: functions stay offered while the API server is away, and a
+// daemon that starts then offers none, since it does not know the desired
+// state. The outage is shorter than the ten seconds after which the sidecars'
+// leaders exit.
 func (c *card) withoutAPIServer(t *testing.T) {
 	server := testCluster.Process("apiserver").PID()
 	old := c.processOf(c.argument(c.ports[1]), 0)
@@ -194,7 +196,7 @@ func (c *card) withoutAPIServer(t *testing.T) {
 			if err == nil && len(have) != want {
 				t.Fatalf("%s: the kubelet offers %q, want %d", what, have, want)
 			}
-			time.Sleep(look) // the time in which nothing may happen
+			time.Sleep(look) // nothing must happen in this time
 		}
 	}
 	stays("the API server stands still", 4, 2*time.Second)
@@ -205,19 +207,19 @@ func (c *card) withoutAPIServer(t *testing.T) {
 	goOn()
 	back := time.Now()
 	c.offers(4)
-	t.Logf("the API server was away for %s; a daemon that started meanwhile opened the gate %s after it was back", ms(back.Sub(away)), ms(time.Since(back)))
+	t.Logf("the API server was away for %s; a daemon started meanwhile opened the gate %s after its return", ms(back.Sub(away)), ms(time.Since(back)))
 	c.phase(daemon.Serving)
 }
 
-// withoutPods: a kubelet that starts while the API server is away says that no
-// pod holds anything, for longer than the daemon takes to ask again.
+// withoutPods: a kubelet that starts while the API server is away reports no
+// devices of pods, for longer than the daemon's retry interval.
 func (c *card) withoutPods(t *testing.T) {
 	server := testCluster.Process("apiserver").PID()
 	testkit.Must(t, unix.Kill(server, unix.SIGSTOP))
 	started := make(chan error, 1)
 	go func() { started <- testCluster.RestartKubelet(c.Context(), true) }()
 	emptyLists := 0
-	for late := time.Now().Add(9 * time.Second); time.Now().Before(late); time.Sleep(10 * look) { // within this time
+	for late := time.Now().Add(9 * time.Second); time.Now().Before(late); time.Sleep(10 * look) { // the observed period
 		if held, err := c.kubelet.Held(t.Context()); err == nil && len(held) == 0 {
 			emptyLists++
 		}
@@ -226,18 +228,18 @@ func (c *card) withoutPods(t *testing.T) {
 		t.Error(err)
 	}
 	testkit.Must(t, <-started)
-	t.Logf("the kubelet said %d times in 9 s that no pod holds anything", emptyLists)
-	c.until("the kubelet to know its pods", func(context.Context) error {
+	t.Logf("the kubelet returned %d empty lists in 9 s", emptyLists)
+	c.until("the kubelet to list the devices of pods", func(context.Context) error {
 		if n := len(c.holders()); n != 1 {
-			return fmt.Errorf("%d hold functions", n)
+			return fmt.Errorf("%d pods hold functions", n)
 		}
 		return nil
 	})
 }
 
-// The daemon of the chart makes the functions that the object wants, while none
-// is offered and none is touched that a pod has, and writes what it found. It
-// restarts the kubelet, and stops the API server for a while.
+// In apply mode the chart's daemon creates the desired functions while none is
+// offered, does not change those of pods, and writes the status. The test
+// restarts the kubelet and stops the API server for a while.
 func TestSRIOVApply(t *testing.T) {
 	s := newSpace(t)
 	c := newCard(s, "applied", 29834, 2)
@@ -248,7 +250,7 @@ func TestSRIOVApply(t *testing.T) {
 	began := time.Now()
 	c.succeeded(4)
 	c.offers(4)
-	t.Logf("4 functions made and offered %.1f s after the chart was installed", time.Since(began).Seconds())
+	t.Logf("4 functions created and offered %.1f s after the chart was installed", time.Since(began).Seconds())
 	if link, err := net.InterfaceByName(c.pf.Netdev); err != nil || link.MTU != 9000 {
 		t.Errorf("the card's network device is %+v (%v), want an MTU of 9000", link, err)
 	}
@@ -257,7 +259,7 @@ func TestSRIOVApply(t *testing.T) {
 	c.want(3)
 	blocked := c.phase(daemon.Blocked)
 	if !strings.Contains(blocked.Reason, "holder") {
-		t.Errorf("the daemon should name the pod that is in the way; it says %q", blocked.Reason)
+		t.Errorf("got reason %q, want the name of the blocking pod", blocked.Reason)
 	}
 	c.offers(0)
 	s.start("late", c.wanting(1))
@@ -265,21 +267,21 @@ func TestSRIOVApply(t *testing.T) {
 	t.Run("kubelet that does not know its pods", c.withoutPods)
 	s.undisturbed("holder")
 	if got := c.numVFsWrites(); !slices.Equal(got, []numVFs{{0, 0}, {4, 0}}) {
-		t.Fatalf("the number of functions was changed as %v, though a pod has one", got)
+		t.Fatalf("got numbers of functions %v while a pod has one", got)
 	}
 	c.phase(daemon.Blocked)
 	s.drop("holder")
 	c.succeeded(3)
 	c.offers(3)
 	if got := c.numVFsWrites(); !slices.Equal(got, []numVFs{{0, 0}, {4, 0}, {0, 0}, {3, 0}}) {
-		t.Errorf("the number of functions was changed as %v, with so many offered", got)
+		t.Errorf("got numbers of functions and offers %v", got)
 	}
 	c.allocatable(3)
 	c.rights([]string{"sriovnetworknodestates/status: patch", "sriovnetworknodestates: get list watch"})
 }
 
-// succeeded waits until the object says so of as many functions as the card has
-// then.
+// succeeded waits until the object's status is Succeeded and lists this many
+// functions.
 func (c *card) succeeded(functions int) {
 	c.Helper()
 	var status nodestate.Status
@@ -297,7 +299,7 @@ func (c *card) succeeded(functions int) {
 			return err
 		}
 		if status.SyncStatus != nodestate.Succeeded || len(status.Interfaces) != 1 || status.Interfaces[0].NumVFs != functions {
-			return fmt.Errorf("it is %s", text)
+			return fmt.Errorf("status %s", text)
 		}
 		return nil
 	})
@@ -315,7 +317,7 @@ func (c *card) succeeded(functions int) {
 	}
 }
 
-// gate waits until the plugin says that its gate is in a state.
+// gate waits until the plugin reports a state of its gate.
 func (c *card) gate(want gate.State) {
 	c.Helper()
 	c.until("the gate to be "+string(want), func(ctx context.Context) error {
@@ -326,14 +328,14 @@ func (c *card) gate(want gate.State) {
 		defer client.Close()
 		status, err := client.Status(ctx)
 		if err == nil && status.State != want {
-			err = fmt.Errorf("it is %s: %+v", status.State, status)
+			err = fmt.Errorf("state %s: %+v", status.State, status)
 		}
 		return err
 	})
 }
 
-// rights checks that the daemon's service account may do these things and
-// nothing else, beside what everybody may; and that the plugin's has no token.
+// rights checks that the daemon's service account is allowed exactly this,
+// apart from default permissions, and that the plugin has no token.
 func (c *card) rights(want []string) {
 	c.Helper()
 	as := rest.CopyConfig(testCluster.Config)
@@ -349,7 +351,7 @@ func (c *card) rights(want []string) {
 		var got []string
 		for _, r := range review.Status.ResourceRules {
 			if slices.Equal(r.APIGroups, []string{"authorization.k8s.io"}) || slices.Equal(r.APIGroups, []string{"authentication.k8s.io"}) {
-				continue // to ask who one is and what one may
+				continue // self-reviews
 			}
 			line := strings.Join(r.Resources, " ") + ": " + strings.Join(r.Verbs, " ")
 			if !slices.Equal(r.APIGroups, []string{nodestate.Group}) || len(r.ResourceNames) > 0 {
@@ -359,16 +361,16 @@ func (c *card) rights(want []string) {
 		}
 		slices.Sort(got)
 		if !slices.Equal(got, want) {
-			c.Errorf("in namespace %s the daemon may do %q, want %q", namespace, got, want)
+			c.Errorf("in namespace %s the daemon is allowed %q, want %q", namespace, got, want)
 		}
 	}
 	pods, err := testCluster.Client.CoreV1().Pods(system).List(c.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + c.release + ",app.kubernetes.io/component=sriov-plugin"})
 	if err != nil || len(pods.Items) != 1 {
-		c.Fatalf("there are %d pods of the plugin (%v)", len(pods.Items), err)
+		c.Fatalf("got %d pods of the plugin (%v)", len(pods.Items), err)
 	}
 	if mounts := pods.Items[0].Spec.Containers[0].VolumeMounts; slices.ContainsFunc(mounts, func(m corev1.VolumeMount) bool {
 		return strings.HasPrefix(m.MountPath, "/var/run/secrets")
 	}) {
-		c.Errorf("the plugin has a token, and asks no API server: %+v", mounts)
+		c.Errorf("the plugin has a token, but does not use the API server: %+v", mounts)
 	}
 }

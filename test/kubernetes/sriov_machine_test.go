@@ -28,36 +28,36 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// card is a network card of files in the place of the node's own, with a
-// release of the chart that offers its functions. The card's network device is
-// a real one, without hardware; the device nodes of its functions are real
-// ones, of the kernel's null device.
+// card is a network card made of files, with a release of the chart that offers
+// its functions. Its network device is real (a dummy or bridge), and so are the
+// device nodes of its functions (the null device).
 type card struct {
 	*space
 	release  string
 	resource string
-	dir      string // what the pods of the release see at the same path
+	dir      string // visible to the release's pods at the same path
 	pf       sysfstest.Function
 	tree     *sysfstest.Tree
 	kubelet  *podresources.Client
-	ports    [2]int // of the plugin's and the daemon's /status
-	mtu      string // what want says of it
+	ports    [2]int // /status of plugin and daemon
+	mtu      string // desired MTU
 
 	mu      sync.Mutex
 	changes []numVFs
 }
 
-// numVFs is one write to sriov_numvfs, and what the kubelet offered then.
+// numVFs is a write to sriov_numvfs, with the number of functions offered at
+// that time.
 type numVFs struct{ Number, Offered int }
 
-// look is how often the kubelet is asked what it offers: it answers 100 such
-// questions a second, of all who ask.
+// look is the polling interval of the kubelet's device lists; its limit for all
+// clients is 100 calls a second.
 const look = 40 * time.Millisecond
 
-// functionGroups are the IOMMU groups that virtual functions get, from 1000 on.
+// functionGroups is the first IOMMU group of virtual functions.
 const functionGroups = 16
 
-// newCard makes a card with so many virtual functions.
+// newCard creates a card with this number of virtual functions.
 func newCard(s *space, name string, port, functions int) *card {
 	s.Helper()
 	c := &card{
@@ -69,7 +69,7 @@ func newCard(s *space, name string, port, functions int) *card {
 		kubelet: podresources.New("/var/lib/kubelet/pod-resources/kubelet.sock"),
 	}
 	s.Cleanup(func() { _ = c.kubelet.Close() })
-	s.Cleanup(func() { // the next run with this name begins anew
+	s.Cleanup(func() { // for the next test with this name
 		if err := os.RemoveAll(c.dir); err != nil {
 			s.Error(err)
 		}
@@ -79,10 +79,10 @@ func newCard(s *space, name string, port, functions int) *card {
 	c.tree.Add(c.pf)
 	testkit.Must(s, c.tree.Write(c.numVFs(), strconv.Itoa(functions)))
 	makeFunctionNodes(s.T)
-	// Not every kernel has dummies; one that runs pods has bridges.
+	// Some kernels lack dummies; those that run pods have bridges.
 	for _, args := range [][]string{{"add", c.pf.Netdev, "type", "bridge"}, {"set", c.pf.Netdev, "up"}} {
 		if out, err := exec.Command("ip", append([]string{"link"}, args...)...).CombinedOutput(); err != nil {
-			s.Fatalf("make a network device: %v: %s", err, out)
+			s.Fatalf("create a network device: %v: %s", err, out)
 		}
 	}
 	s.Cleanup(func() {
@@ -112,7 +112,7 @@ func (c *card) numVFs() string {
 	return filepath.Join(c.tree.Sysfs, sysfstest.Device(c.pf.Address), "sriov_numvfs")
 }
 
-// react does what a kernel does when a process has written to sriov_numvfs.
+// watchNumVFs simulates the kernel: it handles writes to sriov_numvfs.
 func (c *card) watchNumVFs() {
 	w, err := inotify.New()
 	if err == nil {
@@ -130,7 +130,7 @@ func (c *card) watchNumVFs() {
 		for {
 			var err error
 			if events, err = w.Read(context.Background(), time.Time{}, events[:0]); err != nil {
-				return // it was closed
+				return // closed
 			}
 			if err := c.applyNumVFs(); err != nil {
 				c.Error(err)
@@ -158,15 +158,15 @@ func (c *card) applyNumVFs() error {
 	return c.tree.Write(c.numVFs(), strconv.Itoa(n))
 }
 
-// changed are all writes to sriov_numvfs so far.
+// numVFsWrites returns all writes to sriov_numvfs so far.
 func (c *card) numVFsWrites() []numVFs {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.changes)
 }
 
-// values are those of a release with a plugin, and with a daemon unless its
-// mode is empty.
+// values returns the values of a release with a plugin, and with a daemon
+// unless mode is empty.
 func (c *card) values(controlDir, mode string) string {
 	return fmt.Sprintf(`
 csi: {enabled: false}
@@ -201,7 +201,7 @@ func orElse(a, b string) string {
 	return a
 }
 
-// install installs a release for the time of the test.
+// install installs a release until the end of the test.
 func (s *space) install(r release, args ...string) {
 	s.Helper()
 	s.Cleanup(func() {
@@ -217,7 +217,7 @@ func (s *space) install(r release, args ...string) {
 	testkit.Must(s, r.install(s.Context(), testCluster, args...))
 }
 
-// wanting is a pod that wants functions of the card.
+// wanting returns a pod that requests functions of the card.
 func (c *card) wanting(count int64) pod {
 	return pod{change: func(p *corev1.Pod) {
 		p.Spec.RestartPolicy = corev1.RestartPolicyAlways
@@ -225,21 +225,21 @@ func (c *card) wanting(count int64) pod {
 	}}
 }
 
-// functions are those that a pod of the card has, by its environment.
+// functions returns the functions of a pod, from its environment.
 func (c *card) functions(name string) []string {
 	c.Helper()
 	variable := strings.ToUpper(strings.ReplaceAll("PCIDEVICE_"+strings.ReplaceAll(c.resource, "/", "_"), ".", "_"))
 	return strings.Split(c.exec(name, "printf %s \"$"+variable+"\""), ",")
 }
 
-// offeredNow are the functions that the kubelet could give to pods, or has
-// given.
+// offeredNow returns the functions that the kubelet offers, including allocated
+// ones.
 func (c *card) offeredNow(ctx context.Context) ([]string, error) {
 	all, err := c.kubelet.Offered(ctx)
 	return all[c.resource], err
 }
 
-// holders are pods of the test by the functions that the kubelet says they have.
+// holders returns pods of the test by function, from the kubelet.
 func (c *card) holders() map[string]string {
 	c.Helper()
 	held := testkit.Value(c.kubelet.Held(c.Context()))(c)
@@ -247,7 +247,7 @@ func (c *card) holders() map[string]string {
 	for _, h := range held {
 		if h.Resource == c.resource {
 			if other, twice := all[h.ID]; twice {
-				c.Errorf("function %s is given to %s and %s", h.ID, other, h.Pod)
+				c.Errorf("function %s is allocated to both %s and %s", h.ID, other, h.Pod)
 			}
 			all[h.ID] = h.Pod
 		}
@@ -255,8 +255,8 @@ func (c *card) holders() map[string]string {
 	return all
 }
 
-// offers waits until the kubelet offers so many functions, and returns how long
-// that took.
+// offers waits until the kubelet offers this number of functions, and returns
+// the duration.
 func (c *card) offers(want int) time.Duration {
 	c.Helper()
 	began := time.Now()
@@ -272,20 +272,20 @@ func (c *card) offers(want int) time.Duration {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			c.Fatalf("the kubelet offers %q of %s, not %d: %v", have, c.resource, want, err)
+			c.Fatalf("the kubelet offers %q of %s, want %d: %v", have, c.resource, want, err)
 		}
 	}
 }
 
-// allocatable waits until the API server says that the node has so many, and
-// returns how long that took.
+// allocatable waits until the node has this number of allocatable functions,
+// and returns the duration.
 func (c *card) allocatable(want int64) time.Duration {
 	c.Helper()
 	began := time.Now()
 	c.until(fmt.Sprintf("%d allocatable", want), func(ctx context.Context) error {
 		_, have, err := c.node(ctx)
 		if err == nil && have != want {
-			err = fmt.Errorf("there are %d of %s", have, c.resource)
+			err = fmt.Errorf("got %d of %s", have, c.resource)
 		}
 		return err
 	})
@@ -301,7 +301,7 @@ func (c *card) node(ctx context.Context) (capacity, allocatable int64, err error
 	return a.Value(), b.Value(), nil
 }
 
-// unschedulable waits until the scheduler says why it has no node for a pod.
+// unschedulable waits until the scheduler reports why a pod is not scheduled.
 func (s *space) unschedulable(name, why string) {
 	s.Helper()
 	s.until("pod "+name+" to be Pending", func(ctx context.Context) error {
@@ -314,22 +314,22 @@ func (s *space) unschedulable(name, why string) {
 				return nil
 			}
 		}
-		return fmt.Errorf("it is %s on node %q: %v", p.Status.Phase, p.Spec.NodeName, p.Status.Conditions)
+		return fmt.Errorf("phase %s on node %q: %v", p.Status.Phase, p.Spec.NodeName, p.Status.Conditions)
 	})
 }
 
-// undisturbed checks that a pod still runs, and has not been started again.
+// undisturbed checks that a pod runs and was not restarted.
 func (s *space) undisturbed(name string) {
 	s.Helper()
 	p := testkit.Value(testCluster.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{}))(s)
 	if p.Status.Phase != corev1.PodRunning || len(p.Status.ContainerStatuses) != 1 || p.Status.ContainerStatuses[0].State.Running == nil || p.Status.ContainerStatuses[0].RestartCount > 0 {
-		s.Errorf("pod %s should go on as it was; it is %s (%s %s), %+v", name, p.Status.Phase, p.Status.Reason, p.Status.Message, p.Status.ContainerStatuses)
+		s.Errorf("pod %s was disturbed: phase %s (%s %s), %+v", name, p.Status.Phase, p.Status.Reason, p.Status.Message, p.Status.ContainerStatuses)
 	}
 }
 
 func (c *card) argument(port int) string { return fmt.Sprintf("--metrics-address=127.0.0.1:%d", port) }
 
-// kill ends the plugin or the daemon without asking it, and returns its id.
+// kill kills the plugin or the daemon, and returns the process id.
 func (c *card) kill(port int) int {
 	c.Helper()
 	pid := c.processOf(c.argument(port), 0)
@@ -337,7 +337,7 @@ func (c *card) kill(port int) int {
 	return pid
 }
 
-// daemonStatus is what the daemon of the release says of itself.
+// daemonStatus returns the status of the release's daemon.
 func (c *card) daemonStatus(ctx context.Context) (s daemon.Status, err error) {
 	var document struct{ SRIOV json.RawMessage }
 	if err := server.Ask(ctx, fmt.Sprintf("127.0.0.1:%d", c.ports[1]), "/status", &document); err != nil {
@@ -352,15 +352,15 @@ func (c *card) phase(want daemon.Phase) daemon.Status {
 	var s daemon.Status
 	c.until("the daemon to be "+string(want), func(ctx context.Context) (err error) {
 		if s, err = c.daemonStatus(ctx); err == nil && s.Phase != want {
-			err = fmt.Errorf("it is %s: %s", s.Phase, s.Reason)
+			err = fmt.Errorf("phase %s: %s", s.Phase, s.Reason)
 		}
 		return err
 	})
 	return s
 }
 
-// gaps watches what kubelet and API server say is offered, until stop is called.
-// Then it returns for how long there was less than want.
+// gaps measures how long kubelet and API server report fewer than want
+// functions, until stop is called.
 func (c *card) gaps(want int) (stop func() (kubelet, api time.Duration)) {
 	ctx, cancel := context.WithCancel(c.Context())
 	type result struct{ kubelet, api time.Duration }

@@ -12,12 +12,12 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// nodeStates is what the operator's definition serves.
+// nodeStates is the resource of the operator's CRD.
 func nodeStates() schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: nodestate.Group, Version: nodestate.Version, Resource: nodestate.Resource}
 }
 
-// want changes the spec of the node's object, or makes the object.
+// want creates the node's object or changes its spec.
 func (c *card) want(functions int) {
 	c.Helper()
 	c.apply(fmt.Sprintf(`apiVersion: sriovnetwork.openshift.io/v1
@@ -29,20 +29,20 @@ spec:
 `, testCluster.Node, c.pf.Address, c.pf.Netdev, functions, c.mtu, functions-1))
 }
 
-// word is what the operator says of the node.
+// setSyncStatus sets the operator's sync status of the node.
 func (c *card) setSyncStatus(sync string) {
 	c.Helper()
 	patch := fmt.Appendf(nil, `{"status": {"syncStatus": %q}}`, sync)
 	testkit.Value(testCluster.Dynamic.Resource(nodeStates()).Namespace(c.name).Patch(c.Context(), testCluster.Node, types.MergePatchType, patch, metav1.PatchOptions{}, "status"))(c)
 }
 
-// define makes the operator's definition of the object, in short: the fields
-// and their types are the operator's. It stays.
+// define creates a reduced CRD with the operator's fields and types. It is not
+// deleted.
 func (c *card) define() {
 	c.Helper()
 	testkit.Must(c, testCluster.Apply(c.Context(), nodeStateDefinition))
 	testkit.Value(testCluster.Kubectl(c.Context(), "", "wait", "--for=condition=Established", "--timeout=60s", "crd/sriovnetworknodestates.sriovnetwork.openshift.io"))(c)
-	c.until("the API server to serve it", func(ctx context.Context) error {
+	c.until("the API server to serve the CRD", func(ctx context.Context) error {
 		_, err := testCluster.Dynamic.Resource(nodeStates()).Namespace(c.name).List(ctx, metav1.ListOptions{})
 		return err
 	})

@@ -12,8 +12,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Pods get functions of the chart's plugin, each to one pod, and keep them while
-// the plugin is replaced and killed.
+// Pods get functions of the chart's plugin exclusively, and keep them while the
+// plugin is replaced or killed.
 func TestSRIOVPlugin(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
@@ -28,7 +28,7 @@ func TestSRIOVPlugin(t *testing.T) {
 	s.start("three", c.wanting(1))
 	one, two := c.given("one"), c.given("two")
 	if want := c.tree.Virtual(c.pf.Address); !slices.Equal(slices.Sorted(slices.Values([]string{one, two})), want) {
-		t.Fatalf("two pods have %s and %s, the card has %q", one, two, want)
+		t.Fatalf("two pods have %s and %s, want %q", one, two, want)
 	}
 	s.unschedulable("three", "Insufficient "+c.resource)
 
@@ -50,14 +50,15 @@ func TestSRIOVPlugin(t *testing.T) {
 		c.allocatable(2)
 		kubelet, api := stop()
 		t.Logf("%s: functions were away for %s in the kubelet, for %s in the API", trouble.name, kubelet, api)
-		// Pulling nothing, on a busy machine; the kubelet tells the API every 5 s here.
+		// The image is already present; the kubelet updates the node status
+		// every 5 s here.
 		if kubelet > time.Minute || api > time.Minute+10*time.Second {
 			t.Errorf("%s: functions were away for %s in the kubelet, %s in the API", trouble.name, kubelet, api)
 		}
 		s.undisturbed("one")
 		s.undisturbed("two")
 		if got, want := c.holders(), map[string]string{one: "one", two: "two"}; !maps.Equal(got, want) {
-			t.Errorf("%s: the kubelet says that pods hold %v, want %v", trouble.name, got, want)
+			t.Errorf("%s: the kubelet reports devices of pods %v, want %v", trouble.name, got, want)
 		}
 		s.unschedulable("three", "Insufficient "+c.resource)
 	}
@@ -65,22 +66,22 @@ func TestSRIOVPlugin(t *testing.T) {
 	s.drop("one")
 	s.running("three")
 	if got := c.given("three"); got != one {
-		t.Errorf("the pod that waited has %s, the one that ended had %s", got, one)
+		t.Errorf("the waiting pod got %s, want %s of the pod that ended", got, one)
 	}
 	s.undisturbed("two")
 }
 
-// given checks what the container of a pod with one function is given, and
-// returns which function it is.
+// given checks the environment and device nodes of a pod with one function, and
+// returns the function.
 func (c *card) given(name string) string {
 	c.Helper()
 	all := c.functions(name)
 	if len(all) != 1 {
-		c.Fatalf("pod %s wants one function and has %q", name, all)
+		c.Fatalf("pod %s requested one function, got %q", name, all)
 	}
 	index := slices.Index(c.tree.Virtual(c.pf.Address), all[0])
 	if index < 0 {
-		c.Fatalf("pod %s has %q, which is no function of the card", name, all[0])
+		c.Fatalf("pod %s has %q, which is not a function of the card", name, all[0])
 	}
 	group := fmt.Sprintf("/dev/vfio/%d", 1000+index)
 	variable := "PCIDEVICE_EXAMPLE_COM_" + strings.ToUpper(strings.TrimPrefix(c.resource, "example.com/")) + "_INFO"
@@ -95,7 +96,7 @@ func (c *card) given(name string) string {
 	if got := info[all[0]]; got.Generic.DeviceID != all[0] || got.VFIO["mount"] != "/dev/vfio/vfio" || got.VFIO["dev-mount"] != group {
 		c.Errorf("%s of pod %s is %s", variable, name, text)
 	}
-	// The node is the null device: what is written to it goes.
+	// The device node is the null device.
 	if got, want := c.exec(name, "cd /dev/vfio; stat -c '%n %F %t:%T' *; echo x >"+group), strings.TrimPrefix(group, "/dev/vfio/")+" character special file 1:3\nvfio character special file 1:3"; got != want {
 		c.Errorf("pod %s has the device nodes %q, want %q", name, got, want)
 	}

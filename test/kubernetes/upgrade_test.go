@@ -14,9 +14,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// One release is upgraded to another argument, the pods of the other are
-// exchanged, both at once and while claims and pods are made. Helm and kubectl
-// wait for the end.
+// rollout upgrades one release to another argument and restarts the pods of the
+// other one, while claims and pods are created. Helm and kubectl wait for the
+// end.
 func (w *workload) rollout() {
 	w.mustNotDisturb(func() {
 		old, ends := map[driverProcess]int{}, []func() (observation, error){}
@@ -35,10 +35,10 @@ func (w *workload) rollout() {
 			w.inSystem("rollout", "status", kind, "--timeout=150s")
 		}
 		testkit.Must(w, <-upgraded)
-		w.Logf("Helm and kubectl say that it is done after %.1f s", time.Since(began).Seconds())
+		w.Logf("Helm and kubectl are done after %.1f s", time.Since(began).Seconds())
 		w.allReady(old)
 		w.finishOthers("rollout")
-		w.Logf("a claim that was made at its beginning is used after %.1f s", time.Since(began).Seconds())
+		w.Logf("a claim created at the start is in use after %.1f s", time.Since(began).Seconds())
 		for _, end := range ends {
 			c, err := end()
 			testkit.Must(w, errors.Join(err, c.oneAtATime()))
@@ -53,15 +53,15 @@ func (w *workload) rollout() {
 	}
 }
 
-// inSystem runs kubectl in the namespace of the releases.
+// inSystem runs kubectl in the releases' namespace.
 func (w *workload) inSystem(args ...string) string {
 	w.Helper()
 	out := testkit.Value(testCluster.Kubectl(w.Context(), "", append([]string{"-n", system}, args...)...))(w)
 	return out
 }
 
-// A second instance with the same arguments, as one that a rollout would have
-// started too early, takes nothing away from the first, and says why it waits.
+// A second instance with the same arguments, as if a rollout had started it too
+// early, does not disturb the first, and logs why it waits.
 func (w *workload) secondInstance() {
 	for _, c := range []struct {
 		daemonSet string
@@ -72,14 +72,14 @@ func (w *workload) secondInstance() {
 			testkit.Must(w, err)
 			w.second(c.daemonSet)
 			said := ""
-			w.until("the words of the second instance", func(ctx context.Context) error {
+			w.until("the log of the second instance", func(ctx context.Context) error {
 				said, err = testCluster.Kubectl(ctx, "", "-n", system, "logs", "second", "-c", "driver", "--tail=3")
 				if err == nil && !strings.Contains(said, "another") {
-					err = fmt.Errorf("it says %q", said)
+					err = fmt.Errorf("got log %q", said)
 				}
 				return err
 			})
-			w.Logf("it says: %s", strings.TrimSpace(said))
+			w.Logf("second instance: %s", strings.TrimSpace(said))
 			if now := c.driver.serves(); now != first {
 				w.Errorf("process %d answers at %s, want %d", now, c.driver.socket, first)
 			}
@@ -92,7 +92,7 @@ func (w *workload) secondInstance() {
 	}
 }
 
-// second starts a pod with the driver of a DaemonSet, without its sidecars.
+// second starts a pod with the driver of a DaemonSet, without sidecars.
 func (w *workload) second(daemonSet string) {
 	w.Helper()
 	of := testkit.Value(testCluster.Client.AppsV1().DaemonSets(system).Get(w.Context(), daemonSet, metav1.GetOptions{}))(w)
@@ -109,15 +109,16 @@ func (w *workload) second(daemonSet string) {
 	})
 }
 
-// The chart is taken away with volumes in use. Pods keep them; one that is
-// deleted meanwhile ends when the chart is back, which adopts what stands.
+// The chart is uninstalled while volumes are in use. Pods keep them; a pod
+// deleted meanwhile ends after the reinstallation, which adopts existing
+// volumes.
 func (w *workload) uninstalled() {
 	w.claim("victim", claim{class: "local-ext4", size: "32Mi"})
 	w.mustNotDisturb(func() {
 		w.run("victim", pod{mounts: map[string]string{"/data": "victim"}})
 		w.exec("victim", "echo kept >/data/a; sync")
 		testkit.Must(w, releases[0].uninstall(w.Context(), testCluster))
-		w.Cleanup(func() { // also when what follows has failed
+		w.Cleanup(func() { // also after a failure
 			ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 			defer cancel()
 			if err := releases[0].install(ctx, testCluster); err != nil {
@@ -127,22 +128,22 @@ func (w *workload) uninstalled() {
 		w.kubectl("delete", "pod", "victim", "--wait=false")
 		w.advances()
 		testkit.Must(w, w.intact(w.Context()))
-		w.until("the end of the victim's container", func(ctx context.Context) error {
+		w.until("termination of the victim's container", func(ctx context.Context) error {
 			p, err := testCluster.Client.CoreV1().Pods(w.name).Get(ctx, "victim", metav1.GetOptions{})
 			if err == nil && p.Status.ContainerStatuses[0].State.Terminated == nil {
-				err = fmt.Errorf("it is %v", p.Status.ContainerStatuses[0].State)
+				err = fmt.Errorf("state %v", p.Status.ContainerStatuses[0].State)
 			}
 			return err
 		})
 		testkit.Must(w, releases[0].install(w.Context(), testCluster))
 		began := time.Now()
 		w.kubectl("wait", "--for=delete", "pod/victim", "--timeout=150s")
-		w.Logf("the pod that was deleted meanwhile has gone %.1f s after the driver came back", time.Since(began).Seconds())
+		w.Logf("the pod deleted meanwhile ended %.1f s after the driver's return", time.Since(began).Seconds())
 		w.allReady(nil)
 	})
 	w.run("reader", pod{mounts: map[string]string{"/data": "victim"}})
 	if got := w.exec("reader", "cat /data/a"); got != "kept" {
-		w.Errorf("the volume of the pod that was deleted reads as %q", got)
+		w.Errorf("the volume of the deleted pod reads %q", got)
 	}
 	w.drop("reader")
 }

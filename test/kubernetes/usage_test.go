@@ -20,19 +20,19 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// usage samples what the containers of a release use, as the kernel counts it:
-// the kubelet's own figures come from the same files, once in ten seconds.
+// usage samples the resource usage of a release's containers from their
+// cgroups, which the kubelet reads only every ten seconds.
 type usage struct {
 	*testing.T
 	release    string
 	containers []*container
 	phases     []string
 	cancel     context.CancelFunc
-	next       chan string // names of phases
+	next       chan string // phase names
 	done       chan error
 }
 
-// container is one container of a release while it is watched.
+// container is a watched container of a release.
 type container struct {
 	pod, name, id string
 	restarts      int32
@@ -42,19 +42,19 @@ type container struct {
 	use           map[string]*use // by phase
 }
 
-// use is what a container used in a phase.
+// use is the usage of a container in a phase.
 type use struct {
-	anonymous  []int64 // bytes, one for each sample
-	workingSet int64   // the most, which the kubelet compares with limits
-	resident   int64   // the most, of the processes: with the pages of their programs, whoever read these first
+	anonymous  []int64 // bytes, per sample
+	workingSet int64   // maximum, which the kubelet compares with limits
+	resident   int64   // maximum of the processes, including shared pages of programs
 	cpu        time.Duration
-	began      time.Duration // the CPU time before
+	began      time.Duration // CPU time before
 	from, to   time.Time
 }
 
 const sampling = 250 * time.Millisecond
 
-// watchUsage begins to sample the containers of a release, in its first phase.
+// watchUsage starts sampling the containers of a release.
 func watchUsage(t *testing.T, release, phase string) *usage {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -68,7 +68,7 @@ func watchUsage(t *testing.T, release, phase string) *usage {
 	return u
 }
 
-// containersOf returns the containers of a release that run.
+// containersOf returns the running containers of a release.
 func containersOf(ctx context.Context, release string) ([]*container, error) {
 	pods, err := testCluster.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release})
 	if err != nil {
@@ -97,8 +97,8 @@ func containersOf(ctx context.Context, release string) ([]*container, error) {
 	return all, nil
 }
 
-// groupOf is the directory of a container's cgroup, in the hierarchy of a
-// controller where there is more than one.
+// groupOf returns the directory of a container's cgroup, in the hierarchy of a
+// controller for version 1.
 func groupOf(id, controller string) (string, error) {
 	root := filepath.Join("/sys/fs/cgroup", controller)
 	if _, err := os.Stat(root); errors.Is(err, fs.ErrNotExist) {
@@ -108,7 +108,7 @@ func groupOf(id, controller string) (string, error) {
 	err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return nil // a group that just ended
+			return nil // removed meanwhile
 		case err == nil && e.IsDir() && e.Name() == id:
 			found = path
 			return fs.SkipAll
@@ -121,7 +121,7 @@ func groupOf(id, controller string) (string, error) {
 	return found, err
 }
 
-// phase begins another phase.
+// phase starts another phase.
 func (u *usage) phase(name string) {
 	u.Helper()
 	select {
@@ -172,8 +172,8 @@ func (c *container) sample(phase string) error {
 	return err
 }
 
-// memoryOf reads a group's memory, of either version of cgroups: what is not
-// backed by files, and what cannot be had back at once, as the kubelet reckons.
+// memoryOf reads a cgroup's anonymous memory and its working set as the kubelet
+// computes it, for either cgroup version.
 func memoryOf(group string) (anonymous, workingSet int64, err error) {
 	stat, err := numbers(filepath.Join(group, "memory.stat"))
 	if err != nil {
@@ -187,7 +187,7 @@ func memoryOf(group string) (anonymous, workingSet int64, err error) {
 	return stat[anon], max(0, all-stat[inactive]), err
 }
 
-// residentOf is the resident memory of a group's processes.
+// residentOf returns the resident memory of a cgroup's processes.
 func residentOf(group string) (int64, error) {
 	text, err := os.ReadFile(filepath.Join(group, "cgroup.procs"))
 	if err != nil {
@@ -197,7 +197,7 @@ func residentOf(group string) (int64, error) {
 	for line := range strings.Lines(string(text)) {
 		statm, err := os.ReadFile(filepath.Join("/proc", strings.TrimSpace(line), "statm"))
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
 		if fields := strings.Fields(string(statm)); len(fields) > 1 {
 			pages, err := strconv.ParseInt(fields[1], 10, 64)
@@ -226,7 +226,7 @@ func number(path string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 }
 
-// numbers reads a file of lines with a name and a number.
+// numbers parses a file of lines with a name and a number.
 func numbers(path string) (map[string]int64, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -243,8 +243,8 @@ func numbers(path string) (map[string]int64, error) {
 	return all, nil
 }
 
-// end stops sampling, prints what was used, and fails the test where a
-// container did not keep to its limit, or ended meanwhile.
+// end stops sampling, logs the usage, and fails if a container exceeded its
+// limit or was restarted.
 func (u *usage) end() {
 	u.Helper()
 	u.cancel()
@@ -273,30 +273,31 @@ func (u *usage) end() {
 	u.unharmed()
 }
 
-// unharmed fails the test when a container is not the one that it was.
+// unharmed fails if a container was replaced.
 func (u *usage) unharmed() {
 	u.Helper()
 	now := testkit.Value(containersOf(u.Context(), u.release))(u)
 	for _, old := range u.containers {
 		i := slices.IndexFunc(now, func(c *container) bool { return c.pod == old.pod && c.name == old.name })
 		if i < 0 || now[i].id != old.id || now[i].restarts != old.restarts {
-			u.Errorf("container %s of pod %s is not the one that it was", old.name, old.pod)
+			u.Errorf("container %s of pod %s was replaced", old.name, old.pod)
 			continue
 		}
-		// What runs in it may be killed and the container go on.
+		// A process in the container can be killed without ending the
+		// container.
 		kills, err := numbers(filepath.Join(old.memory, "memory.events"))
 		if err != nil {
 			kills, err = numbers(filepath.Join(old.memory, "memory.oom_control"))
 		}
 		if n, known := kills["oom_kill"]; err != nil || !known || n > 0 {
-			u.Errorf("the kernel killed %d processes of container %s for their memory (%v)", n, old.name, err)
+			u.Errorf("the OOM killer killed %d processes of container %s (%v)", n, old.name, err)
 		}
 	}
 }
 
 func inMiB(bytes int64) float64 { return float64(bytes) / (1 << 20) }
 
-// percentile is that of a sorted list which is not empty.
+// percentile returns a percentile of a sorted, non-empty list.
 func percentile[T any](sorted []T, percent int) T {
 	return sorted[min(len(sorted)-1, len(sorted)*percent/100)]
 }

@@ -23,8 +23,8 @@ const (
 	singleDriver  = "single.cleat.dev"
 )
 
-// A claim is bound by its first pod, and what one pod wrote the next one reads;
-// a volume is of the file system and the size that were asked for.
+// Claims are bound by their first pod, data persists between pods, and volumes
+// have the requested file system and size.
 func TestFilesystemAndBlock(t *testing.T) {
 	t.Parallel()
 	for _, c := range soak.Pick(3, []struct{ class, fsType string }{
@@ -46,20 +46,20 @@ func TestFilesystemAndBlock(t *testing.T) {
 			s.drop("writer")
 			s.run("reader", both)
 			if got := s.exec("reader", "sha256sum </data/a"); got != want {
-				t.Errorf("the file reads as %s, not %s", got, want)
+				t.Errorf("the file reads %s, want %s", got, want)
 			}
 			if got := s.exec("reader", "dd if=/dev/raw bs=1M count=20 2>/dev/null | sha256sum"); got != want {
-				t.Errorf("the device reads as %s, not %s", got, want)
+				t.Errorf("the device reads %s, want %s", got, want)
 			}
 			s.drop("reader")
 			raw := s.bound("raw")
 			if got := sumOf(t, fileOf(raw)); !strings.HasPrefix(whole, got) {
-				t.Errorf("the file in the pool reads as %s, the device as %s", got, whole)
+				t.Errorf("the file in the pool reads %s, the device %s", got, whole)
 			}
 			for _, v := range []*corev1.PersistentVolume{raw, s.bound("files")} {
-				s.until("the node lets go of "+v.Name, func(context.Context) error {
+				s.until("loop devices to be detached of "+v.Name, func(context.Context) error {
 					if d := s.devices(v); len(d) > 0 {
-						return fmt.Errorf("it has %v", d)
+						return fmt.Errorf("got %v", d)
 					}
 					return nil
 				})
@@ -68,21 +68,21 @@ func TestFilesystemAndBlock(t *testing.T) {
 	}
 }
 
-// checkSizes holds the volumes of TestFilesystemAndBlock to their sizes.
+// checkSizes checks the sizes and mounts of TestFilesystemAndBlock's volumes.
 func (s *space) checkSizes(pod, fsType string) {
 	s.Helper()
 	files, raw := s.bound("files"), s.bound("raw")
 	for v, bytes := range map[*corev1.PersistentVolume]int64{files: 320 * mebi, raw: 64 * mebi} {
 		if got := v.Spec.Capacity.Storage().Value(); got != bytes {
-			s.Errorf("volume %s says it has %d bytes, not %d", v.Name, got, bytes)
+			s.Errorf("volume %s has capacity %d, want %d", v.Name, got, bytes)
 		}
 		s.wantSize(s.device(v), bytes)
 	}
 	if e := s.mountOf(pod, files.Name); e.FSType != fsType || e.Source != s.device(files).Path {
-		s.Errorf("what is mounted is %s of %s", e.FSType, e.Source)
+		s.Errorf("mounted file system is %s of %s", e.FSType, e.Source)
 	}
 	if all := s.mountsOf(s.device(files)); len(all) != 2 {
-		s.Errorf("the file system has mounts %v, not two: staged, and in the pod", all)
+		s.Errorf("got mounts %v, want 2: staging and pod", all)
 	}
 	if all := s.mountsOf(s.device(raw)); len(all) != 0 {
 		s.Errorf("the block volume is mounted: %v", all)
@@ -104,7 +104,7 @@ func sumOf(t *testing.T, path string) string {
 	return fmt.Sprintf("%x", h.Sum(nil))
 }
 
-// A pod may have many volumes, each with a device of its own.
+// A pod can have many volumes, each with its own device.
 func TestManyVolumes(t *testing.T) {
 	t.Parallel()
 	const each = 5
@@ -134,14 +134,13 @@ func TestManyVolumes(t *testing.T) {
 	s.run("again", p)
 	for i := range each {
 		if got, want := s.exec("again", fmt.Sprintf("cat /files-%d/name; head -c 5 /dev/raw-%[1]d", i)), fmt.Sprintf("files-%d\nraw-%[1]d", i); got != want {
-			t.Errorf("the pod reads %q, not %q", got, want)
+			t.Errorf("the pod reads %q, want %q", got, want)
 		}
 	}
 }
 
-// What the kubelet tells of a volume is what its file system says in the pod.
-// It tells nothing of its health: kubelets ask older calls for that than those of
-// CSI 1.13.
+// The kubelet's volume statistics match df in the pod. They have no health:
+// kubelets use older calls for that than those of CSI 1.13.
 func TestVolumeStats(t *testing.T) {
 	t.Parallel()
 	s := newVolumes(t)
@@ -154,22 +153,23 @@ func TestVolumeStats(t *testing.T) {
 	number := func(at int) uint64 {
 		n, err := strconv.ParseUint(kib[at], 10, 64)
 		if err != nil {
-			t.Fatalf("df says %q", kib)
+			t.Fatalf("got df output %q", kib)
 		}
 		return n
 	}
 	want := volumeStats{CapacityBytes: number(1) << 10, UsedBytes: number(2) << 10, AvailableBytes: number(3) << 10, Inodes: number(7), InodesUsed: number(8)}
-	s.until("the kubelet's figures", func(ctx context.Context) error {
+	s.until("the kubelet's statistics", func(ctx context.Context) error {
 		all, err := summary(ctx, s.name)
 		if err != nil {
 			return err
 		}
 		if got := all["files"]; got != want {
-			return fmt.Errorf("of the file system it says %+v, df %+v", got, want)
+			return fmt.Errorf("file system: got %+v, df has %+v", got, want)
 		}
-		// A block volume has no inodes, and takes of the pool what was written.
+		// A block volume has no inodes; its usage is the space written in the
+		// pool.
 		if got := all["raw"]; got.CapacityBytes != 64*mebi || got.UsedBytes < 8*mebi || got.UsedBytes > 9*mebi || got.Inodes != 0 {
-			return fmt.Errorf("of the block volume it says %+v", got)
+			return fmt.Errorf("block volume: got %+v", got)
 		}
 		return nil
 	})
@@ -182,18 +182,18 @@ func TestVolumeStats(t *testing.T) {
 		_, after, ok := strings.Cut(string(text), "\n"+line)
 		value, _, _ := strings.Cut(after, "\n")
 		if got, err := strconv.ParseFloat(value, 64); !ok || err != nil || uint64(got) != want.UsedBytes {
-			return fmt.Errorf("%s is %q, not %d", line, value, want.UsedBytes)
+			return fmt.Errorf("%s is %q, want %d", line, value, want.UsedBytes)
 		}
 		return nil
 	})
 }
 
-// volumeStats are the figures of one claim in the kubelet's stats/summary.
+// volumeStats are the statistics of a claim in the kubelet's stats/summary.
 type volumeStats struct {
 	CapacityBytes, UsedBytes, AvailableBytes, Inodes, InodesUsed uint64
 }
 
-// summary returns what the kubelet tells of the claims of a namespace.
+// summary returns the kubelet's statistics of the claims in a namespace.
 func summary(ctx context.Context, namespace string) (map[string]volumeStats, error) {
 	text, err := testCluster.Client.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes", testCluster.Node, "proxy/stats/summary").DoRaw(ctx)
 	if err != nil {

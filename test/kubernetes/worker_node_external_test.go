@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Kubernetes' own specs of storage that need two nodes. The pods of the specs do
-// not tolerate the taint of the added node, so that it goes, and the test is alone.
+// Kubernetes' storage specs that need two nodes. Their pods do not tolerate the
+// taint of the added node, so the taint is removed and the test runs alone.
 func TestTwoNodesExternal(t *testing.T) {
 	s := newTwoNodes(t, pairRelease)
 	definitions := testkit.Value(external.Definitions("external", pairRelease.name))(t)
@@ -36,7 +36,7 @@ func TestTwoNodesExternal(t *testing.T) {
 			t.Errorf("%s: %s: %s\n%s", r.Name, r.State, r.Message, r.Location)
 		}
 	}
-	s.until("the end of the specs' volumes", func(ctx context.Context) error {
+	s.until("deletion of the specs' volumes", func(ctx context.Context) error {
 		all, err := testCluster.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err

@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// farRelease is a driver of csi.mode controller that is, with its controller, on
-// the added node alone.
+// farRelease is a driver with csi.mode controller whose controller and node
+// plugin run only on the added node.
 var farRelease = release{name: "far", bothNodes: true, values: `
 csi:
   driverName: far.cleat.dev
@@ -33,7 +33,7 @@ csi:
 
 const farDriver = "far.cleat.dev"
 
-// web is a StatefulSet of one pod, which runs where its volume is.
+// web is a StatefulSet of one pod, which runs on the node of its volume.
 const web = `
 apiVersion: apps/v1
 kind: StatefulSet
@@ -60,8 +60,8 @@ spec:
       resources: {requests: {storage: 32Mi}}
 `
 
-// drained drains the added node as the documents say. The pod with a volume of it
-// waits for the node and finds its data.
+// drained drains the added node as documented. The pod with a local volume
+// waits for the node and then finds its data.
 func (s *twoNodes) drained() {
 	s.claim("data-web-0", claim{class: "pair-ext4", size: "32Mi"})
 	s.run("first", pod{mounts: map[string]string{"/data": "data-web-0"}, change: on(s.added.Name)})
@@ -85,7 +85,8 @@ func (s *twoNodes) drained() {
 	s.reads("web-0", "cat /data/a", "kept")
 }
 
-// documented are the shell blocks of a section of docs/day2.md for the added node.
+// documented returns the shell blocks of a section of docs/day2.md, adapted to
+// the added node.
 func (s *twoNodes) documented(section string, count int) []string {
 	s.Helper()
 	blocks := s.blocks("docs/day2.md", section, "sh", count)
@@ -95,8 +96,8 @@ func (s *twoNodes) documented(section string, count int) []string {
 	return blocks
 }
 
-// lost cuts the power of the added node under pods that write, follows the
-// documented steps, and boots it: every record that was acknowledged is there.
+// lost powers the added node off while pods write, follows the documented
+// steps, and boots the node: all acknowledged records exist.
 func (s *twoNodes) lost() {
 	w := newWorkload(s.space)
 	o := &writer{name: "writer", mounts: map[string]string{"/files": "files"}, devices: map[string]string{"/dev/raw": "raw"},
@@ -109,12 +110,12 @@ func (s *twoNodes) lost() {
 	s.run("attached", attached)
 	s.exec("attached", "echo kept >/data/a; sync")
 	if all := s.attachments(pairDriver); len(all) > 0 {
-		s.Errorf("with a driver on each node there are attachments: %v", all)
+		s.Errorf("a driver on each node must have no attachments, got %v", all)
 	}
 	volume := s.bound("attached")
 
 	lost := true
-	s.Cleanup(func() { // the end of the namespace needs the node
+	s.Cleanup(func() { // the deletion of the namespace needs the node
 		if lost {
 			if err := s.added.Boot(context.Background()); err != nil {
 				s.Error(err)
@@ -125,7 +126,7 @@ func (s *twoNodes) lost() {
 	s.until("the node is not ready", func(ctx context.Context) error { return notReady(ctx, s.added.Name) })
 	steps := s.documented("A node is lost", 6)
 	s.sh(steps[0])
-	s.until("the end of the node's pods", func(ctx context.Context) error { return s.noPodsOn(ctx, s.added.Name) })
+	s.until("deletion of the node's pods", func(ctx context.Context) error { return s.noPodsOn(ctx, s.added.Name) })
 	s.releaseAttachment(volume.Name, steps[1])
 
 	testkit.Must(w, s.added.Boot(s.Context()))
@@ -142,24 +143,24 @@ func (s *twoNodes) lost() {
 	s.reads("attached-again", "cat /data/a", "kept")
 }
 
-// releaseAttachment follows the documented step for the attachment of a volume,
-// which the taint alone does not remove: its attacher was on the lost node.
+// releaseAttachment follows the documented step for a VolumeAttachment whose
+// attacher was on the lost node: the taint alone does not remove it.
 func (s *twoNodes) releaseAttachment(volume, step string) {
 	s.Helper()
 	var name string
-	s.until("the deletion of the attachment", func(context.Context) error {
+	s.until("deletion timestamp of the attachment", func(context.Context) error {
 		for _, a := range s.attachments(farDriver) {
 			if *a.Spec.Source.PersistentVolumeName == volume && a.DeletionTimestamp != nil && len(a.Finalizers) > 0 {
 				name = a.Name
 				return nil
 			}
 		}
-		return errors.New("it has not been asked for")
+		return errors.New("not set")
 	})
 	s.sh(strings.ReplaceAll(step, "csi-5f1d2c", name))
-	s.until("the end of the attachment", func(context.Context) error {
+	s.until("deletion of the attachment", func(context.Context) error {
 		if all := s.attachments(farDriver); len(all) > 0 {
-			return fmt.Errorf("there are %v", all)
+			return fmt.Errorf("got attachments %v", all)
 		}
 		return nil
 	})
@@ -171,11 +172,11 @@ func (s *twoNodes) attachments(driver string) []storagev1.VolumeAttachment {
 	return slices.DeleteFunc(all.Items, func(a storagev1.VolumeAttachment) bool { return a.Spec.Attacher != driver })
 }
 
-// noPodsOn says which pods of the namespace still are on a node.
+// noPodsOn returns an error while the namespace has pods on a node.
 func (s *twoNodes) noPodsOn(ctx context.Context, node string) error {
 	pods, err := testCluster.Client.CoreV1().Pods(s.name).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
 	if err == nil && len(pods.Items) > 0 {
-		err = fmt.Errorf("pod %s is still there", pods.Items[0].Name)
+		err = fmt.Errorf("pod %s is not deleted", pods.Items[0].Name)
 	}
 	return err
 }

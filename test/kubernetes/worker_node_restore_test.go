@@ -6,10 +6,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// restores makes claims from a snapshot and from a claim, with pods that the
-// scheduler places on the wrong node first. Their claims are given back to it, so
-// that they are made and run where their source is as soon as it chooses that
-// node: by itself, or as the documents say how to pin them.
+// restores creates claims from a snapshot and from a claim, with pods that the
+// scheduler first places on the wrong node. The provisioner rejects that node,
+// and the volumes are created once the scheduler selects the source's node: by
+// itself, or by the documented node selector.
 func (s *twoNodes) restores() {
 	s.claim("source", claim{class: "pair-ext4", size: "32Mi"})
 	s.run("source", pod{mounts: map[string]string{"/data": "source"}, change: on(testCluster.Node)})
@@ -39,7 +39,7 @@ func (s *twoNodes) restores() {
 		s.running(name)
 		s.reads(name, "cat /data/a", "kept")
 		if node := s.nodeOf(name); node != testCluster.Node {
-			s.Errorf("pod %s runs on %s, its volume's source is on %s", name, node, testCluster.Node)
+			s.Errorf("pod %s runs on %s, want %s of its volume's source", name, node, testCluster.Node)
 		}
 	}
 }

@@ -32,15 +32,15 @@ csi:
 
 const pairDriver = "pair.cleat.dev"
 
-// twoNodes is a namespace on a cluster with a second node, on both of which the
-// driver of pairRelease runs.
+// twoNodes is a namespace in a cluster with two nodes, both with the driver of
+// pairRelease.
 type twoNodes struct {
 	*reader
 	added *cluster.Node
 }
 
-// newTwoNodes adds the node and installs the releases. At the end of the test
-// they are removed and must have left nothing on the node.
+// newTwoNodes adds the node and installs the releases. The cleanup removes them
+// and checks that nothing is left on the node.
 func newTwoNodes(t *testing.T, releases ...release) *twoNodes {
 	t.Helper()
 	began := time.Now()
@@ -53,11 +53,11 @@ func newTwoNodes(t *testing.T, releases ...release) *twoNodes {
 		}
 	})
 	testkit.Must(t, err)
-	t.Logf("%s takes pods after %.1f s", added.Name, time.Since(began).Seconds())
+	t.Logf("%s is ready after %.1f s", added.Name, time.Since(began).Seconds())
 	for _, archive := range []string{"cleat.tar", "others.tar"} {
 		testkit.Must(t, added.Import(t.Context(), filepath.Join(testCluster.Dir, archive)))
 	}
-	t.Logf("it has the images after %.1f s", time.Since(began).Seconds())
+	t.Logf("images imported after %.1f s", time.Since(began).Seconds())
 	for _, r := range releases {
 		t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
@@ -75,32 +75,33 @@ func newTwoNodes(t *testing.T, releases ...release) *twoNodes {
 	return &twoNodes{reader: newReader(t), added: added}
 }
 
-// with is the same namespace for a subtest.
+// with returns the same namespace for a subtest.
 func (s *twoNodes) with(t *testing.T) *twoNodes {
 	r := *s.reader
 	r.space = &space{T: t, name: s.name}
 	return &twoNodes{reader: &r, added: s.added}
 }
 
-// checkNothingLeftOn looks for volumes and mounts of drivers on a node.
+// checkNothingLeftOn returns an error if volumes or mounts of drivers are left
+// on a node.
 func checkNothingLeftOn(n *cluster.Node) error {
 	failed := []error{poolsEmpty(n.Path("/"))}
 	mounts, err := os.ReadFile(n.Path("/proc/1/mountinfo"))
 	failed = append(failed, err)
 	for line := range strings.Lines(string(mounts)) {
 		if strings.Contains(line, " /var/lib/kubelet/plugins/") {
-			failed = append(failed, fmt.Errorf("mount left behind on %s: %s", n.Name, line))
+			failed = append(failed, fmt.Errorf("left-over mount on %s: %s", n.Name, line))
 		}
 	}
 	return errors.Join(failed...)
 }
 
-// anywhere lets a pod run on both nodes.
+// anywhere allows a pod on both nodes.
 func anywhere(p *corev1.Pod) {
 	p.Spec.Tolerations = append(p.Spec.Tolerations, corev1.Toleration{Key: cluster.Added, Operator: corev1.TolerationOpExists})
 }
 
-// on lets a pod run on one node only.
+// on allows a pod only on one node.
 func on(node string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		anywhere(p)
@@ -108,7 +109,7 @@ func on(node string) func(*corev1.Pod) {
 	}
 }
 
-// nodeOf is the node on which a pod runs.
+// nodeOf returns the node of a pod.
 func (s *space) nodeOf(name string) string {
 	s.Helper()
 	p := testkit.Value(testCluster.Client.CoreV1().Pods(s.name).Get(s.Context(), name, metav1.GetOptions{}))(s)

@@ -8,14 +8,14 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// topologyChanged changes a value of csi.topology. The kubelet refuses the driver,
-// as the node has a label with the former value, and the rollout stops there until
-// the value is what it was.
+// topologyChanged changes a value of csi.topology. The kubelet rejects the
+// driver, since the node has the old value as a label, and the rollout stops
+// until the old value is restored.
 func (s *twoNodes) topologyChanged() {
 	changed := farRelease
 	changed.values = strings.Replace(farRelease.values, "zone: a", "zone: b", 1)
 	testkit.Must(s, changed.install(s.Context(), testCluster, "--wait=hookOnly"))
-	s.until("the kubelet's refusal in the driver's log", func(ctx context.Context) error {
+	s.until("the kubelet's rejection in the driver's log", func(ctx context.Context) error {
 		log, err := testCluster.Kubectl(ctx, "", "-n", system, "logs", "daemonset/far-cleat-csi-node", "-c", "driver", "--tail=20")
 		if err == nil && !strings.Contains(log, "topology value collision") {
 			err = errors.New(log)
@@ -23,7 +23,7 @@ func (s *twoNodes) topologyChanged() {
 		return err
 	})
 	if err := podsReady(s.Context(), farRelease.name); err == nil {
-		s.Error("the pods of the release are ready with another zone than their node")
+		s.Error("the pods of the release are ready with a zone that differs from their node's")
 	}
 	testkit.Must(s, farRelease.install(s.Context(), testCluster))
 }

@@ -26,10 +26,10 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// writerImage has a shell and the program of the directory writer.
+// writerImage has a shell and the program of directory writer.
 const writerImage = "cleat.local/writer:local"
 
-// writingImage makes it; dir is for the program.
+// writingImage builds writerImage; dir is for the program.
 func writingImage(ctx context.Context, dir string) (oci.Image, error) {
 	program := filepath.Join(dir, "bin", "writer")
 	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, "./writer")
@@ -42,24 +42,24 @@ func writingImage(ctx context.Context, dir string) (oci.Image, error) {
 	return image, err
 }
 
-// workload is pods that write all the time. What the kernel acknowledged stands
-// in journals on the node, outside the volumes.
+// workload is a set of pods that write continuously. Acknowledged records are
+// logged in journals on the node, outside of the volumes.
 type workload struct {
 	*space
 	journals   string
-	settleTime time.Duration // for what the kubelet and the driver take away in their own time
+	settleTime time.Duration // for asynchronous clean-up by the kubelet and the driver
 	writers    []*writer
 }
 
-// writer is a pod that writes to targets of distinct names.
+// writer is a pod that writes to targets with unique names.
 type writer struct {
 	name     string
-	mounts   map[string]string // as of pod
+	mounts   map[string]string // see pod
 	devices  map[string]string
-	inline   string            // path of an inline volume of csi.cleat.dev, if any
+	inline   string            // path of an inline volume of csi.cleat.dev; optional
 	targets  map[string]string // file or device by name
-	restarts int32             // of the container, as expected
-	place    func(*corev1.Pod) // chooses its node, if given
+	restarts int32             // expected restarts of the container
+	place    func(*corev1.Pod) // selects the node; optional
 }
 
 func newWorkload(s *space) *workload {
@@ -69,14 +69,14 @@ func newWorkload(s *space) *workload {
 	return w
 }
 
-// with is the workload for a subtest.
+// with returns the workload for a subtest.
 func (w *workload) with(t *testing.T) *workload {
 	inner := *w
 	inner.space = &space{T: t, name: w.name}
 	return &inner
 }
 
-// add starts a writer and waits until each of its targets has records.
+// add starts a writer and waits until each target has records.
 func (w *workload) add(o *writer) {
 	w.Helper()
 	w.startWriter(o)
@@ -117,14 +117,14 @@ type acknowledgement struct {
 	at     time.Time
 }
 
-// journal reads what a target's writer has noted since a moment, with the last
-// line before it. That the writer saw an error is an error.
+// journal returns the records of a target since a time, preceded by the last
+// earlier one. An error that the writer logged is returned.
 func (w *workload) journal(target string, since time.Time) ([]acknowledgement, error) {
 	text, err := os.ReadFile(filepath.Join(w.journals, target))
 	if err != nil {
 		return nil, err
 	}
-	text = text[:bytes.LastIndexByte(text, '\n')+1] // what has no end is just being written
+	text = text[:bytes.LastIndexByte(text, '\n')+1] // an incomplete last line is being written
 	var all []acknowledgement
 	for line := range strings.Lines(string(text)) {
 		var a acknowledgement
@@ -140,11 +140,11 @@ func (w *workload) journal(target string, since time.Time) ([]acknowledgement, e
 	return all, nil
 }
 
-// advances waits until every target has got records that were not there.
+// advances waits until every target has new records.
 func (w *workload) advances() {
 	w.Helper()
 	began := time.Now()
-	w.until("the writers' going on", func(context.Context) error {
+	w.until("new records of all writers", func(context.Context) error {
 		for _, o := range w.writers {
 			for target := range o.targets {
 				all, err := w.journal(target, began)
@@ -161,7 +161,7 @@ func (w *workload) advances() {
 	})
 }
 
-// pause is the longest time since a moment in which a target got nothing.
+// pause returns the longest time without a record of any target.
 func (w *workload) pause(since time.Time) (longest time.Duration, of string, count int, err error) {
 	for _, o := range w.writers {
 		for target := range o.targets {
@@ -180,8 +180,8 @@ func (w *workload) pause(since time.Time) (longest time.Duration, of string, cou
 	return longest, of, count, nil
 }
 
-// intact has every writer's pod read back what was acknowledged, and looks at
-// how often its container was started.
+// intact checks that every writer's pod reads all acknowledged records, and
+// that its container was restarted as expected.
 func (w *workload) intact(ctx context.Context) error {
 	var failed []error
 	for _, o := range w.writers {
@@ -191,24 +191,24 @@ func (w *workload) intact(ctx context.Context) error {
 		}
 		out, err := testCluster.Kubectl(ctx, "", command...)
 		if err == nil && strings.Count(out, "are as written") != len(o.targets) {
-			err = fmt.Errorf("of %d targets it read %q", len(o.targets), out)
+			err = fmt.Errorf("%d targets: got %q", len(o.targets), out)
 		}
 		failed = append(failed, err)
 		p, err := testCluster.Client.CoreV1().Pods(w.name).Get(ctx, o.name, metav1.GetOptions{})
 		if err != nil {
 			failed = append(failed, err)
 		} else if got := p.Status.ContainerStatuses[0].RestartCount; got != o.restarts {
-			failed = append(failed, fmt.Errorf("the container of pod %s was started again %d times, want %d", o.name, got, o.restarts))
+			failed = append(failed, fmt.Errorf("the container of pod %s was restarted %d times, want %d", o.name, got, o.restarts))
 		}
 	}
 	return errors.Join(failed...)
 }
 
-// inventory is what volumes in use stand on, by what it is. Two of them are equal
-// when nothing was disturbed and nothing was left behind.
+// inventory describes mounts and loop devices in use, by name. Equal
+// inventories mean that nothing was disturbed or left over.
 type inventory map[string]string
 
-// standing looks at mounts of volumes and pools, and at loop devices.
+// takeInventory lists mounts of volumes and pools, and loop devices.
 func takeInventory(ctx context.Context) (inventory, error) {
 	table, err := mount.Table(ctx)
 	if err != nil {
@@ -232,8 +232,8 @@ func takeInventory(ctx context.Context) (inventory, error) {
 	return g, nil
 }
 
-// ownDevices are the loop devices of this cluster: of pools, of their files, and
-// those by which the kubelet holds block volumes.
+// ownDevices returns the loop devices of this cluster: of pools, of files in
+// pools, and the kubelet's for block volumes.
 func ownDevices(ctx context.Context) ([]loop.Device, error) {
 	images, err := filepath.Glob("/var/lib/cleat/*/storage/*.img")
 	if err != nil {
@@ -270,25 +270,25 @@ func ownDevices(ctx context.Context) ([]loop.Device, error) {
 	return ours, nil
 }
 
-// differs says in what two grounds differ.
+// compare returns the differences from a later inventory.
 func (g inventory) compare(now inventory) error {
 	var failed []error
 	for what, was := range g {
 		if is, there := now[what]; !there {
 			failed = append(failed, fmt.Errorf("%s (%s) is gone", what, was))
 		} else if is != was {
-			failed = append(failed, fmt.Errorf("%s was %s, is %s", what, was, is))
+			failed = append(failed, fmt.Errorf("%s changed from %s to %s", what, was, is))
 		}
 	}
 	for what, is := range now {
 		if _, there := g[what]; !there {
-			failed = append(failed, fmt.Errorf("%s (%s) came", what, is))
+			failed = append(failed, fmt.Errorf("%s (%s) is new", what, is))
 		}
 	}
 	return errors.Join(failed...)
 }
 
-// count tells how many there are of a kind: of mounts, or of devices.
+// count returns the number of entries of a kind, mounts or devices.
 func (g inventory) count(kind string) (n int) {
 	for what := range g {
 		if strings.HasPrefix(what, kind+" ") {
@@ -298,10 +298,9 @@ func (g inventory) count(kind string) (n int) {
 	return n
 }
 
-// undisturbed does something that must not be noticed by those who use volumes:
-// mounts and devices are the same afterwards, containers are, every record is
-// there and the writers go on. It tells how long they were held up. What is not
-// so is the error.
+// undisturbed runs what and returns an error if users of volumes notice:
+// mounts, devices and containers must be unchanged, every record exist, and the
+// writers continue. It logs the longest pause.
 func (w *workload) undisturbed(what func()) error {
 	w.Helper()
 	w.advances()
@@ -319,7 +318,7 @@ func (w *workload) undisturbed(what func()) error {
 	}
 	w.Logf("%.1f s; %d records were acknowledged, the longest pause was %d ms (%s)", took.Seconds(), count, longest.Milliseconds(), of)
 	if longest > 30*time.Second {
-		err = fmt.Errorf("%s got nothing for %s", of, longest)
+		err = fmt.Errorf("%s got no record for %s", of, longest)
 	}
 	settleTime, cancel := context.WithTimeout(w.Context(), w.settleTime)
 	defer cancel()
@@ -330,14 +329,14 @@ func (w *workload) undisturbed(what func()) error {
 		}
 		return before.compare(now)
 	})
-	if quiet != nil { // the last look may have been cut off
+	if quiet != nil { // the last check can be interrupted by the timeout
 		now, lookErr := takeInventory(w.Context())
 		quiet = errors.Join(lookErr, before.compare(now))
 	}
 	return errors.Join(err, quiet, w.intact(w.Context()))
 }
 
-// load is a writer with file systems and a device of a release.
+// load starts a writer with file systems and a device of a release.
 func (w *workload) load(release string, fileSystems ...string) *writer {
 	w.Helper()
 	o := &writer{name: release, mounts: map[string]string{}, devices: map[string]string{}, targets: map[string]string{}}
@@ -353,8 +352,8 @@ func (w *workload) load(release string, fileSystems ...string) *writer {
 	return o
 }
 
-// others makes claims of both releases with pods, which begin at once and are
-// not waited for; with the same name settle and clear end it.
+// startOthers creates claims of both releases with pods, without waiting;
+// finishOthers and deleteOthers take the same name.
 func (w *workload) startOthers(name string) {
 	w.Helper()
 	for _, release := range []string{"local", "single"} {
@@ -369,8 +368,7 @@ func (w *workload) startOthers(name string) {
 	}
 }
 
-// settle waits until all of them are as wished, writes, cuts a snapshot and
-// wants it to be ready.
+// finishOthers waits until all are ready, writes to them, and takes a snapshot.
 func (w *workload) finishOthers(name string) {
 	w.Helper()
 	for _, release := range []string{"local", "single"} {
@@ -379,7 +377,8 @@ func (w *workload) finishOthers(name string) {
 	}
 }
 
-// cut begins snapshots of them, and of what is written to all the time.
+// startSnapshots creates snapshots of them and of the continuous writers'
+// volumes.
 func (w *workload) startSnapshots(name string) {
 	w.Helper()
 	for _, release := range []string{"local", "single"} {
@@ -394,7 +393,7 @@ spec: {volumeSnapshotClassName: %[3]s, source: {persistentVolumeClaimName: %[2]s
 	}
 }
 
-// awaitSnapshots waits for the snapshots of cut.
+// awaitSnapshots waits for the snapshots of startSnapshots.
 func (w *workload) awaitSnapshots(name string) {
 	w.Helper()
 	w.until("snapshots of "+name, func(ctx context.Context) error {
@@ -403,7 +402,7 @@ func (w *workload) awaitSnapshots(name string) {
 			return err
 		}
 		if len(list.Items) != 4 {
-			return fmt.Errorf("there are %d, want 4", len(list.Items))
+			return fmt.Errorf("got %d, want 4", len(list.Items))
 		}
 		for _, o := range list.Items {
 			if status, _ := o.Object["status"].(map[string]any); status["readyToUse"] != true {
@@ -414,7 +413,8 @@ func (w *workload) awaitSnapshots(name string) {
 	})
 }
 
-// clear asks for the end of all of them; cleared waits for it.
+// deleteOthers requests the deletion of all of them; awaitOthersDeleted waits
+// for it.
 func (w *workload) deleteOthers(name string) {
 	w.Helper()
 	w.kubectl("delete", "volumesnapshots.snapshot.storage.k8s.io,pods,pvc", "-l", "of="+name, "--wait=false")
@@ -422,14 +422,14 @@ func (w *workload) deleteOthers(name string) {
 
 func (w *workload) awaitOthersDeleted(name string) {
 	w.Helper()
-	w.until("the end of "+name, func(ctx context.Context) error {
+	w.until("deletion of "+name, func(ctx context.Context) error {
 		all, err := testCluster.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
 		for _, v := range all.Items {
 			if v.Spec.ClaimRef != nil && v.Spec.ClaimRef.Namespace == w.name && strings.HasPrefix(v.Spec.ClaimRef.Name, name) {
-				return fmt.Errorf("volume %s of claim %s is still there", v.Name, v.Spec.ClaimRef.Name)
+				return fmt.Errorf("volume %s of claim %s is not deleted", v.Name, v.Spec.ClaimRef.Name)
 			}
 		}
 		contents, err := testCluster.Kubectl(ctx, "", "get", "volumesnapshotcontents.snapshot.storage.k8s.io", "-o", "jsonpath={.items[*].spec.volumeSnapshotRef.name}")
@@ -437,13 +437,13 @@ func (w *workload) awaitOthersDeleted(name string) {
 			return err
 		}
 		if strings.Contains(contents, name+"-of-") {
-			return fmt.Errorf("snapshots are still there: %s", contents)
+			return fmt.Errorf("snapshots are not deleted: %s", contents)
 		}
 		return nil
 	})
 }
 
-// podsReady says whether every pod of a release is there and ready.
+// podsReady returns an error unless every pod of a release exists and is ready.
 func podsReady(ctx context.Context, name string) error {
 	pods, err := testCluster.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + name})
 	if err != nil {

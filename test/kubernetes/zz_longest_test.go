@@ -6,10 +6,10 @@ import (
 	"testing"
 )
 
-// Go starts parallel tests from the last to the first. The longest of them stand
-// in the last file, so that none runs alone at the end.
+// Go starts parallel tests from the last to the first. The longest are in the
+// last file, so that none runs alone at the end.
 
-// The chart with the real sidecar and the real manager of CSI-Addons.
+// The chart with the real sidecar and manager of CSI-Addons.
 func TestAddons(t *testing.T) {
 	t.Parallel()
 	s := &addons{newSpace(t)}
@@ -39,8 +39,7 @@ func TestAddons(t *testing.T) {
 	t.Run("Complaints", testAddonsComplaints)
 }
 
-// What a driver on each node has to do when there are more nodes than one. The
-// cases share the nodes.
+// A driver on each of two nodes. The cases share the nodes.
 func TestTwoNodes(t *testing.T) {
 	t.Parallel()
 	s := newTwoNodes(t, pairRelease, farRelease)
