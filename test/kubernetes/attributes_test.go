@@ -122,7 +122,7 @@ func TestVolumeAttributesNeedAController(t *testing.T) {
 	s.change("later", class)
 	testkit.Must(t, s.ask("later", "352Mi"))
 	s.grown("later", "352Mi") // the resizer has processed the claim
-	s.claims("later", "its class is not heeded", func(c *corev1.PersistentVolumeClaim) bool {
+	s.claims("later", "its class is ignored", func(c *corev1.PersistentVolumeClaim) bool {
 		return c.Status.CurrentVolumeAttributesClassName == nil && c.Status.ModifyVolumeStatus == nil
 	})
 	if n := s.allocated("later"); n > 160*mib {

@@ -134,7 +134,7 @@ func poolVolumes(t *testing.T, driver string) (names []string) {
 	return names
 }
 
-const noRoom = "node(s) did not have enough free storage"
+const noCapacity = "node(s) did not have enough free storage"
 
 // checkTooLargeClaim: no volume is created for a claim larger than the
 // capacity.
@@ -142,7 +142,7 @@ func (s *space) checkTooLargeClaim() {
 	s.Helper()
 	s.claim("large", claim{class: "small", size: "2Gi"})
 	s.start("large", pod{mounts: map[string]string{"/data": "large"}})
-	s.pending("large", noRoom)
+	s.pending("large", noCapacity)
 	c, err := testCluster.Client.CoreV1().PersistentVolumeClaims(s.name).Get(s.Context(), "large", metav1.GetOptions{})
 	if err != nil || c.Status.Phase != corev1.ClaimPending || c.Spec.VolumeName != "" || c.Annotations["volume.kubernetes.io/selected-node"] != "" {
 		s.Errorf("the claim is %s with volume %q and node %q (%v)", c.Status.Phase, c.Spec.VolumeName, c.Annotations["volume.kubernetes.io/selected-node"], err)
@@ -170,7 +170,7 @@ func (s *space) checkWaitForCapacity() {
 	})
 	s.claim("b", claim{class: "small", size: "600Mi"})
 	s.start("b", pod{mounts: map[string]string{"/data": "b"}})
-	s.pending("b", noRoom)
+	s.pending("b", noCapacity)
 	s.drop("a")
 	s.dropClaim("a")
 	s.forgotten(a)

@@ -90,29 +90,29 @@ func TestGroupSnapshots(t *testing.T) {
 		mounts: map[string]string{"/first": "first", "/second": "second", "/other": "other"}, devices: map[string]string{"/dev/raw": "raw"},
 		command: counter("/first/log", "/second/log"),
 	})
-	var cuts []string
+	var groups []string
 	reader := pod{mounts: map[string]string{}}
-	restore := func(cut string, from map[string]string) {
+	restore := func(group string, from map[string]string) {
 		for of, class := range map[string]string{"first": "single-ext4", "second": "single-xfs"} {
 			size := map[string]string{"first": "64Mi", "second": "320Mi"}[of]
-			s.claim(cut+"-"+of, claim{class: class, size: size, from: snapshotSource(from[of])})
-			reader.mounts["/"+cut+"/"+of] = cut + "-" + of
+			s.claim(group+"-"+of, claim{class: class, size: size, from: snapshotSource(from[of])})
+			reader.mounts["/"+group+"/"+of] = group + "-" + of
 		}
 	}
 	before := map[string]int{}
 	var contents, files []string
 	for i := range 3 {
-		cut := fmt.Sprintf("cut-%d", i)
-		before[cut] = s.acked("writer", before[fmt.Sprintf("cut-%d", i-1)])
-		s.group(cut, "single", "pair")
-		contents = append(contents, s.groupReady(cut))
-		members := s.members(cut, 2)
+		group := fmt.Sprintf("group-%d", i)
+		before[group] = s.acked("writer", before[fmt.Sprintf("group-%d", i-1)])
+		s.group(group, "single", "pair")
+		contents = append(contents, s.groupReady(group))
+		members := s.members(group, 2)
 		for _, m := range members {
 			_, file := s.content("single.cleat.dev", m)
 			files = append(files, file)
 		}
-		restore(cut, members)
-		cuts = append(cuts, cut)
+		restore(group, members)
+		groups = append(groups, group)
 	}
 	s.snapshot("alone-first", "single", "first")
 	s.acked("writer", s.acked("writer", 0))
@@ -120,17 +120,17 @@ func TestGroupSnapshots(t *testing.T) {
 	restore("alone", map[string]string{"first": "alone-first", "second": "alone-second"})
 
 	s.run("reader", reader)
-	for _, cut := range cuts {
-		first, second := s.counted("reader", "/"+cut+"/first/log"), s.counted("reader", "/"+cut+"/second/log")
-		if second > first || first > second+1 || second < before[cut] {
-			s.Errorf("%s has numbers up to %d and %d, but %d were on disk before", cut, first, second, before[cut])
+	for _, group := range groups {
+		first, second := s.counted("reader", "/"+group+"/first/log"), s.counted("reader", "/"+group+"/second/log")
+		if second > first || first > second+1 || second < before[group] {
+			s.Errorf("%s has numbers up to %d and %d, but %d were on disk before", group, first, second, before[group])
 		}
 	}
 	if first, second := s.counted("reader", "/alone/first/log"), s.counted("reader", "/alone/second/log"); second <= first {
 		s.Errorf("separate snapshots have numbers up to %d and %d: the writer is too slow for this test", first, second)
 	}
 	s.rawMember()
-	s.kubectl(append([]string{"delete", "volumegroupsnapshot", "--wait"}, cuts...)...)
+	s.kubectl(append([]string{"delete", "volumegroupsnapshot", "--wait"}, groups...)...)
 	for _, c := range contents {
 		s.gone(groupContents, c)
 	}
@@ -143,7 +143,7 @@ func TestGroupSnapshots(t *testing.T) {
 		}
 		return nil
 	})
-	s.counted("reader", "/cut-0/first/log")
+	s.counted("reader", "/group-0/first/log")
 }
 
 // rawMember requests a group with a block volume in use, which cannot be

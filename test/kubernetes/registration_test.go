@@ -317,7 +317,7 @@ type fakePlugin struct {
 
 func (d *side) startFake(n *fakePlugin) *fakePlugin {
 	d.Helper()
-	n.endpoint, n.results, n.server = d.dir()+"/nobody.sock", make(chan result, 1), grpc.NewServer()
+	n.endpoint, n.results, n.server = d.dir()+"/unserved.sock", make(chan result, 1), grpc.NewServer()
 	socket := filepath.Join(d.plugins, strings.ReplaceAll(n.name, "/", "_")+"-reg.sock")
 	l := testkit.Value(net.Listen("unix", socket))(d)
 	registration.RegisterRegistrationServer(n.server, n)

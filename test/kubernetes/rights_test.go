@@ -39,7 +39,7 @@ func TestNodeTokenIsConfinedToItsNode(t *testing.T) {
 	r := &rights{space: newSpace(t), names: map[string]string{}}
 	r.prepare()
 	r.inForce()
-	own, nobody := as(t, testCluster.Node), as(t, "")
+	own, noNode := as(t, testCluster.Node), as(t, "")
 	const ok = ""
 	for _, test := range []struct {
 		what   string
@@ -53,11 +53,11 @@ func TestNodeTokenIsConfinedToItsNode(t *testing.T) {
 		{"create a volume of no node", own, r.create(volume(localDriver)), "no node affinity to topology.cleat.dev/node=" + testCluster.Node},
 		{"create a volume of another driver", own, r.create(volume("other.example.com", testCluster.Node)), "is not of driver " + localDriver},
 		{"create a volume of no driver", own, r.create(hostPath()), "is not of driver " + localDriver},
-		{"create a volume without a token of a node", nobody, r.create(volume(localDriver, testCluster.Node)), "bound to a pod on a node"},
+		{"create a volume without a token of a node", noNode, r.create(volume(localDriver, testCluster.Node)), "bound to a pod on a node"},
 		{"delete a volume of this node", own, r.remove("own"), ok},
 		{"delete a volume of another node", own, r.remove("others"), "no node affinity to topology.cleat.dev/node=" + testCluster.Node},
 		{"delete a volume of another driver", own, r.remove("foreign"), "is not of driver " + localDriver},
-		{"delete a volume without a token of a node", nobody, r.remove("own"), "bound to a pod on a node"},
+		{"delete a volume without a token of a node", noNode, r.remove("own"), "bound to a pod on a node"},
 		{"protect a volume of this node", own, r.patchVolume("own", `{"metadata":{"finalizers":["external-provisioner.volume.kubernetes.io/finalizer"]}}`), ok},
 		{"protect a volume of another node", own, r.patchVolume("others", `{"metadata":{"finalizers":["external-provisioner.volume.kubernetes.io/finalizer"]}}`), "may only change the capacity"},
 		{"grow a volume of another node", own, r.patchVolume("others", `{"metadata":{"annotations":{"volume.alpha.kubernetes.io/pre-resize-capacity":"1Gi"}},"spec":{"capacity":{"storage":"2Gi"}}}`), ok},
@@ -68,7 +68,7 @@ func TestNodeTokenIsConfinedToItsNode(t *testing.T) {
 		{"take a claim that has no node", own, r.updateClaim("waiting", choose(testCluster.Node)), ok},
 		{"give a claim to another node", own, r.updateClaim("waiting", choose(otherNode)), "is for node \"\" and would be for \"" + otherNode + "\""},
 		{"return a claim of this node", own, r.updateClaim("own", choose("")), ok},
-		{"return a claim without a token of a node", nobody, r.updateClaim("own", choose("")), "bound to a pod on a node"},
+		{"return a claim without a token of a node", noNode, r.updateClaim("own", choose("")), "bound to a pod on a node"},
 		{"return a claim of another node", own, r.updateClaim("others", choose("")), "is for node \"" + otherNode + "\""},
 		{"take a claim of another node", own, r.updateClaim("others", choose(testCluster.Node)), "is for node \"" + otherNode + "\""},
 		{"take a claim of another driver", own, r.updateClaim("foreign", choose(testCluster.Node)), "claims of driver " + localDriver},

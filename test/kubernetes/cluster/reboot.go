@@ -174,8 +174,8 @@ func detachHolders(ctx context.Context, node string) error {
 	return nil
 }
 
-// detachDriverLoops detaches the loop devices of a node's drivers: after a boot
-// there are none.
+// detachDriverLoops detaches the loop devices of a node's drivers: a boot
+// leaves none attached.
 func detachDriverLoops(ctx context.Context, nodeDir string) error {
 	devices, err := loopsOf(ctx, filepath.Join(nodeDir, "cleat"))
 	if err != nil {

@@ -25,7 +25,7 @@ state = "/run/containerd/state"
   address = "%[2]s"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "%[3]s"
-  # Without CAP_SYS_RESOURCE no process may be made less likely to be killed,
+  # Without CAP_SYS_RESOURCE no process can be made less likely to be killed,
   # and runc dies when it is asked to.
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".cni]

@@ -126,15 +126,15 @@ func TestPageMatchesLastRun(t *testing.T) {
 func TestPageHasEveryClaim(t *testing.T) {
 	definitions := testkit.Value(Definitions(".", Releases()...))(t)
 	row := regexp.MustCompile("(?m)^\\| `([A-Za-z]+)` \\| (yes)? ?\\| (yes)? ?\\| (yes)? ?\\| (.*)\\|$")
-	told := make([]map[string]bool, len(definitions))
-	for i := range told {
-		told[i] = map[string]bool{}
+	documented := make([]map[string]bool, len(definitions))
+	for i := range documented {
+		documented[i] = map[string]bool{}
 	}
 	for _, m := range row.FindAllStringSubmatch(readPage(t), -1) {
 		claimed := false
 		for i := range definitions {
 			if m[2+i] == "yes" {
-				told[i][m[1]] = true
+				documented[i][m[1]] = true
 				claimed = true
 			}
 		}
@@ -143,7 +143,7 @@ func TestPageHasEveryClaim(t *testing.T) {
 		}
 	}
 	for i, d := range definitions {
-		if diff := cmp.Diff(d.Claims, told[i]); diff != "" {
+		if diff := cmp.Diff(d.Claims, documented[i]); diff != "" {
 			t.Errorf("docs/e2e.md on %s (-claimed +documented):\n%s", d.Release, diff)
 		}
 	}

@@ -219,7 +219,7 @@ func (t target) fill(buffer []byte, number uint64) {
 
 // aligned returns a buffer aligned for O_DIRECT.
 func aligned() []byte {
-	room := make([]byte, 2*recordSize)
-	skip := recordSize - int(uintptr(unsafe.Pointer(unsafe.SliceData(room)))%recordSize)
-	return slices.Clip(room[skip : skip+recordSize])
+	space := make([]byte, 2*recordSize)
+	skip := recordSize - int(uintptr(unsafe.Pointer(unsafe.SliceData(space)))%recordSize)
+	return slices.Clip(space[skip : skip+recordSize])
 }
