@@ -18,12 +18,12 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// ErrNobody means that no process serves the control socket: the plugin does
-// not run, or has no control interface and always offers its devices.
+// ErrNobody: the plugin does not run, or has no control interface and always
+// offers its devices.
 var ErrNobody = errors.New("no process serves the control socket")
 
-// keepaliveTime is both the idle time before a ping during a call and the
-// ping's timeout. gRPC permits no shorter time.
+// keepaliveTime is the idle time before a ping, and the ping's timeout. gRPC
+// permits no shorter time.
 const keepaliveTime = 10 * time.Second
 
 // Version is the answer of GetVersion.
@@ -35,24 +35,24 @@ type Version struct {
 
 // Withdrawal is the result of a Disable.
 type Withdrawal struct {
-	// Acknowledged by the plugin: no Allocate is in flight, and the kubelet has
-	// a list without a healthy device.
+	// The plugin has no Allocate in flight, and the kubelet a list without a
+	// healthy device.
 	Acknowledged bool
-	Confirmed    bool        // PodResources confirmed that no device is allocatable
-	InUse        []gate.Held // devices of running pods; valid only with Confirmed
-	Reason       string      // why it is not acknowledged
+	Confirmed    bool        // by PodResources: no device is allocatable
+	InUse        []gate.Held // by running pods; valid only with Confirmed
+	Reason       string      // not acknowledged
 }
 
-// Client is a client of a control socket, safe for concurrent use. It connects
-// once. An error returned by the plugin is an *End.
+// Client is a client of a control socket, safe for concurrent use. An error of
+// the plugin is an *End.
 type Client struct {
 	socket  string
 	conn    *grpc.ClientConn
 	service controlv1.ControlServiceClient
 }
 
-// Dial connects to a control socket by its absolute path or as unix:///path.
-// Errors: ErrNobody, and file system errors such as fs.ErrPermission.
+// Dial connects to an absolute path or unix:///path. Errors: ErrNobody, and
+// file system errors such as fs.ErrPermission.
 func Dial(ctx context.Context, socket string) (*Client, error) {
 	path, err := unixsock.ParseEndpoint(socket)
 	if err != nil {
@@ -68,7 +68,7 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 	return &Client{socket: path, conn: conn, service: controlv1.NewControlServiceClient(conn)}, nil
 }
 
-// Close ends the connection.
+// Close closes the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 
 // Status calls GetStatus. A plugin without the extensions answers
@@ -90,9 +90,8 @@ func (c *Client) Version(ctx context.Context) (Version, error) {
 	return Version{m.GetName(), m.GetVersion(), int(m.GetExtensions())}, nil
 }
 
-// Disable withdraws the devices from a session, or from any holder if it is
-// empty, and waits for the result. When the plugin's own timeout expires it
-// answers DeadlineExceeded and continues the withdrawal; the call can be
+// Disable withdraws the devices from a session, or any holder if it is empty,
+// and waits. After DeadlineExceeded the plugin continues; the call can be
 // repeated.
 func (c *Client) Disable(ctx context.Context, session string) (Withdrawal, error) {
 	m, err := invoke(ctx, c.service.DisableDevices, &controlv1.DisableDevicesRequest{Session: session})
@@ -102,7 +101,7 @@ func (c *Client) Disable(ctx context.Context, session string) (Withdrawal, error
 	return Withdrawal{Acknowledged: true, Confirmed: m.GetKubeletConfirmed(), InUse: inUseOf(m)}, nil
 }
 
-// invoke makes a call. An error returned by the plugin is an *End.
+// An error of the plugin is an *End.
 func invoke[Q, A any](ctx context.Context, method func(context.Context, *Q, ...grpc.CallOption) (*A, error), request *Q) (*A, error) {
 	attempt, response := rpcdial.Listen(ctx)
 	answer, err := method(attempt, request)
@@ -112,14 +111,13 @@ func invoke[Q, A any](ctx context.Context, method func(context.Context, *Q, ...g
 	return nil, outcome(ctx, response, err)
 }
 
-// outcome separates errors of the plugin from connection errors, for which gRPC
-// uses the same codes.
+// outcome separates the plugin's errors from gRPC's, which have the same codes.
 func outcome(ctx context.Context, response *rpcdial.Heard, err error) error {
 	st := status.Convert(err)
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("no answer before the deadline: %w", ctx.Err())
-	case response.Ended(ctx, st.Code()) != nil: // shortly before the context expires
+	case response.Ended(ctx, st.Code()) != nil: // slightly early
 		return fmt.Errorf("no answer before the deadline: %w", context.DeadlineExceeded)
 	case response.FromServer():
 		return &End{Code: st.Code(), Reason: text(st.Message())}

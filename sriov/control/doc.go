@@ -1,6 +1,5 @@
-// Package control implements both ends of sriovdp.control.v1, the socket by
-// which a config daemon lets the SR-IOV device plugin offer its devices and
-// withdraws them. Server serves it for a Plugin; Renewer keeps EnableDevices
-// open for a daemon, across restarts of the plugin; Client makes single calls
-// for the CLI.
+// Package control implements both ends of sriovdp.control.v1, by which a config
+// daemon makes the SR-IOV device plugin offer or withdraw its devices. Server
+// serves a Plugin; Renewer keeps EnableDevices open across restarts of the
+// plugin; Client makes single calls.
 package control

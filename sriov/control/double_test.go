@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// double is a Plugin with the real gate and resources that complete their work at
-// once, unless the test blocks them.
+// double is a Plugin with the real gate; resources complete at once, unless
+// blocked.
 type double struct {
 	mu      sync.Mutex
 	machine *gate.Gate
@@ -30,9 +30,9 @@ type double struct {
 	timers  map[gate.Timer]*time.Timer
 	ids     uint64
 	now     gate.Status
-	stuck   bool // resources do not withdraw
+	stuck   bool
 	epoch   uint64
-	opened  int // how often the resource was opened
+	opened  int
 	closed  []string
 	over    bool
 	queue   []gate.Event
@@ -58,8 +58,7 @@ func (d *double) stepGate(at time.Time, e gate.Event) {
 	}
 }
 
-// step is called with the lock held. Events caused by an action are handled after
-// the other actions.
+// step needs the lock; an action's events come after the other actions.
 func (d *double) step(at time.Time, e gate.Event) {
 	d.queue = append(d.queue, e)
 	for len(d.queue) > 0 {
@@ -123,7 +122,6 @@ func (d *double) withdrawn() gate.Event {
 	return gate.Reported{Resource: "example.com/a", Report: gate.Report{Phase: gate.Withdrawn, Epoch: d.epoch, Devices: 3, Streaming: true, Confirmed: true, InUse: held}}
 }
 
-// stick blocks or completes withdrawals.
 func (d *double) stick(on bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -133,7 +131,6 @@ func (d *double) stick(on bool) {
 	}
 }
 
-// stop stops the double's timers, like the end of its process.
 func (d *double) stop() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -143,7 +140,6 @@ func (d *double) stop() {
 	}
 }
 
-// send replaces an unread status.
 func (s *doubleStream) send(now gate.Status) {
 	select {
 	case <-s.mail:
@@ -229,7 +225,6 @@ func (d *double) Status() gate.Status {
 	return d.machine.Status()
 }
 
-// served is a plugin and its socket, which can be stopped and restarted.
 type served struct {
 	t      *testing.T
 	socket string
@@ -245,7 +240,6 @@ func serve(t *testing.T, p Plugin, socket string) *served {
 	return serving(t, socket, l, rpc.Serve)
 }
 
-// serving runs a server until the test or stop ends it.
 func serving(t *testing.T, socket string, l net.Listener, run func(context.Context, net.Listener) error) *served {
 	t.Helper()
 	stop := testkit.Go(t, func(ctx context.Context) error { return run(ctx, l) })
@@ -254,7 +248,6 @@ func serving(t *testing.T, socket string, l net.Listener, run func(context.Conte
 
 func socketOf(t *testing.T) string { return filepath.Join(t.TempDir(), "control.sock") }
 
-// start serves a double in controlled mode.
 func start(t *testing.T, socket string) (*double, *served) {
 	t.Helper()
 	d := newDouble(t, gate.Config{Controlled: true})

@@ -10,27 +10,24 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// Backoff and timeouts of a Renewer. The fast backoff is for a plugin that can
-// return at any time, the slow one for refusals that need a configuration
-// change or a user.
+// The fast backoff is for a plugin that can return at any time, the slow one
+// for refusals that need a configuration change or a user.
 const (
 	fastBackoff    = 100 * time.Millisecond
 	maxFastBackoff = 2 * time.Second
 	slowBackoff    = time.Second
 	maxSlowBackoff = 30 * time.Second
-	// backoffReset is how long a stream must be open to reset the backoff.
+	// backoffReset is the life of a stream that resets the backoff.
 	backoffReset = 2 * time.Second
-	// acceptTimeout is how long an opening stream can remain unaccepted before
-	// another claim replaces it.
+	// acceptTimeout is when another claim can replace an unaccepted one.
 	acceptTimeout = 5 * time.Second
-	// suspendCheckInterval is the interval at which a renewer with a stream detects that its
-	// process was suspended. stopped is the gap between events that indicates
-	// it, without a lease.
+	// suspendCheckInterval is how often a renewer with a stream checks that its
+	// process was not suspended. stopped is the gap between events that
+	// indicates it, without a lease.
 	suspendCheckInterval = 5 * time.Second
 	suspendGap           = 15 * time.Second
 )
 
-// event is an input of a renewal, action an output that a Renewer runs.
 type (
 	event  interface{ apply(*renewal) }
 	action interface {
@@ -38,7 +35,6 @@ type (
 	}
 )
 
-// Events of a renewal.
 type (
 	enableRequested  struct{ claim gate.Claim }
 	disableRequested struct{ waiter waiter }
@@ -48,7 +44,7 @@ type (
 		session string
 		status  gate.Status
 	}
-	// streamEnded is the end of a stream, accepted or not.
+	// Accepted or not.
 	streamEnded struct {
 		stream uint64
 		cause  failure
@@ -64,9 +60,7 @@ type (
 	timerExpired struct{}
 )
 
-// Actions of a renewal.
 type (
-	// openStream connects and calls EnableDevices.
 	openStream struct {
 		stream uint64
 		claim  gate.Claim
@@ -77,72 +71,66 @@ type (
 		session string
 		timeout time.Duration
 	}
-	// disable connects and calls DisableDevices.
 	disable struct{ session string }
 	answer  struct {
 		waiter waiter
 		result Withdrawal
 		err    error
 	}
-	// countLoss counts the unexpected end of an accepted stream.
+	// Of an accepted stream.
 	countLoss struct{ code string }
 	publish   struct{ status RenewerStatus }
 )
 
-// waiter is a Disable call that waits for its answer.
 type waiter chan answer
 
-// renewal is the state machine of a Renewer, without I/O.
+// renewal is a Renewer's state machine, without I/O.
 type renewal struct {
-	jitter func(time.Duration) time.Duration // nil: no jitter
+	jitter func(time.Duration) time.Duration
 
 	now       time.Time
 	out       []action
 	published RenewerStatus
 
 	desired    *gate.Claim
-	halted     RenewerState // why it waits for the next Enable
-	failure    failure      // last failure
-	retryState RenewerState // state while waiting for the retry
+	halted     RenewerState // waits for the next Enable
+	failure    failure      // last
+	retryState RenewerState // until the retry
 
 	lastStream       uint64
-	opening, current *stream // not accepted yet; accepted
+	opening, current *stream // not accepted; accepted
 	retryAt          time.Time
 	backoff          backoff
-	staleUntil       time.Time // until then a loss counts as caused by a suspended process
+	staleUntil       time.Time // a loss until then counts as caused by a suspended process
 
-	// State of Disable.
 	waiters        []waiter
-	disabling      bool // a DisableDevices call is in flight
-	anyHolder      bool // disable any holder, not only this renewer's session
-	reached        bool // the plugin was reached since Disable
+	disabling      bool // in flight
+	anyHolder      bool // not only this renewer's session
+	reached        bool // since Disable
 	disableAt      time.Time
 	disableBackoff backoff
 }
 
-// stream is an EnableDevices call.
 type stream struct {
 	id               uint64
 	claim            gate.Claim
-	since            time.Time // when it was opened, or accepted
-	session          string    // empty from a plugin without the extensions
+	since            time.Time // opened, or accepted
+	session          string    // empty without the extensions
 	status           gate.Status
-	checkedAt        time.Time // last event, to detect a suspended process
-	withdrawn        bool      // the DisableDevices call in flight ends the stream
-	heartbeatFailure string    // failure of the last Heartbeat
+	checkedAt        time.Time // last event
+	withdrawn        bool      // DisableDevices in flight ends the stream
+	heartbeatFailure string    // last
 
 	heartbeatAt       time.Time
 	heartbeatInFlight bool
-	noHeartbeats      bool // the plugin does not implement Heartbeat
+	noHeartbeats      bool // not implemented by the plugin
 }
 
-// backoff is an exponential backoff.
 type backoff struct {
 	slow     bool
 	failures int
 }
 
-// next returns the delay after another failure.
 func (b *backoff) next(slow bool, jitter func(time.Duration) time.Duration) time.Duration {
 	if b.slow != slow {
 		*b = backoff{slow: slow}
@@ -164,7 +152,6 @@ func (b *backoff) next(slow bool, jitter func(time.Duration) time.Duration) time
 	return d
 }
 
-// step handles an event and returns the actions to run, in order.
 func (r *renewal) step(now time.Time, e event) []action {
 	if now.After(r.now) {
 		r.now = now
@@ -185,8 +172,7 @@ func (r *renewal) step(now time.Time, e event) []action {
 	return r.out
 }
 
-// detectSuspension detects by the gap between two events that the process was
-// suspended.
+// detectSuspension looks at the gap between two events.
 func (r *renewal) detectSuspension() {
 	s := r.current
 	if s == nil {
@@ -202,7 +188,7 @@ func (r *renewal) detectSuspension() {
 	s.checkedAt = r.now
 }
 
-func (timerExpired) apply(*renewal) {} // step checks deadlines
+func (timerExpired) apply(*renewal) {}
 
 func (e enableRequested) apply(r *renewal) {
 	c := e.claim
@@ -221,12 +207,12 @@ func (e enableRequested) apply(r *renewal) {
 	}
 }
 
-// open opens the stream of the desired claim. It takes over from the current
-// stream, so that nothing is withdrawn in between. A plugin without the
-// extensions gets it only after the current stream has ended.
+// open takes over from the current stream, so that nothing is withdrawn in
+// between. Without the extensions, the plugin gets it only after the current
+// stream has ended.
 func (r *renewal) open() {
 	if r.disabling || r.halted != "" {
-		return // DisableDevices would also withdraw the new claim
+		return // it would also withdraw the new claim
 	}
 	if s := r.opening; s != nil {
 		if s.claim == *r.desired && !s.withdrawn || r.now.Sub(s.since) < acceptTimeout {
@@ -280,7 +266,7 @@ func (e streamEnded) apply(r *renewal) {
 		if r.desired == nil || last.withdrawn {
 			return
 		}
-		if r.opening == nil || e.cause.code != codes.Aborted { // the opening stream causes Aborted when it takes over
+		if r.opening == nil || e.cause.code != codes.Aborted { // caused by the opening stream taking over
 			r.do(countLoss{e.cause.label()})
 		}
 		if r.opening == nil {
@@ -289,7 +275,6 @@ func (e streamEnded) apply(r *renewal) {
 	}
 }
 
-// failed handles the unexpected end of a stream and schedules the next one.
 func (r *renewal) failed(why failure) {
 	r.failure = why
 	switch {
@@ -315,7 +300,6 @@ func (r *renewal) retry(state RenewerState, slow bool) {
 	r.retryAt = r.now.Add(r.backoff.next(slow, r.jitter))
 }
 
-// hasLease reports whether the stream has a lease that heartbeats renew.
 func (s *stream) hasLease() bool {
 	return s != nil && s.session != "" && s.claim.Lease > 0 && !s.noHeartbeats
 }
@@ -329,8 +313,7 @@ func (r *renewal) heartbeat() {
 	r.do(heartbeat{stream: s.id, session: s.session, timeout: s.claim.Lease})
 }
 
-// apply records a Heartbeat without an answer. If the lease was lost, the
-// stream ends.
+// If the lease was lost, the stream ends.
 func (e heartbeatDone) apply(r *renewal) {
 	s := r.current
 	if s == nil || s.id != e.stream {
@@ -347,7 +330,6 @@ func (e heartbeatDone) apply(r *renewal) {
 	}
 }
 
-// close closes a stream from the client side.
 func (r *renewal) close(s **stream) {
 	if *s != nil {
 		r.do(closeStream{stream: (*s).id})
@@ -357,7 +339,6 @@ func (r *renewal) close(s **stream) {
 
 func (r *renewal) do(a action) { r.out = append(r.out, a) }
 
-// next returns the next deadline of the renewal, or zero.
 func (r *renewal) next() time.Time {
 	var first time.Time
 	at := func(t time.Time) {

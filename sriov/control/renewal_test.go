@@ -15,16 +15,14 @@ import (
 
 var noon = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
-// machine steps a renewal.
 type machine struct {
 	t *testing.T
 	k *renewal
-	s time.Duration // since noon
+	s time.Duration
 
 	waiters waiters
 }
 
-// waiters are the calls of Disable, by number.
 type waiters map[uint64]waiter
 
 func (w waiters) at(n uint64) waiter {
@@ -45,7 +43,6 @@ func (w waiters) number(x waiter) uint64 {
 
 func newMachine(t *testing.T) *machine { return &machine{t: t, k: &renewal{}, waiters: waiters{}} }
 
-// step handles an event and compares the actions.
 func (p *machine) step(e event, want ...string) {
 	p.t.Helper()
 	if got := p.describe(p.k.step(noon.Add(p.s), e)); strings.Join(got, ", ") != strings.Join(want, ", ") {
@@ -53,7 +50,6 @@ func (p *machine) step(e event, want ...string) {
 	}
 }
 
-// wait advances to the next deadline.
 func (p *machine) wait(most time.Duration, want ...string) {
 	p.t.Helper()
 	at := p.k.next()
@@ -104,7 +100,6 @@ var (
 	refuse   = func(id uint64, f failure) streamEnded { return streamEnded{id, f} }
 )
 
-// held returns a machine that holds generation 1 in stream 1.
 func held(t *testing.T, c gate.Claim) *machine {
 	p := newMachine(t)
 	p.step(enableRequested{c}, "open 1 gen 1")
@@ -116,7 +111,7 @@ func held(t *testing.T, c gate.Claim) *machine {
 
 func TestRenewalRestarts(t *testing.T) {
 	p := held(t, gen(1))
-	p.step(enableRequested{gen(1)}) // no effect
+	p.step(enableRequested{gen(1)})
 	p.s = 10 * time.Second
 	p.step(refuse(1, broke), "lost connection")
 	p.state(StateEnabling)
@@ -158,7 +153,7 @@ func TestRenewalIsRefused(t *testing.T) {
 	for id := uint64(1); id < 15; id++ {
 		p.step(refuse(id, plugin(codes.FailedPrecondition, "another hash")))
 		p.state(StateRefused)
-		p.step(enableRequested{gen(1)}) // the same claim does not shorten the backoff
+		p.step(enableRequested{gen(1)}) // does not shorten the backoff
 		before := p.s
 		p.wait(maxSlowBackoff, fmt.Sprintf("open %d gen 1", id+1))
 		if pause := p.s - before; pause < last || pause < slowBackoff {
@@ -170,12 +165,10 @@ func TestRenewalIsRefused(t *testing.T) {
 	if last != maxSlowBackoff {
 		t.Errorf("the last pause is %s", last)
 	}
-	// Another claim is tried at once.
 	p.step(refuse(15, plugin(codes.FailedPrecondition, "another hash")))
 	p.step(enableRequested{gen(2)}, "open 16 gen 2")
 }
 
-// The client that took over keeps the devices until the next Enable.
 func TestRenewalStopsWhenSuperseded(t *testing.T) {
 	for state, why := range map[RenewerState]failure{
 		StateSuperseded: {answered: true, code: codes.Aborted, superseded: true, reason: "superseded"},
@@ -201,7 +194,6 @@ func TestRenewalTakesOverFromItself(t *testing.T) {
 	p := held(t, gen(1))
 	p.step(enableRequested{gen(2)}, "open 2 gen 2")
 	p.state(StateHeld)
-	// Either order is possible.
 	p.step(refuse(1, failure{answered: true, code: codes.Aborted, superseded: true}))
 	p.step(received(2))
 	p.state(StateHeld)
@@ -212,7 +204,6 @@ func TestRenewalTakesOverFromItself(t *testing.T) {
 	if p.k.published.Held.Generation != 3 {
 		t.Errorf("held %+v", p.k.published.Held)
 	}
-	// A refused claim leaves the current stream.
 	p.step(enableRequested{gen(4)}, "open 4 gen 4")
 	p.step(refuse(4, plugin(codes.FailedPrecondition, "hash")))
 	p.state(StateHeld)
@@ -222,13 +213,12 @@ func TestRenewalTakesOverFromItself(t *testing.T) {
 	p.wait(slowBackoff, "open 5 gen 4")
 }
 
-// A plugin without the extensions might not support takeover.
 func TestRenewalOfTheProposal(t *testing.T) {
 	p := newMachine(t)
 	p.step(enableRequested{gate.Claim{Generation: 1, Lease: time.Second}}, "open 1 gen 1")
 	p.step(statusReceived{stream: 1})
 	p.state(StateHeld)
-	p.wait(suspendCheckInterval) // and no heartbeats
+	p.wait(suspendCheckInterval)
 	p.step(enableRequested{gen(2)}, "drop 1", "open 2 gen 2")
 	p.step(statusReceived{stream: 2})
 	p.step(disableRequested{p.waiters.at(1)}, `withdraw ""`)
@@ -255,10 +245,9 @@ func TestRenewalSendsHeartbeats(t *testing.T) {
 	p.step(heartbeatDone{1, new(plugin(codes.Unimplemented, ""))})
 	p.wait(suspendCheckInterval)
 	p.step(refuse(1, plugin(codes.DeadlineExceeded, "no Heartbeat")), "lost DeadlineExceeded")
-	p.wait(fastBackoff, "open 2 gen 1") // not suspended: without heartbeats events are less frequent
+	p.wait(fastBackoff, "open 2 gen 1") // not suspended: fewer events without heartbeats
 }
 
-// The view of a suspended process might be stale.
 func TestRenewalSuspendedProcess(t *testing.T) {
 	over := plugin(codes.DeadlineExceeded, "no Heartbeat")
 	for name, of := range map[string]struct {
@@ -337,7 +326,7 @@ func TestRenewalDisables(t *testing.T) {
 		p.wait(maxFastBackoff, `withdraw ""`)
 		p.step(done, "answer 1 true false")
 	})
-	idle("dies meanwhile", func(p *machine) { // of a renewer without a stream
+	idle("dies meanwhile", func(p *machine) {
 		p.step(disableDone{cause: &broke})
 		for range 10 {
 			p.wait(maxFastBackoff, `withdraw ""`)
@@ -355,7 +344,7 @@ func TestRenewalDisables(t *testing.T) {
 		p.step(disableDone{cause: new(plugin(codes.Aborted, "another"))}, "answer 1 false true")
 	})
 	t.Run("on its way", func(t *testing.T) {
-		// The plugin might accept the opening stream after it has answered Disable.
+		// The plugin might accept it after answering Disable.
 		p := newMachine(t)
 		p.step(enableRequested{gen(1)}, "open 1 gen 1")
 		p.step(disableRequested{p.waiters.at(1)}, `withdraw ""`)
@@ -365,7 +354,6 @@ func TestRenewalDisables(t *testing.T) {
 		p.step(done, "drop 1", "answer 1 true false")
 	})
 	holding("gives up", func(p *machine) {
-		// The waiter has gone; the stream is still ended.
 		p.step(waiterCanceled{p.waiters.at(1)})
 		p.step(disableDone{cause: &broke})
 		p.wait(fastBackoff, `withdraw "s1"`)
@@ -376,7 +364,7 @@ func TestRenewalDisables(t *testing.T) {
 		}
 	})
 	holding("enabled again", func(p *machine) {
-		// The DisableDevices call in flight would end a new stream.
+		// DisableDevices in flight would end a new stream.
 		p.step(enableRequested{gen(1)}, "answer 1 false true")
 		p.step(refuse(1, plugin(codes.OK, "")))
 		p.state(StateEnabling)
@@ -384,17 +372,15 @@ func TestRenewalDisables(t *testing.T) {
 		p.step(received(2))
 		p.step(disableRequested{p.waiters.at(2)}, `withdraw "s2"`)
 		p.step(enableRequested{gen(1)}, "answer 2 false true")
-		p.step(done, "drop 2", "open 3 gen 1") // whatever its result
+		p.step(done, "drop 2", "open 3 gen 1")
 	})
 }
 
-// With random failures of the plugin and its socket, the renewal follows its
-// contract and never stops retrying.
 func TestRenewalModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		k := &renewal{}
 		now := noon
-		streams := map[uint64]bool{} // open streams; true: accepted
+		streams := map[uint64]bool{}
 		asks, calls := map[uint64]bool{}, waiters{}
 		beats := map[uint64]bool{}
 		withdrawing, wants := false, false

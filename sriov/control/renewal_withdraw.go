@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// errEnabled answers a Disable that a later Enable replaced.
+// errEnabled: a later Enable replaced the Disable.
 var errEnabled = errors.New("the devices were enabled again")
 
 func (e disableRequested) apply(r *renewal) {
@@ -21,13 +21,13 @@ func (e disableRequested) apply(r *renewal) {
 	r.waiters = append(r.waiters, e.waiter)
 }
 
-// apply removes a caller that no longer waits. The withdrawal continues.
+// The withdrawal continues without the caller.
 func (e waiterCanceled) apply(r *renewal) {
 	r.waiters = slices.DeleteFunc(r.waiters, func(w waiter) bool { return w == e.waiter })
 }
 
-// withdraw calls DisableDevices while a caller waits or a stream is open.
-// Closing the stream instead would count as a loss and start the hold time.
+// withdraw calls DisableDevices: closing the stream would count as a loss and
+// start the hold time.
 func (r *renewal) withdraw() {
 	if r.disabling || (len(r.waiters) == 0 && r.current == nil) || r.now.Before(r.disableAt) {
 		return
@@ -42,7 +42,7 @@ func (r *renewal) withdraw() {
 
 func (e disableDone) apply(r *renewal) {
 	r.disabling = false
-	if r.desired != nil { // the waiters were answered
+	if r.desired != nil {
 		r.close(&r.current)
 		r.close(&r.opening)
 		return
@@ -50,7 +50,7 @@ func (e disableDone) apply(r *renewal) {
 	why := e.cause
 	if why == nil {
 		r.reached = true
-		if r.opening != nil { // the plugin might accept the stream after this
+		if r.opening != nil { // the plugin might accept it after this
 			r.retryDisable(false)
 			return
 		}
@@ -59,7 +59,7 @@ func (e disableDone) apply(r *renewal) {
 		return
 	}
 	r.failure = *why
-	r.reached = r.reached || why.answered || !why.notServed && !why.permanent // a connection existed
+	r.reached = r.reached || why.answered || !why.notServed && !why.permanent
 	switch {
 	case why.answered:
 		r.handleRefusal(*why)
@@ -67,17 +67,16 @@ func (e disableDone) apply(r *renewal) {
 		r.finish(Withdrawal{Reason: why.reason}, nil)
 	case why.permanent:
 		r.finish(Withdrawal{Reason: why.reason}, why.err)
-	default: // the plugin restarts or does not answer
+	default: // restarts or does not answer
 		r.retryDisable(false)
 	}
 }
 
-// handleRefusal handles an error returned by the plugin.
 func (r *renewal) handleRefusal(why failure) {
 	switch why.code {
-	case codes.DeadlineExceeded: // the plugin continues the withdrawal
+	case codes.DeadlineExceeded: // the withdrawal continues
 		r.disableAt, r.disableBackoff = r.now, backoff{}
-	case codes.Unavailable: // the plugin shuts down and withdraws everything; its successor can confirm that
+	case codes.Unavailable: // it shuts down and withdraws; its successor can confirm
 		r.retryDisable(false)
 	case codes.Unimplemented:
 		r.close(&r.current)
@@ -85,14 +84,14 @@ func (r *renewal) handleRefusal(why failure) {
 		r.finish(Withdrawal{Reason: "the plugin does not implement DisableDevices: the stream was closed, and the withdrawal is not acknowledged"}, nil)
 	case codes.FailedPrecondition:
 		if r.current != nil && r.current.session != "" && !r.anyHolder {
-			r.anyHolder = true // another daemon holds the devices
+			r.anyHolder = true
 			r.disableAt = r.now
 			return
 		}
 		r.close(&r.current)
 		r.finish(Withdrawal{Reason: why.reason}, nil)
 	case codes.Aborted:
-		if r.opening != nil || r.current != nil { // aborted by this renewer's opening stream
+		if r.opening != nil || r.current != nil { // by this renewer's opening stream
 			r.retryDisable(false)
 			return
 		}
@@ -109,7 +108,6 @@ func (r *renewal) retryDisable(slow bool) {
 	r.disableAt = r.now.Add(r.disableBackoff.next(slow, r.jitter))
 }
 
-// finish answers all waiters.
 func (r *renewal) finish(w Withdrawal, err error) {
 	if err != nil {
 		err = fmt.Errorf("withdraw the devices: %w", err)
@@ -121,5 +119,5 @@ func (r *renewal) finish(w Withdrawal, err error) {
 	if w.Acknowledged {
 		r.failure = failure{}
 	}
-	r.disableAt = r.now.Add(time.Second) // for a stream that is still open
+	r.disableAt = r.now.Add(time.Second) // a stream is still open
 }

@@ -20,36 +20,34 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// RenewerState is the state of a Renewer.
+// RenewerState is a Renewer's state.
 type RenewerState string
 
-// States. In the last three the Renewer waits for the next Enable.
+// In the last three it waits for the next Enable.
 const (
-	StateIdle       RenewerState = "idle"        // no desired claim, no held claim
-	StateDisabling  RenewerState = "disabling"   // the devices are being withdrawn
-	StateEnabling   RenewerState = "enabling"    // the claim was not accepted yet, or was lost
-	StateHeld       RenewerState = "held"        // the plugin has accepted a claim
-	StateNotServed  RenewerState = "nobody"      // no process serves the control socket
-	StateRefused    RenewerState = "refused"     // refused by the plugin; retried with exponential backoff
-	StateSuperseded RenewerState = "superseded"  // another daemon took over
-	StateDisabled   RenewerState = "disabled"    // another client had the devices withdrawn
+	StateIdle       RenewerState = "idle" // no claim
+	StateDisabling  RenewerState = "disabling"
+	StateEnabling   RenewerState = "enabling"    // not accepted yet, or lost
+	StateHeld       RenewerState = "held"        // accepted
+	StateNotServed  RenewerState = "nobody"      // no process serves the socket
+	StateRefused    RenewerState = "refused"     // retried with exponential backoff
+	StateSuperseded RenewerState = "superseded"  // by another daemon
+	StateDisabled   RenewerState = "disabled"    // by another client
 	StateStale      RenewerState = "stood-still" // this process was suspended and lost the devices
 )
 
-// RenewerStatus is the status of a Renewer.
+// RenewerStatus is a Renewer's status.
 type RenewerStatus struct {
 	State RenewerState
 	Since time.Time // of State
-	// Desired is the desired claim, Held the one that the plugin has accepted.
-	// They differ while the desired claim takes over.
+	// Desired and accepted claim; they differ during a takeover.
 	Desired, Held *gate.Claim
-	Plugin        gate.Status // last status on the stream; valid only with Held
-	// Code and Reason describe the last failure; OK and empty without one.
+	Plugin        gate.Status // last one; valid only with Held
+	// Of the last failure.
 	Code   codes.Code
 	Reason string
 }
 
-// status returns the status of the Renewer.
 func (r *renewal) status() RenewerStatus {
 	s := RenewerStatus{State: StateIdle, Desired: r.desired, Code: r.failure.code, Reason: r.failure.reason}
 	if c := r.current; c != nil {
@@ -80,20 +78,18 @@ func (r *renewal) status() RenewerStatus {
 
 // RenewerConfig configures a Renewer.
 type RenewerConfig struct {
-	Socket  string // the plugin's socket: absolute path, or unix:///path
+	Socket  string // absolute path, or unix:///path
 	Logger  *slog.Logger
-	Metrics prometheus.Registerer // nil: no metrics
+	Metrics prometheus.Registerer
 }
 
-// Renewer holds a claim on a plugin's devices until its caller releases it,
-// across restarts of the plugin. Its methods are safe for concurrent use and
-// have effect while Run runs.
+// Renewer holds a claim on a plugin's devices across restarts of the plugin.
+// Methods are safe for concurrent use, and have effect while Run runs.
 //
-// When another daemon takes over, or another client has the devices withdrawn,
-// the Renewer does not compete for them: it reports its state and waits for the
-// next Enable. It does the same when its process was suspended (SIGSTOP) and
-// lost the devices, because the caller's view of the node might be stale. The
-// caller watches Changed.
+// If another daemon takes over, or another client has the devices withdrawn,
+// the Renewer does not compete: it reports its state and waits for the next
+// Enable. It does the same if its process was suspended (SIGSTOP) and lost the
+// devices: the caller's view of the node might be stale.
 type Renewer struct {
 	config  RenewerConfig
 	loop    *actor.Actor[event, action]
@@ -106,13 +102,12 @@ type Renewer struct {
 	losses     *prometheus.CounterVec
 	reconnects prometheus.Counter
 
-	// Owned by the event loop.
+	// Of the event loop.
 	machine renewal
 	streams map[uint64]*connection
 }
 
-// NewRenewer returns a Renewer without a claim. It fails if the path is invalid
-// or metrics cannot be registered.
+// NewRenewer returns a Renewer without a claim.
 func NewRenewer(c RenewerConfig) (*Renewer, error) {
 	path, err := unixsock.ParseEndpoint(c.Socket)
 	if err != nil {
@@ -141,26 +136,23 @@ func NewRenewer(c RenewerConfig) (*Renewer, error) {
 	return r, nil
 }
 
-// jitter keeps renewers that failed together from retrying together.
+// jitter: renewers that failed together should not retry together.
 func jitter(d time.Duration) time.Duration {
 	return d - time.Duration(rand.Int64N(int64(d)/5+1))
 }
 
-// Enable sets the desired claim and returns at once. The same claim again has
-// no effect, unless the Renewer has stopped retrying. Another claim takes over
-// from the previous one without a withdrawal in between: a caller that changes
-// the devices calls Disable first.
+// Enable sets the desired claim without waiting. The same claim has no effect,
+// unless the Renewer has stopped retrying. Another claim takes over without a
+// withdrawal: a caller that changes devices calls Disable first.
 func (r *Renewer) Enable(c gate.Claim) { r.loop.Send(enableRequested{c}) }
 
-// Disable clears the desired claim and has the devices withdrawn from any
-// holder, also from another daemon, because the caller is about to change them.
-// It returns when the plugin has acknowledged the withdrawal, or without an
-// error and with a Reason if no plugin could. It fails when ctx ends, when
-// Enable is called in the meantime, or when the socket cannot be used. After an
-// error the devices might still be offered, while an open stream is still being
-// ended.
+// Disable clears the desired claim and withdraws the devices from any holder,
+// because the caller is about to change them. It returns when the plugin has
+// acknowledged, or with a Reason if no plugin could. It fails when ctx ends,
+// after a later Enable, or if the socket cannot be used. The devices might then
+// still be offered.
 //
-// A plugin that restarts during the withdrawal is called again.
+// If the plugin restarts, it is called again.
 func (r *Renewer) Disable(ctx context.Context) (Withdrawal, error) {
 	w, err := make(waiter, 1), errors.New("the renewer has stopped")
 	if r.loop.Send(disableRequested{w}) {
@@ -177,16 +169,16 @@ func (r *Renewer) Disable(ctx context.Context) (Withdrawal, error) {
 	return Withdrawal{Reason: reason}, fmt.Errorf("the plugin at %s has not acknowledged the withdrawal of its devices (%s): %w", r.config.Socket, reason, err)
 }
 
-// Status returns the status. The caller must not change it.
+// Status returns the status, which must not be modified.
 func (r *Renewer) Status() RenewerStatus { return *r.status.Load() }
 
-// Changed receives a value after status changes; several changes can be merged
-// into one. Heartbeats are not changes. It is for one receiver.
+// Changed receives a value after status changes, which can be merged.
+// Heartbeats are not changes. Only one receiver is allowed.
 func (r *Renewer) Changed() <-chan struct{} { return r.changed }
 
-// Run runs until ctx ends, and returns its error. Open streams then break, so
-// that the plugin's hold time covers a daemon restart; a caller that wants the
-// devices withdrawn calls Disable first. Run can be called once.
+// Run runs until ctx ends. Open streams then break, so that the hold time
+// covers a daemon restart; call Disable first to withdraw the devices. Run can
+// be called once.
 func (r *Renewer) Run(ctx context.Context) error {
 	if r.started.Swap(true) {
 		return errors.New("a Renewer can run only once")
@@ -212,19 +204,18 @@ func (r *Renewer) Run(ctx context.Context) error {
 	return err
 }
 
-// run stores the status, logs a new state and signals a change.
 func (p publish) run(_ context.Context, r *Renewer) {
 	s := p.status
 	held := 0.0
 	if s.Held != nil {
 		held = 1
 	}
-	r.held.Set(held) // before the status, so that its readers see the gauge
+	r.held.Set(held) // before the status
 	before := *r.status.Swap(&s)
 	if s.State != before.State || s.Reason != before.Reason {
 		r.log(s)
 	}
-	before.Plugin.LeaseEnds = s.Plugin.LeaseEnds // a heartbeat is not a change
+	before.Plugin.LeaseEnds = s.Plugin.LeaseEnds // heartbeats are no change
 	if !reflect.DeepEqual(before, s) {
 		select {
 		case r.changed <- struct{}{}:

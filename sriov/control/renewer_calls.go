@@ -17,22 +17,18 @@ import (
 )
 
 const (
-	// disableTimeout bounds one DisableDevices call. The plugin's own timeout
-	// is shorter; a plugin that does not answer is called again on a new
-	// connection.
+	// The plugin's own timeout is shorter. Without an answer, a new connection
+	// is used.
 	disableTimeout = 30 * time.Second
-	// statusTimeout bounds a GetStatus call. Without an answer the devices are
-	// enabled again, which takes them from another holder.
+	// statusTimeout bounds GetStatus. Without an answer the devices are enabled
+	// again, which takes them from another holder.
 	statusTimeout = 15 * time.Second
 )
 
-// connection is the connection of a stream.
 type connection struct {
 	cancel context.CancelFunc
-	client *Client // set before the first status arrives
+	client *Client // before the first status
 }
-
-// Actions. Calls run on their own goroutines.
 
 func (a openStream) run(ctx context.Context, r *Renewer) {
 	if a.stream > 1 {
@@ -54,7 +50,7 @@ func (a closeStream) run(_ context.Context, r *Renewer) {
 }
 
 func (a heartbeat) run(ctx context.Context, r *Renewer) {
-	if c := r.streams[a.stream]; c != nil { // otherwise the stream has just ended
+	if c := r.streams[a.stream]; c != nil {
 		r.work.Go(func() { r.loop.Send(heartbeatDone{a.stream, c.client.heartbeat(ctx, a)}) })
 	}
 }
@@ -67,13 +63,13 @@ func (a answer) run(context.Context, *Renewer) { a.waiter <- a }
 
 func (a countLoss) run(_ context.Context, r *Renewer) { r.losses.WithLabelValues(a.code).Inc() }
 
-// stream calls EnableDevices and returns why the stream ended.
+// stream returns why the stream ended.
 func (r *Renewer) stream(ctx context.Context, c *connection, open openStream) failure {
 	client, err := Dial(ctx, r.config.Socket)
 	if err != nil {
 		return failureOf(err)
 	}
-	defer func() { _ = client.Close() }() // no call is in flight
+	defer func() { _ = client.Close() }()
 	c.client = client
 	attempt, response := rpcdial.Listen(ctx)
 	stream, err := client.service.EnableDevices(attempt, requestOf(open.claim))
@@ -93,9 +89,8 @@ func (r *Renewer) stream(ctx context.Context, c *connection, open openStream) fa
 	return why
 }
 
-// heldByOther reports, after ABORTED, whether another daemon took over.
-// Otherwise the plugin's configuration changed, which a plugin without
-// GetStatus does not support.
+// heldByOther distinguishes a takeover from a changed plugin configuration, after
+// ABORTED. A plugin without GetStatus does not support the latter.
 func (c *Client) heldByOther(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -131,18 +126,16 @@ func (r *Renewer) disable(ctx context.Context, session string) disableDone {
 	return disableDone{cause: &why}
 }
 
-// failure is why a call failed.
 type failure struct {
-	answered   bool // the plugin returned code
+	answered   bool
 	code       codes.Code
 	notServed  bool // ErrNobody
-	permanent  bool // the socket cannot be used
-	superseded bool // after Aborted: another daemon holds the devices
+	permanent  bool // socket not usable
+	superseded bool // Aborted: another daemon holds the devices
 	reason     string
 	err        error
 }
 
-// label is the failure's label in metrics.
 func (f failure) label() string {
 	if f.answered {
 		return f.code.String()

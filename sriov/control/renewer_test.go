@@ -19,14 +19,12 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// renewing runs a Renewer until the test ends, or the function is called.
 func renewing(t *testing.T, socket string) (*Renewer, func()) {
 	t.Helper()
 	k := testkit.Value(NewRenewer(RenewerConfig{Socket: socket, Metrics: prometheus.NewRegistry()}))(t)
 	return k, testkit.Go(t, k.Run)
 }
 
-// disabling calls Disable, which must be acknowledged in the end.
 func disabling(t *testing.T, k *Renewer) <-chan error {
 	done := make(chan error, 1)
 	go func() {
@@ -39,7 +37,6 @@ func disabling(t *testing.T, k *Renewer) <-chan error {
 	return done
 }
 
-// figure returns the sum over a metric's labels.
 func figure(t *testing.T, c prometheus.Collector) float64 {
 	t.Helper()
 	r := prometheus.NewRegistry()
@@ -77,24 +74,22 @@ func TestRenewerEnablesAndDisables(t *testing.T) {
 	t.Parallel()
 	d, s := start(t, socketOf(t))
 	k, _ := renewing(t, s.socket)
-	const lease = 15 * time.Second // its renewals might be seconds late
+	const lease = 15 * time.Second // renewals might be seconds late
 	k.Enable(gate.Claim{UID: "u", Generation: 1, Hash: "h1", Node: "n", Lease: lease, Hold: time.Minute})
 	untilServing(t, d, 1)
 	testkit.Eventually(t, "the renewer gets the status", func() bool { return k.Status().Plugin.State == gate.Serving })
 	if st := k.Status(); st.State != StateHeld || st.Held.UID != "u" || st.Plugin.Devices != 2 || figure(t, k.held) != 1 {
 		t.Errorf("status %+v", st)
 	}
-	// A new generation takes over without a withdrawal.
 	k.Enable(gate.Claim{UID: "u", Generation: 2, Lease: lease, Hold: time.Minute})
 	untilServing(t, d, 2)
 	testkit.Eventually(t, "the renewer holds it", func() bool { h := k.Status().Held; return h != nil && h.Generation == 2 })
 	if d.opened != 1 {
 		t.Errorf("the resource was opened %d times", d.opened)
 	}
-	// Leases are renewed.
 	ends := d.Status().LeaseEnds
 	testkit.Eventually(t, "the lease is renewed", func() bool { return d.Status().LeaseEnds.After(ends) })
-	select { // earlier changes
+	select {
 	case <-k.Changed():
 	default:
 	}
@@ -112,7 +107,7 @@ func TestRenewerEnablesAndDisables(t *testing.T) {
 	if diff := cmp.Diff(acknowledged, got); err != nil || diff != "" {
 		t.Errorf("%v, want -, got +:\n%s", err, diff)
 	}
-	if st := d.Status(); st.Holding != gate.Waiting || st.Devices != 0 { // also no hold time
+	if st := d.Status(); st.Holding != gate.Waiting || st.Devices != 0 { // no hold time
 		t.Errorf("the plugin: %+v", st)
 	}
 	untilState(t, k, StateIdle)
@@ -147,7 +142,7 @@ func TestRenewerOverRestarts(t *testing.T) {
 	untilState(t, k, StateHeld)
 }
 
-// The hold time covers the end of a daemon, until the next one takes over.
+// The hold time covers the gap until the next daemon.
 func TestRenewerEnds(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	k, end := renewing(t, s.socket)
@@ -177,7 +172,7 @@ func TestRenewerSuperseded(t *testing.T) {
 		t.Errorf("status %+v", st)
 	}
 	untilServing(t, d, 2)
-	// The caller is about to change the functions, so no client can hold them.
+	// The caller is about to change the functions.
 	if got, err := one.Disable(testkit.Context(t)); err != nil || !got.Acknowledged {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -200,7 +195,7 @@ func TestRenewerWaitsForTheConfiguration(t *testing.T) {
 	}
 	d.stepGate(time.Now(), gate.Configured{Hash: "h2", Resources: []string{"example.com/a"}})
 	untilState(t, k, StateHeld)
-	// The configuration changes again, which is not a takeover.
+	// Not a takeover.
 	d.stepGate(time.Now(), gate.Configured{Hash: "h3", Resources: []string{"example.com/a"}})
 	if st := untilState(t, k, StateRefused); st.Code != codes.Aborted && st.Code != codes.FailedPrecondition {
 		t.Errorf("status %+v", st)
@@ -221,7 +216,7 @@ func TestRenewerDisableRetriesUntilAcknowledged(t *testing.T) {
 	k.Enable(gate.Claim{Generation: 1})
 	untilServing(t, d, 1)
 	d.stick(true)
-	for within, reported := time.Second, false; !reported; within *= 2 { // until there is time for the plugin's answer
+	for within, reported := time.Second, false; !reported; within *= 2 { // for the plugin's answer
 		ctx, cancel := context.WithTimeout(t.Context(), within)
 		got, err := k.Disable(ctx)
 		cancel()
@@ -282,7 +277,6 @@ func TestRenewerDisableWithoutAPlugin(t *testing.T) {
 	}
 }
 
-// A suspended plugin accepts connections and never answers.
 func TestRenewerOfAFrozenPlugin(t *testing.T) {
 	socket := socketOf(t)
 	l := testkit.Value(net.Listen("unix", socket))(t)
@@ -299,7 +293,6 @@ func TestRenewerOfAFrozenPlugin(t *testing.T) {
 	untilServing(t, d, 2)
 }
 
-// The renewer enables the devices again after its lease expired.
 func TestRenewerLosesItsLease(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	k, _ := renewing(t, s.socket)
@@ -327,7 +320,6 @@ func TestRenewerConfig(t *testing.T) {
 			t.Errorf("%d: %v", i, err)
 		}
 	}
-	// Without Run, Disable ends with its context.
 	k := testkit.Value(NewRenewer(RenewerConfig{Socket: "/x"}))(t)
 	ctx := testkit.Canceled(t)
 	k.Enable(gate.Claim{Generation: 1})
@@ -339,7 +331,7 @@ func TestClient(t *testing.T) {
 	c := testkit.Open(Dial(testkit.Context(t), "unix://"+s.socket))(t)
 	now, err := c.Status(testkit.Context(t))
 	want := d.Status()
-	for name, r := range want.Resources { // the wire has no epochs
+	for name, r := range want.Resources {
 		r.Epoch = 0
 		want.Resources[name] = r
 	}

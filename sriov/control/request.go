@@ -12,23 +12,22 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// Limits of a request. Its texts appear in logs and in the status.
+// Limits of a request, whose texts appear in logs and in the status.
 const (
-	maxNode    = 253 // bytes, as for Kubernetes node names
+	maxNode    = 253 // bytes, as in Kubernetes
 	maxUID     = 128
 	maxHash    = 256
 	maxSession = 64
 
-	// MinLease is the shortest lease. With a shorter one an overloaded node
-	// would lose its devices while the holder is alive.
+	// MinLease is the shortest lease. With a shorter one, load could cost a
+	// live holder its devices.
 	MinLease = time.Second
 	MaxLease = time.Hour
 	MaxHold  = time.Hour
 )
 
-// claimOf validates an EnableDevices request. Errors are *End with
-// InvalidArgument. Generation 0 is accepted from a client that does not know
-// the generation.
+// claimOf validates a request; errors are *End with InvalidArgument. Generation
+// 0: the client does not know it.
 func claimOf(r *controlv1.EnableDevicesRequest) (gate.Claim, error) {
 	c := gate.Claim{UID: r.GetNodeStateUid(), Generation: r.GetNodeStateGeneration(), Hash: r.GetConfigHash(), Node: r.GetNodeName()}
 	if c.Generation < 0 {
@@ -63,7 +62,7 @@ func checkToken(field, value string, most int) error {
 	return nil
 }
 
-// durationField reads a duration. Unset and 0 both mean no duration.
+// Unset and 0 both mean no duration.
 func durationField(field string, d *durationpb.Duration, least, most time.Duration) (time.Duration, error) {
 	if d == nil {
 		return 0, nil
@@ -78,8 +77,7 @@ func durationField(field string, d *durationpb.Duration, least, most time.Durati
 	return value, nil
 }
 
-// checkSession checks the format of a session. It can come from another
-// implementation of the contract.
+// checkSession accepts sessions of other implementations.
 func checkSession(session string, required bool) error {
 	if session == "" && required {
 		return invalid("session is empty; use the session from the status messages of the EnableDevices stream")

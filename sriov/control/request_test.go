@@ -32,7 +32,7 @@ func TestClaimOf(t *testing.T) {
 	}
 	for name, of := range map[string]struct {
 		change func(*controlv1.EnableDevicesRequest)
-		says   string // of the error; empty: it is good
+		says   string
 	}{
 		"full":                {func(*controlv1.EnableDevicesRequest) {}, ""},
 		"proposal":            {func(r *controlv1.EnableDevicesRequest) { proto.Reset(r); r.NodeStateGeneration = 5 }, ""},
@@ -107,7 +107,6 @@ func FuzzClaimOf(f *testing.F) {
 				t.Errorf("taken: %q", w)
 			}
 		}
-		// The request of a Renewer has the same claim.
 		again, err := claimOf(requestOf(c))
 		if diff := cmp.Diff(c, again); err != nil || diff != "" {
 			t.Errorf("%v\n%s", err, diff)
@@ -115,7 +114,7 @@ func FuzzClaimOf(f *testing.F) {
 	})
 }
 
-// A status is the same on both ends, except fields that the message does not have.
+// Except fields that the message lacks.
 func TestStatusRoundTrip(t *testing.T) {
 	keys := func(m map[gate.Phase]controlv1.ResourceState) (all []gate.Phase) {
 		for k := range m {
@@ -157,7 +156,7 @@ func TestStatusRoundTrip(t *testing.T) {
 	})
 }
 
-// Any status can be sent, and never as UNKNOWN.
+// Never as UNKNOWN.
 func TestInvalidStatuses(t *testing.T) {
 	long := strings.Repeat("ü", maxText)
 	s := gate.Status{State: "dreaming", Holding: "odd", Pools: -1, Devices: math.MaxInt, Hash: "a\xffb", Error: long,
@@ -177,7 +176,7 @@ func TestInvalidStatuses(t *testing.T) {
 	}
 }
 
-// rawCodec sends the bytes of the proposal, without the generated code.
+// raw is the proposal's bytes, without the generated code.
 type raw []byte
 
 type rawCodec struct{}
@@ -193,13 +192,12 @@ func (rawCodec) Unmarshal(data mem.BufferSlice, v any) error {
 
 const (
 	enableMethod  = "/sriovdp.control.v1.ControlService/EnableDevices"
-	generation5   = "\x08\x05" + "\x12\x01n" // node_name n
+	generation5   = "\x08\x05" + "\x12\x01n"
 	serving5      = "\x08\x02" + "\x10\x01" + "\x18\x02" + "\x20\x05"
 	initializing5 = "\x08\x01" + "\x20\x05"
 )
 
-// A daemon without the extensions gets the devices, and releases them by closing
-// the stream.
+// A daemon without the extensions releases the devices by closing the stream.
 func TestDaemonOfTheProposal(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	conn := testkit.Open(rpcdial.Unix(s.socket))(t)
@@ -210,7 +208,7 @@ func TestDaemonOfTheProposal(t *testing.T) {
 		err = errors.Join(stream.SendMsg(raw(generation5)), stream.CloseSend())
 	}
 	testkit.Must(t, err)
-	for got := ""; !strings.HasPrefix(got, serving5+"\xa2\x06"); { // followed by fields that it does not know
+	for got := ""; !strings.HasPrefix(got, serving5+"\xa2\x06"); { // and unknown fields
 		var m raw
 		if err := stream.RecvMsg(&m); err != nil {
 			t.Fatalf("%v after %q", err, got)
@@ -221,9 +219,8 @@ func TestDaemonOfTheProposal(t *testing.T) {
 	testkit.Eventually(t, "nothing is offered", func() bool { s := d.Status(); return s.Holding == gate.Waiting && s.Devices == 0 })
 }
 
-// oldPlugin is a plugin without the extensions.
 type oldPlugin struct {
-	quiet bool // it sends nothing before something changes
+	quiet bool
 	asked chan string
 	ended chan struct{}
 }
@@ -276,7 +273,7 @@ func TestPluginOfTheProposal(t *testing.T) {
 		if err != nil || got.Acknowledged || !strings.Contains(got.Reason, "does not implement DisableDevices") {
 			t.Errorf("%+v, %v", got, err)
 		}
-		<-o.ended // its stream
+		<-o.ended
 		k.Enable(gate.Claim{Generation: 6, Node: "n"})
 		if got := <-o.asked; !strings.HasPrefix(got, "\x08\x06") {
 			t.Errorf("asked with %q", got)

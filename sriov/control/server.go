@@ -19,29 +19,25 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// Plugin is the device plugin that a Server serves. Its methods are called
-// concurrently. An *End is returned to the client unchanged, a context error
-// with the context's code, any other error as Internal.
+// Plugin is the device plugin of a Server; calls are concurrent. An *End
+// reaches the client unchanged, a context error with its code, any other as
+// Internal.
 type Plugin interface {
-	// Enable holds the devices with a claim until the plugin ends the stream
-	// with an *End, ctx ends, or send fails. It calls send with the newest
-	// status when the claim is accepted and after each change. Session is
-	// unique.
+	// Enable holds the devices until the plugin ends the stream with an *End,
+	// ctx ends, or send fails. It sends the status when the claim is accepted
+	// and after each change. Session is unique.
 	Enable(ctx context.Context, session string, c gate.Claim, send func(gate.Status) error) error
-	// Disable withdraws the devices and waits for the result. An empty session
-	// means any holder. A result with a Code other than OK is an answer, not an
-	// error.
+	// Disable waits for the result. An empty session means any holder. A Code
+	// other than OK is an answer, not an error.
 	Disable(ctx context.Context, session string) (gate.DisableReply, error)
-	// Heartbeat renews a lease from the time of the call, and returns its
-	// duration.
+	// Heartbeat renews a lease from the time of the call.
 	Heartbeat(ctx context.Context, session string, at time.Time) (lease time.Duration, err error)
-	// Status returns the status without blocking. The caller must not change
-	// it.
+	// Status does not block; the result must not be modified.
 	Status() gate.Status
 }
 
-// End is the end of a stream or the refusal of a call, as defined by the
-// contract. Code OK ends a stream after DisableDevices.
+// End is the end of a stream or the refusal of a call. Code OK ends a stream
+// after DisableDevices.
 type End struct {
 	Code   codes.Code
 	Reason string
@@ -49,24 +45,24 @@ type End struct {
 
 func (e *End) Error() string { return fmt.Sprintf("%s (%s)", e.Reason, e.Code) }
 
-// Extensions is the version of cleat's extensions to the proposed contract.
+// Extensions is the version of cleat's extensions to the contract.
 const Extensions = 1
 
 // ServerConfig configures a Server.
 type ServerConfig struct {
 	Plugin  Plugin
-	Version string // returned by GetVersion
+	Version string
 	Logger  *slog.Logger
 }
 
-// Server implements the service of the control socket. The listener decides
-// which clients can connect.
+// Server implements the service of the control socket. The listener controls
+// access.
 type Server struct {
 	controlv1.UnimplementedControlServiceServer
 	config ServerConfig
 }
 
-// NewServer returns a Server. ServerConfig.Plugin is required.
+// NewServer returns a Server; Plugin is required.
 func NewServer(c ServerConfig) *Server {
 	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	return &Server{config: c}
@@ -75,24 +71,24 @@ func NewServer(c ServerConfig) *Server {
 // Register adds the service to a server.
 func (s *Server) Register(r grpc.ServiceRegistrar) { controlv1.RegisterControlServiceServer(r, s) }
 
-// Code returns the gRPC code of a Server's error, for server.GRPCConfig.
+// Code returns an error's gRPC code, for server.GRPCConfig.
 func Code(err error) codes.Code {
 	if end, isEnd := errors.AsType[*End](err); isEnd && end.Code != codes.OK {
 		return end.Code
 	}
 	if c := status.FromContextError(err).Code(); c != codes.Unknown {
-		return c // OK for nil
+		return c
 	}
 	return codes.Internal
 }
 
-// Quiet reports whether a method is called periodically, for server.GRPCConfig.
+// Quiet reports whether a method is periodic, for server.GRPCConfig.
 func Quiet(method string) bool {
 	return method == controlv1.ControlService_Heartbeat_FullMethodName || server.QuietMethod(method)
 }
 
 // EnableDevices holds the devices while its stream is open. A slow client skips
-// statuses and gets the newest one, after up to 128 KiB of buffered older ones.
+// statuses, after up to 128 KiB of buffered ones.
 func (s *Server) EnableDevices(r *controlv1.EnableDevicesRequest, out grpc.ServerStreamingServer[controlv1.DevicePluginStatus]) error {
 	claim, err := claimOf(r)
 	if err != nil {
@@ -100,7 +96,7 @@ func (s *Server) EnableDevices(r *controlv1.EnableDevicesRequest, out grpc.Serve
 	}
 	ctx := out.Context()
 	if err := ctx.Err(); err != nil {
-		return err // a client that has disconnected cannot hold the devices
+		return err // a disconnected client cannot hold devices
 	}
 	session, accepted := rand.Text(), false
 	err = s.config.Plugin.Enable(ctx, session, claim, func(now gate.Status) error {
@@ -132,7 +128,7 @@ func (s *Server) DisableDevices(ctx context.Context, r *controlv1.DisableDevices
 	return disableResponseOf(done), nil
 }
 
-// Heartbeat renews a lease from the time at which the call arrived.
+// Heartbeat renews a lease.
 func (s *Server) Heartbeat(ctx context.Context, r *controlv1.HeartbeatRequest) (*controlv1.HeartbeatResponse, error) {
 	at := time.Now()
 	if err := checkSession(r.GetSession(), true); err != nil {
@@ -145,17 +141,17 @@ func (s *Server) Heartbeat(ctx context.Context, r *controlv1.HeartbeatRequest) (
 	return &controlv1.HeartbeatResponse{LeaseDuration: durationpb.New(lease)}, nil
 }
 
-// GetStatus returns the status of the plugin.
+// GetStatus returns the plugin's status.
 func (s *Server) GetStatus(context.Context, *controlv1.GetStatusRequest) (*controlv1.DevicePluginStatus, error) {
 	return messageOf(s.config.Plugin.Status(), ""), nil
 }
 
-// GetVersion returns the name and version of the server.
+// GetVersion returns the server's name and version.
 func (s *Server) GetVersion(context.Context, *controlv1.GetVersionRequest) (*controlv1.GetVersionResponse, error) {
 	return &controlv1.GetVersionResponse{Name: "cleat", Version: s.config.Version, Extensions: Extensions}, nil
 }
 
-// endStatus converts an *End to its gRPC status, without wrapping errors.
+// endStatus does not wrap errors.
 func endStatus(err error) error {
 	if end, isEnd := errors.AsType[*End](err); isEnd && end.Code != codes.OK {
 		return status.Error(end.Code, text(end.Reason))

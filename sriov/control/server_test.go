@@ -24,7 +24,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// caller is a bare client of the contract.
 func caller(t *testing.T, socket string) controlv1.ControlServiceClient {
 	t.Helper()
 	return controlv1.NewControlServiceClient(testkit.Open(rpcdial.Unix(socket))(t))
@@ -39,7 +38,6 @@ func enable(t *testing.T, c controlv1.ControlServiceClient, r *controlv1.EnableD
 	return stream, cancel
 }
 
-// reads reads until a status with that state.
 func reads(t *testing.T, s statuses, state controlv1.DevicePluginStatus_State) *controlv1.DevicePluginStatus {
 	t.Helper()
 	for {
@@ -53,7 +51,6 @@ func reads(t *testing.T, s statuses, state controlv1.DevicePluginStatus_State) *
 	}
 }
 
-// last reads until the end.
 func last(s statuses) error {
 	for {
 		if _, err := s.Recv(); err != nil {
@@ -103,7 +100,6 @@ func TestStreamThatEndsIsALoss(t *testing.T) {
 	testkit.Eventually(t, "nothing is offered", func() bool { st := d.Status(); return st.Holding == gate.Waiting && st.Devices == 0 })
 }
 
-// Streams end when the plugin ends, also without any status.
 func TestServerStops(t *testing.T) {
 	_, s := start(t, socketOf(t))
 	stream, _ := enable(t, caller(t, s.socket), &controlv1.EnableDevicesRequest{})
@@ -177,7 +173,6 @@ func TestNotControlled(t *testing.T) {
 	}
 }
 
-// The last client has the devices; each of the others is ended once.
 func TestManySupersedeEachOther(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	const many = 50
@@ -214,7 +209,6 @@ func TestManySupersedeEachOther(t *testing.T) {
 	d.mu.Unlock()
 }
 
-// A client that does not read blocks no other, and gets the newest status later.
 func TestSlowReader(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	c := caller(t, s.socket)
@@ -244,8 +238,8 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// beats renews a lease, granted at last, for longer than its duration. It returns
-// false if the test was suspended for the duration of the lease.
+// beats renews a lease for longer than its duration; false if the test was
+// suspended for that long.
 func beats(t *testing.T, d *double, c controlv1.ControlServiceClient, session string, lease time.Duration, last time.Time) bool {
 	t.Helper()
 	for began := last; time.Since(began) < 5*lease/2; {
@@ -270,13 +264,13 @@ func beats(t *testing.T, d *double, c controlv1.ControlServiceClient, session st
 	return false
 }
 
-// A stream blocked in Send ends with its client, which loses its lease.
+// A stream blocked in Send also ends.
 func TestStoppedHolderLosesItsLease(t *testing.T) {
 	t.Parallel()
 	d, s := start(t, socketOf(t))
 	c := caller(t, s.socket)
 	var stream statuses
-	for lease, kept := time.Second, false; !kept; lease *= 2 { // until no pause of the test is longer
+	for lease, kept := time.Second, false; !kept; lease *= 2 { // no pause of the test is longer
 		began := time.Now()
 		stream, _ = enable(t, c, &controlv1.EnableDevicesRequest{LeaseDuration: durationpb.New(lease)})
 		session := reads(t, stream, controlv1.DevicePluginStatus_SERVING).Session
@@ -287,7 +281,6 @@ func TestStoppedHolderLosesItsLease(t *testing.T) {
 	}
 }
 
-// Clients that do not speak gRPC do not disturb the server.
 func TestServerIgnoresNonGRPCClients(t *testing.T) {
 	d, s := start(t, socketOf(t))
 	for i, words := range []string{"", "GET / HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", strings.Repeat("\xff", 4096)} {
@@ -304,7 +297,6 @@ func TestServerIgnoresNonGRPCClients(t *testing.T) {
 	}
 }
 
-// broken is a plugin that returns given errors.
 type broken struct {
 	Plugin
 	err error
@@ -338,7 +330,7 @@ func TestCodesOfErrors(t *testing.T) {
 		_, disable := c.DisableDevices(testkit.Context(t), &controlv1.DisableDevicesRequest{})
 		_, heartbeat := c.Heartbeat(testkit.Context(t), &controlv1.HeartbeatRequest{Session: "s"})
 		failures := []error{last(stream), disable, heartbeat}
-		if end, isEnd := errors.AsType[*End](of.err); isEnd && end.Code == codes.OK { // the regular end of a stream
+		if end, isEnd := errors.AsType[*End](of.err); isEnd && end.Code == codes.OK {
 			testkit.WantError(t, "the stream", failures[0], io.EOF)
 			failures = failures[1:]
 		}

@@ -14,10 +14,9 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// maxText limits an error text in a status, in bytes.
+// maxText limits an error text in bytes.
 const maxText = 4 << 10
 
-// Enum values of the contract.
 var (
 	states = map[gate.State]controlv1.DevicePluginStatus_State{
 		gate.Initializing: controlv1.DevicePluginStatus_INITIALIZING,
@@ -40,8 +39,7 @@ var (
 	}
 )
 
-// messageOf converts a status to its message. A state that the contract does
-// not have becomes ERROR, never UNKNOWN.
+// A state that the contract lacks becomes ERROR, never UNKNOWN.
 func messageOf(s gate.Status, session string) *controlv1.DevicePluginStatus {
 	m := &controlv1.DevicePluginStatus{
 		State: states[s.State], ResourcePoolCount: clampInt32(s.Pools), DeviceCount: clampInt32(s.Devices),
@@ -63,8 +61,8 @@ func messageOf(s gate.Status, session string) *controlv1.DevicePluginStatus {
 	return m
 }
 
-// statusOf converts a message to a status. A plugin without the extensions
-// sends neither holder nor resources. Unknown values become empty.
+// A plugin without the extensions sends neither holder nor resources. Unknown
+// values become empty.
 func statusOf(m *controlv1.DevicePluginStatus) gate.Status {
 	s := gate.Status{
 		State: valueOf(states, m.GetState()), Holding: valueOf(holdings, m.GetControl()),
@@ -81,7 +79,6 @@ func statusOf(m *controlv1.DevicePluginStatus) gate.Status {
 	return s
 }
 
-// disableResponseOf converts a withdrawal's result to its message.
 func disableResponseOf(d gate.DisableReply) *controlv1.DisableDevicesResponse {
 	m := &controlv1.DisableDevicesResponse{KubeletConfirmed: d.Confirmed}
 	for _, h := range d.InUse {
@@ -112,7 +109,7 @@ func valueOf[V, N comparable](values map[V]N, clampInt32 N) V {
 
 func clampInt32(n int) int32 { return int32(min(max(n, 0), math.MaxInt32)) }
 
-// text makes a string valid UTF-8 of limited length.
+// text returns valid UTF-8 of limited length.
 func text(s string) string {
 	if s = strings.ToValidUTF8(s, "\uFFFD"); len(s) <= maxText {
 		return s
