@@ -20,9 +20,8 @@ import (
 )
 
 const (
-	// observeTimeout bounds an observation of the node.
 	observeTimeout = time.Minute
-	// withdrawTimeout bounds a withdrawal, which is then retried.
+	// withdrawTimeout: a withdrawal is retried after it.
 	withdrawTimeout = time.Minute
 )
 
@@ -34,25 +33,23 @@ type Config struct {
 	Gate   Gate
 	Host   Host
 	Pods   Pods // nil: no kubelet, no pod holds a function
-	// PluginConfig is the path of the plugin's configuration, whose hash is
-	// part of each claim. If it is empty, claims have no hash.
+	// PluginConfig is the plugin's configuration file, whose hash is part of
+	// each claim. Empty: no hash.
 	PluginConfig string
-	// GUIDFile is the operator's file of static InfiniBand GUIDs. It can be
-	// empty or missing.
+	// GUIDFile is the operator's file of static InfiniBand GUIDs; empty or
+	// missing: none.
 	GUIDFile string
-	// Watch calls changed when functions or links might have changed, until its
-	// context ends; inventory.Watch implements it. Nil: the node is only
-	// polled.
+	// Watch calls changed when functions or links might have changed;
+	// inventory.Watch implements it. Nil: the node is only polled.
 	Watch func(ctx context.Context, changed func()) error
-	// Report writes the status of the object with a uid. Nil: it is not
-	// written.
+	// Report writes an object's status. Nil: not written.
 	Report  func(ctx context.Context, uid string, s nodestate.Status) error
-	Logger  *slog.Logger          // nil: no log
-	Metrics prometheus.Registerer // nil: no metrics
+	Logger  *slog.Logger
+	Metrics prometheus.Registerer
 }
 
-// Daemon is the config daemon. Run can be called once; Status and Check are
-// safe for concurrent use.
+// Daemon is the config daemon. Run can be called once; other methods are safe
+// for concurrent use.
 type Daemon struct {
 	config  Config
 	loop    *actor.Actor[event, action]
@@ -64,7 +61,7 @@ type Daemon struct {
 	status Status
 }
 
-// New returns a Daemon. It reads and changes nothing.
+// New reads and changes nothing.
 func New(c Config) (*Daemon, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -76,10 +73,9 @@ func New(c Config) (*Daemon, error) {
 	return d, err
 }
 
-// Run reconciles until ctx ends, and returns its cause. It then waits for
-// running actions: a step is interrupted if possible, a record is written. It
-// does not close the gate: the Gate's owner releases it, so that a hold time
-// covers a daemon restart.
+// Run reconciles until ctx ends, waits for running actions, and returns ctx's
+// cause. A step is interrupted if possible, a record is written. The gate stays
+// open: its owner releases it, so that a hold time covers a restart.
 func (d *Daemon) Run(ctx context.Context) error {
 	saved, err := load(ctx, d.config.Store)
 	if err != nil {
@@ -104,9 +100,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}, func(a action) { a.run(ctx, d) })
 }
 
-// watch sends the events that are not results of actions.
 func (d *Daemon) watch(ctx context.Context, stop context.CancelCauseFunc) {
-	var queued atomic.Bool // node changes come in bursts; one queued event is enough
+	var queued atomic.Bool // node changes come in bursts
 	changed := func() {
 		if !queued.Swap(true) {
 			d.loop.Send(nodeChanged{&queued})
@@ -172,7 +167,7 @@ func (withdraw) run(ctx context.Context, d *Daemon) {
 
 func (a record) run(ctx context.Context, d *Daemon) {
 	// Save even if ctx has ended: otherwise the next process withdraws the
-	// devices first.
+	// devices.
 	d.work.Go(func() { d.loop.Send(recorded{save(context.WithoutCancel(ctx), d.config.Store, a.Record)}) })
 }
 
@@ -193,7 +188,6 @@ func (a apply) run(ctx context.Context, d *Daemon) {
 
 func (a enable) run(_ context.Context, d *Daemon) { d.config.Gate.Enable(a.Claim) }
 
-// publish stores the status, logs its changes, and reports it.
 type publish struct{ r *reconciler }
 
 func (p publish) run(_ context.Context, d *Daemon) {

@@ -27,13 +27,12 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// doubleGate is a gate that opens and closes at once.
 type doubleGate struct {
 	mu      sync.Mutex
-	claim   *gate.Claim // nil: closed
+	claim   *gate.Claim
 	history []string
 	changed chan struct{}
-	refuse  error // of Disable
+	refuse  error
 }
 
 func (g *doubleGate) Enable(c gate.Claim) {
@@ -74,7 +73,6 @@ func (g *doubleGate) calls() []string {
 	return slices.Clone(g.history)
 }
 
-// doublePods is a kubelet.
 type doublePods struct {
 	mu   sync.Mutex
 	held []podresources.Holder
@@ -88,7 +86,6 @@ func (p *doublePods) Held(context.Context) ([]podresources.Holder, error) {
 
 func (p *doublePods) Offered(context.Context) (map[string][]string, error) { return nil, nil }
 
-// rig is a daemon and its environment.
 type rig struct {
 	*testing.T
 	dir    string
@@ -109,7 +106,6 @@ func newRig(t *testing.T, mode Mode) *rig {
 		Store: s, Source: source.NewFile(r.path(), nil), Gate: r.gate, Host: r.node, Pods: r.pods,
 		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}
-	// Steps require a closed gate.
 	r.node.check = func(s plan.Step) {
 		if r.gate.open() != nil {
 			t.Errorf("%s while the gate is open", s)
@@ -126,7 +122,7 @@ func (r *rig) desired(generation int64, spec nodestate.Spec) {
 	testkit.Must(r, os.WriteFile(r.path()+".tmp", text, 0o600), os.Rename(r.path()+".tmp", r.path()))
 }
 
-// start starts a daemon process. Its end closes the gate, without a hold time.
+// The end of a daemon closes the gate, without a hold time.
 func (r *rig) start() {
 	r.Helper()
 	r.daemon = testkit.Value(New(r.config))(r)
@@ -157,7 +153,6 @@ func (r *rig) isServing(generation int64) {
 	}
 }
 
-// phase waits for a phase and returns its status.
 func (r *rig) phase(p Phase) (s Status) {
 	r.Helper()
 	testkit.Eventually(r, string(p), func() bool { s = r.daemon.Status(); return s.Phase == p })
@@ -185,7 +180,6 @@ func TestApply(t *testing.T) {
 	if err := r.daemon.Check(t.Context()); err != nil {
 		t.Errorf("not ready: %v", err)
 	}
-	// A changed plugin configuration leads to a claim with its hash.
 	testkit.Must(t, os.WriteFile(r.config.PluginConfig, []byte("{ }"), 0o600))
 	testkit.Eventually(r, "another hash", func() bool { c := r.gate.open(); return c != nil && c.Hash != ofBraces })
 	testkit.Must(t, os.Remove(r.path()))
@@ -206,8 +200,8 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// After a crash at any step the next process first closes the gate and then
-// continues. A third one has nothing to do.
+// The next process first closes the gate, then continues; a third one has
+// nothing to do.
 func TestRestartAtEachStep(t *testing.T) {
 	for n := 1; ; n++ {
 		r := newRig(t, Apply)
@@ -221,7 +215,7 @@ func TestRestartAtEachStep(t *testing.T) {
 			} else if count > n {
 				return errors.New("killed")
 			}
-			if half { // the step was applied, and the process ended before the result
+			if half { // the process ended before the result
 				if err := r.node.do(s); err != nil {
 					t.Error(err)
 				}
@@ -254,7 +248,6 @@ func TestRestartAtEachStep(t *testing.T) {
 		if calls := r.gate.calls(); calls[0] != "disable" {
 			t.Errorf("after step %d: %v", n, calls)
 		}
-		// A third process opens at once.
 		r.stop()
 		r.gate.history = nil
 		r.start()
@@ -266,8 +259,6 @@ func TestRestartAtEachStep(t *testing.T) {
 	}
 }
 
-// Run waits for the write of the last record; otherwise the next process would
-// withdraw the devices.
 func TestStopDuringRecord(t *testing.T) {
 	r := newRig(t, Apply)
 	held, release, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
@@ -282,7 +273,7 @@ func TestStopDuringRecord(t *testing.T) {
 		<-held
 	})
 	r.node.fail = func(plan.Step) error {
-		hold() // nothing is written after the first step
+		hold()
 		return nil
 	}
 	r.config.Watch = func(ctx context.Context, _ func()) error {
@@ -343,7 +334,6 @@ func TestWaitsForPods(t *testing.T) {
 	r.isServing(2)
 }
 
-// The operator's daemon configures the node, and reports to the API server.
 func TestFollowTheOperator(t *testing.T) {
 	r := newRig(t, Follow)
 	api := sourcetest.New(t)
@@ -378,7 +368,7 @@ func TestFollowTheOperator(t *testing.T) {
 	testkit.Eventually(r, "closed", func() bool { return r.gate.open() == nil })
 	t.Logf("closed %s after the change", time.Since(began))
 	r.phase(Pending)
-	if s := r.daemon.Status(); s.Generation != 2 || r.gate.open() != nil { // the old status
+	if s := r.daemon.Status(); s.Generation != 2 || r.gate.open() != nil { // old status
 		t.Errorf("%+v", s)
 	}
 	api.SetStatus("n1", map[string]any{"syncStatus": "InProgress"})
@@ -396,7 +386,6 @@ func TestFollowTheOperator(t *testing.T) {
 	}
 }
 
-// The status of the object is reported.
 func TestReports(t *testing.T) {
 	r := newRig(t, Apply)
 	api := sourcetest.New(t)
@@ -429,7 +418,6 @@ func TestReports(t *testing.T) {
 	if status()["lastSyncError"] != "" {
 		t.Errorf("%v", status())
 	}
-	// Its own reports do not cause others.
 	n := api.Count("patch")
 	time.Sleep(300 * time.Millisecond)
 	if more := api.Count("patch") - n; more > 1 {
@@ -437,7 +425,6 @@ func TestReports(t *testing.T) {
 	}
 }
 
-// Changes of the node are observed.
 func TestWatch(t *testing.T) {
 	r := newRig(t, Apply)
 	kicks := make(chan func(), 1)

@@ -37,8 +37,7 @@ func (r *reconciler) decide(o observation) {
 			r.setPhase(Withdrawing, "")
 		}
 	case len(p.Steps) == 0:
-		// Others might resolve it, such as the owner of externally managed
-		// functions.
+		// The owner of externally managed functions might resolve it.
 		r.wait(Failed, "the desired state cannot be reached: "+left, min(r.nextBackoff(), r.rules.Spread(30*time.Second)))
 	case r.rounds >= maxRounds:
 		r.fail(fmt.Errorf("the node does not reach the desired state: after %d rounds these steps are left: %s", r.rounds, left))
@@ -53,9 +52,8 @@ func (r *reconciler) decide(o observation) {
 	}
 }
 
-// plan computes the plan for the desired state.
 func (r *reconciler) plan(o observation) (plan.Plan, error) {
-	var managed []string // PFs whose functions are removed when the desired state does not name them
+	var managed []string // functions that the desired state does not name are removed
 	if r.rules.Mode == Apply {
 		managed = r.record.Managed
 	}
@@ -66,8 +64,8 @@ func (r *reconciler) plan(o observation) (plan.Plan, error) {
 	return plan.Compute(spec, o.state, plan.Options{Managed: managed, Held: r.held(o.state), Fresh: r.created.fresh, GUIDs: o.guids}), nil
 }
 
-// observationFailed does not change the node. Devices offered in the desired
-// state stay offered: a read failure is not a change.
+// observationFailed keeps offered devices offered: a read failure is not a
+// change.
 func (r *reconciler) observationFailed(err error) {
 	if r.isServing() {
 		r.wait(Serving, err.Error(), r.nextBackoff())
@@ -78,16 +76,14 @@ func (r *reconciler) observationFailed(err error) {
 }
 
 // confirmed reports whether a plan can be acted on. While devices are offered,
-// two observations in a row must find a difference: a function that a pod just
-// released differs for a moment.
+// two observations in a row must differ: a function that a pod just released
+// differs for a moment.
 func (r *reconciler) confirmed(p plan.Plan) bool {
 	before := r.differences
 	r.differences = append(all(p.Steps), all(p.Problems)...)
 	return !r.isServing() || p.Done() || slices.ContainsFunc(r.differences, func(d string) bool { return slices.Contains(before, d) })
 }
 
-// summarize returns the first step of a plan, or its first problem, and the number
-// of the others.
 func summarize(p plan.Plan) string {
 	left := all(p.Steps)
 	if len(left) == 0 {
@@ -106,8 +102,7 @@ func andMore(n int) string {
 	return fmt.Sprintf(" (and %d more)", n)
 }
 
-// canChange reports whether functions can be changed now: they are not offered,
-// and no pod holds one. If not, it sets the phase and its reason.
+// canChange sets the phase and its reason if functions cannot be changed now.
 func (r *reconciler) canChange(p pods, touches []string) bool {
 	r.status.Held, r.status.Unacknowledged = nil, ""
 	if len(touches) == 0 {
@@ -157,7 +152,6 @@ func firstOffered(offered map[string][]string, touches []string) (resource, id s
 	return "", ""
 }
 
-// enable opens the gate: the node is in the desired state.
 func (r *reconciler) enable(hash string) {
 	claim := gate.Claim{UID: r.desired.state.UID, Generation: r.desired.state.Generation, Hash: hash,
 		Node: r.rules.Node, Lease: r.rules.Lease, Hold: r.rules.Hold}
@@ -174,7 +168,6 @@ func (r *reconciler) enable(hash string) {
 	}
 }
 
-// save saves the record if it changed.
 func (r *reconciler) save(applying bool) {
 	next := Record{Managed: r.managed(applying), Applying: applying, UID: r.desired.state.UID, Generation: r.desired.state.Generation,
 		Spec: r.desired.hash, Since: r.record.Since}
@@ -186,8 +179,8 @@ func (r *reconciler) save(applying bool) {
 	r.do(record{next})
 }
 
-// managed returns the PFs whose functions this daemon creates. PFs of an
-// earlier desired state count until their functions are removed.
+// managed includes PFs of an earlier desired state until their functions are
+// removed.
 func (r *reconciler) managed(applying bool) []string {
 	var pfs []string
 	external := map[string]bool{}
@@ -206,9 +199,8 @@ func (r *reconciler) managed(applying bool) []string {
 	return slices.Compact(pfs)
 }
 
-// held returns the functions that pods hold. With Force, a function that was
-// recreated while a pod held it is the pod's by its address only, and is
-// planned like any other.
+// With Force, a function recreated while held is the pod's by address only, and
+// is planned like any other.
 func (r *reconciler) held(s plan.State) []string {
 	recreated := map[string]bool{}
 	for _, pf := range s.PFs {
@@ -225,15 +217,14 @@ func (r *reconciler) held(s plan.State) []string {
 	return ids
 }
 
-// createdFunctions are PFs whose functions were created since the node was last in
-// the desired state.
+// createdFunctions are PFs whose functions were created since the desired state
+// was last reached.
 type createdFunctions struct {
 	pfs      []string
-	fresh    []string // since the last completed plan; see plan.Options
+	fresh    []string // since the last completed plan
 	thisPlan []string // by the running plan
 }
 
-// add records a successful step.
 func (m *createdFunctions) add(s plan.Step) {
 	if n, ok := s.(plan.SetNumVFs); ok && n.Number > 0 {
 		for _, list := range []*[]string{&m.pfs, &m.fresh, &m.thisPlan} {

@@ -12,29 +12,28 @@ import (
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// Preview is the result of a dry run.
+// Preview is the result of DryRun.
 type Preview struct {
 	UID        string   `json:"uid,omitempty"`
 	Generation int64    `json:"generation"`
 	Warnings   []string `json:"warnings,omitempty"` // about the node state
 	Steps      []string `json:"steps"`
-	More       bool     `json:"more"`              // further steps depend on the outcome of these
+	More       bool     `json:"more"`              // further steps depend on these
 	Touches    []string `json:"touches,omitempty"` // functions that the steps disturb
 	Problems   []string `json:"problems,omitempty"`
 	Notes      []string `json:"notes,omitempty"`
-	NotDone    []string `json:"notDone,omitempty"` // desired settings that the daemon does not support
-	// Held lists the functions of Touches that pods hold.
+	NotDone    []string `json:"notDone,omitempty"` // not supported
+	// Functions of Touches that pods hold.
 	Held []podresources.Holder `json:"held,omitempty"`
-	// Unknown is why the functions held by pods are unknown.
+	// Why Held is unknown.
 	Unknown string `json:"unknown,omitempty"`
 }
 
 // ErrNoState means that the SriovNetworkNodeState does not exist.
 var ErrNoState = errors.New("the SriovNetworkNodeState does not exist")
 
-// DryRun plans for the first state that the source reports, without changing
-// anything. The config needs Source and Host. With a Store, previously managed
-// PFs are known.
+// DryRun plans for the first state of the source, without changes. It needs
+// Source and Host; with a Store, previously managed PFs are known.
 func DryRun(ctx context.Context, c Config) (Preview, error) {
 	u, err := firstUpdate(ctx, c.Source)
 	if err != nil {
@@ -71,7 +70,6 @@ func DryRun(ctx context.Context, c Config) (Preview, error) {
 	return v, nil
 }
 
-// firstUpdate returns the first state that a source reports.
 func firstUpdate(ctx context.Context, s source.Source) (u source.Update, err error) {
 	received := errors.New("an update was received")
 	ctx, stop := context.WithCancelCause(ctx)

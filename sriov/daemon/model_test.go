@@ -18,7 +18,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// model is the environment of a reconciler: node, gate, kubelet, operator, record.
 type model struct {
 	*rapid.T
 	rules   Rules
@@ -26,21 +25,21 @@ type model struct {
 	now     time.Time
 	node    *node
 	record  Record
-	pending []action // unanswered actions
+	pending []action
 
-	desired  *nodestate.NodeState // newest valid one
+	desired  *nodestate.NodeState
 	gen, uid int
 	held     []podresources.Holder
-	kubelet  bool // answers
-	ack      bool // the plugin acknowledges
+	kubelet  bool
+	ack      bool
 
-	gate         bool // offers
-	shutOK       bool // withdrawn since it was last opened, or since the start
+	gate         bool
+	shutOK       bool // since it was last opened
 	offering     gate.Claim
-	seen         *observation // the newest observation that ended, with no step after it
-	seenOf       string       // what was wanted when it began
-	observingFor string       // the same, of the observation that runs
-	// Whether the gate was closed when the observation that runs, or the last one, began.
+	seen         *observation // newest ended one, with no step after it
+	seenOf       string       // desired when it began
+	observingFor string       // desired when the running one began
+	// The gate was closed when the observation began.
 	observingClosed, seenClosed bool
 }
 
@@ -54,13 +53,11 @@ func newModel(t *rapid.T, mode Mode) *model {
 	return w
 }
 
-// start starts a process with the state of the previous one.
 func (w *model) start() {
 	w.r = newReconciler(w.rules, w.record, w.now)
 	w.pending, w.gate, w.shutOK, w.seen = nil, false, false, nil
 }
 
-// key identifies the desired state, in mode follow with the operator's status.
 func (w *model) key() string {
 	if w.desired == nil {
 		return ""
@@ -161,7 +158,6 @@ func (w *model) has(kind action) bool {
 	return slices.ContainsFunc(w.pending, func(a action) bool { return fmt.Sprintf("%T", a) == fmt.Sprintf("%T", kind) })
 }
 
-// answer completes an action in flight.
 func (w *model) answer(i int, ok bool) {
 	a := w.pending[i]
 	w.pending = slices.Delete(w.pending, i, i+1)
@@ -228,7 +224,6 @@ func (w *model) drawSpec() nodestate.Spec {
 	return s
 }
 
-// event applies a random event.
 func (w *model) event() {
 	t := w.T
 	switch rapid.IntRange(0, 15).Draw(t, "event") {
@@ -249,7 +244,7 @@ func (w *model) event() {
 		}
 	case 4:
 		w.step(nodeChanged{})
-	case 5: // the node is changed externally
+	case 5:
 		w.node.change(func(s *plan.State) {
 			if n := len(s.PFs[0].VFs); n > 0 {
 				s.PFs[0].VFs[n-1].Driver = rapid.SampledFrom([]string{"", "iavf", "vfio-pci"}).Draw(t, "driver")
@@ -263,7 +258,7 @@ func (w *model) event() {
 		w.kubelet = rapid.Bool().Draw(t, "kubelet")
 	case 8:
 		w.ack = rapid.Bool().Draw(t, "acknowledges")
-	case 9: // killed
+	case 9:
 		w.start()
 		if w.desired != nil {
 			w.send(w.desired.Spec, w.desired.Status.SyncStatus)
@@ -274,7 +269,7 @@ func (w *model) event() {
 			w.step(gateChanged{control.RenewerStatus{State: control.StateStale, Since: w.now}})
 		}
 	case 11:
-		if w.rules.Mode == Follow && w.desired != nil { // the operator works
+		if w.rules.Mode == Follow && w.desired != nil {
 			p := plan.Compute(w.desired.Spec, w.node.copy(), plan.Options{})
 			for _, s := range p.Steps[:min(len(p.Steps), 2)] {
 				testkit.Must(t, w.node.do(s))
@@ -286,7 +281,7 @@ func (w *model) event() {
 	}
 }
 
-// runUntilServing completes all actions without failures until the daemon is done.
+// No action fails.
 func (w *model) runUntilServing() {
 	w.held, w.kubelet, w.ack = nil, true, true
 	for range 2000 {
@@ -317,7 +312,7 @@ func (w *model) runUntilServing() {
 			w.now = at
 		}
 		w.step(timeout{})
-		if w.rules.Mode == Follow && w.desired != nil { // the operator's loop
+		if w.rules.Mode == Follow && w.desired != nil {
 			for _, s := range plan.Compute(w.desired.Spec, w.node.copy(), plan.Options{}).Steps {
 				testkit.Must(w, w.node.do(s))
 			}
@@ -353,7 +348,7 @@ func checkModel(t *rapid.T, mode Mode) {
 		}
 		w.event()
 	}
-	if w.desired != nil && w.desired.Spec.Interfaces[0].NumVFs > 8 { // not possible
+	if w.desired != nil && w.desired.Spec.Interfaces[0].NumVFs > 8 {
 		w.gen++
 		w.send(specOf(2, 0), nodestate.InProgress)
 	}

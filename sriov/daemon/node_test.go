@@ -20,16 +20,16 @@ const (
 	pf1 = "0000:5e:00.0"
 )
 
-// node is a fake node with two PFs.
 type node struct {
 	mu         sync.Mutex
 	state      plan.State
-	fail       func(plan.Step) error // nil: no failures
-	check      func(plan.Step)       // called before each step; can be nil
+	fail       func(plan.Step) error
+	check      func(plan.Step) // before each step
 	unreadable error
 	steps      []string
 	created    int
-	// showsRandom: the table shows the address that the driver of a new function chose, as an igb's.
+	// showsRandom: the table shows the address that a new function's driver
+	// chose, as igb's.
 	showsRandom bool
 }
 
@@ -57,7 +57,6 @@ func (n *node) copy() plan.State {
 	return s
 }
 
-// change changes the node externally.
 func (n *node) change(f func(*plan.State)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -140,8 +139,6 @@ func (n *node) bind(vf *plan.VF, driver string) {
 	}
 }
 
-// specOf returns a spec with a number of functions on the first PF; the last one
-// uses vfio-pci.
 func specOf(vfs, mtu int) nodestate.Spec {
 	i := nodestate.Interface{PCIAddress: pf0, NumVFs: vfs, MTU: mtu}
 	if vfs > 1 {

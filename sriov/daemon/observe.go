@@ -18,34 +18,30 @@ import (
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// Size limits of files, in bytes.
 const (
-	maxPluginConfig = 4 << 20 // more than a ConfigMap can hold
-	maxGUIDFile     = 1 << 20 // more than all functions of a node need
+	maxPluginConfig = 4 << 20
+	maxGUIDFile     = 1 << 20
 )
 
-// observation is the observed state of the node.
 type observation struct {
 	state  plan.State
-	unread []inventory.Problem // parts of state that could not be read
-	hash   string              // of the plugin's configuration
+	unread []inventory.Problem
+	hash   string // of the plugin's configuration
 	guids  []plan.GUIDPool
 	pods   pods
 	err    error // if set, only pods is valid
 }
 
-// pods is PodResources' view of the functions.
 type pods struct {
 	holders       []podresources.Holder
 	offered       map[string][]string // by resource
-	offersUnknown bool                // no kubelet, or one without allocatable devices in PodResources
+	offersUnknown bool                // no kubelet, or one without allocatable devices
 	err           error
 }
 
-// observe reads the node.
 func (d *Daemon) observe(ctx context.Context) (o observation) {
-	// Query before and after: a function that a pod gets or releases in between
-	// might be read while it changes.
+	// Query before and after: a function that a pod gets or releases might be
+	// read while it changes.
 	before := d.readPods(ctx)
 	o.state, o.err = d.config.Host.Read(ctx)
 	o.pods = d.readPods(ctx)
@@ -73,13 +69,12 @@ func (d *Daemon) readPods(ctx context.Context) (p pods) {
 	if p.offered, p.err = d.config.Pods.Offered(ctx); errors.Is(p.err, podresources.ErrUnsupported) {
 		p.offersUnknown, p.err = true, nil
 	}
-	if p.err == nil { // after offered, so that devices allocated in between are included
+	if p.err == nil { // after offered, for devices allocated in between
 		p.holders, p.err = d.config.Pods.Held(ctx)
 	}
 	return p
 }
 
-// readGUIDs reads the operator's file of static GUIDs, if it exists.
 func readGUIDs(path string) ([]plan.GUIDPool, error) {
 	if path == "" {
 		return nil, nil
@@ -98,7 +93,6 @@ func readGUIDs(path string) ([]plan.GUIDPool, error) {
 	return pools, nil
 }
 
-// hashOf returns the plugin's config hash.
 func hashOf(path string) (string, error) {
 	if path == "" {
 		return "", nil
@@ -111,24 +105,22 @@ func hashOf(path string) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// addresses matches PCI addresses.
 var addresses = regexp.MustCompile(`^[0-9a-f]+:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
-// check returns an error if a part of the node could not be read that a plan
-// might need: named and managed PFs, their functions, or an unknown part.
+// check returns an error if something that a plan might need could not be read.
 func (o observation) check(spec nodestate.Spec, managed []string) error {
 	if o.err != nil {
 		return o.err
 	}
-	missing := map[string]bool{} // PFs of the plan that were not read
+	missing := map[string]bool{}
 	for _, i := range spec.Interfaces {
 		missing[i.PCIAddress] = true
 	}
 	for _, pf := range managed {
 		missing[pf] = true
 	}
-	needed := map[string]bool{} // by function that was read: whether the plan needs it
-	complete := true            // all functions of the plan's PFs were read
+	needed := map[string]bool{} // by function: the plan needs it
+	complete := true
 	for _, pf := range o.state.PFs {
 		_, named := missing[pf.Address]
 		needed[pf.Address] = named

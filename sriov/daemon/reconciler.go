@@ -15,29 +15,28 @@ import (
 )
 
 const (
-	// changeDelay is the minimum time between observations after a change of
-	// the node, because creating functions causes many changes.
+	// changeDelay is the minimum between observations: creating functions
+	// causes many changes.
 	changeDelay = time.Second
-	// confirmDelay is the time between two observations that must both find a
-	// difference before devices are withdrawn for it.
+	// confirmDelay is between two observations that must agree before devices
+	// are withdrawn.
 	confirmDelay = 3 * time.Second
-	// pollDelay is the observation interval while the daemon waits for
-	// something without events: pods that end, the operator.
+	// pollDelay is the interval while waiting for something without events:
+	// pods that end, the operator.
 	pollDelay = 5 * time.Second
-	// withdrawalPollDelay is the interval while a plugin withdraws without
+	// withdrawalPollDelay applies while a plugin withdraws without
 	// acknowledgement.
 	withdrawalPollDelay = 500 * time.Millisecond
 
 	minBackoff = time.Second
 	maxBackoff = 5 * time.Minute
-	// maxRounds limits successive rounds of planning and applying.
+	// maxRounds limits successive plans.
 	maxRounds = 6
 )
 
-// reconciler brings a node to its desired state: each event updates its state,
-// and reconcile then starts the next action that is safe. It is pure: events
-// in, actions out, and time comes with each event. It is not safe for
-// concurrent use.
+// reconciler is the daemon's state machine: each event updates it, and
+// reconcile starts the next safe action. It is pure: events in, actions out, no
+// clock.
 type reconciler struct {
 	rules Rules
 	now   time.Time
@@ -45,71 +44,68 @@ type reconciler struct {
 
 	desired desired
 	gate    gateState
-	record  Record // last saved
-	effect  effect // the running one
+	record  Record
+	effect  effect // running
 
-	due           time.Time // of the next observation; zero: not scheduled
-	ignoreChanges bool      // ignore node changes until due: they might be the daemon's own
+	due           time.Time // of the next observation
+	ignoreChanges bool      // until due: changes might be the daemon's own
 	failures      int       // consecutive
 
 	revision    int // incremented when a running observation becomes obsolete
-	changes     int // number of node changes
-	changesSeen int // value of changes when the last observation started
+	changes     int
+	changesSeen int // changes when the last observation started
 	observedAt  time.Time
-	last        *observation          // last successful one
-	holders     []podresources.Holder // last known ones
-	differences []string              // found by the last observation
+	last        *observation // successful
+	holders     []podresources.Holder
+	differences []string // of the last observation
 
-	step    plan.Step   // the running step, or the last one
-	steps   []plan.Step // of the running plan: step and later ones
+	step    plan.Step   // running or last
+	steps   []plan.Step // of the running plan, from step on
 	rounds  int
 	created createdFunctions
 
 	status Status
 }
 
-// desired is the last known desired state.
 type desired struct {
 	presence presence
-	state    nodestate.NodeState // last valid one
+	state    nodestate.NodeState // last valid
 	hash     string              // of its spec
-	err      error               // why a newer one is not valid
+	err      error               // of a newer state
 }
 
 type presence int
 
 const (
-	unknown presence = iota // not reported yet
-	absent                  // the node state does not exist
-	present                 // state is the newest one
-	// outdated, in mode Follow: the newest generation cannot be read, and the
-	// operator might act on it.
+	unknown presence = iota
+	absent
+	present
+	// outdated, in mode Follow: the newest generation, on which the operator
+	// might act, cannot be read.
 	outdated
 )
 
-// gateState is this process's view of the gate.
 type gateState struct {
 	position  position
-	claim     gate.Claim // last enabled one
-	spec      string     // hash of the spec of claim
+	claim     gate.Claim // last enabled
+	spec      string     // hash of the claim's spec
 	openedAt  time.Time
 	closedAt  time.Time          // when the withdrawal ended
 	result    control.Withdrawal // of the last withdrawal
-	notBefore time.Time          // earliest retry of the withdrawal
+	notBefore time.Time          // earliest retry
 }
 
 type position int
 
 const (
-	gateUnknown     position = iota // not used by this process yet, or lost
-	gateOpen                        // enabled
-	gateWithdrawing                 // a withdrawal is in flight
-	gateUnconfirmed                 // devices might be offered and must be withdrawn
-	gateClosed                      // the devices are withdrawn
+	gateUnknown position = iota // not used yet, or lost
+	gateOpen
+	gateWithdrawing
+	gateUnconfirmed // devices might be offered
+	gateClosed
 )
 
-// effect is an action on the node. At most one runs at a time; a withdrawal can
-// run concurrently.
+// effect is an action on the node. At most one runs; a withdrawal is separate.
 type effect int
 
 const (
@@ -119,15 +115,14 @@ const (
 	applying
 )
 
-// event updates the reconciler.
 type event interface{ handle(r *reconciler) }
 
-// Events. Each action except enable is answered by one.
+// Each action except enable is answered by one event.
 type (
 	desiredReported struct{ source.Update }
-	nodeChanged     struct{ queued *atomic.Bool } // the node might have changed; queued is reset
+	nodeChanged     struct{ queued *atomic.Bool } // queued is reset
 	gateChanged     struct{ status control.RenewerStatus }
-	timeout         struct{} // the deadline has passed
+	timeout         struct{}
 
 	observed struct {
 		observation
@@ -141,12 +136,10 @@ type (
 	applied  struct{ err error }
 )
 
-// action is an output of the reconciler.
 type action interface {
 	run(ctx context.Context, d *Daemon)
 }
 
-// Actions.
 type (
 	observe  struct{ revision int }
 	withdraw struct{}
@@ -159,7 +152,6 @@ func newReconciler(rules Rules, saved Record, now time.Time) *reconciler {
 	return &reconciler{rules: rules.withDefaults(), record: saved, now: now, status: initialStatus(rules.Mode, now)}
 }
 
-// handle handles an event and returns the actions to run.
 func (r *reconciler) handle(now time.Time, e event) []action {
 	r.now, r.out = now, nil
 	e.handle(r)
@@ -169,8 +161,7 @@ func (r *reconciler) handle(now time.Time, e event) []action {
 
 func (r *reconciler) do(a action) { r.out = append(r.out, a) }
 
-// reconcile starts the next action that is safe, unless an effect must end
-// first.
+// reconcile starts the next safe action.
 func (r *reconciler) reconcile() {
 	if r.effect == recording || r.effect == applying {
 		return
@@ -201,8 +192,8 @@ func (r *reconciler) reconcile() {
 	}
 }
 
-// mustClose returns the phase and its reason if the gate must be closed before
-// the node is observed; otherwise "".
+// mustClose returns the phase and reason if the gate must close before the node
+// is observed.
 func (r *reconciler) mustClose() (Phase, string) {
 	switch p := r.gate.position; {
 	case r.desired.presence == unknown:
@@ -234,13 +225,11 @@ func operatorStatus(s nodestate.Status) string {
 	return text
 }
 
-// isServing reports whether the gate is open for the desired state.
 func (r *reconciler) isServing() bool {
 	g := r.gate
 	return g.position == gateOpen && g.spec == r.desired.hash && g.claim.UID == r.desired.state.UID && g.claim.Generation == r.desired.state.Generation
 }
 
-// deadline returns when a timeout event is due, or zero.
 func (r *reconciler) deadline() time.Time {
 	at := r.due
 	if r.effect != idle || r.gate.position == gateWithdrawing {
@@ -268,8 +257,8 @@ func (e desiredReported) handle(r *reconciler) {
 		r.abandon()
 		return
 	case d.err != nil:
-		// The last valid state stays in force, but the operator might act on
-		// the newer one.
+		// The last valid state stays in force; the operator might act on the
+		// newer one.
 		if r.rules.Mode == Follow && u.State.Generation != 0 && !same {
 			d.presence = outdated
 		}
@@ -295,7 +284,7 @@ func (e desiredReported) handle(r *reconciler) {
 	}
 }
 
-// abandon drops the plan of an earlier desired state. A running step finishes.
+// abandon lets a running step finish.
 func (r *reconciler) abandon() {
 	r.steps, r.rounds, r.failures, r.due, r.ignoreChanges = nil, 0, 0, time.Time{}, false
 	if r.status.Phase == Superseded {
@@ -311,8 +300,7 @@ func (e nodeChanged) handle(r *reconciler) {
 	r.observeSooner()
 }
 
-// observeSooner schedules an observation of the changed node soon, if one is
-// scheduled at all.
+// observeSooner does not schedule an observation if none is.
 func (r *reconciler) observeSooner() {
 	if at := r.observedAt.Add(changeDelay); !r.due.IsZero() && !r.ignoreChanges && at.Before(r.due) {
 		r.due = at
@@ -327,7 +315,7 @@ func (e gateChanged) handle(r *reconciler) {
 	case control.StateSuperseded, control.StateDisabled:
 		r.gate.position = gateUnknown
 		r.setPhase(Superseded, e.status.Reason)
-	case control.StateStale: // this process was suspended, and the node might have changed
+	case control.StateStale: // this process was suspended
 		r.gate.position = gateUnknown
 		r.revision++
 		r.due = r.now
@@ -344,7 +332,7 @@ func (e observed) handle(r *reconciler) {
 		r.last = &e.observation
 	}
 	if e.revision != r.revision || r.desired.presence != present || r.status.Phase == Superseded {
-		return // obsolete
+		return
 	}
 	r.decide(e.observation)
 	if r.changes != r.changesSeen {
@@ -352,7 +340,6 @@ func (e observed) handle(r *reconciler) {
 	}
 }
 
-// withdraw starts a withdrawal unless the gate is closed.
 func (r *reconciler) withdraw() {
 	if p := r.gate.position; p == gateClosed || p == gateWithdrawing || r.now.Before(r.gate.notBefore) {
 		return
@@ -362,7 +349,7 @@ func (r *reconciler) withdraw() {
 }
 
 func (e withdrawn) handle(r *reconciler) {
-	r.revision++ // an observation must start after the withdrawal
+	r.revision++ // observe after the withdrawal
 	if e.err != nil {
 		r.status.Withdrawal = e.err.Error()
 		r.fail(fmt.Errorf("withdraw the devices: %w", e.err))
@@ -393,7 +380,7 @@ func (e applied) handle(r *reconciler) {
 	}
 	r.status.Done++
 	r.created.add(r.step)
-	if len(r.steps) == 0 { // abandoned
+	if len(r.steps) == 0 {
 		return
 	}
 	if r.steps = r.steps[1:]; len(r.steps) == 0 {
@@ -402,19 +389,16 @@ func (e applied) handle(r *reconciler) {
 	}
 }
 
-// fail retries with backoff.
 func (r *reconciler) fail(err error) {
 	r.wait(Failed, err.Error(), r.nextBackoff())
 	r.ignoreChanges = true
 }
 
-// nextBackoff returns the next backoff delay.
 func (r *reconciler) nextBackoff() time.Duration {
 	r.failures++
 	return r.rules.Spread(min(minBackoff<<min(r.failures-1, 20), maxBackoff))
 }
 
-// wait schedules the next observation.
 func (r *reconciler) wait(p Phase, reason string, long time.Duration) {
 	r.steps, r.rounds, r.ignoreChanges = nil, 0, false
 	r.due = r.now.Add(long)

@@ -17,14 +17,12 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// script steps a reconciler.
 type script struct {
 	*testing.T
-	r    *reconciler
-	now  time.Time
-	node *node
-	last []action
-	// revision is that of the last observation.
+	r        *reconciler
+	now      time.Time
+	node     *node
+	last     []action
 	revision int
 }
 
@@ -35,7 +33,6 @@ func newScript(t *testing.T, r Rules) *script {
 	return s
 }
 
-// step sends an event, and expects actions of these types.
 func (s *script) step(e event, want ...action) {
 	s.Helper()
 	s.last = s.r.handle(s.now, e)
@@ -61,7 +58,6 @@ func (s *script) phase(p Phase, says string) {
 	}
 }
 
-// seen returns an observation of the node.
 func (s *script) seen(change func(*observation)) observed {
 	o := observation{state: s.node.copy(), hash: "h"}
 	if change != nil {
@@ -70,14 +66,13 @@ func (s *script) seen(change func(*observation)) observed {
 	return observed{o, s.revision}
 }
 
-// advance advances the time.
 func (s *script) advance(until time.Time) {
 	if s.now.Before(until) {
 		s.now = until
 	}
 }
 
-// after advances to the next deadline, which must be within limit.
+// after advances to the next deadline, within limit.
 func (s *script) after(limit time.Duration, want ...action) {
 	s.Helper()
 	at := s.r.deadline()
@@ -95,7 +90,6 @@ func (s *script) desired(generation int64, spec nodestate.Spec, want ...action) 
 	s.step(desiredReported{source.Update{State: n}}, want...)
 }
 
-// serve steps to serving two functions.
 func (s *script) serve() {
 	s.Helper()
 	for n := 0; n < 3; n++ {
@@ -119,7 +113,6 @@ func offers(id string) func(*observation) {
 	return func(l *observation) { l.pods.offered = map[string][]string{"example.com/net": {id}} }
 }
 
-// toChange steps to a withdrawal for another number of functions.
 func (s *script) toChange(w control.Withdrawal) {
 	s.Helper()
 	s.serve()
@@ -140,7 +133,6 @@ func TestUnchangedSpecTakesTheGateOver(t *testing.T) {
 	if c := s.last[0].(enable).Claim; c != want {
 		t.Errorf("%+v, want %+v", c, want)
 	}
-	// A changed plugin configuration also leads to another claim.
 	s.step(recorded{})
 	s.step(nodeChanged{})
 	s.after(time.Second, observe{})
@@ -149,7 +141,7 @@ func TestUnchangedSpecTakesTheGateOver(t *testing.T) {
 	s.step(s.seen(func(l *observation) { l.hash = "i" }))
 }
 
-// drive answers actions, with observations from see, until the gate opens.
+// drive answers actions until the gate opens.
 func (s *script) drive(e event, see func() observed, each func(plan.Step)) {
 	s.Helper()
 	for range 50 {
@@ -179,7 +171,6 @@ func (s *script) drive(e event, see func() observed, each func(plan.Step)) {
 	s.Fatalf("the gate does not open: %+v", s.r.snapshot())
 }
 
-// The addresses in the table of new functions are set once.
 func TestAddressesOfNewFunctions(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.node.showsRandom = true
@@ -201,8 +192,7 @@ func TestAddressesOfNewFunctions(t *testing.T) {
 	}
 }
 
-// With Force a recreated function is configured, though PodResources still
-// reports a pod as its holder.
+// PodResources still reports a pod as the holder.
 func TestForceConfiguresRecreatedFunctions(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply, Force: true})
 	s.serve()
@@ -219,14 +209,12 @@ func TestForceConfiguresRecreatedFunctions(t *testing.T) {
 	}
 }
 
-// Functions get their addresses even if the desired state changed during their
-// creation.
 func TestAnotherStateWhileFunctionsAreCreated(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.toChange(acknowledged)
 	s.step(s.seen(nil), record{})
 	s.step(recorded{}, apply{})
-	s.step(applied{s.node.do(s.last[0].(apply).Step)}, apply{}) // the old ones are removed
+	s.step(applied{s.node.do(s.last[0].(apply).Step)}, apply{})
 	making := s.last[0].(apply).Step
 	if n, is := making.(plan.SetNumVFs); !is || n.Number != 3 {
 		t.Fatalf("%s, want 3 functions made", making)
@@ -272,7 +260,6 @@ func TestPodsBlockSteps(t *testing.T) {
 	s.step(s.seen(func(l *observation) { l.pods.err = podresources.ErrNobody }), record{})
 }
 
-// A plugin without a gate continues to offer its devices.
 func TestPluginWithoutAcknowledgement(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.toChange(control.Withdrawal{Reason: "no process serves"})
@@ -330,8 +317,8 @@ func TestSchedulerDelay(t *testing.T) {
 	s.step(s.seen(nil), record{})
 }
 
-// Devices are withdrawn when two observations find the same difference: a
-// function just released by a pod differs for a moment.
+// Two observations must agree: a function just released by a pod differs for a
+// moment.
 func TestDrift(t *testing.T) {
 	unbind := func(index int) func(*observation) {
 		return func(l *observation) { l.state.PFs[0].VFs[index].Driver = "" }
@@ -344,13 +331,13 @@ func TestDrift(t *testing.T) {
 		s.step(s.seen(unbind(0)))
 		s.phase(Serving, "might have changed")
 		s.after(confirmDelay, observe{})
-		s.step(s.seen(unbind(1))) // another difference
+		s.step(s.seen(unbind(1)))
 		s.after(confirmDelay, observe{})
 		s.step(s.seen(nil))
 		s.phase(Serving, "")
 		s.after(5*time.Minute, observe{})
 		s.step(s.seen(unbind(0)))
-		s.step(nodeChanged{}) // does not shorten it
+		s.step(nodeChanged{}) // not sooner
 		if left := s.r.deadline().Sub(s.now); left != confirmDelay {
 			t.Errorf("observed at again after %s", left)
 		}
@@ -364,13 +351,13 @@ func TestNodeThatCannotBeRead(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.serve()
 	s.after(5*time.Minute, observe{})
-	s.step(s.seen(unreadable)) // offered devices stay offered
+	s.step(s.seen(unreadable)) // still offered
 	s.phase(Serving, "no memory")
 	s.after(time.Second, observe{})
 	s.step(s.seen(nil))
 	s.phase(Serving, "")
 	s.desired(2, specOf(2, 9000), observe{})
-	s.step(s.seen(unreadable), withdraw{}) // but not for another desired state
+	s.step(s.seen(unreadable), withdraw{}) // for another desired state
 	s.phase(Failed, "no memory")
 }
 
@@ -411,8 +398,8 @@ func TestUnreadParts(t *testing.T) {
 	}
 }
 
-// Others can resolve a problem, so node changes shorten the backoff. After a
-// failed step they do not: the step itself causes changes.
+// Others can resolve a problem, so node changes shorten the backoff; but a
+// failed step causes changes itself.
 func TestBackoff(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	external := specOf(2, 0)
@@ -452,7 +439,6 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// begun returns the first actions of a plan: the record, once.
 func (s *script) begun() []action {
 	if s.r.record.Applying {
 		return []action{apply{}}
@@ -479,12 +465,11 @@ func TestStepsThatChangeNothing(t *testing.T) {
 	s.phase(Failed, "after 6 rounds")
 }
 
-// When another daemon takes the gate, this one waits for another desired state.
 func TestSuperseded(t *testing.T) {
 	for _, state := range []control.RenewerState{control.StateSuperseded, control.StateDisabled} {
 		s := newScript(t, Rules{Mode: Apply})
 		s.serve()
-		s.step(gateChanged{control.RenewerStatus{State: state, Since: s.now.Add(-time.Second)}}) // stale
+		s.step(gateChanged{control.RenewerStatus{State: state, Since: s.now.Add(-time.Second)}})
 		s.phase(Serving, "")
 		s.step(gateChanged{control.RenewerStatus{State: state, Since: s.now, Reason: "taken over"}})
 		s.phase(Superseded, "taken over")
@@ -508,20 +493,20 @@ func TestFollow(t *testing.T) {
 	s.serve()
 	state := s.r.desired.state
 	state.Status.SyncStatus, state.Status.LastSyncError = nodestate.InProgress, "busy"
-	s.step(desiredReported{source.Update{State: state}}, withdraw{}) // the same generation
+	s.step(desiredReported{source.Update{State: state}}, withdraw{}) // same generation
 	s.phase(Pending, `"InProgress": busy`)
 	s.step(withdrawn{result: acknowledged})
 	state.Status.SyncStatus = nodestate.Succeeded
 	s.step(desiredReported{source.Update{State: state}}, observe{})
-	s.step(desiredReported{source.Update{State: state}}) // during an observation, which might have started too early
+	s.step(desiredReported{source.Update{State: state}}) // that might have started too early
 	s.step(s.seen(nil), observe{})
 	s.step(nodeChanged{})
-	s.step(s.seen(nil)) // the node changes meanwhile
+	s.step(s.seen(nil))
 	s.phase(Pending, "the node is changing")
 	s.after(changeDelay, observe{})
 	s.step(s.seen(nil), enable{})
 
-	// A stale status of another generation.
+	// Of another generation.
 	s.desired(2, specOf(3, 0), withdraw{})
 	s.step(withdrawn{result: acknowledged}, observe{})
 	s.step(s.seen(nil))
@@ -542,15 +527,13 @@ func TestFollow(t *testing.T) {
 	s.desired(3, specOf(2, 0), observe{})
 	s.step(s.seen(nil), enable{})
 
-	// A previous process might have left the gate open for its hold time.
 	s = newScript(t, Rules{Mode: Follow})
 	s.desired(1, specOf(2, 0), observe{})
 	s.desired(2, specOf(3, 0), withdraw{})
-	s.step(s.seen(nil)) // obsolete
+	s.step(s.seen(nil))
 	s.step(withdrawn{result: acknowledged}, observe{})
 }
 
-// The operator skips missing PFs, but not missing functions.
 func TestFollowProblems(t *testing.T) {
 	s := newScript(t, Rules{Mode: Follow})
 	s.serve()
@@ -566,7 +549,6 @@ func TestFollowProblems(t *testing.T) {
 	s.phase(Pending, pf1)
 }
 
-// In mode apply an invalid state changes nothing.
 func TestInvalidState(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.serve()
@@ -583,7 +565,6 @@ func TestInvalidState(t *testing.T) {
 	}
 }
 
-// A failed withdrawal does not delay that of a later desired state.
 func TestWithdrawalAfterOneThatFailed(t *testing.T) {
 	s := newScript(t, Rules{Mode: Follow})
 	s.serve()
@@ -618,8 +599,7 @@ func TestInterruptedApply(t *testing.T) {
 	s.step(s.seen(nil), enable{}, record{})
 }
 
-// Managed PFs without a desired state lose their functions; externally managed
-// ones do not.
+// Externally managed PFs keep their functions.
 func TestManaged(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	s.serve()
@@ -656,7 +636,6 @@ func TestManaged(t *testing.T) {
 	}
 }
 
-// A missing PF does not block the others in either mode; the status names it.
 func TestAbsentPF(t *testing.T) {
 	for _, mode := range []Mode{Apply, Follow} {
 		made := newScript(t, Rules{Mode: mode})
@@ -678,8 +657,6 @@ func TestAbsentPF(t *testing.T) {
 	}
 }
 
-// Unsupported settings of the desired state are in the status, except in mode
-// follow.
 func TestNotDone(t *testing.T) {
 	s := newScript(t, Rules{Mode: Apply})
 	spec := specOf(2, 0)

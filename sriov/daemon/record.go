@@ -8,7 +8,6 @@ import (
 	"github.com/cleatproject/cleat/internal/store"
 )
 
-// Role and Version identify the store's content.
 const (
 	Role    = "sriov-daemon"
 	Version = 1
@@ -18,15 +17,14 @@ const recordKey = "node"
 
 // Record is the daemon's durable state.
 type Record struct {
-	// Managed are the PFs whose functions this daemon creates.
+	// PFs whose functions this daemon creates.
 	Managed []string `json:"managed,omitempty"`
-	// Applying: steps might have started, and the desired state was not reached
-	// since.
+	// Steps might have started, and the desired state was not reached since.
 	Applying   bool      `json:"applying,omitempty"`
 	UID        string    `json:"uid,omitempty"`
 	Generation int64     `json:"generation"`
-	Spec       string    `json:"spec,omitempty"` // hash of the spec
-	Since      time.Time `json:"since"`          // when Applying was set or cleared
+	Spec       string    `json:"spec,omitempty"` // hash
+	Since      time.Time `json:"since"`          // of Applying
 }
 
 func records() store.Bucket[Record] { return store.Bucket[Record]{Name: "record"} }

@@ -12,14 +12,12 @@ import (
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
-// report is the status of one SriovNetworkNodeState.
 type report struct {
 	uid    string
 	status nodestate.Status
 }
 
-// reportOf returns the status of the desired state's object, in the operator's
-// terms.
+// reportOf returns the status in the operator's terms.
 func reportOf(r *reconciler) report {
 	s := plan.Status(r.desired.state.Spec, r.last.state)
 	s.SyncStatus, s.LastSyncError = nodestate.InProgress, ""
@@ -31,29 +29,28 @@ func reportOf(r *reconciler) report {
 	case Blocked, Superseded:
 		s.LastSyncError = r.status.Reason
 	}
-	if r.desired.err != nil { // the object is newer than the state in force
+	if r.desired.err != nil { // newer than the state in force
 		s.SyncStatus, s.LastSyncError = nodestate.Failed, r.desired.err.Error()
 	}
 	return report{r.desired.state.UID, s}
 }
 
-// reporter writes one report at a time, skipping to the newest.
+// reporter writes one report at a time, the newest.
 type reporter struct {
 	write  func(context.Context, string, nodestate.Status) error
 	logger *slog.Logger
-	newest chan report // buffer of one
+	newest chan report
 
-	last report // last offered; owned by the event loop
+	last report // owned by the event loop
 }
 
-// offer queues a report unless it equals the last one.
 func (p *reporter) offer(next report) {
 	if reflect.DeepEqual(next, p.last) {
 		return
 	}
 	p.last = next
 	select {
-	case <-p.newest: // obsolete
+	case <-p.newest:
 	default:
 	}
 	p.newest <- next

@@ -13,10 +13,9 @@ import (
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// Mode determines which component configures the node.
+// Mode is who configures the node.
 type Mode string
 
-// Modes.
 const (
 	Apply  Mode = "apply"  // this daemon
 	Follow Mode = "follow" // the operator's daemon
@@ -31,7 +30,7 @@ func ParseMode(name string) (Mode, error) {
 	return "", fmt.Errorf("unknown mode %q, want %s or %s", name, Apply, Follow)
 }
 
-// Gate controls whether the plugin offers its devices; control.Renewer
+// Gate makes the plugin offer or withdraw its devices; control.Renewer
 // implements it.
 type Gate interface {
 	Enable(c gate.Claim)
@@ -46,26 +45,24 @@ type Host interface {
 	Do(ctx context.Context, s plan.Step) error
 }
 
-// Pods queries the kubelet's PodResources; podresources.Client implements it.
+// Pods queries PodResources; podresources.Client implements it.
 type Pods interface {
 	Held(ctx context.Context) ([]podresources.Holder, error)
 	Offered(ctx context.Context) (map[string][]string, error)
 }
 
-// Rules are the settings of a daemon.
+// Rules are a Daemon's settings.
 type Rules struct {
 	Mode   Mode
-	Force  bool          // change functions even if pods hold them, or the holders are unknown
-	Resync time.Duration // between observations of a node in the desired state; 0: 5 min
-	Settle time.Duration // delay between the withdrawal and the first step
-	// Unacknowledged is the timeout of a withdrawal that a plugin cannot
-	// acknowledge. 0: 10 s.
+	Force  bool          // even if pods hold functions, or the holders are unknown
+	Resync time.Duration // observation interval in the desired state; 0: 5 min
+	Settle time.Duration // between the withdrawal and the first step
+	// Unacknowledged is the timeout if a plugin cannot acknowledge. 0: 10 s.
 	Unacknowledged time.Duration
 	// Used in claims.
 	Node        string
 	Lease, Hold time.Duration
-	// Spread adds jitter to delays. Nil: between half of the delay and all of
-	// it.
+	// Spread adds jitter to delays. Nil: between half and all.
 	Spread func(time.Duration) time.Duration
 }
 
@@ -78,16 +75,16 @@ func (r Rules) withDefaults() Rules {
 	return r
 }
 
-// Phase is the phase of a daemon.
+// Phase is a daemon's phase.
 type Phase string
 
-// Phases. Devices are offered in Serving only.
+// Devices are offered in Serving only.
 const (
-	Waiting     Phase = "waiting"     // the node state does not exist
-	Observing   Phase = "looking"     // the node was not observed yet
-	Withdrawing Phase = "withdrawing" // the plugin is withdrawing its devices
+	Waiting     Phase = "waiting" // no node state
+	Observing   Phase = "looking" // not observed yet
+	Withdrawing Phase = "withdrawing"
 	Applying    Phase = "applying"
-	Blocked     Phase = "blocked" // pods hold functions that must be changed, or the holders are unknown
+	Blocked     Phase = "blocked" // pods hold functions, or the holders are unknown
 	Failed      Phase = "failed"  // retried with backoff
 	Pending     Phase = "pending" // the operator has not finished
 	Serving     Phase = "serving" // the gate is enabled

@@ -8,10 +8,9 @@ import (
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// maxTexts limits each list of a Status.
 const maxTexts = 64
 
-// Status is a daemon's status in JSON.
+// Status is a daemon's status.
 type Status struct {
 	Mode  Mode      `json:"mode"`
 	Phase Phase     `json:"phase"`
@@ -22,38 +21,36 @@ type Status struct {
 	UID        string   `json:"uid,omitempty"`
 	Generation int64    `json:"generation"`
 	Warnings   []string `json:"warnings,omitempty"`
-	// Source is why a newer node state is not valid.
+	// Why a newer node state is not valid.
 	Source string `json:"source,omitempty"`
 
-	// Result of the last plan, at most 64 entries each.
+	// Of the last plan, at most 64 each.
 	Steps    []string `json:"steps,omitempty"`
 	Problems []string `json:"problems,omitempty"`
 	Notes    []string `json:"notes,omitempty"`
-	// NotDone lists settings of the desired state that this daemon does not
-	// support. In mode Follow the operator applies them.
+	// Unsupported settings; in mode Follow the operator applies them.
 	NotDone []string `json:"notDone,omitempty"`
-	Step    string   `json:"step,omitempty"` // the running step
-	Done    uint64   `json:"done"`           // completed steps since the start
-	// Held lists the functions that must be changed and that pods hold.
+	Step    string   `json:"step,omitempty"` // running
+	Done    uint64   `json:"done"`           // completed since the start
+	// Functions that must be changed and that pods hold.
 	Held []podresources.Holder `json:"held,omitempty"`
-	// Unacknowledged is why the plugin could not acknowledge the last
-	// withdrawal.
+	// Why the plugin could not acknowledge the last withdrawal.
 	Unacknowledged string `json:"unacknowledged,omitempty"`
-	// Withdrawal is why the last withdrawal failed.
+	// Why the last withdrawal failed.
 	Withdrawal string    `json:"withdrawal,omitempty"`
-	Next       time.Time `json:"next,omitzero"`   // next observation
+	Next       time.Time `json:"next,omitzero"`   // observation
 	Looked     time.Time `json:"looked,omitzero"` // start of the last observation
 
 	Gate GateStatus `json:"gate"`
 }
 
-// GateStatus is the status of the gate.
+// GateStatus is the gate's status.
 type GateStatus struct {
 	State      control.RenewerState `json:"state,omitempty"`
 	Since      time.Time            `json:"since,omitzero"`
 	Reason     string               `json:"reason,omitempty"`
 	Generation int64                `json:"generation,omitempty"` // accepted by the plugin
-	Plugin     string               `json:"plugin,omitempty"`     // state reported by the plugin
+	Plugin     string               `json:"plugin,omitempty"`     // of the plugin
 	Resources  int                  `json:"resources,omitempty"`
 	Devices    int                  `json:"devices,omitempty"` // devices that pods can get
 }
@@ -70,7 +67,6 @@ func initialStatus(m Mode, now time.Time) Status {
 	return Status{Mode: m, Phase: Waiting, Since: now, Reason: "the node state was not read yet"}
 }
 
-// snapshot returns the current status.
 func (r *reconciler) snapshot() Status {
 	s := r.status
 	if r.desired.err != nil {
@@ -80,7 +76,6 @@ func (r *reconciler) snapshot() Status {
 	return s
 }
 
-// all returns the strings of a list.
 func all[T fmt.Stringer](list []T) []string {
 	var out []string
 	for _, t := range list {
@@ -89,7 +84,7 @@ func all[T fmt.Stringer](list []T) []string {
 	return out
 }
 
-// texts returns the first strings of a list, and the number of the others.
+// texts returns the first strings and the number of the others.
 func texts[T fmt.Stringer](list []T) []string {
 	out := all(list[:min(len(list), maxTexts)])
 	if n := len(list) - maxTexts; n > 0 {
