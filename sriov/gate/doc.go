@@ -1,21 +1,19 @@
 // Package gate decides when the devices of the SR-IOV plugin are offered to the
-// kubelet. It is pure: events in, actions out, no I/O and no clock. Time comes
-// with each event; deadlines are returned as Set.
+// kubelet. It is pure: events in, actions out. Time comes with each event;
+// deadlines are returned as Set.
 //
 // # State machines
 //
-// Gate is the state machine of the whole plugin: which claim holds the devices
-// (the newest one, with a lease, and a hold time after an unexpected
-// disconnect) and whether the devices are offered. Resource is the state
-// machine of one resource: its registration, the kubelet's device list, and
-// Allocate calls. A Gate sends its Resources Open, Close, Shutdown or Halt
-// (Forward); a Resource reports each change (Notify, Reported). Outside
-// controlled mode the Gate keeps all resources open.
+// Gate is the state machine of the plugin: which claim holds the devices (the
+// newest one, with a lease, and a hold time after an unexpected disconnect) and
+// whether they are offered. Resource is that of one resource: registration,
+// device list, and Allocate calls. A Gate sends its Resources Open, Close,
+// Shutdown or Halt (Forward), and a Resource reports each change (Notify,
+// Reported). Outside controlled mode all resources stay open.
 //
 // Each opening and closing has a number, the epoch. A report carries the epoch
-// that the Resource has reached, so that a stale report never acknowledges a
-// newer closing. A call admitted before a closing is refused after it, even if
-// the resource is open again.
+// reached: a stale one never acknowledges a newer closing. A call admitted
+// before a closing is refused after it, even if the resource is open again.
 //
 // # Kubelet constraints
 //

@@ -10,53 +10,49 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// ScanRetryDelay is the delay before a failed scan is retried.
+// ScanRetryDelay is the delay after a failed scan.
 const ScanRetryDelay = time.Second
 
 // Config configures a Gate.
 type Config struct {
-	// Controlled requires a holder before devices are offered. Otherwise all
-	// devices are always offered.
+	// Controlled offers devices only to a holder.
 	Controlled bool
-	// WithdrawTimeout is the timeout of a withdrawal, after which waiting callers get an
-	// error. Default 10 s.
+	// WithdrawTimeout is when waiting callers get an error. Default 10 s.
 	WithdrawTimeout time.Duration
 }
 
-// Gate is the state machine of the whole plugin: which claim holds the devices,
-// and whether they are offered. It is not safe for concurrent use.
+// Gate is the state machine of the plugin. It is not safe for concurrent use.
 type Gate struct {
 	machine
 	cfg Config
 
 	hash       string
-	configured map[string]bool   // names of the resources; nil before the first Configured
-	resources  map[string]Report // configured resources, and removed ones that have not stopped yet
+	configured map[string]bool   // nil before the first Configured
+	resources  map[string]Report // configured resources, and removed ones until they stop
 
 	holder *holder
 
-	open          bool   // Open was sent to the resources
+	open          bool   // sent to the resources
 	epoch         uint64 // of the last opening or closing
-	scan          uint64 // number of the last Scan
-	scanned       bool   // the last Scan succeeded
+	scan          uint64 // of the last Scan
+	scanned       bool   // by the last Scan
 	scanErr       error
-	timeoutReason string // unfinished resources when the withdrawal timed out
+	timeoutReason string
 	quitting      bool
 	ended         bool
 
-	endingSessions  []string // sessions whose stream ends when all devices are withdrawn
-	pendingDisables []uint64 // Disable calls that wait for the withdrawal
+	endingSessions  []string // ended once the devices are withdrawn
+	pendingDisables []uint64 // calls that wait for the withdrawal
 	published       *Status
 }
 
-// holder is an accepted claim.
 type holder struct {
 	Claim
 	session string
-	lost    bool // the stream was lost, and the hold time runs
+	lost    bool // the hold time runs
 }
 
-// New returns the state machine of a plugin that offers nothing yet.
+// New returns a Gate that offers nothing yet.
 func New(cfg Config) *Gate {
 	if cfg.WithdrawTimeout == 0 {
 		cfg.WithdrawTimeout = 10 * time.Second
@@ -75,10 +71,8 @@ func (g *Gate) Step(at time.Time, event Event) []Action {
 	return g.out
 }
 
-// shouldOffer reports whether the devices should be offered.
 func (g *Gate) shouldOffer() bool { return !g.quitting && (!g.cfg.Controlled || g.holder != nil) }
 
-// live returns the holder if its stream is open.
 func (g *Gate) live() *holder {
 	if g.holder == nil || g.holder.lost {
 		return nil
@@ -143,7 +137,6 @@ func (e Scanned) apply(g *Gate) {
 	}
 }
 
-// add adds a resource and opens it if the others are open.
 func (g *Gate) add(name string) {
 	g.resources[name] = Report{Phase: Idle, Epoch: g.epoch}
 	if g.open {
@@ -151,8 +144,8 @@ func (g *Gate) add(name string) {
 	}
 }
 
-// apply stores the report. A resource removed from the configuration is deleted
-// once stopped, and added again if it has returned meanwhile.
+// A resource removed from the configuration is deleted once stopped, and
+// recreated if it has returned.
 func (e Reported) apply(g *Gate) {
 	if _, known := g.resources[e.Resource]; !known {
 		return
@@ -168,8 +161,7 @@ func (e Reported) apply(g *Gate) {
 	}
 }
 
-// expireTimers ends a lease or a hold time that has passed, even if its timer is
-// late.
+// expireTimers does not need the timers to be on time.
 func (g *Gate) expireTimers() {
 	if g.due(TimerLease) {
 		g.leaseExpired()
@@ -207,7 +199,7 @@ func (g *Gate) publish() {
 	}
 }
 
-// Status returns the status of the plugin.
+// Status returns the plugin's status.
 func (g *Gate) Status() Status {
 	s := Status{Holding: Waiting, Hash: g.hash, Resources: maps.Clone(g.resources)}
 	if h := g.holder; h != nil {
@@ -252,7 +244,6 @@ func (g *Gate) Status() Status {
 	return s
 }
 
-// opening reports whether the kubelet lacks a resource's current list.
 func (g *Gate) opening() bool {
 	for name := range g.configured {
 		if r := g.resources[name]; r.Epoch != g.epoch || (r.Devices > 0 && !r.Streaming) {

@@ -12,7 +12,7 @@ const (
 	shuttingDownReason  = "the plugin is shutting down"
 )
 
-// apply makes the claim the holder, or refuses it by ending its stream.
+// A refused claim's stream is ended.
 func (e Enable) apply(g *Gate) {
 	if code, reason := g.refusal(e.Claim); code != codes.OK {
 		g.end(e.Session, code, reason)
@@ -25,14 +25,13 @@ func (e Enable) apply(g *Gate) {
 	enabled := fmt.Sprintf("%s enabled the devices again, with generation %d", owner(e.Claim), e.Claim.Generation)
 	g.abortPending(codes.Aborted, enabled, "superseded: "+enabled)
 	g.holder = &holder{Claim: e.Claim, session: e.Session}
-	g.published = nil // the new stream gets a status even if it did not change
+	g.published = nil // also without a change
 	delete(g.timers, TimerHold)
 	delete(g.timers, TimerLease)
 	if e.Claim.Lease > 0 {
 		g.set(TimerLease, g.now.Add(e.Claim.Lease))
 	}
-	// The node might have changed before this call; offer only devices found
-	// after it.
+	// The node might have changed before this call.
 	g.rescan()
 }
 
@@ -66,7 +65,6 @@ func (e StreamClosed) apply(g *Gate) {
 	g.endingSessions = slices.DeleteFunc(g.endingSessions, func(s string) bool { return s == e.Session })
 }
 
-// loseHolder begins the hold time of a holder that was lost unexpectedly.
 func (g *Gate) loseHolder(h *holder) {
 	delete(g.timers, TimerLease)
 	if h.Hold > 0 {
@@ -92,7 +90,7 @@ func (e Heartbeat) apply(g *Gate) {
 }
 
 func (g *Gate) leaseExpired() {
-	h := g.holder // live: the loss of a holder ends its lease
+	h := g.holder
 	g.loseHolder(h)
 	g.end(h.session, codes.DeadlineExceeded, fmt.Sprintf("the lease of %s expired without a Heartbeat", h.Lease))
 }

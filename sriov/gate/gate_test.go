@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// endOf returns the EndStream of a session, if there is one.
 func endOf(actions []Action, session string) (EndStream, bool) {
 	for _, a := range actions {
 		if e, is := a.(EndStream); is && e.Session == session {
@@ -39,7 +38,6 @@ func directives(actions []Action) string {
 	return strings.Join(out, ", ")
 }
 
-// held returns a Gate whose devices a claim holds at noon.
 func held(t *testing.T, claim Claim) *Gate {
 	t.Helper()
 	c := New(Config{Controlled: true})
@@ -58,7 +56,7 @@ func TestOwnership(t *testing.T) {
 	for name, c := range map[string]struct {
 		holder, claim Claim
 		later         time.Duration
-		lost          bool // the holder's stream ended
+		lost          bool
 		want          codes.Code
 		reason        string
 	}{
@@ -120,7 +118,6 @@ func TestTakeoverDoesNotWithdraw(t *testing.T) {
 	}
 }
 
-// An accepted stream gets a status, even if the status did not change.
 func TestTakeoverPublishesStatus(t *testing.T) {
 	m := held(t, Claim{Generation: 5})
 	before := m.Status()
@@ -190,7 +187,6 @@ func TestLoss(t *testing.T) {
 	})
 }
 
-// A withdrawal without a waiting caller also times out, and its end is reported.
 func TestWithdrawalAfterLossTimesOut(t *testing.T) {
 	m := held(t, Claim{})
 	m.Step(noon, StreamClosed{Session: "first"})
@@ -220,7 +216,7 @@ func TestState(t *testing.T) {
 		r.Epoch = m.epoch
 		m.Step(noon, Reported{Resource: "a", Report: r})
 	}
-	state(Serving) // with no device
+	state(Serving)
 	report(Report{Phase: Offered, Devices: 2})
 	state(Initializing) // the kubelet has no stream
 	report(Report{Phase: Offered, Devices: 2, Error: "e"})
@@ -379,7 +375,6 @@ func TestNotControlled(t *testing.T) {
 	}
 }
 
-// A failed scan opens nothing, is reported, and is retried.
 func TestScanFails(t *testing.T) {
 	m := New(Config{Controlled: true})
 	m.Step(noon, Configured{Resources: []string{"a"}})
@@ -414,7 +409,6 @@ func TestResourcesAddedAndRemoved(t *testing.T) {
 	}
 }
 
-// The withdrawal of a removed resource takes time, and is no error of the plugin.
 func TestRemovedResourceDoesNotFailThePlugin(t *testing.T) {
 	c := held(t, Claim{Generation: 1})
 	c.Step(noon, Configured{Hash: "h", Resources: []string{"b"}})

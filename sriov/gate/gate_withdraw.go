@@ -9,8 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// close withdraws the devices. finish answers the callers that wait for the
-// withdrawal.
+// finish answers the callers that wait.
 func (g *Gate) close() {
 	delete(g.timers, TimerHold)
 	delete(g.timers, TimerLease)
@@ -27,7 +26,6 @@ func (g *Gate) close() {
 	g.startWithdrawTimer()
 }
 
-// startWithdrawTimer starts the timeout of a withdrawal that is not finished.
 func (g *Gate) startWithdrawTimer() {
 	if g.unfinished() != "" {
 		g.timeoutReason = ""
@@ -56,7 +54,7 @@ func (e Disable) apply(g *Gate) {
 	g.holder = nil
 	g.close()
 	if _, isSet := g.timers[TimerWithdraw]; !isSet {
-		g.startWithdrawTimer() // the timer of an earlier withdrawal has fired
+		g.startWithdrawTimer() // the earlier one has fired
 	}
 }
 
@@ -64,7 +62,6 @@ func (e DisableCanceled) apply(g *Gate) {
 	g.pendingDisables = slices.DeleteFunc(g.pendingDisables, func(id uint64) bool { return id == e.Call })
 }
 
-// finish answers the waiting callers once all devices are withdrawn.
 func (g *Gate) finish() {
 	if g.open || g.unfinished() != "" {
 		return
@@ -75,7 +72,7 @@ func (g *Gate) finish() {
 		d := DisableReply{Call: id, Code: codes.OK, Confirmed: true}
 		for _, name := range g.names() {
 			r := g.resources[name]
-			// A resource that the kubelet does not know needs no confirmation.
+			// The kubelet does not know idle resources.
 			d.Confirmed = d.Confirmed && (r.Confirmed || r.Phase == Idle)
 			d.InUse = append(d.InUse, r.InUse...)
 		}
@@ -87,8 +84,6 @@ func (g *Gate) finish() {
 	g.pendingDisables, g.endingSessions = nil, nil
 }
 
-// abortPending fails the Disable calls and ends the sessions that wait for a
-// withdrawal.
 func (g *Gate) abortPending(code codes.Code, toCallers, toSessions string) {
 	for _, id := range g.pendingDisables {
 		g.do(DisableReply{Call: id, Code: code, Reason: toCallers})
@@ -99,7 +94,6 @@ func (g *Gate) abortPending(code codes.Code, toCallers, toSessions string) {
 	g.pendingDisables, g.endingSessions = nil, nil
 }
 
-// exit returns Exit once every resource has stopped.
 func (g *Gate) exit() {
 	if g.quitting && !g.ended && g.unfinished() == "" {
 		g.ended = true
@@ -107,8 +101,7 @@ func (g *Gate) exit() {
 	}
 }
 
-// withdrawTimedOut fails the waiting callers with the unfinished resources. The withdrawal
-// continues.
+// The withdrawal continues.
 func (g *Gate) withdrawTimedOut() {
 	missing := g.unfinished()
 	if missing == "" {
@@ -125,9 +118,8 @@ func (g *Gate) withdrawTimedOut() {
 	}
 }
 
-// unfinished lists the resources that are not withdrawn since the last closing,
-// or not stopped while the plugin shuts down. It returns "" if the withdrawal
-// is complete.
+// unfinished lists the resources that are not withdrawn, or not stopped at
+// shutdown.
 func (g *Gate) unfinished() string {
 	var missing []string
 	for _, name := range g.names() {

@@ -9,9 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Random events in random order must not violate a rule of world. When all
-// events are processed afterwards, the kubelet has the expected devices, a
-// withdrawal completes before its timeout, and the plugin exits.
+// Random events must not violate a rule of world. Afterwards the kubelet has
+// the expected devices, a withdrawal completes in time, and the plugin exits.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := Config{Controlled: rapid.IntRange(0, 4).Draw(t, "controlled") > 0}
@@ -45,8 +44,6 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// offerAll brings the world to the state with most possible failures:
-// everything is offered.
 func offerAll(w *world) {
 	for name, r := range w.resources {
 		w.nodeState[name] = []Device{{name + "0", true}, {name + "1", true}}
@@ -56,7 +53,6 @@ func offerAll(w *world) {
 	w.runUntilIdle()
 }
 
-// randomEvent applies one random event.
 func randomEvent(t *rapid.T, w *world) {
 	r := w.resources[rapid.SampledFrom([]string{"a", "b"}).Draw(t, "resource")]
 	switch rapid.SampledFrom([]string{"move", "move", "move", "move", "move", "move", "advance", "advance", "fire", "early",
@@ -122,7 +118,6 @@ func randomEvent(t *rapid.T, w *world) {
 	}
 }
 
-// checkRest checks the expected state once no events are pending.
 func checkRest(t *rapid.T, w *world) {
 	c := w.gate
 	if c.open != c.shouldOffer() {
@@ -158,8 +153,8 @@ func checkRest(t *rapid.T, w *world) {
 	}
 }
 
-// checkWithdrawal checks that Disable succeeds before the timeout, with any
-// number of calls in flight.
+// checkWithdrawal: Disable succeeds in time, with any number of calls in
+// flight.
 func checkWithdrawal(t *rapid.T, w *world) {
 	for _, r := range w.resources {
 		for range rapid.IntRange(0, 3).Draw(t, "calls") {

@@ -9,29 +9,27 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Timing of a Resource. Kubelets lose devices or panic if Quiet or MinPause is
-// shorter.
+// Timing of a Resource. Kubelets lose devices or panic if QuietPeriod or
+// MinRegisterDelay is shorter.
 const (
-	// QuietPeriod is how long an id stays in the list after the last Allocate call
-	// and after the kubelet got it as unhealthy. A kubelet from 1.34 on panics
-	// when it loses an id while allocating it.
+	// QuietPeriod is how long an id stays listed after the last Allocate and
+	// after the kubelet got it as unhealthy. A kubelet from 1.34 on panics when
+	// it loses an id while allocating it.
 	QuietPeriod = time.Second
-	// MinRegisterDelay is the minimum delay between the loss of a stream and a new
-	// registration. With a shorter delay the kubelet might stay at zero
-	// devices.
+	// MinRegisterDelay is between the loss of a stream and a new registration.
+	// Otherwise the kubelet might stay at zero devices.
 	MinRegisterDelay = time.Second
-	// InitialBackoff is how long the resource first waits for a stream before it
-	// registers again. It doubles up to MaxPause.
+	// InitialBackoff is the first wait for a stream before another
+	// registration; it doubles up to a maximum.
 	InitialBackoff = 2 * time.Second
 	MaxBackoff     = 30 * time.Second
-	// BackoffReset is how long a stream must live to reset the backoff.
+	// BackoffReset is the life of a stream that resets the backoff.
 	BackoffReset = 10 * time.Second
 	// DrainTimeout is how long in-flight Allocate calls delay the unhealthy list.
 	DrainTimeout = 500 * time.Millisecond
-	// ConfirmInterval is the interval between PodResources queries.
+	// ConfirmInterval is between PodResources queries.
 	ConfirmInterval = 50 * time.Millisecond
-	// StopDelay is the delay before the server stops, in which the kubelet reads
-	// the last list.
+	// StopDelay lets the kubelet read the last list before the server stops.
 	StopDelay = 100 * time.Millisecond
 )
 
@@ -42,11 +40,11 @@ type Resource struct {
 
 	phase    Phase
 	epoch    uint64
-	snapshot map[string]bool // id: healthy
+	snapshot map[string]bool // healthy
 	stopping bool
 
-	calls       map[uint64]call // admitted and in flight
-	lastCall    time.Time       // when the last call ended or was refused
+	calls       map[uint64]call // admitted
+	lastCall    time.Time       // ended or was refused
 	withdrawnAt time.Time
 
 	listing
@@ -61,22 +59,20 @@ type call struct {
 	devices []string
 }
 
-// confirmation is the PodResources answer about a withdrawal.
 type confirmation struct {
-	confirming bool // a query is in flight
+	confirming bool
 	confirmed  bool
 	inUse      []Held
-	remaining  int // allocatable devices in the last answer
+	remaining  int // allocatable devices
 }
 
-// NewResource returns the state machine of a resource that is closed and
-// unknown to the kubelet.
+// NewResource returns a closed Resource.
 func NewResource() *Resource {
 	return &Resource{machine: machine{timers: map[Timer]time.Time{}}, phase: Idle, snapshot: map[string]bool{}, calls: map[uint64]call{},
 		listing: listing{entries: map[string]entry{}}, registration: registration{step: unregistered, pause: InitialBackoff}}
 }
 
-// Report returns the status of the resource.
+// Report returns the resource's status.
 func (r *Resource) Report() Report {
 	s := Report{Phase: r.phase, Epoch: r.epoch, Devices: len(r.snapshot), Allocating: len(r.calls),
 		Streaming: r.anyDelivered, Confirmed: r.confirmed, InUse: r.inUse, Error: r.problem()}
@@ -131,14 +127,12 @@ func (e Snapshot) applyTo(r *Resource) {
 	}
 }
 
-// advance brings registration, list and withdrawal up to date with the new
-// state.
 func (r *Resource) advance() {
 	if r.phase != Stopped {
 		r.registerIfNeeded()
 		r.list()
 		if r.continueWithdrawal(); r.phase == Withdrawn {
-			r.list() // ids that waited for the withdrawal can leave
+			r.list() // waiting ids can leave
 		}
 		r.end()
 	}
@@ -155,7 +149,7 @@ func (r *Resource) withdraw(epoch uint64) {
 	changed := r.epoch != epoch
 	r.epoch = epoch
 	if r.phase == Withdrawing && changed {
-		r.confirmation = confirmation{} // the answer in flight is for the previous epoch
+		r.confirmation = confirmation{} // drop an answer for the previous epoch
 	}
 	if r.phase != Offered {
 		return
@@ -166,13 +160,13 @@ func (r *Resource) withdraw(epoch uint64) {
 	}
 }
 
-// continueWithdrawal continues a withdrawal: calls have ended, the kubelet has the list
-// without a healthy device, and PodResources lists no allocatable device.
+// continueWithdrawal completes when calls have ended, the kubelet has no
+// healthy device, and PodResources lists none as allocatable.
 func (r *Resource) continueWithdrawal() {
 	if r.phase != Withdrawing || len(r.calls) > 0 || !r.noneHealthy() {
 		return
 	}
-	if r.step == unregistered { // the kubelet does not know the resource
+	if r.step == unregistered { // unknown to the kubelet
 		r.withdrawn()
 		return
 	}
@@ -201,7 +195,7 @@ func (e Confirmed) applyTo(r *Resource) {
 
 func (r *Resource) withdrawn() { r.phase, r.withdrawnAt = Withdrawn, r.now }
 
-// end stops the server once the kubelet has an empty list, after StopDelay.
+// The kubelet gets an empty list, and StopDelay to read it.
 func (r *Resource) end() {
 	if !r.stopping || (r.phase != Withdrawn && r.phase != Idle) || len(r.calls) > 0 {
 		return
@@ -222,7 +216,7 @@ func (r *Resource) stop() {
 	r.do(Stop{})
 }
 
-// applyTo handles only two timers: for the others advance does the work.
+// advance handles the other timers.
 func (e Expired) applyTo(r *Resource) {
 	if !r.expired(e.Timer) {
 		return
@@ -249,7 +243,6 @@ func (r *Resource) problem() string {
 	return ""
 }
 
-// applyTo admits the call if all its devices are offered, or refuses it.
 func (e AllocateBegin) applyTo(r *Resource) {
 	if reason := r.refusalReason(e.Devices); reason != "" {
 		r.refuse(e.Call, reason)
@@ -259,9 +252,8 @@ func (e AllocateBegin) applyTo(r *Resource) {
 	r.do(Admit{Call: e.Call})
 }
 
-// applyTo checks the call again before it answers OK: a device withdrawn after
-// the call was admitted might have another configuration, even if it is offered
-// again.
+// applyTo checks again: a device withdrawn since the admission might be
+// configured differently, even if it is offered again.
 func (e AllocateCheck) applyTo(r *Resource) {
 	c, running := r.calls[e.Call]
 	if !running {
@@ -301,8 +293,8 @@ func (r *Resource) refusalReason(devices []string) string {
 	return ""
 }
 
-// refuse fails a call that was not admitted. It counts as a call that just
-// ended: the kubelet is still allocating until it reads the answer.
+// A refused call counts as just ended: the kubelet is allocating until it reads
+// the answer.
 func (r *Resource) refuse(id uint64, reason string) {
 	r.lastCall = r.now
 	r.do(Refuse{Call: id, Code: codes.FailedPrecondition, Reason: reason})

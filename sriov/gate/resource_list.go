@@ -6,35 +6,34 @@ import (
 	"time"
 )
 
-// listing is the device list that the kubelet has.
 type listing struct {
-	stream       uint64 // the newest ListAndWatch; 0: no stream
+	stream       uint64 // 0: none
 	entries      map[string]entry
-	seq          uint64   // of the last issued list
-	issued       []Device // last list issued on this stream
-	firstList    bool     // no list was issued on this stream yet
-	anyDelivered bool     // a list was passed to this stream
-	delivered    bool     // the last issued list was passed to the stream
+	seq          uint64
+	issued       []Device // on this stream
+	firstList    bool     // none issued on this stream yet
+	anyDelivered bool
+	delivered    bool
 }
 
 type entry struct {
 	healthy    bool
-	everListed bool // was ever in an issued list
-	// unhealthySince is when the kubelet got it as unhealthy; zero: not yet known.
+	everListed bool
+	// When the kubelet got it as unhealthy; zero: unknown.
 	unhealthySince time.Time
 }
 
-// list updates the entries and issues the list. A device that leaves becomes
-// unhealthy first, and is removed only when no call can be allocating it.
+// A device that leaves becomes unhealthy first, and stays while a call can be
+// allocating it.
 func (r *Resource) list() {
 	if r.phase == Withdrawing && len(r.calls) > 0 {
 		if _, waiting := r.timers[TimerDrain]; waiting && !r.firstList {
-			return // in-flight calls end before the kubelet sees the change
+			return
 		}
 	}
 	if r.phase == Offered {
 		for id, healthy := range r.snapshot {
-			// An entry whose health did not change keeps its since.
+			// Entries with the same health keep their since.
 			if e, listed := r.entries[id]; !listed || e.healthy != healthy {
 				r.entries[id] = entry{healthy: healthy, everListed: e.everListed}
 			}
@@ -52,14 +51,14 @@ func (r *Resource) list() {
 		if e.healthy {
 			e = entry{everListed: true}
 			if r.stream == 0 {
-				e.unhealthySince = r.downAt // the kubelet has treated it as unhealthy since the stream ended
+				e.unhealthySince = r.downAt // unhealthy for the kubelet since the stream ended
 			}
 			r.entries[id] = e
 		}
 		switch at, known := r.removableAt(e); {
 		case r.phase == Withdrawing:
-			// A kubelet that was paused reads all queued lists at once: it must
-			// confirm the list without a healthy device first.
+			// A paused kubelet reads all queued lists at once, so it must first
+			// confirm the list without a healthy device.
 		case known && !r.now.Before(at):
 			delete(r.entries, id)
 		case known && at.After(next):
@@ -72,7 +71,6 @@ func (r *Resource) list() {
 	r.issueList()
 }
 
-// removableAt returns when an entry can leave the list, if that is known.
 func (r *Resource) removableAt(e entry) (time.Time, bool) {
 	if len(r.calls) > 0 || e.unhealthySince.IsZero() {
 		return time.Time{}, false
@@ -104,8 +102,7 @@ func (r *Resource) issueList() {
 		return
 	}
 	if len(devices) == 0 {
-		// This holds also for the first list of a stream: the kubelet might be
-		// allocating.
+		// Also for the first list of a stream: the kubelet might be allocating.
 		if len(r.calls) > 0 {
 			return
 		}
@@ -138,7 +135,7 @@ func (e Sent) applyTo(r *Resource) {
 	}
 }
 
-// noneHealthy reports whether the kubelet has no healthy device in its list.
+// noneHealthy is about the kubelet's list.
 func (r *Resource) noneHealthy() bool {
 	if r.stream == 0 {
 		return true

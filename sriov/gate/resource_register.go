@@ -5,29 +5,27 @@ import "time"
 type step int
 
 const (
-	unregistered   step = iota // no device was offered yet
-	serving                    // Serve is in flight
-	registering                // Register is in flight
-	awaitingStream             // registered; the kubelet has not called ListAndWatch yet
+	unregistered step = iota
+	serving
+	registering
+	awaitingStream // for ListAndWatch
 	streaming
-	backingOff // before the next attempt
+	backingOff
 )
 
-// registration is the registration with the kubelet. It is kept up from the
-// first Open on.
+// registration is kept up from the first Open on.
 type registration struct {
 	step          step
-	pause         time.Duration // after the next failure
+	pause         time.Duration
 	streamStart   time.Time
 	downAt        time.Time
-	restarted     bool  // the kubelet restarted while the old stream was open
-	failure       error // of the last attempt
-	serveFailed   bool  // failure is of Serve, not of Register
+	restarted     bool // kubelet, while the old stream was open
+	failure       error
+	serveFailed   bool // failure is of Serve
 	stopScheduled bool
 }
 
-// registerIfNeeded registers a resource once it has a device. A resource that
-// never had a device does not appear in the Node object.
+// A resource that never had a device does not appear in the Node object.
 func (r *Resource) registerIfNeeded() {
 	if r.step == unregistered && r.phase == Offered && len(r.snapshot) > 0 {
 		r.step = serving
@@ -44,7 +42,7 @@ func (e Served) applyTo(r *Resource) {
 		r.retry(r.pause)
 		return
 	}
-	if r.serveFailed { // a failure of Register stays until its next answer
+	if r.serveFailed { // Register's stays until its next answer
 		r.failure, r.serveFailed = nil, false
 	}
 	r.step = registering
@@ -53,7 +51,7 @@ func (e Served) applyTo(r *Resource) {
 
 func (e Registered) applyTo(r *Resource) {
 	if r.step != registering {
-		return // the stream came before the answer
+		return // the stream came first
 	}
 	if r.failure = e.Err; e.Err != nil {
 		r.retry(r.pause)
@@ -63,7 +61,7 @@ func (e Registered) applyTo(r *Resource) {
 	r.set(TimerRegister, r.now.Add(r.pause))
 }
 
-// applyTo replaces the stream: the kubelet has dropped the older one.
+// The kubelet has dropped the older stream.
 func (e StreamUp) applyTo(r *Resource) {
 	r.stream, r.firstList, r.delivered, r.anyDelivered, r.issued = e.Stream, true, false, false, nil
 	r.stopScheduled = false
@@ -71,7 +69,7 @@ func (e StreamUp) applyTo(r *Resource) {
 	delete(r.timers, TimerRegister)
 }
 
-// applyTo marks every device unhealthy, as the kubelet does without a stream.
+// Without a stream the kubelet marks devices unhealthy.
 func (e StreamDown) applyTo(r *Resource) {
 	if e.Stream != r.stream || e.Stream == 0 {
 		return
@@ -93,8 +91,8 @@ func (e StreamDown) applyTo(r *Resource) {
 	r.retry(pause)
 }
 
-// applyTo registers soon: a new kubelet knows no resource and has removed the
-// sockets. Only the minimum delay after the end of a stream remains.
+// A new kubelet knows no resource and has removed the sockets, so only the
+// minimum delay remains.
 func (KubeletStarted) applyTo(r *Resource) {
 	switch r.step {
 	case backingOff, awaitingStream:

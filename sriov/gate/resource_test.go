@@ -13,10 +13,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// rig is a resource whose actions are compared as text.
 type rig struct{ *Resource }
 
-// at steps at a time in milliseconds after noon, and returns all actions but
+// at steps at a time in milliseconds after noon, and returns the actions but
 // reports.
 func (r *rig) at(ms int, events ...ResourceEvent) string {
 	var out []string
@@ -56,7 +55,6 @@ func describe(a Action) string {
 	return strings.ToLower(strings.TrimPrefix(fmt.Sprintf("%T", a), "gate."))
 }
 
-// offeredResource is a resource with two devices that the kubelet has.
 func offeredResource(t *testing.T) *rig {
 	t.Helper()
 	r := &rig{NewResource()}
@@ -246,7 +244,6 @@ func same(a, b string) bool {
 	return slices.Equal(x, y)
 }
 
-// A resource that was never open, or never had a device, is not registered.
 func TestNotRegistered(t *testing.T) {
 	r := &rig{NewResource()}
 	for i, m := range []timedEvent{
@@ -305,7 +302,7 @@ func TestReportNamesWhatAWithdrawalWaitsFor(t *testing.T) {
 	want("has not read the list")
 	r.at(2, Sent{1, 2}, Confirmed{Epoch: 2, Known: true, Offered: 3})
 	want("still has 3 allocatable")
-	// A second closing queries again: the answer was for the first one.
+	// The answer was for the first closing.
 	if got := r.at(3, Close{Epoch: 3}, Confirmed{Epoch: 2, Known: true}); got != "" || r.phase != Withdrawing {
 		t.Errorf("%q, %s", got, r.phase)
 	}
@@ -321,8 +318,7 @@ func TestReportNamesWhatAWithdrawalWaitsFor(t *testing.T) {
 	}
 }
 
-// The last registration error is kept during the next attempt, so that the state
-// does not flap while the kubelet refuses.
+// The state must not flap while the kubelet refuses.
 func TestFailureStaysUntilTheNextAnswer(t *testing.T) {
 	r, now := NewResource(), time.Unix(1000, 0)
 	says := func(what, want string, e ResourceEvent) {
@@ -337,7 +333,7 @@ func TestFailureStaysUntilTheNextAnswer(t *testing.T) {
 	says("opened", "", Open{Epoch: 1})
 	says("not served", "in use", Served{Err: errors.New("in use")})
 	says("again", "in use", Expired{Timer: TimerRegister})
-	says("served", "", Served{}) // and what was about serving is over
+	says("served", "", Served{})
 	says("refused", "no", Registered{Err: errors.New("no")})
 	says("again", "no", Expired{Timer: TimerRegister})
 	says("served", "no", Served{})

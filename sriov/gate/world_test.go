@@ -12,58 +12,55 @@ import (
 
 var noon = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
-// callLatency is the maximum time for an Allocate call to arrive, and for a
-// refusal to return.
+// callLatency is the maximum for an Allocate call to arrive, and for a refusal
+// to return.
 const callLatency = 900 * time.Millisecond
 
-// world is an in-memory plugin with its effects and a kubelet. Messages between
-// them wait in queues, and the test chooses which queue moves. Violated rules
-// are reported to violation.
+// world is an in-memory plugin and kubelet. Messages wait in queues, which the
+// test moves; violated rules go to violation.
 type world struct {
 	violation func(format string, args ...any)
 	now       time.Time
 	gate      *Gate
 	resources map[string]*fakeResource
 	queues    map[string][]func()
-	timers    map[string]map[Timer]time.Time // by owner; "": gate
-	known     bool                           // PodResources is available
+	timers    map[string]map[Timer]time.Time
+	known     bool
 	cfg       Config
 
-	nodeState map[string][]Device // result of a scan
-	sessions  map[string]bool     // open streams, accepted or not
+	nodeState map[string][]Device
+	sessions  map[string]bool // accepted or not
 	answered  map[uint64]DisableReply
-	disables  int  // calls of Disable
+	disables  int
 	withdrawn bool // a Disable returned OK, and no Enable followed
 	exited    bool
 	ids       uint64
 }
 
-// fakeResource is one resource and the kubelet's state of it.
+// fakeResource has the kubelet's view too.
 type fakeResource struct {
 	name        string
 	machine     *Resource
-	open        bool   // by the last event of the gate that arrived
+	open        bool   // by the last event that arrived
 	epoch       uint64 // of the last Open that arrived
 	stopped     bool
-	kubeletView map[string]bool // the kubelet's devices; id: healthy
-	stream      uint64          // open at the kubelet; 0: none
-	list        map[uint64]Send // lists not delivered yet, by stream
+	kubeletView map[string]bool // healthy
+	stream      uint64          // 0: none
+	list        map[uint64]Send // not delivered yet
 	calls       map[uint64]*kubeletCall
 	lastEnd     time.Time
-	downAt      time.Time // when the plugin saw its stream end; zero while a stream is open
-	lists       []int     // lengths of the lists that the kubelet got
-	registry    int       // calls of Register
-	fails       bool      // Serve and Register fail
+	downAt      time.Time // when the plugin saw its stream end
+	lists       []int
+	registry    int
+	fails       bool
 }
 
-// kubeletCall is an allocation in the kubelet, from its choice of devices to
-// the answer.
 type kubeletCall struct {
 	devices []string
 	sent    time.Time
 	arrived bool
-	refused time.Time // when it was refused before admission
-	running bool      // admitted
+	refused time.Time
+	running bool
 	epoch   uint64
 }
 
@@ -99,7 +96,6 @@ func (w *world) move(name string) {
 	f()
 }
 
-// stepGate steps the gate and runs its actions.
 func (w *world) stepGate(e Event) {
 	for _, a := range w.gate.Step(w.now, e) {
 		if w.exited {
@@ -142,8 +138,7 @@ func (w *world) stepGate(e Event) {
 	}
 }
 
-// checkWithdrawn checks that devices stay withdrawn after a successful Disable
-// until the next Enable.
+// Devices stay withdrawn until the next Enable.
 func (w *world) checkWithdrawn() {
 	for _, r := range w.resources {
 		if !w.withdrawn {
@@ -162,7 +157,6 @@ func (w *world) checkWithdrawn() {
 	}
 }
 
-// step steps a resource and runs its actions.
 func (w *world) step(r *fakeResource, e ResourceEvent) {
 	switch e := e.(type) {
 	case Open:
@@ -259,8 +253,7 @@ func (w *world) register(r *fakeResource) {
 	w.queue("kubelet "+r.name, func() { w.step(r, Registered{}) })
 }
 
-// endStream ends the kubelet's stream: all devices are unhealthy to the
-// kubelet.
+// All devices are then unhealthy to the kubelet.
 func (w *world) endStream(r *fakeResource) {
 	if r.stream == 0 {
 		return
@@ -276,7 +269,6 @@ func (w *world) endStream(r *fakeResource) {
 	})
 }
 
-// deliverList delivers the last list of a stream to the kubelet.
 func (w *world) deliverList(r *fakeResource, stream uint64) {
 	list, there := r.list[stream]
 	delete(r.list, stream)
@@ -303,8 +295,7 @@ func (w *world) deliverList(r *fakeResource, stream uint64) {
 	w.checkWithdrawn()
 }
 
-// checkEmpty checks that no empty list is issued while a call is in flight or
-// was just answered.
+// No empty list is issued while a call is in flight or was just answered.
 func (w *world) checkEmpty(r *fakeResource, s Send) {
 	if len(s.Devices) > 0 {
 		return
@@ -319,7 +310,6 @@ func (w *world) checkEmpty(r *fakeResource, s Send) {
 	}
 }
 
-// allocate starts an allocation of a device that the kubelet has as healthy.
 func (w *world) allocate(r *fakeResource) {
 	for _, id := range slices.Sorted(maps.Keys(r.kubeletView)) {
 		if !r.kubeletView[id] || r.stream == 0 {
@@ -345,8 +335,6 @@ func (w *world) arrive(r *fakeResource, call uint64) {
 	w.step(r, AllocateBegin{Call: call, Devices: k.devices})
 }
 
-// answer delivers the answer of a call to the kubelet. An admitted call ends
-// when its handler returns; a refused one ended earlier.
 func (w *world) answer(r *fakeResource, call uint64) {
 	k := r.calls[call]
 	if k == nil {
@@ -359,7 +347,6 @@ func (w *world) answer(r *fakeResource, call uint64) {
 	w.step(r, AllocateEnd{Call: call})
 }
 
-// advance advances the time and delivers delayed calls and answers.
 func (w *world) advance(d time.Duration) {
 	until := w.now.Add(d)
 	for _, name := range slices.Sorted(maps.Keys(w.resources)) {
@@ -377,7 +364,6 @@ func (w *world) advance(d time.Duration) {
 	w.now = latest(w.now, until)
 }
 
-// next returns the timer with the earliest deadline.
 func (w *world) next() (owner string, name Timer, at time.Time, found bool) {
 	for _, o := range slices.Sorted(maps.Keys(w.timers)) {
 		for _, n := range slices.Sorted(maps.Keys(w.timers[o])) {
@@ -398,8 +384,7 @@ func (w *world) fire(owner string, name Timer) {
 	w.step(w.resources[owner], Expired{Timer: name})
 }
 
-// runUntil processes events and timers in a fair order until none are left or
-// done returns true.
+// Events and timers are processed in a fair order.
 func (w *world) runUntil(done func() bool) {
 	for range 10000 {
 		if done() {
@@ -429,7 +414,7 @@ func (w *world) enable(claim Claim) string {
 	session := fmt.Sprintf("s%d", w.id())
 	w.sessions[session] = true
 	w.stepGate(Enable{Session: session, Claim: claim})
-	if w.sessions[session] { // accepted
+	if w.sessions[session] {
 		w.withdrawn = false
 	}
 	return session
