@@ -1,7 +1,7 @@
-// Package grants records the devices that the device plugin allocated, so that
-// a pool does not shrink when the plugin restarts: a function whose network
-// device is in a pod's namespace looks like one without a network device.
-// Writes that return without an error survive a power loss.
+// Package grants durably records allocated devices, so that a pool does not
+// shrink when the plugin restarts: a function whose network device is in a pod
+// looks like one without a network device. Successful writes survive a power
+// loss.
 package grants
 
 import (
@@ -19,28 +19,28 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// Record is a device that was allocated to a container.
+// Record is an allocated device.
 type Record struct {
-	Resource string `json:"resource"` // full name
-	ID       string `json:"id"`       // of the kubelet
-	// Function is the state of the device at that time; of an auxiliary device its parent.
+	Resource string `json:"resource"`
+	ID       string `json:"id"`
+	// At that time; of an auxiliary device its parent.
 	Function  inventory.Function   `json:"function"`
-	Auxiliary *inventory.Auxiliary `json:"auxiliary,omitempty"` // nil for a function; without its Parent
+	Auxiliary *inventory.Auxiliary `json:"auxiliary,omitempty"` // without its Parent
 	At        time.Time            `json:"at"`
 }
 
-// Of returns the record of a member of a resource's pool.
+// Of returns the record of a pool's member.
 func Of(resource string, m inventory.Member, at time.Time) Record {
 	r := Record{Resource: resource, ID: m.ID, Function: *m.Function, At: at.UTC().Round(0)}
 	if m.Auxiliary != nil {
 		a := *m.Auxiliary
-		a.Parent = inventory.Function{} // same as Function
+		a.Parent = inventory.Function{} // is Function
 		r.Auxiliary = &a
 	}
 	return r
 }
 
-// Device returns the device of a record. It shares the slices of the record.
+// Device returns the record's device, which shares its slices.
 func (r Record) Device() *inventory.Device {
 	d := inventory.Device{ID: r.ID, Function: &r.Function, Auxiliary: r.Auxiliary}.Clone()
 	return &d
@@ -54,18 +54,18 @@ const (
 
 func bucket() store.Bucket[Record] { return store.Bucket[Record]{Name: "grants"} }
 
-// Grants is the set of grant records. It can be used concurrently. Slices and
-// pointers of records passed in or returned must not be modified.
+// Grants is the set of records, safe for concurrent use. Slices and pointers in
+// records must not be modified.
 type Grants struct {
 	store      *store.Store
-	writeToken chan struct{} // holds one token; its holder has exclusive access for read and write
+	writeToken chan struct{} // one token; its holder can read and write
 
 	mu  sync.RWMutex
-	all map[string]Record // content of the store, by key
+	all map[string]Record // the store's content
 }
 
-// Open reads all records. Errors are those of package store; an invalid record
-// is store.ErrDamaged.
+// Open reads all records. Errors are those of package store; ErrDamaged
+// includes invalid records.
 func Open(ctx context.Context, s *store.Store) (*Grants, error) {
 	g := &Grants{store: s, writeToken: make(chan struct{}, 1), all: map[string]Record{}}
 	g.writeToken <- struct{}{}
@@ -90,7 +90,7 @@ func Open(ctx context.Context, s *store.Store) (*Grants, error) {
 	return g, nil
 }
 
-// key has the resource first, whose name has no space.
+// The resource, which has no space, comes first.
 func (r Record) key() string { return r.Resource + " " + r.ID }
 
 func (r Record) check() error {
@@ -103,7 +103,7 @@ func (r Record) check() error {
 	return nil
 }
 
-// All returns the records, by resource and id.
+// All returns the records by resource and id.
 func (g *Grants) All() []Record {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
@@ -114,9 +114,8 @@ func compare(a, b Record) int {
 	return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.ID, b.ID))
 }
 
-// Put writes all records or none. A record replaces the one of the same
-// resource and device. The plugin calls Put before it answers Allocate. Errors:
-// an invalid record, the context's, and those of the disk.
+// Put writes all records or none, replacing those of the same device and
+// resource. It precedes the answer to Allocate.
 func (g *Grants) Put(ctx context.Context, records []Record) error {
 	for _, r := range records {
 		if err := r.check(); err != nil {
@@ -126,8 +125,8 @@ func (g *Grants) Put(ctx context.Context, records []Record) error {
 	return g.write(ctx, "store grant records", records, nil)
 }
 
-// Remove removes records. A record that was replaced meanwhile is kept: the
-// device was allocated again. Errors: the context's, and those of the disk.
+// Remove removes records. A record replaced meanwhile is kept: the device was
+// allocated again.
 func (g *Grants) Remove(ctx context.Context, records []Record) error {
 	return g.write(ctx, "remove grant records", nil, records)
 }
@@ -142,8 +141,7 @@ func (g *Grants) write(ctx context.Context, what string, put, remove []Record) e
 		return fmt.Errorf("%s: %w", what, context.Cause(ctx))
 	}
 	defer func() { g.writeToken <- struct{}{} }()
-	// The token excludes other writers: g.all does not change until it is
-	// returned.
+	// The token excludes other writers.
 	remove = slices.DeleteFunc(slices.Clone(remove), func(r Record) bool {
 		had, ok := g.all[r.key()]
 		return !ok || !had.At.Equal(r.At)

@@ -35,7 +35,6 @@ func closing(t testing.TB, s *store.Store) {
 	testkit.Must(t, s.Close())
 }
 
-// vf is a function with every field set.
 func vf(address string) inventory.Function {
 	return inventory.Function{
 		Address: address, Kind: inventory.NetworkClass, Class: 0x020000, Vendor: "15b3", Device: "1018", Driver: "mlx5_core", NUMA: 1,
@@ -65,7 +64,6 @@ func record(resource string, d inventory.Device, age time.Duration) Record {
 	return Of(resource, inventory.Member{Device: d}, start.Add(-age))
 }
 
-// The device of a record survives a write to the disk unchanged.
 func TestRecordKeepsDevice(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "grants")
 	given := []inventory.Device{function(vf("0000:05:00.4")), auxiliary(sf("mlx5_core.sf.4"))}
@@ -102,7 +100,7 @@ func TestPutReplaces(t *testing.T) {
 		testkit.Must(t, g.Put(t.Context(), []Record{r}))
 	}
 	testkit.Diff(t, "records", []Record{again, other}, g.All())
-	// The removed record was replaced by a new allocation meanwhile.
+	// Allocated again meanwhile.
 	testkit.Must(t, g.Remove(t.Context(), []Record{old, other}))
 	testkit.Diff(t, "records", []Record{again}, g.All())
 }
@@ -124,8 +122,8 @@ func TestPutRejectsInvalidRecords(t *testing.T) {
 	}
 }
 
-// A write that waits for another one ends with its context, and records that
-// are not on disk are not returned.
+// A waiting write ends with its context, and records that are not on disk are
+// not returned.
 func TestWriteHonorsContext(t *testing.T) {
 	g, s := open(t, filepath.Join(t.TempDir(), "grants"))
 	good := []Record{record("intel.com/a", function(vf("0000:05:00.4")), 0)}
@@ -171,8 +169,6 @@ func TestDamage(t *testing.T) {
 	testkit.WantError(t, "an invalid record", testkit.Err(Open(t.Context(), s)), store.ErrDamaged)
 }
 
-// After any calls and restarts, the records are those that were put last and
-// not removed.
 func TestGrantsMatchModel(t *testing.T) {
 	dir := t.TempDir()
 	runs := 0
@@ -220,7 +216,6 @@ func TestGrantsMatchModel(t *testing.T) {
 	})
 }
 
-// After a kill, the file has the state of the last call that returned.
 func TestRecordsSurviveKill(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "grants")

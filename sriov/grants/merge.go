@@ -9,28 +9,26 @@ import (
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// Grace is how long a device counts as held after its allocation, regardless of
-// the kubelet's report: the kubelet lists a pod only after all its Allocate
-// calls.
+// Grace is how long a device counts as held regardless of the kubelet, which
+// lists a pod only after all its Allocate calls.
 const Grace = 2 * time.Minute
 
-// Merge returns the devices that pods hold, for inventory.Assign, and the stale
-// records, for Remove. It is pure; held is sorted by resource and id.
+// Merge returns the devices that pods hold, sorted, for inventory.Assign, and
+// the stale records, for Remove.
 //
-// If known, holders is the kubelet's report: held has the reported devices,
-// with their state as recorded, and devices within Grace. Holders of other
-// plugins' resources are included; inventory.Assign ignores them. A record
-// without a holder is stale.
+// If known, holders is the kubelet's report, which decides, together with
+// Grace; a record without a holder is stale. Holders of other resources are
+// included.
 //
-// Otherwise a device counts as held within Grace, and while one of its network
-// or RDMA devices is missing in the host's namespace and its driver is
-// unchanged. Its record is stale when all of them exist again. Devices that had
-// neither (vfio-pci, uio), do not exist, or have another driver do not count as
-// held, and their records are kept until the kubelet reports. No filter depends
-// on what such devices lose to a pod.
+// Otherwise a device counts as held within Grace, and while its driver is
+// unchanged and one of its network or RDMA devices is missing on the host. Its
+// record is stale when all exist again. Devices that had neither (vfio-pci,
+// uio), do not exist, or have another driver do not count as held; their
+// records wait for the kubelet's report. No filter depends on what such devices
+// lose to a pod.
 //
-// Of several records of one device the newest counts: the device could only be
-// allocated again after the others had become stale.
+// The newest of a device's records counts: it could be allocated again only
+// after the others were stale.
 func Merge(records []Record, holders []podresources.Holder, known bool, s *inventory.Snapshot, now time.Time) (held []inventory.HeldDevice, stale []Record) {
 	reported := map[key]bool{}
 	if known {
@@ -75,10 +73,8 @@ func Merge(records []Record, holders []podresources.Holder, known bool, s *inven
 	return held, stale
 }
 
-// key identifies a record.
 type key struct{ resource, id string }
 
-// newest returns the newest record of each device, by id.
 func newest(records []Record) map[string]Record {
 	current := map[string]Record{}
 	for _, r := range records {
@@ -90,17 +86,16 @@ func newest(records []Record) map[string]Record {
 	return current
 }
 
-// withinGrace reports whether a record is within Grace. A record far in the future is
-// older than a backward clock change.
+// A record far in the future is older than a backward clock change.
 func (r Record) withinGrace(now time.Time) bool { return now.Sub(r.At).Abs() < Grace }
 
-// presence is the evidence that a snapshot has about an allocated device.
+// presence is what a snapshot shows about an allocated device.
 type presence int
 
 const (
-	unknown  presence = iota // no evidence
-	inPod                    // a network or RDMA device is missing: a pod holds it
-	returned                 // all network and RDMA devices exist
+	unknown  presence = iota
+	inPod             // a network or RDMA device is missing
+	returned          // all network and RDMA devices exist
 )
 
 func (r Record) presence(now inventory.Device) presence {
@@ -118,7 +113,6 @@ func (r Record) presence(now inventory.Device) presence {
 	return returned
 }
 
-// driverAndCounts returns the driver, and the numbers of network and RDMA devices.
 func driverAndCounts(d inventory.Device) (driver string, links, rdma int) {
 	if a := d.Auxiliary; a != nil {
 		return a.Driver, len(a.Netdev), len(a.RDMA)

@@ -42,7 +42,6 @@ func holder(resource, id string) podresources.Holder {
 	return podresources.Holder{Resource: resource, ID: id, Namespace: "ns", Pod: "p", Container: "c"}
 }
 
-// With a report of the kubelet.
 func TestMergeKnown(t *testing.T) {
 	const id = "0000:05:00.4"
 	old, young := record("intel.com/a", function(vf(id)), Grace), record("intel.com/a", function(vf(id)), Grace-1)
@@ -72,13 +71,11 @@ func TestMergeKnown(t *testing.T) {
 	}
 }
 
-// Without a report of the kubelet, according to missing network and RDMA
-// devices.
 func TestMergeUnknown(t *testing.T) {
 	const id, aux = "0000:05:00.4", "mlx5_core.sf.4"
 	whole, vfio, roce := vf(id), vf(id), vf(id)
 	vfio.Driver, vfio.Netdevs, vfio.RDMA = "vfio-pci", nil, nil
-	roce.Netdevs = nil // no network device in this namespace at any time
+	roce.Netdevs = nil
 	without := func(f inventory.Function, change ...func(*inventory.Function)) *inventory.Function {
 		for _, c := range change {
 			c(&f)
@@ -141,9 +138,8 @@ func TestMergeUnknown(t *testing.T) {
 	}
 }
 
-// For any input in any order: devices reported by the kubelet are held, once
-// each; unreported devices are not held; held devices are not stale; and
-// without a report no device is held twice.
+// For any input: reported devices are held, once each; unreported ones are not;
+// held devices are not stale.
 func TestMergeProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		resource := func() string { return rapid.SampledFrom([]string{"intel.com/a", "intel.com/b"}).Draw(t, "resource") }
@@ -219,8 +215,7 @@ func TestMergeProperties(t *testing.T) {
 	})
 }
 
-// A plugin that restarts while a pod holds a device keeps the device in its
-// pool unchanged, with and without a report of the kubelet.
+// With and without a report of the kubelet.
 func TestPoolDoesNotShrink(t *testing.T) {
 	const id = "0000:05:00.4"
 	c, _, err := inventory.ParseConfig([]byte(`{"resourceList":[{"resourceName":"ib","selectors":[{"linkTypes":["infiniband"],"isRdma":true}]},{"resourceName":"rest","selectors":[{}]}]}`), inventory.ParseOptions{})
