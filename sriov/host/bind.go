@@ -11,8 +11,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
-// bind sets driver_override only while the kernel binds the driver. An existing
-// override is left over from an interrupted call.
+// An existing driver_override is left over from an interrupted call.
 func (h *Host) bind(ctx context.Context, c *call, s plan.Bind) error {
 	if s.Driver != "" {
 		if err := checkDriver(s.Driver); err != nil {
@@ -77,14 +76,12 @@ func bindHint(f function, driver string, err error) string {
 	return ": see the kernel log for the driver's reason"
 }
 
-// isUserspace reports whether a driver gives functions to user space. The
-// kernel never chooses such a driver by itself.
+// The kernel never chooses a user space driver by itself.
 func isUserspace(driver string) bool {
 	return strings.Contains(driver, "vfio") || strings.Contains(driver, "uio")
 }
 
-// bindDefault lets the kernel choose the driver by device id. A bound driver
-// counts as the kernel's choice unless it is a user space driver.
+// bindDefault keeps a bound driver unless it is a user space driver.
 func (h *Host) bindDefault(ctx context.Context, c *call, f function, has string) error {
 	if err := h.setOverride(ctx, c, f, ""); err != nil {
 		return err
@@ -116,8 +113,7 @@ func (h *Host) bindDefault(ctx context.Context, c *call, f function, has string)
 	return nil
 }
 
-// noDriverReason returns the probable reason why the kernel finds no driver for a
-// function.
+// noDriverReason guesses why the kernel finds no driver.
 func (h *Host) noDriverReason(f function) string {
 	const load = "the module of its driver must be loaded"
 	pf, err := f.link("physfn")
@@ -144,21 +140,20 @@ func (h *Host) unbindStep(ctx context.Context, c *call, s plan.Unbind) error {
 	return h.unbind(ctx, c, f)
 }
 
-// unbind unbinds the function from its driver, if any. VFIO blocks the unbind
-// while a process has the device open.
+// VFIO blocks the unbind while a process has the device open.
 func (h *Host) unbind(ctx context.Context, c *call, f function) error {
 	has, err := f.driver()
 	if err != nil || has == "" {
 		return err
 	}
 	err = h.write(ctx, c, f.address, busPCI, "drivers", has, "unbind")
-	if err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: not bound any more
+	if err != nil && !errors.Is(err, unix.ENODEV) { // not bound any more
 		return err
 	}
 	return h.awaitDriver(ctx, f, "")
 }
 
-// setOverride ensures a driver_override. Writing only a newline removes it.
+// Writing only a newline removes the override.
 func (h *Host) setOverride(ctx context.Context, c *call, f function, want string) error {
 	return ensure(func(bool) (string, error) {
 		got, err := f.override()

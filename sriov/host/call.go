@@ -10,15 +10,14 @@ import (
 	"time"
 )
 
-// bounds are time limits.
 type bounds struct {
-	numVFs  time.Duration // steps that create or remove functions: can take minutes for many functions
-	step    time.Duration // any other step
+	numVFs  time.Duration // creating or removing many functions takes minutes
+	step    time.Duration // others
 	read    time.Duration
 	effect  time.Duration // until a write takes effect
-	created time.Duration // until a write to sriov_numvfs takes effect
-	// grace is how long a call can run on after its context ended before it
-	// counts as hung in the kernel.
+	created time.Duration // until sriov_numvfs takes effect
+	// grace is how long after its context's end a call counts as hung in the
+	// kernel.
 	grace time.Duration
 }
 
@@ -27,13 +26,13 @@ var defaultBounds = bounds{
 	effect: 10 * time.Second, created: 2 * time.Minute, grace: time.Second,
 }
 
-// Hung is the error of a call that does not return from the kernel. Further
-// steps on the same functions are refused until it returns.
+// Hung: a call does not return from the kernel. Further steps on the same
+// functions are refused until it does.
 type Hung struct {
 	What  string // the step
-	Call  string // the kernel call, such as write "4" to /sys/.../sriov_numvfs
+	Call  string // such as write "4" to /sys/.../sriov_numvfs
 	For   time.Duration
-	Cause error // why the call was abandoned; nil: it was abandoned earlier
+	Cause error // why it was abandoned; nil: abandoned earlier
 }
 
 func (e *Hung) Error() string {
@@ -47,18 +46,16 @@ func (e *Hung) Error() string {
 
 func (e *Hung) Unwrap() error { return e.Cause }
 
-// call is a running Do or Read.
 type call struct {
 	what    string
 	started time.Time
-	done    chan struct{} // closed on return
-	err     error         // valid once done is closed
+	done    chan struct{}
+	err     error // once done is closed
 
-	current   atomic.Pointer[string] // the current kernel request, for errors
+	current   atomic.Pointer[string] // kernel request, for errors
 	abandoned atomic.Bool
 }
 
-// setCurrent records the current kernel request.
 func (c *call) setCurrent(format string, args ...any) {
 	now := fmt.Sprintf(format, args...)
 	c.current.Store(&now)
@@ -68,8 +65,7 @@ func (c *call) hung(cause error) *Hung {
 	return &Hung{What: c.what, Call: *c.current.Load(), For: time.Since(c.started), Cause: cause}
 }
 
-// start waits for the running call of the key. It fails at once if that call is
-// abandoned.
+// start waits for the key's running call, unless that is abandoned.
 func (h *Host) start(ctx context.Context, key, what string) (*call, error) {
 	for {
 		h.mu.Lock()
@@ -97,8 +93,8 @@ func (h *Host) start(ctx context.Context, key, what string) (*call, error) {
 	}
 }
 
-// run executes do within a bound, as the only call of its key. It returns do's
-// error, or a *Hung if do does not return.
+// run executes do as the only call of its key. If do does not return the error
+// is a *Hung.
 func (h *Host) run(ctx context.Context, key, what string, bound time.Duration, do func(context.Context, *call) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("%w after %s", context.DeadlineExceeded, bound))
 	defer cancel()
@@ -130,8 +126,8 @@ func (h *Host) run(ctx context.Context, key, what string, bound time.Duration, d
 	}
 }
 
-// Close waits for running calls until the context ends; the error names the
-// calls that remain. No calls must be started afterwards.
+// Close waits for running calls; the error names the remaining ones. No calls
+// must follow.
 func (h *Host) Close(ctx context.Context) error {
 	h.mu.Lock()
 	var running []*call

@@ -16,7 +16,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// configuration is a list of steps with the effect of each.
 var configuration = []struct {
 	step plan.Step
 	so   func(r *rig) bool
@@ -55,7 +54,7 @@ func TestSteps(t *testing.T) {
 		}
 		changes := r.budget.changes()
 		r.do(c.step)
-		// An equal address in the table can be the driver's own choice.
+		// It can be the driver's own choice.
 		if _, mac := c.step.(plan.SetMAC); mac {
 			changes++
 		}
@@ -68,7 +67,7 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// After a kill before any of its changes, a repeated step completes.
+// Killed before any of its changes.
 func TestKilledStepIsRepeatable(t *testing.T) {
 	killed := 0
 	for i, c := range configuration {
@@ -80,7 +79,7 @@ func TestKilledStepIsRepeatable(t *testing.T) {
 			r.restart(changes)
 			err := r.host.Do(t.Context(), c.step)
 			if err == nil {
-				break // the step has no more changes
+				break
 			}
 			if !errors.Is(err, errKilled) {
 				t.Fatalf("%s, killed after %d changes: %v", c.step, changes, err)
@@ -141,7 +140,6 @@ func TestRead(t *testing.T) {
 	testkit.Diff(t, "result", want, got)
 }
 
-// An incomplete state names what is missing.
 func TestReadIncomplete(t *testing.T) {
 	r := newRig(t)
 	r.do(plan.SetNumVFs{PF: pfAddress, Number: 1})
@@ -164,7 +162,6 @@ func TestReadIncomplete(t *testing.T) {
 	testkit.WantError(t, "without sysfs", testkit.Err(New(Config{Sysfs: r.tree.Sysfs + "/none"}).Read(t.Context())), nil, "sysfs")
 }
 
-// The state does not depend on routes.
 func TestReadWithoutRoutes(t *testing.T) {
 	r := newRig(t)
 	r.host.config.Links = sysfstest.Links{Tree: r.tree, RoutesErr: unix.EIO}
@@ -177,7 +174,7 @@ func TestReadWithoutRoutes(t *testing.T) {
 	}
 }
 
-// A setting that the driver accepts and never reports counts as set.
+// If the driver never reports it, it counts as set.
 func TestSettings(t *testing.T) {
 	for _, c := range []struct {
 		has       netlinks.Setting

@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Each error has the step, the value and the usual cause.
+// With the step, the value and the usual cause.
 func TestFailures(t *testing.T) {
 	makeTwo := func(r *rig) { r.do(plan.SetNumVFs{PF: pfAddress, Number: 2}) }
 	fault := func(on string, err error) func(*rig) {
@@ -113,7 +113,6 @@ type strange struct{}
 func (strange) Function() string { return pfAddress }
 func (strange) String() string   { return "do something" }
 
-// A failed bind leaves no override, and the function can return to its driver.
 func TestFailedBindLeavesNoOverride(t *testing.T) {
 	r := newRig(t)
 	r.do(plan.SetNumVFs{PF: pfAddress, Number: 2})
@@ -127,8 +126,7 @@ func TestFailedBindLeavesNoOverride(t *testing.T) {
 	r.do(plan.Bind{Address: vf0})
 }
 
-// With sriov_drivers_autoprobe 0, created functions have no driver; a driver
-// that is named explicitly is still bound.
+// Created functions have no driver; an explicit one is still bound.
 func TestAutoprobeIsRespected(t *testing.T) {
 	r := newRig(t)
 	autoprobeOff(r)
@@ -142,8 +140,7 @@ func TestAutoprobeIsRespected(t *testing.T) {
 	}
 }
 
-// Content of sysfs is validated before it becomes part of a path, and reads do
-// not block.
+// No content of sysfs escapes into a path, and reads do not block.
 func TestHostileTrees(t *testing.T) {
 	place := sysfstest.Device(pfAddress)
 	for name, c := range map[string]struct {
@@ -188,12 +185,11 @@ func TestHostileTrees(t *testing.T) {
 			if n := r.budget.changes() - before; n != 0 && !strings.HasPrefix(name, "link is") {
 				t.Errorf("%d changes: %q", n, r.tree.Writes())
 			}
-			_, _ = r.host.Read(t.Context()) // must return
+			_, _ = r.host.Read(t.Context())
 		})
 	}
 }
 
-// In switchdev mode the PF's net directory also has representors.
 func TestOwnNetdev(t *testing.T) {
 	r := newRig(t)
 	place := sysfstest.Device(pfAddress) + "/net/"

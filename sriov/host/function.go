@@ -13,10 +13,9 @@ import (
 )
 
 var (
-	// The driver name is also an argument of modprobe, so it must not begin
-	// with "-".
+	// Also an argument of modprobe: no leading "-".
 	drivers = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_-]{0,63}$`)
-	// representors matches the port names of virtual and scalable functions.
+	// Port names of virtual and scalable functions.
 	representors = regexp.MustCompile(`^(c[0-9]+)?pf[0-9]+(vf|sf)[0-9]+$`)
 )
 
@@ -29,14 +28,14 @@ func checkDriver(driver string) error {
 
 const busPCI = "bus/pci"
 
-// function is a PCI function. Its open directory stays that of this function
-// even if the address is reused.
+// function is a PCI function, by its open directory, which stays correct if the
+// address is reused.
 type function struct {
 	address string
 	dir     sysfs.Dir
 }
 
-// function opens the function at an address. The caller closes its directory.
+// The caller closes the directory.
 func (h *Host) function(address string) (function, error) {
 	if err := vflink.CheckAddress(address); err != nil {
 		return function{}, err
@@ -48,8 +47,7 @@ func (h *Host) function(address string) (function, error) {
 	return function{address, dir}, err
 }
 
-// physical returns the address of a function's PF. For a PF, and for a function
-// that does not exist, it returns the given address.
+// physical returns a VF's PF; for others the address itself.
 func (h *Host) physical(address string) (string, error) {
 	f, err := h.function(address)
 	if sysfs.IsAbsent(err) {
@@ -69,8 +67,6 @@ func (h *Host) physical(address string) (string, error) {
 	return pf, nil
 }
 
-// link returns the last element of a symbolic link's target; "" if the link
-// does not exist.
 func (f function) link(name string) (string, error) {
 	target, err := f.dir.Link(name)
 	if sysfs.IsAbsent(err) {
@@ -79,7 +75,6 @@ func (f function) link(name string) (string, error) {
 	return target[strings.LastIndexByte(target, '/')+1:], err
 }
 
-// driver returns the bound driver; "" if no driver is bound.
 func (f function) driver() (string, error) {
 	driver, err := f.link("driver")
 	if err != nil || driver == "" {
@@ -88,8 +83,7 @@ func (f function) driver() (string, error) {
 	return driver, checkDriver(driver)
 }
 
-// override returns the driver_override, the only driver that the kernel can
-// bind; "" for no restriction.
+// override is the only driver that the kernel can bind; "" for no restriction.
 func (f function) override() (string, error) {
 	text, err := f.dir.Text("driver_override")
 	if err != nil || text == "(null)" {
@@ -100,8 +94,7 @@ func (f function) override() (string, error) {
 
 var errNoNetdev = errors.New("no network device in this network namespace")
 
-// netdev returns the function's own network device. In switchdev mode its
-// directory also has the ports of the embedded switch.
+// In switchdev mode the directory also has the ports of the embedded switch.
 func (f function) netdev() (string, error) {
 	names, err := f.names("net")
 	if err != nil {
@@ -124,7 +117,6 @@ func (f function) netdev() (string, error) {
 	return "", fmt.Errorf("%s: %w: its driver is %s, want a network driver; or the network device is in a pod", f.address, errNoNetdev, cmp.Or(driver, "none"))
 }
 
-// virtioNetdevs returns the network devices of the function's virtio device.
 func (f function) virtioNetdevs() ([]string, error) {
 	all, err := f.dir.Names()
 	if err != nil {
@@ -143,7 +135,6 @@ func (f function) isRepresentor(netdev string) bool {
 	return err == nil && representors.MatchString(port)
 }
 
-// names lists a directory. A missing directory is empty.
 func (f function) names(dir string) ([]string, error) {
 	d, err := f.dir.Open(dir)
 	if sysfs.IsAbsent(err) {

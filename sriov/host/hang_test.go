@@ -14,8 +14,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// hanging makes a call hang until it is released. The context ends when the
-// call hangs.
+// The context ends when the call hangs.
 func (r *rig) hanging(on string) (hangs context.Context, release func()) {
 	until := make(chan struct{})
 	release = sync.OnceFunc(func() { close(until) })
@@ -32,7 +31,6 @@ func (r *rig) soon() context.Context {
 	return ctx
 }
 
-// close waits for abandoned calls.
 func (r *rig) close() {
 	r.Helper()
 	testkit.Must(r, r.host.Close(testkit.Context(r)))
@@ -48,7 +46,6 @@ func TestDriverHangs(t *testing.T) {
 	if !isHung(err) || !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "sriov_numvfs") || !strings.Contains(err.Error(), make2.String()) {
 		t.Fatalf("%v", err)
 	}
-	// Further steps on that card are refused at once.
 	for _, s := range []plan.Step{make2, plan.SetMTU{Address: pfAddress, MTU: 9000}} {
 		started := time.Now()
 		if err := r.host.Do(t.Context(), s); !isHung(err) || !strings.Contains(err.Error(), "not started") || !strings.Contains(err.Error(), `write "2"`) {
@@ -58,7 +55,6 @@ func TestDriverHangs(t *testing.T) {
 			t.Errorf("%s: refused after %s", s, took)
 		}
 	}
-	// The other card works, and the state can be read.
 	r.do(plan.SetNumVFs{PF: pf2Address, Number: 1})
 	if s := r.read(); s.PFs[0].NumVFs != 0 || s.PFs[1].NumVFs != 1 {
 		t.Errorf("%+v", s)
@@ -74,7 +70,6 @@ func TestDriverHangs(t *testing.T) {
 	}
 }
 
-// A hung virtual function blocks steps on its card.
 func TestUnbindHangs(t *testing.T) {
 	r := newRig(t)
 	r.do(plan.SetNumVFs{PF: pfAddress, Number: 2})
@@ -93,7 +88,7 @@ func TestUnbindHangs(t *testing.T) {
 	r.do(plan.Bind{Address: vf0, Driver: "vfio-pci"})
 }
 
-// Reads can hang too: the kernel has one lock for all links.
+// The kernel has one lock for all links.
 func TestReadHangs(t *testing.T) {
 	r := newRig(t)
 	hangs, release := r.hanging("netlink ESwitch " + pf2Address)
@@ -116,7 +111,6 @@ func TestEndedContext(t *testing.T) {
 	r.close()
 }
 
-// Steps on one card are serialized.
 func TestConcurrentSteps(t *testing.T) {
 	r := newRig(t)
 	hangs, release := r.hanging(pfAddress + "/sriov_numvfs 2")
@@ -135,7 +129,7 @@ func TestConcurrentSteps(t *testing.T) {
 		all.Go(func() {
 			_, err := r.host.Read(t.Context())
 			if _, incomplete := errors.AsType[*Incomplete](err); incomplete {
-				err = nil // functions are being created
+				err = nil
 			}
 			errs <- err
 		})
@@ -153,7 +147,6 @@ func TestConcurrentSteps(t *testing.T) {
 	}
 }
 
-// An abandoned step does not continue after it hung, and leaves no override.
 func TestAbandonedStepDoesNotContinue(t *testing.T) {
 	for on, driver := range map[string]string{"igbvf/unbind " + vf0: "", "driver_override vfio-pci": "igbvf"} {
 		r := newRig(t)
@@ -173,7 +166,7 @@ func TestAbandonedStepDoesNotContinue(t *testing.T) {
 func TestBounds(t *testing.T) {
 	r := newRig(t)
 	_, release := r.hanging("netlink SetUp eth0")
-	for bound := 200 * time.Millisecond; ; bound *= 2 { // until the bound is sufficient for the call
+	for bound := 200 * time.Millisecond; ; bound *= 2 { // sufficient for the call
 		r.host.bounds.step = bound
 		err := r.host.Do(t.Context(), plan.SetUp{Address: pfAddress})
 		if isHung(err) && strings.Contains(err.Error(), "after "+bound.String()) {

@@ -1,11 +1,10 @@
-// Package host reads the SR-IOV functions of a machine as a plan.State, and
-// executes the steps of a plan.
+// Package host reads a machine's SR-IOV functions as a plan.State, and executes
+// the steps of a plan.
 //
-// A kernel call returns when the driver does; no signal or deadline interrupts
-// it. So Do and Read run kernel calls on a goroutine that they abandon when
-// their context ends. Until an abandoned call returns, further steps on the
-// same physical function and its virtual functions are refused. Close waits for
-// abandoned calls.
+// Kernel calls cannot be interrupted: they return when the driver does. Do and
+// Read run them on a goroutine that they abandon when their context ends. Until
+// the abandoned call returns, further steps on the same PF and its VFs are
+// refused. Close waits for abandoned calls.
 package host
 
 import (
@@ -24,55 +23,53 @@ import (
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
-// Config selects the machine. The zero value is the local machine.
+// Config selects the machine; the zero value is the local one.
 type Config struct {
 	Sysfs   string          // "": /sys
 	Links   inventory.Links // nil: netlinks.Kernel
 	Network Network         // nil: vflink.Kernel
-	// Write writes a value to a sysfs attribute by one write(2); nil: the
-	// default implementation. name is the full path.
+	// Write writes a sysfs attribute, by full path, with one write(2).
 	Write func(name, value string) error
-	// LoadModule loads a kernel module and its dependencies; nil: modprobe(8).
+	// LoadModule loads a module and its dependencies; nil: modprobe(8).
 	LoadModule func(ctx context.Context, name string) error
 }
 
-// Network is the netlink interface of the kernel; vflink.Kernel is the
-// production implementation. Links are identified by name, functions by PCI
-// address.
+// Network is the kernel's netlink interface; vflink.Kernel implements it. Links
+// have names, functions PCI addresses.
 type Network interface {
-	// Link returns the network device with its VF table.
+	// With the VF table.
 	Link(ctx context.Context, name string) (netlinks.Link, error)
 	SetMTU(ctx context.Context, name string, mtu int) error
 	SetUp(ctx context.Context, name string) error
 
-	// The following change an entry of the VF table.
+	// Entries of the VF table.
 	SetMAC(ctx context.Context, name string, vf int, mac net.HardwareAddr) error
 	SetTrust(ctx context.Context, name string, vf int, on bool) error
 	SetSpoofCheck(ctx context.Context, name string, vf int, on bool) error
 	SetGUIDs(ctx context.Context, name string, vf int, node, port uint64) error
 
-	// ESwitch is legacy, switchdev, or "" if the driver reports none.
+	// legacy, switchdev, or "" if not reported.
 	ESwitch(ctx context.Context, address string) (string, error)
 	SetESwitch(ctx context.Context, address, mode string) error
 
 	AddVDPA(ctx context.Context, name, address string) error
 	DeleteVDPA(ctx context.Context, name string) error
 
-	// RDMAMode is shared, exclusive, or "" if the kernel reports none.
+	// shared, exclusive, or "" if not reported.
 	RDMAMode(ctx context.Context) (string, error)
 }
 
-// Host is a machine. Its methods are safe for concurrent use: steps on one
-// physical function and its virtual functions are serialized.
+// Host is a machine, safe for concurrent use: steps on one PF and its VFs are
+// serialized.
 type Host struct {
 	config Config
 	bounds bounds
 
 	mu      sync.Mutex
-	running map[string]*call // at most one for each key
+	running map[string]*call // by key
 }
 
-// New returns the Host of a configuration, without any I/O.
+// New does no I/O.
 func New(c Config) *Host {
 	c.Sysfs = cmp.Or(c.Sysfs, "/sys")
 	if c.Links == nil {
@@ -90,9 +87,8 @@ func New(c Config) *Host {
 	return &Host{config: c, bounds: defaultBounds, running: map[string]*call{}}
 }
 
-// Do executes a step and returns nil once the machine shows its effect. Steps
-// are idempotent and can be repeated after an interruption. The error is a
-// *Hung if the kernel does not return.
+// Do executes a step and waits for its effect. Steps are idempotent. If the
+// kernel does not return the error is a *Hung.
 func (h *Host) Do(ctx context.Context, s plan.Step) error {
 	if s == nil {
 		return errors.New("execute a step: it is nil")
@@ -148,9 +144,8 @@ func (h *Host) execute(ctx context.Context, c *call, s plan.Step) error {
 	return fmt.Errorf("unknown step type %T", s)
 }
 
-// ensure changes a property unless it has the desired value. wrong reads the
-// property and returns how it differs, or ""; changed is set in the read after
-// the change.
+// ensure changes a property unless it is as desired. wrong returns how it
+// differs; changed is set after the change.
 func ensure(wrong func(changed bool) (string, error), change func() error) error {
 	if w, err := wrong(false); err != nil || w == "" {
 		return err
@@ -161,7 +156,7 @@ func ensure(wrong func(changed bool) (string, error), change func() error) error
 	return errIfNotApplied(wrong(true))
 }
 
-// await polls until wrong returns "": a write can take effect later.
+// await polls: a write can take effect later.
 func await(ctx context.Context, bound time.Duration, wrong func() (string, error)) error {
 	return retry.For(ctx, bound, func() (bool, error) {
 		w, err := wrong()
@@ -169,7 +164,6 @@ func await(ctx context.Context, bound time.Duration, wrong func() (string, error
 	})
 }
 
-// errIfNotApplied returns an error if a change has had no effect.
 func errIfNotApplied(wrong string, err error) error {
 	if err == nil && wrong != "" {
 		return fmt.Errorf("the kernel accepted the change, but %s", wrong)

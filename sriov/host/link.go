@@ -34,7 +34,6 @@ func (h *Host) setUp(ctx context.Context, c *call, s plan.SetUp) error {
 	}, func(netdev string) error { return h.config.Network.SetUp(ctx, netdev) })
 }
 
-// changeLink ensures a property of a function's network device.
 func (h *Host) changeLink(ctx context.Context, c *call, address string, wrong func(netlinks.Link) string, change func(netdev string) error) error {
 	f, err := h.function(address)
 	if err != nil {
@@ -65,7 +64,7 @@ func (h *Host) setESwitch(ctx context.Context, c *call, s plan.SetESwitch) error
 	return ensure(func(changed bool) (string, error) {
 		c.setCurrent("read the mode of the embedded switch of %s", s.PF)
 		mode, err := h.config.Network.ESwitch(ctx, s.PF)
-		// A driver that reports no mode has the legacy mode only.
+		// No mode means legacy.
 		if err != nil || mode == s.Mode || !changed && mode == "" && s.Mode == nodestate.Legacy {
 			return "", err
 		}
@@ -76,7 +75,6 @@ func (h *Host) setESwitch(ctx context.Context, c *call, s plan.SetESwitch) error
 	})
 }
 
-// changeEntry ensures a property of a VF table entry.
 func (h *Host) changeEntry(ctx context.Context, c *call, e plan.Entry, wrong func(v netlinks.VF, changed bool) string, change func(netdev string) error) error {
 	netdev, err := h.uplink(e)
 	if err != nil {
@@ -99,8 +97,7 @@ func (h *Host) changeEntry(ctx context.Context, c *call, e plan.Entry, wrong fun
 	})
 }
 
-// uplink returns the network device of the PF. It fails if the VF index no
-// longer belongs to the intended function.
+// uplink fails if the VF index belongs to another function by now.
 func (h *Host) uplink(e plan.Entry) (string, error) {
 	pf, err := h.function(e.PF)
 	if err != nil {
@@ -127,11 +124,11 @@ func (h *Host) setMAC(ctx context.Context, c *call, s plan.SetMAC) error {
 	}
 	want := mac
 	if bytes.Equal(mac, make([]byte, len(mac))) {
-		want = nil // the VF's driver chooses its own
+		want = nil // of the VF's driver
 	}
 	return h.changeEntry(ctx, c, s.Entry, func(v netlinks.VF, changed bool) string {
-		// Some drivers report the address that the VF's driver chose, so an
-		// equal address before the change does not mean that it was set.
+		// Some drivers report the address that the VF's driver chose, so
+		// equality before the change proves nothing.
 		if changed && bytes.Equal(v.MAC, want) {
 			return ""
 		}
@@ -149,13 +146,13 @@ func (h *Host) setGUID(ctx context.Context, c *call, s plan.SetGUID) error {
 		case v.GUIDs && v.NodeGUID == guid && v.PortGUID == guid:
 			return ""
 		case !v.GUIDs && changed:
-			return "" // old kernels do not report GUIDs
+			return "" // not reported by old kernels
 		}
 		return fmt.Sprintf("the GUIDs are %q (node) and %q (port)", formatGUID(v.NodeGUID), formatGUID(v.PortGUID))
 	}, func(netdev string) error { return h.config.Network.SetGUIDs(ctx, netdev, s.VF, guid, guid) })
 }
 
-// parseGUID parses the form 00:11:22:33:44:55:66:77.
+// parseGUID parses 00:11:22:33:44:55:66:77.
 func parseGUID(s string) (uint64, error) {
 	b, err := net.ParseMAC(s)
 	if err != nil || len(b) != 8 || !strings.EqualFold(b.String(), s) || bytes.Equal(b, make([]byte, 8)) {
@@ -164,7 +161,6 @@ func parseGUID(s string) (uint64, error) {
 	return binary.BigEndian.Uint64(b), nil
 }
 
-// formatGUID formats 0 as "".
 func formatGUID(guid uint64) string {
 	if guid == 0 {
 		return ""
@@ -184,8 +180,7 @@ func (h *Host) setSpoofCheck(ctx context.Context, c *call, s plan.SetSpoofCheck)
 	}, func(netdev string) error { return h.config.Network.SetSpoofCheck(ctx, netdev, s.VF, s.On) })
 }
 
-// wrongSetting returns how a setting differs. A driver that accepts a setting
-// but never reports it is trusted.
+// wrongSetting trusts a driver that accepts a setting but never reports it.
 func wrongSetting(what string, has netlinks.Setting, want, changed bool) string {
 	if has == netlinks.Unknown && changed || has != netlinks.Unknown && (has == netlinks.On) == want {
 		return ""

@@ -16,8 +16,8 @@ import (
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
-// setNumVFs counts the virtfn links instead of reading sriov_numvfs: that read
-// blocks while a driver creates or removes functions.
+// Reading sriov_numvfs blocks while a driver creates or removes functions, so
+// setNumVFs counts virtfn links.
 func (h *Host) setNumVFs(ctx context.Context, c *call, s plan.SetNumVFs) error {
 	pf, err := h.function(s.PF)
 	if err != nil {
@@ -64,7 +64,6 @@ func numVFsHint(number int, err error) string {
 	return ""
 }
 
-// total returns the maximum number of virtual functions.
 func (f function) total() (int, error) {
 	text, err := f.dir.Text("sriov_totalvfs")
 	if sysfs.IsAbsent(err) {
@@ -80,7 +79,6 @@ func (f function) total() (int, error) {
 	return int(n), nil
 }
 
-// virtual returns the addresses of the virtual functions by index.
 func (f function) virtual() (map[int]string, error) {
 	names, err := f.dir.Names()
 	if err != nil {
@@ -101,7 +99,7 @@ func (f function) virtual() (map[int]string, error) {
 			return nil, err
 		}
 		if address == "" {
-			continue // removed meanwhile
+			continue
 		}
 		if err := vflink.CheckAddress(address); err != nil {
 			return nil, fmt.Errorf("%s of %s: %w", name, f.address, err)
@@ -111,8 +109,8 @@ func (f function) virtual() (map[int]string, error) {
 	return all, nil
 }
 
-// missingVFs returns what is missing until number complete virtual functions
-// exist and, if number is 0, until the old ones are removed.
+// missingVFs returns what is missing until number VFs are complete or, if 0,
+// the old ones are removed.
 func (h *Host) missingVFs(pf function, number int, old map[int]string) (string, error) {
 	all, err := pf.virtual()
 	if err != nil {

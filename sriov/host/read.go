@@ -13,8 +13,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/plan"
 )
 
-// Incomplete lists what could not be read. The affected functions or properties
-// are missing in the state.
+// Incomplete lists what could not be read and is missing in the state.
 type Incomplete struct{ Problems []inventory.Problem }
 
 func (e *Incomplete) Error() string {
@@ -29,10 +28,9 @@ func (e *Incomplete) Error() string {
 	return "read the SR-IOV functions: incomplete: " + strings.Join(texts, "; ")
 }
 
-// readKey is the key of Read calls.
 const readKey = "the machine"
 
-// Read returns the state of the machine. With an *Incomplete error the state is
+// Read returns the machine's state. With an *Incomplete error the state is
 // partial, with any other error empty.
 func (h *Host) Read(ctx context.Context) (plan.State, error) {
 	read := make(chan plan.State, 1)
@@ -51,7 +49,6 @@ func (h *Host) Read(ctx context.Context) (plan.State, error) {
 	return plan.State{}, err
 }
 
-// scan is the state of one Read call.
 type scan struct {
 	h        *Host
 	c        *call
@@ -70,7 +67,7 @@ func (h *Host) read(ctx context.Context, c *call) (plan.State, error) {
 		return plan.State{}, err
 	}
 	for _, p := range seen.Problems {
-		if p.What != inventory.WhatRoutes { // routes are not part of the state
+		if p.What != inventory.WhatRoutes { // not part of the state
 			s.problems = append(s.problems, p)
 		}
 	}

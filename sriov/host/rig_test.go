@@ -30,8 +30,6 @@ const (
 	mac        = "02:00:5e:aa:00:01"
 )
 
-// rig is a machine with an Ethernet card and an InfiniBand card with an
-// embedded switch.
 type rig struct {
 	*testing.T
 	tree   *sysfstest.Tree
@@ -39,7 +37,7 @@ type rig struct {
 	host   *Host
 }
 
-// budget is the number of changes before the process is killed.
+// Changes before the process is killed.
 type budget struct {
 	mu   sync.Mutex
 	left int
@@ -84,8 +82,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// restart starts a process that is killed after a number of changes; -1 is
-// never.
+// -1 is never.
 func (r *rig) restart(changes int) {
 	r.Helper()
 	r.budget = &budget{left: changes}
@@ -111,7 +108,6 @@ func (r *rig) restart(changes int) {
 	}
 }
 
-// counted counts a change.
 type counted struct {
 	sysfstest.Network
 	b *budget
@@ -174,7 +170,6 @@ func (r *rig) read() plan.State {
 	return testkit.Value(r.host.Read(r.Context()))(r)
 }
 
-// virtual returns a virtual function of the Ethernet card.
 func (r *rig) virtual(index int) plan.VF {
 	r.Helper()
 	s := r.read()
@@ -192,7 +187,6 @@ func (r *rig) override(address string) string {
 	return testkit.Value(f.override())(r)
 }
 
-// BenchmarkRead reads cards with 256 virtual functions each.
 func BenchmarkRead(b *testing.B) {
 	const each = 256
 	for _, cards := range []int{1, 8} {

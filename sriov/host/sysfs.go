@@ -16,7 +16,6 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// write writes a value to a path below sysfs, unless the context has ended.
 func (h *Host) write(ctx context.Context, c *call, value string, name ...string) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -35,7 +34,6 @@ func (h *Host) write(ctx context.Context, c *call, value string, name ...string)
 	return nil
 }
 
-// write writes a sysfs attribute by one write(2).
 func write(name, value string) error {
 	// Without O_NONBLOCK, open would block on a FIFO.
 	file, err := os.OpenFile(name, os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
@@ -59,7 +57,6 @@ func write(name, value string) error {
 	return nil
 }
 
-// load loads the module of a driver, unless the kernel has the driver.
 func (h *Host) load(ctx context.Context, c *call, bus, driver string) error {
 	has, err := h.hasDriver(bus, driver)
 	if err != nil || has {
@@ -84,10 +81,10 @@ func (h *Host) hasDriver(bus, driver string) (bool, error) {
 	return err == nil, err
 }
 
-// maxOutput bounds the part of modprobe's output that is included in an error.
+// maxOutput bounds modprobe's output in an error.
 const maxOutput = 400
 
-// modprobe loads a module with modprobe of kmod or busybox.
+// modprobe is that of kmod or busybox.
 func modprobe(ctx context.Context, name string) error {
 	for _, path := range []string{"/sbin/modprobe", "/usr/sbin/modprobe"} {
 		if _, err := os.Stat(path); err != nil {

@@ -11,17 +11,15 @@ import (
 
 const busVDPA = "bus/vdpa"
 
-// vdpaTypes maps drivers of the vdpa bus to types of vDPA devices.
+// vdpaTypes has the type by driver.
 var vdpaTypes = map[string]string{"virtio_vdpa": "virtio", "vhost_vdpa": "vhost"}
 
-// vdpa is a vDPA device of a function.
 type vdpa struct {
-	name   string // "" for none
-	driver string // "" for none
+	name   string
+	driver string
 }
 
-// setVDPA creates the function's vDPA device if it has none, then binds it: the
-// kernel binds a new device to a driver of its own choice.
+// setVDPA binds a new device explicitly: the kernel chooses any driver.
 func (h *Host) setVDPA(ctx context.Context, c *call, s plan.SetVDPA) error {
 	driver, ok := map[string]string{"": "", "virtio": "virtio_vdpa", "vhost": "vhost_vdpa"}[s.Type]
 	if !ok {
@@ -65,7 +63,7 @@ func (h *Host) bindVDPA(ctx context.Context, c *call, f function, driver string)
 	if err := h.load(ctx, c, busVDPA, driver); err != nil {
 		return err
 	}
-	// Loading a driver binds it to all devices without a driver.
+	// Loading a driver binds it to all unbound devices.
 	has, err := h.vdpa(f)
 	if err != nil || has.driver == driver {
 		return err
@@ -92,8 +90,8 @@ func (h *Host) awaitVDPA(ctx context.Context, f function, want string, is func(v
 	return v, err
 }
 
-// vdpa returns the function's vDPA device. It searches the function's
-// directory, because the bus can have thousands of devices.
+// The bus can have thousands of devices, so vdpa searches the function's
+// directory.
 func (h *Host) vdpa(f function) (vdpa, error) {
 	bus, err := sysfs.Open(filepath.Join(h.config.Sysfs, busVDPA, "devices"))
 	if sysfs.IsAbsent(err) {
