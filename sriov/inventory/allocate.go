@@ -9,19 +9,15 @@ import (
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// AllocateSettings are the inputs of an allocation besides the configuration
-// and the devices.
+// AllocateSettings are the machine-dependent inputs of an allocation.
 type AllocateSettings struct {
-	CDI bool // the runtime adds device nodes by CDI, from the file of CDISpec
-	// Exists reports whether the machine has a device node, such as
-	// "/dev/vhost-net"; nil: all exist. DeviceNodes.Exists reads it from the
-	// machine.
+	CDI bool // device nodes come from the file of CDISpec
+	// Exists reports whether the machine has a device node; nil: all exist.
 	Exists func(path string) bool
 }
 
-// Allocate composes the response for one container and devices of a resource,
-// in the order of the kubelet's request. The error joins one for each missing
-// device node.
+// Allocate composes the response for one container. Device nodes that are
+// missing are joined in the error.
 func Allocate(r Resource, members []Member, s AllocateSettings) (*v1beta1.ContainerAllocateResponse, error) {
 	var errs []error
 	var ids, qualified []string
@@ -54,8 +50,6 @@ func Allocate(r Resource, members []Member, s AllocateSettings) (*v1beta1.Contai
 	return answer, nil
 }
 
-// deviceSpecs converts nodes to the kubelet's form, without duplicate host
-// paths.
 func deviceSpecs(nodes []deviceNode) []*v1beta1.DeviceSpec {
 	var all []*v1beta1.DeviceSpec
 	for _, n := range uniqueNodes(nodes) {
@@ -64,8 +58,8 @@ func deviceSpecs(nodes []deviceNode) []*v1beta1.DeviceSpec {
 	return all
 }
 
-// Topology returns the NUMA node of a device's PCI function; nil if the
-// function has none or the resource does not publish it.
+// Topology returns the NUMA node of a device; nil if it has none or the
+// resource excludes it.
 func Topology(r Resource, m Member) *v1beta1.TopologyInfo {
 	if r.ExcludeTopology || m.Function == nil || m.Function.NUMA < 0 {
 		return nil

@@ -11,7 +11,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// testMember returns a member with a PCI function.
 func testMember(address, driver string, change ...func(*Function)) Member {
 	f := &Function{Address: address, Kind: NetworkClass, Driver: driver, NUMA: NoNode, PF: address, VF: NoIndex}
 	for _, c := range change {
@@ -20,7 +19,6 @@ func testMember(address, driver string, change ...func(*Function)) Member {
 	return Member{Device: Device{ID: address, Function: f}}
 }
 
-// testScalable returns a member with a scalable function on a parent.
 func testScalable(name string, parent Member, rdma ...RDMA) Member {
 	return Member{Device: Device{ID: name, Function: parent.Function, Auxiliary: &Auxiliary{Name: name, Type: "sf", Parent: *parent.Function, RDMA: rdma}}}
 }
@@ -41,24 +39,20 @@ func withRDMA(devices ...RDMA) func(*Function) {
 	return func(f *Function) { f.RDMA, f.RDMACapable = devices, true }
 }
 
-// mlx returns an RDMA device with its nodes.
 func mlx(number string) RDMA {
 	return RDMA{Name: "mlx5_" + number, Devices: []CharDevice{
 		{Role: "issm", Path: "/dev/infiniband/issm" + number}, {Role: "umad", Path: "/dev/infiniband/umad" + number},
 		{Role: "uverbs", Path: "/dev/infiniband/uverbs" + number}, {Role: "rdma_cm", Path: "/dev/infiniband/rdma_cm"}}}
 }
 
-// allocateResource returns a resource with selectors.
 func allocateResource(kind DeviceType, selectors ...Selector) Resource {
 	return Resource{Prefix: "example.com", Name: "net", Type: kind, Selectors: append(selectors, Selector{})[:max(1, len(selectors))]}
 }
 
-// without is AllocateSettings.Exists of a machine that lacks some device nodes.
 func without(paths ...string) func(string) bool {
 	return func(path string) bool { return !slices.Contains(paths, path) }
 }
 
-// mounts returns the nodes of a response, as host>container if they differ.
 func mounts(t *testing.T, answer *v1beta1.ContainerAllocateResponse) []string {
 	var all []string
 	for _, d := range answer.Devices {
@@ -87,7 +81,7 @@ func TestAllocate(t *testing.T) {
 		members  []Member
 		exists   func(string) bool
 		ids      string
-		info     string // without "generic", which all have
+		info     string // without "generic"
 		nodes    []string
 	}{
 		{name: "a kernel driver needs no node", resource: allocateResource(NetDevice), members: []Member{testMember("0000:02:02.0", "iavf", group("12"), uio("uio3"))},
@@ -185,7 +179,7 @@ func TestAllocate(t *testing.T) {
 	}
 }
 
-// Shells and programs read the text: it must be the same as upstream's.
+// Programs read the text: it must be upstream's.
 func TestEnvironmentText(t *testing.T) {
 	r := allocateResource(NetDevice, Selector{VhostNet: true})
 	r.Prefix, r.Name = "intel.com", "dpdk-nic_1"
@@ -243,7 +237,6 @@ func TestAllocateRejects(t *testing.T) {
 	}
 }
 
-// The error names all missing device nodes.
 func TestAllocateReportsAllMissingNodes(t *testing.T) {
 	members := []Member{testMember("0000:02:02.0", "vfio-pci", group("1")), testMember("0000:02:02.1", "vfio-pci", group("2"))}
 	_, err := Allocate(allocateResource(NetDevice), members, AllocateSettings{Exists: func(string) bool { return false }})

@@ -13,7 +13,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// machine is a fake machine with the devices of upstream's documentation.
 type machine struct {
 	*sysfstest.Tree
 	t *testing.T
@@ -25,7 +24,6 @@ func newMachine(t *testing.T) machine {
 	return m
 }
 
-// dev creates nodes in /dev.
 func (m machine) dev(names ...string) {
 	m.t.Helper()
 	for _, name := range names {
@@ -39,7 +37,6 @@ func (m machine) write(name, value string) {
 	testkit.Must(m.t, m.Write(name, value))
 }
 
-// pf adds a physical function with virtual functions.
 func (m machine) pf(f sysfstest.Function, virtual int) []string {
 	m.t.Helper()
 	f.TotalVFs, f.IOMMUGroup = 64, "1"
@@ -50,7 +47,6 @@ func (m machine) pf(f sysfstest.Function, virtual int) []string {
 	return m.Virtual(f.Address)
 }
 
-// rebind binds a function to another driver; "" only unbinds it.
 func (m machine) rebind(address, from, to string) {
 	m.t.Helper()
 	m.write("bus/pci/drivers/"+from+"/unbind", address)
@@ -60,7 +56,6 @@ func (m machine) rebind(address, from, to string) {
 	}
 }
 
-// rdma adds an RDMA device with its nodes below a device.
 func (m machine) rdma(at, name string) {
 	n := m.AddRDMA(at, name, "0x8001")
 	for _, role := range []string{"uverbs", "umad", "issm"} {
@@ -77,11 +72,10 @@ func (m machine) discover() *inventory.Snapshot {
 	return s
 }
 
-// zoo has a network card of each kind, and accelerators.
 func zoo(t *testing.T) machine {
 	m := newMachine(t)
 	m.Add(sysfstest.Function{Address: "0000:01:00.0", Vendor: "8086", Device: "1572", Driver: "i40e"})
-	m.Route(m.AddLink(sysfstest.Device("0000:01:00.0"), netlinks.Link{Name: "eno1", Running: true})) // the host's own network
+	m.Route(m.AddLink(sysfstest.Device("0000:01:00.0"), netlinks.Link{Name: "eno1", Running: true}))
 
 	// X710: 0000:02:02.0 to .5 in groups 1000 to 1005.
 	v := m.pf(sysfstest.Function{Address: "0000:02:00.0", Vendor: "8086", Device: "1572", Driver: "i40e", Netdev: "enp2s2f1", VFDevice: "154c", VFDriver: "iavf", NUMA: 0}, 6)
@@ -134,7 +128,7 @@ func zoo(t *testing.T) machine {
 	return m
 }
 
-// readme has the addresses of the example output in the README.
+// readme is the example output in the README.
 func readme(t *testing.T) machine {
 	m := newMachine(t)
 	m.Add(sysfstest.Function{Address: "0000:03:02.1", Vendor: "8086", Device: "154c", Driver: "iavf"})
@@ -145,8 +139,6 @@ func readme(t *testing.T) machine {
 	return m
 }
 
-// guest is a virtual machine without an IOMMU and without the PFs of its
-// functions.
 func guest(t *testing.T) machine {
 	m := newMachine(t)
 	for i, address := range []string{"0000:00:07.0", "0000:00:08.0", "0000:00:09.0", "0000:00:0a.0"} {
@@ -157,8 +149,6 @@ func guest(t *testing.T) machine {
 	return m
 }
 
-// ddp has two X710 and two E810, each with two functions and a different
-// package.
 func ddp(t *testing.T) machine {
 	m := newMachine(t)
 	for _, c := range []struct{ pf, device, driver, name, vf, profile string }{
@@ -173,7 +163,6 @@ func ddp(t *testing.T) machine {
 	return m
 }
 
-// many is a machine with ten functions on each of two ports.
 func many(t *testing.T) machine {
 	m := newMachine(t)
 	for i, name := range []string{"ens785f0", "ens785f1"} {

@@ -12,15 +12,14 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// information is the part of the _INFO variable for one device. Each device
-// also has "generic", which the documentation omits.
+// information is the device's part of _INFO, without "generic".
 type information map[string]map[string]string
 
-// upstreamGiven is what a container gets with all devices of a pool.
+// For all devices of a pool.
 type upstreamGiven struct {
-	devices []string               // as in PCIDEVICE_...
-	info    map[string]information // by device; those without generic have none
-	nodes   []string               // host>container where they differ
+	devices []string
+	info    map[string]information // by device
+	nodes   []string               // host>container
 }
 
 var (
@@ -37,8 +36,7 @@ func upstreamRDMA(name, number string) map[string]string {
 	return map[string]string{"rdma_dev": name, "uverbs": d + "uverbs" + number, "umad": d + "umad" + number, "issm": d + "issm" + number, "rdma_cm": d + "rdma_cm"}
 }
 
-// rdmaNodes returns the nodes of RDMA devices by number. docs/rdma also has
-// ucm2, which does not exist since Linux 5.1.
+// docs/rdma also has ucm2, which does not exist since Linux 5.1.
 func rdmaNodes(numbers ...string) []string {
 	nodes := []string{"/dev/infiniband/rdma_cm"}
 	for _, n := range numbers {
@@ -47,13 +45,11 @@ func rdmaNodes(numbers ...string) []string {
 	return nodes
 }
 
-// Functions of the zoo with kernel drivers that the README's first selector
-// selects.
+// Zoo functions with kernel drivers for the README's first selector.
 const intelNet = `"vendors":["8086"],"devices":["154c","10ed","1889"],"drivers":["i40evf","ixgbevf","iavf"]`
 
-// upstreamRows are the examples of upstream's documentation with the results
-// from its text. Rows marked "Code:" have the behavior of the code where it
-// differs.
+// upstreamRows are upstream's examples with the documented results; "Code:" is
+// the code's behavior where it differs.
 func upstreamRows() []upstreamRow {
 	return slices.Concat(readmeRows(), additionalRows(), pageRows())
 }
@@ -61,7 +57,7 @@ func upstreamRows() []upstreamRow {
 type upstreamRow struct {
 	page    string
 	machine string
-	config  string // the elements of resourceList
+	config  string // resourceList
 	want    map[string]upstreamGiven
 }
 
@@ -243,7 +239,6 @@ func pageRows() []upstreamRow {
 	}
 }
 
-// From a sysfs tree and config.json to the allocation of a container.
 func TestUpstreamExamples(t *testing.T) {
 	machines := map[string]machine{"zoo": zoo(t), "readme": readme(t), "guest": guest(t), "ddp": ddp(t), "many": many(t)}
 	snapshots := map[string]*inventory.Snapshot{}
@@ -328,7 +323,6 @@ func TestUpstreamExamplesWithInvalidJSON(t *testing.T) {
 	}
 }
 
-// README, fields: excludeTopology.
 func TestUpstreamTopology(t *testing.T) {
 	m := zoo(t)
 	c, _, err := inventory.ParseConfig([]byte(`{"resourceList":[{"resourceName":"published","selectors":[{"pfNames":["ens801f0#0"]}]},
@@ -345,7 +339,6 @@ func TestUpstreamTopology(t *testing.T) {
 	}
 }
 
-// The device information files of upstream's table.
 func TestUpstreamDeviceInfo(t *testing.T) {
 	m := zoo(t)
 	c, _, err := inventory.ParseConfig([]byte(`{"resourceList":[

@@ -9,19 +9,15 @@ import (
 	cdi "tags.cncf.io/container-device-interface/specs-go"
 )
 
-// cdiVersion is the lowest CDI version that allows device names with a leading
-// digit and different paths on host and container; older runtimes reject higher
-// versions.
+// cdiVersion is the lowest with leading digits in device names and a host path;
+// older runtimes reject higher ones.
 const cdiVersion = "0.5.0"
 
-// Prefix and suffix of the file names of all CDI specs.
 const (
 	cdiPrefix = "sriov-dp-"
 	cdiSuffix = ".yaml"
 )
 
-// cdiClass returns the class of a resource's CDI devices. Their vendor is the
-// resource prefix.
 func cdiClass(r Resource) string {
 	switch r.Type {
 	case Accelerator:
@@ -34,10 +30,9 @@ func cdiClass(r Resource) string {
 
 func cdiKind(r Resource) string { return r.Prefix + "/" + cdiClass(r) }
 
-// CDISpec composes the CDI specification of a resource's devices as YAML, and
-// its file name. Devices without device nodes are left out: CDI does not allow
-// a device without edits. If no device remains, content is nil, and the file
-// must not exist. Allocate, not CDISpec, checks that the nodes exist.
+// CDISpec composes the CDI specification of a resource's devices as YAML. CDI
+// does not allow a device without edits: devices without nodes are left out,
+// and without devices content is nil and the file must not exist.
 func CDISpec(r Resource, members []Member, s AllocateSettings) (file string, content []byte, err error) {
 	file = cdiPrefix + r.Prefix + "-" + cdiClass(r) + "-" + r.Name + cdiSuffix
 	if err := checkVendor(r); err != nil {
@@ -68,10 +63,10 @@ func CDISpec(r Resource, members []Member, s AllocateSettings) (file string, con
 	return file, content, nil
 }
 
-// addCDIDevices adds CDI devices to a response, by upstream's annotation and in
-// the CDIDevices field. The annotation key is the same for all resources of a
-// prefix and type, and the kubelet drops duplicate keys, so the field is
-// required. Runtimes inject a device once even if it is named twice.
+// addCDIDevices adds CDI devices by annotation, as upstream, and by field. The
+// kubelet drops duplicate annotation keys, which resources of a prefix share,
+// so the field is required. Runtimes inject a device once even if it is named
+// twice.
 func addCDIDevices(answer *v1beta1.ContainerAllocateResponse, r Resource, qualified []string) error {
 	if err := checkVendor(r); err != nil {
 		return err
@@ -91,8 +86,8 @@ func addCDIDevices(answer *v1beta1.ContainerAllocateResponse, r Resource, qualif
 	return nil
 }
 
-// checkVendor checks the prefix against CDI's rule for vendors and Kubernetes'
-// rule for annotation keys. Both are stricter than the rule for resource names.
+// checkVendor checks the prefix against the rules for CDI vendors and
+// annotation keys, which are stricter than that for resource names.
 func checkVendor(r Resource) error {
 	const most = 63
 	v := r.Prefix

@@ -79,8 +79,7 @@ func TestCDINames(t *testing.T) {
 	}
 }
 
-// In CDI mode the environment is the same, and the runtime adds the nodes. A
-// device without nodes is not a CDI device; naming it would fail the container.
+// Naming a device without nodes would fail the container.
 func TestAllocateCDI(t *testing.T) {
 	r := allocateResource(NetDevice)
 	members := []Member{testMember("0000:02:02.1", "vfio-pci", group("170")), testMember("0000:02:02.5", "iavf"), testMember("0000:02:02.0", "vfio-pci", group("169"))}
@@ -105,8 +104,6 @@ func TestAllocateCDI(t *testing.T) {
 	}
 }
 
-// A node shared by two RDMA devices is listed once, and a device without nodes
-// below /dev is left out.
 func TestCDINodesOfOneDevice(t *testing.T) {
 	r := allocateResource(NetDevice, Selector{RDMA: true})
 	members := []Member{
@@ -123,8 +120,7 @@ func TestCDINodesOfOneDevice(t *testing.T) {
 	}
 }
 
-// Two resources of one prefix have annotations with the same name in upstream's
-// plugin, of which the kubelet keeps one.
+// Upstream's annotations have the same name, of which the kubelet keeps one.
 func TestCDIDevicesOfTwoResources(t *testing.T) {
 	names := map[string]bool{}
 	for i, name := range []string{"a", "b"} {
@@ -271,7 +267,6 @@ func TestDeviceNodesExists(t *testing.T) {
 	}
 }
 
-// The zero value reads the local machine.
 func TestDeviceNodesDefaultToLocalMachine(t *testing.T) {
 	if (DeviceNodes{}).Exists("/dev/null") != true || (DeviceNodes{}).Exists("/dev/vfio/4294967296") {
 		t.Error("the zero Host does not look at /dev, want it to have /dev/null and no group 4294967296")

@@ -10,7 +10,7 @@ import (
 	"github.com/cleatproject/cleat/internal/strictjson"
 )
 
-// DefaultPrefix is the prefix of resources without a configured prefix.
+// DefaultPrefix is used if no prefix is configured.
 const DefaultPrefix = "intel.com"
 
 // MaxConfigSize bounds config.json in bytes: no ConfigMap is larger.
@@ -20,14 +20,14 @@ const MaxConfigSize = 1 << 20
 type ParseOptions struct {
 	Prefix string // of resources that name none; "" is DefaultPrefix
 	Strict bool   // probable mistakes are errors
-	// NoDDPTool: the program ddptool is not installed. Selectors with DDP
-	// profiles then get a warning.
+	// NoDDPTool: ddptool is not installed; selectors with DDP profiles get a
+	// warning.
 	NoDDPTool bool
 }
 
 // Config is the content of config.json.
 type Config struct {
-	Resources []Resource // in the order of resourceList, without dropped ones
+	Resources []Resource // without dropped ones
 }
 
 // DeviceType is the type of the devices of a resource.
@@ -47,12 +47,11 @@ func DeviceTypes() []DeviceType { return []DeviceType{NetDevice, Accelerator, Au
 type Resource struct {
 	Index           int        // in resourceList
 	Name            string     `json:"resourceName"`
-	Prefix          string     `json:"resourcePrefix"` // its own or that of ParseOptions
+	Prefix          string     `json:"resourcePrefix"`
 	Type            DeviceType `json:"deviceType"`
 	ExcludeTopology bool       `json:"excludeTopology"` // no NUMA node is published
 	Selectors       []Selector // at least one
-	// AdditionalInfo is by address of the PCI device (of an auxiliary device:
-	// of its parent), or "*" for all.
+	// By PCI address (of an auxiliary device: its parent's), or "*".
 	AdditionalInfo map[string]map[string]string `json:"additionalInfo"`
 }
 
@@ -60,15 +59,13 @@ type Resource struct {
 func (r Resource) FullName() string { return r.Prefix + "/" + r.Name }
 
 // EnvVariable returns the name of the environment variable with the ids of the
-// resource's devices. The variable with the suffix _INFO describes each. A
-// hyphen is kept.
+// resource's devices.
 func (r Resource) EnvVariable() string {
 	return strings.ToUpper(strings.ReplaceAll("PCIDEVICE_"+r.Prefix+"_"+r.Name, ".", "_"))
 }
 
-// Info returns the additional information of the device at a PCI address: the
-// entry "*", overridden by the device's own entry. It is nil if the resource
-// has none.
+// Info returns the additional information for a PCI address: "*", overridden by
+// the device's own entry.
 func (r Resource) Info(address string) map[string]string {
 	if r.AdditionalInfo == nil {
 		return nil
@@ -79,8 +76,7 @@ func (r Resource) Info(address string) map[string]string {
 	return all
 }
 
-// Selector selects the devices that pass all of its filters. An empty filter
-// passes every device. Filters that do not apply to the device type are empty.
+// Selector selects the devices that pass all its non-empty filters.
 type Selector struct {
 	Vendors      []string `json:"vendors"`
 	Devices      []string `json:"devices"`
@@ -93,14 +89,13 @@ type Selector struct {
 	LinkTypes    []string `json:"linkTypes" for:"netDevice,auxNetDevice"`
 	DDPProfiles  []string `json:"ddpProfiles" for:"netDevice"`
 	PKeys        []string `json:"pKeys" for:"netDevice"`
-	RDMA         bool     `json:"isRdma" for:"netDevice,auxNetDevice"`       // a filter, and adds RDMA's device nodes to the container
+	RDMA         bool     `json:"isRdma" for:"netDevice,auxNetDevice"`       // also adds RDMA's device nodes to the container
 	VhostNet     bool     `json:"needVhostNet" for:"netDevice,auxNetDevice"` // no filter: adds /dev/vhost-net and /dev/net/tun
 	VDPAType     string   `json:"vdpaType" for:"netDevice"`                  // virtio, vhost; "" is no filter
 }
 
 // ParseConfig parses config.json. Warnings are in the order of the text. The
-// error joins one *strictjson.Problem per mistake in the same order; the Config
-// is then empty.
+// error joins one *strictjson.Problem per mistake.
 func ParseConfig(text []byte, o ParseOptions) (Config, []strictjson.Problem, error) {
 	if len(text) > MaxConfigSize {
 		return Config{}, nil, &strictjson.Problem{Line: 1, Column: 1, Text: fmt.Sprintf("the text has %d bytes, want at most %d", len(text), MaxConfigSize)}

@@ -55,7 +55,6 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// One run reports all errors, in the order of the text.
 func TestAllErrorsInOneRun(t *testing.T) {
 	text := `{"resourceList": [
   {"resourceName": "a b", "selectors": {"vendors": ["8086"]}},
@@ -89,8 +88,6 @@ func TestAllErrorsInOneRun(t *testing.T) {
 	testkit.Diff(t, "warnings", want, texts)
 }
 
-// A resource that upstream leaves out does not affect the others, and its name
-// stays free.
 func TestDroppedResource(t *testing.T) {
 	c, warnings, err := ParseConfig([]byte(`{"resourceList":[
 	{"resourceName":"a","selectors":{"vendors":"8086"}},
@@ -103,8 +100,6 @@ func TestDroppedResource(t *testing.T) {
 	}
 }
 
-// A resource that the kubelet would refuse is left out, and the others are
-// served.
 func TestRefusedResource(t *testing.T) {
 	for refused, says := range map[string]string{
 		`"resourceName":"_a"`:                                        `the kubelet refuses "intel.com/_a": want at most 63 characters`,
@@ -130,7 +125,6 @@ func TestRefusedResource(t *testing.T) {
 	}
 }
 
-// Of duplicate keys the last one counts, as in upstream's parser.
 func TestLastDuplicateKeyWins(t *testing.T) {
 	c, warnings, err := ParseConfig([]byte(testSelector(`"vendors":["8086"],"VENDORS":["15b3"],"pfNames":["eth0"]`)), ParseOptions{})
 	if err != nil || len(warnings) != 1 {
@@ -139,9 +133,8 @@ func TestLastDuplicateKeyWins(t *testing.T) {
 	testkit.Diff(t, "vendors", []string{"15b3"}, c.Resources[0].Selectors[0].Vendors)
 }
 
-// For any text, ParseConfig terminates; accepted text is valid JSON with
-// consistent resources; strict mode accepts no more; and positions are inside
-// the text.
+// ParseConfig terminates; accepted text is valid and consistent; strict mode
+// accepts no more; positions are inside the text.
 func FuzzParseConfig(f *testing.F) {
 	for _, text := range []string{
 		"", "{}", "null", `{"":0}`, `{"a\n.b":{}}`, "{}{}", `{"resourceList":[{}]}`, testSelector(``), testSelector(`"pfNames":["eth0#0-3,5","eth0#x"],"isRdma":true`),
@@ -192,8 +185,7 @@ func sound(t *testing.T, c Config) {
 	}
 }
 
-// An item selects the functions of its parts up to the first invalid part:
-// checked index by index.
+// Up to the first invalid part.
 func FuzzParsePFItem(f *testing.F) {
 	for _, text := range []string{"eth0", "eth0#0-3,5", "#", "a#1,-", "a#9-1", "a#1#2", "0000:3b:00.1#+1,2-2", "a#--"} {
 		f.Add(text, 3)

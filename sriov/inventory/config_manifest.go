@@ -15,19 +15,17 @@ import (
 type ConfigText struct {
 	Source string // the file, and the key if it has several
 	Text   []byte
-	// Position in a manifest: number of lines above the text, and its
-	// indentation.
+	// Lines above the text in its manifest, and its indentation.
 	Above, Indent int
 }
 
-// ConfigTexts returns the config texts of all ConfigMaps in a stream of YAML
-// documents, or the whole text if it is not a manifest. name is the file name
-// for messages.
+// ConfigTexts returns the config texts of all ConfigMaps in a YAML stream, or
+// the whole text if it is not a manifest. name is the file name for messages.
 func ConfigTexts(name string, text []byte) ([]ConfigText, error) {
 	var all []ConfigText
 	var other error
 	var document []byte
-	above := 0 // lines above the document
+	above := 0
 	end := func() error {
 		var m struct {
 			Kind     string                `json:"kind"`
@@ -64,8 +62,6 @@ func ConfigTexts(name string, text []byte) ([]ConfigText, error) {
 	return []ConfigText{{Source: name, Text: text}}, nil
 }
 
-// configMapTexts returns the key config.json of a ConfigMap, or all its keys
-// without config.json.
 func configMapTexts(name string, manifest []byte, line int, of string, data map[string]string) (all []ConfigText) {
 	keys := slices.Sorted(maps.Keys(data))
 	if _, ok := data["config.json"]; ok {
@@ -85,8 +81,7 @@ func configMapTexts(name string, manifest []byte, line int, of string, data map[
 	return all
 }
 
-// blockIn finds text as an indented block of a manifest, so that problems are
-// reported with line numbers of the file.
+// blockIn finds text as an indented block, for line numbers of the file.
 func blockIn(manifest []byte, text string) (above, indent int, found bool) {
 	want := strings.Split(strings.TrimRight(text, "\n"), "\n")
 	have := strings.Split(string(manifest), "\n")

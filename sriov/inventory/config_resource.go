@@ -14,13 +14,11 @@ type configDocument struct {
 	ResourceList *strictjson.Value `json:"resourceList"`
 }
 
-// configResource is a Resource before its selectors are decoded.
 type configResource struct {
 	Resource
-	Selectors *strictjson.Value `json:"selectors"` // one or a list
+	Selectors *strictjson.Value `json:"selectors"`
 }
 
-// document reads the whole document.
 func (r *configReader) document(root *strictjson.Value, prefix string) []Resource {
 	if root.Kind != strictjson.Object {
 		r.fail(root, "", "the document is %s, want an object: {\"resourceList\": [...]}", root.Kind)
@@ -48,8 +46,7 @@ func (r *configReader) document(root *strictjson.Value, prefix string) []Resourc
 	return all
 }
 
-// resource reads an element of resourceList; it returns false if the element is
-// unusable.
+// ok is false if the element is unusable.
 func (r *configReader) resource(v *strictjson.Value, path, prefix string) (Resource, bool) {
 	if v.Kind != strictjson.Object {
 		r.fail(v, path, "it is %s, want an object with resourceName and selectors", v.Kind)
@@ -79,8 +76,7 @@ func (r *configReader) resource(v *strictjson.Value, path, prefix string) (Resou
 	return res, ok && r.checkName(v, fields["resourceName"], path, res)
 }
 
-// unfiltered returns the default for missing selectors. Upstream documents that
-// selectors are optional, but crashes without them.
+// Upstream documents selectors as optional, but crashes without them.
 func (r *configReader) unfiltered(v *strictjson.Value, path string, t DeviceType) ([]Selector, bool) {
 	if t == AuxNetDevice {
 		r.fail(v, path, "there are no selectors, want at least [{\"auxTypes\": [\"sf\"]}]")
@@ -100,7 +96,6 @@ func (r *configReader) checkDeviceType(f configField, t DeviceType) {
 	}
 }
 
-// proposal suggests the most similar known word, or lists all known words.
 func proposal(word string, known []string) string {
 	if near := strictjson.Nearest(word, known); near != "" {
 		return fmt.Sprintf("did you mean %q?", near)
@@ -108,7 +103,6 @@ func proposal(word string, known []string) string {
 	return "want one of " + strings.Join(known, ", ")
 }
 
-// checkInfo warns about additional information that matches no device.
 func (r *configReader) checkInfo(f configField, t DeviceType) {
 	if f.Value == nil {
 		return
@@ -124,9 +118,8 @@ func (r *configReader) checkInfo(f configField, t DeviceType) {
 	}
 }
 
-// checkName checks the resource name against the rules of upstream and of the
-// kubelet. It returns false for a resource that the kubelet would refuse to
-// register: like upstream, the other resources are still served.
+// Like upstream, a resource that the kubelet would refuse does not prevent the
+// others from being served.
 func (r *configReader) checkName(v *strictjson.Value, name configField, path string, res Resource) (served bool) {
 	path = strictjson.Join(path, "resourceName")
 	if name.Value == nil {
@@ -153,8 +146,6 @@ var (
 	endsAlnum    = regexp.MustCompile(`^[a-zA-Z0-9].*[a-zA-Z0-9]$|^[a-zA-Z0-9]$`)
 )
 
-// refusedByKubelet returns why the kubelet rejects the name of an extended
-// resource; "" if it accepts the name.
 func refusedByKubelet(res Resource) string {
 	switch {
 	case !domainName.MatchString(res.Prefix) || len("requests."+res.Prefix) > 253:
@@ -167,8 +158,7 @@ func refusedByKubelet(res Resource) string {
 	return ""
 }
 
-// unique reports duplicate resource names, and names that map to the same
-// environment variable.
+// unique reports duplicate names, and names with the same environment variable.
 func (r *configReader) unique(list *strictjson.Value, all []Resource) {
 	names, variables := map[string]Resource{}, map[string]Resource{}
 	for _, res := range all {

@@ -10,9 +10,8 @@ import (
 	"github.com/cleatproject/cleat/internal/strictjson"
 )
 
-// selectors reads one selector or a list of selectors; it returns false if the
-// resource is unusable. What upstream skips with a log line is skipped with a
-// warning; what makes upstream exit is an error.
+// What upstream skips with a log line is a warning; what makes it exit is an
+// error.
 func (r *configReader) selectors(v *strictjson.Value, path string, t DeviceType) ([]Selector, bool) {
 	items, paths := []*strictjson.Value{v}, []string{path}
 	if v.Kind == strictjson.List {
@@ -48,8 +47,6 @@ func (r *configReader) selectors(v *strictjson.Value, path string, t DeviceType)
 	return all, !failed
 }
 
-// checkSelector reports selectors and values that match no device, or every
-// device.
 func (r *configReader) checkSelector(v *strictjson.Value, path string, s Selector, t DeviceType, fields map[string]configField) {
 	for key, f := range fields {
 		for i, item := range f.Items {
@@ -85,8 +82,8 @@ var (
 	partitionKey = regexp.MustCompile(`^0x[0-9a-f]{4}$`)
 )
 
-// checkValue warns about a value that no device can have. Values are compared
-// with sysfs case-sensitively.
+// checkValue warns about a value that no device can have; sysfs values are
+// case-sensitive.
 func (r *configReader) checkValue(v *strictjson.Value, path, key string) {
 	text := v.Text
 	switch key {
@@ -120,8 +117,8 @@ func (r *configReader) checkValue(v *strictjson.Value, path, key string) {
 	}
 }
 
-// checkForm warns about a value that does not have the required form. It
-// suggests near if near has the form.
+// checkForm warns about a malformed value, and suggests near if that is well
+// formed.
 func (r *configReader) checkForm(v *strictjson.Value, path string, hasForm func(string) bool, want, near string) {
 	if hasForm(v.Text) {
 		return
@@ -133,8 +130,6 @@ func (r *configReader) checkForm(v *strictjson.Value, path string, hasForm func(
 	r.warn(NoEffect, v, path, "%q matches no device; %s", v.Text, hint)
 }
 
-// checkItems warns about elements of pfNames or rootDevices; isPF reports
-// whether a PF can have the name.
 func (r *configReader) checkItems(f configField, items []PFItem, isPF func(name string) bool) {
 	for n, i := range items {
 		v, path := f.Items[n], fmt.Sprintf("%s[%d]", f.path, n)
@@ -164,7 +159,7 @@ func (r *configReader) checkItems(f configField, items []PFItem, isPF func(name 
 // functions. "eth0" selects all functions, "eth0#0-3,5" selects five.
 type PFItem struct {
 	Text  string
-	Name  string // of the PF, or its address
+	Name  string
 	All   bool
 	Spans []IndexRange // unless All
 }
@@ -173,7 +168,7 @@ type PFItem struct {
 // Last.
 type IndexRange struct{ First, Last int }
 
-// Has reports whether the item selects the function with an index.
+// Has reports whether the item selects a function.
 func (i PFItem) Has(index int) bool {
 	return i.All || slices.ContainsFunc(i.Spans, func(s IndexRange) bool { return s.First <= index && index <= s.Last })
 }

@@ -13,8 +13,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// testResource returns a document of one resource, given the JSON after its
-// name.
 func testResource(rest string) string {
 	return `{"resourceList":[{"resourceName":"pool"` + rest + `}]}`
 }
@@ -73,8 +71,7 @@ func TestParseEverything(t *testing.T) {
 	}
 }
 
-// What the operator and upstream's documentation write is accepted without a
-// warning.
+// Upstream's documentation and the operator write these.
 func TestParseWithoutWarning(t *testing.T) {
 	for name, text := range map[string]string{
 		"as the operator writes it": testResource(`,"selectors":{"vendors":["8086"],"pfNames":["ens785f0#0-4"],"IsRdma":false,"NeedVhostNet":false},"SelectorObj":null`),
@@ -96,8 +93,8 @@ func TestParseWithoutWarning(t *testing.T) {
 	}
 }
 
-// Each of these is accepted with a warning of a kind, at a path, whose text
-// suggests the correction. In strict mode a mistake is an error.
+// Accepted with a warning that suggests the correction; an error in strict
+// mode.
 func TestConfigWarnings(t *testing.T) {
 	for _, c := range []struct {
 		name, text string
@@ -193,7 +190,7 @@ func find(all []strictjson.Problem, k strictjson.ProblemKind, path string) (stri
 func TestParsePFItem(t *testing.T) {
 	for text, c := range map[string]struct {
 		name string
-		has  []int // of -1 to 12
+		has  []int
 		bad  bool
 	}{
 		"eth0":                        {"eth0", []int{-1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, false},

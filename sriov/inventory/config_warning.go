@@ -8,19 +8,18 @@ import (
 	"github.com/cleatproject/cleat/internal/strictjson"
 )
 
-// Kinds of problems of config.json. The first five, and those of strictjson,
-// are probable mistakes and errors in strict mode. The others are valid but
-// possibly unintended.
+// Kinds of problems. The first five, and those of strictjson, are errors in
+// strict mode; the others are valid but possibly unintended.
 const (
-	IgnoredKey      strictjson.ProblemKind = "ignored-key" // a key that is valid elsewhere in the document
-	BadRange        strictjson.ProblemKind = "bad-range"   // functions after the # that cannot be parsed
-	NoEffect        strictjson.ProblemKind = "no-effect"   // a value that no device can have
-	DroppedResource strictjson.ProblemKind = "dropped"     // a resource that cannot be parsed or registered, and is left out
-	Unfiltered      strictjson.ProblemKind = "unfiltered"  // selectors are missing: all devices match
+	IgnoredKey      strictjson.ProblemKind = "ignored-key" // valid elsewhere in the document
+	BadRange        strictjson.ProblemKind = "bad-range"
+	NoEffect        strictjson.ProblemKind = "no-effect"  // a value that no device can have
+	DroppedResource strictjson.ProblemKind = "dropped"    // cannot be parsed or registered
+	Unfiltered      strictjson.ProblemKind = "unfiltered" // no selectors: all devices match
 
-	CatchAll    strictjson.ProblemKind = "catch-all"     // an empty selector: all devices match
-	Surprising  strictjson.ProblemKind = "surprise"      // valid, but possibly not what was intended
-	NothingToDo strictjson.ProblemKind = "nothing-to-do" // there is no resource
+	CatchAll    strictjson.ProblemKind = "catch-all" // empty selector: all devices match
+	Surprising  strictjson.ProblemKind = "surprise"
+	NothingToDo strictjson.ProblemKind = "nothing-to-do"
 )
 
 func isMistake(k strictjson.ProblemKind) bool {
@@ -41,7 +40,6 @@ func (r *configReader) warn(kind strictjson.ProblemKind, at *strictjson.Value, p
 	r.problems = append(r.problems, strictjson.At(at, kind, path, format, args...))
 }
 
-// failure returns the first error of problems.
 func failure(problems []strictjson.Problem) (strictjson.Problem, bool) {
 	i := slices.IndexFunc(problems, func(p strictjson.Problem) bool { return p.Kind == "" })
 	if i < 0 {
@@ -50,14 +48,12 @@ func failure(problems []strictjson.Problem) (strictjson.Problem, bool) {
 	return problems[i], true
 }
 
-// configField is a value that is set in config.json.
 type configField struct {
 	*strictjson.Value
 	path string
 }
 
-// decode decodes an object of the document. It returns the values that are set,
-// by canonical key.
+// decode returns the values that are set, by canonical key.
 func (r *configReader) decode(v *strictjson.Value, path string, into any, t DeviceType) map[string]configField {
 	fields := map[string]configField{}
 	o := strictjson.Options{FoldCase: true, For: string(t), Field: func(key, path string, v *strictjson.Value) {
@@ -73,7 +69,6 @@ func (r *configReader) decode(v *strictjson.Value, path string, into any, t Devi
 	return fields
 }
 
-// objectsWith returns the names of the objects of the document that have a key.
 func objectsWith(key string) (names []string) {
 	add := func(name string, object any, t DeviceType) {
 		keys := strictjson.Keys(object, strictjson.Options{For: string(t)})

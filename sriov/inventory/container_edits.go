@@ -18,18 +18,16 @@ const (
 	tun             = "/dev/net/tun"
 )
 
-// deviceNode is a device node with its paths on the machine and in a container.
 type deviceNode struct{ host, container string }
 
 func sameNode(path string) deviceNode { return deviceNode{path, path} }
 
-// containerEdits are the changes to a container for one device.
 type containerEdits struct {
 	settings AllocateSettings
-	id       string                       // of the device
+	id       string
 	info     map[string]map[string]string // by upstream's name of the provider
 	nodes    []deviceNode
-	errs     []error // why the container cannot use the device
+	errs     []error
 }
 
 func (g *containerEdits) fail(format string, args ...any) {
@@ -40,7 +38,6 @@ func (g *containerEdits) exists(node string) bool {
 	return g.settings.Exists == nil || g.settings.Exists(node)
 }
 
-// edits collects the changes to a container for a device.
 func (s AllocateSettings) edits(r Resource, m Member) *containerEdits {
 	g := &containerEdits{settings: s, id: m.ID, info: map[string]map[string]string{"generic": {"deviceID": m.ID}}}
 	if m.Function == nil {
@@ -65,9 +62,8 @@ func (s AllocateSettings) edits(r Resource, m Member) *containerEdits {
 	return g
 }
 
-// selectorOf returns the selector that matched a device. A device held by a pod
-// can be in a pool without a matching selector; the container then gets no
-// extra device nodes.
+// selectorOf returns the zero Selector for a held device without a matching
+// one: no extra device nodes.
 func selectorOf(r Resource, m Member) Selector {
 	if m.Selector < 0 || m.Selector >= len(r.Selectors) {
 		return Selector{}
@@ -75,8 +71,8 @@ func selectorOf(r Resource, m Member) Selector {
 	return r.Selectors[m.Selector]
 }
 
-// driver adds the device nodes that the function's driver requires (upstream's
-// driver types). The parent of an auxiliary device never has such a driver.
+// driver adds the nodes for upstream's driver types. The parent of an auxiliary
+// device never has such a driver.
 func (g *containerEdits) driver(m Member) {
 	if m.Auxiliary != nil {
 		return
@@ -107,7 +103,7 @@ func (g *containerEdits) driver(m Member) {
 	}
 }
 
-// vdpa adds the vDPA device of a function; only type vhost has a device node.
+// vdpa adds the vDPA device; only type vhost has a node.
 func (g *containerEdits) vdpa(v *VDPA, wanted string) {
 	if v == nil {
 		g.fail("it has no vDPA device, but its selector has a vdpaType")
@@ -128,7 +124,6 @@ func (g *containerEdits) vdpa(v *VDPA, wanted string) {
 	}
 }
 
-// Types of vDPA devices in vdpaType and in device information files.
 const (
 	vhostType   = "vhost"
 	virtioType  = "virtio"
@@ -145,8 +140,8 @@ func vdpaType(driver string) string {
 	return invalidType
 }
 
-// rdma adds the nodes of a device's RDMA devices. As upstream, the information
-// has, for each role, the first node of the last RDMA device.
+// rdma adds the nodes of RDMA devices. As upstream, the information has the
+// first node of the last device, for each role.
 func (g *containerEdits) rdma(m Member) {
 	info := map[string]string{}
 	g.info["rdma"] = info
@@ -169,8 +164,8 @@ func (g *containerEdits) rdma(m Member) {
 	}
 }
 
-// vhost adds the nodes for virtio-user. As upstream, it adds both nodes or
-// none, but reports both if /dev/vhost-net exists.
+// vhost adds the nodes for virtio-user. As upstream, both or none, but both are
+// reported if /dev/vhost-net exists.
 func (g *containerEdits) vhost() {
 	if !g.exists(vhostNet) {
 		return
@@ -195,7 +190,6 @@ func (g *containerEdits) need(why string, nodes ...deviceNode) {
 	}
 }
 
-// uniqueNodes removes nodes with a duplicate host path.
 func uniqueNodes(nodes []deviceNode) []deviceNode {
 	var all []deviceNode
 	seen := map[string]bool{}
@@ -209,17 +203,13 @@ func uniqueNodes(nodes []deviceNode) []deviceNode {
 }
 
 var (
-	// plainName matches the characters of device and resource names.
-	plainName = regexp.MustCompile(`^[a-zA-Z0-9._:-]+$`)
-	// baseName matches a file name without a directory.
-	baseName = regexp.MustCompile(`^[a-zA-Z0-9_:-][a-zA-Z0-9._:-]*$`)
-	// deviceName is CDI's rule for the names of devices.
+	plainName  = regexp.MustCompile(`^[a-zA-Z0-9._:-]+$`)
+	baseName   = regexp.MustCompile(`^[a-zA-Z0-9_:-][a-zA-Z0-9._:-]*$`)
 	deviceName = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9._:-]*[a-zA-Z0-9])?$`)
 )
 
 func isBaseName(name string) bool { return baseName.MatchString(name) }
 
-// isBelowDev reports whether name is a clean path below /dev.
 func isBelowDev(name string) bool {
 	rest, ok := strings.CutPrefix(name, "/dev/")
 	return ok && path.Clean(name) == name && plainName.MatchString(strings.ReplaceAll(rest, "/", ""))
@@ -231,13 +221,10 @@ type DeviceNodes struct {
 	Dev   string // "": /dev
 }
 
-// Exists reports whether the machine has a device node, by its host path such
-// as /dev/vfio/12.
+// Exists reports whether the machine has a device node.
 //
-// The /dev of a container, even of a privileged one, lacks the nodes of
-// functions that were bound after its start. Nodes that are missing in /dev are
-// therefore looked up in sysfs: the kernel creates a node on the machine for
-// each device there.
+// The /dev of a container lacks nodes that were created after its start: they
+// are looked up in sysfs.
 func (h DeviceNodes) Exists(path string) bool {
 	rest, ok := strings.CutPrefix(path, "/dev/")
 	if !ok || !isBelowDev(path) {

@@ -15,9 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DeviceFiles has the directories of the files for Multus and container
-// runtimes; "" disables one. Its methods can be called concurrently for
-// different files.
+// DeviceFiles has the directories for Multus and container runtimes; ""
+// disables one. Methods can be called concurrently for different files.
 type DeviceFiles struct {
 	DeviceInfo string // usually /var/run/k8s.cni.cncf.io/devinfo/dp
 	CDI        string // usually /var/run/cdi
@@ -25,19 +24,16 @@ type DeviceFiles struct {
 
 const (
 	maxName = 255
-	// tempPrefix and tempSuffix form names that no reader opens: Multus opens
-	// files by name, the CDI library opens only .json and .yaml.
+	// No reader opens these names: Multus opens files by name, the CDI library
+	// .json and .yaml.
 	tempPrefix = ".cleat-"
 	tempSuffix = ".tmp"
-	// abandoned is the age after which a temporary file is left over from a
-	// dead writer.
+	// abandoned is the age of a temporary file of a dead writer.
 	abandoned = time.Minute
 )
 
-// isFileName reports whether name is valid as a file name.
 func isFileName(name string) bool { return isBaseName(name) && len(name) <= maxName }
 
-// dir returns the directory of a file, according to the form of its name.
 func (f DeviceFiles) dir(file string) (string, error) {
 	var dir string
 	switch {
@@ -58,9 +54,8 @@ func isSpec(file string) bool {
 	return isFileName(file) && strings.HasPrefix(file, cdiPrefix) && strings.HasSuffix(file, cdiSuffix)
 }
 
-// Write atomically writes a file of DeviceInfo or CDISpec, and creates its
-// directory if needed. After a crash, readers see the old or the new content. A
-// file with the same content is not written again.
+// Write atomically writes a file of DeviceInfo or CDISpec, unless it has the
+// same content. After a crash, readers see the old or the new content.
 func (f DeviceFiles) Write(file string, content []byte) error {
 	dir, err := f.dir(file)
 	if err != nil {
@@ -83,8 +78,7 @@ func (f DeviceFiles) Write(file string, content []byte) error {
 	return nil
 }
 
-// hasContent reports whether a regular file has the given content. Other file
-// types are not opened: open could block.
+// hasContent opens regular files only: opening others could block.
 func hasContent(root *os.Root, file string, content []byte) bool {
 	info, err := root.Lstat(file)
 	if err != nil || !info.Mode().IsRegular() || info.Size() != int64(len(content)) {
@@ -127,7 +121,7 @@ func replaceFile(root *os.Root, file string, content []byte) (err error) {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// Remove removes a file of DeviceInfo or CDISpec. A missing file is no error.
+// Remove removes a file; a missing one is no error.
 func (f DeviceFiles) Remove(file string) error {
 	dir, err := f.dir(file)
 	if err != nil {
@@ -139,7 +133,6 @@ func (f DeviceFiles) Remove(file string) error {
 	return nil
 }
 
-// withoutPath strips the random temporary file name from an error.
 func withoutPath(err error) error {
 	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		return path.Err
@@ -157,13 +150,12 @@ func ignoreNotExist(err error) error {
 	return err
 }
 
-// Sweep removes files for which keep returns false, and temporary files of
-// killed writers. It removes CDI specs named sriov-dp-* even of resources that
-// were removed from the configuration, since two specs must not define the same
-// device. It removes device information of the given resources only: other
-// plugins share that directory. keep must be true for files of devices that a
-// pod holds: its sandbox or container can be recreated at any time. Sweep
-// returns the removed names, also with an error.
+// Sweep removes files that keep rejects, and temporary files of killed writers.
+// CDI specs named sriov-dp-* are removed even for unconfigured resources, since
+// two specs must not define the same device. Device information is removed only
+// for the given resources: the directory is shared. keep must be true for
+// devices that pods hold: their sandbox can be recreated. Sweep returns the
+// removed names, also with an error.
 func (f DeviceFiles) Sweep(resources []Resource, keep func(file string) bool) (removed []string, err error) {
 	var errs []error
 	for _, d := range []struct {
@@ -197,7 +189,6 @@ func (f DeviceFiles) Sweep(resources []Resource, keep func(file string) bool) (r
 	return removed, nil
 }
 
-// isAbandoned reports whether a file is the temporary file of a dead writer.
 func isAbandoned(e fs.DirEntry) bool {
 	if !strings.HasPrefix(e.Name(), tempPrefix) || !strings.HasSuffix(e.Name(), tempSuffix) || !e.Type().IsRegular() {
 		return false
@@ -206,9 +197,7 @@ func isAbandoned(e fs.DirEntry) bool {
 	return err == nil && time.Since(info.ModTime()) > abandoned
 }
 
-// isInfo reports whether a file is the device information of one of the
-// resources. The address is checked because one resource name can be a prefix
-// of another.
+// isInfo checks the address too: a resource name can be a prefix of another.
 func isInfo(file string, resources []Resource) bool {
 	for _, r := range resources {
 		rest, begins := strings.CutPrefix(file, infoPrefix(r))

@@ -13,7 +13,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// anyResource draws a resource and members with arbitrary properties.
 func anyResource(t *rapid.T) (Resource, []Member) {
 	kind := rapid.SampledFrom(DeviceTypes()).Draw(t, "type")
 	r := Resource{Type: kind, Prefix: rapid.StringMatching(`[a-z][a-z0-9]{0,8}(\.[a-z]{1,5}){0,2}`).Draw(t, "prefix"),
@@ -45,9 +44,8 @@ func anyResource(t *rapid.T) (Resource, []Member) {
 	return r, members
 }
 
-// For any input, the environment lists the devices in the requested order; each
-// host path is unique and is part of the information; and CDI adds the same
-// nodes as the response without CDI.
+// The environment has the requested order; host paths are unique; CDI adds the
+// same nodes.
 func TestAllocateProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r, members := anyResource(t)
@@ -89,7 +87,6 @@ func TestAllocateProperties(t *testing.T) {
 			}
 		}
 
-		// The nodes that CDI adds for the devices named in the response.
 		_, content, err := CDISpec(r, members, s)
 		testkit.Must(t, err)
 		var spec cdi.Spec
@@ -121,8 +118,7 @@ func TestAllocateProperties(t *testing.T) {
 	})
 }
 
-// No name from sysfs or from the configuration escapes a directory or /dev, or
-// names another device or file.
+// No name escapes a directory or /dev, or names another device or file.
 func FuzzNames(f *testing.F) {
 	f.Add("example.com", "net", "0000:02:02.0", "12", "uio0", "/dev/vhost-vdpa-3", "/dev/infiniband/uverbs0")
 	f.Add("a/b", "../c", "../../etc/passwd", "../sda", "..", "/dev/../etc/shadow", "/dev/mem\x00")

@@ -21,7 +21,6 @@ const (
 	specFile = "sriov-dp-example.com-net-pci-net.yaml"
 )
 
-// files returns directories that do not exist yet.
 func files(t *testing.T) DeviceFiles {
 	root := t.TempDir()
 	return DeviceFiles{DeviceInfo: filepath.Join(root, "cni/devinfo/dp"), CDI: filepath.Join(root, "cdi")}
@@ -33,7 +32,6 @@ func read(t *testing.T, path string) string {
 	return string(content)
 }
 
-// list lists both directories.
 func list(t *testing.T, f DeviceFiles) []string {
 	t.Helper()
 	var all []string
@@ -72,7 +70,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// An unchanged file is not rewritten: runtimes watch these directories.
+// Runtimes watch these directories.
 func TestWriteKeepsUnchangedFile(t *testing.T) {
 	f := files(t)
 	path := filepath.Join(f.CDI, specFile)
@@ -90,8 +88,6 @@ func TestWriteKeepsUnchangedFile(t *testing.T) {
 	}
 }
 
-// Links, FIFOs and directories in place of a file neither redirect the content
-// nor block.
 func TestWriteReplacesNonRegularFiles(t *testing.T) {
 	f := files(t)
 	testkit.Must(t, os.MkdirAll(f.CDI, 0o755))
@@ -178,8 +174,8 @@ func TestSweep(t *testing.T) {
 		testkit.Must(t, os.Chtimes(path, at, at))
 	}
 	others := []string{
-		"example.com-other-0000:02:02.0-device.json", // of another plugin
-		"example.com-net-b-0000:02:02.0-device.json", // of example.com/net-b
+		"example.com-other-0000:02:02.0-device.json",
+		"example.com-net-b-0000:02:02.0-device.json",
 		"example.com-net-mlx5_core.sf.4-device.json", "example.com-net--device.json", "example.com-net-0000:02:02.9-device.json",
 		"example.com-net-0000:02:02.0-device.json.bak", "example.com-net-0000:02:02.0", "x", ".cleat-x", "spec.1.tmp",
 	}
@@ -222,8 +218,6 @@ func TestSweepWithoutFiles(t *testing.T) {
 	}
 }
 
-// With concurrent writers, readers and Sweep, readers only see complete
-// content.
 func TestConcurrentWriteAndRead(t *testing.T) {
 	f := files(t)
 	content := func(n int) []byte { return bytes.Repeat([]byte{byte('a' + n%26)}, 1+n*977%20000) }
@@ -265,8 +259,6 @@ func checkWhole(t *testing.T, path string) {
 	}
 }
 
-// A writer killed at any time leaves the old or the new content, and no file
-// that a reader would open.
 func TestKilledWriter(t *testing.T) {
 	const variable = "CLEAT_TEST_WRITER"
 	if dir := os.Getenv(variable); dir != "" {
@@ -291,9 +283,9 @@ func TestKilledWriter(t *testing.T) {
 		if _, err := out.Read(begun); err != nil || string(begun[:7]) != "writing" {
 			t.Fatalf("the writer said %q, %v", begun, err)
 		}
-		time.Sleep(time.Duration(round) * 700 * time.Microsecond) // to hit different moments
+		time.Sleep(time.Duration(round) * 700 * time.Microsecond)
 		testkit.Must(t, cmd.Process.Kill())
-		_ = cmd.Wait() // it was killed
+		_ = cmd.Wait()
 		checkWhole(t, filepath.Join(f.CDI, specFile))
 		for _, name := range list(t, f) {
 			if name != specFile && (!strings.HasPrefix(name, ".") || strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".json")) {
@@ -303,11 +295,10 @@ func TestKilledWriter(t *testing.T) {
 	}
 }
 
-// Errors of a directory that is not writable are always the same, so that they
-// can be logged once.
+// So that they can be logged once.
 func TestErrorsOmitTemporaryName(t *testing.T) {
 	f := files(t)
-	testkit.Must(t, os.MkdirAll(filepath.Join(f.CDI, specFile), 0o755)) // makes the rename fail
+	testkit.Must(t, os.MkdirAll(filepath.Join(f.CDI, specFile), 0o755))
 	err := f.Write(specFile, []byte("x"))
 	if err == nil || strings.Contains(err.Error(), tempPrefix) || !strings.Contains(err.Error(), filepath.Join(f.CDI, specFile)) {
 		t.Errorf("%v, want the file and no temporary one", err)

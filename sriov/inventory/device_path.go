@@ -6,19 +6,18 @@ import (
 	"strings"
 )
 
-// devicePath is the location of a device below a PCI function, parsed from a
-// sysfs link: ../../devices/pci0000:00/0000:00:03.0/virtio2/net/eth0 has
-// address 0000:00:03.0 and below virtio2.
+// devicePath is parsed from a sysfs link:
+// ../../devices/pci0000:00/0000:00:03.0/virtio2/net/eth0 has address
+// 0000:00:03.0 and below virtio2.
 type devicePath struct {
-	address string // of the nearest PCI function; "" for none
+	address string // nearest PCI function; "" for none
 	below   string // path between the function and the device
 }
 
-// String returns the address and the path below it.
 func (p devicePath) String() string { return strings.TrimSuffix(p.address+"/"+p.below, "/") }
 
-// parseDevicePath parses a link target whose last own elements belong to the
-// device: its name and, for a class device, its class.
+// parseDevicePath parses a link target. The last own elements are the device's
+// name and, for a class device, its class.
 func parseDevicePath(target string, own int) devicePath {
 	for range own {
 		target = target[:max(strings.LastIndexByte(target, '/'), 0)]
@@ -33,8 +32,8 @@ func parseDevicePath(target string, own int) devicePath {
 	return devicePath{}
 }
 
-// isFunction reports whether the device belongs to the function itself:
-// directly below it, or below its virtio device.
+// isFunction: the device is directly below the function, or below its virtio
+// device.
 func (p devicePath) isFunction() bool {
 	return p.address != "" && (p.below == "" || strings.HasPrefix(p.below, "virtio") && !strings.Contains(p.below, "/"))
 }
@@ -50,5 +49,4 @@ func compareAddresses(a, b string) int {
 	return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b))
 }
 
-// base returns the last element of a link target.
 func base(target string) string { return target[strings.LastIndexByte(target, '/')+1:] }

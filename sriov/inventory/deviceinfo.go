@@ -7,8 +7,8 @@ import (
 
 const infoSuffix = "-device.json"
 
-// deviceInfo describes a device for Multus, according to the Device Information
-// Specification 1.1.0 of the Kubernetes Network Plumbing Working Group.
+// deviceInfo follows the Device Information Specification 1.1.0 of the
+// Kubernetes Network Plumbing Working Group.
 type deviceInfo struct {
 	Type    string    `json:"type"`
 	Version string    `json:"version"`
@@ -28,10 +28,9 @@ type vdpaInfo struct {
 	Address string `json:"pci-address"`
 }
 
-// DeviceInfo composes the device information file for Multus and its CNI
-// plugins, and the file name. ok is false for devices that have no such file:
-// devices that are not PCI network functions, and ids that are invalid in a
-// file name.
+// DeviceInfo composes the device information file for Multus and CNI plugins.
+// ok is false for devices other than PCI network functions, and ids that are
+// invalid in a file name.
 func DeviceInfo(r Resource, m Member) (file string, content []byte, ok bool) {
 	file = infoPrefix(r) + m.ID + infoSuffix
 	if r.Type != NetDevice || m.Function == nil || m.Auxiliary != nil || !isFileName(file) {
@@ -59,6 +58,4 @@ func DeviceInfo(r Resource, m Member) (file string, content []byte, ok bool) {
 	return file, content, err == nil
 }
 
-// infoPrefix returns the prefix of the names of a resource's files. Resource
-// names contain no slash.
 func infoPrefix(r Resource) string { return r.Prefix + "-" + r.Name + "-" }

@@ -15,51 +15,45 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// Links lists network devices and default routes; netlinks.Kernel is the
-// production implementation.
+// Links lists network devices and default routes; netlinks.Kernel implements
+// it.
 type Links interface {
 	Links(context.Context) ([]netlinks.Link, error)
-	// DefaultRoutes returns the indexes of the links that default routes use.
-	// With an error the result is partial.
+	// DefaultRoutes returns link indexes; with an error the result is partial.
 	DefaultRoutes(context.Context) ([]int, error)
 }
 
 // DiscoverConfig has the data sources of Discover.
 type DiscoverConfig struct {
 	Sysfs string // "": /sys
-	Dev   string // "": /dev; paths in the snapshot always begin with /dev
+	Dev   string // paths in the snapshot always begin with /dev
 	Links Links  // nil: netlinks.Kernel
-	// Devlink reports profiles and RDMA capability; nil: a new devlink.Recent.
-	// Repeated discoveries must share one: it caches results, and a hanging
-	// driver blocks at most one of its goroutines.
+	// Devlink must be shared by repeated discoveries: it caches, and a hanging
+	// driver blocks at most one goroutine. Nil: a new devlink.Recent.
 	Devlink Devlink
-	// Profiles is the source of DDP profiles that no driver reports; nil: no
-	// source.
+	// Profiles has the DDP profiles that no driver reports; nil: none.
 	Profiles Profiles
 }
 
-// Values of Problem.What that do not name a single function.
 const (
-	WhatLinks    = "links"          // only the names of network devices are known
-	WhatRoutes   = "default routes" // a function with a default route can be unmarked
+	WhatLinks    = "links"          // only names are known
+	WhatRoutes   = "default routes" // functions can be unmarked
 	WhatDevlink  = "devlink"        // profiles and RDMA capabilities can be missing
-	WhatProfiles = "ddptool"        // the profile of an adapter can be missing
+	WhatProfiles = "ddptool"
 )
 
-// maxReaders bounds the number of functions that are read concurrently.
 const maxReaders = 4
 
-// Discover reads the functions and auxiliary devices of the machine. What
-// cannot be read is a Problem of the snapshot; Discover fails only if the
-// context ends or sysfs is missing.
+// Discover reads the functions and auxiliary devices of the machine. Read
+// errors become Problems; Discover fails only if the context ends or sysfs is
+// missing.
 //
-// The kernel creates and removes functions concurrently. A removed function is
-// left out. A function that is being created or removed is left out with a
-// Problem, so that a virtual function is never mistaken for a physical one.
+// The kernel creates and removes functions concurrently: a removed function is
+// left out; one in transition is left out with a Problem, so that a VF is never
+// mistaken for a PF.
 //
-// Discover does not block on driver locks: it does not read sriov_numvfs, which
-// blocks until the driver has created its functions. Devlink can block, but for
-// at most a second.
+// It does not block on driver locks (sriov_numvfs is not read), and on devlink
+// for at most a second.
 func Discover(ctx context.Context, c DiscoverConfig) (*Snapshot, error) {
 	c.Sysfs, c.Dev = cmp.Or(c.Sysfs, "/sys"), cmp.Or(c.Dev, "/dev")
 	if c.Links == nil {
@@ -81,19 +75,17 @@ func Discover(ctx context.Context, c DiscoverConfig) (*Snapshot, error) {
 	return snapshot, nil
 }
 
-// scan is the state of one Discover call.
 type scan struct {
 	root   sysfs.Dir
 	config DiscoverConfig
 
-	functions map[string]*Function // by address
+	functions map[string]*Function
 	auxiliary map[string]*Auxiliary
 
 	mu       sync.Mutex
 	problems []Problem
 }
 
-// problem records an error; nil is ignored.
 func (s *scan) problem(what string, err error) {
 	if err == nil {
 		return
@@ -130,9 +122,8 @@ func (s *scan) run(ctx context.Context) *Snapshot {
 	return snapshot
 }
 
-// eachDevice calls call with each link of a directory and the path of its
-// device. A missing directory has no devices. Entries that are not links are
-// attributes of the class and are skipped.
+// eachDevice visits the links of a directory. Entries that are not links are
+// attributes of the class.
 func (s *scan) eachDevice(dir string, below int, call func(class sysfs.Dir, name string, at devicePath)) {
 	class, err := s.root.Open(dir)
 	if err != nil {
@@ -154,7 +145,6 @@ func (s *scan) eachDevice(dir string, below int, call func(class sysfs.Dir, name
 	}
 }
 
-// ignoreAbsent returns nil for the error of a missing file.
 func ignoreAbsent(err error) error {
 	if sysfs.IsAbsent(err) {
 		return nil
@@ -162,8 +152,6 @@ func ignoreAbsent(err error) error {
 	return err
 }
 
-// readFunctions reads every network function and accelerator, and the PF of
-// each virtual function.
 func (s *scan) readFunctions(ctx context.Context) {
 	const dir = "bus/pci/devices"
 	bus, err := s.root.Open(dir)

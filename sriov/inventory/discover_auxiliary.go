@@ -8,11 +8,10 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// scalable is the type of auxiliary devices that can be allocated. The others
-// (mlx5_core.eth.0, ice.roce.1) are internal parts of a driver.
+// scalable is the only allocatable type; the others (mlx5_core.eth.0,
+// ice.roce.1) are internal to a driver.
 const scalable = "sf"
 
-// readAuxiliaries reads the scalable functions.
 func (s *scan) readAuxiliaries() {
 	const bus = "bus/auxiliary/devices"
 	s.eachDevice(bus, 1, func(devices sysfs.Dir, name string, at devicePath) {
@@ -33,8 +32,7 @@ func (s *scan) readAuxiliaries() {
 	})
 }
 
-// readAuxiliary reads one auxiliary device; exists is false if it was removed
-// or its driver could not be read.
+// exists is false if the device was removed or its driver could not be read.
 func readAuxiliary(devices sysfs.Dir, name string) (a Auxiliary, exists bool, err error) {
 	a = Auxiliary{Name: name, Index: NoIndex}
 	dir, err := devices.Open(name)
@@ -47,8 +45,7 @@ func readAuxiliary(devices sysfs.Dir, name string) (a Auxiliary, exists bool, er
 	}
 	text, err := dir.Text("sfnum")
 	if err != nil {
-		// The driver creates sfnum with the device: without sfnum the device
-		// was removed.
+		// The driver creates sfnum with the device.
 		return a, !sysfs.IsAbsent(err), ignoreAbsent(err)
 	}
 	index, err := strconv.ParseUint(text, 10, 31)
@@ -59,8 +56,6 @@ func readAuxiliary(devices sysfs.Dir, name string) (a Auxiliary, exists bool, er
 	return a, true, nil
 }
 
-// parseAuxiliary splits the name of an auxiliary device, such as
-// mlx5_core.sf.4.
 func parseAuxiliary(name string) (driver, kind string, id int, ok bool) {
 	parts := strings.Split(name, ".")
 	if len(parts) != 3 || parts[0] == "" || parts[1] == "" {

@@ -16,8 +16,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
 )
 
-// An E810 reports its profile only on the PF, and mlx5 reports RDMA capability
-// for each function.
+// An E810 reports its profile on the PF, mlx5 RDMA capability per function.
 func TestDrivers(t *testing.T) {
 	tree := sysfstest.New(t)
 	tree.Add(sysfstest.Function{Address: "0000:18:00.0", Vendor: "8086", Device: "1593", Driver: "ice", TotalVFs: 4, VFDevice: "1889", VFDriver: "iavf"})
@@ -46,7 +45,7 @@ func TestDrivers(t *testing.T) {
 	}{
 		"0000:18:00.0": {"ICE COMMS Package", false}, ice[0]: {"ICE COMMS Package", false}, ice[1]: {"its own", false},
 		"0000:19:00.0": {}, "0000:1a:00.0": {},
-		pf.Address: {}, // the capability of a VF does not apply to its PF
+		pf.Address: {},
 		mlx[0]:     {"", true}, mlx[1]: {"", true}, mlx[2]: {"", true}, mlx[3]: {}, mlx[4]: {},
 	} {
 		if f := byAddress(t, s, address); f.DDPProfile != want.profile || f.RDMACapable != want.rdma {
@@ -66,7 +65,7 @@ func TestDrivers(t *testing.T) {
 	}
 }
 
-// withProfile has a PF whose driver reports a profile, read through a Recent.
+// The driver's profile is read through a Recent.
 func withProfile(t *testing.T) (*sysfstest.Tree, inventory.DiscoverConfig) {
 	tree := sysfstest.New(t)
 	pf := mellanox()
@@ -81,8 +80,7 @@ func ofDevlink(s *inventory.Snapshot) []inventory.Problem {
 	return slices.DeleteFunc(slices.Clone(s.Problems), func(p inventory.Problem) bool { return p.What != inventory.WhatDevlink })
 }
 
-// While a driver hangs, discovery ends within a bounded time and reports the
-// last known profiles.
+// Discovery ends in bounded time, with the last known profiles.
 func TestHangingDriver(t *testing.T) {
 	tree, c := withProfile(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -125,7 +123,7 @@ func TestFailingDriver(t *testing.T) {
 	if s := discover(t, c); len(s.Problems) != 0 || s.Functions[0].DDPProfile != "" || s.Functions[0].RDMACapable {
 		t.Errorf("without devlink, found %+v", s)
 	}
-	c.Devlink = nil // the devlink of this machine, which has no such function
+	c.Devlink = nil
 	if s := discover(t, c); len(s.Problems) != 0 || s.Functions[0].DDPProfile != "" {
 		t.Errorf("with this machine's devlink, found %+v", s)
 	}
@@ -144,12 +142,11 @@ func TestContextEndsWhileDriverHangs(t *testing.T) {
 	})
 }
 
-// Functions with the ids of a PF's VFs are discovered at addresses that no VF
-// can have.
+// VF ids at addresses that no VF can have.
 func TestNeighboursOfVirtualFunctions(t *testing.T) {
 	tree := sysfstest.New(t)
 	pf := mellanox()
-	pf.Stride, pf.TotalVFs = 2, 2 // at 00.2 and 00.4
+	pf.Stride, pf.TotalVFs = 2, 2
 	tree.Add(pf)
 	for address, found := range map[string]bool{
 		"0000:3b:00.1": true, "0000:3b:00.2": false, "0000:3b:00.3": true, "0000:3b:00.4": false, "0000:3b:00.6": true, "0001:3b:00.2": true,
@@ -190,7 +187,6 @@ func TestSeveralRDMADevicesOfAFunction(t *testing.T) {
 	}
 }
 
-// late is a Links in which one link gets its name after the first call.
 type late struct {
 	of    sysfstest.Links
 	looks *int

@@ -13,29 +13,26 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// Devlink reports driver properties of devices; *devlink.Recent is the
-// production implementation.
+// Devlink reports driver properties; *devlink.Recent implements it.
 type Devlink interface {
 	// Devices returns soon after ctx ends. With an error the result is partial.
 	Devices(ctx context.Context) (map[devlink.Handle]devlink.Device, error)
 }
 
-// NoDevlink is a Devlink without devices, for callers that need neither DDP
-// profiles nor RDMA capability.
+// NoDevlink is a Devlink without devices.
 type NoDevlink struct{}
 
-// Devices returns no device.
+// Devices implements Devlink.
 func (NoDevlink) Devices(context.Context) (map[devlink.Handle]devlink.Device, error) { return nil, nil }
 
-// devlinkTimeout bounds the wait for drivers: a driver answers only after its
-// current operation, such as the creation of virtual functions.
+// devlinkTimeout: a driver answers only after its current operation, such as
+// the creation of VFs.
 const devlinkTimeout = time.Second
 
-// devlink sets RDMACapable and DDPProfile with upstream's meaning. A function
-// is RDMA capable if it has an RDMA device or its driver reports RDMA, which
-// the driver does even while the RDMA device is in a pod's namespace (exclusive
-// mode). The DDP profile is that of the function or of its PF: ice reports
-// profiles for physical functions only.
+// As upstream, a function is RDMA capable if it has an RDMA device or its
+// driver reports RDMA, which it does even while the RDMA device is in a pod's
+// namespace (exclusive mode). ice reports DDP profiles for physical functions
+// only, so VFs get their PF's.
 func (s *scan) devlink(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, devlinkTimeout)
 	defer cancel()
@@ -50,22 +47,21 @@ func (s *scan) devlink(ctx context.Context) {
 	}
 }
 
-// Profiles is a source of DDP profiles for adapters whose drivers report none;
-// *ddptool.Tool is the production implementation.
+// Profiles has the DDP profiles of adapters whose drivers report none;
+// *ddptool.Tool implements it.
 type Profiles interface {
 	Profile(ctx context.Context, address string) (string, error)
 }
 
-// intel is the only vendor with DDP profiles.
 const intel = "8086"
 
-// profiles sets the DDP profile of Intel functions whose driver reports none.
-// Virtual functions get the profile of their PF.
+// profiles asks for Intel functions, the only ones with DDP profiles, whose
+// driver reports none.
 func (s *scan) profiles(ctx context.Context) {
 	if s.config.Profiles == nil {
 		return
 	}
-	asked := map[string][]*Function{} // by address of the PF
+	asked := map[string][]*Function{} // by PF
 	for _, f := range s.functions {
 		if f.DDPProfile == "" && f.Vendor == intel {
 			asked[f.PF] = append(asked[f.PF], f)
@@ -89,8 +85,8 @@ func (s *scan) profiles(ctx context.Context) {
 	all.Wait()
 }
 
-// userspace reads the UIO and vDPA devices of functions. The vDPA device of a
-// scalable function does not belong to the parent function.
+// The vDPA device of a scalable function does not belong to the parent
+// function.
 func (s *scan) userspace(context.Context) {
 	s.eachDevice("class/uio", 2, func(_ sysfs.Dir, name string, at devicePath) {
 		if f := s.functions[at.address]; f != nil && at.isFunction() && f.UIO == "" {

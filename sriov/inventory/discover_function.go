@@ -10,10 +10,8 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// functionReading is the result of reading a function's sysfs directory.
 type functionReading struct {
-	// function is nil if it has another class, was removed, or could not be
-	// read.
+	// Nil: another class, removed, or not readable.
 	function *Function
 	physfn   string // "" for none
 	capable  *sriovCapability
@@ -22,16 +20,15 @@ type functionReading struct {
 
 // sriovCapability is the SR-IOV capability of a physical function.
 type sriovCapability struct {
-	virtual []string // addresses by index; "" for none
-	device  string   // device id of its virtual functions
-	offset  int      // of the first one's routing id from its own
-	stride  int      // between two
+	virtual []string // addresses by index
+	device  string
+	offset  int // routing id of the first VF minus the PF's
+	stride  int
 	total   int
 }
 
-// readFunction reads the function at an address. A missing attribute leaves its
-// field empty. A function whose identity, driver or PF cannot be read is left
-// out; any other unreadable property only leaves its field empty.
+// A missing attribute leaves its field empty. A function with unreadable
+// identity, driver or PF is left out.
 func readFunction(bus sysfs.Dir, address string) functionReading {
 	var r functionReading
 	add := func(err error) {
@@ -78,9 +75,8 @@ func readFunction(bus sysfs.Dir, address string) functionReading {
 	add(err)
 	f.IOMMUGroup, err = readGroup(dir, f.Driver)
 	add(err)
-	// Attributes can be missing above, including the physfn link, because the
-	// function is being removed. numa_node exists until the removal is
-	// complete.
+	// Attributes, even physfn, can be missing because the function is being
+	// removed; numa_node exists until the removal is complete.
 	node, err := readNumber(dir, "numa_node", absent)
 	add(err)
 	if node == absent && !dir.Has("device") && !dir.Has("modalias") {
@@ -91,8 +87,6 @@ func readFunction(bus sysfs.Dir, address string) functionReading {
 	return r
 }
 
-// readIdentity reads vendor, device and class, from modalias if possible,
-// otherwise from their own files.
 func readIdentity(dir sysfs.Dir, f *Function) error {
 	alias, err := dir.Text("modalias")
 	if m := pciAlias.FindStringSubmatch(alias); err == nil && m != nil {
@@ -116,19 +110,16 @@ func readIdentity(dir sysfs.Dir, f *Function) error {
 	return nil
 }
 
-// pciAlias matches the modalias of a PCI device, such as
-// pci:v00008086d0000154Csv00008086sd00000000bc02sc00i00.
+// Example: pci:v00008086d0000154Csv00008086sd00000000bc02sc00i00.
 var pciAlias = regexp.MustCompile(`^pci:v0000([[:xdigit:]]{4})d0000([[:xdigit:]]{4})sv.{8}sd.{8}bc([[:xdigit:]]{2})sc([[:xdigit:]]{2})i([[:xdigit:]]{2})$`)
 
-// linkBase returns the last element of a link target; "" if the link does not
-// exist.
 func linkBase(dir sysfs.Dir, name string) (string, error) {
 	target, err := dir.Link(name)
 	return base(target), ignoreAbsent(err)
 }
 
-// readGroup reads the IOMMU group. Without an IOMMU, VFIO creates its own
-// groups, whose device nodes are named noiommu-N.
+// Without an IOMMU, VFIO creates its own groups, with device nodes named
+// noiommu-N.
 func readGroup(dir sysfs.Dir, driver string) (string, error) {
 	group, err := linkBase(dir, "iommu_group")
 	if err != nil || group == "" || !strings.Contains(driver, "vfio") {
@@ -144,11 +135,9 @@ func readGroup(dir sysfs.Dir, driver string) (string, error) {
 	return group, nil
 }
 
-// absent is a value that no attribute has: attributes have 32 bits.
+// absent is not a possible attribute value: these have 32 bits.
 const absent = math.MinInt
 
-// readNumber reads a decimal attribute; it returns otherwise if the attribute
-// is missing or invalid.
 func readNumber(dir sysfs.Dir, name string, otherwise int) (int, error) {
 	text, err := dir.Text(name)
 	if err != nil {

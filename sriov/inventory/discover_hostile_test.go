@@ -17,8 +17,6 @@ import (
 
 const victim = "0000:5e:00.0"
 
-// withVictim is a tree with a correct PF and another one whose directory is
-// damaged.
 func withVictim(t *testing.T, spoil func(tree *sysfstest.Tree, dir string)) *sysfstest.Tree {
 	tree := sysfstest.New(t)
 	tree.Add(mellanox())
@@ -37,7 +35,7 @@ func TestHostileFunctions(t *testing.T) {
 	huge := strings.Repeat("9", 1<<20)
 	for name, c := range map[string]struct {
 		spoil func(*sysfstest.Tree, string)
-		stays bool // the function is discovered, with a problem
+		stays bool // discovered, with a problem
 		about string
 	}{
 		"no modalias, garbage class": {func(tree *sysfstest.Tree, dir string) {
@@ -57,7 +55,7 @@ func TestHostileFunctions(t *testing.T) {
 		"virtfn to no function": {link("virtfn0", "devices"), false, "virtfn0"},
 		"own virtual function": {func(tree *sysfstest.Tree, dir string) {
 			if err := os.Symlink("../"+victim, filepath.Join(tree.Sysfs, dir, "virtfn0")); err != nil {
-				tree.Remove(dir) // so that the test fails
+				tree.Remove(dir)
 			}
 		}, false, "being created or removed"},
 		"huge totalvfs":          {file("sriov_totalvfs", huge), false, "4096"},
@@ -121,8 +119,7 @@ func TestHostileClasses(t *testing.T) {
 	}
 }
 
-// A function without its physfn link looks like a physical one. It is being
-// created or removed, and must not be discovered.
+// Without its physfn link, in transition, it looks like a physical one.
 func TestIncompleteFunctions(t *testing.T) {
 	for name, remove := range map[string][]string{
 		"no link to the PF":    {"devices/pci0000:3b/0000:3b:00.3/physfn"},
@@ -151,8 +148,6 @@ func TestIncompleteFunctions(t *testing.T) {
 	}
 }
 
-// While functions are created and removed, each function in a snapshot is
-// correct.
 func TestVanishingFunctions(t *testing.T) {
 	tree := sysfstest.New(t)
 	pf := mellanox()
@@ -193,7 +188,6 @@ func TestVanishingFunctions(t *testing.T) {
 	}
 }
 
-// Discovery of a random tree returns what was built.
 func TestRandomTrees(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		tree := sysfstest.New(t)

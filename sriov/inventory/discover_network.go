@@ -13,15 +13,15 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// listTries bounds the attempts to list sysfs and netlink until both have the
-// same names: udev renames devices as they appear.
+// listTries bounds attempts to get the same names from sysfs and netlink: udev
+// renames new devices.
 const listTries = 3
 
-// network reads all links with one request instead of one per device.
+// network uses one netlink request for all devices.
 func (s *scan) network(ctx context.Context) {
 	at, links, byName := s.listLinks(ctx)
-	uplinks := map[string]port{}                // by address of the PF
-	representors := map[representation]string{} // names
+	uplinks := map[string]port{} // by PF
+	representors := map[representation]string{}
 	for _, l := range links {
 		if r, ok := represents(l); ok {
 			representors[r] = l.Name
@@ -59,8 +59,8 @@ func (s *scan) network(ctx context.Context) {
 	}
 }
 
-// routes marks the devices that carry a default route, directly or through an
-// upper link such as a VLAN.
+// routes marks devices with a default route, also through an upper link such as
+// a VLAN.
 func (s *scan) routes(ctx context.Context, at map[string]devicePath, links []netlinks.Link) {
 	routes, err := s.config.Links.DefaultRoutes(ctx)
 	s.problem(WhatRoutes, err)
@@ -74,8 +74,6 @@ func (s *scan) routes(ctx context.Context, at map[string]devicePath, links []net
 	}
 }
 
-// listLinks returns the sysfs paths of network devices by name, and the
-// kernel's links, also by name.
 func (s *scan) listLinks(ctx context.Context) (at map[string]devicePath, links []netlinks.Link, byName map[string]netlinks.Link) {
 	for try := 1; ; try++ {
 		at, byName = map[string]devicePath{}, map[string]netlinks.Link{}
@@ -104,9 +102,8 @@ func (s *scan) listLinks(ctx context.Context) (at map[string]devicePath, links [
 	}
 }
 
-// carriers returns the names of the links that the routes use and of all their
-// lower links: a VLAN's link, the members of a bond or bridge. Open vSwitch
-// forwards by its own rules, which the kernel does not show, so all its ports
+// carriers returns the links of the routes and all their lower links (of VLANs,
+// bonds, bridges). Open vSwitch hides its forwarding rules, so all its ports
 // count.
 func carriers(links []netlinks.Link, routes []int) map[string]bool {
 	byIndex := map[int]netlinks.Link{}
@@ -146,15 +143,12 @@ func carriers(links []netlinks.Link, routes []int) map[string]bool {
 	return names
 }
 
-// isScalable reports whether a network device belongs to a scalable function.
-// Its routes do not count for the parent function.
+// Routes of a scalable function's network device do not count for the parent.
 func isScalable(at devicePath) bool {
 	_, kind, _, ok := parseAuxiliary(at.below)
 	return ok && kind == scalable
 }
 
-// pfNames returns the names of a PF: the primary names, then the alternative
-// names.
 func pfNames(of []Netdev) []string {
 	var names, others []string
 	for _, d := range of {
@@ -164,7 +158,7 @@ func pfNames(of []Netdev) []string {
 	return append(names, others...)
 }
 
-// anyPF is the PF in port names of older kernels, which have only the VF index.
+// anyPF: port names of older kernels have only the VF index.
 const anyPF = -1
 
 // port is a PF as seen by its embedded switch.
@@ -173,15 +167,13 @@ type port struct {
 	pf       int
 }
 
-// representation is a virtual function as seen by the embedded switch.
 type representation struct {
 	port
 	vf int
 }
 
-// isRepresentor reports whether a link is a port of an embedded switch that
-// represents another function. Port names are p0 for the uplink, and pf0vf3,
-// pf0sf88, c1pf0 or, in older kernels, 3 for representors.
+// Port names are p0 for the uplink, and pf0vf3, pf0sf88, c1pf0 or, in older
+// kernels, 3 for representors.
 func isRepresentor(l netlinks.Link) bool {
 	if l.SwitchID == "" || l.PortName == "" {
 		return false
@@ -190,9 +182,8 @@ func isRepresentor(l netlinks.Link) bool {
 	return strings.HasPrefix(l.PortName, "pf") || first == 'c' || first >= '0' && first <= '9'
 }
 
-// represents returns the virtual function of this machine that a link
-// represents. Names with a c (controller) are functions of a host whose DPU is
-// this machine.
+// Names with a c (controller) are functions of a host whose DPU is this
+// machine.
 func represents(l netlinks.Link) (representation, bool) {
 	if !isRepresentor(l) {
 		return representation{}, false
@@ -211,8 +202,8 @@ func represents(l netlinks.Link) (representation, bool) {
 	return representation{of, int(vf)}, err == nil
 }
 
-// uplinkPort returns the port of a PF: p1 is PF 1. For other port names it is
-// the PCI function number, as drivers number ports.
+// p1 is PF 1. For other port names it is the PCI function number, as drivers
+// number ports.
 func uplinkPort(l netlinks.Link, address string) port {
 	if n, err := strconv.ParseUint(strings.TrimPrefix(l.PortName, "p"), 10, 16); err == nil {
 		return port{l.SwitchID, int(n)}

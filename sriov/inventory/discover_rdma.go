@@ -13,7 +13,6 @@ import (
 
 const infiniband = "class/infiniband"
 
-// rdma reads the RDMA devices of this network namespace.
 func (s *scan) rdma(context.Context) {
 	var found []string
 	at := map[string]devicePath{}
@@ -41,10 +40,9 @@ func (s *scan) rdma(context.Context) {
 	}
 }
 
-// charDevices returns the device nodes of each RDMA device, with the connection
-// manager's if it exists. A node has the same path as its RDMA device; if
-// several RDMA devices share a path, the node's ibdev attribute identifies its
-// device.
+// charDevices returns device nodes by RDMA device, with the connection
+// manager's. If RDMA devices share a path, the node's ibdev attribute
+// identifies its device.
 func (s *scan) charDevices(on map[devicePath][]string) map[string][]CharDevice {
 	of := map[string][]CharDevice{}
 	for _, dir := range []string{"class/infiniband_mad", "class/infiniband_verbs"} {
@@ -77,7 +75,6 @@ func (s *scan) charDevices(on map[devicePath][]string) map[string][]CharDevice {
 	return of
 }
 
-// pkey returns the partition key at index 0 of the device's first port.
 func (s *scan) pkey(class sysfs.Dir, name string) string {
 	key, err := class.Text(name + "/ports/1/pkeys/0")
 	if err != nil {

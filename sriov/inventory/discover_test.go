@@ -27,7 +27,6 @@ func discover(t testing.TB, c inventory.DiscoverConfig) *inventory.Snapshot {
 	return testkit.Value(inventory.Discover(t.Context(), c))(t)
 }
 
-// clean is a snapshot without problems.
 func clean(t testing.TB, tree *sysfstest.Tree) *inventory.Snapshot {
 	t.Helper()
 	s := discover(t, configOf(tree))
@@ -48,7 +47,6 @@ func byAddress(t testing.TB, s *inventory.Snapshot, address string) inventory.Fu
 	return inventory.Function{}
 }
 
-// mellanox is a realistic PF.
 func mellanox() sysfstest.Function {
 	return sysfstest.Function{
 		Address: "0000:3b:00.0", Vendor: "15b3", Device: "101d", Driver: "mlx5_core", NUMA: 1, IOMMUGroup: "17", ACPIIndex: "101",
@@ -173,8 +171,7 @@ func TestRepresentors(t *testing.T) {
 			v := setVirtual(t, tree, pf.Address, 2)
 			tree.ChangeLink(pf.Netdev, func(l *netlinks.Link) { l.SwitchID, l.PortName = "a0b1", "p1" })
 			for i := range v {
-				// The name sorts before the uplink, and is not a name of the
-				// PF.
+				// It sorts before the uplink.
 				tree.AddLink(sysfstest.Device(pf.Address), netlinks.Link{Name: fmt.Sprintf("a_%d", i), SwitchID: "a0b1", PortName: fmt.Sprintf(numbered, i)})
 			}
 			tree.AddLink("", netlinks.Link{Name: "other", SwitchID: "a0b1", PortName: "pf0vf1"})
@@ -196,7 +193,7 @@ func TestRepresentors(t *testing.T) {
 func TestDefaultRoutes(t *testing.T) {
 	const nic = "0000:3b:00.0"
 	for name, c := range map[string]struct {
-		above func(tree *sysfstest.Tree, nic int) int // creates the link of the route
+		above func(tree *sysfstest.Tree, nic int) int
 		want  bool
 	}{
 		"none":      {func(*sysfstest.Tree, int) int { return 0 }, false},
@@ -271,7 +268,6 @@ func TestLinksFail(t *testing.T) {
 	}
 }
 
-// Discovery of this machine has no problems.
 func TestThisMachine(t *testing.T) {
 	s := discover(t, inventory.DiscoverConfig{})
 	for _, p := range s.Problems {

@@ -9,10 +9,9 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// maxVFs is the maximum of the 16-bit counter of the SR-IOV capability.
+// maxVFs: SR-IOV has a 16-bit counter.
 const maxVFs = 1<<16 - 1
 
-// readCapability reads the SR-IOV capability of a function; nil if it has none.
 func readCapability(dir sysfs.Dir) (*sriovCapability, error) {
 	total, err := readNumber(dir, "sriov_totalvfs", NoIndex)
 	if err != nil {
@@ -38,7 +37,6 @@ func readCapability(dir sysfs.Dir) (*sriovCapability, error) {
 	return c, c.readVirtual(dir)
 }
 
-// count returns the number of virtual functions.
 func (c *sriovCapability) count() int {
 	n := 0
 	for i := 0; c != nil && i < len(c.virtual); i++ {
@@ -68,7 +66,7 @@ func (c *sriovCapability) readVirtual(dir sysfs.Dir) error {
 			return err
 		}
 		if address == "" {
-			continue // removed meanwhile
+			continue
 		}
 		if !isAddress(address) {
 			return fmt.Errorf("%s/%s leads to %q, which is not a PCI address", dir.Path(), name, address)
@@ -86,14 +84,11 @@ var (
 	errTwoPFs       = errors.New("two physical functions claim the function")
 )
 
-// membership is the PF of a virtual function and its index.
 type membership struct {
 	pf    string
 	index int
 }
 
-// relate sets the PF and index of virtual functions, and adds complete
-// functions to the scan.
 func (s *scan) relate(read []functionReading) {
 	members, twice := claims(read)
 	slots := newVFSlots(read)
@@ -110,7 +105,7 @@ func (s *scan) relate(read []functionReading) {
 			err = errTwoPFs
 		case physfn == "" && !member && slots.has(f):
 			err = errInTransition
-		case physfn == "" && !member: // a physical function, or a VF passed through without its PF
+		case physfn == "" && !member: // a PF, or a VF passed through without its PF
 			m = membership{f.PF, f.VF}
 		case m.pf != physfn:
 			// The kernel creates a function, then the PF's virtfn link, then
@@ -126,8 +121,7 @@ func (s *scan) relate(read []functionReading) {
 	}
 }
 
-// claims returns the PF and index of each virtual function according to the
-// PFs' virtfn links, and the functions that several PFs link.
+// claims also returns the functions that several PFs link.
 func claims(read []functionReading) (members map[string]membership, twice map[string]bool) {
 	members, twice = make(map[string]membership, len(read)), map[string]bool{}
 	for i := range read {
@@ -149,7 +143,6 @@ func claims(read []functionReading) (members map[string]membership, twice map[st
 	return members, twice
 }
 
-// vfSlots has the PFs by domain, vendor and VF device id.
 type vfSlots map[string][]*functionReading
 
 func newVFSlots(read []functionReading) vfSlots {
@@ -164,9 +157,8 @@ func newVFSlots(read []functionReading) vfSlots {
 	return h
 }
 
-// has reports whether a function has the routing id and device ids of a PF's
-// virtual function. Without its physfn link such a function looks like a
-// physical one.
+// has reports whether the function could be a PF's VF by routing id and device
+// id. Without its physfn link such a function looks like a physical one.
 func (h vfSlots) has(f *Function) bool {
 	for _, r := range h[slotKey(f.Address, f.Vendor, f.Device)] {
 		distance := routingID(f.Address) - routingID(r.function.Address) - r.capable.offset
@@ -183,7 +175,6 @@ func slotKey(address, vendor, device string) string {
 	return domain + " " + vendor + " " + device
 }
 
-// routingID returns the 16-bit PCI routing id: bus, device and function.
 func routingID(address string) int {
 	rest := address[len(address)-len("3b:02.1"):]
 	n := func(s string) int {

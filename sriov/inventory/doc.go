@@ -13,6 +13,5 @@
 //     files for container runtimes and Multus.
 //
 // Only Discover, Watch, Verify, DeviceFiles and DeviceNodes do I/O. All else is
-// pure: the result depends only on the configuration and the set of devices,
-// not on their order.
+// pure and independent of the order of devices.
 package inventory

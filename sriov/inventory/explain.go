@@ -5,46 +5,43 @@ import (
 	"slices"
 )
 
-// Explanation explains for one device why a resource has it, and why the others
-// do not.
+// Explanation explains the decision about one device.
 type Explanation struct {
 	Device
-	LeftOut  string    // why it is excluded from all pools; Verdicts is then empty; "" if not excluded
-	Resource string    // full name of the (first) resource that takes or keeps it; "" for none
-	Held     bool      // a pod holds it
+	LeftOut  string // why it is excluded from all pools
+	Resource string // full name of the (first) resource that has it; "" for none
+	Held     bool
 	Wrong    string    // see Member
-	Verdicts []Verdict // one for each selector, in the order of precedence
+	Verdicts []Verdict // by selector, in the order of precedence
 }
 
 // Outcome is the result of a selector for a device.
 type Outcome string
 
-// The outcomes.
 const (
 	Taken   Outcome = "taken"
-	Late    Outcome = "late"    // it passes, but an earlier selector took it
-	Refused Outcome = "refused" // by the filter that the verdict names
+	Late    Outcome = "late" // an earlier selector took it
+	Refused Outcome = "refused"
 	// For a device that a pod holds:
-	Kept     Outcome = "kept"     // the pod got it from this resource; filters are not applied
-	Withheld Outcome = "withheld" // it passes, but the pod got it from another resource
+	Kept     Outcome = "kept"     // of this resource; filters are not applied
+	Withheld Outcome = "withheld" // of another resource
 )
 
-// DeviceTypeFilter is the Filter of a verdict about a device of another type.
+// DeviceTypeFilter is the Filter if the device type differs.
 const DeviceTypeFilter = "deviceType"
 
-// Verdict is the result of one selector for a device.
+// Verdict is a selector's result for a device.
 type Verdict struct {
-	Resource string   `json:"resource"` // full name
+	Resource string   `json:"resource"`
 	Index    int      `json:"index"`    // of the resource in resourceList
 	Selector int      `json:"selector"` // in Resource.Selectors
 	Outcome  Outcome  `json:"outcome"`
-	Filter   string   `json:"filter,omitempty"` // Refused: the key of the first filter that refused
-	Wanted   []string `json:"wanted,omitempty"` // Refused: any of these, as config.json has them
-	Found    string   `json:"found,omitempty"`  // Refused: the device's value; "" for none
+	Filter   string   `json:"filter,omitempty"` // the first filter that refused
+	Wanted   []string `json:"wanted,omitempty"` // any of these, as in config.json
+	Found    string   `json:"found,omitempty"`  // the device's value
 }
 
-// Passed returns the number of filters before the one that refused the device,
-// in filter order; the number of all filters if the device passes.
+// Passed returns the number of filters that the device passed.
 func (v Verdict) Passed() int {
 	all := allFilters(Selector{})
 	if v.Outcome != Refused {

@@ -20,9 +20,7 @@ func explained(t *testing.T, resources string, s *Snapshot, id string) Explanati
 	return Explanation{}
 }
 
-// A verdict names the first filter in upstream's order, with its wanted values
-// and the value of the device. vf is 0000:02:02.0 and sf is mlx5_core.sf.5 of
-// host.
+// In upstream's order. vf is 0000:02:02.0, sf is mlx5_core.sf.5 of host.
 func TestExplainRefusals(t *testing.T) {
 	const vf, sf = "0000:02:02.0", "mlx5_core.sf.5"
 	net := func(fields string) string { return `{"resourceName":"a","selectors":[{` + fields + `}]}` }
@@ -76,7 +74,7 @@ func TestExplainTaken(t *testing.T) {
 
 func TestLeftOut(t *testing.T) {
 	s := host()
-	for i := range s.Functions { // the first reason counts
+	for i := range s.Functions {
 		if s.Functions[i].IsPF() || s.Functions[i].DefaultRoute {
 			s.Functions[i].Driver = ""
 		}
@@ -102,8 +100,6 @@ func TestLeftOut(t *testing.T) {
 	testkit.Diff(t, "left out", want, got)
 }
 
-// As upstream, an accelerator is in a pool even with virtual functions or a
-// default route.
 func TestAcceleratorWithVirtualFunctions(t *testing.T) {
 	s := host()
 	s.Functions[len(s.Functions)-1].VFs = 4

@@ -1,19 +1,17 @@
 package inventory
 
-// Device is a device that can be in a pool. It points into the snapshot. A
-// device held by a pod points to a copy that includes what moved into the pod's
-// namespace.
+// Device can be in a pool; it points into the snapshot. A held device points to
+// a copy with what moved into the pod's namespace.
 type Device struct {
-	ID        string     // of the kubelet: 0000:3b:02.1, mlx5_core.sf.4
+	ID        string     // 0000:3b:02.1, mlx5_core.sf.4
 	Function  *Function  // of an auxiliary device: its parent
 	Auxiliary *Auxiliary // nil for a function
 }
 
-// Address is the key of additionalInfo: the address of the PCI device.
+// Address is the PCI address, the key of additionalInfo.
 func (d Device) Address() string { return d.Function.Address }
 
-// Clone copies the function and the auxiliary device; in the copy, Function
-// points to the Parent of Auxiliary. Slices are shared.
+// Clone copies the function and the auxiliary device. Slices are shared.
 func (d Device) Clone() Device {
 	if d.Auxiliary != nil {
 		a := *d.Auxiliary
@@ -27,26 +25,26 @@ func (d Device) Clone() Device {
 // Member is a device in a pool.
 type Member struct {
 	Device
-	Selector int    // in Resource.Selectors: determines the device nodes of a container
-	Held     bool   // a pod holds it
-	Wrong    string // why it is unhealthy; "" if healthy
+	Selector int // in Resource.Selectors
+	Held     bool
+	Wrong    string // why it is unhealthy
 }
 
 // Pool is a resource with its devices.
 type Pool struct {
 	Resource Resource
-	Members  []Member // by selector, then by id
+	Members  []Member // by selector, then id
 }
 
-// Assignment is the result of Assign: the devices of each resource.
+// Assignment is the result of Assign.
 type Assignment struct {
-	Pools    []Pool   // one for each resource, in the order of the configuration; upstream does not serve empty ones
-	Free     []Device // not selected, by type and id
+	Pools    []Pool   // in the order of resources; upstream does not serve empty ones
+	Free     []Device // by type and id
 	LeftOut  []LeftOut
 	Warnings []PoolWarning
 }
 
-// LeftOut is a device that is excluded from all pools.
+// LeftOut is a device excluded from all pools.
 type LeftOut struct {
 	Device
 	Why string
@@ -54,20 +52,19 @@ type LeftOut struct {
 
 // AssignOptions are inputs that upstream does not have.
 type AssignOptions struct {
-	Held       []HeldDevice // in any order
-	LinkHealth bool         // a device whose PF's link is down is unhealthy
+	Held       []HeldDevice
+	LinkHealth bool // unhealthy if the PF's link is down
 }
 
 // HeldDevice is a device that a pod holds.
 type HeldDevice struct {
-	Resource string  // full name of the resource that it was allocated from
-	ID       string  // of the kubelet
-	Last     *Device // its state when it was allocated; nil: not known
+	Resource string // full name
+	ID       string
+	Last     *Device // when it was allocated; nil: not known
 }
 
-// Assign assigns each device to the first selector that it passes, in the order
-// of resources, then of selectors. Its time is proportional to the number of
-// devices times selectors.
+// Assign assigns each device to the first selector that it passes. The time is
+// proportional to devices times selectors.
 func Assign(c Config, s *Snapshot, o AssignOptions) Assignment {
 	a := Assignment{Pools: make([]Pool, len(c.Resources))}
 	for i, r := range c.Resources {

@@ -5,25 +5,21 @@ import (
 	"slices"
 )
 
-// candidate is a device that can be in a pool, with the values that filters
-// compare.
 type candidate struct {
 	Device
 	kind    DeviceType
-	leftOut string // why it is excluded from all pools; "" if not excluded
-	held    bool   // a pod holds it
-	kept    []int  // if held: the selectors that keep it, one per resource
-	gone    bool   // a pod holds it, but it does not exist on the machine
-	wrong   string // see Member
+	leftOut string
+	held    bool
+	kept    []int // if held: one selector per resource
+	gone    bool  // held, but does not exist
+	wrong   string
 
-	pfName, root     string // name and address of its PF; "" for a function that is not a VF: PF filters never match it
-	index            int    // as PFItem's
+	pfName, root     string // of its PF; "" unless a VF: PF filters never match it
+	index            int
 	link             string
 	canRDMA, hasRDMA bool
 }
 
-// prepareCandidates returns the selectors in order of precedence, and all
-// devices by type and id.
 func prepareCandidates(c Config, s *Snapshot, o AssignOptions) ([]preparedSelector, []candidate) {
 	byAddress := make(map[string]*Function, len(s.Functions))
 	for i := range s.Functions {
@@ -54,8 +50,8 @@ func prepareCandidates(c Config, s *Snapshot, o AssignOptions) ([]preparedSelect
 	return sels, all
 }
 
-// linkDown returns a reason if the link of a device's PF is down, or its own
-// link if it is not a VF. Devices without a network device have no reason.
+// linkDown checks the link of the PF, or the own link if the device is not a
+// VF.
 func linkDown(d Device, byAddress map[string]*Function) string {
 	pf := byAddress[d.Function.PF]
 	if pf == nil || d.Function.Kind == AcceleratorClass || len(pf.Netdevs) == 0 {
@@ -86,7 +82,6 @@ func describe(d Device, byAddress map[string]*Function) candidate {
 	return c
 }
 
-// unusable returns why a device is excluded from all pools; "" if it is usable.
 func (d *candidate) unusable() string {
 	f := d.Function
 	switch {
@@ -106,8 +101,7 @@ func (d *candidate) unusable() string {
 	return ""
 }
 
-// pKey returns the InfiniBand partition key. RoCE devices have partition keys
-// in sysfs too, but they have no meaning.
+// RoCE devices have partition keys in sysfs too, without a meaning.
 func (d *candidate) pKey() string {
 	if d.link != "infiniband" {
 		return ""
@@ -115,8 +109,6 @@ func (d *candidate) pKey() string {
 	return d.Function.PKey
 }
 
-// linkType returns the link type of a device's own network device, otherwise of
-// its PF's.
 func linkType(own []Netdev, pfName string, pfs []*Function) string {
 	if len(own) > 0 {
 		return own[0].Link

@@ -7,26 +7,23 @@ import (
 	"strings"
 )
 
-// filter is one filter of a selector. It passes a device whose found value is
-// in wanted.
+// filter passes devices whose found value is in wanted.
 type filter struct {
-	key    string   // in config.json
-	wanted []string // empty: the filter is not set
+	key    string
+	wanted []string // empty: not set
 	passes func(*candidate) bool
 	found  func(*candidate) string
 }
 
-// preparedSelector is a selector in a form that is fast to compare with many
-// devices.
+// preparedSelector is fast to compare with many devices.
 type preparedSelector struct {
-	resource int // in Config.Resources
-	index    int // in Resource.Selectors
+	resource int
+	index    int
 	kind     DeviceType
 	filters  []filter
-	rdma     bool // containers get RDMA device nodes
+	rdma     bool
 }
 
-// prepareSelectors returns all selectors in order of precedence.
 func prepareSelectors(c Config) []preparedSelector {
 	var all []preparedSelector
 	for i, r := range c.Resources {
@@ -37,8 +34,6 @@ func prepareSelectors(c Config) []preparedSelector {
 	return all
 }
 
-// refusal returns the first filter that refuses a device of the selector's
-// type; nil if all pass.
 func (s *preparedSelector) refusal(d *candidate) *filter {
 	for i := range s.filters {
 		if !s.filters[i].passes(d) {
@@ -48,8 +43,8 @@ func (s *preparedSelector) refusal(d *candidate) *filter {
 	return nil
 }
 
-// unhealthy returns why a free device that the selector takes is unhealthy: a
-// driver can report RDMA although no RDMA device exists for the container.
+// unhealthy checks free devices: a driver can report RDMA without an RDMA
+// device for the container.
 func (s *preparedSelector) unhealthy(d *candidate) string {
 	if !s.rdma || d.hasRDMA {
 		return d.wrong
@@ -57,13 +52,11 @@ func (s *preparedSelector) unhealthy(d *candidate) string {
 	return joinReasons(d.wrong, "it is RDMA capable but has no RDMA device in this network namespace: the driver's RDMA module is not loaded, or the RDMA device is in another namespace")
 }
 
-// filters returns the filters that are set.
 func filters(s Selector) []filter {
 	return slices.DeleteFunc(allFilters(s), func(f filter) bool { return len(f.wanted) == 0 })
 }
 
-// allFilters returns all filters in upstream's order, including those that are
-// not set.
+// allFilters returns the filters in upstream's order.
 func allFilters(s Selector) []filter {
 	var rdma, vdpa []string
 	if s.RDMA {
@@ -94,7 +87,6 @@ func allFilters(s Selector) []filter {
 	}
 }
 
-// newFilter returns a filter that compares values case-sensitively.
 func newFilter(key string, wanted []string, found func(*candidate) string) filter {
 	set := make(map[string]bool, len(wanted))
 	for _, w := range wanted {
@@ -103,7 +95,6 @@ func newFilter(key string, wanted []string, found func(*candidate) string) filte
 	return filter{key, wanted, func(d *candidate) bool { return set[found(d)] }, found}
 }
 
-// newNonEmptyFilter returns a filter that refuses devices without the property.
 func newNonEmptyFilter(key string, wanted []string, found func(*candidate) string) filter {
 	f := newFilter(key, wanted, found)
 	passes := f.passes
@@ -111,8 +102,8 @@ func newNonEmptyFilter(key string, wanted []string, found func(*candidate) strin
 	return f
 }
 
-// newPFFilter returns a filter that compares PF names case-insensitively. Of
-// several items with the same name only the first counts.
+// newPFFilter ignores case. Of several items with the same name only the first
+// counts.
 func newPFFilter(key string, items []PFItem, pf func(*candidate) string) filter {
 	var wanted []string
 	for _, i := range items {

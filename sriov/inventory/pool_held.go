@@ -9,20 +9,18 @@ import (
 	"strings"
 )
 
-// heldDevice is a device that pods hold.
 type heldDevice struct {
 	id    string
-	from  []string // full names of resources: configured ones in order, then others by name; more than one is a conflict
-	last  *Device  // its state when it was allocated; nil: not known
-	found bool     // it exists on the machine
+	from  []string // resources: configured ones in order, then others by name; several are a conflict
+	last  *Device  // when it was allocated; nil: not known
+	found bool
 }
 
-// heldAssigner keeps devices that pods hold in the resource that they were
-// allocated from.
+// heldAssigner keeps devices that pods hold in their resource.
 type heldAssigner struct {
 	config    Config
 	sels      []preparedSelector
-	resources map[string]int // by full name
+	resources map[string]int
 	held      map[string]*heldDevice
 	byAddress map[string]*Function
 }
@@ -48,8 +46,8 @@ func newHeldAssigner(c Config, sels []preparedSelector, held []HeldDevice, byAdd
 	return w
 }
 
-// sorted makes the result independent of the order and number of holders:
-// containers of a pod can share a device.
+// Containers of a pod can share a device; sorted makes order and number
+// irrelevant.
 func (w *heldAssigner) sorted(held []HeldDevice) []HeldDevice {
 	rank := func(h HeldDevice) int {
 		if i, ok := w.resources[h.Resource]; ok {
@@ -58,7 +56,7 @@ func (w *heldAssigner) sorted(held []HeldDevice) []HeldDevice {
 		return math.MaxInt
 	}
 	text := func(d *Device) string {
-		text, _ := json.Marshal(d) // a struct of strings and numbers
+		text, _ := json.Marshal(d)
 		return string(text)
 	}
 	held = slices.Clone(held)
@@ -71,8 +69,7 @@ func (w *heldAssigner) sorted(held []HeldDevice) []HeldDevice {
 	return held
 }
 
-// merge adds the properties that moved into the pod's network namespace to the
-// device.
+// merge adds properties that moved into the pod's network namespace.
 func (h *heldDevice) merge(now Device) Device {
 	if h == nil || h.last == nil || replacedReason(now, h.last) != "" || driverChangedReason(now, h.last) != "" {
 		return now
@@ -95,8 +92,7 @@ func nonEmptyOr[T any](now, last []T) []T {
 	return last
 }
 
-// replacedReason returns why the device is not the one that was allocated: its
-// address or name was reused.
+// replacedReason: the address or name was reused by another device.
 func replacedReason(now Device, last *Device) string {
 	f, was := now.Function, last.Function
 	switch {
@@ -112,8 +108,6 @@ func replacedReason(now Device, last *Device) string {
 	return ""
 }
 
-// driverChangedReason returns a reason if the driver of the device has changed
-// since its allocation.
 func driverChangedReason(now Device, last *Device) string {
 	whose, driver, was := "it", now.Function.Driver, last.Function.Driver
 	if a := now.Auxiliary; a != nil {
@@ -132,9 +126,7 @@ func driverChangedReason(now Device, last *Device) string {
 	return fmt.Sprintf("%s has the driver %s, it was allocated to a pod with %s", whose, driver, cmp.Or(was, "none"))
 }
 
-// assign sets the selectors that keep a device, or the reason why none does,
-// and why the device is unhealthy. now is the current state of the device on
-// the machine.
+// assign also sets why the device is unhealthy.
 func (w *heldAssigner) assign(h *heldDevice, d *candidate, now Device) {
 	d.held, d.wrong = true, h.wrong(d, now)
 	var why []string
@@ -154,7 +146,6 @@ func (w *heldAssigner) assign(h *heldDevice, d *candidate, now Device) {
 	}
 }
 
-// wrong returns all reasons why a held device is unhealthy.
 func (h *heldDevice) wrong(d *candidate, now Device) string {
 	var all []string
 	switch {
@@ -165,7 +156,7 @@ func (h *heldDevice) wrong(d *candidate, now Device) string {
 	case replacedReason(now, h.last) != "":
 		all = append(all, replacedReason(now, h.last), d.leftOut)
 	case driverChangedReason(now, h.last) != "" && now.Function.Driver == "":
-		all = append(all, driverChangedReason(now, h.last)) // includes leftOut
+		all = append(all, driverChangedReason(now, h.last))
 	default:
 		all = append(all, driverChangedReason(now, h.last), d.leftOut)
 	}
@@ -175,14 +166,11 @@ func (h *heldDevice) wrong(d *candidate, now Device) string {
 	return joinReasons(append(all, d.wrong)...)
 }
 
-// joinReasons joins the non-empty reasons.
 func joinReasons(all ...string) string {
 	return strings.Join(slices.DeleteFunc(all, func(s string) bool { return s == "" }), "; ")
 }
 
-// selector returns the selector of a resource that keeps a device: one that the
-// device passes now or passed when it was allocated, otherwise the resource's
-// first.
+// selector prefers one that the device passes now or passed when allocated.
 func (w *heldAssigner) selector(h *heldDevice, d *candidate, first int) int {
 	was := d
 	if h.last != nil {
@@ -199,8 +187,7 @@ func (w *heldAssigner) selector(h *heldDevice, d *candidate, first int) int {
 	return first
 }
 
-// gone returns held devices that do not exist on the machine, in no order,
-// without those of other plugins.
+// gone leaves out devices of other plugins. The order is undefined.
 func (w *heldAssigner) gone() []candidate {
 	var all []candidate
 	for _, h := range w.held {
@@ -227,7 +214,6 @@ func (w *heldAssigner) gone() []candidate {
 	return all
 }
 
-// unknownDevice returns a device of which only the id is known.
 func unknownDevice(id string, t DeviceType) Device {
 	f := Function{Address: id, Kind: NetworkClass, PF: id, VF: NoIndex, NUMA: NoNode}
 	switch t {
@@ -241,8 +227,6 @@ func unknownDevice(id string, t DeviceType) Device {
 	return Device{ID: id, Function: &f}
 }
 
-// isDeviceID reports whether id is a valid device id: 0000:3b:02.1 or
-// mlx5_core.sf.4, within the kubelet's length limit.
 func isDeviceID(id string, t DeviceType) bool {
 	const maxLength = 63
 	if t != AuxNetDevice {

@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// drawHeld draws held devices, some of which do not exist.
+// Some do not exist.
 func drawHeld(t *rapid.T, s *Snapshot) []HeldDevice {
 	all := []string{"0000:09:00.0", "mlx5_core.sf.9", "GPU-1"}
 	for _, f := range s.Functions {
@@ -27,14 +27,14 @@ func drawHeld(t *rapid.T, s *Snapshot) []HeldDevice {
 	for range rapid.IntRange(0, 6).Draw(t, "held") {
 		h := HeldDevice{Resource: "intel.com/r" + pick(t, "0", "1", "2", "3", "4"), ID: rapid.SampledFrom(all).Draw(t, "id")}
 		switch rapid.IntRange(0, 4).Draw(t, "known") {
-		case 0: // an arbitrary device with that id
+		case 0:
 			f := drawFunction(t, rapid.IntRange(0, 11).Draw(t, "was"))
 			h.Last = &Device{ID: h.ID, Function: &f}
 			if rapid.Bool().Draw(t, "was auxiliary") {
 				a := Auxiliary{Name: h.ID, Type: "sf", Driver: pick(t, "", "x"), Parent: f}
 				h.Last.Function, h.Last.Auxiliary = &a.Parent, &a
 			}
-		case 1, 2: // unchanged, except for what can move to a pod
+		case 1, 2: // but for what can move to a pod
 			for _, f := range s.Functions {
 				if f.Address == h.ID {
 					f.Netdevs, f.RDMA = []Netdev{{Name: "moved", Link: "ether"}}, []RDMA{{Name: "moved"}}
@@ -57,8 +57,7 @@ func drawOptions(t *rapid.T, s *Snapshot) AssignOptions {
 	return AssignOptions{Held: drawHeld(t, s), LinkHealth: rapid.Bool().Draw(t, "link health")}
 }
 
-// A held device is in the pool that it was allocated from, if that pool can
-// have it, and in no other pool; other devices are not affected.
+// If its pool can have it; other devices are not affected.
 func TestHeldDevicesStayInPool(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, s := drawConfig(t), drawSnapshot(t)
@@ -68,7 +67,7 @@ func TestHeldDevicesStayInPool(t *testing.T) {
 		if after := asText(t, s, o); after != before {
 			t.Errorf("Assign modified its input (-before +after):\n%s", cmp.Diff(before, after))
 		}
-		pods := map[string]map[string]bool{} // resources by id
+		pods := map[string]map[string]bool{}
 		for _, h := range o.Held {
 			if pods[h.ID] == nil {
 				pods[h.ID] = map[string]bool{}
@@ -184,7 +183,6 @@ func TestExplainMatchesAssignOfHeld(t *testing.T) {
 	})
 }
 
-// checkExplain checks that Explain agrees with Assign.
 func checkExplain(t interface{ Errorf(string, ...any) }, c Config, s *Snapshot, o AssignOptions) {
 	a := Assign(c, s, o)
 	done := map[string][]string{}

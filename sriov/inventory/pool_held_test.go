@@ -10,7 +10,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// found returns a copy of the device of a snapshot with an id.
 func found(t *testing.T, s *Snapshot, id string) *Device {
 	t.Helper()
 	for _, f := range s.Functions {
@@ -27,7 +26,6 @@ func found(t *testing.T, s *Snapshot, id string) *Device {
 	return nil
 }
 
-// change changes a function, in the list and as a parent.
 func change(s *Snapshot, id string, how func(*Function)) {
 	for i := range s.Functions {
 		if s.Functions[i].Address == id {
@@ -54,8 +52,7 @@ func remove(s *Snapshot, id string) {
 	s.Auxiliary = slices.DeleteFunc(s.Auxiliary, func(a Auxiliary) bool { return a.Name == id })
 }
 
-// places returns where a device is: "resource selector" of members, with the
-// reason if unhealthy, "free", or "left out" with the reason.
+// places returns where a device is, with the reason if unhealthy or left out.
 func places(a Assignment, id string) []string {
 	var all []string
 	for _, p := range a.Pools {
@@ -85,8 +82,7 @@ func places(a Assignment, id string) []string {
 	return all
 }
 
-// A held device stays in its resource, whatever changes. It was as in host when
-// it was allocated from intel.com/r.
+// It was as in host when it was allocated from intel.com/r.
 func TestHeld(t *testing.T) {
 	const vf, ib, accelerator, sf = "0000:02:02.0", "0000:05:00.1", "0000:5e:00.0", "mlx5_core.sf.5"
 	ether := `{"resourceName":"r","selectors":[{"drivers":["none"]},{"linkTypes":["ether"],"drivers":["iavf"],"pfNames":["enp2s2f1"]}]}`
@@ -101,7 +97,7 @@ func TestHeld(t *testing.T) {
 	for _, c := range []struct {
 		name, resources, id string
 		now                 func(*Snapshot)
-		known, unknown      string // with Last and without
+		known, unknown      string
 	}{
 		{"unchanged", ether, vf, none, "r 1 held", "r 1 held"},
 		{"its network device is in the pod", rdma, ib, in(ib, func(f *Function) { f.Netdevs, f.RDMA = nil, nil }), "r 0 held", "r 0 held"},
@@ -166,8 +162,7 @@ func TestHeld(t *testing.T) {
 	}
 }
 
-// Properties that moved to the pod are the recorded ones; all others are the
-// current ones.
+// Properties that moved to the pod are the recorded ones.
 func TestHeldDeviceProperties(t *testing.T) {
 	const vf, sf = "0000:05:00.1", "mlx5_core.sf.5"
 	s := host()
@@ -212,7 +207,6 @@ func TestHeldDeviceProperties(t *testing.T) {
 		t.Errorf("selector %d, wrong: %q, the scalable function (-want +got):\n%s", x.Selector, x.Wrong, diff)
 	}
 
-	// Devices that exist here again have new properties.
 	change(s, vf, func(f *Function) {
 		f.Netdevs, f.RDMA, f.PKey = []Netdev{{Name: "renamed"}}, []RDMA{{Name: "mlx5_77"}}, "0xffff"
 		f.DDPProfile = "loaded"
@@ -221,14 +215,13 @@ func TestHeldDeviceProperties(t *testing.T) {
 		t.Errorf("current properties are ignored: %+v", v.Function)
 	}
 
-	// With another driver no part of the device is in the pod.
+	// No part of it is in the pod.
 	change(s, vf, func(f *Function) { f.Driver, f.Netdevs, f.RDMA = "vfio-pci", nil, nil })
 	if v, _ = members(s); v.Function.Netdevs != nil || v.Function.RDMA != nil {
 		t.Errorf("%s keeps properties of the previous driver: %+v", vf, v.Function)
 	}
 }
 
-// A device held from several resources is kept in all of them.
 func TestHeldFromSeveralResources(t *testing.T) {
 	const vf, gone = "0000:02:02.0", "0000:02:09.0"
 	resources := `{"resourceName":"b","selectors":[{}]},{"resourceName":"a","selectors":[{}]},{"resourceName":"c","selectors":[{}]}`
@@ -261,8 +254,8 @@ func TestHeldFromSeveralResources(t *testing.T) {
 	}
 }
 
-// Of several reports of a device, that of the first resource counts; of several
-// reports of one resource, always the same one.
+// The first resource counts, and always the same of several reports of one
+// resource.
 func TestConflictingHeldReports(t *testing.T) {
 	const vf = "0000:02:02.3"
 	config := parsed(t, `{"resourceName":"b","selectors":[{}]},{"resourceName":"a","selectors":[{}]}`)
@@ -283,8 +276,7 @@ func TestConflictingHeldReports(t *testing.T) {
 	}
 }
 
-// Devices of other plugins are ignored, whatever their ids; those of configured
-// resources are checked.
+// Devices of other plugins are ignored.
 func TestHeldFromOtherPlugins(t *testing.T) {
 	config := parsed(t, `{"resourceName":"a","selectors":[{}]},{"resourceName":"s","deviceType":"auxNetDevice","selectors":[{"auxTypes":["sf"]}]}`)
 	before := Assign(config, host(), AssignOptions{})
@@ -323,7 +315,6 @@ func TestHeldFromOtherPlugins(t *testing.T) {
 	}
 }
 
-// A device that no longer exists does not make its PF known.
 func TestMissingDeviceDoesNotDefinePF(t *testing.T) {
 	s := host()
 	last := found(t, s, "0000:02:02.0")

@@ -12,8 +12,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// model follows the table in upstream's documentation: each selector filters
-// the list of all devices, without those that an earlier selector took.
+// model follows upstream's documentation: each selector filters the devices
+// that no earlier one took.
 func model(c Config, s *Snapshot) map[string][]string {
 	given, pools := map[string]bool{}, map[string][]string{}
 	for _, r := range c.Resources {
@@ -134,7 +134,7 @@ func modelItem(items []PFItem, name string, index int) bool {
 	return false
 }
 
-// Values are drawn from few, so that filters often match and collide.
+// Few values, so that filters often match and collide.
 func pick(t *rapid.T, of ...string) string { return rapid.SampledFrom(of).Draw(t, "of") }
 
 func some(t *rapid.T, of ...string) []string {
@@ -245,8 +245,6 @@ func TestAssignMatchesModel(t *testing.T) {
 	})
 }
 
-// Every device is in exactly one place: a pool, the free devices, or those left
-// out.
 func TestEachDeviceOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, s := drawConfig(t), drawSnapshot(t)
@@ -299,7 +297,6 @@ func TestOrderDoesNotMatter(t *testing.T) {
 	})
 }
 
-// Explain agrees with Assign, and each refusal has a reason.
 func TestExplainMatchesAssign(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c, s := drawConfig(t), drawSnapshot(t)

@@ -8,7 +8,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Of several items with a PF's name, in any letter case, only the first counts.
 func TestFirstItemOfPFCounts(t *testing.T) {
 	for _, c := range []struct {
 		fields string
@@ -31,8 +30,6 @@ func TestRootInAnyLetterCase(t *testing.T) {
 	testkit.Diff(t, "pool", []string{"0000:af:00.2"}, ids(a.Pools[0], false))
 }
 
-// A scalable function of a VF has the VF's address as root device and the PF's
-// name.
 func TestAuxiliaryOfVF(t *testing.T) {
 	parent := Function{Address: "0000:06:00.2", Kind: NetworkClass, Driver: "mlx5_core", PF: "0000:06:00.0", PFNames: []string{"ens1"}}
 	s := &Snapshot{Functions: []Function{parent}, Auxiliary: []Auxiliary{{Name: "mlx5_core.sf.9", Type: "sf", Index: 7, Parent: parent}}}
@@ -46,8 +43,7 @@ func TestAuxiliaryOfVF(t *testing.T) {
 	}
 }
 
-// As upstream, an RDMA capable device without an RDMA device is in its pool;
-// but it is unhealthy.
+// As upstream, it is in its pool; but unhealthy.
 func TestRDMACapableWithoutDevice(t *testing.T) {
 	const vf, sf = "0000:02:02.0", "mlx5_core.sf.5"
 	asks := parsed(t, `{"resourceName":"n","selectors":[{"isRdma":true}]},{"resourceName":"x","deviceType":"accelerator","selectors":[{}]},
@@ -101,8 +97,7 @@ func TestRDMACapableWithoutDevice(t *testing.T) {
 	}
 }
 
-// crowd is a machine with many VFs, 64 per PF, and resources that each select
-// an equal share of them by pfNames.
+// crowd has 64 VFs per PF, and resources with equal shares.
 func crowd(functions, resources int) (*Snapshot, string) {
 	const perPF = 64
 	s := &Snapshot{}
@@ -140,7 +135,6 @@ func TestAssignManyFunctions(t *testing.T) {
 	}
 }
 
-// The time per function must not depend on the size.
 func BenchmarkAssign(b *testing.B) {
 	for _, functions := range []int{64, 256, 512, 2048} {
 		b.Run(fmt.Sprintf("functions=%d/resources=32", functions), func(b *testing.B) {

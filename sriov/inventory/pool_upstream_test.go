@@ -6,7 +6,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// host is a machine with the devices of upstream's examples.
 func host() *Snapshot {
 	net := func(address, vendor, device, driver string, change ...func(*Function)) Function {
 		f := Function{Address: address, Kind: NetworkClass, Class: 0x020000, Vendor: vendor, Device: device, Driver: driver,
@@ -61,8 +60,6 @@ func host() *Snapshot {
 	}
 }
 
-// The examples of upstream's documentation, and the pools that it describes for
-// them on that machine.
 func TestUpstreamPoolExamples(t *testing.T) {
 	intelNet := `"vendors":["8086"],"devices":["154c","10ed","1889"],"drivers":["i40evf","ixgbevf","iavf"]`
 	for _, c := range []struct {
@@ -139,7 +136,6 @@ func parsed(t testing.TB, resources string) Config {
 	return c
 }
 
-// ids returns the ids of a pool's members, optionally with their selector.
 func ids(p Pool, numbered bool) []string {
 	var all []string
 	for _, m := range p.Members {

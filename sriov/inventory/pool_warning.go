@@ -8,27 +8,26 @@ import (
 	"strings"
 )
 
-// PoolWarningKind is a short fixed string, usable as a metric label.
+// PoolWarningKind is usable as a metric label.
 type PoolWarningKind string
 
-// The kinds.
 const (
-	EmptyPool      PoolWarningKind = "empty"      // a resource without a device
-	Contested      PoolWarningKind = "contested"  // two resources select the same devices: the first one has them
-	UnknownPF      PoolWarningKind = "unknown-pf" // an item of pfNames or rootDevices matches no PF
-	OtherName      PoolWarningKind = "other-name" // an item of pfNames is a PF's alternative name: upstream knows only the first
-	HostRoute      PoolWarningKind = "host-route" // an auxiliary device carries a default route: upstream leaves out only functions that do
-	SharedFunction PoolWarningKind = "shared"     // a function and its auxiliary devices are in pools: two pods can share it
+	EmptyPool      PoolWarningKind = "empty"
+	Contested      PoolWarningKind = "contested" // two resources select the same devices: the first has them
+	UnknownPF      PoolWarningKind = "unknown-pf"
+	OtherName      PoolWarningKind = "other-name" // a PF's alternative name: upstream knows only the first
+	HostRoute      PoolWarningKind = "host-route" // upstream leaves out only functions with a default route, not auxiliary devices
+	SharedFunction PoolWarningKind = "shared"     // a function and its auxiliary devices: two pods can share it
 )
 
 // PoolWarning describes a possibly unintended effect of an assignment.
 type PoolWarning struct {
 	Kind     PoolWarningKind
-	Resource string // full name
+	Resource string
 	Text     string
 }
 
-// String returns the text, prefixed with its resource.
+// String returns the text with its resource.
 func (w PoolWarning) String() string {
 	if w.Resource == "" {
 		return w.Text
@@ -39,7 +38,7 @@ func (w PoolWarning) String() string {
 // poolWarnings returns warnings in the order of resources, then of kinds.
 func poolWarnings(c Config, a *Assignment, all []candidate, lost contest) []PoolWarning {
 	pfs := findPFs(all)
-	holders := map[string]string{} // full names by address of a function in a pool
+	holders := map[string]string{} // by function address
 	for _, p := range a.Pools {
 		for _, m := range p.Members {
 			if m.Auxiliary == nil {
@@ -68,7 +67,6 @@ func poolWarnings(c Config, a *Assignment, all []candidate, lost contest) []Pool
 	return found
 }
 
-// routed returns the auxiliary devices of a pool with a default route.
 func routed(p Pool) []string {
 	var ids []string
 	for _, m := range p.Members {
@@ -79,7 +77,6 @@ func routed(p Pool) []string {
 	return ids
 }
 
-// shared warns about auxiliary devices whose parent function is in a pool too.
 func shared(p Pool, holders map[string]string) []PoolWarning {
 	ids := map[string][]string{}
 	for _, m := range p.Members {
@@ -95,20 +92,18 @@ func shared(p Pool, holders map[string]string) []PoolWarning {
 	return found
 }
 
-// contest has the contested devices by losing and by winning resource.
+// contest has ids by losing and winning resource.
 type contest map[int]map[int][]string
 
 func (c contest) add(winner, loser int, id string) {
 	if c[loser] == nil {
 		c[loser] = map[int][]string{}
 	}
-	// Several selectors of one resource can lose the same device.
 	if ids := c[loser][winner]; len(ids) == 0 || ids[len(ids)-1] != id {
 		c[loser][winner] = append(ids, id)
 	}
 }
 
-// listIDs lists at most four ids.
 func listIDs(ids []string) string {
 	const most = 4
 	if len(ids) <= most {
@@ -117,12 +112,11 @@ func listIDs(ids []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(ids[:most], ", "), len(ids)-most)
 }
 
-// knownPFs has the names that items of pfNames and rootDevices can match, in
-// lower case, with the address of the PF.
+// knownPFs has lower-case names and PF addresses.
 type knownPFs struct {
 	names, addresses map[string]string
-	otherNames       map[string]string // primary name by alternative name
-	withoutVFs       map[string]bool   // by address: functions that are not VFs and have no VFs
+	otherNames       map[string]string // primary by alternative
+	withoutVFs       map[string]bool   // neither VFs nor PFs with VFs
 }
 
 func findPFs(all []candidate) knownPFs {
@@ -151,7 +145,6 @@ func findPFs(all []candidate) knownPFs {
 	return k
 }
 
-// unmatched warns about items that match nothing on this machine.
 func (k knownPFs) unmatched(resource string, s Selector) []PoolWarning {
 	var found []PoolWarning
 	check := func(key string, items []PFItem, known map[string]string) {

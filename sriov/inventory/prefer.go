@@ -8,14 +8,11 @@ import (
 
 // Prefer chooses size of the available ids of a pool for one container, for
 // GetPreferredAllocation. The result has must first, sorted, then the others by
-// preference; all of them if fewer are available. The order of available and
-// must does not matter.
+// preference.
 //
-// The devices are on as few NUMA nodes as possible, preferring the nodes of
-// must, and on the node with the fewest sufficient devices, so that larger
-// nodes stay free. Within a node they are spread over PFs, from the PF with
-// most available devices. Unhealthy devices, and those that only the kubelet
-// knows, come last.
+// Devices are on as few NUMA nodes as possible, preferring those of must, then
+// the node with the fewest sufficient devices. Within a node they are spread
+// over PFs. Unhealthy and unknown devices come last.
 func Prefer(p Pool, available, must []string, size int) []string {
 	chosen := sortedUnique(must)
 	if size = max(size, 0); len(chosen) >= size {
@@ -32,13 +29,12 @@ func sortedUnique(ids []string) []string {
 	return slices.Compact(slices.Sorted(slices.Values(ids)))
 }
 
-// choice has the candidates of one Prefer call.
 type choice struct {
-	nodes map[int]map[string][]string // by NUMA node and PF: ids, sorted
-	count map[int]int                 // by node
-	must  map[int]bool                // nodes of required ids
-	taken map[string]int              // number of chosen devices by PF
-	last  []string                    // last resort, sorted
+	nodes map[int]map[string][]string // by NUMA node and PF
+	count map[int]int
+	must  map[int]bool
+	taken map[string]int // by PF
+	last  []string       // last resort
 }
 
 func newChoice(p Pool, available, must []string) *choice {
@@ -72,7 +68,6 @@ func newChoice(p Pool, available, must []string) *choice {
 	return c
 }
 
-// order returns the NUMA nodes to take devices from, in order.
 func (c *choice) order(need int) []int {
 	rest, here := slices.Sorted(maps.Keys(c.count)), 0
 	for n := range c.must {
@@ -91,7 +86,6 @@ func (c *choice) order(need int) []int {
 	return order
 }
 
-// compare sorts the better of two nodes for need ids first.
 func (c *choice) compare(a, b, need int) int {
 	fitsA, fitsB := c.count[a] >= need, c.count[b] >= need
 	if fitsA && fitsB {
@@ -101,7 +95,6 @@ func (c *choice) compare(a, b, need int) int {
 	return cmp.Or(before(fitsA, fitsB), before(c.must[a], c.must[b]), cmp.Compare(c.count[b], c.count[a]), cmp.Compare(a, b))
 }
 
-// before sorts true before false.
 func before(a, b bool) int {
 	switch {
 	case a == b:
@@ -112,8 +105,8 @@ func before(a, b bool) int {
 	return 1
 }
 
-// spread takes at most most ids of a node, each from the PF with the fewest
-// devices in the container, and among those from the PF with most devices left.
+// spread takes ids from the PF with the fewest devices in the container, then
+// with most devices left.
 func (c *choice) spread(of map[string][]string, most int) []string {
 	pfs := slices.Sorted(maps.Keys(of))
 	var ids []string

@@ -66,7 +66,6 @@ func TestPrefer(t *testing.T) {
 	}
 }
 
-// drawSpare draws a small pool and a request of the kubelet.
 func drawSpare(t *rapid.T) (p Pool, available, must []string, size int) {
 	for i := range rapid.IntRange(0, 10).Draw(t, "members") {
 		pf := rapid.IntRange(0, 3).Draw(t, "pf")
@@ -76,7 +75,7 @@ func drawSpare(t *rapid.T) (p Pool, available, must []string, size int) {
 		}
 		p.Members = append(p.Members, m)
 	}
-	for i := range len(p.Members) + 1 { // one unknown to the pool
+	for i := range len(p.Members) + 1 {
 		if rapid.IntRange(0, 4).Draw(t, "available") > 0 {
 			available = append(available, fmt.Sprintf("v%d", i))
 			if rapid.IntRange(0, 4).Draw(t, "must") == 0 {
@@ -118,7 +117,7 @@ func TestPreferReturnsValidChoice(t *testing.T) {
 	})
 }
 
-// cost rates a choice, the lower the better, most important criterion first.
+// cost has the most important criterion first.
 func cost(p Pool, must, chosen []string) [3]int {
 	members := map[string]Member{}
 	for _, m := range p.Members {
@@ -129,7 +128,7 @@ func cost(p Pool, must, chosen []string) [3]int {
 	for _, id := range chosen {
 		m, known := members[id]
 		if !slices.Contains(must, id) && (!known || m.Wrong != "") {
-			g[0]++ // unhealthy or unknown
+			g[0]++
 		}
 		if !known {
 			continue
@@ -144,13 +143,12 @@ func cost(p Pool, must, chosen []string) [3]int {
 	}
 	g[1] = len(all)
 	if len(others) > 1 {
-		g[2] = 1 // not on one node
+		g[2] = 1
 	}
 	return g
 }
 
-// No choice uses fewer nodes; if a choice has the other devices on one node, so
-// has Prefer's; and no choice from the same nodes is spread better over PFs.
+// No choice has fewer nodes, or is spread better over PFs on the same nodes.
 func TestPreferIsOptimal(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, available, must, size := drawSpare(t)
@@ -177,7 +175,6 @@ func TestPreferIsOptimal(t *testing.T) {
 	})
 }
 
-// choices returns all choices of a size.
 func choices(of []string, size int) func(func([]string) bool) {
 	return func(yield func([]string) bool) {
 		for set := range 1 << len(of) {
@@ -194,7 +191,7 @@ func choices(of []string, size int) func(func([]string) bool) {
 	}
 }
 
-// crowding grows with the devices that share a PF.
+// More devices on one PF cost more.
 func crowding(p Pool, chosen []string) int {
 	of, sum := map[string]int{}, 0
 	for _, m := range p.Members {
@@ -208,8 +205,6 @@ func crowding(p Pool, chosen []string) int {
 	return sum
 }
 
-// from counts the other devices by node, and those that are unhealthy or
-// unknown.
 func from(p Pool, must, chosen []string) string {
 	nodes, bad := map[int]int{}, slices.Clone(chosen)
 	for _, m := range p.Members {
@@ -222,7 +217,6 @@ func from(p Pool, must, chosen []string) string {
 	return fmt.Sprint(nodes, sortedUnique(bad))
 }
 
-// one reports whether the chosen devices are on one node.
 func one(p Pool, must, chosen []string) bool { return cost(p, must, chosen)[2] == 0 }
 
 func BenchmarkPrefer(b *testing.B) {

@@ -2,17 +2,16 @@ package inventory
 
 import "iter"
 
-// Snapshot has the devices at one moment. It is immutable.
+// Snapshot has the devices at one moment and is immutable.
 type Snapshot struct {
 	Functions []Function  // network functions and accelerators, by address
 	Auxiliary []Auxiliary // by name
-	// Problems are read errors; the affected devices or properties are left
-	// out.
+	// Problems are read errors.
 	Problems []Problem
 }
 
-// Devices returns all functions, then all auxiliary devices. They point into
-// the snapshot.
+// Devices returns functions, then auxiliary devices, as pointers into the
+// snapshot.
 func (s *Snapshot) Devices() iter.Seq[Device] {
 	return func(yield func(Device) bool) {
 		for i := range s.Functions {
@@ -31,62 +30,60 @@ func (s *Snapshot) Devices() iter.Seq[Device] {
 // DeviceClass is the PCI class of a function.
 type DeviceClass string
 
-// The classes.
 const (
 	NetworkClass     DeviceClass = "network"     // class 0x02
 	AcceleratorClass DeviceClass = "accelerator" // class 0x12
 )
 
-// NoIndex is the VF of a function that is not a VF.
+// NoIndex: not a VF.
 const NoIndex = -1
 
-// NoNode is the NUMA node of a function without one.
+// NoNode: no NUMA node.
 const NoNode = -1
 
 // Function is a PCI function.
 type Function struct {
 	Address string // 0000:3b:02.1
 	Kind    DeviceClass
-	Class   uint32 // 24 bits, as sysfs has it
+	Class   uint32
 	Vendor  string // four hexadecimal digits, lower case, without 0x
 	Device  string // likewise
-	Driver  string // bound; "" for none
-	NUMA    int    // NoNode: none
+	Driver  string
+	NUMA    int
 
-	PF       string   // address of the physical function; a PF's own address
-	PFNames  []string // of the PF's network devices: primary names first, then alternative names
-	VF       int      // index below the PF; NoIndex: not a virtual function
-	VFs      int      // number of a PF's virtual functions; equals sriov_numvfs except while that is being written
-	TotalVFs int      // sriov_totalvfs of a PF
+	PF       string   // address; a PF's own
+	PFNames  []string // primary names first, then alternative names
+	VF       int
+	VFs      int // of a PF; equals sriov_numvfs except while that is written
+	TotalVFs int // sriov_totalvfs
 
 	Netdevs      []Netdev
-	ACPIIndex    string // "" for none
-	IOMMUGroup   string // "" for none; "noiommu-3" is a VFIO group without an IOMMU
-	UIO          string // "uio0"; "" for none
+	ACPIIndex    string
+	IOMMUGroup   string // "noiommu-3" is a VFIO group without an IOMMU
+	UIO          string // uio0
 	RDMA         []RDMA
-	RDMACapable  bool   // it has RDMA devices, or its driver reports RDMA, as it does while they are in a pod's namespace
-	VDPA         *VDPA  // nil: none
-	Representor  string // network device of the switchdev representor; "" for none
-	DDPProfile   string // DDP profile of the function or its PF; "" if none or not known
-	PKey         string // InfiniBand partition key at index 0, such as 0x8001; "" for none
-	DefaultRoute bool   // one of its network devices carries a default route
+	RDMACapable  bool // has RDMA devices, or the driver reports RDMA (they can be in a pod's namespace)
+	VDPA         *VDPA
+	Representor  string // switchdev representor
+	DDPProfile   string // of the function or its PF
+	PKey         string // InfiniBand partition key at index 0, such as 0x8001
+	DefaultRoute bool
 }
 
-// IsPF reports whether the function is a physical function with virtual
-// functions.
+// IsPF reports whether the function has virtual functions.
 func (f Function) IsPF() bool { return f.VF == NoIndex && f.VFs > 0 }
 
 // Netdev is a network device in this network namespace.
 type Netdev struct {
 	Name  string
-	Names []string // alternative names
-	Link  string   // ether, infiniband, ...: the kernel's link encapsulation
+	Names []string
+	Link  string // ether, infiniband, ...: the kernel's link encapsulation
 	MAC   string
 	MTU   int
 	Up    bool // operational state
 }
 
-// RDMA is an RDMA device with its character devices, as paths below /dev.
+// RDMA is an RDMA device with its device nodes.
 type RDMA struct {
 	Name    string // mlx5_2
 	Devices []CharDevice
@@ -102,7 +99,7 @@ type CharDevice struct {
 type VDPA struct {
 	Name   string
 	Driver string // virtio_vdpa, vhost_vdpa
-	Path   string // /dev/vhost-vdpa-3; "" unless the driver is vhost_vdpa
+	Path   string // /dev/vhost-vdpa-3; only of vhost_vdpa
 }
 
 // Auxiliary is a device on the auxiliary bus, such as a scalable function.
@@ -110,13 +107,13 @@ type Auxiliary struct {
 	Name   string // mlx5_core.sf.4
 	Type   string // sf
 	Index  int    // SF number; NoIndex: not known
-	Driver string // bound; "" for none
+	Driver string
 	Parent Function
 	Netdev []Netdev
 	RDMA   []RDMA
 
-	RDMACapable  bool // see Function
-	DefaultRoute bool // one of its network devices carries a default route
+	RDMACapable  bool
+	DefaultRoute bool
 }
 
 // Problem is a read error.

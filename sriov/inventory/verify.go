@@ -11,11 +11,11 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
-// ChangedError reports that a device differs from its snapshot.
+// ChangedError: a device differs from its snapshot.
 type ChangedError struct {
 	Device      string
 	Gone        bool
-	Differences []string // empty if Gone; such as "driver is vfio-pci, was igbvf"
+	Differences []string // "driver is vfio-pci, was igbvf"
 }
 
 func (c *ChangedError) Error() string {
@@ -25,14 +25,12 @@ func (c *ChangedError) Error() string {
 	return c.Device + ": " + strings.Join(c.Differences, "; ")
 }
 
-// Verify checks that a device exists and still matches its snapshot in
-// everything that a container depends on: vendor, device, class, driver, PF,
-// index, IOMMU group, and the owner of UIO, vDPA and RDMA device nodes; for an
-// auxiliary device its driver, SF number and parent function. Network and RDMA
-// devices themselves are not checked: they can already be in a pod. The error
-// is a *ChangedError if something differs, otherwise a read error.
+// Verify checks that a device still matches its snapshot in what a container
+// depends on: identity, driver, PF, index, IOMMU group, and the owners of
+// device nodes. Network and RDMA devices can already be in a pod and are not
+// checked. The error is a *ChangedError, or a read error.
 //
-// Verify reads only the device's own files, which takes some ten microseconds.
+// It reads only the device's files: some ten microseconds.
 func Verify(ctx context.Context, c DiscoverConfig, d Device) error {
 	if a := d.Auxiliary; a != nil {
 		return verify(ctx, c, a.Name, a.Parent, func(v *verification) error { return v.auxiliary(*a) })
@@ -43,14 +41,12 @@ func Verify(ctx context.Context, c DiscoverConfig, d Device) error {
 
 var errGone = errors.New("it is gone")
 
-// verification is the state of one Verify call. A read error ends it.
 type verification struct {
 	root        sysfs.Dir
 	differences []string
 }
 
-// verify rejects names with path separators: functions come from stored records
-// as well as from a Snapshot.
+// verify rejects path separators: functions also come from stored records.
 func verify(ctx context.Context, c DiscoverConfig, device string, f Function, compare func(*verification) error) error {
 	err := ctx.Err()
 	for _, address := range []string{f.Address, f.PF} {
@@ -101,13 +97,11 @@ func (v *verification) function(f Function) error {
 	defer dir.Close()
 	err = errors.Join(v.identity(dir, f, ""), v.membership(bus, dir, f), v.userspace(f), v.charDevices(f.RDMA, devicePath{address: f.Address}))
 	if len(v.differences) > 0 && !dir.Has("device") && !dir.Has("modalias") {
-		return errGone // the other differences result from the removal
+		return errGone
 	}
 	return err
 }
 
-// identity compares vendor, device, class and driver; of is a prefix of the
-// differences.
 func (v *verification) identity(dir sysfs.Dir, f Function, of string) error {
 	var is Function
 	if err := readIdentity(dir, &is); err != nil {
@@ -125,8 +119,8 @@ func (v *verification) identity(dir sysfs.Dir, f Function, of string) error {
 	return nil
 }
 
-// membership compares the IOMMU group, the PF of a virtual function by the
-// links in both directions, and the number of a PF's virtual functions.
+// membership compares the IOMMU group, the links between PF and VF, and the
+// number of VFs.
 func (v *verification) membership(bus, dir sysfs.Dir, f Function) error {
 	group, err := readGroup(dir, f.Driver)
 	if err != nil {
@@ -156,7 +150,6 @@ func (v *verification) membership(bus, dir sysfs.Dir, f Function) error {
 	return nil
 }
 
-// userspace compares the owners of the UIO and vDPA devices.
 func (v *verification) userspace(f Function) error {
 	if f.UIO != "" {
 		if err := v.owner("class/uio", f.UIO, 2, devicePath{address: f.Address}); err != nil {
@@ -217,8 +210,7 @@ func (v *verification) auxiliary(a Auxiliary) error {
 	return v.charDevices(a.RDMA, devicePath{a.Parent.Address, a.Name})
 }
 
-// owner compares the parent of a class device with want. A device below a
-// virtio device counts as directly below the function.
+// A device below a virtio device counts as directly below the function.
 func (v *verification) owner(class, name string, own int, want devicePath) error {
 	target := ""
 	dir, err := v.root.Open(class)
@@ -237,9 +229,8 @@ func (v *verification) owner(class, name string, own int, want devicePath) error
 	return nil
 }
 
-// charDevices compares the owners of the device nodes: after a rebind a driver
-// has nodes with other numbers, and the old numbers can belong to another
-// device.
+// charDevices compares owners: after a rebind the old numbers can belong to
+// another device.
 func (v *verification) charDevices(devices []RDMA, want devicePath) error {
 	for _, d := range devices {
 		for _, c := range d.Devices {

@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// every is a tree with one function of each kind: VF 0 with RDMA, VF 1 with
-// vDPA, VF 2 with VFIO, a UIO function, and a scalable function with RDMA.
+// every has VF 0 with RDMA, VF 1 with vDPA, VF 2 with VFIO, a UIO function, and
+// a scalable function with RDMA.
 type every struct {
 	*sysfstest.Tree
 	t       testing.TB
@@ -27,7 +27,7 @@ type every struct {
 const (
 	verifiedPF = "0000:3b:00.0"
 	verifiedUI = "0000:5e:00.1"
-	verifiedNo = "0000:5e:00.0" // VFIO without an IOMMU
+	verifiedNo = "0000:5e:00.0" // without an IOMMU
 )
 
 func newEvery(t testing.TB) every {
@@ -60,7 +60,6 @@ func (e every) rebind(address, driver string) {
 	e.write("bus/pci/drivers_probe", address)
 }
 
-// relink changes the target of a link.
 func (e every) relink(name, target string) {
 	e.Remove(name)
 	e.Link(name, target)
@@ -74,7 +73,7 @@ func (e every) file(name, text string) {
 func TestVerifyUnchanged(t *testing.T) {
 	e := newEvery(t)
 	s := clean(t, e.Tree)
-	// Changes that pods cause, and changes that do not affect containers.
+	// By pods, or without effect on containers.
 	e.Remove("class/net/ens1f0np0v0")
 	e.Remove("class/infiniband/mlx5_3")
 	e.relink("class/uio/uio0", sysfstest.Device(verifiedUI)+"/virtio1/uio/uio0")
@@ -92,9 +91,9 @@ func TestVerify(t *testing.T) {
 	is := func(address string) func(every) string { return func(every) string { return address } }
 	vf := func(n int) func(every) string { return func(e every) string { return e.virtual[n] } }
 	for name, c := range map[string]struct {
-		of     func(e every) string // the address of the function
+		of     func(e every) string
 		change func(e every)
-		want   string // the difference, with VF for the function's address
+		want   string // VF for the address
 	}{
 		"driver": {vf(1), func(e every) { e.rebind(e.virtual[1], "vfio-pci") }, "driver is vfio-pci, was mlx5_core"},
 		"no driver": {
@@ -231,7 +230,7 @@ func TestVerifyMissingDevice(t *testing.T) {
 	isGone(e.sf, inventory.Verify(t.Context(), configOf(e.Tree), auxiliaryDevice(s.Auxiliary[0])))
 	setVirtual(t, e.Tree, verifiedPF, 0)
 	isGone(vf.Address, inventory.Verify(t.Context(), configOf(e.Tree), inventory.Device{Function: &vf}))
-	// Its directory during removal, without its identity.
+	// During removal.
 	no := byAddress(t, s, verifiedNo)
 	for _, file := range []string{"modalias", "class", "vendor", "device", "driver"} {
 		e.Remove(sysfstest.Device(verifiedNo) + "/" + file)
@@ -257,7 +256,6 @@ func TestVerifyReadErrors(t *testing.T) {
 	plain("canceled", inventory.Verify(ctx, configOf(e.Tree), auxiliaryDevice(s.Auxiliary[0])))
 }
 
-// A function can come from a modified record.
 func TestVerifyRejectsPathsInNames(t *testing.T) {
 	e := newEvery(t)
 	good := byAddress(t, clean(t, e.Tree), e.virtual[1])

@@ -13,22 +13,20 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/uevent"
 )
 
-// WatchConfig has the event sources. The zero value watches this machine.
+// WatchConfig has the event sources; the zero value is this machine.
 type WatchConfig struct {
-	Devices func(context.Context, func(uevent.Event)) error   // nil: uevent.Watch
-	Links   func(context.Context, func(netlinks.Event)) error // nil: netlinks.Watch
-	Pause   time.Duration                                     // initial backoff after a failure; 0: 1 s
-	Warn    func(error)                                       // called with the reason when changes can be missed; nil: ignored. Not called concurrently
+	Devices func(context.Context, func(uevent.Event)) error
+	Links   func(context.Context, func(netlinks.Event)) error
+	Pause   time.Duration // initial backoff; 0: 1 s
+	Warn    func(error)   // changes can be missed; not called concurrently
 }
 
-// maxBackoff bounds the backoff, as a multiple of the initial backoff.
 const maxBackoff = 32
 
-// Watch calls kick after each event that can change a Snapshot, and when a
-// source starts to be watched, for earlier changes. It returns the context's
-// cause; failures are reported to Warn and retried. Creating many functions
-// calls kick as many times: the caller debounces. kick must return at once, and
-// can be called by two goroutines concurrently.
+// Watch calls kick after events that can change a Snapshot, and when a source
+// is (re)started. It returns the context's cause; failures go to Warn and are
+// retried. The caller debounces. kick must return at once; calls can be
+// concurrent.
 func Watch(ctx context.Context, c WatchConfig, kick func()) error {
 	c.Pause = cmp.Or(c.Pause, time.Second)
 	var one sync.Mutex
@@ -63,8 +61,7 @@ func Watch(ctx context.Context, c WatchConfig, kick func()) error {
 	return context.Cause(ctx)
 }
 
-// persist restarts the watch after each failure, with exponential backoff that
-// an event resets.
+// persist restarts watch with exponential backoff, which an event resets.
 func persist(ctx context.Context, pause time.Duration, warn func(error), kick func(), watch func(received func(concerns bool)) error) {
 	for next := pause; ; next = min(2*next, maxBackoff*pause) {
 		err := watch(func(concerns bool) {
@@ -85,14 +82,12 @@ func persist(ctx context.Context, pause time.Duration, warn func(error), kick fu
 	}
 }
 
-// subsystems are the uevent subsystems of devices in a Snapshot.
 var subsystems = []string{
 	"auxiliary", "infiniband", "infiniband_mad", "infiniband_verbs", "iommu", "net", "pci", "uio", "vdpa", "vfio", "vfio-dev", "vhost-vdpa",
 }
 
-// eventConcerns reports whether an event can change a Snapshot. Uevents of
-// virtual network devices are ignored: pods create many, and link events cover
-// them.
+// Uevents of virtual network devices are ignored: pods create many, and link
+// events cover them.
 func eventConcerns(e uevent.Event) bool {
 	switch {
 	case e.Action == uevent.Lost:
@@ -106,11 +101,10 @@ func eventConcerns(e uevent.Event) bool {
 	}
 }
 
-// ignoredLinkKinds are kinds of links without a lower network device. Pods and
-// virtual machines create and remove them all the time.
+// ignoredLinkKinds have no lower device. Pods and virtual machines create and
+// remove them all the time.
 var ignoredLinkKinds = []string{"dummy", "ifb", "tun", "veth"}
 
-// linkConcerns reports whether a link event can change a Snapshot.
 func linkConcerns(e netlinks.Event) bool {
 	return e.Lost || e.DefaultRoute || e.Link != nil && !slices.Contains(ignoredLinkKinds, e.Link.Kind)
 }

@@ -19,7 +19,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// kicksOf runs Watch on events and counts the kicks.
 func kicksOf(t *testing.T, devices []uevent.Event, links []netlinks.Event) int64 {
 	t.Helper()
 	var kicks atomic.Int64
@@ -101,7 +100,6 @@ func TestWhichEventsKick(t *testing.T) {
 	}
 }
 
-// Failed sources are watched again, with a backoff that events reset.
 func TestWatchRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -114,7 +112,7 @@ func TestWatchRetries(t *testing.T) {
 			done <- inventory.Watch(ctx, inventory.WatchConfig{
 				Devices: func(_ context.Context, each func(uevent.Event)) error {
 					at = append(at, time.Since(began))
-					if len(at) == 9 { // 0, 1, 3, 7, 15, 31, 63, 95, 127 s
+					if len(at) == 9 {
 						each(uevent.Event{Action: uevent.Lost})
 					}
 					return broken
@@ -150,7 +148,6 @@ func TestWatchRetries(t *testing.T) {
 	})
 }
 
-// The kernel sends an event of a device on request.
 func TestWatchThisMachine(t *testing.T) {
 	devices, err := os.ReadDir("/sys/bus/pci/devices")
 	if err != nil || len(devices) == 0 {
@@ -190,8 +187,8 @@ var sizes = []int{64, 256, 512, 2048}
 
 const perPF = 256
 
-// crowd is a machine with many virtual functions, 256 per PF, all with network
-// devices, a quarter with RDMA; each PF has a DDP profile.
+// crowd has 256 VFs per PF, all with network devices, a quarter with RDMA; PFs
+// have DDP profiles.
 func crowd(tb testing.TB, count int) inventory.DiscoverConfig {
 	tb.Helper()
 	tree := sysfstest.New(tb)
@@ -213,7 +210,6 @@ func crowd(tb testing.TB, count int) inventory.DiscoverConfig {
 	return configOf(tree)
 }
 
-// crowded returns a snapshot of a crowd.
 func crowded(tb testing.TB, c inventory.DiscoverConfig, count int) *inventory.Snapshot {
 	tb.Helper()
 	s, err := inventory.Discover(tb.Context(), c)
@@ -223,7 +219,7 @@ func crowded(tb testing.TB, c inventory.DiscoverConfig, count int) *inventory.Sn
 	return s
 }
 
-// halvesOf returns two resources per PF: VFs 0 to 127, and the rest.
+// VFs 0 to 127, and the rest.
 func halvesOf(tb testing.TB, count int) inventory.Config {
 	tb.Helper()
 	var resources []string
@@ -247,7 +243,6 @@ func assignedOf(a inventory.Assignment) int {
 	return assigned
 }
 
-// The fixtures of the benchmarks are as documented.
 func TestBenchmarkFixtures(t *testing.T) {
 	const count = 300
 	s := crowded(t, crowd(t, count), count)
@@ -269,9 +264,7 @@ func BenchmarkDiscover(b *testing.B) {
 	}
 }
 
-// BenchmarkDiscoverAndAssign measures the start of a plugin until it can
-// advertise devices: upstream takes 0.16 s, 1.6 s and 5.8 s for the first three
-// sizes.
+// Upstream takes 0.16 s, 1.6 s and 5.8 s for the first three sizes.
 func BenchmarkDiscoverAndAssign(b *testing.B) {
 	for _, count := range sizes {
 		b.Run(fmt.Sprintf("functions=%d", count), func(b *testing.B) {

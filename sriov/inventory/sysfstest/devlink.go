@@ -7,12 +7,11 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/devlink"
 )
 
-// Devlink is a fake inventory.Devlink on a Tree. The fault key of a request is
-// "devlink Devices"; like the kernel, a hanging request does not end with its
-// context.
+// Devlink is a fake inventory.Devlink on a Tree. The fault key is "devlink
+// Devices"; like the kernel, a hanging request does not end with its context.
 type Devlink struct{ Tree *Tree }
 
-// Devices returns the reported devices that exist and have a network driver.
+// Devices implements inventory.Devlink.
 func (d Devlink) Devices(ctx context.Context) (map[devlink.Handle]devlink.Device, error) {
 	if err := d.Tree.fault("devlink Devices"); err != nil {
 		return nil, err
@@ -30,8 +29,8 @@ func (d Devlink) Devices(ctx context.Context) (map[devlink.Handle]devlink.Device
 	return all, ctx.Err()
 }
 
-// Tell sets what the driver of a device reports. The bus is "pci", with an
-// address as the name, or "auxiliary".
+// Tell sets what the driver of a device reports. The bus is "pci" or
+// "auxiliary".
 func (t *Tree) Tell(bus, name string, d devlink.Device) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

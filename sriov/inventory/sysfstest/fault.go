@@ -6,19 +6,17 @@ import (
 	"strings"
 )
 
-// Fault is a failure of a write or of a Network request, before it has any
-// effect.
+// Fault is a failure of a write or a Network request, before it has an effect.
 type Fault struct {
 	// On is the end of a write's path and value, such as
-	// "0000:3b:00.0/sriov_numvfs 4", or of a request's fault key, see Network.
+	// "0000:3b:00.0/sriov_numvfs 4", or of a fault key (see Network).
 	On  string
 	Err error
-	// Times is the number of failures; 0 is unlimited.
+	// 0 is unlimited.
 	Times int
-	// Until, if not nil, blocks the call until it is closed, like a hanging
-	// driver.
+	// Until blocks the call until it is closed, like a hanging driver.
 	Until <-chan struct{}
-	// OnHit, if not nil, is called when the fault is hit, before the call blocks.
+	// OnHit is called before the call blocks.
 	OnHit func()
 }
 
@@ -29,15 +27,13 @@ func (t *Tree) Fault(f Fault) {
 	t.faults = append(t.faults, &f)
 }
 
-// ClearFaults removes all faults. Calls that block keep blocking.
+// ClearFaults removes all faults; blocked calls stay blocked.
 func (t *Tree) ClearFaults() {
 	t.faultMu.Lock()
 	defer t.faultMu.Unlock()
 	t.faults = nil
 }
 
-// fault returns the error of the first matching fault. It blocks without
-// holding a lock.
 func (t *Tree) fault(what string) error {
 	t.faultMu.Lock()
 	var hit Fault
@@ -63,23 +59,22 @@ func (t *Tree) fault(what string) error {
 	return hit.Err
 }
 
-// LoadDriver registers a driver on a bus ("pci", "vdpa"), like its module.
+// LoadDriver registers a driver on a bus, like its module.
 func (t *Tree) LoadDriver(bus, driver string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return os.MkdirAll(t.path("bus/"+bus+"/drivers/"+driver), 0o755)
 }
 
-// Strict enables checks that most tests do not need: a driver exists only after
-// it had a function or after LoadDriver, and a PF needs a driver to create
-// virtual functions.
+// Strict adds checks: a driver exists only after it had a function or after
+// LoadDriver, and a PF needs a driver to create VFs.
 func (t *Tree) Strict() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.strict = true
 }
 
-// RefuseFunctions makes binds to a driver fail with an error; nil ends that.
+// RefuseFunctions makes binds to a driver fail; nil ends that.
 func (t *Tree) RefuseFunctions(driver string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

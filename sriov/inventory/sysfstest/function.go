@@ -23,21 +23,19 @@ type Function struct {
 
 	// For PFs:
 	TotalVFs int
-	VFDevice string // device id of its virtual functions
-	VFDriver string // driver of its virtual functions unless sriov_drivers_autoprobe is 0
-	Offset   int    // First VF Offset of the SR-IOV capability; 0 is 16
-	Stride   int    // VF Stride; 0 is 1
+	VFDevice string
+	VFDriver string // unless sriov_drivers_autoprobe is 0
+	Offset   int    // 0 is 16
+	Stride   int    // 0 is 1
 }
 
 func (f Function) spacing() (offset, stride int) { return cmp.Or(f.Offset, 16), cmp.Or(f.Stride, 1) }
 
-// isNetwork reports whether a driver creates network devices. VFIO and UIO
-// drivers do not.
 func isNetwork(driver string) bool {
 	return driver != "" && !strings.Contains(driver, "vfio") && !strings.Contains(driver, "uio")
 }
 
-// Add adds a function to the tree.
+// Add adds a function.
 func (t *Tree) Add(f Function) {
 	t.t.Helper()
 	t.mu.Lock()
@@ -51,7 +49,6 @@ func (t *Tree) Add(f Function) {
 	}
 }
 
-// add creates a function without its driver. The function appears atomically.
 func (t *Tree) add(f Function) error {
 	if f.Class == 0 {
 		f.Class = 0x020000
@@ -95,8 +92,7 @@ func (t *Tree) add(f Function) error {
 	return t.link("bus/pci/devices/"+f.Address, place)
 }
 
-// group puts the function into an IOMMU group; name is set for groups created
-// by VFIO.
+// name is set for groups created by VFIO.
 func (t *Tree) group(place, group, name string) error {
 	to := "kernel/iommu_groups/" + group
 	if err := os.MkdirAll(t.path(to), 0o755); err != nil {
@@ -118,7 +114,6 @@ func (t *Tree) GroupWithoutIOMMU(address, group string) {
 	t.must(t.group(Device(address), group, "vfio-noiommu"))
 }
 
-// bind binds a function to a driver and creates the driver's network device.
 func (t *Tree) bind(address, driver string) error {
 	f := t.functions[address]
 	if err := t.refuses[driver]; err != nil {
@@ -144,7 +139,6 @@ func (t *Tree) bind(address, driver string) error {
 	return err
 }
 
-// unbind reverts bind, the network device first.
 func (t *Tree) unbind(address string) error {
 	f := t.functions[address]
 	if f.Driver == "" {

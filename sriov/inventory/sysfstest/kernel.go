@@ -13,10 +13,10 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// Write emulates a write to a sysfs attribute, including the kernel's errors.
-// name is a full path, or relative to the root of the tree. Supported are
-// sriov_numvfs, sriov_drivers_autoprobe and driver_override of functions, bind
-// and unbind of PCI and vDPA drivers, and drivers_probe.
+// Write emulates a write to a sysfs attribute with the kernel's errors. name
+// can be relative to the root. Supported are sriov_numvfs,
+// sriov_drivers_autoprobe, driver_override, bind, unbind (PCI and vDPA) and
+// drivers_probe.
 func (t *Tree) Write(name, value string) error {
 	if rest, ok := strings.CutPrefix(name, t.Sysfs+"/"); ok {
 		name = rest
@@ -43,7 +43,7 @@ func (t *Tree) writePCI(name, value string) error {
 	dir, attribute := filepath.Split(name)
 	device := filepath.Base(dir)
 	if filepath.Base(filepath.Dir(filepath.Clean(dir))) == "drivers" || attribute == "drivers_probe" {
-		device = value // the function is in the value
+		device = value
 	}
 	driver := filepath.Base(dir)
 	t.mu.Lock()
@@ -102,7 +102,6 @@ func (t *Tree) write(f *Function, attribute, driver, value string) error {
 	}
 }
 
-// probe binds the driver of driver_override, otherwise the default driver.
 func (t *Tree) probe(f *Function) error {
 	driver := t.override[f.Address]
 	if driver == "" {
@@ -120,10 +119,8 @@ func (t *Tree) isLoaded(driver string) bool {
 	return err == nil || !t.strict
 }
 
-// matches reports whether the kernel would bind the driver to the function: it
-// equals driver_override, or there is no override and it is the default driver.
-// While sriov_drivers_autoprobe is 0, virtual functions without an override
-// match no driver.
+// As in the kernel, driver_override wins. While sriov_drivers_autoprobe is 0,
+// VFs without an override match no driver.
 func (t *Tree) matches(address, driver string) bool {
 	if o := t.override[address]; o != "" {
 		return o == driver
@@ -132,7 +129,6 @@ func (t *Tree) matches(address, driver string) bool {
 	return pf == "" || t.autoprobe[pf] && driver == t.functions[pf].VFDriver
 }
 
-// defaultDriver returns the default driver of a virtual function.
 func (t *Tree) defaultDriver(address string) string {
 	if pf := t.physical(address); pf != "" {
 		return t.functions[pf].VFDriver
@@ -140,7 +136,6 @@ func (t *Tree) defaultDriver(address string) string {
 	return ""
 }
 
-// physical returns the PF of a virtual function; "" for other functions.
 func (t *Tree) physical(address string) string {
 	for pf, virtual := range t.virtual {
 		if slices.Contains(virtual, address) {
@@ -150,12 +145,11 @@ func (t *Tree) physical(address string) string {
 	return ""
 }
 
-// setNumVFs creates or removes the virtual functions of a PF.
 func (t *Tree) setNumVFs(pf *Function, n int) error {
 	has := len(t.virtual[pf.Address])
 	attribute := t.path(Device(pf.Address) + "/sriov_numvfs")
-	// A test can write the attribute itself before it calls Write. A rewrite
-	// here could then overwrite its next value.
+	// A test can write the attribute before it calls Write; a rewrite could
+	// overwrite its next value.
 	text, err := os.ReadFile(attribute)
 	if err != nil {
 		return err
@@ -189,8 +183,7 @@ func (t *Tree) setNumVFs(pf *Function, n int) error {
 	return os.WriteFile(attribute, []byte(strconv.Itoa(n)+"\n"), 0o644)
 }
 
-// VirtualAddress returns the address of a PF's virtual function, even before it
-// exists.
+// VirtualAddress returns the address of a VF, even before it exists.
 func VirtualAddress(pf Function, index int) string {
 	var domain, bus, device, function int
 	_, _ = fmt.Sscanf(pf.Address, "%x:%x:%x.%d", &domain, &bus, &device, &function)
@@ -200,8 +193,8 @@ func VirtualAddress(pf Function, index int) string {
 	return fmt.Sprintf("%04x:%02x:%02x.%d", domain, id>>8, id>>3&0x1f, id&7)
 }
 
-// createVF creates a VF in the order of the kernel's pci_iov_add_virtfn: the
-// device, the virtfn link, the physfn link, then the driver.
+// The order is that of pci_iov_add_virtfn: device, virtfn link, physfn link,
+// driver.
 func (t *Tree) createVF(pf *Function, index int) error {
 	v := Function{
 		Address: VirtualAddress(*pf, index), Class: pf.Class, Vendor: pf.Vendor, Device: pf.VFDevice, NUMA: pf.NUMA,
@@ -226,12 +219,12 @@ func (t *Tree) createVF(pf *Function, index int) error {
 	if !t.autoprobe[pf.Address] || pf.VFDriver == "" {
 		return nil
 	}
-	_ = t.bind(v.Address, pf.VFDriver) // a function without a driver is valid
+	_ = t.bind(v.Address, pf.VFDriver)
 	return nil
 }
 
-// removeVF removes a VF in the order of the kernel's
-// pci_iov_remove_virtfn: both links, then the driver and the device.
+// The order is that of pci_iov_remove_virtfn: both links, then driver and
+// device.
 func (t *Tree) removeVF(pf string, index int) error {
 	address := t.virtual[pf][index]
 	t.virtual[pf] = t.virtual[pf][:index]

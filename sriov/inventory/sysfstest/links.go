@@ -7,8 +7,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// Links is a fake inventory.Links on a Tree. An error that is set is returned
-// instead of the result.
+// Links is a fake inventory.Links on a Tree. A set error replaces the result.
 type Links struct {
 	Tree                *Tree
 	LinksErr, RoutesErr error

@@ -9,20 +9,16 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// rdmaDevice is the place of an RDMA device.
 type rdmaDevice struct {
 	at     string
 	number int
 }
 
-// charDevices are the classes of an RDMA device's character devices, and their
-// name prefixes.
 var charDevices = []struct{ class, name string }{
 	{"infiniband_verbs", "uverbs"}, {"infiniband_mad", "umad"}, {"infiniband_mad", "issm"},
 }
 
-// RemoveRDMA removes an RDMA device and its character devices, like a move to
-// another network namespace.
+// RemoveRDMA removes an RDMA device, like a move to another network namespace.
 func (t *Tree) RemoveRDMA(name string) {
 	t.t.Helper()
 	t.mu.Lock()
@@ -48,7 +44,6 @@ func (t *Tree) removeRDMA(name string) error {
 	return nil
 }
 
-// removeRDMAOf removes the RDMA devices of a function.
 func (t *Tree) removeRDMAOf(address string) error {
 	for name, r := range t.rdma {
 		if r.at == Device(address) {

@@ -10,7 +10,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// A removed device leaves nothing in the tree that breaks discovery.
 func TestRemovedDevicesLeaveConsistentTree(t *testing.T) {
 	const pf = "0000:3b:00.0"
 	tree := sysfstest.New(t)

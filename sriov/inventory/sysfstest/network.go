@@ -11,15 +11,14 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// Network is a fake host.Network on a Tree: VF tables, embedded switches and
-// vDPA devices. It behaves like igb on Linux 6.12.
+// Network is a fake host.Network on a Tree that behaves like igb on Linux 6.12.
 type Network struct {
 	Tree *Tree
 	Mode string // of the RDMA subsystem
 }
 
-// do executes a request, after its faults. The fault key is "netlink", the
-// request and its subject, such as "netlink SetMAC eth0".
+// The fault key is "netlink", the request and its subject: "netlink SetMAC
+// eth0".
 func (n Network) do(ctx context.Context, name, subject string, do func() error) error {
 	if err := n.Tree.fault("netlink " + name + " " + subject); err != nil {
 		return err
@@ -32,7 +31,7 @@ func (n Network) do(ctx context.Context, name, subject string, do func() error) 
 	return do()
 }
 
-// Link returns a network device, with the VF table if it belongs to a PF.
+// Link returns a link, with the VF table of a PF.
 func (n Network) Link(ctx context.Context, name string) (link netlinks.Link, err error) {
 	err = n.do(ctx, "Link", name, func() error {
 		l, err := n.Tree.byName(name)
@@ -54,7 +53,7 @@ func (n Network) Link(ctx context.Context, name string) (link netlinks.Link, err
 	return link, err
 }
 
-// SetMTU accepts the usual range of Ethernet cards.
+// SetMTU accepts the usual Ethernet range.
 func (n Network) SetMTU(ctx context.Context, name string, mtu int) error {
 	return n.do(ctx, "SetMTU", name, func() error {
 		l, err := n.Tree.byName(name)
@@ -80,8 +79,7 @@ func (n Network) SetUp(ctx context.Context, name string) error {
 	})
 }
 
-// SetMAC sets the address that the function's driver uses when it is bound
-// next.
+// SetMAC sets the address that the driver uses when it is bound next.
 func (n Network) SetMAC(ctx context.Context, name string, vf int, mac net.HardwareAddr) error {
 	return n.set(ctx, "SetMAC", name, vf, func(v *entry) error {
 		if slices.Equal(mac, make(net.HardwareAddr, len(mac))) {
@@ -96,18 +94,17 @@ func (n Network) SetMAC(ctx context.Context, name string, vf int, mac net.Hardwa
 	})
 }
 
-// SetTrust sets the trust flag of a virtual function.
+// SetTrust sets a VF's trust flag.
 func (n Network) SetTrust(ctx context.Context, name string, vf int, on bool) error {
 	return n.set(ctx, "SetTrust", name, vf, func(v *entry) error { v.Trust = setting(on); return nil })
 }
 
-// SetSpoofCheck sets the spoof check flag of a virtual function.
+// SetSpoofCheck sets a VF's spoof check flag.
 func (n Network) SetSpoofCheck(ctx context.Context, name string, vf int, on bool) error {
 	return n.set(ctx, "SetSpoofCheck", name, vf, func(v *entry) error { v.Spoof = setting(on); return nil })
 }
 
-// SetGUIDs sets the GUIDs of a virtual function. The PF must have an InfiniBand
-// link.
+// SetGUIDs sets a VF's GUIDs. The PF needs an InfiniBand link.
 func (n Network) SetGUIDs(ctx context.Context, name string, vf int, node, port uint64) error {
 	return n.set(ctx, "SetGUIDs", name, vf, func(v *entry) error {
 		if l, err := n.Tree.byName(name); err != nil || l.Encapsulation != "infiniband" {
@@ -141,7 +138,7 @@ func (n Network) set(ctx context.Context, request, name string, vf int, change f
 	})
 }
 
-// ESwitch returns the mode of the embedded switch.
+// ESwitch returns the mode of an embedded switch.
 func (n Network) ESwitch(ctx context.Context, address string) (mode string, err error) {
 	err = n.do(ctx, "ESwitch", address, func() error { mode = n.Tree.eswitch[address]; return nil })
 	return mode, err
@@ -179,14 +176,14 @@ func (n Network) RDMAMode(ctx context.Context) (mode string, err error) {
 	return n.Mode, err
 }
 
-// ESwitch adds an embedded switch in the given mode to a PF.
+// ESwitch adds an embedded switch to a PF.
 func (t *Tree) ESwitch(pf, mode string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.eswitch[pf] = mode
 }
 
-// Entry returns the VF table entry of a virtual function.
+// Entry returns a VF's entry in the VF table.
 func (t *Tree) Entry(address string) netlinks.VF {
 	t.t.Helper()
 	t.mu.Lock()
@@ -198,7 +195,6 @@ func (t *Tree) Entry(address string) netlinks.VF {
 	return v.VF
 }
 
-// byName returns a link by name.
 func (t *Tree) byName(name string) (*netlinks.Link, error) {
 	for i := range t.links {
 		if t.links[i].Name == name {
@@ -208,7 +204,6 @@ func (t *Tree) byName(name string) (*netlinks.Link, error) {
 	return nil, unix.ENODEV
 }
 
-// ofNetdev returns the bound function of a network device.
 func (t *Tree) ofNetdev(name string) *Function {
 	for _, f := range t.functions {
 		if f.Netdev == name && isNetwork(f.Driver) {
@@ -218,14 +213,13 @@ func (t *Tree) ofNetdev(name string) *Function {
 	return nil
 }
 
-// entry is a VF table entry.
 type entry struct {
 	netlinks.VF
 	administrative bool // its address was set by SetMAC
 }
 
-// driverMAC returns the MAC address of a newly bound function: the administrative
-// address, or else the driver's choice, which is then shown in the VF table.
+// driverMAC returns the administrative address, or else the driver's choice,
+// which the VF table then shows.
 func (t *Tree) driverMAC(address, chosen string) (mac string, err error) {
 	v := t.table[address]
 	if v == nil {
@@ -237,5 +231,4 @@ func (t *Tree) driverMAC(address, chosen string) (mac string, err error) {
 	return v.MAC.String(), err
 }
 
-// isVDPA reports whether a path belongs to a driver of the vDPA bus.
 func isVDPA(name string) bool { return strings.HasPrefix(name, "bus/vdpa/drivers/") }

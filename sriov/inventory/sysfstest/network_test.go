@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// The results are those of igb on Linux 6.12.
+// As igb on Linux 6.12.
 func TestKernel(t *testing.T) {
 	const (
 		pf  = "bus/pci/devices/0000:3b:00.0/"
@@ -36,7 +36,7 @@ func TestKernel(t *testing.T) {
 	for _, step := range []struct {
 		name, value string
 		want        error
-		driver      string // of the first virtual function afterwards
+		driver      string
 	}{
 		{pf + "sriov_numvfs", "8", unix.ERANGE, ""},
 		{pf + "sriov_numvfs", "many", unix.EINVAL, ""},
@@ -73,12 +73,12 @@ func TestKernel(t *testing.T) {
 	if link(pf+"virtfn6") != VirtualAddress(*tree.functions["0000:3b:00.0"], 6) || link("bus/pci/devices/"+vf0+"/physfn") != "0000:3b:00.0" {
 		t.Error("the links between PF and virtual functions are wrong")
 	}
-	if link("class/net/eth0v0") != "eth0v0" || link("class/net/eth0v1") != "" { // the other one was not probed
+	if link("class/net/eth0v0") != "eth0v0" || link("class/net/eth0v1") != "" {
 		t.Error("network devices are not those of the bound functions")
 	}
 }
 
-// The results are those of igb on Linux 6.12; test/vm/sriov verifies them.
+// As igb on Linux 6.12; test/vm/sriov verifies it.
 func TestNetwork(t *testing.T) {
 	const pf, vf1 = "0000:3b:00.0", "0000:3b:02.1"
 	tree := New(t)
@@ -112,8 +112,8 @@ func TestNetwork(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, c.err, c.want)
 		}
 	}
-	// A function reports the address that its driver chose, and uses the
-	// administrative address when its driver is bound.
+	// A function has its driver's address, or the administrative one from the
+	// next bind on.
 	table := func() (a, b netlinks.VF) {
 		t.Helper()
 		l, err := n.Link(ctx, "eth0")

@@ -1,5 +1,5 @@
-// Package sysfstest creates sysfs trees with SR-IOV functions in a temporary
-// directory and emulates the kernel's reaction to writes.
+// Package sysfstest emulates a sysfs with SR-IOV functions, and the kernel's
+// reaction to writes, in a temporary directory.
 package sysfstest
 
 import (
@@ -17,8 +17,8 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 )
 
-// Tree is a sysfs with a /dev. Its methods can be called concurrently; other
-// readers see each change step by step, in the kernel's order.
+// Tree is a sysfs with a /dev. Methods can be called concurrently; readers see
+// each change step by step, in the kernel's order.
 type Tree struct {
 	Sysfs, Dev string
 
@@ -26,7 +26,7 @@ type Tree struct {
 	mu sync.Mutex
 
 	functions      map[string]*Function
-	virtual        map[string][]string // of a PF
+	virtual        map[string][]string
 	autoprobe      map[string]bool
 	override       map[string]string
 	links          []netlinks.Link
@@ -35,7 +35,7 @@ type Tree struct {
 	table          map[string]*entry
 	eswitch        map[string]string
 	vdpa           map[string]*vdpaDevice
-	refuses        map[string]error // drivers
+	refuses        map[string]error
 	devlinkDevices map[devlink.Handle]devlink.Device
 	rdma           map[string]rdmaDevice
 
@@ -46,16 +46,14 @@ type Tree struct {
 	writes  []string
 }
 
-// Judge receives fatal errors of a Tree and must not return; testing.TB
-// implements it.
+// Judge receives fatal errors and must not return; testing.TB implements it.
 type Judge interface {
 	Helper()
 	Fatal(args ...any)
 	Fatalf(format string, args ...any)
 }
 
-// New creates an empty tree in memory (like sysfs) that is removed with the
-// test.
+// New creates an empty tree in memory for a test.
 func New(t testing.TB) *Tree {
 	t.Helper()
 	root, err := os.MkdirTemp("/dev/shm", "sysfs")
@@ -70,7 +68,7 @@ func New(t testing.TB) *Tree {
 	return At(root, t)
 }
 
-// At creates an empty tree below an empty directory. It is not removed.
+// At creates a tree below an empty directory that is not removed.
 func At(root string, t Judge) *Tree {
 	t.Helper()
 	tree := &Tree{
@@ -97,14 +95,14 @@ func (t *Tree) must(err error) {
 
 func (t *Tree) path(name string) string { return filepath.Join(t.Sysfs, name) }
 
-// File writes a file with a final newline, like the kernel.
+// File writes a file with a final newline.
 func (t *Tree) File(name, text string) {
 	t.t.Helper()
 	t.must(os.MkdirAll(filepath.Dir(t.path(name)), 0o755))
 	t.must(os.WriteFile(t.path(name), []byte(text+"\n"), 0o644))
 }
 
-// Link creates a relative symbolic link; both paths are relative to the root.
+// Link creates a relative symbolic link; paths are relative to the root.
 func (t *Tree) Link(name, target string) {
 	t.t.Helper()
 	t.must(t.link(name, target))
@@ -127,21 +125,19 @@ func (t *Tree) Remove(name string) {
 	t.must(os.RemoveAll(t.path(name)))
 }
 
-// nextNumber returns the next number of a kind, from 0.
 func (t *Tree) nextNumber(kind string) int {
 	n := t.next[kind]
 	t.next[kind]++
 	return n
 }
 
-// Device returns the path of a function in the tree:
-// devices/pci0000:3b/0000:3b:02.1.
+// Device returns a function's path: devices/pci0000:3b/0000:3b:02.1.
 func Device(address string) string {
 	return "devices/pci" + address[:len(address)-len(":02.1")] + "/" + address
 }
 
-// AddLink adds a network device to the kernel's list and to sysfs, below the
-// device at; "" is a virtual device. It returns its index.
+// AddLink adds a network device below the device at; "" is a virtual device. It
+// returns the index.
 func (t *Tree) AddLink(at string, l netlinks.Link) int {
 	t.t.Helper()
 	t.mu.Lock()
@@ -179,7 +175,7 @@ func (t *Tree) addLink(at string, l netlinks.Link) (int, error) {
 	return l.Index, t.link("class/net/"+l.Name, place)
 }
 
-// ChangeLink modifies a network device in the kernel's list.
+// ChangeLink modifies a network device.
 func (t *Tree) ChangeLink(name string, change func(*netlinks.Link)) {
 	t.t.Helper()
 	t.mu.Lock()
@@ -198,8 +194,7 @@ func (t *Tree) Route(indices ...int) {
 	t.routes = slices.Clone(indices)
 }
 
-// AddRDMA adds an RDMA device with its character devices below the device at,
-// and returns its number.
+// AddRDMA adds an RDMA device below the device at, and returns its number.
 func (t *Tree) AddRDMA(at, name, pkey string) int {
 	t.t.Helper()
 	t.mu.Lock()
@@ -220,8 +215,8 @@ func (t *Tree) AddRDMA(at, name, pkey string) int {
 	return n
 }
 
-// AddVDPA adds a vDPA device with a driver (virtio_vdpa, vhost_vdpa, "") to a
-// function, and returns its number.
+// AddVDPA adds a vDPA device with a driver (virtio_vdpa, vhost_vdpa, ""), and
+// returns its number.
 func (t *Tree) AddVDPA(address, driver string) int {
 	t.t.Helper()
 	t.mu.Lock()
@@ -241,7 +236,7 @@ func (t *Tree) AddVDPA(address, driver string) int {
 	return n
 }
 
-// AddUIO adds a user-space I/O device to a function and returns its name.
+// AddUIO adds a UIO device and returns its name.
 func (t *Tree) AddUIO(address string) string {
 	t.t.Helper()
 	t.mu.Lock()
@@ -253,8 +248,7 @@ func (t *Tree) AddUIO(address string) string {
 	return name
 }
 
-// AddScalable adds a scalable function with an SF number to a PF and returns
-// the name of its auxiliary device.
+// AddScalable adds a scalable function and returns its auxiliary device's name.
 func (t *Tree) AddScalable(pf string, number int) string {
 	t.t.Helper()
 	t.mu.Lock()
@@ -268,7 +262,7 @@ func (t *Tree) AddScalable(pf string, number int) string {
 	return name
 }
 
-// Virtual returns the addresses of a PF's virtual functions by index.
+// Virtual returns the addresses of VFs by index.
 func (t *Tree) Virtual(pf string) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

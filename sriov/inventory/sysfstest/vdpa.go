@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// vdpaDevice is a vDPA device created by Network.AddVDPA.
 type vdpaDevice struct{ address, driver string }
 
 func (t *Tree) addVDPA(name, address string) error {
@@ -76,7 +75,6 @@ func (t *Tree) unbindVDPA(name string) error {
 	return nil
 }
 
-// writeVDPA emulates bind and unbind of vDPA drivers.
 func (t *Tree) writeVDPA(name, value string) error {
 	driver, attribute := path.Base(path.Dir(name)), path.Base(name)
 	if _, err := os.Stat(t.path("bus/vdpa/drivers/" + driver)); err != nil {
