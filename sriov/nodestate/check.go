@@ -11,13 +11,13 @@ import (
 	"github.com/cleatproject/cleat/internal/strictjson"
 )
 
-// The kernel's limits of an MTU; drivers can have narrower ones.
+// The kernel's limits; drivers can be narrower.
 const (
 	minMTU = 68
 	maxMTU = 65535
 )
 
-// maxName is the kernel's limit of alternative names of network devices.
+// maxName is the kernel's limit for alternative names.
 const maxName = 127
 
 var (
@@ -25,8 +25,8 @@ var (
 	notInName  = regexp.MustCompile(`[\s/:\x00-\x1f\x7f]`)
 )
 
-// Check validates the spec as far as possible without access to the machine.
-// The error joins one *strictjson.Problem per mistake.
+// Check validates the spec without the machine. The error joins one
+// *strictjson.Problem per mistake.
 func (s Spec) Check() error {
 	c := &checker{}
 	seen := map[string]int{}
@@ -114,7 +114,6 @@ func (c *checker) mtu(path string, mtu int) {
 	}
 }
 
-// oneOf checks that a value is empty or one of the allowed ones.
 func (c *checker) oneOf(path, word string, words ...string) {
 	if word == "" || slices.Contains(words, word) {
 		return
@@ -126,7 +125,7 @@ func (c *checker) oneOf(path, word string, words ...string) {
 	c.fail(path, "%q is not known; %s", word, hint)
 }
 
-// address checks that a PCI address has the form of sysfs.
+// address checks for the form of sysfs.
 func (c *checker) address(path, address string) {
 	if pciAddress.MatchString(address) {
 		return
@@ -142,31 +141,29 @@ func (c *checker) address(path, address string) {
 	c.fail(path, "%q is not a PCI address; %s", address, hint)
 }
 
-// name checks that the kernel accepts a name for a network device.
+// name applies the kernel's rules.
 func (c *checker) name(path, name string) {
 	if len(name) > maxName || name == "." || name == ".." || notInName.MatchString(name) {
 		c.fail(path, "%q is not a valid network device name: want at most %d characters without spaces, / and :", name, maxName)
 	}
 }
 
-// Range is an inclusive range of virtual function indexes.
+// Range is an inclusive range of VF indexes.
 type Range struct{ First, Last int }
 
-// maxIndex is the largest index of a virtual function: sriov_numvfs has 16
-// bits.
+// maxIndex: sriov_numvfs has 16 bits.
 const maxIndex = 1<<16 - 2
 
-// Has reports whether the index is in the range.
+// Has reports whether the range has an index.
 func (r Range) Has(index int) bool { return r.First <= index && index <= r.Last }
 
-// Overlaps reports whether the ranges have a common index.
+// Overlaps reports whether the ranges intersect.
 func (r Range) Overlaps(o Range) bool { return r.First <= o.Last && o.First <= r.Last }
 
 func (r Range) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
-// ParseRange parses a vfRange of two numbers: "0-3", or "2-2" for one function.
-// Lists and single numbers are rejected, because the operator misinterprets
-// them.
+// ParseRange parses a vfRange: "0-3", or "2-2" for one function. The operator
+// misinterprets lists and single numbers, so they are rejected.
 func ParseRange(text string) (Range, error) {
 	low, high, two := strings.Cut(text, "-")
 	first, ok := index(low)

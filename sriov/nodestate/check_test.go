@@ -27,7 +27,7 @@ func TestCheck(t *testing.T) {
 	const i, g = "spec.interfaces[0]", "spec.interfaces[0].vfGroups[0]"
 	for name, c := range map[string]struct {
 		spec Spec
-		want []string // beginnings
+		want []string
 	}{
 		"nothing":                {Spec{}, nil},
 		"minimal":                {one(Interface{}), nil},

@@ -1,6 +1,6 @@
-// Package nodestate defines the SriovNetworkNodeState of the SR-IOV network
-// operator (sriovnetwork.openshift.io/v1), the desired and observed state of
-// the SR-IOV functions of one node, and decodes and validates it.
+// Package nodestate defines, decodes and validates the SriovNetworkNodeState of
+// the SR-IOV network operator (sriovnetwork.openshift.io/v1): desired and
+// observed state of a node's SR-IOV functions.
 package nodestate
 
 import (
@@ -13,44 +13,42 @@ import (
 	"strings"
 )
 
-// API group, version and kind.
 const (
 	Group      = "sriovnetwork.openshift.io"
 	Version    = "v1"
 	APIVersion = Group + "/" + Version
 	Kind       = "SriovNetworkNodeState"
-	Resource   = "sriovnetworknodestates" // in the paths of the API server
+	Resource   = "sriovnetworknodestates" // in API paths
 )
 
-// NodeState is the desired and the observed state of one node.
+// NodeState is a node's desired and observed state.
 type NodeState struct {
 	Name            string // of the node
 	Namespace       string
-	UID             string // "" without an API server
+	UID             string // empty without an API server
 	ResourceVersion string
-	// Generation counts changes of Spec. It is 1 if the text has none: changes
-	// of files are detected with Spec.Hash.
+	// Generation counts changes of Spec. Without an API server it is 1: compare
+	// Spec.Hash.
 	Generation  int64
-	Deleting    bool // it has a deletionTimestamp
+	Deleting    bool
 	Annotations map[string]string
 	Spec        Spec
 	Status      Status
 }
 
-// Spec is the desired state. Its JSON is the operator's, with two additional
-// fields in VFGroup.
+// Spec is the desired state, in the operator's JSON with two more fields in
+// VFGroup.
 type Spec struct {
 	Interfaces []Interface `json:"interfaces,omitempty"`
 	Bridges    Bridges     `json:"bridges,omitzero"`
 	System     System      `json:"system,omitzero"`
 }
 
-// Values of a spec.
 const (
-	NetDevice = "netdevice" // bound to the kernel's network driver
+	NetDevice = "netdevice" // kernel driver
 	VFIO      = "vfio-pci"  // for user space
 
-	Ethernet   = "eth" // ETH is allowed; a status has ETH
+	Ethernet   = "eth" // or ETH; a status has ETH
 	InfiniBand = "ib"  // or IB
 
 	Legacy    = "legacy"
@@ -66,24 +64,24 @@ const (
 	Off = "off"
 )
 
-// Interface is the desired state of one physical function.
+// Interface is a PF's desired state.
 type Interface struct {
 	PCIAddress        string    `json:"pciAddress"`
 	NumVFs            int       `json:"numVfs,omitempty"`
-	MTU               int       `json:"mtu,omitempty"`         // 0 is any; the MTU is only raised
-	Name              string    `json:"name,omitempty"`        // informative: PCIAddress identifies the function
-	LinkType          string    `json:"linkType,omitempty"`    // eth, ib, in either case; "" is any
+	MTU               int       `json:"mtu,omitempty"`         // 0 is any; only raised
+	Name              string    `json:"name,omitempty"`        // informative
+	LinkType          string    `json:"linkType,omitempty"`    // in either case; "" is any
 	ESwitchMode       string    `json:"eSwitchMode,omitempty"` // legacy (also ""), switchdev
 	VFGroups          []VFGroup `json:"vfGroups,omitempty"`
-	ExternallyManaged bool      `json:"externallyManaged,omitempty"` // virtual functions are not created or removed by cleat
+	ExternallyManaged bool      `json:"externallyManaged,omitempty"` // cleat creates and removes no functions
 }
 
-// Mode returns the desired mode of the embedded switch: Legacy or Switchdev.
+// Mode returns the switch mode: Legacy or Switchdev.
 func (i Interface) Mode() string {
 	return cmp.Or(i.ESwitchMode, Legacy)
 }
 
-// Group returns the group of the virtual function with an index.
+// Group returns the group of a VF.
 func (i Interface) Group(index int) (VFGroup, bool) {
 	for _, g := range i.VFGroups {
 		if r, err := ParseRange(g.VFRange); err == nil && r.Has(index) {
@@ -93,7 +91,7 @@ func (i Interface) Group(index int) (VFGroup, bool) {
 	return VFGroup{}, false
 }
 
-// VFGroup is the desired state of a range of virtual functions.
+// VFGroup is the desired state of a range of VFs.
 type VFGroup struct {
 	ResourceName string `json:"resourceName,omitempty"`
 	DeviceType   string `json:"deviceType,omitempty"` // netdevice (also ""), vfio-pci
@@ -101,46 +99,45 @@ type VFGroup struct {
 	PolicyName   string `json:"policyName,omitempty"`
 	MTU          int    `json:"mtu,omitempty"` // 0 is any
 	IsRDMA       bool   `json:"isRdma,omitempty"`
-	VDPAType     string `json:"vdpaType,omitempty"` // virtio, vhost; "" for none
+	VDPAType     string `json:"vdpaType,omitempty"` // "" for none
 
-	// The following are not fields of the operator, which has them per pod
-	// network. Values: on, off; "" is any.
+	// Not the operator's, which has these per pod network. Values: on, off; ""
+	// is any.
 	Trust      string `json:"trust,omitempty" bool:"on,off"`
 	SpoofCheck string `json:"spoofChk,omitempty" bool:"on,off"`
 }
 
-// Type returns the desired device type of the group: NetDevice or VFIO.
+// Type returns NetDevice or VFIO.
 func (g VFGroup) Type() string {
 	return cmp.Or(g.DeviceType, NetDevice)
 }
 
-// Bridges are the Open vSwitch bridges that the operator creates; cleat ignores
-// them.
+// Bridges are Open vSwitch bridges; cleat ignores them.
 type Bridges struct {
 	OVS []Bridge `json:"ovs,omitempty"`
 }
 
-// Bridge is one bridge. Its settings are not interpreted.
+// Bridge is not interpreted.
 type Bridge struct {
 	Name    string         `json:"name"`
 	Bridge  map[string]any `json:"bridge,omitempty"`
 	Uplinks []Uplink       `json:"uplinks,omitempty"`
 }
 
-// Uplink is a physical function in a bridge.
+// Uplink is a PF in a bridge.
 type Uplink struct {
 	PCIAddress string         `json:"pciAddress"`
 	Name       string         `json:"name,omitempty"`
 	Interface  map[string]any `json:"interface,omitempty"`
 }
 
-// System has the settings of the whole node.
+// System has node-wide settings.
 type System struct {
-	RDMAMode string `json:"rdmaMode,omitempty"` // shared, exclusive; "" is any
+	RDMAMode string `json:"rdmaMode,omitempty"` // "" is any
 }
 
-// Status is the observed state and the progress of reconciliation. Its JSON,
-// including letter case, is the operator's.
+// Status is the observed state and the progress. Its JSON, including letter
+// case, is the operator's.
 type Status struct {
 	Interfaces    []FoundInterface `json:"interfaces,omitempty"`
 	Bridges       Bridges          `json:"bridges,omitzero"`
@@ -149,14 +146,13 @@ type Status struct {
 	LastSyncError string           `json:"lastSyncError,omitempty"`
 }
 
-// Values of SyncStatus.
 const (
 	InProgress = "InProgress"
 	Succeeded  = "Succeeded"
 	Failed     = "Failed"
 )
 
-// Values of a FoundInterface. They differ from those of a spec.
+// In a FoundInterface; a spec has others.
 const (
 	FoundEthernet   = "ETH"
 	FoundInfiniBand = "IB"
@@ -164,7 +160,7 @@ const (
 	LinkDown        = "down"
 )
 
-// FoundInterface is the observed state of a physical function.
+// FoundInterface is a PF's observed state.
 type FoundInterface struct {
 	Name              string    `json:"name,omitempty"`
 	MAC               string    `json:"mac,omitempty"`
@@ -185,7 +181,7 @@ type FoundInterface struct {
 	AltNames          []string  `json:"altNames,omitempty"`
 }
 
-// FoundVF is the observed state of a virtual function.
+// FoundVF is a VF's observed state.
 type FoundVF struct {
 	Name            string `json:"name,omitempty"`
 	MAC             string `json:"mac,omitempty"`
@@ -199,16 +195,15 @@ type FoundVF struct {
 	Index           int    `json:"vfID"`
 	VDPAType        string `json:"vdpaType,omitempty"`
 	RepresentorName string `json:"representorName,omitempty"`
-	GUID            string `json:"guid,omitempty"` // as sysfs writes it: 0011:2233:4455:6677
+	GUID            string `json:"guid,omitempty"` // 0011:2233:4455:6677
 }
 
-// Hash returns 64 hexadecimal digits that identify the meaning of the spec.
-// Specs have the same hash if they differ only in order, in explicit defaults,
-// or in letter case where it is ignored.
+// Hash identifies the meaning of the spec in 64 hexadecimal digits. Order,
+// explicit defaults, and ignored letter case do not matter.
 func (s Spec) Hash() string {
 	text, err := json.Marshal(s.canonical())
 	if err != nil {
-		// Only a spec that was not decoded can have values that are invalid in
+		// Only specs that were not decoded have values that are invalid in
 		// JSON.
 		text = fmt.Append(nil, s)
 	}

@@ -15,10 +15,9 @@ import (
 	"github.com/cleatproject/cleat/internal/strictjson"
 )
 
-// MaxSize bounds the text in bytes: the API server stores no larger object.
+// MaxSize in bytes; the API server stores no larger object.
 const MaxSize = 3 << 20
 
-// object is the JSON form of the API object.
 type object struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -35,12 +34,11 @@ type object struct {
 	Status Status `json:"status"`
 }
 
-// Parse reads YAML or JSON. spec is required; apiVersion, kind and metadata are
-// optional. Errors are wrong types, duplicate keys, a second document, and keys
-// that differ from a known one only in letter case: ignoring numVFs, for
-// example, would remove all functions. The error joins one *strictjson.Problem
-// per mistake; the NodeState is then empty. Other unknown keys are warnings:
-// newer operators can have more keys. Spec.Check validates the values.
+// Parse reads YAML or JSON. Only spec is required. Errors are wrong types,
+// duplicate keys, a second document, and keys that differ only in letter case:
+// ignoring numVFs would remove all functions. The error joins one
+// *strictjson.Problem per mistake. Other unknown keys are warnings, for newer
+// operators. Spec.Check validates values.
 func Parse(text []byte) (NodeState, []strictjson.Problem, error) {
 	asJSON, err := toJSON(text)
 	if err != nil {
@@ -53,15 +51,14 @@ func Parse(text []byte) (NodeState, []strictjson.Problem, error) {
 	if root.Kind != strictjson.Object {
 		return NodeState{}, nil, &strictjson.Problem{Text: fmt.Sprintf("the text is %s, want an object with apiVersion, kind, metadata and spec", root.Kind)}
 	}
-	// A truncated file is more likely than a missing spec.
+	// A truncated file is the likely cause.
 	if !slices.ContainsFunc(root.Members, func(m strictjson.Member) bool { return m.Key.Text == "spec" && m.Value.Kind != strictjson.Null }) {
 		return NodeState{}, nil, &strictjson.Problem{Path: "spec", Text: "it is missing; for no interfaces write \"spec: {}\""}
 	}
 	return decode(root)
 }
 
-// FromObject decodes an unstructured object of client-go. It is as strict as
-// Parse, but a missing spec is empty.
+// FromObject decodes a client-go object like Parse, but spec can be missing.
 func FromObject(content map[string]any) (NodeState, []strictjson.Problem, error) {
 	text, err := json.Marshal(content)
 	if err != nil {
@@ -78,13 +75,12 @@ func decode(root *strictjson.Value) (NodeState, []strictjson.Problem, error) {
 	var o object
 	var errs, warnings []strictjson.Problem
 	for _, p := range strictjson.Decode(root, "", &o, strictjson.Options{}) {
-		p.Line, p.Column = 0, 0 // positions in the converted text are useless
+		p.Line, p.Column = 0, 0 // of the converted text
 		switch {
 		case p.Kind != strictjson.UnknownKey:
 			errs = append(errs, p)
-		case strings.HasPrefix(p.Path, "metadata.") || strings.HasPrefix(p.Path, "metadata["): // the API server has more there
-		// The status is written by the operator, so its unknown keys are only
-		// warnings.
+		case strings.HasPrefix(p.Path, "metadata.") || strings.HasPrefix(p.Path, "metadata["): // the API server has more
+		// The operator writes the status: unknown keys are warnings.
 		case strings.EqualFold(p.Nearest, p.Key) && !strings.HasPrefix(p.Path, "status"):
 			p.Text = fmt.Sprintf("there is no key %q, want %q", p.Key, p.Nearest)
 			errs = append(errs, p)
@@ -111,7 +107,7 @@ func decode(root *strictjson.Value) (NodeState, []strictjson.Problem, error) {
 	}, warnings, nil
 }
 
-// toJSON converts one document. The text of numbers is preserved.
+// toJSON preserves the text of numbers.
 func toJSON(text []byte) ([]byte, error) {
 	if len(text) > MaxSize {
 		return nil, fmt.Errorf("the text has %d bytes, want at most %d", len(text), MaxSize)
@@ -119,7 +115,7 @@ func toJSON(text []byte) ([]byte, error) {
 	if len(bytes.TrimSpace(text)) == 0 {
 		return nil, fmt.Errorf("the text is empty, want a %s", Kind)
 	}
-	// secondDocument does not see document markers in other encodings.
+	// Other encodings would hide document markers.
 	if !utf8.Valid(text) || bytes.IndexByte(text, 0) >= 0 {
 		return nil, errors.New("the text is not UTF-8")
 	}
@@ -133,11 +129,10 @@ func toJSON(text []byte) ([]byte, error) {
 	return converted, nil
 }
 
-// secondDocument returns the line number, from 1, where a second document
-// begins; 0 if the text has one document. The YAML parser would ignore a second
-// document.
+// secondDocument returns the line of a second document, or 0. The YAML parser
+// would ignore it.
 func secondDocument(text string) int {
-	// All line breaks of YAML.
+	// YAML's line breaks.
 	text = strings.NewReplacer("\r\n", "\n", "\r", "\n", "\u0085", "\n", "\u2028", "\n", "\u2029", "\n").Replace(text)
 	text = strings.TrimPrefix(text, "\ufeff")
 	begun, ended := false, false

@@ -12,7 +12,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// full is a realistic object of the API server.
 const full = `
 apiVersion: sriovnetwork.openshift.io/v1
 kind: SriovNetworkNodeState
@@ -110,7 +109,6 @@ func TestParseAllFields(t *testing.T) {
 	}
 }
 
-// A node state survives a JSON round trip, with the operator's names.
 func TestJSONRoundTrip(t *testing.T) {
 	n, _, err := Parse([]byte(full))
 	testkit.Must(t, err)
@@ -267,8 +265,8 @@ func TestParseAccepts(t *testing.T) {
 	}
 }
 
-// For any text, Parse terminates with a node state or with errors that have a
-// path; the result is deterministic and survives a JSON round trip.
+// Parse terminates and is deterministic; a node state survives a JSON round
+// trip; errors have a path.
 func FuzzParse(f *testing.F) {
 	for _, text := range []string{
 		"", "{}", "[]", "spec:", "spec: {}", full, "spec: {}\n---\n", "a: &a [*a]", "spec: {interfaces: [{numVfs: 1e3, mtu: 0x10, name: ~}]}",
@@ -309,7 +307,6 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// A range is two decimal numbers; the String of an accepted range is its text.
 func FuzzParseRange(f *testing.F) {
 	for _, text := range []string{"0-3", "", "-", "3-0", "0-1,3", "65534-65534", "1-2-3", "+1-2"} {
 		f.Add(text)

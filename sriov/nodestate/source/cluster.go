@@ -27,31 +27,28 @@ import (
 // DefaultNamespace is the operator's namespace.
 const DefaultNamespace = "sriov-network-operator"
 
-// namespaceFile has the namespace of the pod.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 // ClusterConfig configures a Cluster.
 type ClusterConfig struct {
-	Kubeconfig string // path; "": in-cluster configuration
-	Namespace  string // "": the pod's, otherwise DefaultNamespace
-	Node       string // name of the node and of its object
+	Kubeconfig string // "": in-cluster
+	Namespace  string // "": the pod's, else DefaultNamespace
+	Node       string // and name of its object
 	UserAgent  string // "": client-go's
 	Logger     *slog.Logger
-	// Timeout is the timeout of a call other than a watch. A watch is renewed
-	// after 10 to 20 times Timeout. 0 is 30 s.
+	// Timeout of a call other than a watch, which is renewed after 10 to 20
+	// times Timeout. 0: 30 s.
 	Timeout time.Duration
 }
 
-// Cluster is a source that watches one SriovNetworkNodeState in the API server.
-// It needs the verbs get, list and watch for the object, and patch for its
-// status.
+// Cluster watches a SriovNetworkNodeState in the API server. It needs get, list
+// and watch, and patch for the status.
 type Cluster struct {
 	config  ClusterConfig
-	objects dynamic.ResourceInterface // of the namespace
+	objects dynamic.ResourceInterface
 }
 
-// NewCluster returns a Cluster, without any API call. It fails if the
-// kubeconfig, the in-cluster configuration, or a name is invalid.
+// NewCluster makes no API call.
 func NewCluster(c ClusterConfig) (*Cluster, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -95,28 +92,27 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 	return c, nil
 }
 
-// String returns the kind, namespace and name of the object.
+// String returns kind, namespace and name.
 func (c *Cluster) String() string {
 	return fmt.Sprintf("%s %s/%s", nodestate.Kind, c.config.Namespace, c.config.Node)
 }
 
-// ErrOther: the object that a status is for was deleted, and possibly recreated
-// with the same name.
+// ErrOther: the object was deleted, and possibly recreated with the same name.
 var ErrOther = errors.New("the node state was deleted or recreated")
 
-// statusAttempts bounds the attempts to write a status after conflicts.
+// statusAttempts bounds retries after conflicts.
 const statusAttempts = 5
 
-// UpdateStatus patches the status of the object with the given uid; ErrOther if
-// that object does not exist. Other status fields are kept.
+// UpdateStatus patches the status of the object with a uid, otherwise ErrOther.
+// Other status fields are kept.
 func (c *Cluster) UpdateStatus(ctx context.Context, uid string, s nodestate.Status) error {
 	interfaces := s.Interfaces
 	if interfaces == nil {
 		interfaces = []nodestate.FoundInterface{}
 	}
-	// Empty fields are included: a merge patch does not change missing fields.
+	// A merge patch does not change missing fields.
 	body, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": uid}, // a precondition
+		"metadata": map[string]any{"uid": uid}, // precondition
 		"status":   map[string]any{"interfaces": interfaces, "syncStatus": s.SyncStatus, "lastSyncError": s.LastSyncError},
 	})
 	if err != nil {
@@ -129,7 +125,7 @@ func (c *Cluster) UpdateStatus(ctx context.Context, uid string, s nodestate.Stat
 		if !apierrors.IsConflict(err) {
 			break
 		}
-		// Either a concurrent writer caused the conflict, or the uid differs.
+		// A concurrent writer, or another uid.
 		if o, gone := c.objects.Get(ctx, c.config.Node, metav1.GetOptions{}); apierrors.IsNotFound(gone) || gone == nil && string(o.GetUID()) != uid {
 			return fmt.Errorf("write the status of %s with uid %s: %w", c, uid, ErrOther)
 		}

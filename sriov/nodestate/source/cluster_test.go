@@ -36,7 +36,7 @@ func spec(mtu int) map[string]any {
 
 func TestClusterSendsChanges(t *testing.T) {
 	s := sourcetest.New(t)
-	s.Put("n2", spec(1)) // of another node
+	s.Put("n2", spec(1))
 	out := run(t, cluster(t, s, nil))
 	if u := testkit.Receive(t, "an update", out); !u.Gone {
 		t.Fatalf("without an object: %+v", u)
@@ -51,7 +51,7 @@ func TestClusterSendsChanges(t *testing.T) {
 	if u := testkit.Receive(t, "an update", out); u.State.Status.SyncStatus != nodestate.InProgress {
 		t.Fatalf("%+v", u)
 	}
-	s.SetStatus("n1", map[string]any{"syncStatus": "InProgress"}) // another version, the same content
+	s.SetStatus("n1", map[string]any{"syncStatus": "InProgress"})
 	s.Put("n2", spec(2))
 	s.Bookmark()
 	silent(t, out)
@@ -72,8 +72,6 @@ func TestClusterSendsChanges(t *testing.T) {
 	}
 }
 
-// A new watch continues where the last one ended; no event is lost or sent
-// twice.
 func TestClusterResumesWatch(t *testing.T) {
 	t.Parallel()
 	s := sourcetest.New(t)
@@ -94,8 +92,6 @@ func TestClusterResumesWatch(t *testing.T) {
 	}
 }
 
-// After 410 Gone it lists again, and finds an object that was recreated
-// meanwhile.
 func TestClusterExpiredVersion(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
@@ -116,8 +112,6 @@ func TestClusterExpiredVersion(t *testing.T) {
 	}
 }
 
-// The desired state stays in force while the API server is down, and the error
-// ends afterwards.
 func TestClusterAPIServerUnavailable(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
@@ -146,7 +140,6 @@ func TestClusterWithoutCRD(t *testing.T) {
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 }
 
-// The watch of a silent API server is renewed after a while.
 func TestClusterRenewsSilentWatch(t *testing.T) {
 	t.Parallel()
 	s := sourcetest.New(t)
@@ -165,7 +158,6 @@ func TestClusterRenewsSilentWatch(t *testing.T) {
 	})
 }
 
-// An API server that does not respond is an error, until it responds.
 func TestClusterRequestTimeout(t *testing.T) {
 	t.Parallel()
 	s := sourcetest.New(t)
@@ -179,8 +171,8 @@ func TestClusterRequestTimeout(t *testing.T) {
 	testkit.ReceiveUntil(t, "generation 1 again", out, generation(1))
 }
 
-// A daemon that withdraws devices on each generation must learn of a generation
-// that is invalid.
+// A daemon that withdraws devices on each generation must learn of invalid
+// ones.
 func TestClusterInvalidObject(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))
@@ -211,7 +203,6 @@ func TestClusterStatus(t *testing.T) {
 		map[string]any{"pciAddress": "0000:3b:00.0", "totalvfs": 8.0, "Vfs": []any{map[string]any{"pciAddress": "0000:3b:02.0", "vfID": 0.0}}},
 	}}
 	testkit.Diff(t, "result", want, s.Object("n1")["status"])
-	// Neither a recreated object nor a deleted one gets a status.
 	s.Delete("n1")
 	testkit.WantError(t, "gone", c.UpdateStatus(t.Context(), uid, nodestate.Status{}), source.ErrOther)
 	s.Put("n1", spec(1))
@@ -242,8 +233,7 @@ func TestClusterWithoutConfiguration(t *testing.T) {
 	}
 }
 
-// An invalid object stays an error when the watch is renewed: the state read
-// before must not look like the latest.
+// The state read before must not look like the latest.
 func TestClusterInvalidObjectAfterWatchRenewal(t *testing.T) {
 	s := sourcetest.New(t)
 	s.Put("n1", spec(1))

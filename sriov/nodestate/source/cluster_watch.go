@@ -17,10 +17,9 @@ import (
 )
 
 const (
-	// Backoff while the API server cannot be reached.
 	initialBackoff = 500 * time.Millisecond
 	maxBackoff     = 30 * time.Second
-	// minWatch is the minimum duration of a successful watch.
+	// minWatch is the duration of a successful watch.
 	minWatch = 5 * time.Second
 )
 
@@ -34,8 +33,7 @@ func (c *Cluster) Run(ctx context.Context, send func(Update)) error {
 		if ctx.Err() != nil {
 			break
 		}
-		// The server ends watches regularly and expires versions; both are no
-		// errors.
+		// The server regularly ends watches and expires versions.
 		if err != nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
 			c.config.Logger.Warn("failed to read node state from the API server, will retry", "object", c.String(), "err", err)
 			w.send(Update{Err: err})
@@ -52,16 +50,14 @@ func (c *Cluster) Run(ctx context.Context, send func(Update)) error {
 	return context.Cause(ctx)
 }
 
-// watcher is the state of one Run call.
 type watcher struct {
 	*Cluster
 	out      func(Update)
-	version  string  // resource version to watch from; "": list first
-	sent     *Update // last update sent
-	received *Update // last update from the API server; excludes connection errors
+	version  string // "": list first
+	sent     *Update
+	received *Update // from the API server
 }
 
-// listAndWatch lists if necessary, then watches until the watch ends.
 func (w *watcher) listAndWatch(ctx context.Context) error {
 	if w.version == "" {
 		if err := w.list(ctx); err != nil {
@@ -70,7 +66,7 @@ func (w *watcher) listAndWatch(ctx context.Context) error {
 	}
 	err := w.watch(ctx)
 	if refused := apierrors.APIStatus(nil); errors.As(err, &refused) {
-		w.version = "" // possibly the reason of the refusal
+		w.version = "" // might be refused
 	}
 	return err
 }
@@ -102,7 +98,7 @@ func (w *watcher) list(ctx context.Context) error {
 
 func (w *watcher) watch(ctx context.Context) error {
 	long := 10*w.config.Timeout + rand.N(10*w.config.Timeout)
-	// The server ends the watch; the deadline detects a lost connection.
+	// The deadline detects a lost connection.
 	ctx, cancel := context.WithTimeout(ctx, long+w.config.Timeout)
 	defer cancel()
 	options, seconds := w.options(), max(1, int64(long/time.Second))
@@ -112,12 +108,12 @@ func (w *watcher) watch(ctx context.Context) error {
 		return fmt.Errorf("watch %s: %w", w, err)
 	}
 	defer stream.Stop()
-	// client-go reports a timeout and a lost connection as an empty watch.
+	// For client-go a timeout or lost connection is an empty watch.
 	if _, ok := stream.(*watch.StreamWatcher); !ok {
 		return fmt.Errorf("watch %s: no response from the API server", w)
 	}
 	if w.received != nil {
-		w.send(*w.received) // ends a connection error; no event was missed
+		w.send(*w.received) // ends a connection error
 	}
 	for {
 		select {
@@ -153,8 +149,7 @@ func (w *watcher) handle(event watch.Event) error {
 	return nil
 }
 
-// updateOf decodes an object. Name, uid and generation are set even for an
-// invalid object.
+// Name, uid and generation are set even for an invalid object.
 func updateOf(o *unstructured.Unstructured) Update {
 	state, warnings, err := nodestate.FromObject(o.Object)
 	if err != nil {
@@ -171,7 +166,6 @@ func (w *watcher) receive(u Update) {
 	w.send(u)
 }
 
-// send forwards an update unless it equals the previous one.
 func (w *watcher) send(u Update) {
 	if w.sent == nil || !equal(u, *w.sent) {
 		w.sent = &u
@@ -179,7 +173,7 @@ func (w *watcher) send(u Update) {
 	}
 }
 
-// equal compares updates without resource version and annotations.
+// equal ignores resource version and annotations.
 func equal(a, b Update) bool {
 	if a.Err != nil || b.Err != nil {
 		return a.Err != nil && b.Err != nil && a.Err.Error() == b.Err.Error()

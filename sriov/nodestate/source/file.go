@@ -15,19 +15,17 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// grace is how long a file can be missing, as while an editor replaces it,
-// before it is reported as gone.
+// grace is how long a file can be missing, as while an editor replaces it.
 const grace = time.Second
 
-// File is a source that reads one SriovNetworkNodeState from a YAML or JSON
-// file. An invalid file is an Update with Err; a file that is missing for more
-// than a second is an Update with Gone.
+// File reads a SriovNetworkNodeState from a YAML or JSON file. An invalid file
+// is an Err; one missing for over a second is Gone.
 type File struct {
 	path   string
 	logger *slog.Logger
 }
 
-// NewFile returns a source for a path. A nil logger logs nothing.
+// NewFile returns a File source. logger can be nil.
 func NewFile(path string, logger *slog.Logger) *File {
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
@@ -38,7 +36,7 @@ func NewFile(path string, logger *slog.Logger) *File {
 // Run implements Source.
 func (f *File) Run(ctx context.Context, send func(Update)) error {
 	var sent *Update
-	var missingSince time.Time // zero: the file exists
+	var missingSince time.Time
 	return watchDirectory(ctx, filepath.Dir(f.path), f.logger, func() (wait time.Duration) {
 		update := f.read()
 		switch {
@@ -74,8 +72,8 @@ func (f *File) read() Update {
 	return Update{State: state, Warnings: warnings}
 }
 
-// ReadFile reads a regular file of at most limit bytes. Other file types are
-// rejected, because reading them can block.
+// ReadFile reads a regular file of at most limit bytes. Reading other file
+// types can block.
 func ReadFile(path string, limit int) ([]byte, error) {
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {

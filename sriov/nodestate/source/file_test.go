@@ -21,7 +21,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// run runs a source until the test ends, and returns its updates.
 func run(t *testing.T, s source.Source) <-chan source.Update {
 	t.Helper()
 	out := make(chan source.Update, 100)
@@ -78,7 +77,6 @@ func TestFileSendsEachChangeOnce(t *testing.T) {
 	// In place, as some editors do.
 	testkit.Must(t, os.WriteFile(path, []byte(state(2, 9000)), 0o600))
 	testkit.ReceiveUntil(t, "generation 2", out, generation(2))
-	// A changed spec with the same generation counts too.
 	write(t, path, state(2, 4000))
 	if u := testkit.Receive(t, "an update", out); !generation(2)(u) || u.State.Spec.Interfaces[0].MTU != 4000 {
 		t.Fatalf("%+v", u)
@@ -110,18 +108,17 @@ func TestInvalidFile(t *testing.T) {
 	}
 	write(t, path, "spec: [")
 	silent(t, out)
-	write(t, path, state(1, 1500)) // the previous content must end the error
+	write(t, path, state(1, 1500)) // ends the error
 	if u := testkit.Receive(t, "an update", out); !generation(1)(u) {
 		t.Fatalf("%+v", u)
 	}
-	// Neither a pipe nor a directory is read.
 	testkit.Must(t, os.Remove(path), syscall.Mkfifo(path, 0o600))
 	if u := testkit.ReceiveUntil(t, "an error", out, failed); !strings.Contains(u.Err.Error(), "is not a regular file") {
 		t.Errorf("%v", u.Err)
 	}
 }
 
-// An editor that replaces a file can remove it for a moment.
+// Editors can remove a file for a moment.
 func TestFileMissingBriefly(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.yaml")
 	write(t, path, state(1, 1500))
@@ -129,9 +126,9 @@ func TestFileMissingBriefly(t *testing.T) {
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 	went := time.Now()
 	testkit.Must(t, os.Rename(path, path+"~"))
-	time.Sleep(100 * time.Millisecond) // so that it is seen as missing
+	time.Sleep(100 * time.Millisecond) // seen as missing
 	write(t, path, state(2, 1500))
-	long := time.Since(went) >= time.Second // if the machine was suspended
+	long := time.Since(went) >= time.Second // suspended
 	u := testkit.Receive(t, "an update", out)
 	if u.Gone && long {
 		u = testkit.Receive(t, "an update", out)
@@ -170,12 +167,10 @@ func TestFileOfAConfigMap(t *testing.T) {
 	}
 }
 
-// beforeRescan is less than the polling interval. A change seen earlier was
-// reported by an event; a later one can be caused by load, so the test is
-// repeated.
+// A change seen before the next poll was reported by an event; under load the
+// test is repeated.
 const beforeRescan = 8 * time.Second
 
-// The directory can be created later, and be replaced.
 func TestFileInReplacedDirectory(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "etc")
@@ -189,7 +184,6 @@ func TestFileInReplacedDirectory(t *testing.T) {
 	testkit.ReceiveUntil(t, "nothing again", out, gone)
 }
 
-// A second reader gets all updates.
 func TestFileSecondReader(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.yaml")
 	write(t, path, state(1, 1500))

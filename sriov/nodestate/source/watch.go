@@ -13,19 +13,17 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 )
 
-// pollInterval is the polling interval for changes without an event: behind a
-// symbolic link to another directory, on a file system without events, or in a
-// file that is a mount point.
+// pollInterval is for changes without an event: behind a symbolic link, on some
+// file systems, in a mount point.
 const pollInterval = 10 * time.Second
 
-// changes are the inotify events that can change the target of a name in a
-// directory. Directories are watched instead of files: a ConfigMap update
-// replaces a symbolic link next to the file, and editors rename.
+// changes are watched in directories: a ConfigMap update replaces a symbolic
+// link, and editors rename.
 const changes = inotify.Create | inotify.Delete | inotify.MovedFrom | inotify.MovedTo | inotify.DeleteSelf | inotify.MoveSelf |
 	unix.IN_CLOSE_WRITE | unix.IN_ATTRIB | inotify.OnlyDir
 
-// Watch calls changed after each event in the directory of a file, and every
-// ten seconds. It returns the cause of ctx.
+// Watch calls changed after events in the file's directory, and every ten
+// seconds. It returns the cause of ctx.
 func Watch(ctx context.Context, path string, logger *slog.Logger, changed func()) error {
 	return watchDirectory(ctx, filepath.Dir(path), logger, func() time.Duration {
 		changed()
@@ -33,9 +31,8 @@ func Watch(ctx context.Context, path string, logger *slog.Logger, changed func()
 	})
 }
 
-// watchDirectory calls look at first, after each event in a directory, and
-// after the duration that look returned. Events only reduce latency: without
-// inotify it polls.
+// watchDirectory calls look first, after each event, and after the duration
+// that look returned. Without inotify it polls.
 func watchDirectory(ctx context.Context, dir string, logger *slog.Logger, look func() time.Duration) error {
 	w := &directoryWatcher{dir: dir, logger: logger}
 	var err error
@@ -44,29 +41,28 @@ func watchDirectory(ctx context.Context, dir string, logger *slog.Logger, look f
 	}
 	defer w.close()
 	for ctx.Err() == nil {
-		w.arm() // before look, so that no change is missed between look and wait
+		w.arm() // before look, to miss no change
 		w.wait(ctx, look())
 	}
 	return context.Cause(ctx)
 }
 
-// directoryWatcher waits for events of a directory.
 type directoryWatcher struct {
 	dir     string
 	logger  *slog.Logger
-	inotify *inotify.Watcher // nil: not available
+	inotify *inotify.Watcher
 	watch   inotify.Watch
-	armed   bool // watch is set
+	armed   bool
 	events  []inotify.Event
 }
 
-// arm watches the directory that the path currently resolves to.
+// arm watches the directory that the path resolves to.
 func (w *directoryWatcher) arm() {
 	if w.inotify == nil {
 		return
 	}
 	watch, err := w.inotify.Add(w.dir, changes)
-	if w.armed && (err != nil || watch != w.watch) { // the path resolved to another directory before
+	if w.armed && (err != nil || watch != w.watch) { // resolved to another directory before
 		_ = w.inotify.Remove(w.watch)
 	}
 	if err != nil {
@@ -75,7 +71,6 @@ func (w *directoryWatcher) arm() {
 	w.watch, w.armed = watch, err == nil
 }
 
-// wait returns after an event, after the given duration, or when ctx ends.
 func (w *directoryWatcher) wait(ctx context.Context, long time.Duration) {
 	until := time.Now().Add(long)
 	if w.armed {
@@ -97,7 +92,6 @@ func (w *directoryWatcher) close() {
 	w.inotify, w.armed = nil, false
 }
 
-// sleep returns after the given duration, or when ctx ends.
 func sleep(ctx context.Context, long time.Duration) {
 	timer := time.NewTimer(long)
 	defer timer.Stop()

@@ -1,5 +1,5 @@
-// Package sourcetest is a fake API server for SriovNetworkNodeStates. It lists,
-// watches and patches like the real one, and injects faults on request.
+// Package sourcetest is a fake API server for SriovNetworkNodeStates, with
+// fault injection.
 package sourcetest
 
 import (
@@ -21,34 +21,34 @@ import (
 	"time"
 )
 
-// Namespace is the namespace of all objects.
+// Namespace is that of all objects.
 const Namespace = "sriov-network-operator"
 
-// Server is a fake API server. Its methods are safe for concurrent use.
+// Server is a fake API server. Methods are safe for concurrent use.
 type Server struct {
 	http *httptest.Server
 
 	mu         sync.Mutex
 	version    int
-	oldest     int // older versions are expired
+	oldest     int
 	objects    map[string]map[string]any
 	history    []change
 	more       chan struct{} // closed on each change
-	endWatches chan struct{} // closed to end all watches
-	refuse     int           // HTTP status of every response; 0: serve normally
-	conflict   int           // number of patches that fail with a conflict
-	holdEvents bool          // watches send no events
-	hang       bool          // requests get no response
+	endWatches chan struct{} // closed to end them
+	refuse     int           // HTTP status; 0: serve
+	conflict   int           // patches that fail
+	holdEvents bool
+	hang       bool
 	counts     map[string]int
 }
 
 type change struct {
 	version int
-	kind    string // ADDED, MODIFIED, DELETED
+	kind    string
 	object  map[string]any
 }
 
-// New returns a server that runs until the test ends.
+// New returns a server for the test's duration.
 func New(t testing.TB) *Server {
 	t.Helper()
 	s := &Server{objects: map[string]map[string]any{}, more: make(chan struct{}), endWatches: make(chan struct{}), version: 100, counts: map[string]int{}}
@@ -61,11 +61,11 @@ func New(t testing.TB) *Server {
 	return s
 }
 
-// Kubeconfig writes a kubeconfig for the server, and returns its path.
+// Kubeconfig writes a kubeconfig and returns its path.
 func (s *Server) Kubeconfig(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	// clientcmd sends a token over TLS only.
+	// clientcmd sends tokens over TLS only.
 	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.http.Certificate().Raw})
 	text := fmt.Sprintf(`apiVersion: v1
 kind: Config
@@ -80,8 +80,7 @@ users: [{name: test, user: {token: secret}}]
 	return path
 }
 
-// Put creates or updates an object like a user: a changed spec increments the
-// generation, the status is kept.
+// Put creates or updates an object: a changed spec increments the generation.
 func (s *Server) Put(name string, spec map[string]any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,7 +101,7 @@ func (s *Server) Put(name string, spec map[string]any) {
 	s.record(kind, name, clone(n))
 }
 
-// SetStatus replaces the status, like the operator's daemon.
+// SetStatus replaces the status.
 func (s *Server) SetStatus(name string, status map[string]any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,7 +117,7 @@ func (s *Server) Delete(name string) {
 	s.record("DELETED", name, clone(s.objects[name]))
 }
 
-// Object returns a copy of an object; nil if it does not exist.
+// Object returns a copy; nil if it does not exist.
 func (s *Server) Object(name string) map[string]any {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,29 +132,28 @@ func (s *Server) EndWatches() {
 	s.endWatches = make(chan struct{})
 }
 
-// ExpireVersions expires all versions before the current one: a watch from them gets
-// 410.
+// ExpireVersions makes watches from earlier versions fail with 410.
 func (s *Server) ExpireVersions() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.oldest, s.history = s.version, nil
 }
 
-// Refuse answers all requests with an HTTP status; 0 serves normally again.
+// Refuse answers with an HTTP status; 0 serves normally.
 func (s *Server) Refuse(code int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refuse = code
 }
 
-// Conflict makes the next n patches fail with a conflict.
+// Conflict fails the next n patches.
 func (s *Server) Conflict(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.conflict = n
 }
 
-// HoldEvents suspends the events of watches; the watches stay open.
+// HoldEvents suspends the events of open watches.
 func (s *Server) HoldEvents(on bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,7 +168,7 @@ func (s *Server) Hang(on bool) {
 	s.hang = on
 }
 
-// Count returns the number of requests by verb: list, watch, patch.
+// Count returns the number of requests: list, watch, patch.
 func (s *Server) Count(kind string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -264,7 +262,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusOK)
 	stream := json.NewEncoder(w)
-	if old { // like the real server, which reports it in the stream
+	if old { // in the stream, like the real server
 		_ = stream.Encode(map[string]any{"type": "ERROR", "object": status(http.StatusGone, "Expired", "too old resource version")})
 		return
 	}
@@ -294,7 +292,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Bookmark sends the current version to watches, without a change.
+// Bookmark sends the current version to watches.
 func (s *Server) Bookmark() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
