@@ -10,12 +10,10 @@ import (
 	"strings"
 )
 
-// isUnset reports whether an address or a GUID is unset.
 func isUnset(address string) bool { return strings.Trim(address, "0:") == "" }
 
-// macFor returns the administrative address of a function: the one of its
-// network device, or one derived from the PF's. It returns false if neither is
-// known.
+// macFor returns the function's administrative address: that of its network
+// device, or one derived from the PF's.
 func macFor(pf PF, v VF) (string, bool) {
 	if mac, err := net.ParseMAC(v.MAC); err == nil && len(mac) == 6 && !isUnset(v.MAC) && mac[0]&1 == 0 {
 		return mac.String(), true
@@ -27,17 +25,16 @@ func macFor(pf PF, v VF) (string, bool) {
 	return derived(mac, v.Index, 6), true
 }
 
-// guidFor returns the GUID of a function: its node or port GUID, or one derived
-// from the PF's. It returns false if no GUID is known. The operator assigns
-// random GUIDs; derived ones survive restarts.
+// guidFor returns the function's node or port GUID, or one derived from the
+// PF's. Unlike the operator's random GUIDs, derived ones survive restarts.
 func guidFor(pf PF, v VF) (string, bool) {
 	for _, guid := range []string{v.NodeGUID, v.PortGUID} {
 		if g, err := net.ParseMAC(guid); err == nil && len(g) == 8 && !isUnset(guid) {
 			return g.String(), true
 		}
 	}
-	// The hardware address of an InfiniBand link ends in the GUID of its port;
-	// the rest changes with each restart.
+	// The last 8 bytes of an InfiniBand address are the port GUID; the rest
+	// changes with each restart.
 	link, err := net.ParseMAC(pf.MAC)
 	if err != nil || len(link) != 20 {
 		return "", false
@@ -45,8 +42,7 @@ func guidFor(pf PF, v VF) (string, bool) {
 	return derived(link[12:], v.Index, 8), true
 }
 
-// derived returns a locally administered unicast address that depends only on
-// the PF and the index.
+// derived returns a stable, locally administered unicast address.
 func derived(pf net.HardwareAddr, index, size int) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %d", pf, index))
 	address := net.HardwareAddr(sum[:size])
@@ -54,15 +50,15 @@ func derived(pf net.HardwareAddr, index, size int) string {
 	return address.String()
 }
 
-// GUIDPool is the GUIDs of the functions of one InfiniBand PF, by index.
+// GUIDPool has the GUIDs of an InfiniBand PF's functions.
 type GUIDPool struct {
-	PF          string   // PCI address, or hardware address of the link
-	List        []string // empty: the range from First to Last
+	PF          string   // PCI or hardware address
+	List        []string // empty: First to Last
 	First, Last uint64
 }
 
-// ParseGUIDs reads the operator's file of static GUIDs: a list of objects with
-// pciAddress or pfGuid, and guids or rangeStart and rangeEnd.
+// ParseGUIDs reads the operator's file of static GUIDs: objects with pciAddress
+// or pfGuid, and guids or rangeStart and rangeEnd.
 func ParseGUIDs(text []byte) ([]GUIDPool, error) {
 	var all []struct {
 		PCIAddress string   `json:"pciAddress"`
@@ -104,7 +100,6 @@ func ParseGUIDs(text []byte) ([]GUIDPool, error) {
 	return pools, nil
 }
 
-// count returns the number of GUIDs.
 func (g GUIDPool) count() int {
 	if len(g.List) > 0 {
 		return len(g.List)
@@ -112,7 +107,7 @@ func (g GUIDPool) count() int {
 	return int(min(g.Last-g.First, math.MaxInt32-1)) + 1
 }
 
-// at returns the GUID for a function index, which must be below count.
+// index must be below count.
 func (g GUIDPool) at(index int) string {
 	if len(g.List) > 0 {
 		return g.List[index]
@@ -120,7 +115,6 @@ func (g GUIDPool) at(index int) string {
 	return net.HardwareAddr(binary.BigEndian.AppendUint64(nil, g.First+uint64(index))).String()
 }
 
-// guidPool returns the GUID pool of a PF, or nil.
 func (p *planner) guidPool(pf PF) *GUIDPool {
 	for _, pool := range p.options.GUIDs {
 		if pool.PF == pf.Address || pf.MAC != "" && strings.EqualFold(pool.PF, pf.MAC) {

@@ -54,7 +54,7 @@ func Compute(spec nodestate.Spec, s State, o Options) Plan {
 		}
 	}
 	for _, pf := range s.PFs {
-		// The MTU stays, because the original one is not known.
+		// The original MTU is not known.
 		if !named[pf.Address] && slices.Contains(o.Managed, pf.Address) && (pf.NumVFs > 0 || pf.mode() != nodestate.Legacy) {
 			p.rebuild(nodestate.Interface{PCIAddress: pf.Address}, pf)
 		}
@@ -62,7 +62,6 @@ func Compute(spec nodestate.Spec, s State, o Options) Plan {
 	return p.plan
 }
 
-// planner collects a plan.
 type planner struct {
 	plan    Plan
 	options Options
@@ -78,10 +77,10 @@ func (p *planner) note(pf, format string, args ...any) {
 
 func (p *planner) do(steps ...Step) { p.plan.Steps = append(p.plan.Steps, steps...) }
 
-// touch records that steps disturb a function. It is called once per function.
+// touch is called once per function.
 func (p *planner) touch(address string) { p.plan.Touches = append(p.plan.Touches, address) }
 
-// missing explains that a PF does not exist, and suggests the intended one.
+// missing also suggests the intended PF.
 func missing(i nodestate.Interface, s State) string {
 	for _, pf := range s.PFs {
 		if i.Name != "" && pf.hasName(i.Name) {
@@ -101,7 +100,6 @@ func missing(i nodestate.Interface, s State) string {
 	return "no network function with SR-IOV support at this address; the node has " + strings.Join(there, ", ")
 }
 
-// system compares node-wide settings.
 func (p *planner) system(spec nodestate.Spec, s State) {
 	switch want := spec.System.RDMAMode; {
 	case want == "" || want == s.RDMAMode:
@@ -115,15 +113,12 @@ func (p *planner) system(spec nodestate.Spec, s State) {
 
 func (pf PF) hasName(name string) bool { return pf.Netdev == name || slices.Contains(pf.Names, name) }
 
-// mode returns the mode of the embedded switch.
 func (pf PF) mode() string { return cmp.Or(pf.ESwitch, nodestate.Legacy) }
 
-// needsModeFirst reports whether the driver requires the switch mode to be set
-// before functions exist. Other drivers, such as mlx5_core, require the
-// functions first.
+// needsModeFirst: the driver requires the switch mode before functions exist.
+// Others, such as mlx5_core, require the functions first.
 func (pf PF) needsModeFirst() bool { return pf.Driver == "ice" }
 
-// pf plans a PF that the desired state names.
 func (p *planner) pf(i nodestate.Interface, pf PF) {
 	if i.Name != "" && !pf.hasName(i.Name) {
 		p.note(pf.Address, "the network device is %q, but the desired state names %q; the PCI address is used", pf.Netdev, i.Name)
@@ -151,7 +146,7 @@ func (p *planner) pf(i nodestate.Interface, pf PF) {
 	}
 }
 
-// checkPF finds problems that no step can resolve.
+// checkPF finds problems that no step resolves.
 func (p *planner) checkPF(i nodestate.Interface, pf PF) {
 	if i.NumVFs > pf.TotalVFs {
 		p.problem(pf.Address, "numVfs is %d, but the function supports at most %d virtual functions", i.NumVFs, pf.TotalVFs)
@@ -176,7 +171,6 @@ func (p *planner) checkPF(i nodestate.Interface, pf PF) {
 	}
 }
 
-// checkExternal compares an externally managed PF.
 func (p *planner) checkExternal(i nodestate.Interface, pf PF) {
 	if i.NumVFs > pf.NumVFs {
 		p.problem(pf.Address, "externally managed, with %d virtual functions, want at least %d; its owner must create them", pf.NumVFs, i.NumVFs)
@@ -191,7 +185,7 @@ func (p *planner) checkExternal(i nodestate.Interface, pf PF) {
 	}
 }
 
-// rebuild changes the number of functions or the mode of the switch.
+// rebuild changes the number of functions or the switch mode.
 func (p *planner) rebuild(i nodestate.Interface, pf PF) {
 	renumber, switches := pf.NumVFs != i.NumVFs, pf.mode() != i.Mode()
 	if switches && pf.ESwitch == "" && (!renumber || pf.needsModeFirst()) {
@@ -201,8 +195,8 @@ func (p *planner) rebuild(i nodestate.Interface, pf PF) {
 	for _, v := range pf.VFs {
 		p.touch(v.Address)
 	}
-	// Plan again after these steps: new functions need configuration, the mode
-	// might be set last, and setting it might have brought the PF down.
+	// Plan again: new functions need configuration, the mode might come last,
+	// and setting it might have brought the PF down.
 	p.plan.More = p.plan.More || i.NumVFs > 0 || switches || i.Mode() != nodestate.Legacy
 	switch {
 	case pf.needsModeFirst():
@@ -218,12 +212,12 @@ func (p *planner) rebuild(i nodestate.Interface, pf PF) {
 		}
 		p.remove(pf)
 		p.create(i)
-	default: // the mode is changed while functions without a driver exist
+	default: // the mode is changed with unbound functions
 		p.unbind(pf)
 		p.do(SetESwitch{PF: pf.Address, Mode: i.Mode()})
 		for _, v := range pf.VFs {
 			if _, grouped := i.Group(v.Index); grouped || v.Driver == "" {
-				continue // the next plan binds those in a group
+				continue // bound by the next plan, if in a group
 			}
 			driver := ""
 			if isUserspace(v.Driver) {
@@ -254,7 +248,6 @@ func (p *planner) create(i nodestate.Interface) {
 	}
 }
 
-// functions plans the virtual functions that have a group.
 func (p *planner) functions(i nodestate.Interface, pf PF) {
 	f := &functions{planner: p, pf: pf}
 	exists := map[int]bool{}

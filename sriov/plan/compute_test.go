@@ -17,10 +17,8 @@ const (
 	pf1 = "0000:3b:00.1"
 )
 
-// vfAddress returns the address of a VF in tests.
 func vfAddress(index int) string { return fmt.Sprintf("0000:3b:%02x.%d", 2+index/8, index%8) }
 
-// ready returns a PF whose VFs have a network driver and are fully configured.
 func ready(vfs int) PF {
 	pf := PF{Address: pf0, Vendor: "8086", Device: "1592", Driver: "iavfpf", Netdev: "ens1f0", Names: []string{"ens1f0", "enp59s0f0"}, Link: Ether,
 		MAC: "0c:42:a1:00:00:01", MTU: 1500, Up: true, TotalVFs: 64, NumVFs: vfs, ESwitch: nodestate.Legacy}
@@ -32,7 +30,6 @@ func ready(vfs int) PF {
 	return pf
 }
 
-// infiniband makes a PF and its functions InfiniBand ones, without GUIDs.
 func infiniband(pf *PF) {
 	pf.Driver, pf.Link, pf.MAC = "mlx5_core", InfiniBand, "00:00:10:49:fe:80:00:00:00:00:00:00:0c:42:a1:03:00:00:00:01"
 	for n := range pf.VFs {
@@ -211,7 +208,6 @@ func TestCompute(t *testing.T) {
 	}
 }
 
-// Each problem names its PF, which then gets no steps.
 func TestComputeProblems(t *testing.T) {
 	for name, c := range map[string]struct {
 		spec   nodestate.Spec
@@ -283,8 +279,6 @@ func TestProblemDoesNotBlockOtherPFs(t *testing.T) {
 	}
 }
 
-// A missing PF gives a note that suggests the intended one, and the other PFs get
-// their steps.
 func TestMissingPF(t *testing.T) {
 	for _, c := range []struct{ address, name, want string }{
 		{pf1, "", "no network function with SR-IOV support at this address; the node has 0000:3b:00.0 ens1f0"},
@@ -349,13 +343,12 @@ func TestComputeRDMAMode(t *testing.T) {
 	}
 }
 
-// Derived addresses are unicast, locally administered, unique and stable.
 func TestDerivedAddresses(t *testing.T) {
 	pf := ready(0)
 	ib := ready(0)
 	infiniband(&ib)
 	again := ib
-	again.MAC = "80:00:02:08" + ib.MAC[len("00:00:10:49"):] // the queue pair number changes with a restart
+	again.MAC = "80:00:02:08" + ib.MAC[len("00:00:10:49"):] // queue pair number
 	seen := map[string]bool{}
 	for n := range 256 {
 		mac, ok := macFor(pf, VF{Index: n})

@@ -9,21 +9,20 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// fakeKernel models a kernel with its adapters: it applies steps, and fails the
-// test on steps that a kernel would refuse or that are in the wrong order.
+// fakeKernel fails the test on steps that a kernel would refuse, or in the
+// wrong order.
 type fakeKernel struct {
 	t     *rapid.T
 	state State
-	lazy  map[string]bool // PFs whose functions are not bound automatically
-	// groups are the groups of the desired state, by VF address.
+	lazy  map[string]bool // not bound automatically
+	// By VF address.
 	groups map[string]nodestate.VFGroup
-	// stale are functions that were bound before their address was set, and
-	// whose driver does not update it.
+	// Functions bound before their address was set, whose driver does not
+	// update it.
 	stale map[string]bool
 	made  int
 }
 
-// find returns the PF with an address, or the VF and its PF.
 func (m *fakeKernel) find(address string) (pf *PF, vf *VF) {
 	for n := range m.state.PFs {
 		pf := &m.state.PFs[n]
@@ -46,7 +45,6 @@ func (m *fakeKernel) mustBe(ok bool, s Step, why string) {
 	}
 }
 
-// do applies a step; touches are those of its plan.
 func (m *fakeKernel) do(s Step, touches []string) {
 	pf, vf := m.find(s.Function())
 	touched := func(v VF) bool { return slices.Contains(touches, v.Address) }
@@ -91,7 +89,6 @@ func (m *fakeKernel) do(s Step, touches []string) {
 	}
 }
 
-// table applies changes of the PF's table of functions.
 func (m *fakeKernel) table(s Step, pf *PF, vf *VF) {
 	m.mustBe(vf != nil && vf.Known, s, "the table has no such function")
 	at := func(address string, index int) {
@@ -138,7 +135,6 @@ func (m *fakeKernel) number(s SetNumVFs, pf *PF) {
 	}
 }
 
-// fakeVFAddress returns the address of a VF of fakeKernel.
 func fakeVFAddress(pf string, index int) string {
 	return fmt.Sprintf("%s%02x.%d", pf[:len(pf)-4], 8+index/8, index%8)
 }

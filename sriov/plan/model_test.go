@@ -11,12 +11,11 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// maxRounds limits the rounds of planning and applying.
 const maxRounds = 5
 
-// From any state of a node, a few rounds of planning and applying lead to a plan
-// without steps, also after interrupted rounds. The desired state is then reached,
-// the kernel has refused no step, and nothing else was changed.
+// From any state, a few rounds of planning and applying, some interrupted,
+// reach the desired state. The kernel refuses no step, and nothing else
+// changes.
 func TestPlansConverge(t *testing.T) { rapid.Check(t, checkPlansConverge) }
 
 func FuzzPlansConverge(f *testing.F) { f.Fuzz(rapid.MakeFuzz(checkPlansConverge)) }
@@ -84,7 +83,6 @@ func checkPlansConverge(t *rapid.T) {
 	}
 }
 
-// drawPF draws a PF in any possible state.
 func drawPF(t *rapid.T, m *fakeKernel, n int) PF {
 	pf := PF{
 		Address: fmt.Sprintf("0000:%x0:00.%d", 3+n, n), Driver: rapid.SampledFrom([]string{"ice", "mlx5_core", "igb"}).Draw(t, "driver"),
@@ -102,7 +100,7 @@ func drawPF(t *rapid.T, m *fakeKernel, n int) PF {
 	m.lazy[pf.Address] = rapid.Bool().Draw(t, "lazy")
 	mode := pf.ESwitch
 	if pf.Driver != "ice" {
-		pf.ESwitch = nodestate.Legacy // in which its functions were created
+		pf.ESwitch = nodestate.Legacy // functions were created in it
 	}
 	if number := rapid.IntRange(0, pf.TotalVFs).Draw(t, "numvfs"); number > 0 {
 		m.number(SetNumVFs{PF: pf.Address, Number: number}, &pf)
@@ -122,7 +120,7 @@ func drawVF(t *rapid.T, m *fakeKernel, pf *PF, v *VF) {
 		m.bind(Bind{Driver: rapid.SampledFrom([]string{"vfio-pci", "uio_pci_generic", "mlx5_vfio_pci"}).Draw(t, "bound")}, pf, v)
 	case 2:
 		m.bind(Bind{}, pf, v)
-		v.Netdev, v.MAC, v.MTU = "", "", 0 // it is in a pod
+		v.Netdev, v.MAC, v.MTU = "", "", 0 // in a pod
 	case 3:
 		m.bind(Bind{}, pf, v)
 		v.MTU = rapid.SampledFrom([]int{1400, 1500, 9000}).Draw(t, "VF MTU")
@@ -141,7 +139,6 @@ func drawVF(t *rapid.T, m *fakeKernel, pf *PF, v *VF) {
 	}
 }
 
-// drawDesired draws a valid desired state, which the node cannot always reach.
 func drawDesired(t *rapid.T, pf PF) nodestate.Interface {
 	i := nodestate.Interface{
 		PCIAddress: pf.Address, NumVFs: rapid.IntRange(0, min(pf.TotalVFs+1, 10)).Draw(t, "desired number"),
@@ -173,7 +170,6 @@ func drawDesired(t *rapid.T, pf PF) nodestate.Interface {
 	return i
 }
 
-// checkReached compares PFs with the desired state, and other PFs with their first state.
 func checkReached(t *rapid.T, m *fakeKernel, spec nodestate.Spec, o Options, first []PF, p Plan) {
 	for n, pf := range m.state.PFs {
 		w := slices.IndexFunc(spec.Interfaces, func(i nodestate.Interface) bool { return i.PCIAddress == pf.Address })
@@ -199,7 +195,6 @@ func checkReached(t *rapid.T, m *fakeKernel, spec nodestate.Spec, o Options, fir
 	}
 }
 
-// checkDesired checks a PF without a problem.
 func checkDesired(t *rapid.T, m *fakeKernel, i nodestate.Interface, pf PF, o Options) {
 	if pf.NumVFs < i.NumVFs || pf.NumVFs > i.NumVFs && !i.ExternallyManaged || pf.mode() != i.Mode() {
 		t.Fatalf("number or mode: %+v, want %+v", pf, i)

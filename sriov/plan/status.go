@@ -8,9 +8,9 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// Status returns the observed state in the operator's terms, for all PFs. The
-// caller sets SyncStatus and LastSyncError; State has no link speed,
-// representors and bridges.
+// Status returns the observed state of all PFs in the operator's terms.
+// SyncStatus and LastSyncError are the caller's; link speed, representors and
+// bridges are not known.
 func Status(spec nodestate.Spec, s State) nodestate.Status {
 	status := nodestate.Status{System: nodestate.System{RDMAMode: s.RDMAMode}}
 	for _, pf := range s.PFs {
@@ -50,8 +50,8 @@ func sysfsGUID(guid string) string {
 	return strings.Join([]string{digits[:4], digits[4:8], digits[8:12], digits[12:]}, ":")
 }
 
-// NotDone returns the parts of a desired state that the operator implements but
-// plans do not. docs/sriov.md has the whole list.
+// NotDone returns what the operator implements but plans do not (see
+// docs/sriov.md).
 func NotDone(spec nodestate.Spec) []string {
 	var made, switchdev, vfio []string
 	for _, i := range spec.Interfaces {

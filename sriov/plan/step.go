@@ -2,58 +2,53 @@ package plan
 
 import "fmt"
 
-// Steps.
 type (
-	// SetNumVFs creates virtual functions, or removes all of them. A number
-	// other than 0 is written only if the PF has no virtual functions.
+	// SetNumVFs creates virtual functions, or removes all (0). A PF with
+	// virtual functions can only get 0.
 	SetNumVFs struct {
 		PF     string
 		Number int
 	}
-	// SetESwitch changes the mode of a PF's embedded switch.
+	// Of a PF's embedded switch.
 	SetESwitch struct{ PF, Mode string }
-	// SetMTU sets the MTU of the network device of a PF or a VF.
+	// SetMTU is for a PF or a VF.
 	SetMTU struct {
 		Address string
 		MTU     int
 	}
-	// SetUp brings the network device of a function up.
 	SetUp struct{ Address string }
-	// SetMAC sets the administrative MAC address of a VF.
+	// The administrative address of a VF.
 	SetMAC struct {
 		Entry
 		MAC string
 	}
-	// SetGUID sets the node GUID and the port GUID of an InfiniBand VF.
+	// Node and port GUID of an InfiniBand VF.
 	SetGUID struct {
 		Entry
-		GUID string // eight bytes, as 00:11:22:33:44:55:66:77
+		GUID string // 00:11:22:33:44:55:66:77
 	}
-	// SetTrust allows or forbids a VF to change its address and its filters.
+	// SetTrust allows a VF to change its address and filters.
 	SetTrust struct {
 		Entry
 		On bool
 	}
-	// SetSpoofCheck makes the PF drop frames of a VF with a foreign source
-	// address.
+	// SetSpoofCheck drops frames with a foreign source address.
 	SetSpoofCheck struct {
 		Entry
 		On bool
 	}
-	// Bind binds a function to a driver, or with "" to the one that the kernel
-	// chooses. It first unbinds another driver.
-	Bind struct{ Address, Driver string }
-	// Unbind unbinds a function from its driver.
+	// Bind first unbinds another driver. "" is the driver that the kernel
+	// chooses.
+	Bind   struct{ Address, Driver string }
 	Unbind struct{ Address string }
-	// SetVDPA creates the vDPA device (virtio, vhost) of a function; "" removes
-	// it.
+	// virtio, vhost; "" removes the device.
 	SetVDPA struct{ Address, Type string }
 )
 
-// Entry identifies a VF in its PF's table of functions.
+// Entry identifies a VF in its PF's table.
 type Entry struct {
 	PF      string
-	VF      int    // its index
+	VF      int
 	Address string // of the VF
 }
 

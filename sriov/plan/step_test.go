@@ -59,7 +59,7 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// The operator's file of GUIDs decides, also over GUIDs that functions have.
+// The file also overrides GUIDs that functions have.
 func TestStaticGUIDs(t *testing.T) {
 	pf := ready(2)
 	infiniband(&pf)

@@ -8,23 +8,22 @@ import (
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
-// functions plans the virtual functions of one PF.
 type functions struct {
 	*planner
 	pf PF
 
-	// Indexes of VFs with a note.
+	// VF indexes.
 	absent, notInTable, noGUIDs, noRDMA []int
 }
 
-// isUserspace reports whether a driver is for user-space programs. Its
-// functions have no network device, which does not mean that a pod has them.
+// Without a network device, a function with a user-space driver is not in a
+// pod.
 func isUserspace(driver string) bool {
 	return strings.Contains(driver, "vfio") || driver == "igb_uio" || driver == "uio_pci_generic"
 }
 
-// planVF plans one VF by its group, in the order of the operator: the PF's
-// table, then the driver, then settings that need a bound driver.
+// planVF has the operator's order: the PF's table, the driver, then settings
+// that need a bound driver.
 func (f *functions) planVF(g nodestate.VFGroup, v VF) {
 	vfio := g.Type() == nodestate.VFIO
 	network := v.Driver != "" && !isUserspace(v.Driver)
@@ -39,12 +38,12 @@ func (f *functions) planVF(g nodestate.VFGroup, v VF) {
 	if v.VDPA != "" && v.VDPA != g.VDPAType {
 		steps = append(steps, SetVDPA{Address: v.Address})
 	}
-	// A function already bound to vfio-pci is left alone: a guest might use it.
+	// A guest might use a function on vfio-pci.
 	if !vfio || !right {
 		identity := f.identity(v)
-		// RDMA devices take their GUID from the address when they are created.
+		// RDMA devices get their GUID from the address when created.
 		if len(identity) > 0 && !vfio && network && (f.pf.Link == InfiniBand || g.IsRDMA) {
-			// Unbind first: after a crash the next plan binds it again.
+			// After a crash the next plan binds it again.
 			steps = append(steps, Unbind{Address: v.Address})
 			right = false
 		}
@@ -59,7 +58,7 @@ func (f *functions) planVF(g nodestate.VFGroup, v VF) {
 		steps = append(steps, Bind{Address: v.Address, Driver: nodestate.VFIO})
 	case !right:
 		steps = append(steps, Bind{Address: v.Address})
-		f.plan.More = true // the next plan configures its network device
+		f.plan.More = true // its network device is configured next
 	case !vfio && g.MTU != 0 && v.MTU != g.MTU:
 		steps = append(steps, SetMTU{Address: v.Address, MTU: g.MTU})
 	}
@@ -76,7 +75,6 @@ func (f *functions) planVF(g nodestate.VFGroup, v VF) {
 	}
 }
 
-// inPod reports whether a function is in a pod, whose network can change it.
 func (f *functions) inPod(v VF, network bool) bool {
 	if slices.Contains(f.options.Held, v.Address) {
 		return true
@@ -90,7 +88,6 @@ func (f *functions) inPod(v VF, network bool) bool {
 
 func (f *functions) entry(v VF) Entry { return Entry{f.pf.Address, v.Index, v.Address} }
 
-// identity returns the steps that set a function's address or GUIDs.
 func (f *functions) identity(v VF) []Step {
 	if !v.Known {
 		f.notInTable = append(f.notInTable, v.Index)
@@ -123,9 +120,8 @@ func (f *functions) identity(v VF) []Step {
 	return nil
 }
 
-// keepMAC sets the address that the PF's table already has, for a function that
-// is new or about to change its driver: with some PFs it is a random one of the
-// driver, and lost with it.
+// keepMAC sets the table's address again before a function is bound: it can be
+// a random one, lost with the driver.
 func (f *functions) keepMAC(v VF) []Step {
 	if f.pf.Link != Ether || !v.Known || isUnset(v.AdminMAC) {
 		return nil
@@ -133,7 +129,6 @@ func (f *functions) keepMAC(v VF) []Step {
 	return []Step{SetMAC{f.entry(v), v.AdminMAC}}
 }
 
-// flags returns the steps for trust and spoof check.
 func (f *functions) flags(g nodestate.VFGroup, v VF) []Step {
 	if g.Trust == "" && g.SpoofCheck == "" {
 		return nil
@@ -152,7 +147,7 @@ func (f *functions) flags(g nodestate.VFGroup, v VF) []Step {
 	return steps
 }
 
-// addNotes adds one note per finding, with the indexes of all affected functions.
+// addNotes adds one note per finding.
 func (f *functions) addNotes() {
 	for _, r := range []struct {
 		indexes []int
@@ -169,7 +164,7 @@ func (f *functions) addNotes() {
 	}
 }
 
-// formatRanges formats indexes as ranges: 0-3, 5.
+// formatRanges formats indexes as 0-3, 5.
 func formatRanges(indexes []int) string {
 	slices.Sort(indexes)
 	var parts []string
