@@ -23,14 +23,14 @@ func (r *resource) GetDevicePluginOptions(context.Context, *v1beta1.Empty) (*v1b
 	return options(), nil
 }
 
-// PreStartContainer does nothing; the options do not announce it.
+// PreStartContainer does nothing and is not announced.
 func (r *resource) PreStartContainer(context.Context, *v1beta1.PreStartContainerRequest) (*v1beta1.PreStartContainerResponse, error) {
 	return &v1beta1.PreStartContainerResponse{}, nil
 }
 
-// ListAndWatch sends the gate's lists for this stream. The kubelet calls it
-// once per connection, so it returns only when the client disconnects, the
-// plugin stops, or the kubelet ignores the stream (audit.go).
+// ListAndWatch sends the gate's lists. The kubelet calls it once per
+// connection: it returns only when the client disconnects, the plugin stops, or
+// the kubelet ignores the stream (audit.go).
 func (r *resource) ListAndWatch(_ *v1beta1.Empty, wire grpc.ServerStreamingServer[v1beta1.ListAndWatchResponse]) error {
 	id, in, end := r.plugin.call()
 	defer end()
@@ -43,10 +43,10 @@ func (r *resource) ListAndWatch(_ *v1beta1.Empty, wire grpc.ServerStreamingServe
 		case <-r.closing:
 			return status.Error(codes.Unavailable, "the plugin is shutting down")
 		case a, open := <-in:
-			if !open { // closed by audit.go
+			if !open { // by audit.go
 				return status.Error(codes.Aborted, "the kubelet ignores this stream")
 			}
-			list := a.(gate.Send) // no other action is sent to a stream
+			list := a.(gate.Send)
 			if err := wire.Send(r.list(list.Devices)); err != nil {
 				return fmt.Errorf("send the device list: %w", err)
 			}
@@ -55,8 +55,7 @@ func (r *resource) ListAndWatch(_ *v1beta1.Empty, wire grpc.ServerStreamingServe
 	}
 }
 
-// list converts a list to the kubelet's message. A device that is leaving is
-// not in the offer any more and has no topology.
+// A device that is leaving is not in the offer and has no topology.
 func (r *resource) list(devices []gate.Device) *v1beta1.ListAndWatchResponse {
 	o := r.offer.Load()
 	answer := &v1beta1.ListAndWatchResponse{Devices: make([]*v1beta1.Device, 0, len(devices))}
@@ -73,8 +72,8 @@ func (r *resource) list(devices []gate.Device) *v1beta1.ListAndWatchResponse {
 	return answer
 }
 
-// GetPreferredAllocation prefers devices by NUMA node and PF. It is admitted
-// like an Allocate, because the kubelet is choosing from its list.
+// GetPreferredAllocation is admitted like Allocate: the kubelet is choosing
+// from its list.
 func (r *resource) GetPreferredAllocation(ctx context.Context, q *v1beta1.PreferredAllocationRequest) (*v1beta1.PreferredAllocationResponse, error) {
 	answer := &v1beta1.PreferredAllocationResponse{}
 	err := r.withAdmission(ctx, nil, func() error {
@@ -91,8 +90,7 @@ func (r *resource) GetPreferredAllocation(ctx context.Context, q *v1beta1.Prefer
 	return answer, nil
 }
 
-// Allocate verifies the devices and returns what the containers need to use
-// them. The allocation is recorded before the answer.
+// Allocate verifies and records the devices before it answers.
 func (r *resource) Allocate(ctx context.Context, q *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	var ids []string
 	for _, c := range q.ContainerRequests {
@@ -117,7 +115,6 @@ func (r *resource) Allocate(ctx context.Context, q *v1beta1.AllocateRequest) (*v
 	return answer, nil
 }
 
-// allocateContainer returns the answer for one container.
 func (r *resource) allocateContainer(ctx context.Context, o *offer, ids []string) (*v1beta1.ContainerAllocateResponse, error) {
 	members := make([]inventory.Member, 0, len(ids))
 	for _, id := range ids {
@@ -129,7 +126,7 @@ func (r *resource) allocateContainer(ctx context.Context, o *offer, ids []string
 			return nil, fmt.Errorf("device %q is not healthy: %s", id, m.Wrong)
 		}
 		if err := inventory.Verify(ctx, r.plugin.cfg.Discovery, m.Device); err != nil {
-			r.plugin.Rescan() // the kubelet has a stale list
+			r.plugin.Rescan() // the kubelet's list is stale
 			return nil, fmt.Errorf("device %q changed after it was offered: %w", id, err)
 		}
 		members = append(members, m)
@@ -144,7 +141,6 @@ func (r *resource) allocateContainer(ctx context.Context, o *offer, ids []string
 	return given, r.writeDeviceInfo(o, members)
 }
 
-// writeDeviceInfo writes the device information files for Multus.
 func (r *resource) writeDeviceInfo(o *offer, members []inventory.Member) error {
 	for _, m := range members {
 		file, content, ok := inventory.DeviceInfo(o.pool.Resource, m)
@@ -158,8 +154,8 @@ func (r *resource) writeDeviceInfo(o *offer, members []inventory.Member) error {
 	return nil
 }
 
-// withAdmission runs work if the gate admits the call, and then requires the gate's
-// approval before the answer.
+// withAdmission needs the gate's admission before work, and its approval before
+// the answer.
 func (r *resource) withAdmission(ctx context.Context, ids []string, work func() error) error {
 	id, in, end := r.plugin.call()
 	defer end()
@@ -175,7 +171,6 @@ func (r *resource) withAdmission(ctx context.Context, ids []string, work func() 
 	return r.awaitVerdict(ctx, in)
 }
 
-// awaitVerdict waits for the gate to admit, approve or refuse a call.
 func (r *resource) awaitVerdict(ctx context.Context, in inbox) error {
 	a, err := r.plugin.next(ctx, in)
 	if errors.Is(err, errStopped) {

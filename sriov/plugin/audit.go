@@ -8,19 +8,17 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// maxAuditPause is the maximum interval between audits.
 const maxAuditPause = 30 * time.Second
 
-// audits periodically compares PodResources with the lists sent to the kubelet.
-// A kubelet knows plugins by resource name only: after another plugin
+// audits compares PodResources with the lists sent. After another plugin
 // registered for the resource and ended, the kubelet keeps this plugin's
 // connection but ignores its stream, and the resource stays at zero. A stream
-// without effect in two audits is ended, so that the resource registers again.
+// without effect in two audits is ended, to register again.
 type audits struct {
-	status  gate.Status       // when the query started
-	streams map[string]uint64 // by resource, when the query started
-	ignored map[string]uint64 // streams without effect at the last audit
-	foreign map[string]bool   // resources of which the kubelet has only another plugin's devices
+	status  gate.Status       // at the query
+	streams map[string]uint64 // by resource, at the query
+	ignored map[string]uint64 // without effect at the last audit
+	foreign map[string]bool   // resources with only another plugin's devices
 }
 
 func (p *Plugin) startAudit() {
@@ -29,7 +27,6 @@ func (p *Plugin) startAudit() {
 	}
 }
 
-// before records the state before a query of the audit.
 func (a *audits) before(p *Plugin, asked []podsQuery) {
 	if !slices.Contains(asked, podsQuery{}) {
 		return
@@ -52,7 +49,7 @@ func (p *Plugin) audit(pods podsAnswer) {
 	audited := func(name string) bool {
 		return a.streams[name] != 0 && offeredThroughout(a.status.Resources[name], now.Resources[name])
 	}
-	for name := range a.foreign { // might be withdrawn or removed now
+	for name := range a.foreign { // withdrawn or removed
 		if !audited(name) {
 			p.problems.set("kubelet and "+name, nil)
 			delete(a.foreign, name)
@@ -84,15 +81,13 @@ func (p *Plugin) audit(pods podsAnswer) {
 	}
 }
 
-// offeredThroughout reports whether a resource offered devices during the whole
-// time between two reports.
 func offeredThroughout(before, after gate.Report) bool {
 	offered := func(r gate.Report) bool { return r.Phase == gate.Offered && r.Streaming && r.Offered > 0 }
 	return offered(before) && offered(after) && before.Epoch == after.Epoch
 }
 
-// checkForeign returns an error if the kubelet has allocatable devices of a
-// resource, all of them another plugin's.
+// checkForeign fails if all the kubelet's devices of a resource are another
+// plugin's.
 func (p *Plugin) checkForeign(name string, offered []string) error {
 	f := p.found.Load()
 	if len(offered) == 0 || f == nil || f.offers[name] == nil {

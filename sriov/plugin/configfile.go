@@ -17,9 +17,9 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// loaded is a configuration that was read. It is immutable.
+// loaded is an immutable configuration.
 type loaded struct {
-	hash     string // hexadecimal SHA-256 of the file
+	hash     string // SHA-256 of the file
 	config   inventory.Config
 	warnings []strictjson.Problem
 }
@@ -32,7 +32,7 @@ func (l *loaded) names() []string {
 	return names
 }
 
-// Hash returns the config_hash of a configuration file.
+// Hash returns a configuration's config_hash.
 func Hash(text []byte) string {
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:])
@@ -53,7 +53,6 @@ func (p *Plugin) load() (*loaded, error) {
 	return l, nil
 }
 
-// readAtMost reads a regular file of limited size.
 func readAtMost(path string, most int64) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -65,8 +64,7 @@ func readAtMost(path string, most int64) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// reload applies a changed configuration. An invalid one only changes the
-// result of Check.
+// An invalid configuration only changes the result of Check.
 func (p *Plugin) reload() {
 	p.loading.Lock()
 	defer p.loading.Unlock()
@@ -87,7 +85,7 @@ func (p *Plugin) reload() {
 	}
 }
 
-// use applies a configuration. The caller holds loading, or is New.
+// The caller holds loading, or is New.
 func (p *Plugin) use(l *loaded) {
 	p.newest = l.hash
 	for _, w := range l.warnings {
@@ -100,12 +98,12 @@ func (p *Plugin) use(l *loaded) {
 	p.metrics.warned(l.warnings)
 	p.logger.Info("configuration loaded", "path", p.cfg.ConfigFile, "hash", l.hash, "resources", l.names())
 	if p.loaded.Load() == nil {
-		p.loaded.Store(l) // New returns with a configuration
+		p.loaded.Store(l)
 	}
 	p.loop.Send(l)
 }
 
-// watchConfig reads the file after each change in its directory, such as a
+// watchConfig reads the file after changes in its directory, such as a
 // ConfigMap update, and periodically.
 func (p *Plugin) watchConfig(ctx context.Context) {
 	for ctx.Err() == nil {
@@ -115,18 +113,17 @@ func (p *Plugin) watchConfig(ctx context.Context) {
 		if ctx.Err() == nil {
 			p.reload()
 		}
-		_ = sleep(ctx, configPause) // ctx ends the loop
+		_ = sleep(ctx, configPause)
 	}
 }
 
 const (
-	// configPause is the minimum time between two reads of the file.
+	// configPause is the minimum between reads.
 	configPause = 100 * time.Millisecond
-	// configPoll is the polling interval while the directory cannot be watched.
+	// configPoll applies while the directory cannot be watched.
 	configPoll = 2 * time.Second
 )
 
-// awaitConfigChange returns after a change or after Config.Interval.
 func (p *Plugin) awaitConfigChange(ctx context.Context) error {
 	const changes = inotify.Create | inotify.MovedTo | inotify.Delete | inotify.DeleteSelf | inotify.MoveSelf | unix.IN_CLOSE_WRITE
 	return awaitChange(ctx, filepath.Dir(p.cfg.ConfigFile), changes, p.cfg.Interval, min(configPoll, p.cfg.Interval), func() bool {
@@ -136,9 +133,9 @@ func (p *Plugin) awaitConfigChange(ctx context.Context) error {
 	})
 }
 
-// awaitChange returns after a change in a directory or after the time while. If
-// the directory cannot be watched, it returns after the time poll with an
-// error. Changed detects a change from before the watch was set.
+// awaitChange returns after a change or the time while. If the directory cannot
+// be watched, after poll with an error. changed detects one from before the
+// watch was set.
 func awaitChange(ctx context.Context, dir string, changes uint32, while, poll time.Duration, changed func() bool) error {
 	deadline := time.Now().Add(while)
 	w, err := inotify.New()
@@ -158,15 +155,12 @@ func awaitChange(ctx context.Context, dir string, changes uint32, while, poll ti
 	return err
 }
 
-// hashes returns the hash of the newest valid configuration and the hash of the
-// last one read.
 func (p *Plugin) hashes() (newest, tried string) {
 	p.loading.Lock()
 	defer p.loading.Unlock()
 	return p.newest, p.lastRead
 }
 
-// sleep waits for d or until ctx ends.
 func sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()

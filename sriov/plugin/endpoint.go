@@ -18,7 +18,6 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// endpoint is the gRPC socket of a resource.
 type endpoint struct {
 	path     string
 	resource *resource
@@ -30,8 +29,8 @@ type endpoint struct {
 	serving  sync.WaitGroup
 }
 
-// SocketName returns the file name of a resource's socket, the same as
-// upstream's: example.com_dpdk.sock.
+// SocketName returns a resource's socket name, as upstream:
+// example.com_dpdk.sock.
 func SocketName(resource string) string { return strings.ReplaceAll(resource, "/", "_") + ".sock" }
 
 func newEndpoint(r *resource) (*endpoint, error) {
@@ -48,16 +47,15 @@ func newEndpoint(r *resource) (*endpoint, error) {
 	return &endpoint{path: filepath.Join(c.EndpointDir, name), resource: r, server: srv}, nil
 }
 
-// isPeriodic reports whether the kubelet calls a method too often to log it.
+// isPeriodic: too frequent for the log.
 func isPeriodic(method string) bool { return !strings.HasSuffix(method, "/Allocate") }
 
-// refusedAllocate reports whether a call was a refused Allocate, of which
-// retrying pods cause many a second.
+// refusedAllocate: retrying pods cause many a second.
 func refusedAllocate(method string, c codes.Code) bool {
 	return !isPeriodic(method) && c == codes.FailedPrecondition
 }
 
-// code maps errors to gRPC codes. The gate's refusals carry a status.
+// The gate's refusals carry a status.
 func code(err error) codes.Code {
 	if c := status.FromContextError(err).Code(); c != codes.Unknown {
 		return c
@@ -65,8 +63,7 @@ func code(err error) codes.Code {
 	return codes.FailedPrecondition
 }
 
-// ensure makes sure that the socket exists and is served. A starting kubelet
-// removes every socket in its directory; open connections survive.
+// A starting kubelet removes every socket; open connections survive.
 func (e *endpoint) ensure(ctx context.Context) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -101,7 +98,7 @@ func (e *endpoint) ensure(ctx context.Context) error {
 	return err
 }
 
-// close removes the socket. Calls in flight continue.
+// Calls in flight continue.
 func (e *endpoint) close() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -114,10 +111,8 @@ func (e *endpoint) close() {
 	}
 }
 
-// drainTimeout bounds the calls in flight of a stopped resource.
 const drainTimeout = 2 * time.Second
 
-// drain waits for calls in flight and for the end of the server.
 func (e *endpoint) drain() {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()

@@ -13,17 +13,15 @@ import (
 	"github.com/cleatproject/cleat/internal/rpcdial"
 )
 
-// KubeletSocket is the file name of the kubelet's registration service in its
-// directory for device plugins.
+// KubeletSocket is the file name of the kubelet's registration socket.
 const KubeletSocket = "kubelet.sock"
 
-// registerTimeout bounds a registration. The kubelet calls back before it
-// answers; its own timeout is 10 s.
+// registerTimeout: the kubelet calls back before it answers; its own timeout is
+// 10 s.
 const registerTimeout = 15 * time.Second
 
-// Kubelet registers by a Register call to the kubelet's registration service.
-// Dir is the kubelet's device plugin directory, which also has the sockets of
-// the resources.
+// Kubelet registers by a Register call. Dir is the kubelet's device plugin
+// directory, also for the resources' sockets.
 type Kubelet struct{ Dir string }
 
 // Register implements Registrar.
@@ -45,16 +43,15 @@ func (k Kubelet) Register(ctx context.Context, r Registration) error {
 	return nil
 }
 
-// Forget implements Registrar. The end of the connection is sufficient.
+// Forget does nothing: the end of the connection is sufficient.
 func (Kubelet) Forget(context.Context, string) error { return nil }
 
-// kubeletPoll is the polling interval for the kubelet's socket while its
-// directory cannot be watched or does not exist.
+// kubeletPoll is the polling interval while the directory cannot be watched.
 const kubeletPoll = 2 * time.Second
 
 // Restarts calls started each time the kubelet creates its socket: a new
-// kubelet knows no device plugin and has removed their sockets. It blocks until
-// ctx ends.
+// kubelet knows no plugin and has removed their sockets. It blocks until ctx
+// ends.
 func (k Kubelet) Restarts(ctx context.Context, started func()) error {
 	const changes = inotify.Create | inotify.MovedTo | inotify.DeleteSelf | inotify.MoveSelf | inotify.OnlyDir
 	last, _ := k.identity()
@@ -64,7 +61,7 @@ func (k Kubelet) Restarts(ctx context.Context, started func()) error {
 			started()
 			last = now
 		}
-		// Errors only mean polling; the loop checks again.
+		// Errors only mean polling.
 		_ = awaitChange(ctx, k.Dir, changes, kubeletPoll, kubeletPoll, func() bool {
 			now, exists := k.identity()
 			return exists && now != last
@@ -73,7 +70,7 @@ func (k Kubelet) Restarts(ctx context.Context, started func()) error {
 	return nil
 }
 
-// identity identifies one socket of the kubelet.
+// identity identifies the kubelet's socket.
 func (k Kubelet) identity() (identity, bool) {
 	var st unix.Stat_t
 	err := unix.Lstat(filepath.Join(k.Dir, KubeletSocket), &st)

@@ -22,11 +22,11 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// amnesiac is a kubelet that ignores the plugin until a number of registrations.
+// amnesiac ignores the plugin until a number of registrations.
 type amnesiac struct {
 	*pods
 	number int
-	other  []string // what it offers before
+	other  []string
 }
 
 func (a amnesiac) Offered(ctx context.Context) (map[string][]string, error) {
@@ -36,8 +36,6 @@ func (a amnesiac) Offered(ctx context.Context) (map[string][]string, error) {
 	return a.pods.Offered(ctx)
 }
 
-// A resource registers again if the kubelet keeps the stream open but offers
-// nothing, so that it does not stay at zero.
 func TestReregistersWhenTheKubeletIgnoresTheStream(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -45,8 +43,7 @@ func TestReregistersWhenTheKubeletIgnoresTheStream(t *testing.T) {
 	r.start()
 	r.await("it is registered three times", func() bool { return r.kubelet.Registrations(resource) == 3 })
 	r.awaitOffered(2)
-	// No more registrations follow in ten audits, except one if the kubelet was slow
-	// to read its list.
+	// Except one if the kubelet was slow to read its list.
 	audits, last := r.pods.asked.Load(), r.kubelet.Registrations(resource)
 	testkit.Eventually(r.t, "it is left in peace", func() bool {
 		if n := r.kubelet.Registrations(resource); n != last || r.kubelet.Allocatable(resource) != 2 {
@@ -56,7 +53,6 @@ func TestReregistersWhenTheKubeletIgnoresTheStream(t *testing.T) {
 	})
 }
 
-// Devices of another plugin are reported, and no registration competes with it.
 func TestReportsDevicesOfAnotherPlugin(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -66,11 +62,9 @@ func TestReportsDevicesOfAnotherPlugin(t *testing.T) {
 	r.wrong("another device plugin has registered for it")
 	r.registered(1)
 	r.configure(`{"resourceList": []}`)
-	r.wrong("") // the resource was removed
+	r.wrong("")
 }
 
-// A second plugin cannot serve the resource, and its shutdown does not wait for
-// the devices of the first one.
 func TestSecondPluginEnds(t *testing.T) {
 	t.Parallel()
 	first := newRig(t, 2)
@@ -86,7 +80,6 @@ func TestSecondPluginEnds(t *testing.T) {
 	}
 }
 
-// crowd adds PFs with 256 virtual functions each, and a resource with all of them.
 func (r *rig) crowd(pfs int) (devices int) {
 	r.t.Helper()
 	var names []string
@@ -101,7 +94,6 @@ func (r *rig) crowd(pfs int) (devices int) {
 	return devices
 }
 
-// listener is a kubelet that has called ListAndWatch and controls its reads.
 type listener struct {
 	stream chan grpc.ServerStreamingClient[v1beta1.ListAndWatchResponse]
 }
@@ -126,7 +118,6 @@ func (r *rig) listener() *listener {
 	return l
 }
 
-// A kubelet that never reads its stream does not block the plugin.
 func TestKubeletThatNeverReads(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 0)
@@ -136,7 +127,7 @@ func TestKubeletThatNeverReads(t *testing.T) {
 	r.start()
 	r.enable("first", gate.Claim{})
 	<-l.stream
-	for i := 0; ; i++ { // until the buffers are full
+	for i := 0; ; i++ { // buffers are full
 		d := testkit.Value(r.plugin.Disable(testkit.Context(r.t), ""))(t)
 		if d.Code == codes.DeadlineExceeded {
 			if !strings.Contains(d.Reason, "has not read the list") {
@@ -153,7 +144,6 @@ func TestKubeletThatNeverReads(t *testing.T) {
 	r.stop()
 }
 
-// A kubelet that reads slowly skips lists and gets the last one.
 func TestKubeletThatReadsSlowly(t *testing.T) {
 	t.Parallel()
 	const devices = 64
@@ -168,8 +158,8 @@ func TestKubeletThatReadsSlowly(t *testing.T) {
 		}
 		r.changes <- struct{}{}
 	}
-	var last atomic.Int64 // healthy ones of the last list
-	go func() {           // ends with the connection
+	var last atomic.Int64
+	go func() {
 		for {
 			answer, err := stream.Recv()
 			if err != nil {
@@ -190,7 +180,6 @@ func TestKubeletThatReadsSlowly(t *testing.T) {
 	})
 }
 
-// slowly returns a context with a long timeout.
 func slowly(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	t.Cleanup(cancel)

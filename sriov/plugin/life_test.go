@@ -46,8 +46,6 @@ func TestOffersWhatTheConfigurationSelects(t *testing.T) {
 	}
 }
 
-// A resource is registered once it has a device. Upstream does not detect new
-// devices.
 func TestNewFunctionsAreOffered(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 0)
@@ -69,7 +67,7 @@ func TestNothingIsOfferedBeforeEnable(t *testing.T) {
 	t.Parallel()
 	r := newControlled(t, 4)
 	ctx := testkit.Context(r.t)
-	testkit.Value(r.plugin.Disable(ctx, ""))(t) // wait for the gate
+	testkit.Value(r.plugin.Disable(ctx, ""))(t)
 	if names := r.kubelet.Resources(); len(names) != 0 {
 		t.Fatalf("the kubelet knows %v before the first Enable", names)
 	}
@@ -118,8 +116,7 @@ func TestDisableReturnsAfterWithdrawal(t *testing.T) {
 	}
 }
 
-// A call that was admitted before a withdrawal is refused, and the kubelet's list
-// keeps its devices until the call ends.
+// The kubelet's list keeps its devices until the call ends.
 func TestAllocateUnderWayDuringWithdrawal(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -138,12 +135,12 @@ func TestAllocateUnderWayDuringWithdrawal(t *testing.T) {
 	}()
 	<-entered
 	s.Close()
-	r.awaitOffered(0) // unhealthy, though the call still runs
+	r.awaitOffered(0) // while the call runs
 	lists := r.kubelet.Lists(resource)
 	if last := lists[len(lists)-1]; len(last.All) != 2 {
 		t.Errorf("the list has %v while a call runs, want both", last.All)
 	}
-	ended := time.Now() // or a moment later
+	ended := time.Now()
 	close(blocked)
 	if err := <-result; status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("the call ended with %v, want FAILED_PRECONDITION", err)
@@ -175,7 +172,7 @@ func TestAllocateVerifiesDevices(t *testing.T) {
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "driver is missing, was iavf") {
 		t.Errorf("Allocate answered %v, want that the driver has changed", err)
 	}
-	r.awaitOffered(1) // the refusal caused a scan
+	r.awaitOffered(1)
 }
 
 func TestKubeletRestart(t *testing.T) {
@@ -250,7 +247,7 @@ func TestStopWithdrawsAllDevices(t *testing.T) {
 	r := newOffering(t, 3)
 	r.stop()
 	r.await("the kubelet is left with an empty list, so that its capacity is 0 too", func() bool {
-		lists := r.kubelet.Lists(resource) // it might read the last list after the plugin has ended
+		lists := r.kubelet.Lists(resource) // the last list might be read later
 		return len(lists[len(lists)-1].All) == 0
 	})
 	left := testkit.Value(os.ReadDir(r.config.EndpointDir))(t)
@@ -263,8 +260,6 @@ func TestStopWithdrawsAllDevices(t *testing.T) {
 	r.awaitOffered(3)
 }
 
-// A device held by a pod stays in its resource while its network device is in the
-// pod, and across a restart of the plugin.
 func TestHeldDevicesAreKept(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 3)
@@ -288,7 +283,6 @@ func TestHeldDevicesAreKept(t *testing.T) {
 	r.awaitOffered(3)
 }
 
-// Warnings about several resources name the resource.
 func TestWarningsNameTheirResource(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 0)

@@ -10,24 +10,22 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// event is an input of the event loop.
 type event interface {
 	handle(p *Plugin, now time.Time) []action
 }
 
-// Events. Other event types are *finding, *loaded and answered.
+// Other events are *finding, *loaded and answered.
 type (
 	gateEvent struct {
 		gate.Event
-		at    time.Time // zero: the time when the event is handled
+		at    time.Time // zero: now
 		inbox inbox     // of a gate.Enable
 	}
 	resourceEvent struct {
 		gate.ResourceEvent
 		resource *resource
 	}
-	// resourceStopped reports that a stopped resource has released its socket and
-	// registration.
+	// It has released its socket and registration.
 	resourceStopped struct {
 		resource *resource
 		report   gate.Report
@@ -37,14 +35,12 @@ type (
 	auditDue       struct{}
 )
 
-// action is an action of a state machine, with its owner.
 type action struct {
-	resource *resource // nil: action of the gate
+	resource *resource // nil: the gate's
 	gate.Action
 }
 
-// inbox delivers actions to a call or a stream. It holds one action; a newer
-// one replaces it.
+// inbox holds an action for a call or stream; a newer one replaces it.
 type inbox chan gate.Action
 
 func newInbox() inbox { return make(inbox, 1) }
@@ -58,15 +54,13 @@ func (i inbox) put(a gate.Action) {
 	i <- a
 }
 
-// call registers a new call or stream and returns its number and inbox. The
-// caller must call end.
+// The caller of call must call end.
 func (p *Plugin) call() (id uint64, in inbox, end func()) {
 	id, in = p.ids.Add(1), newInbox()
 	p.calls.Store(id, in)
 	return id, in, func() { p.calls.Delete(id) }
 }
 
-// next waits for the next action.
 func (p *Plugin) next(ctx context.Context, in inbox) (gate.Action, error) {
 	select {
 	case a := <-in:
@@ -76,7 +70,7 @@ func (p *Plugin) next(ctx context.Context, in inbox) (gate.Action, error) {
 	case <-p.loop.Done():
 	}
 	select {
-	case a := <-in: // the last action
+	case a := <-in:
 		return a, nil
 	default:
 		return nil, errStopped
@@ -136,7 +130,6 @@ func (kubeletStarted) handle(p *Plugin, now time.Time) []action {
 	return all
 }
 
-// stepGate steps the gate and the resources to which it forwards events.
 func (p *Plugin) stepGate(now time.Time, e gate.Event) []action {
 	var all []action
 	for _, a := range p.gate.Step(now, e) {
@@ -157,7 +150,6 @@ func (r *resource) step(now time.Time, e gate.ResourceEvent) []action {
 	return all
 }
 
-// do runs an action of a state machine.
 func (p *Plugin) do(of action) {
 	r := of.resource
 	switch a := of.Action.(type) {
@@ -207,9 +199,8 @@ func (p *Plugin) answer(call uint64, a gate.Action) {
 	}
 }
 
-// notify sends a resource's report to the gate. The report of a stopped
-// resource waits until its socket and registration are removed, because the
-// gate might add the resource again.
+// A stopped resource's report waits until its socket and registration are gone:
+// the gate might add it again.
 func (p *Plugin) notify(r *resource, report gate.Report) {
 	if report.Phase != gate.Stopped {
 		p.loop.Send(gateEvent{Event: gate.Reported{Resource: r.name, Report: report}})
@@ -235,7 +226,6 @@ func (p *Plugin) end(a gate.EndStream) {
 	in.put(a)
 }
 
-// publish sends the status to every stream and logs a changed state.
 func (p *Plugin) publish(a gate.Publish) {
 	s, last := a.Status, p.status.Load()
 	p.status.Store(&s)
@@ -248,7 +238,6 @@ func (p *Plugin) publish(a gate.Publish) {
 	}
 }
 
-// resource returns the resource with a name, and creates it if needed.
 func (p *Plugin) resource(name string) *resource {
 	if r := p.resources[name]; r != nil {
 		return r

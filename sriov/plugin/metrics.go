@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// metrics are the plugin's metrics. Gauges are read at collection.
+// Gauges are read at collection.
 type metrics struct {
 	plugin *Plugin
 
@@ -116,7 +116,7 @@ func (m *metrics) allocated(resource string, err error) {
 	m.allocations.WithLabelValues(resource, result).Inc()
 }
 
-// maxKeys bounds the number of label values that a configuration can create.
+// maxKeys bounds label values from the configuration.
 const maxKeys = 100
 
 func (m *metrics) warned(warnings []strictjson.Problem) {
@@ -137,14 +137,13 @@ func okOrFailed(err error) string {
 	return "ok"
 }
 
-// problems are current errors that are not part of the gate's state.
+// problems are those outside the gate's state.
 type problems struct {
 	mu  sync.Mutex
 	all map[string]error
 }
 
-// set sets or clears a subject's problem. It reports whether the problem
-// changed, so that callers log it once.
+// set reports whether a subject's problem changed, so that callers log it once.
 func (p *problems) set(subject string, err error) (changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

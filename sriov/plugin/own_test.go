@@ -23,7 +23,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// end returns how a stream ended.
 func (r *rig) end(s *plugintest.Stream) *control.End {
 	r.t.Helper()
 	ctx := testkit.Context(r.t)
@@ -49,7 +48,7 @@ func TestNewerGenerationTakesOver(t *testing.T) {
 	if over := r.end(older); over.Code != codes.FailedPrecondition {
 		t.Errorf("an older generation is answered %v, want FAILED_PRECONDITION", over)
 	}
-	first.Close() // has no effect
+	first.Close()
 	if s, err := second.Next(testkit.Context(r.t)); err != nil || s.Generation != 6 {
 		t.Errorf("the second stream has %+v, %v; want generation 6", s, err)
 	}
@@ -93,8 +92,8 @@ func TestHoldOutlastsALoss(t *testing.T) {
 	r.awaitOffered(0)
 }
 
-// A claim with another config hash makes the plugin read its configuration again,
-// and is refused until the hash matches.
+// A claim with another hash is refused until the configuration, which is read
+// again, has it.
 func TestEnableRequiresItsConfigHash(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -110,7 +109,7 @@ func TestEnableRequiresItsConfigHash(t *testing.T) {
 	r.enable("in time", gate.Claim{Generation: 1, Hash: plugin.Hash([]byte(next))})
 	r.awaitOffered(1)
 	r.configure(oneResource)
-	r.awaitOffered(0) // no holder for the new configuration
+	r.awaitOffered(0)
 }
 
 func TestDisableContinuesWithoutItsCaller(t *testing.T) {
@@ -159,8 +158,6 @@ func TestLinkHealth(t *testing.T) {
 	r.awaitOffered(2)
 }
 
-// The CDI specification is written before the kubelet gets the devices, and is
-// removed with the resource.
 func TestCDI(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -193,7 +190,6 @@ func TestCDI(t *testing.T) {
 	testkit.Eventually(r.t, "its specification goes", func() bool { return len(specs()) == 0 })
 }
 
-// countedDevlink counts devlink queries.
 type countedDevlink struct{ asked atomic.Int64 }
 
 func (d *countedDevlink) Devices(context.Context) (map[devlink.Handle]devlink.Device, error) {
@@ -218,8 +214,6 @@ func TestDevlinkIsReadOnlyIfASelectorNeedsIt(t *testing.T) {
 	}
 }
 
-// A plugin whose socket is served by another one reports it, and does not disturb
-// the other plugin.
 func TestTwoPluginsOnANode(t *testing.T) {
 	t.Parallel()
 	r := newOffering(t, 2)
@@ -245,7 +239,6 @@ func TestKubeletRefuses(t *testing.T) {
 	r.wrong("")
 }
 
-// Refused Allocate calls are logged once a second, with a count.
 func TestRefusedAllocatesInTheLog(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)

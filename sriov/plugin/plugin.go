@@ -1,10 +1,10 @@
 // Package plugin is the SR-IOV device plugin: it offers the node's functions to
-// the kubelet (device plugin API v1beta1) as configured by the upstream
-// plugin's configuration, and withdraws them as soon as their holder is lost.
+// the kubelet (device plugin API v1beta1), as upstream's configuration says,
+// and withdraws them when their holder is lost.
 //
 // One event loop (internal/actor) owns the gate.Gate and every gate.Resource.
 // Calls, scans, registrations and PodResources queries run on their own
-// goroutines and send their result to the loop as an event.
+// goroutines and send events.
 package plugin
 
 import (
@@ -31,39 +31,39 @@ import (
 // Config configures a Plugin.
 type Config struct {
 	ConfigFile string // upstream's config.json
-	Prefix     string // of resources without a resourcePrefix
-	Strict     bool   // reject a configuration with probable mistakes
+	Prefix     string // of resources without one
+	Strict     bool   // probable mistakes are errors
 
 	Controlled bool          // offer nothing without a holder
 	Bound      time.Duration // timeout of a withdrawal; 0: default of gate
-	LinkHealth bool          // treat a function whose link is down as unhealthy
+	LinkHealth bool          // a function whose link is down is unhealthy
 
 	Discovery inventory.DiscoverConfig
-	// Watch blocks and calls changed after each change that might affect a
-	// scan. Nil: periodic scans only.
+	// Watch calls changed when a scan might find changes. Nil: periodic scans
+	// only.
 	Watch    func(ctx context.Context, changed func()) error
-	Interval time.Duration // between periodic scans; 0: one minute
+	Interval time.Duration // 0: one minute
 
 	Registrar Registrar
-	// EndpointDir is the kubelet's directory for the sockets of resources.
+	// For the sockets of resources.
 	EndpointDir string
-	// Hidden adds a leading dot to socket names, for an EndpointDir that the
-	// plugin watcher watches.
+	// Socket names begin with a dot, for an EndpointDir that the plugin watcher
+	// watches.
 	Hidden bool
-	// Restarts blocks and calls started after each start of the kubelet. Nil:
-	// the Registrar registers again by itself.
+	// Restarts calls started after each start of the kubelet. Nil: the
+	// Registrar handles restarts.
 	Restarts func(ctx context.Context, started func()) error
 
-	Pods   Pods                  // nil: the pods that hold devices are unknown
-	Memory Memory                // nil: allocations are not recorded
-	Files  inventory.DeviceFiles // for Multus and CDI
-	CDI    bool                  // pass devices to containers by CDI
+	Pods   Pods   // nil: holders are unknown
+	Memory Memory // nil: not recorded
+	Files  inventory.DeviceFiles
+	CDI    bool // containers get devices by CDI
 
-	Logger  *slog.Logger          // nil: no log
-	Metrics prometheus.Registerer // nil: no metrics
+	Logger  *slog.Logger
+	Metrics prometheus.Registerer
 }
 
-// Pods queries the kubelet's PodResources; podresources.Client implements it.
+// Pods queries PodResources; podresources.Client implements it.
 type Pods interface {
 	Held(ctx context.Context) ([]podresources.Holder, error)
 	Offered(ctx context.Context) (map[string][]string, error)
@@ -71,17 +71,17 @@ type Pods interface {
 
 // Registrar registers resources with the kubelet.
 type Registrar interface {
-	// Register returns nil when the kubelet has accepted the registration. It
-	// is called again when the kubelet has lost the resource.
+	// Register returns when the kubelet has accepted. It is called again when
+	// the kubelet has lost the resource.
 	Register(ctx context.Context, r Registration) error
-	// Forget removes what Register created. The resource's server ends.
+	// Forget removes what Register created.
 	Forget(ctx context.Context, resource string) error
 }
 
-// Registration is a registration of a resource.
+// Registration registers a resource.
 type Registration struct {
 	Resource string
-	Endpoint string // path of the socket
+	Endpoint string
 	Options  *v1beta1.DevicePluginOptions
 }
 
@@ -93,36 +93,35 @@ type Plugin struct {
 	settings inventory.AllocateSettings
 
 	loop     *actor.Actor[event, action]
-	ids      atomic.Uint64 // of calls and streams
-	calls    sync.Map      // uint64: inbox; of all calls except Enable, and of ListAndWatch
+	ids      atomic.Uint64
+	calls    sync.Map // by id; of ListAndWatch and all calls except Enable
 	loaded   atomic.Pointer[loaded]
 	loading  sync.Mutex
-	newest   string // hash of the last valid configuration; guarded by loading
-	lastRead string // hash of the last configuration read; guarded by loading
+	newest   string // last valid configuration; guarded by loading
+	lastRead string // last configuration; guarded by loading
 	found    atomic.Pointer[scanResult]
 	status   atomic.Pointer[gate.Status]
-	problems problems // reported by Check
-	notices  problems // only for logging changes
+	problems problems
+	notices  problems // for logging
 
 	began   atomic.Bool
 	running sync.WaitGroup
 
-	// Owned by the running scan.
-	warned  []string // warnings of the last scan
+	// Of the running scan.
+	warned  []string
 	holders lastHolders
 
-	// Owned by the event loop.
-	ctx       context.Context // of Run
+	// Of the event loop.
+	ctx       context.Context
 	gate      *gate.Gate
 	resources map[string]*resource
-	sessions  map[string]inbox // of EnableDevices
+	sessions  map[string]inbox // EnableDevices
 	scans     scans
 	questions questions
 	audits    audits
 }
 
-// New returns a Plugin. It reads the configuration, which must be valid, and
-// changes nothing.
+// New reads the configuration, which must be valid, and changes nothing.
 func New(c Config) (*Plugin, error) {
 	if c.Registrar == nil || c.EndpointDir == "" {
 		return nil, errors.New("the device plugin requires Registrar and EndpointDir")
@@ -151,7 +150,7 @@ func New(c Config) (*Plugin, error) {
 	return p, nil
 }
 
-// Run serves until Stop, or until ctx ends. It can be called once.
+// Run serves until Stop or the end of ctx, once.
 func (p *Plugin) Run(ctx context.Context) error {
 	if p.began.Swap(true) {
 		return errors.New("the device plugin can run only once; create a new one")
@@ -165,7 +164,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	p.watch(ctx, "functions", p.cfg.Watch, p.Rescan)
 	p.watch(ctx, "kubelet", p.cfg.Restarts, func() { p.loop.Send(kubeletStarted{}) })
 	step := func(now time.Time, e event) []action { return e.handle(p, now) }
-	_ = p.loop.Run(ctx, step, p.do) // returns only the error of ctx
+	_ = p.loop.Run(ctx, step, p.do) // ctx's error
 	var all sync.WaitGroup
 	for _, r := range p.resources {
 		all.Go(r.stop)
@@ -174,7 +173,6 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return nil
 }
 
-// watch runs a watcher, if configured.
 func (p *Plugin) watch(ctx context.Context, what string, watch func(context.Context, func()) error, changed func()) {
 	if watch == nil {
 		return
@@ -187,7 +185,7 @@ func (p *Plugin) watch(ctx context.Context, what string, watch func(context.Cont
 	})
 }
 
-// Reload reads the configuration again and starts a scan.
+// Reload reads the configuration and scans.
 func (p *Plugin) Reload() {
 	p.reload()
 	p.Rescan()
@@ -196,8 +194,7 @@ func (p *Plugin) Reload() {
 // Rescan requests a scan.
 func (p *Plugin) Rescan() { p.loop.Send(rescan{}) }
 
-// Stop withdraws all devices. It returns when they are withdrawn, or when ctx
-// ends.
+// Stop withdraws all devices and waits for that.
 func (p *Plugin) Stop(ctx context.Context) error {
 	p.loop.Send(gateEvent{Event: gate.Quit{}})
 	select {
@@ -209,7 +206,7 @@ func (p *Plugin) Stop(ctx context.Context) error {
 }
 
 // Check returns an error while the plugin has a problem. Waiting for a holder
-// is not a problem.
+// is no problem.
 func (p *Plugin) Check(context.Context) error {
 	if s := p.status.Load(); s.State == gate.Failed {
 		return errors.New(s.Error)
@@ -217,12 +214,10 @@ func (p *Plugin) Check(context.Context) error {
 	return p.problems.err()
 }
 
-// Plugin implements control.Plugin.
 var _ control.Plugin = (*Plugin)(nil)
 
-// Enable holds the devices with a claim until its stream ends. If the claim
-// names another configuration than the last one read, the file is read again
-// first.
+// Enable holds the devices until the stream ends. For another configuration
+// than the last one read, the file is read first.
 func (p *Plugin) Enable(ctx context.Context, session string, c gate.Claim, send func(gate.Status) error) error {
 	if newest, _ := p.hashes(); c.Hash != "" && c.Hash != newest {
 		p.reload()
@@ -246,7 +241,7 @@ func (p *Plugin) Enable(ctx context.Context, session string, c gate.Claim, send 
 	}
 }
 
-// Disable withdraws the devices and waits for the result.
+// Disable withdraws the devices and waits.
 func (p *Plugin) Disable(ctx context.Context, session string) (gate.DisableReply, error) {
 	id, in, end := p.call()
 	defer end()
@@ -256,7 +251,7 @@ func (p *Plugin) Disable(ctx context.Context, session string) (gate.DisableReply
 		p.loop.Send(gateEvent{Event: gate.DisableCanceled{Call: id}})
 		return gate.DisableReply{}, err
 	}
-	return a.(gate.DisableReply), nil // no other action is sent to this call
+	return a.(gate.DisableReply), nil
 }
 
 // Heartbeat renews a lease.
@@ -268,7 +263,7 @@ func (p *Plugin) Heartbeat(ctx context.Context, session string, at time.Time) (t
 	if err != nil {
 		return 0, err
 	}
-	b := a.(gate.HeartbeatReply) // no other action is sent to this call
+	b := a.(gate.HeartbeatReply)
 	if b.Code != codes.OK {
 		return 0, &control.End{Code: b.Code, Reason: b.Reason}
 	}

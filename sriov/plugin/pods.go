@@ -13,40 +13,33 @@ import (
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// podsTimeout bounds a PodResources query.
 const podsTimeout = 2 * time.Second
 
-// podsQuery is a PodResources query for a resource's withdrawal, or for the
-// audit of all resources.
 type podsQuery struct {
-	resource *resource // nil: the audit
+	resource *resource // nil: for the audit
 	epoch    uint64
 }
 
-// questions batches PodResources queries, one call at a time: on a node with
-// many resources a withdrawal queries for each of them. An answer counts only
-// for queries from before the call.
+// questions batches PodResources queries, one call at a time: a withdrawal
+// queries for each resource. An answer counts only for earlier queries.
 type questions struct {
 	waiting []podsQuery
 	asking  bool
 }
 
-// podsAnswered is the event with the answer to queries.
 type podsAnswered struct {
 	questions []podsQuery
 	podsAnswer
 }
 
-// podsAnswer is PodResources' allocatable devices and the holders of devices.
 type podsAnswer struct {
 	known   bool
 	offered map[string][]string
 	holders []podresources.Holder
 }
 
-// confirm queries whether the kubelet still has allocatable devices of a
-// resource. If the kubelet never called ListAndWatch for the resource, its
-// devices are another plugin's, which this withdrawal does not affect.
+// confirm queries for a resource's allocatable devices. If the kubelet never
+// called ListAndWatch, they are another plugin's.
 func (p *Plugin) confirm(r *resource, epoch uint64) {
 	if p.cfg.Pods == nil || !r.hadStream {
 		r.send(gate.Confirmed{Epoch: epoch})
@@ -87,8 +80,7 @@ func (a podsAnswered) handle(p *Plugin, now time.Time) []action {
 	return all
 }
 
-// fetchPods retries until the timeout: the kubelet has one rate limit for all
-// PodResources clients.
+// fetchPods retries: the kubelet has one rate limit for all clients.
 func (p *Plugin) fetchPods() podsAnswer {
 	ctx, cancel := context.WithTimeout(p.ctx, podsTimeout)
 	defer cancel()
@@ -106,14 +98,13 @@ func (p *Plugin) fetchPods() podsAnswer {
 	}
 }
 
-// Memory is the durable record of allocations; *grants.Grants implements it.
+// Memory is the durable record; *grants.Grants implements it.
 type Memory interface {
 	Put(ctx context.Context, records []grants.Record) error
 	Remove(ctx context.Context, records []grants.Record) error
 	All() []grants.Record
 }
 
-// recordAllocation records the devices that are about to be allocated to a container.
 func (p *Plugin) recordAllocation(ctx context.Context, resource string, members []inventory.Member) error {
 	if p.cfg.Memory == nil {
 		return nil
@@ -125,8 +116,8 @@ func (p *Plugin) recordAllocation(ctx context.Context, resource string, members 
 	return p.cfg.Memory.Put(ctx, records)
 }
 
-// held returns the devices that pods have, by PodResources and by the plugin's
-// own records. A failed removal of a stale record does not fail the scan.
+// held combines PodResources and the plugin's records. A stale record that
+// cannot be removed does not fail the scan.
 func (p *Plugin) held(ctx context.Context, s *inventory.Snapshot) []inventory.HeldDevice {
 	last := p.fetchHolders(ctx)
 	if p.cfg.Memory == nil {
@@ -145,16 +136,15 @@ func (p *Plugin) held(ctx context.Context, s *inventory.Snapshot) []inventory.He
 	return held
 }
 
-// lastHolders is the last successful PodResources answer about the holders of
-// devices.
+// lastHolders is the last successful answer.
 type lastHolders struct {
-	known   bool // there was an answer
+	known   bool
 	stale   bool // the last query failed
 	at      time.Time
 	holders []podresources.Holder
 }
 
-// with adds allocations that are newer than a stale answer.
+// with adds allocations newer than a stale answer.
 func (l lastHolders) with(records []grants.Record) []podresources.Holder {
 	if !l.stale {
 		return l.holders
@@ -168,8 +158,7 @@ func (l lastHolders) with(records []grants.Record) []podresources.Holder {
 	return all
 }
 
-// fetchHolders queries PodResources for the holders of devices. If the query
-// fails the last answer counts: a pod might still have its devices.
+// After a failure the last answer counts: a pod might still have its devices.
 func (p *Plugin) fetchHolders(ctx context.Context) lastHolders {
 	if p.cfg.Pods == nil {
 		return lastHolders{}

@@ -14,31 +14,30 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// resource serves one resource to the kubelet.
 type resource struct {
-	v1beta1.UnsafeDevicePluginServer // allocate.go implements all methods
+	v1beta1.UnsafeDevicePluginServer // allocate.go has all methods
 
 	name     string
 	plugin   *Plugin
 	logger   *slog.Logger
 	endpoint *endpoint
-	offer    atomic.Pointer[offer] // of the last scan
-	attempts atomic.Uint64         // registration attempts
-	notices  problems              // only for logging changes
+	offer    atomic.Pointer[offer]
+	attempts atomic.Uint64
+	notices  problems // for logging
 
-	ctx     context.Context // of the resource's goroutines
+	ctx     context.Context
 	cancel  context.CancelFunc
 	work    sync.WaitGroup
 	closing chan struct{} // closed to end the streams
 
-	// Owned by the event loop.
+	// Of the event loop.
 	machine   *gate.Resource
-	stream    uint64 // the newest ListAndWatch; 0: no stream
-	hadStream bool   // the kubelet has called ListAndWatch
+	stream    uint64 // newest ListAndWatch; 0: none
+	hadStream bool
 	stopped   bool
 }
 
-// offer is the assigned devices of a resource. It is immutable.
+// offer is immutable.
 type offer struct {
 	pool    inventory.Pool
 	members map[string]inventory.Member
@@ -52,7 +51,6 @@ func newOffer(p inventory.Pool) *offer {
 	return o
 }
 
-// unhealthy returns a copy of the offer with all devices unhealthy.
 func (o *offer) unhealthy(why error) *offer {
 	p := o.pool
 	p.Members = slices.Clone(p.Members)
@@ -81,8 +79,7 @@ func newResource(p *Plugin, name string) (*resource, error) {
 	return r, nil
 }
 
-// stop ends the goroutines of the resource. Its machine should have stopped
-// before.
+// The machine should have stopped before.
 func (r *resource) stop() {
 	r.cancel()
 	r.work.Wait()
@@ -93,11 +90,9 @@ func (r *resource) stop() {
 	}
 }
 
-// send sends an event of this resource to the loop.
 func (r *resource) send(e gate.ResourceEvent) { r.plugin.loop.Send(resourceEvent{e, r}) }
 
-// register registers the resource with the kubelet. The result of an attempt is
-// dropped if a newer one has started.
+// The result is dropped if a newer attempt has started.
 func (r *resource) register(attempt uint64) {
 	err := r.plugin.cfg.Registrar.Register(r.ctx, Registration{Resource: r.name, Endpoint: r.endpoint.path, Options: options()})
 	if r.attempts.Load() != attempt {
@@ -114,8 +109,7 @@ func (r *resource) register(attempt uint64) {
 	r.send(gate.Registered{Err: err})
 }
 
-// end closes the socket, so that another server can use its path, and ends the
-// streams.
+// end closes the socket, so that another server can use its path.
 func (r *resource) end() {
 	r.stopped = true
 	close(r.closing)

@@ -35,7 +35,6 @@ const (
 	resource  = "example.com/vf"
 )
 
-// rig is a fake sysfs tree with a plugin and a kubelet.
 type rig struct {
 	t       testing.TB
 	tree    *sysfstest.Tree
@@ -47,10 +46,9 @@ type rig struct {
 	changes chan struct{}
 }
 
-// pods is a fake PodResources service.
 type pods struct {
 	kubelet *plugintest.Kubelet
-	asked   atomic.Int64 // calls of Offered
+	asked   atomic.Int64
 
 	mu      sync.Mutex
 	holders []podresources.Holder
@@ -88,7 +86,6 @@ func (p *pods) hold(holders ...podresources.Holder) {
 
 const oneResource = `{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]}]}`
 
-// newRig returns a rig with one PF. The plugin does not run yet.
 func newRig(t testing.TB, vfs int) *rig {
 	t.Helper()
 	dir := t.TempDir()
@@ -118,7 +115,6 @@ func (r *rig) setVFs(n int) {
 	testkit.Must(r.t, r.tree.Write(sysfstest.Device(pfAddress)+"/sriov_numvfs", strconv.Itoa(n)))
 }
 
-// configure replaces the configuration atomically, like a ConfigMap update.
 func (r *rig) configure(text string) {
 	r.t.Helper()
 	testkit.Must(r.t, os.MkdirAll(filepath.Dir(r.config.ConfigFile), 0o755))
@@ -126,7 +122,6 @@ func (r *rig) configure(text string) {
 	testkit.Must(r.t, os.WriteFile(next, []byte(text), 0o644), os.Rename(next, r.config.ConfigFile))
 }
 
-// watch calls kick for each change that the test sends.
 func (r *rig) watch(ctx context.Context, kick func()) error {
 	for {
 		select {
@@ -138,7 +133,6 @@ func (r *rig) watch(ctx context.Context, kick func()) error {
 	}
 }
 
-// newOffering returns a rig whose plugin offers its virtual functions.
 func newOffering(t testing.TB, vfs int) *rig {
 	t.Helper()
 	r := newRig(t, vfs)
@@ -147,7 +141,6 @@ func newOffering(t testing.TB, vfs int) *rig {
 	return r
 }
 
-// newControlled returns a rig whose plugin waits for Enable.
 func newControlled(t testing.TB, vfs int) *rig {
 	t.Helper()
 	r := newRig(t, vfs)
@@ -167,14 +160,12 @@ func (r *rig) start() {
 	})
 }
 
-// stop shuts the plugin down.
 func (r *rig) stop() {
 	r.t.Helper()
 	testkit.Must(r.t, r.plugin.Stop(testkit.Context(r.t)))
 	r.quit()
 }
 
-// await waits for a condition, which is checked when the kubelet changes.
 func (r *rig) await(what string, holds func() bool) {
 	r.t.Helper()
 	if err := r.kubelet.Await(testkit.Context(r.t), holds); err != nil {
@@ -187,7 +178,6 @@ func (r *rig) awaitOffered(n int) {
 	r.await(strconv.Itoa(n)+" devices are offered", func() bool { return r.kubelet.Allocatable(resource) == n })
 }
 
-// registered checks the number of registrations.
 func (r *rig) registered(times int) {
 	r.t.Helper()
 	if n := r.kubelet.Registrations(resource); n != times {
@@ -208,12 +198,11 @@ func (r *rig) loggedOnce(l *testkit.Log, text string) {
 	}
 }
 
-// links counts scans, and can fail and block them.
 type links struct {
 	tree           sysfstest.Links
 	scans, waiting atomic.Int64
 	fails          atomic.Bool
-	lock           sync.RWMutex // blocks scans while locked
+	lock           sync.RWMutex
 }
 
 func (l *links) Links(ctx context.Context) ([]netlinks.Link, error) {
@@ -236,7 +225,6 @@ func (r *rig) counted() *links {
 	return l
 }
 
-// scans waits for n more complete scans.
 func (r *rig) scans(l *links, n int64) {
 	r.t.Helper()
 	for range n {
@@ -246,7 +234,6 @@ func (r *rig) scans(l *links, n int64) {
 	}
 }
 
-// enable calls Enable.
 func (r *rig) enable(session string, c gate.Claim) *plugintest.Stream {
 	r.t.Helper()
 	s := plugintest.Enable(r.t.Context(), r.plugin, session, c)
@@ -254,7 +241,6 @@ func (r *rig) enable(session string, c gate.Claim) *plugintest.Stream {
 	return s
 }
 
-// slowMemory blocks its first Put.
 type slowMemory struct {
 	once             sync.Once
 	entered, blocked chan struct{}

@@ -12,39 +12,38 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// scanResult is the result of a scan, and its event. It is immutable.
+// scanResult is immutable.
 type scanResult struct {
-	seq        uint64 // number of the gate's Scan
+	seq        uint64 // of the gate's Scan
 	loaded     *loaded
 	at         time.Time
 	took       time.Duration
-	err        error // if set, the fields below are empty
+	err        error // the fields below are empty
 	snapshot   *inventory.Snapshot
 	assignment inventory.Assignment
-	offers     map[string]*offer // by full resource name
-	files      error             // failures to write files for other programs
+	offers     map[string]*offer // by full name
+	files      error             // writing files for other programs failed
 }
 
-// scanPause is the minimum pause between a scan and the next one for a change.
-// After a long scan the pause is scanShare times its duration, which limits the
-// CPU usage of a change storm.
+// scanPause is the minimum between scans for changes. After a long scan it is
+// scanShare times the duration, to limit the CPU usage of a change storm.
 const (
 	minScanPause    = 100 * time.Millisecond
 	scanPauseFactor = 3
-	// scanRetryDelay is the delay before a scan with a problem is repeated.
+	// scanRetryDelay follows a scan with a problem.
 	scanRetryDelay = 5 * time.Second
 )
 
-// scans is the state of the scans. One scan runs at a time.
+// scans is the state of the scans; one runs at a time.
 type scans struct {
 	seq      uint64 // of the gate's last Scan
 	running  bool
-	again    bool      // the gate requested a scan while one ran
-	changed  bool      // a change occurred while a scan ran
-	earliest time.Time // earliest start of a scan for a change
+	again    bool      // by the gate, during a scan
+	changed  bool      // during a scan
+	earliest time.Time // for a change
 }
 
-// scanNow scans for the gate, at once or after the running scan.
+// scanNow scans now, or after the running scan.
 func (p *Plugin) scanNow(seq uint64) {
 	p.scans.seq = seq
 	p.startScan()
@@ -61,7 +60,6 @@ func (p *Plugin) startScan() {
 	p.running.Go(func() { p.loop.Send(p.scan(p.ctx, seq)) })
 }
 
-// handle schedules a scan for a change.
 func (rescan) handle(p *Plugin, now time.Time) []action {
 	switch {
 	case p.scans.running:
@@ -74,8 +72,8 @@ func (rescan) handle(p *Plugin, now time.Time) []action {
 	return nil
 }
 
-// handle sends every resource its snapshot, before the gate receives Scanned. A
-// result for an older configuration is dropped; another scan follows.
+// Resources get their snapshots before the gate gets Scanned. A result for an
+// older configuration is dropped: another scan follows.
 func (f *scanResult) handle(p *Plugin, now time.Time) []action {
 	var all []action
 	if f.loaded == p.loaded.Load() {
@@ -105,13 +103,12 @@ func (f *scanResult) handle(p *Plugin, now time.Time) []action {
 	return all
 }
 
-// scan finds and assigns the node's devices.
 func (p *Plugin) scan(ctx context.Context, seq uint64) *scanResult {
 	f := &scanResult{seq: seq, loaded: p.loaded.Load(), at: time.Now()}
 	f.err = p.find(ctx, f)
 	f.took = time.Since(f.at)
 	if ctx.Err() != nil {
-		return f // the loop has ended
+		return f
 	}
 	p.metrics.scans.WithLabelValues(okOrFailed(f.err)).Observe(f.took.Seconds())
 	if p.problems.set("scan", f.err) && f.err != nil {
@@ -120,8 +117,8 @@ func (p *Plugin) scan(ctx context.Context, seq uint64) *scanResult {
 	return f
 }
 
-// find reads the devices and assigns them. It fails if it cannot determine
-// which functions exist, or which of them carry the host's own traffic.
+// find fails if it cannot determine which functions exist, or which carry the
+// host's own traffic.
 func (p *Plugin) find(ctx context.Context, f *scanResult) error {
 	s, err := inventory.Discover(ctx, p.discoverConfig(f.loaded.config))
 	if err != nil {
@@ -142,15 +139,14 @@ func (p *Plugin) find(ctx context.Context, f *scanResult) error {
 	return nil
 }
 
-// isDirectory reports whether a problem concerns all devices of a kind.
 func isDirectory(what string) bool {
 	bus, _ := path.Match("bus/*/devices", what)
 	class, _ := path.Match("class/*", what)
 	return bus || class
 }
 
-// discoverConfig limits what a scan reads. Devlink and DDP profiles are read
-// only if a selector needs them: each read is a firmware query per function.
+// Devlink and DDP profiles are read only if a selector needs them: each is a
+// firmware query per function.
 func (p *Plugin) discoverConfig(c inventory.Config) inventory.DiscoverConfig {
 	needed := func(by func(inventory.Selector) bool) bool {
 		return slices.ContainsFunc(c.Resources, func(r inventory.Resource) bool { return slices.ContainsFunc(r.Selectors, by) })
@@ -166,9 +162,9 @@ func (p *Plugin) discoverConfig(c inventory.Config) inventory.DiscoverConfig {
 	return d
 }
 
-// writeFiles writes CDI specifications before the kubelet gets the devices, and
-// removes stale files. Files of devices in use stay, also across plugin
-// restarts. Devices without a specification become unhealthy.
+// writeFiles writes CDI specifications before the kubelet gets the devices.
+// Files of devices in use stay, also across restarts. Devices without a
+// specification become unhealthy.
 func (p *Plugin) writeFiles(f *scanResult) {
 	var errs []error
 	undescribed := func(name string, why error) {
@@ -177,7 +173,7 @@ func (p *Plugin) writeFiles(f *scanResult) {
 		errs = append(errs, why)
 	}
 	var writes []func()
-	keep := map[string]bool{} // by file
+	keep := map[string]bool{}
 	for _, x := range f.assignment.Pools {
 		for _, m := range x.Members {
 			if file, _, ok := inventory.DeviceInfo(x.Resource, m); ok {
@@ -200,8 +196,7 @@ func (p *Plugin) writeFiles(f *scanResult) {
 			})
 		}
 	}
-	// Remove stale files first: two specifications must not name the same
-	// device.
+	// Stale files first: two specifications must not name the same device.
 	if _, err := p.cfg.Files.Sweep(f.loaded.config.Resources, func(file string) bool { return keep[file] }); err != nil {
 		errs = append(errs, err)
 	}
@@ -214,7 +209,6 @@ func (p *Plugin) writeFiles(f *scanResult) {
 	}
 }
 
-// warn logs new warnings of a scan.
 func (p *Plugin) warn(f *scanResult) {
 	var all []string
 	for _, w := range f.assignment.Warnings {

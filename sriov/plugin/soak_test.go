@@ -36,15 +36,13 @@ const (
 		{"resourceName": "rdma", "resourcePrefix": "example.com", "selectors": [{"vendors": ["15b3"], "isRdma": true}]}]}`
 )
 
-// soakChanges is the total number of changes.
 var soakChanges = map[bool]int{true: 5000, false: 500}[variants.Enabled]
 
-// soak is a fake node that changes at random while the kubelet allocates devices.
 type soak struct {
 	*rig
 	random *rand.Rand
-	pfs    map[string]string // name of the network device of each PF
-	rdma   map[string]string // name of the RDMA device of a function
+	pfs    map[string]string // network device by PF
+	rdma   map[string]string
 	names  int
 
 	mu             sync.Mutex
@@ -58,7 +56,7 @@ func newSoak(t *testing.T, seed uint64) *soak {
 	s.tree.Add(sysfstest.Function{Address: "0000:4b:00.0", Vendor: "8086", Device: "1593", Driver: "ice", IOMMUGroup: "5", Netdev: "ens2", TotalVFs: 8, VFDevice: "1889", VFDriver: "iavf"})
 	s.tree.Add(sysfstest.Function{Address: rdmaAddress, Vendor: "15b3", Device: "101d", Driver: "mlx5_core", Netdev: "ens3", TotalVFs: 8, VFDevice: "101e", VFDriver: "mlx5_core"})
 	s.config.Discovery.Devlink = sysfstest.Devlink{Tree: s.tree}
-	s.config.Interval = time.Hour // only changes cause scans
+	s.config.Interval = time.Hour
 	s.node("vfio/vfio")
 	s.configure(soakConfig)
 	for pf := range s.pfs {
@@ -83,7 +81,6 @@ func (s *soak) write(name, value string) {
 	testkit.Must(s.t, s.tree.Write(name, value))
 }
 
-// make gives a PF other virtual functions, with the nodes of their groups.
 func (s *soak) make(pf string, n int) {
 	s.t.Helper()
 	attribute := sysfstest.Device(pf) + "/sriov_numvfs"
@@ -106,8 +103,7 @@ func (s *soak) bind(vf, from, to string) {
 	s.write("bus/pci/drivers_probe", vf)
 }
 
-// lend moves the RDMA device of a function to or from a pod. Sometimes devlink
-// still reports the function as RDMA capable.
+// Sometimes devlink still reports the function as RDMA capable.
 func (s *soak) lend(vf string) {
 	s.t.Helper()
 	if name := s.rdma[vf]; name != "" {
@@ -124,8 +120,7 @@ func (s *soak) lend(vf string) {
 	s.tree.Tell("pci", vf, devlink.Device{RDMA: s.random.IntN(2) == 0})
 }
 
-// rename gives a PF, or one of its functions, a name that the configuration might
-// not have.
+// The configuration might not have the new name.
 func (s *soak) rename(pf string) {
 	s.t.Helper()
 	if s.random.IntN(2) == 0 {
@@ -141,13 +136,12 @@ func (s *soak) rename(pf string) {
 	}
 	entries, err := os.ReadDir(filepath.Join(s.tree.Sysfs, sysfstest.Device(vfs[s.random.IntN(len(vfs))]), "net"))
 	if err != nil || len(entries) == 0 {
-		return // its driver makes none
+		return
 	}
 	s.names++
 	s.tree.RenameLink(entries[0].Name(), fmt.Sprintf("net%d", s.names))
 }
 
-// change applies one random change and sends an event.
 func (s *soak) change() {
 	s.t.Helper()
 	pf := []string{pfAddress, "0000:4b:00.0", rdmaAddress}[s.random.IntN(3)]
@@ -168,7 +162,6 @@ func (s *soak) change() {
 	turn(s.changes)
 }
 
-// allocate allocates a device for each value of turns.
 func (s *soak) allocate(resource string, turns <-chan struct{}, seed uint64) {
 	random := rand.New(rand.NewPCG(seed, uint64(len(resource))))
 	variable := "PCIDEVICE_EXAMPLE_COM_" + strings.ToUpper(strings.TrimPrefix(resource, "example.com/"))
@@ -186,7 +179,7 @@ func (s *soak) allocate(resource string, turns <-chan struct{}, seed uint64) {
 			s.t.Errorf("%s of %s was allocated, and the container gets %v", id, resource, given.Envs)
 		case err == nil:
 			s.hold(podresources.Holder{Resource: resource, ID: id, Namespace: "ns", Pod: "p", Container: "c"})
-		case code == codes.Unknown: // the kubelet has just lost the device itself
+		case code == codes.Unknown: // device lost by the kubelet
 		case code != codes.FailedPrecondition:
 			s.t.Errorf("Allocate of %s of %s: %v", id, resource, err)
 		default:
@@ -197,7 +190,6 @@ func (s *soak) allocate(resource string, turns <-chan struct{}, seed uint64) {
 	}
 }
 
-// turn wakes up a waiting receiver, if there is one.
 func turn(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -222,7 +214,6 @@ func (s *soak) hold(h podresources.Holder) {
 	s.pods.hold(slices.Clone(s.held)...)
 }
 
-// storm changes the node while devices of every resource are allocated.
 func (s *soak) storm(seed uint64) {
 	var turns []chan struct{}
 	var allocators sync.WaitGroup
@@ -243,10 +234,8 @@ func (s *soak) storm(seed uint64) {
 	allocators.Wait()
 }
 
-// offered is the expected final list of the kubelet.
 type offered struct{ All, Healthy []string }
 
-// want returns the result of a first scan of the node.
 func (s *soak) want() map[string]offered {
 	s.t.Helper()
 	c, _, err := inventory.ParseConfig([]byte(soakConfig), inventory.ParseOptions{})
@@ -284,8 +273,6 @@ func (s *soak) is() map[string]offered {
 	return is
 }
 
-// rest waits until the kubelet has the expected lists, and returns the open
-// resources of the process.
 func (s *soak) rest() (goroutines, files int) {
 	s.t.Helper()
 	want := s.want()
@@ -301,14 +288,14 @@ func (s *soak) rest() (goroutines, files int) {
 	return runtime.NumGoroutine(), len(open)
 }
 
-// After random changes and allocations the kubelet has the result of a fresh scan.
-// No list loses a device that is being allocated, and no goroutines or files leak.
+// After random changes the kubelet has the result of a fresh scan. No list
+// loses a device that is being allocated, and nothing leaks.
 func TestSoak(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("the seed is %d", seed)
 	s := newSoak(t, seed)
 	s.start()
-	s.rest() // a resource that never had a device is unknown to the kubelet
+	s.rest() // never had a device
 	baseGoroutines, baseFiles := 0, 0
 	for round := range soakRests {
 		s.storm(seed + uint64(round))
@@ -317,7 +304,7 @@ func TestSoak(t *testing.T) {
 			baseGoroutines, baseFiles = goroutines, files
 			continue
 		}
-		const slack = 8 // timers' goroutines and calls that are about to end
+		const slack = 8 // timers and ending calls
 		if goroutines > baseGoroutines+slack || files > baseFiles+slack {
 			t.Errorf("after %d changes there are %d goroutines and %d files, after the first %d there were %d and %d",
 				(round+1)*soakChanges/soakRests, goroutines, files, soakChanges/soakRests, baseGoroutines, baseFiles)

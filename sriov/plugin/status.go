@@ -6,7 +6,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// Document is the plugin's status in JSON.
+// Document is the plugin's JSON status.
 type Document struct {
 	State      gate.State         `json:"state"`
 	Control    gate.Holding       `json:"control"`
@@ -17,14 +17,14 @@ type Document struct {
 	LeaseEnds  time.Time          `json:"leaseEnds,omitzero"`
 	HoldEnds   time.Time          `json:"holdEnds,omitzero"`
 	Error      string             `json:"error,omitempty"`
-	Troubles   string             `json:"troubles,omitempty"` // problems outside the gate, such as an invalid configuration
+	Troubles   string             `json:"troubles,omitempty"` // outside the gate, such as an invalid configuration
 	Scanned    time.Time          `json:"scanned,omitzero"`
 	ScanTook   string             `json:"scanTook,omitempty"`
 	Warnings   []string           `json:"warnings,omitempty"`
 	Resources  []ResourceDocument `json:"resources"`
 }
 
-// ResourceDocument is the status of a resource in JSON.
+// ResourceDocument is a resource's part.
 type ResourceDocument struct {
 	Name       string           `json:"name"`
 	Phase      gate.Phase       `json:"phase"`
@@ -36,7 +36,7 @@ type ResourceDocument struct {
 	Members    []MemberDocument `json:"members"`
 }
 
-// MemberDocument is a device of a resource in JSON.
+// MemberDocument is a device's part.
 type MemberDocument struct {
 	ID    string `json:"id"`
 	Held  bool   `json:"held,omitempty"`

@@ -28,7 +28,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// wrong waits until Check reports an error with words; "" waits for no error.
 func (r *rig) wrong(words string) {
 	r.t.Helper()
 	testkit.Eventually(r.t, fmt.Sprintf("the plugin says %q", words), func() bool {
@@ -37,7 +36,6 @@ func (r *rig) wrong(words string) {
 	})
 }
 
-// fullMemory is a record on a full disk.
 type fullMemory struct {
 	full    atomic.Bool
 	records []grants.Record
@@ -66,7 +64,6 @@ func member(address string) inventory.Member {
 	return inventory.Member{Device: inventory.Device{ID: address, Function: &inventory.Function{Address: address}}}
 }
 
-// A record that cannot be written fails Allocate, and nothing else.
 func TestRecordOnAFullDisk(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -98,8 +95,6 @@ func TestRecordOnAFullDisk(t *testing.T) {
 	}
 }
 
-// Devices without a CDI specification are unhealthy; other resources are not
-// affected.
 func TestCDIDirectoryThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -114,7 +109,7 @@ func TestCDIDirectoryThatCannotBeWritten(t *testing.T) {
 		{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens1"]}]},
 		{"resourceName": "uio", "resourcePrefix": "example.com", "selectors": [{"pfNames": ["ens2"]}]}]}`)
 	r.config.CDI = true
-	testkit.Must(t, os.WriteFile(r.config.Files.CDI, nil, 0o600)) // prevents the creation of a directory
+	testkit.Must(t, os.WriteFile(r.config.Files.CDI, nil, 0o600))
 	r.start()
 	r.awaitOffered(2)
 	r.wrong("CDI specification of example.com/uio")
@@ -138,7 +133,6 @@ func TestCDIDirectoryThatCannotBeWritten(t *testing.T) {
 	r.wrong("")
 }
 
-// Allocate fails if the device information for Multus cannot be written.
 func TestDeviceInfoDirectoryThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
@@ -155,7 +149,6 @@ func TestDeviceInfoDirectoryThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// firstMember returns the member of the first function.
 func (r *rig) firstMember() inventory.Member {
 	r.t.Helper()
 	found := testkit.Value(inventory.Discover(r.t.Context(), r.config.Discovery))(r.t)
@@ -164,7 +157,6 @@ func (r *rig) firstMember() inventory.Member {
 	return inventory.Member{Device: inventory.Device{ID: first, Function: &found.Functions[i]}}
 }
 
-// Devices allocated after the last PodResources answer count as held.
 func TestRecordsWhilePodResourcesFails(t *testing.T) {
 	t.Parallel()
 	var r *rig
@@ -172,7 +164,7 @@ func TestRecordsWhilePodResourcesFails(t *testing.T) {
 	var links *links
 	var record grants.Record
 	memory := &fullMemory{}
-	// It counts as held by its age; PodResources answers before the grace period ends.
+	// PodResources answers before the grace period ends.
 	for while, spoke := 1500*time.Millisecond, false; !spoke; while *= 2 {
 		r = newRig(t, 2)
 		log, links = r.log(), r.counted()
@@ -207,7 +199,6 @@ func TestRecordsWhilePodResourcesFails(t *testing.T) {
 	})
 }
 
-// The last known holders count while PodResources is not available.
 func TestLastKnownHoldersCount(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -232,7 +223,6 @@ func TestLastKnownHoldersCount(t *testing.T) {
 	}
 }
 
-// A failed scan keeps the last devices, and is logged once.
 func TestScanFailureKeepsDevices(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -241,7 +231,7 @@ func TestScanFailureKeepsDevices(t *testing.T) {
 	r.start()
 	r.awaitOffered(2)
 	links.fails.Store(true)
-	r.scans(links, 1) // a scan that had already read the links has ended
+	r.scans(links, 1) // that had already read the links
 	r.setVFs(0)
 	r.scans(links, 3)
 	r.wrong("too many open files")
@@ -250,11 +240,10 @@ func TestScanFailureKeepsDevices(t *testing.T) {
 	}
 	r.loggedOnce(log, "scan failed")
 	links.fails.Store(false)
-	r.awaitOffered(0) // the scan is retried without an event
+	r.awaitOffered(0)
 	r.wrong("")
 }
 
-// Missing sysfs directories do not remove devices.
 func TestMissingSysfsKeepsDevices(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -275,7 +264,6 @@ func TestMissingSysfsKeepsDevices(t *testing.T) {
 	}
 }
 
-// A failed scan offers nothing, and Enable starts another one.
 func TestEnableRetriesAFailedScan(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -294,7 +282,6 @@ func TestEnableRetriesAFailedScan(t *testing.T) {
 	r.awaitOffered(2)
 }
 
-// A persistent registration failure is logged once, and the state does not flap.
 func TestRepeatedRegistrationFailureIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -313,7 +300,6 @@ func TestRepeatedRegistrationFailureIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// registry is a Registrar that the test controls.
 type registry struct {
 	register func(ctx context.Context, r plugin.Registration) error
 	forget   func(ctx context.Context, resource string) error
@@ -330,8 +316,7 @@ func (g *registry) Forget(ctx context.Context, resource string) error {
 	return g.forget(ctx, resource)
 }
 
-// A resource that is added again waits until the old one has released its
-// registration, which would otherwise remove that of its successor.
+// Otherwise it would remove its successor's registration.
 func TestRestoredResourceWaitsForItsPredecessor(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -365,7 +350,7 @@ func TestRestoredResourceWaitsForItsPredecessor(t *testing.T) {
 	r.configure(oneResource)
 	hash := plugin.Hash([]byte(oneResource))
 	testkit.Eventually(r.t, "the configuration is in force", func() bool { return r.plugin.Document().ConfigHash == hash })
-	r.scans(links, 3) // time enough for a successor that does not wait
+	r.scans(links, 3) // for a successor that does not wait
 	close(proceed)
 	r.awaitOffered(2)
 	if n := registered.Load(); n != 2 {
@@ -373,7 +358,6 @@ func TestRestoredResourceWaitsForItsPredecessor(t *testing.T) {
 	}
 }
 
-// A registration attempt replaced by a newer one is not reported.
 func TestReplacedRegistrationIsNotReported(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -382,11 +366,11 @@ func TestReplacedRegistrationIsNotReported(t *testing.T) {
 	overtaken := make(chan struct{})
 	var tries atomic.Int64
 	r.config.Registrar = &registry{register: func(ctx context.Context, g plugin.Registration) error {
-		if tries.Add(1) > 1 { // as the watcher does: the previous attempt ends
+		if tries.Add(1) > 1 { // the previous attempt ends
 			close(overtaken)
 			return way.Register(ctx, g)
 		}
-		err := way.Register(ctx, g) // and the kubelet's answer gets lost
+		err := way.Register(ctx, g) // answer lost
 		err = errors.Join(err, r.kubelet.Await(ctx, func() bool { return len(r.kubelet.Lists(resource)) > 0 }))
 		r.kubelet.Drop(resource)
 		select {
@@ -404,11 +388,10 @@ func TestReplacedRegistrationIsNotReported(t *testing.T) {
 	}
 }
 
-// The plugin stops while the kubelet hangs.
 func TestStopWhileTheKubeletHangs(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
-	r.config.Bound = 2 * testkit.Timeout // the end does not wait for it
+	r.config.Bound = 2 * testkit.Timeout
 	entered := make(chan struct{}, 1)
 	r.config.Registrar = &registry{register: func(ctx context.Context, g plugin.Registration) error {
 		if !g.Options.GetPreferredAllocationAvailable {
@@ -429,7 +412,7 @@ func TestStopBeforeRunAndTwice(t *testing.T) {
 	p := testkit.Value(plugin.New(r.config))(t)
 	early := testkit.Canceled(t)
 	testkit.WantError(t, "to stop what does not run", p.Stop(early), context.Canceled)
-	if err := p.Run(testkit.Context(r.t)); err != nil { // Stop was called
+	if err := p.Run(testkit.Context(r.t)); err != nil {
 		t.Errorf("run: %v", err)
 	}
 	if err := p.Stop(t.Context()); err != nil {
@@ -441,7 +424,6 @@ func TestStopBeforeRunAndTwice(t *testing.T) {
 	}
 }
 
-// Sockets are removed also without Stop.
 func TestContextEnds(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -466,7 +448,6 @@ func TestContextEnds(t *testing.T) {
 	}
 }
 
-// The configuration directory is removed and restored.
 func TestConfigurationDirectoryGoes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -490,7 +471,6 @@ func TestConfigurationDirectoryGoes(t *testing.T) {
 	r.awaitOffered(1)
 }
 
-// A ConfigMap update replaces a symbolic link.
 func TestConfigMapIsSwapped(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)
@@ -511,7 +491,6 @@ func TestConfigMapIsSwapped(t *testing.T) {
 	r.awaitOffered(1)
 }
 
-// Reads of a rapidly changing configuration are limited, and the last one is used.
 func TestConfigurationStorm(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 4)
@@ -525,13 +504,12 @@ func TestConfigurationStorm(t *testing.T) {
 	}
 	r.configure(strings.ReplaceAll(oneResource, `"ens1"`, `"ens1#2"`))
 	r.awaitOffered(1)
-	// Two for each look at the file, which come every 100 ms.
+	// Two per read; reads come every 100 ms.
 	if n, most := links.scans.Load()-before, int64(2*time.Since(began)/(100*time.Millisecond))+5; n > most {
 		t.Errorf("%d scans, want at most %d", n, most)
 	}
 }
 
-// The kubelet's directory is removed and recreated.
 func TestKubeletDirectoryIsRecreated(t *testing.T) {
 	t.Parallel()
 	r := newOffering(t, 2)
@@ -554,7 +532,7 @@ func TestScanWithAnOldConfigurationIsDropped(t *testing.T) {
 	r.setVFs(0)
 	r.setVFs(3)
 	r.changes <- struct{}{}
-	r.changes <- struct{}{} // the first has arrived
+	r.changes <- struct{}{}
 	next := strings.ReplaceAll(oneResource, `"ens1"`, `"ens1#0"`)
 	r.configure(next)
 	testkit.Eventually(r.t, "the configuration is in force", func() bool { return r.plugin.Document().ConfigHash == plugin.Hash([]byte(next)) })
@@ -598,7 +576,6 @@ func TestConfigurationIsNotARegularFile(t *testing.T) {
 	}
 }
 
-// Allocate calls are counted by result.
 func TestAllocationsAreCounted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 2)

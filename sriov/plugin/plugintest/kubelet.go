@@ -1,6 +1,6 @@
-// Package plugintest has an in-memory kubelet for tests of device plugins: it
-// accepts registrations, dials back, keeps device lists, allocates, and restarts.
-// It reports events on which a real kubelet panics.
+// Package plugintest has an in-memory kubelet for device plugins: it accepts
+// registrations, dials back, keeps lists, allocates, and restarts. It reports
+// what would make a real kubelet panic.
 package plugintest
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// Kubelet is an in-memory kubelet. Its methods are safe for concurrent use.
+// Kubelet is an in-memory kubelet, safe for concurrent use.
 type Kubelet struct {
 	v1beta1.UnsafeRegistrationServer
 
@@ -37,35 +37,34 @@ type Kubelet struct {
 	running sync.WaitGroup
 	plugins map[string]*connection
 	lists   map[string][]List
-	calls   map[string]int // registrations
+	calls   map[string]int
 	refuse  error
 }
 
-// List is one message of ListAndWatch.
+// List is a ListAndWatch message.
 type List struct {
 	At      time.Time
-	Healthy []string // sorted
-	All     []string // sorted
+	Healthy []string
+	All     []string
 	NUMA    map[string]int64
 }
 
-// connection is a connection to one plugin.
 type connection struct {
 	resource   string
 	conn       *grpc.ClientConn
 	cancel     context.CancelFunc
 	list       List
 	live       bool
-	allocating map[string]int // by device
+	allocating map[string]int
 }
 
-// New returns a kubelet with a device plugin directory. It does not run yet.
-// Events on which a real kubelet panics are reported to broken.
+// New returns a kubelet that does not run yet. broken gets events on which a
+// real kubelet panics.
 func New(dir string, broken func(format string, args ...any)) *Kubelet {
 	return &Kubelet{dir: dir, broken: broken, changed: make(chan struct{}), plugins: map[string]*connection{}, lists: map[string][]List{}, calls: map[string]int{}}
 }
 
-// Start removes every socket in the directory, as a kubelet does, and serves.
+// Start removes every socket in the directory, and serves.
 func (k *Kubelet) Start() error {
 	if err := os.MkdirAll(k.dir, 0o755); err != nil {
 		return err
@@ -76,7 +75,7 @@ func (k *Kubelet) Start() error {
 	}
 	for _, e := range entries {
 		if e.Type()&os.ModeSocket != 0 {
-			if err := os.Remove(filepath.Join(k.dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) { // a plugin might rename it
+			if err := os.Remove(filepath.Join(k.dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) { // renamed by a plugin
 				return err
 			}
 		}
@@ -90,11 +89,11 @@ func (k *Kubelet) Start() error {
 	k.mu.Lock()
 	k.server = server
 	k.mu.Unlock()
-	k.running.Go(func() { _ = server.Serve(l) }) // ends with Stop
+	k.running.Go(func() { _ = server.Serve(l) })
 	return nil
 }
 
-// Stop stops the kubelet, which keeps only its lists.
+// Stop keeps only the lists.
 func (k *Kubelet) Stop() {
 	k.mu.Lock()
 	server := k.server
@@ -115,14 +114,14 @@ func (k *Kubelet) Restart() error {
 	return k.Start()
 }
 
-// Refuse makes Register fail with an error, until it is nil.
+// Refuse makes Register fail; nil ends that.
 func (k *Kubelet) Refuse(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.refuse = err
 }
 
-// Register implements the kubelet's registration service: it dials back.
+// Register dials back.
 func (k *Kubelet) Register(ctx context.Context, r *v1beta1.RegisterRequest) (*v1beta1.Empty, error) {
 	k.mu.Lock()
 	k.calls[r.ResourceName]++
@@ -216,7 +215,7 @@ func (k *Kubelet) notify() {
 	k.changed = make(chan struct{})
 }
 
-// Allocatable returns the number of devices of a resource that pods can get.
+// Allocatable counts the devices that pods can get.
 func (k *Kubelet) Allocatable(resource string) int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -226,7 +225,7 @@ func (k *Kubelet) Allocatable(resource string) int {
 	return 0
 }
 
-// Healthy returns the devices of a resource that pods can get.
+// Healthy returns the devices that pods can get.
 func (k *Kubelet) Healthy(resource string) []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -236,7 +235,7 @@ func (k *Kubelet) Healthy(resource string) []string {
 	return nil
 }
 
-// Offered returns the allocatable devices of PodResources, by resource.
+// Offered is the allocatable devices of PodResources.
 func (k *Kubelet) Offered(context.Context) (map[string][]string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -249,28 +248,28 @@ func (k *Kubelet) Offered(context.Context) (map[string][]string, error) {
 	return all, nil
 }
 
-// Lists returns all lists received for a resource.
+// Lists returns all lists of a resource.
 func (k *Kubelet) Lists(resource string) []List {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Clone(k.lists[resource])
 }
 
-// Resources returns all resources that were ever registered.
+// Resources returns all resources ever registered.
 func (k *Kubelet) Resources() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return slices.Sorted(maps.Keys(k.calls))
 }
 
-// Registrations returns the number of registrations of a resource.
+// Registrations counts a resource's registrations.
 func (k *Kubelet) Registrations(resource string) int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.calls[resource]
 }
 
-// Await waits for a condition, which is checked when the kubelet changes.
+// Await waits for a condition, checked at each change.
 func (k *Kubelet) Await(ctx context.Context, holds func() bool) error {
 	for {
 		k.mu.Lock()
@@ -287,7 +286,7 @@ func (k *Kubelet) Await(ctx context.Context, holds func() bool) error {
 	}
 }
 
-// Drop ends the stream of a resource without notice.
+// Drop ends a resource's stream.
 func (k *Kubelet) Drop(resource string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -296,8 +295,7 @@ func (k *Kubelet) Drop(resource string) {
 	}
 }
 
-// Allocate allocates devices to a container, like the kubelet on admission of a
-// pod: the devices must be healthy.
+// Allocate admits a container: the devices must be healthy.
 func (k *Kubelet) Allocate(ctx context.Context, resource string, ids ...string) (*v1beta1.ContainerAllocateResponse, error) {
 	k.mu.Lock()
 	c := k.plugins[resource]
@@ -331,7 +329,7 @@ func (k *Kubelet) Allocate(ctx context.Context, resource string, ids ...string) 
 	return answer.ContainerResponses[0], nil
 }
 
-// AllocateAny allocates devices without checking that they are healthy or exist.
+// AllocateAny does not require healthy or existing devices.
 func (k *Kubelet) AllocateAny(ctx context.Context, resource string, ids ...string) (*v1beta1.AllocateResponse, error) {
 	k.mu.Lock()
 	c := k.plugins[resource]

@@ -7,12 +7,12 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// Stream is a control.Plugin.Enable call on its own goroutine.
+// Stream is a control.Plugin.Enable call.
 type Stream struct {
 	cancel   context.CancelFunc
-	statuses chan gate.Status // the newest
+	statuses chan gate.Status
 	ended    chan struct{}
-	err      error // of the call, once ended
+	err      error
 }
 
 // Enable returns when the claim is accepted or refused.
@@ -42,7 +42,7 @@ func Enable(ctx context.Context, p control.Plugin, session string, c gate.Claim)
 	return s
 }
 
-// Next returns the newest unread status, or the error of an ended call.
+// Next returns the newest unread status, or the call's error.
 func (s *Stream) Next(ctx context.Context) (gate.Status, error) {
 	select {
 	case now := <-s.statuses:
@@ -54,7 +54,7 @@ func (s *Stream) Next(ctx context.Context) (gate.Status, error) {
 	}
 }
 
-// Close ends the call and waits for that.
+// Close ends the call and waits.
 func (s *Stream) Close() {
 	s.cancel()
 	<-s.ended

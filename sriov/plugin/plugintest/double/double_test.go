@@ -26,7 +26,6 @@ import (
 
 const resource = "example.com/vf"
 
-// TestMain is the program, where it is started as one.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-test.") {
 		main()
@@ -35,7 +34,6 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// rig is a node in this process.
 type rig struct {
 	t      *testing.T
 	dir    string
@@ -81,7 +79,6 @@ func (r rig) sendOrder(text string) answer {
 	return a
 }
 
-// devices is a device plugin, as far as a kubelet needs one.
 type devices struct {
 	v1beta1.UnimplementedDevicePluginServer
 	lists chan []*v1beta1.Device
@@ -113,7 +110,6 @@ func (devices) Allocate(_ context.Context, r *v1beta1.AllocateRequest) (*v1beta1
 	}}}, nil
 }
 
-// serve registers a plugin and returns what sends its lists.
 func (r rig) serve() func(ids ...string) {
 	r.t.Helper()
 	dir := filepath.Join(r.dir, "kubelet", "device-plugins")
@@ -188,7 +184,6 @@ func TestKubeletRestarts(t *testing.T) {
 	r.sendOrder(`{"do":"await","resource":"example.com/vf","offered":1,"past":1}`)
 }
 
-// write is a process that writes to the machine's sysfs.
 func (r rig) write(text string) {
 	r.t.Helper()
 	f, err := os.OpenFile(filepath.Join(r.dir, "sys", "bus", "pci", "devices", card().Address, "sriov_numvfs"), os.O_WRONLY, 0)
@@ -250,7 +245,6 @@ func TestWrongFlags(t *testing.T) {
 	}
 }
 
-// The program runs in its own network namespace, and leaves no socket.
 func TestProgram(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "node.sock")

@@ -18,12 +18,12 @@ import (
 
 const (
 	netdev     = "ens1f0"
-	atBoot     = 4   // virtual functions that the machine comes with
-	groupCount = 256 // of the IOMMU, whose nodes are there before the functions
+	atBoot     = 4   // initial virtual functions
+	groupCount = 256 // IOMMU groups, which exist before the functions
 	firstVF    = 1000
 )
 
-// card returns the node's only adapter. Its functions are bound to vfio-pci.
+// The functions are bound to vfio-pci.
 func card() sysfstest.Function {
 	return sysfstest.Function{
 		Address: "0000:3b:00.0", Vendor: "8086", Device: "1592", Driver: "ice", Netdev: netdev, NUMA: 1, IOMMUGroup: "10",
@@ -31,27 +31,26 @@ func card() sysfstest.Function {
 	}
 }
 
-// failure is a sysfstest.Judge: errors of the tree end the process.
+// failure ends the process on errors of the tree.
 type failure struct{ end context.CancelCauseFunc }
 
 func (failure) Helper()                             {}
 func (f failure) Fatal(args ...any)                 { f.end(fmt.Errorf("the machine: %s", fmt.Sprint(args...))) }
 func (f failure) Fatalf(format string, args ...any) { f.Fatal(fmt.Sprintf(format, args...)) }
 
-// kernel reacts to writes to sriov_numvfs like a kernel. It gets an event after the
-// write, so it cannot refuse it.
+// kernel reacts after a write to sriov_numvfs, so it cannot refuse it.
 type kernel struct {
 	tree    *sysfstest.Tree
 	numVFs  string
 	watcher *inotify.Watcher
-	before  func() (offered, capacity int) // called before each change takes effect
+	before  func() (offered, capacity int) // before each change
 	ended   chan struct{}
 
 	mu     sync.Mutex
 	writes []change
 }
 
-// change is a change of the number of functions, with the kubelet's devices then.
+// change has the number of functions, and the kubelet's devices then.
 type change struct {
 	NumVFs   int       `json:"numVFs"`
 	At       time.Time `json:"at"`
@@ -59,7 +58,6 @@ type change struct {
 	Capacity int       `json:"capacity"`
 }
 
-// boot creates the fake node.
 func boot(dir string, end context.CancelCauseFunc, before func() (offered, capacity int)) (*kernel, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -130,7 +128,6 @@ func (k *kernel) react() error {
 	return k.tree.Write(k.numVFs, strconv.Itoa(n))
 }
 
-// changes returns all changes so far.
 func (k *kernel) changes() []change {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -7,11 +7,9 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// kinds are kinds of network devices without hardware; which of them exist depends
-// on the kernel.
+// kinds need no hardware; the kernel decides which exist.
 var kinds = []string{"dummy", "veth", "bridge"}
 
-// makeLink creates a network device of the first kind that the kernel has.
 func makeLink(name string) error {
 	attributes := netlink.NewLinkAttrs()
 	attributes.Name = name

@@ -1,15 +1,13 @@
-// Command double is a node for demonstrations: a fake sysfs tree with one adapter,
-// which reacts to writes to sriov_numvfs, and an in-memory kubelet with the
-// PodResources service. It is not part of the product.
+// Command double is a fake node for demonstrations: a sysfs tree with one
+// adapter that reacts to sriov_numvfs, and an in-memory kubelet with
+// PodResources. It is not part of the product.
 //
 //	double -dir /tmp/node -socket /tmp/node/node.sock
 //
-// It creates sys, dev and kubelet below the directory. The process lives in a
-// network namespace of its own, in which the card's network device is one that
-// the kernel creates without hardware; to use it, join the namespace.
+// It creates sys, dev and kubelet below the directory. It lives in a network
+// namespace with a network device; join the namespace to use it.
 //
-// On the socket it accepts commands, one JSON object per line, and answers each
-// with one; see order and answer.
+// Commands and answers on the socket are JSON lines; see order and answer.
 package main
 
 import (
@@ -28,7 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inside marks a process that already runs in its namespace.
+// inside: the process already runs in its namespace.
 const inside = "-inside"
 
 func main() {
@@ -41,7 +39,7 @@ func main() {
 	}
 }
 
-// start runs the program again in a network namespace, unless it is there.
+// start restarts the program in a network namespace.
 func start(ctx context.Context, argv []string, out io.Writer) error {
 	if n := len(argv) - 1; n > 0 && argv[n] == inside {
 		return run(ctx, argv[1:n], out)
@@ -49,7 +47,7 @@ func start(ctx context.Context, argv []string, out io.Writer) error {
 	if _, err := parse(argv[1:], out); err != nil {
 		return err
 	}
-	runtime.LockOSThread() // a namespace is a thread's until the program is run again
+	runtime.LockOSThread() // a namespace is a thread's until exec
 	defer runtime.UnlockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("a network namespace cannot be made: %w", err)
@@ -57,7 +55,6 @@ func start(ctx context.Context, argv []string, out io.Writer) error {
 	return unix.Exec("/proc/self/exe", append(slices.Clone(argv), inside), os.Environ())
 }
 
-// settings are the flags.
 type settings struct {
 	dir, socket string
 	probe       bool
@@ -79,7 +76,6 @@ func parse(argv []string, out io.Writer) (settings, error) {
 	return s, nil
 }
 
-// run serves until ctx ends, in the namespace of the process.
 func run(ctx context.Context, argv []string, out io.Writer) (err error) {
 	s, err := parse(argv, out)
 	if err != nil {

@@ -16,27 +16,25 @@ import (
 	"github.com/cleatproject/cleat/sriov/plugin/plugintest"
 )
 
-// node is a fake node and its kubelet.
 type node struct {
 	podresourcesv1.UnimplementedPodResourcesListerServer
 
 	kernel  *kernel
 	kubelet *plugintest.Kubelet
-	socket  string // of PodResources
+	socket  string // PodResources
 
 	mu     sync.Mutex
 	server *grpc.Server
-	served chan struct{}  // closed when it has ended
-	pods   map[string]pod // by name
+	served chan struct{}
+	pods   map[string]pod
 }
 
-// pod has one container, with devices of one resource.
 type pod struct {
 	resource string
 	devices  []string
 }
 
-// newNode creates the fake node and starts the kubelet. Fatal errors go to end.
+// Fatal errors go to end.
 func newNode(dir string, end context.CancelCauseFunc) (*node, error) {
 	broken := func(format string, args ...any) { end(fmt.Errorf("the kubelet: "+format, args...)) }
 	n := &node{
@@ -72,7 +70,7 @@ func (n *node) startKubelet() error {
 	n.mu.Unlock()
 	go func() {
 		defer close(served)
-		_ = server.Serve(l) // ends with stopKubelet
+		_ = server.Serve(l)
 	}()
 	return nil
 }
@@ -94,13 +92,12 @@ func (n *node) close() error {
 	return n.kernel.close()
 }
 
-// restart restarts the kubelet. Its pods stay.
+// Pods survive a restart.
 func (n *node) restart() error {
 	n.stopKubelet()
 	return n.startKubelet()
 }
 
-// total returns the offered devices and the capacity of all resources.
 func (n *node) total() (offered, capacity int) {
 	for _, r := range n.kubelet.Resources() {
 		offered += n.kubelet.Allocatable(r)
@@ -109,7 +106,6 @@ func (n *node) total() (offered, capacity int) {
 	return offered, capacity
 }
 
-// capacity returns the number of devices in the last list of a resource.
 func (n *node) capacity(resource string) int {
 	lists := n.kubelet.Lists(resource)
 	if len(lists) == 0 {
@@ -118,8 +114,8 @@ func (n *node) capacity(resource string) int {
 	return len(lists[len(lists)-1].All)
 }
 
-// startPod allocates a number of free healthy devices to a pod, or refuses it like
-// a kubelet. With insist, devices are allocated that a kubelet would not choose.
+// startPod allocates free healthy devices, or refuses like a kubelet. With
+// insist, also others.
 func (n *node) startPod(ctx context.Context, o order) (answer, error) {
 	n.mu.Lock()
 	taken := []string{}
@@ -169,7 +165,6 @@ func (n *node) endPod(name string) error {
 	return nil
 }
 
-// List returns the devices of pods.
 func (n *node) List(context.Context, *podresourcesv1.ListPodResourcesRequest) (*podresourcesv1.ListPodResourcesResponse, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -182,7 +177,6 @@ func (n *node) List(context.Context, *podresourcesv1.ListPodResourcesRequest) (*
 	return all, nil
 }
 
-// GetAllocatableResources returns the devices that pods can get.
 func (n *node) GetAllocatableResources(ctx context.Context, _ *podresourcesv1.AllocatableResourcesRequest) (*podresourcesv1.AllocatableResourcesResponse, error) {
 	offered, err := n.kubelet.Offered(ctx)
 	all := &podresourcesv1.AllocatableResourcesResponse{}

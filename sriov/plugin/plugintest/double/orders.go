@@ -13,45 +13,43 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// order is a command to the node.
 type order struct {
-	// Do is look, await, start, end or restart.
+	// look, await, start, end or restart.
 	Do       string `json:"do"`
 	Resource string `json:"resource"` // of look, await, start
 
-	Offered  int  `json:"offered"`  // of await: until the kubelet offers so many
-	Capacity *int `json:"capacity"` // of await: and shows so many, if it is given
-	Past     int  `json:"past"`     // of await: and the resource was registered more often than that
+	Offered  int  `json:"offered"`  // await: until so many are offered
+	Capacity *int `json:"capacity"` // await: and shows so many
+	Past     int  `json:"past"`     // await: and was registered more often
 
-	Pod     string   `json:"pod"`   // of start and end
-	Count   int      `json:"count"` // of start: so many devices
+	Pod     string   `json:"pod"`   // start, end
+	Count   int      `json:"count"` // start
 	Insist  bool     `json:"insist"`
-	Devices []string `json:"devices"` // of start that insists: these
+	Devices []string `json:"devices"` // start that insists
 }
 
-// answer is the result of an order and the state of the node.
 type answer struct {
-	Error   string `json:"error,omitempty"`   // of the order itself
-	Refused string `json:"refused,omitempty"` // of start: the pod does not get its devices
+	Error   string `json:"error,omitempty"`
+	Refused string `json:"refused,omitempty"` // start: not admitted
 
 	At            time.Time `json:"at"`
-	Offered       int       `json:"offered"`       // of the resource, by the kubelet
-	Capacity      int       `json:"capacity"`      // likewise
-	Healthy       []string  `json:"healthy"`       // likewise
-	Registrations int       `json:"registrations"` // of the resource
-	Functions     []string  `json:"functions"`     // virtual ones, by index
-	Changes       []change  `json:"changes"`       // of their number
+	Offered       int       `json:"offered"` // by the kubelet
+	Capacity      int       `json:"capacity"`
+	Healthy       []string  `json:"healthy"`
+	Registrations int       `json:"registrations"`
+	Functions     []string  `json:"functions"` // virtual ones, by index
+	Changes       []change  `json:"changes"`   // of their number
 
-	Devices []string          `json:"devices,omitempty"` // that a pod got
+	Devices []string          `json:"devices,omitempty"`
 	Env     map[string]string `json:"env,omitempty"`
-	Nodes   []string          `json:"nodes,omitempty"` // inside the container
+	Nodes   []string          `json:"nodes,omitempty"` // in the container
 }
 
 // orders serves orders on a socket.
 type orders struct {
 	node     *node
 	listener *unixsock.Listener
-	ctx      context.Context // of all orders
+	ctx      context.Context
 	end      context.CancelFunc
 	work     sync.WaitGroup
 }
@@ -106,7 +104,6 @@ func (o *orders) serve(conn net.Conn) {
 	}
 }
 
-// awaitBound is the timeout of await.
 const awaitBound = 30 * time.Second
 
 func (o *orders) do(next order) (a answer, err error) {
@@ -129,13 +126,11 @@ func (o *orders) do(next order) (a answer, err error) {
 	return a, err
 }
 
-// is reports whether the condition of an await holds.
 func (n *node) is(o order) bool {
 	return n.kubelet.Allocatable(o.Resource) == o.Offered && n.kubelet.Registrations(o.Resource) > o.Past &&
 		(o.Capacity == nil || n.capacity(o.Resource) == *o.Capacity)
 }
 
-// describe adds the state of a resource and the node to an answer.
 func (n *node) describe(resource string, a *answer) {
 	a.At = time.Now()
 	a.Healthy = n.kubelet.Healthy(resource)
