@@ -1,6 +1,6 @@
-// Package podresources is a client of the kubelet's PodResources v1 service, a
-// UNIX socket on the node that reports which pod holds which device and which
-// devices are allocatable. It does not use the API server.
+// Package podresources is a client of the kubelet's PodResources v1 service:
+// which pod holds which device, and which devices are allocatable. It does not
+// use the API server.
 package podresources
 
 import (
@@ -23,48 +23,44 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// DefaultSocket is the default socket of the kubelet.
+// DefaultSocket is the kubelet's default.
 const DefaultSocket = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
 var (
-	// ErrNobody: no process serves the socket, as during a kubelet restart.
+	// ErrNobody: no process serves the socket.
 	ErrNobody = errors.New("no process serves PodResources on the socket")
-	// ErrUnsupported: the kubelet does not serve this call: it is too old, or
-	// its feature gate is off.
+	// ErrUnsupported: the kubelet is too old, or its feature gate is off.
 	ErrUnsupported = errors.New("the kubelet does not support this PodResources call")
-	// ErrStarting: the kubelet does not list the client's own pod. After its
-	// start it lists no pods, or only static ones, until it has synced with the
-	// API server.
+	// ErrStarting: the kubelet does not list the client's own pod. It lists all
+	// pods only once synced with the API server.
 	ErrStarting = errors.New("the kubelet does not list this pod: it has just started and is not synced yet")
 )
 
 const (
-	// timeout bounds a call, in addition to the caller's context.
+	// timeout bounds a call.
 	timeout = 5 * time.Second
-	// maxResponse bounds a response in bytes. 500 pods of 10 containers with 8
-	// devices each need about 2 MB; gRPC's default is 4 MiB.
+	// maxResponse is in bytes. 500 pods of 10 containers with 8 devices each
+	// need about 2 MB; gRPC's default is 4 MiB.
 	maxResponse = 16 << 20
 )
 
-// Client calls the kubelet on one socket, and reconnects after a kubelet
-// restart. Its methods can be called concurrently.
+// Client calls one kubelet, also after restarts. Methods can be called
+// concurrently.
 type Client struct {
 	socket  string
 	timeout time.Duration
-	conn    *grpc.ClientConn // nil: see err
-	err     error            // why conn is nil
+	conn    *grpc.ClientConn
+	err     error // why conn is nil
 	lister  podresourcesv1.PodResourcesListerClient
 	own     Pod
 }
 
-// call is one RPC of the service.
 type call func(context.Context, ...grpc.CallOption) error
 
-// Pod names a pod. The zero value names no pod.
+// Pod names a pod; the zero value none.
 type Pod struct{ Namespace, Name string }
 
-// New returns a client that connects on its first call. socket is an absolute
-// path; "" is DefaultSocket.
+// New returns a client that connects on its first call. "" is DefaultSocket.
 func New(socket string) *Client {
 	c := &Client{socket: cmp.Or(socket, DefaultSocket), timeout: timeout}
 	c.conn, c.err = rpcdial.Unix(c.socket, rpcdial.Listening(), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxResponse)))
@@ -74,16 +70,15 @@ func New(socket string) *Client {
 	return c
 }
 
-// NewInPod returns a client for a process in a pod of that kubelet. Until the
-// kubelet lists this pod, Held returns ErrStarting: its list of holders is
-// incomplete.
+// NewInPod is New for a process in a pod. Until the kubelet lists this pod,
+// Held returns ErrStarting.
 func NewInPod(socket string, own Pod) *Client {
 	c := New(socket)
 	c.own = own
 	return c
 }
 
-// Close closes the connection and fails calls in flight.
+// Close also fails calls in flight.
 func (c *Client) Close() error {
 	if c.conn == nil {
 		return nil
@@ -91,22 +86,21 @@ func (c *Client) Close() error {
 	return c.conn.Close()
 }
 
-// Holder is a container with a device. Plugins and users choose the strings:
-// compare and print them, but do not use them in paths.
+// Holder is a container with a device. Plugins and users choose the strings: do
+// not use them in paths.
 type Holder struct {
-	Resource string // full name
-	ID       string // of the device
+	Resource string
+	ID       string
 	Namespace, Pod,
 	Container string
 }
 
-// Held returns the holders of all plugins' devices, sorted by resource, id,
-// namespace, pod and container, without duplicates. It covers containers of
-// admitted pods, even before they run, including restartable init containers
-// (sidecars). Other init containers are not listed; their devices belong to the
-// pod's other containers or are free again. Terminated pods are not listed,
-// except by older kubelets until they are deleted. Errors: ErrNobody,
-// ErrUnsupported, ErrStarting, the context's and those of gRPC.
+// Held returns the holders of all plugins' devices, sorted and without
+// duplicates. It covers containers of admitted pods, even before they run,
+// including sidecars. Other init containers are not listed: their devices are
+// the pod's other containers', or free again. Older kubelets list terminated
+// pods until they are deleted. Errors: ErrNobody, ErrUnsupported, ErrStarting,
+// the context's and those of gRPC.
 func (c *Client) Held(ctx context.Context) ([]Holder, error) {
 	var answer *podresourcesv1.ListPodResourcesResponse
 	err := c.invoke(ctx, "which pods have devices", func(ctx context.Context, o ...grpc.CallOption) (err error) {
@@ -132,7 +126,7 @@ func (c *Client) Held(ctx context.Context) ([]Holder, error) {
 		}
 	}
 	slices.SortFunc(all, compare)
-	return slices.Compact(all), nil // a container's devices are listed per NUMA node
+	return slices.Compact(all), nil // devices are listed per NUMA node
 }
 
 func compare(a, b Holder) int {
@@ -140,9 +134,8 @@ func compare(a, b Holder) int {
 		cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container))
 }
 
-// Offered returns the allocatable devices, whether a pod holds them or not: the
-// healthy devices of each resource by full name, sorted by id. Resources
-// without a healthy device are missing. Errors: see Held.
+// Offered returns the allocatable (healthy) devices by resource, sorted,
+// whether held or not. Resources without a healthy device are missing.
 func (c *Client) Offered(ctx context.Context) (map[string][]string, error) {
 	var answer *podresourcesv1.AllocatableResourcesResponse
 	err := c.invoke(ctx, "which devices it offers", func(ctx context.Context, o ...grpc.CallOption) (err error) {
@@ -165,7 +158,6 @@ func (c *Client) Offered(ctx context.Context) (map[string][]string, error) {
 	return of, nil
 }
 
-// invoke makes a call within the client's timeout.
 func (c *Client) invoke(ctx context.Context, what string, do call) error {
 	if c.err != nil {
 		return fmt.Errorf("ask the kubelet on %s %s: %w", c.socket, what, c.err)
@@ -178,14 +170,14 @@ func (c *Client) invoke(ctx context.Context, what string, do call) error {
 		return nil
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
-	case bounded.Err() != nil, status.Code(err) == codes.DeadlineExceeded: // the server can hit the deadline first
+	case bounded.Err() != nil, status.Code(err) == codes.DeadlineExceeded: // the server can be first
 		err = fmt.Errorf("no response within the timeout: %w: %w", context.DeadlineExceeded, err)
 	}
 	return fmt.Errorf("ask the kubelet on %s %s: %w", c.socket, what, err)
 }
 
-// callWithRetry makes a call, and retries once if only the connection failed and the
-// socket accepts a new one: the kubelet was restarted, or gRPC is in backoff.
+// callWithRetry retries once if the connection failed and the socket accepts a
+// new one: the kubelet restarted, or gRPC is in backoff.
 func (c *Client) callWithRetry(ctx context.Context, do call) error {
 	broken, err := callOnce(ctx, do)
 	if !broken || ctx.Err() != nil {
@@ -198,14 +190,13 @@ func (c *Client) callWithRetry(ctx context.Context, do call) error {
 	case reason != nil:
 		return reason
 	}
-	_ = probe.Close() // nothing was sent
+	_ = probe.Close()
 	c.conn.ResetConnectBackoff()
 	_, err = callOnce(ctx, do, grpc.WaitForReady(true))
 	return err
 }
 
-// callOnce makes a call; broken is set for errors of the connection rather than of
-// the kubelet.
+// broken: the connection failed, not the kubelet.
 func callOnce(ctx context.Context, do call, o ...grpc.CallOption) (broken bool, err error) {
 	ctx, response := rpcdial.Listen(ctx)
 	if err = do(ctx, o...); err == nil {

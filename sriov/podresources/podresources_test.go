@@ -26,7 +26,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// kubelet returns configured responses.
 type kubelet struct {
 	podresourcesv1.UnimplementedPodResourcesListerServer
 	list    func(context.Context) (*podresourcesv1.ListPodResourcesResponse, error)
@@ -47,14 +46,12 @@ func (k *kubelet) GetAllocatableResources(ctx context.Context, r *podresourcesv1
 	return k.offered(ctx)
 }
 
-// listing returns a kubelet that lists these pods.
 func listing(pods ...*podresourcesv1.PodResources) *kubelet {
 	return &kubelet{list: func(context.Context) (*podresourcesv1.ListPodResourcesResponse, error) {
 		return &podresourcesv1.ListPodResourcesResponse{PodResources: pods}, nil
 	}}
 }
 
-// pod returns a pod with one container that has devices of one resource.
 func pod(namespace, name, resource string, ids ...string) *podresourcesv1.PodResources {
 	return &podresourcesv1.PodResources{Namespace: namespace, Name: name,
 		Containers: []*podresourcesv1.ContainerResources{{Name: "main", Devices: devices(resource, ids...)}}}
@@ -64,7 +61,6 @@ func devices(resource string, ids ...string) []*podresourcesv1.ContainerDevices 
 	return []*podresourcesv1.ContainerDevices{{ResourceName: resource, DeviceIds: ids}}
 }
 
-// serve serves a socket until the test ends or stop is called.
 func serve(t *testing.T, path string, k *kubelet) (stop func()) {
 	t.Helper()
 	return testkit.Serve(t, path, func(r grpc.ServiceRegistrar) { podresourcesv1.RegisterPodResourcesListerServer(r, k) })
@@ -73,12 +69,11 @@ func serve(t *testing.T, path string, k *kubelet) (stop func()) {
 func client(t *testing.T, path string) *Client {
 	t.Helper()
 	c := New(path)
-	c.timeout = time.Minute // timeout tests set their own
+	c.timeout = time.Minute
 	t.Cleanup(func() { testkit.Must(t, c.Close()) })
 	return c
 }
 
-// asking returns a client of a kubelet.
 func asking(t *testing.T, k *kubelet) *Client {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubelet.sock")
@@ -86,8 +81,7 @@ func asking(t *testing.T, k *kubelet) *Client {
 	return client(t, path)
 }
 
-// The kubelet lists pods in any order, and a container's devices once per NUMA
-// node; a device with several nodes is listed several times.
+// Pods come in any order, and devices once per NUMA node.
 func TestHeld(t *testing.T) {
 	two := &podresourcesv1.PodResources{Namespace: "b", Name: "p2", Containers: []*podresourcesv1.ContainerResources{
 		{Name: "x", Devices: append(devices("intel.com/a", "0000:3b:02.1"), append(devices("intel.com/a", "0000:3b:02.0", "0000:3b:02.1"), devices("nvidia.com/gpu", "GPU-1")...)...)},
@@ -115,7 +109,6 @@ func TestNoHolders(t *testing.T) {
 	}
 }
 
-// A kubelet that has just started lists no holders.
 func TestOwnPodNotListed(t *testing.T) {
 	static, own := pod("kube-system", "static", ""), Pod{"a", "own"}
 	for name, c := range map[string]struct {
@@ -152,8 +145,7 @@ func TestOffered(t *testing.T) {
 	}
 }
 
-// Responses larger than gRPC's default limit are received; larger than the
-// client's limit are an error.
+// Above gRPC's default limit, and above the client's.
 func TestLargeResponses(t *testing.T) {
 	many := func(ids int) *kubelet {
 		p := pod("ns", "p", "intel.com/a")
@@ -174,7 +166,6 @@ func TestLargeResponses(t *testing.T) {
 	}
 }
 
-// Names chosen by users are returned unchanged.
 func TestHostileStrings(t *testing.T) {
 	words := []string{"", "../../etc/passwd", "a\x00b", "\n\r\t\x1b[2J", "%s%n", strings.Repeat("x", 100_000), "\u202e\ufffd"}
 	for _, w := range words {
@@ -185,7 +176,6 @@ func TestHostileStrings(t *testing.T) {
 	}
 }
 
-// List elements can be empty.
 func TestEmptyListElements(t *testing.T) {
 	c := asking(t, listing(&podresourcesv1.PodResources{Containers: []*podresourcesv1.ContainerResources{{Devices: []*podresourcesv1.ContainerDevices{{}}}, {}}}))
 	if got, err := c.Held(t.Context()); len(got) != 0 || err != nil {
@@ -209,7 +199,7 @@ func TestNoServer(t *testing.T) {
 		file:                               syscall.ECONNREFUSED,
 	} {
 		c := client(t, path)
-		for range 2 { // the second time gRPC is in backoff
+		for range 2 {
 			if _, err := c.Held(t.Context()); !errors.Is(err, ErrNobody) || !errors.Is(err, want) {
 				t.Errorf("%s: holders: %v", path, err)
 			}
@@ -220,8 +210,6 @@ func TestNoServer(t *testing.T) {
 	}
 }
 
-// A kubelet that restarted is called again at once: gRPC's backoff is skipped,
-// and no call fails.
 func TestKubeletRestart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kubelet.sock")
 	c := client(t, path)
@@ -231,7 +219,7 @@ func TestKubeletRestart(t *testing.T) {
 			t.Fatalf("%v, %v", got, err)
 		}
 		stop()
-		stop = serve(t, path, listing()) // the client did not notice the restart
+		stop = serve(t, path, listing())
 		if got, err := c.Held(t.Context()); len(got) != 0 || err != nil {
 			t.Fatalf("after a restart: %v, %v", got, err)
 		}
@@ -244,7 +232,6 @@ func TestKubeletRestart(t *testing.T) {
 	}
 }
 
-// A kubelet that stops during a call counts as not running.
 func TestKubeletStopsDuringCall(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kubelet.sock")
 	asked := make(chan struct{}, 1)
@@ -263,14 +250,12 @@ func TestKubeletStopsDuringCall(t *testing.T) {
 	wait.Wait()
 }
 
-// A call to a hanging kubelet ends with the client's timeout or the caller's
-// context.
 func TestHangingKubelet(t *testing.T) {
 	hang := &kubelet{list: func(ctx context.Context) (*podresourcesv1.ListPodResourcesResponse, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}}
-	mute := testkit.Value(net.Listen("unix", filepath.Join(t.TempDir(), "mute.sock")))(t) // it never sends anything
+	mute := testkit.Value(net.Listen("unix", filepath.Join(t.TempDir(), "mute.sock")))(t)
 	t.Cleanup(func() { _ = mute.Close() })
 	for name, c := range map[string]*Client{"the call": asking(t, hang), "the connection": client(t, mute.Addr().String())} {
 		t.Run(name, func(t *testing.T) {
@@ -308,7 +293,6 @@ func TestUnsupported(t *testing.T) {
 	}
 }
 
-// Other errors of the kubelet map to no known error, and are not retried.
 func TestOtherErrors(t *testing.T) {
 	for _, answer := range []error{errors.New("the disabled one is gone"), status.Error(codes.Unavailable, "later"), status.Error(codes.ResourceExhausted, "rejected by rate limit")} {
 		asked := 0
