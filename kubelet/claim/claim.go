@@ -1,6 +1,5 @@
-// Package claim ensures that only one host registers the plugins of a
-// directory. Two hosts would both call every plugin and report two results to
-// it.
+// Package claim ensures that one host registers a directory's plugins: two
+// would both call every plugin.
 package claim
 
 import (
@@ -20,27 +19,24 @@ import (
 )
 
 var (
-	// ErrHeld: another host holds the claim on the directory.
-	ErrHeld = errors.New("another host registers the plugins of this directory")
+	ErrHeld    = errors.New("another host registers the plugins of this directory")
 	// ErrKubelet: a kubelet watches the directory.
 	ErrKubelet = errors.New("a kubelet registers the plugins of this directory")
 )
 
-// lockName is the lock file in the directory. It is there so that hosts in
-// different containers see the same file. Hosts ignore hidden names and regular
-// files, so it is never taken for a plugin.
+// lockName is in the directory, which hosts in different containers share.
+// Hosts ignore hidden names and regular files.
 const lockName = ".cleat-host.lock"
 
-// Claim is the exclusive right to register the plugins of a directory.
+// Claim is the exclusive right to a directory's plugins.
 type Claim struct {
 	dir  *os.File
 	lock *os.File
 }
 
-// Take claims a directory and creates it if missing. The error is ErrHeld if
-// another host holds the claim, or ErrKubelet if a kubelet visible to this
-// process watches the directory. With besideKubelet set, Take does not look for
-// a kubelet.
+// Take claims a directory. The error is ErrHeld if another host has it, or
+// ErrKubelet if a visible kubelet watches it. besideKubelet skips the latter
+// check.
 func Take(dir string, besideKubelet bool) (*Claim, error) {
 	c, err := take(dir, besideKubelet)
 	if err != nil {
@@ -69,8 +65,7 @@ func take(dir string, besideKubelet bool) (*Claim, error) {
 	return c, nil
 }
 
-// makeDir creates the directory with the kubelet's mode, and its parents with
-// 0755.
+// makeDir uses the kubelet's mode, and 0755 for parents.
 func makeDir(dir string) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
@@ -81,14 +76,13 @@ func makeDir(dir string) error {
 	return nil
 }
 
-// checkNoKubelet looks for a kubelet by the names of its executables: kubelet,
-// MicroK8s' kubelite, and k3s.
+// Executables are kubelet, MicroK8s' kubelite, and k3s.
 func checkNoKubelet(dir string) error {
 	found, err := inotify.Watchers(dir, func(name string) bool {
 		return slices.ContainsFunc([]string{"kubelet", "kubelite", "k3s"}, func(known string) bool { return strings.HasPrefix(name, known) })
 	})
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOSPC) {
-		return nil // no inotify instance left: the host reports that itself, with advice
+		return nil // no inotify instance: the host reports that
 	}
 	if err != nil {
 		return err
@@ -99,8 +93,7 @@ func checkNoKubelet(dir string) error {
 	return nil
 }
 
-// acquire locks the lock file. If its last holder removed the file between open
-// and lock, acquire retries with a new one.
+// acquire retries if the last holder removed the file between open and lock.
 func (c *Claim) acquire() error {
 	for {
 		lock, err := c.open()
@@ -125,7 +118,7 @@ func (c *Claim) acquire() error {
 	}
 }
 
-// open opens the lock file and never follows a symbolic link.
+// open never follows a symbolic link.
 func (c *Claim) open() (*os.File, error) {
 	path := filepath.Join(c.dir.Name(), lockName)
 	fd, err := unix.Openat(int(c.dir.Fd()), lockName, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0o600)
@@ -135,7 +128,6 @@ func (c *Claim) open() (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// isCurrent reports whether lock is still the file at the lock's path.
 func (c *Claim) isCurrent(lock *os.File) bool {
 	var named, open unix.Stat_t
 	if unix.Fstatat(int(c.dir.Fd()), lockName, &named, unix.AT_SYMLINK_NOFOLLOW) != nil || unix.Fstat(int(lock.Fd()), &open) != nil {
@@ -155,8 +147,7 @@ func (c *Claim) writePID() error {
 	return nil
 }
 
-// readPID returns the PID in the lock file for error messages; empty if the
-// file does not contain a number.
+// readPID is for error messages.
 func readPID(lock *os.File) string {
 	var text [20]byte
 	n, _ := lock.ReadAt(text[:], 0)
@@ -167,10 +158,10 @@ func readPID(lock *os.File) string {
 	return pid
 }
 
-// Release removes the lock file and ends the claim. Call it once.
+// Release ends the claim, once.
 func (c *Claim) Release() error {
 	var err error
-	if c.isCurrent(c.lock) { // this process holds the lock, so the file is its own
+	if c.isCurrent(c.lock) { // the file is its own
 		err = unix.Unlinkat(int(c.dir.Fd()), lockName, 0)
 	}
 	return errors.Join(err, c.lock.Close(), c.dir.Close())
