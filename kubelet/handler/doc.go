@@ -1,5 +1,4 @@
-// Package handler contains the watch.Handler implementations, one package for
-// each type of plugin; it has no code itself.
+// Package handler contains the watch.Handler implementations:
 //
 //   - csi registers CSI drivers by the kubelet's rules.
 //   - device tracks the devices of device plugins and allocates them.

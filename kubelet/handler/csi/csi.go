@@ -1,6 +1,5 @@
-// Package csi handles CSI drivers. It accepts and refuses drivers by the
-// kubelet's rules, reads their description through the endpoint that they
-// announce, and reports which driver serves under each name.
+// Package csi handles CSI drivers. It applies the kubelet's rules, describes
+// drivers through their endpoint, and reports which one serves a name.
 package csi
 
 import (
@@ -22,27 +21,26 @@ import (
 // Type is the plugin type of CSI drivers.
 const Type = "CSIPlugin"
 
-// Options configure a Handler. The zero value is valid.
+// Options configure a Handler; all are optional.
 type Options struct {
-	// Timeout bounds all RPCs of one Register, including the wait until the
-	// driver is ready. Zero is 2 min, as in the kubelet.
+	// Timeout bounds all RPCs of a Register, including the wait until ready.
+	// Zero is 2 min, as in the kubelet.
 	Timeout time.Duration
 }
 
-// Driver describes a registered driver, as read when it registered.
+// Driver is a driver as read at registration.
 type Driver struct {
 	Name     string `json:"name"`
-	Endpoint string `json:"endpoint"` // the path of its socket
-	// Contract is the highest CSI version 1.x that the driver registered with.
+	Endpoint string `json:"endpoint"`
+	// Highest CSI version 1.x of the driver.
 	Contract      string            `json:"contract"`
 	VendorVersion string            `json:"vendorVersion,omitempty"`
 	Manifest      map[string]string `json:"manifest,omitempty"`
-	// Capabilities are the enum names from GetPluginCapabilities, sorted.
-	// Volume expansion modes have the prefix VolumeExpansion_.
+	// From GetPluginCapabilities, sorted. Expansion modes have the prefix
+	// VolumeExpansion_.
 	Capabilities []string `json:"capabilities"`
 	NodeID       string   `json:"nodeID"`
-	// MaxVolumes is the number of volumes that can be published to this node; 0
-	// means no limit.
+	// Volumes on this node; 0 means no limit.
 	MaxVolumes int64             `json:"maxVolumes,omitempty"`
 	Topology   map[string]string `json:"topology,omitempty"`
 }
@@ -57,14 +55,14 @@ type Handler struct {
 
 var _ watch.Handler = (*Handler)(nil)
 
-// entry is a registered driver. Of several with one name, the one with the
-// highest version serves; the others take over when it is deregistered.
+// Of one name the highest version serves; others take over when it is
+// deregistered.
 type entry struct {
 	driver  Driver
 	version *version.Version
 }
 
-// New returns a Handler. It holds no connections and need not be closed.
+// New returns a Handler, which need not be closed.
 func New(o Options) *Handler {
 	if o.Timeout == 0 {
 		o.Timeout = 2 * time.Minute
@@ -72,10 +70,9 @@ func New(o Options) *Handler {
 	return &Handler{timeout: o.Timeout, drivers: map[string]instance.Set[entry]{}}
 }
 
-// Validate refuses invalid names, endpoints that are not plain paths, drivers
-// without a CSI version 1.x, and a name that another endpoint already
-// registered with the same or a higher version. The texts of the last two are
-// the kubelet's.
+// Validate refuses invalid names and endpoints, drivers without a CSI version
+// 1.x, and a name that another endpoint has with the same or a higher version.
+// The last two texts are the kubelet's.
 func (h *Handler) Validate(_ context.Context, p watch.Plugin) error {
 	if _, err := h.check("ValidatePlugin", p); err != nil {
 		return fmt.Errorf("validation failed for CSI Driver %s at endpoint %s: %w", p.Name, p.Endpoint, err)
@@ -94,8 +91,8 @@ func (h *Handler) check(caller string, p watch.Plugin) (*version.Version, error)
 	if len(p.Versions) == 0 {
 		return nil, fmt.Errorf("%s Plugin returned an empty list for supported versions", refused)
 	}
-	// The kubelet uses the same function: versions that do not parse are
-	// skipped, 2.x is ignored, 0.x is not enough.
+	// The kubelet's function: it skips unparseable versions and 2.x; 0.x is not
+	// enough.
 	highest, err := version.HighestSupportedVersion(p.Versions)
 	if err != nil {
 		return nil, fmt.Errorf("%s None of the versions specified %q are supported. err=%w", refused, p.Versions, err)
@@ -108,7 +105,7 @@ func (h *Handler) check(caller string, p watch.Plugin) (*version.Version, error)
 	return highest, nil
 }
 
-// checkName applies the CSI name rules, because names are used in paths.
+// Names are used in paths.
 func checkName(name string) error {
 	if len(name) > 63 || len(content.IsDNS1123Subdomain(strings.ToLower(name))) != 0 {
 		return fmt.Errorf("the name %q is not a domain name of at most 63 letters, digits, dashes and dots, as csi.example.com is", name)
@@ -116,9 +113,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// conflict returns the version that blocks registration, or nil. As in the
-// kubelet, only a higher version replaces a registered driver; the same
-// endpoint can register again.
+// As in the kubelet, only a higher version replaces a driver; the same endpoint
+// can register again.
 func conflict(registered instance.Set[entry], path string, v *version.Version) *version.Version {
 	for _, other := range registered {
 		if other.Endpoint != path && !other.Value.version.LessThan(v) {
@@ -128,8 +124,8 @@ func conflict(registered instance.Set[entry], path string, v *version.Version) *
 	return nil
 }
 
-// Register queries the driver, waits until it is ready, and stores its
-// description. A driver that fails this is no longer registered.
+// Register queries the driver until it is ready, and stores its description.
+// After a failure the driver is not registered.
 func (h *Handler) Register(ctx context.Context, p watch.Plugin) error {
 	v, err := h.check("RegisterPlugin", p)
 	if err != nil {
@@ -139,7 +135,7 @@ func (h *Handler) Register(ctx context.Context, p watch.Plugin) error {
 	defer cancel()
 	d, err := queryDriver(ctx, p)
 	if err != nil {
-		h.remove(p) // the stored description is stale
+		h.remove(p) // stale
 		return err
 	}
 	d.Contract = v.String()
@@ -152,7 +148,7 @@ func (h *Handler) Register(ctx context.Context, p watch.Plugin) error {
 	return nil
 }
 
-// DeRegister removes this registration, and no other of the same name.
+// DeRegister removes only this registration.
 func (h *Handler) DeRegister(_ context.Context, p watch.Plugin) error {
 	h.remove(p)
 	return nil
@@ -169,14 +165,14 @@ func (h *Handler) remove(p watch.Plugin) {
 	h.drivers[p.Name] = rest
 }
 
-// Driver returns the driver that serves under a name.
+// Driver returns the serving driver of a name.
 func (h *Handler) Driver(name string) (d Driver, found bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return serving(h.drivers[name])
 }
 
-// Drivers returns the serving driver of each name, sorted by name.
+// Drivers returns the serving drivers by name.
 func (h *Handler) Drivers() []Driver {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -188,8 +184,7 @@ func (h *Handler) Drivers() []Driver {
 	return all
 }
 
-// serving returns the driver with the highest version, and of several the
-// newest.
+// The highest version serves; of several, the newest.
 func serving(registered instance.Set[entry]) (d Driver, found bool) {
 	var best *version.Version
 	for _, r := range registered {

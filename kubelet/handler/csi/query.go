@@ -15,7 +15,6 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// queryDriver reads the description of a driver through its endpoint.
 func queryDriver(ctx context.Context, p watch.Plugin) (d Driver, err error) {
 	conn, err := instance.Client(p.Endpoint)
 	if err != nil {
@@ -50,13 +49,13 @@ func queryDriver(ctx context.Context, p watch.Plugin) (d Driver, err error) {
 	return Driver{
 		Name: p.Name, Endpoint: p.Endpoint, VendorVersion: info.GetVendorVersion(), Manifest: info.GetManifest(),
 		Capabilities: capabilityNames(capabilities.GetCapabilities()), NodeID: node.GetNodeId(),
-		MaxVolumes: max(0, node.GetMaxVolumesPerNode()), // a negative value is invalid; the kubelet treats it as no limit
+		MaxVolumes: max(0, node.GetMaxVolumesPerNode()), // the kubelet treats invalid negative values as no limit
 		Topology:   node.GetAccessibleTopology().GetSegments(),
 	}, nil
 }
 
-// awaitReady calls Probe until the driver is ready. On timeout the error
-// contains the driver's last answer, if it ever answered.
+// awaitReady calls Probe until the driver is ready; a timeout has its last
+// answer.
 func awaitReady(ctx context.Context, identity spec.IdentityClient, path string) error {
 	const most = 2 * time.Second
 	var last error

@@ -13,16 +13,15 @@ import (
 	"github.com/cleatproject/cleat/kubelet/handler/internal/instance"
 )
 
-// Allocate calls the plugin's Allocate for devices and returns what a container
-// needs to use them: device files, mounts, environment variables, CDI names.
-// The devices are then allocated to holder, a string that the caller chooses,
-// until Release. A holder can allocate its own devices again, and gets a new
-// answer from the plugin.
+// Allocate calls the plugin and returns what a container needs: device files,
+// mounts, environment variables, CDI names. The devices are allocated to
+// holder, any string, until Release. A holder can repeat it, with a new answer
+// from the plugin.
 //
-// The error is ErrUnknown, ErrUnhealthy, ErrHeld, ErrBusy, or the plugin's
-// error; then nothing new is allocated. If ctx ends during the call, the plugin
-// might have handled it: v1beta1 has no call to undo an allocation, and plugins
-// must accept a repeated one.
+// The error is ErrUnknown, ErrUnhealthy, ErrHeld, ErrBusy, or the plugin's;
+// then nothing new is allocated. If ctx ends, the plugin might have handled the
+// call: v1beta1 cannot undo an allocation, and plugins must accept a repeated
+// one.
 func (h *Handler) Allocate(ctx context.Context, name, holder string, ids ...string) (*api.ContainerAllocateResponse, error) {
 	if holder == "" {
 		return nil, fmt.Errorf("allocate %s: the holder is empty; it identifies the devices to Release", name)
@@ -45,7 +44,6 @@ func (h *Handler) Allocate(ctx context.Context, name, holder string, ids ...stri
 	return answer.GetContainerResponses()[0], nil
 }
 
-// beginAllocate checks the request and reserves the devices.
 func (h *Handler) beginAllocate(name, holder string, ids []string) (*plugin, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -69,13 +67,12 @@ func (h *Handler) beginAllocate(name, holder string, ids []string) (*plugin, err
 func (h *Handler) finish(name string, ids []string, allocated bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.resources[name].allocated.finish(ids, allocated) // the resource exists while it has allocations
+	h.resources[name].allocated.finish(ids, allocated) // exists while it has allocations
 	h.drop(name)
 	h.feed.Touch(name)
 }
 
-// usable returns the serving plugin if its list is current. The caller holds
-// the lock.
+// usable needs the lock.
 func (h *Handler) usable(name string) (*plugin, error) {
 	p := h.resources[name].serving()
 	switch {
@@ -87,7 +84,7 @@ func (h *Handler) usable(name string) (*plugin, error) {
 	return p, nil
 }
 
-// check refuses devices that are requested twice, unknown or unhealthy.
+// check refuses duplicate, unknown or unhealthy devices.
 func (p *plugin) check(ids []string) error {
 	for i, id := range ids {
 		if slices.Contains(ids[:i], id) {
@@ -104,9 +101,9 @@ func (p *plugin) check(ids []string) error {
 	return nil
 }
 
-// Release frees the devices that a holder has of a resource. It is idempotent.
-// The plugin is not called, because v1beta1 has no call for it. The error is
-// ErrBusy while an Allocate or PreStart of the holder is in flight.
+// Release frees a holder's devices. It is idempotent. v1beta1 has no call to
+// the plugin for it. The error is ErrBusy while an Allocate or PreStart of the
+// holder is in flight.
 func (h *Handler) Release(name, holder string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -128,8 +125,8 @@ func (h *Handler) Release(name, holder string) error {
 	return nil
 }
 
-// PreStart calls PreStartContainer for a holder's devices if the plugin
-// requires it. Call it before each start of the container.
+// PreStart calls PreStartContainer, if required, before each start of the
+// container.
 func (h *Handler) PreStart(ctx context.Context, name, holder string) error {
 	p, ids, err := h.beginPreStart(name, holder)
 	if err != nil {

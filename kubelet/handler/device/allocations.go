@@ -15,17 +15,17 @@ var (
 	ErrBusy      = errors.New("another call is in flight")
 )
 
-// allocations are the allocated devices of a resource, by device ID.
+// By device ID.
 type allocations map[string]allocation
 
 type allocation struct {
 	holder    string
-	allocated bool // the plugin has allocated the device before
-	running   bool // an RPC for the device is in flight
+	allocated bool // before
+	running   bool // an RPC is in flight
 }
 
-// reserve marks devices for a holder while the plugin is called: all of them,
-// or none on error. A holder can reserve its own devices again.
+// reserve marks all devices while the plugin is called, or none. A holder can
+// reserve its own again.
 func (a allocations) reserve(holder string, ids []string) error {
 	for _, id := range ids {
 		switch e, there := a[id]; {
@@ -41,8 +41,8 @@ func (a allocations) reserve(holder string, ids []string) error {
 	return nil
 }
 
-// finish ends a reservation. Devices that the plugin refused are free again,
-// unless they were allocated before.
+// Devices that the plugin refused are free again, unless they were allocated
+// before.
 func (a allocations) finish(ids []string, allocated bool) {
 	for _, id := range ids {
 		e := a[id]
@@ -54,8 +54,7 @@ func (a allocations) finish(ids []string, allocated bool) {
 	}
 }
 
-// heldBy returns the holder's devices sorted by ID. It fails while an RPC for
-// any of them is in flight.
+// heldBy fails while an RPC for any of the devices is in flight.
 func (a allocations) heldBy(holder string) ([]string, error) {
 	var ids []string
 	for _, id := range slices.Sorted(maps.Keys(a)) {

@@ -11,9 +11,8 @@ import (
 	"github.com/cleatproject/cleat/kubelet/handler/internal/instance"
 )
 
-// Preferred chooses size free and healthy devices, including those in must: by
-// the plugin's preference if it has one, else the first by ID. It allocates
-// nothing, so a concurrent Allocate can take one of them.
+// Preferred chooses size free, healthy devices, including must: by the plugin's
+// preference, else the first by ID. It allocates nothing.
 func (h *Handler) Preferred(ctx context.Context, name string, size int, must ...string) ([]string, error) {
 	p, free, err := h.candidates(name, size, must)
 	if err != nil {
@@ -39,8 +38,7 @@ func (h *Handler) Preferred(ctx context.Context, name string, size int, must ...
 	return ids, nil
 }
 
-// candidates returns the devices to choose from; p is nil if the plugin has no
-// preference.
+// p is nil if the plugin has no preference.
 func (h *Handler) candidates(name string, size int, must []string) (p *plugin, free []string, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -72,7 +70,7 @@ func (h *Handler) candidates(name string, size int, must []string) (p *plugin, f
 	return p, free, nil
 }
 
-// checkChoice validates the plugin's preferred devices against the request.
+// checkChoice validates the plugin's answer.
 func checkChoice(ids, free []string, size int, must []string) error {
 	if len(ids) != size {
 		return fmt.Errorf("got %d devices, want %d", len(ids), size)

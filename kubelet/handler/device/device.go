@@ -1,7 +1,6 @@
-// Package device handles device plugins (v1beta1). It keeps the device list of
-// each plugin up to date and allocates devices for the program, as the kubelet
-// does for containers. Allocations are not persisted, and the caller chooses
-// the devices.
+// Package device handles device plugins (v1beta1). It keeps their device lists
+// up to date and allocates devices for the program, as the kubelet does for
+// containers. Allocations are not persisted.
 package device
 
 import (
@@ -25,43 +24,41 @@ import (
 // Type is the plugin type of device plugins.
 const Type = "DevicePlugin"
 
-// Options configure a Handler. The zero value is valid.
+// Options configure a Handler; all are optional.
 type Options struct {
-	Logger *slog.Logger // nil: no log
-	// Timeout bounds GetDevicePluginOptions, the first RPC to a plugin. Zero is
-	// 10 s, the kubelet's connection timeout.
+	Logger *slog.Logger
+	// Timeout of GetDevicePluginOptions, the first RPC. Zero is 10 s, the
+	// kubelet's connection timeout.
 	Timeout time.Duration
-	// Pause is the delay before a lost device list is requested again. It
-	// doubles up to MostPause, and starts over after each received list. The
-	// defaults are 500 ms and 30 s.
+	// Pause precedes another request of a lost list, and doubles up to
+	// MostPause until a list comes. The defaults are 500 ms and 30 s.
 	Pause, MostPause time.Duration
 }
 
-// Handler implements watch.Handler for Type. A plugin's name is the name of its
-// resource, such as example.com/gpu.
+// Handler implements watch.Handler for Type. A plugin's name is its resource,
+// such as example.com/gpu.
 //
-// Each registration has one goroutine, which reads the plugin's device list. Of
-// several plugins for one resource, the newest whose list is current serves: an
-// update takes over without a gap, and the end of one plugin does not affect
-// the other.
+// Each registration has a goroutine for the device list. Of a resource's
+// plugins the newest with a current list serves: updates have no gap, and the
+// end of one does not affect the other.
 type Handler struct {
 	options Options
 
 	mu        sync.Mutex
 	closed    bool
 	resources map[string]*resource
-	feed      instance.Feed[string] // names of resources
+	feed      instance.Feed[string]
 }
 
 var _ watch.Handler = (*Handler)(nil)
 
-// resource exists as long as it has a plugin or an allocated device.
+// resource exists while it has a plugin or an allocated device.
 type resource struct {
 	plugins   instance.Set[*plugin]
 	allocated allocations
 }
 
-// New returns a Handler. Call Close to end its goroutines.
+// New returns a Handler. Close ends its goroutines.
 func New(o Options) *Handler {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -78,8 +75,8 @@ func New(o Options) *Handler {
 	return &Handler{options: o, resources: map[string]*resource{}}
 }
 
-// Validate applies the kubelet's rules: version v1beta1, and the name of an
-// extended resource. Its errors begin with the kubelet's texts.
+// Validate applies the kubelet's rules: v1beta1, and the name of an extended
+// resource. Its errors begin with the kubelet's texts.
 func (h *Handler) Validate(_ context.Context, p watch.Plugin) error {
 	if !slices.Contains(p.Versions, api.Version) {
 		return fmt.Errorf("manager version, %s, is not among plugin supported versions %v", api.Version, p.Versions)
@@ -90,15 +87,15 @@ func (h *Handler) Validate(_ context.Context, p watch.Plugin) error {
 	return instance.CheckEndpoint(p.Endpoint)
 }
 
-// Register reads the plugin's options and starts to watch its device list. It
-// does not wait for the first list. A repeated registration starts over.
+// Register watches the plugin's device list, without waiting for the first one.
+// A repeated registration starts over.
 func (h *Handler) Register(ctx context.Context, p watch.Plugin) error {
 	if err := h.Validate(ctx, p); err != nil {
 		return err
 	}
 	next, err := h.connect(ctx, p)
 	if err != nil {
-		h.remove(p) // the state from an earlier registration is stale
+		h.remove(p) // stale
 		return err
 	}
 	h.mu.Lock()
@@ -122,8 +119,8 @@ func (h *Handler) Register(ctx context.Context, p watch.Plugin) error {
 	return nil
 }
 
-// DeRegister removes this registration, and no other of the same resource.
-// Allocated devices stay allocated until they are released.
+// DeRegister removes only this registration. Devices stay allocated until
+// released.
 func (h *Handler) DeRegister(_ context.Context, p watch.Plugin) error {
 	h.remove(p)
 	return nil
@@ -148,15 +145,14 @@ func (h *Handler) remove(p watch.Plugin) {
 	}
 }
 
-// drop removes a resource without plugins and allocations. The caller holds the
-// lock.
+// drop keeps resources in use. It needs the lock.
 func (h *Handler) drop(name string) {
 	if r := h.resources[name]; r != nil && len(r.plugins) == 0 && len(r.allocated) == 0 {
 		delete(h.resources, name)
 	}
 }
 
-// Close removes all plugins and waits for their goroutines to end.
+// Close removes all plugins and waits for their goroutines.
 func (h *Handler) Close() {
 	h.mu.Lock()
 	h.closed = true
@@ -175,10 +171,10 @@ func (h *Handler) Close() {
 	}
 }
 
-// checkName applies the kubelet's rules for names of extended resources
-// (IsExtendedResourceName of k8s.io/kubernetes/pkg/apis/core/v1/helper).
+// checkName is IsExtendedResourceName of
+// k8s.io/kubernetes/pkg/apis/core/v1/helper.
 func checkName(name string) error {
-	const quota = "requests." // prefix of quotas on the resource
+	const quota = "requests." // of quotas
 	switch {
 	case !strings.Contains(name, "/"):
 		return errors.New("it has no domain; use domain/name, such as example.com/gpu")

@@ -18,7 +18,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// plugin is one registration and its connection.
+// plugin is a registration with its connection.
 type plugin struct {
 	watch.Plugin
 	owner *Handler
@@ -30,13 +30,12 @@ type plugin struct {
 
 	// Guarded by owner.mu:
 	options    *api.DevicePluginOptions
-	devices    []Device // the last list, sorted by ID
-	current    bool     // the stream that sent devices is open, so the list is up to date
-	failure    error    // why current is false
-	lossLogged bool     // the loss of the list has been logged
+	devices    []Device // last list, by ID
+	current    bool     // the stream of devices is open
+	failure    error
+	lossLogged bool
 }
 
-// connect creates the plugin's connection and reads its options.
 func (h *Handler) connect(ctx context.Context, p watch.Plugin) (*plugin, error) {
 	conn, err := instance.Client(p.Endpoint)
 	if err != nil {
@@ -59,8 +58,7 @@ func (c *plugin) askOptions(ctx context.Context) (*api.DevicePluginOptions, erro
 	return options, nil
 }
 
-// start begins to watch the device list; stop ends that and closes the
-// connection.
+// start watches the device list until stop, which also closes the connection.
 func (c *plugin) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	c.cancel = cancel
@@ -76,8 +74,7 @@ func (c *plugin) stop() {
 	_ = c.conn.Close()
 }
 
-// watchDevices reads the device list, and retries with backoff when the stream
-// ends.
+// watchDevices retries with backoff.
 func (c *plugin) watchDevices(ctx context.Context) {
 	log := c.owner.options.Logger.With("resource", c.Name, "endpoint", c.Endpoint)
 	pause := c.owner.options.Pause
@@ -99,8 +96,7 @@ func (c *plugin) watchDevices(ctx context.Context) {
 	}
 }
 
-// readLists handles device lists until the stream ends. It reads the options
-// again first, because another process might serve the endpoint now.
+// readLists reads the options first: another process might serve the endpoint.
 func (c *plugin) readLists(ctx context.Context) (lists int, err error) {
 	options, err := c.askOptions(ctx)
 	if err != nil {
@@ -120,7 +116,6 @@ func (c *plugin) readLists(ctx context.Context) (lists int, err error) {
 	return lists, instance.Explain(c.Endpoint, "ListAndWatch", err)
 }
 
-// update stores a new device list and options.
 func (c *plugin) update(options *api.DevicePluginOptions, list []*api.Device) {
 	devices := parseDevices(list)
 	c.owner.mu.Lock()
@@ -132,7 +127,7 @@ func (c *plugin) update(options *api.DevicePluginOptions, list []*api.Device) {
 	}
 }
 
-// markLost records that the list is out of date; first is true if that is new.
+// first is true if that is new.
 func (c *plugin) markLost(err error) (first bool) {
 	c.owner.mu.Lock()
 	defer c.owner.mu.Unlock()
@@ -142,9 +137,8 @@ func (c *plugin) markLost(err error) (first bool) {
 	return first
 }
 
-// parseDevices converts a list and sorts it by ID. Of two devices with one ID
-// the last counts, as in the kubelet; devices without an ID cannot be allocated
-// and are skipped.
+// Of two devices with one ID the last counts, as in the kubelet; those without
+// an ID are skipped.
 func parseDevices(list []*api.Device) []Device {
 	devices := make([]Device, 0, len(list))
 	for _, d := range list {
@@ -157,13 +151,13 @@ func parseDevices(list []*api.Device) []Device {
 		}
 		devices = append(devices, device)
 	}
-	slices.Reverse(devices) // CompactFunc keeps the first of equal elements
+	slices.Reverse(devices) // keeps the first
 	slices.SortStableFunc(devices, func(a, b Device) int { return cmp.Compare(a.ID, b.ID) })
 	return slices.CompactFunc(devices, func(a, b Device) bool { return a.ID == b.ID })
 }
 
-// wait waits for between half of pause and all of it, so that plugins that
-// failed together are not retried together. It returns false if ctx ended.
+// wait adds jitter (half of pause to all of it), and returns false if ctx
+// ended.
 func wait(ctx context.Context, pause time.Duration) bool {
 	timer := time.NewTimer(pause/2 + rand.N(pause/2+1))
 	defer timer.Stop()

@@ -18,13 +18,11 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// KubeletSocket is the name of the socket on which plugins call Register. It is
-// in the same directory as the plugins' own sockets.
+// KubeletSocket is the socket for Register, beside the plugins' own.
 const KubeletSocket = "kubelet.sock"
 
-// Registration implements the kubelet's service v1beta1.Registration for a
-// directory of device plugins. It registers plugins with a Handler until their
-// sockets are removed.
+// Registration implements v1beta1.Registration for a directory. Plugins stay
+// registered with the Handler until their sockets are removed.
 type Registration struct {
 	api.UnimplementedRegistrationServer
 
@@ -42,9 +40,9 @@ func NewRegistration(dir string, h *Handler) *Registration {
 	return &Registration{dir: dir, handler: h, logger: h.options.Logger, registered: map[[2]string]watch.Plugin{}}
 }
 
-// Clear creates the directory if missing and removes the sockets in it, as a
-// kubelet does at start: plugins then register again. It fails with
-// unixsock.ErrLive, and removes nothing, if a kubelet serves the directory.
+// Clear removes the directory's sockets, as a starting kubelet does, so that
+// plugins register again. If a kubelet serves the directory, it only returns
+// unixsock.ErrLive.
 func (r *Registration) Clear(ctx context.Context) error {
 	if err := os.MkdirAll(r.dir, 0o750); err != nil {
 		return err
@@ -68,8 +66,7 @@ func (r *Registration) Clear(ctx context.Context) error {
 	return nil
 }
 
-// Register implements v1beta1.Registration. The version error is the kubelet's
-// text.
+// Register implements v1beta1.Registration; the version error is the kubelet's.
 func (r *Registration) Register(ctx context.Context, q *api.RegisterRequest) (*api.Empty, error) {
 	if q.GetVersion() != api.Version {
 		return nil, fmt.Errorf("requested API version %q is not supported by kubelet. Supported version is %q", q.GetVersion(), api.SupportedVersions)
@@ -92,11 +89,11 @@ func (r *Registration) Register(ctx context.Context, q *api.RegisterRequest) (*a
 	return &api.Empty{}, nil
 }
 
-// registrationPoll is the interval at which the sockets are checked in addition
-// to inotify events; the watch is renewed each time.
+// registrationPoll is the check interval in addition to inotify; the watch is
+// renewed each time.
 const registrationPoll = 2 * time.Second
 
-// Run deregisters plugins whose sockets are removed, until ctx ends.
+// Run deregisters plugins whose sockets are removed.
 func (r *Registration) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := r.await(ctx)
@@ -107,7 +104,6 @@ func (r *Registration) Run(ctx context.Context) {
 	}
 }
 
-// await returns after a change in the directory, or after registrationPoll.
 func (r *Registration) await(ctx context.Context) error {
 	w, err := inotify.New()
 	if err != nil {
@@ -117,12 +113,11 @@ func (r *Registration) await(ctx context.Context) error {
 	if _, err := w.Add(r.dir, inotify.Delete|inotify.MovedFrom|inotify.DeleteSelf|inotify.MoveSelf|inotify.OnlyDir); err != nil {
 		return err
 	}
-	r.sweep(ctx) // removals before the watch was set
+	r.sweep(ctx) // earlier removals
 	_, err = w.Read(ctx, time.Now().Add(registrationPoll), nil)
 	return err
 }
 
-// sweep deregisters plugins whose sockets do not exist.
 func (r *Registration) sweep(ctx context.Context) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -131,7 +126,7 @@ func (r *Registration) sweep(ctx context.Context) {
 			continue
 		}
 		delete(r.registered, key)
-		_ = r.handler.DeRegister(ctx, p) // DeRegister never fails
+		_ = r.handler.DeRegister(ctx, p) // never fails
 		r.logger.Info("device plugin deregistered, socket removed", "resource", p.Name, "endpoint", p.Endpoint)
 	}
 }

@@ -7,31 +7,29 @@ import (
 	"slices"
 )
 
-// Resource is a resource and its devices, as its plugin reports them.
+// Resource is a resource as its plugin reports it.
 type Resource struct {
 	Name string `json:"name"` // such as example.com/gpu
-	// Endpoint is the socket of the serving plugin; empty when the resource has
-	// no plugin.
+	// Socket of the serving plugin, if any.
 	Endpoint string `json:"endpoint,omitempty"`
-	// Current is true while the device list is up to date. Otherwise Error says
-	// why not, and no device is healthy.
+	// The device list is up to date. Otherwise no device is healthy, and Error
+	// says why.
 	Current bool   `json:"current"`
 	Error   string `json:"error,omitempty"`
-	// PreStart: the plugin requires PreStart before each start of a consumer.
+	// The plugin requires PreStart before each start of a consumer.
 	PreStart bool `json:"preStart"`
-	// Prefers: the plugin implements the choice in Preferred.
+	// The plugin chooses in Preferred.
 	Prefers bool     `json:"prefers"`
-	Devices []Device `json:"devices"` // sorted by ID
+	Devices []Device `json:"devices"` // by ID
 }
 
-// Device is one device of a resource.
+// Device is a resource's device.
 type Device struct {
 	ID      string `json:"id"`
 	Healthy bool   `json:"healthy"`
-	// NUMA has the NUMA nodes of the device; empty if unknown.
+	// Empty if unknown.
 	NUMA []int64 `json:"numa,omitempty"`
-	// Holder is the holder that the device is allocated to; empty if it is
-	// free.
+	// Empty if free.
 	Holder string `json:"holder,omitempty"`
 }
 
@@ -39,8 +37,7 @@ func (d Device) equal(other Device) bool {
 	return d.ID == other.ID && d.Healthy == other.Healthy && slices.Equal(d.NUMA, other.NUMA)
 }
 
-// serving returns the newest plugin whose device list is current, or else the
-// newest. The caller holds the handler's lock.
+// serving prefers the newest current plugin. It needs the handler's lock.
 func (r *resource) serving() *plugin {
 	if r == nil || len(r.plugins) == 0 {
 		return nil
@@ -53,8 +50,7 @@ func (r *resource) serving() *plugin {
 	return r.plugins[0].Value
 }
 
-// view returns the exported state of a resource. The caller holds the handler's
-// lock.
+// view needs the handler's lock.
 func (h *Handler) view(name string) Resource {
 	r := h.resources[name]
 	p := r.serving()
@@ -78,7 +74,7 @@ func (h *Handler) view(name string) Resource {
 	return v
 }
 
-// Resource returns a resource; found is false if it has no plugin.
+// Resource returns a resource that has a plugin.
 func (h *Handler) Resource(name string) (r Resource, found bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -86,7 +82,7 @@ func (h *Handler) Resource(name string) (r Resource, found bool) {
 	return r, r.Endpoint != ""
 }
 
-// Resources returns the resources that have a plugin, sorted by name.
+// Resources returns the resources that have a plugin, by name.
 func (h *Handler) Resources() []Resource {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -102,15 +98,14 @@ func (h *Handler) present() []string {
 	return slices.DeleteFunc(names, func(name string) bool { return len(h.resources[name].plugins) == 0 })
 }
 
-// Devices returns the devices of a resource; it has no devices without a
-// plugin.
+// Devices returns a resource's devices, if it has a plugin.
 func (h *Handler) Devices(name string) []Device {
 	r, _ := h.Resource(name)
 	return r.Devices
 }
 
-// Held returns the holder of each allocated device of a resource, by device ID.
-// It includes devices that the plugin no longer lists.
+// Held returns the holders by device ID. It includes devices that are no longer
+// listed.
 func (h *Handler) Held(name string) map[string]string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -123,9 +118,8 @@ func (h *Handler) Held(name string) map[string]string {
 	return held
 }
 
-// Changes yields every known resource, and then each resource that changes,
-// until ctx ends or the loop is left. It can be ranged over once. A slow reader
-// sees only the latest state of each resource.
+// Changes yields every resource, then each that changes, until ctx ends. It can
+// be ranged over once. A slow reader sees the latest state.
 func (h *Handler) Changes(ctx context.Context) iter.Seq[Resource] {
 	h.mu.Lock()
 	changed := h.feed.Subscribe(h.present()...)

@@ -1,6 +1,6 @@
-// Package generic handles plugins of any type. It tracks their instances, lets
-// the newest instance of each name serve, keeps the older ones as fallbacks,
-// and reports every change to the program. It calls no plugin.
+// Package generic handles plugins of any type, without calling them. The newest
+// instance of a name serves, older ones are fallbacks, and changes are
+// reported.
 package generic
 
 import (
@@ -18,27 +18,24 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// Options configure a Handler. The zero value is valid.
+// Options configure a Handler; all are optional.
 type Options struct {
-	// Probe checks an instance before it is registered, and in Reach; its error
-	// is reported to the plugin. Nil accepts every instance, and Reach then
-	// uses Connect.
+	// Probe checks an instance before registration and in Reach; the plugin
+	// gets its error. Nil accepts all, and Reach uses Connect.
 	Probe func(ctx context.Context, p watch.Plugin) error
-	// OnChange is called with the new state of a name: serially for one name,
-	// concurrently for different names. A new instance is visible only after
-	// OnChange returned nil. An error refuses the instance, and OnChange is
-	// called again with the previous state. A deregistered instance is no
-	// longer visible when OnChange is called, and the call is retried until it
-	// returns nil. A panic is an error. OnChange can read from the handler, but
-	// must not register or deregister.
+	// OnChange gets the new state of a name, serially per name. A new instance
+	// is visible after OnChange returned nil. An error (or panic) refuses it,
+	// and OnChange is called with the previous state. A deregistered instance
+	// is already invisible, and OnChange is retried until it returns nil.
+	// OnChange can read from the handler, but not register or deregister.
 	OnChange func(ctx context.Context, n Name) error
 }
 
-// Handler implements watch.Handler for any number of types. It is safe for
-// concurrent use.
+// Handler implements watch.Handler for any types. It is safe for concurrent
+// use.
 type Handler struct {
 	options Options
-	locks   op.Locks // serialise a change of a name together with its OnChange call
+	locks   op.Locks // a change and its OnChange
 
 	mu    sync.Mutex
 	names map[key]*record
@@ -53,17 +50,17 @@ type set = instance.Set[watch.Plugin]
 
 type record struct {
 	instances set
-	pending   bool // OnChange has not accepted this state yet
+	pending   bool // not yet accepted by OnChange
 }
 
-// New returns a Handler. It need not be closed.
+// New returns a Handler, which need not be closed.
 func New(o Options) *Handler { return &Handler{options: o, names: map[key]*record{}} }
 
-// Connect is a Probe that succeeds if a process listens on the endpoint.
+// Connect is a Probe: a process listens on the endpoint.
 func Connect(ctx context.Context, p watch.Plugin) error { return instance.Connect(ctx, p.Endpoint) }
 
-// Validate refuses empty or unprintable types and names, and endpoints that are
-// not plain absolute paths.
+// Validate refuses empty or unprintable types and names, and endpoints other
+// than plain absolute paths.
 func (h *Handler) Validate(_ context.Context, p watch.Plugin) error {
 	switch {
 	case p.Type == "":
@@ -105,7 +102,7 @@ func (h *Handler) Register(ctx context.Context, p watch.Plugin) error {
 	return nil
 }
 
-// DeRegister removes an instance; the next older one then serves.
+// DeRegister removes an instance; the next older one serves.
 func (h *Handler) DeRegister(ctx context.Context, p watch.Plugin) error {
 	k, unlock, err := h.lock(ctx, p)
 	if err != nil {
@@ -114,7 +111,7 @@ func (h *Handler) DeRegister(ctx context.Context, p watch.Plugin) error {
 	defer unlock()
 	before, pending := h.get(k)
 	after, _, _ := before.Without(p.Endpoint, p.Socket)
-	if !pending && equal(before, after) { // another socket still announces the endpoint
+	if !pending && equal(before, after) { // also announced by another socket
 		h.put(k, after, false)
 		return nil
 	}
@@ -172,13 +169,13 @@ func (h *Handler) notify(ctx context.Context, k key, instances set) (err error) 
 	return h.options.OnChange(ctx, k.with(instances))
 }
 
-// clone copies the slice that the caller and the handler would share.
+// clone copies a slice that would be shared.
 func clone(p watch.Plugin) watch.Plugin {
 	p.Versions = slices.Clone(p.Versions)
 	return p
 }
 
-// equal reports whether two sets look the same to users of the handler.
+// equal to users of the handler.
 func equal(a, b set) bool {
 	return slices.EqualFunc(a.Endpoints(), b.Endpoints(), func(p, q watch.Plugin) bool {
 		return p.Type == q.Type && p.Name == q.Name && p.Endpoint == q.Endpoint && p.Socket == q.Socket && slices.Equal(p.Versions, q.Versions)

@@ -12,13 +12,11 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// Name is a plugin name with its live instances: those that are registered and
-// not yet deregistered.
+// Name is a name with its registered instances.
 type Name struct {
 	Type string `json:"type"`
 	Name string `json:"name"`
-	// Instances are ordered newest first. The slice is empty when no instance
-	// is left.
+	// Newest first; can be empty.
 	Instances []watch.Plugin `json:"instances"`
 }
 
@@ -30,24 +28,24 @@ func (n Name) Serving() (p watch.Plugin, found bool) {
 	return n.Instances[0], true
 }
 
-// Serving returns the newest live instance of a name.
+// Serving returns a name's newest instance.
 func (h *Handler) Serving(kind, name string) (p watch.Plugin, found bool) {
 	return h.Name(kind, name).Serving()
 }
 
-// Instances returns the live instances of a name, newest first.
+// Instances returns a name's instances, newest first.
 func (h *Handler) Instances(kind, name string) []watch.Plugin {
 	return h.Name(kind, name).Instances
 }
 
-// Name returns the state of a name. An unknown name has no instances.
+// Name returns a name's state; unknown ones have no instances.
 func (h *Handler) Name(kind, name string) Name {
 	k := key{kind, name}
 	instances, _ := h.get(k)
 	return k.with(instances)
 }
 
-// Names returns all names that have an instance, sorted by type and name.
+// Names returns the names with an instance, sorted by type and name.
 func (h *Handler) Names() []Name {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -66,9 +64,8 @@ func (h *Handler) present() []key {
 }
 
 // Reach returns the newest instance that passes the probe. A killed plugin that
-// left its socket file stays registered unless the host has a grace time, so
-// the newest instance can be dead. The error contains the probe error of each
-// instance.
+// left its socket file stays registered unless the host has a grace time. The
+// error has each instance's probe error.
 func (h *Handler) Reach(ctx context.Context, kind, name string) (watch.Plugin, error) {
 	probe := h.options.Probe
 	if probe == nil {
@@ -88,9 +85,8 @@ func (h *Handler) Reach(ctx context.Context, kind, name string) (watch.Plugin, e
 	return watch.Plugin{}, fmt.Errorf("no instance of %s %q passed the probe: %w", kind, name, errors.Join(failures...))
 }
 
-// Changes yields every known name, and then each name that changes, until ctx
-// ends or the loop is left. It can be ranged over once. A slow reader sees only
-// the latest state of each name.
+// Changes yields every name, then each that changes, until ctx ends. It can be
+// ranged over once. A slow reader sees the latest state.
 func (h *Handler) Changes(ctx context.Context) iter.Seq[Name] {
 	h.mu.Lock()
 	changed := h.feed.Subscribe(h.present()...)

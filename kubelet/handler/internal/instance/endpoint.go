@@ -15,9 +15,9 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// CheckEndpoint returns nil if the kubelet's handlers could dial the endpoint:
-// the plain, absolute path of a UNIX socket. They use the endpoint as a path,
-// so unix:///run/x.sock means a file with that whole name.
+// CheckEndpoint accepts what the kubelet's handlers could dial: the plain,
+// absolute path of a UNIX socket. To them, unix:///run/x.sock is a file with
+// that name.
 func CheckEndpoint(endpoint string) error {
 	scheme, path, found := strings.Cut(endpoint, "://")
 	switch {
@@ -40,7 +40,7 @@ func CheckEndpoint(endpoint string) error {
 	return nil
 }
 
-// Connect returns nil if a process listens at the path.
+// Connect succeeds if a process listens.
 func Connect(ctx context.Context, path string) error {
 	c, err := unixsock.Dial(ctx, path)
 	if err != nil {
@@ -49,8 +49,8 @@ func Connect(ctx context.Context, path string) error {
 	return c.Close()
 }
 
-// Client returns a connection that is established by the first call, and again
-// after it broke. Calls fail at once while no process listens.
+// Client returns a connection that is established on demand. Calls fail at once
+// while no process listens.
 func Client(path string) (*grpc.ClientConn, error) {
 	conn, err := rpcdial.Unix(path)
 	if err != nil {
@@ -59,8 +59,7 @@ func Client(path string) (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// Explain wraps the error of an RPC with the endpoint, the RPC, and the usual
-// cause of its status code.
+// Explain adds endpoint, RPC, and the status code's usual cause.
 func Explain(path, call string, err error) error {
 	hint := ""
 	switch status.Code(err) {

@@ -6,27 +6,26 @@ import (
 	"sync"
 )
 
-// ErrClosed is returned by Next after Close.
+// ErrClosed: Close was called.
 var ErrClosed = errors.New("the subscription is closed")
 
-// Feed notifies subscribers which keys have changed. A key is in a subscriber's
-// queue at most once: a slow reader can skip intermediate changes, but never
-// misses the last one. The zero value is ready to use.
+// Feed notifies subscribers of changed keys. A key is queued at most once: a
+// slow reader never misses the last change. The zero value is ready.
 type Feed[K comparable] struct {
 	mu            sync.Mutex
 	subscriptions map[*Subscription[K]]struct{}
 }
 
-// Subscription is the queue of one reader.
+// Subscription is a reader's queue.
 type Subscription[K comparable] struct {
 	feed   *Feed[K]
 	queue  []K
 	queued map[K]bool
-	wake   chan struct{} // has a token while the queue is not empty
+	wake   chan struct{} // token while not empty
 	closed bool
 }
 
-// Touch reports a change to all subscribers. It never blocks.
+// Touch reports a change, and never blocks.
 func (f *Feed[K]) Touch(key K) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -35,7 +34,7 @@ func (f *Feed[K]) Touch(key K) {
 	}
 }
 
-// Subscribe returns a subscription with the given keys in its queue.
+// Subscribe returns a subscription with initial keys.
 func (f *Feed[K]) Subscribe(first ...K) *Subscription[K] {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -66,8 +65,8 @@ func (s *Subscription[K]) signal() {
 	}
 }
 
-// Next waits for a changed key; read its value after Next returns. The error is
-// that of ctx, or ErrClosed.
+// Next waits for a changed key; read its value afterwards. The error is that of
+// ctx, or ErrClosed.
 func (s *Subscription[K]) Next(ctx context.Context) (key K, err error) {
 	for {
 		if err := ctx.Err(); err != nil {
@@ -88,7 +87,7 @@ func (s *Subscription[K]) take() (key K, found bool, err error) {
 	defer s.feed.mu.Unlock()
 	switch {
 	case s.closed:
-		s.signal() // wake other waiting readers too
+		s.signal() // other readers
 		return key, false, ErrClosed
 	case len(s.queue) == 0:
 		return key, false, nil
@@ -99,12 +98,12 @@ func (s *Subscription[K]) take() (key K, found bool, err error) {
 	if len(s.queue) > 0 {
 		s.signal()
 	} else {
-		s.queue = nil // release the array, which would grow otherwise
+		s.queue = nil // release the array
 	}
 	return key, true, nil
 }
 
-// Close ends the subscription and every waiting Next.
+// Close ends waiting Next calls.
 func (s *Subscription[K]) Close() {
 	s.feed.mu.Lock()
 	defer s.feed.mu.Unlock()

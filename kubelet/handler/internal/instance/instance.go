@@ -1,24 +1,22 @@
-// Package instance has what the handlers share: ordered sets of plugin
-// instances, endpoint checks and connections, and a feed of changes.
+// Package instance has what handlers share: sets of instances, endpoint checks,
+// connections, and a feed of changes.
 package instance
 
 import "slices"
 
-// Instance is one registration: an endpoint and the socket that announced it.
-// Two sockets can announce the same endpoint, as the old and new registrar of
-// one driver do during an update; the endpoint stays until both are gone.
+// Instance is an endpoint and the socket that announced it. During an update
+// two sockets can announce the same endpoint, which stays until both are gone.
 type Instance[T any] struct {
 	Endpoint, Socket string
 	Value            T
 }
 
-// Set is the instances of one plugin, newest first. During an update two
-// instances exist, and either can go first. A Set is immutable: With and
-// Without return a new one.
+// Set is a plugin's instances, newest first. During an update two exist, and
+// either can go first. A Set is immutable.
 type Set[T any] []Instance[T]
 
-// With returns the set after socket registered an endpoint. A repeated
-// registration keeps its position and gets the new value.
+// With adds a registration. A repeated one keeps its position and gets the new
+// value.
 func (s Set[T]) With(endpoint, socket string, value T) Set[T] {
 	added := Instance[T]{endpoint, socket, value}
 	at := s.find(endpoint, socket)
@@ -30,8 +28,8 @@ func (s Set[T]) With(endpoint, socket string, value T) Set[T] {
 	return after
 }
 
-// Without returns the set after socket deregistered an endpoint, and the
-// removed value. found is false if that registration was not in the set.
+// Without removes a registration and returns its value. found is false if it
+// was not in the set.
 func (s Set[T]) Without(endpoint, socket string) (after Set[T], value T, found bool) {
 	at := s.find(endpoint, socket)
 	if at < 0 {
@@ -40,7 +38,7 @@ func (s Set[T]) Without(endpoint, socket string) (after Set[T], value T, found b
 	return slices.Concat(s[:at], s[at+1:]), s[at].Value, true
 }
 
-// Get returns the value of a registration.
+// Get returns a registration's value.
 func (s Set[T]) Get(endpoint, socket string) (value T, found bool) {
 	at := s.find(endpoint, socket)
 	if at < 0 {
