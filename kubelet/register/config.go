@@ -16,54 +16,47 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// The plugin types that a kubelet registers. Other hosts can handle more.
+// The kubelet's plugin types; other hosts can handle more.
 const (
 	CSI    = registration.CSIPlugin
 	Device = registration.DevicePlugin
 	DRA    = registration.DRAPlugin
 )
 
-// Plugin is the description of a plugin, as the registrar reports it in
-// GetInfo.
+// Plugin describes a plugin in GetInfo.
 type Plugin struct {
 	Type string `json:"type"`
-	// Name is the name of a driver, or the resource of a device plugin
-	// (vendor.com/resource).
+	// Driver name, or resource of a device plugin (vendor.com/resource).
 	Name string `json:"name"`
-	// Endpoint is the socket that serves the plugin's own API, as an absolute
-	// path on the host. In a container it can differ from the path that the
-	// plugin binds.
+	// Absolute path on the host of the plugin's own API. In a container the
+	// plugin can bind another path.
 	Endpoint string `json:"endpoint"`
-	// Versions are the supported versions of that API: "1.0.0" for a CSI
-	// driver, as every registrar reports whatever 1.x it serves, "v1beta1" for
-	// a device plugin, the service names for a DRA driver. A kubelet lets a CSI
-	// driver with a higher version replace a live driver of the same name, and
-	// deregisters both when the older one ends.
+	// Supported versions of that API: "1.0.0" for a CSI driver (as every
+	// registrar reports for 1.x), "v1beta1" for a device plugin, the service
+	// names for a DRA driver. A kubelet lets a CSI driver with a higher version
+	// replace a live one of the same name, and deregisters both when the older
+	// ends.
 	Versions []string `json:"versions"`
 }
 
 // Config configures a Registrar.
 type Config struct {
 	Plugin Plugin
-	// Dir is the host's directory for registration sockets as seen by this
-	// process: for a kubelet, plugins_registry below its root directory.
+	// The host's directory for sockets as this process sees it: a kubelet's
+	// plugins_registry.
 	Dir string
-	// UID is the UID of the pod. Set it for a DRA driver of which two instances
-	// can run during an update.
+	// UID of the pod, for a DRA driver with two instances during an update.
 	UID string
 
-	Logger  *slog.Logger          // nil: no log
-	Metrics prometheus.Registerer // for gRPC calls; nil: no metrics
-	// Silence is how long no host calls GetInfo before the state is Silent;
-	// zero is 30 s. A kubelet calls within 2 s, or within 2 min if a dead
-	// socket was at the path before.
+	Logger  *slog.Logger
+	Metrics prometheus.Registerer // of gRPC calls
+	// Time without GetInfo until Silent; zero is 30 s. A kubelet calls within 2
+	// s, or 2 min after a dead socket at the path.
 	Silence time.Duration
-	// Every is the interval at which the socket is checked in addition to
-	// inotify events; zero is 2 s.
+	// Check interval in addition to inotify; zero is 2 s.
 	Every time.Duration
-	// OnResult is called with each NotifyRegistrationStatus of the host for the
-	// current socket: whether it registered the plugin, and its error. It must
-	// not block. It can be nil.
+	// OnResult gets each NotifyRegistrationStatus for the current socket. It
+	// must not block.
 	OnResult func(registered bool, text string)
 }
 
@@ -74,8 +67,7 @@ var (
 	podUID       = regexp.MustCompile(`^[A-Za-z0-9-]+$`)
 )
 
-// check refuses settings that no host could register, before anything is
-// created. It returns the path of the socket.
+// check refuses what no host could register. It returns the path of the socket.
 func (c Config) check() (socket string, err error) {
 	if err := c.Plugin.check(); err != nil {
 		return "", err
@@ -98,8 +90,8 @@ func (c Config) check() (socket string, err error) {
 	return socket, nil
 }
 
-// socketName follows the convention of registrars: driver-reg.sock. The slash
-// of a resource becomes an underscore, which a domain name cannot contain.
+// The convention of registrars is driver-reg.sock. A slash becomes an
+// underscore, which a domain name cannot contain.
 func (c Config) socketName() string {
 	name := strings.ReplaceAll(c.Plugin.Name, "/", "_")
 	if c.UID != "" {
@@ -144,7 +136,6 @@ func (p Plugin) checkEndpoint() error {
 	return nil
 }
 
-// checkVersions applies the kubelet's rules for versions.
 func (p Plugin) checkVersions() error {
 	switch {
 	case len(p.Versions) == 0 || slices.Contains(p.Versions, ""):

@@ -20,24 +20,22 @@ import (
 	"github.com/cleatproject/cleat/internal/rpcdial"
 )
 
-// Directory registers several plugins of one process, such as the resources of
-// a device plugin, in the directory that a kubelet watches. Each plugin has its
-// own registration socket.
+// Directory registers several plugins, such as a device plugin's resources,
+// each with its own socket.
 type Directory struct {
 	dir     string
 	logger  *slog.Logger
 	metrics prometheus.Registerer
 
 	mu            sync.Mutex
-	registrations map[string]*entry // by the plugin's name
+	registrations map[string]*entry // by name
 	closed        bool
 }
 
-// entry is the registration socket of one plugin.
 type entry struct {
 	registrar *Registrar
 	collector prometheus.Collector
-	result    chan error // the kubelet's latest result
+	result    chan error // latest
 	ended     chan struct{}
 }
 
@@ -46,10 +44,9 @@ func NewDirectory(dir string, logger *slog.Logger, metrics prometheus.Registerer
 	return &Directory{dir: dir, logger: logger, metrics: metrics, registrations: map[string]*entry{}}
 }
 
-// Register replaces the socket of a plugin by a new one, because a kubelet that
-// lost a plugin retries only with a new socket. It waits for the kubelet's
-// result until ctx ends. It fails while another process registers a plugin of
-// this type and name.
+// Register replaces a plugin's socket: a kubelet that lost a plugin retries
+// only with a new one. It waits for the kubelet's result. It fails while
+// another process registers the plugin.
 func (d *Directory) Register(ctx context.Context, p Plugin) error {
 	if err := d.Forget(ctx, p.Name); err != nil {
 		return err
@@ -97,7 +94,6 @@ func (d *Directory) begin(p Plugin) (*entry, error) {
 	return x, nil
 }
 
-// setResult stores the kubelet's latest result.
 func (x *entry) setResult(registered bool, text string) {
 	var err error
 	if !registered {
@@ -113,7 +109,7 @@ func (x *entry) setResult(registered bool, text string) {
 	}
 }
 
-// Forget removes the socket of a plugin. An unknown name is not an error.
+// Forget removes a plugin's socket, if any.
 func (d *Directory) Forget(ctx context.Context, name string) error {
 	d.mu.Lock()
 	x := d.registrations[name]
@@ -128,7 +124,7 @@ func (d *Directory) Forget(ctx context.Context, name string) error {
 	return err
 }
 
-// Close removes all sockets. No plugin can be registered afterwards.
+// Close removes all sockets, permanently.
 func (d *Directory) Close(ctx context.Context) error {
 	d.mu.Lock()
 	d.closed = true
@@ -141,13 +137,12 @@ func (d *Directory) Close(ctx context.Context) error {
 	return all
 }
 
-// getInfoTimeout is the kubelet's timeout for GetInfo.
+// getInfoTimeout is the kubelet's.
 const getInfoTimeout = time.Second
 
-// checkOthers fails if a live socket in the directory registers the same
-// plugin, as the upstream SR-IOV device plugin can. A kubelet identifies
-// plugins by name: the second would replace the first, and the end of either
-// would deregister the other.
+// checkOthers fails if a live socket registers the same plugin, as the upstream
+// SR-IOV device plugin can. A kubelet knows plugins by name: the second would
+// replace the first, and the end of either deregister the other.
 func (d *Directory) checkOthers(ctx context.Context, p Plugin) error {
 	entries, err := os.ReadDir(d.dir)
 	if err != nil {
@@ -171,11 +166,10 @@ func (d *Directory) checkOthers(ctx context.Context, p Plugin) error {
 	return nil
 }
 
-// registersFor reports whether a socket registers a plugin of this type and name.
 func registersFor(ctx context.Context, socket string, p Plugin) bool {
 	conn, err := rpcdial.Connect(ctx, socket)
 	if err != nil {
-		return false // no process listens
+		return false
 	}
 	defer conn.Close()
 	info, err := registration.NewRegistrationClient(conn).GetInfo(ctx, &registration.InfoRequest{})

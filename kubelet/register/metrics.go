@@ -6,8 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Collector returns the metrics of the registration, labelled by type and name
-// so that a process can have several registrations.
+// Collector returns the metrics, labelled by type and name: a process can have
+// several registrations.
 func (r *Registrar) Collector() prometheus.Collector {
 	labels := prometheus.Labels{"type": r.plugin.Type, "name": r.plugin.Name}
 	return &collector{

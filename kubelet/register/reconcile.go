@@ -15,8 +15,7 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// reconcile checks whether hosts still find the socket, and creates it again if
-// not.
+// reconcile recreates the socket if hosts no longer find it.
 func (k *reconciler) reconcile(ctx context.Context) {
 	if k.listener != nil {
 		seen, err := k.listener.Look()
@@ -27,12 +26,11 @@ func (k *reconciler) reconcile(ctx context.Context) {
 		if seen == unixsock.Ours {
 			return
 		}
-		// The old listener is closed only after its successor exists: until
-		// then the kernel cannot reuse its inode number, by which hosts
-		// distinguish the two.
+		// Close the old listener last: until then its inode number, by which
+		// hosts distinguish the sockets, cannot be reused.
 		defer k.lose(seen)()
 		if time.Since(k.created) < minSocketAge {
-			k.notBefore = time.Now().Add(k.every) // the event of this loss can still wake the loop
+			k.notBefore = time.Now().Add(k.every) // this loss can still wake the loop
 			return
 		}
 	}
@@ -53,7 +51,6 @@ func (k *reconciler) reconcile(ctx context.Context) {
 	}
 }
 
-// pause returns the time until the next check.
 func (k *reconciler) pause() time.Duration {
 	if rest := time.Until(k.notBefore); rest > 0 {
 		return rest
@@ -61,8 +58,7 @@ func (k *reconciler) pause() time.Duration {
 	return k.every
 }
 
-// serve begins to serve a new socket. Hosts can have found it already; their
-// connections wait in its backlog.
+// Connections of hosts can wait in its backlog.
 func (k *reconciler) serve(l *unixsock.Listener) {
 	k.listener, k.created = l, time.Now()
 	k.update(func(r *record, now time.Time) { r.place(now) })
@@ -74,15 +70,14 @@ func (k *reconciler) serve(l *unixsock.Listener) {
 	})
 }
 
-// lose drops a socket that hosts no longer find, and returns a function that
-// closes it. In-flight RPCs on it continue.
+// lose returns a function that closes the lost socket. In-flight RPCs continue.
 func (k *reconciler) lose(seen unixsock.Sight) (closeOld func()) {
 	what := "another process removed it"
 	if seen == unixsock.Replaced {
 		what = "another process replaced it"
 	}
 	k.logger.Warn("registration socket lost", "socket", k.socket, "reason", what)
-	k.mu.Lock() // without a log entry: the socket is about to be recreated
+	k.mu.Lock() // without a log entry: it is recreated
 	k.record.lose(time.Now(), errors.New(what))
 	k.mu.Unlock()
 	lost := k.listener
@@ -94,8 +89,7 @@ func (k *reconciler) lose(seen unixsock.Sight) (closeOld func()) {
 	}
 }
 
-// withdraw removes the socket if it is still in the directory, so that the host
-// deregisters the plugin.
+// The host deregisters the plugin when the socket is removed.
 func (k *reconciler) withdraw() error {
 	if k.listener == nil {
 		return nil
@@ -108,8 +102,7 @@ func (k *reconciler) withdraw() error {
 	return nil
 }
 
-// findWatchers records which processes watch the directory while no host calls
-// GetInfo, to help find the cause.
+// findWatchers helps to find why no host calls GetInfo.
 func (k *reconciler) findWatchers() {
 	k.mu.Lock()
 	sought := k.record.watchersFound

@@ -1,7 +1,6 @@
 // Package register is the plugin side of the kubelet's plugin registration
-// (pluginregistration v1). A plugin that embeds it needs no registrar sidecar.
-// It maintains the registration socket in the host's directory, serves the
-// registration API, and reports the state of the registration.
+// (pluginregistration v1), instead of a registrar sidecar. It maintains the
+// socket in the host's directory, serves the API, and reports the state.
 package register
 
 import (
@@ -22,14 +21,13 @@ import (
 const (
 	defaultSilence = 30 * time.Second
 	defaultEvery   = 2 * time.Second
-	// minSocketAge is the age below which a lost socket is not recreated at
-	// once: another process removes it as fast as it is created.
+	// minSocketAge: a younger lost socket is not recreated at once, as a
+	// process removes it just as fast.
 	minSocketAge = time.Second
 )
 
-// Registrar registers one plugin with the host that watches the directory. Call
-// Serve once the plugin's endpoint is served, and Stop before the endpoint
-// ends.
+// Registrar registers a plugin with the host that watches the directory. Call
+// Serve once the endpoint is served, and Stop before it ends.
 type Registrar struct {
 	plugin   Plugin
 	socket   string
@@ -40,8 +38,8 @@ type Registrar struct {
 	onResult func(registered bool, text string)
 
 	stop    sync.Once
-	stopped chan struct{} // closed by Stop
-	loop    sync.Mutex    // held while Serve runs
+	stopped chan struct{}
+	loop    sync.Mutex // while Serve runs
 
 	mu     sync.Mutex
 	record record
@@ -49,9 +47,8 @@ type Registrar struct {
 	reports reporter
 }
 
-// New checks the settings and returns a Registrar. It creates nothing;
-// conditions that can change while the plugin runs, such as a missing
-// directory, are no error but part of Status.
+// New returns a Registrar and creates nothing. Conditions that can change, such
+// as a missing directory, are part of Status instead of an error.
 func New(c Config) (*Registrar, error) {
 	socket, err := c.check()
 	if err != nil {
@@ -73,7 +70,7 @@ func New(c Config) (*Registrar, error) {
 	}
 	r.server, err = server.NewGRPC(server.GRPCConfig{
 		Logger: c.Logger, Metrics: c.Metrics, Code: status.Code,
-		Quiet: func(string) bool { return true }, // the results are logged by this package
+		Quiet: func(string) bool { return true }, // this package logs the results
 	})
 	if err != nil {
 		return nil, fmt.Errorf("registration: %w", err)
@@ -82,8 +79,8 @@ func New(c Config) (*Registrar, error) {
 	return r, nil
 }
 
-// Serve maintains the registration socket and serves it until Stop is called or
-// ctx ends. It returns an error only if it cannot remove the socket.
+// Serve maintains and serves the registration socket until Stop or the end of
+// ctx. It fails only if it cannot remove the socket.
 func (r *Registrar) Serve(ctx context.Context) error {
 	r.loop.Lock()
 	defer r.loop.Unlock()
@@ -109,7 +106,7 @@ func (r *Registrar) Serve(ctx context.Context) error {
 		watch.wait(inner, k.pause())
 	}
 	err := k.withdraw()
-	if ctx.Err() != nil { // Stop might not be called
+	if ctx.Err() != nil { // without Stop
 		_ = r.server.Drain(ctx)
 	}
 	return err
@@ -119,7 +116,7 @@ func (r *Registrar) Serve(ctx context.Context) error {
 // for in-flight calls.
 func (r *Registrar) Stop(ctx context.Context) error {
 	r.stop.Do(func() { close(r.stopped) })
-	r.loop.Lock() // wait until Serve has returned
+	r.loop.Lock()
 	defer r.loop.Unlock()
 	return r.server.Drain(ctx)
 }
@@ -133,7 +130,7 @@ func (r *Registrar) isStopped() bool {
 	}
 }
 
-// Status returns the current state of the registration.
+// Status returns the registration's state.
 func (r *Registrar) Status() Status {
 	r.mu.Lock()
 	s := r.record.status(time.Now(), r.silence)
@@ -142,8 +139,7 @@ func (r *Registrar) Status() Status {
 	return s
 }
 
-// Check returns an error while the plugin is not registered; it is meant for
-// /readyz.
+// Check returns an error while the plugin is not registered, for /readyz.
 func (r *Registrar) Check(context.Context) error {
 	switch s := r.Status(); {
 	case s.State == Registered:
@@ -159,7 +155,6 @@ func (r *Registrar) Check(context.Context) error {
 	}
 }
 
-// update changes the record and logs the resulting state.
 func (r *Registrar) update(change func(*record, time.Time)) {
 	r.mu.Lock()
 	change(&r.record, time.Now())
@@ -167,12 +162,12 @@ func (r *Registrar) update(change func(*record, time.Time)) {
 	r.report()
 }
 
-// reconciler maintains the socket; only Serve uses it.
+// reconciler maintains the socket, for Serve.
 type reconciler struct {
 	*Registrar
 	serving   *sync.WaitGroup
-	ctx       context.Context // for RPCs, which outlive the loop until Stop has drained them
+	ctx       context.Context // RPCs outlive the loop until Stop has drained them
 	listener  *unixsock.Listener
 	created   time.Time
-	notBefore time.Time // no socket is created before this time
+	notBefore time.Time // for a new socket
 }

@@ -12,17 +12,15 @@ const (
 	lastReminder  = 10 * time.Minute
 )
 
-// reporter remembers the last logged state.
 type reporter struct {
 	mu    sync.Mutex
 	state State
-	text  string // logged with the state
+	text  string
 	next  time.Time
 	pause time.Duration
 }
 
-// report logs the state when it changed, and repeats it from time to time while
-// there is a problem.
+// report logs changes, and repeats problems.
 func (r *Registrar) report() {
 	r.reports.mu.Lock()
 	defer r.reports.mu.Unlock()
@@ -31,7 +29,7 @@ func (r *Registrar) report() {
 	r.mu.Unlock()
 	s := r.Status()
 	if s.State == Silent && !sought {
-		return // the next check finds the watchers, and then the state is logged with them
+		return // logged with the watchers after the next check
 	}
 	if r.reports.due(s, time.Now()) {
 		s.log(r.logger)

@@ -9,17 +9,16 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// maxText bounds the stored part of a host's error, in bytes.
+// maxText bounds a host's error in bytes.
 const maxText = 4 << 10
 
-// service implements the registration API. It never blocks: a kubelet gives
-// GetInfo one second.
+// service never blocks: a kubelet gives GetInfo one second.
 type service struct {
 	registration.UnimplementedRegistrationServer
 	*Registrar
 }
 
-// GetInfo returns the description of the plugin.
+// GetInfo describes the plugin.
 func (s service) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	s.update(func(r *record, now time.Time) { r.getInfo(now) })
 	return &registration.PluginInfo{
@@ -28,8 +27,7 @@ func (s service) GetInfo(context.Context, *registration.InfoRequest) (*registrat
 }
 
 // NotifyRegistrationStatus records the host's result. An error is answered like
-// success: the host retries by itself, and ending the plugin here would only
-// delay that.
+// success: the host retries, which ending the plugin would only delay.
 func (s service) NotifyRegistrationStatus(ctx context.Context, status *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	text := status.GetError()
 	text = strings.ToValidUTF8(text[:min(len(text), maxText)], "")

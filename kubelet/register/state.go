@@ -9,68 +9,64 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// State is the state of a registration.
+// State is a registration's state.
 type State string
 
 const (
-	// Absent: the socket does not exist because it could not be created;
-	// creating it is retried.
+	// Absent: the socket could not be created; retried.
 	Absent State = "absent"
-	// Yielding: another live process serves a socket at the path. It is left
-	// alone, and replaced once that process is gone.
+	// Yielding: another live process serves the path, which is replaced once
+	// that process is gone.
 	Yielding State = "yielding"
-	// Waiting: the socket exists, and no host has called GetInfo yet.
+	// Waiting: no host has called GetInfo yet.
 	Waiting State = "waiting"
-	// Silent: Waiting for longer than Config.Silence. Usually no host watches
+	// Silent: Waiting for longer than Config.Silence; usually no host watches
 	// the directory.
 	Silent State = "silent"
-	// Asked: a host has called GetInfo and has not reported a result.
+	// Asked: a host has called GetInfo without a result yet.
 	Asked State = "asked"
-	// Registered: the host's last result was success.
+	// Registered: the last result was success.
 	Registered State = "registered"
-	// Refused: the host's last result was an error. The host retries by itself.
+	// Refused: the last result was an error. The host retries.
 	Refused State = "refused"
 )
 
-// states returns all states.
 func states() []State {
 	return []State{Absent, Yielding, Waiting, Silent, Asked, Registered, Refused}
 }
 
-// Status is the observed state of a registration.
+// Status is a registration's observed state.
 type Status struct {
 	State State `json:"state"`
-	// Reason explains a problem: what is wrong, the usual cause, and what to
-	// do. It is empty when there is no problem.
+	// Problem, usual cause, and what to do; empty without a problem.
 	Reason string `json:"reason,omitempty"`
-	// Error is the error that the host reported when it refused the plugin.
+	// The host's error.
 	Error string    `json:"error,omitempty"`
-	Since time.Time `json:"since"` // start of the state
+	Since time.Time `json:"since"` // of the state
 
 	Plugin
 	Socket string    `json:"socket"`
-	Placed time.Time `json:"placed,omitzero"` // when the current socket was created
-	Asked  time.Time `json:"asked,omitzero"`  // last GetInfo on the current socket
-	Told   time.Time `json:"told,omitzero"`   // last NotifyRegistrationStatus on the current socket
+	Placed time.Time `json:"placed,omitzero"` // creation of the socket
+	Asked  time.Time `json:"asked,omitzero"`  // last GetInfo on this socket
+	Told   time.Time `json:"told,omitzero"`   // last NotifyRegistrationStatus on this socket
 
 	Questions int `json:"questions"` // GetInfo calls
-	Refusals  int `json:"refusals"`  // results that were an error
+	Refusals  int `json:"refusals"`  // error results
 	Losses    int `json:"losses"`    // sockets that another process removed or replaced
 }
 
-// record is the history that the state is derived from. It has no clock and no
-// socket.
+// record is the history from which the state is derived.
 type record struct {
-	changed    time.Time // the latest change
-	missing    error     // why there is no socket; nil if there is one
+	changed    time.Time
+	missing    error // why there is no socket
 	placed     time.Time
-	askedAt    time.Time // last GetInfo on this socket; zero if none
+	askedAt    time.Time // on this socket
 	notifiedAt time.Time
-	accepted   bool   // the last result
-	refusal    string // the error of the last result
+	accepted   bool
+	refusal    string // of the last result
 
-	watchersFound time.Time // when the watchers of the directory were last looked for
-	watchers      string    // text about these watchers
+	watchersFound time.Time // last search
+	watchers      string
 
 	questions, refusals, losses int
 }
@@ -80,8 +76,7 @@ func (r *record) place(now time.Time) {
 	r.askedAt, r.notifiedAt, r.accepted, r.refusal = time.Time{}, time.Time{}, false, ""
 }
 
-// miss records why there is no socket. Repeating the same reason changes
-// nothing.
+// Repeating the same reason changes nothing.
 func (r *record) miss(now time.Time, why error) {
 	if r.missing != nil && errors.Is(r.missing, unixsock.ErrLive) == errors.Is(why, unixsock.ErrLive) {
 		r.missing = why
@@ -107,8 +102,8 @@ func (r *record) getInfo(now time.Time) {
 	r.askedAt = now
 }
 
-// notified records a result and reports whether it counts. A result without a
-// GetInfo on this socket is about an earlier socket and is ignored.
+// notified ignores a result without a GetInfo on this socket: it is about an
+// earlier one.
 func (r *record) notified(now time.Time, accepted bool, text string) bool {
 	if r.missing != nil || r.askedAt.IsZero() {
 		return false
@@ -123,13 +118,11 @@ func (r *record) notified(now time.Time, accepted bool, text string) bool {
 	return true
 }
 
-// resultTimeout is how long a host can take until it reports a result: a
-// kubelet gives a CSI driver 2 min for NodeGetInfo alone.
+// resultTimeout: a kubelet gives a CSI driver 2 min for NodeGetInfo alone.
 const resultTimeout = 150 * time.Second
 
-// status derives the state at a point in time. GetInfo after a result changes
-// nothing: the caller might only inspect the plugin, and a restarted host
-// reports a result again.
+// status derives the state. GetInfo after a result changes nothing: it might be
+// an inspection, and a restarted host reports again.
 func (r *record) status(now time.Time, silence time.Duration) Status {
 	s := Status{
 		Since: r.changed, Placed: r.placed, Asked: r.askedAt, Told: r.notifiedAt,
@@ -163,7 +156,6 @@ func (r *record) status(now time.Time, silence time.Duration) Status {
 	return s
 }
 
-// whyRefused adds the usual cause to a host's error.
 func whyRefused(text string) string {
 	const again = "; the host retries by itself with exponential backoff (a kubelet's grows to 2 min)"
 	for _, hint := range []struct{ word, means string }{

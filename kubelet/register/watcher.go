@@ -12,12 +12,12 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 )
 
-// socketWatcher wakes the loop at once when the socket file changes. It only
-// saves time: changes that it misses are found by the periodic check.
+// socketWatcher wakes the loop when the socket file changes. It only saves
+// time: the periodic check finds all changes.
 type socketWatcher struct {
 	dir, name string
 	logger    *slog.Logger
-	watcher   *inotify.Watcher // nil: no inotify instance available
+	watcher   *inotify.Watcher // nil: not available
 	watch     inotify.Watch
 	watching  bool
 	events    []inotify.Event
@@ -34,14 +34,14 @@ func newSocketWatcher(socket string, logger *slog.Logger) *socketWatcher {
 	return s
 }
 
-// arm watches the directory that the path leads to now. Call it before a check,
-// so that no change between the two is missed.
+// arm watches the directory before a check, so that no change in between is
+// missed.
 func (s *socketWatcher) arm() {
 	if s.watcher == nil {
 		return
 	}
 	watch, err := s.watcher.Add(s.dir, watchMask)
-	if s.watching && (err != nil || watch != s.watch) { // the old directory was moved or replaced
+	if s.watching && (err != nil || watch != s.watch) { // another directory
 		_ = s.watcher.Remove(s.watch)
 	}
 	if err != nil {
@@ -50,7 +50,6 @@ func (s *socketWatcher) arm() {
 	s.watch, s.watching = watch, err == nil
 }
 
-// wait returns when the socket file changed, after d, or when ctx ends.
 func (s *socketWatcher) wait(ctx context.Context, d time.Duration) {
 	until := time.Now().Add(d)
 	for s.watching {
@@ -72,8 +71,7 @@ func (s *socketWatcher) wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// isRelevant excludes events of other sockets, and of a directory that is no
-// longer watched.
+// Irrelevant are other sockets, and a directory that is no longer watched.
 func (s *socketWatcher) isRelevant(e inotify.Event) bool {
 	return e.Mask&inotify.Overflow != 0 || e.Watch == s.watch && (e.Name == s.name || e.Name == "")
 }
