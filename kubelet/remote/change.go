@@ -12,13 +12,12 @@ import (
 // Kind is the kind of a Change.
 type Kind string
 
-// The kinds of a Change. A watch starts with a Present for each plugin and then
-// Synced; after that come changes. Restart is sent to a client that was too
-// slow: everything is sent again as at the start.
+// A watch starts with a Present for each plugin and then Synced. Restart is for
+// a slow client: everything is sent again.
 const (
-	Present Kind = "present" // the plugin is new or changed
-	Gone    Kind = "gone"    // the socket is gone and the plugin is deregistered
-	Synced  Kind = "synced"  // the initial list is complete
+	Present Kind = "present" // new or changed
+	Gone    Kind = "gone"    // deregistered
+	Synced  Kind = "synced"  // initial list complete
 	Restart Kind = "restart" // changes were missed: discard all state
 )
 
@@ -29,16 +28,16 @@ func kinds() map[Kind]hostv1.WatchPluginsResponse_Kind {
 	}
 }
 
-// Change is one message of a watch.
+// Change is a message of a watch.
 type Change struct {
 	Kind Kind      `json:"kind"`
-	Time time.Time `json:"time"` // of the change
-	// Plugin is set for Present and Gone.
+	Time time.Time `json:"time"`
+	// For Present and Gone.
 	Plugin *watch.Status `json:"plugin,omitempty"`
 }
 
-// Follow yields all plugins of a host and then each change, until ctx ends or
-// the host is closed.
+// Follow yields a host's plugins and then each change, until ctx ends or the
+// host is closed.
 func Follow(ctx context.Context, h *watch.Host) iter.Seq[Change] {
 	return func(yield func(Change) bool) {
 		for again := true; again; {
@@ -47,9 +46,9 @@ func Follow(ctx context.Context, h *watch.Host) iter.Seq[Change] {
 	}
 }
 
-// follow yields changes until the first gap, and reports whether there was one.
+// follow ends at the first gap, and reports it.
 func follow(ctx context.Context, h *watch.Host, yield func(Change) bool) (gap bool) {
-	events := h.Subscribe(ctx) // before Snapshot, so that no change is missed
+	events := h.Subscribe(ctx) // before Snapshot, to miss no change
 	known, all := h.Snapshot()
 	for _, s := range all {
 		if !yield(Change{Kind: Present, Time: s.Since, Plugin: &s}) {

@@ -21,7 +21,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// Error is the gRPC status of a call that the host refused or that failed.
+// Error is the gRPC status of a failed call.
 type Error struct {
 	Code    codes.Code
 	Message string
@@ -29,19 +29,18 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// ErrNoHost: no process serves the endpoint, or access to it is denied.
+// ErrNoHost: no process serves the endpoint, or access is denied.
 var ErrNoHost = errors.New("no plugin host answers")
 
-// Host is a client of a plugin host in another process. It is safe for
-// concurrent use.
+// Host is a client of a plugin host. It is safe for concurrent use.
 type Host struct {
 	endpoint string
 	conn     *grpc.ClientConn
 	calls    hostv1.HostClient
 }
 
-// Dial connects to a host's endpoint, such as unix:///run/cleat/host/host.sock.
-// The error is ErrNoHost if no host serves it.
+// Dial connects to an endpoint such as unix:///run/cleat/host/host.sock, or
+// fails with ErrNoHost.
 func Dial(ctx context.Context, endpoint string) (*Host, error) {
 	path, err := unixsock.ParseEndpoint(endpoint)
 	if err != nil {
@@ -54,7 +53,6 @@ func Dial(ctx context.Context, endpoint string) (*Host, error) {
 	return &Host{endpoint: endpoint, conn: conn, calls: hostv1.NewHostClient(conn)}, nil
 }
 
-// noHost adds advice to the error of a connection attempt.
 func noHost(endpoint string, err error) error {
 	advice := ""
 	switch {
@@ -73,8 +71,7 @@ func noHost(endpoint string, err error) error {
 // Close ends the connection.
 func (h *Host) Close() error { return h.conn.Close() }
 
-// callError converts the error of a call to an Error, or to ErrNoHost if the
-// host is gone.
+// callError returns an Error, or ErrNoHost if the host is gone.
 func (h *Host) callError(err error) error {
 	if err == nil {
 		return nil
@@ -95,7 +92,7 @@ type Info struct {
 	PID       int       `json:"pid"`
 }
 
-// Info returns the description of the host.
+// Info describes the host.
 func (h *Host) Info(ctx context.Context) (Info, error) {
 	a, err := h.calls.GetHost(ctx, &hostv1.GetHostRequest{})
 	if err != nil {
@@ -107,8 +104,7 @@ func (h *Host) Info(ctx context.Context) (Info, error) {
 	}, nil
 }
 
-// List returns the state of the plugins, sorted by socket. A type or name that
-// is not empty restricts the list to it.
+// List returns the plugins by socket. A non-empty type or name restricts it.
 func (h *Host) List(ctx context.Context, kind, name string) ([]watch.Status, error) {
 	all := []watch.Status{}
 	request := &hostv1.ListPluginsRequest{Filter: &hostv1.Filter{Type: kind, Name: name}}
@@ -126,8 +122,8 @@ func (h *Host) List(ctx context.Context, kind, name string) ([]watch.Status, err
 	}
 }
 
-// Get returns the state of the plugin at a socket. If the plugin does not
-// exist, the error is an Error with code NotFound that explains why.
+// Get returns the plugin at a socket. An Error with NotFound explains why it
+// does not exist.
 func (h *Host) Get(ctx context.Context, socket string) (watch.Status, error) {
 	a, err := h.calls.GetPlugin(ctx, &hostv1.GetPluginRequest{Socket: pathToWire(socket)})
 	if err != nil {
@@ -136,8 +132,8 @@ func (h *Host) Get(ctx context.Context, socket string) (watch.Status, error) {
 	return fromWire(a.GetPlugin()), nil
 }
 
-// Lookup returns the plugin that serves a type and name. If no plugin does, the
-// error is an Error with code NotFound that explains why.
+// Lookup returns the serving plugin of a type and name. An Error with NotFound
+// explains why it does not exist.
 func (h *Host) Lookup(ctx context.Context, kind, name string) (watch.Status, error) {
 	a, err := h.calls.LookupPlugin(ctx, &hostv1.LookupPluginRequest{Type: kind, Name: name})
 	if err != nil {
@@ -146,8 +142,8 @@ func (h *Host) Lookup(ctx context.Context, kind, name string) (watch.Status, err
 	return fromWire(a.GetPlugin()), nil
 }
 
-// Explain describes the state of a name or a socket for users, and what to do.
-// found are the plugins that match word; it can be empty.
+// Explain describes a name or a socket for users, and what to do. found,
+// possibly empty, matches word.
 func (h *Host) Explain(ctx context.Context, word string) (found []watch.Status, text string, err error) {
 	a, err := h.calls.ExplainPlugin(ctx, &hostv1.ExplainPluginRequest{Word: pathToWire(word)})
 	if err != nil {
@@ -159,13 +155,12 @@ func (h *Host) Explain(ctx context.Context, word string) (found []watch.Status, 
 	return found, a.GetText(), nil
 }
 
-// waitGrace is added to the timeout of Wait, so that the host's own error
-// arrives first.
+// waitGrace lets the host's own error arrive first.
 const waitGrace = 5 * time.Second
 
-// Wait waits until a plugin of a name is registered, and of a type if it is not
-// empty. After timeout the error is an Error with code DeadlineExceeded that
-// explains what is missing. With timeout 0 only ctx limits the wait.
+// Wait waits until a plugin of a name (and type, if not empty) is registered.
+// After timeout an Error with DeadlineExceeded explains what is missing.
+// Timeout 0: only ctx limits it.
 func (h *Host) Wait(ctx context.Context, kind, name string, timeout time.Duration) (watch.Status, error) {
 	request := &hostv1.WaitPluginRequest{Type: kind, Name: name}
 	if timeout > 0 {
@@ -181,8 +176,8 @@ func (h *Host) Wait(ctx context.Context, kind, name string, timeout time.Duratio
 	return fromWire(a.GetPlugin()), nil
 }
 
-// Watch yields all plugins and then each change, see Change, until ctx ends or
-// the loop is left. An error is the last value.
+// Watch yields all plugins, then each Change, until ctx ends. An error is the
+// last value.
 func (h *Host) Watch(ctx context.Context) iter.Seq2[Change, error] {
 	return func(yield func(Change, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -194,7 +189,7 @@ func (h *Host) Watch(ctx context.Context) iter.Seq2[Change, error] {
 				return
 			}
 		}
-		if errors.Is(err, io.EOF) { // a host ends a watch only when it stops
+		if errors.Is(err, io.EOF) { // only a stopping host ends a watch
 			err = status.Error(codes.Unavailable, "the host ended the watch")
 		}
 		yield(Change{}, h.callError(err))

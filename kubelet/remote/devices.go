@@ -40,7 +40,7 @@ func resourceToWire(r device.Resource) *hostv1.Resource {
 	return w
 }
 
-// Resource is a resource of a device plugin, as a host reports it.
+// Resource is a device plugin's resource.
 type Resource struct {
 	Name     string          `json:"name"`
 	Endpoint string          `json:"endpoint"`
@@ -49,9 +49,8 @@ type Resource struct {
 	Devices  []device.Device `json:"devices"`
 }
 
-// Devices returns the resources and their devices, sorted by resource. A
-// resource name that is not empty restricts the result to it; if no plugin
-// offers that resource, the error is an Error with code NotFound.
+// Devices returns the resources by name. With a resource, only that one, or an
+// Error with NotFound.
 func (h *Host) Devices(ctx context.Context, resource string) ([]Resource, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -9,8 +9,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// pick returns the plugin that registered last, of those with the given type,
-// name and, if not empty, endpoint.
+// pick returns the newest match; an empty endpoint is any.
 func pick(all []watch.Status, kind, name, endpoint string) (newest watch.Status, found bool) {
 	for _, p := range all {
 		fits := p.Phase == watch.Registered && p.Type == kind && p.Name == name && (endpoint == "" || p.Endpoint == endpoint)
@@ -21,7 +20,6 @@ func pick(all []watch.Status, kind, name, endpoint string) (newest watch.Status,
 	return newest, found
 }
 
-// notFoundText explains why no plugin of a type and name is registered.
 func (s *Service) notFoundText(all []watch.Status, kind, name string) string {
 	if slices.ContainsFunc(all, func(p watch.Status) bool { return p.Type == kind && p.Name == name }) {
 		_, text := s.Host.Why(name)
@@ -30,8 +28,7 @@ func (s *Service) notFoundText(all []watch.Status, kind, name string) string {
 	return notFoundText(all, s.Info.Directory, kind, name)
 }
 
-// suggestion returns a hint with the most similar known name, unless the name
-// is known.
+// suggestion returns the most similar name, unless the name is known.
 func (s *Service) suggestion(kind, name string) string {
 	var names []string
 	for _, p := range s.Host.List() {
@@ -45,10 +42,8 @@ func (s *Service) suggestion(kind, name string) string {
 	return suggestion(name, names)
 }
 
-// maxNames is the number of names in one sentence.
 const maxNames = 8
 
-// notFoundText explains that a name is unknown, with the names that exist.
 func notFoundText(all []watch.Status, directory, kind, name string) string {
 	var names, silent []string
 	for _, p := range all {
@@ -71,7 +66,6 @@ func notFoundText(all []watch.Status, directory, kind, name string) string {
 	return strings.Join(parts, "; ")
 }
 
-// suggestion returns a hint with the most similar word.
 func suggestion(word string, words []string) string {
 	if near := errs.Nearest(word, words); near != "" {
 		return fmt.Sprintf(" (did you mean %q?)", near)
@@ -79,7 +73,6 @@ func suggestion(word string, words []string) string {
 	return ""
 }
 
-// nameList returns "none" for an empty list.
 func nameList(words []string) string {
 	if len(words) == 0 {
 		return "none"

@@ -1,5 +1,5 @@
-// Package remote makes a plugin host available to other processes: a server of
-// the gRPC API host/v1 for a watch.Host, and its client.
+// Package remote serves a watch.Host to other processes by the gRPC API
+// host/v1, and is its client.
 package remote
 
 import (
@@ -19,8 +19,8 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// Serving returns which of several registered endpoints serves a type and name.
-// known is false if the handler has no preference.
+// Serving returns which registered endpoint serves a type and name. known is
+// false without a preference.
 type Serving func(kind, name string) (endpoint string, known bool)
 
 // Service implements the gRPC API host/v1.
@@ -35,10 +35,9 @@ type Service struct {
 type Config struct {
 	Host *watch.Host
 	Info Info
-	// Serving selects the endpoint of a name. If nil, the newest instance
-	// serves.
+	// Nil: the newest instance serves.
 	Serving Serving
-	// Resources returns the resources of the device plugins. It can be nil.
+	// Of the device plugins; can be nil.
 	Resources func() []device.Resource
 }
 
@@ -58,7 +57,7 @@ func NewService(c Config) *Service {
 // Register puts the service on a server.
 func (s *Service) Register(r grpc.ServiceRegistrar) { hostv1.RegisterHostServer(r, s) }
 
-// Stop ends long-running calls, so that the server can be drained.
+// Stop ends long-running calls, for draining.
 func (s *Service) Stop() { s.stop() }
 
 var (
@@ -67,7 +66,7 @@ var (
 	errStopping = errors.New("the plugin host is stopping")
 )
 
-// Code returns the gRPC code of an error of the service.
+// Code returns an error's gRPC code.
 func Code(err error) codes.Code {
 	switch {
 	case errors.Is(err, errInvalid):
@@ -77,11 +76,10 @@ func Code(err error) codes.Code {
 	case errors.Is(err, errStopping), errors.Is(err, watch.ErrClosed):
 		return codes.Unavailable
 	}
-	return codes.Internal // the server handles context errors
+	return codes.Internal
 }
 
-// apiError is an error whose text is complete for the client; kind determines
-// its Code.
+// apiError has a complete text; kind determines its Code.
 type apiError struct {
 	kind error
 	text string
@@ -102,9 +100,9 @@ func (s *Service) GetHost(context.Context, *hostv1.GetHostRequest) (*hostv1.GetH
 	}, nil
 }
 
-// Limits of a ListPlugins page, in plugins and bytes: the plugin that exceeds
-// maxPageBytes is the last one. A plugin takes about 300 bytes, but its texts
-// can be far longer; gRPC clients accept 4 MiB.
+// Limits of a ListPlugins page, in plugins and bytes (the plugin that exceeds
+// maxPageBytes is the last). A plugin takes about 300 bytes, or far more; gRPC
+// clients accept 4 MiB.
 const (
 	defaultPageSize = 500
 	maxPageSize     = 1000
@@ -122,7 +120,7 @@ func (s *Service) ListPlugins(_ context.Context, r *hostv1.ListPluginsRequest) (
 	}
 	size = min(size, maxPageSize)
 	after, bytes, answer := pathFromWire(r.GetPageToken()), 0, &hostv1.ListPluginsResponse{}
-	for _, p := range s.Host.List() { // sorted by socket
+	for _, p := range s.Host.List() { // by socket
 		if p.Socket <= after || !matches(r.GetFilter(), p) {
 			continue
 		}
@@ -165,7 +163,7 @@ func (s *Service) LookupPlugin(_ context.Context, r *hostv1.LookupPluginRequest)
 	all := s.Host.List()
 	endpoint, known := s.Serving(kind, name)
 	p, ok := pick(all, kind, name, endpoint)
-	if !ok && known { // its endpoint changed between the two calls
+	if !ok && known { // the endpoint changed meanwhile
 		p, ok = pick(all, kind, name, "")
 	}
 	if !ok {
@@ -224,7 +222,7 @@ func (s *Service) WaitPlugin(ctx context.Context, r *hostv1.WaitPluginRequest) (
 	switch {
 	case err != nil && s.stopped.Err() != nil:
 		return nil, errStopping
-	case errors.Is(err, context.DeadlineExceeded): // the code already says that
+	case errors.Is(err, context.DeadlineExceeded): // the code says that
 		text := strings.TrimSuffix(err.Error(), ": "+context.DeadlineExceeded.Error())
 		return nil, &apiError{kind: context.DeadlineExceeded, text: text + s.suggestion(r.GetType(), r.GetName())}
 	case err != nil:
@@ -233,7 +231,7 @@ func (s *Service) WaitPlugin(ctx context.Context, r *hostv1.WaitPluginRequest) (
 	return &hostv1.WaitPluginResponse{Plugin: toWire(p)}, nil
 }
 
-// untilStopped returns a context that ends with the call or with the service.
+// The context ends with the call or the service.
 func (s *Service) untilStopped(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	unhook := context.AfterFunc(s.stopped, cancel)

@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// phases maps the numbers in the API to the phases of package watch.
+// phases is by number in the API.
 func phases() []watch.Phase {
 	return []watch.Phase{
 		hostv1.Phase_PHASE_UNSPECIFIED:   "",
@@ -34,7 +34,7 @@ func phaseToWire(p watch.Phase) hostv1.Phase {
 	return hostv1.Phase(max(0, slices.Index(phases(), p)))
 }
 
-// phaseFromWire returns "phase N" for a phase of a later release.
+// phaseFromWire returns "phase N" for a later release's.
 func phaseFromWire(p hostv1.Phase) watch.Phase {
 	if all := phases(); int(p) >= 0 && int(p) < len(all) {
 		return all[p]
@@ -83,12 +83,11 @@ func timeFromWire(t *timestamppb.Timestamp) time.Time {
 	return t.AsTime()
 }
 
-// valid replaces invalid UTF-8, with which a whole message could not be
-// encoded.
+// valid: invalid UTF-8 cannot be encoded.
 func valid(text string) string { return strings.ToValidUTF8(text, "\uFFFD") }
 
-// pathToWire encodes a path, which is a byte string to the kernel, as UTF-8:
-// invalid bytes become \xff, and a backslash is doubled.
+// pathToWire encodes a path as UTF-8: invalid bytes become \xff, and a
+// backslash is doubled.
 func pathToWire(path string) string {
 	if utf8.ValidString(path) && !strings.Contains(path, `\`) {
 		return path
@@ -109,8 +108,7 @@ func pathToWire(path string) string {
 	return b.String()
 }
 
-// pathFromWire decodes the result of pathToWire. Other escapes are left as they
-// are.
+// pathFromWire leaves other escapes as they are.
 func pathFromWire(text string) string {
 	if !strings.Contains(text, `\`) {
 		return text
