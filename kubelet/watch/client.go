@@ -20,39 +20,35 @@ import (
 )
 
 const (
-	maxAnswer  = 256 << 10 // of an answer, in bytes
+	maxAnswer  = 256 << 10 // bytes
 	maxHeaders = 16 << 10
-	maxText    = 8 << 10 // of an error in a notification
+	maxText    = 8 << 10 // of an error
 )
 
 var (
-	// errSilent: the server did not send anything in time.
 	errSilent = errors.New("the server sent no data")
-	// errForeign: the server does not speak HTTP/2, or closed the connection.
+	// No HTTP/2, or the connection was closed.
 	errForeign = errors.New("the server does not speak HTTP/2, or closed the connection")
-	// errPanic is in the error of a handler call that panicked.
+	// A handler panicked.
 	errPanic = errors.New("panic")
 )
 
-// dialError is a failure to connect.
 type dialError struct{ error }
 
 func (e dialError) Unwrap() error { return e.error }
 
-// peerError is a refusal by Options.Peer.
+// peerError is from Options.Peer.
 type peerError struct{ error }
 
 func (e peerError) Unwrap() error { return e.error }
 
-// isRefused reports whether no process listens on the socket, or its backlog is
-// full.
+// isRefused: no process listens, or the backlog is full.
 func isRefused(err error) bool {
 	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.EAGAIN)
 }
 
-// connect connects to a plugin's socket and waits until the server speaks
-// HTTP/2. The connection is never re-established, because a later one could
-// reach another plugin.
+// connect waits until the server speaks HTTP/2. The connection is never
+// re-established: another plugin could serve then.
 func connect(ctx context.Context, path string, peer func(Peer) error) (*grpc.ClientConn, error) {
 	raw, err := dial(ctx, path, peer)
 	if err != nil {
@@ -70,12 +66,12 @@ func connect(ctx context.Context, path string, peer func(Peer) error) (*grpc.Cli
 			}
 		}),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Hour}), // ctx bounds the dial
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Hour}), // ctx bounds it
 		grpc.WithIdleTimeout(0),
 		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithNoProxy(),
 		grpc.WithMaxHeaderListSize(maxHeaders), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
-		grpc.WithInitialWindowSize(maxAnswer),                           // a fixed size avoids the pings that estimate the bandwidth
-		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10), // there can be a thousand connections
+		grpc.WithInitialWindowSize(maxAnswer),                           // a fixed size avoids bandwidth pings
+		grpc.WithReadBufferSize(4<<10), grpc.WithWriteBufferSize(4<<10), // there can be a thousand
 	)
 	if err != nil {
 		return nil, errors.Join(err, raw.Close())
@@ -96,8 +92,7 @@ func connect(ctx context.Context, path string, peer func(Peer) error) (*grpc.Cli
 	return conn, nil
 }
 
-// dial connects to a plugin's socket, if Options.Peer accepts the process that
-// serves it.
+// dial applies Options.Peer.
 func dial(ctx context.Context, path string, peer func(Peer) error) (net.Conn, error) {
 	raw, err := unixsock.Dial(ctx, path)
 	if err != nil {
@@ -123,7 +118,6 @@ func getInfo(ctx context.Context, conn *grpc.ClientConn, within time.Duration) (
 	return Plugin{Type: info.GetType(), Name: info.GetName(), Endpoint: info.GetEndpoint(), Versions: info.GetSupportedVersions()}, err
 }
 
-// notify reports to the plugin that it is registered, or the reason why not.
 func notify(ctx context.Context, conn *grpc.ClientConn, within time.Duration, why string) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -132,7 +126,7 @@ func notify(ctx context.Context, conn *grpc.ClientConn, within time.Duration, wh
 	return err
 }
 
-// sendable makes a text valid UTF-8 and limits its length.
+// sendable returns valid UTF-8 of limited length.
 func sendable(text string) string {
 	text = strings.ToValidUTF8(text, string(utf8.RuneError))
 	if len(text) <= maxText {
@@ -141,7 +135,6 @@ func sendable(text string) string {
 	return strings.ToValidUTF8(text[:maxText], "") + "…"
 }
 
-// call calls the method of the plugin's handler that belongs to the step.
 func (h *Host) call(p Plugin, step Phase) *failure {
 	handler := h.handler(p.Type)
 	do, bound := handler.Validate, h.o.Timeouts.Validate
@@ -167,7 +160,6 @@ func (h *Host) call(p Plugin, step Phase) *failure {
 	}
 }
 
-// guarded converts a panic to an error.
 func (h *Host) guarded(ctx context.Context, p Plugin, do func(context.Context, Plugin) error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {

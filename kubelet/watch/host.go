@@ -11,39 +11,39 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch/discovery"
 )
 
-// ErrClosed is returned by calls on a host that was closed.
+// ErrClosed: the host was closed.
 var ErrClosed = errors.New("the plugin host is closed")
 
-// errGone ends a socket whose plugin must be deregistered: its file was removed
-// or replaced, or the host closes and deregisters all plugins.
+// errGone ends a socket whose plugin must be deregistered: its file went, or
+// Close deregisters all.
 var errGone = errors.New("the socket is gone")
 
-// Host discovers plugins and registers them. It is safe for concurrent use.
+// Host discovers and registers plugins. It is safe for concurrent use.
 type Host struct {
 	o       Options
 	metrics *metrics
 	hub     hub
 
-	names op.Locks      // serialise the handler calls for a type and name
-	slots chan struct{} // has an element for each attempt that counts against Options.Concurrency
+	names op.Locks      // handler calls by type and name
+	slots chan struct{} // attempts within Options.Concurrency
 
-	serving context.Context // ends with Close; its cause is errGone or ErrClosed
+	serving context.Context // until Close; cause errGone or ErrClosed
 	stop    context.CancelCauseFunc
-	calls   context.Context // RPCs and handler calls; ends when Close stops waiting for them
+	calls   context.Context // of RPCs and handler calls
 	abort   context.CancelFunc
-	work    sync.WaitGroup // all goroutines
+	work    sync.WaitGroup
 
 	life    sync.Mutex
 	state   state
 	finder  *discovery.Finder
 	closing sync.Once
-	closed  error // the result of Close
+	closed  error // of Close
 
 	mu              sync.Mutex
-	handlers        map[string]Handler // by type; never changed or removed, so that the handler that registered a plugin also deregisters it
+	handlers        map[string]Handler // by type; permanent, so that the same handler deregisters a plugin
 	paths           map[string]*place
 	orphans         map[instance]context.CancelFunc
-	notDeregistered []string // plugins that Close could not deregister
+	notDeregistered []string // by Close
 }
 
 type state int
@@ -54,11 +54,11 @@ const (
 	closed
 )
 
-// place is a socket path. The next socket there waits until the current one is
+// place is a socket path, where the next socket waits until the current one is
 // deregistered.
 type place struct{ now, next *socket }
 
-// New checks the options and returns a Host. Call Start to run it.
+// New returns a Host. Call Start to run it.
 func New(o Options) (*Host, error) {
 	o, err := o.complete()
 	if err != nil {
@@ -79,7 +79,7 @@ func New(o Options) (*Host, error) {
 	return h, nil
 }
 
-// Start creates the directory if missing, watches it and finds the existing
+// Start creates the directory if missing, watches it and finds existing
 // sockets; ctx bounds only that. It fails if sockets would be missed.
 func (h *Host) Start(ctx context.Context) error {
 	h.life.Lock()
@@ -108,8 +108,8 @@ func (h *Host) Start(ctx context.Context) error {
 	return nil
 }
 
-// Handle adds the handler for a type of plugin; it cannot be replaced or
-// removed. Plugins that failed for lack of a handler are retried at once.
+// Handle adds the permanent handler for a type of plugin. Plugins that lacked
+// it are retried at once.
 func (h *Host) Handle(kind string, handler Handler) error {
 	if err := checkHandler(kind, handler); err != nil {
 		return err
@@ -131,10 +131,9 @@ func (h *Host) Handle(kind string, handler Handler) error {
 	return nil
 }
 
-// Close stops discovery and attempts, waits for in-flight handler calls, and
-// with deregister set deregisters every plugin. If ctx ends first, these calls
-// are cancelled, and the error lists what is left. Later calls return the same
-// error.
+// Close ends attempts, waits for in-flight handler calls, and optionally
+// deregisters every plugin. If ctx ends first, calls are cancelled, and the
+// error lists what is left. Later calls return the same error.
 func (h *Host) Close(ctx context.Context, deregister bool) error {
 	h.closing.Do(func() {
 		h.life.Lock()
@@ -152,10 +151,9 @@ func (h *Host) Close(ctx context.Context, deregister bool) error {
 	return h.closed
 }
 
-// grace is how long cancelled calls have to return.
+// grace is for cancelled calls to return.
 const grace = time.Second
 
-// await waits for all goroutines.
 func (h *Host) await(ctx context.Context) (err error) {
 	ended := make(chan struct{})
 	go func() { h.work.Wait(); close(ended) }()
@@ -176,7 +174,6 @@ func (h *Host) await(ctx context.Context) (err error) {
 	return err
 }
 
-// calling returns the plugins for which handler calls are in flight.
 func (h *Host) calling() (plugins []string) {
 	for _, s := range h.List() {
 		switch s.Phase {
@@ -187,7 +184,7 @@ func (h *Host) calling() (plugins []string) {
 	return plugins
 }
 
-// discovered updates the desired set of sockets.
+// discovered updates the desired sockets.
 func (h *Host) discovered(changes []discovery.Change) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -209,7 +206,6 @@ func (h *Host) discovered(changes []discovery.Change) {
 	}
 }
 
-// gone ends the last socket found at the path.
 func (p *place) gone() {
 	if p.next != nil {
 		p.next.end(errGone)
@@ -220,14 +216,13 @@ func (p *place) gone() {
 	p.now.wake()
 }
 
-// begin starts the goroutine of a socket.
 func (h *Host) begin(p *place, s *socket) {
 	p.now, p.next = s, nil
 	h.publish(s, Waiting)
 	h.work.Go(s.run)
 }
 
-// finished removes a socket, and starts the next one at its path.
+// finished starts the next socket at the path.
 func (h *Host) finished(s *socket) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -241,15 +236,13 @@ func (h *Host) finished(s *socket) {
 	h.begin(p, p.next)
 }
 
-// handler returns nil for a type that has none.
 func (h *Host) handler(kind string) Handler {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.handlers[kind]
 }
 
-// deregister calls the handler, serialised with other calls for the plugin's
-// name.
+// deregister is serialised by the plugin's name.
 func (h *Host) deregister(ctx context.Context, p Plugin) *failure {
 	unlock, err := h.names.Lock(ctx, p.key())
 	if err == nil {
@@ -262,10 +255,9 @@ func (h *Host) deregister(ctx context.Context, p Plugin) *failure {
 	return h.call(p, DeRegistering)
 }
 
-// orphan retries to deregister a plugin whose path already has another socket,
-// so that a failing DeRegister of the old plugin does not block the new one. It
-// ends when the same instance is registered again, because DeRegister would
-// then remove the new registration.
+// orphan retries to deregister a plugin whose path has another socket, so that
+// the failure does not block the new plugin. It ends when the same instance is
+// registered again: DeRegister would remove that.
 func (h *Host) orphan(p Plugin, failures int) {
 	superseded, cancel := context.WithCancel(h.calls)
 	h.mu.Lock()
@@ -294,7 +286,7 @@ func (h *Host) orphan(p Plugin, failures int) {
 	})
 }
 
-// supersede stops the retries of orphan for an instance.
+// supersede stops orphan's retries for an instance.
 func (h *Host) supersede(p Plugin) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -304,7 +296,6 @@ func (h *Host) supersede(p Plugin) {
 	}
 }
 
-// recordLeft records a plugin that Close could not deregister.
 func (h *Host) recordLeft(p Plugin, f failure) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -18,7 +18,7 @@ func (h *Host) List() []Status {
 	return all
 }
 
-// Snapshot returns List with the serial of the last event that it contains.
+// Snapshot returns List and the serial of the last event in it.
 func (h *Host) Snapshot() (serial uint64, all []Status) {
 	h.mu.Lock()
 	all = make([]Status, 0, len(h.paths))
@@ -41,7 +41,7 @@ func (s Status) is(word string) bool {
 }
 
 // Health returns nil while the host sees every socket below the directory come
-// and go, and otherwise the reason. It can be called at any time.
+// and go. It can be called at any time.
 func (h *Host) Health() error {
 	h.life.Lock()
 	defer h.life.Unlock()
@@ -54,14 +54,14 @@ func (h *Host) Health() error {
 	return h.finder.Health()
 }
 
-// Wait waits until a plugin of a type and name is registered; an empty kind
-// means any type. If ctx ends first, the error contains the plugin's state.
+// Wait waits until a plugin is registered; an empty kind is any type. If ctx
+// ends first, the error has the plugin's state.
 func (h *Host) Wait(ctx context.Context, kind, name string) (Status, error) {
 	is := func(s Status) bool {
 		return s.Phase == Registered && s.Name == name && (kind == "" || s.Type == kind)
 	}
 	following, leave := context.WithCancel(ctx)
-	defer leave() // also if events is never ranged over
+	defer leave() // also if events is not ranged over
 	events := h.Subscribe(following)
 	current := func() (Status, bool) {
 		all := h.List()
@@ -91,8 +91,7 @@ func (h *Host) Wait(ctx context.Context, kind, name string) (Status, error) {
 	return Status{}, fmt.Errorf("no plugin %s is registered: %s: %w", name, why, err)
 }
 
-// Why describes the state of a name or a socket for users, also if no such
-// plugin is known.
+// Why describes the state of a name or socket for users, also if it is unknown.
 func (h *Host) Why(word string) (found []Status, text string) {
 	found = h.Find(word)
 	if len(found) == 0 {
@@ -105,7 +104,6 @@ func (h *Host) Why(word string) (found []Status, text string) {
 	return found, strings.Join(lines, "\n")
 }
 
-// describe formats a status as one or two sentences.
 func (s Status) describe(now time.Time) string {
 	subject := s.Socket
 	if s.Name != "" || s.Type != "" {
@@ -126,7 +124,6 @@ func (s Status) describe(now time.Time) string {
 	return fmt.Sprintf("%s is %s for %s", subject, s.Phase, ago)
 }
 
-// unknown explains why a name or path is unknown.
 func (h *Host) unknown(word string) string {
 	if err := h.Health(); err != nil {
 		return fmt.Sprintf("the directory %s is only partly visible: %v", h.o.Dir, err)
@@ -153,7 +150,7 @@ func (h *Host) unknown(word string) string {
 	return unseen(h.o.Dir, rel)
 }
 
-// unseen describes what is at a path that should have been discovered.
+// unseen describes a path that should have been discovered.
 func unseen(dir, rel string) string {
 	path := dir
 	for part := range strings.SplitSeq(rel, "/") {

@@ -10,8 +10,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch/discovery"
 )
 
-// metrics have a bounded number of series: types without a handler, which
-// plugins choose freely, count as one.
+// Series are bounded: all types without a handler count as one.
 type metrics struct {
 	plugins         *prometheus.GaugeVec
 	dead            prometheus.Gauge
@@ -27,7 +26,7 @@ type metrics struct {
 	counted map[string]counted // by socket; guarded by Host.mu
 }
 
-// counted is how a socket is currently counted in the gauges.
+// counted is how the gauges count a socket.
 type counted struct {
 	kind, phase string
 	dead        bool
@@ -86,7 +85,6 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
-// status counts a socket by its new status.
 func (m *metrics) status(s Status, handled bool) {
 	now := counted{kind: unknownType, phase: string(s.Phase), dead: s.Dead}
 	if handled {
@@ -113,14 +111,12 @@ func (m *metrics) status(s Status, handled bool) {
 	}
 }
 
-// succeeded counts an attempt that registered a plugin; took is the time since
-// its socket was found.
+// took is the time since the socket was found.
 func (m *metrics) succeeded(kind string, took time.Duration) {
 	m.registered.Observe(took.Seconds())
 	m.attempts.WithLabelValues(kind, string(Registered)).Inc()
 }
 
-// failed counts an attempt that failed, or a plugin that died.
 func (m *metrics) failed(kind string, f failure) {
 	result := string(f.step)
 	if f.step == Registered {
@@ -129,7 +125,6 @@ func (m *metrics) failed(kind string, f failure) {
 	m.attempts.WithLabelValues(kind, result).Inc()
 }
 
-// deregistered counts a call of DeRegister.
 func (m *metrics) deregistered(kind string, err error) {
 	result := "ok"
 	if err != nil {

@@ -11,50 +11,44 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Options configure a Host. Only Dir is required; the other zero values select
-// the default in parentheses.
+// Options configure a Host. Only Dir is required; defaults are in parentheses.
 type Options struct {
-	// Dir is the directory below which plugins create their sockets: an
-	// absolute, clean path, created with mode 0750 if missing. It can be a
-	// symbolic link.
+	// Dir, an absolute, clean path, is created with mode 0750 if missing. It
+	// can be a symbolic link.
 	Dir string
-	// Handlers are the initial handlers, by type of plugin. Handle adds more.
+	// Initial handlers by type; Handle adds more.
 	Handlers map[string]Handler
 
 	Timeouts Timeouts
 	BackOff  BackOff
-	// Concurrency limits the attempts that start at the same time (64), so that
-	// many plugins do not cause each other's timeouts. An attempt counts for at
-	// most 20 ms.
+	// Concurrency limits simultaneous new attempts (64), so that many plugins
+	// do not cause timeouts. An attempt counts for at most 20 ms.
 	Concurrency int
-	// Rescan is the interval at which the directory is compared with the
-	// discovered sockets (1 min), in addition to a rescan after lost inotify
-	// events.
+	// Rescan is the interval for comparing the directory with the discovered
+	// sockets (1 min).
 	Rescan time.Duration
-	// Grace is how long a plugin stays registered after no process listens on
-	// its socket any more while the file remains. Zero means for ever, as in
-	// the kubelet; Status.Dead is set in any case.
+	// Grace is how long a plugin stays registered while its file remains but no
+	// process listens. Zero means for ever, as in the kubelet; Status.Dead is
+	// set anyway.
 	Grace time.Duration
-	// Peer refuses plugins by the process that serves their socket; nil accepts
-	// all. An error counts as a failure to connect. Peer is called
-	// concurrently.
+	// Peer refuses plugins by the serving process; nil accepts all. An error is
+	// a failure to connect. Calls are concurrent.
 	Peer func(Peer) error
 
-	Logger  *slog.Logger          // nil: no log
-	Metrics prometheus.Registerer // nil: no metrics
+	Logger  *slog.Logger
+	Metrics prometheus.Registerer
 }
 
-// Peer is the process that listens on a socket, from SO_PEERCRED: the IDs at
-// the time of listen(2), in the namespaces of this process.
+// Peer is the process that listens, from SO_PEERCRED: IDs at the time of
+// listen(2), in this process's namespaces.
 type Peer struct {
 	PID      int32
 	UID, GID uint32
 }
 
-// Timeouts bound the steps of an attempt. Dial, GetInfo and Notify have the
-// kubelet's values; the kubelet has no timeouts for handler calls.
+// Timeouts bound an attempt's steps. The kubelet has none for handler calls.
 type Timeouts struct {
-	Dial       time.Duration // until the plugin speaks HTTP/2 (10 s)
+	Dial       time.Duration // until HTTP/2 (10 s)
 	GetInfo    time.Duration // 1 s
 	Validate   time.Duration // 30 s
 	Register   time.Duration // 5 min
@@ -62,18 +56,16 @@ type Timeouts struct {
 	DeRegister time.Duration // 1 min
 }
 
-// BackOff is the delay between attempts at one socket: First, doubled after
-// each failure up to Most. A new socket at the same path starts with First.
+// BackOff is the delay between attempts: First, doubled up to Most. A new
+// socket starts with First.
 type BackOff struct {
 	First time.Duration // 500 ms
 	Most  time.Duration // 2 min 2 s
-	// Jitter is the random part of each delay, so that plugins that failed
-	// together are not retried together: with 0.2 (the default) a delay is 80
-	// to 100 % of its length. Negative means no jitter.
+	// Jitter is the random part of each delay: 0.2, the default, is 80 to 100
+	// %. Negative means no jitter.
 	Jitter float64
 }
 
-// complete checks the options and sets the defaults.
 func (o Options) complete() (Options, error) {
 	var wrong []error
 	switch {

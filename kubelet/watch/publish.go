@@ -7,7 +7,6 @@ import (
 	"time"
 )
 
-// update changes the status of a socket and publishes it.
 func (s *socket) update(phase Phase, change func(*Status)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -17,8 +16,7 @@ func (s *socket) update(phase Phase, change func(*Status)) {
 	s.publish(s, phase)
 }
 
-// publish reports the status of a socket to subscribers, metrics and the log.
-// It is called with Host.mu held.
+// publish, with Host.mu held, reports to subscribers, metrics and the log.
 func (h *Host) publish(s *socket, phase Phase) {
 	now := time.Now()
 	if s.status.Phase != phase {
@@ -54,8 +52,7 @@ func (h *Host) log(s Status, repeated bool) {
 	h.o.Logger.LogAttrs(context.Background(), level, message, attrs...)
 }
 
-// entry returns the log level and event of a status. A repeated failure is
-// logged at debug level.
+// A repeated failure is logged at debug level.
 func (s Status) entry(repeated bool) (slog.Level, string) {
 	switch {
 	case s.Phase == Registered && s.Dead:
@@ -74,8 +71,7 @@ func (s Status) entry(repeated bool) (slog.Level, string) {
 	return slog.LevelDebug, "plugin phase changed"
 }
 
-// kinds returns the types that have a handler, sorted. The caller holds
-// Host.mu.
+// kinds needs Host.mu.
 func (h *Host) kinds() []string {
 	kinds := make([]string, 0, len(h.handlers))
 	for kind := range h.handlers {
@@ -91,8 +87,7 @@ func (h *Host) types() []string {
 	return h.kinds()
 }
 
-// label is the type of the socket's plugin in metrics. Types without a handler
-// count as one, because plugins choose them freely.
+// label is bounded: all types without a handler are one.
 func (s *socket) label() string {
 	if s.handler(s.status.Type) == nil {
 		return unknownType

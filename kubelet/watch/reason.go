@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// The functions here return the usual cause of a failure, and what to do.
+// The usual causes of failures, and what to do.
 
 func noHandlerReason(kind string, handled []string) string {
 	switch {
@@ -28,7 +28,6 @@ func noHandlerReason(kind string, handled []string) string {
 	return fmt.Sprintf("this host handles %s; types are case-sensitive", strings.Join(handled, ", "))
 }
 
-// dialReason explains why connecting to the socket failed.
 func dialReason(err error) string {
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
@@ -47,7 +46,6 @@ func dialReason(err error) string {
 	return "the socket cannot be connected to"
 }
 
-// askFailure explains why connecting to the plugin or GetInfo failed.
 func askFailure(err error, timeouts Timeouts) failure {
 	f := failure{step: Asking, text: err.Error()}
 	switch {
@@ -81,7 +79,6 @@ func getInfoReason(err error, timeout time.Duration) string {
 	return "the plugin itself answered GetInfo with this error"
 }
 
-// handlerReason explains why a handler call failed.
 func handlerReason(step Phase, err error, p Plugin, timeout time.Duration) string {
 	if errors.Is(err, errPanic) {
 		return "a bug in the handler for " + p.Type + "; the log contains the stack"
@@ -101,7 +98,7 @@ func handlerReason(step Phase, err error, p Plugin, timeout time.Duration) strin
 	return fmt.Sprintf("the handler for %s refused the plugin", p.Type)
 }
 
-// wrongEndpoint explains an endpoint that is obviously invalid.
+// wrongEndpoint explains an obviously invalid endpoint.
 func wrongEndpoint(endpoint string) string {
 	_, rest, scheme := strings.Cut(endpoint, "://")
 	switch {
@@ -115,7 +112,6 @@ func wrongEndpoint(endpoint string) string {
 	return ""
 }
 
-// notifyReason explains why the plugin could not be notified.
 func notifyReason(err error, timeout time.Duration) string {
 	switch status.Code(err) {
 	case codes.DeadlineExceeded:

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Error texts of the kubelet for plugins that are not registered.
+// The kubelet's texts for plugins.
 const (
 	notifyPrefix     = "RegisterPlugin error -- "
 	notifyNoHandler  = "no handler registered for plugin type: %s at socket %s"
@@ -23,55 +23,54 @@ const (
 )
 
 const (
-	// A new socket that refuses connections is dialled again, with delays from
-	// shortest to longest: plugins call bind before listen, and inotify does
-	// not report listen. After reportRefusal the status shows the refusal.
+	// A new socket that refuses connections is dialled again with these delays:
+	// plugins call bind before listen, which inotify does not report. After
+	// reportRefusal the status shows the refusal.
 	shortest, longest = 200 * time.Microsecond, 250 * time.Millisecond
 	reportRefusal     = 100 * time.Millisecond
 
-	// An attempt counts against Options.Concurrency for slotTime at most, so
-	// that silent plugins cannot delay the others.
+	// An attempt holds a slot at most this long, so that silent plugins do not
+	// delay others.
 	slotTime = 20 * time.Millisecond
 
-	// A lost connection to a registered plugin is re-established with delays
-	// from firstCheck, in which a plugin that shuts down removes its file, to
-	// lastCheck. A connection that lasted for steady resets the delay.
+	// A registered plugin's lost connection is re-established with delays from
+	// firstCheck, in which an exiting plugin removes its file. A connection
+	// that lasted for steady resets the delay.
 	firstCheck, lastCheck = 100 * time.Millisecond, 30 * time.Second
 	steady                = 10 * time.Second
 )
 
-// socket is one socket file at a path. Its goroutine registers the plugin that
-// serves it, retries failures, and deregisters it when the file goes.
+// socket is a socket file. Its goroutine registers the plugin, retries, and
+// deregisters it when the file goes.
 type socket struct {
 	*Host
 	path    string
-	ctx     context.Context // desired state: ends when the file or the host goes
+	ctx     context.Context // desired state: until the file or the host goes
 	end     context.CancelCauseFunc
-	changed chan struct{} // the file went, a new one came, or a handler was added
-	status  Status        // observed state; written by the goroutine with Host.mu held
+	changed chan struct{} // file gone or replaced, or a handler added
+	status  Status        // written by the goroutine with Host.mu held
 
-	// Owned by the goroutine.
+	// Of the goroutine.
 	conn     *grpc.ClientConn
-	held     bool   // the handler has the plugin, or might have it
+	held     bool   // the handler might have the plugin
 	failures int    // in a row
-	restart  bool   // the next attempt is the first since the plugin was registered
-	reported string // the last failure since then
+	restart  bool   // the first attempt since it was registered
+	reported string // last failure since
 }
 
-// failure is why an attempt or a call of DeRegister failed.
+// failure is of an attempt or DeRegister.
 type failure struct {
 	step         Phase
 	text, reason string
-	interrupted  bool // the call was cancelled or panicked, so its effect is unknown
+	interrupted  bool // canceled or panicked: effect unknown
 	noHandler    bool
 }
 
-// instance identifies a registration for its handler.
 type instance struct{ kind, name, endpoint, socket string }
 
 func (p Plugin) instance() instance { return instance{p.Type, p.Name, p.Endpoint, p.Socket} }
 
-// key is what handler calls are serialised by.
+// key serialises handler calls.
 func (p Plugin) key() string { return p.Type + "\x00" + p.Name }
 
 func newSocket(h *Host, path string) *socket {
@@ -88,7 +87,6 @@ func (s *socket) wake() {
 	}
 }
 
-// run is the goroutine of the socket.
 func (s *socket) run() {
 	for s.ctx.Err() == nil {
 		failed := s.attempt()
@@ -99,7 +97,7 @@ func (s *socket) run() {
 		s.metrics.failed(s.label(), *failed)
 		s.pause(*failed, s.fail(*failed))
 		if s.ctx.Err() == nil {
-			s.release() // left over from an interrupted Register
+			s.release() // from an interrupted Register
 		}
 	}
 	if context.Cause(s.ctx) == errGone {
@@ -108,8 +106,7 @@ func (s *socket) run() {
 	}
 }
 
-// attempt tries once to register the plugin. It returns a failure if the
-// attempt must be retried, or nil when the file or the host goes.
+// attempt returns a failure to retry, or nil when the file or the host goes.
 func (s *socket) attempt() *failure {
 	p, failed := s.query()
 	if failed != nil || s.ctx.Err() != nil {
@@ -118,7 +115,7 @@ func (s *socket) attempt() *failure {
 	refusal, failed := s.register(p)
 	switch {
 	case failed != nil:
-		_ = s.notify(notifyPrefix + refusal) // best effort: the attempt has failed in any case
+		_ = s.notify(notifyPrefix + refusal) // best effort
 		return failed
 	case !s.held:
 		return nil
@@ -136,7 +133,6 @@ func (s *socket) attempt() *failure {
 	return s.stay()
 }
 
-// query connects to the plugin and calls GetInfo.
 func (s *socket) query() (Plugin, *failure) {
 	select {
 	case s.slots <- struct{}{}:
@@ -182,8 +178,7 @@ func (s *socket) query() (Plugin, *failure) {
 	return p, nil
 }
 
-// connect connects to the plugin. For a new socket it retries while the
-// connection is refused.
+// connect retries while a new socket refuses.
 func (s *socket) connect() (err error) {
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(s.ctx, s.o.Timeouts.Dial)
@@ -195,7 +190,7 @@ func (s *socket) connect() (err error) {
 		case isRefused(err) && s.failures == 0:
 			refused = err
 		case refused != nil && isType[dialError](err) && time.Since(begun) >= s.o.Timeouts.Dial:
-			return refused // the refusal says more than the deadline of the last dial
+			return refused // more specific than the deadline
 		default:
 			return err
 		}
@@ -217,9 +212,8 @@ func (s *socket) closeConn() {
 	}
 }
 
-// register calls the handler, serialised with other calls for the plugin's
-// name. On failure, refusal is the error to report to the plugin; otherwise
-// s.held says whether the handler has the plugin.
+// register is serialised by the plugin's name. refusal is for the plugin;
+// s.held says whether the handler has it.
 func (s *socket) register(p Plugin) (refusal string, failed *failure) {
 	if s.handler(p.Type) == nil {
 		text := fmt.Sprintf(notifyNoHandler, p.Type, p.Socket)
@@ -249,16 +243,15 @@ func (s *socket) register(p Plugin) (refusal string, failed *failure) {
 		return "", nil
 	}
 	s.held = false
-	if failed.interrupted { // the handler might have the plugin
+	if failed.interrupted {
 		s.update(DeRegistering, nil)
 		s.held = s.call(p, DeRegistering) != nil
 	}
 	return notifyRegister + failed.text, failed
 }
 
-// notify reports the result to the plugin; an empty text is success. During a
-// long handler call the plugin's server can close the idle connection; then
-// notify uses a new one.
+// notify reports the result; an empty text is success. During a long handler
+// call the server can close the idle connection; notify then uses a new one.
 func (s *socket) notify(text string) *failure {
 	s.update(Notifying, nil)
 	begun := time.Now()
@@ -280,9 +273,8 @@ func (s *socket) notify(text string) *failure {
 	return &failure{step: Notifying, text: "NotifyRegistrationStatus: " + err.Error(), reason: notifyReason(err, s.o.Timeouts.Notify)}
 }
 
-// stay waits until the file or the host goes. It returns a failure when no
-// process has listened on the socket for the grace time. It notices the end of
-// the plugin by the connection.
+// stay waits until the file or the host goes, or fails when no process has
+// listened for the grace time. The connection shows the plugin's end.
 func (s *socket) stay() *failure {
 	for pause := firstCheck; ; pause = min(2*pause, lastCheck) {
 		if s.conn != nil {
@@ -307,8 +299,7 @@ func (s *socket) stay() *failure {
 		if errors.Is(err, unix.ECONNREFUSED) && s.ctx.Err() == nil {
 			return s.dead(err)
 		}
-		// Other errors are inconclusive: missing permission, no file
-		// descriptors, timeout.
+		// Others are inconclusive: permission, file descriptors, timeout.
 	}
 }
 
@@ -333,13 +324,12 @@ func (s *socket) dead(err error) *failure {
 	return f
 }
 
-// release deregisters the plugin if the handler might have it, and retries
-// until that succeeds. It stops when the host closes, and hands over to orphan
-// when another socket waits for the path.
+// release retries until the plugin is deregistered. It stops when the host
+// closes, and hands over to orphan when a socket waits for the path.
 func (s *socket) release() {
 	s.closeConn()
 	for s.held {
-		select { // only changes from now on interrupt the pause below
+		select { // only later changes interrupt the pause
 		case <-s.changed:
 		default:
 		}
@@ -373,7 +363,6 @@ func (s *socket) replaced() bool {
 	return s.paths[s.path].next != nil
 }
 
-// fail publishes a failure and returns the pause until the next attempt.
 func (s *socket) fail(f failure) (pause time.Duration) {
 	s.failures++
 	pause = s.o.BackOff.pause(s.failures)
@@ -384,7 +373,7 @@ func (s *socket) fail(f failure) (pause time.Duration) {
 	return pause
 }
 
-// pause waits for d, for the end of the file, or for a missing handler.
+// pause ends early with the file, or with a missing handler's arrival.
 func (s *socket) pause(f failure, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -399,7 +388,6 @@ func (s *socket) pause(f failure, d time.Duration) {
 	}
 }
 
-// pause returns the pause after a number of consecutive failures.
 func (b BackOff) pause(failures int) time.Duration {
 	pause := b.First
 	for range failures - 1 {

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// hub passes events to subscribers. A slow subscriber cannot delay the host.
+// hub passes events to subscribers, which cannot delay the host.
 type hub struct {
 	mu     sync.Mutex
 	serial uint64
@@ -15,15 +15,14 @@ type hub struct {
 	all    map[*subscriber]bool
 }
 
-// maxWaiting is the queue length of a subscriber; beyond that the oldest events
-// are dropped.
+// maxWaiting is a subscriber's queue length; older events are dropped.
 const maxWaiting = 4096
 
 type subscriber struct {
 	hub     *hub
 	waiting []Event
 	lost    bool
-	wake    chan struct{} // has an element when something changed
+	wake    chan struct{}
 	gone    bool
 }
 
@@ -41,7 +40,6 @@ func (h *hub) publish(now time.Time, s Status) {
 	}
 }
 
-// last returns the serial of the last event.
 func (h *hub) last() uint64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -68,7 +66,7 @@ func (h *hub) subscribe() *subscriber {
 	return s
 }
 
-// leave ends a subscription; queued events are still delivered.
+// Queued events are still delivered.
 func (s *subscriber) leave() {
 	s.hub.mu.Lock()
 	defer s.hub.mu.Unlock()
@@ -88,8 +86,7 @@ func (h *hub) close() {
 	h.all = nil
 }
 
-// take waits for events and returns them; an empty result means that the
-// subscription has ended.
+// An empty result means that the subscription has ended.
 func (s *subscriber) take(ctx context.Context) []Event {
 	for ctx.Err() == nil {
 		s.hub.mu.Lock()
@@ -110,9 +107,9 @@ func (s *subscriber) take(ctx context.Context) []Event {
 	return nil
 }
 
-// Subscribe returns the events from now on, until ctx ends, the loop is left,
-// or the host is closed. It can be ranged over once. A slow subscriber loses
-// the oldest events, which Event.Lost reports.
+// Subscribe yields the events from now on, until ctx ends or the host is
+// closed. It can be ranged over once. Event.Lost reports events that a slow
+// subscriber lost.
 func (h *Host) Subscribe(ctx context.Context) iter.Seq[Event] {
 	s := h.hub.subscribe()
 	unhook := context.AfterFunc(ctx, s.leave)

@@ -1,10 +1,10 @@
-// Package discovery reports which sockets come and go below a directory, at any
-// depth. It uses inotify, and compares the whole tree periodically and after
-// lost events.
+// Package discovery reports sockets that come and go below a directory, at any
+// depth. It uses inotify, and compares the tree periodically and after lost
+// events.
 //
-// UNIX sockets and symbolic links to them count, unless a name in their path
-// below the directory begins with a dot. Symbolic links to directories are not
-// followed, except the directory itself.
+// Symbolic links to sockets count; names below the directory that begin with a
+// dot do not. Symbolic links to directories are not followed, except the
+// directory itself.
 package discovery
 
 import (
@@ -21,52 +21,52 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 )
 
-// Change is a socket that came or went. A socket that is replaced at the same
-// path is reported as gone, then as new.
+// Change is a socket that came or went. A replaced socket is reported as gone,
+// then as new.
 type Change struct {
-	Path string // below Options.Dir as it was given
+	Path string // Options.Dir as given
 	Gone bool
 }
 
-// Options configure a Finder; all but Observe are required.
+// Options configure a Finder; Observe is optional.
 type Options struct {
 	Dir    string // absolute and clean
 	Rescan time.Duration
 	Logger *slog.Logger
-	// Report receives changes, in order, in the goroutine of Start and Run. While
-	// it blocks, events wait in the kernel.
+	// Report receives changes in order, in the goroutine of Start and Run.
+	// While it blocks, events wait in the kernel.
 	Report  func([]Change)
 	Observe Observer
 }
 
-// Observer receives values for metrics; its functions can be nil.
+// Observer has optional functions for metrics.
 type Observer struct {
 	Scanned    func(cause string) // periodic or overflow
 	Overflowed func()
-	Unseen     func(directories int) // the new number of directories that are not watched
+	Unseen     func(directories int) // number not watched
 }
 
 // Finder watches one directory.
 type Finder struct {
 	Options
 	watcher *inotify.Watcher
-	real    string // the directory with symbolic links resolved
-	root    *dir   // nil: it does not exist
+	real    string // symbolic links resolved
+	root    *dir   // nil: missing
 	watches map[inotify.Watch][]*dir
-	anchors map[inotify.Watch]string // parent directories, and the name to watch in each, if any
+	anchors map[inotify.Watch]string // parents, with the name to watch in each
 
 	changes  []Change
 	problems map[string]error // by directory
 	health   atomic.Pointer[error]
 
-	rootUnconfirmed bool // root might no longer be the directory at Dir
+	rootUnconfirmed bool // might not be the directory at Dir
 	eventsLost      bool
 	warned          time.Time
 	scanned         time.Time
-	took            time.Duration // duration of the last scan
+	took            time.Duration // of the last scan
 }
 
-// New returns a Finder; it does nothing before Start.
+// New returns an idle Finder.
 func New(o Options) *Finder {
 	return &Finder{Options: o, watches: map[inotify.Watch][]*dir{}, anchors: map[inotify.Watch]string{}, problems: map[string]error{}}
 }
@@ -117,8 +117,7 @@ func makeDir(path string) error {
 	return nil
 }
 
-// Run reports changes until ctx ends, and closes the watcher. It returns an
-// error if it ended before.
+// Run reports changes until ctx ends, and closes the watcher.
 func (f *Finder) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, f.watcher.Close()) }()
 	var events []inotify.Event
@@ -144,11 +143,10 @@ func (f *Finder) Run(ctx context.Context) (err error) {
 	}
 }
 
-// Close closes the watcher. Call it only if Run is not called.
+// Close closes the watcher if Run is not called.
 func (f *Finder) Close() error { return f.watcher.Close() }
 
-// Health returns nil while every directory is watched and readable. It can be
-// called at any time.
+// Health returns nil while every directory is watched and readable.
 func (f *Finder) Health() error {
 	if err := f.health.Load(); err != nil {
 		return *err
@@ -156,9 +154,8 @@ func (f *Finder) Health() error {
 	return nil
 }
 
-// nextScan is the time of the next comparison of the whole tree. It limits
-// scans to a fixed share of the time, whatever the size of the tree and however
-// often events are lost.
+// nextScan limits scans to a fixed share of the time, whatever the tree and the
+// lost events.
 func (f *Finder) nextScan() time.Time {
 	if f.eventsLost {
 		return f.scanned.Add(4 * f.took)
@@ -184,8 +181,7 @@ func (f *Finder) rescan() {
 	}
 }
 
-// drain handles queued events before a scan, so that the scan does not see
-// changes that they are about to report.
+// drain handles queued events, so that a scan does not anticipate them.
 func (f *Finder) drain() {
 	for range 100 {
 		events, err := f.watcher.Pending(nil)
@@ -219,7 +215,7 @@ func (f *Finder) handle(e inotify.Event) {
 		case d.dropped:
 		case e.Name == "" && d == f.root:
 			f.rootUnconfirmed = true
-		case e.Name == "" && e.Mask&inotify.Ignored != 0: // unmounted or deleted
+		case e.Name == "" && e.Mask&inotify.Ignored != 0: // unmount, deletion
 			d.watch = 0
 			f.lookDir(d.parent, d.name, false)
 		case e.Name == "" || hidden(e.Name):
@@ -244,7 +240,6 @@ func (f *Finder) flush() {
 	}
 }
 
-// problem records why a directory is not watched; nil clears it.
 func (f *Finder) problem(path string, err error) {
 	before := f.problems[path]
 	switch {
@@ -261,7 +256,6 @@ func (f *Finder) problem(path string, err error) {
 	f.publish()
 }
 
-// forget clears the problem of a deleted directory.
 func (f *Finder) forget(path string) {
 	if f.problems[path] != nil {
 		delete(f.problems, path)
@@ -276,8 +270,7 @@ func (f *Finder) publish() {
 	}
 }
 
-// worst is the problem that Health returns: that of the root directory if there
-// is one, else any.
+// worst prefers the root directory's problem.
 func (f *Finder) worst() *error {
 	var worst error
 	for path, err := range f.problems {

@@ -7,9 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// identity distinguishes sockets that have, or had, the same path. File systems
-// reuse inode numbers, so it contains the birth time if the file system
-// supports it, but no time that chmod changes.
+// identity distinguishes sockets with the same path. Inode numbers are reused,
+// so it has the birth time if supported, but no time that chmod changes.
 type identity struct {
 	file, target inode // target of a symbolic link
 }
@@ -22,8 +21,7 @@ type inode struct {
 
 var errNoSocket = errors.New("neither a socket nor a symbolic link to one")
 
-// identify returns the identity of a socket or of a symbolic link to one, and
-// errNoSocket for other files.
+// identify returns errNoSocket for other files than sockets and links to them.
 func identify(path string) (identity, error) {
 	var id identity
 	kind, err := id.file.stat(path, unix.AT_SYMLINK_NOFOLLOW)

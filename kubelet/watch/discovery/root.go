@@ -14,12 +14,12 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 )
 
-// locate finds the directory, watches and scans it. If the directory does not
-// exist, locate records a problem, leaves root nil, and watches for its
+// locate finds the directory, watches and scans it. If the directory is
+// missing, locate records a problem, leaves root nil, and watches for its
 // creation.
 func (f *Finder) locate() {
-	// Each iteration checks again after the watches are set; another one is
-	// needed only when something changed meanwhile.
+	// Check again after setting the watches; more iterations only if something
+	// changed.
 	for range 100 {
 		real, err := filepath.EvalSymlinks(f.Dir)
 		if err != nil {
@@ -53,7 +53,6 @@ func (f *Finder) locate() {
 	f.problem(f.Dir, errors.New("the plugin directory is created and removed repeatedly; it is scanned later"))
 }
 
-// same reports whether the directory at the path is still the watched one.
 func (f *Finder) same() bool {
 	real, err := filepath.EvalSymlinks(f.Dir)
 	if err != nil || real != f.real {
@@ -61,18 +60,17 @@ func (f *Finder) same() bool {
 	}
 	watch, err := f.watcher.Add(real, rootMask)
 	if err == nil && f.watches[watch] == nil {
-		_ = f.watcher.Remove(watch) // Add has just created it
+		_ = f.watcher.Remove(watch) // just created by Add
 	}
 	return err == nil && watch == f.root.watch
 }
 
-// lose drops the whole tree.
 func (f *Finder) lose() {
 	f.dropAll(f.root)
 	f.root = nil
 }
 
-// check replaces the tree if it is no longer that of the directory at the path.
+// check replaces the tree if another directory is at the path.
 func (f *Finder) check() (changed bool) {
 	f.rootUnconfirmed = false
 	if f.root != nil {
@@ -87,10 +85,9 @@ func (f *Finder) check() (changed bool) {
 }
 
 // watchAbove watches the parent directories of a path. While the path exists,
-// names matter only in its direct parent; the other parents can be moved. While
-// the path is missing, it can appear in each parent: they are watched from the
-// root down, so that a directory created meanwhile is either found by its own
-// Add or reported by the watch of its parent.
+// names matter only in its direct parent. While it is missing, parents are
+// watched from the root down: a directory created meanwhile is found by its own
+// Add or by its parent's watch.
 func (f *Finder) watchAbove(path string, present bool) {
 	anchors := map[inotify.Watch]string{}
 	above := parents(path)
@@ -99,8 +96,7 @@ func (f *Finder) watchAbove(path string, present bool) {
 		if last := i == len(above)-1; last || !present {
 			mask, name = mask|treeMask&^inotify.DontFollow, nameBelow(dir, path)
 		}
-		// Without permission or at the watch limit, the periodic scan has to
-		// find changes.
+		// Without permission or watches, the periodic scan finds changes.
 		if watch, err := f.watcher.Add(dir, mask); err == nil {
 			anchors[watch] = name
 		}
@@ -113,7 +109,6 @@ func (f *Finder) watchAbove(path string, present bool) {
 	f.anchors = anchors
 }
 
-// parents returns the parent directories of a path, starting with "/".
 func parents(path string) (all []string) {
 	for path != "/" {
 		path = filepath.Dir(path)
@@ -123,7 +118,6 @@ func parents(path string) (all []string) {
 	return all
 }
 
-// nameBelow returns the first name of path below dir.
 func nameBelow(dir, path string) string {
 	name, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(path, dir), "/"), "/")
 	return name

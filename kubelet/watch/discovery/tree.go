@@ -16,11 +16,10 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/inotify"
 )
 
-// dir is a directory of the watched tree.
 type dir struct {
 	parent  *dir
 	name    string
-	rel     string        // path from the root with a trailing slash; empty for the root
+	rel     string        // from the root, with a trailing slash
 	watch   inotify.Watch // 0: not watched
 	dropped bool
 	dirs    map[string]*dir
@@ -34,8 +33,7 @@ const (
 
 func hidden(name string) bool { return strings.HasPrefix(name, ".") }
 
-// at returns the path of a name with symbolic links of the root resolved;
-// reported returns its path below Options.Dir as given.
+// at resolves symbolic links of the root; reported has Options.Dir as given.
 func (f *Finder) at(d *dir, name string) string       { return filepath.Join(f.real, d.rel+name) }
 func (f *Finder) reported(d *dir, name string) string { return filepath.Join(f.Dir, d.rel+name) }
 
@@ -61,7 +59,7 @@ func (f *Finder) look(d *dir, name string) {
 }
 
 // lookDir watches a directory, and scans it if it is a new one or deep is set.
-// The watch identifies the directory: inotify has one watch per inode.
+// inotify has one watch per inode, which identifies the directory.
 func (f *Finder) lookDir(d *dir, name string, deep bool) {
 	watch, err := f.watcher.Add(f.at(d, name), treeMask)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -89,8 +87,8 @@ func (f *Finder) lookDir(d *dir, name string, deep bool) {
 	}
 }
 
-// removed handles a removed name. Another file can already have the name, and
-// its event can come first: an exchange of two names is reported as two moves.
+// Another file can already have the removed name, and its event can come first:
+// an exchange is two moves.
 func (f *Finder) removed(d *dir, name string) {
 	_, socket := d.sockets[name]
 	if !socket && d.dirs[name] == nil {
@@ -105,7 +103,6 @@ func (f *Finder) removed(d *dir, name string) {
 	}
 }
 
-// drop removes a name from the tree, with everything below it.
 func (f *Finder) drop(d *dir, name string) {
 	if _, known := d.sockets[name]; known {
 		delete(d.sockets, name)
@@ -129,8 +126,8 @@ func (f *Finder) dropAll(d *dir) {
 	f.forget(f.reported(d, ""))
 }
 
-// unwatch removes the watch of a directory unless another path shares it, after
-// a move whose events are pending or with a bind mount.
+// unwatch keeps a watch that another path shares: a bind mount, or a move with
+// pending events.
 func (f *Finder) unwatch(d *dir) {
 	if d.watch == 0 {
 		return
@@ -145,8 +142,7 @@ func (f *Finder) unwatch(d *dir) {
 	d.watch = 0
 }
 
-// scan compares a directory with the tree. Unreadable entries stay as they
-// were.
+// Unreadable entries stay as they were.
 func (f *Finder) scan(d *dir) {
 	missing, err := f.list(d)
 	switch {
@@ -154,7 +150,7 @@ func (f *Finder) scan(d *dir) {
 		if d == f.root {
 			f.rootUnconfirmed = true
 		}
-		return // the event of the parent directory reports the removal
+		return // the parent's event reports the removal
 	case err != nil:
 		f.problem(f.reported(d, ""), err)
 		return
@@ -166,8 +162,7 @@ func (f *Finder) scan(d *dir) {
 	}
 }
 
-// list updates every name in a directory, and returns known names that no
-// longer exist.
+// list also returns known names that no longer exist.
 func (f *Finder) list(d *dir) (missing []string, err error) {
 	file, err := os.OpenFile(f.at(d, ""), os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -182,7 +177,7 @@ func (f *Finder) list(d *dir) (missing []string, err error) {
 		left[name] = true
 	}
 	for {
-		entries, err := file.ReadDir(1024) // bounded memory for any number of files
+		entries, err := file.ReadDir(1024) // bounded memory
 		for _, e := range entries {
 			name := e.Name()
 			if hidden(name) {

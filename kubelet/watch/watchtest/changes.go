@@ -11,7 +11,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// changes: sockets that are removed, created again, and renamed.
+// Sockets that are removed, recreated, and renamed.
 func changes() []Case {
 	const once = "a.sock: Validate, Register"
 	const left = once + ", DeRegister"
@@ -84,7 +84,7 @@ func changes() []Case {
 	}
 }
 
-// linked is a case that starts with a plugin registered through a symlink.
+// linked starts with a plugin registered through a symlink.
 func linked(name, want string, change func(s *Stage, p *Plugin)) Case {
 	return Case{Group: "changes", Name: name, Want: want, Run: func(s *Stage) string {
 		s.Start()
@@ -98,7 +98,7 @@ func linked(name, want string, change func(s *Stage, p *Plugin)) Case {
 	}}
 }
 
-// changed is a case that starts with a registered plugin, a.sock.
+// changed starts with a registered plugin, a.sock.
 func changed(name, want string, change func(s *Stage, p *Plugin)) Case {
 	return Case{Group: "changes", Name: name, Want: want, Run: func(s *Stage) string {
 		s.Start()
@@ -143,7 +143,7 @@ func removedDuringRegister(s *Stage) string {
 	begun := make(chan struct{})
 	s.Register = func(ctx context.Context, _ watch.Plugin, n int) error {
 		close(begun)
-		select { // long enough for the host to see the removal
+		select { // the host sees the removal
 		case <-time.After(s.Quiet):
 		case <-ctx.Done():
 		}

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Differences returns the table in docs/plugins.md of the cases in which the
-// kubelet behaves differently.
+// Differences returns docs/plugins.md's table of cases in which the kubelet
+// differs.
 func Differences(cases []Case) string {
 	var b strings.Builder
 	b.WriteString("| case | here | kubelet 1.36 | why |\n|---|---|---|---|\n")
@@ -18,5 +18,4 @@ func Differences(cases []Case) string {
 	return b.String()
 }
 
-// cell escapes a text for a Markdown table.
 func cell(text string) string { return strings.ReplaceAll(text, "|", "\\|") }

@@ -6,7 +6,7 @@ import (
 	"syscall"
 )
 
-// discovery: which files are plugins, both at start and while the host runs.
+// Which files are plugins, at start and later.
 func discovery() []Case {
 	const found, none = "a.sock: Validate, Register", "nothing"
 	in := func(dir string) string { return dir + "/" + found }
@@ -48,8 +48,7 @@ func discovery() []Case {
 	return append(append(all, hidden()...), linkedDirectories()...)
 }
 
-// beforeAndAfter is a case for a file that exists at start, and one for a file
-// that is created later.
+// beforeAndAfter is two cases: the file exists at start, or is created later.
 func beforeAndAfter(name string, place func(*Stage), want string) []Case {
 	return []Case{
 		{Group: "discovery", Name: name + ", at start", Want: want, Run: atStart(place)},
@@ -75,7 +74,7 @@ func whileRunning(place func(*Stage)) func(*Stage) string {
 	}
 }
 
-// linkTo creates a link in the directory to a socket outside.
+// The socket is outside.
 func linkTo(link func(old, new string) error) func(*Stage) {
 	return func(s *Stage) {
 		p := s.ServeAt(s.Aside("real.sock"), Script{Name: "a.sock"})
@@ -102,7 +101,6 @@ func hidden() []Case {
 	}
 }
 
-// linkedDirectories: directories outside that are linked into the tree.
 func linkedDirectories() []Case {
 	elsewhere := func(s *Stage) string {
 		dir := s.Aside("elsewhere")
@@ -153,7 +151,6 @@ func linkedDirectories() []Case {
 	}
 }
 
-// names: sockets can have any name.
 func names() []Case {
 	var all []Case
 	for _, row := range []struct{ what, file, kubelet string }{

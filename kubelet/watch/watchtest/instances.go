@@ -9,7 +9,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// instances: several sockets of one name, and the contents of GetInfo.
+// Several sockets of one name, and the contents of GetInfo.
 func instances() []Case {
 	return []Case{
 		{Group: "instances", Name: "one name at an old and a new socket, the old one removed",
@@ -73,7 +73,6 @@ func instances() []Case {
 	}
 }
 
-// announces checks what the handler receives of a plugin's GetInfo.
 func announces(what string, script Script, want string) Case {
 	return Case{Group: "instances", Name: "plugin that announces " + what, Want: want, Run: func(s *Stage) string {
 		var mu sync.Mutex
@@ -93,7 +92,7 @@ func announces(what string, script Script, want string) Case {
 	}}
 }
 
-// elevenNames: a handler that hangs for some plugins does not block others.
+// A handler that hangs for some plugins does not block others.
 func elevenNames(s *Stage) string {
 	release := make(chan struct{})
 	defer close(release)
@@ -120,7 +119,6 @@ func elevenNames(s *Stage) string {
 	return "the eleventh is registered"
 }
 
-// elevenDeregister is the same for DeRegister.
 func elevenDeregister(s *Stage) string {
 	release := make(chan struct{})
 	defer close(release)

@@ -10,28 +10,27 @@ import (
 	"time"
 )
 
-// call is one call that a host made.
 type call struct {
 	when time.Time
-	// plugin is the plugin's socket, relative to the plugins directory.
+	// Relative to the plugins directory.
 	plugin, what string
 	byHandler    bool
 }
 
-// journal records the calls of a host, in order.
+// journal records a host's calls in order.
 type journal struct {
 	mu      sync.Mutex
 	calls   []call
 	counts  map[string]int
-	held    map[string]bool // registered with the handler
-	changed chan struct{}   // closed and replaced with each call
+	held    map[string]bool // with the handler
+	changed chan struct{}   // closed with each call
 }
 
 func newJournal() *journal {
 	return &journal{counts: map[string]int{}, held: map[string]bool{}, changed: make(chan struct{})}
 }
 
-// write adds a call and returns the number of such calls for this plugin.
+// write returns the number of such calls for the plugin.
 func (j *journal) write(c call) int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -45,30 +44,28 @@ func (j *journal) write(c call) int {
 	return j.counts[kind]
 }
 
-// counted is the key of a kind of call for a plugin; arguments do not matter.
+// Arguments do not matter.
 func counted(plugin, what string) string {
 	kind, _, _ := strings.Cut(what, "(")
 	return kind + " of " + plugin
 }
 
-// read returns all calls.
 func (j *journal) read() []call {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return slices.Clone(j.calls)
 }
 
-// await waits until enough returns true for the calls, and returns false after
-// timeout.
+// await returns false after timeout.
 func (j *journal) await(ctx context.Context, timeout time.Duration, enough func([]call) bool) bool {
 	return j.until(ctx, timeout, func() bool { return enough(j.calls) })
 }
 
-// beat is the unit of all timeouts. A machine that stalls loses beats, so
-// timeouts grow with the load.
+// beat is the unit of timeouts: a stalled machine loses beats, so timeouts grow
+// with load.
 const beat = 10 * time.Millisecond
 
-// until calls done with the lock held, at first and after each call.
+// until calls enough with the lock held, at first and after each call.
 func (j *journal) until(ctx context.Context, timeout time.Duration, enough func() bool) bool {
 	beats := time.NewTicker(beat)
 	defer beats.Stop()
@@ -90,7 +87,7 @@ func (j *journal) until(ctx context.Context, timeout time.Duration, enough func(
 	return false
 }
 
-// waitIdle waits until no call came for the duration idle, at most for timeout.
+// waitIdle waits for idle without calls, at most timeout.
 func (j *journal) waitIdle(ctx context.Context, idle, timeout time.Duration) {
 	beats := time.NewTicker(beat)
 	defer beats.Stop()
@@ -101,7 +98,7 @@ func (j *journal) waitIdle(ctx context.Context, idle, timeout time.Duration) {
 		select {
 		case <-beats.C:
 			select {
-			case <-changed: // a call came at the same moment
+			case <-changed: // at the same moment
 				quiet = idle
 			default:
 				quiet -= beat
@@ -115,8 +112,7 @@ func (j *journal) waitIdle(ctx context.Context, idle, timeout time.Duration) {
 	}
 }
 
-// render groups calls by plugin, as in "a.sock: Validate, Register; b.sock:
-// ...".
+// Example: "a.sock: Validate, Register; b.sock: ...".
 func render(calls []call) string {
 	of := map[string][]string{}
 	for _, c := range calls {
@@ -132,7 +128,7 @@ func render(calls []call) string {
 	return strings.Join(lines, "; ")
 }
 
-// fold writes repeated words as "GetInfo ×3".
+// fold writes repetitions as "GetInfo ×3".
 func fold(words []string) string {
 	var out []string
 	for i := 0; i < len(words); {
@@ -150,8 +146,7 @@ func fold(words []string) string {
 	return strings.Join(out, ", ")
 }
 
-// track updates which plugins are registered with the handler. It is called
-// with the lock held.
+// track, with the lock held, follows the handler's plugins.
 func (j *journal) track(c call) {
 	switch {
 	case !c.byHandler:
@@ -162,14 +157,12 @@ func (j *journal) track(c call) {
 	}
 }
 
-// registered returns the plugins that are registered with the handler.
 func (j *journal) registered() []string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return slices.Sorted(maps.Keys(j.held))
 }
 
-// awaitRegistered waits until the handler has n registered plugins.
 func (j *journal) awaitRegistered(ctx context.Context, n int, timeout time.Duration) bool {
 	return j.until(ctx, timeout, func() bool { return len(j.held) == n })
 }

@@ -5,7 +5,7 @@ import (
 	"os"
 )
 
-// life: start, end and restart of hosts and plugins.
+// Start, end and restart of hosts and plugins.
 func life() []Case {
 	return []Case{
 		{Group: "life", Name: "ten plugins present at start", Want: "each registered once", Run: func(s *Stage) string {
@@ -97,8 +97,6 @@ const (
 	whyStart      = "a host that cannot watch the directory must not start; the kubelet logs the error and stays healthy"
 )
 
-// startResult describes the outcome of a start with a directory that cannot be
-// watched.
 func (s *Stage) startResult(err error) string {
 	if err != nil {
 		return startFails
@@ -118,7 +116,7 @@ func (s *Stage) count(plugin, what string) int {
 	return s.log.counts[counted(plugin, what)]
 }
 
-// comesAndGoes repeats the upstream test at several depths.
+// The upstream test at several depths.
 func comesAndGoes(where, dir string) Case {
 	return Case{Group: "life", Name: "plugin that comes and goes ten times, " + where, Want: "registered and deregistered ten times",
 		Run: func(s *Stage) string {

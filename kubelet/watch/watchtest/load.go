@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// load: more events than the kernel's inotify queue holds.
+// More events than the inotify queue holds.
 func load() []Case {
 	const whyLost = "a rescan follows lost inotify events; the kubelet never finds those sockets"
 	return []Case{
@@ -35,8 +35,8 @@ func load() []Case {
 const queueLimit = "/proc/sys/fs/inotify/max_queued_events"
 
 // overflow starts the host with a short inotify queue and quickly creates links
-// to one plugin in its directory. The kernel applies the queue limit at
-// inotify_init, so the limit is lowered only for a moment.
+// to a plugin. The kernel applies the limit at inotify_init, so it is lowered
+// only briefly.
 func overflow(s *Stage, sockets int, noise func(context.Context)) string {
 	before, err := os.ReadFile(queueLimit)
 	check(err)
@@ -59,21 +59,19 @@ func overflow(s *Stage, sockets int, noise func(context.Context)) string {
 	return "some lost"
 }
 
-// links creates n sockets, all served by one plugin.
 func (s *Stage) links(n int) {
 	s.link(s.ServeAt(s.Aside("real.sock"), Script{Name: "real"}).Path, n)
 }
 
-// link creates n hard links to a socket.
 func (s *Stage) link(socket string, n int) {
 	for i := range n {
 		check(os.Link(socket, s.Path("link-"+strconv.Itoa(i))))
 	}
 }
 
-// silentCrowd adds a plugin while a host waits for silent ones.
+// A host that waits for silent plugins registers another.
 func silentCrowd(s *Stage) string {
-	const n, busy = 1000, 300 // busy exceeds the host's limit of concurrent attempts
+	const n, busy = 1000, 300 // busy exceeds the host's limit
 	l, err := listen(s.Aside("silent.sock"))
 	check(err)
 	connected := newJournal()
@@ -100,7 +98,6 @@ func silentCrowd(s *Stage) string {
 	return "registered before any of them is retried"
 }
 
-// busyFiles writes to eight files in the plugins directory.
 func busyFiles(ctx context.Context, s *Stage) {
 	var writers sync.WaitGroup
 	for i := range 8 {

@@ -16,8 +16,8 @@ import (
 
 const good = "GetInfo, Validate, Register, Notify(true)"
 
-// outcomes: calls and notifications when a step of a registration fails. Each
-// step fails once; the next attempt begins with GetInfo again.
+// Calls and notifications when a step fails once; the next attempt begins with
+// GetInfo.
 func outcomes() []Case {
 	refused := func(text string) string { return fmt.Sprintf("Notify(false, %q)", "RegisterPlugin error -- "+text) }
 	hang := func(ctx context.Context, n int) error {
@@ -31,9 +31,8 @@ func outcomes() []Case {
 		return inFirst(n, func() error { panic("out of order") })
 	}
 	twice := strings.Replace(good, "GetInfo", "GetInfo ×2", 1)
-	// Half a second off the kubelet's interval: its reconciler checks each
-	// second whether a plugin is registered and then starts an attempt, so an
-	// attempt that ends between the two is made twice.
+	// Half a second off the kubelet's interval: an attempt that ends between
+	// its reconciler's check (each second) and start is made twice.
 	slow := func(s *Stage) func(context.Context, watch.Plugin, int) error {
 		return func(ctx context.Context, _ watch.Plugin, n int) error {
 			return inFirst(n, func() error { return pause(ctx, 2500*time.Millisecond) })
@@ -75,13 +74,13 @@ func outcomes() []Case {
 	}, peers()...)
 }
 
-// step is a case that ends when the plugin was notified of its registration.
+// step ends when the plugin was notified.
 func step(name, want string, script Script, prepare func(*Stage)) Case {
 	return Case{Group: "outcomes", Name: name, Want: "a.sock: " + want, Run: func(s *Stage) string {
 		prepare(s)
 		s.Start()
 		s.Serve("a.sock", script)
-		// If this never comes, the outcome shows it.
+		// If it never comes, the outcome shows it.
 		s.reach("a.sock", "Notify(true)", strings.Count(want, "Notify(true)"), 15*time.Second)
 		s.WaitIdle()
 		return s.Calls()
@@ -109,7 +108,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// failedDeregistration is a case in which the first DeRegister fails.
+// failedDeregistration: the first DeRegister fails.
 func failedDeregistration(name, want string, do func(context.Context, watch.Plugin, int) error) Case {
 	return Case{Group: "outcomes", Name: name, Want: "a.sock: Validate, Register, " + want, Run: func(s *Stage) string {
 		s.DeRegister = do
@@ -117,14 +116,14 @@ func failedDeregistration(name, want string, do func(context.Context, watch.Plug
 		p := s.Serve("a.sock", Script{})
 		s.Await("a.sock", "Notify(true)", 1)
 		s.Stop(p)
-		s.reach("a.sock", "DeRegister", 2, 5*time.Second) // if this never comes, the outcome shows it
+		s.reach("a.sock", "DeRegister", 2, 5*time.Second) // otherwise the outcome shows it
 		s.WaitIdle()
 		return s.Handled()
 	}}
 }
 
-// lostConnection: a plugin closes the connection during Register, like one that
-// restarts its server, and continues to serve the same socket.
+// The plugin closes the connection during Register, like one that restarts its
+// server.
 func lostConnection() Case {
 	return Case{Group: "outcomes", Name: "connection lost during Register", Want: "a.sock: " + good, Run: func(s *Stage) string {
 		var p *Plugin
@@ -147,8 +146,7 @@ func lostConnection() Case {
 	}}
 }
 
-// unknownType checks only the first notification, because the attempts go on
-// for ever.
+// The attempts never end, so only the first notification is checked.
 func unknownType(notify string) Case {
 	return Case{Group: "outcomes", Name: "type that has no handler", Want: "a.sock: GetInfo, " + notify, Run: func(s *Stage) string {
 		s.Start()
@@ -161,14 +159,14 @@ func unknownType(notify string) Case {
 	}}
 }
 
-// peers: servers that are not plugins.
+// Servers that are not plugins.
 func peers() []Case {
 	return []Case{
 		{Group: "outcomes", Name: "gRPC server without the registration service", Want: "a good plugin beside it is registered",
 			Run: beside(func(s *Stage, l net.Listener) {
 				foreign := grpc.NewServer()
 				s.cleanups = append(s.cleanups, func() error { foreign.Stop(); return nil })
-				go func() { _ = foreign.Serve(l) }() // ends with Stop
+				go func() { _ = foreign.Serve(l) }()
 			})},
 		{Group: "outcomes", Name: "peer that accepts and sends nothing", Want: "a good plugin beside it is registered",
 			Run: beside(func(*Stage, net.Listener) {})}, // the backlog accepts
@@ -203,8 +201,7 @@ func (s *Stage) Dead(name string) {
 	check(l.Close())
 }
 
-// beside serves something that is not a plugin on one socket and a plugin on
-// another.
+// beside serves something else beside a plugin.
 func beside(odd func(*Stage, net.Listener)) func(*Stage) string {
 	return func(s *Stage) string {
 		s.Start()
@@ -223,8 +220,6 @@ func beside(odd func(*Stage, net.Listener)) func(*Stage) string {
 	}
 }
 
-// answer writes the same bytes to each connection and closes it, until the
-// listener closes.
 func answer(l net.Listener, words []byte) {
 	for {
 		c, err := l.Accept()

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pauses: when a failed plugin is retried.
+// When a failed plugin is retried.
 func pauses() []Case {
 	return []Case{
 		{Group: "pauses", Name: "pauses grow", Want: "each pause about twice as long as the one before", Run: growing},
@@ -65,14 +65,13 @@ func failTimes(times int) func(context.Context, int) error {
 	}
 }
 
-// growing checks the pauses between the first attempts. It checks only their
-// minimum, because load makes any pause longer.
+// growing checks only the minimum of pauses: load makes them longer.
 func growing(s *Stage) string {
 	s.Start()
 	s.Serve("a.sock", Script{GetInfo: failTimes(1000)})
 	s.Await("a.sock", "GetInfo", 5)
 	calls := s.log.read()
-	const first = 400 * time.Millisecond // 500 ms minus the jitter
+	const first = 400 * time.Millisecond // minus jitter
 	for i, least := range []time.Duration{first, 2 * first, 4 * first, 8 * first} {
 		if got := calls[i+1].when.Sub(calls[i].when); got < least {
 			return fmt.Sprintf("pause %d is %v, less than %v", i+1, got, least)
@@ -81,8 +80,8 @@ func growing(s *Stage) string {
 	return "each pause about twice as long as the one before"
 }
 
-// compareWithFresh reports whether a plugin that appears now is registered as
-// soon as one at a fresh path. Both are subject to the same load.
+// compareWithFresh: a plugin is registered as soon as one at a fresh path,
+// under the same load.
 func (s *Stage) compareWithFresh(add func(), name string) string {
 	const margin = 2 * time.Second
 	add()
@@ -95,8 +94,7 @@ func (s *Stage) compareWithFresh(add func(), name string) string {
 	return "after the pause"
 }
 
-// servedLate binds a socket and calls listen later; until then it refuses
-// connections.
+// servedLate calls bind, and listen later.
 func servedLate(s *Stage) string {
 	s.Start()
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -114,7 +112,7 @@ func servedLate(s *Stage) string {
 	return s.Calls()
 }
 
-// longPath uses a socket path that is too long for connect(2).
+// The path is too long for connect(2).
 func longPath(s *Stage) string {
 	dir := filepath.Join(strings.Repeat("d", 60), strings.Repeat("e", 60))
 	p := s.ServeAt(s.Aside("a.sock"), Script{})

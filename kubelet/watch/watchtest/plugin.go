@@ -11,24 +11,24 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// Kind is the plugin type that the suite has a handler for.
+// Kind is the type that the suite handles.
 const Kind = registration.CSIPlugin
 
-// Script is the behaviour of a plugin. The zero value is a good plugin of type
-// Kind with the name of its socket and no endpoint.
+// Script is a plugin's behaviour; the zero value is a good plugin of type Kind
+// with its socket's name and no endpoint.
 type Script struct {
 	Type, Name, Endpoint string
 	Versions             []string
-	// GetInfo and Notify are called before the n-th answer, from 1; their error
-	// is the answer. ctx ends with the caller's timeout.
+	// Called before the n-th answer, from 1; an error is the answer. ctx ends
+	// with the caller's timeout.
 	GetInfo func(ctx context.Context, n int) error
 	Notify  func(ctx context.Context, n int) error
 }
 
-// Plugin serves the registration service on a socket.
+// Plugin serves the registration API on a socket.
 type Plugin struct {
 	registration.UnimplementedRegistrationServer
-	Path   string // the bound path
+	Path   string // bound
 	label  string
 	script Script
 	info   *registration.PluginInfo
@@ -38,7 +38,7 @@ type Plugin struct {
 	conns  connections
 }
 
-// serve binds the socket and serves it until Kill. The file remains.
+// The file remains after Kill.
 func serve(path, label string, script Script, log *journal) (*Plugin, error) {
 	l, err := listen(path)
 	if err != nil {
@@ -65,12 +65,11 @@ func serveOn(l net.Listener, path, label string, script Script, log *journal) *P
 	registration.RegisterRegistrationServer(p.server, p)
 	go func() {
 		defer close(p.served)
-		_ = p.server.Serve(&tracked{l, &p.conns}) // ends with Kill
+		_ = p.server.Serve(&tracked{l, &p.conns})
 	}()
 	return p
 }
 
-// noName makes a plugin announce an empty name.
 const noName = "\x00"
 
 func listen(path string) (*net.UnixListener, error) {
@@ -82,7 +81,6 @@ func listen(path string) (*net.UnixListener, error) {
 	return l, nil
 }
 
-// end stops the server gracefully, for a limited time.
 func (p *Plugin) end() {
 	late := time.AfterFunc(stopTimeout, p.server.Stop)
 	p.server.GracefulStop()
@@ -90,11 +88,10 @@ func (p *Plugin) end() {
 	<-p.served
 }
 
-// stopTimeout is how long a plugin waits for its running calls.
+// stopTimeout bounds the wait for running calls.
 const stopTimeout = 10 * time.Second
 
-// Kill ends the plugin like SIGKILL: its connections break, and its socket file
-// remains.
+// Kill ends the plugin like SIGKILL: the socket file remains.
 func (p *Plugin) Kill() {
 	p.server.Stop()
 	<-p.served
@@ -133,10 +130,9 @@ func orElse(word, fallback string) string {
 	return word
 }
 
-// HangUp closes every connection and continues to accept new ones.
+// HangUp closes every connection but accepts new ones.
 func (p *Plugin) HangUp() { p.conns.breakAll() }
 
-// connections are the accepted connections of a listener.
 type connections struct {
 	mu  sync.Mutex
 	all []net.Conn
@@ -151,7 +147,6 @@ func (c *connections) breakAll() {
 	c.all = nil
 }
 
-// tracked is a listener that records its accepted connections.
 type tracked struct {
 	net.Listener
 	conns *connections

@@ -14,37 +14,34 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// waitTimeout bounds every wait for an expected call.
 const waitTimeout = 60 * time.Second
 
-// barrierKind is the type of plugins that only show the progress of a host.
+// barrierKind plugins only show a host's progress.
 const barrierKind = "Barrier"
 
-// Stage is the environment of one case: an empty plugins directory, a host, and
-// a handler that records its calls.
+// Stage is a case's environment: a plugins directory, a host, and a recording
+// handler.
 type Stage struct {
 	Ctx   context.Context
 	Dir   string
 	Quiet time.Duration
-	// Validate, Register and DeRegister run in the n-th handler call for a
-	// plugin, from 1. Set them before Start.
+	// These run in the n-th handler call for a plugin, from 1. Set them before
+	// Start.
 	Validate, Register, DeRegister func(ctx context.Context, p watch.Plugin, n int) error
 
 	harness  Harness
 	host     Host
 	log      *journal
-	cleanups []func() error // run in reverse order at the end
+	cleanups []func() error // in reverse order
 
 	mu       sync.Mutex
 	barriers int
-	inside   map[string]int // running handler calls, by name
+	inside   map[string]int // running calls by name
 	most     map[string]int
 }
 
-// failure is an error of the environment, which ends a case.
 type failure struct{ error }
 
-// check ends the case on an error of the environment.
 func check(err error) {
 	if err != nil {
 		panic(failure{err})
@@ -52,7 +49,7 @@ func check(err error) {
 }
 
 func newStage(ctx context.Context, h Harness) (*Stage, error) {
-	// A short path, because socket paths are limited to 107 bytes.
+	// Socket paths are limited to 107 bytes.
 	base, err := os.MkdirTemp("", "w")
 	if err != nil {
 		return nil, err
@@ -73,13 +70,12 @@ func (s *Stage) end() error {
 	return errors.Join(failed...)
 }
 
-// New creates the host without starting it.
+// New creates the host.
 func (s *Stage) New() Host {
 	s.host = s.another(s.Dir)
 	return s.host
 }
 
-// another creates a host for a directory.
 func (s *Stage) another(dir string) Host {
 	h, err := s.harness.New(dir, map[string]watch.Handler{
 		Kind: handler{s}, barrierKind: acceptAll{},
@@ -93,7 +89,7 @@ func (s *Stage) another(dir string) Host {
 	return h
 }
 
-// Start starts the host, and creates it first if needed.
+// Start starts the host, after New if needed.
 func (s *Stage) Start() {
 	if s.host == nil {
 		s.New()
@@ -104,11 +100,10 @@ func (s *Stage) Start() {
 // Path returns the path of a name in the plugins directory.
 func (s *Stage) Path(name string) string { return filepath.Join(s.Dir, name) }
 
-// Aside returns a path outside the plugins directory, in the same file system.
+// Aside returns a path outside, in the same file system.
 func (s *Stage) Aside(name string) string { return filepath.Join(filepath.Dir(s.Dir), name) }
 
-// Serve starts a plugin in the plugins directory and creates parent
-// directories.
+// Serve starts a plugin in the plugins directory.
 func (s *Stage) Serve(name string, script Script) *Plugin {
 	return s.ServeAt(s.Path(name), script)
 }
@@ -122,13 +117,11 @@ func (s *Stage) ServeAt(path string, script Script) *Plugin {
 	return p
 }
 
-// serveOn starts a plugin with an existing listener.
 func (s *Stage) serveOn(l net.Listener, name string, script Script) {
 	p := serveOn(l, s.Path(name), name, script, s.log)
 	s.cleanups = append(s.cleanups, func() error { p.Kill(); return nil })
 }
 
-// label returns the path of a socket relative to the plugins directory.
 func (s *Stage) label(path string) string {
 	if in, is := strings.CutPrefix(path, s.Dir+"/"); is {
 		return in
@@ -136,14 +129,13 @@ func (s *Stage) label(path string) string {
 	return filepath.Base(path)
 }
 
-// Stop ends a plugin in the regular way: it removes its socket first.
+// Stop ends a plugin, which first removes its socket.
 func (s *Stage) Stop(p *Plugin) {
 	check(os.Remove(p.Path))
 	p.end()
 }
 
-// Await waits until a plugin has received a number of calls of a kind, such as
-// "Register" or "Notify(true)".
+// Await waits for a number of calls, such as "Register" or "Notify(true)".
 func (s *Stage) Await(plugin, what string, times int) {
 	if !s.reach(plugin, what, times, waitTimeout) {
 		calls := s.log.read()
@@ -163,8 +155,8 @@ func (s *Stage) reach(plugin, what string, times int, within time.Duration) bool
 	})
 }
 
-// WaitIdle waits until the host has handled all changes: a plugin that appears
-// now has been registered, and after that no call came for the duration Quiet.
+// WaitIdle waits until the host has handled all changes: a new plugin is
+// registered, then no call for the duration Quiet.
 func (s *Stage) WaitIdle() {
 	s.mu.Lock()
 	s.barriers++
@@ -173,7 +165,7 @@ func (s *Stage) WaitIdle() {
 	passed := newJournal()
 	if b, err := serve(s.Path(name), name, Script{Type: barrierKind}, passed); err == nil {
 		passed.await(s.Ctx, 3*s.Quiet, func(calls []call) bool { return len(calls) > 1 })
-		_ = os.Remove(b.Path) // the case might have removed the directory
+		_ = os.Remove(b.Path) // the case might have removed it
 		b.end()
 	}
 	s.log.waitIdle(s.Ctx, s.Quiet, waitTimeout)
@@ -197,16 +189,15 @@ func (s *Stage) Calls() string {
 	return s.short(render(calls))
 }
 
-// short replaces the path of the plugins directory by DIR.
+// short replaces the plugins directory by DIR.
 func (s *Stage) short(text string) string { return strings.ReplaceAll(text, s.Dir, "DIR") }
 
-// Registered returns the plugins that are registered with the handler.
+// Registered returns the handler's plugins.
 func (s *Stage) Registered() []string {
 	return s.log.registered()
 }
 
-// MaxConcurrent returns the highest number of concurrent handler calls for a
-// name.
+// MaxConcurrent returns the maximum of concurrent handler calls for a name.
 func (s *Stage) MaxConcurrent(name string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -225,7 +216,6 @@ func (s *Stage) enter(name string) (leave func()) {
 	}
 }
 
-// handler records the handler calls of the host.
 type handler struct{ s *Stage }
 
 func (h handler) Validate(ctx context.Context, p watch.Plugin) error {
@@ -253,7 +243,6 @@ func (s *Stage) handle(ctx context.Context, what string, p watch.Plugin, do func
 	return do(ctx, p, n)
 }
 
-// acceptAll is a handler that accepts everything.
 type acceptAll struct{}
 
 func (acceptAll) Validate(context.Context, watch.Plugin) error   { return nil }

@@ -1,7 +1,6 @@
 // Package watchtest is the conformance suite for hosts of kubelet plugins. It
-// runs plugins and handlers, records the calls of the host, and compares them
-// with the required behaviour. Where the kubelet's own plugin manager differs,
-// the case contains its behaviour and the reason for the difference.
+// compares a host's calls with the required ones. Where the kubelet's plugin
+// manager differs, the case has its behaviour and the reason.
 package watchtest
 
 import (
@@ -15,44 +14,41 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// Host is the interface of a host under test.
+// Host is a host under test.
 type Host interface {
-	// Start returns once the directory is watched, or the reason why it cannot
-	// be.
+	// Start returns once the directory is watched.
 	Start(ctx context.Context) error
 	Handle(kind string, h watch.Handler) error
-	// Close ends the host without deregistering plugins.
+	// Close does not deregister plugins.
 	Close(ctx context.Context) error
 }
 
-// Harness creates the hosts under test.
+// Harness creates hosts.
 type Harness struct {
 	Name string
 	New  func(dir string, handlers map[string]watch.Handler) (Host, error)
-	// Quiet is the longest time until such a host begins an action: after this
-	// time without a call, no further call is expected.
+	// Quiet is the longest time until such a host acts: after it, no further
+	// call is expected.
 	Quiet time.Duration
 }
 
-// Case is one scenario of the suite.
+// Case is a scenario.
 type Case struct {
 	Group, Name string
-	// Run executes the scenario and returns its outcome, usually Stage.Handled
-	// or Stage.Calls.
+	// Run returns the outcome, usually Stage.Handled or Stage.Calls.
 	Run func(s *Stage) string
-	// Want is the required outcome. Kubelet, if set, is the outcome with the
-	// plugin manager of kubelet 1.36, and Why the reason for the difference.
+	// The required outcome. Kubelet, if set, is that of kubelet 1.36, and Why
+	// the reason for the difference.
 	Want, Kubelet, Why string
-	// Alone: no other case can run at the same time.
+	// No other case can run at the same time.
 	Alone bool
-	// Slow: the case takes more than half a minute.
+	// More than half a minute.
 	Slow bool
-	// Soak: with the kubelet, the case runs only in make soak; a shorter case
-	// shows the same.
+	// With the kubelet only in make soak; a shorter case shows the same.
 	Soak bool
 }
 
-// ID returns the name of the case with its group.
+// ID returns the group and name.
 func (c Case) ID() string { return c.Group + "/" + c.Name }
 
 // Expected returns the required outcome, or that of the kubelet.
@@ -63,11 +59,11 @@ func (c Case) Expected(kubelet bool) string {
 	return c.Want
 }
 
-// Result is the outcome of a case.
+// Result is a case's outcome.
 type Result struct {
 	Case
 	Got  string
-	Err  error // the environment failed
+	Err  error // of the environment
 	Took time.Duration
 }
 
@@ -82,17 +78,16 @@ func Cases() []Case {
 	return all
 }
 
-// maxParallel limits concurrent cases. Most of them only wait, but too many
-// busy ones would keep plugins from answering within a second.
+// maxParallel: too many busy cases would keep plugins from answering within a
+// second.
 const maxParallel = 16
 
-// Observe runs cases with hosts of one kind and returns their results in the
-// order of the cases.
+// Observe runs cases and returns their results in order.
 func Observe(ctx context.Context, h Harness, cases []Case) []Result {
 	results := make([]Result, len(cases))
 	slots := make(chan struct{}, maxParallel)
 	var running sync.WaitGroup
-	for _, slow := range []bool{true, false} { // slow cases first
+	for _, slow := range []bool{true, false} {
 		for i, c := range cases {
 			if c.Alone || c.Slow != slow {
 				continue
@@ -138,7 +133,7 @@ func runCase(ctx context.Context, h Harness, c Case) (r Result) {
 	return r
 }
 
-// Run runs cases with hosts of one kind and checks the required outcomes.
+// Run runs cases and checks the required outcomes.
 func Run(t *testing.T, h Harness, cases []Case) {
 	if os.Geteuid() != 0 {
 		t.Fatal("the suite must run as root: some cases lower an inotify limit for a moment")
@@ -146,8 +141,7 @@ func Run(t *testing.T, h Harness, cases []Case) {
 	Check(t, Observe(t.Context(), h, cases), false)
 }
 
-// Check compares results with the required outcomes, or with the known outcomes of
-// the kubelet.
+// Check compares results with the required or the kubelet's outcomes.
 func Check(t *testing.T, results []Result, kubelet bool) {
 	for _, r := range results {
 		t.Run(r.ID(), func(t *testing.T) {

@@ -7,16 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// startWithoutInotify starts the host when no inotify instance is available: in
-// a thread with another effective user, for plugin all instances are in use. The
-// kernel counts instances per user, and each thread has its own user, so other
+// startWithoutInotify starts the host in a thread with another effective user,
+// whose inotify instances are all in use. The kernel counts per user, so other
 // processes are not affected.
 func (s *Stage) startWithoutInotify() error {
 	h := s.New()
 	started := make(chan error)
 	var setUp error
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread exits with its changed user
+		runtime.LockOSThread() // never unlocked: the thread exits
 		var taken []int
 		if setUp = setEffectiveUser(54321); setUp == nil {
 			taken, setUp = exhaustInotify()
@@ -31,7 +30,6 @@ func (s *Stage) startWithoutInotify() error {
 	return err
 }
 
-// exhaustInotify opens every inotify instance that this thread's user can have.
 func exhaustInotify() (taken []int, err error) {
 	for {
 		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
@@ -45,8 +43,7 @@ func exhaustInotify() (taken []int, err error) {
 	}
 }
 
-// setEffectiveUser gives this thread another effective user and keeps root's
-// capabilities.
+// setEffectiveUser keeps root's capabilities.
 func setEffectiveUser(uid int) error {
 	const same = ^uintptr(0)
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, same, uintptr(uid), same); errno != 0 {
@@ -63,9 +60,8 @@ func setEffectiveUser(uid int) error {
 	return unix.Capset(&header, &caps[0])
 }
 
-// SameUser is for a Host whose Start opens its inotify instance in another
-// goroutine. become, called in that goroutine, gives its thread the user of the
-// caller of SameUser.
+// SameUser is for a Host whose Start opens inotify in another goroutine. become
+// gives that goroutine's thread the caller's user.
 func SameUser() (become func() error) {
 	uid := unix.Geteuid()
 	return func() error {
