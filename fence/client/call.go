@@ -19,14 +19,14 @@ import (
 	"github.com/cleatproject/cleat/internal/rpcdial"
 )
 
-// ErrNobody means that no driver answers on the endpoint, or that connecting is
-// not permitted. The cause is wrapped too.
+// ErrNobody: no driver answers, or connecting is not permitted; wraps the
+// cause.
 var ErrNobody = errors.New("no fence service answers")
 
-// Error is an error that a driver returned.
+// Error is a driver's error.
 type Error struct {
 	Endpoint string
-	Method   string // such as FenceClusterNetwork
+	Method   string
 	Code     codes.Code
 	Message  string
 }
@@ -35,10 +35,10 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s answered %s with %s: %s", e.Endpoint, e.Method, e.Code, e.Message)
 }
 
-// GRPCStatus lets status.Code read the error.
+// GRPCStatus is for status.Code.
 func (e *Error) GRPCStatus() *status.Status { return status.New(e.Code, e.Message) }
 
-// Unwrap returns the kind of package errs.
+// Unwrap returns the errs kind.
 func (e *Error) Unwrap() error {
 	switch e.Code {
 	case codes.InvalidArgument:
@@ -67,8 +67,8 @@ func (e *Error) Unwrap() error {
 	return errs.Internal
 }
 
-// call executes one RPC. While the driver is unreachable, it is retried until
-// Target.Patience has passed: all RPCs of the contract are idempotent.
+// call retries an unreachable driver for Target.Patience: all RPCs are
+// idempotent.
 func call[Q, A any](ctx context.Context, c *Client, method string, rpc func(context.Context, Q, ...grpc.CallOption) (A, error), request Q, secrets map[string]string) (A, error) {
 	deadline := time.Now().Add(c.target.Patience)
 	for {
@@ -93,8 +93,7 @@ func call[Q, A any](ctx context.Context, c *Client, method string, rpc func(cont
 	}
 }
 
-// pause waits before the next attempt, with jitter so that clients do not retry
-// in step. It returns false if ctx ended.
+// pause has jitter. It returns false if ctx ended.
 func pause(ctx context.Context) bool {
 	timer := time.NewTimer(50*time.Millisecond + rand.N(100*time.Millisecond))
 	defer timer.Stop()
@@ -106,8 +105,6 @@ func pause(ctx context.Context) bool {
 	}
 }
 
-// timeoutError is the error of a call that was not answered before its
-// deadline.
 func (c *Client) timeoutError(method string, ended error) error {
 	if reason := c.reason(); reason != nil {
 		return errs.Errorf(errs.Unavailable, "%w on %s: %w (%w)", ErrNobody, c.target.Endpoint, reason, ended)
@@ -115,7 +112,7 @@ func (c *Client) timeoutError(method string, ended error) error {
 	return errs.Errorf(errs.Unavailable, "%s has not answered %s in time: %w", c.target.Endpoint, method, ended)
 }
 
-// unreachable is the error of a call without a connection; message is gRPC's.
+// unreachable gets gRPC's message.
 func (c *Client) unreachable(message string) error {
 	reason := c.reason()
 	if reason == nil {
@@ -124,8 +121,7 @@ func (c *Client) unreachable(message string) error {
 	return errs.Errorf(errs.Unavailable, "%w on %s: %w", ErrNobody, c.target.Endpoint, reason)
 }
 
-// reason returns why there is no connection and how to fix it, or nil if
-// unknown.
+// reason also says how to fix it; nil if unknown.
 func (c *Client) reason() error {
 	err := c.last.get()
 	if err == nil {
@@ -143,10 +139,9 @@ func (c *Client) reason() error {
 	return err
 }
 
-// redact limits the length of a driver's message and removes the secrets that
-// the driver was sent.
+// redact also limits the length.
 func redact(message string, secrets map[string]string) string {
-	const shortest, most = 4, 4096 // replacing a one-letter secret would garble words
+	const shortest, most = 4, 4096 // a one-letter secret would garble words
 	for _, secret := range secrets {
 		if len(secret) >= shortest {
 			message = strings.ReplaceAll(message, secret, "***")

@@ -1,6 +1,5 @@
-// Package client calls the CSI-Addons fence service of any driver, on its UNIX
-// socket or over the network with mutual TLS. It returns the responses
-// unchanged.
+// Package client calls any driver's CSI-Addons fence service, on a UNIX socket
+// or with mutual TLS, and returns the responses unchanged.
 package client
 
 import (
@@ -16,49 +15,48 @@ import (
 	"github.com/cleatproject/cleat/fence/request"
 )
 
-// Client is a connection to a driver. It connects on demand and reconnects
-// after a loss, so a driver can restart. It is safe for concurrent use.
+// Client is a connection to a driver, safe for concurrent use. It connects on
+// demand and reconnects, so a driver can restart.
 type Client struct {
 	target   Target
 	conn     *grpc.ClientConn
-	last     failure // last connection failure
+	last     failure // of connecting
 	identity identity.IdentityClient
 	fences   fence.FenceControllerClient
 }
 
-// Request is the parameters and secrets of a call of the fence service.
+// Request has a call's parameters and secrets.
 type Request struct {
 	Parameters map[string]string
-	// Secrets are not stored, and removed from the driver's messages.
+	// Secrets are removed from the driver's messages.
 	Secrets map[string]string
 }
 
-// Identity is the identity of a driver.
+// Identity is a driver's identity.
 type Identity struct {
 	Name     string            `json:"name"`
 	Version  string            `json:"version,omitempty"`
 	Manifest map[string]string `json:"manifest,omitempty"`
 }
 
-// Capabilities are the capabilities that a driver announces.
+// Capabilities are what a driver announces.
 type Capabilities struct {
-	Controller bool `json:"controller"` // controller service
+	Controller bool `json:"controller"`
 	Node       bool `json:"node"`
-	Fence      bool `json:"fence"`   // FenceClusterNetwork, UnfenceClusterNetwork and ListClusterFence
-	Clients    bool `json:"clients"` // GetFenceClients
-	// All lists all names as in the contract, such as
-	// Service/CONTROLLER_SERVICE.
+	Fence      bool `json:"fence"` // fence, unfence, list
+	Clients    bool `json:"clients"`
+	// As in the contract: Service/CONTROLLER_SERVICE.
 	All []string `json:"all"`
 }
 
-// FenceClient is a client of the storage, as a driver reports it.
+// FenceClient is a client of the storage.
 type FenceClient struct {
 	ID        string   `json:"id"`
-	Addresses []string `json:"addresses"` // CIDRs as the driver writes them
+	Addresses []string `json:"addresses"` // CIDRs, as the driver writes them
 }
 
-// Open prepares a connection without waiting for the driver. Errors are of kind
-// errs.Invalid and describe what is wrong with the target.
+// Open prepares a connection without waiting for the driver. The error is
+// errs.Invalid.
 func Open(target Target) (*Client, error) {
 	target, dial, err := target.resolve()
 	if err != nil {
@@ -93,14 +91,13 @@ func (c *Client) Capabilities(ctx context.Context) (Capabilities, error) {
 	return capabilities(a.GetCapabilities()), nil
 }
 
-// Probe calls Probe and reports whether the driver is ready.
+// Probe reports whether the driver is ready.
 func (c *Client) Probe(ctx context.Context) (ready bool, err error) {
 	a, err := call(ctx, c, "Probe", c.identity.Probe, &identity.ProbeRequest{}, nil)
 	return err == nil && (a.GetReady() == nil || a.GetReady().GetValue()), err
 }
 
-// Fence calls FenceClusterNetwork. nil means that the driver reported the
-// blocks as fenced.
+// Fence calls FenceClusterNetwork.
 func (c *Client) Fence(ctx context.Context, r Request, blocks []netip.Prefix) error {
 	_, err := call(ctx, c, "FenceClusterNetwork", c.fences.FenceClusterNetwork,
 		&fence.FenceClusterNetworkRequest{Parameters: r.Parameters, Secrets: r.Secrets, Cidrs: cidrs(blocks)}, r.Secrets)
@@ -114,14 +111,14 @@ func (c *Client) Unfence(ctx context.Context, r Request, blocks []netip.Prefix) 
 	return err
 }
 
-// List calls ListClusterFence and returns the CIDRs as the driver writes them.
+// List calls ListClusterFence; CIDRs are as the driver writes them.
 func (c *Client) List(ctx context.Context, r Request) ([]string, error) {
 	blocks, _, err := c.ListAll(ctx, r)
 	return blocks, err
 }
 
-// ListAll is List plus the sessions of fenced clients that have not ended,
-// which fences wait for. Only cleat's own service reports them.
+// ListAll is List with the sessions that fences wait for. Only cleat's service
+// reports these.
 func (c *Client) ListAll(ctx context.Context, r Request) (blocks, ending []string, err error) {
 	var header metadata.MD
 	list := func(ctx context.Context, q *fence.ListClusterFenceRequest, o ...grpc.CallOption) (*fence.ListClusterFenceResponse, error) {
@@ -131,7 +128,7 @@ func (c *Client) ListAll(ctx context.Context, r Request) (blocks, ending []strin
 	return texts(a.GetCidrs()), header.Get(request.EndingHeader), err
 }
 
-// Clients calls GetFenceClients: a node's driver returns its own node.
+// Clients calls GetFenceClients, which returns a driver's own node.
 func (c *Client) Clients(ctx context.Context, r Request) ([]FenceClient, error) {
 	a, err := call(ctx, c, "GetFenceClients", c.fences.GetFenceClients,
 		&fence.GetFenceClientsRequest{Parameters: r.Parameters, Secrets: r.Secrets}, r.Secrets)

@@ -17,19 +17,15 @@ import (
 )
 
 const (
-	// maxResponse bounds a response, in bytes: a list of some hundred thousand
-	// CIDRs.
+	// In bytes; some hundred thousand CIDRs.
 	maxResponse = 32 << 20
-	// ackTimeout is how long sent data can stay unacknowledged
-	// (TCP_USER_TIMEOUT) before the connection is considered lost: a machine
-	// that lost power closes no connection.
+	// ackTimeout (TCP_USER_TIMEOUT) detects a server that lost power.
 	ackTimeout = 20 * time.Second
-	// pingInterval is longer than gRPC servers tolerate at least, which is 5
-	// min; a lost connection is detected earlier by TCP_USER_TIMEOUT.
+	// pingInterval exceeds gRPC servers' minimum of 5 min; TCP_USER_TIMEOUT
+	// detects losses earlier.
 	pingInterval = 6 * time.Minute
 )
 
-// connect returns the connection, which gRPC dials on first use.
 func (c *Client) connect(dial rpcdial.Dialer) (*grpc.ClientConn, error) {
 	transport, authority := insecure.NewCredentials(), "localhost"
 	if !c.target.TLS.None() {
@@ -38,7 +34,7 @@ func (c *Client) connect(dial rpcdial.Dialer) (*grpc.ClientConn, error) {
 	return rpcdial.Over(
 		func(ctx context.Context) (net.Conn, error) {
 			conn, err := dial(ctx)
-			if err != nil || c.target.TLS.None() { // with TLS the handshake can still fail
+			if err != nil || c.target.TLS.None() { // with TLS the handshake can fail
 				c.last.set(err)
 			}
 			return conn, err
@@ -51,8 +47,8 @@ func (c *Client) connect(dial rpcdial.Dialer) (*grpc.ClientConn, error) {
 	)
 }
 
-// failure is why the last connection attempt failed, until a call is answered.
-// gRPC returns the error only as part of a text.
+// failure is the last attempt's, until a call is answered: gRPC has it only in
+// a text.
 type failure struct {
 	mu  sync.Mutex
 	err error
@@ -70,8 +66,7 @@ func (f *failure) get() error {
 	return f.err
 }
 
-// handshake is the client side of mutual TLS. It reads the files for each
-// handshake.
+// handshake is mutual TLS's client side, which reads the files each time.
 type handshake struct {
 	files      mutualtls.Files
 	serverName string
@@ -105,14 +100,13 @@ func (h *handshake) Clone() credentials.TransportCredentials {
 	return &copied
 }
 
-// OverrideServerName is a deprecated part of the interface; the name is set
-// when a Client is opened.
+// OverrideServerName is deprecated: Open sets the name.
 func (h *handshake) OverrideServerName(string) error {
 	return errors.New("the server's name cannot be changed")
 }
 
 // alertConn records the alert of a server that rejects the client certificate:
-// in TLS 1.3 it arrives after the handshake, in place of the first response.
+// in TLS 1.3 it replaces the first response.
 type alertConn struct {
 	net.Conn
 	last *failure
@@ -126,13 +120,12 @@ func (h *alertConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Write to a rejected connection fails without the reason; the alert is still
-// unread.
+// Write can fail with the alert still unread.
 func (h *alertConn) Write(b []byte) (int, error) {
 	n, err := h.Conn.Write(b)
 	if err != nil {
 		_ = h.SetReadDeadline(time.Now().Add(time.Second))
-		_, _ = h.Read(make([]byte, 1)) // discarding a byte is harmless: the connection has failed
+		_, _ = h.Read(make([]byte, 1)) // the connection has failed
 	}
 	return n, err
 }

@@ -15,23 +15,19 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// Target is the address of a driver and how to connect to it.
+// Target is a driver's address and how to connect.
 type Target struct {
-	// Endpoint is unix:///run/cleat/fence/fence.sock, the path alone, or
-	// storage-a:9070 for a remote driver.
+	// unix:///run/cleat/fence/fence.sock, the path alone, or storage-a:9070.
 	Endpoint string
-	// TLS is required for a remote driver and rejected for a UNIX socket.
+	// Required for a remote driver, rejected for a UNIX socket.
 	TLS mutualtls.Files
-	// ServerName is the name or address in the driver's certificate; the
-	// default is the host of the endpoint.
+	// In the driver's certificate; default: the endpoint's host.
 	ServerName string
-	// Patience is how long one call retries to connect, so that calls succeed
-	// while a driver restarts; zero is 3 s.
+	// How long a call retries to connect, as a driver can restart; zero is 3 s.
 	Patience time.Duration
 }
 
-// Check validates a target, including its files, without connecting to it.
-// Errors: errs.Invalid.
+// Check validates a target with its files. The error is errs.Invalid.
 func (t Target) Check() error {
 	t, _, err := t.resolve()
 	if err != nil || t.TLS.None() {
@@ -43,7 +39,6 @@ func (t Target) Check() error {
 	return nil
 }
 
-// resolve fills in defaults and returns a dialer.
 func (t Target) resolve() (Target, rpcdial.Dialer, error) {
 	if t.Patience == 0 {
 		t.Patience = 3 * time.Second
@@ -75,7 +70,7 @@ func (t Target) resolve() (Target, rpcdial.Dialer, error) {
 	}, nil
 }
 
-// hostPort parses storage-a:9070, 192.0.2.7:9070 or [2001:db8::7]:9070.
+// Examples: storage-a:9070, 192.0.2.7:9070, [2001:db8::7]:9070.
 func hostPort(endpoint string) (host, port string, err error) {
 	refuse := func(why string) (string, string, error) {
 		return "", "", errs.Errorf(errs.Invalid, "endpoint %q: %s; write unix:///run/cleat/fence/fence.sock, or HOST:PORT such as storage-a:9070", endpoint, why)

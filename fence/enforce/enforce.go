@@ -1,6 +1,6 @@
-// Package enforce puts fences in force, in the only safe order, through all
-// enforcers: the fencers of this process and peers. Its calls return after all
-// results were read back. It does not depend on any RPC contract.
+// Package enforce puts fences in force, in the only safe order, at local
+// fencers and peers. Calls return after all results were read back. It depends
+// on no RPC contract.
 package enforce
 
 import (
@@ -24,26 +24,26 @@ import (
 
 // Local is a fencer of this process.
 type Local struct {
-	Name   string // such as "host" or the name of the engine; recorded in the ledger
+	Name   string // "host" or the engine's name; recorded
 	Fencer volume.Fencer
 }
 
-// Peer is another server that enforces the same fences. Errors of kind Invalid
-// and Precondition are refusals; after any other error a retry can succeed.
+// Peer is another server with the same fences. Invalid and Precondition are
+// refusals; after other errors a retry can succeed.
 type Peer interface {
 	Name() string
 	Fence(ctx context.Context, req plan.Request) error
 	Unfence(ctx context.Context, req plan.Request) error
-	// List returns the blocks that the peer enforces for an owner.
+	// List returns the peer's blocks of an owner.
 	List(ctx context.Context, owner volume.FenceOwner) ([]netip.Prefix, error)
 }
 
-// Bounds are the timeouts of the steps of a call. Zero fields have defaults.
+// Bounds are a call's timeouts; zero fields have defaults.
 type Bounds struct {
 	Block  time.Duration // Fencer.Apply; 30 s
-	End    time.Duration // ending sessions and waiting for grants in flight; 30 s
-	Verify time.Duration // reading back; 15 s
-	Peer   time.Duration // a call to a peer; 90 s
+	End    time.Duration // with the wait for grants in flight; 30 s
+	Verify time.Duration // 15 s
+	Peer   time.Duration // of a call; 90 s
 }
 
 // Config configures an Enforcer. Ledger and Operations are required.
@@ -52,21 +52,19 @@ type Config struct {
 	Operations *op.Operations
 	Locals     []Local
 	Peers      []Peer
-	// Network returns the addresses that blocks are checked against; nil means
-	// loopback only.
+	// Addresses that blocks are checked against; nil is loopback.
 	Network func(ctx context.Context) (request.Network, error)
 	Bounds  Bounds
-	// Interval is how often the blocks in force are read back; zero is 10 s.
-	// Changed, if not nil, signals that another program could have changed
-	// them; it is never closed.
+	// Interval of reading back; zero is 10 s. Changed signals possible changes
+	// by other programs; it is never closed.
 	Interval time.Duration
 	Changed  <-chan struct{}
-	Logger   *slog.Logger          // nil: none
-	Metrics  prometheus.Registerer // nil: none
+	Logger   *slog.Logger
+	Metrics  prometheus.Registerer
 }
 
-// Enforcer keeps the fences of a ledger in force. Its methods are safe for
-// concurrent use.
+// Enforcer keeps a ledger's fences in force. Methods are safe for concurrent
+// use.
 type Enforcer struct {
 	config  Config
 	ledger  *ledger.Ledger
@@ -74,7 +72,7 @@ type Enforcer struct {
 	locals  []*local
 	peers   []*peer
 	metrics *metrics
-	checked atomic.Pointer[error] // result of the last check; nil before the first one
+	checked atomic.Pointer[error] // last result
 }
 
 // New returns an Enforcer. Call Restore next.
@@ -114,13 +112,13 @@ func orElse(d, fallback time.Duration) time.Duration {
 	return d
 }
 
-// Fence fences the blocks. After it returns nil, no client in them has a
-// session or a grant or can get one, at any enforcer. An interrupted call is
-// continued by a retry and by Guard.
+// Fence fences the blocks. After nil, no client in them has, or can get, a
+// session or a grant at any enforcer. A retry or Guard continues an interrupted
+// call.
 //
-// Errors: Invalid and Precondition, with nothing changed; Busy; Unavailable and
-// others if an enforcer failed: then the fence is recorded, blocks new grants,
-// and is in force at some enforcers only.
+// Errors: Invalid and Precondition, without a change; Busy; others if an
+// enforcer failed: the fence is then recorded, blocks new grants, and is in
+// force at some enforcers.
 func (e *Enforcer) Fence(ctx context.Context, req plan.Request) error {
 	network, err := e.config.Network(ctx)
 	if err != nil {
@@ -132,15 +130,14 @@ func (e *Enforcer) Fence(ctx context.Context, req plan.Request) error {
 	return e.runOperation(ctx, "FenceClusterNetwork", req, false, e.fence)
 }
 
-// Unfence lifts this owner's fences of the blocks and removes their records.
-// Addresses that another fence covers stay fenced. A block that is not fenced
-// is no error.
+// Unfence lifts this owner's fences and removes their records. Addresses of
+// another fence stay fenced; a block that is not fenced is no error.
 //
-// With Force it removes all owners' records of exactly these blocks, even if
-// sessions do not end: for lost parameters and servers that hang.
+// Force removes all owners' records of exactly these blocks, even with
+// sessions: for lost parameters and hung servers.
 //
-// Errors: Precondition, with nothing changed, for a block that only another
-// parameter set, or another block, has fenced; otherwise as Fence.
+// Errors: Precondition, without a change, if only another parameter set or
+// block has fenced a block; otherwise as Fence.
 func (e *Enforcer) Unfence(ctx context.Context, req plan.Request) error {
 	if req.Force {
 		if err := e.unfenceOwners(ctx, req); err != nil {
@@ -178,8 +175,8 @@ func (e *Enforcer) runOperation(ctx context.Context, what string, req plan.Reque
 	return err
 }
 
-// List returns the fenced and verified blocks of one owner or of all, as
-// requested. It fails if one of them is not in force now.
+// List returns the fenced, verified blocks of one owner or all. It fails if one
+// is not in force.
 func (e *Enforcer) List(ctx context.Context, owner *volume.FenceOwner) ([]netip.Prefix, error) {
 	fences, err := e.ledger.Fences(ctx)
 	if err != nil {
@@ -195,7 +192,7 @@ func (e *Enforcer) List(ctx context.Context, owner *volume.FenceOwner) ([]netip.
 		return nil, err
 	}
 	var blocks []netip.Prefix
-	for i, f := range fenced { // sorted by block
+	for i, f := range fenced { // by block
 		if i == 0 || f.Block != fenced[i-1].Block {
 			blocks = append(blocks, f.Block)
 		}
@@ -203,7 +200,6 @@ func (e *Enforcer) List(ctx context.Context, owner *volume.FenceOwner) ([]netip.
 	return blocks, nil
 }
 
-// verifyAll reads back at all enforcers whether the fences are in force.
 func (e *Enforcer) verifyAll(ctx context.Context, fenced []volume.Fence) error {
 	if len(fenced) == 0 {
 		return nil
@@ -230,7 +226,7 @@ func (e *Enforcer) verifyAll(ctx context.Context, fenced []volume.Fence) error {
 	return all.wait()
 }
 
-// groupByOwner returns the requests that would create the fences.
+// groupByOwner returns requests that would create the fences.
 func groupByOwner(fences []volume.Fence) []plan.Request {
 	at := map[string]int{}
 	var all []plan.Request
@@ -247,7 +243,7 @@ func groupByOwner(fences []volume.Fence) []plan.Request {
 	return all
 }
 
-// some formats the first few of many blocks.
+// some formats the first few blocks.
 func some(blocks []netip.Prefix) string {
 	const most = 3
 	if len(blocks) <= most {

@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// fence executes a Fence request while it has exclusive use of its blocks.
+// fence needs exclusive use of the request's blocks.
 func (e *Enforcer) fence(ctx context.Context, req plan.Request) error {
 	before, _, err := e.ledger.ChangeFences(ctx, func(now []volume.Fence) ([]volume.Fence, error) {
 		return plan.Fence(now, req, time.Now()), nil
@@ -37,7 +37,6 @@ func (e *Enforcer) fence(ctx context.Context, req plan.Request) error {
 	return err
 }
 
-// enforceAll puts a recorded fence in force at all enforcers at once.
 func (e *Enforcer) enforceAll(ctx context.Context, req plan.Request) error {
 	blocks, err := cidr.Merge(req.Blocks)
 	if err != nil {
@@ -51,7 +50,7 @@ func (e *Enforcer) enforceAll(ctx context.Context, req plan.Request) error {
 				return err
 			}
 			crashpoint.Hit("fence.blocked")
-			// A grant that was in flight can still have started a session.
+			// A grant in flight can still have started a session.
 			if err := e.waitForGrants(ctx, blocks); err != nil {
 				return err
 			}
@@ -67,39 +66,36 @@ func (e *Enforcer) enforceAll(ctx context.Context, req plan.Request) error {
 	return all.wait()
 }
 
-// waitForGrants waits for grants to clients in the blocks that were in flight
-// when the fence was recorded.
+// waitForGrants waits for grants in the blocks that were in flight when the
+// fence was recorded.
 func (e *Enforcer) waitForGrants(ctx context.Context, blocks []netip.Prefix) error {
 	ctx, cancel := context.WithTimeout(ctx, e.config.Bounds.End)
 	defer cancel()
 	return e.ledger.Quiet(ctx, blocks)
 }
 
-// rollBack removes the fences that a refused request, or an earlier attempt of
-// it, has recorded but not confirmed. Fences that cannot be removed are
-// recorded as Lifting, and Guard continues.
+// rollBack removes unconfirmed fences of a refused request, also those of
+// earlier attempts. What cannot be removed is recorded as Lifting, for Guard.
 func (e *Enforcer) rollBack(ctx context.Context, before []volume.Fence, req plan.Request) error {
 	begun := plan.Request{Owner: req.Owner, Blocks: plan.Unconfirmed(before, req)}
 	if len(begun.Blocks) == 0 {
 		return nil
 	}
-	// These fences were never reported as in force, so no session need have
-	// ended.
+	// They were never reported as in force: no session need have ended.
 	if _, err := e.lift(ctx, begun, begun.Blocks); err != nil {
 		return fmt.Errorf("rolling back the refused fence, will retry: %w", err)
 	}
 	return nil
 }
 
-// unfence executes an Unfence request while it has exclusive use of its blocks.
-// Before it lifts a fence, all sessions of the fenced clients must have ended:
-// one that is left would continue.
+// unfence needs exclusive use of the request's blocks. All sessions of the
+// fenced clients must end first: they would continue.
 func (e *Enforcer) unfence(ctx context.Context, req plan.Request) error {
 	var cleared []netip.Prefix
 	for {
-		// Two concurrent requests can together release blocks that neither
-		// releases alone. The later transaction returns the blocks whose
-		// sessions were not ended.
+		// Two concurrent requests can release blocks that neither releases
+		// alone. The later transaction returns the blocks whose sessions were
+		// not ended.
 		uncleared, err := e.lift(ctx, req, cleared)
 		if len(uncleared) == 0 {
 			return err
@@ -116,8 +112,6 @@ func (e *Enforcer) unfence(ctx context.Context, req plan.Request) error {
 	}
 }
 
-// endAllSessions ends the sessions of clients in the blocks at all local
-// enforcers.
 func (e *Enforcer) endAllSessions(ctx context.Context, blocks []netip.Prefix) error {
 	var all tasks
 	for _, l := range e.locals {
@@ -131,13 +125,11 @@ func (e *Enforcer) endAllSessions(ctx context.Context, blocks []netip.Prefix) er
 	return all.wait()
 }
 
-// errSessionsLeft aborts a transaction that would release blocks whose sessions
-// were not ended.
+// errSessionsLeft aborts a transaction that would release blocks with sessions.
 var errSessionsLeft = errors.New("sessions have to end first")
 
-// lift lifts the fences of an owner's blocks. If that releases addresses that
-// are not among the cleared ones, it changes nothing and returns these
-// addresses.
+// lift changes nothing if it would release addresses other than the cleared
+// ones, which it then returns.
 func (e *Enforcer) lift(ctx context.Context, req plan.Request, cleared []netip.Prefix) (uncleared []netip.Prefix, err error) {
 	_, after, err := e.ledger.ChangeFences(ctx, func(now []volume.Fence) ([]volume.Fence, error) {
 		next, err := plan.Unfence(now, req, time.Now())
@@ -159,7 +151,7 @@ func (e *Enforcer) lift(ctx context.Context, req plan.Request, cleared []netip.P
 	crashpoint.Hit("unfence.lifting")
 	req.Blocks = plan.InPhase(after, req, volume.Lifting)
 	if len(req.Blocks) == 0 {
-		return nil, nil // none of the blocks is fenced
+		return nil, nil // not fenced
 	}
 	if err := e.liftAll(ctx, req); err != nil {
 		return nil, fmt.Errorf("the fence is not lifted everywhere yet; repeat the call to continue: %w", err)
@@ -171,7 +163,6 @@ func (e *Enforcer) lift(ctx context.Context, req plan.Request, cleared []netip.P
 	return nil, err
 }
 
-// liftAll lifts the fences recorded as Lifting at all enforcers.
 func (e *Enforcer) liftAll(ctx context.Context, req plan.Request) error {
 	var all tasks
 	for _, l := range e.locals {
@@ -189,8 +180,7 @@ func (e *Enforcer) liftAll(ctx context.Context, req plan.Request) error {
 	return all.wait()
 }
 
-// tasks run concurrently; wait joins their errors, each with the name of its
-// task.
+// tasks run concurrently; wait joins their errors with their names.
 type tasks struct {
 	running sync.WaitGroup
 	mu      sync.Mutex

@@ -14,12 +14,11 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// resumeAfter is how long Guard leaves it to the caller to retry an interrupted
-// call.
+// resumeAfter is how long a caller can retry an interrupted call itself.
 const resumeAfter = time.Minute
 
-// Restore puts the recorded fences in force again. Call it before the servers
-// listen. Guard then ends the sessions that began while no fence was in force.
+// Restore puts the recorded fences in force, before the servers listen. Guard
+// ends the sessions that began before.
 func (e *Enforcer) Restore(ctx context.Context) error {
 	desired, err := e.desired(ctx)
 	if err != nil {
@@ -40,9 +39,9 @@ func (e *Enforcer) Restore(ctx context.Context) error {
 	return nil
 }
 
-// Guard keeps the recorded fences in force until ctx ends. At each interval,
-// and at once after Config.Changed, it reads the blocks back and repairs them.
-// At each interval it also continues interrupted calls.
+// Guard keeps the recorded fences in force. At each interval, and after
+// Config.Changed, it reads the blocks back and repairs them. It also continues
+// interrupted calls.
 func (e *Enforcer) Guard(ctx context.Context) error {
 	ticker := time.NewTicker(e.config.Interval)
 	defer ticker.Stop()
@@ -60,7 +59,6 @@ func (e *Enforcer) Guard(ctx context.Context) error {
 	}
 }
 
-// check reads back the blocks of every enforcer and repairs them.
 func (e *Enforcer) check(ctx context.Context) {
 	var all tasks
 	for _, l := range e.locals {
@@ -93,8 +91,7 @@ func (e *Enforcer) report(ctx context.Context, who string, err error) error {
 	return err
 }
 
-// checkLocal repairs the blocks of a fencer, then ends sessions that began
-// while a block was not in force.
+// checkLocal also ends sessions that began while a block was not in force.
 func (e *Enforcer) checkLocal(ctx context.Context, l *local) error {
 	desired, err := e.repair(ctx, l)
 	if err != nil || len(desired) == 0 {
@@ -113,8 +110,8 @@ func (e *Enforcer) repair(ctx context.Context, l *local) (desired []netip.Prefix
 		case slices.Equal(held, desired):
 			return nil
 		}
-		// A difference to the last Apply was made by another program; a
-		// difference only to the record belongs to a call in flight.
+		// Another program has caused a difference to the last Apply; one only
+		// to the record is a call in flight.
 		if l.known && !slices.Equal(held, l.applied) {
 			lifted, added, err := compare(l.applied, held)
 			if err != nil {
@@ -146,8 +143,7 @@ func (e *Enforcer) verifyRepair(ctx context.Context, l *local, desired []netip.P
 	return errs.Errorf(errs.Unavailable, "repair failed: missing blocks %s, unexpected blocks %s", lifted, added)
 }
 
-// compare formats the desired blocks that are missing, and the blocks that are
-// in force but not desired.
+// compare formats missing and undesired blocks.
 func compare(desired, held []netip.Prefix) (lifted, added string, err error) {
 	missing, err := cidr.Missing(held, desired)
 	if err != nil {
@@ -157,7 +153,7 @@ func compare(desired, held []netip.Prefix) (lifted, added string, err error) {
 	return some(missing), some(surplus), err
 }
 
-// checkPeer lists the fences of a peer and fences the missing blocks again.
+// checkPeer fences the blocks that a peer lacks.
 func (e *Enforcer) checkPeer(ctx context.Context, p *peer, fences []volume.Fence) error {
 	fenced := slices.DeleteFunc(slices.Clone(fences), func(f volume.Fence) bool {
 		return f.Phase != volume.Fenced || !slices.Contains(e.peersFor(f.Owner), p)
@@ -179,11 +175,11 @@ func (e *Enforcer) checkPeer(ctx context.Context, p *peer, fences []volume.Fence
 	return nil
 }
 
-// resume continues interrupted calls that were not retried.
+// resume continues interrupted calls without a retry.
 func (e *Enforcer) resume(ctx context.Context) {
 	fences, err := e.ledger.Fences(ctx)
 	if err != nil {
-		return // check has logged it
+		return // logged by check
 	}
 	stale := func(phase volume.FencePhase) []plan.Request {
 		return groupByOwner(slices.DeleteFunc(slices.Clone(fences), func(f volume.Fence) bool {
@@ -195,7 +191,7 @@ func (e *Enforcer) resume(ctx context.Context) {
 		all.add("fence", func() error { return e.runOperation(ctx, "FenceClusterNetwork", req, false, e.fence) })
 	}
 	for _, req := range stale(volume.Lifting) {
-		req.Force = false // the fence was forced, the unfence was not
+		req.Force = false // of the fence, not of the unfence
 		all.add("unfence", func() error { return e.runOperation(ctx, "UnfenceClusterNetwork", req, false, e.unfence) })
 	}
 	if err := all.wait(); err != nil && ctx.Err() == nil {

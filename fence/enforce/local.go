@@ -15,19 +15,17 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// local is a fencer of this process. Only the holder of lock changes its
-// blocks, always to the state of the ledger at that moment, so that a call
-// never reverts a concurrent one.
+// local is a fencer of this process. Only lock's holder changes its blocks, to
+// the ledger's current state, so that no call reverts another.
 type local struct {
 	Local
-	lock    chan struct{} // holds one token
+	lock    chan struct{} // one token
 	applied []netip.Prefix
-	known   bool // applied is the set of the last Apply of this process
+	known   bool // applied is this process's last Apply
 	inForce atomic.Bool
 }
 
-// exclusive calls fn with the desired blocks of the ledger while no other call
-// changes the fencer, within a timeout.
+// exclusive calls fn with the ledger's desired blocks.
 func (e *Enforcer) exclusive(ctx context.Context, l *local, bound time.Duration, fn func(ctx context.Context, desired []netip.Prefix) error) error {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
@@ -44,7 +42,6 @@ func (e *Enforcer) exclusive(ctx context.Context, l *local, bound time.Duration,
 	return fn(ctx, desired)
 }
 
-// apply makes a fencer enforce the desired blocks of the ledger.
 func (e *Enforcer) apply(ctx context.Context, l *local) error {
 	return e.exclusive(ctx, l, e.config.Bounds.Block, func(ctx context.Context, desired []netip.Prefix) error {
 		return e.applyLocked(ctx, l, desired)
@@ -72,9 +69,8 @@ func (e *Enforcer) desired(ctx context.Context) ([]netip.Prefix, error) {
 	return plan.Desired(fences)
 }
 
-// endSessions ends the sessions of clients in the blocks, and waits until their
-// I/O has completed or was aborted. The sessions are recorded before the first
-// one is ended: afterwards the kernel no longer lists them.
+// endSessions ends sessions, and waits until their I/O has completed or was
+// aborted. They are recorded first: the kernel does not list ended ones.
 func (e *Enforcer) endSessions(ctx context.Context, l *local, blocks []netip.Prefix) error {
 	if len(blocks) == 0 {
 		return nil
@@ -117,8 +113,6 @@ func (e *Enforcer) endSessions(ctx context.Context, l *local, blocks []netip.Pre
 	return e.ledger.ForgetEnding(ctx, all)
 }
 
-// ending returns the recorded sessions of clients in the blocks that have not
-// ended.
 func (e *Enforcer) ending(ctx context.Context, l *local, blocks []netip.Prefix) ([]ledger.Ending, error) {
 	all, err := e.ledger.Ending(ctx)
 	if err != nil {
@@ -133,7 +127,6 @@ func (e *Enforcer) ending(ctx context.Context, l *local, blocks []netip.Prefix) 
 	}), nil
 }
 
-// verifyEnded fails if a client in the blocks has a session.
 func (e *Enforcer) verifyEnded(ctx context.Context, l *local, blocks []netip.Prefix) error {
 	if len(blocks) == 0 {
 		return nil
@@ -150,7 +143,6 @@ func (e *Enforcer) verifyEnded(ctx context.Context, l *local, blocks []netip.Pre
 	return nil
 }
 
-// verifyHeld fails if a block is not in force.
 func (e *Enforcer) verifyHeld(ctx context.Context, l *local, blocks []netip.Prefix) error {
 	ctx, cancel := context.WithTimeout(ctx, e.config.Bounds.Verify)
 	defer cancel()
@@ -165,8 +157,7 @@ func (e *Enforcer) verifyHeld(ctx context.Context, l *local, blocks []netip.Pref
 	return err
 }
 
-// verifyLifted fails if an address in the blocks is still fenced although no
-// recorded fence covers it.
+// verifyLifted fails if an address stays fenced without a recorded fence.
 func (e *Enforcer) verifyLifted(ctx context.Context, l *local, blocks []netip.Prefix) error {
 	return e.exclusive(ctx, l, e.config.Bounds.Verify, func(ctx context.Context, desired []netip.Prefix) error {
 		held, err := l.Fencer.Held(ctx)
@@ -185,21 +176,20 @@ func (e *Enforcer) verifyLifted(ctx context.Context, l *local, blocks []netip.Pr
 	})
 }
 
-// Filter blocks clients, see package nft.
+// Filter blocks clients (package nft).
 type Filter interface {
 	Apply(ctx context.Context, blocks []netip.Prefix) error
 	Held(ctx context.Context) ([]netip.Prefix, error)
 }
 
-// Sockets ends the sessions of clients, see package sock.
+// Sockets ends sessions (package sock).
 type Sockets interface {
 	Sessions(ctx context.Context, blocks []netip.Prefix) ([]volume.Session, error)
 	End(ctx context.Context, sessions []volume.Session) error
 }
 
-// Host returns the Fencer for storage servers on this machine that have no
-// Fencer of their own: a packet filter blocks their clients, and their sessions
-// are ended at the server's sockets.
+// Host returns the Fencer for local storage servers without their own: a packet
+// filter blocks clients, and sessions end at the server's sockets.
 func Host(filter Filter, sockets Sockets) volume.Fencer { return host{filter, sockets} }
 
 type host struct {
@@ -207,7 +197,7 @@ type host struct {
 	Sockets
 }
 
-// Apply ignores the client names: the packet filter knows addresses only.
+// Apply ignores client names: the filter knows addresses only.
 func (h host) Apply(ctx context.Context, desired volume.FenceSet) error {
 	return h.Filter.Apply(ctx, desired.Blocks)
 }

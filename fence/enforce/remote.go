@@ -15,22 +15,21 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// peer is a Peer and whether it answered the last call.
+// peer has whether it answered the last call.
 type peer struct {
 	Peer
 	up atomic.Bool
 }
 
-// refusal is the error of a peer that will never execute the request.
+// refusal: the peer will never execute the request.
 type refusal struct{ err error }
 
 func (r *refusal) Error() string { return r.err.Error() }
 
 func (r *refusal) Unwrap() error { return r.err }
 
-// peersFor returns the peers that an owner's fences are forwarded to. Fences
-// that another server forwarded are not forwarded again: that server has called
-// all peers itself, and mutual peers would forward for ever.
+// peersFor excludes fences that another server forwarded: it has called all
+// peers, and mutual peers would forward for ever.
 func (e *Enforcer) peersFor(owner volume.FenceOwner) []*peer {
 	if slices.Contains(owner.Keys, request.ViaParameter) {
 		return nil
@@ -46,7 +45,6 @@ func (e *Enforcer) unfenceAt(ctx context.Context, p *peer, req plan.Request) err
 	return e.callPeer(ctx, p, e.config.Bounds.Peer, func(ctx context.Context) error { return p.Unfence(ctx, req) })
 }
 
-// missingAt returns the blocks of a request that a peer does not enforce.
 func (e *Enforcer) missingAt(ctx context.Context, p *peer, req plan.Request) ([]netip.Prefix, error) {
 	var held []netip.Prefix
 	err := e.callPeer(ctx, p, e.config.Bounds.Verify, func(ctx context.Context) (err error) {
@@ -59,8 +57,7 @@ func (e *Enforcer) missingAt(ctx context.Context, p *peer, req plan.Request) ([]
 	return cidr.Missing(held, req.Blocks)
 }
 
-// callPeer calls a peer with a timeout and distinguishes refusals from
-// failures.
+// callPeer distinguishes refusals from failures.
 func (e *Enforcer) callPeer(ctx context.Context, p *peer, bound time.Duration, call func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()

@@ -56,7 +56,6 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	return m, nil
 }
 
-// observe updates the gauges.
 func (e *Enforcer) observe(fences []volume.Fence, ending []ledger.Ending) {
 	count := map[volume.FencePhase]int{volume.Fencing: 0, volume.Fenced: 0, volume.Lifting: 0, volume.Lifted: 0}
 	for _, f := range fences {
@@ -87,7 +86,7 @@ func oneIf(b bool) float64 {
 	return 0
 }
 
-// Check returns the error of the last check of all enforcers.
+// Check returns the last check's error.
 func (e *Enforcer) Check(context.Context) error {
 	if last := e.checked.Load(); last != nil {
 		return *last
@@ -95,24 +94,23 @@ func (e *Enforcer) Check(context.Context) error {
 	return errs.Errorf(errs.Unavailable, "the fences have not been checked yet")
 }
 
-// Status is the state of an Enforcer for the CLI and other programs.
+// Status is an Enforcer's state.
 type Status struct {
 	Enforcers []EnforcerStatus `json:"enforcers"`
 	Fences    []volume.Fence   `json:"fences"`
-	Ending    []ledger.Ending  `json:"ending"` // sessions that are being ended
+	Ending    []ledger.Ending  `json:"ending"` // being ended
 	Problem   string           `json:"problem,omitempty"`
 }
 
-// EnforcerStatus is the state of one enforcer: a fencer of this process or a
-// peer.
+// EnforcerStatus is the state of a local fencer or a peer.
 type EnforcerStatus struct {
 	Name  string `json:"name"`
 	Peer  bool   `json:"peer"`
-	Holds bool   `json:"holds"` // its fences are in force; for a peer: it answered the last call
+	Holds bool   `json:"holds"` // fences are in force; a peer: answered the last call
 }
 
-// Ending lists the sessions of fenced clients that have not ended yet. The
-// Fence calls that ended them return only after that.
+// Ending lists sessions of fenced clients that have not ended, for which Fence
+// calls wait.
 func (e *Enforcer) Ending(ctx context.Context) ([]volume.Session, error) {
 	all, err := e.ledger.Ending(ctx)
 	sessions := make([]volume.Session, len(all))
@@ -122,7 +120,7 @@ func (e *Enforcer) Ending(ctx context.Context) ([]volume.Session, error) {
 	return sessions, err
 }
 
-// Status returns the recorded fences and the result of the last check.
+// Status returns the recorded fences and the last check's result.
 func (e *Enforcer) Status(ctx context.Context) (Status, error) {
 	s := Status{Enforcers: []EnforcerStatus{}, Fences: []volume.Fence{}, Ending: []ledger.Ending{}}
 	for _, l := range e.locals {

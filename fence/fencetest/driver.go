@@ -19,26 +19,24 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Driver is an in-memory implementation of the CSI-Addons fence service by
-// another vendor: it shares no code with cleat's and has its own owners and
-// codes.
+// Driver is an independent in-memory implementation of the CSI-Addons fence
+// service, with its own owners and codes.
 type Driver struct {
 	identity.UnimplementedIdentityServer
 	fence.UnimplementedFenceControllerServer
 
 	mu     sync.Mutex
-	fenced map[string]string // CIDR to owner
+	fenced map[string]string // owner by CIDR
 	calls  []Call
 	before func(context.Context, Call) error
-	listed []string // overrides the response of ListClusterFence
-	// NotReady, Capabilities and Clients are the responses of the other calls;
-	// set them before Serve.
+	listed []string // overrides ListClusterFence
+	// Responses of the other calls; set before Serve.
 	NotReady     bool
 	Capabilities []*identity.Capability
 	Clients      []*fence.ClientDetails
 }
 
-// Call is one received call.
+// Call is a received call.
 type Call struct {
 	Method              string
 	Parameters, Secrets map[string]string
@@ -53,17 +51,17 @@ func NewDriver() *Driver {
 	}}
 }
 
-// ServiceCapability returns a service capability.
+// ServiceCapability returns a capability.
 func ServiceCapability(kind identity.Capability_Service_Type) *identity.Capability {
 	return &identity.Capability{Type: &identity.Capability_Service_{Service: &identity.Capability_Service{Type: kind}}}
 }
 
-// FenceCapability returns a network fence capability.
+// FenceCapability returns a capability.
 func FenceCapability(kind identity.Capability_NetworkFence_Type) *identity.Capability {
 	return &identity.Capability{Type: &identity.Capability_NetworkFence_{NetworkFence: &identity.Capability_NetworkFence{Type: kind}}}
 }
 
-// Serve serves on l and closes it when the test ends or stop is called.
+// Serve serves until the test ends or stop is called.
 func (d *Driver) Serve(t testing.TB, l net.Listener) (stop func()) {
 	t.Helper()
 	s := grpc.NewServer()
@@ -83,21 +81,21 @@ func (d *Driver) Serve(t testing.TB, l net.Listener) (stop func()) {
 	return stop
 }
 
-// Before sets a function that runs first in each call; its error is returned.
+// Before sets a function that runs first in each call, and can fail it.
 func (d *Driver) Before(f func(context.Context, Call) error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.before = f
 }
 
-// Answer sets the response of ListClusterFence, whatever is fenced.
+// Answer sets the response of ListClusterFence.
 func (d *Driver) Answer(cidrs ...string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.listed = cidrs
 }
 
-// Calls returns the received calls of the given methods.
+// Calls returns the received calls of methods.
 func (d *Driver) Calls(methods ...string) []Call {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -110,7 +108,7 @@ func (d *Driver) Calls(methods ...string) []Call {
 	return found
 }
 
-// Fenced returns the fenced CIDRs of all owners, sorted.
+// Fenced returns all fenced CIDRs, sorted.
 func (d *Driver) Fenced() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -132,11 +130,11 @@ func (d *Driver) begin(ctx context.Context, method string, parameters, secrets m
 	return before(ctx, c)
 }
 
-// owner identifies a set of parameters without the force parameter.
+// owner ignores the force parameter.
 func owner(parameters map[string]string) string {
 	p := maps.Clone(parameters)
 	delete(p, "fence.cleat.dev/force")
-	return fmt.Sprint(p) // sorted by key
+	return fmt.Sprint(p)
 }
 
 func check(cidrs []*fence.CIDR) error {

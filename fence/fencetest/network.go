@@ -1,5 +1,5 @@
-// Package fencetest has fakes for tests of fencing: an in-memory network with a
-// fencer that can be made to fail.
+// Package fencetest has fakes for fencing: an in-memory network with a fencer
+// that can fail.
 package fencetest
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Network is a storage server, its clients, and the fencer between them. The
-// methods of its Fencer are safe for concurrent use.
+// Network is a storage server, its clients, and the fencer between them, which
+// is safe for concurrent use.
 type Network struct {
 	mu       sync.Mutex
 	held     []netip.Prefix
@@ -25,13 +25,13 @@ type Network struct {
 	changed  chan struct{}
 }
 
-// Session is a client's connection to the server.
+// Session is a client's connection.
 type Session struct {
 	network *Network
 	id      string
 	client  netip.Addr
-	dead    bool // the client's end is closed
-	stuck   bool // the server keeps the session open
+	dead    bool // client's end
+	stuck   bool // kept open by the server
 	gone    chan struct{}
 }
 
@@ -53,7 +53,7 @@ func (n *Network) Connect(client netip.Addr) (*Session, error) {
 	return s, nil
 }
 
-// Write executes one write of the client at the server, or fails.
+// Write writes at the server, or fails.
 func (s *Session) Write() error {
 	s.network.mu.Lock()
 	defer s.network.mu.Unlock()
@@ -63,15 +63,14 @@ func (s *Session) Write() error {
 	return nil
 }
 
-// Stick makes the server keep the session open after it was ended, until
-// Release.
+// Stick makes the server keep an ended session open until Release.
 func (s *Session) Stick() {
 	s.network.mu.Lock()
 	defer s.network.mu.Unlock()
 	s.stuck = true
 }
 
-// Release makes the server close a session that was ended.
+// Release makes the server close an ended session.
 func (s *Session) Release() {
 	s.network.mu.Lock()
 	defer s.network.mu.Unlock()
@@ -92,16 +91,16 @@ func covers(blocks []netip.Prefix, client netip.Addr) bool {
 	return slices.ContainsFunc(blocks, func(b netip.Prefix) bool { return b.Contains(client) })
 }
 
-// Fail makes a method of the Fencer (Apply, Held, Sessions, End) return an
-// error; nil removes it.
+// Fail makes a method of the Fencer (Apply, Held, Sessions, End) fail; nil ends
+// that.
 func (n *Network) Fail(method string, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.faults[method] = err
 }
 
-// Tamper changes the held blocks, as another program would, and signals
-// Changed. The blocks are disjoint and sorted.
+// Tamper changes the held blocks (disjoint, sorted) like another program, and
+// signals Changed.
 func (n *Network) Tamper(held ...netip.Prefix) {
 	n.mu.Lock()
 	n.held = held
@@ -115,7 +114,7 @@ func (n *Network) Tamper(held ...netip.Prefix) {
 // Changed signals Tamper.
 func (n *Network) Changed() <-chan struct{} { return n.changed }
 
-// Applied returns the number of Apply calls.
+// Applied counts Apply calls.
 func (n *Network) Applied() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -124,7 +123,7 @@ func (n *Network) Applied() int {
 
 var _ volume.Fencer = (*Network)(nil)
 
-// Apply is part of volume.Fencer.
+// Apply implements volume.Fencer.
 func (n *Network) Apply(_ context.Context, wanted volume.FenceSet) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -136,15 +135,15 @@ func (n *Network) Apply(_ context.Context, wanted volume.FenceSet) error {
 	return nil
 }
 
-// Held is part of volume.Fencer.
+// Held implements volume.Fencer.
 func (n *Network) Held(context.Context) ([]netip.Prefix, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.held), n.faults["Held"]
 }
 
-// Sessions is part of volume.Fencer. As with sockets, a session that was ended
-// is not listed, even if the server still has it open.
+// Sessions implements volume.Fencer. As with sockets, an ended session is not
+// listed even if the server has it open.
 func (n *Network) Sessions(_ context.Context, blocks []netip.Prefix) ([]volume.Session, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -157,7 +156,7 @@ func (n *Network) Sessions(_ context.Context, blocks []netip.Prefix) ([]volume.S
 	return live, n.faults["Sessions"]
 }
 
-// End is part of volume.Fencer.
+// End implements volume.Fencer.
 func (n *Network) End(ctx context.Context, sessions []volume.Session) error {
 	n.mu.Lock()
 	if err := n.faults["End"]; err != nil {

@@ -13,8 +13,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/nft"
 )
 
-// setOf validates blocks and returns their union. A block that the kernel would
-// interpret differently from its text is rejected.
+// setOf rejects blocks that the kernel would interpret differently.
 func setOf(blocks []netip.Prefix) (*netipx.IPSet, error) {
 	for _, block := range blocks {
 		switch {
@@ -27,7 +26,6 @@ func setOf(blocks []netip.Prefix) (*netipx.IPSet, error) {
 	return cidr.Set(blocks)
 }
 
-// elements returns the intervals of a set by address family, in order.
 func elements(set *netipx.IPSet) (v4, v6 []nft.Element) {
 	for _, r := range set.Ranges() {
 		if r.From().Is4() {
@@ -39,8 +37,7 @@ func elements(set *netipx.IPSet) (v4, v6 []nft.Element) {
 	return v4, v6
 }
 
-// interval returns the elements of one range. The kernel expects the address
-// after the range as its end, and no end element for a range that ends with the
+// The kernel expects the address after a range as its end, and none after the
 // last address.
 func interval(r netipx.IPRange) []nft.Element {
 	out := []nft.Element{{Key: r.From().AsSlice()}}
@@ -50,7 +47,6 @@ func interval(r netipx.IPRange) []nft.Element {
 	return out
 }
 
-// parseIntervals returns the blocks of an address set, in order.
 func parseIntervals(elements []nft.Element, addressLen int) (blocks []netip.Prefix, err error) {
 	elements = slices.Clone(elements)
 	for _, e := range elements {
@@ -62,7 +58,7 @@ func parseIntervals(elements []nft.Element, addressLen int) (blocks []netip.Pref
 		if c := bytes.Compare(a.Key, b.Key); c != 0 || a.End == b.End {
 			return c
 		}
-		if a.End { // an interval ends before the next one begins
+		if a.End { // ends sort first
 			return -1
 		}
 		return 1
@@ -74,7 +70,7 @@ func parseIntervals(elements []nft.Element, addressLen int) (blocks []netip.Pref
 		case e.End && from.IsValid():
 			blocks = netipx.IPRangeFrom(from, at.Prev()).AppendPrefixes(blocks)
 			from = netip.Addr{}
-		case e.End: // matches nothing; nft(8) adds one at the lowest address
+		case e.End: // nft(8) adds one at the lowest address
 		case from.IsValid():
 			return nil, fmt.Errorf("the interval that begins at %s has no end before %s", from, at)
 		default:

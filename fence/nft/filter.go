@@ -1,13 +1,11 @@
-// Package nft blocks clients with the kernel's packet filter: one nftables
-// table drops their packets to the ports of the storage. Other programs cannot
-// remove the table, and it outlives the server.
+// Package nft drops clients' packets to the storage's ports with an nftables
+// table that other programs cannot remove and that outlives the server.
 //
-// A netlink socket owns the table (flags owner and persist), so the kernel
-// rejects or ignores a flush or deletion by any other socket. A second process,
-// the holder, keeps the same socket open: a restarted server takes it over.
-// When the holder dies, the server starts another one. When both are dead, the
-// table keeps dropping packets but has no owner, and other programs can remove
-// it until the next Open.
+// A netlink socket owns the table (flags owner and persist): the kernel rejects
+// or ignores flushes and deletions by others. A second process, the holder,
+// keeps the socket open for a restarted server. A dead holder is replaced. If
+// both are dead, the table keeps dropping, but other programs can remove it
+// until the next Open.
 package nft
 
 import (
@@ -31,55 +29,54 @@ import (
 
 // Config configures a Filter.
 type Config struct {
-	Table string    // table of family inet, used by this server only
-	Ports ports.Set // drop traffic to these ports (TCP and UDP), or all traffic
-	// HolderSocket is the path of the holder's UNIX socket, in a directory of
-	// its own below the server's state directory.
+	Table string    // family inet, of this server only
+	Ports ports.Set // drop TCP and UDP to these ports, or all traffic
+	// Path of the holder's UNIX socket, in its own directory below the state
+	// directory.
 	HolderSocket string
-	Holder       []string // command that runs RunHolder; its arguments are appended
+	Holder       []string // runs RunHolder; arguments are appended
 	Logger       *slog.Logger
 
-	unsupportedFlags uint32 // table flags assumed unsupported, for tests
+	unsupportedFlags uint32 // for tests
 }
 
-// Filter is an nftables table in the network namespace in which it was opened.
-// Its methods are safe for concurrent use.
+// Filter is a table in the network namespace of Open. Methods are safe for
+// concurrent use.
 type Filter struct {
 	config  Config
 	log     *slog.Logger
 	layouts []layout
 	protect string
 
-	owner   *nft.Conn // netlink socket that owns the table, shared with the holder
+	owner   *nft.Conn // owns the table, shared with the holder
 	reader  *nft.Conn
 	monitor *nft.Monitor
 	client  holderClient
 
 	changed chan struct{}
-	lock    chan struct{} // holds one token while the table is being changed
-	closed  bool          // guarded by lock
+	lock    chan struct{} // one token, to change the table
+	closed  bool
 
-	mu     sync.Mutex // guards the following
-	link   *link      // nil while no holder is running
+	mu     sync.Mutex // of the following
+	link   *link      // nil: no holder
 	counts [2]counter
 
 	stop    context.CancelFunc
 	running sync.WaitGroup
 }
 
-// Status is the state of a Filter for the CLI and metrics.
+// Status is a Filter's state.
 type Status struct {
 	Table      string `json:"table"`
-	Protection string `json:"protection"` // "owner+persist", or the weaker protection and why
-	Holder     int    `json:"holder"`     // PID of the holder, 0 while no holder is running
-	// Packets dropped since this process opened the filter, updated by Held.
+	Protection string `json:"protection"` // "owner+persist", or a weaker one and why
+	Holder     int    `json:"holder"`     // PID, or 0
+	// Packets dropped since Open, as of the last Held.
 	Dropped4 uint64 `json:"dropped4"`
 	Dropped6 uint64 `json:"dropped6"`
 }
 
-// Open takes over an existing table with its blocks, or creates an empty one.
-// Blocks that were in force stay in force without a gap. Open must be called in
-// the network namespace of the storage server.
+// Open takes over an existing table, whose blocks stay in force without a gap,
+// or creates one. It must run in the storage server's network namespace.
 func Open(ctx context.Context, c Config) (*Filter, error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -101,8 +98,7 @@ func Open(ctx context.Context, c Config) (*Filter, error) {
 	return f, nil
 }
 
-// undo releases what a failed Open has acquired, and ends the holder if Open
-// started it.
+// undo reverts a failed Open.
 func (f *Filter) undo(ctx context.Context) error {
 	if f.link == nil || f.link.process == nil {
 		return f.release()
@@ -145,8 +141,8 @@ func (f *Filter) open(ctx context.Context) error {
 	return f.adopt(ctx)
 }
 
-// takeOver gets the netlink socket that owns the table from the running holder,
-// or creates a socket and starts a holder for it.
+// takeOver gets the owning netlink socket from the holder, or starts a holder
+// for a new one.
 func (f *Filter) takeOver(ctx context.Context) error {
 	fresh := func() (*os.File, error) {
 		c, err := nft.Dial()
@@ -175,8 +171,7 @@ func (f *Filter) takeOver(ctx context.Context) error {
 		f.owner, f.link = owner, l
 		return nil
 	}
-	// The old table stays in its namespace: it belongs to another server's
-	// network.
+	// The old table stays in its namespace, as another server's.
 	f.log.WarnContext(ctx, "ending fence holder of another network namespace", "pid", l.pid)
 	if err := errors.Join(l.end(ctx), owner.Close()); err != nil {
 		return err
@@ -198,19 +193,18 @@ func sameNamespace(a, b *nft.Conn) (bool, error) {
 	return first == second, err
 }
 
-// adopt brings the table into its desired form and keeps the clients that it
-// contains.
+// adopt repairs the table and keeps its clients.
 func (f *Filter) adopt(ctx context.Context) error {
 	readings, err := f.read(ctx, true)
 	if err != nil {
 		return err
 	}
 	f.count(readings)
-	f.counts[0].total, f.counts[1].total = 0, 0 // counted by earlier processes
+	f.counts[0].total, f.counts[1].total = 0, 0 // of earlier processes
 	var clients []netip.Prefix
 	for _, r := range readings {
 		held, err := r.blocks()
-		if err != nil { // nothing can be kept; the enforcer calls Apply next
+		if err != nil { // the enforcer calls Apply next
 			f.log.WarnContext(ctx, "unexpected content in table, ignored", "table", r.table.Name, "err", err)
 		}
 		clients = append(clients, held...)
@@ -222,8 +216,8 @@ func (f *Filter) adopt(ctx context.Context) error {
 	return f.put(ctx, readings, set)
 }
 
-// Apply replaces the blocks in one transaction. After it returns nil, no packet
-// from these blocks that arrives later is accepted.
+// Apply replaces the blocks in a transaction. After nil, later packets from
+// these blocks are dropped.
 func (f *Filter) Apply(ctx context.Context, blocks []netip.Prefix) error {
 	set, err := setOf(blocks)
 	if err != nil {
@@ -257,8 +251,7 @@ func (f *Filter) acquire(ctx context.Context) (end func(), err error) {
 	return func() { <-f.lock }, nil
 }
 
-// put writes the clients into the tables, and recreates tables that differ from
-// their layout.
+// put recreates tables that differ from their layout.
 func (f *Filter) put(ctx context.Context, readings []reading, set *netipx.IPSet) error {
 	v4, v6 := elements(set)
 	var fault error
@@ -280,7 +273,7 @@ func (f *Filter) put(ctx context.Context, readings []reading, set *netipx.IPSet)
 		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EOPNOTSUPP) {
 			return f.finish(err)
 		}
-		fault = err // the table was changed after it was read
+		fault = err // changed after the read
 	}
 	for _, r := range readings {
 		if r.table.Name != "" {
@@ -294,8 +287,7 @@ func (f *Filter) put(ctx context.Context, readings []reading, set *netipx.IPSet)
 	return f.finish(f.owner.Commit(ctx, &b))
 }
 
-// finish waits, after a change, until no CPU processes a packet that was
-// matched against the old rules.
+// finish waits until no CPU processes a packet by the old rules.
 func (f *Filter) finish(err error) error {
 	if err != nil {
 		return wrapKind("change the packet filter", err)
@@ -303,8 +295,8 @@ func (f *Filter) finish(err error) error {
 	return nft.Settle()
 }
 
-// Held reads the blocks in force, disjoint and sorted. If the table, a chain, a
-// rule or a set differs from the layout, no block counts as in force.
+// Held reads the blocks in force, disjoint and sorted. If anything differs from
+// the layout, no block counts.
 func (f *Filter) Held(ctx context.Context) ([]netip.Prefix, error) {
 	readings, err := f.read(ctx, true)
 	if err != nil {
@@ -331,8 +323,7 @@ func (f *Filter) Held(ctx context.Context) ([]netip.Prefix, error) {
 	return held, nil
 }
 
-// counter accumulates a family's rule counters, which restart at zero when the
-// table is recreated.
+// counter accumulates rule counters, which restart at zero with the table.
 type counter struct{ last, total uint64 }
 
 func (c *counter) update(now uint64) {
@@ -356,7 +347,7 @@ func (f *Filter) count(readings []reading) {
 	f.counts[1].update(v6)
 }
 
-// Status returns the state as of the last read, without a kernel call.
+// Status is that of the last read.
 func (f *Filter) Status() Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -19,39 +19,34 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// HolderCommand is the hidden command that a server runs to start its holder.
+// HolderCommand is the hidden command that starts a holder.
 const HolderCommand = "fence-holder"
 
-// protocol is the version of the holder's protocol. Later versions can add
-// fields to the greeting and must keep the request "end": a server ends a
-// holder of another version and starts its own.
+// protocol is the version of the holder's protocol. Later versions can extend
+// the greeting and must keep "end": a server replaces a holder of another
+// version.
 const protocol = 1
 
-// greeting is the line that a holder sends after accepting a connection. Busy
-// is set while another process is being served; a second greeting follows when
-// that process has disconnected. A greeting without Busy carries the netlink
-// socket (SCM_RIGHTS).
+// greeting is sent to each connection. Busy: another process is being served; a
+// second greeting follows. Without Busy it carries the netlink socket
+// (SCM_RIGHTS).
 type greeting struct {
 	Protocol int    `json:"protocol"`
 	PID      int    `json:"pid"`
 	Table    string `json:"table,omitempty"`
-	Busy     int    `json:"busy,omitempty"` // PID of the process that is being served
+	Busy     int    `json:"busy,omitempty"` // PID of the served process
 }
 
-// endRequest asks a holder to end.
 const endRequest = "end\n"
 
-// ready is what a holder prints on its standard output after a successful
-// start.
+// ready is printed after a successful start.
 const ready = "ready\n"
 
-// netlinkDescriptor is the descriptor of the netlink socket in the holder.
 const netlinkDescriptor = 3
 
-// RunHolder is the holder process. It only keeps the netlink socket open that
-// owns the table, so that a restarted server can take the socket over. args are
-// the path of the holder's UNIX socket and the name of the table. RunHolder
-// returns after an end request or SIGTERM; the table then stays, without an
+// RunHolder is the holder process. It keeps the netlink socket open that owns
+// the table, for a restarted server. args are the path of its UNIX socket and
+// the table's name. After an end request or SIGTERM the table stays, without an
 // owner.
 func RunHolder(ctx context.Context, args []string) error { return runHolder(ctx, args, protocol) }
 
@@ -63,8 +58,8 @@ func runHolder(ctx context.Context, args []string, version int) error {
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM)
 	defer stop()
 	unix.CloseOnExec(netlinkDescriptor)
-	// Without the holder, another program's flush can remove the fence after
-	// the server has died too.
+	// Without the holder, another program's flush can remove the fence of a
+	// dead server.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0)
 	l, err := unixsock.Listen(ctx, unixsock.Address{Path: args[0], DirMode: 0o700, AnyLength: true})
 	if err != nil {
@@ -81,15 +76,14 @@ func runHolder(ctx context.Context, args []string, version int) error {
 	case <-ctx.Done():
 	case <-h.endRequested:
 	}
-	// Close the netlink socket before the UNIX socket: the process that starts
-	// the next holder must either find the table without an owner, or be its
-	// owner.
+	// Before the UNIX socket: the next holder's starter must find the table
+	// unowned, or own it.
 	_ = unix.Close(netlinkDescriptor)
 	return l.Close()
 }
 
-// detachStreams reports readiness to the parent process and redirects the
-// standard streams to /dev/null.
+// detachStreams reports readiness and redirects the standard streams to
+// /dev/null.
 func detachStreams() error {
 	if _, err := os.Stdout.WriteString(ready); err != nil {
 		return fmt.Errorf("fence holder: report readiness to the server: %w", err)
@@ -111,9 +105,9 @@ func detachStreams() error {
 type holder struct {
 	version      int
 	table        string
-	slot         chan struct{} // holds one token while a connection is served
-	endRequested chan struct{} // receives one value when a server asks the holder to end
-	servedPID    atomic.Int32  // PID of the process that is being served
+	slot         chan struct{} // one token while a connection is served
+	endRequested chan struct{}
+	servedPID    atomic.Int32
 }
 
 func (h *holder) serve(l net.Listener) {
@@ -128,8 +122,7 @@ func (h *holder) serve(l net.Listener) {
 	}
 }
 
-// serveConn serves one process at a time: two processes must not write to one
-// netlink socket.
+// Two processes must not write to one netlink socket.
 func (h *holder) serveConn(c *net.UnixConn) {
 	defer func() { _ = c.Close() }()
 	who, err := unixsock.PeerCredentials(c)
@@ -152,10 +145,10 @@ func (h *holder) serveConn(c *net.UnixConn) {
 	for in := bufio.NewReaderSize(c, 64); ; {
 		line, err := in.ReadSlice('\n')
 		switch {
-		case err != nil: // the server has disconnected
+		case err != nil:
 			return
 		case string(line) == endRequest:
-			select { // no reply: the connection closes when this process ends
+			select { // no reply: the connection closes with this process
 			case h.endRequested <- struct{}{}:
 			default:
 			}

@@ -21,32 +21,31 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// holderClient starts holders and connects to them.
 type holderClient struct {
 	path    string
 	table   string
 	command []string
 }
 
-// link is a connection to a running holder; it closes when the holder dies.
+// link is a connection to a holder, closed when that dies.
 type link struct {
 	conn    *net.UnixConn
 	pid     int
-	version int         // of the holder's protocol
-	process *os.Process // set if this process started the holder
+	version int         // of the protocol
+	process *os.Process // if started by this process
 }
 
 const (
-	startTimeout = 20 * time.Second // from the start of a holder to its ready line
-	greetTimeout = 10 * time.Second // from a connection to its greeting
+	startTimeout = 20 * time.Second // until its ready line
+	greetTimeout = 10 * time.Second // from connect
 )
 
-// errNoHolder means that no process listens on the holder's socket.
+// errNoHolder: no process listens.
 var errNoHolder = errors.New("no fence holder is running")
 
-// open connects to the holder and returns the netlink socket that it holds. If
-// no holder is running, it starts one with the socket that newSocket returns. A
-// holder of another protocol version is replaced and its socket passed on.
+// open returns the holder's netlink socket. Without a holder, it starts one
+// with a fresh socket. A holder of another version is replaced and its socket
+// passed on.
 func (k holderClient) open(ctx context.Context, fresh func() (*os.File, error)) (*link, *os.File, error) {
 	l, held, err := k.connect(ctx)
 	switch {
@@ -67,8 +66,7 @@ func (k holderClient) open(ctx context.Context, fresh func() (*os.File, error)) 
 
 func (k holderClient) startAndConnect(ctx context.Context, held *os.File) (*link, *os.File, error) {
 	process, failed := k.start(ctx, held)
-	// Another process can have started a holder at the same time; then that
-	// holder answers.
+	// Another process can have started a holder meanwhile, which then answers.
 	l, got, err := k.connect(ctx)
 	switch {
 	case err != nil && process != nil:
@@ -83,15 +81,15 @@ func (k holderClient) startAndConnect(ctx context.Context, held *os.File) (*link
 	return l, got, nil
 }
 
-// start starts a holder in a session of its own and waits until it is ready.
-// The holder inherits no descriptor except the netlink socket.
+// start runs a ready holder in its own session, with no descriptor but the
+// netlink socket.
 func (k holderClient) start(ctx context.Context, held *os.File) (*os.Process, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	if len(k.command) == 0 {
 		return nil, errors.New("no command to start a fence holder is configured")
 	}
-	// Descriptors that this process inherited must not stay open in the holder.
+	// Inherited descriptors must not stay open in the holder.
 	_ = unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC)
 	out, in, err := os.Pipe()
 	if err != nil {
@@ -102,7 +100,7 @@ func (k holderClient) start(ctx context.Context, held *os.File) (*os.Process, er
 	cmd.Stdout, cmd.Stderr = in, in
 	cmd.ExtraFiles = []*os.File{held}
 	cmd.Dir = "/"
-	// One thread is enough, and the runtime must not keep a cgroup file open.
+	// One thread, and no open cgroup file.
 	cmd.Env = []string{"GOMAXPROCS=1", "GODEBUG=containermaxprocs=0,updatemaxprocs=0"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	err = cmd.Start()
@@ -123,7 +121,6 @@ func (k holderClient) start(ctx context.Context, held *os.File) (*os.Process, er
 	return nil, fmt.Errorf("start a fence holder: %s", strings.TrimSpace(string(said)))
 }
 
-// connect connects to a running holder and receives its netlink socket.
 func (k holderClient) connect(ctx context.Context) (*link, *os.File, error) {
 	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
 	defer cancel()
@@ -142,7 +139,7 @@ func (k holderClient) connect(ctx context.Context) (*link, *os.File, error) {
 	if err == nil {
 		err = k.check(conn, g, held)
 	}
-	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) { // the holder has just ended
+	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) { // just ended
 		err = fmt.Errorf("%w at %s: %w", errNoHolder, k.path, err)
 	}
 	if err != nil {
@@ -167,7 +164,6 @@ func (k holderClient) check(conn *net.UnixConn, g greeting, held *os.File) error
 	return nil
 }
 
-// receiveGreeting reads greetings until one is not Busy.
 func receiveGreeting(ctx context.Context, conn *net.UnixConn) (greeting, *os.File, error) {
 	defer context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) })()
 	var text []byte
@@ -219,8 +215,7 @@ func parseGreeting(line []byte) (greeting, error) {
 	return g, nil
 }
 
-// rights returns the first descriptor of a control message and closes the
-// others.
+// rights closes all descriptors but the first.
 func rights(oob []byte) *os.File {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
@@ -243,7 +238,7 @@ func rights(oob []byte) *os.File {
 	return first
 }
 
-// wait returns nil when the holder has died, or the cause when ctx ends.
+// wait returns nil when the holder has died.
 func (l *link) wait(ctx context.Context) error {
 	hooked := make(chan struct{})
 	unhook := context.AfterFunc(ctx, func() {
@@ -259,11 +254,10 @@ func (l *link) wait(ctx context.Context) error {
 	return nil
 }
 
-// end asks the holder to end and waits until it has ended.
 func (l *link) end(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, greetTimeout)
 	defer cancel()
-	// A write to a dead holder fails; wait then returns at once.
+	// If the write fails, wait returns at once.
 	_, _ = io.WriteString(l.conn, endRequest)
 	if err := l.wait(ctx); err != nil {
 		return fmt.Errorf("wait for the fence holder (process %d) to end: %w", l.pid, err)
@@ -272,7 +266,6 @@ func (l *link) end(ctx context.Context) error {
 	return nil
 }
 
-// reap releases the resources of a dead holder.
 func (l *link) reap() {
 	_ = l.conn.Close()
 	if l.process != nil {
@@ -280,7 +273,7 @@ func (l *link) reap() {
 	}
 }
 
-// detach disconnects from a holder that keeps running.
+// detach lets the holder run.
 func (l *link) detach() {
 	_ = l.conn.Close()
 	if l.process != nil {

@@ -11,14 +11,12 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/nft"
 )
 
-// layout is the desired form of one table.
 type layout struct {
 	table string
 	flags uint32
 	ports ports.Set
 }
 
-// Names of the sets of a table.
 const (
 	clients4  = "clients4"
 	clients6  = "clients6"
@@ -26,9 +24,8 @@ const (
 	portSet   = "ports"
 )
 
-// chains returns one chain at prerouting before connection tracking, so that
-// known connections match too, and one at input, where redirected ports have
-// become the ports of the server and fragments are reassembled.
+// chains: prerouting before connection tracking matches known connections too;
+// input has redirected ports as the server's, and reassembled fragments.
 func (l layout) chains() []nft.Chain {
 	chain := func(name string, hook uint32) nft.Chain {
 		return nft.Chain{Table: l.table, Name: name, Type: "filter", Hook: hook, Priority: nft.PriorityRaw, Policy: nft.Accept}
@@ -50,7 +47,7 @@ func (l layout) sets() []nft.Set {
 	return sets
 }
 
-// fixed returns the elements of the sets that do not contain clients.
+// fixed returns the elements of sets without clients.
 func (l layout) fixed() map[string][]nft.Element {
 	if l.ports.IsAll() {
 		return nil
@@ -67,8 +64,7 @@ func (l layout) fixed() map[string][]nft.Element {
 	return fixed
 }
 
-// rules returns the rules of all chains in order: one per chain and address
-// family.
+// rules has one per chain and address family.
 func (l layout) rules() []nft.Rule {
 	var rules []nft.Rule
 	for _, c := range l.chains() {
@@ -94,8 +90,8 @@ func (l layout) drop(family byte, source nft.Payload, clients string) []nft.Expr
 	return append(match, nft.Counter{}, nft.Verdict{Code: nft.Drop})
 }
 
-// renew adds the operations that replace the clients in a table that matches
-// its layout except for its owner.
+// renew replaces the clients in a table that matches its layout except for its
+// owner.
 func (l layout) renew(b *nft.Batch, v4, v6 []nft.Element) {
 	if l.flags&nft.Owner != 0 {
 		b.SetTable(l.table, l.flags)
@@ -106,10 +102,9 @@ func (l layout) renew(b *nft.Batch, v4, v6 []nft.Element) {
 	b.AddElements(l.table, clients6, v6)
 }
 
-// install adds the operations that recreate the table, whether or not one
-// exists.
+// install recreates the table.
 func (l layout) install(b *nft.Batch, v4, v6 []nft.Element) {
-	b.AddTable(l.table) // DeleteTable fails for a missing table
+	b.AddTable(l.table) // DeleteTable fails without it
 	b.DeleteTable(l.table)
 	b.SetTable(l.table, l.flags)
 	for _, s := range l.sets() {
@@ -128,18 +123,17 @@ func (l layout) install(b *nft.Batch, v4, v6 []nft.Element) {
 	}
 }
 
-// reading is the state of a table as read from the kernel. Missing objects are
-// zero.
+// reading is a table as read; missing objects are zero.
 type reading struct {
 	table    nft.Table
 	chains   []nft.Chain
 	sets     []nft.Set
 	rules    []nft.Rule
-	elements map[string][]nft.Element // of all sets; of client sets only if requested
+	elements map[string][]nft.Element // of client sets only on request
 }
 
-// fault returns the first difference between a table and its layout, or nil.
-// ownerFault checks the owner.
+// fault returns the first difference from the layout. ownerFault checks the
+// owner.
 func (l layout) fault(r reading) error {
 	chains, sets := l.chains(), l.sets()
 	if r.table.Name == "" {
@@ -174,7 +168,7 @@ func (l layout) ruleFault(rules []nft.Rule) error {
 	if len(rules) != len(want) {
 		return fmt.Errorf("table inet %s has %d rules instead of %d", l.table, len(rules), len(want))
 	}
-	// The kernel lists chains in its own order.
+	// Chains have the kernel's order.
 	for _, c := range l.chains() {
 		ours := func(r nft.Rule) bool { return r.Chain != c.Name }
 		was, must := slices.DeleteFunc(slices.Clone(rules), ours), slices.DeleteFunc(slices.Clone(want), ours)
@@ -205,8 +199,6 @@ func sameElements(a, b []nft.Element) bool {
 	return slices.Equal(sorted(a), sorted(b))
 }
 
-// ownerFault returns an error if the table should be owned by the netlink
-// socket with this port and is not.
 func (l layout) ownerFault(t nft.Table, port uint32) error {
 	switch {
 	case l.flags&nft.Owner == 0 && t.Owner == 0:
@@ -219,7 +211,6 @@ func (l layout) ownerFault(t nft.Table, port uint32) error {
 	return nil
 }
 
-// dropped sums the counters of a family's rules.
 func dropped(rules []nft.Rule, clients string) uint64 {
 	var packets uint64
 	for _, r := range rules {

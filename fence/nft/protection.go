@@ -13,17 +13,14 @@ import (
 
 const (
 	ownerPersist = "owner+persist"
-	// Two tables with the same rules: an operation that removes one does not
-	// remove the other.
+	// Two equal tables: an operation removes only one.
 	ownerTwice = "flag persist not supported by this kernel (needs Linux 6.9): using one table with an owner, which other programs cannot flush, and one without, which stays when all processes are dead"
 	plainOnly  = "flags owner and persist not supported by this kernel: other programs can flush the table; it is repaired after that"
 )
 
-// ownedSuffix is the suffix of the second table's name.
 const ownedSuffix = "-owned"
 
-// protection finds the best protection that the kernel supports, without
-// creating a table.
+// protection finds the kernel's best protection without creating a table.
 func protection(ctx context.Context, c *nft.Conn, config Config) ([]layout, string, error) {
 	can := func(flags uint32) (bool, error) {
 		if flags&config.unsupportedFlags != 0 {
@@ -52,15 +49,14 @@ func protection(ctx context.Context, c *nft.Conn, config Config) ([]layout, stri
 	return nil, "", errs.Errorf(errs.Unsupported, "this kernel cannot create an nftables table of family inet: it needs CONFIG_NF_TABLES and CONFIG_NF_TABLES_INET")
 }
 
-// offer is a way to protect the table that needs kernel support for some table
-// flags.
+// offer is a protection, with the table flags that it needs.
 type offer struct {
 	flags      uint32
 	protection string
-	tables     []layout // their names are suffixes
+	tables     []layout // names are suffixes
 }
 
-// offers returns all protections, best first.
+// offers has the best first.
 func offers() []offer {
 	return []offer{
 		{nft.Owner | nft.Persist, ownerPersist, []layout{{flags: nft.Owner | nft.Persist}}},

@@ -12,11 +12,10 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/nft"
 )
 
-// maxReads bounds how often a read is repeated because the packet filter
-// changed while it was read.
+// maxReads bounds reads interrupted by changes.
 const maxReads = 100
 
-// read reads a consistent state of all tables.
+// read is consistent across tables.
 func (f *Filter) read(ctx context.Context, clients bool) ([]reading, error) {
 	for range maxReads {
 		before, err := f.reader.Generation(ctx)
@@ -40,7 +39,7 @@ func (f *Filter) read(ctx context.Context, clients bool) ([]reading, error) {
 	return nil, errs.Errorf(errs.Unavailable, "the packet filter changed during each of %d reads", maxReads)
 }
 
-// read reads one table. Missing objects stay zero.
+// Missing objects stay zero.
 func (l layout) read(ctx context.Context, c *nft.Conn, clients bool) (reading, error) {
 	r := reading{elements: map[string][]nft.Element{}}
 	var err error
@@ -79,7 +78,6 @@ func orZero[T any](got T, err error) (T, error) {
 	return got, err
 }
 
-// blocks returns the blocks in the client sets.
 func (r reading) blocks() ([]netip.Prefix, error) {
 	v4, err := parseIntervals(r.elements[clients4], 4)
 	if err != nil {
@@ -92,7 +90,6 @@ func (r reading) blocks() ([]netip.Prefix, error) {
 	return cidr.Merge(append(v4, v6...))
 }
 
-// wrapKind wraps an error with its kind.
 func wrapKind(what string, err error) error {
 	kind := errs.Internal
 	switch {

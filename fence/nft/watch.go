@@ -9,19 +9,17 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/nft"
 )
 
-// Changed receives a value, coalesced, when another program changed the table,
-// when such a change cannot be ruled out, and when the holder died. The caller
-// then calls Held and Apply.
+// Changed receives a (coalesced) value when another program might have changed
+// the table, or the holder died. The caller then calls Held and Apply.
 func (f *Filter) Changed() <-chan struct{} { return f.changed }
 
 func (f *Filter) signal() {
 	select {
 	case f.changed <- struct{}{}:
-	default: // a signal is pending
+	default: // pending
 	}
 }
 
-// watchChanges signals changes by other programs.
 func (f *Filter) watchChanges(ctx context.Context) {
 	var events []nft.Event
 	for {
@@ -60,8 +58,8 @@ const (
 	maxBackoff = 10 * time.Second
 )
 
-// superviseHolder replaces a holder that died. The table keeps its owner
-// meanwhile, since this process has the netlink socket open too.
+// superviseHolder replaces dead holders; this process's netlink socket owns the
+// table meanwhile.
 func (f *Filter) superviseHolder(ctx context.Context) {
 	for {
 		f.mu.Lock()
@@ -92,7 +90,6 @@ func (f *Filter) superviseHolder(ctx context.Context) {
 	}
 }
 
-// replace starts a holder for the socket that already owns the table.
 func (f *Filter) replace(ctx context.Context) (*link, error) {
 	l, held, err := f.client.open(ctx, f.owner.File)
 	if err != nil {
@@ -119,7 +116,6 @@ func (f *Filter) setLink(l *link) {
 	f.link = l
 }
 
-// sleep waits for a duration, or returns the cause when ctx ends.
 func sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -131,8 +127,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Close removes the table and ends the holder if no block is in force.
-// Otherwise both stay: stopping the server lifts no fence.
+// Close removes the table and ends the holder only if no block is in force:
+// stopping the server lifts no fence.
 func (f *Filter) Close(ctx context.Context) error {
 	f.lock <- struct{}{}
 	defer func() { <-f.lock }()
@@ -149,7 +145,7 @@ func (f *Filter) Close(ctx context.Context) error {
 	return errors.Join(err, f.release())
 }
 
-// empty reports whether the tables certainly contain no clients.
+// empty: the tables certainly contain no clients.
 func (f *Filter) empty(ctx context.Context) bool {
 	readings, err := f.read(ctx, true)
 	if err != nil {
@@ -182,7 +178,6 @@ func (f *Filter) remove(ctx context.Context) error {
 	return err
 }
 
-// release closes the resources of this process.
 func (f *Filter) release() error {
 	var errs []error
 	if f.link != nil {

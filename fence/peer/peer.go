@@ -1,5 +1,5 @@
-// Package peer forwards fences to other servers that enforce them too, over the
-// CSI-Addons contract. The caller's parameters and secrets are not forwarded.
+// Package peer forwards fences to other servers over the CSI-Addons contract,
+// without the caller's parameters and secrets.
 package peer
 
 import (
@@ -20,24 +20,22 @@ import (
 
 // Config configures a Peer.
 type Config struct {
-	// Name identifies the peer in messages and metrics.
+	// For messages and metrics.
 	Name string
-	// Via is the name of the driver that forwards the fences. Together with the
-	// digest of the original owner it is the owner of the fences at the peer,
-	// so fences of different drivers have different owners.
+	// The forwarding driver's name. With the owner's digest it is the owner at
+	// the peer, so different drivers do not collide.
 	Via    string
 	Target client.Target
 }
 
-// Peer is another server. It is safe for concurrent use. Errors of kind Invalid
-// and Precondition are refusals; all other errors are Unavailable, and a retry
-// can succeed.
+// Peer is another server, safe for concurrent use. Invalid and Precondition are
+// refusals; other errors are Unavailable: a retry can succeed.
 type Peer struct {
 	name, via string
 	client    *client.Client
 }
 
-// Parse parses NAME=ENDPOINT, such as storage-b=192.0.2.7:9070. Errors:
+// Parse parses NAME=ENDPOINT, such as storage-b=192.0.2.7:9070. The error is
 // errs.Invalid.
 func Parse(text string) (name, endpoint string, err error) {
 	name, endpoint, found := strings.Cut(text, "=")
@@ -54,8 +52,8 @@ func checkName(name string) error {
 	return errs.Errorf(errs.Invalid, "invalid peer name %q: use 1 to 63 letters, digits, dots, dashes and underscores, with a letter or digit at both ends", name)
 }
 
-// Open prepares a connection to a peer, which need not be running yet. Errors:
-// errs.Invalid, also for invalid certificates.
+// Open prepares a connection; the peer can be down. The error is errs.Invalid,
+// also for certificates.
 func Open(c Config) (*Peer, error) {
 	if err := checkName(c.Name); err != nil {
 		return nil, err
@@ -73,7 +71,7 @@ func Open(c Config) (*Peer, error) {
 	return &Peer{name: c.Name, via: c.Via, client: conn}, nil
 }
 
-// Name returns the name from the configuration.
+// Name returns the configured name.
 func (p *Peer) Name() string { return p.name }
 
 // Endpoint returns the peer's endpoint.
@@ -101,18 +99,17 @@ func (p *Peer) Ready(ctx context.Context) error {
 	return nil
 }
 
-// Fence fences the blocks of a request at the peer.
+// Fence fences a request's blocks.
 func (p *Peer) Fence(ctx context.Context, req plan.Request) error {
 	return retryable(p.client.Fence(ctx, p.request(req.Owner, req.Force), req.Blocks))
 }
 
-// Unfence unfences the blocks of a request at the peer. It never forces: the
-// peer would also lift other owners' fences.
+// Unfence unfences a request's blocks. Forcing would lift other owners' fences.
 func (p *Peer) Unfence(ctx context.Context, req plan.Request) error {
 	return retryable(p.client.Unfence(ctx, p.request(req.Owner, false), req.Blocks))
 }
 
-// List returns the blocks that the peer enforces for an owner, sorted.
+// List returns the peer's blocks of an owner, sorted.
 func (p *Peer) List(ctx context.Context, owner volume.FenceOwner) ([]netip.Prefix, error) {
 	texts, err := p.client.List(ctx, p.request(owner, false))
 	if err != nil {
@@ -128,8 +125,7 @@ func (p *Peer) List(ctx context.Context, owner volume.FenceOwner) ([]netip.Prefi
 	return slices.Compact(blocks), nil
 }
 
-// request replaces the caller's parameters by ones that identify the same
-// caller and contain none of its values.
+// request has parameters that identify the caller without its values.
 func (p *Peer) request(owner volume.FenceOwner, force bool) client.Request {
 	parameters := map[string]string{request.ViaParameter: p.via, request.OwnerParameter: owner.Digest}
 	if force {
@@ -138,8 +134,8 @@ func (p *Peer) request(owner volume.FenceOwner, force bool) client.Request {
 	return client.Request{Parameters: parameters}
 }
 
-// retryable keeps refusals of a peer and turns all other errors into
-// Unavailable: until the peer is repaired, the fence is incomplete.
+// retryable keeps refusals; others become Unavailable, as the fence is
+// incomplete.
 func retryable(err error) error {
 	if err == nil {
 		return nil

@@ -9,9 +9,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Unconfirmed returns the blocks of a request whose fence was never confirmed
-// to its owner. They are rolled back when the request is refused, even if an
-// earlier attempt recorded them.
+// Unconfirmed returns the blocks of a request never confirmed to its owner. A
+// refused request rolls them back, also those of earlier attempts.
 func Unconfirmed(before []volume.Fence, req Request) []netip.Prefix {
 	added := req.missing(before)
 	for _, f := range before {
@@ -23,7 +22,7 @@ func Unconfirmed(before []volume.Fence, req Request) []netip.Prefix {
 	return added
 }
 
-// InPhase returns the blocks of a request whose records are in a phase.
+// InPhase returns a request's blocks whose records are in a phase.
 func InPhase(now []volume.Fence, req Request, phase volume.FencePhase) []netip.Prefix {
 	var blocks []netip.Prefix
 	for _, f := range now {
@@ -34,8 +33,7 @@ func InPhase(now []volume.Fence, req Request, phase volume.FencePhase) []netip.P
 	return blocks
 }
 
-// Owners returns one request per owner that has records of exactly these
-// blocks.
+// Owners returns a request per owner of exactly these blocks.
 func Owners(now []volume.Fence, blocks []netip.Prefix) []Request {
 	var all []Request
 	for _, f := range now {
@@ -52,12 +50,11 @@ func Owners(now []volume.Fence, blocks []netip.Prefix) []Request {
 	return all
 }
 
-// Desired returns the blocks to enforce: the union of the fences in phase
-// Fenced or Fencing, merged as by cidr.Merge.
+// Desired returns the union of the fences in phase Fenced or Fencing, as by
+// cidr.Merge.
 func Desired(now []volume.Fence) ([]netip.Prefix, error) { return cidr.Merge(desired(now)) }
 
-// Released returns the addresses that are to be enforced before a change and
-// not after it.
+// Released returns the addresses that a change stops enforcing.
 func Released(before, after []volume.Fence) ([]netip.Prefix, error) {
 	return cidr.Missing(desired(after), desired(before))
 }

@@ -7,16 +7,14 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// denyIndex finds the fences that block grants, by block. Two blocks either
-// nest or are disjoint, so an overlap is found with at most 129 lookups of the
-// enclosing blocks and one binary search.
+// denyIndex finds the fences that block grants. Blocks nest or are disjoint, so
+// an overlap takes at most 129 lookups of enclosing blocks and a binary search.
 type denyIndex struct {
-	fences []volume.Fence // sorted by Compare
+	fences []volume.Fence // by Compare
 	first  map[netip.Prefix]int
 }
 
-// newDenyIndex indexes the fences of a list that deny grants and satisfy
-// chosen.
+// newDenyIndex indexes fences that deny grants and are chosen.
 func newDenyIndex(list []volume.Fence, chosen func(volume.Fence) bool) denyIndex {
 	d := denyIndex{first: map[netip.Prefix]int{}}
 	for _, f := range list {
@@ -31,8 +29,8 @@ func newDenyIndex(list []volume.Fence, chosen func(volume.Fence) bool) denyIndex
 	return d
 }
 
-// overlapping returns a fence that overlaps a block: the same block, else the
-// smallest enclosing block, else the first one inside.
+// overlapping prefers the same block, then the smallest enclosing one, then the
+// first inside.
 func (d denyIndex) overlapping(block netip.Prefix) (volume.Fence, bool) {
 	for bits := block.Bits(); bits >= 0; bits-- {
 		around := netip.PrefixFrom(block.Addr(), bits).Masked()
@@ -40,8 +38,7 @@ func (d denyIndex) overlapping(block netip.Prefix) (volume.Fence, bool) {
 			return d.fences[i], true
 		}
 	}
-	// No block encloses this one, so the next block in order is inside it or
-	// disjoint.
+	// No block encloses this one: the next in order is inside or disjoint.
 	i, _ := slices.BinarySearchFunc(d.fences, block, func(f volume.Fence, p netip.Prefix) int { return f.Block.Compare(p) })
 	if i < len(d.fences) && block.Contains(d.fences[i].Block.Addr()) {
 		return d.fences[i], true

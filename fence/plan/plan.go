@@ -1,13 +1,10 @@
-// Package plan computes how the recorded fences change on a fence or unfence
-// request: pure functions from the recorded list and a request to the next
-// list.
+// Package plan computes, by pure functions, how a request changes the list of
+// recorded fences.
 //
-// There is one record per block and owner as requested, even if blocks nest or
-// overlap, so that each owner lifts only its own fences. The union of all
-// blocks is enforced (Desired). Lists are sorted by Compare, in and out, and
-// have a block of an owner once. No function changes the list that it was
-// given. Blocks are valid, masked and never 4in6.
-// never 4in6.
+// Each block and owner has its own record, even if blocks nest or overlap, so
+// that owners lift only their own fences; the union is enforced (Desired).
+// Lists are sorted by Compare, without duplicates, and not modified. Blocks are
+// valid, masked and never 4in6.
 package plan
 
 import (
@@ -19,22 +16,20 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Request is a request to fence or to unfence.
+// Request is a fence or unfence request.
 type Request struct {
 	Owner  volume.FenceOwner
-	Blocks []netip.Prefix // sorted, without duplicates, as requested: not merged
-	// Force overrides the check that blocks do not cover the server's own
-	// addresses or all addresses.
+	Blocks []netip.Prefix // sorted, unique, not merged
+	// Allow blocks with the server's own addresses, or all addresses.
 	Force bool
 }
 
-// Compare orders records by block (IPv4 first, then address, then the larger
-// block first), then by the owner's digest.
+// Compare orders by block (IPv4 first, address, larger first), then by the
+// owner's digest.
 func Compare(a, b volume.Fence) int {
 	return cmp.Or(a.Block.Compare(b.Block), cmp.Compare(a.Owner.Digest, b.Owner.Digest))
 }
 
-// includes reports whether a record belongs to the request.
 func (a Request) includes(f volume.Fence) bool {
 	if f.Owner.Digest != a.Owner.Digest {
 		return false
@@ -43,7 +38,6 @@ func (a Request) includes(f volume.Fence) bool {
 	return found
 }
 
-// missing returns the blocks of a request that its owner has no record of.
 func (a Request) missing(now []volume.Fence) []netip.Prefix {
 	var missing []netip.Prefix
 	for _, block := range a.Blocks {
@@ -54,8 +48,8 @@ func (a Request) missing(now []volume.Fence) []netip.Prefix {
 	return missing
 }
 
-// Fence returns the list after a fence request is accepted: blocks without a
-// record, or lifted or being lifted, become Fencing.
+// Fence returns the list with the request's blocks, unless already fenced, as
+// Fencing.
 func Fence(now []volume.Fence, req Request, at time.Time) []volume.Fence {
 	next := slices.Clone(now)
 	for i, f := range next {
@@ -78,13 +72,12 @@ func (a Request) record(block netip.Prefix, at time.Time) volume.Fence {
 	return volume.Fence{Block: block, Owner: a.Owner, Phase: volume.Fencing, Since: at, Force: a.Force}
 }
 
-// Unfence returns the list with the requested blocks in phase Lifting. A block
+// Unfence returns the list with the requested blocks as Lifting. A block
 // without a record is accepted, since calls are repeated, unless another fence
 // denies some of its addresses: the caller would assume that they are unfenced.
-// Then the whole request fails with Precondition, and the message names the
-// fence and its owner.
+// Then the request fails with Precondition, naming the fence and its owner.
 func Unfence(now []volume.Fence, req Request, at time.Time) ([]volume.Fence, error) {
-	// Fences that the same request lifts do not conflict.
+	// The request lifts these itself.
 	stay := newDenyIndex(now, func(f volume.Fence) bool { return !req.includes(f) })
 	var kept []conflict
 	for _, block := range req.missing(now) {
@@ -104,8 +97,7 @@ func Unfence(now []volume.Fence, req Request, at time.Time) ([]volume.Fence, err
 	return next, nil
 }
 
-// Confirm returns the list with the requested blocks in phase Fenced, if they
-// were Fencing.
+// Confirm returns the list with the request's Fencing blocks as Fenced.
 func Confirm(now []volume.Fence, req Request, at time.Time) []volume.Fence {
 	next := slices.Clone(now)
 	for i, f := range next {
@@ -116,10 +108,9 @@ func Confirm(now []volume.Fence, req Request, at time.Time) []volume.Fence {
 	return next
 }
 
-// Forget returns the list without the requested blocks that were Lifting. If
-// another fence still denies some of a block's addresses, the record stays as
-// Lifted, so that a repeated Unfence finds it. Lifted records of any owner that
-// are no longer needed for that are removed.
+// Forget removes the request's Lifting blocks. While another fence denies some
+// of a block's addresses, its record stays as Lifted, for a repeated Unfence.
+// Lifted records that are no longer needed are removed.
 func Forget(now []volume.Fence, req Request, at time.Time) []volume.Fence {
 	next := slices.Clone(now)
 	for i, f := range next {

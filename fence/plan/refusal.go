@@ -9,14 +9,13 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// conflict is a block to unfence and a fence that would keep some of its
-// addresses fenced.
+// conflict is a fence that would keep addresses of a block to unfence.
 type conflict struct {
 	block netip.Prefix
 	fence volume.Fence
 }
 
-// refusal explains why nothing was unfenced and how to proceed.
+// refusal explains how to proceed.
 func refusal(owner volume.FenceOwner, conflicts []conflict) error {
 	const most = 5
 	var why []string
@@ -50,8 +49,7 @@ func (c conflict) explain(owner volume.FenceOwner) string {
 	}
 }
 
-// Describe identifies an owner in messages without parameter values: by the
-// keys and a prefix of the digest.
+// Describe identifies an owner by keys and digest prefix, without values.
 func Describe(o volume.FenceOwner) string {
 	const (
 		most   = 8

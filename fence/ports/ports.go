@@ -1,5 +1,5 @@
-// Package ports is the set of ports of a storage server: the traffic that a
-// fence drops and the sessions that it ends.
+// Package ports is a storage server's set of ports, whose traffic a fence drops
+// and whose sessions it ends.
 package ports
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Range is a range of ports, both ends included.
+// Range is inclusive.
 type Range struct{ First, Last uint16 }
 
 func (r Range) String() string {
@@ -21,7 +21,7 @@ func (r Range) String() string {
 	return fmt.Sprintf("%d-%d", r.First, r.Last)
 }
 
-// Set is a set of ports; the zero Set is all traffic, of any protocol.
+// Set is a set of ports; zero is all traffic of any protocol.
 type Set struct {
 	ranges []Range // disjoint, not adjacent, sorted
 }
@@ -29,14 +29,13 @@ type Set struct {
 // All is all traffic.
 func All() Set { return Set{} }
 
-// protocol is a storage protocol with the ports of its servers.
 type protocol struct {
 	name   string
 	ranges []Range
 }
 
-// protocols returns the ports registered with IANA, except for Ceph's daemons:
-// that range is their default (ms_bind_port_min and ms_bind_port_max).
+// protocols has IANA's ports; Ceph's daemons have their default range
+// (ms_bind_port_min and ms_bind_port_max).
 func protocols() []protocol {
 	return []protocol{
 		{"nvme-tcp", []Range{{4420, 4420}, {8009, 8009}}},
@@ -46,7 +45,7 @@ func protocols() []protocol {
 	}
 }
 
-// Protocols returns the names that Parse accepts, for help texts.
+// Protocols returns Parse's names, for help texts.
 func Protocols() []string {
 	var names []string
 	for _, p := range protocols() {
@@ -55,7 +54,7 @@ func Protocols() []string {
 	return names
 }
 
-// Storage returns the ports of all known protocols.
+// Storage returns all known protocols' ports.
 func Storage() Set {
 	var all []Range
 	for _, p := range protocols() {
@@ -64,8 +63,7 @@ func Storage() Set {
 	return Set{merged(all)}
 }
 
-// Parse parses words such as 4420, 6800-7568 and nvme-tcp. At least one is
-// required.
+// Parse parses at least one word such as 4420, 6800-7568 and nvme-tcp.
 func Parse(words []string) (Set, error) {
 	var all []Range
 	for _, word := range words {
@@ -111,7 +109,6 @@ func parse(word string) ([]Range, error) {
 	return []Range{{uint16(from), uint16(to)}}, nil
 }
 
-// merged returns the ranges sorted, with touching and overlapping ones merged.
 func merged(all []Range) []Range {
 	all = slices.Clone(all)
 	slices.SortFunc(all, func(a, b Range) int { return int(a.First) - int(b.First) })
@@ -129,11 +126,10 @@ func merged(all []Range) []Range {
 // IsAll reports whether the set is all traffic.
 func (s Set) IsAll() bool { return len(s.ranges) == 0 }
 
-// Ranges returns the ports, disjoint and sorted; empty if the set is all
-// traffic.
+// Ranges returns the ports, disjoint and sorted; empty is all traffic.
 func (s Set) Ranges() []Range { return slices.Clone(s.ranges) }
 
-// Contains reports whether a port is in the set.
+// Contains reports whether the set has a port.
 func (s Set) Contains(port uint16) bool {
 	return s.IsAll() || slices.ContainsFunc(s.ranges, func(r Range) bool { return r.First <= port && port <= r.Last })
 }

@@ -9,10 +9,9 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Block parses a block of addresses, such as 192.0.2.0/24 or 2001:db8::/32; a
-// single address is a block of one. IPv4 addresses written as IPv6
-// (::ffff:192.0.2.7) become IPv4. The result is masked and never 4in6.
-// Ambiguous texts are rejected, and the error says what to write.
+// Block parses 192.0.2.0/24, 2001:db8::/32, or a single address. IPv4 addresses
+// written as IPv6 (::ffff:192.0.2.7) become IPv4. The result is masked and
+// never 4in6. Ambiguous texts are rejected with what to write.
 func Block(text string) (netip.Prefix, error) {
 	switch trimmed := strings.TrimSpace(text); {
 	case trimmed == "":
@@ -47,7 +46,6 @@ func Block(text string) (netip.Prefix, error) {
 	return block, nil
 }
 
-// address parses an address without a zone.
 func address(text string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(text)
 	switch {
@@ -68,8 +66,7 @@ var (
 	errZeros   = errors.New("a number has a leading zero, which some programs parse as octal: remove the zero")
 )
 
-// withoutZeros removes leading zeros from the numbers of an IPv4 address; any
-// other text is returned unchanged.
+// withoutZeros removes leading zeros from an IPv4 address's numbers.
 func withoutZeros(text string) string {
 	fields := strings.Split(text, ".")
 	if len(fields) != 4 {
@@ -85,7 +82,6 @@ func withoutZeros(text string) string {
 	return strings.Join(fields, ".")
 }
 
-// prefixLength parses the number after the slash.
 func prefixLength(text string, most int) (int, error) {
 	if mask, err := netip.ParseAddr(text); err == nil && mask.BitLen() == most {
 		return 0, errMask(mask)
@@ -97,7 +93,7 @@ func prefixLength(text string, most int) (int, error) {
 	return int(n), nil
 }
 
-// errMask is the error for a netmask instead of a prefix length.
+// errMask: a netmask instead of a prefix length.
 func errMask(mask netip.Addr) error {
 	for bits := range mask.BitLen() + 1 {
 		if maskOf(bits, mask.BitLen()) == mask {
@@ -107,7 +103,6 @@ func errMask(mask netip.Addr) error {
 	return invalidf("%s is neither a prefix length nor a netmask", mask)
 }
 
-// maskOf returns the address with only the first bits set.
 func maskOf(bits, size int) netip.Addr {
 	ones := make([]byte, size/8)
 	for i := range ones {
@@ -117,8 +112,7 @@ func maskOf(bits, size int) netip.Addr {
 	return netip.PrefixFrom(all, bits).Masked().Addr()
 }
 
-// rejectClientless rejects blocks that cannot contain a client, since they are
-// most likely typing errors.
+// Blocks without possible clients are most likely typing errors.
 func rejectClientless(block netip.Prefix) error {
 	switch {
 	case block.IsSingleIP() && block.Addr().IsUnspecified():
@@ -130,7 +124,6 @@ func rejectClientless(block netip.Prefix) error {
 	}
 }
 
-// multicast reports whether all addresses of a block are multicast.
 func multicast(block netip.Prefix) bool {
 	least := 4 // 224.0.0.0/4
 	if block.Addr().Is6() {

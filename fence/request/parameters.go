@@ -12,30 +12,24 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Parameters with a meaning. All other parameters belong to the caller and only
-// identify it.
+// Parameters with a meaning. All others only identify the caller.
 const (
-	// reservedPrefix is the prefix of the keys with a meaning.
 	reservedPrefix = "fence.cleat.dev/"
-	// EndingHeader is the header of ListClusterFence's response with the
-	// sessions that fences wait for, one text per session.
+	// EndingHeader has the sessions that fences wait for, one text per session,
+	// in ListClusterFence's response.
 	EndingHeader = "cleat-ending-bin"
-	// ForceParameter, "true", overrides the check that blocks do not cover this
-	// server's own addresses or all addresses. It is not part of the owner.
+	// ForceParameter, "true", allows blocks that cover this server's own
+	// addresses or all addresses. The owner does not include it.
 	ForceParameter = reservedPrefix + "force"
-	// OwnerParameter and ViaParameter replace the caller's parameters when a
-	// server forwards a fence to its peers: the digest of those parameters and
-	// the name of the forwarding server.
+	// OwnerParameter and ViaParameter replace the caller's parameters in
+	// forwarded fences: their digest, and the forwarding server's name.
 	OwnerParameter = reservedPrefix + "owner"
 	ViaParameter   = reservedPrefix + "via"
 )
 
-// maxMap bounds the bytes of keys and values of one map together, as CSI does
-// for maps without a bound of their own.
+// maxMap bounds keys and values of a map in bytes, as CSI does by default.
 const maxMap = 4096
 
-// parameters checks the parameters of a request and returns the value of
-// ForceParameter.
 func parameters(m map[string]string) (force bool, err error) {
 	size := 0
 	for key, value := range m {
@@ -51,8 +45,8 @@ func parameters(m map[string]string) (force bool, err error) {
 	return m[ForceParameter] == "true", wrong.err()
 }
 
-// checkReserved checks one parameter. Values of the caller's own parameters can
-// be secret and stay out of messages.
+// checkReserved keeps values of the caller's own parameters, which can be
+// secret, out of messages.
 func checkReserved(wrong *findings, key, value string) {
 	switch {
 	case key == ForceParameter:
@@ -77,16 +71,14 @@ func checkReserved(wrong *findings, key, value string) {
 	}
 }
 
-// Owner identifies the parameters of a request except for ForceParameter.
-// Parameters that differ in any key or value have different digests; values are
-// not stored.
+// Owner is the digest of a request's parameters except ForceParameter.
 func Owner(parameters map[string]string) volume.FenceOwner {
 	keys := slices.Sorted(maps.Keys(parameters))
 	keys = slices.DeleteFunc(keys, func(key string) bool { return key == ForceParameter })
 	hash := sha256.New()
 	fmt.Fprintln(hash, "cleat fence owner 1")
 	for _, key := range keys {
-		// With the lengths, no two sets of parameters have the same encoding.
+		// With the lengths, encodings are unique.
 		fmt.Fprintf(hash, "%d:%s%d:%s", len(key), key, len(parameters[key]), parameters[key])
 	}
 	return volume.FenceOwner{Digest: hex.EncodeToString(hash.Sum(nil)), Keys: keys}

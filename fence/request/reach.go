@@ -8,14 +8,14 @@ import (
 	"github.com/cleatproject/cleat/internal/cidr"
 )
 
-// Network is the addresses that decide whether a block can be fenced.
+// Network has the addresses that decide whether a block can be fenced.
 type Network struct {
-	Own       []netip.Addr // addresses of this server and its peers, including loopback
+	Own       []netip.Addr // of this server and its peers, with loopback
 	Broadcast []netip.Addr // of this server's interfaces
 }
 
-// CheckReach rejects a request with a block that cannot contain a client and,
-// unless forced, one that would fence this server itself or all addresses.
+// CheckReach rejects blocks that cannot contain a client and, unless forced,
+// those that would fence this server or all addresses.
 func CheckReach(req plan.Request, network Network) error {
 	var wrong findings
 	for _, block := range req.Blocks {
@@ -51,9 +51,9 @@ func CheckReach(req plan.Request, network Network) error {
 	return invalidf("%w; nothing was fenced. Remove the block, or force it with the parameter %s=true", wrong.err(), ForceParameter)
 }
 
-// withoutClients describes a block that cannot contain a client, or returns "".
-// The last address of a network is a broadcast address only if an interface of
-// this server has it as one: 10.0.0.255 in a /23 is a host.
+// withoutClients describes why a block cannot contain a client. A last address
+// is a broadcast address only if an interface has it as one: 10.0.0.255 in a
+// /23 is a host.
 func withoutClients(block netip.Prefix, broadcast []netip.Addr) string {
 	var (
 		thisNetwork = netip.PrefixFrom(netip.AddrFrom4([4]byte{}), 8)  // RFC 1122
@@ -73,11 +73,10 @@ func withoutClients(block netip.Prefix, broadcast []netip.Addr) string {
 	return ""
 }
 
-// coveredOf returns the first of the server's addresses that a block covers.
-// All of 127.0.0.0/8 belongs to the server, whatever its interfaces list.
+// All of 127.0.0.0/8 is the server's, whatever its interfaces list.
 func coveredOf(block netip.Prefix, own []netip.Addr) (netip.Addr, bool) {
 	for _, addr := range own {
-		// Interfaces list addresses with zones, which blocks never match.
+		// Addresses with zones never match blocks.
 		if addr = addr.Unmap().WithZone(""); block.Contains(addr) {
 			return addr, true
 		}
@@ -88,7 +87,6 @@ func coveredOf(block netip.Prefix, own []netip.Addr) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// greater returns the greater of two addresses.
 func greater(a, b netip.Addr) netip.Addr {
 	if a.Less(b) {
 		return b

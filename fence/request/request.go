@@ -1,7 +1,6 @@
-// Package request validates and converts the requests of the CSI-Addons fence
-// service. It has a pure function per RPC, which returns a valid value or an
-// error of kind errs.Invalid that lists every problem of the request. Secrets
-// are neither read nor quoted.
+// Package request validates and converts CSI-Addons fence requests. A pure
+// function per RPC returns a valid value, or an errs.Invalid with every
+// problem. Secrets are not read.
 package request
 
 import (
@@ -19,11 +18,10 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// MaxBlocks bounds the blocks of one request.
+// MaxBlocks bounds a request's blocks.
 const MaxBlocks = 65536
 
-// Fence checks a FenceClusterNetworkRequest. CheckReach decides whether its
-// blocks can be fenced.
+// Fence checks a FenceClusterNetworkRequest, but not its reach (CheckReach).
 func Fence(r *addons.FenceClusterNetworkRequest) (plan.Request, error) {
 	return newRequest(r.GetParameters(), r.GetCidrs())
 }
@@ -33,8 +31,8 @@ func Unfence(r *addons.UnfenceClusterNetworkRequest) (plan.Request, error) {
 	return newRequest(r.GetParameters(), r.GetCidrs())
 }
 
-// List checks a ListClusterFenceRequest and returns the owner whose fences are
-// requested, or nil for all owners if the request has no parameters of its own.
+// List checks a ListClusterFenceRequest and returns the requested owner; nil,
+// without own parameters, is all owners.
 func List(r *addons.ListClusterFenceRequest) (*volume.FenceOwner, error) {
 	if _, err := parameters(r.GetParameters()); err != nil {
 		return nil, err
@@ -64,7 +62,6 @@ func newRequest(params map[string]string, cidrs []*addons.CIDR) (plan.Request, e
 	return plan.Request{Owner: Owner(params), Blocks: blocks, Force: force}, nil
 }
 
-// blocks parses a list of CIDRs and removes duplicates.
 func blocks(cidrs []*addons.CIDR) ([]netip.Prefix, error) {
 	switch {
 	case len(cidrs) == 0:
@@ -89,8 +86,7 @@ func blocks(cidrs []*addons.CIDR) ([]netip.Prefix, error) {
 	return slices.Compact(out), nil
 }
 
-// findings are the problems of one request; only the first few are listed in
-// the error.
+// findings are a request's problems; the error has the first few.
 type findings struct {
 	listed []string
 	all    int
@@ -103,7 +99,6 @@ func (f *findings) add(format string, args ...any) {
 	}
 }
 
-// err returns nil if there are no findings.
 func (f *findings) err() error {
 	if f.all == 0 {
 		return nil
@@ -120,7 +115,7 @@ func invalidf(format string, args ...any) error {
 }
 
 // Fingerprint is equal for equal requests, so that a repeated call joins the
-// one in flight. Secrets are not part of it.
+// one in flight; secrets do not count.
 func Fingerprint(call string, req plan.Request) string {
 	hash := sha256.New()
 	fmt.Fprintf(hash, "%q %s %t", call, req.Owner.Digest, req.Force)
@@ -130,8 +125,8 @@ func Fingerprint(call string, req plan.Request) string {
 	return hex.EncodeToString(hash.Sum(nil))
 }
 
-// Keys returns the lock names of a request: one for each block and its owner.
-// Two owners have separate records of a block and do not conflict.
+// Keys returns a request's lock names, by block and owner. Owners have separate
+// records, and do not conflict.
 func Keys(req plan.Request) []string {
 	keys := make([]string, len(req.Blocks))
 	for i, block := range req.Blocks {

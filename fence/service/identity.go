@@ -12,8 +12,7 @@ func (s *Server) GetIdentity(context.Context, *identity.GetIdentityRequest) (*id
 	return &identity.GetIdentityResponse{Name: s.config.Name, VendorVersion: s.config.Version}, nil
 }
 
-// GetCapabilities returns the capabilities of this process, controller or node,
-// as in the table of the specification.
+// GetCapabilities follows the specification's table for controllers and nodes.
 func (s *Server) GetCapabilities(context.Context, *identity.GetCapabilitiesRequest) (*identity.GetCapabilitiesResponse, error) {
 	out := &identity.GetCapabilitiesResponse{}
 	if s.config.Offer.Fence {
@@ -27,9 +26,9 @@ func (s *Server) GetCapabilities(context.Context, *identity.GetCapabilitiesReque
 	return out, nil
 }
 
-// Probe reports whether the process serves RPCs. Fences that are not in force
-// and unreachable peers are reported by /readyz and metrics instead: a failed
-// probe leads to a restart, which would repair neither.
+// Probe reports whether RPCs are served. Fences not in force and unreachable
+// peers are for /readyz and metrics: a failed probe causes a restart, which
+// would not repair them.
 func (s *Server) Probe(context.Context, *identity.ProbeRequest) (*identity.ProbeResponse, error) {
 	return &identity.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }

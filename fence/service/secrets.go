@@ -13,14 +13,13 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// maxSecret bounds the size of a secret file, in bytes.
+// maxSecret is in bytes.
 const maxSecret = 64 << 10
 
-// SecretFiles returns a check of a call's secrets: each key must have the
-// content of its file, without the line end. The files are read for each call,
-// so that a secret can be rotated without a restart. Other keys are ignored.
-// Errors: Unauthenticated, and Unavailable if a file cannot be read; no error
-// contains a value.
+// SecretFiles returns a check: each key of the secrets must have its file's
+// content, without the line end. Files are read for each call, to rotate
+// secrets without a restart. Other keys are ignored. Errors, without values:
+// Unauthenticated, or Unavailable for an unreadable file.
 func SecretFiles(files map[string]string) func(secrets map[string]string) error {
 	if len(files) == 0 {
 		return nil
@@ -43,8 +42,7 @@ func SecretFiles(files map[string]string) func(secrets map[string]string) error 
 	}
 }
 
-// readSecret returns the digest of a secret, so that the comparison does not
-// leak its length.
+// Comparing digests does not leak the length.
 func readSecret(path string) ([sha256.Size]byte, error) {
 	var none [sha256.Size]byte
 	f, err := os.Open(path)

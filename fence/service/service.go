@@ -1,5 +1,5 @@
-// Package service implements the CSI-Addons services Identity and
-// FenceController. Package enforce executes the calls.
+// Package service implements CSI-Addons' Identity and FenceController; package
+// enforce executes the calls.
 package service
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Enforcer executes fence requests, see package enforce.
+// Enforcer executes fence requests (package enforce).
 type Enforcer interface {
 	Fence(ctx context.Context, req plan.Request) error
 	Unfence(ctx context.Context, req plan.Request) error
@@ -27,30 +27,28 @@ type Enforcer interface {
 	Ending(ctx context.Context) ([]volume.Session, error)
 }
 
-// Offer is the set of calls that a process serves.
+// Offer is what a process serves.
 type Offer struct {
-	// Fence is set if the process reaches every enforcer: it serves fence,
-	// unfence and list.
+	// Fence, unfence and list: the process reaches every enforcer.
 	Fence bool
-	// Clients is set on a node: the process reports the node's addresses to the
-	// storage.
+	// The process is on a node, whose addresses it reports.
 	Clients bool
-	// Why is, if Fence is not set, how to enable it.
+	// Without Fence: how to enable it.
 	Why string
 }
 
 // Config configures a Server.
 type Config struct {
-	Name, Version string // GetIdentity
+	Name, Version string
 	Offer         Offer
-	Enforcer      Enforcer // with Offer.Fence
-	// Client returns the node's identity for the storage, with Offer.Clients.
+	Enforcer      Enforcer // for Offer.Fence
+	// The node's identity, for Offer.Clients.
 	Client func(ctx context.Context) (volume.Client, error)
-	// Authenticate checks the secrets of a call; nil accepts all calls.
+	// Checks a call's secrets; nil accepts all.
 	Authenticate func(secrets map[string]string) error
 }
 
-// Server implements both services. Its errors have kinds of package errs.
+// Server implements both services, with errors of package errs.
 type Server struct {
 	identity.UnimplementedIdentityServer
 	fence.UnimplementedFenceControllerServer
@@ -68,7 +66,7 @@ func New(c Config) (*Server, error) {
 	return &Server{config: c}, nil
 }
 
-// Register adds both services to a gRPC server.
+// Register adds both services.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	identity.RegisterIdentityServer(r, s)
 	fence.RegisterFenceControllerServer(r, s)
@@ -88,7 +86,7 @@ func (s *Server) authenticate(secrets map[string]string) error {
 	return s.config.Authenticate(secrets)
 }
 
-// FenceClusterNetwork fences blocks of addresses.
+// FenceClusterNetwork fences blocks.
 func (s *Server) FenceClusterNetwork(ctx context.Context, r *fence.FenceClusterNetworkRequest) (*fence.FenceClusterNetworkResponse, error) {
 	if err := s.requireFence("FenceClusterNetwork"); err != nil {
 		return nil, err
@@ -106,7 +104,7 @@ func (s *Server) FenceClusterNetwork(ctx context.Context, r *fence.FenceClusterN
 	return &fence.FenceClusterNetworkResponse{}, nil
 }
 
-// UnfenceClusterNetwork unfences blocks that the same parameters fenced.
+// UnfenceClusterNetwork unfences blocks of the same parameters.
 func (s *Server) UnfenceClusterNetwork(ctx context.Context, r *fence.UnfenceClusterNetworkRequest) (*fence.UnfenceClusterNetworkResponse, error) {
 	if err := s.requireFence("UnfenceClusterNetwork"); err != nil {
 		return nil, err
@@ -124,8 +122,8 @@ func (s *Server) UnfenceClusterNetwork(ctx context.Context, r *fence.UnfenceClus
 	return &fence.UnfenceClusterNetworkResponse{}, nil
 }
 
-// ListClusterFence lists the blocks that are in force now: those fenced with
-// these parameters, or all if the request has none.
+// ListClusterFence lists the blocks in force: of these parameters, or all
+// without any.
 func (s *Server) ListClusterFence(ctx context.Context, r *fence.ListClusterFenceRequest) (*fence.ListClusterFenceResponse, error) {
 	if err := s.requireFence("ListClusterFence"); err != nil {
 		return nil, err
@@ -147,10 +145,10 @@ func (s *Server) ListClusterFence(ctx context.Context, r *fence.ListClusterFence
 	return &fence.ListClusterFenceResponse{Cidrs: cidrs(blocks)}, nil
 }
 
-// sendEnding puts the sessions that fences wait for into the response header,
-// since the contract has no field for them. "cleat fence list" shows them.
+// sendEnding uses the response header, as the contract has no field; for "cleat
+// fence list".
 func (s *Server) sendEnding(ctx context.Context) error {
-	const most = 20 // gRPC clients accept 16 KiB of headers
+	const most = 20 // gRPC clients accept 16 KiB
 	sessions, err := s.config.Enforcer.Ending(ctx)
 	if err != nil || len(sessions) == 0 {
 		return err
@@ -162,7 +160,7 @@ func (s *Server) sendEnding(ctx context.Context) error {
 	return grpc.SetHeader(ctx, header)
 }
 
-// GetFenceClients returns the node's identity for the storage.
+// GetFenceClients returns the node's identity.
 func (s *Server) GetFenceClients(ctx context.Context, r *fence.GetFenceClientsRequest) (*fence.GetFenceClientsResponse, error) {
 	if !s.config.Offer.Clients {
 		return nil, errs.Errorf(errs.Unsupported, "this process does not serve GetFenceClients: only a process with the node service does")

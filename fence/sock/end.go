@@ -15,19 +15,16 @@ import (
 const (
 	minBackoff = time.Millisecond
 	maxBackoff = 250 * time.Millisecond
-	// minUnseen is the number of consecutive checks without a process that has
-	// the socket open before that is believed: the descriptor can be in transit
-	// between processes.
+	// minUnseen is how many checks must find no process with the socket: the
+	// descriptor can be in transit.
 	minUnseen = 3
 )
 
-// End ends sessions, as volume.Fencer, and returns when no process has their
-// sockets open. A connection that no server has accepted yet is not destroyed
-// before it is accepted: its received bytes could not be tracked. The error is
-// errs.Unavailable if ctx ends first, with the processes that have the sockets
-// open; errs.Precondition if a session belongs to the kernel and
-// Config.KernelTargets is not set; errs.Invalid for an ID that Sessions did not
-// return.
+// End implements volume.Fencer, and returns when no process has the sockets
+// open. A connection is destroyed only after it was accepted: its received
+// bytes could not be tracked. Errors: errs.Unavailable, with the processes, if
+// ctx ends; errs.Precondition for a session of the kernel without
+// Config.KernelTargets; errs.Invalid for an unknown ID.
 func (s *Sockets) End(ctx context.Context, sessions []volume.Session) error {
 	e, err := s.ender(sessions)
 	if err != nil {
@@ -57,21 +54,19 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// ender is one call of End.
 type ender struct {
 	*Sockets
 	all     int
 	left    []*ending
-	refused []*ending // sessions of the kernel
+	refused []*ending // of the kernel
 }
 
-// ending is a session to end.
 type ending struct {
 	session volume.Session
 	cookie  uint64
-	inode   uint32 // last known inode; zero before the connection was accepted
-	unseen  int    // consecutive checks that found no process with the socket open
-	state   string // what the session waits for, for the error
+	inode   uint32 // last known; zero before accept
+	unseen  int    // consecutive checks without a process
+	state   string // for the error
 }
 
 func (s *Sockets) ender(sessions []volume.Session) (*ender, error) {
@@ -82,9 +77,9 @@ func (s *Sockets) ender(sessions []volume.Session) (*ender, error) {
 			return nil, err
 		}
 		if id.boot != s.boot {
-			continue // no socket survives a reboot
+			continue // rebooted
 		}
-		// A connection can be listed both before and after it was accepted.
+		// A connection can be listed before and after accept.
 		if known := byCookie[id.cookie]; known != nil {
 			known.inode = max(known.inode, id.inode)
 			continue
@@ -99,8 +94,8 @@ func (s *Sockets) ender(sessions []volume.Session) (*ender, error) {
 	return e, nil
 }
 
-// round inspects all sockets and processes once and destroys the sockets that
-// can be destroyed.
+// round inspects all sockets and processes once and destroys what can be
+// destroyed.
 func (e *ender) round(ctx context.Context) error {
 	if len(e.left) == 0 {
 		return nil
@@ -146,9 +141,8 @@ func (e *ender) round(ctx context.Context) error {
 	return nil
 }
 
-// findAccepted finds the inodes of connections that were not accepted when they
-// were listed and whose sockets are gone: a process can have accepted them
-// since.
+// findAccepted finds the inodes of connections whose sockets are gone and that
+// a process can have accepted since they were listed.
 func (e *ender) findAccepted(ctx context.Context, live map[uint64]sockdiag.Socket) error {
 	unknown := func(one *ending) bool {
 		_, is := live[one.cookie]
@@ -170,7 +164,7 @@ func (e *ender) findAccepted(ctx context.Context, live map[uint64]sockdiag.Socke
 	return nil
 }
 
-// endLive processes a session whose socket exists.
+// The session's socket exists.
 func (e *ender) endLive(one *ending, socket sockdiag.Socket, holders []sockfd.Process) (over bool, err error) {
 	switch roleOf(socket) {
 	case beginning:
@@ -181,8 +175,8 @@ func (e *ender) endLive(one *ending, socket sockdiag.Socket, holders []sockfd.Pr
 		return false, nil
 	case served:
 	default:
-		// No process can read from the socket, even if the kernel does not
-		// destroy it: older kernels ignore sockets without an owner.
+		// No process can read, even if the kernel does not destroy it: older
+		// ones ignore sockets without an owner.
 		return true, e.destroy(socket)
 	}
 	if len(holders) > 0 {
@@ -201,8 +195,8 @@ func (e *ender) endLive(one *ending, socket sockdiag.Socket, holders []sockfd.Pr
 	return true, nil
 }
 
-// endClosed processes a session whose socket was destroyed. A process can still
-// read the received bytes while it has the descriptor open.
+// The socket was destroyed, but a process can read received bytes while it has
+// the descriptor.
 func (one *ending) endClosed(holders []sockfd.Process) (over bool) {
 	if one.inode == 0 {
 		return true
@@ -215,8 +209,7 @@ func (one *ending) endClosed(holders []sockfd.Process) (over bool) {
 	return one.unseen >= minUnseen
 }
 
-// destroy destroys a socket if the kernel supports that; the next round checks
-// the result.
+// The next round checks the result.
 func (e *ender) destroy(socket sockdiag.Socket) error {
 	if e.destroyErr != nil {
 		return nil

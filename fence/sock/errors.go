@@ -7,8 +7,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// refusedError reports the sessions that no visible process serves, or returns
-// nil.
+// refusedError reports sessions without a visible process.
 func (e *ender) refusedError() error {
 	if len(e.refused) == 0 {
 		return nil
@@ -19,7 +18,7 @@ func (e *ender) refusedError() error {
 		len(e.refused), e.all, one.Client, one.Server, noVisibleProcess)
 }
 
-// unfinishedError lists the sessions that have not ended, grouped by state.
+// unfinishedError groups sessions by state.
 func (e *ender) unfinishedError(cause error) error {
 	const most = 5
 	byState := map[string][]*ending{}

@@ -9,8 +9,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// identity is a parsed session ID. The inode is that of the socket when the
-// session was listed, zero if the connection was not accepted yet.
+// identity is a parsed session ID. inode is as listed; zero: not accepted yet.
 type identity struct {
 	boot   string
 	cookie uint64
@@ -33,8 +32,7 @@ func parseIdentity(text string) (identity, error) {
 	return identity{}, errs.Errorf(errs.Invalid, "invalid session ID %q: want tcp/BOOT/COOKIE/INODE as listed by Sessions", text)
 }
 
-// bootID returns the kernel's boot ID. Cookies and inodes are unique within one
-// boot only.
+// Cookies and inodes are unique within one boot.
 func bootID() (string, error) {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -1,13 +1,11 @@
-// Package sock ends the TCP sessions of fenced clients with storage servers of
-// this machine that do not implement fencing.
+// Package sock ends fenced clients' TCP sessions with local storage servers
+// that do not implement fencing.
 //
-// The guarantee, provided that a packet filter already blocks the clients:
-// after End returns nil, no process has the socket of such a session open. The
-// server can have read bytes before that, and what it does with them is outside
-// the guarantee. A server inside the kernel (nvmet, LIO, nfsd) has no process
-// that shows when it is done: see Config.KernelTargets. The same applies to a
-// process that cannot be inspected, because it is in another PID namespace or
-// more privileged.
+// If a packet filter already blocks the clients, then after End returns nil no
+// process has such a session's socket open. What the server does with bytes
+// read before is outside the guarantee. Servers in the kernel (nvmet, LIO,
+// nfsd) have no process to observe: see Config.KernelTargets. Nor has a process
+// in another PID namespace, or a more privileged one.
 package sock
 
 import (
@@ -29,39 +27,37 @@ import (
 
 // Config configures Sockets.
 type Config struct {
-	// Ports are the servers' ports. For all ports, connections from servers of
-	// this machine to fenced clients are included.
+	// The servers' ports. All ports include connections from local servers to
+	// fenced clients.
 	Ports ports.Set
-	// KernelTargets assumes that a connection without a visible process is
-	// served by the kernel, and treats it as ended when its socket is
-	// destroyed. The target can still execute a command that it has already
-	// received. Without KernelTargets such a session cannot be ended.
+	// KernelTargets assumes that the kernel serves a connection without a
+	// visible process, which ends with its socket. The target can still execute
+	// a received command. Otherwise such a session cannot be ended.
 	KernelTargets bool
-	Logger        *slog.Logger // nil: no log
+	Logger        *slog.Logger
 }
 
-// Sockets lists and ends the TCP sessions of this network namespace.
+// Sockets lists and ends this network namespace's TCP sessions.
 type Sockets struct {
 	config Config
 	conn   *sockdiag.Conn
 	boot   string
-	// namespace is the cookie of the network namespace; zero if closed sockets
-	// that processes still have open cannot be found.
+	// The namespace's cookie; zero: closed sockets that processes have open
+	// cannot be found.
 	namespace uint64
-	// destroyErr is nil if the kernel can destroy sockets.
+	// Nil: the kernel can destroy sockets.
 	destroyErr error
 }
 
-// Status is the support of the kernel.
+// Status is the kernel's support.
 type Status struct {
-	// Destroys is whether sessions can be ended; otherwise End only waits for
-	// them.
+	// Otherwise End only waits for sessions.
 	Destroys bool   `json:"destroys"`
-	Detail   string `json:"detail,omitempty"` // why not; empty if supported
+	Detail   string `json:"detail,omitempty"` // why not
 }
 
-// Open checks the kernel's support. Close must be called. It fails if End could
-// never verify that a session has ended: without sock_diag or /proc.
+// Open checks the kernel's support. Close must be called. Without sock_diag or
+// /proc it fails: no session's end could be verified.
 func Open(ctx context.Context, config Config) (*Sockets, error) {
 	if config.Logger == nil {
 		config.Logger = slog.New(slog.DiscardHandler)
@@ -104,10 +100,10 @@ func (s *Sockets) probe(ctx context.Context) error {
 	return nil
 }
 
-// Close releases the netlink socket. No other call can be in flight.
+// Close requires that no call is in flight.
 func (s *Sockets) Close() error { return s.conn.Close() }
 
-// Status returns the result of Open's checks.
+// Status returns Open's result.
 func (s *Sockets) Status() Status {
 	if s.destroyErr != nil {
 		return Status{Detail: s.destroyErr.Error()}
@@ -115,11 +111,9 @@ func (s *Sockets) Status() Status {
 	return Status{Destroys: true}
 }
 
-// Sessions lists the connections from the blocks to the ports, as
-// volume.Fencer. It includes closed connections that a process still has open,
-// since the process can read the received bytes. It excludes sockets that their
-// server has closed and that only wait for the client's acknowledgement: no
-// process can read from them.
+// Sessions implements volume.Fencer. It includes closed connections that a
+// process has open, as it can read received bytes. It excludes those that only
+// wait for the client's acknowledgement.
 func (s *Sockets) Sessions(ctx context.Context, blocks []netip.Prefix) ([]volume.Session, error) {
 	fenced, err := cidr.Set(blocks)
 	if err != nil || len(blocks) == 0 {
@@ -164,7 +158,6 @@ func (s *Sockets) Sessions(ctx context.Context, blocks []netip.Prefix) ([]volume
 	return sessions, nil
 }
 
-// closedButOpen lists the closed connections that processes still have open.
 func (s *Sockets) closedButOpen(ctx context.Context, all map[uint64]sockdiag.Socket) ([]sockfd.Closed, error) {
 	if s.namespace == 0 {
 		return nil, nil
@@ -180,8 +173,7 @@ func (s *Sockets) closedButOpen(ctx context.Context, all map[uint64]sockdiag.Soc
 	return found, nil
 }
 
-// sockets lists all TCP sockets by cookie. It merges two dumps, since one can
-// miss a socket when others are created and removed meanwhile.
+// sockets merges two dumps: one can miss a socket while others come and go.
 func (s *Sockets) sockets() (map[uint64]sockdiag.Socket, error) {
 	all := map[uint64]sockdiag.Socket{}
 	for range 2 {
@@ -196,15 +188,15 @@ func (s *Sockets) sockets() (map[uint64]sockdiag.Socket, error) {
 	return all, nil
 }
 
-// role is the meaning of a socket for a fence.
+// role is a socket's meaning for a fence.
 type role int
 
 const (
-	noSession  role = iota // a listener, or a connection that this side opened
-	closed                 // closed by its server; no process can read from it
-	beginning              // not connected yet, no bytes received
-	unaccepted             // connected, waits for a server to accept it
-	served                 // accepted by a process, or owned by the kernel
+	noSession  role = iota // a listener, or opened by this side
+	closed                 // by its server; no process can read
+	beginning              // not connected, no bytes
+	unaccepted             // waits for accept
+	served                 // by a process or the kernel
 )
 
 func roleOf(s sockdiag.Socket) role {
@@ -221,8 +213,8 @@ func roleOf(s sockdiag.Socket) role {
 	return closed
 }
 
-// holders returns a function that names the processes that have a socket open.
-// For an unaccepted connection it names the processes that listen.
+// holders names the processes that have a socket open; for an unaccepted
+// connection, those that listen.
 func (s *Sockets) holders(ctx context.Context, all map[uint64]sockdiag.Socket, some []sockdiag.Socket) (func(sockdiag.Socket) string, error) {
 	if len(some) == 0 {
 		return nil, nil
@@ -270,7 +262,7 @@ func inspectError(err error) error {
 
 const noVisibleProcess = "no visible process: a server in the kernel, in another PID namespace, or more privileged than this program"
 
-// named lists processes in a message, only the first few if there are many.
+// named lists the first few processes.
 func named(all []sockfd.Process) string {
 	const most = 3
 	if len(all) == 0 {

@@ -19,7 +19,7 @@ import (
 )
 
 var (
-	ErrHeld    = errors.New("another host registers the plugins of this directory")
+	ErrHeld = errors.New("another host registers the plugins of this directory")
 	// ErrKubelet: a kubelet watches the directory.
 	ErrKubelet = errors.New("a kubelet registers the plugins of this directory")
 )
