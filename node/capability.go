@@ -11,24 +11,20 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// requestsReadOnly reports whether the access mode or a mount flag is
-// read-only.
 func requestsReadOnly(c volume.Capability) bool { return c.ReadOnly() || hasReadOnlyFlag(c.MountFlags) }
 
-// storedCapability is a volume.Capability as it is stored.
 type storedCapability struct {
 	Block      bool              `json:"block,omitempty"`
 	FSType     string            `json:"fsType,omitempty"`
 	MountGroup *int              `json:"mountGroup,omitempty"`
 	Mode       volume.AccessMode `json:"mode"`
-	// Flags is a digest of all mount flags, Superblock of those that act on the
-	// whole file system; empty without flags.
+	// Flags is a digest of all mount flags, Superblock of those for the whole
+	// file system.
 	Flags      string `json:"flags,omitempty"`
 	Superblock string `json:"superblock,omitempty"`
 }
 
-// newStoredCapability converts a capability for the store. Invalid: a mount
-// flag.
+// Invalid: a mount flag.
 func newStoredCapability(c volume.Capability) (storedCapability, error) {
 	_, superblock, err := mount.SplitOptions(c.MountFlags)
 	if err != nil {
@@ -56,7 +52,6 @@ func (u storedCapability) equal(o storedCapability) bool {
 
 func (u storedCapability) readOnly() bool { return u.Mode == volume.SingleNodeReaderOnly }
 
-// differs lists the differences of two capabilities for a message.
 func (u storedCapability) differs(o storedCapability) string {
 	var words []string
 	add := func(differ bool, word string) {
@@ -74,7 +69,7 @@ func (u storedCapability) differs(o storedCapability) string {
 	return strings.Join(words, ", ")
 }
 
-// admits rejects a publish that is incompatible with the stage.
+// admits rejects a publish that the stage does not allow.
 func (u storedCapability) admits(publish storedCapability, readOnly bool) error {
 	switch {
 	case u.Block != publish.Block:
@@ -98,8 +93,7 @@ func kind(block bool) string {
 	return "a mounted file system"
 }
 
-// multi reports whether a volume can be published more than once at a time:
-// every publish must allow it.
+// multi: every publish must allow others.
 func multi(modes ...volume.AccessMode) bool {
 	return !slices.ContainsFunc(modes, func(m volume.AccessMode) bool { return m != volume.SingleNodeMultiWriter })
 }

@@ -15,17 +15,17 @@ import (
 // ExpandRequest requests to expand a volume in use.
 type ExpandRequest struct {
 	Volume volume.ID
-	Path   string           // where it is staged or published
-	Size   volume.SizeRange // empty: the current size of the volume
-	// Capability is how the caller uses the volume; nil if not specified.
+	Path   string           // staged or published there
+	Size   volume.SizeRange // empty: the current size
+	// How the caller uses the volume, if known.
 	Capability *volume.Capability
 }
 
-// Expand expands a volume, its device and its file system, and returns the size
-// of the device in bytes. A volume that is large enough is not changed.
-// NotFound: the volume is not at that path. OutOfRange: it is larger than the
-// limit. Precondition: it cannot grow in its current use; the message says what
-// has grown already and when the rest will.
+// Expand expands a volume, its device and its file system, and returns the
+// device's bytes. A large enough volume is not changed. NotFound: the volume is
+// not at that path. OutOfRange: it is larger than the limit. Precondition: it
+// cannot grow in its current use; the message says what has grown, and when the
+// rest will.
 func (m *Manager) Expand(ctx context.Context, r ExpandRequest) (int64, error) {
 	p, err := m.find(ctx, r.Volume, r.Path)
 	if err != nil {
@@ -48,7 +48,6 @@ func (m *Manager) Expand(ctx context.Context, r ExpandRequest) (int64, error) {
 	return size, growFilesystem(ctx, p, size)
 }
 
-// growVolume expands the volume itself.
 func (m *Manager) growVolume(ctx context.Context, r ExpandRequest, p inUse) error {
 	switch {
 	case p.info.Presence != Present:
@@ -67,7 +66,6 @@ func (m *Manager) growVolume(ctx context.Context, r ExpandRequest, p inUse) erro
 	return nil
 }
 
-// growFilesystem grows a mounted file system to the size of its device.
 func growFilesystem(ctx context.Context, p inUse, size int64) error {
 	full, err := isFull(p.info.Device, size)
 	if err != nil || full {

@@ -23,7 +23,7 @@ const oExcl = unix.O_EXCL
 
 func isBusy(err error) bool { return errors.Is(err, unix.EBUSY) }
 
-// filesystem is the file system of a volume, to be mounted at a path.
+// filesystem is to be mounted at a path.
 type filesystem struct {
 	attachment *Attachment
 	path       string
@@ -31,10 +31,9 @@ type filesystem struct {
 	readOnly   bool
 }
 
-// mount mounts the file system, or adopts an existing mount. It grows the file
-// system and applies the mount group before the mount becomes visible at the
-// path, so a visible mount is complete. It never creates a file system: only
-// the engine knows that a volume is blank.
+// mount mounts the file system, or adopts a mount. It grows the file system and
+// applies the mount group first, so a visible mount is complete. It never
+// creates a file system: only the engine knows that a volume is blank.
 func (g filesystem) mount(ctx context.Context) error {
 	d := g.attachment.Device
 	e, there, err := mountAt(ctx, g.path, d)
@@ -84,10 +83,9 @@ func (g filesystem) mount(ctx context.Context) error {
 	return nil
 }
 
-// identify returns the type of the file system on the device, and rejects a
-// type other than the requested one. It grows ext4 before it is mounted for
-// writing: growing a mounted ext4 needs CAP_SYS_RESOURCE, which containers
-// lack.
+// identify rejects a file system of another type than requested. ext4 grows
+// before it is mounted for writing: later this needs CAP_SYS_RESOURCE, which
+// containers lack.
 func (g filesystem) identify(ctx context.Context, mounted bool) (mkfs.Info, error) {
 	d := g.attachment.Device
 	info, err := probe(d)
@@ -108,7 +106,7 @@ func (g filesystem) identify(ctx context.Context, mounted bool) (mkfs.Info, erro
 			return mkfs.Info{}, err
 		}
 		crashpoint.Hit("mount.grown-offline")
-		if damaged { // growUnmounted has repaired an interrupted growth
+		if damaged { // growUnmounted has repaired it
 			info, err = probe(d)
 		}
 	}
@@ -134,15 +132,15 @@ func (g filesystem) check(info mkfs.Info) error {
 func (g filesystem) create(ctx context.Context, t mkfs.Type) (*mount.Tree, error) {
 	options := slices.Clone(g.capability.MountFlags)
 	if t == mkfs.XFS {
-		options = append(options, "nouuid") // a clone has the UUID of its source
+		options = append(options, "nouuid") // clones have the same UUID
 	}
 	return mount.Create(ctx, mount.Spec{Source: g.attachment.Device.Path, FSType: string(t), Options: options, ReadOnly: g.readOnly})
 }
 
-// createRecovered mounts the identified file system. If the log of an XFS
-// contains a growth, as after power loss, the XFS is mounted a second time:
-// kernels before 6.13 keep the old size of its last allocation group in memory,
-// and shut the file system down if it grows again in the same mount.
+// createRecovered mounts an XFS again if its log contains a growth, as after
+// power loss: kernels before 6.13 keep the old size of the last allocation
+// group in memory, and shut the file system down if it grows again in the same
+// mount.
 func (g filesystem) createRecovered(ctx context.Context, before mkfs.Info) (*mount.Tree, error) {
 	tree, err := g.create(ctx, before.Type)
 	if err != nil || before.Type != mkfs.XFS || g.readOnly {
@@ -159,8 +157,8 @@ func (g filesystem) createRecovered(ctx context.Context, before mkfs.Info) (*mou
 	return g.create(ctx, before.Type)
 }
 
-// applyMountGroup changes the group of the volume to VOLUME_MOUNT_GROUP. A
-// read-only file system is made writable for that, if needed.
+// applyMountGroup applies VOLUME_MOUNT_GROUP, if needed with a read-only file
+// system made writable.
 func (g filesystem) applyMountGroup(ctx context.Context, tree *mount.Tree) error {
 	gid := *g.capability.MountGroup
 	given, err := isGroupApplied(tree.Path(), gid)
@@ -176,11 +174,11 @@ func (g filesystem) applyMountGroup(ctx context.Context, tree *mount.Tree) error
 	return errors.Join(applyGroup(ctx, tree.Path(), gid), tree.SetReadOnly(true))
 }
 
-// growUnmounted grows an unmounted ext4 file system.
+// Only ext4.
 func growUnmounted(ctx context.Context, d Device) error {
 	free, err := isUnused(ctx, d)
 	if err != nil || !free {
-		return err // in use elsewhere: it grows at the next stage
+		return err // in use elsewhere; grows at the next stage
 	}
 	if err := mkfs.GrowOffline(ctx, d.Path, mkfs.Ext4); err != nil {
 		return fmt.Errorf("check and grow the file system before it is mounted: %w", err)
@@ -188,7 +186,6 @@ func growUnmounted(ctx context.Context, d Device) error {
 	return nil
 }
 
-// growMounted grows a mounted file system.
 func growMounted(ctx context.Context, path string, t mkfs.Type, d Device, size int64) error {
 	full, err := isFull(d, size)
 	if err != nil || full {
@@ -200,7 +197,6 @@ func growMounted(ctx context.Context, path string, t mkfs.Type, d Device, size i
 	return nil
 }
 
-// probe reads the type of a device's file system.
 func probe(d Device) (mkfs.Info, error) {
 	head, err := readHead(d.Path)
 	if err != nil {
@@ -209,7 +205,7 @@ func probe(d Device) (mkfs.Info, error) {
 	return mkfs.Probe(head)
 }
 
-// isFull reports whether a file system has grown to the size of its device.
+// isFull: the file system has its device's size.
 func isFull(d Device, size int64) (bool, error) {
 	head, err := readHead(d.Path)
 	if err != nil {
@@ -218,12 +214,11 @@ func isFull(d Device, size int64) (bool, error) {
 	return mkfs.IsFull(head, size)
 }
 
-// headSize is the number of bytes that contain all superblocks; a multiple of
-// any sector size.
+// headSize contains all superblocks; a multiple of any sector size.
 const headSize = 128 << 10
 
-// readHead reads the start of a device with O_DIRECT: in the page cache the
-// superblock of a mounted file system can be inconsistent.
+// readHead uses O_DIRECT: a mounted file system's superblock can be
+// inconsistent in the page cache.
 func readHead(path string) (io.ReaderAt, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -243,7 +238,6 @@ func readHead(path string) (io.ReaderAt, error) {
 	return bytes.NewReader(bytes.Clone(aligned[:n])), nil
 }
 
-// hasReadOnlyFlag reports whether mount flags request a read-only mount.
 func hasReadOnlyFlag(flags []string) bool {
 	perMount, _, err := mount.SplitOptions(flags)
 	readOnly := false

@@ -10,8 +10,7 @@ import (
 	"syscall"
 )
 
-// isGroupApplied reports whether applyGroup has completed: it changes the root
-// last.
+// applyGroup changes the root last.
 func isGroupApplied(dir string, gid int) (bool, error) {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -25,9 +24,8 @@ func hasGroup(info fs.FileInfo, gid int) bool {
 	return ok && int(st.Gid) == gid && info.Mode() == withGroup(info.Mode())
 }
 
-// withGroup returns the mode with access for the group: read and write, execute
-// if any execute bit is set, and setgid for directories, so that new files get
-// the directory's group.
+// withGroup adds read and write, execute if any, and setgid for directories, so
+// that new files get the group.
 func withGroup(mode fs.FileMode) fs.FileMode {
 	switch {
 	case mode&fs.ModeSymlink != 0:
@@ -41,9 +39,8 @@ func withGroup(mode fs.FileMode) fs.FileMode {
 	}
 }
 
-// applyGroup changes the group of everything in a volume. It works from the
-// leaves up and changes the root last, so the root's group shows that all is
-// done. It does not follow symbolic links.
+// applyGroup changes the group of everything in a volume, the root last, which
+// so shows completion. Symbolic links are not followed.
 func applyGroup(ctx context.Context, dir string, gid int) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -59,7 +56,6 @@ func applyGroup(ctx context.Context, dir string, gid int) error {
 	return nil
 }
 
-// applyGroupBelow changes everything below a directory, but not the directory.
 func applyGroupBelow(ctx context.Context, dir *os.Root, gid int) error {
 	list, err := dir.Open(".")
 	if err != nil {
@@ -101,8 +97,7 @@ func applyGroupEntry(ctx context.Context, dir *os.Root, e fs.DirEntry, gid int) 
 	return applyGroupTo(dir, e.Name(), gid)
 }
 
-// applyGroupTo changes one entry. chown clears the setuid and setgid bits, so
-// the mode is set after it.
+// chown clears the setuid and setgid bits, so the mode is set after it.
 func applyGroupTo(dir *os.Root, name string, gid int) error {
 	info, err := dir.Lstat(name)
 	if err != nil {

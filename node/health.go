@@ -13,34 +13,31 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Reasons of the conditions that a node reports.
+// Reasons of conditions.
 const (
-	// ReasonUnmounted: the volume is staged or published, but not mounted.
+	// Staged or published, but not mounted.
 	ReasonUnmounted = "Unmounted"
-	// ReasonRemountedReadOnly: the volume was mounted for writing, and the
-	// kernel has made it read-only.
+	// The kernel has made a writable mount read-only.
 	ReasonRemountedReadOnly = "RemountedReadOnly"
-	// ReasonFileSystemErrors: the kernel has counted file system errors.
+	// Counted by the kernel.
 	ReasonFileSystemErrors = "FileSystemErrors"
-	// ReasonFileSystemShutdown: the file system has shut down after an error.
+	// Shut down after an error.
 	ReasonFileSystemShutdown = "FileSystemShutdown"
-	// ReasonBackingFileMissing: the storage is on this machine, the volume is
-	// not in it.
+	// The storage is on this machine, without the volume.
 	ReasonBackingFileMissing = "BackingFileMissing"
-	// ReasonBackingFileDeleted: the backing file of a mounted volume was
-	// deleted or replaced; its data exists until the volume is unstaged.
+	// Deleted or replaced while mounted; the data exists until the volume is
+	// unstaged.
 	ReasonBackingFileDeleted = "BackingFileDeleted"
-	// ReasonBackingFileForeign: a file that is not a volume has the name of the
-	// volume.
+	// A file that is not a volume has its name.
 	ReasonBackingFileForeign = "BackingFileForeign"
-	// ReasonBackingFileTruncated: the backing file is shorter than the volume.
+	// Shorter than the volume.
 	ReasonBackingFileTruncated = "BackingFileTruncated"
-	// ReasonStorageUnreachable: the storage is not on this machine.
+	// Not on this machine.
 	ReasonStorageUnreachable = "StorageUnreachable"
 )
 
-// Health returns the adverse conditions of a volume that this node finds and
-// that its storage reports. NotFound: neither knows the volume.
+// Health returns a volume's adverse conditions, from this node and its storage.
+// NotFound: unknown to both.
 func (m *Manager) Health(ctx context.Context, id volume.ID) ([]volume.Condition, error) {
 	stage, staged, err := m.records.stage(ctx, id)
 	if err != nil {
@@ -71,13 +68,12 @@ func (m *Manager) Health(ctx context.Context, id volume.ID) ([]volume.Condition,
 	return m.withStorage(ctx, id, engine, known, all)
 }
 
-// isExpected reports whether the mount of a record must exist: not while a call
-// changes the volume, and not after a reboot.
+// isExpected: the record must have a mount, unless a call changes the volume,
+// or after a reboot.
 func (m *Manager) isExpected(id volume.ID, s state, on mounted) bool {
 	return s == ready && on.Boot == m.boot && !m.isChanging(id)
 }
 
-// withStorage adds the conditions that the storage reports.
 func (m *Manager) withStorage(ctx context.Context, id, engine volume.ID, known bool, all conditions) ([]volume.Condition, error) {
 	if m.config.Health == nil {
 		if !known {
@@ -95,8 +91,8 @@ func (m *Manager) withStorage(ctx context.Context, id, engine volume.ID, known b
 	return all, nil
 }
 
-// StorageHealth returns the adverse conditions of the storage of all volumes
-// that this node finds and that the storage reports.
+// StorageHealth returns the storage's adverse conditions, from this node and
+// the storage.
 func (m *Manager) StorageHealth(ctx context.Context) ([]volume.Condition, error) {
 	var all conditions
 	for _, at := range m.config.Attachers {
@@ -118,7 +114,7 @@ func (m *Manager) StorageHealth(ctx context.Context) ([]volume.Condition, error)
 	return all, err
 }
 
-// conditions has at most one condition per severity and reason: the first one.
+// conditions has the first condition per severity and reason.
 type conditions []volume.Condition
 
 func (c *conditions) add(s volume.Severity, reason, message string) {
@@ -185,7 +181,7 @@ func checkPresence(v Info, all *conditions) {
 	}
 }
 
-// checkMount checks the state of a mounted file system in the kernel.
+// checkMount checks a mounted file system's state in the kernel.
 func checkMount(ctx context.Context, path string, d Device, readOnly bool, all *conditions) error {
 	e, there, err := mountAt(ctx, path, d)
 	if ignoreForeign(err) != nil {
@@ -209,8 +205,8 @@ func checkMount(ctx context.Context, path string, d Device, readOnly bool, all *
 	return nil
 }
 
-// checkWritable checks for remounts after an error: since Linux 6.12, ext4 sets
-// the option emergency_ro instead of ro.
+// checkWritable: after an error, since Linux 6.12, ext4 sets the option
+// emergency_ro instead of ro.
 func checkWritable(e mount.Entry, readOnly bool, all *conditions) {
 	if !readOnly && (e.ReadOnly() || slices.Contains(e.SuperOptions, "emergency_ro")) {
 		all.add(volume.Degraded, ReasonRemountedReadOnly, "the file system was mounted for writing, but the kernel has made it read-only")

@@ -13,17 +13,15 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// InlineVolume describes a volume that exists as long as its one publish. It is
-// part of stored records.
+// InlineVolume exists as long as its one publish. It is part of stored records.
 type InlineVolume struct {
-	Size       volume.SizeRange  `json:"size"`             // empty: the engine's default
-	FSType     string            `json:"fsType,omitempty"` // empty: the engine's choice
+	Size       volume.SizeRange  `json:"size"`             // empty: default
+	FSType     string            `json:"fsType,omitempty"` // empty: the engine's
 	Parameters map[string]string `json:"parameters,omitempty"`
 }
 
-// newInline describes the volume that a publish creates. Its name is derived
-// from the volume's id, so that a retry finds it; it is a digest, as an id can
-// be as long as a name.
+// The name is a digest of the id, which can be too long: a retry finds the
+// volume by it.
 func newInline(id volume.ID, v InlineVolume) *inlineRecord {
 	sum := sha256.Sum256([]byte(id))
 	return &inlineRecord{Name: "ephemeral-" + hex.EncodeToString(sum[:16]), InlineVolume: v}
@@ -40,10 +38,10 @@ func (v inlineRecord) request() volume.CreateRequest {
 	}
 }
 
-// publishInline creates a volume and mounts it at the target. It commits twice:
-// before the volume is created, so that Reconcile can delete it, and after,
-// with its locator. A volume in state ready was acknowledged and has lost its
-// mount: it is mounted again, and a failure does not delete it.
+// publishInline creates a volume and mounts it at the target. It commits before
+// the volume is created, so that Reconcile can delete it, and after, with its
+// locator. A ready volume was acknowledged and has lost its mount: it is
+// mounted again, and never deleted on failure.
 func (m *Manager) publishInline(ctx context.Context, r PublishRequest, rec publishRecord) (err error) {
 	switch {
 	case m.config.Inline == nil:
@@ -93,8 +91,7 @@ func (m *Manager) publishInline(ctx context.Context, r PublishRequest, rec publi
 	return err
 }
 
-// admitInline checks that an inline volume has no other publish, and that its
-// id is not that of a staged volume.
+// admitInline: no other publish, and no staged volume with that id.
 func (m *Manager) admitInline(ctx context.Context, r PublishRequest) error {
 	all, err := m.records.all(ctx)
 	if err != nil {
@@ -131,7 +128,6 @@ func (m *Manager) mountInline(ctx context.Context, s source, r PublishRequest, r
 	return fs.mount(ctx)
 }
 
-// unmountInline rolls back a mount that failed.
 func (m *Manager) unmountInline(ctx context.Context, s source, target string) {
 	ctx, cancel := rollbackContext(ctx)
 	defer cancel()
@@ -145,7 +141,6 @@ func (m *Manager) unmountInline(ctx context.Context, s source, target string) {
 	}
 }
 
-// deleteInline deletes the volume that a publish created.
 func (m *Manager) deleteInline(ctx context.Context, rec publishRecord) error {
 	if m.config.Inline == nil {
 		return errs.Errorf(errs.Unsupported, "inline ephemeral volume %s cannot be deleted: this driver process no longer serves the controller; start it with --services all", rec.Volume)
@@ -164,7 +159,7 @@ func (m *Manager) deleteInline(ctx context.Context, rec publishRecord) error {
 			return err
 		}
 		err = s.detach(ctx)
-		unlock() // Delete locks the volume itself
+		unlock() // Delete locks it
 		if err != nil {
 			return err
 		}
@@ -180,10 +175,9 @@ func (m *Manager) deleteInline(ctx context.Context, rec publishRecord) error {
 	return nil
 }
 
-// createdInline returns the engine's id. After a crash between the engine's
-// response and its record, creating the volume again finds it by name (or
-// creates it temporarily). An empty id means that the engine rejects the
-// request, so it never created the volume.
+// createdInline returns the engine's id. After a crash before the record,
+// creating the volume again finds it by name (or creates it temporarily).
+// Empty: the engine rejects the request, so never created it.
 func (m *Manager) createdInline(ctx context.Context, rec publishRecord) (volume.ID, error) {
 	if rec.Inline.Volume != "" {
 		return rec.Inline.Volume, nil

@@ -1,17 +1,15 @@
 // Package node stages and publishes volumes on this node for CSI: Manager
-// mounts the file system of a volume, or attaches its block device, at the
-// paths that an orchestrator requests, and removes them again. One Attacher per
-// protocol turns the locator of a volume into a block device; node/file is one.
+// mounts file systems, or attaches block devices, at an orchestrator's paths.
+// An Attacher per protocol, such as node/file, turns locators into block
+// devices.
 //
-// Stage and Publish commit a record of the desired state before their first
-// effect, and the mount is their last effect. So the kernel shows whether they
-// completed: a record with its mount is adopted at start-up, one without is
-// rolled back. Unpublish and Unstage delete the record after their last effect.
-// Only inline volumes, which Publish creates and Unpublish deletes, need more
-// commits.
+// Stage and Publish commit the desired state first, and mount last. So the
+// kernel shows completion: at start-up a record with its mount is adopted, one
+// without is rolled back. Unpublish and Unstage delete the record last. Inline
+// volumes, created by Publish and deleted by Unpublish, need more commits.
 //
-// The caller serializes the calls for a volume; Health, Stats and Volumes can
-// run concurrently with them.
+// The caller serializes a volume's calls; Health, Stats and Volumes can run
+// concurrently.
 package node
 
 import (
@@ -30,34 +28,31 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Config configures a Manager. Attachers, by the protocol of their locators,
-// and Store, the path of its database, are required; other nil or zero fields
-// have a default or disable a feature.
+// Config configures a Manager. Attachers (by protocol) and Store (the
+// database's path) are required; others have defaults or disable a feature.
 type Config struct {
 	Store string
-	// Private lists directories of the driver itself, such as the pool; no
-	// volume is staged or published in or over one.
+	// Directories of the driver itself, such as the pool: no volume is staged
+	// or published in or over them.
 	Private   []string
 	Attachers map[string]Attacher
 	Inline    InlineVolumes
 	Grower    Grower
 	Health    volume.Health
-	// Locate finds the locator of a volume whose request has none.
+	// Finds the locator for a request without one.
 	Locate func(ctx context.Context, id volume.ID) (access.Access, error)
 	Logger *slog.Logger
-	// Boot identifies this boot of the machine; the default is the kernel's
-	// boot ID.
+	// This boot; default: the kernel's boot ID.
 	Boot string
 }
 
-// InlineVolumes creates and deletes the volumes that exist as long as one
-// publish.
+// InlineVolumes creates and deletes inline volumes.
 type InlineVolumes interface {
 	Create(ctx context.Context, r volume.CreateRequest) (volume.Volume, error)
 	Delete(ctx context.Context, id volume.ID) error
 }
 
-// Grower expands a volume in its storage, where that can be reached.
+// Grower expands a volume in its storage, if reachable.
 type Grower interface {
 	Expand(ctx context.Context, id volume.ID, size volume.SizeRange) (volume.Volume, error)
 }
@@ -70,10 +65,10 @@ type Manager struct {
 	boot    string
 
 	mu       sync.Mutex
-	changing map[volume.ID]int // number of calls in flight that change the mounts of a volume
+	changing map[volume.ID]int // calls that change the volume's mounts
 }
 
-// Open opens the store of a node. Call Reconcile before any other method.
+// Open opens a node's store. Call Reconcile next.
 func Open(ctx context.Context, c Config) (*Manager, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -92,10 +87,10 @@ func Open(ctx context.Context, c Config) (*Manager, error) {
 	return &Manager{config: c, records: r, log: c.Logger, boot: c.Boot, changing: map[volume.ID]int{}}, nil
 }
 
-// Close closes the store. No call can be in flight.
+// Close requires that no call is in flight.
 func (m *Manager) Close() error { return m.records.close() }
 
-// IsRecorded reports whether a volume has a record of a stage or publish.
+// IsRecorded reports whether a volume is recorded.
 func (m *Manager) IsRecorded(ctx context.Context, id volume.ID) (bool, error) {
 	_, staged, err := m.records.stage(ctx, id)
 	if err != nil || staged {
@@ -105,7 +100,7 @@ func (m *Manager) IsRecorded(ctx context.Context, id volume.ID) (bool, error) {
 	return len(publishes) > 0, err
 }
 
-// Volumes lists the volumes that have a record, sorted by id.
+// Volumes lists the recorded volumes, sorted by id.
 func (m *Manager) Volumes(ctx context.Context) ([]volume.ID, error) {
 	all, err := m.records.all(ctx)
 	if err != nil {
@@ -119,8 +114,7 @@ func (m *Manager) Volumes(ctx context.Context) ([]volume.ID, error) {
 	return ids, nil
 }
 
-// change marks a volume as changing until done is called, so that Health does
-// not report a missing mount as lost.
+// change keeps Health from reporting a missing mount until done is called.
 func (m *Manager) change(id volume.ID) (done func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -140,13 +134,11 @@ func (m *Manager) isChanging(id volume.ID) bool {
 	return m.changing[id] > 0
 }
 
-// source is a volume with its attacher.
 type source struct {
 	attacher Attacher
 	target   Target
 }
 
-// source returns the volume of a stored locator.
 func (m *Manager) source(stored map[string]string, on mounted) (source, error) {
 	a, err := access.Decode(stored)
 	if err != nil {
@@ -163,13 +155,12 @@ func (m *Manager) source(stored map[string]string, on mounted) (source, error) {
 	return source{attacher: at, target: t}, nil
 }
 
-// heldDevice finds the device of a volume that is attached without a record. It
-// returns false if there is no such device.
+// heldDevice finds the attached device of a volume without a record.
 func (m *Manager) heldDevice(ctx context.Context, id volume.ID) (source, bool, error) {
 	for _, at := range m.config.Attachers {
 		held, err := at.Held(ctx)
 		if errors.Is(err, errs.Unavailable) {
-			continue // without its storage, no device is held
+			continue // without its storage
 		}
 		if err != nil {
 			return source{}, false, err
@@ -191,8 +182,7 @@ func (s source) inspect(ctx context.Context) (Info, error) { return s.attacher.I
 
 func (s source) detach(ctx context.Context) error { return s.attacher.Detach(ctx, s.target) }
 
-// expectedDevice returns the device of a volume that can be attached, or only
-// its Backing before it is attached.
+// Before a volume is attached, only Backing is known.
 func (s source) expectedDevice(ctx context.Context) (Device, error) {
 	info, err := s.inspect(ctx)
 	if err == nil {
@@ -204,8 +194,8 @@ func (s source) expectedDevice(ctx context.Context) (Device, error) {
 	return Device{Backing: info.Backing}, nil
 }
 
-// unmount unmounts the volume from a path, including devices of deleted volumes
-// of that name. Foreign mounts stay. The caller holds Lock.
+// unmount also unmounts devices of deleted volumes of that name. Foreign mounts
+// stay. The caller holds Lock.
 func (s source) unmount(ctx context.Context, path string) error {
 	for {
 		info, err := s.inspect(ctx)
@@ -221,8 +211,7 @@ func (s source) unmount(ctx context.Context, path string) error {
 	}
 }
 
-// rollbackTimeout bounds the rollback of a failed call, whose own context can
-// have ended.
+// rollbackTimeout: a failed call's own context can have ended.
 const rollbackTimeout = 30 * time.Second
 
 func rollbackContext(ctx context.Context) (context.Context, context.CancelFunc) {

@@ -7,19 +7,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// collectTimeout bounds one scrape; volumes that were not inspected by then are
-// missing from it.
+// collectTimeout bounds a scrape, which then lacks the remaining volumes.
 const collectTimeout = 5 * time.Second
 
-// collector collects metrics of the volumes in use on this node.
 type collector struct {
 	manager            *Manager
 	inUse, health, err *prometheus.Desc
 }
 
-// Collector returns metrics of the volumes in use on this node: their number,
-// and one series per adverse condition, as current kubelets do not call the
-// health RPCs of CSI 1.13.
+// Collector has the number of volumes in use and their adverse conditions:
+// kubelets do not call CSI 1.13's health RPCs yet.
 func (m *Manager) Collector() prometheus.Collector {
 	return &collector{
 		manager: m,

@@ -13,19 +13,17 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
 
-// isMountOf reports whether a mount is of a device's file system.
 func isMountOf(e mount.Entry, d Device) bool {
 	return !d.IsZero() && e.IsOf(d.Path, d.Major, d.Minor)
 }
 
-// isNode reports whether a path is the node of a device.
 func isNode(path string, d Device) bool {
 	major, minor, err := blockdev.Rdev(path)
 	return err == nil && major == d.Major && minor == d.Minor
 }
 
-// mountAt returns the mount at a path, if it is of this device. Precondition:
-// something else is mounted there.
+// mountAt returns this device's mount at a path. Precondition: something else
+// is mounted.
 func mountAt(ctx context.Context, path string, d Device) (mount.Entry, bool, error) {
 	e, ok, err := mount.At(ctx, path)
 	if err != nil || !ok {
@@ -45,8 +43,7 @@ func foreign(path string, e mount.Entry, devices ...Device) error {
 	return errs.Errorf(errs.Precondition, "%s is covered by a mount that does not belong to this volume (%s from %s; %s); unmount it first", path, e.FSType, e.Source, of)
 }
 
-// ignoreForeign drops the error of a foreign mount, which does not prevent
-// removing the volume.
+// ignoreForeign: a foreign mount does not prevent removing the volume.
 func ignoreForeign(err error) error {
 	if errors.Is(err, errs.Precondition) {
 		return nil
@@ -54,8 +51,8 @@ func ignoreForeign(err error) error {
 	return err
 }
 
-// nodeAt reports whether the node of one of the devices is bound at a path.
-// Precondition: something else is mounted there.
+// nodeAt reports whether a path has one of the devices' nodes bound.
+// Precondition: something else is mounted.
 func nodeAt(ctx context.Context, path string, devices ...Device) (bool, error) {
 	e, ok, err := mount.At(ctx, path)
 	if err != nil || !ok {
@@ -69,8 +66,8 @@ func nodeAt(ctx context.Context, path string, devices ...Device) (bool, error) {
 	return false, foreign(path, e, devices...)
 }
 
-// mountsOf returns all mounts of a device in this mount namespace: those of its
-// file system, and bind mounts of its node.
+// mountsOf returns a device's mounts in this namespace: its file system's, and
+// bind mounts of its node.
 func mountsOf(ctx context.Context, d Device) ([]mount.Entry, error) {
 	table, err := mount.Table(ctx)
 	if err != nil {
@@ -85,13 +82,13 @@ func mountsOf(ctx context.Context, d Device) ([]mount.Entry, error) {
 	return found, nil
 }
 
-// bindsNode reports whether a mount is a bind mount of a device node: its
-// device number is that of the file system that contains the node.
+// A bind mount of a node has the device number of the file system with the
+// node.
 func bindsNode(e mount.Entry, d Device) bool {
 	return (e.FSType == "devtmpfs" || e.FSType == "tmpfs") && e.Root != "/" && isNode(e.Target, d)
 }
 
-// unmountAll unmounts every mount of a device at a path, and no other.
+// unmountAll leaves other mounts.
 func unmountAll(ctx context.Context, path string, d Device) error {
 	e, ok, err := mountAt(ctx, path, d)
 	if err != nil || !ok {
@@ -103,7 +100,6 @@ func unmountAll(ctx context.Context, path string, d Device) error {
 	return mount.Unmount(ctx, path)
 }
 
-// checkOnlyOwn fails if a stack of mounts contains a foreign mount.
 func checkOnlyOwn(ctx context.Context, top mount.Entry, ours func(mount.Entry) bool) error {
 	table, err := mount.Table(ctx)
 	if err != nil {
@@ -117,10 +113,10 @@ func checkOnlyOwn(ctx context.Context, top mount.Entry, ours func(mount.Entry) b
 	return nil
 }
 
-// exclusiveTimeout bounds the wait for short uses by other processes.
+// exclusiveTimeout waits out other processes' short uses.
 const exclusiveTimeout = 500 * time.Millisecond
 
-// isUnused reports whether nothing uses a device, in any mount namespace.
+// isUnused considers all mount namespaces.
 func isUnused(ctx context.Context, d Device) (bool, error) {
 	var f *os.File
 	err := retry.For(ctx, exclusiveTimeout, func() (again bool, err error) {

@@ -9,21 +9,19 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 )
 
-// systemTrees are directories that must not contain volumes.
+// systemTrees must not contain volumes.
 var systemTrees = []string{
 	"/proc", "/sys", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/boot",
 }
 
-// systemDirectories are directories that no volume can cover, though volumes
-// can be below some of them.
+// systemDirectories cannot be covered, though some can contain volumes.
 var systemDirectories = []string{
 	"/", "/dev", "/dev/pts", "/dev/shm", "/run", "/tmp", "/var", "/var/lib", "/var/lib/kubelet", "/var/tmp",
 }
 
-// checkPath rejects a path at which a volume would damage the driver or the
-// system: in or over a private directory of the driver, or a system directory.
-// Symbolic links in the path are followed. Invalid: such a path. Precondition:
-// the path cannot be resolved.
+// checkPath rejects paths in or over the driver's private or system
+// directories, following symbolic links. Invalid: such a path. Precondition: it
+// cannot be resolved.
 func (m *Manager) checkPath(field, path string) error {
 	resolved, err := resolve(field, path)
 	if err != nil {
@@ -44,8 +42,7 @@ func (m *Manager) checkPath(field, path string) error {
 	return nil
 }
 
-// checkApart rejects a target inside the staged volume or above it. Invalid:
-// such a target.
+// checkApart rejects, as Invalid, a target inside or above the staged volume.
 func checkApart(target, staging string) error {
 	to, err := resolve("target_path", target)
 	if err != nil {
@@ -61,7 +58,6 @@ func checkApart(target, staging string) error {
 	return nil
 }
 
-// resolve follows the symbolic links in a path.
 func resolve(field, path string) (string, error) {
 	resolved, err := mount.Resolve(path)
 	if err == nil {
@@ -73,7 +69,6 @@ func resolve(field, path string) (string, error) {
 	return "", errs.Errorf(errs.Precondition, "%s %s cannot be used: %w", field, path, err)
 }
 
-// systemPath returns the system directory that a resolved path belongs to.
 func systemPath(path string) (dir string, ok bool) {
 	if slices.Contains(systemDirectories, path) {
 		return path, true
@@ -85,13 +80,12 @@ func systemPath(path string) (dir string, ok bool) {
 	return systemTrees[i], true
 }
 
-// isWithin reports whether a path is a directory or inside it. Both are
-// resolved.
+// isWithin needs resolved paths.
 func isWithin(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// realPath resolves the symbolic links of a directory, as far as it exists.
+// realPath resolves as far as the directory exists.
 func realPath(dir string) string {
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
 		return real

@@ -10,23 +10,23 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// PublishRequest requests to publish a volume at the target of a workload.
+// PublishRequest requests to publish a volume at a workload's target.
 type PublishRequest struct {
 	Volume     volume.ID
-	Staging    string // where it is staged; empty for an inline volume
-	Target     string // a directory, or a file for a block volume; created here
+	Staging    string // empty for an inline volume
+	Target     string // directory, or file for a block volume; created
 	Capability volume.Capability
 	ReadOnly   bool
-	// Inline is set if this call creates the volume.
+	// Set if this call creates the volume.
 	Inline *InlineVolume
 }
 
 func (r PublishRequest) readOnly() bool { return r.ReadOnly || requestsReadOnly(r.Capability) }
 
 // Publish publishes a volume at a target. It is idempotent. Exists: it is
-// published there with other parameters. Precondition: it is not staged, the
-// access mode does not allow another publish, or the target is not free. After
-// an error all effects of the call are rolled back.
+// published there differently. Precondition: it is not staged, the access mode
+// forbids another publish, or the target is not free. After an error all
+// effects are rolled back.
 func (m *Manager) Publish(ctx context.Context, r PublishRequest) error {
 	defer m.change(r.Volume)()
 	capability, err := newStoredCapability(r.Capability)
@@ -53,9 +53,9 @@ func (m *Manager) Publish(ctx context.Context, r PublishRequest) error {
 	return m.publishStaged(ctx, r, desired)
 }
 
-// adoptPublish handles an earlier publish at the target, and reports whether it
-// is the desired one. An inline volume that has lost its mount, for example
-// after a reboot, is mounted again: desired then describes that volume.
+// adoptPublish reports whether an earlier publish at the target is the desired
+// one. An inline volume that lost its mount, as by a reboot, is mounted again:
+// desired then describes it.
 func (m *Manager) adoptPublish(ctx context.Context, target string, desired *publishRecord) (done bool, err error) {
 	have, ok, err := m.records.publish(ctx, target)
 	if err != nil || !ok {
@@ -74,7 +74,7 @@ func (m *Manager) adoptPublish(ctx context.Context, target string, desired *publ
 		return false, errs.Errorf(errs.Exists, "volume %s is already published at %s with a different %s; unpublish it first", have.Volume, target, difference)
 	case have.State == ready && live:
 		return true, nil
-	case have.State == deleting && live && difference == "": // its unpublish failed because it was in use
+	case have.State == deleting && live && difference == "": // unpublish failed: in use
 		have.State = ready
 		return true, m.records.putPublish(ctx, target, have)
 	case have.State == ready && have.Inline != nil:
@@ -84,8 +84,6 @@ func (m *Manager) adoptPublish(ctx context.Context, target string, desired *publ
 	return false, m.unpublish(ctx, target, have)
 }
 
-// differs describes how two publishes of a volume differ; empty if they are
-// equal.
 func (p publishRecord) differs(o publishRecord) string {
 	switch {
 	case !p.Capability.equal(o.Capability):
@@ -102,7 +100,7 @@ func (p publishRecord) differs(o publishRecord) string {
 	return ""
 }
 
-// publishStaged publishes a staged volume. The bind mount is the last effect.
+// The bind mount is publishStaged's last effect.
 func (m *Manager) publishStaged(ctx context.Context, r PublishRequest, rec publishRecord) (err error) {
 	if err := checkApart(r.Target, r.Staging); err != nil {
 		return err
@@ -141,8 +139,7 @@ func (m *Manager) publishStaged(ctx context.Context, r PublishRequest, rec publi
 	return nil
 }
 
-// admit checks a publish against the stage and the other publishes, and returns
-// the stage.
+// admit checks stage and other publishes.
 func (m *Manager) admit(ctx context.Context, r PublishRequest, rec publishRecord) (staged, stageRecord, error) {
 	stage, ok, err := m.records.stage(ctx, r.Volume)
 	if err != nil {
@@ -167,9 +164,8 @@ func (m *Manager) admit(ctx context.Context, r PublishRequest, rec publishRecord
 	return at, stage, m.admitBeside(ctx, r, rec)
 }
 
-// admitBeside enforces the CSI specification's table for a second publish of a
-// volume at another target, and that all publishes of a block device have the
-// same read-only setting, as the setting applies to the whole device.
+// admitBeside enforces the CSI specification's table for a second publish, and
+// one read-only setting per block device, as it applies to the whole device.
 func (m *Manager) admitBeside(ctx context.Context, r PublishRequest, rec publishRecord) error {
 	others, err := m.livePublishes(ctx, r.Volume)
 	if err != nil {
@@ -191,14 +187,13 @@ func bindDirectory(ctx context.Context, r PublishRequest, d Device, readOnly boo
 	if err != nil {
 		return err
 	}
-	// Replace a bind mount without a record, as after the loss of the store.
+	// A bind mount without a record, as after the loss of the store.
 	if err := unmountAll(ctx, r.Target, d); err != nil {
 		return err
 	}
 	return mount.Bind(ctx, r.Staging, r.Target, mount.BindOptions{ReadOnly: readOnly, Options: perMount})
 }
 
-// bindNode bind-mounts the node of a block device at a target.
 func bindNode(ctx context.Context, target string, at staged, readOnly bool) error {
 	if readOnly != at.info.ReadOnly {
 		if err := at.attacher.SetReadOnly(ctx, at.target, readOnly); err != nil {
@@ -213,7 +208,6 @@ func bindNode(ctx context.Context, target string, at staged, readOnly bool) erro
 	return mount.Bind(ctx, at.info.Device.Path, target, mount.BindOptions{})
 }
 
-// rollBackPublish rolls back a publish that failed.
 func (m *Manager) rollBackPublish(ctx context.Context, target string) {
 	ctx, cancel := rollbackContext(ctx)
 	defer cancel()
@@ -226,7 +220,7 @@ func (m *Manager) rollBackPublish(ctx context.Context, target string) {
 	}
 }
 
-// livePublishes returns the publishes of a volume that exist in the kernel.
+// livePublishes exist in the kernel.
 func (m *Manager) livePublishes(ctx context.Context, id volume.ID) ([]publication, error) {
 	all, err := m.records.publishesOf(ctx, id)
 	if err != nil {
@@ -245,7 +239,6 @@ func (m *Manager) livePublishes(ctx context.Context, id volume.ID) ([]publicatio
 	return live, nil
 }
 
-// isPublished reports whether the volume is mounted at a target.
 func (m *Manager) isPublished(ctx context.Context, target string, rec publishRecord) (bool, error) {
 	d, err := m.deviceOf(ctx, rec)
 	if err != nil || d.IsZero() {
@@ -260,9 +253,8 @@ func (m *Manager) isPublished(ctx context.Context, target string, rec publishRec
 	return there, ignoreForeign(err)
 }
 
-// deviceOf returns the device of a published volume. For a block volume that is
-// no longer attached it returns the recorded device: its bind mount still
-// exists.
+// deviceOf returns the recorded device of a detached block volume: its bind
+// mount still exists.
 func (m *Manager) deviceOf(ctx context.Context, rec publishRecord) (Device, error) {
 	s, ok, err := m.sourceOf(ctx, rec)
 	if err != nil || !ok {
@@ -278,7 +270,7 @@ func (m *Manager) deviceOf(ctx context.Context, rec publishRecord) (Device, erro
 	return Device{}, nil
 }
 
-// recordedDevice returns the device of a publish of this boot.
+// recordedDevice is of this boot.
 func (m *Manager) recordedDevice(rec publishRecord) Device {
 	if rec.Boot != m.boot {
 		return Device{}
@@ -286,8 +278,7 @@ func (m *Manager) recordedDevice(rec publishRecord) Device {
 	return rec.Device
 }
 
-// sourceOf returns the volume of a publish. It returns false if nothing is
-// recorded of the volume.
+// sourceOf returns false if nothing is recorded.
 func (m *Manager) sourceOf(ctx context.Context, rec publishRecord) (source, bool, error) {
 	if rec.Inline != nil {
 		if rec.Inline.Locator == nil {

@@ -8,17 +8,15 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// maxReconciles is how many volumes are reconciled in parallel. A volume that
-// another process holds takes a second or two of waiting.
+// maxReconciles is the parallelism. A volume of another process takes a second
+// or two of waiting.
 const maxReconciles = 32
 
-// Reconcile brings records and kernel into agreement at start-up: complete
-// stages and publishes are adopted, incomplete ones are rolled back, and
-// devices without a record are detached. Records of an earlier boot stay, so
-// that the orchestrator can either mount their volumes again or remove them;
-// records of inline volumes always stay. Failures are logged and left to the
-// next call for the volume. Volumes are reconciled in parallel. No other call
-// can be in flight.
+// Reconcile compares records and kernel at start-up: complete stages and
+// publishes are adopted, incomplete ones rolled back, and devices without a
+// record detached. Records of an earlier boot, and of inline volumes, stay: the
+// orchestrator mounts or removes those volumes. Failures are logged; the next
+// call for the volume retries. No other call can be in flight.
 func (m *Manager) Reconcile(ctx context.Context) error {
 	volumes, err := m.records.all(ctx)
 	if err != nil {
@@ -41,8 +39,6 @@ func (m *Manager) Reconcile(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// inParallel calls a function for each volume, with bounded concurrency, and
-// returns when all have ended.
 func inParallel[T any](volumes map[volume.ID]T, fn func(volume.ID, T)) {
 	slots := make(chan struct{}, maxReconciles)
 	var running sync.WaitGroup
@@ -109,7 +105,7 @@ func (m *Manager) reconcileStage(ctx context.Context, id volume.ID, rec stageRec
 	return m.unstage(ctx, id, rec)
 }
 
-// adoptStage records the device of a complete stage if it has changed.
+// adoptStage records a changed device of a complete stage.
 func (m *Manager) adoptStage(ctx context.Context, id volume.ID, rec stageRecord, at staged) error {
 	if rec.Boot == m.boot && rec.Device == at.info.Device {
 		return nil
@@ -118,8 +114,7 @@ func (m *Manager) adoptStage(ctx context.Context, id volume.ID, rec stageRecord,
 	return m.records.putStage(ctx, id, rec)
 }
 
-// detachOrphans detaches the devices of the driver's storage that have no
-// record and are not mounted.
+// Orphans are devices of the driver's storage without a record or mount.
 func (m *Manager) detachOrphans(ctx context.Context) {
 	owned, err := m.ownedDevices(ctx)
 	if err != nil {
@@ -148,7 +143,6 @@ func (m *Manager) detachOrphans(ctx context.Context) {
 	}
 }
 
-// ownedDevices returns the devices that have a record.
 func (m *Manager) ownedDevices(ctx context.Context) (map[Device]bool, error) {
 	all, err := m.records.all(ctx)
 	if err != nil {
@@ -178,7 +172,7 @@ func (m *Manager) ownedDevices(ctx context.Context) (map[Device]bool, error) {
 	return owned, nil
 }
 
-// detachOrphan detaches a device, unless it is mounted and so in use.
+// A mounted device is in use.
 func (m *Manager) detachOrphan(ctx context.Context, at Attacher, h Held) error {
 	mounts, err := mountsOf(ctx, h.Device)
 	if err != nil {

@@ -9,26 +9,23 @@ import (
 )
 
 const (
-	// storeVersion is the version of the records below.
 	storeVersion = 1
-	// reserved is the preallocated size of the store, so that volumes can be
-	// unstaged while the disk is full.
+	// reserved bytes let volumes be unstaged while the disk is full.
 	reserved = 4 << 20
 )
 
-// state is the desired state of a record. Only an inline volume has all three;
-// release 0.1.0 wrote creating and deleting for other records too, and rolled
-// them back at start-up as this release does.
+// state is a record's desired state. Only inline volumes have all three;
+// release 0.1.0 also wrote creating and deleting for others, and rolled them
+// back at start-up, as does this one.
 type state string
 
 const (
-	creating state = "making" // not acknowledged
+	creating state = "making"
 	ready    state = "settled"
 	deleting state = "undoing"
 )
 
-// stageRecord is the stored state of a staged volume; its key is the volume's
-// id.
+// stageRecord's key is the volume's id.
 type stageRecord struct {
 	Locator    map[string]string `json:"locator"`
 	Staging    string            `json:"staging"`
@@ -38,22 +35,21 @@ type stageRecord struct {
 	mounted
 }
 
-// mounted is the stored state of a device in use. It is stale after a reboot.
+// mounted is a device in use. It is stale after a reboot.
 type mounted struct {
-	// Device is the known part of the device when the record was written. A
-	// stage is recorded before its device exists, so only Backing is known
-	// until the next publish.
+	// As known when the record was written. A stage is recorded before its
+	// device exists, with Backing alone until the next publish.
 	Device Device `json:"device,omitzero"`
-	// FSType is only for a downgrade to the previous release: as requested, and
-	// from the next publish on as mounted.
+	// For a downgrade to the previous release: as requested, from the next
+	// publish on as mounted.
 	FSType string    `json:"mountedAs,omitempty"`
 	Boot   string    `json:"boot"`
 	Since  time.Time `json:"since,omitzero"`
-	// Trimmed is when free blocks were last returned to the storage.
+	// When free blocks were last discarded.
 	Trimmed time.Time `json:"trimmed,omitzero"`
 }
 
-// publishRecord is the stored state of a publish; its key is the target path.
+// publishRecord's key is the target path.
 type publishRecord struct {
 	Volume     volume.ID        `json:"volume"`
 	Staging    string           `json:"staging,omitempty"`
@@ -64,29 +60,26 @@ type publishRecord struct {
 	mounted
 }
 
-// inlineRecord is the stored state of an inline volume.
 type inlineRecord struct {
 	Name string `json:"name"`
 	InlineVolume
-	// Volume is the engine's id; empty until the engine has created the volume.
+	// The engine's id; empty until created.
 	Volume  volume.ID         `json:"volume,omitempty"`
 	Locator map[string]string `json:"locator,omitempty"`
 }
 
-// publication is a publish with its target.
 type publication struct {
 	Target string
 	publishRecord
 }
 
-// volumeRecords is all records of a volume.
 type volumeRecords struct {
-	stage     *stageRecord // nil: not staged
+	stage     *stageRecord
 	publishes []publication
 }
 
-// records is the durable state of a Manager. Writes ignore cancellation:
-// effects in the kernel must be recorded.
+// records is a Manager's durable state. Writes ignore cancellation: the
+// kernel's effects must be recorded.
 type records struct {
 	store     *store.Store
 	stages    store.Bucket[stageRecord]
@@ -135,7 +128,6 @@ func (r *records) putPublish(ctx context.Context, target string, rec publishReco
 	return r.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error { return r.publishes.Put(tx, target, rec) })
 }
 
-// putPublishAndStage commits a publish and the device that its stage now has.
 func (r *records) putPublishAndStage(ctx context.Context, target string, rec publishRecord, stage stageRecord) error {
 	return r.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
 		if err := r.stages.Put(tx, string(rec.Volume), stage); err != nil {
@@ -149,7 +141,6 @@ func (r *records) deletePublish(ctx context.Context, target string) error {
 	return r.store.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error { return r.publishes.Delete(tx, target) })
 }
 
-// all returns every record by volume.
 func (r *records) all(ctx context.Context) (map[volume.ID]volumeRecords, error) {
 	all := map[volume.ID]volumeRecords{}
 	err := r.store.View(ctx, func(tx *store.Tx) error {
@@ -172,7 +163,7 @@ func (r *records) all(ctx context.Context) (map[volume.ID]volumeRecords, error) 
 	return all, err
 }
 
-// publishesOf returns the publishes of a volume in the order of their targets.
+// The order is that of targets.
 func (r *records) publishesOf(ctx context.Context, id volume.ID) ([]publication, error) {
 	all, err := r.all(ctx)
 	return all[id].publishes, err

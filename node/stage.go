@@ -15,20 +15,20 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// StageRequest requests to stage a volume: mount its file system at Staging, or
+// StageRequest requests to mount a volume's file system at Staging, or to
 // attach its block device.
 type StageRequest struct {
 	Volume     volume.ID
 	Staging    string // an existing directory
 	Capability volume.Capability
-	// Locator is the location of the volume; nil means Config.Locate.
+	// Nil means Config.Locate.
 	Locator access.Access
 }
 
 // Stage stages a volume. It is idempotent. NotFound: the volume does not exist.
-// Exists: it is staged at this path with other parameters. Precondition: it is
-// staged at another path, or the volume or the path cannot be used. After an
-// error all effects of the call are rolled back.
+// Exists: it is staged here with other parameters. Precondition: it is staged
+// elsewhere, or the volume or path cannot be used. After an error all effects
+// are rolled back.
 func (m *Manager) Stage(ctx context.Context, r StageRequest) error {
 	defer m.change(r.Volume)()
 	capability, err := newStoredCapability(r.Capability)
@@ -70,9 +70,9 @@ func (m *Manager) Stage(ctx context.Context, r StageRequest) error {
 	return nil
 }
 
-// completeBlock repeats the last effect of staging a block volume, since a
-// device exists before all its settings are applied. A published volume was
-// complete, and its device is set up for its publishes.
+// completeBlock repeats staging's last effect: a device exists before all its
+// settings are applied. A published volume was complete, with a device set up
+// for its publishes.
 func (m *Manager) completeBlock(ctx context.Context, r StageRequest, rec stageRecord) error {
 	live, err := m.livePublishes(ctx, r.Volume)
 	if err != nil || len(live) > 0 {
@@ -81,8 +81,8 @@ func (m *Manager) completeBlock(ctx context.Context, r StageRequest, rec stageRe
 	return m.stage(ctx, r, rec, true)
 }
 
-// locate returns the locator of the request, which must be the volume's own if
-// that is known here, or finds the locator.
+// locate returns the request's locator, which must be the volume's own if that
+// is known, or finds it.
 func (m *Manager) locate(ctx context.Context, r StageRequest, have stageRecord) (access.Access, error) {
 	switch {
 	case r.Locator != nil:
@@ -95,8 +95,8 @@ func (m *Manager) locate(ctx context.Context, r StageRequest, have stageRecord) 
 	return nil, errs.Errorf(errs.Invalid, "volume_context has no location of volume %s; pass the volume_context that CreateVolume returned", r.Volume)
 }
 
-// checkLocator rejects the locator of another volume. A volume that Locate does
-// not find can belong to another process or be deleted: Attach finds out.
+// checkLocator rejects the locator of another volume. A volume unknown to
+// Locate can be another process's, or deleted: Attach finds out.
 func (m *Manager) checkLocator(ctx context.Context, r StageRequest) error {
 	if m.config.Locate == nil {
 		return nil
@@ -117,7 +117,6 @@ func (r stageRecord) same(o stageRecord) bool {
 	return r.Staging == o.Staging && r.Capability.equal(o.Capability) && maps.Equal(r.Locator, o.Locator)
 }
 
-// conflict describes how a stage differs from the desired one.
 func (r stageRecord) conflict(id volume.ID, desired stageRecord) error {
 	switch {
 	case r.Staging != desired.Staging:
@@ -128,17 +127,15 @@ func (r stageRecord) conflict(id volume.ID, desired stageRecord) error {
 	return errs.Errorf(errs.Exists, "volume %s is already staged at %s with a different %s; unstage it first", id, r.Staging, r.Capability.differs(desired.Capability))
 }
 
-// staged is the observed state of a stage.
 type staged struct {
 	source
-	live  bool // mounted at the staging path; of a block volume: attached
+	live  bool // mounted at the staging path; block: attached
 	info  Info
-	entry mount.Entry // of a mounted file system
+	entry mount.Entry // of a file system
 }
 
-// findStage reads the observed state of a stage from the kernel. Precondition:
-// the device belongs to another volume, or something else is mounted at the
-// path.
+// findStage reads a stage from the kernel. Precondition: the device is another
+// volume's, or something else is mounted.
 func (m *Manager) findStage(ctx context.Context, rec stageRecord) (staged, error) {
 	s, err := m.source(rec.Locator, rec.mounted)
 	if err != nil {
@@ -161,8 +158,7 @@ func (m *Manager) findStage(ctx context.Context, rec stageRecord) (staged, error
 }
 
 // replaceStage removes an earlier stage that is incomplete or has lost its
-// mount. Publishes stay: a stage with the same parameters is mounted below
-// them.
+// mount. Publishes stay: an equal stage is mounted below them.
 func (m *Manager) replaceStage(ctx context.Context, id volume.ID, have, desired stageRecord) error {
 	if have.same(desired) {
 		return nil
@@ -177,9 +173,8 @@ func (m *Manager) replaceStage(ctx context.Context, id volume.ID, have, desired 
 	return m.undoStage(ctx, have)
 }
 
-// stage creates or completes a stage. The mount is the last effect. A stage
-// that is already complete needs no commit, and is not rolled back after an
-// error.
+// stage creates or completes a stage; the mount is the last effect. A complete
+// stage is neither committed nor rolled back.
 func (m *Manager) stage(ctx context.Context, r StageRequest, rec stageRecord, complete bool) (err error) {
 	if err := m.checkPath("staging_target_path", r.Staging); err != nil {
 		return err
@@ -223,8 +218,8 @@ func (m *Manager) stage(ctx context.Context, r StageRequest, rec stageRecord, co
 	return fs.mount(ctx)
 }
 
-// rollBackStage rolls back a stage that failed. If publishes of an earlier
-// stage still use the device, the device and the record stay.
+// rollBackStage keeps device and record while an earlier stage's publishes use
+// them.
 func (m *Manager) rollBackStage(ctx context.Context, id volume.ID, rec stageRecord) {
 	ctx, cancel := rollbackContext(ctx)
 	defer cancel()

@@ -8,26 +8,26 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// StatsRequest requests the usage of a volume.
+// StatsRequest requests a volume's usage.
 type StatsRequest struct {
 	Volume volume.ID
-	Path   string // where it is staged or published
+	Path   string // staged or published there
 }
 
-// Amount is a capacity: bytes or inodes.
+// Amount is in bytes or inodes.
 type Amount struct{ Total, Used, Available int64 }
 
-// Stats is the usage of a volume. Inodes are zero for a block volume and for a
-// file system without a fixed number of inodes. Of a block volume Used is the
-// space allocated in the storage, and Available the rest of its size.
+// Stats is a volume's usage. Inodes are zero for a block volume or without a
+// fixed number of inodes. A block volume's Used is its space allocated in the
+// storage, Available the rest.
 type Stats struct {
 	Block  bool
 	Bytes  Amount
 	Inodes Amount
 }
 
-// Stats returns the usage of a volume. NotFound: the volume is not at that
-// path. Precondition: the volume of the device was deleted or damaged.
+// Stats returns a volume's usage. NotFound: the volume is not at that path.
+// Precondition: the device's volume was deleted or damaged.
 func (m *Manager) Stats(ctx context.Context, r StatsRequest) (Stats, error) {
 	p, err := m.find(ctx, r.Volume, r.Path)
 	if err != nil {

@@ -14,9 +14,8 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// checkTarget rejects a target that is not free for a device, before anything
-// is written. The volume would hide other content of the target, and the target
-// could then not be removed on unpublish.
+// checkTarget rejects a target that is not free, before anything is written.
+// The volume would hide its content, and unpublish could not remove it.
 func checkTarget(ctx context.Context, path string, block bool, d Device) error {
 	if err := checkKind(path, block); err != nil {
 		return err
@@ -34,8 +33,7 @@ func checkTarget(ctx context.Context, path string, block bool, d Device) error {
 	return checkEmpty(path)
 }
 
-// checkEmpty rejects a target that exists and is neither an empty directory nor
-// an empty file.
+// checkEmpty accepts missing targets.
 func checkEmpty(path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -63,8 +61,7 @@ func checkEmpty(path string) error {
 	return errs.Errorf(errs.Precondition, "target_path %s is not empty: it contains %q, which the volume would hide; move it away", path, names[0])
 }
 
-// checkKind rejects a target that cannot be created, or that exists and has the
-// wrong type.
+// checkKind rejects a target of the wrong type, or that cannot be created.
 func checkKind(path string, block bool) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -80,8 +77,7 @@ func checkKind(path string, block bool) error {
 	return nil
 }
 
-// makeTarget creates the directory or file that a volume is mounted on. An
-// existing one is used if it has the right type.
+// makeTarget creates the target, or uses an existing one of the right type.
 func makeTarget(path string, block bool) error {
 	const onlyRoot = 0o600
 	const searchable = 0o750
@@ -100,8 +96,7 @@ func makeTarget(path string, block bool) error {
 	return checkKind(path, block)
 }
 
-// removeTarget removes an empty directory or file that a volume was mounted on.
-// Other content is never removed.
+// removeTarget never removes content.
 func removeTarget(path string) error {
 	info, err := os.Lstat(path)
 	switch {

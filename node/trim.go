@@ -9,7 +9,6 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// trimmable is a mounted volume with the time of its last trim.
 type trimmable struct {
 	source
 	path   string
@@ -17,9 +16,9 @@ type trimmable struct {
 	record func(ctx context.Context, at time.Time) error // commits a trim
 }
 
-// TrimIfDue discards the free blocks of a volume that is mounted for writing,
-// if its trim interval has passed since the last trim, or else since the mount.
-// It reports whether the trim was due.
+// TrimIfDue discards the free blocks of a volume mounted for writing, if its
+// interval has passed since the last trim or the mount. due reports whether it
+// has.
 func (m *Manager) TrimIfDue(ctx context.Context, id volume.ID, now time.Time) (due bool, err error) {
 	t, ok, err := m.trimmable(ctx, id)
 	if err != nil || !ok {
@@ -29,7 +28,7 @@ func (m *Manager) TrimIfDue(ctx context.Context, id volume.ID, now time.Time) (d
 	if err != nil || info.Device.IsZero() || info.TrimInterval == 0 || now.Before(t.last.Add(info.TrimInterval)) {
 		return false, err
 	}
-	// Without the mount, the file system below the path would be trimmed.
+	// Otherwise the file system below would be trimmed.
 	if _, there, err := mountAt(ctx, t.path, info.Device); err != nil || !there {
 		return false, ignoreForeign(err)
 	}
@@ -40,7 +39,7 @@ func (m *Manager) TrimIfDue(ctx context.Context, id volume.ID, now time.Time) (d
 	return true, errors.Join(t.record(ctx, now), err)
 }
 
-// trimmable finds the path where a volume is mounted for writing.
+// trimmable finds a writable mount.
 func (m *Manager) trimmable(ctx context.Context, id volume.ID) (trimmable, bool, error) {
 	all, err := m.records.all(ctx)
 	if err != nil {
@@ -69,7 +68,6 @@ func (m *Manager) trimmable(ctx context.Context, id volume.ID) (trimmable, bool,
 	return trimmable{}, false, nil
 }
 
-// last returns when a volume was last trimmed, or else mounted.
 func (m mounted) last() time.Time {
 	if m.Trimmed.IsZero() {
 		return m.Since

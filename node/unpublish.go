@@ -14,9 +14,8 @@ type UnpublishRequest struct {
 	Target string
 }
 
-// Unpublish unpublishes a volume and removes the target. It is idempotent: a
-// missing target is no error. Precondition: the volume is in use, or the target
-// contains files that do not belong to the volume.
+// Unpublish unpublishes a volume and removes the target. It is idempotent.
+// Precondition: the volume is in use, or the target has other files.
 func (m *Manager) Unpublish(ctx context.Context, r UnpublishRequest) error {
 	defer m.change(r.Volume)()
 	rec, ok, err := m.records.publish(ctx, r.Target)
@@ -26,15 +25,15 @@ func (m *Manager) Unpublish(ctx context.Context, r UnpublishRequest) error {
 	case !ok:
 		return m.unpublishUnrecorded(ctx, r)
 	case rec.Volume != r.Volume:
-		return nil // not published there
+		return nil
 	}
 	return m.unpublish(ctx, r.Target, rec)
 }
 
-// unpublish removes everything that exists of a publish and deletes its record.
+// The record goes last.
 func (m *Manager) unpublish(ctx context.Context, target string, rec publishRecord) error {
 	if rec.Inline != nil && rec.State != deleting {
-		// From here on the data of the volume is lost.
+		// The data is lost from here on.
 		rec.State = deleting
 		if err := m.records.putPublish(ctx, target, rec); err != nil {
 			return err
@@ -67,7 +66,6 @@ func (m *Manager) unpublish(ctx context.Context, target string, rec publishRecor
 	return nil
 }
 
-// unmountTarget unmounts the volume from the target.
 func (m *Manager) unmountTarget(ctx context.Context, target string, rec publishRecord) error {
 	if rec.Capability.Block {
 		d, err := m.deviceOf(ctx, rec)
@@ -81,7 +79,7 @@ func (m *Manager) unmountTarget(ctx context.Context, target string, rec publishR
 		return mount.Unmount(ctx, target)
 	}
 	s, ok, err := m.sourceOf(ctx, rec)
-	if err != nil || !ok { // not staged, so it has no mount
+	if err != nil || !ok { // not staged: no mount
 		return err
 	}
 	unlock, err := s.lock(ctx)
@@ -92,7 +90,7 @@ func (m *Manager) unmountTarget(ctx context.Context, target string, rec publishR
 	return s.unmount(ctx, target)
 }
 
-// makeWritable makes a block device writable after its last read-only publish.
+// The last read-only publish is gone.
 func (m *Manager) makeWritable(ctx context.Context, target string, rec publishRecord) error {
 	stage, ok, err := m.records.stage(ctx, rec.Volume)
 	if err != nil || !ok || stage.Capability.readOnly() {
@@ -118,10 +116,9 @@ func (m *Manager) makeWritable(ctx context.Context, target string, rec publishRe
 	return s.attacher.SetReadOnly(ctx, s.target, false)
 }
 
-// unpublishUnrecorded unpublishes a target without a record: the record was
-// deleted or lost, or the target has another name. A mount is unmounted only if
-// it belongs to the volume and is not its stage; a target without a mount is
-// removed if it is empty.
+// The record was deleted or lost, or the target has another name. Only the
+// volume's mounts that are not its stage are unmounted; an empty target without
+// a mount is removed.
 func (m *Manager) unpublishUnrecorded(ctx context.Context, r UnpublishRequest) error {
 	here, isMounted, err := mount.At(ctx, r.Target)
 	if err != nil {
@@ -161,10 +158,9 @@ func (m *Manager) unpublishUnrecorded(ctx context.Context, r UnpublishRequest) e
 	return removeTarget(r.Target)
 }
 
-// removeUnrecorded removes a target that an interrupted call left, as the CSI
+// removeUnrecorded removes an interrupted call's target, as the CSI
 // specification requires: an empty directory or file where a volume could have
-// been published. Other paths stay, without an error: a path inside a volume
-// and a staging path are not targets.
+// been. Paths inside a volume and staging paths stay, without an error.
 func (m *Manager) removeUnrecorded(ctx context.Context, r UnpublishRequest) error {
 	if m.checkPath("target_path", r.Target) != nil || checkEmpty(r.Target) != nil {
 		return nil
@@ -190,9 +186,8 @@ func (m *Manager) removeUnrecorded(ctx context.Context, r UnpublishRequest) erro
 	return removeTarget(r.Target)
 }
 
-// isStageMount reports whether a mount is the stage of a volume. Without a
-// record of the stage, the only mount of the file system is the stage: each
-// publish is an additional mount.
+// Without its record, the only mount is the stage: publishes are additional
+// ones.
 func (m *Manager) isStageMount(ctx context.Context, id volume.ID, d Device, e mount.Entry) (bool, error) {
 	stage, ok, err := m.records.stage(ctx, id)
 	if err != nil {
@@ -205,7 +200,7 @@ func (m *Manager) isStageMount(ctx context.Context, id volume.ID, d Device, e mo
 	return isMountOf(e, d) && len(all) == 1, err
 }
 
-// isMountedAs reports whether a path, under any name, leads to a mount.
+// The path can have any name.
 func isMountedAs(ctx context.Context, path string, e mount.Entry) (bool, error) {
 	at, there, err := mount.At(ctx, path)
 	return there && at.ID == e.ID, err

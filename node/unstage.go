@@ -15,10 +15,9 @@ type UnstageRequest struct {
 	Staging string
 }
 
-// Unstage unstages a volume. It is idempotent: a volume that is not staged
-// there is no error. After it returns nil, this machine has no device of the
-// volume. Precondition: the volume is still published or in use; the message
-// says by what.
+// Unstage unstages a volume. It is idempotent. After nil, this machine has no
+// device of the volume. Precondition: the volume is published or in use, as the
+// message says.
 func (m *Manager) Unstage(ctx context.Context, r UnstageRequest) error {
 	defer m.change(r.Volume)()
 	rec, ok, err := m.records.stage(ctx, r.Volume)
@@ -28,7 +27,7 @@ func (m *Manager) Unstage(ctx context.Context, r UnstageRequest) error {
 	case !ok:
 		return m.unstageUnrecorded(ctx, r)
 	case rec.Staging != r.Staging:
-		return nil // not staged there
+		return nil
 	}
 	live, err := m.livePublishes(ctx, r.Volume)
 	if err != nil {
@@ -40,7 +39,7 @@ func (m *Manager) Unstage(ctx context.Context, r UnstageRequest) error {
 	return m.unstage(ctx, r.Volume, rec)
 }
 
-// unstage removes everything that exists of a stage and deletes its record.
+// The record goes last.
 func (m *Manager) unstage(ctx context.Context, id volume.ID, rec stageRecord) error {
 	if err := m.undoStage(ctx, rec); err != nil {
 		return err
@@ -73,8 +72,8 @@ func (m *Manager) undoStage(ctx context.Context, rec stageRecord) error {
 	return nil
 }
 
-// unstageUnrecorded unstages a volume without a record, as after the loss of
-// the store: the kernel and the attachers still know the device.
+// unstageUnrecorded: after the loss of the store, kernel and attachers still
+// know the device.
 func (m *Manager) unstageUnrecorded(ctx context.Context, r UnstageRequest) error {
 	s, ok, err := m.heldDevice(ctx, r.Volume)
 	if err != nil || !ok {
@@ -90,10 +89,8 @@ func (m *Manager) unstageUnrecorded(ctx context.Context, r UnstageRequest) error
 	})
 }
 
-// isStagedUnrecorded reports whether a volume without a record is staged at a
-// path: its file system is mounted there, or it is an unused block device,
-// which is not visible at its staging path. Precondition: it is still
-// published.
+// isStagedUnrecorded: the file system is mounted at the path, or the block
+// device, which is not visible there, is unused. Precondition: it is published.
 func (m *Manager) isStagedUnrecorded(ctx context.Context, r UnstageRequest, d Device) (bool, error) {
 	here, there, err := mountAt(ctx, r.Staging, d)
 	if ignoreForeign(err) != nil {

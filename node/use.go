@@ -12,20 +12,19 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// inUse is a volume that is staged or published at a path.
+// inUse is a staged or published volume.
 type inUse struct {
 	source
 	info   Info
-	engine volume.ID // the engine's id of the volume
+	engine volume.ID // its id
 	block  bool
-	// mount is where the file system is mounted for writing, if anywhere: the
-	// path itself can be a read-only bind mount.
+	// Where the file system is mounted for writing: the path itself can be a
+	// read-only bind mount.
 	mount    string
-	readOnly bool // the file system is mounted read-only
+	readOnly bool // of the file system
 }
 
-// find returns a volume at a path where it is staged or published. NotFound:
-// the volume is not there.
+// find returns the volume staged or published at a path, or NotFound.
 func (m *Manager) find(ctx context.Context, id volume.ID, path string) (inUse, error) {
 	stage, staged, err := m.records.stage(ctx, id)
 	if err != nil {
@@ -61,10 +60,9 @@ func (m *Manager) find(ctx context.Context, id volume.ID, path string) (inUse, e
 	return inUse{}, errs.Errorf(errs.NotFound, "volume %s is neither staged nor published at %s", id, path)
 }
 
-// isShownAt reports whether the volume is at a path: mounted there, or its
-// device node is there. A staged block volume counts as being at its staging
-// path, where nothing is visible. The kernel is the source of truth instead of
-// the records, as an orchestrator can use another name for the path.
+// isShownAt: the volume is mounted at a path, or its device node is there. A
+// staged block volume counts as being at its staging path. The kernel is the
+// source of truth: an orchestrator can use other names for paths.
 func (p *inUse) isShownAt(ctx context.Context, path, staging string) (bool, error) {
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
 		return false, nil
@@ -80,7 +78,7 @@ func (p *inUse) isShownAt(ctx context.Context, path, staging string) (bool, erro
 	return there, ignoreForeign(err)
 }
 
-// leadsTo is isNode for a path that can be a symbolic link.
+// leadsTo also follows a symbolic link.
 func leadsTo(path string, d Device) bool {
 	info, err := os.Stat(path)
 	if err != nil || info.Mode()&os.ModeDevice == 0 || info.Mode()&os.ModeCharDevice != 0 {

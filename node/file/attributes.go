@@ -10,7 +10,7 @@ import (
 	"github.com/cleatproject/cleat/internal/poolfile"
 )
 
-// checkSize rejects a file that is shorter than the size of its volume.
+// checkSize rejects a file shorter than its volume.
 func checkSize(f *os.File, a poolfile.Attributes) error {
 	info, err := f.Stat()
 	if err == nil && info.Size() < a.Size {
@@ -19,9 +19,8 @@ func checkSize(f *os.File, a poolfile.Attributes) error {
 	return err
 }
 
-// applyAttributes sets up a device with the attributes of its file. If the
-// kernel can enable discards only on a new device, the existing device is
-// accepted without them.
+// applyAttributes sets up a device. If the kernel enables discards only on new
+// devices, an existing one is accepted without them.
 func applyAttributes(ctx context.Context, d loop.Device, a poolfile.Attributes) error {
 	if err := loop.SetDiscard(ctx, d, !a.Thick); err != nil && !errors.Is(err, loop.ErrReattach) {
 		return err

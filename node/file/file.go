@@ -1,11 +1,11 @@
-// Package file attaches volumes that are files in a pool directory of this
-// machine, through loop devices. It needs only the pool directory and a
-// locator: another process can have created the volume.
+// Package file attaches volumes that are files in a local pool directory,
+// through loop devices. It needs only the directory and a locator: another
+// process can create volumes.
 //
-// A loop device is identified by the device and inode number of its file. A
-// shared lock on the file (flock) covers the time between resolving the file's
-// name and binding a loop device to it; an engine that deletes or copies the
-// file takes the lock exclusively and then looks for loop devices.
+// A loop device is identified by its file's device and inode number. A shared
+// flock covers the time from resolving the file's name to binding a loop
+// device; an engine takes it exclusively to delete or copy the file, and then
+// looks for loop devices.
 package file
 
 import (
@@ -25,20 +25,20 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Attacher attaches files of one pool directory.
+// Attacher attaches the files of a pool directory.
 type Attacher struct {
 	dir string
-	// flushFailed contains the devices whose flush error Detach has returned.
+	// Devices whose flush error Detach has returned.
 	flushFailed sync.Map
 }
 
 var _ node.Attacher = (*Attacher)(nil)
 
-// New returns an attacher for the pool in a directory. The pool can be mounted
-// or created later: each call opens it.
+// New returns a pool's attacher. Each call opens the pool, which can be mounted
+// later.
 func New(dir string) *Attacher { return &Attacher{dir: dir} }
 
-// Protocol returns the protocol of the locators that an Attacher accepts.
+// Protocol returns the protocol of an Attacher's locators.
 func Protocol() string { return access.File{}.Protocol() }
 
 // Attach implements node.Attacher.
@@ -83,8 +83,8 @@ func (a *Attacher) Attach(ctx context.Context, t node.Target, use node.Use) (*no
 	return &node.Attachment{Device: toDevice(d), Size: size, File: device}, nil
 }
 
-// bind returns the one loop device of a file, adjusted to the use and open. It
-// creates the device unless it exists.
+// bind finds or creates the file's one loop device, adjusted to the use and
+// open.
 func (a *Attacher) bind(ctx context.Context, f *os.File, use node.Use) (loop.Device, *os.File, error) {
 	backing, err := loop.BackingOf(f)
 	if err != nil {
@@ -110,9 +110,8 @@ func (a *Attacher) bind(ctx context.Context, f *os.File, use node.Use) (loop.Dev
 	return d, device, nil
 }
 
-// adopt opens an existing device and adjusts it to the use. A device that
-// cannot be adjusted is detached and not adopted; neither is one that was
-// detached meanwhile.
+// adopt opens an existing device and adjusts it. A device that cannot be
+// adjusted is detached; neither it nor one detached meanwhile is adopted.
 func adopt(ctx context.Context, d loop.Device, use node.Use) (loop.Device, *os.File, bool, error) {
 	device, err := os.OpenFile(d.Path, os.O_RDONLY, 0)
 	if err != nil {
@@ -129,16 +128,16 @@ func adopt(ctx context.Context, d loop.Device, use node.Use) (loop.Device, *os.F
 	case now.ReadOnly == use.ReadOnly:
 		return now, device, true, nil
 	}
-	device.Close() // otherwise this process keeps it busy
+	device.Close() // keeps it busy
 	if err := loop.Detach(ctx, d); err != nil {
 		return loop.Device{}, nil, false, fmt.Errorf("the volume is attached as %s with read-only %t, the request needs read-only %t, and the device cannot be recreated: %w", d.Path, now.ReadOnly, use.ReadOnly, err)
 	}
 	return loop.Device{}, nil, false, nil
 }
 
-// adjust changes the settings that can be changed on a bound device, and
-// returns the device with its current settings. A device that SetReadOnly made
-// read-only becomes writable; one that was bound read-only stays read-only.
+// adjust changes a bound device's settings, and returns the current ones. A
+// device bound read-only stays so; one that SetReadOnly made read-only becomes
+// writable.
 func adjust(ctx context.Context, d loop.Device, use node.Use) (loop.Device, error) {
 	if d.AutoClear == use.Block {
 		if err := loop.SetAutoClear(ctx, d, !use.Block); err != nil {
@@ -163,8 +162,8 @@ func adjust(ctx context.Context, d loop.Device, use node.Use) (loop.Device, erro
 }
 
 // Detach implements node.Attacher. The kernel drops data that it could not
-// write, so retries cannot help when the disk below a device fails: the first
-// call returns the flush error, and the next call detaches.
+// write, so retries cannot help: the first call returns the flush error, the
+// next detaches.
 func (a *Attacher) Detach(ctx context.Context, t node.Target) error {
 	devices, err := a.attached(ctx, t)
 	if err != nil {
@@ -220,7 +219,6 @@ func (a *Attacher) only(ctx context.Context, t node.Target) (loop.Device, error)
 	return devices[0], nil
 }
 
-// toDevice converts a loop device to a node.Device.
 func toDevice(d loop.Device) node.Device {
 	return node.Device{Path: d.Path, Major: d.Major, Minor: d.Minor, Backing: formatBacking(d.Backing)}
 }

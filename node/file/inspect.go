@@ -36,8 +36,7 @@ func (a *Attacher) Inspect(ctx context.Context, t node.Target) (node.Info, error
 	return info, nil
 }
 
-// inspectFile describes the file alone, and returns its backing, or nil if it
-// does not exist.
+// inspectFile describes the file alone; a missing one has no backing.
 func (a *Attacher) inspectFile(locator access.Access) (node.Info, *loop.Backing, error) {
 	if locator == nil {
 		return node.Info{Presence: node.Missing, Problem: errNoFile}, nil, nil
@@ -54,8 +53,7 @@ func (a *Attacher) inspectFile(locator access.Access) (node.Info, *loop.Backing,
 		return node.Info{Presence: node.Missing, Problem: err}, nil, nil
 	}
 	defer f.Close()
-	// An invalid attribute prevents attaching a volume, but must not prevent
-	// detaching it.
+	// An invalid attribute prevents attaching, but must not prevent detaching.
 	attributes, _ := poolfile.Read(f)
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -63,7 +61,7 @@ func (a *Attacher) inspectFile(locator access.Access) (node.Info, *loop.Backing,
 	}
 	own := loop.Backing{Dev: uint64(st.Dev), Inode: st.Ino}
 	info := node.Info{Backing: formatBacking(own), Presence: node.Present, Size: st.Size, Allocated: st.Blocks * 512}
-	if !attributes.Thick { // a trim would make the volume thin
+	if !attributes.Thick { // trimming would make it thin
 		info.TrimInterval = attributes.TrimInterval
 	}
 	if err := checkSize(f, attributes); err != nil {
@@ -72,8 +70,8 @@ func (a *Attacher) inspectFile(locator access.Access) (node.Info, *loop.Backing,
 	return info, &own, nil
 }
 
-// devices returns the loop devices of a volume: first those of a deleted file
-// that it had when it was attached (t.Device), then those of its file.
+// devices returns the loop devices of a deleted file (t.Device), then those of
+// the current file.
 func (a *Attacher) devices(ctx context.Context, t node.Target, own *loop.Backing) ([]loop.Device, error) {
 	var all []loop.Device
 	if old, ok := parseBacking(t.Device.Backing); ok && (own == nil || old != *own) {
@@ -82,7 +80,7 @@ func (a *Attacher) devices(ctx context.Context, t node.Target, own *loop.Backing
 			return nil, err
 		}
 		for _, d := range found {
-			// The inode number of a deleted file is reused.
+			// A deleted file's inode number is reused.
 			if !a.isOfAnotherVolume(t.Locator, d) {
 				all = append(all, d)
 			}
@@ -96,9 +94,9 @@ func (a *Attacher) devices(ctx context.Context, t node.Target, own *loop.Backing
 	return append(all, found...), err
 }
 
-// findUnresponsive returns the device of a volume whose pool is on a file
-// system that has shut down, so that the kernel cannot identify the device's
-// file. The recorded path of that file ends with the volume's name.
+// findUnresponsive returns the device of a volume on a file system that has
+// shut down, where the kernel cannot identify the file. The file's recorded
+// path ends with the volume's name.
 func (a *Attacher) findUnresponsive(ctx context.Context, t node.Target) ([]loop.Device, error) {
 	l, ok := t.Locator.(access.File)
 	old, known := parseBacking(t.Device.Backing)
@@ -119,8 +117,7 @@ func (a *Attacher) findUnresponsive(ctx context.Context, t node.Target) ([]loop.
 	return found, nil
 }
 
-// isOfAnotherVolume reports whether a device is bound to the file of a volume
-// other than the one with this locator.
+// isOfAnotherVolume: the device is bound to another volume's file.
 func (a *Attacher) isOfAnotherVolume(locator access.Access, d loop.Device) bool {
 	shown, deleted, err := loop.BackingName(d)
 	if err != nil || deleted {
@@ -131,15 +128,14 @@ func (a *Attacher) isOfAnotherVolume(locator access.Access, d loop.Device) bool 
 		return true
 	}
 	name := path.Join(poolfile.Volumes, path.Base(shown))
-	if name == l.Name { // in this pool or in another one
+	if name == l.Name { // in any pool
 		same, known := a.isPool(filepath.Dir(shown))
 		return known && !same && isBacking(d, func() (*os.File, error) { return os.OpenFile(shown, os.O_RDONLY|unix.O_NONBLOCK, 0) })
 	}
 	return isBacking(d, func() (*os.File, error) { return a.open(access.File{Pool: l.Pool, Name: name}, os.O_RDONLY) })
 }
 
-// isBacking reports whether a file can be opened and is the backing file of a
-// device.
+// isBacking reports whether a device is bound to a file.
 func isBacking(d loop.Device, open func() (*os.File, error)) bool {
 	f, err := open()
 	if err != nil {
@@ -150,8 +146,7 @@ func isBacking(d loop.Device, open func() (*os.File, error)) bool {
 	return err != nil || b == d.Backing
 }
 
-// isPool reports whether a directory contains this pool's volumes. That is
-// unknown while one of the two directories does not exist.
+// Not known while one of the directories does not exist.
 func (a *Attacher) isPool(dir string) (same, known bool) {
 	here, err := os.Stat(filepath.Join(a.dir, poolfile.Volumes))
 	if err != nil {
@@ -161,7 +156,6 @@ func (a *Attacher) isPool(dir string) (same, known bool) {
 	return err == nil && os.SameFile(here, there), err == nil
 }
 
-// attached returns the loop devices of a volume.
 func (a *Attacher) attached(ctx context.Context, t node.Target) ([]loop.Device, error) {
 	_, own, err := a.inspectFile(t.Locator)
 	if err != nil {
@@ -194,11 +188,11 @@ func (a *Attacher) Held(ctx context.Context) ([]node.Held, error) {
 	return held, nil
 }
 
-// describe returns a loop device if it is bound to a file of the pool: the path
-// that the kernel shows determines the candidate, the inode number decides.
+// The path that the kernel shows determines the candidate file, the inode
+// number decides.
 func (a *Attacher) describe(root *os.Root, uuid string, d loop.Device) (node.Held, bool) {
 	shown, deleted, err := loop.BackingName(d)
-	if err != nil || d.Silent != "" { // the files of this pool can be read
+	if err != nil || d.Silent != "" { // files of this pool can be read
 		return node.Held{}, false
 	}
 	name := path.Join(poolfile.Volumes, path.Base(shown))

@@ -17,19 +17,17 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// lockWait bounds the wait for other processes.
 const lockWait = 3 * time.Second
 
-// Lock implements node.Attacher. It opens the file separately: a loop device
-// keeps a reference to the open file that it is bound to, and would keep its
-// lock.
+// Lock implements node.Attacher. A loop device keeps the open file that it is
+// bound to, and so would keep its lock: Lock opens the file separately.
 func (a *Attacher) Lock(ctx context.Context, t node.Target) (unlock func(), err error) {
 	lock, err := a.open(t.Locator, os.O_RDONLY)
 	if err != nil {
-		return func() {}, nil // the file does not exist, or Attach returns the error
+		return func() {}, nil // missing, or Attach returns the error
 	}
-	// Closing is not enough: a child process that is being started can have a
-	// copy of the descriptor until it calls exec.
+	// Closing is not enough: until exec, a child process can have a copy of the
+	// descriptor.
 	unlock = func() { _, _ = flock.Unlock(lock), lock.Close() }
 	err = retry.For(ctx, lockWait, func() (again bool, err error) {
 		err = flock.TryShared(lock)
@@ -48,12 +46,11 @@ func (a *Attacher) Lock(ctx context.Context, t node.Target) (unlock func(), err 
 	return nil, err
 }
 
-// leadsTo checks that the name of a locked file still leads to the file. That
-// does not change while the file is locked.
+// leadsTo checks that the name leads to the locked file, which then stays so.
 func (a *Attacher) leadsTo(locator access.Access, lock *os.File) error {
 	f, err := a.open(locator, os.O_RDONLY)
 	if errors.Is(err, errs.NotFound) {
-		return nil // deleted meanwhile: Attach returns the error
+		return nil // deleted: Attach returns the error
 	}
 	if err != nil {
 		return err
@@ -69,10 +66,9 @@ func (a *Attacher) leadsTo(locator access.Access, lock *os.File) error {
 	return nil
 }
 
-// lockBinding keeps other processes from finding or creating the loop device of
-// a file until unlock is called: the kernel would bind a file twice. It is an
-// open file description lock, which is independent of the shared flock of Lock.
-// A pool that is mounted read-only needs no lock, as nothing changes there.
+// lockBinding keeps other processes from finding or creating the file's loop
+// device: the kernel would bind a file twice. This open file description lock
+// is independent of Lock's flock. A pool mounted read-only needs none.
 func lockBinding(ctx context.Context, f *os.File) (unlock func(), err error) {
 	lock, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), os.O_RDWR, 0)
 	if errors.Is(err, unix.EROFS) {

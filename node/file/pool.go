@@ -14,16 +14,16 @@ import (
 )
 
 var (
-	// errNoPool: the pool is not on this machine, so its content is unknown.
+	// The content of a missing pool is unknown.
 	errNoPool = errors.New("pool not found")
-	// errNoFile: the pool is on this machine, the file is not in it.
+	// The pool exists, without the file.
 	errNoFile = errors.New("file not found in the pool")
-	// errForeign: the file's name belongs to something else.
+	// Something else has the name.
 	errForeign = errors.New("not a regular file")
 )
 
-// openPool opens the pool directory if it is the pool with that UUID. It is
-// opened for each call: a pool can be mounted or remounted at any time.
+// openPool opens the directory if it is the pool with that UUID, for each call:
+// a pool can be remounted.
 func (a *Attacher) openPool(uuid string) (*os.Root, error) {
 	root, err := os.OpenRoot(a.dir)
 	if err != nil {
@@ -50,9 +50,9 @@ func readPoolUUID(root *os.Root) (string, error) {
 	return pool.UUID, err
 }
 
-// open opens the file of a locator. It must be a regular file under that exact
-// name: through a symbolic link one name could lead to another volume. Other
-// files in a pool (records, snapshots, incomplete files) cannot be attached.
+// open opens a locator's file. It must be regular, under that exact name: a
+// symbolic link could lead to another volume. Records, snapshots and incomplete
+// files cannot be attached.
 func (a *Attacher) open(locator access.Access, flags int) (*os.File, error) {
 	l, ok := locator.(access.File)
 	if !ok {

@@ -12,8 +12,8 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// testAttach: a repeat returns the same device, in any process; Detach removes
-// it and keeps the data; Backing is known before.
+// Any process gets the same device again; Detach removes it and keeps the data;
+// Backing is known before.
 func testAttach(t *trial) {
 	v := t.volume("v")
 	before := t.wantAttached(v, node.Device{}, false)
@@ -43,8 +43,7 @@ func testAttach(t *trial) {
 	testkit.Must(t, t.Detach(t.Context(), node.Target{Locator: v.Locator, Device: d}))
 }
 
-// testAttachConcurrently: processes that attach a volume at the same time get
-// one device.
+// Concurrent processes get one device.
 func testAttachConcurrently(t *trial) {
 	v := t.volume("v")
 	for range 3 {
@@ -76,7 +75,7 @@ func testAttachConcurrently(t *trial) {
 	}
 }
 
-// testUse: Attach adjusts the device that exists to the use.
+// Attach adjusts the existing device to the use.
 func testUse(t *trial) {
 	v := t.volume("v")
 	for _, readOnly := range []bool{false, true, false} {
@@ -104,8 +103,7 @@ func testUse(t *trial) {
 	t.detach(v)
 }
 
-// testMountUse: the device stays while File is open, and after that if the use
-// is changed to Block.
+// The device stays while File is open, and longer if the use becomes Block.
 func testMountUse(t *trial) {
 	v := t.volume("v")
 	d, f := t.open(v, node.Use{})
@@ -115,12 +113,12 @@ func testMountUse(t *trial) {
 	}
 	testkit.Must(t, f.Close())
 	t.wantAttached(v, d, false)
-	t.attach(v, node.Use{}) // the kernel is allowed to remove it now
+	t.attach(v, node.Use{}) // the kernel can remove it
 	t.detach(v)
 	t.wantHeld()
 }
 
-// testBusy: a device in use stays as it is.
+// A device in use stays as it is.
 func testBusy(t *trial) {
 	v := t.volume("v")
 	d, f := t.open(v, node.Use{Block: true})
@@ -167,8 +165,7 @@ func testSetReadOnly(t *trial) {
 	t.detach(v)
 }
 
-// testLock: attachers share the lock, and exclude an engine's. A device holds
-// none.
+// Attachers share the lock, which excludes an engine's. A device holds none.
 func testLock(t *trial) {
 	v := t.volume("v")
 	unlock := testkit.Value(t.Lock(t.Context(), v))(t)
@@ -192,15 +189,14 @@ func testLock(t *trial) {
 	t.detach(v)
 }
 
-// missing returns the locator of a volume that was deleted.
+// missing returns a deleted volume's locator.
 func (t *trial) missing(id volume.ID) access.Access {
 	l := t.Create(id, size)
 	t.Delete(id)
 	return l
 }
 
-// testHeld: the list has the devices of this storage, and no others; each can be
-// detached by what it says.
+// Held has exactly this storage's devices, and what Detach needs for each.
 func testHeld(t *trial) {
 	other := newTrial(t.T, t.newRig)
 	foreign, _ := other.attached("named")
@@ -222,8 +218,8 @@ func testHeld(t *trial) {
 	other.detach(foreign)
 }
 
-// testPresence: Inspect describes each state that a volume can be in without an
-// error, and Attach refuses it with the problem that Inspect reports.
+// Inspect describes each state without an error, and Attach returns its
+// problem.
 func testPresence(t *trial) {
 	check := func(v node.Target, want node.Presence, kind errs.Kind) {
 		t.Helper()
@@ -254,8 +250,7 @@ func testPresence(t *trial) {
 	}
 }
 
-// testDeleted: the device of a deleted volume is found by its backing, and
-// works until it is detached.
+// A deleted volume's device is found by its backing, and works until detached.
 func testDeleted(t *trial) {
 	for _, whole := range []bool{false, true} {
 		v, d := t.attached("v")
@@ -278,8 +273,8 @@ func testDeleted(t *trial) {
 	}
 }
 
-// testReplaced: a volume of the same name has a device of its own. The old one
-// is reported until it is gone.
+// A volume of the same name has its own device. The old one is reported until
+// it is gone.
 func testReplaced(t *trial) {
 	v, old := t.attached("v")
 	testkit.Must(t, write(old.Path, "old"))
@@ -304,7 +299,7 @@ func testReplaced(t *trial) {
 	t.wantAttached(v, node.Device{}, false)
 }
 
-// testUnreachable: what is attached is found and detached without the storage.
+// Devices are found and detached without the storage.
 func testUnreachable(t *trial) {
 	if !t.can("Disconnect", t.Disconnect != nil) {
 		return
@@ -328,7 +323,7 @@ func testUnreachable(t *trial) {
 	t.wantAttached(v, node.Device{}, false)
 }
 
-// testReusedNumber: a device is not a volume's because its number was once.
+// A reused number does not make a device a volume's.
 func testReusedNumber(t *trial) {
 	v, d := t.attached("v")
 	t.detach(v)

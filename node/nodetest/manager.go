@@ -13,14 +13,13 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// machine is a node.Manager with the attacher.
 type machine struct {
 	*trial
 	*node.Manager
 	dir string
 }
 
-// newMachine starts a Manager. At the end of the test nothing is mounted.
+// Nothing is mounted at the end of the test.
 func newMachine(t *trial) *machine {
 	m := &machine{trial: t, dir: testkit.Value(filepath.EvalSymlinks(t.TempDir()))(t)}
 	m.start()
@@ -47,15 +46,13 @@ func (m *machine) start() {
 	testkit.Must(m, m.Reconcile(m.Context()))
 }
 
-// restart ends the Manager and starts another.
 func (m *machine) restart() {
 	m.Helper()
 	testkit.Must(m, m.Close())
 	m.start()
 }
 
-// requests creates a volume, with a file system unless it is for block use, and
-// returns how it is staged and published.
+// requests creates a volume and returns how it is staged and published.
 func (m *machine) requests(id volume.ID, block bool) (node.StageRequest, node.PublishRequest) {
 	m.Helper()
 	v := m.volume(id)
@@ -76,7 +73,7 @@ func (m *machine) publish(s node.StageRequest, p node.PublishRequest) {
 	testkit.Must(m, m.Stage(m.Context(), s), m.Publish(m.Context(), p))
 }
 
-// undo unpublishes and unstages a volume, with a restart before and after each.
+// undo unpublishes and unstages, with restarts before and after each.
 func (m *machine) undo(s node.StageRequest, p node.PublishRequest) {
 	m.Helper()
 	for range 2 {
@@ -130,8 +127,8 @@ func testBlockVolume(t *trial) {
 	m.undo(s, p)
 }
 
-// testDeletedWhilePublished: a volume that was deleted or replaced under its
-// users works until it is unpublished, and leaves no device.
+// A volume deleted or replaced under its users works until it is unpublished,
+// and leaves no device.
 func testDeletedWhilePublished(t *trial) {
 	m := newMachine(t)
 	for _, block := range []bool{false, true} {
@@ -152,7 +149,7 @@ func testDeletedWhilePublished(t *trial) {
 	}
 }
 
-// testOrphans: start-up detaches what no record owns.
+// Start-up detaches what has no record.
 func testOrphans(t *trial) {
 	m := newMachine(t)
 	s, p := m.requests("owned", true)

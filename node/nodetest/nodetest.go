@@ -1,6 +1,6 @@
-// Package nodetest is the conformance suite of node.Attacher. It calls an
-// implementation as the interface's comments allow, and through a node.Manager.
-// The test of an attacher calls Run with a function that makes a Rig.
+// Package nodetest is the conformance suite of node.Attacher, by itself and
+// through a node.Manager. An attacher's test calls Run with a function that
+// makes a Rig.
 package nodetest
 
 import (
@@ -17,36 +17,35 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Rig is storage for the volumes of one test, and what the test does to it
-// without the attacher. A function that fails ends the test itself. Functions
-// that are nil are impossible with the protocol: their tests log that.
+// Rig is storage for one test's volumes, with changes to it behind the
+// attacher's back. Functions end the test if they fail. A nil function is
+// impossible with the protocol; its tests log that.
 type Rig struct {
-	// New returns an Attacher as another process would: it shares nothing with
-	// those returned before but the storage.
+	// New returns an Attacher like another process's: it shares only the
+	// storage.
 	New func() node.Attacher
-	// Create creates a volume that reads as zeros, also under the id of one that
-	// was deleted.
+	// Create creates a volume of zeros, also under a deleted one's id.
 	Create func(id volume.ID, size int64) access.Access
-	// Delete deletes a volume, also one that is attached.
+	// Also an attached volume.
 	Delete func(id volume.ID)
-	// Grow makes a volume larger, also one that is attached.
+	// Grow enlarges a volume, also an attached one.
 	Grow func(id volume.ID, size int64)
 
 	// Truncate makes a volume shorter than its size.
 	Truncate func(id volume.ID)
-	// CreateForeign creates something that is not a volume under the name of one.
+	// CreateForeign creates a non-volume under a volume's name.
 	CreateForeign func(id volume.ID) access.Access
-	// Disconnect makes the storage unreachable until reconnect is called.
+	// Disconnect makes the storage unreachable until reconnect.
 	Disconnect func() (reconnect func())
-	// Claim locks a volume, attached or not, as an engine does that snapshots or
-	// deletes it. It fails at once when an attacher holds Lock.
+	// Claim locks a volume like an engine that snapshots or deletes it. It
+	// fails at once while an attacher holds Lock.
 	Claim func(id volume.ID) (release func(), err error)
 }
 
 const size = 16 << 20
 
-// Run tests an attacher. Each part of the suite calls newRig for storage of its
-// own, some twice; the rig removes it with t.Cleanup.
+// Run tests an attacher. Each part calls newRig for its own storage, which
+// t.Cleanup removes.
 func Run(t *testing.T, newRig func(t *testing.T) Rig) {
 	for _, part := range []struct {
 		name string
@@ -75,7 +74,6 @@ func Run(t *testing.T, newRig func(t *testing.T) Rig) {
 	}
 }
 
-// trial is one part of the suite, with storage and an attacher.
 type trial struct {
 	*testing.T
 	Rig
@@ -83,7 +81,7 @@ type trial struct {
 	newRig func(*testing.T) Rig
 }
 
-// newTrial returns a trial whose storage has no device at the end of the test.
+// The storage must have no device at the end.
 func newTrial(t *testing.T, newRig func(*testing.T) Rig) *trial {
 	rig := newRig(t)
 	n := &trial{T: t, Rig: rig, Attacher: rig.New(), newRig: newRig}
@@ -105,12 +103,11 @@ func newTrial(t *testing.T, newRig func(*testing.T) Rig) *trial {
 	return n
 }
 
-// volume creates a volume and returns it as a caller knows it that never
-// attached it.
+// volume creates a volume that was never attached.
 func (t *trial) volume(id volume.ID) node.Target { return node.Target{Locator: t.Create(id, size)} }
 
-// attached creates a volume and attaches it. Of its device the target has what a
-// caller knows that was killed during Attach: Backing, from Inspect.
+// attached creates and attaches a volume. The target has only Backing, as known
+// to a caller killed during Attach.
 func (t *trial) attached(id volume.ID) (node.Target, node.Device) {
 	t.Helper()
 	v := t.volume(id)
@@ -118,7 +115,7 @@ func (t *trial) attached(id volume.ID) (node.Target, node.Device) {
 	return v, t.attach(v, node.Use{Block: true})
 }
 
-// open attaches a volume and checks the answer. The device is open.
+// open attaches a volume, and leaves the device open.
 func (t *trial) open(v node.Target, use node.Use) (node.Device, *os.File) {
 	t.Helper()
 	a := testkit.Value(t.Attach(t.Context(), v, use))(t)
@@ -138,7 +135,7 @@ func (t *trial) open(v node.Target, use node.Use) (node.Device, *os.File) {
 	return a.Device, a.File
 }
 
-// attach is open for a device that stays without being open.
+// attach is open with a closed device.
 func (t *trial) attach(v node.Target, use node.Use) node.Device {
 	t.Helper()
 	d, f := t.open(v, use)
@@ -156,8 +153,7 @@ func (t *trial) inspect(v node.Target) node.Info {
 	return testkit.Value(t.Inspect(t.Context(), v))(t)
 }
 
-// wantAttached checks what Inspect reports of a volume that exists; the zero
-// Device is that of a volume that is not attached.
+// wantAttached checks Inspect; a zero Device is not attached.
 func (t *trial) wantAttached(v node.Target, d node.Device, readOnly bool) node.Info {
 	t.Helper()
 	i := t.inspect(v)
@@ -170,7 +166,7 @@ func (t *trial) wantAttached(v node.Target, d node.Device, readOnly bool) node.I
 	return i
 }
 
-// wantHeld checks what devices the storage has, as a new process finds them.
+// wantHeld checks the storage's devices as a new process finds them.
 func (t *trial) wantHeld(want ...node.Device) {
 	t.Helper()
 	held := testkit.Value(t.New().Held(t.Context()))(t)
@@ -188,7 +184,6 @@ func (t *trial) wantHeld(want ...node.Device) {
 	}
 }
 
-// write writes a text to the begin of a device and flushes it.
 func write(path, text string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_SYNC, 0)
 	if err != nil {
@@ -201,7 +196,6 @@ func write(path, text string) error {
 	return f.Sync()
 }
 
-// wantText checks what a device or file begins with.
 func (t *trial) wantText(path, want string) {
 	t.Helper()
 	f := testkit.Value(os.Open(path))(t)
@@ -212,7 +206,6 @@ func (t *trial) wantText(path, want string) {
 	}
 }
 
-// wantWrites checks whether a device takes writes.
 func (t *trial) wantWrites(d node.Device, want bool) {
 	t.Helper()
 	if err := write(d.Path, "text"); (err == nil) != want {
@@ -225,7 +218,7 @@ func (t *trial) wantKind(what string, err error, kind errs.Kind) {
 	testkit.WantError(t, what, err, kind)
 }
 
-// can reports whether the rig has an optional function, and logs if not.
+// can logs a missing optional function.
 func (t *trial) can(what string, has bool) bool {
 	if !has {
 		t.Logf("not tested, as the rig has no %s", what)
