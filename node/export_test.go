@@ -8,16 +8,14 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Helpers to create the records that a crash leaves, in every state.
+// Helpers that create the records of a crash in any state.
 
-// States of a record.
 const (
 	Creating = string(creating)
 	Ready    = string(ready)
 	Deleting = string(deleting)
 )
 
-// PutStageRecord writes the record of a stage in a state.
 func (m *Manager) PutStageRecord(ctx context.Context, r StageRequest, s, boot string, d Device) error {
 	c, err := newStoredCapability(r.Capability)
 	if err != nil {
@@ -29,7 +27,6 @@ func (m *Manager) PutStageRecord(ctx context.Context, r StageRequest, s, boot st
 	})
 }
 
-// PutPublishRecord writes the record of a publish in a state.
 func (m *Manager) PutPublishRecord(ctx context.Context, r PublishRequest, s, boot string, d Device) error {
 	c, err := newStoredCapability(r.Capability)
 	if err != nil {
@@ -45,26 +42,25 @@ func (m *Manager) PutPublishRecord(ctx context.Context, r PublishRequest, s, boo
 	return m.records.putPublish(ctx, r.Target, rec)
 }
 
-// StageState returns the state of a stage's record, or "" without a record.
+// StageState is "" without a record.
 func (m *Manager) StageState(ctx context.Context, id volume.ID) (string, error) {
 	rec, _, err := m.records.stage(ctx, id)
 	return string(rec.State), err
 }
 
-// PublishState returns the state of a publish's record, or "" without a record.
+// PublishState is "" without a record.
 func (m *Manager) PublishState(ctx context.Context, target string) (string, error) {
 	rec, _, err := m.records.publish(ctx, target)
 	return string(rec.State), err
 }
 
-// InlineName is the name that the engine is asked to give.
+// InlineName is the requested name.
 func InlineName(id volume.ID) string { return newInline(id, InlineVolume{}).Name }
 
-// Boot is the boot that the machine takes this one to be.
+// Boot is the current boot.
 func (m *Manager) Boot() string { return m.boot }
 
-// IsSystemPath reports whether a resolved path is the system's.
 func IsSystemPath(path string) bool { _, ok := systemPath(path); return ok }
 
-// Give is what VOLUME_MOUNT_GROUP does to a directory.
+// Give and IsGiven are for VOLUME_MOUNT_GROUP.
 var Give, IsGiven = applyGroup, isGroupApplied

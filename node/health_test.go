@@ -19,7 +19,6 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// sick checks the conditions of a volume by severity and reason.
 func (n *testNode) sick(id volume.ID, want ...string) {
 	n.t.Helper()
 	all, err := n.Health(n.t.Context(), id)
@@ -36,9 +35,9 @@ func (n *testNode) sick(id volume.ID, want ...string) {
 	}
 }
 
-// TestVanishedFile: the file of a staged volume is deleted under it. That is
-// distinguished from everything else, and the way out works.
-func TestVanishedFile(t *testing.T) {
+// The volume's file is deleted while staged: it has its own condition, and the
+// remedy works.
+func TestDeletedFile(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-gone", mkfs.Ext4)
 	p := n.publishOf(s, "target")
@@ -48,7 +47,7 @@ func TestVanishedFile(t *testing.T) {
 	n.sick(s.Volume, "DATA_LOSS BackingFileDeleted")
 	n.refused(n.Stage(t.Context(), s), errs.Precondition, "deleted or replaced")
 	n.restart()
-	n.volume(s.Volume, mkfs.Ext4) // another volume under the name
+	n.volume(s.Volume, mkfs.Ext4) // of the same name
 	n.sick(s.Volume, "DATA_LOSS BackingFileDeleted")
 	n.refused(n.Stage(t.Context(), s), errs.Precondition, "deleted or replaced")
 	n.reads(filepath.Join(p.Target, "a"), "alive")
@@ -59,7 +58,7 @@ func TestVanishedFile(t *testing.T) {
 	n.unstage(s)
 }
 
-func TestVanishedBlockFile(t *testing.T) {
+func TestDeletedBlockFile(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-gone", "")
 	p := n.publishOf(s, "device")
@@ -81,7 +80,7 @@ func TestLostMounts(t *testing.T) {
 	n.ok("unmount", mount.Unmount(t.Context(), s.Staging))
 	n.sick(s.Volume, "INACCESSIBLE Unmounted")
 	n.refused(n.Publish(t.Context(), n.publishOf(s, "other")), errs.Precondition, "stage it again")
-	n.stage(s) // beside the publish that lives on
+	n.stage(s) // the publish stays
 	n.sick(s.Volume)
 	n.loopCount(1)
 	n.ok("unmount", mount.Unmount(t.Context(), p.Target))
@@ -94,8 +93,8 @@ func TestLostMounts(t *testing.T) {
 	n.down(s, p)
 }
 
-// TestEmergencyReadOnly: after an error, ext4 mounted with errors=remount-ro
-// takes no writes. Since Linux 6.12 its mount goes on to say rw.
+// ext4 with errors=remount-ro refuses writes after an error; since Linux 6.12
+// its mount still shows rw.
 func TestEmergencyReadOnly(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-emergency", mkfs.Ext4)
@@ -114,7 +113,7 @@ func TestEmergencyReadOnly(t *testing.T) {
 	all, err := n.Health(t.Context(), s.Volume)
 	n.ok("health", err)
 	if !slices.ContainsFunc(all, func(c volume.Condition) bool { return c.Reason == node.ReasonRemountedReadOnly }) {
-		t.Errorf("a volume that takes no writes: %v", all)
+		t.Errorf("a read-only volume: %v", all)
 	}
 	n.unstage(s)
 }
@@ -131,7 +130,7 @@ func TestPoolGone(t *testing.T) {
 	if len(got) != 1 || got[0].Severity != volume.Inaccessible || got[0].Reason != node.ReasonStorageUnreachable {
 		t.Errorf("storage health without the pool: %v", got)
 	}
-	n.unstage(s) // the device is known without it
+	n.unstage(s) // the device is known anyway
 	n.loopCount(0)
 	n.refused(n.Stage(t.Context(), s), errs.Precondition, "is not on this machine")
 	n.ok("move it back", os.Rename(away, n.pool))
@@ -160,7 +159,7 @@ func TestHealthOfTheEngine(t *testing.T) {
 	n.refused(err, errs.NotFound)
 	s := n.staging("vol-here", mkfs.Ext4)
 	n.stage(s)
-	n.sick(s.Volume) // known here, if not to the engine
+	n.sick(s.Volume) // unknown to the engine
 	n.unstage(s)
 	if got, err := n.StorageHealth(t.Context()); err != nil || len(got) != 1 {
 		t.Errorf("storage health: %v, %v", got, err)

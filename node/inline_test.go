@@ -15,7 +15,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// inline is an engine that makes volumes on request and knows them by name.
+// inline is an engine that creates volumes and finds them by name.
 type inline struct {
 	n    *testNode
 	mu   sync.Mutex
@@ -117,8 +117,8 @@ func TestInterruptedEphemeralPublish(t *testing.T) {
 	}
 }
 
-// TestEphemeralSurvives: a reboot, or an unmount by another program, costs the mount
-// and not the volume, even if it cannot be mounted again at once.
+// After a reboot or a foreign unmount the volume exists, even if it cannot be
+// mounted again at once.
 func TestEphemeralSurvives(t *testing.T) {
 	n, e, p := newInline(t)
 	n.publish(p)
@@ -153,7 +153,7 @@ func TestEphemeralRefused(t *testing.T) {
 		t.Errorf("a record of state %q is left, %v", got, err)
 	}
 	e.fail = nil
-	p.Capability.FSType = "xfs" // the engine makes ext4
+	p.Capability.FSType = "xfs" // the engine creates ext4
 	n.refused(n.Publish(t.Context(), p), errs.Precondition, "ext4")
 	e.count(0)
 	n.gone(p.Target)

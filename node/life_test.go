@@ -12,7 +12,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// TestMountedVolumeLifecycle makes every call twice: all calls are idempotent.
+// All calls are repeated.
 func TestMountedVolumeLifecycle(t *testing.T) {
 	for _, fs := range mkfs.Types() {
 		t.Run(string(fs), func(t *testing.T) {
@@ -31,7 +31,7 @@ func TestMountedVolumeLifecycle(t *testing.T) {
 			n.write(filepath.Join(p.Target, "a"), "kept")
 			n.checkStats(s, p)
 			if c, err := n.Health(t.Context(), s.Volume); err != nil || len(c) != 0 {
-				t.Errorf("health of a sound volume: %v, %v", c, err)
+				t.Errorf("health of an intact volume: %v, %v", c, err)
 			}
 			n.down(s, p, p)
 			n.unstage(s)
@@ -40,7 +40,7 @@ func TestMountedVolumeLifecycle(t *testing.T) {
 			n.reads(filepath.Join(s.Staging, "a"), "kept")
 			n.unstage(s)
 			if known, err := n.IsRecorded(t.Context(), s.Volume); err != nil || known {
-				t.Errorf("on record after the end: %t, %v", known, err)
+				t.Errorf("recorded after the end: %t, %v", known, err)
 			}
 		})
 	}

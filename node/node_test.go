@@ -30,10 +30,10 @@ const (
 	poolUUID = "0f0e0d0c-0b0a-4908-8706-050403020100"
 )
 
-// size is enough for the least of each file system.
+// size is about the minimum of each file system.
 var size = map[mkfs.Type]int64{"": 16 * mib, mkfs.Ext4: 64 * mib, mkfs.XFS: 300 * mib, mkfs.Btrfs: 256 * mib}
 
-// node is a machine with a pool of its own in a private directory.
+// testNode has its own pool in a private directory.
 type testNode struct {
 	*node.Manager
 	t      *testing.T
@@ -42,8 +42,7 @@ type testNode struct {
 	config node.Config
 }
 
-// newNode starts a node; at the end of the test nothing of its pool can be
-// mounted or attached any more, and whatever is will be taken away.
+// At the end of a test nothing of its pool must be mounted or attached.
 func newNode(t *testing.T, adjust ...func(*testNode)) *testNode {
 	t.Helper()
 	dir := testkit.Value(filepath.EvalSymlinks(t.TempDir()))(t)
@@ -74,7 +73,7 @@ func (n *testNode) start() {
 	n.Manager = m
 }
 
-// restart ends the machine as a process ends, and starts it as one starts.
+// restart ends and starts the Manager like a process.
 func (n *testNode) restart() {
 	n.t.Helper()
 	testkit.Must(n.t, n.Close())
@@ -82,8 +81,8 @@ func (n *testNode) restart() {
 	testkit.Must(n.t, n.Reconcile(n.t.Context()))
 }
 
-// cleanUp closes the machine and takes away what is left of the kernel's
-// side; in a test that has passed so far nothing can be.
+// cleanUp removes what a failed test left in the kernel; a passed one must
+// leave nothing.
 func (n *testNode) cleanUp() {
 	ctx := context.Background()
 	testkit.Must(n.t, n.Close())
@@ -109,7 +108,6 @@ func (n *testNode) leak(what string) {
 	}
 }
 
-// loops lists the devices bound to files of the pool, deleted ones too.
 func (n *testNode) loops() []loop.Device {
 	all, err := loop.List(context.Background())
 	if err != nil {
@@ -126,7 +124,7 @@ func (n *testNode) loops() []loop.Device {
 
 func (n *testNode) file(id volume.ID) string { return filepath.Join(n.pool, "volumes", string(id)) }
 
-// volume makes a volume as an engine would; without a type a block volume.
+// Without a type, a block volume.
 func (n *testNode) volume(id volume.ID, t mkfs.Type) access.File {
 	n.t.Helper()
 	f := testkit.Value(os.OpenFile(n.file(id), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600))(n.t)
@@ -138,7 +136,7 @@ func (n *testNode) volume(id volume.ID, t mkfs.Type) access.File {
 	return access.File{Pool: poolUUID, Name: "volumes/" + string(id)}
 }
 
-// path returns a name in the node's directory, created as a directory if requested.
+// make creates a directory.
 func (n *testNode) path(name string, make bool) string {
 	n.t.Helper()
 	p := filepath.Join(n.dir, name)
@@ -148,7 +146,7 @@ func (n *testNode) path(name string, make bool) string {
 	return p
 }
 
-// staging is a request for a new volume at a staging path of its own.
+// staging requests a new volume at its own staging path.
 func (n *testNode) staging(id volume.ID, t mkfs.Type) node.StageRequest {
 	n.t.Helper()
 	return node.StageRequest{
@@ -157,7 +155,7 @@ func (n *testNode) staging(id volume.ID, t mkfs.Type) node.StageRequest {
 	}
 }
 
-// publishOf is a request that fits a stage.
+// publishOf requests a publish that fits a stage.
 func (n *testNode) publishOf(s node.StageRequest, target string) node.PublishRequest {
 	return node.PublishRequest{Volume: s.Volume, Staging: s.Staging, Target: n.path(target, false), Capability: s.Capability}
 }
@@ -167,7 +165,6 @@ func (n *testNode) stage(r node.StageRequest) {
 	n.ok("stage", n.Stage(n.t.Context(), r))
 }
 
-// up stages a volume and publishes it.
 func (n *testNode) up(s node.StageRequest, all ...node.PublishRequest) {
 	n.t.Helper()
 	n.stage(s)
@@ -176,7 +173,6 @@ func (n *testNode) up(s node.StageRequest, all ...node.PublishRequest) {
 	}
 }
 
-// down undoes up.
 func (n *testNode) down(s node.StageRequest, all ...node.PublishRequest) {
 	n.t.Helper()
 	for _, p := range all {
@@ -211,7 +207,7 @@ func (n *testNode) ok(what string, err error) {
 	}
 }
 
-// refused checks the kind of an error and that its text says what matters.
+// refused checks an error's kind and text.
 func (n *testNode) refused(err error, kind errs.Kind, words ...string) {
 	n.t.Helper()
 	testkit.WantError(n.t, "the call", err, kind, words...)
@@ -227,7 +223,6 @@ func (n *testNode) gone(path string) {
 	}
 }
 
-// mounts counts the mounts at a path.
 func (n *testNode) mounts(path string) int {
 	n.t.Helper()
 	table := testkit.Value(mount.Table(n.t.Context()))(n.t)
@@ -242,7 +237,7 @@ func (n *testNode) mounts(path string) int {
 
 func (n *testNode) loopCount(want int) {
 	n.t.Helper()
-	// The kernel removes a device with auto-clear after the last close, not in it.
+	// The kernel removes an auto-clear device shortly after the last close.
 	testkit.EventuallyNil(n.t, "loop devices", func() error {
 		if have := n.loops(); len(have) != want {
 			return fmt.Errorf("the pool has %v, want %d", have, want)
@@ -263,7 +258,6 @@ func (n *testNode) reads(path, want string) {
 	}
 }
 
-// grower is an engine that can make files larger.
 type grower struct{ n *testNode }
 
 func (g grower) Expand(_ context.Context, id volume.ID, size volume.SizeRange) (volume.Volume, error) {

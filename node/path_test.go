@@ -18,8 +18,8 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// withPrivate gives the node a state directory, and says which directories are
-// the driver's own: the pool by a symbolic link.
+// withPrivate has a state directory, and the pool by a symbolic link, as
+// private directories.
 func withPrivate(n *testNode) {
 	state := n.path("state/csi", true)
 	n.ok("link", os.Symlink(n.pool, n.path("link", false)))
@@ -27,8 +27,7 @@ func withPrivate(n *testNode) {
 	n.config.Private = []string{n.path("link", false), state}
 }
 
-// TestForbiddenPaths: nothing is staged or published in or over a directory of
-// the driver or of the system, by whatever name.
+// Under any name.
 func TestForbiddenPaths(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, withPrivate)
@@ -72,7 +71,7 @@ func TestForbiddenPaths(t *testing.T) {
 		t.Error("the stage was unmounted")
 	}
 	if ids, err := n.Volumes(t.Context()); err != nil || len(ids) != 2 {
-		t.Errorf("on record are %v, %v, want the two that are staged", ids, err)
+		t.Errorf("recorded: %v, %v, want the two staged volumes", ids, err)
 	}
 	n.unstage(staged)
 	n.unstage(block)
@@ -92,8 +91,7 @@ func TestSystemPaths(t *testing.T) {
 	}
 }
 
-// TestPublishOverContent: what lies at the target is not hidden by a volume.
-// Content of the volume that is published there already does not count.
+// Content of the volume that is already published there does not count.
 func TestPublishOverContent(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -130,8 +128,7 @@ func TestPublishOverContent(t *testing.T) {
 	n.unstage(block)
 }
 
-// TestContentBelowMount: what came into the target below the mount is not
-// removed.
+// Files below the mount are kept.
 func TestContentBelowMount(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -147,11 +144,10 @@ func TestContentBelowMount(t *testing.T) {
 	n.ok("remove", os.Remove(mine))
 	n.down(s, p)
 	n.ok("unmount", mount.Unmount(t.Context(), view))
-	testkit.WantError(t, "the target is left", testkit.Err(os.Lstat(filepath.Join(view, "target"))), os.ErrNotExist)
+	testkit.WantError(t, "the target is left over", testkit.Err(os.Lstat(filepath.Join(view, "target"))), os.ErrNotExist)
 }
 
-// TestLocatorsWithLists: the locator of a request is compared with the
-// volume's own by what they say; == would panic.
+// Locators with lists are compared by content; == would panic.
 func TestLocatorsWithLists(t *testing.T) {
 	own := access.NVMe{
 		Transport: "tcp", NQN: "nqn.2016-06.io.spdk:a",
@@ -165,7 +161,7 @@ func TestLocatorsWithLists(t *testing.T) {
 	other.NQN += "b"
 	r.Locator = other
 	n.refused(n.Stage(t.Context(), r), errs.Invalid, "does not belong to volume")
-	// Its own gets past the comparison, as far as a node without NVMe goes.
+	// The comparison passes; a node without NVMe then fails.
 	r.Locator = own
 	n.refused(n.Stage(t.Context(), r), errs.Unsupported, "nvme")
 }

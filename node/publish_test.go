@@ -16,8 +16,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// TestSecondPublish is the table of the specification for a second
-// NodePublishVolume of one volume on one node.
+// The CSI specification's table for a second NodePublishVolume on one node.
 func TestSecondPublish(t *testing.T) {
 	for mode, elsewhere := range map[volume.AccessMode]errs.Kind{
 		volume.SingleNodeWriter: errs.Precondition, volume.SingleNodeSingleWriter: errs.Precondition,
@@ -51,7 +50,7 @@ func TestSecondPublish(t *testing.T) {
 				t.Errorf("%d mounts at the first target, want 1", got)
 			}
 			n.unpublish(first)
-			n.publish(n.publishOf(s, "t2")) // the first one is gone, so this is no second one
+			n.publish(n.publishOf(s, "t2")) // not a second one: the first was unpublished
 			n.unpublish(n.publishOf(s, "t2"))
 			n.unstage(s)
 		})
@@ -79,16 +78,15 @@ func TestPublishNeedsItsStage(t *testing.T) {
 	n.refused(n.Publish(t.Context(), node.PublishRequest{Volume: other.Volume, Staging: other.Staging, Target: p.Target, Capability: other.Capability}), errs.Precondition, "vol-unstaged")
 	n.ok("unpublish by another volume", n.Unpublish(t.Context(), node.UnpublishRequest{Volume: other.Volume, Target: p.Target}))
 	if n.mounts(p.Target) != 1 {
-		t.Error("a volume's publish was undone in the name of another volume")
+		t.Error("a volume was unpublished by a request for another volume")
 	}
 	n.refused(n.Unstage(t.Context(), node.UnstageRequest{Volume: s.Volume, Staging: s.Staging}), errs.Precondition, p.Target)
 	n.down(s, p)
 	n.unstage(other)
 }
 
-// What does not exist is undone. Of what lies at the path only an empty target
-// goes, as an interrupted call leaves it.
-func TestUndoWithoutARecord(t *testing.T) {
+// Only an empty target, as left by an interrupted call, is removed.
+func TestUnpublishAndUnstageWithoutRecord(t *testing.T) {
 	n := newNode(t)
 	empty, full := n.path("target", true), n.path("full", true)
 	n.write(filepath.Join(full, "file"), "foreign")
@@ -135,7 +133,7 @@ func TestReadOnly(t *testing.T) {
 	wrong.Capability.Mode = volume.SingleNodeWriter
 	n.refused(n.Publish(t.Context(), wrong), errs.Precondition, "staged read-only")
 	if c, err := n.Health(t.Context(), s.Volume); err != nil || len(c) != 0 {
-		t.Errorf("health of a volume that is read-only on purpose: %v, %v", c, err)
+		t.Errorf("health of a volume mounted read-only: %v, %v", c, err)
 	}
 	n.down(s, p)
 }
@@ -157,7 +155,7 @@ func TestReadOnlyBlock(t *testing.T) {
 	n.publish(reader)
 	n.publish(second)
 	n.writable(reader.Target, false)
-	n.stage(s) // a repeat, as a kubelet that restarts sends it
+	n.stage(s) // repeated, as by a restarted kubelet
 	n.writable(reader.Target, false)
 	n.refused(n.Publish(t.Context(), writer), errs.Precondition, "the same for all")
 	n.unpublish(reader)
@@ -220,20 +218,18 @@ func TestMountFlags(t *testing.T) {
 	n.nothingStaged(s)
 }
 
-// nothingStaged: after an error nothing is left.
 func (n *testNode) nothingStaged(s node.StageRequest) {
 	n.t.Helper()
 	if got, err := n.StageState(n.t.Context(), s.Volume); err != nil || got != "" {
 		n.t.Errorf("a record of state %q is left, %v", got, err)
 	}
 	if n.mounts(s.Staging) != 0 {
-		n.t.Error("a mount is left")
+		n.t.Error("a mount is left over")
 	}
 	n.loopCount(0)
 }
 
-// TestUnpublishLeavesStages: a path that is no publish target of the volume is
-// not published, whatever lies there and by whatever name it is called.
+// Whatever is at the path, under any name.
 func TestUnpublishLeavesStages(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -281,8 +277,7 @@ func TestUnpublishLeavesStages(t *testing.T) {
 	}
 }
 
-// TestUnpublishByAnotherName: a target that is reached through a symbolic link
-// is the target that is on record.
+// A symbolic link leads to the recorded target.
 func TestUnpublishByAnotherName(t *testing.T) {
 	t.Parallel()
 	for _, fs := range []mkfs.Type{mkfs.Ext4, ""} {
@@ -300,8 +295,7 @@ func TestUnpublishByAnotherName(t *testing.T) {
 	}
 }
 
-// TestUnpublishAfterRecordLoss: without records the last mount of a file system
-// is its stage, and what is mounted beside it is published.
+// The last mount of a file system is its stage, others are publishes.
 func TestUnpublishAfterRecordLoss(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -19,8 +19,7 @@ import (
 
 const otherBoot = "00000000-1111-4222-8333-444444444444"
 
-// attached makes the device of a volume as a stage does, and releases it as
-// a process that is killed.
+// attached attaches a volume like a stage that is killed.
 func (n *testNode) attached(s node.StageRequest) node.Device {
 	n.t.Helper()
 	a, err := file.New(n.pool).Attach(n.t.Context(), node.Target{Locator: s.Locator}, node.Use{Block: s.Capability.Block})
@@ -32,7 +31,7 @@ func (n *testNode) attached(s node.StageRequest) node.Device {
 	return a.Device
 }
 
-// mounted brings a volume to where it is mounted, with nothing on record.
+// mounted mounts a volume without a record.
 func (n *testNode) mounted(s node.StageRequest) node.Device {
 	n.t.Helper()
 	a, err := file.New(n.pool).Attach(n.t.Context(), node.Target{Locator: s.Locator}, node.Use{})
@@ -42,8 +41,8 @@ func (n *testNode) mounted(s node.StageRequest) node.Device {
 	return a.Device
 }
 
-// TestInterruptedStage rebuilds what a kill leaves after each step of a stage
-// and of an unstage: start-up takes it all back, and the volume can be staged.
+// Rebuilds what a kill leaves after each step of a stage and an unstage:
+// start-up rolls it back, and the volume can be staged.
 func TestInterruptedStage(t *testing.T) {
 	for name, cut := range map[string]func(n *testNode, s node.StageRequest) (string, node.Device){
 		"intent": func(*testNode, node.StageRequest) (string, node.Device) { return node.Creating, node.Device{} },
@@ -68,8 +67,7 @@ func TestInterruptedStage(t *testing.T) {
 	}
 }
 
-// TestInterruptedStageWithoutRestart: a call that meets what another left goes on
-// from there.
+// The next call completes an interrupted one.
 func TestInterruptedStageWithoutRestart(t *testing.T) {
 	for _, state := range []string{node.Creating, node.Ready, node.Deleting} {
 		t.Run(state, func(t *testing.T) {
@@ -104,7 +102,6 @@ func TestInterruptedBlockStage(t *testing.T) {
 	}
 }
 
-// TestInterruptedPublish does the same for a publish.
 func TestInterruptedPublish(t *testing.T) {
 	for _, block := range []bool{false, true} {
 		for name, cut := range map[string]func(n *testNode, s node.StageRequest, p node.PublishRequest) string{
@@ -172,7 +169,7 @@ func (n *testNode) device(s node.StageRequest) node.Device {
 	return v.Device
 }
 
-// TestRestart: what was acknowledged stands over a restart, untouched.
+// What was acknowledged survives a restart unchanged.
 func TestRestart(t *testing.T) {
 	n := newNode(t)
 	s, b := n.staging("vol-stands", mkfs.Btrfs), n.staging("vol-block", "")
@@ -196,15 +193,14 @@ func TestRestart(t *testing.T) {
 	n.unstage(b)
 }
 
-// TestReboot: of what another boot had only the records and the targets are
-// left. Everything can be made again, or cleaned up.
+// After a reboot only records and targets exist; stages can be repeated or
+// removed.
 func TestReboot(t *testing.T) {
 	for _, fs := range []mkfs.Type{mkfs.Ext4, ""} {
 		n := newNode(t)
 		s := n.staging("vol-reboot", fs)
 		p, lost := n.publishOf(s, "target"), n.publishOf(s, "lost")
-		// Numbers and inodes of another boot mean nothing: here they are those
-		// of a device that belongs to another volume.
+		// Here the old device number and inode belong to another volume.
 		other := n.staging("vol-other", "")
 		n.stage(other)
 		n.ok("record", n.PutStageRecord(t.Context(), s, node.Ready, otherBoot, n.device(other)))
@@ -232,8 +228,7 @@ func TestReboot(t *testing.T) {
 	}
 }
 
-// TestOrphans: a device of the pool without a record is detached at start-up;
-// one that is mounted is not.
+// Start-up detaches devices without a record, except mounted ones.
 func TestOrphans(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-orphan", "")
@@ -252,12 +247,11 @@ func TestOrphans(t *testing.T) {
 		t.Error("a foreign mount was removed")
 	}
 	n.unstage(owned)
-	n.unstage(storedCapability) // no record knows it; the kernel does
+	n.unstage(storedCapability) // known to the kernel only
 	n.loopCount(0)
 }
 
-// TestLostStore: without its records a node still undoes what the kernel
-// shows, and adopts it.
+// Without its records a node removes or adopts what the kernel has.
 func TestLostStore(t *testing.T) {
 	n := newNode(t)
 	s, b := n.staging("vol-lost", mkfs.Ext4), n.staging("vol-lostblock", "")
@@ -277,12 +271,11 @@ func TestLostStore(t *testing.T) {
 	lose()
 	n.down(s, p)
 	n.unpublish(q)
-	n.restart() // a block device at no path is detached here
+	n.restart() // detaches an unpublished block device
 	n.loopCount(0)
 }
 
-// barrier is an attacher whose Detach calls wait until a number of them is in
-// progress at once.
+// barrier blocks Detach until a number of calls is in flight.
 type barrier struct {
 	node.Attacher
 	mu      sync.Mutex
@@ -293,7 +286,7 @@ type barrier struct {
 func (b *barrier) Detach(ctx context.Context, t node.Target) error {
 	b.mu.Lock()
 	if b.missing--; b.missing == 0 {
-		close(b.reached) // and it stays open
+		close(b.reached)
 	}
 	b.mu.Unlock()
 	select {
@@ -304,8 +297,8 @@ func (b *barrier) Detach(ctx context.Context, t node.Target) error {
 	}
 }
 
-// TestHeldVolumesAtOnce: at start-up volumes that another mount namespace holds
-// do not wait for each other, be they half unstaged or on no record.
+// At start-up, volumes held by another mount namespace are awaited in parallel,
+// with or without a record.
 func TestHeldVolumesAtOnce(t *testing.T) {
 	const count = 8
 	for _, recorded := range []bool{true, false} {

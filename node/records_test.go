@@ -7,7 +7,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Records of earlier releases have this form.
+// Earlier releases wrote this form.
 func TestRecordFormat(t *testing.T) {
 	group := 7
 	rec := publishRecord{

@@ -52,7 +52,7 @@ func TestStageRefuses(t *testing.T) {
 	}
 }
 
-func TestStageAgainInAnotherWay(t *testing.T) {
+func TestStageAgainWithOtherParameters(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-again", mkfs.Ext4)
 	n.stage(s)
@@ -64,11 +64,10 @@ func TestStageAgainInAnotherWay(t *testing.T) {
 	n.refused(n.Stage(t.Context(), other), errs.Precondition, s.Staging)
 	other = s
 	other.Locator = nil
-	n.stage(other) // the record knows it
+	n.stage(other) // recorded
 	n.unstage(s)
 }
 
-// TestForeignMount: a foreign mount is neither used nor removed.
 func TestForeignMount(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-covered", mkfs.Ext4)
@@ -94,7 +93,7 @@ func (n *testNode) nothingForeignLost(path string) {
 	}
 }
 
-// heldBy wants a refusal that names a holder, once there was time to look for it.
+// heldBy checks that an error names a holder, which can take a moment.
 func (n *testNode) heldBy(call func() error, holder string) {
 	n.t.Helper()
 	var err error
@@ -127,8 +126,7 @@ func TestBusy(t *testing.T) {
 	n.loopCount(0)
 }
 
-// TestHeldInAnotherNamespace: a mount namespace that copied the mount keeps the
-// device though nothing is mounted here any more.
+// A mount namespace with a copy of the mount keeps the device.
 func TestHeldInAnotherNamespace(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-elsewhere", mkfs.Ext4)
@@ -143,8 +141,7 @@ func TestHeldInAnotherNamespace(t *testing.T) {
 	n.loopCount(0)
 }
 
-// holdMounts starts a process with a copy of the mounts below a directory. It
-// releases other tests' mounts at once, which run beside this one.
+// It releases the copies of parallel tests' mounts at once.
 func holdMounts(t *testing.T, dir string) (release func()) {
 	t.Helper()
 	const script = `while read -r _ _ _ _ target _; do
@@ -210,8 +207,7 @@ func (n *testNode) hasGroup(path string, gid int, mode fs.FileMode) {
 	}
 }
 
-// TestInterruptedMountGroupContinues: the root comes last, so an interrupted walk is not
-// taken for complete.
+// The root is changed last, so an interrupted walk does not look complete.
 func TestInterruptedMountGroupContinues(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 3 {
@@ -224,13 +220,12 @@ func TestInterruptedMountGroupContinues(t *testing.T) {
 	}
 	testkit.Must(t, node.Give(t.Context(), dir, 4242))
 	if given, err := node.IsGiven(dir, 4242); err != nil || !given {
-		t.Errorf("given after the walk: %t, %v", given, err)
+		t.Errorf("group applied after the walk: %t, %v", given, err)
 	}
 }
 
-// TestTwins: a clone of an XFS has the UUID of its source, and both are used at
-// a time.
-func TestTwins(t *testing.T) {
+// A clone of an XFS has the same UUID; both are used at once.
+func TestCloneWithSameUUID(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-source", mkfs.XFS)
 	twin := s
@@ -252,7 +247,7 @@ func TestExpandInUse(t *testing.T) {
 			n := newNode(t, withGrower)
 			s := n.staging("vol-grow", fs)
 			p := n.publishOf(s, "target")
-			p.ReadOnly = true // the staging path is where it grows
+			p.ReadOnly = true // it grows at the staging path
 			n.stage(s)
 			want := 2 * size[fs]
 			expand := func(path string) error {
@@ -285,7 +280,7 @@ func TestExpandInUse(t *testing.T) {
 	}
 }
 
-// TestStageGrows: what the controller made larger fills its size when staged.
+// A volume that the controller expanded fills its size when staged.
 func TestStageGrows(t *testing.T) {
 	for _, fs := range mkfs.Types() {
 		t.Run(string(fs), func(t *testing.T) {
@@ -312,7 +307,6 @@ func (n *testNode) attribute(id volume.ID, name, value string) {
 	n.ok("set attribute", xattr.Set(f, xattr.Prefix+name, value))
 }
 
-// TestTrimDue: free blocks go back when the interval has passed, and only then.
 func TestTrimDue(t *testing.T) {
 	n := newNode(t)
 	s := n.staging("vol-trim", mkfs.Ext4)
@@ -328,7 +322,7 @@ func TestTrimDue(t *testing.T) {
 		n.ok("remove", os.Remove(f.Name()))
 		dir, err := os.Open(s.Staging)
 		n.ok("open", err)
-		n.ok("sync", unix.Syncfs(int(dir.Fd()))) // only then the blocks are free
+		n.ok("sync", unix.Syncfs(int(dir.Fd()))) // frees the blocks
 		n.ok("close", dir.Close())
 	}
 	fill()
@@ -345,7 +339,7 @@ func TestTrimDue(t *testing.T) {
 	if got := mkfstest.Allocated(t, n.file(s.Volume)); got < before {
 		t.Errorf("trimmed before its time: %d bytes, before %d", got, before)
 	}
-	n.attribute(s.Volume, "trim-interval", "1ns") // changed while it is staged
+	n.attribute(s.Volume, "trim-interval", "1ns") // while staged
 	trim(true)
 	if got := mkfstest.Allocated(t, n.file(s.Volume)); got > before-7*mib {
 		t.Errorf("after the trim the file takes %d bytes, before %d", got, before)

@@ -99,7 +99,7 @@ func TestCapabilitiesOfOthers(t *testing.T) {
 	testkit.WantError(t, "the error", err, errs.Unsupported, "GetFenceClients", "Unimplemented")
 }
 
-// Every code becomes a kind, and none of them is taken for a lost connection.
+// No code counts as a lost connection.
 func TestCodes(t *testing.T) {
 	d := fencetest.NewDriver()
 	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), testkit.Context(t)
@@ -118,12 +118,12 @@ func TestCodes(t *testing.T) {
 		}
 	}
 	if n := len(d.Calls("FenceClusterNetwork")); n != 16 {
-		t.Errorf("%d calls: an answer is no reason to ask again", n)
+		t.Errorf("%d calls: an answered call was retried", n)
 	}
 }
 
-// What a driver says is bounded, and holds no secret that it was sent.
-func TestWhatADriverSays(t *testing.T) {
+// Messages are bounded and have no secrets.
+func TestDriverMessagesAreBoundedAndRedacted(t *testing.T) {
 	d := fencetest.NewDriver()
 	c, ctx := open(t, client.Target{Endpoint: onSocket(t, d)}), testkit.Context(t)
 	secrets := map[string]string{"token": "s3cr3t-value", "short": "e"}
@@ -170,7 +170,7 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// Without a server the error wraps the cause and is returned after Patience.
+// The cause is returned after Patience.
 func TestNoServer(t *testing.T) {
 	ctx := testkit.Context(t)
 	missing := open(t, client.Target{Endpoint: t.TempDir() + "/no.sock", Patience: soon})
@@ -191,7 +191,7 @@ func TestNoServer(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	patient := open(t, client.Target{Endpoint: left, Patience: time.Hour})
-	for wait := 20 * time.Millisecond; wait < time.Minute; wait *= 2 { // until it is long enough
+	for wait := 20 * time.Millisecond; wait < time.Minute; wait *= 2 { // long enough
 		short, cancel := context.WithTimeout(t.Context(), wait)
 		_, err = patient.Probe(short)
 		cancel()
@@ -204,7 +204,7 @@ func TestNoServer(t *testing.T) {
 	}
 }
 
-// A driver that is slow holds a call up no longer than its caller wants.
+// The caller's deadline applies.
 func TestSlowDriver(t *testing.T) {
 	d := fencetest.NewDriver()
 	c := open(t, client.Target{Endpoint: onSocket(t, d)})
@@ -217,7 +217,7 @@ func TestSlowDriver(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	gone, cancel := context.WithCancel(t.Context())
-	d.Before(func(ctx context.Context, _ fencetest.Call) error { cancel(); <-ctx.Done(); return nil }) // by then the caller has left
+	d.Before(func(ctx context.Context, _ fencetest.Call) error { cancel(); <-ctx.Done(); return nil }) // the caller has canceled
 	if err = c.Fence(gone, client.Request{}, block("192.0.2.1/32")); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
@@ -227,7 +227,6 @@ func TestSlowDriver(t *testing.T) {
 	}
 }
 
-// As many blocks as one request can have are sent, and a list of more.
 func TestManyBlocks(t *testing.T) {
 	const many = 65536
 	d := fencetest.NewDriver()
@@ -249,12 +248,11 @@ func TestManyBlocks(t *testing.T) {
 		}
 	}
 	if left := d.Fenced(); len(left) != 0 {
-		t.Errorf("%d are left", len(left))
+		t.Errorf("%d are left over", len(left))
 	}
 }
 
-// An earlier connection error is not reported for a working connection.
-func TestOldReasonsAreForgotten(t *testing.T) {
+func TestStaleConnectionErrorIsNotReported(t *testing.T) {
 	path := t.TempDir() + "/fence.sock"
 	d := fencetest.NewDriver()
 	c := open(t, client.Target{Endpoint: path, Patience: soon})
@@ -265,7 +263,7 @@ func TestOldReasonsAreForgotten(t *testing.T) {
 	testkit.Must(t, err)
 	d.Serve(t, l)
 	ctx := testkit.Context(t)
-	for len(d.Calls("Probe")) == 0 && ctx.Err() == nil { // until gRPC dials again
+	for len(d.Calls("Probe")) == 0 && ctx.Err() == nil { // gRPC dials again
 		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 		_, err = c.Probe(short)
 		cancel()
@@ -273,15 +271,15 @@ func TestOldReasonsAreForgotten(t *testing.T) {
 	testkit.WantError(t, "the error", err, errs.Unavailable, "has not answered Probe in time")
 }
 
-// slow lets no call end before the test does.
+// slow blocks all calls until the test ends.
 func slow(t *testing.T, d *fencetest.Driver) {
 	release := make(chan struct{})
 	t.Cleanup(func() { close(release) })
 	d.Before(func(context.Context, fencetest.Call) error { <-release; return nil })
 }
 
-// FuzzEndpoint: what is taken is the absolute path of a socket, without TLS, or
-// a host and a port, with it. Nothing is both.
+// An accepted endpoint is either an absolute socket path without TLS, or a host
+// and a port with TLS.
 func FuzzEndpoint(f *testing.F) {
 	for _, seed := range []string{"unix:///run/x.sock", "/run/x.sock", "storage-a:9070", "[2001:db8::7]:9070", "[fe80::1%eth0]:1", "a:b:1", "tcp://a:1", "unix:a:1", ":1", "a/b:1", "1:1"} {
 		f.Add(seed)
@@ -302,7 +300,7 @@ func FuzzEndpoint(f *testing.F) {
 		}
 		bare, secured := opens(mutualtls.Files{}), opens(mutualtls.Files{Cert: "/c", Key: "/k", CA: "/a"})
 		if bare && (secured || !strings.HasPrefix(strings.TrimPrefix(strings.TrimPrefix(endpoint, "unix:"), "//"), "/")) {
-			t.Errorf("%q is taken for a socket", endpoint)
+			t.Errorf("%q is accepted as a socket", endpoint)
 		}
 		if !secured {
 			return
@@ -310,17 +308,16 @@ func FuzzEndpoint(f *testing.F) {
 		host, port, err := net.SplitHostPort(endpoint)
 		n, numeric := strconv.Atoi(port)
 		if err != nil || host == "" || numeric != nil || n < 1 || n > 65535 {
-			t.Errorf("%q is taken for an address", endpoint)
+			t.Errorf("%q is accepted as an address", endpoint)
 		}
 		if _, err := netip.ParseAddr(host); err != nil && strings.ContainsAny(host, "/:@% \n\x00") {
-			t.Errorf("%q is taken for the name of a host", host)
+			t.Errorf("%q is accepted as a host name", host)
 		}
 	})
 }
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// soon is the Patience of tests without a server.
 const soon = 50 * time.Millisecond
 
 func open(t *testing.T, target client.Target) *client.Client {
@@ -328,7 +325,6 @@ func open(t *testing.T, target client.Target) *client.Client {
 	return testkit.Open(client.Open(target))(t)
 }
 
-// onSocket serves a driver on a UNIX socket.
 func onSocket(t *testing.T, d *fencetest.Driver) (endpoint string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "fence.sock")
@@ -337,7 +333,6 @@ func onSocket(t *testing.T, d *fencetest.Driver) (endpoint string) {
 	return "unix://" + path
 }
 
-// overTLS serves a driver on a port of loopback.
 func overTLS(t *testing.T, d *fencetest.Driver, f mutualtls.Files) (endpoint string, stop func()) {
 	t.Helper()
 	return overTLSAt(t, d, f, "127.0.0.1:0")

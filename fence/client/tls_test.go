@@ -15,7 +15,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// probe asks once, with little patience.
 func probe(t *testing.T, endpoint, name string, f mutualtls.Files) error {
 	t.Helper()
 	_, err := open(t, client.Target{Endpoint: endpoint, TLS: f, ServerName: name, Patience: soon}).Probe(testkit.Context(t))
@@ -48,10 +47,9 @@ func TestTLS(t *testing.T) {
 	refused(probe(t, endpoint, "", old), old.Cert, "expired")
 	refused(probe(t, endpoint, "", mutualtls.Files{Cert: "/nonexistent", Key: good.Key, CA: good.CA}), "/nonexistent")
 	if n := len(d.Calls("Probe")); n != served {
-		t.Errorf("%d calls of untrusteds were served", n-served)
+		t.Errorf("%d calls of untrusted clients were served", n-served)
 	}
 
-	// Once the server is trusted, the earlier error is no longer reported.
 	untrusted.CA = good.CA
 	c := open(t, client.Target{Endpoint: endpoint, TLS: untrusted, Patience: soon})
 	_, err := c.Probe(testkit.Context(t))
@@ -69,17 +67,17 @@ func TestTLS(t *testing.T) {
 	testkit.WantError(t, "the error", err, errs.Unavailable, "has not answered Probe in time")
 }
 
-// A server that shows no, or another's, certificate gets no call.
-func TestServersThatAreNotTheOne(t *testing.T) {
+// A server without a certificate, or with another's, gets no call.
+func TestWrongServerCertificates(t *testing.T) {
 	ours, theirs := testkit.NewAuthority(t, "ours"), testkit.NewAuthority(t, "theirs")
 	good := ours.Files(t, nil, "controller")
 	d := fencetest.NewDriver()
 	impostor := theirs.Files(t, nil, "127.0.0.1")
-	impostor.CA = good.CA // it accepts every client
+	impostor.CA = good.CA // accepts every client
 	endpoint, _ := overTLS(t, d, impostor)
 	testkit.WantError(t, "probe", probe(t, endpoint, "", good), errs.Unavailable, "not signed by a CA")
 
-	bare := tcp(t, "127.0.0.1:0") // gRPC without TLS
+	bare := tcp(t, "127.0.0.1:0") // without TLS
 	d.Serve(t, bare)
 	testkit.WantError(t, "probe", probe(t, bare.Addr().String(), "", good), errs.Unavailable, "TLS handshake")
 	if calls := d.Calls("Probe"); len(calls) != 0 {
@@ -87,8 +85,7 @@ func TestServersThatAreNotTheOne(t *testing.T) {
 	}
 }
 
-// Certificates are renewed while both run, and a driver that comes back is
-// found again: by the same Client, without a new configuration.
+// The same Client accepts renewed certificates and finds a restarted driver.
 func TestRenewalAndReturn(t *testing.T) {
 	first, second := testkit.NewAuthority(t, "first"), testkit.NewAuthority(t, "second")
 	server, mine := first.Files(t, nil, "127.0.0.1"), first.Files(t, nil, "controller")
@@ -103,7 +100,7 @@ func TestRenewalAndReturn(t *testing.T) {
 		testkit.ReplaceFile(t, f.CA, second.PEM, 0o644)
 	}
 	if _, err := c.Probe(testkit.Context(t)); err != nil {
-		t.Errorf("the connection that is there: %v", err)
+		t.Errorf("the existing connection: %v", err)
 	}
 	stop()
 	_, err := c.Probe(testkit.Context(t))
@@ -123,7 +120,7 @@ func TestRenewalAndReturn(t *testing.T) {
 	}
 }
 
-// A driver that is started while it is asked answers.
+// A driver can start during the call.
 func TestPatience(t *testing.T) {
 	f := testkit.NewAuthority(t, "a").Files(t, nil, "127.0.0.1")
 	reserved := tcp(t, "127.0.0.1:0")
@@ -146,8 +143,7 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// A server that accepts connections and never responds does not block calls.
-func TestSilentMachine(t *testing.T) {
+func TestUnresponsiveServer(t *testing.T) {
 	f := testkit.NewAuthority(t, "a").Files(t, nil, "127.0.0.1")
 	l := tcp(t, "127.0.0.1:0")
 	go func() {
@@ -169,7 +165,6 @@ func TestSilentMachine(t *testing.T) {
 	}
 }
 
-// leaveSocket leaves a socket without a server.
 func leaveSocket(path string) error {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {
@@ -179,7 +174,6 @@ func leaveSocket(path string) error {
 	return l.Close()
 }
 
-// shut is the socket of a server that closes every connection.
 func shut(t *testing.T) (path string) {
 	t.Helper()
 	path = t.TempDir() + "/shut.sock"

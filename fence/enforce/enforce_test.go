@@ -25,17 +25,17 @@ func TestFenceAndUnfence(t *testing.T) {
 	r := newRig(t)
 	client, neighbour := r.connect("10.0.0.1"), r.connect("10.0.0.2")
 	a := req("a", "10.0.0.1/32")
-	for range 2 { // a repeat is the same
+	for range 2 { // repeated
 		testkit.Must(t, r.Fence(t.Context(), a))
 		if got := r.phases(); got != "10.0.0.1/32 a fenced" {
-			t.Errorf("on record: %s", got)
+			t.Errorf("recorded: %s", got)
 		}
 	}
 	if client.Write() == nil {
 		t.Error("the fenced client still writes")
 	}
 	if _, err := r.network.Connect(netip.MustParseAddr("10.0.0.1")); err == nil {
-		t.Error("the fenced client begins a session")
+		t.Error("the fenced client started a session")
 	}
 	if err := neighbour.Write(); err != nil {
 		t.Errorf("the neighbour: %v", err)
@@ -57,29 +57,29 @@ func TestFenceAndUnfence(t *testing.T) {
 	}
 }
 
-// stillHeld is what a network says of a session that is stuck.
+// stillHeld is the network's text for a stuck session.
 const stillHeld = "is still held by the server"
 
-// A session that the server still has open after the timeout keeps the fence from
-// completing, also after a restart, though the session is no longer listed.
+// The session blocks the fence even after a restart, when it is no longer
+// listed.
 func TestFenceWaitsForServerToCloseSession(t *testing.T) {
 	r := newRig(t)
 	client := r.connect("10.0.0.1")
 	client.Stick()
 	a := req("a", "10.0.0.0/24")
 	for range 3 {
-		if err := r.givesUp(stillHeld, r.Fence, a); !errors.Is(err, errs.Unavailable) {
+		if err := r.timesOut(stillHeld, r.Fence, a); !errors.Is(err, errs.Unavailable) {
 			t.Fatalf("got %v", err)
 		}
 		if got := r.phases(); got != "10.0.0.0/24 a fencing" {
-			t.Errorf("on record: %s", got)
+			t.Errorf("recorded: %s", got)
 		}
 		if list, err := r.List(t.Context(), nil); err != nil || len(list) != 0 {
-			t.Errorf("listed before it is certain: %v, %v", list, err)
+			t.Errorf("listed before it is confirmed: %v, %v", list, err)
 		}
 		r.restart()
 	}
-	if err := r.givesUp(stillHeld, r.Unfence, a); !errors.Is(err, errs.Unavailable) || r.held() != "10.0.0.0/24" {
+	if err := r.timesOut(stillHeld, r.Unfence, a); !errors.Is(err, errs.Unavailable) || r.held() != "10.0.0.0/24" {
 		t.Errorf("unfenced before the session has ended: %v, held %s", err, r.held())
 	}
 	waiting := func(want float64) {
@@ -97,7 +97,7 @@ func TestFenceWaitsForServerToCloseSession(t *testing.T) {
 	}
 	waiting(0)
 	if left, err := r.ledger.Ending(t.Context()); err != nil || len(left) != 0 {
-		t.Errorf("still on record: %v, %v", left, err)
+		t.Errorf("still recorded: %v, %v", left, err)
 	}
 }
 
@@ -113,7 +113,7 @@ func TestFenceFailsUnlessReadBack(t *testing.T) {
 			t.Errorf("%s fails: got %v", method, err)
 		}
 		if _, err := r.ledger.Enter(t.Context(), volume.Client{Node: "n", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}); !errors.Is(err, errs.Precondition) {
-			t.Errorf("%s fails: a grant is given all the same: %v", method, err)
+			t.Errorf("%s fails: got a grant: %v", method, err)
 		}
 		r.network.Fail(method, nil)
 		if err := r.Fence(t.Context(), a); err != nil || client.Write() == nil {
@@ -141,7 +141,7 @@ func TestSeveralOwners(t *testing.T) {
 	if err := r.Unfence(t.Context(), req("d", "10.0.0.0/24")); !errors.Is(err, errs.Precondition) {
 		t.Errorf("unfence by another owner: %v", err)
 	}
-	for range 2 { // the second is the repeat of a call whose answer was lost
+	for range 2 { // repeated: the response was lost
 		if err := r.Unfence(t.Context(), req("a", "10.0.0.0/24")); err != nil || r.held() != "10.0.0.0/24" {
 			t.Errorf("one of two: %v, held %s", err, r.held())
 		}
@@ -150,14 +150,14 @@ func TestSeveralOwners(t *testing.T) {
 		t.Errorf("the second: %v, held %s", err, r.held())
 	}
 	if got := r.phases(); !strings.Contains(got, "10.0.0.7/32 c fenced") || strings.Contains(got, "lifting") {
-		t.Errorf("on record: %s", got)
+		t.Errorf("recorded: %s", got)
 	}
 	if err := r.Unfence(t.Context(), req("c", "10.0.0.7/32")); err != nil || r.phases() != "" {
 		t.Errorf("the last: %v, %s", err, r.phases())
 	}
 }
 
-// Where the parameters that fenced are lost, force opens just that block.
+// For lost parameters, force unfences exactly that block.
 func TestUnfenceByForce(t *testing.T) {
 	r := newRig(t)
 	for _, a := range []plan.Request{req("a", "10.0.0.0/24"), req("b", "10.0.0.0/24"), req("b", "10.0.0.7/32"), req("c", "10.0.0.0/16")} {
@@ -177,22 +177,21 @@ func TestUnfenceByForce(t *testing.T) {
 	}
 }
 
-// With force, a server that never closes a session cannot prevent unfencing.
 func TestUnfenceByForceIgnoresStuckSession(t *testing.T) {
 	r := newRig(t)
 	client := r.connect("10.0.0.1")
 	client.Stick()
 	a := req("a", "10.0.0.1/32")
-	if err := r.givesUp(stillHeld, r.Fence, a); err == nil {
+	if err := r.timesOut(stillHeld, r.Fence, a); err == nil {
 		t.Error("fenced while the server holds a session")
 	}
-	if err := r.givesUp(stillHeld, r.Unfence, a); err == nil || r.held() == "" {
-		t.Errorf("opened in front of it: %v", err)
+	if err := r.timesOut(stillHeld, r.Unfence, a); err == nil || r.held() == "" {
+		t.Errorf("opened while it is in use: %v", err)
 	}
 	a.Force = true
-	r.config.Bounds.End = 50 * time.Millisecond // however little it is
+	r.config.Bounds.End = 50 * time.Millisecond // any timeout
 	if err := r.Unfence(t.Context(), a); err != nil || r.held()+r.phases() != "" {
-		t.Errorf("by force: %v, held %s, on record %s", err, r.held(), r.phases())
+		t.Errorf("forced: %v, held %s, recorded %s", err, r.held(), r.phases())
 	}
 }
 
@@ -203,7 +202,7 @@ func TestRefusalsChangeNothing(t *testing.T) {
 			t.Errorf("%s: got %v", block, err)
 		}
 	}
-	if r.phases() != "" || r.network.Applied() != 1 { // that of the start
+	if r.phases() != "" || r.network.Applied() != 1 { // from the start
 		t.Errorf("something changed: %s, applied %d times", r.phases(), r.network.Applied())
 	}
 	forced := req("a", "192.0.2.0/24")
@@ -219,7 +218,7 @@ func TestFenceWaitsForGrantsInFlight(t *testing.T) {
 	leave, err := r.ledger.Enter(t.Context(), c)
 	testkit.Must(t, err)
 	a := req("a", "10.0.0.1/32")
-	if err := r.givesUp("for node n (since", r.Fence, a); !errors.Is(err, errs.Unavailable) {
+	if err := r.timesOut("for node n (since", r.Fence, a); !errors.Is(err, errs.Unavailable) {
 		t.Errorf("got %v", err)
 	}
 	if r.held() != "10.0.0.1/32" {
@@ -235,8 +234,7 @@ func TestFenceWaitsForGrantsInFlight(t *testing.T) {
 	}
 }
 
-// A process without a fencer or peer, as a driver of node-local volumes, keeps
-// the list.
+// Such as a driver of node-local volumes.
 func TestFenceWithoutEnforcers(t *testing.T) {
 	r := newRig(t, func(r *rig) { r.network = nil })
 	if err := r.Fence(t.Context(), req("a", "10.0.0.1/32")); err != nil || r.phases() != "10.0.0.1/32 a fenced" {
@@ -247,8 +245,7 @@ func TestFenceWithoutEnforcers(t *testing.T) {
 	}
 }
 
-// Two calls that release an overlap only together: the last one ends its
-// sessions, though neither would alone.
+// Only both calls together release the overlap; the last one ends its sessions.
 func TestLastUnfenceEndsSessionsOfOverlap(t *testing.T) {
 	for range 20 {
 		r := newRig(t)
@@ -257,7 +254,7 @@ func TestLastUnfenceEndsSessionsOfOverlap(t *testing.T) {
 			return plan.Fence(plan.Fence(all, req("a", "10.0.0.0/24"), now), req("b", "10.0.0.0/25"), now), nil
 		})
 		testkit.Must(t, err)
-		session := r.connect("10.0.0.1") // not ended yet
+		session := r.connect("10.0.0.1")
 		var both sync.WaitGroup
 		for _, a := range []plan.Request{req("a", "10.0.0.0/24"), req("b", "10.0.0.0/25")} {
 			both.Go(func() {
@@ -273,8 +270,7 @@ func TestLastUnfenceEndsSessionsOfOverlap(t *testing.T) {
 	}
 }
 
-// Concurrent overlapping calls: the last call of each owner decides, and a
-// completed fence is never open.
+// The last call of each owner decides, and a completed fence stays in force.
 func TestConcurrentCalls(t *testing.T) {
 	r := newRig(t)
 	testkit.Must(t, r.Fence(t.Context(), req("keep", "10.0.0.0/28")))
@@ -287,7 +283,7 @@ func TestConcurrentCalls(t *testing.T) {
 						t.Errorf("%s %s: %v", owner, block, err)
 					}
 					if _, err := r.network.Connect(netip.MustParseAddr("10.0.0.1")); err == nil {
-						t.Error("a fence that was answered is open")
+						t.Error("a confirmed fence is not in force")
 					}
 				}
 			}
@@ -295,12 +291,12 @@ func TestConcurrentCalls(t *testing.T) {
 	}
 	callers.Wait()
 	if r.held() != "10.0.0.0/23" || strings.Count(r.phases(), "fenced") != 13 {
-		t.Errorf("held %s, on record %s", r.held(), r.phases())
+		t.Errorf("held %s, recorded %s", r.held(), r.phases())
 	}
 }
 
-// BenchmarkFence is what the safe order costs without what enforces it: the
-// durable record, the plan and the reading back, over a network in memory.
+// BenchmarkFence measures durable record, plan and reading back, on an
+// in-memory network.
 func BenchmarkFence(b *testing.B) {
 	for _, n := range []int{1, 1000, 10000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -310,7 +306,7 @@ func BenchmarkFence(b *testing.B) {
 			e := testkit.Value(New(Config{Ledger: ledger.New(s), Operations: operations, Locals: []Local{{Name: "host", Fencer: fencetest.NewNetwork()}}}))(b)
 			a := plan.Request{Owner: volume.FenceOwner{Digest: "a"}}
 			for i := range n {
-				addr := netip.AddrFrom4([4]byte{10, byte(i >> 15), byte(i >> 7), byte(i << 1)}) // apart, so that none merge
+				addr := netip.AddrFrom4([4]byte{10, byte(i >> 15), byte(i >> 7), byte(i << 1)}) // not mergeable
 				a.Blocks = append(a.Blocks, netip.PrefixFrom(addr, 32))
 			}
 			for b.Loop() {

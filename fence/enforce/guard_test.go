@@ -16,7 +16,7 @@ func TestRestartPutsFencesInForceFirst(t *testing.T) {
 	r := newRig(t)
 	testkit.Must(t, r.Fence(t.Context(), req("a", "10.0.0.1/32")))
 	r.stop()
-	r.network.Tamper() // the machine was booted
+	r.network.Tamper() // reboot
 	between := r.connect("10.0.0.1")
 	r.start()
 	if r.held() != "10.0.0.1/32" {
@@ -28,14 +28,14 @@ func TestRestartPutsFencesInForceFirst(t *testing.T) {
 		return err == nil && len(live) == 0
 	})
 	if between.Write() == nil {
-		t.Error("it writes")
+		t.Error("the fenced client writes")
 	}
 	if drift := testkit.Metric(t, r.registry, "cleat_fence_drift_total", "enforcer=host"); drift != 0 {
 		t.Errorf("a start counts as drift: %v", drift)
 	}
 }
 
-func TestStartFailsWhenFencesDoNotHold(t *testing.T) {
+func TestStartFailsUnlessFencesAreInForce(t *testing.T) {
 	r := newRig(t)
 	testkit.Must(t, r.Fence(t.Context(), req("a", "10.0.0.1/32")))
 	for _, method := range []string{"Apply", "Held"} {
@@ -62,14 +62,13 @@ func TestDriftIsRepaired(t *testing.T) {
 	broken := errors.New("no nftables")
 	r.network.Fail("Held", broken)
 	testkit.Eventually(t, "Check reports it", func() bool { return errors.Is(r.Check(t.Context()), broken) })
-	testkit.Eventually(t, "the metrics report it", func() bool { // they follow the answer of Check
+	testkit.Eventually(t, "the metrics report it", func() bool { // after Check
 		return testkit.Metric(t, r.registry, "cleat_fence_check_failures_total", "enforcer=host") > 0 && testkit.Metric(t, r.registry, "cleat_fence_enforced", "enforcer=host") == 0
 	})
 	r.network.Fail("Held", nil)
 	testkit.Eventually(t, "it is well again", func() bool { return r.Check(t.Context()) == nil })
 }
 
-// Guard completes the interrupted calls of callers that do not retry.
 func TestGuardCompletesInterruptedCalls(t *testing.T) {
 	r := newRig(t)
 	long := time.Now().Add(-2 * resumeAfter)

@@ -33,8 +33,6 @@ func (s *sockets) Sessions(_ context.Context, blocks []netip.Prefix) ([]volume.S
 
 func (s *sockets) End(context.Context, []volume.Session) error { return errEnd }
 
-// The filter gets the addresses of a set; each call goes to the filter or to the
-// sockets.
 func TestHost(t *testing.T) {
 	f, s := &filter{}, &sockets{}
 	fencer := Host(f, s)

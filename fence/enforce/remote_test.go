@@ -17,11 +17,10 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// double is a peer in memory.
 type double struct {
 	name  string
 	mu    sync.Mutex
-	held  map[string][]netip.Prefix // by owner
+	held  map[string][]netip.Prefix
 	fault error
 	calls int
 }
@@ -83,7 +82,7 @@ func TestFenceNeedsAllPeers(t *testing.T) {
 	down := errs.Errorf(errs.Unavailable, "connection refused")
 	west.fail(down)
 	if err := r.Fence(t.Context(), a); !errors.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "west") {
-		t.Errorf("one peer is away: %v", err)
+		t.Errorf("one peer is down: %v", err)
 	}
 	if east.inForce("a") != "10.0.0.1/32" || r.held() != "10.0.0.1/32" {
 		t.Error("the others were not fenced")
@@ -97,7 +96,7 @@ func TestFenceNeedsAllPeers(t *testing.T) {
 		t.Errorf("unfence with one away: %v, %s", err, r.phases())
 	}
 	if _, err := r.List(t.Context(), nil); err != nil {
-		t.Errorf("nothing is fenced for certain, so nothing can be missing: %v", err)
+		t.Errorf("without a confirmed fence: %v", err)
 	}
 	west.fail(nil)
 	if err := r.Unfence(t.Context(), a); err != nil || west.inForce("a")+east.inForce("a")+r.phases() != "" {
@@ -114,7 +113,7 @@ func TestRefusingPeer(t *testing.T) {
 	if errs.KindOf(err) != errs.Invalid || !strings.Contains(err.Error(), "west") || !strings.Contains(err.Error(), "10.0.0.9") {
 		t.Errorf("got %v", err)
 	}
-	// Whether the refusing peer has the fence is unknown, so the rollback continues.
+	// The refusing peer might have the fence, so the rollback continues.
 	west.fail(nil)
 	r.resumeNow(t)
 	if r.phases() != "10.0.0.0/24 a lifted, 10.0.0.1/32 a fenced" || r.held() != "10.0.0.1/32" || east.inForce("a") != "10.0.0.1/32" {
@@ -122,8 +121,7 @@ func TestRefusingPeer(t *testing.T) {
 	}
 }
 
-// A fence that was recorded but never confirmed is rolled back when the retry is
-// refused, and is not retried for ever.
+// It is not retried for ever.
 func TestRefusalRollsBackUnconfirmedFence(t *testing.T) {
 	west := newDouble("west")
 	r := newRig(t, func(r *rig) { r.peers = []Peer{west} })
@@ -139,18 +137,16 @@ func TestRefusalRollsBackUnconfirmedFence(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if r.phases()+r.held() != "" {
-		t.Errorf("left on record %s, held %s", r.phases(), r.held())
+		t.Errorf("recorded %s, held %s", r.phases(), r.held())
 	}
 }
 
-// refusing is a peer that takes no fence.
 type refusing struct{ *double }
 
 func (refusing) Fence(context.Context, plan.Request) error {
 	return errs.Errorf(errs.Invalid, "it covers an address of this server")
 }
 
-// resumeNow backdates interrupted calls and resumes them.
 func (r *rig) resumeNow(t *testing.T) {
 	t.Helper()
 	_, _, err := r.ledger.ChangeFences(t.Context(), func(now []volume.Fence) ([]volume.Fence, error) {
@@ -177,7 +173,7 @@ func TestLostFencesOfPeerAreRestored(t *testing.T) {
 	testkit.Eventually(t, "the peer holds it again", func() bool { return east.inForce("a") == "10.0.0.1/32" })
 }
 
-// Servers that are each other's peers must not pass fences on for ever.
+// Mutual peers must not forward for ever.
 func TestForwardedFencesAreNotForwardedAgain(t *testing.T) {
 	east := newDouble("east")
 	r := newRig(t, func(r *rig) { r.peers = []Peer{east} })
@@ -203,7 +199,6 @@ func TestSlowPeerIsBounded(t *testing.T) {
 	}
 }
 
-// silent answers nothing.
 type silent struct{ *double }
 
 func (silent) Fence(ctx context.Context, _ plan.Request) error { <-ctx.Done(); return ctx.Err() }

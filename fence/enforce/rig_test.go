@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// rig is an enforcer over a network, with what a new process would find again.
+// rig is an enforcer with what a new process would find.
 type rig struct {
 	t       *testing.T
 	path    string
@@ -71,7 +71,6 @@ func (r *rig) start() {
 	testkit.Must(r.t, r.Restore(r.t.Context()))
 }
 
-// stop ends the process and interrupts its operations.
 func (r *rig) stop() {
 	r.t.Helper()
 	if err := r.operations.Close(context.Background()); err != nil {
@@ -84,7 +83,6 @@ func (r *rig) stop() {
 
 func (r *rig) restart() { r.t.Helper(); r.stop(); r.start() }
 
-// guard runs Guard until the test, or the returned function, ends it.
 func (r *rig) guard() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
@@ -92,9 +90,9 @@ func (r *rig) guard() (stop func()) {
 	return func() { cancel(); <-ended }
 }
 
-// givesUp makes a call that waits without success, and returns the error that names the reason. The
-// wait grows until it was long enough to come to that.
-func (r *rig) givesUp(on string, call func(context.Context, plan.Request) error, a plan.Request) error {
+// timesOut makes a call that cannot succeed, with longer timeouts until the
+// error has the reason.
+func (r *rig) timesOut(on string, call func(context.Context, plan.Request) error, a plan.Request) error {
 	r.t.Helper()
 	former := r.config.Bounds.End
 	defer func() { r.config.Bounds.End = former }()
@@ -113,7 +111,6 @@ func (r *rig) connect(client string) *fencetest.Session {
 	return testkit.Value(r.network.Connect(netip.MustParseAddr(client)))(r.t)
 }
 
-// phases returns the recorded fences, as "10.0.0.1/32 a fenced".
 func (r *rig) phases() string {
 	r.t.Helper()
 	fences := testkit.Value(r.ledger.Fences(r.t.Context()))(r.t)

@@ -8,7 +8,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// spread returns n blocks that do not touch, half of them of each family.
+// spread returns n separate blocks, half of them of each family.
 func spread(n int) []netip.Prefix {
 	var all []netip.Prefix
 	for i := range n {

@@ -37,7 +37,7 @@ func TestTwoServersOnOneMachine(t *testing.T) {
 	testkit.Must(t, g.Close(t.Context()))
 	wantHeld(t, f, block)
 
-	// The same table, or the same state, is for one server only.
+	// Table and state belong to one server.
 	third := config(t)
 	if _, err := Open(t.Context(), third); errs.KindOf(err) != errs.Precondition || !strings.Contains(fmt.Sprint(err), "pgrep -fa fence-holder") {
 		t.Errorf("a table of another server was opened: %v", err)
@@ -45,7 +45,7 @@ func TestTwoServersOnOneMachine(t *testing.T) {
 	if _, err := os.Lstat(third.HolderSocket); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the holder of a server that could not begin is left over: %v", err)
 	}
-	if err := refusedAsBusy(t, c); errs.KindOf(err) != errs.Busy || !strings.Contains(fmt.Sprint(err), fmt.Sprintf("serves process %d", os.Getpid())) {
+	if err := openBusy(t, c); errs.KindOf(err) != errs.Busy || !strings.Contains(fmt.Sprint(err), fmt.Sprintf("serves process %d", os.Getpid())) {
 		t.Errorf("the state of another server was opened: %v", err)
 	}
 	renamed := c
@@ -57,9 +57,9 @@ func TestTwoServersOnOneMachine(t *testing.T) {
 	wantHeld(t, open(t, c), block)
 }
 
-// refusedAsBusy opens with a time that grows until it is enough to receive
-// the PID that the holder serves.
-func refusedAsBusy(t *testing.T, c Config) (err error) {
+// openBusy opens with longer timeouts until it gets the PID that the holder
+// serves.
+func openBusy(t *testing.T, c Config) (err error) {
 	for wait := 300 * time.Millisecond; wait < time.Minute; wait *= 2 {
 		ctx, cancel := context.WithTimeout(t.Context(), wait)
 		_, err = Open(ctx, c)
@@ -71,7 +71,7 @@ func refusedAsBusy(t *testing.T, c Config) (err error) {
 	return err
 }
 
-// A holder of another version is replaced by one's own, with the same socket.
+// The socket is passed on.
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
 	testkit.EnterNetNS(t)
@@ -113,7 +113,7 @@ func TestHolderOfAnotherNamespace(t *testing.T) {
 	checkProtected(t)
 }
 
-// A holder holds the socket and listens, and has nothing else open.
+// It holds the socket and listens.
 func TestHolderIsMinimal(t *testing.T) {
 	t.Parallel()
 	testkit.EnterNetNS(t)
@@ -130,11 +130,11 @@ func TestHolderIsMinimal(t *testing.T) {
 		got = append(got, kind)
 	}
 	slices.Sort(got)
-	// The listener, its directory, the connection, and what Go's poller needs.
+	// Listener, directory, connection, and Go's poller.
 	want := []string{"/dev/null", "/dev/null", "/dev/null", filepath.Dir(f.client.path), "anon_inode", "anon_inode", "socket", "socket", "socket"}
 	slices.Sort(want)
 	if !equal(got, want) {
-		t.Errorf("open are %v, not %v", got, want)
+		t.Errorf("open descriptors %v, want %v", got, want)
 	}
 	var session int
 	if session, err = unix.Getsid(f.Status().Holder); err != nil || session != f.Status().Holder {
@@ -206,7 +206,7 @@ func TestApplyRefusals(t *testing.T) {
 	wantHeld(t, f, block)
 }
 
-// Whatever blocks follow on whatever blocks, what is held is just their union.
+// The result is always the union.
 func TestApplyReplacesAnyBlocks(t *testing.T) {
 	t.Parallel()
 	testkit.EnterNetNS(t)

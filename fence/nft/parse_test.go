@@ -10,8 +10,7 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/nft"
 )
 
-// FuzzGreeting: what is taken for a greeting names a version, and says the same
-// when it is said again.
+// An accepted greeting has a version and survives a round trip.
 func FuzzGreeting(f *testing.F) {
 	for _, seed := range []string{`{"protocol":1,"pid":7,"table":"t"}`, `{"protocol":2,"pid":7,"busy":9,"more":[]}`, `{}`, `[]`, "ready", `{"protocol":-1}`} {
 		f.Add([]byte(seed))
@@ -26,12 +25,11 @@ func FuzzGreeting(f *testing.F) {
 			t.Fatalf("%q is %+v (%v)", line, g, err)
 		}
 		if again, err := parseGreeting(said); err != nil || again != g {
-			t.Errorf("%+v, said again, is %+v (%v)", g, again, err)
+			t.Errorf("%+v becomes %+v (%v) after a round trip", g, again, err)
 		}
 	})
 }
 
-// FuzzIntervals: elements that parse have the same addresses after a round trip.
 func FuzzIntervals(f *testing.F) {
 	f.Add([]byte{0, 10, 0, 0, 0, 1, 10, 0, 0, 1})
 	f.Add([]byte{1, 0, 0, 0, 0, 0, 255, 255, 255, 255})
@@ -48,7 +46,7 @@ func FuzzIntervals(f *testing.F) {
 		v4, v6 := elements(set)
 		again, err := intervalSet(v4)
 		if err != nil || len(v6) != 0 || !equal(set.Prefixes(), again.Prefixes()) {
-			t.Errorf("%v, written, is %v (%v)", set.Prefixes(), again.Prefixes(), err)
+			t.Errorf("%v becomes %v (%v) after a round trip", set.Prefixes(), again.Prefixes(), err)
 		}
 	})
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Words by which the tests start themselves as other processes.
+// Arguments that start the test binary as another process.
 const (
 	serverWord    = "server"
 	newHolderWord = "newer-holder"
@@ -46,15 +46,14 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-// holderCommand starts the test binary as a holder. A holder gets no environment;
-// with this one the race detector does not wait a second at its end.
+// Without an environment, the race detector would wait a second at the holder's
+// end.
 func holderCommand(word string) []string {
 	return []string{"/usr/bin/env", "GORACE=atexit_sleep_ms=0", fmt.Sprintf("/proc/%d/exe", os.Getpid()), word}
 }
 
-// runServer is a server as a process: args are the holder's socket, flags that
-// its kernel does not know, and blocks to fence. It prints its holder and waits until it is
-// killed.
+// runServer is a server process; args are the holder's socket, unsupported table
+// flags, and blocks to fence. It prints its holder's PID and waits for SIGKILL.
 func runServer(args []string) error {
 	unsupportedFlags, err := strconv.ParseUint(args[1], 10, 32)
 	if err != nil {
@@ -78,7 +77,7 @@ func runServer(args []string) error {
 	}
 }
 
-// server is that process, as its starter sees it.
+// server is such a process.
 type server struct {
 	*testkit.Process
 	holder int
@@ -92,7 +91,7 @@ func startServer(t testing.TB, c Config, words ...string) *server {
 	return s
 }
 
-// killHolder kills one and waits until it is gone: a pidfd is readable then.
+// A pidfd is readable when the process has ended.
 func killHolder(t testing.TB, pid int, signal unix.Signal) {
 	t.Helper()
 	fd := testkit.Value(unix.PidfdOpen(pid, 0))(t)
@@ -129,7 +128,7 @@ func config(t testing.TB, words ...string) Config {
 	}
 }
 
-// killHoldersOf kills what a test that failed has left.
+// killHoldersOf cleans up after a failed test.
 func killHoldersOf(t testing.TB, path string) {
 	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -154,7 +153,7 @@ func portsOf(words []string) (ports.Set, error) {
 	return ports.Parse(words)
 }
 
-// open opens a filter whose holder is gone when the test ends.
+// The holder ends with the test.
 func open(t testing.TB, c Config) *Filter {
 	t.Helper()
 	f := testkit.Value(Open(t.Context(), c))(t)
@@ -162,7 +161,6 @@ func open(t testing.TB, c Config) *Filter {
 	return f
 }
 
-// finish closes a filter and ends its holder.
 func finish(t testing.TB, f *Filter) {
 	t.Helper()
 	ctx := testkit.Context(t)

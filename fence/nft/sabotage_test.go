@@ -11,8 +11,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// On a kernel without table owners other programs can change everything: each
-// change is signalled, seen by Held, and repaired by Apply.
+// Without table owners other programs can change everything: changes are
+// signaled, seen by Held, and repaired by Apply.
 func TestForeignChangesAreSeenAndRepaired(t *testing.T) {
 	t.Parallel()
 	testkit.EnterNetNS(t)
@@ -27,7 +27,7 @@ func TestForeignChangesAreSeenAndRepaired(t *testing.T) {
 	const table = "inet cleat-test "
 	for _, s := range []struct {
 		does string
-		left []string // what still holds
+		left []string // still enforced
 	}{
 		{does: "flush ruleset"},
 		{does: "delete table " + table},
@@ -54,14 +54,14 @@ func TestForeignChangesAreSeenAndRepaired(t *testing.T) {
 		testkit.Run(t, "nft", does)
 		changed(t, f)
 		if got, err := f.Held(t.Context()); err != nil || !equal(got, blocks(s.left...)) {
-			t.Errorf("after %q is held %v (%v), not %v", does, got, err, s.left)
+			t.Errorf("after %q: held %v (%v), want %v", does, got, err, s.left)
 		}
 		apply(t, f, blocks(wanted...)...)
 		wantHeld(t, f, wanted...)
 		drained(f)
 	}
-	// Changes of other tables are ignored. A late signal of an earlier change is
-	// possible, but not each time.
+	// Changes of other tables are ignored. A late signal of an earlier change
+	// is possible, but not each time.
 	for round := 1; ; round++ {
 		testkit.Run(t, "nft", "add table inet other; add chain inet other c; flush chain inet other c; delete table inet other; add table ip cleat-test")
 		apply(t, f, blocks(wanted...)...)
@@ -76,7 +76,7 @@ func TestForeignChangesAreSeenAndRepaired(t *testing.T) {
 	}
 }
 
-// drained takes a signal of events that came late.
+// drained discards late signals.
 func drained(f *Filter) {
 	select {
 	case <-f.Changed():
@@ -108,11 +108,11 @@ func equal[T comparable](a, b []T) bool {
 	return true
 }
 
-// Where there are owners but they do not persist, a second table stays when the
-// first disappears with its owner, and the first when others flush the second.
+// If owners do not persist, the plain table survives the owner's end, and the
+// owned one a flush by others.
 //
-// It runs alone: a process that another test is starting has a copy of the owner's
-// socket until it executes its program, and keeps the table with it.
+// Not parallel: until exec, a child process of another test has a copy of the
+// owner's socket, which keeps the table.
 func TestTwoTablesOnOlderKernels(t *testing.T) {
 	testkit.EnterNetNS(t)
 	c := config(t)

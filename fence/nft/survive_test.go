@@ -17,7 +17,7 @@ import (
 
 const block = "192.0.2.0/24"
 
-// inKernel reads with nft(8) whether the table drops the block.
+// inKernel asks nft(8).
 func inKernel(t testing.TB, table string) bool {
 	t.Helper()
 	out, err := try("nft", "list", "table", "inet", table)
@@ -64,8 +64,7 @@ func TestForeignChangesWhileServerRuns(t *testing.T) {
 	}
 }
 
-// The server is killed: its holder protects the fence, and the
-// next server takes it over with the same socket.
+// The holder protects the fence, and the next server takes over its socket.
 func TestServerKilled(t *testing.T) {
 	t.Parallel()
 	testkit.EnterNetNS(t)
@@ -83,8 +82,7 @@ func TestServerKilled(t *testing.T) {
 	wantHeld(t, f, "2001:db8::/32")
 }
 
-// The holder dies while the server lives: the table keeps its owner, and there
-// is a new holder at once, so the server can die next.
+// The table keeps its owner, and the holder is replaced at once.
 func TestHolderKilled(t *testing.T) {
 	for _, signal := range []unix.Signal{unix.SIGKILL, unix.SIGTERM} {
 		t.Run(signal.String(), func(t *testing.T) {
@@ -113,8 +111,8 @@ func waitHolder(t testing.TB, f *Filter, former int) int {
 	return now
 }
 
-// Both die, in either order: the table stays and drops, without an owner, until
-// the next server adopts it.
+// In either order the table stays without an owner, until the next server
+// adopts it.
 func TestBothKilled(t *testing.T) {
 	for _, serverFirst := range []bool{true, false} {
 		t.Run(fmt.Sprintf("server first %t", serverFirst), func(t *testing.T) {
@@ -126,7 +124,7 @@ func TestBothKilled(t *testing.T) {
 				s.Kill()
 				killHolder(t, s.holder, unix.SIGKILL)
 			} else {
-				// It must not start another one: it stands still.
+				// Suspended: it must not start another holder.
 				testkit.Must(t, unix.Kill(s.PID(), unix.SIGSTOP))
 				killHolder(t, s.holder, unix.SIGKILL)
 				s.Kill()
@@ -144,8 +142,8 @@ func TestBothKilled(t *testing.T) {
 	}
 }
 
-// Both die and another program flushes the ruleset: the remaining window. The next
-// server starts with an empty table, which Held reports.
+// The remaining window: the next server starts with an empty table, which Held
+// reports.
 func TestBothKilledAndFlushed(t *testing.T) {
 	t.Parallel()
 	testkit.EnterNetNS(t)
@@ -163,9 +161,8 @@ func TestBothKilledAndFlushed(t *testing.T) {
 	checkProtected(t)
 }
 
-// The next server is for other ports: the rules are recreated, and the blocks
-// stay in force without a gap.
-func TestOtherPortsWithoutAWindow(t *testing.T) {
+// The rules are recreated, and the blocks stay in force without a gap.
+func TestChangePortsWithoutGap(t *testing.T) {
 	t.Parallel()
 	testkit.EnterNetNS(t)
 	c := config(t, "4420")
@@ -185,16 +182,16 @@ func TestOtherPortsWithoutAWindow(t *testing.T) {
 	if fault := <-looked; fault != "" {
 		t.Error(fault)
 	}
-	open(t, c) // to lift it
+	open(t, c) // for the cleanup
 }
 
-// lookForWindow reads until it finds that nothing is held.
+// lookForWindow reads until nothing is enforced.
 func lookForWindow(t *testing.T, c *nft.Conn, stop <-chan struct{}) string {
 	looks := 0
 	for {
 		select {
 		case <-stop:
-			if looks >= 10 { // what comes later is as good
+			if looks >= 10 { // enough
 				return ""
 			}
 		default:

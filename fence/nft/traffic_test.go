@@ -17,8 +17,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// The addresses of a server and two clients of it, all on the loopback, where
-// packets meet the same hooks.
+// hosts are a server and two clients, all on the loopback, with the same hooks.
 type hosts struct{ server, fenced, neighbour string }
 
 func families() map[string]hosts {
@@ -35,7 +34,7 @@ func addHosts(t testing.TB, h hosts) {
 	}
 }
 
-// listenOn takes connections and echoes what they send.
+// listenOn echoes.
 func listenOn(t testing.TB, address string, port int) {
 	t.Helper()
 	l := testkit.Value(net.ListenTCP("tcp", &net.TCPAddr{IP: net.ParseIP(address), Port: port}))(t)
@@ -130,10 +129,10 @@ func TestTraffic(t *testing.T) {
 			apply(t, f, netip.PrefixFrom(fenced, fenced.BitLen()))
 
 			if echoes(old, impatient) {
-				t.Error("the session that was there goes on")
+				t.Error("the existing session continues")
 			}
 			isKeptOut(t, h.fenced, h.server, 4421)
-			reaches(t, h.fenced, h.server, 9999) // another port
+			reaches(t, h.fenced, h.server, 9999)
 			reaches(t, h.neighbour, h.server, 4420)
 			checkDropped(t, f, fenced.Is4())
 
@@ -148,11 +147,11 @@ func checkDropped(t testing.TB, f *Filter, v4 bool) {
 	testkit.Value(f.Held(t.Context()))(t)
 	s := f.Status()
 	if v4 && (s.Dropped4 == 0 || s.Dropped6 != 0) || !v4 && (s.Dropped6 == 0 || s.Dropped4 != 0) {
-		t.Errorf("dropped are %d packets of IPv4 and %d of IPv6", s.Dropped4, s.Dropped6)
+		t.Errorf("dropped %d IPv4 packets and %d IPv6 packets", s.Dropped4, s.Dropped6)
 	}
 }
 
-// A port that is redirected shows as the server's only at input.
+// The server's port is known at input only.
 func TestRedirectedPort(t *testing.T) {
 	for family, h := range families() {
 		t.Run(family, func(t *testing.T) {
@@ -180,7 +179,7 @@ func TestRedirectedPort(t *testing.T) {
 	}
 }
 
-// All traffic is any protocol: pings too.
+// Any protocol, such as ping.
 func TestAllTraffic(t *testing.T) {
 	for family, h := range families() {
 		t.Run(family, func(t *testing.T) {
@@ -194,10 +193,10 @@ func TestAllTraffic(t *testing.T) {
 			apply(t, f, netip.PrefixFrom(fenced, fenced.BitLen()))
 			isKeptOut(t, h.fenced, h.server, 22)
 			if udpReaches(t, h.fenced, h.server, impatient) {
-				t.Error("UDP of a fenced client is taken")
+				t.Error("UDP of a fenced client is accepted")
 			}
 			if !udpReaches(t, h.neighbour, h.server, patient) {
-				t.Error("UDP of a neighbour is not taken")
+				t.Error("UDP of a neighbour is not accepted")
 			}
 		})
 	}
@@ -216,8 +215,8 @@ func udpReaches(t testing.TB, from, to string, patience time.Duration) bool {
 	return err == nil
 }
 
-// namespaceBehind moves the clients into a network namespace of their own,
-// behind a pair of interfaces, and returns what connects from there.
+// namespaceBehind moves the clients into a network namespace behind a veth
+// pair, and returns a function that connects from there.
 func namespaceBehind(t testing.TB, h hosts) func(port int, patience time.Duration) bool {
 	t.Helper()
 	orders, answers := make(chan order), make(chan error)
@@ -229,7 +228,7 @@ func namespaceBehind(t testing.TB, h hosts) func(port int, patience time.Duratio
 	testkit.Run(t, "ip", "address", "delete", h.fenced+bits, "dev", "lo")
 	testkit.Run(t, "ip", "link", "add", "here", "type", "veth", "peer", "name", "there", "netns", path)
 	testkit.Run(t, "ip", "link", "set", "here", "up")
-	testkit.Run(t, "ip", "address", "add", h.server, "dev", "here", "nodad") // neighbours are answered for it there
+	testkit.Run(t, "ip", "address", "add", h.server, "dev", "here", "nodad") // neighbor discovery works without it
 	testkit.Run(t, "ip", "route", "add", h.fenced, "dev", "here")
 	orders <- order{}
 	testkit.Must(t, <-answers)
@@ -239,16 +238,16 @@ func namespaceBehind(t testing.TB, h hosts) func(port int, patience time.Duratio
 	}
 }
 
-// order is a port to connect to, and for how long to try.
+// order is a port and a timeout.
 type order struct {
 	port     int
 	patience time.Duration
 }
 
-// clientThread is a thread in a network namespace of its own. The order of no
-// port sets its interface up.
+// clientThread is a thread in its own network namespace. The order of no port
+// sets its interface up.
 func clientThread(t testing.TB, h hosts, where chan<- string, orders <-chan order, answers chan<- error) {
-	runtime.LockOSThread() // the thread ends with this goroutine
+	runtime.LockOSThread() // never unlocked
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		t.Error(err)
 	}
@@ -274,7 +273,7 @@ func setUpClient(h hosts) error {
 	return nil
 }
 
-// visit tries several times: the interfaces need a moment to be ready.
+// The interfaces need a moment.
 func visit(h hosts, o order) error {
 	var err error
 	for range 5 {

@@ -34,11 +34,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const via = "csi.example.com"
 
-// storage is a peer behind TLS, and what is needed to be let in.
+// storage is a peer behind TLS, and what a client needs.
 type storage struct {
 	driver   *fencetest.Driver
 	endpoint string
-	files    mutualtls.Files // of the caller
+	files    mutualtls.Files
 	stop     func()
 }
 
@@ -73,8 +73,7 @@ func req(parameters map[string]string, cidrs ...string) plan.Request {
 	return a
 }
 
-// Whose fence it is reaches the peer only as a digest, and keeps callers and
-// drivers apart.
+// The peer gets only a digest of the owner, different for callers and drivers.
 func TestOwners(t *testing.T) {
 	s, ctx := newStorage(t), t.Context()
 	p, other := s.peer(t, via), s.peer(t, "csi.other.com")
@@ -113,12 +112,12 @@ func TestOwners(t *testing.T) {
 	}
 	for _, c := range s.driver.Calls("UnfenceClusterNetwork") {
 		if c.Parameters["fence.cleat.dev/force"] != "" {
-			t.Errorf("insists: %+v", c)
+			t.Errorf("forced again: %+v", c)
 		}
 	}
 }
 
-// A peer that refuses says so; whatever else it answers asks for a repeat.
+// Only refusals are final; any other answer can be retried.
 func TestCodes(t *testing.T) {
 	s := newStorage(t)
 	p := s.peer(t, via)
@@ -164,8 +163,8 @@ func TestReady(t *testing.T) {
 	}
 }
 
-// A list that cannot be understood is no proof that anything holds.
-func TestStrangeList(t *testing.T) {
+// A list that cannot be parsed proves nothing.
+func TestInvalidList(t *testing.T) {
 	s := newStorage(t)
 	p := s.peer(t, via)
 	for _, text := range []string{"192.0.2.7/24", "cidr:192.0.2.7:0/32", ""} {
@@ -173,7 +172,7 @@ func TestStrangeList(t *testing.T) {
 		_, err := p.List(t.Context(), request.Owner(nil))
 		testkit.WantError(t, "the error", err, errs.Unavailable, "returned an invalid block")
 		if errors.Is(err, errs.Invalid) {
-			t.Errorf("%v is taken for a refusal", err)
+			t.Errorf("%v counts as a refusal", err)
 		}
 	}
 	s.driver.Answer("192.0.2.7", "2001:db8::/32", "192.0.2.7/32", "10.0.0.0/8")
@@ -183,8 +182,7 @@ func TestStrangeList(t *testing.T) {
 	}
 }
 
-// Dead and slow peers are given up when the step's time is over, and asked
-// again when they are back.
+// They time out, and are called again later.
 func TestDeadAndSlowPeers(t *testing.T) {
 	s := newStorage(t)
 	p, a := s.peer(t, via), req(nil, "192.0.2.0/24")
@@ -209,7 +207,6 @@ func TestDeadAndSlowPeers(t *testing.T) {
 	}
 }
 
-// Ten thousand blocks, of several callers at once.
 func TestManyAtOnce(t *testing.T) {
 	s := newStorage(t)
 	p := s.peer(t, via)
@@ -231,11 +228,11 @@ func TestManyAtOnce(t *testing.T) {
 	}
 	all.Wait()
 	if n := len(s.driver.Fenced()); n != callers*many {
-		t.Errorf("%d are fenced", n)
+		t.Errorf("%d blocks are fenced", n)
 	}
 }
 
-// enforcer keeps what our own service understood.
+// enforcer records the requests that cleat's service received.
 type enforcer struct {
 	fenced, unfenced []plan.Request
 	owner            *volume.FenceOwner
@@ -258,8 +255,8 @@ func (e *enforcer) List(_ context.Context, owner *volume.FenceOwner) ([]netip.Pr
 
 func (e *enforcer) Ending(context.Context) ([]volume.Session, error) { return nil, nil }
 
-// Our own server understands what is passed on to it, and knows by whom.
-func TestOurOwnServer(t *testing.T) {
+// cleat's service accepts forwarded fences and knows their owner.
+func TestForwardToCleatServer(t *testing.T) {
 	e := &enforcer{}
 	handler := testkit.Value(service.New(service.Config{Name: "fence.cleat.dev", Offer: service.Offer{Fence: true}, Enforcer: e}))(t)
 	srv := testkit.Value(server.NewGRPC(server.GRPCConfig{Code: errs.Code}))(t)
@@ -277,7 +274,7 @@ func TestOurOwnServer(t *testing.T) {
 	testkit.Must(t, p.Fence(t.Context(), first))
 	got := e.fenced[0]
 	if !slices.Equal(got.Blocks, first.Blocks) || !got.Force || !slices.Equal(got.Owner.Keys, []string{request.OwnerParameter, request.ViaParameter}) {
-		t.Errorf("understood: %+v", got)
+		t.Errorf("received: %+v", got)
 	}
 	testkit.WantError(t, "Unfence", p.Unfence(t.Context(), first), errs.Precondition, "of another")
 	if e.unfenced[0].Owner.Digest != got.Owner.Digest {
@@ -322,8 +319,7 @@ func TestWrongPeers(t *testing.T) {
 	}
 }
 
-// FuzzParse: a peer that is taken is written back the same, and has a name that
-// can stand in a line of a log.
+// An accepted peer survives a round trip, and has a name that is safe in logs.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{"storage-b=192.0.2.7:9070", "b=unix:///run/a=b.sock", "=x", "b=", "a b=c", "b", ""} {
 		f.Add(seed)

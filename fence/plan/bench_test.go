@@ -9,7 +9,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// many asks for each second address of as many as there are blocks.
+// many requests every second address.
 func many(blocks int) Request {
 	req := Request{Owner: anna}
 	for i := range blocks {
@@ -19,7 +19,7 @@ func many(blocks int) Request {
 	return req
 }
 
-// BenchmarkPlan10000 is each decision about 10,000 records.
+// BenchmarkPlan10000 measures decisions with 10,000 records.
 func BenchmarkPlan10000(b *testing.B) {
 	req := many(10_000)
 	fenced := Confirm(Fence(nil, req, early), req, early)
@@ -47,7 +47,7 @@ func BenchmarkPlan10000(b *testing.B) {
 	}
 }
 
-// A whole life of many fences, so that their number alone breaks nothing.
+// The full life cycle of many fences.
 func TestMany(t *testing.T) {
 	req := many(10_000)
 	now := Fence(nil, req, time.Unix(1, 0))
@@ -62,6 +62,6 @@ func TestMany(t *testing.T) {
 		}
 	}
 	if now = Forget(now, req, time.Unix(4, 0)); len(now) != 0 {
-		t.Errorf("%d records are left", len(now))
+		t.Errorf("%d records are left over", len(now))
 	}
 }

@@ -24,7 +24,7 @@ func prefixList(t *testing.T, texts ...string) []netip.Prefix {
 	return list
 }
 
-func TestUnansweredAndInPhase(t *testing.T) {
+func TestUnconfirmedAndInPhase(t *testing.T) {
 	owner, other := volume.FenceOwner{Digest: "a"}, volume.FenceOwner{Digest: "b"}
 	blocks := prefixList(t, "10.0.0.1/32", "10.0.0.2/32", "10.0.0.3/32", "10.0.0.4/32", "10.0.0.5/32")
 	now := []volume.Fence{
@@ -60,7 +60,7 @@ func TestOwners(t *testing.T) {
 	}
 }
 
-func TestWanted(t *testing.T) {
+func TestDesired(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		now  []string
@@ -90,12 +90,11 @@ func TestReleased(t *testing.T) {
 		t.Error(err, diff)
 	}
 	if got, err := Released(after, after); len(got) != 0 || err != nil {
-		t.Errorf("nothing changed, and %v is released, %v", got, err)
+		t.Errorf("without a change, %v is released, %v", got, err)
 	}
 }
 
-// A record without a valid block must not be left out: the rest would look like
-// the whole fence.
+// Without it, the rest would look like the whole fence.
 func TestInvalidRecord(t *testing.T) {
 	now := append(recorded("a fenced 10.0.0.0/8"), volume.Fence{Phase: volume.Fenced})
 	if got, err := Desired(now); !errors.Is(err, errs.Invalid) {

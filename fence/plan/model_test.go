@@ -14,15 +14,14 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// The model is slow and obvious: a world of 16 IPv4 and 16 IPv6 addresses, in
-// which a block is a bitmap of the addresses that it contains, and a list of
-// records that is searched from end to end.
+// The model is slow and obvious: 16 IPv4 and 16 IPv6 addresses, blocks as
+// bitmaps, and linear search.
 
 // world is a set of addresses: IPv4 in the low half, IPv6 in the high.
 type world uint32
 
-// corners are where the model's addresses begin. The last IPv4 and the last
-// IPv6 address of all are among them.
+// corners are the model's first addresses; the last IPv4 and IPv6 addresses are
+// in range.
 func corners() []netip.Addr {
 	return []netip.Addr{netip.MustParseAddr("255.255.255.240"), netip.MustParseAddr("ffff:ffff:ffff:ffff:ffff:ffff:ffff:fff0")}
 }
@@ -60,8 +59,7 @@ type record struct {
 
 type model struct{ records []*record }
 
-// find returns the record of a block and owner; one that is absent when there
-// does not exist.
+// find returns the record of a block and owner, or an absent one.
 func (m *model) find(block netip.Prefix, owner volume.FenceOwner) *record {
 	for _, r := range m.records {
 		if r.block == block && r.owner.Digest == owner.Digest {
@@ -99,8 +97,8 @@ func (m *model) confirm(req Request, at time.Time) {
 	}
 }
 
-// refused reports whether an unfence names a block that was never fenced, of
-// which something else keeps an address closed.
+// refused: a block was never fenced, and another fence denies one of its
+// addresses.
 func (m *model) refused(req Request) bool {
 	for _, block := range req.Blocks {
 		if !m.find(block, req.Owner).absent {
@@ -153,7 +151,7 @@ func (m *model) area() world {
 	return w
 }
 
-// list is what the functions under test should have returned.
+// list is the expected result.
 func (m *model) list() []volume.Fence {
 	var list []volume.Fence
 	for _, r := range m.records {
@@ -171,7 +169,7 @@ func drawAsk(t *rapid.T) Request {
 		for range rapid.IntRange(0, 15).Draw(t, "address") {
 			addr = addr.Next()
 		}
-		fewer := rapid.IntRange(0, 5).Draw(t, "fewer bits") // the largest block has all 16, and 16 outside
+		fewer := rapid.IntRange(0, 5).Draw(t, "fewer bits") // the largest block has 16, and 16 are outside
 		return netip.PrefixFrom(addr, addr.BitLen()-fewer).Masked()
 	})
 	blocks := rapid.SliceOfN(block, 1, 5).Draw(t, "blocks")
@@ -180,7 +178,6 @@ func drawAsk(t *rapid.T) Request {
 	return Request{Owner: volume.FenceOwner{Digest: digest}, Blocks: slices.Compact(blocks), Force: rapid.Bool().Draw(t, "force")}
 }
 
-// pair is a list beside its model.
 type pair struct {
 	m    model
 	now  []volume.Fence
@@ -188,8 +185,7 @@ type pair struct {
 	tick int64
 }
 
-// next draws an ask. Half of the steps go on with the one before, as a
-// server's do.
+// next draws a request. Half of them continue the previous one, like a server.
 func (p *pair) next(t *rapid.T) (Request, time.Time) {
 	if len(p.last.Blocks) == 0 || !rapid.Bool().Draw(t, "go on") {
 		p.last = drawAsk(t)
@@ -198,7 +194,6 @@ func (p *pair) next(t *rapid.T) (Request, time.Time) {
 	return p.last, time.Unix(p.tick, 0)
 }
 
-// step takes one that is never refused.
 func (p *pair) step(real func([]volume.Fence, Request, time.Time) []volume.Fence, model func(Request, time.Time)) func(*rapid.T) {
 	return func(t *rapid.T) {
 		req, at := p.next(t)
@@ -255,8 +250,7 @@ func (p *pair) check(t *rapid.T) {
 	checkArea(t, desired, p.m.area())
 }
 
-// sequence runs steps of several owners beside the model, in any order, also
-// those that no server would.
+// sequence runs steps of several owners in any order, even impossible ones.
 func sequence(t *rapid.T) {
 	var p pair
 	t.Repeat(map[string]func(*rapid.T){
@@ -275,7 +269,6 @@ func sameRecord(a, b volume.Fence) bool {
 	return Compare(a, b) == 0 && a.Phase == b.Phase && a.Since.Equal(b.Since) && a.Force == b.Force && slices.Equal(a.Owner.Keys, b.Owner.Keys)
 }
 
-// checkOthers checks that no owner lifts another owner's fence.
 func checkOthers(t *rapid.T, before, after []volume.Fence, owner volume.FenceOwner) {
 	for _, f := range before {
 		if f.Owner.Digest != owner.Digest && f.Denies() && !slices.ContainsFunc(after, func(g volume.Fence) bool { return sameRecord(f, g) }) {
@@ -284,8 +277,7 @@ func checkOthers(t *rapid.T, before, after []volume.Fence, owner volume.FenceOwn
 	}
 }
 
-// checkArea holds that blocks are an area: just those addresses, disjoint, in
-// order, and none that could be one with the next.
+// checkArea: exactly these addresses, disjoint, sorted and merged.
 func checkArea(t *rapid.T, blocks []netip.Prefix, want world) {
 	if got := areaOf(blocks); got != want {
 		t.Fatalf("%v are %032b, want %032b", blocks, got, want)
@@ -311,11 +303,10 @@ func TestModel(t *testing.T) { rapid.Check(t, sequence) }
 
 func FuzzModel(f *testing.F) { f.Fuzz(rapid.MakeFuzz(sequence)) }
 
-// Overlaps are found in the whole of both address spaces too.
 func TestOverlapping(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		block := rapid.Custom(func(t *rapid.T) netip.Prefix {
-			// Few different bytes, so that blocks nest.
+			// Few values, so that blocks nest.
 			b := rapid.SliceOfN(rapid.SampledFrom([]byte{0, 1, 128, 255}), 16, 16).Draw(t, "bytes")
 			addr := netip.AddrFrom16([16]byte(b))
 			if rapid.Bool().Draw(t, "IPv4") {

@@ -38,8 +38,7 @@ func askOf(owner volume.FenceOwner, words ...string) Request {
 	return Request{Owner: owner, Blocks: blocksOf(words...)}
 }
 
-// recorded makes a list of records such as "a fenced 10.0.0.0/8", all since
-// early.
+// recorded parses records such as "a fenced 10.0.0.0/8", all since early.
 func recorded(lines ...string) []volume.Fence {
 	var list []volume.Fence
 	for _, line := range lines {
@@ -54,7 +53,7 @@ func recorded(lines ...string) []volume.Fence {
 	return list
 }
 
-// phases is a list as recorded reads it.
+// phases formats a list for recorded.
 func phases(list []volume.Fence) []string {
 	var lines []string
 	for _, f := range list {
@@ -63,7 +62,6 @@ func phases(list []volume.Fence) []string {
 	return lines
 }
 
-// What each step makes of each phase of one's own record.
 func TestPhases(t *testing.T) {
 	req := askOf(anna, "10.0.0.0/24")
 	unfence := func(now []volume.Fence, req Request, at time.Time) []volume.Fence {
@@ -76,7 +74,7 @@ func TestPhases(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		step func([]volume.Fence, Request, time.Time) []volume.Fence
-		want map[string]string // phase before: phase after, "" is no record
+		want map[string]string // after, by phase before; "" is no record
 	}{
 		{"Fence", Fence, map[string]string{"": "fencing", "fencing": "fencing", "fenced": "fenced", "lifting": "fencing", "lifted": "fencing"}},
 		{"Confirm", Confirm, map[string]string{"": "", "fencing": "fenced", "fenced": "fenced", "lifting": "lifting", "lifted": "lifted"}},
@@ -84,7 +82,7 @@ func TestPhases(t *testing.T) {
 		{"Forget", Forget, map[string]string{"": "", "fencing": "fencing", "fenced": "fenced", "lifting": "", "lifted": ""}},
 	} {
 		for before, after := range c.want {
-			// Another owner's fence beside it is never touched.
+			// Another owner's fence never changes.
 			now, want := recorded("b fenced 10.0.1.0/24"), recorded("b fenced 10.0.1.0/24")
 			if before != "" {
 				now = append(recorded("a "+before+" 10.0.0.0/24"), now...)
@@ -127,7 +125,7 @@ func TestUnfenceRefuses(t *testing.T) {
 		name string
 		now  []string
 		req  []string
-		want []string // in the message; none: not refused
+		want []string // in the message; none: accepted
 	}{
 		{"nothing on record", nil, []string{"10.0.0.0/24"}, nil},
 		{"apart", []string{"b fenced 10.0.1.0/24"}, []string{"10.0.0.0/24"}, nil},
@@ -164,16 +162,16 @@ func TestUnfenceRefuses(t *testing.T) {
 			}
 			for _, words := range c.want {
 				if !strings.Contains(err.Error(), words) {
-					t.Errorf("%q does not say %q", err, words)
+					t.Errorf("got error %q, want %q", err, words)
 				}
 			}
 		})
 	}
 }
 
-// An unfence that was answered can be repeated until another owner has
-// fenced the place since; after one that left another's fence, also then.
-func TestForgetKeepsWhatARepeatNeeds(t *testing.T) {
+// A completed unfence can be repeated until another owner fences these
+// addresses; after one that left another's fence, even then.
+func TestForgetKeepsRecordsForRetry(t *testing.T) {
 	now := recorded("a lifting 10.0.0.0/24", "a lifting 10.0.1.0/24", "b fenced 10.0.0.7/32")
 	now = Forget(now, askOf(anna, "10.0.0.0/24", "10.0.1.0/24"), late)
 	if diff := cmp.Diff([]string{"a lifted 10.0.0.0/24", "b fenced 10.0.0.7/32"}, phases(now)); diff != "" {
@@ -184,12 +182,12 @@ func TestForgetKeepsWhatARepeatNeeds(t *testing.T) {
 	}
 	now = testkit.Value(Unfence(now, askOf(berta, "10.0.0.7/32"), late))(t)
 	if now = Forget(now, askOf(berta, "10.0.0.7/32"), late); len(now) != 0 {
-		t.Errorf("left on record: %v", phases(now))
+		t.Errorf("still recorded: %v", phases(now))
 	}
-	// Two that are lifted together do not keep each other.
+	// Fences that are lifted together do not conflict.
 	now = recorded("a lifting 10.0.0.0/24", "a lifting 10.0.0.7/32")
 	if now = Forget(now, askOf(anna, "10.0.0.0/24", "10.0.0.7/32"), late); len(now) != 0 {
-		t.Errorf("left on record: %v", phases(now))
+		t.Errorf("still recorded: %v", phases(now))
 	}
 }
 

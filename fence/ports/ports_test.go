@@ -42,7 +42,7 @@ func TestParse(t *testing.T) {
 		}
 	}
 	if s, err := Parse(nil); err == nil {
-		t.Errorf("no words at all: %v", s)
+		t.Errorf("without words: %v", s)
 	}
 }
 
@@ -58,7 +58,7 @@ func TestContains(t *testing.T) {
 	}
 }
 
-// What a set says of itself is read as the same set.
+// String and Parse are inverse.
 func FuzzParse(f *testing.F) {
 	for _, word := range []string{"4420", "6800-7568", "ceph,1", "0-", "-", "nfs,nfs"} {
 		f.Add(word)
@@ -70,7 +70,7 @@ func FuzzParse(f *testing.F) {
 		}
 		again, err := Parse(strings.Split(s.String(), ","))
 		if err != nil || again.String() != s.String() {
-			t.Errorf("%q is %v, which reads as %v, %v", text, s, again, err)
+			t.Errorf("%q is %v, which parses as %v, %v", text, s, again, err)
 		}
 	})
 }

@@ -17,7 +17,7 @@ func TestBlock(t *testing.T) {
 		"0.0.0.0/0":                 "0.0.0.0/0",
 		"0.0.0.0/8":                 "0.0.0.0/8",
 		"255.255.255.255":           "255.255.255.255/32",
-		"127.0.0.1":                 "127.0.0.1/32", // CheckReach is about that
+		"127.0.0.1":                 "127.0.0.1/32", // left to CheckReach
 		"2001:db8::7":               "2001:db8::7/128",
 		"2001:DB8:0:0::/64":         "2001:db8::/64",
 		"::/0":                      "::/0",
@@ -28,7 +28,7 @@ func TestBlock(t *testing.T) {
 		"::ffff:192.0.2.7/128":      "192.0.2.7/32",
 		"::ffff:192.0.2.0/120":      "192.0.2.0/24",
 		"::ffff:0:0/96":             "0.0.0.0/0",
-		"224.0.0.0/3":               "224.0.0.0/3", // half of it are no multicast
+		"224.0.0.0/3":               "224.0.0.0/3", // half of it is not multicast
 		"fe00::/7":                  "fe00::/7",
 		"ffff:ffff::/1":             `error: write 8000::/1 for the block, or ffff:ffff::/128 for the single`,
 		"192.0.2.7/24":              `error: "192.0.2.7/24" has host bits set: write 192.0.2.0/24 for the block, or 192.0.2.7/32 for the single address`,
@@ -95,12 +95,12 @@ func TestBlock(t *testing.T) {
 	}
 }
 
-// What the messages advise is taken.
+// The form that an error suggests is accepted.
 func TestBlockAdvice(t *testing.T) {
 	for _, text := range []string{"192.0.2.7/24", "2001:db8::7/64", "::ffff:192.0.2.7/120", " 192.0.2.7 ", "10.0.0.1/0"} {
 		_, err := Block(text)
 		if err == nil {
-			t.Errorf("%q is taken", text)
+			t.Errorf("%q is accepted", text)
 			continue
 		}
 		advised := 0
@@ -110,12 +110,12 @@ func TestBlockAdvice(t *testing.T) {
 				continue
 			}
 			if _, err := Block(word); err != nil {
-				t.Errorf("%q is advised for %q, but: %v", word, text, err)
+				t.Errorf("%q is suggested for %q, but: %v", word, text, err)
 			}
 			advised++
 		}
 		if advised == 0 {
-			t.Errorf("no advice in %v", err)
+			t.Errorf("no suggestion in %v", err)
 		}
 	}
 }
@@ -132,17 +132,17 @@ func FuzzBlock(f *testing.F) {
 			}
 			return
 		}
-		holdBlock(t, block)
+		checkBlock(t, block)
 		if again, err := Block(block.String()); err != nil || again != block {
-			t.Errorf("%q is %v, which reads as %v, %v", text, block, again, err)
+			t.Errorf("%q is %v, which parses as %v, %v", text, block, again, err)
 		}
 	})
 }
 
-// holdBlock holds what the planner and the enforcers rely on.
-func holdBlock(t *testing.T, block netip.Prefix) {
+// checkBlock checks what the planner and the enforcers rely on.
+func checkBlock(t *testing.T, block netip.Prefix) {
 	t.Helper()
 	if !block.IsValid() || block != block.Masked() || block.Addr().Is4In6() || block.Addr().Zone() != "" {
-		t.Errorf("%v is no masked block", block)
+		t.Errorf("%v is not a masked block", block)
 	}
 }

@@ -27,8 +27,7 @@ func fenceRequest(blocks ...string) *addons.FenceClusterNetworkRequest {
 	return r
 }
 
-// checkError holds that an error is of kind Invalid and says something; want
-// is empty when no error is expected.
+// checkError checks for kind Invalid and a text; an empty want is no error.
 func checkError(t *testing.T, err error, want, format string, args ...any) {
 	t.Helper()
 	switch about := fmt.Sprintf(format, args...); {
@@ -44,7 +43,7 @@ func checkError(t *testing.T, err error, want, format string, args ...any) {
 	}
 }
 
-func TestAsk(t *testing.T) {
+func TestFenceRequest(t *testing.T) {
 	r := fenceRequest("2001:db8::/64", "192.0.2.7", "192.0.2.0/24", "::ffff:192.0.2.7", "192.0.2.7/32")
 	req := testkit.Value(Fence(r))(t)
 	if got := fmt.Sprint(req.Blocks); got != "[192.0.2.0/24 192.0.2.7/32 2001:db8::/64]" {
@@ -59,7 +58,7 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-func TestAskRefuses(t *testing.T) {
+func TestFenceRequestRejects(t *testing.T) {
 	many := make([]string, MaxBlocks+1)
 	for i := range many {
 		many[i] = netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}).String()
@@ -131,7 +130,6 @@ func TestFingerprintAndKeys(t *testing.T) {
 	}
 }
 
-// FuzzFence reads requests as they can arrive over the network.
 func FuzzFence(f *testing.F) {
 	for _, r := range []*addons.FenceClusterNetworkRequest{
 		{}, fenceRequest("192.0.2.7", "2001:db8::/64"), fenceRequest("192.0.2.7/24", ""), {Cidrs: []*addons.CIDR{{}}},
@@ -159,14 +157,13 @@ func FuzzFence(f *testing.F) {
 			t.Errorf("blocks %v", req.Blocks)
 		}
 		for _, block := range req.Blocks {
-			holdBlock(t, block)
+			checkBlock(t, block)
 		}
 		if err := CheckReach(req, Network{Own: own}); err != nil {
 			checkError(t, err, ForceParameter, "refused")
 		} else if !req.Force && slices.ContainsFunc(req.Blocks, func(b netip.Prefix) bool { return b.Contains(own[0]) || b.Contains(own[1]) }) {
 			t.Errorf("%v covers the server", req.Blocks)
 		}
-		// What was read is planned without complaint.
 		next := plan.Fence(nil, req, time.Unix(0, 0))
 		wanted, err := plan.Desired(next)
 		if err != nil {
@@ -182,7 +179,7 @@ func TestParameters(t *testing.T) {
 	digest := Owner(nil).Digest
 	for _, c := range []struct {
 		parameters map[string]string
-		want       string // in the error; empty: none
+		want       string
 	}{
 		{nil, ""},
 		{map[string]string{"clusterID": "x", "": "y", "force": "what it means there"}, ""},
@@ -204,7 +201,6 @@ func TestParameters(t *testing.T) {
 		{map[string]string{"k": strings.Repeat("v", maxMap-1)}, ""},
 		{map[string]string{"k": strings.Repeat("v", maxMap)}, "parameters has 4097 bytes"},
 	} {
-		// All four calls take the same parameters.
 		cidrs := []*addons.CIDR{{Cidr: "192.0.2.7"}}
 		req, err := Fence(&addons.FenceClusterNetworkRequest{Parameters: c.parameters, Cidrs: cidrs})
 		_, err2 := Unfence(&addons.UnfenceClusterNetworkRequest{Parameters: c.parameters, Cidrs: cidrs})
@@ -225,16 +221,15 @@ func TestOwner(t *testing.T) {
 		t.Errorf("%+v", base)
 	}
 	if forced := Owner(map[string]string{"a": "1", "b": "2", ForceParameter: "true"}); forced.Digest != base.Digest || !slices.Equal(forced.Keys, base.Keys) {
-		t.Errorf("force makes another owner: %+v", forced)
+		t.Errorf("force changes the owner: %+v", forced)
 	}
-	// It stands in durable state and must not change between releases. By hand:
+	// The digest is stored and must not change between releases. By hand:
 	// printf 'cleat fence owner 1\n1:a1:11:b1:2' | sha256sum
 	if want := "0de19f1fe766c834"; !strings.HasPrefix(base.Digest, want) {
 		t.Errorf("the digest is %s, want %s...", base.Digest, want)
 	}
 }
 
-// Different sets have different owners, however keys and values are split.
 func TestOwnersDiffer(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		word := rapid.StringMatching(`[ab1:]{0,4}`)
@@ -282,8 +277,7 @@ func TestCheckReach(t *testing.T) {
 	}
 }
 
-// Without loopback in the list of the server's addresses, what is loopback by
-// definition is refused all the same.
+// Loopback addresses are rejected without being listed.
 func TestCheckReachKnowsLoopback(t *testing.T) {
 	req := testkit.Value(Fence(fenceRequest("127.1.0.0/16")))(t)
 	checkError(t, CheckReach(req, Network{}), "127.1.0.0/16 covers 127.1.0.0", "127.1.0.0/16")
@@ -300,10 +294,8 @@ func TestCheckReachIsBounded(t *testing.T) {
 	checkError(t, CheckReach(req, Network{Own: own}), "and 92 more; nothing was fenced", "all own")
 }
 
-// TestCheckReachOfNonClients: a fence that can match no client is a slip, and not a
-// fence that holds.
 func TestCheckReachOfNonClients(t *testing.T) {
-	network := Network{Broadcast: []netip.Addr{netip.MustParseAddr("10.0.1.255")}} // of 10.0.0.0/23
+	network := Network{Broadcast: []netip.Addr{netip.MustParseAddr("10.0.1.255")}}
 	for block, want := range map[string]string{
 		"255.255.255.255":    "255.255.255.255/32 is a broadcast address, which is never a source address; nothing was fenced",
 		"255.255.255.254/31": "",
@@ -312,7 +304,7 @@ func TestCheckReachOfNonClients(t *testing.T) {
 		"0.0.0.0/7":          "",
 		"::10.77.0.2":        "::a4d:2/128 is an IPv4 address in the deprecated form ::a.b.c.d",
 		"::/96":              "::/96 is an IPv4 address in the deprecated form",
-		"::1":                "", // loopback, which this network does not list
+		"::1":                "",
 		"::/64":              "",
 		"10.0.1.255":         "10.0.1.255/32 is a broadcast address",
 		"10.0.0.255":         "",

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// list is an Enforcer that keeps what it is asked.
+// list is an Enforcer that records its requests.
 type list struct {
 	asks   []plan.Request
 	err    error
@@ -67,7 +67,7 @@ func TestCallsReachTheEnforcer(t *testing.T) {
 		t.Error(err)
 	}
 	if len(l.asks) != 2 || l.asks[0].Owner.Digest != l.asks[1].Owner.Digest || l.asks[0].Blocks[0] != netip.MustParsePrefix("10.0.0.7/32") {
-		t.Errorf("asked: %+v", l.asks)
+		t.Errorf("requests: %+v", l.asks)
 	}
 	answer, err := s.ListClusterFence(t.Context(), &fence.ListClusterFenceRequest{})
 	if err != nil || len(answer.GetCidrs()) != 1 || answer.GetCidrs()[0].GetCidr() != "10.0.0.0/24" {
@@ -78,11 +78,11 @@ func TestCallsReachTheEnforcer(t *testing.T) {
 		t.Errorf("clients: %v, %v", clients, err)
 	}
 	if _, err := s.FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{Cidrs: cidr("10.0.0.7/24")}); !errors.Is(err, errs.Invalid) || len(l.asks) != 2 {
-		t.Errorf("host bits: %v, asked %d times", err, len(l.asks))
+		t.Errorf("host bits: %v, %d requests", err, len(l.asks))
 	}
 }
 
-func TestWhatIsNotOffered(t *testing.T) {
+func TestCallsNotOffered(t *testing.T) {
 	s := testkit.Value(New(Config{Name: "x", Offer: Offer{Why: "say --more"}}))(t)
 	_, atFence := s.FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{})
 	_, atUnfence := s.UnfenceClusterNetwork(t.Context(), &fence.UnfenceClusterNetworkRequest{})
@@ -95,7 +95,7 @@ func TestWhatIsNotOffered(t *testing.T) {
 	}
 	answer, err := s.GetCapabilities(t.Context(), &identity.GetCapabilitiesRequest{})
 	if err != nil || len(answer.GetCapabilities()) != 0 {
-		t.Errorf("announced: %v, %v", answer, err)
+		t.Errorf("capabilities: %v, %v", answer, err)
 	}
 	for name, c := range map[string]Config{
 		"no name":     {},
@@ -103,7 +103,7 @@ func TestWhatIsNotOffered(t *testing.T) {
 		"no client":   {Name: "x", Offer: Offer{Clients: true}},
 	} {
 		if _, err := New(c); err == nil {
-			t.Errorf("%s: taken", name)
+			t.Errorf("%s: accepted", name)
 		}
 	}
 }
@@ -153,7 +153,7 @@ func TestSecrets(t *testing.T) {
 		}
 	}
 	if SecretFiles(nil) != nil {
-		t.Error("no secrets are wanted, and asked for")
+		t.Error("secrets are required without authentication")
 	}
 }
 
@@ -174,6 +174,6 @@ func TestEveryCallIsAuthenticated(t *testing.T) {
 		}
 	}
 	if len(l.asks) != 0 {
-		t.Errorf("asked all the same: %v", l.asks)
+		t.Errorf("requests after the refusal: %v", l.asks)
 	}
 }

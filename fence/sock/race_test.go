@@ -15,17 +15,16 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// abort ends a connection with a reset, as a client's machine does when it
-// was restarted.
+// abort resets a connection, like a rebooted client.
 func abort(t *testing.T, conn *net.TCPConn) {
 	t.Helper()
 	testkit.Must(t, conn.SetLinger(0))
 	testkit.Must(t, conn.Close())
 }
 
-// A connection that broke off before the fence is in no list of the kernel's,
-// but a server that hangs can still read what it sent.
-func TestConnectionThatBrokeOff(t *testing.T) {
+// The kernel lists no broken connection, but a hung server can still read what
+// it has received.
+func TestConnectionReset(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})
 	for client, to := range map[string]string{clientV4: serverV4, clientV6: serverV6, otherV4: "::"} {
@@ -61,8 +60,7 @@ func TestConnectionThatBrokeOff(t *testing.T) {
 	}
 }
 
-// The process that listed a connection before it was accepted has ended;
-// the next one still finds the process that has it open.
+// The next process also finds who accepted the connection.
 func TestAcceptedUnseen(t *testing.T) {
 	namespace(t)
 	idle := start(t, "idle", serverV4)
@@ -84,7 +82,6 @@ func TestAcceptedUnseen(t *testing.T) {
 	testkit.Must(t, end(t, again, 30*time.Second, found))
 }
 
-// drop keeps packets from the client away from the server, as a fence does.
 func drop(t *testing.T, client string) {
 	t.Helper()
 	family := "ip"
@@ -94,7 +91,7 @@ func drop(t *testing.T, client string) {
 	testkit.Run(t, "nft", "add table inet shut; add chain inet shut in { type filter hook prerouting priority raw; }; add rule inet shut in "+family+" saddr "+client+" drop")
 }
 
-// beginConnection sends what begins a connection and waits for no answer.
+// beginConnection does not wait for an answer.
 func beginConnection(t *testing.T, from, to string) {
 	t.Helper()
 	family := unix.AF_INET
@@ -117,14 +114,12 @@ func sockaddr(address string, port int) unix.Sockaddr {
 	return &unix.SockaddrInet6{Addr: addr.As16(), Port: port}
 }
 
-// A connection that was being set up when the filter came would be finished
-// after it.
+// It would complete after the fence.
 func TestHalfOpenConnection(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})
 	start(t, "echo", serverV4, serverV6)
 	for client, server := range map[string]string{clientV4: serverV4, clientV6: serverV6} {
-		// The client never receives the server's answer.
 		drop(t, server)
 		beginConnection(t, client, server)
 		block := client + "/32"
@@ -135,7 +130,7 @@ func TestHalfOpenConnection(t *testing.T) {
 		if inodeOf(found[0]) != 0 || !strings.Contains(found[0].Holder, "being set up") {
 			t.Errorf("%+v", found)
 		}
-		drop(t, client) // as a fence does before: it asks again and again
+		drop(t, client) // the client retries
 		testkit.Must(t, end(t, s, 30*time.Second, found))
 		if left := sessions(t, s, block); len(left) != 0 {
 			t.Errorf("after End: %v", left)
@@ -144,9 +139,8 @@ func TestHalfOpenConnection(t *testing.T) {
 	}
 }
 
-// What the server has closed by itself is over, and the socket that waits for
-// the client to say so goes.
-func TestSocketThatItsServerClosed(t *testing.T) {
+// A connection closed by its server counts as ended.
+func TestSocketClosedByServer(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})
 	hanging := start(t, "hang", serverV4)
@@ -206,7 +200,7 @@ func TestThreeThousandSessions(t *testing.T) {
 	}
 	alive(t, kept)
 	if slices.ContainsFunc(found, func(one volume.Session) bool { return one.Client.Addr().String() == otherV4 }) {
-		t.Errorf("%s is among them", otherV4)
+		t.Errorf("%s is listed", otherV4)
 	}
 	ids := map[string]bool{}
 	for _, one := range found {
@@ -217,8 +211,7 @@ func TestThreeThousandSessions(t *testing.T) {
 	}
 }
 
-// Connections that begin, end and are handed on at any moment do not confuse
-// End: when it returns, what it was given is over.
+// After End, its sessions have ended, however connections come, go and move.
 func TestChurn(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})
@@ -242,7 +235,7 @@ func TestChurn(t *testing.T) {
 		testkit.Must(t, end(t, s, 30*time.Second, found))
 		for _, left := range sessions(t, s, clientV4+"/32") {
 			if slices.ContainsFunc(found, func(one volume.Session) bool { return cookie(t, one) == cookie(t, left) }) {
-				t.Errorf("round %d: %v was ended and is there", i, left)
+				t.Errorf("round %d: %v was ended and still exists", i, left)
 			}
 		}
 	}

@@ -23,7 +23,6 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// serverMode makes the test binary a storage server.
 const serverMode = "CLEAT_TEST_SOCK_SERVER"
 
 func TestMain(m *testing.M) {
@@ -37,16 +36,13 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// The addresses of the rig's namespace. Clients and servers are in the same
-// one: they differ in the address.
+// Clients and servers are in one namespace, with different addresses.
 const (
 	serverV4, clientV4, otherV4 = "10.9.0.1", "10.9.0.2", "10.9.1.3"
 	serverV6, clientV6, otherV6 = "fd09::1", "fd09::2", "fd09::1:3"
 	port                        = 4420
 )
 
-// namespace moves this test into a network namespace of its own, which ends
-// with it.
 func namespace(t *testing.T) {
 	t.Helper()
 	testkit.EnterNetNS(t)
@@ -76,13 +72,11 @@ func open(t *testing.T, config Config) *Sockets {
 	return s
 }
 
-// server is a storage server as a process of its own.
 type server struct {
 	*testkit.Process
 	stdin io.WriteCloser
 }
 
-// start starts a server that listens on an address of the rig.
 func start(t *testing.T, mode string, listen ...string) *server {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], listen...)
@@ -93,7 +87,7 @@ func start(t *testing.T, mode string, listen ...string) *server {
 	return s
 }
 
-// String is the server as a holder of sockets.
+// String is the server as a session's holder.
 func (s *server) String() string {
 	return fmt.Sprintf("%s (process %d)", filepath.Base(os.Args[0]), s.PID())
 }
@@ -103,14 +97,13 @@ func (s *server) send(t *testing.T, word string) {
 	testkit.Value(fmt.Fprintln(s.stdin, word))(t)
 }
 
-// expect waits for the line with a word, and returns the rest of it.
+// expect returns the rest of the line that begins with word.
 func (s *server) expect(t *testing.T, word string) string {
 	t.Helper()
 	_, rest, _ := strings.Cut(s.WaitFor(t, word), word)
 	return strings.TrimSpace(rest)
 }
 
-// connect connects a client of an address to the server.
 func connect(t *testing.T, from, to string) *net.TCPConn {
 	t.Helper()
 	conn := testkit.Value(dial(from, to))(t)
@@ -142,14 +135,12 @@ func sessions(t *testing.T, s *Sockets, of ...string) []volume.Session {
 	return testkit.Value(s.Sessions(t.Context(), blocks(of...)))(t)
 }
 
-// want waits until there are n sessions: a connection is the client's a moment
-// before it is the server's.
+// A connection exists for the client before it exists for the server.
 func want(t *testing.T, s *Sockets, n int, of ...string) []volume.Session {
 	t.Helper()
 	return wantWhich(t, s, n, func(volume.Session) bool { return true }, of...)
 }
 
-// servedBy waits until a process holds n sessions.
 func servedBy(t *testing.T, s *Sockets, n int, of ...string) []volume.Session {
 	t.Helper()
 	return wantWhich(t, s, n, func(one volume.Session) bool { return strings.Contains(one.Holder, "(process ") && inodeOf(one) != 0 }, of...)
@@ -176,7 +167,6 @@ func inodeOf(one volume.Session) uint32 {
 	return id.inode
 }
 
-// end ends sessions within a time.
 func end(t *testing.T, s *Sockets, within time.Duration, all []volume.Session) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)
@@ -184,9 +174,8 @@ func end(t *testing.T, s *Sockets, within time.Duration, all []volume.Session) e
 	return s.End(ctx, all)
 }
 
-// unfinished has End try, for longer each time, until it reports what it
-// waits for: a machine that stalls can end a short try before its
-// first look. It fails when End ends otherwise.
+// unfinished calls End with longer timeouts until it reports what it waits for:
+// a stalled machine can time out before the first check.
 func unfinished(t *testing.T, s *Sockets, all []volume.Session, what string) {
 	t.Helper()
 	for within := 100 * time.Millisecond; ; within *= 2 {
@@ -202,7 +191,6 @@ func unfinished(t *testing.T, s *Sockets, all []volume.Session, what string) {
 	}
 }
 
-// reset fails unless the server's side has reset the connection.
 func reset(t *testing.T, conn *net.TCPConn) {
 	t.Helper()
 	testkit.Must(t, conn.SetReadDeadline(time.Now().Add(testkit.Timeout)))
@@ -211,12 +199,11 @@ func reset(t *testing.T, conn *net.TCPConn) {
 	}
 }
 
-// alive fails unless the server still answers on a connection.
 func alive(t *testing.T, conn *net.TCPConn) {
 	t.Helper()
 	testkit.Must(t, conn.SetDeadline(time.Now().Add(testkit.Timeout)))
 	send(t, conn, 1)
 	if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
-		t.Errorf("a connection that is not to end: %v", err)
+		t.Errorf("an unrelated connection: %v", err)
 	}
 }

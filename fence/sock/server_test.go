@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serve is a storage server of one kind. It listens on all given addresses,
-// says "ready", and follows commands on standard input.
+// serve is a storage server. It listens on all addresses, prints "ready", and
+// follows commands on standard input.
 //
 //	echo   answers each byte
 //	idle   accepts nothing until a command, then is as "hang"
@@ -71,7 +71,7 @@ func echo(l net.Listener) {
 		}
 		go func() {
 			defer conn.Close()
-			// Without its splice, which takes two more descriptors for each.
+			// splice takes two more descriptors each.
 			_, _ = io.Copy(struct{ io.Writer }{conn}, struct{ io.Reader }{conn})
 		}()
 	}
@@ -97,8 +97,8 @@ func handOver(conn *net.TCPConn, commands *bufio.Scanner) error {
 	return nil
 }
 
-// lose sends the connection's descriptor to itself and does not take it: so it
-// is open, as that of a server in the kernel is, and no process has it.
+// lose sends the descriptor to a socket that nobody reads: as with a server in
+// the kernel, the connection is open but no process has it.
 func lose(conn *net.TCPConn, commands *bufio.Scanner) error {
 	file, err := conn.File()
 	if err != nil {

@@ -57,7 +57,6 @@ func TestSessions(t *testing.T) {
 	}
 }
 
-// Of other ports nothing is a session.
 func TestPorts(t *testing.T) {
 	namespace(t)
 	start(t, "echo", serverV4)
@@ -90,17 +89,16 @@ func TestEnd(t *testing.T) {
 		if left := sessions(t, s, block); len(left) != 0 {
 			t.Errorf("after End: %v", left)
 		}
-		testkit.Must(t, end(t, s, 30*time.Second, found)) // again
+		testkit.Must(t, end(t, s, 30*time.Second, found)) // repeated
 		again := connect(t, client, c.server)
 		alive(t, again)
 		if next := servedBy(t, s, 1, block); next[0].ID == found[0].ID {
-			t.Errorf("the ID %s was used again", next[0].ID)
+			t.Errorf("the ID %s was reused", next[0].ID)
 		}
 	}
 }
 
-// A server that listens for both families at once sees clients of IPv4 under
-// addresses of IPv6.
+// A dual-stack server sees IPv4 clients with IPv6 addresses.
 func TestMappedAddresses(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})
@@ -119,9 +117,9 @@ func TestMappedAddresses(t *testing.T) {
 	alive(t, kept)
 }
 
-// A server that hangs with bytes in its receive queue can still read them when
-// its socket is destroyed: End waits until it cannot.
-func TestServerThatHangs(t *testing.T) {
+// A hung server can still read received bytes after its socket was destroyed,
+// so End waits.
+func TestHungServer(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})
 	hanging := start(t, "hang", serverV4)
@@ -133,27 +131,25 @@ func TestServerThatHangs(t *testing.T) {
 	holder := hanging.String()
 	unfinished(t, s, found, holder)
 	reset(t, fenced)
-	// The kernel no longer lists it.
 	if left := sessions(t, s, clientV4+"/32"); len(left) != 1 || left[0].ID != found[0].ID || left[0].Holder != found[0].Holder || !strings.HasPrefix(left[0].Holder, holder+" as descriptor ") {
 		t.Errorf("while the server holds the socket: %v, want %v", left, found)
 	}
-	// The fence server is restarted in between: the kernel knows nothing of
-	// the connection any more, but the server does.
+	// The fence server restarts: the kernel has forgotten the connection, but
+	// the server has it.
 	again := open(t, Config{})
 	unfinished(t, again, found, holder)
 	hanging.send(t, "read")
 	if got := hanging.expect(t, "got"); !strings.HasPrefix(got, fmt.Sprint(bytes)) {
 		t.Errorf("the server read %s bytes, want the %d that had arrived", got, bytes)
 	}
-	unfinished(t, again, found, holder) // read is not closed
+	unfinished(t, again, found, holder) // not closed by read
 	hanging.send(t, "close")
 	testkit.Must(t, end(t, again, 30*time.Second, found))
 	hanging.expect(t, "closed")
 }
 
-// A connection that waits to be accepted is left alone until it is: its bytes
-// would be read later by a process that is not known yet.
-func TestServerThatDoesNotAccept(t *testing.T) {
+// Its bytes would be read later, by a process that is not known yet.
+func TestUnacceptedConnection(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})
 	idle := start(t, "idle", serverV4)
@@ -194,7 +190,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// What no server ever accepts goes when the server does.
+// A connection that is never accepted ends with its server.
 func TestServerIsKilled(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})
@@ -216,7 +212,6 @@ func TestServerIsKilled(t *testing.T) {
 	}
 }
 
-// A child that was given the socket holds it as well as its parent.
 func TestChildHoldsTheSocket(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})
@@ -224,7 +219,7 @@ func TestChildHoldsTheSocket(t *testing.T) {
 	connect(t, clientV4, serverV4)
 	parent.expect(t, "accepted")
 	child := "sleep (process " + parent.expect(t, "child") + ")"
-	// A new program has its name a moment after it began.
+	// A program gets its name a moment after its start.
 	found := wantWhich(t, s, 1, func(one volume.Session) bool { return strings.HasPrefix(one.Holder, child) }, clientV4+"/32")
 	unfinished(t, s, found, child)
 	parent.send(t, "kill")
@@ -232,8 +227,7 @@ func TestChildHoldsTheSocket(t *testing.T) {
 	testkit.Must(t, end(t, s, 30*time.Second, found))
 }
 
-// A socket that no process has open is that of a server in the kernel, as far
-// as can be seen.
+// A socket without a process counts as the kernel's.
 func TestKernelTargets(t *testing.T) {
 	namespace(t)
 	refusing, allowing := open(t, Config{}), open(t, Config{KernelTargets: true})
@@ -248,7 +242,7 @@ func TestKernelTargets(t *testing.T) {
 	if err := end(t, refusing, 30*time.Second, found); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), fenced.LocalAddr().String()) {
 		t.Errorf("without leave: %v", err)
 	}
-	want(t, refusing, 1, clientV4+"/32") // untouched
+	want(t, refusing, 1, clientV4+"/32")
 	testkit.Must(t, end(t, allowing, 30*time.Second, found))
 	reset(t, fenced)
 	if left := sessions(t, allowing, clientV4+"/32"); len(left) != 0 {
@@ -264,7 +258,7 @@ func TestIdentities(t *testing.T) {
 			t.Errorf("%q: %v", id, err)
 		}
 	}
-	// Those of another boot are gone, whatever has their numbers now.
+	// Sessions of another boot have ended, even if their numbers are in use.
 	start(t, "echo", serverV4)
 	kept := connect(t, clientV4, serverV4)
 	alive(t, kept)
@@ -290,13 +284,13 @@ func FuzzIdentity(f *testing.F) {
 			return
 		}
 		if again, err := parseIdentity(id.String()); err != nil || again != id {
-			t.Errorf("%q is %v, which reads as %v, %v", text, id, again, err)
+			t.Errorf("%q is %v, which parses as %v, %v", text, id, again, err)
 		}
 	})
 }
 
-// A client that speaks MPTCP, which Go's servers allow by default, loses its path
-// at once, but the kernel does not notify the server soon. So End waits for it.
+// An MPTCP client, which Go's servers accept by default, loses its path at
+// once, but the kernel does not notify the server soon, so End waits.
 func TestMultipath(t *testing.T) {
 	namespace(t)
 	s := open(t, Config{})

@@ -65,7 +65,7 @@ func (p pool) volume(id string) node.Target {
 	return node.Target{Locator: access.File{Pool: uuid, Name: "volumes/" + id}}
 }
 
-// grow gives the file of a volume a size, as an engine does.
+// grow resizes a volume's file, as an engine does.
 func (p pool) grow(id string, size int64) {
 	p.t.Helper()
 	testkit.Must(p.t, os.Truncate(p.path(id), size))
@@ -104,8 +104,7 @@ func (p pool) refused(err, kind error, word string) {
 	}
 }
 
-// TestTwoLoopsAreRefused: a second device of another program would show
-// other data.
+// A second device would show other data.
 func TestTwoLoopsAreRefused(t *testing.T) {
 	p := newPool(t)
 	v := p.volume("v")
@@ -129,14 +128,14 @@ func TestAttributes(t *testing.T) {
 	p.queue(d, "read_ahead_kb", "2048")
 	p.queue(d, "discard_max_bytes", "0")
 	if view, err := p.Inspect(t.Context(), v); err != nil || view.TrimInterval != 0 {
-		t.Errorf("a thick volume is not to be trimmed: %+v, %v", view, err)
+		t.Errorf("trim of a thick volume: %+v, %v", view, err)
 	}
 	p.set("v", "provisioning", "thin")
-	p.attach(v, node.Use{Block: true}) // also where the kernel needs a new device for that
+	p.attach(v, node.Use{Block: true}) // even if that needs a new device
 	testkit.Must(p.t, p.Detach(t.Context(), v))
 	d = p.attach(v, node.Use{Block: true})
 	if got := p.read(d, "discard_max_bytes"); got == "0" {
-		t.Error("a thin volume should take discards")
+		t.Error("a thin volume does not accept discards")
 	}
 	if view, err := p.Inspect(t.Context(), v); err != nil || view.TrimInterval != 24*time.Hour {
 		t.Errorf("trim interval: %+v, %v", view, err)
@@ -146,7 +145,6 @@ func TestAttributes(t *testing.T) {
 	p.attachRefused(v, errs.Internal, "much")
 }
 
-// TestTruncated: a file that is shorter than its volume is not attached.
 func TestTruncated(t *testing.T) {
 	p := newPool(t)
 	v := p.volume("v")
@@ -172,7 +170,6 @@ func (p pool) queue(d node.Device, name, want string) {
 	}
 }
 
-// A file that is being copied is not attached.
 func TestCopyRefusesAttach(t *testing.T) {
 	p := newPool(t)
 	v := p.volume("v")
@@ -180,8 +177,7 @@ func TestCopyRefusesAttach(t *testing.T) {
 	p.attachRefused(v, errs.Busy, "snap-1")
 }
 
-// On a read-only file system a volume is attached read-only. For writing, the
-// error is not a retryable one.
+// For writing, the error is not retryable.
 func TestReadOnlyPool(t *testing.T) {
 	p := newPool(t)
 	v := p.volume("v")
@@ -235,12 +231,11 @@ func TestPool(t *testing.T) {
 	p.attachRefused(v, errs.Precondition, "pool.json")
 }
 
-// TestReusedInode: a device whose backing was once that of a volume is not its
-// device if it is bound to the file of another one.
+// A recorded backing that is now another file's does not match.
 func TestReusedInode(t *testing.T) {
 	p := newPool(t)
 	old, mine := p.volume("old"), p.volume("mine")
-	old.Device = p.attach(mine, node.Use{Block: true}) // as if "old" had had that inode
+	old.Device = p.attach(mine, node.Use{Block: true}) // with the inode of "old"
 	testkit.Must(p.t, os.Remove(p.path("old")))
 	view, err := p.Inspect(t.Context(), old)
 	if err != nil || !view.Device.IsZero() || view.Presence != node.Missing {
@@ -253,12 +248,11 @@ func TestReusedInode(t *testing.T) {
 	testkit.Must(p.t, p.Detach(t.Context(), mine))
 }
 
-// TestReusedInodeInAnotherPool: the other volume has the same name, as in a copy
-// of the pool.
+// Here the other volume has the same name, as in a copy of the pool.
 func TestReusedInodeInAnotherPool(t *testing.T) {
 	p, other := newPool(t), newPool(t)
 	old, theirs := p.volume("v"), other.volume("v")
-	old.Device = other.attach(theirs, node.Use{Block: true}) // as if ours had had that inode
+	old.Device = other.attach(theirs, node.Use{Block: true}) // with the same inode
 	testkit.Must(p.t, os.Remove(p.path("v")))
 	view, err := p.Inspect(t.Context(), old)
 	if err != nil || !view.Device.IsZero() || view.Presence != node.Missing {
@@ -271,10 +265,10 @@ func TestReusedInodeInAnotherPool(t *testing.T) {
 	testkit.Must(p.t, other.Detach(t.Context(), theirs))
 }
 
-// TestDeadPool: the file system of a pool shuts down under a device that is in
-// use. The device is still reported, is detached after an error that data is
-// lost, and does not disturb other pools meanwhile.
-func TestDeadPool(t *testing.T) {
+// A pool's file system shuts down under a device in use, which is still
+// reported, and detached after an error about lost data. Other pools are not
+// affected.
+func TestPoolFilesystemShutdown(t *testing.T) {
 	dir := scratchfs.Mount(t, "xfs")
 	dead := pool{Attacher: file.New(dir), t: t, dir: dir}
 	testkit.Must(dead.t, os.Mkdir(filepath.Join(dir, "volumes"), 0o700))
@@ -297,7 +291,7 @@ func TestDeadPool(t *testing.T) {
 	testkit.WantError(t, "Held of a dead pool", testkit.Err(dead.Held(t.Context())), nil)
 
 	living := newPool(t)
-	other := living.volume("v") // the same name
+	other := living.volume("v")
 	other.Device = living.attach(other, node.Use{Block: true})
 	if held, err := living.Held(t.Context()); err != nil || len(held) != 1 {
 		t.Errorf("another pool holds %v, %v; want its one device", held, err)

@@ -21,12 +21,11 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// faultVariable names the fault of the attacher that TestConformance runs.
+// faultVariable selects the attacher's fault in TestConformance.
 const faultVariable = "CLEAT_NODETEST_FAULT"
 
 func TestConformance(t *testing.T) { nodetest.Run(t, rig) }
 
-// rig is a pool for the suite of all attachers.
 func rig(t *testing.T) nodetest.Rig {
 	p := newPool(t)
 	create := func(id volume.ID, size int64) access.Access {
@@ -60,8 +59,8 @@ func rig(t *testing.T) nodetest.Rig {
 	}
 }
 
-// TestSuiteFindsFaults proves that the suite is sharp: each attacher below has
-// one fault, and the part that must notice it fails, in a process of its own.
+// Each attacher below has one fault, which must fail its part of the suite, in
+// a process of its own.
 func TestSuiteFindsFaults(t *testing.T) {
 	for fault, parts := range map[string]string{
 		"second device":        "Attach|AttachConcurrently",
@@ -79,7 +78,7 @@ func TestSuiteFindsFaults(t *testing.T) {
 	} {
 		t.Run(fault, func(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), testkit.Value(os.Executable())(t), "-test.run=^TestConformance$/^("+parts+")$")
-			// Without GORACE the race detector waits a second at the end of each.
+			// Without GORACE the race detector waits a second at each end.
 			cmd.Env = append(os.Environ(), faultVariable+"="+fault, "GORACE=atexit_sleep_ms=0")
 			out, _ := cmd.CombinedOutput()
 			for part := range strings.SplitSeq(parts, "|") {
@@ -91,7 +90,6 @@ func TestSuiteFindsFaults(t *testing.T) {
 	}
 }
 
-// faulty is the attacher with one fault.
 type faulty struct {
 	*file.Attacher
 	pool
