@@ -114,35 +114,37 @@ type (
 
 // Events of a Gate.
 type (
-	// Session is unique per stream. For a new hash, the caller reads its
-	// configuration first.
+	// Enable is an EnableDevices call. Session is unique per stream. For a new
+	// hash, the caller reads its configuration first.
 	Enable struct {
 		Session string
 		Claim   Claim
 	}
-	// From either side.
+	// StreamClosed is the end of an EnableDevices stream, from either side.
 	StreamClosed struct{ Session string }
-	Heartbeat    struct {
+	// Heartbeat is a Heartbeat call, numbered by the caller.
+	Heartbeat struct {
 		Call    uint64
 		Session string
 	}
-	// An empty session means any holder.
+	// Disable is a DisableDevices call. An empty session means any holder.
 	Disable struct {
 		Call    uint64
 		Session string
 	}
-	// The caller of a Disable no longer waits.
+	// DisableCanceled reports that the caller of a Disable no longer waits.
 	DisableCanceled struct{ Call uint64 }
 	// Configured is the first event of a Gate.
 	Configured struct {
 		Hash      string
 		Resources []string
 	}
-	// After the resources received their snapshots.
+	// Scanned answers Scan, after the resources received their snapshots.
 	Scanned struct {
 		Seq uint64
 		Err error
 	}
+	// Reported passes on a Notify of a resource.
 	Reported struct {
 		Resource string
 		Report   Report
@@ -154,8 +156,11 @@ type (
 // Expired: a timer fired.
 type Expired struct{ Timer Timer }
 
+// Events of a Resource.
 type (
-	Open  struct{ Epoch uint64 }
+	// Open lets the resource offer the devices of its snapshot.
+	Open struct{ Epoch uint64 }
+	// Close withdraws the devices.
 	Close struct{ Epoch uint64 }
 	// Shutdown withdraws the devices and then stops.
 	Shutdown struct{ Epoch uint64 }
@@ -164,26 +169,29 @@ type (
 	// Snapshot is the set of existing devices. Ids are unique.
 	Snapshot struct{ Devices []Device }
 
-	// Before any work for the call.
+	// AllocateBegin is a new call, before any work for it.
 	AllocateBegin struct {
 		Call    uint64
 		Devices []string
 	}
-	// Before an admitted call answers OK.
+	// AllocateCheck is an admitted call that is about to answer OK.
 	AllocateCheck struct{ Call uint64 }
-	// When the handler returned.
+	// AllocateEnd reports that the handler of an admitted call returned.
 	AllocateEnd struct{ Call uint64 }
 
-	Served     struct{ Err error }
+	// Served answers Serve.
+	Served struct{ Err error }
+	// Registered answers Register.
 	Registered struct{ Err error }
-	// ListAndWatch calls are numbered from 1.
-	StreamUp   struct{ Stream uint64 }
+	// StreamUp is a call of ListAndWatch, numbered by the caller from 1.
+	StreamUp struct{ Stream uint64 }
+	// StreamDown is the end of a ListAndWatch stream.
 	StreamDown struct{ Stream uint64 }
-	// A Send was passed to the stream.
+	// Sent reports that a Send was passed to the stream.
 	Sent struct{ Stream, Seq uint64 }
-	// The kubelet created a new socket.
+	// KubeletStarted reports that the kubelet created a new socket.
 	KubeletStarted struct{}
-	// Unless Known, PodResources is not available.
+	// Confirmed answers Confirm. Unless Known, PodResources is not available.
 	Confirmed struct {
 		Epoch   uint64
 		Known   bool
@@ -194,19 +202,20 @@ type (
 
 // Actions of a Gate.
 type (
-	// Also refuses a claim.
+	// EndStream ends an EnableDevices stream, or refuses its claim.
 	EndStream struct {
 		Session string
 		Code    codes.Code
 		Reason  string
 	}
+	// HeartbeatReply answers a Heartbeat.
 	HeartbeatReply struct {
 		Call   uint64
 		Code   codes.Code
 		Reason string
 		Lease  time.Duration
 	}
-	// OK: all devices are withdrawn.
+	// DisableReply answers a Disable. OK means that all devices are withdrawn.
 	DisableReply struct {
 		Call      uint64
 		Code      codes.Code
@@ -214,7 +223,7 @@ type (
 		Confirmed bool   // by the kubelet, for every resource that it knows
 		InUse     []Held // valid only with Confirmed
 	}
-	// Each resource gets its snapshot.
+	// Scan reads the devices of the node and sends each resource its snapshot.
 	Scan struct{ Seq uint64 }
 	// Forward carries Open, Close, Shutdown or Halt.
 	Forward struct {
@@ -223,7 +232,7 @@ type (
 	}
 	// Publish, for every stream, follows each change and accepted claim.
 	Publish struct{ Status Status }
-	// The last action.
+	// Exit reports that the plugin can end. It is the last action.
 	Exit struct{}
 )
 
@@ -237,23 +246,29 @@ type Set struct {
 type (
 	// Serve makes sure that the socket is served, and never stops a server.
 	Serve struct{}
-	// By a Register call, or a new socket in the plugin watcher's directory.
+	// Register registers the resource with the kubelet: by a Register call, or
+	// by a new socket in the plugin watcher's directory.
 	Register struct{}
 	// Send replaces an unsent list of the stream.
 	Send struct {
 		Stream, Seq uint64
 		Devices     []Device // sorted by id
 	}
-	Admit   struct{ Call uint64 }
+	// Admit lets a call proceed.
+	Admit struct{ Call uint64 }
+	// Approve lets a call answer OK.
 	Approve struct{ Call uint64 }
-	Refuse  struct {
+	// Refuse fails a call.
+	Refuse struct {
 		Call   uint64
 		Code   codes.Code
 		Reason string
 	}
+	// Confirm queries the kubelet's PodResources for allocatable devices.
 	Confirm struct{ Epoch uint64 }
-	Notify  struct{ Report Report }
-	// Only the last Notify and Refuse actions follow.
+	// Notify reports a change to the Gate.
+	Notify struct{ Report Report }
+	// Stop ends the server. Only the last Notify and Refuse actions follow.
 	Stop struct{}
 )
 
