@@ -9,20 +9,21 @@ type (
 		PF     string
 		Number int
 	}
-	// Of a PF's embedded switch.
+	// SetESwitch changes the mode of a PF's embedded switch.
 	SetESwitch struct{ PF, Mode string }
 	// SetMTU is for a PF or a VF.
 	SetMTU struct {
 		Address string
 		MTU     int
 	}
+	// SetUp brings the network device of a function up.
 	SetUp struct{ Address string }
-	// The administrative address of a VF.
+	// SetMAC sets the administrative MAC address of a VF.
 	SetMAC struct {
 		Entry
 		MAC string
 	}
-	// Node and port GUID of an InfiniBand VF.
+	// SetGUID sets the node GUID and the port GUID of an InfiniBand VF.
 	SetGUID struct {
 		Entry
 		GUID string // 00:11:22:33:44:55:66:77
@@ -39,9 +40,11 @@ type (
 	}
 	// Bind first unbinds another driver. "" is the driver that the kernel
 	// chooses.
-	Bind   struct{ Address, Driver string }
+	Bind struct{ Address, Driver string }
+	// Unbind unbinds a function from its driver.
 	Unbind struct{ Address string }
-	// virtio, vhost; "" removes the device.
+	// SetVDPA creates the vDPA device (virtio, vhost) of a function; "" removes
+	// it.
 	SetVDPA struct{ Address, Type string }
 )
 
