@@ -19,6 +19,7 @@ import (
 )
 
 var (
+	// ErrHeld: another host holds the claim on the directory.
 	ErrHeld = errors.New("another host registers the plugins of this directory")
 	// ErrKubelet: a kubelet watches the directory.
 	ErrKubelet = errors.New("a kubelet registers the plugins of this directory")
