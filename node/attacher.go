@@ -112,15 +112,15 @@ type Presence string
 // Inspect's presences.
 const (
 	Present Presence = "present"
-	// The storage is on this machine, without the volume.
+	// Missing: the storage is on this machine, without the volume.
 	Missing Presence = "missing"
-	// An object that is not a volume has the name.
+	// Foreign: an object that is not a volume has the name.
 	Foreign Presence = "foreign"
-	// Fewer bytes than the volume's size.
+	// Truncated: fewer bytes than the volume's size.
 	Truncated Presence = "truncated"
-	// The device's volume was deleted or replaced.
+	// Replaced: the device's volume was deleted or replaced.
 	Replaced Presence = "replaced"
-	// The storage is not on this machine.
+	// Unreachable: the storage is not on this machine.
 	Unreachable Presence = "unreachable"
 )
 

@@ -15,24 +15,25 @@ import (
 
 // Reasons of conditions.
 const (
-	// Staged or published, but not mounted.
+	// ReasonUnmounted: staged or published, but not mounted.
 	ReasonUnmounted = "Unmounted"
-	// The kernel has made a writable mount read-only.
+	// ReasonRemountedReadOnly: the kernel has made a writable mount read-only.
 	ReasonRemountedReadOnly = "RemountedReadOnly"
-	// Counted by the kernel.
+	// ReasonFileSystemErrors: counted by the kernel.
 	ReasonFileSystemErrors = "FileSystemErrors"
-	// Shut down after an error.
+	// ReasonFileSystemShutdown: shut down after an error.
 	ReasonFileSystemShutdown = "FileSystemShutdown"
-	// The storage is on this machine, without the volume.
+	// ReasonBackingFileMissing: the storage is on this machine, without the
+	// volume.
 	ReasonBackingFileMissing = "BackingFileMissing"
-	// Deleted or replaced while mounted; the data exists until the volume is
-	// unstaged.
+	// ReasonBackingFileDeleted: deleted or replaced while mounted; the data
+	// exists until the volume is unstaged.
 	ReasonBackingFileDeleted = "BackingFileDeleted"
-	// A file that is not a volume has its name.
+	// ReasonBackingFileForeign: a file that is not a volume has its name.
 	ReasonBackingFileForeign = "BackingFileForeign"
-	// Shorter than the volume.
+	// ReasonBackingFileTruncated: shorter than the volume.
 	ReasonBackingFileTruncated = "BackingFileTruncated"
-	// Not on this machine.
+	// ReasonStorageUnreachable: not on this machine.
 	ReasonStorageUnreachable = "StorageUnreachable"
 )
 
