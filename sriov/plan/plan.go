@@ -7,8 +7,8 @@ type Plan struct {
 	// In order. When a step fails, the PF's later steps are not safe: observe
 	// and plan again.
 	Steps []Step
-	// Functions that the steps disturb, without duplicates. No pod may hold one
-	// of them.
+	// Functions that the steps disturb, without duplicates. Pods must not hold
+	// any of them.
 	Touches []string
 	// Differences that no step resolves.
 	Problems []Finding
