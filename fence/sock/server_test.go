@@ -97,7 +97,7 @@ func handOver(conn *net.TCPConn, commands *bufio.Scanner) error {
 	return nil
 }
 
-// lose sends the descriptor to a socket that nobody reads: as with a server in
+// lose sends the descriptor to a socket without a reader: as with a server in
 // the kernel, the connection is open but no process has it.
 func lose(conn *net.TCPConn, commands *bufio.Scanner) error {
 	file, err := conn.File()
