@@ -1,7 +1,7 @@
-// Package bench measures cleat csi as a process over its socket: what a call
-// costs with few and with many volumes present, what the data path costs
-// against the file system under it, and how much memory the driver holds.
-// Run it with make bench. syscalls.awk counts what calls ask of the kernel.
+// Package bench measures cleat csi as a process over its socket: the cost of a
+// call with few and with many volumes, the cost of the data path over that of
+// the file system below, and the driver's memory. Run it with make bench.
+// syscalls.awk counts the system calls of each CSI call.
 package bench
 
 import (
@@ -23,7 +23,7 @@ import (
 
 const mib = 1 << 20
 
-// bench is one driver on a reflink pool of its own.
+// bench is a driver with its own reflink pool.
 type bench struct {
 	testing.TB
 	*driver.Process
@@ -33,7 +33,7 @@ type bench struct {
 
 func newBench(b *testing.B) *bench { return newBenchOn(b, "--pool-image", "4GiB") }
 
-// newBenchOn is newBench with a pool of another kind.
+// newBenchOn is newBench with another kind of pool.
 func newBenchOn(b *testing.B, flags ...string) *bench {
 	dir := b.TempDir()
 	pool := filepath.Join(dir, "pool")
@@ -91,8 +91,8 @@ func fromSnapshot(id string) *csi.VolumeContentSource {
 	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
 }
 
-// attach stages and publishes a volume and returns where it is published and
-// how to take it away.
+// attach stages and publishes a volume. It returns the target path and a
+// function that unpublishes and unstages.
 func (n *bench) attach(v *csi.Volume, capability *csi.VolumeCapability) (target string, detach func()) {
 	n.Helper()
 	ctx := context.Background()
@@ -110,8 +110,8 @@ func (n *bench) attach(v *csi.Volume, capability *csi.VolumeCapability) (target 
 	}
 }
 
-// resident is the driver's resident memory in MiB, its own and what it shares
-// with the page cache.
+// resident returns the driver's resident memory in MiB, with the pages it
+// shares with the page cache.
 func (n *bench) resident() float64 {
 	n.Helper()
 	status := testkit.Value(os.ReadFile(fmt.Sprintf("/proc/%d/status", n.PID())))(n)
@@ -126,7 +126,7 @@ func (n *bench) resident() float64 {
 }
 
 // BenchmarkCalls measures calls with 10, 1,000 and 10,000 thin raw-block
-// volumes present; they must stay flat.
+// volumes; the cost must not grow with their number.
 func BenchmarkCalls(b *testing.B) {
 	n := newBench(b)
 	b.Run("idle", func(b *testing.B) {
@@ -221,14 +221,14 @@ func BenchmarkSnapshot(b *testing.B) {
 	}
 }
 
-// rest is how long a file system is left alone before each freeze. One that was
-// frozen just before freezes faster: its lock (percpu_rw_semaphore) does not wait for
-// a grace period of RCU again.
+// rest is how long a file system is left idle before each freeze. A second
+// freeze soon after the first is faster: its lock (percpu_rw_semaphore) does
+// not wait for another RCU grace period.
 const rest = 100 * time.Millisecond
 
-// snapshots measures snapshots of a volume and, in turn, the two calls of the kernel
-// that freeze and thaw its mounted file system, which no snapshot can do without. It
-// prints medians.
+// snapshots measures snapshots of a volume and, alternately, the two ioctls
+// that freeze and thaw its mounted file system, the lower bound of a snapshot.
+// It prints medians.
 func (n *bench) snapshots(b *testing.B, id, target string, mounted bool) {
 	var took, bare []time.Duration
 	for b.Loop() {
@@ -263,8 +263,8 @@ func freezeAndThaw(b *testing.B, mountpoint string) time.Duration {
 	return time.Since(began)
 }
 
-// BenchmarkChangedBlocks compares listing what changed between two snapshots
-// with reading both of them.
+// BenchmarkChangedBlocks compares listing the changes between two snapshots
+// with reading both.
 func BenchmarkChangedBlocks(b *testing.B) {
 	n := newBench(b)
 	v := n.create("data", 1024*mib, block(), nil)
@@ -308,9 +308,9 @@ func (n *bench) delta(base, target string) (ranges int) {
 }
 
 // BenchmarkDataPath compares fio on an attached volume with fio on a file of
-// the pool's own file system, in turn, and prints the ratio: in a pool that is
-// a directory of the machine's file system, and in one that is an image, where
-// the pool is on a loop device itself.
+// the pool's own file system, alternately, and prints the ratio: in a pool that
+// is a directory of the machine's file system, and in a pool image, which is on
+// a loop device itself.
 func BenchmarkDataPath(b *testing.B) {
 	b.Run("directory", func(b *testing.B) { newBenchOn(b).dataPath(b) })
 	b.Run("image", func(b *testing.B) { newBench(b).dataPath(b) })

@@ -18,10 +18,11 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// BenchmarkCycle compares NodeStageVolume, NodePublishVolume, NodeUnpublishVolume and
-// NodeUnstageVolume of a block volume, one after the other, with those of the CSI
-// project's sample driver, in turn. Both serve a UNIX socket and have their files on
-// the same file system. It prints medians.
+// BenchmarkCycle compares NodeStageVolume, NodePublishVolume,
+// NodeUnpublishVolume and NodeUnstageVolume of a block volume, one after the
+// other, with those of the CSI project's sample driver, alternately. Both serve
+// a UNIX socket and store their files on the same file system. It prints
+// medians.
 func BenchmarkCycle(b *testing.B) {
 	n := newBenchOn(b)
 	cycles := map[string]*cycle{"": newCycle(n, n.Conn)}
@@ -116,9 +117,9 @@ func median(all []time.Duration) float64 {
 // sampleModule is the CSI project's sample driver.
 const sampleModule = "github.com/kubernetes-csi/csi-driver-host-path@v1.18.0"
 
-// startSample runs the sample driver with its files below dir. CLEAT_SAMPLE_DRIVER
-// names its program (hostpathplugin); otherwise it is built from its Go module. It
-// returns nil where that cannot be had.
+// startSample runs the sample driver with its files below dir.
+// CLEAT_SAMPLE_DRIVER names its program (hostpathplugin); otherwise it is built
+// from its Go module. It returns nil if that fails.
 func startSample(b *testing.B, dir string) *grpc.ClientConn {
 	b.Helper()
 	program := os.Getenv("CLEAT_SAMPLE_DRIVER")
@@ -139,8 +140,8 @@ func startSample(b *testing.B, dir string) *grpc.ClientConn {
 	return conn
 }
 
-// buildSample builds the driver where the go command unpacks its module. Its go.mod
-// has replacements, which go install refuses.
+// buildSample builds the driver in the directory of its unpacked module: go
+// install refuses the replacements in its go.mod.
 func buildSample(ctx context.Context, program string) error {
 	var stdout, stderr bytes.Buffer
 	download := exec.CommandContext(ctx, "go", "mod", "download", "-json", sampleModule)

@@ -12,7 +12,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// fill writes size bytes that no layer can guess, and syncs.
+// fill writes size random bytes, which cannot be compressed or deduplicated,
+// and syncs.
 func fill(b *testing.B, path string, size int64) {
 	b.Helper()
 	f := testkit.Value(os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600))(b)
@@ -35,7 +36,7 @@ func scatter(b *testing.B, path string, size int64, count int) {
 	testkit.Must(b, f.Sync())
 }
 
-// compare reads two files to the end and counts the blocks that differ.
+// compare reads two files and counts the blocks that differ.
 func compare(b *testing.B, left, right string) (differ int) {
 	b.Helper()
 	var files [2]*os.File

@@ -50,7 +50,7 @@ func MountImage(t testing.TB, dir string, kind mkfs.Type, size int64) {
 func CheckNothingLeft(t testing.TB, dir string) {
 	t.Helper()
 	for _, line := range Left(t.Context(), dir) {
-		t.Errorf("left behind: %s", line)
+		t.Errorf("left over: %s", line)
 	}
 }
 
@@ -78,10 +78,9 @@ func Left(ctx context.Context, dir string) []string {
 	return left
 }
 
-// Sweep unmounts what is mounted below dir and detaches the loop devices on
-// files below it: for the clean-up of tests that kill the driver. A pool is
-// held by the devices of its volumes, and those by their mounts, so it goes
-// round until nothing is left or nothing moves any more.
+// Sweep unmounts everything below dir and detaches the loop devices on files
+// below it, after tests that kill the driver. Volumes pin their pool and mounts
+// pin volumes, so it repeats until nothing is left or a pass makes no progress.
 func Sweep(t testing.TB, dir string) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
@@ -91,7 +90,7 @@ func Sweep(t testing.TB, dir string) {
 			return
 		}
 		if len(left) == before {
-			t.Errorf("sweep: these stay: %q", left)
+			t.Errorf("sweep: cannot remove: %q", left)
 			return
 		}
 		before = len(left)
@@ -99,13 +98,13 @@ func Sweep(t testing.TB, dir string) {
 	}
 }
 
-// sweepOnce takes away what can be; what is still held waits for the next turn.
+// sweepOnce removes what is not in use.
 func sweepOnce(ctx context.Context, dir string) {
 	table, err := mount.Table(ctx)
 	if err != nil {
 		return
 	}
-	for i := len(table) - 1; i >= 0; i-- { // a mount stands behind the one it lies on
+	for i := len(table) - 1; i >= 0; i-- { // a mount comes after the one it lies on
 		if strings.HasPrefix(table[i].Target, dir+"/") {
 			_ = mount.Unmount(ctx, table[i].Target)
 		}

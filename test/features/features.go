@@ -1,8 +1,7 @@
-// Package features is the one list of what a test can need and the project's own
-// test machines or checkouts may lack. A test that needs a feature calls Need; it is
-// left out only where the feature's probe reports that it is absent. In CI a kernel
-// feature that turns out to be present is a failure (see the test): its entry has
-// to be removed.
+// Package features lists what tests need and test machines or checkouts can
+// lack. A test calls Need and is skipped only where the feature's probe reports
+// it absent. In CI a listed kernel feature that is present is a failure (see
+// the test): its entry has to be removed.
 package features
 
 import (
@@ -16,46 +15,46 @@ import (
 	"github.com/cleatproject/cleat/test/tree"
 )
 
-// Feature is one thing that a kernel, the rights of this process or the checkout may
-// lack.
+// Feature is one thing that a kernel, this process's privileges or the checkout
+// can lack.
 type Feature struct {
 	Name   string
 	Reason string // why it is absent
-	Proved string // where else what depends on it is proved
+	Proved string // where else the dependent behaviour is tested
 	// OfCheckout features depend on how the source was fetched: the entry stays
 	// where one is present.
 	OfCheckout bool
-	// Present looks at this machine.
+	// Present probes this machine.
 	Present func() (bool, error)
 }
 
-// OnlineExt4Growth is EXT4_IOC_RESIZE_FS, which asks for CAP_SYS_RESOURCE.
+// OnlineExt4Growth is EXT4_IOC_RESIZE_FS, which requires CAP_SYS_RESOURCE.
 const OnlineExt4Growth = "ext4-online-growth"
 
 // History is the repository's history back to PreviousRelease.
 const History = "history"
 
-// PreviousRelease is the commit that stands for the release before this one: the
-// upgrade test (test/csi) builds it. It moves with each release.
+// PreviousRelease is the commit of the previous release, which the upgrade test
+// (test/csi) builds. It moves with each release.
 const PreviousRelease = "ff40bafc41452a8b2e5d9d45fcd4f1c1b878abaf"
 
 // All returns the list.
 func All() []Feature {
 	return []Feature{{
 		Name:    OnlineExt4Growth,
-		Reason:  "the test machines run without CAP_SYS_RESOURCE, which ext4 demands to grow while mounted",
-		Proved:  "the error and the growth at the next stage are proved here; the online growth in a guest (test/vm/node)",
+		Reason:  "the test machines run without CAP_SYS_RESOURCE, which ext4 requires to grow while mounted",
+		Proved:  "the error and the growth at the next stage are tested here; online growth in a guest (test/vm/node)",
 		Present: hasSysResource,
 	}, {
 		Name:       History,
 		Reason:     "a source archive or a shallow clone has no commit " + PreviousRelease,
-		Proved:     "the upgrade from that commit, and the way back, are proved in any full clone",
+		Proved:     "upgrade and downgrade are tested in any full clone",
 		OfCheckout: true,
 		Present:    hasPreviousRelease,
 	}}
 }
 
-// Need leaves the test out if the named feature is listed and absent here.
+// Need skips the test if the named feature is listed and absent.
 func Need(t testing.TB, name string) {
 	t.Helper()
 	for _, f := range All() {

@@ -1,5 +1,5 @@
-// Package imports tests which packages may import which: the layers that
-// CONTRIBUTING.md describes under "Layout".
+// Package imports tests which packages import which: the layers in
+// CONTRIBUTING.md, "Layout".
 package imports
 
 import (
@@ -15,12 +15,12 @@ import (
 
 const module = "github.com/cleatproject/cleat/"
 
-// rules: packages that match `in` import of this module only what one of `may`
-// matches, besides errs, which every package may import. The first rule that
-// matches counts. "x" matches the package x, "x/..." also all below it.
+// rules: packages that match `in` import only what one of `allowed` matches,
+// besides errs. The first matching rule counts. "x" matches the package x,
+// "x/..." also all below it.
 var rules = []struct {
-	in  string
-	may []string
+	in      string
+	allowed []string
 }{
 	{"errs", nil},
 	{"api/...", nil},
@@ -59,7 +59,7 @@ func permitted(path string, patterns []string) bool {
 	return false
 }
 
-// Packages with test code keep to the rule of their folder, and may import
+// Packages with test code follow the rule of their folder, and can import
 // everything in test.
 func TestLayers(t *testing.T) {
 	for _, e := range imports(t) {
@@ -69,8 +69,8 @@ func TestLayers(t *testing.T) {
 		known := false
 		for _, r := range rules {
 			if known = matches(e.from, r.in); known {
-				if !permitted(e.to, r.may) {
-					t.Errorf("%s must not import %s: of this module only %v", e.from, e.to, r.may)
+				if !permitted(e.to, r.allowed) {
+					t.Errorf("%s must not import %s: of this module only %v", e.from, e.to, r.allowed)
 				}
 				break
 			}
@@ -96,9 +96,9 @@ func TestProductImportsNoTestCode(t *testing.T) {
 	}
 }
 
-// Of two folders side by side, at any depth, only one may import from the
-// other, and so of a package and a folder below it.
-func TestNoTwoWayStreets(t *testing.T) {
+// Of two sibling folders, at any depth, only one imports from the other; the
+// same holds for a package and its sub-folders.
+func TestNoMutualImports(t *testing.T) {
 	example := map[[2]string]edge{}
 	for _, e := range imports(t) {
 		if tree.IsTest(e.from) || tree.IsTest(e.to) {
@@ -112,8 +112,8 @@ func TestNoTwoWayStreets(t *testing.T) {
 	}
 }
 
-// fork returns the folders in which the paths of an edge part; a package whose
-// path ends there stands for itself.
+// fork returns the folders in which the paths of an edge diverge; a package
+// whose path ends there stands for itself.
 func fork(e edge) (from, to string) {
 	a, b := strings.Split(e.from, "/"), strings.Split(e.to, "/")
 	n := 0

@@ -1,5 +1,5 @@
 // Program lines prints the lines, statements and packages of the tree, product
-// and tests apart, without generated code. With -compare DIRECTORY it adds the
+// and tests separately, without generated code. -compare DIRECTORY adds the
 // difference from another checkout ("git worktree add").
 package main
 
@@ -39,8 +39,8 @@ func main() {
 	write(os.Stdout, now, before)
 }
 
-// measure returns the rows of a checkout by folder. A package counts as one of
-// tests if all its files are.
+// measure returns the rows of a checkout by folder. A package counts as a test
+// package if all its files are tests.
 func measure(dir string) (map[string]row, error) {
 	rows, firsts := map[string]row{}, map[string]int{}
 	add := func(file string, first int, sizes ...int) {

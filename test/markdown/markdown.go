@@ -1,5 +1,5 @@
-// Package markdown reads the pages of docs/, so that tests can hold what stands
-// there: sections, blocks of code, tables.
+// Package markdown reads the pages of docs/ for tests: sections, code blocks
+// and tables.
 package markdown
 
 import (
@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Section is the text under a heading of the second level, up to the next one;
-// empty when the page has no such heading.
+// Section returns the text below a second-level heading, up to the next one, or
+// "" without such a heading.
 func Section(page, heading string) string {
 	_, after, ok := strings.Cut("\n"+page, "\n## "+heading+"\n")
 	if !ok {
@@ -20,8 +20,8 @@ func Section(page, heading string) string {
 
 var fence = regexp.MustCompile("(?ms)^( *)```([a-z]*)\n(.*?)^ *```$")
 
-// Blocks are the blocks of code of one language, in their order, without the
-// indentation that a list gives them.
+// Blocks returns the code blocks of one language in their order, without the
+// indentation of a list.
 func Blocks(page, language string) []string {
 	var all []string
 	for _, found := range fence.FindAllStringSubmatch(page, -1) {
@@ -37,10 +37,10 @@ func Blocks(page, language string) []string {
 	return all
 }
 
-// Row is a row of a table: its cells by the headings of their columns.
+// Row is a table row: its cells by column heading.
 type Row map[string]string
 
-// Rows are the rows of all tables of a page. A bar in a cell is written as \|.
+// Rows returns the rows of all tables of a page. A bar in a cell is written \|.
 func Rows(page string) []Row {
 	var all []Row
 	var head []string
@@ -80,7 +80,7 @@ func cellsOf(line string) []string {
 
 var span = regexp.MustCompile("`([^`]+)`")
 
-// Spans are what stands in a text as code.
+// Spans returns the inline code of a text.
 func Spans(text string) []string {
 	var all []string
 	for _, found := range span.FindAllStringSubmatch(fence.ReplaceAllString(text, ""), -1) {
@@ -89,8 +89,7 @@ func Spans(text string) []string {
 	return all
 }
 
-// Parts are what is the same in every instance of a message: it leaves out what
-// an ellipsis stands for.
+// Parts returns the constant parts of a message: those around its ellipses.
 func Parts(message string) []string {
 	var all []string
 	for part := range strings.SplitSeq(message, "…") {

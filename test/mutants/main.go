@@ -1,12 +1,12 @@
 // Command mutants changes one place of the product at a time and runs tests, to
-// see whether the cases that CI runs find as much as all cases (make soak):
+// check that the cases that CI runs detect as much as all cases (make soak):
 //
 //	go run ./test/mutants -seed 15 -n 20 dpu/plugin=./dpu/plugin fence/enforce=./fence/enforce,./test/fence
 //
 // Each argument is a package and the packages whose tests are run for it. A
-// mutant that the cases of CI do not find is tried with all cases; the exit code
-// is 1 if those find one that CI's do not. The tree is not touched: the go
-// command gets the changed file by -overlay.
+// mutant that survives CI's cases is run with all cases; the exit code is 1 if
+// those detect one that CI's do not. The tree is not changed: the go command
+// gets the changed file by -overlay.
 package main
 
 import (
@@ -69,7 +69,7 @@ func run(seed uint64, n int, args []string) (missed int, err error) {
 	}
 	random := rand.New(rand.NewPCG(seed, 0))
 	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	fmt.Printf("%d places, %d of them are tried, seed %d\n", len(all), n, seed)
+	fmt.Printf("%d places, trying %d, seed %d\n", len(all), n, seed)
 	caught, tried := 0, 0
 	for _, m := range all {
 		if tried == n {
@@ -91,7 +91,7 @@ func run(seed uint64, n int, args []string) (missed int, err error) {
 		rel, _ := filepath.Rel(root, m.file)
 		fmt.Printf("%-5s %s:%d: %s\n", verdict, rel, m.line, m.text)
 	}
-	fmt.Printf("%d mutants: CI finds %d, make soak %d more, nobody %d\n", tried, caught, missed, tried-caught-missed)
+	fmt.Printf("%d mutants: CI detects %d, make soak %d more, %d survive\n", tried, caught, missed, tried-caught-missed)
 	return missed, nil
 }
 
@@ -132,8 +132,8 @@ var opposite = map[token.Token]token.Token{
 	token.GTR: token.GEQ, token.GEQ: token.GTR, token.LAND: token.LOR, token.LOR: token.LAND,
 }
 
-// mutate adds the mutants of one node: a negated condition, an exchanged operator,
-// a lost error, a call that is left out.
+// mutate adds the mutants of one node: a negated condition, a swapped operator,
+// a dropped error, an omitted call.
 func mutate(node ast.Node, source []byte, set *token.FileSet, add func(from, to token.Pos, text string)) {
 	text := func(n ast.Node) string {
 		return string(source[set.Position(n.Pos()).Offset:set.Position(n.End()).Offset])
@@ -162,7 +162,8 @@ func mutate(node ast.Node, source []byte, set *token.FileSet, add func(from, to 
 
 var failed = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)|^panic: |^FAIL\s`)
 
-// try says who finds the mutant: CI, soak, nobody, or "" if it does not compile.
+// try returns what detects the mutant: CI, soak, none, or "" if the mutant does
+// not compile.
 func (m mutant) try(root string) (string, error) {
 	dir, err := os.MkdirTemp("", "mutant-")
 	if err != nil {

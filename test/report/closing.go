@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// row is what is kept of a part for the closing table.
+// row is the result of a part, for the closing table.
 type row struct {
 	Part                    string
 	Start, End              time.Time
@@ -55,7 +55,8 @@ func readRows(path string) ([]row, error) {
 	}
 }
 
-// printClosing prints the closing table and fails when a part has failed.
+// printClosing prints the closing table and returns an error when a part
+// failed.
 func printClosing(out io.Writer, path string) error {
 	rows, err := readRows(path)
 	if err != nil {
@@ -99,7 +100,7 @@ func printClosing(out io.Writer, path string) error {
 	return nil
 }
 
-// beside names the parts that ran at the same time as one for a second or more.
+// beside returns the parts that overlapped with a part for a second or more.
 func beside(r row, all []row) (names []string) {
 	for _, o := range all {
 		from, to := o.Start, o.End

@@ -8,20 +8,20 @@ import (
 	"strings"
 )
 
-// maxFlakes is how many tests the list may have: a longer one hides faults.
+// maxFlakes limits the list: a longer one hides faults.
 const maxFlakes = 10
 
 // entry is a row of test/flakes.md: | `PACKAGE TEST` | symptom | cause | date |.
 var entry = regexp.MustCompile("^\\| `([^ `]+) (Test[A-Za-z0-9_]+)` \\| ([^|]+) \\| ([^|]+) \\| (\\d{4}-\\d{2}-\\d{2}) \\|$")
 
 // guarantee matches the tests whose failure always counts, by package or name:
-// what they find once in a thousand runs is data lost or a fence that leaks.
+// what they find once in a thousand runs is data loss or a leaking fence.
 var guarantee = regexp.MustCompile(`(^|/)(test/crash|test/fence|test/vm/power|test/vm/fence|test/vm/sriov/gate|sriov/gate|fence|internal/ledger)(/| )` +
 	`| (Fuzz|Test\w*(Crash|Kill|Power|Lost|Fence|Gate|Sabotage|Property|Model|Checksum|Race|Leak))`)
 
-// symptom matches the output of failures that always count, whatever the test.
+// symptom matches output of failures that always count, whichever the test.
 var symptom = regexp.MustCompile(`DATA RACE|race detected|unexpected goroutines|\[rapid\]|failing input|panic: |fatal error: |test timed out` +
-	`|does not hold what was written|checksum|is left|nobody owns`)
+	`|does not hold what was written|checksum|is left|without an owner`)
 
 // readFlakes returns the listed tests, each as "package test" below the module.
 func readFlakes(path string) ([]string, error) {
@@ -41,7 +41,7 @@ func readFlakes(path string) ([]string, error) {
 		}
 		test := m[1] + " " + m[2]
 		if guarantee.MatchString(test) {
-			return nil, fmt.Errorf("%s: %s guards a guarantee and is never run again: fix it", path, test)
+			return nil, fmt.Errorf("%s: %s tests a guarantee and is never retried: fix it", path, test)
 		}
 		tests = append(tests, test)
 	}
@@ -51,10 +51,10 @@ func readFlakes(path string) ([]string, error) {
 	return tests, nil
 }
 
-// runAgain runs a failed test twice more, alone, if it is listed and its failure
-// may be one of time. The failure is marked as flaky when both runs pass.
-func (f *failure) runAgain(flakes []string, out io.Writer, again func() (passed bool, err error)) error {
-	if !f.mayRunAgain(flakes) {
+// retry runs a failed test twice more, alone, if it is listed and its failure
+// can be a matter of timing. The failure is marked flaky when both runs pass.
+func (f *failure) retry(flakes []string, out io.Writer, again func() (passed bool, err error)) error {
+	if !f.isRetryable(flakes) {
 		return nil
 	}
 	for range 2 {
@@ -68,7 +68,7 @@ func (f *failure) runAgain(flakes []string, out io.Writer, again func() (passed 
 	return nil
 }
 
-func (f *failure) mayRunAgain(flakes []string) bool {
+func (f *failure) isRetryable(flakes []string) bool {
 	if f.test == "" || guarantee.MatchString(f.String()) || symptom.MatchString(f.output) {
 		return false
 	}
@@ -80,8 +80,9 @@ func (f *failure) mayRunAgain(flakes []string) bool {
 	return false
 }
 
-// alone are the arguments that run only the failed test, with the flags of the
-// whole run. Flags are written -name=value there, so what has no dash is a package.
+// alone returns the arguments that run only the failed test, with the flags of
+// the whole run. Flags are written -name=value, so an argument without a dash
+// is a package.
 func (f *failure) alone(args []string) (one []string) {
 	for _, a := range args {
 		if strings.HasPrefix(a, "-") && !strings.HasPrefix(a, "-run=") {

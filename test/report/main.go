@@ -1,14 +1,13 @@
-// Command report runs the parts of the test suite and reports on them: what
-// failed, what was skipped, the slowest tests, and a closing table of all parts
-// with their times.
+// Command report runs the parts of the test suite and reports failures, skipped
+// tests, the slowest tests, and a closing table of all parts with their times.
 //
 //	report -results FILE -part NAME [-C DIR] go test ARGUMENTS...   one part: a run of go test
 //	report -results FILE -part NAME COMMAND...                      one part: any other command
 //	report -results FILE                                            the closing table
 //
-// A part appends its row to FILE; parts may run side by side. A skipped test is
-// a failure in CI, unless it names an entry of test/features. A failed test that
-// test/flakes.md lists is run again (see flakes.go).
+// A part appends its row to FILE; parts can run in parallel. A skipped test is
+// a failure in CI unless it names an entry of test/features. A failed test that
+// test/flakes.md lists is retried (see flakes.go).
 package main
 
 import (
@@ -24,10 +23,10 @@ import (
 
 func main() {
 	var p part
-	results := flag.String("results", "", "file of the rows of all parts")
+	results := flag.String("results", "", "file with the rows of all parts")
 	flag.StringVar(&p.name, "part", "", "name of the part to run; without one, the closing table is printed")
 	flag.StringVar(&p.dir, "C", ".", "directory to run it in")
-	flag.StringVar(&p.flakes, "flakes", "test/flakes.md", "list of the tests that CI runs again when they fail")
+	flag.StringVar(&p.flakes, "flakes", "test/flakes.md", "list of the tests that CI retries when they fail")
 	flag.Parse()
 	p.command, p.ci, p.out = flag.Args(), os.Getenv("CI") != "", os.Stdout
 	if err := run(*results, p); err != nil {
@@ -43,7 +42,7 @@ func run(results string, p part) error {
 	case p.name == "":
 		return printClosing(os.Stdout, results)
 	case len(p.command) == 0:
-		return errors.New("no command: say what the part runs")
+		return errors.New("no command: name the command that the part runs")
 	}
 	row, err := p.run()
 	return errors.Join(err, appendRow(results, row))
@@ -75,7 +74,8 @@ func (p part) run() (row, error) {
 	return r, err
 }
 
-// goTest runs go test, runs listed tests again, and fails when anything failed.
+// goTest runs go test, retries listed tests, and returns an error when anything
+// failed.
 func (p part) goTest(r *row) error {
 	flakes, err := readFlakes(p.flakes)
 	if err != nil {
@@ -92,7 +92,7 @@ func (p part) goTest(r *row) error {
 				one, err := p.tests(r, f.alone(p.command[2:]))
 				return err == nil && len(one.failures) == 0 && one.passed > 0, err
 			}
-			if err := f.runAgain(flakes, p.out, again); err != nil {
+			if err := f.retry(flakes, p.out, again); err != nil {
 				return err
 			}
 		}
@@ -101,7 +101,7 @@ func (p part) goTest(r *row) error {
 	return t.verdict(p.ci)
 }
 
-// tests runs go test with the arguments and returns what it reported.
+// tests runs go test with the arguments and returns its tally.
 func (p part) tests(r *row, args []string) (*tally, error) {
 	cmd := exec.Command(p.command[0], append([]string{"test", "-json", "-count=1"}, args...)...)
 	cmd.Dir = p.dir

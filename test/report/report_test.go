@@ -12,7 +12,7 @@ import (
 )
 
 // unsteady is a package whose tests fail the first time, or always. Each leaves
-// a file, by which its next run knows that it is not the first.
+// a file that marks its first run.
 const unsteady = `package unsteady
 
 import (
@@ -65,8 +65,8 @@ func list(rows ...string) string {
 
 func listed(test string) string { return "| `unsteady " + test + "` | fails | a test | 2026-11-23 |" }
 
-// TestFlakePolicy runs go test over tests that fail: one that is listed and
-// fails once lets CI go on, all others do not.
+// TestFlakePolicy runs go test over failing tests: CI passes only with one that
+// is listed and fails once.
 func TestFlakePolicy(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

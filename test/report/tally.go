@@ -18,7 +18,7 @@ type event struct {
 	Elapsed                                   float64
 }
 
-// tally is what one run of go test reported.
+// tally is the result of one run of go test.
 type tally struct {
 	passed, skipped int
 	badSkips        []string
@@ -28,7 +28,7 @@ type tally struct {
 	outputs map[testName][]string
 }
 
-// timing is the time of a package or of a test without its subtests' names.
+// timing is the duration of a package or of a top-level test.
 type timing struct {
 	name    string
 	seconds float64
@@ -36,12 +36,12 @@ type timing struct {
 
 type testName struct{ pkg, test string }
 
-// failure is a failed test function, or a package that failed outside of its
-// tests (test is empty then).
+// failure is a failed test function, or (test is empty) a package that failed
+// outside its tests.
 type failure struct {
 	testName
 	output string
-	flaky  bool // it passed when it was run again
+	flaky  bool // passed when retried
 }
 
 func (f *failure) String() string { return strings.TrimSpace(f.pkg + " " + f.test) }
@@ -130,7 +130,7 @@ func (t *tally) failureOf(name testName) *failure {
 	return f
 }
 
-// slowest is how many packages and tests of a part are listed.
+// slowest is how many packages and tests of a part are printed.
 const slowest = 50
 
 func (t *tally) printSlowest(out io.Writer) {
@@ -162,7 +162,8 @@ func (t *tally) verdict(ci bool) error {
 	return nil
 }
 
-// addCPU adds the processor time of a command and of all that it waited for.
+// addCPU adds the processor time of a command and of its descendants that were
+// waited for.
 func (r *row) addCPU(cmd *exec.Cmd) {
 	if s := cmd.ProcessState; s != nil {
 		r.CPU += s.UserTime() + s.SystemTime()

@@ -2,5 +2,5 @@
 
 package soak
 
-// Enabled says that all variants run.
+// Enabled reports whether all variants run.
 const Enabled = true

@@ -31,7 +31,8 @@ func Build(t testing.TB, pkg string, flags ...string) (program string) {
 	return program
 }
 
-// BuildTo is Build for a TestMain, whose tests share one program (see RunMain).
+// BuildTo is Build for a TestMain that builds one program for all its tests
+// (see RunMain).
 func BuildTo(ctx context.Context, program, pkg string, flags ...string) error {
 	root, err := tree.Root()
 	if err != nil {
@@ -51,8 +52,8 @@ func BuildTo(ctx context.Context, program, pkg string, flags ...string) error {
 	return nil
 }
 
-// RunMain runs the tests of a package after prepare has built what they share
-// in a directory, which it then removes. It returns the exit code for TestMain:
+// RunMain calls prepare with a temporary directory, runs the tests of a package
+// and removes the directory. It returns the exit code for TestMain:
 //
 //	os.Exit(testkit.RunMain(m, func(dir string) error { ... }))
 func RunMain(m interface{ Run() int }, prepare func(dir string) error) (code int) {

@@ -80,7 +80,7 @@ func Expired(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }
 func ReplaceFile(t testing.TB, path string, text []byte, mode os.FileMode) {
 	t.Helper()
 	Must(t, os.WriteFile(path+".new", text, mode))
-	Must(t, os.Chmod(path+".new", mode)) // the umask may have cleared bits
+	Must(t, os.Chmod(path+".new", mode)) // the umask can have cleared bits
 	Must(t, os.Rename(path+".new", path))
 }
 

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Canceled returns a context that has ended.
+// Canceled returns a canceled context.
 func Canceled(t testing.TB) context.Context {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

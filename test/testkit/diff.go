@@ -2,7 +2,8 @@ package testkit
 
 import "github.com/google/go-cmp/cmp"
 
-// Diff reports an error if two values differ, and how. It does not end the test.
+// Diff reports an error with the difference if two values differ. It does not
+// end the test.
 func Diff(t interface {
 	Helper()
 	Errorf(format string, args ...any)

@@ -1,14 +1,13 @@
-// Package testkit has what tests of many packages need: to fail in one line
-// (must.go, errors.go, diff.go), to wait for an event (wait.go, context.go), to collect a
-// log (log.go), to run a program (process.go) and build one (build.go), to serve
-// and call gRPC on a UNIX socket (grpc.go), network namespaces (netns.go),
-// certificates (certs.go) and metrics (metrics.go). File systems for tests are in
-// testkit/scratchfs.
+// Package testkit has helpers for the tests of many packages: fail in one line
+// (must.go, errors.go, diff.go), wait for an event (wait.go, context.go),
+// collect a log (log.go), run a program (process.go) and build one (build.go),
+// serve and call gRPC on a UNIX socket (grpc.go), network namespaces
+// (netns.go), certificates (certs.go) and metrics (metrics.go). Test file
+// systems are in testkit/scratchfs.
 //
 // It imports no package of this module but errs, internal/mutualtls and
-// test/tree, so that all other packages can use it in their own tests. Product
-// code must not import it.
+// test/tree, so all other packages can use it. Product code must not import it.
 //
-// A test waits for an event, with a deadline (Timeout) that it reaches only when
-// it fails. It never sleeps to give something time.
+// Tests wait for an event with a deadline (Timeout) that is reached only on
+// failure. They never sleep to give something time.
 package testkit

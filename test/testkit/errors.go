@@ -7,10 +7,9 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// WantError reports an error of the test unless err is as wanted and contains
-// the words: nil is any error, an errs.Kind must be the kind that errs.KindOf
-// returns, errors.Is must find any other error. what names the call. It does not
-// end the test.
+// WantError reports an error of the test unless err matches want and contains
+// the words: nil matches any error, an errs.Kind the errors of that kind, any
+// other error what errors.Is finds. what names the call. The test goes on.
 func WantError(t interface {
 	Helper()
 	Errorf(format string, args ...any)

@@ -15,7 +15,8 @@ import (
 )
 
 // Serve serves gRPC services on a UNIX socket until stop is called or the test
-// ends; stop removes the socket. The socket appears when it accepts connections.
+// ends; stop removes the socket. The socket appears only once it accepts
+// connections.
 func Serve(t testing.TB, path string, register func(grpc.ServiceRegistrar), options ...grpc.ServerOption) (stop func()) {
 	t.Helper()
 	server := grpc.NewServer(options...)
@@ -35,9 +36,9 @@ func Serve(t testing.TB, path string, register func(grpc.ServiceRegistrar), opti
 	return stop
 }
 
-// Listen listens on a UNIX socket until the test ends. The socket appears when
-// it accepts connections, and stays when the listener is closed, as after
-// SIGKILL.
+// Listen listens on a UNIX socket until the test ends. The socket appears only
+// once it accepts connections, and is left when the listener is closed, as
+// after SIGKILL.
 func Listen(t testing.TB, path string) *net.UnixListener {
 	t.Helper()
 	hidden := filepath.Join(filepath.Dir(path), "."+filepath.Base(path))
@@ -55,7 +56,7 @@ func Dial(t testing.TB, socket string, options ...grpc.DialOption) *grpc.ClientC
 }
 
 // Connect is Dial for callers that close the client themselves. The client
-// connects with the first call, and soon again after a connection broke.
+// connects with the first call, and reconnects after at most 50 ms.
 func Connect(socket string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	soon := grpc.ConnectParams{
 		Backoff:           backoff.Config{BaseDelay: 5 * time.Millisecond, Multiplier: 1.2, MaxDelay: 50 * time.Millisecond},

@@ -15,7 +15,7 @@ import (
 type Log struct {
 	mu      sync.Mutex
 	text    bytes.Buffer
-	changed chan struct{} // closed by the next Write; nil when nobody waits
+	changed chan struct{} // closed by the next Write; nil without a waiter
 }
 
 // NewLog returns a log that is printed if the test fails.
@@ -49,7 +49,7 @@ func (l *Log) String() string {
 	return l.text.String()
 }
 
-// Reset forgets what was written so far, and returns it.
+// Reset clears the log and returns what was written so far.
 func (l *Log) Reset() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

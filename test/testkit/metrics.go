@@ -7,9 +7,9 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// Metric returns the value of a metric in a registry: of a histogram the number
-// of its samples, and of several series the sum. Labels, as "result=ok", select
-// series. Without a series the value is 0.
+// Metric returns the value of a metric in a registry: the number of samples of
+// a histogram, the sum of several series, 0 without a series. Labels, as
+// "result=ok", select series.
 func Metric(t testing.TB, r interface {
 	Gather() ([]*dto.MetricFamily, error)
 }, name string, labels ...string) (sum float64) {

@@ -7,13 +7,13 @@ import (
 	"testing"
 )
 
-// T is the part of testing.TB that a failure needs; *rapid.T has it too.
+// T is the part of testing.TB that Must needs; *rapid.T has it too.
 type T interface {
 	Helper()
 	Fatal(args ...any)
 }
 
-// Must fails the test now if any of the errors is not nil.
+// Must fails the test if any error is not nil.
 func Must(t T, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
@@ -32,8 +32,8 @@ func Value[V any](v V, err error) func(T) V {
 	}
 }
 
-// Open is Value for something that the end of the test closes. Closing it must
-// succeed.
+// Open is Value for an io.Closer that is closed, without error, when the test
+// ends.
 func Open[C io.Closer](c C, err error) func(testing.TB) C {
 	return func(t testing.TB) C {
 		t.Helper()

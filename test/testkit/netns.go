@@ -21,12 +21,12 @@ func EnterNetNS(t testing.TB) {
 	Run(t, "ip", "link", "set", "lo", "up")
 }
 
-// NetNS is a network namespace without a name.
+// NetNS is an unnamed network namespace.
 type NetNS struct {
-	File *os.File // of the namespace, which lives as long as its files and processes
+	File *os.File // the namespace lives as long as its files and processes
 }
 
-// NewNetNS makes a network namespace whose loopback is up.
+// NewNetNS creates a network namespace whose loopback is up.
 func NewNetNS(t testing.TB) NetNS {
 	t.Helper()
 	var n NetNS
@@ -45,8 +45,8 @@ func NewNetNS(t testing.TB) NetNS {
 	return n
 }
 
-// Do runs a function on a thread in the namespace. Sockets and programs that the
-// function makes stay in it; goroutines that it starts are not in it.
+// Do runs a function on a thread in the namespace. Sockets and programs that
+// the function creates stay in it; goroutines that it starts are outside.
 func (n NetNS) Do(do func() error) error {
 	result := make(chan error, 1)
 	go func() {

@@ -39,7 +39,7 @@ func Start(t testing.TB, cmd *exec.Cmd) *Process {
 	return p
 }
 
-// Launch is Start for callers that end the process themselves.
+// Launch is Start for callers that stop the process themselves.
 func Launch(cmd *exec.Cmd) (*Process, error) {
 	p := &Process{Log: &Log{}, cmd: cmd, done: make(chan struct{})}
 	if cmd.Stdout == nil {
@@ -61,8 +61,8 @@ func Launch(cmd *exec.Cmd) (*Process, error) {
 	defer netns.Close()
 	started := make(chan error)
 	go func() {
-		// The kernel sends Pdeathsig when the starting thread ends, not the
-		// process (prctl(2)): this thread waits for the program.
+		// The kernel sends Pdeathsig when the starting thread, not the process,
+		// ends (prctl(2)): this thread waits for the program.
 		err := inNetNS(netns, func() error {
 			err := cmd.Start()
 			started <- err
@@ -119,10 +119,10 @@ func (p *Process) Stop() error {
 	return nil
 }
 
-// Kill ends the process with SIGKILL and waits for its end. It can be repeated.
+// Kill ends the process with SIGKILL and waits for its end. It is idempotent.
 func (p *Process) Kill() {
 	p.stopped.Store(true)
-	_ = p.cmd.Process.Kill() // it may have ended
+	_ = p.cmd.Process.Kill() // it might have ended
 	<-p.done
 }
 
@@ -135,8 +135,8 @@ func (p *Process) WaitFor(t testing.TB, text string) (line string) {
 	return line
 }
 
-// Until polls until check returns nil, as a program becomes ready. It returns
-// the last error at once if the process ends before.
+// Until polls check until it returns nil. It returns the last error as soon as
+// the process ends.
 func (p *Process) Until(check func() error) error {
 	err := poll(p.done, check)
 	if err == nil {
@@ -154,7 +154,7 @@ func (p *Process) Until(check func() error) error {
 func Run(t testing.TB, name string, args ...string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
-	if err != nil && filepath.Base(name) == name { // root's PATH may lack it
+	if err != nil && filepath.Base(name) == name { // root's PATH can lack it
 		path, err = exec.LookPath("/usr/sbin/" + name)
 	}
 	if err != nil {

@@ -33,7 +33,7 @@ func (f *failing) Fatal(args ...any) { f.text = fmt.Sprint(args...); runtime.Goe
 
 func (f *failing) Errorf(format string, args ...any) { f.text = fmt.Sprintf(format, args...) }
 
-// failure returns what a function fails with.
+// failure returns the failure text of a function.
 func failure(t *testing.T, f func(t testing.TB)) string {
 	t.Helper()
 	v, done := &failing{TB: t}, make(chan struct{})
@@ -121,7 +121,7 @@ func TestProcess(t *testing.T) {
 	}
 }
 
-// A program outlives the thread that asked for it, and starts in the network
+// A program outlives the thread that started it, and starts in the network
 // namespace of that thread.
 func TestProcessOfAThread(t *testing.T) {
 	var p *testkit.Process

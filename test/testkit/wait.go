@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Timeout is how long tests wait for an event before they fail. No test may
-// need to wait this long to pass.
+// Timeout is how long tests wait for an event before they fail. No passing test
+// waits this long.
 const Timeout = time.Minute
 
 // Context returns a context that ends after Timeout. Unlike t.Context() it can
@@ -21,7 +21,7 @@ func Context(t testing.TB) context.Context {
 }
 
 // Eventually polls until a condition holds. Use it only where no event reports
-// that.
+// the condition.
 func Eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	EventuallyNil(t, what, func() error {
@@ -34,7 +34,8 @@ func Eventually(t testing.TB, what string, holds func() bool) {
 
 var errNotYet = errors.New("not so")
 
-// EventuallyNil is Eventually for a condition that says why it does not hold.
+// EventuallyNil is Eventually for a condition that returns why it does not
+// hold.
 func EventuallyNil(t testing.TB, what string, check func() error) {
 	t.Helper()
 	if err := poll(nil, check); err != nil {
@@ -66,8 +67,9 @@ func Receive[V any](t testing.TB, what string, c <-chan V) V {
 	return ReceiveUntil(t, what, c, func(V) bool { return true })
 }
 
-// ReceiveUntil receives until an element is as wanted, and returns it. A channel
-// that is closed before fails the test, unless its zero value is wanted.
+// ReceiveUntil receives until wanted accepts an element, and returns it. A
+// channel that is closed before fails the test, unless its zero value is
+// wanted.
 func ReceiveUntil[V any](t testing.TB, what string, c <-chan V, wanted func(V) bool) V {
 	t.Helper()
 	deadline := time.NewTimer(Timeout)
@@ -88,9 +90,9 @@ func ReceiveUntil[V any](t testing.TB, what string, c <-chan V, wanted func(V) b
 	}
 }
 
-// Go runs a function, such as the loop of a server, until stop is called or the
-// test ends. stop cancels the context of the function and waits until it
-// returns; an error other than context.Canceled fails the test.
+// Go runs a function, such as a server loop, until stop is called or the test
+// ends. stop cancels the function's context and waits until it returns; an
+// error other than context.Canceled fails the test.
 func Go(t testing.TB, run func(context.Context) error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))

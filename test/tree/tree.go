@@ -1,5 +1,5 @@
-// Package tree finds the source tree that a test or a tool of it runs in, and
-// tells its product folders from those of tests.
+// Package tree finds the source tree that a test or tool runs in, and
+// distinguishes test folders from product folders.
 package tree
 
 import (
@@ -30,8 +30,8 @@ func Root() (string, error) {
 	}
 }
 
-// Git returns a git command in the tree, whoever owns it: tests run as root in a
-// checkout of another user, which git refuses otherwise.
+// Git returns a git command in the tree. Tests run as root in a checkout of
+// another user, which git refuses without safe.directory.
 func Git(root string, args ...string) *exec.Cmd {
 	return exec.Command("git", append([]string{"-C", root, "-c", "safe.directory=*"}, args...)...)
 }

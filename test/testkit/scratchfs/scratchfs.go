@@ -1,6 +1,6 @@
-// Package scratchfs gives tests file systems of their own: a small sparse file,
-// formatted and mounted, which goes with the test. It needs root; a missing tool
-// fails the test.
+// Package scratchfs creates file systems for tests: a small sparse file,
+// formatted and mounted, removed when the test ends. It needs root; a missing
+// tool fails the test.
 package scratchfs
 
 import (
@@ -23,8 +23,8 @@ import (
 // is sparse.
 const Size = 300 << 20
 
-// Mount makes a file system of a type (xfs, ext4, btrfs) with blocks of 4096
-// bytes, and returns the directory that it is mounted on.
+// Mount creates a file system of a type (xfs, ext4, btrfs) with 4096-byte
+// blocks, and returns its mount point.
 func Mount(t testing.TB, fstype string, mkfsFlags ...string) (dir string) {
 	t.Helper()
 	image := filepath.Join(t.TempDir(), fstype+".img")
@@ -49,9 +49,9 @@ func Mount(t testing.TB, fstype string, mkfsFlags ...string) (dir string) {
 }
 
 // MountImage mounts the file system in a file, whose blocks must have 4096
-// bytes. The caller unmounts it, which also detaches the loop device. The device
-// is attached by package loop, as mount -o loop leaves a device read-only that
-// another test left so.
+// bytes. The caller unmounts it, which also detaches the loop device. It does
+// not use mount -o loop, which keeps the read-only flag that another test set
+// on a loop device.
 func MountImage(t testing.TB, fstype, image, dir string) {
 	t.Helper()
 	f := testkit.Value(os.OpenFile(image, os.O_RDWR, 0))(t)
@@ -62,8 +62,8 @@ func MountImage(t testing.TB, fstype, image, dir string) {
 	testkit.Run(t, "mount", "-t", fstype, device.Path, dir)
 }
 
-// Make runs mkfs, again if that of btrfs fails because another test detached a
-// loop device while mkfs looked at all of them.
+// Make runs mkfs. It retries mkfs.btrfs, which fails when another test detaches
+// a loop device while it scans all of them.
 func Make(t testing.TB, fstype string, args ...string) {
 	t.Helper()
 	testkit.EventuallyNil(t, "mkfs."+fstype, func() error {
@@ -79,7 +79,7 @@ func Make(t testing.TB, fstype string, args ...string) {
 }
 
 // ShutDown stops a mounted file system (xfs or ext4) as the kernel does after a
-// fatal error of its disk: nothing of its log is written any more.
+// fatal disk error: its log is not flushed.
 func ShutDown(t testing.TB, dir string) {
 	t.Helper()
 	const goingDown, noLogFlush = 0x8004587d, 2 // XFS_IOC_GOINGDOWN, which ext4 has too
