@@ -1,7 +1,7 @@
-// Package crash kills cleat csi at named points and at random instants under a
-// concurrent workload of every mutating call, and checks after each restart
-// that every acknowledged operation is there, that every byte is right, and
-// that nothing is left that nobody owns.
+// Package crash kills cleat csi at crash points and at random instants under a
+// concurrent workload of every mutating call. After each restart it checks that
+// every acknowledged operation and every byte is there, and that no object is
+// left without an owner.
 package crash
 
 import (
@@ -27,23 +27,23 @@ import (
 
 const (
 	defaultKills = 100
-	patience     = 2500 * time.Millisecond // to reach a named point
+	patience     = 2500 * time.Millisecond // to reach a crash point
 	shortest     = 20 * time.Millisecond   // until a kill at a random instant
 	longest      = 600 * time.Millisecond
 )
 
-// tally counts the kills of all stations.
+// tally counts the kills of all instances.
 type tally struct {
 	mu     sync.Mutex
 	hits   map[string]int
 	tries  map[string]int
 	kills  int
 	budget int
-	failed bool // a station failed: the others end
+	failed bool // an instance failed: the others stop
 }
 
-// next is the point that was hit least, or "" for a random instant, or ok
-// false when the budget is spent and every point was hit.
+// next returns the crash point with the fewest hits, or "" for a random
+// instant. ok is false when the budget is spent and every point was hit.
 func (t *tally) next(number int) (point string, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -64,7 +64,7 @@ func (t *tally) next(number int) (point string, ok bool) {
 	return least, true
 }
 
-// fail ends the campaign. Points that only the failed station comes by would
+// fail ends the campaign: points that only the failed instance reaches would
 // never be hit.
 func (t *tally) fail() {
 	t.mu.Lock()
@@ -81,7 +81,7 @@ func (t *tally) count(point string, hit bool) {
 	}
 }
 
-func TestNothingAcknowledgedIsLost(t *testing.T) {
+func TestAcknowledgedOperationsSurviveKills(t *testing.T) {
 	t.Parallel()
 	budget := defaultKills
 	if s := os.Getenv("SOAK_KILLS"); s != "" {
@@ -102,13 +102,14 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 	for _, p := range points {
 		count.hits[p] = 0
 	}
-	// The second pool is on ext4, which cannot share blocks: there the engine copies.
-	stations := []*station{
-		newStation(t, cleat, "reflink", seed, true, "--pool-image", "4GiB"),
-		newStation(t, cleat, "copy", seed+1, false),
+	// The second pool is on ext4, which has no reflinks: there the engine
+	// copies.
+	instances := []*instance{
+		newInstance(t, cleat, "reflink", seed, true, "--pool-image", "4GiB"),
+		newInstance(t, cleat, "copy", seed+1, false),
 	}
 	var wg sync.WaitGroup
-	for _, s := range stations {
+	for _, s := range instances {
 		wg.Go(func() {
 			if err := s.campaign(t.Context(), count); err != nil {
 				t.Error(err)
@@ -117,18 +118,18 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	report(t, count, stations)
+	report(t, count, instances)
 }
 
-// station is one driver on one pool of this machine, with its workers.
-type station struct {
+// instance is one driver on one pool of this machine, with its workers.
+type instance struct {
 	*workload.Station
 	local   *workload.Local
 	rand    *rand.Rand
 	reflink bool
 }
 
-func newStation(t *testing.T, cleat, name string, seed uint64, reflink bool, flags ...string) *station {
+func newInstance(t *testing.T, cleat, name string, seed uint64, reflink bool, flags ...string) *instance {
 	t.Helper()
 	dir := t.TempDir()
 	pool, workers := filepath.Join(dir, "pool"), filepath.Join(dir, "workers")
@@ -140,7 +141,7 @@ func newStation(t *testing.T, cleat, name string, seed uint64, reflink bool, fla
 	if !reflink {
 		driver.MountImage(t, pool, mkfs.Ext4, 4<<30)
 	}
-	return &station{
+	return &instance{
 		local: local, rand: rand.New(rand.NewPCG(seed, 1)), reflink: reflink,
 		Station: workload.NewStation(workload.Config{
 			Name: name, Machine: local, Dir: workers, Seed: seed, Workers: 5, Reflink: reflink, Patience: time.Minute,
@@ -148,7 +149,7 @@ func newStation(t *testing.T, cleat, name string, seed uint64, reflink bool, fla
 	}
 }
 
-func (s *station) campaign(ctx context.Context, count *tally) error {
+func (s *instance) campaign(ctx context.Context, count *tally) error {
 	if s.reflink {
 		if err := s.begin(ctx, count); err != nil {
 			return err
@@ -180,9 +181,9 @@ func (s *station) campaign(ctx context.Context, count *tally) error {
 	return s.Finish(ctx)
 }
 
-// aim kills the driver at the count-th time that it comes by a point, or at a
-// random instant when there is no point.
-func (s *station) aim(ctx context.Context, point string, count int) (hit bool, err error) {
+// aim kills the driver when it reaches a point for the count-th time, or at a
+// random instant if point is empty.
+func (s *instance) aim(ctx context.Context, point string, count int) (hit bool, err error) {
 	if point == "" {
 		return s.Round(ctx, "", shortest+time.Duration(s.rand.Int64N(int64(longest-shortest))))
 	}
@@ -192,16 +193,16 @@ func (s *station) aim(ctx context.Context, point string, count int) (hit bool, e
 	return s.Round(ctx, fmt.Sprintf("%s=%d", point, count), patience)
 }
 
-// begin kills the driver at every point of making the pool's image, which only
-// a first start, or one with a larger image, comes by.
-func (s *station) begin(ctx context.Context, count *tally) error {
+// begin kills the driver at every point of creating the pool's image, which
+// only a first start, or one with a larger image, reaches.
+func (s *instance) begin(ctx context.Context, count *tally) error {
 	for _, point := range workload.ImagePoints() {
 		if point == "image.grown" {
 			s.local.Flags = append(s.local.Flags, "--pool-image", "5GiB")
 		}
 		hit, err := s.Start(ctx, point+"=1")
 		if err == nil && !hit {
-			err = fmt.Errorf("the first start did not come by %s", point)
+			err = fmt.Errorf("the first start did not reach %s", point)
 		}
 		if err != nil {
 			return err
@@ -211,9 +212,9 @@ func (s *station) begin(ctx context.Context, count *tally) error {
 	return nil
 }
 
-func report(t *testing.T, count *tally, stations []*station) {
+func report(t *testing.T, count *tally, instances []*instance) {
 	var calls []map[string]int
-	for _, s := range stations {
+	for _, s := range instances {
 		calls = append(calls, s.Calls())
 	}
 	fmt.Printf("REPORT: %d kills of the driver, acknowledged calls: %v\n", count.kills, workload.Sum(calls...))
@@ -225,6 +226,6 @@ func report(t *testing.T, count *tally, stations []*station) {
 		}
 	}
 	if len(never) > 0 && !t.Failed() {
-		t.Errorf("these points were never hit, so nothing is proved about them: %v", never)
+		t.Errorf("these crash points were never hit: %v", never)
 	}
 }

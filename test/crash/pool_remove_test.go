@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// The removal of a pool is killed at each of its steps; a repeat completes it.
+// A pool removal that is killed at any step is completed by a repeat.
 func TestPoolRemoveKilled(t *testing.T) {
 	t.Parallel()
 	cleat := testkit.Build(t, testkit.Cleat, "-tags", "crashpoints")
@@ -36,7 +36,7 @@ func TestPoolRemoveKilled(t *testing.T) {
 			remove.Env = append(os.Environ(), "CLEAT_CRASHPOINT="+point+"=1", "CLEAT_CRASHPOINT_LOG="+log)
 			out, err := remove.CombinedOutput()
 			if hit, _ := os.ReadFile(log); err == nil || strings.TrimSpace(string(hit)) != point {
-				t.Fatalf("the removal did not come by the point: %v\n%s", err, out)
+				t.Fatalf("the removal did not reach the crash point: %v\n%s", err, out)
 			}
 			for range 2 {
 				repeat := exec.CommandContext(t.Context(), cleat, remove.Args[1:]...)
@@ -55,7 +55,7 @@ func TestPoolRemoveKilled(t *testing.T) {
 	}
 }
 
-// fill makes a pool with two volumes in an image that is not mounted then.
+// fill creates a pool with two volumes in an image, and unmounts it.
 func fill(t *testing.T, c local.Config) {
 	t.Helper()
 	e := testkit.Value(local.Open(t.Context(), c))(t)

@@ -7,8 +7,8 @@ import (
 	"github.com/cleatproject/cleat/test/crash/workload"
 )
 
-// sabotages are durable writes left out, the crash points at which that must
-// show, and the symptom.
+// sabotages are builds without one durable write, the crash point at which the
+// omission must show, and the symptom.
 var sabotages = []struct {
 	name           string
 	left           workload.Replacement
@@ -30,18 +30,18 @@ var sabotages = []struct {
 			Old:  "if err := m.records.putPublish(ctx, r.Target, rec); err != nil {\n\t\t\treturn err\n\t\t}\n\t\tdefer func() {",
 			New:  "defer func() {",
 		},
-		point: "publish.inline-created", symptom: "which nobody owns",
+		point: "publish.inline-created", symptom: "without an owner",
 	},
 }
 
-// A build that leaves out one durable write must turn the crash test red:
-// otherwise the crash test proves nothing.
+// The crash test must fail for a build that omits one durable write; otherwise
+// it proves nothing.
 func TestSabotageTurnsRed(t *testing.T) {
 	t.Parallel()
 	for i, s := range sabotages {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			st := newStation(t, workload.BuildWith(t, s.left), "sabotaged", uint64(i)+1, true, "--pool-image", "2GiB")
+			st := newInstance(t, workload.BuildWith(t, s.left), "sabotaged", uint64(i)+1, true, "--pool-image", "2GiB")
 			for round := range 40 {
 				_, err := st.Round(t.Context(), s.point+"=1", patience)
 				if err == nil {
@@ -51,9 +51,9 @@ func TestSabotageTurnsRed(t *testing.T) {
 					continue
 				}
 				if !strings.Contains(err.Error(), s.symptom) {
-					t.Fatalf("red, but not for %q: %v", s.symptom, err)
+					t.Fatalf("failed, but not with %q: %v", s.symptom, err)
 				}
-				t.Logf("red after %d kills, as it must be: %s", round+1, s.symptom)
+				t.Logf("failed after %d kills, as expected: %s", round+1, s.symptom)
 				return
 			}
 			t.Error("a build without this durable write passed the crash test")

@@ -12,11 +12,11 @@ import (
 
 const mib = 1 << 20
 
-// NodeID is what the driver is to be started with.
+// NodeID is the node id to start the driver with.
 const NodeID = "crash-node"
 
-// kinds are what workers make. XFS takes 64 MiB at once, too much for a pool
-// that has to copy it: it comes last and only where blocks are shared.
+// kinds are the volumes that workers create. XFS, with 64 MiB of log, is too
+// much for a pool that has to copy it: it is last and used only with reflinks.
 var kinds = []disk{
 	{block: true, size: 8 * mib}, {block: true, size: 8 * mib}, {fsType: "ext4", size: 16 * mib},
 	{fsType: "ext4", size: 16 * mib}, {fsType: "btrfs", size: 256 * mib}, {fsType: "xfs", size: 304 * mib},
@@ -38,7 +38,8 @@ func (w *worker) create() error {
 	return w.createDisk(&d, nil, nil)
 }
 
-// createDisk makes a volume, of a source if there is one; recopy is that of doubt.
+// createDisk creates a volume, from source if not nil; recopy is that of
+// pendingCall.
 func (w *worker) createDisk(d *disk, source *csi.VolumeContentSource, recopy func()) error {
 	parameters := map[string]string{}
 	if w.rand.IntN(4) == 0 && d.size <= 16*mib {
@@ -50,7 +51,7 @@ func (w *worker) createDisk(d *disk, source *csi.VolumeContentSource, recopy fun
 		VolumeCapabilities: []*csi.VolumeCapability{d.capability()}, Parameters: parameters, VolumeContentSource: source,
 	}
 	var answer *csi.CreateVolumeResponse
-	return w.call(&doubt{what: "CreateVolume " + d.name, newVolumes: 1, recopy: recopy}, "CreateVolume", func(ctx context.Context) (err error) {
+	return w.call(&pendingCall{what: "CreateVolume " + d.name, newVolumes: 1, recopy: recopy}, "CreateVolume", func(ctx context.Context) (err error) {
 		answer, err = w.controller().CreateVolume(ctx, req)
 		return err
 	}, func() {
@@ -61,7 +62,7 @@ func (w *worker) createDisk(d *disk, source *csi.VolumeContentSource, recopy fun
 }
 
 func (w *worker) restore() error {
-	p := w.pictures[w.rand.IntN(len(w.pictures))]
+	p := w.snapshots[w.rand.IntN(len(w.snapshots))]
 	d := &disk{name: w.name("restored"), block: p.block, fsType: p.fsType, size: p.size, data: p.data.copied()}
 	if w.rand.IntN(3) == 0 {
 		d.size += 4 * mib
@@ -81,7 +82,7 @@ func (w *worker) clone() error {
 }
 
 func (w *worker) remove(d *disk) error {
-	return w.call(&doubt{what: "DeleteVolume " + d.name, goneVolume: d.id}, "DeleteVolume", func(ctx context.Context) error {
+	return w.call(&pendingCall{what: "DeleteVolume " + d.name, goneVolume: d.id}, "DeleteVolume", func(ctx context.Context) error {
 		_, err := w.controller().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: d.id})
 		return err
 	}, func() { w.disks = without(w.disks, d) })
@@ -89,7 +90,7 @@ func (w *worker) remove(d *disk) error {
 
 func (w *worker) grant(d *disk) error {
 	var answer *csi.ControllerPublishVolumeResponse
-	return w.call(&doubt{what: "ControllerPublishVolume " + d.name, granting: d.id}, "ControllerPublishVolume", func(ctx context.Context) (err error) {
+	return w.call(&pendingCall{what: "ControllerPublishVolume " + d.name, granting: d.id}, "ControllerPublishVolume", func(ctx context.Context) (err error) {
 		answer, err = w.controller().ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{
 			VolumeId: d.id, NodeId: NodeID, VolumeCapability: d.capability(), VolumeContext: d.context})
 		return err
@@ -97,14 +98,14 @@ func (w *worker) grant(d *disk) error {
 }
 
 func (w *worker) revoke(d *disk) error {
-	return w.call(&doubt{what: "ControllerUnpublishVolume " + d.name, granting: d.id}, "ControllerUnpublishVolume", func(ctx context.Context) error {
+	return w.call(&pendingCall{what: "ControllerUnpublishVolume " + d.name, granting: d.id}, "ControllerUnpublishVolume", func(ctx context.Context) error {
 		_, err := w.controller().ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{VolumeId: d.id, NodeId: NodeID})
 		return err
 	}, func() { d.granted, d.grant = false, nil })
 }
 
 func (w *worker) stage(d *disk) error {
-	return w.call(&doubt{what: "NodeStageVolume " + d.name, staging: d.id, undo: func() error { return w.unstage(d) }}, "NodeStageVolume", func(ctx context.Context) error {
+	return w.call(&pendingCall{what: "NodeStageVolume " + d.name, staging: d.id, undo: func() error { return w.unstage(d) }}, "NodeStageVolume", func(ctx context.Context) error {
 		if err := w.machine.MakeDir(ctx, w.staging(d)); err != nil {
 			return err
 		}
@@ -115,19 +116,19 @@ func (w *worker) stage(d *disk) error {
 }
 
 func (w *worker) unstage(d *disk) error {
-	return w.call(&doubt{what: "NodeUnstageVolume " + d.name, staging: d.id}, "NodeUnstageVolume", func(ctx context.Context) error {
+	return w.call(&pendingCall{what: "NodeUnstageVolume " + d.name, staging: d.id}, "NodeUnstageVolume", func(ctx context.Context) error {
 		_, err := w.node().NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{VolumeId: d.id, StagingTargetPath: w.staging(d)})
 		return err
 	}, func() {
 		d.staged, d.lostStage = false, false
-		d.data.synced()                                          // who lets a device go writes out what it was given
-		_ = w.machine.Remove(context.Background(), w.staging(d)) // left behind it is in nobody's way
+		d.data.synced()                                          // the file system is written back before the device is released
+		_ = w.machine.Remove(context.Background(), w.staging(d)) // a leftover directory does no harm
 	})
 }
 
 func (w *worker) publish(d *disk) error {
 	readOnly := w.rand.IntN(4) == 0
-	return w.call(&doubt{what: "NodePublishVolume " + d.name, publishing: d.id, mounted: true, undo: func() error { return w.unpublish(d) }}, "NodePublishVolume", func(ctx context.Context) error {
+	return w.call(&pendingCall{what: "NodePublishVolume " + d.name, publishing: d.id, mounted: true, undo: func() error { return w.unpublish(d) }}, "NodePublishVolume", func(ctx context.Context) error {
 		if err := w.machine.MakeDir(ctx, w.dir); err != nil {
 			return err
 		}
@@ -139,26 +140,26 @@ func (w *worker) publish(d *disk) error {
 }
 
 func (w *worker) unpublish(d *disk) error {
-	return w.call(&doubt{what: "NodeUnpublishVolume " + d.name, publishing: d.id}, "NodeUnpublishVolume", func(ctx context.Context) error {
+	return w.call(&pendingCall{what: "NodeUnpublishVolume " + d.name, publishing: d.id}, "NodeUnpublishVolume", func(ctx context.Context) error {
 		_, err := w.node().NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: d.id, TargetPath: w.target(d)})
 		return err
 	}, func() { d.published, d.lostPublish = false, false })
 }
 
-// publishInline publishes an ephemeral volume, as a kubelet does for an inline
-// volume of a pod.
+// publishInline publishes an ephemeral volume, as the kubelet does for an
+// inline volume of a pod.
 func (w *worker) publishInline() error {
 	d := &disk{name: w.name("inline"), fsType: "ext4", size: 8 * mib, data: contents{}}
 	d.id = "csi-" + d.name
 	d.context = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": fmt.Sprint(d.size)}
-	return w.putInline(d)
+	return w.publishInlineDisk(d)
 }
 
-// putInline publishes an ephemeral volume, for the first time or behind a
-// reboot, which it outlives with its pod.
-func (w *worker) putInline(d *disk) error {
-	undo := func() error { return w.takeInline(d) }
-	return w.call(&doubt{what: "NodePublishVolume " + d.name, ephemeral: true, publishing: d.id, undo: undo}, "NodePublishVolume (inline)", func(ctx context.Context) error {
+// publishInlineDisk publishes an ephemeral volume, for the first time or after
+// a reboot, which it survives with its pod.
+func (w *worker) publishInlineDisk(d *disk) error {
+	undo := func() error { return w.unpublishInlineDisk(d) }
+	return w.call(&pendingCall{what: "NodePublishVolume " + d.name, ephemeral: true, publishing: d.id, undo: undo}, "NodePublishVolume (inline)", func(ctx context.Context) error {
 		if err := w.machine.MakeDir(ctx, w.dir); err != nil {
 			return err
 		}
@@ -180,11 +181,11 @@ func (w *worker) unpublishInline() error {
 			return err
 		}
 	}
-	return w.takeInline(d)
+	return w.unpublishInlineDisk(d)
 }
 
-func (w *worker) takeInline(d *disk) error {
-	return w.call(&doubt{what: "NodeUnpublishVolume " + d.name, ephemeral: true, publishing: d.id}, "NodeUnpublishVolume (inline)", func(ctx context.Context) error {
+func (w *worker) unpublishInlineDisk(d *disk) error {
+	return w.call(&pendingCall{what: "NodeUnpublishVolume " + d.name, ephemeral: true, publishing: d.id}, "NodeUnpublishVolume (inline)", func(ctx context.Context) error {
 		_, err := w.node().NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: d.id, TargetPath: w.target(d)})
 		return err
 	}, func() { w.inline = without(w.inline, d) })
@@ -196,7 +197,7 @@ func (w *worker) expand(d *disk) error {
 	}
 	size := d.size + 4*mib
 	var answer *csi.ControllerExpandVolumeResponse
-	return w.call(&doubt{what: "ControllerExpandVolume " + d.name}, "ControllerExpandVolume", func(ctx context.Context) (err error) {
+	return w.call(&pendingCall{what: "ControllerExpandVolume " + d.name}, "ControllerExpandVolume", func(ctx context.Context) (err error) {
 		answer, err = w.controller().ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{
 			VolumeId: d.id, CapacityRange: &csi.CapacityRange{RequiredBytes: size}})
 		return err
@@ -204,15 +205,15 @@ func (w *worker) expand(d *disk) error {
 }
 
 func (w *worker) expandNode(d *disk) error {
-	if d.fsType == "ext4" { // needs CAP_SYS_RESOURCE to grow online: it grows at the next stage
+	if d.fsType == "ext4" { // growing online needs CAP_SYS_RESOURCE; it grows at the next stage
 		return nil
 	}
 	size := d.size
 	if w.rand.IntN(2) == 0 && size < 512*mib {
-		size += 4 * mib // the node lets the engine of its process grow the volume
+		size += 4 * mib // the node has the engine in its process grow the volume
 	}
 	var answer *csi.NodeExpandVolumeResponse
-	return w.call(&doubt{what: "NodeExpandVolume " + d.name, mounted: true}, "NodeExpandVolume", func(ctx context.Context) (err error) {
+	return w.call(&pendingCall{what: "NodeExpandVolume " + d.name, mounted: true}, "NodeExpandVolume", func(ctx context.Context) (err error) {
 		answer, err = w.node().NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
 			VolumeId: d.id, VolumePath: w.target(d), StagingTargetPath: w.staging(d),
 			CapacityRange: &csi.CapacityRange{RequiredBytes: size}, VolumeCapability: d.capability()})
@@ -220,7 +221,7 @@ func (w *worker) expandNode(d *disk) error {
 	}, func() { d.size, d.reach = answer.GetCapacityBytes(), answer.GetCapacityBytes() })
 }
 
-// readAhead, in KiB, is not what any kernel begins with.
+// readAhead, in KiB, differs from every kernel default.
 const readAhead = 72
 
 func (w *worker) modify(d *disk) error {
@@ -229,7 +230,7 @@ func (w *worker) modify(d *disk) error {
 		changes = append(changes, map[string]string{"provisioning": "thick"})
 	}
 	change := changes[w.rand.IntN(len(changes))]
-	return w.call(&doubt{what: fmt.Sprintf("ControllerModifyVolume %s %v", d.name, change), modifying: d.id}, "ControllerModifyVolume", func(ctx context.Context) error {
+	return w.call(&pendingCall{what: fmt.Sprintf("ControllerModifyVolume %s %v", d.name, change), modifying: d.id}, "ControllerModifyVolume", func(ctx context.Context) error {
 		_, err := w.controller().ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{VolumeId: d.id, MutableParameters: change})
 		return err
 	}, func() {
@@ -242,33 +243,34 @@ func (w *worker) modify(d *disk) error {
 	})
 }
 
-// canCopy says whether the pool can cut the volume as it is used now.
+// canCopy reports whether the pool can snapshot the volume in its present
+// state.
 func (w *worker) canCopy(d *disk) bool { return w.reflink || !d.staged }
 
 func (w *worker) snapshot(d *disk) error {
 	if !w.canCopy(d) {
 		return nil
 	}
-	p := d.picture(w.name("snap"))
-	return w.call(&doubt{what: "CreateSnapshot " + p.name, newSnapshots: 1, recopy: func() { p.data = d.data.copied() }}, "CreateSnapshot", func(ctx context.Context) error {
-		// A pool that copies is ready later; the cut is made all the same.
+	p := d.snapshotState(w.name("snap"))
+	return w.call(&pendingCall{what: "CreateSnapshot " + p.name, newSnapshots: 1, recopy: func() { p.data = d.data.copied() }}, "CreateSnapshot", func(ctx context.Context) error {
+		// A copying pool is ready later; the point in time is that of the call.
 		return untilReady(ctx, func() (bool, error) {
 			answer, err := w.controller().CreateSnapshot(ctx, &csi.CreateSnapshotRequest{SourceVolumeId: d.id, Name: p.name})
 			p.id, p.size = answer.GetSnapshot().GetSnapshotId(), answer.GetSnapshot().GetSizeBytes()
 			return answer.GetSnapshot().GetReadyToUse(), err
 		})
-	}, func() { w.pictures = append(w.pictures, p) })
+	}, func() { w.snapshots = append(w.snapshots, p) })
 }
 
-func (w *worker) removePicture(p *picture) error {
-	return w.call(&doubt{what: "DeleteSnapshot " + p.name, goneSnapshots: []string{p.id}}, "DeleteSnapshot", func(ctx context.Context) error {
+func (w *worker) deleteSnapshot(p *snapshotState) error {
+	return w.call(&pendingCall{what: "DeleteSnapshot " + p.name, goneSnapshots: []string{p.id}}, "DeleteSnapshot", func(ctx context.Context) error {
 		_, err := w.controller().DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: p.id})
 		return err
-	}, func() { w.pictures = without(w.pictures, p) })
+	}, func() { w.snapshots = without(w.snapshots, p) })
 }
 
 func (w *worker) group() error {
-	a := &album{name: w.name("group")}
+	a := &groupState{name: w.name("group")}
 	var sources []string
 	var disks []*disk
 	for _, d := range w.disks {
@@ -276,7 +278,7 @@ func (w *worker) group() error {
 			continue
 		}
 		sources, disks = append(sources, d.id), append(disks, d)
-		a.pictures = append(a.pictures, d.picture(a.name))
+		a.snapshots = append(a.snapshots, d.snapshotState(a.name))
 	}
 	if len(sources) < 2 {
 		return nil
@@ -285,38 +287,38 @@ func (w *worker) group() error {
 	var answer *csi.CreateVolumeGroupSnapshotResponse
 	recopy := func() {
 		for i, d := range disks {
-			a.pictures[i].data = d.data.copied()
+			a.snapshots[i].data = d.data.copied()
 		}
 	}
-	return w.call(&doubt{what: "CreateVolumeGroupSnapshot " + a.name, newSnapshots: len(sources), recopy: recopy}, "CreateVolumeGroupSnapshot", func(ctx context.Context) error {
+	return w.call(&pendingCall{what: "CreateVolumeGroupSnapshot " + a.name, newSnapshots: len(sources), recopy: recopy}, "CreateVolumeGroupSnapshot", func(ctx context.Context) error {
 		return untilReady(ctx, func() (ready bool, err error) {
 			answer, err = csi.NewGroupControllerClient(w.conn).CreateVolumeGroupSnapshot(ctx, req)
 			return answer.GetGroupSnapshot().GetReadyToUse(), err
 		})
 	}, func() {
 		a.id = answer.GetGroupSnapshot().GetGroupSnapshotId()
-		for _, p := range a.pictures {
+		for _, p := range a.snapshots {
 			i := slices.IndexFunc(answer.GetGroupSnapshot().GetSnapshots(), func(s *csi.Snapshot) bool { return s.GetSourceVolumeId() == p.source })
 			s := answer.GetGroupSnapshot().GetSnapshots()[i]
 			p.id, p.size, p.group = s.GetSnapshotId(), s.GetSizeBytes(), a.id
 		}
-		w.albums = append(w.albums, a)
-		w.pictures = append(w.pictures, a.pictures...)
+		w.groups = append(w.groups, a)
+		w.snapshots = append(w.snapshots, a.snapshots...)
 	})
 }
 
-func (w *worker) removeAlbum() error {
-	a := w.albums[0]
+func (w *worker) deleteGroup() error {
+	a := w.groups[0]
 	var ids []string
-	for _, p := range a.pictures {
+	for _, p := range a.snapshots {
 		ids = append(ids, p.id)
 	}
-	return w.call(&doubt{what: "DeleteVolumeGroupSnapshot " + a.name, goneSnapshots: ids}, "DeleteVolumeGroupSnapshot", func(ctx context.Context) error {
+	return w.call(&pendingCall{what: "DeleteVolumeGroupSnapshot " + a.name, goneSnapshots: ids}, "DeleteVolumeGroupSnapshot", func(ctx context.Context) error {
 		_, err := csi.NewGroupControllerClient(w.conn).DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: a.id, SnapshotIds: ids})
 		return err
 	}, func() {
-		w.albums = without(w.albums, a)
-		w.pictures = slices.DeleteFunc(w.pictures, func(p *picture) bool { return p.group == a.id })
+		w.groups = without(w.groups, a)
+		w.snapshots = slices.DeleteFunc(w.snapshots, func(p *snapshotState) bool { return p.group == a.id })
 	})
 }
 
@@ -324,7 +326,7 @@ func without[T comparable](list []T, gone T) []T {
 	return slices.DeleteFunc(list, func(t T) bool { return t == gone })
 }
 
-// untilReady asks again as an orchestrator does.
+// untilReady retries as an orchestrator does.
 func untilReady(ctx context.Context, ask func() (ready bool, err error)) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()

@@ -2,8 +2,8 @@ package workload
 
 import "strings"
 
-// choose picks the next thing to do among those that are possible now; every
-// other time, if it can, one of the kind that the worker leans to.
+// choose picks a call that is possible now; every other time, if possible, one
+// of the kind that the worker prefers.
 func (w *worker) choose() func() error {
 	c := &choice{lean: w.lean}
 	w.addVolumes(c)
@@ -15,15 +15,16 @@ func (w *worker) choose() func() error {
 	return c.all[w.rand.IntN(len(c.all))]
 }
 
-// choice is what a worker can do now, each thing as often as it weighs.
+// choice is the list of calls that a worker can make now, each repeated by its
+// weight.
 type choice struct {
 	lean    string
 	all     []func() error
 	leaning []func() error
 }
 
-// add adds a call with the kinds of points that it comes by: what stands before
-// the dot in their names.
+// add adds a call with the kinds of crash points that it reaches: the part of
+// their names before the dot.
 func (c *choice) add(weight int, kinds string, do func() error) {
 	for range weight {
 		c.all = append(c.all, do)
@@ -35,13 +36,13 @@ func (c *choice) add(weight int, kinds string, do func() error) {
 	}
 }
 
-// most is how many volumes, and snapshots, a worker has.
+// most limits the volumes, and the snapshots, of a worker.
 const most = 4
 
 func (w *worker) addVolumes(c *choice) {
 	if len(w.disks) < most {
 		c.add(3, "create place", w.create)
-		if len(w.pictures) > 0 {
+		if len(w.snapshots) > 0 {
 			c.add(2, "create place copy", w.restore)
 		}
 		if len(w.disks) > 0 {
@@ -83,17 +84,17 @@ func (w *worker) addNode(c *choice) {
 }
 
 func (w *worker) addSnapshots(c *choice) {
-	if d := w.some(func(*disk) bool { return true }); d != nil && len(w.pictures) < most {
+	if d := w.some(func(*disk) bool { return true }); d != nil && len(w.snapshots) < most {
 		c.add(2, "snapshot copy cut", func() error { return w.snapshot(d) })
 	}
-	if len(w.disks) >= 2 && len(w.albums) < 1 {
+	if len(w.disks) >= 2 && len(w.groups) < 1 {
 		c.add(1, "snapshot copy cut", w.group)
 	}
-	if p := w.lonePicture(); p != nil {
-		c.add(1, "delete-snapshot", func() error { return w.removePicture(p) })
+	if p := w.ungroupedSnapshot(); p != nil {
+		c.add(1, "delete-snapshot", func() error { return w.deleteSnapshot(p) })
 	}
-	if len(w.albums) > 0 {
-		c.add(1, "delete-group delete-snapshot", w.removeAlbum)
+	if len(w.groups) > 0 {
+		c.add(1, "delete-group delete-snapshot", w.deleteGroup)
 	}
 }
 
@@ -106,10 +107,10 @@ func (w *worker) some(fits func(*disk) bool) *disk {
 	return nil
 }
 
-func (w *worker) lonePicture() *picture {
-	for _, i := range w.rand.Perm(len(w.pictures)) {
-		if w.pictures[i].group == "" {
-			return w.pictures[i]
+func (w *worker) ungroupedSnapshot() *snapshotState {
+	for _, i := range w.rand.Perm(len(w.snapshots)) {
+		if w.snapshots[i].group == "" {
+			return w.snapshots[i]
 		}
 	}
 	return nil

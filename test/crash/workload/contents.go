@@ -10,20 +10,20 @@ import (
 	"github.com/cleatproject/cleat/test/crash/workload/site"
 )
 
-// contents is what a volume must hold, by file name (mount) or block number
-// (block).
+// contents is the expected data of a volume, by file name (mount) or block
+// number (block).
 type contents map[string]*item
 
-// item is what is known of one place.
+// item is the expected data of one file or block.
 type item struct {
-	// seeds that its bytes may be made from. More than one: writes were not
-	// synced, or were cut off, and behind a power cut it may be any.
+	// seeds of the possible data. More than one: the writes were not synced or
+	// were interrupted; after a power loss any of them is possible.
 	seeds []uint64
-	// fresh: the kernel has the last one, and shows it.
+	// fresh: the kernel has the last one, and returns it.
 	fresh bool
 }
 
-// now are the seeds that may be read.
+// now returns the seeds that a read can return.
 func (s *item) now() []uint64 {
 	if s.fresh {
 		return s.seeds[len(s.seeds)-1:]
@@ -31,7 +31,7 @@ func (s *item) now() []uint64 {
 	return s.seeds
 }
 
-// copied is what a copy that is made now must hold: it has what the kernel has.
+// copied returns the expected data of a copy made now: the kernel's view.
 func (c contents) copied() contents {
 	other := contents{}
 	for key, s := range c {
@@ -40,21 +40,21 @@ func (c contents) copied() contents {
 	return other
 }
 
-// synced notes that what the kernel had has become durable.
+// synced records that the kernel's data has become durable.
 func (c contents) synced() {
 	for _, s := range c {
 		s.seeds, s.fresh = s.now(), false
 	}
 }
 
-// cutOff notes that the kernel's memory is lost.
-func (c contents) cutOff() {
+// powerLost records that the page cache is lost.
+func (c contents) powerLost() {
 	for _, s := range c {
 		s.fresh = false
 	}
 }
 
-// written notes a write; its end is not known unless it is fresh.
+// written records a write; its result is uncertain unless it is fresh.
 func (c contents) written(key string, seed uint64, fresh bool) {
 	s := c[key]
 	if s == nil {
@@ -64,9 +64,8 @@ func (c contents) written(key string, seed uint64, fresh bool) {
 	s.seeds, s.fresh = append(s.seeds, seed), fresh
 }
 
-// write changes files or blocks of a published volume and remembers what they
-// must hold; the data path is the kernel's, so no call to the driver is made.
-// Not every write is synced.
+// write changes files or blocks of a published volume, without a call to the
+// driver, and records their expected data. Not every write is synced.
 func (w *worker) write(d *disk) error {
 	for range 1 + w.rand.IntN(3) {
 		seed, sync := 1+w.rand.Uint64N(math.MaxUint64), w.rand.IntN(3) > 0
@@ -90,7 +89,7 @@ func (w *worker) write(d *disk) error {
 	return nil
 }
 
-// read compares all that a published volume must hold.
+// read compares all data of a published volume with the model.
 func (w *worker) read(d *disk) error { return w.readSome(d, len(d.data)) }
 
 func (w *worker) readSome(d *disk, most int) error {

@@ -8,7 +8,7 @@ import (
 	"github.com/cleatproject/cleat/test/crash/workload/site"
 )
 
-// The oracle must neither forget what is certain nor be certain of what is not.
+// The model must keep what is certain, and must not claim what is uncertain.
 func TestContents(t *testing.T) {
 	const key = "file"
 	write := func(seed uint64) func(contents) {
@@ -20,21 +20,21 @@ func TestContents(t *testing.T) {
 	unanswered := func(seed uint64) func(contents) {
 		return func(c contents) { c.written(key, seed, false) }
 	}
-	unstaged, powerCut := contents.synced, contents.cutOff
+	unstaged, powerLoss := contents.synced, contents.powerLost
 	for _, c := range []struct {
 		name  string
 		steps []func(contents)
 		want  []uint64
 	}{
-		{"synced", []func(contents){synced(1), powerCut}, []uint64{1}},
+		{"synced", []func(contents){synced(1), powerLoss}, []uint64{1}},
 		{"written", []func(contents){synced(1), write(2), write(3)}, []uint64{3}},
-		{"written, then a power cut", []func(contents){synced(1), write(2), write(3), powerCut}, []uint64{1, 2, 3}},
-		{"written for the first time, then a power cut", []func(contents){write(2), powerCut}, []uint64{site.Never, 2}},
-		{"written and unstaged, then a power cut", []func(contents){synced(1), write(2), unstaged, powerCut}, []uint64{2}},
-		{"a power cut, then unstaged", []func(contents){synced(1), write(2), powerCut, unstaged}, []uint64{1, 2}},
-		{"cut off by the power", []func(contents){synced(1), unanswered(2), powerCut}, []uint64{1, 2}},
-		{"synced over what was uncertain", []func(contents){synced(1), unanswered(2), synced(3), powerCut}, []uint64{3}},
-		{"written over what was uncertain", []func(contents){unanswered(2), powerCut, write(3)}, []uint64{3}},
+		{"written, then a power loss", []func(contents){synced(1), write(2), write(3), powerLoss}, []uint64{1, 2, 3}},
+		{"written for the first time, then a power loss", []func(contents){write(2), powerLoss}, []uint64{site.Never, 2}},
+		{"written and unstaged, then a power loss", []func(contents){synced(1), write(2), unstaged, powerLoss}, []uint64{2}},
+		{"a power loss, then unstaged", []func(contents){synced(1), write(2), powerLoss, unstaged}, []uint64{1, 2}},
+		{"interrupted by a power loss", []func(contents){synced(1), unanswered(2), powerLoss}, []uint64{1, 2}},
+		{"synced over what was uncertain", []func(contents){synced(1), unanswered(2), synced(3), powerLoss}, []uint64{3}},
+		{"written over what was uncertain", []func(contents){unanswered(2), powerLoss, write(3)}, []uint64{3}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			all := contents{}
@@ -42,9 +42,9 @@ func TestContents(t *testing.T) {
 				step(all)
 			}
 			copied := all.copied()
-			all[key].seeds[0]++ // the copy is one
+			all[key].seeds[0]++ // the copy is independent
 			if diff := cmp.Diff(c.want, copied[key].now()); diff != "" {
-				t.Errorf("may be read (-want +got):\n%s", diff)
+				t.Errorf("possible data (-want +got):\n%s", diff)
 			}
 		})
 	}

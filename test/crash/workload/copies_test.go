@@ -20,15 +20,15 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// A copy whose call the power cut off may be made when the call is repeated, of
-// a source that has lost what was not written out.
-func TestCopiesThatThePowerCutOff(t *testing.T) {
+// A copy whose call was interrupted by a power loss can be made when the call
+// is repeated, of a source that has lost its unsynced data.
+func TestCopiesInterruptedByPowerLoss(t *testing.T) {
 	for name, test := range map[string]struct {
 		begin func(w *worker) error
 		made  func(w *worker) contents
 	}{
-		"snapshot": {func(w *worker) error { return w.snapshot(w.disks[0]) }, func(w *worker) contents { return w.pictures[0].data }},
-		"group":    {(*worker).group, func(w *worker) contents { return w.pictures[1].data }},
+		"snapshot": {func(w *worker) error { return w.snapshot(w.disks[0]) }, func(w *worker) contents { return w.snapshots[0].data }},
+		"group":    {(*worker).group, func(w *worker) contents { return w.snapshots[1].data }},
 		"clone":    {(*worker).clone, func(w *worker) contents { return w.disks[2].data }},
 	} {
 		for _, power := range []bool{false, true} {
@@ -41,7 +41,7 @@ func TestCopiesThatThePowerCutOff(t *testing.T) {
 			if err := test.begin(w); !errors.Is(err, ErrDown) {
 				t.Fatalf("%s: the first call ended with %v", name, err)
 			}
-			want := []uint64{7} // the kernel has it, whichever process asks
+			want := []uint64{7} // the data is in the page cache, whichever process reads
 			if power {
 				w.rebooted()
 				want = []uint64{site.Never, 7}
@@ -50,18 +50,18 @@ func TestCopiesThatThePowerCutOff(t *testing.T) {
 				t.Fatalf("%s: the repeat: %v", name, err)
 			}
 			if diff := cmp.Diff(want, test.made(w)["file"].now()); diff != "" {
-				t.Errorf("%s, the power was cut: %v: may be read (-want +got):\n%s", name, power, diff)
+				t.Errorf("%s, power loss: %v: possible data (-want +got):\n%s", name, power, diff)
 			}
 		}
 	}
 }
 
-// failOnce connects to a driver that goes down in its first call, and makes
-// everything in those after.
+// failOnce connects to a driver that goes down in its first call, and succeeds
+// in later ones.
 func failOnce(t *testing.T) *grpc.ClientConn {
 	t.Helper()
 	l := testkit.Value(net.Listen("unix", filepath.Join(t.TempDir(), "s")))(t)
-	d, server := &brittle{}, grpc.NewServer()
+	d, server := &failingDriver{}, grpc.NewServer()
 	csi.RegisterControllerServer(server, d)
 	csi.RegisterGroupControllerServer(server, d)
 	ended := make(chan error, 1)
@@ -77,28 +77,28 @@ func failOnce(t *testing.T) *grpc.ClientConn {
 	return conn
 }
 
-type brittle struct {
+type failingDriver struct {
 	csi.UnimplementedControllerServer
 	csi.UnimplementedGroupControllerServer
-	calls int // one comes after the other
+	calls int // calls are sequential
 }
 
-func (b *brittle) down() error {
+func (b *failingDriver) down() error {
 	if b.calls++; b.calls == 1 {
 		return status.Error(codes.Unavailable, "down")
 	}
 	return nil
 }
 
-func (b *brittle) CreateVolume(context.Context, *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+func (b *failingDriver) CreateVolume(context.Context, *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{VolumeId: "new"}}, b.down()
 }
 
-func (b *brittle) CreateSnapshot(_ context.Context, q *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+func (b *failingDriver) CreateSnapshot(_ context.Context, q *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
 	return &csi.CreateSnapshotResponse{Snapshot: &csi.Snapshot{SnapshotId: "new", SourceVolumeId: q.SourceVolumeId, ReadyToUse: true}}, b.down()
 }
 
-func (b *brittle) CreateVolumeGroupSnapshot(_ context.Context, q *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+func (b *failingDriver) CreateVolumeGroupSnapshot(_ context.Context, q *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
 	g := &csi.VolumeGroupSnapshot{GroupSnapshotId: "new", ReadyToUse: true}
 	for _, id := range q.SourceVolumeIds {
 		g.Snapshots = append(g.Snapshots, &csi.Snapshot{SnapshotId: "of-" + id, SourceVolumeId: id, ReadyToUse: true})

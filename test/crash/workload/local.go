@@ -13,20 +13,21 @@ import (
 	"github.com/cleatproject/cleat/test/driver"
 )
 
-// Local is this machine. A driver that comes by its point kills itself.
+// Local is this machine. An armed driver kills itself at its crash point.
 type Local struct {
 	Cleat string   // a build with the tag crashpoints
 	Dir   string   // the driver's files
-	Flags []string // of every start
+	Flags []string // for every start
 	site.Site
 }
 
 var _ Machine = (*Local)(nil)
 
-// hits is the file to which an armed driver writes the point that it dies at.
+// hits is the file to which an armed driver writes the crash point that kills
+// it.
 func (l *Local) hits() string { return filepath.Join(l.Dir, "hits") }
 
-// metrics is where the driver serves its metrics.
+// metrics is the socket of the driver's metrics.
 func (l *Local) metrics() string { return filepath.Join(l.Dir, "metrics", "metrics.sock") }
 
 // Launch implements Machine.

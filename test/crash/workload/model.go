@@ -2,16 +2,16 @@ package workload
 
 import "fmt"
 
-// disk is one volume as the workload knows it from acknowledged calls.
+// disk is the expected state of a volume, from acknowledged calls.
 type disk struct {
 	id, name  string
 	block     bool
 	fsType    string
 	group     string // volume_mount_group of a mounted volume
-	size      int64  // as the controller answered
-	reach     int64  // size of the device on the node, which learns of growth later
+	size      int64  // from the controller's response
+	reach     int64  // size of the device on the node, which follows growth later
 	thick     bool
-	readAhead int // KiB that were asked for; 0: none were
+	readAhead int // requested KiB; 0: not requested
 	context   map[string]string
 	grant     map[string]string // publish_context
 	granted   bool
@@ -20,8 +20,8 @@ type disk struct {
 	readOnly  bool // of the publish
 	data      contents
 
-	// After a reboot the node still has on record what it lost then; it is to
-	// be made again, or to be taken back.
+	// After a reboot the node still has records of lost stages and publishes;
+	// they are to be repeated or undone.
 	lostStage, lostPublish bool
 }
 
@@ -33,8 +33,8 @@ func (d *disk) String() string {
 	return fmt.Sprintf("%s %s (%s, %d MiB)", d.name, d.id, kind, d.size>>20)
 }
 
-// picture is one snapshot as the workload knows it.
-type picture struct {
+// snapshotState is the expected state of a snapshot.
+type snapshotState struct {
 	id, name string
 	source   string
 	block    bool
@@ -44,35 +44,34 @@ type picture struct {
 	group    string
 }
 
-func (d *disk) picture(name string) *picture {
-	return &picture{name: name, source: d.id, block: d.block, fsType: d.fsType, size: d.size, data: d.data.copied()}
+func (d *disk) snapshotState(name string) *snapshotState {
+	return &snapshotState{name: name, source: d.id, block: d.block, fsType: d.fsType, size: d.size, data: d.data.copied()}
 }
 
-// album is one group snapshot.
-type album struct {
-	id, name string
-	pictures []*picture
+// groupState is the expected state of a group snapshot.
+type groupState struct {
+	id, name  string
+	snapshots []*snapshotState
 }
 
-// doubt is a call whose answer never came. Until its repeat is answered the
-// effect may be there or not.
-type doubt struct {
+// pendingCall is a call without an answer. Until its repeat is answered its
+// effect is unknown.
+type pendingCall struct {
 	what string
-	// What the call may have made or taken away; empty where it cannot.
+	// Objects that the call can have created or deleted; empty if it cannot.
 	newVolumes, newSnapshots int
 	goneVolume               string
 	goneSnapshots            []string
-	granting, modifying      string // volume id whose grant, or whose settings, are open
-	staging, publishing      string // volume id whose node state is open
+	granting, modifying      string // volume id whose grant, or whose settings, are unknown
+	staging, publishing      string // volume id whose node state is unknown
 	ephemeral                bool
 	again                    func() error
-	// undo, where there is one, is what an orchestrator may call instead of a
-	// repeat when nobody wants the result any more.
+	// undo, if not nil, is what an orchestrator is allowed to call instead of a
+	// repeat when the result is not needed any more.
 	undo func() error
-	// recopy, of what makes a copy, has the model copy the source again: it may
-	// be made only when the call is repeated, of what the source has then.
+	// recopy, of a call that copies, has the model copy the source again: the
+	// copy can be made only by the repeated call, from the source's data then.
 	recopy func()
-	// mounted calls need what a reboot takes away: they cannot be repeated
-	// behind it.
+	// mounted calls need a mount and cannot be repeated after a reboot.
 	mounted bool
 }

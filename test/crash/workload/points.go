@@ -11,18 +11,17 @@ import (
 
 var hit = regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
 
-// Points returns the names of all crash points of the product's source, so that
-// none can be forgotten. Those of fences and of a DPU's devices are not among
-// them: this workload asks for none, and test/fence and test/dpu, which do, hold
-// that each of theirs is hit. Nor are RemovePoints, and those of store.Move,
-// which the DPU plugin alone calls.
+// Points returns the names of all crash points in the product's source, so that
+// none is forgotten. It excludes the points of fences and of DPU devices
+// (test/fence and test/dpu check that each of theirs is hit), RemovePoints, and
+// those of store.Move, which only the DPU plugin calls.
 func Points(root string) ([]string, error) {
 	all, err := scan(root)
 	return slices.DeleteFunc(all, func(p string) bool { return isRemovePoint(p) || strings.HasPrefix(p, "store-move.") }), err
 }
 
-// RemovePoints returns the names of the crash points of cleat pool remove, which
-// no driver comes by.
+// RemovePoints returns the names of the crash points of cleat pool remove,
+// which no driver reaches.
 func RemovePoints(root string) ([]string, error) {
 	all, err := scan(root)
 	return slices.DeleteFunc(all, func(p string) bool { return !isRemovePoint(p) }), err
@@ -55,8 +54,8 @@ func scan(root string) ([]string, error) {
 	return slices.Compact(all), err
 }
 
-// LeadsTo says at which point a driver has to end so that the next one comes by
-// a point of its start-up; empty for all other points.
+// LeadsTo returns the point at which a driver has to die so that the next one
+// reaches a point of its start-up; "" for all other points.
 func LeadsTo(point string) string {
 	switch point {
 	case "recover.thawed":
@@ -73,8 +72,8 @@ func LeadsTo(point string) string {
 	return ""
 }
 
-// ImagePoints are those of making the pool's image, in the order in which a
-// first start comes by them, the last one in a start with a larger image.
+// ImagePoints are those of creating the pool's image, in the order of a first
+// start; the last one is reached in a start with a larger image.
 func ImagePoints() []string {
 	return []string{"image.allocated", "image.filled", "image.renamed", "image.attached", "image.mounted", "image.grown"}
 }

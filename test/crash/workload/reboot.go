@@ -1,10 +1,10 @@
 package workload
 
-// A reboot takes mounts and devices away and leaves the records of the node
-// behind. An orchestrator then either makes things again, at the same paths, or
-// takes back what it finds that it had made before.
+// A reboot removes mounts and devices, but not the node's records. An
+// orchestrator then either stages and publishes again, at the same paths, or
+// unpublishes and unstages.
 
-// rebooted brings the model in line with a machine that was down.
+// rebooted updates the model after a reboot.
 func (w *worker) rebooted() {
 	for _, d := range w.disks {
 		staging := w.open != nil && w.open.staging == d.id
@@ -12,12 +12,12 @@ func (w *worker) rebooted() {
 		d.lostStage = d.lostStage || d.staged || staging
 		d.lostPublish = d.lostPublish || d.published || publishing
 		d.staged, d.published, d.readOnly = false, false, false
-		d.data.cutOff()
+		d.data.powerLost()
 	}
 	for _, d := range w.inline {
 		d.lostPublish = d.lostPublish || d.published
 		d.published = false
-		d.data.cutOff()
+		d.data.powerLost()
 	}
 	if w.open != nil && w.open.recopy != nil {
 		w.open.recopy()
@@ -27,11 +27,11 @@ func (w *worker) rebooted() {
 	}
 }
 
-// mend makes one step towards a worker with nothing lost; done: it is one.
-func (w *worker) mend() (done bool, err error) {
+// recoverLost restores or undoes one lost stage or publish; done: none is lost.
+func (w *worker) recoverLost() (done bool, err error) {
 	for _, d := range w.inline {
 		if d.lostPublish {
-			return false, w.mendInline(d)
+			return false, w.recoverInline(d)
 		}
 	}
 	for _, d := range w.disks {
@@ -53,11 +53,11 @@ func (w *worker) mend() (done bool, err error) {
 	return true, nil
 }
 
-func (w *worker) mendInline(d *disk) error {
+func (w *worker) recoverInline(d *disk) error {
 	if w.rand.IntN(2) == 0 {
-		return w.takeInline(d)
+		return w.unpublishInlineDisk(d)
 	}
-	if err := w.putInline(d); err != nil {
+	if err := w.publishInlineDisk(d); err != nil {
 		return err
 	}
 	return w.read(d)

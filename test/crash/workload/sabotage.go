@@ -11,15 +11,15 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Replacement is a piece of the product's source that a build has otherwise.
+// Replacement is a change of the product's source for one build.
 type Replacement struct {
-	File string // from the root of the tree
-	Old  string // what stands in it, once
+	File string // relative to the root of the tree
+	Old  string // must occur once
 	New  string
 }
 
-// BuildWith builds cleat with the tag crashpoints and the replacements, each in
-// a file of its own; the tree stays as it is.
+// BuildWith builds cleat with the tag crashpoints and the replacements, in an
+// overlay; the tree is not changed.
 func BuildWith(t testing.TB, replacements ...Replacement) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -40,7 +40,7 @@ func BuildWith(t testing.TB, replacements ...Replacement) string {
 	return testkit.Build(t, testkit.Cleat, "-tags", "crashpoints", "-overlay", overlay)
 }
 
-// write writes a file of the source as the replacement has it.
+// write writes a source file with the replacement applied.
 func (r Replacement) write(t testing.TB, path, to string) {
 	t.Helper()
 	source, err := os.ReadFile(path)
@@ -48,7 +48,7 @@ func (r Replacement) write(t testing.TB, path, to string) {
 		t.Fatal(err)
 	}
 	if n := strings.Count(string(source), r.Old); n != 1 {
-		t.Fatalf("%s holds what is to be replaced %d times, want once: mend this test", r.File, n)
+		t.Fatalf("%s contains the text to replace %d times, want once: fix this test", r.File, n)
 	}
 	if err := os.WriteFile(to, []byte(strings.Replace(string(source), r.Old, r.New, 1)), 0o600); err != nil {
 		t.Fatal(err)

@@ -9,13 +9,13 @@ import (
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 )
 
-// verify compares the driver's lists, the pool's files, the kernel's mounts
-// and loop devices with what the workers were told. With bytes set it also
-// reads everything that was written to volumes in use.
+// verify compares the driver's lists, the pool's files, the kernel's mounts and
+// loop devices with the workers' models. With bytes set it also reads all data
+// of volumes in use.
 func (s *Station) verify(ctx context.Context, bytes bool) error {
 	lists := errors.Join(s.verifyVolumes(ctx), s.verifySnapshots(ctx))
-	sight, err := s.verifyPool(ctx)
-	return errors.Join(lists, err, s.verifyMounts(sight), s.verifyLoops(sight), s.verifyFiles(sight), s.verifyData(bytes))
+	seen, err := s.verifyPool(ctx)
+	return errors.Join(lists, err, s.verifyMounts(seen), s.verifyLoops(seen), s.verifyFiles(seen), s.verifyData(bytes))
 }
 
 func (s *Station) controller() csi.ControllerClient { return s.workers[0].controller() }
@@ -30,7 +30,7 @@ func (s *Station) verifyVolumes(ctx context.Context) error {
 		listed[e.GetVolume().GetVolumeId()] = e
 	}
 	var errs []error
-	unborn := 0
+	unconfirmed := 0
 	for _, w := range s.workers {
 		for _, d := range w.disks {
 			entry, ok := listed[d.id]
@@ -43,11 +43,11 @@ func (s *Station) verifyVolumes(ctx context.Context) error {
 			}
 		}
 		if w.open != nil {
-			unborn += w.open.newVolumes
+			unconfirmed += w.open.newVolumes
 		}
 	}
-	if len(listed) > unborn {
-		errs = append(errs, fmt.Errorf("%d volumes are listed that nobody owns, at most %d can come from unanswered calls: %v", len(listed), unborn, listed))
+	if len(listed) > unconfirmed {
+		errs = append(errs, fmt.Errorf("%d volumes are listed without an owner, at most %d can come from unanswered calls: %v", len(listed), unconfirmed, listed))
 	}
 	return errors.Join(errs...)
 }
@@ -63,7 +63,7 @@ func (w *worker) verifyVolume(d *disk, entry *csi.ListVolumesResponse_Entry) err
 	}
 	unsure := w.open != nil && w.open.granting == d.id
 	if got := entry.GetStatus().GetPublishedNodeIds(); !unsure && !slices.Equal(got, nodes) {
-		errs = append(errs, fmt.Errorf("volume %s is granted to %q, acknowledged is %q", d, got, nodes))
+		errs = append(errs, fmt.Errorf("volume %s is granted to %q, want %q", d, got, nodes))
 	}
 	return errors.Join(errs...)
 }
@@ -78,9 +78,9 @@ func (s *Station) verifySnapshots(ctx context.Context) error {
 		listed[e.GetSnapshot().GetSnapshotId()] = e.GetSnapshot()
 	}
 	var errs []error
-	unborn := 0
+	unconfirmed := 0
 	for _, w := range s.workers {
-		for _, p := range w.pictures {
+		for _, p := range w.snapshots {
 			snap, ok := listed[p.id]
 			delete(listed, p.id)
 			switch gone := w.open != nil && slices.Contains(w.open.goneSnapshots, p.id); {
@@ -91,11 +91,11 @@ func (s *Station) verifySnapshots(ctx context.Context) error {
 			}
 		}
 		if w.open != nil {
-			unborn += w.open.newSnapshots
+			unconfirmed += w.open.newSnapshots
 		}
 	}
-	if len(listed) > unborn {
-		errs = append(errs, fmt.Errorf("%d snapshots are listed that nobody owns, at most %d can come from unanswered calls", len(listed), unborn))
+	if len(listed) > unconfirmed {
+		errs = append(errs, fmt.Errorf("%d snapshots are listed without an owner, at most %d can come from unanswered calls", len(listed), unconfirmed))
 	}
 	return errors.Join(errs...)
 }
@@ -119,9 +119,9 @@ func (s *Station) verifyData(all bool) error {
 }
 
 // verifyRest attaches every volume that is not in use, and a volume restored
-// from every snapshot, and reads what they must hold.
+// from every snapshot, and compares their data.
 func (w *worker) verifyRest() error {
-	for _, p := range slices.Clone(w.pictures) {
+	for _, p := range slices.Clone(w.snapshots) {
 		d := &disk{name: w.name("check"), block: p.block, fsType: p.fsType, size: p.size, data: p.data}
 		source := &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: p.id}}}
 		if err := w.createDisk(d, source, nil); err != nil {
@@ -143,8 +143,8 @@ func (w *worker) verifyRest() error {
 	return nil
 }
 
-// readAll attaches a volume as far as it is not, reads all it must hold, and
-// puts it back as it was.
+// readAll attaches a volume as far as needed, compares its data, and restores
+// its previous state.
 func (w *worker) readAll(d *disk) error {
 	var undo []func(*disk) error
 	for _, s := range []struct {

@@ -16,25 +16,25 @@ import (
 	"github.com/cleatproject/cleat/test/crash/workload/site"
 )
 
-// worker is one orchestrator's thread: it owns its objects, makes one call at
-// a time, and repeats a call whose answer was lost until it is answered.
+// worker is one orchestrator's thread: it owns its objects, makes one call at a
+// time, and repeats a call whose answer was lost until it is answered.
 type worker struct {
 	number   int
 	dir      string // for staging and target paths
 	rand     *rand.Rand
 	machine  Machine
 	conn     *grpc.ClientConn
-	patience time.Duration // how long a call may take
+	patience time.Duration // timeout of a call
 	serial   int
 
-	disks    []*disk
-	pictures []*picture
-	albums   []*album
-	inline   []*disk // ephemeral volumes that are published
-	open     *doubt
-	calls    map[string]int
-	reflink  bool   // the pool can cut a volume in use
-	lean     string // the kind of call to prefer
+	disks     []*disk
+	snapshots []*snapshotState
+	groups    []*groupState
+	inline    []*disk // ephemeral volumes that are published
+	open      *pendingCall
+	calls     map[string]int
+	reflink   bool   // the pool can snapshot a volume in use
+	lean      string // the kind of call to prefer
 }
 
 func (w *worker) name(kind string) string {
@@ -68,8 +68,8 @@ func (w *worker) step() error {
 	return w.choose()()
 }
 
-// settle makes one step towards a worker of which nothing is open; done: it is
-// one.
+// settle makes one step towards a worker without a pending call; done: there is
+// no such call.
 func (w *worker) settle() (done bool, err error) {
 	if d := w.open; d != nil {
 		if d.undo != nil && w.rand.IntN(2) == 0 {
@@ -80,12 +80,12 @@ func (w *worker) settle() (done bool, err error) {
 		}
 		return false, nil
 	}
-	return w.mend()
+	return w.recoverLost()
 }
 
-// call makes one call. When its answer is lost it leaves the doubt open; when
-// it is refused the refusal is an error of the test.
-func (w *worker) call(d *doubt, method string, fn func(ctx context.Context) error, apply func()) error {
+// call makes one call. A lost answer leaves a pending call; a refusal is an
+// error of the test.
+func (w *worker) call(d *pendingCall, method string, fn func(ctx context.Context) error, apply func()) error {
 	var attempt func() error
 	attempt = func() error {
 		deadline := time.Now().Add(w.patience)

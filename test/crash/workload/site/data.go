@@ -16,17 +16,16 @@ import (
 )
 
 const (
-	// BlockSize is how many bytes one Spot has.
+	// BlockSize is the size of a Spot in bytes.
 	BlockSize = 4096
-	// sector is what a disk writes whole or not at all, in bytes.
+	// sector is the size in bytes that a disk writes atomically.
 	sector = 512
 )
 
-// Never stands for "nothing was ever written there" among the seeds of Check.
+// Never stands for "never written" among the seeds of Check.
 const Never uint64 = 0
 
-// Spot is a place for BlockSize bytes in a published volume: a file of it, or a
-// block.
+// Spot is a place for BlockSize bytes in a published volume: a file or a block.
 type Spot struct {
 	Target string `json:"target"` // where the volume is published
 	Block  bool   `json:"block,omitempty"`
@@ -43,7 +42,7 @@ func (s Spot) place() (path string, offset int64, err error) {
 	return s.Target, n * BlockSize, err
 }
 
-// bytesOf makes a block of bytes from a seed.
+// bytesOf returns the block of bytes of a seed.
 func bytesOf(seed uint64) []byte {
 	data := make([]byte, BlockSize)
 	if seed == Never {
@@ -55,8 +54,8 @@ func bytesOf(seed uint64) []byte {
 	return data
 }
 
-// Write fills a spot with what the seed, which is not Never, makes; with sync it
-// is durable on return.
+// Write fills a spot with the bytes of a seed other than Never; with sync they
+// are durable on return.
 func (s Site) Write(at Spot, seed uint64, sync bool) error {
 	path, offset, err := at.place()
 	if err != nil {
@@ -88,9 +87,9 @@ func syncDir(path string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// Check reads a spot past the page cache of the device. There is to be what one
-// of the seeds makes; where there are several, a write was cut off and each
-// sector may be of another one.
+// Check reads a spot past the page cache of the device and compares it with the
+// bytes of the seeds. With several seeds a write was interrupted, and each
+// sector can be of any of them.
 func (s Site) Check(at Spot, seeds ...uint64) error {
 	path, offset, err := at.place()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// The oracle must tell what may be there from what may not.
+// The oracle must accept every possible state and reject all others.
 func TestCheck(t *testing.T) {
 	const old, young uint64 = 4711, 4712
 	torn := slices.Concat(bytesOf(young)[:3*sector], bytesOf(old)[3*sector:])
@@ -51,7 +51,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-func TestWriteGoesToItsPlace(t *testing.T) {
+func TestWriteOffset(t *testing.T) {
 	dir := t.TempDir()
 	device := filepath.Join(dir, "device")
 	testkit.Must(t, os.WriteFile(device, make([]byte, 4*BlockSize), 0o600))

@@ -1,6 +1,6 @@
-// Package site is what the oracle of the crash tests does beside the driver, on
-// the machine where the driver runs: it writes and reads what workloads would,
-// and looks at what the kernel and the pool hold.
+// Package site is the part of the crash tests' oracle that runs on the driver's
+// machine: it writes and reads as workloads do, and inspects the kernel and the
+// pool.
 package site
 
 import (
@@ -24,9 +24,9 @@ type Site struct {
 	Pool    string // the driver's pool
 }
 
-// Sight is what there is at one moment.
+// Snapshot is the state of the machine at one moment.
 type Sight struct {
-	Mounts map[string]int    `json:"mounts"` // by mount point of the workers: how many lie there
+	Mounts map[string]int    `json:"mounts"` // by mount point of the workers: number of mounts
 	Loops  map[string][]Loop `json:"loops"`  // by volume id: the devices on its file
 	Files  map[string]File   `json:"files"`  // of the pool, by name such as volumes/<id>
 }
@@ -42,27 +42,27 @@ type File struct {
 	Allocated int64 `json:"allocated"`
 }
 
-// Look looks at kernel and pool.
+// Look inspects the kernel and the pool.
 func (s Site) Look(ctx context.Context) (Sight, error) {
-	sight := Sight{Mounts: map[string]int{}, Loops: map[string][]Loop{}, Files: map[string]File{}}
+	seen := Sight{Mounts: map[string]int{}, Loops: map[string][]Loop{}, Files: map[string]File{}}
 	table, err := mount.Table(ctx)
 	if err != nil {
-		return sight, err
+		return seen, err
 	}
 	for _, m := range table {
 		if strings.HasPrefix(m.Target, s.Workers+"/") {
-			sight.Mounts[m.Target]++
+			seen.Mounts[m.Target]++
 		}
 	}
 	names := map[loop.Backing]string{}
 	for _, dir := range []string{"volumes", "snapshots", "incoming"} {
-		if err := s.lookAtFiles(dir, sight.Files, names); err != nil {
-			return sight, err
+		if err := s.lookAtFiles(dir, seen.Files, names); err != nil {
+			return seen, err
 		}
 	}
 	devices, err := loop.List(ctx)
 	if err != nil {
-		return sight, err
+		return seen, err
 	}
 	for _, d := range devices {
 		name, ok := strings.CutPrefix(names[d.Backing], "volumes/")
@@ -71,11 +71,11 @@ func (s Site) Look(ctx context.Context) (Sight, error) {
 		}
 		ahead, err := readAhead(d)
 		if err != nil {
-			return sight, err
+			return seen, err
 		}
-		sight.Loops[name] = append(sight.Loops[name], Loop{ReadAheadKiB: ahead})
+		seen.Loops[name] = append(seen.Loops[name], Loop{ReadAheadKiB: ahead})
 	}
-	return sight, nil
+	return seen, nil
 }
 
 func (s Site) lookAtFiles(dir string, files map[string]File, names map[loop.Backing]string) error {
@@ -88,7 +88,7 @@ func (s Site) lookAtFiles(dir string, files map[string]File, names map[loop.Back
 		var st unix.Stat_t
 		err := unix.Lstat(filepath.Join(s.Pool, name), &st)
 		if errors.Is(err, unix.ENOENT) {
-			continue // a background copy came to its end just now
+			continue // a background copy has just ended
 		}
 		if err != nil {
 			return &fs.PathError{Op: "lstat", Path: name, Err: err}
@@ -107,12 +107,12 @@ func readAhead(d loop.Device) (kib int, err error) {
 	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
-// MakeDir makes a directory and those above it, as an orchestrator does for a
+// MakeDir creates a directory and its parents, as an orchestrator does for a
 // staging path.
 func (s Site) MakeDir(path string) error { return os.MkdirAll(path, 0o750) }
 
-// Remove removes a file or an empty directory; one that is not there, or not
-// empty, stays as it is.
+// Remove removes a file or an empty directory; a directory that is absent or
+// not empty is no error.
 func (s Site) Remove(path string) error {
 	err := os.Remove(path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EBUSY) {

@@ -14,10 +14,10 @@ import (
 	"github.com/cleatproject/cleat/test/crash/workload/site"
 )
 
-// verifyMounts wants exactly the mounts that the workers' state calls for, but
-// for those of an unanswered call.
-func (s *Station) verifyMounts(sight site.Sight) error {
-	mounts := maps.Clone(sight.Mounts)
+// verifyMounts compares the mounts with the workers' models, except those of a
+// pending call.
+func (s *Station) verifyMounts(seen site.Sight) error {
+	mounts := maps.Clone(seen.Mounts)
 	var errs []error
 	expect := func(target string, want bool, what string) {
 		n := mounts[target]
@@ -48,15 +48,15 @@ func (s *Station) verifyMounts(sight site.Sight) error {
 		}
 	}
 	for target := range mounts {
-		errs = append(errs, fmt.Errorf("a mount that nobody owns: %s", target))
+		errs = append(errs, fmt.Errorf("a mount without an owner: %s", target))
 	}
 	return errors.Join(errs...)
 }
 
-// verifyLoops wants one loop device per volume in use, none twice, each as it
-// was asked for.
-func (s *Station) verifyLoops(sight site.Sight) error {
-	bound := maps.Clone(sight.Loops)
+// verifyLoops checks that each volume in use has exactly one loop device, with
+// the requested settings.
+func (s *Station) verifyLoops(seen site.Sight) error {
+	bound := maps.Clone(seen.Loops)
 	var errs []error
 	spare := 0
 	for _, w := range s.workers {
@@ -75,7 +75,7 @@ func (s *Station) verifyLoops(sight site.Sight) error {
 		}
 	}
 	if len(bound) > spare {
-		errs = append(errs, fmt.Errorf("loop devices that nobody owns are bound to %v", bound))
+		errs = append(errs, fmt.Errorf("loop devices without an owner are bound to %v", bound))
 	}
 	return errors.Join(errs...)
 }
@@ -88,61 +88,61 @@ func (w *worker) verifyLoop(d *disk, loops []site.Loop) error {
 	case n > 1, !unsure && d.staged != (n == 1):
 		return fmt.Errorf("%s has %d loop devices, staged is %v", d, n, d.staged)
 	case d.staged && !unsure && !modifying && d.readAhead != 0 && loops[0].ReadAheadKiB != d.readAhead:
-		return fmt.Errorf("%s reads %d KiB ahead, acknowledged are %d", d, loops[0].ReadAheadKiB, d.readAhead)
+		return fmt.Errorf("%s reads %d KiB ahead, want %d", d, loops[0].ReadAheadKiB, d.readAhead)
 	}
 	return nil
 }
 
-// verifyFiles wants the files of acknowledged volumes and snapshots as large as
-// was said, and those of thick volumes with blocks for every byte.
-func (s *Station) verifyFiles(sight site.Sight) error {
+// verifyFiles checks the sizes of the files of acknowledged volumes and
+// snapshots, and that those of thick volumes are fully allocated.
+func (s *Station) verifyFiles(seen site.Sight) error {
 	var errs []error
 	for _, w := range s.workers {
 		for _, d := range w.disks {
-			f, ok := sight.Files["volumes/"+d.id]
+			f, ok := seen.Files["volumes/"+d.id]
 			switch modifying := w.open != nil && w.open.modifying == d.id; {
-			case !ok: // what must be there and is not, verifyPool says
+			case !ok: // verifyPool reports missing files
 			case f.Size < d.size:
-				errs = append(errs, fmt.Errorf("the file of volume %s has %d bytes, acknowledged are %d", d, f.Size, d.size))
+				errs = append(errs, fmt.Errorf("the file of volume %s has %d bytes, want %d", d, f.Size, d.size))
 			case d.thick && !modifying && f.Allocated < d.size:
-				errs = append(errs, fmt.Errorf("thick volume %s has room for %d of %d bytes", d, f.Allocated, d.size))
+				errs = append(errs, fmt.Errorf("thick volume %s has %d of %d bytes allocated", d, f.Allocated, d.size))
 			}
 		}
-		for _, p := range w.pictures {
-			if f, ok := sight.Files["snapshots/"+p.id]; ok && f.Size != p.size {
-				errs = append(errs, fmt.Errorf("the file of snapshot %s has %d bytes, acknowledged are %d", p.name, f.Size, p.size))
+		for _, p := range w.snapshots {
+			if f, ok := seen.Files["snapshots/"+p.id]; ok && f.Size != p.size {
+				errs = append(errs, fmt.Errorf("the file of snapshot %s has %d bytes, want %d", p.name, f.Size, p.size))
 			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// verifyPool wants a file for every volume and snapshot, and no other; a copy
-// that goes on in the background is given a part of the time of a call. It
-// returns what it saw last.
+// verifyPool checks that the pool has a file for every volume and snapshot, and
+// no other. It waits for background copies, for a part of a call's timeout, and
+// returns the last snapshot.
 func (s *Station) verifyPool(ctx context.Context) (site.Sight, error) {
 	patience := time.NewTimer(s.config.Patience / 4)
 	defer patience.Stop()
 	for {
-		sight, err := s.machine.Look(ctx)
+		seen, err := s.machine.Look(ctx)
 		if err != nil {
-			return sight, err
+			return seen, err
 		}
-		err = s.poolMatches(ctx, sight)
+		err = s.poolMatches(ctx, seen)
 		if err == nil {
-			return sight, nil
+			return seen, nil
 		}
 		select {
 		case <-patience.C:
-			return sight, err
+			return seen, err
 		case <-ctx.Done():
-			return sight, ctx.Err()
+			return seen, ctx.Err()
 		case <-time.After(50 * time.Millisecond): // a background copy has no event to wait for
 		}
 	}
 }
 
-func (s *Station) poolMatches(ctx context.Context, sight site.Sight) error {
+func (s *Station) poolMatches(ctx context.Context, seen site.Sight) error {
 	own, err := s.listed(ctx)
 	if err != nil {
 		return err
@@ -155,13 +155,13 @@ func (s *Station) poolMatches(ctx context.Context, sight site.Sight) error {
 		}
 	}
 	var errs []error
-	for name := range sight.Files {
+	for name := range seen.Files {
 		if own[name] {
 			delete(own, name)
 			continue
 		}
 		if extra--; extra < 0 {
-			errs = append(errs, fmt.Errorf("the pool holds %s, which nobody owns", name))
+			errs = append(errs, fmt.Errorf("the pool contains %s without an owner", name))
 		}
 	}
 	for name := range own {
@@ -170,7 +170,7 @@ func (s *Station) poolMatches(ctx context.Context, sight site.Sight) error {
 	return errors.Join(errs...)
 }
 
-// listed are the files that the driver's lists call for.
+// listed returns the files that correspond to the driver's lists.
 func (s *Station) listed(ctx context.Context) (map[string]bool, error) {
 	volumes, err := s.controller().ListVolumes(ctx, &csi.ListVolumesRequest{})
 	if err != nil {

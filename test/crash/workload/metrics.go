@@ -10,32 +10,32 @@ import (
 	"regexp"
 )
 
-// emptyFigures are the driver's own figures that are zero when nothing is left:
-// they count records, which no list of volumes shows.
-func emptyFigures() []string {
+// zeroMetrics are metrics that are zero when nothing is left: they count
+// records, which no list of volumes shows.
+func zeroMetrics() []string {
 	return []string{"cleat_node_volumes", "cleat_pool_volumes", "cleat_pool_snapshots", "cleat_pool_promised_bytes", "cleat_pool_copies"}
 }
 
-// complaint is a figure that is there only when something is wrong.
-var complaint = regexp.MustCompile(`(?m)^cleat_(?:pool|volume)_health\{.*$`)
+// healthMetric matches metrics that exist only when something is wrong.
+var healthMetric = regexp.MustCompile(`(?m)^cleat_(?:pool|volume)_health\{.*$`)
 
-// verifyFigures wants the figures of a driver that owns nothing.
-func verifyFigures(ctx context.Context, d Driver) error {
+// verifyMetrics checks the metrics of a driver that owns nothing.
+func verifyMetrics(ctx context.Context, d Driver) error {
 	text, err := scrape(ctx, d)
 	if err != nil {
-		return fmt.Errorf("read the driver's figures: %w", err)
+		return fmt.Errorf("read the driver's metrics: %w", err)
 	}
 	var errs []error
-	for _, name := range emptyFigures() {
+	for _, name := range zeroMetrics() {
 		found := regexp.MustCompile(`(?m)^` + name + `(?:\{[^}]*\})? (\S+)$`).FindSubmatch(text)
 		switch {
 		case found == nil:
-			errs = append(errs, fmt.Errorf("the driver does not say %s", name))
+			errs = append(errs, fmt.Errorf("the driver has no metric %s", name))
 		case string(found[1]) != "0":
-			errs = append(errs, fmt.Errorf("with nothing left %s is %s", name, found[1]))
+			errs = append(errs, fmt.Errorf("metric %s is %s after everything was deleted", name, found[1]))
 		}
 	}
-	for _, line := range complaint.FindAll(text, -1) {
+	for _, line := range healthMetric.FindAll(text, -1) {
 		errs = append(errs, fmt.Errorf("with nothing left the driver complains: %s", line))
 	}
 	return errors.Join(errs...)

@@ -12,30 +12,30 @@ import (
 	"time"
 )
 
-// Config describes a station.
+// Config describes an instance.
 type Config struct {
 	Name    string
 	Machine Machine
 	Dir     string // of the workers, on the machine
-	Seed    uint64 // of everything that is chosen at random
+	Seed    uint64 // of all random choices
 	Workers int
-	// Reflink says that the pool can cut a volume in use.
+	// Reflink says that the pool can snapshot a volume in use.
 	Reflink bool
-	// Patience is how long a call may take.
+	// Patience is the timeout of a call.
 	Patience time.Duration
-	// Lean makes the workers prefer calls that come by the point that is waited
-	// for: where calls are slow, fewer of them are in between.
+	// Lean makes the workers prefer calls that reach the armed crash point:
+	// where calls are slow, few other calls come in between.
 	Lean bool
 }
 
-// Station is one driver on one pool with its workers.
+// Instance is one driver on one pool with its workers.
 type Station struct {
 	config  Config
 	machine Machine
 	workers []*worker
 }
 
-// NewStation makes a station that owns nothing yet.
+// NewInstance returns an instance that owns nothing yet.
 func NewStation(c Config) *Station {
 	s := &Station{config: c, machine: c.Machine}
 	for i := range c.Workers {
@@ -47,7 +47,7 @@ func NewStation(c Config) *Station {
 	return s
 }
 
-// Calls counts the acknowledged calls by what they were.
+// Calls counts the acknowledged calls by kind.
 func (s *Station) Calls() map[string]int {
 	var all []map[string]int
 	for _, w := range s.workers {
@@ -60,7 +60,7 @@ func (s *Station) Calls() map[string]int {
 func (s *Station) launch(ctx context.Context, point string) (Driver, error) {
 	d, err := s.machine.Launch(ctx, point)
 	if err != nil && !errors.Is(err, ErrAtPoint) {
-		return nil, fmt.Errorf("station %s: start: %w", s.config.Name, err)
+		return nil, fmt.Errorf("instance %s: start: %w", s.config.Name, err)
 	}
 	if err != nil {
 		s.killed()
@@ -72,7 +72,7 @@ func (s *Station) launch(ctx context.Context, point string) (Driver, error) {
 	return d, nil
 }
 
-// killed brings the workers in line with what a kill took away.
+// killed updates the workers' models after a kill.
 func (s *Station) killed() {
 	if !s.machine.Reboots() {
 		return
@@ -82,9 +82,9 @@ func (s *Station) killed() {
 	}
 }
 
-// Round starts the driver, armed for a point if there is one, checks it, and
-// runs the workload until the driver comes by the point, or for at most
-// patience, and then kills it. It reports whether the point was hit.
+// Round starts the driver, armed if point is not empty, checks it, and runs the
+// workload until the driver reaches the point, or for at most patience, and
+// then kills it. It reports whether the point was hit.
 func (s *Station) Round(ctx context.Context, point string, patience time.Duration) (hit bool, err error) {
 	d, err := s.launch(ctx, point)
 	if errors.Is(err, ErrAtPoint) {
@@ -120,14 +120,14 @@ func (s *Station) Round(ctx context.Context, point string, patience time.Duratio
 	err = errors.Join(err, d.Kill())
 	wg.Wait()
 	if err := errors.Join(append(errs, err)...); err != nil {
-		return false, fmt.Errorf("station %s, killed at %q: %w\n%s", s.config.Name, point, err, tail(d.Log()))
+		return false, fmt.Errorf("instance %s, killed at %q: %w\n%s", s.config.Name, point, err, tail(d.Log()))
 	}
 	s.killed()
 	return d.Hit(), nil
 }
 
-// verifyUntil gives up when the driver comes by its point: then nothing in the
-// background comes to its end any more.
+// verifyUntil stops when the driver reaches its point, as its background work
+// stops then.
 func (s *Station) verifyUntil(ctx context.Context, done <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wait sync.WaitGroup
@@ -146,8 +146,8 @@ func (s *Station) verifyUntil(ctx context.Context, done <-chan struct{}) error {
 }
 
 // Start starts the driver armed for a point of its start-up, or on a machine
-// that is about to fail, and kills it if it comes to serve. It reports whether
-// it did not.
+// that is about to fail, and kills it if it serves. It reports whether the
+// driver died before it served.
 func (s *Station) Start(ctx context.Context, point string) (hit bool, err error) {
 	d, err := s.launch(ctx, point)
 	if errors.Is(err, ErrAtPoint) {
@@ -161,7 +161,7 @@ func (s *Station) Start(ctx context.Context, point string) (hit bool, err error)
 	return false, err
 }
 
-// with runs something on a driver that is not armed, and stops it in the end.
+// with runs fn on an unarmed driver, and stops the driver.
 func (s *Station) with(ctx context.Context, what string, fn func(d Driver) error) error {
 	d, err := s.launch(ctx, "")
 	if err != nil {
@@ -173,13 +173,13 @@ func (s *Station) with(ctx context.Context, what string, fn func(d Driver) error
 	return d.Stop()
 }
 
-// fail kills the driver and tells what it said.
+// fail kills the driver and adds its log to the error.
 func (s *Station) fail(d Driver, when string, err error) error {
 	err = errors.Join(err, d.Kill())
-	return fmt.Errorf("station %s, %s: %w\n%s", s.config.Name, when, err, tail(d.Log()))
+	return fmt.Errorf("instance %s, %s: %w\n%s", s.config.Name, when, err, tail(d.Log()))
 }
 
-// each lets all workers do something at once.
+// each runs do for all workers concurrently.
 func (s *Station) each(do func(w *worker) error) error {
 	var wg sync.WaitGroup
 	errs := make([]error, len(s.workers))
@@ -190,8 +190,8 @@ func (s *Station) each(do func(w *worker) error) error {
 	return errors.Join(errs...)
 }
 
-// Settle starts the driver unarmed, lets every worker have its open call
-// answered, and checks everything down to the bytes.
+// Settle starts the driver unarmed, lets every worker complete its pending
+// call, and verifies everything with all data.
 func (s *Station) Settle(ctx context.Context) error {
 	return s.with(ctx, "settling", func(Driver) error {
 		if err := s.verify(ctx, false); err != nil {
@@ -211,7 +211,7 @@ func (s *Station) Settle(ctx context.Context) error {
 	})
 }
 
-// Read settles and then reads every byte of every volume and snapshot.
+// Read does Settle and then reads every byte of every volume and snapshot.
 func (s *Station) Read(ctx context.Context) error {
 	if err := s.Settle(ctx); err != nil {
 		return err
@@ -219,8 +219,8 @@ func (s *Station) Read(ctx context.Context) error {
 	return s.with(ctx, "reading everything", func(Driver) error { return s.each((*worker).verifyRest) })
 }
 
-// Finish reads everything and takes everything down through the driver; the
-// pool is then as empty as it was.
+// Finish reads everything and deletes everything through the driver; the pool
+// is then empty again.
 func (s *Station) Finish(ctx context.Context) error {
 	if err := s.Read(ctx); err != nil {
 		return err
@@ -229,22 +229,22 @@ func (s *Station) Finish(ctx context.Context) error {
 		if err := s.each((*worker).leave); err != nil {
 			return err
 		}
-		return errors.Join(s.verify(ctx, true), verifyFigures(ctx, d))
+		return errors.Join(s.verify(ctx, true), verifyMetrics(ctx, d))
 	})
 }
 
-// leave lets go of everything the worker holds.
+// leave undoes every use of the worker's volumes and deletes them.
 func (w *worker) leave() error {
 	var steps []func() error
 	for range w.inline {
 		steps = append(steps, w.unpublishInline)
 	}
-	for range w.albums {
-		steps = append(steps, w.removeAlbum)
+	for range w.groups {
+		steps = append(steps, w.deleteGroup)
 	}
-	for _, p := range w.pictures {
+	for _, p := range w.snapshots {
 		if p.group == "" {
-			steps = append(steps, func() error { return w.removePicture(p) })
+			steps = append(steps, func() error { return w.deleteSnapshot(p) })
 		}
 	}
 	for _, d := range w.disks {
@@ -267,7 +267,7 @@ func (w *worker) leave() error {
 	return nil
 }
 
-// tail is the end of a driver's log without the calls that went well.
+// tail returns the end of a driver's log without successful calls.
 func tail(log string) string {
 	const most = 40
 	lines := slices.DeleteFunc(strings.Split(log, "\n"), func(l string) bool { return strings.Contains(l, "code=OK") })
