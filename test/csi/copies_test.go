@@ -16,8 +16,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// TestCopies holds what was copied against what was written, byte by byte, on
-// a pool that shares blocks.
+// TestCopies compares copies with the written data, byte by byte, on a pool
+// with reflinks.
 func TestCopies(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, reflinkPool...)
@@ -35,8 +35,8 @@ func sourced(source *csi.VolumeContentSource, size int64) func(*csi.CreateVolume
 	}
 }
 
-// restore: a snapshot of a volume in use holds what was written before it, and
-// nothing written later, also when its source is gone, and in a larger volume.
+// restore: a snapshot of a volume in use has the data written before it and
+// none written later, even when its source is deleted, and in a larger volume.
 func restore(r *rig) {
 	const size = 256 << 10
 	d := r.create("source", mounted("ext4")).attach()
@@ -57,7 +57,7 @@ func restore(r *rig) {
 		back := r.create([]string{"same", "larger"}[i], d.capability, sourced(fromSnapshot(snap.GetSnapshotId()), d.size+more)).attach()
 		back.holdsFile("kept", 1, size)
 		if _, err := os.Stat(back.target + "/later"); err == nil {
-			r.Error("the snapshot holds what was written after it")
+			r.Error("the snapshot has data written after it")
 		}
 		if total := back.stats().GetUsage()[0].GetTotal(); total < (d.size+more)/2 {
 			r.Errorf("restored to %d bytes, the file system has %d", back.size, total)
@@ -72,8 +72,8 @@ func restore(r *rig) {
 	r.dropSnapshots(snap.GetSnapshotId(), snap.GetSnapshotId())
 }
 
-// twins: a volume and its clone have the same file system UUID, or would have,
-// and are mounted side by side all the same.
+// twins: a volume and its clone can be mounted at the same time, in spite of
+// their equal file system UUID.
 func twins(r *rig) {
 	for _, fsType := range []string{"xfs", "btrfs"} {
 		d := r.create("twin-"+fsType, mounted(fsType)).attach()
@@ -87,7 +87,7 @@ func twins(r *rig) {
 	}
 }
 
-// changedBlocks: what the driver says of two snapshots is just what differs.
+// changedBlocks: the delta of two snapshots is exactly what differs.
 func changedBlocks(r *rig) {
 	d := r.create("changed", block()).attach()
 	d.writeBlock(0, 1, 64<<10)
@@ -114,26 +114,26 @@ func (r *rig) restored(s *csi.Snapshot) []byte {
 	return d.readBlock(0, int(s.GetSizeBytes()))
 }
 
-// checkMap wants the ranges to be sorted and apart, to hold all 4 KiB blocks
-// that differ, and none that does not.
+// checkMap checks that the ranges are sorted and disjoint, and cover exactly
+// the 4 KiB blocks that differ.
 func checkMap(r *rig, what string, ranges []*csi.BlockMetadata, is, was []byte) {
 	r.Helper()
 	const step = 4096
-	told := map[int64]bool{}
+	reported := map[int64]bool{}
 	end := int64(0)
 	for _, b := range ranges {
 		if b.GetByteOffset() < end || b.GetSizeBytes() <= 0 {
-			r.Errorf("%s: %v stands behind %d", what, b, end)
+			r.Errorf("%s: %v begins before %d", what, b, end)
 		}
 		end = b.GetByteOffset() + b.GetSizeBytes()
 		for at := b.GetByteOffset(); at < end; at += step {
-			told[at/step] = true
+			reported[at/step] = true
 		}
 	}
 	for at := 0; at < len(is); at += step {
 		differs := !bytes.Equal(is[at:at+step], was[at:at+step])
-		if differs != told[int64(at/step)] {
-			r.Errorf("%s: the block at %d differs: %v, told: %v", what, at, differs, told[int64(at/step)])
+		if differs != reported[int64(at/step)] {
+			r.Errorf("%s: the block at %d differs: %v, reported: %v", what, at, differs, reported[int64(at/step)])
 		}
 	}
 }
@@ -171,8 +171,8 @@ func gather[T interface{ GetBlockMetadata() []*csi.BlockMetadata }](stream inter
 	}
 }
 
-// groupOfMounts: a writer that writes to one volume and then to the other finds
-// both cut at one moment.
+// groupOfMounts: a writer that alternates between two volumes finds both
+// snapshots at the same point in time.
 func groupOfMounts(r *rig) {
 	one, two := r.create("one", mounted("ext4")).attach(), r.create("two", mounted("ext4")).attach()
 	ctx, stop := context.WithCancel(r.Context())
@@ -192,14 +192,14 @@ func groupOfMounts(r *rig) {
 		back.drop()
 	}
 	if ahead := counts[one.id] - counts[two.id]; ahead < 0 || ahead > 1 || len(counts) != 2 {
-		r.Errorf("the second volume holds a file that was made after the last of the first: %v", counts)
+		r.Errorf("the second volume holds a file created after the last of the first: %v", counts)
 	}
 	r.dropGroup(group)
 	one.drop()
 	two.drop()
 }
 
-// alternate makes a file in one volume and then one in the other, durably.
+// alternate creates a file in one volume and then one in the other, durably.
 func alternate(ctx context.Context, volumes ...*disk) error {
 	for i := uint64(1); ctx.Err() == nil && i < 500; i++ {
 		for _, d := range volumes {
@@ -220,8 +220,8 @@ func (r *rig) dropGroup(g *csi.VolumeGroupSnapshot) {
 	testkit.Value(r.groups().DeleteVolumeGroupSnapshot(r.Context(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: g.GetGroupSnapshotId(), SnapshotIds: ids}))(r)
 }
 
-// groupOfBlocks: nothing can hold a raw device still, so its user has to accept
-// that; one that is not attached is still by itself.
+// groupOfBlocks: a raw device in use cannot be quiesced, so the request has to
+// accept that; a detached one is idle.
 func groupOfBlocks(r *rig) {
 	d, idle := r.create("raw", block()).attach(), r.create("idle", block())
 	q := &csi.CreateVolumeGroupSnapshotRequest{Name: "raw-group", SourceVolumeIds: []string{d.id, idle.id}}
@@ -231,7 +231,7 @@ func groupOfBlocks(r *rig) {
 	answer := testkit.Value(r.groups().CreateVolumeGroupSnapshot(r.Context(), q))(r)
 	again, err := r.groups().CreateVolumeGroupSnapshot(r.Context(), q)
 	if err != nil || again.GetGroupSnapshot().GetGroupSnapshotId() != answer.GetGroupSnapshot().GetGroupSnapshotId() {
-		r.Errorf("a repeat came to %v, %v", again, err)
+		r.Errorf("a repeat returned %v, %v", again, err)
 	}
 	r.dropGroup(answer.GetGroupSnapshot())
 	d.detach()
@@ -241,7 +241,7 @@ func groupOfBlocks(r *rig) {
 	testkit.Must(r, errors.Join(d.remove(), idle.remove()))
 }
 
-// paging: tokens survive that what they name is deleted meanwhile.
+// paging: tokens stay valid when the object they name is deleted meanwhile.
 func paging(r *rig) {
 	ids := map[string]bool{}
 	for i := range 5 {

@@ -18,7 +18,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// noise is reproducible data that nothing compresses.
+// noise returns reproducible incompressible data.
 func noise(seed uint64, size int) []byte {
 	var key [32]byte
 	binary.LittleEndian.PutUint64(key[:], seed)
@@ -48,7 +48,7 @@ func writeAt(path string, flags int, offset int64, data []byte) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// holdsFile wants a file of a volume to be what writeFile made of it.
+// holdsFile checks that a file of a volume has the data of writeFile.
 func (d *disk) holdsFile(name string, seed uint64, size int) {
 	d.Helper()
 	got := testkit.Value(os.ReadFile(filepath.Join(d.target, name)))(d)
@@ -96,7 +96,7 @@ func sumOf(t testing.TB, path string) string {
 	return string(h.Sum(nil))
 }
 
-// blocksOf is how many bytes a file takes on its file system.
+// blocksOf returns the bytes that a file has allocated.
 func blocksOf(t testing.TB, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t
@@ -104,7 +104,7 @@ func blocksOf(t testing.TB, path string) int64 {
 	return st.Blocks * 512
 }
 
-// dialer connects to a socket whatever address is asked for.
+// dialer connects to a socket, ignoring the address.
 func dialer(socket string) func(context.Context, string, string) (net.Conn, error) {
 	return func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)

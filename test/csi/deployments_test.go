@@ -25,14 +25,14 @@ func split(t *testing.T, flags ...string) (controller, node *rig) {
 	return controller, node
 }
 
-// onNode is a volume that the controller made, as the node process meets it.
+// onNode returns a volume of the controller as the node process sees it.
 func (d *disk) onNode(node *rig) *disk {
 	there := *d
 	there.rig = node
 	return &there
 }
 
-// TestSplit: the node process needs nothing but the locator and the pool.
+// TestSplit: the node process needs only the locator and the pool.
 func TestSplit(t *testing.T) {
 	t.Parallel()
 	c, n := split(t)
@@ -75,7 +75,7 @@ func TestSplit(t *testing.T) {
 		raw.holdsBlock(0, 2, 4096)
 		n.refused(raw.unstage(), codes.FailedPrecondition, raw.target)
 		n.refused(d.unstage(), codes.FailedPrecondition, d.target)
-		d.attach() // it is all known again, and not mounted twice
+		d.attach() // all known again, and not mounted twice
 		raw.attach()
 		d.detach()
 		d.attach()
@@ -86,17 +86,18 @@ func TestSplit(t *testing.T) {
 		raw.attach()
 		n.stop()
 		testkit.Must(n, os.Remove(filepath.Join(n.dir, "node-state", "node.db")))
-		n.start() // and without being known again
+		n.start() // and without attaching again
 		d.rig, raw.rig = n, n
 		testkit.Must(n, errors.Join(d.unpublish(), d.unstage(), raw.unpublish(), raw.unstage()))
 		if left := n.left(); len(left) > 0 {
-			t.Errorf("a node that lost its store left %q", left)
+			t.Errorf("left over by a node that lost its store: %q", left)
 		}
 	})
 	testkit.Must(c, errors.Join(d.onNode(c).remove(), raw.onNode(c).remove()))
 }
 
-// sameAnnouncement: what the plugin can do is the same whoever is asked.
+// sameAnnouncement checks that the processes announce the same plugin
+// capabilities.
 func sameAnnouncement(t *testing.T, rigs ...*rig) {
 	t.Helper()
 	var first *csi.GetPluginCapabilitiesResponse
@@ -111,7 +112,8 @@ func sameAnnouncement(t *testing.T, rigs ...*rig) {
 	}
 }
 
-// TestForeignLocator: a volume of another machine's pool is told as that.
+// TestForeignLocator: staging a volume of another machine's pool fails with an
+// error that says so.
 func TestForeignLocator(t *testing.T) {
 	t.Parallel()
 	here := newRig(t)
@@ -134,8 +136,8 @@ func controllerCapabilities(r *rig) (all []csi.ControllerServiceCapability_RPC_T
 	return all
 }
 
-// TestPerNode: where each node has a controller of its own, sidecars cannot
-// publish, expand or modify through it; the node grows the file itself.
+// TestPerNode: where each node has its own controller, sidecars cannot publish,
+// expand or modify through it; the node expands the file itself.
 func TestPerNode(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "--per-node", "--topology", "zone=a,rack=r1", "--max-volumes", "7")
@@ -176,7 +178,8 @@ func TestPerNode(t *testing.T) {
 	d.drop()
 }
 
-// TestControllerPublish: where grants are demanded, nothing is used without.
+// TestControllerPublish: where grants are required, no volume is usable without
+// one.
 func TestControllerPublish(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "--controller-publish")
@@ -187,7 +190,7 @@ func TestControllerPublish(t *testing.T) {
 	d.grant = answer.GetPublishContext()
 	d.attach()
 	if err := os.WriteFile(d.target+"/x", nil, 0o600); err == nil {
-		t.Error("a read-only grant let a write through")
+		t.Error("a write succeeded under a read-only grant")
 	}
 	r.restart()
 	list := testkit.Value(r.controller().ListVolumes(t.Context(), &csi.ListVolumesRequest{}))(r)
@@ -201,15 +204,15 @@ func TestControllerPublish(t *testing.T) {
 	testkit.Must(r, d.remove())
 }
 
-// restart ends the driver and starts it again.
+// restart stops and starts the driver.
 func (r *rig) restart(env ...string) {
 	r.Helper()
 	r.stop()
 	r.start(env...)
 }
 
-// TestAnnouncement: the three deployments of one configuration, and what each
-// setting changes.
+// TestAnnouncement: the capabilities of the three deployments, and the effect
+// of each setting.
 func TestAnnouncement(t *testing.T) {
 	t.Parallel()
 	all := newRig(t)
@@ -220,20 +223,20 @@ func TestAnnouncement(t *testing.T) {
 	if !slices.Contains(publishing, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME) || slices.Contains(plain, csi.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME) {
 		t.Errorf("announced with --controller-publish: %v, without: %v", publishing, plain)
 	}
-	// Whatever is not announced is UNIMPLEMENTED, and what is announced is not.
+	// Calls that are not announced return UNIMPLEMENTED, announced ones do not.
 	_, err := all.controller().ControllerUnpublishVolume(t.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: "x"})
 	all.refused(err, codes.Unimplemented)
 	for _, service := range []string{"csi.v1.GroupController", "csi.v1.SnapshotMetadata"} {
 		if strings.Contains(node.process.Log.String(), service) {
-			t.Errorf("the node process speaks of %s", service)
+			t.Errorf("the node process serves %s", service)
 		}
 	}
 	_, err = node.groups().GroupControllerGetCapabilities(t.Context(), &csi.GroupControllerGetCapabilitiesRequest{})
 	node.refused(err, codes.Unimplemented)
 }
 
-// A segment that left the settings would leave the volumes that name it for ever; one
-// more is served, and so is everything when there is no volume.
+// Removing a topology segment would make the volumes that name it undeletable.
+// Adding a segment is accepted, and so is any change without volumes.
 func TestTopologyOfVolumes(t *testing.T) {
 	t.Parallel()
 	r := makeRig(t, "csi", t.TempDir(), "--topology", "zone=a,rack=r1")

@@ -18,8 +18,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// TestNoReflink: on a file system that cannot share blocks only what nobody
-// uses can be copied, and which blocks changed is not known.
+// TestNoReflink: on a file system without reflinks only unused volumes can be
+// copied, and changed blocks are unknown.
 func TestNoReflink(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -47,7 +47,7 @@ func TestNoReflink(t *testing.T) {
 	testkit.Must(r, d.remove())
 }
 
-// TestVanishedFile: somebody removes the file of a volume, in use or not.
+// TestVanishedFile: the file of a volume is deleted, in use or not.
 func TestVanishedFile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -61,7 +61,7 @@ func TestVanishedFile(t *testing.T) {
 				t.Errorf("no %s among %q", want, got)
 			}
 		}
-		testkit.Must(t, writeAt(d.somewhere(), 0, 0, noise(2, 4096))) // it lives until it is unstaged
+		testkit.Must(t, writeAt(d.somewhere(), 0, 0, noise(2, 4096))) // the file exists until the volume is unstaged
 		r.refused(d.remove(), codes.FailedPrecondition, "in use", d.id)
 		if c.GetBlock() == nil {
 			d.hasStats(true)
@@ -69,7 +69,7 @@ func TestVanishedFile(t *testing.T) {
 		r.restart()
 		d.detach()
 		if left := r.left(); len(left) > 0 {
-			t.Errorf("left of a volume without its file: %q", left)
+			t.Errorf("left over of a volume without its file: %q", left)
 		}
 		r.refused(d.stage(), codes.NotFound, d.id)
 		if got := d.conditions(); !slices.Contains(got, "controller DATA_LOSS BackingFileMissing") {
@@ -81,7 +81,7 @@ func TestVanishedFile(t *testing.T) {
 	}
 }
 
-// TestTruncatedFile: a volume whose file was cut short is never staged as a
+// TestTruncatedFile: a volume with a truncated file is never staged as a
 // smaller device, whichever process serves the node, and can be deleted.
 func TestTruncatedFile(t *testing.T) {
 	t.Parallel()
@@ -98,28 +98,28 @@ func TestTruncatedFile(t *testing.T) {
 			testkit.Must(s.controller, os.Truncate(path, d.size-mib))
 			health := testkit.Value(s.node.node().NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: d.id, StagingTargetPath: d.staging}))(s.node)
 			if got := fmt.Sprint(health.GetVolumeHealth().GetHealthStatuses()); !strings.Contains(got, "BackingFileTruncated") {
-				t.Errorf("health of a volume that is truncated while it is staged: %s", got)
+				t.Errorf("health of a volume truncated while staged: %s", got)
 			}
 			testkit.Must(s.controller, os.Truncate(path, d.size))
 			testkit.Must(s.node, d.unstage())
 			testkit.Value(s.controller.controller().ControllerExpandVolume(t.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: d.id, CapacityRange: sizes(d.size+mib, 0)}))(s.controller)
-			testkit.Must(s.controller, os.Truncate(path, d.size)) // its size when it was made
+			testkit.Must(s.controller, os.Truncate(path, d.size)) // its size at creation
 			s.node.refused(d.stage(), codes.FailedPrecondition, "truncated", d.id)
-			s.controller.stop() // one that an older cleat made does not say its size
+			s.controller.stop() // a record of an older cleat has no size
 			testkit.Must(s.controller, unix.Removexattr(path, "user.cleat.size"))
 			s.controller.start()
 			d.rig = s.node
 			s.node.refused(d.stage(), codes.FailedPrecondition, "truncated", d.id)
 			if left := s.node.left(); len(left) > 0 {
-				t.Errorf("left of refused stages: %q", left)
+				t.Errorf("left over of refused stages: %q", left)
 			}
 			testkit.Must(s.controller, d.onNode(s.controller).remove())
 		}
 	}
 }
 
-// TestBusyUnmount: what somebody holds is not torn away; the error says who, and
-// nothing is lost when the call comes again.
+// TestBusyUnmount: a busy mount is not force-unmounted; the error names the
+// process that holds it, and a retry loses nothing.
 func TestBusyUnmount(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -130,7 +130,7 @@ func TestBusyUnmount(t *testing.T) {
 		f, err := os.OpenFile(d.somewhere(), os.O_RDWR, 0)
 		testkit.Must(t, err)
 		r.heldBy(d.unpublish(), d.target, me)
-		testkit.Must(r, d.publish()) // who changes their mind finds all as it was
+		testkit.Must(r, d.publish()) // a publish after the failed unpublish finds the volume unchanged
 		r.heldBy(d.unpublish(), d.target, me)
 		_, err = f.WriteAt(noise(2, 4096), 0)
 		testkit.Must(t, errors.Join(err, f.Sync()))
@@ -151,13 +151,13 @@ func TestBusyUnmount(t *testing.T) {
 	}
 }
 
-// heldBy wants a refusal that names the path and who holds it; on a machine
-// with much to do the search for that may run out of time, and then says so.
+// heldBy wants an error that names the path and the process that holds it, or
+// says that the search for the process timed out, as on a loaded machine.
 func (r *rig) heldBy(err error, path, pid string) {
 	r.Helper()
 	r.refused(err, codes.FailedPrecondition, path)
 	if text := fmt.Sprint(err); !strings.Contains(text, "process "+pid) && !strings.Contains(text, "not found in time") {
-		r.Errorf("the message does not say that process %s holds it: %s", pid, text)
+		r.Errorf("the message does not name the holding process %s: %s", pid, text)
 	}
 }
 
@@ -173,7 +173,7 @@ func (r *rig) deviceOf(d *disk) string {
 	return ""
 }
 
-// TestMeddling: somebody mounts, unmounts and remounts behind the driver's back.
+// TestMeddling: another program mounts, unmounts and remounts under the driver.
 func TestMeddling(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -218,13 +218,14 @@ func TestMeddling(t *testing.T) {
 	testkit.Must(r, d.remove())
 }
 
-// TestMissingTool: a machine without mkfs.xfs makes other volumes, and says
-// what to install for this one.
+// TestMissingTool: without mkfs.xfs other volumes can be created; the error for
+// XFS names the package to install.
 func TestMissingTool(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	wrapper := filepath.Join(dir, "cleat")
-	// It lets go of the other tests' mounts at once: copies would keep their devices.
+	// The new mount namespace drops the other tests' mounts, which would keep
+	// their devices busy.
 	script := fmt.Sprintf(`#!/bin/sh
 exec unshare --mount sh -c 'while read -r _ _ _ _ target _; do
 	case "$target" in "%s"/*) umount -l "$(printf %%b "$target")" 2>/dev/null;; esac
@@ -239,18 +240,18 @@ mount --bind /dev/null /usr/sbin/mkfs.xfs && exec "$0" "$@"' %s "$@"
 	_, err := r.controller().CreateVolume(t.Context(), q)
 	r.refused(err, codes.FailedPrecondition, "mkfs.xfs", "xfsprogs")
 	if files, err := os.ReadDir(filepath.Join(r.pool, "incoming")); err != nil || len(files) > 0 {
-		t.Errorf("left of the attempt: %v, %v", files, err)
+		t.Errorf("left over of the attempt: %v, %v", files, err)
 	}
 	testkit.Must(r, r.create("ext4", mounted("ext4")).remove())
 	r.stop()
 	r.program = cleat
 	r.start()
-	answer := testkit.Value(r.controller().CreateVolume(t.Context(), q))(r) // installed, the same request succeeds
+	answer := testkit.Value(r.controller().CreateVolume(t.Context(), q))(r) // succeeds once the tool is installed
 	testkit.Must(r, r.disk(answer.GetVolume(), "xfs", mounted("xfs")).remove())
 }
 
-// TestLostPool: the pool goes away below the driver, and another is in its
-// place at the next start.
+// TestLostPool: the pool disappears from a running driver, and another is in
+// its place at the next start.
 func TestLostPool(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -258,8 +259,8 @@ func TestLostPool(t *testing.T) {
 	r := makeRig(t, "csi", dir, "--metrics-address", address)
 	r.start()
 	d := r.create("lost", block())
-	stray := filepath.Join(r.pool, "volumes", "stray")
-	testkit.Must(r, os.WriteFile(stray, []byte("precious"), 0o600))
+	orphan := filepath.Join(r.pool, "volumes", "orphan")
+	testkit.Must(r, os.WriteFile(orphan, []byte("precious"), 0o600))
 	testkit.Must(r, os.Rename(r.pool, r.pool+"-away"))
 	if got := r.storage(); !slices.Contains(got, "STORAGE_UNREACHABLE PoolMissing") {
 		t.Errorf("storage: %q", got)
@@ -270,12 +271,12 @@ func TestLostPool(t *testing.T) {
 	capacity, err := r.controller().GetCapacity(t.Context(), &csi.GetCapacityRequest{})
 	testkit.Must(r, err)
 	if capacity.GetAvailableCapacity() != 0 {
-		t.Errorf("capacity of a pool that is not there: %v", capacity)
+		t.Errorf("capacity of a missing pool: %v", capacity)
 	}
 	_, err = r.controller().CreateVolume(t.Context(), ask("more", block()))
 	r.refused(err, codes.FailedPrecondition, r.pool, "mount it there again")
 	r.refused(d.remove(), codes.FailedPrecondition, r.pool, "mount it there again")
-	testkit.Value(r.identity().Probe(t.Context(), &csi.ProbeRequest{}))(r) // a restart would bring no disk back
+	testkit.Value(r.identity().Probe(t.Context(), &csi.ProbeRequest{}))(r) // a restart would not bring the disk back
 	r.scrape(address, "/healthz", http.StatusOK)
 	if text := r.scrape(address, "/readyz", http.StatusServiceUnavailable); !strings.Contains(text, "PoolMissing") {
 		t.Errorf("/readyz: %s", text)
@@ -285,7 +286,7 @@ func TestLostPool(t *testing.T) {
 	arguments := []string{"--pool", r.pool, "--state-dir", dir + "/csi-state", "--endpoint", "unix://" + dir + "/csi/csi.sock"}
 	failsToStart(t, nil, arguments, "was served from here before", "mount its disk")
 	if left, err := os.Stat(r.pool); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a start without the pool made %v, %v", left, err)
+		t.Errorf("a start without the pool created %v, %v", left, err)
 	}
 	testkit.Must(r, os.Rename(r.pool+"-away", r.pool))
 	engine := filepath.Join(r.pool, "engine.db")
@@ -296,10 +297,10 @@ func TestLostPool(t *testing.T) {
 	testkit.Must(r, errors.Join(os.Remove(engine), os.Rename(engine+".away", engine)))
 	r.start()
 	if got := r.storage(); !slices.Contains(got, "STORAGE_DEGRADED OrphanFile") {
-		t.Errorf("storage with a file that nobody owns: %q", got)
+		t.Errorf("storage with an orphan file: %q", got)
 	}
-	if text, err := os.ReadFile(stray); err != nil || string(text) != "precious" {
-		t.Errorf("the file that nobody owns became %q, %v", text, err)
+	if text, err := os.ReadFile(orphan); err != nil || string(text) != "precious" {
+		t.Errorf("the orphan file became %q, %v", text, err)
 	}
 	testkit.Must(r, d.remove())
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// addons is the socket for sidecars of a driver, called with the generated
-// clients of the contract, as the csi-addons sidecar does.
+// addons is the driver's socket for sidecars, called with the generated clients
+// of the contract, as the csi-addons sidecar does.
 type addons struct {
 	*rig
 	identity.IdentityClient
@@ -69,7 +69,7 @@ func texts(blocks []*fence.CIDR) (all []string) {
 	return all
 }
 
-// announced tells the capabilities as words.
+// announced returns the capabilities as words.
 func (a addons) announced() string {
 	a.Helper()
 	answer := testkit.Value(a.GetCapabilities(a.Context(), &identity.GetCapabilitiesRequest{}))(a)
@@ -85,8 +85,8 @@ func (a addons) announced() string {
 	return strings.Join(all, " ")
 }
 
-// TestFencedNode: what GetFenceClients tells can be fenced as it is, and then
-// nothing more is given to the node, whatever happens to the driver.
+// TestFencedNode: the clients of GetFenceClients can be fenced as returned, and
+// then no volume is given to the node, also after restarts of the driver.
 func TestFencedNode(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -131,10 +131,10 @@ func TestFencedNode(t *testing.T) {
 		_, err = r.node().NodePublishVolume(t.Context(), inline)
 		r.refused(err, codes.FailedPrecondition, nodeID)
 	}
-	// One of two addresses is enough to be fenced.
+	// One of the two addresses suffices for a fence.
 	testkit.Must(r, a.unfence(t.Context(), blocks[0]))
 	r.refused(d.stage(), codes.FailedPrecondition, "2001:db8::10")
-	// What takes away always works.
+	// Unpublish, unstage and delete always work.
 	other.detach()
 	other.unpublishFromAll()
 	testkit.Must(r, other.remove())
@@ -146,8 +146,8 @@ func TestFencedNode(t *testing.T) {
 	testkit.Must(r, d.remove())
 }
 
-// TestFenceOfTwoProcesses: the controller's fence reaches the node's process,
-// which refuses a grant that is older than the fence.
+// TestFenceOfTwoProcesses: the controller's fence reaches the node process,
+// which refuses a grant older than the fence.
 func TestFenceOfTwoProcesses(t *testing.T) {
 	t.Parallel()
 	dir, atController, atNode := t.TempDir(), t.TempDir(), t.TempDir()
@@ -184,7 +184,8 @@ func TestFenceOfTwoProcesses(t *testing.T) {
 	testkit.Must(c, d.remove())
 }
 
-// TestFenceAnnouncement: a fence is offered only where all hear of it.
+// TestFenceAnnouncement: fencing is announced only if all processes get the
+// fence.
 func TestFenceAnnouncement(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

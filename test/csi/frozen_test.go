@@ -18,15 +18,15 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// atFrozen makes the driver kill itself at the moment when all file systems of
-// a cut are frozen.
+// atFrozen makes the driver kill itself when all file systems of a group
+// snapshot are frozen.
 const atFrozen = "CLEAT_CRASHPOINT=clone.frozen=1"
 
-// thawed is less than the 10 s after which a guard thaws that did not notice the
-// end of its driver.
+// thawed is below the 10 s after which a guard thaws that did not notice the
+// death of its driver.
 const thawed = 9 * time.Second
 
-// frozenDisks are mounted volumes that are thawed at the end whatever happens.
+// frozenDisks returns mounted volumes that are thawed when the test ends.
 func (r *rig) frozenDisks() (disks []*disk, q *csi.CreateVolumeGroupSnapshotRequest) {
 	r.Helper()
 	q = &csi.CreateVolumeGroupSnapshotRequest{Name: "frozen"}
@@ -42,35 +42,35 @@ func (r *rig) frozenDisks() (disks []*disk, q *csi.CreateVolumeGroupSnapshotRequ
 	return disks, q
 }
 
-// writesSoon waits until a workload goes on.
+// writesSoon waits until a workload continues.
 func (w *workload) writesSoon(r *rig, what string) {
 	r.Helper()
 	begun, deadline := w.writes.Load(), time.After(time.Minute)
 	for w.writes.Load() < begun+3 {
 		select {
 		case <-deadline:
-			r.Fatalf("%s: the writer still hangs", what)
+			r.Fatalf("%s: the writer is still blocked", what)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
 }
 
 // TestKilledWhileFrozen: the guard thaws when the driver dies, and the next
-// driver cuts the same group.
+// driver takes the same group snapshot.
 func TestKilledWhileFrozen(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, reflinkPool...)
 	disks, q := r.frozenDisks()
 	for n := 1; r.killedWhileFrozen(disks, q) > thawed; n++ {
-		if n == 3 { // each time; once can be due to load
+		if n == 3 { // once can be due to load
 			t.Fatalf("a write took more than %v", thawed)
 		}
 	}
-	r.cutAndDrop(q, disks)
+	r.snapshotAndDrop(q, disks)
 }
 
-// killedWhileFrozen kills the driver in a cut, starts it again, and returns the
-// longest duration of a write.
+// killedWhileFrozen kills the driver during a group snapshot, restarts it, and
+// returns the longest duration of a write.
 func (r *rig) killedWhileFrozen(disks []*disk, q *csi.CreateVolumeGroupSnapshotRequest) (longest time.Duration) {
 	r.Helper()
 	r.restart(atFrozen)
@@ -80,16 +80,16 @@ func (r *rig) killedWhileFrozen(disks []*disk, q *csi.CreateVolumeGroupSnapshotR
 		workloads = append(workloads, d.work())
 	}
 	if _, err := r.groups().CreateVolumeGroupSnapshot(r.Context(), q); err == nil {
-		r.Fatal("the driver did not come by the crash point")
+		r.Fatal("the driver did not reach the crash point")
 	}
 	<-r.process.Done()
 	for _, w := range workloads {
-		w.writesSoon(r, "the driver was killed while all was frozen")
+		w.writesSoon(r, "driver killed while frozen")
 	}
 	r.kill()
 	r.start()
 	for i, w := range workloads {
-		w.writesSoon(r, "the driver was started again")
+		w.writesSoon(r, "driver restarted")
 		w.end(r)
 		r.Logf("longest write to %s: %v", disks[i].name, time.Duration(w.longest.Load()))
 		longest = max(longest, time.Duration(w.longest.Load()))
@@ -97,12 +97,12 @@ func (r *rig) killedWhileFrozen(disks []*disk, q *csi.CreateVolumeGroupSnapshotR
 	return longest
 }
 
-// cutAndDrop cuts the group that a crash kept from being cut, and takes all
-// away.
-func (r *rig) cutAndDrop(q *csi.CreateVolumeGroupSnapshotRequest, disks []*disk) {
+// snapshotAndDrop repeats the group snapshot that a crash interrupted, and
+// deletes everything.
+func (r *rig) snapshotAndDrop(q *csi.CreateVolumeGroupSnapshotRequest, disks []*disk) {
 	r.Helper()
 	if files, err := os.ReadDir(r.pool + "/incoming"); err != nil || len(files) > 0 {
-		r.Errorf("left of the cut that was cut off: %v, %v", files, err)
+		r.Errorf("left over of the interrupted snapshot: %v, %v", files, err)
 	}
 	answer := testkit.Value(r.groups().CreateVolumeGroupSnapshot(r.Context(), q))(r)
 	r.dropGroup(answer.GetGroupSnapshot())
@@ -111,34 +111,34 @@ func (r *rig) cutAndDrop(q *csi.CreateVolumeGroupSnapshotRequest, disks []*disk)
 	}
 }
 
-// TestGuardKilledToo: when driver and guard die together the file systems stay
-// frozen, and the next start thaws them before it does anything else.
+// TestGuardKilledToo: when driver and guard die together, the file systems stay
+// frozen, and the next start thaws them first.
 func TestGuardKilledToo(t *testing.T) {
 	t.Parallel()
 	r := newRigOn(t, mkfs.Btrfs, "--overprovision-ratio", "20")
 	disks, q := r.frozenDisks()
 	r.stop()
 	hits := r.dir + "/hits"
-	// The first process of a PID namespace cannot kill itself: armed so, the
-	// driver stops at the crash point for good, with its guard beside it.
+	// The first process of a PID namespace cannot kill itself: it stops at the
+	// crash point for good, with its guard.
 	wrapper := r.dir + "/cleat"
 	testkit.Must(r, os.WriteFile(wrapper, fmt.Appendf(nil, "#!/bin/sh\nexec unshare --pid --fork --kill-child %s \"$@\"\n", cleat), 0o700))
 	p := testkit.Value(driver.Launch(t.Context(), wrapper, r.dir, r.name, []string{atFrozen, "CLEAT_CRASHPOINT_LOG=" + hits}, r.flags...))(r)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cut := make(chan error, 1)
+	snapshotDone := make(chan error, 1)
 	go func() {
 		_, err := csi.NewGroupControllerClient(p.Conn).CreateVolumeGroupSnapshot(ctx, q)
-		cut <- err
+		snapshotDone <- err
 	}()
-	r.eventually("the driver stands at the crash point", func() bool {
+	r.eventually("the driver is stopped at the crash point", func() bool {
 		text, _ := os.ReadFile(hits)
 		return strings.Contains(string(text), "clone.frozen")
 	})
 	workloads := []*workload{disks[0].work(), disks[1].work()}
 	r.killBoth(p)
-	if err := <-cut; err == nil {
-		t.Error("the cut was answered")
+	if err := <-snapshotDone; err == nil {
+		t.Error("the snapshot call succeeded")
 	}
 	select {
 	case <-time.After(300 * time.Millisecond):
@@ -146,39 +146,40 @@ func TestGuardKilledToo(t *testing.T) {
 	}
 	for i, w := range workloads {
 		if w.writes.Load() > 0 {
-			t.Errorf("%s was not left frozen, so this proves nothing", disks[i].name)
+			t.Errorf("%s was not left frozen: the test is not valid", disks[i].name)
 		}
 	}
 	r.start()
 	for _, w := range workloads {
-		w.writesSoon(r, "the driver was started again")
+		w.writesSoon(r, "driver restarted")
 		w.end(r)
 	}
 	if !strings.Contains(r.process.Log.String(), "is not frozen any more") {
-		t.Error("the log does not say that something was left frozen")
+		t.Error("the log does not mention the left-over freeze")
 	}
 	for _, d := range disks {
 		d.rig = r
 	}
-	r.cutAndDrop(q, disks)
+	r.snapshotAndDrop(q, disks)
 }
 
-// killBoth kills a driver and its guard so that neither lives to thaw.
+// killBoth kills a driver and its guard at the same time, so that neither
+// thaws.
 func (r *rig) killBoth(p *driver.Process) {
 	r.Helper()
 	inner := children(p.PID())
 	if len(inner) != 1 {
-		r.Fatalf("unshare has the children %v, one driver is wanted", inner)
+		r.Fatalf("unshare has the children %v, want one driver", inner)
 	}
 	guards := slices.DeleteFunc(children(inner[0]), func(pid int) bool {
 		arguments, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		return !strings.Contains(string(arguments), "freeze-guard")
 	})
 	if len(guards) != 1 {
-		r.Fatalf("the driver has the guards %v, one is wanted", guards)
+		r.Fatalf("the driver has the guards %v, want one", guards)
 	}
-	// Stopped, the guard does not see its parent go; the kernel kills it with
-	// the namespace.
+	// A stopped guard does not notice the death of its parent; the kernel kills
+	// it with the namespace.
 	testkit.Must(r, unix.Kill(guards[0], unix.SIGSTOP))
 	testkit.Must(r, unix.Kill(inner[0], unix.SIGKILL))
 	testkit.Must(r, p.Kill())

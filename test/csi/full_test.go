@@ -16,7 +16,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// fill takes all space of the pool's file system but some, without writing.
+// fill allocates all free space of the pool's file system but leave, without
+// writing.
 func (r *rig) fill(leave int64) (free func()) {
 	r.Helper()
 	var st unix.Statfs_t
@@ -28,8 +29,8 @@ func (r *rig) fill(leave int64) (free func()) {
 	return func() { testkit.Must(r, os.Remove(ballast)) }
 }
 
-// TestFullPool: thin volumes get write errors, nothing new is promised, the
-// pool says so early, and what takes away or frees works all the same.
+// TestFullPool: thin volumes get write errors, no new space is promised, the
+// pool is reported early, and calls that delete or free space still work.
 func TestFullPool(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, reflinkPool...)
@@ -38,7 +39,7 @@ func TestFullPool(t *testing.T) {
 	snap := d.snapshot("before")
 	d.writeFile("kept", 1, 4096)
 	free := r.fill(16 * mib)
-	r.sub(t, "told early", func(r *rig) {
+	r.sub(t, "reported early", func(r *rig) {
 		if got := r.storage(); !slices.Contains(got, "STORAGE_DEGRADED PoolNearlyFull") {
 			r.Errorf("storage: %q", got)
 		}
@@ -51,7 +52,7 @@ func TestFullPool(t *testing.T) {
 		if err != nil || answer.GetAvailableCapacity() != 0 {
 			r.Errorf("capacity of a full pool: %v, %v", answer, err)
 		}
-		testkit.Value(r.identity().Probe(r.Context(), &csi.ProbeRequest{}))(r) // it can still serve
+		testkit.Value(r.identity().Probe(r.Context(), &csi.ProbeRequest{}))(r) // the driver can still serve
 	})
 	r.sub(t, "nothing is promised", func(r *rig) {
 		_, err := r.controller().CreateVolume(r.Context(), ask("one-more", block()))
@@ -59,7 +60,7 @@ func TestFullPool(t *testing.T) {
 		_, err = r.controller().CreateSnapshot(r.Context(), &csi.CreateSnapshotRequest{Name: "one-more", SourceVolumeId: d.id})
 		r.refused(err, codes.ResourceExhausted, "delete volumes or snapshots")
 		_, err = r.controller().ControllerExpandVolume(r.Context(), &csi.ControllerExpandVolumeRequest{VolumeId: d.id, CapacityRange: sizes(1024*mib, 0)})
-		r.refused(err, codes.OutOfRange, r.pool) // so that an orchestrator asks for less when its user does
+		r.refused(err, codes.OutOfRange, r.pool) // so that an orchestrator requests less if its user allows it
 		r.refused(d.modify(map[string]string{"provisioning": "thick"}), codes.FailedPrecondition, r.pool)
 	})
 	r.sub(t, "writes fail", func(r *rig) {
@@ -71,12 +72,12 @@ func TestFullPool(t *testing.T) {
 			r.Errorf("40 MiB went into 16: %v", err)
 		}
 	})
-	r.sub(t, "taking away works", func(r *rig) {
+	r.sub(t, "deleting works", func(r *rig) {
 		testkit.Must(r, spare.remove())
 		d.detach()
 		r.dropSnapshots(snap.GetSnapshotId())
 	})
-	r.restart() // it opens a full pool, too
+	r.restart() // opens a full pool
 	_, err := r.controller().CreateVolume(t.Context(), ask("one-more", block()))
 	r.refused(err, codes.ResourceExhausted)
 	free()
@@ -86,13 +87,13 @@ func TestFullPool(t *testing.T) {
 	})
 	testkit.Must(r, r.create("one-more", block()).remove())
 	d.rig = r
-	d.attach() // the file system mends itself
+	d.attach() // the file system recovers its journal
 	d.holdsFile("kept", 1, 4096)
 	d.writeFile("new", 2, mib)
 	d.drop()
 }
 
-// TestReadOnlyPool: what is there is shown, and nothing is changed.
+// TestReadOnlyPool: existing volumes are listed, and nothing is changed.
 func TestReadOnlyPool(t *testing.T) {
 	t.Parallel()
 	r := newRigOn(t, mkfs.Ext4)

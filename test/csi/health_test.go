@@ -8,8 +8,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// conditions are what the controller and the node know to be wrong with a
-// volume, as "who STATUS Reason", and that the list agrees.
+// conditions returns the abnormal conditions that the controller and the node
+// report for a volume, as "component STATUS Reason", and checks that the list
+// agrees.
 func (d *disk) conditions() (all []string) {
 	d.Helper()
 	one := testkit.Value(d.controller().ControllerGetVolumeHealth(d.Context(), &csi.ControllerGetVolumeHealthRequest{VolumeId: d.id}))(d)
@@ -34,7 +35,7 @@ func (d *disk) conditions() (all []string) {
 	return all
 }
 
-// storage is what the node knows to be wrong with the pool.
+// storage returns the abnormal conditions that the node reports for the pool.
 func (r *rig) storage() (all []string) {
 	r.Helper()
 	answer := testkit.Value(r.node().NodeGetStorageHealth(r.Context(), &csi.NodeGetStorageHealthRequest{}))(r)

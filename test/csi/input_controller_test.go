@@ -8,13 +8,12 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// sizes makes a capacity range.
+// sizes returns a capacity range.
 func sizes(required, limit int64) *csi.CapacityRange {
 	return &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}
 }
 
-// badCapabilities are what no call takes, with the code that it is answered
-// with.
+// badCapabilities are capabilities that every call refuses.
 func badCapabilities() map[string]*csi.VolumeCapability {
 	group := func(g string) *csi.VolumeCapability {
 		c := mounted("ext4")

@@ -96,7 +96,7 @@ func (w *world) metadataCases() []badCase {
 		allocated("with a long id", codes.InvalidArgument, func(q held) { q.SnapshotId = long }),
 		allocated("of what never was", codes.NotFound, func(q held) { q.SnapshotId = traversal }),
 		allocated("from before the start", codes.OutOfRange, func(q held) { q.StartingOffset = -1 }),
-		allocated("from behind the end", codes.OutOfRange, func(q held) { q.StartingOffset = w.snap.GetSizeBytes() + 1 }),
+		allocated("from beyond the end", codes.OutOfRange, func(q held) { q.StartingOffset = w.snap.GetSizeBytes() + 1 }),
 		allocated("in batches of less than none", codes.InvalidArgument, func(q held) { q.MaxResults = -1 }),
 		delta("without base", codes.InvalidArgument, func(q changed) { q.BaseSnapshotId = "" }),
 		delta("without target", codes.InvalidArgument, func(q changed) { q.TargetSnapshotId = "" }),
@@ -105,7 +105,7 @@ func (w *world) metadataCases() []badCase {
 		delta("of two volumes", codes.InvalidArgument, func(q changed) { q.TargetSnapshotId = w.foreign.GetSnapshotId() }),
 		delta("backwards in time", codes.InvalidArgument, func(q changed) { q.BaseSnapshotId = w.memberOf(w.used.id) }),
 		delta("from before the start", codes.OutOfRange, func(q changed) { q.StartingOffset = -1 }),
-		delta("from behind the end", codes.OutOfRange, func(q changed) { q.StartingOffset = 1 << 62 }),
+		delta("from beyond the end", codes.OutOfRange, func(q changed) { q.StartingOffset = 1 << 62 }),
 		delta("in batches of less than none", codes.InvalidArgument, func(q changed) { q.MaxResults = -1 }),
 	}
 }
@@ -121,11 +121,11 @@ func (w *world) memberOf(volume string) string {
 
 func (w *world) listCases() []badCase {
 	type (
-		volumes   = *csi.ListVolumesRequest
-		snapshots = *csi.ListSnapshotsRequest
-		sick      = *csi.ControllerListVolumeHealthRequest
-		one       = *csi.ControllerGetVolumeHealthRequest
-		room      = *csi.GetCapacityRequest
+		volumes         = *csi.ListVolumesRequest
+		snapshots       = *csi.ListSnapshotsRequest
+		sick            = *csi.ControllerListVolumeHealthRequest
+		one             = *csi.ControllerGetVolumeHealthRequest
+		capacityRequest = *csi.GetCapacityRequest
 	)
 	listVolumes := bad(w.controller().ListVolumes, &csi.ListVolumesRequest{})
 	listSnapshots := bad(w.controller().ListSnapshots, &csi.ListSnapshotsRequest{})
@@ -148,12 +148,12 @@ func (w *world) listCases() []badCase {
 		health("without id", codes.InvalidArgument, func(q one) { q.VolumeId = "" }),
 		health("with a long id", codes.InvalidArgument, func(q one) { q.VolumeId = long }),
 		health("of what never was", codes.NotFound, func(q one) { q.VolumeId = traversal }),
-		capacity("for many nodes", codes.InvalidArgument, func(q room) { q.VolumeCapabilities = []*csi.VolumeCapability{withMode(block(), 5)} }),
-		capacity("with an unknown parameter", codes.InvalidArgument, func(q room) {
+		capacity("for many nodes", codes.InvalidArgument, func(q capacityRequest) { q.VolumeCapabilities = []*csi.VolumeCapability{withMode(block(), 5)} }),
+		capacity("with an unknown parameter", codes.InvalidArgument, func(q capacityRequest) {
 			q.VolumeCapabilities, q.Parameters = []*csi.VolumeCapability{withMode(block(), 1)}, map[string]string{"a": "b"}
 		}),
-		capacity("with large parameters", codes.InvalidArgument, func(q room) { q.Parameters = huge }),
-		capacity("at a bad place", codes.InvalidArgument, func(q room) {
+		capacity("with large parameters", codes.InvalidArgument, func(q capacityRequest) { q.Parameters = huge }),
+		capacity("at a bad place", codes.InvalidArgument, func(q capacityRequest) {
 			q.AccessibleTopology = &csi.Topology{Segments: map[string]string{"a b": "c"}}
 		}),
 	}

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// badPaths are what no call takes as a path to work on.
+// badPaths are paths that every call refuses.
 func (w *world) badPaths() map[string]string {
 	return map[string]string{
 		"with no path":                 "",
@@ -138,7 +138,8 @@ func (w *world) publishCases() []badCase {
 	return cases
 }
 
-// inlineCases: what a pod's author writes reaches the driver as it is.
+// inlineCases: volume attributes written by a pod's author reach the driver
+// unchecked.
 func (w *world) inlineCases() []badCase {
 	type request = *csi.NodePublishVolumeRequest
 	inline := bad(w.node().NodePublishVolume, &csi.NodePublishVolumeRequest{
@@ -156,7 +157,7 @@ func (w *world) inlineCases() []badCase {
 		inline("inline of absurd size", codes.OutOfRange, with(map[string]string{"size": "9999999999Gi"})),
 		inline("inline larger than the pool", codes.ResourceExhausted, with(map[string]string{"size": "1Pi"})),
 		inline("inline with an unknown key", codes.InvalidArgument, with(map[string]string{"path": "/etc"})),
-		inline("inline of somebody's file", codes.InvalidArgument, with(w.used.context)),
+		inline("inline of an existing volume's file", codes.InvalidArgument, with(w.used.context)),
 		inline("inline with two file systems", codes.InvalidArgument, with(map[string]string{"fsType": "xfs"})),
 		inline("inline with a bad flag", codes.InvalidArgument, func(q request) { q.VolumeCapability = mounted("ext4", "password="+marker) }),
 		inline("inline over another volume", codes.FailedPrecondition, func(q request) { q.TargetPath = w.used.target }),

@@ -20,7 +20,8 @@ import (
 )
 
 const (
-	// marker is a secret: nothing that the driver says or writes may hold it.
+	// marker is a secret: no message, log or file of the driver is allowed to
+	// contain it.
 	marker    = "hush-hush-7351"
 	traversal = "../../../etc/passwd"
 )
@@ -30,16 +31,16 @@ var (
 	huge = map[string]string{"k": strings.Repeat("v", 4097)}
 )
 
-// badCase is one bad request. Some are answered OK, as the specification has
-// it for taking away what is not there.
+// badCase is one bad request. Some succeed, as the specification demands for
+// deleting absent objects.
 type badCase struct {
 	name string
 	want codes.Code
 	call func(ctx context.Context) error
 }
 
-// bad makes cases out of a sound request: each edit makes it a bad one. All
-// secrets of the contract are filled in.
+// bad derives cases from a valid request, each by one edit. All secrets of the
+// contract are filled in.
 func bad[Q proto.Message, A any](call func(context.Context, Q, ...grpc.CallOption) (A, error), sound Q) func(string, codes.Code, func(Q)) badCase {
 	return func(name string, want codes.Code, edit func(Q)) badCase {
 		return badCase{string(sound.ProtoReflect().Descriptor().Name()) + " " + name, want, func(ctx context.Context) error {
@@ -65,15 +66,15 @@ func addSecrets(m proto.Message) {
 	}
 }
 
-// world is what exists while bad requests come in.
+// world is the set of objects that exist during the bad requests.
 type world struct {
 	*rig
 	used           *disk // staged and published
-	granted        *disk // granted to this node, and no more
+	granted        *disk // granted to this node only
 	raw, loose     *disk // not granted
 	snap, foreign  *csi.Snapshot
 	group          *csi.VolumeGroupSnapshot
-	nowhere, other string // a path that is not there, and a directory
+	nowhere, other string // a missing path, and a directory
 }
 
 func newWorld(t *testing.T) *world {
@@ -106,8 +107,8 @@ func (d *disk) unpublishFromAll() {
 	testkit.Value(d.controller().ControllerUnpublishVolume(d.Context(), &csi.ControllerUnpublishVolumeRequest{VolumeId: d.id}))(d)
 }
 
-// TestBadInput: each answer is the contract's code with a message and no
-// details, tells no secret, and nothing on disk or in the kernel has changed.
+// TestBadInput: each answer has the contract's code, a message without secrets
+// and no details, and changes nothing on disk or in the kernel.
 func TestBadInput(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -136,7 +137,7 @@ func TestBadInput(t *testing.T) {
 			}
 			if after := w.state(t); after != before {
 				t.Errorf("something changed (-before +after):\n%s", cmp.Diff(strings.Split(before, "\n"), strings.Split(after, "\n")))
-				before = after // what follows is judged by itself
+				before = after // each case is judged by itself
 			}
 		})
 	}
@@ -152,7 +153,7 @@ func TestBadInput(t *testing.T) {
 	checkNoSecret(t, w.rig)
 }
 
-// takeDown leaves the driver without anything.
+// takeDown deletes everything.
 func (w *world) takeDown() {
 	w.dropGroup(w.group)
 	w.dropSnapshots(w.snap.GetSnapshotId(), w.foreign.GetSnapshotId())
@@ -164,7 +165,7 @@ func (w *world) takeDown() {
 	w.stop()
 }
 
-// checkEveryCall holds that no call of the contract was left out of the tables.
+// checkEveryCall checks that the tables cover every call of the contract.
 func (w *world) checkEveryCall(t *testing.T) {
 	t.Helper()
 	log := w.process.Log.String()
@@ -189,13 +190,13 @@ func (w *world) checkEveryCall(t *testing.T) {
 	}
 }
 
-// TestBadProtocol: what is no sound gRPC does not disturb the driver.
+// TestBadProtocol: invalid gRPC does not disturb the driver.
 func TestBadProtocol(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	for _, text := range []string{"", "GET / HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\xff\xff", strings.Repeat("\x00", 1<<16)} {
 		c := testkit.Value(net.Dial("unix", r.process.Socket))(r)
-		_, _ = c.Write([]byte(text)) // the driver may hang up in the middle
+		_, _ = c.Write([]byte(text)) // the driver can hang up meanwhile
 		testkit.Must(r, c.Close())
 	}
 	q := ask("large", block())
@@ -206,9 +207,9 @@ func TestBadProtocol(t *testing.T) {
 	r.refused(err, codes.Unimplemented)
 	err = r.process.Conn.Invoke(r.Context(), "/csi.v1.Controller/CreateVolume", &csi.ListVolumesRequest{MaxEntries: 7, StartingToken: "\x01"}, &csi.CreateVolumeResponse{})
 	if err == nil {
-		t.Error("a message of another call passed")
+		t.Error("a message of another call was accepted")
 	}
-	for range 200 { // clients that never say a word, or go away in the middle
+	for range 200 { // clients that send nothing, or disconnect
 		c := testkit.Value(net.Dial("unix", r.process.Socket))(r)
 		defer c.Close()
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// TestLife walks volumes of every kind through their life on a pool that
-// shares blocks.
+// TestLife takes volumes of every kind through their life cycle on a pool with
+// reflinks.
 func TestLife(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, reflinkPool...)
@@ -46,7 +46,7 @@ func filesystemLife(r *rig, fsType string) {
 	d.growsTo(d.size + 16*mib)
 	d.writeFile("b", 2, size)
 	d.detach()
-	d.attach() // what could not grow in use has grown now
+	d.attach() // the file system that could not grow online has grown
 	d.holdsFile("a", 1, size)
 	d.holdsFile("b", 2, size)
 	if total := d.stats().GetUsage()[0].GetTotal(); total < d.size*8/10 {
@@ -55,7 +55,7 @@ func filesystemLife(r *rig, fsType string) {
 	d.drop()
 }
 
-// growsTo expands at the controller and then at the node.
+// growsTo expands on the controller and then on the node.
 func (d *disk) growsTo(size int64) {
 	d.Helper()
 	want := &csi.CapacityRange{RequiredBytes: size}
@@ -66,7 +66,7 @@ func (d *disk) growsTo(size int64) {
 	d.size = size
 	answer, err := d.node().NodeExpandVolume(d.Context(), &csi.NodeExpandVolumeRequest{
 		VolumeId: d.id, VolumePath: d.target, StagingTargetPath: d.staging, CapacityRange: want, VolumeCapability: d.capability})
-	if d.capability.GetMount().GetFsType() == "ext4" && err != nil { // this process may lack CAP_SYS_RESOURCE
+	if d.capability.GetMount().GetFsType() == "ext4" && err != nil { // this process can lack CAP_SYS_RESOURCE
 		d.refused(err, codes.FailedPrecondition, "at the next stage")
 		return
 	}
@@ -92,13 +92,13 @@ func (d *disk) hasStats(isMount bool) {
 			d.Errorf("usage %v", u)
 		}
 	}
-	inodes := isMount && d.capability.GetMount().GetFsType() != "btrfs" // which has no fixed number of them
+	inodes := isMount && d.capability.GetMount().GetFsType() != "btrfs" // btrfs has no fixed number of inodes
 	if !units[csi.VolumeUsage_BYTES] || units[csi.VolumeUsage_INODES] != inodes {
 		d.Errorf("usage in %v", units)
 	}
 }
 
-// healthy wants all health calls to know nothing bad.
+// healthy checks that no health call reports an abnormal condition.
 func (d *disk) healthy() {
 	d.Helper()
 	if all := d.conditions(); len(all) > 0 {
@@ -129,15 +129,15 @@ func blockLife(r *rig) {
 	d.drop()
 }
 
-// everyMode: what is offered works, and what a local volume cannot do is
-// refused wherever it is asked for.
+// everyMode: the announced access modes work; modes that a local volume cannot
+// support are refused by every call.
 func everyMode(r *rig) {
 	for _, c := range []*csi.VolumeCapability{mounted("ext4"), block()} {
 		for _, mode := range []csi.VolumeCapability_AccessMode_Mode{writer, readerOnly, singleWriter, multiWriter} {
 			d := r.create("mode", withMode(c, mode)).attach()
 			err := writeAt(d.somewhere(), os.O_CREATE, 0, noise(1, 4096))
 			if (err == nil) != (mode != readerOnly) {
-				d.Errorf("%v, block %v: a write came to %v", mode, c.GetBlock() != nil, err)
+				d.Errorf("%v, block %v: a write returned %v", mode, c.GetBlock() != nil, err)
 			}
 			d.drop()
 		}
@@ -159,7 +159,7 @@ func everyMode(r *rig) {
 	}
 }
 
-// somewhere is a path in the volume that can be written.
+// somewhere returns a writable path in the volume.
 func (d *disk) somewhere() string {
 	if d.capability.GetBlock() != nil {
 		return d.target
@@ -167,7 +167,8 @@ func (d *disk) somewhere() string {
 	return filepath.Join(d.target, "somewhere")
 }
 
-// secondPublish is the table of the specification.
+// secondPublish tests the table of the specification for a second
+// NodePublishVolume.
 func secondPublish(r *rig) {
 	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{writer, singleWriter, multiWriter} {
 		d := r.create("twice", withMode(mounted("ext4"), mode)).attach()
@@ -209,7 +210,7 @@ func readOnlyPublish(r *rig) {
 	testkit.Value(r.node().NodePublishVolume(r.Context(), q))(r)
 	reader.holdsFile("x", 1, 4096)
 	if err := os.WriteFile(filepath.Join(reader.target, "y"), nil, 0o600); !errors.Is(err, unix.EROFS) {
-		r.Errorf("a write through a read-only publish came to %v", err)
+		r.Errorf("a write through a read-only publish returned %v", err)
 	}
 	d.writeFile("y", 2, 4096)
 	reader.holdsFile("y", 2, 4096)
@@ -229,7 +230,7 @@ func readOnlyBlock(r *rig) {
 	testkit.Must(r, d.unpublish())
 	testkit.Value(r.node().NodePublishVolume(r.Context(), q))(r)
 	if err := writeAt(second.target, 0, 0, noise(2, 4096)); err == nil {
-		r.Error("a read-only block publish was written")
+		r.Error("a write to a read-only block publish succeeded")
 	}
 	second.holdsBlock(0, 1, 4096)
 	testkit.Must(r, second.unpublish())
@@ -249,7 +250,7 @@ func mountGroup(r *rig) {
 	}
 	d.writeFile("x", 1, 10)
 	if info, err = os.Stat(filepath.Join(d.target, "x")); err != nil || info.Sys().(*syscall.Stat_t).Gid != 4321 {
-		r.Errorf("what is made in the volume does not go to its group: %v, %v", info, err)
+		r.Errorf("a new file does not belong to the volume's group: %v, %v", info, err)
 	}
 	d.drop()
 }
@@ -283,12 +284,12 @@ func ephemeral(r *rig) {
 	}
 	list := testkit.Value(r.controller().ListVolumes(r.Context(), &csi.ListVolumesRequest{}))(r)
 	if len(list.GetEntries()) != 0 {
-		r.Errorf("ephemeral volumes are nobody else's business: %v", list)
+		r.Errorf("ephemeral volumes are listed: %v", list)
 	}
 	testkit.Must(r, d.unpublish())
 	testkit.Must(r, d.unpublish())
 	files, err := os.ReadDir(filepath.Join(r.pool, "volumes"))
 	if err != nil || len(files) != 0 {
-		r.Errorf("the inline volume left %v, %v", files, err)
+		r.Errorf("left over of the inline volume: %v, %v", files, err)
 	}
 }

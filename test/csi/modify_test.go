@@ -20,7 +20,7 @@ func (d *disk) modify(parameters map[string]string) error {
 	return err
 }
 
-// queue reads what the kernel has set for the device of a mounted volume.
+// queue reads a kernel queue setting of a mounted volume's device.
 func (d *disk) queue(attribute string) string {
 	d.Helper()
 	e, ok, err := mount.At(d.Context(), d.staging)
@@ -31,13 +31,13 @@ func (d *disk) queue(attribute string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// allocated is how many bytes the file of a volume takes.
+// allocated returns the bytes that the file of a volume has allocated.
 func (d *disk) allocated() int64 {
 	d.Helper()
 	return blocksOf(d.TB, filepath.Join(d.pool, "volumes", d.id))
 }
 
-// TestModify: parameters that can be changed really change something, at once.
+// TestModify: changes of mutable parameters take effect immediately.
 func TestModify(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -60,7 +60,7 @@ func TestModify(t *testing.T) {
 		before := d.allocated()
 		testkit.Must(r, d.modify(map[string]string{"provisioning": "thick"}))
 		if got := d.allocated(); got < d.size || before >= d.size {
-			r.Errorf("thin it had %d bytes, thick it has %d of %d", before, got, d.size)
+			r.Errorf("%d bytes allocated when thin, %d of %d when thick", before, got, d.size)
 		}
 		if got := d.queue("discard_max_bytes"); got != "0" {
 			r.Errorf("a thick volume takes discards of %s bytes", got)
@@ -68,7 +68,7 @@ func TestModify(t *testing.T) {
 		d.detach()
 		testkit.Must(r, d.modify(map[string]string{"provisioning": "thin"}))
 		if got := d.allocated(); got > d.size/2 {
-			r.Errorf("thin again it has %d bytes of %d", got, d.size)
+			r.Errorf("%d bytes of %d allocated when thin again", got, d.size)
 		}
 		d.attach()
 	})
@@ -99,7 +99,7 @@ func TestModify(t *testing.T) {
 	d.drop()
 }
 
-// scrape asks the metrics socket.
+// scrape reads from the metrics socket.
 func (r *rig) scrape(socket, path string, code int) string {
 	r.Helper()
 	client := &http.Client{Transport: &http.Transport{DialContext: dialer(socket), DisableKeepAlives: true}}

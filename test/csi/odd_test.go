@@ -14,8 +14,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// TestOddPaths: the directories of an orchestrator may be reached through a
-// link, or have names that a list of mounts has to escape.
+// TestOddPaths: the directories of an orchestrator can be symbolic links, or
+// have names that the mount table escapes.
 func TestOddPaths(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -49,15 +49,15 @@ func TestOddPaths(t *testing.T) {
 			d.healthy()
 			raw.hasStats(false)
 			_, err := r.controller().CreateSnapshot(r.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: d.id})
-			r.refused(err, codes.FailedPrecondition, "mounted on") // which this pool cannot cut
+			r.refused(err, codes.FailedPrecondition, "mounted on") // this pool cannot snapshot a volume in use
 			d.drop()
 			raw.drop()
 		})
 	}
 }
 
-// TestNeverFormatted: a volume without the file system that it was made with is
-// an error, and never a reason to make a new one.
+// TestNeverFormatted: a volume that has lost its file system is an error, and
+// is never formatted again.
 func TestNeverFormatted(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -86,7 +86,7 @@ func TestNeverFormatted(t *testing.T) {
 	}
 }
 
-// TestFrozenByOthers: a freeze that is not ours is told, and not ended.
+// TestFrozenByOthers: a foreign freeze is reported and not thawed.
 func TestFrozenByOthers(t *testing.T) {
 	t.Parallel()
 	r := newRigOn(t, "btrfs")
@@ -100,7 +100,7 @@ func TestFrozenByOthers(t *testing.T) {
 	_, err = r.controller().CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: d.id})
 	r.refused(err, codes.FailedPrecondition, "thaw it first", d.staging)
 	if err := unix.IoctlSetInt(int(dir.Fd()), freezeOn, 0); err != unix.EBUSY {
-		t.Errorf("somebody else's freeze was ended: %v", err)
+		t.Errorf("a foreign freeze was thawed: %v", err)
 	}
 	testkit.Must(r, freeze.ThawPath(d.staging))
 	snap := d.snapshot("s")

@@ -23,14 +23,14 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// node is a host of plugins that does with a CSI driver what a kubelet does.
+// node is a plugin host that handles a CSI driver as a kubelet does.
 type node struct {
 	*watch.Host
 	t testing.TB
 
 	mu     sync.Mutex
 	calls  []string
-	refuse error // what Validate says
+	refuse error // the result of Validate
 }
 
 func newNode(t testing.TB, dir string) *node {
@@ -61,7 +61,7 @@ func (n *node) note(call string, p watch.Plugin) {
 	n.calls = append(n.calls, call+" "+p.Name)
 }
 
-func (n *node) said() string {
+func (n *node) callLog() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return strings.Join(n.calls, ", ")
@@ -79,8 +79,8 @@ func (n *node) Validate(_ context.Context, _ watch.Plugin) error {
 	return n.refuse
 }
 
-// Register asks the driver at once, as a kubelet does, and without patience:
-// who registers has to be served.
+// Register calls the driver immediately, as a kubelet does, and without
+// retries: a driver that registers has to serve.
 func (n *node) Register(ctx context.Context, p watch.Plugin) error {
 	conn, err := grpc.NewClient("unix://"+p.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -89,7 +89,7 @@ func (n *node) Register(ctx context.Context, p watch.Plugin) error {
 	defer conn.Close()
 	info, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 	if err != nil {
-		n.t.Errorf("NodeGetInfo of a driver that registers: %v", err)
+		n.t.Errorf("NodeGetInfo of a registering driver: %v", err)
 		return err
 	}
 	if info.GetNodeId() != nodeID || p.Versions[0] != "1.0.0" {
@@ -104,18 +104,18 @@ func (n *node) DeRegister(_ context.Context, p watch.Plugin) error {
 	return nil
 }
 
-// told is what cleat csi status prints for programs.
-type told struct {
+// statusOutput is the JSON output of cleat csi status.
+type statusOutput struct {
 	Ready        bool
 	Checks       map[string]string
 	Registration struct{ State, Reason, Error, Socket, Endpoint string }
 }
 
-// asked runs cleat csi status.
-func (r *rig) asked() told {
+// queryStatus runs cleat csi status.
+func (r *rig) queryStatus() statusOutput {
 	r.Helper()
 	out, err := r.status("-o", "json")
-	var s told
+	var s statusOutput
 	if err = errors.Join(err, json.Unmarshal([]byte(out), &s)); err != nil {
 		r.Fatalf("cleat csi status: %v: %s", err, out)
 	}
@@ -129,10 +129,10 @@ func (r *rig) status(args ...string) (string, error) {
 	return string(out), err
 }
 
-func (r *rig) hears(state string) told {
+func (r *rig) waitRegistration(state string) statusOutput {
 	r.Helper()
-	var s told
-	r.eventually("registration is "+state, func() bool { s = r.asked(); return s.Registration.State == state })
+	var s statusOutput
+	r.eventually("registration is "+state, func() bool { s = r.queryStatus(); return s.Registration.State == state })
 	return s
 }
 
@@ -143,8 +143,8 @@ func newRegistry(t *testing.T) string {
 	return dir
 }
 
-// TestRegistration: the driver registers itself, tells so truthfully, and is
-// deregistered when it ends.
+// TestRegistration: the driver registers itself, reports its registration, and
+// is deregistered when it stops.
 func TestRegistration(t *testing.T) {
 	t.Parallel()
 	dir := newRegistry(t)
@@ -156,64 +156,64 @@ func TestRegistration(t *testing.T) {
 	if p.Endpoint != r.process.Socket || p.Socket != filepath.Join(dir, "csi.cleat.dev-reg.sock") {
 		t.Errorf("registered: %+v", p)
 	}
-	s := r.hears("registered")
+	s := r.waitRegistration("registered")
 	if !s.Ready || s.Checks["registration"] != "ok" || s.Registration.Endpoint != r.process.Socket || s.Registration.Reason != "" {
 		t.Errorf("status %+v", s)
 	}
 	if out, err := r.status(); err != nil || !strings.Contains(out, "registered since") || !strings.Contains(out, "Ready          yes") {
 		t.Errorf("cleat csi status: %v\n%s", err, out)
 	}
-	testkit.Must(r, os.Remove(p.Socket)) // by somebody who cleans up
-	r.eventually("it is registered again", func() bool { return strings.Count(n.said(), "register csi") == 3 })
-	r.hears("registered")
+	testkit.Must(r, os.Remove(p.Socket)) // as by a clean-up script
+	r.eventually("registered again", func() bool { return strings.Count(n.callLog(), "register csi") == 3 })
+	r.waitRegistration("registered")
 	r.stop()
-	r.eventually("it is deregistered", func() bool { return strings.HasSuffix(n.said(), "deregister csi.cleat.dev") })
+	r.eventually("deregistered", func() bool { return strings.HasSuffix(n.callLog(), "deregister csi.cleat.dev") })
 	if left, err := os.ReadDir(dir); len(left) > 0 || err != nil {
-		t.Errorf("left in the registry: %v, %v", left, err)
+		t.Errorf("left over in the registry: %v, %v", left, err)
 	}
 	if out, err := r.status(); err == nil || !strings.Contains(out, "no cleat csi serves its status") {
-		t.Errorf("the status of nobody: %v: %s", err, out)
+		t.Errorf("status without a driver: %v: %s", err, out)
 	}
 	want := "register csi.cleat.dev, deregister csi.cleat.dev"
-	if got := n.said(); got != want+", "+want {
-		t.Errorf("the host did: %s", got)
+	if got := n.callLog(); got != want+", "+want {
+		t.Errorf("calls of the host: %s", got)
 	}
 }
 
-// TestRegistrationAfterAKill: the socket that a killed driver left is replaced,
-// and the host notices.
+// TestRegistrationAfterAKill: the socket of a killed driver is replaced, and
+// the host notices.
 func TestRegistrationAfterAKill(t *testing.T) {
 	t.Parallel()
 	dir := newRegistry(t)
 	n := newNode(t, dir)
 	r := newRig(t, "--registration-dir", dir)
-	r.hears("registered")
+	r.waitRegistration("registered")
 	r.kill()
 	if _, err := os.Lstat(filepath.Join(dir, "csi.cleat.dev-reg.sock")); err != nil {
-		t.Fatalf("the test wants a socket left behind: %v", err)
+		t.Fatalf("the killed driver left no socket: %v", err)
 	}
 	r.start()
-	r.hears("registered")
-	if got, want := n.said(), "register csi.cleat.dev, deregister csi.cleat.dev, register csi.cleat.dev"; got != want {
-		t.Errorf("the host did: %s", got)
+	r.waitRegistration("registered")
+	if got, want := n.callLog(), "register csi.cleat.dev, deregister csi.cleat.dev, register csi.cleat.dev"; got != want {
+		t.Errorf("calls of the host: %s", got)
 	}
 }
 
-// TestRefusedRegistration: the driver stays up, tells the host's own words, is
-// not ready, and is registered when the host thinks better of it.
+// TestRefusedRegistration: a refused driver stays up, is not ready, reports the
+// host's error, and is registered when the host accepts it.
 func TestRefusedRegistration(t *testing.T) {
 	t.Parallel()
 	dir := newRegistry(t)
 	n := newNode(t, dir)
-	n.refuses(errors.New("no room for it"))
+	n.refuses(errors.New("no slot for it"))
 	metrics := filepath.Join(t.TempDir(), "m", "metrics.sock")
 	r := newRig(t, "--registration-dir", dir, "--metrics-address", metrics)
-	s := r.hears("refused")
-	if s.Ready || !strings.Contains(s.Registration.Error, "no room for it") || !strings.Contains(s.Checks["registration"], "no room for it") {
+	s := r.waitRegistration("refused")
+	if s.Ready || !strings.Contains(s.Registration.Error, "no slot for it") || !strings.Contains(s.Checks["registration"], "no slot for it") {
 		t.Errorf("status %+v", s)
 	}
 	out, err := r.status()
-	if err != nil || !strings.Contains(out, "no: not registered") || !strings.Contains(out, "no room for it") {
+	if err != nil || !strings.Contains(out, "no: not registered") || !strings.Contains(out, "no slot for it") {
 		t.Errorf("cleat csi status: %v\n%s", err, out)
 	}
 	var ready struct{ Ready bool }
@@ -222,15 +222,15 @@ func TestRefusedRegistration(t *testing.T) {
 		t.Error("/readyz says ready")
 	}
 	n.refuses(nil)
-	r.hears("registered")
+	r.waitRegistration("registered")
 	testkit.Must(r, server.Ask(t.Context(), metrics, "/readyz", &ready))
 	if !ready.Ready || len(r.runs) != 1 {
 		t.Errorf("/readyz says ready: %v; %d starts", ready.Ready, len(r.runs))
 	}
 }
 
-// TestRegistrationBesideARegistrar: a registrar that runs beside the driver is
-// left alone, and followed.
+// TestRegistrationBesideARegistrar: a registrar that runs beside the driver
+// keeps the registration, and the driver takes over when it stops.
 func TestRegistrationBesideARegistrar(t *testing.T) {
 	t.Parallel()
 	dir := newRegistry(t)
@@ -238,34 +238,35 @@ func TestRegistrationBesideARegistrar(t *testing.T) {
 	other := testkit.Value(net.Listen("unix", path))(t)
 	defer other.Close()
 	r := newRig(t, "--registration-dir", dir)
-	s := r.hears("yielding")
+	s := r.waitRegistration("yielding")
 	if want := fmt.Sprintf("(process %d)", os.Getpid()); s.Ready || !strings.Contains(s.Registration.Reason, want) {
 		t.Errorf("status %+v", s)
 	}
 	testkit.Must(t, other.Close()) // removes the socket
-	r.hears("waiting")
+	r.waitRegistration("waiting")
 	newNode(t, dir)
-	r.hears("registered")
+	r.waitRegistration("registered")
 }
 
-// TestRegistrationWithoutADirectory: the driver serves, says what is missing,
-// and makes nothing itself; the endpoint may be another on the host.
+// TestRegistrationWithoutADirectory: the driver serves, reports the missing
+// directory, and does not create it. The endpoint can have another path on the
+// host.
 func TestRegistrationWithoutADirectory(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "plugins_registry")
 	r := newRig(t, "--registration-dir", dir, "--registration-endpoint", "unix:///var/lib/kubelet/plugins/csi.cleat.dev/csi.sock")
-	s := r.hears("absent")
+	s := r.waitRegistration("absent")
 	if s.Ready || s.Registration.Endpoint != "/var/lib/kubelet/plugins/csi.cleat.dev/csi.sock" {
 		t.Errorf("status %+v", s)
 	}
-	r.eventually("what is missing is named", func() bool {
-		return strings.Contains(r.asked().Registration.Reason, "the directory "+dir+" does not exist")
+	r.eventually("the missing directory is reported", func() bool {
+		return strings.Contains(r.queryStatus().Registration.Reason, "the directory "+dir+" does not exist")
 	})
 	if _, err := os.Lstat(dir); err == nil {
-		t.Error("it made the host's directory")
+		t.Error("the driver created the host's directory")
 	}
 	testkit.Must(r, os.Mkdir(dir, 0o750))
-	r.hears("waiting")
+	r.waitRegistration("waiting")
 }
 
 func TestBadRegistration(t *testing.T) {

@@ -23,8 +23,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// workload writes durably, again and again, and knows how long the longest
-// write took.
+// workload writes durably in a loop, and records the duration of the longest
+// write.
 type workload struct {
 	path    string
 	writes  atomic.Int64
@@ -36,8 +36,8 @@ type workload struct {
 // workloadBlocks is how many blocks of 4096 bytes a workload writes in turn.
 const workloadBlocks = 64
 
-// work begins a workload on a published volume, which ends with the test at
-// the latest.
+// work starts a workload on a published volume, until the test ends at the
+// latest.
 func (d *disk) work() *workload {
 	d.Helper()
 	ctx, stop := context.WithCancel(context.WithoutCancel(d.Context()))
@@ -53,7 +53,7 @@ func (d *disk) work() *workload {
 			w.writes.Add(1)
 			select {
 			case <-ctx.Done():
-			case <-time.After(2 * time.Millisecond): // it is not the speed that is tested
+			case <-time.After(2 * time.Millisecond): // speed is not tested
 			}
 		}
 		w.ended <- nil
@@ -62,15 +62,16 @@ func (d *disk) work() *workload {
 	return w
 }
 
-// end wants a workload to have never failed, and its last writes to be there.
+// end checks that no write of a workload failed and that its last writes are
+// present.
 func (w *workload) end(r *rig) {
 	r.Helper()
 	w.stop()
 	if err := <-w.ended; err != nil {
-		r.Errorf("the workload noticed: %v", err)
+		r.Errorf("the workload failed: %v", err)
 	}
 	if w.writes.Load() == 0 {
-		r.Error("the workload wrote nothing, so it proves nothing")
+		r.Error("the workload wrote nothing")
 	}
 	f := testkit.Value(os.Open(w.path))(r)
 	defer f.Close()
@@ -83,8 +84,8 @@ func (w *workload) end(r *rig) {
 	}
 }
 
-// TestRestart: a workload never notices that the driver was stopped, killed and
-// started again below it, and everything is known afterwards.
+// TestRestart: a workload does not notice that the driver is stopped, killed
+// and restarted, and the new driver knows all volumes.
 func TestRestart(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -103,7 +104,7 @@ func TestRestart(t *testing.T) {
 		end()
 		r.start()
 		for _, d := range disks {
-			testkit.Must(r, errors.Join(d.stage(), d.publish())) // both are there
+			testkit.Must(r, errors.Join(d.stage(), d.publish())) // both exist
 			d.healthy()
 		}
 		testkit.Must(r, inline.publish())
@@ -116,12 +117,12 @@ func TestRestart(t *testing.T) {
 	testkit.Must(r, inline.unpublish())
 }
 
-// TestReboot: of an earlier boot only the records are left. What was there can
-// be made again, or cleaned up after, whichever is asked for.
+// TestReboot: after a reboot only records are left. Volumes can be staged and
+// published again, or cleaned up.
 func TestReboot(t *testing.T) {
 	t.Parallel()
 	for _, again := range []bool{false, true} {
-		t.Run(fmt.Sprint("made again ", again), func(t *testing.T) {
+		t.Run(fmt.Sprint("restaged ", again), func(t *testing.T) {
 			r := newRig(t)
 			fs, raw := r.create("fs", mounted("ext4")).attach(), r.create("raw", block()).attach()
 			fs.writeFile("x", 1, 4096)
@@ -135,7 +136,7 @@ func TestReboot(t *testing.T) {
 				if answer != nil {
 					t.Errorf("stats of what is not mounted: %v", answer)
 				}
-				d.healthy() // a reboot is no illness
+				d.healthy() // a reboot is not an abnormal condition
 			}
 			if again {
 				r.refused(fs.publish(), codes.FailedPrecondition, "stage it again")
@@ -150,8 +151,8 @@ func TestReboot(t *testing.T) {
 	}
 }
 
-// reboot makes the machine look as after one: no mount, no device, and records
-// of another boot. What the targets were made of stays.
+// reboot simulates a reboot: no mounts, no devices, and records of another
+// boot. Target files and directories stay.
 func (r *rig) reboot(disks ...*disk) {
 	r.Helper()
 	for _, d := range disks {
@@ -189,13 +190,13 @@ func (r *rig) reboot(disks ...*disk) {
 	}
 }
 
-// TestDrain: a call that runs when the driver is told to end gets its answer,
-// later ones are turned away, and the exit is clean.
+// TestDrain: a call in progress when the driver is stopped gets its answer,
+// later ones are refused, and the exit is clean.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	d := r.create("slow", mounted("ext4"))
-	// Whoever holds this lock is about to copy the file, and a stage waits.
+	// The holder of this lock is about to copy the file, and a stage waits.
 	f := testkit.Value(os.Open(filepath.Join(r.pool, "volumes", d.id)))(r)
 	defer f.Close()
 	for !r.drains(d, f) {
@@ -204,19 +205,19 @@ func TestDrain(t *testing.T) {
 	}
 	r.process = nil
 	r.start()
-	testkit.Must(r, d.publish()) // it was staged indeed
+	testkit.Must(r, d.publish()) // the volume was staged
 	d.drop()
 }
 
-// drains stops the driver while a stage waits for the lock of a file, and reports
-// whether that was over before the stage gave up waiting, after 3 s.
+// drains stops the driver while a stage waits for a file's lock, and reports
+// whether the stage ended before its 3 s timeout.
 func (r *rig) drains(d *disk, f *os.File) bool {
 	r.Helper()
 	testkit.Must(r, flock.Try(f))
 	began := time.Now()
 	staged := make(chan error, 1)
 	go func() { staged <- d.stage() }()
-	r.eventually("the stage is under way", func() bool {
+	r.eventually("the stage is in progress", func() bool {
 		return strings.Contains(r.scrape(r.dir+"/csi-state/status.sock", "/status", http.StatusOK), "node-volume:"+d.id)
 	})
 	p := r.process
@@ -233,7 +234,7 @@ func (r *rig) drains(d *disk, f *os.File) bool {
 		return false
 	}
 	if early > 0 {
-		r.Error("driver or call ended before their time")
+		r.Error("driver or call ended early")
 	}
 	if err := errors.Join(stageErr, stopErr); err != nil {
 		r.Errorf("drained: %v\n%s", err, p.Log.String())
@@ -241,8 +242,8 @@ func (r *rig) drains(d *disk, f *os.File) bool {
 	return true
 }
 
-// TestDrainCopy: a copy in the background does not keep the driver from ending,
-// and the next one goes on with it.
+// TestDrainCopy: a background copy does not delay the driver's exit, and the
+// next driver continues it.
 func TestDrainCopy(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -255,23 +256,23 @@ func TestDrainCopy(t *testing.T) {
 	testkit.Must(r, f.Close())
 	snap := d.snapshot("copied")
 	if snap.GetReadyToUse() {
-		t.Error("a copy of so many pieces was done at once, so this proves nothing")
+		t.Error("the copy ended at once: the test is not valid")
 	}
-	r.stop() // fails when the driver does not end within its own bound
+	r.stop() // fails when the driver exceeds its own bound
 	r.start()
 	r.untilReady(snap.GetSnapshotId())
 	back := r.create("back", block(), sourced(fromSnapshot(snap.GetSnapshotId()), d.size)).attach()
 	d.attach()
 	if back.sum() != d.sum() {
-		t.Error("the copy that was cut off differs from its source")
+		t.Error("the interrupted copy differs from its source")
 	}
 	back.drop()
 	d.drop()
 	r.dropSnapshots(snap.GetSnapshotId())
 }
 
-// TestCallDuringCopy: a call that waits for a copy gives up with its caller, and
-// the copy goes on for the next who asks.
+// TestCallDuringCopy: a call that waits for a copy ends with its deadline, and
+// the copy continues for the next call.
 func TestCallDuringCopy(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -288,7 +289,7 @@ func TestCallDuringCopy(t *testing.T) {
 	_, err = r.controller().CreateVolume(ctx, q)
 	cancel()
 	if c := status.Code(err); c != codes.DeadlineExceeded && c != codes.OK {
-		t.Errorf("a call that ran out of time came to %v", err)
+		t.Errorf("a call past its deadline returned %v", err)
 	}
 	answer := testkit.Value(r.controller().CreateVolume(t.Context(), q))(r)
 	clone := r.disk(answer.GetVolume(), "clone", block()).attach()

@@ -1,6 +1,6 @@
-// Package csi_test meets cleat csi as a process over its socket, with the plain
-// client of CSI: as an orchestrator would, as an adversary would, and on a
-// machine where things break.
+// Package csi_test tests cleat csi as a process over its socket, with a plain
+// CSI client: as an orchestrator, as an adversary, and on a machine with
+// faults.
 package csi_test
 
 import (
@@ -27,12 +27,11 @@ const (
 	nodeID = "node-1"
 )
 
-// atOnce keeps the race detector from waiting a second at every end.
+// atOnce keeps the race detector from sleeping a second at every exit.
 const atOnce = "GORACE=atexit_sleep_ms=0"
 
-// cleat is the program under test, built once: with the race detector, so that
-// every test here also looks for races, and with crash points, which do nothing
-// until a test arms one.
+// cleat is the program under test, built once: with the race detector, and with
+// crash points, which are inert until a test arms one.
 var cleat string
 
 func TestMain(m *testing.M) {
@@ -42,25 +41,24 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// rig is a running driver with what it needs to be started again.
+// rig is a driver with everything needed to restart it.
 type rig struct {
 	testing.TB
-	process *driver.Process // nil when it does not run
-	dir     string          // everything of the test lies below it
+	process *driver.Process // nil when stopped
+	dir     string          // contains all files of the test
 	name    string
 	pool    string
-	program string // cleat, or what starts it
+	program string // cleat, or a wrapper
 	flags   []string
 	runs    []*driver.Process // all that were started
 }
 
-// reflinkPool makes the pool in an image of its own, on XFS; without it the
-// pool is a directory of the machine's file system, which is taken to be one
-// that cannot share blocks.
+// reflinkPool creates the pool in its own XFS image; without it the pool is a
+// directory of the machine's file system, assumed to have no reflinks.
 var reflinkPool = []string{"--pool-image", "2GiB", "--overprovision-ratio", "20"}
 
-// newRig starts a driver on a pool of its own until the test ends, which it
-// does with exit code 0, no race found, and nothing left behind.
+// newRig starts a driver on its own pool until the test ends. The driver must
+// exit with code 0, without a race, and leave nothing.
 func newRig(t testing.TB, flags ...string) *rig {
 	t.Helper()
 	r := makeRig(t, "csi", t.TempDir(), flags...)
@@ -77,8 +75,8 @@ func makeRig(t testing.TB, name, dir string, flags ...string) *rig {
 	return r
 }
 
-// newRigOn is newRig with the pool on a file system of its own, which is made
-// with few writes and lives as long as the test.
+// newRigOn is newRig with the pool on its own file system, which exists as long
+// as the test.
 func newRigOn(t testing.TB, kind mkfs.Type, flags ...string) *rig {
 	t.Helper()
 	dir := t.TempDir()
@@ -94,7 +92,7 @@ func (r *rig) start(env ...string) {
 	r.process, r.runs = p, append(r.runs, p)
 }
 
-// stop ends the driver as a node does that drains it.
+// stop stops the driver as a node drain does.
 func (r *rig) stop() {
 	r.Helper()
 	if r.process == nil {
@@ -106,7 +104,7 @@ func (r *rig) stop() {
 	r.process = nil
 }
 
-// kill ends the driver as the kernel does when memory is short.
+// kill kills the driver as the kernel's OOM killer does.
 func (r *rig) kill() {
 	r.Helper()
 	testkit.Must(r, r.process.Kill())
@@ -123,13 +121,13 @@ func (r *rig) end() {
 		}
 	}
 	for _, line := range r.left() {
-		r.Errorf("left behind: %s", line)
+		r.Errorf("left over: %s", line)
 	}
 	driver.Sweep(r, r.dir)
 }
 
-// left lists what of volumes the kernel still has; the file system of the pool
-// itself stays mounted for the next start.
+// left lists mounts and devices of volumes; the pool's own file system stays
+// mounted for the next start.
 func (r *rig) left() []string {
 	return slices.DeleteFunc(driver.Left(context.WithoutCancel(r.Context()), r.dir), func(line string) bool {
 		return line == "mount "+r.pool || strings.HasSuffix(line, " on "+r.pool+".img") || strings.HasSuffix(line, " on "+r.pool+".image")
@@ -144,7 +142,7 @@ func (r *rig) metadata() csi.SnapshotMetadataClient {
 	return csi.NewSnapshotMetadataClient(r.process.Conn)
 }
 
-// refused wants an error of the code whose message holds the words.
+// refused wants an error of the code whose message contains the words.
 func (r *rig) refused(err error, code codes.Code, words ...string) {
 	r.Helper()
 	if status.Code(err) != code {
@@ -158,7 +156,7 @@ func (r *rig) refused(err error, code codes.Code, words ...string) {
 	}
 }
 
-// eventually asks until it is so: for what has no event to wait for.
+// eventually polls a condition that has no event to wait for.
 func (r *rig) eventually(what string, so func() bool) {
 	r.Helper()
 	deadline := time.After(time.Minute)
@@ -168,13 +166,13 @@ func (r *rig) eventually(what string, so func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			r.Fatalf("it did not come to that in time: %s", what)
+			r.Fatalf("not in time: %s", what)
 		}
 	}
 }
 
-// detachAll waits until no device is bound to a volume any more, and detaches
-// those that do not go by themselves.
+// detachAll waits until no device is bound to a volume, and detaches those that
+// stay.
 func (r *rig) detachAll() {
 	r.Helper()
 	devices := testkit.Value(loop.List(r.Context()))(r)
@@ -192,6 +190,6 @@ func (r *rig) sub(t *testing.T, name string, f func(r *rig)) {
 		inner := *r
 		inner.TB = t
 		f(&inner)
-		r.process, r.runs = inner.process, inner.runs // it may have been started again
+		r.process, r.runs = inner.process, inner.runs // f can have restarted the driver
 	})
 }

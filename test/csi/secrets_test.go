@@ -20,8 +20,8 @@ func secretly[Q proto.Message, A any](r *rig, call func(context.Context, Q, ...g
 	return answer
 }
 
-// TestSecrets: calls that go well leave no trace of their secrets either, be it
-// in the most talkative log, in records, in files or in arguments.
+// TestSecrets: successful calls leave no secrets in the debug log, records,
+// files or process arguments.
 func TestSecrets(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, "--controller-publish")
@@ -32,7 +32,7 @@ func TestSecrets(t *testing.T) {
 	d := r.disk(v, "secret", c)
 	d.grant = secretly(r, r.controller().ControllerPublishVolume, &csi.ControllerPublishVolumeRequest{
 		VolumeId: d.id, NodeId: nodeID, VolumeCapability: c, VolumeContext: d.context}).GetPublishContext()
-	for range 2 { // the second time what is there is compared
+	for range 2 { // the second call compares with the existing state
 		secretly(r, r.node().NodeStageVolume, d.stageRequest())
 		secretly(r, r.node().NodePublishVolume, d.publishRequest())
 	}
@@ -55,11 +55,11 @@ func TestSecrets(t *testing.T) {
 	r.stop()
 	checkNoSecret(t, r)
 	if !strings.Contains(p.Log.String(), `"msg":"call started"`) {
-		t.Error("the log shows no requests, so it proves nothing")
+		t.Error("the log contains no requests: the test is not valid")
 	}
 }
 
-// untilReady waits for the copy behind a snapshot.
+// untilReady waits for a snapshot's background copy.
 func (r *rig) untilReady(id string) {
 	r.Helper()
 	r.eventually("snapshot "+id+" is ready", func() bool {

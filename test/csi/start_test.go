@@ -18,8 +18,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// failsToStart runs cleat csi with these arguments alone and wants it to end by
-// itself, with one line that holds the words.
+// failsToStart runs cleat csi with the arguments and wants it to fail with one
+// line that contains the words.
 func failsToStart(t *testing.T, env, args []string, words ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -37,11 +37,11 @@ func failsToStart(t *testing.T, env, args []string, words ...string) {
 		}
 	}
 	if lines := strings.Count(strings.TrimSpace(text), "\n"); lines > 2 || strings.Contains(text, "goroutine") || strings.Contains(text, "Usage:") {
-		t.Errorf("%q: that is more than a clear line: %s", args, text)
+		t.Errorf("%q: more than one line: %s", args, text)
 	}
 }
 
-// TestBadStart: what cannot work is refused before anything is served, with a
+// TestBadStart: an invalid setting is refused before anything is served, with a
 // line that names the setting.
 func TestBadStart(t *testing.T) {
 	t.Parallel()
@@ -90,7 +90,7 @@ func TestBadStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) { failsToStart(t, c.env, c.args, c.words...) })
 	}
 	if left, _ := os.ReadDir(dir + "/s"); len(left) > 0 {
-		t.Errorf("starts that failed left %v beside the socket", left)
+		t.Errorf("failed starts left %v beside the socket", left)
 	}
 }
 
@@ -101,7 +101,7 @@ func busyPort(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// TestTwoDrivers: neither a pool nor a socket nor a store has two owners.
+// TestTwoDrivers: a pool, a socket and a store each have one owner.
 func TestTwoDrivers(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -113,15 +113,15 @@ func TestTwoDrivers(t *testing.T) {
 	testkit.Value(r.identity().Probe(t.Context(), &csi.ProbeRequest{}))(r)
 }
 
-// TestStaleSocket: what a killed driver left is replaced, and what is no socket
-// is left alone.
+// TestStaleSocket: the socket of a killed driver is replaced; a path that is
+// not a socket is left alone.
 func TestStaleSocket(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	socket := r.process.Socket
 	r.kill()
 	if _, err := os.Stat(socket); err != nil {
-		t.Fatalf("the test wants a socket left behind: %v", err)
+		t.Fatalf("the killed driver left no socket: %v", err)
 	}
 	r.start()
 	info := testkit.Value(os.Stat(socket))(t)
@@ -134,7 +134,7 @@ func TestStaleSocket(t *testing.T) {
 	}
 	r.stop()
 	if _, err := os.Stat(socket); err == nil {
-		t.Error("the socket is still there after the end")
+		t.Error("the socket still exists after the stop")
 	}
 	testkit.Must(t, os.WriteFile(socket, []byte("precious"), 0o600))
 	failsToStart(t, nil, []string{"--pool", r.pool, "--state-dir", r.dir + "/csi-state", "--endpoint", "unix://" + socket}, "not a socket")
@@ -143,8 +143,8 @@ func TestStaleSocket(t *testing.T) {
 	}
 }
 
-// TestWhereSettingsComeFrom: a flag wins over the environment, that over the
-// file, and CLEAT_ENDPOINT over CSI_ENDPOINT.
+// TestWhereSettingsComeFrom: flags override the environment, which overrides
+// the file; CLEAT_ENDPOINT overrides CSI_ENDPOINT.
 func TestWhereSettingsComeFrom(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -174,7 +174,7 @@ func TestWhereSettingsComeFrom(t *testing.T) {
 	}
 }
 
-// nodeInfo starts a driver, asks it at a socket who it is, and ends it.
+// nodeInfo starts a driver, calls NodeGetInfo at a socket, and stops it.
 func nodeInfo(t *testing.T, env, args []string, socket string) *csi.NodeGetInfoResponse {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), cleat, append([]string{"csi"}, args...)...)

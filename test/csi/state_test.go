@@ -20,9 +20,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// state is a text of all that a driver keeps: the names and sizes of files, the
-// records in every store, and what the kernel has. Equal texts mean that
-// nothing changed.
+// state returns a text of a driver's whole state: names and sizes of files, the
+// records of every store, and the kernel's mounts and devices. Equal texts mean
+// that nothing changed.
 func (r *rig) state(t *testing.T) string {
 	t.Helper()
 	var out strings.Builder
@@ -38,8 +38,8 @@ func (r *rig) state(t *testing.T) string {
 	return out.String()
 }
 
-// walk shows every file of the test but the image of the pool, whose content
-// is shown as the pool.
+// walk visits every file of the test except the pool's image, whose content is
+// visited as the pool.
 func (r *rig) walk(t *testing.T, show func(path string, info fs.FileInfo)) {
 	t.Helper()
 	testkit.Must(t, filepath.WalkDir(r.dir, func(path string, e fs.DirEntry, err error) error {
@@ -54,8 +54,8 @@ func (r *rig) walk(t *testing.T, show func(path string, info fs.FileInfo)) {
 	}))
 }
 
-// records lists what a store holds. Its owner has it locked, so a copy of its
-// data is read, which needs no disk.
+// records lists a store's contents. Its owner has locked the store, so a copy
+// in memory is read.
 func records(t testing.TB, path string) string {
 	t.Helper()
 	db := testkit.Value(bbolt.Open(inMemory(t, path), 0o600, &bbolt.Options{ReadOnly: true}))(t)
@@ -72,7 +72,8 @@ func records(t testing.TB, path string) string {
 	return out.String()
 }
 
-// inMemory copies what a file has written, and returns a path to the copy.
+// inMemory copies the allocated parts of a file, and returns a path to the
+// copy.
 func inMemory(t testing.TB, path string) string {
 	t.Helper()
 	from := testkit.Value(os.Open(path))(t)
@@ -99,10 +100,9 @@ func inMemory(t testing.TB, path string) string {
 	return fmt.Sprintf("/proc/self/fd/%d", to.Fd())
 }
 
-// treeHash lists the digests of all files that only their owner's calls change:
-// volumes, snapshots, and what lies in mounted volumes. What a mounted volume
-// has on disk changes by the kernel's own work, and records are compared by
-// content elsewhere.
+// treeHash lists the digests of files that only their owner's calls change:
+// volumes, snapshots, and files in mounted volumes. A mounted volume's image
+// changes by kernel writeback, and records are compared elsewhere.
 func treeHash(t *testing.T, dir string) string {
 	t.Helper()
 	var out strings.Builder
@@ -136,9 +136,8 @@ func inUse(path string) bool {
 	return false
 }
 
-// watchArguments looks at the arguments of everything that a process starts,
-// until the function that it returns is called; that returns what held the
-// marker.
+// watchArguments inspects the arguments of all child processes until end is
+// called; end returns those that contain the marker.
 func watchArguments(t *testing.T, pid int) (end func() string) {
 	t.Helper()
 	stop, found := make(chan struct{}), make(chan string, 1)
@@ -168,11 +167,11 @@ func watchArguments(t *testing.T, pid int) (end func() string) {
 	}
 }
 
-// children are the processes that a process has started.
+// children returns the processes that a process has started.
 func children(pid int) (all []int) {
 	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, list := range lists {
-		text, _ := os.ReadFile(list) // a thread may be gone
+		text, _ := os.ReadFile(list) // the thread might be gone
 		for word := range strings.FieldsSeq(string(text)) {
 			if child, err := strconv.Atoi(word); err == nil {
 				all = append(all, child)
@@ -182,13 +181,13 @@ func children(pid int) (all []int) {
 	return all
 }
 
-// checkNoSecret looks for the marker in all that a driver has said and written.
+// checkNoSecret searches the driver's log and files for the marker.
 func checkNoSecret(t *testing.T, r *rig) {
 	t.Helper()
 	for _, p := range r.runs {
 		for line := range strings.Lines(p.Log.String()) {
 			if strings.Contains(line, marker) {
-				t.Errorf("the log tells the secret: %s", line)
+				t.Errorf("the log contains the secret: %s", line)
 			}
 		}
 	}
@@ -198,7 +197,7 @@ func checkNoSecret(t *testing.T, r *rig) {
 		}
 		data, err := os.ReadFile(path)
 		if strings.Contains(string(data), marker) {
-			t.Errorf("%s holds the secret", path)
+			t.Errorf("%s contains the secret", path)
 		}
 		return err
 	}))

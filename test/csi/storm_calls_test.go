@@ -58,7 +58,7 @@ func (c *client) unstage(d *disk) {
 	})
 }
 
-// snapshot cuts, restores or deletes.
+// snapshot creates, restores or deletes a snapshot.
 func (c *client) snapshot(d *disk) {
 	name := fmt.Sprint("snap-", c.rand.IntN(3), "-of-", d.name)
 	c.mu.Lock()
@@ -77,7 +77,7 @@ func (c *client) snapshot(d *disk) {
 	case 1:
 		c.restore(d, id)
 	default:
-		// Cut of an earlier volume of that name, it exists in another way.
+		// A snapshot of an earlier volume of that name differs.
 		c.call("CreateSnapshot", []string{d.id, name}, []codes.Code{codes.NotFound, codes.AlreadyExists}, func(ctx context.Context) error {
 			answer, err := controller.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: d.id})
 			if err == nil {
@@ -90,7 +90,7 @@ func (c *client) snapshot(d *disk) {
 	}
 }
 
-// restore makes a volume from a snapshot, or from its source.
+// restore creates a volume from a snapshot, or from its source.
 func (c *client) restore(d *disk, snapshot string) {
 	source := fromVolume(d.id)
 	if snapshot != "" {
@@ -108,7 +108,7 @@ func (c *client) restore(d *disk, snapshot string) {
 	})
 }
 
-// group cuts two volumes, or takes the group away.
+// group creates or deletes a group snapshot of two volumes.
 func (c *client) group(d *disk) {
 	c.mu.Lock()
 	other, known := c.volumes["shared-0"], c.groups[d.name]
@@ -144,7 +144,7 @@ func (c *client) group(d *disk) {
 	})
 }
 
-// look makes calls that only ask, or change little.
+// look makes calls that read, or change little.
 func (c *client) look(d *disk, n int) {
 	controller, node := csi.NewControllerClient(c.conn), csi.NewNodeClient(c.conn)
 	if n%2 == 0 {

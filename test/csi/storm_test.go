@@ -26,12 +26,12 @@ import (
 const (
 	stormClients = 64
 	stormTime    = 6 * time.Second
-	stormMost    = 3 * time.Minute // where calls take so long that few are made
+	stormMost    = 3 * time.Minute // where calls are slow and few are made
 	answerWithin = 2 * time.Minute
 )
 
-// storm is 64 clients that know nothing of each other and want the same few
-// volumes, and some that keep to themselves.
+// storm is 64 clients that use the same few volumes without coordination, and
+// some clients with volumes of their own.
 type storm struct {
 	*rig
 	mu        sync.Mutex
@@ -42,8 +42,9 @@ type storm struct {
 	latest    time.Time
 }
 
-// TestStorm: whatever overlaps, every call is answered in time with a code that
-// fits, nothing is made twice, and everything can be taken down afterwards.
+// TestStorm: under overlapping calls every call is answered in time with an
+// allowed code, nothing is created twice, and everything can be deleted
+// afterwards.
 func TestStorm(t *testing.T) {
 	r := newRig(t, append(slices.Clone(reflinkPool), "--log-level", "info")...)
 	s := &storm{rig: r, volumes: map[string]*csi.Volume{}, snapshots: map[string]string{},
@@ -67,14 +68,14 @@ func TestStorm(t *testing.T) {
 	for _, call := range slices.Sorted(maps.Keys(s.answers)) {
 		t.Logf("%-28s %v", call, s.answers[call])
 		if s.answers[call][codes.OK] == 0 {
-			t.Errorf("%s never succeeded, so nothing is proved about it", call)
+			t.Errorf("%s never succeeded", call)
 		}
 	}
 	s.takeDown()
 }
 
-// goesOn is so while ctx lasts, and then until something of every kind that was
-// tried has succeeded.
+// goesOn returns true until ctx ends and every kind of call that was tried has
+// succeeded.
 func (s *storm) goesOn(ctx context.Context) bool {
 	if s.Failed() || time.Now().After(s.latest) {
 		return false
@@ -89,7 +90,7 @@ func (s *storm) goesOn(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// sameName: many who ask at once for one name get one volume.
+// sameName: concurrent creates of one name return one volume.
 func sameName(r *rig) {
 	ids := make([]string, stormClients)
 	var all sync.WaitGroup
@@ -104,7 +105,7 @@ func sameName(r *rig) {
 	}
 	all.Wait()
 	if slices.Sort(ids); ids[0] == "" || ids[0] != ids[len(ids)-1] {
-		r.Errorf("one name became %v", slices.Compact(ids))
+		r.Errorf("one name, several volumes: %v", slices.Compact(ids))
 	}
 	d := r.disk(&csi.Volume{VolumeId: ids[0]}, "same", mounted("ext4"))
 	for range stormClients {
@@ -117,7 +118,7 @@ func sameName(r *rig) {
 	all.Wait()
 }
 
-// client is one of the 64, with a connection of its own.
+// client is one of the 64, with its own connection.
 type client struct {
 	*storm
 	rand *rand.Rand
@@ -133,8 +134,8 @@ func (s *storm) client(number int) *client {
 	return &client{storm: s, rand: rand.New(rand.NewPCG(uint64(number), 64)), conn: conn}
 }
 
-// call makes one call. Its answer must come in time and be OK or one of the
-// codes; being told to come again must be about an object of this very call.
+// call makes one call. It must return in time with OK or one of the codes;
+// ABORTED must name an object of this call.
 func (c *client) call(what string, objects []string, fits []codes.Code, do func(ctx context.Context) error) bool {
 	ctx, cancel := context.WithTimeout(c.Context(), answerWithin)
 	defer cancel()
@@ -151,15 +152,15 @@ func (c *client) call(what string, objects []string, fits []codes.Code, do func(
 		return true
 	case code == codes.Aborted:
 		if !slices.ContainsFunc(objects, func(o string) bool { return strings.Contains(err.Error(), o) }) {
-			c.Errorf("%s of %q is told to come again for the sake of something else: %v", what, objects, err)
+			c.Errorf("%s of %q was aborted because of another object: %v", what, objects, err)
 		}
 	case !slices.Contains(fits, code):
-		c.Errorf("%s of %q came to %v", what, objects, err)
+		c.Errorf("%s of %q returned %v", what, objects, err)
 	}
 	return false
 }
 
-// step makes one call on what everybody works on.
+// step makes one call on the shared volumes.
 func (c *client) step() {
 	name := fmt.Sprint("shared-", c.rand.IntN(5))
 	c.mu.Lock()
@@ -202,7 +203,7 @@ func stormCapability(name string) *csi.VolumeCapability {
 	return withMode(mounted("ext4"), multiWriter)
 }
 
-// bystander works on a volume of its own, and nobody may be in its way.
+// bystander uses its own volume; no other client is allowed to disturb it.
 func (s *storm) bystander(ctx context.Context, number int) {
 	name := fmt.Sprint("own-", number)
 	r := *s.rig
@@ -217,14 +218,15 @@ func (s *storm) bystander(ctx context.Context, number int) {
 		_ = os.Mkdir(d.staging, 0o750)
 		for _, step := range []func() error{d.stage, d.publish, d.unpublish, d.unstage, d.remove} {
 			if err := step(); err != nil {
-				s.Errorf("%s, which nobody else uses: %v", name, err)
+				s.Errorf("%s, which no other client uses: %v", name, err)
 				return
 			}
 		}
 	}
 }
 
-// takeDown removes everything by its listed ids, and wants the pool empty.
+// takeDown deletes everything by its listed ids, and checks that the pool is
+// empty.
 func (s *storm) takeDown() {
 	for name := range s.volumes {
 		home := fmt.Sprint(s.dir, "/storm/", name)
@@ -239,7 +241,7 @@ func (s *storm) takeDown() {
 	}
 	var errs []error
 	if n := len(s.listed()); n > 5+15 {
-		s.Errorf("%d volumes are there, more than there are names", n)
+		s.Errorf("%d volumes exist, more than names", n)
 	}
 	for _, e := range s.listed() {
 		errs = append(errs, (&disk{rig: s.rig, id: e.GetVolume().GetVolumeId()}).remove())
@@ -260,7 +262,7 @@ func (s *storm) takeDown() {
 	for _, dir := range []string{"volumes", "snapshots", "incoming"} {
 		files, err := os.ReadDir(s.pool + "/" + dir)
 		if err != nil || len(files) > 0 {
-			s.Errorf("left in the pool's %s: %v, %v", dir, files, err)
+			s.Errorf("left over in the pool's %s: %v, %v", dir, files, err)
 		}
 	}
 }
@@ -271,9 +273,9 @@ func (s *storm) listed() []*csi.ListVolumesResponse_Entry {
 	return answer.GetEntries()
 }
 
-// TestCutWhileUnmounting: a mount that goes away just when it is to be frozen is
-// no reason to refuse a snapshot.
-func TestCutWhileUnmounting(t *testing.T) {
+// TestSnapshotWhileUnmounting: a volume that is unmounted just before the
+// freeze is no reason to refuse a snapshot.
+func TestSnapshotWhileUnmounting(t *testing.T) {
 	t.Parallel()
 	r := newRigOn(t, mkfs.Btrfs)
 	var disks []*disk
@@ -294,18 +296,18 @@ func TestCutWhileUnmounting(t *testing.T) {
 			}
 		})
 	}
-	cuts := 0
-	for ; ctx.Err() == nil && !t.Failed(); cuts++ {
-		q.Name = fmt.Sprint("cut-", cuts)
+	taken := 0
+	for ; ctx.Err() == nil && !t.Failed(); taken++ {
+		q.Name = fmt.Sprint("snapshot-", taken)
 		answer, err := r.groups().CreateVolumeGroupSnapshot(t.Context(), q)
 		if err != nil {
-			t.Errorf("cut %d: %v", cuts, err)
+			t.Errorf("snapshot %d: %v", taken, err)
 			break
 		}
 		r.dropGroup(answer.GetGroupSnapshot())
 	}
 	all.Wait()
-	t.Logf("%d cuts of 3 volumes that come and go", cuts)
+	t.Logf("%d group snapshots of 3 volumes during stage and unstage", taken)
 	for _, d := range disks {
 		testkit.Must(r, d.remove())
 	}

@@ -21,7 +21,7 @@ import (
 	"github.com/cleatproject/cleat/test/tree"
 )
 
-// release is a program under test, and the source that it was built from.
+// release is a program under test and its source.
 type release struct{ name, source, program string }
 
 // releases returns the release of this tree and the one before.
@@ -44,8 +44,8 @@ func releases(t *testing.T) (current, previous release) {
 	return release{"current", root, cleat}, previous
 }
 
-// TestUpgrade starts the driver of this tree on what the previous release left, and
-// the other way round.
+// TestUpgrade starts the driver of this tree on the state of the previous
+// release, and vice versa.
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
 	current, previous := releases(t)
@@ -61,8 +61,8 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// testTakeover switches from the first release to the second and back. Volumes of
-// every kind are taken over as they are, and nobody who uses them notices.
+// testTakeover switches from the first release to the second and back. Volumes
+// of every kind are taken over unchanged, and their users do not notice.
 func testTakeover(t *testing.T, first, second release) {
 	dir := t.TempDir()
 	r := makeRig(t, "csi", dir, slices.Concat(reflinkPool, addonsFlags(dir))...)
@@ -99,9 +99,9 @@ func testTakeover(t *testing.T, first, second release) {
 	}
 }
 
-// inKernel is what the kernel has of a rig.
+// inKernel is the kernel state of a rig.
 type inKernel struct {
-	Mounts []mount.Entry // with the ids that the kernel gave them
+	Mounts []mount.Entry // with their mount ids
 	Others []string      // loop devices among them
 }
 
@@ -112,20 +112,20 @@ func (r *rig) inKernel() inKernel {
 	return inKernel{table, driver.Left(r.Context(), r.dir)}
 }
 
-// unchanged wants the kernel to have what it had, under the same ids.
+// unchanged checks that the kernel state is the same, with the same ids.
 func (r *rig) unchanged(before inKernel) {
 	r.Helper()
 	testkit.Diff(r, "mounts and loop devices", before, r.inKernel())
 }
 
-// fleet is a volume of each kind, in each state in which a switch can find one.
+// fleet is a volume of each kind, in each state that a switch can find.
 type fleet struct {
 	*rig
 	name                  string
 	ext4, raw, shared     *disk
-	attached              []*disk // staged and published, with content; those above are among them
+	attached              []*disk // staged and published, with content; includes those above
 	second                []*disk // further publishes of raw and, read-only, of shared
-	staged, created       *disk   // and not published, not staged
+	staged, created       *disk   // created: not staged; staged: not published
 	clone                 *disk   // of ext4; not staged
 	inline                *disk
 	snapshot              string // of ext4
@@ -162,14 +162,14 @@ func (r *rig) newFleet(name string) *fleet {
 	return f
 }
 
-// another is the same volume with a target of its own.
+// another is the same volume with another target.
 func (d *disk) another(name string) *disk {
 	other := *d
 	other.target += "-" + name
 	return &other
 }
 
-// command runs the client of the release whose driver runs.
+// command runs the CLI of the release whose driver runs.
 func (f *fleet) command(args ...string) string {
 	f.Helper()
 	return testkit.Run(f, f.program, append(args, "--endpoint", "unix://"+f.process.Socket, "--state-dir", filepath.Join(f.dir, "client"))...)
@@ -185,7 +185,8 @@ func (d *disk) holdsWritten() {
 	}
 }
 
-// takenOver wants the fleet to be known as it was. Repeated calls change nothing.
+// takenOver checks that the fleet is known unchanged. Repeated calls change
+// nothing.
 func (f *fleet) takenOver() {
 	var listed []string
 	for _, e := range testkit.Value(f.controller().ListVolumes(f.Context(), &csi.ListVolumesRequest{}))(f).GetEntries() {
@@ -216,7 +217,7 @@ func (f *fleet) takenOver() {
 	}
 }
 
-// exercise does with the fleet what can be done with volumes.
+// exercise makes all calls on the fleet.
 func (f *fleet) exercise() {
 	testkit.Must(f, f.staged.publish())
 	f.created.attach()
@@ -240,7 +241,7 @@ func (f *fleet) exercise() {
 	}
 }
 
-// drop ends the use of the fleet and deletes it.
+// drop unpublishes, unstages and deletes the fleet.
 func (f *fleet) drop() {
 	f.command("volume", "detach", f.byCommand)
 	f.command("volume", "delete", f.byCommand)
@@ -252,8 +253,9 @@ func (f *fleet) drop() {
 	f.dropSnapshots(f.snapshot)
 }
 
-// testInterrupted kills the first release between any two steps of node calls. The
-// second one starts on what is left, and completes the calls or undoes them.
+// testInterrupted kills the first release between any two steps of node calls.
+// The second one starts on the remains, and completes the calls or rolls them
+// back.
 func testInterrupted(t *testing.T, first, second release) {
 	var points []string
 	for _, p := range testkit.Value(crash.Points(first.source))(t) {
@@ -276,7 +278,7 @@ func testInterrupted(t *testing.T, first, second release) {
 			r.program = first.program
 			r.start("CLEAT_CRASHPOINT=" + point + "=1")
 			if !r.diesInUse(all) {
-				t.Errorf("no call came by %s", point)
+				t.Errorf("no call reached %s", point)
 			}
 			r.kill()
 			r.program = second.program
@@ -288,7 +290,7 @@ func testInterrupted(t *testing.T, first, second release) {
 				testkit.Must(r, d.endUse())
 			}
 			if left, files := r.left(), testkit.Value(os.ReadDir(filepath.Join(r.pool, "volumes")))(r); len(left) > 0 || len(files) != 2 {
-				t.Errorf("killed at %s, repeat %v: left %q, and %d volumes", point, repeat, left, len(files))
+				t.Errorf("killed at %s, repeat %v: left over %q, and %d volumes", point, repeat, left, len(files))
 			}
 			r.stop()
 		}
@@ -307,7 +309,7 @@ func (d *disk) use() error {
 	return d.publish()
 }
 
-// endUse undoes use, also where it was not done.
+// endUse undoes use; it is idempotent.
 func (d *disk) endUse() error {
 	err := d.unpublish()
 	if err == nil && d.staging != "" {
@@ -316,7 +318,7 @@ func (d *disk) endUse() error {
 	return err
 }
 
-// diesInUse uses volumes until the driver dies in a call.
+// diesInUse uses volumes until the driver dies during a call.
 func (r *rig) diesInUse(disks []*disk) bool {
 	r.Helper()
 	for _, d := range disks {

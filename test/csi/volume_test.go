@@ -30,7 +30,8 @@ func mounted(fsType string, flags ...string) *csi.VolumeCapability {
 		Mount: &csi.VolumeCapability_MountVolume{FsType: fsType, MountFlags: flags}}}, writer)
 }
 
-// leastSize is a size that does for a file system and is quick to make.
+// leastSize returns a size that suffices for a file system and is fast to
+// format.
 func leastSize(fsType string) int64 {
 	switch fsType {
 	case "xfs":
@@ -54,7 +55,7 @@ type disk struct {
 	readOnly   bool // of the publish
 }
 
-// ask is a request to make a volume as the tests want most of them.
+// ask returns a request for a typical volume.
 func ask(name string, c *csi.VolumeCapability) *csi.CreateVolumeRequest {
 	return &csi.CreateVolumeRequest{
 		Name: name, VolumeCapabilities: []*csi.VolumeCapability{c},
@@ -81,8 +82,8 @@ func (r *rig) create(name string, c *csi.VolumeCapability, edits ...func(*csi.Cr
 	return r.disk(answer.GetVolume(), name, c)
 }
 
-// disk gives a volume its paths, and makes the directories that the caller of
-// CSI makes.
+// disk gives a volume its paths, and creates the directories that a CSI caller
+// creates.
 func (r *rig) disk(v *csi.Volume, name string, c *csi.VolumeCapability) *disk {
 	r.Helper()
 	home := filepath.Join(r.dir, "volumes", name)
@@ -150,14 +151,14 @@ func (d *disk) detach() {
 	}
 }
 
-// drop takes a volume away altogether.
+// drop detaches and deletes a volume.
 func (d *disk) drop() {
 	d.Helper()
 	d.detach()
 	testkit.Must(d, d.remove())
 }
 
-// snapshot cuts a snapshot of the volume.
+// snapshot creates a snapshot of the volume.
 func (d *disk) snapshot(name string) *csi.Snapshot {
 	d.Helper()
 	answer := testkit.Value(d.controller().CreateSnapshot(d.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: d.id}))(d)

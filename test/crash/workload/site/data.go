@@ -95,9 +95,9 @@ func (s Site) Check(at Spot, seeds ...uint64) error {
 	if err != nil {
 		return err
 	}
-	mayLack := len(seeds) > 0 && seeds[0] == Never
+	absentAllowed := len(seeds) > 0 && seeds[0] == Never
 	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) && mayLack {
+	if errors.Is(err, fs.ErrNotExist) && absentAllowed {
 		return nil
 	}
 	if err != nil {
@@ -109,7 +109,7 @@ func (s Site) Check(at Spot, seeds ...uint64) error {
 	}
 	got := make([]byte, BlockSize)
 	_, err = io.ReadFull(io.NewSectionReader(f, offset, BlockSize), got)
-	if short := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF); err != nil && (!short || !mayLack) {
+	if short := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF); err != nil && (!short || !absentAllowed) {
 		return fmt.Errorf("read %s at %d: %w", path, offset, err)
 	}
 	return compare(got, seeds, fmt.Sprintf("%s at %d", path, offset))
