@@ -20,22 +20,22 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// The environment in which the suite meets a real SPDK or SNAP process instead
-// of the double. Its socket must be this machine's, and the process must see
-// the machine's files at their paths. With a target, as
-// ADDRESS:PORT,NQN,NSID,NSID,..., it is also given namespaces, of which nothing
-// is read or written; the suite needs sixteen.
+// Environment variables to run the suite against a real SPDK or SNAP process
+// instead of the double. Its socket must be on this machine, and the process
+// must see the machine's files at the same paths. With a target, as
+// ADDRESS:PORT,NQN,NSID,NSID,..., namespaces are attached too, and never read
+// or written; the suite needs sixteen.
 const (
 	socketEnvironment = "CLEAT_SNAP_SOCKET"
 	targetEnvironment = "CLEAT_SNAP_TARGET"
 )
 
-// The methods that a device of each kind needs; one of them is held to make its
-// CreateDevice stay pending.
+// makes are the methods that create each kind of device; one is held to keep
+// CreateDevice pending.
 var makes = []string{"bdev_nvme_attach_controller", "bdev_aio_create", "bdev_rbd_create", "fsdev_aio_create"}
 
-// supply hands storage out to volumes: for one id always the same, for another
-// one other storage, and again what was given back.
+// supply assigns storage to volumes: always the same to one id, different ones
+// to different ids. Released storage is reused.
 type supply struct {
 	mu    sync.Mutex
 	taken map[string]int
@@ -66,8 +66,9 @@ func (p *supply) take(t testing.TB, id string) int {
 	return n
 }
 
-// The contract's suite meets cleat dpu for each flavour of SNAP and each kind
-// of device, or for one real process. In CI each flavour has one kind.
+// TestContract runs the contract's suite on cleat dpu for each flavour of SNAP
+// and each kind of device, or for one real process. In CI each flavour has one
+// kind.
 func TestContract(t *testing.T) {
 	t.Parallel()
 	if socket := os.Getenv(socketEnvironment); socket != "" {
@@ -99,8 +100,8 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// The kinds of block devices of a double. The volumes of two of them wait for
-// each other: they share what SNAP connects to.
+// Kinds of block devices of a double. Volumes of two of them wait for each
+// other: they share a controller.
 const (
 	ownKind    = "subsystems"
 	sharedKind = "namespaces of one subsystem"
@@ -108,7 +109,7 @@ const (
 	imageKind  = "images"
 )
 
-// doubleBlock returns how to have block devices of a kind.
+// doubleBlock returns a constructor of block devices of a kind.
 func doubleBlock(s *site, kind string) func(testing.TB, string) volume {
 	switch kind {
 	case ownKind:
@@ -123,7 +124,7 @@ func doubleBlock(s *site, kind string) func(testing.TB, string) volume {
 		p := &supply{taken: map[string]int{}, size: n}
 		return func(t testing.TB, id string) volume {
 			v := s.namespace(id, "shared", p.take(t, id)+1)
-			delete(v.contexts.Volume, []string{"nsId", "uuid"}[p.take(t, id)%2]) // one is enough
+			delete(v.contexts.Volume, []string{"nsId", "uuid"}[p.take(t, id)%2]) // either suffices
 			return v
 		}
 	case imageKind:
@@ -132,8 +133,8 @@ func doubleBlock(s *site, kind string) func(testing.TB, string) volume {
 	return func(_ testing.TB, id string) volume { return s.file(id) }
 }
 
-// contract runs the suite over a plugin behind a gate. parallel: its volumes
-// have nothing in common, so none waits for another one.
+// contract runs the suite on a plugin behind a gate. parallel: its volumes
+// share nothing and do not wait for each other.
 func contract(t *testing.T, s *site, snap string, block func(testing.TB, string) volume, parallel bool) {
 	g := newGate(t, s.dir, snap)
 	t.Cleanup(s.end) // before the gate
@@ -150,7 +151,7 @@ func contract(t *testing.T, s *site, snap string, block func(testing.TB, string)
 			if mode == string(request.Filesystem) {
 				return contexts(volume{id: id, contexts: located(access.File{Pool: poolID, Name: "absent"})})
 			}
-			// Nobody listens on this port of the machine either.
+			// No process listens on this port of the machine either.
 			return contexts(volume{id: id, contexts: request.Contexts{Volume: map[string]string{
 				"targetType": "tcp", "targetAddr": "127.0.0.1", "targetPort": "9", "nqn": subnqn("absent"),
 			}}})
@@ -164,8 +165,8 @@ func contract(t *testing.T, s *site, snap string, block func(testing.TB, string)
 	})
 }
 
-// realContract runs the suite over a real process: with files and directories,
-// and with namespaces where there is a target.
+// realContract runs the suite on a real process: with files and directories,
+// and with namespaces if there is a target.
 func realContract(t *testing.T, socket string) {
 	kinds := map[string]func(*site) func(testing.TB, string) volume{"files": func(s *site) func(testing.TB, string) volume {
 		return func(_ testing.TB, id string) volume { return s.file(id) }
@@ -184,7 +185,7 @@ func realContract(t *testing.T, socket string) {
 	} else {
 		t.Logf("%s is not set: no namespaces", targetEnvironment)
 	}
-	for kind, block := range kinds { // one after the other: it is one process
+	for kind, block := range kinds { // sequential: there is one process
 		t.Run(kind, func(t *testing.T) {
 			s := emptySite(t, raced)
 			s.join(socket)
@@ -198,7 +199,7 @@ func realContract(t *testing.T, socket string) {
 			bdevs := testkit.Value(s.rpc.Bdevs(s.ctx))(s.t)
 			for _, b := range bdevs {
 				if strings.HasPrefix(b.Name, "cleat_") {
-					t.Errorf("left in the process: bdev %s", b.Name)
+					t.Errorf("left over in the process: bdev %s", b.Name)
 				}
 			}
 		})
@@ -228,7 +229,7 @@ func parseTarget(text string) (to netip.AddrPort, nqn string, nsids []string, er
 	return to, words[1], words[2:], nil
 }
 
-// What a person sets is read as it is meant.
+// Targets are parsed as documented; malformed ones are refused.
 func TestParseTarget(t *testing.T) {
 	to, nqn, nsids, err := parseTarget("[2001:db8::1]:4420,nqn.2016-06.io.spdk:a,1,2")
 	if err != nil || to.String() != "[2001:db8::1]:4420" || nqn != "nqn.2016-06.io.spdk:a" || !slices.Equal(nsids, []string{"1", "2"}) {
@@ -236,12 +237,12 @@ func TestParseTarget(t *testing.T) {
 	}
 	for _, bad := range []string{"", "192.0.2.1:4420,nqn", "192.0.2.1,nqn,1", "192.0.2.1:4420,nqn,x"} {
 		if _, _, _, err := parseTarget(bad); err == nil {
-			t.Errorf("%q is taken", bad)
+			t.Errorf("%q is accepted", bad)
 		}
 	}
 }
 
-// The gate keeps back what it should, or the suite proves less than it says.
+// The gate holds the requests it should; otherwise the suite proves less.
 func TestGate(t *testing.T) {
 	s := newSite(t, spdktest.Config{}, plain)
 	g := newGate(t, s.dir, filepath.Join(s.dir, "snap.sock"))
@@ -252,15 +253,15 @@ func TestGate(t *testing.T) {
 	answered := make(chan error, 1)
 	go func() { answered <- onlyErr(s.rpc.Bdevs(s.ctx)) }()
 	<-held
-	testkit.Must(s.t, onlyErr(s.rpc.NVMeControllers(s.ctx))) // the others go on
+	testkit.Must(s.t, onlyErr(s.rpc.NVMeControllers(s.ctx))) // other requests pass
 	select {
 	case err := <-answered:
-		t.Errorf("a request that was held is answered: %v", err)
+		t.Errorf("a held request was answered: %v", err)
 	default:
 	}
 	for _, c := range s.snap.Calls() {
 		if c.Method == "bdev_get_bdevs" {
-			t.Error("SNAP got a request that is held")
+			t.Error("SNAP got a held request")
 		}
 	}
 	release()

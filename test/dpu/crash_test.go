@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// points returns the names of the crash points of DPU devices, in the source.
+// points returns the names of the crash points of DPU devices in the source.
 func points(t testing.TB) []string {
 	t.Helper()
 	mark := regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
@@ -38,12 +38,12 @@ func points(t testing.TB) []string {
 	return all
 }
 
-// kind is a way to have devices.
+// kind is a kind of device.
 type kind struct {
 	name   string
 	snap   spdktest.Config
 	volume func(s *site, id string) volume
-	// objects are how many things a device of it is made of, at most.
+	// objects limits the SNAP objects of one device.
 	objects int
 }
 
@@ -69,22 +69,22 @@ func kinds() []kind {
 	}
 }
 
-// armed is the environment that kills the plugin when it comes by a point for
-// the nth time, and the file that tells whether it did.
+// armed returns the environment that kills the plugin at the nth hit of a crash
+// point, and the file that records the hit.
 func (s *site) armed(point string, n int) (env []string, file string) {
 	file = filepath.Join(s.dir, "hit")
 	_ = os.Remove(file)
 	return []string{fmt.Sprintf("CLEAT_CRASHPOINT=%s=%d", point, n), "CLEAT_CRASHPOINT_LOG=" + file}, file
 }
 
-// died tells whether the plugin died at the point; if not, the call did not
-// come by it, and was answered.
+// died reports whether the plugin died at the point; if not, the call did not
+// reach the point, and must have succeeded.
 func (s *site) died(point, file string, answer error) bool {
 	s.t.Helper()
 	hit, err := os.ReadFile(file)
 	if err != nil {
 		if answer != nil {
-			s.t.Fatalf("%s was not come by, and the call was answered: %v\n%s", point, answer, last(s.plugin.log(), 4000))
+			s.t.Fatalf("%s was not reached, and the call returned: %v\n%s", point, answer, last(s.plugin.log(), 4000))
 		}
 		s.kill()
 		return false
@@ -111,16 +111,15 @@ func (h *hits) add(point string) {
 	h.of[point]++
 }
 
-// The plugin is killed at each instant between two steps of CreateDevice and
-// DeleteDevice, for each kind of device, beside a device that a host uses. What
-// comes next is the same call again, the opposite one, or nothing: in the end
-// SNAP holds what was acknowledged, and nothing else. CI runs each kind with
-// each point, and one of the sequels, which rotate: each kind and each point
-// meet all of them.
+// The plugin is killed between any two steps of CreateDevice and DeleteDevice,
+// for each kind of device, beside a device that a host uses. Then the same
+// call, the opposite one, or no call follows: in the end SNAP has exactly the
+// acknowledged devices. CI runs each kind with each point and one sequel;
+// sequels rotate over kinds and points.
 func TestKilledBetweenSteps(t *testing.T) {
 	t.Parallel()
 	all := points(t)
-	program := workload.BuildWith(t, unansweredFor("2 * time.Second")) // an attach that was not sent is waited for
+	program := workload.BuildWith(t, unansweredFor("2 * time.Second")) // the plugin waits for an attach that was not sent
 	h := &hits{of: map[string]int{}}
 	t.Run("kinds", func(t *testing.T) {
 		for i, k := range kinds() {
@@ -132,7 +131,7 @@ func TestKilledBetweenSteps(t *testing.T) {
 	})
 	for _, point := range all {
 		if h.of[point] == 0 {
-			t.Errorf("%s was never come by, so nothing is proved about it", point)
+			t.Errorf("%s was never reached", point)
 		}
 	}
 	t.Logf("kills: %v", h.of)
@@ -162,22 +161,22 @@ func killKind(t *testing.T, number int, k kind, program string, points []string,
 	s.empty()
 }
 
-// next is what comes after a kill.
+// next is the sequel of a kill.
 type next struct {
 	name   string
 	create bool // CreateDevice
 	remove bool // DeleteDevice
 }
 
-// nexts returns all of them; another one is the first with each number.
+// nexts returns all sequels, starting with another one for each number.
 func nexts(number int) []next {
 	all := []next{{"CreateDevice", true, false}, {"DeleteDevice", false, true}, {"nothing", false, false}}
 	first := number % len(all)
 	return slices.Concat(all[first:], all[:first])
 }
 
-// killAt creates and deletes the device of v with one kill on the way; false:
-// the calls did not come by the point that often.
+// killAt creates and deletes the device of v with one kill; false: the calls
+// did not reach the point n times.
 func (s *site) killAt(point string, n int, v volume, beside neighbour, after next) (hit bool) {
 	s.t.Helper()
 	env, file := s.armed(point, n)
@@ -210,17 +209,17 @@ func (s *site) killAt(point string, n int, v volume, beside neighbour, after nex
 	return hit
 }
 
-// kept adds the device that was recorded as made before it could be answered,
-// which is as good as made: a retry gets it.
+// kept adds the device that was recorded as created before it could be
+// acknowledged: a retry returns it.
 func (s *site) kept(point string, hit bool, v volume, devices map[string]string) {
 	s.t.Helper()
 	listed := testkit.Value(s.listed())(s.t)
 	device, has := listed[v.id]
 	switch want := point == "dpu-create.committed" && hit || !hit && strings.HasPrefix(point, "dpu-create."); {
 	case has && !want:
-		s.t.Errorf("device %s of volume %s is listed; it was not made when the plugin died", device, v.id)
+		s.t.Errorf("device %s of volume %s is listed; it was not created when the plugin died", device, v.id)
 	case want && !has:
-		s.t.Errorf("volume %s has no device, and it was on record as made", v.id)
+		s.t.Errorf("volume %s has no device, and its record says created", v.id)
 	case has:
 		devices[v.id] = device
 	}

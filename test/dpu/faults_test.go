@@ -11,7 +11,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// hasty builds a plugin whose bounds are short, to see what is behind them.
+// hasty builds a plugin with short timeouts.
 func hasty(t testing.TB) string {
 	return workload.BuildWith(t,
 		workload.Replacement{File: "cmd/cleat/dpu_serve.go", Old: "const snapTimeout = 2 * time.Minute", New: "const snapTimeout = 700 * time.Millisecond"},
@@ -21,7 +21,7 @@ func hasty(t testing.TB) string {
 	)
 }
 
-// unansweredFor has a build wait for so long for calls that SNAP does not answer.
+// unansweredFor sets how long a build waits for SNAP calls without a response.
 func unansweredFor(attach string) workload.Replacement {
 	return workload.Replacement{
 		File: "dpu/plugin/unanswered.go",
@@ -30,42 +30,43 @@ func unansweredFor(attach string) workload.Replacement {
 	}
 }
 
-// failure is what happens to one request.
+// failure is a fault of one request.
 type failure struct {
 	name     string
 	fault    spdktest.Fault
 	restarts bool
 }
 
-// failures returns all of them; another one is the first with each number.
+// failures returns all of them, starting with another one for each number.
 func failures(number int) []failure {
 	all := []failure{
-		{"SNAP restarts before it is carried out", spdktest.Fault{Instead: spdktest.Restart}, true},
-		{"the connection drops before it is answered", spdktest.Fault{Then: spdktest.Drop}, false},
-		{"it is never carried out", spdktest.Fault{Instead: spdktest.Silence}, false},
-		{"it is refused", spdktest.Fault{Error: &spdktest.Error{Code: -12, Message: "Cannot allocate memory"}}, false},
-		{"SNAP restarts before it is answered", spdktest.Fault{Then: spdktest.Restart}, true},
-		{"the connection drops before it is carried out", spdktest.Fault{Instead: spdktest.Drop}, false},
-		{"it is never answered", spdktest.Fault{Then: spdktest.Silence}, false},
+		{"SNAP restarts before the request runs", spdktest.Fault{Instead: spdktest.Restart}, true},
+		{"the connection drops before the response", spdktest.Fault{Then: spdktest.Drop}, false},
+		{"the request never runs", spdktest.Fault{Instead: spdktest.Silence}, false},
+		{"the request is refused", spdktest.Fault{Error: &spdktest.Error{Code: -12, Message: "Cannot allocate memory"}}, false},
+		{"SNAP restarts before the response", spdktest.Fault{Then: spdktest.Restart}, true},
+		{"the connection drops before the request runs", spdktest.Fault{Instead: spdktest.Drop}, false},
+		{"no response", spdktest.Fault{Then: spdktest.Silence}, false},
 	}
 	first := number % len(all)
 	return slices.Concat(all[first:], all[:first])
 }
 
-// asked is a request that the plugin makes, by how many of its method came before.
+// asked is a request of the plugin: the one after `before` others of its
+// method.
 type asked struct {
 	method string
 	before int
 }
 
-// requests are those of what is done.
+// requests returns the requests sent during do.
 func (s *site) requests(do func()) []asked {
 	s.snap.Forget()
 	do()
 	count := map[string]int{}
 	var all []asked
 	for _, c := range s.snap.Calls() {
-		// The keeper's, and those that ask who is there, come at any time.
+		// Reconnects and version queries happen at any time.
 		if c.Method == "framework_wait_init" || c.Method == "spdk_get_version" {
 			continue
 		}
@@ -76,9 +77,10 @@ func (s *site) requests(do func()) []asked {
 }
 
 // Each request of a CreateDevice and of a DeleteDevice fails in each way, for
-// each kind of device. The call is repeated; then the device is there, or gone,
-// and nothing else is. A SNAP process that restarted has no device until it is
-// asked for again. In CI each request fails in three of the ways, which rotate.
+// each kind of device. After a retry the device is created, or deleted, and
+// nothing else exists. A restarted SNAP process has no device until
+// CreateDevice is repeated. In CI each request fails in three of the ways,
+// which rotate.
 func TestEachRequestFails(t *testing.T) {
 	t.Parallel()
 	program := hasty(t)
@@ -91,7 +93,7 @@ func TestEachRequestFails(t *testing.T) {
 			v := k.volume(s, "victim")
 			var device string
 			var creates []asked
-			for range 20 { // bounds as short as these may pass on a busy machine
+			for range 20 { // such short timeouts can expire on a busy machine
 				if creates = s.requests(func() { device, _ = s.try(v) }); device != "" {
 					break
 				}
@@ -125,14 +127,14 @@ func TestEachRequestFails(t *testing.T) {
 	}
 }
 
-// fails orders a failure of a request.
+// fails injects a failure of a request.
 func (s *site) fails(r asked, f failure) {
 	s.snap.Forget()
 	f.fault.Method, f.fault.Skip, f.fault.Times = r.method, r.before, 1
 	s.snap.Order(f.fault)
 }
 
-// failed tells whether the request came, and takes the order back.
+// failed checks that the request was sent, and clears the fault.
 func (s *site) failed(r asked) {
 	s.t.Helper()
 	n := 0
@@ -142,7 +144,7 @@ func (s *site) failed(r asked) {
 		}
 	}
 	if n <= r.before {
-		s.t.Errorf("%s was asked %d times, so nothing failed", r.method, n)
+		s.t.Errorf("%s was sent %d times, so nothing failed", r.method, n)
 	}
 	s.snap.Clear()
 }
@@ -177,8 +179,8 @@ func (s *site) removeFails(r asked, f failure, v volume, beside *neighbour) {
 	s.unharmed(*beside)
 }
 
-// madeAgain wants a device to be absent after a restart of SNAP, until it is
-// asked for again.
+// madeAgain checks that a device is absent after a restart of SNAP, until
+// CreateDevice is repeated.
 func (s *site) madeAgain(n *neighbour) {
 	s.t.Helper()
 	s.absent(n.volume, n.device)
@@ -188,11 +190,10 @@ func (s *site) madeAgain(n *neighbour) {
 	}
 }
 
-// forgotten waits until the plugin says that nothing is left to do, nor on
-// record.
+// forgotten waits until the plugin reports no records and no pending clean-up.
 func (s *site) forgotten() {
 	s.t.Helper()
-	s.eventually("nothing is on record", func() error {
+	s.eventually("no records", func() error {
 		found, err := s.status()
 		if err == nil && (found.Objects > 0 || len(found.Leftovers) > 0) {
 			err = fmt.Errorf("the plugin's status: %+v", found)
@@ -201,9 +202,9 @@ func (s *site) forgotten() {
 	})
 }
 
-// SNAP restarts while nobody asks for anything: no device is there until it is
-// asked for, then it is the same one; what is not asked for again can be
-// deleted. Meanwhile the plugin may be killed, and come back first or last.
+// SNAP restarts without calls in progress: no device exists until CreateDevice
+// is repeated, which returns the same device; the others can be deleted. The
+// plugin can be killed meanwhile and restart before or after SNAP.
 func TestSNAPRestarts(t *testing.T) {
 	t.Parallel()
 	for _, k := range kinds() {
@@ -217,7 +218,7 @@ func TestSNAPRestarts(t *testing.T) {
 				name string
 				do   func()
 			}{
-				// A call that meets the lost connection is to be repeated.
+				// A call on the lost connection is to be repeated.
 				{"alone", func() { testkit.Must(s.t, s.snap.Restart()); testkit.Must(s.t, s.plugin.ready(s.ctx)) }},
 				{"then the plugin", func() { testkit.Must(s.t, s.snap.Restart()); s.kill(); s.start() }},
 				{"while the plugin is away", func() { s.kill(); testkit.Must(s.t, s.snap.Restart()); s.start() }},
@@ -259,7 +260,7 @@ func TestSNAPRestarts(t *testing.T) {
 
 func onlyErr[T any](_ T, err error) error { return err }
 
-// A probe tells that SNAP is not there, and that it is again.
+// Probe reports that SNAP is unavailable, and that it is available again.
 func TestProbeFollowsSNAP(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, spdktest.Config{WaitForRPC: true}, plain)
@@ -267,9 +268,9 @@ func TestProbeFollowsSNAP(t *testing.T) {
 	probe := func(want bool) {
 		t.Helper()
 		s.eventually(fmt.Sprintf("Probe answers %t", want), func() error {
-			ready, told, err := s.plugin.Probe(s.ctx)
-			if err == nil && (!told || ready != want) {
-				err = fmt.Errorf("ready %t, told %t", ready, told)
+			ready, reported, err := s.plugin.Probe(s.ctx)
+			if err == nil && (!reported || ready != want) {
+				err = fmt.Errorf("ready %t, reported %t", ready, reported)
 			}
 			return err
 		})

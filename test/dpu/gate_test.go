@@ -11,11 +11,11 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// gate stands before a SNAP process's socket, the double's or a real one's, and
-// keeps back a request until it is told to let it go.
+// gate proxies the socket of a SNAP process, the double's or a real one's, and
+// holds a request until it is released.
 type gate struct {
 	socket   string
-	snap     string // what is behind it
+	snap     string // the SNAP socket
 	listener net.Listener
 	serving  sync.WaitGroup
 
@@ -27,11 +27,11 @@ type gate struct {
 // hold is for one request of one of the methods.
 type hold struct {
 	methods []string
-	held    chan struct{} // closed when it has come
+	held    chan struct{} // closed when the request is held
 	release chan struct{}
 }
 
-// newGate opens one, until the test ends.
+// newGate opens a gate until the test ends.
 func newGate(t testing.TB, dir, snap string) *gate {
 	t.Helper()
 	g := &gate{socket: filepath.Join(dir, "gate.sock"), snap: snap, conns: map[net.Conn]bool{}}
@@ -57,7 +57,7 @@ func newGate(t testing.TB, dir, snap string) *gate {
 	return g
 }
 
-// keep notes connections to be closed at the end; false ends one.
+// keep records connections to close at the end; false removes one.
 func (g *gate) keep(c net.Conn, open bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -69,8 +69,8 @@ func (g *gate) keep(c net.Conn, open bool) {
 	delete(g.conns, c)
 }
 
-// pass hands requests and answers over. A connection that ends on one side ends
-// on the other.
+// pass forwards requests and responses. A connection that ends on one side is
+// closed on the other.
 func (g *gate) pass(client net.Conn) {
 	g.keep(client, true)
 	defer g.keep(client, false)
@@ -103,7 +103,7 @@ func (g *gate) pass(client net.Conn) {
 	send := func(request []byte) {
 		writing.Lock()
 		defer writing.Unlock()
-		_, _ = snap.Write(append(request, '\n')) // who is gone does not get it
+		_, _ = snap.Write(append(request, '\n')) // a closed client does not get the response
 	}
 	requests := json.NewDecoder(client)
 	for {
@@ -122,7 +122,7 @@ func (g *gate) pass(client net.Conn) {
 	}
 }
 
-// stops returns the order to keep a request back, if there is one.
+// stops returns the hold for a request, or nil.
 func (g *gate) stops(request []byte) *hold {
 	var r struct{ Method string }
 	if err := json.Unmarshal(request, &r); err != nil {
@@ -139,8 +139,7 @@ func (g *gate) stops(request []byte) *hold {
 	return h
 }
 
-// hold keeps the next request of one of the methods back until release is
-// called.
+// hold holds the next request of one of the methods until release is called.
 func (g *gate) hold(methods ...string) (held <-chan struct{}, release func()) {
 	h := &hold{methods: methods, held: make(chan struct{}), release: make(chan struct{})}
 	g.mu.Lock()

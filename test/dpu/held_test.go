@@ -16,16 +16,16 @@ import (
 
 func spdkIs(err error, m spdk.Meaning) bool { return errors.Is(err, m) }
 
-// agrees tells what is wrong when exactly these devices were acknowledged, by
-// volume: each is usable and listed, no other one is, and neither SNAP nor the
-// machine holds anything that none of them needs.
+// agrees returns an error unless exactly these devices were acknowledged, by
+// volume: each is usable and listed, no other device is, and neither SNAP nor
+// the machine has an object that none of them needs.
 func (s *site) agrees(devices map[string]string, volumes ...volume) error {
 	listed, err := s.listed()
 	if err != nil {
 		return err
 	}
 	if !maps.Equal(listed, devices) {
-		return fmt.Errorf("ListDevices has %v, acknowledged are %v", listed, devices)
+		return fmt.Errorf("ListDevices has %v, want %v", listed, devices)
 	}
 	needed := map[string]bool{}
 	for _, v := range volumes {
@@ -39,12 +39,12 @@ func (s *site) agrees(devices map[string]string, volumes ...volume) error {
 		s.needs(v, device, needed)
 	}
 	if len(listed) > 0 && len(needed) == 0 {
-		return fmt.Errorf("the test does not know the volumes of %v", listed)
+		return fmt.Errorf("unknown volumes: %v", listed)
 	}
 	return s.noMore(needed)
 }
 
-// needs adds what a device is made of.
+// needs adds the objects of a device.
 func (s *site) needs(v volume, device string, needed map[string]bool) {
 	switch {
 	case v.subnqn != "":
@@ -61,7 +61,7 @@ func (s *site) needs(v volume, device string, needed map[string]bool) {
 	}
 }
 
-// noMore looks for what nobody needs.
+// noMore looks for objects that no device needs.
 func (s *site) noMore(needed map[string]bool) error {
 	var orphans []string
 	orphan := func(what, name string) {
@@ -109,7 +109,7 @@ func (s *site) heldFsdevs(found func(what, name string)) error {
 	return nil
 }
 
-// heldKeys: the name of a key's file tells whose it is.
+// heldKeys: the name of a key's file contains the volume.
 func (s *site) heldKeys(found func(what, name string)) error {
 	var all []struct{ Name, Path string }
 	if err := s.rpc.Call(s.ctx, "keyring_get_keys", nil, &all); err != nil && !isUnknown(err) {
@@ -136,7 +136,7 @@ func (s *site) heldClusters(found func(what, name string)) error {
 	return nil
 }
 
-// heldMounts are mounts, and mount points.
+// heldMounts finds mounts and mount points.
 func (s *site) heldMounts(found func(what, name string)) error {
 	table, err := mount.Table(s.ctx)
 	if err != nil {
@@ -154,27 +154,27 @@ func (s *site) heldMounts(found func(what, name string)) error {
 	return err
 }
 
-// settles waits until it agrees.
+// settles waits until agrees returns nil.
 func (s *site) settles(devices map[string]string, volumes ...volume) {
 	s.t.Helper()
 	s.eventually("SNAP holds what was acknowledged and nothing else", func() error { return s.agrees(devices, volumes...) })
 }
 
-// empty waits until nothing is left.
+// empty waits until no object is left.
 func (s *site) empty() {
 	s.t.Helper()
 	s.settles(map[string]string{})
 }
 
-// neighbour is a device that others must not disturb.
+// neighbour is a device that other calls must not disturb.
 type neighbour struct {
 	volume
 	device string
-	nqn    string // of the emulated subsystem that shows it to the host
-	mount  int    // what a directory is mounted by
+	nqn    string // of the emulated subsystem that exposes it to the host
+	mount  int    // id of a directory's mount
 }
 
-// neighbour makes a volume's device and shows it to the host.
+// neighbour creates a volume's device and exposes it to the host.
 func (s *site) neighbour(v volume) neighbour {
 	s.t.Helper()
 	n := neighbour{volume: v, device: s.create(v)}
@@ -193,8 +193,8 @@ func (s *site) neighbour(v volume) neighbour {
 	return n
 }
 
-// unharmed fails unless the host has seen the device all the time: what is
-// taken from it once does not come back by itself.
+// unharmed fails unless the host has had the device all the time: once removed
+// from the host it does not come back by itself.
 func (s *site) unharmed(n neighbour) {
 	s.t.Helper()
 	if err := s.usable(n.volume, n.device); err != nil {
@@ -203,12 +203,12 @@ func (s *site) unharmed(n neighbour) {
 	s.unharmedInSNAP(n)
 }
 
-// unharmedInSNAP is the part of it that needs no plugin.
+// unharmedInSNAP is the part of unharmed that needs no plugin.
 func (s *site) unharmedInSNAP(n neighbour) {
 	s.t.Helper()
 	if n.mode == "Filesystem" {
 		if e, _, err := mount.At(s.ctx, s.volumes()+"/"+n.id); err != nil || e.ID != n.mount {
-			s.t.Errorf("the neighbour was mounted anew: %v", err)
+			s.t.Errorf("the neighbour was remounted: %v", err)
 		}
 		for _, c := range s.snap.Calls() {
 			if c.Method == "fsdev_aio_delete" && strings.Contains(string(c.Params), n.device) {
@@ -222,11 +222,11 @@ func (s *site) unharmedInSNAP(n neighbour) {
 	if err != nil || !slices.ContainsFunc(all, func(sub snap.Subsystem) bool {
 		return slices.ContainsFunc(sub.Namespaces, func(ns snap.Namespace) bool { return ns.Bdev == n.device })
 	}) {
-		s.t.Errorf("the neighbour's device %s was taken from under the host: %+v, %v", n.device, all, err)
+		s.t.Errorf("the neighbour's device %s was removed while the host used it: %+v, %v", n.device, all, err)
 	}
 }
 
-// hide takes a neighbour from the host.
+// hide removes a neighbour from the host.
 func (s *site) hide(n neighbour) {
 	s.t.Helper()
 	if n.mode == "Filesystem" {

@@ -12,8 +12,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// TestAttachEndsLate has SNAP carry out the attach of a plugin that was killed
-// after DeleteDevice, with and without a CreateDevice before that. It runs against
+// TestAttachEndsLate has SNAP complete the attach of a killed plugin after
+// DeleteDevice, with and without a CreateDevice before that. It runs against
 // the double, or against a real process with a target.
 func TestAttachEndsLate(t *testing.T) {
 	t.Parallel()
@@ -21,7 +21,7 @@ func TestAttachEndsLate(t *testing.T) {
 	if socket != "" && target == "" {
 		t.Fatalf("%s is set and %s is not: the test attaches a namespace", socketEnvironment, targetEnvironment)
 	}
-	for _, again := range []bool{false, true} { // one after the other: a real process has one target
+	for _, again := range []bool{false, true} { // sequential: a real process has one target
 		t.Run(fmt.Sprintf("CreateDevice again %t", again), func(t *testing.T) {
 			if socket == "" {
 				s := newSite(t, spdktest.Config{SNAP: true}, plain)
@@ -42,13 +42,13 @@ func TestAttachEndsLate(t *testing.T) {
 	}
 }
 
-// attachEndsLate keeps the first attach before SNAP until DeleteDevice is
-// answered. again: the volume has a device of a second attach meanwhile.
+// attachEndsLate holds the first attach until DeleteDevice has returned. again:
+// a second attach has created the volume's device meanwhile.
 func (s *site) attachEndsLate(snap string, v volume, again bool) {
 	g := newGate(s.t, s.dir, snap)
 	s.t.Cleanup(s.end) // before the gate
 	s.flags[slices.Index(s.flags, "--snap-socket")+1] = g.socket
-	s.flags = append(s.flags, "--tcp-transport", "TCP") // else the first attach can be for a transport that SNAP does not have
+	s.flags = append(s.flags, "--tcp-transport", "TCP") // otherwise the first attach can be for a transport that SNAP does not have
 	s.start()
 	held, release := g.hold("bdev_nvme_attach_controller")
 	defer release()
@@ -73,7 +73,7 @@ func (s *site) attachEndsLate(snap string, v volume, again bool) {
 	s.absent(v, "")
 	testkit.Must(s.t, s.noControllers())
 	release()
-	if again && s.snap != nil { // there is no need to wait for the bound
+	if again && s.snap != nil { // no need to wait for the timeout
 		s.eventually("the controller that appeared is removed", func() error {
 			n := 0
 			for _, c := range s.snap.Calls() {
@@ -93,12 +93,12 @@ func (s *site) attachEndsLate(snap string, v volume, again bool) {
 	s.forgotten()
 }
 
-// noControllers wants SNAP to have none of the plugin's controllers.
+// noControllers checks that SNAP has no controller of the plugin.
 func (s *site) noControllers() error {
 	all, err := s.rpc.NVMeControllers(s.ctx)
 	for _, c := range all {
 		if strings.HasPrefix(c.Name, "cleat_") {
-			return fmt.Errorf("SNAP has controller %s on no record", c.Name)
+			return fmt.Errorf("SNAP has controller %s without a record", c.Name)
 		}
 	}
 	return err

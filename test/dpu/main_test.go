@@ -1,11 +1,10 @@
-// Package dpu meets cleat dpu as a process over its socket, as the node driver
-// does, with a double of SNAP behind it, or a real process (CLEAT_SNAP_SOCKET):
-// the contract's own suite, kills between any two steps, a SNAP process that
-// restarts, hangs and forgets, targets that are away, and a storm of all of it.
+// Package dpu tests cleat dpu as a process over its socket, as the node driver
+// uses it, with a double of SNAP or a real process (CLEAT_SNAP_SOCKET): the
+// contract's suite, kills between any two steps, a SNAP process that restarts,
+// hangs and loses state, unreachable targets, and all of it under load.
 //
-// The tests run in namespaces of their own, of mounts and of processes: what
-// cleat dpu mounts for SNAP is mounted really, and goes with the test, as the
-// processes do, also when it is killed.
+// The tests run in their own mount and PID namespaces: mounts and processes of
+// cleat dpu end with the test, even if it is killed.
 package dpu
 
 import (
@@ -20,19 +19,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// insideEnvironment tells the test that it is in its own namespaces.
+// insideEnvironment marks the test that runs in its own namespaces.
 const insideEnvironment = "CLEAT_DPU_TEST_INSIDE"
 
-// The programs under test, built once. Both have crash points, which do nothing
-// until a test arms one; raced looks for data races too, and takes longer to
-// start.
+// The programs under test, built once. Both have crash points, which are inert
+// until a test arms one; raced also has the race detector, and starts more
+// slowly.
 var plain, raced string
 
 func TestMain(m *testing.M) {
 	if os.Getenv(insideEnvironment) == "" {
 		os.Exit(inside())
 	}
-	// Processes that tests start are no tests.
+	// Processes that tests start are not tests.
 	err := os.Unsetenv(insideEnvironment)
 	if err == nil {
 		plain, raced, err = programs(os.Getenv(programEnvironment), os.TempDir(), os.Stderr, build)
@@ -44,10 +43,10 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// inside runs this very test again in namespaces of its own, with a directory for
-// all its files, and returns its exit code.
+// inside runs this test binary in new namespaces, with a directory for all its
+// files, and returns its exit code.
 func inside() int {
-	runtime.LockOSThread() // whose end the kernel tells the other one
+	runtime.LockOSThread() // the child gets Pdeathsig when this thread ends
 	dir, err := os.MkdirTemp("", "d")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -56,7 +55,7 @@ func inside() int {
 	defer os.RemoveAll(dir)
 	self, err := os.Executable()
 	if err == nil {
-		err = os.Chmod(dir, 0o755) // tests of other users go through it
+		err = os.Chmod(dir, 0o755) // tests as other users need access
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

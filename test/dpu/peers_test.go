@@ -25,12 +25,12 @@ import (
 )
 
 const (
-	stranger = 54321
-	friend   = 54322
+	otherUser = 54321
+	friend    = 54322
 )
 
-// callAs calls the plugin as another user: on Linux a thread has credentials of
-// its own. The thread ends with its goroutine, since it is never unlocked.
+// callAs calls the plugin as another user: on Linux a thread has its own
+// credentials. The thread is never unlocked, so it ends with its goroutine.
 func (s *site) callAs(uid int) error {
 	s.t.Helper()
 	dial := func(context.Context, string) (net.Conn, error) {
@@ -61,9 +61,9 @@ func (s *site) callAs(uid int) error {
 	return err
 }
 
-// Only root may call, and who is allowed to by name; and nobody takes the socket
-// of a plugin that lives.
-func TestWhoMayCall(t *testing.T) {
+// Only root and users allowed by --allow-uid can call, and a second plugin does
+// not replace the socket of a running one.
+func TestOnlyAllowedUsersCanCall(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, spdktest.Config{}, plain)
 	s.start()
@@ -76,17 +76,17 @@ func TestWhoMayCall(t *testing.T) {
 	}
 	mode(s.socket(), 0o600)
 	mode(filepath.Dir(s.socket()), 0o750)
-	if err := s.callAs(stranger); err == nil || !strings.Contains(err.Error(), unix.EACCES.Error()) {
-		t.Errorf("user %d: %v", stranger, err)
+	if err := s.callAs(otherUser); err == nil || !strings.Contains(err.Error(), unix.EACCES.Error()) {
+		t.Errorf("user %d: %v", otherUser, err)
 	}
-	// Also one who gets to the socket.
+	// The same for a user with access to the socket.
 	testkit.Must(s.t, errors.Join(os.Chmod(filepath.Dir(s.socket()), 0o755), os.Chmod(s.socket(), 0o666)))
-	if err := s.callAs(stranger); status.Code(err) != codes.Unavailable {
-		t.Errorf("user %d: %v", stranger, err)
+	if err := s.callAs(otherUser); status.Code(err) != codes.Unavailable {
+		t.Errorf("user %d: %v", otherUser, err)
 	}
 	testkit.Must(s.t, s.callAs(0))
 
-	// The state is another one, so only the socket is in the way.
+	// Its state directory differs, so only the socket conflicts.
 	thief := testkit.Value(launch(plain, s.socket(), filepath.Join(s.dir, "thief"), nil, append(s.flags, "--state-dir", filepath.Join(s.dir, "other"), "--metrics-address", "")...))(s.t)
 	select {
 	case <-thief.done:
@@ -94,7 +94,7 @@ func TestWhoMayCall(t *testing.T) {
 			t.Errorf("a second plugin ended with %v: %s", thief.err, thief.log())
 		}
 	case <-time.After(patience):
-		t.Errorf("a second plugin on the socket of the first one runs on: %s", thief.log())
+		t.Errorf("a second plugin on the socket of the first one keeps running: %s", thief.log())
 		_ = thief.kill()
 	}
 	testkit.Must(s.t, s.callAs(0))
@@ -105,15 +105,15 @@ func TestWhoMayCall(t *testing.T) {
 	mode(s.socket(), 0o666)
 	testkit.Must(s.t, s.callAs(friend))
 	testkit.Must(s.t, s.callAs(0))
-	if err := s.callAs(stranger); status.Code(err) != codes.Unavailable {
-		t.Errorf("user %d: %v", stranger, err)
+	if err := s.callAs(otherUser); status.Code(err) != codes.Unavailable {
+		t.Errorf("user %d: %v", otherUser, err)
 	}
 	if !strings.Contains(s.plugin.log(), "user=54321") {
-		t.Error("the log does not tell who was refused")
+		t.Error("the log does not name the refused user")
 	}
 }
 
-// A socket that a dead plugin left is taken.
+// The socket of a dead plugin is replaced.
 func TestSocketOfADeadPlugin(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, spdktest.Config{}, plain)
@@ -122,8 +122,8 @@ func TestSocketOfADeadPlugin(t *testing.T) {
 	s.start()
 }
 
-// SIGTERM while SNAP hangs in the middle of a create: the process ends within
-// its bound, and the next one leaves nothing of it.
+// SIGTERM while SNAP hangs during a create: the process ends within its bound,
+// and the next one cleans up.
 func TestStoppedWhileACreateHangs(t *testing.T) {
 	t.Parallel()
 	for _, k := range kinds() {
@@ -136,7 +136,7 @@ func TestStoppedWhileACreateHangs(t *testing.T) {
 			for _, method := range makes {
 				s.snap.Order(spdktest.Fault{Method: method, Wait: 2 * patience})
 			}
-			if k.name == "NVMe of one subsystem" { // which is attached already
+			if k.name == "NVMe of one subsystem" { // already attached
 				s.snap.Order(spdktest.Fault{Method: "bdev_get_bdevs", Wait: 2 * patience})
 			}
 			s.snap.Forget()
@@ -148,7 +148,7 @@ func TestStoppedWhileACreateHangs(t *testing.T) {
 						return nil
 					}
 				}
-				return errors.New("it was not asked")
+				return errors.New("no request")
 			})
 			begun := time.Now()
 			p := s.plugin
@@ -177,8 +177,8 @@ func TestStoppedWhileACreateHangs(t *testing.T) {
 	}
 }
 
-// The disk with the record is full: no device is made that cannot be recorded,
-// what was made stays, and can be deleted.
+// The disk of the record is full: no device is created without a record;
+// existing ones stay and can be deleted.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, spdktest.Config{SNAP: true}, plain)
@@ -192,7 +192,7 @@ func TestFullDisk(t *testing.T) {
 		made[id], volumes = s.create(v), append(volumes, v)
 	}
 	testkit.Must(s.t, fill(filepath.Join(s.state(), "filling")))
-	// The store has set room aside, which is used up by and by.
+	// The store has reserved space, which is used up first.
 	var err error
 	n := 0
 	for ; n < 2000 && err == nil; n++ {
@@ -204,7 +204,7 @@ func TestFullDisk(t *testing.T) {
 		}
 	}
 	if err == nil {
-		t.Fatalf("%d records of 3 KB find room on a full disk of 3 MiB", n)
+		t.Fatalf("%d records of 3 KB fit on a full disk of 3 MiB", n)
 	}
 	t.Logf("after %d more devices: %v", n-1, err)
 	s.refused(err, "no space left")

@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/dpu/client"
 )
 
-// patience is how long anything may take that has to happen: machines are slow,
-// and shared.
+// patience is the timeout of every expected event; machines are slow and
+// shared.
 const patience = 60 * time.Second
 
 // process is a running cleat dpu.
@@ -30,7 +30,7 @@ type process struct {
 	err     error
 }
 
-// launch starts a program as cleat dpu. It may not serve yet.
+// launch starts a program as cleat dpu and does not wait until it serves.
 func launch(program, socket, logFile string, env []string, flags ...string) (*process, error) {
 	log, err := os.OpenFile(logFile, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -39,7 +39,7 @@ func launch(program, socket, logFile string, env []string, flags ...string) (*pr
 	defer log.Close()
 	p := &process{socket: socket, logFile: logFile, done: make(chan struct{})}
 	p.cmd = exec.Command(program, append([]string{"dpu", "--plugin-socket", socket}, flags...)...)
-	// The race detector would wait a second at every end.
+	// The race detector would sleep a second at every exit.
 	p.cmd.Env = append(append(os.Environ(), "GORACE=atexit_sleep_ms=0"), env...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	if err := p.cmd.Start(); err != nil {
@@ -52,9 +52,9 @@ func launch(program, socket, logFile string, env []string, flags ...string) (*pr
 	return p, nil
 }
 
-// serves waits until the process takes calls.
+// serves waits until the process accepts calls.
 func (p *process) serves(ctx context.Context) error {
-	return p.until(ctx, "takes calls", func(ctx context.Context) error {
+	return p.until(ctx, "accepts calls", func(ctx context.Context) error {
 		var err error
 		if p.Client == nil {
 			p.Client, err = client.Dial(ctx, p.socket)
@@ -66,7 +66,7 @@ func (p *process) serves(ctx context.Context) error {
 	})
 }
 
-// ready waits until the process says that it is.
+// ready waits until the process reports ready.
 func (p *process) ready(ctx context.Context) error {
 	return p.until(ctx, "is ready", func(ctx context.Context) error {
 		if err := p.serves(ctx); err != nil {
@@ -74,13 +74,13 @@ func (p *process) ready(ctx context.Context) error {
 		}
 		ready, _, err := p.Probe(ctx)
 		if err == nil && !ready {
-			err = errors.New("Probe answers that it is not")
+			err = errors.New("Probe reports not ready")
 		}
 		return err
 	})
 }
 
-// until asks until it is so, or the process ends.
+// until polls until so returns nil or the process ends.
 func (p *process) until(ctx context.Context, what string, so func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -132,12 +132,12 @@ func (p *process) hangUp() {
 	}
 }
 
-// killed waits for the end of a process that was to die by SIGKILL.
+// killed waits for a process that is expected to die by SIGKILL.
 func (p *process) killed() error {
 	select {
 	case <-p.done:
 	case <-time.After(patience):
-		return fmt.Errorf("the process lives on after %s", patience)
+		return fmt.Errorf("the process still runs after %s", patience)
 	}
 	p.hangUp()
 	if status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != unix.SIGKILL {
@@ -146,7 +146,7 @@ func (p *process) killed() error {
 	return nil
 }
 
-// log is what all processes with this file have printed.
+// log returns the output of all processes with this log file.
 func (p *process) log() string {
 	text, err := os.ReadFile(p.logFile)
 	if err != nil {
@@ -155,7 +155,7 @@ func (p *process) log() string {
 	return string(text)
 }
 
-// wrong finds in the log what must never stand there.
+// wrong returns an error if the log contains a race or a panic.
 func (p *process) wrong() error {
 	log := p.log()
 	for _, word := range []string{"DATA RACE", "panicked", "goroutine "} {

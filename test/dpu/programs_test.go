@@ -13,9 +13,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// programEnvironment names a cleat that was built before, with an absolute path:
-// the suite takes it as it is, and builds none. Tests that kill at crash points
-// need one built with -tags crashpoints.
+// programEnvironment is the absolute path of a prebuilt cleat to test. Tests
+// that kill at crash points need one built with -tags crashpoints.
 const programEnvironment = "CLEAT_DPU_PROGRAM"
 
 // builder builds cleat at a path, with more arguments of go build.
@@ -25,8 +24,8 @@ func build(path string, args ...string) error {
 	return testkit.BuildTo(context.Background(), path, testkit.Cleat, args...)
 }
 
-// programs returns the programs under test: the one that was built before, or new
-// ones in dir. It prints which.
+// programs returns the programs under test, prebuilt or built in dir. It prints
+// which.
 func programs(prebuilt, dir string, out io.Writer, build builder) (plain, raced string, err error) {
 	if prebuilt != "" {
 		info, err := os.Stat(prebuilt)
@@ -47,8 +46,7 @@ func programs(prebuilt, dir string, out io.Writer, build builder) (plain, raced 
 	return plain, raced, err
 }
 
-// Whoever runs the suite against a process of their own sees what is built, and
-// can bring the program instead.
+// The suite prints what it builds, and accepts a prebuilt program instead.
 func TestPrograms(t *testing.T) {
 	t.Parallel()
 	self := testkit.Value(os.Executable())(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// sabotages are steps left out, a scenario in which that must show, and of what
-// the test must complain.
+// sabotages are builds without one step, a scenario that must fail, and its
+// failure text.
 var sabotages = []struct {
 	name     string
 	left     []workload.Replacement
@@ -23,7 +23,7 @@ var sabotages = []struct {
 	symptom  string
 }{
 	{
-		name: "what is asked of SNAP is not recorded first",
+		name: "requests to SNAP are not recorded first",
 		left: []workload.Replacement{{
 			File: "dpu/plugin/create.go",
 			Old:  "if err := p.table.Put(ctx, d, objects...); err != nil {\n\t\treturn created{}, err\n\t}\n\tcrashpoint.Hit(\"dpu-create.recorded\")",
@@ -37,13 +37,14 @@ var sabotages = []struct {
 		symptom:  "held, and no device needs it",
 	},
 	{
-		name:     "a start does not take back what is recorded as begun",
+		name:     "a start does not undo interrupted creates",
 		left:     []workload.Replacement{{File: "dpu/plugin/plugin.go", Old: "p.left[d.Volume] = errInterrupted", New: "_, _ = d, errInterrupted"}},
 		scenario: func(s *site) { s.killedAndLeft("dpu-create.object") },
 		symptom:  "held, and no device needs it",
 	},
 	{
-		// What a host sees is a second guard, so that one is left out too.
+		// The check for exposed devices is a second guard, so it is omitted
+		// too.
 		name: "the users of a controller are not counted",
 		left: []workload.Replacement{{
 			File: "dpu/plugin/remove.go",
@@ -55,10 +56,10 @@ var sabotages = []struct {
 			New:  "if err == nil && where == \"everywhere\" {\n\t\terr = errs.Errorf(",
 		}},
 		scenario: (*site).twoOfOneSubsystem,
-		symptom:  "was taken from under the host",
+		symptom:  "was removed while the host used it",
 	},
 	{
-		name:     "GetDevice does not ask which SNAP process it is",
+		name:     "GetDevice does not check the SNAP process",
 		left:     []workload.Replacement{{File: "dpu/plugin/look.go", Old: "if process != d.Process {", New: "if process == \"\" {"}},
 		scenario: (*site).twoOfOneSubsystem,
 		symptom:  "want NOT_FOUND",
@@ -70,27 +71,27 @@ var sabotages = []struct {
 		symptom:  "held, and no device needs it",
 	},
 	{
-		name:     "a create that was negated is answered all the same",
+		name:     "a canceled create succeeds",
 		left:     []workload.Replacement{{File: "dpu/plugin/create.go", Old: "Keys: []string{q.Volume}, Fingerprint: fmt.Sprint(\"CreateDevice \"", New: "Keys: []string{\"create \" + q.Volume}, Fingerprint: fmt.Sprint(\"CreateDevice \""}},
 		scenario: (*site).negated,
 		symptom:  "DeleteDevice was answered with OK, and",
 	},
 }
 
-// killedAndLeft kills the plugin in the middle of a create; nobody repeats it.
+// killedAndLeft kills the plugin during a create, which is not repeated.
 func (s *site) killedAndLeft(point string) {
 	s.target("v", 1)
 	env, file := s.armed(point, 1)
 	s.start(env...)
 	_, err := s.try(s.namespace("v", "v", 1))
 	if !s.died(point, file, err) {
-		s.t.Fatalf("%s was not come by", point)
+		s.t.Fatalf("%s was not reached", point)
 	}
 	s.start()
 	s.empty()
 }
 
-// twoOfOneSubsystem deletes a device beside another one, which a host uses, and
+// twoOfOneSubsystem deletes a device beside another one that a host uses, and
 // then loses both.
 func (s *site) twoOfOneSubsystem() {
 	s.target("shared", 2)
@@ -101,7 +102,7 @@ func (s *site) twoOfOneSubsystem() {
 	s.unharmed(beside)
 	testkit.Must(s.t, err)
 	testkit.Must(s.t, s.snap.Restart())
-	s.create(v) // with it comes the controller, and the bdev of the other one
+	s.create(v) // which restores the controller, and the other volume's bdev
 	s.absent(beside.volume, beside.device)
 }
 
@@ -114,13 +115,13 @@ func (s *site) nothingToShow() {
 	s.empty()
 }
 
-// negated deletes a device that is being made.
+// negated deletes a device during its creation.
 func (s *site) negated() {
 	s.target("v", 1)
 	s.start()
 	v := s.namespace("v", "v", 1)
 	s.snap.Forget()
-	s.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Hold: patience / 4}) // the create is under way when it is deleted
+	s.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Hold: patience / 4}) // the create is in progress when the device is deleted
 	creating := make(chan error, 1)
 	go func() { creating <- onlyErr(s.try(v)) }()
 	s.eventually("the attach", func() error {
@@ -129,13 +130,12 @@ func (s *site) negated() {
 				return nil
 			}
 		}
-		return errors.New("it was not asked for")
+		return errors.New("no attach")
 	})
 	err := s.plugin.Delete(s.ctx, v.id, "")
 	s.refusal(err)
-	// Of two that do not know of each other either may come to the controller
-	// first, so that the create may also fail, by chance: that it was cancelled is
-	// what it has to say.
+	// Without the shared key either call can reach the controller first, so the
+	// create can also fail by chance: it has to report that it was canceled.
 	if answer := <-creating; err == nil && (answer == nil || !strings.Contains(answer.Error(), op.ErrUndone.Error())) {
 		s.t.Errorf("DeleteDevice was answered with OK, and the CreateDevice that it was to cancel with: %v", answer)
 	}
@@ -154,8 +154,8 @@ func TestScenariosOfSabotages(t *testing.T) {
 	}
 }
 
-// A build that leaves a step out must turn its scenario red: otherwise the
-// scenario proves nothing.
+// A scenario must fail for the build without its step; otherwise it proves
+// nothing.
 func TestSabotageTurnsRed(t *testing.T) {
 	t.Parallel()
 	for _, c := range sabotages {
@@ -175,15 +175,15 @@ func TestSabotageTurnsRed(t *testing.T) {
 			case len(r.said) == 0:
 				t.Error("a build without this step passed")
 			case !strings.Contains(said, c.symptom):
-				t.Errorf("red, but not for %q: %s", c.symptom, said)
+				t.Errorf("failed, but not with %q: %s", c.symptom, said)
 			default:
-				t.Logf("red, as it must be: %s", c.symptom)
+				t.Logf("failed, as expected: %s", c.symptom)
 			}
 		})
 	}
 }
 
-// red is a test whose failure is what is hoped for.
+// red is a test that is expected to fail.
 type red struct {
 	testing.TB
 	mu   sync.Mutex

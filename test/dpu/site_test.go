@@ -23,14 +23,14 @@ import (
 )
 
 // site is a DPU: a SNAP process on a network of targets, directories, and cleat
-// dpu, which may end and be started again.
+// dpu, which can be restarted.
 type site struct {
 	t       testing.TB
 	ctx     context.Context
 	dir     string
 	network *spdktest.Network
 	snap    *spdktest.Process
-	rpc     *spdk.Client // the test's own
+	rpc     *spdk.Client // for the test's own calls
 	program string
 	flags   []string
 	*running
@@ -38,11 +38,11 @@ type site struct {
 	atSocket string        // "": in a directory of dir
 }
 
-// running is what parts of a test share.
-type running struct{ plugin *process } // nil while it does not run
+// running is shared by the parts of a test.
+type running struct{ plugin *process } // nil while stopped
 
-// newSite makes one, with a double of SNAP, where nothing runs yet but that.
-// Everything ends with the test, and the plugin in good order.
+// newSite creates a site with a double of SNAP; the plugin is not started. When
+// the test ends, the plugin is stopped with SIGTERM.
 func newSite(t testing.TB, c spdktest.Config, program string, flags ...string) *site {
 	t.Helper()
 	s := emptySite(t, program)
@@ -72,7 +72,7 @@ func emptySite(t testing.TB, program string) *site {
 	return s
 }
 
-// join takes a SNAP process for the one of this site.
+// join configures the site for a SNAP process.
 func (s *site) join(snap string, flags ...string) {
 	s.t.Helper()
 	s.flags = append([]string{
@@ -92,7 +92,7 @@ func (s *site) socket() string {
 	return cmp.Or(s.atSocket, filepath.Join(s.dir, "plugin", "dpu.sock"))
 }
 
-// of is the same site for another test: a part of the one that made it.
+// of returns the same site for a subtest.
 func (s *site) of(t testing.TB) *site {
 	part := *s
 	part.t = t
@@ -106,7 +106,7 @@ func (s *site) start(env ...string) {
 	testkit.Must(s.t, s.plugin.ready(s.ctx))
 }
 
-// begin starts the plugin and waits until it takes calls.
+// begin starts the plugin and waits until it accepts calls.
 func (s *site) begin(env ...string) {
 	s.t.Helper()
 	s.launch(env...)
@@ -119,7 +119,7 @@ func (s *site) launch(env ...string) {
 	s.plugin = testkit.Value(launch(s.program, s.socket(), filepath.Join(s.dir, "log"), env, s.flags...))(s.t)
 }
 
-// stop ends the plugin as a pod ends.
+// stop stops the plugin as a pod is stopped.
 func (s *site) stop() {
 	s.t.Helper()
 	if s.plugin == nil {
@@ -153,7 +153,7 @@ func (s *site) end() {
 
 func last(text string, n int) string { return text[max(0, len(text)-n):] }
 
-// clear takes away what is mounted, and the directory.
+// clear unmounts everything and removes the directory.
 func (s *site) clear() {
 	table, err := mount.Table(s.ctx)
 	for _, e := range slices.Backward(table) {
@@ -166,7 +166,7 @@ func (s *site) clear() {
 	}
 }
 
-// eventually asks until it is so.
+// eventually polls until so returns nil.
 func (s *site) eventually(what string, so func() error) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.ctx, s.patience)
@@ -180,20 +180,20 @@ func (s *site) eventually(what string, so func() error) {
 		}
 		select {
 		case <-ctx.Done():
-			s.t.Fatalf("%s: not after %s: %v", what, s.patience, err)
+			s.t.Fatalf("%s: not within %s: %v", what, s.patience, err)
 		case <-tick.C:
 		}
 	}
 }
 
-// try asks once for a volume's device.
+// try calls CreateDevice once.
 func (s *site) try(v volume) (string, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, patience)
 	defer cancel()
 	return s.plugin.Create(ctx, client.Create{Volume: v.id, Mode: v.mode, Modes: v.modes(), Contexts: v.contexts})
 }
 
-// create asks for a volume's device as the node driver does: again and again.
+// create repeats CreateDevice, as the node driver does.
 func (s *site) create(v volume) (device string) {
 	s.t.Helper()
 	s.eventually("CreateDevice of "+v.id, func() (err error) {
@@ -203,7 +203,7 @@ func (s *site) create(v volume) (device string) {
 	return device
 }
 
-// remove asks for its end in the same way.
+// remove repeats DeleteDevice in the same way.
 func (s *site) remove(v volume, device string) {
 	s.t.Helper()
 	s.eventually("DeleteDevice of "+v.id, func() error {
@@ -213,8 +213,8 @@ func (s *site) remove(v volume, device string) {
 	})
 }
 
-// refusal ends the test unless an error is one that the contract knows: then
-// the call is to be repeated.
+// refusal ends the test unless the contract allows the error; then the call is
+// to be repeated.
 func (s *site) refusal(err error) error {
 	s.t.Helper()
 	if err != nil && status.Code(err) != codes.FailedPrecondition {
@@ -223,7 +223,7 @@ func (s *site) refusal(err error) error {
 	return err
 }
 
-// refused wants a call to have failed as the contract says, with words.
+// refused wants FAILED_PRECONDITION with words.
 func (s *site) refused(err error, words ...string) {
 	s.t.Helper()
 	if status.Code(err) != codes.FailedPrecondition {
@@ -237,7 +237,7 @@ func (s *site) refused(err error, words ...string) {
 	}
 }
 
-// listed are the devices that ListDevices tells of, by volume.
+// listed returns the devices of ListDevices, by volume.
 func (s *site) listed() (map[string]string, error) {
 	all, token := map[string]string{}, ""
 	for {
@@ -264,6 +264,6 @@ func (s *site) absent(v volume, device string) {
 		s.t.Errorf("GetDevice of volume %s, device %q: %v, want NOT_FOUND", v.id, device, err)
 	}
 	if all, err := s.listed(); err != nil || all[v.id] != "" {
-		s.t.Errorf("ListDevices tells of volume %s: %q, %v", v.id, all[v.id], err)
+		s.t.Errorf("ListDevices has volume %s: %q, %v", v.id, all[v.id], err)
 	}
 }

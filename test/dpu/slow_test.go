@@ -15,17 +15,17 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// slowness is a SNAP process that is stuck, and how patient the plugin is.
+// slowness is the delay of a SNAP process and the timeouts of the plugin.
 type slowness struct {
-	each   time.Duration // every request takes that long
+	each   time.Duration // duration of every request
 	answer time.Duration // of the plugin: --answer-within
-	look   time.Duration // how long a look may take
+	look   time.Duration // timeout of a query
 	grace  time.Duration
 }
 
-// SNAP is stuck in the first requests, or stays slow until the device is made,
-// which takes several. The plugin's times are a twenty-fifth of the real ones,
-// which make soak tests.
+// SNAP hangs in the first requests, or stays slow until the device is created,
+// which takes several requests. The plugin's timeouts are a twenty-fifth of the
+// real ones, which make soak tests.
 func TestSNAPIsSlow(t *testing.T) {
 	t.Parallel()
 	program := workload.BuildWith(t, workload.Replacement{
@@ -48,7 +48,7 @@ func TestSNAPIsSlow(t *testing.T) {
 	}
 }
 
-// slow holds a plugin to what it owes while SNAP is slow; once: only to the
+// slow checks the plugin's guarantees while SNAP is slow; once: only in the
 // first requests.
 func slow(t *testing.T, program string, x slowness, once bool) {
 	s := newSite(t, spdktest.Config{Flavour: spdktest.Fork, SNAP: true}, program, "--answer-within", x.answer.String())
@@ -59,11 +59,11 @@ func slow(t *testing.T, program string, x slowness, once bool) {
 	late := s.namespace("late", "a", 2)
 	testkit.Must(s.t, s.usable(file, there))
 	var good time.Time
-	s.eventually("an answer that is no earlier one", func() error {
+	s.eventually("a fresh answer", func() error {
 		good = time.Now()
 		err := onlyErr(s.plugin.Get(s.ctx, v.id, device))
 		if took := time.Since(good); err == nil && took >= x.look {
-			err = fmt.Errorf("the look took %s", took)
+			err = fmt.Errorf("the query took %s", took)
 		}
 		return err
 	})
@@ -72,24 +72,24 @@ func slow(t *testing.T, program string, x slowness, once bool) {
 	begun := time.Now()
 	creating := make(chan error, 1)
 	go func() { creating <- onlyErr(s.try(late)) }()
-	// An error would make the node driver take the volume from its host. On a
-	// machine that is so busy that the grace is over it says nothing.
+	// An error would make the node driver withdraw the volume from its host.
+	// After the grace, on a busy machine, an error is allowed.
 	if _, err := s.plugin.Get(s.ctx, v.id, device); err != nil && time.Since(good) < x.grace {
 		t.Errorf("GetDevice %s after the last good answer: %v", time.Since(good), err)
 	}
-	if ready, told, err := s.plugin.Probe(s.ctx); err != nil || !told || ready {
-		t.Errorf("Probe: ready %t, told %t, %v", ready, told, err)
+	if ready, reported, err := s.plugin.Probe(s.ctx); err != nil || !reported || ready {
+		t.Errorf("Probe: ready %t, reported %t, %v", ready, reported, err)
 	}
 	probed := time.Now()
 	s.refused(<-creating, "is still in progress after")
-	// SNAP has not answered once yet, so the plugin did not wait for it.
-	if took := time.Since(begun); once && took > x.each { // the few seconds of the other are too short for a slow machine
+	// SNAP has not responded yet, so the plugin did not wait for it.
+	if took := time.Since(begun); once && took > x.each { // the other case's few seconds are too short under load
 		t.Errorf("CreateDevice was answered after %s, more than SNAP takes for a request", took)
 	}
 	t.Logf("CreateDevice was answered %s after the probe", time.Since(probed).Round(time.Millisecond))
 	s.graceEnds(v, device)
 	if once {
-		s.snap.Clear() // requests that are held go on being held
+		s.snap.Clear() // held requests stay held
 	}
 	made := s.createSlowly(late, 10*x.each)
 	s.snap.Clear()
@@ -112,8 +112,8 @@ func slow(t *testing.T, program string, x slowness, once bool) {
 
 var errStillGood = errors.New("GetDevice still answers")
 
-// graceEnds waits until the plugin does not vouch for a device any more; that it
-// is gone it cannot say either.
+// graceEnds waits until GetDevice is UNAVAILABLE: the plugin can neither
+// confirm the device nor report it gone.
 func (s *site) graceEnds(v volume, device string) {
 	s.t.Helper()
 	s.eventually("the grace ends", func() error {
@@ -129,8 +129,8 @@ func (s *site) graceEnds(v volume, device string) {
 	})
 }
 
-// createSlowly is create with a bound of its own; each answer is that the work
-// goes on, and not that it was begun anew.
+// createSlowly is create with its own timeout; each error says that the work
+// continues, not that it was restarted.
 func (s *site) createSlowly(v volume, most time.Duration) string {
 	s.t.Helper()
 	for begun := time.Now(); time.Since(begun) < most+patience; {
@@ -142,6 +142,6 @@ func (s *site) createSlowly(v volume, most time.Duration) string {
 			s.t.Fatalf("CreateDevice, repeated while SNAP is slow: %v", err)
 		}
 	}
-	s.t.Fatalf("CreateDevice of %s has not come to its end", v.id)
+	s.t.Fatalf("CreateDevice of %s has not completed", v.id)
 	return ""
 }

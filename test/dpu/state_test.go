@@ -15,14 +15,14 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// The mounts of NVIDIA's chart, and where earlier releases kept the record.
+// The mounts of NVIDIA's chart, and the record's paths in earlier releases.
 const (
 	pluginDir  = "/var/lib/nvidia/storage/snap/plugins/test"
 	oldState   = "/var/lib/cleat/dpu"
 	oldByChart = oldState + "/test"
 )
 
-// privateVarLib gives the test, whose mounts are its own, an empty /var/lib.
+// privateVarLib mounts an empty /var/lib in the test's mount namespace.
 func privateVarLib(t *testing.T) {
 	t.Helper()
 	testkit.Must(t, unix.Mount("tmpfs", "/var/lib", "tmpfs", 0, ""))
@@ -33,15 +33,15 @@ func privateVarLib(t *testing.T) {
 	})
 }
 
-// byDefault leaves the socket and the state directory of a site to the names.
+// byDefault uses the default socket and state directory.
 func (s *site) byDefault() {
 	at := slices.Index(s.flags, "--state-dir")
 	s.flags = slices.Delete(slices.Clone(s.flags), at, at+2)
 	s.atSocket = filepath.Join(pluginDir, "dpu.sock")
 }
 
-// Of a container under NVIDIA's chart only the plugin's own directory outlives a
-// restart: with the default settings the record is kept there, beside the socket.
+// Under NVIDIA's chart only the plugin's own directory survives a container
+// restart: by default the record is there, beside the socket.
 func TestRecordOutlivesTheContainer(t *testing.T) {
 	privateVarLib(t)
 	s := newSite(t, spdktest.Config{SNAP: true}, plain)
@@ -51,7 +51,7 @@ func TestRecordOutlivesTheContainer(t *testing.T) {
 	v := s.namespace("v", "v", 1)
 	device := s.create(v)
 	s.stop()
-	// The root file system of the next container is a new one.
+	// The next container has a new root file system.
 	testkit.Must(s.t, os.RemoveAll(oldState))
 	s.start()
 	if all, err := s.listed(); err != nil || all[v.id] != device {
@@ -66,9 +66,9 @@ func TestRecordOutlivesTheContainer(t *testing.T) {
 	s.empty()
 }
 
-// The record of an earlier release is moved to the new default place once, from
-// either of the old ones, and is whole in one of them whenever the plugin is
-// killed meanwhile.
+// The record of an earlier release is moved once to the new default path, from
+// either old path, and is complete in one of them if the plugin is killed
+// meanwhile.
 func TestRecordIsMoved(t *testing.T) {
 	for _, old := range []string{oldState, oldByChart} {
 		for _, point := range []string{"", "store-move.copied", "store-move.renamed"} {

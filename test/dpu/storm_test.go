@@ -23,20 +23,20 @@ const (
 	perClient = 8
 	steps     = 24 // of each client in a round
 
-	// stormPatience covers the wait for an attach that a killed plugin sent, which
-	// is 3 min when nobody saw its end.
+	// stormPatience covers the wait for an attach that a killed plugin sent,
+	// which is 3 min if its end was not seen.
 	stormPatience = 3*time.Minute + patience
 )
 
-// storm is many clients of one plugin, which is killed, of a SNAP process that
-// restarts.
+// storm is many clients of one plugin, which is killed, with a SNAP process
+// that restarts.
 type storm struct {
 	*site
-	restarts atomic.Int64 // of SNAP, counted before and after each: odd while it does
+	restarts atomic.Int64 // of SNAP, counted before and after each: odd during one
 	calls    atomic.Int64
 }
 
-// owner is one client and its volumes, which nobody else asks for.
+// owner is one client and its own volumes.
 type owner struct {
 	storm  *storm
 	random *rand.Rand
@@ -44,17 +44,18 @@ type owner struct {
 	all    []*owned
 }
 
-// owned is a volume, and what its client was told of it.
+// owned is a volume and its acknowledged state.
 type owned struct {
 	volume
-	device  string // acknowledged; empty: it has none
-	process int64  // of SNAP, that it was acknowledged in; odd: not known
+	device  string // acknowledged; empty: no device
+	process int64  // SNAP process of the acknowledgement; odd: unknown
 }
 
 // Devices of 256 volumes, on 16 subsystems, of files and of directories, are
 // created and deleted by 32 clients at once, while SNAP is restarted and the
-// plugin killed, which each round does in all its ways. After each round every acknowledged device is there and is its
-// own volume's, nothing else is, and ListDevices agrees.
+// plugin killed in all ways in each round. After each round SNAP has exactly
+// the acknowledged devices, each with its own volume's storage, and ListDevices
+// agrees.
 func TestStorm(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -91,7 +92,7 @@ func TestStorm(t *testing.T) {
 }
 
 // stormVolume is the ith volume of a client: six are namespaces, of subsystems
-// that they share with volumes of others.
+// shared with other clients.
 func (x *storm) stormVolume(client, i int) volume {
 	id := fmt.Sprintf("v-%d-%d", client, i)
 	switch i {
@@ -104,7 +105,7 @@ func (x *storm) stormVolume(client, i int) volume {
 	return x.namespace(id, fmt.Sprint("sub-", n%16), n/16+1)
 }
 
-// round lets all clients go, and disturbs them.
+// round runs all clients, and disturbs them.
 func (x *storm) round(owners []*owner, random *rand.Rand) {
 	done := make(chan struct{})
 	var working sync.WaitGroup
@@ -126,7 +127,7 @@ func (x *storm) round(owners []*owner, random *rand.Rand) {
 			return
 		case <-time.After(time.Duration(200+random.IntN(600)) * time.Millisecond):
 		}
-		if turn >= 4 { // the rest is calm
+		if turn >= 4 { // no disturbance at the end
 			continue
 		}
 		switch (first + turn) % 3 {
@@ -167,7 +168,8 @@ func (o *owner) work() error {
 			return fmt.Errorf("volume %s: %w", v.id, err)
 		}
 	}
-	// As the node driver's heartbeat: what SNAP lost is asked for again.
+	// As in the node driver's heartbeat, CreateDevice is repeated for devices
+	// that SNAP lost.
 	for _, v := range o.all {
 		if err := o.look(v); err != nil {
 			return fmt.Errorf("volume %s: %w", v.id, err)
@@ -176,8 +178,7 @@ func (o *owner) work() error {
 	return nil
 }
 
-// call repeats a call until it is answered with OK, or with NOT_FOUND, which it
-// returns.
+// call repeats a call until it returns OK, or NOT_FOUND, which it returns.
 func (o *owner) call(do func(*client.Client) error) error {
 	for deadline := time.Now().Add(stormPatience); ; {
 		var err error
@@ -191,7 +192,7 @@ func (o *owner) call(do func(*client.Client) error) error {
 		switch code := status.Code(err); {
 		case err == nil, code == codes.NotFound:
 			return err
-		case code == codes.Unavailable: // it was killed
+		case code == codes.Unavailable: // the plugin was killed
 			o.hangUp()
 		case code != codes.FailedPrecondition:
 			return err
@@ -199,7 +200,7 @@ func (o *owner) call(do func(*client.Client) error) error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("refused for %s: %w", stormPatience, err)
 		}
-		time.Sleep(time.Duration(1+o.random.IntN(10)) * time.Millisecond) // as whoever backs off
+		time.Sleep(time.Duration(1+o.random.IntN(10)) * time.Millisecond) // backoff
 	}
 }
 
@@ -217,7 +218,7 @@ func (o *owner) create(v *owned) error {
 		if err == nil {
 			v.device, v.process = device, before
 			if o.storm.restarts.Load() != before {
-				v.process = -1 // of the one or of the other
+				v.process = -1 // one process or the other
 			}
 		}
 		return err
@@ -236,8 +237,7 @@ func (o *owner) remove(v *owned) error {
 	return err
 }
 
-// look asks whether the device is there; only a restart of SNAP may have taken
-// it.
+// look checks that the device exists; only a restart of SNAP can remove it.
 func (o *owner) look(v *owned) error {
 	if v.device == "" {
 		return nil
@@ -247,18 +247,19 @@ func (o *owner) look(v *owned) error {
 		return err
 	}
 	if v.process >= 0 && v.process%2 == 0 && o.storm.restarts.Load() == v.process {
-		return errors.Join(errors.New("its device was acknowledged, SNAP has not been restarted since, and it is gone"), err)
+		return errors.Join(errors.New("the acknowledged device is gone without a restart of SNAP"), err)
 	}
 	return o.create(v)
 }
 
-// compare holds SNAP, the machine and ListDevices to what was acknowledged.
+// compare compares SNAP, the machine and ListDevices with the acknowledged
+// devices.
 func (x *storm) compare(owners []*owner) {
 	testkit.Must(x.t, x.plugin.ready(x.ctx))
 	devices := map[string]string{}
 	var volumes []volume
 	for _, o := range owners {
-		testkit.Must(x.t, o.mend())
+		testkit.Must(x.t, o.recreate())
 		for _, v := range o.all {
 			if v.device != "" {
 				devices[v.id] = v.device
@@ -269,8 +270,8 @@ func (x *storm) compare(owners []*owner) {
 	x.settles(devices, volumes...)
 }
 
-// mend asks again for what a late restart of SNAP took.
-func (o *owner) mend() error {
+// recreate repeats CreateDevice for devices lost in a late restart of SNAP.
+func (o *owner) recreate() error {
 	defer o.hangUp()
 	for _, v := range o.all {
 		if err := o.look(v); err != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// A target that is not to be reached, in each way that SNAP meets: the call is
-// answered, leaves nothing, and disturbs nobody; when the target is there again
-// the same call makes the device.
+// A target is unreachable, in each way that SNAP can see: the call returns,
+// leaves nothing, and disturbs no other; when the target is back the same call
+// creates the device.
 func TestTargetUnreachable(t *testing.T) {
 	t.Parallel()
 	timing, program := spdktest.Timing{Silent: 500 * time.Millisecond}, hasty(t)
@@ -18,7 +18,7 @@ func TestTargetUnreachable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t, spdktest.Config{SNAP: true, Timing: timing}, program)
-			// Packets that are dropped take SNAP longer than the plugin waits.
+			// Dropped packets take SNAP longer than the plugin waits.
 			testkit.Must(s.t, s.rpc.Do(s.ctx, "bdev_nvme_set_options", map[string]any{"tcp_connect_timeout_ms": 2000}))
 			s.start()
 			beside := s.neighbour(s.file("neighbour"))
@@ -38,7 +38,8 @@ func TestTargetUnreachable(t *testing.T) {
 			both := map[string]string{beside.id: beside.device, v.id: device}
 			s.settles(both, v, beside.volume)
 
-			// It goes away under a device, which stays, and comes back.
+			// The target of an existing device goes away and comes back; the
+			// device stays.
 			s.network.SetReach(targetAddress(), reach)
 			s.settles(both, v, beside.volume)
 			if again := s.create(v); again != device {
@@ -47,7 +48,7 @@ func TestTargetUnreachable(t *testing.T) {
 			s.network.SetReach(targetAddress(), spdktest.Open)
 			s.settles(both, v, beside.volume)
 
-			// It is away when the device is deleted.
+			// The target is away during the deletion.
 			s.network.SetReach(targetAddress(), reach)
 			s.remove(v, device)
 			s.settles(alone, beside.volume)
@@ -60,8 +61,8 @@ func TestTargetUnreachable(t *testing.T) {
 	}
 }
 
-// A controller that has failed for good is woken by a CreateDevice when its
-// target is there again; until then its device is not said to be there.
+// CreateDevice reconnects a controller that has failed for good when its target
+// is back; until then GetDevice does not report its device.
 func TestControllerGivenUp(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, spdktest.Config{SNAP: true}, plain)
@@ -76,7 +77,7 @@ func TestControllerGivenUp(t *testing.T) {
 		t.Fatalf("there is no controller %s", controllers[0].Name)
 	}
 	if _, err := s.plugin.Get(s.ctx, v.id, device); err == nil {
-		t.Error("GetDevice answers for a controller that has failed")
+		t.Error("GetDevice succeeds for a failed controller")
 	}
 	_, err = s.try(v)
 	s.refused(err, subnqn("a"))
@@ -89,8 +90,8 @@ func TestControllerGivenUp(t *testing.T) {
 	s.empty()
 }
 
-// A subsystem that shows nothing yet: what comes in time is taken, what comes
-// later is taken by a retry, and in between nothing stays.
+// A subsystem whose namespaces appear late: one that appears in time is used, a
+// later one by a retry, and nothing is left in between.
 func TestNamespacesThatAreLate(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, spdktest.Config{SNAP: true}, plain)
@@ -109,7 +110,7 @@ func TestNamespacesThatAreLate(t *testing.T) {
 		}}
 	s.network.Put(sub)
 	w := s.namespace("w", "late", 2)
-	name := testkit.Value(s.try(w))(s.t) // the subsystem has another one, which is not taken
+	name := testkit.Value(s.try(w))(s.t) // the subsystem's other namespace is not used
 	testkit.Must(s.t, s.usable(w, name))
 	s.remove(v, "")
 	s.remove(w, "")

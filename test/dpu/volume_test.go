@@ -24,14 +24,14 @@ const (
 	rwo    = storagev1.AccessMode_ACCESS_MODE_RWO
 )
 
-// volume is what a device is made for, and what that device must be.
+// volume is a volume and the expected properties of its device.
 type volume struct {
 	id       string
 	mode     request.Mode
 	contexts request.Contexts
 
 	subnqn, uuid string // of a namespace
-	path         string // of a file, or a directory
+	path         string // of a file or a directory
 	image        string
 	keys         int
 }
@@ -48,7 +48,7 @@ func namespaceUUID(name string, nsid int) string {
 	return uuid.NewSHA1(uuid.NameSpaceURL, fmt.Append(nil, name, "/", nsid)).String()
 }
 
-// target puts a subsystem with namespaces 1 to n onto the network.
+// target adds a subsystem with namespaces 1 to n to the network.
 func (s *site) target(name string, n int) {
 	sub := spdktest.Subsystem{NQN: subnqn(name), AnyHost: true, Addresses: []spdktest.Address{targetAddress()}}
 	for i := range n {
@@ -57,8 +57,8 @@ func (s *site) target(name string, n int) {
 	s.network.Put(sub)
 }
 
-// namespace is a volume that is a namespace of a subsystem; more is added to
-// its context.
+// namespace is a volume on a namespace of a subsystem; more is added to its
+// context.
 func (s *site) namespace(id, name string, nsid int, more ...string) volume {
 	a := targetAddress()
 	c := map[string]string{
@@ -72,7 +72,7 @@ func (s *site) namespace(id, name string, nsid int, more ...string) volume {
 	return v
 }
 
-// keyed is a namespace that is reached with keys of its own.
+// keyed is a namespace with DH-HMAC-CHAP keys.
 func (s *site) keyed(id, name string, nsid int) volume {
 	s.t.Helper()
 	for _, k := range []string{"host-" + id, "target-" + id} {
@@ -83,7 +83,7 @@ func (s *site) keyed(id, name string, nsid int) volume {
 	return v
 }
 
-// file is a volume that is a file of the pool.
+// file is a volume on a file of the pool.
 func (s *site) file(id string) volume {
 	s.t.Helper()
 	path := filepath.Join(s.pool(), id+".img")
@@ -93,8 +93,8 @@ func (s *site) file(id string) volume {
 	return volume{id: id, mode: request.Block, path: path, contexts: located(access.File{Pool: poolID, Name: id + ".img"})}
 }
 
-// directory is a volume that is a directory of the pool; a file in it tells
-// which.
+// directory is a volume on a directory of the pool; a file in it contains the
+// volume id.
 func (s *site) directory(id string) volume {
 	s.t.Helper()
 	path := filepath.Join(s.pool(), id+".d")
@@ -105,7 +105,7 @@ func (s *site) directory(id string) volume {
 
 func located(a access.Access) request.Contexts { return request.Contexts{Volume: access.Encode(a)} }
 
-// rbd is a volume that is an image of Ceph, of the one cluster there is.
+// rbd is a volume on an image of the Ceph cluster.
 func (s *site) rbd(id string) volume {
 	s.network.PutImage(spdktest.Image{Pool: "rbd", Name: id, Size: 1 << 20})
 	return volume{id: id, mode: request.Block, image: id, contexts: request.Contexts{Volume: map[string]string{
@@ -113,15 +113,15 @@ func (s *site) rbd(id string) volume {
 	}}}
 }
 
-// usable tells what is wrong with the device that a volume was given: whether
-// SNAP holds it, it is the volume's own storage, and GetDevice says so.
+// usable checks that SNAP has the device of a volume with the volume's own
+// storage, and that GetDevice reports it.
 func (s *site) usable(v volume, device string) error {
 	d, err := s.plugin.Get(s.ctx, v.id, device)
 	if err != nil {
 		return err
 	}
 	if d.Mode != v.mode || !slices.Equal(d.Modes, v.modes()) || !d.Contexts.Equal(v.contexts) {
-		return fmt.Errorf("GetDevice of volume %s answers %+v", v.id, d)
+		return fmt.Errorf("GetDevice of volume %s returned %+v", v.id, d)
 	}
 	if v.mode == request.Filesystem {
 		return s.usableDirectory(v, device)
@@ -142,7 +142,7 @@ func (s *site) usable(v volume, device string) error {
 	return nil
 }
 
-// usableDirectory looks at the mount itself.
+// usableDirectory checks the mount itself.
 func (s *site) usableDirectory(v volume, device string) error {
 	at := filepath.Join(s.volumes(), v.id)
 	if f, err := s.rpc.Fsdev(s.ctx, device); err != nil && !isUnknown(err) {
@@ -160,5 +160,5 @@ func (s *site) usableDirectory(v volume, device string) error {
 	return nil
 }
 
-// isUnknown: the process has no such method.
+// isUnknown: SNAP has no such method.
 func isUnknown(err error) bool { return spdkIs(err, spdk.UnknownMethod) }

@@ -11,8 +11,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// What the plugin asks SNAP for. TestRequestsDoNotGrowWithDevices holds it to
-// that, so that the bare client is a measure of it.
+// createRequests are the plugin's requests to SNAP.
+// TestRequestsDoNotGrowWithDevices checks them, so that the bare client is
+// comparable.
 func createRequests() []string {
 	return []string{"bdev_nvme_get_controllers", "bdev_nvme_attach_controller", "bdev_get_bdevs"}
 }
@@ -21,14 +22,14 @@ func deleteRequests() []string {
 	return []string{"nvme_subsystem_list", "nvme_subsystem_list", "bdev_nvme_detach_controller"}
 }
 
-// bareCaller asks SNAP for what the plugin would, and does nothing else. It has a
-// subsystem of its own.
+// bareCaller sends the plugin's requests to SNAP, and does nothing else. It has
+// its own subsystem.
 type bareCaller struct {
 	rpc *spdk.Client
 	own int
 }
 
-// bare are callers that share a client, as the plugin's calls do.
+// bare returns callers that share a client, as the plugin's calls do.
 func (s *site) bare(b *testing.B, n int) (all []bareCaller) {
 	rpc := testkit.Value(spdk.Open(spdk.Config{Socket: s.snap}))(s)
 	b.Cleanup(func() { testkit.Must(s, rpc.Close()) })
@@ -47,14 +48,14 @@ func (c bareCaller) get(ctx context.Context, device string) error {
 	return err
 }
 
-// controllerOf is the name of a controller whose namespace 1 a bdev is.
+// controllerOf returns the controller of a bdev on namespace 1.
 func controllerOf(bdev string) string { return bdev[:len(bdev)-len("n1")] }
 
-// create makes a device.
+// create creates a device.
 func (c bareCaller) create(ctx context.Context) (string, error) {
 	name := fmt.Sprintf("bare%d", c.own)
 	if _, err := c.rpc.NVMeController(ctx, name); !errors.Is(err, spdk.NotFound) {
-		return "", fmt.Errorf("controller %s is there before it is made: %w", name, err)
+		return "", fmt.Errorf("controller %s exists before it is created: %w", name, err)
 	}
 	bdevs, err := c.rpc.AttachNVMe(ctx, spdk.NVMeAttach{
 		Name: name, NVMeAddress: spdk.NVMeAddress{Transport: "TCP", Family: "IPv4", Address: address, Service: fmt.Sprint(port), SubNQN: nqn(c.own)},
@@ -63,7 +64,7 @@ func (c bareCaller) create(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if len(bdevs) != 1 {
-		return "", fmt.Errorf("controller %s has the bdevs %q, and should have one", name, bdevs)
+		return "", fmt.Errorf("controller %s has the bdevs %q, want one", name, bdevs)
 	}
 	bdev, err := c.rpc.Bdev(ctx, bdevs[0])
 	return bdev.Name, err

@@ -14,15 +14,15 @@ import (
 
 const (
 	most   = 1000 // devices present
-	spares = 64   // subsystems beside them, for devices that come and go
+	spares = 64   // further subsystems, for devices that are created and deleted
 )
 
-// BenchmarkDPU prints the figures of docs/performance.md. It is meant for
-// -benchtime 1x: how often a call is made is settled here.
+// BenchmarkDPU prints the figures of docs/performance.md. Run it with
+// -benchtime 1x: the number of calls is fixed here.
 func BenchmarkDPU(b *testing.B) {
 	s := newSite(b)
 	s.double(most + spares)
-	ready := s.start() // out here: others need it, too, when this one is not chosen
+	ready := s.start() // not in a sub-benchmark: the others need it even if it is not selected
 	b.Run("idle", func(b *testing.B) {
 		report(b, metrics{"start-ms": ms(ready), "MiB-resident": s.resident()})
 	})
@@ -40,8 +40,8 @@ func BenchmarkDPU(b *testing.B) {
 	b.Run(fmt.Sprintf("recovery/present=%d", most), func(b *testing.B) { s.recovery(b) })
 }
 
-// calls measures each call with 1 and 32 clients, and beside it what SNAP takes
-// to answer what the plugin asks it for: the same requests by a bare client.
+// calls measures each call with 1 and 32 clients, and the same SNAP requests
+// sent by a bare client.
 func (s *site) calls(b *testing.B, present int) {
 	names := s.names(b)
 	for _, n := range []int{1, 32} {
@@ -51,7 +51,7 @@ func (s *site) calls(b *testing.B, present int) {
 			name := func(i int) (volume, device string) { volume = volumeID(i % present); return volume, names[volume] }
 			b.Run("get", func(b *testing.B) {
 				var plugin, snap timing
-				for range rounds { // in turn: the machine has other work
+				for range rounds { // alternately: the machine has other load
 					before := s.processor()
 					plugin.add(timed(b, callers, gets/rounds, func(c caller, i int) error {
 						volume, device := name(i)
@@ -66,7 +66,7 @@ func (s *site) calls(b *testing.B, present int) {
 				}
 				compare(b, plugin, snap)
 			})
-			b.Run("list-100", func(b *testing.B) { // SNAP is not asked
+			b.Run("list-100", func(b *testing.B) { // without SNAP
 				report(b, timed(b, callers, gets, func(c caller, _ int) error {
 					_, _, err := c.List(b.Context(), 100, "")
 					return err
@@ -87,7 +87,8 @@ func (s *site) calls(b *testing.B, present int) {
 				b.Run("create", func(b *testing.B) { compare(b, create, bareCreate) })
 				b.Run("delete", func(b *testing.B) { compare(b, remove, bareRemove) })
 			})
-			// All bdevs are listed for a file, on which there must be no other.
+			// For a file all bdevs are listed, to check that no other bdev uses
+			// it.
 			b.Run("create-file", func(b *testing.B) {
 				for _, c := range callers {
 					testkit.Must(s, os.WriteFile(filepath.Join(s.dir, "pool", volumeID(c.own)), make([]byte, 1<<20), 0o600))
@@ -99,8 +100,8 @@ func (s *site) calls(b *testing.B, present int) {
 	}
 }
 
-// caller is a client with a volume of its own, so that as many devices are
-// present while it makes and deletes that one as were before.
+// caller is a client with its own volume, so that the number of devices stays
+// the same while it creates and deletes one.
 type caller struct {
 	*client.Client
 	own int
@@ -121,7 +122,7 @@ func bareRemoval(b *testing.B) func(bareCaller, string) error {
 	return func(c bareCaller, name string) error { return c.remove(b.Context(), name) }
 }
 
-// comeAndGo measures making and removing in turn.
+// comeAndGo measures alternate creates and deletes.
 func comeAndGo[C any](b *testing.B, callers []C, pairs int, create func(C) (string, error), remove func(C, string) error) (created, removed timing) {
 	created.took, removed.took = make([]time.Duration, pairs), make([]time.Duration, pairs)
 	began := time.Now()
@@ -136,13 +137,13 @@ func comeAndGo[C any](b *testing.B, callers []C, pairs int, create func(C) (stri
 		created.took[i], removed.took[i] = between.Sub(start), time.Since(between)
 		return err
 	})
-	created.elapsed = time.Since(began) // both: it is a rate of pairs
+	created.elapsed = time.Since(began) // of both: a rate of pairs
 	removed.elapsed = created.elapsed
 	return created, removed
 }
 
-// recovery measures how long it takes until all devices are back after SNAP was
-// restarted, when 32 callers ask for them, as the node driver's workers would.
+// recovery measures the time until all devices are back after a SNAP restart,
+// when 32 callers repeat CreateDevice, as the node driver's workers would.
 func (s *site) recovery(b *testing.B) {
 	testkit.Value(io.WriteString(s.orders, "restart\n"))(b)
 	for deadline := time.Now().Add(bound); ; { // until the plugin sees that they are gone
@@ -150,7 +151,7 @@ func (s *site) recovery(b *testing.B) {
 			break
 		}
 		if time.Now().After(deadline) {
-			b.Fatal("SNAP was restarted, and GetDevice still finds what it held")
+			b.Fatal("GetDevice still succeeds after a SNAP restart")
 		}
 	}
 	took := s.present(b.Context(), 0, most)
@@ -160,7 +161,7 @@ func (s *site) recovery(b *testing.B) {
 	report(b, metrics{"all-back-ms": ms(took), "MiB-resident": s.resident()})
 }
 
-// names are the devices by their volumes.
+// names returns the devices by volume.
 func (s *site) names(b *testing.B) map[string]string {
 	all := map[string]string{}
 	for token := ""; ; {

@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// target puts n subsystems of a namespace each onto a network.
+// target returns a network with n subsystems of one namespace each.
 func target(n int) *spdktest.Network {
 	network := spdktest.NewNetwork(nil)
 	for i := range n {
@@ -27,12 +27,12 @@ func target(n int) *spdktest.Network {
 	return network
 }
 
-// asked are the requests that a process got since it was told to forget them.
+// asked returns the requests since the last Forget.
 func asked(p *spdktest.Process) []string {
 	var all []string
 	for _, c := range p.Calls() {
 		var named struct{ Name string }
-		_ = json.Unmarshal(c.Params, &named) // what is no object has no name
+		_ = json.Unmarshal(c.Params, &named) // requests without an object have no name
 		word := c.Method
 		if c.Method == "bdev_get_bdevs" && named.Name == "" {
 			word += " of all"
@@ -43,8 +43,8 @@ func asked(p *spdktest.Process) []string {
 	return all
 }
 
-// What a call asks of SNAP must not depend on how many devices there are: SNAP
-// answers one request after the other on the core that also moves the data.
+// The requests of a call must not depend on the number of devices: SNAP serves
+// them one by one on the core that also moves the data.
 func TestRequestsDoNotGrowWithDevices(t *testing.T) {
 	const few, many = 2, 300
 	s := newSite(t)
@@ -89,18 +89,18 @@ func TestRequestsDoNotGrowWithDevices(t *testing.T) {
 	}
 	for _, what := range slices.Sorted(maps.Keys(seen[few])) {
 		if !slices.Equal(seen[few][what], seen[many][what]) {
-			t.Errorf("%s asks SNAP for %q with %d devices present and for %q with %d", what, seen[few][what], few, seen[many][what], many)
+			t.Errorf("%s sends SNAP %q with %d devices present and for %q with %d", what, seen[few][what], few, seen[many][what], many)
 		}
 		if slices.Contains(seen[many][what], "bdev_get_bdevs of all") {
 			t.Errorf("%s lists every bdev: %q", what, seen[many][what])
 		}
 	}
-	// The benchmark's bare client makes the same ones.
+	// The benchmark's bare client sends the same ones.
 	for what, want := range map[string][]string{
 		"CreateDevice": createRequests(), "CreateDevice of the only namespace": createRequests(), "CreateDevice again": getRequests(), "GetDevice": getRequests(), "ListDevices": nil, "DeleteDevice": deleteRequests(),
 	} {
 		if got := seen[many][what]; !slices.Equal(got, want) {
-			t.Errorf("%s asks SNAP for %q, want %q", what, got, want)
+			t.Errorf("%s sends SNAP %q, want %q", what, got, want)
 		}
 	}
 }

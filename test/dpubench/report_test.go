@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// timing is what calls took.
+// timing is the durations of calls.
 type timing struct {
 	took      []time.Duration
-	elapsed   time.Duration // all of them, by all callers
-	processor time.Duration // that the plugin used for all of them; 0: not looked at
+	elapsed   time.Duration // of all calls, by all callers
+	processor time.Duration // used by the plugin for all calls; 0: not measured
 }
 
-// add takes more of the same.
+// add adds further calls.
 func (t *timing) add(more timing) {
 	t.took = append(t.took, more.took...)
 	t.elapsed += more.elapsed
@@ -28,7 +28,7 @@ func timed[C any](b *testing.B, callers []C, n int, call func(c C, i int) error)
 	return timing{took: took, elapsed: time.Since(began)}
 }
 
-// at is how long the fastest of a share of the calls took at most.
+// at returns the quantile of the durations.
 func (t timing) at(share float64) time.Duration {
 	sorted := slices.Sorted(slices.Values(t.took))
 	return sorted[min(int(share*float64(len(sorted))), len(sorted)-1)]
@@ -40,8 +40,7 @@ func (t timing) metrics() metrics {
 	return metrics{"p50-ms": ms(t.at(0.5)), "p99-ms": ms(t.at(0.99)), "calls/s": float64(len(t.took)) / t.elapsed.Seconds()}
 }
 
-// compare reports calls of the plugin beside what SNAP took for the same
-// requests.
+// compare reports the plugin's calls beside SNAP's time for the same requests.
 func compare(b *testing.B, plugin, snap timing) {
 	b.Helper()
 	all := plugin.metrics()
@@ -54,7 +53,7 @@ func compare(b *testing.B, plugin, snap timing) {
 	report(b, all)
 }
 
-// report prints metrics in place of the time of the whole, which says nothing.
+// report prints metrics instead of the meaningless total time.
 func report(b *testing.B, all metrics) {
 	b.Helper()
 	b.ReportMetric(0, "ns/op")

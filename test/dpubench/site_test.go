@@ -1,8 +1,7 @@
 // Package dpubench measures cleat dpu as a process over its socket, with the
-// double of SNAP as another one: what calls cost with few and with many devices
-// present, how much of that is the plugin's own, how long a start and the
-// recovery from a restart of SNAP take, and how much memory it holds. Run it with
-// BENCH=dpu make bench.
+// double of SNAP as another process: the cost of calls with few and with many
+// devices, the plugin's own share, the duration of a start and of the recovery
+// from a SNAP restart, and memory. Run it with BENCH=dpu make bench.
 package dpubench
 
 import (
@@ -43,8 +42,8 @@ func nqn(n int) string      { return fmt.Sprintf("nqn.2026-01.example:bench-%04d
 func volumeID(n int) string { return fmt.Sprintf("pvc-%04d", n) }
 func uuid(n int) string     { return fmt.Sprintf("e33a8f79-5f83-40cc-b7d5-%012d", n) }
 
-// namespace asks for the device of volume n: the only namespace of subsystem n.
-// named says which it is, as DPF's users seldom do.
+// namespace requests the device of volume n: the only namespace of subsystem n.
+// named includes the namespace id, which DPF's users seldom do.
 func namespace(n int, named bool) client.Create {
 	a := access.NVMe{Transport: "tcp", Paths: []netip.AddrPort{netip.AddrPortFrom(netip.MustParseAddr(address), port)}, NQN: nqn(n)}
 	if named {
@@ -53,7 +52,7 @@ func namespace(n int, named bool) client.Create {
 	return create(n, a)
 }
 
-// file asks for a device of volume n on a file of the pool.
+// file requests a device of volume n on a file of the pool.
 func file(n int) client.Create { return create(n, access.File{Pool: pool, Name: volumeID(n)}) }
 
 func create(n int, a access.Access) client.Create {
@@ -63,7 +62,7 @@ func create(n int, a access.Access) client.Create {
 	}
 }
 
-// site is a plugin beside a SNAP process.
+// site is a plugin and a SNAP process.
 type site struct {
 	testing.TB
 	dir    string
@@ -72,10 +71,11 @@ type site struct {
 	plugin *exec.Cmd
 	log    *os.File
 	client *client.Client
-	orders io.Writer // to a double that is a process
+	orders io.Writer // stdin of the double's process
 }
 
-// newSite makes one whose plugin does not run yet. The double may listen on snap.
+// newSite creates a site without starting the plugin. The double can listen on
+// snap.
 func newSite(t testing.TB) *site {
 	t.Helper()
 	dir := testkit.Value(os.MkdirTemp("", "dpu"))(t) // short enough for sockets
@@ -91,8 +91,8 @@ func newSite(t testing.TB) *site {
 	return s
 }
 
-// double starts the double as a process, with n subsystems of a namespace each.
-// Nothing takes time in it but its own work.
+// double starts the double as a process without delays, with n subsystems of
+// one namespace each.
 func (s *site) double(n int) {
 	s.Helper()
 	program := filepath.Join(s.dir, "double")
@@ -119,7 +119,7 @@ func (s *site) double(n int) {
 	lines := bufio.NewReader(said)
 	testkit.Value(lines.ReadString('\n'))(s)
 	var reading sync.WaitGroup
-	reading.Go(func() { _, _ = io.Copy(io.Discard, lines) }) // the answers to orders, until it ends
+	reading.Go(func() { _, _ = io.Copy(io.Discard, lines) }) // responses to commands, until it ends
 	s.Cleanup(func() {
 		err := cmd.Process.Signal(unix.SIGTERM)
 		reading.Wait()
@@ -129,7 +129,7 @@ func (s *site) double(n int) {
 	})
 }
 
-// start starts the plugin and returns how long it took until it was ready.
+// start starts the plugin and returns the time until it was ready.
 func (s *site) start() time.Duration {
 	s.Helper()
 	socket := filepath.Join(s.dir, "plugin", "dpu.sock")
@@ -159,7 +159,7 @@ func (s *site) start() time.Duration {
 	}
 }
 
-// stop ends the plugin in good order.
+// stop stops the plugin with SIGTERM.
 func (s *site) stop() {
 	s.Helper()
 	if s.plugin == nil {
@@ -176,7 +176,7 @@ func (s *site) stop() {
 	}
 }
 
-// clients are connections of their own.
+// clients returns n separate connections.
 func (s *site) clients(n int) []*client.Client {
 	s.Helper()
 	var all []*client.Client
@@ -184,15 +184,15 @@ func (s *site) clients(n int) []*client.Client {
 		c, err := client.Dial(s.Context(), s.client.Socket())
 		testkit.Must(s, err)
 		s.Cleanup(func() { _ = c.Close() })
-		_, _, err = c.Probe(s.Context()) // which connects
+		_, _, err = c.Probe(s.Context()) // connects
 		testkit.Must(s, err)
 		all = append(all, c)
 	}
 	return all
 }
 
-// present makes devices from to to, with 32 clients, and returns how long that
-// took.
+// present creates devices from to to, with 32 clients, and returns the
+// duration.
 func (s *site) present(ctx context.Context, from, to int) time.Duration {
 	s.Helper()
 	began := time.Now()
@@ -203,7 +203,7 @@ func (s *site) present(ctx context.Context, from, to int) time.Duration {
 	return time.Since(began)
 }
 
-// each makes n calls, spread over callers, and returns how long each took.
+// each makes n calls, spread over callers, and returns their durations.
 func each[C any](t testing.TB, callers []C, n int, call func(c C, i int) error) []time.Duration {
 	t.Helper()
 	took := make([]time.Duration, n)
@@ -240,11 +240,11 @@ func (s *site) resident() float64 {
 	return 0
 }
 
-// processor is the time on processors that the plugin has used so far.
+// processor returns the processor time that the plugin has used so far.
 func (s *site) processor() time.Duration {
 	s.Helper()
 	text := testkit.Value(os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.plugin.Process.Pid)))(s)
-	_, behind, _ := strings.Cut(string(text), ") ") // the name may hold blanks
+	_, behind, _ := strings.Cut(string(text), ") ") // the name can contain blanks
 	fields := strings.Fields(behind)
 	var ticks int64
 	for _, f := range fields[11:13] { // utime and stime
