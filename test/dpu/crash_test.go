@@ -197,13 +197,13 @@ func (s *site) killAt(point string, n int, v volume, beside neighbour, after nex
 	default:
 		s.kept(point, hit, v, devices)
 	}
-	s.settles(devices, v, beside.volume)
+	s.awaitAgreement(devices, v, beside.volume)
 	s.unharmed(beside)
 	if device, has := devices[v.id]; has {
 		s.remove(v, device)
 		s.absent(v, device)
 		delete(devices, v.id)
-		s.settles(devices, v, beside.volume)
+		s.awaitAgreement(devices, v, beside.volume)
 	}
 	s.stop()
 	return hit

@@ -98,7 +98,7 @@ func TestEachRequestFails(t *testing.T) {
 					break
 				}
 				s.remove(v, "")
-				s.settles(map[string]string{beside.id: beside.device}, beside.volume)
+				s.awaitAgreement(map[string]string{beside.id: beside.device}, beside.volume)
 			}
 			removes := s.requests(func() { _ = s.plugin.Delete(s.ctx, v.id, device) })
 			if device == "" || len(creates) == 0 || len(removes) == 0 {
@@ -158,11 +158,11 @@ func (s *site) createFails(r asked, f failure, v volume, beside *neighbour) {
 		s.madeAgain(beside)
 	}
 	devices := map[string]string{beside.id: beside.device, v.id: device}
-	s.settles(devices, v, beside.volume)
+	s.awaitAgreement(devices, v, beside.volume)
 	s.unharmed(*beside)
 	s.remove(v, device)
 	delete(devices, v.id)
-	s.settles(devices, beside.volume)
+	s.awaitAgreement(devices, beside.volume)
 }
 
 func (s *site) removeFails(r asked, f failure, v volume, beside *neighbour) {
@@ -175,7 +175,7 @@ func (s *site) removeFails(r asked, f failure, v volume, beside *neighbour) {
 	if f.restarts {
 		s.madeAgain(beside)
 	}
-	s.settles(map[string]string{beside.id: beside.device}, beside.volume)
+	s.awaitAgreement(map[string]string{beside.id: beside.device}, beside.volume)
 	s.unharmed(*beside)
 }
 
@@ -244,11 +244,11 @@ func TestSNAPRestarts(t *testing.T) {
 					}
 					s.absent(other, second) // also when both are of one controller
 					s.remove(other, second)
-					s.settles(map[string]string{v.id: device}, v, other)
+					s.awaitAgreement(map[string]string{v.id: device}, v, other)
 					if got := s.create(other); got != second {
 						t.Errorf("device %s, it was %s", got, second)
 					}
-					s.settles(map[string]string{v.id: device, other.id: second}, v, other)
+					s.awaitAgreement(map[string]string{v.id: device, other.id: second}, v, other)
 				})
 			}
 			s.remove(v, "")

@@ -154,8 +154,8 @@ func (s *site) heldMounts(found func(what, name string)) error {
 	return err
 }
 
-// settles waits until agrees returns nil.
-func (s *site) settles(devices map[string]string, volumes ...volume) {
+// awaitAgreement waits until agrees returns nil.
+func (s *site) awaitAgreement(devices map[string]string, volumes ...volume) {
 	s.t.Helper()
 	s.eventually("SNAP holds what was acknowledged and nothing else", func() error { return s.agrees(devices, volumes...) })
 }
@@ -163,7 +163,7 @@ func (s *site) settles(devices map[string]string, volumes ...volume) {
 // empty waits until no object is left.
 func (s *site) empty() {
 	s.t.Helper()
-	s.settles(map[string]string{})
+	s.awaitAgreement(map[string]string{})
 }
 
 // neighbour is a device that other calls must not disturb.

@@ -168,7 +168,7 @@ func TestStoppedWhileACreateHangs(t *testing.T) {
 			p.hangUp()
 			s.snap.Clear()
 			s.start()
-			s.settles(map[string]string{beside.id: beside.device}, beside.volume)
+			s.awaitAgreement(map[string]string{beside.id: beside.device}, beside.volume)
 			s.unharmed(beside)
 			s.hide(beside)
 			s.remove(beside.volume, "")
@@ -208,16 +208,16 @@ func TestFullDisk(t *testing.T) {
 	}
 	t.Logf("after %d more devices: %v", n-1, err)
 	s.refused(err, "no space left")
-	s.settles(made, volumes...)
+	s.awaitAgreement(made, volumes...)
 	s.kill()
 	s.start()
-	s.settles(made, volumes...)
+	s.awaitAgreement(made, volumes...)
 	for _, v := range volumes {
 		s.remove(v, made[v.id])
 	}
 	s.empty()
 	testkit.Must(s.t, os.Remove(filepath.Join(s.state(), "filling")))
-	s.settles(map[string]string{"a": s.create(volumes[0])}, volumes...)
+	s.awaitAgreement(map[string]string{"a": s.create(volumes[0])}, volumes...)
 	s.remove(volumes[0], "")
 	s.stop()
 	testkit.Must(s.t, mount.Unmount(s.ctx, s.state()))

@@ -103,7 +103,7 @@ func slow(t *testing.T, program string, x slowness, once bool) {
 		t.Errorf("%d attaches for two devices of one subsystem", n)
 	}
 	testkit.Must(s.t, s.plugin.ready(s.ctx))
-	s.settles(map[string]string{v.id: device, file.id: there, late.id: made}, v, file, late)
+	s.awaitAgreement(map[string]string{v.id: device, file.id: there, late.id: made}, v, file, late)
 	for _, v := range []volume{v, file, late} {
 		s.remove(v, "")
 	}

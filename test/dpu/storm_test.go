@@ -267,7 +267,7 @@ func (x *storm) compare(owners []*owner) {
 			}
 		}
 	}
-	x.settles(devices, volumes...)
+	x.awaitAgreement(devices, volumes...)
 }
 
 // recreate repeats CreateDevice for devices lost in a late restart of SNAP.

@@ -29,29 +29,29 @@ func TestTargetUnreachable(t *testing.T) {
 			_, err := s.try(v)
 			s.refused(err, "volume victim")
 			s.absent(v, "")
-			s.settles(alone, beside.volume)
+			s.awaitAgreement(alone, beside.volume)
 			s.remove(v, "")
 			_, err = s.try(v)
 			s.refused(err)
 			s.network.SetReach(targetAddress(), spdktest.Open)
 			device := s.create(v)
 			both := map[string]string{beside.id: beside.device, v.id: device}
-			s.settles(both, v, beside.volume)
+			s.awaitAgreement(both, v, beside.volume)
 
 			// The target of an existing device goes away and comes back; the
 			// device stays.
 			s.network.SetReach(targetAddress(), reach)
-			s.settles(both, v, beside.volume)
+			s.awaitAgreement(both, v, beside.volume)
 			if again := s.create(v); again != device {
 				t.Errorf("device %s, it was %s", again, device)
 			}
 			s.network.SetReach(targetAddress(), spdktest.Open)
-			s.settles(both, v, beside.volume)
+			s.awaitAgreement(both, v, beside.volume)
 
 			// The target is away during the deletion.
 			s.network.SetReach(targetAddress(), reach)
 			s.remove(v, device)
-			s.settles(alone, beside.volume)
+			s.awaitAgreement(alone, beside.volume)
 			s.unharmed(beside)
 			s.hide(beside)
 			s.remove(beside.volume, "")
@@ -85,7 +85,7 @@ func TestControllerGivenUp(t *testing.T) {
 	if again := s.create(v); again != device {
 		t.Errorf("device %s, it was %s", again, device)
 	}
-	s.settles(map[string]string{v.id: device}, v)
+	s.awaitAgreement(map[string]string{v.id: device}, v)
 	s.remove(v, device)
 	s.empty()
 }
@@ -102,7 +102,7 @@ func TestNamespacesThatAreLate(t *testing.T) {
 	s.refused(err, "no namespace", "it has no namespaces")
 	s.empty()
 	s.target("empty", 1)
-	s.settles(map[string]string{v.id: s.create(v)}, v)
+	s.awaitAgreement(map[string]string{v.id: s.create(v)}, v)
 
 	sub := spdktest.Subsystem{NQN: subnqn("late"), AnyHost: true, Addresses: []spdktest.Address{targetAddress()},
 		Namespaces: []spdktest.Namespace{

@@ -13,8 +13,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// BenchmarkFenceBlocks measures calls with 1, 1,000 and 10,000 blocks, none of
-// which has a session, and the start of a service that has them on record.
+// BenchmarkFenceBlocks measures calls with 1, 1,000 and 10,000 blocks without
+// sessions, and the start of a service with that many records.
 func BenchmarkFenceBlocks(b *testing.B) {
 	for _, count := range []int{1, 1_000, 10_000} {
 		s := newSite(b)
@@ -39,8 +39,8 @@ func BenchmarkFenceBlocks(b *testing.B) {
 			}
 		})
 		// From the start of the process until it serves, which is after the
-		// fences hold: when the packet filter was emptied meanwhile, that is
-		// how much longer it stays open.
+		// fences are applied: if the packet filter was flushed meanwhile, it is
+		// open for this time.
 		b.Run(fmt.Sprintf("start-over-empty-filter=%d", count), func(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
@@ -54,7 +54,7 @@ func BenchmarkFenceBlocks(b *testing.B) {
 }
 
 // BenchmarkFenceLastByte measures how long after the call the last write of a
-// client that writes as fast as it can is taken, and when the call is answered.
+// client that writes as fast as it can is accepted, and when the call returns.
 func BenchmarkFenceLastByte(b *testing.B) {
 	s := newSite(b)
 	records, service, victim := s.records(), s.serve(), s.host(1, 7)
@@ -84,7 +84,7 @@ func BenchmarkFenceLastByte(b *testing.B) {
 	})
 }
 
-// BenchmarkFenceSessions measures a call that ends three thousand sessions.
+// BenchmarkFenceSessions measures a call that ends 3,000 sessions.
 func BenchmarkFenceSessions(b *testing.B) {
 	const count = 3000
 	s := newSite(b)
@@ -110,9 +110,8 @@ func BenchmarkFenceSessions(b *testing.B) {
 	})
 }
 
-// BenchmarkFenceNeighbours prints how long the writes of a client beside the
-// fenced ones take, at rest and while 1,000 blocks are fenced and unfenced
-// again and again.
+// BenchmarkFenceNeighbours prints the write latency of a client beside the
+// fenced ones, idle and while 1,000 blocks are repeatedly fenced and unfenced.
 func BenchmarkFenceNeighbours(b *testing.B) {
 	s := newSite(b)
 	records, service, neighbour := s.records(), s.serve(), s.host(2, 5)
@@ -148,10 +147,10 @@ func BenchmarkFenceNeighbours(b *testing.B) {
 	s.unharmed(records, n)
 }
 
-// BenchmarkFenceWindow measures what is left open when both processes of a
-// fence are killed and a stranger empties the packet filter at that instant: a
-// client tries to begin a session all the time, and a new service is started at
-// once, as a supervisor would.
+// BenchmarkFenceWindow measures how long the storage is open when both
+// processes of a fence are killed and another program flushes the packet filter
+// at that moment: a client tries to connect all the time, and a new service is
+// started at once, as by a supervisor.
 func BenchmarkFenceWindow(b *testing.B) {
 	s := newSite(b)
 	s.records()
@@ -177,7 +176,7 @@ func BenchmarkFenceWindow(b *testing.B) {
 	})
 }
 
-// begins reports whether a session of a client begins.
+// begins reports whether a session of a client can be opened.
 func (s *site) begins(h *host) bool {
 	ctx, cancel := context.WithTimeout(s.t.Context(), 100*time.Millisecond)
 	defer cancel()

@@ -10,9 +10,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// One block is fenced: its clients' writes stop for good, everybody else goes
-// on, and after unfencing new sessions work.
-func TestFenceCutsOneBlock(t *testing.T) {
+// One block is fenced: its clients' writes stop for good, other clients
+// continue, and after unfencing new sessions work.
+func TestFenceStopsOnlyTheBlock(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	records, service := s.records(), s.serve()
@@ -39,7 +39,7 @@ func TestFenceCutsOneBlock(t *testing.T) {
 			s.unharmed(records, neighbours...)
 			for from, h := range fenced {
 				s.refused(h, from, recordPort)
-				_ = s.dial(h, from, otherPort).Close() // only storage is fenced
+				_ = s.dial(h, from, otherPort).Close() // only storage ports are fenced
 			}
 			if blocks, err := service.List(t.Context(), nil); err != nil || !slices.Equal(blocks, []string{block}) {
 				t.Errorf("List = %v, %v", blocks, err)
@@ -63,7 +63,7 @@ func TestFenceCutsOneBlock(t *testing.T) {
 	_ = other
 }
 
-// All traffic is fenced, whatever the port.
+// All traffic is fenced, on every port.
 func TestAllPorts(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -81,7 +81,7 @@ func TestAllPorts(t *testing.T) {
 	s.nothingSince(when, other)
 }
 
-// A port that is redirected to that of the storage server is no way around.
+// A port redirected to that of the storage server does not bypass the fence.
 func TestRedirectedPort(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -10,8 +10,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// Storage servers of Debian: one that has a process for each client, and one
-// that writes in threads of its own.
+// Storage servers of Debian: one with a process for each client, and one with
+// its own writer threads.
 func TestDisks(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -45,7 +45,7 @@ func TestDisks(t *testing.T) {
 			when := s.fence(service, []string{"10.9.1.7/32"}, w)
 			newest, before, err := storage.Newest(disk.Path, 1)
 			if err != nil || newest > when.sent[w] || newest < w.Acked() {
-				t.Errorf("on the disk is %d (%v); acknowledged %d, sent %d", newest, err, w.Acked(), when.sent[w])
+				t.Errorf("newest block %d (%v); acknowledged %d, sent %d", newest, err, w.Acked(), when.sent[w])
 			}
 			s.refused(victim, victim.v4, c.port)
 			s.await(100, n)

@@ -19,7 +19,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// What the sidecar asks first, with its generated client.
+// The sidecar's first calls, with its generated client.
 func TestIdentity(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -46,7 +46,7 @@ func TestIdentity(t *testing.T) {
 	s.code(err, codes.Unimplemented)
 }
 
-// Bad input gets a clear error, and nothing changes.
+// Bad input gets a clear error, and changes nothing.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -83,7 +83,7 @@ func TestRefusals(t *testing.T) {
 		}
 		err := call(t.Context(), map[string]string{"clusterID": "two"}, c.blocks...)
 		if status.Code(err) != c.code || !strings.Contains(fmt.Sprint(err), c.words) {
-			t.Errorf("%v: %v, want %v that says %q", c.blocks, err, c.code, c.words)
+			t.Errorf("%v: %v, want %v with %q", c.blocks, err, c.code, c.words)
 		}
 	}
 	after := s.machine.MustRun(t, "nft", "list", "ruleset")
@@ -95,15 +95,15 @@ func TestRefusals(t *testing.T) {
 	}
 	s.await(20, w)
 	if err := service.Unfence(t.Context(), mine, "198.51.100.0/24"); err != nil {
-		t.Errorf("unfencing what nobody has fenced: %v", err)
+		t.Errorf("unfencing a block that is not fenced: %v", err)
 	}
 	if err := service.Unfence(t.Context(), mine, "192.0.2.0/24"); err != nil {
 		t.Error(err)
 	}
 }
 
-// Everything may be fenced when the caller insists; the service can still be
-// called, and lets everybody in again.
+// With the force parameter everything can be fenced; the service can still be
+// called, and can unfence.
 func TestForce(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -112,7 +112,7 @@ func TestForce(t *testing.T) {
 	s.await(20, w, w6)
 	force := map[string]string{"fence.cleat.dev/force": "true"}
 	testkit.Must(t, service.Fence(t.Context(), force, "0.0.0.0/0", "::/0"))
-	when := settle(w, w6)
+	when := takeBaseline(w, w6)
 	s.refused(victim, victim.v4, recordPort)
 	s.refused(victim, victim.v6, recordPort)
 	if err := s.listed(service, "0.0.0.0/0", "::/0"); err != nil {
@@ -123,7 +123,7 @@ func TestForce(t *testing.T) {
 	s.nothingSince(when, records)
 }
 
-// Two who fence the same: only when both have let go is anybody let in.
+// A block fenced by two owners stays fenced until both have unfenced it.
 func TestOverlappingOwners(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -137,22 +137,22 @@ func TestOverlappingOwners(t *testing.T) {
 	}
 	must(service.Fence(t.Context(), one, "10.9.1.0/24"))
 	must(service.Fence(t.Context(), two, victimBlock))
-	when := settle(w)
+	when := takeBaseline(w)
 	must(service.Unfence(t.Context(), one, "10.9.1.0/24"))
 	s.refused(victim, victim.v4, recordPort)
 	must(service.Unfence(t.Context(), one, "10.9.1.0/24"))
 	if blocks, err := service.List(t.Context(), one); err != nil || len(blocks) != 0 {
-		t.Errorf("of the one are listed %v, %v", blocks, err)
+		t.Errorf("owner one lists %v, %v", blocks, err)
 	}
 	if blocks, err := service.List(t.Context(), two); err != nil || !slices.Equal(blocks, []string{victimBlock}) {
-		t.Errorf("of the other are listed %v, %v", blocks, err)
+		t.Errorf("owner two lists %v, %v", blocks, err)
 	}
 	must(service.Unfence(t.Context(), two, victimBlock))
 	s.await(20, s.writer(victim, victim.v4))
 	s.nothingSince(when, records)
 }
 
-// Secrets are wanted where they are configured, and are kept nowhere.
+// Secrets are required if configured, and are stored nowhere.
 func TestSecrets(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -199,13 +199,13 @@ func TestSecrets(t *testing.T) {
 	for where, text := range texts {
 		for _, secret := range []string{right, wrong, value} {
 			if strings.Contains(text, secret) {
-				t.Errorf("%s holds %q", where, secret)
+				t.Errorf("%s contains %q", where, secret)
 			}
 		}
 	}
 }
 
-// A person does it from the command line.
+// The CLI fences and unfences.
 func TestCommandLine(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -218,7 +218,7 @@ func TestCommandLine(t *testing.T) {
 	if out, err := run("add", "10.9.1.7"); err != nil {
 		t.Fatalf("%v, %s", err, out)
 	}
-	when := settle(w)
+	when := takeBaseline(w)
 	s.refused(victim, victim.v4, recordPort)
 	out, err := run("list", "-o", "json")
 	var listed []struct{ CIDR string }
@@ -232,7 +232,7 @@ func TestCommandLine(t *testing.T) {
 		t.Errorf("a block with host bits: %v, %s", err, out)
 	}
 	if out, err := run("clients"); err == nil {
-		t.Errorf("clients of a server that runs no driver: %s", out)
+		t.Errorf("clients of a server without a driver: %s", out)
 	}
 	if out, err := run("rm", "10.9.1.7"); err != nil {
 		t.Fatalf("%v, %s", err, out)
@@ -241,9 +241,9 @@ func TestCommandLine(t *testing.T) {
 	s.nothingSince(when, records)
 }
 
-// Only root may call: the socket says so, and who gets at it all the same is
-// sent away.
-func TestOtherUsersAreSentAway(t *testing.T) {
+// Only root can call: the socket's mode says so, and the service refuses other
+// users that reach the socket.
+func TestOtherUsersAreRefused(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	service := s.serve()
@@ -252,7 +252,7 @@ func TestOtherUsersAreSentAway(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the socket has mode %v, %v", info.Mode(), err)
 	}
-	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) { // open the way
+	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) { // make the path accessible
 		testkit.Must(t, os.Chmod(dir, 0o755))
 		if dir == os.TempDir() {
 			break
@@ -262,11 +262,11 @@ func TestOtherUsersAreSentAway(t *testing.T) {
 	out, err := s.machine.Run(t.Context(), "setpriv", "--reuid=65533", "--regid=65533", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all",
 		cleat, "fence", "add", "10.9.1.7", "--timeout", "5s", "--endpoint", service.Endpoint)
 	if err == nil {
-		t.Errorf("somebody else fences: %s", out)
+		t.Errorf("another user fences: %s", out)
 	}
-	eventually(t, "the log tells of user 65533", func() error {
+	eventually(t, "the log names user 65533", func() error {
 		if said := service.Log(); !strings.Contains(said, "a caller was refused") || !strings.Contains(said, "65533") {
-			return fmt.Errorf("it says %s", said)
+			return fmt.Errorf("the log is %s", said)
 		}
 		return nil
 	})
@@ -278,7 +278,7 @@ func TestOtherUsersAreSentAway(t *testing.T) {
 	}
 }
 
-// Two services for one table, or one state, are one too many.
+// A second service with the same table or state directory is refused.
 func TestSecondServiceIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -294,7 +294,7 @@ func TestSecondServiceIsRefused(t *testing.T) {
 		v := testkit.Value(serve.Begin(s.machine, cleat, nil, append([]string{"--ports", "4420,3260,10809"}, c.flags...)...))(t)
 		code, err := v.Wait(patience)
 		if err != nil || code.ExitStatus() == 0 || !strings.Contains(v.Log(), c.words) {
-			t.Errorf("%v: a second service ends with %v, %v and says %s", c.flags, code, err, v.Log())
+			t.Errorf("%v: a second service ended with %v, %v and logged %s", c.flags, code, err, v.Log())
 			_ = v.Kill()
 		}
 		_ = v.Close()

@@ -18,7 +18,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// points returns the names of the crash points of fencing, in the source.
+// points returns the names of the crash points of fencing in the source.
 func points(t testing.TB) []string {
 	t.Helper()
 	files := testkit.Value(filepath.Glob(filepath.Join(testkit.Root(t), "fence", "*", "*.go")))(t)
@@ -40,27 +40,27 @@ func points(t testing.TB) []string {
 	return all
 }
 
-// armed is the environment that kills the service at a point, and the file that
-// tells whether it did.
+// armed returns the environment that kills the service at a point, and the file
+// that records the hit.
 func (s *site) armed(point string) (env []string, file string) {
 	file = filepath.Join(s.machine.Dir, "hit")
 	_ = os.Remove(file)
 	return []string{"CLEAT_CRASHPOINT=" + point + "=1", "CLEAT_CRASHPOINT_LOG=" + file}, file
 }
 
-// dead waits for the end of a service that was to die at a point.
+// dead waits for a service that is expected to die at a point.
 func (s *site) dead(v *serve.Service, point, file string) {
 	s.t.Helper()
 	if _, err := v.Wait(patience); err != nil {
-		s.t.Fatalf("%s was never come by, so nothing is proved about it: %v", point, err)
+		s.t.Fatalf("%s was never reached: %v", point, err)
 	}
 	if hit, err := os.ReadFile(file); err != nil || strings.TrimSpace(string(hit)) != point {
 		s.t.Fatalf("the service ended, but not at %s: %q, %v", point, hit, err)
 	}
 }
 
-// The service is killed at each instant between two steps; the next one goes on
-// from there.
+// The service is killed between any two steps; the next one continues from
+// there.
 func TestKilledBetweenSteps(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -77,7 +77,7 @@ func TestKilledBetweenSteps(t *testing.T) {
 	}
 }
 
-// killAt fences and unfences the victim with one kill on the way.
+// killAt fences and unfences the victim with one kill.
 func (s *site) killAt(program, point string, records *storage.Records, victim *host) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 3*patience)
@@ -89,10 +89,10 @@ func (s *site) killAt(program, point string, records *storage.Records, victim *h
 	err := service.Fence(ctx, nil, victimBlock)
 	if strings.HasPrefix(point, "fence.") {
 		if err == nil {
-			s.t.Errorf("a call is answered by a service that was to die at %s", point)
+			s.t.Errorf("a call succeeded on a service that should have died at %s", point)
 		}
 		s.dead(service, point, hit)
-		if point != "fence.intent" { // blocked is what it was when the service died
+		if point != "fence.intent" { // blocked has the state at the time of death
 			s.refused(victim, victim.v4, recordPort)
 		}
 		service = s.serveArmed(program, nil)
@@ -100,7 +100,7 @@ func (s *site) killAt(program, point string, records *storage.Records, victim *h
 		err = service.Fence(ctx, nil, victimBlock)
 	}
 	testkit.Must(s.t, err)
-	when := settle(w)
+	when := takeBaseline(w)
 	if err := s.listed(service, victimBlock); err != nil {
 		s.t.Error(err)
 	}
@@ -108,7 +108,7 @@ func (s *site) killAt(program, point string, records *storage.Records, victim *h
 	err = service.Unfence(ctx, nil, victimBlock)
 	if strings.HasPrefix(point, "unfence.") {
 		if err == nil {
-			s.t.Errorf("a call is answered by a service that was to die at %s", point)
+			s.t.Errorf("a call succeeded on a service that should have died at %s", point)
 		}
 		s.dead(service, point, hit)
 		service = s.serveArmed(program, nil)
@@ -128,12 +128,12 @@ func (s *site) killAt(program, point string, records *storage.Records, victim *h
 	}
 }
 
-// intentHolds fails unless a service that has just started keeps the victim
-// out, and lists the fence only when a call was to be answered with OK.
+// intentHolds fails unless a new service keeps the recorded fence in force,
+// and lists the fence only if the call could have succeeded.
 func (s *site) intentHolds(v *serve.Service, point string, victim *host) {
 	s.t.Helper()
 	if err := s.holds(); err != nil {
-		s.t.Errorf("killed at %s: the next service does not hold the fence that is on record: %v", point, err)
+		s.t.Errorf("killed at %s: the next service does not apply the recorded fence: %v", point, err)
 	}
 	s.refused(victim, victim.v4, recordPort)
 	want := []string{}
@@ -145,8 +145,8 @@ func (s *site) intentHolds(v *serve.Service, point string, victim *host) {
 	}
 }
 
-// The service is killed at random instants of a fence, and at every other one
-// its holder too; what the last call answers is true.
+// The service is killed at random instants of a fence, and every other time its
+// holder too; the answer of the last call is true.
 func TestKilledAtRandom(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
@@ -171,11 +171,11 @@ func TestKilledAtRandom(t *testing.T) {
 			time.Sleep(time.Duration(random.Int64N(int64(40 * time.Millisecond))))
 			err := service.Kill()
 			if round%2 == 1 && again == 0 {
-				_ = serve.KillHolder(t.Context(), s.machine) // it may not have come to one
+				_ = serve.KillHolder(t.Context(), s.machine) // there might be no holder yet
 			}
 			cancel()
 			if <-answered == nil {
-				when := settle(w)
+				when := takeBaseline(w)
 				s.refused(victim, victim.v4, recordPort)
 				s.nothingSince(when, records)
 			}

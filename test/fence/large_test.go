@@ -14,7 +14,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// manyBlocks are n blocks that do not merge, none of them of the rig's network.
+// manyBlocks returns n blocks outside of the rig's network that cannot be
+// merged.
 func manyBlocks(n int) []string {
 	blocks := make([]string, n)
 	for i := range blocks {
@@ -27,7 +28,7 @@ func manyBlocks(n int) []string {
 	return blocks
 }
 
-// Ten thousand blocks in one request, with the victim among them.
+// Ten thousand blocks in one request, including the victim's.
 func TestTenThousandBlocks(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -43,12 +44,12 @@ func TestTenThousandBlocks(t *testing.T) {
 	slices.Sort(listed)
 	want := slices.Sorted(slices.Values(blocks))
 	if err != nil || !slices.Equal(listed, want) {
-		t.Errorf("listed are %d blocks, %v", len(listed), err)
+		t.Errorf("%d blocks are listed, %v", len(listed), err)
 	}
 	testkit.Must(t, service.Kill())
 	service = s.serve()
 	if listed, err := service.List(t.Context(), nil); err != nil || len(listed) != len(blocks) {
-		t.Errorf("after a start there are %d blocks, %v", len(listed), err)
+		t.Errorf("after a restart %d blocks are listed, %v", len(listed), err)
 	}
 	s.refused(victim, victim.v6, recordPort)
 	s.unfence(service, blocks...)
@@ -94,7 +95,7 @@ func TestThreeThousandSessions(t *testing.T) {
 		var acks [64]byte
 		for err := error(nil); err == nil; {
 			if _, err = c.Read(acks[:]); err != nil && time.Now().After(deadline) {
-				t.Fatalf("session %d lives on: %v", i, err)
+				t.Fatalf("session %d still works: %v", i, err)
 			}
 		}
 	}
@@ -103,12 +104,12 @@ func TestThreeThousandSessions(t *testing.T) {
 	s.await(20, s.writer(victim, victim.v4))
 	for id, all := range s.whole(records) {
 		if last := all[len(all)-1]; id > first && id <= first+count && last.At.After(answered) {
-			t.Errorf("session %d: a record came %s after the answer", id-first, last.At.Sub(answered))
+			t.Errorf("session %d: a record arrived %s after the answer", id-first, last.At.Sub(answered))
 		}
 	}
 }
 
-// One block more than a request may name.
+// One block more than a request is allowed to name.
 func TestTooManyBlocks(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

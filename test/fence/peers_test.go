@@ -19,7 +19,7 @@ import (
 
 const peerPort = 9070
 
-// second is another storage server on the network, with its fence service.
+// second is another storage server with its own fence service.
 type second struct {
 	machine *rig.Machine
 	addr    netip.Addr
@@ -34,7 +34,7 @@ func (s *site) second(number int, tls mutualtls.Files) *second {
 	o.flags = append([]string{"--ports", "4420", "--listen", fmt.Sprintf(":%d", peerPort)}, tlsFlags(tls)...)
 	s.t.Cleanup(func() {
 		if s.t.Failed() {
-			s.t.Logf("%s said:\n%s", o.addr, serve.Logs(o.machine))
+			s.t.Logf("log of %s:\n%s", o.addr, serve.Logs(o.machine))
 		}
 	})
 	return o
@@ -51,7 +51,7 @@ func tlsFlags(f mutualtls.Files) []string {
 	return []string{"--tls-cert", f.Cert, "--tls-key", f.Key, "--tls-ca", f.CA}
 }
 
-// Two storage servers behind one controller: OK means that both fence.
+// Two storage servers behind one controller: OK means that both have fenced.
 func TestTwoServersBehindOneController(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -90,24 +90,24 @@ func TestTwoServersBehindOneController(t *testing.T) {
 	wa, wb := write(a), write(b)
 	s.await(20, wa, wb)
 
-	// One is dead: what can be fenced is, and the answer is not OK.
+	// One is dead: the other one fences, and the call fails.
 	testkit.Must(t, serviceB.Kill())
 	err = front.Fence(t.Context(), map[string]string{"clusterID": "rack-one"}, victimBlock)
 	s.code(err, codes.Unavailable)
 	if !strings.Contains(fmt.Sprint(err), "peer b") {
-		t.Errorf("the message does not name the peer that is away: %v", err)
+		t.Errorf("the message does not name the missing peer: %v", err)
 	}
 	if !shut(a) {
-		t.Error("the peer that is there has not fenced")
+		t.Error("the running peer has not fenced")
 	}
 	if blocks, err := front.List(t.Context(), nil); err == nil && len(blocks) > 0 {
-		t.Errorf("a fence that holds at one of two is listed: %v", blocks)
+		t.Errorf("a fence on one of two peers is listed: %v", blocks)
 	}
 	serviceB = s.serveSecond(b)
-	eventually(t, "the retry finishes it", func() error { return front.Fence(t.Context(), map[string]string{"clusterID": "rack-one"}, victimBlock) })
-	when := settle(wa, wb)
+	eventually(t, "the retry succeeds", func() error { return front.Fence(t.Context(), map[string]string{"clusterID": "rack-one"}, victimBlock) })
+	when := takeBaseline(wa, wb)
 	if !shut(a) || !shut(b) {
-		t.Error("OK was answered, and not both have fenced")
+		t.Error("the call succeeded without a fence on both peers")
 	}
 	if err := s.listed(front, victimBlock); err != nil {
 		t.Error(err)
@@ -118,14 +118,13 @@ func TestTwoServersBehindOneController(t *testing.T) {
 		}
 	}
 
-	// A peer loses its fence, with everything that it remembered; the
-	// controller sees to it again.
+	// A peer loses its fence and its records; the controller repeats the fence.
 	_ = serviceB.Kill()
 	_ = serve.KillHolder(t.Context(), b.machine)
 	b.machine.MustRun(t, "nft", "flush", "ruleset")
 	b.machine.MustRun(t, "rm", "-r", serve.State(b.machine))
 	serviceB = s.serveSecond(b)
-	eventually(t, "the controller fences again", func() error { return s.listed(serviceB, victimBlock) })
+	eventually(t, "the controller repeats the fence", func() error { return s.listed(serviceB, victimBlock) })
 
 	// The unfence goes to both as well.
 	testkit.Must(t, serviceA.Kill())
@@ -136,12 +135,12 @@ func TestTwoServersBehindOneController(t *testing.T) {
 	})
 	s.await(20, write(a), write(b))
 	for i, w := range []*storage.Writer{wa, wb} {
-		one := settled{at: when.at, sent: map[*storage.Writer]uint64{w: when.sent[w]}}
+		one := baseline{at: when.at, sent: map[*storage.Writer]uint64{w: when.sent[w]}}
 		s.nothingSince(one, records[i])
 	}
 	for _, o := range []*second{a, b} {
 		if strings.Contains(serve.Logs(o.machine), "rack-one") {
-			t.Error("a peer was told the caller's parameters")
+			t.Error("a peer got the caller's parameters")
 		}
 	}
 	for _, v := range []*serve.Service{serviceA, serviceB} {
@@ -151,22 +150,22 @@ func TestTwoServersBehindOneController(t *testing.T) {
 	}
 }
 
-// A peer is believed, and heard, only with a certificate of the authority, for
-// the address at which it is called.
+// Calls between controller and peer require a certificate of the authority for
+// the address that is called, on both sides.
 func TestPeersWithoutAValidCertificate(t *testing.T) {
 	t.Parallel()
-	authority, stranger := testkit.NewAuthority(t, "cluster"), testkit.NewAuthority(t, "stranger")
-	mixed := stranger.Files(t, nil, "10.9.0.2") // trusts the cluster, and is of a stranger
+	authority, foreign := testkit.NewAuthority(t, "cluster"), testkit.NewAuthority(t, "foreign")
+	mixed := foreign.Files(t, nil, "10.9.0.2") // trusts the cluster, signed by a foreign authority
 	mixed.CA = authority.Files(t, nil, "10.9.0.2").CA
 	for _, c := range []struct {
 		name        string
 		front, back mutualtls.Files
-		expired     bool // the caller's, when it calls
+		expired     bool // the caller's, at the time of the call
 	}{
-		{"the caller is a stranger's", mixed, authority.Files(t, nil, "10.9.0.11"), false},
+		{"the caller's authority is foreign", mixed, authority.Files(t, nil, "10.9.0.11"), false},
 		{"the caller has expired", authority.Files(t, nil, "10.9.0.2"), authority.Files(t, nil, "10.9.0.11"), true},
 		{"the peer has another name", authority.Files(t, nil, "10.9.0.2"), authority.Files(t, nil, "10.9.0.99"), false},
-		{"both are strangers to each other", stranger.Files(t, nil, "10.9.0.2"), authority.Files(t, nil, "10.9.0.11"), false},
+		{"each authority is foreign to the other", foreign.Files(t, nil, "10.9.0.2"), authority.Files(t, nil, "10.9.0.11"), false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -177,7 +176,7 @@ func TestPeersWithoutAValidCertificate(t *testing.T) {
 				append(tlsFlags(c.front), "--peers-only", "--peer", fmt.Sprintf("a=%s:%d", o.addr, peerPort))...)
 			testkit.Must(t, err)
 			defer front.Close()
-			if c.expired { // it does not even start with such a one
+			if c.expired { // it refuses to start with an expired certificate
 				cert, key := authority.Issue(t, testkit.Expired, "10.9.0.2")
 				testkit.ReplaceFile(t, c.front.Cert, cert, 0o644)
 				testkit.ReplaceFile(t, c.front.Key, key, 0o600)
@@ -187,7 +186,7 @@ func TestPeersWithoutAValidCertificate(t *testing.T) {
 			err = front.Fence(ctx, nil, victimBlock)
 			s.code(err, codes.Unavailable)
 			if !strings.Contains(fmt.Sprint(err), "peer a") || !strings.Contains(fmt.Sprint(err), "certificate") && !strings.Contains(fmt.Sprint(err), "tls") {
-				t.Errorf("the message does not say what is wrong: %v", err)
+				t.Errorf("the message does not name the cause: %v", err)
 			}
 			if err := s.listed(back); err != nil {
 				t.Error(err)

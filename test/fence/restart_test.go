@@ -21,12 +21,12 @@ import (
 
 const victimBlock = "10.9.1.7/32"
 
-// holds fails unless the packet filter itself has the victim's address in the
-// fence's table.
+// holds fails unless the packet filter's fence table contains the victim's
+// address.
 func (s *site) holds() error {
 	rules, err := s.machine.Run(context.WithoutCancel(s.t.Context()), "nft", "list", "table", "inet", "cleat_fence")
 	if err == nil && !strings.Contains(rules, "10.9.1.7") {
-		err = fmt.Errorf("the table does not hold the victim: %s", rules)
+		err = fmt.Errorf("the table does not contain the victim: %s", rules)
 	}
 	return err
 }
@@ -36,15 +36,14 @@ func (s *site) listed(v *serve.Service, want ...string) error {
 	defer cancel()
 	blocks, err := v.List(ctx, nil)
 	if err == nil && !slices.Equal(blocks, want) {
-		err = fmt.Errorf("listed are %v, want %v", blocks, want)
+		err = fmt.Errorf("got the list %v, want %v", blocks, want)
 	}
 	return err
 }
 
-// Killing the server of fences opens nothing, nor does stopping it, nor does
-// killing both it and the process that holds the table; the next one goes on
-// from where they were.
-func TestServerOfFencesEnds(t *testing.T) {
+// Fences survive SIGKILL and SIGTERM of the server, and SIGKILL of both the
+// server and the process that holds the table; the next server continues.
+func TestFencesSurviveServer(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	records, service := s.records(), s.serve()
@@ -56,7 +55,7 @@ func TestServerOfFencesEnds(t *testing.T) {
 		name string
 		end  func() error
 	}{
-		{"SIGTERM", func() error { return service.Stop() }}, // of the service that is there by then
+		{"SIGTERM", func() error { return service.Stop() }}, // of the service that runs by then
 		{"SIGKILL", func() error { return service.Kill() }},
 		{"SIGKILL, then its holder", func() error { return errors.Join(service.Kill(), serve.KillHolder(t.Context(), s.machine)) }},
 		{"its holder, then SIGKILL", func() error { return errors.Join(serve.KillHolder(t.Context(), s.machine), service.Kill()) }},
@@ -82,8 +81,8 @@ func TestServerOfFencesEnds(t *testing.T) {
 	}
 }
 
-// A stranger empties the packet filter: a living holder's table stays.
-func TestFlushByAStranger(t *testing.T) {
+// Another program flushes the packet filter: the table of a live holder stays.
+func TestForeignFlush(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	s.records()
@@ -93,27 +92,27 @@ func TestFlushByAStranger(t *testing.T) {
 	flush := func() {
 		t.Helper()
 		s.machine.MustRun(t, "nft", "flush", "ruleset")
-		_, _ = s.machine.Run(t.Context(), "nft", "delete", "table", "inet", "cleat_fence") // refused, or there is none
+		_, _ = s.machine.Run(t.Context(), "nft", "delete", "table", "inet", "cleat_fence") // refused, or the table does not exist
 	}
 	flush()
 	if err := s.holds(); err != nil {
 		t.Error(err)
 	}
 	testkit.Must(t, service.Kill())
-	flush() // the holder is left
+	flush() // the holder is still alive
 	if err := s.holds(); err != nil {
 		t.Error(err)
 	}
 	service = s.serve("--check-interval", "100ms")
 	testkit.Must(t, serve.KillHolder(t.Context(), s.machine))
-	flush() // in the moment before there is a new holder, or after it
-	eventually(t, "the table is there again", s.holds)
+	flush() // before or after a new holder starts
+	eventually(t, "the table is recreated", s.holds)
 	eventually(t, "it is listed", func() error { return s.listed(service, victimBlock) })
 	s.refused(victim, victim.v4, recordPort)
-	eventually(t, "there is a new holder", func() error {
+	eventually(t, "a new holder runs", func() error {
 		holders, err := s.machine.Find("fence-holder")
 		if err == nil && len(holders) != 1 {
-			err = fmt.Errorf("there are %v", holders)
+			err = fmt.Errorf("holders: %v", holders)
 		}
 		return err
 	})
@@ -123,9 +122,9 @@ func TestFlushByAStranger(t *testing.T) {
 	}
 }
 
-// Both processes are dead when the packet filter is emptied: what a client does
-// before the next start is that time's risk, which the start ends first thing.
-func TestWindowWithoutAnybody(t *testing.T) {
+// Both processes are dead when the packet filter is flushed: clients can
+// connect until the next start, which ends their sessions first.
+func TestWindowWithoutServerAndHolder(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	records, service := s.records(), s.serve()
@@ -133,17 +132,17 @@ func TestWindowWithoutAnybody(t *testing.T) {
 	s.fence(service, []string{victimBlock})
 	testkit.Must(t, errors.Join(service.Kill(), serve.KillHolder(t.Context(), s.machine)))
 	s.machine.MustRun(t, "nft", "flush", "ruleset")
-	w := s.writer(victim, victim.v4) // the window
+	w := s.writer(victim, victim.v4) // connects in the window
 	s.await(20, w)
 	service = s.serve()
 	if err := s.holds(); err != nil {
-		t.Errorf("the service serves before its fences hold: %v", err)
+		t.Errorf("the service serves before its fences are applied: %v", err)
 	}
 	s.refused(victim, victim.v4, recordPort)
 	select { // ended without a call
 	case <-w.Done():
 	case <-time.After(patience):
-		t.Error("the session of the window goes on")
+		t.Error("the session opened in the window still works")
 	}
 	when := s.fence(service, []string{victimBlock}, w)
 	s.unfence(service, victimBlock)
@@ -151,8 +150,8 @@ func TestWindowWithoutAnybody(t *testing.T) {
 	s.nothingSince(when, records)
 }
 
-// After a reboot nothing is left but the files, and the fence holds before the
-// service can be called.
+// After a reboot only files are left, and fences are applied before the service
+// can be called.
 func TestReboot(t *testing.T) {
 	t.Parallel()
 	newSite(t).reboot(cleat)
@@ -164,18 +163,18 @@ func (s *site) reboot(program string) {
 	victim, neighbour := s.host(1, 7), s.host(2, 5)
 	w := s.writer(victim, victim.v4)
 	s.await(20, w)
-	// So many that they do not hold by chance, a moment after the start.
+	// So many that they are not applied by chance shortly after the start.
 	blocks := append(manyBlocks(5_000), victimBlock)
 	when := s.fence(service, blocks, w)
 	s.machine.Reboot()
 	s.network.Attach(s.t, s.machine.Namespace, server4, server6)
 	if err := s.holds(); err == nil {
-		s.t.Fatal("the packet filter outlived the reboot")
+		s.t.Fatal("the packet filter survived the reboot")
 	}
-	// The order of a machine's start: fences, and then storage.
+	// In the order of a machine's start: fences, then storage.
 	service = s.serveArmed(program, nil)
 	if err := s.holds(); err != nil {
-		s.t.Fatalf("the service serves before its fences hold: %.200s", err)
+		s.t.Fatalf("the service serves before its fences are applied: %.200s", err)
 	}
 	s.records()
 	s.refused(victim, victim.v4, recordPort)
@@ -186,7 +185,7 @@ func (s *site) reboot(program string) {
 	s.nothingSince(when, records)
 }
 
-// A state directory that is lost opens nothing.
+// A lost state directory does not remove fences.
 func TestLostState(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -199,10 +198,10 @@ func TestLostState(t *testing.T) {
 	ended := testkit.Value(serve.Begin(s.machine, cleat, nil, "--ports", "4420,3260,10809"))(t)
 	defer ended.Close()
 	if status, err := ended.Wait(patience); err != nil || status.ExitStatus() == 0 {
-		t.Errorf("the start over a lost record ends with %#x, %v", status, err)
+		t.Errorf("a start without its records ended with %#x, %v", status, err)
 	}
 	if said := ended.Log(); !strings.Contains(said, "--lift-unrecorded") || !strings.Contains(said, victimBlock) {
-		t.Errorf("it does not say what is wrong: %s", said)
+		t.Errorf("the error does not name the cause: %s", said)
 	}
 	s.refused(victim, victim.v4, recordPort)
 	service = s.serve("--lift-unrecorded")
@@ -212,8 +211,8 @@ func TestLostState(t *testing.T) {
 	}
 }
 
-// SIGTERM while a call waits for a server that hangs: the process ends within
-// its bound, what was closed stays closed, and the next one goes on.
+// SIGTERM while a call waits for a hung server: the process ends within its
+// bound, blocks stay fenced, and the next one continues.
 func TestStoppedWhileACallWaits(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -228,11 +227,11 @@ func TestStoppedWhileACallWaits(t *testing.T) {
 	if err := service.Process.Stop(); err != nil {
 		t.Error(err)
 	}
-	t.Logf("it stopped after %s", time.Since(begun).Round(time.Millisecond))
+	t.Logf("stopped after %s", time.Since(begun).Round(time.Millisecond))
 	if err := <-answered; err == nil {
-		t.Error("the call was answered with OK")
+		t.Error("the call succeeded")
 	} else if c := status.Code(err); c != codes.Unavailable && c != codes.Canceled && c != codes.DeadlineExceeded {
-		t.Errorf("the call was answered with %v", err)
+		t.Errorf("the call returned %v", err)
 	}
 	s.refused(victim, victim.v4, recordPort)
 	service = s.serve()
@@ -246,8 +245,8 @@ func TestStoppedWhileACallWaits(t *testing.T) {
 	s.nothingSince(when, records)
 }
 
-// The disk with the state is full: what cannot be recorded is not answered with
-// OK, and what is on record stays.
+// The disk of the state is full: a fence that cannot be recorded is an error,
+// and existing records stay.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -264,11 +263,11 @@ func TestFullDisk(t *testing.T) {
 	filled := s.machine.Start("fill", nil, "/bin/sh", "-c", "cat /dev/zero > "+filepath.Join(small, "filling"))
 	testkit.Value(filled.Wait(patience))(t)
 	var err error
-	for round := 0; round < 4 && err == nil; round++ { // until what was set aside is used up
+	for round := 0; round < 4 && err == nil; round++ { // until the reserved space is used up
 		err = service.Fence(t.Context(), map[string]string{"round": fmt.Sprint(round)}, manyBlocks(10_000)...)
 	}
 	if err == nil {
-		t.Fatal("forty thousand records find room on a full disk of 7 MiB")
+		t.Fatal("forty thousand records fit on a full disk of 7 MiB")
 	}
 	t.Log(err)
 	s.refused(victim, victim.v4, recordPort)
@@ -276,7 +275,7 @@ func TestFullDisk(t *testing.T) {
 	service = s.serve(flags...)
 	s.refused(victim, victim.v4, recordPort)
 	if blocks, err := service.List(t.Context(), map[string]string{}); err != nil || !strings.Contains(fmt.Sprint(blocks), victimBlock) {
-		t.Errorf("listed are %d blocks, %v", len(blocks), err)
+		t.Errorf("%d blocks are listed, %v", len(blocks), err)
 	}
 	s.unfence(service, victimBlock)
 	s.await(20, s.writer(victim, victim.v4))

@@ -10,8 +10,8 @@ import (
 	"github.com/cleatproject/cleat/test/crash/workload"
 )
 
-// sabotages are steps left out or in the wrong order, a scenario in which that
-// must show, and of what the test must complain.
+// sabotages are builds with steps omitted or reordered, a scenario that must
+// fail, and its failure text.
 var sabotages = []struct {
 	name     string
 	left     []workload.Replacement
@@ -26,11 +26,11 @@ var sabotages = []struct {
 			New:  "\tcrashpoint.Hit(\"fence.intent\")\n\tbefore, _, err := e.ledger.ChangeFences(ctx, func(now []volume.Fence) ([]volume.Fence, error) {\n\t\treturn plan.Fence",
 		}},
 		scenario: func(s *site, program string) { s.killAt(program, "fence.intent", s.records(), s.host(1, 7)) },
-		symptom:  "does not hold the fence that is on record",
+		symptom:  "does not apply the recorded fence",
 	},
 	{
-		// Where descriptors of other processes can be looked at, the record is
-		// a second guard, so the first one is left out too.
+		// Where descriptors of other processes are readable, the record is a
+		// second guard, so the first one is omitted too.
 		name: "sessions that are being ended are not recorded",
 		left: []workload.Replacement{{
 			File: "fence/enforce/local.go",
@@ -45,8 +45,8 @@ var sabotages = []struct {
 		symptom:  "want a code of [Unavailable]",
 	},
 	{
-		// The filter alone: the session sleeps behind it, and wakes up with
-		// all that its client has sent meanwhile.
+		// The filter alone: the session sleeps, and resumes with all bytes that
+		// its client has sent meanwhile.
 		name: "sessions are not ended",
 		left: []workload.Replacement{{
 			File: "fence/enforce/local.go",
@@ -60,23 +60,23 @@ var sabotages = []struct {
 		symptom: "after the answer, when",
 	},
 	{
-		name: "what is on record is not put in force at the start",
+		name: "recorded fences are not applied at the start",
 		left: []workload.Replacement{{
 			File: "cmd/cleat/fencing.go",
 			Old:  "return n.enforcer.Restore(ctx)",
 			New:  "return nil",
-		}, { // which might be as quick
+		}, { // which might be as fast
 			File: "fence/enforce/guard.go",
 			Old:  "\te.check(ctx)\n\tfor {",
 			New:  "\tfor {",
 		}},
 		scenario: func(s *site, program string) { s.reboot(program) },
-		symptom:  "before its fences hold",
+		symptom:  "before its fences are applied",
 	},
 }
 
-// A build that leaves a step out must turn its scenario red: otherwise the
-// scenario proves nothing.
+// A scenario must fail for the build without its step; otherwise it proves
+// nothing.
 func TestSabotageTurnsRed(t *testing.T) {
 	t.Parallel()
 	for _, c := range sabotages {
@@ -96,15 +96,15 @@ func TestSabotageTurnsRed(t *testing.T) {
 			case len(r.said) == 0:
 				t.Error("a build without this step passed")
 			case !strings.Contains(said, c.symptom):
-				t.Errorf("red, but not for %q: %s", c.symptom, said)
+				t.Errorf("failed, but not with %q: %s", c.symptom, said)
 			default:
-				t.Logf("red, as it must be: %s", c.symptom)
+				t.Logf("failed, as expected: %s", c.symptom)
 			}
 		})
 	}
 }
 
-// red is a test whose failure is what is hoped for.
+// red is a test that is expected to fail.
 type red struct {
 	testing.TB
 	mu   sync.Mutex

@@ -1,7 +1,7 @@
-// Package fence meets cleat fence serve from outside, as a process beside real
-// storage servers, with real clients on other hosts: what a fence promises, and
-// that the promise is kept when processes are killed, when strangers change the
-// packet filter, and after a reboot.
+// Package fence tests cleat fence serve as a process beside real storage
+// servers, with real clients on other hosts: the guarantees of a fence, also
+// when processes are killed, when other programs change the packet filter, and
+// after a reboot.
 package fence
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// cleat is the program with crash points, which are empty unless the
+// cleat is the program with crash points, which are inert unless the
 // environment arms them.
 var cleat string
 
@@ -71,7 +71,7 @@ func newSite(t testing.TB) *site {
 	s.network.Attach(t, s.machine.Namespace, server4, server6)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the services said:\n%s", serve.Logs(s.machine))
+			t.Logf("logs of the services:\n%s", serve.Logs(s.machine))
 		}
 	})
 	return s
@@ -95,8 +95,7 @@ func (s *site) records() *storage.Records {
 	return r
 }
 
-// serve starts the service; flags come after those that every site has. It is
-// ended with the machine.
+// serve starts the service with further flags. It ends with the machine.
 func (s *site) serve(flags ...string) *serve.Service {
 	s.t.Helper()
 	return s.serveArmed(cleat, nil, flags...)
@@ -112,7 +111,7 @@ func (s *site) serveArmed(program string, env []string, flags ...string) *serve.
 	return v
 }
 
-// serverOf is the server's address as a client reaches it from an address.
+// serverOf is the server's address as seen by a client address.
 func serverOf(from netip.Addr, port uint16) netip.AddrPort {
 	if from.Is6() {
 		return netip.AddrPortFrom(server6.Addr(), port)
@@ -120,7 +119,7 @@ func serverOf(from netip.Addr, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(server4.Addr(), port)
 }
 
-// writer begins to write records from an address of a host.
+// writer starts to write records from an address of a host.
 func (s *site) writer(h *host, from netip.Addr) *storage.Writer {
 	s.t.Helper()
 	conn := s.dial(h, from, recordPort)
@@ -138,7 +137,7 @@ func (s *site) dial(h *host, from netip.Addr, port uint16) net.Conn {
 	return conn
 }
 
-// refused fails unless no new session can begin from an address.
+// refused fails unless new sessions from an address are refused.
 func (s *site) refused(h *host, from netip.Addr, port uint16) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 300*time.Millisecond)
@@ -146,13 +145,13 @@ func (s *site) refused(h *host, from netip.Addr, port uint16) {
 	conn, err := h.Dial(ctx, serverOf(from, port), from)
 	if err == nil {
 		_ = conn.Close()
-		s.t.Errorf("a new session from %s begins", from)
+		s.t.Errorf("a new session from %s is accepted", from)
 	} else if !rig.IsTimeout(err) {
-		s.t.Errorf("a new session from %s is refused by other means than a fence: %v", from, err)
+		s.t.Errorf("a new session from %s is refused, but not by a fence: %v", from, err)
 	}
 }
 
-// await waits until so many more writes are acknowledged.
+// await waits until that many more writes are acknowledged.
 func (s *site) await(more uint64, writers ...*storage.Writer) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
@@ -164,24 +163,23 @@ func (s *site) await(more uint64, writers ...*storage.Writer) {
 	}
 }
 
-// settled is what there was when a fence was answered.
-type settled struct {
+// baseline is the state of writers when a fence was answered.
+type baseline struct {
 	at   time.Time
 	sent map[*storage.Writer]uint64
 }
 
-// fence fences blocks and returns what there was of these writers when it was
-// answered.
-func (s *site) fence(v *serve.Service, blocks []string, writers ...*storage.Writer) settled {
+// fence fences blocks and returns the state of these writers at the answer.
+func (s *site) fence(v *serve.Service, blocks []string, writers ...*storage.Writer) baseline {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), 2*patience)
 	defer cancel()
 	testkit.Must(s.t, v.Fence(ctx, nil, blocks...))
-	return settle(writers...)
+	return takeBaseline(writers...)
 }
 
-func settle(writers ...*storage.Writer) settled {
-	now := settled{at: time.Now(), sent: map[*storage.Writer]uint64{}}
+func takeBaseline(writers ...*storage.Writer) baseline {
+	now := baseline{at: time.Now(), sent: map[*storage.Writer]uint64{}}
 	for _, w := range writers {
 		now.sent[w] = w.Sent()
 	}
@@ -195,20 +193,20 @@ func (s *site) unfence(v *serve.Service, blocks ...string) {
 	testkit.Must(s.t, v.Unfence(ctx, nil, blocks...))
 }
 
-// nothingSince fails when the server took anything of the writers after their
-// fence was answered, or does not have what it acknowledged.
-func (s *site) nothingSince(when settled, r *storage.Records) {
+// nothingSince fails when the server accepted a write after the fence was
+// answered, or lacks an acknowledged one.
+func (s *site) nothingSince(when baseline, r *storage.Records) {
 	s.t.Helper()
 	all := s.whole(r)
 	for w, sent := range when.sent {
 		got := all[w.ID]
 		if len(got) == 0 {
-			s.t.Errorf("writer %d: there is no record at all", w.ID)
+			s.t.Errorf("writer %d: no record", w.ID)
 			continue
 		}
 		last := got[len(got)-1]
 		if last.Number > sent || last.At.After(when.at) {
-			s.t.Errorf("writer %d: record %d was taken %s after the answer, when %d was the last one sent", w.ID, last.Number, last.At.Sub(when.at), sent)
+			s.t.Errorf("writer %d: record %d was accepted %s after the answer, when %d was the last one sent", w.ID, last.Number, last.At.Sub(when.at), sent)
 		}
 		if w.Acked() > last.Number {
 			s.t.Errorf("writer %d: %d was acknowledged, the last record is %d", w.ID, w.Acked(), last.Number)
@@ -216,21 +214,22 @@ func (s *site) nothingSince(when settled, r *storage.Records) {
 	}
 }
 
-// whole returns the records; those of each writer go from 1 without a hole.
+// whole returns the records; those of each writer must be numbered from 1
+// without gaps.
 func (s *site) whole(r *storage.Records) map[uint64][]storage.Record {
 	s.t.Helper()
 	all := testkit.Value(r.Read())(s.t)
 	for id, records := range all {
 		for i, one := range records {
 			if one.Number != uint64(i)+1 {
-				s.t.Fatalf("writer %d: record %d comes as number %d", id, one.Number, i+1)
+				s.t.Fatalf("writer %d: record %d has number %d", id, one.Number, i+1)
 			}
 		}
 	}
 	return all
 }
 
-// unharmed fails unless writers go on, and everything of them is there.
+// unharmed fails unless writers continue, and all their records are there.
 func (s *site) unharmed(r *storage.Records, writers ...*storage.Writer) {
 	s.t.Helper()
 	s.await(50, writers...)
@@ -246,7 +245,7 @@ func (s *site) unharmed(r *storage.Records, writers ...*storage.Writer) {
 	}
 }
 
-// code fails unless an error has a code.
+// code fails unless an error has one of the codes.
 func (s *site) code(err error, want ...codes.Code) {
 	s.t.Helper()
 	if !slices.Contains(want, status.Code(err)) {
@@ -254,7 +253,7 @@ func (s *site) code(err error, want ...codes.Code) {
 	}
 }
 
-// eventually waits until a condition holds.
+// eventually polls a condition.
 func eventually(t testing.TB, what string, ok func() error) {
 	t.Helper()
 	deadline := time.NewTimer(patience)

@@ -20,9 +20,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// The client does not learn of the fence: its cable is cut while it is fenced,
-// so it goes on writing into its session, and sends all that again when it is
-// unfenced. None of it may arrive.
+// The client does not notice the fence: its cable is disconnected meanwhile, so
+// it keeps writing into its session and retransmits when it is unfenced. None
+// of these bytes are allowed to arrive.
 func TestStaleBytesOfASilentClient(t *testing.T) {
 	t.Parallel()
 	for _, family := range []string{"v4", "v6"} {
@@ -45,22 +45,22 @@ func (s *site) silent(program string, h *host, from netip.Addr) {
 	records, service := s.records(), s.serveArmed(program, nil)
 	block := fmt.Sprintf("%s/%d", from, from.BitLen())
 	conn := s.dial(h, from, recordPort)
-	// What it writes meanwhile must find room, or it would stop.
+	// A large send buffer, or the client would block.
 	testkit.Must(s.t, conn.(*net.TCPConn).SetWriteBuffer(1<<20))
 	id := s.serial.Add(1)
 	w := storage.NewWriter(id, storage.RecordSession(id, conn), 5*pace)
 	s.t.Cleanup(w.Close)
 	s.await(20, w)
-	testkit.Must(s.t, h.cable.Cut(ctx))
+	testkit.Must(s.t, h.cable.Disconnect(ctx))
 	when := s.fence(service, []string{block}, w)
-	s.sends(w, 40) // more than 8 KiB that were sent after the answer
+	s.sends(w, 40) // more than 8 KiB sent after the answer
 	if w.Err() != nil {
-		s.t.Fatalf("the client learnt of it: %v", w.Err())
+		s.t.Fatalf("the client noticed the fence: %v", w.Err())
 	}
 	s.unfence(service, block)
-	testkit.Must(s.t, h.cable.Mend(ctx))
+	testkit.Must(s.t, h.cable.Reconnect(ctx))
 	s.await(20, s.writer(h, from))
-	// What it sends again meets no session any more, or else arrives.
+	// Retransmitted bytes must find no session.
 	eventually(s.t, "the old session ends", func() error {
 		select {
 		case <-w.Done():
@@ -70,16 +70,16 @@ func (s *site) silent(program string, h *host, from netip.Addr) {
 		if got := s.whole(records)[id]; got[len(got)-1].Number > when.sent[w] {
 			return nil
 		}
-		return errors.New("nothing has come of it")
+		return errors.New("the session has not ended")
 	})
 	s.nothingSince(when, records)
 }
 
-// sends waits until a writer has sent so many more writes.
+// sends waits until a writer has sent that many more writes.
 func (s *site) sends(w *storage.Writer, more uint64) {
 	s.t.Helper()
 	want := w.Sent() + more
-	eventually(s.t, "the client goes on writing", func() error {
+	eventually(s.t, "the client keeps writing", func() error {
 		if sent := w.Sent(); sent < want {
 			return fmt.Errorf("%d of %d sent, session ended by %v", sent, want, w.Err())
 		}
@@ -87,8 +87,8 @@ func (s *site) sends(w *storage.Writer, more uint64) {
 	})
 }
 
-// The storage server hangs, with bytes of the client in its queues: as long as
-// it may still read them the fence is not answered with OK.
+// The storage server hangs with bytes of the client in its queues: as long as
+// the server can still read them, the fence call fails.
 func TestHungServerIsNotFenced(t *testing.T) {
 	t.Parallel()
 	newSite(t).hang(cleat)
@@ -102,11 +102,11 @@ func (s *site) hang(program string) {
 	w, n := s.writer(victim, victim.v4), s.writer(neighbour, neighbour.v4)
 	s.await(20, w, n)
 	testkit.Must(s.t, records.Signal(unix.SIGSTOP))
-	s.sends(w, 40)                                                           // these wait in the server's queue
-	eventually(s.t, "the answer tells who holds the session", func() error { // a stall may end a call before it has looked
+	s.sends(w, 40)                                                                 // these stay in the server's queue
+	eventually(s.t, "the error names the process with the session", func() error { // a stall can end a call earlier
 		err := service.Fence(ctx, nil, victimBlock)
 		if status.Code(err) != codes.Unavailable {
-			s.t.Fatalf("while a server holds the session: %v", err)
+			s.t.Fatalf("while a server has the session open: %v", err)
 		}
 		if !strings.Contains(err.Error(), fmt.Sprintf("process %d", records.PID)) {
 			return err
@@ -115,17 +115,17 @@ func (s *site) hang(program string) {
 	})
 	s.refused(victim, victim.v4, recordPort) // the intent holds
 	if err := s.listed(service); err != nil {
-		s.t.Errorf("what is not fenced yet is listed: %v", err)
+		s.t.Errorf("an incomplete fence is listed: %v", err)
 	}
 	s.listNames(service, records)
-	// Not even after the server of fences was killed, which has forgotten all
-	// that it did not write down.
+	// Nor after the fence server was killed, which has lost all unrecorded
+	// state.
 	testkit.Must(s.t, service.Kill())
 	service = s.serveArmed(program, nil, "--end-timeout", "1s")
 	s.code(service.Fence(ctx, nil, victimBlock), codes.Unavailable)
 	testkit.Must(s.t, records.Signal(unix.SIGCONT))
 	eventually(s.t, "the fence is repeated", func() error { return service.Fence(ctx, nil, victimBlock) })
-	when := settle(w)
+	when := takeBaseline(w)
 	s.await(50, n)
 	s.unfence(service, victimBlock)
 	s.await(20, s.writer(victim, victim.v4))
@@ -143,9 +143,9 @@ func (s *site) listNames(service *serve.Service, records *storage.Records) {
 	}
 }
 
-// A client that is already connected, but whom the server has not accepted yet,
-// is no way around the fence either.
-func TestSessionThatNobodyAccepted(t *testing.T) {
+// A client that is connected, but that the server has not accepted yet, does
+// not bypass the fence either.
+func TestUnacceptedSession(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	records, service := s.records(), s.serve("--end-timeout", "1s")
@@ -153,25 +153,25 @@ func TestSessionThatNobodyAccepted(t *testing.T) {
 	before := s.writer(victim, victim.v4)
 	s.await(20, before)
 	testkit.Must(t, records.Signal(unix.SIGSTOP))
-	w := s.writer(victim, victim.v4) // the kernel alone has answered
+	w := s.writer(victim, victim.v4) // only the kernel has answered
 	s.sends(w, 20)
 	s.code(service.Fence(t.Context(), nil, "10.9.1.7/32"), codes.Unavailable)
 	testkit.Must(t, records.Signal(unix.SIGCONT))
 	eventually(t, "the fence is repeated", func() error { return service.Fence(t.Context(), nil, "10.9.1.7/32") })
-	when := settle(before)
+	when := takeBaseline(before)
 	sent := w.Sent()
 	s.unfence(service, "10.9.1.7/32")
 	s.await(20, s.writer(victim, victim.v4))
 	s.nothingSince(when, records)
 	for _, r := range s.whole(records)[w.ID] {
 		if r.Number > sent || r.At.After(when.at) {
-			t.Errorf("record %d of a session that was never accepted came %s after the answer", r.Number, r.At.Sub(when.at))
+			t.Errorf("record %d of an unaccepted session arrived %s after the answer", r.Number, r.At.Sub(when.at))
 		}
 	}
 }
 
-// A call whose caller has gone goes on, and the same call joins it.
-func TestCallerThatWentAway(t *testing.T) {
+// A fence call continues after its caller has gone, and a repeated call joins it.
+func TestCallerDisconnects(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	records, service := s.records(), s.serve()
@@ -183,7 +183,7 @@ func TestCallerThatWentAway(t *testing.T) {
 	defer leave()
 	answered := make(chan error, 1)
 	go func() { answered <- service.Fence(caller, nil, victimBlock) }()
-	eventually(t, "the call has come as far as the session", s.holds)
+	eventually(t, "the call has reached the session", s.holds)
 	leave()
 	s.code(<-answered, codes.Canceled)
 	s.refused(victim, victim.v4, recordPort)

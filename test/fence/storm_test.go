@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/test/fence/storage"
 )
 
-// Clients that come back as soon as they lose a session, as initiators do, many
-// at once: not one gets in between what is looked at and what is answered.
+// Many clients reconnect as soon as they lose a session, as initiators do: no
+// session is missed between the inspection and the answer.
 func TestStormOfSessions(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -46,7 +46,7 @@ func TestStormOfSessions(t *testing.T) {
 				for number := uint64(1); number <= 5 && err == nil; number++ {
 					err = session.Send(number)
 				}
-				if begun.Load()%2 == 0 { // others go without waiting for the answer
+				if begun.Load()%2 == 0 { // others do not wait for the answer
 					_ = conn.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
 					_, _ = session.Acknowledged()
 				}
@@ -57,7 +57,7 @@ func TestStormOfSessions(t *testing.T) {
 	victims := []string{victimBlock, fmt.Sprintf("%s/128", victim.v6)}
 	for range 6 {
 		before := begun.Load()
-		eventually(t, "the storm blows", func() error {
+		eventually(t, "enough sessions", func() error {
 			if now := begun.Load(); now < before+50 {
 				return fmt.Errorf("%d sessions so far", now-before)
 			}
@@ -71,7 +71,7 @@ func TestStormOfSessions(t *testing.T) {
 		for id, all := range s.whole(records) {
 			for _, r := range all {
 				if id != n.ID && r.At.After(answered) && r.At.Before(opens) {
-					t.Errorf("session %d: record %d came %s after the answer", id, r.Number, r.At.Sub(answered))
+					t.Errorf("session %d: record %d arrived %s after the answer", id, r.Number, r.At.Sub(answered))
 				}
 			}
 		}
@@ -79,8 +79,8 @@ func TestStormOfSessions(t *testing.T) {
 	s.unharmed(records, n)
 }
 
-// Many callers fence and unfence blocks that overlap, at once: each finds done
-// what it was told, whatever the others do.
+// Many callers fence and unfence overlapping blocks at once: each finds its
+// request done, whatever the others do.
 func TestManyCallers(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -111,7 +111,7 @@ func TestManyCallers(t *testing.T) {
 					return
 				}
 				if listed, err := service.List(t.Context(), owner); err != nil || len(listed) != 1 || listed[0] != block {
-					t.Errorf("caller %d, who fenced %s, is told of %v, %v", i, block, listed, err)
+					t.Errorf("caller %d, which fenced %s, lists %v, %v", i, block, listed, err)
 				}
 				if block == victimBlock || block == "10.9.1.0/24" || block == "10.9.1.0/28" {
 					s.refused(victim, victim.v4, recordPort)
@@ -129,7 +129,7 @@ func TestManyCallers(t *testing.T) {
 		t.Error(err)
 	}
 	if err := s.holds(); err == nil {
-		t.Error("all have let go, and the packet filter has not")
+		t.Error("all callers have unfenced, and the packet filter still blocks")
 	}
 	s.await(20, s.writer(victim, victim.v4), s.writer(victim, victim.v6), n)
 	s.unharmed(records, n)

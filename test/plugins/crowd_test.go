@@ -21,14 +21,14 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// plugin is one listener. All share a server, which knows them by the address
-// that their connections tell.
+// plugin is one listener. All share a server, which identifies them by the
+// local address of their connections.
 type plugin struct {
 	net.Listener
-	id    int
-	hangs atomic.Int32 // this many calls of GetInfo are not answered
-	deaf  atomic.Int32 // and so many of NotifyRegistrationStatus
-	told  atomic.Bool  // of success, last
+	id         int
+	hangs      atomic.Int32 // GetInfo calls left without an answer
+	ignores    atomic.Int32 // NotifyRegistrationStatus calls left without an answer
+	registered atomic.Bool  // the last reported status
 
 	mu    sync.Mutex
 	conns map[net.Conn]bool
@@ -51,8 +51,7 @@ func (p *plugin) Accept() (net.Conn, error) {
 	return addressed{c, p}, nil
 }
 
-// die ends the listener and breaks all connections, as the end of a process
-// does.
+// die closes the listener and all connections, as the end of a process does.
 func (p *plugin) die() {
 	_ = p.Listener.Close()
 	p.mu.Lock()
@@ -76,7 +75,7 @@ func (a addressed) Close() error {
 
 func (a addressed) LocalAddr() net.Addr { return a.p }
 
-// service answers for all plugins.
+// service implements all plugins.
 type service struct {
 	registration.UnimplementedRegistrationServer
 }
@@ -107,20 +106,20 @@ func (service) NotifyRegistrationStatus(ctx context.Context, s *registration.Reg
 	if err != nil {
 		return nil, err
 	}
-	if p.deaf.Add(-1) >= 0 {
+	if p.ignores.Add(-1) >= 0 {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
-	p.told.Store(s.PluginRegistered)
+	p.registered.Store(s.PluginRegistered)
 	return &registration.RegistrationStatusResponse{}, nil
 }
 
-// crowd is what lies in the plugins directory, as the test made it.
+// crowd is the expected content of the plugins directory.
 type crowd struct {
 	testing.TB
 	*rand.Rand
 	dir    string
-	most   int // sockets at a time
+	most   int // concurrent sockets
 	server *grpc.Server
 
 	made   int                // sockets so far
@@ -142,10 +141,10 @@ func newCrowd(t testing.TB, dir string, most int, random *rand.Rand) *crowd {
 	return c
 }
 
-// size is how many socket files there are.
+// size returns the number of socket files.
 func (c *crowd) size() int { return len(c.live) + len(c.silent) + len(c.dead) }
 
-// step does one thing that plugins and their nodes do.
+// step performs one random action of plugins or nodes.
 func (c *crowd) step() {
 	type act struct {
 		weight int
@@ -170,7 +169,7 @@ func (c *crowd) step() {
 	}
 }
 
-// place is a path that nothing lies at.
+// place returns an unused path.
 func (c *crowd) place() string {
 	dir := c.dir
 	switch c.IntN(3) {
@@ -203,7 +202,7 @@ func (c *crowd) serve(path string) {
 		p.hangs.Store(int32(c.IntN(3)))
 	}
 	if c.IntN(20) == 0 {
-		p.deaf.Store(int32(c.IntN(2)))
+		p.ignores.Store(int32(c.IntN(2)))
 	}
 	c.live[path] = p
 	go func() { _ = c.server.Serve(p) }() // until the listener closes
@@ -224,7 +223,7 @@ func pick[V any](c *crowd, set map[string]V) (path string, found bool) {
 	return slices.Sorted(maps.Keys(set))[c.IntN(len(set))], true
 }
 
-// any returns some socket file.
+// any returns a random socket file.
 func (c *crowd) any() (path string, found bool) {
 	switch c.IntN(8) {
 	case 0:
@@ -235,7 +234,7 @@ func (c *crowd) any() (path string, found bool) {
 	return pick(c, c.live)
 }
 
-// forget closes what listens behind a path that is not there any more.
+// forget closes the listener of a path that no longer exists.
 func (c *crowd) forget(path string) {
 	if p := c.live[path]; p != nil {
 		p.die()
@@ -255,7 +254,7 @@ func (c *crowd) leave() {
 	}
 }
 
-// die leaves the file.
+// die keeps the file.
 func (c *crowd) die() {
 	if path, found := pick(c, c.live); found {
 		c.forget(path)
@@ -263,7 +262,7 @@ func (c *crowd) die() {
 	}
 }
 
-// restart puts a plugin in the place of whatever was there.
+// restart replaces a random socket by a new plugin.
 func (c *crowd) restart() {
 	if path, found := c.any(); found {
 		testkit.Must(c, os.Remove(path))
@@ -272,7 +271,7 @@ func (c *crowd) restart() {
 	}
 }
 
-// replace does the same without a moment in which there is nothing.
+// replace does the same atomically.
 func (c *crowd) replace() {
 	if path, found := c.any(); found {
 		c.forget(path)
@@ -291,7 +290,7 @@ func (c *crowd) rename() {
 	}
 }
 
-// moved tells the sets that a path is now another one.
+// moved renames a path in the sets.
 func (c *crowd) moved(from, to string) {
 	if p := c.live[from]; p != nil {
 		delete(c.live, from)

@@ -12,7 +12,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// paths are those of all sockets below a directory.
+// paths returns all sockets below a directory.
 func (c *crowd) paths(dir string) []string {
 	var all []string
 	for path := range c.live {
@@ -27,7 +27,7 @@ func (c *crowd) paths(dir string) []string {
 	return slices.DeleteFunc(all, func(path string) bool { return !strings.HasPrefix(path, dir+"/") })
 }
 
-// moveDirectory gives a directory another name, with all that is in it.
+// moveDirectory renames a directory with its contents.
 func (c *crowd) moveDirectory() {
 	from, to := c.directory(), filepath.Join(c.dir, fmt.Sprintf("d%d", 8+c.IntN(8)))
 	if _, err := os.Lstat(to); err == nil {
@@ -35,7 +35,7 @@ func (c *crowd) moveDirectory() {
 		c.removeAll(to)
 	}
 	if os.Rename(from, to) != nil {
-		return // there is no such directory now
+		return // the directory does not exist now
 	}
 	for _, path := range c.paths(from) {
 		c.moved(path, to+strings.TrimPrefix(path, from))
@@ -46,7 +46,7 @@ func (c *crowd) directory() string { return filepath.Join(c.dir, fmt.Sprintf("d%
 
 func (c *crowd) removeDirectory() { c.removeAll(c.directory()) }
 
-// removeAll is rm -r, which meets files that others make meanwhile.
+// removeAll is rm -r, while other files are created.
 func (c *crowd) removeAll(dir string) {
 	paths := c.paths(dir)
 	for range 100 {
@@ -59,7 +59,7 @@ func (c *crowd) removeAll(dir string) {
 	}
 }
 
-// clear takes everything away.
+// clear removes everything.
 func (c *crowd) clear() {
 	for _, path := range c.paths(c.dir) {
 		testkit.Must(c, os.Remove(path))
@@ -67,7 +67,7 @@ func (c *crowd) clear() {
 	}
 }
 
-// flood makes, writes and removes other files where the sockets are, until ctx
+// flood creates, writes and removes other files beside the sockets until ctx
 // ends: several thousand events a second.
 func (c *crowd) flood(ctx context.Context, who int) {
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -80,7 +80,7 @@ func (c *crowd) flood(ctx context.Context, who int) {
 		}
 		dir := c.dir
 		if n%3 > 0 {
-			dir = filepath.Join(dir, fmt.Sprintf("d%d", n%8)) // which may be gone
+			dir = filepath.Join(dir, fmt.Sprintf("d%d", n%8)) // might be removed
 		}
 		for i := range 5 {
 			path := filepath.Join(dir, fmt.Sprintf("other-%d-%d", who, i))

@@ -1,5 +1,5 @@
-// Package plugins runs the host of plugins under more than any node has: many
-// sockets that come, go, hang and die, among other files.
+// Package plugins tests the plugin host with more sockets than any node has,
+// which come, go, hang and die among other files.
 package plugins
 
 import (
@@ -27,16 +27,16 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// instanceOf is what makes a registration another one.
+// instanceOf is the identity of a registration.
 type instanceOf struct{ kind, name, endpoint, socket string }
 
-// handler holds plugins, and now and then fails. It watches that the host keeps
-// the order of calls for a name.
+// handler registers plugins, and sometimes fails. It checks that the host
+// serializes the calls for a name.
 type handler struct {
 	testing.TB
 	mu     sync.Mutex
 	random *rand.Rand
-	inside map[string]bool // names with a call under way
+	inside map[string]bool // names with a call in progress
 	held   map[instanceOf]bool
 	calls  int
 }
@@ -74,7 +74,7 @@ func (h *handler) Register(ctx context.Context, p watch.Plugin) error {
 	case lot == 4:
 		panic("not today")
 	case lot == 5:
-		select { // slow, for once
+		select { // a slow call
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
 		}
@@ -85,8 +85,8 @@ func (h *handler) Register(ctx context.Context, p watch.Plugin) error {
 	return nil
 }
 
-// DeRegister takes one instance away: the next one at its path may be there
-// already, when a failed call comes again.
+// DeRegister removes one instance: on a retry the next instance at its path can
+// already exist.
 func (h *handler) DeRegister(_ context.Context, p watch.Plugin) error {
 	defer h.leave(p)
 	if h.enter(p) < 3 {
@@ -98,7 +98,7 @@ func (h *handler) DeRegister(_ context.Context, p watch.Plugin) error {
 	return nil
 }
 
-// registered are the names that the handler holds, by socket.
+// registered returns the handler's names, by socket.
 func (h *handler) registered() map[string]string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -112,7 +112,7 @@ func (h *handler) registered() map[string]string {
 	return all
 }
 
-// what the process has, at rest.
+// footprint is the resource usage of the idle process.
 type footprint struct {
 	goroutines, descriptors int
 	heap                    uint64
@@ -125,15 +125,16 @@ func (f footprint) grown(first footprint) bool {
 func measure(t testing.TB) footprint {
 	t.Helper()
 	runtime.GC()
-	runtime.GC() // what finalizers freed too
+	runtime.GC() // also memory freed by finalizers
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	open := testkit.Value(os.ReadDir("/proc/self/fd"))(t)
 	return footprint{runtime.NumGoroutine(), len(open), m.HeapAlloc}
 }
 
-// sockets is how many the test makes (SOAK_SOCKETS), and how many at a time: each
-// needs three descriptors, for the listener and both ends of a connection.
+// sockets returns how many the test creates (SOAK_SOCKETS), and how many
+// concurrently: each needs three descriptors, for the listener and both ends of
+// a connection.
 func sockets(t testing.TB) (all, most int) {
 	t.Helper()
 	all = 1000
@@ -149,9 +150,9 @@ func sockets(t testing.TB) (all, most int) {
 	return all, int(min(limit.Cur/8, 1000))
 }
 
-// Sockets come, go, hang and die at random among other files. Whenever that
-// rests, what is registered is what lives, and when nothing is left, nothing of
-// the host has grown.
+// Sockets come, go, hang and die at random among other files. Whenever this
+// pauses, exactly the live plugins are registered; at the end the host's
+// resource usage has not grown.
 func TestSoak(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -185,20 +186,20 @@ func TestSoak(t *testing.T) {
 		atRest(t, host, h, c)
 		now := measure(t)
 		for late := time.Now().Add(time.Minute); round > 0 && now.grown(first) && time.Now().Before(late); time.Sleep(20 * time.Millisecond) {
-			now = measure(t) // what serves connections that broke may still be about to end
+			now = measure(t) // goroutines of broken connections can still be ending
 		}
-		t.Logf("%d sockets made, %d of them alive at rest, %d calls of the handler so far; then none, and %+v", c.made, living, h.calls, now)
+		t.Logf("%d sockets created, %d alive in the pause, %d calls of the handler so far; without sockets %+v", c.made, living, h.calls, now)
 		if round == 0 {
 			first = now
 			continue
 		}
 		if now.grown(first) {
-			t.Errorf("after %d sockets the process has %+v, after the first round it had %+v", c.made, now, first)
+			t.Errorf("after %d sockets the process uses %+v, after the first round %+v", c.made, now, first)
 		}
 	}
 }
 
-// round goes on until so many sockets have been made, and ends the flood.
+// round runs until that many sockets have been created, and ends the flood.
 func (c *crowd) round(until int) {
 	ctx, stop := context.WithCancel(context.Background())
 	var flooding sync.WaitGroup
@@ -215,8 +216,8 @@ func (c *crowd) round(until int) {
 	flooding.Wait()
 }
 
-// breathe lets most plugins learn of their registration: what dies before the
-// host has come to it tries little.
+// breathe lets most plugins receive their registration status: a plugin that
+// dies earlier tests little.
 func (c *crowd) breathe() {
 	late := time.After(time.Second)
 	tick := time.NewTicker(time.Millisecond)
@@ -224,7 +225,7 @@ func (c *crowd) breathe() {
 	for {
 		untold := 0
 		for _, p := range c.live {
-			if !p.told.Load() {
+			if !p.registered.Load() {
 				untold++
 			}
 		}
@@ -253,13 +254,12 @@ func atRest(t *testing.T, host *watch.Host, h *handler, c *crowd) {
 		select {
 		case <-tick.C:
 		case <-late:
-			t.Fatalf("three minutes after everything rests: %s\n%s", differ, explain(host, h, c))
+			t.Fatalf("three minutes after the last change: %s\n%s", differ, explain(host, h, c))
 		}
 	}
 }
 
-// explain tells what the host has to say of sockets that are not as they should
-// be.
+// explain returns the host's state of sockets that differ.
 func explain(host *watch.Host, h *handler, c *crowd) (text string) {
 	held := h.registered()
 	for _, s := range host.List() {
@@ -275,15 +275,15 @@ func disagree(host *watch.Host, h *handler, c *crowd) string {
 	living, all := map[string]string{}, map[string]bool{}
 	for path, p := range c.live {
 		living[path] = p.name()
-		if !p.told.Load() {
-			return p.name() + " does not know that it is registered"
+		if !p.registered.Load() {
+			return p.name() + " was not notified of its registration"
 		}
 	}
 	for _, path := range c.paths(c.dir) {
 		all[path] = true
 	}
 	if d := cmp.Diff(living, h.registered()); d != "" {
-		return "what lives (-) and what the handler holds (+): " + d
+		return "live plugins (-) and those of the handler (+): " + d
 	}
 	listed, registered := map[string]bool{}, map[string]string{}
 	for _, s := range host.List() {
@@ -296,7 +296,7 @@ func disagree(host *watch.Host, h *handler, c *crowd) string {
 		return fmt.Sprintf("sockets in the directory (-) and in List (+): %s", cmp.Diff(all, listed))
 	}
 	if d := cmp.Diff(living, registered); d != "" {
-		return "what lives (-) and what List calls registered (+): " + d
+		return "live plugins (-) and those registered in List (+): " + d
 	}
 	return ""
 }

@@ -22,22 +22,22 @@ type deployment struct {
 	accessType string   // mount or block
 	flags      []string // of cleat csi
 	split      bool     // controller and node as two processes on one pool
-	// notRun are the specs that the suite leaves out because the driver
-	// rightly does not announce their capability; docs/csi.md says why.
+	// notRun are the specs that the suite skips because the driver
+	// intentionally does not announce their capability; see docs/csi.md.
 	notRun []string
 }
 
 // withoutPublish are the specs that need ControllerPublishVolume, which a
-// node-local deployment neither needs nor announces by default.
+// node-local deployment does not need or announce by default.
 var withoutPublish = []string{
 	"ControllerPublishVolume", "ControllerUnpublishVolume", "volume lifecycle should work", "volume lifecycle should be idempotent",
 }
 
-// withoutController are the specs that need a single controller: no sidecar that
-// expands or modifies through the controller has a mode for each node.
+// withoutController are the specs that need a single controller: no sidecar
+// that expands or modifies through the controller has a per-node mode.
 var withoutController = append(slices.Clone(withoutPublish), "ModifyVolume [Controller Server]", "ExpandVolume [Controller Server]", "volume attribute class")
 
-// pending is marked so by the suite itself, and never runs anywhere.
+// pending is marked pending by the suite itself.
 const pending = "pagination should detect volumes added between pages and accept tokens when the last volume from a page is deleted"
 
 var deployments = []deployment{
@@ -92,8 +92,7 @@ func run(t *testing.T, cleat, suite string, d deployment) {
 func start(t *testing.T, cleat string, d deployment) (controller, node string) {
 	t.Helper()
 	dir := t.TempDir()
-	// The pool of an image stays mounted when its driver ends, as it must for
-	// the volumes in use.
+	// A pool image stays mounted when its driver ends, for the volumes in use.
 	t.Cleanup(func() { driver.Sweep(t, dir) })
 	common := append([]string{"--pool", filepath.Join(dir, "pool"), "--max-volumes", "8", "--node-id", "sanity-node"}, d.flags...)
 	if !d.split {
@@ -105,7 +104,7 @@ func start(t *testing.T, cleat string, d deployment) (controller, node string) {
 	return c.Socket, n.Socket
 }
 
-// spec is what Ginkgo's JSON report says of one spec.
+// spec is the result of one spec in Ginkgo's JSON report.
 type spec struct {
 	ContainerHierarchyTexts []string
 	LeafNodeType            string
@@ -138,8 +137,8 @@ func read(t *testing.T, path string) []spec {
 	return all
 }
 
-// judge wants every spec passed but for those that the deployment names, and
-// those names to be right.
+// judge checks that every spec passed, except the deployment's notRun, which
+// must be skipped.
 func judge(t *testing.T, d deployment, specs []spec) {
 	t.Helper()
 	count := map[string]int{}
@@ -154,7 +153,7 @@ func judge(t *testing.T, d deployment, specs []spec) {
 				continue
 			}
 			if !slices.ContainsFunc(d.notRun, func(part string) bool { return strings.Contains(s.name(), part) }) {
-				t.Errorf("not run, and not among those that may be: %s: %s", s.name(), s.Failure.Message)
+				t.Errorf("skipped without being listed: %s: %s", s.name(), s.Failure.Message)
 			}
 		default:
 			t.Errorf("%s: %s: %s", s.State, s.name(), s.Failure.Message)
@@ -162,7 +161,7 @@ func judge(t *testing.T, d deployment, specs []spec) {
 	}
 	for _, part := range d.notRun {
 		if !anyContains(left, part) {
-			t.Errorf("the list of specs not run names %q, which ran", part)
+			t.Errorf("notRun names %q, which ran", part)
 		}
 	}
 	fmt.Printf("REPORT: csi-sanity %-12s %v of %d specs passed, %d not run\n", d.name, count["passed"], len(specs), count["skipped"]+count["pending"])

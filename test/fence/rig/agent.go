@@ -20,20 +20,20 @@ import (
 )
 
 // Agent is the first process of a machine: it starts processes for the test and
-// takes in those that lose their parent. When the test's end of its socket is
-// closed it ends, and the kernel ends everything else on the machine.
+// reaps orphans. It ends when the test's end of its socket is closed, and the
+// kernel then kills everything else on the machine.
 type Agent struct {
 	mu       sync.Mutex
 	ended    map[int]chan struct{} // closed when the process has ended
 	statuses map[int]syscall.WaitStatus
-	started  chan struct{} // tells the reaper that there is a child again
+	started  chan struct{} // signals the reaper that there is a child
 }
 
 // runAgent is the main function of the process; its socket is descriptor 3.
 func runAgent() int {
 	signal.Ignore(unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	err := errors.Join(
-		unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""), // what is unmounted outside is not kept here
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""), // unmounts outside are propagated
 		leaveLoopDevices(),
 		unix.Mount("proc", "/proc", "proc", 0, ""))
 	if err != nil {
@@ -59,8 +59,8 @@ func runAgent() int {
 	return 0
 }
 
-// leaveLoopDevices takes away this namespace's copies of what others have
-// mounted from loop devices, which would keep their devices from them.
+// leaveLoopDevices unmounts this namespace's copies of mounts on loop devices,
+// which would keep the devices busy.
 func leaveLoopDevices() error {
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return !strings.HasPrefix(m.Source, "/dev/loop"), false })
 	for _, m := range mounts {
@@ -71,7 +71,7 @@ func leaveLoopDevices() error {
 	return err
 }
 
-// control tells when the test is gone.
+// control detects the end of the test.
 type control struct {
 	net.Conn
 	once sync.Once
@@ -116,11 +116,11 @@ func (a *Agent) end(pid int) chan struct{} {
 // Command is a process to start.
 type Command struct {
 	Args []string
-	Env  []string // besides that of the test
-	Log  string   // the file that gets both outputs
+	Env  []string // in addition to that of the test
+	Log  string   // the file of stdout and stderr
 }
 
-// Start starts a process and answers its id, as the machine counts.
+// Start starts a process and returns its id in the machine.
 func (a *Agent) Start(c Command, pid *int) error {
 	log, err := os.OpenFile(c.Log, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -146,7 +146,7 @@ func (a *Agent) Start(c Command, pid *int) error {
 	return nil
 }
 
-// Order is a signal to a process.
+// Order is a signal for a process.
 type Order struct {
 	PID    int
 	Signal syscall.Signal
@@ -155,8 +155,7 @@ type Order struct {
 // Signal sends a signal.
 func (a *Agent) Signal(o Order, _ *struct{}) error { return syscall.Kill(o.PID, o.Signal) }
 
-// Wait answers when a process that Start has started, or that lost its parent,
-// has ended.
+// Wait returns when a child of Start, or an orphan, has ended.
 func (a *Agent) Wait(pid int, status *syscall.WaitStatus) error {
 	<-a.end(pid)
 	a.mu.Lock()
@@ -171,7 +170,7 @@ type Listed struct {
 	Args []string
 }
 
-// List answers all processes but the agent.
+// List returns all processes but the agent.
 func (a *Agent) List(_ struct{}, all *[]Listed) error {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -189,9 +188,9 @@ func (a *Agent) List(_ struct{}, all *[]Listed) error {
 	return nil
 }
 
-// arguments are those of a process; nil says that it has ended. A new program
-// closes what its predecessor had open, which is when ForkExec returns, before
-// it has arguments to show: the list would miss what was just started.
+// arguments returns those of a process; nil: it has ended. It waits for them:
+// ForkExec returns when exec closes the descriptors, before the new arguments
+// are visible.
 func arguments(pid int) []string {
 	for {
 		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -202,7 +201,7 @@ func arguments(pid int) []string {
 			return strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
 		}
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		after := stat[bytes.LastIndexByte(stat, ')')+1:] // proc_pid_stat(5): the name may hold anything
+		after := stat[bytes.LastIndexByte(stat, ')')+1:] // proc_pid_stat(5): the name can contain any byte
 		if err != nil || len(after) < 2 || after[1] == 'Z' || after[1] == 'X' {
 			return nil
 		}
@@ -210,7 +209,7 @@ func arguments(pid int) []string {
 	}
 }
 
-// runGuardian removes a directory when the test has ended, however that was.
+// runGuardian removes a directory when the test has ended in any way.
 func runGuardian(dir string) int {
 	signal.Ignore(unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
 	_, _ = io.Copy(io.Discard, os.Stdin)

@@ -18,11 +18,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine is a host with processes of its own: it sees no others, and they end
-// with it.
+// Machine is a host with its own PID namespace: it sees no other processes, and
+// its own end with it.
 type Machine struct {
 	*Namespace
-	Dir string // of what outlives a reboot
+	Dir string // survives a reboot
 
 	t     testing.TB
 	cmd   *exec.Cmd
@@ -41,8 +41,8 @@ func NewMachine(t testing.TB) *Machine {
 	return m
 }
 
-// Reboot ends every process of the machine and its network, and boots it anew
-// with the same files; it has to be attached to the network again.
+// Reboot ends every process of the machine and its network, and boots it with
+// the same files; it has to be attached to the network again.
 func (m *Machine) Reboot() {
 	m.t.Helper()
 	m.halt()
@@ -93,7 +93,7 @@ func (m *Machine) boot() error {
 	return err
 }
 
-// halt ends everything on the machine; it returns when it has ended.
+// halt ends everything on the machine and waits for it.
 func (m *Machine) halt() {
 	_ = m.cmd.Process.Kill()
 	_ = m.cmd.Wait()
@@ -103,8 +103,8 @@ func (m *Machine) halt() {
 
 // Process is a process on a machine.
 type Process struct {
-	PID     int    // as the machine counts
-	LogFile string // both of its outputs
+	PID     int    // in the machine
+	LogFile string // of stdout and stderr
 
 	machine *Machine
 	done    chan struct{}
@@ -122,7 +122,7 @@ func (m *Machine) Start(name string, env []string, args ...string) *Process {
 	return p
 }
 
-// Launch is Start for callers that do not run on the test's own goroutine.
+// Launch is Start for callers on other goroutines than the test's.
 func (m *Machine) Launch(name string, env []string, args ...string) (*Process, error) {
 	m.count++
 	p := &Process{machine: m, LogFile: filepath.Join(m.Dir, fmt.Sprintf("%s-%d.log", name, m.count)), done: make(chan struct{})}
@@ -147,7 +147,7 @@ func (m *Machine) Launch(name string, env []string, args ...string) (*Process, e
 // Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Log is what the process has printed so far.
+// Log returns the output so far.
 func (p *Process) Log() string {
 	data, err := os.ReadFile(p.LogFile)
 	if err != nil {
@@ -195,7 +195,7 @@ func (m *Machine) Signal(pid int, s syscall.Signal) error {
 	return m.rpc.Call("Agent.Signal", Order{pid, s}, &struct{}{})
 }
 
-// Find lists the processes whose arguments hold a word.
+// Find lists the processes whose arguments contain a word.
 func (m *Machine) Find(word string) ([]Listed, error) {
 	var all []Listed
 	if err := m.rpc.Call("Agent.List", struct{}{}, &all); err != nil {
@@ -204,8 +204,8 @@ func (m *Machine) Find(word string) ([]Listed, error) {
 	return slices.DeleteFunc(all, func(l Listed) bool { return !slices.Contains(l.Args, word) }), nil
 }
 
-// KillAndWait ends a process that need not be a child of the machine's first
-// one with SIGKILL and waits until it is gone.
+// KillAndWait kills a process, which need not be a child of the machine's first
+// one, and waits until it is gone.
 func (m *Machine) KillAndWait(ctx context.Context, pid int) error {
 	if err := m.Signal(pid, unix.SIGKILL); err != nil {
 		return err

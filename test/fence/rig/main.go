@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// roleEnvironment makes a test binary be something else than the test.
+// roleEnvironment selects another role of a test binary.
 const roleEnvironment = "CLEAT_FENCE_ROLE"
 
 func selfPID() int { return os.Getpid() }
 
-// Main is the TestMain of packages that use the rig. A process of the rig is
+// Main is the TestMain of packages that use the rig. Processes of the rig are
 // the same binary in another role: its own, or one of roles, by name. Scratch
-// directories of all tests lie in one that goes with the test.
+// directories of all tests are in one that is removed with the test.
 func Main(m *testing.M, roles map[string]func() int, prepare func() error) {
 	role := os.Getenv(roleEnvironment)
-	_ = os.Unsetenv(roleEnvironment) // of this process, and not of those that it starts
+	_ = os.Unsetenv(roleEnvironment) // of this process, not inherited by its children
 	switch role {
 	case "":
 	case "agent":
@@ -52,14 +52,13 @@ func Main(m *testing.M, roles map[string]func() int, prepare func() error) {
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) { leave(); os.Exit(code) }))
 }
 
-// As returns the command of this binary in another role, to be started with the
-// environment that comes with it.
+// As returns the command of this binary in another role, and its environment.
 func As(role string, args ...string) (argv, env []string, err error) {
 	self, err := os.Executable()
 	return append([]string{self}, args...), []string{roleEnvironment + "=" + role}, err
 }
 
-// scratch makes the directory of all that tests keep in files, and starts the
+// scratch creates the directory for all files of the tests, and starts the
 // guardian, which removes it.
 func scratch() (leave func(), err error) {
 	dir, err := os.MkdirTemp("", "cleat-fence-")
@@ -72,7 +71,7 @@ func scratch() (leave func(), err error) {
 	}
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), env...)
-	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true} // outlives what ends the test's group
+	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true} // survives a kill of the test's process group
 	var held io.WriteCloser
 	if held, err = cmd.StdinPipe(); err == nil {
 		err = cmd.Start()
@@ -87,8 +86,8 @@ func scratch() (leave func(), err error) {
 	}, err
 }
 
-// Dir makes a directory with a short name, as UNIX sockets need, which ends
-// with the test.
+// Dir creates a directory with a short name, for UNIX sockets, removed when the
+// test ends.
 func Dir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "d")

@@ -1,8 +1,8 @@
-// Package rig gives tests of fencing hosts of their own: network namespaces on
-// one switch, and machines that also have processes of their own. All of it
-// ends with the test, also when the test is killed: namespaces are held by
-// nothing but open files and processes, and processes by the first one of their
-// PID namespace, which ends when the test does.
+// Package rig provides hosts for tests of fencing: network namespaces on one
+// switch, and machines that also have a PID namespace. All of it ends with the
+// test, also when the test is killed: namespaces are referenced only by open
+// files and processes, and processes end with the first one of their PID
+// namespace, which ends with the test.
 package rig
 
 import (
@@ -22,14 +22,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Namespace is a network namespace without a name: it goes with the last file
-// and the last process.
+// Namespace is an unnamed network namespace: it ends with its last file and
+// process.
 type Namespace struct {
 	file *os.File
 }
 
-// NewNamespace makes a namespace with nothing but its loopback, which ends with
-// the test.
+// NewNamespace creates a namespace with only a loopback, which ends with the
+// test.
 func NewNamespace(t testing.TB) *Namespace {
 	t.Helper()
 	var file *os.File
@@ -50,8 +50,8 @@ func NewNamespace(t testing.TB) *Namespace {
 	return n
 }
 
-// Do runs fn on a thread that is in the namespace. Sockets and processes that
-// fn makes stay in it; goroutines that it starts are not.
+// Do runs fn on a thread in the namespace. Sockets and processes that fn
+// creates stay in it; goroutines that it starts are outside.
 func (n *Namespace) Do(fn func() error) error {
 	return onThread(func() error {
 		if err := unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err != nil {
@@ -61,8 +61,8 @@ func (n *Namespace) Do(fn func() error) error {
 	})
 }
 
-// onThread runs fn on a thread whose network namespace fn may change: it is
-// brought back, and when that fails it ends.
+// onThread runs fn on a thread whose network namespace fn can change: it is
+// restored, and if that fails the thread ends.
 func onThread(fn func() error) error {
 	result := make(chan error)
 	go func() {
@@ -82,7 +82,7 @@ func onThread(fn func() error) error {
 	return <-result
 }
 
-// Dial connects from the namespace to an address; local may be the zero Addr.
+// Dial connects from the namespace to an address; local can be the zero Addr.
 func (n *Namespace) Dial(ctx context.Context, to netip.AddrPort, local netip.Addr) (conn *net.TCPConn, err error) {
 	d := net.Dialer{KeepAlive: -1}
 	if local.IsValid() {
@@ -98,7 +98,7 @@ func (n *Namespace) Dial(ctx context.Context, to netip.AddrPort, local netip.Add
 	return conn, err
 }
 
-// WaitFor dials until somebody listens, at most for half a minute.
+// WaitFor dials until a server listens, for half a minute at most.
 func (n *Namespace) WaitFor(ctx context.Context, to netip.AddrPort) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -111,14 +111,13 @@ func (n *Namespace) WaitFor(ctx context.Context, to netip.AddrPort) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("nobody listens at %s: %w", to, err)
+			return fmt.Errorf("no server listens at %s: %w", to, err)
 		case <-tick.C:
 		}
 	}
 }
 
-// Run runs a program of this machine in the namespace and returns what it
-// printed.
+// Run runs a program of this machine in the namespace and returns its output.
 func (n *Namespace) Run(ctx context.Context, args ...string) (string, error) {
 	return n.feed(ctx, "", args...)
 }
@@ -142,7 +141,7 @@ func (n *Namespace) feed(ctx context.Context, input string, args ...string) (str
 	return out.String(), nil
 }
 
-// MustRun is Run for what cannot fail.
+// MustRun is Run that fails the test on an error.
 func (n *Namespace) MustRun(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := n.Run(context.WithoutCancel(t.Context()), args...)
@@ -152,7 +151,7 @@ func (n *Namespace) MustRun(t testing.TB, args ...string) string {
 	return out
 }
 
-// IsTimeout reports whether an attempt to connect got no answer.
+// IsTimeout reports whether a connection attempt timed out.
 func IsTimeout(err error) bool {
 	var ne net.Error
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &ne) && ne.Timeout()

@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// Network is a switch in a namespace of its own.
+// Network is a switch in its own namespace.
 type Network struct {
 	ns    *Namespace
 	ports int
 }
 
-// NewNetwork makes a switch without a port.
+// NewNetwork creates a switch without ports.
 func NewNetwork(t testing.TB) *Network {
 	t.Helper()
 	n := &Network{ns: NewNamespace(t)}
@@ -23,14 +23,14 @@ func NewNetwork(t testing.TB) *Network {
 	return n
 }
 
-// Cable is what joins a host to the switch.
+// Cable connects a host to the switch.
 type Cable struct {
 	network *Network
 	port    string
 }
 
-// Attach gives a host an interface on the switch, with addresses. The card has
-// the number that its first address makes: after a reboot it is the same again.
+// Attach gives a host an interface on the switch, with addresses. Its MAC
+// address derives from the first address: it is the same after a reboot.
 func (n *Network) Attach(t testing.TB, host *Namespace, addrs ...netip.Prefix) Cable {
 	t.Helper()
 	n.ports++
@@ -55,14 +55,15 @@ func (n *Network) Attach(t testing.TB, host *Namespace, addrs ...netip.Prefix) C
 	return Cable{n, port}
 }
 
-// Cut takes the cable away without either end noticing: what is sent is lost.
-func (c Cable) Cut(ctx context.Context) error {
+// Disconnect removes the cable without a link event at either end: packets are
+// lost.
+func (c Cable) Disconnect(ctx context.Context) error {
 	_, err := c.network.ns.Run(ctx, "ip", "link", "set", c.port, "nomaster")
 	return err
 }
 
-// Mend joins a cut cable again.
-func (c Cable) Mend(ctx context.Context) error {
+// Reconnect restores the cable.
+func (c Cable) Reconnect(ctx context.Context) error {
 	_, err := c.network.ns.Run(ctx, "ip", "link", "set", c.port, "master", "br0")
 	return err
 }

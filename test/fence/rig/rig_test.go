@@ -31,7 +31,7 @@ var (
 	client6 = netip.MustParsePrefix("fd09:0:0:1::7/48")
 )
 
-// listener takes connections and ends them.
+// listener accepts connections and closes them.
 func listener() int {
 	l, err := net.Listen("tcp", ":3000")
 	for err == nil {
@@ -54,7 +54,7 @@ func listen(t *testing.T, m *Machine) {
 	}
 }
 
-func TestHostsMeetOnTheSwitch(t *testing.T) {
+func TestHostsConnectOverTheSwitch(t *testing.T) {
 	network, machine, client := NewNetwork(t), NewMachine(t), NewNamespace(t)
 	network.Attach(t, machine.Namespace, server4, server6)
 	cable := network.Attach(t, client, client4, client6)
@@ -66,14 +66,14 @@ func TestHostsMeetOnTheSwitch(t *testing.T) {
 		}
 		_ = conn.Close()
 	}
-	testkit.Must(t, cable.Cut(t.Context()))
+	testkit.Must(t, cable.Disconnect(t.Context()))
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	if conn, err := client.Dial(ctx, netip.AddrPortFrom(server4.Addr(), 3000), netip.Addr{}); err == nil {
 		_ = conn.Close()
-		t.Error("a cut cable still carries")
+		t.Error("a disconnected cable still carries packets")
 	}
-	testkit.Must(t, cable.Mend(t.Context()))
+	testkit.Must(t, cable.Reconnect(t.Context()))
 	if err := client.WaitFor(t.Context(), netip.AddrPortFrom(server4.Addr(), 3000)); err != nil {
 		t.Error(err)
 	}
@@ -95,7 +95,7 @@ func TestMachineHasItsOwnProcesses(t *testing.T) {
 		t.Errorf("ended with %#x, %v, and said %q", status, err, shell.Log())
 	}
 	var orphan []Listed
-	for deadline := time.Now().Add(30 * time.Second); len(orphan) == 0 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) { // it has yet to become sleep
+	for deadline := time.Now().Add(30 * time.Second); len(orphan) == 0 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) { // before exec it is still the shell
 		orphan = testkit.Value(m.Find("2000"))(t)
 	}
 	if len(orphan) != 1 {
@@ -107,7 +107,7 @@ func TestMachineHasItsOwnProcesses(t *testing.T) {
 }
 
 func TestArgumentsOfNewProcesses(t *testing.T) {
-	for range 300 { // every tenth has none to show yet
+	for range 300 { // every tenth has no arguments yet
 		pid := testkit.Value(syscall.ForkExec("/bin/sleep", []string{"sleep", "1000"}, &syscall.ProcAttr{}))(t)
 		args := arguments(pid)
 		if !slices.Equal(args, []string{"sleep", "1000"}) {
@@ -133,17 +133,17 @@ func TestRebootKeepsFilesOnly(t *testing.T) {
 	m.Reboot()
 	<-p.Done()
 	if rules := m.MustRun(t, "nft", "list", "ruleset"); rules != "" {
-		t.Errorf("after the reboot there is %s", rules)
+		t.Errorf("after the reboot the ruleset is %s", rules)
 	}
 	if found, err := m.Find("1000"); err != nil || len(found) != 0 {
-		t.Errorf("after the reboot there runs %v, %v", found, err)
+		t.Errorf("after the reboot these run: %v, %v", found, err)
 	}
 	if _, err := os.Stat(filepath.Join(m.Dir, "kept")); err != nil {
 		t.Error(err)
 	}
 }
 
-// A machine does not keep what tests beside it have mounted.
+// A machine does not keep mounts of other tests.
 func TestMachineLeavesLoopDevices(t *testing.T) {
 	dir := t.TempDir()
 	pool := filepath.Join(dir, "pool")
@@ -161,8 +161,8 @@ func TestMachineLeavesLoopDevices(t *testing.T) {
 	}
 }
 
-// leaver is a test binary that leaves a process on a machine and says where its
-// files are, and waits to be killed.
+// leaver is a test binary that leaves a process on a machine, prints the path
+// of its files, and waits to be killed.
 func leaver() int {
 	leave, err := scratch()
 	if err != nil || leave == nil {
@@ -179,7 +179,7 @@ func leaver() int {
 	select {}
 }
 
-// A test that is killed leaves neither a process nor a file.
+// A killed test leaves neither a process nor a file.
 func TestKilledTestLeavesNothing(t *testing.T) {
 	argv, env, err := As("leaver")
 	testkit.Must(t, err)
@@ -196,7 +196,7 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 	_ = cmd.Wait()
 	dir := strings.TrimSpace(string(line[:n]))
 	if err != nil || dir == "" {
-		t.Fatalf("the other test said %q, %v", dir, err)
+		t.Fatalf("the other test printed %q, %v", dir, err)
 	}
 	deadline := time.Now().Add(30 * time.Second)
 	for {
@@ -206,7 +206,7 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("left behind: %s (%v), processes %v", dir, err, left)
+			t.Fatalf("left over: %s (%v), processes %v", dir, err, left)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}

@@ -7,14 +7,14 @@ import (
 
 const (
 	blockSize = 512
-	// blocksEach is how many blocks a writer has for itself on a disk, which it
-	// writes in turn.
+	// blocksEach is how many blocks a writer has on a disk; it writes them in
+	// turn.
 	blocksEach = 64
-	// DiskSize holds sixteen writers.
+	// DiskSize has space for sixteen writers.
 	DiskSize = 16 * blocksEach * blockSize
 )
 
-// block is what a writer writes with a number, and where, in blocks.
+// block returns the block and position (in blocks) of a write.
 func block(id, number uint64) (at uint64, data []byte) {
 	data = make([]byte, blockSize)
 	for i := 0; i < blockSize; i += 16 {
@@ -44,7 +44,7 @@ func Newest(disk string, id uint64) (number uint64, region []byte, err error) {
 	return number, region, nil
 }
 
-// makeDisk makes a disk of zeros.
+// makeDisk creates a disk of zeros.
 func makeDisk(path string) error {
 	file, err := os.Create(path)
 	if err != nil {

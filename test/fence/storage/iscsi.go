@@ -15,7 +15,7 @@ import (
 	"github.com/cleatproject/cleat/test/fence/rig"
 )
 
-// ISCSIPort is the port that IANA has for it.
+// ISCSIPort is the port assigned by IANA.
 const ISCSIPort = 3260
 
 const (
@@ -62,7 +62,7 @@ func administer(m *rig.Machine, env []string, order string) error {
 	return nil
 }
 
-// The words of the protocol: RFC 7143.
+// Constants of the protocol: RFC 7143.
 const (
 	iscsiHeader        = 48
 	opImmediate        = 0x40
@@ -79,12 +79,12 @@ const (
 type iscsiSession struct {
 	net.Conn
 	id       uint64
-	command  uint32 // CmdSN; only Send counts it
+	command  uint32 // CmdSN; only Send increments it
 	expected atomic.Uint32
 }
 
-// ISCSISession logs in to an iSCSI target and clears the unit attention that
-// every new session begins with.
+// ISCSISession logs in to an iSCSI target and clears the unit attention of the
+// new session.
 func ISCSISession(id uint64, conn net.Conn) (Session, error) {
 	s := &iscsiSession{Conn: conn, id: id, command: 1}
 	if err := s.login(); err != nil {
@@ -103,7 +103,7 @@ func ISCSISession(id uint64, conn net.Conn) (Session, error) {
 			return nil, fmt.Errorf("the target answers status %#x", status)
 		}
 	}
-	return nil, errors.New("the target does not stop to ask for attention")
+	return nil, errors.New("the target keeps reporting unit attention")
 }
 
 func (s *iscsiSession) login() error {
@@ -115,7 +115,7 @@ func (s *iscsiSession) login() error {
 	head := make([]byte, iscsiHeader)
 	head[0], head[1] = opLogin|opImmediate, loginTransit
 	head[8] = 0x80                                     // ISID: random format
-	binary.BigEndian.PutUint32(head[9:], uint32(s.id)) // and 24 bits of whom
+	binary.BigEndian.PutUint32(head[9:], uint32(s.id)) // and the 24-bit qualifier
 	binary.BigEndian.PutUint32(head[24:], s.command)
 	if err := s.write(head, text); err != nil {
 		return err
@@ -130,7 +130,7 @@ func (s *iscsiSession) login() error {
 	return nil
 }
 
-// write sends a PDU, whose data are padded to words.
+// write sends a PDU, padding its data to words.
 func (s *iscsiSession) write(head, data []byte) error {
 	head[5], head[6], head[7] = byte(len(data)>>16), byte(len(data)>>8), byte(len(data))
 	pdu := append(head, data...)

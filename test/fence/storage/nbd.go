@@ -13,17 +13,17 @@ import (
 	"github.com/cleatproject/cleat/test/fence/rig"
 )
 
-// NBDPort is the port that IANA has for it.
+// NBDPort is the port assigned by IANA.
 const NBDPort = 10809
 
 // Disk is a server that exports one disk.
 type Disk struct {
 	*rig.Process
-	Path string // of the file behind it; it is read without the server
+	Path string // the backing file, which tests read directly
 }
 
-// StartNBD starts Debian's nbd-server, which goes into the background and has a
-// process for each client.
+// StartNBD starts Debian's nbd-server, which daemonizes and has a process for
+// each client.
 func StartNBD(m *rig.Machine) (*Disk, error) {
 	d := &Disk{Path: filepath.Join(m.Dir, "nbd.disk")}
 	config := filepath.Join(m.Dir, "nbd.conf")
@@ -43,7 +43,8 @@ func StartNBD(m *rig.Machine) (*Disk, error) {
 	return d, nil
 }
 
-// The words of the protocol: https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md
+// Constants of the protocol:
+// https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md
 const (
 	nbdMagic        = 0x4e42444d41474943 // NBDMAGIC
 	nbdOption       = 0x49484156454f5054 // IHAVEOPT
@@ -60,7 +61,7 @@ type nbdSession struct {
 	id uint64
 }
 
-// NBDSession begins a session with an NBD server.
+// NBDSession opens a session with an NBD server.
 func NBDSession(id uint64, conn net.Conn) (Session, error) {
 	var hello struct {
 		Magic, Option uint64
@@ -70,7 +71,7 @@ func NBDSession(id uint64, conn net.Conn) (Session, error) {
 		return nil, err
 	}
 	if hello.Magic != nbdMagic || hello.Option != nbdOption || hello.Flags&(nbdFixed|nbdNoZeroes) != nbdFixed|nbdNoZeroes {
-		return nil, fmt.Errorf("this is no NBD server of today: %#v", hello)
+		return nil, fmt.Errorf("not a newstyle NBD server: %#v", hello)
 	}
 	const name = "disk"
 	ask := struct {

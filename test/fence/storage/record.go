@@ -1,6 +1,6 @@
-// Package storage has storage servers and clients for tests of fencing: one
-// that numbers what it writes and keeps when each number came, and small
-// clients of NBD and iSCSI for servers of others.
+// Package storage has storage servers and clients for tests of fencing: a
+// server that records numbered writes with their time of arrival, and small NBD
+// and iSCSI clients for other servers.
 package storage
 
 import (
@@ -22,11 +22,11 @@ const (
 	entrySize   = 24  // writer, number, nanoseconds since 1970
 )
 
-// RecordRole is the name under which a test binary serves records.
+// RecordRole is the role of a test binary that serves records.
 const RecordRole = "records"
 
-// ServeRecords is the main function of that role: it takes numbered writes,
-// appends each to a file, and acknowledges it then.
+// ServeRecords is the main function of that role: it appends each numbered
+// write to a file, and then acknowledges it.
 func ServeRecords() int {
 	port := flag.Int("port", 4420, "where to listen, in both families")
 	path := flag.String("file", "", "where to append")
@@ -40,7 +40,7 @@ func serveRecords(port int, path string) error {
 	if err != nil {
 		return err
 	}
-	l, err := net.Listen("tcp", fmt.Sprintf(":%d", port)) // one socket for both families: IPv4 clients are 4in6 there
+	l, err := net.Listen("tcp", fmt.Sprintf(":%d", port)) // one socket for both families: IPv4 clients are 4in6
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ type Records struct {
 	file string
 }
 
-// StartRecords starts one and waits until it listens.
+// StartRecords starts a server and waits until it listens.
 func StartRecords(m *rig.Machine, port uint16) (*Records, error) {
 	r := &Records{Port: port, file: fmt.Sprintf("%s/records-%d", m.Dir, port)}
 	argv, env, err := rig.As(RecordRole, "-port", fmt.Sprint(port), "-file", r.file)
@@ -100,14 +100,14 @@ func StartRecords(m *rig.Machine, port uint16) (*Records, error) {
 	return r, nil
 }
 
-// Record is a write that the server has taken.
+// Record is a write that the server has accepted.
 type Record struct {
 	Writer, Number uint64
 	At             time.Time
 }
 
-// Read returns everything that was taken so far, by writer. It waits for a
-// record that is being appended.
+// Read returns all records so far, by writer. It waits for a record that is
+// being appended.
 func (r *Records) Read() (map[uint64][]Record, error) {
 	ctx, cancel := bounded()
 	defer cancel()
@@ -127,7 +127,7 @@ func readRecords(ctx context.Context, path string) (map[uint64][]Record, error) 
 			return recordsOf(data), nil
 		}
 		select {
-		case <-ctx.Done(): // its writer is dead, or hangs
+		case <-ctx.Done(): // the server is dead, or hangs
 			return nil, fmt.Errorf("%s ends with %d bytes of a record of %d: %w", path, rest, entrySize, ctx.Err())
 		case <-tick.C:
 		}

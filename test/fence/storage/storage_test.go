@@ -27,7 +27,7 @@ var (
 	client = netip.MustParsePrefix("10.9.1.7/16")
 )
 
-// hosts are a machine and a client with a cable between them.
+// hosts returns a machine and a client with a cable between them.
 func hosts(t *testing.T) (*rig.Machine, *rig.Namespace, rig.Cable) {
 	t.Helper()
 	network, machine, ns := rig.NewNetwork(t), rig.NewMachine(t), rig.NewNamespace(t)
@@ -62,11 +62,11 @@ func TestRecords(t *testing.T) {
 	if waits := w.Waits(); len(waits) < 50 || waits[0] <= 0 {
 		t.Errorf("%d waits, the shortest %v", len(waits), waits)
 	}
-	testkit.Must(t, cable.Cut(t.Context()))
+	testkit.Must(t, cable.Disconnect(t.Context()))
 	cut, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	if err := w.Await(cut, 200); err == nil {
-		t.Error("a writer without its cable has its writes acknowledged")
+		t.Error("writes are acknowledged without a cable")
 	}
 	got, err := records.Read()
 	if err != nil || len(got) != 1 {
@@ -75,13 +75,13 @@ func TestRecords(t *testing.T) {
 	if last := got[3][len(got[3])-1].Number; last < w.Acked() || last >= w.Sent() {
 		t.Errorf("the last record is %d, acknowledged %d, sent %d", last, w.Acked(), w.Sent())
 	}
-	testkit.Must(t, cable.Mend(t.Context()))
+	testkit.Must(t, cable.Reconnect(t.Context()))
 	if err := w.Await(within(t), 10); err != nil {
-		t.Errorf("with the cable mended: %v", err)
+		t.Errorf("with the cable reconnected: %v", err)
 	}
 }
 
-// A record is appended in more than one piece where it crosses a page.
+// A record that crosses a page is appended in more than one piece.
 func TestReadWhileARecordIsAppended(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "records")
 	one := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, 3), 1), 5)
@@ -89,7 +89,7 @@ func TestReadWhileARecordIsAppended(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	if got, err := readRecords(gone, path); err == nil || !strings.Contains(err.Error(), "7 bytes of a record") {
-		t.Errorf("a record that nobody finishes: %v, %v", got, err)
+		t.Errorf("an unfinished record: %v, %v", got, err)
 	}
 	time.AfterFunc(20*time.Millisecond, func() {
 		if file, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0); err == nil {
@@ -124,10 +124,10 @@ func TestDisks(t *testing.T) {
 			acked := w.Acked()
 			newest, _, err := Newest(disk.Path, 3)
 			if err != nil || newest < acked || newest > w.Sent() {
-				t.Errorf("on the disk is %d (%v), acknowledged %d, sent %d", newest, err, acked, w.Sent())
+				t.Errorf("newest block %d (%v), acknowledged %d, sent %d", newest, err, acked, w.Sent())
 			}
 			if other, _, err := Newest(disk.Path, 4); err != nil || other != 0 {
-				t.Errorf("another writer's blocks hold %d, %v", other, err)
+				t.Errorf("another writer's blocks have %d, %v", other, err)
 			}
 		})
 	}

@@ -17,18 +17,18 @@ func bounded() (context.Context, context.CancelFunc) {
 
 // Session is a client's end of a storage session.
 type Session interface {
-	// Send sends a write. It may return before the write is acknowledged.
+	// Send sends a write. It can return before the acknowledgement.
 	Send(number uint64) error
 	// Acknowledged waits for the next acknowledgement and returns the number.
 	Acknowledged() (number uint64, err error)
 	Close() error
 }
 
-// Writer writes one number after another, as long as its session lets it.
+// Writer writes consecutive numbers until its session ends.
 type Writer struct {
 	ID      uint64
 	session Session
-	sent    atomic.Uint64 // the last number that was begun to be sent
+	sent    atomic.Uint64 // the last number whose sending began
 	acked   atomic.Uint64
 
 	mu    sync.Mutex
@@ -37,11 +37,11 @@ type Writer struct {
 	err   error
 
 	stop chan struct{}
-	done chan struct{} // no acknowledgement comes any more
+	done chan struct{} // closed after the last acknowledgement
 	wait sync.WaitGroup
 }
 
-// NewWriter begins to write, one number every pace, acknowledged or not.
+// NewWriter starts to write, one number every pace, acknowledged or not.
 func NewWriter(id uint64, session Session, pace time.Duration) *Writer {
 	w := &Writer{ID: id, session: session, begun: map[uint64]time.Time{}, stop: make(chan struct{}), done: make(chan struct{})}
 	w.wait.Go(func() { w.send(pace) })
@@ -58,7 +58,7 @@ func (w *Writer) send(pace time.Duration) {
 		w.begun[n] = time.Now()
 		w.mu.Unlock()
 		if err := w.session.Send(n); err != nil {
-			return // the reader learns it too
+			return // the reader gets the error too
 		}
 		select {
 		case <-w.stop:
@@ -88,24 +88,23 @@ func (w *Writer) listen() {
 	}
 }
 
-// Sent is the last number that was begun to be sent.
+// Sent is the last number whose sending began.
 func (w *Writer) Sent() uint64 { return w.sent.Load() }
 
 // Acked is the last number that was acknowledged.
 func (w *Writer) Acked() uint64 { return w.acked.Load() }
 
-// Done is closed when the session is over.
+// Done is closed when the session has ended.
 func (w *Writer) Done() <-chan struct{} { return w.done }
 
-// Err is why it is over.
+// Err is the reason of the end.
 func (w *Writer) Err() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.err
 }
 
-// Waits returns how long acknowledgements took since the last call, in order of
-// length.
+// Waits returns the sorted latencies of acknowledgements since the last call.
 func (w *Writer) Waits() []time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -115,7 +114,7 @@ func (w *Writer) Waits() []time.Duration {
 	return waits
 }
 
-// Await waits until so many more writes are acknowledged.
+// Await waits until that many more writes are acknowledged.
 func (w *Writer) Await(ctx context.Context, more uint64) error {
 	want := w.Acked() + more
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -139,13 +138,13 @@ func (w *Writer) Close() {
 	w.wait.Wait()
 }
 
-// recordSession speaks to a server of records.
+// recordSession is a session with a record server.
 type recordSession struct {
 	net.Conn
 	id uint64
 }
 
-// RecordSession begins a session with a server of records.
+// RecordSession opens a session with a record server.
 func RecordSession(id uint64, conn net.Conn) Session { return recordSession{conn, id} }
 
 func (s recordSession) Send(number uint64) error {

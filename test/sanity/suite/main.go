@@ -1,10 +1,9 @@
-// Command suite is csi-sanity with one thing added: it fills the size cache of
-// every answer. The suite compares a topology that it has sent with one that
-// it has received by reflect.DeepEqual; what was sent carries the size that
-// protobuf noted while sending, so that without this the two are never equal
-// ("should succeed when creating a snapshot with accessibility requirements",
-// csi-test v5.6.0). It is a module of its own so that the suite's dependencies
-// never raise the product's.
+// Command suite is csi-sanity that also fills the protobuf size cache of every
+// response. The suite compares a sent topology with a received one by
+// reflect.DeepEqual; the sent one has its size cached, so without this the two
+// are never equal ("should succeed when creating a snapshot with accessibility
+// requirements", csi-test v5.6.0). It is a separate module so that the suite's
+// dependencies do not raise the product's.
 package main
 
 import (
@@ -18,7 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// outcome is what Ginkgo reports to.
+// outcome receives Ginkgo's result.
 type outcome struct{ failed bool }
 
 func (o *outcome) Fail() { o.failed = true }
