@@ -1,5 +1,5 @@
-// Package upstream meets the kubelet's own code: its plugin manager, and its
-// handlers above our plugins.
+// Package upstream tests against the kubelet's own code: its plugin manager,
+// and its handlers with our plugins.
 package upstream
 
 import (
@@ -24,9 +24,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-var only = flag.String("case", "", "play only the cases that match this")
+var only = flag.String("case", "", "run only the cases that match this")
 
-// ours is a host of this project in the suite.
+// ours is this project's host in the suite.
 type ours struct{ *watch.Host }
 
 func (o ours) Close(ctx context.Context) error { return o.Host.Close(ctx, false) }
@@ -38,20 +38,20 @@ var (
 	ourHarness = watchtest.Harness{Name: "here", Quiet: time.Second, New: func(dir string, handlers map[string]watch.Handler) (watchtest.Host, error) {
 		h, err := watch.New(watch.Options{
 			Dir: dir, Handlers: handlers,
-			Timeouts: watch.Timeouts{GetInfo: 5 * time.Second, Notify: 10 * time.Second}, // a kubelet's are too short for a slow machine
+			Timeouts: watch.Timeouts{GetInfo: 5 * time.Second, Notify: 10 * time.Second}, // the kubelet's are too short under load
 		})
 		return ours{h}, err
 	}}
 )
 
-// cases returns those that are to be played.
+// cases returns the selected cases.
 func cases(play func(watchtest.Case) bool) []watchtest.Case {
 	match := regexp.MustCompile(*only)
 	return slices.DeleteFunc(watchtest.Cases(), func(c watchtest.Case) bool { return !play(c) || !match.MatchString(c.ID()) })
 }
 
-// The kubelet's manager does what the cases say of it. In CI our host plays
-// only the slow ones here, and all others in the test of watchtest.
+// The kubelet's manager passes the cases. In CI our host runs only the slow
+// ones here, and all others in the test of watchtest.
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	t.Run(kubeletHarness.Name, func(t *testing.T) {
@@ -66,8 +66,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// The cases that need the machine for themselves: no other test runs beside
-// this one.
+// The cases that must not run in parallel with other tests.
 func TestConformanceAlone(t *testing.T) {
 	t.Run(kubeletHarness.Name, func(t *testing.T) {
 		all := cases(func(c watchtest.Case) bool { return c.Alone && (!c.Soak || soak.Enabled) })

@@ -12,8 +12,8 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// Our handler takes and refuses the same lists of versions as the kubelet's, in
-// the same words.
+// Our handler accepts and refuses the same version lists as the kubelet's, with
+// the same texts.
 func TestSameRuleOfVersions(t *testing.T) {
 	ours := csi.New(csi.Options{})
 	compare := func(t rapid.TB, versions []string) {
@@ -34,8 +34,8 @@ func TestSameRuleOfVersions(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) { compare(t, rapid.SliceOfN(word, 0, 4).Draw(t, "versions")) })
 }
 
-// A name that another driver holds is refused, or given away, for the same
-// versions and in the same words.
+// A name that another driver has is refused, or taken over, for the same
+// versions and with the same texts.
 func TestSameRuleOfNames(t *testing.T) {
 	n := newCSIPlugin(t)
 	for i, held := range []string{"1.0.0", "v1.2.3", "1.13.0"} {

@@ -31,16 +31,16 @@ import (
 
 const nodeName = "node-1"
 
-// node is a kubelet with its plugin manager and its CSI plugin, and an API
-// server that only remembers.
+// node is a kubelet with its plugin manager and CSI plugin, and a fake API
+// server.
 type node struct {
 	api      kubernetes.Interface
 	registry string // the directory for registration sockets
-	dir      string // for everything else
+	dir      string // for all other files
 }
 
-// newNode starts one. The CSI plugin keeps the drivers it knows in a variable
-// of its package: tests use different names.
+// newNode starts a node. The CSI plugin keeps its drivers in a package
+// variable: tests use different names.
 func newNode(t *testing.T) *node {
 	t.Helper()
 	n := newCSIPlugin(t)
@@ -52,7 +52,7 @@ func newNode(t *testing.T) *node {
 
 func newCSIPlugin(t *testing.T) *node {
 	t.Helper()
-	// Short, for the sake of the 107 bytes of a socket's path.
+	// Short, for the 107 bytes of a socket's path.
 	dir, err := os.MkdirTemp("", "n")
 	if err != nil {
 		t.Fatal(err)
@@ -77,8 +77,7 @@ func startHost(t *testing.T, h watchtest.Host) {
 	})
 }
 
-// driverID is the id under which the node's CSINode object lists a driver,
-// empty when it does not.
+// driverID returns the id of a driver in the node's CSINode object, or "".
 func (n *node) driverID(ctx context.Context, name string) (string, error) {
 	object, err := n.api.StorageV1().CSINodes().Get(ctx, nodeName, meta.GetOptions{})
 	if err != nil {
@@ -92,7 +91,7 @@ func (n *node) driverID(ctx context.Context, name string) (string, error) {
 	return "", nil
 }
 
-// annotatedID is the same from the annotation of the Node object.
+// annotatedID returns it from the annotation of the Node object.
 func (n *node) annotatedID(ctx context.Context, name string) (string, error) {
 	object, err := n.api.CoreV1().Nodes().Get(ctx, nodeName, meta.GetOptions{})
 	if err != nil {
@@ -105,7 +104,8 @@ func (n *node) annotatedID(ctx context.Context, name string) (string, error) {
 	return ids[name], err
 }
 
-// knows waits until the node lists a driver with an id; none is "".
+// knows waits until the node lists a driver with an id, or does not list it
+// ("").
 func (n *node) knows(t *testing.T, name, id string) {
 	t.Helper()
 	eventually(t, func() error {
@@ -125,7 +125,7 @@ func orNil(err error) error {
 	return err
 }
 
-// eventually asks until there is no error, for a minute.
+// eventually polls until there is no error, for a minute.
 func eventually(t *testing.T, ask func() error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -145,8 +145,8 @@ func eventually(t *testing.T, ask func() error) {
 	}
 }
 
-// The driver registers with the kubelet by itself, comes back after it was
-// killed, and takes itself away when it ends.
+// The driver registers with the kubelet by itself, registers again after a
+// kill, and is deregistered when it stops.
 func TestDriverRegistersByItself(t *testing.T) {
 	const name = "by-itself.csi.cleat.dev"
 	n := newNode(t)
@@ -180,11 +180,11 @@ func TestDriverRegistersByItself(t *testing.T) {
 	}
 	n.knows(t, name, "")
 	if left, err := os.ReadDir(n.registry); err != nil || len(left) != 0 {
-		t.Errorf("the driver left %v behind: %v", left, err)
+		t.Errorf("left over by the driver: %v, %v", left, err)
 	}
 }
 
-// status waits until cleat csi status tells a state of the registration.
+// status waits until cleat csi status reports a registration state.
 func status(t *testing.T, cleat, dir, want string) {
 	t.Helper()
 	eventually(t, func() error {
@@ -197,14 +197,13 @@ func status(t *testing.T, cleat, dir, want string) {
 			return fmt.Errorf("%w: %s", err, out)
 		}
 		if got.Registration.State != register.State(want) {
-			return fmt.Errorf("cleat csi status tells %+v, want %s", got.Registration, want)
+			return fmt.Errorf("cleat csi status reports %+v, want %s", got.Registration, want)
 		}
 		return nil
 	})
 }
 
-// nodeService is the little of a CSI driver that hosts call when they register
-// one.
+// nodeService is the part of a CSI driver that hosts call at its registration.
 type nodeService struct {
 	spec.UnimplementedIdentityServer
 	spec.UnimplementedNodeServer
@@ -227,7 +226,7 @@ func (s *nodeService) NodeGetInfo(context.Context, *spec.NodeGetInfoRequest) (*s
 	return &spec.NodeGetInfoResponse{NodeId: s.id}, nil
 }
 
-// serveDriver serves one and returns its endpoint.
+// serveDriver serves a driver and returns its endpoint.
 func (n *node) serveDriver(t *testing.T, name, id string) string {
 	t.Helper()
 	path := filepath.Join(n.dir, id+".sock")
@@ -245,7 +244,7 @@ func (n *node) serveDriver(t *testing.T, name, id string) string {
 	return path
 }
 
-// register runs a registrar until the test ends.
+// startRegistrar runs a registrar until the test ends.
 func startRegistrar(t *testing.T, c register.Config) *register.Registrar {
 	t.Helper()
 	r, err := register.New(c)
@@ -265,8 +264,8 @@ func startRegistrar(t *testing.T, c register.Config) *register.Registrar {
 	return r
 }
 
-// csi is the configuration of a registrar. The kubelet's CSI plugin forgets the
-// driver when the test ends.
+// csi returns the configuration of a registrar. The driver is removed from the
+// kubelet's CSI plugin when the test ends.
 func (n *node) csi(t *testing.T, name, endpoint string) register.Config {
 	t.Cleanup(func() { csiplugin.PluginHandler.DeRegisterPlugin(name, endpoint) })
 	return register.Config{Dir: n.registry, Every: 100 * time.Millisecond,
@@ -277,14 +276,15 @@ func reaches(t *testing.T, r *register.Registrar, want register.State) register.
 	t.Helper()
 	eventually(t, func() error {
 		if s := r.Status(); s.State != want {
-			return fmt.Errorf("the registrar says %+v, want %s", s, want)
+			return fmt.Errorf("the registrar reports %+v, want %s", s, want)
 		}
 		return nil
 	})
 	return r.Status()
 }
 
-// A second instance of a driver waits beside the first, and follows it.
+// A second instance of a driver waits while the first is registered, and takes
+// over.
 func TestSecondInstanceFollows(t *testing.T) {
 	const name = "follows.csi.cleat.dev"
 	n := newNode(t)
@@ -301,8 +301,8 @@ func TestSecondInstanceFollows(t *testing.T) {
 	n.knows(t, name, "second")
 }
 
-// The kubelet's refusal reaches the plugin word by word, and the registration
-// follows when its reason has gone.
+// The kubelet's refusal reaches the plugin unchanged, and the plugin is
+// registered once the reason is gone.
 func TestRefusedWhileTheNameIsHeld(t *testing.T) {
 	const name = "refused.csi.cleat.dev"
 	n := newNode(t)
@@ -318,7 +318,7 @@ func TestRefusedWhileTheNameIsHeld(t *testing.T) {
 	refused := reaches(t, r, register.Refused)
 	for _, word := range []string{"RegisterPlugin error -- plugin validation failed with err: ", "Another driver with the same name is already registered"} {
 		if !strings.Contains(refused.Error, word) {
-			t.Errorf("the refusal %q does not say %q", refused.Error, word)
+			t.Errorf("the refusal %q does not contain %q", refused.Error, word)
 		}
 	}
 	if err := holding.Stop(t.Context()); err != nil {
@@ -328,15 +328,15 @@ func TestRefusedWhileTheNameIsHeld(t *testing.T) {
 	n.knows(t, name, "late")
 }
 
-// A driver that the kubelet cannot ask is refused with the reason.
+// A driver that the kubelet cannot call is refused with the reason.
 func TestRefusedWithoutAnEndpoint(t *testing.T) {
 	n := newNode(t)
-	r := startRegistrar(t, n.csi(t, "nobody.csi.cleat.dev", filepath.Join(n.dir, "nobody.sock")))
+	r := startRegistrar(t, n.csi(t, "absent.csi.cleat.dev", filepath.Join(n.dir, "absent.sock")))
 	refused := reaches(t, r, register.Refused)
 	if !strings.Contains(refused.Error, "RegisterPlugin error -- plugin registration failed with err: ") {
 		t.Errorf("the refusal is %q", refused.Error)
 	}
 	if refused.Reason == "" {
-		t.Errorf("no reason goes with %+v", refused)
+		t.Errorf("no reason in %+v", refused)
 	}
 }

@@ -21,16 +21,16 @@ import (
 	"github.com/cleatproject/cleat/kubelet/register"
 )
 
-// deviceNode is a kubelet's device manager in a process of its own.
+// deviceNode is a kubelet's device manager in its own process.
 type deviceNode struct {
 	registry string
 	in       io.Writer
-	told     chan map[string]json.RawMessage
+	lines    chan map[string]json.RawMessage
 }
 
 func newDeviceNode(t *testing.T, dir string) *deviceNode {
 	t.Helper()
-	n := &deviceNode{registry: filepath.Join(dir, "registry"), told: make(chan map[string]json.RawMessage, 100)}
+	n := &deviceNode{registry: filepath.Join(dir, "registry"), lines: make(chan map[string]json.RawMessage, 100)}
 	cmd := exec.Command(devicesProgram(t), n.registry)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	cmd.Stderr = os.Stderr
@@ -53,7 +53,7 @@ func newDeviceNode(t *testing.T, dir string) *deviceNode {
 			if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
 				line = map[string]json.RawMessage{"error": json.RawMessage(fmt.Sprintf("%q", lines.Text()))}
 			}
-			n.told <- line
+			n.lines <- line
 		}
 	}()
 	t.Cleanup(func() {
@@ -67,14 +67,14 @@ func newDeviceNode(t *testing.T, dir string) *deviceNode {
 	return n
 }
 
-// tells waits for a line in which a key stands for this.
-func (n *deviceNode) tells(t *testing.T, key, want string) {
+// awaitLine waits for a line whose value of a key contains want.
+func (n *deviceNode) awaitLine(t *testing.T, key, want string) {
 	t.Helper()
 	late := time.After(time.Minute)
 	var last []string
 	for {
 		select {
-		case line := <-n.told:
+		case line := <-n.lines:
 			if got := string(line[key]); strings.Contains(got, want) {
 				return
 			}
@@ -82,12 +82,12 @@ func (n *deviceNode) tells(t *testing.T, key, want string) {
 				last = append(last, k+": "+string(v))
 			}
 		case <-late:
-			t.Fatalf("the kubelet did not tell %s: %s, but %q", key, want, last)
+			t.Fatalf("the kubelet did not print %s: %s, but %q", key, want, last)
 		}
 	}
 }
 
-// devicePlugin has two devices, and gives out variables.
+// devicePlugin has two devices, and allocates environment variables.
 type devicePlugin struct {
 	deviceplugin.UnimplementedDevicePluginServer
 	ended chan struct{}
@@ -136,8 +136,8 @@ func serveDevices(t testing.TB, path string) (stop func()) {
 	}
 }
 
-// A device plugin of ours is found by its socket, its devices are the node's,
-// pods get them, and they are gone when it ends; another one takes its place.
+// The kubelet finds a device plugin of ours by its socket, offers its devices
+// to pods, and withdraws them when it stops; another one can replace it.
 func TestDevicePluginRegistersByItself(t *testing.T) {
 	t.Parallel()
 	const name = "cleat.dev/thing"
@@ -155,25 +155,25 @@ func TestDevicePluginRegistersByItself(t *testing.T) {
 	stop := serveDevices(t, filepath.Join(dir, "first.sock"))
 	r := startRegistrar(t, config(filepath.Join(dir, "first.sock")))
 	reaches(t, r, register.Registered)
-	n.tells(t, "resources", `"`+name+`":[2,2]`)
+	n.awaitLine(t, "resources", `"`+name+`":[2,2]`)
 	if _, err := fmt.Fprintln(n.in, name, 2); err != nil {
 		t.Fatal(err)
 	}
-	n.tells(t, "container", `"DEVICES"`)
+	n.awaitLine(t, "container", `"DEVICES"`)
 	if err := r.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	n.tells(t, "resources", `"`+name+`":[2,0]`) // capacity stays for 5 min, so that a restart loses nothing
+	n.awaitLine(t, "resources", `"`+name+`":[2,0]`) // the kubelet keeps the capacity for 5 min, for restarts
 	stop()
 
 	stop = serveDevices(t, filepath.Join(dir, "second.sock"))
 	defer stop()
 	r = startRegistrar(t, config(filepath.Join(dir, "second.sock")))
 	reaches(t, r, register.Registered)
-	n.tells(t, "resources", `"`+name+`":[2,2]`)
+	n.awaitLine(t, "resources", `"`+name+`":[2,2]`)
 }
 
-// The kubelet refuses names that are no extended resources, and says so.
+// The kubelet refuses names that are not extended resources, with a reason.
 func TestDevicePluginRefused(t *testing.T) {
 	t.Parallel()
 	dir, err := os.MkdirTemp("", "n")

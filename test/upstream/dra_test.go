@@ -27,7 +27,7 @@ import (
 
 const draDriver = "dra.cleat.dev"
 
-// resources is the least that Kubernetes' package for DRA drivers asks of one.
+// resources is the minimum that Kubernetes' package requires of a DRA driver.
 type resources struct{ testing.TB }
 
 func (resources) PrepareResourceClaims(context.Context, []*resource.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
@@ -42,7 +42,7 @@ func (r resources) HandleError(_ context.Context, err error, what string) {
 	r.Errorf("%s: %v", what, err)
 }
 
-// dirs are those of DRA drivers and their host.
+// dirs are the directories of DRA drivers and their host.
 type dirs struct{ registry, data string }
 
 func newDirs(t *testing.T) dirs {
@@ -61,7 +61,7 @@ func newDirs(t *testing.T) dirs {
 	return d
 }
 
-// instance starts a DRA driver by Kubernetes' own package.
+// instance starts a DRA driver with Kubernetes' own package.
 func (d dirs) instance(t *testing.T, uid types.UID, options ...kubeletplugin.Option) *kubeletplugin.Helper {
 	t.Helper()
 	p, err := kubeletplugin.Start(context.Background(), resources{t}, append(options, kubeletplugin.DriverName(draDriver),
@@ -84,9 +84,9 @@ func ourHost(t *testing.T, dir, kind string, h watch.Handler) *watch.Host {
 	return host
 }
 
-// Drivers that use Kubernetes' package register with our host: two side by
-// side, as during an update, of which the newer serves, and the older again
-// when that one goes.
+// Drivers with Kubernetes' package register with our host: two at once, as
+// during an update. The newer one serves, and the older one again after the
+// newer one stops.
 func TestDRADriverInOurHost(t *testing.T) {
 	t.Parallel()
 	d, h := newDirs(t), generic.New(generic.Options{})
@@ -105,7 +105,7 @@ func TestDRADriverInOurHost(t *testing.T) {
 	serves("a")
 	eventually(t, func() error {
 		if s := first.RegistrationStatus(); s == nil || !s.PluginRegistered {
-			return fmt.Errorf("the driver knows of its registration %v", s)
+			return fmt.Errorf("the driver's registration status is %v", s)
 		}
 		return nil
 	})
@@ -116,14 +116,14 @@ func TestDRADriverInOurHost(t *testing.T) {
 	first.Stop()
 	eventually(t, func() error {
 		if p, found := h.Serving(registration.DRAPlugin, draDriver); found {
-			return fmt.Errorf("%q serves still", p.Endpoint)
+			return fmt.Errorf("%q still serves", p.Endpoint)
 		}
 		return nil
 	})
 }
 
-// A driver whose answers fail for a while is registered once they do not, as
-// Kubernetes' own test on a node has it.
+// A driver whose calls fail for a while is registered afterwards, as in
+// Kubernetes' own node test.
 func TestDRADriverRecovers(t *testing.T) {
 	t.Parallel()
 	d, h := newDirs(t), generic.New(generic.Options{})
@@ -150,8 +150,8 @@ func TestDRADriverRecovers(t *testing.T) {
 	}
 }
 
-// Our registrar registers instances of a DRA driver with the kubelet's own
-// manager of them, which tells them apart.
+// Our registrar registers instances of a DRA driver with the kubelet's own DRA
+// plugin manager, which distinguishes them.
 func TestRegistrarOfDRADrivers(t *testing.T) {
 	t.Parallel()
 	d := newDirs(t)
@@ -175,20 +175,20 @@ func TestRegistrarOfDRADrivers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := drivers.GetPlugin(draDriver); err != nil {
-		t.Errorf("the end of one took the other away: %v", err)
+		t.Errorf("the end of one instance removed the other: %v", err)
 	}
 	if err := registrars[0].Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() error {
 		if p, err := drivers.GetPlugin(draDriver); err == nil {
-			return fmt.Errorf("the kubelet has %v still", p)
+			return fmt.Errorf("the kubelet still has %v", p)
 		}
 		return nil
 	})
 }
 
-// kubeletHandler runs a handler of the kubelet in our host.
+// kubeletHandler runs a kubelet's handler in our host.
 type kubeletHandler struct{ cache.PluginHandler }
 
 func (h kubeletHandler) Validate(_ context.Context, p watch.Plugin) error {

@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch/watchtest"
 )
 
-// equals has for each test of the kubelet's plugin manager the cases of the
-// suite that ask the same of any host, from outside.
+// equals maps each test of the kubelet's plugin manager to the equivalent cases
+// of the suite.
 var equals = map[string][]string{
 	"Test_ASW_AddPlugin_Positive_NewPlugin":                             {"outcomes/success"},
 	"Test_ASW_RemovePlugin_Positive":                                    {"changes/socket removed"},
@@ -42,15 +42,15 @@ var equals = map[string][]string{
 	"TestPluginRegistrationAtKubeletStart": {"life/ten plugins present at start"},
 }
 
-// without are those that have none, with the reason.
+// without lists the tests without an equivalent, with the reason.
 var without = map[string]string{
 	"Test_ASW_AddPlugin_Negative_EmptySocketPath":           "a socket without a path comes only from inside the kubelet",
 	"Test_DSW_AddOrUpdatePlugin_Negative_PluginMissingInfo": "a socket without a path comes only from inside the kubelet",
 	"TestMetricCollection":                                  "the figures of a host are its own; ours are tested by TestMetrics of kubelet/watch",
 }
 
-// No test of the kubelet's is without an answer here, also when they add one.
-func TestEveryTestOfTheKubeletHasItsEqual(t *testing.T) {
+// Every test of the kubelet's plugin manager is listed, also new ones.
+func TestEveryKubeletTestHasAnEqual(t *testing.T) {
 	known := map[string]bool{}
 	for _, c := range watchtest.Cases() {
 		if known[c.ID()] {
@@ -79,8 +79,7 @@ func TestEveryTestOfTheKubeletHasItsEqual(t *testing.T) {
 	}
 }
 
-// testsBelow are those of Kubernetes that run on Linux, in one directory and
-// all below.
+// testsBelow returns Kubernetes' tests for Linux below a directory.
 func testsBelow(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	root, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes").Output()

@@ -14,22 +14,22 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// How fast the kubelet's allocatable devices follow who answers for them: the
-// plugin and the config daemon are processes, and so is the device manager,
-// which is asked every 10 ms. Times are from the moment before the cause to the
-// line that tells of it.
+// How fast the kubelet's allocatable devices follow the control of the devices:
+// the plugin and the config daemon are processes, and so is the device manager,
+// which is polled every 10 ms. Times are from just before the cause to the line
+// with the change.
 
-// sriovRounds is how often what comes and goes is measured.
+// sriovRounds is the number of rounds of repeatable measurements.
 const sriovRounds = 30
 
-// spread collects times.
+// spread collects durations.
 type spread []time.Duration
 
 func (s *spread) since(at time.Time, k *sriovKubelet, holds func([2]int64) bool) {
 	*s = append(*s, max(0, k.when(at, holds).Sub(at)))
 }
 
-// report prints the median, and what 99 of 100 stay below.
+// report prints the median and the 99th percentile.
 func (s spread) report(b *testing.B) {
 	b.Helper()
 	if len(s) == 0 {
@@ -44,7 +44,8 @@ func (s spread) report(b *testing.B) {
 
 func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
-// when is when the kubelet first told of something after a moment.
+// when returns the time when the kubelet first reported a condition after a
+// moment.
 func (k *sriovKubelet) when(after time.Time, holds func([2]int64) bool) time.Time {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -62,7 +63,7 @@ func all(count int) func([2]int64) bool {
 	return func(n [2]int64) bool { return n == [2]int64{int64(count), int64(count)} }
 }
 
-// spreads reports each as a benchmark of its own.
+// spreads reports each spread as a benchmark.
 func spreads(b *testing.B, of ...any) {
 	b.Helper()
 	for i := 0; i < len(of); i += 2 {
@@ -70,8 +71,8 @@ func spreads(b *testing.B, of ...any) {
 	}
 }
 
-// BenchmarkSriovControl is control by a bare client: what remains is the plugin
-// and the kubelet.
+// BenchmarkSriovControl measures control by a bare client: only the plugin and
+// the kubelet contribute.
 func BenchmarkSriovControl(b *testing.B) {
 	for _, c := range []struct {
 		name   string
@@ -93,9 +94,9 @@ func BenchmarkSriovControl(b *testing.B) {
 			})
 			for g := range int64(c.rounds) {
 				s.serve(flags...)
-				s.awaitStatus("it waits", func(g gate.Status) bool { return g.Holding == gate.Waiting })
+				s.awaitStatus("waiting", func(g gate.Status) bool { return g.Holding == gate.Waiting })
 				if c.way == "watcher" {
-					// The kubelet has let go of the plugin before, and is at any point of its second.
+					// The kubelet has released the plugin before, at a random point of its second.
 					rest := time.NewTimer(2*time.Second + time.Duration(g)*time.Second/time.Duration(c.rounds))
 					<-rest.C
 				}
@@ -147,13 +148,13 @@ func BenchmarkSriovControl(b *testing.B) {
 	}
 }
 
-// BenchmarkSriovDaemon is what becomes of the daemon.
+// BenchmarkSriovDaemon measures the loss of the daemon.
 func BenchmarkSriovDaemon(b *testing.B) {
 	const lease = time.Second
 	for _, c := range []struct {
 		name   string
 		flags  []string
-		lose   func(s *sriovSite) time.Time // returns the moment that counts
+		lose   func(s *sriovSite) time.Time // returns the reference time
 		regain func(s *sriovSite, round int64)
 	}{
 		{"killed-to-none", nil,
@@ -163,7 +164,7 @@ func BenchmarkSriovDaemon(b *testing.B) {
 			func(s *sriovSite) time.Time {
 				s.daemon.signal(syscall.SIGSTOP)
 				var ends time.Time
-				s.awaitStatus("a lease that nobody renews", func(g gate.Status) bool {
+				s.awaitStatus("a lease without renewal", func(g gate.Status) bool {
 					still := !g.LeaseEnds.IsZero() && g.LeaseEnds.Equal(ends)
 					ends = g.LeaseEnds
 					return still || g.LeaseEnds.IsZero()
@@ -187,7 +188,7 @@ func BenchmarkSriovDaemon(b *testing.B) {
 				s.answer(c.flags...)
 				for round := range int64(sriovRounds) {
 					s.awaitCounts(64, 64)
-					s.awaitStatus("it is served", func(g gate.Status) bool { return g.Holding == gate.Live && g.State == gate.Serving })
+					s.awaitStatus("served", func(g gate.Status) bool { return g.Holding == gate.Live && g.State == gate.Serving })
 					began := c.lose(s)
 					s.awaitAllocatable(0)
 					took.since(began, s.kubelet, none)
@@ -200,8 +201,8 @@ func BenchmarkSriovDaemon(b *testing.B) {
 	}
 }
 
-// BenchmarkSriovAllocate admits pods of one device each, by our plugin and, in
-// turn, by one that does nothing.
+// BenchmarkSriovAllocate admits pods of one device each, with our plugin and,
+// alternately, with one that does nothing.
 func BenchmarkSriovAllocate(b *testing.B) {
 	const rounds = 300
 	const bare = "example.com/bare"
@@ -230,7 +231,7 @@ func BenchmarkSriovAllocate(b *testing.B) {
 	})
 }
 
-// BenchmarkSriovMemory is what the plugin takes.
+// BenchmarkSriovMemory measures the plugin's memory.
 func BenchmarkSriovMemory(b *testing.B) {
 	for _, vfs := range []int{0, 64, 2048} {
 		var resident float64
@@ -242,7 +243,7 @@ func BenchmarkSriovMemory(b *testing.B) {
 				if vfs > 0 {
 					s.awaitCounts(int64(vfs), int64(vfs))
 				}
-				// A while of scans: one a second, which is 60 times as many as usual.
+				// One scan a second, 60 times the usual rate.
 				rest := time.NewTimer(5 * time.Second)
 				<-rest.C
 				resident = s.server.resident()

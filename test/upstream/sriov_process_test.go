@@ -13,14 +13,14 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// The device plugin and the config daemon, each a process, under the device
+// The device plugin and the config daemon, each a process, with the device
 // manager of a real kubelet.
 
-// impossible asks for more functions than the PF of the node can have.
+// impossible requests more functions than the node's PF can have.
 const impossible = `{"pciAddress": "` + sriovPF + `", "numVfs": 1000, "name": "ens2"}`
 
-// Whatever becomes of who answers for the devices, the kubelet offers none of
-// them, and offers them again when somebody does.
+// When the daemon loses control of the devices for any reason, the kubelet
+// offers none of them, and offers them again when control is regained.
 func TestSriovLossOfControl(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -33,10 +33,10 @@ func TestSriovLossOfControl(t *testing.T) {
 			name: "the daemon is killed",
 			lose: func(s *sriovSite) { s.daemon.kill() },
 		}, {
-			name: "the daemon is told to end",
+			name: "the daemon is stopped",
 			lose: func(s *sriovSite) { s.daemon.terminate() },
 		}, {
-			name:   "the daemon stands still",
+			name:   "the daemon hangs",
 			daemon: []string{"--lease", "2s"},
 			lose:   func(s *sriovSite) { s.daemon.signal(syscall.SIGSTOP) },
 			regain: func(s *sriovSite) { s.daemon.signal(syscall.SIGCONT) },
@@ -50,9 +50,9 @@ func TestSriovLossOfControl(t *testing.T) {
 			lose:   func(s *sriovSite) { s.want(2, "", "InProgress") },
 			regain: func(s *sriovSite) { s.want(2, "", "Succeeded"); s.held(2) },
 		}, {
-			name: "the node state goes",
+			name: "the node state is deleted",
 			lose: func(s *sriovSite) {
-				if err := os.Remove(s.wish); err != nil {
+				if err := os.Remove(s.nodeState); err != nil {
 					s.t.Error(err)
 				}
 			},
@@ -94,7 +94,8 @@ func TestSriovLossOfControl(t *testing.T) {
 	}
 }
 
-// A daemon that knows no more than the proposal takes part by its stream alone.
+// A daemon that implements only the published proposal takes part by its
+// stream.
 func TestSriovDaemonOfTheProposal(t *testing.T) {
 	t.Parallel()
 	s := newSriovSite(t, 4)
@@ -113,7 +114,7 @@ func TestSriovDaemonOfTheProposal(t *testing.T) {
 	first()
 	s.held(8)
 	if all := s.kubelet.since(began, sriovResource); len(all) != 1 {
-		t.Errorf("while one daemon took over from another the kubelet had %v, want no change", all)
+		t.Errorf("during the takeover by another daemon the kubelet had %v, want no change", all)
 	}
 	second()
 	s.awaitCounts(0, 0)
@@ -137,8 +138,8 @@ func TestSriovGenerationWithoutWork(t *testing.T) {
 	}
 }
 
-// With a hold time the restart of a daemon is not seen by the kubelet, unless it
-// takes too long.
+// With a hold time the kubelet does not see a daemon's restart, unless it takes
+// too long.
 func TestSriovHold(t *testing.T) {
 	t.Parallel()
 	t.Run("within", func(t *testing.T) {
@@ -170,20 +171,20 @@ func TestSriovHold(t *testing.T) {
 		s.daemon.kill()
 		s.awaitAllocatable(0)
 		if held := time.Since(lost); held < 3*time.Second {
-			t.Errorf("the devices were taken back after %s, before the hold time of 3s", held)
+			t.Errorf("the devices were withdrawn after %s, before the hold time of 3s", held)
 		}
 		s.answer("--hold", "3s")
 		s.awaitCounts(4, 4)
 		s.held(1)
-		// A hold time is for a loss, not for what the daemon wants back.
+		// The hold time does not apply when the daemon disables the devices.
 		s.want(2, impossible)
-		s.awaitStatus("nobody holds the devices", func(g gate.Status) bool { return g.Holding == gate.Waiting })
+		s.awaitStatus("no claim", func(g gate.Status) bool { return g.Holding == gate.Waiting })
 		s.awaitCounts(0, 0)
 	})
 }
 
-// A plugin that ends in order leaves a truthful node: no capacity, which stays
-// for minutes when a server only ends.
+// After an orderly stop of the plugin the node has no capacity of its resource.
+// After a kill the capacity stays for minutes.
 func TestSriovPluginEnds(t *testing.T) {
 	t.Parallel()
 	s := newSriovSite(t, 4)
@@ -198,7 +199,7 @@ func TestSriovPluginEnds(t *testing.T) {
 	s.awaitCounts(4, 4)
 }
 
-// Not controlled, the plugin offers its devices from its start, as ever.
+// Without controlled mode the plugin offers its devices from its start.
 func TestSriovNotControlled(t *testing.T) {
 	t.Parallel()
 	s := newSriovSite(t, 4)
@@ -208,7 +209,7 @@ func TestSriovNotControlled(t *testing.T) {
 	d.says("no process serves the control socket")
 	shows(t, filepath.Join(s.dir, "q.sock"), "/status", "no process serves the control socket")
 	shows(t, filepath.Join(s.dir, "p.sock"), "/metrics", `cleat_sriov_control{control="none"} 1`)
-	s.want(2, impossible) // the daemon goes on without an acknowledgement
+	s.want(2, impossible) // the daemon continues without an acknowledgement
 	shows(t, filepath.Join(s.dir, "q.sock"), "/status", "numVfs is 1000")
 	s.awaitCounts(4, 4)
 	if answer := s.admit(1); answer["error"] != nil {
@@ -216,15 +217,15 @@ func TestSriovNotControlled(t *testing.T) {
 	}
 }
 
-// A controlled plugin for which nobody answers, as beside a daemon that does not
-// know it, waits where people can see it.
-func TestSriovWaitsVisibly(t *testing.T) {
+// A controlled plugin without a config daemon, as beside a daemon without
+// support for it, reports that it waits.
+func TestSriovWaitingIsReported(t *testing.T) {
 	t.Parallel()
 	s := newSriovSite(t, 4)
 	p := s.serve()
-	s.awaitStatus("it waits", func(g gate.Status) bool { return g.Holding == gate.Waiting && g.State == gate.Initializing })
+	s.awaitStatus("waiting", func(g gate.Status) bool { return g.Holding == gate.Waiting && g.State == gate.Initializing })
 	if got := s.cleat("sriov", "status", "--control-socket", s.socket); !strings.Contains(got, "nobody: it waits for a config daemon") {
-		t.Errorf("cleat sriov status does not say that it waits:\n%s", got)
+		t.Errorf("cleat sriov status does not report the wait:\n%s", got)
 	}
 	shows(t, filepath.Join(s.dir, "p.sock"), "/metrics", `cleat_sriov_control{control="waiting"} 1`)
 	shows(t, filepath.Join(s.dir, "p.sock"), "/status", `"waiting"`)
@@ -232,11 +233,12 @@ func TestSriovWaitsVisibly(t *testing.T) {
 	s.kubelet.mu.Lock()
 	defer s.kubelet.mu.Unlock()
 	if counts, known := s.kubelet.counts[sriovResource]; known {
-		t.Errorf("the kubelet has %v, and nobody answers for it", counts)
+		t.Errorf("the kubelet has %v without a daemon", counts)
 	}
 }
 
-// The second plugin of a node says so, and leaves the first one alone.
+// The second plugin of a node reports the conflict, and leaves the first one
+// alone.
 func TestSriovSecondPlugin(t *testing.T) {
 	t.Parallel()
 	t.Run("controlled", func(t *testing.T) {
@@ -249,7 +251,7 @@ func TestSriovSecondPlugin(t *testing.T) {
 		first, began := s.server, time.Now()
 		s.serve("--state-dir", filepath.Join(s.dir, "p2"), "--metrics-address", filepath.Join(s.dir, "p2.sock")).ended()
 		if s.server.cmd.ProcessState.Success() || !strings.Contains(s.server.said(), s.socket) {
-			t.Errorf("the second plugin ended with %s and said:\n%s", s.server.cmd.ProcessState, s.server.tail())
+			t.Errorf("the second plugin ended with %s and logged:\n%s", s.server.cmd.ProcessState, s.server.tail())
 		}
 		unharmed(s, first, began)
 	})
@@ -268,7 +270,7 @@ func TestSriovSecondPlugin(t *testing.T) {
 	})
 }
 
-// unharmed is a plugin of which the kubelet has noticed nothing.
+// unharmed checks that the kubelet has noticed nothing of a plugin's conflict.
 func unharmed(s *sriovSite, p *sriovProcess, began time.Time) {
 	s.t.Helper()
 	select {
@@ -284,8 +286,8 @@ func unharmed(s *sriovSite, p *sriovProcess, began time.Time) {
 	}
 }
 
-// One resource becomes two: pods keep what they have, as what it was when they
-// got it, and nobody else gets it.
+// One resource is split in two: pods keep their devices in the original
+// resource, and no other pod gets them.
 func TestSriovConfigurationChanges(t *testing.T) {
 	t.Parallel()
 	s := newSriovSite(t, 8)
@@ -307,7 +309,7 @@ func TestSriovConfigurationChanges(t *testing.T) {
 			}
 		}
 	}
-	// What a pod has stays in the resource of which it got it.
+	// Allocated devices stay in the resource of their allocation.
 	s.await("two resources", func(k *sriovKubelet) bool {
 		return k.counts[sriovResource] == [2]int64{int64(4 + inOther), int64(4 + inOther)} && k.counts[other] == [2]int64{int64(4 - inOther), int64(4 - inOther)}
 	})
@@ -325,31 +327,31 @@ func TestSriovConfigurationChanges(t *testing.T) {
 			}
 			for _, id := range s.given(answer, variable) {
 				if got[id] {
-					t.Errorf("%s is given out twice", id)
+					t.Errorf("%s is allocated twice", id)
 				}
 				got[id] = true
 			}
 		}
 		if answer := s.ask(resource, 1); answer["error"] == nil {
-			t.Errorf("one more pod than there are devices of %s: %s", resource, answer)
+			t.Errorf("one pod more than devices of %s: %s", resource, answer)
 		}
 	}
 	take(sriovResource, "PCIDEVICE_EXAMPLE_COM_VF", 2+inOther)
 	take(other, "PCIDEVICE_EXAMPLE_COM_OTHER", 4-inOther)
 	if len(got) != 8 {
-		t.Errorf("%d devices are given out, want 8", len(got))
+		t.Errorf("%d devices are allocated, want 8", len(got))
 	}
-	// And back, and a resource that is no more.
+	// Back to one resource, and one is removed.
 	s.configure(`{"resourceName": "other", "resourcePrefix": "example.com", "selectors": [{"rootDevices": ["` + sriovPF + `"]}]}`)
-	s.await("one resource has gone", func(k *sriovKubelet) bool { return k.counts[sriovResource][1] == 0 })
+	s.await("one resource is gone", func(k *sriovKubelet) bool { return k.counts[sriovResource][1] == 0 })
 	if _, err := s.pods.Held(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
 
-// DisableDevices by a stranger, as a person before a repair, takes the devices
-// from the daemon, which does not fight.
-func TestSriovDisabledByAPerson(t *testing.T) {
+// DisableDevices by another client, such as an administrator before a repair,
+// revokes the daemon's claim, and the daemon does not claim again.
+func TestSriovDisabledByAdministrator(t *testing.T) {
 	t.Parallel()
 	s := newSriovSite(t, 4)
 	s.serve()

@@ -8,15 +8,15 @@ import (
 	"testing"
 )
 
-// programs are what the tests build, each once and when it is needed.
+// programs are the built programs, each built once on first use.
 var programs struct {
 	mu    sync.Mutex
 	dir   string
 	built map[string]error
 }
 
-// program builds one with the words of go build, in a directory, with more in
-// its environment.
+// program builds a program with these arguments of go build, in a directory,
+// with further environment variables.
 func program(t testing.TB, name, directory string, env []string, words ...string) string {
 	t.Helper()
 	p := &programs
@@ -46,7 +46,7 @@ func program(t testing.TB, name, directory string, env []string, words ...string
 	return path
 }
 
-// removePrograms takes away what was built; they are 70 MB each.
+// removePrograms removes the built programs, 70 MB each.
 func removePrograms() {
 	programs.mu.Lock()
 	defer programs.mu.Unlock()

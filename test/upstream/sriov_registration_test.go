@@ -12,11 +12,12 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// How the kubelet hears of the plugin: a call of Register, or a socket that the
-// kubelet's plugin watcher finds, which looks once a second.
+// registrations are the ways to register with the kubelet: a call of Register,
+// or a socket that the kubelet's plugin watcher finds in its polling period of
+// a second.
 var registrations = []string{"register", "watcher"}
 
-// byWay runs a test for each way, with a plugin that nobody answers for yet.
+// byWay runs a test for each way, with a plugin without a claim.
 func byWay(t *testing.T, vfs int, do func(t *testing.T, s *sriovSite, flags []string)) {
 	t.Parallel()
 	for _, way := range registrations {
@@ -30,7 +31,7 @@ func byWay(t *testing.T, vfs int, do func(t *testing.T, s *sriovSite, flags []st
 	}
 }
 
-// registered are the sockets that the plugin watcher may look at.
+// registered returns the sockets that the plugin watcher can see.
 func (s *sriovSite) registered() (sockets []string) {
 	s.t.Helper()
 	entries, err := os.ReadDir(s.registry)
@@ -45,12 +46,12 @@ func (s *sriovSite) registered() (sockets []string) {
 	return sockets
 }
 
-// The gate is the same, however the kubelet hears of the plugin.
+// The gate works the same with both ways of registration.
 func TestSriovRegistrationGate(t *testing.T) {
 	byWay(t, 4, func(t *testing.T, s *sriovSite, _ []string) {
-		s.awaitStatus("it waits", func(g gate.Status) bool { return g.Holding == gate.Waiting })
+		s.awaitStatus("waiting", func(g gate.Status) bool { return g.Holding == gate.Waiting })
 		if sockets := s.registered(); len(sockets) > 0 {
-			t.Errorf("the kubelet finds %q before anybody answered for the devices", sockets)
+			t.Errorf("the kubelet finds %q before the first claim", sockets)
 		}
 		s.answer()
 		s.awaitCounts(4, 4)
@@ -63,13 +64,13 @@ func TestSriovRegistrationGate(t *testing.T) {
 		s.server.terminate()
 		s.awaitCounts(0, 0)
 		if sockets := s.registered(); len(sockets) > 0 {
-			t.Errorf("the plugin left %q behind", sockets)
+			t.Errorf("left over by the plugin: %q", sockets)
 		}
 	})
 }
 
-// Trap B: a plugin that ends and comes back at once is a race that kubelets
-// lose. This one ends up with its devices, whoever ended it.
+// Trap B: kubelets lose the race with a plugin that stops and restarts at once.
+// This plugin gets its devices back after any kind of stop.
 func TestSriovPluginRestarts(t *testing.T) {
 	byWay(t, 4, func(t *testing.T, s *sriovSite, flags []string) {
 		s.answer()
@@ -91,15 +92,15 @@ func TestSriovPluginRestarts(t *testing.T) {
 	})
 }
 
-// The kubelet restarts in every state of the plugin, also while a stream of
-// control is open.
+// The kubelet restarts in every state of the plugin, also during a control
+// stream.
 func TestSriovKubeletRestartsBesideProcesses(t *testing.T) {
 	byWay(t, 4, func(t *testing.T, s *sriovSite, _ []string) {
 		restart := func() {
 			s.kubelet.stop()
 			s.startKubelet()
 		}
-		s.awaitStatus("it waits", func(g gate.Status) bool { return g.Holding == gate.Waiting })
+		s.awaitStatus("waiting", func(g gate.Status) bool { return g.Holding == gate.Waiting })
 		restart() // never offered
 		s.answer()
 		s.awaitCounts(4, 4)
@@ -110,20 +111,20 @@ func TestSriovKubeletRestartsBesideProcesses(t *testing.T) {
 		restart() // withdrawn
 		s.answer()
 		s.awaitCounts(4, 4)
-		// The kubelet is away while control is lost.
+		// The kubelet is down while control is lost.
 		s.kubelet.stop()
 		s.daemon.kill()
-		s.awaitStatus("nobody holds the devices", func(g gate.Status) bool { return g.Holding == gate.Waiting })
+		s.awaitStatus("no claim", func(g gate.Status) bool { return g.Holding == gate.Waiting })
 		s.startKubelet()
-		s.awaitStatus("the kubelet listens to a withdrawn resource", func(g gate.Status) bool { return g.Resources[sriovResource].Streaming })
+		s.awaitStatus("the kubelet streams a withdrawn resource", func(g gate.Status) bool { return g.Resources[sriovResource].Streaming })
 		for _, counts := range s.kubelet.since(time.Time{}, sriovResource) {
 			if counts[1] != 0 {
-				t.Errorf("a kubelet that started while nobody answered had %v", counts)
+				t.Errorf("a kubelet that started without a claim had %v", counts)
 			}
 		}
 		s.answer()
 		s.awaitCounts(4, 4)
-		// And the plugin.
+		// The plugin restarts.
 		s.kubelet.stop()
 		s.server.signal(syscall.SIGSTOP)
 		s.startKubelet()
@@ -132,8 +133,8 @@ func TestSriovKubeletRestartsBesideProcesses(t *testing.T) {
 	})
 }
 
-// A kubelet to which another plugin comes for the same resource, and goes, hears
-// nobody any more, and lets nobody know.
+// After another plugin registers for the same resource and stops, the kubelet
+// has no connection to either, and does not report it.
 func TestSriovAnotherPluginComesAndGoes(t *testing.T) {
 	byWay(t, 4, func(t *testing.T, s *sriovSite, _ []string) {
 		s.answer()

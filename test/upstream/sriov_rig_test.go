@@ -34,13 +34,13 @@ const (
 	sriovResource = "example.com/vf"
 )
 
-var sriovPatience = flag.Duration("sriov-patience", time.Minute, "how long what must come is waited for")
+var sriovPatience = flag.Duration("sriov-patience", time.Minute, "timeout of expected events")
 
-// sriovNode is a node of files with a kubelet's own device manager, which is a
-// process of its own, and our plugin beside it.
+// sriovNode is a node of fake sysfs files with a kubelet's own device manager,
+// in its own process, and our plugin.
 type sriovNode struct {
 	t        testing.TB
-	dir      string // of everything that is below
+	dir      string // contains all files below
 	home     string // the kubelet's directory
 	registry string
 	program  string
@@ -55,7 +55,7 @@ type sriovNode struct {
 	cut     context.CancelFunc
 }
 
-// sriovKubelet is one life of the kubelet.
+// sriovKubelet is one process of the kubelet.
 type sriovKubelet struct {
 	in     io.WriteCloser
 	exited chan error
@@ -68,9 +68,9 @@ type sriovKubelet struct {
 	stderr  strings.Builder
 }
 
-// sriovCounts are what the kubelet had from a moment on.
+// sriovCounts are the kubelet's counts from a moment on.
 type sriovCounts struct {
-	at     time.Time // when it told, at most some 10 ms later than it had them
+	at     time.Time // when printed, at most some 10 ms later
 	counts map[string][2]int64
 }
 
@@ -88,7 +88,7 @@ func newSriovNode(t testing.TB, vfs int) *sriovNode {
 			t.Fatal(err)
 		}
 	}
-	// Without network devices: of those, processes ask the real kernel.
+	// Without network devices: processes look those up in the real kernel.
 	n.tree.Add(sysfstest.Function{Address: sriovPF, Vendor: "8086", Device: "1572", Driver: "i40e", NUMA: 0, TotalVFs: max(256, vfs), VFDevice: "154c", VFDriver: "iavf"})
 	if err := n.tree.Write(sysfstest.Device(sriovPF)+"/sriov_numvfs", strconv.Itoa(vfs)); err != nil {
 		t.Fatal(err)
@@ -111,7 +111,7 @@ func newSriovNode(t testing.TB, vfs int) *sriovNode {
 	return n
 }
 
-// startKubelet starts one that finds these pods on its node.
+// startKubelet starts a kubelet that finds these pods on its node.
 func (n *sriovNode) startKubelet(pods ...string) {
 	n.t.Helper()
 	k := &sriovKubelet{exited: make(chan error, 1), changed: make(chan struct{}), counts: map[string][2]int64{}}
@@ -144,7 +144,7 @@ func (n *sriovNode) startKubelet(pods ...string) {
 	}
 }
 
-// Write keeps the end of what the kubelet says on its error stream: its panic.
+// Write keeps the end of the kubelet's stderr: its panic.
 func (k *sriovKubelet) Write(text []byte) (int, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -155,18 +155,18 @@ func (k *sriovKubelet) Write(text []byte) (int, error) {
 }
 
 func (k *sriovKubelet) take(line []byte) {
-	var told struct {
+	var report struct {
 		Resources map[string][2]int64 `json:"resources"`
 	}
 	var all map[string]json.RawMessage
-	if json.Unmarshal(line, &told) != nil || json.Unmarshal(line, &all) != nil {
+	if json.Unmarshal(line, &report) != nil || json.Unmarshal(line, &all) != nil {
 		return
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if told.Resources != nil {
-		k.counts = told.Resources
-		k.past = append(k.past, sriovCounts{time.Now(), told.Resources})
+	if report.Resources != nil {
+		k.counts = report.Resources
+		k.past = append(k.past, sriovCounts{time.Now(), report.Resources})
 	} else {
 		k.answers = append(k.answers, all)
 	}
@@ -176,13 +176,13 @@ func (k *sriovKubelet) take(line []byte) {
 
 func (k *sriovKubelet) say(line string) { _, _ = fmt.Fprintln(k.in, line) }
 
-// stop ends the kubelet in order; it is none of the test's business how.
+// stop ends the kubelet; its exit status does not matter.
 func (k *sriovKubelet) stop() {
 	_ = k.in.Close()
 	<-k.exited
 }
 
-// lives fails the test when the kubelet has died, with its last words.
+// lives fails the test with the kubelet's stderr if it has died.
 func (n *sriovNode) lives() {
 	n.t.Helper()
 	select {
@@ -194,7 +194,7 @@ func (n *sriovNode) lives() {
 	}
 }
 
-// await waits until something holds of what the kubelet has told.
+// await waits until a condition of the kubelet's output holds.
 func (n *sriovNode) await(what string, holds func(*sriovKubelet) bool) {
 	n.t.Helper()
 	k, late := n.kubelet, time.After(*sriovPatience)
@@ -214,7 +214,7 @@ func (n *sriovNode) await(what string, holds func(*sriovKubelet) bool) {
 			if n.plugin != nil {
 				says = n.plugin.Document()
 			}
-			n.t.Fatalf("%s: the kubelet has %v, the plugin says %+v", what, counts, says)
+			n.t.Fatalf("%s: the kubelet has %v, the plugin reports %+v", what, counts, says)
 		}
 	}
 }
@@ -231,7 +231,7 @@ func (n *sriovNode) awaitAllocatable(want int64) {
 	n.await(fmt.Sprintf("allocatable %d", want), func(k *sriovKubelet) bool { return k.counts[sriovResource][1] == want })
 }
 
-// admit asks for a pod with so many devices, and returns what the kubelet said.
+// admit requests a pod with count devices, and returns the kubelet's response.
 func (n *sriovNode) admit(count int) map[string]json.RawMessage {
 	n.t.Helper()
 	return n.ask(sriovResource, count)
@@ -286,8 +286,8 @@ func (n *sriovNode) stopPlugin() {
 	<-n.ended
 }
 
-// cutPlugin ends it without a word to the kubelet.
-func (n *sriovNode) cutPlugin() {
+// killPlugin ends the plugin without notice to the kubelet.
+func (n *sriovNode) killPlugin() {
 	n.cut()
 	<-n.ended
 }
@@ -299,7 +299,7 @@ func (n *sriovNode) enable(generation int64) *plugintest.Stream {
 	return s
 }
 
-// register makes another plugin known to the kubelet, which has two devices.
+// register registers another plugin, with two devices, with the kubelet.
 func (n *sriovNode) register(resource, socket string) (end func()) {
 	n.t.Helper()
 	dir := filepath.Join(n.home, "device-plugins")

@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// replacement is a piece of the product's source that a build has otherwise.
+// replacement is a change of the product's source for one build.
 type replacement struct {
-	file     string // from the root of the tree
-	old, new string // what stands there, once
+	file     string // relative to the root of the tree
+	old, new string // must occur once
 }
 
-// sriovSabotages are what kubelets do not forgive, a test that must notice, and of
-// what it must complain.
+// sriovSabotages are changes that kubelets do not tolerate, a test that must
+// detect each, and its failure text.
 var sriovSabotages = []struct {
 	name    string
 	left    []replacement
@@ -26,7 +26,7 @@ var sriovSabotages = []struct {
 	symptom string
 }{
 	{
-		// A call that is refused does a kubelet no harm: that guard is left out too.
+		// A refused call does not harm a kubelet: that guard is omitted too.
 		name: "the list is empty at once",
 		left: []replacement{{
 			file: "sriov/gate/resource.go",
@@ -49,7 +49,7 @@ var sriovSabotages = []struct {
 		symptom: "the kubelet died",
 	},
 	{
-		name: "the server ends to pause",
+		name: "the server stops for a pause",
 		left: []replacement{{
 			file: "sriov/gate/resource.go",
 			old:  "\tr.phase, r.confirmation = Withdrawing, confirmation{}\n\tif len",
@@ -60,7 +60,7 @@ var sriovSabotages = []struct {
 	},
 }
 
-// The tests notice what kubelets do not forgive.
+// The tests detect changes that kubelets do not tolerate.
 func TestSriovSabotage(t *testing.T) {
 	t.Parallel()
 	for _, s := range sriovSabotages {
@@ -71,13 +71,13 @@ func TestSriovSabotage(t *testing.T) {
 			cmd := exec.CommandContext(ctx, "go", "test", "-vet=off", "-ldflags=-s -w", "-count=1", "-overlay", overlay(t, s.left), "-run", s.test, ".", "-sriov-patience", "15s")
 			out, err := cmd.CombinedOutput()
 			if err == nil || !strings.Contains(string(out), s.symptom) {
-				t.Errorf("%s: %v; want a complaint with %q in\n%s", s.test, err, s.symptom, out)
+				t.Errorf("%s: %v; want a failure with %q in\n%s", s.test, err, s.symptom, out)
 			}
 		})
 	}
 }
 
-// overlay describes a build with replacements; the tree stays as it is.
+// overlay writes a build overlay with replacements; the tree is not changed.
 func overlay(t *testing.T, left []replacement) string {
 	t.Helper()
 	texts := map[string]string{}
@@ -94,7 +94,7 @@ func overlay(t *testing.T, left []replacement) string {
 			texts[path] = string(source)
 		}
 		if n := strings.Count(texts[path], r.old); n != 1 {
-			t.Fatalf("%s holds what is to be replaced %d times, want once: mend this test", r.file, n)
+			t.Fatalf("%s contains the text to replace %d times, want once: fix this test", r.file, n)
 		}
 		texts[path] = strings.Replace(texts[path], r.old, r.new, 1)
 	}

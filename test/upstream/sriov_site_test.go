@@ -30,13 +30,13 @@ import (
 // sriovSite is a node whose plugin and config daemon are processes.
 type sriovSite struct {
 	*sriovNode
-	socket string // the plugin's, for control
-	wish   string // file with the node state
-	server *sriovProcess
-	daemon *sriovProcess
+	socket    string // the plugin's control socket
+	nodeState string // file with the node state
+	server    *sriovProcess
+	daemon    *sriovProcess
 }
 
-// sriovProcess is one life of a cleat.
+// sriovProcess is one run of cleat.
 type sriovProcess struct {
 	t      testing.TB
 	name   string
@@ -51,15 +51,15 @@ func newSriovSite(t testing.TB, vfs int) *sriovSite {
 	t.Helper()
 	cleatProgram(t)
 	s := &sriovSite{sriovNode: newSriovNode(t, vfs)}
-	s.socket, s.wish = filepath.Join(s.dir, "s", "control.sock"), filepath.Join(s.dir, "n", "state.yaml")
-	if err := os.MkdirAll(filepath.Dir(s.wish), 0o755); err != nil {
+	s.socket, s.nodeState = filepath.Join(s.dir, "s", "control.sock"), filepath.Join(s.dir, "n", "state.yaml")
+	if err := os.MkdirAll(filepath.Dir(s.nodeState), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	s.want(1, "")
 	return s
 }
 
-// launch starts a cleat with these words.
+// launch starts cleat with these arguments.
 func (s *sriovSite) launch(name string, words ...string) *sriovProcess {
 	s.t.Helper()
 	p := &sriovProcess{t: s.t, name: name, cmd: exec.Command(cleatProgram(s.t), words...), exited: make(chan struct{})}
@@ -75,13 +75,13 @@ func (s *sriovSite) launch(name string, words ...string) *sriovProcess {
 	s.t.Cleanup(func() {
 		p.kill()
 		if s.t.Failed() {
-			s.t.Logf("%s said last:\n%s", name, p.tail())
+			s.t.Logf("end of the log of %s:\n%s", name, p.tail())
 		}
 	})
 	return p
 }
 
-// Write takes the log.
+// Write collects the log.
 func (p *sriovProcess) Write(text []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -106,13 +106,13 @@ func (p *sriovProcess) signal(s syscall.Signal) {
 	}
 }
 
-// kill ends it without a word.
+// kill ends the process with SIGKILL.
 func (p *sriovProcess) kill() {
 	_ = p.cmd.Process.Kill()
 	<-p.exited
 }
 
-// terminate asks it to end, and waits until it has, in order.
+// terminate stops the process with SIGTERM, and wants exit code 0.
 func (p *sriovProcess) terminate() {
 	p.t.Helper()
 	p.signal(syscall.SIGTERM)
@@ -127,17 +127,17 @@ func (p *sriovProcess) ended() {
 	select {
 	case <-p.exited:
 	case <-time.After(*sriovPatience):
-		p.t.Fatalf("%s does not end:\n%s", p.name, p.tail())
+		p.t.Fatalf("%s does not exit:\n%s", p.name, p.tail())
 	}
 }
 
-// says waits until its log has a text.
+// says waits until the log contains a text.
 func (p *sriovProcess) says(text string) {
 	p.t.Helper()
 	until(p.t, fmt.Sprintf("%s says %q", p.name, text), func() (bool, string) { return strings.Contains(p.said(), text), p.tail() })
 }
 
-// until asks until something holds.
+// until polls until a condition holds.
 func until(t testing.TB, what string, holds func() (bool, string)) {
 	t.Helper()
 	late, tick := time.After(*sriovPatience), time.NewTicker(20*time.Millisecond)
@@ -150,12 +150,12 @@ func until(t testing.TB, what string, holds func() (bool, string)) {
 		select {
 		case <-tick.C:
 		case <-late:
-			t.Fatalf("%s: not in time; there is:\n%s", what, found)
+			t.Fatalf("%s: not in time; got:\n%s", what, found)
 		}
 	}
 }
 
-// serve starts a plugin in controlled mode. Later flags win.
+// serve starts a plugin in controlled mode. Later flags override.
 func (s *sriovSite) serve(flags ...string) *sriovProcess {
 	s.t.Helper()
 	s.server = s.launch("the plugin", slices.Concat([]string{"sriov", "plugin"}, s.pluginFlags(), flags)...)
@@ -171,12 +171,11 @@ func (s *sriovSite) pluginFlags() []string {
 	}
 }
 
-// answer starts a config daemon that has nothing to do but to answer for what is
-// there.
+// answer starts a config daemon with nothing to change on the node.
 func (s *sriovSite) answer(flags ...string) *sriovProcess {
 	s.t.Helper()
 	s.daemon = s.launch("the daemon", slices.Concat([]string{
-		"sriov", "daemon", "--mode", "apply", "--node-state", s.wish, "--control-socket", s.socket, "--sysfs-root", s.tree.Sysfs,
+		"sriov", "daemon", "--mode", "apply", "--node-state", s.nodeState, "--control-socket", s.socket, "--sysfs-root", s.tree.Sysfs,
 		"--state-dir", filepath.Join(s.dir, "q"), "--pod-resources-socket", filepath.Join(s.home, "pod-resources", "kubelet.sock"),
 		"--node", "worker", "--metrics-address", filepath.Join(s.dir, "q.sock"), "--log-format", "text",
 	}, flags)...)
@@ -189,7 +188,7 @@ func (s *sriovSite) want(generation int64, interfaces string, sync ...string) {
 	text := fmt.Sprintf(`{"apiVersion": "sriovnetwork.openshift.io/v1", "kind": "SriovNetworkNodeState",
 "metadata": {"name": "worker", "uid": "u", "generation": %d}, "spec": {"interfaces": [%s]}, "status": {"syncStatus": %q}}`,
 		generation, interfaces, strings.Join(sync, ""))
-	s.replace(s.wish, text)
+	s.replace(s.nodeState, text)
 }
 
 // configure replaces the plugin's configuration.
@@ -205,7 +204,7 @@ func (s *sriovSite) replace(path, text string) {
 	}
 }
 
-// status asks the plugin how it is.
+// status queries the plugin's status.
 func (s *sriovSite) status() (gate.Status, error) {
 	ctx, cancel := context.WithTimeout(s.t.Context(), *sriovPatience)
 	defer cancel()
@@ -217,16 +216,17 @@ func (s *sriovSite) status() (gate.Status, error) {
 	return c.Status(ctx)
 }
 
-// awaitStatus waits until the plugin says that something holds.
+// awaitStatus waits until the plugin's status satisfies a condition.
 func (s *sriovSite) awaitStatus(what string, holds func(gate.Status) bool) {
 	s.t.Helper()
-	until(s.t, "the plugin says: "+what, func() (bool, string) {
+	until(s.t, "the plugin reports: "+what, func() (bool, string) {
 		status, err := s.status()
 		return err == nil && holds(status), fmt.Sprintf("%+v, %v", status, err)
 	})
 }
 
-// held waits until somebody holds a generation, and all of it is offered.
+// held waits until a claim of the generation is held, and all its devices are
+// offered.
 func (s *sriovSite) held(generation int64) {
 	s.t.Helper()
 	s.awaitStatus(fmt.Sprintf("generation %d is served", generation), func(g gate.Status) bool {
@@ -234,7 +234,7 @@ func (s *sriovSite) held(generation int64) {
 	})
 }
 
-// page reads what a cleat serves for people: /metrics or /status.
+// page reads /metrics or /status of a cleat.
 func page(t testing.TB, socket, path string) string {
 	t.Helper()
 	c := http.Client{Timeout: *sriovPatience, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -252,7 +252,7 @@ func page(t testing.TB, socket, path string) string {
 	return string(text)
 }
 
-// shows waits until a page has a text.
+// shows waits until a page contains a text.
 func shows(t testing.TB, socket, path, text string) {
 	t.Helper()
 	until(t, fmt.Sprintf("%s shows %q", path, text), func() (bool, string) {
@@ -261,7 +261,7 @@ func shows(t testing.TB, socket, path, text string) {
 	})
 }
 
-// cleat runs a command to its end.
+// cleat runs a command.
 func (s *sriovSite) cleat(words ...string) string {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), *sriovPatience)
@@ -273,8 +273,8 @@ func (s *sriovSite) cleat(words ...string) string {
 	return string(out)
 }
 
-// propose is a config daemon that knows no more than the published proposal.
-// It returns when it was heard, and how it leaves.
+// propose is a config daemon that implements only the published proposal. It
+// returns once it is acknowledged; leave closes its stream.
 func (s *sriovSite) propose(generation int64) (leave func()) {
 	s.t.Helper()
 	conn, err := grpc.NewClient("unix://"+s.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -299,8 +299,8 @@ func (s *sriovSite) propose(generation int64) (leave func()) {
 	return cancel
 }
 
-// since returns what the kubelet had of a resource from a moment on, beginning
-// with what it had then.
+// since returns the kubelet's counts of a resource from a moment on, starting
+// with those at that moment.
 func (k *sriovKubelet) since(at time.Time, resource string) (all [][2]int64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

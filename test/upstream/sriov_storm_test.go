@@ -18,7 +18,8 @@ import (
 // sriovStormCycles is how often the devices are enabled and withdrawn.
 var sriovStormCycles = map[bool]int{true: 1000, false: 40}[soak.Enabled]
 
-// sriovStorm enables and withdraws devices while pods ask for them all the time.
+// sriovStorm enables and withdraws devices while pods request them all the
+// time.
 type sriovStorm struct {
 	*sriovSite
 	renewer    *control.Renewer
@@ -27,12 +28,12 @@ type sriovStorm struct {
 	pods       *sriovPods
 	admitted   int
 	refused    int
-	late       int // pods that were admitted after an acknowledged withdrawal
+	late       int // pods admitted after an acknowledged withdrawal
 	acks       int
 }
 
-// sriovPods are pods that ask one life of the kubelet for a device, one after
-// another. It answers in their order.
+// sriovPods are pods that request a device each from one kubelet process, one
+// after another. Responses come in order.
 type sriovPods struct {
 	kubelet *sriovKubelet
 	end     chan struct{}
@@ -50,8 +51,8 @@ func (p *sriovPods) ask() (number int) {
 	return p.asked - 1
 }
 
-// run keeps three pods waiting while the kubelet offers devices, as a scheduler
-// would, and ends those that were admitted.
+// run keeps three pods pending while the kubelet offers devices, as a scheduler
+// would, and ends admitted ones.
 func (p *sriovPods) run() {
 	handled := 0
 	for {
@@ -125,7 +126,7 @@ func (s *sriovStorm) endPods() {
 	}
 }
 
-// claim enables the next generation, and does not wait.
+// claim enables the next generation, without waiting.
 func (s *sriovStorm) claim() {
 	s.generation++
 	s.renewer.Enable(gate.Claim{UID: "u", Generation: s.generation, Node: "worker"})
@@ -137,7 +138,7 @@ func (s *sriovStorm) offered() {
 	s.awaitAllocatable(16)
 }
 
-// withdrawn fails for a pod that asks after the devices were withdrawn and gets one.
+// withdrawn fails if a pod requested after the withdrawal gets a device.
 func (s *sriovStorm) withdrawn() {
 	s.t.Helper()
 	number := s.pods.ask()
@@ -156,7 +157,7 @@ func (s *sriovStorm) withdrawn() {
 
 func (s *sriovStorm) disable() { s.disabling()() }
 
-// disabling begins a withdrawal, and returns a function that waits for it.
+// disabling starts a withdrawal, and returns a function that waits for it.
 func (s *sriovStorm) disabling() (wait func()) {
 	result := make(chan error, 1)
 	go func() {
@@ -178,12 +179,12 @@ func (s *sriovStorm) disabling() (wait func()) {
 	}
 }
 
-// sriovDisturbances happen beside plain cycles, which enable and disable.
+// sriovDisturbances run beside plain cycles of enable and disable.
 var sriovDisturbances = []struct {
 	name string
 	do   func(s *sriovStorm)
 }{
-	{"claims that nobody waits for", func(s *sriovStorm) {
+	{"claims without a wait", func(s *sriovStorm) {
 		for range 10 {
 			s.claim()
 		}
@@ -258,7 +259,7 @@ var sriovDisturbances = []struct {
 	}},
 }
 
-// process has a daemon of its own enable the next generation.
+// process has a daemon process enable the next generation.
 func (s *sriovStorm) process() {
 	s.t.Helper()
 	s.generation++
@@ -267,7 +268,7 @@ func (s *sriovStorm) process() {
 	s.offered()
 }
 
-// awaitStopped waits until a process has stopped.
+// awaitStopped waits until a process is stopped (SIGSTOP).
 func (p *sriovProcess) awaitStopped() {
 	p.t.Helper()
 	until(p.t, p.name+" is stopped", func() (bool, string) {
@@ -276,9 +277,10 @@ func (p *sriovProcess) awaitStopped() {
 	})
 }
 
-// Pods come and go, and daemon, plugin and kubelet are killed and stopped, while
-// the devices are enabled and withdrawn: no pod gets a device after an acknowledged
-// withdrawal, no withdrawal waits for ever, the kubelet survives every list.
+// Pods come and go, and daemon, plugin and kubelet are killed and stopped,
+// while the devices are enabled and withdrawn: no pod gets a device after an
+// acknowledged withdrawal, every withdrawal ends, and the kubelet survives
+// every list.
 func TestSriovStormOfWithdrawals(t *testing.T) {
 	t.Parallel()
 	s := newSriovStorm(t)

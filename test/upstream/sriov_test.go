@@ -16,7 +16,7 @@ import (
 	"github.com/cleatproject/cleat/test/soak"
 )
 
-// The device plugin under the device manager of a real kubelet.
+// The device plugin with the device manager of a real kubelet.
 
 func TestSriovNothingBeforeEnable(t *testing.T) {
 	t.Parallel()
@@ -37,19 +37,18 @@ func TestSriovNothingBeforeEnable(t *testing.T) {
 	n.awaitCounts(0, 0) // the empty list, a second later
 	n.enable(2)
 	n.awaitCounts(4, 4)
-	n.enable(3) // a new generation keeps them
+	n.enable(3) // the devices stay with a new generation
 	d, err := n.plugin.Disable(t.Context(), "")
 	if err != nil || d.Code != codes.OK || !d.Confirmed {
 		t.Fatalf("Disable: %+v, %v; want OK, confirmed", d, err)
 	}
-	n.await("none is allocatable", func(k *sriovKubelet) bool { return k.counts[sriovResource][1] == 0 })
+	n.await("no device is allocatable", func(k *sriovKubelet) bool { return k.counts[sriovResource][1] == 0 })
 	if answer := n.admit(1); answer["error"] == nil {
 		t.Errorf("a pod was admitted after Disable: %s", answer)
 	}
 }
 
-// held is a Memory whose Put waits, so that an Allocate is under way for as long
-// as the test wants.
+// held is a Memory whose Put blocks, to keep an Allocate in progress.
 type held struct {
 	entered chan struct{}
 	proceed chan struct{}
@@ -68,15 +67,15 @@ func (h *held) Put(ctx context.Context, _ []grants.Record) error {
 func (*held) Remove(context.Context, []grants.Record) error { return nil }
 func (*held) All() []grants.Record                          { return nil }
 
-// Trap A: a kubelet from 1.34 on panics when its list becomes empty while it
-// waits for an Allocate.
+// Trap A: kubelets from 1.34 on panic when the list becomes empty during an
+// Allocate.
 func TestSriovWithdrawalDuringAllocate(t *testing.T) {
 	t.Parallel()
 	for name, withdraw := range map[string]func(n *sriovNode, s *plugintest.Stream){
 		"the stream closes": func(_ *sriovNode, s *plugintest.Stream) { s.Close() },
 		"disabled":          func(n *sriovNode, _ *plugintest.Stream) { go func() { _, _ = n.plugin.Disable(n.t.Context(), "") }() },
 		"the plugin ends":   func(n *sriovNode, _ *plugintest.Stream) { go func() { _ = n.plugin.Stop(n.t.Context()) }() },
-		"the VFs go": func(n *sriovNode, _ *plugintest.Stream) {
+		"the VFs are removed": func(n *sriovNode, _ *plugintest.Stream) {
 			if err := n.tree.Write("bus/pci/devices/"+sriovPF+"/sriov_numvfs", "0"); err != nil {
 				n.t.Error(err)
 			}
@@ -94,8 +93,8 @@ func TestSriovWithdrawalDuringAllocate(t *testing.T) {
 			n.kubelet.say(sriovResource + " 2")
 			<-h.entered
 			withdraw(n, s)
-			n.awaitAllocatable(0) // unhealthy while the call still runs
-			// Longer than a list stays full that no call is in the way of.
+			n.awaitAllocatable(0) // unhealthy during the call
+			// Longer than the list stays full without a call in progress.
 			pause := time.NewTimer(1500 * time.Millisecond)
 			defer pause.Stop()
 			<-pause.C
@@ -111,8 +110,8 @@ func TestSriovWithdrawalDuringAllocate(t *testing.T) {
 	}
 }
 
-// serves waits until the kubelet listens to the plugin: what it says before may be
-// about the one before.
+// serves waits until the kubelet streams from the plugin: earlier counts can be
+// about the previous process.
 func (n *sriovNode) serves(after string) {
 	n.t.Helper()
 	until(n.t, "served after "+after, func() (bool, string) {
@@ -121,15 +120,15 @@ func (n *sriovNode) serves(after string) {
 	})
 }
 
-// Trap B: stop and start of a plugin is a race that the kubelet loses, unless it
-// is given the time that it needs.
+// Trap B: the kubelet loses the race with a plugin that stops and starts at
+// once, unless it gets enough time.
 func TestSriovFastRestarts(t *testing.T) {
 	t.Parallel()
 	restarts := 8
 	if soak.Enabled {
 		restarts = 40
 	}
-	for way, stop := range map[string]func(*sriovNode){"in order": (*sriovNode).stopPlugin, "cut off": (*sriovNode).cutPlugin} {
+	for way, stop := range map[string]func(*sriovNode){"stopped": (*sriovNode).stopPlugin, "killed": (*sriovNode).killPlugin} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
 			n := newSriovNode(t, 8)
@@ -150,8 +149,8 @@ func TestSriovFastRestarts(t *testing.T) {
 	}
 }
 
-// Running pods keep what they have through withdrawals, restarts of the plugin
-// and of the kubelet.
+// Running pods keep their devices through withdrawals and restarts of the
+// plugin and of the kubelet.
 func TestSriovPodsKeepTheirDevices(t *testing.T) {
 	t.Parallel()
 	n := newSriovNode(t, 8)
@@ -178,25 +177,25 @@ func TestSriovPodsKeepTheirDevices(t *testing.T) {
 		t.Helper()
 		holders, err := n.pods.Held(t.Context())
 		if err != nil || len(holders) != 2 {
-			t.Fatalf("%s pods hold %v, %v; want two devices", when, holders, err)
+			t.Fatalf("%s: pods have %v, %v; want two devices", when, holders, err)
 		}
 		for _, h := range holders {
 			if !strings.Contains(mine, h.ID) {
-				t.Errorf("%s a pod holds %s, want of %s", when, h.ID, mine)
+				t.Errorf("%s: a pod has %s, want one of %s", when, h.ID, mine)
 			}
 		}
 	}
 	holds("at first")
 	d, err := n.plugin.Disable(t.Context(), "")
 	if err != nil || len(d.InUse) != 2 {
-		t.Errorf("Disable says %+v, %v; want the two devices in use", d, err)
+		t.Errorf("Disable returned %+v, %v; want the two devices in use", d, err)
 	}
 	s.Close()
 	n.awaitCounts(0, 0)
 	holds("after a withdrawal")
 	n.enable(2)
 	n.awaitCounts(8, 8)
-	holds("after it was taken back")
+	holds("after it was enabled again")
 	n.stopPlugin()
 	n.startPlugin()
 	n.enable(3)

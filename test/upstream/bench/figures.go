@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience bounds the wait for plugins that may never be registered.
+// patience bounds the wait for registrations, some of which might never come.
 const patience = 2 * time.Minute
 
 func (s *subject) start() error {
@@ -21,8 +21,8 @@ func (s *subject) start() error {
 	return err
 }
 
-// one takes a hundred plugins that come one by one, a tenth of a second apart,
-// so that they meet every moment between two passes of the kubelet.
+// one registers a hundred plugins one by one, a tenth of a second apart, so
+// that they cover the kubelet's whole polling period.
 func one(ctx context.Context, s *subject) error {
 	if err := s.start(); err != nil {
 		return err
@@ -37,13 +37,13 @@ func one(ctx context.Context, s *subject) error {
 			return err
 		}
 	}
-	if n := all.told(ctx, patience); n > 0 {
+	if n := all.awaitNotified(ctx, patience); n > 0 {
 		return fmt.Errorf("%d plugins were not registered", n)
 	}
 	return s.latencies("one plugin", all)
 }
 
-// latencies tells of the time from bind to Register.
+// latencies adds rows for the time from bind to Register.
 func (s *subject) latencies(of string, all crowd) error {
 	a, err := s.host.ask("times")
 	if err != nil {
@@ -64,7 +64,7 @@ func (s *subject) latencies(of string, all crowd) error {
 	return nil
 }
 
-// thousand plugins come at once, and go.
+// thousand plugins are added at once, and removed.
 func thousand(ctx context.Context, s *subject) error {
 	if err := s.start(); err != nil {
 		return err
@@ -92,7 +92,7 @@ func thousand(ctx context.Context, s *subject) error {
 	return nil
 }
 
-// idleWith measures a host while n plugins stay.
+// idleWith measures an idle host with n plugins.
 func idleWith(ctx context.Context, s *subject, n int) error {
 	if err := s.start(); err != nil {
 		return err
@@ -102,13 +102,13 @@ func idleWith(ctx context.Context, s *subject, n int) error {
 	if err := all.serve(); err != nil {
 		return err
 	}
-	if n := all.told(ctx, patience); n > 0 {
+	if n := all.awaitNotified(ctx, patience); n > 0 {
 		return fmt.Errorf("%d plugins were not registered", n)
 	}
 	return s.idle(ctx, fmt.Sprintf("idle with %d", n))
 }
 
-// arrive binds all sockets and tells of the work that this is.
+// arrive binds all sockets and adds rows for the registration.
 func (s *subject) arrive(ctx context.Context, what string, all crowd) error {
 	before, err := s.host.ask("stats")
 	if err != nil {
@@ -124,7 +124,7 @@ func (s *subject) arrive(ctx context.Context, what string, all crowd) error {
 }
 
 func (s *subject) arrived(ctx context.Context, what string, all crowd, cpu time.Duration) error {
-	missing := all.told(ctx, patience)
+	missing := all.awaitNotified(ctx, patience)
 	after, err := s.host.ask("stats")
 	if err != nil {
 		return err
@@ -143,10 +143,10 @@ func (s *subject) arrived(ctx context.Context, what string, all crowd, cpu time.
 	return nil
 }
 
-// idle is what it costs to do nothing for ten seconds.
+// idle measures the cost of ten idle seconds.
 func (s *subject) idle(ctx context.Context, what string) error {
 	const span = 10 * time.Second
-	rest := time.NewTimer(2 * time.Second) // for what is left of the arrival
+	rest := time.NewTimer(2 * time.Second) // until the registrations have completed
 	<-rest.C
 	before, err := s.host.ask("stats")
 	if err != nil {
@@ -168,7 +168,7 @@ func (s *subject) idle(ctx context.Context, what string) error {
 	return nil
 }
 
-// held waits until the handler holds so many plugins.
+// held waits until the handler has n plugins.
 func (s *subject) held(ctx context.Context, n int) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -182,12 +182,12 @@ func (s *subject) held(ctx context.Context, n int) error {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("the handler holds %d plugins, not %d", a.Held, n)
+			return fmt.Errorf("the handler has %d plugins, want %d", a.Held, n)
 		}
 	}
 }
 
-// atStart has the plugins there before the host.
+// atStart creates the plugins before the host starts.
 func atStart(ctx context.Context, s *subject) error {
 	all := newCrowd(s.dir, 1000)
 	defer all.end()
@@ -202,7 +202,7 @@ func atStart(ctx context.Context, s *subject) error {
 	if err := s.start(); err != nil {
 		return err
 	}
-	if n := all.told(ctx, patience); n > 0 {
+	if n := all.awaitNotified(ctx, patience); n > 0 {
 		return fmt.Errorf("%d plugins were not registered", n)
 	}
 	after, err := s.host.ask("stats")
@@ -215,7 +215,7 @@ func atStart(ctx context.Context, s *subject) error {
 }
 
 // silentSockets measures how much sockets that accept connections and never
-// answer delay good plugins.
+// respond delay other plugins.
 func silentSockets(ctx context.Context, s *subject) error {
 	if err := s.start(); err != nil {
 		return err
@@ -223,7 +223,7 @@ func silentSockets(ctx context.Context, s *subject) error {
 	have := 0
 	for _, n := range []int{0, 500, 2000} {
 		for ; have < n; have++ {
-			// Nobody calls accept: the kernel does, up to the backlog.
+			// No goroutine calls accept: the kernel does, up to the backlog.
 			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(s.dir, fmt.Sprintf("silent-%d.sock", have)), Net: "unix"})
 			if err != nil {
 				return err
@@ -243,12 +243,12 @@ func silentSockets(ctx context.Context, s *subject) error {
 			<-tick.C
 		}
 		tick.Stop()
-		if n := good.told(ctx, patience); n > 0 {
+		if n := good.awaitNotified(ctx, patience); n > 0 {
 			return fmt.Errorf("%d plugins were not registered", n)
 		}
 		slowest := int64(0)
 		for _, p := range good {
-			slowest = max(slowest, p.told.Load()-p.bound)
+			slowest = max(slowest, p.notified.Load()-p.bound)
 		}
 		s.row(fmt.Sprintf("good plugins beside %d silent sockets, slowest of ten, bind to Notify", n), duration(slowest))
 	}
@@ -276,8 +276,7 @@ func atOnce(ctx context.Context, s *subject, n int) error {
 	return s.idle(ctx, fmt.Sprintf("idle with %d,000", n/1000))
 }
 
-// stale is a socket whose plugin has died, and that a new one takes over after
-// a while.
+// stale is a socket whose plugin has died, and is replaced after a while.
 var stale = measurement{"stale", 1, func(ctx context.Context, s *subject) error {
 	const dead = 220 * time.Second
 	if err := s.start(); err != nil {
@@ -304,9 +303,9 @@ var stale = measurement{"stale", 1, func(ctx context.Context, s *subject) error 
 		return err
 	}
 	defer p.end()
-	if n := (crowd{p}).told(ctx, 3*time.Minute); n > 0 {
+	if n := (crowd{p}).awaitNotified(ctx, 3*time.Minute); n > 0 {
 		return errors.New("the plugin was not registered")
 	}
-	s.row("plugin in the place of one dead for 220 s, bind to Notify", duration(p.told.Load()-p.bound))
+	s.row("plugin in the place of one dead for 220 s, bind to Notify", duration(p.notified.Load()-p.bound))
 	return nil
 }}

@@ -1,6 +1,6 @@
-// Command bench compares the project's host of plugins with the kubelet's
-// plugin manager: both in one run, each in a process of its own beside the
-// process with the plugins. Run it in the directory of its module.
+// Command bench compares the project's plugin host with the kubelet's plugin
+// manager, in one run, each in its own process beside the process with the
+// plugins. Run it in the directory of its module.
 package main
 
 import (
@@ -24,7 +24,7 @@ func main() {
 	}
 }
 
-// subject is one of the two in one measurement.
+// subject is one of the two hosts in one measurement.
 type subject struct {
 	kind string
 	dir  string // the plugins directory
@@ -32,9 +32,9 @@ type subject struct {
 	row  func(figure string, value value)
 }
 
-// measurement takes some figures of one host. What is short is done several
-// times, the hosts in turn, and the median counts: other work of the machine
-// comes and goes.
+// measurement takes some figures of one host. Short ones are repeated, the
+// hosts alternately, and the median counts, because of other load on the
+// machine.
 type measurement struct {
 	name  string
 	times int
@@ -67,7 +67,8 @@ func run(ctx context.Context, only string) error {
 	}
 	t := newTable()
 	fmt.Printf("two processes on %d processors, %s, %s\n\n", runtime.NumCPU(), runtime.Version(), time.Now().UTC().Format(time.DateOnly))
-	// What takes longest hardly computes, and runs beside the others.
+	// The longest measurement uses little processor time, and runs beside the
+	// others.
 	waiting := make(chan error, 1)
 	if match.MatchString(stale.name) {
 		go func() { waiting <- both(ctx, base, t, stale) }()
@@ -88,7 +89,7 @@ func run(ctx context.Context, only string) error {
 	return t.print(os.Stdout)
 }
 
-// each measures one host after the other.
+// each measures the hosts one after the other.
 func each(ctx context.Context, base string, t *table, m measurement) error {
 	for range m.times {
 		for _, kind := range kinds {
@@ -100,7 +101,7 @@ func each(ctx context.Context, base string, t *table, m measurement) error {
 	return nil
 }
 
-// both measures them at the same time.
+// both measures the hosts at the same time.
 func both(ctx context.Context, base string, t *table, m measurement) error {
 	done := make(chan error, len(kinds))
 	for _, kind := range kinds {

@@ -15,8 +15,8 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// plugin is one that answers at once, with a server of its own, as a process
-// with one plugin has.
+// plugin responds at once, with its own server, as a process with one plugin
+// has.
 type plugin struct {
 	registration.UnimplementedRegistrationServer
 	path   string
@@ -26,7 +26,7 @@ type plugin struct {
 	bound    int64 // in nanoseconds since 1970, just before bind
 	asked    atomic.Int64
 	attempts atomic.Int64
-	told     atomic.Int64 // of success
+	notified atomic.Int64 // of success
 }
 
 func newPlugin(path string) *plugin {
@@ -43,7 +43,7 @@ func (p *plugin) GetInfo(context.Context, *registration.InfoRequest) (*registrat
 
 func (p *plugin) NotifyRegistrationStatus(_ context.Context, s *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	if s.PluginRegistered {
-		p.told.Store(time.Now().UnixNano())
+		p.notified.Store(time.Now().UnixNano())
 	}
 	return &registration.RegistrationStatusResponse{}, nil
 }
@@ -103,9 +103,9 @@ func (c crowd) end() {
 	ending.Wait()
 }
 
-// told waits until all know that they are registered, or the time is over, and
-// returns how many do not.
-func (c crowd) told(ctx context.Context, within time.Duration) (missing int) {
+// awaitNotified waits until all plugins are notified of their registration, or
+// the time is over, and returns how many are not.
+func (c crowd) awaitNotified(ctx context.Context, within time.Duration) (missing int) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -113,7 +113,7 @@ func (c crowd) told(ctx context.Context, within time.Duration) (missing int) {
 	for {
 		missing = 0
 		for _, p := range c {
-			if p.told.Load() == 0 {
+			if p.notified.Load() == 0 {
 				missing++
 			}
 		}
@@ -128,7 +128,7 @@ func (c crowd) told(ctx context.Context, within time.Duration) (missing int) {
 	}
 }
 
-// span is from the first GetInfo to the last Notify.
+// span is the time from the first GetInfo to the last Notify.
 func (c crowd) span() time.Duration {
 	var first int64
 	for _, p := range c {
@@ -139,15 +139,15 @@ func (c crowd) span() time.Duration {
 	return time.Duration(c.last() - first)
 }
 
-// last is when the last of those that know it learned of its registration.
+// last is the time of the last notification.
 func (c crowd) last() (at int64) {
 	for _, p := range c {
-		at = max(at, p.told.Load())
+		at = max(at, p.notified.Load())
 	}
 	return at
 }
 
-// repeated is how many attempts there were beyond one for each plugin.
+// repeated returns the attempts beyond one for each plugin.
 func (c crowd) repeated() int {
 	n := -len(c)
 	for _, p := range c {

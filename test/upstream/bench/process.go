@@ -17,7 +17,7 @@ import (
 	"github.com/cleatproject/cleat/test/upstream/bench/host"
 )
 
-// kinds are the hosts, each a program below this directory.
+// kinds are the hosts, each a program in this directory.
 var kinds = [...]string{"kubelet", "cleat"}
 
 // build makes the programs of both.
@@ -56,7 +56,7 @@ func launch(program, dir string) (*process, error) {
 	return p, p.cmd.Start()
 }
 
-// ask says a word and returns what the process answers.
+// ask sends a word and returns the response.
 func (p *process) ask(word string) (a host.Answer, err error) {
 	if _, err := fmt.Fprintln(p.in, word); err != nil {
 		return a, fmt.Errorf("%s: %w: %s", word, err, p.log.String())
@@ -82,8 +82,7 @@ func (p *process) end() error {
 	return nil
 }
 
-// resident is the most memory that the process has had since forgetResident,
-// in bytes.
+// resident returns the peak resident memory since forgetResident, in bytes.
 func (p *process) resident() (int64, error) {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.cmd.Process.Pid), "status"))
 	if err != nil {
@@ -92,7 +91,7 @@ func (p *process) resident() (int64, error) {
 	_, after, found := bytes.Cut(text, []byte("VmHWM:"))
 	fields := bytes.Fields(after)
 	if !found || len(fields) == 0 {
-		return 0, errors.New("the kernel does not tell VmHWM")
+		return 0, errors.New("the kernel does not report VmHWM")
 	}
 	kib, err := strconv.ParseInt(string(fields[0]), 10, 64)
 	return kib << 10, err

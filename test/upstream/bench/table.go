@@ -39,7 +39,7 @@ func size(bytes int64) value {
 	}
 }
 
-// table has a row for each figure, in the order in which they came.
+// table has a row for each figure, in order of insertion.
 type table struct {
 	mu    sync.Mutex
 	order []string

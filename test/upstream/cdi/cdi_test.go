@@ -1,5 +1,5 @@
-// Package cdi holds the CDI specifications and annotations that a container is
-// given against CDI's own library, as container runtimes use it.
+// Package cdi checks the CDI specifications and annotations of containers with
+// CDI's own library, as container runtimes use it.
 package cdi
 
 import (
@@ -37,8 +37,8 @@ func cache(t *testing.T, dir string) *cdi.Cache {
 	return c
 }
 
-// Two resources of one prefix and type, of which a container has devices of
-// both. Real device nodes stand in for a driver's, since the library looks at
+// A container has devices of two resources with the same prefix and type.
+// Existing device nodes stand in for a driver's, since the library inspects
 // them.
 func TestRuntimeInjectsWhatIsAllocated(t *testing.T) {
 	files := inventory.DeviceFiles{CDI: filepath.Join(t.TempDir(), "cdi")}
@@ -78,7 +78,7 @@ func TestRuntimeInjectsWhatIsAllocated(t *testing.T) {
 			asked = append(asked, d.Name)
 		}
 	}
-	// What a writer that was killed leaves is no specification.
+	// A temporary file of a killed writer is not a specification.
 	if err := os.WriteFile(filepath.Join(files.CDI, ".cleat-killed.tmp"), []byte("cdiVersion"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -112,8 +112,8 @@ func TestRuntimeInjectsWhatIsAllocated(t *testing.T) {
 	}
 }
 
-// Whatever names there are: a specification that is written can be read, and an
-// annotation is one that the library would write.
+// For all names: a written specification can be parsed, and the annotation is
+// the one that the library writes.
 func TestNamesFitTheLibrary(t *testing.T) {
 	dir := t.TempDir()
 	name := rapid.OneOf(rapid.StringMatching(`[a-zA-Z0-9._:-]{0,12}`), rapid.StringN(0, 12, -1), rapid.StringMatching(`[a-z]{50,70}`))

@@ -1,5 +1,5 @@
-// Package kubelet runs the plugin manager of Kubernetes as one more host of
-// plugins, to be compared with the project's own.
+// Package kubelet runs Kubernetes' plugin manager as a plugin host, to compare
+// it with the project's own.
 package kubelet
 
 import (
@@ -22,17 +22,16 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch/watchtest"
 )
 
-// Quiet is how long the manager may take to begin something: its passes are a
-// second apart.
+// Quiet bounds the manager's reaction time: its polling period is a second.
 const Quiet = 3 * time.Second
 
-// Silence takes Kubernetes' log away. What it logs with a context is read by
-// the Manager.
+// Silence discards Kubernetes' log. The Manager reads what is logged with a
+// context.
 func Silence() {
 	klog.SetLogger(logr.Discard())
 }
 
-// Manager is the kubelet's own, as the kubelet runs it.
+// Manager is the kubelet's plugin manager, run as in the kubelet.
 type Manager struct {
 	manager pluginmanager.PluginManager
 	stop    chan struct{}
@@ -40,7 +39,7 @@ type Manager struct {
 	closing sync.Once
 }
 
-// New makes a manager over a directory.
+// New returns a manager of a directory.
 func New(dir string, handlers map[string]watch.Handler) *Manager {
 	m := &Manager{manager: pluginmanager.NewPluginManager(dir, &record.FakeRecorder{}), stop: make(chan struct{})}
 	for kind, h := range handlers {
@@ -49,8 +48,8 @@ func New(dir string, handlers map[string]watch.Handler) *Manager {
 	return m
 }
 
-// Start returns when the manager watches the directory or has given up. As
-// nobody learns of that from it but readers of its log, it never fails.
+// Start returns when the manager watches the directory or has given up. It
+// never fails, as the manager reports that only in its log.
 func (m *Manager) Start(ctx context.Context) error {
 	started := make(chan struct{})
 	ctx = klog.NewContext(context.WithoutCancel(ctx), logr.FromSlogHandler(&upTo{text: "Starting Kubelet Plugin Manager", reached: started}))
@@ -80,7 +79,7 @@ func (m *Manager) Handle(kind string, h watch.Handler) error {
 // AddHandler adds one of the kubelet's own handlers.
 func (m *Manager) AddHandler(kind string, h cache.PluginHandler) { m.manager.AddHandler(kind, h) }
 
-// Close ends the manager, which deregisters nothing.
+// Close stops the manager, which deregisters nothing.
 func (m *Manager) Close(context.Context) error {
 	m.closing.Do(func() { close(m.stop) })
 	m.ended.Wait()
@@ -115,7 +114,7 @@ func (h handler) ValidatePlugin(name, endpoint string, versions []string) error 
 
 func (h handler) RegisterPlugin(name, endpoint string, versions []string, timeout *time.Duration) error {
 	if timeout != nil {
-		return errors.New("the kubelet sets a time-out: it did not when this was written")
+		return errors.New("the kubelet sets a timeout, which this adapter does not support")
 	}
 	return h.Register(context.Background(), watch.Plugin{Name: name, Endpoint: endpoint, Versions: versions})
 }

@@ -1,4 +1,4 @@
-// Command cleat is the project's host of plugins in the benchmark.
+// Command cleat is the project's plugin host in the benchmark.
 package main
 
 import (

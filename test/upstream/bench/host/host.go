@@ -1,6 +1,6 @@
-// Package host is the body of the processes that the benchmark compares: one
-// host of plugins with a handler that does nothing, asked over its standard
-// input, one word a line, and answering on its standard output in JSON.
+// Package host runs the processes that the benchmark compares: a plugin host
+// with an empty handler, controlled over standard input, one word a line, with
+// responses in JSON on standard output.
 package host
 
 import (
@@ -22,8 +22,8 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch/watchtest"
 )
 
-// Answer is what a process says. Times are in nanoseconds since 1970, so that
-// another process can count from them.
+// Answer is a response. Times are in nanoseconds since 1970, comparable between
+// processes.
 type Answer struct {
 	Error string `json:",omitempty"`
 
@@ -37,7 +37,7 @@ type Answer struct {
 	Held         int              // registered and not deregistered
 }
 
-// Main runs the process: the words are start, stats, peak, times and forget.
+// Main runs the process. The words are start, stats, peak, times and forget.
 func Main(make func(dir string, handlers map[string]watch.Handler) (watchtest.Host, error)) {
 	if err := run(make); err != nil {
 		fmt.Fprintln(os.Stderr, "host:", err)
@@ -88,15 +88,14 @@ func stats() Answer {
 	var used unix.Rusage
 	_ = unix.Getrusage(unix.RUSAGE_SELF, &used) // cannot fail for this process
 	var m runtime.MemStats
-	runtime.ReadMemStats(&m) // to the byte, which runtime/metrics is not
+	runtime.ReadMemStats(&m) // exact, unlike runtime/metrics
 	return Answer{
 		CPU:       time.Duration(used.Utime.Nano() + used.Stime.Nano()),
 		Allocated: m.TotalAlloc, Goroutines: runtime.NumGoroutine(),
 	}
 }
 
-// peak looks at the number of goroutines every 2 ms while somebody wants to
-// know; otherwise it costs nothing.
+// peak samples the number of goroutines every 2 ms while it is enabled.
 type peak struct {
 	most  int
 	stop  context.CancelFunc
@@ -130,7 +129,7 @@ func (p *peak) end() int {
 	return p.most
 }
 
-// handler notes when it was called.
+// handler records the time of its calls.
 type handler struct {
 	mu    sync.Mutex
 	times map[string]int64

@@ -1,16 +1,16 @@
-// Command devices is the part of a kubelet that has to do with device plugins:
-// its plugin manager over a directory, and its device manager behind it, with
-// its PodResources service. It prints what resources the node has, one line of
-// JSON for each change, and does what it reads, line by line:
+// Command devices is the device part of a kubelet: its plugin manager on a
+// directory, its device manager and its PodResources service. It prints the
+// node's resources, one line of JSON for each change, and executes the lines
+// that it reads:
 //
-//	RESOURCE COUNT       admit a pod that asks for so many devices, and print
-//	                     what its container gets
-//	pod UID              the pod is there already: this is a kubelet's restart
+//	RESOURCE COUNT       admit a pod with that many devices, and print
+//	                     its container's allocation
+//	pod UID              the pod exists already: this is a kubelet's restart
 //	end UID              the pod has ended
 //
-// The kubelet keeps its files at a fixed place, so the program has to be
-// started in a mount namespace of its own. It hides /var/lib there, and with
-// -kubelet-dir has that directory in the place of /var/lib/kubelet.
+// The kubelet's paths are fixed, so the program has to be started in its own
+// mount namespace. It hides /var/lib there, and mounts -kubelet-dir on
+// /var/lib/kubelet.
 package main
 
 import (
@@ -47,7 +47,7 @@ import (
 )
 
 func main() {
-	dir := flag.String("kubelet-dir", "", "directory in the place of /var/lib/kubelet; empty: one that goes with the program")
+	dir := flag.String("kubelet-dir", "", "directory to mount on /var/lib/kubelet; empty: a temporary one")
 	flag.Parse()
 	if flag.NArg() != 1 {
 		fmt.Fprintln(os.Stderr, "usage: devices [-kubelet-dir DIR] PLUGINS-DIR")
@@ -81,17 +81,17 @@ func run(ctx context.Context, home, dir string) error {
 	if err := n.servePodResources(ctx); err != nil {
 		return err
 	}
-	go n.tell()
+	go n.report()
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
-		if err := n.obey(ctx, lines.Text()); err != nil {
+		if err := n.execute(ctx, lines.Text()); err != nil {
 			n.print(map[string]string{"error": err.Error()})
 		}
 	}
 	return errors.Join(plugins.Close(ctx), devices.Stop(klog.Background()))
 }
 
-// dropCopies unmounts the copies of what drivers on this machine have mounted:
-// they would keep the loop devices of these in use.
+// dropCopies unmounts the namespace's copies of mounts on loop devices, which
+// would keep the devices busy.
 func dropCopies(ctx context.Context) error {
 	table, err := mount.Table(ctx)
 	if err != nil {
@@ -119,7 +119,7 @@ func hideVarLib(ctx context.Context, home string) error {
 	if err := dropCopies(ctx); err != nil {
 		return err
 	}
-	at, err := os.Open(cmp.Or(home, "/")) // it may be below what is about to be hidden
+	at, err := os.Open(cmp.Or(home, "/")) // it can be below the directory that is about to be hidden
 	if err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func hideVarLib(ctx context.Context, home string) error {
 	return unix.Mount(fmt.Sprintf("/proc/self/fd/%d", at.Fd()), "/var/lib/kubelet", "", unix.MS_BIND, "")
 }
 
-// node is what a kubelet is to its device manager.
+// node is the kubelet as its device manager sees it.
 type node struct {
 	devices *devicemanager.ManagerImpl
 
@@ -155,9 +155,9 @@ func (n *node) print(line any) {
 	_ = json.NewEncoder(os.Stdout).Encode(line)
 }
 
-// tell prints capacity and allocatable whenever they change. The kubelet asks
-// for them too: nothing tells it.
-func (n *node) tell() {
+// report prints capacity and allocatable whenever they change. It polls, as the
+// kubelet does: there is no notification.
+func (n *node) report() {
 	var last map[string][2]int64
 	for range time.Tick(10 * time.Millisecond) {
 		capacity, allocatable, _ := n.devices.GetCapacity()
@@ -173,8 +173,8 @@ func (n *node) tell() {
 	}
 }
 
-// obey does what a line says.
-func (n *node) obey(ctx context.Context, line string) error {
+// execute executes a line.
+func (n *node) execute(ctx context.Context, line string) error {
 	word, uid, _ := strings.Cut(line, " ")
 	switch word {
 	case "pod":
@@ -199,7 +199,7 @@ func newPod(uid string, ask core.ResourceList) *core.Pod {
 	}
 }
 
-// admit is what the kubelet does with a pod that asks for devices.
+// admit admits a pod with devices as the kubelet does.
 func (n *node) admit(ctx context.Context, line string) error {
 	var name string
 	var count int64
@@ -215,7 +215,7 @@ func (n *node) admit(ctx context.Context, line string) error {
 	n.mu.Unlock()
 	container := &pod.Spec.Containers[0]
 	if err := n.devices.Allocate(pod, container); err != nil {
-		_ = n.obey(ctx, "end "+uid)
+		_ = n.execute(ctx, "end "+uid)
 		return err
 	}
 	options, err := n.devices.GetDeviceRunContainerOptions(ctx, pod, container)

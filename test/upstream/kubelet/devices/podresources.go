@@ -17,8 +17,7 @@ import (
 
 const podResourcesDir = "/var/lib/kubelet/pod-resources"
 
-// servePodResources serves the kubelet's own service, with its limit of calls a
-// second.
+// servePodResources serves the kubelet's own service, with its rate limit.
 func (n *node) servePodResources(ctx context.Context) error {
 	if err := os.MkdirAll(podResourcesDir, 0o755); err != nil {
 		return err
@@ -52,21 +51,21 @@ func (n *node) GetPodByName(namespace, name string) (*core.Pod, bool) {
 	return nil, false
 }
 
-// deviceProvider does what the kubelet's container manager does between its
-// device manager and the service.
+// deviceProvider is the kubelet's container manager between device manager and
+// service.
 type deviceProvider struct{ manager *devicemanager.ManagerImpl }
 
 func (d deviceProvider) UpdateAllocatedDevices() { d.manager.UpdateAllocatedDevices() }
 
 func (d deviceProvider) GetDevices(uid, container string) []*api.ContainerDevices {
-	return told(d.manager.GetDevices(uid, container))
+	return containerDevices(d.manager.GetDevices(uid, container))
 }
 
 func (d deviceProvider) GetAllocatableDevices() []*api.ContainerDevices {
-	return told(d.manager.GetAllocatableDevices())
+	return containerDevices(d.manager.GetAllocatableDevices())
 }
 
-func told(instances devicemanager.ResourceDeviceInstances) []*api.ContainerDevices {
+func containerDevices(instances devicemanager.ResourceDeviceInstances) []*api.ContainerDevices {
 	var all []*api.ContainerDevices
 	for resource, devices := range instances {
 		for id := range devices {
@@ -76,7 +75,7 @@ func told(instances devicemanager.ResourceDeviceInstances) []*api.ContainerDevic
 	return all
 }
 
-// nothing is a node without CPUs, memory or claims to tell of.
+// nothing is a node without CPUs, memory or claims.
 type nothing struct{}
 
 func (nothing) GetCPUs(string, string) []int64                                        { return nil }
