@@ -1,4 +1,4 @@
-// Package docs keeps what users read true to the code.
+// Package docs checks the user documentation against the code.
 package docs
 
 import (
@@ -36,12 +36,12 @@ func page(t *testing.T, name string) string {
 	return string(text)
 }
 
-// quoted reports whether a page names something as code.
+// quoted reports whether a page contains a word as code.
 func quoted(page, word string) bool {
 	return regexp.MustCompile("[`" + `\s(,]` + regexp.QuoteMeta(word) + "[`" + `\s),=.;:]`).MatchString(page)
 }
 
-// command is a command of the program with its flags, as its help tells them.
+// command is a command of the program with its flags, from its help.
 type command struct {
 	words []string
 	flags []string
@@ -54,7 +54,7 @@ var (
 	subCommand = regexp.MustCompile(`(?m)^  ([a-z][a-z-]*) +\S`)
 )
 
-// commands asks the program itself what it has, from a command downwards.
+// commands reads the help of a command and all below it.
 func commands(t *testing.T, cleat string, words ...string) []command {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), cleat, append(slices.Clone(words), "--help")...).CombinedOutput()
@@ -84,7 +84,8 @@ func commands(t *testing.T, cleat string, words ...string) []command {
 	return all
 }
 
-// Every command, flag and variable is told, and none that is not there.
+// Every command, flag and variable is documented, and every documented flag
+// exists.
 func TestFlags(t *testing.T) {
 	pageOf := map[string]string{"csi": "docs/csi.md", "host": "docs/plugins.md", "plugins": "docs/plugins.md", "fence serve": "docs/fencing.md", "dpu": "docs/dpu.md", "sriov plugin": "docs/sriov.md", "sriov daemon": "docs/sriov.md", "csi status": "docs/commands.md"}
 	known := map[string]bool{}
@@ -113,12 +114,12 @@ func TestFlags(t *testing.T) {
 		for _, name := range c.flags {
 			known[name] = true
 			if !quoted(text, "--"+name) {
-				t.Errorf("%s does not tell --%s of cleat %s", where, name, strings.Join(c.words, " "))
+				t.Errorf("%s does not document --%s of cleat %s", where, name, strings.Join(c.words, " "))
 			}
 		}
 		for _, name := range variable.FindAllString(c.help, -1) {
 			if !quoted(text, name) {
-				t.Errorf("%s does not tell the variable %s of cleat %s", where, name, strings.Join(c.words, " "))
+				t.Errorf("%s does not document the variable %s of cleat %s", where, name, strings.Join(c.words, " "))
 			}
 		}
 	}
@@ -126,7 +127,7 @@ func TestFlags(t *testing.T) {
 	for _, name := range pages {
 		for _, found := range regexp.MustCompile("[`\\s(]--([a-z][a-z-]*)").FindAllStringSubmatch(page(t, name), -1) {
 			if !known[found[1]] && !slices.Contains(ofOthers, found[1]) && !slices.Contains(ofKubernetes, found[1]) {
-				t.Errorf("%s tells of --%s, which no command has", name, found[1])
+				t.Errorf("%s names --%s, which no command has", name, found[1])
 			}
 		}
 	}
@@ -134,7 +135,7 @@ func TestFlags(t *testing.T) {
 
 var yamlBlock = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
 
-// Every example in YAML is YAML, and the one of the settings has only settings.
+// Every YAML example parses, and the settings example has only known settings.
 func TestExamples(t *testing.T) {
 	for _, name := range pages {
 		for _, found := range yamlBlock.FindAllStringSubmatch(page(t, name), -1) {
@@ -146,7 +147,7 @@ func TestExamples(t *testing.T) {
 	}
 	first := yamlBlock.FindStringSubmatch(page(t, "docs/csi.md"))
 	path := filepath.Join(t.TempDir(), "csi.yaml")
-	// The file is read, and refused, before anything is begun.
+	// An invalid setting makes the program read the file and stop.
 	testkit.Must(t, os.WriteFile(path, []byte(first[1]+"services: none\n"), 0o600))
 	out, err := exec.CommandContext(t.Context(), testkit.Build(t, testkit.Cleat), "csi", "--config", path).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "use all, controller or node") || strings.Contains(string(out), "no setting") {
@@ -154,10 +155,10 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// The examples for SR-IOV are such that a strict reader has nothing to say.
+// The SR-IOV examples pass the strict parsers.
 func TestSriovExamples(t *testing.T) {
 	text := page(t, "docs/sriov.md")
-	configs, wishes := 0, 0
+	configs, nodeStates := 0, 0
 	for _, found := range jsonBlock.FindAllStringSubmatch(text, -1) {
 		if !strings.Contains(found[1], "resourceList") {
 			continue
@@ -171,14 +172,14 @@ func TestSriovExamples(t *testing.T) {
 		if !strings.Contains(found[1], "kind: "+nodestate.Kind+"\n") {
 			continue
 		}
-		wishes++
+		nodeStates++
 		s, warnings, err := nodestate.Parse([]byte(found[1]))
 		if err = errors.Join(err, s.Spec.Check()); err != nil || len(warnings) > 0 {
 			t.Errorf("%v, %v in\n%s", err, warnings, found[1])
 		}
 	}
-	if configs == 0 || wishes == 0 {
-		t.Errorf("%d examples of a config.json and %d of a node state were found", configs, wishes)
+	if configs == 0 || nodeStates == 0 {
+		t.Errorf("%d examples of a config.json and %d of a node state were found", configs, nodeStates)
 	}
 }
 
@@ -186,7 +187,7 @@ var jsonBlock = regexp.MustCompile("(?ms)^```json\n(.*?)^```$")
 
 var goBlock = regexp.MustCompile("(?ms)^```go\n(package .*?)^```$")
 
-// Every example that is a whole file of Go compiles.
+// Every example of a complete Go file compiles.
 func TestGoExamples(t *testing.T) {
 	count := 0
 	for _, name := range pages {
@@ -206,7 +207,7 @@ func TestGoExamples(t *testing.T) {
 	}
 }
 
-// Every call of the contracts has a line.
+// Every call of the contracts has a row.
 func TestCalls(t *testing.T) {
 	count := checkCalls(t, "docs/csi.md", spec.Identity_ServiceDesc, spec.Controller_ServiceDesc, spec.GroupController_ServiceDesc,
 		spec.SnapshotMetadata_ServiceDesc, spec.Node_ServiceDesc)
@@ -240,7 +241,7 @@ func checkCalls(t *testing.T, where string, services ...grpc.ServiceDesc) (count
 	return count
 }
 
-// Every key of a volume's context is told, by all the names it has.
+// Every key of a volume's context is documented, by all its names.
 func TestContextKeys(t *testing.T) {
 	text, words := page(t, "docs/dpu.md"), contextKeys(t)
 	if len(words) < 50 {
@@ -248,13 +249,13 @@ func TestContextKeys(t *testing.T) {
 	}
 	for _, word := range words {
 		if !quoted(text, word) {
-			t.Errorf("docs/dpu.md does not tell the key %s", word)
+			t.Errorf("docs/dpu.md does not document the key %s", word)
 		}
 	}
 }
 
-// contextKeys are the constants of package access that are called key..., and
-// the other names that its dialects have for them.
+// contextKeys returns the constants key... of package access, and their other
+// names in its dialects.
 func contextKeys(t *testing.T) (words []string) {
 	t.Helper()
 	files := testkit.Value(filepath.Glob(filepath.Join(testkit.Root(t), "volume/access/*.go")))(t)
@@ -288,7 +289,7 @@ func contextKeys(t *testing.T) (words []string) {
 	return words
 }
 
-// source is what the program's own files say.
+// source is the texts in the program's source.
 type source struct {
 	texts   []string // all string literals
 	reasons []string // values of constants called Reason... and reason...
@@ -325,8 +326,8 @@ func readSource(t *testing.T) source {
 	return s
 }
 
-// linkedDirectories are those of packages that are in the program: nobody meets
-// a metric of a library that nothing of it uses.
+// linkedDirectories returns the directories of the packages linked into the
+// program: metrics of others do not count.
 func linkedDirectories(t *testing.T, root string) map[string]bool {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.Dir}}{{end}}", "./cmd/cleat")
@@ -365,16 +366,16 @@ func (s *source) read(n ast.Node) bool {
 	return true
 }
 
-// metricPrefixes are what packages put before names of metrics, and the function
-// that does so.
+// metricPrefixes are the metric prefixes of packages, and the function that
+// adds them.
 func metricPrefixes() map[string][2]string {
 	return map[string][2]string{
 		"engine/local": {"cleat_pool_", "describe"}, "sriov/plugin": {"cleat_sriov_", "desc"}, "sriov/daemon": {"cleat_sriov_daemon_", "gauge"},
 	}
 }
 
-// readShort finds metrics of a package that puts something before their names:
-// by its function, or with a plus.
+// readShort finds metrics of a package that adds a prefix, by its function or
+// with a plus.
 func (s *source) readShort(n ast.Node, short [2]string) {
 	prefix, function := short[0], short[1]
 	var name ast.Expr
@@ -402,8 +403,8 @@ func literal(e ast.Expr) (string, bool) {
 	return text, err == nil
 }
 
-// Every metric and every reason of a condition has a line, and what the pages
-// say of them exists.
+// Every metric and every condition reason has a row, and every documented one
+// exists.
 func TestMetricsAndReasons(t *testing.T) {
 	s, text := readSource(t), page(t, "docs/csi.md")+page(t, "docs/plugins.md")+page(t, "docs/fencing.md")+page(t, "docs/dpu.md")+page(t, "docs/sriov.md")
 	for what, words := range map[string][]string{"metric": s.metrics, "reason": s.reasons} {
@@ -412,21 +413,21 @@ func TestMetricsAndReasons(t *testing.T) {
 		}
 		for _, word := range words {
 			if !strings.Contains(text, "`"+word+"`") {
-				t.Errorf("none of docs/csi.md, docs/plugins.md, docs/fencing.md, docs/dpu.md and docs/sriov.md tells of the %s %s", what, word)
+				t.Errorf("none of docs/csi.md, docs/plugins.md, docs/fencing.md, docs/dpu.md and docs/sriov.md documents the %s %s", what, word)
 			}
 		}
 	}
 	for _, name := range pages {
 		for _, word := range regexp.MustCompile(`\bcleat_[a-z_]+[a-z]\b`).FindAllString(page(t, name), -1) {
 			if !slices.Contains(s.metrics, word) {
-				t.Errorf("%s tells of the metric %s, which does not exist", name, word)
+				t.Errorf("%s names the metric %s, which does not exist", name, word)
 			}
 		}
 	}
 }
 
-// The messages in the tables of symptoms are those of the program: what stands
-// between two ellipses is in one of its texts.
+// The messages in the troubleshooting tables are the program's: each part
+// between two ellipses occurs in one of its texts.
 func TestMessages(t *testing.T) {
 	s := readSource(t)
 	var rows [][]string
@@ -443,7 +444,7 @@ func TestMessages(t *testing.T) {
 			for part := range strings.SplitSeq(message[1], "…") {
 				part = strings.TrimSpace(part)
 				if !slices.ContainsFunc(s.texts, func(text string) bool { return strings.Contains(text, part) }) {
-					t.Errorf("no text of the program holds %q, of the message %q", part, message[1])
+					t.Errorf("no text of the program contains %q, of the message %q", part, message[1])
 				}
 			}
 		}
@@ -459,7 +460,7 @@ var (
 	block   = regexp.MustCompile("(?ms)^```.*?^```$")
 )
 
-// Relative links lead somewhere, also to a heading.
+// Relative links lead to an existing file and heading.
 func TestLinks(t *testing.T) {
 	for _, name := range pages {
 		for _, found := range link.FindAllStringSubmatch(page(t, name), -1) {
@@ -482,7 +483,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// anchors are the names that headings get on the usual forges.
+// anchors returns the anchors of headings on the usual forges.
 func anchors(page string) []string {
 	var all []string
 	for _, found := range heading.FindAllStringSubmatch(block.ReplaceAllString(page, ""), -1) {

@@ -21,12 +21,12 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// kubernetesPages are for those with a cluster. What of them only a cluster can
-// tell is held in test/kubernetes.
+// kubernetesPages are for cluster users. test/kubernetes checks what needs a
+// cluster.
 var kubernetesPages = []string{"README.md", "docs/install.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md"}
 
-// ofKubernetes are flags of kubectl, Helm and the sidecars. That they are theirs
-// is held where these programs are, in test/kubernetes.
+// ofKubernetes are flags of kubectl, Helm and the sidecars; test/kubernetes
+// checks that they exist.
 var ofKubernetes = []string{
 	"api-versions", "create-namespace", "delete-emptydir-data", "dry-run", "enable-distributed-snapshotting", "field-selector",
 	"for", "force", "from-file", "ignore-daemonsets", "kube-api-capacity-qps", "namespace", "previous", "replicas", "reset-then-reuse-values", "reuse-values", "root-dir", "set", "show-labels",
@@ -35,7 +35,7 @@ var ofKubernetes = []string{
 
 var separator = regexp.MustCompile(`(?m)^---\n`)
 
-// Objects in the pages have no key that their kind has not.
+// Objects in the pages have only fields of their kind.
 func TestObjects(t *testing.T) {
 	kinds := map[string]func() any{
 		"v1/PersistentVolumeClaim":       func() any { return new(corev1.PersistentVolumeClaim) },
@@ -43,7 +43,8 @@ func TestObjects(t *testing.T) {
 		"v1/Secret":                      func() any { return new(corev1.Secret) },
 		"apps/v1/Deployment":             func() any { return new(appsv1.Deployment) },
 		"storage.k8s.io/v1/StorageClass": func() any { return new(storagev1.StorageClass) },
-		// Of other projects: the API server checks them in test/kubernetes.
+		// Objects of other projects are checked by the API server in
+		// test/kubernetes.
 		"snapshot.storage.k8s.io/v1/VolumeSnapshot":         func() any { return new(map[string]any) },
 		"csiaddons.openshift.io/v1alpha1/NetworkFence":      func() any { return new(map[string]any) },
 		"csiaddons.openshift.io/v1alpha1/NetworkFenceClass": func() any { return new(map[string]any) },
@@ -63,7 +64,7 @@ func TestObjects(t *testing.T) {
 				}
 				empty, known := kinds[of.APIVersion+"/"+of.Kind]
 				if !known {
-					t.Errorf("%s: %s/%s is no kind that this test knows", name, of.APIVersion, of.Kind)
+					t.Errorf("%s: %s/%s is a kind unknown to this test", name, of.APIVersion, of.Kind)
 				} else if err := yaml.UnmarshalStrict([]byte(part), empty()); err != nil {
 					t.Errorf("%s: %v in\n%s", name, err, part)
 				}
@@ -75,7 +76,7 @@ func TestObjects(t *testing.T) {
 	}
 }
 
-// Values in the pages are values of the chart, and it can be rendered with them.
+// Values in the pages are values of the chart, which renders with them.
 func TestChartValues(t *testing.T) {
 	var log bytes.Buffer
 	set, err := programs.Build(t.Context(), &log, "helm")
@@ -102,7 +103,7 @@ func TestChartValues(t *testing.T) {
 	}
 }
 
-// render renders the chart for a cluster that has all that it may want.
+// render renders the chart for a cluster with all optional APIs.
 func render(t *testing.T, set programs.Set, values string) (string, error) {
 	t.Helper()
 	args := []string{"template", "cleat", "deploy/chart", "--namespace", "cleat-system", "--kube-version", "1.36.0", "--values", "-"}
@@ -121,7 +122,7 @@ func render(t *testing.T, set programs.Set, values string) (string, error) {
 	return out.String(), nil
 }
 
-// What the pages say that driver and chart say, they say.
+// Quoted messages of driver and chart exist in their texts.
 func TestMessagesOnKubernetes(t *testing.T) {
 	says := map[string][]string{"driver": readSource(t).texts}
 	templates := testkit.Value(filepath.Glob(filepath.Join(testkit.Root(t), "deploy/chart/templates/*")))(t)
@@ -139,7 +140,7 @@ func TestMessagesOnKubernetes(t *testing.T) {
 			for _, part := range markdown.Parts(message) {
 				count[row["who"]]++
 				if !slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(text, part) }) {
-					t.Errorf("the %s does not say %q, of the message %q", row["who"], part, message)
+					t.Errorf("the %s does not contain %q, of the message %q", row["who"], part, message)
 				}
 			}
 		}
@@ -149,7 +150,7 @@ func TestMessagesOnKubernetes(t *testing.T) {
 	}
 }
 
-// Every alert of the chart has its line, and no line is without its alert.
+// Every alert of the chart is documented, and every documented alert exists.
 func TestAlerts(t *testing.T) {
 	var alerts []string
 	files := testkit.Value(filepath.Glob(filepath.Join(testkit.Root(t), "deploy/chart/rules/*.yaml")))(t)
@@ -165,32 +166,32 @@ func TestAlerts(t *testing.T) {
 			}
 		}
 	}
-	var told []string
+	var documented []string
 	for _, row := range markdown.Rows(page(t, "docs/monitoring.md")) {
 		if row["alert"] != "" {
-			told = append(told, strings.Trim(row["alert"], "`"))
+			documented = append(documented, strings.Trim(row["alert"], "`"))
 		}
 	}
 	slices.Sort(alerts)
-	slices.Sort(told)
-	if !slices.Equal(alerts, told) {
-		t.Errorf("the rules have %v, the page %v", alerts, told)
+	slices.Sort(documented)
+	if !slices.Equal(alerts, documented) {
+		t.Errorf("the rules have %v, the page %v", alerts, documented)
 	}
 }
 
-// The manifests that the page lists are those that there are.
+// docs/install.md lists all manifests.
 func TestManifestsAreListed(t *testing.T) {
 	files := testkit.Value(filepath.Glob(filepath.Join(testkit.Root(t), "deploy/manifests/*.yaml")))(t)
 	text := markdown.Section(page(t, "docs/install.md"), "Install")
 	for _, path := range files {
 		if name := filepath.Base(path); !strings.HasSuffix(name, ".values.yaml") && !strings.Contains(text, "`"+name+"`") {
-			t.Errorf("docs/install.md does not tell of %s", name)
+			t.Errorf("docs/install.md does not list %s", name)
 		}
 	}
 }
 
-// Braces, brackets and quotes of the job files are closed. Nothing here can
-// parse HCL; Nomad does when it runs one.
+// Braces, brackets and quotes of the job files are balanced. Nomad parses the
+// HCL itself.
 func TestHCL(t *testing.T) {
 	blocks := markdown.Blocks(page(t, "docs/nomad.md"), "hcl")
 	if len(blocks) < 4 {
@@ -226,8 +227,8 @@ var (
 	modprobe = regexp.MustCompile("modprobe ([^`|;\n]*)")
 )
 
-// There is one way to upgrade a release: --reuse-values leaves out the defaults of values
-// that are new in a chart, and no flag at all those that somebody set.
+// Upgrades use --reset-then-reuse-values: --reuse-values omits the defaults of
+// new values, and without a flag the user's values are lost.
 func TestUpgradesKeepValues(t *testing.T) {
 	count := 0
 	for _, name := range append(slices.Clone(kubernetesPages), "docs/upgrade.md", "deploy/chart/README.md") {
@@ -243,7 +244,7 @@ func TestUpgradesKeepValues(t *testing.T) {
 	}
 }
 
-// Without -a modprobe takes all words but the first as parameters of the module.
+// Without -a modprobe treats all words but the first as module parameters.
 func TestModules(t *testing.T) {
 	count := 0
 	for _, name := range pages {

@@ -63,9 +63,9 @@ func TestRecords(t *testing.T) {
 		t.Errorf("%d waits, the shortest %v", len(waits), waits)
 	}
 	testkit.Must(t, cable.Disconnect(t.Context()))
-	cut, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	short, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	if err := w.Await(cut, 200); err == nil {
+	if err := w.Await(short, 200); err == nil {
 		t.Error("writes are acknowledged without a cable")
 	}
 	got, err := records.Read()
