@@ -52,7 +52,7 @@ type sriovNode struct {
 	kubelet *sriovKubelet
 	plugin  *plugin.Plugin
 	ended   chan struct{}
-	cut     context.CancelFunc
+	cancel  context.CancelFunc
 }
 
 // sriovKubelet is one process of the kubelet.
@@ -263,7 +263,7 @@ func (n *sriovNode) startPlugin() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
-	n.plugin, n.ended, n.cut = p, ended, cancel
+	n.plugin, n.ended, n.cancel = p, ended, cancel
 	go func() {
 		defer close(ended)
 		if err := p.Run(ctx); err != nil {
@@ -288,7 +288,7 @@ func (n *sriovNode) stopPlugin() {
 
 // killPlugin ends the plugin without notice to the kubelet.
 func (n *sriovNode) killPlugin() {
-	n.cut()
+	n.cancel()
 	<-n.ended
 }
 
