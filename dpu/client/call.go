@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// ErrNobody: no plugin answers on the socket, or access is denied. The cause is
-// wrapped as well, for example fs.ErrNotExist.
+// ErrNobody: no plugin answers on the socket, or access is denied. It wraps the
+// cause, for example fs.ErrNotExist.
 var ErrNobody = errors.New("no plugin answers")
 
 // Error is a failed call. It works with status.FromError.
@@ -24,8 +24,8 @@ type Error struct {
 	Socket  string
 	Method  string // such as CreateDevice; empty for a failed connection
 	Code    codes.Code
-	Message string // from the plugin; empty if it did not answer
-	cause   error  // why the plugin did not answer; nil if it did
+	Message string // from the plugin
+	cause   error  // nil if the plugin answered
 }
 
 func (e *Error) Error() string {
@@ -46,13 +46,12 @@ func (e *Error) GRPCStatus() *status.Status {
 	return status.New(e.Code, e.Error())
 }
 
-// Unwrap returns the reason why the plugin did not answer, or nil if it did.
+// Unwrap returns the reason why the plugin did not answer, or nil.
 func (e *Error) Unwrap() error { return e.cause }
 
 // Answered reports whether the plugin returned the code.
 func (e *Error) Answered() bool { return e.cause == nil }
 
-// call runs one RPC.
 func call[Q, A any](ctx context.Context, c *Client, method string, rpc func(context.Context, Q, ...grpc.CallOption) (A, error), request Q) (A, error) {
 	attempt, received := rpcdial.Listen(ctx)
 	answer, err := rpc(attempt, request)
@@ -73,18 +72,16 @@ func call[Q, A any](ctx context.Context, c *Client, method string, rpc func(cont
 	return answer, failed
 }
 
-// lost returns the error of a call whose connection could not be made, or
-// broke. It dials again, since the error of the kernel is clearer than gRPC's.
+// lost dials again for an error of the kernel, which is clearer than gRPC's.
 func (c *Client) lost(ctx context.Context, method, message string) error {
 	again, err := unixsock.Dial(ctx, c.socket)
 	if err == nil {
-		_ = again.Close() // only dialed for its error
+		_ = again.Close()
 		err = errors.New("connection lost: " + errs.Clip(message, 4096))
 	}
 	return unreachable(ctx, c.socket, method, err)
 }
 
-// unreachable returns the error of a connection that cannot be made.
 func unreachable(ctx context.Context, socket, method string, why error) error {
 	code := codes.Unavailable
 	if ended := ctx.Err(); ended != nil {

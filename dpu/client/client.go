@@ -1,6 +1,5 @@
 // Package client calls the storage plugin of a DPU, from any vendor, on its
-// socket: nvidia.storage.plugins.v1 with plain Go types. It does not interpret
-// or retry calls.
+// socket: nvidia.storage.plugins.v1 with plain Go types, without retries.
 package client
 
 import (
@@ -15,8 +14,8 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// Client is a connection to a plugin, which is reestablished when lost. It is
-// safe for concurrent use.
+// Client is a connection to a plugin, reestablished when lost. It is safe for
+// concurrent use.
 type Client struct {
 	socket   string
 	conn     *grpc.ClientConn
@@ -31,14 +30,14 @@ type Info struct {
 	Manifest map[string]string
 }
 
-// Capabilities are the capabilities that a plugin announces.
+// Capabilities are announced by a plugin.
 type Capabilities struct {
 	Block      bool // devices with volume mode Block
 	Filesystem bool // devices with volume mode Filesystem
-	Get        bool // GetDevice
-	List       bool // ListDevices
-	// All capabilities by their names in the contract, such as
-	// TYPE_LIST_DEVICES, in the plugin's order.
+	Get        bool
+	List       bool
+	// All names in the contract, such as TYPE_LIST_DEVICES, in the plugin's
+	// order.
 	All []string
 }
 
@@ -52,7 +51,7 @@ type Create struct {
 
 // Device is the response of GetDevice.
 type Device struct {
-	Mode     request.Mode // as returned by the plugin
+	Mode     request.Mode
 	Modes    []storagev1.AccessMode
 	Contexts request.Contexts
 }
@@ -60,9 +59,8 @@ type Device struct {
 // Entry is an entry of ListDevices.
 type Entry struct{ Volume, Device string }
 
-// Dial connects to a plugin's socket, given as absolute path or unix:///path.
-// Errors: errs.Invalid for an invalid path, ErrNobody if no plugin listens on
-// it.
+// Dial connects to a socket, given as absolute path or unix:///path. Errors:
+// errs.Invalid for an invalid path, ErrNobody if no plugin listens.
 func Dial(ctx context.Context, socket string) (*Client, error) {
 	path, err := unixsock.ParseEndpoint(socket)
 	if err != nil {
@@ -125,7 +123,7 @@ func (c *Client) Provider(ctx context.Context) (string, error) {
 	return a.GetProviderName(), err
 }
 
-// Create calls CreateDevice, and returns the name of the device.
+// Create calls CreateDevice, and returns the device name.
 func (c *Client) Create(ctx context.Context, q Create) (device string, err error) {
 	a, err := call(ctx, c, "CreateDevice", c.plugin.CreateDevice, &storagev1.CreateDeviceRequest{
 		VolumeId: q.Volume, AccessModes: q.Modes, VolumeMode: string(q.Mode),
@@ -134,8 +132,8 @@ func (c *Client) Create(ctx context.Context, q Create) (device string, err error
 	return a.GetDeviceName(), err
 }
 
-// Delete calls DeleteDevice. It succeeds if the volume has no device of that
-// name. An empty name matches any device of the volume.
+// Delete calls DeleteDevice. It succeeds if the volume has no such device. An
+// empty name matches any device.
 func (c *Client) Delete(ctx context.Context, volumeID, device string) error {
 	_, err := call(ctx, c, "DeleteDevice", c.plugin.DeleteDevice, &storagev1.DeleteDeviceRequest{VolumeId: volumeID, DeviceName: device})
 	return err
@@ -150,8 +148,8 @@ func (c *Client) Get(ctx context.Context, volumeID, device string) (Device, erro
 	}, err
 }
 
-// List calls ListDevices: at most max entries (0: the plugin decides), starting
-// at token, the next of the previous page. An empty next marks the last page.
+// List calls ListDevices: at most max entries (0: the plugin decides) from
+// token, the next of the previous page. An empty next marks the last page.
 // codes.Aborted: the token is invalid or has expired.
 func (c *Client) List(ctx context.Context, max int32, token string) (page []Entry, next string, err error) {
 	a, err := call(ctx, c, "ListDevices", c.plugin.ListDevices, &storagev1.ListDevicesRequest{MaxEntries: max, StartingToken: token})

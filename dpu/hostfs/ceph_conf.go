@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// maxConf is the maximum size of a ceph.conf or a keyring, in bytes.
+// maxConf limits a ceph.conf or a keyring, in bytes.
 const maxConf = 1 << 20
 
 // Default ports of Ceph monitors for the protocols msgr1 and msgr2.
@@ -18,14 +18,13 @@ const (
 	portV1, portV2 = 6789, 3300
 )
 
-// monitor is the address of a monitor for one protocol.
 type monitor struct {
 	addr netip.AddrPort
 	v2   bool
 }
 
-// monitorOf returns the monitor of an address without a protocol, which the
-// port determines, as in Ceph. Port 0 means the default port.
+// monitorOf determines the protocol by the port, as Ceph does. Port 0 means the
+// default port.
 func monitorOf(a netip.AddrPort) monitor {
 	if a.Port() == 0 {
 		a = netip.AddrPortFrom(a.Addr(), portV1)
@@ -33,7 +32,6 @@ func monitorOf(a netip.AddrPort) monitor {
 	return monitor{a, a.Port() == portV2}
 }
 
-// readMonitors reads mon_host in <dir>/<cluster>.conf.
 func readMonitors(dir, cluster string) ([]monitor, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -51,8 +49,7 @@ func readMonitors(dir, cluster string) ([]monitor, error) {
 	return all, nil
 }
 
-// parseConf reads mon_host in section [global] of a ceph.conf; the last one
-// applies. All other settings are ignored.
+// parseConf reads mon_host in section [global]; the last one applies.
 func parseConf(text string) ([]monitor, error) {
 	section, value, found := "", "", false
 	for _, line := range confLines(text) {
@@ -76,8 +73,8 @@ func parseConf(text string) ([]monitor, error) {
 	return all, nil
 }
 
-// confLines returns the lines without comments and empty lines. A line that
-// ends in a backslash is joined with the next.
+// confLines removes comments and empty lines, and joins lines that end in a
+// backslash.
 func confLines(text string) (lines []string) {
 	text = strings.ReplaceAll(text, "\r\n", "\n")
 	text = strings.ReplaceAll(text, "\\\n", " ")
@@ -92,7 +89,7 @@ func confLines(text string) (lines []string) {
 	return lines
 }
 
-// canonicalKey replaces blanks and dashes in a key with underscores, which are
+// canonicalKey replaces blanks and dashes with underscores, which are
 // equivalent.
 func canonicalKey(key string) string {
 	words := strings.FieldsFunc(strings.ToLower(key), func(r rune) bool { return strings.ContainsRune(" \t_-", r) })
@@ -106,16 +103,15 @@ func unquote(s string) string {
 	return s
 }
 
-// parseMonHost parses a list of monitors, separated by blanks, commas or
-// semicolons: 192.0.2.1, 192.0.2.1:6789, [2001:db8::1]:3300,
-// v2:192.0.2.1:3300/0, and vectors in brackets, such as
-// [v2:192.0.2.1:3300/0,v1:192.0.2.1:6789/0]. Host names are refused: the kernel
-// accepts addresses only.
+// parseMonHost parses monitors separated by blanks, commas or semicolons:
+// 192.0.2.1, 192.0.2.1:6789, [2001:db8::1]:3300, v2:192.0.2.1:3300/0, and
+// vectors, such as [v2:192.0.2.1:3300/0,v1:192.0.2.1:6789/0]. Host names are
+// refused: the kernel accepts addresses only.
 func parseMonHost(s string) ([]monitor, error) {
 	var all []monitor
 	for _, word := range strings.FieldsFunc(strings.NewReplacer("[v", " v", ",", " ", ";", " ").Replace(s), isBlank) {
-		// The closing bracket of a vector follows its last address; a bracket
-		// of an IPv6 address precedes the port.
+		// The bracket after the last address closes a vector; a bracket of an
+		// IPv6 address precedes the port.
 		if strings.HasPrefix(word, "v") && strings.HasSuffix(word, "]") && strings.Count(word, "]") > strings.Count(word, "[") {
 			word = strings.TrimSuffix(word, "]")
 		}
@@ -137,8 +133,7 @@ func parseMonHost(s string) ([]monitor, error) {
 
 func isBlank(r rune) bool { return r == ' ' || r == '\t' }
 
-// parseMonitor parses one address. Without port and protocol it returns two
-// monitors, with the default port of each protocol.
+// parseMonitor returns two monitors for an address without port and protocol.
 func parseMonitor(word string) ([]monitor, error) {
 	bad := fmt.Errorf("invalid monitor address %.128q: use an address such as 192.0.2.1:6789 or v2:192.0.2.1:3300", word)
 	kind, rest := "", word

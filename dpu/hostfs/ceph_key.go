@@ -15,7 +15,6 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// cephKey is the key of a Ceph user, and the user's name if the file has it.
 type cephKey struct {
 	user   string // without "client."
 	secret []byte // in the format of the kernel's struct ceph_crypto_key
@@ -31,7 +30,7 @@ func readKey(dir, name, user string) (cephKey, error) {
 	}
 	defer root.Close()
 	// Symbolic links within the directory are followed: kubelet mounts Secrets
-	// with such links.
+	// so.
 	info, err := root.Stat(name)
 	if err != nil {
 		return cephKey{}, errs.Errorf(errs.Precondition, "Ceph key %s: %w", name, err)
@@ -56,9 +55,8 @@ func readKey(dir, name, user string) (cephKey, error) {
 	return k, nil
 }
 
-// readBounded reads a file of at most maxConf bytes.
 func readBounded(root *os.Root, name string) (string, error) {
-	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // O_NONBLOCK: opening a pipe must not block
+	f, err := root.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0) // opening a pipe must not block
 	if err != nil {
 		return "", err
 	}
@@ -70,12 +68,11 @@ func readBounded(root *os.Root, name string) (string, error) {
 	return string(text), err
 }
 
-// parseKey parses a plain key, or a keyring file with the key of user; user is
-// optional if the keyring has only one.
+// parseKey parses a plain key, or the key of user in a keyring; user is
+// optional if there is only one.
 func parseKey(text, user string) (cephKey, error) {
 	if !strings.Contains(text, "[") {
-		// A plain key has no "key =" prefix; its base64 padding can contain
-		// "=".
+		// The base64 padding of a plain key can contain "=".
 		if key, value, ok := strings.Cut(text, "="); ok && canonicalKey(key) == "key" {
 			text = value
 		}
@@ -109,8 +106,8 @@ func parseKey(text, user string) (cephKey, error) {
 	return cephKey{user, secret}, err
 }
 
-// decodeKey checks the format that the kernel's ceph_crypto_key_decode reads,
-// in little endian: type (1 is AES), creation time, length, key.
+// decodeKey checks the format of the kernel's ceph_crypto_key_decode, little
+// endian: type (1 is AES), creation time, length, key.
 func decodeKey(text string) ([]byte, error) {
 	b, err := base64.StdEncoding.DecodeString(strings.TrimSpace(text))
 	const head = 2 + 8 + 2
@@ -121,15 +118,13 @@ func decodeKey(text string) ([]byte, error) {
 }
 
 // intoKeyring adds the key to the process keyring, which only this thread and
-// its kernel calls can read. The key is removed by remove, or when the thread
-// ends.
+// its kernel calls can read, until remove or the end of the thread.
 func (k cephKey) intoKeyring(description string) (remove func(), err error) {
 	id, err := unix.AddKey("ceph", description, k.secret, unix.KEY_SPEC_PROCESS_KEYRING)
 	if err != nil {
 		return nil, fmt.Errorf("add the Ceph key to the kernel keyring: %w", err)
 	}
 	return func() {
-		// On failure the key is removed with the process.
 		_, _ = unix.KeyctlInt(unix.KEYCTL_UNLINK, id, unix.KEY_SPEC_PROCESS_KEYRING, 0, 0)
 	}, nil
 }

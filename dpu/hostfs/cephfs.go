@@ -16,9 +16,9 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// cephfs is a source: a directory of a CephFS file system, mounted by the
-// kernel client. Untested with a real cluster: the tests cover the options, up
-// to the kernel's failure to find a monitor.
+// cephfs is a directory of a CephFS file system, mounted by the kernel client.
+// Untested with a real cluster: the tests end at the kernel's failure to find a
+// monitor.
 type cephfs struct {
 	mounts   *Mounts
 	at       access.CephFS
@@ -57,8 +57,7 @@ func (c cephfs) String() string {
 }
 
 // chosen returns the addresses to use. The kernel uses one protocol for all
-// monitors, msgr1 by default; msgr2 is used if the cluster has no msgr1
-// addresses.
+// monitors: msgr1, unless the cluster has msgr2 only.
 func (c cephfs) chosen() []monitor {
 	v1 := slices.DeleteFunc(slices.Clone(c.monitors), func(m monitor) bool { return m.v2 })
 	if len(v1) > 0 {
@@ -75,8 +74,8 @@ func cephAddrs(all []monitor) string {
 	return strings.Join(words, ",")
 }
 
-// order returns the request for a kernel from 5.12 on. The source has the older
-// of the two syntaxes, which all kernels accept and which needs no fsid.
+// order returns the request for a kernel from 5.12 on. All kernels accept the
+// older syntax of the source, which needs no fsid.
 func (c cephfs) order() (cephMount, error) {
 	monitors := c.chosen()
 	o := cephMount{Source: cephAddrs(monitors) + ":" + c.at.Path, FS: c.at.FS, User: c.at.User, ReadOnly: c.readOnly}
@@ -96,8 +95,8 @@ func (c cephfs) order() (cephMount, error) {
 	return o, nil
 }
 
-// shown compares directory, file system, user and read-only mode, and requires
-// one common monitor: a cluster replaces its monitors one by one.
+// shown requires only one common monitor: a cluster replaces its monitors one
+// by one.
 func (c cephfs) shown(_ context.Context, e mount.Entry, _ []mount.Entry) (bool, error) {
 	monitors, dir, ok := strings.Cut(e.Source, ":/")
 	if !ok || e.FSType != "ceph" || "/"+dir != c.at.Path || e.ReadOnly() != c.readOnly {
@@ -137,13 +136,13 @@ func (c cephfs) explain(err error) error {
 	return fmt.Errorf("%s: %w", c, err)
 }
 
-// cephMount is the request to a helper, which reads the key itself.
+// cephMount is the request to a helper, which reads the key.
 type cephMount struct {
 	Source   string `json:"source"`
 	FS       string `json:"fs,omitempty"`
 	User     string `json:"user,omitempty"`
 	KeyDir   string `json:"keyDir,omitempty"`
-	Key      string `json:"key,omitempty"` // name of a file in KeyDir
+	Key      string `json:"key,omitempty"` // file in KeyDir
 	Mode     string `json:"mode,omitempty"`
 	ReadOnly bool   `json:"readOnly,omitempty"`
 }
@@ -170,8 +169,8 @@ func (o cephMount) execute(ctx context.Context, target string) error {
 	return mount.Mount(ctx, mount.Spec{Source: o.Source, Target: target, FSType: "ceph", ReadOnly: o.ReadOnly, Options: o.options(description)})
 }
 
-// options returns the kernel's mount options. The default user is "admin", as
-// in Ceph's programs; the kernel's default is "guest".
+// options sets the default user "admin", as Ceph's programs do; the kernel's
+// default is "guest".
 func (o cephMount) options(description string) []string {
 	user := o.User
 	if user == "" {

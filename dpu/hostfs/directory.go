@@ -17,12 +17,11 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// attributes are the options of all mounts: the users of a volume own its
-// files, which must give no rights on this machine.
+// attributes are the options of all mounts: files of a volume must give no
+// rights on this machine.
 func attributes() []string { return []string{"nosuid", "nodev"} }
 
-// directory is a source: a directory of a pool, bind-mounted to the volume
-// directory.
+// directory is a directory of a pool, bind-mounted to the volume directory.
 type directory struct {
 	mounts   *Mounts
 	file     access.File
@@ -41,8 +40,7 @@ func modeOf(readOnly bool) string {
 }
 
 func (d directory) mountAt(ctx context.Context, target string) error {
-	// The handle keeps referring to the directory if the path is renamed or
-	// replaced.
+	// The handle keeps its directory if the path is renamed or replaced.
 	handle, err := d.mounts.config.Pools.Directory(d.file)
 	if err != nil {
 		return err
@@ -55,9 +53,8 @@ func (d directory) mountAt(ctx context.Context, target string) error {
 	return nil
 }
 
-// shown compares the device and the path in its file system. The file system
-// can become read-only after an error, so only the mount's read-only flag is
-// compared.
+// shown compares the device, the path and the mount's read-only flag: the file
+// system can become read-only after an error.
 func (d directory) shown(_ context.Context, e mount.Entry, table []mount.Entry) (bool, error) {
 	dir, known := d.mounts.pools[d.file.Pool]
 	if !known {
@@ -76,7 +73,6 @@ func (d directory) shown(_ context.Context, e mount.Entry, table []mount.Entry) 
 		slices.Contains(e.Options, "ro") == d.readOnly, nil
 }
 
-// ensureEmptyDir creates a mount point, or accepts an existing empty directory.
 func ensureEmptyDir(target string) error {
 	if err := os.Mkdir(target, 0o750); err == nil {
 		return nil
@@ -101,7 +97,6 @@ func ensureEmptyDir(target string) error {
 	return nil
 }
 
-// removeMountPoint removes a mount point unless it has foreign contents.
 func removeMountPoint(log *slog.Logger, target string) {
 	switch err := unix.Rmdir(target); {
 	case err == nil, errors.Is(err, unix.ENOENT):

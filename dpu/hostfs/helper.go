@@ -13,13 +13,11 @@ import (
 // HelperCommand is the hidden command that the plugin runs as a helper.
 const HelperCommand = "dpu-mount"
 
-// maxHelperRequest is the maximum size of a request to a helper.
 const maxHelperRequest = 64 << 10
 
 // RunHelper is the main function of a helper: a process that mounts or unmounts
-// one network file system, and can be killed while it waits for the server.
-// stdin and stdout are the standard streams of the process. The process exits
-// when stdin is closed, and must exit when RunHelper returns.
+// one network file system, and can be killed while it waits for the server. The
+// process exits when stdin is closed, and must exit when RunHelper returns.
 func RunHelper(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	in := bufio.NewReaderSize(stdin, maxHelperRequest)
 	line, err := in.ReadSlice('\n')
@@ -32,7 +30,7 @@ func RunHelper(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	}
 	go func() {
 		_, _ = io.Copy(io.Discard, in)
-		os.Exit(1) // the plugin has ended, and other threads can hang in the kernel
+		os.Exit(1) // other threads can hang in the kernel
 	}()
 	// A process keyring belongs to the thread that created it.
 	runtime.LockOSThread()

@@ -1,10 +1,9 @@
-// Package hostfs mounts file systems of this machine for a SNAP process: NFS
-// exports, CephFS directories and directories of pools, each at a mount point
-// in the volume directory that is named after the volume.
+// Package hostfs mounts NFS exports, CephFS directories and directories of
+// pools for a SNAP process, in the volume directory.
 //
-// Mount state is read from the kernel's mount table only, so queries never wait
-// for a server. Calls that can wait for a server run in a helper process, which
-// is killed at the deadline.
+// State is read from the kernel's mount table only, so queries never wait for a
+// server. Calls that can wait run in a helper process, which is killed at the
+// deadline.
 package hostfs
 
 import (
@@ -27,16 +26,15 @@ import (
 
 // Config configures Mounts.
 type Config struct {
-	// Dir is the volume directory, which is created if needed. SNAP sees its
-	// mounts if it is on a shared mount.
+	// Dir is the volume directory, created if needed. SNAP sees its mounts if
+	// it is on a shared mount.
 	Dir   string
 	Pools pool.Pools
-	// KeyDir holds the Ceph key files that locators name, CephDir one
-	// <clusterID>.conf per cluster. Empty: not configured.
+	// KeyDir holds Ceph key files, CephDir one <clusterID>.conf per cluster.
 	KeyDir, CephDir string
 	// Deadline bounds one mount or unmount; 0 is 20 s.
 	Deadline time.Duration
-	Logger   *slog.Logger // nil: none
+	Logger   *slog.Logger
 	// Helper is the command line that calls RunHelper; see HelperCommand.
 	Helper []string
 }
@@ -44,8 +42,7 @@ type Config struct {
 const defaultDeadline = 20 * time.Second
 
 // Mounts manages the mounts of one volume directory. Calls for one volume are
-// serialised. No state is kept in memory: the kernel's mount table is
-// authoritative.
+// serialised. The kernel's mount table is the only state.
 type Mounts struct {
 	config Config
 	pools  pool.Pools // with symbolic links resolved at the start
@@ -54,11 +51,10 @@ type Mounts struct {
 	locks  op.Locks // by target
 
 	mu    sync.Mutex
-	stuck map[string]*process // helpers that were killed but still exist, by target
+	stuck map[string]*process // killed helpers that still exist, by target
 }
 
-// Open prepares the volume directory. Invalid: an invalid path in the
-// configuration.
+// Open prepares the volume directory. Invalid: an invalid path.
 func Open(c Config) (*Mounts, error) {
 	for what, dir := range map[string]string{"volume directory": c.Dir, "key directory": c.KeyDir, "Ceph configuration directory": c.CephDir} {
 		if dir == "" && what != "volume directory" {
@@ -90,8 +86,8 @@ func Open(c Config) (*Mounts, error) {
 	}
 	for id, dir := range c.Pools {
 		m.pools[id] = dir
-		// The mount table has no symbolic links. Links in a pool that is
-		// created later are not resolved.
+		// The mount table has no symbolic links. Pools that are created later
+		// must have none.
 		if real, err := filepath.EvalSymlinks(dir); err == nil {
 			m.pools[id] = real
 		}
@@ -100,7 +96,7 @@ func Open(c Config) (*Mounts, error) {
 }
 
 // warnUnlessShared logs a warning if SNAP in another container could not see
-// the mounts: only an empty directory would show it otherwise.
+// the mounts; it would see an empty directory.
 func (m *Mounts) warnUnlessShared(dir string) error {
 	table, err := mount.Table(context.Background())
 	if err != nil {
@@ -113,13 +109,11 @@ func (m *Mounts) warnUnlessShared(dir string) error {
 	return nil
 }
 
-// Path returns the absolute path of a mount, which is always in the volume
-// directory.
+// Path returns the path of a mount, which is always in the volume directory.
 func (m *Mounts) Path(name string) string {
 	return filepath.Join(m.config.Dir, filepath.Base(filepath.Clean("/"+name)))
 }
 
-// target is Path for a validated name.
 func (m *Mounts) target(name string) (string, error) {
 	if err := request.CheckVolume(name); err != nil {
 		return "", err
@@ -132,7 +126,6 @@ type source interface {
 	fmt.Stringer
 	// shown reports whether a mount in the table has this source.
 	shown(ctx context.Context, e mount.Entry, table []mount.Entry) (bool, error)
-	// mountAt mounts the source on an empty directory.
 	mountAt(ctx context.Context, target string) error
 }
 
@@ -148,11 +141,11 @@ func (m *Mounts) source(spec plan.MountSpec) (source, error) {
 	return nil, errs.Errorf(errs.Invalid, "no mount source: one of NFS, CephFS and Directory is required")
 }
 
-// Mount mounts a file system at Path(name). It is idempotent. It never mounts
-// over another mount, or over a directory that is not empty. On failure nothing
-// is left over, unless the error says otherwise. An existing mount of the same
-// source with other options is accepted, but not one with another read-only
-// mode. Precondition: something else is mounted there, or the source cannot be
+// Mount mounts a file system at Path(name). It is idempotent, and never mounts
+// over another mount or a directory with contents. A failed mount leaves
+// nothing, unless the error says otherwise. An existing mount of the same
+// source is accepted with other options, but not with another read-only mode.
+// Precondition: something else is mounted there, or the source cannot be
 // mounted; the message says what to change. Invalid: invalid options.
 // Unavailable: the server does not respond.
 func (m *Mounts) Mount(ctx context.Context, name string, spec plan.MountSpec) error {
@@ -189,8 +182,8 @@ func (m *Mounts) mountSource(ctx context.Context, target string, src source) err
 	return err
 }
 
-// cleanUpFailed cleans up after a failed mount. If the mount was completed at the last
-// moment, it succeeds.
+// cleanUpFailed cleans up, or succeeds if the mount was completed at the last
+// moment.
 func (m *Mounts) cleanUpFailed(ctx context.Context, target string, src source, failed error) error {
 	ctx = context.WithoutCancel(ctx)
 	if there, err := m.isMounted(ctx, target, src); err == nil && there {
@@ -200,8 +193,8 @@ func (m *Mounts) cleanUpFailed(ctx context.Context, target string, src source, f
 	return failed
 }
 
-// Mounted reports whether the file system is mounted at Path(name). It never
-// contacts a server. Precondition: something else is mounted there.
+// Mounted never contacts a server. Precondition: something else is mounted
+// there.
 func (m *Mounts) Mounted(ctx context.Context, name string, spec plan.MountSpec) (bool, error) {
 	target, err := m.target(name)
 	if err != nil {
@@ -230,7 +223,6 @@ func (m *Mounts) isMounted(ctx context.Context, target string, src source) (bool
 	return same, err
 }
 
-// describe describes a mount for a message.
 func describe(e mount.Entry) string {
 	mode := "writable"
 	if e.ReadOnly() {
@@ -242,7 +234,7 @@ func describe(e mount.Entry) string {
 	return fmt.Sprintf("%s (%s, %s)", e.Source, e.FSType, mode)
 }
 
-// begin waits for other calls on a mount point; done unlocks it.
+// begin locks a mount point; done unlocks it.
 func (m *Mounts) begin(ctx context.Context, target string) (done func(), err error) {
 	if done, err = m.locks.Lock(ctx, target); err != nil {
 		return nil, errs.Errorf(errs.Busy, "%s: another mount or unmount is in progress: %w", target, err)

@@ -16,10 +16,10 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// lookup resolves a host name, as net.Resolver.LookupNetIP.
+// lookup is net.Resolver.LookupNetIP.
 type lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
 
-// nfs is a source: a directory of an NFS export.
+// nfs is a directory of an NFS export.
 type nfs struct {
 	mounts   *Mounts
 	at       access.NFS
@@ -43,7 +43,6 @@ func newNFS(m *Mounts, a access.NFS, readOnly bool) (nfs, error) {
 // maxSource is the maximum length of a source for fsconfig(2).
 const maxSource = 255
 
-// nfsDevice returns the source as shown in the mount table.
 func nfsDevice(a access.NFS) string {
 	host := a.Server
 	if strings.Contains(host, ":") {
@@ -57,8 +56,8 @@ func (n nfs) String() string {
 }
 
 // shown compares server, path and read-only mode. Mounts of one export by two
-// names of its server share one superblock, which shows the first name; then
-// the addresses are compared.
+// host names share a superblock, which shows the first name; then addresses are
+// compared.
 func (n nfs) shown(ctx context.Context, e mount.Entry, _ []mount.Entry) (bool, error) {
 	host, dir, _ := strings.Cut(e.Source, ":/")
 	_, want, _ := strings.Cut(nfsDevice(n.at), ":/")
@@ -80,7 +79,6 @@ func (n nfs) shown(ctx context.Context, e mount.Entry, _ []mount.Entry) (bool, e
 	return slices.Contains(addrs, shown), err
 }
 
-// maxAddrs is the maximum number of addresses of a server to try.
 const maxAddrs = 4
 
 func (n nfs) addresses(ctx context.Context) ([]netip.Addr, error) {
@@ -110,7 +108,6 @@ func (n nfs) mountAt(ctx context.Context, target string) error {
 	return n.explain(err)
 }
 
-// explain adds a remedy to an error, if one is known.
 func (n nfs) explain(err error) error {
 	switch {
 	case err == nil:
@@ -134,8 +131,7 @@ func isUnreachable(err error) bool {
 		func(e unix.Errno) bool { return errors.Is(err, e) })
 }
 
-// nfsMount is the request to a helper, which tries all addresses and versions
-// until one works.
+// nfsMount is the request to a helper.
 type nfsMount struct {
 	Source   string       `json:"source"`
 	Addrs    []netip.Addr `json:"addrs"`
@@ -161,8 +157,8 @@ func (o nfsMount) execute(ctx context.Context, target string, say func(string)) 
 	})
 }
 
-// try tries all versions at one address after the other. Its error contains the
-// errors of the last address.
+// try tries all versions at each address. It returns the errors of the last
+// one.
 func (o nfsMount) try(mountOne func(addr netip.Addr, version string) error) error {
 	var failed versionErrors
 	for _, addr := range o.Addrs {
@@ -187,9 +183,9 @@ func (o nfsMount) try(mountOne func(addr netip.Addr, version string) error) erro
 	return failed.join()
 }
 
-// next returns the index before the next version to try after an error, -1 to
-// stop. Servers report an unknown version with various errors; ENOENT can mean
-// that the exports have other paths in version 4.
+// next returns the index before the next version to try, -1 to stop. Servers
+// report an unknown version with various errors; ENOENT can mean that version 4
+// has other paths.
 func (o nfsMount) next(i int, err error) int {
 	switch {
 	case errors.Is(err, unix.EPROTONOSUPPORT), errors.Is(err, unix.EINVAL) && errs.KindOf(err) != errs.Invalid:
@@ -209,8 +205,7 @@ type versionError struct {
 
 type versionErrors []versionError
 
-// join keeps a single error unchanged. Of several, the first that is not about
-// the version is put first.
+// join puts the first error that is not about the version first.
 func (all versionErrors) join() error {
 	if len(all) == 1 {
 		return all[0].err

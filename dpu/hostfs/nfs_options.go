@@ -8,16 +8,15 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 )
 
-// nfsOptions are the mount options of a locator, sorted into groups.
+// nfsOptions are the sorted mount options of a locator.
 type nfsOptions struct {
 	versions []string // in the order to try
-	kernel   []string // for the kernel, including the attributes of all mounts
+	kernel   []string // including the attributes of all mounts
 	readOnly bool
 }
 
-// parseNFSOptions parses the mount options of a tenant. The kernel validates
-// NFS options; options that override the locator or affect this machine are
-// refused. Invalid: such options.
+// parseNFSOptions refuses (Invalid) options of a tenant that override the
+// locator or affect this machine. The kernel validates the others.
 func parseNFSOptions(options []string) (nfsOptions, error) {
 	perMount, superblock, err := mount.SplitOptions(options)
 	if err != nil {
@@ -58,8 +57,7 @@ func parseNFSOptions(options []string) (nfsOptions, error) {
 	return o, nil
 }
 
-// forbiddenNFS returns why a tenant must not set an option; empty if the option
-// is allowed.
+// forbiddenNFS returns why a tenant must not set an option, or "".
 func forbiddenNFS(name string) string {
 	switch strings.ToLower(name) {
 	case "addr", "mountaddr", "mounthost":
@@ -82,7 +80,7 @@ func forbiddenNFS(name string) string {
 	return ""
 }
 
-// nfsVersion parses the forms of a version option: vers=4.1, nfsvers=4.1, v4.1.
+// nfsVersion parses vers=4.1, nfsvers=4.1 and v4.1.
 func nfsVersion(name, value string) (version string, ok bool) {
 	switch {
 	case name == "vers", name == "nfsvers":
@@ -97,8 +95,7 @@ func isKnownVersion(version string) bool {
 	return slices.Contains([]string{"3", "4", "4.0", "4.1", "4.2"}, version)
 }
 
-// versionsOf returns the versions of an option value, the newest first; 4 means
-// any 4.x version, as in mount(8).
+// versionsOf returns versions, newest first; 4 means any 4.x, as in mount(8).
 func versionsOf(word string) []string {
 	four := []string{"4.2", "4.1", "4.0"}
 	switch word {
@@ -110,9 +107,9 @@ func versionsOf(word string) []string {
 	return []string{word}
 }
 
-// checkLocks refuses a mount of version 3 without rpc.statd on this machine,
-// which locks need. Local locks would let two machines hold one lock, so nolock
-// must be set explicitly, as for mount.nfs.
+// checkLocks refuses version 3 without rpc.statd, which locks need. Local locks
+// would let two machines hold one lock, so nolock must be explicit, as for
+// mount.nfs.
 func checkLocks(version string, options []string, hasStatd func() bool) error {
 	if version != "3" {
 		return nil

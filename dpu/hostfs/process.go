@@ -20,13 +20,12 @@ import (
 // errNoAnswer: a helper was killed at its deadline.
 var errNoAnswer = errors.New("no response from the server")
 
-// killGrace is how long to wait for a killed helper. NFS waits are killable;
-// Ceph and the end of an unmount can take longer.
+// killGrace is the wait for a killed helper. NFS waits are killable; Ceph and
+// the end of an unmount can take longer.
 const killGrace = 2 * time.Second
 
-// order is a request to a helper, sent as a line of JSON on standard input. It
-// has names of key files, but no keys. Exactly one of NFS, CephFS and Unmount
-// is set.
+// order is a request to a helper, a line of JSON on standard input, without
+// secrets. Exactly one of NFS, CephFS and Unmount is set.
 type order struct {
 	Target  string          `json:"target"`
 	NFS     *nfsMount       `json:"nfs,omitempty"`
@@ -36,15 +35,14 @@ type order struct {
 
 // answer is the response of a helper, on its standard output.
 type answer struct {
-	Text   string       `json:"text,omitempty"` // error text; empty: success
+	Text   string       `json:"text,omitempty"` // empty: success
 	Kind   errs.Kind    `json:"kind,omitempty"`
-	Errnos []unix.Errno `json:"errnos,omitempty"` // errnos that the error wraps
-	Busy   bool         `json:"busy,omitempty"`   // the error wraps mount.ErrBusy
-	// Said are warnings to log, about deviations from the request.
+	Errnos []unix.Errno `json:"errnos,omitempty"`
+	Busy   bool         `json:"busy,omitempty"`
+	// Said are warnings to log.
 	Said []string `json:"said,omitempty"`
 }
 
-// responseOf converts an error to an answer.
 func responseOf(err error) answer {
 	if err == nil {
 		return answer{}
@@ -66,7 +64,6 @@ func sortedErrnos() []unix.Errno {
 	}
 }
 
-// err converts the answer to an error.
 func (a answer) err() error {
 	if a.Text == "" {
 		return nil
@@ -90,13 +87,12 @@ func (e *remoteError) Error() string { return e.text }
 
 func (e *remoteError) Unwrap() []error { return e.causes }
 
-// process is a helper. Its goroutine ends with the process; Mounts.stuck has
-// killed helpers that hang in the kernel.
+// process is a helper. Mounts.stuck has killed helpers that hang in the kernel.
 type process struct {
 	cmd    *exec.Cmd
 	stdout bytes.Buffer
 	stderr tail
-	done   chan struct{} // closed when the process has ended; the other fields can be read then
+	done   chan struct{} // closed at the end of the process, before which the other fields must not be read
 	err    error
 }
 
@@ -135,8 +131,8 @@ func (m *Mounts) run(ctx context.Context, o order, bound time.Duration) error {
 	return err
 }
 
-// start fails while an earlier helper for the target hangs: such processes
-// would accumulate.
+// start fails while an earlier helper for the target hangs, so that they cannot
+// accumulate.
 func (m *Mounts) start(o order) (*process, error) {
 	m.mu.Lock()
 	before := m.stuck[o.Target]
@@ -157,7 +153,7 @@ func (m *Mounts) start(o order) (*process, error) {
 	}
 	p := &process{cmd: exec.Command(m.config.Helper[0], m.config.Helper[1:]...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
-	// stdin stays open: its end makes the helper exit with this process.
+	// stdin stays open: so the helper exits with this process.
 	stdin, err := p.cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -169,13 +165,12 @@ func (m *Mounts) start(o order) (*process, error) {
 		p.err = p.cmd.Wait()
 		close(p.done)
 	}()
-	// The request fits into the pipe's buffer. A helper that has exited reports
-	// its error in result.
+	// The request fits into the pipe's buffer. result reports the error of a
+	// helper that has exited.
 	_, _ = io.WriteString(stdin, string(line)+"\n")
 	return p, nil
 }
 
-// result reads the answer of a helper that has ended.
 func (m *Mounts) result(p *process) error {
 	var a answer
 	if err := json.Unmarshal(p.stdout.Bytes(), &a); err != nil {

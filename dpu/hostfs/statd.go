@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Constants of an ONC RPC query to the port mapper (RFC 5531, RFC 1833).
+// ONC RPC query to the port mapper (RFC 5531, RFC 1833).
 const (
 	portmapAddr = "127.0.0.1:111"
 	statdBound  = time.Second // on this machine
@@ -21,8 +21,8 @@ const (
 	ipProtocolUDP = 17
 )
 
-// statdRuns asks the port mapper of this machine for rpc.statd, which lockd
-// notifies of every lock.
+// statdRuns queries the port mapper for rpc.statd, which lockd notifies of
+// every lock.
 func statdRuns(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, statdBound)
 	defer cancel()
@@ -56,8 +56,7 @@ func statdQuestion(id uint32) []byte {
 	return b
 }
 
-// hasPort checks for a reply that is accepted, has no verifier, is successful,
-// and has a port.
+// hasPort checks for a successful reply without verifier that has a port.
 func hasPort(b []byte, id uint32) bool {
 	want := []uint32{id, 1, 0, 0, 0, 0}
 	if len(b) < 4*(len(want)+1) {

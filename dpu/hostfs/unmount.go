@@ -13,18 +13,16 @@ import (
 	"github.com/cleatproject/cleat/internal/linux/mount"
 )
 
-// unmountRequest is a request to a helper. Flags are for umount2(2); 0 uses
-// mount.Unmount.
+// unmountRequest has flags for umount2(2); 0 uses mount.Unmount.
 type unmountRequest struct {
 	Flags int `json:"flags,omitempty"`
 }
 
-// Unmount unmounts Path(name), and removes the mount point if it is empty. It
-// is idempotent. Precondition (and mount.ErrBusy): the mount is in use; the
-// message names the processes. If the server of a network file system does not
-// respond, the mount is forced off, and finally detached: processes that still
-// use it lose unwritten data. The caller must remove the device from SNAP
-// first.
+// Unmount unmounts Path(name), and removes an empty mount point. It is
+// idempotent. Precondition (and mount.ErrBusy): the mount is in use; the
+// message names the processes. If the server does not respond, the unmount is
+// forced, and finally lazy: processes that still use the mount lose unwritten
+// data. The caller must remove the device from SNAP first.
 func (m *Mounts) Unmount(ctx context.Context, name string) error {
 	target, err := m.target(name)
 	if err != nil {
@@ -54,13 +52,11 @@ func (m *Mounts) Unmount(ctx context.Context, name string) error {
 	return nil
 }
 
-// isRemote reports whether the unmount of a file system can wait for a server.
 func isRemote(fsType string) bool {
 	return fsType == "ceph" || strings.HasPrefix(fsType, "nfs") || strings.HasPrefix(fsType, "fuse")
 }
 
-// unmountRemote escalates to a forced and then a lazy unmount, but only if the
-// previous attempt timed out.
+// unmountRemote escalates to a forced, then a lazy unmount after timeouts only.
 func (m *Mounts) unmountRemote(ctx context.Context, target string, e mount.Entry) error {
 	var err error
 	for _, step := range []struct {
@@ -96,7 +92,6 @@ func (m *Mounts) unmountRemote(ctx context.Context, target string, e mount.Entry
 	return fmt.Errorf("unmount %s (%s): %w", target, describe(e), err)
 }
 
-// execute executes the request in the helper.
 func (o unmountRequest) execute(ctx context.Context, target string) error {
 	if o.Flags == 0 {
 		return mount.Unmount(ctx, target)

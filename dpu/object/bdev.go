@@ -12,8 +12,7 @@ import (
 	"github.com/cleatproject/cleat/spdk"
 )
 
-// makeAIO creates a bdev on a file of a pool. SPDK accepts a file that another
-// bdev uses, so all bdevs are checked.
+// makeAIO checks all bdevs: SPDK accepts a file that another bdev uses.
 func (m *Maker) makeAIO(ctx context.Context, o plan.Object) (found bool, err error) {
 	path, size, err := m.aioFile(o)
 	if err != nil {
@@ -38,8 +37,8 @@ func (m *Maker) makeAIO(ctx context.Context, o plan.Object) (found bool, err err
 	return false, err
 }
 
-// aioFile returns the path of the file, and the block size of the bdev; 0 for a
-// block device, which has its own.
+// aioFile returns the path and the block size; 0 for a block device, which has
+// its own.
 func (m *Maker) aioFile(o plan.Object) (path string, size int, err error) {
 	if m.config.Pools == nil {
 		return "", 0, errs.Errorf(errs.Precondition, "pool %s is not configured: start the plugin with --pool", o.AIO.File.Pool)
@@ -64,7 +63,6 @@ func checkAIO(b spdk.Bdev, path string) error {
 	return nil
 }
 
-// makeRBD creates a bdev on an RBD image.
 func (m *Maker) makeRBD(ctx context.Context, o plan.Object) (found bool, err error) {
 	want := spdk.RBD{
 		Name: o.Name, Pool: o.RBD.Pool, Namespace: o.RBD.Namespace, Image: o.RBD.Image,
@@ -84,7 +82,7 @@ func (m *Maker) makeRBD(ctx context.Context, o plan.Object) (found bool, err err
 	return false, err
 }
 
-// rbdBlockSize is the block size of the kernel's RBD devices, in bytes.
+// rbdBlockSize is that of the kernel's RBD devices, in bytes.
 const rbdBlockSize = 512
 
 func checkRBD(b spdk.Bdev, o plan.Object) error {
@@ -94,7 +92,6 @@ func checkRBD(b spdk.Bdev, o plan.Object) error {
 	return nil
 }
 
-// makeRBDCluster registers a Ceph cluster with the process.
 func (m *Maker) makeRBDCluster(ctx context.Context, o plan.Object) (found bool, err error) {
 	spec := o.RBDCluster
 	want := spdk.RBDCluster{Name: o.Name, User: spec.User}
@@ -124,8 +121,8 @@ func (m *Maker) makeRBDCluster(ctx context.Context, o plan.Object) (found bool, 
 	return false, withoutRBD(m.config.RPC.RegisterRBDCluster(ctx, want))
 }
 
-// removeRBDCluster checks first whether the cluster exists: SPDK returns the
-// same error for a missing cluster and for one in use.
+// removeRBDCluster checks for the cluster first: SPDK returns the same error
+// for a missing cluster and for one in use.
 func (m *Maker) removeRBDCluster(ctx context.Context, name string) error {
 	if there, err := m.config.RPC.HasRBDCluster(ctx, name); err != nil || !there {
 		return err

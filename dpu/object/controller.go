@@ -16,13 +16,12 @@ import (
 	"github.com/cleatproject/cleat/spdk"
 )
 
-// maxNamespaces is the maximum number of bdevs of a controller; some targets
-// have more than SPDK's default of 128 in one subsystem.
+// maxNamespaces is higher than SPDK's default of 128, which some targets
+// exceed.
 const maxNamespaces = 1024
 
-// makeController attaches a controller by one of its paths, and leaves the
-// others to AttachMissing: a silent path must not delay the devices of a
-// subsystem that another path serves.
+// makeController attaches one path, and leaves the others to AttachMissing: a
+// silent path must not delay devices that another path serves.
 func (m *Maker) makeController(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
 	if errors.Is(err, spdk.NotFound) {
@@ -34,10 +33,9 @@ func (m *Maker) makeController(ctx context.Context, o plan.Object, attaching Att
 	return Outcome{Found: true, PathsMissing: len(missingPaths(have, *o.Controller)) > 0}, err
 }
 
-// attachNew attaches a controller that does not exist, unless another program
-// has attached the same subsystem. SPDK releases differ in that case: they
-// refuse the attach or, if the host NQN differs, attach without the namespaces
-// that exist under the other name.
+// attachNew attaches a controller, unless another program has attached the same
+// subsystem. In that case SPDK releases differ: they refuse or, if the host NQN
+// differs, attach without the namespaces that exist under the other name.
 func (m *Maker) attachNew(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
 	out := Outcome{PathsMissing: len(o.Controller.Paths) > 1}
 	var err error
@@ -64,8 +62,8 @@ func (m *Maker) attachNew(ctx context.Context, o plan.Object, attaching Attachin
 	return m.take(ctx, other, *o.Controller)
 }
 
-// attachFirst attaches a controller by the first path that works, and returns
-// the bdevs that SNAP reports.
+// attachFirst attaches by the first path that works, and returns the bdevs that
+// SNAP reports.
 func (m *Maker) attachFirst(ctx context.Context, o plan.Object, attaching Attaching) (bdevs []string, err error) {
 	var failed []error
 	for _, path := range o.Controller.Paths {
@@ -88,7 +86,7 @@ func (m *Maker) attachFirst(ctx context.Context, o plan.Object, attaching Attach
 	return nil, m.explainAttach(*o.Controller, errors.Join(failed...))
 }
 
-// explainAttach adds the possible reasons, which SNAP does not report.
+// explainAttach adds possible reasons, which SNAP does not report.
 func (m *Maker) explainAttach(spec plan.ControllerSpec, err error) error {
 	if errors.Is(err, spdk.Unreachable) {
 		keys := ""
@@ -105,8 +103,8 @@ func (m *Maker) explainAttach(spec plan.ControllerSpec, err error) error {
 	return fmt.Errorf("attach subsystem %s as host %s: %w", spec.SubNQN, spec.HostNQN, err)
 }
 
-// checkOwn checks that a controller with this plugin's name is attached to the
-// right subsystem, and resets a failed one.
+// checkOwn checks the subsystem of a controller with this plugin's name, and
+// resets a failed one.
 func (m *Maker) checkOwn(ctx context.Context, have spdk.NVMeController, spec plan.ControllerSpec) error {
 	for _, p := range have.Paths {
 		if p.Address.SubNQN != spec.SubNQN || p.Host.NQN != "" && p.Host.NQN != spec.HostNQN {
@@ -133,7 +131,6 @@ func allFailed(c spdk.NVMeController) bool {
 	return len(c.Paths) > 0
 }
 
-// missingPaths returns the paths of the spec that a controller lacks.
 func missingPaths(have spdk.NVMeController, spec plan.ControllerSpec) []netip.AddrPort {
 	var missing []netip.AddrPort
 	for _, want := range spec.Paths {
@@ -144,7 +141,6 @@ func missingPaths(have spdk.NVMeController, spec plan.ControllerSpec) []netip.Ad
 	return missing
 }
 
-// addresses returns the valid addresses of a controller's paths.
 func addresses(c spdk.NVMeController) []netip.AddrPort {
 	var all []netip.AddrPort
 	for _, p := range c.Paths {
@@ -157,10 +153,9 @@ func addresses(c spdk.NVMeController) []netip.AddrPort {
 	return all
 }
 
-// attach attaches one path, and returns the names of the controller's bdevs.
-// The call is not cancelled with ctx: SNAP executes it anyway, and the caller
-// needs its result. Only Close of the plugin cancels it: the attach is on
-// record.
+// attach attaches one path, and returns the controller's bdevs. Only Close of
+// the plugin cancels the call, not ctx: SNAP executes it anyway, and the caller
+// needs its result. The attach is on record.
 func (m *Maker) attach(ctx context.Context, o plan.Object, path netip.AddrPort, attaching Attaching) (bdevs []string, err error) {
 	caller := ctx
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.AttachTimeout)
@@ -233,7 +228,6 @@ func family(a netip.Addr) string {
 	return "IPv6"
 }
 
-// transports returns the transport names to try, in order.
 func (m *Maker) transports(ctx context.Context, transport string) []string {
 	if transport != "tcp" {
 		return []string{strings.ToUpper(transport)}
@@ -256,8 +250,7 @@ func (m *Maker) transports(ctx context.Context, transport string) []string {
 	return []string{string(TCPUpstream), string(TCPNVIDIA)}
 }
 
-// likesAlias reports whether the process is NVIDIA's, by methods that only
-// NVIDIA's processes have.
+// likesAlias reports whether the process has methods that only NVIDIA's have.
 func likesAlias(m spdk.MethodSet) bool {
 	return m.Has("fsdev_get_fsdevs") || m.Has("nvme_subsystem_list")
 }
@@ -272,7 +265,7 @@ func (m *Maker) knowTransport(transport, name string) {
 }
 
 // other returns the controller that is attached to the subsystem under another
-// name; the zero value if there is no such controller.
+// name, or the zero value.
 func (m *Maker) other(ctx context.Context, o plan.Object) (spdk.NVMeController, error) {
 	all, err := m.config.RPC.NVMeControllers(ctx)
 	for _, c := range all {
@@ -284,8 +277,8 @@ func (m *Maker) other(ctx context.Context, o plan.Object) (spdk.NVMeController, 
 	return spdk.NVMeController{}, err
 }
 
-// take uses a controller that another program attached, if it certainly has the
-// requested settings.
+// take uses another program's controller if it certainly has the requested
+// settings.
 func (m *Maker) take(ctx context.Context, c spdk.NVMeController, spec plan.ControllerSpec) (Outcome, error) {
 	host := c.Paths[0].Host.NQN
 	switch {
@@ -302,8 +295,7 @@ func (m *Maker) take(ctx context.Context, c spdk.NVMeController, spec plan.Contr
 	return Outcome{Foreign: true, As: c.Name}, nil
 }
 
-// Attached reports whether SNAP has a controller, and whether the controller
-// has a path.
+// Attached reports whether SNAP has a controller, and whether it has a path.
 func (m *Maker) Attached(ctx context.Context, o plan.Object, path netip.AddrPort) (exists, hasPath bool, err error) {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
 	if errors.Is(err, spdk.NotFound) {
@@ -312,9 +304,9 @@ func (m *Maker) Attached(ctx context.Context, o plan.Object, path netip.AddrPort
 	return err == nil, err == nil && slices.Contains(addresses(have), path), err
 }
 
-// AttachMissing attaches the missing paths of a controller, and stops at the
-// first unanswered attach. It does nothing if the controller does not exist,
-// for example after a restart of SNAP: CreateDevice attaches it then.
+// AttachMissing attaches the missing paths, and stops at the first unanswered
+// attach. It ignores a missing controller, for example after a restart of SNAP:
+// CreateDevice attaches it then.
 func (m *Maker) AttachMissing(ctx context.Context, o plan.Object, attaching Attaching) error {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
 	if errors.Is(err, spdk.NotFound) {

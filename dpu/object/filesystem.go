@@ -19,9 +19,8 @@ func (m *Maker) makeMount(ctx context.Context, o plan.Object) (found bool, err e
 	return false, m.config.Mounts.Mount(ctx, o.Name, *o.Mount)
 }
 
-// makeFsdev creates a file system device on a mount. If the process cannot list
-// devices, an existing one of that name is accepted: the name is a digest of
-// the volume ID.
+// makeFsdev accepts an existing device if the process cannot list devices: the
+// name is a digest of the volume ID.
 func (m *Maker) makeFsdev(ctx context.Context, o plan.Object) (found bool, err error) {
 	if m.config.Mounts == nil {
 		return false, errs.Errorf(errs.Precondition, "mounting file systems is not configured: start the plugin with --volume-dir")
@@ -48,8 +47,8 @@ func (m *Maker) checkFsdev(ctx context.Context, name, root string) error {
 	return err
 }
 
-// makeKey adds a key to the keyring of the process. Processes without a keyring
-// get the file with the call that needs it.
+// makeKey adds a key to the keyring. Processes without one get the file with
+// the call that needs it.
 func (m *Maker) makeKey(ctx context.Context, o plan.Object) (found bool, err error) {
 	path, err := m.keyPath(o.Key.File)
 	if err != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/cleatproject/cleat/spdk"
 )
 
-// Find completes the objects of a device that is known by its name only: the
-// last object, the device itself, is read from the process. It returns nothing
-// if the process has no such device.
+// Find completes the objects of a device known by name: it reads the last one,
+// the device itself, from the process. It returns nothing if there is no such
+// device.
 func (m *Maker) Find(ctx context.Context, named []plan.Object) ([]plan.Object, error) {
 	if len(named) == 0 {
 		return nil, nil
@@ -46,7 +46,6 @@ func (m *Maker) findController(ctx context.Context, o *plan.Object) error {
 	return nil
 }
 
-// findBdev reads the exclusive resource of a bdev.
 func (m *Maker) findBdev(ctx context.Context, o *plan.Object) error {
 	b, err := m.config.RPC.Bdev(ctx, o.Name)
 	if err != nil {

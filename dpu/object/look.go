@@ -21,12 +21,12 @@ type State struct {
 	Failed bool
 	// Why is the reason if the device is not Held or is Failed.
 	Why string
-	// UUID is the UUID of the namespace that has replaced the device's.
+	// UUID of the namespace that has replaced the device's.
 	UUID string
 }
 
-// Shown identifies a device to look up: its name, its namespace, its object,
-// and the name of a foreign controller.
+// Shown identifies a device: its name, namespace, object, and the name of a
+// foreign controller.
 type Shown struct {
 	Name      string
 	Namespace plan.Choice
@@ -34,7 +34,7 @@ type Shown struct {
 	As        string
 }
 
-// Look returns the state of one device. It does not list all bdevs.
+// Look returns the state of one device, without listing all bdevs.
 func (m *Maker) Look(ctx context.Context, d Shown) (State, error) {
 	if d.Object.Kind == plan.AIOFsdev {
 		return m.lookFsdev(ctx, d)
@@ -115,7 +115,6 @@ func (m *Maker) Exposed(ctx context.Context, kind plan.Kind, device string) (str
 	return m.exposed(ctx, kind, func(name string) bool { return name == device })
 }
 
-// checkHidden returns an error if a host can still see an object.
 func (m *Maker) checkHidden(ctx context.Context, o plan.Object) error {
 	is := func(name string) bool { return name == o.Name }
 	switch o.Kind {
@@ -132,8 +131,8 @@ func (m *Maker) checkHidden(ctx context.Context, o plan.Object) error {
 	return err
 }
 
-// exposed looks up a device among those that SNAP exposes to hosts; a process
-// that is not SNAP exposes nothing.
+// exposed looks up a device exposed to hosts; a process that is not SNAP
+// exposes nothing.
 func (m *Maker) exposed(ctx context.Context, kind plan.Kind, is func(device string) bool) (string, error) {
 	methods, err := m.config.RPC.Methods(ctx)
 	if err != nil {
@@ -165,7 +164,7 @@ func (m *Maker) exposed(ctx context.Context, kind plan.Kind, is func(device stri
 // Abilities are the kinds of objects that a process supports.
 type Abilities struct{ NVMe, AIO, RBD, Filesystem bool }
 
-// Abilities derives the supported kinds from the methods of the process.
+// Abilities derives the supported kinds from the process's methods.
 func (m *Maker) Abilities(ctx context.Context) (Abilities, error) {
 	methods, err := m.config.RPC.Methods(ctx)
 	if err != nil {

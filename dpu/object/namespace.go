@@ -13,10 +13,9 @@ import (
 	"github.com/cleatproject/cleat/spdk"
 )
 
-// Namespace finds the bdev of a controller that matches a choice, and returns
-// its name and identifiers. It waits up to NamespaceWait for a missing one.
-// attached are the bdevs that an attach just returned. errs.Precondition: no
-// bdev matches, or several do.
+// Namespace finds the bdev of a controller that matches a choice. It waits up
+// to NamespaceWait. attached are the bdevs of a preceding attach.
+// errs.Precondition: no bdev matches, or several do.
 func (m *Maker) Namespace(ctx context.Context, controller string, c plan.Choice, attached []string) (string, plan.Choice, error) {
 	var found spdk.Bdev
 	var err error
@@ -25,7 +24,7 @@ func (m *Maker) Namespace(ctx context.Context, controller string, c plan.Choice,
 		found, err = m.await(ctx, bdevName(controller, c.NSID))
 	case c.UUID != "" || c.NGUID != "":
 		found, err = m.byUUID(ctx, controller, c)
-	case len(attached) == 1: // listing all bdevs is slow with thousands
+	case len(attached) == 1: // listing all is slow with thousands
 		found, err = m.config.RPC.Bdev(ctx, attached[0])
 	default:
 		found, err = m.only(ctx, controller)
@@ -46,7 +45,6 @@ func bdevName(controller string, nsid uint32) string {
 	return controller + "n" + strconv.FormatUint(uint64(nsid), 10)
 }
 
-// nsidOf parses the namespace ID in the name of a controller's bdev.
 func nsidOf(controller, bdev string) (uint32, bool) {
 	digits, ok := strings.CutPrefix(bdev, controller+"n")
 	id, err := strconv.ParseUint(digits, 10, 32)
@@ -58,8 +56,8 @@ func identity(controller string, b spdk.Bdev) plan.Choice {
 	return plan.Choice{NSID: id, UUID: strings.ToLower(b.UUID)}
 }
 
-// differs describes how a bdev differs from the choice. SPDK shows the NGUID as
-// UUID of a namespace that has both.
+// differs describes the difference. SPDK shows the NGUID as UUID of a namespace
+// that has both.
 func differs(b spdk.Bdev, c plan.Choice) string {
 	uuid := strings.ToLower(b.UUID)
 	digits := strings.ReplaceAll(uuid, "-", "")
@@ -77,7 +75,6 @@ func differs(b spdk.Bdev, c plan.Choice) string {
 	return ""
 }
 
-// await waits for a bdev. The process serves other calls meanwhile.
 func (m *Maker) await(ctx context.Context, name string) (spdk.Bdev, error) {
 	b, err := m.config.RPC.Bdev(ctx, name)
 	if !errors.Is(err, spdk.NotFound) {
@@ -86,8 +83,8 @@ func (m *Maker) await(ctx context.Context, name string) (spdk.Bdev, error) {
 	return m.config.RPC.AwaitBdev(ctx, name, m.config.NamespaceWait)
 }
 
-// byUUID finds a bdev by an alias. Another bdev of the process can have the
-// same alias, for example the target's own if both are in one process.
+// byUUID finds a bdev of the controller: the target's own bdev in the same
+// process can have the same alias.
 func (m *Maker) byUUID(ctx context.Context, controller string, c plan.Choice) (spdk.Bdev, error) {
 	uuid := c.UUID
 	if c.NGUID != "" {
@@ -113,11 +110,10 @@ func (m *Maker) byUUID(ctx context.Context, controller string, c plan.Choice) (s
 	return spdk.Bdev{}, spdk.NotFound
 }
 
-// only returns the single bdev of a controller.
 func (m *Maker) only(ctx context.Context, controller string) (spdk.Bdev, error) {
 	all, err := m.bdevsOf(ctx, controller)
 	if err == nil && len(all) == 0 {
-		// Most namespaces have ID 1; another one is found after the wait.
+		// Most namespaces have ID 1; others are found after the wait.
 		if _, err = m.await(ctx, bdevName(controller, 1)); err != nil && !errors.Is(err, spdk.NotFound) {
 			return spdk.Bdev{}, err
 		}
@@ -134,7 +130,6 @@ func (m *Maker) only(ctx context.Context, controller string) (spdk.Bdev, error) 
 	return all[0], nil
 }
 
-// bdevsOf lists the bdevs of a controller, sorted by namespace ID.
 func (m *Maker) bdevsOf(ctx context.Context, controller string) ([]spdk.Bdev, error) {
 	all, err := m.config.RPC.Bdevs(ctx)
 	if err != nil {
@@ -149,7 +144,7 @@ func (m *Maker) bdevsOf(ctx context.Context, controller string) ([]spdk.Bdev, er
 	return all, nil
 }
 
-// namespaces lists bdevs for a message, at most eight.
+// namespaces lists at most eight bdevs.
 func namespaces(controller string, all []spdk.Bdev) string {
 	const most = 8
 	var words []string

@@ -1,7 +1,7 @@
-// Package object creates, inspects and removes the objects that devices consist
-// of: bdevs, controllers, keys and file system devices of the SNAP process, and
-// mounts of the machine. All calls are idempotent. The package keeps no state
-// of objects; it always queries the process.
+// Package object creates, inspects and removes the objects of devices: bdevs,
+// controllers, keys and file system devices of the SNAP process, and mounts of
+// the machine. All calls are idempotent. It keeps no state: it always queries
+// the process.
 package object
 
 import (
@@ -21,8 +21,7 @@ import (
 
 // Mounts mounts file systems on the machine for SNAP.
 type Mounts interface {
-	// Path returns the path of a mount, which is the same for the machine and
-	// for SNAP.
+	// Path is the same for the machine and for SNAP.
 	Path(name string) string
 	Mount(ctx context.Context, name string, spec plan.MountSpec) error
 	Mounted(ctx context.Context, name string, spec plan.MountSpec) (bool, error)
@@ -37,8 +36,7 @@ type Pools interface {
 // TCP selects the name of the TCP transport.
 type TCP string
 
-// The names. NVIDIA's alias reaches the same targets with another network
-// stack.
+// NVIDIA's alias reaches the same targets with another network stack.
 const (
 	TCPAuto     TCP = "auto" // NVDA_TCP first if the process is SNAP, else TCP
 	TCPUpstream TCP = "TCP"
@@ -48,21 +46,21 @@ const (
 // Config configures a Maker. RPC is required.
 type Config struct {
 	RPC     *spdk.Client
-	Mounts  Mounts // nil: file systems are not supported
-	Pools   Pools  // nil: files are not supported
-	KeyDir  string // directory of key files, in the mount namespace of SNAP; "": keys are not supported
-	CephDir string // directory of <clusterID>.conf files, in the mount namespace of SNAP; "": not configured
+	Mounts  Mounts // nil: no file systems
+	Pools   Pools  // nil: no files
+	KeyDir  string // of key files, in the mount namespace of SNAP; "": no keys
+	CephDir string // of <clusterID>.conf files, in the mount namespace of SNAP; "": none
 	TCP     TCP    // "" is TCPAuto
-	// AIOBlockSize is the block size of bdevs on files, in bytes; 0 is 4096. A
-	// block device keeps its own.
+	// AIOBlockSize of bdevs on files, in bytes; 0 is 4096. Block devices keep
+	// their own.
 	AIOBlockSize int
-	// AttachTimeout bounds the attach of one path. SNAP needs 10 s for a silent
-	// target, and two minutes if packets are lost. 0 is 150 s.
+	// AttachTimeout per path. SNAP needs 10 s for a silent target, two minutes
+	// if packets are lost. 0 is 150 s.
 	AttachTimeout time.Duration
-	// NamespaceWait is how long a namespace can appear after its controller. 0
-	// is 5 s.
+	// NamespaceWait: how long a namespace can appear after its controller. 0 is
+	// 5 s.
 	NamespaceWait time.Duration
-	Logger        *slog.Logger // nil: no log
+	Logger        *slog.Logger
 }
 
 // Maker manages the objects of one SNAP process. It is safe for concurrent use.
@@ -108,27 +106,25 @@ func New(c Config) (*Maker, error) {
 type Outcome struct {
 	// Found: the object existed before, under its own name.
 	Found bool
-	// Bdevs are the bdevs of a controller that was just attached, as far as
-	// SNAP reported them.
+	// Bdevs of a newly attached controller, as far as SNAP reported them.
 	Bdevs []string
-	// PathsMissing: a controller lacks paths, see AttachMissing.
+	// PathsMissing: see AttachMissing.
 	PathsMissing bool
 	// Foreign: another program created the object, under the name As.
 	Foreign bool
 	As      string
 }
 
-// ErrNameConflict: something else exists under the name of an object, and must not be
-// removed in its place.
+// ErrNameConflict: another object has the name, and must not be removed.
 var ErrNameConflict = errors.New("the name is used by another object")
 
-// Attaching is called before each attach of a path. If it fails, the attach is
-// not sent. It is optional.
+// Attaching is called before each attach of a path; its failure prevents the
+// attach. It is optional.
 type Attaching func(ctx context.Context, path netip.AddrPort) error
 
-// Make creates an object; an existing one is checked and kept. The error
-// matches spdk.Unanswered if the object can still appear; only the last attach
-// is unanswered then.
+// Make creates an object, or checks an existing one. The error matches
+// spdk.Unanswered if the object can still appear; only the last attach is
+// unanswered then.
 func (m *Maker) Make(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
 	if o.Kind == plan.Controller {
 		return m.makeController(ctx, o, attaching)
@@ -154,8 +150,7 @@ func (m *Maker) Make(ctx context.Context, o plan.Object, attaching Attaching) (O
 	return Outcome{Found: found}, err
 }
 
-// Remove removes an object. It is idempotent. errs.Precondition: a host can
-// still see the object.
+// Remove is idempotent. errs.Precondition: a host can still see the object.
 func (m *Maker) Remove(ctx context.Context, o plan.Object) error {
 	if err := m.checkHidden(ctx, o); err != nil {
 		return err
@@ -187,7 +182,7 @@ func (m *Maker) Remove(ctx context.Context, o plan.Object) error {
 }
 
 // cannotExist reports whether the process lacks the method that removes a kind,
-// so it has no objects of that kind.
+// and so has no such objects.
 func (m *Maker) cannotExist(ctx context.Context, o plan.Object, err error) bool {
 	if !errors.Is(err, spdk.UnknownMethod) {
 		return false
@@ -196,7 +191,6 @@ func (m *Maker) cannotExist(ctx context.Context, o plan.Object, err error) bool 
 	return true
 }
 
-// keyPath returns the path of a key file in the mount namespace of SNAP.
 func (m *Maker) keyPath(file string) (string, error) {
 	if m.config.KeyDir == "" {
 		return "", errs.Errorf(errs.Precondition, "no key directory for key %q: start the plugin with --key-dir", file)

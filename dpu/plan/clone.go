@@ -44,7 +44,7 @@ func copied[T any](p *T) *T {
 	return &c
 }
 
-// Fits reports whether exactly the field of the object's kind is set.
+// Fits reports whether exactly the field of the kind is set.
 func (o Object) Fits() bool {
 	set := map[Kind]bool{
 		Controller: o.Controller != nil, Key: o.Key != nil, AIO: o.AIO != nil, RBD: o.RBD != nil,

@@ -9,19 +9,19 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Settings are the defaults for values that locators omit.
+// Settings are defaults for values that locators omit.
 type Settings struct {
-	Plugin   string          // plugin name; keeps the objects of two plugins in one SNAP process apart
+	Plugin   string          // keeps the objects of two plugins in one SNAP process apart
 	HostNQN  string          // of this machine
 	Timeouts access.Timeouts // all fields set
 }
 
-// Make plans a device for a request after Locate. errs.Unsupported: the locator
-// is not supported.
+// Make plans a device after Locate. errs.Unsupported: the locator is not
+// supported.
 func (s Settings) Make(q request.Create) (Device, error) {
 	d, err := s.make(q)
 	for i, o := range d.Objects {
-		d.Objects[i] = o.Clone() // does not share memory with the request
+		d.Objects[i] = o.Clone() // not shared with the request
 	}
 	return d, err
 }

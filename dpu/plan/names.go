@@ -7,23 +7,19 @@ import (
 	"strings"
 )
 
-// prefix marks objects of this plugin for administrators of a SNAP process.
 const prefix = "cleat_"
 
-// maxFsdev is the maximum length of the name of a file system device: it is
-// used as virtio-fs tag.
+// maxFsdev is the maximum length of a virtio-fs tag.
 const maxFsdev = 17
 
-// digest returns a name of n hexadecimal digits for parts, which contain no
-// NUL.
+// digest returns n hexadecimal digits for parts, which contain no NUL.
 func digest(n int, parts ...string) string {
 	sum := sha256.Sum256([]byte(strings.Join(parts, "\x00")))
 	return hex.EncodeToString(sum[:])[:n]
 }
 
 // controllerName depends on the subsystem and the host only: SPDK refuses a
-// second controller of one subsystem under another name (-17), and its bdevs
-// are named after it.
+// second controller of one subsystem under another name (-17).
 func controllerName(subNQN, hostNQN string) string {
 	return controllerPrefix + digest(16, subNQN, hostNQN)
 }
@@ -35,8 +31,8 @@ func IsController(name string) bool { return strings.HasPrefix(name, controllerP
 
 // Named returns the objects of a volume's device by its name, in the order of
 // creation, with the fields that follow from the name. It returns nothing if
-// neither a plan nor NVIDIA's sample plugin assigns that name to a device of
-// that volume. The name of a plan's controller does not depend on the volume.
+// neither a plan nor NVIDIA's sample plugin assigns that name. The name of a
+// plan's controller does not depend on the volume.
 func (s Settings) Named(volumeID, device string) []Object {
 	switch device {
 	case aioName(s.Plugin, volumeID):
@@ -52,8 +48,8 @@ func (s Settings) Named(volumeID, device string) []Object {
 	return nil
 }
 
-// SampleController is the name that NVIDIA's sample plugin gives the controller
-// it attaches for a volume.
+// SampleController is the controller that NVIDIA's sample plugin attaches for a
+// volume.
 func SampleController(volumeID string) string { return "nvme_" + volumeID }
 
 // namespaceName matches SPDK's names of a controller's bdevs.

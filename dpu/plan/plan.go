@@ -1,6 +1,6 @@
-// Package plan determines the objects that a device consists of, and their
-// names. It is pure and deterministic, also over restarts, so that a retry
-// finds the objects of an interrupted call.
+// Package plan determines the objects of a device and their names. It is pure
+// and deterministic, also over restarts, so that a retry finds the objects of
+// an interrupted call.
 package plan
 
 import (
@@ -9,14 +9,13 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Kind is the kind of an object.
+// Kind of an object.
 type Kind string
 
-// The kinds, in SPDK's terms, except for the mount, which is made by the
-// machine.
+// The kinds, in SPDK's terms, except for the mount of the machine.
 const (
 	Controller Kind = "nvme-controller"
-	Key        Kind = "key" // in SPDK's keyring
+	Key        Kind = "key"
 	AIO        Kind = "aio-bdev"
 	RBD        Kind = "rbd-bdev"
 	RBDCluster Kind = "rbd-cluster"
@@ -32,9 +31,8 @@ type ID struct {
 
 func (id ID) String() string { return string(id.Kind) + " " + id.Name }
 
-// Object is something that a device needs. It is created before the device and
-// removed when no device needs it any more. It holds no secrets. Only the field
-// of its kind is set.
+// Object is something that a device needs; it is removed when no device needs
+// it any more. It holds no secrets. Only the field of its kind is set.
 type Object struct {
 	ID
 	Controller *ControllerSpec `json:"controller,omitempty"`
@@ -46,13 +44,13 @@ type Object struct {
 	Fsdev      *FsdevSpec      `json:"fsdev,omitempty"`
 }
 
-// ControllerSpec is an NVMe-oF controller with all its paths.
+// ControllerSpec is an NVMe-oF controller with its paths.
 type ControllerSpec struct {
 	Transport string           `json:"transport"` // tcp or rdma
 	Paths     []netip.AddrPort `json:"paths"`
 	SubNQN    string           `json:"subnqn"`
 	HostNQN   string           `json:"hostnqn"`
-	// HostGiven: the locator requires that host NQN.
+	// HostGiven: the locator requires the host NQN.
 	HostGiven bool `json:"hostGiven,omitempty"`
 
 	Timeouts     access.Timeouts `json:"timeouts"` // all fields set
@@ -60,19 +58,19 @@ type ControllerSpec struct {
 	HeaderDigest bool            `json:"headerDigest,omitempty"`
 	DataDigest   bool            `json:"dataDigest,omitempty"`
 
-	// Names of objects of kind Key; empty: not used.
+	// Names of Key objects; empty: not used.
 	DHChap      string `json:"dhchap,omitempty"`
 	DHChapCtrlr string `json:"dhchapCtrlr,omitempty"`
 	TLS         string `json:"tls,omitempty"`
-	TLSFile     string `json:"tlsFile,omitempty"` // key file of TLS, for old processes without a keyring
+	TLSFile     string `json:"tlsFile,omitempty"` // for old processes without a keyring
 }
 
-// KeySpec is a key, identified by its file in the key directory.
+// KeySpec is a key, by its file in the key directory.
 type KeySpec struct {
 	File string `json:"file"`
 }
 
-// AIOSpec is a bdev on a file, or on a block device, of a pool.
+// AIOSpec is a bdev on a file or block device of a pool.
 type AIOSpec struct {
 	File     access.File `json:"file"`
 	ReadOnly bool        `json:"readOnly,omitempty"`
@@ -80,9 +78,8 @@ type AIOSpec struct {
 
 // RBDSpec is a bdev on an RBD image.
 type RBDSpec struct {
-	Cluster string `json:"cluster"` // name of the object of kind RBDCluster
-	// Of identifies the cluster independently of the user: its name or its
-	// monitors.
+	Cluster string `json:"cluster"` // name of the RBDCluster object
+	// Of identifies the cluster for all users: its name or its monitors.
 	Of        string `json:"of"`
 	Pool      string `json:"pool"`
 	Namespace string `json:"namespace,omitempty"`
@@ -95,13 +92,12 @@ type RBDClusterSpec struct {
 	access.Ceph
 }
 
-// MountSpec is a file system that the machine mounts in the volume directory,
-// at a mount point with the object's name. Exactly one of NFS, CephFS and
-// Directory is set.
+// MountSpec is a file system to mount at a mount point with the object's name.
+// Exactly one of NFS, CephFS and Directory is set.
 type MountSpec struct {
 	NFS    *access.NFS    `json:"nfs,omitempty"`
 	CephFS *access.CephFS `json:"cephfs,omitempty"`
-	// Directory of a pool, bind-mounted.
+	// Directory of a pool.
 	Directory *access.File `json:"directory,omitempty"`
 	ReadOnly  bool         `json:"readOnly,omitempty"`
 }
@@ -111,8 +107,8 @@ type FsdevSpec struct {
 	Mount string `json:"mount"` // name of the Mount object
 }
 
-// Choice selects a namespace of a controller; zero fields match all. If all
-// fields are zero, the controller must have exactly one namespace.
+// Choice selects a namespace of a controller; zero fields match all. Without
+// any field, the controller must have exactly one namespace.
 type Choice struct {
 	NSID  uint32 `json:"nsid,omitempty"`
 	UUID  string `json:"uuid,omitempty"`
@@ -121,8 +117,8 @@ type Choice struct {
 
 // Device is the plan of a device.
 type Device struct {
-	// Name is the device_name; empty if it depends on the namespace that Choice
-	// selects: <controller>n<nsid>.
+	// Name is the device_name; empty if it depends on the namespace:
+	// <controller>n<nsid>.
 	Name    string
 	Objects []Object // in the order of creation; the last one is exposed to the host
 	Choice  Choice
@@ -131,8 +127,8 @@ type Device struct {
 // Shown returns the object that is exposed to the host.
 func (d Device) Shown() Object { return d.Objects[len(d.Objects)-1] }
 
-// Exclusive identifies the resource that only one object can use, such as a
-// file. Empty: the object shares its resource.
+// Exclusive identifies a resource that only one object can use, such as a file,
+// or "".
 func (o Object) Exclusive() string {
 	switch {
 	case o.AIO != nil:

@@ -17,22 +17,21 @@ import (
 )
 
 const (
-	// cleanupInterval is the pause between cleanups when nothing is left to remove.
+	// cleanupInterval applies when nothing is left to remove.
 	cleanupInterval = 30 * time.Second
 	// readyAfter bounds how long the first cleanup keeps the plugin from being
 	// ready: one unreachable target must not block all volumes of a DPU.
 	readyAfter = 10 * time.Second
 
-	// Missing paths are retried with exponential backoff: while one is attached,
-	// which takes up to two minutes when its packets are lost, no other volume of
-	// the subsystem is created or deleted.
+	// Missing paths are retried with exponential backoff: an attach takes up to
+	// two minutes and blocks other volumes of the subsystem.
 	minPathBackoff = 30 * time.Second
 	maxPathBackoff = 10 * time.Minute
 )
 
 // Run removes what crashes and failed calls left, and attaches missing paths,
-// until ctx ends or the plugin is closed. An attach must not delay the cleanup,
-// so these are two loops.
+// until ctx ends or the plugin is closed. These are two loops: an attach must
+// not delay the cleanup.
 func (p *Plugin) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -50,8 +49,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return nil
 }
 
-// repeat calls work until ctx ends: after the pause that it returned, or when
-// woken.
+// repeat calls work until ctx ends, after the returned pause or when woken.
 func repeat(ctx context.Context, wake <-chan struct{}, work func() (pause time.Duration)) {
 	for {
 		pause := time.After(work())
@@ -64,16 +62,15 @@ func repeat(ctx context.Context, wake <-chan struct{}, work func() (pause time.D
 	}
 }
 
-// notify wakes a loop of Run.
 func notify(wake chan<- struct{}) {
 	select {
 	case wake <- struct{}{}:
-	default: // already notified
+	default:
 	}
 }
 
 // cleanUp removes what no device needs, and returns the pause until the next
-// cleanup.
+// run.
 func (p *Plugin) cleanUp(ctx context.Context) (pause time.Duration) {
 	if p.rpc.WaitReady(ctx) != nil {
 		return p.config.RetryEvery
@@ -97,7 +94,7 @@ func (p *Plugin) cleanUp(ctx context.Context) (pause time.Duration) {
 	return p.config.RetryEvery
 }
 
-// forEach calls work for all, 16 at a time, and reports whether all are done.
+// forEach runs 16 at a time, and reports whether all are done.
 func forEach[T any](all []T, work func(T) (done bool)) (complete bool) {
 	var left atomic.Bool
 	var running sync.WaitGroup
@@ -115,7 +112,6 @@ func forEach[T any](all []T, work func(T) (done bool)) (complete bool) {
 	return !left.Load()
 }
 
-// removeLeft removes what an earlier call left of the device of a volume.
 func (p *Plugin) removeLeft(ctx context.Context, volumeID string) (done bool) {
 	_, err := op.Do(ctx, p.ops, op.Request{Keys: []string{volumeID}, What: "cleanup"}, func(ctx context.Context) (string, error) {
 		d, known := p.table.Device(volumeID)
@@ -134,8 +130,8 @@ func (p *Plugin) removeLeft(ctx context.Context, volumeID string) (done bool) {
 	return err == nil
 }
 
-// removeUnused removes an object that no device needs, and its record once no
-// unanswered call can create it any more.
+// removeUnused removes an unneeded object, and its record once no unanswered
+// call can create the object.
 func (p *Plugin) removeUnused(ctx context.Context, o table.Object, process string) (done bool) {
 	unlock, err := p.lock(ctx, o.Object)
 	if err != nil {
@@ -162,21 +158,18 @@ func (p *Plugin) removeUnused(ctx context.Context, o table.Object, process strin
 	return forgettable && err == nil
 }
 
-// setReason records why a removal failed, and reports whether the reason is new
-// and must be logged.
+// setReason records an error, and reports whether it is new and must be logged.
 func setReason[K comparable](reasons map[K]error, key K, err error) (changed bool) {
 	before := reasons[key]
 	reasons[key] = err
 	return before == nil || before.Error() != err.Error()
 }
 
-// backoff is the pause before the paths of a controller are attached again.
 type backoff struct {
 	until time.Time
 	pause time.Duration
 }
 
-// attachMissingPaths tries all controllers whose backoff has ended.
 func (p *Plugin) attachMissingPaths(ctx context.Context, backoffs map[plan.ID]backoff) {
 	maps.DeleteFunc(backoffs, func(id plan.ID, _ backoff) bool { return len(p.table.Users(id)) == 0 })
 	for _, o := range p.table.Objects() {
@@ -192,8 +185,8 @@ func (p *Plugin) attachMissingPaths(ctx context.Context, backoffs map[plan.ID]ba
 	}
 }
 
-// attachMissing attaches the missing paths of a controller. done: all paths are
-// attached, or the controller does not exist.
+// attachMissing reports whether all paths are attached, or the controller does
+// not exist.
 func (p *Plugin) attachMissing(ctx context.Context, o table.Object) (done bool) {
 	unlock, err := p.lock(ctx, o.Object)
 	if err != nil {
@@ -204,8 +197,9 @@ func (p *Plugin) attachMissing(ctx context.Context, o table.Object) (done bool) 
 	if !known || len(p.table.Users(o.ID)) == 0 {
 		return true
 	}
-	// Each attach is on record before it is sent: SNAP can complete it after a crash
-	// of the plugin, and must not bring back a controller that was removed meanwhile.
+	// Each attach is recorded before it is sent: if SNAP completes it after a
+	// crash of the plugin, it must not bring back a controller that was removed
+	// meanwhile.
 	if err = p.objects.AttachMissing(ctx, o.Object, p.attaching(&o)); !errors.Is(err, spdk.Unanswered) {
 		p.answered(ctx, o)
 	}

@@ -21,17 +21,17 @@ import (
 )
 
 // Create creates the device of a volume and returns its name. It is idempotent,
-// and a failed call is rolled back. ErrUnsupported: the SNAP process does not
-// support the volume mode.
+// and rolls back on failure. ErrUnsupported: SNAP does not support the volume
+// mode.
 func (p *Plugin) Create(ctx context.Context, q request.Create) (string, error) {
-	// A retry with other contexts is for the same device, so the fingerprint
-	// leaves them out.
+	// A retry with other contexts is for the same device: the fingerprint omits
+	// them.
 	return p.bounded(ctx, op.Request{
 		Keys: []string{q.Volume}, Fingerprint: fmt.Sprint("CreateDevice ", q.Mode, q.Modes), What: "CreateDevice",
 	}, func(ctx context.Context) (string, error) {
 		name, err := p.create(ctx, q)
-		// DeleteDevice can come too late to cancel this call; it then deletes
-		// the device next.
+		// A DeleteDevice that was too late to cancel this call deletes the
+		// device next.
 		if cause := context.Cause(ctx); err == nil && errors.Is(cause, op.ErrUndone) {
 			err = errs.Errorf(errs.Busy, "CreateDevice: %w", cause)
 		}
@@ -74,16 +74,16 @@ func (p *Plugin) create(ctx context.Context, q request.Create) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// While an attach for this volume can still complete, the device must use the
-	// same controller, or DeleteDevice would not wait for the end of the attach.
+	// While an attach for this volume can still complete, the device must use
+	// the same controller: DeleteDevice waits for the end of the attach.
 	if pending != nil && !slices.ContainsFunc(planned.Objects, func(o plan.Object) bool { return o.ID == pending.id }) {
 		return "", left
 	}
 	return p.make(ctx, q, planned)
 }
 
-// reuse reports whether SNAP still holds the recorded device. A request with
-// other modes is an error.
+// reuse reports whether SNAP still holds the recorded device, or refuses other
+// modes.
 func (p *Plugin) reuse(ctx context.Context, d table.Device, q request.Create) (held bool, err error) {
 	switch {
 	case d.Phase != table.Made: // interrupted or failed
@@ -101,8 +101,8 @@ func (p *Plugin) reuse(ctx context.Context, d table.Device, q request.Create) (h
 	return held, err
 }
 
-// checkIdentity returns an error for a namespace whose UUID differs from the
-// one recorded for the volume: it can hold other data.
+// checkIdentity refuses a namespace whose UUID differs from the recorded one:
+// it can hold other data.
 func (p *Plugin) checkIdentity(q request.Create, uuid string) error {
 	before := p.table.Identity(q.Volume)
 	if before == "" || uuid == "" || uuid == before {
@@ -124,9 +124,8 @@ func modeNames(modes []storagev1.AccessMode) (names []string) {
 	return names
 }
 
-// stillHeld reports whether SNAP still holds a device. A failed controller is
-// reconnected; if that fails, the result is an error, since a host can be using
-// the device.
+// stillHeld also reconnects a failed controller. If that fails, it returns an
+// error, since a host can be using the device.
 func (p *Plugin) stillHeld(ctx context.Context, d table.Device, q request.Create) (bool, error) {
 	state, err := p.look(ctx, d)
 	if err == nil && state.UUID != "" {
@@ -154,7 +153,6 @@ func (p *Plugin) stillHeld(ctx context.Context, d table.Device, q request.Create
 	return err == nil, err
 }
 
-// make creates the objects of a plan, and records the device.
 func (p *Plugin) make(ctx context.Context, q request.Create, planned plan.Device) (string, error) {
 	process, err := p.current(ctx)
 	if err != nil {
@@ -171,8 +169,8 @@ func (p *Plugin) make(ctx context.Context, q request.Create, planned plan.Device
 	if err != nil {
 		return "", err
 	}
-	// The objects are not locked: a slow namespace must not block other volumes
-	// of the subsystem. The record of d keeps the objects from being removed.
+	// The objects are not locked: a slow namespace must not block other
+	// volumes. The record of d keeps the objects.
 	made, err := p.findDevice(ctx, d, planned.Choice, got.bdevs)
 	if err == nil {
 		err = p.checkIdentity(q, made.Namespace.UUID)
@@ -189,10 +187,10 @@ func (p *Plugin) make(ctx context.Context, q request.Create, planned plan.Device
 	return made.Name, nil
 }
 
-// intent returns the record of an object before it is created for d. first: the
-// object is not yet recorded as this plugin's. An object that other volumes use
-// keeps their paths. An attach is recorded when it is sent; an earlier
-// unanswered attach stays on record.
+// intent returns the record of an object before it is created for d. first:
+// this plugin has no record of it. A shared object keeps the paths of other
+// volumes. An attach is recorded when it is sent; an earlier unanswered one
+// stays on record.
 func (p *Plugin) intent(ctx context.Context, o plan.Object, d table.Device) (next table.Object, first bool) {
 	have, known := p.table.Object(o.ID)
 	if !slices.ContainsFunc(p.table.Users(o.ID), func(v string) bool { return v != d.Volume }) {
@@ -219,21 +217,20 @@ func (p *Plugin) intent(ctx context.Context, o plan.Object, d table.Device) (nex
 	return have, false
 }
 
-// sameSettings compares what volumes of one subsystem can ask for differently.
+// sameSettings compares what can differ between volumes of one subsystem.
 func sameSettings(a, b plan.ControllerSpec) bool {
 	return a.Transport == b.Transport && a.Timeouts == b.Timeouts && a.IOQueues == b.IOQueues &&
 		a.HeaderDigest == b.HeaderDigest && a.DataDigest == b.DataDigest &&
 		a.DHChap == b.DHChap && a.DHChapCtrlr == b.DHChapCtrlr && a.TLS == b.TLS
 }
 
-// created is the result of creating the objects of a device.
 type created struct {
-	bdevs  []string      // of the controller that was attached
+	bdevs  []string      // of a newly attached controller
 	spared []plan.Object // existed before; kept if the call fails
 }
 
-// makeObjects records the objects, creates them in their order, and records the
-// results. A failed call is rolled back.
+// makeObjects records and creates objects in their order. A failed call is
+// rolled back.
 func (p *Plugin) makeObjects(ctx context.Context, d table.Device, planned []plan.Object) (created, error) {
 	unlock, err := p.lock(ctx, planned...)
 	if err != nil {
@@ -264,8 +261,7 @@ func (p *Plugin) makeObjects(ctx context.Context, d table.Device, planned []plan
 	return got, nil
 }
 
-// makeObject creates an object, and sets the results in its record. first: it is
-// the first request for the object.
+// makeObject creates an object and updates its record.
 func (p *Plugin) makeObject(ctx context.Context, volumeID string, o *table.Object, first bool, got *created) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
@@ -297,7 +293,6 @@ func (p *Plugin) makeObject(ctx context.Context, volumeID string, o *table.Objec
 	return nil
 }
 
-// findDevice finds the namespace of a device on a controller, and so its name.
 func (p *Plugin) findDevice(ctx context.Context, d table.Device, choice plan.Choice, bdevs []string) (table.Device, error) {
 	shown, known := p.shown(d)
 	if !known || shown.Kind != plan.Controller {
@@ -310,14 +305,13 @@ func (p *Plugin) findDevice(ctx context.Context, d table.Device, choice plan.Cho
 	return d, nil
 }
 
-// shown returns the record of the object that a host sees as the device.
 func (p *Plugin) shown(d table.Device) (table.Object, bool) {
 	return p.table.Object(d.Objects[len(d.Objects)-1])
 }
 
 // commit records a device as created, unless SNAP was restarted meanwhile. The
-// device then owns the spared objects, and the controller that NVIDIA's sample
-// plugin attached for its volume.
+// device then owns the spared objects, and the controller of NVIDIA's sample
+// plugin.
 func (p *Plugin) commit(ctx context.Context, d table.Device, spared []plan.Object) error {
 	unlock, err := p.lock(ctx, spared...)
 	if err != nil {
@@ -349,7 +343,7 @@ func (p *Plugin) commit(ctx context.Context, d table.Device, spared []plan.Objec
 	return nil
 }
 
-// rollBack removes what a failed call created, and returns the error of the call.
+// rollBack returns the error of the call.
 func (p *Plugin) rollBack(ctx context.Context, d table.Device, why error, remove func(context.Context, table.Device) error) error {
 	if errors.Is(context.Cause(ctx), op.ErrClosed) {
 		return why // the next start removes it
@@ -361,7 +355,6 @@ func (p *Plugin) rollBack(ctx context.Context, d table.Device, why error, remove
 	return why
 }
 
-// leave leaves the left-over device of a volume to the cleanup.
 func (p *Plugin) leave(ctx context.Context, volumeID string, why error) {
 	p.log.WarnContext(ctx, "device not removed, will retry", "volume", volumeID, "err", why)
 	p.mu.Lock()

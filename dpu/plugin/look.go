@@ -11,10 +11,10 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Get returns the device of a volume. ErrNotFound: SNAP does not hold the device,
-// or was restarted since; the host's function is dead then, and only
-// CreateDevice and a new exposure restore it. While SNAP is slow, Get repeats
-// its last result for up to Grace: one error makes the node driver replay the
+// Get returns the device of a volume. ErrNotFound: SNAP does not hold the
+// device, or was restarted since; the host's function is dead then until a
+// CreateDevice and a new exposure. While SNAP is slow, Get repeats its last
+// result for up to Grace: one error makes the node driver replay the
 // attachment.
 func (p *Plugin) Get(ctx context.Context, r request.Device) (table.Device, error) {
 	d, known := p.table.Device(r.Volume)
@@ -38,7 +38,6 @@ func (p *Plugin) Get(ctx context.Context, r request.Device) (table.Device, error
 	return d, nil
 }
 
-// look returns the state that a recorded device has in SNAP.
 func (p *Plugin) look(ctx context.Context, d table.Device) (object.State, error) {
 	process, err := p.current(ctx)
 	if err != nil {
@@ -60,8 +59,8 @@ func (p *Plugin) recordHeld(d table.Device) {
 	p.held[d.Volume] = lastHeld{process: d.Process, at: time.Now()}
 }
 
-// wasHeld reports whether SNAP held a device within Grace, and is not known to
-// have been restarted since.
+// wasHeld reports whether SNAP held a device within Grace, and no restart since
+// is known.
 func (p *Plugin) wasHeld(d table.Device) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -70,7 +69,7 @@ func (p *Plugin) wasHeld(d table.Device) bool {
 }
 
 // List returns a page of the devices of the last known SNAP process, and
-// whether there are more.
+// whether more follow.
 func (p *Plugin) List(ctx context.Context, q request.Page) ([]table.Device, bool, error) {
 	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
 	defer cancel()
@@ -86,8 +85,8 @@ func (p *Plugin) List(ctx context.Context, q request.Page) ([]table.Device, bool
 	return page, more, ctx.Err()
 }
 
-// Offer returns the volume modes that SNAP supports. While SNAP does not
-// respond, the last known ones.
+// Offer returns the volume modes that SNAP supports, or supported when it last
+// responded.
 func (p *Plugin) Offer(ctx context.Context) (Offer, error) {
 	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
 	defer cancel()
@@ -104,8 +103,8 @@ func (p *Plugin) Offer(ctx context.Context) (Offer, error) {
 	return *p.offer, nil
 }
 
-// Ready reports whether SNAP responds and is initialised, and the first cleanup
-// has ended or reached readyAfter.
+// Ready reports whether SNAP is initialised, and the first cleanup has ended or
+// reached readyAfter.
 func (p *Plugin) Ready(ctx context.Context) (bool, error) {
 	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
 	defer cancel()

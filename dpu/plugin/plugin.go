@@ -1,11 +1,11 @@
-// Package plugin implements the storage vendor's plugin: it creates devices in
-// the SNAP process, records them, and removes them.
+// Package plugin creates devices in the SNAP process, records them, and removes
+// them.
 //
-// Operations on one volume are serialised (internal/op), and so are those on an
-// object that volumes share. Every request to SNAP is recorded before it is
-// sent: after a crash Run removes unfinished devices, or a retry creates them
-// again. Only devices that are recorded as created are returned. Whether SNAP
-// still holds a device is always read from SNAP.
+// Operations on one volume are serialised (internal/op), and so are those on a
+// shared object. Every request to SNAP is recorded before it is sent: after a
+// crash Run removes unfinished devices, or a retry creates them again. Only
+// devices recorded as created are returned. Whether SNAP still holds a device
+// is always read from SNAP.
 package plugin
 
 import (
@@ -34,19 +34,19 @@ type Config struct {
 	Objects  *object.Maker // of the same process as RPC
 	Settings plan.Settings
 
-	// AnswerWithin bounds CreateDevice and DeleteDevice: the node driver has no
-	// deadline and only one worker. An operation that takes longer continues,
-	// and the next call joins it. 0 is 25 s.
+	// AnswerWithin bounds CreateDevice and DeleteDevice: the node driver has
+	// one worker and no deadline. A longer operation continues, and the next
+	// call joins it. 0 is 25 s.
 	AnswerWithin time.Duration
-	LookWithin   time.Duration // timeout for requests to SNAP of all other calls; 0 is 5 s
-	Grace        time.Duration // how long GetDevice repeats its last result while SNAP is slow; 0 is 30 s
-	RetryEvery   time.Duration // pause between attempts to remove left-over objects; 0 is 1 s
+	LookWithin   time.Duration // timeout for SNAP of all other calls; 0 is 5 s
+	Grace        time.Duration // how long GetDevice repeats its last result; 0 is 30 s
+	RetryEvery   time.Duration // between attempts to remove left-over objects; 0 is 1 s
 
-	// Now is the clock for the deadlines of unanswered calls; nil: time.Now.
+	// Now is the clock for deadlines of unanswered calls; nil: time.Now.
 	Now func() time.Time
 
-	Logger  *slog.Logger          // nil: no log
-	Metrics prometheus.Registerer // nil: none
+	Logger  *slog.Logger
+	Metrics prometheus.Registerer
 }
 
 // Plugin is safe for concurrent use.
@@ -62,25 +62,23 @@ type Plugin struct {
 	closing context.Context
 	close   context.CancelFunc
 
-	wakeCleanup, wakePaths chan struct{} // wake the loops of Run
+	wakeCleanup, wakePaths chan struct{}
 
-	cleanedUp atomic.Bool // at least once since the start, or readyAfter has passed
+	cleanedUp atomic.Bool // or readyAfter has passed
 
 	mu      sync.Mutex
-	process string              // identity of the last known SNAP process
-	offer   *Offer              // nil: not known yet
+	process string              // of the last known SNAP
+	offer   *Offer              // nil: not known
 	held    map[string]lastHeld // by volume
-	left    map[string]error    // volumes whose device is to be removed, and the last error
-	stuck   map[plan.ID]error   // unused objects, and the error of their last removal
+	left    map[string]error    // volumes with a device to remove, and the last error
+	stuck   map[plan.ID]error   // unused objects, and the last error
 }
 
-// lastHeld is when SNAP was last seen to hold a device.
 type lastHeld struct {
 	process string
 	at      time.Time
 }
 
-// New returns a Plugin. Run removes unfinished devices of the table.
 func New(c Config) (*Plugin, error) {
 	if c.Table == nil || c.RPC == nil || c.Objects == nil {
 		return nil, errors.New("Table, RPC and Objects are required")
@@ -121,19 +119,18 @@ func New(c Config) (*Plugin, error) {
 	return p, nil
 }
 
-// busyAfter is how long a call waits for another one on its volume.
 const busyAfter = 3 * time.Second
 
 var errInterrupted = errors.New("interrupted by the end of the plugin")
 
 // Close ends Run, refuses new calls, cancels in-flight calls and waits for
-// their end. Their unfinished work is on record; the next start removes it.
+// them. The next start removes their unfinished work, which is on record.
 func (p *Plugin) Close(ctx context.Context) error {
 	p.close()
 	return p.ops.Close(ctx)
 }
 
-// bounded runs an operation on a volume, and waits AnswerWithin for its result.
+// bounded waits AnswerWithin for the result of an operation.
 func (p *Plugin) bounded(ctx context.Context, r op.Request, fn func(context.Context) (string, error)) (string, error) {
 	waiting, cancel := context.WithTimeout(ctx, p.config.AnswerWithin)
 	defer cancel()
@@ -144,8 +141,8 @@ func (p *Plugin) bounded(ctx context.Context, r op.Request, fn func(context.Cont
 	return name, err
 }
 
-// lock locks objects, which volumes can share. SPDK treats two controllers of
-// one subsystem as one object.
+// lock locks objects. SPDK treats two controllers of one subsystem as one
+// object.
 func (p *Plugin) lock(ctx context.Context, objects ...plan.Object) (unlock func(), err error) {
 	var keys []string
 	for _, o := range objects {

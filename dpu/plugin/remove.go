@@ -15,9 +15,9 @@ import (
 	"github.com/cleatproject/cleat/internal/op"
 )
 
-// Delete removes the device of a volume. It succeeds if the device does not
-// exist or has another name. It cancels a Create of the volume and waits for
-// its roll-back. errs.Precondition: a host can still see the device.
+// Delete succeeds if the device does not exist or has another name. It cancels
+// a Create of the volume and waits for its roll-back. errs.Precondition: a host
+// can still see the device.
 func (p *Plugin) Delete(ctx context.Context, r request.Device) error {
 	if p.isOther(r) {
 		p.log.InfoContext(ctx, "device name does not match, nothing deleted", "volume", r.Volume, "device", r.Name)
@@ -35,9 +35,8 @@ func (p *Plugin) Delete(ctx context.Context, r request.Device) error {
 	return err
 }
 
-// isOther reports whether the volume has a device of another name. While a
-// device is being created, its name might not be known yet, so every name is
-// accepted.
+// isOther reports whether the volume has a device of another name. A device
+// being created might have no name yet, so it matches every name.
 func (p *Plugin) isOther(r request.Device) bool {
 	d, known := p.table.Device(r.Volume)
 	return known && d.Phase == table.Made && r.Name != "" && d.Name != r.Name
@@ -70,7 +69,6 @@ func (p *Plugin) delete(ctx context.Context, r request.Device) error {
 	return nil
 }
 
-// checkHidden returns an error if a host can still see a device.
 func (p *Plugin) checkHidden(ctx context.Context, d table.Device) error {
 	where, err := p.objects.Exposed(ctx, d.Objects[len(d.Objects)-1].Kind, d.Name)
 	if err != nil {
@@ -82,8 +80,8 @@ func (p *Plugin) checkHidden(ctx context.Context, d table.Device) error {
 	return nil
 }
 
-// removeDevice removes the record of a device and the objects that no other
-// device needs.
+// removeDevice removes a device's record and the objects that no other device
+// needs.
 func (p *Plugin) removeDevice(ctx context.Context, d table.Device) error {
 	var objects []plan.Object
 	for _, id := range d.Objects {
@@ -144,9 +142,9 @@ func (p *Plugin) removeDeviceLocked(ctx context.Context, d table.Device) error {
 	return nil
 }
 
-// removeObject removes an unused object, unless it is foreign, and reports
-// whether its record can be dropped. An attachError is returned while an attach
-// of its controller can still complete.
+// removeObject removes an unused object, unless it is foreign. forgettable: its
+// record can be dropped. An attachError is returned while an attach can still
+// complete.
 func (p *Plugin) removeObject(ctx context.Context, o table.Object, process string) (forgettable bool, err error) {
 	forgettable = !p.canAppear(o, process)
 	if o.Foreign {
@@ -169,10 +167,9 @@ func (p *Plugin) removeObject(ctx context.Context, o table.Object, process strin
 	return forgettable, pending
 }
 
-// deleteUnrecorded removes a device that is not on record, for example after
-// the record was lost, if SNAP has it under a name that this plugin or NVIDIA's
-// sample plugin assigns. Objects that recorded volumes use are removed with the
-// last of these volumes.
+// deleteUnrecorded removes a device that is not on record, if SNAP has it under
+// a name that this plugin or NVIDIA's sample plugin assigns. Shared objects are
+// removed with the last volume that uses them.
 func (p *Plugin) deleteUnrecorded(ctx context.Context, r request.Device) error {
 	sameName := func(d table.Device) bool { return d.Name == r.Name }
 	if others, _ := p.table.List("", 1, sameName); len(others) > 0 || r.Name == "" {
@@ -212,8 +209,8 @@ func (p *Plugin) deleteUnrecorded(ctx context.Context, r request.Device) error {
 	return nil
 }
 
-// inherit keeps a controller that NVIDIA's sample plugin attached for a volume
-// if other volumes use it. It is removed with the last of them.
+// inherit keeps a controller of NVIDIA's sample plugin that other volumes use,
+// until the last of them is removed.
 func (p *Plugin) inherit(ctx context.Context, volumeID string, planned []plan.Object) (used bool, err error) {
 	name := planned[len(planned)-1].Name
 	if name != plan.SampleController(volumeID) {
@@ -228,8 +225,8 @@ func (p *Plugin) inherit(ctx context.Context, volumeID string, planned []plan.Ob
 	return false, nil
 }
 
-// removal returns the records of a device that is about to be removed and of
-// its objects. Existing object records are kept.
+// removal returns the records of a device to remove and of its objects.
+// Existing object records are kept.
 func (p *Plugin) removal(ctx context.Context, r request.Device, planned []plan.Object) (table.Device, []table.Object, error) {
 	process, err := p.current(ctx)
 	if err != nil {

@@ -11,7 +11,6 @@ import (
 	"github.com/cleatproject/cleat/internal/op"
 )
 
-// register creates the metrics, and registers them if r is not nil.
 func (p *Plugin) register(r prometheus.Registerer) error {
 	p.stale = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "cleat_dpu_stale_answers_total", Help: "GetDevice calls answered with the last known state because SNAP was slow.",
@@ -22,7 +21,7 @@ func (p *Plugin) register(r prometheus.Registerer) error {
 	return errors.Join(r.Register(p.stale), r.Register(collector{p}))
 }
 
-// collector counts the recorded devices and objects at each scrape.
+// collector counts records at each scrape.
 type collector struct{ plugin *Plugin }
 
 var (
@@ -51,7 +50,7 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 	to <- prometheus.MustNewConstMetric(leftoverMetric, prometheus.GaugeValue, float64(leftovers))
 }
 
-// Status is the state of a Plugin for /status.
+// Status of a Plugin for /status.
 type Status struct {
 	SNAP      SNAPStatus          `json:"snap"`
 	Offer     *Offer              `json:"offer,omitempty"`

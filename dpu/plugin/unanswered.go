@@ -13,10 +13,10 @@ import (
 	"github.com/cleatproject/cleat/internal/crashpoint"
 )
 
-// unansweredTimeout is how long an unanswered call can still take effect. SNAP executes an
-// attach asynchronously, even after the plugin has ended: TCP retransmits its
-// SYN for 127 s, and a silent target takes 10 s more. SNAP executes all other
-// calls when it reads them.
+// unansweredTimeout is how long an unanswered call can still take effect. SNAP
+// executes an attach asynchronously: TCP retransmits its SYN for 127 s, and a
+// silent target takes 10 s more. SNAP executes all other calls when it reads
+// them.
 func unansweredTimeout(k plan.Kind) time.Duration {
 	if k == plan.Controller {
 		return 3 * time.Minute
@@ -24,14 +24,13 @@ func unansweredTimeout(k plan.Kind) time.Duration {
 	return 30 * time.Second
 }
 
-// canAppear reports whether an unanswered call to this SNAP process can still
-// create the object after its removal. The object then stays on record.
+// canAppear reports whether an unanswered call can still create the object
+// after its removal; it then stays on record.
 func (p *Plugin) canAppear(o table.Object, process string) bool {
 	return o.Process == process && p.config.Now().Before(o.UnansweredUntil)
 }
 
-// attachError is returned while an unanswered attach keeps a controller on
-// record.
+// attachError: an unanswered attach keeps a controller on record.
 type attachError struct {
 	id    plan.ID
 	until time.Time
@@ -44,8 +43,8 @@ func (e *attachError) Error() string {
 func (e *attachError) Unwrap() error { return errs.Unavailable }
 
 // attaching returns a callback that records each attach for o before it is
-// sent. o keeps the record without this attach, which is valid again once SNAP
-// has answered. If an earlier attach is also unanswered, no path is recorded:
+// sent. o keeps the record without this attach, which is valid again after
+// SNAP's answer. If an earlier attach is also unanswered, no path is recorded:
 // it could not show that both have ended.
 func (p *Plugin) attaching(o *table.Object) object.Attaching {
 	return func(ctx context.Context, path netip.AddrPort) error {
@@ -67,8 +66,8 @@ func (p *Plugin) attaching(o *table.Object) object.Attaching {
 	}
 }
 
-// answered records that SNAP has answered the calls for objects; objects are
-// the records without these calls.
+// answered records the end of the calls for objects; objects are the records
+// without these calls.
 func (p *Plugin) answered(ctx context.Context, objects ...table.Object) {
 	ctx = context.WithoutCancel(ctx)
 	for _, o := range objects {

@@ -1,6 +1,6 @@
-// Package pool resolves locators of kind file to files and directories. A pool
-// is a directory of this machine that its administrator has opened to volumes;
-// a locator names a pool and a relative path in it, never an absolute path.
+// Package pool resolves locators of kind file. A pool is a directory of this
+// machine that its administrator has opened to volumes; a locator names a pool
+// and a relative path in it.
 package pool
 
 import (
@@ -22,9 +22,9 @@ import (
 // Pools are directories by the UUID that locators name.
 type Pools map[string]string
 
-// Parse reads pools from flags, UUID=directory. The directories need not exist
-// yet. Invalid: a malformed UUID, a directory that is not absolute and clean,
-// or one directory in two pools.
+// Parse reads flags UUID=directory. The directories need not exist yet.
+// Invalid: a malformed UUID, a directory that is not absolute and clean, or one
+// directory in two pools.
 func Parse(flags map[string]string) (Pools, error) {
 	p, uuid := Pools{}, regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	for _, id := range slices.Sorted(maps.Keys(flags)) {
@@ -45,11 +45,11 @@ func Parse(flags map[string]string) (Pools, error) {
 	return p, nil
 }
 
-// File returns the absolute path of a regular file or a block device in a pool.
-// The path is opened later by its name, so a process that can write to the
-// pool's directories can replace the file after this check; it must be as
-// trusted as the process that opens it. Precondition: the pool or file does not
-// exist, its path has a symbolic link, or its type is wrong.
+// File returns the absolute path of a regular file or block device in a pool.
+// The path is opened later by name, so a process that can write to the pool's
+// directories can replace the file after this check; it must be as trusted as
+// the one that opens it. Precondition: the pool or file does not exist, its
+// path has a symbolic link, or its type is wrong.
 func (p Pools) File(f access.File) (string, error) {
 	file, path, err := p.open(f, 0)
 	if err != nil {
@@ -66,9 +66,8 @@ func (p Pools) File(f access.File) (string, error) {
 	return path, nil
 }
 
-// Directory returns a handle (O_PATH) of a directory in a pool; its Name is the
-// path. The handle keeps referring to the same directory. Precondition: as for
-// File.
+// Directory returns a handle (O_PATH), which keeps its directory after renames;
+// its Name is the path. Precondition: as for File.
 func (p Pools) Directory(f access.File) (*os.File, error) {
 	dir, path, err := p.open(f, unix.O_DIRECTORY)
 	if errors.Is(err, unix.ENOTDIR) {
@@ -77,8 +76,8 @@ func (p Pools) Directory(f access.File) (*os.File, error) {
 	return dir, err
 }
 
-// tries bounds how often a lookup is retried that raced with a rename (EAGAIN
-// of openat2).
+// tries bounds the retries of a lookup that raced with a rename (EAGAIN of
+// openat2).
 const tries = 32
 
 func (p Pools) open(f access.File, flags uint64) (file *os.File, path string, err error) {
@@ -95,8 +94,7 @@ func (p Pools) open(f access.File, flags uint64) (file *os.File, path string, er
 		return nil, path, errs.Errorf(errs.Precondition, "pool %s: %w", f.Pool, &os.PathError{Op: "open", Path: dir, Err: err})
 	}
 	defer unix.Close(root)
-	// With O_NOFOLLOW, a symbolic link as the last element would itself be
-	// opened.
+	// With O_NOFOLLOW, a symbolic link as the last element would be opened.
 	how := unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC | flags,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
@@ -114,8 +112,8 @@ func (p Pools) open(f access.File, flags uint64) (file *os.File, path string, er
 	return os.NewFile(uintptr(fd), path), path, nil
 }
 
-// isLocal accepts the same paths as the decoder of locators; records can be
-// older.
+// isLocal accepts the same paths as the decoder of locators, since records can
+// be older.
 func isLocal(name string) bool {
 	return name != "" && name != "." && filepath.IsLocal(name) && filepath.Clean(name) == name && !strings.ContainsRune(name, 0)
 }

@@ -9,15 +9,15 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// maxContexts bounds the contexts of a device, in bytes, and maxKeys their
-// entries: they are recorded, and returned by GetDevice.
+// Limits of a device's contexts (bytes, entries), which are recorded and
+// returned by GetDevice.
 const (
 	maxContexts = 128 << 10
 	maxKeys     = 1024
 )
 
-// check refuses contexts that cannot be recorded. The size is checked first, to
-// bound the work.
+// check refuses contexts that cannot be recorded, by size first, to bound the
+// work.
 func (c Contexts) check() error {
 	entries, size := 0, 0
 	for _, m := range c.maps() {
@@ -47,7 +47,6 @@ func (c Contexts) check() error {
 	return nil
 }
 
-// named is one of the maps of a CreateDevice, with its field name.
 type named struct {
 	name string
 	of   map[string]string
@@ -60,8 +59,8 @@ func (c Contexts) maps() []named {
 // Equal compares contexts; nil and empty maps are equal.
 func (c Contexts) Equal(d Contexts) bool { return len(c.Differing(d)) == 0 }
 
-// Differing returns the keys whose values differ, sorted, such as
-// volume_context/nqn. It returns no values.
+// Differing returns the keys (no values) whose values differ, sorted, such as
+// volume_context/nqn.
 func (c Contexts) Differing(d Contexts) []string {
 	var all []string
 	for i, ours := range c.maps() {

@@ -21,8 +21,8 @@ func ParseGet(r *storagev1.GetDeviceRequest) (Device, error) {
 	return parseDevice(r.GetVolumeId(), r.GetDeviceName())
 }
 
-// parseDevice accepts any device name, since an unknown one matches no device.
-// But the name is logged, so it must not be a key, and its length is bounded.
+// parseDevice accepts any name, since an unknown one matches no device. But the
+// name is logged, so it must not be a key, and its length is bounded.
 func parseDevice(id, name string) (Device, error) {
 	if err := CheckVolume(id); err != nil {
 		return Device{}, err
@@ -36,18 +36,16 @@ func parseDevice(id, name string) (Device, error) {
 	return Device{Volume: id, Name: name}, nil
 }
 
-// maxName is well above the length of any device name.
+// maxName is above the length of any device name.
 const maxName = 4096
 
 // ErrToken: starting_token was not returned by this plugin.
 var ErrToken = errors.New("starting_token was not returned by ListDevices")
 
-// maxPage bounds the devices of one response, which must stay well below the 4
-// MiB limit of gRPC clients.
+// maxPage keeps a response well below the 4 MiB limit of gRPC clients.
 const maxPage = 4096
 
-// ParsePage checks a ListDevicesRequest. Errors: errs.Invalid, with ErrToken
-// for an invalid token.
+// ParsePage checks a ListDevicesRequest. Errors: errs.Invalid, also ErrToken.
 func ParsePage(r *storagev1.ListDevicesRequest) (Page, error) {
 	p := Page{Max: int(r.GetMaxEntries())}
 	switch {
@@ -65,18 +63,17 @@ func ParsePage(r *storagev1.ListDevicesRequest) (Page, error) {
 	return p, nil
 }
 
-// checksum is the size of the checksum in a token, in bytes.
 const checksum = crc32.Size
 
-// Token returns the token that continues a list after a volume. It stays valid
-// when that volume is deleted, and over restarts.
+// Token continues a list after a volume. It stays valid over restarts and when
+// that volume is deleted.
 func Token(after string) string {
 	sum := binary.BigEndian.AppendUint32(nil, crc32.ChecksumIEEE([]byte(after)))
 	return base64.RawURLEncoding.EncodeToString(append(sum, after...))
 }
 
-// parseToken accepts exactly what Token returns; the decoder alone would also
-// accept line breaks.
+// parseToken accepts exactly what Token returns; the decoder would also accept
+// line breaks.
 func parseToken(token string) (after string, err error) {
 	if len(token) > base64.RawURLEncoding.EncodedLen(checksum+maxVolume) {
 		return "", errs.Errorf(errs.Invalid, "%w: it has %d bytes; start again without a token", ErrToken, len(token))

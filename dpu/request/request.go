@@ -1,13 +1,11 @@
-// Package request validates the requests of a node driver and converts them to
-// cleat's types. It is pure. Each error has a kind of package errs, and says
-// which value is wrong and what would be right; no error contains a value that
-// could be a key.
+// Package request validates requests of a node driver and converts them to
+// cleat's types. It is pure. Errors have a kind of package errs, and contain no
+// value that could be a key.
 //
 // A CreateDevice is parsed in two steps: ParseCreate checks what every call
-// needs, including a retry; Locate finds the storage, when a device has to be
+// needs, including a retry; Locate finds the storage if a device has to be
 // created. Parsed requests can be recorded: they hold no secrets, their size is
 // bounded, and the volume is valid as the name of a directory.
-// the name of a directory.
 package request
 
 import (
@@ -43,7 +41,7 @@ type Create struct {
 	Volume   string
 	Mode     Mode
 	Modes    []storagev1.AccessMode // sorted, each once
-	Access   access.Access          // fits Mode; nil before Locate
+	Access   access.Access          // nil before Locate
 	Contexts Contexts               // without secrets
 }
 
@@ -54,8 +52,7 @@ func (c Create) ReadOnly() bool {
 	})
 }
 
-// Device names a device in DeleteDevice and GetDevice. An empty Name matches
-// any device of the volume.
+// Device names a device. An empty Name matches any device of the volume.
 type Device struct{ Volume, Name string }
 
 // Page is a validated ListDevices: at most Max volumes that sort after After.
@@ -87,12 +84,10 @@ func ParseCreate(r *storagev1.CreateDeviceRequest) (Create, error) {
 	return c, nil
 }
 
-// Locate reads the locator from the contexts. It is called only when a device
-// has to be created: a retry for an existing device needs no locator. Errors:
+// Locate reads the locator. A retry for an existing device needs none. Errors:
 // errs.Invalid; also access.ErrNone if the contexts have no locator.
 func (c *Create) Locate() error {
-	// The driver copies storage_parameters to SNAP unchanged, so they cannot
-	// hold a locator.
+	// storage_parameters cannot hold a locator: the driver copies them to SNAP.
 	a, err := access.Decode(c.Contexts.Volume, c.Contexts.Publish)
 	if errors.Is(err, access.ErrNone) {
 		return errs.Errorf(errs.Invalid, "volume %s: %w, and no other key locates the volume: %s%s", c.Volume, err, fitting(c.Mode), c.hint())
@@ -110,7 +105,6 @@ func (c *Create) Locate() error {
 // Misspelt returns the ignored keys that resemble a key of a locator.
 func (c *Create) Misspelt() []string { return access.Misspelt(c.Contexts.Volume, c.Contexts.Publish) }
 
-// hint returns the suffix of an error with the keys of Misspelt.
 func (c *Create) hint() string {
 	if keys := c.Misspelt(); len(keys) > 0 {
 		return "; ignored keys: " + strings.Join(keys, ", ")
@@ -139,11 +133,9 @@ func fitting(m Mode) string {
 
 var volumePattern = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
 
-// maxVolume is the maximum length of a Kubernetes name.
 const maxVolume = 253
 
-// CheckVolume returns an error for an invalid volume ID. The ID becomes part of
-// paths.
+// CheckVolume validates a volume ID, which becomes part of paths.
 func CheckVolume(id string) error {
 	switch {
 	case id == "":
@@ -156,7 +148,7 @@ func CheckVolume(id string) error {
 	return nil
 }
 
-// ParseMode reads a volume_mode; the contract's default is Filesystem.
+// ParseMode reads a volume_mode; the default is Filesystem.
 func ParseMode(word string) (Mode, error) {
 	switch m := Mode(word); m {
 	case "":
@@ -167,8 +159,8 @@ func ParseMode(word string) (Mode, error) {
 	return "", errs.Errorf(errs.Invalid, "unknown volume_mode %s: use Block or Filesystem (the default)", access.Quote(word))
 }
 
-// ParseModes sorts access modes and removes duplicates. An empty list is
-// accepted: it restricts nothing.
+// ParseModes sorts access modes and removes duplicates. An empty list restricts
+// nothing.
 func ParseModes(modes []storagev1.AccessMode) ([]storagev1.AccessMode, error) {
 	var each []storagev1.AccessMode // a request can repeat them a million times
 	for _, m := range modes {

@@ -12,8 +12,8 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Code maps the errors of a Server to the codes of the contract, which has one
-// code, FAILED_PRECONDITION, for all other failures, including bad input.
+// Code maps errors to the contract's codes: FAILED_PRECONDITION for all other
+// failures, including bad input.
 func Code(err error) codes.Code {
 	switch {
 	case err == nil:
@@ -33,9 +33,8 @@ func Code(err error) codes.Code {
 }
 
 // only converts an error to FAILED_PRECONDITION, unless it is particular, the
-// one special error of the call, or the caller has cancelled the call. An
-// ErrNotFound below DeleteDevice, or a deadline of the plugin itself, must not
-// reach Code unconverted.
+// special error of the call, or the caller has cancelled. An ErrNotFound below
+// DeleteDevice, or a deadline of the plugin, must not reach Code unconverted.
 func only(ctx context.Context, particular, err error) error {
 	if err == nil || particular != nil && errors.Is(err, particular) {
 		return err

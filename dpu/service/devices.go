@@ -26,9 +26,9 @@ func (s *Server) CreateDevice(ctx context.Context, r *storagev1.CreateDeviceRequ
 	return &storagev1.CreateDeviceResponse{DeviceName: name}, nil
 }
 
-// unserved returns the error of a refused CreateDevice. UNIMPLEMENTED applies
-// to the method as a whole, so it is returned only if SNAP supports no devices
-// at all; an unsupported volume mode is FAILED_PRECONDITION.
+// unserved returns UNIMPLEMENTED, which applies to the whole method, only if
+// SNAP supports no devices at all; an unsupported volume mode is
+// FAILED_PRECONDITION.
 func (s *Server) unserved(ctx context.Context, why error) error {
 	offer, err := s.config.Devices.Offer(ctx)
 	if err == nil && offer == (plugin.Offer{}) {
@@ -40,11 +40,11 @@ func (s *Server) unserved(ctx context.Context, why error) error {
 	return only(ctx, nil, why)
 }
 
-// DeleteDevice deletes a device. It does not depend on what SNAP supports now:
-// the record must also be removed after SNAP was replaced.
+// DeleteDevice does not depend on what SNAP supports now: the record must also
+// be removed after SNAP was replaced.
 func (s *Server) DeleteDevice(ctx context.Context, r *storagev1.DeleteDeviceRequest) (*storagev1.DeleteDeviceResponse, error) {
 	if id := r.GetVolumeId(); id != "" && request.CheckVolume(id) != nil {
-		return &storagev1.DeleteDeviceResponse{}, nil // such a volume cannot have a device
+		return &storagev1.DeleteDeviceResponse{}, nil // cannot have a device
 	}
 	d, err := request.ParseDelete(r)
 	if err == nil {

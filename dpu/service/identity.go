@@ -13,8 +13,8 @@ func (s *Server) GetPluginInfo(context.Context, *storagev1.GetPluginInfoRequest)
 	return &storagev1.GetPluginInfoResponse{Name: s.config.Name, VendorVersion: s.config.Version, Manifest: s.config.Manifest}, nil
 }
 
-// Probe reports whether the plugin is ready. It fails only if the plugin itself
-// is broken, since it can be restarted then.
+// Probe reports readiness. It fails only if the plugin is broken and should be
+// restarted.
 func (s *Server) Probe(ctx context.Context, _ *storagev1.ProbeRequest) (*storagev1.ProbeResponse, error) {
 	ready, err := s.config.Devices.Ready(ctx)
 	if err != nil {
@@ -23,8 +23,8 @@ func (s *Server) Probe(ctx context.Context, _ *storagev1.ProbeRequest) (*storage
 	return &storagev1.ProbeResponse{Ready: wrapperspb.Bool(ready)}, nil
 }
 
-// StoragePluginGetCapabilities returns the kinds of devices that the SNAP
-// process supports now. GetDevice and ListDevices are always served.
+// StoragePluginGetCapabilities returns the kinds of devices that SNAP supports
+// now, and always GetDevice and ListDevices.
 func (s *Server) StoragePluginGetCapabilities(ctx context.Context, _ *storagev1.StoragePluginGetCapabilitiesRequest) (*storagev1.StoragePluginGetCapabilitiesResponse, error) {
 	offer, err := s.config.Devices.Offer(ctx)
 	if err != nil {
@@ -49,8 +49,8 @@ func (s *Server) StoragePluginGetCapabilities(ctx context.Context, _ *storagev1.
 	return &out, nil
 }
 
-// GetSNAPProvider returns the name of the SNAP process that holds the devices.
-// It never fails: the current node driver would continue with an empty name.
+// GetSNAPProvider returns the SNAP process that holds the devices. It never
+// fails: the current node driver would continue with an empty name.
 func (s *Server) GetSNAPProvider(context.Context, *storagev1.GetSNAPProviderRequest) (*storagev1.GetSNAPProviderResponse, error) {
 	return &storagev1.GetSNAPProviderResponse{ProviderName: s.config.Provider}, nil
 }

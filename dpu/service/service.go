@@ -1,5 +1,5 @@
-// Package service serves the contract between DPF and a storage vendor's
-// plugin, nvidia.storage.plugins.v1. Package plugin implements the calls.
+// Package service serves nvidia.storage.plugins.v1, the contract between DPF
+// and a storage vendor's plugin. Package plugin implements the calls.
 package service
 
 import (
@@ -31,11 +31,11 @@ type Devices interface {
 
 // Config configures a Server.
 type Config struct {
-	Name     string            // for GetPluginInfo: a domain name of at most 63 characters
-	Version  string            // for GetPluginInfo
-	Manifest map[string]string // for GetPluginInfo, at least one entry
+	Name     string // a domain name of at most 63 characters
+	Version  string
+	Manifest map[string]string // at least one entry
 	// Provider is the directory of the SNAP process below .../snap/providers.
-	// Empty means NVIDIA's default process.
+	// Empty: NVIDIA's default process.
 	Provider string
 	Devices  Devices
 }
@@ -57,7 +57,7 @@ const (
 	maxProvider = 255 // bytes of one element of a path
 )
 
-// New returns a Server, or an error for values that no node driver can use.
+// New refuses values that no node driver can use.
 func New(c Config) (*Server, error) {
 	switch {
 	case len(c.Name) > maxName || !namePattern.MatchString(c.Name):
@@ -81,8 +81,8 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	storagev1.RegisterStoragePluginServiceServer(r, s)
 }
 
-// Private returns the request fields that must not be logged: the contract has
-// no field for secrets, so users put them into these.
+// Private returns fields that must not be logged: the contract has no field for
+// secrets, so users put them here.
 func Private() []protoreflect.FullName {
 	create := (&storagev1.CreateDeviceRequest{}).ProtoReflect().Descriptor()
 	var all []protoreflect.FullName

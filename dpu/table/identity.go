@@ -8,8 +8,8 @@ import (
 
 func identitiesBucket() store.Bucket[string] { return store.Bucket[string]{Name: "identities"} }
 
-// Identity returns the UUID of the namespace that the volume's device had last,
-// even if the device does not exist any more; "": unknown.
+// Identity returns the UUID of the volume's last namespace, even after its
+// device was deleted; "": unknown.
 func (t *Table) Identity(volumeID string) string {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -34,7 +34,6 @@ func (t *Table) ForgetIdentity(ctx context.Context, volumeID string) error {
 	return nil
 }
 
-// identity returns the UUID of a device's namespace, if the device was created.
 func (d Device) identity() string {
 	if d.Phase != Made {
 		return ""

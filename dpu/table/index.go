@@ -12,16 +12,16 @@ import (
 	"github.com/cleatproject/cleat/internal/store"
 )
 
-// index holds the recorded devices and objects in memory, with all lookup keys.
+// index holds the records in memory.
 type index struct {
-	devices map[string]Device // by volume
-	byName  map[string]string // device name to volume, for devices with a name
-	order   []string          // volumes, sorted
+	devices map[string]Device
+	byName  map[string]string
+	order   []string
 	objects map[plan.ID]Object
-	users   map[plan.ID][]string // volumes, sorted; no empty lists
-	unused  map[plan.ID]struct{} // objects without users
-	takers  map[string]plan.ID   // by exclusive resource of the object, see plan.Object.Exclusive
-	// identities are UUIDs of namespaces, by volume; see Identity.
+	users   map[plan.ID][]string // no empty lists
+	unused  map[plan.ID]struct{}
+	takers  map[string]plan.ID // see plan.Object.Exclusive
+	// By volume; see Identity.
 	identities map[string]string
 }
 
@@ -50,7 +50,6 @@ func (x *index) dropObject(id plan.ID) {
 	x.noteUse(id)
 }
 
-// noteUse updates the unused objects.
 func (x *index) noteUse(id plan.ID) {
 	if _, known := x.objects[id]; known && len(x.users[id]) == 0 {
 		x.unused[id] = struct{}{}
@@ -91,8 +90,8 @@ func (x *index) dropDevice(volumeID string) {
 	x.order = without(x.order, volumeID)
 }
 
-// with and without move the tail of a sorted list: with ten thousand volumes
-// that takes microseconds, compared with milliseconds for the write to disk.
+// with and without move the tail of a list: microseconds for ten thousand
+// volumes, compared with milliseconds for the write to disk.
 func with(sorted []string, s string) []string {
 	at, found := slices.BinarySearch(sorted, s)
 	if found {
@@ -120,8 +119,7 @@ func (x *index) sorted(ids iter.Seq[plan.ID]) []Object {
 	return all
 }
 
-// subject returns the prefix of a message about a device; empty for a message
-// about an object.
+// subject returns the prefix of a message; empty for nil.
 func (d *Device) subject() string {
 	if d == nil {
 		return ""
@@ -129,8 +127,8 @@ func (d *Device) subject() string {
 	return "volume " + d.Volume + ": "
 }
 
-// admit checks that a device and objects can be recorded together with the
-// existing records. d is optional.
+// admit checks that records are consistent with the existing ones. d is
+// optional.
 func (t *Table) admit(d *Device, objects []Object) error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -169,7 +167,6 @@ func (t *Table) admit(d *Device, objects []Object) error {
 	return nil
 }
 
-// holders describes the users of an object for a message.
 func (x *index) holders(id plan.ID) string {
 	if len(x.users[id]) == 0 {
 		return "a device that is still being removed"
@@ -177,7 +174,6 @@ func (x *index) holders(id plan.ID) string {
 	return fmt.Sprintf("volumes %q", x.users[id])
 }
 
-// admitDrop refuses to drop objects that the device of another volume needs.
 func (t *Table) admitDrop(volumeID string, objects []plan.ID) error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -191,7 +187,6 @@ func (t *Table) admitDrop(volumeID string, objects []plan.ID) error {
 	return nil
 }
 
-// checkObject validates the record of an object.
 func (x *index) checkObject(key string, o Object) error {
 	taken := o.Exclusive()
 	switch {
@@ -205,7 +200,7 @@ func (x *index) checkObject(key string, o Object) error {
 	return nil
 }
 
-// checkDevice validates the record of a device; the objects must be loaded.
+// checkDevice requires loaded objects.
 func (x *index) checkDevice(key string, d Device) error {
 	switch {
 	case d.Volume != key:

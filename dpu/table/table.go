@@ -1,6 +1,6 @@
-// Package table records devices and the objects they consist of. Changes are
-// durable when a call returns without an error. The table holds no secrets. An
-// object is recorded before it is created, and until it is certainly removed.
+// Package table records devices and their objects, without secrets. Changes are
+// durable when a call succeeds. An object is recorded before it is created, and
+// until it is certainly removed.
 package table
 
 import (
@@ -19,10 +19,10 @@ import (
 	"github.com/cleatproject/cleat/internal/store"
 )
 
-// Phase is the phase of a device's life cycle.
+// Phase of a device's life cycle.
 type Phase string
 
-// The phases. Only a device in phase Made was ever returned to a caller.
+// Only a device in phase Made was ever returned to a caller.
 const (
 	Making   Phase = "making"
 	Made     Phase = "made"
@@ -32,40 +32,37 @@ const (
 // Device is the device of a volume.
 type Device struct {
 	Volume   string                 `json:"volume"`
-	Name     string                 `json:"name,omitempty"` // device_name; empty until it is known
+	Name     string                 `json:"name,omitempty"` // empty until known
 	Phase    Phase                  `json:"phase"`
 	Mode     request.Mode           `json:"mode"`
 	Modes    []storagev1.AccessMode `json:"modes,omitempty"`
 	Contexts request.Contexts       `json:"contexts"`
 	Objects  []plan.ID              `json:"objects"` // in the order of creation
-	// Namespace identifies the namespace of the controller that the device
-	// consists of, with all known identifiers.
+	// Namespace of the controller, with all known identifiers.
 	Namespace plan.Choice `json:"namespace,omitzero"`
-	// Process is the identity of the SNAP process that holds the device.
+	// Process is the SNAP process that holds the device.
 	Process string    `json:"process,omitempty"`
-	Since   time.Time `json:"since"` // when the phase began
+	Since   time.Time `json:"since"` // of the phase
 }
 
 // Object is the record of an object.
 type Object struct {
 	plan.Object
-	// Foreign: the object existed before, and must not be removed by this
-	// plugin.
+	// Foreign: the object existed before, and this plugin must not remove it.
 	Foreign bool `json:"foreign,omitempty"`
-	// As is the name of a controller that was attached by another program.
+	// As is the name of another program's controller.
 	As string `json:"as,omitempty"`
-	// UnansweredUntil is set while a call for the object is unanswered: until then the
-	// object can still appear, even after its removal.
+	// UnansweredUntil: an unanswered call can still create the object until
+	// then, even after its removal.
 	UnansweredUntil time.Time `json:"doubt,omitzero"`
-	// UnansweredPath is the path of the unanswered attach. It is zero if several are
-	// unanswered, or if an earlier release wrote the record: the path then does
-	// not show that all have ended.
+	// UnansweredPath is the path of the unanswered attach. It is zero if
+	// several are unanswered, or in records of earlier releases.
 	UnansweredPath netip.AddrPort `json:"asked,omitzero"`
-	// Process is the identity of the SNAP process of the last call.
+	// Process is the SNAP process of the last call.
 	Process string `json:"process,omitempty"`
 }
 
-// There returns the object with the name that it has in the SNAP process.
+// There returns the object with its name in the SNAP process.
 func (o Object) There() plan.Object {
 	there := o.Object
 	if o.As != "" {
@@ -77,7 +74,7 @@ func (o Object) There() plan.Object {
 // Table is safe for concurrent use. Records are copied on input and output.
 type Table struct {
 	store   *store.Store
-	writing chan struct{} // a semaphore: serialises read-modify-write operations
+	writing chan struct{} // serialises read-modify-write operations
 
 	mu sync.RWMutex
 	index
@@ -92,9 +89,9 @@ const (
 	Version = 1
 )
 
-// Open loads all records. It refuses a record that is invalid or contradicts
-// another, since its objects could not be removed. Errors: those of package
-// store, store.ErrDamaged for such a record.
+// Open refuses a record that is invalid or contradicts another
+// (store.ErrDamaged), since its objects could not be removed. Other errors:
+// those of package store.
 func Open(ctx context.Context, s *store.Store) (*Table, error) {
 	t := &Table{store: s, writing: make(chan struct{}, 1), index: newIndex()}
 	t.writing <- struct{}{}
@@ -133,8 +130,8 @@ func (t *Table) Device(volumeID string) (Device, bool) {
 	return d.clone(), ok
 }
 
-// List returns the devices accepted by keep, sorted by volume, starting after a
-// volume: at most max, and whether there are more.
+// List returns at most max devices accepted by keep, sorted by volume, after a
+// volume, and whether more follow.
 func (t *Table) List(after string, max int, keep func(Device) bool) (page []Device, more bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -197,10 +194,9 @@ func (t *Table) Unused() []Object {
 
 // Put records a device, replacing that of its volume, together with objects.
 // Errors: errs.Precondition if another volume has the device's name or an
-// exclusive resource of one of the objects; errs.Internal for an invalid
-// object, or one of the device that is not on record; for a device in phase
-// Making also errs.Precondition if the disk is full: the remaining space is
-// reserved for deletes.
+// exclusive resource of an object, or if the disk is full in phase Making,
+// since deletes need the remaining space; errs.Internal for an invalid or
+// unrecorded object.
 func (t *Table) Put(ctx context.Context, d Device, objects ...Object) error {
 	d = d.clone()
 	if d.Phase == Making {
@@ -259,9 +255,8 @@ func (t *Table) put(ctx context.Context, d *Device, objects []Object) error {
 	return nil
 }
 
-// Drop removes the records of a volume's device and of objects. It is
-// idempotent. Error: errs.Internal for an object that the device of another
-// volume needs.
+// Drop removes the records of a device and of objects. It is idempotent. Error:
+// errs.Internal for an object that another volume's device needs.
 func (t *Table) Drop(ctx context.Context, volumeID string, objects ...plan.ID) error {
 	if err := t.begin(ctx); err != nil {
 		return err
@@ -292,8 +287,8 @@ func (t *Table) Drop(ctx context.Context, volumeID string, objects ...plan.ID) e
 	return nil
 }
 
-// begin acquires the right to write, so that no record changes between a check
-// and the write that depends on it.
+// begin keeps records unchanged between a check and the write that depends on
+// it.
 func (t *Table) begin(ctx context.Context) error {
 	select {
 	case <-t.writing:
