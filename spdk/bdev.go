@@ -15,7 +15,7 @@ type Bdev struct {
 	Name        string   `json:"name"`
 	Aliases     []string `json:"aliases"`
 	ProductName string   `json:"product_name"`
-	UUID        string   `json:"uuid"`       // for an NVMe bdev the UUID of the target's namespace
+	UUID        string   `json:"uuid"`       // of an NVMe bdev: that of the target's namespace
 	BlockSize   int64    `json:"block_size"` // bytes
 	NumBlocks   int64    `json:"num_blocks"`
 	Claimed     bool     `json:"claimed"`
@@ -25,8 +25,7 @@ type Bdev struct {
 // Size returns the size in bytes.
 func (b Bdev) Size() int64 { return b.BlockSize * b.NumBlocks }
 
-// Driver describes the storage of a bdev. At most one field is set, none for
-// unknown kinds.
+// Driver describes the storage of a bdev. At most one field is set.
 type Driver struct {
 	NVMe NVMePaths  `json:"nvme"`
 	AIO  *AIODriver `json:"aio"`
@@ -76,8 +75,8 @@ func (c *Client) Bdev(ctx context.Context, name string) (Bdev, error) {
 }
 
 // AwaitBdev waits until a bdev exists, in whole milliseconds. NotFound: the
-// bdev did not appear. The context's deadline should be later than the end of
-// the wait, or the result is Unanswered.
+// bdev did not appear. The result is Unanswered if the context ends before the
+// wait.
 func (c *Client) AwaitBdev(ctx context.Context, name string, wait time.Duration) (Bdev, error) {
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
@@ -105,15 +104,15 @@ func (c *Client) bdev(ctx context.Context, name string, wait int64) (Bdev, error
 	return all[0], nil
 }
 
-// Bdevs returns all bdevs: megabytes of JSON if there are thousands.
+// Bdevs returns all bdevs: megabytes of JSON for thousands.
 func (c *Client) Bdevs(ctx context.Context) ([]Bdev, error) {
 	var all []Bdev
 	err := c.Call(ctx, "bdev_get_bdevs", nil, &all)
 	return all, err
 }
 
-// Do makes a call without a result. Some releases return false where others
-// return an error.
+// Do makes a call without a result. Some releases return false instead of an
+// error.
 func (c *Client) Do(ctx context.Context, method string, params any) error {
 	var raw json.RawMessage
 	if err := c.Call(ctx, method, params, &raw); err != nil {
@@ -125,12 +124,11 @@ func (c *Client) Do(ctx context.Context, method string, params any) error {
 	return nil
 }
 
-// byName is the parameter of calls that take a name only.
 type byName struct {
 	Name string `json:"name"`
 }
 
-// oneOrMany decodes a list, or a single element as a list of one.
+// oneOrMany decodes a list or a single element.
 func oneOrMany[T any](raw []byte) ([]T, error) {
 	if raw = bytes.TrimSpace(raw); len(raw) > 0 && raw[0] == '{' {
 		var one T
@@ -152,8 +150,8 @@ type AIO struct {
 	ReadOnly  bool   `json:"readonly,omitempty"`
 }
 
-// CreateAIO creates an AIO bdev. Exists: a bdev of that name exists. NoFile:
-// the file does not exist. SPDK accepts a file that another bdev uses.
+// CreateAIO creates an AIO bdev. Exists: the name is used. NoFile: the file
+// does not exist. SPDK accepts a file that another bdev uses.
 func (c *Client) CreateAIO(ctx context.Context, a AIO) error {
 	return c.Call(ctx, "bdev_aio_create", a, nil)
 }

@@ -1,10 +1,10 @@
 // Package spdk is a JSON-RPC client for an SPDK process, such as NVIDIA's SNAP,
 // over a UNIX socket.
 //
-// A Client has a few connections, which it dials when needed, and matches
-// responses by their id, so that a slow call does not delay others. It never
-// retries a call that might have been executed: the caller must check the state
-// of the process first (Unanswered).
+// A Client dials a few connections when needed, and matches responses by id, so
+// that slow calls do not delay others. It never retries a call that might have
+// been executed (Unanswered): the caller must check the state of the process
+// first.
 package spdk
 
 import (
@@ -27,28 +27,26 @@ const (
 	defaultTimeout     = 30 * time.Second
 	defaultMaxAnswer   = 16 << 20
 	defaultConnections = 4
-	// maxConnections leaves connections for other clients: a process accepts
-	// 64.
+	// maxConnections leaves connections of the 64 of a process to other
+	// clients.
 	maxConnections = 32
-	// maxRequest is the maximum size of a request, in bytes; the process closes
-	// the connection on larger ones.
+	// maxRequest in bytes; the process closes the connection on larger ones.
 	maxRequest = 256<<10 - 1
 )
 
 // Config configures a Client. Only Socket is required.
 type Config struct {
 	Socket string // absolute path; the socket need not exist yet
-	// Timeout bounds a call whose context has no deadline. It must be longer
-	// than 10 s, the duration of an attach to a silent target. Zero is 30 s.
+	// Timeout of calls without deadline, longer than 10 s, the duration of an
+	// attach to a silent target. Zero is 30 s.
 	Timeout time.Duration
-	// MaxAnswer bounds a response, in bytes. Zero is 16 MiB, which is about
-	// 8,000 bdevs.
+	// MaxAnswer bounds a response, in bytes. Zero is 16 MiB, about 8,000 bdevs.
 	MaxAnswer int64
 	// Connections is the maximum number of open connections. Zero is 4.
 	Connections int
 
-	Logger  *slog.Logger          // nil: no log
-	Metrics prometheus.Registerer // nil: none
+	Logger  *slog.Logger
+	Metrics prometheus.Registerer
 }
 
 func (c Config) check() (Config, error) {
@@ -85,7 +83,7 @@ type Client struct {
 	facts  facts
 }
 
-// Open returns a Client. It does not connect. Errors: errs.Invalid.
+// Open does not connect. Errors: errs.Invalid.
 func Open(c Config) (*Client, error) {
 	c, err := c.check()
 	if err != nil {
@@ -106,7 +104,7 @@ func Open(c Config) (*Client, error) {
 func (c *Client) Socket() string { return c.config.Socket }
 
 // Close closes all connections, fails in-flight calls, and waits for the
-// client's goroutines.
+// goroutines.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.closed = true
@@ -126,14 +124,14 @@ func (c *Client) Close() error {
 
 var errClosed = errors.New("the client is closed")
 
-// Call sends a request and decodes its result into result, a pointer, or nil to
-// ignore the result. params is encoded as a JSON object, or nil. Call waits
-// until ctx ends, or for Config.Timeout if ctx has no deadline.
+// Call sends a request and decodes its result into result, a pointer or nil.
+// params is encoded as a JSON object, or nil. Call waits until ctx ends, or for
+// Config.Timeout if ctx has no deadline.
 //
-// An error response of the process is an *Error. All other errors are of kind
+// An error response is an *Error. All other errors are of kind
 // errs.Unavailable, and Unanswered if the request might have been or might
 // still be executed; except errs.Invalid for params that cannot be encoded, and
-// errs.Internal for a result that cannot be decoded.
+// errs.Internal for an undecodable result.
 func (c *Client) Call(ctx context.Context, method string, params, result any) error {
 	begin := time.Now()
 	err := c.call(ctx, method, params, result)
@@ -165,8 +163,8 @@ func (c *Client) call(ctx context.Context, method string, params, result any) er
 	return a.into(method, body, result)
 }
 
-// exchange sends a request over the connection with the fewest calls. If the
-// connection turns out to be lost before any byte was sent, it reconnects once.
+// exchange uses the connection with the fewest calls. If it is lost before any
+// byte was sent, exchange reconnects once.
 func (c *Client) exchange(ctx context.Context, method string, params []byte) (answer, error) {
 	slot := c.take()
 	defer c.give(slot)
@@ -186,15 +184,13 @@ func (c *Client) exchange(ctx context.Context, method string, params []byte) (an
 	}
 }
 
-// slot holds at most one connection.
 type slot struct {
-	dialing chan struct{} // a semaphore for dialing
-	load    int           // in-flight calls; load and conn are guarded by Client.mu
+	dialing chan struct{} // a semaphore
+	load    int           // in-flight calls; guarded, like conn, by Client.mu
 	conn    *conn         // nil: not connected
 }
 
-// take selects a slot for a call: the least busy one, preferring connected
-// ones.
+// take selects the least busy slot, preferring connected ones.
 func (c *Client) take() *slot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,7 +201,7 @@ func (c *Client) take() *slot {
 	return best
 }
 
-// busy returns the number of calls of a slot, including abandoned ones.
+// busy counts calls, including abandoned ones.
 func (s *slot) busy() int {
 	if s.conn == nil {
 		return s.load
@@ -226,8 +222,7 @@ func (c *Client) give(s *slot) {
 	s.load--
 }
 
-// connected returns the connection of a slot, and dials if there is no
-// connection.
+// connected returns the connection of a slot, dialed if needed.
 func (c *Client) connected(ctx context.Context, s *slot) (*conn, error) {
 	if conn, err := c.existing(s); conn != nil || err != nil {
 		return conn, err

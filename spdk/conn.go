@@ -11,23 +11,22 @@ import (
 	"time"
 )
 
-// errNotSent: a connection was lost before any byte of the request was sent, so
-// the request can be retried.
+// errNotSent: the connection was lost before any byte of the request was sent,
+// so a retry is safe.
 var errNotSent = errors.New("the connection was lost before the request was sent")
 
-// conn is a connection. Its reader goroutine passes each response to the call
-// with its id.
+// conn is a connection; its reader goroutine passes responses to calls.
 type conn struct {
 	raw     net.Conn
 	metrics *metrics
-	writing chan struct{} // a semaphore for writing
-	done    chan struct{} // closed when the connection is lost
+	writing chan struct{} // a semaphore
+	done    chan struct{}
 
 	mu        sync.Mutex
 	last      uint64                 // id of the last request
 	pending   map[uint64]chan answer // by id; nil for an abandoned call
-	abandoned int                    // pending responses to abandoned calls
-	err       error                  // why the connection was lost
+	abandoned int
+	err       error
 }
 
 func newConn(raw net.Conn, m *metrics) *conn {
@@ -38,8 +37,8 @@ func newConn(raw net.Conn, m *metrics) *conn {
 	}
 }
 
-// call sends a request and waits for its response. If ctx ends first, the
-// connection stays open and the response is dropped when it arrives.
+// call waits for a response. If ctx ends first, the connection stays open and
+// the response is dropped.
 func (c *conn) call(ctx context.Context, method string, params []byte) (answer, error) {
 	id, answered, err := c.expect()
 	if err != nil {
@@ -78,14 +77,14 @@ func (c *conn) expect() (uint64, <-chan answer, error) {
 	return c.last, answered, nil
 }
 
-// forget removes a call that was not sent.
+// forget removes an unsent call.
 func (c *conn) forget(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.pending, id)
 }
 
-// abandon abandons a call; its response is dropped.
+// abandon drops the response of a call.
 func (c *conn) abandon(id uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -95,7 +94,7 @@ func (c *conn) abandon(id uint64) {
 	}
 }
 
-// abandonedCalls returns the number of pending responses to abandoned calls. While it is
+// abandonedCalls counts pending responses to abandoned calls. While it is
 // positive, the process might be stuck on this connection.
 func (c *conn) abandonedCalls() int {
 	c.mu.Lock()
@@ -103,8 +102,8 @@ func (c *conn) abandonedCalls() int {
 	return c.abandoned
 }
 
-// write sends a frame. A partially written frame breaks the connection, since
-// the process would read the next frame as its rest.
+// write sends a frame. A partial frame breaks the connection, since the process
+// would read the next one as its rest.
 func (c *conn) write(ctx context.Context, frame []byte) error {
 	select {
 	case c.writing <- struct{}{}:
@@ -142,7 +141,7 @@ func (c *conn) write(ctx context.Context, frame []byte) error {
 	return fmt.Errorf("%w: %w", Unanswered, err) // a process should execute complete frames only, but this is not certain
 }
 
-// read delivers responses until the connection is lost, and returns the reason.
+// read delivers responses until the connection is lost.
 func (c *conn) read(frames *frames, log func(string, ...any)) error {
 	for {
 		a, err := frames.next()
@@ -151,7 +150,6 @@ func (c *conn) read(frames *frames, log func(string, ...any)) error {
 			return c.lost()
 		}
 		if a.id == 0 {
-			// Without an id no response can be assigned to its call.
 			c.fail(fmt.Errorf("response without a request id, code %d", a.code))
 			return c.lost()
 		}
@@ -172,12 +170,12 @@ func (c *conn) deliver(a answer) bool {
 	case answered == nil:
 		c.abandoned--
 	default:
-		answered <- a // buffered, never blocks
+		answered <- a // buffered
 	}
 	return answered != nil
 }
 
-// fail closes the connection. Only the first error is kept.
+// fail keeps the first error only.
 func (c *conn) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -195,8 +193,8 @@ func (c *conn) lost() error {
 	return c.err
 }
 
-// encodeRequest encodes a frame. It ends with a newline, which all releases
-// accept and some tools need.
+// encodeRequest ends a frame with a newline, which all releases accept and some
+// tools need.
 func encodeRequest(id uint64, method string, params []byte) []byte {
 	var b bytes.Buffer
 	b.WriteString(`{"jsonrpc":"2.0","id":`)

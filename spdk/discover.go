@@ -24,7 +24,7 @@ type Version struct {
 func (v Version) String() string { return v.Text }
 
 // UnmarshalJSON decodes the result of spdk_get_version. Without numeric fields
-// the version is parsed from the text.
+// the text is parsed.
 func (v *Version) UnmarshalJSON(raw []byte) error {
 	var wire struct {
 		Version string
@@ -47,7 +47,7 @@ func (v *Version) UnmarshalJSON(raw []byte) error {
 	}
 	v.Major, _ = strconv.Atoi(m[1])
 	v.Minor, _ = strconv.Atoi(m[2])
-	v.Patch, _ = strconv.Atoi(m[3]) // a missing patch level is 0
+	v.Patch, _ = strconv.Atoi(m[3]) // a missing one is 0
 	v.Suffix = m[4]
 	return nil
 }
@@ -72,8 +72,7 @@ func (m MethodSet) Has(names ...string) bool {
 // Names returns the methods, sorted.
 func (m MethodSet) Names() []string { return slices.Sorted(maps.Keys(m.names)) }
 
-// Version returns the version of the process. It is cached until a connection
-// is lost.
+// Version is cached until a connection is lost.
 func (c *Client) Version(ctx context.Context) (Version, error) {
 	epoch, known, _ := c.known()
 	if known != nil {
@@ -87,8 +86,8 @@ func (c *Client) Version(ctx context.Context) (Version, error) {
 	return v, nil
 }
 
-// Methods returns the methods that the process accepts in its current state.
-// They are cached until a connection is lost.
+// Methods returns the methods accepted in the current state of the process,
+// cached until a connection is lost.
 func (c *Client) Methods(ctx context.Context) (MethodSet, error) {
 	epoch, _, known := c.known()
 	if known != nil {
@@ -109,8 +108,8 @@ func (c *Client) known() (epoch uint64, v *Version, m *MethodSet) {
 	return c.facts.epoch, c.facts.version, c.facts.methods
 }
 
-// learn caches a result, unless a connection was lost since the request: the
-// result can be from the previous process.
+// learn caches a result, unless a connection was lost since: the result can be
+// from the previous process.
 func (c *Client) learn(epoch uint64, keep func(*facts)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,12 +123,12 @@ const (
 	longPause  = time.Second
 )
 
-// WaitReady waits until the process responds and is initialised. It waits for a
-// missing socket, and continues after lost connections: a process whose
-// initialisation fails also accepts connections. Errors: errs.Unavailable if
-// ctx ends; an *Error if the process returns an error.
+// WaitReady waits until the process is initialised, also for a missing socket
+// and after lost connections: a process whose initialisation fails also accepts
+// connections. Errors: errs.Unavailable if ctx ends; an *Error if the process
+// returns an error.
 func (c *Client) WaitReady(ctx context.Context) error {
-	var last error // the last error before the deadline
+	var last error
 	for pause := firstPause; ; pause = min(2*pause, longPause) {
 		err := c.ready(ctx)
 		switch {
@@ -148,8 +147,8 @@ func (c *Client) WaitReady(ctx context.Context) error {
 	}
 }
 
-// ready makes one attempt. The process responds to framework_wait_init when it
-// is initialised.
+// ready makes one attempt. framework_wait_init returns after the
+// initialisation.
 func (c *Client) ready(ctx context.Context) error {
 	err := c.Call(ctx, "framework_wait_init", nil, nil)
 	if err != nil && !errors.Is(err, UnknownMethod) {

@@ -10,8 +10,8 @@ import (
 type Error struct {
 	Method  string
 	Code    int    // JSON-RPC code below -32000, else a negative errno
-	Status  string // of SNAP 5, which has no codes; otherwise empty
-	Message string // with secrets of the call redacted
+	Status  string // of SNAP 5, which has no codes
+	Message string // with secrets redacted
 	means   []Meaning
 }
 
@@ -22,8 +22,8 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s (code %d)", e.Method, e.Message, e.Code)
 }
 
-// Unwrap returns the meanings of the error and, last, its kind of package errs,
-// for errors.Is and errs.KindOf.
+// Unwrap returns the meanings of the error and, last, its kind, for errors.Is
+// and errs.KindOf.
 func (e *Error) Unwrap() []error {
 	means := e.means
 	if means == nil {
@@ -40,8 +40,8 @@ func (e *Error) Unwrap() []error {
 	return append(all, kind)
 }
 
-// Meaning classifies an error response, since codes are ambiguous: use
-// errors.Is(err, spdk.NotFound).
+// Meaning classifies error responses, whose codes are ambiguous: errors.Is(err,
+// spdk.NotFound).
 type Meaning string
 
 func (m Meaning) Error() string { return string(m) }
@@ -49,7 +49,7 @@ func (m Meaning) Error() string { return string(m) }
 const (
 	// NotFound: the object of the call does not exist.
 	NotFound Meaning = "not found"
-	// Exists: the object to create exists, possibly with other properties.
+	// Exists: the object exists, possibly with other properties.
 	Exists Meaning = "exists"
 	// SamePath comes with Exists: a controller of that name has that path, to
 	// any subsystem.
@@ -60,14 +60,14 @@ const (
 	NoPath Meaning = "the controller has no such path"
 	// NoFile: a file or directory of the call does not exist.
 	NoFile Meaning = "no such file or directory"
-	// NoKey: the keyring of the process has no key of that name.
+	// NoKey: the keyring has no key of that name.
 	NoKey Meaning = "no such key"
 	// NoTransport: this process does not have the transport.
 	NoTransport Meaning = "no such transport"
-	// Unreachable: the target does not respond, does not have the subsystem, or
-	// does not allow this host. The process does not distinguish these.
+	// Unreachable: the target does not respond, lacks the subsystem, or refuses
+	// this host. The process does not distinguish these.
 	Unreachable Meaning = "unreachable"
-	// TimedOut: the process timed out.
+	// TimedOut: in the process.
 	TimedOut Meaning = "timed out"
 	// UnknownMethod: this release does not have the method.
 	UnknownMethod Meaning = "unknown method"
@@ -89,9 +89,9 @@ const (
 	Unsupported Meaning = "unsupported"
 )
 
-// Unanswered: the request was or might have been sent, and no response arrived.
-// It might have been or might still be executed, so check the state before a
-// retry.
+// Unanswered: no response arrived to a request that was or might have been
+// sent. It might have been or might still be executed, so check the state
+// before a retry.
 const Unanswered Meaning = "the process did not respond"
 
 func (m Meaning) kind() errs.Kind {

@@ -13,12 +13,11 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// ErrTooLarge: a connection was closed because of a response larger than
-// Config.MaxAnswer.
+// ErrTooLarge: a response exceeded Config.MaxAnswer, and the connection was
+// closed.
 var ErrTooLarge = errors.New("response too large")
 
-// frames reads responses from a stream: JSON values with optional white space
-// between them.
+// frames reads responses: JSON values with optional white space between them.
 type frames struct {
 	bound   *bounded
 	decoder *json.Decoder
@@ -29,7 +28,7 @@ func newFrames(r io.Reader, largest int64) *frames {
 	return &frames{bound: b, decoder: json.NewDecoder(b)}
 }
 
-// next returns the next response. After an error the stream is unusable.
+// next returns a response. After an error the stream is unusable.
 func (f *frames) next() (answer, error) {
 	f.bound.left = f.bound.largest
 	var e envelope
@@ -44,7 +43,6 @@ func (f *frames) next() (answer, error) {
 	return e.answer(), nil
 }
 
-// bounded limits the bytes read for one value.
 type bounded struct {
 	r             io.Reader
 	left, largest int64
@@ -62,8 +60,8 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// envelope is a response on the wire. Status and Message are set by SNAP 5,
-// which wraps results and never sets an error.
+// envelope is a response on the wire. SNAP 5 sets Status and Message, wraps
+// results and never sets an error.
 type envelope struct {
 	ID      json.RawMessage `json:"id"`
 	Result  json.RawMessage `json:"result"`
@@ -72,7 +70,7 @@ type envelope struct {
 	Message json.RawMessage `json:"message"`
 }
 
-// answer is a decoded response; an id of 0 is invalid.
+// answer is a decoded response; id 0 is invalid.
 type answer struct {
 	id     uint64
 	result json.RawMessage // nil: missing or null
@@ -109,7 +107,7 @@ func (a *answer) unwrap(status string, message json.RawMessage) {
 		return
 	}
 	a.failed, a.status = true, status
-	_ = json.Unmarshal(message, &a.text) // a message of another type is ignored
+	_ = json.Unmarshal(message, &a.text) // other types are ignored
 }
 
 func snapStatus(raw json.RawMessage) (string, bool) {
@@ -120,7 +118,7 @@ func snapStatus(raw json.RawMessage) (string, bool) {
 	return s, strings.HasPrefix(s, "SNAP_")
 }
 
-// parseID accepts numbers and strings; it returns 0 for anything else.
+// parseID accepts numbers and strings, and returns 0 for anything else.
 func parseID(raw json.RawMessage) uint64 {
 	text := string(raw)
 	if len(text) > 1 && text[0] == '"' {
@@ -133,8 +131,7 @@ func parseID(raw json.RawMessage) uint64 {
 	return id
 }
 
-// parseRefusal decodes an error member, also a malformed one as far as
-// possible.
+// parseRefusal decodes an error member, a malformed one as far as possible.
 func parseRefusal(raw json.RawMessage) (int, string) {
 	var e struct {
 		Code    int    `json:"code"`
@@ -157,7 +154,6 @@ func notNull(raw json.RawMessage) json.RawMessage {
 	return raw
 }
 
-// into decodes the result of a call, or returns its error.
 func (a answer) into(method string, params []byte, result any) error {
 	if a.failed {
 		return a.refusal(method, params)
@@ -185,10 +181,8 @@ func (a answer) refusal(method string, params []byte) *Error {
 	return e
 }
 
-// methodChars are the allowed characters of method names.
 const methodChars = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
 
-// encodeParams encodes the params of a request; nil if there are no params.
 func encodeParams(method string, params any) ([]byte, error) {
 	if method == "" || len(method) > 128 || strings.Trim(method, methodChars) != "" {
 		return nil, errs.Errorf(errs.Invalid, "invalid method name %q", method)

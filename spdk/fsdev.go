@@ -16,10 +16,10 @@ type Fsdev struct {
 	} `json:"module_specific"`
 }
 
-// CreateFsdev creates a file system device on a directory, in the mount
-// namespace of the process. Exists: a device of that name exists, possibly on
-// another directory. NoFile: the directory does not exist. SPDK accepts a root
-// that is a file, or that another device uses.
+// CreateFsdev creates a device on a directory, in the mount namespace of the
+// process. Exists: the name is used, possibly on another directory. NoFile: the
+// directory does not exist. SPDK accepts a root that is a file, or that another
+// device uses.
 func (c *Client) CreateFsdev(ctx context.Context, name, root string) error {
 	params := struct {
 		byName
@@ -34,7 +34,7 @@ func (c *Client) DeleteFsdev(ctx context.Context, name string) error {
 }
 
 // Fsdev returns a device. NotFound: no such device. UnknownMethod: upstream
-// releases do not have the method.
+// releases lack the method.
 func (c *Client) Fsdev(ctx context.Context, name string) (Fsdev, error) {
 	if name == "" { // an empty name would return all devices
 		return Fsdev{}, errs.Errorf(errs.Invalid, "fsdev_get_fsdevs: empty device name")
@@ -43,7 +43,6 @@ func (c *Client) Fsdev(ctx context.Context, name string) (Fsdev, error) {
 	if err := c.Call(ctx, "fsdev_get_fsdevs", byName{name}, &raw); err != nil {
 		return Fsdev{}, err
 	}
-	// The result is a list, or a single object.
 	all, err := oneOrMany[Fsdev](raw)
 	if err != nil {
 		return Fsdev{}, errs.Errorf(errs.Internal, "fsdev_get_fsdevs: parse the response: %w", err)

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Codes of JSON-RPC. The process also uses codeInvalidParams and codeInternal
-// for its own errors, which only the text distinguishes.
+// JSON-RPC codes. The process also uses codeInvalidParams and codeInternal for
+// its own errors, which only the text distinguishes.
 const (
 	codeMethodNotFound = -32601
 	codeInvalidParams  = -32602
@@ -29,8 +29,8 @@ func (r meaningOf) fits(method string, code int, text string) bool {
 		(r.text == nil || r.text.MatchString(text))
 }
 
-// meanings returns the meanings of an error response: those of the first
-// matching row, nil if the error is ambiguous, as -1 often is.
+// meanings returns those of the first matching row, nil for an ambiguous error,
+// as -1 often is.
 func meanings(method string, code int, text string) []Meaning {
 	for _, r := range table() {
 		if r.fits(method, code, text) {
@@ -40,10 +40,9 @@ func meanings(method string, code int, text string) []Meaning {
 	return nil
 }
 
-// table maps error responses to meanings, specific rows first, since a code has
-// different meanings for different methods. It is based on the responses of
-// SPDK 26.09-pre and, where these could not be tested, on the sources of 23.09
-// to 26.01.
+// table maps error responses to meanings, specific rows first. It is based on
+// the responses of SPDK 26.09-pre and, where these could not be tested, on the
+// sources of 23.09 to 26.01.
 var table = sync.OnceValue(func() []meaningOf { return slices.Concat(particular(), general()) })
 
 func particular() []meaningOf {

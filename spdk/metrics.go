@@ -18,7 +18,7 @@ type metrics struct {
 	late        prometheus.Counter
 }
 
-// newMetrics registers the metrics; a nil registry is allowed.
+// newMetrics accepts a nil registry.
 func newMetrics(registry prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		calls: prometheus.NewCounterVec(prometheus.CounterOpts{

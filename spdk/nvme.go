@@ -6,23 +6,23 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// NVMeAddress is the address of a path to a subsystem.
+// NVMeAddress is a path to a subsystem.
 type NVMeAddress struct {
 	Transport string `json:"trtype"`           // TCP, RDMA; NVDA_TCP in NVIDIA's fork
 	Family    string `json:"adrfam,omitempty"` // IPv4, IPv6
 	Address   string `json:"traddr"`
-	Service   string `json:"trsvcid,omitempty"` // the port
+	Service   string `json:"trsvcid,omitempty"` // port
 	SubNQN    string `json:"subnqn,omitempty"`
 }
 
 // NVMeAttach attaches a controller, or another path of it. Zero and nil fields
-// are omitted: a release rejects calls with unknown parameters, so the caller
-// must know the supported ones.
+// are omitted: a release rejects unknown parameters, so the caller must know
+// the supported ones.
 type NVMeAttach struct {
 	Name string `json:"name"`
 	NVMeAddress
 	HostNQN     string `json:"hostnqn,omitempty"`
-	HostAddress string `json:"hostaddr,omitempty"` // source address
+	HostAddress string `json:"hostaddr,omitempty"` // source
 
 	// Set all three or none; -1 is unlimited.
 	LossTimeout    *int `json:"ctrlr_loss_timeout_sec,omitempty"`
@@ -42,17 +42,16 @@ type NVMeAttach struct {
 }
 
 // AttachNVMe attaches a controller and returns the names of all its bdevs;
-// namespaces can appear later. A silent target takes 10 s. A call that ends
-// Unanswered can still attach the controller. Exists: see SamePath and
-// OtherName.
+// namespaces can appear later. A silent target takes 10 s. An Unanswered call
+// can still attach the controller. Exists: see SamePath and OtherName.
 func (c *Client) AttachNVMe(ctx context.Context, a NVMeAttach) ([]string, error) {
 	var names []string
 	err := c.Call(ctx, "bdev_nvme_attach_controller", a, &names)
 	return names, err
 }
 
-// DetachNVMe detaches a controller, or one of its paths. Its bdevs are removed
-// even if in use. NotFound: no such controller or (NoPath) no such path.
+// DetachNVMe detaches a controller, or one of its paths, and removes its bdevs
+// even if in use. NotFound: no such controller or (NoPath) path.
 func (c *Client) DetachNVMe(ctx context.Context, name string, path *NVMeAddress) error {
 	params := struct {
 		byName
@@ -61,17 +60,15 @@ func (c *Client) DetachNVMe(ctx context.Context, name string, path *NVMeAddress)
 	return c.Do(ctx, "bdev_nvme_detach_controller", params)
 }
 
-// ResetNVMe reconnects a controller, including a failed one, and waits for the
-// result. NotFound: no such controller.
+// ResetNVMe reconnects a controller, and waits for the result. NotFound: no
+// such controller.
 func (c *Client) ResetNVMe(ctx context.Context, name string) error {
 	return c.Do(ctx, "bdev_nvme_reset_controller", byName{name})
 }
 
-// ControllerState is the state of a path's controller. The bdevs are listed in
-// all states.
+// ControllerState is the state of a path. The bdevs are listed in all states.
 type ControllerState string
 
-// The states of a controller.
 const (
 	ControllerEnabled   ControllerState = "enabled"
 	ControllerResetting ControllerState = "resetting"
@@ -85,7 +82,7 @@ type NVMeController struct {
 	Paths []NVMeConnectedPath `json:"ctrlrs"`
 }
 
-// NVMeConnectedPath is a path of a controller with its state.
+// NVMeConnectedPath is a path with its state.
 type NVMeConnectedPath struct {
 	State        ControllerState `json:"state"`
 	Address      NVMeAddress     `json:"trid"`
@@ -119,8 +116,8 @@ func (c *Client) NVMeControllers(ctx context.Context) ([]NVMeController, error) 
 }
 
 // AddKeyFile adds a key from a file: an absolute path in the mount namespace of
-// the process. The file must be owned by and readable for the user of the
-// process only. Exists: a key of that name exists. Denied: wrong owner or mode.
+// the process, whose user must own it and alone have access. Exists: the name
+// is used. Denied: wrong owner or mode.
 func (c *Client) AddKeyFile(ctx context.Context, name, path string) error {
 	params := struct {
 		byName

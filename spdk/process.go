@@ -12,27 +12,26 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// Process identifies the process on the socket. A process with another identity
-// has lost all state of the previous one.
+// Process identifies the process on the socket. One with another identity has
+// lost all state of the previous one.
 type Process struct {
 	// Generation counts the processes seen by this Client, from 1.
 	Generation uint64
-	// Identity is constant during the lifetime of a process, for all Clients of
-	// this socket, also after a restart of the Client.
+	// Identity is constant for a process and all Clients of this socket, over
+	// restarts of the Client.
 	Identity string
 }
 
-// facts is cached knowledge about the process; guarded by Client.mu.
+// facts are cached about the process; guarded by Client.mu.
 type facts struct {
 	process Process
-	epoch   uint64 // incremented with each lost connection
-	// Cached in this epoch; nil: not yet.
+	epoch   uint64
+	// Cached in this epoch.
 	version *Version
 	methods *MethodSet
 }
 
-// Generation returns the generation of the last process seen; 0: no process
-// yet.
+// Generation is that of the last process seen; 0: none.
 func (c *Client) Generation() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -58,10 +57,10 @@ func (c *Client) Process(ctx context.Context) (Process, error) {
 	return c.facts.process, nil
 }
 
-// dial connects to the socket and returns the identity of its process. A new
-// process binds a new socket, so inode and mtime distinguish it from the
-// previous one, even in another PID namespace. The inode is compared before and
-// after the connect, so that it belongs to the connection.
+// dial connects and returns the identity of the process. A new process binds a
+// new socket, so inode and mtime identify it, even in another PID namespace.
+// The inode is compared before and after the connect, so that it belongs to the
+// connection.
 func dial(ctx context.Context, path string) (net.Conn, string, error) {
 	for {
 		before, err := socketInode(path)
@@ -76,7 +75,7 @@ func dial(ctx context.Context, path string) (net.Conn, string, error) {
 		if err == nil && after == before {
 			return raw, before + peerID(raw), nil
 		}
-		_ = raw.Close() // of a process that has ended
+		_ = raw.Close()
 		if err := ctx.Err(); err != nil {
 			return nil, "", fmt.Errorf("connect to %s: %w", path, context.Cause(ctx))
 		}
@@ -98,7 +97,7 @@ func socketInode(path string) (string, error) {
 	return fmt.Sprintf("%d.%d.%d", s.Dev, s.Ino, info.ModTime().UnixNano()), nil
 }
 
-// peerID returns a suffix with the PID, if it is visible.
+// peerID returns a suffix with the PID, if visible.
 func peerID(raw net.Conn) string {
 	who, err := unixsock.PeerCredentials(raw)
 	if err != nil || who.PID <= 0 {
@@ -107,7 +106,7 @@ func peerID(raw net.Conn) string {
 	return fmt.Sprintf(".%d", who.PID)
 }
 
-// adopt makes a connection from a socket and starts its reader.
+// adopt starts the reader of a new connection.
 func (c *Client) adopt(s *slot, raw net.Conn, identity string) (*conn, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -132,14 +131,13 @@ func (c *Client) adopt(s *slot, raw net.Conn, identity string) (*conn, error) {
 	return conn, nil
 }
 
-// recordProcess records the process of a new connection.
 func (c *Client) recordProcess(identity string) {
 	if c.facts.process.Identity == identity {
 		return
 	}
 	epoch := c.facts.epoch
 	if c.facts.process.Generation > 0 {
-		epoch++ // in-flight results are from the previous process
+		epoch++ // in-flight results are of the previous process
 		c.metrics.restarts.Inc()
 		c.config.Logger.Warn("SPDK process restarted, its state is lost", "socket", c.config.Socket)
 	}
@@ -149,18 +147,17 @@ func (c *Client) recordProcess(identity string) {
 	}
 }
 
-// drop removes a lost connection from its slot, and clears the cached facts:
-// the next connection can be to another process.
+// drop removes a lost connection, and the cached facts: the next connection can
+// be to another process.
 func (c *Client) drop(s *slot, lost *conn) {
 	if s.conn != lost {
-		return // already dropped
+		return
 	}
 	s.conn = nil
 	c.metrics.connections.Dec()
 	c.forget()
 }
 
-// forget clears the cached version and methods.
 func (c *Client) forget() {
 	c.facts.epoch++
 	c.facts.version, c.facts.methods = nil, nil

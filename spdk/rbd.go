@@ -13,8 +13,8 @@ type RBD struct {
 	Image     string `json:"rbd_name"`
 	BlockSize int    `json:"block_size"` // bytes
 	ReadOnly  bool   `json:"read_only,omitempty"`
-	// Cluster is a name given to RegisterRBDCluster; alternatively User, with
-	// the process's default configuration and keyring.
+	// Cluster was given to RegisterRBDCluster; alternatively User, with the
+	// process's default configuration and keyring.
 	Cluster string `json:"cluster_name,omitempty"`
 	User    string `json:"user_id,omitempty"`
 }
@@ -29,8 +29,8 @@ func (c *Client) DeleteRBD(ctx context.Context, name string) error {
 	return c.Do(ctx, "bdev_rbd_delete", byName{name})
 }
 
-// RBDCluster is a connection to Ceph that bdevs share. Keys are passed in files
-// only; SPDK would also accept them as parameters.
+// RBDCluster is a shared connection to Ceph. Keys are passed in files only;
+// SPDK would also accept them as parameters.
 type RBDCluster struct {
 	Name       string            `json:"name"`
 	User       string            `json:"user_id,omitempty"`
@@ -39,8 +39,8 @@ type RBDCluster struct {
 	KeyFile    string            `json:"key_file,omitempty"`
 }
 
-// HasRBDCluster reports whether a cluster of that name is registered: errors of
-// the register and unregister calls do not distinguish their reasons.
+// HasRBDCluster is needed because errors of register and unregister calls do
+// not distinguish their reasons.
 func (c *Client) HasRBDCluster(ctx context.Context, name string) (bool, error) {
 	err := c.Call(ctx, "bdev_rbd_get_clusters_info", byName{name}, nil)
 	if errors.Is(err, NotFound) {

@@ -6,15 +6,12 @@ import (
 	"strings"
 )
 
-// sensitive are parts of names of parameters whose values are secrets or key
-// names.
+// sensitive are parts of the names of parameters with secrets or key names.
 var sensitive = [...]string{"psk", "key", "secret", "password", "passphrase", "token"}
 
-// plain are parameter names that contain such a part but have no secret value:
-// names and paths of key files are needed for debugging.
+// plain are exceptions: names and paths of key files are needed for debugging.
 var plain = [...]string{"key_file", "keyfile"}
 
-// redact replaces secret parameters of a request in a message from the process.
 func redact(text string, params []byte) string {
 	if text == "" || len(params) == 0 {
 		return text
@@ -24,14 +21,13 @@ func redact(text string, params []byte) string {
 		return text
 	}
 	found := secrets(tree, false, nil)
-	slices.SortFunc(found, func(a, b string) int { return len(b) - len(a) }) // longer secrets first, since they can contain others
+	slices.SortFunc(found, func(a, b string) int { return len(b) - len(a) }) // longer ones can contain others
 	for _, s := range found {
 		text = strings.ReplaceAll(text, s, "***")
 	}
 	return text
 }
 
-// secrets collects the strings below sensitive parameters.
 func secrets(tree any, below bool, found []string) []string {
 	switch v := tree.(type) {
 	case string:

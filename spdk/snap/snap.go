@@ -1,6 +1,6 @@
 // Package snap queries the devices that a SNAP process exposes to the host,
-// with methods that NVIDIA's SNAP adds to SPDK. DPF's node driver creates and
-// removes these exposures.
+// with methods that SNAP adds to SPDK. DPF's node driver creates and removes
+// these exposures.
 package snap
 
 import (
@@ -9,8 +9,8 @@ import (
 	"github.com/cleatproject/cleat/spdk"
 )
 
-// SNAP calls the methods of SNAP on an SPDK process. Whether the process is
-// SNAP depends on its method set.
+// SNAP calls these methods. Whether the process is SNAP depends on its method
+// set.
 type SNAP struct{ RPC *spdk.Client }
 
 // ExposesBlock reports whether a process with these methods exposes bdevs.
