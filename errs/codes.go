@@ -9,10 +9,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Code maps an error to the gRPC code of CSI and CSI-Addons: by its kind, or
-// without a kind by the gRPC status in its chain. Otherwise it returns
-// DEADLINE_EXCEEDED or CANCELED for context errors, RESOURCE_EXHAUSTED for a
-// full disk, and INTERNAL.
+// Code maps an error to the gRPC code of CSI and CSI-Addons: by its kind, else
+// by the gRPC status in its chain, else DEADLINE_EXCEEDED or CANCELED for
+// context errors, RESOURCE_EXHAUSTED for a full disk, and INTERNAL.
 func Code(err error) codes.Code {
 	if err == nil {
 		return codes.OK

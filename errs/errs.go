@@ -1,5 +1,5 @@
-// Package errs has the error kinds shared by all contracts, their gRPC codes,
-// and the quoting of untrusted strings in messages.
+// Package errs has the error kinds of all contracts, their gRPC codes, and the
+// quoting of untrusted strings.
 package errs
 
 import (
@@ -7,9 +7,8 @@ import (
 	"fmt"
 )
 
-// Kind classifies errors by what the caller can do about them. A Kind is itself
-// an error: test for it with errors.Is(err, errs.NotFound). Each contract maps
-// kinds to its own codes.
+// Kind classifies errors by what the caller can do. A Kind is itself an error:
+// errors.Is(err, errs.NotFound). Each contract maps kinds to its codes.
 type Kind string
 
 func (k Kind) Error() string { return string(k) }
@@ -25,7 +24,8 @@ const (
 	OutOfRange Kind = "out of range"
 	// Exhausted: no space, or no capacity that matches the topology.
 	Exhausted Kind = "exhausted"
-	// Precondition: the current state does not allow the request; the message says what to change.
+	// Precondition: the current state forbids the request; the message says
+	// what to change.
 	Precondition Kind = "precondition failed"
 	// Busy: another operation on the object is in progress; retry.
 	Busy Kind = "busy"
@@ -57,7 +57,7 @@ func Errorf(kind Kind, format string, args ...any) error {
 	return &kindError{kind: kind, err: fmt.Errorf(format, args...)}
 }
 
-// KindOf returns the outermost kind of an error, or Internal if it has no kind.
+// KindOf returns the outermost kind of an error, or Internal.
 func KindOf(err error) Kind {
 	if kind, ok := kindOf(err); ok {
 		return kind

@@ -1,7 +1,7 @@
 package errs
 
-// Nearest returns the candidate with the smallest edit distance to word, or ""
-// if none is a likely misspelling. Of equal candidates it returns the first.
+// Nearest returns the first candidate with the smallest edit distance, or "" if
+// none is a likely misspelling.
 func Nearest(word string, candidates []string) string {
 	best, fewest := "", max(len([]rune(word))/3, 2)+1
 	for _, c := range candidates {
@@ -12,8 +12,7 @@ func Nearest(word string, candidates []string) string {
 	return best
 }
 
-// Distance returns the edit distance of two strings; a transposition of
-// neighbors counts once.
+// Distance is the edit distance; a transposition of neighbors counts once.
 func Distance(from, to string) int {
 	a, b := []rune(from), []rune(to)
 	rows := make([][]int, len(a)+1)

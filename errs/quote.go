@@ -6,11 +6,10 @@ import (
 	"unicode/utf8"
 )
 
-// maxQuoted is the length, in bytes, at which Quote truncates.
 const maxQuoted = 128
 
-// Quote returns s in double quotes for errors and logs, with control characters
-// escaped. It truncates s after maxQuoted bytes, and then appends the length.
+// Quote returns s in double quotes, with control characters escaped. It
+// truncates s after maxQuoted bytes, and then appends the length.
 func Quote(s string) string {
 	if len(s) <= maxQuoted {
 		return fmt.Sprintf("%q", s)
@@ -28,7 +27,6 @@ func Clip(s string, limit int) string {
 	return s[:boundary(s, limit-len(ellipsis))] + ellipsis
 }
 
-// boundary returns the last character boundary in s at or before end.
 func boundary(s string, end int) int {
 	end = max(end, 0)
 	for end > 0 && !utf8.RuneStart(s[end]) {
