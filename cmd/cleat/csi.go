@@ -120,10 +120,8 @@ func (d *csiServer) Complete() error {
 	return d.deployment.Check()
 }
 
-// fencesServed reports whether this process accepts fence requests.
 func (d *csiServer) fencesServed() bool { return d.addonsEndpoint != "" || d.fencing.listen != "" }
 
-// checkFencing parses --node-address and refuses settings that cannot work together.
 func (d *csiServer) checkFencing() error {
 	for _, text := range d.nodeAddresses {
 		a, err := netip.ParseAddr(text)

@@ -31,11 +31,11 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// busyTimeout is how long a call waits for another call on the same object.
+// busyTimeout is the wait for another call on the same object.
 const busyTimeout = 3 * time.Second
 
-// localAbilities are the capabilities of engine local. A process without the
-// controller service, which opens no engine, announces them too.
+// localAbilities are those of engine local, also announced by a process without
+// the controller service, which opens no engine.
 var localAbilities = csi.Abilities{Snapshots: true, Clones: true, Groups: true, Deltas: true, Modify: true, Health: true}
 
 // csiServer is cleat csi.
@@ -96,7 +96,6 @@ func (d *csiServer) Assemble(ctx context.Context) error {
 	return d.addRegistrar() // last: the kubelet calls CSI right after GetInfo
 }
 
-// addRegistrar adds the part that registers the driver with a kubelet.
 func (d *csiServer) addRegistrar() error {
 	endpoint, err := unixsock.ParseEndpoint(cmp.Or(d.announcedEndpoint, d.Endpoint))
 	if err != nil {
@@ -116,9 +115,8 @@ func (d *csiServer) addRegistrar() error {
 	return d.Metrics.Register(r.Collector())
 }
 
-// openState opens ledger, engine and node manager. Each recovers from
-// operations that an earlier process left incomplete, before anything is
-// served.
+// openState opens ledger, engine and node manager, which recover incomplete
+// operations before anything is served.
 func (d *csiServer) openState(ctx context.Context) error {
 	if err := d.openLedger(ctx); err != nil {
 		return err
@@ -129,7 +127,7 @@ func (d *csiServer) openState(ctx context.Context) error {
 		}
 	}
 	if d.fencesServed() {
-		// Local files have no remote sessions: refusing grants is sufficient.
+		// Local files have no remote sessions: refusing grants suffices.
 		c := enforce.Config{Ledger: d.ledger}
 		if d.backend.Fencer != nil {
 			c.Locals = append(c.Locals, enforce.Local{Name: d.engine, Fencer: d.backend.Fencer})
@@ -147,7 +145,7 @@ func (d *csiServer) openState(ctx context.Context) error {
 }
 
 // openLedger opens the record of grants and fences. A process without the
-// controller service has its own ledger, with fences only.
+// controller service has a ledger of fences only.
 func (d *csiServer) openLedger(ctx context.Context) error {
 	role := "grants"
 	if !d.deployment.Services.Controller {
@@ -210,7 +208,6 @@ func (d *csiServer) openNode(ctx context.Context) error {
 	return manager.Reconcile(ctx)
 }
 
-// register registers the services of the deployment.
 func (d *csiServer) register(r grpc.ServiceRegistrar) error {
 	spec.RegisterIdentityServer(r, &csi.Identity{
 		Name: d.driverName, Version: release, Engine: d.engine, Abilities: localAbilities, Deployment: d.deployment,
@@ -226,8 +223,8 @@ func (d *csiServer) register(r grpc.ServiceRegistrar) error {
 	return nil
 }
 
-// fenceOffer returns the capabilities for sidecars. Fencing is announced only
-// if a fence reaches every process that can use a volume.
+// fenceOffer announces fencing only if a fence reaches every process that can
+// use a volume.
 func (d *csiServer) fenceOffer() service.Offer {
 	s := d.deployment.Services
 	o := service.Offer{Clients: s.Node}
@@ -246,7 +243,6 @@ func (d *csiServer) fenceOffer() service.Offer {
 	return o
 }
 
-// self returns this node as a client of the storage.
 func (d *csiServer) self() volume.Client {
 	c := volume.Client{Node: d.nodeID, Addrs: d.addresses}
 	if len(c.Addrs) > 0 {
@@ -259,7 +255,6 @@ func (d *csiServer) self() volume.Client {
 	return c
 }
 
-// client records this node in the ledger and returns its record.
 func (d *csiServer) client(ctx context.Context) (volume.Client, error) {
 	if err := d.ledger.RecordClient(ctx, d.self()); err != nil {
 		return volume.Client{}, err
@@ -268,7 +263,7 @@ func (d *csiServer) client(ctx context.Context) (volume.Client, error) {
 	return c, err
 }
 
-// healthy returns an error when the whole storage backend is unusable.
+// healthy fails if the whole storage backend is unusable.
 func (d *csiServer) healthy(ctx context.Context) error {
 	if d.backend.Health == nil {
 		return nil
@@ -285,7 +280,6 @@ func (d *csiServer) healthy(ctx context.Context) error {
 	return nil
 }
 
-// status is the driver's part of /status.
 func (d *csiServer) status(ctx context.Context) (any, error) {
 	s := driverStatus{
 		Driver: d.driverName, Version: release, Node: d.nodeID, Services: d.services,

@@ -22,13 +22,10 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// registrationCheck is the name of the kubelet registration in the checks of /readyz.
 const registrationCheck = "registration"
 
-// statusTimeout is the time limit of a status request.
 const statusTimeout = 10 * time.Second
 
-// driverStatus is the driver's part of /status.
 type driverStatus struct {
 	Driver     string             `json:"driver"`
 	Version    string             `json:"version"`
@@ -41,7 +38,7 @@ type driverStatus struct {
 	Error      string             `json:"error,omitempty"` // why the conditions are unknown
 }
 
-// csiStatus is the output document of cleat csi status: /readyz and /status combined.
+// csiStatus combines /readyz and /status.
 type csiStatus struct {
 	Ready        bool              `json:"ready"`
 	Checks       map[string]string `json:"checks"` // "ok" or the reason
@@ -49,7 +46,7 @@ type csiStatus struct {
 	Registration *register.Status  `json:"registration,omitempty"`
 }
 
-// statusSocket returns the path of the socket on which a driver serves /status, to root only.
+// statusSocket is the socket of a driver's /status, for root only.
 func statusSocket(stateDir string) (string, error) {
 	dir, err := filepath.Abs(stateDir)
 	return filepath.Join(dir, "status.sock"), err
@@ -134,8 +131,7 @@ func (s csiStatus) table() cli.Table {
 	return t
 }
 
-// readiness returns the failed checks with their reasons. The registration has
-// rows of its own.
+// readiness returns the failed checks. The registration has rows of its own.
 func (s csiStatus) readiness() string {
 	if s.Ready {
 		return "yes"

@@ -43,7 +43,6 @@ when it next requests the volume.`,
 	return c
 }
 
-// deviceFlags holds the flags of the commands that call a storage plugin.
 type deviceFlags struct {
 	session
 	socket     string
@@ -61,8 +60,8 @@ func (f *deviceFlags) addTo(c *cobra.Command) {
 	})
 }
 
-// bind reads the environment and derives the socket. A flag overrides the
-// environment, whichever of the two flags is set.
+// bind reads the environment. A flag overrides it, whichever of the two flags
+// is set.
 func (f *deviceFlags) bind() error {
 	nameGiven := f.env.Changed("plugin-name")
 	if nameGiven && f.env.Changed("socket") {
@@ -81,13 +80,11 @@ func (f *deviceFlags) bind() error {
 	return nil
 }
 
-// devicePlugin is the connection to the plugin that a command calls.
 type devicePlugin struct {
 	*client.Client
 	notice func(string)
 }
 
-// deviceCall makes the calls of one command.
 type deviceCall func(ctx context.Context, p devicePlugin, args []string) (cli.View, any, error)
 
 func (f *deviceFlags) runE(doing string, call deviceCall) func(*cobra.Command, []string) error {
@@ -101,7 +98,6 @@ func (f *deviceFlags) runE(doing string, call deviceCall) func(*cobra.Command, [
 	})
 }
 
-// explainDevice adds advice to the error of a call.
 func explainDevice(err error) error {
 	failed, known := errors.AsType[*client.Error](err)
 	if !known {
@@ -118,7 +114,7 @@ func explainDevice(err error) error {
 	return advise(err, advice)
 }
 
-// deviceAdvice returns the advice for a status code and message; the contract has few codes.
+// deviceAdvice uses code and message; the contract has few codes.
 func deviceAdvice(code codes.Code, method, message string, changes bool) string {
 	unserved := code == codes.Unimplemented
 	switch {
@@ -142,8 +138,7 @@ func deviceAdvice(code codes.Code, method, message string, changes bool) string 
 	return ""
 }
 
-// devices completes the first argument with the volumes that have a device, and
-// the second one with the device.
+// devices completes the arguments VOLUME DEVICE.
 func (f *deviceFlags) devices() cobra.CompletionFunc {
 	return complete(cobra.ShellCompDirectiveNoFileComp, func(cmd *cobra.Command, args []string) (words []string, err error) {
 		err = f.runE("", func(ctx context.Context, p devicePlugin, _ []string) (cli.View, any, error) {
@@ -162,8 +157,8 @@ func (f *deviceFlags) devices() cobra.CompletionFunc {
 	})
 }
 
-// all reads all pages of a list, without the duplicates that a plugin returns
-// when devices change meanwhile.
+// all reads all pages, without the duplicates that a plugin returns when
+// devices change meanwhile.
 func (p devicePlugin) all(ctx context.Context, pageSize int32) ([]client.Entry, error) {
 	var all []client.Entry
 	known, tokens := map[client.Entry]bool{}, map[string]bool{}
@@ -189,13 +184,13 @@ func (p devicePlugin) all(ctx context.Context, pageSize int32) ([]client.Entry, 
 	}
 }
 
-// deviceName identifies a device, with the field names of the contract.
+// deviceName has the contract's field names.
 type deviceName struct {
 	Volume string `json:"volume_id"`
 	Device string `json:"device_name"`
 }
 
-// deviceShown is the output document of cleat device get, with the field names of the contract.
+// deviceShown has the contract's field names.
 type deviceShown struct {
 	Volume  string            `json:"volume_id"`
 	Device  string            `json:"device_name,omitempty"` // as requested
@@ -240,7 +235,8 @@ that look like a key are hidden.`,
 	return c
 }
 
-// redactKeys hides entries that look like a secret key; the plugin should not have stored them.
+// redactKeys hides entries that look like a secret key, which the plugin should
+// not have stored.
 func redactKeys(m map[string]string) map[string]string {
 	const hidden = "(not shown: it looks like a key)"
 	out := map[string]string{}
@@ -311,7 +307,6 @@ to delete a device in use.`,
 
 func deviceOf(args []string) deviceName { return deviceName{args[0], strings.Join(args[1:], "")} }
 
-// deviceArgs validates the arguments VOLUME [DEVICE].
 func deviceArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 && args[0] == "" {
 		return errors.New("VOLUME is empty: set the volume_id, for the node driver the name of the PVC in the DPU cluster")

@@ -71,7 +71,7 @@ and refuses other modes until the device is removed.`,
 	return c
 }
 
-// create makes the calls of the node driver, in its order.
+// create makes the node driver's calls in its order.
 func (p devicePlugin) create(ctx context.Context, q client.Create, recorded string) (name string, err error) {
 	if err := p.prepare(ctx, q.Mode); err != nil {
 		return "", err
@@ -91,7 +91,7 @@ func (p devicePlugin) create(ctx context.Context, q client.Create, recorded stri
 	if name == "" {
 		return "", errs.Errorf(errs.Unavailable, "the plugin at %s returned an empty device_name from CreateDevice: the node driver could not expose the device", p.Socket())
 	}
-	// Longer names do not fit into the tag of a virtio-fs device or the NQN of a subsystem.
+	// Limits of the tag of a virtio-fs device or the NQN of a subsystem.
 	longest := 17
 	if q.Mode == request.Block {
 		longest = 190
@@ -102,7 +102,6 @@ func (p devicePlugin) create(ctx context.Context, q client.Create, recorded stri
 	return name, nil
 }
 
-// prepare makes the calls of the node driver before CreateDevice.
 func (p devicePlugin) prepare(ctx context.Context, mode request.Mode) error {
 	d, can, err := p.probe(ctx)
 	failed, answered := errors.AsType[*client.Error](err)
@@ -121,7 +120,6 @@ func (p devicePlugin) prepare(ctx context.Context, mode request.Mode) error {
 	return nil
 }
 
-// parseVolumeMode reads block or filesystem, in any case.
 func parseVolumeMode(word string) (request.Mode, error) {
 	for _, m := range []request.Mode{request.Block, request.Filesystem} {
 		if strings.EqualFold(word, string(m)) {
@@ -133,7 +131,6 @@ func parseVolumeMode(word string) (request.Mode, error) {
 
 const accessModePrefix = "ACCESS_MODE_"
 
-// parseAccessModes parses RWO, ROX, RWX and RWOP in any case, and drops duplicates.
 func parseAccessModes(words []string) (modes []storagev1.AccessMode, err error) {
 	for _, word := range words {
 		m := storagev1.AccessMode(storagev1.AccessMode_value[accessModePrefix+strings.ToUpper(word)])
@@ -147,7 +144,7 @@ func parseAccessModes(words []string) (modes []storagev1.AccessMode, err error) 
 	return modes, nil
 }
 
-// accessModeWords returns the short names of access modes, such as RWO, and the numbers of unknown ones.
+// accessModeWords returns RWO etc., and the numbers of unknown modes.
 func accessModeWords(modes []storagev1.AccessMode) []string {
 	words := []string{}
 	for _, m := range modes {
@@ -156,7 +153,6 @@ func accessModeWords(modes []storagev1.AccessMode) []string {
 	return words
 }
 
-// deviceMap is a map field of CreateDeviceRequest and the flag that sets its keys.
 type deviceMap struct{ name, flag, of string }
 
 func deviceMaps() [3]deviceMap {
@@ -167,7 +163,6 @@ func deviceMaps() [3]deviceMap {
 	}
 }
 
-// deviceContexts reads the three maps from flags and a file.
 type deviceContexts struct {
 	flags [3][]string // KEY=VALUE
 	from  string
@@ -209,8 +204,8 @@ func (f *deviceContexts) read(stdin io.Reader) (request.Contexts, error) {
 	return request.Contexts{Volume: all[0], Publish: all[1], Storage: all[2]}, nil
 }
 
-// checkSecret refuses entries that look like a secret key: plugins and DPF
-// itself log and store contexts.
+// checkSecret refuses entries that look like a secret key: plugins and DPF log
+// and store contexts.
 func checkSecret(name, key, value string) error {
 	const advice = "nothing was sent. The contract has no secret fields: store the key in a file of the plugin's key directory (cleat dpu --key-dir), and set the name of that file"
 	switch {
@@ -222,8 +217,7 @@ func checkSecret(name, key, value string) error {
 	return nil
 }
 
-// maxContextFile limits a file of contexts, in bytes; requests are much
-// smaller.
+// maxContextFile in bytes; requests are much smaller.
 const maxContextFile = 4 << 20
 
 func readContexts(stdin io.Reader, from string, into [3]map[string]string) error {

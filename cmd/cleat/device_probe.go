@@ -19,8 +19,7 @@ import (
 	"github.com/cleatproject/cleat/internal/cli"
 )
 
-// deviceProbe is the output document of cleat device probe, with the field
-// names of the contract and two sockets.
+// deviceProbe has the contract's field names and two sockets.
 type deviceProbe struct {
 	Socket       string            `json:"socket"`
 	Name         string            `json:"name"`
@@ -29,8 +28,8 @@ type deviceProbe struct {
 	Ready        bool              `json:"ready"`
 	Capabilities []string          `json:"capabilities"`
 	Provider     string            `json:"provider_name"`
-	// SNAP is the socket at which the node driver expects the SNAP process;
-	// empty if GetSNAPProvider failed.
+	// SNAP is where the node driver expects the SNAP process; empty if
+	// GetSNAPProvider failed.
 	SNAP string `json:"snap_socket,omitempty"`
 }
 
@@ -88,8 +87,8 @@ var (
 	errReadyUnset = errors.New("the plugin does not report its readiness (ProbeResponse.ready is unset), which the node driver treats as not ready")
 )
 
-// probe makes the calls once. On an error the document has the results of the
-// calls before the failed one, or is nil if the first one failed.
+// probe makes the calls once. On an error the document has the results so far,
+// or is nil.
 func (p devicePlugin) probe(ctx context.Context) (d *deviceProbe, can client.Capabilities, err error) {
 	info, err := p.Info(ctx)
 	if err != nil {
@@ -116,7 +115,6 @@ func (p devicePlugin) probe(ctx context.Context) (d *deviceProbe, can client.Cap
 	return d, can, err
 }
 
-// canBecomeReady reports whether a retry can succeed.
 func canBecomeReady(err error) bool {
 	if errors.Is(err, errNotReady) {
 		return true

@@ -17,14 +17,14 @@ import (
 )
 
 const (
-	// snapDir is DPF's directory, in which the node driver expects the sockets.
+	// snapDir is where the node driver expects the sockets.
 	snapDir       = "/var/lib/nvidia/storage/snap"
 	defaultPlugin = "cleat"
-	// dpuStateName is the state directory next to the plugin's socket: NVIDIA's
-	// chart mounts no other directory of the host.
+	// dpuStateName is next to the plugin's socket: NVIDIA's chart mounts no
+	// other host directory.
 	dpuStateName = "state"
-	// oldDPUState is the state directory of earlier releases. Their chart used
-	// a subdirectory with the plugin's name.
+	// oldDPUState was used by earlier releases, with a subdirectory of the
+	// plugin's name in their chart.
 	oldDPUState = "/var/lib/cleat/dpu"
 )
 
@@ -91,7 +91,7 @@ func (s *dpuServer) addFlags(fs *pflag.FlagSet) {
 	}})
 }
 
-// Complete derives settings from others, and refuses those that cannot work.
+// Complete derives settings and refuses those that cannot work.
 func (s *dpuServer) Complete() error {
 	if name, is := samplePluginNames()[s.sample]; is { // the samples treat an empty variable as unset
 		s.plan.Plugin, s.service.Provider = cmp.Or(s.plan.Plugin, name), cmp.Or(s.service.Provider, sampleProvider)
@@ -137,7 +137,6 @@ func (s *dpuServer) Complete() error {
 	return s.identify()
 }
 
-// identify sets the host NQN and the timeouts of plans.
 func (s *dpuServer) identify() error {
 	if s.node == "" && s.hostNQN == "" {
 		return fmt.Errorf("this machine has no host name: set --node or --host-nqn, by which targets identify hosts")

@@ -28,7 +28,7 @@ import (
 // dpuServer is cleat dpu.
 type dpuServer struct {
 	server.Server
-	sample                                  string // command name of the process, possibly that of a sample plugin
+	sample                                  string // command name of the process
 	hostname                                string
 	pluginSocket                            string
 	snapSocket                              string
@@ -37,8 +37,8 @@ type dpuServer struct {
 	pools                                   map[string]string
 	lossTimeout, reconnectDelay, fastIOFail int // seconds
 	answerWithin                            time.Duration
-	oldStates                               []string // possible locations of an earlier release's record; set by Complete
-	keepsNode                               bool     // a recorded node name overrides node; set by Complete
+	oldStates                               []string // of earlier releases; set by Complete
+	keepsNode                               bool     // a recorded name overrides node; set by Complete
 	plan                                    plan.Settings
 	mounts                                  hostfs.Config
 	objects                                 object.Config
@@ -51,7 +51,7 @@ type dpuServer struct {
 func (s *dpuServer) Assemble(context.Context) error {
 	s.AddState(s.open)
 	s.AddTelemetry()
-	s.Add(server.Part{ // runs from before the first call until after the last
+	s.Add(server.Part{ // from before the first call until after the last
 		Name: "plugin",
 		Run:  func(ctx context.Context) error { return s.plugin.Run(ctx) },
 		Stop: s.closePlugin,
@@ -71,11 +71,11 @@ func (s *dpuServer) Assemble(context.Context) error {
 
 func (s *dpuServer) closePlugin(ctx context.Context) error { return s.plugin.Close(ctx) }
 
-// snapTimeout is the timeout of a SNAP call other than an attach. It is long:
-// SNAP might still execute a call that timed out, so its result is unknown.
+// snapTimeout of calls other than an attach is long: the result of a call that
+// timed out is unknown.
 const snapTimeout = 2 * time.Minute
 
-// open creates the plugin from the record. SNAP does not have to run yet.
+// open does not need a running SNAP.
 func (s *dpuServer) open(ctx context.Context) error {
 	record, err := s.openRecord(ctx)
 	if err != nil {
@@ -110,8 +110,8 @@ func (s *dpuServer) open(ctx context.Context) error {
 	return nil
 }
 
-// openRecord opens the record, after moving it from the directory of an earlier
-// release if necessary, and restores the node's name.
+// openRecord opens the record, moved from an earlier release's directory if
+// necessary, and restores the node's name.
 func (s *dpuServer) openRecord(ctx context.Context) (*store.Store, error) {
 	if err := os.MkdirAll(filepath.Dir(s.StateDir), 0o755); err != nil {
 		return nil, fmt.Errorf("--state-dir: %w", err)
@@ -138,8 +138,8 @@ func (s *dpuServer) openRecord(ctx context.Context) (*store.Store, error) {
 	return record, s.keepNode(ctx, record)
 }
 
-// keepNode records the host name of the first start as the node's name: the
-// host name of a pod changes, and the host NQN, which targets admit, must not.
+// keepNode records the first host name as the node's name: a pod's host name
+// changes, and the host NQN, which targets admit, must not.
 func (s *dpuServer) keepNode(ctx context.Context, record *store.Store) error {
 	const key = "node"
 	names := store.Bucket[string]{Name: "names"}
@@ -181,9 +181,8 @@ func (s *dpuServer) listen(ctx context.Context) (net.Listener, error) {
 	return s.ListenPrivileged(ctx, a)
 }
 
-// quietDPUMethod reports whether calls of a method are not logged. The node
-// driver calls GetDevice every 10 s per attachment, with methods that have
-// constant answers.
+// quietDPUMethod selects calls that are not logged. The node driver calls
+// GetDevice every 10 s per attachment, with methods that have constant answers.
 func quietDPUMethod(method string) bool {
 	return server.QuietMethod(method) || strings.HasSuffix(method, "/GetDevice") || strings.HasSuffix(method, "/GetSNAPProvider") ||
 		strings.HasSuffix(method, "/StoragePluginGetCapabilities")

@@ -49,7 +49,6 @@ serve, cleat csi --addons-endpoint, or another driver (--endpoint).`,
 	return c
 }
 
-// fenceFlags holds the flags of the commands that call a fence service.
 type fenceFlags struct {
 	session
 	target     client.Target
@@ -57,7 +56,7 @@ type fenceFlags struct {
 	secrets    []string // KEY=FILE
 }
 
-// addTo adds the flags to a single command, since fence serve is in the same group.
+// addTo adds the flags to one command, since fence serve is in the same group.
 func (f *fenceFlags) addTo(c *cobra.Command) {
 	f.target.Patience = 200 * time.Millisecond
 	f.add(c.Flags(), func(e *pflag.FlagSet) {
@@ -70,13 +69,11 @@ func (f *fenceFlags) addTo(c *cobra.Command) {
 	})
 }
 
-// addRequestTo adds the flags that set fields of the request.
 func (f *fenceFlags) addRequestTo(c *cobra.Command) {
 	addParameters(c, &f.parameters, "request parameter, key=value; can be repeated. All parameters together identify the owner of a fence")
 	c.Flags().StringArrayVar(&f.secrets, "secret", nil, "secret for the driver, KEY=FILE; can be repeated. Trailing line breaks of the file are removed")
 }
 
-// fenceService is the connection to the service that a command calls.
 type fenceService struct {
 	*client.Client
 	request client.Request
@@ -95,12 +92,10 @@ func (f *fenceFlags) dial(_ context.Context, notice func(string)) (s fenceServic
 	return s, err
 }
 
-// fenceCall makes the calls of one command.
 type fenceCall func(ctx context.Context, s fenceService) (cli.View, any, error)
 
-// runE returns the RunE function of a command. It retries call until the result
-// is final: the calls of the contract are idempotent, and continue after a
-// timeout.
+// runE retries call until the result is final: the contract's calls are
+// idempotent, and continue after a timeout.
 func (f *fenceFlags) runE(doing string, call fenceCall) func(*cobra.Command, []string) error {
 	return callServer(&f.session, f.bind, f.dial, doing, func(ctx context.Context, s fenceService, _ []string) (view cli.View, document any, err error) {
 		absent := 3 * time.Second
@@ -116,8 +111,8 @@ func (f *fenceFlags) runE(doing string, call fenceCall) func(*cobra.Command, []s
 	})
 }
 
-// fenceCanChange reports whether a retry can have another result. An
-// unreachable service is retried for a limited time.
+// fenceCanChange reports whether to retry; an unreachable service only for a
+// limited time.
 func fenceCanChange(err error, past, absent time.Duration) bool {
 	if errors.Is(err, client.ErrNobody) {
 		return past < absent && !errors.Is(err, fs.ErrPermission)
@@ -126,7 +121,6 @@ func fenceCanChange(err error, past, absent time.Duration) bool {
 	return kind == errs.Unavailable || kind == errs.Busy
 }
 
-// explainFence adds advice to the error of a call.
 func explainFence(err error) error {
 	answer, answered := errors.AsType[*client.Error](err)
 	switch {
@@ -146,9 +140,8 @@ func explainFence(err error) error {
 	return err
 }
 
-// readSecrets reads KEY=FILE arguments, so that no secret is on the command
-// line. Errors contain neither values nor paths: a user could have set the
-// secret as path.
+// readSecrets reads KEY=FILE arguments: no secret is on the command line.
+// Errors contain neither values nor paths, which can be a misplaced secret.
 func readSecrets(args []string) (map[string]string, error) {
 	out := map[string]string{}
 	for _, arg := range args {
@@ -172,7 +165,7 @@ func readSecrets(args []string) (map[string]string, error) {
 	return out, nil
 }
 
-// fencedBlock is an element of cleat fence list. The CIDR is in the driver's notation.
+// fencedBlock has the CIDR in the driver's notation.
 type fencedBlock struct {
 	CIDR string `json:"cidr"`
 }
@@ -206,7 +199,7 @@ that delay a fence are printed on standard error, with the process that holds th
 	return c
 }
 
-// byBlock compares CIDRs; invalid texts sort last.
+// byBlock sorts invalid CIDRs last.
 func byBlock(a, b string) int {
 	x, errX := request.Block(a)
 	y, errY := request.Block(b)
@@ -244,7 +237,6 @@ driver on a node lists only that node: run the command there before the node fai
 	return c
 }
 
-// fenceDriver is the output document of cleat fence driver.
 type fenceDriver struct {
 	client.Identity
 	Ready        bool                `json:"ready"`

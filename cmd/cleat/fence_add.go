@@ -66,8 +66,7 @@ fenced still holds old mounts and data, and would write them.`,
 	})
 }
 
-// changeCommand completes a command that fences or unfences CIDRs; done is the
-// past participle of the action.
+// changeCommand completes a command; done is the past participle of its action.
 func (f *fenceFlags) changeCommand(done string, change func(*client.Client, context.Context, client.Request, []netip.Prefix) error, forceUsage string, c *cobra.Command) *cobra.Command {
 	var from string
 	var force bool
@@ -104,7 +103,7 @@ func (f *fenceFlags) changeCommand(done string, change func(*client.Client, cont
 	return c
 }
 
-// explainUnfinished states whether a failed change is certain not to be in effect.
+// explainUnfinished says whether a failed change is certainly not in effect.
 func explainUnfinished(done string, err error) error {
 	switch kind := errs.KindOf(err); {
 	case kind == errs.Invalid || kind == errs.Precondition || errors.Is(err, client.ErrNobody):
@@ -113,7 +112,6 @@ func explainUnfinished(done string, err error) error {
 	return fmt.Errorf("not certainly %s, repeat the command: %w", done, err)
 }
 
-// summarize joins names, and shortens long lists.
 func summarize(names []string) string {
 	const most = 8
 	if len(names) <= most {
@@ -122,11 +120,11 @@ func summarize(names []string) string {
 	return fmt.Sprintf("%d blocks: %s and %d more", len(names), strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// maxBlocksFile limits the file of --from, in bytes: request.MaxBlocks with long comments.
+// maxBlocksFile limits --from, in bytes: request.MaxBlocks with long comments.
 const maxBlocksFile = 64 << 20
 
-// readBlocks returns the blocks of arguments and of a file, sorted and without
-// duplicates. It reports all invalid blocks in one error.
+// readBlocks returns sorted blocks without duplicates, or all invalid ones in
+// one error.
 func readBlocks(stdin io.Reader, from string, args []string) (blocks []netip.Prefix, err error) {
 	var wrong []string
 	take := func(where, text string) {

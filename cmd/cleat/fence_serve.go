@@ -126,8 +126,8 @@ func (s *fenceServer) Assemble(ctx context.Context) error {
 	return nil
 }
 
-// open enforces the recorded fences before anything listens. They stay in
-// effect after Close: see nft.Filter.Close.
+// open enforces the recorded fences before anything listens. They outlast
+// Close: see nft.Filter.Close.
 func (s *fenceServer) open(ctx context.Context) error {
 	dir, err := filepath.Abs(s.StateDir)
 	if err == nil {
@@ -167,9 +167,8 @@ func (s *fenceServer) open(ctx context.Context) error {
 	return nil
 }
 
-// checkRecord refuses to create a new record while the packet filter has fences
-// of an earlier record: a lost or wrong state directory must not remove every
-// fence.
+// checkRecord refuses a new record while the packet filter has fences of an
+// earlier one: a lost or wrong state directory must not remove every fence.
 func (s *fenceServer) checkRecord(ctx context.Context, path string) error {
 	switch _, err := os.Stat(path); {
 	case err == nil, s.filter == nil, s.liftUnrecorded:
@@ -188,9 +187,8 @@ func (s *fenceServer) checkRecord(ctx context.Context, path string) error {
 	return nil
 }
 
-// network returns the addresses that blocks are validated against: those of
-// this machine and the peers, which need a forced fence, and the broadcast
-// addresses.
+// network returns the addresses that blocks are validated against: of this
+// machine and the peers, which need a forced fence, and broadcast addresses.
 func (s *fenceServer) network(ctx context.Context) (request.Network, error) {
 	own, err := netaddr.Own()
 	if err != nil {
@@ -200,7 +198,6 @@ func (s *fenceServer) network(ctx context.Context) (request.Network, error) {
 	return request.Network{Own: append(own, s.peerAddrs(ctx, s.Logger)...), Broadcast: broadcast}, err
 }
 
-// status is the server's part of /status.
 func (s *fenceServer) status(ctx context.Context) (any, error) {
 	document := struct {
 		Name    string       `json:"name"`

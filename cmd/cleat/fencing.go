@@ -27,7 +27,7 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// fencing is the fencing part of cleat csi and cleat fence serve: settings,
+// fencing is the common part of cleat csi and cleat fence serve: settings,
 // enforcer, a socket for sidecars and the CLI, and a listener for other
 // servers.
 type fencing struct {
@@ -39,7 +39,7 @@ type fencing struct {
 	checkInterval time.Duration
 	endTimeout    time.Duration
 
-	remotes    []peer.Config // parsed from peers by check
+	remotes    []peer.Config // set by check
 	name       string        // of the driver
 	operations *op.Operations
 	enforcer   *enforce.Enforcer
@@ -57,7 +57,6 @@ func (n *fencing) addFlags(fs *pflag.FlagSet, prefix string) {
 	fs.DurationVar(&n.endTimeout, prefix+"end-timeout", 30*time.Second, "how long a call waits for sessions to end before it is answered as incomplete")
 }
 
-// parsePeers parses --peer.
 func (n *fencing) parsePeers() error {
 	n.remotes = nil
 	for _, text := range n.peers {
@@ -81,7 +80,6 @@ func isUnix(address string) bool {
 	return strings.HasPrefix(address, "unix:") || strings.HasPrefix(address, "/")
 }
 
-// check refuses settings that cannot work together.
 func (n *fencing) check() error {
 	if err := n.parsePeers(); err != nil {
 		return err
@@ -114,8 +112,7 @@ func (n *fencing) check() error {
 	return nil
 }
 
-// restore creates the enforcer from c, the flags and s, and enforces the
-// recorded fences.
+// restore creates the enforcer and enforces the recorded fences.
 func (n *fencing) restore(ctx context.Context, s *server.Server, c enforce.Config) error {
 	c.Operations, c.Logger, c.Metrics = n.operations, s.Logger, s.Metrics
 	c.Interval, c.Bounds = n.checkInterval, enforce.Bounds{End: n.endTimeout}
@@ -134,12 +131,12 @@ func (n *fencing) restore(ctx context.Context, s *server.Server, c enforce.Confi
 	return n.enforcer.Restore(ctx)
 }
 
-// resolveTimeout limits the name resolution of all peers for one fence.
+// resolveTimeout is for all peers of one fence.
 const resolveTimeout = 2 * time.Second
 
-// peerAddrs resolves the hosts of the peers: a fence that covers one would
-// disconnect this server from it. Unresolvable names are skipped, so that a
-// fence does not depend on DNS: the peer refuses such a fence itself.
+// peerAddrs resolves the peers: a fence over one would disconnect this server
+// from it. It skips unresolvable names, so that a fence does not depend on DNS:
+// the peer refuses such a fence itself.
 func (n *fencing) peerAddrs(ctx context.Context, logger *slog.Logger) []netip.Addr {
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
@@ -160,10 +157,9 @@ func (n *fencing) peerAddrs(ctx context.Context, logger *slog.Logger) []netip.Ad
 	return all
 }
 
-// addParts adds the periodic check of fences and the listeners: for sidecars
-// and the CLI at endpoint if it is not empty, for other cleat servers at
-// --listen. The latter are authenticated by certificate or user, so they need
-// no secret.
+// addParts adds the periodic check and the listeners: for sidecars and the CLI
+// at endpoint, if set, for other cleat servers at --listen. The latter are
+// authenticated by certificate or user, without a secret.
 func (n *fencing) addParts(ctx context.Context, s *server.Server, endpoint string, c service.Config) {
 	n.operations = op.New(context.WithoutCancel(ctx), busyTimeout)
 	s.Add(server.Part{
@@ -181,9 +177,10 @@ func (n *fencing) addParts(ctx context.Context, s *server.Server, endpoint strin
 }
 
 const (
-	// maxPeerAge is the maximum age of a peer's connection, after which its certificate is verified again.
+	// maxPeerAge is when a peer must reconnect, so that its certificate is
+	// verified again.
 	maxPeerAge = 10 * time.Minute
-	// maxFenceMessage is the message size, in bytes, of request.MaxBlocks blocks.
+	// maxFenceMessage holds request.MaxBlocks blocks, in bytes.
 	maxFenceMessage = 8 << 20
 )
 
@@ -213,8 +210,8 @@ func (n *fencing) addService(s *server.Server, name, address string, c service.C
 	s.AddService(v)
 }
 
-// privateFields returns fields that can contain secrets although no option
-// marks them: parameters are arbitrary data of a NetworkFenceClass.
+// privateFields can contain secrets although no option marks them: parameters
+// of a NetworkFenceClass are arbitrary.
 func privateFields() []protoreflect.FullName {
 	var all []protoreflect.FullName
 	for _, message := range []string{"FenceClusterNetwork", "UnfenceClusterNetwork", "ListClusterFence", "GetFenceClients"} {
@@ -223,7 +220,7 @@ func privateFields() []protoreflect.FullName {
 	return all
 }
 
-// bind listens on a socket for privileged users, or on TCP with mutual TLS.
+// bind uses a socket for privileged users, or TCP with mutual TLS.
 func (n *fencing) bind(ctx context.Context, s *server.Server, address string) (net.Listener, error) {
 	if isUnix(address) {
 		path, err := unixsock.ParseEndpoint(address)

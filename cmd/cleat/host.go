@@ -65,7 +65,7 @@ func (h *hostServer) addFlags(fs *pflag.FlagSet) {
 	fs.StringVarP(&h.output, "output", "o", "table", "output: table, json (a line per state change), or none")
 }
 
-// Complete derives settings from others, and refuses those that cannot work.
+// Complete derives settings and refuses those that cannot work.
 func (h *hostServer) Complete() error {
 	h.devicesDir = cmp.Or(h.devicesDir, filepath.Join(filepath.Dir(h.pluginsDir), "device-plugins"))
 	switch {
@@ -100,8 +100,7 @@ func (h *hostServer) Complete() error {
 	return nil
 }
 
-// checkPeer returns the check of --allow-uid for the user of a plugin, or nil
-// if all users are allowed.
+// checkPeer implements --allow-uid; nil allows all users.
 func (h *hostServer) checkPeer() func(watch.Peer) error {
 	if len(h.AllowUIDs) == 0 {
 		return nil

@@ -26,7 +26,7 @@ import (
 	"github.com/cleatproject/cleat/kubelet/watch"
 )
 
-// knownTypes returns the plugin types that every host registers.
+// knownTypes are registered by every host.
 func knownTypes() []string { return []string{csi.Type, register.DRA, device.Type} }
 
 // hostServer is cleat host.
@@ -90,7 +90,6 @@ func (h *hostServer) Assemble(context.Context) error {
 	return nil
 }
 
-// claim locks the plugin directory against other hosts.
 func (h *hostServer) claim(context.Context) error {
 	held, err := claim.Take(h.pluginsDir, h.besideKubelet)
 	if errors.Is(err, claim.ErrKubelet) {
@@ -107,8 +106,8 @@ func (h *hostServer) claim(context.Context) error {
 	return nil
 }
 
-// listen binds the socket and then starts the host: if another host serves the
-// socket, no plugin is changed.
+// listen binds the socket before the host starts: if another host serves it, no
+// plugin is changed.
 func (h *hostServer) listen(ctx context.Context) (net.Listener, error) {
 	l, err := h.ListenEndpoint(ctx)
 	if errors.Is(err, unixsock.ErrLive) {
@@ -123,7 +122,7 @@ func (h *hostServer) listen(ctx context.Context) (net.Listener, error) {
 	return l, nil
 }
 
-// addDevices adds the parts that serve kubelet.sock, for device plugins that call
+// addDevices adds the parts for kubelet.sock, for device plugins that call
 // Register.
 func (h *hostServer) addDevices() {
 	registration := device.NewRegistration(h.devicesDir, h.devices)
@@ -151,7 +150,7 @@ func (h *hostServer) addDevices() {
 	}})
 }
 
-// listenDevices binds kubelet.sock. It returns nil if a kubelet serves that socket.
+// listenDevices returns nil if a kubelet serves the socket.
 func (h *hostServer) listenDevices(ctx context.Context, registration *device.Registration) (net.Listener, error) {
 	err := registration.Clear(ctx)
 	if err == nil {
@@ -177,7 +176,7 @@ func (h *hostServer) types() []string {
 	return slices.Compact(all)
 }
 
-// serving returns the endpoint that the handler of a type uses for a name.
+// serving returns the endpoint in use for a name.
 func (h *hostServer) serving(kind, name string) (endpoint string, known bool) {
 	switch kind {
 	case csi.Type:
@@ -191,8 +190,7 @@ func (h *hostServer) serving(kind, name string) (endpoint string, known bool) {
 	return p.Endpoint, found
 }
 
-// show writes changes to the output until the host ends. A write error ends the
-// process.
+// show writes changes until the host ends. A write error ends the process.
 func (h *hostServer) show(ctx context.Context) error {
 	all := withoutErrors(remote.Follow(ctx, h.host))
 	switch {
@@ -206,7 +204,6 @@ func (h *hostServer) show(ctx context.Context) error {
 	return nil
 }
 
-// status is the host's part of /status.
 func (h *hostServer) status(context.Context) (any, error) {
 	return struct {
 		Version   string            `json:"version"`

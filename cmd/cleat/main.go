@@ -14,8 +14,8 @@ import (
 
 func main() {
 	ctx := context.Background()
-	// Helper processes of the servers are started before the command line is
-	// parsed, so that they start fast and stay small.
+	// Helper processes run before the command line is parsed: they start fast
+	// and stay small.
 	switch {
 	case len(os.Args) == 2 && os.Args[1] == freezeGuardCommand:
 		exit(freeze.RunGuard(os.Stdin, os.Stdout))
@@ -29,11 +29,11 @@ func main() {
 	exit(root.ExecuteContext(ctx))
 }
 
-// freezeGuardCommand starts the process that thaws file systems if the driver dies.
+// freezeGuardCommand thaws file systems if the driver dies.
 const freezeGuardCommand = "freeze-guard"
 
-// helper returns the command line of a helper process. /proc/self/exe is this
-// very program, also after an upgrade replaced its file.
+// helper returns a helper's command line. /proc/self/exe is this program, also
+// after an upgrade replaced its file.
 func helper(command string) []string { return []string{"/proc/self/exe", command} }
 
 func exit(err error) {

@@ -35,27 +35,23 @@ unknown.`,
 	return c
 }
 
-// hostFlags holds the flags of the commands that query a plugin host.
 type hostFlags struct {
 	session
 	host string
 }
 
-// addHost adds the flag of the plugin host's socket.
 func addHost(fs *pflag.FlagSet, host *string) {
 	fs.StringVar(host, "host", defaultHost, "socket of the plugin host, see cleat host")
 }
 
-// addType adds the flag that selects plugins of one type.
 func addType(c *cobra.Command, kind *string, usage string) {
 	c.Flags().StringVar(kind, "type", "", usage)
 	cobra.CheckErr(c.RegisterFlagCompletionFunc("type", cobra.FixedCompletions(knownTypes(), cobra.ShellCompDirectiveNoFileComp)))
 }
 
-// hostCall makes the calls of one command.
 type hostCall func(ctx context.Context, h *remote.Host, args []string) (cli.View, any, error)
 
-// runE returns the RunE function of a command; a timeout of 0 means no limit.
+// runE: a timeout of 0 means no limit.
 func (f *hostFlags) runE(timeout time.Duration, call hostCall) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		f.timeout = timeout
@@ -64,10 +60,9 @@ func (f *hostFlags) runE(timeout time.Duration, call hostCall) func(*cobra.Comma
 	}
 }
 
-// queryTimeout is the timeout of calls that do not wait for changes.
+// queryTimeout is for calls that do not wait for changes.
 const queryTimeout = 10 * time.Second
 
-// names completes plugin names, of one type if kind is not empty.
 func (f *hostFlags) names(kind string) cobra.CompletionFunc {
 	return complete(cobra.ShellCompDirectiveNoFileComp, func(cmd *cobra.Command, args []string) ([]string, error) {
 		if len(args) > 0 {
@@ -138,7 +133,6 @@ func stateOf(p watch.Status) string {
 	return string(p.Phase)
 }
 
-// follow shows changes until an interrupt.
 func (f *hostFlags) follow(cmd *cobra.Command, kind string) error {
 	if f.output == cli.FormatYAML {
 		return errors.New("--watch does not support -o yaml: use table or json")
@@ -164,7 +158,6 @@ func (f *hostFlags) follow(cmd *cobra.Command, kind string) error {
 	})(cmd, nil)
 }
 
-// explanation is the output document of cleat plugins why.
 type explanation struct {
 	Text    string         `json:"text"`
 	Plugins []watch.Status `json:"plugins"`
@@ -194,7 +187,7 @@ every plugin that is not registered.`,
 	}
 }
 
-// addAll explains every plugin that is dead or not registered.
+// addAll adds plugins that are dead or not registered.
 func (e *explanation) addAll(ctx context.Context, h *remote.Host) error {
 	all, err := h.List(ctx, "", "")
 	if err != nil {
@@ -264,7 +257,7 @@ stream has ended has no healthy device.`,
 	}
 }
 
-// deviceTable has a row per device, and one for a resource without devices.
+// deviceTable also has a row per resource without devices.
 func deviceTable(all []remote.Resource) cli.Table {
 	t := cli.Table{Header: []string{"RESOURCE", "DEVICE", "HEALTH", "NUMA", "HOLDER", "NOTE"}}
 	for _, r := range all {

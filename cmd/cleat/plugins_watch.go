@@ -22,7 +22,6 @@ import (
 // changes is the sequence of Host.Watch.
 type changes = iter.Seq2[remote.Change, error]
 
-// withoutErrors converts the sequence of remote.Follow, which has no errors, to changes.
 func withoutErrors(all iter.Seq[remote.Change]) changes {
 	return func(yield func(remote.Change, error) bool) {
 		for c := range all {
@@ -33,8 +32,8 @@ func withoutErrors(all iter.Seq[remote.Change]) changes {
 	}
 }
 
-// ofType drops changes of plugins of other types, unless kind is empty. A
-// plugin that changes to another type is reported as gone.
+// ofType drops changes of other types, unless kind is empty. A plugin that
+// changes its type is reported as gone.
 func ofType(kind string, all changes) changes {
 	return func(yield func(remote.Change, error) bool) {
 		present := map[string]bool{}
@@ -56,7 +55,6 @@ func ofType(kind string, all changes) changes {
 	}
 }
 
-// writeDocuments writes each change as one line of JSON.
 func writeDocuments(out io.Writer, all changes) error {
 	e := json.NewEncoder(out)
 	e.SetEscapeHTML(false)
@@ -71,7 +69,6 @@ func writeDocuments(out io.Writer, all changes) error {
 	return nil
 }
 
-// writeLines writes a line when a plugin is registered, has failed, or is gone.
 func writeLines(out io.Writer, all changes) error {
 	for c, err := range all {
 		if err != nil {
@@ -90,7 +87,7 @@ func writeLines(out io.Writer, all changes) error {
 	return nil
 }
 
-// lastFailure returns the error of a plugin's last failed attempt, in one line.
+// lastFailure returns the error of the last failed attempt, in one line.
 func lastFailure(p watch.Status) string {
 	text := strings.Join(strings.Fields(cmp.Or(p.Reason, p.Error)), " ")
 	if text == "" {
@@ -106,10 +103,10 @@ func lastFailure(p watch.Status) string {
 	return text
 }
 
-// redrawDelay is how long changes are batched before a redraw.
+// redrawDelay batches changes.
 const redrawDelay = 50 * time.Millisecond
 
-// showLive updates a table on a terminal until ctx or the changes end.
+// showLive updates a table until ctx or the changes end.
 func showLive(ctx context.Context, screen *cli.Screen, directory string, all changes) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -144,7 +141,6 @@ func showLive(ctx context.Context, screen *cli.Screen, directory string, all cha
 	}
 }
 
-// feed sends changes until they or ctx end.
 func feed(ctx context.Context, to chan<- remote.Change, all changes) error {
 	for c, err := range all {
 		if err != nil {
@@ -159,8 +155,8 @@ func feed(ctx context.Context, to chan<- remote.Change, all changes) error {
 	return nil
 }
 
-// liveLines returns the live table for a terminal with rows lines. Plugins that
-// need attention come first, each followed by its error.
+// liveLines returns the table for rows lines: first plugins that need
+// attention, each with its error.
 func liveLines(directory string, all []watch.Status, rows int) []string {
 	slices.SortStableFunc(all, func(a, b watch.Status) int {
 		return cmp.Or(cmp.Compare(urgency(a), urgency(b)), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Socket, b.Socket))
@@ -177,7 +173,7 @@ func liveLines(directory string, all []watch.Status, rows int) []string {
 			group = append(group, "    "+cli.Plain(why))
 		}
 		free := rows - len(kept) - len(group)
-		if free < 0 || free == 0 && i < len(all)-1 { // reserve the last line for the number of omitted plugins
+		if free < 0 || free == 0 && i < len(all)-1 { // the last line counts omitted plugins
 			return append(kept, fmt.Sprintf("… and %d more", len(all)-i))
 		}
 		kept = append(kept, group...)
@@ -185,7 +181,6 @@ func liveLines(directory string, all []watch.Status, rows int) []string {
 	return kept
 }
 
-// tableLines returns the header and a line for each plugin.
 func tableLines(directory string, all []watch.Status) []string {
 	t := cli.Table{Header: []string{"NAME", "TYPE", "STATE", "SINCE", "SOCKET"}}
 	for _, p := range all {
@@ -196,7 +191,7 @@ func tableLines(directory string, all []watch.Status) []string {
 		t.Add(p.Name, p.Type, stateOf(p), p.Since, socket)
 	}
 	var text bytes.Buffer
-	_ = t.Write(&text) // writes to a buffer cannot fail
+	_ = t.Write(&text) // cannot fail
 	return strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
 }
 
@@ -210,7 +205,7 @@ func urgency(p watch.Status) int {
 	return 1
 }
 
-// tally counts plugins by state: "2 registered, 1 failed".
+// tally returns "2 registered, 1 failed".
 func tally(all []watch.Status) string {
 	counts := map[watch.Phase]int{}
 	for _, p := range all {

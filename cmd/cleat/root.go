@@ -53,7 +53,6 @@ Flags that list an environment variable can also be set by that variable, and in
 YAML file (--config) with the flag names as keys. Flags override the environment,
 and the environment overrides the file.`
 
-// serving adds the flags and the RunE function of server p to c.
 func serving(c *cobra.Command, p interface {
 	server.Program
 	addFlags(fs *pflag.FlagSet)

@@ -22,15 +22,14 @@ import (
 	"github.com/cleatproject/cleat/internal/cli"
 )
 
-// session is the common part of client commands: flags that can also be set in
-// the environment, a timeout, and the output format.
+// session is common to client commands: flags that the environment can also
+// set, a timeout, and the output format.
 type session struct {
 	env     *pflag.FlagSet
 	output  cli.Format
 	timeout time.Duration
 }
 
-// add defines the flags of a command.
 func (s *session) add(to *pflag.FlagSet, define func(*pflag.FlagSet)) {
 	s.output = cli.FormatTable
 	s.env = pflag.NewFlagSet("environment", pflag.ContinueOnError)
@@ -40,7 +39,6 @@ func (s *session) add(to *pflag.FlagSet, define func(*pflag.FlagSet)) {
 	to.AddFlagSet(s.env)
 }
 
-// bind reads the environment.
 func (s *session) bind() error {
 	if err := cli.Bind(s.env, cli.Sources{LookupEnv: os.LookupEnv}); err != nil {
 		return err
@@ -51,8 +49,8 @@ func (s *session) bind() error {
 	return nil
 }
 
-// run calls work with a context that ends at the timeout or a signal. A
-// terminal shows the progress of slow work; notice prints a line for the user.
+// run calls work until the timeout or a signal. A terminal shows its progress;
+// notice prints a line.
 func (s *session) run(cmd *cobra.Command, doing string, work func(ctx context.Context, notice func(string)) error) error {
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -66,7 +64,6 @@ func (s *session) run(cmd *cobra.Command, doing string, work func(ctx context.Co
 	return work(ctx, line.notice)
 }
 
-// printResult prints the result of a call, or returns its error.
 func (s *session) printResult(cmd *cobra.Command, view cli.View, document any, err error) error {
 	if err != nil || view == nil {
 		return err
@@ -75,8 +72,8 @@ func (s *session) printResult(cmd *cobra.Command, view cli.View, document any, e
 }
 
 // retry repeats a call with exponential backoff from 100 ms to longest, until
-// it succeeds, again reports that a retry cannot help, or ctx ends. The error
-// is then the last error of the call, which says more than the timeout.
+// it succeeds, again returns false, or ctx ends. Its error is the call's last
+// one, which says more than the timeout.
 func retry(ctx context.Context, longest time.Duration, notice func(string), again func(err error, past time.Duration) bool, call func(context.Context) error) error {
 	begun, noticed := time.Now(), ""
 	var last error
@@ -109,7 +106,6 @@ func retry(ctx context.Context, longest time.Duration, notice func(string), agai
 	}
 }
 
-// advise appends advice to an error, unless it is empty.
 func advise(err error, advice string) error {
 	if advice == "" {
 		return err
@@ -117,7 +113,6 @@ func advise(err error, advice string) error {
 	return fmt.Errorf("%w (%s)", err, advice)
 }
 
-// noServer returns the advice for a failed connection to a server's socket.
 func noServer(err error, server, start string) string {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -130,8 +125,7 @@ func noServer(err error, server, start string) string {
 	return ""
 }
 
-// callServer returns the RunE function of a command: dial connects, and call
-// returns the result as text and as document.
+// callServer returns a RunE: call returns the result as text and as document.
 func callServer[C io.Closer](s *session, bind func() error, dial func(context.Context, func(string)) (C, error), doing string, call func(context.Context, C, []string) (cli.View, any, error)) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := bind(); err != nil {
@@ -148,7 +142,6 @@ func callServer[C io.Closer](s *session, bind func() error, dial func(context.Co
 	}
 }
 
-// complete returns shell completions: the words of list with the typed prefix.
 func complete(directive cobra.ShellCompDirective, list func(cmd *cobra.Command, args []string) ([]string, error)) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second)
@@ -162,7 +155,7 @@ func complete(directive cobra.ShellCompDirective, list func(cmd *cobra.Command, 
 	}
 }
 
-// keyValues is the value of a repeatable flag such as -p readAheadKiB=512.
+// keyValues is the value of a repeatable flag, -p readAheadKiB=512.
 type keyValues map[string]string
 
 // String is part of pflag.Value.
@@ -191,8 +184,8 @@ func addParameters(c *cobra.Command, m *keyValues, usage string) {
 	c.Flags().VarP(m, "parameter", "p", "driver parameter, "+usage)
 }
 
-// argsOf validates arguments against the use line of a command: VOLUME is
-// required, [PATH] is optional, and CIDR... can be repeated.
+// argsOf validates arguments against a use line: VOLUME is required, [PATH] is
+// optional, CIDR... can be repeated.
 func argsOf(use string) cobra.PositionalArgs {
 	words := strings.Fields(use)[1:]
 	if len(words) == 0 {
@@ -222,10 +215,9 @@ func noArgs(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// setUpGroup completes a command that only groups subcommands. It refuses
-// unknown words, for which cobra would print the help and succeed. Subcommands
-// validate their arguments against their use line, and every list gets the
-// alias ls.
+// setUpGroup completes a command group. It refuses unknown words, for which
+// cobra would print the help and succeed. Subcommands validate their arguments
+// against their use line; lists get the alias ls.
 func setUpGroup(c *cobra.Command) {
 	var known []string
 	for _, sub := range c.Commands() {
@@ -250,7 +242,6 @@ func setUpGroup(c *cobra.Command) {
 	c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 }
 
-// count formats a number with its noun.
 func count(n int, noun string) string {
 	if n != 1 {
 		noun += "s"
@@ -258,9 +249,9 @@ func count(n int, noun string) string {
 	return fmt.Sprintf("%d %s", n, noun)
 }
 
-// progress shows on a terminal what a command is doing, and for how long.
-// Elsewhere only notices are written. Write errors are ignored: the command
-// continues without a terminal.
+// progress shows on a terminal what a command is doing; elsewhere it writes
+// only notices. Write errors are ignored: the command continues without a
+// terminal.
 type progress struct {
 	out   io.Writer
 	doing string
@@ -271,7 +262,7 @@ type progress struct {
 	drawn bool
 }
 
-// progressDelay is the time before progress is shown: most commands end earlier.
+// progressDelay exceeds the duration of most commands.
 const progressDelay = 600 * time.Millisecond
 
 func newProgress(out io.Writer, doing string) *progress {
@@ -307,7 +298,6 @@ func (p *progress) draw() {
 	}
 }
 
-// notice writes a permanent line.
 func (p *progress) notice(line string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -322,7 +312,7 @@ func (p *progress) erase() {
 	p.drawn = false
 }
 
-// end removes the progress line. It can be called twice.
+// end can be called twice.
 func (p *progress) end() {
 	p.stop()
 	p.mu.Lock()

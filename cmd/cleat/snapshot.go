@@ -30,7 +30,6 @@ is deleted. "cleat volume restore" creates a volume from a snapshot.`,
 		newSnapshotListCommand(f), newSnapshotShowCommand(f), newSnapshotDeleteCommand(f))
 }
 
-// newSnapshotCreateCommand returns cleat volume snapshot or cleat snapshot create.
 func newSnapshotCreateCommand(f *driverFlags, use, example string) *cobra.Command {
 	var name string
 	var parameters keyValues
@@ -102,7 +101,6 @@ is deleted with its group.`,
 	}, (*client.Driver).DeleteSnapshot)
 }
 
-// blockDocument is the output document of cleat volume changed-blocks.
 type blockDocument struct {
 	Base     string      `json:"base,omitempty"`
 	Snapshot string      `json:"snapshot"`
@@ -116,7 +114,7 @@ type byteRange struct {
 	Length int64 `json:"length"`
 }
 
-// add merges adjacent ranges: some drivers send every block as a range.
+// add merges adjacent ranges: some drivers send single blocks.
 func (b *blockDocument) add(p client.BlockPage) error {
 	b.Size = p.Size
 	for _, r := range p.Ranges {

@@ -46,7 +46,7 @@ type sriovDaemonServer struct {
 	daemon  *daemon.Daemon
 }
 
-// newSriovDaemonCommand returns the command for a machine; nil means this machine.
+// newSriovDaemonCommand uses this machine if machine is nil.
 func newSriovDaemonCommand(machine *host.Config) *cobra.Command {
 	s := &sriovDaemonServer{output: cli.FormatTable}
 	if machine != nil {
@@ -113,7 +113,7 @@ func (s *sriovDaemonServer) addFlags(fs *pflag.FlagSet) {
 	s.AddFlags(fs, server.Defaults{StateDir: sriovDaemonState, Env: map[string]string{"node": "NODE_NAME"}}) // as in the operator's daemon
 }
 
-// Complete derives settings from others, and refuses those that cannot work.
+// Complete derives settings and refuses those that cannot work.
 func (s *sriovDaemonServer) Complete() (err error) {
 	r := &s.config.Rules
 	if r.Mode, err = daemon.ParseMode(s.mode); err != nil {
@@ -173,7 +173,7 @@ func (s *sriovDaemonServer) Assemble(ctx context.Context) error {
 
 const sriovDaemonRecord = "sriov-daemon.db"
 
-// open creates the daemon; Run starts it.
+// open creates the daemon, which Run starts.
 func (s *sriovDaemonServer) open(ctx context.Context) (err error) {
 	c := &s.config
 	if c.Store, err = s.OpenStore(ctx, sriovDaemonRecord, store.Options{Role: daemon.Role, Version: daemon.Version, Preallocate: 1 << 20}); err != nil {
@@ -199,8 +199,8 @@ func (s *sriovDaemonServer) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// openMachine adds functions, pods and node state to the config. Progress is
-// reported in the status of a node state that is an object.
+// openMachine adds functions, pods and node state. Progress is reported in a
+// node state that is an object.
 func (s *sriovDaemonServer) openMachine(logger *slog.Logger) error {
 	c := &s.config
 	if s.podResources != "" {

@@ -18,8 +18,8 @@ import (
 	"github.com/cleatproject/cleat/sriov/daemon"
 )
 
-// preview prints the plan of the daemon (--dry-run). It fails on problems,
-// since no device would be offered then.
+// preview prints the plan (--dry-run). It fails on problems, since no device
+// would be offered then.
 func (s *sriovDaemonServer) preview(ctx context.Context) (err error) {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -52,8 +52,8 @@ func (s *sriovDaemonServer) preview(ctx context.Context) (err error) {
 	return nil
 }
 
-// openReadOnly opens the record of the daemon on this machine, if it exists, or
-// returns a note why it is ignored.
+// openReadOnly opens the daemon's record, if it exists, or returns a note why
+// it is ignored.
 func (s *sriovDaemonServer) openReadOnly(ctx context.Context) (note string, err error) {
 	path := filepath.Join(s.StateDir, sriovDaemonRecord)
 	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {

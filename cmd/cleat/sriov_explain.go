@@ -13,7 +13,6 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// sriovExplanation is the output document of cleat sriov explain.
 type sriovExplanation struct {
 	Devices   []sriovExplained     `json:"devices"`
 	Resources []sriovResourceCount `json:"resources"`
@@ -39,7 +38,6 @@ type sriovWarning struct {
 	Text     string `json:"text"`
 }
 
-// sriovSelection selects the devices to explain.
 type sriovSelection struct {
 	devices  []string
 	resource string
@@ -134,7 +132,6 @@ func (s sriovSurvey) explain(q sriovSelection) (sriovExplanation, error) {
 	return x, nil
 }
 
-// view returns the details of selected devices, or a table of all.
 func (x sriovExplanation) view(q sriovSelection) cli.View {
 	var v cli.Paragraphs
 	for _, d := range x.Devices {
@@ -166,7 +163,7 @@ func (x sriovExplanation) view(q sriovSelection) cli.View {
 	return v
 }
 
-// verdicts has a row per selector, in the order of evaluation.
+// verdicts are in the order of evaluation.
 func (d sriovExplained) verdicts() cli.Table {
 	t := cli.Table{Header: []string{"RESOURCE", "SELECTOR", "VERDICT", "FILTER", "FOUND", "WANTED"}}
 	for _, v := range d.Verdicts {
@@ -184,8 +181,8 @@ func (d sriovExplained) verdicts() cli.Table {
 	return t
 }
 
-// why returns the selector that takes a device, or what the device lacks for
-// resource, by default for the resource with the most matching filters.
+// why returns the selector that takes a device, or what it lacks for resource,
+// by default the one with the most matching filters.
 func (d sriovExplained) why(resource string) string {
 	if d.LeftOut != "" {
 		return "left out: " + d.LeftOut
@@ -223,7 +220,6 @@ func (d sriovExplained) why(resource string) string {
 	return "nearest " + near.Resource + ": " + refusal(near)
 }
 
-// refusal returns why a selector does not take a device.
 func refusal(v inventory.Verdict) string {
 	switch v.Outcome {
 	case inventory.Late:
@@ -234,7 +230,6 @@ func refusal(v inventory.Verdict) string {
 	return fmt.Sprintf("%s %s, wanted %s", v.Filter, cmp.Or(v.Found, "(none)"), shorten(v.Wanted, 3))
 }
 
-// shorten joins at most most words, and counts the others.
 func shorten(words []string, most int) string {
 	if len(words) <= most {
 		return strings.Join(words, ", ")
@@ -242,8 +237,7 @@ func shorten(words []string, most int) string {
 	return fmt.Sprintf("%s or %d more", strings.Join(words[:most], ", "), len(words)-most)
 }
 
-// warnings returns the warnings of the selection: for devices or a resource
-// only those of the resources that select them.
+// warnings are those of the resources that select the given devices, or of all.
 func (x sriovExplanation) warnings(q sriovSelection) (lines []string) {
 	about := map[string]bool{q.resource: true}
 	for _, d := range x.Devices {

@@ -67,7 +67,7 @@ Other network functions, without SR-IOV and a resource, are listed only with --a
 	return c
 }
 
-// table omits the columns of unknown properties.
+// table omits unknown properties.
 func (l sriovList) table(s sriovSurvey) cli.Table {
 	t := cli.Table{Header: []string{"DEVICE", "KIND", "DRIVER", "NETDEV", "NUMA", "RDMA"}}
 	if s.configured {
@@ -89,7 +89,7 @@ func (l sriovList) table(s sriovSurvey) cli.Table {
 	return t
 }
 
-// sriovDevice is a function or an auxiliary device in output documents.
+// sriovDevice is a function or an auxiliary device.
 type sriovDevice struct {
 	ID           string        `json:"id"`
 	Type         string        `json:"deviceType"`
@@ -98,9 +98,9 @@ type sriovDevice struct {
 	Vendor       string        `json:"vendor"`
 	Device       string        `json:"device"`
 	Driver       string        `json:"driver,omitempty"`
-	ParentDriver string        `json:"parentDriver,omitempty"` // of an auxiliary device; used by selectors
+	ParentDriver string        `json:"parentDriver,omitempty"` // of an auxiliary device
 	NUMA         *int          `json:"numaNode,omitempty"`
-	PF           string        `json:"pf,omitempty"` // of a virtual function and of auxiliary devices
+	PF           string        `json:"pf,omitempty"` // of VFs and auxiliary devices
 	PFName       string        `json:"pfName,omitempty"`
 	Index        *int          `json:"index,omitempty"` // VF index, or SF number
 	VFs          int           `json:"vfs,omitempty"`
@@ -128,12 +128,11 @@ type sriovNetdev struct {
 	Up   bool   `json:"up"`
 }
 
-// sriovPod is a container that holds a device.
 type sriovPod struct {
 	Namespace string `json:"namespace"`
 	Pod       string `json:"pod"`
 	Container string `json:"container"`
-	Resource  string `json:"resource"` // through which it got the device
+	Resource  string `json:"resource"` // that gave it the device
 }
 
 func sriovDeviceOf(d inventory.Device) sriovDevice {
@@ -209,7 +208,6 @@ func (d sriovDevice) netdevNames() (names []string) {
 	return names
 }
 
-// podNames returns the pods that hold the device.
 func (d sriovDevice) podNames() string {
 	var names []string
 	for _, p := range d.Pods {
@@ -221,7 +219,6 @@ func (d sriovDevice) podNames() string {
 	return strings.Join(names, ",")
 }
 
-// details returns all known properties of a device.
 func (d sriovDevice) details() cli.Table {
 	t := cli.Table{Header: []string{"DEVICE", d.ID}}
 	resource := cmp.Or(d.Resource, "none")

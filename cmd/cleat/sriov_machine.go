@@ -22,8 +22,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/podresources"
 )
 
-// sriovFlags holds the flags of the commands that show the functions of this
-// machine.
+// sriovFlags are for commands that show this machine's functions.
 type sriovFlags struct {
 	session
 	config       sriovConfig
@@ -54,9 +53,8 @@ type sriovSurvey struct {
 	problems   []string // read errors
 }
 
-// survey reads the configuration, the functions of the machine, and the pods
-// that hold them. The configuration is optional, unless it is needed or set by
-// a flag.
+// survey reads the configuration, functions, and the pods that hold them. The
+// configuration is optional, unless needed or set by a flag.
 func (f *sriovFlags) survey(cmd *cobra.Command, needed bool) (s sriovSurvey, err error) {
 	if err := f.bind(); err != nil {
 		return s, err
@@ -79,8 +77,7 @@ func (f *sriovFlags) survey(cmd *cobra.Command, needed bool) (s sriovSurvey, err
 	return s, err
 }
 
-// listPods lists the devices held by pods. A machine without a kubelet has no
-// pods, unless a flag sets the kubelet's path.
+// listPods accepts a machine without a kubelet, unless a flag sets its path.
 func (f *sriovFlags) listPods(ctx context.Context, cmd *cobra.Command, s *sriovSurvey) error {
 	socket, err := filepath.Abs(cmp.Or(f.podResources, filepath.Join(f.kubeletDir, "pod-resources", "kubelet.sock")))
 	if err != nil {
@@ -106,7 +103,7 @@ func (s sriovSurvey) options() inventory.AssignOptions {
 	return o
 }
 
-// devices returns all devices, auxiliary devices after their parent.
+// devices puts auxiliary devices after their parent.
 func (s sriovSurvey) devices() []sriovExplained {
 	explanations := inventory.Explain(s.config, s.snapshot, s.options())
 	number := func(e inventory.Explanation) int {
@@ -132,8 +129,7 @@ func (s sriovSurvey) devices() []sriovExplained {
 	return all
 }
 
-// fullResourceName returns the full name of a resource given with or without
-// its prefix, and "" for "".
+// fullResourceName completes a resource name; "" remains "".
 func (s sriovSurvey) fullResourceName(word string) (string, error) {
 	full := s.resources()
 	var fitting []string
@@ -160,8 +156,7 @@ func (s sriovSurvey) resources() (full []string) {
 	return full
 }
 
-// findSriov returns the devices with these names: an ID, an address without its
-// domain, or the name of a network device.
+// findSriov finds IDs, addresses without domain, or network device names.
 func findSriov(all []sriovExplained, words []string) ([]sriovExplained, error) {
 	var found []sriovExplained
 	for _, word := range words {
@@ -183,7 +178,6 @@ func findSriov(all []sriovExplained, words []string) ([]sriovExplained, error) {
 	return found, nil
 }
 
-// complete returns shell completions from the state of the machine.
 func (f *sriovFlags) complete(words func(sriovSurvey) []string) cobra.CompletionFunc {
 	return complete(cobra.ShellCompDirectiveNoFileComp, func(cmd *cobra.Command, _ []string) ([]string, error) {
 		s, err := f.survey(cmd, false)
@@ -194,13 +188,12 @@ func (f *sriovFlags) complete(words func(sriovSurvey) []string) cobra.Completion
 	})
 }
 
-// addResource adds the flag that selects a resource.
 func (f *sriovFlags) addResource(c *cobra.Command, resource *string, usage string) {
 	c.Flags().StringVar(resource, "resource", "", usage)
 	cobra.CheckErr(c.RegisterFlagCompletionFunc("resource", f.complete(sriovSurvey.resources)))
 }
 
-// parsePod parses --pod: NAMESPACE/NAME or empty.
+// parsePod parses NAMESPACE/NAME or "".
 func parsePod(text string) (podresources.Pod, error) {
 	if text == "" {
 		return podresources.Pod{}, nil

@@ -19,7 +19,7 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// Paths expected by the upstream plugin, the kubelet, Multus and container runtimes.
+// Paths of the upstream plugin, the kubelet, Multus and container runtimes.
 const (
 	sriovControlSocket = "/var/lib/sriov/sriovdp-control.sock"
 	sriovPluginState   = "/var/lib/cleat/sriov-plugin"
@@ -85,8 +85,8 @@ func (s *sriovPluginServer) addFlags(fs *pflag.FlagSet) {
 	s.AddFlags(fs, server.Defaults{StateDir: sriovPluginState})
 }
 
-// addUpstreamLogFlags declares the log flags of the upstream plugin, so that
-// its manifests work unchanged. The flags have no effect.
+// addUpstreamLogFlags declares ignored log flags, so that the upstream plugin's
+// manifests work unchanged.
 func addUpstreamLogFlags(fs *pflag.FlagSet) {
 	const none = "no effect: see --log-level; the log goes to standard error"
 	names := []string{"log-dir", "log_dir", "log_link", "logbuflevel", "stderrthreshold", "vmodule", "log_backtrace_at"}
@@ -101,9 +101,8 @@ func addUpstreamLogFlags(fs *pflag.FlagSet) {
 	}
 }
 
-// upstreamArgs accepts long flags of cleat sriov plugin with a single dash,
-// like Go's package flag in the upstream plugin. It returns arguments of other
-// commands, and unknown flags, unchanged.
+// upstreamArgs accepts long flags of cleat sriov plugin with a single dash, as
+// the upstream plugin does. Other arguments are unchanged.
 func upstreamArgs(args []string) []string {
 	if len(args) < 2 || args[0] != "sriov" || args[1] != "plugin" {
 		return args
@@ -121,19 +120,19 @@ func upstreamArgs(args []string) []string {
 			out[i] = "-" + out[i]
 		}
 		if !valued && f.NoOptDefVal == "" {
-			i++ // skip the value
+			i++ // its value
 		}
 	}
 	return out
 }
 
-// Complete derives settings from others, and refuses those that cannot work.
+// Complete derives settings and refuses those that cannot work.
 func (s *sriovPluginServer) Complete() (err error) {
 	if s.own, err = parsePod(s.pod); err != nil {
 		return err
 	}
 	c := &s.config
-	if c.ConfigFile, err = filepath.Abs(c.ConfigFile); err != nil { // the upstream plugin accepts a relative path
+	if c.ConfigFile, err = filepath.Abs(c.ConfigFile); err != nil { // upstream accepts a relative path
 		return fmt.Errorf("--config-file: %w", err)
 	}
 	if !filepath.IsAbs(s.kubeletDir) {

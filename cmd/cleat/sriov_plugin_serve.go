@@ -44,11 +44,10 @@ type sriovPluginServer struct {
 	hangups chan os.Signal
 }
 
-// withdrawTimeout limits the withdrawal of all devices at shutdown. It leaves
-// time for the rest of the shutdown.
+// withdrawTimeout leaves time for the rest of the shutdown.
 const withdrawTimeout = 20 * time.Second
 
-// controlKeepalive is the idle time after which a daemon is pinged.
+// controlKeepalive is the idle time before a ping to a daemon.
 const controlKeepalive = 10 * time.Second
 
 // Assemble implements server.Program.
@@ -76,12 +75,12 @@ func (s *sriovPluginServer) Assemble(context.Context) error {
 		Event: "serving control interface",
 		Attrs: []any{"endpoint", "unix://" + s.controlSocket},
 	})
-	// Stopped first, since it ends the streams of daemons.
+	// First, since it ends the streams of daemons.
 	s.Add(server.Part{Name: "withdrawal", Stop: s.withdraw})
 	return nil
 }
 
-// open creates the plugin; Run starts it.
+// open creates the plugin, which Run starts.
 func (s *sriovPluginServer) open(ctx context.Context) error {
 	c := &s.config
 	var err error
@@ -116,10 +115,10 @@ func (w watchedDirectory) Register(ctx context.Context, r plugin.Registration) e
 	return w.Directory.Register(ctx, register.Plugin{Type: register.Device, Name: r.Resource, Endpoint: r.Endpoint, Versions: []string{"v1beta1"}})
 }
 
-// openGrants opens the record of the devices allocated to pods. The plugin can
-// work without it, from what the kubelet reports: the record is omitted if the
-// default directory cannot be created, as with the read-only root file system
-// of the upstream plugin's pod, and a damaged record is moved aside.
+// openGrants opens the record of devices allocated to pods. It is optional,
+// since the kubelet reports them too: it is omitted if the default directory
+// cannot be created, as on the read-only root of the upstream plugin's pod; a
+// damaged one is moved aside.
 func (s *sriovPluginServer) openGrants(ctx context.Context) (plugin.Memory, error) {
 	err := os.MkdirAll(s.StateDir, 0o700)
 	if s.StateDir == sriovPluginState && (errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission)) {
@@ -151,7 +150,7 @@ func (s *sriovPluginServer) openGrants(ctx context.Context) (plugin.Memory, erro
 	return open()
 }
 
-// watch calls kick after changes of the machine, and reloads the plugin on SIGHUP.
+// watch calls kick after changes of the machine, and reloads on SIGHUP.
 func (s *sriovPluginServer) watch(ctx context.Context, kick func()) error {
 	ended := make(chan error, 1)
 	go func() {
@@ -179,7 +178,6 @@ func (s *sriovPluginServer) run(ctx context.Context) error {
 	return s.plugin.Run(ctx)
 }
 
-// withdraw withdraws all devices and ends the plugin.
 func (s *sriovPluginServer) withdraw(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, withdrawTimeout)
 	defer cancel()

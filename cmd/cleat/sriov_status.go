@@ -20,7 +20,6 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// sriovStatus is the output document of cleat sriov status.
 type sriovStatus struct {
 	Plugin     string           `json:"plugin"`
 	Version    string           `json:"version"`
@@ -38,7 +37,6 @@ type sriovStatus struct {
 	Resources  []sriovStatusRow `json:"resources"`
 }
 
-// sriovStatusRow is one resource of a sriovStatus.
 type sriovStatusRow struct {
 	Name       string `json:"name"`
 	State      string `json:"state"`
@@ -131,7 +129,6 @@ func querySriovStatus(ctx context.Context, socket string) (sriovStatus, error) {
 	return newSriovStatus(now, v), err
 }
 
-// explainSriov adds the probable cause to an error.
 func explainSriov(socket string, err error) error {
 	end, answered := errors.AsType[*control.End](err)
 	switch {
@@ -162,7 +159,6 @@ func newSriovStatus(s gate.Status, v control.Version) sriovStatus {
 	return d
 }
 
-// table has the plugin first, then a row per resource.
 func (s sriovStatus) table(now time.Time) cli.Table {
 	t := cli.Table{Header: []string{"PLUGIN", cmp.Or(strings.TrimSpace(s.Plugin+" "+s.Version), "unknown")}}
 	t.Add("State", s.State)
@@ -186,7 +182,6 @@ func (s sriovStatus) table(now time.Time) cli.Table {
 	return t
 }
 
-// holder returns the config daemon that has enabled the devices.
 func (s sriovStatus) holder(now time.Time) string {
 	who := fmt.Sprintf("generation %d", s.Generation)
 	if s.UID != "" {

@@ -15,7 +15,6 @@ import (
 	"github.com/cleatproject/cleat/sriov/inventory"
 )
 
-// sriovValidation is the validation result of one config.json.
 type sriovValidation struct {
 	Source    string               `json:"source"`
 	Valid     bool                 `json:"valid"`
@@ -100,7 +99,7 @@ func validateSriov(t inventory.ConfigText, prefix string) sriovValidation {
 	return v
 }
 
-// sriovErrors returns the problems in a joined error of inventory.ParseConfig.
+// sriovErrors splits a joined error of inventory.ParseConfig.
 func sriovErrors(err error) (all []strictjson.Problem) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
@@ -141,7 +140,6 @@ func (v sriovValidation) view() cli.View {
 // sriovConfigFile is the path in the image of the SR-IOV network device plugin.
 const sriovConfigFile = "/etc/pcidp/config.json"
 
-// sriovConfig holds the flags for config.json.
 type sriovConfig struct {
 	file   string
 	prefix string
@@ -152,7 +150,7 @@ func (f *sriovConfig) add(e *pflag.FlagSet) {
 	e.StringVar(&f.prefix, "resource-prefix", inventory.DefaultPrefix, "prefix of resources without one in the configuration")
 }
 
-// load reads a single configuration like the plugin: probable mistakes are
+// load reads one configuration; as in the plugin, probable mistakes are
 // warnings.
 func (f *sriovConfig) load(stdin io.Reader) (inventory.Config, []strictjson.Problem, error) {
 	texts, err := f.read(stdin)
@@ -173,7 +171,7 @@ func (f *sriovConfig) load(stdin io.Reader) (inventory.Config, []strictjson.Prob
 	return c, warnings, nil
 }
 
-// maxSriovManifest limits a manifest, in bytes; the API server accepts less.
+// maxSriovManifest limits a manifest, in bytes; the API server's limit is lower.
 const maxSriovManifest = 4 << 20
 
 // read returns each config.json of the file, at least one.

@@ -10,10 +10,10 @@ import (
 	"github.com/cleatproject/cleat/internal/server"
 )
 
-// release is the version of this source tree, also reported by GetPluginInfo.
+// release is also reported by GetPluginInfo.
 const release = "0.1.0"
 
-// specification is the version of the CSI specification that cleat implements.
+// specification is the implemented version of CSI.
 const specification = "1.13.0"
 
 func newVersionCommand() *cobra.Command {
@@ -33,7 +33,6 @@ func newVersionCommand() *cobra.Command {
 	}
 }
 
-// build returns the version and the commit recorded by the toolchain, if any.
 func build() server.Build {
 	b := server.Build{Version: release}
 	info, ok := debug.ReadBuildInfo()

@@ -50,16 +50,14 @@ All commands are idempotent, and continue an interrupted operation.`,
 	)
 }
 
-// driverFlags holds the flags of the commands that call a CSI driver.
 type driverFlags struct {
 	session
-	driver      string // name; the plugin host knows its endpoint
+	driver      string // known to the plugin host
 	host        string
 	config      client.Config
 	secretsFile string
 }
 
-// newDriverFlags adds the flags to a command and its subcommands.
 func newDriverFlags(c *cobra.Command) *driverFlags {
 	f := &driverFlags{}
 	fs := c.PersistentFlags()
@@ -80,8 +78,8 @@ func newDriverFlags(c *cobra.Command) *driverFlags {
 	return f
 }
 
-// bind reads the environment and refuses conflicting settings of the driver. A
-// flag overrides the conflicting variable.
+// bind reads the environment and refuses conflicting settings. A flag overrides
+// the conflicting variable.
 func (f *driverFlags) bind() error {
 	driver, endpoint := f.env.Lookup("driver"), f.env.Lookup("endpoint")
 	byDriver, byEndpoint := driver.Changed, endpoint.Changed
@@ -126,14 +124,12 @@ func (f *driverFlags) dial(ctx context.Context, notice func(string)) (*client.Dr
 	return client.Dial(ctx, config)
 }
 
-// driverCall makes the calls of one command.
 type driverCall func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error)
 
 func (f *driverFlags) runE(doing string, call driverCall) func(*cobra.Command, []string) error {
 	return callServer(&f.session, f.bind, f.dial, doing, call)
 }
 
-// group completes a command group, with shell completion of object names.
 func (f *driverFlags) group(c *cobra.Command, commands ...*cobra.Command) *cobra.Command {
 	for _, sub := range commands {
 		sub.ValidArgsFunction = complete(cobra.ShellCompDirectiveDefault, func(cmd *cobra.Command, args []string) (names []string, err error) {
@@ -149,7 +145,7 @@ func (f *driverFlags) group(c *cobra.Command, commands ...*cobra.Command) *cobra
 	return c
 }
 
-// namesFor returns the names of existing objects of the type in a use line.
+// namesFor lists objects of the type in a use line.
 func namesFor(ctx context.Context, d *client.Driver, use string) (names []string, err error) {
 	switch {
 	case strings.Contains(use, "GROUP"):

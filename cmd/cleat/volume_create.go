@@ -48,8 +48,7 @@ its size.`,
 	}, func(r *client.CreateRequest, args []string) { r.FromVolume, r.Name = args[0], args[1] })
 }
 
-// createCommand completes a command that creates a volume; take copies its
-// arguments into the request.
+// createCommand: take copies the arguments into the request.
 func (f *driverFlags) createCommand(c *cobra.Command, take func(*client.CreateRequest, []string)) *cobra.Command {
 	var size, limit cli.Size
 	var use useFlags
@@ -76,7 +75,6 @@ func (f *driverFlags) createCommand(c *cobra.Command, take func(*client.CreateRe
 	return c
 }
 
-// useFlags holds the flags of the volume capability.
 type useFlags struct {
 	client.Capability
 }
@@ -89,8 +87,7 @@ func (f *useFlags) add(fs *pflag.FlagSet) {
 	fs.StringVar(&f.AccessMode, "access-mode", "", "access mode: "+strings.Join(client.AccessModes(), ", ")+" (default single-node-writer)")
 }
 
-// override returns the capability with the changes of the set flags; nil
-// remains nil if no flag is set.
+// override applies the set flags; nil remains nil without any.
 func (f *useFlags) override(c *client.Capability, fs *pflag.FlagSet) *client.Capability {
 	var out client.Capability
 	if c != nil {
@@ -174,8 +171,7 @@ func newVolumeDeleteCommand(f *driverFlags) *cobra.Command {
 	}, (*client.Driver).Delete)
 }
 
-// deleteCommand completes a command that deletes objects one by one. It
-// continues after errors.
+// deleteCommand continues after errors.
 func (f *driverFlags) deleteCommand(kind string, c *cobra.Command, remove func(*client.Driver, context.Context, string) error) *cobra.Command {
 	var ifExists bool
 	c.Aliases = []string{"rm"}

@@ -47,12 +47,10 @@ cleat's driver, otherwise the ID); missing (unknown to the driver).`,
 	return c
 }
 
-// addNotIn adds the flag that limits a list to orphans.
 func addNotIn(c *cobra.Command, file *string) {
 	c.Flags().StringVar(file, "not-in", "", "omit objects whose IDs are in this file, separated by white space; - reads standard input")
 }
 
-// readIDs reads the IDs of --not-in. Without a file name it returns none.
 func readIDs(stdin io.Reader, name string) (map[string]bool, error) {
 	if name == "" {
 		return nil, nil
@@ -114,7 +112,6 @@ func volumeDetails(v client.Volume) cli.Table {
 	return t
 }
 
-// kindOf returns the type of a volume; that of a foreign one is unknown.
 func kindOf(v client.Volume) string {
 	switch c := v.Capability; {
 	case c.Block:

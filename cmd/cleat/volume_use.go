@@ -64,7 +64,7 @@ unstages it. A volume in use is refused; nothing is forced.`,
 				at, err := d.At(ctx, path)
 				switch {
 				case strings.Contains(name, "/") && err == nil:
-					name = at.ID // a foreign volume is found only by its ID after the detach
+					name = at.ID // foreign volumes are found only by ID after the detach
 				case filepath.IsAbs(name):
 					return nil, nil, err
 				default:
@@ -107,7 +107,6 @@ deleted files in a thin volume to the pool.`,
 	}
 }
 
-// trimPath returns a path at which the volume is mounted read-write.
 func trimPath(v client.Volume) (string, error) {
 	if v.Capability.Block {
 		return "", fmt.Errorf("volume %s is a block device, whose free blocks only its user knows: run blkdiscard, or fstrim on its file system", v.Name)
