@@ -18,7 +18,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// requestIDHeader is the metadata key of the request ID, in requests and responses.
+// requestIDHeader is in requests and responses.
 const requestIDHeader = "x-request-id"
 
 func (s *GRPC) unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {
@@ -45,8 +45,7 @@ func (s *GRPC) stream(service any, inner grpc.ServerStream, info *grpc.StreamSer
 	})
 }
 
-// watchedStream provides the context with the request ID, and logs the first
-// message.
+// watchedStream provides the request ID, and logs the first message.
 type watchedStream struct {
 	grpc.ServerStream
 	ctx  context.Context
@@ -84,15 +83,14 @@ func isSane(id string) bool {
 	})
 }
 
-// call is one running call.
 type call struct {
 	*GRPC
 	method  string
 	request any // nil until a stream's first message
 }
 
-// observe runs the handler, logs and counts the result, and returns the error
-// for the peer.
+// observe logs and counts the handler's result, and returns the error for the
+// peer.
 func (c *call) observe(ctx context.Context, handler func() error) error {
 	start := time.Now()
 	c.running.Add(1)
@@ -113,7 +111,7 @@ func (c *call) observe(ctx context.Context, handler func() error) error {
 	return result.Err()
 }
 
-// recovered runs the handler and converts a panic to an error without details.
+// recovered converts a panic to an error without details.
 func (c *call) recovered(ctx context.Context, handler func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -124,14 +122,13 @@ func (c *call) recovered(ctx context.Context, handler func() error) (err error) 
 	return handler()
 }
 
-// panicked counts and logs a recovered panic.
 func (m *callMetrics) panicked(ctx context.Context, logger *slog.Logger, where string, value any, stack []byte) {
 	m.panics.Inc()
 	logger.ErrorContext(ctx, "panic recovered", "source", where, "value", fmt.Sprint(value), "stack", string(stack))
 }
 
-// Panicked counts and logs a panic that was recovered outside a handler, for
-// example in an operation that outlived its call.
+// Panicked reports a panic outside a handler, such as in an operation that
+// outlived its call.
 func (s *Server) Panicked(ctx context.Context, where string, value any, stack []byte) {
 	s.calls.panicked(ctx, s.Logger, where, value, stack)
 }
@@ -140,8 +137,8 @@ func (c *call) begin(ctx context.Context) {
 	c.logger.DebugContext(ctx, "call started", "method", c.method, "request", c.hidden.view(c.request))
 }
 
-// end logs the result: failures with the request, successes without it, and
-// those of quiet methods at level debug.
+// end logs failures with the request, successes without it, and those of quiet
+// methods at level debug.
 func (c *call) end(ctx context.Context, result *status.Status, took time.Duration) {
 	attrs := []slog.Attr{
 		slog.String("method", c.method), slog.String("code", result.Code().String()), slog.Duration("duration", took),
@@ -181,8 +178,7 @@ type throttle struct {
 	suppressed int
 }
 
-// take reports whether a line can be logged now, and the number of lines
-// suppressed since the last one.
+// take also returns the number of lines suppressed since the last one.
 func (t *throttle) take(now time.Time) (suppressed int, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -194,7 +190,7 @@ func (t *throttle) take(now time.Time) (suppressed int, ok bool) {
 	return suppressed, true
 }
 
-// QuietMethod reports whether a method only reads, judged by its name.
+// QuietMethod reports whether a method only reads, by its name.
 func QuietMethod(method string) bool {
 	name := method[strings.LastIndexByte(method, '/')+1:]
 	for _, prefix := range []string{"Group", "Controller", "Node"} {
@@ -208,18 +204,18 @@ func QuietMethod(method string) bool {
 	return false
 }
 
-// maxMessage limits an error message, in bytes: it is sent in a header, and
-// peers copy it into events and annotations.
+// maxMessage of an error, in bytes: it is sent in a header, and copied into
+// events and annotations.
 const maxMessage = 4 << 10
 
-// answer maps a handler's error to the status for the peer. A gRPC status is
-// unchanged; other errors are mapped by the contract's code function, and
-// context errors apply where that has no better code.
+// answer returns the status for the peer: a gRPC status unchanged, others by
+// the contract's code function, and context errors where that has no better
+// code.
 func (s *GRPC) answer(err error) *status.Status {
 	if err == nil {
 		return status.New(codes.OK, "")
 	}
-	// Not errors.As: a wrapped status is the response of another server.
+	// Not errors.As: a wrapped status is another server's.
 	if direct, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		if st := direct.GRPCStatus(); st.Code() != codes.OK {
 			return status.New(st.Code(), errs.Clip(st.Message(), maxMessage))

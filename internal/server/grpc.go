@@ -19,48 +19,47 @@ import (
 // GRPCConfig describes a gRPC server.
 type GRPCConfig struct {
 	Logger  *slog.Logger
-	Metrics prometheus.Registerer // can be shared by several servers; nil: no metrics
+	Metrics prometheus.Registerer // can be shared by servers; nil: no metrics
 	// Code maps errors to the contract's gRPC codes. Required.
 	Code func(error) codes.Code
-	// Secrets are the boolean field options, such as csi_secret, whose fields
-	// never reach a log.
+	// Secrets are boolean field options, such as csi_secret, whose fields are
+	// never logged.
 	Secrets []protoreflect.ExtensionType
-	// Private are fields that can contain secrets although no option marks them, such
-	// as csi.v1.VolumeCapability.MountVolume.mount_flags.
+	// Private fields can contain secrets although no option marks them, such as
+	// csi.v1.VolumeCapability.MountVolume.mount_flags.
 	Private []protoreflect.FullName
-	// Quiet selects the methods whose successes are logged at level debug,
-	// since peers call them frequently; default QuietMethod.
+	// Quiet selects frequent methods, whose successes are logged at level
+	// debug; default QuietMethod.
 	Quiet func(method string) bool
-	// Throttle selects failures that are logged at most once per second, with
-	// the number of suppressed ones; nil: no throttling.
+	// Throttle selects failures logged at most once per second, with the number
+	// of suppressed ones; nil: no throttling.
 	Throttle func(method string, code codes.Code) bool
-	// MaxReceive limits the size of a message, in bytes; default 4 MiB.
+	// MaxReceive limits messages, in bytes; default 4 MiB.
 	MaxReceive int
 	// MaxAge is how long a connection accepts new calls, so that peers
-	// authenticate again; zero is unlimited. Calls in flight then have ageGrace
-	// to end.
+	// authenticate again; zero is unlimited. In-flight calls then have
+	// ageGrace.
 	MaxAge time.Duration
-	// Keepalive is the idle time after which a peer is pinged, and the timeout
-	// of the ping; at least a second. gRPC answers pings itself, so this
-	// detects stopped processes, not hanging handlers. Zero is hours.
+	// Keepalive is the idle time before a ping, and its timeout; at least a
+	// second. gRPC answers pings itself, so this detects stopped processes, not
+	// hanging handlers. Zero is hours.
 	Keepalive time.Duration
 }
 
 const (
 	maxReceive = 4 << 20
-	// maxStreams limits concurrent calls per connection. Sidecars have at most
-	// a hundred workers, and a waiting call is cheap.
+	// maxStreams per connection. Sidecars have at most a hundred workers, and a
+	// waiting call is cheap.
 	maxStreams = 1024
-	// ageGrace is how long calls in flight can continue on a connection older than MaxAge.
+	// ageGrace is for in-flight calls on a connection older than MaxAge.
 	ageGrace = 10 * time.Minute
-	// cancelTimeout is how long canceled handlers have to return.
+	// cancelTimeout is for canceled handlers to return.
 	cancelTimeout = 2 * time.Second
 )
 
-// GRPC is a gRPC server with the common features of all contracts: request IDs,
-// a log without secrets, metrics, panic recovery, mapping of errors to the
-// contract's codes, and shutdown with a timeout. It neither validates nor
-// locks. Register the services before Serve.
+// GRPC is a gRPC server with request IDs, a log without secrets, metrics, panic
+// recovery, mapping of errors to the contract's codes, and shutdown with a
+// timeout. It neither validates nor locks. Register the services before Serve.
 type GRPC struct {
 	logger    *slog.Logger
 	code      func(error) codes.Code
@@ -73,7 +72,7 @@ type GRPC struct {
 	grpc      *grpc.Server
 }
 
-// NewGRPC returns a gRPC server. It fails if the metrics cannot be registered.
+// NewGRPC fails if the metrics cannot be registered.
 func NewGRPC(c GRPCConfig) (*GRPC, error) {
 	if c.Code == nil {
 		return nil, errors.New("GRPCConfig.Code is required")
@@ -100,8 +99,8 @@ func NewGRPC(c GRPCConfig) (*GRPC, error) {
 		grpc.ConnectionTimeout(20*time.Second),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: c.MaxAge, MaxConnectionAgeGrace: ageGrace, Time: c.Keepalive, Timeout: c.Keepalive}),
 		grpc.WaitForHandlers(true),
-		// Peers are local and long-lived. Some ping often, and closing their
-		// connections would fail their calls.
+		// Some peers ping often; closing their connections would fail their
+		// calls.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 	)
 	return s, nil
@@ -113,7 +112,7 @@ func (s *GRPC) RegisterService(d *grpc.ServiceDesc, implementation any) {
 }
 
 // Serve accepts calls from l, and closes l at the end. It returns nil after
-// Drain; when ctx ends, calls in flight are canceled.
+// Drain; when ctx ends, in-flight calls are canceled.
 func (s *GRPC) Serve(ctx context.Context, l net.Listener) error {
 	unhook := context.AfterFunc(ctx, s.grpc.Stop)
 	defer unhook()
@@ -123,8 +122,8 @@ func (s *GRPC) Serve(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
-// Drain stops accepting calls and waits for those in flight. When ctx ends
-// first they are canceled, and the error reports their number.
+// Drain stops accepting calls and waits for in-flight ones. When ctx ends they
+// are canceled, and the error has their number.
 func (s *GRPC) Drain(ctx context.Context) error {
 	drained := make(chan struct{})
 	go func() {
@@ -137,7 +136,7 @@ func (s *GRPC) Drain(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	left := s.running.Load()
-	go s.grpc.Stop() // makes GracefulStop return after the handlers
+	go s.grpc.Stop() // lets GracefulStop return after the handlers
 	late := time.NewTimer(cancelTimeout)
 	defer late.Stop()
 	select {
@@ -148,8 +147,8 @@ func (s *GRPC) Drain(ctx context.Context) error {
 	}
 }
 
-// callMetrics counts calls. The method label is bounded: only methods of
-// registered services reach an interceptor.
+// callMetrics counts calls. The method label is bounded: only registered
+// methods reach an interceptor.
 type callMetrics struct {
 	calls   *prometheus.CounterVec
 	seconds *prometheus.HistogramVec
@@ -157,8 +156,8 @@ type callMetrics struct {
 	panics  prometheus.Counter
 }
 
-// newCallMetrics registers the metrics, or returns those already registered by
-// another gRPC server of the process.
+// newCallMetrics registers the metrics, or returns those of another gRPC server
+// of the process.
 func newCallMetrics(r prometheus.Registerer) (*callMetrics, error) {
 	m := &callMetrics{
 		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -185,7 +184,7 @@ func newCallMetrics(r prometheus.Registerer) (*callMetrics, error) {
 	return m, nil
 }
 
-// shared registers *c. If it is already registered, *c becomes the registered collector.
+// shared sets *c to the collector that is registered in the end.
 func shared[C prometheus.Collector](r prometheus.Registerer, c *C) error {
 	err := r.Register(*c)
 	if registered, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {

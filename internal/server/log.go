@@ -19,9 +19,9 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// NewLogger returns a logger with a format (text or json) and a level (debug,
-// info, warn or error). It adds the request ID of the context, and writes
-// durations in seconds.
+// NewLogger takes a format (text or json) and a level (debug, info, warn or
+// error). The logger adds the request ID of the context, and writes durations
+// in seconds.
 func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	names := []string{"debug", "info", "warn", "error"}
 	least := []slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError}
@@ -40,8 +40,8 @@ func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	}
 }
 
-// durationInSeconds formats a duration as 0.0125s: slog writes nanoseconds
-// without a unit in JSON, and varying units in text.
+// durationInSeconds formats 0.0125s: slog writes nanoseconds without a unit in
+// JSON, and varying units in text.
 func durationInSeconds(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		seconds := a.Value.Duration().Round(time.Microsecond).Seconds()
@@ -78,7 +78,6 @@ func (h withRequestID) WithGroup(name string) slog.Handler {
 
 type requestIDKey struct{}
 
-// newRequestID returns an ID for a call without one.
 func newRequestID() string {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
@@ -89,7 +88,7 @@ func withID(ctx context.Context, id string) context.Context {
 	return context.WithValue(ctx, requestIDKey{}, id)
 }
 
-// RequestID returns the ID of the call that the context belongs to, or "".
+// RequestID returns the ID of the context's call, or "".
 func RequestID(ctx context.Context) string {
 	id, _ := ctx.Value(requestIDKey{}).(string)
 	return id
@@ -98,8 +97,8 @@ func RequestID(ctx context.Context) string {
 // Build identifies the program.
 type Build struct{ Version, Commit string }
 
-// newRegistry returns a registry with cleat_build_info and the metrics of the
-// Go runtime and the process.
+// newRegistry adds cleat_build_info and metrics of the Go runtime and the
+// process.
 func newRegistry(b Build) *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	info := prometheus.NewGauge(prometheus.GaugeOpts{

@@ -12,22 +12,20 @@ import (
 )
 
 const (
-	maxText    = 256 // bytes of one string in the log
-	maxEntries = 32  // elements of one list or map
+	maxText    = 256 // bytes of a string
+	maxEntries = 32  // of a list or map
 	maxDepth   = 16
-	// stripped replaces a field with secrets, including its keys.
+	// stripped replaces a secret field, including its keys.
 	stripped = "***stripped***"
 )
 
-// hidden selects fields that never reach a log: those with one of the options,
-// and those listed by name.
+// hidden selects fields that are never logged, by option or name.
 type hidden struct {
 	options []protoreflect.ExtensionType
 	fields  []protoreflect.FullName
 }
 
-// view returns the request for the log. It is formatted only if the line is
-// written.
+// view is formatted only if the line is written.
 func (h hidden) view(request any) slog.LogValuer { return view{h, request} }
 
 type view struct {
@@ -43,7 +41,7 @@ func (v view) LogValue() slog.Value {
 	return slog.AnyValue(v.message(m.ProtoReflect(), 0))
 }
 
-// message formats the fields that are set, with their names in the contract.
+// message formats the set fields, with the contract's names.
 func (h hidden) message(m protoreflect.Message, depth int) any {
 	d := m.Descriptor()
 	if depth > maxDepth {
@@ -90,7 +88,7 @@ func (h hidden) field(f protoreflect.FieldDescriptor, value protoreflect.Value, 
 	return h.single(f, value, depth)
 }
 
-// single formats one value; f describes it or its list.
+// single formats a value; f describes it or its list.
 func (h hidden) single(f protoreflect.FieldDescriptor, value protoreflect.Value, depth int) any {
 	switch f.Kind() {
 	case protoreflect.MessageKind, protoreflect.GroupKind:

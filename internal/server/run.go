@@ -13,34 +13,33 @@ import (
 	"time"
 )
 
-// errForced: a second signal ended the process before all parts had stopped.
 var errForced = errors.New("forced to exit by a second signal")
 
 // Part is a component of the process. Its functions can be nil.
 type Part struct {
 	Name string
-	// Prepare makes the part usable for later parts. Its context ends when the
-	// process is to stop.
+	// Prepare makes the part usable for later parts. Its context ends at the
+	// stop of the process.
 	Prepare func(ctx context.Context) error
 	// Run serves until Stop, or until its work is done. An error ends the
 	// process. Its context ends after Stop.
 	Run func(ctx context.Context) error
-	// Stop makes Run return, waits for work in flight, and releases what
+	// Stop makes Run return, waits for in-flight work, and releases what
 	// Prepare acquired, before the deadline of ctx. It is called once if
 	// Prepare succeeded.
 	Stop func(ctx context.Context) error
 }
 
-// options are the options of run, with the defaults of nil and zero.
+// options of run, with their defaults.
 type options struct {
 	Logger  *slog.Logger     // no log
-	Bound   time.Duration    // for stopping all parts; 30 s
+	Bound   time.Duration    // for all stops; 30 s
 	Signals <-chan os.Signal // SIGTERM and SIGINT
 }
 
 // run starts the parts in order, and stops them in reverse order when ctx ends,
-// on a signal, when a part fails, or when all have ended. It returns nil if
-// nothing failed. No part runs after it returns, unless the error says so.
+// on a signal, when a part fails, or when all have ended. No part runs after it
+// returns, unless the error says so.
 func run(ctx context.Context, o options, parts ...Part) error {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -80,7 +79,7 @@ func run(ctx context.Context, o options, parts ...Part) error {
 
 type runner struct {
 	options
-	stopping context.Context // ends when the process is to stop
+	stopping context.Context
 	stop     context.CancelCauseFunc
 	forced   chan struct{} // closed by a second signal
 	started  []*started
@@ -90,14 +89,13 @@ type runner struct {
 	err error // of all parts
 }
 
-// started is a part that was prepared.
 type started struct {
 	Part
 	cancel context.CancelFunc
-	ended  chan struct{} // closed when Run has returned
+	ended  chan struct{}
 }
 
-// watch stops the process on a signal, and forces its end on a second one.
+// watch handles a signal, and forces the end on a second one.
 func (r *runner) watch(ctx context.Context, done <-chan struct{}) {
 	select {
 	case s := <-r.Signals:
@@ -118,15 +116,15 @@ func (r *runner) watch(ctx context.Context, done <-chan struct{}) {
 	}
 }
 
-// startAndStop starts the parts in order until one fails or the process is to
-// stop, and stops the started ones in reverse order.
+// startAndStop starts parts until one fails or the process is to stop, and
+// stops the started ones in reverse order.
 func (r *runner) startAndStop(ctx context.Context, parts []Part) {
 	for _, p := range parts {
 		if err := guarded(r.stopping, p.Name, "prepare", p.Prepare); err != nil {
 			r.fail(err)
 			break
 		}
-		r.begin(ctx, p) // even if the process is to stop, so that the part is stopped
+		r.begin(ctx, p) // also if the process is to stop, so that the part is stopped
 		if r.stopping.Err() != nil {
 			break
 		}
@@ -147,7 +145,6 @@ func (r *runner) startAndStop(ctx context.Context, parts []Part) {
 	}
 }
 
-// begin runs a prepared part.
 func (r *runner) begin(ctx context.Context, p Part) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s := &started{Part: p, cancel: cancel, ended: make(chan struct{})}
@@ -164,7 +161,7 @@ func (r *runner) begin(ctx context.Context, p Part) {
 	})
 }
 
-// fail stops the process on an error. During a stop context.Canceled is not an error.
+// fail stops the process. During a stop context.Canceled is not an error.
 func (r *runner) fail(err error) {
 	if r.stopping.Err() == nil || !errors.Is(err, context.Canceled) {
 		r.add(err)
@@ -178,8 +175,8 @@ func (r *runner) add(err error) {
 	r.err = errors.Join(r.err, err)
 }
 
-// stopOne stops a part and waits for its Run to return, both until the deadline
-// of ctx plus a grace period.
+// stopOne waits for Stop and the end of Run until the deadline of ctx plus
+// grace.
 func (r *runner) stopOne(ctx context.Context, s *started) error {
 	begun := time.Now()
 	var err error
@@ -202,10 +199,9 @@ func (r *runner) stopOne(ctx context.Context, s *started) error {
 	return err
 }
 
-// grace is the additional time of a part after the deadline.
 const grace = time.Second
 
-// within waits for done until ctx ends, plus grace.
+// within waits until ctx ends, plus grace.
 func within(ctx context.Context, done <-chan struct{}) bool {
 	select {
 	case <-done:
@@ -222,9 +218,8 @@ func within(ctx context.Context, done <-chan struct{}) bool {
 	}
 }
 
-// guarded calls a function of a part and wraps its error with the part's name.
-// It converts a panic to an error, so that the other parts are stopped in
-// order.
+// guarded names the part in errors, and converts a panic, so that the other
+// parts are stopped in order.
 func guarded(ctx context.Context, part, what string, f func(context.Context) error) (err error) {
 	if f == nil {
 		return nil

@@ -1,6 +1,6 @@
-// Package server is the common part of all servers of cleat: settings, log,
-// metrics, status, sockets, gRPC with interceptors, and the start and stop
-// order of parts. It is independent of contracts.
+// Package server is the common part of all servers: settings, log, metrics,
+// status, sockets, gRPC with interceptors, and the start and stop order of
+// parts.
 package server
 
 import (
@@ -22,21 +22,21 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// StopBound limits the time to stop all parts. The default grace period of a pod is 30 s.
+// StopBound for all parts is below the default grace period of a pod, 30 s.
 const StopBound = 25 * time.Second
 
-// Server is embedded by each server of cleat. AddFlags declares its settings;
-// Execute reads them and runs the parts added by Program.Assemble.
+// Server is embedded by each server. AddFlags declares its settings; Execute
+// reads them and runs the parts added by Program.Assemble.
 type Server struct {
-	// Settings of the command line, the environment or the file.
-	Endpoint    string // UNIX socket: unix:///run/x.sock or /run/x.sock
-	SocketGroup string // group that has access to Endpoint besides root
+	// Settings.
+	Endpoint    string // unix:///run/x.sock or /run/x.sock
+	SocketGroup string // besides root, for Endpoint
 	StateDir    string
 	AllowUIDs   []uint // besides root; see AddAllowUIDs
 	LogFormat   string
 	LogLevel    string
 
-	// StatusSocket, if set, serves the same as --metrics-address to root.
+	// StatusSocket serves the same as --metrics-address to root.
 	StatusSocket string
 
 	Out, Logs io.Writer            // of the command; set before Program.Complete
@@ -47,23 +47,22 @@ type Server struct {
 	config         string
 	metricsAddress string
 	flags          *pflag.FlagSet
-	allowFlag      string // name of the AllowUIDs flag
+	allowFlag      string // of AllowUIDs
 	calls          *callMetrics
 	parts          []Part
 	closers        []func(context.Context) error
 }
 
-// Defaults are defaults of optional flags. A flag with an empty default is not
-// declared.
+// Defaults of optional flags, which are not declared if the default is empty.
 type Defaults struct {
 	Endpoint    string
-	SocketGroup bool // declare --socket-group
+	SocketGroup bool
 	StateDir    string
-	Env         map[string]string // additional environment variables of flags
+	Env         map[string]string // additional variables of flags
 }
 
-// AddFlags declares the flags that servers share. Call it after the server's
-// own flags: it adds the environment variables to the help of all flags.
+// AddFlags declares the shared flags. Call it after the server's own: it adds
+// environment variables to the help of all flags.
 func (s *Server) AddFlags(fs *pflag.FlagSet, d Defaults) {
 	s.flags = fs
 	if d.Endpoint != "" {
@@ -93,8 +92,7 @@ func (s *Server) AddAllowUIDs(fs *pflag.FlagSet, name, usage string) {
 	fs.UintSliceVar(&s.AllowUIDs, name, nil, usage)
 }
 
-// bind sets flags that are not set on the command line from the environment or
-// the file.
+// bind reads the environment and the file.
 func (s *Server) bind() error {
 	if !s.flags.Changed(cli.ConfigFlag) {
 		s.config = os.Getenv(cli.EnvName(cli.ConfigFlag))
@@ -116,20 +114,19 @@ func (s *Server) bind() error {
 	return nil
 }
 
-// IsSet reports whether a flag was set on the command line, in the environment or in the file.
+// IsSet reports whether a flag was set, also in the environment or the file.
 func (s *Server) IsSet(flag string) bool { return s.flags.Changed(flag) }
 
 // Program is the specific part of a server.
 type Program interface {
-	// Complete derives settings from others and validates them, without side
-	// effects.
+	// Complete derives and validates settings, without side effects.
 	Complete() error
-	// Assemble adds the parts in the order in which they start.
+	// Assemble adds the parts in their start order.
 	Assemble(ctx context.Context) error
 }
 
-// Execute reads the settings, assembles the program and runs it until a signal,
-// a failure or the end of all parts.
+// Execute reads the settings and runs the program until a signal, a failure or
+// the end of all parts.
 func (s *Server) Execute(ctx context.Context, p Program, b Build, out, logs io.Writer) error {
 	s.Out, s.Logs = out, logs
 	if err := s.bind(); err != nil {
@@ -153,11 +150,11 @@ func (s *Server) Execute(ctx context.Context, p Program, b Build, out, logs io.W
 	return run(ctx, options{Logger: s.Logger, Bound: StopBound}, s.parts...)
 }
 
-// Add adds a part that starts after those added before it, and stops before them.
+// Add adds a part; parts start in this order and stop in reverse.
 func (s *Server) Add(p Part) { s.parts = append(s.parts, p) }
 
-// AddState adds the part that opens state for other parts. The state is closed
-// after all of them have stopped, or when open fails: see OnClose.
+// AddState adds the part that opens state, which is closed after all other
+// parts, or when open fails: see OnClose.
 func (s *Server) AddState(open func(context.Context) error) {
 	s.Add(Part{
 		Name: "state",
@@ -171,11 +168,10 @@ func (s *Server) AddState(open func(context.Context) error) {
 	})
 }
 
-// OnClose registers a close function. They are called in reverse order.
+// OnClose registers a close function; they are called in reverse order.
 func (s *Server) OnClose(closer func(context.Context) error) { s.closers = append(s.closers, closer) }
 
-// Close calls the functions of OnClose. Only a program without parts calls it
-// directly.
+// Close calls the functions of OnClose. Only a program without parts calls it.
 func (s *Server) Close(ctx context.Context) error {
 	var all error
 	for i := len(s.closers) - 1; i >= 0; i-- {
@@ -184,7 +180,7 @@ func (s *Server) Close(ctx context.Context) error {
 	return all
 }
 
-// OpenStore opens a file in the state directory, and creates the directory.
+// OpenStore opens a file in the state directory, which it creates.
 func (s *Server) OpenStore(ctx context.Context, name string, o store.Options) (*store.Store, error) {
 	if err := os.MkdirAll(s.StateDir, 0o700); err != nil {
 		return nil, fmt.Errorf("--state-dir: %w", err)
@@ -197,8 +193,8 @@ func (s *Server) OpenStore(ctx context.Context, name string, o store.Options) (*
 	return file, nil
 }
 
-// AddTelemetry adds the part that serves /metrics, /healthz, /readyz and
-// /status at --metrics-address.
+// AddTelemetry serves /metrics, /healthz, /readyz and /status at
+// --metrics-address.
 func (s *Server) AddTelemetry() {
 	s.Add(Part{
 		Name: "telemetry",

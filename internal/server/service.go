@@ -15,23 +15,23 @@ import (
 // Service is a part that serves gRPC on one listener.
 type Service struct {
 	Name string     // of the part
-	GRPC GRPCConfig // Logger and Metrics are the server's
-	// Register registers the services, before the listener exists.
+	GRPC GRPCConfig // without Logger and Metrics
+	// Register is called before the listener exists.
 	Register func(r grpc.ServiceRegistrar) error
-	// Listen binds the listener; calls wait from then on. It returns nil if
-	// there is nothing to serve.
+	// Listen binds the listener; calls wait from then on. nil: nothing to
+	// serve.
 	Listen func(ctx context.Context) (net.Listener, error)
-	// Event and Attrs are logged when the service starts.
+	// Event and Attrs are logged at the start.
 	Event string
 	Attrs []any
-	// BreakOff cancels waiting calls, so that the stop does not wait for them.
-	// Their work is recorded and continues with the next request.
+	// BreakOff cancels waiting calls at the stop. Their work is recorded and
+	// continues with the next request.
 	BreakOff func(ctx context.Context) error
 
-	breakOffAfter time.Duration // default breakOffAfter
+	breakOffAfter time.Duration
 }
 
-// breakOffAfter is how long calls in flight have to end before BreakOff.
+// breakOffAfter is for in-flight calls, before BreakOff.
 const breakOffAfter = 5 * time.Second
 
 // AddService adds a gRPC service.
@@ -72,8 +72,7 @@ func (s *Server) AddService(v Service) {
 	})
 }
 
-// drainOrBreakOff stops accepting calls, waits for those in flight, and cancels
-// them after breakOffAfter.
+// drainOrBreakOff cancels in-flight calls after breakOffAfter.
 func (v *Service) drainOrBreakOff(ctx context.Context, g *GRPC) error {
 	drained := make(chan error, 1)
 	go func() { drained <- g.Drain(ctx) }()
@@ -100,9 +99,8 @@ func (s *Server) ListenEndpoint(ctx context.Context) (net.Listener, error) {
 	return unixsock.Listen(ctx, a)
 }
 
-// ListenPrivileged binds a socket on which only root and AllowUIDs are allowed
-// to call. With AllowUIDs all users can connect, and their peer credentials are
-// checked.
+// ListenPrivileged binds a socket for calls of root and AllowUIDs. With
+// AllowUIDs all users can connect, and their peer credentials are checked.
 func (s *Server) ListenPrivileged(ctx context.Context, a unixsock.Address) (net.Listener, error) {
 	var uids []uint32
 	for _, uid := range s.AllowUIDs {

@@ -19,12 +19,12 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// checkBound limits all checks of one request. A kubelet's probe times out
-// after one second by default, and then counts as failed.
+// checkBound limits all checks of a request. A kubelet's probe fails after one
+// second by default.
 const checkBound = 5 * time.Second
 
-// telemetry serves HTTP: /metrics, /healthz (the process is alive), /readyz
-// (all checks pass) and /status (a JSON document).
+// telemetry serves /metrics, /healthz (the process is alive), /readyz (all
+// checks pass) and /status (JSON).
 type telemetry struct {
 	logger  *slog.Logger
 	metrics http.Handler
@@ -36,7 +36,6 @@ type telemetry struct {
 	listeners []net.Listener
 }
 
-// newTelemetry returns a server for the metrics of a registry.
 func newTelemetry(g prometheus.Gatherer, logger *slog.Logger) *telemetry {
 	s := &telemetry{logger: logger, checks: map[string]func(context.Context) error{}, status: map[string]func(context.Context) (any, error){}}
 	s.metrics = promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError})
@@ -51,18 +50,18 @@ func newTelemetry(g prometheus.Gatherer, logger *slog.Logger) *telemetry {
 	return s
 }
 
-// Check adds a check of /readyz: ready returns why the component is not ready.
+// Check adds a check of /readyz: ready returns why it fails.
 func (s *telemetry) Check(name string, ready func(context.Context) error) {
 	s.checks[name] = ready
 }
 
-// Status adds a field to the document of /status.
+// Status adds a field to /status.
 func (s *telemetry) Status(name string, document func(context.Context) (any, error)) {
 	s.status[name] = document
 }
 
-// listen binds host:port, or the path of a UNIX socket with or without unix://.
-// An empty address disables it.
+// listen binds host:port, or a UNIX socket with or without unix://. An empty
+// address disables it.
 func (s *telemetry) listen(ctx context.Context, address string) error {
 	path, isSocket, err := socketPath(address)
 	switch {
@@ -93,7 +92,7 @@ func (s *telemetry) listenSocket(ctx context.Context, a unixsock.Address) error 
 	return nil
 }
 
-// socketPath returns the path of an address that is a UNIX socket.
+// socketPath returns the path of a UNIX socket.
 func socketPath(address string) (path string, isSocket bool, err error) {
 	if !strings.HasPrefix(address, "/") && !strings.HasPrefix(address, "unix:") {
 		return "", false, nil
@@ -107,7 +106,7 @@ func (s *telemetry) add(l net.Listener) {
 	s.logger.Info("serving metrics", "address", l.Addr().String())
 }
 
-// serve serves all listeners until stop, or until ctx ends.
+// serve serves until stop, or until ctx ends.
 func (s *telemetry) serve(ctx context.Context) error {
 	unhook := context.AfterFunc(ctx, func() { _ = s.http.Close() })
 	defer unhook()
@@ -118,13 +117,13 @@ func (s *telemetry) serve(ctx context.Context) error {
 	var all error
 	for range s.listeners {
 		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
-			all = errors.Join(all, fmt.Errorf("serve metrics: %w", err), s.http.Close()) // end the other listeners
+			all = errors.Join(all, fmt.Errorf("serve metrics: %w", err), s.http.Close()) // ends the other listeners
 		}
 	}
 	return all
 }
 
-// stop accepts no more requests and waits for those in flight until ctx ends.
+// stop waits for in-flight requests until ctx ends.
 func (s *telemetry) stop(ctx context.Context) error {
 	err := s.http.Shutdown(ctx)
 	if err != nil {
@@ -147,10 +146,9 @@ func (s *telemetry) handler() http.Handler {
 	return mux
 }
 
-// readiness is the document of /readyz.
 type readiness struct {
 	Ready bool `json:"ready"`
-	// Checks holds "ok" or the reason of each check.
+	// Checks are "ok" or the reason.
 	Checks map[string]string `json:"checks"`
 }
 
@@ -194,7 +192,6 @@ func (s *telemetry) answerStatus(w http.ResponseWriter, r *http.Request) {
 	s.writeJSON(w, http.StatusOK, answer)
 }
 
-// safely converts a panic of a check to an error.
 func safely(f func() error) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -216,11 +213,11 @@ func (s *telemetry) writeJSON(w http.ResponseWriter, code int, value any) {
 	_, _ = w.Write(append(text, '\n'))
 }
 
-// maxAnswer limits a response, in bytes.
+// maxAnswer in bytes.
 const maxAnswer = 16 << 20
 
-// Ask queries a JSON document, such as /status or /readyz, at a server's
-// --metrics-address or status socket. A failed /readyz is not an error.
+// Ask queries a JSON document, such as /status or /readyz, at --metrics-address
+// or a status socket. A failed /readyz is not an error.
 func Ask(ctx context.Context, address, path string, answer any) error {
 	socket, isSocket, err := socketPath(address)
 	if err != nil {
