@@ -9,8 +9,8 @@ import (
 	"go.etcd.io/bbolt"
 )
 
-// Bucket is a set of records of one type, sorted by key. The zero value with a
-// name is ready to use; the bucket is created with its first record.
+// Bucket is a set of records of one type, sorted by key. It is created with its
+// first record.
 type Bucket[T any] struct{ Name string }
 
 // Entry is a record with its key.
@@ -19,8 +19,8 @@ type Entry[T any] struct {
 	Value T
 }
 
-// recordVersion is the version of the record envelope; an incompatible change
-// of T needs a new Options.Version of the store.
+// recordVersion of the envelope; an incompatible change of T needs a new
+// Options.Version.
 const recordVersion = 1
 
 type record struct {
@@ -48,8 +48,7 @@ func (b Bucket[T]) Put(tx *Tx, key string, value T) error {
 	return nil
 }
 
-// Get reads a record; ok is false if it does not exist. ErrDamaged: it cannot
-// be decoded.
+// Get reads a record. ErrDamaged: it cannot be decoded.
 func (b Bucket[T]) Get(tx *Tx, key string) (value T, ok bool, err error) {
 	bucket := tx.bolt.Bucket([]byte(b.Name))
 	if bucket == nil {
@@ -75,15 +74,14 @@ func (b Bucket[T]) Delete(tx *Tx, key string) error {
 	return nil
 }
 
-// Range yields the records with keys greater than after, all for "". In an
-// Update the loop can put and delete records, also later ones. A record that
-// cannot be decoded is yielded as an error with its key; the caller can
-// continue.
+// Range yields records with keys greater than after, all for "". In an Update
+// the loop can put and delete records, also later ones. An undecodable record
+// is yielded as an error with its key; the caller can continue.
 func (b Bucket[T]) Range(tx *Tx, after string) iter.Seq2[Entry[T], error] {
 	return b.walk(tx, []byte(after), nil)
 }
 
-// Prefix is like Range for the records whose keys begin with prefix.
+// Prefix is like Range for keys that begin with prefix.
 func (b Bucket[T]) Prefix(tx *Tx, prefix string) iter.Seq2[Entry[T], error] {
 	return b.walk(tx, nil, []byte(prefix))
 }
@@ -102,7 +100,7 @@ func (b Bucket[T]) walk(tx *Tx, after, prefix []byte) iter.Seq2[Entry[T], error]
 			key, data = cursor.Seek(prefix)
 		}
 		for key != nil && bytes.HasPrefix(key, prefix) {
-			at := string(key) // a copy: a write in the loop can move the key
+			at := string(key) // a write in the loop can move the key
 			value, err := b.decode(key, data)
 			if !yield(Entry[T]{Key: at, Value: value}, err) {
 				return
@@ -116,7 +114,6 @@ func (b Bucket[T]) walk(tx *Tx, after, prefix []byte) iter.Seq2[Entry[T], error]
 	}
 }
 
-// seekAfter moves to the first record with a key greater than after.
 func seekAfter(cursor *bbolt.Cursor, after []byte) (key, data []byte) {
 	key, data = cursor.Seek(after)
 	if bytes.Equal(key, after) {

@@ -26,10 +26,9 @@ const identityKey = "store"
 
 func identities() Bucket[identity] { return Bucket[identity]{Name: "cleat"} }
 
-// create writes the file under a temporary name and renames it when it is
-// complete, so that a crash leaves either no store or a complete one. The
-// directory's lock serializes creators, so a temporary file found under the
-// lock is left over.
+// create renames a complete temporary file, so that a crash leaves either no
+// store or a complete one. The directory's lock serializes creators: a
+// temporary file found under it is left over.
 func create(ctx context.Context, path string, o Options) error {
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
@@ -56,8 +55,7 @@ func create(ctx context.Context, path string, o Options) error {
 	return dir.Sync()
 }
 
-// fill creates a complete store at path. It preallocates before any write, so
-// that a full file system fails here.
+// fill preallocates before any write, so that a full file system fails here.
 func fill(path string, o Options) error {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -80,8 +78,8 @@ func fill(path string, o Options) error {
 	if err := errors.Join(err, db.Close()); err != nil {
 		return err
 	}
-	// Space beyond the file's size can be freed on close or growth, so include
-	// the preallocated space in the size.
+	// Space beyond the file's size can be freed on close or growth, so the size
+	// includes it.
 	info, err := f.Stat()
 	if err != nil {
 		return err
@@ -92,7 +90,7 @@ func fill(path string, o Options) error {
 	return f.Sync()
 }
 
-// prepare checks the role and version of the store, and upgrades it.
+// prepare checks role and version, and upgrades the store.
 func (s *Store) prepare(ctx context.Context, o Options) error {
 	found, err := s.identity(ctx)
 	switch {
@@ -137,7 +135,7 @@ func (s *Store) identity(ctx context.Context) (found identity, err error) {
 	return found, err
 }
 
-// holder returns the process that locks the file according to /proc/locks, if known.
+// holder returns the process that locks the file, if /proc/locks shows it.
 func holder(path string) string {
 	var st unix.Stat_t
 	locks, err := os.ReadFile("/proc/locks")

@@ -12,11 +12,10 @@ import (
 	"github.com/cleatproject/cleat/internal/crashpoint"
 )
 
-// Move moves the store at from to another path, possibly on another file
-// system, unless a store exists at to; moved: this call did. At any time a
-// complete store is at one of the paths, and finally only at to: an interrupted
-// Move is completed by the next one. The store must not be open. Errors: as
-// Open.
+// Move moves a store, possibly to another file system, unless one exists at to;
+// moved: this call did. At any time a complete store is at one of the paths: an
+// interrupted Move is completed by the next one. The store must not be open.
+// Errors: as Open.
 func Move(ctx context.Context, from, to string, o Options) (moved bool, err error) {
 	if _, err := os.Lstat(from); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -51,7 +50,6 @@ func Move(ctx context.Context, from, to string, o Options) (moved bool, err erro
 	return true, syncDir(filepath.Dir(from))
 }
 
-// replace creates or replaces a file atomically.
 func replace(path string, data []byte) error {
 	unfinished := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".moved")
 	f, err := os.OpenFile(unfinished, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)

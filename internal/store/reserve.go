@@ -9,15 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reserve preallocates space for the growth of the file.
 type reserve struct {
 	path string
 	step int64 // 0: disabled
-	end  int64 // end of the preallocated space
+	end  int64 // of the preallocated space
 }
 
-// newReserve preallocates for an existing store, which is a no-op for allocated
-// blocks. A full file system is not an error: the store must open for deletes.
+// newReserve preallocates for an existing store. A full file system is not an
+// error: the store must open for deletes.
 func newReserve(path string, step int64) (reserve, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -33,8 +32,8 @@ func newReserve(path string, step int64) (reserve, error) {
 	return r, nil
 }
 
-// follow preallocates more space when the used part approaches the end. A
-// failure is not fatal: it is retried after the next commit.
+// follow preallocates more space near the end. A failure is not fatal: the next
+// commit retries.
 func (r *reserve) follow(used int64) error {
 	if r.step == 0 || used < r.end-r.step/4 {
 		return nil
@@ -54,8 +53,7 @@ func (r *reserve) set(from, length int64) error {
 	return errors.Join(allocate(f, from, length), f.Close())
 }
 
-// allocate preallocates blocks without changing the file's size, which the
-// database manages.
+// allocate keeps the file's size, which the database manages.
 func allocate(f *os.File, from, length int64) error {
 	if length == 0 {
 		return nil

@@ -1,7 +1,7 @@
 // Package store keeps typed records in one bbolt file per role. A successful
-// Update survives power loss. A file of another role, of a newer version or
-// with damage is refused with a distinct error. Preallocated space lets updates
-// and deletes succeed on a full file system.
+// Update survives power loss. A file of another role or newer version, or with
+// damage, is refused with a distinct error. Preallocated space lets updates and
+// deletes succeed on a full file system.
 package store
 
 import (
@@ -27,50 +27,50 @@ var (
 	ErrHeld = errors.New("locked by another cleat process")
 	// ErrRole: the file belongs to another part of cleat.
 	ErrRole = errors.New("store of another role")
-	// ErrVersion: the file was written by another version of this role.
+	// ErrVersion: the file has another version of this role.
 	ErrVersion = errors.New("unsupported version")
-	// ErrDamaged: the file, or a record in it, cannot be read.
+	// ErrDamaged: the file or a record cannot be read.
 	ErrDamaged = errors.New("store is damaged")
 )
 
 // Options describe a store.
 type Options struct {
-	// Role and Version are recorded in the file and must match: a node's store
-	// is not an engine's, and older programs do not read a newer layout.
+	// Role and Version are recorded and must match: older programs do not read
+	// a newer layout.
 	Role    string
 	Version int
-	// Preallocate is the number of bytes to preallocate at creation, and again
-	// whenever three quarters of the space are used; 0 disables it. It has no
-	// effect on file systems without fallocate (NFS).
+	// Preallocate is the number of bytes allocated at creation, and again
+	// whenever three quarters of the space are used; 0 disables it. Without
+	// fallocate (NFS) it has no effect.
 	Preallocate int64
-	// ReadOnly opens an existing file for reading; concurrent readers are possible.
+	// ReadOnly opens an existing file; concurrent readers are possible.
 	ReadOnly bool
-	// Upgrade, if set, converts the records of an older version. It runs once,
-	// in the transaction that records the new version.
+	// Upgrade, if set, converts an older version, once, in the transaction that
+	// records the new version.
 	Upgrade func(tx *Tx, from int) error
 }
 
 const (
-	// heldBound is how long Open waits for the lock of another process, such as
-	// a predecessor that is shutting down.
+	// heldBound is Open's wait for the lock of another process, such as a
+	// predecessor that is shutting down.
 	heldBound = time.Second
-	// mapped is the initial size of the memory map, in address space only:
-	// without remapping, a writer never waits for readers.
+	// mapped is the initial memory map, address space only: without remapping,
+	// a writer never waits for readers.
 	mapped = 256 << 20
-	// growth is the step by which a file grows beyond the preallocated space.
+	// growth is the step beyond the preallocated space.
 	growth = 1 << 20
 )
 
-// Store is an open file. Its methods are safe for concurrent use.
+// Store is safe for concurrent use.
 type Store struct {
 	path    string
 	db      *bbolt.DB
 	writer  chan struct{} // holds the write token
-	reserve reserve       // used by the holder of the token
+	reserve reserve       // guarded by the token
 }
 
-// Open opens the store at path, or creates it in an existing directory. Errors:
-// ErrHeld, ErrRole, ErrVersion, ErrDamaged, and those of the file system.
+// Open opens a store, or creates it in an existing directory. Errors: ErrHeld,
+// ErrRole, ErrVersion, ErrDamaged, and those of the file system.
 func Open(ctx context.Context, path string, o Options) (*Store, error) {
 	s, err := open(ctx, path, o)
 	if err != nil {
@@ -101,8 +101,7 @@ func open(ctx context.Context, path string, o Options) (*Store, error) {
 	return s, nil
 }
 
-// openFile opens an existing bbolt file. On a damaged file bbolt can panic or
-// fault in its map, which is converted to an error.
+// openFile converts a panic or fault of bbolt on a damaged file to an error.
 func openFile(ctx context.Context, path string, readOnly bool) (s *Store, err error) {
 	var file *os.File
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
@@ -120,8 +119,8 @@ func openFile(ctx context.Context, path string, readOnly bool) (s *Store, err er
 		Timeout:         bound(ctx),
 		ReadOnly:        readOnly,
 		InitialMmapSize: mapped,
-		// Sync the freelist to the file: otherwise every open reads all pages.
-		// The map form keeps commits fast with a large freelist.
+		// Without the freelist in the file every open reads all pages. The map
+		// form keeps commits fast with a large freelist.
 		PreLoadFreelist: true,
 		FreelistType:    bbolt.FreelistMapType,
 		OpenFile: func(name string, flag int, mode fs.FileMode) (*os.File, error) {
@@ -145,8 +144,8 @@ func openFile(ctx context.Context, path string, readOnly bool) (s *Store, err er
 	return s, nil
 }
 
-// checkLength refuses a truncated file, since a read beyond its end would kill
-// the process.
+// checkLength refuses a truncated file: a read beyond its end would kill the
+// process.
 func (s *Store) checkLength() error {
 	info, err := os.Stat(s.path)
 	if err != nil {
@@ -160,8 +159,8 @@ func (s *Store) checkLength() error {
 	})
 }
 
-// checkPages reads every page in use, so that damage is found here and not by a
-// panic of bbolt in a later transaction.
+// checkPages reads every used page, so that a later transaction does not panic
+// on damage.
 func (s *Store) checkPages() error {
 	return s.db.View(func(tx *bbolt.Tx) error {
 		return tx.ForEach(func(name []byte, b *bbolt.Bucket) error {
@@ -206,8 +205,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Tx is a transaction: read-only in View, read-write in Update. It is valid
-// until the function returns.
+// Tx is a transaction, read-only in View. It is valid until the function
+// returns.
 type Tx struct{ bolt *bbolt.Tx }
 
 // View calls fn with a consistent snapshot.
@@ -218,9 +217,9 @@ func (s *Store) View(ctx context.Context, fn func(tx *Tx) error) error {
 	return s.name(s.db.View(func(tx *bbolt.Tx) error { return fn(&Tx{tx}) }))
 }
 
-// Update calls fn and commits its changes durably if it returns nil; otherwise
-// nothing is changed. Updates are serialized; ctx limits the wait. fn must
-// neither block nor call View or Update.
+// Update commits the changes of fn durably if it returns nil; otherwise nothing
+// is changed. Updates are serialized; ctx limits the wait. fn must neither
+// block nor call View or Update.
 func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -234,16 +233,15 @@ func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	if err := s.db.Update(func(tx *bbolt.Tx) error { return fn(&Tx{tx}) }); err != nil {
 		return s.name(err)
 	}
-	// The space used by the commit is known only afterwards. A failure here
-	// does not undo the update, so it is ignored.
+	// The used space is known only now. A failure does not undo the update, so
+	// it is ignored.
 	_ = s.db.View(func(tx *bbolt.Tx) error { return s.reserve.follow(tx.Size()) })
 	return nil
 }
 
 // Spare returns an error (such as unix.ENOSPC) if the preallocated space runs
-// short and the file system is full. Updates still succeed until it is used up:
-// callers check Spare before adding records, so that the rest is left for
-// deletes, which need space too.
+// short and the file system is full. Callers check it before adding records:
+// deletes need the rest.
 func (s *Store) Spare(ctx context.Context) error {
 	select {
 	case s.writer <- struct{}{}:
@@ -259,8 +257,7 @@ func (s *Store) Spare(ctx context.Context) error {
 	}))
 }
 
-// name adds the store's path to errors of bbolt and of sync, which do not
-// contain it.
+// name adds the store's path to errors of bbolt and of sync.
 func (s *Store) name(err error) error {
 	if _, bare := err.(syscall.Errno); bare || errors.Is(err, bolterrors.ErrDatabaseNotOpen) || errors.Is(err, bolterrors.ErrDatabaseReadOnly) {
 		return fmt.Errorf("store %s: %w", s.path, err)
