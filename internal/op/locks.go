@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// Locks is a set of named mutexes. The zero value is ready to use.
+// Locks is a set of named mutexes, whose zero value is ready to use.
 type Locks struct {
 	mu    sync.Mutex
 	held  map[string]bool
@@ -18,9 +18,9 @@ type lockWaiter struct {
 	turn chan struct{} // closed when keys are held
 }
 
-// Lock acquires all keys atomically, in the order of arrival, and returns the
-// idempotent function that releases them. It never holds some keys while it
-// waits for others, so callers cannot deadlock. The error is that of ctx.
+// Lock acquires all keys atomically, in the order of arrival. unlock is
+// idempotent. Lock never holds some keys while it waits for others, so callers
+// cannot deadlock. The error is that of ctx.
 func (l *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -36,7 +36,7 @@ func (l *Locks) Lock(ctx context.Context, keys ...string) (unlock func(), err er
 	return l.unlock(w), nil
 }
 
-// TryLock is Lock without waiting; false: a key is held, or another caller waits for it.
+// TryLock is Lock without waiting; false: a key is held or awaited.
 func (l *Locks) TryLock(keys ...string) (unlock func(), ok bool) {
 	w := l.enqueue(keys)
 	if l.withdraw(w) {
@@ -60,7 +60,7 @@ func (l *Locks) unlock(w *lockWaiter) func() {
 	return sync.OnceFunc(func() { l.release(w) })
 }
 
-// withdraw removes a waiter from the queue; false: it already holds its keys.
+// withdraw stops a wait; false: w already holds its keys.
 func (l *Locks) withdraw(w *lockWaiter) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,8 +1,7 @@
-// Package op serializes operations per object, and runs operations on different
-// objects concurrently. Identical requests join one operation and share its
-// result. A request that undoes another cancels it and waits for its end;
-// background work yields to other requests; any other request waits for a
-// limited time and is then refused.
+// Package op serializes operations per object. Identical requests join one
+// operation. A request that undoes another cancels it and waits for its end;
+// background work yields; any other request waits for a limited time and is
+// then refused.
 package op
 
 import (
@@ -17,34 +16,31 @@ import (
 )
 
 var (
-	// ErrUndone is the cause of the context of an operation canceled by a
-	// request that undoes it; its callers get it wrapped, with kind errs.Busy.
+	// ErrUndone is the cause of a context canceled by a request that undoes the
+	// operation; callers get it wrapped, with kind errs.Busy.
 	ErrUndone = errors.New("canceled by a request that undoes it")
-	// ErrYielded is the cause of the context of a yielding operation that is
-	// canceled for another request; its callers get it wrapped, with kind
-	// errs.Busy.
+	// ErrYielded is the cause of a yielding operation's context, canceled for
+	// another request; callers get it wrapped, with kind errs.Busy.
 	ErrYielded = errors.New("canceled for a request on the same object")
-	// ErrClosed is the cause after Close, for canceled operations and new
-	// requests; callers get it with kind errs.Unavailable.
+	// ErrClosed is the cause after Close, also for new requests; callers get it
+	// with kind errs.Unavailable.
 	ErrClosed = errors.New("the server is shutting down")
 )
 
 // Request describes an operation and its objects.
 type Request struct {
-	// Keys name the objects; the operation runs when it holds all of them.
+	// Keys of the objects; the operation holds all of them.
 	Keys []string
-	// Fingerprint is equal for equal requests: the call with all relevant
-	// parameters. Requests with equal keys and fingerprint are joined; those
-	// with an empty fingerprint never.
+	// Fingerprint is the call with all relevant parameters. Requests with equal
+	// keys and fingerprint are joined; those with an empty one never.
 	Fingerprint string
-	// Cancels are those of Keys whose operations the request undoes: they are
-	// canceled, and the request precedes ordinary waiters. It waits for other
-	// operations, and for another one that undoes.
+	// Cancels are keys whose operations the request undoes: they are canceled,
+	// and the request precedes ordinary waiters. It waits for other operations,
+	// and for another one that undoes.
 	Cancels []string
-	// Yields marks background work: every other request on these objects
-	// cancels the operation and precedes it.
+	// Yields marks background work: any other request cancels and precedes it.
 	Yields bool
-	// What names the call, for the error of requests that it blocks.
+	// What is the call's name in errors of requests that it blocks.
 	What string
 }
 
@@ -53,7 +49,7 @@ type Running struct {
 	Keys   []string  `json:"keys"`
 	What   string    `json:"what"`
 	Since  time.Time `json:"since"`
-	Joined int       `json:"joined"` // callers that wait for its result
+	Joined int       `json:"joined"` // waiting callers
 }
 
 // Operations runs operations. Create it with New.
@@ -67,20 +63,20 @@ type Operations struct {
 	closed  bool
 	held    map[string]*operation // by key
 	queue   []*waiter             // in priority order
-	running sync.WaitGroup        // Add only under mu and before closed
+	running sync.WaitGroup        // Add only under mu, before closed
 }
 
 // Option is an option of New.
 type Option func(*Operations)
 
-// OnPanic reports panics of operations, also of those without a waiting caller.
-// It is called on the operation's goroutine with its context.
+// OnPanic reports panics of operations, also without a waiting caller, on their
+// goroutine with their context.
 func OnPanic(report func(ctx context.Context, e *PanicError)) Option {
 	return func(o *Operations) { o.onPanic = report }
 }
 
-// New returns Operations, which are canceled when base ends. A request that
-// does not get its objects within wait is refused.
+// New returns Operations, canceled when base ends. A request that waits longer
+// than wait is refused.
 func New(base context.Context, wait time.Duration, options ...Option) *Operations {
 	o := &Operations{wait: wait, held: map[string]*operation{}}
 	o.base, o.cancel = context.WithCancelCause(base)
@@ -90,8 +86,8 @@ func New(base context.Context, wait time.Duration, options ...Option) *Operation
 	return o
 }
 
-// Close refuses new requests, cancels running operations and waits for their
-// end, at most until ctx ends.
+// Close refuses new requests, and cancels and awaits running operations until
+// ctx ends.
 func (o *Operations) Close(ctx context.Context) error {
 	o.mu.Lock()
 	o.closed = true
@@ -142,14 +138,13 @@ func (o *Operations) listed() string {
 	return fmt.Sprint(names)
 }
 
-// Do runs fn as the operation described by r, or joins an identical one. fn
-// runs on its own goroutine. Its context has the values of ctx but not its end,
-// and is canceled by a request that undoes it (cause ErrUndone), for another
-// request if it yields (ErrYielded), by Close (ErrClosed) and with the base
-// context. fn must then return soon, after rolling back changes that the next
-// operation must not see. When ctx ends Do returns its error, and the operation
-// continues for the next identical request. Joined callers share the result and
-// must not change it.
+// Do runs fn on its own goroutine as the operation r, or joins an identical
+// one. The context of fn has the values of ctx but not its end, and is canceled
+// by a request that undoes it (cause ErrUndone), for another request if it
+// yields (ErrYielded), by Close (ErrClosed) and with the base context. fn must
+// then return soon, after rolling back changes that the next operation must not
+// see. When ctx ends Do returns its error, and the operation continues for the
+// next identical request. Joined callers must not change the shared result.
 //
 // Errors: errs.Busy if the objects are not free in time, or another request
 // canceled the operation; errs.Unavailable after Close; *PanicError; the error

@@ -10,8 +10,8 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// operation is an operation in progress. The fields after done are written
-// before done is closed, and read after.
+// operation: fields after done are written before done is closed, and read
+// after.
 type operation struct {
 	keys        []string
 	fingerprint string
@@ -28,7 +28,7 @@ type operation struct {
 	err    error
 }
 
-// start runs w as an operation; its keys are free.
+// start requires that the keys of w are free.
 func (o *Operations) start(w *waiter) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(w.ctx))
 	op := &operation{
@@ -49,8 +49,8 @@ func (o *Operations) start(w *waiter) {
 	close(w.turn)
 }
 
-// call runs fn, and converts a panic or runtime.Goexit to an error, so that the
-// keys are always released and the callers get a result.
+// call converts a panic or runtime.Goexit to an error, so that the keys are
+// released and callers get a result.
 func (o *Operations) call(ctx context.Context, op *operation, fn func(context.Context) (any, error)) {
 	op.err = &PanicError{Value: "the operation called runtime.Goexit"}
 	defer func() {
@@ -65,7 +65,6 @@ func (o *Operations) call(ctx context.Context, op *operation, fn func(context.Co
 	op.result, op.err = fn(ctx)
 }
 
-// finish releases the keys of op, publishes its result, and dispatches waiters.
 func (o *Operations) finish(ctx context.Context, op *operation) {
 	op.err = explain(ctx, op, op.err)
 	op.cancel(nil)
@@ -84,9 +83,8 @@ func (o *Operations) leave(op *operation) {
 	op.joined--
 }
 
-// explain replaces the error of a canceled operation by the cause of the
-// cancellation. An error with its own kind is kept, since it is a definite
-// result.
+// explain replaces the error of a canceled operation by the cause. An error
+// with its own kind is a definite result and kept.
 func explain(ctx context.Context, op *operation, err error) error {
 	cause := context.Cause(ctx)
 	if _, panicked := errors.AsType[*PanicError](err); err == nil || cause == nil || panicked || errs.KindOf(err) != errs.Internal {
@@ -98,8 +96,8 @@ func explain(ctx context.Context, op *operation, err error) error {
 	return errs.Errorf(errs.Unavailable, "%s of %s was interrupted, repeat the call to continue: %w (%v)", op.what, objects(op.keys), cause, err)
 }
 
-// PanicError is the result of an operation that panicked. Its message contains
-// neither the stack nor the value, which can contain secrets.
+// PanicError is the result of a panic. Its message contains neither stack nor
+// value, which can contain secrets.
 type PanicError struct {
 	Value any
 	Stack []byte

@@ -10,19 +10,18 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// waiter is a queued request.
 type waiter struct {
 	Request
 	ctx   context.Context
 	fn    func(context.Context) (any, error)
 	since time.Time
-	// turn is closed at the end of the wait. op is set before: the operation
+	// turn is closed at the end of the wait, after op is set: the operation
 	// that was started or joined, or nil after Close.
 	turn chan struct{}
 	op   *operation
 }
 
-// enter queues r and returns the operation that was started or joined for it.
+// enter returns the operation that was started or joined for r.
 func (o *Operations) enter(ctx context.Context, r Request, fn func(context.Context) (any, error)) (*operation, error) {
 	keys := slices.Clone(r.Keys)
 	slices.Sort(keys)
@@ -43,7 +42,6 @@ func (o *Operations) enter(ctx context.Context, r Request, fn func(context.Conte
 	return o.await(w)
 }
 
-// await waits for the turn of w, for a limited time.
 func (o *Operations) await(w *waiter) (*operation, error) {
 	timer := time.NewTimer(o.wait)
 	defer timer.Stop()
@@ -59,21 +57,21 @@ func (o *Operations) await(w *waiter) (*operation, error) {
 			if op != nil {
 				return op, nil
 			}
-			return nil, fmt.Errorf("%v: %w", err, w.ctx.Err()) // no kind: the caller's context ended
+			return nil, fmt.Errorf("%v: %w", err, w.ctx.Err()) // no kind: it is the caller's context
 		case <-timer.C:
 			op, err := o.giveUp(w, true)
 			if op != nil || err != nil {
 				return op, err
 			}
-			// Canceled operations are awaited as long as the caller waits.
+			// Canceled operations are awaited without limit.
 			timer.Reset(o.wait)
 		}
 	}
 }
 
-// giveUp removes w from the queue. It returns the operation if the turn came
-// concurrently. With late it returns the error for w, unless w waits only for
-// canceled operations: then w stays in the queue.
+// giveUp removes w from the queue, or returns the operation if the turn came
+// concurrently. With late it returns an error, unless w waits only for canceled
+// operations: then w stays.
 func (o *Operations) giveUp(w *waiter, late bool) (*operation, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -94,7 +92,7 @@ func (o *Operations) giveUp(w *waiter, late bool) (*operation, error) {
 	return nil, err
 }
 
-// enqueue inserts w by priority: requests that undo first, yielding ones last,
+// enqueue inserts by priority: requests that undo first, yielding ones last,
 // each in the order of arrival.
 func (o *Operations) enqueue(w *waiter) {
 	at := len(o.queue)
@@ -116,7 +114,6 @@ func (r Request) priority() int {
 	return 0
 }
 
-// cancelFor cancels the operations on keys of w that yield or are undone by w.
 func (o *Operations) cancelFor(w *waiter) {
 	for _, key := range w.Keys {
 		op := o.held[key]
@@ -141,9 +138,9 @@ func (o *Operations) onlyCancelled(keys []string) bool {
 	return true
 }
 
-// dispatch starts or joins all possible requests in the order of the queue. A
-// waiter reserves its keys against later ones, so that a request with several
-// keys cannot starve.
+// dispatch starts or joins all possible requests in order. A waiter reserves
+// its keys against later ones, so that requests with several keys cannot
+// starve.
 func (o *Operations) dispatch() {
 	if o.closed {
 		return
@@ -153,7 +150,7 @@ func (o *Operations) dispatch() {
 	for _, w := range o.queue {
 		switch {
 		case w.ctx.Err() != nil:
-			left = append(left, w) // about to leave the queue: does not block others
+			left = append(left, w) // about to leave: does not block others
 		case o.join(w):
 		case o.free(w.Keys, claimed):
 			o.start(w)
@@ -182,7 +179,7 @@ func (o *Operations) free(keys []string, claimed map[string]bool) bool {
 	return !slices.ContainsFunc(keys, func(key string) bool { return claimed[key] || o.held[key] != nil })
 }
 
-// busy returns the error that names the operation or waiter that blocks w.
+// busy names what blocks w.
 func (o *Operations) busy(w *waiter, at int) error {
 	waited := time.Since(w.since).Round(time.Millisecond)
 	for _, key := range w.Keys {
@@ -208,8 +205,7 @@ func (r Request) what() string {
 	return r.What
 }
 
-// objects formats keys for a message: volume-name:pvc-1 becomes "volume name
-// pvc-1".
+// objects turns volume-name:pvc-1 into "volume name pvc-1".
 func objects(keys []string) string {
 	all := make([]string, len(keys))
 	for i, key := range keys {
