@@ -15,20 +15,20 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// admission tracks the clients for which a grant or a stage is in progress. It
-// is not persistent, since neither outlives the process.
+// admission tracks the clients with a grant or stage in progress, which do not
+// outlive the process.
 type admission struct {
 	mu     sync.Mutex
 	inside map[*entry]struct{}
 }
 
-// entry is an admitted client. It is listed before the fences are read, so that
-// a caller that changed the fences finds each entry that might not have seen
-// the change.
+// entry is an admitted client. It is listed before the fences are read: a
+// caller that changed the fences finds each entry that might not have seen the
+// change.
 type entry struct {
 	client volume.Client
 	since  time.Time
-	left   chan struct{} // closed when the client has left, or was refused
+	left   chan struct{} // closed when the client has left or was refused
 }
 
 func (a *admission) add(c volume.Client) *entry {
@@ -61,10 +61,9 @@ func (a *admission) list() []*entry {
 	return all
 }
 
-// Enter admits a client while volumes are granted to it or staged, and records
-// the client. Empty fields are taken from the record. Call leave, which is
-// idempotent, after the grant or stage. Precondition: the client is fenced;
-// then nothing is recorded.
+// Enter admits and records a client while volumes are granted to it or staged.
+// Empty fields are taken from the record. Call leave, which is idempotent,
+// after that. Precondition: the client is fenced; then nothing is recorded.
 func (l *Ledger) Enter(ctx context.Context, c volume.Client) (leave func(), err error) {
 	if c, err = cleanClient(c); err != nil {
 		return nil, err
@@ -78,9 +77,9 @@ func (l *Ledger) Enter(ctx context.Context, c volume.Client) (leave func(), err 
 }
 
 // Quiet waits until the clients in these blocks that entered before have left.
-// If it is called after ChangeFences has fenced the blocks, none of their
-// clients is admitted once it returns nil. Unavailable: some were left when ctx
-// ended; the message names them.
+// After ChangeFences has fenced the blocks, none of their clients is admitted
+// once Quiet returns nil. Unavailable: some were left when ctx ended; the
+// message names them.
 func (l *Ledger) Quiet(ctx context.Context, blocks []netip.Prefix) error {
 	entries, err := l.covered(ctx, l.admission.list(), blocks)
 	if err != nil {
@@ -99,8 +98,8 @@ func (l *Ledger) Quiet(ctx context.Context, blocks []netip.Prefix) error {
 	return nil
 }
 
-// covered returns the entries whose client has an address in the blocks, as
-// given or as recorded.
+// covered returns entries with an address in the blocks, as given or as
+// recorded.
 func (l *Ledger) covered(ctx context.Context, entries []*entry, blocks []netip.Prefix) ([]*entry, error) {
 	if len(entries) == 0 {
 		return nil, nil
@@ -109,7 +108,7 @@ func (l *Ledger) covered(ctx context.Context, entries []*entry, blocks []netip.P
 	if err != nil {
 		return nil, err
 	}
-	// If ctx ends, the wait reports the remaining clients.
+	// The wait reports the remaining clients if ctx ends.
 	all, err := l.clientsWhere(context.WithoutCancel(ctx), func(k known) bool { return k.isIn(set) })
 	if err != nil {
 		return nil, err
@@ -132,7 +131,7 @@ func (e *entry) isOut() bool {
 	}
 }
 
-// stillIn returns the nodes with entries, each with its oldest time.
+// stillIn returns nodes, each with its oldest time.
 func stillIn(entries []*entry) string {
 	first := map[string]time.Time{}
 	for _, e := range entries {

@@ -16,31 +16,30 @@ import (
 )
 
 const (
-	// maxAddrs is the maximum number of addresses of a client.
+	// maxAddrs is per client.
 	maxAddrs = 64
-	// maxFormer is the number of former addresses to keep besides those that a
-	// fence covers: at least all addresses before the last change.
+	// maxFormer, besides those that a fence covers, holds at least all
+	// addresses before the last change.
 	maxFormer = maxAddrs
 )
 
-// known is the record of a client.
 type known struct {
 	Client volume.Client `json:"client"` // as last seen
 	Former []former      `json:"former,omitempty"`
 }
 
-// former is a former address of a client. A node fenced by that address remains
-// fenced when it returns with another one.
+// former is a former address of a client: a node fenced by it remains fenced
+// when it returns with another one.
 type former struct {
 	Addr  netip.Addr `json:"addr"`
-	Until time.Time  `json:"until"` // when the client was first seen without the address
+	Until time.Time  `json:"until"` // when first seen without the address
 }
 
 // clients is keyed by node.
 func clients() store.Bucket[known] { return store.Bucket[known]{Name: "clients"} }
 
-// RecordClient records the current state of a client durably. Empty fields keep
-// their recorded values. Invalid: no node, or an invalid address.
+// RecordClient records a client durably. Empty fields keep their values.
+// Invalid: no node, or an invalid address.
 func (l *Ledger) RecordClient(ctx context.Context, c volume.Client) error {
 	c, err := cleanClient(c)
 	if err != nil {
@@ -49,8 +48,8 @@ func (l *Ledger) RecordClient(ctx context.Context, c volume.Client) error {
 	return l.see(ctx, c, func(*store.Tx, known) error { return nil })
 }
 
-// see records a client if check admits it, based on its previous record. It
-// writes only if the record changes, which is rare.
+// see records a client if check admits it. It writes only changes, which are
+// rare.
 func (l *Ledger) see(ctx context.Context, c volume.Client, check func(tx *store.Tx, k known) error) error {
 	var news bool
 	look := func(tx *store.Tx) (k known, err error) {
@@ -76,8 +75,7 @@ func (l *Ledger) see(ctx context.Context, c volume.Client, check func(tx *store.
 	})
 }
 
-// Client returns the record of a node as last seen; ok is false if it does not
-// exist.
+// Client returns the record of a node as last seen.
 func (l *Ledger) Client(ctx context.Context, node string) (c volume.Client, ok bool, err error) {
 	if node == "" {
 		return volume.Client{}, false, nil
@@ -90,13 +88,13 @@ func (l *Ledger) Client(ctx context.Context, node string) (c volume.Client, ok b
 	return c, ok, err
 }
 
-// Clients returns all recorded clients as last seen, sorted by node.
+// Clients returns all clients as last seen, sorted by node.
 func (l *Ledger) Clients(ctx context.Context) ([]volume.Client, error) {
 	return l.clientsWhere(ctx, func(known) bool { return true })
 }
 
-// ClientsIn returns the clients with an address in one of the blocks, sorted by
-// node. Former addresses count, but the returned addresses are the last ones.
+// ClientsIn returns the clients with an address, also a former one, in the
+// blocks, sorted by node, with their last addresses.
 func (l *Ledger) ClientsIn(ctx context.Context, blocks []netip.Prefix) ([]volume.Client, error) {
 	set, err := cidr.Set(blocks)
 	if err != nil {
@@ -128,7 +126,6 @@ func (l *Ledger) clientsWhere(ctx context.Context, fits func(known) bool) (all [
 	return all, nil
 }
 
-// record updates the record k of client c, if it differs.
 func record(tx *store.Tx, c volume.Client, k known) error {
 	next, news := k.seen(c, time.Now())
 	if !news {
@@ -146,7 +143,7 @@ func record(tx *store.Tx, c volume.Client, k known) error {
 	return takeOver(tx, c.Node, gained)
 }
 
-// seen returns the record of a client seen at a time, and whether it changed.
+// seen returns the new record, and whether it changed.
 func (k known) seen(c volume.Client, at time.Time) (next known, news bool) {
 	if len(c.Addrs) == 0 {
 		c.Addrs = k.Client.Addrs
@@ -171,9 +168,9 @@ func (k known) seen(c volume.Client, at time.Time) (next known, news bool) {
 	return next, true
 }
 
-// takeOver removes addresses of this node from the former addresses of other
+// takeOver removes this node's addresses from the former addresses of other
 // nodes: later fences of them apply to this node. Addresses covered by a fence
-// are kept, since that fence can apply to the other nodes.
+// are kept, since it can apply to the other nodes.
 func takeOver(tx *store.Tx, node string, addrs []netip.Addr) error {
 	if len(addrs) == 0 {
 		return nil
@@ -200,8 +197,7 @@ func takeOver(tx *store.Tx, node string, addrs []netip.Addr) error {
 	return nil
 }
 
-// keepFormer returns the entries of a list, newest first, that fit or that a
-// fence covers.
+// keepFormer keeps entries, newest first, that fit or that a fence covers.
 func keepFormer(tx *store.Tx, list []former, fits func(i int, f former) bool) (kept []former, err error) {
 	for i, f := range list {
 		if fits(i, f) {
@@ -219,7 +215,7 @@ func keepFormer(tx *store.Tx, list []former, fits func(i int, f former) bool) (k
 	return kept, nil
 }
 
-// cleanClient returns the normalized client, or an error.
+// cleanClient normalizes a client.
 func cleanClient(c volume.Client) (volume.Client, error) {
 	if isBadName(c.Node) {
 		return c, errs.Errorf(errs.Invalid, "the client's node %q is empty or contains control characters", c.Node)
@@ -229,8 +225,7 @@ func cleanClient(c volume.Client) (volume.Client, error) {
 	return c, err
 }
 
-// cleanAddrs returns addresses sorted, without duplicates, zones and
-// IPv4-mapped form.
+// cleanAddrs sorts, and removes duplicates, zones and IPv4-mapped form.
 func cleanAddrs(addrs []netip.Addr) ([]netip.Addr, error) {
 	if len(addrs) == 0 {
 		return nil, nil
@@ -249,7 +244,7 @@ func cleanAddrs(addrs []netip.Addr) ([]netip.Addr, error) {
 	return clean, nil
 }
 
-// isBadName reports whether a name would be ambiguous in a key.
+// isBadName: the name would be ambiguous in a key.
 func isBadName(name string) bool {
 	return name == "" || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' })
 }

@@ -13,16 +13,16 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// denial is the reason to refuse a client: a fence and the address that it covers.
+// denial is a fence and the client's address that it covers.
 type denial struct {
 	node   string
 	addr   netip.Addr
-	until  time.Time // when the client was first seen without the address; zero: it has the address
+	until  time.Time // when first seen without the address; zero: it has the address
 	fence  volume.Fence
-	others int // further fences that cover the client
+	others int // further fences over the client
 }
 
-// refuse returns Precondition for a client that a fence covers.
+// refuse returns Precondition for a fenced client.
 func refuse(tx *store.Tx, c volume.Client, k known) error {
 	d, err := denialOf(tx, c, k)
 	if err != nil || d == nil {
@@ -31,7 +31,7 @@ func refuse(tx *store.Tx, c volume.Client, k known) error {
 	return d.refusal()
 }
 
-// denialOf returns the fences over a client with record k, nil if it is not fenced.
+// denialOf returns nil for a client that is not fenced.
 func denialOf(tx *store.Tx, c volume.Client, k known) (*denial, error) {
 	var all []denial
 	blocks := map[string]bool{}
@@ -59,7 +59,6 @@ func denialOf(tx *store.Tx, c volume.Client, k known) (*denial, error) {
 	return &first, nil
 }
 
-// rank sorts true before false.
 func rank(has bool) int {
 	if has {
 		return 0
@@ -67,8 +66,7 @@ func rank(has bool) int {
 	return 1
 }
 
-// addresses returns all addresses of a client, the current ones first; their
-// Until is zero.
+// addresses returns all addresses, the current ones first, with zero Until.
 func addresses(c volume.Client, k known) (all []former) {
 	listed := map[netip.Addr]bool{}
 	add := func(a former) {
@@ -86,7 +84,7 @@ func addresses(c volume.Client, k known) (all []former) {
 	return all
 }
 
-// refusal returns the error for the caller, shown in pod events.
+// refusal is shown in pod events.
 func (d *denial) refusal() error {
 	block, since := d.fence.Block, stamp(d.fence.Since)
 	address := fmt.Sprintf("its address %s", d.addr)

@@ -8,11 +8,11 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Ending is a session to be ended. It is recorded before: a session can be gone
-// from every list while its server still processes its last requests, and would
-// be unknown after a crash.
+// Ending is a session, recorded before it is ended: it can be gone from every
+// list while its server still processes its last requests, and would be unknown
+// after a crash.
 type Ending struct {
-	Enforcer string         `json:"enforcer"` // enforcer that listed the session
+	Enforcer string         `json:"enforcer"` // that listed the session
 	Session  volume.Session `json:"session"`
 }
 
@@ -21,13 +21,12 @@ func endings() store.Bucket[Ending] { return store.Bucket[Ending]{Name: "ending"
 
 func endingKey(e Ending) string { return e.Enforcer + separator + e.Session.ID }
 
-// RememberEnding records sessions durably, in one transaction. Existing records
-// are overwritten.
+// RememberEnding records sessions durably, in one transaction.
 func (l *Ledger) RememberEnding(ctx context.Context, list []Ending) error {
 	return l.changeEnding(ctx, list, func(tx *store.Tx, e Ending) error { return endings().Put(tx, endingKey(e), e) })
 }
 
-// ForgetEnding removes the records of ended sessions, if they exist.
+// ForgetEnding removes records of ended sessions.
 func (l *Ledger) ForgetEnding(ctx context.Context, list []Ending) error {
 	return l.changeEnding(ctx, list, func(tx *store.Tx, e Ending) error { return endings().Delete(tx, endingKey(e)) })
 }

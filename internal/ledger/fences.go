@@ -13,9 +13,9 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// fences is keyed by block and owner. Keys sort by family, address and length,
-// and all fences of a block are adjacent: a lookup of the fences over an
-// address makes one query per possible prefix length, for any number of fences.
+// fences is keyed by block and owner. Keys sort by family, address and length:
+// a lookup of the fences over an address makes one query per prefix length, for
+// any number of fences.
 func fences() store.Bucket[volume.Fence] { return store.Bucket[volume.Fence]{Name: "fences"} }
 
 func blockKey(b netip.Prefix) string {
@@ -28,8 +28,8 @@ func blockKey(b netip.Prefix) string {
 
 func fenceKey(f volume.Fence) string { return blockKey(f.Block) + f.Owner.Digest }
 
-// Fences returns all recorded fences, sorted by block (family, address, length)
-// and owner digest.
+// Fences returns all fences, sorted by block (family, address, length) and
+// owner digest.
 func (l *Ledger) Fences(ctx context.Context) (all []volume.Fence, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
 		all, err = allFences(tx)
@@ -49,10 +49,10 @@ func allFences(tx *store.Tx) (all []volume.Fence, err error) {
 }
 
 // ChangeFences replaces the recorded fences by the result of decide, in one
-// durable transaction: after it returns, no client covered by a denying fence
-// is granted a volume. Both returned lists are sorted like that of Fences;
-// decide can return its list in any order. An error of decide is returned
-// unchanged, and nothing changes. decide must neither block nor use the ledger.
+// durable transaction: after it, no client covered by a denying fence is
+// granted a volume. Both results are sorted like Fences; decide can return any
+// order. An error of decide is returned unchanged, and nothing changes. decide
+// must neither block nor use the ledger.
 func (l *Ledger) ChangeFences(ctx context.Context, decide func(now []volume.Fence) (next []volume.Fence, err error)) (before, after []volume.Fence, err error) {
 	err = l.store.Update(ctx, func(tx *store.Tx) error {
 		if before, err = allFences(tx); err != nil {
@@ -71,8 +71,7 @@ func (l *Ledger) ChangeFences(ctx context.Context, decide func(now []volume.Fenc
 	return before, after, nil
 }
 
-// replaceFences writes the differences between the lists, and returns next
-// sorted.
+// replaceFences writes the differences, and returns next sorted.
 func replaceFences(tx *store.Tx, before, next []volume.Fence) (after []volume.Fence, err error) {
 	have := make(map[string]volume.Fence, len(before))
 	for _, f := range before {
@@ -101,8 +100,7 @@ func replaceFences(tx *store.Tx, before, next []volume.Fence) (after []volume.Fe
 	return after, nil
 }
 
-// keyed returns fences sorted by key. Invalid or duplicate fences are a bug of
-// the caller.
+// keyed sorts by key. Invalid or duplicate fences are a bug of the caller.
 func keyed(list []volume.Fence) ([]store.Entry[volume.Fence], error) {
 	entries := make([]store.Entry[volume.Fence], 0, len(list))
 	for _, f := range list {
@@ -139,7 +137,7 @@ func sameFence(a, b volume.Fence) bool {
 		a.Phase == b.Phase && a.Since.Equal(b.Since) && a.Force == b.Force
 }
 
-// fencesOver returns the denying fences over an address, the narrowest first.
+// fencesOver returns denying fences, the narrowest first.
 func fencesOver(tx *store.Tx, a netip.Addr) (over []volume.Fence, err error) {
 	for bits := a.BitLen(); bits >= 0; bits-- {
 		for e, err := range fences().Prefix(tx, blockKey(netip.PrefixFrom(a, bits).Masked())) {

@@ -1,6 +1,5 @@
-// Package ledger durably records grants, fences and clients. It is the only
-// place that orders grants against fences: a grant is decided and recorded in
-// one transaction.
+// Package ledger durably records grants, fences and clients, and alone orders
+// grants against fences: a grant is decided and recorded in one transaction.
 package ledger
 
 import (
@@ -18,23 +17,21 @@ type Grant struct {
 	Volume   volume.ID     `json:"volume"`
 	Client   volume.Client `json:"client"`
 	ReadOnly bool          `json:"readOnly,omitempty"`
-	Mode     string        `json:"mode"`    // access mode in the terms of the contract
-	Granted  time.Time     `json:"granted"` // time of the grant; ignored in comparisons
+	Mode     string        `json:"mode"`    // in the terms of the contract
+	Granted  time.Time     `json:"granted"` // ignored in comparisons
 }
 
-// Ledger keeps grants, fences and clients in a store. Its methods are safe for
-// concurrent use.
+// Ledger is safe for concurrent use.
 type Ledger struct {
 	store     *store.Store
 	admission admission
 }
 
-// New returns the ledger of a store. A store must have a single Ledger, which
-// tracks the admitted clients in memory.
+// New returns the only Ledger of a store: it tracks admitted clients in memory.
 func New(s *store.Store) *Ledger { return &Ledger{store: s} }
 
-// separator separates the parts of a key. It sorts before all characters of an
-// ID, so grants are sorted by volume ID.
+// separator of the parts of a key sorts before all characters of an ID, so
+// grants are sorted by volume ID.
 const separator = "\x00"
 
 // grants is keyed by volume and node, byNode by node and volume.
@@ -42,12 +39,11 @@ func grants() store.Bucket[Grant] { return store.Bucket[Grant]{Name: "grants"} }
 
 func byNode() store.Bucket[struct{}] { return store.Bucket[struct{}]{Name: "grants-by-node"} }
 
-// Grant records a grant before it is enforced, and the client. Without
-// addresses those of the client's record apply. It is idempotent: a repeat
-// returns the first grant, regardless of the addresses. Exists: the node has
-// the volume with other parameters. Precondition: the client is fenced, or
-// another node has the volume; the message names the block or the node.
-// Invalid: a name is missing.
+// Grant records a grant, before it is enforced, and the client. Without
+// addresses those of its record apply. It is idempotent: a repeat returns the
+// first grant, regardless of addresses. Exists: the node has the volume with
+// other parameters. Precondition: the client is fenced, or another node has the
+// volume; the message names the block or the node. Invalid: a name is missing.
 func (l *Ledger) Grant(ctx context.Context, g Grant) (recorded Grant, err error) {
 	if err := errorIn(g); err != nil {
 		return Grant{}, err
@@ -79,8 +75,8 @@ func (l *Ledger) Grant(ctx context.Context, g Grant) (recorded Grant, err error)
 	return recorded, nil
 }
 
-// admitClient refuses a fenced client, records the client, and adds the
-// recorded addresses if it has none.
+// admitClient refuses a fenced client, else records it, and adds recorded
+// addresses if it has none.
 func admitClient(tx *store.Tx, c *volume.Client) error {
 	k, _, err := clients().Get(tx, c.Node)
 	if err != nil {
@@ -95,8 +91,8 @@ func admitClient(tx *store.Tx, c *volume.Client) error {
 	return record(tx, *c, k)
 }
 
-// admit decides about grant g, given the existing grants of its volume. It is
-// pure, and the only such decision.
+// admit decides about g, given the volume's grants. It is pure, and the only
+// such decision.
 func admit(g Grant, held []Grant) (recorded Grant, again bool, err error) {
 	for _, h := range held {
 		switch {
@@ -129,8 +125,7 @@ func describe(g Grant) string {
 }
 
 // Revoke removes the grant of a volume to a node, or to all nodes if node is
-// empty. It is idempotent. Call it after the backend has revoked access, not
-// before.
+// empty. It is idempotent. Call it only after the backend has revoked access.
 func (l *Ledger) Revoke(ctx context.Context, id volume.ID, node string) error {
 	return l.store.Update(ctx, func(tx *store.Tx) error {
 		held, err := collect(grants().Prefix(tx, string(id)+separator))
@@ -152,7 +147,7 @@ func (l *Ledger) Revoke(ctx context.Context, id volume.ID, node string) error {
 	})
 }
 
-// Of returns the grants of one volume, sorted by node.
+// Of returns a volume's grants, sorted by node.
 func (l *Ledger) Of(ctx context.Context, id volume.ID) (held []Grant, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
 		held, err = collect(grants().Prefix(tx, string(id)+separator))
@@ -161,7 +156,7 @@ func (l *Ledger) Of(ctx context.Context, id volume.ID) (held []Grant, err error)
 	return held, err
 }
 
-// ByNode returns the grants of one node, sorted by volume.
+// ByNode returns a node's grants, sorted by volume.
 func (l *Ledger) ByNode(ctx context.Context, node string) (held []Grant, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
 		for e, err := range byNode().Prefix(tx, node+separator) {
@@ -188,7 +183,7 @@ func (l *Ledger) ByNode(ctx context.Context, node string) (held []Grant, err err
 
 // All returns grants sorted by volume and node, of volume IDs greater than
 // after. A page ends after limit grants (0: no limit), but never within a
-// volume, so that its last volume is the next after.
+// volume: its last volume is the next after.
 func (l *Ledger) All(ctx context.Context, after volume.ID, limit int) (page []Grant, err error) {
 	from := ""
 	if after != "" {
@@ -224,7 +219,7 @@ func collect(seq func(func(store.Entry[Grant], error) bool)) (all []Grant, err e
 	return all, nil
 }
 
-// errorIn refuses names that would be ambiguous in a key.
+// errorIn refuses names that are ambiguous in a key.
 func errorIn(g Grant) error {
 	for what, name := range map[string]string{"volume id": string(g.Volume), "node": g.Client.Node} {
 		if isBadName(name) {
