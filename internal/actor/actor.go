@@ -1,7 +1,7 @@
 // Package actor runs a state machine on one goroutine: typed events in, typed
 // actions out, and named timers that arrive as events. The state machine needs
-// no lock and does no I/O; slow work runs on other goroutines, which send their
-// results as events.
+// no lock and does no I/O; slow work runs on other goroutines, which send
+// events.
 package actor
 
 import (
@@ -10,15 +10,14 @@ import (
 	"time"
 )
 
-// Actor is the event loop of one state machine with events E and actions A.
-// Send and Done are safe for concurrent use; Set, Clear and Stop are for the
-// functions called by Run.
+// Actor is the event loop of one state machine. Send and Done are safe for
+// concurrent use; Set, Clear and Stop are for the functions called by Run.
 type Actor[E, A any] struct {
 	mu    sync.Mutex
 	queue []E
 	ended bool
 
-	wake chan struct{} // signals a non-empty queue; buffer of one
+	wake chan struct{} // signals a non-empty queue
 	done chan struct{}
 
 	// Owned by the goroutine of Run.
@@ -26,19 +25,18 @@ type Actor[E, A any] struct {
 	stopped bool
 }
 
-// alarm is a timer with its event.
 type alarm[E any] struct {
 	at    time.Time
 	event E
 }
 
-// New returns an actor. Events sent before Run are queued.
+// New returns an actor, which queues events before Run.
 func New[E, A any]() *Actor[E, A] {
 	return &Actor[E, A]{wake: make(chan struct{}, 1), done: make(chan struct{}), timers: map[string]alarm[E]{}}
 }
 
-// Send queues an event and never blocks. Events are delivered in order. It
-// returns false and drops the event if Run has returned.
+// Send queues an event, in order, and never blocks. It returns false if Run has
+// returned.
 func (a *Actor[E, A]) Send(event E) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -50,11 +48,11 @@ func (a *Actor[E, A]) Send(event E) bool {
 	return true
 }
 
-// Done returns a channel that is closed when Run returns.
+// Done is closed when Run returns.
 func (a *Actor[E, A]) Done() <-chan struct{} { return a.done }
 
 // Set sets or resets a timer: its event is delivered once at that time,
-// immediately if the time has passed.
+// immediately if it has passed.
 func (a *Actor[E, A]) Set(name string, at time.Time, event E) {
 	a.timers[name] = alarm[E]{at: at, event: event}
 }
@@ -65,10 +63,9 @@ func (a *Actor[E, A]) Clear(name string) { delete(a.timers, name) }
 // Stop makes Run return after the actions of the current event.
 func (a *Actor[E, A]) Stop() { a.stopped = true }
 
-// Run calls step for each event and do for each action returned by step, on the
-// calling goroutine, until Stop or until ctx ends, and returns the cause of the
-// latter. Due timers precede queued events, the earliest first. Events queued
-// when Run returns are dropped. Call it once.
+// Run calls step for each event and do for each action returned, on the calling
+// goroutine, until Stop or until ctx ends, whose cause it returns. Due timers
+// precede queued events. Remaining events are dropped. Call it once.
 func (a *Actor[E, A]) Run(ctx context.Context, step func(now time.Time, event E) []A, do func(action A)) error {
 	defer a.end()
 	timer := time.NewTimer(0)
@@ -93,7 +90,6 @@ func (a *Actor[E, A]) Run(ctx context.Context, step func(now time.Time, event E)
 	}
 }
 
-// next dequeues the next event.
 func (a *Actor[E, A]) next(now time.Time) (event E, ok bool) {
 	if name, at, ok := a.earliest(); ok && !at.After(now) {
 		event = a.timers[name].event
@@ -106,12 +102,11 @@ func (a *Actor[E, A]) next(now time.Time) (event E, ok bool) {
 		return event, false
 	}
 	event = a.queue[0]
-	clear(a.queue[:1]) // release the event for garbage collection
+	clear(a.queue[:1]) // for garbage collection
 	a.queue = a.queue[1:]
 	return event, true
 }
 
-// wait returns when an event can be due, or with the cause of the end of ctx.
 func (a *Actor[E, A]) wait(ctx context.Context, timer *time.Timer) error {
 	timer.Stop()
 	if _, at, ok := a.earliest(); ok {
@@ -126,8 +121,7 @@ func (a *Actor[E, A]) wait(ctx context.Context, timer *time.Timer) error {
 	return nil
 }
 
-// earliest returns the timer that is due first, ordered by name for equal
-// times, so that runs are reproducible.
+// earliest orders timers by time and name, so that runs are reproducible.
 func (a *Actor[E, A]) earliest() (name string, at time.Time, ok bool) {
 	for n, alarm := range a.timers {
 		if !ok || alarm.at.Before(at) || alarm.at.Equal(at) && n < name {
