@@ -1,6 +1,5 @@
-// Package strictjson decodes JSON into structs by their json tags, and reports
-// all wrong types, unknown keys and duplicate keys at once, with position and
-// probable intention.
+// Package strictjson decodes JSON by json tags, and reports all wrong types,
+// unknown and duplicate keys at once, with position and probable intention.
 package strictjson
 
 import (
@@ -15,27 +14,27 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Options change what Decode accepts. With the zero value keys are case-sensitive.
+// Options change what Decode accepts.
 type Options struct {
-	FoldCase bool // keys match case-insensitively; the last of equal keys counts
+	FoldCase bool // the last of equal keys counts
 	// For omits fields with a tag `for:"a,b"` without this word.
 	For string
-	// Field is called for each field that is set, after its value is decoded.
+	// Field is called for each set field, after its value is decoded.
 	Field func(key, path string, v *Value)
 }
 
-// Decode sets the fields of *into that have a json tag. A null is treated like
-// a missing key. Supported are structs, lists, maps with string keys, strings,
-// booleans, int (of 32 bits) and int64, any, *Value for values that the caller
-// decodes, and encoding.TextUnmarshaler, whose errors the caller detects. A
-// string with the tag `bool:"on,off"` can be a boolean.
+// Decode sets the fields of *into that have a json tag; null counts as missing.
+// Supported are structs, lists, maps with string keys, strings, booleans, int
+// (of 32 bits) and int64, any, *Value for values that the caller decodes, and
+// encoding.TextUnmarshaler, whose errors the caller detects. A string with the
+// tag `bool:"on,off"` can be a boolean.
 func Decode(v *Value, path string, into any, o Options) []Problem {
 	d := decoder{Options: o}
 	d.value(v, path, reflect.ValueOf(into).Elem(), "")
 	return d.problems
 }
 
-// Keys returns the keys of a struct that Decode accepts.
+// Keys returns the keys that Decode accepts for a struct.
 func Keys(of any, o Options) (keys []string) {
 	for _, f := range fieldsOf(reflect.TypeOf(of), o.For) {
 		keys = append(keys, f.key)
@@ -68,7 +67,7 @@ func (d *decoder) fail(at *Value, path, format string, args ...any) {
 	d.problems = append(d.problems, At(at, "", path, format, args...))
 }
 
-// isKind reports whether the value has a kind, and adds a problem if not.
+// isKind adds a problem if it returns false.
 func (d *decoder) isKind(v *Value, path string, k Kind, want string) bool {
 	if v.Kind != k {
 		d.fail(v, path, "it is %s, want %s", v.Kind, want)
@@ -88,7 +87,7 @@ func (d *decoder) value(v *Value, path string, to reflect.Value, tag reflect.Str
 		return
 	}
 	if v.Kind == Null && to.Kind() != reflect.Struct {
-		return // the zero value
+		return
 	}
 	switch to.Kind() {
 	case reflect.Struct:
@@ -140,7 +139,7 @@ func (d *decoder) object(v *Value, path string, to reflect.Value) {
 	}
 }
 
-// unique keeps the last member of a key, and reports the others.
+// unique keeps the last member of a key, and reports others.
 func (d *decoder) unique(last map[string]Member, key string, m Member, path string) {
 	if earlier, twice := last[key]; twice {
 		p := At(m.Key, DuplicateKey, path, "the key %q is given twice, also in line %d: only the last counts", m.Key.Text, earlier.Key.Line)
@@ -150,8 +149,8 @@ func (d *decoder) unique(last map[string]Member, key string, m Member, path stri
 	last[key] = m
 }
 
-// maxTypo limits the length of keys that are compared with known keys: longer
-// keys are slow to compare and no typing errors.
+// maxTypo limits keys to compare with known ones: longer keys are slow to
+// compare and no typing errors.
 const maxTypo = 64
 
 func (d *decoder) unknown(key *Value, path string, fields []field) {
@@ -219,8 +218,8 @@ func (d *decoder) list(v *Value, path string, to reflect.Value) {
 	}
 }
 
-// text decodes a string; words are the values for true and false, "" if a
-// boolean is invalid. YAML reads unquoted on and off as booleans.
+// text decodes a string; words are the values for true and false, "" if
+// booleans are invalid. YAML reads unquoted on and off as booleans.
 func (d *decoder) text(v *Value, path string, to reflect.Value, words string) {
 	on, off, _ := strings.Cut(words, ",")
 	switch {
@@ -256,8 +255,8 @@ func (d *decoder) integer(v *Value, path string, to reflect.Value) {
 
 var plainKey = regexp.MustCompile(`^[A-Za-z0-9_]+$`)
 
-// Join adds a key to a path. Keys with characters other than letters, digits
-// and _ are quoted.
+// Join adds a key to a path, quoted if it has other characters than letters,
+// digits and _.
 func Join(path, key string) string {
 	switch {
 	case !plainKey.MatchString(key):

@@ -9,10 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// Kind is the kind of a JSON value, as used in messages.
+// Kind of a JSON value, as used in messages.
 type Kind string
 
-// The kinds of values.
 const (
 	Null   Kind = "null"
 	Bool   Kind = "a boolean"
@@ -22,15 +21,14 @@ const (
 	Object Kind = "an object"
 )
 
-// Value is a JSON value with its position. Unlike a decoded struct it keeps
-// duplicate keys.
+// Value is a JSON value with its position and duplicate keys.
 type Value struct {
 	Kind         Kind
 	Line, Column int    // from 1, the column in characters
-	Text         string // of a string or a number
+	Text         string // of a string or number
 	Bool         bool
 	Items        []*Value // of a list
-	Members      []Member // of an object, in document order
+	Members      []Member // in document order
 }
 
 // Member is a key of an object and its value.
@@ -39,11 +37,10 @@ type Member struct {
 	Value *Value
 }
 
-// Parse parses a text with a single JSON value. A syntax error is a *Problem.
+// Parse parses a single JSON value. A syntax error is a *Problem.
 func Parse(text []byte) (*Value, error) {
 	p := parser{text: text, tokens: json.NewDecoder(bytes.NewReader(text)), line: 1, column: 1}
-	// Unmarshal validates the whole text first: it also finds trailing data,
-	// and reports the offset.
+	// Unmarshal validates the whole text first, with offset and trailing data.
 	var whole json.RawMessage
 	if err := json.Unmarshal(text, &whole); err != nil {
 		return nil, p.syntaxError(err)
@@ -59,7 +56,6 @@ type parser struct {
 	line, column int
 }
 
-// advance sets the position to a later offset.
 func (p *parser) advance(offset int) {
 	passed := p.text[p.offset:offset]
 	if n := bytes.Count(passed, []byte("\n")); n > 0 {
@@ -114,7 +110,6 @@ func (p *parser) value() (*Value, error) {
 	return v, nil
 }
 
-// elements parses the rest of a list or an object.
 func (p *parser) elements(v *Value) error {
 	for p.tokens.More() {
 		first, err := p.value()
@@ -135,7 +130,7 @@ func (p *parser) elements(v *Value) error {
 	return err
 }
 
-// any returns the value as decoded by encoding/json, with numbers as json.Number.
+// any decodes like encoding/json, with numbers as json.Number.
 func (v *Value) any() any {
 	switch v.Kind {
 	case Bool:
@@ -160,28 +155,27 @@ func (v *Value) any() any {
 	return nil
 }
 
-// ProblemKind is a short constant, suitable as metric label. "" is a value that
-// cannot be decoded. Users of the package add their own kinds.
+// ProblemKind is a constant for metric labels; users add their own. "": a value
+// cannot be decoded.
 type ProblemKind string
 
-// The kinds that Decode reports.
 const (
 	UnknownKey   ProblemKind = "unknown-key"
 	DuplicateKey ProblemKind = "duplicate-key"
 )
 
-// Problem is a mistake in a document. *Problem implements error.
+// Problem is a mistake in a document, as *Problem an error.
 type Problem struct {
 	Kind    ProblemKind `json:"kind,omitempty"`
-	Path    string      `json:"path,omitempty"`    // spec.interfaces[0].numVf; "" is the whole text
-	Line    int         `json:"line"`              // from 1; 0: unknown
-	Column  int         `json:"column"`            // from 1, in characters
-	Key     string      `json:"key,omitempty"`     // for problems with a key
-	Nearest string      `json:"nearest,omitempty"` // the key that was probably meant
-	Text    string      `json:"text"`              // what is wrong, with which value, and what would be right
+	Path    string      `json:"path,omitempty"` // spec.interfaces[0].numVf; "" is the whole text
+	Line    int         `json:"line"`           // from 1; 0: unknown
+	Column  int         `json:"column"`         // from 1, in characters
+	Key     string      `json:"key,omitempty"`
+	Nearest string      `json:"nearest,omitempty"` // the probable intention
+	Text    string      `json:"text"`              // what is wrong, and what would be right
 }
 
-// At returns a problem at the position of a value.
+// At returns a problem at a value's position.
 func At(v *Value, kind ProblemKind, path, format string, args ...any) Problem {
 	return Problem{Kind: kind, Path: path, Line: v.Line, Column: v.Column, Text: fmt.Sprintf(format, args...)}
 }
@@ -199,7 +193,7 @@ func (p Problem) String() string {
 
 func (p *Problem) Error() string { return p.String() }
 
-// JoinErrors returns an error that joins the problems as *Problem; nil without problems.
+// JoinErrors joins problems as *Problem; nil without problems.
 func JoinErrors(problems []Problem) error {
 	all := make([]error, len(problems))
 	for i := range problems {
