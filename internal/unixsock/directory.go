@@ -31,7 +31,6 @@ func lstat(dir *os.File, name string) (entry, error) {
 	return lstatAt(fd(dir), name, filepath.Join(dir.Name(), name))
 }
 
-// lookAt is lstat of a path, without a pinned directory.
 func lookAt(path string) (entry, error) { return lstatAt(unix.AT_FDCWD, path, path) }
 
 func lstatAt(dir int, name, path string) (entry, error) {
@@ -42,9 +41,8 @@ func lstatAt(dir int, name, path string) (entry, error) {
 	return entry{inode: inode{st.Dev, st.Ino}, isSocket: st.Mode&unix.S_IFMT == unix.S_IFSOCK}, nil
 }
 
-// openDir opens the directory. The socket's own directory is created if it is
-// missing. Parents get the usual mode, since the own directory restricts
-// access.
+// openDir opens the directory, and creates the socket's own if missing. Parents
+// get the usual mode, since the own directory restricts access.
 func openDir(path string, mode fs.FileMode, own bool) (*os.File, error) {
 	if own {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -61,10 +59,10 @@ func openDir(path string, mode fs.FileMode, own bool) (*os.File, error) {
 	return dir, nil
 }
 
-// own sets the requested mode and group of the socket's own directory: owned by
-// this user, and with only expected names in it. This also completes a start
-// that crashed after mkdir, and leaves directories such as /tmp (sticky, even
-// if empty) unchanged.
+// own sets mode and group of the socket's own directory: owned by this user,
+// and with only expected names in it. This also completes a start that crashed
+// after mkdir, and leaves directories such as /tmp (sticky, even if empty)
+// unchanged.
 func own(dir *os.File, its []string, mode fs.FileMode, gid int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd(dir), &st); err != nil {
@@ -73,7 +71,7 @@ func own(dir *os.File, its []string, mode fs.FileMode, gid int) error {
 	if int(st.Uid) != os.Geteuid() || st.Mode&unix.S_ISVTX != 0 {
 		return nil
 	}
-	again, err := os.Open(short(dir, ".")) // a separate file description has a separate read position
+	again, err := os.Open(short(dir, ".")) // its read position is separate
 	if err != nil {
 		return fmt.Errorf("read the directory: %w", err)
 	}
@@ -112,13 +110,13 @@ func removeLeftover(dir *os.File) error {
 	return nil
 }
 
-// checkDead fails unless it is certain that no process serves the socket.
+// checkDead fails unless certainly no process serves the socket.
 func checkDead(ctx context.Context, path string) error {
 	c, err := dial(ctx, path)
 	switch {
 	case err == nil:
 		defer func() { _ = c.Close() }()
-		// The PID is 0 for a process outside this PID namespace.
+		// The PID is 0 outside this PID namespace.
 		if who, err := PeerCredentials(c); err == nil && who.PID > 0 {
 			return fmt.Errorf("%w (process %d)", ErrLive, who.PID)
 		}
@@ -126,14 +124,14 @@ func checkDead(ctx context.Context, path string) error {
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENOENT):
 		return nil
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EPROTOTYPE):
-		// A full queue, or a socket of another type: a process serves it.
+		// A full queue, or a socket of another type.
 		return fmt.Errorf("%w (%w)", ErrLive, err)
 	default:
 		return fmt.Errorf("check whether a process serves it: %w", err)
 	}
 }
 
-// groupID resolves a name or number; "" is -1, unchanged.
+// groupID: "" is -1, unchanged.
 func groupID(group string) (int, error) {
 	if group == "" {
 		return -1, nil

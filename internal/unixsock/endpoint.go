@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ParseEndpoint returns the path of an endpoint: unix:///run/x.sock,
-// unix:/run/x.sock or /run/x.sock. It refuses relative paths, which depend on
-// the working directory, and other networks.
+// ParseEndpoint accepts unix:///run/x.sock, unix:/run/x.sock or /run/x.sock. It
+// refuses relative paths, which depend on the working directory, and other
+// networks.
 func ParseEndpoint(endpoint string) (path string, err error) {
 	scheme, rest, found := strings.Cut(endpoint, ":")
 	switch {
@@ -52,8 +52,7 @@ func checkPath(path string) error {
 	return nil
 }
 
-// Dial connects to a socket, also if its path exceeds the kernel's limit of 107
-// bytes.
+// Dial also connects to paths beyond the kernel's limit of 107 bytes.
 func Dial(ctx context.Context, path string) (net.Conn, error) {
 	c, err := dial(ctx, path)
 	if err != nil {

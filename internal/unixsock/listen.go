@@ -1,7 +1,6 @@
-// Package unixsock listens on and connects to UNIX sockets in the file system.
-// A socket becomes visible only when it serves, a live socket of another
-// process is never replaced, no file is left over, and Close removes only the
-// own inode.
+// Package unixsock listens on and connects to UNIX sockets. A socket becomes
+// visible only when it serves, a live socket of another process is never
+// replaced, no file is left over, and Close removes only the own inode.
 package unixsock
 
 import (
@@ -22,53 +21,53 @@ import (
 )
 
 var (
-	// ErrLive: another process serves the socket; it is not changed.
+	// ErrLive: another process serves the socket, which is unchanged.
 	ErrLive = errors.New("a live process serves this socket")
-	// ErrTooLong: clients cannot connect to a path of this length.
+	// ErrTooLong: clients cannot connect to such a path.
 	ErrTooLong = errors.New("the socket path is too long")
 )
 
-// hidden is the name of a socket until it serves. One name per directory is
-// sufficient, since it is used under the directory's lock.
+// hidden is the name of a socket until it serves, used under the directory's
+// lock.
 const hidden = ".cleat.new"
 
-// prepareBound is how long Listen waits for another process in the same directory.
+// prepareBound is the wait for another process in the same directory.
 const prepareBound = 10 * time.Second
 
-// MaxPath is the maximum length of a path in sun_path without its NUL. Clients
-// need Dial for longer paths.
+// MaxPath is the limit of sun_path without its NUL. Clients need Dial for
+// longer paths.
 const MaxPath = 107
 
-// Address is the path of a socket with its access rights.
+// Address is a socket path with access rights.
 type Address struct {
 	Path string // absolute and clean
-	// DirMode is the mode of the socket's own directory, default 0750. A
-	// directory with other files keeps its mode and group.
+	// DirMode of the socket's own directory, default 0750. A directory with
+	// other files keeps mode and group.
 	DirMode fs.FileMode
-	// SharedDir means that the directory belongs to another program, such as
-	// the registry of a kubelet: it must exist and is not changed.
+	// SharedDir: the directory belongs to another program, such as a kubelet's
+	// registry: it must exist and is not changed.
 	SharedDir bool
-	// Beside is the name of another file allowed in the socket's own directory.
+	// Beside is another name allowed in the socket's own directory.
 	Beside string
-	// AnyLength allows a path to which only Dial can connect.
+	// AnyLength allows a path that only Dial can connect to.
 	AnyLength bool
 	Mode      fs.FileMode // of the socket; default 0600
-	Group     string      // group of both, by name or number; empty: unchanged
+	Group     string      // of both, by name or number
 }
 
-// Listener is a listening socket. Close removes it from the file system first.
+// Listener is a listening socket, removed from the file system first by Close.
 type Listener struct {
 	*net.UnixListener
 	path  string
 	inode inode
-	dir   *os.File // the directory at the time of Listen
+	dir   *os.File // at the time of Listen
 
 	once   sync.Once
 	closed error
 }
 
-// Listen creates the socket, and its directory if it is missing. A stale socket
-// is replaced atomically. Errors: ErrLive, ErrTooLong, and those of the file
+// Listen creates the socket, and its directory if missing. A stale socket is
+// replaced atomically. Errors: ErrLive, ErrTooLong, and those of the file
 // system.
 func Listen(ctx context.Context, a Address) (*Listener, error) {
 	l, err := listen(ctx, a)
@@ -107,9 +106,8 @@ func listen(ctx context.Context, a Address) (*Listener, error) {
 	return l, nil
 }
 
-// listenIn creates the socket under the lock of the directory. The kernel
-// releases the lock when its holder dies, so a hidden socket found under the
-// lock is left over.
+// listenIn holds the directory's lock. The kernel releases it when its holder
+// dies, so a hidden socket found under it is left over.
 func listenIn(ctx context.Context, dir *os.File, a Address, gid int) (*Listener, error) {
 	bound, cancel := context.WithTimeout(ctx, prepareBound)
 	defer cancel()
@@ -153,8 +151,8 @@ func listenIn(ctx context.Context, dir *os.File, a Address, gid int) (*Listener,
 	return &Listener{UnixListener: u, path: a.Path, inode: found.inode, dir: dir}, nil
 }
 
-// bind creates a listening socket under the hidden name. Its mode is set before
-// it has a name, so that other users cannot connect in between.
+// bind sets the mode before the socket has a name, so that other users cannot
+// connect in between.
 func bind(ctx context.Context, dir *os.File, mode fs.FileMode, gid int) (*net.UnixListener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscallConn) error {
 		var err error
@@ -184,17 +182,17 @@ func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "un
 // Path returns the path of the socket.
 func (l *Listener) Path() string { return l.path }
 
-// Sight is the state of the path of a Listener.
+// Sight is the state of a Listener's path.
 type Sight string
 
 const (
-	Ours     Sight = "ours"     // the socket created by Listen
+	Ours     Sight = "ours"     // created by Listen
 	Missing  Sight = "missing"  // no file or no directory
 	Replaced Sight = "replaced" // another file
 )
 
-// Look returns the current state of the path. Clients find the socket only
-// while it is ours; otherwise the Listener has to be closed and recreated.
+// Look returns the state of the path. If it is not ours, clients do not find
+// the socket, and the Listener has to be recreated.
 func (l *Listener) Look() (Sight, error) {
 	found, err := lookAt(l.path)
 	switch {
@@ -208,8 +206,8 @@ func (l *Listener) Look() (Sight, error) {
 	return Ours, nil
 }
 
-// Close removes the socket from the file system if it is still the one created
-// by Listen, and stops listening. It is idempotent.
+// Close removes the socket if it is still that of Listen, and stops listening.
+// It is idempotent.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
 		l.closed = errors.Join(l.unlink(), l.UnixListener.Close(), l.dir.Close())
@@ -218,9 +216,9 @@ func (l *Listener) Close() error {
 }
 
 func (l *Listener) unlink() error {
-	// The lock prevents another process from replacing the socket between check
-	// and removal. If a stuck process holds it, the stale socket remains, and
-	// the next start replaces it.
+	// Under the lock no other process replaces the socket between check and
+	// removal. If a stuck process holds it, the next start replaces the stale
+	// socket.
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := flock.Lock(ctx, l.dir); err != nil {
@@ -241,8 +239,7 @@ func (l *Listener) unlink() error {
 	return nil
 }
 
-// short returns a path to a name in an open directory that fits into sun_path,
-// for any length of the directory's path.
+// short returns a path that fits into sun_path, for any directory.
 func short(dir *os.File, name string) string {
 	return "/proc/self/fd/" + strconv.Itoa(fd(dir)) + "/" + name
 }

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Credentials are the peer's credentials at the time of connect.
+// Credentials are the peer's at the time of connect.
 type Credentials struct {
 	PID      int32
 	UID, GID uint32
 }
 
-// PeerCredentials returns the credentials of the peer from the kernel.
+// PeerCredentials reads the credentials from the kernel.
 func PeerCredentials(c net.Conn) (Credentials, error) {
 	sc, ok := c.(syscall.Conn)
 	if !ok {
@@ -35,10 +35,9 @@ func PeerCredentials(c net.Conn) (Credentials, error) {
 	return Credentials{PID: u.Pid, UID: u.Uid, GID: u.Gid}, nil
 }
 
-// AllowUIDs wraps a listener so that it accepts only connections of root and of
-// these users. Others are closed immediately and reported. Unmapped users of
-// other user namespaces appear as 65534 or 4294967295, so these two are refused
-// even if they are listed.
+// AllowUIDs accepts only connections of root and of these users. Others are
+// closed and reported. Unmapped users of other user namespaces appear as 65534
+// or 4294967295, which are refused even if listed.
 func AllowUIDs(l net.Listener, refused func(Credentials), uids ...uint32) net.Listener {
 	return &uidListener{Listener: l, refused: refused, uids: uids}
 }
@@ -50,8 +49,8 @@ type uidListener struct {
 }
 
 const (
-	// OverflowUID is the user ID that the kernel reports for users without a
-	// mapping into this user namespace.
+	// OverflowUID is reported by the kernel for users without a mapping into
+	// this user namespace.
 	OverflowUID = 65534
 	invalidUID  = 1<<32 - 1
 )
@@ -66,7 +65,7 @@ func (l *uidListener) allows(uid uint32) bool {
 	return slices.Contains(l.uids, uid)
 }
 
-// Accept returns the next connection of an allowed user.
+// Accept skips refused users.
 func (l *uidListener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
