@@ -10,17 +10,16 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// Heard records whether the end of a call came from the server. gRPC reports
-// the same codes for failed connections.
+// Heard records whether a call was ended by the server: gRPC reports the same
+// codes for failed connections.
 type Heard struct{ ended atomic.Bool }
 
 // FromServer reports whether the server ended the call.
 func (h *Heard) FromServer() bool { return h.ended.Load() }
 
-// Ended returns the context error that ended the caller's wait for a failed
-// call with this code, or nil if the response or the connection failure is the
-// reason. Responses that only reflect the caller's own cancellation or deadline
-// do not count.
+// Ended returns the context error that ended the caller's wait for a call with
+// this code, or nil if the response or the connection failure did. Responses
+// that reflect the caller's own cancellation or deadline do not count.
 func (h *Heard) Ended(ctx context.Context, code codes.Code) error {
 	answered := h.FromServer()
 	if answered && code != codes.Canceled && code != codes.DeadlineExceeded {
@@ -29,7 +28,7 @@ func (h *Heard) Ended(ctx context.Context, code codes.Code) error {
 	if err := ctx.Err(); err != nil || code != codes.DeadlineExceeded {
 		return err
 	}
-	// gRPC on either side can detect the deadline slightly before the context.
+	// gRPC can detect the deadline slightly before the context.
 	if at, bounded := ctx.Deadline(); answered && (!bounded || time.Now().Before(at)) {
 		return nil
 	}
@@ -38,8 +37,8 @@ func (h *Heard) Ended(ctx context.Context, code codes.Code) error {
 
 type heardKey struct{}
 
-// Listen returns a context for one call on a connection with Listening, and the
-// Heard that records its end.
+// Listen returns a context for one call on a connection with Listening, and its
+// Heard.
 func Listen(ctx context.Context) (context.Context, *Heard) {
 	h := &Heard{}
 	return context.WithValue(ctx, heardKey{}, h), h
@@ -48,7 +47,7 @@ func Listen(ctx context.Context) (context.Context, *Heard) {
 // Listening is the dial option that Heard requires.
 func Listening() grpc.DialOption { return grpc.WithStatsHandler(listener{}) }
 
-// listener is the stats handler that detects trailers from the server.
+// listener detects trailers from the server.
 type listener struct{}
 
 func (listener) HandleRPC(ctx context.Context, event stats.RPCStats) {

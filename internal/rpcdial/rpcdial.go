@@ -1,6 +1,5 @@
 // Package rpcdial connects gRPC clients to local servers: it dials like package
-// unixsock, reconnects quickly, and never goes idle. It is independent of
-// contracts.
+// unixsock, reconnects quickly, and never goes idle.
 package rpcdial
 
 import (
@@ -20,15 +19,15 @@ import (
 // Dialer opens a connection.
 type Dialer func(context.Context) (net.Conn, error)
 
-// Unix returns a connection to the server at the absolute path of a socket. It
-// connects on the first call, and reconnects after failures. A call fails
-// immediately while no process listens. Options given here take precedence.
+// Unix connects on the first call to a socket's absolute path, and reconnects
+// after failures. A call fails immediately while no process listens. options
+// take precedence.
 func Unix(path string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	return Over(onSocket(path), options...)
 }
 
-// Connect is like Unix, but connects immediately, so that the caller gets the
-// errors of unixsock.Dial instead of those of gRPC.
+// Connect is like Unix, but connects immediately, for errors of unixsock.Dial
+// instead of gRPC's.
 func Connect(ctx context.Context, path string, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	first, err := unixsock.Dial(ctx, path)
 	if err != nil {
@@ -63,7 +62,7 @@ func Connect(ctx context.Context, path string, options ...grpc.DialOption) (*grp
 // Over is like Unix, with the caller's dialer.
 func Over(dial Dialer, options ...grpc.DialOption) (*grpc.ClientConn, error) {
 	ours := []grpc.DialOption{
-		grpc.WithAuthority("localhost"), // gRPC servers in other languages refuse a path as authority
+		grpc.WithAuthority("localhost"), // gRPC servers in other languages refuse a path
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx) }),
 		grpc.WithNoProxy(),
