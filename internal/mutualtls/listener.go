@@ -8,10 +8,9 @@ import (
 )
 
 // Listener accepts only connections with a certificate of the authority. The
-// handshake is made on the first read or write of a connection, so that a slow
-// client does not block others; set deadlines before. refused, if set, is
-// called with the error of each failed handshake: the client gets only an
-// alert.
+// handshake is made on the first read or write, so that a slow client does not
+// block others; set deadlines before. refused, if set, is called with each
+// failed handshake: the client gets only an alert.
 func Listener(l net.Listener, f Files, refused func(client net.Addr, err error)) (net.Listener, error) {
 	config, err := Server(f)
 	if err != nil {
@@ -37,7 +36,7 @@ func (l *listener) Accept() (net.Conn, error) {
 	return &conn{Conn: tls.Server(raw, l.config), refused: l.refused}, nil
 }
 
-// conn reports a failed handshake once.
+// conn reports one failed handshake.
 type conn struct {
 	*tls.Conn
 	refused func(net.Addr, error)

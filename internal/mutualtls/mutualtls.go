@@ -1,7 +1,6 @@
 // Package mutualtls provides TLS connections on which both sides need a
-// certificate of the same authority. The files are read for every handshake: a
-// renewed certificate or a removed authority takes effect without a restart.
-// Existing connections are kept.
+// certificate of the same authority. The files are read for every handshake, so
+// renewals need no restart. Existing connections are kept.
 package mutualtls
 
 import (
@@ -19,28 +18,27 @@ import (
 )
 
 // Files are the PEM files of one side. The certificate can be followed by
-// intermediate certificates. Several authorities are possible, so that one can
-// replace another.
+// intermediate ones. Several authorities are possible, so that one can replace
+// another.
 type Files struct {
-	Cert string // path of this side's certificate
-	Key  string // path of its private key, readable only by its owner and group
-	CA   string // path of the CA certificates that verify the other side
+	Cert string // of this side
+	Key  string // readable only by its owner and group
+	CA   string // for certificates of the other side
 }
 
 // None reports whether no file is set.
 func (f Files) None() bool { return f == Files{} }
 
-// Check validates the current files: missing or unreadable files, a key that
-// other users can read or that does not match the certificate, an expired
-// certificate.
+// Check refuses missing or unreadable files, a key that other users can read or
+// that does not match, and an expired certificate.
 func (f Files) Check() error {
 	_, err := f.load(x509.ExtKeyUsageAny)
 	return err
 }
 
-// Server returns the configuration of a server that accepts only TLS 1.3 from
-// clients with a certificate of the authority. It reads the files for each
-// handshake, which fails if they are invalid.
+// Server returns the configuration of a server that accepts only TLS 1.3 with a
+// certificate of the authority. A handshake fails if the current files are
+// invalid.
 func Server(f Files) (*tls.Config, error) {
 	if _, err := f.load(x509.ExtKeyUsageServerAuth); err != nil {
 		return nil, err
@@ -60,8 +58,8 @@ func Server(f Files) (*tls.Config, error) {
 	return c, nil
 }
 
-// Client returns the configuration of one handshake from the current files.
-// serverName is the expected host name or address in the server's certificate.
+// Client returns the configuration of one handshake. serverName is the host
+// name or address in the server's certificate.
 func Client(f Files, serverName string) (*tls.Config, error) {
 	if serverName == "" {
 		return nil, errors.New("TLS: the expected server name is not set")
@@ -72,20 +70,19 @@ func Client(f Files, serverName string) (*tls.Config, error) {
 	}
 	c := base()
 	// Send the certificate even if the server lists other authorities: its
-	// error is then more specific than that of a missing certificate.
+	// error is more specific than that of a missing certificate.
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &now.own, nil }
 	c.RootCAs = now.authorities
 	c.ServerName = serverName
 	return c, nil
 }
 
-// base is the common configuration of both sides. Session tickets are disabled,
-// since a resumed session would skip the current certificates and authorities.
+// base disables session tickets: a resumed session would skip the current
+// certificates and authorities.
 func base() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"}, SessionTicketsDisabled: true}
 }
 
-// material is the content of the files.
 type material struct {
 	own         tls.Certificate
 	authorities *x509.CertPool
@@ -136,7 +133,6 @@ func (f Files) loadOwn(usage x509.ExtKeyUsage) (tls.Certificate, error) {
 	return own, nil
 }
 
-// inTime returns an error if a certificate is not valid at a time.
 func inTime(c *x509.Certificate, at time.Time) error {
 	switch {
 	case at.After(c.NotAfter):
@@ -147,8 +143,7 @@ func inTime(c *x509.Certificate, at time.Time) error {
 	return nil
 }
 
-// isFor reports whether a certificate allows a usage. A certificate without
-// extended key usage allows all.
+// isFor: a certificate without extended key usage allows all.
 func isFor(c *x509.Certificate, usage x509.ExtKeyUsage) bool {
 	return usage == x509.ExtKeyUsageAny || len(c.ExtKeyUsage)+len(c.UnknownExtKeyUsage) == 0 ||
 		slices.Contains(c.ExtKeyUsage, usage) || slices.Contains(c.ExtKeyUsage, x509.ExtKeyUsageAny)
@@ -195,10 +190,10 @@ func loadAuthorities(path string) (*x509.CertPool, error) {
 	return nil, errors.New("no PEM certificate found (-----BEGIN CERTIFICATE-----)")
 }
 
-// largest limits a file, in bytes, in case of a wrong path.
+// largest in bytes, in case of a wrong path.
 const largest = 1 << 20
 
-// read returns the content and mode of a regular file, from the same open file.
+// read returns content and mode of the same open file.
 func read(path string) ([]byte, os.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // do not block on a pipe
 	if err != nil {
