@@ -1,7 +1,7 @@
-// Package poolfile is the format shared by a pool's engine and the attachers of
-// its volumes: names in the pool directory, and extended attributes of a
-// volume's file, which the engine writes and an attacher, possibly in another
-// process, reads.
+// Package poolfile is shared by a pool's engine and the attachers of its
+// volumes: names in the pool directory, and extended attributes of a volume's
+// file, which the engine writes and an attacher reads, possibly in another
+// process.
 package poolfile
 
 import (
@@ -20,8 +20,8 @@ import (
 
 // Names in a pool directory.
 const (
-	Identity = "pool.json" // identifies a directory as a pool
-	Volumes  = "volumes"   // directory of the volumes' files, named by volume ID
+	Identity = "pool.json"
+	Volumes  = "volumes" // files named by volume ID
 )
 
 // Pool is the content of pool.json.
@@ -32,7 +32,6 @@ type Pool struct {
 
 const maxIdentity = 4096 // bytes of pool.json
 
-// ReadPool reads the content of pool.json.
 func ReadPool(r io.Reader) (p Pool, err error) {
 	data, err := io.ReadAll(io.LimitReader(r, maxIdentity+1))
 	if err == nil && len(data) > maxIdentity {
@@ -53,7 +52,7 @@ const (
 	Thick = "thick"
 )
 
-// Settings are the settings of an attached volume; an empty field is not set.
+// Settings of an attached volume; empty fields are not set.
 type Settings struct {
 	Provisioning string `json:"provisioning"`
 	TrimInterval string `json:"trimInterval,omitempty"` // a Go duration; "0" disables trimming
@@ -69,13 +68,12 @@ const (
 	copying      = xattr.Prefix + "copying"
 )
 
-// WriteSettings writes settings to a volume's file; fsync makes them durable.
+// WriteSettings needs an fsync to be durable.
 func WriteSettings(f *os.File, s Settings) error {
 	return errors.Join(set(f, provisioning, s.Provisioning), set(f, trimInterval, s.TrimInterval), set(f, readAhead, s.ReadAhead))
 }
 
-// WriteSize writes the size of a volume according to its record; fsync makes it
-// durable.
+// WriteSize writes the recorded size of a volume; fsync makes it durable.
 func WriteSize(f *os.File, bytes int64) error { return set(f, size, strconv.FormatInt(bytes, 10)) }
 
 // WriteReaders writes the IDs of the copies that read a volume's file, which is
@@ -107,15 +105,15 @@ func Readers(f *os.File) ([]string, error) {
 
 // Attributes are the extended attributes of a volume's file.
 type Attributes struct {
-	Thick        bool          // all blocks are allocated, and stay so
+	Thick        bool          // all blocks stay allocated
 	TrimInterval time.Duration // 0: never
 	ReadAheadKiB int           // -1: the kernel's default
-	Size         int64         // minimum size of the file in bytes; 0: unknown
-	Readers      []string      // IDs of the copies that read the file
+	Size         int64         // minimum in bytes; 0: unknown
+	Readers      []string      // copies that read the file
 }
 
-// Read returns the attributes of a volume's file. All are unset on a file
-// system without extended attributes.
+// Read returns the attributes, all unset on a file system without extended
+// attributes.
 func Read(f *os.File) (a Attributes, err error) {
 	a.ReadAheadKiB = -1
 	if a.Readers, err = Readers(f); errors.Is(err, xattr.ErrUnsupported) {
@@ -141,7 +139,6 @@ func Read(f *os.File) (a Attributes, err error) {
 	return a, r.err
 }
 
-// reader reads attributes until the first error.
 type reader struct {
 	f   *os.File
 	err error
