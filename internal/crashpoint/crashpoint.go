@@ -1,9 +1,9 @@
 //go:build !crashpoints
 
 // Package crashpoint marks the instants between two durable or kernel steps of
-// a mutating call. In the product Hit is empty. A build with the tag
-// crashpoints kills the process, or stops the call, at an instant set in its
-// environment, for tests of crashes and power loss.
+// a call. In the product Hit is empty. A build with the tag crashpoints kills
+// the process, or stops the call, at an instant set in its environment, for
+// tests.
 package crashpoint
 
 // Hit marks an instant, named <call>.<completed step>.

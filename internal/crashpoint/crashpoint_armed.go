@@ -13,20 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Environment is a comma-separated list of name=count: the process kills itself
+// Environment lists name=count, separated by commas: the process kills itself
 // at the count-th Hit of that name.
 const Environment = "CLEAT_CRASHPOINT"
 
-// LogEnvironment is a file to which the name of a reached point is appended
-// with O_APPEND before the process dies, so that the test can count them. With
-// a FIFO a reader is notified immediately.
+// LogEnvironment is a file, or a FIFO, to which the name of a reached point is
+// appended before the process dies.
 const LogEnvironment = "CLEAT_CRASHPOINT_LOG"
 
-// ActionEnvironment is the action at a point: Freeze, by default the process is killed.
+// ActionEnvironment is Freeze; by default the process is killed.
 const ActionEnvironment = "CLEAT_CRASHPOINT_ACTION"
 
-// Freeze stops the call forever while other goroutines continue, until the
-// reader of the log powers off the machine.
+// Freeze stops the call while other goroutines continue, until the reader of
+// the log powers off the machine.
 const Freeze = "freeze"
 
 var armed = parse(os.Getenv(Environment))
@@ -48,8 +47,8 @@ func parse(list string) map[string]*counter {
 	return points
 }
 
-// Hit kills the process with SIGKILL, or stops its caller, at a point set in
-// the environment.
+// Hit kills the process with SIGKILL, or stops its caller, at a configured
+// point.
 func Hit(name string) {
 	c := armed[name]
 	if c == nil || c.left.Add(-1) != 0 {
@@ -62,7 +61,7 @@ func Hit(name string) {
 		}
 	}
 	for os.Getenv(ActionEnvironment) == Freeze {
-		time.Sleep(time.Hour) // if all goroutines wait for this one, the runtime reports an empty select as deadlock
+		time.Sleep(time.Hour) // an empty select could be reported as deadlock
 	}
 	_ = unix.Kill(unix.Getpid(), unix.SIGKILL)
 	select {}
