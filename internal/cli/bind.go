@@ -1,5 +1,5 @@
-// Package cli is the common part of all commands: flags from the command line,
-// the environment and a file; sizes; output for users and programs.
+// Package cli is the common part of all commands: flags, environment and file;
+// sizes; output.
 package cli
 
 import (
@@ -12,28 +12,26 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Sources are the sources of flag values besides the command line.
+// Sources of flag values besides the command line.
 type Sources struct {
-	// File is the path of a YAML file with flag names as keys; "" means no file.
+	// File is a YAML file with flag names as keys; "" means no file.
 	File string
 	// LookupEnv defaults to os.LookupEnv.
 	LookupEnv func(string) (string, bool)
 }
 
 const (
-	envPrefix = "CLEAT_"
-	// aliasAnnotation holds additional environment variables of a flag.
+	envPrefix       = "CLEAT_"
 	aliasAnnotation = "cleat-env-alias"
 )
 
-// EnvName returns the environment variable of a flag: CLEAT_POOL_IMAGE for
-// pool-image.
+// EnvName returns CLEAT_POOL_IMAGE for pool-image.
 func EnvName(flag string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// EnvAlias adds environment variables of other specifications, such as
-// CSI_ENDPOINT, to a flag. The flag's own variable has precedence.
+// EnvAlias adds variables of other specifications, such as CSI_ENDPOINT, to a
+// flag, whose own variable has precedence.
 func EnvAlias(fs *pflag.FlagSet, flag string, names ...string) error {
 	if fs.Lookup(flag) == nil {
 		return fmt.Errorf("flag --%s for environment variables %v not found", flag, names)
@@ -41,7 +39,8 @@ func EnvAlias(fs *pflag.FlagSet, flag string, names ...string) error {
 	return fs.SetAnnotation(flag, aliasAnnotation, names)
 }
 
-// DescribeEnv adds the environment variables to the help of every flag. Call it once, after all flags are defined.
+// DescribeEnv adds the environment variables to the help. Call it once, after
+// all flags are defined.
 func DescribeEnv(fs *pflag.FlagSet) {
 	fs.VisitAll(func(f *pflag.Flag) {
 		if bindable(f) {
@@ -50,9 +49,9 @@ func DescribeEnv(fs *pflag.FlagSet) {
 	})
 }
 
-// Bind sets flags that are not set on the command line from the environment,
-// else from the file. Empty variables are ignored. Invalid values and unknown
-// keys of the file are errors.
+// Bind sets flags that the command line does not set from the environment, else
+// from the file. Empty variables are ignored. Invalid values and unknown keys
+// of the file are errors.
 func Bind(fs *pflag.FlagSet, s Sources) error {
 	if s.LookupEnv == nil {
 		s.LookupEnv = os.LookupEnv
@@ -87,7 +86,6 @@ func envNames(f *pflag.Flag) []string {
 	return append([]string{EnvName(f.Name)}, f.Annotations[aliasAnnotation]...)
 }
 
-// bindable reports whether a flag is a setting.
 func bindable(f *pflag.Flag) bool {
 	return !slices.Contains([]string{"help", "version"}, f.Name)
 }

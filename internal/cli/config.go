@@ -19,14 +19,13 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// ConfigFlag is the name of the flag for the configuration file, which cannot
-// be set in that file.
+// ConfigFlag names the configuration file, and cannot be set in it.
 const ConfigFlag = "config"
 
-// maxConfig limits the file, in bytes, in case of a wrong path.
+// maxConfig in bytes, in case of a wrong path.
 const maxConfig = 1 << 20
 
-// readFile returns the values of the file, and refuses unknown keys.
+// readFile refuses unknown keys.
 func readFile(flags *pflag.FlagSet, path string) (map[string]any, error) {
 	if path == "" {
 		return nil, nil
@@ -35,8 +34,8 @@ func readFile(flags *pflag.FlagSet, path string) (map[string]any, error) {
 	if err != nil {
 		return nil, fmt.Errorf("config file %s: %w", path, err)
 	}
-	// Decode strictly through JSON: a duplicate key is an error, and large
-	// numbers keep all digits.
+	// Strictly through JSON: a duplicate key is an error, and large numbers
+	// keep all digits.
 	asJSON, err := yaml.YAMLToJSONStrict(text)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
@@ -62,8 +61,8 @@ func readFile(flags *pflag.FlagSet, path string) (map[string]any, error) {
 	return values, errors.Join(all...)
 }
 
-// ReadInput reads a file of at most most bytes; path "-" reads stdin if it is
-// not nil. Errors do not contain the path, which can be a misplaced secret.
+// ReadInput reads a file of at most most bytes; "-" reads stdin if not nil.
+// Errors do not contain the path, which can be a misplaced secret.
 func ReadInput(stdin io.Reader, path string, most int64) ([]byte, error) {
 	in := stdin
 	if stdin == nil || path != "-" {
@@ -95,8 +94,7 @@ func unknownKey(path, key string, known []string) error {
 	return fmt.Errorf("%s: unknown setting %q; the settings are %s", path, key, strings.Join(known, ", "))
 }
 
-// set sets a flag to a value of the file: a scalar, a list for a slice flag, or
-// a map for a key-value flag.
+// set accepts a scalar, a list for a slice flag, or a map for a key-value flag.
 func set(flags *pflag.FlagSet, f *pflag.Flag, value any) error {
 	switch value := value.(type) {
 	case []any:
@@ -145,7 +143,7 @@ func scalar(value any) (string, error) {
 	return "", fmt.Errorf("a %T cannot be the value of a flag", value)
 }
 
-// pairs formats a map for pflag: CSV of key=value.
+// pairs returns CSV of key=value, for pflag.
 func pairs(values map[string]any) (string, error) {
 	var texts []string
 	for _, key := range slices.Sorted(maps.Keys(values)) {

@@ -23,7 +23,7 @@ import (
 type Format string
 
 const (
-	FormatTable Format = "table" // for users
+	FormatTable Format = "table"
 	FormatJSON  Format = "json"
 	FormatYAML  Format = "yaml"
 )
@@ -53,9 +53,9 @@ func (f *Format) Type() string { return strings.ReplaceAll(formats, ", ", "|") }
 // View is a result for users: a Table, a Text or several Views.
 type View interface{ Write(w io.Writer) error }
 
-// Print writes a result: the view for users, or the document, with at least the
-// same data, for programs. The zero format is the table. A nil slice is written
-// as [], not null.
+// Print writes a result: the view, or for programs the document, with at least
+// the same data. The zero format is the table. A nil slice is written as [],
+// not null.
 func Print(w io.Writer, f Format, view View, document any) error {
 	if list := reflect.ValueOf(document); list.Kind() == reflect.Slice && list.IsNil() {
 		document = reflect.MakeSlice(list.Type(), 0, 0).Interface()
@@ -95,7 +95,7 @@ func (t *Table) Add(values ...any) {
 	t.Rows = append(t.Rows, row)
 }
 
-// AddKnown adds a row with a label and a value, unless the value is empty.
+// AddKnown adds a row, unless the value is empty.
 func (t *Table) AddKnown(label string, value any) {
 	if Cell(value) != "" {
 		t.Add(label, value)
@@ -117,7 +117,7 @@ func (t Table) Write(w io.Writer) error {
 	return aligned.Flush()
 }
 
-// Text is a text without the final newline; an empty Text writes nothing.
+// Text has no final newline; an empty Text writes nothing.
 type Text string
 
 // Textf formats a Text.
@@ -166,7 +166,7 @@ func (p Paragraphs) Write(w io.Writer) error {
 	return errors.Join(all...)
 }
 
-// Cell formats a value for a table. The cell of a missing value is empty.
+// Cell formats a value for a table; a missing value is empty.
 func Cell(value any) string {
 	switch value := value.(type) {
 	case nil:
@@ -199,8 +199,8 @@ func Cell(value any) string {
 }
 
 // Plain escapes unprintable characters, so that text of other programs cannot
-// control the terminal. An empty cell becomes a dash, so that programs can
-// split columns.
+// control the terminal. An empty cell becomes a dash, so that columns can be
+// split.
 func Plain(cell string) string {
 	if cell == "" {
 		return "-"

@@ -21,16 +21,16 @@ func IsTerminal(w io.Writer) bool {
 	return err == nil
 }
 
-// Screen redraws lines in place at the end of a terminal's output. Text written
-// to it scrolls above these lines. Write errors are ignored: the program
-// continues without a terminal.
+// Screen redraws lines at the end of a terminal's output; text written to it
+// scrolls above. Write errors are ignored: the program continues without a
+// terminal.
 type Screen struct {
 	out  io.Writer
 	size func() (columns, rows int)
 
 	mu    sync.Mutex
 	lines []string
-	drawn int // lines on the terminal, above the cursor
+	drawn int // above the cursor
 }
 
 // NewScreen returns a Screen on a terminal.
@@ -47,10 +47,10 @@ func NewScreen(terminal *os.File) *Screen {
 // Rows returns the number of lines that can be shown.
 func (s *Screen) Rows() int {
 	_, rows := s.size()
-	return max(1, rows-1) // one is for the cursor
+	return max(1, rows-1) // except the cursor's
 }
 
-// Show replaces the lines, and truncates them to the size of the terminal.
+// Show replaces the lines, truncated to the terminal's size.
 func (s *Screen) Show(lines []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,7 +73,6 @@ func (s *Screen) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// erase moves the cursor to the first line and clears to the end.
 func (s *Screen) erase(b *bytes.Buffer) {
 	if s.drawn > 0 {
 		fmt.Fprintf(b, "\x1b[%dA\r\x1b[J", s.drawn)
@@ -81,8 +80,7 @@ func (s *Screen) erase(b *bytes.Buffer) {
 	s.drawn = 0
 }
 
-// draw writes the lines. It disables line wrapping, so that erase moves the
-// cursor back far enough also with wide characters.
+// draw disables line wrapping, so that erase works also with wide characters.
 func (s *Screen) draw(b *bytes.Buffer) {
 	columns, rows := s.size()
 	b.WriteString("\x1b[?7l")
@@ -94,7 +92,7 @@ func (s *Screen) draw(b *bytes.Buffer) {
 	b.WriteString("\x1b[?7h")
 }
 
-// Clip truncates a line to a number of characters, the last of which is then an ellipsis.
+// Clip truncates a line to most characters, including an ellipsis.
 func Clip(line string, most int) string {
 	if utf8.RuneCountInString(line) <= most {
 		return line

@@ -9,8 +9,7 @@ import (
 )
 
 // Interruptible returns a context that ends on SIGINT, SIGTERM or SIGHUP. A
-// second signal ends the process immediately. Writes to a broken pipe fail
-// without ending the process.
+// second signal ends the process. Writes to a broken pipe only fail.
 func Interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 	IgnoreBrokenPipes()
 	signals := []os.Signal{os.Interrupt, unix.SIGTERM}
@@ -22,6 +21,6 @@ func Interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 	return ctx, stop
 }
 
-// IgnoreBrokenPipes makes writes to a broken pipe fail with EPIPE, instead of
-// ending the process as the Go runtime does for standard output.
+// IgnoreBrokenPipes makes writes to a broken pipe fail with EPIPE; for standard
+// output Go ends the process by default.
 func IgnoreBrokenPipes() { signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) }

@@ -12,8 +12,8 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Size is a number of bytes, a pflag.Value: 1GiB, 500M, 1.5Ti or plain bytes.
-// Ki is 1024 and k is 1000, with or without a B.
+// Size in bytes, a pflag.Value: 1GiB, 500M, 1.5Ti. Ki is 1024 and k is 1000,
+// with or without a B.
 type Size int64
 
 type unit struct {
@@ -21,7 +21,7 @@ type unit struct {
 	bytes int64
 }
 
-// units returns all units, the binary ones first.
+// units has the binary ones first.
 func units() []unit {
 	return []unit{
 		{"EiB", 1 << 60}, {"PiB", 1 << 50}, {"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
@@ -35,7 +35,7 @@ var sizePattern = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^([0-9]{1,30}(?:\.[0-9]{1,30})?) ?([A-Za-z]*)$`)
 })
 
-// ParseSize parses a size, which must be a whole number of bytes.
+// ParseSize requires a whole number of bytes.
 func ParseSize(text string) (Size, error) {
 	parts := sizePattern().FindStringSubmatch(text)
 	if parts == nil {
@@ -45,7 +45,7 @@ func ParseSize(text string) (Size, error) {
 	if err != nil {
 		return 0, fmt.Errorf("%q is not a size: %w", text, err)
 	}
-	number, _ := new(big.Rat).SetString(parts[1]) // digits, by the pattern
+	number, _ := new(big.Rat).SetString(parts[1])
 	number.Mul(number, new(big.Rat).SetInt64(factor))
 	switch {
 	case !number.IsInt():
@@ -73,7 +73,7 @@ func unitOf(word string) (int64, error) {
 	return 0, fmt.Errorf("unknown unit %q, use one of %s", word, strings.Join(names, ", "))
 }
 
-// String formats the size without rounding, in the largest possible unit.
+// String does not round, and uses the largest possible unit.
 func (s Size) String() string {
 	for _, u := range binaryUnits() {
 		if s != 0 && int64(s)%u.bytes == 0 {
@@ -96,7 +96,7 @@ func (s *Size) Set(text string) error {
 // Type implements pflag.Value.
 func (s *Size) Type() string { return "size" }
 
-// HumanBytes formats a number of bytes with rounding: 1.5 GiB.
+// HumanBytes rounds: 1.5 GiB.
 func HumanBytes(n int64) string {
 	units := binaryUnits()
 	for i, u := range units {
