@@ -1,6 +1,5 @@
-// Package cidr computes sets of addresses from lists of CIDR blocks. All
-// functions refuse invalid blocks, since ignoring one would leave a gap in a
-// fence.
+// Package cidr computes sets of addresses. All functions refuse invalid blocks,
+// since ignoring one would leave a gap in a fence.
 package cidr
 
 import (
@@ -12,15 +11,13 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Set returns the union of blocks. Invalid: one of them is not a valid prefix.
+// Set returns the union of blocks. Invalid: an invalid prefix.
 func Set(blocks []netip.Prefix) (*netipx.IPSet, error) { return difference(blocks, nil) }
 
-// Merge returns the union of blocks as the minimal sorted list of disjoint
-// blocks.
+// Merge returns the union as the minimal sorted list of disjoint blocks.
 func Merge(blocks []netip.Prefix) ([]netip.Prefix, error) { return Missing(nil, blocks) }
 
-// Missing returns the part of the wanted blocks that is not in held, disjoint
-// and sorted.
+// Missing returns what held lacks of wanted, disjoint and sorted.
 func Missing(held, wanted []netip.Prefix) ([]netip.Prefix, error) {
 	set, err := difference(wanted, held)
 	if err != nil {
