@@ -11,8 +11,7 @@ import (
 
 const clients = 16
 
-// together runs work for all clients concurrently, with retries of refused
-// calls.
+// together runs work for all clients, with retries of refused calls.
 func (t *trial) together(work func(client int) error) {
 	t.Helper()
 	var group sync.WaitGroup
@@ -29,7 +28,6 @@ func (t *trial) together(work func(client int) error) {
 	group.Wait()
 }
 
-// createWithRetry creates a device, with retries of refused calls.
 func (t *trial) createWithRetry(req *storagev1.CreateDeviceRequest) string {
 	t.Helper()
 	var name string
@@ -43,8 +41,7 @@ func (t *trial) createWithRetry(req *storagev1.CreateDeviceRequest) string {
 	return name
 }
 
-// testInterruptedCalls interrupts calls at random times. The retry of an interrupted
-// call continues and completes it.
+// testInterruptedCalls interrupts calls at random times; retries complete them.
 func testInterruptedCalls(t *trial) {
 	v := t.volume("short")
 	random := rand.New(rand.NewPCG(1, 2))
@@ -88,8 +85,7 @@ func testSameVolumeAtOnce(t *trial) {
 	t.absent(v, names[0])
 }
 
-// testVolumesAtOnce: concurrent calls for several volumes create one device
-// each.
+// testVolumesAtOnce: concurrent calls create one device per volume.
 func testVolumesAtOnce(t *trial) {
 	volumes := t.volumes("many", t.Devices)
 	var names [clients]string
@@ -110,8 +106,8 @@ func testVolumesAtOnce(t *trial) {
 	}
 }
 
-// testChurn creates, deletes and lists the same volumes concurrently. In the
-// end every call succeeds, and so does a last delete.
+// testChurn creates, deletes and lists the same volumes concurrently; in the
+// end every call succeeds.
 func testChurn(t *trial) {
 	volumes := t.volumes("churn", 3)
 	t.together(func(n int) error {

@@ -15,7 +15,6 @@ const (
 	rwx = storagev1.AccessMode_ACCESS_MODE_RWX
 )
 
-// testCreate creates several devices, which must have different names.
 func testCreate(t *trial) {
 	owner := map[string]string{}
 	for _, v := range t.volumes("create", 3) {
@@ -37,8 +36,8 @@ func testRepeat(t *trial) {
 }
 
 // testOtherContexts: a retry with other contexts is for the same device; only
-// the access modes and the volume mode count. Contexts change between retries,
-// for example the name of the attachment or a parameter of the policy.
+// access modes and volume mode count. Contexts change, for example the
+// attachment's name.
 func testOtherContexts(t *trial) {
 	v := t.volume("contexts")
 	name := t.made(v)
@@ -89,7 +88,6 @@ func testDefaultVolumeMode(t *trial) {
 	t.still(v, name)
 }
 
-// refused checks that CreateDevice fails with FAILED_PRECONDITION.
 func (t *trial) refused(what string, req *storagev1.CreateDeviceRequest) {
 	t.Helper()
 	name, err := t.create(t.ctx, req)
@@ -101,8 +99,8 @@ func (t *trial) refused(what string, req *storagev1.CreateDeviceRequest) {
 	}
 }
 
-// testOtherAccessModes: a request with other access modes than those of the
-// existing device fails, and the device stays unchanged.
+// testOtherAccessModes: a request with other access modes fails, and the device
+// is unchanged.
 func testOtherAccessModes(t *trial) {
 	v := t.volume("modes")
 	name := t.made(v)
@@ -135,9 +133,8 @@ func testOtherVolumeMode(t *trial) {
 	t.still(v, name)
 }
 
-// testBadRequests sends invalid requests, and requests that a plugin can accept
-// or refuse. INVALID_ARGUMENT is not a code of this contract, and refused
-// requests must leave no device.
+// testBadRequests sends invalid and optional requests. INVALID_ARGUMENT is not
+// a code of this contract, and refused requests must leave no device.
 func testBadRequests(t *trial) {
 	v := t.volume("bad")
 	neighbour := t.volume("neighbour")
@@ -179,8 +176,8 @@ func testBadRequests(t *trial) {
 	t.still(neighbour, name)
 }
 
-// testUnusable: a failed CreateDevice returns FAILED_PRECONDITION, leaves no
-// device, and can be followed by a DeleteDevice.
+// testUnusable: a failed CreateDevice returns FAILED_PRECONDITION and leaves no
+// device.
 func testUnusable(t *trial) {
 	if t.Unusable == nil {
 		t.Log("not checked, since Options.Unusable is not set")

@@ -1,11 +1,11 @@
 // Package dputest is a conformance suite for storage vendors' DPF plugins, for
-// the published contract nvidia.storage.plugins.v1. It needs the plugin's
-// socket, and contexts of volumes that the plugin can reach. A vendor's test
-// calls Run. The rules are those of NVIDIA's "DPF Storage Development Guide";
-// api/dpf/storage/v1 repeats them.
+// nvidia.storage.plugins.v1. A vendor's test calls Run with the plugin's
+// socket, and contexts of volumes that the plugin can reach. The rules are
+// those of NVIDIA's "DPF Storage Development Guide", repeated in
+// api/dpf/storage/v1.
 //
-// The suite changes only devices of its own volumes. The plugin can have other
-// devices, but they must not be created or deleted meanwhile.
+// The suite changes only devices of its own volumes. Other devices must not be
+// created or deleted meanwhile.
 package dputest
 
 import (
@@ -24,8 +24,7 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// Capability is a capability that a plugin announces, such as
-// TYPE_CREATE_DELETE_BLOCK_DEVICE.
+// Capability of a plugin, such as TYPE_CREATE_DELETE_BLOCK_DEVICE.
 type Capability = storagev1.StoragePluginServiceCapability_RPC_Type
 
 // Contexts are the three maps of a CreateDevice request.
@@ -37,52 +36,50 @@ type Contexts struct {
 
 // Options configure the suite for a plugin.
 type Options struct {
-	// Socket is the absolute path of the plugin's socket. Conn replaces it.
+	// Socket is the absolute path. Conn replaces it.
 	Socket string
 	Conn   grpc.ClientConnInterface
 
-	// Block and Filesystem prepare storage for a volume and return contexts
-	// that the plugin accepts: the same for the same id, other storage for
-	// another id. t.Cleanup removes the storage; the suite has deleted the
-	// device by then. A function is required for each kind of device that the
-	// plugin announces, and at least one. The ids are DNS labels.
+	// Block and Filesystem prepare storage for a volume and return its
+	// contexts: the same for the same id, other storage for another id.
+	// t.Cleanup removes the storage, after the suite has deleted the device.
+	// One is required per kind that the plugin announces. The ids are DNS
+	// labels.
 	Block      func(t testing.TB, volumeID string) Contexts
 	Filesystem func(t testing.TB, volumeID string) Contexts
 
-	// Unusable returns contexts from which the plugin cannot create a device,
-	// such as those of a missing target. Nil: not checked.
+	// Unusable returns contexts that must fail, such as those of a missing
+	// target. Nil: not checked.
 	Unusable func(t testing.TB, volumeID, volumeMode string) Contexts
 
-	// Hold makes the next CreateDevice of a volume stay pending, for example
-	// with a slow SNAP process, until release is called. held is closed when
-	// the call is pending. Nil: pending calls are not checked.
+	// Hold makes the next CreateDevice of a volume stay pending until release,
+	// for example with a slow SNAP process. held is closed when the call is
+	// pending. Nil: not checked.
 	Hold func(t testing.TB, volumeID string) (held <-chan struct{}, release func())
 
 	// Announced are the capabilities that the plugin must announce, in any
 	// order. Nil: any.
 	Announced []Capability
-	// Unannounced allows the plugin to serve GetDevice and ListDevices without
-	// announcing them, as NVIDIA's sample plugins do with GetDevice. Served
-	// calls are checked.
+	// Unannounced allows GetDevice and ListDevices to be served unannounced, as
+	// NVIDIA's sample plugins do with GetDevice. Served calls are checked.
 	Unannounced bool
-	// Parallel requires that a pending volume does not block others, which the
-	// contract does not require. It needs Hold.
+	// Parallel requires that a pending volume does not block others, beyond the
+	// contract. It needs Hold.
 	Parallel bool
 
 	// AccessModes that the plugin accepts; ACCESS_MODE_RWO if empty.
 	AccessModes []storagev1.AccessMode
-	// Devices is the number of volumes of a kind that can exist at the same
-	// time, at least 3; 0 is 8.
+	// Devices is the number of concurrent volumes of a kind, at least 3; 0 is
+	// 8.
 	Devices int
-	// Timeout bounds each test of the suite; 0 is 2 minutes.
+	// Timeout of each test; 0 is 2 minutes.
 	Timeout time.Duration
-	// Patience is the time that a DeleteDevice needs to reach the plugin,
-	// before the suite lets a pending CreateDevice continue; 0 is 1 s.
+	// Patience is the wait for a DeleteDevice to reach the plugin, before a
+	// pending CreateDevice continues; 0 is 1 s.
 	Patience time.Duration
 }
 
-// Run checks a plugin against the contract. Checks that are skipped, because an
-// option is missing or a call is not served, are logged.
+// Run checks a plugin against the contract, and logs skipped checks.
 func Run(t *testing.T, o Options) {
 	t.Helper()
 	o, err := o.complete()
@@ -114,7 +111,6 @@ func Run(t *testing.T, o Options) {
 	s.part(t, "NothingLeft", kind{}, testNothingLeft)
 }
 
-// complete fills in the defaults.
 func (o Options) complete() (Options, error) {
 	switch {
 	case o.Conn == nil && o.Socket == "":

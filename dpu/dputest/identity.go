@@ -16,8 +16,7 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 )
 
-// testReady waits until the plugin is ready. A starting plugin reports that it
-// is not ready, which is not an error.
+// testReady waits; that a starting plugin is not ready is no error.
 func testReady(t *trial) {
 	ticker := time.NewTicker(50 * time.Millisecond)
 	defer ticker.Stop()
@@ -111,8 +110,7 @@ func set(of []Capability) map[Capability]bool {
 
 func sorted(of map[Capability]bool) []Capability { return slices.Sorted(maps.Keys(of)) }
 
-// testServed checks that announced calls are served, and that all others return
-// UNIMPLEMENTED.
+// testServed: announced calls are served, all others return UNIMPLEMENTED.
 func testServed(t *trial) {
 	absent := t.id + "-served"
 	for name, c := range map[string]struct {
@@ -152,8 +150,8 @@ func testServed(t *trial) {
 	}
 }
 
-// testProvider checks that the name can be a directory in the path of the
-// socket, as the node driver uses it.
+// testProvider: the node driver uses the name as a directory in the socket's
+// path.
 func testProvider(t *trial) {
 	var names []string
 	for range 2 {
@@ -176,7 +174,6 @@ func testProvider(t *trial) {
 	}
 }
 
-// testNothingLeft checks that no devices of the suite are left over.
 func testNothingLeft(t *trial) {
 	if !t.servesList {
 		t.Log("not checked, since ListDevices is not served")

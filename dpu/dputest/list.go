@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// all creates the maximum number of devices, and returns them with the entries
-// that ListDevices must return; nil if ListDevices is not served.
+// all creates the maximum number of devices, and returns the expected entries;
+// nil if ListDevices is not served.
 func (t *trial) all(name string) ([]volume, []string) {
 	t.Helper()
 	if !t.servesList {
@@ -46,7 +46,7 @@ func testList(t *trial) {
 }
 
 // testPages: pages of any size hold every device once while nothing changes,
-// and a page can be requested again.
+// and can be requested again.
 func testPages(t *trial) {
 	_, want := t.all("pages")
 	if want == nil {
@@ -100,9 +100,8 @@ func testBadTokens(t *trial) {
 	}
 }
 
-// testPagesWhileDeleting: the list is not a snapshot, so devices can be missed
-// and tokens can become invalid. But entries must be valid, and the list must
-// end.
+// testPagesWhileDeleting: the list is no snapshot: devices can be missed and
+// tokens become invalid, but entries must be valid, and the list must end.
 func testPagesWhileDeleting(t *trial) {
 	volumes, want := t.all("changing")
 	if want == nil {

@@ -5,10 +5,9 @@ import (
 	"sync"
 )
 
-// pending is a pending CreateDevice, which the plugin cannot finish.
 type pending struct {
 	release func()
-	answer  chan outcome // one
+	answer  chan outcome
 }
 
 type outcome struct {
@@ -16,7 +15,7 @@ type outcome struct {
 	err  error
 }
 
-// pend starts a CreateDevice that is held; nil if that is not possible.
+// pend starts a held CreateDevice; nil if that is not possible.
 func (t *trial) pend(ctx context.Context, v volume) *pending {
 	t.Helper()
 	if t.Hold == nil {
@@ -45,8 +44,7 @@ func (t *trial) pend(ctx context.Context, v volume) *pending {
 	return p
 }
 
-// negate sends a DeleteDevice and waits for it to reach the plugin; done: it
-// returned OK.
+// negate waits for a DeleteDevice to reach the plugin; done: it returned OK.
 func (t *trial) negate(v volume) (done bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.ctx, t.Patience)
@@ -55,7 +53,7 @@ func (t *trial) negate(v volume) (done bool) {
 }
 
 // finish repeats the DeleteDevice until it succeeds; then no device can exist
-// or appear, and the volume can be used again.
+// or appear.
 func (t *trial) finish(v volume, done bool) {
 	t.Helper()
 	if !done {
@@ -71,8 +69,7 @@ func (t *trial) finish(v volume, done bool) {
 	}
 }
 
-// testRetryContinues: the caller cancels, and its retry gets the device that
-// the first call began to create.
+// testRetryContinues: after a cancel, the retry gets the first call's device.
 func testRetryContinues(t *trial) {
 	v := t.volume("continues")
 	ctx, leave := context.WithCancel(t.ctx)
@@ -99,8 +96,8 @@ func testRetryContinues(t *trial) {
 }
 
 // testNegation: DeleteDevice cancels a pending CreateDevice. It can wait for
-// work that cannot be interrupted, but once it returns OK there is no device,
-// and the CreateDevice does not return a device.
+// work that cannot be interrupted, but after its OK there is no device, and the
+// CreateDevice returns none.
 func testNegation(t *trial) {
 	v := t.volume("negation")
 	p := t.pend(t.ctx, v)
@@ -115,8 +112,8 @@ func testNegation(t *trial) {
 	t.finish(v, done)
 }
 
-// testAbandoned: the same for a CreateDevice whose caller has cancelled, which
-// is the usual case.
+// testAbandoned: the same after the caller of CreateDevice has cancelled, the
+// usual case.
 func testAbandoned(t *trial) {
 	v := t.volume("abandoned")
 	ctx, leave := context.WithCancel(t.ctx)
@@ -132,8 +129,7 @@ func testAbandoned(t *trial) {
 	t.finish(v, done)
 }
 
-// testParallel: while one volume is pending, another one is created, checked
-// and deleted.
+// testParallel: while one volume is pending, another one works.
 func testParallel(t *trial) {
 	if !t.Options.Parallel {
 		t.Log("not checked, since Options.Parallel is not set")

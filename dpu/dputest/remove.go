@@ -5,7 +5,6 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// gone deletes a device by its name and checks that it is deleted.
 func (t *trial) gone(v volume, name string) {
 	t.Helper()
 	if err := t.remove(t.ctx, v.id, name); err != nil {
@@ -15,7 +14,7 @@ func (t *trial) gone(v volume, name string) {
 }
 
 // testDelete deletes a device with and without its name, twice, and creates it
-// again. Other devices stay.
+// again.
 func testDelete(t *trial) {
 	v, other := t.volume("delete"), t.volume("stays")
 	stays := t.made(other)
@@ -49,8 +48,8 @@ func testDeleteAbsent(t *trial) {
 	t.absent(v, "")
 }
 
-// testDeleteMismatch: a device is deleted only with its own volume and name. A
-// mismatch is like a missing device.
+// testDeleteMismatch: a volume and name that do not match are like a missing
+// device.
 func testDeleteMismatch(t *trial) {
 	a, b := t.volume("a"), t.volume("b")
 	nameA, nameB := t.made(a), t.made(b)
@@ -70,8 +69,8 @@ func testDeleteMismatch(t *trial) {
 	}
 }
 
-// testGet: GetDevice returns the modes of CreateDevice. requirePresent checks
-// this everywhere; this test also checks both forms of Filesystem.
+// testGet checks both forms of Filesystem; requirePresent checks the other
+// modes.
 func testGet(t *trial) {
 	if !t.servesGet {
 		t.Log("not checked, since GetDevice is not served")
@@ -92,8 +91,7 @@ func testGet(t *trial) {
 	t.absent(v, name)
 }
 
-// testGetAbsent: NOT_FOUND for a missing device, and for a volume and name that
-// do not match.
+// testGetAbsent: NOT_FOUND also for a mismatch of volume and name.
 func testGetAbsent(t *trial) {
 	if !t.servesGet {
 		t.Log("not checked, since GetDevice is not served")

@@ -12,7 +12,6 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 )
 
-// made creates a device and checks it.
 func (t *trial) made(v volume) string {
 	t.Helper()
 	name, err := t.create(t.ctx, v.request())
@@ -32,7 +31,7 @@ func (t *trial) still(v volume, name string) {
 	}
 }
 
-// present checks with all served calls that a device exists.
+// present uses all served calls.
 func (t *trial) present(v volume, name string) {
 	t.Helper()
 	if t.servesGet {
@@ -50,8 +49,7 @@ func (t *trial) present(v volume, name string) {
 	}
 }
 
-// differs describes how the response of GetDevice differs from the
-// CreateDevice.
+// differs compares GetDevice with the CreateDevice.
 func differs(reply *storagev1.GetDeviceResponse, v volume) string {
 	got, want := slices.Sorted(slices.Values(reply.GetAccessModes())), slices.Sorted(slices.Values(v.modes))
 	if !slices.Equal(got, want) {
@@ -71,9 +69,8 @@ func mode(of string) string {
 	return of
 }
 
-// absent checks that a volume has no device. The name is that of the former
-// device, or empty. The contract does not define GetDevice without a name, but
-// it must not find a device.
+// absent checks that a volume has no device. name is that of the former device,
+// or empty: GetDevice without a name is undefined, but must not find a device.
 func (t *trial) absent(v volume, name string) {
 	t.Helper()
 	if problem := t.trace(v, name); problem != "" {
@@ -118,7 +115,6 @@ func (t *trial) requireStaysAbsent(volumes ...volume) {
 	}
 }
 
-// listed returns the names of the devices that a volume has.
 func (t *trial) listed(volumeID string) []string {
 	t.Helper()
 	var names []string
@@ -130,7 +126,6 @@ func (t *trial) listed(volumeID string) []string {
 	return names
 }
 
-// list returns the entries of all pages.
 func (t *trial) list(max int32) []*storagev1.ListDevicesResponse_Entry {
 	t.Helper()
 	var all []*storagev1.ListDevicesResponse_Entry
@@ -152,7 +147,7 @@ func (t *trial) list(max int32) []*storagev1.ListDevicesResponse_Entry {
 	}
 }
 
-// mine returns the entries of this run of the suite.
+// mine returns the entries of this run.
 func (t *trial) mine(entries []*storagev1.ListDevicesResponse_Entry) []string {
 	var out []string
 	for _, e := range entries {

@@ -24,26 +24,22 @@ const (
 	filesystem = "Filesystem"
 )
 
-// suite is the state that all tests share.
 type suite struct {
 	Options
-	id        string // begins every volume id
-	conn      grpc.ClientConnInterface
-	identity  storagev1.IdentityServiceClient
-	plugin    storagev1.StoragePluginServiceClient
-	announced map[Capability]bool
-	// Announced calls count as served.
+	id                    string // begins every volume id
+	conn                  grpc.ClientConnInterface
+	identity              storagev1.IdentityServiceClient
+	plugin                storagev1.StoragePluginServiceClient
+	announced             map[Capability]bool
 	servesGet, servesList bool
 }
 
-// kind is one of the two kinds of device.
 type kind struct {
-	mode     string // volume_mode; empty in tests that are not for a kind
-	other    string // the mode of the other kind
+	mode     string // volume_mode
+	other    string
 	contexts func(t testing.TB, volumeID string) Contexts
 }
 
-// trial is a running test of the suite.
 type trial struct {
 	*testing.T
 	*suite
@@ -60,10 +56,10 @@ func (s *suite) part(t *testing.T, name string, k kind, run func(*trial)) {
 	})
 }
 
-// discover queries what the plugin announces and serves; the tests check it.
+// discover queries what the plugin announces and serves.
 func (s *suite) discover(t *testing.T) {
 	t.Helper()
-	// This is not a test yet: a plugin that was just started can be slow.
+	// A plugin that was just started can be slow.
 	ctx, cancel := context.WithTimeout(t.Context(), max(s.Timeout, time.Minute))
 	defer cancel()
 	reply, err := s.plugin.StoragePluginGetCapabilities(ctx, &storagev1.StoragePluginGetCapabilitiesRequest{})
@@ -80,7 +76,7 @@ func (s *suite) discover(t *testing.T) {
 	s.servesList = s.announced[listDevices] || s.Unannounced && status.Code(err) != codes.Unimplemented
 }
 
-// kinds returns the kinds of devices that are announced and can be tested.
+// kinds returns the announced and testable kinds.
 func (s *suite) kinds() []kind {
 	var out []kind
 	if s.announced[blockDevice] && s.Block != nil {
@@ -92,9 +88,8 @@ func (s *suite) kinds() []kind {
 	return out
 }
 
-// allowed are the codes of the contract, by call. Its table for ListDevices has
-// no code for errors other than the token; all other calls return
-// FAILED_PRECONDITION then.
+// allowed are the contract's codes, by call. ListDevices has none for errors
+// other than the token; other calls return FAILED_PRECONDITION then.
 var allowed = map[string][]codes.Code{
 	"GetPluginInfo":                {codes.OK, codes.FailedPrecondition},
 	"Probe":                        {codes.OK, codes.FailedPrecondition},
@@ -106,8 +101,7 @@ var allowed = map[string][]codes.Code{
 	"ListDevices":                  {codes.OK, codes.Aborted, codes.FailedPrecondition},
 }
 
-// checkCode checks the code of a response. Calls cancelled by a test have no
-// response; but a test itself must not time out.
+// checkCode ignores calls cancelled by a test, but a test must not time out.
 func (t *trial) checkCode(ctx context.Context, method string, err error) {
 	t.Helper()
 	code := status.Code(err)
@@ -125,7 +119,6 @@ func (t *trial) checkCode(ctx context.Context, method string, err error) {
 	}
 }
 
-// volume is a volume for which a device is created.
 type volume struct {
 	Contexts
 	id    string
@@ -140,7 +133,7 @@ func (v volume) request() *storagev1.CreateDeviceRequest {
 	}
 }
 
-// volume prepares a volume. Its device is deleted at the end of the test.
+// volume prepares a volume, whose device is deleted at the end.
 func (t *trial) volume(name string) volume {
 	t.Helper()
 	v := volume{id: strings.ToLower(t.id + "-" + t.mode + "-" + name), mode: t.mode, modes: t.AccessModes}
@@ -199,8 +192,7 @@ func (t *trial) page(max int32, token string) (*storagev1.ListDevicesResponse, e
 	return reply, err
 }
 
-// retry retries a refused call, like the node driver. The contract has no
-// separate code for busy.
+// retry works like the node driver. The contract has no code for busy.
 func retry(ctx context.Context, call func() error) error {
 	ticker := time.NewTicker(5 * time.Millisecond)
 	defer ticker.Stop()
