@@ -12,14 +12,13 @@ import (
 
 const forEver = time.Duration(math.MaxInt64)
 
-// bdev is a block device of a process.
 type bdev struct {
-	name, alias string // alias in addition to the uuid
+	name, alias string // in addition to the uuid
 	uuid        string
 	kind        bdevKind
 	blockSize   uint32
 	blocks      uint64
-	claims      int // number of holders: namespaces, an lvstore
+	claims      int // holders: namespaces, an lvstore
 	limits      limits
 	limited     bool // bdev_set_qos_limit was called while the bdev had no holder
 	file        aioFile
@@ -77,12 +76,10 @@ func bdevMethods() map[string]method {
 	}
 }
 
-// bdev returns the bdev with a name, alias or uuid.
 func (p *Process) bdev(name string) *bdev {
 	return p.bdevOf[name]
 }
 
-// names returns all names of a bdev.
 func (b *bdev) names() []string {
 	names := []string{b.name, b.uuid}
 	if b.alias != "" {
@@ -91,7 +88,7 @@ func (b *bdev) names() []string {
 	return names
 }
 
-// add registers a bdev; false if its name or uuid is in use.
+// add returns false if a name or the uuid is in use.
 func (p *Process) add(b *bdev) bool {
 	for _, name := range b.names() {
 		if p.bdev(name) != nil {
@@ -105,7 +102,7 @@ func (p *Process) add(b *bdev) bool {
 	return true
 }
 
-// remove removes a bdev together with the namespaces and lvstores on it.
+// remove also removes the namespaces and lvstores on a bdev.
 func (p *Process) remove(b *bdev) {
 	p.bdevs = slices.DeleteFunc(p.bdevs, func(x *bdev) bool { return x == b })
 	for _, name := range b.names() {
@@ -174,7 +171,7 @@ func mallocCreate(p *Process, _ context.Context, a args) (any, *Error) {
 	return name, nil
 }
 
-// maxMemory bounds the size of all malloc bdevs, as in a small SPDK process.
+// maxMemory of all malloc bdevs, as in a small SPDK process.
 const maxMemory = 1 << 30
 
 func aioCreate(p *Process, _ context.Context, a args) (any, *Error) {
@@ -204,7 +201,6 @@ func aioCreate(p *Process, _ context.Context, a args) (any, *Error) {
 func deleteKind(k bdevKind) func(*Process, context.Context, args) (any, *Error) {
 	return func(p *Process, _ context.Context, a args) (any, *Error) {
 		b := p.bdev(a.text("name"))
-		// A bdev of another kind does not count.
 		if b == nil || b.kind != k {
 			return nil, errno(eNODEV)
 		}
@@ -240,7 +236,7 @@ func setQoS(p *Process, _ context.Context, a args) (any, *Error) {
 	return true, nil
 }
 
-// getIOStat returns counters of zero, since the double has no I/O [R].
+// getIOStat returns zeros, since the double has no I/O [R].
 func getIOStat(p *Process, _ context.Context, a args) (any, *Error) {
 	shown := p.bdevs
 	if a.has("name") {

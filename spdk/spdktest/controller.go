@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// controller is an NVMe bdev controller of an initiator: one subsystem over one
-// or several paths.
+// controller is an NVMe bdev controller of an initiator.
 type controller struct {
 	name, nqn, hostNQN string
 	serial, model      string
@@ -19,7 +18,7 @@ type controller struct {
 	failed             bool // injected: the paths stay failed until a reset
 }
 
-// trid is the transport ID of a path.
+// trid is a path's transport ID.
 type trid struct {
 	Type    string `json:"trtype"`
 	Family  string `json:"adrfam,omitempty"`
@@ -34,13 +33,12 @@ type path struct {
 	trid   trid
 	cntlid int
 	target *subsystem // nil: no session
-	began  time.Time  // start of the session
-	met    []uint32   // namespaces that existed at the start of the session
+	began  time.Time  // of the session
+	met    []uint32   // namespaces at the start of the session
 	lost   time.Time
 	back   time.Time // since when the target is reachable again; zero: unreachable
 }
 
-// The states of a path in bdev_nvme_get_controllers.
 const (
 	enabled   = "enabled"
 	resetting = "resetting"
@@ -48,7 +46,6 @@ const (
 	delayed   = "reconnect_is_delayed"
 )
 
-// connect starts a session with a subsystem.
 func (c *controller) connect(t *path, s *subsystem, now time.Time) {
 	s.lastController++
 	t.target, t.cntlid, t.began = s, s.lastController, now
@@ -59,7 +56,6 @@ func (c *controller) connect(t *path, s *subsystem, now time.Time) {
 	}
 }
 
-// sees reports whether a namespace is visible already.
 func (t *path) sees(n *namespace, now time.Time, hotAdd time.Duration) bool {
 	if now.Before(t.began.Add(n.after)) {
 		return false
@@ -67,8 +63,8 @@ func (t *path) sees(n *namespace, now time.Time, hotAdd time.Duration) bool {
 	return slices.Contains(t.met, n.id) || !now.Before(n.added.Add(hotAdd))
 }
 
-// state returns the state of a path. When its target is lost, the path resets
-// for a while and then fails, or waits for the target if it has a loss timeout.
+// state: after the loss of its target a path resets for a while and then fails,
+// or waits for the target if it has a loss timeout.
 func (c *controller) state(t *path, now time.Time, reset time.Duration) string {
 	switch {
 	case c.failed:
@@ -84,7 +80,7 @@ func (c *controller) state(t *path, now time.Time, reset time.Duration) string {
 }
 
 // update ends sessions of lost targets, reconnects paths, deletes controllers
-// after their loss timeout, and updates the bdevs of the namespaces.
+// after their loss timeout, and updates bdevs.
 func (p *Process) update(now time.Time) {
 	for _, c := range slices.Clone(p.controllers) {
 		for _, t := range slices.Clone(c.paths) {
@@ -122,8 +118,7 @@ func (p *Process) step(c *controller, t *path, now time.Time) {
 	}
 }
 
-// follow updates the bdevs of a controller to its namespaces. Without a session
-// they stay unchanged.
+// follow updates a controller's bdevs; without a session they stay.
 func (p *Process) follow(c *controller, now time.Time) {
 	t := c.session()
 	if t == nil {
@@ -156,7 +151,6 @@ func (p *Process) follow(c *controller, now time.Time) {
 	}
 }
 
-// session returns the first path with a session, or nil.
 func (c *controller) session() *path {
 	for _, t := range c.paths {
 		if t.target != nil {
@@ -168,7 +162,6 @@ func (c *controller) session() *path {
 
 func (c *controller) bdevName(id uint32) string { return fmt.Sprintf("%sn%d", c.name, id) }
 
-// names returns the bdevs of a controller, sorted by namespace.
 func (c *controller) names() []string {
 	mine := slices.Clone(c.bdevs)
 	slices.SortFunc(mine, func(a, b *bdev) int { return int(a.namespace) - int(b.namespace) })
@@ -195,8 +188,8 @@ func (p *Process) controller(name string) *controller {
 	return nil
 }
 
-// Fail makes a controller fail as if its target had refused it, until it is
-// reset or detached. It reports whether the controller exists.
+// Fail makes a controller fail until it is reset or detached. It returns false
+// if it does not exist.
 func (p *Process) Fail(name string) bool {
 	var c *controller
 	p.network.change(func() {
@@ -218,7 +211,6 @@ func (c *controller) show(now time.Time, reset time.Duration) map[string]any {
 	return map[string]any{"name": c.name, "ctrlrs": paths}
 }
 
-// showNamespace returns the driver_specific part of a bdev.
 func (c *controller) showNamespace(id uint32) []map[string]any {
 	shown := []map[string]any{}
 	for _, t := range c.paths {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Action is the effect of a fault on a connection or a process.
+// Action is the effect of a fault.
 type Action int
 
 const (
@@ -14,7 +14,7 @@ const (
 	Answer Action = iota
 	// Drop closes the connection.
 	Drop
-	// Silence never responds to this request; the connection stays open.
+	// Silence never responds; the connection stays open.
 	Silence
 	// Kill kills the process.
 	Kill
@@ -22,20 +22,20 @@ const (
 	Restart
 )
 
-// Fault is injected into future requests. It delays the request, then fails it
-// or acts instead of executing it; or executes it, delays the response, and
-// acts instead of sending it.
+// Fault is injected into future requests. It delays a request, then fails it or
+// acts instead of executing it; or executes it, delays the response, and acts
+// instead of sending it.
 type Fault struct {
 	Method string // empty: every method
-	Name   string // value of the parameter name; empty: any
-	Skip   int    // number of matching requests to skip
-	Times  int    // number of requests to hit; 0: all until Clear
+	Name   string // of the parameter name; empty: any
+	Skip   int    // matching requests to skip
+	Times  int    // 0: all until Clear
 
-	Wait    time.Duration // delay before the execution
-	Error   *Error        // response instead of the execution
-	Instead Action        // action instead of the execution
-	Hold    time.Duration // delay between execution and response
-	Then    Action        // action instead of the response
+	Wait    time.Duration // before the execution
+	Error   *Error        // instead of the execution
+	Instead Action        // instead of the execution
+	Hold    time.Duration // before the response
+	Then    Action        // instead of the response
 }
 
 type ordered struct {
@@ -49,11 +49,9 @@ type Call struct {
 	Params json.RawMessage
 }
 
-// maxCalls bounds the calls that are kept for Calls.
 const maxCalls = 1 << 16
 
-// Order injects a fault. The first matching fault applies to a request. Faults
-// survive restarts.
+// Order injects a fault, also over restarts. The first matching one applies.
 func (p *Process) Order(f Fault) {
 	p.network.mu.Lock()
 	defer p.network.mu.Unlock()
@@ -67,8 +65,7 @@ func (p *Process) Clear() {
 	p.faults = nil
 }
 
-// Calls returns the requests since the first start or the last Forget, oldest
-// first.
+// Calls returns the requests since the start or the last Forget, oldest first.
 func (p *Process) Calls() []Call {
 	p.network.mu.Lock()
 	defer p.network.mu.Unlock()
@@ -93,7 +90,6 @@ func (p *Process) fault(r request) Fault {
 	var named struct {
 		Name string `json:"name"`
 	}
-	// Params that are not an object have no name.
 	_ = json.Unmarshal(r.params, &named)
 	for _, f := range p.faults {
 		if f.Method != "" && f.Method != r.method || f.Name != "" && f.Name != named.Name {

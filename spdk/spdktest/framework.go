@@ -57,7 +57,6 @@ func startInit(p *Process, _ context.Context, _ args) (any, *Error) {
 	return true, nil
 }
 
-// waitInit responds when the framework is initialised.
 func waitInit(p *Process, ctx context.Context, _ args) (any, *Error) {
 	for !p.initialised {
 		if !p.network.wait(ctx, forEver) {

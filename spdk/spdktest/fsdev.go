@@ -49,8 +49,7 @@ func fsdevDelete(p *Process, _ context.Context, a args) (any, *Error) {
 	return true, nil
 }
 
-// fsdevs is a method of the fork: it returns a list, or one object if a name is
-// given [R].
+// fsdevs is a method of the fork: a list, or one object for a name [R].
 func fsdevs(p *Process, _ context.Context, a args) (any, *Error) {
 	all := []map[string]any{}
 	for _, f := range p.fsdevs {

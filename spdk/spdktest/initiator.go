@@ -69,8 +69,7 @@ func attachController(p *Process, ctx context.Context, a args) (any, *Error) {
 	if e := p.checkAttach(c, t, a); e != nil {
 		return nil, e
 	}
-	// Other requests are processed meanwhile, including a second attach like
-	// this one.
+	// Other requests are processed meanwhile, including a second attach.
 	s, e := p.reachTarget(ctx, c, t)
 	if e != nil {
 		return nil, e
@@ -81,8 +80,7 @@ func attachController(p *Process, ctx context.Context, a args) (any, *Error) {
 	return p.connected(c, t, s, a)
 }
 
-// checkAttach checks an attach before anything is sent, in the order of the recorded
-// process.
+// checkAttach checks in the order of the recorded process.
 func (p *Process) checkAttach(c *controller, t *path, a args) *Error {
 	if held := p.controller(c.name); held != nil {
 		return held.checkPath(c, t, a)
@@ -98,7 +96,6 @@ func (p *Process) checkAttach(c *controller, t *path, a args) *Error {
 	return p.checkKeys(a)
 }
 
-// checkPath checks another path of a controller.
 func (held *controller) checkPath(c *controller, t *path, a args) *Error {
 	exists := "A controller named " + c.name + " already exists"
 	if a.text("multipath") == "disable" {
@@ -119,7 +116,7 @@ func (held *controller) checkPath(c *controller, t *path, a args) *Error {
 	return nil
 }
 
-// validTimeouts implements SPDK's rules for the three timeouts [R].
+// validTimeouts: SPDK's rules [R].
 func validTimeouts(c *controller) bool {
 	switch {
 	case c.lossTimeout < -1:
@@ -162,7 +159,7 @@ func adrfam(name string) (string, bool) {
 	return "", name == ""
 }
 
-// reachTarget connects to the target, with the delays of the network.
+// reachTarget has the delays of the network.
 func (p *Process) reachTarget(ctx context.Context, c *controller, t *path) (*subsystem, *Error) {
 	n, timing := p.network, p.config.Timing
 	if !p.connects(ctx, t.trid.address()) {
@@ -185,14 +182,13 @@ func (p *Process) reachTarget(ctx context.Context, c *controller, t *path) (*sub
 	return s, nil
 }
 
-// synTimeout is when Linux aborts a connect whose SYN is never answered: after
-// six retransmissions (tcp_syn_retries) [R]. The recording ended after 90 s
-// without a response.
+// synTimeout is when Linux aborts a connect after six SYN retransmissions
+// (tcp_syn_retries) [R]. The recording ended after 90 s.
 const synTimeout = 127 * time.Second
 
-// connects waits while packets to an address are dropped, and reports whether
-// the connect succeeded. TCP retransmits the SYN after 1, 3, 7, 15, 31 and 63
-// s, so after an outage a later attach can complete before an earlier one.
+// connects waits while packets are dropped. TCP retransmits the SYN after 1, 3,
+// 7, 15, 31 and 63 s, so after an outage a later attach can complete before an
+// earlier one.
 func (p *Process) connects(ctx context.Context, a Address) bool {
 	n, began, limit := p.network, p.network.now(), orElse(p.connectLimit, synTimeout)
 	for syn := time.Duration(0); syn < limit; syn = 2*syn + time.Second {
@@ -207,7 +203,6 @@ func (p *Process) connects(ctx context.Context, a Address) bool {
 	return false
 }
 
-// connected returns all bdevs of the controller, possibly none.
 func (p *Process) connected(c *controller, t *path, s *subsystem, a args) (any, *Error) {
 	if held := p.controller(c.name); held != nil {
 		c = held
@@ -292,7 +287,7 @@ func setOptions(p *Process, _ context.Context, a args) (any, *Error) {
 	return true, nil
 }
 
-// ioPaths returns one poll group with a path per bdev and controller [R].
+// ioPaths has one poll group with a path per bdev and controller [R].
 func ioPaths(p *Process, _ context.Context, a args) (any, *Error) {
 	shown := []map[string]any{}
 	for _, b := range p.bdevs {

@@ -7,12 +7,12 @@ import (
 	"slices"
 )
 
-// key is the name and path of a key. The double never reads key files.
+// key has a path; the double never reads key files.
 type key struct {
 	name, path string
 }
 
-// keyringMethods implements the keyring [R].
+// [R]
 func keyringMethods() map[string]method {
 	bad := textError(invalidParams, eINVAL)
 	return map[string]method{

@@ -24,11 +24,10 @@ type lvol struct {
 	thin       bool
 	snapshot   bool
 	readOnly   bool
-	parent     *lvol // the snapshot that it is a clone of
+	parent     *lvol // snapshot that it is a clone of
 }
 
-// metadataClusters is the number of clusters at the start of a store that hold
-// its metadata.
+// metadataClusters at the start of a store.
 const metadataClusters = 2
 
 func lvolMethods() map[string]method {
@@ -91,8 +90,7 @@ func (p *Process) store(name, id string) *lvstore {
 	return nil
 }
 
-// lvol returns the lvol of a bdev, nil if the bdev does not exist or is not an
-// lvol.
+// lvol returns nil if the bdev is no lvol.
 func (p *Process) lvol(name string) *lvol {
 	if b := p.bdev(name); b != nil {
 		return b.lvol
@@ -139,7 +137,7 @@ func (p *Process) openStore(s *lvstore, b *bdev) {
 	}
 }
 
-// examine opens the store that a file already contains.
+// examine opens the store that a file contains.
 func (p *Process) examine(b *bdev) {
 	s := p.network.stores[p.config.Root+"\x00"+b.file.Filename]
 	if s != nil && p.store(s.name, s.uuid) == nil {
@@ -147,7 +145,7 @@ func (p *Process) examine(b *bdev) {
 	}
 }
 
-// closeStore removes the store and its lvols; the file keeps them.
+// closeStore: the file keeps the store.
 func (p *Process) closeStore(s *lvstore) {
 	p.lvstores = slices.DeleteFunc(p.lvstores, func(x *lvstore) bool { return x == s })
 	for _, l := range s.lvols {
@@ -158,7 +156,6 @@ func (p *Process) closeStore(s *lvstore) {
 	s.base.claims--
 }
 
-// offer creates the bdev of an lvol.
 func (p *Process) offer(l *lvol) {
 	p.add(&bdev{
 		name: l.uuid, uuid: l.uuid, alias: l.store.name + "/" + l.name, kind: lvolDisk, lvol: l,
@@ -177,7 +174,7 @@ func deleteStore(p *Process, _ context.Context, a args) (any, *Error) {
 	return true, nil
 }
 
-// oneStore finds a store by name or uuid, of which exactly one must be given.
+// oneStore requires exactly one of name and uuid.
 func (p *Process) oneStore(a args) (*lvstore, *Error) {
 	if a.has("lvs_name") == a.has("uuid") {
 		return nil, errno(eINVAL)
@@ -273,7 +270,7 @@ func (l *lvol) show() map[string]any {
 	return shown
 }
 
-// snapshot moves the clusters of the lvol to the snapshot; the lvol becomes its
+// snapshot moves the lvol's clusters to the snapshot; the lvol becomes its
 // clone.
 func snapshot(p *Process, _ context.Context, a args) (any, *Error) {
 	l := p.lvol(a.text("lvol_name"))
@@ -395,8 +392,8 @@ func inflate(p *Process, _ context.Context, a args) (any, *Error) {
 	return true, nil
 }
 
-// Write allocates clusters of a thin lvol, like the writes of a client. It
-// reports whether the lvol exists and has enough space.
+// Write allocates clusters of a thin lvol, as writes would. It returns false if
+// the lvol does not exist or space is short.
 func (p *Process) Write(name string, clusters uint64) bool {
 	written := false
 	p.network.change(func() {

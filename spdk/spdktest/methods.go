@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Error is an error of JSON-RPC.
+// Error of JSON-RPC.
 type Error struct {
 	Code    int    `json:"code"`
 	Message string `json:"message"`
@@ -18,10 +18,8 @@ type Error struct {
 
 func invalidRequest() *Error { return &Error{Code: -32600, Message: "Invalid request"} }
 
-// errno returns an error whose code is the negative errno.
 func errno(n int) *Error { return &Error{Code: -n, Message: strerror(n)} }
 
-// textError returns an error with a JSON-RPC code and the errno as text only.
 func textError(code, n int) *Error { return &Error{Code: code, Message: strerror(n)} }
 
 const (
@@ -29,7 +27,6 @@ const (
 	internalError = -32603
 )
 
-// The errnos of responses.
 const (
 	ePERM     = 1
 	eNOENT    = 2
@@ -99,7 +96,7 @@ const (
 	anything
 )
 
-// takes are the parameters of a method, by name; those in need are required.
+// takes are a method's parameters; those in need are required.
 type takes struct {
 	allowed map[string]kind
 	need    []string
@@ -113,7 +110,6 @@ func (t takes) and(more map[string]kind) takes {
 
 func needs(allowed map[string]kind, need ...string) takes { return takes{allowed, need} }
 
-// phase is when a method can be called.
 type phase int
 
 const (
@@ -129,7 +125,6 @@ type method struct {
 	bad   *Error // response to invalid parameters; nil: that of the method's family
 }
 
-// refusal returns the response to invalid parameters.
 func (m method) refusal(name string) *Error {
 	switch {
 	case m.bad != nil:
@@ -152,11 +147,9 @@ func (p *Process) phase(m method) *Error {
 	return nil
 }
 
-// args are the validated parameters of a request.
 type args map[string]json.RawMessage
 
-// decode validates parameters like SPDK's decoder: it refuses unknown, mistyped
-// and missing ones.
+// decode refuses unknown, mistyped and missing parameters, as SPDK does.
 func decode(params json.RawMessage, t takes) (args, bool) {
 	a := args{}
 	if len(params) > 0 && string(params) != "null" {
@@ -211,9 +204,8 @@ func (a args) flag(name string) (v bool)     { _ = json.Unmarshal(a[name], &v); 
 //go:embed methods.txt
 var recordedMethods string
 
-// methodsOf returns the methods of a process, and their order in
-// rpc_get_methods: the list of the recorded process with the changes of the
-// configuration.
+// methodsOf returns the methods, and their order in rpc_get_methods: those of
+// the recorded process with the changes of c.
 func methodsOf(c Config) (map[string]method, []string) {
 	listed := strings.Fields(recordedMethods)
 	if c.Flavour == Fork {

@@ -1,13 +1,11 @@
 // Package spdktest is a test double of SPDK and SNAP processes, for tests and
-// demonstrations. It serves JSON-RPC on a UNIX socket like a recorded real
-// process (testdata/spdk-rpc.jsonl), with the same codes, texts and data
-// structures. Behaviour that is not recorded is marked [R], read in SPDK's
-// sources or documents, or [I], inferred.
+// demonstrations. It serves JSON-RPC on a UNIX socket like a recorded process
+// (testdata/spdk-rpc.jsonl). Behaviour that is not recorded is marked [R], read
+// in SPDK's sources or documents, or [I], inferred.
 //
-// A Network holds remote NVMe subsystems and any number of processes. A process
-// is a target (nvmf_*), an initiator (bdev_nvme_*) or both, and a SNAP process
-// if its Config says so. Process.Order injects faults; the methods of Network
-// inject network events.
+// A Network holds remote NVMe subsystems and processes: targets (nvmf_*),
+// initiators (bdev_nvme_*) or both, and SNAP if the Config says so.
+// Process.Order injects faults, Network's methods network events.
 //
 // The double moves no data: a bdev has a size and an identity, but no contents.
 package spdktest
@@ -34,7 +32,7 @@ const (
 	// Silent: TCP connects, but the target never responds.
 	Silent
 	// Dropped: packets are dropped. A pending connect succeeds with its next
-	// SYN after packets pass again.
+	// SYN after that.
 	Dropped
 )
 
@@ -45,8 +43,7 @@ type Address struct {
 	Port      string
 }
 
-// key normalises an address: alias of the transport, spelling of the IP
-// address.
+// key normalises transport alias and spelling of the IP address.
 func (a Address) key() Address {
 	a.Transport = strings.TrimPrefix(strings.ToUpper(a.Transport), "NVDA_")
 	if ip, err := netip.ParseAddr(a.Host); err == nil {
@@ -58,11 +55,11 @@ func (a Address) key() Address {
 // Namespace is a namespace of a remote subsystem.
 type Namespace struct {
 	ID        uint32
-	UUID      string // empty: no UUID
-	NGUID     string // 32 hex digits; empty: no NGUID
+	UUID      string // optional
+	NGUID     string // 32 hex digits, optional
 	BlockSize uint32 // 0: 4096
 	Blocks    uint64 // 0: 1 GiB
-	// After is the delay until a connected initiator sees the namespace.
+	// After is the delay until an initiator sees the namespace.
 	After time.Duration
 }
 
@@ -77,7 +74,7 @@ type Subsystem struct {
 	Namespaces []Namespace
 }
 
-// subsystem is a subsystem on the network, remote or exported by a process.
+// subsystem is remote or exported by a process.
 type subsystem struct {
 	nqn, serial, model string
 	listeners          []Address
@@ -99,8 +96,8 @@ type namespace struct {
 	bdev        *bdev     // nil: remote
 }
 
-// identity returns the uuid of an initiator's bdev on the namespace: the digits
-// of the NGUID, or else the UUID.
+// identity returns the uuid of an initiator's bdev: the digits of the NGUID, or
+// else the UUID.
 func (n *namespace) identity() string {
 	digits := n.nguid
 	if digits == "" {
@@ -135,23 +132,23 @@ func (s *subsystem) namespace(id uint32) *namespace {
 // Network holds processes and remote subsystems. It is safe for concurrent use.
 type Network struct {
 	now     func() time.Time
-	machine bool // now is the system clock
+	machine bool // the system clock
 
 	mu         sync.Mutex
-	changed    chan struct{} // closed and replaced on each change
+	changed    chan struct{} // closed and replaced on changes
 	reach      map[Address]Reach
 	reachSince map[Address]time.Time // when it was set
 	subsystems []*subsystem
 	byNQN      map[string][]*subsystem
 	pending    bool // the state will change without a request
 	processes  []*Process
-	stores     map[string]*lvstore // by backing file; these survive a process
+	stores     map[string]*lvstore // by backing file
 	images     map[string]Image
 	due        map[*time.Time]struct{} // ends of timed waits
 }
 
-// NewNetwork returns an empty network. All delays use the clock; nil is the
-// system clock. Any other clock is polled every millisecond.
+// NewNetwork returns an empty network. A nil clock is the system clock; any
+// other is polled every millisecond.
 func NewNetwork(clock func() time.Time) *Network {
 	machine := clock == nil
 	if machine {
@@ -169,8 +166,8 @@ func NewNetwork(clock func() time.Time) *Network {
 	}
 }
 
-// Put adds a remote subsystem or replaces the one of the same NQN. Sessions of
-// initiators continue if the new one allows them.
+// Put adds or replaces a remote subsystem. Sessions continue if the new one
+// allows them.
 func (n *Network) Put(s Subsystem) {
 	n.change(func() {
 		old := n.remote(s.NQN)
@@ -234,8 +231,7 @@ func (n *Network) SetReach(a Address, r Reach) {
 	n.change(func() { n.reach[a.key()], n.reachSince[a.key()] = r, n.now() })
 }
 
-// Controllers returns the number of initiator sessions of a subsystem, by host
-// NQN.
+// Controllers counts initiator sessions of a subsystem by host NQN.
 func (n *Network) Controllers(nqn string) map[string]int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -262,7 +258,7 @@ func (n *Network) remote(nqn string) *subsystem {
 	return nil
 }
 
-// change makes a change, updates all controllers and wakes waiters.
+// change updates all controllers after what, and wakes waiters.
 func (n *Network) change(what func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -270,14 +266,14 @@ func (n *Network) change(what func()) {
 	n.touch()
 }
 
-// touch updates all controllers and wakes waiters. The lock is held.
+// touch updates all controllers and wakes waiters. Locked.
 func (n *Network) touch() {
 	n.update()
 	close(n.changed)
 	n.changed = make(chan struct{})
 }
 
-// update updates all controllers to the current time. The lock is held.
+// update updates all controllers to the current time. Locked.
 func (n *Network) update() {
 	n.pending = false
 	now := n.now()
@@ -286,7 +282,7 @@ func (n *Network) update() {
 	}
 }
 
-// catchUp applies pending changes that depend on time only. The lock is held.
+// catchUp applies changes that depend on time only. Locked.
 func (n *Network) catchUp() {
 	if n.pending {
 		n.update()
@@ -296,8 +292,7 @@ func (n *Network) catchUp() {
 // tick is the polling interval for changes that depend on time only.
 const tick = time.Millisecond
 
-// wait releases the lock until a change or for a duration. It is false if the
-// process has ended.
+// wait releases the lock until a change or for d; false: the process has ended.
 func (n *Network) wait(ctx context.Context, d time.Duration) bool {
 	changed := n.changed
 	n.mu.Unlock()
@@ -312,13 +307,13 @@ func (n *Network) wait(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// until registers a timed wait; the returned function removes it.
+// until registers a timed wait; the result removes it.
 func (n *Network) until(end time.Time) func() {
 	n.due[&end] = struct{}{}
 	return func() { delete(n.due, &end) }
 }
 
-// pass releases the lock for a duration; false if the process has ended.
+// pass releases the lock for d; false: the process has ended.
 func (n *Network) pass(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil
@@ -343,8 +338,7 @@ func (n *Network) pass(ctx context.Context, d time.Duration) bool {
 	return true
 }
 
-// find returns the subsystem that a host reaches at an address, nil if it
-// reaches no subsystem or is not allowed.
+// find returns the subsystem that a host reaches, or nil.
 func (n *Network) find(a Address, nqn, host string) *subsystem {
 	if n.reach[a.key()] != Open {
 		return nil

@@ -22,17 +22,16 @@ const (
 	// Upstream is the recorded 26.09-pre.
 	Upstream Flavour = iota
 	// Fork is NVIDIA's fork of 24.01 [R]: without keyring and DH-HMAC-CHAP,
-	// with a path as psk, the transport NVDA_TCP, and fsdev_get_fsdevs.
+	// with a path as psk, NVDA_TCP, and fsdev_get_fsdevs.
 	Fork
 )
 
-// Timing has durations on the network's clock. Zero means no delay, unless
-// noted.
+// Timing has durations on the network's clock; zero is no delay, unless noted.
 type Timing struct {
 	Attach time.Duration // a successful attach
 	Refuse time.Duration // a refused attach
-	Silent time.Duration // an attach to a silent target; 0: the recorded 10 s
-	Reset  time.Duration // reset of a controller after its target was lost or has returned
+	Silent time.Duration // for a silent target; 0: the recorded 10 s
+	Reset  time.Duration // of a controller after its target was lost or returned
 	Detach time.Duration
 	HotAdd time.Duration // until an initiator sees an added namespace
 }
@@ -59,20 +58,19 @@ type Config struct {
 	Envelope bool
 	// RBD adds bdev_rbd_*.
 	RBD bool
-	// Without are methods that the process does not have.
+	// Without are missing methods.
 	Without []string
-	// Root is the root directory of the process's file system; empty is the
-	// machine's.
+	// Root of the process's file system; empty is the machine's.
 	Root string
-	// Addresses are the IP addresses to listen on, in addition to loopback.
+	// Addresses to listen on, in addition to loopback.
 	Addresses []string
 	// WaitForRPC starts the process before its framework is initialised.
 	WaitForRPC bool
 	Timing     Timing
 }
 
-// Process is an SPDK process with its socket. Its methods can be called at any
-// time, whether it runs or not.
+// Process is an SPDK process with its socket. Its methods work whether it runs
+// or not.
 type Process struct {
 	config  Config
 	network *Network
@@ -80,9 +78,9 @@ type Process struct {
 	listed  []string
 
 	turn   sync.Mutex     // serialises Start and Kill
-	life   *life          // nil while the process is not running; changed with both locks held
+	life   *life          // nil: not running; changed with both locks held
 	closed bool           // guarded by turn
-	failed error          // guarded by turn: error of a restart by a fault
+	failed error          // guarded by turn: of a restart by a fault
 	acting sync.WaitGroup // kills and restarts by faults
 
 	// Guarded by the network's lock.
@@ -91,10 +89,9 @@ type Process struct {
 	state
 }
 
-// state is lost when the process ends.
 type state struct {
 	initialised  bool
-	hostNQN      string // for attaches without a host NQN
+	hostNQN      string // default for attaches
 	bdevs        []*bdev
 	bdevOf       map[string]*bdev // by name, alias and uuid
 	nextMalloc   int
@@ -109,7 +106,6 @@ type state struct {
 	virtioFS     virtioFS
 }
 
-// life is a process from its start to its end.
 type life struct {
 	ctx      context.Context
 	end      context.CancelFunc
@@ -133,7 +129,7 @@ func (n *Network) Start(c Config) (*Process, error) {
 // Socket returns the path of the process's socket.
 func (p *Process) Socket() string { return p.config.Socket }
 
-// Start starts a process that was killed. All its state is lost.
+// Start starts a killed process, without its state.
 func (p *Process) Start() error {
 	p.turn.Lock()
 	defer p.turn.Unlock()
@@ -185,8 +181,8 @@ func listen(path string) (*life, error) {
 	return &life{ctx: ctx, end: end, listener: ln, conns: map[net.Conn]struct{}{}}, nil
 }
 
-// Kill ends the process like SIGKILL: connections break, state that is not in a
-// file is lost, and the socket remains without a listener.
+// Kill works like SIGKILL: connections break, state that is not in a file is
+// lost, and the socket remains without a listener.
 func (p *Process) Kill() {
 	p.turn.Lock()
 	defer p.turn.Unlock()
@@ -218,9 +214,8 @@ func (p *Process) kill() {
 	l.serving.Wait()
 }
 
-// refuse stops the listener at once with shutdown(2). After close(2) alone, a
-// forked child that has not yet executed its program would keep the socket
-// open, and it would seem to be in use.
+// refuse stops the listener with shutdown(2). After close(2) alone, a forked
+// child that has not yet executed its program would keep the socket open.
 func (l *life) refuse() {
 	if u, ok := l.listener.(*net.UnixListener); ok {
 		if raw, err := u.SyscallConn(); err == nil {
@@ -255,7 +250,6 @@ func (p *Process) Close() error {
 	return nil
 }
 
-// alive reports whether a life of the process is the current one.
 func (p *Process) alive(l *life) bool { return p.life == l }
 
 func newUUID() string { return uuid.NewString() }

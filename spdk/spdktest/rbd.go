@@ -19,7 +19,6 @@ func (n *Network) PutImage(i Image) {
 	n.change(func() { n.images[i.path()] = i })
 }
 
-// rbdDevice describes an RBD bdev.
 type rbdDevice struct {
 	Image
 	cluster, user string
@@ -51,8 +50,7 @@ func registerCluster(p *Process, _ context.Context, a args) (any, *Error) {
 	return name, nil
 }
 
-// unregisterCluster returns the same error for a missing cluster and for one in
-// use.
+// unregisterCluster does not distinguish a missing cluster from one in use.
 func unregisterCluster(p *Process, _ context.Context, a args) (any, *Error) {
 	i := slices.Index(p.clusters, a.text("name"))
 	if i < 0 || slices.ContainsFunc(p.bdevs, func(b *bdev) bool { return b.kind == rbdDisk && b.image.cluster == p.clusters[i] }) {
@@ -62,7 +60,7 @@ func unregisterCluster(p *Process, _ context.Context, a args) (any, *Error) {
 	return true, nil
 }
 
-// clustersInfo returns a list, or one object if a name is given.
+// clustersInfo returns a list, or one object for a name.
 func clustersInfo(p *Process, _ context.Context, a args) (any, *Error) {
 	all := []map[string]any{}
 	for _, name := range p.clusters {

@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// A process accepts this many connections [R].
+	// Limits of a process [R].
 	maxConnections = 64
-	// The maximum sizes of a request and its id [R].
+	// Sizes of a request and its id [R].
 	maxRequest = 256 << 10
 	maxID      = 128
 )
@@ -51,8 +51,7 @@ func (p *Process) accept(l *life) {
 	}
 }
 
-// connection is a client connection; responses are sent in the order in which
-// they are ready.
+// connection sends responses in the order in which they are ready.
 type connection struct {
 	net.Conn
 	writing sync.Mutex
@@ -61,12 +60,10 @@ type connection struct {
 func (c *connection) send(v any) {
 	text, err := json.Marshal(v)
 	if err != nil {
-		// All responses have types that can be encoded.
 		panic(err)
 	}
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	// Errors are ignored: the client has disconnected.
 	_, _ = c.Write(append(text, '\n'))
 }
 
@@ -84,8 +81,7 @@ func (p *Process) serve(l *life, conn net.Conn) {
 		limit.N = maxRequest
 		var text json.RawMessage
 		if err := d.Decode(&text); err != nil {
-			// On malformed JSON or EOF the connection is closed without a
-			// response.
+			// Malformed JSON or EOF closes the connection without a response.
 			return
 		}
 		// Requests are executed even if the client disconnects.
@@ -93,7 +89,7 @@ func (p *Process) serve(l *life, conn net.Conn) {
 	}
 }
 
-// take processes a request, or a batch, which is an array.
+// take processes a request, or an array of them.
 func (p *Process) take(l *life, c *connection, text json.RawMessage) {
 	var batch []json.RawMessage
 	if text[0] != '[' {
@@ -134,7 +130,7 @@ func (p *Process) handle(l *life, c *connection, text json.RawMessage) *answer {
 	return a
 }
 
-// parse rejects invalid JSON-RPC 2.0 requests, like the recorded process.
+// parse rejects invalid JSON-RPC 2.0, like the recorded process.
 func parse(text json.RawMessage) (request, *answer) {
 	bad := func(id json.RawMessage) (request, *answer) {
 		return request{}, &answer{Version: "2.0", ID: id, Error: invalidRequest()}
@@ -170,8 +166,7 @@ func parse(text json.RawMessage) (request, *answer) {
 
 func null() json.RawMessage { return json.RawMessage("null") }
 
-// call executes a request and returns its result or error; answered is false if
-// a fault suppresses the response.
+// call executes a request; answered: no fault suppresses the response.
 func (p *Process) call(l *life, c *connection, r request) (result any, err *Error, answered bool) {
 	p.network.mu.Lock()
 	defer p.network.mu.Unlock()
@@ -226,7 +221,6 @@ func (p *Process) execute(ctx context.Context, r request) (any, *Error) {
 	return m.run(p, ctx, a)
 }
 
-// reads reports whether a method changes nothing.
 func reads(method string) bool {
 	return strings.Contains(method, "_get_") || strings.HasSuffix(method, "_list")
 }

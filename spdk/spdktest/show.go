@@ -2,7 +2,6 @@ package spdktest
 
 import "slices"
 
-// ioTypes returns the kinds of I/O in bdev_get_bdevs.
 func ioTypes() []string {
 	return []string{
 		"read", "write", "unmap", "flush", "reset", "nvme_admin", "nvme_io", "nvme_io_md", "write_zeroes", "zcopy",
@@ -11,7 +10,6 @@ func ioTypes() []string {
 	}
 }
 
-// does returns the kinds of I/O that a bdev supports.
 func (b *bdev) does() []string {
 	switch b.kind {
 	case mallocDisk:
@@ -31,7 +29,6 @@ func (b *bdev) does() []string {
 	return nil
 }
 
-// show returns the bdev as in bdev_get_bdevs.
 func (b *bdev) show() map[string]any {
 	does := b.does()
 	types := map[string]bool{}

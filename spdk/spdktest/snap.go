@@ -6,9 +6,8 @@ import (
 	"slices"
 )
 
-// snap is the state of a SNAP process that exposes bdevs to the host:
-// subsystems with namespaces, emulated functions and their controllers.
-// Methods, parameters and members of lists are [R]; error codes are [I].
+// snap is the state of a SNAP process that exposes bdevs to the host. Methods,
+// parameters and members of lists are [R]; error codes are [I].
 type snap struct {
 	subsystems []*snapSubsystem
 	functions  []*function
@@ -25,7 +24,7 @@ type snapNamespace struct {
 	id          uint32
 	uuid        string
 	bdev        *bdev
-	controllers []*snapController // controllers to which the namespace is attached
+	controllers []*snapController // to which the namespace is attached
 }
 
 type snapController struct {
@@ -36,13 +35,13 @@ type snapController struct {
 }
 
 type function struct {
-	vuid, bdf  string // the address is assigned at the hot-plug
+	vuid, bdf  string // assigned at the hot-plug
 	hotplug    bool
 	plugged    bool
 	controller *snapController
 }
 
-// newSNAP returns a SNAP process with one static function.
+// newSNAP has one static function.
 func newSNAP() snap {
 	return snap{functions: []*function{{vuid: newVUID("NVMES0D0F0"), bdf: "0000:5e:00.2", plugged: true}}}
 }
@@ -90,8 +89,8 @@ func snapMethods(envelope bool) map[string]method {
 	return all
 }
 
-// enveloped responds like SNAP 5, where a failure is a result as well. The
-// texts of failures are [I].
+// enveloped responds like SNAP 5, where a failure is a result. The texts are
+// [I].
 func enveloped(run func(*Process, context.Context, args) (any, *Error)) func(*Process, context.Context, args) (any, *Error) {
 	return func(p *Process, ctx context.Context, a args) (any, *Error) {
 		result, e := run(p, ctx, a)
@@ -129,7 +128,6 @@ func (s *snap) controller(id string) *snapController {
 	return nil
 }
 
-// forget removes the namespaces of a removed bdev.
 func (s *snap) forget(b *bdev) {
 	for _, x := range s.subsystems {
 		x.namespaces = slices.DeleteFunc(x.namespaces, func(n *snapNamespace) bool { return n.bdev == b })

@@ -87,8 +87,7 @@ func transports(p *Process, _ context.Context, a args) (any, *Error) {
 	return all, nil
 }
 
-// validNQN implements SPDK's rules for NQNs: a date, a domain, and anything
-// after the colon.
+// validNQN: SPDK's rules: a date, a domain, and anything after the colon.
 func validNQN(nqn string) bool {
 	return len(nqn) <= 223 && regexp.MustCompile(`^nqn\.\d{4}-\d{2}\.[A-Za-z0-9.-]+(:.+)?$`).MatchString(nqn)
 }
@@ -168,8 +167,8 @@ func showAddress(a Address) map[string]string {
 	return map[string]string{"trtype": a.Transport, "adrfam": family, "traddr": a.Host, "trsvcid": a.Port}
 }
 
-// addNamespace returns the same error for an nsid or a bdev in use, and for a
-// missing bdev.
+// addNamespace does not distinguish an nsid or a bdev in use from a missing
+// bdev.
 func addNamespace(p *Process, _ context.Context, a args) (any, *Error) {
 	s, e := p.subsystem(a)
 	if e != nil {
@@ -256,8 +255,8 @@ func addressOf(raw json.RawMessage) (Address, bool) {
 	return Address{orElse(a.text("trtype"), "TCP"), a.text("traddr"), a.text("trsvcid")}.key(), true
 }
 
-// addListener requires the transport, an address of the machine, and a port
-// that no other process uses.
+// addListener requires the transport, an address of the machine, and a free
+// port.
 func addListener(p *Process, _ context.Context, a args) (any, *Error) {
 	s, e := p.subsystem(a)
 	if e != nil {
@@ -307,7 +306,6 @@ func listeners(p *Process, _ context.Context, a args) (any, *Error) {
 	return all, nil
 }
 
-// sessionsOn returns the paths of initiators with a session.
 func (n *Network) sessionsOn(s *subsystem) (hosts []string, paths []*path) {
 	for _, p := range n.processes {
 		for _, c := range p.controllers {
@@ -321,7 +319,7 @@ func (n *Network) sessionsOn(s *subsystem) (hosts []string, paths []*path) {
 	return hosts, paths
 }
 
-// sessions and qpairs list connected initiators; the member names are [R].
+// Member names are [R].
 func sessions(p *Process, _ context.Context, a args) (any, *Error) {
 	s, e := p.subsystem(a)
 	if e != nil {

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// virtioFS is the state of a SNAP process that exposes fsdevs to the host. The
-// methods are [R]; error codes and most members of lists are [I].
+// virtioFS is the state of a SNAP process that exposes fsdevs. Methods are [R];
+// error codes and most members of lists are [I].
 type virtioFS struct {
 	transports []*fsTransport
 	managers   []string
@@ -23,7 +23,7 @@ type fsTransport struct {
 
 type fsFunction struct {
 	vuid, manager string
-	bdf           string // assigned at the hot-plug
+	bdf           string
 	hotplug       bool
 }
 
@@ -34,7 +34,7 @@ type fsDevice struct {
 	queues           uint64
 }
 
-// possibleManagers are the managers of a BlueField.
+// possibleManagers of a BlueField.
 func possibleManagers() []string { return []string{"mlx5_0", "mlx5_1"} }
 
 func virtioFSMethods() map[string]method {
@@ -67,12 +67,11 @@ func virtioFSMethods() map[string]method {
 	}
 }
 
-// holds reports whether a device exposes an fsdev.
 func (v *virtioFS) holds(name string) bool {
 	return slices.ContainsFunc(v.devices, func(d *fsDevice) bool { return d.fsdev == name })
 }
 
-// device returns the device by its parameter dev_name or name.
+// device uses parameter dev_name or name.
 func (v *virtioFS) device(a args) *fsDevice {
 	name := orElse(a.text("dev_name"), a.text("name"))
 	for _, d := range v.devices {

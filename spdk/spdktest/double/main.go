@@ -36,7 +36,6 @@ func main() {
 	}
 }
 
-// run serves until ctx ends.
 func run(ctx context.Context, argv []string, in io.Reader, out io.Writer) error {
 	config, scene, err := parse(argv, out)
 	if err != nil {
@@ -54,7 +53,7 @@ func run(ctx context.Context, argv []string, in io.Reader, out io.Writer) error 
 		p.Order(f.fault())
 	}
 	fmt.Fprintf(out, "SPDK test double listens on %s; it moves no data\n", config.Socket)
-	// A read of standard input cannot be interrupted; it ends with the process.
+	// A read of standard input ends only with the process.
 	go handleCommands(n, p, in, out)
 	<-ctx.Done()
 	return p.Close()

@@ -12,7 +12,6 @@ import (
 	"github.com/cleatproject/cleat/spdk/spdktest"
 )
 
-// scene is the network around the process, and the faults to inject.
 type scene struct {
 	Subsystems []subsystem       `json:"subsystems"`
 	Reach      map[address]reach `json:"reach"`
@@ -81,8 +80,7 @@ func (a *action) UnmarshalText(text []byte) error {
 	return err
 }
 
-// one returns the index of a word in words, which are in the order of their
-// constants.
+// one returns the index in words, which are in the order of their constants.
 func one(what, word string, words ...string) (int, error) {
 	for i, w := range words {
 		if w == word {
@@ -100,7 +98,7 @@ func (d *duration) UnmarshalText(text []byte) error {
 	return err
 }
 
-// read reads the scene from a file; without a file the scene is empty.
+// read returns an empty scene without a file.
 func read(file string) (scene, error) {
 	var s scene
 	if file == "" {
@@ -122,7 +120,6 @@ func read(file string) (scene, error) {
 	return s, nil
 }
 
-// set creates the scene on a network.
 func (s scene) set(n *spdktest.Network) error {
 	const blockSize = 4096
 	for _, sub := range s.Subsystems {
