@@ -30,8 +30,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// vendor is a vendor's plugin. It always returns one response, and keeps the
-// last request.
+// vendor always returns one response, and keeps the last request.
 type vendor struct {
 	storagev1.UnimplementedIdentityServiceServer
 	storagev1.UnimplementedStoragePluginServiceServer
@@ -99,7 +98,6 @@ func serve(t *testing.T) (v *vendor, c *Client, stop func()) {
 	return v, c, stop
 }
 
-// everything calls all there is.
 func everything(ctx context.Context, c *Client) map[string]func() (any, error) {
 	return map[string]func() (any, error){
 		"GetPluginInfo":                func() (any, error) { return c.Info(ctx) },
@@ -174,8 +172,7 @@ func TestRequestsAndResponses(t *testing.T) {
 	}
 }
 
-// UNAVAILABLE from a plugin is distinguished from gRPC's UNAVAILABLE for a
-// failed connection.
+// A plugin's UNAVAILABLE is distinguished from gRPC's for a failed connection.
 func TestErrorsOfThePlugin(t *testing.T) {
 	v, c, _ := serve(t)
 	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
@@ -225,7 +222,7 @@ func TestNoPlugin(t *testing.T) {
 	}
 }
 
-// A plugin that went away is known by what is found in its place.
+// The error depends on what replaced the plugin.
 func TestThePluginGoesAway(t *testing.T) {
 	_, c, stop := serve(t)
 	stop()
@@ -238,7 +235,7 @@ func TestThePluginGoesAway(t *testing.T) {
 			break
 		}
 	}
-	// One that takes connections and ends them speaks another language.
+	// A server that closes connections is no plugin.
 	l := testkit.Value(net.Listen("unix", c.Socket()))(t)
 	over := make(chan struct{})
 	go func() {
@@ -276,7 +273,7 @@ func TestCallerTimeout(t *testing.T) {
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 	v.asked = make(chan proto.Message, 100)
-	for patience := 50 * time.Millisecond; len(v.asked) == 0 && patience < time.Minute; patience *= 2 { // until one comes so far
+	for patience := 50 * time.Millisecond; len(v.asked) == 0 && patience < time.Minute; patience *= 2 { // until a call reaches the plugin
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		_, err := c.Create(ctx, wanted())
 		if cancel(); status.Code(err) != codes.DeadlineExceeded {

@@ -11,13 +11,11 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 )
 
-// around is a call on its way through a broken plugin.
 type around func(ctx context.Context, req any, next grpc.UnaryHandler) (any, error)
 
-// breaking implements the fault of a mutant; it can be stateful.
+// breaking implements a mutant's fault; it can be stateful.
 type breaking func(*reference) around
 
-// reply changes what a call answers.
 func reply[R any](change func(*R)) breaking {
 	return func(*reference) around {
 		return func(ctx context.Context, req any, next grpc.UnaryHandler) (any, error) {
@@ -30,7 +28,6 @@ func reply[R any](change func(*R)) breaking {
 	}
 }
 
-// request changes the request of a call.
 func request[Q any](change func(*reference, *Q)) breaking {
 	return func(r *reference) around {
 		return func(ctx context.Context, req any, next grpc.UnaryHandler) (any, error) {
@@ -42,7 +39,6 @@ func request[Q any](change func(*reference, *Q)) breaking {
 	}
 }
 
-// recode gives another code to one that a call answers.
 func recode[Q any](from, to codes.Code) breaking {
 	return func(*reference) around {
 		return func(ctx context.Context, req any, next grpc.UnaryHandler) (any, error) {
@@ -55,7 +51,7 @@ func recode[Q any](from, to codes.Code) breaking {
 	}
 }
 
-// instead answers a call itself, or hands it on.
+// instead answers a call or passes it on.
 func instead[Q, R any](answer func(r *reference, ctx context.Context, req *Q, next func() (*R, error)) (*R, error)) breaking {
 	return func(r *reference) around {
 		return func(ctx context.Context, req any, next grpc.UnaryHandler) (any, error) {
@@ -97,7 +93,6 @@ func listing(answer func(r *reference, ctx context.Context, req *listRequest, ne
 	return instead(answer)
 }
 
-// device returns what the plugin has of a volume.
 func (r *reference) device(volumeID string) (device, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -111,7 +106,6 @@ func (r *reference) operation(volumeID string) *operation {
 	return r.pending[volumeID]
 }
 
-// put keeps a device, whatever was there.
 func (r *reference) put(req *createRequest, name string) (*createReply, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -122,7 +116,6 @@ func (r *reference) put(req *createRequest, name string) (*createReply, error) {
 	return &createReply{DeviceName: name}, nil
 }
 
-// take gives out the hold of a volume.
 func (r *reference) take(volumeID string) *hold {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -131,7 +124,7 @@ func (r *reference) take(volumeID string) *hold {
 	return h
 }
 
-// moment is how long the broken plugins leave the door open.
+// moment delays the broken plugins.
 func moment(ctx context.Context) {
 	select {
 	case <-time.After(20 * time.Millisecond):

@@ -31,7 +31,6 @@ type server interface {
 	storagev1.StoragePluginServiceServer
 }
 
-// serve serves a plugin on a socket until the test is over.
 func serve(t *testing.T, plugin server, with ...grpc.ServerOption) (socket string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "dpu.sock")
@@ -49,7 +48,7 @@ func contexts(_ testing.TB, volumeID string) dputest.Contexts {
 	}
 }
 
-// options check everything that there is to check.
+// options enable all checks.
 func options(socket string, hold func(string) (<-chan struct{}, func())) dputest.Options {
 	return dputest.Options{
 		Socket: socket, Block: contexts, Filesystem: contexts,
@@ -61,8 +60,8 @@ func options(socket string, hold func(string) (<-chan struct{}, func())) dputest
 	}
 }
 
-// TestReference runs the suite on the reference, or on the mutant of it that the
-// environment names.
+// TestReference runs the suite on the reference, or on the mutant in the
+// environment.
 func TestReference(t *testing.T) {
 	t.Parallel()
 	r := newReference(blockDevice, fsDevice, getDevice, listDevices)
@@ -72,13 +71,13 @@ func TestReference(t *testing.T) {
 	o.Announced = []dputest.Capability{listDevices, getDevice, fsDevice, blockDevice}
 	if name == "" {
 		r.delay = 2 * time.Millisecond
-	} else { // a mutant wastes the time that it is given
+	} else { // mutants waste the time
 		o.Timeout, o.Patience = 4*time.Second, 300*time.Millisecond
 	}
 	dputest.Run(t, o)
 }
 
-// A plugin need not have everything: the suite asks for what it announces.
+// The suite accepts plugins with fewer capabilities.
 func TestPartialPlugins(t *testing.T) {
 	for name, capabilities := range map[string][]dputest.Capability{
 		"block":         {blockDevice},
@@ -96,8 +95,8 @@ func TestPartialPlugins(t *testing.T) {
 	}
 }
 
-// A plugin can start slowly, have other devices, and serve more calls than it
-// announces if that is allowed.
+// A plugin can start slowly, have other devices, and serve unannounced calls if
+// allowed.
 func TestLivingPlugin(t *testing.T) {
 	t.Parallel()
 	r := &shy{reference: newReference(blockDevice, getDevice, listDevices)}
@@ -115,7 +114,7 @@ func TestLivingPlugin(t *testing.T) {
 	}
 }
 
-// shy announces block devices only, and is not ready at once.
+// shy announces block devices only, after a delay.
 type shy struct {
 	*reference
 	probes atomic.Int32

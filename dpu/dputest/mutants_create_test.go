@@ -89,7 +89,7 @@ func moreModes(d device, q *createRequest) bool {
 
 type creation = func(*reference, context.Context, *createRequest, func() (*createReply, error)) (*createReply, error)
 
-// against treats requests against a device that is there, where they fit.
+// against handles requests for existing devices.
 func against(fits func(device, *createRequest) bool, then func(*reference, device, *createRequest) (*createReply, error)) creation {
 	return func(r *reference, _ context.Context, q *createRequest, next func() (*createReply, error)) (*createReply, error) {
 		if d, found := r.device(q.VolumeId); found && fits(d, q) {
@@ -135,7 +135,7 @@ func renamed(r *reference, ctx context.Context, q *createRequest, next func() (*
 	return renamedIf(always)(r, ctx, q, next)
 }
 
-// oneKind announces block devices and makes the others, too.
+// oneKind also creates devices that it does not announce.
 func oneKind(r *reference) around {
 	r.capabilities = []dputest.Capability{blockDevice, getDevice, listDevices}
 	return creating(func(r *reference, _ context.Context, q *createRequest, next func() (*createReply, error)) (*createReply, error) {
@@ -146,7 +146,7 @@ func oneKind(r *reference) around {
 	})(r)
 }
 
-// secretive serves nothing that a missing name could be seen by.
+// secretive serves no call that would show a missing name.
 func secretive(r *reference) around {
 	r.capabilities = []dputest.Capability{blockDevice}
 	return reply(func(c *createReply) { c.DeviceName = "" })(r)

@@ -71,7 +71,7 @@ func emptyIsAll(r *reference, ctx context.Context, q *deleteRequest, next func()
 	return next()
 }
 
-// byName deletes the device of that name, of any volume.
+// byName ignores the volume.
 func byName(r *reference, _ context.Context, q *deleteRequest, next func() (*deleteReply, error)) (*deleteReply, error) {
 	r.mu.Lock()
 	for id, d := range r.devices {
@@ -83,7 +83,7 @@ func byName(r *reference, _ context.Context, q *deleteRequest, next func() (*del
 	return next()
 }
 
-// walking takes the last element of a path for the name.
+// walking uses the last element of a path as name.
 func walking(r *reference, ctx context.Context, q *deleteRequest, next func() (*deleteReply, error)) (*deleteReply, error) {
 	if i := strings.LastIndex(q.DeviceName, "/"); i >= 0 {
 		return byName(r, ctx, &deleteRequest{DeviceName: q.DeviceName[i+1:]}, next)
@@ -98,7 +98,7 @@ func strict(r *reference, _ context.Context, q *deleteRequest, next func() (*del
 	return next()
 }
 
-// onlyOnce never makes the device of a volume again that was deleted.
+// onlyOnce never recreates a deleted device.
 func onlyOnce(r *reference) around {
 	var mu sync.Mutex
 	dead := map[string]bool{}

@@ -73,8 +73,8 @@ func usedUp(r *reference) around {
 	})(r)
 }
 
-// movingOn returns the next page when a page is requested for the third time:
-// the first request is from the walk through all pages.
+// movingOn returns the next page on the third request: the first is from the
+// walk through all pages.
 func movingOn(r *reference) around {
 	var mu sync.Mutex
 	asked := map[string]int{}
@@ -153,7 +153,7 @@ func remembering(r *reference) around {
 	}
 }
 
-// fragile does not know where it was when that device is gone.
+// fragile fails if the token's device was deleted.
 func fragile(r *reference, _ context.Context, q *listRequest, next func() (*listReply, error)) (*listReply, error) {
 	id, _ := strings.CutPrefix(q.StartingToken, tokenPrefix)
 	if _, found := r.device(id); q.StartingToken != "" && !found {
@@ -210,7 +210,7 @@ func noVolume(r *reference, q *getRequest) {
 	}
 }
 
-// forgetful finds each device the first time only.
+// forgetful finds each device only once.
 func forgetful(r *reference) around {
 	var mu sync.Mutex
 	returned := map[string]bool{}
@@ -262,8 +262,7 @@ func identityMutants() map[string]mutant {
 	}
 }
 
-// once changes the second reply only; the first is what the suite asks for to
-// know its way, or what it compares with.
+// once changes the second reply only; the first is for discovery or comparison.
 func once[R any](change func(*R)) breaking {
 	return func(r *reference) around {
 		var calls int

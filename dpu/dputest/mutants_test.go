@@ -15,8 +15,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// mutant is the reference with one rule broken, and the parts that must notice,
-// by their names below Run; CI runs the first of them.
+// mutant is the reference with one rule broken, and the tests that must fail;
+// CI runs the first of them.
 type mutant struct {
 	parts    string
 	breaking breaking
@@ -34,8 +34,8 @@ func mutants() map[string]mutant {
 
 const mutantVariable = "CLEAT_DPUTEST_MUTANT"
 
-// TestSuiteFindsMutants proves that the suite is sharp. A failing test cannot
-// be looked at from inside its process, so each mutant runs in one of its own.
+// TestSuiteFindsMutants runs each mutant in a process, since the suite must
+// fail there.
 func TestSuiteFindsMutants(t *testing.T) {
 	self := testkit.Value(os.Executable())(t)
 	covered := map[string]bool{}
@@ -45,11 +45,11 @@ func TestSuiteFindsMutants(t *testing.T) {
 			t.Run(name+"/"+part, func(t *testing.T) {
 				t.Parallel()
 				run := "^TestReference$"
-				if part != "NothingLeft" { // it is about what all the others leave
+				if part != "NothingLeft" { // checks what the others leave
 					run += "/^" + strings.ReplaceAll(part, "/", "$/^") + "$"
 				}
 				cmd := exec.CommandContext(t.Context(), self, "-test.run="+run, "-test.v")
-				// Without GORACE the race detector waits a second at the end of each.
+				// Without GORACE the race detector waits a second per process.
 				cmd.Env = append(os.Environ(), mutantVariable+"="+name, "GORACE=atexit_sleep_ms=0")
 				out, err := cmd.CombinedOutput()
 				if err == nil || !strings.Contains(string(out), "--- FAIL: TestReference/"+part+" ") {
@@ -65,7 +65,6 @@ func TestSuiteFindsMutants(t *testing.T) {
 	}
 }
 
-// mutated puts the fault of a mutant between the reference and its callers.
 func mutated(t *testing.T, r *reference, name string) []grpc.ServerOption {
 	t.Helper()
 	if name == "" {
@@ -84,7 +83,7 @@ func mutated(t *testing.T, r *reference, name string) []grpc.ServerOption {
 	})}
 }
 
-// unknownCalls is the one fault that no call of the contract goes through.
+// unknownCalls is the only fault outside the contract's calls.
 func unknownCalls(_ any, s grpc.ServerStream) error {
 	if err := s.RecvMsg(&emptypb.Empty{}); err != nil {
 		return err

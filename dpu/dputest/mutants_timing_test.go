@@ -48,7 +48,7 @@ func colliding(r *reference, ctx context.Context, q *createRequest, next func() 
 	return r.put(q, "mem"+strings.Repeat("i", n))
 }
 
-// busyIs gives a code of its own to what comes at the same time.
+// busyIs returns a code for concurrent calls.
 func busyIs(code codes.Code) breaking {
 	return func(*reference) around {
 		var mu sync.Mutex
@@ -81,7 +81,7 @@ func busyIs(code codes.Code) breaking {
 	}
 }
 
-// jammed never gets over a caller who left.
+// jammed stays blocked after a cancelled call.
 func jammed(r *reference) around {
 	var mu sync.Mutex
 	lost := map[string]bool{}
@@ -114,7 +114,7 @@ func startOver(r *reference, _ context.Context, q *createRequest, next func() (*
 	return r.put(q, "")
 }
 
-// unseen goes on when its caller leaves, and no delete knows of it.
+// unseen continues after a cancel, unknown to deletes.
 func unseen(r *reference, ctx context.Context, q *createRequest, next func() (*createReply, error)) (*createReply, error) {
 	return startOver(r, ctx, q, next)
 }

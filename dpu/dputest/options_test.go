@@ -28,7 +28,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// DeviceParts are the names of the parts that each kind of device runs through.
+// DeviceParts are the tests of each kind of device.
 func DeviceParts() []string {
 	var names []string
 	for _, p := range deviceParts() {

@@ -16,7 +16,7 @@ import (
 	storagev1 "github.com/cleatproject/cleat/api/dpf/storage/v1"
 )
 
-// reference is a plugin in memory that keeps the contract.
+// reference is a conforming plugin in memory.
 type reference struct {
 	storagev1.UnimplementedIdentityServiceServer
 	storagev1.UnimplementedStoragePluginServiceServer
@@ -37,13 +37,13 @@ type device struct {
 	name string
 }
 
-// operation is a CreateDevice at work. It goes on when its callers leave.
+// operation is a CreateDevice, which continues after a cancel.
 type operation struct {
 	request *storagev1.CreateDeviceRequest
 	ctx     context.Context
 	cancel  context.CancelFunc
 	done    chan struct{}
-	name    string // of the device, when done is closed
+	name    string // valid when done is closed
 	err     error
 }
 
@@ -56,7 +56,6 @@ func newReference(capabilities ...storagev1.StoragePluginServiceCapability_RPC_T
 	}
 }
 
-// Close ends what is under way.
 func (r *reference) Close() {
 	r.mu.Lock()
 	for _, op := range r.pending {
@@ -66,7 +65,6 @@ func (r *reference) Close() {
 	r.work.Wait()
 }
 
-// Hold makes the next create of a volume wait.
 func (r *reference) Hold(volumeID string) (<-chan struct{}, func()) {
 	h := &hold{held: make(chan struct{}), released: make(chan struct{})}
 	r.mu.Lock()
@@ -112,7 +110,6 @@ func mode(of string) string {
 	return of
 }
 
-// check says what is wrong with a request.
 func (r *reference) check(req *storagev1.CreateDeviceRequest) error {
 	var needed storagev1.StoragePluginServiceCapability_RPC_Type
 	switch {
@@ -140,8 +137,7 @@ func (r *reference) check(req *storagev1.CreateDeviceRequest) error {
 	return nil
 }
 
-// same reports whether two requests are for the same device; contexts can
-// differ.
+// same ignores contexts.
 func same(a, b *storagev1.CreateDeviceRequest) bool {
 	return slices.Equal(a.AccessModes, b.AccessModes) && mode(a.VolumeMode) == mode(b.VolumeMode)
 }
@@ -181,7 +177,6 @@ func (r *reference) CreateDevice(ctx context.Context, req *storagev1.CreateDevic
 	}
 }
 
-// begin starts an operation; mu is held.
 func (r *reference) begin(req *storagev1.CreateDeviceRequest) *operation {
 	ctx, cancel := context.WithCancel(context.Background())
 	op := &operation{request: req, ctx: ctx, cancel: cancel, done: make(chan struct{})}
@@ -196,7 +191,6 @@ func (r *reference) begin(req *storagev1.CreateDeviceRequest) *operation {
 	return op
 }
 
-// wait is the time that a device takes.
 func (op *operation) wait(h *hold, delay time.Duration) {
 	select {
 	case <-time.After(delay):

@@ -20,7 +20,6 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// words writes monitors as v1:192.0.2.1:6789.
 func words(all []monitor) string {
 	var w []string
 	for _, m := range all {
@@ -89,7 +88,7 @@ func TestConf(t *testing.T) {
 	}
 }
 
-// FuzzConf: what is read can be given to the kernel, and read again.
+// FuzzConf: the result can be passed to the kernel, and parsed again.
 func FuzzConf(f *testing.F) {
 	f.Add("[global]\nmon_host = [v2:192.0.2.1:3300/0,v1:192.0.2.1:6789/0]\n")
 	f.Add("[global]\nmon host = [2001:db8::1]:6789, 192.0.2.1 # x\\\n")
@@ -114,7 +113,6 @@ func FuzzConf(f *testing.F) {
 	})
 }
 
-// key is one of Ceph's, for tests.
 func key(fill byte) (text string, secret []byte) {
 	secret = append([]byte{1, 0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 0}, bytes.Repeat([]byte{fill}, 16)...)
 	return base64.StdEncoding.EncodeToString(secret), secret

@@ -84,7 +84,7 @@ func TestDirectory(t *testing.T) {
 	}
 }
 
-// TestAnotherIsThere: what differs is named on both sides, and left alone.
+// A different mount is reported and kept.
 func TestAnotherIsThere(t *testing.T) {
 	r := newRig(t)
 	ctx := t.Context()
@@ -113,7 +113,7 @@ func TestMountPoint(t *testing.T) {
 	ctx := t.Context()
 	for what, c := range map[string]struct {
 		make func(path string) error
-		says string // empty: it is taken
+		says string // empty: accepted
 		left func(path string) error
 	}{
 		"empty directory": {func(p string) error { return os.Mkdir(p, 0o755) }, "", nil},
@@ -137,7 +137,7 @@ func TestMountPoint(t *testing.T) {
 				return
 			}
 			testkit.WantError(t, "the error", err, errs.Precondition, c.says)
-			// A repeat of the removal succeeds, and takes nothing away.
+			// A second unmount succeeds.
 			testkit.Must(t, r.Unmount(ctx, name))
 			if err := c.left(r.Path(name)); err != nil {
 				t.Errorf("it is gone: %v", err)
@@ -146,7 +146,6 @@ func TestMountPoint(t *testing.T) {
 	}
 }
 
-// TestFailedMount leaves nothing.
 func TestFailedMount(t *testing.T) {
 	r := newRig(t)
 	testkit.WantError(t, "Mount", r.Mount(t.Context(), name, dirSpec("gone", false)), errs.Precondition, "gone of pool")
@@ -156,7 +155,7 @@ func TestFailedMount(t *testing.T) {
 	}
 }
 
-// TestLinkedPool: the table of mounts shows the pool's real path.
+// TestLinkedPool: the mount table shows the pool's real path.
 func TestLinkedPool(t *testing.T) {
 	r := newRig(t, func(c *Config) {
 		link := c.Pools[poolID] + "-link"

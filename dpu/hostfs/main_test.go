@@ -22,17 +22,17 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Words by which the tests start themselves as helpers that do not behave.
+// Arguments that start the tests as misbehaving helpers.
 const (
-	hangWord    = "hang"    // takes the order and does nothing
-	lateWord    = "late"    // mounts a tmpfs and does not say so
+	hangWord    = "hang"    // does nothing
+	lateWord    = "late"    // mounts a tmpfs and does not respond
 	garbageWord = "garbage" // prints an invalid response
-	forceWord   = "force"   // unmounts only when that is by force
+	forceWord   = "force"   // unmounts only by force
 )
 
 func TestMain(m *testing.M) {
 	if len(os.Args) < 2 || strings.HasPrefix(os.Args[1], "-") {
-		_ = os.Setenv("GORACE", "atexit_sleep_ms=0") // or the race detector waits a second at the end of each helper
+		_ = os.Setenv("GORACE", "atexit_sleep_ms=0") // else the race detector waits a second per helper
 		goleak.VerifyTestMain(m)
 		return
 	}
@@ -75,11 +75,10 @@ func helper(word string) error {
 
 const (
 	poolID = "0198a6b2-7c1e-7b5e-9d0a-0123456789ab"
-	// far is a deadline that no test waits for.
+	// far is a deadline that no test reaches.
 	far = 2 * time.Minute
 )
 
-// rig is a directory of volumes and a pool with two directories in it.
 type rig struct {
 	*Mounts
 	pool string

@@ -52,8 +52,8 @@ func TestNFSOptions(t *testing.T) {
 	}
 }
 
-// FuzzNFSOptions: what is taken never names another server, and always ends in
-// the options that take rights away.
+// FuzzNFSOptions: accepted options never override the server, and end in the
+// restricting attributes.
 func FuzzNFSOptions(f *testing.F) {
 	for _, s := range []string{"", "vers=4.1,hard", "addr=1", "ro,nolock", `a="b,addr=1"`, "x-y,v3"} {
 		f.Add(s)
@@ -98,7 +98,7 @@ func TestNFSDevice(t *testing.T) {
 	testkit.WantError(t, "Mount", r.Mount(t.Context(), name, bad), errs.Invalid, "192.0.2.1:/x", "addr is not allowed")
 }
 
-// TestNFSTries: which version and which address comes after which error.
+// TestNFSTries checks the order of versions and addresses after errors.
 func TestNFSTries(t *testing.T) {
 	a, b := netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("192.0.2.1")
 	create := func(errno unix.Errno) error { return fmt.Errorf("create: %w", errno) }

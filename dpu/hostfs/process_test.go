@@ -20,7 +20,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// tmpfs is a source that a helper mounts, and that the table shows as "late".
+// tmpfs is a source that the mount table shows as "late".
 type tmpfs struct {
 	*Mounts
 	bound time.Duration
@@ -28,7 +28,7 @@ type tmpfs struct {
 
 func (tmpfs) String() string { return "tmpfs late" }
 
-// mountAt with no bound ends the helper when the mount is there.
+// mountAt without bound ends the helper after the mount.
 func (s tmpfs) mountAt(ctx context.Context, target string) error {
 	bound := s.bound
 	if bound == 0 {
@@ -54,7 +54,7 @@ func (tmpfs) shown(_ context.Context, e mount.Entry, _ []mount.Entry) (bool, err
 	return e.Source == "late", nil
 }
 
-// soon is a bound that is met: nothing but the kill ends the helper.
+// soon is short: only the kill ends the helper.
 const soon = 200 * time.Millisecond
 
 func TestHelperIsKilled(t *testing.T) {
@@ -83,16 +83,16 @@ func TestHelperIsKilled(t *testing.T) {
 	wantNoChildren(t)
 }
 
-// wantNoChildren: no helper of this process runs or waits to be reaped.
+// wantNoChildren: no helper runs or is a zombie.
 func wantNoChildren(t *testing.T) {
 	t.Helper()
-	testkit.Eventually(t, "no process is left", func() bool { // one that is late is reaped by its own goroutine
+	testkit.Eventually(t, "no process is left", func() bool { // a late one is reaped by its own goroutine
 		err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
 		return errors.Is(err, unix.ECHILD)
 	})
 }
 
-// TestLateMount: a helper was killed when the mount was complete.
+// TestLateMount: the mount completed before the kill.
 func TestLateMount(t *testing.T) {
 	r := newRig(t, helperWord(lateWord))
 	src := tmpfs{r.Mounts, 0}
@@ -120,7 +120,7 @@ func TestHelperFails(t *testing.T) {
 	}
 }
 
-// TestHangingHelper: as long as the kernel holds one there is no second one.
+// TestHangingHelper: no second helper while the kernel holds one.
 func TestHangingHelper(t *testing.T) {
 	r := newRig(t, helperWord(lateWord))
 	p := &process{cmd: &exec.Cmd{Process: &os.Process{Pid: 4711}}, done: make(chan struct{})}
@@ -128,7 +128,7 @@ func TestHangingHelper(t *testing.T) {
 	src := tmpfs{r.Mounts, 0}
 	err := r.mountSource(t.Context(), r.Path(name), src)
 	testkit.WantError(t, "the error", err, errs.Unavailable, "process 4711 of an earlier attempt", r.Path(name))
-	testkit.Must(t, r.mountSource(t.Context(), r.Path("pvc-2"), src)) // others go on
+	testkit.Must(t, r.mountSource(t.Context(), r.Path("pvc-2"), src)) // other targets work
 	close(p.done)
 	testkit.Must(t, r.mountSource(t.Context(), r.Path(name), src))
 	if len(r.stuck) > 0 {
@@ -176,8 +176,8 @@ func TestHelperUnmounts(t *testing.T) {
 	}
 }
 
-// TestDeadServer: what does not answer is unmounted by force, and what even that
-// does not move is detached; a caller that gives up has nothing forced.
+// TestDeadServer: the unmount escalates to force and lazy, unless the caller
+// cancels.
 func TestDeadServer(t *testing.T) {
 	for _, c := range []struct {
 		what string
@@ -188,7 +188,7 @@ func TestDeadServer(t *testing.T) {
 		{"in use", true, []string{"forced unmount", "lazy unmount"}},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			t.Parallel() // half of the deadline passes before the first hard step, which has a quarter of it
+			t.Parallel() // half of the deadline passes before the first escalation
 			r := newRig(t, helperWord(forceWord), func(c *Config) { c.Deadline = 16 * time.Second })
 			target, e := r.served(t)
 			if c.busy {
@@ -211,7 +211,6 @@ func TestDeadServer(t *testing.T) {
 	}
 }
 
-// served mounts what could be a server's file system.
 func (r rig) served(t *testing.T) (target string, e mount.Entry) {
 	t.Helper()
 	target = r.Path(name)
@@ -236,7 +235,6 @@ func TestUnmountGivesUp(t *testing.T) {
 	}
 }
 
-// TestHelperByHand says what it is.
 func TestHelperByHand(t *testing.T) {
 	for _, in := range []string{"", "\n", "{}\n", "garbage\n", `{"target":""}` + "\n", strings.Repeat("x", maxHelperRequest+1)} {
 		var out strings.Builder
@@ -296,7 +294,7 @@ func TestTail(t *testing.T) {
 	}
 }
 
-// TestShared: SNAP does not see what is mounted on a private mount.
+// TestShared: SNAP does not see mounts on a private mount.
 func TestShared(t *testing.T) {
 	for _, c := range []struct {
 		how  uintptr

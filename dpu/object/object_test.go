@@ -36,8 +36,7 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// The requested namespace is found, regardless of the others; ambiguous
-// requests fail.
+// The requested namespace is found; ambiguous requests fail.
 func TestNamespace(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	const other, nguid = "7a3a1e2c-0a7b-4c53-9d55-3f9f4f2a1b02", "0123456789abcdef0123456789abcdef"
@@ -187,8 +186,8 @@ func TestRBD(t *testing.T) {
 	testkit.Must(bare.t, bare.Remove(t.Context(), bdev))
 }
 
-// A file that another bdev uses is not used, and a bdev with this plugin's name
-// on another file is not changed.
+// A file that another bdev uses is refused, and this plugin's bdev on another
+// file is unchanged.
 func TestAIO(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	for _, name := range []string{"a", "b"} {
@@ -243,8 +242,8 @@ func TestFsdev(t *testing.T) {
 	}
 }
 
-// TestAttaching records each path before its attach, and sends none that could
-// not be recorded.
+// TestAttaching records each path before its attach; a failed record prevents
+// it.
 func TestAttaching(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, spdktest.Namespace{ID: 1})

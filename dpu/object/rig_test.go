@@ -26,7 +26,6 @@ const (
 	uuid = "6f3a1e2c-0a7b-4c53-9d55-3f9f4f2a1b01"
 )
 
-// rig is a maker over a double of SNAP.
 type rig struct {
 	*Maker
 	t       *testing.T
@@ -53,12 +52,10 @@ func newRig(t *testing.T, c spdktest.Config, change func(*Config)) *rig {
 	return r
 }
 
-// target puts a subsystem onto the network.
 func (r *rig) target(nqn string, namespaces ...spdktest.Namespace) {
 	r.network.Put(spdktest.Subsystem{NQN: nqn, AnyHost: true, Addresses: []spdktest.Address{{Transport: "TCP", Host: "192.0.2.1", Port: "4420"}}, Namespaces: namespaces})
 }
 
-// controller is an object for a subsystem.
 func controller(name, nqn string) plan.Object {
 	return plan.Object{ID: plan.ID{Kind: plan.Controller, Name: name}, Controller: &plan.ControllerSpec{
 		Transport: "tcp", Paths: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:4420")}, SubNQN: nqn, HostNQN: host,
@@ -66,13 +63,13 @@ func controller(name, nqn string) plan.Object {
 	}}
 }
 
-// make makes an object that must come.
+// make must succeed.
 func (r *rig) make(o plan.Object) Outcome {
 	r.t.Helper()
 	return testkit.Value(r.Make(r.t.Context(), o, nil))(r.t)
 }
 
-// params are those of the last call of a method.
+// params of a method's last call.
 func (r *rig) params(method string) string {
 	r.t.Helper()
 	for _, c := range slices.Backward(r.snap.Calls()) {
@@ -84,12 +81,11 @@ func (r *rig) params(method string) string {
 	return ""
 }
 
-// files is a directory that stands in for every pool.
 type files string
 
 func (f files) File(a access.File) (string, error) { return filepath.Join(string(f), a.Name), nil }
 
-// directories stand in for mounts: they are there already.
+// directories replaces mounts.
 type directories string
 
 func (d directories) Path(name string) string { return filepath.Join(string(d), name) }

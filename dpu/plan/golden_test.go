@@ -37,7 +37,7 @@ func monitors() []netip.AddrPort {
 	return []netip.AddrPort{netip.MustParseAddrPort("192.0.2.7:3300"), netip.MustParseAddrPort("[2001:db8::7]:0")}
 }
 
-// golden is the plan of a request, with its objects as they stand on record.
+// golden is a recorded plan.
 type golden struct {
 	what    string
 	request request.Create
@@ -96,9 +96,9 @@ func goldens() []golden {
 	}
 }
 
-// pinned are the names of the plans above. A name must NEVER change between
-// releases: a new release would not find what an old one made, SNAP recovers
-// devices by them, and the node driver keeps them.
+// pinned names must NEVER change between releases: a new release would not find
+// existing objects, SNAP recovers devices by them, and the node driver keeps
+// them.
 func pinned(s string) string {
 	return strings.NewReplacer(
 		"CONTROLLER2", "cleat_nvme_9385cc63abb80e2a", "CONTROLLER", "cleat_nvme_9ab4b89f41d9d6e2", "KEY1", "cleat_key_1fa2a0e08d4c006b", "KEY2", "cleat_key_609fdb81b4811fc0", "KEY3", "cleat_key_9f7936d8668cf65c",
@@ -106,9 +106,8 @@ func pinned(s string) string {
 	).Replace(s)
 }
 
-// TestGolden pins names and the record format: records of earlier releases must
-// stay readable, so fields can be added, but not removed or renamed, including
-// those of package access.
+// TestGolden pins names and the record format: fields, including those of
+// package access, can be added, but not removed or renamed.
 func TestGolden(t *testing.T) {
 	for _, c := range goldens() {
 		t.Run(c.what, func(t *testing.T) {
@@ -140,7 +139,7 @@ func TestOneKeyForTwoPurposes(t *testing.T) {
 	}
 }
 
-// What a plan holds is its own.
+// A plan shares no memory with its request.
 func TestPlanSharesNothing(t *testing.T) {
 	for _, c := range goldens() {
 		d := testkit.Value(settings().Make(c.request))(t)

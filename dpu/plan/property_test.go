@@ -61,7 +61,6 @@ func drawFile(t *rapid.T) access.File {
 	return access.File{Pool: rapid.SampledFrom([]string{pool, uuid}).Draw(t, "pool"), Name: rapid.OneOf(someOf, rapid.StringMatching(`[a-z]( of pool )?[a-z/]{0,3}`)).Draw(t, "file")}
 }
 
-// draw draws a request that has its locator.
 func draw(t *rapid.T) request.Create {
 	q := request.Create{Volume: volumes.Draw(t, "volume"), Mode: request.Block}
 	if rapid.Bool().Draw(t, "read-only") {
@@ -91,10 +90,9 @@ func mustMake(t *rapid.T, s plan.Settings, q request.Create) plan.Device {
 
 var name = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
 
-// TestPlans: the same request gives the same plan; its names are fit for SPDK
-// and for a directory; each object is of its kind, comes once and behind what
-// it needs, and comes back from its record as it was, lists that are nil or
-// empty included.
+// TestPlans: plans are deterministic; names are valid for SPDK and directories;
+// each object fits its kind, is unique, follows what it needs, and survives
+// encoding, with nil and empty lists.
 func TestPlans(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		q := draw(t)
@@ -136,7 +134,6 @@ func TestPlans(t *testing.T) {
 	})
 }
 
-// needs are the objects that one refers to.
 func needs(o plan.Object) []plan.ID {
 	var all []plan.ID
 	switch {
@@ -154,8 +151,8 @@ func needs(o plan.Object) []plan.ID {
 	return all
 }
 
-// TestControllers: SPDK takes one controller of a subsystem and a host, so its
-// name follows from these two and from nothing else.
+// TestControllers: a controller's name depends on subsystem and host only,
+// since SPDK accepts one controller per pair.
 func TestControllers(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		of := func(label string) (string, [2]string) {
@@ -180,8 +177,8 @@ func TestControllers(t *testing.T) {
 	})
 }
 
-// TestNamesOfVolumes: two volumes, or two plugins, share no device but that of
-// a subsystem.
+// TestNamesOfVolumes: two volumes or plugins share no device except of a
+// subsystem.
 func TestNamesOfVolumes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		q, s, u := draw(t), settings(), settings()
@@ -195,8 +192,8 @@ func TestNamesOfVolumes(t *testing.T) {
 	})
 }
 
-// TestExclusive: two objects have the same exclusive resource exactly if they
-// use the same file or image, for any Ceph user.
+// TestExclusive: exclusive resources are equal exactly for the same file or
+// image, for any Ceph user.
 func TestExclusive(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		q, r := draw(t), draw(t)
@@ -225,7 +222,6 @@ func TestExclusive(t *testing.T) {
 	})
 }
 
-// storage is the exclusive storage of a block device.
 func storage(q request.Create) string {
 	switch a := q.Access.(type) {
 	case access.File:

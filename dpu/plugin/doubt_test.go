@@ -19,8 +19,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// interrupted ends the plugin during an attach, which SNAP continues, and
-// starts it again.
+// interrupted restarts the plugin during an attach, which SNAP continues.
 func (r *rig) interrupted(q request.Create) {
 	r.t.Helper()
 	creating := r.begin(r.t.Context(), q)
@@ -32,9 +31,8 @@ func (r *rig) interrupted(q request.Create) {
 	r.start()
 }
 
-// TestDeleteAfterAnInterruptedAttach refuses DeleteDevice until the attach of an
-// earlier process of the plugin is seen to have ended, which is long before the
-// bound.
+// DeleteDevice fails until the attach of an earlier plugin process has ended,
+// long before the timeout.
 func TestDeleteAfterAnInterruptedAttach(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Attach: time.Minute}}, nil)
@@ -52,7 +50,6 @@ func TestDeleteAfterAnInterruptedAttach(t *testing.T) {
 	r.empty()
 }
 
-// appears waits until SNAP has a controller.
 func (r *rig) appears() {
 	r.t.Helper()
 	testkit.EventuallyNil(r.t, "SNAP attaches", func() error {
@@ -63,8 +60,7 @@ func (r *rig) appears() {
 	})
 }
 
-// refusedDelete checks that DeleteDevice fails because an attach can still
-// complete.
+// refusedDelete: DeleteDevice fails while an attach can complete.
 func (r *rig) refusedDelete(volumeID string) {
 	r.t.Helper()
 	err := r.plugin.Delete(r.t.Context(), request.Device{Volume: volumeID})
@@ -73,10 +69,9 @@ func (r *rig) refusedDelete(volumeID string) {
 	}
 }
 
-// TestLateAttach is the end of an attach after DeleteDevice: packets to the
-// target are dropped at 0 s, the plugin is killed at 25 s, packets pass again at
-// 44 s. The second attach gets through at 56 s, the first at 63 s. DeleteDevice
-// is not OK before the first is certain to have ended.
+// TestLateAttach: packets are dropped at 0 s, the plugin is killed at 25 s,
+// packets pass at 44 s. The second attach completes at 56 s, the first at 63 s.
+// DeleteDevice must not succeed before the first has ended.
 func TestLateAttach(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{}, nil)
@@ -113,8 +108,8 @@ func TestLateAttach(t *testing.T) {
 	r.empty()
 }
 
-// TestLateAttachIsRemoved removes a controller that appears after it was
-// removed, also when a detach fails at first.
+// TestLateAttachIsRemoved: a controller that appears after its removal is
+// removed, also if a detach fails first.
 func TestLateAttachIsRemoved(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Attach: time.Minute}}, nil)
@@ -128,8 +123,7 @@ func TestLateAttachIsRemoved(t *testing.T) {
 	r.empty() // without a call
 }
 
-// TestRecordWithoutAsked waits for the bound where an earlier release, which did
-// not record the path, left an attach.
+// Without a recorded path, as in an earlier release, the timeout applies.
 func TestRecordWithoutAsked(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{}, nil)
@@ -148,8 +142,7 @@ func TestRecordWithoutAsked(t *testing.T) {
 	r.empty()
 }
 
-// TestRestartOfSNAPEndsAttaches answers DeleteDevice with OK once SNAP is another
-// process.
+// DeleteDevice succeeds after a restart of SNAP.
 func TestRestartOfSNAPEndsAttaches(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{Timing: spdktest.Timing{Attach: time.Hour}}, nil)
@@ -164,8 +157,8 @@ func TestRestartOfSNAPEndsAttaches(t *testing.T) {
 	r.empty()
 }
 
-// TestInterruptedCreateIsRemoved removes what an attach of an earlier process
-// brings. A retry for another subsystem waits for that.
+// The result of an earlier attach is removed. A retry for another subsystem
+// waits for that.
 func TestInterruptedCreateIsRemoved(t *testing.T) {
 	t.Parallel()
 	const two = "nqn.2016-06.io.spdk:two"
@@ -203,8 +196,8 @@ func TestForeignObjectIsForgotten(t *testing.T) {
 	}
 }
 
-// A controller that other volumes use does not become foreign if one of its
-// paths is unconfirmed while another volume fails.
+// A shared controller does not become foreign if a path is unconfirmed while
+// another volume fails.
 func TestSharedControllerWithUnansweredAttach(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 2)
@@ -266,7 +259,6 @@ func TestAnotherNamespaceUnderTheName(t *testing.T) {
 	}
 }
 
-// hasNotHeld checks that GetDevice does not find a device that was made.
 func (r *rig) hasNotHeld(volumeID, name string) {
 	r.t.Helper()
 	if _, err := r.plugin.Get(r.t.Context(), request.Device{Volume: volumeID, Name: name}); !errors.Is(err, ErrNotFound) {
@@ -290,7 +282,7 @@ func TestManyLeftovers(t *testing.T) {
 	r.awaitCall("bdev_nvme_attach_controller", attaches+1)
 	r.crash()
 	<-stuck
-	for i := range 40 { // as if the plugin had ended while all were deleted
+	for i := range 40 { // as if the plugin had ended during the deletes
 		v := fmt.Sprint("v", i)
 		r.edit(v, func(d *table.Device) { d.Phase = table.Removing })
 	}
@@ -312,7 +304,6 @@ func TestManyLeftovers(t *testing.T) {
 	})
 }
 
-// edit changes a record while the plugin is stopped.
 func (r *rig) edit(volumeID string, change func(*table.Device)) {
 	r.t.Helper()
 	s := testkit.Value(store.Open(r.t.Context(), filepath.Join(r.dir, "dpu.db"), store.Options{Role: table.Role, Version: table.Version}))(r.t)

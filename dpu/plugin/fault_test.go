@@ -20,13 +20,11 @@ import (
 
 const one = "nqn.2016-06.io.spdk:one"
 
-// result is how a call in the background ended.
 type result struct {
 	name string
 	err  error
 }
 
-// begin calls Create in the background.
 func (r *rig) begin(ctx context.Context, q request.Create) <-chan result {
 	done := make(chan result, 1)
 	go func() {
@@ -93,7 +91,7 @@ func TestSlowCreateIsAnsweredInTime(t *testing.T) {
 	}
 	var name string
 	testkit.EventuallyNil(r.t, "the retry gets the device", func() (err error) {
-		r.skipped.Add(int64(time.Hour)) // the wait of an attach begins after its call
+		r.skipped.Add(int64(time.Hour)) // an attach waits after its call
 		name, err = r.plugin.Create(t.Context(), nvme("v", one))
 		return err
 	})
@@ -103,8 +101,7 @@ func TestSlowCreateIsAnsweredInTime(t *testing.T) {
 	}
 }
 
-// After a lost response of SNAP, a delete leaves no objects, and a retry gets
-// the device.
+// After a lost response, a delete leaves nothing, and a retry succeeds.
 func TestLostAnswers(t *testing.T) {
 	for _, method := range []string{"bdev_nvme_attach_controller", "bdev_nvme_get_controllers", "bdev_get_bdevs"} {
 		for what, fault := range map[string]spdktest.Fault{
@@ -137,7 +134,7 @@ func TestLostAnswers(t *testing.T) {
 }
 
 // SNAP restarts during each call of a create: the result is an error or an
-// existing device, and in the end nothing is left over.
+// existing device, without left-over objects.
 func TestSNAPRestartsDuringCreate(t *testing.T) {
 	for _, method := range []string{"bdev_nvme_attach_controller", "bdev_nvme_get_controllers", "bdev_get_bdevs"} {
 		for what, fault := range map[string]spdktest.Fault{
@@ -204,8 +201,8 @@ func TestControllerOfAnotherSubsystem(t *testing.T) {
 	}
 }
 
-// The device of a failed controller is absent; CreateDevice resets the
-// controller without removing the bdev.
+// A failed controller's device is absent; CreateDevice resets the controller
+// and keeps the bdev.
 func TestFailedController(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	s := r.target(one, 1)
@@ -246,7 +243,7 @@ func TestMissingPath(t *testing.T) {
 	name := r.create(q)
 	r.has("v", name)
 	paths := func() int { return len(ask[[]spdk.NVMeController](r, "bdev_nvme_get_controllers", nil)[0].Paths) }
-	r.awaitCall("bdev_nvme_attach_controller", 2) // at once, beside the call
+	r.awaitCall("bdev_nvme_attach_controller", 2) // immediately, concurrent with the call
 	if paths() != 1 {
 		t.Errorf("%d paths", paths())
 	}
@@ -276,7 +273,7 @@ func TestHangingPath(t *testing.T) {
 	r.has("v", name)
 	deleted := make(chan error, 1)
 	go func() { deleted <- r.plugin.Delete(t.Context(), request.Device{Volume: "v", Name: name}) }()
-	testkit.Must(r.t, pass(r, deleted)) // it waits for the attach that is under way
+	testkit.Must(r.t, pass(r, deleted)) // waits for the attach in progress
 	r.empty()
 }
 
@@ -322,8 +319,8 @@ func TestVolumesDoNotWaitForEachOther(t *testing.T) {
 	r.empty()
 }
 
-// After the record is lost, existing objects are reused, kept if a call fails,
-// and not removed while exposed.
+// After the record is lost, existing objects are reused, survive failed calls,
+// and are not removed while exposed.
 func TestLostRecord(t *testing.T) {
 	r := newRig(t, spdktest.Config{SNAP: true}, nil)
 	r.target(one, 2)

@@ -72,7 +72,7 @@ func TestReplacedNamespace(t *testing.T) {
 	}
 	accepting := nvme("v", one, "nsId", "1", "acceptUuidChange", "true")
 	r.has("v", r.create(accepting))
-	r.has("v", r.create(q)) // the UUID on record is the new one
+	r.has("v", r.create(q)) // recorded
 	r.delete("v", name)
 
 	r.create(q)
@@ -95,12 +95,12 @@ func TestHeartbeatWhileSNAPIsSlow(t *testing.T) {
 	}
 }
 
-// heartbeatWhileSNAPIsSlow reports whether a look came within the grace.
+// heartbeatWhileSNAPIsSlow reports whether look was within the grace.
 func heartbeatWhileSNAPIsSlow(t *testing.T, look time.Duration) bool {
 	grace := 13 * look
 	r := newRig(t, spdktest.Config{}, func(c *Config, _ *object.Config) { c.LookWithin, c.Grace = look, grace })
 	r.target(one, 1)
-	var good time.Time // not after the last good look
+	var good time.Time // at or before the last success
 	var name string
 	testkit.EventuallyNil(r.t, "a device, though SNAP has no longer to answer than a look", func() (err error) {
 		good = time.Now()

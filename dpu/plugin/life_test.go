@@ -18,7 +18,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// flavours are the processes that the same must hold for.
 func flavours() map[string]spdktest.Config {
 	return map[string]spdktest.Config{
 		"SPDK":          {RBD: true},
@@ -28,8 +27,8 @@ func flavours() map[string]spdktest.Config {
 	}
 }
 
-// Devices of each kind are created, kept over a restart of the plugin, created
-// again after a restart of SNAP, and deleted without left-over objects.
+// Devices of each kind survive a restart of the plugin, are recreated after a
+// restart of SNAP, and deleted completely.
 func TestLife(t *testing.T) {
 	for name, c := range flavours() {
 		t.Run(name, func(t *testing.T) {
@@ -83,8 +82,7 @@ func TestLife(t *testing.T) {
 	}
 }
 
-// Volumes of one subsystem share its controller, which is removed with the last
-// of them.
+// A shared controller is removed with its last volume.
 func TestSharedController(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	const nqn = "nqn.2016-06.io.spdk:shared"
@@ -127,7 +125,7 @@ func TestNamespaceOfAnother(t *testing.T) {
 		r.delete(v, "")
 	}
 	r.has("a", name)
-	// A subsystem that shows nothing to this host leaves nothing either.
+	// A subsystem without visible namespaces leaves nothing.
 	r.target("nqn.2016-06.io.spdk:none", 0)
 	r.refused(nvme("e", "nqn.2016-06.io.spdk:none"), "no namespace", "it has no namespaces")
 	r.delete("a", name)
@@ -201,7 +199,6 @@ func TestUnsupportedVolumeMode(t *testing.T) {
 	}
 }
 
-// The parameters of an attach: those of the field, in the words of SPDK.
 func TestAttachParameters(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	const nqn = "nqn.2016-06.io.spdk:one"
@@ -230,8 +227,8 @@ func TestAttachParameters(t *testing.T) {
 	})
 }
 
-// The samples' contexts name no namespace. Where there is one it is that one, and
-// the bdevs of all other devices are not asked for.
+// Without a namespace in the context the only one is found, without listing all
+// bdevs.
 func TestOnlyNamespaceWithoutAList(t *testing.T) {
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
@@ -243,8 +240,7 @@ func TestOnlyNamespaceWithoutAList(t *testing.T) {
 	}
 }
 
-// NVIDIA's processes are asked for their own transport; where it is not built
-// in, for the other.
+// NVIDIA's processes use their own transport if available.
 func TestTransportAlias(t *testing.T) {
 	r := newRig(t, spdktest.Config{Flavour: spdktest.Fork, SNAP: true}, nil)
 	r.target("nqn.2016-06.io.spdk:one", 1)
@@ -266,7 +262,7 @@ func TestTransportAlias(t *testing.T) {
 	}
 }
 
-// SNAP says the same of a wrong key as of a target that is down.
+// SNAP reports a wrong key like an unreachable target.
 func TestAttachErrorNamesKeys(t *testing.T) {
 	t.Parallel()
 	keys := t.TempDir()

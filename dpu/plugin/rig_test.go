@@ -41,7 +41,7 @@ const (
 	rwx  = storagev1.AccessMode_ACCESS_MODE_RWX
 )
 
-// rig is a plugin over a double of SNAP on a network of targets.
+// rig is a plugin with a double of SNAP and targets.
 type rig struct {
 	t       *testing.T
 	network *spdktest.Network
@@ -50,16 +50,15 @@ type rig struct {
 	pools   files
 	dir     string
 	change  func(*Config, *object.Config)
-	idle    bool         // start the plugin without its background loop
-	skipped atomic.Int64 // nanoseconds that the network is ahead of the machine
+	idle    bool         // without the background loop
+	skipped atomic.Int64 // nanoseconds that the network's clock is ahead
 
 	plugin *Plugin
 	table  *table.Table
-	stop   func() // the plugin, in order
-	crash  func() // the plugin, which loses SNAP at once; then stop does nothing
+	stop   func() // ends the plugin in order
+	crash  func() // the plugin loses SNAP; then stop does nothing
 }
 
-// newRig starts a rig. change modifies the configuration of the plugin.
 func newRig(t *testing.T, c spdktest.Config, change func(*Config, *object.Config)) *rig {
 	t.Helper()
 	dir := testkit.Dir(t) // short enough for a socket
@@ -77,7 +76,7 @@ func newRig(t *testing.T, c spdktest.Config, change func(*Config, *object.Config
 	return r
 }
 
-// start starts the plugin on what the last one left.
+// start uses the existing record.
 func (r *rig) start() {
 	r.t.Helper()
 	s := testkit.Value(store.Open(r.t.Context(), filepath.Join(r.dir, "dpu.db"), store.Options{Role: table.Role, Version: table.Version}))(r.t)
@@ -106,7 +105,6 @@ func (r *rig) start() {
 	r.stop, r.crash = stop, func() { _ = rpc.Close(); stop() }
 }
 
-// restart ends the plugin and starts it again.
 func (r *rig) restart() {
 	r.t.Helper()
 	r.stop()
@@ -116,11 +114,9 @@ func (r *rig) restart() {
 // now is the clock of the network and of the plugin.
 func (r *rig) now() time.Time { return time.Now().Add(time.Duration(r.skipped.Load())) }
 
-// skip advances the clock.
 func (r *rig) skip(d time.Duration) { r.skipped.Add(int64(d)) }
 
-// pass advances the clock of the network until a call is answered, whatever SNAP
-// still waits for.
+// pass advances the clock until a call returns.
 func pass[T any](r *rig, answered <-chan T) T {
 	for {
 		select {
@@ -132,7 +128,7 @@ func pass[T any](r *rig, answered <-chan T) T {
 	}
 }
 
-// target puts a subsystem with namespaces 1 to n onto the network.
+// target adds a subsystem with namespaces 1 to n.
 func (r *rig) target(nqn string, n int) spdktest.Subsystem {
 	s := spdktest.Subsystem{NQN: nqn, AnyHost: true, Addresses: []spdktest.Address{{Transport: "TCP", Host: "192.0.2.1", Port: "4420"}}}
 	for i := range n {
@@ -146,7 +142,6 @@ func uuidOf(nqn string, nsid int) string {
 	return uuid.NewSHA1(uuid.NameSpaceURL, fmt.Append(nil, nqn, "/", nsid)).String()
 }
 
-// nvme is a request for a namespace; more are added to its context.
 func nvme(volumeID, nqn string, more ...string) request.Create {
 	c := map[string]string{"targetType": "tcp", "targetAddr": "192.0.2.1", "targetPort": "4420", "nqn": nqn}
 	for i := 0; i+1 < len(more); i += 2 {
@@ -155,7 +150,6 @@ func nvme(volumeID, nqn string, more ...string) request.Create {
 	return request.Create{Volume: volumeID, Mode: request.Block, Modes: []storagev1.AccessMode{rwo}, Contexts: request.Contexts{Volume: c}}
 }
 
-// local is a request for a file, or a directory, of the pool.
 func local(volumeID, name string, mode request.Mode) request.Create {
 	return request.Create{Volume: volumeID, Mode: mode, Modes: []storagev1.AccessMode{rwo}, Contexts: request.Contexts{Volume: access.Encode(access.File{Pool: pool, Name: name})}}
 }
@@ -164,13 +158,12 @@ func nfs(volumeID string) request.Create {
 	return request.Create{Volume: volumeID, Mode: request.Filesystem, Modes: []storagev1.AccessMode{rwx}, Contexts: request.Contexts{Volume: map[string]string{"server": "192.0.2.9", "share": "/export", "subdir": volumeID}}}
 }
 
-// create makes a device that must come.
+// create must succeed.
 func (r *rig) create(q request.Create) string {
 	r.t.Helper()
 	return testkit.Value(r.plugin.Create(r.t.Context(), q))(r.t)
 }
 
-// refused calls Create, which must fail with an error that contains the words.
 func (r *rig) refused(q request.Create, words ...string) error {
 	r.t.Helper()
 	name, err := r.plugin.Create(r.t.Context(), q)
@@ -225,7 +218,6 @@ func (r *rig) listed() []string {
 	return all
 }
 
-// ask calls a method of the double.
 func ask[T any](r *rig, method string, params any) T {
 	r.t.Helper()
 	client := testkit.Value(spdk.Open(spdk.Config{Socket: r.snap.Socket()}))(r.t)
@@ -235,7 +227,6 @@ func ask[T any](r *rig, method string, params any) T {
 	return result
 }
 
-// controllers are the names of those that the double holds.
 func (r *rig) controllers() []string {
 	r.t.Helper()
 	var names []string
@@ -256,7 +247,7 @@ func (r *rig) bdevs() []string {
 	return names
 }
 
-// empty checks that nothing is left of anything, in the end.
+// empty awaits that nothing is left over.
 func (r *rig) empty() {
 	r.t.Helper()
 	testkit.EventuallyNil(r.t, "nothing is left", func() error {
@@ -271,7 +262,6 @@ func (r *rig) empty() {
 	})
 }
 
-// asked counts the calls of a method.
 func (r *rig) asked(method string) (n int) {
 	for _, c := range r.snap.Calls() {
 		if c.Method == method {
@@ -281,7 +271,6 @@ func (r *rig) asked(method string) (n int) {
 	return n
 }
 
-// awaitCall waits until a method was called n times.
 func (r *rig) awaitCall(method string, n int) {
 	r.t.Helper()
 	testkit.EventuallyNil(r.t, fmt.Sprintf("%s is called %d times", method, n), func() error {
@@ -292,7 +281,7 @@ func (r *rig) awaitCall(method string, n int) {
 	})
 }
 
-// params are those of the last call of a method.
+// params of a method's last call.
 func (r *rig) params(method string) map[string]any {
 	r.t.Helper()
 	for _, c := range slices.Backward(r.snap.Calls()) {
@@ -306,8 +295,7 @@ func (r *rig) params(method string) map[string]any {
 	return nil
 }
 
-// directories stand in for mounts, which package hostfs does and has its own
-// tests for: they are plain directories.
+// directories replaces mounts by plain directories.
 type directories struct {
 	dir string
 
@@ -348,7 +336,6 @@ func (d *directories) names() []string {
 	return slices.Sorted(maps.Keys(d.mounted))
 }
 
-// files is the directory of the only pool.
 type files string
 
 func (f files) File(a access.File) (string, error) {
@@ -358,7 +345,6 @@ func (f files) File(a access.File) (string, error) {
 	return filepath.Join(string(f), a.Name), nil
 }
 
-// make puts a file into the pool.
 func (f files) make(t *testing.T, name string) {
 	t.Helper()
 	testkit.Must(t, os.WriteFile(filepath.Join(string(f), name), make([]byte, 1<<20), 0o600))

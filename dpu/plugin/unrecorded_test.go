@@ -14,7 +14,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// lose ends the plugin and starts it without its record.
+// lose restarts the plugin without its record.
 func (r *rig) lose() {
 	r.t.Helper()
 	r.stop()
@@ -33,7 +33,7 @@ func TestDeleteWithoutRecord(t *testing.T) {
 	for _, q := range kinds {
 		name := r.create(q)
 		r.lose()
-		if q.Volume != "a" { // the name of a controller does not depend on the volume
+		if q.Volume != "a" { // a controller's name does not depend on the volume
 			r.delete("another", name)
 			r.delete(q.Volume, "")
 			r.delete(q.Volume, "never")
@@ -72,7 +72,7 @@ func TestDeleteWithoutRecordOfWhatAHostSees(t *testing.T) {
 	r.empty()
 }
 
-// A plugin that dies when the removal is on record goes on with it.
+// A recorded removal continues after a crash.
 func TestDeleteWithoutRecordIsResumed(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{SNAP: true}, nil)
@@ -95,8 +95,7 @@ func (r *rig) sample(volumeID, nqn string) {
 	})
 }
 
-// What the sample plugin made for a volume is that volume's, and goes when no
-// volume uses it any more.
+// The sample plugin's objects are removed with the last volume that uses them.
 func TestDeviceOfTheSample(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{SNAP: true}, nil)
@@ -131,7 +130,7 @@ func TestDeviceOfTheSampleWithoutRecord(t *testing.T) {
 		t.Fatalf("the DeleteDevice of another volume removed it: %q", got)
 	}
 	r.create(nvme("w", one, "nsId", "2"))
-	r.delete("v", "nvme_vn1") // it stays for the other volume
+	r.delete("v", "nvme_vn1") // kept for the other volume
 	r.has("w", "nvme_vn2")
 	r.delete("w", "nvme_vn2")
 	r.empty()
@@ -140,7 +139,7 @@ func TestDeviceOfTheSampleWithoutRecord(t *testing.T) {
 	r.empty()
 }
 
-// What neither made is left.
+// Foreign objects are kept.
 func TestDeviceOfTheSampleOfAnother(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{SNAP: true}, nil)

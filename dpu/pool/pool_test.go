@@ -51,7 +51,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// newPool is a pool with one of everything, beside a file that is outside.
+// newPool has one file of each type, and a file outside.
 func newPool(t *testing.T) (pools pool.Pools, dir string) {
 	t.Helper()
 	outer := t.TempDir()
@@ -160,7 +160,7 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// TestNames: whatever the name, an answer lies in the pool.
+// TestNames: no name leads out of the pool.
 func TestNames(t *testing.T) {
 	pools, dir := newPool(t)
 	elements := []string{"file", "sub", "deep", "..", ".", "", "link", "dirlink", "up", "out", "outside", "proc", "self", "root", "/"}
@@ -177,8 +177,8 @@ func TestNames(t *testing.T) {
 	})
 }
 
-// TestSwapped: a directory on the way that turns into a link again and again is
-// never followed out of the pool.
+// TestSwapped: a directory that is repeatedly replaced by a link is never
+// followed out of the pool.
 func TestSwapped(t *testing.T) {
 	pools, dir := newPool(t)
 	testkit.Must(t, os.Mkdir(filepath.Join(dir, "..", "elsewhere"), 0o755))

@@ -20,7 +20,6 @@ const (
 	lvol = "7f3a8f0e-3a5e-4c55-9d4c-50b0d3a4a111"
 )
 
-// publish is what the node driver says of itself in every request.
 func publish() kv {
 	return kv{"nv-volumeName": "pvc-1f0e", "nv-volumeAttachmentName": "csi-3ad2"}
 }
@@ -43,7 +42,6 @@ func locate(mode request.Mode, publish, volume, storage kv) (request.Create, err
 	return c, c.Locate()
 }
 
-// located is a volume context of each dialect of the field, and what it means.
 type located struct {
 	name    string
 	mode    request.Mode
@@ -122,8 +120,8 @@ func TestDialects(t *testing.T) {
 	}
 }
 
-// What the attachment says overrides what the volume says, unless it would be
-// another volume.
+// The publish context overrides the volume context, unless it would be another
+// volume.
 func TestPublishContextWins(t *testing.T) {
 	volume := kv{"targetType": "tcp", "targetAddr": "192.0.2.1", "nqn": nqn}
 	got, err := locate(request.Block, kv{"targetAddr": "192.0.2.2"}, volume, nil)
@@ -134,8 +132,8 @@ func TestPublishContextWins(t *testing.T) {
 	names(t, err, "different volumes", nqn+"x")
 }
 
-// Every locator with the other volume mode, save for a file of a pool: whether
-// that is a directory shows when it is looked at.
+// Every locator with the other volume mode, except files: the pool knows their
+// type.
 func TestModeAndLocator(t *testing.T) {
 	for _, c := range dialects() {
 		other, fit := request.Block, "a block device needs an NVMe-oF namespace (targetType tcp"

@@ -31,7 +31,7 @@ func TestBounds(t *testing.T) {
 	for _, c := range []struct {
 		what                     string
 		publish, volume, storage kv
-		words                    string // of the error; none when it is taken
+		words                    string // of the error; empty: accepted
 	}{
 		{"maximum number of keys", many(500), many(500), many(24), ""},
 		{"one key more", many(500), many(500), many(25), "1025 keys in total, at most 1024"},
@@ -84,7 +84,7 @@ func TestManyAccessModes(t *testing.T) {
 	}
 }
 
-// A page is never more than a client takes, whatever the volumes are called.
+// A full page fits the message limit, for any volume names.
 func TestFullPageFitsAMessage(t *testing.T) {
 	page := testkit.Value(request.ParsePage(&storagev1.ListDevicesRequest{MaxEntries: 1 << 30}))(t)
 	if page.Max > most {
@@ -112,7 +112,7 @@ func TestDiffering(t *testing.T) {
 	if !(request.Contexts{}).Equal(request.Contexts{Publish: kv{}, Volume: kv{}}) || !a.Equal(a) {
 		t.Error("equal contexts differ")
 	}
-	// The same key is another one in another map.
+	// Equal keys of different maps differ.
 	if (request.Contexts{Publish: kv{"a": "1"}}).Equal(request.Contexts{Volume: kv{"a": "1"}}) {
 		t.Error("two maps are taken for one")
 	}

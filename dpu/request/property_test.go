@@ -20,8 +20,8 @@ import (
 
 var volumes = rapid.StringMatching(`[A-Za-z0-9]([A-Za-z0-9_-]|\.[A-Za-z0-9]){0,100}[A-Za-z0-9]`)
 
-// TestTokens: each volume has a token of its own, which leads behind it and
-// needs nothing but itself: so it stays good when the volume goes.
+// TestTokens: each volume has its own token, which stays valid when the volume
+// is deleted.
 func TestTokens(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := volumes.Draw(t, "a"), volumes.Draw(t, "b")
@@ -35,8 +35,7 @@ func TestTokens(t *testing.T) {
 	})
 }
 
-// TestNoOtherTokens: of all strings only those that Token gives are taken,
-// however near they are to one.
+// TestNoOtherTokens: only results of Token are accepted.
 func TestNoOtherTokens(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		near := []byte(request.Token(volumes.Draw(t, "volume")))
@@ -61,7 +60,6 @@ type failer interface {
 	Fatalf(format string, args ...any)
 }
 
-// takenAsGiven checks that a string is taken for a token only if it is one.
 func takenAsGiven(t failer, token string) {
 	t.Helper()
 	page, err := request.ParsePage(&storagev1.ListDevicesRequest{StartingToken: token})
@@ -107,7 +105,7 @@ func element(t failer, id string) {
 	}
 }
 
-// TestRetry: however a request is ordered, it reads the same.
+// TestRetry: the order of a request does not matter.
 func TestRetry(t *testing.T) {
 	contexts := rapid.MapOfN(rapid.StringMatching(`x\.[a-zA-Z.]{1,9}`), rapid.StringMatching(`[a-z0-9 ]{0,9}`), 0, 5)
 	rapid.Check(t, func(t *rapid.T) {

@@ -10,8 +10,8 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// secrets are keys in every form that has a mark of its own, none of them used
-// anywhere, each with a part that must not be seen.
+// secrets are unused keys in every recognisable form, each with a part that
+// must not be shown.
 func secrets() map[string]string {
 	return map[string]string{
 		"DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:":                  "ia6z",
@@ -24,7 +24,6 @@ func secrets() map[string]string {
 	}
 }
 
-// hidden checks that a request was refused by an error that shows no key.
 func hidden(t *testing.T, where string, err error, part string) {
 	t.Helper()
 	names(t, err)

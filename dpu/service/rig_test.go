@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// memory is Devices in memory. fail, where it is set, is asked before each call.
+// memory is Devices in memory. fail, if set, is called before each call.
 type memory struct {
 	fail     func(ctx context.Context, call string) error
 	notReady bool
@@ -133,7 +133,6 @@ func config(d Devices) Config {
 	return Config{Name: "dpu.example.com", Version: "1.0", Manifest: map[string]string{"go": "1"}, Provider: "snap", Devices: d}
 }
 
-// serve serves Devices as the product does, until the test is over.
 func serve(t *testing.T, c Config) (conn *grpc.ClientConn, log *testkit.Log) {
 	t.Helper()
 	s := testkit.Value(New(c))(t)

@@ -29,7 +29,7 @@ const (
 	list       = storagev1.StoragePluginServiceCapability_RPC_TYPE_LIST_DEVICES
 )
 
-// The published text, held against the whole server.
+// The published text applies to the whole server.
 func TestContract(t *testing.T) {
 	contexts := func(_ testing.TB, volumeID string) dputest.Contexts {
 		return dputest.Contexts{Volume: map[string]string{"target": volumeID}}
@@ -56,7 +56,7 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// calls are all calls of the contract, with requests that are in order.
+// calls are valid calls of all methods.
 func calls(i storagev1.IdentityServiceClient, p storagev1.StoragePluginServiceClient) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"GetPluginInfo": func(ctx context.Context) error {

@@ -9,9 +9,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// BenchmarkPutDrop records a device with a file of its own, which also shares a
-// controller with all others, and forgets it: two durable transactions, of
-// which the time must not follow from how many devices there are.
+// BenchmarkPutDrop records a device with its own file and a shared controller,
+// and drops it: two durable transactions, independent of the number of devices.
 func BenchmarkPutDrop(b *testing.B) {
 	for _, n := range []int{1, 100, 10000} {
 		b.Run(fmt.Sprint("devices=", n), func(b *testing.B) {
@@ -27,7 +26,7 @@ func BenchmarkPutDrop(b *testing.B) {
 	}
 }
 
-// BenchmarkDevice is what a GetDevice asks of the table.
+// BenchmarkDevice is the lookup of a GetDevice.
 func BenchmarkDevice(b *testing.B) {
 	for _, n := range []int{1, 100, 10000} {
 		b.Run(fmt.Sprint("devices=", n), func(b *testing.B) {
@@ -41,7 +40,6 @@ func BenchmarkDevice(b *testing.B) {
 	}
 }
 
-// crowded is a table with n devices, written in one transaction.
 func crowded(b *testing.B, n int) *rig {
 	b.Helper()
 	r := open(b)

@@ -19,7 +19,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// model is what a table holds, in plain maps.
+// model is a table in plain maps.
 type model struct {
 	devices map[string]table.Device
 	objects map[plan.ID]table.Object
@@ -36,7 +36,6 @@ func (m model) users(id plan.ID) []string {
 	return all
 }
 
-// takes reports whether another object has the exclusive resource of o.
 func (m model) takes(o table.Object) bool {
 	for id, other := range m.objects {
 		if id != o.ID && o.Exclusive() != "" && other.Exclusive() == o.Exclusive() {
@@ -55,7 +54,6 @@ func (m model) hasName(d table.Device) bool {
 	return false
 }
 
-// refuses reports whether a Put must fail.
 func (m model) refuses(d table.Device, objects []table.Object) bool {
 	missing := slices.ContainsFunc(d.Objects, func(id plan.ID) bool {
 		_, known := m.objects[id]
@@ -77,7 +75,6 @@ func (m model) sorted(keep func(plan.ID) bool) []table.Object {
 
 var same = gocmp.Options{cmpopts.EquateComparable(netip.AddrPort{}), cmpopts.EquateEmpty()}
 
-// check compares all that a table answers with the model.
 func (m model) check(t *rapid.T, r *table.Table) {
 	want := slices.SortedFunc(maps.Values(m.devices), func(a, b table.Device) int { return strings.Compare(a.Volume, b.Volume) })
 	got, more := r.List("", 1000, all)
@@ -186,8 +183,8 @@ func TestModel(t *testing.T) {
 	})
 }
 
-// TestPages: all pages together are what keep accepts, in order, whatever is
-// deleted between two of them, save for that.
+// TestPages: pages together are what keep accepts, in order, except what is
+// deleted meanwhile.
 func TestPages(t *testing.T) {
 	r := open(t)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -216,7 +213,7 @@ func TestPages(t *testing.T) {
 				got = append(got, d.Volume)
 				after = d.Volume
 			}
-			if deleting && len(page) > 0 { // also the one that the next page begins behind
+			if deleting && len(page) > 0 { // also the one before the next page
 				testkit.Must(rt, r.Drop(t.Context(), after))
 			}
 		}

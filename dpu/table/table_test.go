@@ -41,24 +41,23 @@ func TestConflicts(t *testing.T) {
 	if devices, objects := r.Count(); devices[table.Making] != 1 || objects != 1 {
 		t.Errorf("what was refused is on record: %v, %v", devices, r.Objects())
 	}
-	// The same again, and with another file: then the first file is free.
+	// With another file the first one is free.
 	moved := aio("a", "images/3")
 	r.put(device("va", "one", a), a)
 	r.put(device("va", "three", moved), moved)
 	r.put(device("vb", "one", b), b)
-	// Without its device an object keeps what it has taken, until it is gone.
+	// An object without device keeps its resource until it is dropped.
 	testkit.Must(t, r.Drop(ctx, "vb"))
 	testkit.WantError(t, "Put", r.Put(ctx, device("vc", "", a), a), errs.Precondition, "images/1", "still being removed")
 	testkit.Must(t, r.Drop(ctx, "", b.ID))
 	r.put(device("vc", "one", aio("f", "images/1")), aio("f", "images/1"))
-	// What is not there is forgotten already.
+	// Drop is idempotent.
 	if err := r.Drop(ctx, "none", plan.ID{Kind: plan.Key, Name: "none"}); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestCopies: neither what was recorded nor what was answered leads into the
-// table.
+// TestCopies: records share no memory with callers.
 func TestCopies(t *testing.T) {
 	r := open(t)
 	o, want := controller("c"), controller("c")
@@ -91,7 +90,7 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// TestFailedWrite: what is not on disk is not in memory either.
+// TestFailedWrite: a failed write does not change memory.
 func TestFailedWrite(t *testing.T) {
 	r := newRig(t, t.TempDir())
 	o := aio("a", "1")
@@ -116,8 +115,7 @@ func TestFailedWrite(t *testing.T) {
 	}
 }
 
-// TestOneWins: of many volumes that want one namespace, or one file, at once,
-// just one gets it.
+// TestOneWins: of many concurrent volumes only one gets a namespace or file.
 func TestOneWins(t *testing.T) {
 	r := open(t)
 	for _, c := range []struct {
@@ -140,7 +138,7 @@ func TestOneWins(t *testing.T) {
 					<-start
 					d, objects := c.put(i)
 					failed[i] = r.Put(t.Context(), d, objects...)
-					r.List("", many, all) // and others look meanwhile
+					r.List("", many, all) // concurrent reads
 					r.Unused()
 				})
 			}
@@ -169,7 +167,7 @@ func TestOneWins(t *testing.T) {
 	}
 }
 
-// TestDamaged writes what cannot be, beside what can, and opens it.
+// TestDamaged opens stores with invalid records.
 func TestDamaged(t *testing.T) {
 	good, shared := aio("good", "1"), controller("shared")
 	changed := func(change func(*table.Device)) table.Device {
@@ -226,7 +224,6 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const pool = "0198a6b2-7c1e-7b5e-9d0a-0123456789ab"
 
-// rig is a table on a store, which can be reopened.
 type rig struct {
 	t     testing.TB
 	path  string
@@ -270,7 +267,6 @@ func (r *rig) put(d table.Device, objects ...table.Object) {
 	testkit.Must(r.t, r.Put(r.t.Context(), d, objects...))
 }
 
-// aio is an object on a file of the pool.
 func aio(name, file string) table.Object {
 	return table.Object{Object: plan.Object{ID: plan.ID{Kind: plan.AIO, Name: name}, AIO: &plan.AIOSpec{File: access.File{Pool: pool, Name: file}}}}
 }
@@ -284,7 +280,6 @@ func controller(name string) table.Object {
 	}
 }
 
-// device is that of a volume, which has been made of objects.
 func device(volumeID, name string, objects ...table.Object) table.Device {
 	d := table.Device{
 		Volume: volumeID, Name: name, Phase: table.Making, Mode: request.Block, Modes: []storagev1.AccessMode{1, 3},
