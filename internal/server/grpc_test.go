@@ -152,7 +152,7 @@ func TestWhatIsLogged(t *testing.T) {
 				} else {
 					r.watch(t.Context())
 				}
-				// The peer has its answer before the line is written.
+				// The peer has the response before the line is logged.
 				testkit.Must(t, r.server.awaitIdle(t.Context()))
 				var got []string
 				for _, line := range r.lines() {
@@ -233,8 +233,8 @@ func TestQuietMethod(t *testing.T) {
 	}
 }
 
-// A connection that is too old takes no new call, and the next one is made
-// without the caller's doing.
+// A connection older than MaxAge accepts no new call; clients reconnect
+// automatically.
 func TestOldConnectionsAreRenewed(t *testing.T) {
 	r := newRig(t, "error", func(c *GRPCConfig) { c.MaxAge = 20 * time.Millisecond })
 	var dials atomic.Int64

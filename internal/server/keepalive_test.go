@@ -13,9 +13,8 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// A peer that is stopped keeps its connection, and says nothing on it. One that
-// responses can be late on a stalled machine, so the server is
-// given more patience until it does not.
+// A stopped peer is disconnected, one that responds is not. Responses can be
+// late on a stalled machine, so the timeout is increased.
 func TestKeepaliveEndsWhoDoesNotAnswer(t *testing.T) {
 	for patience := time.Second; ; patience *= 2 {
 		err := endsTheSilent(t, patience)
@@ -28,7 +27,6 @@ func TestKeepaliveEndsWhoDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// endsTheSilent waits until a silent peer is disconnected.
 func endsTheSilent(t *testing.T, patience time.Duration) error {
 	r := newRig(t, "error", func(c *GRPCConfig) { c.Keepalive = patience })
 	alive := make(chan error, 1)
@@ -50,7 +48,7 @@ func endsTheSilent(t *testing.T, patience time.Duration) error {
 	testkit.Must(t, err)
 	defer func() { _ = stopped.Close() }()
 	_ = stopped.SetDeadline(time.Now().Add(time.Minute))
-	// The preface of HTTP/2 and its empty SETTINGS, and never a word again.
+	// The preface of HTTP/2 and its empty SETTINGS.
 	testkit.Value(stopped.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + "\x00\x00\x00\x04\x00\x00\x00\x00\x00")))(t)
 	for b := make([]byte, 1024); err == nil; {
 		_, err = stopped.Read(b)

@@ -22,7 +22,6 @@ import (
 
 func csiSecrets() hidden { return hidden{options: []protoreflect.ExtensionType{csi.E_CsiSecret}} }
 
-// shown renders a view as the JSON log does.
 func shown(t *testing.T, h hidden, request any) string {
 	t.Helper()
 	var out strings.Builder
@@ -52,13 +51,13 @@ func TestViewOfACSIRequest(t *testing.T) {
 	if !proto.Equal(before, request) {
 		t.Error("the request was changed")
 	}
-	// The control: it is the option that hides it.
+	// Without the option it is shown.
 	if got := shown(t, hidden{}, request); !strings.Contains(got, "hunter2") {
 		t.Error("hidden without the option")
 	}
 }
 
-// The specification calls mount flags sensitive and marks them with nothing.
+// CSI calls mount flags sensitive, but does not mark them.
 func TestPrivateFieldsAreHiddenByName(t *testing.T) {
 	h := hidden{fields: []protoreflect.FullName{"csi.v1.VolumeCapability.MountVolume.mount_flags"}}
 	text := shown(t, h, &csi.NodeStageVolumeRequest{VolumeId: "vol", VolumeCapability: &csi.VolumeCapability{
@@ -68,7 +67,7 @@ func TestPrivateFieldsAreHiddenByName(t *testing.T) {
 	}
 }
 
-// Every field of CSI that carries the option is hidden, whatever its request.
+// All fields of CSI with the option are hidden.
 func TestEverySecretOfCSIIsHidden(t *testing.T) {
 	found := 0
 	messages := csi.File_csi_proto.Messages()
@@ -95,7 +94,7 @@ func TestEverySecretOfCSIIsHidden(t *testing.T) {
 	}
 }
 
-// contract builds one that hides secrets in nested messages, lists and maps.
+// contract has secrets in nested messages, lists and maps.
 func contract(t *testing.T) protoreflect.MessageDescriptor {
 	t.Helper()
 	secret := &descriptorpb.FieldOptions{}

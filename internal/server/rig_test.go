@@ -35,7 +35,7 @@ func table(err error) codes.Code {
 	return codes.Internal
 }
 
-// service answers both of its methods with what a function says.
+// service returns results of a function.
 type service struct {
 	health.UnimplementedHealthServer
 	answer func(ctx context.Context) error
@@ -52,7 +52,6 @@ func (s *service) Watch(_ *health.HealthCheckRequest, stream health.Health_Watch
 	return s.answer(stream.Context())
 }
 
-// rig is a server with a client, its log and its metrics.
 type rig struct {
 	t        *testing.T
 	server   *GRPC
@@ -64,7 +63,6 @@ type rig struct {
 	served   chan error
 }
 
-// lines returns the log, and empties it.
 func (r *rig) lines() []map[string]any {
 	r.t.Helper()
 	var all []map[string]any
@@ -110,7 +108,6 @@ func (r *rig) check(ctx context.Context, options ...grpc.CallOption) error {
 	return err
 }
 
-// watch returns the first and the last answer of a stream.
 func (r *rig) watch(ctx context.Context) (first, last error) {
 	r.t.Helper()
 	stream := testkit.Value(r.client.Watch(ctx, &health.HealthCheckRequest{Service: "the-request"}))(r.t)
@@ -119,7 +116,7 @@ func (r *rig) watch(ctx context.Context) (first, last error) {
 	return first, last
 }
 
-// value returns the sum of a metric over its labels, those given excepted.
+// value sums a metric over the other labels.
 func (r *rig) value(name string, labels ...string) float64 {
 	r.t.Helper()
 	families := testkit.Value(r.registry.Gather())(r.t)

@@ -14,7 +14,6 @@ import (
 	"time"
 )
 
-// diary notes what happens, in order.
 type diary struct {
 	mu      sync.Mutex
 	entries []string
@@ -35,7 +34,7 @@ func (d *diary) check(t *testing.T, want string) {
 	}
 }
 
-// part serves until it is stopped, and keeps the diary.
+// part serves until it is stopped, and records its calls.
 func (d *diary) part(name string) Part {
 	stop := make(chan struct{})
 	return Part{
@@ -56,7 +55,7 @@ func (d *diary) part(name string) Part {
 
 var errBroken = errors.New("broken")
 
-// running runs the parts in a bubble; signals go in, the result comes out.
+// running runs the parts in a bubble.
 func running(t *testing.T, ctx context.Context, parts ...Part) (chan<- os.Signal, <-chan error) {
 	signals, result := make(chan os.Signal, 2), make(chan error, 1)
 	go func() { result <- run(ctx, options{Signals: signals, Bound: 10 * time.Second}, parts...) }()
@@ -179,7 +178,7 @@ func TestContextOfStartOutlivesTheOrder(t *testing.T) {
 				if !stopping || ctx.Value(key{}) != 1 {
 					t.Error("the context ended before Stop, or has lost its values")
 				}
-				return ctx.Err() // what many a Serve returns; no failure here
+				return ctx.Err() // as many Serve functions; not a failure
 			},
 			Stop: func(ctx context.Context) error {
 				if _, bounded := ctx.Deadline(); !bounded || ctx.Err() != nil {
@@ -203,7 +202,7 @@ func TestPartsThatEndByThemselves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var d diary
 		signals, result := running(t, t.Context(), d.part("a"), Part{Name: "done at once", Run: func(context.Context) error { return nil }})
-		d.check(t, "prepare-a") // and it runs on
+		d.check(t, "prepare-a") // the part continues
 		signals <- syscall.SIGTERM
 		if err := <-result; err != nil {
 			t.Error(err)

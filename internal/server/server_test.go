@@ -21,7 +21,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// program is a server whose Assemble is a function.
 type program struct {
 	Server
 	size     int
@@ -31,7 +30,6 @@ type program struct {
 func (p *program) Complete() error                    { return nil }
 func (p *program) Assemble(ctx context.Context) error { return p.assemble(ctx) }
 
-// execute runs the program with arguments until its parts have ended.
 func (p *program) execute(t *testing.T, args ...string) error {
 	t.Helper()
 	fs := pflag.NewFlagSet("program", pflag.ContinueOnError)
@@ -81,7 +79,7 @@ func TestRefusedSettings(t *testing.T) {
 	}
 }
 
-// What the state part opened is closed in reverse, also if it fails in between.
+// State is closed in reverse order, also after a failed open.
 func TestStateIsClosed(t *testing.T) {
 	for name, failure := range map[string]error{"stopped": nil, "failed": errBroken} {
 		var d diary
@@ -103,8 +101,8 @@ func TestStateIsClosed(t *testing.T) {
 	}
 }
 
-// A call that waits for something else is broken off, so that stopping does not
-// wait for it; a service without a listener serves nothing.
+// Waiting calls are broken off at the stop; a service without a listener serves
+// nothing.
 func TestServiceBreaksOff(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s", "s.sock")
 	running, broken := make(chan struct{}), make(chan struct{})

@@ -70,7 +70,6 @@ func newServer(t *testing.T) *telemetry {
 	return newTelemetry(newRegistry(Build{Version: "v1", Commit: "c0ffee"}), slog.New(slog.DiscardHandler))
 }
 
-// served starts a server on an address and returns a client's get.
 func served(t *testing.T, s *telemetry, address string) func(path string) (int, string) {
 	t.Helper()
 	testkit.Must(t, s.listen(t.Context(), address))
@@ -138,7 +137,7 @@ func TestReadyz(t *testing.T) {
 	}
 	var pool error
 	s.Check("pool", func(context.Context) error { return pool })
-	for i := range 30 { // in whatever order they answer, one "no" decides
+	for i := range 30 { // in any order
 		s.Check(fmt.Sprint("csi", i), func(context.Context) error { return nil })
 	}
 	if code, answer := ask(); code != 200 || !answer.Ready || answer.Checks["pool"] != "ok" {
