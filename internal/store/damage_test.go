@@ -104,7 +104,7 @@ func TestDamagedFiles(t *testing.T) {
 	} {
 		path := filepath.Join(t.TempDir(), "a.db")
 		testkit.Must(t, os.WriteFile(path, content, 0o600))
-		for range 2 { // and it gives the file free again
+		for range 2 { // the file is unlocked again
 			s, err := Open(t.Context(), path, options())
 			if err == nil {
 				_ = s.Close()
@@ -184,7 +184,7 @@ func smallFS(t *testing.T, size int64, mkfs ...string) string {
 	return point
 }
 
-// fillUp takes all space: in big steps, then down to the last block.
+// fillUp uses all space down to the last block.
 func fillUp(t *testing.T, dir string) (ballast string) {
 	t.Helper()
 	ballast = filepath.Join(dir, "ballast")
@@ -234,7 +234,7 @@ func TestFullFileSystemTakesUpdatesAndDeletes(t *testing.T) {
 			testkit.Must(t, put(t.Context(), s, fmt.Sprint(i), value))
 		}
 		fillUp(t, dir)
-		for i := range n { // also grows the database: what is set aside is really there
+		for i := range n { // also grows the database
 			if err := put(t.Context(), s, fmt.Sprint(i), value); err != nil {
 				t.Fatalf("put %d: %v", i, err)
 			}
@@ -250,8 +250,8 @@ func TestFullFileSystemTakesUpdatesAndDeletes(t *testing.T) {
 	})
 }
 
-// Callers that check Spare before adding leave space for deletes, and can add again
-// when space was freed, in the store or on the file system.
+// Callers that check Spare leave space for deletes, and can add again after
+// space was freed.
 func TestSpare(t *testing.T) {
 	fileSystems(t, func(t *testing.T, dir string) {
 		o := options()
@@ -293,8 +293,7 @@ func TestSpare(t *testing.T) {
 	})
 }
 
-// The control of the test above: without space set aside the updates fail; and
-// a failed one leaves the store whole.
+// Control: without preallocated space updates fail, and leave the store whole.
 func TestFullFileSystemWithoutReserve(t *testing.T) {
 	fileSystems(t, func(t *testing.T, dir string) {
 		path := filepath.Join(dir, "a.db")

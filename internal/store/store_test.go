@@ -153,8 +153,7 @@ func TestRangeAndPrefix(t *testing.T) {
 	testkit.Must(t, s.View(t.Context(), check), s.Update(t.Context(), check))
 }
 
-// Deleting and adding while ranging must neither skip nor repeat a record,
-// whether it was there before or is of the same update.
+// Changes during a range must neither skip nor repeat a record.
 func TestRangeWhileChanging(t *testing.T) {
 	s := openAt(t, filepath.Join(t.TempDir(), "a.db"), options())
 	const n = 2000
@@ -300,8 +299,8 @@ func TestUpdateHonoursItsContext(t *testing.T) {
 	testkit.Must(t, <-done)
 }
 
-// What is in use at the new place is never replaced, and an interrupted move
-// is ended. Kills between the steps are in test/dpu.
+// A store in use is never replaced, and an interrupted move is completed. Kills
+// between the steps are in test/dpu.
 func TestMove(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
