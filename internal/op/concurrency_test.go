@@ -39,7 +39,7 @@ func TestUndoingCancelsAndWaitsForTheRollback(t *testing.T) {
 			return "deleted", nil
 		})
 		synctest.Wait()
-		// The same Create again must not join the cancelled one.
+		// An identical Create must not join the cancelled one.
 		again := ask(t.Context(), o, Request{Keys: []string{"v"}, Fingerprint: "c", What: "Create"}, sleeping(0, "made again"))
 		want(t, <-remove, "deleted", nil)
 		got := <-create
@@ -130,8 +130,8 @@ func TestCancelledOperationIsNotJoined(t *testing.T) {
 	})
 }
 
-// A request cancels only what it undoes: NodeUnpublishVolume works on the
-// volume, but must not cancel what is done with it at other targets.
+// NodeUnpublishVolume must not cancel operations on the volume at other
+// targets.
 func TestUndoingCancelsOnlyItsObjects(t *testing.T) {
 	bubble(t, func(t *testing.T, o *Operations) {
 		other := ask(t.Context(), o, Request{Keys: []string{"v", "target-1"}}, sleeping(time.Second, "published"))
@@ -146,7 +146,7 @@ func TestUndoingCancelsOnlyItsObjects(t *testing.T) {
 	})
 }
 
-// Background work ends for other requests, and starts when no other request waits.
+// Background work yields to all other requests.
 func TestYielding(t *testing.T) {
 	bubble(t, func(t *testing.T, o *Operations) {
 		trim := Request{Keys: []string{"v"}, What: "Trim", Yields: true}
@@ -172,8 +172,8 @@ func TestYielding(t *testing.T) {
 
 func panicFreeExit() { runtime.Goexit() }
 
-// Many clients on few objects, in real time: never two operations on one
-// object, no deadlock, nothing left over.
+// Many clients on few objects, in real time: no concurrent operations on an
+// object, no deadlock, no leak.
 func TestStormOfOperations(t *testing.T) {
 	o := New(t.Context(), 50*time.Millisecond)
 	var inside [5]atomic.Int32
@@ -266,7 +266,7 @@ func TestLockIsAllOrNothing(t *testing.T) {
 	}()
 	waitForQueue(&l, 1)
 	behind := make(chan error, 1)
-	go func() { // waits its turn behind the one that wants both
+	go func() { // waits for the caller of both
 		unlock, err := l.Lock(t.Context(), "b")
 		if err == nil {
 			unlock()

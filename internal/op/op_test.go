@@ -22,7 +22,6 @@ type answer struct {
 	err   error
 }
 
-// ask runs Do on a goroutine and hands its answer over.
 func ask(ctx context.Context, o *Operations, r Request, fn func(context.Context) (string, error)) <-chan answer {
 	out := make(chan answer, 1)
 	go func() {
@@ -43,8 +42,7 @@ func sleeping(d time.Duration, result string) func(context.Context) (string, err
 	}
 }
 
-// bubble runs a test with a clock of its own, and checks that the operations
-// leave nothing behind.
+// bubble runs a test with its own clock, and checks for leaks.
 func bubble(t *testing.T, test func(t *testing.T, o *Operations), options ...Option) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
