@@ -41,7 +41,7 @@ func TestQuietWaitsForCoveredClients(t *testing.T) {
 		var leaves []func()
 		for range 2 {
 			leave := testkit.Value(l.Enter(t.Context(), c.who))(t)
-			leaves = append(leaves, leave, leave) // twice is harmless
+			leaves = append(leaves, leave, leave) // idempotent
 		}
 		for i, leave := range leaves {
 			err := l.Quiet(ended, block)
@@ -57,7 +57,7 @@ func TestQuietWaitsForCoveredClients(t *testing.T) {
 	}
 }
 
-// An address that a node gets while it is inside counts as well.
+// An address added after Enter counts as well.
 func TestQuietSeesAddressesThatCameLater(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	leave := testkit.Value(l.Enter(t.Context(), client("n", "198.51.100.1")))(t)
@@ -70,9 +70,8 @@ func TestQuietSeesAddressesThatCameLater(t *testing.T) {
 	testkit.Must(t, <-quiet)
 }
 
-// TestNothingIsRecordedBehindAFence: what the ledger holds of covered clients in
-// the transaction of the fence is what it holds in the end, though many others
-// were on their way.
+// TestNothingIsRecordedBehindAFence: after the transaction of a fence nothing
+// is recorded for covered clients, with many concurrent ones.
 func TestNothingIsRecordedBehindAFence(t *testing.T) {
 	for round := range 30 {
 		l, s := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
@@ -109,7 +108,6 @@ func TestNothingIsRecordedBehindAFence(t *testing.T) {
 	}
 }
 
-// recorded lists the keys of all grants and clients.
 func recorded(tx *store.Tx) (keys []string) {
 	for e := range grants().Range(tx, "") {
 		keys = append(keys, e.Key)
@@ -120,9 +118,9 @@ func recorded(tx *store.Tx) (keys []string) {
 	return keys
 }
 
-// TestFenceAgainstTheCrowd: many clients come and go, some by name, some by
-// address, while their blocks are fenced and unfenced. Between Quiet and the
-// unfencing no covered client is inside, and no grant is made.
+// TestFenceAgainstTheCrowd: many clients come and go, by name or by address,
+// while their blocks are fenced and unfenced. Between Quiet and the unfencing
+// no covered client is admitted or gets a grant.
 func TestFenceAgainstTheCrowd(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	const nodes, workers = 6, 4
@@ -161,7 +159,6 @@ func TestFenceAgainstTheCrowd(t *testing.T) {
 	}
 }
 
-// member is one node of the crowd.
 type member struct {
 	client            volume.Client
 	block             netip.Prefix
@@ -202,7 +199,7 @@ func (m *member) work(ctx context.Context, t *testing.T, l *Ledger, worker int) 
 	}
 }
 
-// fence fences the member, looks whether that holds, and unfences it.
+// fence fences the member, checks that, and unfences it.
 func (m *member) fence(t *testing.T, l *Ledger) {
 	change := func(phase volume.FencePhase) {
 		_, _, err := l.ChangeFences(t.Context(), func(now []volume.Fence) (next []volume.Fence, err error) {
@@ -278,7 +275,7 @@ func TestClientsAreKept(t *testing.T) {
 	wantIn(t, l, "192.0.2.0/24", "n1")
 	wantIn(t, l, "2001:db8::1/128", "n1")
 	wantIn(t, l, "192.0.2.2/32")
-	// A grant without addresses has those on record.
+	// A grant without addresses has the recorded ones.
 	got, err := l.Grant(t.Context(), Grant{Volume: "v", Client: volume.Client{Node: "n1"}, Mode: "m"})
 	if err != nil || !slices.Equal(got.Client.Addrs, n1.Addrs) || got.Client.HostNQN != "" {
 		t.Errorf("granted to %+v, %v", got.Client, err)
@@ -304,7 +301,7 @@ func TestBadClients(t *testing.T) {
 	wantClients(t, l)
 }
 
-// What is known already costs no write.
+// A known client causes no write.
 func TestKnownClientIsNotWrittenAgain(t *testing.T) {
 	l, s := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	c := client("n1", "192.0.2.1")
@@ -343,8 +340,8 @@ func TestFormerAddresses(t *testing.T) {
 	wantIn(t, l, address(1)+"/32", "n")
 }
 
-// A node with the maximum number of addresses gets as many others; the first
-// are still its own.
+// A node with the maximum number of addresses gets as many others; it keeps the
+// first as former ones.
 func TestWholeGenerationOfAddressesStaysKnown(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	before, after := client("n"), client("n")
@@ -358,8 +355,8 @@ func TestWholeGenerationOfAddressesStaysKnown(t *testing.T) {
 	}
 }
 
-// An address that another node has now means that node: unless a fence was
-// there before, which can apply to the previous owner.
+// An address belongs to its new node, unless an earlier fence can apply to the
+// previous one.
 func TestAddressChangesHands(t *testing.T) {
 	for _, fenced := range []bool{false, true} {
 		l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
@@ -371,7 +368,7 @@ func TestAddressChangesHands(t *testing.T) {
 		}
 		recordClients(t, l, client("new", "192.0.2.1"))
 		wantIn(t, l, "192.0.2.1/32", want...)
-		// It goes on to a third, while the second has it last on record.
+		// A third node gets it, while the second has it on record.
 		recordClients(t, l, client("third", "192.0.2.1"))
 		wantIn(t, l, "192.0.2.1/32", append(want, "third")...)
 	}

@@ -28,7 +28,6 @@ func fenceOf(block, owner string, phase volume.FencePhase) volume.Fence {
 	}
 }
 
-// setFences makes these the fences on record.
 func setFences(t testing.TB, l *Ledger, list ...volume.Fence) (before, after []volume.Fence) {
 	t.Helper()
 	before, after, err := l.ChangeFences(t.Context(), func([]volume.Fence) ([]volume.Fence, error) { return list, nil })
@@ -79,8 +78,7 @@ func TestFencesAreKeptInOrder(t *testing.T) {
 	wantFences(t, l, nil)
 }
 
-// Whatever a caller does to the list that it is given, what is written is the
-// difference to what is on record.
+// Changes of decide to its list do not affect what is written.
 func TestDecideCanModifyItsList(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	setFences(t, l, fenceOf("192.0.2.0/24", "a", volume.Fencing))
@@ -123,8 +121,7 @@ func TestRefusedChanges(t *testing.T) {
 	}
 }
 
-// TestPowerLoss: what was acknowledged is in the file at that moment, whatever
-// the process would have done with it later.
+// TestPowerLoss: acknowledged changes are already in the file.
 func TestPowerLoss(t *testing.T) {
 	dir := t.TempDir()
 	l, _ := openLedger(t, filepath.Join(dir, "l.db"))
@@ -158,7 +155,7 @@ func TestPowerLoss(t *testing.T) {
 	}
 }
 
-// TestStoreOfBefore: a store from before there were fences opens as it was.
+// TestStoreOfBefore: a store of a release without fences can be opened.
 func TestStoreOfBefore(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "l.db")
 	_, s := openLedger(t, path)
@@ -196,7 +193,7 @@ func TestStoreOfBefore(t *testing.T) {
 	}
 }
 
-// A fence that cannot be read is not taken for none.
+// An unreadable fence refuses clients.
 func TestDamagedFenceAdmitsNoClient(t *testing.T) {
 	l, s := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	f := fenceOf("192.0.2.0/24", "a", volume.Fenced)

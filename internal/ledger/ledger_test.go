@@ -133,8 +133,8 @@ func TestOneOfManyNodesIsGranted(t *testing.T) {
 
 func TestPages(t *testing.T) {
 	l, s := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
-	// Ids that are prefixes of each other, and a volume that two nodes hold, as
-	// a later access mode will have it.
+	// IDs that are prefixes of each other, and a volume held by two nodes, as
+	// for a later access mode.
 	for _, pair := range [][2]string{{"v", "n"}, {"v-1", "n"}, {"v-10", "n"}, {"v-2", "m"}, {"va", "n"}} {
 		testkit.Value(l.Grant(t.Context(), grantOf(pair[0], pair[1])))(t)
 	}
@@ -170,8 +170,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// Any sequence of calls leaves what a map would hold, and both ways to ask
-// agree.
+// The ledger equals a map after any sequence of calls, for both queries.
 func TestLedgerIsAMap(t *testing.T) {
 	l, s := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	rapid.Check(t, func(rt *rapid.T) {
@@ -240,7 +239,6 @@ func client(node string, addrs ...string) volume.Client {
 	return c
 }
 
-// recordClients keeps who they are, one after the other.
 func recordClients(t testing.TB, l *Ledger, all ...volume.Client) {
 	t.Helper()
 	for _, c := range all {
@@ -248,13 +246,12 @@ func recordClients(t testing.TB, l *Ledger, all ...volume.Client) {
 	}
 }
 
-// TestFencedClients: the node n1 is known by an IPv4 and an IPv6 address, and had
-// 203.0.113.9 before.
+// The node n1 has an IPv4 and an IPv6 address, and had 203.0.113.9 before.
 func TestFencedClients(t *testing.T) {
 	for name, c := range map[string]struct {
 		fences []volume.Fence
 		who    volume.Client
-		words  []string // none: not fenced
+		words  []string // empty: not fenced
 	}{
 		"nothing":             {nil, client("n1", "192.0.2.1"), nil},
 		"another address":     {[]volume.Fence{fenceOf("192.0.2.2/32", "a", volume.Fenced)}, client("n1"), nil},
@@ -337,8 +334,7 @@ func TestRefusalChangesNothing(t *testing.T) {
 	}
 }
 
-// What a node has already is refused to it again, and taken from it as ever;
-// who it is stays known.
+// A fenced node's existing grant is refused again, and can be revoked.
 func TestRevokeOfAFencedNode(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	g := grantOf("v", "n1")
@@ -353,7 +349,7 @@ func TestRevokeOfAFencedNode(t *testing.T) {
 	elsewhere := g
 	elsewhere.Client = client("n1", "198.51.100.1")
 	testkit.WantError(t, "come back with another address", testkit.Err(l.Grant(t.Context(), elsewhere)), errs.Precondition)
-	// The workload goes on elsewhere.
+	// Another node can get the volume.
 	testkit.Value(l.Grant(t.Context(), Grant{Volume: "v", Client: client("n2", "192.0.2.2"), Mode: "m"}))(t)
 	setFences(t, l)
 	g.Volume = "w"

@@ -19,12 +19,12 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// model is the ledger, slow and obvious, over eight addresses of each family.
+// model is a simple ledger over eight addresses of each family.
 type model struct {
-	fences map[string]volume.Fence // by block and owner
-	now    map[string][]netip.Addr // of a node
+	fences map[string]volume.Fence
+	now    map[string][]netip.Addr
 	former map[string][]netip.Addr
-	grants map[string]string // volume to node
+	grants map[string]string
 }
 
 func newModel() *model {
@@ -64,7 +64,6 @@ func (m *model) see(c volume.Client) {
 	}
 }
 
-// action is one call; do answers in a word, on the ledger and on the model.
 type action struct {
 	name string
 	real func(t *testing.T, l *Ledger) string
@@ -82,7 +81,6 @@ func actions() *rapid.Generator[action] {
 	return rapid.OneOf(rapid.Custom(fenceAction), rapid.Custom(grantAction), rapid.Custom(seeAction))
 }
 
-// block draws from eight addresses of a family.
 func block(t *rapid.T) netip.Prefix {
 	a, widest := netip.AddrFrom4([4]byte{192, 0, 2, byte(rapid.IntRange(0, 7).Draw(t, "host"))}), 29
 	if rapid.Bool().Draw(t, "IPv6") {
@@ -101,7 +99,6 @@ func who(t *rapid.T) volume.Client {
 	return c
 }
 
-// fenceAction changes one fence and leaves the others.
 func fenceAction(t *rapid.T) action {
 	f := fenceOf(block(t).String(), rapid.SampledFrom([]string{"p", "q"}).Draw(t, "owner"), "")
 	f.Phase = rapid.SampledFrom([]volume.FencePhase{"", volume.Fencing, volume.Fenced, volume.Lifting, volume.Lifted}).Draw(t, "phase")
@@ -129,7 +126,6 @@ func fenceAction(t *rapid.T) action {
 	}}
 }
 
-// text of fences, sorted in a way of its own.
 func text(list []volume.Fence) string {
 	list = slices.Clone(list)
 	slices.SortFunc(list, func(a, b volume.Fence) int {
@@ -169,7 +165,6 @@ func grantAction(t *rapid.T) action {
 	}}
 }
 
-// seeAction enters and leaves, or only records a client.
 func seeAction(t *rapid.T) action {
 	c := who(t)
 	if rapid.Bool().Draw(t, "record only") {
@@ -192,8 +187,7 @@ func seeAction(t *rapid.T) action {
 	}}
 }
 
-// TestLedgerIsItsModel: any sequence of grants, fences and clients, with the
-// store reopened in between, answers as the model does.
+// TestLedgerIsItsModel compares any sequence of calls, with reopened stores.
 func TestLedgerIsItsModel(t *testing.T) {
 	dir, n := t.TempDir(), 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -240,8 +234,7 @@ func checkClients(rt *rapid.T, t *testing.T, l *Ledger, m *model) {
 	}
 }
 
-// TestAtOnceIsOneAfterTheOther: calls that run at once answer as in some order
-// of them, one after the other.
+// TestAtOnceIsOneAfterTheOther: concurrent calls are linearizable.
 func TestAtOnceIsOneAfterTheOther(t *testing.T) {
 	dir, n := t.TempDir(), 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -273,7 +266,6 @@ func TestAtOnceIsOneAfterTheOther(t *testing.T) {
 	})
 }
 
-// explained looks for an order in which the model gives these answers.
 func explained(done []action, workers [][]action, answers [][]string, want []string) bool {
 	left := false
 	for i := range workers {
@@ -291,7 +283,6 @@ func explained(done []action, workers [][]action, answers [][]string, want []str
 	return !left
 }
 
-// agrees reports whether the last answers are those of the model.
 func agrees(done []action, want []string) bool {
 	m := newModel()
 	for i, a := range done {
@@ -316,8 +307,7 @@ func history(before []action, workers [][]action, answers [][]string) string {
 	return strings.Join(lines, "\n")
 }
 
-// crowded makes a ledger with so many fences in each family, none of which
-// covers the client c.
+// crowded returns a ledger with n fences per family, none over c.
 func crowded(b *testing.B, fences int) (l *Ledger, c volume.Client, list []volume.Fence) {
 	b.Helper()
 	l, _ = openLedger(b, filepath.Join(b.TempDir(), "l.db"))
@@ -389,8 +379,7 @@ func BenchmarkQuiet(b *testing.B) {
 	}
 }
 
-// denialFor returns the fence that keeps grants from a client, without
-// recording the client; nil if no fence does.
+// denialFor does not record the client.
 func denialFor(t *testing.T, l *Ledger, c volume.Client) (d *denial) {
 	t.Helper()
 	testkit.Must(t, l.store.View(t.Context(), func(tx *store.Tx) error {
