@@ -37,7 +37,6 @@ func listenAt(t *testing.T, a Address) *Listener {
 	return testkit.Open(Listen(t.Context(), a))(t)
 }
 
-// answers reports whether the listener l takes a connection made to path.
 func answers(t *testing.T, l net.Listener, path string) bool {
 	t.Helper()
 	c, err := Dial(t.Context(), path)
@@ -101,7 +100,7 @@ func TestListenMakesDirectoryAndSocket(t *testing.T) {
 	}
 }
 
-// checkAlone: nothing lies beside a socket.
+// checkAlone: no other file is beside a socket.
 func checkAlone(t *testing.T, path string) {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Dir(path))
@@ -265,7 +264,7 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// FuzzParseEndpoint: what is taken is an absolute path that means one thing.
+// FuzzParseEndpoint: accepted paths are absolute and unambiguous.
 func FuzzParseEndpoint(f *testing.F) {
 	for _, seed := range []string{"unix:///run/x.sock", "unix:/run/x.sock", "/run/x.sock", "tcp://1.2.3.4:1", "unix://x.sock", "unix:///a/../b.sock", "unix:///\x00"} {
 		f.Add(seed)

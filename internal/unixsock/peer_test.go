@@ -62,8 +62,8 @@ func TestDialLongPath(t *testing.T) {
 	testkit.WantError(t, "Dial", testkit.Err(Dial(t.Context(), filepath.Join(dir, "absent", "s.sock"))), os.ErrNotExist)
 }
 
-// dialAs connects as another user: on Linux a thread has credentials of its
-// own. The thread ends with the goroutine, since it is never unlocked.
+// dialAs connects as another user: threads have their own credentials. The
+// thread ends with the goroutine, since it is never unlocked.
 func dialAs(t *testing.T, uid int, path string) net.Conn {
 	t.Helper()
 	type dialled struct {

@@ -81,8 +81,8 @@ func TestCloseRemovesOnlyItsOwnInode(t *testing.T) {
 	}
 }
 
-// A client that connects the moment the socket appears is served, and finds the
-// final mode, whatever the umask.
+// A client that connects immediately is served, and finds the final mode, for
+// any umask.
 func TestSocketServesBeforeItShows(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0))
 	dir := t.TempDir()
@@ -147,8 +147,8 @@ func TestOneOfManyStartersWins(t *testing.T) {
 	}
 }
 
-// Many programs put sockets into one registry at once, and take them out
-// again: they do not interfere, and the directory is unchanged.
+// Concurrent sockets in a shared directory do not interfere, and the directory
+// is unchanged.
 func TestManySocketsInSharedDirectory(t *testing.T) {
 	dir := t.TempDir()
 	testkit.Must(t, os.Chmod(dir, 0o2710))
