@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// service answers with the authority of the caller, or with an error of its own.
+// service returns the caller's authority, or its own error.
 type service struct {
 	health.UnimplementedHealthServer
 	err       error
@@ -42,13 +42,12 @@ func (s *service) Check(ctx context.Context, _ *health.HealthCheckRequest) (*hea
 	return &health.HealthCheckResponse{}, s.err
 }
 
-// serve serves until the test is over or stop is called.
 func serve(t *testing.T, path string, s *service) (stop func()) {
 	t.Helper()
 	return testkit.Serve(t, path, func(r grpc.ServiceRegistrar) { health.RegisterHealthServer(r, s) })
 }
 
-// again asks until a call is answered: a call can still reach the stopped server.
+// again repeats a call, which can still reach the stopped server.
 func again(ctx context.Context, t *testing.T, client health.HealthClient) {
 	t.Helper()
 	for {
@@ -78,7 +77,7 @@ func TestUnixComesBack(t *testing.T) {
 		}
 		stop()
 	}
-	for { // until gRPC has seen that the server is gone
+	for { // until gRPC has noticed the end of the server
 		_, err := client.Check(ctx, &health.HealthCheckRequest{})
 		if status.Code(err) == codes.Unavailable {
 			return
@@ -106,8 +105,8 @@ func TestConnect(t *testing.T) {
 	again(ctx, t, client)
 }
 
-// A connection that is closed before gRPC used it is closed all the same: many
-// at once, so that some are closed before gRPC's own goroutine has run.
+// Connections closed before their first use do not leak; some are closed before
+// gRPC's own goroutine has run.
 func TestConnectAndClose(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.sock")
 	l := testkit.Listen(t, path)
@@ -141,7 +140,7 @@ func TestConnectAndClose(t *testing.T) {
 	}
 }
 
-// The same code means another thing when a server has said it.
+// A code from the server differs from the same code of gRPC.
 func TestHeard(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.sock")
 	stop := serve(t, path, &service{err: status.Error(codes.Unavailable, "the server's own word")})
@@ -162,8 +161,8 @@ func TestHeard(t *testing.T) {
 	}
 }
 
-// A caller that waits no longer learns that, whether gRPC, the server and its
-// own context was the first to notice; what a server says by itself counts.
+// A caller's own timeout is recognised, whether gRPC, the server or the context
+// reports it first; other responses count.
 func TestEnded(t *testing.T) {
 	over, cancel := context.WithDeadline(t.Context(), time.Now().Add(-time.Hour))
 	defer cancel()
@@ -199,7 +198,7 @@ func TestEnded(t *testing.T) {
 	}
 }
 
-// passed is a context whose deadline is over, and that has not noticed.
+// passed has a passed deadline that it has not noticed.
 type passed struct{ context.Context }
 
 func (passed) Deadline() (time.Time, bool) { return time.Now().Add(-time.Millisecond), true }
