@@ -24,13 +24,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// echo is a server that sends back what it gets, on real TCP.
+// echo is an echo server on TCP.
 type echo struct {
 	addr string
-	said chan error // why it refused
+	said chan error // refusals
 }
 
-// refusal waits for the next one: the client is notified before the callback.
+// refusal waits: the client is notified before the callback.
 func (e *echo) refusal(t *testing.T) error {
 	t.Helper()
 	return testkit.Receive(t, "a refusal", e.said)
@@ -67,7 +67,6 @@ func serve(t *testing.T, f mutualtls.Files) *echo {
 	return e
 }
 
-// echoOnce connects and exchanges a message.
 func echoOnce(e *echo, config *tls.Config) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -138,8 +137,7 @@ func TestBothSidesAreKnown(t *testing.T) {
 	wants(t, echoOnce(e, config), "protocol version")
 }
 
-// An expired certificate is reported by its owner, and refused by the others
-// should its owner not look.
+// An expired certificate is reported by its owner, or else refused by the peer.
 func TestExpired(t *testing.T) {
 	a := testkit.NewAuthority(t, "a")
 	old, good := a.Files(t, testkit.Expired, "storage-a"), a.Files(t, nil, "storage-a")
@@ -157,8 +155,7 @@ func TestExpired(t *testing.T) {
 	wants(t, early.Check(), "not valid before", "clock")
 }
 
-// What is in the files counts in the next handshake: on both sides, for
-// certificates and for authorities.
+// Changed files apply to the next handshake, on both sides.
 func TestRotation(t *testing.T) {
 	first, second := testkit.NewAuthority(t, "first"), testkit.NewAuthority(t, "second")
 	server, client := first.Files(t, nil, "storage-a"), first.Files(t, nil, "controller")
@@ -184,13 +181,13 @@ func TestRotation(t *testing.T) {
 	connects()
 	testkit.ReplaceFile(t, server.CA, second.PEM, 0o644)
 	connects()
-	renew(client, first, "controller") // whom the server trusts no more
+	renew(client, first, "controller") // no longer trusted by the server
 	wants(t, ask(e, client, "storage-a"), "unknown certificate authority")
 	wants(t, e.refusal(t), "unknown authority")
 	renew(client, second, "controller")
 	connects()
 
-	// Half of a renewal is an error of that moment.
+	// A half-written renewal is a temporary error.
 	cert, key := second.Issue(t, nil, "storage-a")
 	testkit.ReplaceFile(t, server.Cert, cert, 0o644)
 	wants(t, ask(e, client, "storage-a"), "remote error: tls: internal error")
@@ -250,7 +247,7 @@ func TestFilesThatAreNotInOrder(t *testing.T) {
 	testkit.Must(t, f.Check())
 }
 
-// A certificate for one side alone serves that side alone.
+// A certificate for one side is refused on the other.
 func TestUsage(t *testing.T) {
 	a := testkit.NewAuthority(t, "a")
 	only := func(usage ...x509.ExtKeyUsage) mutualtls.Files {
@@ -268,8 +265,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// Of several authorities those that have expired count no more, and do not
-// stand in the way of the others.
+// Expired authorities are ignored.
 func TestExpiredAuthority(t *testing.T) {
 	a := testkit.NewAuthority(t, "a")
 	old, _ := a.Issue(t, testkit.Expired, "old")
@@ -280,7 +276,7 @@ func TestExpiredAuthority(t *testing.T) {
 	wants(t, f.Check(), f.CA, "CN=old", "expired")
 }
 
-// No error holds anything of a key, whichever file is wrong.
+// No error contains a part of a key.
 func TestKeysStayOutOfErrors(t *testing.T) {
 	a := testkit.NewAuthority(t, "a")
 	f := a.Files(t, nil, "x")
@@ -302,7 +298,7 @@ func TestKeysStayOutOfErrors(t *testing.T) {
 	}
 }
 
-// A stopped server has refused no client.
+// A stopped server reports no refusal.
 func TestListenerEnds(t *testing.T) {
 	f := testkit.NewAuthority(t, "a").Files(t, nil, "x")
 	raw := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -329,7 +325,6 @@ func chmod(t *testing.T, path string, mode os.FileMode) {
 	testkit.Must(t, os.Chmod(path, mode))
 }
 
-// truncated writes the beginning of a text to a new file.
 func truncated(t *testing.T, text []byte, n int) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "truncated.key")
