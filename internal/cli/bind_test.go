@@ -279,7 +279,8 @@ func TestHumanBytes(t *testing.T) {
 	}
 }
 
-// FuzzParseSize: what is taken is not negative, and reads back as itself.
+// FuzzParseSize: accepted sizes are not negative, and can be formatted and
+// parsed again.
 func FuzzParseSize(f *testing.F) {
 	for _, seed := range []string{"1GiB", "500M", "0", "1.5Gi", "-1", "9223372036854775807", "1e3", " 7 K"} {
 		f.Add(seed)
