@@ -11,7 +11,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// asked is a request that the process received.
 type asked struct {
 	Method string
 	Params any
@@ -217,7 +216,7 @@ func TestCalls(t *testing.T) {
 	}
 }
 
-// An empty name asks for all, and all is no answer for one.
+// An empty name would return all objects.
 func TestCallsOfOne(t *testing.T) {
 	client, received := serveResult(t, `[]`)
 	for name, call := range map[string]func(name string) error{

@@ -13,7 +13,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// hastened calls a function when something was written.
 type hastened struct {
 	net.Conn
 	mu      sync.Mutex
@@ -34,8 +33,7 @@ func (h *hastened) then(f func()) {
 	h.written = f
 }
 
-// A context that ends while a request is written leaves the connection able to
-// write the next.
+// A context that ends during a write leaves the connection usable.
 func TestContextThatEndsDuringAWrite(t *testing.T) {
 	path := socketPath(t)
 	start(t, path, echo)
@@ -59,7 +57,7 @@ func TestContextThatEndsDuringAWrite(t *testing.T) {
 	}
 }
 
-// A process that stops reading blocks its callers for no longer than they want.
+// A process that stops reading blocks callers only until their timeout.
 func TestProcessThatDoesNotRead(t *testing.T) {
 	release, open := gate()
 	defer open()

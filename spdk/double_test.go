@@ -21,7 +21,6 @@ const (
 	nsUUID  = "e33a8f79-5f83-40cc-b7d5-cc0aab47b95d"
 )
 
-// world is a network with one subsystem, a double of a process, and a client.
 func world(t *testing.T, c spdktest.Config) (*spdktest.Network, *spdktest.Process, *spdk.Client) {
 	t.Helper()
 	dir := testkit.Dir(t)
@@ -43,7 +42,6 @@ func attach(name string) spdk.NVMeAttach {
 	}
 }
 
-// is wants an error to be of all these.
 func is(t *testing.T, what string, err error, want ...error) {
 	t.Helper()
 	for _, w := range want {

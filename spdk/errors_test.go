@@ -131,7 +131,7 @@ func TestMeanings(t *testing.T) {
 	}
 }
 
-// Nothing that was recorded is missing above.
+// All recorded errors are tested above.
 func TestMeaningsOfTheWholeRecord(t *testing.T) {
 	f := testkit.Value(os.Open("spdktest/testdata/spdk-rpc.jsonl"))(t)
 	defer func() { _ = f.Close() }()
@@ -268,7 +268,6 @@ func TestResults(t *testing.T) {
 	testkit.WantError(t, "Do", client.Do(t.Context(), "bdev_rbd_delete", nil), errs.Internal, "returned false")
 }
 
-// What is secret in a request is nowhere else.
 func TestSecretsStaySecret(t *testing.T) {
 	const secret = "NVMeTLSkey-1:01:abcdef"
 	for name, params := range map[string]any{

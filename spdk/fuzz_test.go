@@ -13,7 +13,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// all reads a stream to its end.
 func all(r io.Reader, largest int64) (found []answer, err error) {
 	f := newFrames(r, largest)
 	for {
@@ -25,7 +24,6 @@ func all(r io.Reader, largest int64) (found []answer, err error) {
 	}
 }
 
-// counted counts the bytes read from a stream.
 type counted struct {
 	r io.Reader
 	n int64

@@ -17,7 +17,6 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// release answers as a process of a release does, and counts.
 func release(version string, asked *atomic.Int64, methods string) func(*peer) {
 	return func(p *peer) {
 		for {
@@ -115,7 +114,6 @@ func TestLostConnectionForgets(t *testing.T) {
 	}
 }
 
-// An answer that the last process gave is not kept for the next.
 func TestAnswerOfTheLastProcess(t *testing.T) {
 	client := open(t, Config{Socket: "/nowhere"})
 	client.mu.Lock()
@@ -193,8 +191,7 @@ func TestWaitReady(t *testing.T) {
 	}
 }
 
-// What could be called before the initialisation was done is not what can be
-// called after.
+// The methods are read again after the initialisation.
 func TestWaitReadyForgetsTheMethodsOfTheStart(t *testing.T) {
 	var asked atomic.Int64
 	client, _ := serve(t, Config{}, release(fork, &asked, `["framework_start_init"]`))
@@ -234,8 +231,7 @@ func TestNeverReady(t *testing.T) {
 	}
 }
 
-// A process that was replaced between looking at its socket and connecting is
-// not taken for the new one.
+// A process that was replaced before the connect is not taken for the new one.
 func TestSocketThatChangesWhileDialling(t *testing.T) {
 	path := socketPath(t)
 	first := start(t, path, echo)

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// served is a process that does what a test says, behind a real socket.
+// served is a fake process on a real socket.
 type served struct {
 	t        *testing.T
 	listener *net.UnixListener
@@ -31,14 +31,12 @@ type served struct {
 	ended bool
 }
 
-// request is one as it came.
 type request struct {
 	ID     uint64
 	Method string
 	Params json.RawMessage
 }
 
-// peer is one connection as the process sees it.
 type peer struct {
 	net.Conn
 	t       *testing.T
@@ -87,14 +85,12 @@ func (p *served) leave(one *peer) {
 	p.open--
 }
 
-// connects is how many connections came, and how many were open at once.
 func (p *served) connects() (all, most int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.peers), p.most
 }
 
-// drop closes the connections that there are.
 func (p *served) drop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -103,7 +99,6 @@ func (p *served) drop() {
 	}
 }
 
-// stop ends the process, as a kill does.
 func (p *served) stop() {
 	_ = p.listener.Close() // which removes the socket
 	p.mu.Lock()
@@ -144,7 +139,6 @@ func answers(format string) func(*peer) {
 	}
 }
 
-// echo answers each request with its parameters.
 func echo(p *peer) {
 	for {
 		r, ok := p.next()
@@ -155,8 +149,8 @@ func echo(p *peer) {
 	}
 }
 
-// gate is what servers wait at until it is opened, once or more often. A test
-// that fails opens it too, or its server would never end.
+// gate blocks servers until it is opened, once or more often. A failed test
+// opens it too.
 func gate() (<-chan struct{}, func()) {
 	c := make(chan struct{})
 	return c, sync.OnceFunc(func() { close(c) })
@@ -172,7 +166,6 @@ func open(t *testing.T, c Config) *Client {
 	return testkit.Open(Open(c))(t)
 }
 
-// serve starts a process and a client of it.
 func serve(t *testing.T, c Config, handle func(*peer)) (*Client, *served) {
 	t.Helper()
 	c.Socket = socketPath(t)

@@ -63,7 +63,6 @@ func TestExposedDevices(t *testing.T) {
 	}
 }
 
-// dial starts a double of SNAP and connects to it.
 func dial(t *testing.T, config spdktest.Config) *spdk.Client {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "snap") // short: it holds a socket

@@ -46,13 +46,12 @@ func records(t *testing.T) []record {
 	}
 }
 
-// excused are the records that the double answers otherwise, with the reason.
-// One that it answers as recorded must not be here.
+// excused are the records that the double answers otherwise, with the reason;
+// no others.
 func excused() map[string]string {
 	return map[string]string{}
 }
 
-// took are the records whose time was recorded.
 func took() map[string]time.Duration {
 	return map[string]time.Duration{
 		"target bdev/lvol: get a missing bdev with timeout (ms)":                                      500 * time.Millisecond,
@@ -218,7 +217,6 @@ func (r *replay) keep(request json.RawMessage) {
 	}
 }
 
-// check sends a record's request and compares the answer.
 func (r *replay) check(rec record, want time.Duration) error {
 	p := r.process(rec.situation())
 	c := r.conn(p)
@@ -250,8 +248,8 @@ func (r *replay) check(rec record, want time.Duration) error {
 	return r.same("", theirs, ours)
 }
 
-// abandon leaves a request to itself whose answer is not on record: its
-// connection is not used again, and no later record waits for its end.
+// abandon leaves a request without a recorded response: its connection is not
+// used again.
 func (r *replay) abandon(p *Process, waits bool) {
 	delete(r.conns, p)
 	if waits {
@@ -262,8 +260,7 @@ func (r *replay) abandon(p *Process, waits bool) {
 	r.clock.never = maps.Clone(r.network.due)
 }
 
-// unanswered sends a request and another after it: the other's answer comes,
-// and the first's does not.
+// unanswered checks that another request is answered, and the first is not.
 func (c *client) unanswered(request json.RawMessage) error {
 	if _, err := c.Write(slices.Concat(request, []byte(`{"jsonrpc":"2.0","id":"after","method":"spdk_get_version"}`))); err != nil {
 		return err
@@ -346,7 +343,6 @@ func (r *replay) sameText(where, theirs, ours string) error {
 	return nil
 }
 
-// plainUUID spells an NGUID as the uuid of the same digits.
 func plainUUID(s string) string {
 	if m := nguid.FindStringSubmatch(s); m != nil {
 		return strings.ToLower(strings.Join(m[1:], "-"))

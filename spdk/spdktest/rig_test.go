@@ -15,7 +15,6 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// clock is a time that a test moves.
 type clock struct {
 	mu  sync.Mutex
 	now time.Time
@@ -35,8 +34,8 @@ func (c *clock) pass(d time.Duration) {
 	c.now = c.now.Add(d)
 }
 
-// during moves the time on to whatever is waited for in the network while
-// something is done. It returns how much has passed.
+// during advances the time to pending waits during what, and returns how much
+// has passed.
 func (n *Network) during(c *clock, what func()) time.Duration {
 	began := c.Now()
 	done, stopped := make(chan struct{}), make(chan struct{})
@@ -59,8 +58,7 @@ func (n *Network) during(c *clock, what func()) time.Duration {
 	return c.Now().Sub(began)
 }
 
-// advance moves the time to the next that is waited for. What is never to
-// come is not waited for.
+// advance moves the time to the next pending wait.
 func (n *Network) advance(c *clock) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -94,7 +92,6 @@ func startProcess(t *testing.T, n *Network, c Config) *Process {
 	return testkit.Open(n.Start(c))(t)
 }
 
-// client is one connection that asks one thing after the other.
 type client struct {
 	t *testing.T
 	net.Conn
@@ -151,7 +148,6 @@ func (c *client) try(method string, params any) (reply, error) {
 	return c.receive()
 }
 
-// must asks what has to succeed, and reads the result.
 func (c *client) must(method string, params, result any) {
 	c.t.Helper()
 	r := c.ask(method, params)
@@ -165,7 +161,6 @@ func (c *client) must(method string, params, result any) {
 	}
 }
 
-// refused asks what has to fail with a code.
 func (c *client) refused(code int, method string, params any) string {
 	c.t.Helper()
 	r := c.ask(method, params)
