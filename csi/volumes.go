@@ -114,7 +114,7 @@ func (s *Controller) reschedule(source volume.Source, err error) error {
 	if source.Volume != "" {
 		what, id = "volume", string(source.Volume)
 	}
-	if !s.deployment.PerNode || errs.KindOf(err) != errs.NotFound || !volume.MayBeInAnotherPool(id, s.backend.Pool) {
+	if !s.deployment.PerNode || errs.KindOf(err) != errs.NotFound || !volume.CanBeInAnotherPool(id, s.backend.Pool) {
 		return err
 	}
 	return errs.Errorf(errs.Exhausted, "volume_content_source: %s %s is not in pool %s of this node %v; schedule the pod to the node that has it, by its node affinity", what, id, s.backend.Pool, s.announced.segments)

@@ -36,7 +36,7 @@ func TestCodes(t *testing.T) {
 		{errors.New("plain"), codes.Internal},
 		{fmt.Errorf("while waiting: %w", context.DeadlineExceeded), codes.DeadlineExceeded},
 		{fmt.Errorf("while waiting: %w", context.Canceled), codes.Canceled},
-		{errs.Errorf(errs.Busy, "cut short: %w", context.Canceled), codes.Aborted},
+		{errs.Errorf(errs.Busy, "interrupted: %w", context.Canceled), codes.Aborted},
 		{fmt.Errorf("outside: %w", errs.Errorf(errs.NotFound, "inside")), codes.NotFound},
 		{fmt.Errorf("from grpc: %w", status.Error(codes.Unimplemented, "x")), codes.Unimplemented},
 		{errs.Errorf(errs.Unavailable, "peer: %w", status.Error(codes.PermissionDenied, "x")), codes.Unavailable},

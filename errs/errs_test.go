@@ -21,7 +21,7 @@ func TestKindOf(t *testing.T) {
 		"outermost, wrapped":  {fmt.Errorf("a: %w", errs.Errorf(errs.Busy, "b: %w", inner)), errs.Busy},
 		"a kind by itself":    {errs.Exhausted, errs.Exhausted},
 		"a wrapped kind":      {fmt.Errorf("full: %w", errs.Exhausted), errs.Exhausted},
-		"a stranger":          {errors.New("boom"), errs.Internal},
+		"another type":        {errors.New("boom"), errs.Internal},
 		"a cause without one": {errs.Errorf(errs.Unavailable, "reading: %w", fs.ErrNotExist), errs.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -44,6 +44,6 @@ func TestErrorfKeepsCauseAndText(t *testing.T) {
 		t.Errorf("says %q, want %q: the kind does not belong into the text", err, want)
 	}
 	if errors.Is(err, errs.NotFound) {
-		t.Error("is of a kind that nobody gave it")
+		t.Error("has a kind that was not set")
 	}
 }

@@ -48,10 +48,10 @@ var ownID = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^(?:vol|snap|group)-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:-([0-9a-f]{12}))?$`)
 })
 
-// MayBeInAnotherPool reports whether an object that is not in the given pool
+// CanBeInAnotherPool reports whether an object that is not in the given pool
 // can be in another one. That includes ids of releases up to 2026-11, which
 // name no pool, and excludes ids that NewID cannot return.
-func MayBeInAnotherPool(id, pool string) bool {
+func CanBeInAnotherPool(id, pool string) bool {
 	m := ownID().FindStringSubmatch(id)
 	return m != nil && (m[2] == "" || m[2] != poolSuffix(pool))
 }

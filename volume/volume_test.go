@@ -218,8 +218,8 @@ func TestIDPoolAndTime(t *testing.T) {
 		"vol-1":                             false,
 		"":                                  false,
 	} {
-		if got := volume.MayBeInAnotherPool(id, own); got != want {
-			t.Errorf("MayBeInAnotherPool(%q) = %v, want %v", id, got, want)
+		if got := volume.CanBeInAnotherPool(id, own); got != want {
+			t.Errorf("CanBeInAnotherPool(%q) = %v, want %v", id, got, want)
 		}
 	}
 }

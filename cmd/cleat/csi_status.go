@@ -125,7 +125,7 @@ func (s csiStatus) table() cli.Table {
 	t.Add("Registration socket", r.Socket)
 	t.Add("Announced", fmt.Sprintf("%s %s %s at %s", r.Type, r.Name, strings.Join(r.Versions, " "), r.Endpoint))
 	t.Add("Last GetInfo", r.Asked)
-	t.Add("Last notified", r.Told)
+	t.Add("Last notified", r.Notified)
 	t.AddKnown("Host error", r.Error)
 	t.AddKnown("Reason", r.Reason)
 	return t

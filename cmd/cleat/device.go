@@ -108,7 +108,7 @@ func explainDevice(err error) error {
 		return advise(err, deviceAdvice(failed.Code, failed.Method, failed.Message, changes))
 	}
 	advice := noServer(err, "the plugin", "Start cleat dpu, or name the socket of another with --socket, or --plugin-name")
-	if advice == "" && changes && !errors.Is(err, client.ErrNobody) {
+	if advice == "" && changes && !errors.Is(err, client.ErrNotServed) {
 		advice = "the plugin might still execute the call: repeat the command, or undo a CreateDevice with: cleat device rm"
 	}
 	return advise(err, advice)

@@ -459,7 +459,7 @@ func TestDeviceProbeWaitEnds(t *testing.T) {
 		if err == nil {
 			t.Fatal("an absent plugin is ready")
 		}
-		return errors.Is(err, client.ErrNobody) && saysAll(err, "is the plugin running?")
+		return errors.Is(err, client.ErrNotServed) && saysAll(err, "is the plugin running?")
 	})
 	for name, change := range map[string]func(){
 		"ready unset": func() { r.ready = nil },

@@ -64,7 +64,7 @@ func (s *dpuServer) Assemble(context.Context) error {
 		Event:    "serving DPU storage plugin",
 		Attrs: []any{"endpoint", "unix://" + s.pluginSocket, "plugin", s.plan.Plugin, "provider", s.service.Provider,
 			"snap", s.snapSocket, "version", release},
-		BreakOff: s.closePlugin,
+		CancelWaiting: s.closePlugin,
 	})
 	return nil
 }

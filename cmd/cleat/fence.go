@@ -114,7 +114,7 @@ func (f *fenceFlags) runE(doing string, call fenceCall) func(*cobra.Command, []s
 // fenceCanChange reports whether to retry; an unreachable service only for a
 // limited time.
 func fenceCanChange(err error, past, absent time.Duration) bool {
-	if errors.Is(err, client.ErrNobody) {
+	if errors.Is(err, client.ErrNotServed) {
 		return past < absent && !errors.Is(err, fs.ErrPermission)
 	}
 	kind := errs.KindOf(err)
@@ -124,7 +124,7 @@ func fenceCanChange(err error, past, absent time.Duration) bool {
 func explainFence(err error) error {
 	answer, answered := errors.AsType[*client.Error](err)
 	switch {
-	case !answered && errors.Is(err, client.ErrNobody):
+	case !answered && errors.Is(err, client.ErrNotServed):
 		return advise(err, noServer(err, "cleat fence serve", "Start it, or set --endpoint to the socket of a driver"))
 	case !answered:
 		return err

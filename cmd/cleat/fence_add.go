@@ -106,7 +106,7 @@ func (f *fenceFlags) changeCommand(done string, change func(*client.Client, cont
 // explainUnfinished says whether a failed change is certainly not in effect.
 func explainUnfinished(done string, err error) error {
 	switch kind := errs.KindOf(err); {
-	case kind == errs.Invalid || kind == errs.Precondition || errors.Is(err, client.ErrNobody):
+	case kind == errs.Invalid || kind == errs.Precondition || errors.Is(err, client.ErrNotServed):
 		return fmt.Errorf("not %s: %w", done, err)
 	}
 	return fmt.Errorf("not certainly %s, repeat the command: %w", done, err)

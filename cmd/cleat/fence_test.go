@@ -310,7 +310,7 @@ func TestFenceServiceUnreachable(t *testing.T) {
 	}()
 	begun := time.Now()
 	err := absent.refuses(t, []string{"not fenced: ", path, "is cleat fence serve running?", "--endpoint"}, "add", "192.0.2.7")
-	if !errors.Is(err, client.ErrNobody) || errs.KindOf(err) != errs.Unavailable {
+	if !errors.Is(err, client.ErrNotServed) || errs.KindOf(err) != errs.Unavailable {
 		t.Errorf("%v", err)
 	}
 	if past := time.Since(begun); past > time.Minute {
@@ -404,7 +404,7 @@ func FuzzFenceBlocks(f *testing.F) {
 // Transient errors are retried; missing permissions are not transient.
 func TestFenceRetriesTransientErrors(t *testing.T) {
 	unreachable := func(cause error) error {
-		return errs.Errorf(errs.Unavailable, "%w: %w", client.ErrNobody, cause)
+		return errs.Errorf(errs.Unavailable, "%w: %w", client.ErrNotServed, cause)
 	}
 	for name, c := range map[string]struct {
 		err  error

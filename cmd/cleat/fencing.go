@@ -199,10 +199,10 @@ func (n *fencing) addService(s *server.Server, name, address string, c service.C
 			}
 			return err
 		},
-		Listen:   func(ctx context.Context) (net.Listener, error) { return n.bind(ctx, s, address) },
-		Event:    "serving fences",
-		Attrs:    []any{"endpoint", address, "listener", name, "driver", n.name, "peers", len(n.peers), "version", release},
-		BreakOff: n.operations.Close,
+		Listen:        func(ctx context.Context) (net.Listener, error) { return n.bind(ctx, s, address) },
+		Event:         "serving fences",
+		Attrs:         []any{"endpoint", address, "listener", name, "driver", n.name, "peers", len(n.peers), "version", release},
+		CancelWaiting: n.operations.Close,
 	}
 	if !isUnix(address) {
 		v.GRPC.MaxAge = maxPeerAge

@@ -89,7 +89,7 @@ func (f *sriovFlags) listPods(ctx context.Context, cmd *cobra.Command, s *sriovS
 	s.holders, err = c.Held(ctx)
 	s.podsKnown = err == nil
 	given := cmd.Flags().Changed("kubelet-dir") || cmd.Flags().Changed("pod-resources-socket")
-	if err != nil && (given || !errors.Is(err, podresources.ErrNobody)) {
+	if err != nil && (given || !errors.Is(err, podresources.ErrNotServed)) {
 		s.problems = append(s.problems, "pods: "+err.Error())
 	}
 	return c.Close()

@@ -85,7 +85,7 @@ not exist yet.`,
 		var s sriovStatus
 		err := f.run(cmd, "querying the plugin", func(ctx context.Context, notice func(string)) error {
 			again := func(err error, _ time.Duration) bool {
-				return wait != "" && (errors.Is(err, errSriovState) || errors.Is(err, control.ErrNobody) || errors.Is(err, errSriovLost))
+				return wait != "" && (errors.Is(err, errSriovState) || errors.Is(err, control.ErrNotServed) || errors.Is(err, errSriovLost))
 			}
 			err := retry(ctx, 250*time.Millisecond, notice, again, func(ctx context.Context) (err error) {
 				s, err = querySriovStatus(ctx, socket)
@@ -132,7 +132,7 @@ func querySriovStatus(ctx context.Context, socket string) (sriovStatus, error) {
 func explainSriov(socket string, err error) error {
 	end, answered := errors.AsType[*control.End](err)
 	switch {
-	case errors.Is(err, control.ErrNobody):
+	case errors.Is(err, control.ErrNotServed):
 		return fmt.Errorf("no plugin serves the control socket %s: it is not running, runs without --controlled-mode, or has another --control-socket: %w", socket, err)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("querying the plugin at %s requires root: %w", socket, err)

@@ -155,7 +155,7 @@ func TestSriovStatusWaits(t *testing.T) {
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("got %v", err)
 		}
-		return errors.Is(err, control.ErrNobody)
+		return errors.Is(err, control.ErrNotServed)
 	})
 }
 

@@ -15,9 +15,9 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-// ErrNobody: no plugin answers on the socket, or access is denied. It wraps the
+// ErrNotServed: no plugin answers on the socket, or access is denied. It wraps the
 // cause, for example fs.ErrNotExist.
-var ErrNobody = errors.New("no plugin answers")
+var ErrNotServed = errors.New("no plugin answers")
 
 // Error is a failed call. It works with status.FromError.
 type Error struct {
@@ -32,7 +32,7 @@ func (e *Error) Error() string {
 	switch {
 	case e.cause == nil:
 		return fmt.Sprintf("%s answered %s with %s: %s", e.Socket, e.Method, e.Code, e.Message)
-	case errors.Is(e.cause, ErrNobody):
+	case errors.Is(e.cause, ErrNotServed):
 		return e.cause.Error()
 	}
 	return fmt.Sprintf("%s has not answered %s in time: %v", e.Socket, e.Method, e.cause)
@@ -90,5 +90,5 @@ func unreachable(ctx context.Context, socket, method string, why error) error {
 	if dial, ok := errors.AsType[*net.OpError](why); ok {
 		why = dial.Err // without the path, which is in the message
 	}
-	return &Error{Socket: socket, Method: method, Code: code, cause: fmt.Errorf("%w on %s: %w", ErrNobody, socket, why)}
+	return &Error{Socket: socket, Method: method, Code: code, cause: fmt.Errorf("%w on %s: %w", ErrNotServed, socket, why)}
 }

@@ -60,7 +60,7 @@ type Device struct {
 type Entry struct{ Volume, Device string }
 
 // Dial connects to a socket, given as absolute path or unix:///path. Errors:
-// errs.Invalid for an invalid path, ErrNobody if no plugin listens.
+// errs.Invalid for an invalid path, ErrNotServed if no plugin listens.
 func Dial(ctx context.Context, socket string) (*Client, error) {
 	path, err := unixsock.ParseEndpoint(socket)
 	if err != nil {

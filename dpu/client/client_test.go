@@ -183,7 +183,7 @@ func TestErrorsOfThePlugin(t *testing.T) {
 			_, err := do()
 			found, isError := errors.AsType[*Error](err)
 			s, isStatus := status.FromError(fmt.Errorf("outside: %w", err))
-			if !isError || !found.Answered() || !isStatus || s.Code() != code || errors.Is(err, ErrNobody) || found.Method != method ||
+			if !isError || !found.Answered() || !isStatus || s.Code() != code || errors.Is(err, ErrNotServed) || found.Method != method ||
 				status.Convert(err).Message() != "its own words" {
 				t.Errorf("%s, %s: %v", method, code, err)
 			}
@@ -208,11 +208,11 @@ func TestNoPlugin(t *testing.T) {
 	testkit.Must(t, l.Close())
 	for path, want := range map[string]error{filepath.Join(dir, "absent.sock"): fs.ErrNotExist, left: syscall.ECONNREFUSED} {
 		_, err := Dial(t.Context(), path)
-		if !errors.Is(err, ErrNobody) || !errors.Is(err, want) || status.Code(err) != codes.Unavailable || strings.Count(err.Error(), path) != 1 {
+		if !errors.Is(err, ErrNotServed) || !errors.Is(err, want) || status.Code(err) != codes.Unavailable || strings.Count(err.Error(), path) != 1 {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
-	if _, err := Dial(t.Context(), "dpu.sock"); !errors.Is(err, errs.Invalid) || errors.Is(err, ErrNobody) {
+	if _, err := Dial(t.Context(), "dpu.sock"); !errors.Is(err, errs.Invalid) || errors.Is(err, ErrNotServed) {
 		t.Errorf("a relative path: %v", err)
 	}
 	ended, cancel := context.WithCancel(t.Context())
@@ -228,7 +228,7 @@ func TestThePluginGoesAway(t *testing.T) {
 	stop()
 	for {
 		_, err := c.Info(t.Context())
-		if status.Code(err) != codes.Unavailable || !errors.Is(err, ErrNobody) || !strings.Contains(err.Error(), c.Socket()) {
+		if status.Code(err) != codes.Unavailable || !errors.Is(err, ErrNotServed) || !strings.Contains(err.Error(), c.Socket()) {
 			t.Fatalf("%v", err)
 		}
 		if errors.Is(err, fs.ErrNotExist) {
@@ -250,7 +250,7 @@ func TestThePluginGoesAway(t *testing.T) {
 	}()
 	for {
 		_, err := c.Info(t.Context())
-		if !errors.Is(err, ErrNobody) {
+		if !errors.Is(err, ErrNotServed) {
 			t.Fatalf("%v", err)
 		}
 		if strings.Contains(err.Error(), "connection lost") {

@@ -19,9 +19,9 @@ import (
 	"github.com/cleatproject/cleat/internal/rpcdial"
 )
 
-// ErrNobody: no driver answers, or connecting is not permitted; wraps the
+// ErrNotServed: no driver answers, or connecting is not permitted; wraps the
 // cause.
-var ErrNobody = errors.New("no fence service answers")
+var ErrNotServed = errors.New("no fence service answers")
 
 // Error is a driver's error.
 type Error struct {
@@ -107,7 +107,7 @@ func pause(ctx context.Context) bool {
 
 func (c *Client) timeoutError(method string, ended error) error {
 	if reason := c.reason(); reason != nil {
-		return errs.Errorf(errs.Unavailable, "%w on %s: %w (%w)", ErrNobody, c.target.Endpoint, reason, ended)
+		return errs.Errorf(errs.Unavailable, "%w on %s: %w (%w)", ErrNotServed, c.target.Endpoint, reason, ended)
 	}
 	return errs.Errorf(errs.Unavailable, "%s has not answered %s in time: %w", c.target.Endpoint, method, ended)
 }
@@ -118,7 +118,7 @@ func (c *Client) unreachable(message string) error {
 	if reason == nil {
 		reason = errors.New(message)
 	}
-	return errs.Errorf(errs.Unavailable, "%w on %s: %w", ErrNobody, c.target.Endpoint, reason)
+	return errs.Errorf(errs.Unavailable, "%w on %s: %w", ErrNotServed, c.target.Endpoint, reason)
 }
 
 // reason also says how to fix it; nil if unknown.

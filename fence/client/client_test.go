@@ -113,7 +113,7 @@ func TestCodes(t *testing.T) {
 		d.Before(func(context.Context, fencetest.Call) error { return status.Error(code, "for a test") })
 		err := c.Fence(ctx, client.Request{}, block("192.0.2.1/32"))
 		testkit.WantError(t, "the error", err, kind, "for a test", code.String(), "FenceClusterNetwork")
-		if status.Code(err) != code || errors.Is(err, client.ErrNobody) {
+		if status.Code(err) != code || errors.Is(err, client.ErrNotServed) {
 			t.Errorf("%s became %v", code, err)
 		}
 	}
@@ -176,18 +176,18 @@ func TestNoServer(t *testing.T) {
 	missing := open(t, client.Target{Endpoint: t.TempDir() + "/no.sock", Patience: soon})
 	err := missing.Fence(ctx, client.Request{}, block("192.0.2.1/32"))
 	testkit.WantError(t, "the error", err, errs.Unavailable, "no.sock", "no fence service answers")
-	if !errors.Is(err, client.ErrNobody) || !errors.Is(err, fs.ErrNotExist) {
+	if !errors.Is(err, client.ErrNotServed) || !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%v", err)
 	}
 	left := t.TempDir() + "/left.sock"
 	testkit.Must(t, leaveSocket(left))
 	_, err = open(t, client.Target{Endpoint: left, Patience: soon}).Probe(ctx)
-	if testkit.WantError(t, "the error", err, errs.Unavailable, left); !errors.Is(err, client.ErrNobody) || !errors.Is(err, unix.ECONNREFUSED) {
+	if testkit.WantError(t, "the error", err, errs.Unavailable, left); !errors.Is(err, client.ErrNotServed) || !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("%v", err)
 	}
 	noGRPC := open(t, client.Target{Endpoint: "unix://" + shut(t), Patience: soon})
 	_, err = noGRPC.Probe(ctx)
-	if testkit.WantError(t, "the error", err, errs.Unavailable); !errors.Is(err, client.ErrNobody) {
+	if testkit.WantError(t, "the error", err, errs.Unavailable); !errors.Is(err, client.ErrNotServed) {
 		t.Errorf("%v", err)
 	}
 	patient := open(t, client.Target{Endpoint: left, Patience: time.Hour})
@@ -195,11 +195,11 @@ func TestNoServer(t *testing.T) {
 		short, cancel := context.WithTimeout(t.Context(), wait)
 		_, err = patient.Probe(short)
 		cancel()
-		if errors.Is(err, client.ErrNobody) {
+		if errors.Is(err, client.ErrNotServed) {
 			break
 		}
 	}
-	if testkit.WantError(t, "the error", err, errs.Unavailable); !errors.Is(err, client.ErrNobody) {
+	if testkit.WantError(t, "the error", err, errs.Unavailable); !errors.Is(err, client.ErrNotServed) {
 		t.Errorf("%v", err)
 	}
 }

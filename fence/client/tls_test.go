@@ -34,7 +34,7 @@ func TestTLS(t *testing.T) {
 	served := len(d.Calls("Probe"))
 	refused := func(err error, words ...string) {
 		t.Helper()
-		if testkit.WantError(t, "the error", err, errs.Unavailable, append(words, endpoint)...); !errors.Is(err, client.ErrNobody) {
+		if testkit.WantError(t, "the error", err, errs.Unavailable, append(words, endpoint)...); !errors.Is(err, client.ErrNotServed) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -104,7 +104,7 @@ func TestRenewalAndReturn(t *testing.T) {
 	}
 	stop()
 	_, err := c.Probe(testkit.Context(t))
-	if testkit.WantError(t, "the error", err, errs.Unavailable, endpoint); !errors.Is(err, client.ErrNobody) {
+	if testkit.WantError(t, "the error", err, errs.Unavailable, endpoint); !errors.Is(err, client.ErrNotServed) {
 		t.Errorf("%v", err)
 	}
 	overTLSAt(t, d, server, endpoint)

@@ -96,7 +96,7 @@ func (e *Enforcer) endSessions(ctx context.Context, l *local, blocks []netip.Pre
 	if len(all) == 0 {
 		return nil
 	}
-	if err := e.ledger.RememberEnding(ctx, fresh); err != nil {
+	if err := e.ledger.RecordEnding(ctx, fresh); err != nil {
 		return err
 	}
 	crashpoint.Hit("fence.remembered")

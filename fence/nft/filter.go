@@ -292,7 +292,7 @@ func (f *Filter) finish(err error) error {
 	if err != nil {
 		return wrapKind("change the packet filter", err)
 	}
-	return nft.Settle()
+	return nft.WaitForPackets()
 }
 
 // Held reads the blocks in force, disjoint and sorted. If anything differs from

@@ -202,7 +202,7 @@ func TestDeadAndSlowPeers(t *testing.T) {
 	}
 	s.stop()
 	err = p.Fence(t.Context(), a)
-	if testkit.WantError(t, "the error", err, errs.Unavailable, s.endpoint); !errors.Is(err, client.ErrNobody) {
+	if testkit.WantError(t, "the error", err, errs.Unavailable, s.endpoint); !errors.Is(err, client.ErrNotServed) {
 		t.Errorf("%v", err)
 	}
 }

@@ -21,8 +21,8 @@ func endings() store.Bucket[Ending] { return store.Bucket[Ending]{Name: "ending"
 
 func endingKey(e Ending) string { return e.Enforcer + separator + e.Session.ID }
 
-// RememberEnding records sessions durably, in one transaction.
-func (l *Ledger) RememberEnding(ctx context.Context, list []Ending) error {
+// RecordEnding records sessions durably, in one transaction.
+func (l *Ledger) RecordEnding(ctx context.Context, list []Ending) error {
 	return l.changeEnding(ctx, list, func(tx *store.Tx, e Ending) error { return endings().Put(tx, endingKey(e), e) })
 }
 

@@ -145,7 +145,7 @@ func TestPowerLoss(t *testing.T) {
 	testkit.Must(t, copied.Quiet(t.Context(), []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}))
 	leave()
 	ending := []Ending{{Enforcer: "sock", Session: volume.Session{ID: "1"}}}
-	testkit.Must(t, l.RememberEnding(t.Context(), ending))
+	testkit.Must(t, l.RecordEnding(t.Context(), ending))
 	if got, err := afterwards().Ending(t.Context()); err != nil || !cmp.Equal(ending, got, cmpopts.EquateComparable(netip.AddrPort{})) {
 		t.Errorf("sessions: %v, %v", got, err)
 	}
@@ -228,7 +228,7 @@ func TestSessionsBeingEnded(t *testing.T) {
 		}
 	}
 	for range 2 {
-		testkit.Must(t, l.RememberEnding(t.Context(), all))
+		testkit.Must(t, l.RecordEnding(t.Context(), all))
 	}
 	_ = s.Close()
 	l, _ = openLedger(t, path)
@@ -238,10 +238,10 @@ func TestSessionsBeingEnded(t *testing.T) {
 	}
 	check(all[3000:])
 	all[3000].Session.Holder = "" // reported again
-	testkit.Must(t, l.RememberEnding(t.Context(), all[3000:3001]), l.RememberEnding(t.Context(), nil), l.ForgetEnding(t.Context(), nil))
+	testkit.Must(t, l.RecordEnding(t.Context(), all[3000:3001]), l.RecordEnding(t.Context(), nil), l.ForgetEnding(t.Context(), nil))
 	check(all[3000:])
 	for _, bad := range []Ending{{}, {Enforcer: "a"}, {Session: volume.Session{ID: "1"}}, {Enforcer: "a\x00b", Session: volume.Session{ID: "1"}}} {
-		if err := l.RememberEnding(t.Context(), []Ending{all[0], bad}); !errors.Is(err, errs.Internal) {
+		if err := l.RecordEnding(t.Context(), []Ending{all[0], bad}); !errors.Is(err, errs.Internal) {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}

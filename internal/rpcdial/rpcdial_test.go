@@ -141,7 +141,7 @@ func TestConnectAndClose(t *testing.T) {
 }
 
 // A code from the server differs from the same code of gRPC.
-func TestHeard(t *testing.T) {
+func TestCallEnd(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s.sock")
 	stop := serve(t, path, &service{err: status.Error(codes.Unavailable, "the server's own word")})
 	client := health.NewHealthClient(testkit.Open(Unix(path, Listening()))(t))
@@ -190,7 +190,7 @@ func TestEnded(t *testing.T) {
 		"only the server gives up":           {later, true, codes.Canceled, nil},
 		"the server's deadline, caller left": {gone, true, codes.DeadlineExceeded, context.Canceled},
 	} {
-		h := &Heard{}
+		h := &CallEnd{}
 		h.ended.Store(c.answered)
 		if got := h.Ended(c.ctx, c.code); !errors.Is(got, c.want) || (got == nil) != (c.want == nil) {
 			t.Errorf("%s: got %v, want %v", name, got, c.want)

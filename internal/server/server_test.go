@@ -112,8 +112,8 @@ func TestServiceBreaksOff(t *testing.T) {
 		s := &service{answer: func(context.Context) error { close(running); <-broken; return errBusy }}
 		v := Service{
 			Name: "waits", GRPC: GRPCConfig{Code: table}, Listen: p.ListenEndpoint,
-			Register: func(r grpc.ServiceRegistrar) error { health.RegisterHealthServer(r, s); return nil },
-			BreakOff: func(context.Context) error { close(broken); return nil }, breakOffAfter: time.Millisecond,
+			Register:      func(r grpc.ServiceRegistrar) error { health.RegisterHealthServer(r, s); return nil },
+			CancelWaiting: func(context.Context) error { close(broken); return nil }, breakOffAfter: time.Millisecond,
 		}
 		p.AddService(v)
 		v.Name, v.Listen = "none", func(context.Context) (net.Listener, error) { return nil, nil }

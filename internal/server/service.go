@@ -24,14 +24,14 @@ type Service struct {
 	// Event and Attrs are logged at the start.
 	Event string
 	Attrs []any
-	// BreakOff cancels waiting calls at the stop. Their work is recorded and
+	// CancelWaiting cancels waiting calls at the stop. Their work is recorded and
 	// continues with the next request.
-	BreakOff func(ctx context.Context) error
+	CancelWaiting func(ctx context.Context) error
 
 	breakOffAfter time.Duration
 }
 
-// breakOffAfter is for in-flight calls, before BreakOff.
+// breakOffAfter is for in-flight calls, before CancelWaiting.
 const breakOffAfter = 5 * time.Second
 
 // AddService adds a gRPC service.
@@ -64,7 +64,7 @@ func (s *Server) AddService(v Service) {
 			switch {
 			case l == nil:
 				return nil
-			case v.BreakOff == nil:
+			case v.CancelWaiting == nil:
 				return g.Drain(ctx)
 			}
 			return v.drainOrBreakOff(ctx, g)
@@ -83,7 +83,7 @@ func (v *Service) drainOrBreakOff(ctx context.Context, g *GRPC) error {
 		return err
 	case <-short.Done():
 	}
-	return errors.Join(v.BreakOff(ctx), <-drained)
+	return errors.Join(v.CancelWaiting(ctx), <-drained)
 }
 
 // ListenEndpoint binds --endpoint for root and --socket-group.

@@ -182,18 +182,18 @@ func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "un
 // Path returns the path of the socket.
 func (l *Listener) Path() string { return l.path }
 
-// Sight is the state of a Listener's path.
-type Sight string
+// PathState is the state of a Listener's path.
+type PathState string
 
 const (
-	Ours     Sight = "ours"     // created by Listen
-	Missing  Sight = "missing"  // no file or no directory
-	Replaced Sight = "replaced" // another file
+	Ours     PathState = "ours"     // created by Listen
+	Missing  PathState = "missing"  // no file or no directory
+	Replaced PathState = "replaced" // another file
 )
 
 // Look returns the state of the path. If it is not ours, clients do not find
 // the socket, and the Listener has to be recreated.
-func (l *Listener) Look() (Sight, error) {
+func (l *Listener) Look() (PathState, error) {
 	found, err := lookAt(l.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):

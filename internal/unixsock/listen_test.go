@@ -220,7 +220,7 @@ func TestLook(t *testing.T) {
 	path := filepath.Join(dir, "s.sock")
 	for name, c := range map[string]struct {
 		do   func() error
-		want Sight
+		want PathState
 	}{
 		"untouched":         {func() error { return nil }, Ours},
 		"chmod":             {func() error { return os.Chmod(path, 0o666) }, Ours},

@@ -71,7 +71,7 @@ func (k *reconciler) serve(l *unixsock.Listener) {
 }
 
 // lose returns a function that closes the lost socket. In-flight RPCs continue.
-func (k *reconciler) lose(seen unixsock.Sight) (closeOld func()) {
+func (k *reconciler) lose(seen unixsock.PathState) (closeOld func()) {
 	what := "another process removed it"
 	if seen == unixsock.Replaced {
 		what = "another process replaced it"

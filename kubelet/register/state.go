@@ -45,10 +45,10 @@ type Status struct {
 	Since time.Time `json:"since"` // of the state
 
 	Plugin
-	Socket string    `json:"socket"`
-	Placed time.Time `json:"placed,omitzero"` // creation of the socket
-	Asked  time.Time `json:"asked,omitzero"`  // last GetInfo on this socket
-	Told   time.Time `json:"told,omitzero"`   // last NotifyRegistrationStatus on this socket
+	Socket   string    `json:"socket"`
+	Placed   time.Time `json:"placed,omitzero"` // creation of the socket
+	Asked    time.Time `json:"asked,omitzero"`  // last GetInfo on this socket
+	Notified time.Time `json:"told,omitzero"`   // last NotifyRegistrationStatus on this socket
 
 	Questions int `json:"questions"` // GetInfo calls
 	Refusals  int `json:"refusals"`  // error results
@@ -125,7 +125,7 @@ const resultTimeout = 150 * time.Second
 // an inspection, and a restarted host reports again.
 func (r *record) status(now time.Time, silence time.Duration) Status {
 	s := Status{
-		Since: r.changed, Placed: r.placed, Asked: r.askedAt, Told: r.notifiedAt,
+		Since: r.changed, Placed: r.placed, Asked: r.askedAt, Notified: r.notifiedAt,
 		Questions: r.questions, Refusals: r.refusals, Losses: r.losses,
 	}
 	switch {

@@ -18,9 +18,9 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 )
 
-// ErrNobody: the plugin does not run, or has no control interface and always
+// ErrNotServed: the plugin does not run, or has no control interface and always
 // offers its devices.
-var ErrNobody = errors.New("no process serves the control socket")
+var ErrNotServed = errors.New("no process serves the control socket")
 
 // keepaliveTime is the idle time before a ping, and the ping's timeout. gRPC
 // permits no shorter time.
@@ -51,7 +51,7 @@ type Client struct {
 	service controlv1.ControlServiceClient
 }
 
-// Dial connects to an absolute path or unix:///path. Errors: ErrNobody, and
+// Dial connects to an absolute path or unix:///path. Errors: ErrNotServed, and
 // file system errors such as fs.ErrPermission.
 func Dial(ctx context.Context, socket string) (*Client, error) {
 	path, err := unixsock.ParseEndpoint(socket)
@@ -61,7 +61,7 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 	conn, err := rpcdial.Connect(ctx, path, rpcdial.Listening(), grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTime}))
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
-		return nil, fmt.Errorf("%w: %w", ErrNobody, err)
+		return nil, fmt.Errorf("%w: %w", ErrNotServed, err)
 	case err != nil:
 		return nil, err
 	}
@@ -112,7 +112,7 @@ func invoke[Q, A any](ctx context.Context, method func(context.Context, *Q, ...g
 }
 
 // outcome separates the plugin's errors from gRPC's, which have the same codes.
-func outcome(ctx context.Context, response *rpcdial.Heard, err error) error {
+func outcome(ctx context.Context, response *rpcdial.CallEnd, err error) error {
 	st := status.Convert(err)
 	switch {
 	case ctx.Err() != nil:

@@ -93,7 +93,7 @@ func plugin(code codes.Code, reason string) failure {
 }
 
 var (
-	gone     = failure{notServed: true, reason: "not served", err: ErrNobody}
+	gone     = failure{notServed: true, reason: "not served", err: ErrNotServed}
 	broke    = failure{reason: "broke", err: errors.New("broke")}
 	gen      = func(n int64) gate.Claim { return gate.Claim{Generation: n} }
 	received = func(id uint64) statusReceived { return statusReceived{stream: id, session: fmt.Sprint("s", id)} }

@@ -129,7 +129,7 @@ func (r *Renewer) disable(ctx context.Context, session string) disableDone {
 type failure struct {
 	answered   bool
 	code       codes.Code
-	notServed  bool // ErrNobody
+	notServed  bool // ErrNotServed
 	permanent  bool // socket not usable
 	superseded bool // Aborted: another daemon holds the devices
 	reason     string
@@ -144,7 +144,7 @@ func (f failure) label() string {
 }
 
 func failureOf(err error) failure {
-	f := failure{reason: err.Error(), err: err, notServed: errors.Is(err, ErrNobody), permanent: errors.Is(err, fs.ErrPermission)}
+	f := failure{reason: err.Error(), err: err, notServed: errors.Is(err, ErrNotServed), permanent: errors.Is(err, fs.ErrPermission)}
 	if end, answered := errors.AsType[*End](err); answered {
 		f.answered, f.code, f.reason = true, end.Code, end.Reason
 	}

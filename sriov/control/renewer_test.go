@@ -350,7 +350,7 @@ func TestClient(t *testing.T) {
 	if _, said := errors.AsType[*End](err); err == nil || said {
 		t.Errorf("not served: %v", err)
 	}
-	if _, err := Dial(testkit.Context(t), s.socket); !errors.Is(err, ErrNobody) || !errors.Is(err, fs.ErrNotExist) {
+	if _, err := Dial(testkit.Context(t), s.socket); !errors.Is(err, ErrNotServed) || !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 	testkit.WantError(t, "the socket is left", testkit.Err(os.Stat(s.socket)), nil)

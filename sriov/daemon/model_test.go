@@ -169,7 +169,7 @@ func (w *model) answer(i int, ok bool) {
 		}
 		l.pods = pods{holders: slices.Clone(w.held)}
 		if !w.kubelet {
-			l.pods = pods{err: podresources.ErrNobody}
+			l.pods = pods{err: podresources.ErrNotServed}
 		} else if w.gate {
 			l.pods.offered = map[string][]string{"example.com/net": {vfAddress(pf0, 0)}}
 		}

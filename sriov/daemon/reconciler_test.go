@@ -245,7 +245,7 @@ func TestPodsBlockSteps(t *testing.T) {
 	s.step(s.seen(holds))
 	s.phase(Blocked, "pod ns/p holds "+vfAddress(pf0, 0))
 	s.after(pollDelay, observe{})
-	s.step(s.seen(func(l *observation) { l.pods.err = podresources.ErrNobody }))
+	s.step(s.seen(func(l *observation) { l.pods.err = podresources.ErrNotServed }))
 	s.phase(Blocked, "pods that hold functions are unknown")
 	s.after(6*pollDelay, observe{})
 	s.step(s.seen(nil), record{})
@@ -257,7 +257,7 @@ func TestPodsBlockSteps(t *testing.T) {
 	s.step(s.seen(holds), record{})
 	s = newScript(t, Rules{Mode: Apply, Force: true})
 	s.toChange(acknowledged)
-	s.step(s.seen(func(l *observation) { l.pods.err = podresources.ErrNobody }), record{})
+	s.step(s.seen(func(l *observation) { l.pods.err = podresources.ErrNotServed }), record{})
 }
 
 func TestPluginWithoutAcknowledgement(t *testing.T) {

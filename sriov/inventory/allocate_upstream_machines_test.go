@@ -158,7 +158,7 @@ func ddp(t *testing.T) machine {
 		{"0000:19:00.0", "1593", "ice", "ens801f1", "1889", "ICE COMMS Package"},
 	} {
 		m.pf(sysfstest.Function{Address: c.pf, Vendor: "8086", Device: c.device, Driver: c.driver, Netdev: c.name, VFDevice: c.vf, VFDriver: "iavf"}, 2)
-		m.Tell("pci", c.pf, devlink.Device{Profile: c.profile})
+		m.SetDevlink("pci", c.pf, devlink.Device{Profile: c.profile})
 	}
 	return m
 }

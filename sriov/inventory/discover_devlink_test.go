@@ -31,13 +31,13 @@ func TestDrivers(t *testing.T) {
 	for _, v := range []string{mlx[0], mlx[1]} {
 		tree.AddRDMA(sysfstest.Device(v), "mlx5_"+v[len(v)-1:], "")
 	}
-	tree.Tell("pci", "0000:18:00.0", devlink.Device{Profile: "ICE COMMS Package"})
-	tree.Tell("pci", ice[1], devlink.Device{Profile: "its own"})
-	tree.Tell("pci", "0000:1a:00.0", devlink.Device{Profile: "before", RDMA: true})
-	tree.Tell("pci", mlx[1], devlink.Device{RDMA: false})
-	tree.Tell("pci", mlx[2], devlink.Device{RDMA: true})
-	tree.Tell("netdevsim", mlx[3], devlink.Device{RDMA: true, Profile: "another's"})
-	tree.Tell("auxiliary", lent, devlink.Device{RDMA: true})
+	tree.SetDevlink("pci", "0000:18:00.0", devlink.Device{Profile: "ICE COMMS Package"})
+	tree.SetDevlink("pci", ice[1], devlink.Device{Profile: "its own"})
+	tree.SetDevlink("pci", "0000:1a:00.0", devlink.Device{Profile: "before", RDMA: true})
+	tree.SetDevlink("pci", mlx[1], devlink.Device{RDMA: false})
+	tree.SetDevlink("pci", mlx[2], devlink.Device{RDMA: true})
+	tree.SetDevlink("netdevsim", mlx[3], devlink.Device{RDMA: true, Profile: "another's"})
+	tree.SetDevlink("auxiliary", lent, devlink.Device{RDMA: true})
 	s := clean(t, tree)
 	for address, want := range map[string]struct {
 		profile string
@@ -70,7 +70,7 @@ func withProfile(t *testing.T) (*sysfstest.Tree, inventory.DiscoverConfig) {
 	tree := sysfstest.New(t)
 	pf := mellanox()
 	tree.Add(pf)
-	tree.Tell("pci", pf.Address, devlink.Device{Profile: "COMMS", RDMA: true})
+	tree.SetDevlink("pci", pf.Address, devlink.Device{Profile: "COMMS", RDMA: true})
 	c := configOf(tree)
 	c.Devlink = &devlink.Recent{Ask: sysfstest.Devlink{Tree: tree}.Devices}
 	return tree, c

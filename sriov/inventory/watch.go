@@ -39,7 +39,7 @@ func Watch(ctx context.Context, c WatchConfig, kick func()) error {
 	}
 	if c.Devices == nil {
 		c.Devices = uevent.Watch
-		if err := uevent.Deaf(); err != nil {
+		if err := uevent.CheckNamespace(); err != nil {
 			warn(fmt.Errorf("some changes of functions are missed: %w", err))
 		}
 	}

@@ -198,11 +198,11 @@ func crowd(tb testing.TB, count int) inventory.DiscoverConfig {
 			IOMMUGroup: fmt.Sprint(pf), Netdev: fmt.Sprintf("ens%df0", pf), TotalVFs: perPF, VFDevice: "101e", VFDriver: "mlx5_core",
 		}
 		tree.Add(p)
-		tree.Tell("pci", p.Address, devlink.Device{Profile: "COMMS", RDMA: true})
+		tree.SetDevlink("pci", p.Address, devlink.Device{Profile: "COMMS", RDMA: true})
 		for i, v := range setVirtual(tb, tree, p.Address, min(left, perPF)) {
 			if i%4 == 0 {
 				tree.AddRDMA(sysfstest.Device(v), fmt.Sprintf("mlx5_%d_%d", pf, i), "0xffff")
-				tree.Tell("pci", v, devlink.Device{RDMA: true})
+				tree.SetDevlink("pci", v, devlink.Device{RDMA: true})
 			}
 		}
 	}

@@ -92,7 +92,7 @@ func (p *Plugin) fetchPods() podsAnswer {
 				return podsAnswer{known: true, offered: offered, holders: holders}
 			}
 		}
-		if errors.Is(err, podresources.ErrNobody) || errors.Is(err, podresources.ErrUnsupported) || sleep(ctx, gate.ConfirmInterval) != nil {
+		if errors.Is(err, podresources.ErrNotServed) || errors.Is(err, podresources.ErrUnsupported) || sleep(ctx, gate.ConfirmInterval) != nil {
 			return podsAnswer{}
 		}
 	}
@@ -175,7 +175,7 @@ func (p *Plugin) fetchHolders(ctx context.Context) lastHolders {
 	p.holders.stale = true
 	switch {
 	case !changed:
-	case errors.Is(err, podresources.ErrNobody), errors.Is(err, podresources.ErrUnsupported):
+	case errors.Is(err, podresources.ErrNotServed), errors.Is(err, podresources.ErrUnsupported):
 		p.logger.Info("PodResources not available, pods that hold devices are unknown", "err", err)
 	default:
 		p.logger.Warn("PodResources query failed, using last known holders", "err", err)

@@ -117,7 +117,7 @@ func (s *soak) lend(vf string) {
 			s.node(fmt.Sprintf("infiniband/%s%d", role, n))
 		}
 	}
-	s.tree.Tell("pci", vf, devlink.Device{RDMA: s.random.IntN(2) == 0})
+	s.tree.SetDevlink("pci", vf, devlink.Device{RDMA: s.random.IntN(2) == 0})
 }
 
 // The configuration might not have the new name.

@@ -216,7 +216,7 @@ func TestLastKnownHoldersCount(t *testing.T) {
 	r.start()
 	r.awaitOffered(2)
 	testkit.Eventually(r.t, "it is held", held)
-	r.pods.fail(podresources.ErrNobody)
+	r.pods.fail(podresources.ErrNotServed)
 	r.scans(links, 3)
 	if !held() {
 		t.Error("a device that a pod has counts as free while the kubelet is away")
@@ -549,7 +549,7 @@ func TestWithdrawalWithoutPodResources(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1)
 	r.config.Controlled = true
-	r.pods.fail(podresources.ErrNobody)
+	r.pods.fail(podresources.ErrNotServed)
 	r.start()
 	r.enable(r.t.Name(), gate.Claim{Generation: 1})
 	r.awaitOffered(1)

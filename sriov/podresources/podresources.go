@@ -27,8 +27,8 @@ import (
 const DefaultSocket = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
 var (
-	// ErrNobody: no process serves the socket.
-	ErrNobody = errors.New("no process serves PodResources on the socket")
+	// ErrNotServed: no process serves the socket.
+	ErrNotServed = errors.New("no process serves PodResources on the socket")
 	// ErrUnsupported: the kubelet is too old, or its feature gate is off.
 	ErrUnsupported = errors.New("the kubelet does not support this PodResources call")
 	// ErrStarting: the kubelet does not list the client's own pod. It lists all
@@ -99,7 +99,7 @@ type Holder struct {
 // duplicates. It covers containers of admitted pods, even before they run,
 // including sidecars. Other init containers are not listed: their devices are
 // the pod's other containers', or free again. Older kubelets list terminated
-// pods until they are deleted. Errors: ErrNobody, ErrUnsupported, ErrStarting,
+// pods until they are deleted. Errors: ErrNotServed, ErrUnsupported, ErrStarting,
 // the context's and those of gRPC.
 func (c *Client) Held(ctx context.Context) ([]Holder, error) {
 	var answer *podresourcesv1.ListPodResourcesResponse
@@ -186,7 +186,7 @@ func (c *Client) callWithRetry(ctx context.Context, do call) error {
 	probe, reason := unixsock.Dial(ctx, c.socket)
 	switch {
 	case errors.Is(reason, fs.ErrNotExist), errors.Is(reason, syscall.ENOTDIR), errors.Is(reason, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w: %w", ErrNobody, reason)
+		return fmt.Errorf("%w: %w", ErrNotServed, reason)
 	case reason != nil:
 		return reason
 	}

@@ -200,10 +200,10 @@ func TestNoServer(t *testing.T) {
 	} {
 		c := client(t, path)
 		for range 2 {
-			if _, err := c.Held(t.Context()); !errors.Is(err, ErrNobody) || !errors.Is(err, want) {
+			if _, err := c.Held(t.Context()); !errors.Is(err, ErrNotServed) || !errors.Is(err, want) {
 				t.Errorf("%s: holders: %v", path, err)
 			}
-			if _, err := c.Offered(t.Context()); !errors.Is(err, ErrNobody) || !errors.Is(err, want) {
+			if _, err := c.Offered(t.Context()); !errors.Is(err, ErrNotServed) || !errors.Is(err, want) {
 				t.Errorf("%s: offered: %v", path, err)
 			}
 		}
@@ -225,7 +225,7 @@ func TestKubeletRestart(t *testing.T) {
 		}
 		stop()
 		for range 3 {
-			if _, err := c.Held(t.Context()); !errors.Is(err, ErrNobody) {
+			if _, err := c.Held(t.Context()); !errors.Is(err, ErrNotServed) {
 				t.Fatalf("without a kubelet: %v", err)
 			}
 		}
@@ -243,7 +243,7 @@ func TestKubeletStopsDuringCall(t *testing.T) {
 	c := client(t, path)
 	var wait sync.WaitGroup
 	wait.Go(func() {
-		testkit.WantError(t, "Held", testkit.Err(c.Held(t.Context())), ErrNobody)
+		testkit.WantError(t, "Held", testkit.Err(c.Held(t.Context())), ErrNotServed)
 	})
 	<-asked
 	stop()
@@ -261,11 +261,11 @@ func TestHangingKubelet(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			defer cancel()
-			if _, err := c.Held(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrNobody) {
+			if _, err := c.Held(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrNotServed) {
 				t.Errorf("caller's timeout: %v", err)
 			}
 			c.timeout = 100 * time.Millisecond
-			if _, err := c.Held(t.Context()); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrNobody) {
+			if _, err := c.Held(t.Context()); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrNotServed) {
 				t.Errorf("client's timeout: %v", err)
 			}
 		})
@@ -287,7 +287,7 @@ func TestUnsupported(t *testing.T) {
 		"its feature gate": errors.New("PodResources API GetAllocatableResources disabled"),
 	} {
 		c := asking(t, &kubelet{offered: func(context.Context) (*podresourcesv1.AllocatableResourcesResponse, error) { return nil, answer }})
-		if _, err := c.Offered(t.Context()); !errors.Is(err, ErrUnsupported) || errors.Is(err, ErrNobody) {
+		if _, err := c.Offered(t.Context()); !errors.Is(err, ErrUnsupported) || errors.Is(err, ErrNotServed) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -301,7 +301,7 @@ func TestOtherErrors(t *testing.T) {
 			return nil, answer
 		}})
 		_, err := c.Held(t.Context())
-		if err == nil || errors.Is(err, ErrUnsupported) || errors.Is(err, ErrNobody) || status.Code(err) != status.Code(answer) || asked != 1 {
+		if err == nil || errors.Is(err, ErrUnsupported) || errors.Is(err, ErrNotServed) || status.Code(err) != status.Code(answer) || asked != 1 {
 			t.Errorf("%v: %v, asked %d times", answer, err, asked)
 		}
 	}

@@ -123,7 +123,7 @@ func TestAcknowledgedOperationsSurviveKills(t *testing.T) {
 
 // instance is one driver on one pool of this machine, with its workers.
 type instance struct {
-	*workload.Station
+	*workload.Instance
 	local   *workload.Local
 	rand    *rand.Rand
 	reflink bool
@@ -143,7 +143,7 @@ func newInstance(t *testing.T, cleat, name string, seed uint64, reflink bool, fl
 	}
 	return &instance{
 		local: local, rand: rand.New(rand.NewPCG(seed, 1)), reflink: reflink,
-		Station: workload.NewStation(workload.Config{
+		Instance: workload.NewInstance(workload.Config{
 			Name: name, Machine: local, Dir: workers, Seed: seed, Workers: 5, Reflink: reflink, Patience: time.Minute,
 		}),
 	}

@@ -34,7 +34,7 @@ var sabotages = []struct {
 		name: "sessions that are being ended are not recorded",
 		left: []workload.Replacement{{
 			File: "fence/enforce/local.go",
-			Old:  "\tif err := e.ledger.RememberEnding(ctx, fresh); err != nil {\n\t\treturn err\n\t}\n",
+			Old:  "\tif err := e.ledger.RecordEnding(ctx, fresh); err != nil {\n\t\treturn err\n\t}\n",
 			New:  "",
 		}, {
 			File: "fence/sock/sock.go",

@@ -224,7 +224,7 @@ func TestSriovWaitingIsReported(t *testing.T) {
 	s := newSriovSite(t, 4)
 	p := s.serve()
 	s.awaitStatus("waiting", func(g gate.Status) bool { return g.Holding == gate.Waiting && g.State == gate.Initializing })
-	if got := s.cleat("sriov", "status", "--control-socket", s.socket); !strings.Contains(got, "nobody: it waits for a config daemon") {
+	if got := s.cleat("sriov", "status", "--control-socket", s.socket); !strings.Contains(got, "none: waiting for a config daemon") {
 		t.Errorf("cleat sriov status does not report the wait:\n%s", got)
 	}
 	shows(t, filepath.Join(s.dir, "p.sock"), "/metrics", `cleat_sriov_control{control="waiting"} 1`)

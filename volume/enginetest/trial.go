@@ -53,7 +53,7 @@ func (t *trial) create(req volume.CreateRequest) volume.Volume {
 func (t *trial) checkPoolSuffix(id string) {
 	t.Helper()
 	const other = "00000000-0000-0000-0000-000000000000"
-	if pool := t.Backend.Pool; pool != "" && (volume.MayBeInAnotherPool(id, pool) || !volume.MayBeInAnotherPool(id, other)) {
+	if pool := t.Backend.Pool; pool != "" && (volume.CanBeInAnotherPool(id, pool) || !volume.CanBeInAnotherPool(id, other)) {
 		t.Errorf("id %q does not name the pool %s", id, pool)
 	}
 }

@@ -294,9 +294,9 @@ func parseMessages(b []byte) ([]netlink.Message, error) {
 // membarrierGlobal is MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
 const membarrierGlobal = 1
 
-// Settle waits for an RCU grace period: then no CPU processes a packet under
+// WaitForPackets waits for an RCU grace period: then no CPU processes a packet under
 // the rules before the commit.
-func Settle() error {
+func WaitForPackets() error {
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0)
 		switch {

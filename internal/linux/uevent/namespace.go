@@ -12,15 +12,15 @@ import (
 // (PROC_USER_INIT_INO).
 const initialUserNamespace = 0xEFFFFFFD
 
-// Results of Deaf.
+// Results of CheckNamespace.
 var (
 	ErrNoDevices = errors.New("the kernel sends no device events to this network namespace, because another user namespace owns it: run in the host's network namespace")
 	ErrNoNetdevs = errors.New("the kernel sends events of network devices only to their own network namespace, and this is not the host's: run in the host's network namespace")
 )
 
-// Deaf returns which events do not reach the calling thread's network
+// CheckNamespace returns which events do not reach the calling thread's network
 // namespace; nil also if unknown.
-func Deaf() error {
+func CheckNamespace() error {
 	first, err := isOwnedByInitialUserNamespace()
 	switch {
 	case err != nil:

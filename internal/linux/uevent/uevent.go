@@ -51,7 +51,7 @@ const (
 // receives events.
 //
 // Events of network devices are sent to their own namespace, all others to
-// namespaces owned by the initial user namespace. See Deaf.
+// namespaces owned by the initial user namespace. See CheckNamespace.
 func Watch(ctx context.Context, each func(Event)) error {
 	file, err := listen()
 	if err != nil {

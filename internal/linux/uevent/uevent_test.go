@@ -188,10 +188,10 @@ func TestForeignMessages(t *testing.T) {
 
 const checkVariable = "UEVENT_TEST_CHECK"
 
-func printMissing() { fmt.Print(Deaf()) }
+func printMissing() { fmt.Print(CheckNamespace()) }
 
-func TestDeaf(t *testing.T) {
-	if err := Deaf(); err != nil {
+func TestCheckNamespace(t *testing.T) {
+	if err := CheckNamespace(); err != nil {
 		t.Logf("this is no host: %v", err)
 	}
 	mapping := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
@@ -201,7 +201,7 @@ func TestDeaf(t *testing.T) {
 	}{
 		"network namespace":                    {syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET}, ErrNoNetdevs},
 		"network namespace of a user's":        {syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWUSER, UidMappings: mapping}, ErrNoDevices},
-		"user namespace in the same network's": {syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: mapping}, Deaf()},
+		"user namespace in the same network's": {syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: mapping}, CheckNamespace()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ask := exec.CommandContext(t.Context(), "/proc/self/exe")

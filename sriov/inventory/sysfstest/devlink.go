@@ -29,9 +29,9 @@ func (d Devlink) Devices(ctx context.Context) (map[devlink.Handle]devlink.Device
 	return all, ctx.Err()
 }
 
-// Tell sets what the driver of a device reports. The bus is "pci" or
+// SetDevlink sets what the driver of a device reports. The bus is "pci" or
 // "auxiliary".
-func (t *Tree) Tell(bus, name string, d devlink.Device) {
+func (t *Tree) SetDevlink(bus, name string, d devlink.Device) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.devlinkDevices[devlink.Handle{Bus: bus, Name: name}] = d

@@ -30,7 +30,7 @@ func TestRemovedDevicesLeaveConsistentTree(t *testing.T) {
 	numvfs("2")
 	vf := tree.Virtual(pf)[1]
 	tree.AddRDMA(sysfstest.Device(vf), "mlx5_1", "0xffff")
-	tree.Tell("pci", vf, devlink.Device{RDMA: true})
+	tree.SetDevlink("pci", vf, devlink.Device{RDMA: true})
 	tree.RenameLink("ens1", "uplink")
 	tree.RenameLink("ens1v1", "net7")
 	f := functions()

@@ -46,7 +46,7 @@ func (w *worker) addVolumes(c *choice) {
 			c.add(2, "create place copy", w.restore)
 		}
 		if len(w.disks) > 0 {
-			c.add(1, "create place copy cut", w.clone)
+			c.add(1, "create place copy clone", w.clone)
 		}
 	}
 	if d := w.some(func(d *disk) bool { return !d.granted }); d != nil {
@@ -85,10 +85,10 @@ func (w *worker) addNode(c *choice) {
 
 func (w *worker) addSnapshots(c *choice) {
 	if d := w.some(func(*disk) bool { return true }); d != nil && len(w.snapshots) < most {
-		c.add(2, "snapshot copy cut", func() error { return w.snapshot(d) })
+		c.add(2, "snapshot copy clone", func() error { return w.snapshot(d) })
 	}
 	if len(w.disks) >= 2 && len(w.groups) < 1 {
-		c.add(1, "snapshot copy cut", w.group)
+		c.add(1, "snapshot copy clone", w.group)
 	}
 	if p := w.ungroupedSnapshot(); p != nil {
 		c.add(1, "delete-snapshot", func() error { return w.deleteSnapshot(p) })

@@ -29,15 +29,15 @@ type Config struct {
 }
 
 // Instance is one driver on one pool with its workers.
-type Station struct {
+type Instance struct {
 	config  Config
 	machine Machine
 	workers []*worker
 }
 
 // NewInstance returns an instance that owns nothing yet.
-func NewStation(c Config) *Station {
-	s := &Station{config: c, machine: c.Machine}
+func NewInstance(c Config) *Instance {
+	s := &Instance{config: c, machine: c.Machine}
 	for i := range c.Workers {
 		s.workers = append(s.workers, &worker{
 			number: i, dir: filepath.Join(c.Dir, fmt.Sprintf("worker-%d", i)), machine: c.Machine, reflink: c.Reflink,
@@ -48,7 +48,7 @@ func NewStation(c Config) *Station {
 }
 
 // Calls counts the acknowledged calls by kind.
-func (s *Station) Calls() map[string]int {
+func (s *Instance) Calls() map[string]int {
 	var all []map[string]int
 	for _, w := range s.workers {
 		all = append(all, w.calls)
@@ -57,7 +57,7 @@ func (s *Station) Calls() map[string]int {
 }
 
 // launch starts the driver for all workers.
-func (s *Station) launch(ctx context.Context, point string) (Driver, error) {
+func (s *Instance) launch(ctx context.Context, point string) (Driver, error) {
 	d, err := s.machine.Launch(ctx, point)
 	if err != nil && !errors.Is(err, ErrAtPoint) {
 		return nil, fmt.Errorf("instance %s: start: %w", s.config.Name, err)
@@ -73,7 +73,7 @@ func (s *Station) launch(ctx context.Context, point string) (Driver, error) {
 }
 
 // killed updates the workers' models after a kill.
-func (s *Station) killed() {
+func (s *Instance) killed() {
 	if !s.machine.Reboots() {
 		return
 	}
@@ -85,7 +85,7 @@ func (s *Station) killed() {
 // Round starts the driver, armed if point is not empty, checks it, and runs the
 // workload until the driver reaches the point, or for at most patience, and
 // then kills it. It reports whether the point was hit.
-func (s *Station) Round(ctx context.Context, point string, patience time.Duration) (hit bool, err error) {
+func (s *Instance) Round(ctx context.Context, point string, patience time.Duration) (hit bool, err error) {
 	d, err := s.launch(ctx, point)
 	if errors.Is(err, ErrAtPoint) {
 		return true, nil
@@ -128,7 +128,7 @@ func (s *Station) Round(ctx context.Context, point string, patience time.Duratio
 
 // verifyUntil stops when the driver reaches its point, as its background work
 // stops then.
-func (s *Station) verifyUntil(ctx context.Context, done <-chan struct{}) error {
+func (s *Instance) verifyUntil(ctx context.Context, done <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wait sync.WaitGroup
 	defer func() {
@@ -148,7 +148,7 @@ func (s *Station) verifyUntil(ctx context.Context, done <-chan struct{}) error {
 // Start starts the driver armed for a point of its start-up, or on a machine
 // that is about to fail, and kills it if it serves. It reports whether the
 // driver died before it served.
-func (s *Station) Start(ctx context.Context, point string) (hit bool, err error) {
+func (s *Instance) Start(ctx context.Context, point string) (hit bool, err error) {
 	d, err := s.launch(ctx, point)
 	if errors.Is(err, ErrAtPoint) {
 		return true, nil
@@ -162,7 +162,7 @@ func (s *Station) Start(ctx context.Context, point string) (hit bool, err error)
 }
 
 // with runs fn on an unarmed driver, and stops the driver.
-func (s *Station) with(ctx context.Context, what string, fn func(d Driver) error) error {
+func (s *Instance) with(ctx context.Context, what string, fn func(d Driver) error) error {
 	d, err := s.launch(ctx, "")
 	if err != nil {
 		return err
@@ -174,13 +174,13 @@ func (s *Station) with(ctx context.Context, what string, fn func(d Driver) error
 }
 
 // fail kills the driver and adds its log to the error.
-func (s *Station) fail(d Driver, when string, err error) error {
+func (s *Instance) fail(d Driver, when string, err error) error {
 	err = errors.Join(err, d.Kill())
 	return fmt.Errorf("instance %s, %s: %w\n%s", s.config.Name, when, err, tail(d.Log()))
 }
 
 // each runs do for all workers concurrently.
-func (s *Station) each(do func(w *worker) error) error {
+func (s *Instance) each(do func(w *worker) error) error {
 	var wg sync.WaitGroup
 	errs := make([]error, len(s.workers))
 	for i, w := range s.workers {
@@ -192,7 +192,7 @@ func (s *Station) each(do func(w *worker) error) error {
 
 // Settle starts the driver unarmed, lets every worker complete its pending
 // call, and verifies everything with all data.
-func (s *Station) Settle(ctx context.Context) error {
+func (s *Instance) Settle(ctx context.Context) error {
 	return s.with(ctx, "settling", func(Driver) error {
 		if err := s.verify(ctx, false); err != nil {
 			return err
@@ -212,7 +212,7 @@ func (s *Station) Settle(ctx context.Context) error {
 }
 
 // Read does Settle and then reads every byte of every volume and snapshot.
-func (s *Station) Read(ctx context.Context) error {
+func (s *Instance) Read(ctx context.Context) error {
 	if err := s.Settle(ctx); err != nil {
 		return err
 	}
@@ -221,7 +221,7 @@ func (s *Station) Read(ctx context.Context) error {
 
 // Finish reads everything and deletes everything through the driver; the pool
 // is then empty again.
-func (s *Station) Finish(ctx context.Context) error {
+func (s *Instance) Finish(ctx context.Context) error {
 	if err := s.Read(ctx); err != nil {
 		return err
 	}

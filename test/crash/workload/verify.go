@@ -12,15 +12,15 @@ import (
 // verify compares the driver's lists, the pool's files, the kernel's mounts and
 // loop devices with the workers' models. With bytes set it also reads all data
 // of volumes in use.
-func (s *Station) verify(ctx context.Context, bytes bool) error {
+func (s *Instance) verify(ctx context.Context, bytes bool) error {
 	lists := errors.Join(s.verifyVolumes(ctx), s.verifySnapshots(ctx))
 	seen, err := s.verifyPool(ctx)
 	return errors.Join(lists, err, s.verifyMounts(seen), s.verifyLoops(seen), s.verifyFiles(seen), s.verifyData(bytes))
 }
 
-func (s *Station) controller() csi.ControllerClient { return s.workers[0].controller() }
+func (s *Instance) controller() csi.ControllerClient { return s.workers[0].controller() }
 
-func (s *Station) verifyVolumes(ctx context.Context) error {
+func (s *Instance) verifyVolumes(ctx context.Context) error {
 	answer, err := s.controller().ListVolumes(ctx, &csi.ListVolumesRequest{})
 	if err != nil {
 		return fmt.Errorf("ListVolumes: %w", err)
@@ -68,7 +68,7 @@ func (w *worker) verifyVolume(d *disk, entry *csi.ListVolumesResponse_Entry) err
 	return errors.Join(errs...)
 }
 
-func (s *Station) verifySnapshots(ctx context.Context) error {
+func (s *Instance) verifySnapshots(ctx context.Context) error {
 	answer, err := s.controller().ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
 	if err != nil {
 		return fmt.Errorf("ListSnapshots: %w", err)
@@ -100,7 +100,7 @@ func (s *Station) verifySnapshots(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-func (s *Station) verifyData(all bool) error {
+func (s *Instance) verifyData(all bool) error {
 	const some = 3
 	return s.each(func(w *worker) error {
 		var errs []error

@@ -16,7 +16,7 @@ import (
 
 // verifyMounts compares the mounts with the workers' models, except those of a
 // pending call.
-func (s *Station) verifyMounts(seen site.Sight) error {
+func (s *Instance) verifyMounts(seen site.Snapshot) error {
 	mounts := maps.Clone(seen.Mounts)
 	var errs []error
 	expect := func(target string, want bool, what string) {
@@ -55,7 +55,7 @@ func (s *Station) verifyMounts(seen site.Sight) error {
 
 // verifyLoops checks that each volume in use has exactly one loop device, with
 // the requested settings.
-func (s *Station) verifyLoops(seen site.Sight) error {
+func (s *Instance) verifyLoops(seen site.Snapshot) error {
 	bound := maps.Clone(seen.Loops)
 	var errs []error
 	spare := 0
@@ -95,7 +95,7 @@ func (w *worker) verifyLoop(d *disk, loops []site.Loop) error {
 
 // verifyFiles checks the sizes of the files of acknowledged volumes and
 // snapshots, and that those of thick volumes are fully allocated.
-func (s *Station) verifyFiles(seen site.Sight) error {
+func (s *Instance) verifyFiles(seen site.Snapshot) error {
 	var errs []error
 	for _, w := range s.workers {
 		for _, d := range w.disks {
@@ -120,7 +120,7 @@ func (s *Station) verifyFiles(seen site.Sight) error {
 // verifyPool checks that the pool has a file for every volume and snapshot, and
 // no other. It waits for background copies, for a part of a call's timeout, and
 // returns the last snapshot.
-func (s *Station) verifyPool(ctx context.Context) (site.Sight, error) {
+func (s *Instance) verifyPool(ctx context.Context) (site.Snapshot, error) {
 	patience := time.NewTimer(s.config.Patience / 4)
 	defer patience.Stop()
 	for {
@@ -142,7 +142,7 @@ func (s *Station) verifyPool(ctx context.Context) (site.Sight, error) {
 	}
 }
 
-func (s *Station) poolMatches(ctx context.Context, seen site.Sight) error {
+func (s *Instance) poolMatches(ctx context.Context, seen site.Snapshot) error {
 	own, err := s.listed(ctx)
 	if err != nil {
 		return err
@@ -171,7 +171,7 @@ func (s *Station) poolMatches(ctx context.Context, seen site.Sight) error {
 }
 
 // listed returns the files that correspond to the driver's lists.
-func (s *Station) listed(ctx context.Context) (map[string]bool, error) {
+func (s *Instance) listed(ctx context.Context) (map[string]bool, error) {
 	volumes, err := s.controller().ListVolumes(ctx, &csi.ListVolumesRequest{})
 	if err != nil {
 		return nil, err

@@ -38,7 +38,7 @@ type Machine interface {
 	// returns ErrDown when the machine goes down meanwhile.
 	Write(ctx context.Context, at site.Spot, seed uint64, sync bool) error
 	Check(ctx context.Context, at site.Spot, seeds ...uint64) error
-	Look(ctx context.Context) (site.Sight, error)
+	Look(ctx context.Context) (site.Snapshot, error)
 	MakeDir(ctx context.Context, path string) error
 	Remove(ctx context.Context, path string) error
 }

@@ -208,10 +208,10 @@ func (m *machine) Check(ctx context.Context, at site.Spot, seeds ...uint64) erro
 }
 
 // Look implements workload.Machine.
-func (m *machine) Look(ctx context.Context) (site.Sight, error) {
+func (m *machine) Look(ctx context.Context) (site.Snapshot, error) {
 	c, err := m.beside()
 	if err != nil {
-		return site.Sight{}, err
+		return site.Snapshot{}, err
 	}
 	view, err := c.Look(ctx)
 	return view, down(err)

@@ -43,7 +43,7 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 		m := newMachine(t, k.name, cleat, inside, k.fsType, seed+uint64(i), slots)
 		campaigns = append(campaigns, &campaign{
 			kind: k, machine: m, plan: plan, random: random,
-			work: workload.NewStation(workload.Config{
+			work: workload.NewInstance(workload.Config{
 				Name: k.name, Machine: m, Dir: workersDir, Seed: seed + uint64(i), Workers: 5, Reflink: k.reflink, Patience: time.Minute, Lean: true,
 			}),
 		})
@@ -81,7 +81,7 @@ func number(t *testing.T, name string, otherwise uint64) uint64 {
 type campaign struct {
 	kind    kind
 	machine *machine
-	work    *workload.Station
+	work    *workload.Instance
 	plan    []outage
 	random  *rand.Rand
 }

@@ -62,7 +62,7 @@ func TestSabotageTurnsRed(t *testing.T) {
 			m := newMachine(t, "sabotaged", workload.BuildWith(t, s.left), inside, s.fsType, uint64(i), nil)
 			m.drive.Survive(disk.SurviveNone)
 			// Other workers' flushes would hide the missing one.
-			st := workload.NewStation(workload.Config{
+			st := workload.NewInstance(workload.Config{
 				Name: "sabotaged", Machine: m, Dir: workersDir, Seed: uint64(i) + 1, Workers: 1, Reflink: s.reflink, Patience: time.Minute, Lean: true,
 			})
 			const few = 4

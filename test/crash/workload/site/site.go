@@ -25,7 +25,7 @@ type Site struct {
 }
 
 // Snapshot is the state of the machine at one moment.
-type Sight struct {
+type Snapshot struct {
 	Mounts map[string]int    `json:"mounts"` // by mount point of the workers: number of mounts
 	Loops  map[string][]Loop `json:"loops"`  // by volume id: the devices on its file
 	Files  map[string]File   `json:"files"`  // of the pool, by name such as volumes/<id>
@@ -43,8 +43,8 @@ type File struct {
 }
 
 // Look inspects the kernel and the pool.
-func (s Site) Look(ctx context.Context) (Sight, error) {
-	seen := Sight{Mounts: map[string]int{}, Loops: map[string][]Loop{}, Files: map[string]File{}}
+func (s Site) Look(ctx context.Context) (Snapshot, error) {
+	seen := Snapshot{Mounts: map[string]int{}, Loops: map[string][]Loop{}, Files: map[string]File{}}
 	table, err := mount.Table(ctx)
 	if err != nil {
 		return seen, err

@@ -40,7 +40,7 @@ func (s service) Check(d Data, _ *None) error        { return s.site.Check(d.At,
 func (s service) MakeDir(path string, _ *None) error { return s.site.MakeDir(path) }
 func (s service) Remove(path string, _ *None) error  { return s.site.Remove(path) }
 
-func (s service) Look(_ None, view *site.Sight) (err error) {
+func (s service) Look(_ None, view *site.Snapshot) (err error) {
 	*view, err = s.site.Look(context.Background())
 	return err
 }
@@ -86,8 +86,8 @@ func (c *Client) Check(ctx context.Context, at site.Spot, seeds ...uint64) error
 }
 
 // Look is site.Site.Look.
-func (c *Client) Look(ctx context.Context) (site.Sight, error) {
-	var view site.Sight
+func (c *Client) Look(ctx context.Context) (site.Snapshot, error) {
+	var view site.Snapshot
 	err := c.call(ctx, "Look", None{}, &view)
 	return view, err
 }

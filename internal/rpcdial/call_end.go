@@ -10,17 +10,17 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// Heard records whether a call was ended by the server: gRPC reports the same
+// CallEnd records whether a call was ended by the server: gRPC reports the same
 // codes for failed connections.
-type Heard struct{ ended atomic.Bool }
+type CallEnd struct{ ended atomic.Bool }
 
 // FromServer reports whether the server ended the call.
-func (h *Heard) FromServer() bool { return h.ended.Load() }
+func (h *CallEnd) FromServer() bool { return h.ended.Load() }
 
 // Ended returns the context error that ended the caller's wait for a call with
 // this code, or nil if the response or the connection failure did. Responses
 // that reflect the caller's own cancellation or deadline do not count.
-func (h *Heard) Ended(ctx context.Context, code codes.Code) error {
+func (h *CallEnd) Ended(ctx context.Context, code codes.Code) error {
 	answered := h.FromServer()
 	if answered && code != codes.Canceled && code != codes.DeadlineExceeded {
 		return nil
@@ -35,16 +35,16 @@ func (h *Heard) Ended(ctx context.Context, code codes.Code) error {
 	return context.DeadlineExceeded
 }
 
-type heardKey struct{}
+type callEndKey struct{}
 
 // Listen returns a context for one call on a connection with Listening, and its
-// Heard.
-func Listen(ctx context.Context) (context.Context, *Heard) {
-	h := &Heard{}
-	return context.WithValue(ctx, heardKey{}, h), h
+// CallEnd.
+func Listen(ctx context.Context) (context.Context, *CallEnd) {
+	h := &CallEnd{}
+	return context.WithValue(ctx, callEndKey{}, h), h
 }
 
-// Listening is the dial option that Heard requires.
+// Listening is the dial option that CallEnd requires.
 func Listening() grpc.DialOption { return grpc.WithStatsHandler(listener{}) }
 
 // listener detects trailers from the server.
@@ -54,7 +54,7 @@ func (listener) HandleRPC(ctx context.Context, event stats.RPCStats) {
 	if _, end := event.(*stats.InTrailer); !end {
 		return
 	}
-	if h, ok := ctx.Value(heardKey{}).(*Heard); ok {
+	if h, ok := ctx.Value(callEndKey{}).(*CallEnd); ok {
 		h.ended.Store(true)
 	}
 }
