@@ -451,6 +451,15 @@ func TestMessages(t *testing.T) {
 	}
 }
 
+// TestPagesLinkToConcepts checks that a reader of any page finds the terms.
+func TestPagesLinkToConcepts(t *testing.T) {
+	for _, path := range testkit.Value(filepath.Glob("*.md"))(t) {
+		if path != "concepts.md" && !strings.Contains(page(t, "docs/"+path), "](concepts.md") {
+			t.Errorf("%s does not link to concepts.md", path)
+		}
+	}
+}
+
 var pages = []string{"README.md", "CONTRIBUTING.md", "docs/concepts.md", "docs/compare.md", "docs/csi.md", "docs/commands.md", "docs/operations.md", "docs/plugins.md", "docs/fencing.md", "docs/dpu.md", "docs/sriov.md", "docs/image.md",
 	"docs/install.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md", "docs/nomad.md", "docs/upgrade.md"}
 
