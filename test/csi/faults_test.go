@@ -26,7 +26,7 @@ func TestNoReflink(t *testing.T) {
 	d := r.create("plain", block()).attach()
 	d.writeBlock(4096, 1, 4096)
 	_, err := r.controller().CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: d.id})
-	r.refused(err, codes.FailedPrecondition, "cannot share blocks", "detach it first", "--pool-image")
+	r.refused(err, codes.FailedPrecondition, "cannot share blocks", "detach it, or use", "--pool-image")
 	_, err = r.groups().CreateVolumeGroupSnapshot(t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: "g", SourceVolumeIds: []string{d.id}})
 	r.refused(err, codes.FailedPrecondition)
 	d.detach()
@@ -293,7 +293,7 @@ func TestLostPool(t *testing.T) {
 	testkit.Must(r, os.Rename(engine, engine+".away"))
 	failsToStart(t, nil, arguments, "engine.db is missing")
 	testkit.Must(r, os.WriteFile(engine, nil, 0o600))
-	failsToStart(t, nil, arguments, engine, "store is damaged", "back from a backup")
+	failsToStart(t, nil, arguments, engine, "store is damaged", "from a backup")
 	testkit.Must(r, errors.Join(os.Remove(engine), os.Rename(engine+".away", engine)))
 	r.start()
 	if got := r.storage(); !slices.Contains(got, "STORAGE_DEGRADED OrphanFile") {

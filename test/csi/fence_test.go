@@ -174,7 +174,7 @@ func TestFenceOfTwoProcesses(t *testing.T) {
 	d.grant = answer.GetPublishContext()
 	there := d.onNode(n)
 	n.kill()
-	c.refused(a.fence(t.Context(), "192.0.2.10/32"), codes.Unavailable, "node", "call again")
+	c.refused(a.fence(t.Context(), "192.0.2.10/32"), codes.Unavailable, "node", "repeat the call")
 	n.start()
 	testkit.Must(c, a.fence(t.Context(), "192.0.2.10/32"))
 	n.refused(there.stage(), codes.FailedPrecondition, nodeID, "192.0.2.10")

@@ -154,7 +154,7 @@ func TestGuardKilledToo(t *testing.T) {
 		w.writesSoon(r, "driver restarted")
 		w.end(r)
 	}
-	if !strings.Contains(r.process.Log.String(), "is not frozen any more") {
+	if !strings.Contains(r.process.Log.String(), "file system of an interrupted snapshot thawed") {
 		t.Error("the log does not mention the left-over freeze")
 	}
 	for _, d := range disks {

@@ -160,7 +160,7 @@ func TestRegistration(t *testing.T) {
 	if !s.Ready || s.Checks["registration"] != "ok" || s.Registration.Endpoint != r.process.Socket || s.Registration.Reason != "" {
 		t.Errorf("status %+v", s)
 	}
-	if out, err := r.status(); err != nil || !strings.Contains(out, "registered since") || !strings.Contains(out, "Ready          yes") {
+	if out, err := r.status(); err != nil || !strings.Contains(out, "registered since") || !strings.Contains(out, "Ready                 yes") {
 		t.Errorf("cleat csi status: %v\n%s", err, out)
 	}
 	testkit.Must(r, os.Remove(p.Socket)) // as by a clean-up script

@@ -283,7 +283,7 @@ func TestCallDuringCopy(t *testing.T) {
 	q := ask("clone", block())
 	q.VolumeContentSource, q.CapacityRange = fromVolume(d.id), sizes(d.size, 0)
 	_, err := r.controller().CreateVolume(t.Context(), q)
-	r.refused(err, codes.FailedPrecondition, "detach it first", "--pool-image")
+	r.refused(err, codes.FailedPrecondition, "detach it, or use", "--pool-image")
 	d.detach()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 	_, err = r.controller().CreateVolume(ctx, q)

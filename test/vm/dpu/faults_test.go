@@ -28,7 +28,7 @@ func (r rig) ceph() {
 		{Ceph: access.Ceph{ClusterID: "east", User: "cleat", Key: "east"}, FS: "cephfs", Path: "/volumes/a"},
 		{Ceph: access.Ceph{Monitors: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:3300")}, Key: "east"}, Path: "/"},
 	} {
-		a := r.refuses(brief, plan.MountSpec{CephFS: &c, ReadOnly: true}, errs.Unavailable, "127.0.0.1:", "answers")
+		a := r.refuses(brief, plan.MountSpec{CephFS: &c, ReadOnly: true}, errs.Unavailable, "127.0.0.1:", "no monitor")
 		for _, no := range []string{"invalid argument", "mount option", base64.StdEncoding.EncodeToString(secret)} {
 			if strings.Contains(a.Error, no) {
 				r.Errorf("the error contains %q: %s", no, a.Error)
@@ -41,7 +41,7 @@ func (r rig) ceph() {
 	if left := r.Run("cat", "/proc/keys"); strings.Contains(left, "cleat-") {
 		r.Errorf("keys are left over:\n%s", left)
 	}
-	r.refuses(brief, plan.MountSpec{CephFS: &access.CephFS{Ceph: access.Ceph{ClusterID: "east", User: "other", Key: "east"}, Path: "/"}}, errs.Precondition, "no key of client.other")
+	r.refuses(brief, plan.MountSpec{CephFS: &access.CephFS{Ceph: access.Ceph{ClusterID: "east", User: "other", Key: "east"}, Path: "/"}}, errs.Precondition, "no key for client.other")
 }
 
 // freeze drops packets to the NFS server, so that it neither answers nor

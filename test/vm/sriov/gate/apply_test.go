@@ -249,7 +249,7 @@ func (r *rig) abandons() {
 func (r *rig) external() {
 	r.Helper()
 	r.setDesired(desiredState{uid: "a", generation: 8, network: 2, vfio: 1, mtu: 1500, external: true})
-	if s := r.phase(daemon.Failed); len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "managed externally") {
+	if s := r.phase(daemon.Failed); len(s.Problems) != 1 || !strings.Contains(s.Problems[0], "externally managed") {
 		r.Errorf("status without functions: %+v", s)
 	}
 	r.offersNothing("the functions do not exist")
