@@ -114,15 +114,15 @@ func Run(t *testing.T, o Options) {
 func (o Options) complete() (Options, error) {
 	switch {
 	case o.Conn == nil && o.Socket == "":
-		return o, errors.New("Socket or Conn is required")
+		return o, errors.New("no Socket or Conn")
 	case o.Block == nil && o.Filesystem == nil:
-		return o, errors.New("Block or Filesystem is required, to create devices")
+		return o, errors.New("no Block or Filesystem to create devices with")
 	case o.Parallel && o.Hold == nil:
-		return o, errors.New("Parallel requires Hold")
+		return o, errors.New("option Parallel requires Hold")
 	case o.Devices != 0 && o.Devices < 3:
-		return o, fmt.Errorf("Devices %d is too small: use 3 or more, or 0 for the default", o.Devices)
+		return o, fmt.Errorf("option Devices %d is too small: use 3 or more, or 0 for the default", o.Devices)
 	case o.Timeout < 0 || o.Patience < 0:
-		return o, fmt.Errorf("Timeout %s and Patience %s must not be negative", o.Timeout, o.Patience)
+		return o, fmt.Errorf("options Timeout %s and Patience %s must not be negative", o.Timeout, o.Patience)
 	}
 	if len(o.AccessModes) == 0 {
 		o.AccessModes = []storagev1.AccessMode{storagev1.AccessMode_ACCESS_MODE_RWO}

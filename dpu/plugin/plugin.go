@@ -81,7 +81,7 @@ type lastHeld struct {
 
 func New(c Config) (*Plugin, error) {
 	if c.Table == nil || c.RPC == nil || c.Objects == nil {
-		return nil, errors.New("Table, RPC and Objects are required")
+		return nil, errors.New("no Table, RPC or Objects in the configuration")
 	}
 	for at, value := range map[*time.Duration]time.Duration{
 		&c.AnswerWithin: 25 * time.Second, &c.LookWithin: 5 * time.Second, &c.Grace: 30 * time.Second,

@@ -117,7 +117,7 @@ func (o Options) complete() (Options, error) {
 	}
 	switch {
 	case o.Concurrency < 0:
-		wrong = append(wrong, fmt.Errorf("Concurrency is %d; it must be at least 1", o.Concurrency))
+		wrong = append(wrong, fmt.Errorf("option Concurrency is %d; it must be at least 1", o.Concurrency))
 	case o.Concurrency == 0:
 		o.Concurrency = 64
 	}

@@ -65,7 +65,7 @@ func awaitReady(ctx context.Context, identity spec.IdentityClient, path string) 
 		case err == nil && (answer.GetReady() == nil || answer.GetReady().GetValue()):
 			return nil
 		case err == nil:
-			last = errors.New("Probe returned ready = false")
+			last = errors.New("call of Probe returned ready = false")
 		case status.Code(err) == codes.FailedPrecondition:
 			last = err
 		case last == nil || status.Code(err) != codes.DeadlineExceeded && ctx.Err() == nil:

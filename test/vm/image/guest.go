@@ -95,7 +95,7 @@ func (s *Store) Guest(ctx context.Context, r Recipe) (Files, error) {
 }
 
 // ErrNoBackports means that the Debian backports are not available.
-var ErrNoBackports = errors.New("Debian backports are not available")
+var ErrNoBackports = errors.New("no Debian backports available")
 
 // recipe is a Recipe with the paths of its unpacked packages.
 type recipe struct {
