@@ -71,6 +71,8 @@ type Target struct {
 	// identifies the device of a deleted or replaced volume. It can be stale:
 	// another Backing or volume does not match.
 	Device Device
+	// Secrets of the request, for Attach alone: never stored or logged.
+	Secrets map[string]string
 }
 
 // Use is how a device is used.

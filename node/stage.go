@@ -23,6 +23,11 @@ type StageRequest struct {
 	Capability volume.Capability
 	// Nil means Config.Locate.
 	Locator access.Access
+	// Format allows to create the capability's file system if the device is
+	// blank: only the engine knows that it created a blank volume.
+	Format bool
+	// Secrets of the request: never stored or logged.
+	Secrets map[string]string
 }
 
 // Stage stages a volume. It is idempotent. NotFound: the volume does not exist.

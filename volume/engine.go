@@ -148,6 +148,12 @@ type Backend struct {
 	Pool string
 	// Clones allows CreateRequest.Source.Volume.
 	Clones bool
+	// MultiNode: volumes are reachable from every node, and block volumes can
+	// be used on several at once. Otherwise they are on this machine.
+	MultiNode bool
+	// FormatOnNode: Create leaves a volume with Content Filesystem blank, and a
+	// node creates the file system when it stages it.
+	FormatOnNode bool
 	// Parameters are the valid keys, Mutable those that Modify accepts.
 	Parameters, Mutable []string
 }

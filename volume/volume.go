@@ -44,8 +44,8 @@ type Volume struct {
 	Progress Progress
 }
 
-// AccessMode limits the publishes of a volume on its node. The values are part
-// of stored records.
+// AccessMode limits the nodes that use a volume, and the publishes on each. The
+// values are part of stored records.
 type AccessMode string
 
 const (
@@ -53,12 +53,24 @@ const (
 	SingleNodeReaderOnly   AccessMode = "reader-only"   // one publish
 	SingleNodeSingleWriter AccessMode = "single-writer" // one publish
 	SingleNodeMultiWriter  AccessMode = "multi-writer"  // any number
+
+	// On any number of nodes, any number of publishes: block volumes of a
+	// Backend with MultiNode.
+	MultiNodeReaderOnly  AccessMode = "multi-node-reader-only"
+	MultiNodeMultiWriter AccessMode = "multi-node-multi-writer"
 )
 
 // CSIName returns the name in the CSI specification.
 func (m AccessMode) CSIName() string {
-	return "SINGLE_NODE_" + strings.ToUpper(strings.ReplaceAll(string(m), "-", "_"))
+	name := strings.ToUpper(strings.ReplaceAll(string(m), "-", "_"))
+	if m.IsMultiNode() {
+		return name
+	}
+	return "SINGLE_NODE_" + name
 }
+
+// IsMultiNode reports whether several nodes can use the volume at once.
+func (m AccessMode) IsMultiNode() bool { return strings.HasPrefix(string(m), "multi-node-") }
 
 // Capability is a way to use a volume.
 type Capability struct {
@@ -75,7 +87,9 @@ type Capability struct {
 }
 
 // ReadOnly reports whether the access mode forbids writing.
-func (c Capability) ReadOnly() bool { return c.Mode == SingleNodeReaderOnly }
+func (c Capability) ReadOnly() bool {
+	return c.Mode == SingleNodeReaderOnly || c.Mode == MultiNodeReaderOnly
+}
 
 // Source is what a volume is copied from. At most one field is set.
 type Source struct {

@@ -48,6 +48,11 @@ func (f File) encode() map[string]string {
 // show it as the name of the PersistentVolume.
 const KeyName = "volumeName"
 
+// KeyFormat is the key of the file system type that a node creates when it
+// stages the blank volume for the first time (volume.Backend.FormatOnNode). It
+// is not part of the locator.
+const KeyFormat = "formatFSType"
+
 // Encode returns an Access in the canonical dialect.
 func Encode(a Access) map[string]string { return a.encode() }
 
