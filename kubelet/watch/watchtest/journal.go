@@ -87,14 +87,18 @@ func (j *journal) until(ctx context.Context, timeout time.Duration, enough func(
 	return false
 }
 
-// waitIdle waits for idle without calls, at most timeout.
-func (j *journal) waitIdle(ctx context.Context, idle, timeout time.Duration) {
+// waitIdle waits for idle without calls, or until done, which it calls with the
+// lock held, at most timeout.
+func (j *journal) waitIdle(ctx context.Context, idle, timeout time.Duration, done func() bool) {
 	beats := time.NewTicker(beat)
 	defer beats.Stop()
 	for quiet, left := idle, timeout; quiet > 0 && left > 0; {
 		j.mu.Lock()
-		changed := j.changed
+		ended, changed := done(), j.changed
 		j.mu.Unlock()
+		if ended {
+			return
+		}
 		select {
 		case <-beats.C:
 			select {
@@ -111,6 +115,8 @@ func (j *journal) waitIdle(ctx context.Context, idle, timeout time.Duration) {
 		}
 	}
 }
+
+func never() bool { return false }
 
 // Example: "a.sock: Validate, Register; b.sock: ...".
 func render(calls []call) string {

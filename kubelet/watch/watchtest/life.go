@@ -57,7 +57,7 @@ func life() []Case {
 			check(s.host.Close(s.Ctx))
 			check(os.Remove(s.Path("a.sock")))
 			s.Serve("b.sock", Script{})
-			s.log.waitIdle(s.Ctx, s.Quiet, waitTimeout)
+			s.log.waitIdle(s.Ctx, s.Quiet, waitTimeout, never)
 			return s.Handled()
 		}},
 		{Group: "life", Name: "host restarted", Want: "a.sock: " + good + ", " + good, Run: func(s *Stage) string {

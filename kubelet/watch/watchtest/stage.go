@@ -168,7 +168,7 @@ func (s *Stage) WaitIdle() {
 		_ = os.Remove(b.Path) // the case might have removed it
 		b.end()
 	}
-	s.log.waitIdle(s.Ctx, s.Quiet, waitTimeout)
+	s.log.waitIdle(s.Ctx, s.Quiet, waitTimeout, never)
 }
 
 // Handled renders the handler calls.

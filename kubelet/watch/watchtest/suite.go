@@ -44,7 +44,7 @@ type Case struct {
 	Alone bool
 	// More than half a minute.
 	Slow bool
-	// With the kubelet only in make soak; a shorter case shows the same.
+	// Only in make soak; a shorter case shows the same.
 	Soak bool
 }
 

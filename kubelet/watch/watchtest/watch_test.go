@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/kubelet/watch"
 	"github.com/cleatproject/cleat/kubelet/watch/watchtest"
+	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -34,10 +35,11 @@ func newOurs(dir string, handlers map[string]watch.Handler) (watchtest.Host, err
 	return ours{h}, err
 }
 
-// Slow cases run together with the kubelet in test/upstream.
+// Slow cases run together with the kubelet in test/upstream, cases for soak only
+// in make soak: with the race detector they take minutes.
 func TestConformance(t *testing.T) {
 	match := regexp.MustCompile(*only)
-	cases := slices.DeleteFunc(watchtest.Cases(), func(c watchtest.Case) bool { return c.Slow || !match.MatchString(c.ID()) })
+	cases := slices.DeleteFunc(watchtest.Cases(), func(c watchtest.Case) bool { return c.Slow || c.Soak && !soak.Enabled || !match.MatchString(c.ID()) })
 	if len(cases) == 0 {
 		t.Fatalf("no case matches %s", *only)
 	}
