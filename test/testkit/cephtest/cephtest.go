@@ -1,0 +1,325 @@
+// Package cephtest runs a Ceph cluster of one monitor, one manager and one OSD
+// for tests. Its daemons, Debian's, are child processes of the test, with all
+// their files in one directory: nothing of the machine changes, and they die
+// with the test process, even if that is killed.
+//
+// A cluster is ready in about 10 s. A package of tests shares one: Run in
+// TestMain, and a pool (CreatePool) or a namespace of a pool for each test.
+package cephtest
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/cleatproject/cleat/test/testkit"
+)
+
+// Options of a cluster. Clusters that run at the same time can share an
+// address.
+type Options struct {
+	Addr      netip.Addr // an address of this machine; zero: 127.0.0.1
+	BlockSize int64      // of the OSD in bytes, sparse; 0: 20 GiB
+}
+
+// Cluster is a running cluster.
+type Cluster struct {
+	dir      string
+	opts     Options
+	fsid     string
+	osdUUID  string
+	adminKey string
+	ports    [2]int // of the monitor: protocols 2 and 1
+
+	mu      sync.Mutex
+	daemons map[string]*testkit.Process // by name: mon.a, mgr.x, osd.0
+}
+
+// Start starts a cluster that ends with the test. If the test fails, the ends
+// of the daemons' logs are printed.
+func Start(t testing.TB, opts Options) *Cluster {
+	t.Helper()
+	dir := testkit.Dir(t)
+	c := testkit.Value(Run(dir, opts))(t)
+	t.Cleanup(func() {
+		c.Stop()
+		if t.Failed() {
+			t.Log(c.Logs())
+		}
+	})
+	return c
+}
+
+// Run starts a cluster in an empty directory, which the caller removes after
+// Stop. The path of the directory is short: sockets are in it.
+func Run(dir string, opts Options) (*Cluster, error) {
+	if !opts.Addr.IsValid() {
+		opts.Addr = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	}
+	if opts.BlockSize == 0 {
+		opts.BlockSize = 20 << 30
+	}
+	c := &Cluster{dir: dir, opts: opts, fsid: uuid.NewString(), osdUUID: uuid.NewString(), daemons: map[string]*testkit.Process{}}
+	if err := c.start(); err != nil {
+		c.Stop()
+		return nil, fmt.Errorf("start a Ceph cluster: %w\n%s", err, c.Logs())
+	}
+	return c, nil
+}
+
+func (c *Cluster) start() error {
+	if err := c.configure(); err != nil {
+		return err
+	}
+	osd := make(chan error, 1)
+	go func() { osd <- c.tool("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", c.osdUUID, "--no-mon-config") }()
+	err := c.startMonitor()
+	if err := errors.Join(err, <-osd); err != nil {
+		return err
+	}
+	if err := c.launch("mgr.x"); err != nil { // it waits for the monitor, as the CLI does
+		return err
+	}
+	if _, err := c.Command("osd", "new", c.osdUUID); err != nil {
+		return err
+	}
+	if err := c.launch("osd.0"); err != nil {
+		return err
+	}
+	return c.waitOSD(0)
+}
+
+func (c *Cluster) startMonitor() error {
+	m := c.path("monmap")
+	add := fmt.Sprintf("[v2:%s,v1:%s]", c.monitor(0), c.monitor(1))
+	return errors.Join(
+		c.tool("monmaptool", "--create", "--fsid", c.fsid, "--addv", "a", add, m),
+		c.tool("ceph-mon", "-i", "a", "--mkfs", "--monmap", m, "--keyring", c.path("seed")),
+		c.launch("mon.a"),
+	)
+}
+
+// Stop kills the daemons.
+func (c *Cluster) Stop() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.daemons {
+		p.Kill()
+	}
+}
+
+// Conf returns the path of ceph.conf. The keyring of client.admin is next to
+// it, and is found through it.
+func (c *Cluster) Conf() string { return c.path("ceph.conf") }
+
+// AdminKey returns the key of client.admin.
+func (c *Cluster) AdminKey() string { return c.adminKey }
+
+// FSID returns the id of the cluster.
+func (c *Cluster) FSID() string { return c.fsid }
+
+// Monitors returns the addresses of the monitor with protocol 2, as a client's
+// configuration has them.
+func (c *Cluster) Monitors() []string { return []string{c.monitor(0)} }
+
+// LegacyMonitors returns the addresses of the monitor with protocol 1, which
+// krbd uses by default.
+func (c *Cluster) LegacyMonitors() []string { return []string{c.monitor(1)} }
+
+// Command runs the ceph CLI as client.admin and returns its output.
+func (c *Cluster) Command(args ...string) (string, error) {
+	return c.output("ceph", append([]string{"--connect-timeout", "20"}, args...)...)
+}
+
+// RBD runs the rbd CLI as client.admin and returns its output.
+func (c *Cluster) RBD(args ...string) (string, error) { return c.output("rbd", args...) }
+
+// User creates a user, or sets the capabilities of an existing one, as in
+// ("node", "mon", "profile rbd", "osd", "profile rbd pool=a"), and returns its
+// key. The name is without "client.".
+func (c *Cluster) User(name string, caps ...string) (key string, err error) {
+	name = "client." + name
+	if _, err := c.Command(append([]string{"auth", "get-or-create", name}, caps...)...); err != nil {
+		if _, err := c.Command(append([]string{"auth", "caps", name}, caps...)...); err != nil {
+			return "", err
+		}
+	}
+	out, err := c.Command("auth", "print-key", name)
+	return strings.TrimSpace(out), err
+}
+
+// CreatePool creates a pool for RBD with 8 placement groups and waits until
+// they are active.
+func (c *Cluster) CreatePool(name string) error {
+	if _, err := c.Command("osd", "pool", "create", name, "8", "8"); err != nil {
+		return err
+	}
+	if _, err := c.Command("osd", "pool", "application", "enable", name, "rbd"); err != nil {
+		return err
+	}
+	return c.until("active placement groups", c.isClean)
+}
+
+// StopOSD kills the OSD and has the monitor mark it down. Requests to it hang.
+func (c *Cluster) StopOSD() error {
+	c.kill("osd.0")
+	_, err := c.Command("osd", "down", "0")
+	return err
+}
+
+// StartOSD starts the OSD after StopOSD, and waits until all placement groups
+// are active.
+func (c *Cluster) StartOSD() error {
+	before, err := c.osd()
+	if err != nil {
+		return err
+	}
+	if err := c.launch("osd.0"); err != nil {
+		return err
+	}
+	return c.waitOSD(before.UpFrom)
+}
+
+// StopMon kills the monitor. New connections and commands hang.
+func (c *Cluster) StopMon() { c.kill("mon.a") }
+
+// StartMon starts the monitor after StopMon, and waits until it answers.
+func (c *Cluster) StartMon() error {
+	if err := c.launch("mon.a"); err != nil {
+		return err
+	}
+	_, err := c.Command("mon", "stat")
+	return err
+}
+
+// waitOSD waits until the OSD is up since an epoch after the given one, and all
+// placement groups are active.
+func (c *Cluster) waitOSD(after int) error {
+	return c.until("an active OSD", func() error {
+		osd, err := c.osd()
+		if err != nil {
+			return err
+		}
+		if osd.Up != 1 || osd.UpFrom <= after {
+			return fmt.Errorf("the OSD is not up: %+v", osd)
+		}
+		return c.isClean()
+	})
+}
+
+type osdState struct {
+	Up     int `json:"up"`
+	UpFrom int `json:"up_from"`
+}
+
+func (c *Cluster) osd() (osdState, error) {
+	var dump struct{ OSDs []osdState }
+	if err := c.query(&dump, "osd", "dump"); err != nil || len(dump.OSDs) == 0 {
+		return osdState{}, err
+	}
+	return dump.OSDs[0], nil
+}
+
+func (c *Cluster) isClean() error {
+	var status struct {
+		PGMap struct {
+			Total int `json:"num_pgs"`
+			By    []struct {
+				State string `json:"state_name"`
+				Count int
+			} `json:"pgs_by_state"`
+		}
+		MgrMap struct{ Available bool }
+	}
+	if err := c.query(&status, "status"); err != nil {
+		return err
+	}
+	for _, s := range status.PGMap.By {
+		if s.State != "active+clean" {
+			return fmt.Errorf("%d placement groups are %s", s.Count, s.State)
+		}
+	}
+	// A new pool is missing in the manager's report at first.
+	var pools []struct {
+		PGNum int `json:"pg_num"`
+	}
+	if err := c.query(&pools, "osd", "pool", "ls", "detail"); err != nil {
+		return err
+	}
+	want := 0
+	for _, p := range pools {
+		want += p.PGNum
+	}
+	if !status.MgrMap.Available || status.PGMap.Total != want {
+		return fmt.Errorf("the manager (available: %t) reports %d of %d placement groups", status.MgrMap.Available, status.PGMap.Total, want)
+	}
+	return nil
+}
+
+func (c *Cluster) query(into any, args ...string) error {
+	out, err := c.Command(append(args, "--format", "json")...)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal([]byte(out), into)
+}
+
+// until polls a condition of the cluster, which costs a CLI process each time.
+func (c *Cluster) until(what string, check func() error) error {
+	deadline := time.Now().Add(2 * testkit.Timeout)
+	for {
+		err := check()
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("no %s within %s: %w", what, 2*testkit.Timeout, err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// tool runs a program that must succeed.
+func (c *Cluster) tool(name string, args ...string) error {
+	_, err := c.output(name, args...)
+	return err
+}
+
+func (c *Cluster) output(name string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*testkit.Timeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, append([]string{"-c", c.Conf()}, args...)...)
+	cmd.Env = c.environ()
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s %q: %w: %s", name, args, err, strings.TrimSpace(stderr.String()+stdout.String()))
+	}
+	return stdout.String(), nil
+}
+
+// Logs returns the ends of the daemons' logs.
+func (c *Cluster) Logs() string {
+	var b strings.Builder
+	files, _ := filepath.Glob(c.path("log", "*"))
+	for _, f := range files {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			data = []byte(err.Error())
+		}
+		lines := strings.SplitAfter(string(data), "\n")
+		fmt.Fprintf(&b, "%s:\n%s", filepath.Base(f), strings.Join(lines[max(0, len(lines)-30):], ""))
+	}
+	return b.String()
+}
