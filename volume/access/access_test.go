@@ -221,7 +221,7 @@ func drawAccess(t *rapid.T) access.Access {
 	return rapid.OneOf(
 		rapid.Custom(drawNVMe),
 		rapid.Custom(func(t *rapid.T) access.Access {
-			return access.RBD{Ceph: drawCeph(t), Pool: names.Draw(t, "pool"), Namespace: optional(t, names, "namespace"), Image: names.Draw(t, "image")}
+			return access.RBD{Ceph: drawCeph(t), Pool: names.Draw(t, "pool"), Namespace: optional(t, names, "namespace"), Image: names.Draw(t, "image"), ImageID: optional(t, names, "image id")}
 		}),
 		rapid.Custom(func(t *rapid.T) access.Access {
 			return access.CephFS{Ceph: drawCeph(t), FS: optional(t, names, "fs"), Path: "/" + names.Draw(t, "path")}

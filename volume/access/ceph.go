@@ -20,6 +20,9 @@ type RBD struct {
 	Pool      string
 	Namespace string // "": the default
 	Image     string
+	// ImageID is Ceph's internal id of the image, if known: another image that
+	// later has the same name is not the volume.
+	ImageID string
 }
 
 // CephFS is a directory of a Ceph file system.
@@ -45,6 +48,7 @@ const (
 	keyCephKey   = "cephKey"
 	keyNamespace = "radosNamespace"
 	keyImage     = "imageName"
+	keyImageID   = "imageID"
 	keyFS        = "fsName"
 	keyPath      = "subvolumePath"
 )
@@ -58,8 +62,8 @@ func cephKeys(own map[string][]string) map[string][]string {
 func rbdDialect() dialect {
 	return dialect{
 		protocol: protocolRBD,
-		keys:     cephKeys(map[string][]string{keyPool: nil, keyNamespace: {"rados_namespace"}, keyImage: {"image"}}),
-		identity: []string{keyCluster, keyPool, keyNamespace, keyImage},
+		keys:     cephKeys(map[string][]string{keyPool: nil, keyNamespace: {"rados_namespace"}, keyImage: {"image"}, keyImageID: nil}),
+		identity: []string{keyCluster, keyPool, keyNamespace, keyImage, keyImageID},
 		build:    buildRBD,
 	}
 }
@@ -109,13 +113,13 @@ func checkWord(key, value, marks string) error {
 }
 
 func buildRBD(f fields) (Access, error) {
-	r := RBD{Pool: f[keyPool], Namespace: f[keyNamespace], Image: f[keyImage]}
+	r := RBD{Pool: f[keyPool], Namespace: f[keyNamespace], Image: f[keyImage], ImageID: f[keyImageID]}
 	for _, key := range []string{keyPool, keyImage} {
 		if f[key] == "" {
 			return nil, fmt.Errorf("%s is missing: an RBD image is named by %s and %s", key, keyPool, keyImage)
 		}
 	}
-	for _, key := range []string{keyPool, keyNamespace, keyImage} {
+	for _, key := range []string{keyPool, keyNamespace, keyImage, keyImageID} {
 		if err := checkWord(key, f[key], "/@"); err != nil {
 			return nil, err
 		}
@@ -161,6 +165,7 @@ func (c Ceph) encode(out map[string]string) map[string]string {
 func (r RBD) encode() map[string]string {
 	out := map[string]string{keyType: protocolRBD, keyPool: r.Pool, keyImage: r.Image}
 	set(out, keyNamespace, r.Namespace)
+	set(out, keyImageID, r.ImageID)
 	return r.Ceph.encode(out)
 }
 
