@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
-
-	"go.etcd.io/bbolt"
 )
 
 // Bucket is a set of records of one type, sorted by key. It is created with its
@@ -38,11 +36,11 @@ func (b Bucket[T]) Put(tx *Tx, key string, value T) error {
 	if err != nil {
 		return b.wrap(key, "write", err)
 	}
-	bucket, err := tx.bolt.CreateBucketIfNotExists([]byte(b.Name))
-	if err != nil {
-		return b.wrap(key, "write", err)
+	table, err := tx.tables.create(b.Name)
+	if err == nil {
+		err = table.Put([]byte(key), outer)
 	}
-	if err := bucket.Put([]byte(key), outer); err != nil {
+	if err != nil {
 		return b.wrap(key, "write", err)
 	}
 	return nil
@@ -50,11 +48,11 @@ func (b Bucket[T]) Put(tx *Tx, key string, value T) error {
 
 // Get reads a record. ErrDamaged: it cannot be decoded.
 func (b Bucket[T]) Get(tx *Tx, key string) (value T, ok bool, err error) {
-	bucket := tx.bolt.Bucket([]byte(b.Name))
-	if bucket == nil {
+	table := tx.tables.find(b.Name)
+	if table == nil {
 		return value, false, nil
 	}
-	data := bucket.Get([]byte(key))
+	data := table.Get([]byte(key))
 	if data == nil {
 		return value, false, nil
 	}
@@ -64,11 +62,11 @@ func (b Bucket[T]) Get(tx *Tx, key string) (value T, ok bool, err error) {
 
 // Delete removes a record, if it exists.
 func (b Bucket[T]) Delete(tx *Tx, key string) error {
-	bucket := tx.bolt.Bucket([]byte(b.Name))
-	if bucket == nil {
+	table := tx.tables.find(b.Name)
+	if table == nil {
 		return nil
 	}
-	if err := bucket.Delete([]byte(key)); err != nil {
+	if err := table.Delete([]byte(key)); err != nil {
 		return b.wrap(key, "delete", err)
 	}
 	return nil
@@ -88,11 +86,11 @@ func (b Bucket[T]) Prefix(tx *Tx, prefix string) iter.Seq2[Entry[T], error] {
 
 func (b Bucket[T]) walk(tx *Tx, after, prefix []byte) iter.Seq2[Entry[T], error] {
 	return func(yield func(Entry[T], error) bool) {
-		bucket := tx.bolt.Bucket([]byte(b.Name))
-		if bucket == nil {
+		table := tx.tables.find(b.Name)
+		if table == nil {
 			return
 		}
-		cursor := bucket.Cursor()
+		cursor := table.cursor()
 		var key, data []byte
 		if len(after) > 0 {
 			key, data = seekAfter(cursor, after)
@@ -105,7 +103,7 @@ func (b Bucket[T]) walk(tx *Tx, after, prefix []byte) iter.Seq2[Entry[T], error]
 			if !yield(Entry[T]{Key: at, Value: value}, err) {
 				return
 			}
-			if tx.bolt.Writable() {
+			if tx.tables.writable() {
 				key, data = seekAfter(cursor, []byte(at))
 			} else {
 				key, data = cursor.Next()
@@ -114,7 +112,7 @@ func (b Bucket[T]) walk(tx *Tx, after, prefix []byte) iter.Seq2[Entry[T], error]
 	}
 }
 
-func seekAfter(cursor *bbolt.Cursor, after []byte) (key, data []byte) {
+func seekAfter(cursor cursor, after []byte) (key, data []byte) {
 	key, data = cursor.Seek(after)
 	if bytes.Equal(key, after) {
 		return cursor.Next()

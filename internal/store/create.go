@@ -73,7 +73,7 @@ func fill(path string, o Options) error {
 		return err
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		return identities().Put(&Tx{tx}, identityKey, identity{o.Role, o.Version})
+		return identities().Put(boltTx(tx), identityKey, identity{o.Role, o.Version})
 	})
 	if err := errors.Join(err, db.Close()); err != nil {
 		return err
@@ -92,16 +92,13 @@ func fill(path string, o Options) error {
 
 // prepare checks role and version, and upgrades the store.
 func (s *Store) prepare(ctx context.Context, o Options) error {
-	found, err := s.identity(ctx)
-	switch {
-	case err != nil:
+	var found identity
+	err := s.View(ctx, func(tx *Tx) (err error) {
+		found, err = identify(tx, o)
 		return err
-	case found.Role != o.Role:
-		return fmt.Errorf("%w %q, expected %q: check the directory", ErrRole, found.Role, o.Role)
-	case found.Version > o.Version:
-		return fmt.Errorf("%w: it has version %d, but this program supports %d; use a newer cleat", ErrVersion, found.Version, o.Version)
-	case found.Version < o.Version && (o.Upgrade == nil || o.ReadOnly):
-		return fmt.Errorf("%w: it has version %d, but this program supports only %d", ErrVersion, found.Version, o.Version)
+	})
+	if err != nil {
+		return err
 	}
 	if o.ReadOnly {
 		return nil
@@ -115,24 +112,31 @@ func (s *Store) prepare(ctx context.Context, o Options) error {
 	if found.Version == o.Version {
 		return nil
 	}
-	return s.Update(ctx, func(tx *Tx) error {
-		if err := o.Upgrade(tx, found.Version); err != nil {
-			return fmt.Errorf("upgrade from version %d to %d: %w", found.Version, o.Version, err)
-		}
-		return identities().Put(tx, identityKey, identity{o.Role, o.Version})
-	})
+	return s.Update(ctx, func(tx *Tx) error { return upgrade(tx, o, found.Version) })
 }
 
-func (s *Store) identity(ctx context.Context) (found identity, err error) {
-	err = s.View(ctx, func(tx *Tx) error {
-		var ok bool
-		found, ok, err = identities().Get(tx, identityKey)
-		if err == nil && !ok {
-			return fmt.Errorf("%w: the database was not created by cleat", ErrRole)
-		}
-		return err
-	})
+// identify returns the identity of a database that o can open.
+func identify(tx *Tx, o Options) (found identity, err error) {
+	found, ok, err := identities().Get(tx, identityKey)
+	switch {
+	case err != nil:
+	case !ok:
+		err = fmt.Errorf("%w: the database was not created by cleat", ErrRole)
+	case found.Role != o.Role:
+		err = fmt.Errorf("%w %q, expected %q: check where it is stored", ErrRole, found.Role, o.Role)
+	case found.Version > o.Version:
+		err = fmt.Errorf("%w: it has version %d, but this program supports %d; use a newer cleat", ErrVersion, found.Version, o.Version)
+	case found.Version < o.Version && (o.Upgrade == nil || o.ReadOnly):
+		err = fmt.Errorf("%w: it has version %d, but this program supports only %d", ErrVersion, found.Version, o.Version)
+	}
 	return found, err
+}
+
+func upgrade(tx *Tx, o Options, from int) error {
+	if err := o.Upgrade(tx, from); err != nil {
+		return fmt.Errorf("upgrade from version %d to %d: %w", from, o.Version, err)
+	}
+	return identities().Put(tx, identityKey, identity{o.Role, o.Version})
 }
 
 // holder returns the process that locks the file, if /proc/locks shows it.

@@ -79,10 +79,10 @@ func TestDamagedFiles(t *testing.T) {
 		testkit.Must(t, put(t.Context(), s, strconv.Itoa(i), thing{Name: strings.Repeat("x", 3000)}))
 	}
 	var used, leaf int64
-	err := s.View(t.Context(), func(tx *Tx) error {
-		used = tx.bolt.Size()
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		used = tx.Size()
 		for id := range int(used) / os.Getpagesize() {
-			if p, err := tx.bolt.Page(id); err == nil && p.Type == "leaf" {
+			if p, err := tx.Page(id); err == nil && p.Type == "leaf" {
 				leaf = int64(id * os.Getpagesize())
 			}
 		}
@@ -366,7 +366,7 @@ func TestReserveFollowsGrowth(t *testing.T) {
 			return nil
 		}))
 		var used int64
-		_ = s.View(t.Context(), func(tx *Tx) error { used = tx.bolt.Size(); return nil })
+		_ = s.db.View(func(tx *bbolt.Tx) error { used = tx.Size(); return nil })
 		if got := allocated(t, path); got < used+o.Preallocate/4 {
 			t.Errorf("%d bytes are set aside for %d that are used", got, used)
 		}

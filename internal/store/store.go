@@ -1,7 +1,8 @@
-// Package store keeps typed records in one bbolt file per role. A successful
-// Update survives power loss. A file of another role or newer version, or with
+// Package store keeps typed records in one database per role: Store is a bbolt
+// file, Shared an object that several machines reach. A successful Update
+// survives power loss. A database of another role or newer version, or with
 // damage, is refused with a distinct error. Preallocated space lets updates and
-// deletes succeed on a full file system.
+// deletes of a Store succeed on a full file system.
 package store
 
 import (
@@ -205,16 +206,12 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Tx is a transaction, read-only in View. It is valid until the function
-// returns.
-type Tx struct{ bolt *bbolt.Tx }
-
 // View calls fn with a consistent snapshot.
 func (s *Store) View(ctx context.Context, fn func(tx *Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return s.name(s.db.View(func(tx *bbolt.Tx) error { return fn(&Tx{tx}) }))
+	return s.name(s.db.View(func(tx *bbolt.Tx) error { return fn(boltTx(tx)) }))
 }
 
 // Update commits the changes of fn durably if it returns nil; otherwise nothing
@@ -230,7 +227,7 @@ func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
 		return fmt.Errorf("store %s: wait for other updates: %w", s.path, ctx.Err())
 	}
 	defer func() { <-s.writer }()
-	if err := s.db.Update(func(tx *bbolt.Tx) error { return fn(&Tx{tx}) }); err != nil {
+	if err := s.db.Update(func(tx *bbolt.Tx) error { return fn(boltTx(tx)) }); err != nil {
 		return s.name(err)
 	}
 	// The used space is known only now. A failure does not undo the update, so

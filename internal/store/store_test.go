@@ -48,11 +48,11 @@ func openAt(t *testing.T, path string, o Options) *Store {
 	return testkit.Open(Open(t.Context(), path, o))(t)
 }
 
-func put(ctx context.Context, s *Store, key string, value thing) error {
+func put(ctx context.Context, s Database, key string, value thing) error {
 	return s.Update(ctx, func(tx *Tx) error { return things.Put(tx, key, value) })
 }
 
-func get(t *testing.T, s *Store, key string) (value thing, ok bool) {
+func get(t *testing.T, s Database, key string) (value thing, ok bool) {
 	t.Helper()
 	testkit.Must(t, s.View(t.Context(), func(tx *Tx) (err error) {
 		value, ok, err = things.Get(tx, key)
@@ -86,112 +86,6 @@ func TestRecordsStay(t *testing.T) {
 	}
 	if entries, _ := os.ReadDir(filepath.Dir(path)); len(entries) != 1 {
 		t.Errorf("beside the store: %v", entries)
-	}
-}
-
-func TestFailedUpdateChangesNothing(t *testing.T) {
-	s := openAt(t, filepath.Join(t.TempDir(), "a.db"), options())
-	refused := errors.New("refused")
-	err := s.Update(t.Context(), func(tx *Tx) error {
-		return errors.Join(things.Put(tx, "k", thing{}), refused)
-	})
-	if !errors.Is(err, refused) {
-		t.Errorf("got %v", err)
-	}
-	if _, ok := get(t, s, "k"); ok {
-		t.Error("the record is there")
-	}
-	if err := s.Update(t.Context(), func(tx *Tx) error { return things.Put(tx, "", thing{}) }); err == nil || !strings.Contains(err.Error(), "things") {
-		t.Errorf("empty key: %v", err)
-	}
-}
-
-func keysOf(t *testing.T, seq func(func(Entry[thing], error) bool)) []string {
-	t.Helper()
-	var keys []string
-	for e, err := range seq {
-		if err != nil {
-			t.Error(err)
-		}
-		keys = append(keys, e.Key)
-	}
-	return keys
-}
-
-func TestRangeAndPrefix(t *testing.T) {
-	s := openAt(t, filepath.Join(t.TempDir(), "a.db"), options())
-	testkit.Must(t, s.Update(t.Context(), func(tx *Tx) error {
-		for _, k := range []string{"b/2", "a", "b", "b/1", "c"} {
-			if err := things.Put(tx, k, thing{Name: k}); err != nil {
-				return err
-			}
-		}
-		return nil
-	}))
-	check := func(tx *Tx) error {
-		for name, c := range map[string]struct {
-			got  []string
-			want string
-		}{
-			"all":           {keysOf(t, things.Range(tx, "")), "[a b b/1 b/2 c]"},
-			"after":         {keysOf(t, things.Range(tx, "b")), "[b/1 b/2 c]"},
-			"after a gap":   {keysOf(t, things.Range(tx, "b/11")), "[b/2 c]"},
-			"after the end": {keysOf(t, things.Range(tx, "c")), "[]"},
-			"prefix":        {keysOf(t, things.Prefix(tx, "b/")), "[b/1 b/2]"},
-			"no prefix":     {keysOf(t, things.Prefix(tx, "x")), "[]"},
-			"no bucket":     {keysOf(t, Bucket[thing]{Name: "other"}.Range(tx, "")), "[]"},
-		} {
-			if got := fmt.Sprint(c.got); got != c.want {
-				t.Errorf("%s: got %s, want %s", name, got, c.want)
-			}
-		}
-		for range things.Range(tx, "") {
-			break
-		}
-		return nil
-	}
-	testkit.Must(t, s.View(t.Context(), check), s.Update(t.Context(), check))
-}
-
-// Changes during a range must neither skip nor repeat a record.
-func TestRangeWhileChanging(t *testing.T) {
-	s := openAt(t, filepath.Join(t.TempDir(), "a.db"), options())
-	const n = 2000
-	fill := func(tx *Tx) (err error) {
-		for i := range n {
-			err = errors.Join(err, things.Put(tx, fmt.Sprintf("%06d", i), thing{Name: strings.Repeat("x", 50)}))
-		}
-		return err
-	}
-	empty := func(tx *Tx) error {
-		seen := 0
-		for e, err := range things.Range(tx, "") {
-			if err != nil {
-				return err
-			}
-			if i, _ := strconv.Atoi(e.Key); i != seen {
-				return fmt.Errorf("record %d comes as number %d", i, seen)
-			}
-			seen++
-			if err := errors.Join(things.Delete(tx, e.Key), things.Put(tx, "!"+e.Key, e.Value)); err != nil {
-				return err
-			}
-		}
-		if seen != n {
-			return fmt.Errorf("saw %d records", seen)
-		}
-		for e := range things.Range(tx, "") {
-			if err := things.Delete(tx, e.Key); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	if err := errors.Join(s.Update(t.Context(), fill), s.Update(t.Context(), empty)); err != nil {
-		t.Errorf("records of before: %v", err)
-	}
-	if err := s.Update(t.Context(), func(tx *Tx) error { return errors.Join(fill(tx), empty(tx)) }); err != nil {
-		t.Errorf("records of the same update: %v", err)
 	}
 }
 

@@ -1,0 +1,139 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cleatproject/cleat/errs"
+)
+
+// ErrChanged is WriteState's error if the generation is another one.
+var ErrChanged = errors.New("the state was changed by another process")
+
+// Object holds the state of a Shared where several machines reach it.
+type Object interface {
+	// ReadState returns a consistent snapshot. Generation 0: the object does
+	// not exist.
+	ReadState(ctx context.Context) (generation uint64, entries map[string][]byte, err error)
+	// WriteState changes entries and the generation, atomically and durably, if
+	// the generation is expect. Errors: ErrChanged, without a change; after
+	// another error the change can have been made, or can still be made later.
+	WriteState(ctx context.Context, expect uint64, set map[string][]byte, remove []string) error
+}
+
+// maxAttempts of an Update against concurrent ones of other processes, each of
+// which makes one fail only by succeeding itself.
+const maxAttempts = 32
+
+// Shared is a Database in an Object. It reads all records in each transaction:
+// they should be thousands at most. It is safe for concurrent use, also by
+// several processes.
+type Shared struct {
+	name    string
+	object  Object
+	options Options
+	writer  chan struct{} // holds the write token
+}
+
+var _, _ Database = (*Store)(nil), (*Shared)(nil)
+
+// OpenShared opens a database, or creates it in an object that does not exist.
+// The name appears in errors. Of the options, Role, Version and Upgrade apply.
+// Errors: ErrRole, ErrVersion, ErrDamaged, and those of the object.
+func OpenShared(ctx context.Context, name string, object Object, o Options) (*Shared, error) {
+	s := &Shared{name: name, object: object, options: o, writer: make(chan struct{}, 1)}
+	err := s.update(ctx, func(generation uint64, tx *Tx) error {
+		if generation == 0 {
+			return identities().Put(tx, identityKey, identity{o.Role, o.Version})
+		}
+		found, err := identify(tx, o)
+		if err == nil && found.Version < o.Version {
+			err = upgrade(tx, o, found.Version)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("store %s: %w", name, err)
+	}
+	return s, nil
+}
+
+// View calls fn with a consistent snapshot.
+func (s *Shared) View(ctx context.Context, fn func(tx *Tx) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	_, entries, err := s.object.ReadState(ctx)
+	if err != nil {
+		return fmt.Errorf("store %s: read: %w", s.name, err)
+	}
+	m, err := newMemory(entries, true)
+	if err != nil {
+		return fmt.Errorf("store %s: %w", s.name, err)
+	}
+	if err := s.check(&Tx{m}); err != nil {
+		return err
+	}
+	return fn(&Tx{m})
+}
+
+// Update implements Database. Busy: other processes changed the state in every
+// attempt. Unavailable: the changes are perhaps made, now or later; a repeat
+// reads the state again and is safe.
+func (s *Shared) Update(ctx context.Context, fn func(tx *Tx) error) error {
+	return s.update(ctx, func(_ uint64, tx *Tx) error {
+		if err := s.check(tx); err != nil {
+			return err
+		}
+		return fn(tx)
+	})
+}
+
+// check refuses a database that another process has upgraded or replaced.
+func (s *Shared) check(tx *Tx) error {
+	found, err := identify(tx, s.options)
+	if err == nil && found.Version < s.options.Version {
+		err = fmt.Errorf("%w: it has version %d again, expected %d; an older backup was restored, restart cleat", ErrVersion, found.Version, s.options.Version)
+	}
+	if err != nil {
+		return fmt.Errorf("store %s: %w", s.name, err)
+	}
+	return nil
+}
+
+func (s *Shared) update(ctx context.Context, fn func(generation uint64, tx *Tx) error) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	select {
+	case s.writer <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("store %s: wait for other updates: %w", s.name, ctx.Err())
+	}
+	defer func() { <-s.writer }()
+	for range maxAttempts {
+		generation, entries, err := s.object.ReadState(ctx)
+		if err != nil {
+			return fmt.Errorf("store %s: read: %w", s.name, err)
+		}
+		m, err := newMemory(entries, false)
+		if err != nil {
+			return fmt.Errorf("store %s: %w", s.name, err)
+		}
+		if err := fn(generation, &Tx{m}); err != nil {
+			return err
+		}
+		set, remove := m.difference(entries)
+		if len(set) == 0 && len(remove) == 0 {
+			return nil
+		}
+		switch err := s.object.WriteState(ctx, generation, set, remove); {
+		case err == nil:
+			return nil
+		case !errors.Is(err, ErrChanged):
+			return errs.Errorf(errs.Unavailable, "store %s: write: %w; the change is perhaps recorded, repeat the call to find out", s.name, err)
+		}
+	}
+	return errs.Errorf(errs.Busy, "store %s: %w in each of %d attempts, retry", s.name, ErrChanged, maxAttempts)
+}
