@@ -3,6 +3,7 @@ module github.com/cleatproject/cleat
 go 1.26.0
 
 require (
+	github.com/ceph/go-ceph v0.41.0
 	github.com/container-storage-interface/spec v1.13.0
 	github.com/csi-addons/spec v0.2.1-0.20260515055340-d4a373713b9a
 	github.com/google/go-cmp v0.7.0

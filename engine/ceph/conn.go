@@ -1,0 +1,218 @@
+//go:build ceph
+
+package ceph
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+
+	"github.com/ceph/go-ceph/rados"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/cephconf"
+)
+
+// Connection is a connection to a cluster as one user. Its methods return when
+// their context ends; what they began goes on until the cluster answers or a
+// timeout of librados ends it.
+type Connection struct {
+	cluster cephconf.Cluster
+	rados   *rados.Conn
+	pools   []*pool
+	logger  *slog.Logger
+
+	mu      sync.Mutex
+	closed  bool
+	running sync.WaitGroup // calls into the libraries
+}
+
+// pool is a pool with images, in the namespace of the cluster's configuration.
+type pool struct {
+	name      string
+	id        int64
+	namespace string
+	io        *rados.IOContext
+}
+
+// options of librados, in seconds. They bound every call, also one whose caller
+// is gone.
+var options = map[string]string{
+	"client_mount_timeout": "10",
+	"rados_mon_op_timeout": "15",
+	"rados_osd_op_timeout": "30",
+	"log_to_file":          "false",
+	"log_to_stderr":        "false",
+	"err_to_stderr":        "false",
+	"keyring":              "", // only the key of the configuration
+	// The engine writes no data.
+	"rbd_cache": "false",
+}
+
+// connect returns a connection with open pools. The context ends the wait, not
+// the attempt.
+func connect(ctx context.Context, c Config) (*Connection, error) {
+	conn := &Connection{cluster: c.Cluster, logger: c.Logger}
+	_, err := call(ctx, conn, "connect to Ceph cluster "+c.Cluster.ID, func() (struct{}, error) {
+		err := conn.open(c)
+		if err != nil || ctx.Err() != nil {
+			conn.shutdown()
+		}
+		return struct{}{}, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return conn, nil
+}
+
+func (c *Connection) open(config Config) (err error) {
+	if c.rados, err = rados.NewConnWithUser(config.Credentials.User); err != nil {
+		return explain(err, "prepare a connection to Ceph")
+	}
+	settings := map[string]string{"mon_host": strings.Join(config.Cluster.Monitors, ","), "key": config.Credentials.Key}
+	for _, set := range []map[string]string{options, settings} {
+		for name, value := range set {
+			if err := c.rados.SetConfigOption(name, value); err != nil {
+				return explain(err, "set option %s of librados", name)
+			}
+		}
+	}
+	if err := c.rados.Connect(); err != nil {
+		return connectError(err, config)
+	}
+	for _, name := range config.Pools {
+		p := &pool{name: name, namespace: config.Cluster.RBD.RadosNamespace}
+		if p.io, err = c.rados.OpenIOContext(name); err != nil {
+			return explain(err, "open pool %s of Ceph cluster %s", errs.Quote(name), config.Cluster.ID)
+		}
+		c.pools = append(c.pools, p)
+		p.id = p.io.GetPoolID()
+		p.io.SetNamespace(p.namespace)
+		if err := p.io.SetPoolFullTry(); err != nil {
+			return explain(err, "set FULL_TRY for pool %s", name)
+		}
+	}
+	return nil
+}
+
+func connectError(err error, config Config) error {
+	switch {
+	case hasCode(err, int(unix.EACCES), int(unix.EPERM), int(unix.EINVAL), int(unix.ENOENT)):
+		return errs.Errorf(errs.Unauthenticated, "Ceph cluster %s does not accept the key of user %s; check the Secret of the controller: %w",
+			config.Cluster.ID, config.Credentials, err)
+	case hasCode(err, int(unix.ETIMEDOUT)):
+		return errs.Errorf(errs.Unavailable, "no monitor of Ceph cluster %s answers at %s: %w", config.Cluster.ID, strings.Join(config.Cluster.Monitors, ", "), err)
+	}
+	return explain(err, "connect to Ceph cluster %s", config.Cluster.ID)
+}
+
+func (c *Connection) shutdown() {
+	for _, p := range c.pools {
+		p.io.Destroy()
+	}
+	if c.rados != nil {
+		c.rados.Shutdown()
+	}
+}
+
+// close ends the connection once all calls have ended. It is idempotent.
+func (c *Connection) close(ctx context.Context) error {
+	c.mu.Lock()
+	first := !c.closed
+	c.closed = true
+	c.mu.Unlock()
+	if !first {
+		return nil
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.running.Wait()
+		c.shutdown()
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return errs.Errorf(errs.Unavailable, "calls to Ceph cluster %s have not ended: %w", c.cluster.ID, context.Cause(ctx))
+	}
+}
+
+// begin registers a call; false after close.
+func (c *Connection) begin() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.running.Add(1)
+	}
+	return !c.closed
+}
+
+// call runs fn, which calls into the libraries, in a goroutine that close waits
+// for, and returns its results or, earlier, when the context ends.
+func call[T any](ctx context.Context, c *Connection, what string, fn func() (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	var none T
+	if ctx.Err() != nil {
+		return none, late(ctx, what)
+	}
+	if !c.begin() {
+		return none, errs.Errorf(errs.Unavailable, "%s: the connection to the Ceph cluster is closed", what)
+	}
+	done := make(chan result, 1)
+	go func() {
+		defer c.running.Done()
+		value, err := fn()
+		done <- result{value, err}
+	}()
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-ctx.Done():
+		return none, late(ctx, what)
+	}
+}
+
+// MonCommand runs a command of the monitors, in JSON.
+func (c *Connection) MonCommand(ctx context.Context, json []byte) ([]byte, error) {
+	return call(ctx, c, "command to the monitors", func() ([]byte, error) {
+		out, status, err := c.rados.MonCommand(json)
+		return out, commandError(err, status, "command %s to the monitors", json)
+	})
+}
+
+// OSDCommand runs a command of one OSD, in JSON.
+func (c *Connection) OSDCommand(ctx context.Context, osd int, json []byte) ([]byte, error) {
+	return call(ctx, c, "command to an OSD", func() ([]byte, error) {
+		out, status, err := c.rados.OsdCommand(osd, [][]byte{json})
+		return out, commandError(err, status, "command %s to osd.%d", json, osd)
+	})
+}
+
+func (c *Connection) mgrCommand(json []byte) ([]byte, error) {
+	out, status, err := c.rados.MgrCommand([][]byte{json})
+	return out, commandError(err, status, "command %s to the manager", json)
+}
+
+func commandError(err error, status, format string, args ...any) error {
+	if status = strings.TrimSpace(status); err != nil && status != "" {
+		err = errors.Join(err, errors.New(errs.Clip(status, 300)))
+	}
+	return explain(err, format, args...)
+}
+
+// WaitForLatestOSDMap waits until this client has the newest OSD map of the
+// monitors.
+func (c *Connection) WaitForLatestOSDMap(ctx context.Context) error {
+	_, err := call(ctx, c, "wait for the latest OSD map", func() (struct{}, error) {
+		return struct{}{}, explain(c.rados.WaitForLatestOSDMap(), "wait for the latest OSD map")
+	})
+	return err
+}
