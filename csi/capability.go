@@ -91,15 +91,15 @@ func parseMountGroup(field, group string) (*int, error) {
 	return &gid, nil
 }
 
-func parseCapability(field string, c *spec.VolumeCapability) (parsed volume.Capability, err error) {
+func (d Deployment) parseCapability(field string, c *spec.VolumeCapability) (parsed volume.Capability, err error) {
 	if err := checkCapability(field, c); err != nil {
 		return parsed, err
 	}
-	if parsed.Mode, err = parseMode(field, c.GetAccessMode().GetMode()); err != nil {
+	_, parsed.Block = c.GetAccessType().(*spec.VolumeCapability_Block)
+	if parsed.Mode, err = d.parseMode(field, c.GetAccessMode().GetMode(), parsed.Block); err != nil {
 		return parsed, err
 	}
 	m := c.GetMount()
-	_, parsed.Block = c.GetAccessType().(*spec.VolumeCapability_Block)
 	parsed.FSType, parsed.MountFlags = m.GetFsType(), slices.Clone(m.GetMountFlags())
 	if parsed.MountGroup, err = parseMountGroup(field, m.GetVolumeMountGroup()); err != nil {
 		return parsed, err
@@ -108,15 +108,18 @@ func parseCapability(field string, c *spec.VolumeCapability) (parsed volume.Capa
 }
 
 // parseOptionalCapability returns nil for an absent capability.
-func parseOptionalCapability(field string, c *spec.VolumeCapability) (*volume.Capability, error) {
+func (d Deployment) parseOptionalCapability(field string, c *spec.VolumeCapability) (*volume.Capability, error) {
 	if c == nil {
 		return nil, nil
 	}
-	parsed, err := parseCapability(field, c)
+	parsed, err := d.parseCapability(field, c)
 	return &parsed, err
 }
 
-func parseMode(field string, mode spec.VolumeCapability_AccessMode_Mode) (volume.AccessMode, error) {
+// parseMode refuses the access modes of several nodes for volumes that are on
+// one node, and for file systems: ext4, xfs and btrfs work on one node at a
+// time.
+func (d Deployment) parseMode(field string, mode spec.VolumeCapability_AccessMode_Mode, block bool) (volume.AccessMode, error) {
 	switch mode {
 	case spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:
 		return volume.SingleNodeWriter, nil
@@ -129,9 +132,23 @@ func parseMode(field string, mode spec.VolumeCapability_AccessMode_Mode) (volume
 	case spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
 		spec.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
 		spec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
-		return "", invalidf("%s: access mode %s is not possible: a local volume is on one node; use a SINGLE_NODE mode (in Kubernetes ReadWriteOnce or ReadWriteOncePod)", field, mode)
+		return d.parseMultiNodeMode(field, mode, block)
 	}
 	return "", invalidf("%s: access mode %d is not known to CSI 1.13", field, int32(mode))
+}
+
+func (d Deployment) parseMultiNodeMode(field string, mode spec.VolumeCapability_AccessMode_Mode, block bool) (volume.AccessMode, error) {
+	switch {
+	case !d.MultiNode:
+		return "", invalidf("%s: access mode %s is not possible: a local volume is on one node; use a SINGLE_NODE mode (in Kubernetes ReadWriteOnce or ReadWriteOncePod)", field, mode)
+	case mode == spec.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER:
+		return "", invalidf("%s: access mode %s is not possible: a block device has no single writer on several nodes; use MULTI_NODE_MULTI_WRITER, MULTI_NODE_READER_ONLY or a SINGLE_NODE mode", field, mode)
+	case !block:
+		return "", invalidf("%s: access mode %s is not possible with a file system, which only one node can mount at a time; use a SINGLE_NODE mode (in Kubernetes ReadWriteOnce or ReadWriteOncePod), or access type block (volumeMode: Block)", field, mode)
+	case mode == spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
+		return volume.MultiNodeReaderOnly, nil
+	}
+	return volume.MultiNodeMultiWriter, nil
 }
 
 func checkFSType(field, t string) error {
@@ -144,11 +161,11 @@ func checkFSType(field, t string) error {
 // contentOf returns what one volume must be to have all capabilities. A volume
 // with a file system can also be used as a block device, and has one type of
 // file system; "" if no capability names one.
-func contentOf(list []*spec.VolumeCapability) (content volume.Content, fsType string, err error) {
+func (d Deployment) contentOf(list []*spec.VolumeCapability) (content volume.Content, fsType string, err error) {
 	content = volume.Raw
 	for i, one := range list {
 		field := fmt.Sprintf("volume_capabilities[%d]", i)
-		c, err := parseCapability(field, one)
+		c, err := d.parseCapability(field, one)
 		if err != nil {
 			return "", "", err
 		}

@@ -56,7 +56,7 @@ func TestCapability(t *testing.T) {
 		"gid odd":           {mountCap(func(m *mountVolume) { m.VolumeMountGroup = "+07" }), errs.Invalid},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := parseCapability("volume_capability", c.in)
+			_, err := Deployment{}.parseCapability("volume_capability", c.in)
 			wantKind(t, err, c.kind)
 		})
 	}
@@ -78,7 +78,7 @@ func TestCapabilityFields(t *testing.T) {
 			volume.Capability{FSType: "xfs", MountFlags: []string{"noatime"}, MountGroup: &gid, Mode: volume.SingleNodeWriter},
 		},
 	} {
-		got, err := parseCapability("c", c.in)
+		got, err := Deployment{}.parseCapability("c", c.in)
 		if d := cmp.Diff(c.want, got); err != nil || d != "" {
 			t.Errorf("%s: %v (-want +got):\n%s", name, err, d)
 		}
@@ -89,7 +89,7 @@ func TestCapabilityFields(t *testing.T) {
 }
 
 func TestMountFlagsAreNeverQuoted(t *testing.T) {
-	_, err := parseCapability("volume_capability", mountCap(func(m *mountVolume) { m.MountFlags = []string{"password=hush\n"} }))
+	_, err := Deployment{}.parseCapability("volume_capability", mountCap(func(m *mountVolume) { m.MountFlags = []string{"password=hush\n"} }))
 	if err == nil || strings.Contains(err.Error(), "hush") {
 		t.Errorf("error: %v", err)
 	}

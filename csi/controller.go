@@ -35,6 +35,8 @@ type Grants interface {
 	Revoke(ctx context.Context, id volume.ID, node string) error
 	// Of returns the grants of a volume.
 	Of(ctx context.Context, id volume.ID) ([]ledger.Grant, error)
+	// Client returns a node's addresses as last recorded.
+	Client(ctx context.Context, node string) (c volume.Client, known bool, err error)
 	// ByNode returns the grants of a node.
 	ByNode(ctx context.Context, node string) ([]ledger.Grant, error)
 }
@@ -124,7 +126,7 @@ func (s *Controller) capacityQuery(r *spec.GetCapacityRequest) (q volume.Capacit
 		if err := checkCapabilities(r.GetVolumeCapabilities()); err != nil {
 			return q, err
 		}
-		if q.Content, q.FSType, err = contentOf(r.GetVolumeCapabilities()); err != nil {
+		if q.Content, q.FSType, err = s.deployment.contentOf(r.GetVolumeCapabilities()); err != nil {
 			return q, err
 		}
 	}

@@ -173,12 +173,12 @@ func FuzzNode(f *testing.F) {
 	fuzz(f, []proto.Message{soundStage(), soundPublish(), ephemeral}, func(t *testing.T) []call {
 		c := checker{t: t}
 		return []call{
-			callOf(&spec.NodeStageVolumeRequest{}, stageRequest, func(t *testing.T, _ *spec.NodeStageVolumeRequest, s node.StageRequest) {
+			callOf(&spec.NodeStageVolumeRequest{}, service.stageRequest, func(t *testing.T, _ *spec.NodeStageVolumeRequest, s node.StageRequest) {
 				c.id(string(s.Volume))
 				holdPath(t, s.Staging)
 				holdCapability(t, s.Capability)
 			}),
-			callOf(&spec.NodePublishVolumeRequest{}, publishRequest, func(t *testing.T, _ *spec.NodePublishVolumeRequest, p node.PublishRequest) {
+			callOf(&spec.NodePublishVolumeRequest{}, service.publishRequest, func(t *testing.T, _ *spec.NodePublishVolumeRequest, p node.PublishRequest) {
 				c.id(string(p.Volume))
 				holdPath(t, p.Target)
 				holdCapability(t, p.Capability)
@@ -192,7 +192,7 @@ func FuzzNode(f *testing.F) {
 					c.parameters(p.Inline.Parameters)
 				}
 			}),
-			callOf(&spec.NodeExpandVolumeRequest{}, expandRequest, func(_ *testing.T, _ *spec.NodeExpandVolumeRequest, e node.ExpandRequest) {
+			callOf(&spec.NodeExpandVolumeRequest{}, service.expandRequest, func(_ *testing.T, _ *spec.NodeExpandVolumeRequest, e node.ExpandRequest) {
 				c.id(string(e.Volume))
 				c.size(e.Size)
 			}),

@@ -6,6 +6,10 @@
 // named objects (operation.go). Checks are pure, ignore secrets and return
 // errs.Invalid unless documented otherwise. An unknown id is not invalid: only
 // the engine knows whether it exists.
+//
+// Secrets of controller requests are accepted and ignored: the engine has its
+// own credentials. Those of NodeStageVolume go to the attacher. No secret is
+// logged, stored or part of a fingerprint.
 package csi
 
 import (
@@ -101,7 +105,10 @@ type Deployment struct {
 	PerNode bool
 	// Topology of this node; empty: not announced.
 	Topology map[string]string
-	// Nodes are the ids that volumes can be published to.
+	// MultiNode: volumes are reachable from every node (volume.Backend), block
+	// volumes from several at once. Node ids are those of FormatNodeID.
+	MultiNode bool
+	// Nodes are the ids that volumes can be published to, unless MultiNode.
 	Nodes []string
 	// MaxVolumes per node; 0: no limit.
 	MaxVolumes int64
@@ -119,6 +126,8 @@ func (d Deployment) Check() error {
 		return invalidf("neither the controller nor the node service is to be served; name at least one")
 	case d.PerNode && d.ControllerPublish:
 		return invalidf("controller publish needs a single controller, but each node is to run its own")
+	case d.MultiNode && (d.PerNode || !d.ControllerPublish):
+		return invalidf("volumes that several nodes reach need a single controller that publishes them (ControllerPublishVolume)")
 	}
 	for _, node := range d.Nodes {
 		if node == "" || len(node) > maxNodeID {

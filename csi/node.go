@@ -16,13 +16,15 @@ import (
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
 )
 
 // NodeConfig configures a Node.
 type NodeConfig struct {
 	Manager    *node.Manager
 	Operations *op.Operations
-	NodeID     string
+	// NodeID is the node's name, with MultiNode a part of the id.
+	NodeID string
 	// Deployment: with ControllerPublish, volumes are used only on the node
 	// that has the grant.
 	Deployment Deployment
@@ -80,7 +82,7 @@ func (s *Node) runAdmitted(ctx context.Context, r proto.Message, keys []string, 
 
 // NodeStageVolume mounts a volume at its staging path.
 func (s *Node) NodeStageVolume(ctx context.Context, r *spec.NodeStageVolumeRequest) (*spec.NodeStageVolumeResponse, error) {
-	req, err := stageRequest(r)
+	req, err := s.stageRequest(r)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +94,7 @@ func (s *Node) NodeStageVolume(ctx context.Context, r *spec.NodeStageVolumeReque
 	})
 }
 
-func stageRequest(r *spec.NodeStageVolumeRequest) (req node.StageRequest, err error) {
+func (s *Node) stageRequest(r *spec.NodeStageVolumeRequest) (req node.StageRequest, err error) {
 	if err := cmp.Or(
 		checkID("volume_id", r.GetVolumeId()),
 		checkPath("staging_target_path", r.GetStagingTargetPath()),
@@ -102,11 +104,32 @@ func stageRequest(r *spec.NodeStageVolumeRequest) (req node.StageRequest, err er
 		return req, err
 	}
 	req.Volume, req.Staging = volume.ID(r.GetVolumeId()), r.GetStagingTargetPath()
-	if req.Capability, err = parseCapability("volume_capability", r.GetVolumeCapability()); err != nil {
+	req.Secrets = r.GetSecrets()
+	if req.Capability, err = s.config.Deployment.parseCapability("volume_capability", r.GetVolumeCapability()); err != nil {
 		return req, err
 	}
-	req.Locator, err = parseLocator(r.GetVolumeContext(), r.GetPublishContext())
+	if req.Locator, err = parseLocator(r.GetVolumeContext(), r.GetPublishContext()); err != nil {
+		return req, err
+	}
+	req.Format, err = parseFormat(r.GetVolumeContext(), &req.Capability)
 	return req, err
+}
+
+// parseFormat reports whether this node creates the volume's file system, and
+// completes the capability with its type.
+func parseFormat(volumeContext map[string]string, c *volume.Capability) (bool, error) {
+	t := volumeContext[access.KeyFormat]
+	if err := checkFSType("volume_context["+access.KeyFormat+"]", t); err != nil {
+		return false, err
+	}
+	switch {
+	case t == "" || c.Block:
+		return false, nil
+	case c.FSType != "" && c.FSType != t:
+		return false, invalidf("volume_capability has fs_type %s, but the volume was created for %s (volume_context[%s])", c.FSType, t, access.KeyFormat)
+	}
+	c.FSType = t
+	return true, nil
 }
 
 // NodeUnstageVolume undoes NodeStageVolume, and cancels one in flight.
@@ -140,7 +163,7 @@ func (s *Node) checkUndo(ctx context.Context, id volume.ID, field, path string) 
 
 // NodePublishVolume mounts a volume at its target path.
 func (s *Node) NodePublishVolume(ctx context.Context, r *spec.NodePublishVolumeRequest) (*spec.NodePublishVolumeResponse, error) {
-	req, err := publishRequest(r)
+	req, err := s.publishRequest(r)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +180,7 @@ func (s *Node) NodePublishVolume(ctx context.Context, r *spec.NodePublishVolumeR
 
 // publishRequest checks and translates a request. Precondition: a volume that
 // is not ephemeral needs a staging path.
-func publishRequest(r *spec.NodePublishVolumeRequest) (req node.PublishRequest, err error) {
+func (s *Node) publishRequest(r *spec.NodePublishVolumeRequest) (req node.PublishRequest, err error) {
 	staging, target := r.GetStagingTargetPath(), r.GetTargetPath()
 	if err := cmp.Or(
 		checkID("volume_id", r.GetVolumeId()),
@@ -172,7 +195,7 @@ func publishRequest(r *spec.NodePublishVolumeRequest) (req node.PublishRequest, 
 			return req, err
 		}
 	}
-	c, err := parseCapability("volume_capability", r.GetVolumeCapability())
+	c, err := s.config.Deployment.parseCapability("volume_capability", r.GetVolumeCapability())
 	if err != nil {
 		return req, err
 	}

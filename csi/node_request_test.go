@@ -59,7 +59,7 @@ func TestNodeStageVolume(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := soundStage()
 			c.edit(r)
-			_, err := stageRequest(r)
+			_, err := new(Node).stageRequest(r)
 			wantKind(t, err, c.kind)
 		})
 	}
@@ -96,7 +96,7 @@ func TestNodePublishVolume(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := soundPublish()
 			c.edit(r)
-			_, err := publishRequest(r)
+			_, err := new(Node).publishRequest(r)
 			wantKind(t, err, c.kind)
 		})
 	}
@@ -109,7 +109,7 @@ func TestEphemeralVolume(t *testing.T) {
 		keyEphemeral: "true", "size": "64Mi", "fsType": "xfs", "provisioning": "thick", "csi.storage.k8s.io/pod.name": "p",
 	}
 	before := proto.Clone(r)
-	got := testkit.Value(publishRequest(r))(t)
+	got := testkit.Value(new(Node).publishRequest(r))(t)
 	want := &node.InlineVolume{Size: volume.SizeRange{Required: 64 << 20}, FSType: "xfs", Parameters: map[string]string{"provisioning": "thick"}}
 	if d := cmp.Diff(want, got.Inline); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
@@ -123,7 +123,7 @@ func TestReadOnlyGrant(t *testing.T) {
 	for granted, want := range map[string]bool{"true": true, "": false} {
 		r := soundPublish()
 		r.PublishContext = map[string]string{keyGrantedTo: "n", keyGrantedReadOnly: granted}
-		if p, err := publishRequest(r); err != nil || p.ReadOnly != want {
+		if p, err := new(Node).publishRequest(r); err != nil || p.ReadOnly != want {
 			t.Errorf("%q: read-only is %t, %v", granted, p.ReadOnly, err)
 		}
 	}

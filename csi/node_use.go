@@ -32,6 +32,12 @@ func (s *Node) NodeGetCapabilities(context.Context, *spec.NodeGetCapabilitiesReq
 func (s *Node) NodeGetInfo(context.Context, *spec.NodeGetInfoRequest) (*spec.NodeGetInfoResponse, error) {
 	d := s.config.Deployment
 	r := &spec.NodeGetInfoResponse{NodeId: s.config.NodeID, MaxVolumesPerNode: d.MaxVolumes}
+	if d.MultiNode {
+		var err error
+		if r.NodeId, err = FormatNodeID(s.config.Client()); err != nil {
+			return nil, err
+		}
+	}
 	if len(d.Topology) > 0 {
 		r.AccessibleTopology = &spec.Topology{Segments: maps.Clone(d.Topology)}
 	}
@@ -51,7 +57,7 @@ func checkUse(id, path, staging string) error {
 
 // NodeExpandVolume makes a grown volume use its size.
 func (s *Node) NodeExpandVolume(ctx context.Context, r *spec.NodeExpandVolumeRequest) (*spec.NodeExpandVolumeResponse, error) {
-	req, err := expandRequest(r)
+	req, err := s.expandRequest(r)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +71,7 @@ func (s *Node) NodeExpandVolume(ctx context.Context, r *spec.NodeExpandVolumeReq
 	return &spec.NodeExpandVolumeResponse{CapacityBytes: size}, nil
 }
 
-func expandRequest(r *spec.NodeExpandVolumeRequest) (req node.ExpandRequest, err error) {
+func (s *Node) expandRequest(r *spec.NodeExpandVolumeRequest) (req node.ExpandRequest, err error) {
 	if err := checkUse(r.GetVolumeId(), r.GetVolumePath(), r.GetStagingTargetPath()); err != nil {
 		return req, err
 	}
@@ -73,7 +79,7 @@ func expandRequest(r *spec.NodeExpandVolumeRequest) (req node.ExpandRequest, err
 	if req.Size, err = parseRange("capacity_range", r.GetCapacityRange()); err != nil {
 		return req, err
 	}
-	req.Capability, err = parseOptionalCapability("volume_capability", r.GetVolumeCapability())
+	req.Capability, err = s.config.Deployment.parseOptionalCapability("volume_capability", r.GetVolumeCapability())
 	return req, err
 }
 

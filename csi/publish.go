@@ -34,7 +34,7 @@ func (s *Controller) ControllerPublishVolume(ctx context.Context, r *spec.Contro
 	); err != nil {
 		return nil, err
 	}
-	capability, err := parseCapability("volume_capability", r.GetVolumeCapability())
+	capability, err := s.deployment.parseCapability("volume_capability", r.GetVolumeCapability())
 	if err != nil {
 		return nil, err
 	}
@@ -42,16 +42,13 @@ func (s *Controller) ControllerPublishVolume(ctx context.Context, r *spec.Contro
 	if err != nil {
 		return nil, err
 	}
-	g := ledger.Grant{
-		Volume: volume.ID(r.GetVolumeId()), Client: volume.Client{Node: r.GetNodeId()},
-		ReadOnly: r.GetReadonly(), Mode: grantMode(capability),
-	}
+	g := ledger.Grant{Volume: volume.ID(r.GetVolumeId()), ReadOnly: r.GetReadonly(), Mode: grantMode(capability)}
 	if err := run(ctx, s.operations, r, []string{grantKey(g.Volume)}, func(ctx context.Context) error {
-		return s.grant(ctx, g, capability, locator)
+		return s.grant(ctx, g, r.GetNodeId(), capability, locator)
 	}); err != nil {
 		return nil, err
 	}
-	publishContext := map[string]string{keyGrantedTo: r.GetNodeId()}
+	publishContext := map[string]string{keyGrantedTo: s.deployment.nodeName(r.GetNodeId())}
 	if r.GetReadonly() {
 		publishContext[keyGrantedReadOnly] = "true"
 	}
@@ -68,14 +65,13 @@ func grantMode(c volume.Capability) string {
 
 // grant records a grant if the node can use the volume in this way. locator is
 // nil when the request has none.
-func (s *Controller) grant(ctx context.Context, g ledger.Grant, c volume.Capability, locator access.Access) error {
+func (s *Controller) grant(ctx context.Context, g ledger.Grant, nodeID string, c volume.Capability, locator access.Access) error {
 	v, err := s.backend.Engine.Get(ctx, g.Volume)
 	if err != nil {
 		return err
 	}
-	node := g.Client.Node
-	if !slices.Contains(s.deployment.Nodes, node) {
-		return errs.Errorf(errs.NotFound, "node %q is not known; known nodes are %q", node, s.deployment.Nodes)
+	if g.Client, err = s.client(nodeID); err != nil {
+		return err
 	}
 	if locator != nil && !access.Equal(locator, v.Locator) {
 		return invalidf("volume_context does not match volume %s", v.ID)
@@ -88,7 +84,7 @@ func (s *Controller) grant(ctx context.Context, g ledger.Grant, c volume.Capabil
 		return err
 	}
 	defer leave()
-	unlock, err := s.lockNode(ctx, v.ID, node)
+	unlock, err := s.lockNode(ctx, v.ID, g.Client.Node)
 	if err != nil {
 		return err
 	}
@@ -96,6 +92,17 @@ func (s *Controller) grant(ctx context.Context, g ledger.Grant, c volume.Capabil
 	g.Granted = time.Now()
 	_, err = s.grants.Grant(ctx, g)
 	return err
+}
+
+// client returns the node with an id, or NotFound.
+func (s *Controller) client(nodeID string) (volume.Client, error) {
+	switch {
+	case s.deployment.MultiNode:
+		return ParseNodeID(nodeID)
+	case !slices.Contains(s.deployment.Nodes, nodeID):
+		return volume.Client{}, errs.Errorf(errs.NotFound, "node %q is not known; known nodes are %q", nodeID, s.deployment.Nodes)
+	}
+	return volume.Client{Node: nodeID}, nil
 }
 
 // lockNode refuses a volume beyond the limit of a node. Grants for one node
@@ -133,7 +140,7 @@ func (s *Controller) ControllerUnpublishVolume(ctx context.Context, r *spec.Cont
 	}
 	id := volume.ID(r.GetVolumeId())
 	return &spec.ControllerUnpublishVolumeResponse{}, undo(ctx, s.operations, r, []string{grantKey(id)}, nil, func(ctx context.Context) error {
-		return s.grants.Revoke(ctx, id, r.GetNodeId())
+		return s.grants.Revoke(ctx, id, s.deployment.nodeName(r.GetNodeId()))
 	})
 }
 
@@ -146,13 +153,38 @@ func (s *Controller) checkUnpublished(ctx context.Context, id volume.ID) error {
 	return errs.Errorf(errs.Precondition, "volume %s is in use: it is published to %q; unpublish it first", id, nodes)
 }
 
+// publishedNodes returns the ids of the nodes that have a grant, as last passed
+// to ControllerPublishVolume: the external-attacher compares them with those of
+// the CSINode objects.
 func (s *Controller) publishedNodes(ctx context.Context, id volume.ID) (nodes []string, err error) {
 	if !s.deployment.ControllerPublish {
 		return nil, nil
 	}
 	granted, err := s.grants.Of(ctx, id)
-	for _, g := range granted {
-		nodes = append(nodes, g.Client.Node)
+	if err != nil {
+		return nil, err
 	}
-	return nodes, err
+	for _, g := range granted {
+		node := g.Client.Node
+		if s.deployment.MultiNode {
+			if node, err = s.lastNodeID(ctx, g.Client); err != nil {
+				return nil, err
+			}
+		}
+		nodes = append(nodes, node)
+	}
+	return nodes, nil
+}
+
+// lastNodeID prefers the record of the client to that of the grant, as the
+// node's addresses can have changed since.
+func (s *Controller) lastNodeID(ctx context.Context, granted volume.Client) (string, error) {
+	last, known, err := s.grants.Client(ctx, granted.Node)
+	if err != nil {
+		return "", err
+	}
+	if known && len(last.Addrs) > 0 {
+		granted = last
+	}
+	return FormatNodeID(granted)
 }

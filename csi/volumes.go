@@ -41,7 +41,7 @@ func (s *Controller) createRequest(r *spec.CreateVolumeRequest) (req volume.Crea
 		return req, err
 	}
 	req.Name = r.GetName()
-	if req.Content, req.FSType, err = contentOf(r.GetVolumeCapabilities()); err != nil {
+	if req.Content, req.FSType, err = s.deployment.contentOf(r.GetVolumeCapabilities()); err != nil {
 		return req, err
 	}
 	if req.Size, err = parseRange("capacity_range", r.GetCapacityRange()); err != nil {
@@ -123,6 +123,9 @@ func (s *Controller) reschedule(source volume.Source, err error) error {
 func (s *Controller) volume(v volume.Volume) *spec.Volume {
 	properties := access.Encode(v.Locator)
 	properties[access.KeyName] = v.Name
+	if s.backend.FormatOnNode && v.Content == volume.Filesystem && v.Source.IsZero() {
+		properties[access.KeyFormat] = cmp.Or(v.FSType, fsTypes[0])
+	}
 	out := &spec.Volume{
 		VolumeId: string(v.ID), CapacityBytes: v.Size, VolumeContext: properties, AccessibleTopology: s.announced.accessibleTopology(),
 	}
@@ -200,7 +203,7 @@ func (s *Controller) ControllerExpandVolume(ctx context.Context, r *spec.Control
 	if err != nil {
 		return nil, err
 	}
-	capability, err := parseOptionalCapability("volume_capability", r.GetVolumeCapability())
+	capability, err := s.deployment.parseOptionalCapability("volume_capability", r.GetVolumeCapability())
 	if err != nil {
 		return nil, err
 	}
@@ -280,7 +283,7 @@ func (s *Controller) ValidateVolumeCapabilities(ctx context.Context, r *spec.Val
 }
 
 func (s *Controller) checkConfirmed(v volume.Volume, r *spec.ValidateVolumeCapabilitiesRequest) error {
-	content, fsType, err := contentOf(r.GetVolumeCapabilities())
+	content, fsType, err := s.deployment.contentOf(r.GetVolumeCapabilities())
 	if err != nil {
 		return err
 	}

@@ -43,7 +43,8 @@ func byNode() store.Bucket[struct{}] { return store.Bucket[struct{}]{Name: "gran
 // addresses those of its record apply. It is idempotent: a repeat returns the
 // first grant, regardless of addresses. Exists: the node has the volume with
 // other parameters. Precondition: the client is fenced, or another node has the
-// volume; the message names the block or the node. Invalid: a name is missing.
+// volume, unless both have the same mode of several nodes; the message names
+// the block or the node. Invalid: a name is missing.
 func (l *Ledger) Grant(ctx context.Context, g Grant) (recorded Grant, err error) {
 	if err := errorIn(g); err != nil {
 		return Grant{}, err
@@ -96,6 +97,7 @@ func admitClient(tx *store.Tx, c *volume.Client) error {
 func admit(g Grant, held []Grant) (recorded Grant, again bool, err error) {
 	for _, h := range held {
 		switch {
+		case h.Client.Node != g.Client.Node && isShared(g) && h.Mode == g.Mode:
 		case h.Client.Node != g.Client.Node:
 			return Grant{}, false, errs.Errorf(errs.Precondition, "volume %s is granted to node %s since %s; unpublish it there first",
 				g.Volume, h.Client.Node, h.Granted.UTC().Format(time.RFC3339))
@@ -108,6 +110,9 @@ func admit(g Grant, held []Grant) (recorded Grant, again bool, err error) {
 	}
 	return Grant{}, false, nil
 }
+
+// isShared: several nodes can have such a grant.
+func isShared(g Grant) bool { return strings.HasPrefix(g.Mode, "MULTI_NODE_") }
 
 func same(a, b Grant) bool {
 	return a.ReadOnly == b.ReadOnly && a.Mode == b.Mode && a.Client.HostNQN == b.Client.HostNQN
