@@ -17,18 +17,19 @@ type Grant struct {
 	Volume   volume.ID     `json:"volume"`
 	Client   volume.Client `json:"client"`
 	ReadOnly bool          `json:"readOnly,omitempty"`
-	Mode     string        `json:"mode"`    // in the terms of the contract
+	Mode     string        `json:"mode"`    // in the terms of the contract, see isShared
 	Granted  time.Time     `json:"granted"` // ignored in comparisons
 }
 
 // Ledger is safe for concurrent use.
 type Ledger struct {
-	store     *store.Store
+	store     store.Database
 	admission admission
 }
 
-// New returns the only Ledger of a store: it tracks admitted clients in memory.
-func New(s *store.Store) *Ledger { return &Ledger{store: s} }
+// New returns a Ledger. Of a database, only one is used at a time: it tracks
+// admitted clients in memory.
+func New(db store.Database) *Ledger { return &Ledger{store: db} }
 
 // separator of the parts of a key sorts before all characters of an ID, so
 // grants are sorted by volume ID.
@@ -43,8 +44,8 @@ func byNode() store.Bucket[struct{}] { return store.Bucket[struct{}]{Name: "gran
 // addresses those of its record apply. It is idempotent: a repeat returns the
 // first grant, regardless of addresses. Exists: the node has the volume with
 // other parameters. Precondition: the client is fenced, or another node has the
-// volume, unless both have the same mode of several nodes; the message names
-// the block or the node. Invalid: a name is missing.
+// volume and they cannot share it; the message names the block or the node.
+// Invalid: a name is missing.
 func (l *Ledger) Grant(ctx context.Context, g Grant) (recorded Grant, err error) {
 	if err := errorIn(g); err != nil {
 		return Grant{}, err
@@ -52,7 +53,9 @@ func (l *Ledger) Grant(ctx context.Context, g Grant) (recorded Grant, err error)
 	if g.Client.Addrs, err = cleanAddrs(g.Client.Addrs); err != nil {
 		return Grant{}, err
 	}
+	requested := g
 	err = l.store.Update(ctx, func(tx *store.Tx) error {
+		g := requested
 		if err := admitClient(tx, &g.Client); err != nil {
 			return err
 		}
@@ -97,10 +100,7 @@ func admitClient(tx *store.Tx, c *volume.Client) error {
 func admit(g Grant, held []Grant) (recorded Grant, again bool, err error) {
 	for _, h := range held {
 		switch {
-		case h.Client.Node != g.Client.Node && isShared(g) && h.Mode == g.Mode:
 		case h.Client.Node != g.Client.Node:
-			return Grant{}, false, errs.Errorf(errs.Precondition, "volume %s is granted to node %s since %s; unpublish it there first",
-				g.Volume, h.Client.Node, h.Granted.UTC().Format(time.RFC3339))
 		case !same(h, g):
 			return Grant{}, false, errs.Errorf(errs.Exists, "volume %s is already granted to node %s with %s; the request has %s",
 				g.Volume, h.Client.Node, describe(h), describe(g))
@@ -108,11 +108,20 @@ func admit(g Grant, held []Grant) (recorded Grant, again bool, err error) {
 			return h, true, nil
 		}
 	}
+	for _, h := range held {
+		if h.Mode != g.Mode || !isShared(g.Mode) {
+			return Grant{}, false, errs.Errorf(errs.Precondition, "volume %s is granted to node %s since %s with mode %s, the request has mode %s; unpublish it there first, several nodes need the same MULTI_NODE mode of a block volume",
+				g.Volume, h.Client.Node, h.Granted.UTC().Format(time.RFC3339), h.Mode, g.Mode)
+		}
+	}
 	return Grant{}, false, nil
 }
 
-// isShared: several nodes can have such a grant.
-func isShared(g Grant) bool { return strings.HasPrefix(g.Mode, "MULTI_NODE_") }
+// isShared reports whether several nodes can have a volume with this mode. Each
+// of them can be read-only: that limits the node, not the mode.
+func isShared(mode string) bool {
+	return strings.HasPrefix(mode, "MULTI_NODE_") && strings.HasSuffix(mode, "/block")
+}
 
 func same(a, b Grant) bool {
 	return a.ReadOnly == b.ReadOnly && a.Mode == b.Mode && a.Client.HostNQN == b.Client.HostNQN

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -32,9 +33,14 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func openLedger(t testing.TB, path string) (*Ledger, *store.Store) {
+func openLedger(t testing.TB, path string) (*Ledger, database) {
 	t.Helper()
-	s := testkit.Open(store.Open(t.Context(), path, store.Options{Role: "ledger", Version: 1}))(t)
+	o := store.Options{Role: "ledger", Version: 1}
+	if os.Getenv(useShared) != "" {
+		s := sharedFile{testkit.Value(store.OpenShared(t.Context(), path, &fileObject{path: path}, o))(t)}
+		return New(s), s
+	}
+	s := testkit.Open(store.Open(t.Context(), path, o))(t)
 	return New(s), s
 }
 
@@ -106,6 +112,48 @@ func TestGrantRefusals(t *testing.T) {
 	}
 }
 
+// Several nodes have a volume only with one multi-node mode of a block volume.
+func TestNodesThatShareAVolume(t *testing.T) {
+	const reading, mounted = "MULTI_NODE_READER_ONLY/block", "MULTI_NODE_MULTI_WRITER/mount"
+	for name, c := range map[string]struct {
+		first, second string
+		readOnly      bool // the second
+		kind          errs.Kind
+	}{
+		"writers":                 {first: sharedMode, second: sharedMode},
+		"a writer and a reader":   {first: sharedMode, second: sharedMode, readOnly: true},
+		"readers":                 {first: reading, second: reading},
+		"different modes":         {first: sharedMode, second: reading, kind: errs.Precondition},
+		"single, then multi-node": {first: "SINGLE_NODE_WRITER/block", second: sharedMode, kind: errs.Precondition},
+		"multi-node, then single": {first: sharedMode, second: "SINGLE_NODE_WRITER/block", kind: errs.Precondition},
+		"one single-node mode":    {first: "SINGLE_NODE_WRITER/block", second: "SINGLE_NODE_WRITER/block", kind: errs.Precondition},
+		"file systems":            {first: mounted, second: mounted, kind: errs.Precondition},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
+			first, second := grantOf("v", "n1"), grantOf("v", "n2")
+			first.Mode, second.Mode, second.ReadOnly = c.first, c.second, c.readOnly
+			testkit.Value(l.Grant(t.Context(), first))(t)
+			_, err := l.Grant(t.Context(), second)
+			want := []Grant{first}
+			if c.kind == "" {
+				testkit.Must(t, err)
+				want = append(want, second)
+				testkit.Value(l.Grant(t.Context(), second))(t)
+				changed := second
+				changed.ReadOnly = !changed.ReadOnly
+				testkit.WantError(t, "changed", testkit.Err(l.Grant(t.Context(), changed)), errs.Exists, "n2")
+			} else {
+				testkit.WantError(t, "second", err, c.kind, "n1", c.first, c.second, "unpublish")
+			}
+			held, err := l.Of(t.Context(), "v")
+			if diff := cmp.Diff(want, held, cmpopts.EquateComparable(netip.Addr{})); err != nil || diff != "" {
+				t.Errorf("held: %v %s", err, diff)
+			}
+		})
+	}
+}
+
 func TestOneOfManyNodesIsGranted(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
 	var won []string
@@ -132,13 +180,13 @@ func TestOneOfManyNodesIsGranted(t *testing.T) {
 }
 
 func TestPages(t *testing.T) {
-	l, s := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
-	// IDs that are prefixes of each other, and a volume held by two nodes, as
-	// for a later access mode.
-	for _, pair := range [][2]string{{"v", "n"}, {"v-1", "n"}, {"v-10", "n"}, {"v-2", "m"}, {"va", "n"}} {
-		testkit.Value(l.Grant(t.Context(), grantOf(pair[0], pair[1])))(t)
+	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
+	// IDs that are prefixes of each other, and a volume held by two nodes.
+	for _, pair := range [][2]string{{"v", "n"}, {"v-1", "n"}, {"v-1", "z"}, {"v-10", "n"}, {"v-2", "m"}, {"va", "n"}} {
+		g := grantOf(pair[0], pair[1])
+		g.Mode = sharedMode
+		testkit.Value(l.Grant(t.Context(), g))(t)
 	}
-	testkit.Must(t, s.Update(t.Context(), func(tx *store.Tx) error { return grants().Put(tx, key("v-1", "z"), grantOf("v-1", "z")) }))
 	for limit, want := range map[int]string{
 		0: "[v v-1 v-1 v-10 v-2 va]",
 		1: "[v][v-1 v-1][v-10][v-2][va]",

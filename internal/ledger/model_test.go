@@ -24,11 +24,11 @@ type model struct {
 	fences map[string]volume.Fence
 	now    map[string][]netip.Addr
 	former map[string][]netip.Addr
-	grants map[string]string
+	grants map[string]map[string]string // modes by volume and node
 }
 
 func newModel() *model {
-	return &model{fences: map[string]volume.Fence{}, now: map[string][]netip.Addr{}, former: map[string][]netip.Addr{}, grants: map[string]string{}}
+	return &model{fences: map[string]volume.Fence{}, now: map[string][]netip.Addr{}, former: map[string][]netip.Addr{}, grants: map[string]map[string]string{}}
 }
 
 func (m *model) isDenied(a netip.Addr) bool {
@@ -142,13 +142,20 @@ func grantAction(t *rapid.T) action {
 	id := rapid.SampledFrom([]string{"v", "w"}).Draw(t, "volume")
 	c := who(t)
 	if rapid.IntRange(0, 3).Draw(t, "revoke") == 0 {
-		return action{"revoke " + id, func(t *testing.T, l *Ledger) string {
-			return kind(l.Revoke(t.Context(), volume.ID(id), ""))
-		}, func(m *model) string { delete(m.grants, id); return "ok" }}
+		node := rapid.SampledFrom([]string{"", c.Node}).Draw(t, "of node")
+		return action{fmt.Sprintf("revoke %s of %q", id, node), func(t *testing.T, l *Ledger) string {
+			return kind(l.Revoke(t.Context(), volume.ID(id), node))
+		}, func(m *model) string {
+			if delete(m.grants[id], node); node == "" {
+				delete(m.grants, id)
+			}
+			return "ok"
+		}}
 	}
-	return action{fmt.Sprintf("grant %s to %s %v", id, c.Node, c.Addrs), func(t *testing.T, l *Ledger) string {
-		_, err := l.Grant(t.Context(), Grant{Volume: volume.ID(id), Client: c, Mode: "m"})
-		if err != nil && strings.Contains(err.Error(), "granted to node") {
+	mode := rapid.SampledFrom([]string{"SINGLE_NODE_WRITER/block", sharedMode, "MULTI_NODE_READER_ONLY/block"}).Draw(t, "mode")
+	return action{fmt.Sprintf("grant %s to %s %v, %s", id, c.Node, c.Addrs, mode), func(t *testing.T, l *Ledger) string {
+		_, err := l.Grant(t.Context(), Grant{Volume: volume.ID(id), Client: c, Mode: mode})
+		if err != nil && strings.Contains(err.Error(), "is granted to node") {
 			return "taken"
 		}
 		return kind(err)
@@ -156,11 +163,20 @@ func grantAction(t *rapid.T) action {
 		if m.isFenced(c) {
 			return string(errs.Precondition)
 		}
-		if to := m.grants[id]; to != "" && to != c.Node {
-			return "taken"
+		if has, granted := m.grants[id][c.Node]; granted && has != mode {
+			return string(errs.Exists)
+		} else if !granted {
+			for _, other := range m.grants[id] {
+				if other != mode || mode == "SINGLE_NODE_WRITER/block" {
+					return "taken"
+				}
+			}
 		}
 		m.see(c)
-		m.grants[id] = c.Node
+		if m.grants[id] == nil {
+			m.grants[id] = map[string]string{}
+		}
+		m.grants[id][c.Node] = mode
 		return "ok"
 	}}
 }
@@ -206,6 +222,7 @@ func TestLedgerIsItsModel(t *testing.T) {
 			}
 		}
 		checkClients(rt, t, l, m)
+		checkGrants(rt, t, l, m)
 		_ = s.Close()
 	})
 }
@@ -231,6 +248,22 @@ func checkClients(rt *rapid.T, t *testing.T, l *Ledger, m *model) {
 		if got := slices.ContainsFunc(within, func(o volume.Client) bool { return o.Node == c.Node }); got != want {
 			rt.Fatalf("%s, now %v, before %v, is in %v: %t", c.Node, m.now[c.Node], m.former[c.Node], blocks, got)
 		}
+	}
+}
+
+func checkGrants(rt *rapid.T, t *testing.T, l *Ledger, m *model) {
+	got := map[string]string{}
+	for _, g := range testkit.Value(l.All(t.Context(), "", 0))(rt) {
+		got[string(g.Volume)+" at "+g.Client.Node] = g.Mode
+	}
+	want := map[string]string{}
+	for id, nodes := range m.grants {
+		for node, mode := range nodes {
+			want[id+" at "+node] = mode
+		}
+	}
+	if !maps.Equal(got, want) {
+		rt.Fatalf("grants %v, want %v", got, want)
 	}
 }
 

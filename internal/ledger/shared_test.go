@@ -1,41 +1,95 @@
 package ledger
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
-	"path/filepath"
+	"io/fs"
+	"os"
+	"os/exec"
+	"sync"
 	"testing"
 
-	"github.com/cleatproject/cleat/errs"
-	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/internal/store"
 )
 
-// Several nodes have one volume if all grants have the same mode of several
-// nodes.
-func TestGrantsOfSeveralNodes(t *testing.T) {
-	for first, modes := range map[string]map[string]errs.Kind{
-		"MULTI_NODE_MULTI_WRITER/block": {
-			"MULTI_NODE_MULTI_WRITER/block": "", "MULTI_NODE_READER_ONLY/block": errs.Precondition, "SINGLE_NODE_WRITER/block": errs.Precondition,
-		},
-		"SINGLE_NODE_MULTI_WRITER/block": {
-			"SINGLE_NODE_MULTI_WRITER/block": errs.Precondition, "MULTI_NODE_MULTI_WRITER/block": errs.Precondition,
-		},
-	} {
-		for second, kind := range modes {
-			l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
-			grant := func(node, mode string) error {
-				_, err := l.Grant(t.Context(), Grant{Volume: "v", Client: client(node, "192.0.2.1"), Mode: mode})
-				return err
-			}
-			testkit.Must(t, grant("n2", first))
-			if err := grant("n1", second); (err == nil) != (kind == "") || err != nil && !errors.Is(err, kind) {
-				t.Errorf("%s beside %s: %v, want kind %q", second, first, err, kind)
-			}
-			testkit.Must(t, grant("n2", first)) // again
-			if err := grant("n2", "other"); !errors.Is(err, errs.Exists) && kind != "" {
-				t.Errorf("another mode on the same node: %v", err)
-			}
-			testkit.Must(t, l.Revoke(t.Context(), "v", "n2"))
-			testkit.Must(t, grant("n1", second))
-		}
+const (
+	sharedMode = "MULTI_NODE_MULTI_WRITER/block"
+	// useShared asks the test binary to run over store.Shared.
+	useShared = "CLEAT_TEST_SHARED"
+)
+
+// database is the store of a test, which can be closed and opened again.
+type database interface {
+	store.Database
+	Close() error
+}
+
+// TestOverShared runs all other tests again, over store.Shared.
+func TestOverShared(t *testing.T) {
+	if os.Getenv(useShared) != "" {
+		return
 	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.skip=^TestOverShared$|^Benchmark|^Fuzz")
+	cmd.Env = append(os.Environ(), useShared+"=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+type sharedFile struct{ *store.Shared }
+
+func (sharedFile) Close() error { return nil }
+
+// fileObject is a store.Object in a file, so that tests can open it again.
+type fileObject struct {
+	path string
+	mu   sync.Mutex
+}
+
+type fileState struct {
+	Generation uint64
+	Entries    map[string][]byte
+}
+
+func (o *fileObject) ReadState(context.Context) (uint64, map[string][]byte, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	s, err := o.read()
+	return s.Generation, s.Entries, err
+}
+
+func (o *fileObject) read() (s fileState, err error) {
+	data, err := os.ReadFile(o.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fileState{Entries: map[string][]byte{}}, nil
+	}
+	if err != nil {
+		return s, err
+	}
+	return s, json.Unmarshal(data, &s)
+}
+
+func (o *fileObject) WriteState(_ context.Context, expect uint64, set map[string][]byte, remove []string) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	s, err := o.read()
+	switch {
+	case err != nil:
+		return err
+	case s.Generation != expect:
+		return store.ErrChanged
+	}
+	s.Generation++
+	for name, value := range set {
+		s.Entries[name] = value
+	}
+	for _, name := range remove {
+		delete(s.Entries, name)
+	}
+	data, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(o.path, data, 0o600)
 }
