@@ -21,6 +21,12 @@ import (
 // An attached volume can be deleted, or replaced by another of its name. Its
 // device works until it is detached, and is not the new volume's.
 //
+// An attacher can be unable to see its storage without attaching, as that of
+// Ceph's images. It reports a volume that is not attached as Present, without
+// Backing and sizes. Only Attach then finds that a volume was deleted, or
+// replaced, if its locator identifies it; and Held has locators of deleted
+// volumes too.
+//
 // Errors have errs kinds: those named here have that meaning, others are the
 // attacher's choice.
 type Attacher interface {
@@ -28,7 +34,8 @@ type Attacher interface {
 	// volume until unlock, so that they never find it partly attached. It waits
 	// some seconds for them, and then returns Busy. Attachers share locks. An
 	// attached device holds no lock. Lock succeeds for a volume that does not
-	// exist or cannot be attached; the following call returns the error.
+	// exist or cannot be attached; the following call returns the error. It does
+	// nothing if the engine is on other machines.
 	Lock(ctx context.Context, t Target) (unlock func(), err error)
 	// Inspect changes nothing. Info, not the error, describes a missing or
 	// damaged volume. The device of a deleted or replaced volume
@@ -41,7 +48,8 @@ type Attacher interface {
 	// settings when Attach returns. The caller holds Lock. NotFound: the volume
 	// does not exist. Precondition: the storage is not on this machine, the
 	// volume is damaged, or its device is in use, cannot be adjusted, and is
-	// unchanged. Busy: the volume is being deleted or copied.
+	// unchanged. Busy: the volume is being deleted or copied. Unavailable: the
+	// storage does not answer; a repeat continues.
 	Attach(ctx context.Context, t Target, use Use) (*Attachment, error)
 	// Detach flushes and removes all of the volume's devices, including those
 	// of deleted and replaced ones (Target.Device), before it returns. Missing
@@ -91,9 +99,9 @@ type Device struct {
 	Major uint32 `json:"major"`
 	Minor uint32 `json:"minor"`
 	// Backing identifies the device's volume, in the attacher's own format. It
-	// is known before attaching, and unique among all volumes, including a
-	// later one of the same name, while the device exists. Path, Major and
-	// Minor are reused.
+	// is known before attaching, if the attacher can see its storage. It is
+	// unique among all volumes, including a later one of the same name, while
+	// the device exists. Path, Major and Minor are reused.
 	Backing string `json:"backing"`
 }
 

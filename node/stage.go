@@ -191,6 +191,7 @@ func (m *Manager) stage(ctx context.Context, r StageRequest, rec stageRecord, co
 	if err != nil {
 		return err
 	}
+	s.target.Secrets = r.Secrets
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return err

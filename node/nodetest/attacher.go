@@ -20,7 +20,7 @@ func testAttach(t *trial) {
 	t.detach(v)
 	d := t.attach(v, node.Use{Block: true})
 	testkit.Must(t, write(d.Path, "kept"))
-	if d.Backing != before.Backing {
+	if !t.Unseen && d.Backing != before.Backing {
 		t.Errorf("attached with backing %q, before Inspect reported %q", d.Backing, before.Backing)
 	}
 	first := t.Attacher
@@ -208,7 +208,7 @@ func testHeld(t *trial) {
 		switch {
 		case h.Device == d && (h.Volume != "named" || h.Locator == nil):
 			t.Errorf("Held: %+v, want volume and locator", h)
-		case h.Device == old && (h.Volume != "" && h.Volume != "deleted" || h.Locator != nil):
+		case h.Device == old && (h.Volume != "" && h.Volume != "deleted" || h.Locator != nil && !t.Unseen):
 			t.Errorf("Held: %+v, whose volume was deleted; want no locator", h)
 		}
 		t.detach(node.Target{Locator: h.Locator, Device: h.Device})
@@ -226,7 +226,9 @@ func testPresence(t *trial) {
 		i := t.inspect(v)
 		_, err := t.Attach(t.Context(), v, node.Use{Block: true})
 		t.wantKind("Attach of a volume that is "+string(want), err, kind)
-		if i.Presence != want || !i.Device.IsZero() || i.Problem == nil || err == nil || i.Problem.Error() != err.Error() {
+		if t.Unseen {
+			t.wantAttached(v, node.Device{}, false)
+		} else if i.Presence != want || !i.Device.IsZero() || i.Problem == nil || err == nil || i.Problem.Error() != err.Error() {
 			t.Errorf("Inspect: %+v; want %s, and the error of Attach: %v", i, want, err)
 		}
 		testkit.Value(t.Lock(t.Context(), v))(t)()
@@ -259,6 +261,15 @@ func testDeleted(t *trial) {
 		}
 		t.Delete("v")
 		t.Attacher = t.New()
+		if t.Unseen {
+			t.wantAttached(v, d, false)
+			t.wantWrites(d, true)
+			t.detach(v)
+			t.detach(v)
+			t.wantHeld()
+			t.wantKind("Attach", testkit.Err(t.Attach(t.Context(), v, node.Use{Block: true})), errs.NotFound)
+			continue
+		}
 		if i := t.inspect(v); i.Device != d || i.Presence != node.Replaced || i.Problem == nil || i.Backing != "" || i.Size != 0 {
 			t.Errorf("Inspect with %+v: %+v; want the device, replaced, no backing", v.Device, i)
 		}
@@ -276,6 +287,10 @@ func testDeleted(t *trial) {
 // A volume of the same name has its own device. The old one is reported until
 // it is gone.
 func testReplaced(t *trial) {
+	if t.Unseen {
+		testReplacedUnseen(t)
+		return
+	}
 	v, old := t.attached("v")
 	testkit.Must(t, write(old.Path, "old"))
 	t.Delete("v")
@@ -297,6 +312,29 @@ func testReplaced(t *trial) {
 	t.detach(v)
 	t.wantHeld()
 	t.wantAttached(v, node.Device{}, false)
+}
+
+// Volumes of one name have different locators, and the old one's never attaches
+// the new volume.
+func testReplacedUnseen(t *trial) {
+	v, old := t.attached("v")
+	testkit.Must(t, write(old.Path, "old"))
+	t.Delete("v")
+	next := t.volume("v")
+	t.wantAttached(next, node.Device{}, false)
+	d := t.attach(next, node.Use{Block: true})
+	if d == old || d.Backing == old.Backing {
+		t.Errorf("attached as %+v, want another device than %+v, with another backing", d, old)
+	}
+	t.wantText(d.Path, "\x00\x00\x00")
+	t.wantText(old.Path, "old")
+	t.wantHeld(d, old)
+	t.wantAttached(v, old, false)
+	t.detach(v)
+	t.wantHeld(d)
+	t.wantKind("Attach of the replaced volume", testkit.Err(t.Attach(t.Context(), v, node.Use{Block: true})), errs.NotFound)
+	t.wantHeld(d)
+	t.detach(next)
 }
 
 // Devices are found and detached without the storage.

@@ -31,6 +31,9 @@ type Rig struct {
 	// Grow enlarges a volume, also an attached one.
 	Grow func(id volume.ID, size int64)
 
+	// Unseen: the attacher cannot see the storage without attaching, and a
+	// volume's locator identifies it.
+	Unseen bool
 	// Truncate makes a volume shorter than its size.
 	Truncate func(id volume.ID)
 	// CreateForeign creates a non-volume under a volume's name.
@@ -157,7 +160,8 @@ func (t *trial) inspect(v node.Target) node.Info {
 func (t *trial) wantAttached(v node.Target, d node.Device, readOnly bool) node.Info {
 	t.Helper()
 	i := t.inspect(v)
-	if i.Device != d || i.ReadOnly != readOnly || i.Presence != node.Present || i.Problem != nil || i.Size < size || i.Backing == "" {
+	unseen := t.Unseen && d.IsZero()
+	if i.Device != d || i.ReadOnly != readOnly || i.Presence != node.Present || i.Problem != nil || !unseen && (i.Size < size || i.Backing == "") {
 		t.Errorf("Inspect: %+v; want device %+v, read-only %t, present, size %d", i, d, readOnly, size)
 	}
 	if !d.IsZero() && i.Backing != d.Backing {

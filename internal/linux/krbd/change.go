@@ -1,0 +1,95 @@
+package krbd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/holders"
+	"github.com/cleatproject/cleat/internal/linux/retry"
+)
+
+// Flush writes the data of the page cache to the cluster. It blocks until the
+// cluster answers. EIO: data was lost.
+func (k *Kernel) Flush(d Device) error {
+	f, err := k.Open(d)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("flush %s: %w", d.Path, err)
+	}
+	return nil
+}
+
+// busyBound waits for programs that look at the device for a moment, as udev's.
+const busyBound = time.Second
+
+// Unmap removes an unused device. It blocks until the cluster answers.
+// Precondition: the device is in use, and unchanged. A missing one is no error.
+func (k *Kernel) Unmap(ctx context.Context, d Device) error {
+	err := retry.For(ctx, busyBound, func() (again bool, err error) {
+		if err := k.verify(d); err != nil {
+			return false, err
+		}
+		err = k.Write(k.bus("remove_single_major"), strconv.Itoa(d.ID))
+		return errors.Is(err, unix.EBUSY), err
+	})
+	switch {
+	case err == nil, errors.Is(err, ErrGone), errors.Is(err, unix.ENOENT):
+		return nil
+	case errors.Is(err, unix.EBUSY):
+		return errs.Errorf(errs.Precondition, "unmap %s: the device is used by %s; unmount or close it there, then try again", d.Path, holders.OfDevice(ctx, d.Major, d.Minor))
+	}
+	return fmt.Errorf("unmap %s: %w", d.Path, err)
+}
+
+// verify makes sure that the number still is of the same map.
+func (k *Kernel) verify(d Device) error {
+	all, err := k.List()
+	if err != nil {
+		return err
+	}
+	for _, now := range all {
+		if now.ID == d.ID && now.ImageID == d.ImageID && now.Cluster == d.Cluster && now.Instance == d.Instance {
+			return nil
+		}
+	}
+	return ErrGone
+}
+
+// Refresh reads the image's header, as the kernel does when the image changes.
+// It blocks until the cluster answers.
+func (k *Kernel) Refresh(d Device) error {
+	if err := k.Write(k.bus("devices", strconv.Itoa(d.ID), "refresh"), "1"); err != nil {
+		return fmt.Errorf("refresh %s: %w", d.Path, err)
+	}
+	return nil
+}
+
+// SetReadOnly makes a device refuse or accept writes, also one in use.
+// Precondition: it was mapped read-only.
+func (k *Kernel) SetReadOnly(d Device, readOnly bool) error {
+	if d.MappedRO && !readOnly {
+		return errs.Errorf(errs.Precondition, "%s was mapped read-only; unmap it and map it again for writing", d.Path)
+	}
+	f, err := k.Open(d)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	value := 0
+	if readOnly {
+		value = 1
+	}
+	if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, value); err != nil {
+		return fmt.Errorf("%s: BLKROSET: %w", d.Path, err)
+	}
+	return nil
+}

@@ -1,0 +1,90 @@
+// Package krbd maps RBD images of Ceph clusters as block devices of the kernel,
+// through /sys/bus/rbd (Documentation/ABI/testing/sysfs-bus-rbd of the kernel).
+//
+// Map, Unmap and Refresh block while the cluster does not answer, and end with
+// the answer alone: a caller with a deadline runs them in the background.
+package krbd
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
+)
+
+// Kernel is a kernel with RBD. Its fields are replaced in tests.
+type Kernel struct {
+	Sys, Dev string // mount points of sysfs and devtmpfs
+	// Write writes to a file of sysfs.
+	Write func(path, text string) error
+	// AddKey adds a Ceph key to the keyring of the calling thread.
+	AddKey func(name string, payload []byte) error
+	// Load loads the RBD module.
+	Load func(ctx context.Context) error
+}
+
+// Host returns this machine's kernel.
+func Host() *Kernel {
+	return &Kernel{Sys: "/sys", Dev: "/dev", Write: write, AddKey: addKey, Load: load}
+}
+
+func (k *Kernel) bus(elements ...string) string {
+	return filepath.Join(append([]string{k.Sys, "bus/rbd"}, elements...)...)
+}
+
+// ready loads the module if the kernel has it.
+func (k *Kernel) ready(ctx context.Context) error {
+	_, err := os.Stat(k.bus())
+	if err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	cause := k.Load(ctx)
+	if _, err = os.Stat(k.bus()); err == nil {
+		return nil
+	}
+	if cause == nil {
+		cause = err
+	}
+	return errs.Errorf(errs.Unsupported, "this kernel has no RBD driver, and the module rbd cannot be loaded (%w): install the kernel's package with the module rbd on this node, or run `modprobe rbd`", cause)
+}
+
+// write makes one write(2): the kernel executes it as one request.
+func write(path, text string) error {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer func() { _ = unix.Close(fd) }()
+	// The error does not have the text.
+	if _, err := unix.Write(fd, []byte(text)); err != nil {
+		return &fs.PathError{Op: "write", Path: path, Err: err}
+	}
+	return nil
+}
+
+// addKey uses the keyring of this thread, which no other one can read and which
+// ends with it.
+func addKey(name string, payload []byte) error {
+	_, err := unix.AddKey("ceph", name, payload, unix.KEY_SPEC_THREAD_KEYRING)
+	return err
+}
+
+const loadBound = 20 * time.Second
+
+func load(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, loadBound)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "modprobe", "rbd").CombinedOutput()
+	if err != nil {
+		return errs.Errorf(errs.Unsupported, "modprobe rbd: %w: %s", err, errs.Clip(strings.TrimSpace(string(out)), 200))
+	}
+	return nil
+}
