@@ -111,7 +111,9 @@ func (s *Node) stageRequest(r *spec.NodeStageVolumeRequest) (req node.StageReque
 	if req.Locator, err = parseLocator(r.GetVolumeContext(), r.GetPublishContext()); err != nil {
 		return req, err
 	}
-	req.Format, err = parseFormat(r.GetVolumeContext(), &req.Capability)
+	if s.config.Deployment.MultiNode { // engines of one node create file systems themselves
+		req.Format, err = parseFormat(r.GetVolumeContext(), &req.Capability)
+	}
 	return req, err
 }
 

@@ -128,3 +128,32 @@ func TestReadOnlyGrant(t *testing.T) {
 		}
 	}
 }
+
+func TestFormatOfAStage(t *testing.T) {
+	multi := &Node{config: NodeConfig{Deployment: Deployment{MultiNode: true}}}
+	xfs := mountCap(func(m *mountVolume) { m.FsType = "xfs" })
+	for name, c := range map[string]struct {
+		service    *Node
+		capability *spec.VolumeCapability
+		key        string
+		fsType     string
+		format     bool
+		kind       errs.Kind
+	}{
+		"no key":       {multi, mountCap(), "", "", false, ""},
+		"type of key":  {multi, mountCap(), "btrfs", "btrfs", true, ""},
+		"same type":    {multi, xfs, "xfs", "xfs", true, ""},
+		"other type":   {multi, xfs, "ext4", "", false, errs.Invalid},
+		"unknown type": {multi, mountCap(), "ntfs", "", false, errs.Invalid},
+		"block":        {multi, blockCap(), "ext4", "", false, ""},
+		"local engine": {&Node{}, mountCap(), "ext4", "", false, ""},
+	} {
+		r := soundStage()
+		r.VolumeCapability = c.capability
+		r.VolumeContext[access.KeyFormat] = c.key
+		got, err := c.service.stageRequest(r)
+		if wantKind(t, err, c.kind); err == nil && (got.Format != c.format || got.Capability.FSType != c.fsType || got.Secrets["key"] == "") {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}

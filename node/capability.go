@@ -50,7 +50,7 @@ func (u storedCapability) equal(o storedCapability) bool {
 	return sameGroup && u == o
 }
 
-func (u storedCapability) readOnly() bool { return u.Mode == volume.SingleNodeReaderOnly }
+func (u storedCapability) readOnly() bool { return volume.Capability{Mode: u.Mode}.ReadOnly() }
 
 func (u storedCapability) differs(o storedCapability) string {
 	var words []string
@@ -95,5 +95,5 @@ func kind(block bool) string {
 
 // multi: every publish must allow others.
 func multi(modes ...volume.AccessMode) bool {
-	return !slices.ContainsFunc(modes, func(m volume.AccessMode) bool { return m != volume.SingleNodeMultiWriter })
+	return !slices.ContainsFunc(modes, func(m volume.AccessMode) bool { return m != volume.SingleNodeMultiWriter && !m.IsMultiNode() })
 }

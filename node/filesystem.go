@@ -29,11 +29,13 @@ type filesystem struct {
 	path       string
 	capability volume.Capability
 	readOnly   bool
+	format     *formatting // nil: an existing file system is needed
 }
 
 // mount mounts the file system, or adopts a mount. It grows the file system and
-// applies the mount group first, so a visible mount is complete. It never
-// creates a file system: only the engine knows that a volume is blank.
+// applies the mount group first, so a visible mount is complete. Without
+// formatting, it never creates a file system: only the engine knows that a
+// volume is blank.
 func (g filesystem) mount(ctx context.Context) error {
 	d := g.attachment.Device
 	e, there, err := mountAt(ctx, g.path, d)
@@ -45,6 +47,11 @@ func (g filesystem) mount(ctx context.Context) error {
 			return err
 		}
 		there = false
+	}
+	if !there && g.format != nil {
+		if err := g.format.run(ctx, d); err != nil {
+			return err
+		}
 	}
 	info, err := g.identify(ctx, there)
 	if err != nil {
@@ -228,7 +235,7 @@ func readHead(path string) (io.ReaderAt, error) {
 	defer f.Close()
 	aligned, err := unix.Mmap(-1, 0, headSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
-		return nil, fmt.Errorf("allocate allocate memory to read %s: %w", path, err)
+		return nil, fmt.Errorf("allocate memory to read %s: %w", path, err)
 	}
 	defer func() { _ = unix.Munmap(aligned) }()
 	n, err := f.ReadAt(aligned, 0)

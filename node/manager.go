@@ -84,6 +84,9 @@ func Open(ctx context.Context, c Config) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := removeScratch(c.Store); err != nil {
+		return nil, errors.Join(err, r.close())
+	}
 	return &Manager{config: c, records: r, log: c.Logger, boot: c.Boot, changing: map[volume.ID]int{}}, nil
 }
 

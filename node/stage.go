@@ -23,8 +23,8 @@ type StageRequest struct {
 	Capability volume.Capability
 	// Nil means Config.Locate.
 	Locator access.Access
-	// Format allows to create the capability's file system if the device is
-	// blank: only the engine knows that it created a blank volume.
+	// Format allows to create the capability's file system (ext4 by default) if
+	// the device is blank: only the engine knows that it created a blank volume.
 	Format bool
 	// Secrets of the request: never stored or logged.
 	Secrets map[string]string
@@ -211,6 +211,7 @@ func (m *Manager) stage(ctx context.Context, r StageRequest, rec stageRecord, co
 		}()
 		crashpoint.Hit("stage.recorded")
 	}
+	s.target.Secrets = r.Secrets
 	attachment, err := s.attacher.Attach(ctx, s.target, Use{Block: rec.Capability.Block, ReadOnly: rec.Capability.Block && rec.Capability.readOnly()})
 	if err != nil {
 		return err
@@ -220,7 +221,7 @@ func (m *Manager) stage(ctx context.Context, r StageRequest, rec stageRecord, co
 	if rec.Capability.Block {
 		return nil
 	}
-	fs := filesystem{attachment: attachment, path: r.Staging, capability: r.Capability, readOnly: rec.ReadOnly}
+	fs := filesystem{attachment: attachment, path: r.Staging, capability: r.Capability, readOnly: rec.ReadOnly, format: m.formatting(r)}
 	return fs.mount(ctx)
 }
 

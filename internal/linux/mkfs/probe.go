@@ -1,6 +1,7 @@
 package mkfs
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -35,6 +36,9 @@ func Probe(r io.ReaderAt) (Info, error) {
 	head := make([]byte, reach)
 	if n, err := r.ReadAt(head, 0); err != nil && !(errors.Is(err, io.EOF) && n < len(head)) {
 		return Info{}, fmt.Errorf("read the superblocks: %w", err)
+	}
+	if bytes.HasPrefix(head, []byte(formatMarker)) { // a superblock after it is not complete
+		return Info{Foreign: "a file system that is not complete"}, nil
 	}
 	var damage error
 	for _, parse := range []func([]byte) (Info, bool, error){parseXFS, parseBtrfs, parseExt} {

@@ -13,11 +13,15 @@ var hit = regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
 
 // Points returns the names of all crash points in the product's source, so that
 // none is forgotten. It excludes the points of fences and of DPU devices
-// (test/fence and test/dpu check that each of theirs is hit), RemovePoints, and
-// those of store.Move, which only the DPU plugin calls.
+// (test/fence and test/dpu check that each of theirs is hit), of engine ceph
+// (test/ceph), RemovePoints, those of store.Move, which only the DPU plugin
+// calls, and those of mkfs.Format (mkfs), for volumes whose file systems nodes
+// create.
 func Points(root string) ([]string, error) {
 	all, err := scan(root)
-	return slices.DeleteFunc(all, func(p string) bool { return isRemovePoint(p) || strings.HasPrefix(p, "store-move.") }), err
+	return slices.DeleteFunc(all, func(p string) bool {
+		return isRemovePoint(p) || strings.HasPrefix(p, "store-move.") || strings.HasPrefix(p, "stage.formatting/")
+	}), err
 }
 
 // RemovePoints returns the names of the crash points of cleat pool remove,
@@ -35,7 +39,7 @@ func scan(root string) ([]string, error) {
 		if err != nil {
 			return err
 		}
-		if d.IsDir() && (path == filepath.Join(root, "test") || path == filepath.Join(root, "fence") || path == filepath.Join(root, "dpu") || strings.HasPrefix(d.Name(), ".") && path != root) {
+		if d.IsDir() && (path == filepath.Join(root, "test") || path == filepath.Join(root, "fence") || path == filepath.Join(root, "dpu") || path == filepath.Join(root, "engine/ceph") || strings.HasPrefix(d.Name(), ".") && path != root) {
 			return filepath.SkipDir
 		}
 		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
