@@ -5,7 +5,7 @@ export CGO_ENABLED ?= 0
 # With -trimpath other clones of the same source share Go's build cache.
 export GOFLAGS += -trimpath
 
-.PHONY: help build image demo test test-vm test-upstream test-kubernetes e2e-full lint generate bench soak fuzz clean
+.PHONY: help build build-ceph image image-ceph demo test test-vm test-upstream test-kubernetes e2e-full lint generate bench soak fuzz clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 18
@@ -14,10 +14,19 @@ build: ## build bin/cleat (static, no cgo)
 	@scripts/need go
 	$(GO) build -trimpath -ldflags '-s -w' -o bin/cleat ./cmd/cleat
 
+build-ceph: ## build bin/cleat-ceph, for the controller of Ceph volumes: linked with librados and librbd (docs/ceph.md)
+	@scripts/need go librados
+	CGO_ENABLED=1 $(GO) build -trimpath -ldflags '-s -w' -tags ceph,pacific -o bin/cleat-ceph ./cmd/cleat
+
 image: ## build the container image bin/cleat-image.tar, without a registry (IMAGE_FLAGS='-reference HOST/NAME:TAG')
 	@scripts/need go image
 	@$(MAKE) --no-print-directory build
 	$(GO) run ./deploy/image/cleat-image $(IMAGE_FLAGS)
+
+image-ceph: ## build the container image bin/cleat-ceph-image.tar of build-ceph (IMAGE_FLAGS as for image)
+	@scripts/need go image
+	@$(MAKE) --no-print-directory build-ceph
+	$(GO) run ./deploy/image/cleat-image -variant ceph $(IMAGE_FLAGS)
 
 demo: ## install missing packages, build, and show volumes, fencing, DPU devices and SR-IOV functions on this machine (DEMO_FLAGS)
 	@scripts/need go root filesystems demo

@@ -20,16 +20,21 @@ type chosen struct {
 	names map[string]bool
 }
 
-// choose selects the programs with the libraries that they are linked with, the
-// configuration, and every package's licence.
-func choose(t tree, packages, programs, configuration []string) (chosen, error) {
+// choose selects the programs and libraries with the libraries that they are
+// linked with, the configuration, and every package's licence.
+func choose(t tree, packages []string, of contents) (chosen, error) {
 	c := chosen{tree: t, names: map[string]bool{}}
-	for _, name := range programs {
+	for _, name := range of.programs {
 		if err := c.program(name); err != nil {
 			return c, fmt.Errorf("program %s: %w", name, err)
 		}
 	}
-	for _, name := range configuration {
+	for _, name := range of.libraries {
+		if err := c.library(name); err != nil {
+			return c, err
+		}
+	}
+	for _, name := range of.configuration {
 		names := []string{name}
 		if strings.HasSuffix(name, "/") {
 			names = t.below(name)
@@ -128,14 +133,17 @@ func (c chosen) file(name string) error {
 	return nil
 }
 
-// library selects a library by name, or the loader by path.
+// library selects a library by name, or the loader by path. Ceph's libraries
+// find their own one in a directory of its name.
 func (c chosen) library(name string) error {
 	if path.IsAbs(name) {
 		return c.file(merged(name))
 	}
 	for _, dir := range []string{"/usr/lib/x86_64-linux-gnu/", "/usr/lib/aarch64-linux-gnu/", "/usr/lib/"} {
-		if _, there := c.tree[dir+name]; there {
-			return c.file(dir + name)
+		for _, full := range []string{dir + name, dir + "ceph/" + name} {
+			if _, there := c.tree[full]; there {
+				return c.file(full)
+			}
 		}
 	}
 	return fmt.Errorf("library %s is not in any package of the list", name)

@@ -34,7 +34,7 @@ func small() tree {
 }
 
 func TestChoose(t *testing.T) {
-	c := testkit.Value(choose(small(), []string{"settings", "tools"}, []string{"other"}, []string{"/etc/a", "/etc/d/"}))(t)
+	c := testkit.Value(choose(small(), []string{"settings", "tools"}, contents{programs: []string{"other"}, configuration: []string{"/etc/a", "/etc/d/"}}))(t)
 	var got []string
 	for _, f := range c.files() {
 		got = append(got, f.Path+" "+f.Link)
@@ -57,14 +57,14 @@ func TestChooseRejects(t *testing.T) {
 		{"settings tools idle", "tool", "/etc/a", "uses nothing of package idle"},
 		{"tools other", "tool", "", "uses nothing of package other"},
 	} {
-		_, err := choose(small(), strings.Fields(c.packages), strings.Fields(c.programs), strings.Fields(c.configuration))
+		_, err := choose(small(), strings.Fields(c.packages), contents{programs: strings.Fields(c.programs), configuration: strings.Fields(c.configuration)})
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: got error %v", c, err)
 		}
 	}
 	bare := small()
 	delete(bare, "/usr/share/doc/settings/copyright")
-	if _, err := choose(bare, []string{"settings"}, nil, []string{"/etc/a"}); err == nil || !strings.Contains(err.Error(), "licence of package settings") {
+	if _, err := choose(bare, []string{"settings"}, contents{configuration: []string{"/etc/a"}}); err == nil || !strings.Contains(err.Error(), "licence of package settings") {
 		t.Errorf("package without licence: got error %v", err)
 	}
 }

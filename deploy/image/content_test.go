@@ -60,7 +60,7 @@ func TestNoUnneededFiles(t *testing.T) {
 		t.Errorf("unneeded files: %q", wrong)
 	}
 	// modprobe and mkfs.ext4 are links to kmod and mke2fs.
-	want := append([]string{"cleat", "kmod", "mke2fs"}, programs()...)
+	want := append([]string{"cleat", "kmod", "mke2fs"}, variants()[Default].programs...)
 	slices.Sort(want)
 	var got []string
 	for name := range executables {
@@ -88,7 +88,7 @@ func TestPackageRecordsAndLicences(t *testing.T) {
 		t.Error("mkfs.ext4 has no settings: inode size and count would be built-in defaults")
 	}
 	record := read("var/lib/dpkg/status")
-	names := testkit.Value(Packages())(t)
+	names := testkit.Value(parsePackages(packagesFile))(t)
 	for _, name := range names {
 		_, rest, there := strings.Cut("\n\n"+record, "\n\nPackage: "+name+"\n")
 		entry, _, _ := strings.Cut(rest, "\n\n")
@@ -123,7 +123,7 @@ func TestProgramsRun(t *testing.T) {
 		"mkfs.ext4": {"-V", "mke2fs 1."}, "mkfs.xfs": {"-V", "mkfs.xfs version"}, "mkfs.btrfs": {"--version", "mkfs.btrfs, part of btrfs-progs"},
 		"e2fsck": {"-V", "e2fsck 1."}, "resize2fs": {"", "resize2fs 1."}, "modprobe": {"-V", "kmod version"},
 	}
-	for _, name := range programs() {
+	for _, name := range variants()[Default].programs {
 		ask, known := says[name]
 		if !known {
 			t.Errorf("no version option for %s", name)
@@ -215,7 +215,7 @@ func TestImageHasAllProgramsThatCleatRuns(t *testing.T) {
 		}
 		what, there := known[p.ImportPath]
 		if !there && strings.Contains(p.ImportPath, ".") {
-			t.Errorf("%s can run programs: list them in this test, and in programs() if the image needs them", p.ImportPath)
+			t.Errorf("%s can run programs: list them in this test, and in variants() if the image needs them", p.ImportPath)
 		}
 		delete(known, p.ImportPath)
 		for _, name := range what {
@@ -231,7 +231,7 @@ func TestImageHasAllProgramsThatCleatRuns(t *testing.T) {
 	for name := range known {
 		t.Errorf("cleat is not linked with %s, or the package runs no program", name)
 	}
-	for _, name := range programs() {
+	for _, name := range variants()[Default].programs {
 		if !needed[name] {
 			t.Errorf("the image has %s, but cleat does not run it", name)
 		}

@@ -71,17 +71,12 @@ func TestDockerfileBuildsTheSameImage(t *testing.T) {
 	if diff := cmp.Diff([]string{"--from=build /out/base/ /", "--from=build /out/own/ /"}, of(all, "cleat", "COPY")); diff != "" {
 		t.Errorf("files (-want +got)\n%s", diff)
 	}
-	if run := of(all, "cleat", "RUN"); len(run) > 0 {
-		t.Errorf("RUN %q in a stage without a shell", run)
-	}
 	want := []string{"go run ./deploy/image/cleat-image -directory /out/base base", "go build -trimpath -ldflags '-s -w' -o bin/cleat ./cmd/cleat",
 		"go run ./deploy/image/cleat-image -directory /out/own own"}
 	if diff := cmp.Diff(want, of(all, "build", "RUN")); diff != "" {
 		t.Errorf("steps (-want +got)\n%s", diff)
 	}
-	if makefile, err := os.ReadFile(filepath.Join(testkit.Root(t), "Makefile")); err != nil || !strings.Contains(string(makefile), strings.Replace(want[1], "go ", "$(GO) ", 1)) {
-		t.Errorf("the Makefile does not build with %q (%v)", want[1], err)
-	}
+	inMakefile(t, want[1])
 	if from := of(all, "build", "ENV"); !slices.Contains(from, "CGO_ENABLED=0") || all[0].from != "docker.io/library/golang:1.26-bookworm" {
 		t.Errorf("built from %s with %v", all[0].from, from)
 	}
@@ -92,6 +87,49 @@ func TestDockerfileBuildsTheSameImage(t *testing.T) {
 	plugin := dockerConfig(t, all, "sriov-plugin", "")
 	if diff := cmp.Diff([]string{"/usr/bin/cleat", "sriov", "plugin"}, plugin.Entrypoint); diff != "" {
 		t.Errorf("the plugin's entry point\n%s", diff)
+	}
+}
+
+// Stage cleat-ceph builds the image of make image-ceph.
+func TestDockerfileBuildsTheSameCephImage(t *testing.T) {
+	all := stages(t)
+	base := of(all, "build", "RUN")
+	want := []string{"apt-get update && apt-get install -y --no-install-recommends librados-dev librbd-dev",
+		"go run ./deploy/image/cleat-image -variant ceph -directory /out/ceph-base base",
+		"go build -trimpath -ldflags '-s -w' -tags ceph,pacific -o bin/cleat-ceph ./cmd/cleat",
+		"go run ./deploy/image/cleat-image -variant ceph -directory /out/ceph-own own"}
+	if diff := cmp.Diff(want, of(all, "build-ceph", "RUN")[len(base):]); diff != "" {
+		t.Errorf("steps (-want +got)\n%s", diff)
+	}
+	inMakefile(t, want[2])
+	if env := of(all, "build-ceph", "ENV"); env[len(env)-1] != "CGO_ENABLED=1" {
+		t.Errorf("built with %v", env)
+	}
+	if diff := cmp.Diff([]string{"--from=build-ceph /out/ceph-base/ /", "--from=build-ceph /out/ceph-own/ /"}, of(all, "cleat-ceph", "COPY")); diff != "" {
+		t.Errorf("files (-want +got)\n%s", diff)
+	}
+	config := open(t, built.tar).config.Config
+	config.Labels = labels(program{version: config.Labels["org.opencontainers.image.version"], revision: "r"}, variants()[Ceph])
+	if diff := cmp.Diff(config, dockerConfig(t, all, "cleat-ceph", "r")); diff != "" {
+		t.Errorf("configuration (-make image-ceph +Dockerfile)\n%s", diff)
+	}
+}
+
+// The last stages have no shell, and the Makefile builds the same program.
+func inMakefile(t *testing.T, build string) {
+	t.Helper()
+	for _, s := range stages(t) {
+		if s.from != "scratch" && s.from != "root" {
+			continue
+		}
+		for _, line := range s.lines {
+			if strings.HasPrefix(line, "RUN ") {
+				t.Errorf("stage %s has no shell for %s", s.name, line)
+			}
+		}
+	}
+	if makefile, err := os.ReadFile(filepath.Join(testkit.Root(t), "Makefile")); err != nil || !strings.Contains(string(makefile), strings.Replace(build, "go ", "$(GO) ", 1)) {
+		t.Errorf("the Makefile does not build with %q (%v)", build, err)
 	}
 }
 
@@ -138,7 +176,7 @@ func TestDockerfileCopiesWhatTheFirstStepNeeds(t *testing.T) {
 			before = append(before, strings.Fields(rest)[0])
 		}
 	}
-	out := testkit.Value(goTool(t.Context(), "", "list", "-deps", "-f", "{{if .Module}}{{if .Module.Main}}{{.ImportPath}}{{end}}{{end}}", "./cleat-image"))(t)
+	out := testkit.Value(goTool(t.Context(), "", variants()[Default], "list", "-deps", "-f", "{{if .Module}}{{if .Module.Main}}{{.ImportPath}}{{end}}{{end}}", "./cleat-image"))(t)
 	for _, p := range strings.Fields(out) {
 		dir := strings.TrimPrefix(p, "github.com/cleatproject/cleat/")
 		if !slices.ContainsFunc(before, func(copied string) bool { return dir == copied || strings.HasPrefix(dir, copied+"/") }) {

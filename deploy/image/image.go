@@ -1,4 +1,4 @@
-// Package image builds cleat's container image: cleat, the programs that it
+// Package image builds cleat's container images: cleat, the programs that it
 // runs with their libraries, and nothing else of Debian 12. Packages are
 // downloaded by apt and unpacked, not installed; no registry is used. The build
 // is reproducible.
@@ -25,8 +25,9 @@ const Program = "/usr/bin/cleat"
 // Options configure Build.
 type Options struct {
 	Output    string // output file, a tar in OCI layout
-	Reference string // full name and tag; default cleat.local/cleat: with the program's version
-	Binary    string // static cleat; determines the image's architecture
+	Variant   Variant
+	Reference string // full name and tag; default cleat.local/NAME: with the program's version
+	Binary    string // cleat, static or linked as the variant needs it; determines the image's architecture
 	Source    string // directory of cleat's module, for version and licences; default the current one
 	Cache     string // package cache; default DefaultCache
 	// Command is the subcommand of the entry point, such as [sriov plugin], for
@@ -42,22 +43,26 @@ func Build(ctx context.Context, o Options) error {
 	if o.Output == "" {
 		return errors.New("the output file is not set")
 	}
-	binary, err := inspect(ctx, o.Binary, o.Source)
+	of, err := o.Variant.contents()
+	if err != nil {
+		return err
+	}
+	binary, err := inspect(ctx, o.Binary, o.Source, of)
 	if err != nil {
 		return err
 	}
 	if o.Reference == "" {
-		o.Reference = "cleat.local/cleat:" + binary.version
+		o.Reference = "cleat.local/" + of.name + ":" + binary.version
 	}
 	if err := oci.ValidReference(o.Reference); err != nil {
 		return err
 	}
 	log := logger(o.Log)
-	base, packages, err := Base(ctx, binary.architecture, o.Cache, o.Log)
+	base, packages, err := Base(ctx, o.Variant, binary.architecture, o.Cache, o.Log)
 	if err != nil {
 		return err
 	}
-	own, err := Own(ctx, o.Binary, o.Source)
+	own, err := Own(ctx, o.Variant, o.Binary, o.Source)
 	if err != nil {
 		return err
 	}
@@ -68,7 +73,7 @@ func Build(ctx context.Context, o Options) error {
 	made := oci.Image{
 		Reference: o.Reference, Architecture: binary.architecture, Layers: []oci.Layer{oci.FileLayer(base...), oci.FileLayer(own...)}, User: "0", WorkDir: "/",
 		Entrypoint: append([]string{Program}, o.Command...), Env: append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, o.Env...),
-		Labels: labels(binary), Created: created,
+		Labels: labels(binary, of), Created: created,
 	}
 	size, err := write(o.Output, made)
 	if err != nil {
@@ -80,7 +85,11 @@ func Build(ctx context.Context, o Options) error {
 
 // Base returns the lower layer for an architecture in Go's terms, and its
 // packages as name=version. An empty cache is DefaultCache.
-func Base(ctx context.Context, architecture, cache string, to io.Writer) ([]oci.File, []string, error) {
+func Base(ctx context.Context, v Variant, architecture, cache string, to io.Writer) ([]oci.File, []string, error) {
+	of, err := v.contents()
+	if err != nil {
+		return nil, nil, err
+	}
 	if !slices.Contains([]string{"amd64", "arm64"}, architecture) {
 		return nil, nil, fmt.Errorf("no image for %s: only amd64 and arm64 are supported", architecture)
 	}
@@ -88,12 +97,11 @@ func Base(ctx context.Context, architecture, cache string, to io.Writer) ([]oci.
 		return nil, nil, err
 	}
 	if cache == "" {
-		var err error
 		if cache, err = DefaultCache(); err != nil {
 			return nil, nil, err
 		}
 	}
-	names, err := Packages()
+	names, err := parsePackages(of.packages)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -105,7 +113,7 @@ func Base(ctx context.Context, architecture, cache string, to io.Writer) ([]oci.
 	if err != nil {
 		return nil, nil, err
 	}
-	c, err := choose(all, names, programs(), configuration())
+	c, err := choose(all, names, of)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -117,13 +125,19 @@ func Base(ctx context.Context, architecture, cache string, to io.Writer) ([]oci.
 }
 
 // Own returns the upper layer: cleat, and the licences of its modules.
-func Own(ctx context.Context, binary, source string) ([]oci.File, error) {
-	files, err := licences(ctx, source)
+func Own(ctx context.Context, v Variant, binary, source string) ([]oci.File, error) {
+	of, err := v.contents()
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range samplePlugins() {
-		files = append(files, oci.File{Path: "/" + name, Link: Program[1:]})
+	files, err := licences(ctx, source, of)
+	if err != nil {
+		return nil, err
+	}
+	if of.samples {
+		for _, name := range samplePlugins() {
+			files = append(files, oci.File{Path: "/" + name, Link: Program[1:]})
+		}
 	}
 	return append(files, oci.File{Path: Program, Mode: 0o755, Content: oci.HostFile(binary)}), nil
 }
@@ -161,10 +175,10 @@ func createdAt(epoch string, committed time.Time) (time.Time, error) {
 	return time.Unix(seconds, 0), nil
 }
 
-func labels(p program) map[string]string {
+func labels(p program, of contents) map[string]string {
 	all := map[string]string{
-		"org.opencontainers.image.title":       "cleat",
-		"org.opencontainers.image.description": "Storage drivers and device plugins of a node",
+		"org.opencontainers.image.title":       of.name,
+		"org.opencontainers.image.description": of.description,
 		"org.opencontainers.image.version":     p.version,
 		"org.opencontainers.image.licenses":    "Apache-2.0",
 		"dev.cleat.image.base":                 "Debian 12",

@@ -109,7 +109,7 @@ func unpacked(t *testing.T) string {
 
 func TestConfiguration(t *testing.T) {
 	got := open(t, built.tar)
-	p := testkit.Value(inspect(t.Context(), built.cleat, ""))(t)
+	p := testkit.Value(inspect(t.Context(), built.cleat, "", variants()[Default]))(t)
 	if want := "cleat.local/cleat:" + p.version; got.reference != want {
 		t.Errorf("got name %s, want %s", got.reference, want)
 	}
@@ -177,6 +177,8 @@ func TestBuildRejectsInvalidOptions(t *testing.T) {
 		"want cleat":               {Output: output, Binary: self},
 		`reference "cleat:latest"`: {Output: output, Binary: built.cleat, Reference: "cleat:latest"},
 		"cleat.local/cleat:":       {Output: dir, Binary: built.cleat, Reference: "cleat.local/cleat:"},
+		"unknown variant \"full\"":  {Output: output, Binary: built.cleat, Variant: "full"},
+		"and -tags ceph,pacific":   {Output: output, Binary: built.cleat, Variant: Ceph},
 	} {
 		if err := Build(t.Context(), o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: got error %v", o, err)
@@ -189,7 +191,7 @@ func TestBuildRejectsInvalidOptions(t *testing.T) {
 	if _, err := os.Lstat(output); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a file was written: %v", err)
 	}
-	if _, _, err := Base(t.Context(), "riscv64", "", nil); err == nil || !strings.Contains(err.Error(), "no image for riscv64") {
+	if _, _, err := Base(t.Context(), Default, "riscv64", "", nil); err == nil || !strings.Contains(err.Error(), "no image for riscv64") {
 		t.Errorf("unsupported architecture: got error %v", err)
 	}
 	release := filepath.Join(dir, "os-release")

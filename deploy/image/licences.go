@@ -31,8 +31,8 @@ type goPackage struct {
 
 // licences returns the licences and notices of cleat, of Go, and of every
 // module linked into cleat. source is a directory of cleat's module.
-func licences(ctx context.Context, source string) ([]oci.File, error) {
-	env, err := goTool(ctx, source, "env", "-json", "GOMOD", "GOROOT")
+func licences(ctx context.Context, source string, of contents) ([]oci.File, error) {
+	env, err := goTool(ctx, source, of, "env", "-json", "GOMOD", "GOROOT")
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +40,7 @@ func licences(ctx context.Context, source string) ([]oci.File, error) {
 	if err := json.Unmarshal([]byte(env), &where); err != nil {
 		return nil, fmt.Errorf("go env: %w", err)
 	}
-	list, err := goTool(ctx, source, "list", "-deps", "-json=Dir,Module", mainPackage)
+	list, err := goTool(ctx, source, of, "list", "-deps", "-json=Dir,Module", mainPackage)
 	if err != nil {
 		return nil, err
 	}

@@ -25,7 +25,7 @@ const mainPackage = "github.com/cleatproject/cleat/cmd/cleat"
 
 // inspect reads the binary without running it: it can be for another
 // architecture.
-func inspect(ctx context.Context, binary, source string) (program, error) {
+func inspect(ctx context.Context, binary, source string, of contents) (program, error) {
 	info, err := buildinfo.ReadFile(binary)
 	if err != nil {
 		return program{}, fmt.Errorf("the program for the image: %w", err)
@@ -37,8 +37,10 @@ func inspect(ctx context.Context, binary, source string) (program, error) {
 	for _, s := range info.Settings {
 		set[s.Key] = s.Value
 	}
-	if set["CGO_ENABLED"] != "0" || set["GOOS"] != "linux" {
-		return program{}, fmt.Errorf("%s is not a static program for Linux: build it with CGO_ENABLED=0 GOOS=linux", binary)
+	for key, want := range of.settings {
+		if set[key] != want {
+			return program{}, fmt.Errorf("%s was built with %s=%s, not with %s=%s, which image %s needs: build it with %s", binary, key, set[key], key, want, of.name, of.flags)
+		}
 	}
 	p := program{architecture: set["GOARCH"], revision: set["vcs.revision"]}
 	if set["vcs.modified"] == "true" {
@@ -49,15 +51,15 @@ func inspect(ctx context.Context, binary, source string) (program, error) {
 			return program{}, fmt.Errorf("the program for the image: %w", err)
 		}
 	}
-	p.version, err = version(ctx, source)
+	p.version, err = version(ctx, source, of)
 	return p, err
 }
 
 var releaseLine = regexp.MustCompile(`(?m)^const release = "([0-9]+\.[0-9]+\.[0-9]+(?:-[0-9A-Za-z.-]+)?)"$`)
 
 // version returns the version in the source of cleat version.
-func version(ctx context.Context, source string) (string, error) {
-	dir, err := goTool(ctx, source, "list", "-f", "{{.Dir}}", mainPackage)
+func version(ctx context.Context, source string, of contents) (string, error) {
+	dir, err := goTool(ctx, source, of, "list", "-f", "{{.Dir}}", mainPackage)
 	if err != nil {
 		return "", err
 	}
@@ -73,11 +75,14 @@ func version(ctx context.Context, source string) (string, error) {
 	return string(m[1]), nil
 }
 
-// goTool runs the go command in a directory, with the settings of cleat's
-// build.
-func goTool(ctx context.Context, dir string, args ...string) (string, error) {
+// goTool runs the go command in a directory, with the settings of the
+// variant's build.
+func goTool(ctx context.Context, dir string, of contents, args ...string) (string, error) {
+	if tags := of.settings["-tags"]; tags != "" && args[0] == "list" {
+		args = append([]string{"list", "-tags=" + tags}, args[1:]...)
+	}
 	cmd := exec.CommandContext(ctx, cmp.Or(os.Getenv("GO"), "go"), args...)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED="+of.settings["CGO_ENABLED"])
 	return output(cmd)
 }

@@ -1,12 +1,14 @@
-// Command cleat-image builds cleat's container image from Debian packages and a
+// Command cleat-image builds cleat's container images from Debian packages and a
 // built program.
 //
 //	cleat-image                              bin/cleat-image.tar from bin/cleat
+//	cleat-image -variant ceph                bin/cleat-ceph-image.tar from bin/cleat-ceph
 //	cleat-image -command "sriov plugin" -output bin/plugin.tar -reference registry.example.com/sriov-plugin:0.1.0
 //	cleat-image -directory DIR base          one layer's files, for deploy/image/Dockerfile: base or own
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -32,9 +34,10 @@ func main() {
 
 func run(ctx context.Context) error {
 	o := image.Options{Log: os.Stderr}
-	flag.StringVar(&o.Binary, "binary", "bin/cleat", "the static program")
-	flag.StringVar(&o.Output, "output", "bin/cleat-image.tar", "the file to write")
-	flag.StringVar(&o.Reference, "reference", "", "name and tag (default cleat.local/cleat:VERSION)")
+	flag.StringVar((*string)(&o.Variant), "variant", "", "ceph: the image of the controller of Ceph volumes")
+	flag.StringVar(&o.Binary, "binary", "", "the program (default bin/cleat, of variant ceph bin/cleat-ceph)")
+	flag.StringVar(&o.Output, "output", "", "the file to write (default bin/cleat-image.tar, of variant ceph bin/cleat-ceph-image.tar)")
+	flag.StringVar(&o.Reference, "reference", "", "name and tag (default cleat.local/cleat:VERSION, of variant ceph cleat.local/cleat-ceph:VERSION)")
 	flag.StringVar(&o.Cache, "cache", "", "where packages are kept (default $CLEAT_CACHE/image or ~/.cache/cleat/image)")
 	command := flag.String("command", "", "what of cleat the image runs with its arguments, as \"sriov plugin\"")
 	flag.Func("env", "a variable of the image, KEY=VALUE; can be repeated", func(v string) error {
@@ -44,6 +47,11 @@ func run(ctx context.Context) error {
 	directory := flag.String("directory", "", "write the files of one layer, base or own, below this directory")
 	flag.Parse()
 	o.Command = strings.Fields(*command)
+	name := "bin/cleat"
+	if o.Variant != image.Default {
+		name += "-" + string(o.Variant)
+	}
+	o.Binary, o.Output = cmp.Or(o.Binary, name), cmp.Or(o.Output, name+"-image.tar")
 	if *directory == "" {
 		if flag.NArg() > 0 {
 			return fmt.Errorf("unexpected argument %q, see -help", flag.Arg(0))
@@ -54,9 +62,9 @@ func run(ctx context.Context) error {
 	var err error
 	switch layer := flag.Arg(0); layer {
 	case "base":
-		files, _, err = image.Base(ctx, runtime.GOARCH, o.Cache, o.Log)
+		files, _, err = image.Base(ctx, o.Variant, runtime.GOARCH, o.Cache, o.Log)
 	case "own":
-		files, err = image.Own(ctx, o.Binary, "")
+		files, err = image.Own(ctx, o.Variant, o.Binary, "")
 	default:
 		err = fmt.Errorf("unknown layer %q, use base or own", layer)
 	}
