@@ -65,9 +65,9 @@ func (m *Manager) reconcilePublish(ctx context.Context, p publication) error {
 		return err
 	}
 	if !there {
-		newStoredCapability := p.Inline != nil || p.Boot != m.boot
-		m.log.InfoContext(ctx, "published volume is not mounted", "volume", p.Volume, "target", p.Target, "rebooted", p.Boot != m.boot, "removed", !newStoredCapability)
-		if newStoredCapability {
+		keepRecord := p.Inline != nil || p.Boot != m.boot
+		m.log.InfoContext(ctx, "published volume is not mounted", "volume", p.Volume, "target", p.Target, "rebooted", p.Boot != m.boot, "removed", !keepRecord)
+		if keepRecord {
 			return nil
 		}
 		return m.unpublish(ctx, p.Target, p.publishRecord)
@@ -93,9 +93,9 @@ func (m *Manager) reconcileStage(ctx context.Context, id volume.ID, rec stageRec
 		if at.live {
 			return m.adoptStage(ctx, id, rec, at)
 		}
-		newStoredCapability := rec.Boot != m.boot || at.info.Presence == Unreachable || len(live) > 0
-		m.log.InfoContext(ctx, "volume is not staged", "volume", id, "path", rec.Staging, "rebooted", rec.Boot != m.boot, "removed", !newStoredCapability)
-		if newStoredCapability {
+		keepRecord := rec.Boot != m.boot || at.info.Presence == Unreachable || len(live) > 0
+		m.log.InfoContext(ctx, "volume is not staged", "volume", id, "path", rec.Staging, "rebooted", rec.Boot != m.boot, "removed", !keepRecord)
+		if keepRecord {
 			return nil
 		}
 	}

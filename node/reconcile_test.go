@@ -236,18 +236,18 @@ func TestOrphans(t *testing.T) {
 	removed := n.staging("vol-removed", "")
 	n.attached(removed)
 	n.ok("remove", os.Remove(n.file(removed.Volume)))
-	storedCapability := n.staging("vol-used", mkfs.Ext4)
-	n.mounted(storedCapability)
+	used := n.staging("vol-used", mkfs.Ext4)
+	n.mounted(used)
 	owned := n.staging("vol-owned", "")
 	n.stage(owned)
 	n.loopCount(4)
 	n.restart()
 	n.loopCount(2)
-	if n.mounts(storedCapability.Staging) != 1 {
+	if n.mounts(used.Staging) != 1 {
 		t.Error("a foreign mount was removed")
 	}
 	n.unstage(owned)
-	n.unstage(storedCapability) // known to the kernel only
+	n.unstage(used) // known to the kernel only
 	n.loopCount(0)
 }
 

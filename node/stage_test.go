@@ -180,11 +180,11 @@ func TestMountGroup(t *testing.T) {
 		for name, want := range map[string]fs.FileMode{
 			".": fs.ModeDir | fs.ModeSetgid | 0o775, "d": fs.ModeDir | fs.ModeSetgid | 0o770, "d/f": 0o660, "d/x": 0o770, "d/l": fs.ModeSymlink | 0o777,
 		} {
-			n.hasGroup(filepath.Join(s.Staging, name), gid, want)
+			n.checkGroup(filepath.Join(s.Staging, name), gid, want)
 		}
 		if mode == volume.SingleNodeWriter {
 			n.write(filepath.Join(dir, "new"), "x")
-			n.hasGroup(filepath.Join(dir, "new"), gid, 0o600)
+			n.checkGroup(filepath.Join(dir, "new"), gid, 0o600)
 			n.ok("remove", os.Remove(filepath.Join(dir, "new")))
 		} else {
 			n.readOnlyAt(filepath.Join(dir, "new"))
@@ -198,7 +198,7 @@ func TestMountGroup(t *testing.T) {
 	}
 }
 
-func (n *testNode) hasGroup(path string, gid int, mode fs.FileMode) {
+func (n *testNode) checkGroup(path string, gid int, mode fs.FileMode) {
 	n.t.Helper()
 	info, err := os.Lstat(path)
 	n.ok("stat", err)

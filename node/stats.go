@@ -38,8 +38,8 @@ func (m *Manager) Stats(ctx context.Context, r StatsRequest) (Stats, error) {
 	}
 	if p.block {
 		total := p.info.Size
-		storedCapability := min(p.info.Allocated, total)
-		return Stats{Block: true, Bytes: Amount{Total: total, Used: storedCapability, Available: total - storedCapability}}, nil
+		used := min(p.info.Allocated, total)
+		return Stats{Block: true, Bytes: Amount{Total: total, Used: used, Available: total - used}}, nil
 	}
 	u, err := fsinfo.UsageOf(ctx, r.Path)
 	if err != nil {

@@ -138,7 +138,7 @@ func TestPortsAreUnique(t *testing.T) {
 
 // A node never has two pods of one kind, and pods have time for a graceful end.
 func TestUpdateStrategies(t *testing.T) {
-	const drain = 25 // seconds, stopBound of cmd/cleat
+	const drain = 25 // seconds, StopBound of internal/server
 	inVariety(t, func(t *testing.T, all []object) {
 		for _, d := range of[appsv1.DaemonSet](all) {
 			u := d.Spec.UpdateStrategy.RollingUpdate

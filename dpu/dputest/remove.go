@@ -69,7 +69,7 @@ func testDeleteMismatch(t *trial) {
 	}
 }
 
-// testGet checks both forms of Filesystem; requirePresent checks the other
+// testGet checks both forms of Filesystem; present checks the other
 // modes.
 func testGet(t *trial) {
 	if !t.servesGet {

@@ -253,7 +253,7 @@ func TestMissingPath(t *testing.T) {
 		t.Errorf("%d paths after the missing one was attached", paths())
 	}
 	if o, _ := r.table.Object(o.ID); !o.UnansweredUntil.IsZero() {
-		t.Errorf("what was answered is in unansweredTimeout: %+v", o)
+		t.Errorf("an answered call is recorded as unanswered: %+v", o)
 	}
 	r.delete("v", name)
 	r.empty()

@@ -65,7 +65,7 @@ func (d *double) List(_ context.Context, owner volume.FenceOwner) ([]netip.Prefi
 	return d.held[owner.Digest], d.fault
 }
 
-func (d *double) inForce(owner string) string {
+func (d *double) blocks(owner string) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var all []string
@@ -84,11 +84,11 @@ func TestFenceNeedsAllPeers(t *testing.T) {
 	if err := r.Fence(t.Context(), a); !errors.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "west") {
 		t.Errorf("one peer is down: %v", err)
 	}
-	if east.inForce("a") != "10.0.0.1/32" || r.held() != "10.0.0.1/32" {
+	if east.blocks("a") != "10.0.0.1/32" || r.held() != "10.0.0.1/32" {
 		t.Error("the others were not fenced")
 	}
 	west.fail(nil)
-	if err := r.Fence(t.Context(), a); err != nil || west.inForce("a") != "10.0.0.1/32" {
+	if err := r.Fence(t.Context(), a); err != nil || west.blocks("a") != "10.0.0.1/32" {
 		t.Errorf("the retry: %v", err)
 	}
 	west.fail(down)
@@ -99,7 +99,7 @@ func TestFenceNeedsAllPeers(t *testing.T) {
 		t.Errorf("without a confirmed fence: %v", err)
 	}
 	west.fail(nil)
-	if err := r.Unfence(t.Context(), a); err != nil || west.inForce("a")+east.inForce("a")+r.phases() != "" {
+	if err := r.Unfence(t.Context(), a); err != nil || west.blocks("a")+east.blocks("a")+r.phases() != "" {
 		t.Errorf("unfence: %v, %s", err, r.phases())
 	}
 }
@@ -116,8 +116,8 @@ func TestRefusingPeer(t *testing.T) {
 	// The refusing peer might have the fence, so the rollback continues.
 	west.fail(nil)
 	r.resumeNow(t)
-	if r.phases() != "10.0.0.0/24 a lifted, 10.0.0.1/32 a fenced" || r.held() != "10.0.0.1/32" || east.inForce("a") != "10.0.0.1/32" {
-		t.Errorf("after a refusal: %s, held %s, east %s", r.phases(), r.held(), east.inForce("a"))
+	if r.phases() != "10.0.0.0/24 a lifted, 10.0.0.1/32 a fenced" || r.held() != "10.0.0.1/32" || east.blocks("a") != "10.0.0.1/32" {
+		t.Errorf("after a refusal: %s, held %s, east %s", r.phases(), r.held(), east.blocks("a"))
 	}
 }
 
@@ -170,7 +170,7 @@ func TestLostFencesOfPeerAreRestored(t *testing.T) {
 		t.Errorf("listed though the peer lost it: %v", err)
 	}
 	defer r.guard()()
-	testkit.Eventually(t, "the peer holds it again", func() bool { return east.inForce("a") == "10.0.0.1/32" })
+	testkit.Eventually(t, "the peer holds it again", func() bool { return east.blocks("a") == "10.0.0.1/32" })
 }
 
 // Mutual peers must not forward for ever.

@@ -410,11 +410,11 @@ func TestRenewalModel(t *testing.T) {
 					}
 					beats[a.stream] = true
 				case answer:
-					invoke := calls.number(a.waiter)
-					if !asks[invoke] {
-						t.Fatalf("ask %d was not waiting", invoke)
+					id := calls.number(a.waiter)
+					if !asks[id] {
+						t.Fatalf("call %d was not waiting", id)
 					}
-					delete(asks, invoke)
+					delete(asks, id)
 					acknowledged = acknowledged || a.result.Acknowledged
 				}
 			}

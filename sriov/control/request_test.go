@@ -124,7 +124,7 @@ func TestStatusRoundTrip(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		count := rapid.IntRange(0, math.MaxInt32)
-		timestampOf := rapid.Custom(func(t *rapid.T) time.Time {
+		timestamps := rapid.Custom(func(t *rapid.T) time.Time {
 			if rapid.Bool().Draw(t, "none") {
 				return time.Time{}
 			}
@@ -136,7 +136,7 @@ func TestStatusRoundTrip(t *testing.T) {
 			Holding: rapid.SampledFrom([]gate.Holding{gate.NotControlled, gate.Waiting, gate.Live, gate.Lost}).Draw(t, "holding"),
 			Pools:   count.Draw(t, "pools"), Devices: count.Draw(t, "devices"), Generation: rapid.Int64().Draw(t, "generation"),
 			UID: words.Draw(t, "uid"), Hash: words.Draw(t, "hash"), Error: words.Draw(t, "error"),
-			LeaseEnds: timestampOf.Draw(t, "lease"), HoldEnds: timestampOf.Draw(t, "hold"), Resources: map[string]gate.Report{},
+			LeaseEnds: timestamps.Draw(t, "lease"), HoldEnds: timestamps.Draw(t, "hold"), Resources: map[string]gate.Report{},
 		}
 		for _, name := range rapid.SliceOfN(words, 0, 5).Draw(t, "names") {
 			s.Resources[name] = gate.Report{Phase: rapid.SampledFrom(keys(phases)).Draw(t, "phase"), Devices: count.Draw(t, "d"), Offered: count.Draw(t, "o"),

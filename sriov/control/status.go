@@ -97,9 +97,9 @@ func inUseOf(m *controlv1.DisableDevicesResponse) []gate.Held {
 	return all
 }
 
-func valueOf[V, N comparable](values map[V]N, clampInt32 N) V {
+func valueOf[V, N comparable](values map[V]N, number N) V {
 	for v, n := range values {
-		if n == clampInt32 {
+		if n == number {
 			return v
 		}
 	}

@@ -149,8 +149,8 @@ func TestAllocateUnderWayDuringWithdrawal(t *testing.T) {
 		lists := r.kubelet.Lists(resource)
 		return len(lists[len(lists)-1].All) == 0
 	})
-	if isPeriodic := time.Since(ended); isPeriodic < gate.QuietPeriod {
-		t.Errorf("the list was empty %s after the last call, want at least %s", isPeriodic, gate.QuietPeriod)
+	if elapsed := time.Since(ended); elapsed < gate.QuietPeriod {
+		t.Errorf("the list was empty %s after the last call, want at least %s", elapsed, gate.QuietPeriod)
 	}
 }
 

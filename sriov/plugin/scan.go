@@ -25,8 +25,8 @@ type scanResult struct {
 	files      error             // writing files for other programs failed
 }
 
-// scanPause is the minimum between scans for changes. After a long scan it is
-// scanShare times the duration, to limit the CPU usage of a change storm.
+// The pause before a scan for changes is minScanPause, or scanPauseFactor times
+// the duration of the last scan, to limit the CPU usage of a change storm.
 const (
 	minScanPause    = 100 * time.Millisecond
 	scanPauseFactor = 3

@@ -320,9 +320,9 @@ func (w *workload) undisturbed(what func()) error {
 	if longest > 30*time.Second {
 		err = fmt.Errorf("%s got no record for %s", of, longest)
 	}
-	settleTime, cancel := context.WithTimeout(w.Context(), w.settleTime)
+	settleCtx, cancel := context.WithTimeout(w.Context(), w.settleTime)
 	defer cancel()
-	quiet := poll(settleTime, func(ctx context.Context) error {
+	quiet := poll(settleCtx, func(ctx context.Context) error {
 		now, err := takeInventory(ctx)
 		if err != nil {
 			return err

@@ -251,7 +251,7 @@ func (w *worker) snapshot(d *disk) error {
 	if !w.canCopy(d) {
 		return nil
 	}
-	p := d.snapshotState(w.name("snap"))
+	p := d.newSnapshotState(w.name("snap"))
 	return w.call(&pendingCall{what: "CreateSnapshot " + p.name, newSnapshots: 1, recopy: func() { p.data = d.data.copied() }}, "CreateSnapshot", func(ctx context.Context) error {
 		// A copying pool is ready later; the point in time is that of the call.
 		return untilReady(ctx, func() (bool, error) {
@@ -278,7 +278,7 @@ func (w *worker) group() error {
 			continue
 		}
 		sources, disks = append(sources, d.id), append(disks, d)
-		a.snapshots = append(a.snapshots, d.snapshotState(a.name))
+		a.snapshots = append(a.snapshots, d.newSnapshotState(a.name))
 	}
 	if len(sources) < 2 {
 		return nil

@@ -44,7 +44,7 @@ type snapshotState struct {
 	group    string
 }
 
-func (d *disk) snapshotState(name string) *snapshotState {
+func (d *disk) newSnapshotState(name string) *snapshotState {
 	return &snapshotState{name: name, source: d.id, block: d.block, fsType: d.fsType, size: d.size, data: d.data.copied()}
 }
 

@@ -58,9 +58,9 @@ func (b *builder) goTool(ctx context.Context, dir, scratch string, args ...strin
 // lastLines returns the last lines of the go command's output, without
 // downloads.
 func lastLines(text string) string {
-	const specTimeout = 20
+	const maxLines = 20
 	lines := slices.DeleteFunc(strings.Split(strings.TrimSpace(text), "\n"), func(line string) bool {
 		return strings.HasPrefix(line, "go: downloading ")
 	})
-	return strings.Join(lines[max(0, len(lines)-specTimeout):], "\n")
+	return strings.Join(lines[max(0, len(lines)-maxLines):], "\n")
 }

@@ -82,7 +82,7 @@ func (p *process) end() error {
 	return nil
 }
 
-// resident returns the peak resident memory since forgetResident, in bytes.
+// resident returns the peak resident memory in bytes.
 func (p *process) resident() (int64, error) {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(p.cmd.Process.Pid), "status"))
 	if err != nil {
