@@ -211,7 +211,7 @@ func TestCephOrder(t *testing.T) {
 			cephMount{Source: "192.0.2.7:6789,[2001:db8::7]:6790:/a"}, "nosuid nodev name=admin"},
 	} {
 		s := testkit.Value(newCephFS(r.Mounts, c.at, false))(t)
-		got, err := s.order()
+		got, err := s.mountRequest()
 		if diff := cmp.Diff(c.want, got); err != nil || diff != "" {
 			t.Errorf("%s: %v\n%s", what, err, diff)
 		}

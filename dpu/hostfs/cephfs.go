@@ -74,9 +74,9 @@ func cephAddrs(all []monitor) string {
 	return strings.Join(words, ",")
 }
 
-// order returns the request for a kernel from 5.12 on. All kernels accept the
+// mountRequest returns the request for a kernel from 5.12 on. All kernels accept the
 // older syntax of the source, which needs no fsid.
-func (c cephfs) order() (cephMount, error) {
+func (c cephfs) mountRequest() (cephMount, error) {
 	monitors := c.chosen()
 	o := cephMount{Source: cephAddrs(monitors) + ":" + c.at.Path, FS: c.at.FS, User: c.at.User, ReadOnly: c.readOnly}
 	if monitors[0].v2 {
@@ -113,11 +113,11 @@ func (c cephfs) shown(_ context.Context, e mount.Entry, _ []mount.Entry) (bool, 
 }
 
 func (c cephfs) mountAt(ctx context.Context, target string) error {
-	o, err := c.order()
+	o, err := c.mountRequest()
 	if err != nil {
 		return fmt.Errorf("%s: %w", c, err)
 	}
-	return c.explain(c.mounts.run(ctx, order{Target: target, CephFS: &o}, c.mounts.config.Deadline))
+	return c.explain(c.mounts.run(ctx, helperRequest{Target: target, CephFS: &o}, c.mounts.config.Deadline))
 }
 
 func (c cephfs) explain(err error) error {

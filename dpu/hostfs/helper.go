@@ -21,7 +21,7 @@ const maxHelperRequest = 64 << 10
 func RunHelper(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	in := bufio.NewReaderSize(stdin, maxHelperRequest)
 	line, err := in.ReadSlice('\n')
-	var o order
+	var o helperRequest
 	if err == nil {
 		err = json.Unmarshal(line, &o)
 	}
@@ -47,6 +47,6 @@ func RunHelper(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		err = errors.New("unknown request to the mount helper")
 	}
 	a := responseOf(err)
-	a.Said = said
+	a.Warnings = said
 	return json.NewEncoder(stdout).Encode(a)
 }

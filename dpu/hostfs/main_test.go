@@ -52,7 +52,7 @@ func helper(word string) error {
 	if err != nil {
 		return err
 	}
-	var o order
+	var o helperRequest
 	if err := json.Unmarshal([]byte(line), &o); err != nil {
 		return err
 	}

@@ -102,7 +102,7 @@ func (n nfs) mountAt(ctx context.Context, target string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", n, err)
 	}
-	err = n.mounts.run(ctx, order{Target: target, NFS: &nfsMount{
+	err = n.mounts.run(ctx, helperRequest{Target: target, NFS: &nfsMount{
 		Source: nfsDevice(n.at), Addrs: addrs, Versions: n.options.versions, Options: n.options.kernel, ReadOnly: n.readOnly,
 	}}, n.mounts.config.Deadline)
 	return n.explain(err)

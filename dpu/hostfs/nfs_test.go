@@ -243,7 +243,7 @@ func TestStatdAnswer(t *testing.T) {
 			t.Errorf("%s: %v", what, got)
 		}
 	}
-	if q := statdQuestion(7); len(q) != 56 || q[3] != 7 || !slices.Equal(q[12:16], []byte{0, 1, 0x86, 0xa0}) || !slices.Equal(q[40:44], []byte{0, 1, 0x86, 0xb8}) {
+	if q := statdRequest(7); len(q) != 56 || q[3] != 7 || !slices.Equal(q[12:16], []byte{0, 1, 0x86, 0xa0}) || !slices.Equal(q[40:44], []byte{0, 1, 0x86, 0xb8}) {
 		t.Errorf("question % x", q)
 	}
 }

@@ -24,30 +24,30 @@ var errNoAnswer = errors.New("no response from the server")
 // the end of an unmount can take longer.
 const killGrace = 2 * time.Second
 
-// order is a request to a helper, a line of JSON on standard input, without
+// helperRequest is a request to a helper, a line of JSON on standard input, without
 // secrets. Exactly one of NFS, CephFS and Unmount is set.
-type order struct {
+type helperRequest struct {
 	Target  string          `json:"target"`
 	NFS     *nfsMount       `json:"nfs,omitempty"`
 	CephFS  *cephMount      `json:"cephfs,omitempty"`
 	Unmount *unmountRequest `json:"unmount,omitempty"`
 }
 
-// answer is the response of a helper, on its standard output.
-type answer struct {
+// helperResponse is the response of a helper, on its standard output.
+type helperResponse struct {
 	Text   string       `json:"text,omitempty"` // empty: success
 	Kind   errs.Kind    `json:"kind,omitempty"`
 	Errnos []unix.Errno `json:"errnos,omitempty"`
 	Busy   bool         `json:"busy,omitempty"`
-	// Said are warnings to log.
-	Said []string `json:"said,omitempty"`
+	// Warnings are warnings to log.
+	Warnings []string `json:"said,omitempty"`
 }
 
-func responseOf(err error) answer {
+func responseOf(err error) helperResponse {
 	if err == nil {
-		return answer{}
+		return helperResponse{}
 	}
-	a := answer{Text: err.Error(), Kind: errs.KindOf(err), Busy: errors.Is(err, mount.ErrBusy)}
+	a := helperResponse{Text: err.Error(), Kind: errs.KindOf(err), Busy: errors.Is(err, mount.ErrBusy)}
 	for _, e := range sortedErrnos() {
 		if errors.Is(err, e) {
 			a.Errnos = append(a.Errnos, e)
@@ -64,7 +64,7 @@ func sortedErrnos() []unix.Errno {
 	}
 }
 
-func (a answer) err() error {
+func (a helperResponse) err() error {
 	if a.Text == "" {
 		return nil
 	}
@@ -98,7 +98,7 @@ type process struct {
 
 // run executes a request in a helper. errNoAnswer: the helper was killed after
 // bound, but its last system call can still have succeeded.
-func (m *Mounts) run(ctx context.Context, o order, bound time.Duration) error {
+func (m *Mounts) run(ctx context.Context, o helperRequest, bound time.Duration) error {
 	p, err := m.start(o)
 	if err != nil {
 		return err
@@ -133,7 +133,7 @@ func (m *Mounts) run(ctx context.Context, o order, bound time.Duration) error {
 
 // start fails while an earlier helper for the target hangs, so that they cannot
 // accumulate.
-func (m *Mounts) start(o order) (*process, error) {
+func (m *Mounts) start(o helperRequest) (*process, error) {
 	m.mu.Lock()
 	before := m.stuck[o.Target]
 	m.mu.Unlock()
@@ -172,11 +172,11 @@ func (m *Mounts) start(o order) (*process, error) {
 }
 
 func (m *Mounts) result(p *process) error {
-	var a answer
+	var a helperResponse
 	if err := json.Unmarshal(p.stdout.Bytes(), &a); err != nil {
 		return fmt.Errorf("the mount helper ended without a response (%v): %s", p.err, strings.TrimSpace(p.stderr.String()))
 	}
-	for _, text := range a.Said {
+	for _, text := range a.Warnings {
 		m.log.Warn("mount completed with warning", "reason", text)
 	}
 	return a.err()

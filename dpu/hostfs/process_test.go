@@ -47,7 +47,7 @@ func (s tmpfs) mountAt(ctx context.Context, target string) error {
 			}
 		})
 	}
-	return s.run(ctx, order{Target: target, NFS: &nfsMount{}}, bound)
+	return s.run(ctx, helperRequest{Target: target, NFS: &nfsMount{}}, bound)
 }
 
 func (tmpfs) shown(_ context.Context, e mount.Entry, _ []mount.Entry) (bool, error) {
@@ -159,7 +159,7 @@ func TestHelperUnmounts(t *testing.T) {
 				f := testkit.Value(os.Create(filepath.Join(target, "file")))(t)
 				defer f.Close()
 			}
-			err := r.run(t.Context(), order{Target: target, Unmount: &unmountRequest{c.flags}}, far)
+			err := r.run(t.Context(), helperRequest{Target: target, Unmount: &unmountRequest{c.flags}}, far)
 			if c.want != "" {
 				testkit.WantError(t, "the error", err, c.want, target)
 				if !errors.Is(err, unix.EBUSY) && !errors.Is(err, mount.ErrBusy) {
@@ -260,7 +260,7 @@ func TestAnswers(t *testing.T) {
 			}
 		}
 	}
-	if diff := cmp.Diff(answer{}, responseOf(nil)); diff != "" || (answer{}).err() != nil {
+	if diff := cmp.Diff(helperResponse{}, responseOf(nil)); diff != "" || (helperResponse{}).err() != nil {
 		t.Error(diff)
 	}
 }

@@ -36,7 +36,7 @@ func statdRuns(ctx context.Context) bool {
 		return false
 	}
 	const id = 1 // a connected socket receives from its peer only
-	if _, err := conn.Write(statdQuestion(id)); err != nil {
+	if _, err := conn.Write(statdRequest(id)); err != nil {
 		return false
 	}
 	buffer := make([]byte, 512)
@@ -44,8 +44,8 @@ func statdRuns(ctx context.Context) bool {
 	return err == nil && hasPort(buffer[:n], id)
 }
 
-// statdQuestion encodes a PMAPPROC_GETPORT call without credentials.
-func statdQuestion(id uint32) []byte {
+// statdRequest encodes a PMAPPROC_GETPORT call without credentials.
+func statdRequest(id uint32) []byte {
 	var b []byte
 	for _, word := range []uint32{
 		id, 0, rpcVersion, portmap, portmapVers, portmapGet, 0, 0, 0, 0,

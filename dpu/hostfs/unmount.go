@@ -71,7 +71,7 @@ func (m *Mounts) unmountRemote(ctx context.Context, target string, e mount.Entry
 		if step.what != "" {
 			m.log.Warn("server of mount does not respond, escalating unmount", "path", target, "source", e.Source, "action", step.what, "err", err)
 		}
-		err = m.run(ctx, order{Target: target, Unmount: &unmountRequest{step.flags}}, step.bound)
+		err = m.run(ctx, helperRequest{Target: target, Unmount: &unmountRequest{step.flags}}, step.bound)
 		_, mounted, look := mount.At(context.WithoutCancel(ctx), target)
 		switch {
 		case look != nil:

@@ -13,7 +13,7 @@ import (
 )
 
 // makeAIO checks all bdevs: SPDK accepts a file that another bdev uses.
-func (m *Maker) makeAIO(ctx context.Context, o plan.Object) (found bool, err error) {
+func (m *Manager) makeAIO(ctx context.Context, o plan.Object) (found bool, err error) {
 	path, size, err := m.aioFile(o)
 	if err != nil {
 		return false, err
@@ -39,7 +39,7 @@ func (m *Maker) makeAIO(ctx context.Context, o plan.Object) (found bool, err err
 
 // aioFile returns the path and the block size; 0 for a block device, which has
 // its own.
-func (m *Maker) aioFile(o plan.Object) (path string, size int, err error) {
+func (m *Manager) aioFile(o plan.Object) (path string, size int, err error) {
 	if m.config.Pools == nil {
 		return "", 0, errs.Errorf(errs.Precondition, "pool %s is not configured: start the plugin with --pool", o.AIO.File.Pool)
 	}
@@ -63,7 +63,7 @@ func checkAIO(b spdk.Bdev, path string) error {
 	return nil
 }
 
-func (m *Maker) makeRBD(ctx context.Context, o plan.Object) (found bool, err error) {
+func (m *Manager) makeRBD(ctx context.Context, o plan.Object) (found bool, err error) {
 	want := spdk.RBD{
 		Name: o.Name, Pool: o.RBD.Pool, Namespace: o.RBD.Namespace, Image: o.RBD.Image,
 		BlockSize: rbdBlockSize, ReadOnly: o.RBD.ReadOnly, Cluster: o.RBD.Cluster,
@@ -92,7 +92,7 @@ func checkRBD(b spdk.Bdev, o plan.Object) error {
 	return nil
 }
 
-func (m *Maker) makeRBDCluster(ctx context.Context, o plan.Object) (found bool, err error) {
+func (m *Manager) makeRBDCluster(ctx context.Context, o plan.Object) (found bool, err error) {
 	spec := o.RBDCluster
 	want := spdk.RBDCluster{Name: o.Name, User: spec.User}
 	if len(spec.Monitors) > 0 {
@@ -123,7 +123,7 @@ func (m *Maker) makeRBDCluster(ctx context.Context, o plan.Object) (found bool, 
 
 // removeRBDCluster checks for the cluster first: SPDK returns the same error
 // for a missing cluster and for one in use.
-func (m *Maker) removeRBDCluster(ctx context.Context, name string) error {
+func (m *Manager) removeRBDCluster(ctx context.Context, name string) error {
 	if there, err := m.config.RPC.HasRBDCluster(ctx, name); err != nil || !there {
 		return err
 	}

@@ -22,7 +22,7 @@ const maxNamespaces = 1024
 
 // makeController attaches one path, and leaves the others to AttachMissing: a
 // silent path must not delay devices that another path serves.
-func (m *Maker) makeController(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
+func (m *Manager) makeController(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
 	if errors.Is(err, spdk.NotFound) {
 		return m.attachNew(ctx, o, attaching)
@@ -36,7 +36,7 @@ func (m *Maker) makeController(ctx context.Context, o plan.Object, attaching Att
 // attachNew attaches a controller, unless another program has attached the same
 // subsystem. In that case SPDK releases differ: they refuse or, if the host NQN
 // differs, attach without the namespaces that exist under the other name.
-func (m *Maker) attachNew(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
+func (m *Manager) attachNew(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
 	out := Outcome{PathsMissing: len(o.Controller.Paths) > 1}
 	var err error
 	out.Bdevs, err = m.attachFirst(ctx, o, attaching)
@@ -45,7 +45,7 @@ func (m *Maker) attachNew(ctx context.Context, o plan.Object, attaching Attachin
 	case err != nil || len(out.Bdevs) > 0:
 		return out, err
 	}
-	other, lookErr := m.other(ctx, o)
+	other, lookErr := m.findForeign(ctx, o)
 	switch {
 	case lookErr != nil:
 		return Outcome{}, errors.Join(err, lookErr)
@@ -59,12 +59,12 @@ func (m *Maker) attachNew(ctx context.Context, o plan.Object, attaching Attachin
 			return Outcome{}, err
 		}
 	}
-	return m.take(ctx, other, *o.Controller)
+	return m.useForeign(ctx, other, *o.Controller)
 }
 
 // attachFirst attaches by the first path that works, and returns the bdevs that
 // SNAP reports.
-func (m *Maker) attachFirst(ctx context.Context, o plan.Object, attaching Attaching) (bdevs []string, err error) {
+func (m *Manager) attachFirst(ctx context.Context, o plan.Object, attaching Attaching) (bdevs []string, err error) {
 	var failed []error
 	for _, path := range o.Controller.Paths {
 		if err := context.Cause(ctx); err != nil {
@@ -87,7 +87,7 @@ func (m *Maker) attachFirst(ctx context.Context, o plan.Object, attaching Attach
 }
 
 // explainAttach adds possible reasons, which SNAP does not report.
-func (m *Maker) explainAttach(spec plan.ControllerSpec, err error) error {
+func (m *Manager) explainAttach(spec plan.ControllerSpec, err error) error {
 	if errors.Is(err, spdk.Unreachable) {
 		keys := ""
 		switch {
@@ -105,7 +105,7 @@ func (m *Maker) explainAttach(spec plan.ControllerSpec, err error) error {
 
 // checkOwn checks the subsystem of a controller with this plugin's name, and
 // resets a failed one.
-func (m *Maker) checkOwn(ctx context.Context, have spdk.NVMeController, spec plan.ControllerSpec) error {
+func (m *Manager) checkOwn(ctx context.Context, have spdk.NVMeController, spec plan.ControllerSpec) error {
 	for _, p := range have.Paths {
 		if p.Address.SubNQN != spec.SubNQN || p.Host.NQN != "" && p.Host.NQN != spec.HostNQN {
 			return errs.Errorf(errs.Precondition, "controller %s is attached to subsystem %s as host %s instead of subsystem %s as host %s: %w; detach it",
@@ -156,7 +156,7 @@ func addresses(c spdk.NVMeController) []netip.AddrPort {
 // attach attaches one path, and returns the controller's bdevs. Only Close of
 // the plugin cancels the call, not ctx: SNAP executes it anyway, and the caller
 // needs its result. The attach is on record.
-func (m *Maker) attach(ctx context.Context, o plan.Object, path netip.AddrPort, attaching Attaching) (bdevs []string, err error) {
+func (m *Manager) attach(ctx context.Context, o plan.Object, path netip.AddrPort, attaching Attaching) (bdevs []string, err error) {
 	caller := ctx
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.config.AttachTimeout)
 	defer cancel()
@@ -192,7 +192,7 @@ func (m *Maker) attach(ctx context.Context, o plan.Object, path netip.AddrPort, 
 	return bdevs, err
 }
 
-func (m *Maker) attachCall(ctx context.Context, o plan.Object, path netip.AddrPort) (spdk.NVMeAttach, error) {
+func (m *Manager) attachCall(ctx context.Context, o plan.Object, path netip.AddrPort) (spdk.NVMeAttach, error) {
 	spec := o.Controller
 	loss, delay, fast := spec.Timeouts.Loss.N, spec.Timeouts.Delay.N, spec.Timeouts.FastFail.N
 	call := spdk.NVMeAttach{
@@ -228,7 +228,7 @@ func family(a netip.Addr) string {
 	return "IPv6"
 }
 
-func (m *Maker) transports(ctx context.Context, transport string) []string {
+func (m *Manager) transports(ctx context.Context, transport string) []string {
 	if transport != "tcp" {
 		return []string{strings.ToUpper(transport)}
 	}
@@ -244,18 +244,18 @@ func (m *Maker) transports(ctx context.Context, transport string) []string {
 	if known != "" {
 		return []string{known}
 	}
-	if methods, err := m.config.RPC.Methods(ctx); err == nil && likesAlias(methods) {
+	if methods, err := m.config.RPC.Methods(ctx); err == nil && isNVIDIA(methods) {
 		return []string{string(TCPNVIDIA), string(TCPUpstream)}
 	}
 	return []string{string(TCPUpstream), string(TCPNVIDIA)}
 }
 
-// likesAlias reports whether the process has methods that only NVIDIA's have.
-func likesAlias(m spdk.MethodSet) bool {
+// isNVIDIA reports whether the process has methods that only NVIDIA's have.
+func isNVIDIA(m spdk.MethodSet) bool {
 	return m.Has("fsdev_get_fsdevs") || m.Has("nvme_subsystem_list")
 }
 
-func (m *Maker) knowTransport(transport, name string) {
+func (m *Manager) knowTransport(transport, name string) {
 	if transport != "tcp" {
 		return
 	}
@@ -264,9 +264,9 @@ func (m *Maker) knowTransport(transport, name string) {
 	m.tcp, m.generation = name, m.config.RPC.Generation()
 }
 
-// other returns the controller that is attached to the subsystem under another
+// findForeign returns the controller that is attached to the subsystem under another
 // name, or the zero value.
-func (m *Maker) other(ctx context.Context, o plan.Object) (spdk.NVMeController, error) {
+func (m *Manager) findForeign(ctx context.Context, o plan.Object) (spdk.NVMeController, error) {
 	all, err := m.config.RPC.NVMeControllers(ctx)
 	for _, c := range all {
 		same := slices.ContainsFunc(c.Paths, func(p spdk.NVMeConnectedPath) bool { return p.Address.SubNQN == o.Controller.SubNQN })
@@ -277,9 +277,9 @@ func (m *Maker) other(ctx context.Context, o plan.Object) (spdk.NVMeController, 
 	return spdk.NVMeController{}, err
 }
 
-// take uses another program's controller if it certainly has the requested
+// useForeign uses another program's controller if it certainly has the requested
 // settings.
-func (m *Maker) take(ctx context.Context, c spdk.NVMeController, spec plan.ControllerSpec) (Outcome, error) {
+func (m *Manager) useForeign(ctx context.Context, c spdk.NVMeController, spec plan.ControllerSpec) (Outcome, error) {
 	host := c.Paths[0].Host.NQN
 	switch {
 	case plan.IsController(c.Name):
@@ -292,11 +292,11 @@ func (m *Maker) take(ctx context.Context, c spdk.NVMeController, spec plan.Contr
 		return Outcome{}, errs.Errorf(errs.Precondition, "subsystem %s is attached as controller %s, not by this plugin, so its keys are unknown: detach it with bdev_nvme_detach_controller", spec.SubNQN, c.Name)
 	}
 	m.config.Logger.WarnContext(ctx, "using controller attached by another program", "subsystem", spec.SubNQN, "controller", c.Name, "host", host)
-	return Outcome{Foreign: true, As: c.Name}, nil
+	return Outcome{Foreign: true, ForeignName: c.Name}, nil
 }
 
 // Attached reports whether SNAP has a controller, and whether it has a path.
-func (m *Maker) Attached(ctx context.Context, o plan.Object, path netip.AddrPort) (exists, hasPath bool, err error) {
+func (m *Manager) Attached(ctx context.Context, o plan.Object, path netip.AddrPort) (exists, hasPath bool, err error) {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
 	if errors.Is(err, spdk.NotFound) {
 		return false, false, nil
@@ -307,7 +307,7 @@ func (m *Maker) Attached(ctx context.Context, o plan.Object, path netip.AddrPort
 // AttachMissing attaches the missing paths, and stops at the first unanswered
 // attach. It ignores a missing controller, for example after a restart of SNAP:
 // CreateDevice attaches it then.
-func (m *Maker) AttachMissing(ctx context.Context, o plan.Object, attaching Attaching) error {
+func (m *Manager) AttachMissing(ctx context.Context, o plan.Object, attaching Attaching) error {
 	have, err := m.config.RPC.NVMeController(ctx, o.Name)
 	if errors.Is(err, spdk.NotFound) {
 		return nil

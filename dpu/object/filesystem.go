@@ -9,7 +9,7 @@ import (
 	"github.com/cleatproject/cleat/spdk"
 )
 
-func (m *Maker) makeMount(ctx context.Context, o plan.Object) (found bool, err error) {
+func (m *Manager) makeMount(ctx context.Context, o plan.Object) (found bool, err error) {
 	if m.config.Mounts == nil {
 		return false, errs.Errorf(errs.Precondition, "mounting file systems is not configured: start the plugin with --volume-dir")
 	}
@@ -21,7 +21,7 @@ func (m *Maker) makeMount(ctx context.Context, o plan.Object) (found bool, err e
 
 // makeFsdev accepts an existing device if the process cannot list devices: the
 // name is a digest of the volume ID.
-func (m *Maker) makeFsdev(ctx context.Context, o plan.Object) (found bool, err error) {
+func (m *Manager) makeFsdev(ctx context.Context, o plan.Object) (found bool, err error) {
 	if m.config.Mounts == nil {
 		return false, errs.Errorf(errs.Precondition, "mounting file systems is not configured: start the plugin with --volume-dir")
 	}
@@ -36,7 +36,7 @@ func (m *Maker) makeFsdev(ctx context.Context, o plan.Object) (found bool, err e
 	return false, err
 }
 
-func (m *Maker) checkFsdev(ctx context.Context, name, root string) error {
+func (m *Manager) checkFsdev(ctx context.Context, name, root string) error {
 	f, err := m.config.RPC.Fsdev(ctx, name)
 	switch {
 	case errors.Is(err, spdk.UnknownMethod):
@@ -49,7 +49,7 @@ func (m *Maker) checkFsdev(ctx context.Context, name, root string) error {
 
 // makeKey adds a key to the keyring. Processes without one get the file with
 // the call that needs it.
-func (m *Maker) makeKey(ctx context.Context, o plan.Object) (found bool, err error) {
+func (m *Manager) makeKey(ctx context.Context, o plan.Object) (found bool, err error) {
 	path, err := m.keyPath(o.Key.File)
 	if err != nil {
 		return false, err
@@ -68,7 +68,7 @@ func (m *Maker) makeKey(ctx context.Context, o plan.Object) (found bool, err err
 	return false, err
 }
 
-func (m *Maker) removeKey(ctx context.Context, o plan.Object) error {
+func (m *Manager) removeKey(ctx context.Context, o plan.Object) error {
 	keyring, err := m.hasKeyring(ctx)
 	if err != nil || !keyring {
 		return err
@@ -76,7 +76,7 @@ func (m *Maker) removeKey(ctx context.Context, o plan.Object) error {
 	return m.config.RPC.RemoveKey(ctx, o.Name)
 }
 
-func (m *Maker) hasKeyring(ctx context.Context) (bool, error) {
+func (m *Manager) hasKeyring(ctx context.Context) (bool, error) {
 	methods, err := m.config.RPC.Methods(ctx)
 	return methods.Has("keyring_file_add_key"), err
 }

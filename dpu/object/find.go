@@ -11,7 +11,7 @@ import (
 // Find completes the objects of a device known by name: it reads the last one,
 // the device itself, from the process. It returns nothing if there is no such
 // device.
-func (m *Maker) Find(ctx context.Context, named []plan.Object) ([]plan.Object, error) {
+func (m *Manager) Find(ctx context.Context, named []plan.Object) ([]plan.Object, error) {
 	if len(named) == 0 {
 		return nil, nil
 	}
@@ -33,7 +33,7 @@ func (m *Maker) Find(ctx context.Context, named []plan.Object) ([]plan.Object, e
 	return named, err
 }
 
-func (m *Maker) findController(ctx context.Context, o *plan.Object) error {
+func (m *Manager) findController(ctx context.Context, o *plan.Object) error {
 	c, err := m.config.RPC.NVMeController(ctx, o.Name)
 	if err != nil {
 		return err
@@ -46,7 +46,7 @@ func (m *Maker) findController(ctx context.Context, o *plan.Object) error {
 	return nil
 }
 
-func (m *Maker) findBdev(ctx context.Context, o *plan.Object) error {
+func (m *Manager) findBdev(ctx context.Context, o *plan.Object) error {
 	b, err := m.config.RPC.Bdev(ctx, o.Name)
 	if err != nil {
 		return err

@@ -35,7 +35,7 @@ type Shown struct {
 }
 
 // Look returns the state of one device, without listing all bdevs.
-func (m *Maker) Look(ctx context.Context, d Shown) (State, error) {
+func (m *Manager) Look(ctx context.Context, d Shown) (State, error) {
 	if d.Object.Kind == plan.AIOFsdev {
 		return m.lookFsdev(ctx, d)
 	}
@@ -68,7 +68,7 @@ func heldUnless(err error) State {
 	return State{Held: true}
 }
 
-func (m *Maker) lookNamespace(ctx context.Context, d Shown, b spdk.Bdev) (State, error) {
+func (m *Manager) lookNamespace(ctx context.Context, d Shown, b spdk.Bdev) (State, error) {
 	for _, p := range b.Driver.NVMe {
 		if p.Address.SubNQN != "" && p.Address.SubNQN != d.Object.Controller.SubNQN {
 			return State{Why: fmt.Sprintf("bdev %s belongs to subsystem %s now, not to %s", b.Name, p.Address.SubNQN, d.Object.Controller.SubNQN)}, nil
@@ -93,7 +93,7 @@ func (m *Maker) lookNamespace(ctx context.Context, d Shown, b spdk.Bdev) (State,
 	return State{Held: true}, nil
 }
 
-func (m *Maker) lookFsdev(ctx context.Context, d Shown) (State, error) {
+func (m *Manager) lookFsdev(ctx context.Context, d Shown) (State, error) {
 	f, err := m.config.RPC.Fsdev(ctx, d.Name)
 	switch {
 	case errors.Is(err, spdk.UnknownMethod): // same process, and only this plugin removes the device
@@ -111,11 +111,11 @@ func (m *Maker) lookFsdev(ctx context.Context, d Shown) (State, error) {
 }
 
 // Exposed returns where a host can still see a device, or "".
-func (m *Maker) Exposed(ctx context.Context, kind plan.Kind, device string) (string, error) {
+func (m *Manager) Exposed(ctx context.Context, kind plan.Kind, device string) (string, error) {
 	return m.exposed(ctx, kind, func(name string) bool { return name == device })
 }
 
-func (m *Maker) checkHidden(ctx context.Context, o plan.Object) error {
+func (m *Manager) checkHidden(ctx context.Context, o plan.Object) error {
 	is := func(name string) bool { return name == o.Name }
 	switch o.Kind {
 	case plan.Controller:
@@ -133,7 +133,7 @@ func (m *Maker) checkHidden(ctx context.Context, o plan.Object) error {
 
 // exposed looks up a device exposed to hosts; a process that is not SNAP
 // exposes nothing.
-func (m *Maker) exposed(ctx context.Context, kind plan.Kind, is func(device string) bool) (string, error) {
+func (m *Manager) exposed(ctx context.Context, kind plan.Kind, is func(device string) bool) (string, error) {
 	methods, err := m.config.RPC.Methods(ctx)
 	if err != nil {
 		return "", err
@@ -165,7 +165,7 @@ func (m *Maker) exposed(ctx context.Context, kind plan.Kind, is func(device stri
 type Abilities struct{ NVMe, AIO, RBD, Filesystem bool }
 
 // Abilities derives the supported kinds from the process's methods.
-func (m *Maker) Abilities(ctx context.Context) (Abilities, error) {
+func (m *Manager) Abilities(ctx context.Context) (Abilities, error) {
 	methods, err := m.config.RPC.Methods(ctx)
 	if err != nil {
 		return Abilities{}, err

@@ -16,7 +16,7 @@ import (
 // Namespace finds the bdev of a controller that matches a choice. It waits up
 // to NamespaceWait. attached are the bdevs of a preceding attach.
 // errs.Precondition: no bdev matches, or several do.
-func (m *Maker) Namespace(ctx context.Context, controller string, c plan.Choice, attached []string) (string, plan.Choice, error) {
+func (m *Manager) Namespace(ctx context.Context, controller string, c plan.Choice, attached []string) (string, plan.Choice, error) {
 	var found spdk.Bdev
 	var err error
 	switch {
@@ -75,7 +75,7 @@ func differs(b spdk.Bdev, c plan.Choice) string {
 	return ""
 }
 
-func (m *Maker) await(ctx context.Context, name string) (spdk.Bdev, error) {
+func (m *Manager) await(ctx context.Context, name string) (spdk.Bdev, error) {
 	b, err := m.config.RPC.Bdev(ctx, name)
 	if !errors.Is(err, spdk.NotFound) {
 		return b, err
@@ -85,7 +85,7 @@ func (m *Maker) await(ctx context.Context, name string) (spdk.Bdev, error) {
 
 // byUUID finds a bdev of the controller: the target's own bdev in the same
 // process can have the same alias.
-func (m *Maker) byUUID(ctx context.Context, controller string, c plan.Choice) (spdk.Bdev, error) {
+func (m *Manager) byUUID(ctx context.Context, controller string, c plan.Choice) (spdk.Bdev, error) {
 	uuid := c.UUID
 	if c.NGUID != "" {
 		n := c.NGUID
@@ -110,7 +110,7 @@ func (m *Maker) byUUID(ctx context.Context, controller string, c plan.Choice) (s
 	return spdk.Bdev{}, spdk.NotFound
 }
 
-func (m *Maker) only(ctx context.Context, controller string) (spdk.Bdev, error) {
+func (m *Manager) only(ctx context.Context, controller string) (spdk.Bdev, error) {
 	all, err := m.bdevsOf(ctx, controller)
 	if err == nil && len(all) == 0 {
 		// Most namespaces have ID 1; others are found after the wait.
@@ -130,7 +130,7 @@ func (m *Maker) only(ctx context.Context, controller string) (spdk.Bdev, error) 
 	return all[0], nil
 }
 
-func (m *Maker) bdevsOf(ctx context.Context, controller string) ([]spdk.Bdev, error) {
+func (m *Manager) bdevsOf(ctx context.Context, controller string) ([]spdk.Bdev, error) {
 	all, err := m.config.RPC.Bdevs(ctx)
 	if err != nil {
 		return nil, err
@@ -159,7 +159,7 @@ func namespaces(controller string, all []spdk.Bdev) string {
 	return strings.Join(words, ", ")
 }
 
-func (m *Maker) noNamespace(ctx context.Context, controller string, c plan.Choice) error {
+func (m *Manager) noNamespace(ctx context.Context, controller string, c plan.Choice) error {
 	all, err := m.bdevsOf(ctx, controller)
 	if err != nil {
 		return err

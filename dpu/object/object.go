@@ -43,7 +43,7 @@ const (
 	TCPNVIDIA   TCP = "NVDA_TCP"
 )
 
-// Config configures a Maker. RPC is required.
+// Config configures a Manager. RPC is required.
 type Config struct {
 	RPC     *spdk.Client
 	Mounts  Mounts // nil: no file systems
@@ -63,8 +63,8 @@ type Config struct {
 	Logger        *slog.Logger
 }
 
-// Maker manages the objects of one SNAP process. It is safe for concurrent use.
-type Maker struct {
+// Manager manages the objects of one SNAP process. It is safe for concurrent use.
+type Manager struct {
 	config Config
 
 	mu         sync.Mutex
@@ -72,8 +72,8 @@ type Maker struct {
 	generation uint64 // of the process that tcp applies to
 }
 
-// New returns a Maker. Errors: errs.Invalid.
-func New(c Config) (*Maker, error) {
+// New returns a Manager. Errors: errs.Invalid.
+func New(c Config) (*Manager, error) {
 	switch c.TCP {
 	case "":
 		c.TCP = TCPAuto
@@ -99,10 +99,10 @@ func New(c Config) (*Maker, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	return &Maker{config: c}, nil
+	return &Manager{config: c}, nil
 }
 
-// Outcome is the result of Make.
+// Outcome is the result of Ensure.
 type Outcome struct {
 	// Found: the object existed before, under its own name.
 	Found bool
@@ -110,9 +110,9 @@ type Outcome struct {
 	Bdevs []string
 	// PathsMissing: see AttachMissing.
 	PathsMissing bool
-	// Foreign: another program created the object, under the name As.
-	Foreign bool
-	As      string
+	// Foreign: another program created the object, as ForeignName.
+	Foreign     bool
+	ForeignName string
 }
 
 // ErrNameConflict: another object has the name, and must not be removed.
@@ -122,10 +122,10 @@ var ErrNameConflict = errors.New("the name is used by another object")
 // attach. It is optional.
 type Attaching func(ctx context.Context, path netip.AddrPort) error
 
-// Make creates an object, or checks an existing one. The error matches
+// Ensure creates an object, or checks an existing one. The error matches
 // spdk.Unanswered if the object can still appear; only the last attach is
 // unanswered then.
-func (m *Maker) Make(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
+func (m *Manager) Ensure(ctx context.Context, o plan.Object, attaching Attaching) (Outcome, error) {
 	if o.Kind == plan.Controller {
 		return m.makeController(ctx, o, attaching)
 	}
@@ -151,7 +151,7 @@ func (m *Maker) Make(ctx context.Context, o plan.Object, attaching Attaching) (O
 }
 
 // Remove is idempotent. errs.Precondition: a host can still see the object.
-func (m *Maker) Remove(ctx context.Context, o plan.Object) error {
+func (m *Manager) Remove(ctx context.Context, o plan.Object) error {
 	if err := m.checkHidden(ctx, o); err != nil {
 		return err
 	}
@@ -183,7 +183,7 @@ func (m *Maker) Remove(ctx context.Context, o plan.Object) error {
 
 // cannotExist reports whether the process lacks the method that removes a kind,
 // and so has no such objects.
-func (m *Maker) cannotExist(ctx context.Context, o plan.Object, err error) bool {
+func (m *Manager) cannotExist(ctx context.Context, o plan.Object, err error) bool {
 	if !errors.Is(err, spdk.UnknownMethod) {
 		return false
 	}
@@ -191,7 +191,7 @@ func (m *Maker) cannotExist(ctx context.Context, o plan.Object, err error) bool 
 	return true
 }
 
-func (m *Maker) keyPath(file string) (string, error) {
+func (m *Manager) keyPath(file string) (string, error) {
 	if m.config.KeyDir == "" {
 		return "", errs.Errorf(errs.Precondition, "no key directory for key %q: start the plugin with --key-dir", file)
 	}

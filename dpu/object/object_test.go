@@ -107,7 +107,7 @@ func TestKeys(t *testing.T) {
 		r := newRig(t, spdktest.Config{}, nil)
 		r.target(one, spdktest.Namespace{ID: 1})
 		write(r, 0o644)
-		if _, err := r.Make(t.Context(), key, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "mode 0600") {
+		if _, err := r.Ensure(t.Context(), key, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "mode 0600") {
 			t.Errorf("a world-readable key: %v", err)
 		}
 		write(r, 0o600)
@@ -134,13 +134,13 @@ func TestKeys(t *testing.T) {
 		testkit.Must(r.t, r.Remove(t.Context(), controller("c", one)))
 		chap := controller("c", one)
 		chap.Controller.DHChap = key.Name
-		if _, err := r.Make(t.Context(), chap, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "DH-HMAC-CHAP") {
+		if _, err := r.Ensure(t.Context(), chap, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "DH-HMAC-CHAP") {
 			t.Errorf("DH-HMAC-CHAP without a keyring: %v", err)
 		}
 	})
 	t.Run("no directory", func(t *testing.T) {
 		r := newRig(t, spdktest.Config{}, func(c *Config) { c.KeyDir = "" })
-		if _, err := r.Make(t.Context(), key, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "--key-dir") {
+		if _, err := r.Ensure(t.Context(), key, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "--key-dir") {
 			t.Errorf("%v", err)
 		}
 	})
@@ -164,7 +164,7 @@ func TestRBD(t *testing.T) {
 	}
 	other := bdev
 	other.RBD = &plan.RBDSpec{Cluster: "ceph", Pool: "rbd", Image: "another"}
-	if _, err := r.Make(t.Context(), other, nil); !errors.Is(err, ErrNameConflict) {
+	if _, err := r.Ensure(t.Context(), other, nil); !errors.Is(err, ErrNameConflict) {
 		t.Errorf("another image under the name: %v", err)
 	}
 	state, err := r.Look(t.Context(), Shown{Name: "b", Object: bdev})
@@ -180,7 +180,7 @@ func TestRBD(t *testing.T) {
 		testkit.Must(r.t, r.Remove(t.Context(), cluster))
 	}
 	bare := newRig(t, spdktest.Config{}, nil)
-	if _, err := bare.Make(t.Context(), cluster, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "without Ceph RBD") {
+	if _, err := bare.Ensure(t.Context(), cluster, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "without Ceph RBD") {
 		t.Errorf("a process without RBD: %v", err)
 	}
 	testkit.Must(bare.t, bare.Remove(t.Context(), bdev))
@@ -200,13 +200,13 @@ func TestAIO(t *testing.T) {
 	if p := r.params("bdev_aio_create"); !strings.Contains(p, `"block_size":4096`) {
 		t.Errorf("created with %s", p)
 	}
-	if _, err := r.Make(t.Context(), aio("y", "a"), nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "already used by bdev x") {
+	if _, err := r.Ensure(t.Context(), aio("y", "a"), nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "already used by bdev x") {
 		t.Errorf("a second bdev on the file: %v", err)
 	}
-	if _, err := r.Make(t.Context(), aio("x", "b"), nil); !errors.Is(err, ErrNameConflict) {
+	if _, err := r.Ensure(t.Context(), aio("x", "b"), nil); !errors.Is(err, ErrNameConflict) {
 		t.Errorf("the name on another file: %v", err)
 	}
-	if _, err := r.Make(t.Context(), aio("z", "absent"), nil); !errors.Is(err, errs.Precondition) {
+	if _, err := r.Ensure(t.Context(), aio("z", "absent"), nil); !errors.Is(err, errs.Precondition) {
 		t.Errorf("no file: %v", err)
 	}
 	testkit.Must(r.t, r.Remove(t.Context(), aio("x", "a")))
@@ -228,11 +228,11 @@ func TestFsdev(t *testing.T) {
 			if r.make(fsdev("m")).Found || !r.make(fsdev("m")).Found {
 				t.Error("it is found the second time")
 			}
-			_, err := r.Make(t.Context(), fsdev("n"), nil)
+			_, err := r.Ensure(t.Context(), fsdev("n"), nil)
 			if listed := c.Flavour == spdktest.Fork; listed != errors.Is(err, ErrNameConflict) {
 				t.Errorf("the name with another directory: %v", err)
 			}
-			if _, err := r.Make(t.Context(), plan.Object{ID: plan.ID{Kind: plan.AIOFsdev, Name: "g"}, Fsdev: &plan.FsdevSpec{Mount: "absent"}}, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "HostToContainer") {
+			if _, err := r.Ensure(t.Context(), plan.Object{ID: plan.ID{Kind: plan.AIOFsdev, Name: "g"}, Fsdev: &plan.FsdevSpec{Mount: "absent"}}, nil); !errors.Is(err, errs.Precondition) || !strings.Contains(err.Error(), "HostToContainer") {
 				t.Errorf("a directory that SNAP does not see: %v", err)
 			}
 			for range 2 {
@@ -249,7 +249,7 @@ func TestAttaching(t *testing.T) {
 	r.target(one, spdktest.Namespace{ID: 1})
 	c := controller("c", one)
 	refused := errors.New("not recorded")
-	if _, err := r.Make(t.Context(), c, func(context.Context, netip.AddrPort) error { return refused }); !errors.Is(err, refused) {
+	if _, err := r.Ensure(t.Context(), c, func(context.Context, netip.AddrPort) error { return refused }); !errors.Is(err, refused) {
 		t.Errorf("got %v, want %v", err, refused)
 	}
 	attached := func(path string, exists, hasPath bool) {
@@ -261,7 +261,7 @@ func TestAttaching(t *testing.T) {
 	}
 	attached("192.0.2.1:4420", false, false)
 	var recorded []netip.AddrPort
-	if _, err := r.Make(t.Context(), c, func(_ context.Context, path netip.AddrPort) error {
+	if _, err := r.Ensure(t.Context(), c, func(_ context.Context, path netip.AddrPort) error {
 		recorded = append(recorded, path)
 		return nil
 	}); err != nil || !slices.Equal(recorded, c.Controller.Paths) {

@@ -27,7 +27,7 @@ const (
 )
 
 type rig struct {
-	*Maker
+	*Manager
 	t       *testing.T
 	network *spdktest.Network
 	snap    *spdktest.Process
@@ -48,7 +48,7 @@ func newRig(t *testing.T, c spdktest.Config, change func(*Config)) *rig {
 	if change != nil {
 		change(&oc)
 	}
-	r.Maker = testkit.Value(New(oc))(t)
+	r.Manager = testkit.Value(New(oc))(t)
 	return r
 }
 
@@ -66,7 +66,7 @@ func controller(name, nqn string) plan.Object {
 // make must succeed.
 func (r *rig) make(o plan.Object) Outcome {
 	r.t.Helper()
-	return testkit.Value(r.Make(r.t.Context(), o, nil))(r.t)
+	return testkit.Value(r.Ensure(r.t.Context(), o, nil))(r.t)
 }
 
 // params of a method's last call.

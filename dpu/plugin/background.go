@@ -115,7 +115,7 @@ func forEach[T any](all []T, work func(T) (done bool)) (complete bool) {
 func (p *Plugin) removeLeft(ctx context.Context, volumeID string) (done bool) {
 	_, err := op.Do(ctx, p.ops, op.Request{Keys: []string{volumeID}, What: "cleanup"}, func(ctx context.Context) (string, error) {
 		d, known := p.table.Device(volumeID)
-		if !known || d.Phase == table.Made { // a call removed it, or created it again
+		if !known || d.Phase == table.Ready { // a call removed it, or created it again
 			return "", nil
 		}
 		return "", p.removeDevice(ctx, d)
@@ -173,7 +173,7 @@ type backoff struct {
 func (p *Plugin) attachMissingPaths(ctx context.Context, backoffs map[plan.ID]backoff) {
 	maps.DeleteFunc(backoffs, func(id plan.ID, _ backoff) bool { return len(p.table.Users(id)) == 0 })
 	for _, o := range p.table.Objects() {
-		if o.Controller == nil || o.Foreign || o.As != "" || len(o.Controller.Paths) < 2 || time.Now().Before(backoffs[o.ID].until) {
+		if o.Controller == nil || o.Foreign || o.ForeignName != "" || len(o.Controller.Paths) < 2 || time.Now().Before(backoffs[o.ID].until) {
 			continue
 		}
 		if p.attachMissing(ctx, o) {

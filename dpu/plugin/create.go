@@ -86,7 +86,7 @@ func (p *Plugin) create(ctx context.Context, q request.Create) (string, error) {
 // modes.
 func (p *Plugin) reuse(ctx context.Context, d table.Device, q request.Create) (held bool, err error) {
 	switch {
-	case d.Phase != table.Made: // interrupted or failed
+	case d.Phase != table.Ready: // interrupted or failed
 		return false, nil
 	case d.Mode != q.Mode:
 		return false, errs.Errorf(errs.Precondition, "volume %s already has a device with volume_mode %s, but volume_mode %s is requested: delete the device first", q.Volume, d.Mode, q.Mode)
@@ -138,7 +138,7 @@ func (p *Plugin) stillHeld(ctx context.Context, d table.Device, q request.Create
 		return state.Held, err
 	}
 	o, known := p.shown(d)
-	if !known || o.Foreign || o.As != "" {
+	if !known || o.Foreign || o.ForeignName != "" {
 		return false, errs.Errorf(errs.Precondition, "volume %s: %s; this plugin did not attach the controller: reset it with bdev_nvme_reset_controller", d.Volume, state.Why)
 	}
 	unlock, err := p.lock(ctx, o.Object)
@@ -146,7 +146,7 @@ func (p *Plugin) stillHeld(ctx context.Context, d table.Device, q request.Create
 		return false, err
 	}
 	defer unlock()
-	_, err = p.objects.Make(ctx, o.Object, p.attaching(&o))
+	_, err = p.objects.Ensure(ctx, o.Object, p.attaching(&o))
 	if !errors.Is(err, spdk.Unanswered) {
 		p.answered(ctx, o)
 	}
@@ -159,7 +159,7 @@ func (p *Plugin) make(ctx context.Context, q request.Create, planned plan.Device
 		return "", err
 	}
 	d := table.Device{
-		Volume: q.Volume, Name: planned.Name, Phase: table.Making, Mode: q.Mode, Modes: q.Modes,
+		Volume: q.Volume, Name: planned.Name, Phase: table.Creating, Mode: q.Mode, Modes: q.Modes,
 		Contexts: q.Contexts, Process: process, Since: time.Now(),
 	}
 	for _, o := range planned.Objects {
@@ -266,7 +266,7 @@ func (p *Plugin) makeObject(ctx context.Context, volumeID string, o *table.Objec
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	outcome, err := p.objects.Make(ctx, o.Object, p.attaching(o))
+	outcome, err := p.objects.Ensure(ctx, o.Object, p.attaching(o))
 	spared := outcome.Found && first
 	if spared || errors.Is(err, object.ErrNameConflict) { // must not be removed if this call fails
 		foreign := *o
@@ -278,15 +278,15 @@ func (p *Plugin) makeObject(ctx context.Context, volumeID string, o *table.Objec
 	if err != nil {
 		return err
 	}
-	if spared || outcome.Foreign && outcome.As == plan.SampleController(volumeID) {
+	if spared || outcome.Foreign && outcome.ForeignName == plan.SampleController(volumeID) {
 		got.spared = append(got.spared, o.Object)
 	}
 	if outcome.PathsMissing {
 		notify(p.wakePaths)
 	}
 	got.bdevs = outcome.Bdevs
-	inherited := outcome.As != "" && o.As == outcome.As && !o.Foreign // another volume's, see commit
-	o.Foreign, o.As = outcome.Foreign && !inherited || spared, outcome.As
+	inherited := outcome.ForeignName != "" && o.ForeignName == outcome.ForeignName && !o.Foreign // another volume's, see commit
+	o.Foreign, o.ForeignName = outcome.Foreign && !inherited || spared, outcome.ForeignName
 	if o.Kind != plan.Controller { // the record of a controller has unanswered calls only
 		o.UnansweredUntil = time.Time{}
 	}
@@ -299,7 +299,7 @@ func (p *Plugin) findDevice(ctx context.Context, d table.Device, choice plan.Cho
 		return d, nil
 	}
 	var err error
-	if d.Name, d.Namespace, err = p.objects.Namespace(ctx, shown.There().Name, choice, bdevs); err != nil {
+	if d.Name, d.Namespace, err = p.objects.Namespace(ctx, shown.Actual().Name, choice, bdevs); err != nil {
 		return d, fmt.Errorf("volume %s: subsystem %s: %w", d.Volume, shown.Controller.SubNQN, err)
 	}
 	return d, nil
@@ -330,12 +330,12 @@ func (p *Plugin) commit(ctx context.Context, d table.Device, spared []plan.Objec
 	}
 	var ours []table.Object
 	for _, o := range spared {
-		if have, known := p.table.Object(o.ID); known && (have.As == "" || have.As == plan.SampleController(d.Volume)) {
+		if have, known := p.table.Object(o.ID); known && (have.ForeignName == "" || have.ForeignName == plan.SampleController(d.Volume)) {
 			have.Foreign = false
 			ours = append(ours, have)
 		}
 	}
-	d.Phase, d.Since = table.Made, time.Now()
+	d.Phase, d.Since = table.Ready, time.Now()
 	if err := p.table.Put(ctx, d, ours...); err != nil {
 		return err
 	}

@@ -116,7 +116,7 @@ func TestLateAttachIsRemoved(t *testing.T) {
 	r.target(one, 1)
 	r.interrupted(nvme("v", one))
 	r.refusedDelete("v")
-	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_detach_controller", Error: &spdktest.Error{Code: -16, Message: "busy"}})
+	r.snap.Inject(spdktest.Fault{Method: "bdev_nvme_detach_controller", Error: &spdktest.Error{Code: -16, Message: "busy"}})
 	r.skip(time.Minute)
 	r.appears()
 	r.snap.Clear()
@@ -229,7 +229,7 @@ func TestFailedForeignController(t *testing.T) {
 	})
 	r.refused(nvme("w", one), "has failed", "nvme_sample")
 	r.refused(nvme("v", one), "did not attach the controller")
-	if d, known := r.table.Device("v"); !known || d.Phase != table.Made || d.Name != name {
+	if d, known := r.table.Device("v"); !known || d.Phase != table.Ready || d.Name != name {
 		t.Errorf("the device that was there: %+v", d)
 	}
 }
@@ -297,7 +297,7 @@ func TestManyLeftovers(t *testing.T) {
 	testkit.EventuallyNil(r.t, "and the one that was stuck, once its attach has ended", func() error {
 		r.skipped.Add(int64(time.Hour))
 		devices, objects := r.table.Count()
-		if devices[table.Making] > 0 || objects > 0 {
+		if devices[table.Creating] > 0 || objects > 0 {
 			return fmt.Errorf("%v, %d objects", devices, objects)
 		}
 		return nil

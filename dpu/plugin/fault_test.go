@@ -40,7 +40,7 @@ func TestDeleteCancelsCreate(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
-	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
+	r.snap.Inject(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
 	creating := r.begin(t.Context(), nvme("v", one))
 	r.awaitCall("bdev_nvme_attach_controller", 1)
 	deleted := make(chan error, 1)
@@ -62,7 +62,7 @@ func TestAbandonedCreateGoesOn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{}, nil)
 	r.target(one, 1)
-	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
+	r.snap.Inject(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
 	ctx, leave := context.WithCancel(t.Context())
 	creating := r.begin(ctx, nvme("v", one))
 	r.awaitCall("bdev_nvme_attach_controller", 1)
@@ -84,7 +84,7 @@ func TestSlowCreateIsAnsweredInTime(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, spdktest.Config{}, func(c *Config, _ *object.Config) { c.AnswerWithin = 50 * time.Millisecond })
 	r.target(one, 1)
-	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
+	r.snap.Inject(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
 	err := r.refused(nvme("v", one), "is still in progress after")
 	if !errors.Is(err, errs.Busy) {
 		t.Errorf("%v", err)
@@ -111,7 +111,7 @@ func TestLostAnswers(t *testing.T) {
 			t.Run(method+" "+what, func(t *testing.T) {
 				r := newRig(t, spdktest.Config{}, nil)
 				r.target(one, 1)
-				r.snap.Order(fault)
+				r.snap.Inject(fault)
 				r.refused(nvme("v", one))
 				r.hasNot("v", "")
 				name := ""
@@ -144,7 +144,7 @@ func TestSNAPRestartsDuringCreate(t *testing.T) {
 			t.Run(method+" "+what, func(t *testing.T) {
 				r := newRig(t, spdktest.Config{}, nil)
 				r.target(one, 1)
-				r.snap.Order(fault)
+				r.snap.Inject(fault)
 				if name, err := r.plugin.Create(t.Context(), nvme("v", one)); err == nil {
 					t.Errorf("device %s of a process that is gone", name)
 				}
@@ -302,7 +302,7 @@ func TestVolumesDoNotWaitForEachOther(t *testing.T) {
 	r.target(one, 1)
 	silent := spdktest.Address{Transport: "TCP", Host: "192.0.2.66", Port: "4420"}
 	r.network.SetReach(silent, spdktest.Dropped)
-	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
+	r.snap.Inject(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Wait: time.Hour})
 	stuck := r.begin(t.Context(), nvme("stuck", "nqn.2016-06.io.spdk:away"))
 	r.awaitCall("bdev_nvme_attach_controller", 1)
 	name := r.create(nvme("v", one))

@@ -107,7 +107,7 @@ func heartbeatWhileSNAPIsSlow(t *testing.T, look time.Duration) bool {
 		name, err = r.plugin.Create(t.Context(), nvme("v", one))
 		return err
 	})
-	r.snap.Order(spdktest.Fault{Method: "bdev_get_bdevs", Wait: time.Hour})
+	r.snap.Inject(spdktest.Fault{Method: "bdev_get_bdevs", Wait: time.Hour})
 	d, err := r.plugin.Get(t.Context(), request.Device{Volume: "v", Name: name})
 	within := time.Since(good) < grace
 	if within && (err != nil || d.Name != name) {

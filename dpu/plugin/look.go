@@ -18,7 +18,7 @@ import (
 // attachment.
 func (p *Plugin) Get(ctx context.Context, r request.Device) (table.Device, error) {
 	d, known := p.table.Device(r.Volume)
-	if !known || d.Phase != table.Made || r.Name != "" && r.Name != d.Name {
+	if !known || d.Phase != table.Ready || r.Name != "" && r.Name != d.Name {
 		return table.Device{}, fmt.Errorf("volume %s, device %q: %w", r.Volume, r.Name, ErrNotFound)
 	}
 	asking, cancel := context.WithTimeout(ctx, p.config.LookWithin)
@@ -50,7 +50,7 @@ func (p *Plugin) look(ctx context.Context, d table.Device) (object.State, error)
 	if !known {
 		return object.State{}, errs.Errorf(errs.Internal, "%s, an object of device %s, is not on record", d.Objects[len(d.Objects)-1], d.Name)
 	}
-	return p.objects.Look(ctx, object.Shown{Name: d.Name, Namespace: d.Namespace, Object: o.Object, As: o.As})
+	return p.objects.Look(ctx, object.Shown{Name: d.Name, Namespace: d.Namespace, Object: o.Object, As: o.ForeignName})
 }
 
 func (p *Plugin) recordHeld(d table.Device) {
@@ -80,7 +80,7 @@ func (p *Plugin) List(ctx context.Context, q request.Page) ([]table.Device, bool
 	process := p.process
 	p.mu.Unlock()
 	page, more := p.table.List(q.After, q.Max, func(d table.Device) bool {
-		return d.Phase == table.Made && (process == "" || d.Process == process)
+		return d.Phase == table.Ready && (process == "" || d.Process == process)
 	})
 	return page, more, ctx.Err()
 }

@@ -31,7 +31,7 @@ import (
 type Config struct {
 	Table    *table.Table
 	RPC      *spdk.Client
-	Objects  *object.Maker // of the same process as RPC
+	Objects  *object.Manager // of the same process as RPC
 	Settings plan.Settings
 
 	// AnswerWithin bounds CreateDevice and DeleteDevice: the node driver has
@@ -54,7 +54,7 @@ type Plugin struct {
 	config  Config
 	table   *table.Table
 	rpc     *spdk.Client
-	objects *object.Maker
+	objects *object.Manager
 	log     *slog.Logger
 	ops     *op.Operations
 	locks   op.Locks // by object
@@ -109,7 +109,7 @@ func New(c Config) (*Plugin, error) {
 	if err := p.register(c.Metrics); err != nil {
 		return nil, err
 	}
-	unfinished, _ := p.table.List("", math.MaxInt, func(d table.Device) bool { return d.Phase != table.Made })
+	unfinished, _ := p.table.List("", math.MaxInt, func(d table.Device) bool { return d.Phase != table.Ready })
 	for _, d := range unfinished {
 		p.left[d.Volume] = errInterrupted
 	}

@@ -39,7 +39,7 @@ func (p *Plugin) Delete(ctx context.Context, r request.Device) error {
 // being created might have no name yet, so it matches every name.
 func (p *Plugin) isOther(r request.Device) bool {
 	d, known := p.table.Device(r.Volume)
-	return known && d.Phase == table.Made && r.Name != "" && d.Name != r.Name
+	return known && d.Phase == table.Ready && r.Name != "" && d.Name != r.Name
 }
 
 func (p *Plugin) delete(ctx context.Context, r request.Device) error {
@@ -50,7 +50,7 @@ func (p *Plugin) delete(ctx context.Context, r request.Device) error {
 	if p.isOther(r) {
 		return nil
 	}
-	if d.Phase == table.Made {
+	if d.Phase == table.Ready {
 		if err := p.checkHidden(ctx, d); err != nil {
 			return err
 		}
@@ -161,7 +161,7 @@ func (p *Plugin) removeObject(ctx context.Context, o table.Object, process strin
 		}
 		forgettable = pending == nil
 	}
-	if err := p.objects.Remove(ctx, o.There()); err != nil {
+	if err := p.objects.Remove(ctx, o.Actual()); err != nil {
 		return false, fmt.Errorf("remove %s: %w", o.ID, err)
 	}
 	return forgettable, pending
@@ -217,7 +217,7 @@ func (p *Plugin) inherit(ctx context.Context, volumeID string, planned []plan.Ob
 		return false, nil
 	}
 	for _, o := range p.table.Objects() {
-		if o.As == name && len(p.table.Users(o.ID)) > 0 {
+		if o.ForeignName == name && len(p.table.Users(o.ID)) > 0 {
 			o.Foreign = false
 			return true, p.table.PutObject(ctx, o)
 		}

@@ -255,7 +255,7 @@ func (r *rig) empty() {
 		if len(left) > 0 {
 			return fmt.Errorf("SNAP and the machine hold %q", left)
 		}
-		if devices, objects := r.table.Count(); devices[table.Made]+devices[table.Making]+devices[table.Removing]+objects > 0 {
+		if devices, objects := r.table.Count(); devices[table.Ready]+devices[table.Creating]+devices[table.Removing]+objects > 0 {
 			return fmt.Errorf("on record are %v and objects %+v", devices, r.table.Objects())
 		}
 		return nil

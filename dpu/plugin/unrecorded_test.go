@@ -79,7 +79,7 @@ func TestDeleteWithoutRecordIsResumed(t *testing.T) {
 	r.target(one, 1)
 	name := r.create(nvme("a", one))
 	r.lose()
-	r.snap.Order(spdktest.Fault{Method: "bdev_nvme_detach_controller", Times: 1, Error: &spdktest.Error{Code: -110, Message: "Connection timed out"}})
+	r.snap.Inject(spdktest.Fault{Method: "bdev_nvme_detach_controller", Times: 1, Error: &spdktest.Error{Code: -110, Message: "Connection timed out"}})
 	if err := r.plugin.Delete(t.Context(), request.Device{Volume: "a", Name: name}); err == nil {
 		t.Error("the device stayed, and DeleteDevice is OK")
 	}

@@ -35,7 +35,7 @@ func (t *Table) ForgetIdentity(ctx context.Context, volumeID string) error {
 }
 
 func (d Device) identity() string {
-	if d.Phase != Made {
+	if d.Phase != Ready {
 		return ""
 	}
 	return d.Namespace.UUID

@@ -205,11 +205,11 @@ func (x *index) checkDevice(key string, d Device) error {
 	switch {
 	case d.Volume != key:
 		return damaged("device", key, "it belongs to volume %q", d.Volume)
-	case d.Phase != Making && d.Phase != Made && d.Phase != Removing:
+	case d.Phase != Creating && d.Phase != Ready && d.Phase != Removing:
 		return damaged("device", key, "its phase is %q", d.Phase)
 	case d.Mode != request.Block && d.Mode != request.Filesystem:
 		return damaged("device", key, "its volume mode is %q", d.Mode)
-	case d.Phase == Made && (d.Name == "" || len(d.Objects) == 0):
+	case d.Phase == Ready && (d.Name == "" || len(d.Objects) == 0):
 		return damaged("device", key, "its phase is made, but it has no name or no objects")
 	case d.Name != "" && x.byName[d.Name] != "":
 		return damaged("device", key, "volume %s also has device %s", x.byName[d.Name], d.Name)

@@ -81,7 +81,7 @@ func (m model) check(t *rapid.T, r *table.Table) {
 	if !reflect.DeepEqual(want, got) || more {
 		t.Fatalf("List (more: %t):\n%s", more, gocmp.Diff(want, got, same))
 	}
-	phases := map[table.Phase]int{table.Making: 0, table.Made: 0, table.Removing: 0}
+	phases := map[table.Phase]int{table.Creating: 0, table.Ready: 0, table.Removing: 0}
 	for id, d := range m.devices {
 		phases[d.Phase]++
 		if one, ok := r.Device(id); !ok || !reflect.DeepEqual(d, one) {
@@ -144,7 +144,7 @@ func TestModel(t *testing.T) {
 				used := slices.Concat(put, rapid.SliceOfN(objects, 0, 1).Draw(rt, "uses too"))
 				d := device(volumes.Draw(rt, "volume"), names.Draw(rt, "device name"), used...)
 				if d.Name != "" && len(used) > 0 {
-					d.Phase = rapid.SampledFrom([]table.Phase{table.Making, table.Made, table.Removing}).Draw(rt, "phase")
+					d.Phase = rapid.SampledFrom([]table.Phase{table.Creating, table.Ready, table.Removing}).Draw(rt, "phase")
 				}
 				if outcome("Put", r.Put(t.Context(), d, put...), m.refuses(d, put)) {
 					m.devices[d.Volume] = d

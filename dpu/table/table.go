@@ -22,10 +22,10 @@ import (
 // Phase of a device's life cycle.
 type Phase string
 
-// Only a device in phase Made was ever returned to a caller.
+// Only a device in phase Ready was ever returned to a caller.
 const (
-	Making   Phase = "making"
-	Made     Phase = "made"
+	Creating Phase = "making"
+	Ready    Phase = "made"
 	Removing Phase = "removing"
 )
 
@@ -50,8 +50,8 @@ type Object struct {
 	plan.Object
 	// Foreign: the object existed before, and this plugin must not remove it.
 	Foreign bool `json:"foreign,omitempty"`
-	// As is the name of another program's controller.
-	As string `json:"as,omitempty"`
+	// ForeignName is the name of another program's controller.
+	ForeignName string `json:"as,omitempty"`
 	// UnansweredUntil: an unanswered call can still create the object until
 	// then, even after its removal.
 	UnansweredUntil time.Time `json:"doubt,omitzero"`
@@ -62,11 +62,11 @@ type Object struct {
 	Process string `json:"process,omitempty"`
 }
 
-// There returns the object with its name in the SNAP process.
-func (o Object) There() plan.Object {
+// Actual returns the object with its name in the SNAP process.
+func (o Object) Actual() plan.Object {
 	there := o.Object
-	if o.As != "" {
-		there.Name = o.As
+	if o.ForeignName != "" {
+		there.Name = o.ForeignName
 	}
 	return there
 }
@@ -156,7 +156,7 @@ func (t *Table) List(after string, max int, keep func(Device) bool) (page []Devi
 func (t *Table) Count() (devices map[Phase]int, objects int) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	devices = map[Phase]int{Making: 0, Made: 0, Removing: 0}
+	devices = map[Phase]int{Creating: 0, Ready: 0, Removing: 0}
 	for _, d := range t.devices {
 		devices[d.Phase]++
 	}
@@ -194,12 +194,12 @@ func (t *Table) Unused() []Object {
 
 // Put records a device, replacing that of its volume, together with objects.
 // Errors: errs.Precondition if another volume has the device's name or an
-// exclusive resource of an object, or if the disk is full in phase Making,
+// exclusive resource of an object, or if the disk is full in phase Creating,
 // since deletes need the remaining space; errs.Internal for an invalid or
 // unrecorded object.
 func (t *Table) Put(ctx context.Context, d Device, objects ...Object) error {
 	d = d.clone()
-	if d.Phase == Making {
+	if d.Phase == Creating {
 		err := t.store.Spare(ctx)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)

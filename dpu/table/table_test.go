@@ -38,7 +38,7 @@ func TestConflicts(t *testing.T) {
 	testkit.WantError(t, "Put", r.Put(ctx, device("", "two")), errs.Internal, "without a volume")
 	testkit.WantError(t, "PutObject", r.PutObject(ctx, table.Object{Object: plan.Object{ID: plan.ID{Kind: plan.AIO, Name: "e"}}}), errs.Internal, "aio-bdev e")
 	testkit.WantError(t, "Drop", r.Drop(ctx, "vb", a.ID), errs.Internal, "aio-bdev a", "volume va")
-	if devices, objects := r.Count(); devices[table.Making] != 1 || objects != 1 {
+	if devices, objects := r.Count(); devices[table.Creating] != 1 || objects != 1 {
 		t.Errorf("what was refused is on record: %v, %v", devices, r.Objects())
 	}
 	// With another file the first one is free.
@@ -110,7 +110,7 @@ func TestFailedWrite(t *testing.T) {
 	if err := r.Put(ctx, device("w", "m")); !errors.Is(err, context.Canceled) {
 		t.Errorf("with a context that ended: %v", err)
 	}
-	if devices, objects := r.Count(); devices[table.Making] != 1 || objects != 1 {
+	if devices, objects := r.Count(); devices[table.Creating] != 1 || objects != 1 {
 		t.Errorf("%v, %v", devices, r.Objects())
 	}
 }
@@ -187,8 +187,8 @@ func TestDamaged(t *testing.T) {
 		"no phase":                 {"devices", "v2", changed(func(d *table.Device) { d.Phase = "" }), `phase is ""`},
 		"another phase":            {"devices", "v2", changed(func(d *table.Device) { d.Phase = "made!" }), `phase is "made!"`},
 		"no mode":                  {"devices", "v2", changed(func(d *table.Device) { d.Mode = "" }), `volume mode is ""`},
-		"made without a name":      {"devices", "v2", changed(func(d *table.Device) { d.Phase, d.Name = table.Made, "" }), "no name or no objects"},
-		"made of nothing":          {"devices", "v2", changed(func(d *table.Device) { d.Phase, d.Objects = table.Made, nil }), "no name or no objects"},
+		"made without a name":      {"devices", "v2", changed(func(d *table.Device) { d.Phase, d.Name = table.Ready, "" }), "no name or no objects"},
+		"made of nothing":          {"devices", "v2", changed(func(d *table.Device) { d.Phase, d.Objects = table.Ready, nil }), "no name or no objects"},
 		"another device's name":    {"devices", "v2", changed(func(d *table.Device) { d.Name = "n1" }), "volume v1 also has device n1"},
 		"an object that is not":    {"devices", "v2", changed(func(d *table.Device) { d.Objects = []plan.ID{{Kind: plan.Key, Name: "k"}} }), `its object "key k"`},
 		"another object":           {"objects", "aio-bdev other", aio("else", "2"), `it belongs to "aio-bdev else"`},
@@ -276,13 +276,13 @@ func controller(name string) table.Object {
 		Object: plan.Object{ID: plan.ID{Kind: plan.Controller, Name: name}, Controller: &plan.ControllerSpec{
 			Transport: "tcp", Paths: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:4420")}, SubNQN: "nqn.2016-06.io.spdk:" + name, HostNQN: "nqn.2016-06.io.spdk:host",
 		}},
-		Foreign: true, As: "Nvme0", UnansweredUntil: time.Unix(1_700_000_000, 5).UTC(), Process: "p1",
+		Foreign: true, ForeignName: "Nvme0", UnansweredUntil: time.Unix(1_700_000_000, 5).UTC(), Process: "p1",
 	}
 }
 
 func device(volumeID, name string, objects ...table.Object) table.Device {
 	d := table.Device{
-		Volume: volumeID, Name: name, Phase: table.Making, Mode: request.Block, Modes: []storagev1.AccessMode{1, 3},
+		Volume: volumeID, Name: name, Phase: table.Creating, Mode: request.Block, Modes: []storagev1.AccessMode{1, 3},
 		Contexts:  request.Contexts{Volume: map[string]string{"nqn": volumeID}},
 		Namespace: plan.Choice{NSID: 1}, Process: "p1", Since: time.Unix(1_700_000_000, 7).UTC(),
 	}

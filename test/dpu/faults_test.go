@@ -131,7 +131,7 @@ func TestEachRequestFails(t *testing.T) {
 func (s *site) fails(r asked, f failure) {
 	s.snap.Forget()
 	f.fault.Method, f.fault.Skip, f.fault.Times = r.method, r.before, 1
-	s.snap.Order(f.fault)
+	s.snap.Inject(f.fault)
 }
 
 // failed checks that the request was sent, and clears the fault.

@@ -134,10 +134,10 @@ func TestStoppedWhileACreateHangs(t *testing.T) {
 			beside := s.neighbour(k.volume(s, "neighbour"))
 			v := k.volume(s, "victim")
 			for _, method := range makes {
-				s.snap.Order(spdktest.Fault{Method: method, Wait: 2 * patience})
+				s.snap.Inject(spdktest.Fault{Method: method, Wait: 2 * patience})
 			}
 			if k.name == "NVMe of one subsystem" { // already attached
-				s.snap.Order(spdktest.Fault{Method: "bdev_get_bdevs", Wait: 2 * patience})
+				s.snap.Inject(spdktest.Fault{Method: "bdev_get_bdevs", Wait: 2 * patience})
 			}
 			s.snap.Forget()
 			creating := make(chan error, 1)

@@ -121,7 +121,7 @@ func (s *site) negated() {
 	s.start()
 	v := s.namespace("v", "v", 1)
 	s.snap.Forget()
-	s.snap.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Hold: patience / 4}) // the create is in progress when the device is deleted
+	s.snap.Inject(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Hold: patience / 4}) // the create is in progress when the device is deleted
 	creating := make(chan error, 1)
 	go func() { creating <- onlyErr(s.try(v)) }()
 	s.eventually("the attach", func() error {

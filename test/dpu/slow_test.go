@@ -67,7 +67,7 @@ func slow(t *testing.T, program string, x slowness, once bool) {
 		}
 		return err
 	})
-	s.snap.Order(spdktest.Fault{Wait: x.each})
+	s.snap.Inject(spdktest.Fault{Wait: x.each})
 
 	begun := time.Now()
 	creating := make(chan error, 1)
