@@ -70,7 +70,7 @@ func (f *fenceFlags) addTo(c *cobra.Command) {
 }
 
 func (f *fenceFlags) addRequestTo(c *cobra.Command) {
-	addParameters(c, &f.parameters, "request parameter, key=value; can be repeated. All parameters together identify the owner of a fence")
+	addParameters(c, &f.parameters, "key=value; can be repeated. All parameters together identify the owner of a fence")
 	c.Flags().StringArrayVar(&f.secrets, "secret", nil, "secret for the driver, KEY=FILE; can be repeated. Trailing line breaks of the file are removed")
 }
 

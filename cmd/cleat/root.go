@@ -14,11 +14,9 @@ func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "cleat",
 		Short: "CSI driver, network fencing, DPU and SR-IOV device plugins for Kubernetes nodes",
-		Long: `cleat provides volumes and devices to workloads when they are ready, and revokes
-them when they must not be used any longer. The binary has the servers (a CSI
-driver, a plugin host that registers plugins like a kubelet, a DPF storage vendor
-plugin for DPUs, a device plugin for SR-IOV functions, and network fencing for
-storage servers) and the client commands.
+		Long: `CSI driver, network fencing, DPU and SR-IOV device plugins for Kubernetes nodes, and
+a plugin host for machines without a kubelet. The binary has the servers and the
+client commands that use them.
 
 Getting started, as root:
   cleat csi                           run the CSI driver on unix:///run/cleat/csi/csi.sock
