@@ -196,13 +196,13 @@ func TestRBDOfTheDouble(t *testing.T) {
 // An attach whose response is lost is Unanswered, but completed.
 func TestUnansweredAttachOfTheDouble(t *testing.T) {
 	_, p, c := world(t, spdktest.Config{})
-	p.Order(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Then: spdktest.Drop})
+	p.Inject(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Then: spdktest.Drop})
 	_, err := c.AttachNVMe(t.Context(), attach("nv0"))
 	is(t, "attach", err, spdk.Unanswered, errs.Unavailable)
 	if _, err := c.NVMeController(t.Context(), "nv0"); err != nil {
 		t.Errorf("the controller: %v", err)
 	}
-	p.Order(spdktest.Fault{Method: "bdev_get_bdevs", Times: 1, Instead: spdktest.Silence})
+	p.Inject(spdktest.Fault{Method: "bdev_get_bdevs", Times: 1, Instead: spdktest.Silence})
 	for patience := 50 * time.Millisecond; patience < time.Minute; patience *= 2 { // until it is sent
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		_, err = c.Bdev(ctx, "nv0n1")

@@ -38,7 +38,7 @@ type Fault struct {
 	Then    Action        // instead of the response
 }
 
-type ordered struct {
+type pendingFault struct {
 	Fault
 	hit int
 }
@@ -51,11 +51,11 @@ type Call struct {
 
 const maxCalls = 1 << 16
 
-// Order injects a fault, also over restarts. The first matching one applies.
-func (p *Process) Order(f Fault) {
+// Inject injects a fault, also over restarts. The first matching one applies.
+func (p *Process) Inject(f Fault) {
 	p.network.mu.Lock()
 	defer p.network.mu.Unlock()
-	p.faults = append(p.faults, &ordered{Fault: f})
+	p.faults = append(p.faults, &pendingFault{Fault: f})
 }
 
 // Clear removes all faults.

@@ -38,7 +38,7 @@ func TestAttachWhoseAnswerIsLost(t *testing.T) {
 	n := NewNetwork(nil)
 	n.Put(volume(Namespace{ID: 1}))
 	p := startProcess(t, n, Config{})
-	p.Order(Fault{Method: "bdev_nvme_attach_controller", Times: 1, Then: Drop})
+	p.Inject(Fault{Method: "bdev_nvme_attach_controller", Times: 1, Then: Drop})
 	if _, err := dial(t, p).try("bdev_nvme_attach_controller", attach(nil)); err == nil || isTimeout(err) {
 		t.Fatalf("the answer is not lost: %v", err)
 	}
@@ -83,7 +83,7 @@ func TestFaults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := startProcess(t, n, Config{})
 			f.fault.Method, f.fault.Times = "bdev_malloc_create", 1
-			p.Order(f.fault)
+			p.Inject(f.fault)
 			c := dial(t, p)
 			var err error
 			took := n.during(clock, func() {
@@ -118,7 +118,7 @@ func patient(t *testing.T, p *Process) *client {
 
 func TestSilenceKeepsTheConnection(t *testing.T) {
 	p := startProcess(t, NewNetwork(nil), Config{})
-	p.Order(Fault{Method: "bdev_get_bdevs", Then: Silence})
+	p.Inject(Fault{Method: "bdev_get_bdevs", Then: Silence})
 	c := dial(t, p)
 	c.send(`{"id":1,"method":"bdev_get_bdevs"}`)
 	if r := c.ask("rpc_get_methods", nil); r.Error != nil || len(r.Result) < 1000 {
@@ -129,7 +129,7 @@ func TestSilenceKeepsTheConnection(t *testing.T) {
 func TestFaultsCountRequests(t *testing.T) {
 	p := startProcess(t, NewNetwork(nil), Config{})
 	c := dial(t, p)
-	p.Order(Fault{Method: "bdev_get_bdevs", Name: "x", Skip: 1, Times: 2, Error: &Error{-16, "busy"}})
+	p.Inject(Fault{Method: "bdev_get_bdevs", Name: "x", Skip: 1, Times: 2, Error: &Error{-16, "busy"}})
 	var codes []int
 	for range 4 {
 		c.refused(-19, "bdev_get_bdevs", with{"name": "y"})
@@ -138,7 +138,7 @@ func TestFaultsCountRequests(t *testing.T) {
 	if want := []int{-19, -16, -16, -19}; !slices.Equal(codes, want) {
 		t.Errorf("codes %v, want %v", codes, want)
 	}
-	p.Order(Fault{Error: &Error{-16, "busy"}})
+	p.Inject(Fault{Error: &Error{-16, "busy"}})
 	c.refused(-16, "spdk_get_version", nil)
 	p.Clear()
 	c.must("spdk_get_version", nil, nil)

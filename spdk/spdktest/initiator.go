@@ -167,15 +167,15 @@ func (p *Process) reachTarget(ctx context.Context, c *controller, t *path) (*sub
 	}
 	if n.reach[t.trid.address().key()] == Silent {
 		// fabrics_connect_timeout_us does not shorten the wait.
-		n.pass(ctx, orElse(timing.Silent, 10*time.Second))
+		n.sleep(ctx, orElse(timing.Silent, 10*time.Second))
 		return nil, errno(eIO)
 	}
 	s := n.find(t.trid.address(), c.nqn, c.hostNQN)
 	if s == nil {
-		n.pass(ctx, timing.Refuse)
+		n.sleep(ctx, timing.Refuse)
 		return nil, errno(eIO)
 	}
-	n.pass(ctx, timing.Attach)
+	n.sleep(ctx, timing.Attach)
 	if s = n.find(t.trid.address(), c.nqn, c.hostNQN); s == nil || ctx.Err() != nil {
 		return nil, errno(eIO)
 	}
@@ -192,14 +192,14 @@ const synTimeout = 127 * time.Second
 func (p *Process) connects(ctx context.Context, a Address) bool {
 	n, began, limit := p.network, p.network.now(), orElse(p.connectLimit, synTimeout)
 	for syn := time.Duration(0); syn < limit; syn = 2*syn + time.Second {
-		if !n.pass(ctx, began.Add(syn).Sub(n.now())) {
+		if !n.sleep(ctx, began.Add(syn).Sub(n.now())) {
 			return false
 		}
 		if n.reach[a.key()] != Dropped && !began.Add(syn).Before(n.reachSince[a.key()]) {
 			return true
 		}
 	}
-	n.pass(ctx, began.Add(limit).Sub(n.now()))
+	n.sleep(ctx, began.Add(limit).Sub(n.now()))
 	return false
 }
 
@@ -230,7 +230,7 @@ func detachController(p *Process, ctx context.Context, a args) (any, *Error) {
 	if len(left) == len(c.paths) {
 		return nil, errno(eNXIO)
 	}
-	p.network.pass(ctx, p.config.Timing.Detach)
+	p.network.sleep(ctx, p.config.Timing.Detach)
 	c.paths = left
 	if len(left) == 0 {
 		p.detach(c)
@@ -266,7 +266,7 @@ func resetController(p *Process, ctx context.Context, a args) (any, *Error) {
 	if c == nil {
 		return nil, errno(eNODEV)
 	}
-	p.network.pass(ctx, p.config.Timing.Reset)
+	p.network.sleep(ctx, p.config.Timing.Reset)
 	c.failed = false
 	now := p.network.now()
 	for _, t := range c.paths {

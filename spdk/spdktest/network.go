@@ -313,8 +313,8 @@ func (n *Network) until(end time.Time) func() {
 	return func() { delete(n.due, &end) }
 }
 
-// pass releases the lock for d; false: the process has ended.
-func (n *Network) pass(ctx context.Context, d time.Duration) bool {
+// sleep releases the lock for d; false: the process has ended.
+func (n *Network) sleep(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil
 	}

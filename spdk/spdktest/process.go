@@ -84,7 +84,7 @@ type Process struct {
 	acting sync.WaitGroup // kills and restarts by faults
 
 	// Guarded by the network's lock.
-	faults []*ordered
+	faults []*pendingFault
 	calls  []Call
 	state
 }

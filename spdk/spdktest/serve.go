@@ -175,7 +175,7 @@ func (p *Process) call(l *life, c *connection, r request) (result any, err *Erro
 	}
 	p.note(r)
 	f := p.fault(r)
-	if !p.network.pass(l.ctx, f.Wait) {
+	if !p.network.sleep(l.ctx, f.Wait) {
 		return nil, nil, false
 	}
 	if f.Error != nil {
@@ -192,7 +192,7 @@ func (p *Process) call(l *life, c *connection, r request) (result any, err *Erro
 	if !reads(r.method) {
 		p.network.touch()
 	}
-	if f.Hold > 0 && !p.network.pass(l.ctx, f.Hold) {
+	if f.Hold > 0 && !p.network.sleep(l.ctx, f.Hold) {
 		return nil, nil, false
 	}
 	if f.Then != Answer {

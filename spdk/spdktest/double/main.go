@@ -50,7 +50,7 @@ func run(ctx context.Context, argv []string, in io.Reader, out io.Writer) error 
 		return err
 	}
 	for _, f := range scene.Faults {
-		p.Order(f.fault())
+		p.Inject(f.fault())
 	}
 	fmt.Fprintf(out, "SPDK test double listens on %s; it moves no data\n", config.Socket)
 	// A read of standard input ends only with the process.
