@@ -188,7 +188,7 @@ func (s sriovStatus) holder(now time.Time) string {
 		who += " of node state " + s.UID
 	}
 	left := func(t time.Time) string { return t.Sub(now).Round(100 * time.Millisecond).String() }
-	switch gate.Holding(s.Control) {
+	switch gate.HolderState(s.Control) {
 	case gate.NotControlled:
 		return "none: not in controlled mode"
 	case gate.Waiting:

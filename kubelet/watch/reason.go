@@ -46,7 +46,7 @@ func dialReason(err error) string {
 	return "the socket cannot be connected to"
 }
 
-func askFailure(err error, timeouts Timeouts) failure {
+func getInfoFailure(err error, timeouts Timeouts) failure {
 	f := failure{step: Asking, text: err.Error()}
 	switch {
 	case isType[dialError](err):

@@ -165,7 +165,7 @@ func (s *socket) query() (Plugin, *failure) {
 	case s.ctx.Err() != nil:
 		return p, nil
 	case err != nil:
-		f := askFailure(err, s.o.Timeouts)
+		f := getInfoFailure(err, s.o.Timeouts)
 		return p, &f
 	}
 	p.Socket = s.path

@@ -22,8 +22,8 @@ const (
 	// acceptTimeout is when another claim can replace an unaccepted one.
 	acceptTimeout = 5 * time.Second
 	// suspendCheckInterval is how often a renewer with a stream checks that its
-	// process was not suspended. stopped is the gap between events that
-	// indicates it, without a lease.
+	// process was not suspended. Without a lease, suspendGap between two events
+	// indicates that it was.
 	suspendCheckInterval = 5 * time.Second
 	suspendGap           = 15 * time.Second
 )

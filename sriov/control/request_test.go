@@ -133,7 +133,7 @@ func TestStatusRoundTrip(t *testing.T) {
 		words := rapid.StringN(0, 50, -1)
 		s := gate.Status{
 			State:   rapid.SampledFrom([]gate.State{gate.Initializing, gate.Serving, gate.Failed, gate.Stopping}).Draw(t, "state"),
-			Holding: rapid.SampledFrom([]gate.Holding{gate.NotControlled, gate.Waiting, gate.Live, gate.Lost}).Draw(t, "holding"),
+			Holding: rapid.SampledFrom([]gate.HolderState{gate.NotControlled, gate.Waiting, gate.Live, gate.Lost}).Draw(t, "holding"),
 			Pools:   count.Draw(t, "pools"), Devices: count.Draw(t, "devices"), Generation: rapid.Int64().Draw(t, "generation"),
 			UID: words.Draw(t, "uid"), Hash: words.Draw(t, "hash"), Error: words.Draw(t, "error"),
 			LeaseEnds: timestamps.Draw(t, "lease"), HoldEnds: timestamps.Draw(t, "hold"), Resources: map[string]gate.Report{},

@@ -24,7 +24,7 @@ var (
 		gate.Failed:       controlv1.DevicePluginStatus_ERROR,
 		gate.Stopping:     controlv1.DevicePluginStatus_STOPPING,
 	}
-	holdings = map[gate.Holding]controlv1.Control{
+	holdings = map[gate.HolderState]controlv1.Control{
 		gate.NotControlled: controlv1.Control_CONTROL_NONE,
 		gate.Waiting:       controlv1.Control_CONTROL_WAITING,
 		gate.Live:          controlv1.Control_CONTROL_HELD,

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// finish answers the callers that wait.
+// close begins a withdrawal; finish ends it and answers the callers.
 func (g *Gate) close() {
 	delete(g.timers, TimerHold)
 	delete(g.timers, TimerLease)

@@ -27,19 +27,19 @@ const (
 )
 
 // HolderState is the state of the claim on the devices.
-type Holding string
+type HolderState string
 
 const (
-	NotControlled Holding = "none"
-	Waiting       Holding = "waiting" // no holder
-	Live          Holding = "held"
-	Lost          Holding = "holding" // the stream was lost, the hold time runs
+	NotControlled HolderState = "none"
+	Waiting       HolderState = "waiting" // no holder
+	Live          HolderState = "held"
+	Lost          HolderState = "holding" // the stream was lost, the hold time runs
 )
 
 // Status is the plugin's status.
 type Status struct {
 	State      State
-	Holding    Holding
+	Holding    HolderState
 	Pools      int // offered resources
 	Devices    int // that pods can get
 	Generation int64

@@ -98,7 +98,7 @@ func (m *metrics) Collect(c chan<- prometheus.Metric) {
 	for _, state := range []gate.State{gate.Initializing, gate.Serving, gate.Failed, gate.Stopping} {
 		gauge(m.state, is(s.State == state), string(state))
 	}
-	for _, h := range []gate.Holding{gate.NotControlled, gate.Waiting, gate.Live, gate.Lost} {
+	for _, h := range []gate.HolderState{gate.NotControlled, gate.Waiting, gate.Live, gate.Lost} {
 		gauge(m.control, is(s.Holding == h), string(h))
 	}
 	gauge(m.generation, float64(s.Generation))

@@ -112,13 +112,13 @@ type Plugin struct {
 	holders lastHolders
 
 	// Of the event loop.
-	ctx       context.Context
-	gate      *gate.Gate
-	resources map[string]*resource
-	sessions  map[string]inbox // EnableDevices
-	scans     scans
-	questions questions
-	audits    audits
+	ctx         context.Context
+	gate        *gate.Gate
+	resources   map[string]*resource
+	sessions    map[string]inbox // EnableDevices
+	scans       scans
+	podsQueries podsQueries
+	audits      audits
 }
 
 // New reads the configuration, which must be valid, and changes nothing.

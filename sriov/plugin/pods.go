@@ -20,15 +20,15 @@ type podsQuery struct {
 	epoch    uint64
 }
 
-// questions batches PodResources queries, one call at a time: a withdrawal
+// podsQueries batches PodResources queries, one call at a time: a withdrawal
 // queries for each resource. An answer counts only for earlier queries.
-type questions struct {
+type podsQueries struct {
 	waiting []podsQuery
 	asking  bool
 }
 
 type podsAnswered struct {
-	questions []podsQuery
+	queries []podsQuery
 	podsAnswer
 }
 
@@ -49,7 +49,7 @@ func (p *Plugin) confirm(r *resource, epoch uint64) {
 }
 
 func (p *Plugin) queryPods(more ...podsQuery) {
-	q := &p.questions
+	q := &p.podsQueries
 	q.waiting = append(q.waiting, more...)
 	if q.asking || len(q.waiting) == 0 {
 		return
@@ -61,9 +61,9 @@ func (p *Plugin) queryPods(more ...podsQuery) {
 }
 
 func (a podsAnswered) handle(p *Plugin, now time.Time) []action {
-	p.questions.asking = false
+	p.podsQueries.asking = false
 	var all []action
-	for _, q := range a.questions {
+	for _, q := range a.queries {
 		if q.resource == nil {
 			p.audit(a.podsAnswer)
 			continue

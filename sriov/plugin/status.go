@@ -9,7 +9,7 @@ import (
 // Document is the plugin's JSON status.
 type Document struct {
 	State      gate.State         `json:"state"`
-	Control    gate.Holding       `json:"control"`
+	Control    gate.HolderState   `json:"control"`
 	Generation int64              `json:"generation,omitempty"`
 	UID        string             `json:"uid,omitempty"`
 	Node       string             `json:"node,omitempty"`

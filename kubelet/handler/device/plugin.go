@@ -42,13 +42,13 @@ func (h *Handler) connect(ctx context.Context, p watch.Plugin) (*plugin, error) 
 		return nil, err
 	}
 	c := &plugin{Plugin: p, owner: h, conn: conn, api: api.NewDevicePluginClient(conn), ended: make(chan struct{}), failure: errors.New("the plugin has not sent its list of devices yet")}
-	if c.options, err = c.askOptions(ctx); err != nil {
+	if c.options, err = c.getOptions(ctx); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	return c, nil
 }
 
-func (c *plugin) askOptions(ctx context.Context) (*api.DevicePluginOptions, error) {
+func (c *plugin) getOptions(ctx context.Context) (*api.DevicePluginOptions, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.owner.options.Timeout)
 	defer cancel()
 	options, err := c.api.GetDevicePluginOptions(ctx, &api.Empty{})
@@ -98,7 +98,7 @@ func (c *plugin) watchDevices(ctx context.Context) {
 
 // readLists reads the options first: another process might serve the endpoint.
 func (c *plugin) readLists(ctx context.Context) (lists int, err error) {
-	options, err := c.askOptions(ctx)
+	options, err := c.getOptions(ctx)
 	if err != nil {
 		return 0, err
 	}

@@ -116,7 +116,7 @@ func (n *node) capacity(resource string) int {
 
 // startPod allocates free healthy devices, or refuses like a kubelet. With
 // insist, also others.
-func (n *node) startPod(ctx context.Context, o order) (answer, error) {
+func (n *node) startPod(ctx context.Context, o command) (answer, error) {
 	n.mu.Lock()
 	taken := []string{}
 	for _, p := range n.pods {

@@ -13,7 +13,7 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
 
-type order struct {
+type command struct {
 	// look, await, start, end or restart.
 	Do       string `json:"do"`
 	Resource string `json:"resource"` // of look, await, start
@@ -45,8 +45,8 @@ type answer struct {
 	Nodes   []string          `json:"nodes,omitempty"` // in the container
 }
 
-// orders serves orders on a socket.
-type orders struct {
+// commandServer serves orders on a socket.
+type commandServer struct {
 	node     *node
 	listener *unixsock.Listener
 	ctx      context.Context
@@ -54,12 +54,12 @@ type orders struct {
 	work     sync.WaitGroup
 }
 
-func listen(ctx context.Context, socket string, n *node) (*orders, error) {
+func listen(ctx context.Context, socket string, n *node) (*commandServer, error) {
 	l, err := unixsock.Listen(ctx, unixsock.Address{Path: socket, SharedDir: true, AnyLength: true})
 	if err != nil {
 		return nil, err
 	}
-	o := &orders{node: n, listener: l}
+	o := &commandServer{node: n, listener: l}
 	o.ctx, o.end = context.WithCancel(ctx)
 	o.work.Go(func() {
 		for {
@@ -73,20 +73,20 @@ func listen(ctx context.Context, socket string, n *node) (*orders, error) {
 	return o, nil
 }
 
-func (o *orders) close() error {
+func (o *commandServer) close() error {
 	o.end()
 	err := o.listener.Close()
 	o.work.Wait()
 	return err
 }
 
-func (o *orders) serve(conn net.Conn) {
+func (o *commandServer) serve(conn net.Conn) {
 	defer conn.Close()
 	defer context.AfterFunc(o.ctx, func() { _ = conn.Close() })()
 	in, out := json.NewDecoder(conn), json.NewEncoder(conn)
 	in.DisallowUnknownFields()
 	for {
-		var next order
+		var next command
 		err := in.Decode(&next)
 		if errors.Is(err, io.EOF) || o.ctx.Err() != nil {
 			return
@@ -106,7 +106,7 @@ func (o *orders) serve(conn net.Conn) {
 
 const awaitBound = 30 * time.Second
 
-func (o *orders) do(next order) (a answer, err error) {
+func (o *commandServer) do(next command) (a answer, err error) {
 	ctx, cancel := context.WithTimeout(o.ctx, awaitBound)
 	defer cancel()
 	switch next.Do {
@@ -126,7 +126,7 @@ func (o *orders) do(next order) (a answer, err error) {
 	return a, err
 }
 
-func (n *node) is(o order) bool {
+func (n *node) is(o command) bool {
 	return n.kubelet.Allocatable(o.Resource) == o.Offered && n.kubelet.Registrations(o.Resource) > o.Past &&
 		(o.Capacity == nil || n.capacity(o.Resource) == *o.Capacity)
 }
