@@ -84,5 +84,5 @@ const (
 // Denies reports whether the fence denies grants to its block.
 func (f Fence) Denies() bool { return f.Phase != Lifted }
 
-// Wanted reports whether the fence should be enforced.
-func (f Fence) Wanted() bool { return f.Phase == Fencing || f.Phase == Fenced }
+// IsDesired reports whether the fence should be enforced.
+func (f Fence) IsDesired() bool { return f.Phase == Fencing || f.Phase == Fenced }

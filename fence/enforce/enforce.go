@@ -159,7 +159,7 @@ func (e *Enforcer) unfenceOwners(ctx context.Context, req plan.Request) error {
 		}
 		theirs.Force = true
 		all.add(plan.Describe(theirs.Owner), func() error {
-			e.logger.WarnContext(ctx, "lifting fences of another parameter set by force", "owner", plan.Describe(theirs.Owner), "cidr", some(theirs.Blocks))
+			e.logger.WarnContext(ctx, "lifting fences of another parameter set by force", "owner", plan.Describe(theirs.Owner), "cidr", firstBlocks(theirs.Blocks))
 			return e.runOperation(ctx, "UnfenceClusterNetwork", theirs, true, e.unfence)
 		})
 	}
@@ -217,7 +217,7 @@ func (e *Enforcer) verifyAll(ctx context.Context, fenced []volume.Fence) error {
 			all.add(p.Name(), func() error {
 				missing, err := e.missingAt(ctx, p, req)
 				if err == nil && len(missing) > 0 {
-					err = errs.Errorf(errs.Unavailable, "%s is not fenced there; it is being repaired", some(missing))
+					err = errs.Errorf(errs.Unavailable, "%s is not fenced there; it is being repaired", firstBlocks(missing))
 				}
 				return err
 			})
@@ -243,8 +243,8 @@ func groupByOwner(fences []volume.Fence) []plan.Request {
 	return all
 }
 
-// some formats the first few blocks.
-func some(blocks []netip.Prefix) string {
+// firstBlocks formats the first few blocks.
+func firstBlocks(blocks []netip.Prefix) string {
 	const most = 3
 	if len(blocks) <= most {
 		return fmt.Sprint(blocks)

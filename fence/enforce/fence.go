@@ -105,7 +105,7 @@ func (e *Enforcer) unfence(ctx context.Context, req plan.Request) error {
 				return fmt.Errorf("the fence is not lifted yet: %w", err)
 			}
 			e.logger.WarnContext(ctx, "fence lifted by force, sessions have not ended and can still execute old writes",
-				"cidr", some(uncleared), "err", err)
+				"cidr", firstBlocks(uncleared), "err", err)
 		}
 		crashpoint.Hit("unfence.cleared")
 		cleared = append(cleared, uncleared...)

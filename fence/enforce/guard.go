@@ -150,7 +150,7 @@ func compare(desired, held []netip.Prefix) (lifted, added string, err error) {
 		return "", "", err
 	}
 	surplus, err := cidr.Missing(desired, held)
-	return some(missing), some(surplus), err
+	return firstBlocks(missing), firstBlocks(surplus), err
 }
 
 // checkPeer fences the blocks that a peer lacks.
@@ -167,7 +167,7 @@ func (e *Enforcer) checkPeer(ctx context.Context, p *peer, fences []volume.Fence
 			continue
 		}
 		e.metrics.drift.WithLabelValues(p.Name()).Inc()
-		e.logger.WarnContext(ctx, "peer lost fences, fencing again", "peer", p.Name(), "missing", some(missing))
+		e.logger.WarnContext(ctx, "peer lost fences, fencing again", "peer", p.Name(), "missing", firstBlocks(missing))
 		if err := e.runOperation(ctx, "FenceClusterNetwork", req, false, e.fence); err != nil {
 			return err
 		}

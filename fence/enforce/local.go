@@ -79,7 +79,7 @@ func (e *Enforcer) endSessions(ctx context.Context, l *local, blocks []netip.Pre
 	defer cancel()
 	live, err := l.Fencer.Sessions(ctx, blocks)
 	if err != nil {
-		return errs.Errorf(errs.Unavailable, "list the sessions of %s: %w", some(blocks), err)
+		return errs.Errorf(errs.Unavailable, "list the sessions of %s: %w", firstBlocks(blocks), err)
 	}
 	ending, err := e.ending(ctx, l, blocks)
 	if err != nil {
@@ -105,11 +105,11 @@ func (e *Enforcer) endSessions(ctx context.Context, l *local, blocks []netip.Pre
 		sessions[i] = one.Session
 	}
 	if err := l.Fencer.End(ctx, sessions); err != nil {
-		return errs.Errorf(errs.Unavailable, "end %d sessions of %s: %w", len(sessions), some(blocks), err)
+		return errs.Errorf(errs.Unavailable, "end %d sessions of %s: %w", len(sessions), firstBlocks(blocks), err)
 	}
 	crashpoint.Hit("fence.ended")
 	e.metrics.ended.WithLabelValues(l.Name).Add(float64(len(fresh)))
-	e.logger.InfoContext(ctx, "ended sessions of fenced clients", "enforcer", l.Name, "count", len(sessions), "cidr", some(blocks))
+	e.logger.InfoContext(ctx, "ended sessions of fenced clients", "enforcer", l.Name, "count", len(sessions), "cidr", firstBlocks(blocks))
 	return e.ledger.ForgetEnding(ctx, all)
 }
 
@@ -135,7 +135,7 @@ func (e *Enforcer) verifyEnded(ctx context.Context, l *local, blocks []netip.Pre
 	defer cancel()
 	live, err := l.Fencer.Sessions(ctx, blocks)
 	if err != nil {
-		return errs.Errorf(errs.Unavailable, "list the sessions of %s: %w", some(blocks), err)
+		return errs.Errorf(errs.Unavailable, "list the sessions of %s: %w", firstBlocks(blocks), err)
 	}
 	if len(live) > 0 {
 		return errs.Errorf(errs.Unavailable, "%d sessions still exist, one from %s to %s (%s)", len(live), live[0].Client, live[0].Server, live[0].Holder)
@@ -152,7 +152,7 @@ func (e *Enforcer) verifyHeld(ctx context.Context, l *local, blocks []netip.Pref
 	}
 	missing, err := cidr.Missing(held, blocks)
 	if err == nil && len(missing) > 0 {
-		err = errs.Errorf(errs.Unavailable, "%s is not fenced; it is being repaired", some(missing))
+		err = errs.Errorf(errs.Unavailable, "%s is not fenced; it is being repaired", firstBlocks(missing))
 	}
 	return err
 }
@@ -170,7 +170,7 @@ func (e *Enforcer) verifyLifted(ctx context.Context, l *local, blocks []netip.Pr
 		}
 		closed, err := cidr.Common(held, open)
 		if err == nil && len(closed) > 0 {
-			err = errs.Errorf(errs.Unavailable, "%s is still fenced", some(closed))
+			err = errs.Errorf(errs.Unavailable, "%s is still fenced", firstBlocks(closed))
 		}
 		return err
 	})

@@ -65,7 +65,7 @@ func (e *Enforcer) observe(fences []volume.Fence, ending []ledger.Ending) {
 		e.metrics.blocks.WithLabelValues(string(phase)).Set(float64(n))
 	}
 	for _, l := range e.locals {
-		e.metrics.enforced.WithLabelValues(l.Name).Set(oneIf(l.inForce.Load()))
+		e.metrics.enforced.WithLabelValues(l.Name).Set(boolGauge(l.inForce.Load()))
 		waiting := 0
 		for _, one := range ending {
 			if one.Enforcer == l.Name {
@@ -75,11 +75,11 @@ func (e *Enforcer) observe(fences []volume.Fence, ending []ledger.Ending) {
 		e.metrics.ending.WithLabelValues(l.Name).Set(float64(waiting))
 	}
 	for _, p := range e.peers {
-		e.metrics.peers.WithLabelValues(p.Name()).Set(oneIf(p.up.Load()))
+		e.metrics.peers.WithLabelValues(p.Name()).Set(boolGauge(p.up.Load()))
 	}
 }
 
-func oneIf(b bool) float64 {
+func boolGauge(b bool) float64 {
 	if b {
 		return 1
 	}

@@ -62,7 +62,7 @@ func Released(before, after []volume.Fence) ([]netip.Prefix, error) {
 func desired(list []volume.Fence) []netip.Prefix {
 	var blocks []netip.Prefix
 	for _, f := range list {
-		if f.Wanted() {
+		if f.IsDesired() {
 			blocks = append(blocks, f.Block)
 		}
 	}

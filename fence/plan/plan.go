@@ -55,7 +55,7 @@ func Fence(now []volume.Fence, req Request, at time.Time) []volume.Fence {
 	for i, f := range next {
 		switch {
 		case !req.includes(f):
-		case f.Wanted():
+		case f.IsDesired():
 			next[i].Force = f.Force || req.Force
 		default:
 			next[i] = req.record(f.Block, at)
@@ -90,7 +90,7 @@ func Unfence(now []volume.Fence, req Request, at time.Time) ([]volume.Fence, err
 	}
 	next := slices.Clone(now)
 	for i, f := range next {
-		if req.includes(f) && f.Wanted() {
+		if req.includes(f) && f.IsDesired() {
 			next[i].Phase, next[i].Since = volume.Lifting, at
 		}
 	}

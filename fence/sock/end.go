@@ -180,7 +180,7 @@ func (e *ender) endLive(one *ending, socket sockdiag.Socket, holders []sockfd.Pr
 		return true, e.destroy(socket)
 	}
 	if len(holders) > 0 {
-		one.unseen, one.state = 0, "held by "+named(holders)
+		one.unseen, one.state = 0, "held by "+firstProcesses(holders)
 		return false, e.destroy(socket)
 	}
 	one.unseen++
@@ -202,7 +202,7 @@ func (one *ending) endClosed(holders []sockfd.Process) (over bool) {
 		return true
 	}
 	if len(holders) > 0 {
-		one.unseen, one.state = 0, "destroyed, but still open in "+named(holders)+"; the fence continues when that process closes the descriptor or exits"
+		one.unseen, one.state = 0, "destroyed, but still open in "+firstProcesses(holders)+"; the fence continues when that process closes the descriptor or exits"
 		return false
 	}
 	one.unseen++

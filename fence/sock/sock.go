@@ -87,7 +87,7 @@ func (s *Sockets) probe(ctx context.Context) error {
 		return inspectError(err)
 	}
 	if len(hidden) > 0 {
-		s.config.Logger.WarnContext(ctx, "cannot read open files of some processes, their sessions appear to belong to the kernel", "pid", named(hidden))
+		s.config.Logger.WarnContext(ctx, "cannot read open files of some processes, their sessions appear to belong to the kernel", "pid", firstProcesses(hidden))
 	}
 	if err := sockfd.CanTakeDescriptors(); err != nil {
 		s.config.Logger.WarnContext(ctx, "cannot find closed sessions that a process still has open", "err", err)
@@ -149,7 +149,7 @@ func (s *Sockets) Sessions(ctx context.Context, blocks []netip.Prefix) ([]volume
 	}
 	for _, one := range over {
 		if ours(one.Local, one.Remote) {
-			add(one.Cookie, one.Inode, one.Remote, one.Local, named(one.Holders))
+			add(one.Cookie, one.Inode, one.Remote, one.Local, firstProcesses(one.Holders))
 		}
 	}
 	slices.SortFunc(sessions, func(a, b volume.Session) int {
@@ -246,9 +246,9 @@ func (s *Sockets) holders(ctx context.Context, all map[uint64]sockdiag.Socket, s
 			for _, inode := range listeners[one.Local.Port()] {
 				waiting = append(waiting, held[inode]...)
 			}
-			return "no process yet: waits to be accepted by " + named(waiting)
+			return "no process yet: waits to be accepted by " + firstProcesses(waiting)
 		}
-		return named(held[one.Inode])
+		return firstProcesses(held[one.Inode])
 	}, nil
 }
 
@@ -262,8 +262,8 @@ func inspectError(err error) error {
 
 const noVisibleProcess = "no visible process: a server in the kernel, in another PID namespace, or more privileged than this program"
 
-// named lists the first few processes.
-func named(all []sockfd.Process) string {
+// firstProcesses lists the first few processes.
+func firstProcesses(all []sockfd.Process) string {
 	const most = 3
 	if len(all) == 0 {
 		return noVisibleProcess

@@ -50,7 +50,7 @@ func denialOf(tx *store.Tx, c volume.Client, k known) (*denial, error) {
 	}
 	first := slices.MinFunc(all, func(a, b denial) int {
 		return cmp.Or(
-			cmp.Compare(rank(a.fence.Wanted()), rank(b.fence.Wanted())),
+			cmp.Compare(rank(a.fence.IsDesired()), rank(b.fence.IsDesired())),
 			cmp.Compare(rank(a.until.IsZero()), rank(b.until.IsZero())),
 			cmp.Compare(b.fence.Block.Bits(), a.fence.Block.Bits()),
 		)

@@ -53,13 +53,13 @@ func (o *Operations) await(w *waiter) (*operation, error) {
 			}
 			return w.op, nil
 		case <-w.ctx.Done():
-			op, err := o.giveUp(w, false)
+			op, err := o.stopWaiting(w, false)
 			if op != nil {
 				return op, nil
 			}
 			return nil, fmt.Errorf("%v: %w", err, w.ctx.Err()) // no kind: it is the caller's context
 		case <-timer.C:
-			op, err := o.giveUp(w, true)
+			op, err := o.stopWaiting(w, true)
 			if op != nil || err != nil {
 				return op, err
 			}
@@ -69,10 +69,10 @@ func (o *Operations) await(w *waiter) (*operation, error) {
 	}
 }
 
-// giveUp removes w from the queue, or returns the operation if the turn came
+// stopWaiting removes w from the queue, or returns the operation if the turn came
 // concurrently. With late it returns an error, unless w waits only for canceled
 // operations: then w stays.
-func (o *Operations) giveUp(w *waiter, late bool) (*operation, error) {
+func (o *Operations) stopWaiting(w *waiter, late bool) (*operation, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	at := slices.Index(o.queue, w)

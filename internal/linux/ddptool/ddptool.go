@@ -61,7 +61,7 @@ func (t *Tool) Profile(ctx context.Context, address string) (string, error) {
 	within := cmp.Or(t.Within, 2*time.Second)
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	a := t.ask(path, address, within)
+	a := t.query(path, address, within)
 	select {
 	case <-a.done:
 		return a.profile, a.err
@@ -70,7 +70,7 @@ func (t *Tool) Profile(ctx context.Context, address string) (string, error) {
 	}
 }
 
-func (t *Tool) ask(path, address string, within time.Duration) *answer {
+func (t *Tool) query(path, address string, within time.Duration) *answer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	last := ""

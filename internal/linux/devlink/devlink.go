@@ -47,23 +47,23 @@ type Kernel struct{}
 // The kernel waits until each driver has completed its current work: creating
 // virtual functions takes seconds. A context cannot interrupt it: see Recent.
 func (Kernel) Devices(ctx context.Context) (map[Handle]Device, error) {
-	ask, err := connect(ctx)
+	request, err := connect(ctx)
 	switch {
 	case isUnsupported(err):
 		return nil, nil
 	case err != nil:
 		return nil, err
 	}
-	return read(ctx, ask)
+	return read(ctx, request)
 }
 
 // ESwitch returns the mode of a device's embedded switch, legacy or switchdev;
 // "" if it has none, or the driver or the kernel does not report it.
 func ESwitch(ctx context.Context, h Handle) (string, error) {
-	ask, err := connect(ctx)
+	request, err := connect(ctx)
 	var answers []*netlink.AttributeDecoder
 	if err == nil {
-		answers, err = ask(ctx, unix.DEVLINK_CMD_ESWITCH_GET, 0, h.encode)
+		answers, err = request(ctx, unix.DEVLINK_CMD_ESWITCH_GET, 0, h.encode)
 	}
 	switch {
 	case errors.Is(err, errNoDevlink), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENODEV):
@@ -87,11 +87,11 @@ func (h Handle) encode(ae *netlink.AttributeEncoder) {
 	ae.String(attributeName, h.Name)
 }
 
-type ask func(ctx context.Context, command uint8, flags netlink.HeaderFlags, encode func(*netlink.AttributeEncoder)) ([]*netlink.AttributeDecoder, error)
+type requestFunc func(ctx context.Context, command uint8, flags netlink.HeaderFlags, encode func(*netlink.AttributeEncoder)) ([]*netlink.AttributeDecoder, error)
 
 var errNoDevlink = errors.New("the kernel has no devlink")
 
-func connect(ctx context.Context) (ask, error) {
+func connect(ctx context.Context) (requestFunc, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -144,21 +144,21 @@ func deviceRequests() []deviceRequest {
 	}
 }
 
-func read(ctx context.Context, a ask) (map[Handle]Device, error) {
+func read(ctx context.Context, a requestFunc) (map[Handle]Device, error) {
 	found := map[Handle]Device{}
 	var failed []error
 	for _, q := range deviceRequests() {
-		if err := q.ask(ctx, a, found); err != nil {
+		if err := q.send(ctx, a, found); err != nil {
 			failed = append(failed, fmt.Errorf("read the %s of devices by devlink: %w", q.what, err))
 		}
 	}
 	return found, errors.Join(failed...)
 }
 
-// ask sends the request for all devices at once. The kernel ends the dump at
+// send sends the request for all devices at once. The kernel ends the dump at
 // the first device whose driver fails; then ask sends a request for each
 // device.
-func (q deviceRequest) ask(ctx context.Context, a ask, found map[Handle]Device) error {
+func (q deviceRequest) send(ctx context.Context, a requestFunc, found map[Handle]Device) error {
 	answers, err := a(ctx, q.command, netlink.Dump, func(*netlink.AttributeEncoder) {})
 	switch {
 	case err == nil:

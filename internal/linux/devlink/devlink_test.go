@@ -34,7 +34,7 @@ type double struct {
 	rdmaErr error
 }
 
-func (k *kernel) ask(ctx context.Context, command uint8, flags netlink.HeaderFlags, encode func(*netlink.AttributeEncoder)) ([]*netlink.AttributeDecoder, error) {
+func (k *kernel) request(ctx context.Context, command uint8, flags netlink.HeaderFlags, encode func(*netlink.AttributeEncoder)) ([]*netlink.AttributeDecoder, error) {
 	k.asked++
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -138,7 +138,7 @@ func TestRead(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.k.t = t
-			got, err := read(t.Context(), c.k.ask)
+			got, err := read(t.Context(), c.k.request)
 			testkit.Diff(t, "result", c.want, got)
 			if c.says == nil {
 				testkit.Must(t, err)
@@ -165,7 +165,7 @@ func TestReadEnds(t *testing.T) {
 		if k.asked == 10 {
 			cancel(nil)
 		}
-		return k.ask(ctx, command, flags, encode)
+		return k.request(ctx, command, flags, encode)
 	})
 	if !errors.Is(err, context.Canceled) || k.asked > 12 {
 		t.Errorf("%v after %d requests", err, k.asked)

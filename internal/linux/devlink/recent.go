@@ -41,7 +41,7 @@ func (r *Recent) Devices(ctx context.Context) (map[Handle]Device, error) {
 	if a == nil {
 		a = &request{done: make(chan struct{})}
 		r.running = a
-		go r.ask(context.WithoutCancel(ctx), a)
+		go r.query(context.WithoutCancel(ctx), a)
 	}
 	late, last := a.late, r.last
 	r.mu.Unlock()
@@ -62,7 +62,7 @@ func (r *Recent) Devices(ctx context.Context) (map[Handle]Device, error) {
 	return r.last, ctx.Err()
 }
 
-func (r *Recent) ask(ctx context.Context, a *request) {
+func (r *Recent) query(ctx context.Context, a *request) {
 	devices := r.Ask
 	if devices == nil {
 		devices = Kernel{}.Devices

@@ -249,7 +249,7 @@ func badAnswer(what string, err error) error {
 
 func (c *Conn) one(ctx context.Context, ask, want uint16, what string, fill func(*netlink.AttributeEncoder)) ([]byte, error) {
 	var found []byte
-	err := c.ask(ctx, ask, want, netlink.Acknowledge, what, fill, func(data []byte) error {
+	err := c.request(ctx, ask, want, netlink.Acknowledge, what, fill, func(data []byte) error {
 		found = data
 		return nil
 	})
@@ -265,14 +265,14 @@ func (c *Conn) dump(ctx context.Context, ask, want uint16, what string, fill fun
 		if err := take(true, nil); err != nil {
 			return err
 		}
-		err := c.ask(ctx, ask, want, netlink.Dump, what, fill, func(data []byte) error { return take(false, data) })
+		err := c.request(ctx, ask, want, netlink.Dump, what, fill, func(data []byte) error { return take(false, data) })
 		if !errors.Is(err, errInterrupted) {
 			return err
 		}
 	}
 }
 
-func (c *Conn) ask(ctx context.Context, ask, want uint16, flags netlink.HeaderFlags, what string, fill func(*netlink.AttributeEncoder), take func([]byte) error) error {
+func (c *Conn) request(ctx context.Context, kind, want uint16, flags netlink.HeaderFlags, what string, fill func(*netlink.AttributeEncoder), take func([]byte) error) error {
 	data, err := encode(fill)
 	if err != nil {
 		return fmt.Errorf("nf_tables: %s: %w", what, err)
@@ -282,7 +282,7 @@ func (c *Conn) ask(ctx context.Context, ask, want uint16, flags netlink.HeaderFl
 		return err
 	}
 	defer end()
-	request := []netlink.Message{message(ask, flags, data)}
+	request := []netlink.Message{message(kind, flags, data)}
 	if err := c.send(ctx, request); err != nil {
 		return fmt.Errorf("nf_tables: %s: %w", what, err)
 	}
