@@ -38,8 +38,8 @@ type nodeAnswer struct {
 // nodeChange is one write of the number of functions.
 type nodeChange struct{ NumVFs, Offered int }
 
-// ask sends the double a request and waits for its answer.
-func (s *sriov) ask(ctx context.Context, o nodeRequest) (a nodeAnswer, err error) {
+// call sends the double a request and waits for its answer.
+func (s *sriov) call(ctx context.Context, o nodeRequest) (a nodeAnswer, err error) {
 	o.Resource = sriovResource
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", s.at("node.sock"))
 	if err != nil {
@@ -58,17 +58,17 @@ func (s *sriov) ask(ctx context.Context, o nodeRequest) (a nodeAnswer, err error
 
 // awaitOffered waits until the kubelet offers n functions.
 func (s *sriov) awaitOffered(ctx context.Context, n int) nodeAnswer {
-	return must(s.ask(ctx, nodeRequest{Do: "await", Offered: n}))
+	return must(s.call(ctx, nodeRequest{Do: "await", Offered: n}))
 }
 
 // checkRefused fails unless the kubelet has no function for a pod and the
 // plugin refuses Allocate.
 func (s *sriov) checkRefused(ctx context.Context) {
-	a := must(s.ask(ctx, nodeRequest{Do: "start", Pod: "refused", Count: 1}))
+	a := must(s.call(ctx, nodeRequest{Do: "start", Pod: "refused", Count: 1}))
 	want(a.Refused != "", "the kubelet gave a pod %q while nothing was offered", a.Devices)
 	want(len(a.Functions) > 0, "the machine has no virtual functions any more, although nothing should have removed them")
 	first := a.Functions[:1]
-	a = must(s.ask(ctx, nodeRequest{Do: "start", Insist: true, Devices: first}))
+	a = must(s.call(ctx, nodeRequest{Do: "start", Insist: true, Devices: first}))
 	want(a.Refused != "", "the plugin allowed Allocate of %q while nothing was offered", first)
 }
 

@@ -103,7 +103,7 @@ func (s *sriov) start(ctx context.Context) string {
 	config := fmt.Sprintf(`{"resourceList": [{"resourceName": "vf", "resourcePrefix": "example.com", "selectors": [{"drivers": ["vfio-pci"], "pfNames": [%q]}]}]}`, sriovNetdev)
 	check(os.WriteFile(s.at("config.json"), []byte(config), 0o600))
 	s.node = s.demo.start("double of a node", s.command("cleat-node-double", "-dir", s.at("node"), "-socket", s.at("node.sock")))
-	eventually(ctx, func() error { _, err := s.ask(ctx, nodeRequest{Do: "look"}); return err })
+	eventually(ctx, func() error { _, err := s.call(ctx, nodeRequest{Do: "look"}); return err })
 	s.plugin = s.startIn(netnsOf(s.node), "SR-IOV plugin", s.command("cleat", "sriov", "plugin", "--controlled-mode",
 		"--control-socket", s.at("control/plugin.sock"), "--config-file", s.at("config.json"), "--sysfs-root", s.at("node/sys"), "--dev-root", s.at("node/dev"),
 		"--kubelet-dir", s.at("node/kubelet"), "--registration", "register", "--state-dir", s.at("plugin"),
@@ -121,7 +121,7 @@ func (s *sriov) start(ctx context.Context) string {
 		return err
 	})
 	s.checkRefused(ctx)
-	a := must(s.ask(ctx, nodeRequest{Do: "look"}))
+	a := must(s.call(ctx, nodeRequest{Do: "look"}))
 	want(len(a.Functions) == sriovAtBoot && a.Registrations == 0, "want %d functions and no registration at the start, got %+v", sriovAtBoot, a)
 	return fmt.Sprintf("the plugin waits for a daemon; the machine has %d functions, none is registered with the kubelet", len(a.Functions))
 }
@@ -137,7 +137,7 @@ func (s *sriov) enable(ctx context.Context) string {
 
 func (s *sriov) pod(ctx context.Context) string {
 	const name = "PCIDEVICE_EXAMPLE_COM_VF"
-	a := must(s.ask(ctx, nodeRequest{Do: "start", Pod: "guest", Count: sriovOfPod}))
+	a := must(s.call(ctx, nodeRequest{Do: "start", Pod: "guest", Count: sriovOfPod}))
 	want(a.Refused == "" && len(a.Devices) == sriovOfPod, "a pod that requests %d functions gets %q: %s", sriovOfPod, a.Devices, a.Refused)
 	got := strings.Split(a.Env[name], ",")
 	slices.Sort(got)
@@ -148,7 +148,7 @@ func (s *sriov) pod(ctx context.Context) string {
 }
 
 func (s *sriov) kill(ctx context.Context) string {
-	before := must(s.ask(ctx, nodeRequest{Do: "look"}))
+	before := must(s.call(ctx, nodeRequest{Do: "look"}))
 	killed := time.Now()
 	s.daemon.kill()
 	gone := s.awaitOffered(ctx, 0)
@@ -176,17 +176,17 @@ func (s *sriov) suspend(ctx context.Context) string {
 // restartKubelet restarts the kubelet, which forgets all plugins and removes
 // their sockets.
 func (s *sriov) restartKubelet(ctx context.Context) string {
-	before := must(s.ask(ctx, nodeRequest{Do: "look"}))
+	before := must(s.call(ctx, nodeRequest{Do: "look"}))
 	began := time.Now()
-	must(s.ask(ctx, nodeRequest{Do: "restart"}))
-	back := must(s.ask(ctx, nodeRequest{Do: "await", Offered: sriovFirst, Past: before.Registrations}))
+	must(s.call(ctx, nodeRequest{Do: "restart"}))
+	back := must(s.call(ctx, nodeRequest{Do: "await", Offered: sriovFirst, Past: before.Registrations}))
 	checkChanges(back, len(before.Changes))
 	return fmt.Sprintf("the kubelet lost the plugin's registration and socket; %d offered again after %s", back.Offered, between(began, back.At))
 }
 
 // changeFunctions requests another number of functions while a pod has two.
 func (s *sriov) changeFunctions(ctx context.Context) string {
-	before := must(s.ask(ctx, nodeRequest{Do: "look"}))
+	before := must(s.call(ctx, nodeRequest{Do: "look"}))
 	began := time.Now()
 	s.writeNodeState(2, sriovSecond)
 	gone := s.awaitOffered(ctx, 0)
@@ -197,7 +197,7 @@ func (s *sriov) changeFunctions(ctx context.Context) string {
 		}
 		return err
 	})
-	ended := must(s.ask(ctx, nodeRequest{Do: "end", Pod: "guest"}))
+	ended := must(s.call(ctx, nodeRequest{Do: "end", Pod: "guest"}))
 	checkChanges(ended, len(before.Changes))
 	back := s.awaitOffered(ctx, sriovSecond)
 	checkChanges(back, len(before.Changes), 0, sriovSecond)
@@ -209,7 +209,7 @@ func (s *sriov) changeFunctions(ctx context.Context) string {
 func (s *sriov) stop(ctx context.Context) string {
 	s.plugin.stop()
 	none := 0 // the kubelet can read the last list after the plugin has ended
-	must(s.ask(ctx, nodeRequest{Do: "await", Capacity: &none}))
+	must(s.call(ctx, nodeRequest{Do: "await", Capacity: &none}))
 	s.daemon.stop()
 	s.node.stop()
 	checkNoSockets(s.at(""))

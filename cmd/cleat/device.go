@@ -217,7 +217,7 @@ that look like a key are hidden.`,
 			of := deviceOf(args)
 			d, err := p.Get(ctx, of.Volume, of.Device)
 			shown := deviceShown{
-				Volume: of.Volume, Device: of.Device, Mode: string(d.Mode), Modes: accessModeWords(d.Modes),
+				Volume: of.Volume, Device: of.Device, Mode: string(d.Mode), Modes: accessModeNames(d.Modes),
 				Publish: redactKeys(d.Contexts.Publish), Context: redactKeys(d.Contexts.Volume), Storage: redactKeys(d.Contexts.Storage),
 			}
 			t := cli.Table{Header: []string{"VOLUME", of.Volume}}

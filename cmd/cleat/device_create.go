@@ -144,8 +144,8 @@ func parseAccessModes(words []string) (modes []storagev1.AccessMode, err error) 
 	return modes, nil
 }
 
-// accessModeWords returns RWO etc., and the numbers of unknown modes.
-func accessModeWords(modes []storagev1.AccessMode) []string {
+// accessModeNames returns RWO etc., and the numbers of unknown modes.
+func accessModeNames(modes []storagev1.AccessMode) []string {
 	words := []string{}
 	for _, m := range modes {
 		words = append(words, strings.TrimPrefix(m.String(), accessModePrefix))

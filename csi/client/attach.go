@@ -67,7 +67,7 @@ type directory struct {
 	GID  uint32      `json:"gid"`
 }
 
-func (a *attachment) places() string {
+func (a *attachment) targetPaths() string {
 	var paths []string
 	for _, t := range a.Targets {
 		paths = append(paths, t.Path)
@@ -138,7 +138,7 @@ func (d *Driver) planAttach(n *volumeRecord, req AttachRequest) (isNew bool, err
 		}
 	}
 	if req.Capability != nil && !a.Capability.equal(capability) {
-		return false, errs.Errorf(errs.Precondition, "volume %s is already attached at %s with another capability (%s); detach it first", n.Name, a.places(), a.Capability)
+		return false, errs.Errorf(errs.Precondition, "volume %s is already attached at %s with another capability (%s); detach it first", n.Name, a.targetPaths(), a.Capability)
 	}
 	n.attachment = a
 	if i := a.find(req.Target); i >= 0 {
@@ -296,7 +296,7 @@ func (d *Driver) Detach(ctx context.Context, ref, path string) error {
 				paths = append(paths, t.Path)
 			}
 		} else if a.find(path) < 0 && len(a.Targets) > 0 {
-			return errs.Errorf(errs.NotFound, "volume %s is not attached at %s but at %s", n.Name, path, a.places())
+			return errs.Errorf(errs.NotFound, "volume %s is not attached at %s but at %s", n.Name, path, a.targetPaths())
 		}
 		return d.unpublish(ctx, n, paths)
 	})

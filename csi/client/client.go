@@ -113,7 +113,7 @@ func (d *Driver) start(ctx context.Context) error {
 	if err := d.awaitReady(ctx); err != nil {
 		return fmt.Errorf("no CSI driver answers on %s (is it running? start cleat's own with: cleat csi): %w", d.config.Endpoint, err)
 	}
-	if err := d.askInfo(ctx); err != nil {
+	if err := d.queryInfo(ctx); err != nil {
 		return err
 	}
 	return d.state.importDatabase(ctx)
@@ -153,7 +153,7 @@ func (d *Driver) awaitReady(ctx context.Context) error {
 	}
 }
 
-func (d *Driver) askInfo(ctx context.Context) error {
+func (d *Driver) queryInfo(ctx context.Context) error {
 	info, err := d.identity.GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
 	if err != nil {
 		return err
@@ -174,7 +174,7 @@ func (d *Driver) askInfo(ctx context.Context) error {
 			d.announce(&d.info.Plugin, "VolumeExpansion_", c.GetVolumeExpansion().GetType())
 		}
 	}
-	for _, ask := range []func(context.Context) error{d.askController, d.askGroup, d.askNode} {
+	for _, ask := range []func(context.Context) error{d.queryController, d.queryGroup, d.queryNode} {
 		// Another process can serve an announced service.
 		if err := ask(ctx); err != nil && codeOf(err) != codes.Unimplemented {
 			return err
@@ -191,7 +191,7 @@ func (d *Driver) announce(words *[]string, prefix string, capability fmt.Stringe
 	*words = append(*words, prefix+capability.String())
 }
 
-func (d *Driver) askController(ctx context.Context) error {
+func (d *Driver) queryController(ctx context.Context) error {
 	if !d.announced[csi.PluginCapability_Service_CONTROLLER_SERVICE] {
 		return nil
 	}
@@ -202,7 +202,7 @@ func (d *Driver) askController(ctx context.Context) error {
 	return err
 }
 
-func (d *Driver) askGroup(ctx context.Context) error {
+func (d *Driver) queryGroup(ctx context.Context) error {
 	if !d.announced[csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE] {
 		return nil
 	}
@@ -213,7 +213,7 @@ func (d *Driver) askGroup(ctx context.Context) error {
 	return err
 }
 
-func (d *Driver) askNode(ctx context.Context) error {
+func (d *Driver) queryNode(ctx context.Context) error {
 	answer, err := d.node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
 	if err != nil {
 		return err

@@ -180,7 +180,7 @@ func (d *Driver) Delete(ctx context.Context, ref string) error {
 	}
 	return locked(ctx, d, d.findVolume, ref, func(n *volumeRecord) error {
 		if n.attachment != nil {
-			return errs.Errorf(errs.Precondition, "volume %s is attached at %s; detach it first", n.Name, n.attachment.places())
+			return errs.Errorf(errs.Precondition, "volume %s is attached at %s; detach it first", n.Name, n.attachment.targetPaths())
 		}
 		return deleteObject(d, n, func() error { return d.createVolume(ctx, n) }, func() error {
 			_, err := d.controller.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: n.ID, Secrets: d.config.Secrets})
@@ -262,7 +262,7 @@ func (d *Driver) checkExpand(n *volumeRecord, onController bool) error {
 	switch {
 	case attached && d.announced[csi.PluginCapability_VolumeExpansion_OFFLINE] && !d.announced[csi.PluginCapability_VolumeExpansion_ONLINE]:
 		return errs.Errorf(errs.Precondition, "driver %s expands volumes only while they are detached (VolumeExpansion OFFLINE), and %s is attached at %s; detach it first",
-			d.info.Name, n.Name, n.attachment.places())
+			d.info.Name, n.Name, n.attachment.targetPaths())
 	case !attached && !onController:
 		return errs.Errorf(errs.Precondition, "driver %s expands volumes only on the node, and %s is not attached; attach it first", d.info.Name, n.Name)
 	}
