@@ -15,7 +15,6 @@
 //
 // It needs root, but not CAP_SYS_RESOURCE, and cgroups version 1 or 2 (version
 // 2 is untested).
-// has not been run yet).
 package cluster
 
 import (
