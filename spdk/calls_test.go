@@ -72,7 +72,7 @@ func testBdev() Bdev {
 	return b
 }
 
-// What each call sends, and what it makes of the answer.
+// The request that each call sends, and the result that it decodes.
 func TestCalls(t *testing.T) {
 	const trid = `"trtype":"TCP","adrfam":"IPv4","traddr":"127.0.0.1","trsvcid":"4420","subnqn":"nqn.2026-01.io.test:vol1"`
 	ever, second, zero := -1, 1, 0
@@ -217,7 +217,7 @@ func TestCalls(t *testing.T) {
 }
 
 // An empty name would return all objects.
-func TestCallsOfOne(t *testing.T) {
+func TestLookupByNameRequiresAName(t *testing.T) {
 	client, received := serveResult(t, `[]`)
 	for name, call := range map[string]func(name string) error{
 		"bdev":       func(n string) error { _, err := client.Bdev(t.Context(), n); return err },
@@ -229,7 +229,7 @@ func TestCallsOfOne(t *testing.T) {
 			t.Errorf("%s without a name: %v", name, err)
 		}
 		if len(received) != 0 {
-			t.Errorf("%s without a name was asked for: %+v", name, <-received)
+			t.Errorf("%s without a name was requested: %+v", name, <-received)
 		}
 		err := call("x")
 		<-received

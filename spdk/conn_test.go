@@ -34,7 +34,7 @@ func (h *hastened) then(f func()) {
 }
 
 // A context that ends during a write leaves the connection usable.
-func TestContextThatEndsDuringAWrite(t *testing.T) {
+func TestCanceledWriteKeepsTheConnection(t *testing.T) {
 	path := socketPath(t)
 	start(t, path, echo)
 	raw := testkit.Value(net.Dial("unix", path))(t)
@@ -58,7 +58,7 @@ func TestContextThatEndsDuringAWrite(t *testing.T) {
 }
 
 // A process that stops reading blocks callers only until their timeout.
-func TestProcessThatDoesNotRead(t *testing.T) {
+func TestTimeoutWhenProcessDoesNotRead(t *testing.T) {
 	release, open := gate()
 	defer open()
 	client, p := serve(t, Config{Connections: 1}, func(p *peer) {
@@ -74,7 +74,7 @@ func TestProcessThatDoesNotRead(t *testing.T) {
 	}
 	for patience := 100 * time.Millisecond; patience < time.Minute; patience *= 2 {
 		unsent += unsentWithin(t, client, patience)
-		if all, _ := p.connects(); all > 0 && !connected() { // given up in the middle of a request
+		if all, _ := p.connects(); all > 0 && !connected() { // closed in the middle of a request
 			break
 		}
 	}
@@ -90,8 +90,8 @@ func TestProcessThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// unsentWithin makes more large calls than the socket's buffers hold, to a
-// process that does not read, and counts those that surely were not sent.
+// unsentWithin sends more large calls than the socket's buffers hold, to a
+// process that does not read, and counts those that were certainly not sent.
 func unsentWithin(t *testing.T, client *Client, patience time.Duration) (unsent int) {
 	t.Helper()
 	params := map[string]string{"x": strings.Repeat("x", maxRequest-300)}

@@ -55,7 +55,6 @@ func (v *Version) UnmarshalJSON(raw []byte) error {
 // MethodSet is the set of methods of a process.
 type MethodSet struct{ names map[string]struct{} }
 
-// NewMethodSet returns a set of methods.
 func NewMethodSet(names ...string) MethodSet {
 	m := MethodSet{make(map[string]struct{}, len(names))}
 	for _, n := range names {

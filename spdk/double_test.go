@@ -54,7 +54,7 @@ func is(t *testing.T, what string, err error, want ...error) {
 	}
 }
 
-func TestNVMeOfTheDouble(t *testing.T) {
+func TestDoubleNVMe(t *testing.T) {
 	n, _, c := world(t, spdktest.Config{})
 	ctx := t.Context()
 	is(t, "ready", c.WaitReady(ctx))
@@ -117,7 +117,7 @@ func TestNVMeOfTheDouble(t *testing.T) {
 	}
 }
 
-func TestFilesOfTheDouble(t *testing.T) {
+func TestDoubleFiles(t *testing.T) {
 	_, _, c := world(t, spdktest.Config{})
 	ctx := t.Context()
 	dir := t.TempDir()
@@ -155,7 +155,7 @@ func TestFilesOfTheDouble(t *testing.T) {
 	is(t, "process without RBD", c.CreateRBD(ctx, spdk.RBD{Name: "r", Pool: "p", Image: "i", BlockSize: 512}), spdk.UnknownMethod)
 }
 
-func TestForkOfTheDouble(t *testing.T) {
+func TestDoubleFork(t *testing.T) {
 	_, _, c := world(t, spdktest.Config{Flavour: spdktest.Fork})
 	ctx := t.Context()
 	is(t, "ready", c.WaitReady(ctx))
@@ -181,7 +181,7 @@ func TestForkOfTheDouble(t *testing.T) {
 	}
 }
 
-func TestRBDOfTheDouble(t *testing.T) {
+func TestDoubleRBD(t *testing.T) {
 	n, _, c := world(t, spdktest.Config{RBD: true})
 	n.PutImage(spdktest.Image{Pool: "p", Name: "i", Size: 1 << 20})
 	ctx := t.Context()
@@ -194,7 +194,7 @@ func TestRBDOfTheDouble(t *testing.T) {
 }
 
 // An attach whose response is lost is Unanswered, but completed.
-func TestUnansweredAttachOfTheDouble(t *testing.T) {
+func TestDoubleUnansweredAttach(t *testing.T) {
 	_, p, c := world(t, spdktest.Config{})
 	p.Inject(spdktest.Fault{Method: "bdev_nvme_attach_controller", Times: 1, Then: spdktest.Drop})
 	_, err := c.AttachNVMe(t.Context(), attach("nv0"))
@@ -203,7 +203,7 @@ func TestUnansweredAttachOfTheDouble(t *testing.T) {
 		t.Errorf("the controller: %v", err)
 	}
 	p.Inject(spdktest.Fault{Method: "bdev_get_bdevs", Times: 1, Instead: spdktest.Silence})
-	for patience := 50 * time.Millisecond; patience < time.Minute; patience *= 2 { // until it is sent
+	for patience := 50 * time.Millisecond; patience < time.Minute; patience *= 2 { // until the request is sent
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		_, err = c.Bdev(ctx, "nv0n1")
 		if cancel(); errors.Is(err, spdk.Unanswered) {
@@ -216,7 +216,7 @@ func TestUnansweredAttachOfTheDouble(t *testing.T) {
 	}
 }
 
-func TestRestartOfTheDouble(t *testing.T) {
+func TestDoubleRestart(t *testing.T) {
 	_, p, c := world(t, spdktest.Config{})
 	ctx := t.Context()
 	testkit.Value(c.AttachNVMe(ctx, attach("nv0")))(t)
@@ -234,7 +234,7 @@ func TestRestartOfTheDouble(t *testing.T) {
 	}
 }
 
-func TestStartUpOfTheDouble(t *testing.T) {
+func TestDoubleStartUp(t *testing.T) {
 	_, _, c := world(t, spdktest.Config{WaitForRPC: true})
 	ctx := t.Context()
 	is(t, "too early", c.CreateAIO(ctx, spdk.AIO{Name: "a", Filename: "/dev/null", BlockSize: 512}), spdk.NotReady, spdk.WrongState, errs.Unavailable)

@@ -24,7 +24,7 @@ type refusal struct {
 	text   string
 }
 
-// recorded is what a real SPDK refused, and what it means.
+// recorded has the refusals of a real SPDK with their meanings.
 func recorded() map[refusal][]Meaning {
 	const (
 		attach   = "bdev_nvme_attach_controller"
@@ -132,7 +132,7 @@ func TestMeanings(t *testing.T) {
 }
 
 // All recorded errors are tested above.
-func TestMeaningsOfTheWholeRecord(t *testing.T) {
+func TestEveryRecordedErrorIsTested(t *testing.T) {
 	f := testkit.Value(os.Open("spdktest/testdata/spdk-rpc.jsonl"))(t)
 	defer func() { _ = f.Close() }()
 	known, found := recorded(), map[refusal]bool{}
@@ -233,7 +233,7 @@ func TestRefusals(t *testing.T) {
 }
 
 // An Error created by another package has the same meanings.
-func TestErrorByHand(t *testing.T) {
+func TestErrorOfOtherPackageHasMeanings(t *testing.T) {
 	err := fmt.Errorf("looking: %w", &Error{Method: "bdev_nvme_get_controllers", Code: -22, Message: "Controller x does not exist"})
 	if !errors.Is(err, NotFound) || errs.KindOf(err) != errs.NotFound {
 		t.Errorf("%v is not NotFound, but %q", err, errs.KindOf(err))
@@ -268,7 +268,7 @@ func TestResults(t *testing.T) {
 	testkit.WantError(t, "Do", client.Do(t.Context(), "bdev_rbd_delete", nil), errs.Internal, "returned false")
 }
 
-func TestSecretsStaySecret(t *testing.T) {
+func TestErrorsAndLogContainNoSecrets(t *testing.T) {
 	const secret = "NVMeTLSkey-1:01:abcdef"
 	for name, params := range map[string]any{
 		"psk":    NVMeAttach{Name: "c", PSK: secret},
@@ -289,7 +289,7 @@ func TestSecretsStaySecret(t *testing.T) {
 			if err == nil || strings.Contains(err.Error(), secret) || !strings.Contains(err.Error(), "*** of c") {
 				t.Errorf("got %v", err)
 			}
-			if err := client.Close(); err != nil { // the log is whole then
+			if err := client.Close(); err != nil { // the log is complete then
 				t.Error(err)
 			}
 			if strings.Contains(log.String(), secret) || !strings.Contains(log.String(), "keyring_file_add_key") {
@@ -303,7 +303,7 @@ func TestSecretsStaySecret(t *testing.T) {
 }
 
 // A secret that is a part of the process's words does not change their meaning.
-func TestRedactedWordsMeanTheSame(t *testing.T) {
+func TestRedactionKeepsMeaning(t *testing.T) {
 	client, _ := serve(t, Config{}, answers(`{"id":%d,"error":{"code":-32603,"message":"File exists"}}`))
 	err := client.Call(t.Context(), "x", map[string]string{"psk": "File"}, nil)
 	if !errors.Is(err, Exists) || strings.Contains(err.Error(), "File") {

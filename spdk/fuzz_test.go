@@ -60,7 +60,7 @@ func FuzzFrames(f *testing.F) {
 			t.Errorf("read %d bytes for %d answers, the bound is %d each", whole.n, len(want), largest)
 		}
 		got, splitErr := all(iotest.OneByteReader(bytes.NewReader(stream)), largest)
-		if !errors.Is(err, ErrTooLarge) && !errors.Is(splitErr, ErrTooLarge) { // where it is met depends on how much is read ahead
+		if !errors.Is(err, ErrTooLarge) && !errors.Is(splitErr, ErrTooLarge) { // its position depends on the read-ahead
 			testkit.Diff(t, "result", want, got, cmp.AllowUnexported(answer{}))
 		}
 		for _, a := range want {
@@ -83,8 +83,8 @@ func FuzzRedact(f *testing.F) {
 	})
 }
 
-// No secret is left of several, also where one is a part of another.
-func TestRedactTakesTheLongestFirst(t *testing.T) {
+// All secrets are removed, even if one is a part of another.
+func TestRedactRemovesOverlappingSecrets(t *testing.T) {
 	got := redact("keys aab and aa of x", []byte(`{"psk":"aa","dhchap_key":"aab","name":"x"}`))
 	if want := "keys *** and *** of x"; got != want {
 		t.Errorf("got %q, want %q", got, want)

@@ -108,7 +108,6 @@ func (c *Client) NVMeController(ctx context.Context, name string) (NVMeControlle
 	return all[0], nil
 }
 
-// NVMeControllers returns all controllers.
 func (c *Client) NVMeControllers(ctx context.Context) ([]NVMeController, error) {
 	var all []NVMeController
 	err := c.Call(ctx, "bdev_nvme_get_controllers", nil, &all)

@@ -47,7 +47,7 @@ func TestRestart(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	client, first := serve(t, Config{Metrics: registry}, release(upstream, &asked, `["b","a"]`))
 	if n := client.Generation(); n != 0 {
-		t.Errorf("generation %d before anything was met", n)
+		t.Errorf("generation %d before the first connection", n)
 	}
 	for range 3 {
 		v, err := client.Version(t.Context())
@@ -60,7 +60,7 @@ func TestRestart(t *testing.T) {
 		}
 	}
 	if n := asked.Load(); n != 2 {
-		t.Errorf("asked %d times, want 2: the answers are kept", n)
+		t.Errorf("%d requests, want 2: the answers are cached", n)
 	}
 	before, err := client.Process(t.Context())
 	if err != nil || before.Generation != 1 {
@@ -72,7 +72,7 @@ func TestRestart(t *testing.T) {
 	}
 
 	first.stop()
-	testkit.Eventually(t, "there is no process", func() bool {
+	testkit.Eventually(t, "the process is gone", func() bool {
 		_, err := client.Process(t.Context())
 		return err != nil && errs.KindOf(err) == errs.Unavailable
 	})
@@ -82,19 +82,19 @@ func TestRestart(t *testing.T) {
 		t.Errorf("after a restart: %+v, %v", after, err)
 	}
 	if v, err := client.Version(t.Context()); err != nil || v.Major != 24 || v.Minor != 1 || v.Patch != 1 {
-		t.Errorf("the version of the last process is still known: %+v, %v", v, err)
+		t.Errorf("the version of the previous process is cached: %+v, %v", v, err)
 	}
 	if m, err := client.Methods(t.Context()); err != nil || m.Has("a") {
-		t.Errorf("the methods of the last process are still known: %v, %v", m.Names(), err)
+		t.Errorf("the methods of the previous process are cached: %v, %v", m.Names(), err)
 	}
 	if client.Generation() != 2 || testkit.Metric(t, registry, "cleat_spdk_restarts_total") != 1 {
 		t.Errorf("generation %d, %v restarts", client.Generation(), testkit.Metric(t, registry, "cleat_spdk_restarts_total"))
 	}
 }
 
-// What was asked over a connection that is lost is asked again, also of the
+// Answers received over a lost connection are requested again, even from the
 // same process.
-func TestLostConnectionForgets(t *testing.T) {
+func TestLostConnectionDropsCachedAnswers(t *testing.T) {
 	var asked atomic.Int64
 	client, p := serve(t, Config{}, release(upstream, &asked, `[]`))
 	for range 2 {
@@ -107,14 +107,14 @@ func TestLostConnectionForgets(t *testing.T) {
 		})
 	}
 	if n := asked.Load(); n != 2 {
-		t.Errorf("asked %d times, want 2", n)
+		t.Errorf("%d requests, want 2", n)
 	}
 	if n := client.Generation(); n != 1 {
 		t.Errorf("generation %d: it is the same process", n)
 	}
 }
 
-func TestAnswerOfTheLastProcess(t *testing.T) {
+func TestAnswerOfReplacedProcessIsNotCached(t *testing.T) {
 	client := open(t, Config{Socket: "/nowhere"})
 	client.mu.Lock()
 	client.recordProcess("one")
@@ -147,8 +147,8 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// SNAP comes up late, resets the first connections, as a process does whose
-// initialisation fails, and then takes its time.
+// SNAP starts late, resets the first connections, as if its initialisation
+// failed, and then initialises slowly.
 func TestWaitReady(t *testing.T) {
 	path := socketPath(t)
 	registry := prometheus.NewRegistry()
@@ -179,7 +179,7 @@ func TestWaitReady(t *testing.T) {
 			p.send(`{"id":%d,"result":%s}`, r.ID, upstream)
 		}
 	})
-	testkit.Eventually(t, "it is asked again, though it does not answer in time", func() bool { return waits.Load() > 1 })
+	testkit.Eventually(t, "the request is repeated after a timeout", func() bool { return waits.Load() > 1 })
 	select {
 	case err := <-ready:
 		t.Fatalf("ready before the initialisation was done: %v", err)
@@ -192,14 +192,14 @@ func TestWaitReady(t *testing.T) {
 }
 
 // The methods are read again after the initialisation.
-func TestWaitReadyForgetsTheMethodsOfTheStart(t *testing.T) {
+func TestWaitReadyReadsMethodsAgain(t *testing.T) {
 	var asked atomic.Int64
 	client, _ := serve(t, Config{}, release(fork, &asked, `["framework_start_init"]`))
 	testkit.Value(client.Methods(t.Context()))(t)
 	testkit.Must(t, client.WaitReady(t.Context()))
 	before := asked.Load()
 	if _, err := client.Methods(t.Context()); err != nil || asked.Load() != before+1 {
-		t.Errorf("asked %d more times, %v", asked.Load()-before, err)
+		t.Errorf("%d more requests, %v", asked.Load()-before, err)
 	}
 }
 
@@ -215,7 +215,7 @@ func TestNeverReady(t *testing.T) {
 	path := socketPath(t)
 	client := open(t, Config{Socket: path})
 	var err error
-	for patience := 60 * time.Millisecond; patience < time.Minute; patience *= 2 { // until it has come as far as to look
+	for patience := 60 * time.Millisecond; patience < time.Minute; patience *= 2 { // until the timeout is long enough for an attempt
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		err = client.WaitReady(ctx)
 		if cancel(); err == nil || strings.Contains(err.Error(), "no such file") {
@@ -231,8 +231,8 @@ func TestNeverReady(t *testing.T) {
 	}
 }
 
-// A process that was replaced before the connect is not taken for the new one.
-func TestSocketThatChangesWhileDialling(t *testing.T) {
+// The identity is that of the process that accepts the connection.
+func TestReplacedSocketIsAnotherProcess(t *testing.T) {
 	path := socketPath(t)
 	first := start(t, path, echo)
 	_, one, err := dial(t.Context(), path)

@@ -25,7 +25,7 @@ type served struct {
 	running  sync.WaitGroup
 
 	mu    sync.Mutex
-	peers []*peer // in the order of their coming
+	peers []*peer // in the order of connection
 	open  int
 	most  int // open at once
 	ended bool
@@ -100,7 +100,7 @@ func (p *served) drop() {
 }
 
 func (p *served) stop() {
-	_ = p.listener.Close() // which removes the socket
+	_ = p.listener.Close() // this removes the socket
 	p.mu.Lock()
 	p.ended = true
 	p.mu.Unlock()
@@ -149,7 +149,7 @@ func echo(p *peer) {
 	}
 }
 
-// gate blocks servers until it is opened, once or more often. A failed test
+// gate blocks servers until it is opened; opening is idempotent. A failed test
 // opens it too.
 func gate() (<-chan struct{}, func()) {
 	c := make(chan struct{})

@@ -17,7 +17,7 @@ import (
 
 // With interrupted calls, delayed responses and dropped connections, every call
 // ends and no response reaches another call.
-func TestAnswersNeverCross(t *testing.T) {
+func TestResponsesReachTheirCalls(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	client, p := serve(t, Config{Connections: 3, Metrics: registry}, func(p *peer) {
 		var sending sync.Mutex
@@ -85,8 +85,8 @@ func TestAnswersNeverCross(t *testing.T) {
 	}
 }
 
-// Restarts under load: every call ends, what is answered is right, and the
-// client finds the last process.
+// Restarts under load: every call ends, results are correct, and the client
+// connects to the last process.
 func TestRestartsUnderLoad(t *testing.T) {
 	path := socketPath(t)
 	client := open(t, Config{Socket: path, Timeout: time.Minute})

@@ -18,7 +18,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-func TestAnswersOutOfOrder(t *testing.T) {
+func TestResponsesOutOfOrder(t *testing.T) {
 	const calls = 50
 	client, p := serve(t, Config{Connections: 1}, func(p *peer) {
 		var all []request
@@ -102,7 +102,7 @@ func wrap(text string) string {
 	return before + `"result":{"status":"SNAP_SUCCESS","message":"","result":` + result + `}`
 }
 
-func TestHugeAnswers(t *testing.T) {
+func TestLargeResponses(t *testing.T) {
 	const bound = 8 << 20
 	endless := make(chan struct{}, 1)
 	client, p := serve(t, Config{Connections: 1, MaxAnswer: bound}, func(p *peer) {
@@ -135,7 +135,7 @@ func TestHugeAnswers(t *testing.T) {
 	if !errors.Is(err, ErrTooLarge) || !errors.Is(err, Unanswered) {
 		t.Errorf("%v is not ErrTooLarge and Unanswered", err)
 	}
-	<-endless // the connection was given up
+	<-endless // the connection was closed
 	if err := client.Call(t.Context(), "big", map[string]int{"size": 0}, &got); err != nil {
 		t.Errorf("the next call: %v", err)
 	}
@@ -145,12 +145,12 @@ func TestHugeAnswers(t *testing.T) {
 }
 
 // A request that might have been executed is never retried.
-func TestDroppedBeforeTheAnswer(t *testing.T) {
+func TestDroppedBeforeResponseIsNotRetried(t *testing.T) {
 	asked := make(chan string, 10)
 	client, _ := serve(t, Config{}, func(p *peer) {
 		if r, ok := p.next(); ok {
 			asked <- r.Method
-			p.send(`{"jsonrpc":"2.0","id":%d,"resu`, r.ID) // and gone
+			p.send(`{"jsonrpc":"2.0","id":%d,"resu`, r.ID) // and then it exits
 		}
 	})
 	err := client.Call(t.Context(), "bdev_nvme_attach_controller", nil, nil)
@@ -159,12 +159,12 @@ func TestDroppedBeforeTheAnswer(t *testing.T) {
 		t.Errorf("%v is not Unanswered", err)
 	}
 	if len(asked) != 1 {
-		t.Errorf("asked %d times, want once", len(asked))
+		t.Errorf("%d requests, want 1", len(asked))
 	}
 }
 
 // A connection lost between two calls causes no error.
-func TestDroppedBetweenCalls(t *testing.T) {
+func TestDroppedBetweenCallsReconnects(t *testing.T) {
 	client, p := serve(t, Config{Connections: 1}, echo)
 	for i := range 50 {
 		var got map[string]int
@@ -190,7 +190,7 @@ func TestNoSocket(t *testing.T) {
 	testkit.WantError(t, "Call", client.Call(t.Context(), "x", nil, nil), errs.Unavailable, "is not a socket")
 }
 
-// A socket longer than the kernel takes is reached all the same.
+// A socket path that is too long for connect(2) can be dialled.
 func TestLongPath(t *testing.T) {
 	short := socketPath(t)
 	start(t, short, answers(`{"id":%d,"result":true}`))
@@ -202,8 +202,8 @@ func TestLongPath(t *testing.T) {
 	}
 }
 
-// The answer that came too late is dropped, and the connection serves on.
-func TestLateAnswer(t *testing.T) {
+// A late response is dropped, and the connection stays usable.
+func TestLateResponseIsDropped(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	release, open := gate()
 	defer open()
@@ -238,9 +238,9 @@ func TestLateAnswer(t *testing.T) {
 	}
 }
 
-func TestCallsWithoutADeadlineEnd(t *testing.T) {
+func TestCallWithoutDeadlineTimesOut(t *testing.T) {
 	var err error
-	for timeout := 20 * time.Millisecond; timeout < time.Minute && !errors.Is(err, Unanswered); timeout *= 4 { // until one is sent
+	for timeout := 20 * time.Millisecond; timeout < time.Minute && !errors.Is(err, Unanswered); timeout *= 4 { // until a request is sent
 		client, _ := serve(t, Config{Timeout: timeout}, func(p *peer) { p.next(); p.next() })
 		if err = client.Call(context.WithoutCancel(t.Context()), "silent", nil, nil); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
@@ -265,7 +265,7 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// Calls that wait do not hold up others: neither on their connection nor, with a
+// Pending calls do not delay others: neither on their connection nor, with a
 // process that takes one request of a connection at a time, on another.
 func TestSlowCallsDoNotBlockOthers(t *testing.T) {
 	release, open := gate()
@@ -336,7 +336,7 @@ func TestConnectionWithAbandonedCallIsAvoided(t *testing.T) {
 	}
 }
 
-func TestOneConnectionIsEnoughForOneCaller(t *testing.T) {
+func TestOneCallerUsesOneConnection(t *testing.T) {
 	client, p := serve(t, Config{}, echo)
 	for range 20 {
 		testkit.Must(t, client.Call(t.Context(), "echo", map[string]int{}, nil))
@@ -427,7 +427,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-func TestRequestsThatCannotBeSent(t *testing.T) {
+func TestUnencodableRequests(t *testing.T) {
 	client := open(t, Config{Socket: socketPath(t)})
 	for name, c := range map[string]struct {
 		method string

@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// Devices that the node driver exposed are found, whatever way the process
-// wraps its results.
+// Devices exposed by the node driver are found, with and without the envelope of
+// SNAP 5.
 func TestExposedDevices(t *testing.T) {
 	for name, envelope := range map[string]bool{"plain": false, "envelope of SNAP 5": true} {
 		t.Run(name, func(t *testing.T) {
@@ -86,7 +86,7 @@ func dial(t *testing.T, config spdktest.Config) *spdk.Client {
 	return c
 }
 
-func TestWhatIsExposed(t *testing.T) {
+func TestExposeSupportByMethods(t *testing.T) {
 	block := []string{"nvme_subsystem_list", "nvme_namespace_create", "nvme_controller_create", "emulation_function_list"}
 	fs := []string{"virtio_fs_get_devices", "virtio_fs_device_create", "virtio_fs_doca_get_functions"}
 	if m := spdk.NewMethodSet(block...); !snap.ExposesBlock(m) || snap.ExposesFilesystems(m) {

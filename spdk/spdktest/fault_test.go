@@ -33,8 +33,8 @@ func TestRestartLosesAllBdevs(t *testing.T) {
 	c.must("bdev_nvme_attach_controller", attach(nil), nil)
 }
 
-// The answer is lost and the attach completes all the same.
-func TestAttachWhoseAnswerIsLost(t *testing.T) {
+// An attach completes although its response is lost.
+func TestAttachCompletesWhenResponseIsLost(t *testing.T) {
 	n := NewNetwork(nil)
 	n.Put(volume(Namespace{ID: 1}))
 	p := startProcess(t, n, Config{})
@@ -47,8 +47,8 @@ func TestAttachWhoseAnswerIsLost(t *testing.T) {
 	c.refused(-114, "bdev_nvme_attach_controller", attach(nil))
 }
 
-// A client that goes does not cancel what it asked.
-func TestAttachGoesOnWithoutItsClient(t *testing.T) {
+// A client that disconnects does not cancel its request.
+func TestAttachContinuesWithoutItsClient(t *testing.T) {
 	clock := newClock()
 	n := NewNetwork(clock.Now)
 	n.Put(volume(Namespace{ID: 1}))
@@ -57,7 +57,7 @@ func TestAttachGoesOnWithoutItsClient(t *testing.T) {
 	text := testkit.Value(json.Marshal(with{"id": 1, "method": "bdev_nvme_attach_controller", "params": attach(nil)}))(t)
 	gone.send(string(text))
 	gone.Close()
-	// Time moves on only once the attach waits for it.
+	// The clock advances only after the attach waits.
 	testkit.Eventually(t, "the attach waits", n.awaited)
 	c := dial(t, p)
 	n.during(clock, func() { c.must("bdev_get_bdevs", with{"name": "nv0n1", "timeout": 60_000}, nil) })
@@ -150,8 +150,8 @@ func TestFaultsCountRequests(t *testing.T) {
 	}
 }
 
-// A slow answer does not hold up others, not even on its own connection.
-func TestAnswersOutOfOrder(t *testing.T) {
+// A slow response does not delay others, not even on its own connection.
+func TestResponsesOutOfOrder(t *testing.T) {
 	clock := newClock()
 	n := NewNetwork(clock.Now)
 	n.SetReach(at("4420"), Silent)
@@ -167,8 +167,8 @@ func TestAnswersOutOfOrder(t *testing.T) {
 	})
 }
 
-// Two attaches alike in flight: one makes the controller.
-func TestAttachTwiceAtOnce(t *testing.T) {
+// Of two equal concurrent attaches, one creates the controller.
+func TestConcurrentAttachesCreateOneController(t *testing.T) {
 	clock := newClock()
 	n := NewNetwork(clock.Now)
 	n.Put(volume(Namespace{ID: 1}))
@@ -195,8 +195,8 @@ func TestAttachTwiceAtOnce(t *testing.T) {
 	}
 }
 
-// Clients of all kinds while the process and its target come and go: nothing
-// is left of what was detached, and nothing hangs.
+// Clients of all kinds, while the process and its target stop and start:
+// detached objects are gone, and nothing hangs.
 func TestManyClients(t *testing.T) {
 	n := NewNetwork(nil)
 	p := startProcess(t, n, Config{SNAP: true})
@@ -246,7 +246,7 @@ func TestManyClients(t *testing.T) {
 
 // A restart works while a child process still has the listener open before its
 // exec.
-func TestRestartBesideAProgramThatStarts(t *testing.T) {
+func TestRestartWhileChildHoldsListener(t *testing.T) {
 	p := testkit.Value(NewNetwork(nil).Start(Config{Socket: filepath.Join(t.TempDir(), "s")}))(t)
 	inherited := testkit.Value(p.life.listener.(*net.UnixListener).File())(t)
 	defer inherited.Close()

@@ -9,7 +9,7 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-func TestWhatAProcessKnows(t *testing.T) {
+func TestMethodsAndVersions(t *testing.T) {
 	for name, c := range map[string]struct {
 		config Config
 		knows  []string
@@ -49,7 +49,7 @@ func TestWhatAProcessKnows(t *testing.T) {
 	}
 }
 
-func TestTransportOfTheFork(t *testing.T) {
+func TestForkTransport(t *testing.T) {
 	n := NewNetwork(nil)
 	n.Put(volume(Namespace{ID: 1}))
 	fork := dial(t, startProcess(t, n, Config{Flavour: Fork}))
@@ -68,7 +68,7 @@ func TestTransportOfTheFork(t *testing.T) {
 	upstream.refused(-19, "bdev_nvme_attach_controller", attach(with{"trtype": "NVDA_TCP"}))
 }
 
-func TestFsdevsOfTheFork(t *testing.T) {
+func TestForkFsdevs(t *testing.T) {
 	c := dial(t, startProcess(t, NewNetwork(nil), Config{Flavour: Fork, Root: t.TempDir()}))
 	c.must("fsdev_aio_create", with{"name": "fs0", "root_path": "/"}, nil)
 	type shown struct {

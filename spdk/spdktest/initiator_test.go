@@ -40,7 +40,7 @@ func (c *client) state(name string) string {
 	return shown[0].Ctrlrs[0].State
 }
 
-func TestAttachToARemoteSubsystem(t *testing.T) {
+func TestAttachRemoteSubsystem(t *testing.T) {
 	n := NewNetwork(nil)
 	n.Put(volume(Namespace{ID: 1, UUID: "e33a8f79-5f83-40cc-b7d5-cc0aab47b95d"}, Namespace{ID: 7, NGUID: "ABCDEF0123456789ABCDEF0123456789"}))
 	c := dial(t, startProcess(t, n, Config{}))
@@ -64,7 +64,7 @@ func TestAttachToARemoteSubsystem(t *testing.T) {
 	}
 }
 
-func TestAttachToNoNamespace(t *testing.T) {
+func TestAttachSubsystemWithoutNamespace(t *testing.T) {
 	n := NewNetwork(nil)
 	n.Put(volume())
 	c := dial(t, startProcess(t, n, Config{}))
@@ -76,7 +76,7 @@ func TestAttachToNoNamespace(t *testing.T) {
 	if s := c.state("nv0"); s != "enabled" {
 		t.Errorf("the controller without namespaces is %s", s)
 	}
-	// One that is added comes by itself.
+	// An added namespace appears without a request.
 	n.Put(volume(Namespace{ID: 3}))
 	c.must("bdev_get_bdevs", with{"name": "nv0n3", "timeout": 5000}, nil)
 }
@@ -92,7 +92,7 @@ func TestLateNamespace(t *testing.T) {
 	c.must("bdev_get_bdevs", with{"name": "nv0n1", "timeout": 5000}, nil)
 }
 
-func TestTargetsThatCannotBeReached(t *testing.T) {
+func TestUnreachableTargets(t *testing.T) {
 	n := NewNetwork(nil)
 	n.Put(volume(Namespace{ID: 1}))
 	n.SetReach(at("4421"), Silent)
@@ -109,9 +109,9 @@ func TestTargetsThatCannotBeReached(t *testing.T) {
 	c.must("bdev_nvme_attach_controller", attach(nil), nil)
 }
 
-// TestAttachesEndOutOfOrder drops the packets to a target while two attaches
+// TestAttachesCompleteOutOfOrder drops the packets to a target while two attaches
 // begin: the first waits for a SYN at 63 s, the second for one at 56 s.
-func TestAttachesEndOutOfOrder(t *testing.T) {
+func TestAttachesCompleteOutOfOrder(t *testing.T) {
 	clock := newClock()
 	n := NewNetwork(clock.Now)
 	n.Put(volume(Namespace{ID: 1}))
@@ -153,7 +153,7 @@ func TestAttachesEndOutOfOrder(t *testing.T) {
 	}
 }
 
-func TestControllersFailAndComeBack(t *testing.T) {
+func TestControllersReconnect(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		more  with
@@ -201,7 +201,7 @@ func TestLossTimeoutEndsTheController(t *testing.T) {
 	c.refused(-19, "bdev_get_bdevs", with{"name": "nv0n1"})
 }
 
-func TestControllerThatFailsByOrder(t *testing.T) {
+func TestInjectedControllerFailure(t *testing.T) {
 	n := NewNetwork(nil)
 	n.Put(volume(Namespace{ID: 1}))
 	p := startProcess(t, n, Config{})
@@ -248,7 +248,7 @@ func TestSecondPath(t *testing.T) {
 	if len(shown) != 1 || len(shown[0].Ctrlrs) != 2 {
 		t.Fatalf("controllers %+v", shown)
 	}
-	// With one path gone the bdev goes on by the other.
+	// Without one path the bdev uses the other.
 	c.must("bdev_nvme_detach_controller", with{"name": "nv0", "trtype": "TCP", "traddr": "192.0.2.1"}, nil)
 	c.must("bdev_get_bdevs", with{"name": "nv0n1"}, nil)
 	c.must("bdev_nvme_detach_controller", with{"name": "nv0", "trtype": "TCP", "traddr": "2001:db8:0::1"}, nil)

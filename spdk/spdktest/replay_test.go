@@ -46,8 +46,7 @@ func records(t *testing.T) []record {
 	}
 }
 
-// excused are the records that the double answers otherwise, with the reason;
-// no others.
+// excused has the records that the double answers differently, with the reason.
 func excused() map[string]string {
 	return map[string]string{}
 }
@@ -63,7 +62,7 @@ func took() map[string]time.Duration {
 	}
 }
 
-// replay is the world of the record: a target, its initiator, and the process
+// replay is the environment of the record: a target, its initiator, and the process
 // of the start-up records.
 type replay struct {
 	t         *testing.T
@@ -117,13 +116,13 @@ func (r *replay) conn(p *Process) *client {
 	return r.conns[p]
 }
 
-// do asks what the record's makers asked off the record.
+// do sends a request that is not in the record.
 func (r *replay) do(p *Process, method string, params with) {
 	r.t.Helper()
 	r.conn(p).must(method, params, nil)
 }
 
-// offRecord is what happened before a record, by scenario.
+// offRecord has the steps before a record, by scenario.
 func (r *replay) offRecord() map[string]func() {
 	long := func() { r.clock.pass(5 * time.Second) }
 	address := func(port string) with {
@@ -179,7 +178,7 @@ func (r *replay) offRecord() map[string]func() {
 
 // The double answers every record as the real process did: the same code and
 // text, or the same result, member by member. Only uuids are examples, and
-// ours must stand for theirs one to one.
+// ours must correspond to theirs one to one.
 func TestReplay(t *testing.T) {
 	all := records(t)
 	r := newReplay(t)
@@ -210,7 +209,7 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// keep lets uuids that a request names stand for themselves.
+// keep maps uuids in a request to themselves.
 func (r *replay) keep(request json.RawMessage) {
 	for _, id := range anyUUID.FindAllString(string(request), -1) {
 		r.uuids[id] = id
@@ -332,13 +331,13 @@ func (r *replay) sameText(where, theirs, ours string) error {
 	if !seen {
 		for other, taken := range r.uuids {
 			if taken == ours {
-				return fmt.Errorf("%s is %q, which stands for %q already, not for %q", where, ours, other, theirs)
+				return fmt.Errorf("%s is %q, which already corresponds to %q, not to %q", where, ours, other, theirs)
 			}
 		}
 		r.uuids[theirs], stands = ours, ours
 	}
 	if stands != ours {
-		return fmt.Errorf("%s is %q, want %q, which stands for %q", where, ours, stands, theirs)
+		return fmt.Errorf("%s is %q, want %q, which corresponds to %q", where, ours, stands, theirs)
 	}
 	return nil
 }

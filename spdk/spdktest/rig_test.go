@@ -19,7 +19,7 @@ type clock struct {
 	mu  sync.Mutex
 	now time.Time
 
-	never map[*time.Time]struct{} // ends of waits that Network.during leaves alone
+	never map[*time.Time]struct{} // ends of waits that Network.during ignores
 }
 
 func (c *clock) Now() time.Time {
@@ -69,7 +69,7 @@ func (n *Network) advance(c *clock) {
 			next = min(next, end.Sub(now))
 		}
 	}
-	// Whose time has come goes on first.
+	// Waits that have ended continue first.
 	if next > 0 && next < time.Hour {
 		c.pass(next)
 	}

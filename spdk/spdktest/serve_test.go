@@ -57,9 +57,8 @@ func TestBatch(t *testing.T) {
 	}
 }
 
-// On success there is no member error at all, which today's node driver would
-// take for a failure.
-func TestAnswersHaveAResultOrAnError(t *testing.T) {
+// A success has no member error: the node driver would treat it as a failure.
+func TestResponsesHaveResultOrError(t *testing.T) {
 	c := dial(t, startProcess(t, NewNetwork(nil), Config{}))
 	for method, has := range map[string]string{"spdk_get_version": "result", "nope": "error"} {
 		c.send(`{"id":1,"method":"` + method + `"}`)
@@ -73,7 +72,7 @@ func TestAnswersHaveAResultOrAnError(t *testing.T) {
 	}
 }
 
-func TestConnectionsThatAreClosed(t *testing.T) {
+func TestInvalidRequestsCloseTheConnection(t *testing.T) {
 	p := startProcess(t, NewNetwork(nil), Config{})
 	for name, text := range map[string]string{
 		"malformed": `{"id":1,]`,
@@ -96,7 +95,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &n) && n.Timeout()
 }
 
-func TestOnlySoManyConnections(t *testing.T) {
+func TestConnectionLimit(t *testing.T) {
 	p := startProcess(t, NewNetwork(nil), Config{})
 	for range maxConnections {
 		dial(t, p).must("spdk_get_version", nil, nil)
@@ -106,7 +105,7 @@ func TestOnlySoManyConnections(t *testing.T) {
 	}
 }
 
-func TestParametersAreTakenByExactName(t *testing.T) {
+func TestParameterNamesAndKindsAreExact(t *testing.T) {
 	c := dial(t, startProcess(t, NewNetwork(nil), Config{}))
 	c.refused(-32603, "bdev_get_bdevs", with{"NAME": "x"})
 	c.refused(-32603, "bdev_get_bdevs", with{"name": 7})
@@ -115,10 +114,10 @@ func TestParametersAreTakenByExactName(t *testing.T) {
 	c.refused(-32602, "fsdev_aio_create", with{"name": "x"})
 }
 
-func TestListedButNotCarriedOut(t *testing.T) {
+func TestListedMethodsWithoutImplementation(t *testing.T) {
 	c := dial(t, startProcess(t, NewNetwork(nil), Config{}))
 	if text := c.refused(-32603, "bdev_raid_create", nil); !strings.Contains(text, "double") {
-		t.Errorf("%q does not say that the double is to blame", text)
+		t.Errorf("%q does not name the double as the cause", text)
 	}
 }
 
@@ -152,7 +151,7 @@ func TestSockets(t *testing.T) {
 	}
 }
 
-func TestKillBreaksConnectionsThatWait(t *testing.T) {
+func TestKillEndsPendingCalls(t *testing.T) {
 	n := NewNetwork(nil)
 	n.SetReach(at("4420"), Dropped)
 	p := startProcess(t, n, Config{})
@@ -171,8 +170,8 @@ func TestKillBreaksConnectionsThatWait(t *testing.T) {
 	}
 }
 
-// Whatever is sent gets an answer of an error, or is a request whose
-// parameters are taken by exact name and kind.
+// Any input is answered with an error, or is a request whose parameters match by
+// exact name and kind.
 func FuzzRequest(f *testing.F) {
 	for _, seed := range []string{
 		getVersionText, `{}`, `[]`, `null`, `{"id":null,"method":"bdev_get_bdevs","params":{"name":"x"}}`, `{"id":{},"method":"x"}`,
@@ -206,7 +205,7 @@ func FuzzRequest(f *testing.F) {
 		}
 		for name, value := range a {
 			if k, known := m.takes.allowed[name]; !known || !k.fits(value) {
-				t.Fatalf("%s: the parameter %s %s is taken", text, name, value)
+				t.Fatalf("%s: the parameter %s %s is accepted", text, name, value)
 			}
 		}
 		for _, name := range m.takes.need {

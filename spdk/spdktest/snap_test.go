@@ -19,8 +19,8 @@ type shownSubsystem struct {
 	}
 }
 
-// What the node driver calls to expose a bdev, and to hide it again.
-func TestExposeAndHideABlockDevice(t *testing.T) {
+// The calls of the node driver that expose and hide a bdev.
+func TestExposeAndHideBlockDevice(t *testing.T) {
 	const nqn = "nqn.2022-10.io.nvda.nvme:dpf-m0-01234567"
 	c := dial(t, startProcess(t, NewNetwork(nil), Config{Flavour: Fork, SNAP: true}))
 	c.must("bdev_malloc_create", with{"name": "m0", "num_blocks": 8, "block_size": 512}, nil)
@@ -54,7 +54,7 @@ func TestExposeAndHideABlockDevice(t *testing.T) {
 	if f := functionOf(c, function.VUID); f.BDF == "" || f.Ctrl != ctrl.ID || !f.Hotplugged {
 		t.Errorf("function %+v", f)
 	}
-	// What holds something else cannot go.
+	// Objects in use cannot be removed.
 	c.refused(-16, "nvme_namespace_destroy", with{"nqn": nqn, "nsid": 1})
 	c.refused(-16, "nvme_subsystem_destroy", with{"nqn": nqn})
 	c.refused(-16, "nvme_function_destroy", with{"vuid": function.VUID})
@@ -65,7 +65,7 @@ func TestExposeAndHideABlockDevice(t *testing.T) {
 	c.refused(-19, "nvme_controller_detach_ns", both)
 	c.must("nvme_controller_destroy", with{"ctrl_id": ctrl.ID, "force": true}, nil)
 	c.must("nvme_namespace_destroy", with{"nqn": nqn, "nsid": 1}, nil)
-	// The bdev is free for another.
+	// The bdev can have another namespace.
 	c.must("nvme_namespace_create", space, nil)
 	c.must("nvme_namespace_destroy", with{"nqn": nqn, "nsid": 1}, nil)
 	c.must("nvme_function_destroy", with{"vuid": function.VUID}, nil)
@@ -92,8 +92,8 @@ func functionOf(c *client, vuid string) shownFunction {
 	return all[i]
 }
 
-// A bdev that goes takes its namespace out of SNAP's subsystem.
-func TestBdevThatGoesWhileExposed(t *testing.T) {
+// The removal of a bdev removes its namespace from SNAP's subsystem.
+func TestRemovedBdevLeavesSubsystem(t *testing.T) {
 	const nqn = "nqn.2022-10.io.nvda.nvme:dpf-m0-01234567"
 	c := dial(t, startProcess(t, NewNetwork(nil), Config{SNAP: true}))
 	c.must("bdev_malloc_create", with{"name": "m0", "num_blocks": 8, "block_size": 512}, nil)
@@ -107,7 +107,7 @@ func TestBdevThatGoesWhileExposed(t *testing.T) {
 	}
 }
 
-func TestExposeAndHideAFileSystem(t *testing.T) {
+func TestExposeAndHideFileSystem(t *testing.T) {
 	c := dial(t, startProcess(t, NewNetwork(nil), Config{Flavour: Fork, SNAP: true, Root: t.TempDir()}))
 	c.must("fsdev_aio_create", with{"name": "fs0", "root_path": "/"}, nil)
 	device := with{"transport_name": "DOCA", "dev_name": "dev_fs0", "tag": "fs0tag", "fsdev": "fs0", "num_request_queues": 8, "queue_size": 256}
@@ -166,6 +166,6 @@ func TestEnvelope(t *testing.T) {
 			t.Errorf("%s %q: %+v", method, nqn, got)
 		}
 	}
-	// SPDK's own methods answer as ever.
+	// SPDK's own methods have no envelope.
 	c.refused(-19, "bdev_get_bdevs", with{"name": "x"})
 }

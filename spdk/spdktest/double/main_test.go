@@ -49,7 +49,7 @@ func ask(t *testing.T, socket, request string) (map[string]any, error) {
 	return r, err
 }
 
-func TestSceneAndOrders(t *testing.T) {
+func TestSceneAndCommands(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "s")
 	in, orders := io.Pipe()
@@ -105,7 +105,7 @@ func TestSceneAndOrders(t *testing.T) {
 	}
 }
 
-func TestBadScenes(t *testing.T) {
+func TestInvalidScenesAreRejected(t *testing.T) {
 	for text, want := range map[string]string{
 		`{`:                                 "unexpected EOF",
 		`{} {}`:                             "data after",
