@@ -184,7 +184,7 @@ func runDevice(t *testing.T, stdin string, args ...string) (out, notices string,
 	return execute(t, newRootCommand(), stdin, append([]string{"device"}, args...)...)
 }
 
-func TestDeviceLife(t *testing.T) {
+func TestDeviceLifecycle(t *testing.T) {
 	r := newDeviceRig(t)
 	r.says(t, "bdev-pvc-1\n", "create", "pvc-1", "--mode", "block", "--access-mode", "rwo,ROX", "--access-mode", "RWO",
 		"--context", "nqn=nqn.2024-01.com.example:vol1", "--context", "opt=a=b,c", "--publish-context", "p=", "--storage-parameter", "s=1")
@@ -242,7 +242,7 @@ storage_parameters/s   1
 }
 
 // A recorded device name is looked up first, as in the node driver.
-func TestDeviceOnRecord(t *testing.T) {
+func TestDeviceRecordedNameIsLookedUp(t *testing.T) {
 	r := newDeviceRig(t)
 	r.says(t, "bdev-v\n", "create", "v", "--device", "bdev-v")
 	if got := r.takeCalls(); !slices.Equal(got[4:], []string{"GetDevice", "CreateDevice"}) {

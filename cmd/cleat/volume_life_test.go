@@ -72,8 +72,8 @@ func read[T any](p *user, args ...string) (document T) {
 	return document
 }
 
-// TestLife runs the client commands against a real driver.
-func TestLife(t *testing.T) {
+// TestVolumeLifecycle runs the client commands against a real driver.
+func TestVolumeLifecycle(t *testing.T) {
 	cleat := testkit.Build(t, testkit.Cleat)
 	t.Run("mounted", func(t *testing.T) { testLifeOfAMountedVolume(newUser(t, cleat)) })
 	t.Run("block", func(t *testing.T) { testLifeOfABlockVolume(newUser(t, cleat)) })

@@ -167,7 +167,6 @@ func decode(t *testing.T, text string) []object {
 	return all
 }
 
-// of returns the objects of one type.
 func of[T any](all []object) []*T {
 	var some []*T
 	for _, o := range all {

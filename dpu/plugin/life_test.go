@@ -29,7 +29,7 @@ func flavours() map[string]spdktest.Config {
 
 // Devices of each kind survive a restart of the plugin, are recreated after a
 // restart of SNAP, and deleted completely.
-func TestLife(t *testing.T) {
+func TestDeviceLifecycle(t *testing.T) {
 	for name, c := range flavours() {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, c, nil)

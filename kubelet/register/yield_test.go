@@ -12,7 +12,7 @@ import (
 )
 
 // A live socket is never replaced, a dead one is.
-func TestYield(t *testing.T) {
+func TestLiveSocketIsNotReplaced(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "csi.cleat.dev-reg.sock")
 	other := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)

@@ -32,8 +32,8 @@ func (d *disk) onNode(node *rig) *disk {
 	return &there
 }
 
-// TestSplit: the node process needs only the locator and the pool.
-func TestSplit(t *testing.T) {
+// TestSeparateControllerAndNode: the node process needs only the locator and the pool.
+func TestSeparateControllerAndNode(t *testing.T) {
 	t.Parallel()
 	c, n := split(t)
 	sameAnnouncement(t, c, n)

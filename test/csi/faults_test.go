@@ -47,8 +47,8 @@ func TestNoReflink(t *testing.T) {
 	testkit.Must(r, d.remove())
 }
 
-// TestVanishedFile: the file of a volume is deleted, in use or not.
-func TestVanishedFile(t *testing.T) {
+// TestMissingVolumeFile: the file of a volume is deleted, in use or not.
+func TestMissingVolumeFile(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	for _, c := range []*csi.VolumeCapability{mounted("ext4"), block()} {
@@ -173,8 +173,8 @@ func (r *rig) deviceOf(d *disk) string {
 	return ""
 }
 
-// TestMeddling: another program mounts, unmounts and remounts under the driver.
-func TestMeddling(t *testing.T) {
+// TestExternalMountChanges: another program mounts, unmounts and remounts under the driver.
+func TestExternalMountChanges(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	d := r.create("meddled", mounted("ext4")).attach()

@@ -111,9 +111,9 @@ func (r *rig) snapshotAndDrop(q *csi.CreateVolumeGroupSnapshotRequest, disks []*
 	}
 }
 
-// TestGuardKilledToo: when driver and guard die together, the file systems stay
+// TestThawAfterDriverAndGuardKilled: when driver and guard die together, the file systems stay
 // frozen, and the next start thaws them first.
-func TestGuardKilledToo(t *testing.T) {
+func TestThawAfterDriverAndGuardKilled(t *testing.T) {
 	t.Parallel()
 	r := newRigOn(t, mkfs.Btrfs, "--overprovision-ratio", "20")
 	disks, q := r.frozenDisks()

@@ -8,7 +8,6 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// sizes returns a capacity range.
 func sizes(required, limit int64) *csi.CapacityRange {
 	return &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}
 }

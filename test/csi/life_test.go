@@ -16,9 +16,9 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
-// TestLife takes volumes of every kind through their life cycle on a pool with
+// TestVolumeLifecycle takes volumes of every kind through their life cycle on a pool with
 // reflinks.
-func TestLife(t *testing.T) {
+func TestVolumeLifecycle(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, reflinkPool...)
 	for _, fsType := range []string{"ext4", "xfs", "btrfs"} {

@@ -180,9 +180,9 @@ func TestRegistration(t *testing.T) {
 	}
 }
 
-// TestRegistrationAfterAKill: the socket of a killed driver is replaced, and
+// TestRegistrationAfterKill: the socket of a killed driver is replaced, and
 // the host notices.
-func TestRegistrationAfterAKill(t *testing.T) {
+func TestRegistrationAfterKill(t *testing.T) {
 	t.Parallel()
 	dir := newRegistry(t)
 	n := newNode(t, dir)
@@ -229,9 +229,9 @@ func TestRefusedRegistration(t *testing.T) {
 	}
 }
 
-// TestRegistrationBesideARegistrar: a registrar that runs beside the driver
+// TestRegistrationBesideRegistrar: a registrar that runs beside the driver
 // keeps the registration, and the driver takes over when it stops.
-func TestRegistrationBesideARegistrar(t *testing.T) {
+func TestRegistrationBesideRegistrar(t *testing.T) {
 	t.Parallel()
 	dir := newRegistry(t)
 	path := filepath.Join(dir, "csi.cleat.dev-reg.sock")
@@ -248,10 +248,10 @@ func TestRegistrationBesideARegistrar(t *testing.T) {
 	r.waitRegistration("registered")
 }
 
-// TestRegistrationWithoutADirectory: the driver serves, reports the missing
+// TestRegistrationWithoutDirectory: the driver serves, reports the missing
 // directory, and does not create it. The endpoint can have another path on the
 // host.
-func TestRegistrationWithoutADirectory(t *testing.T) {
+func TestRegistrationWithoutDirectory(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "plugins_registry")
 	r := newRig(t, "--registration-dir", dir, "--registration-endpoint", "unix:///var/lib/kubelet/plugins/csi.cleat.dev/csi.sock")

@@ -143,9 +143,9 @@ func TestStaleSocket(t *testing.T) {
 	}
 }
 
-// TestWhereSettingsComeFrom: flags override the environment, which overrides
+// TestSettingsPrecedence: flags override the environment, which overrides
 // the file; CLEAT_ENDPOINT overrides CSI_ENDPOINT.
-func TestWhereSettingsComeFrom(t *testing.T) {
+func TestSettingsPrecedence(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	socket := func(name string) string { return filepath.Join(dir, name, "csi.sock") }

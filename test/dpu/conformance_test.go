@@ -243,7 +243,7 @@ func TestParseTarget(t *testing.T) {
 }
 
 // The gate holds the requests it should; otherwise the suite proves less.
-func TestGate(t *testing.T) {
+func TestGateHoldsRequests(t *testing.T) {
 	s := newSite(t, spdktest.Config{}, plain)
 	g := newGate(t, s.dir, filepath.Join(s.dir, "snap.sock"))
 	testkit.Must(s.t, s.rpc.Close())

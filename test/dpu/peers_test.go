@@ -114,7 +114,7 @@ func TestOnlyAllowedUsersCanCall(t *testing.T) {
 }
 
 // The socket of a dead plugin is replaced.
-func TestSocketOfADeadPlugin(t *testing.T) {
+func TestStaleSocketIsReplaced(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, spdktest.Config{}, plain)
 	s.start()
@@ -124,7 +124,7 @@ func TestSocketOfADeadPlugin(t *testing.T) {
 
 // SIGTERM while SNAP hangs during a create: the process ends within its bound,
 // and the next one cleans up.
-func TestStoppedWhileACreateHangs(t *testing.T) {
+func TestStopDuringHangingCreate(t *testing.T) {
 	t.Parallel()
 	for _, k := range kinds() {
 		t.Run(k.name, func(t *testing.T) {

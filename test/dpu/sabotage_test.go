@@ -143,8 +143,7 @@ func (s *site) negated() {
 	s.empty()
 }
 
-// The scenarios pass on the product.
-func TestScenariosOfSabotages(t *testing.T) {
+func TestSabotageScenariosPassOnProduct(t *testing.T) {
 	t.Parallel()
 	for _, c := range sabotages {
 		t.Run(c.name, func(t *testing.T) {

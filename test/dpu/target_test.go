@@ -63,7 +63,7 @@ func TestTargetUnreachable(t *testing.T) {
 
 // CreateDevice reconnects a controller that has failed for good when its target
 // is back; until then GetDevice does not report its device.
-func TestControllerGivenUp(t *testing.T) {
+func TestFailedControllerIsReconnected(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, spdktest.Config{SNAP: true}, plain)
 	s.start()
@@ -92,7 +92,7 @@ func TestControllerGivenUp(t *testing.T) {
 
 // A subsystem whose namespaces appear late: one that appears in time is used, a
 // later one by a retry, and nothing is left in between.
-func TestNamespacesThatAreLate(t *testing.T) {
+func TestLateNamespaces(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, spdktest.Config{SNAP: true}, plain)
 	s.start()

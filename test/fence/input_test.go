@@ -104,7 +104,7 @@ func TestRefusals(t *testing.T) {
 
 // With the force parameter everything can be fenced; the service can still be
 // called, and can unfence.
-func TestForce(t *testing.T) {
+func TestForceFencesEverything(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	records, service, victim := s.records(), s.serve(), s.host(1, 7)

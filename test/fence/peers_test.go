@@ -152,7 +152,7 @@ func TestTwoServersBehindOneController(t *testing.T) {
 
 // Calls between controller and peer require a certificate of the authority for
 // the address that is called, on both sides.
-func TestPeersWithoutAValidCertificate(t *testing.T) {
+func TestPeersRequireValidCertificates(t *testing.T) {
 	t.Parallel()
 	authority, foreign := testkit.NewAuthority(t, "cluster"), testkit.NewAuthority(t, "foreign")
 	mixed := foreign.Files(t, nil, "10.9.0.2") // trusts the cluster, signed by a foreign authority

@@ -186,7 +186,7 @@ func (s *site) reboot(program string) {
 }
 
 // A lost state directory does not remove fences.
-func TestLostState(t *testing.T) {
+func TestLostStateKeepsFences(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	s.records()
@@ -213,7 +213,7 @@ func TestLostState(t *testing.T) {
 
 // SIGTERM while a call waits for a hung server: the process ends within its
 // bound, blocks stay fenced, and the next one continues.
-func TestStoppedWhileACallWaits(t *testing.T) {
+func TestStopDuringPendingCall(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
 	records, service, victim := s.records(), s.serve(), s.host(1, 7)

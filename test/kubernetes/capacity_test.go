@@ -52,7 +52,6 @@ func TestCapacityAndLimit(t *testing.T) {
 	s.checkVolumeLimit()
 }
 
-// capacity returns the CSIStorageCapacity of a class.
 func capacity(ctx context.Context, class string) (*storagev1.CSIStorageCapacity, error) {
 	all, err := testCluster.Client.StorageV1().CSIStorageCapacities(system).List(ctx, metav1.ListOptions{})
 	if err != nil {

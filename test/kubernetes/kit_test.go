@@ -312,7 +312,6 @@ func (s *space) snapshot(name, class, claim string) {
 	s.ready(name)
 }
 
-// createSnapshot creates a snapshot of a claim.
 func (s *space) createSnapshot(name, class, claim string) {
 	s.Helper()
 	object := &unstructured.Unstructured{Object: map[string]any{

@@ -77,7 +77,6 @@ func (s *space) mountOf(pod, volume string) mount.Entry {
 	return e
 }
 
-// device returns the loop device of a volume.
 func (s *space) device(v *corev1.PersistentVolume) loop.Device {
 	s.Helper()
 	devices := s.devices(v)

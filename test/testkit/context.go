@@ -5,7 +5,6 @@ import (
 	"testing"
 )
 
-// Canceled returns a canceled context.
 func Canceled(t testing.TB) context.Context {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -82,7 +82,6 @@ func Launch(cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// PID returns the process id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Done is closed when the process has ended.

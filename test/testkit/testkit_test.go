@@ -123,7 +123,7 @@ func TestProcess(t *testing.T) {
 
 // A program outlives the thread that started it, and starts in the network
 // namespace of that thread.
-func TestProcessOfAThread(t *testing.T) {
+func TestProcessOutlivesItsThread(t *testing.T) {
 	var p *testkit.Process
 	var inside string
 	testkit.OnThread(func() {

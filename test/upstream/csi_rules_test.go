@@ -14,7 +14,7 @@ import (
 
 // Our handler accepts and refuses the same version lists as the kubelet's, with
 // the same texts.
-func TestSameRuleOfVersions(t *testing.T) {
+func TestVersionRulesMatchKubelet(t *testing.T) {
 	ours := csi.New(csi.Options{})
 	compare := func(t rapid.TB, versions []string) {
 		p := watch.Plugin{Type: csi.Type, Name: "versions.csi.cleat.dev", Endpoint: "/run/csi.sock", Versions: versions}
@@ -36,7 +36,7 @@ func TestSameRuleOfVersions(t *testing.T) {
 
 // A name that another driver has is refused, or taken over, for the same
 // versions and with the same texts.
-func TestSameRuleOfNames(t *testing.T) {
+func TestNameRulesMatchKubelet(t *testing.T) {
 	n := newCSIPlugin(t)
 	for i, held := range []string{"1.0.0", "v1.2.3", "1.13.0"} {
 		name := fmt.Sprintf("held-%d.csi.cleat.dev", i)

@@ -285,7 +285,7 @@ func reaches(t *testing.T, r *register.Registrar, want register.State) register.
 
 // A second instance of a driver waits while the first is registered, and takes
 // over.
-func TestSecondInstanceFollows(t *testing.T) {
+func TestSecondInstanceTakesOver(t *testing.T) {
 	const name = "follows.csi.cleat.dev"
 	n := newNode(t)
 	first := startRegistrar(t, n.csi(t, name, n.serveDriver(t, name, "first")))
@@ -303,7 +303,7 @@ func TestSecondInstanceFollows(t *testing.T) {
 
 // The kubelet's refusal reaches the plugin unchanged, and the plugin is
 // registered once the reason is gone.
-func TestRefusedWhileTheNameIsHeld(t *testing.T) {
+func TestNameConflictIsRefused(t *testing.T) {
 	const name = "refused.csi.cleat.dev"
 	n := newNode(t)
 	holder := n.csi(t, name, n.serveDriver(t, name, "holder"))
@@ -329,7 +329,7 @@ func TestRefusedWhileTheNameIsHeld(t *testing.T) {
 }
 
 // A driver that the kubelet cannot call is refused with the reason.
-func TestRefusedWithoutAnEndpoint(t *testing.T) {
+func TestDriverWithoutEndpointIsRefused(t *testing.T) {
 	n := newNode(t)
 	r := startRegistrar(t, n.csi(t, "absent.csi.cleat.dev", filepath.Join(n.dir, "absent.sock")))
 	refused := reaches(t, r, register.Refused)

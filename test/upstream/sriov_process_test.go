@@ -96,7 +96,7 @@ func TestSriovLossOfControl(t *testing.T) {
 
 // A daemon that implements only the published proposal takes part by its
 // stream.
-func TestSriovDaemonOfTheProposal(t *testing.T) {
+func TestSriovProposalDaemon(t *testing.T) {
 	t.Parallel()
 	s := newSriovSite(t, 4)
 	s.serve()

@@ -135,7 +135,7 @@ func TestSriovKubeletRestartsBesideProcesses(t *testing.T) {
 
 // After another plugin registers for the same resource and stops, the kubelet
 // has no connection to either, and does not report it.
-func TestSriovAnotherPluginComesAndGoes(t *testing.T) {
+func TestSriovOtherPluginStartsAndStops(t *testing.T) {
 	byWay(t, 4, func(t *testing.T, s *sriovSite, _ []string) {
 		s.answer()
 		s.awaitCounts(4, 4)

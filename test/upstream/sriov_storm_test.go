@@ -281,7 +281,7 @@ func (p *sriovProcess) awaitStopped() {
 // while the devices are enabled and withdrawn: no pod gets a device after an
 // acknowledged withdrawal, every withdrawal ends, and the kubelet survives
 // every list.
-func TestSriovStormOfWithdrawals(t *testing.T) {
+func TestSriovManyWithdrawals(t *testing.T) {
 	t.Parallel()
 	s := newSriovStorm(t)
 	const plain = 4 // cycles between two disturbances

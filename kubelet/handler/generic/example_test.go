@@ -41,14 +41,14 @@ func Example() {
 	// opus is gone
 }
 
-// Changes is for a program that would rather range over what happens.
+// Changes yields changes to a range loop, instead of OnChange.
 func ExampleHandler_Changes() {
 	ctx := context.Background()
 	h := generic.New(generic.Options{})
 	if err := h.Register(ctx, watch.Plugin{Type: "Codec", Name: "opus", Endpoint: "/run/opus.sock"}); err != nil {
 		log.Fatal(err)
 	}
-	for n := range h.Changes(ctx) { // what is there comes first
+	for n := range h.Changes(ctx) { // existing names come first
 		p, _ := n.Serving()
 		fmt.Println(n.Type, n.Name, p.Endpoint)
 		break

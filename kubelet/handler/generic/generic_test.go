@@ -192,7 +192,7 @@ func TestOnChangeRetriedAfterInterruptedRegister(t *testing.T) {
 	c.want(t, "")
 }
 
-func TestChangesOfOneNameAreSerial(t *testing.T) {
+func TestChangesOfANameAreSerial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		inside := make(chan struct{})
 		h := generic.New(generic.Options{OnChange: func(ctx context.Context, n generic.Name) error {

@@ -30,7 +30,6 @@ func (l *Local) hits() string { return filepath.Join(l.Dir, "hits") }
 // metrics is the socket of the driver's metrics.
 func (l *Local) metrics() string { return filepath.Join(l.Dir, "metrics", "metrics.sock") }
 
-// Launch implements Machine.
 func (l *Local) Launch(ctx context.Context, point string) (Driver, error) {
 	_ = os.Remove(l.hits())
 	var env []string
@@ -53,23 +52,18 @@ func (l *Local) hit() bool {
 	return err == nil && len(data) > 0
 }
 
-// Reboots implements Machine.
 func (l *Local) Reboots() bool { return false }
 
-// Write implements Machine.
 func (l *Local) Write(_ context.Context, at site.Spot, seed uint64, sync bool) error {
 	return l.Site.Write(at, seed, sync)
 }
 
-// Check implements Machine.
 func (l *Local) Check(_ context.Context, at site.Spot, seeds ...uint64) error {
 	return l.Site.Check(at, seeds...)
 }
 
-// MakeDir implements Machine.
 func (l *Local) MakeDir(_ context.Context, path string) error { return l.Site.MakeDir(path) }
 
-// Remove implements Machine.
 func (l *Local) Remove(_ context.Context, path string) error { return l.Site.Remove(path) }
 
 type process struct {

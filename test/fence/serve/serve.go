@@ -83,10 +83,8 @@ func (s *Service) Ready(ctx context.Context) error {
 	}
 }
 
-// Identity is the client of its Identity service.
 func (s *Service) Identity() identity.IdentityClient { return identity.NewIdentityClient(s.conn) }
 
-// Controller is the client of its FenceController service.
 func (s *Service) Controller() fence.FenceControllerClient {
 	return fence.NewFenceControllerClient(s.conn)
 }

@@ -82,7 +82,7 @@ func TestRecords(t *testing.T) {
 }
 
 // A record that crosses a page is appended in more than one piece.
-func TestReadWhileARecordIsAppended(t *testing.T) {
+func TestReadDuringAppend(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "records")
 	one := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, 3), 1), 5)
 	testkit.Must(t, os.WriteFile(path, append(slices.Clone(one), one[:7]...), 0o600))

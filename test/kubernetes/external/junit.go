@@ -28,7 +28,6 @@ type junitMessage struct {
 	Text    string `xml:",chardata"`
 }
 
-// WriteJUnit writes results as a JUnit file.
 func WriteJUnit(file string, results []Result) error {
 	suite := junitSuite{Name: "Kubernetes external storage", Tests: len(results)}
 	for _, r := range results {

@@ -40,7 +40,7 @@ func cache(t *testing.T, dir string) *cdi.Cache {
 // A container has devices of two resources with the same prefix and type.
 // Existing device nodes stand in for a driver's, since the library inspects
 // them.
-func TestRuntimeInjectsWhatIsAllocated(t *testing.T) {
+func TestRuntimeInjectsAllocatedDevices(t *testing.T) {
 	files := inventory.DeviceFiles{CDI: filepath.Join(t.TempDir(), "cdi")}
 	settings := inventory.AllocateSettings{CDI: true}
 	first := inventory.Resource{Prefix: "intel.com", Name: "first", Type: inventory.NetDevice, Selectors: []inventory.Selector{{}}}

@@ -41,7 +41,6 @@ func (p physical) driverOfItsOwn() {
 	p.create(0)
 }
 
-// networkInterface returns the network interface of a function.
 func (p physical) networkInterface(address string) string {
 	p.Helper()
 	all := p.Names(path.Join(devices, address, "net"))

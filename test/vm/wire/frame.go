@@ -45,7 +45,6 @@ type Frame struct {
 	Payload []byte
 }
 
-// ReadFrame reads one frame.
 func ReadFrame(r io.Reader) (Frame, error) {
 	var head [5]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -72,7 +71,6 @@ type Frames struct {
 	w  io.Writer
 }
 
-// NewFrames returns a writer of frames to w.
 func NewFrames(w io.Writer) *Frames { return &Frames{w: w} }
 
 // Send writes one frame.

@@ -1,6 +1,5 @@
-// Command build makes the programs of a real Kubernetes that the tests in
-// test/kubernetes meet, all but e2e.test or those that are named, and prints
-// the directory where they are.
+// Command build builds the programs for the tests in test/kubernetes, those named
+// or all except e2e.test, and prints their directory.
 package main
 
 import (

@@ -1,7 +1,7 @@
 //go:build tools
 
 // Package csiaddons names the commands of CSI-Addons that are built here, in a
-// module of their own: they want older libraries than the sidecars.
+// module of their own: they need older libraries than the sidecars.
 package csiaddons
 
 import (

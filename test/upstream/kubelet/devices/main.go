@@ -173,7 +173,6 @@ func (n *node) report() {
 	}
 }
 
-// execute executes a line.
 func (n *node) execute(ctx context.Context, line string) error {
 	word, uid, _ := strings.Cut(line, " ")
 	switch word {

@@ -9,7 +9,6 @@ import (
 // headerSize is the length of a request without its data ("Request message").
 const headerSize = 28
 
-// parseRequest parses the header of a request.
 func parseRequest(header *[headerSize]byte) (Request, error) {
 	if magic := binary.BigEndian.Uint32(header[:]); magic != magicRequest {
 		return Request{}, fmt.Errorf("request has magic %#x, want %#x", magic, magicRequest)

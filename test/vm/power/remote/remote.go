@@ -75,17 +75,14 @@ func NewClient(conn io.ReadWriteCloser) *Client { return &Client{rpc.NewClient(c
 // Close closes the connection and cancels pending calls.
 func (c *Client) Close() error { return c.rpc.Close() }
 
-// Write is site.Site.Write.
 func (c *Client) Write(ctx context.Context, at site.Spot, seed uint64, sync bool) error {
 	return c.call(ctx, "Write", Data{At: at, Seeds: []uint64{seed}, Sync: sync}, &None{})
 }
 
-// Check is site.Site.Check.
 func (c *Client) Check(ctx context.Context, at site.Spot, seeds ...uint64) error {
 	return c.call(ctx, "Check", Data{At: at, Seeds: seeds}, &None{})
 }
 
-// Look is site.Site.Look.
 func (c *Client) Look(ctx context.Context) (site.Snapshot, error) {
 	var view site.Snapshot
 	err := c.call(ctx, "Look", None{}, &view)

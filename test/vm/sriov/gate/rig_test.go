@@ -189,7 +189,6 @@ func (r *rig) startDaemon(mode daemon.Mode, flags ...string) {
 		"--state-dir", system + "/daemon", "--node", "guest-1", "--metrics-address", daemonStatus}, flags...)...)
 }
 
-// endDaemon ends the daemon with a signal.
 func (r *rig) endDaemon(s syscall.Signal) {
 	r.Helper()
 	testkit.Must(r, r.daemon.Signal(s))
