@@ -65,7 +65,6 @@ type FenceOwner struct {
 	Keys   []string `json:"keys,omitempty"`
 }
 
-// FencePhase is the phase of a fence.
 type FencePhase string
 
 const (

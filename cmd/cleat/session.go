@@ -158,13 +158,10 @@ func complete(directive cobra.ShellCompDirective, list func(cmd *cobra.Command, 
 // keyValues is the value of a repeatable flag, -p readAheadKiB=512.
 type keyValues map[string]string
 
-// String is part of pflag.Value.
 func (m *keyValues) String() string { return "" }
 
-// Type is part of pflag.Value.
 func (m *keyValues) Type() string { return "key=value" }
 
-// Set is part of pflag.Value.
 func (m *keyValues) Set(arg string) error {
 	key, value, ok := strings.Cut(arg, "=")
 	if !ok || key == "" {

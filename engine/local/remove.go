@@ -29,7 +29,6 @@ const (
 	recordsDraft = "." + storeName + ".new"
 )
 
-// RemoveOptions are the options of Remove.
 type RemoveOptions struct {
 	// DeleteVolumes allows Remove to delete volumes and snapshots with their
 	// data.

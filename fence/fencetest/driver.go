@@ -51,12 +51,10 @@ func NewDriver() *Driver {
 	}}
 }
 
-// ServiceCapability returns a capability.
 func ServiceCapability(kind identity.Capability_Service_Type) *identity.Capability {
 	return &identity.Capability{Type: &identity.Capability_Service_{Service: &identity.Capability_Service{Type: kind}}}
 }
 
-// FenceCapability returns a capability.
 func FenceCapability(kind identity.Capability_NetworkFence_Type) *identity.Capability {
 	return &identity.Capability{Type: &identity.Capability_NetworkFence_{NetworkFence: &identity.Capability_NetworkFence{Type: kind}}}
 }

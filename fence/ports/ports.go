@@ -129,7 +129,6 @@ func (s Set) IsAll() bool { return len(s.ranges) == 0 }
 // Ranges returns the ports, disjoint and sorted; empty is all traffic.
 func (s Set) Ranges() []Range { return slices.Clone(s.ranges) }
 
-// Contains reports whether the set has a port.
 func (s Set) Contains(port uint16) bool {
 	return s.IsAll() || slices.ContainsFunc(s.ranges, func(r Range) bool { return r.First <= port && port <= r.Last })
 }

@@ -55,7 +55,6 @@ type Server struct {
 	config Config
 }
 
-// New returns a Server.
 func New(c Config) (*Server, error) {
 	switch {
 	case c.Name == "":

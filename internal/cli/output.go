@@ -120,7 +120,6 @@ func (t Table) Write(w io.Writer) error {
 // Text has no final newline; an empty Text writes nothing.
 type Text string
 
-// Textf formats a Text.
 func Textf(format string, args ...any) Text { return Text(fmt.Sprintf(format, args...)) }
 
 // Write writes the lines.

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsTerminal reports whether w is a terminal.
 func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -33,7 +32,6 @@ type Screen struct {
 	drawn int // above the cursor
 }
 
-// NewScreen returns a Screen on a terminal.
 func NewScreen(terminal *os.File) *Screen {
 	return &Screen{out: terminal, size: func() (int, int) {
 		size, err := unix.IoctlGetWinsize(int(terminal.Fd()), unix.TIOCGWINSZ)

@@ -66,7 +66,6 @@ type Operations struct {
 	running sync.WaitGroup        // Add only under mu, before closed
 }
 
-// Option is an option of New.
 type Option func(*Operations)
 
 // OnPanic reports panics of operations, also without a waiting caller, on their

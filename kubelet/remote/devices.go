@@ -12,7 +12,6 @@ import (
 	"github.com/cleatproject/cleat/kubelet/handler/device"
 )
 
-// ListDevices implements host/v1.
 func (s *Service) ListDevices(r *hostv1.ListDevicesRequest, stream grpc.ServerStreamingServer[hostv1.ListDevicesResponse]) error {
 	var names []string
 	found := false

@@ -41,7 +41,6 @@ type Config struct {
 	Resources func() []device.Resource
 }
 
-// NewService returns a Service.
 func NewService(c Config) *Service {
 	if c.Serving == nil {
 		c.Serving = func(string, string) (string, bool) { return "", false }
@@ -92,7 +91,6 @@ func invalid(format string, args ...any) error {
 	return &apiError{kind: errInvalid, text: fmt.Sprintf(format, args...)}
 }
 
-// GetHost implements host/v1.
 func (s *Service) GetHost(context.Context, *hostv1.GetHostRequest) (*hostv1.GetHostResponse, error) {
 	return &hostv1.GetHostResponse{
 		Version: s.Info.Version, Directory: pathToWire(s.Info.Directory), Types: s.Info.Types,
@@ -109,7 +107,6 @@ const (
 	maxPageBytes    = 1 << 20
 )
 
-// ListPlugins implements host/v1.
 func (s *Service) ListPlugins(_ context.Context, r *hostv1.ListPluginsRequest) (*hostv1.ListPluginsResponse, error) {
 	size := int(r.GetPageSize())
 	switch {
@@ -139,7 +136,6 @@ func matches(f *hostv1.Filter, s watch.Status) bool {
 	return (f.GetType() == "" || f.GetType() == s.Type) && (f.GetName() == "" || f.GetName() == s.Name)
 }
 
-// GetPlugin implements host/v1.
 func (s *Service) GetPlugin(_ context.Context, r *hostv1.GetPluginRequest) (*hostv1.GetPluginResponse, error) {
 	socket := pathFromWire(r.GetSocket())
 	if !filepath.IsAbs(socket) {
@@ -154,7 +150,6 @@ func (s *Service) GetPlugin(_ context.Context, r *hostv1.GetPluginRequest) (*hos
 	return nil, &apiError{kind: errUnknown, text: cmp.Or(text, "no plugin has the socket "+socket)}
 }
 
-// LookupPlugin implements host/v1.
 func (s *Service) LookupPlugin(_ context.Context, r *hostv1.LookupPluginRequest) (*hostv1.LookupPluginResponse, error) {
 	kind, name := r.GetType(), r.GetName()
 	if kind == "" || name == "" {
@@ -172,7 +167,6 @@ func (s *Service) LookupPlugin(_ context.Context, r *hostv1.LookupPluginRequest)
 	return &hostv1.LookupPluginResponse{Plugin: toWire(p)}, nil
 }
 
-// ExplainPlugin implements host/v1.
 func (s *Service) ExplainPlugin(_ context.Context, r *hostv1.ExplainPluginRequest) (*hostv1.ExplainPluginResponse, error) {
 	if r.GetWord() == "" {
 		return nil, invalid("word is empty; it must be the name of a plugin or the path of a socket")
@@ -188,7 +182,6 @@ func (s *Service) ExplainPlugin(_ context.Context, r *hostv1.ExplainPluginReques
 	return answer, nil
 }
 
-// WatchPlugins implements host/v1.
 func (s *Service) WatchPlugins(_ *hostv1.WatchPluginsRequest, stream grpc.ServerStreamingServer[hostv1.WatchPluginsResponse]) error {
 	ctx, cancel := s.untilStopped(stream.Context())
 	defer cancel()
@@ -203,7 +196,6 @@ func (s *Service) WatchPlugins(_ *hostv1.WatchPluginsRequest, stream grpc.Server
 	return errStopping
 }
 
-// WaitPlugin implements host/v1.
 func (s *Service) WaitPlugin(ctx context.Context, r *hostv1.WaitPluginRequest) (*hostv1.WaitPluginResponse, error) {
 	if r.GetName() == "" {
 		return nil, invalid("name is empty; it must be the name of the plugin to wait for")

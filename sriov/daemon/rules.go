@@ -21,7 +21,6 @@ const (
 	Follow Mode = "follow" // the operator's daemon
 )
 
-// ParseMode parses the name of a mode.
 func ParseMode(name string) (Mode, error) {
 	switch m := Mode(name); m {
 	case Apply, Follow:
@@ -91,7 +90,6 @@ const (
 	Superseded  Phase = "away"    // another daemon holds the gate
 )
 
-// Phases returns all phases.
 func Phases() []Phase {
 	return []Phase{Waiting, Observing, Withdrawing, Applying, Blocked, Failed, Pending, Serving, Superseded}
 }

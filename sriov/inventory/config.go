@@ -40,7 +40,6 @@ const (
 	AuxNetDevice DeviceType = "auxNetDevice"
 )
 
-// DeviceTypes returns all device types.
 func DeviceTypes() []DeviceType { return []DeviceType{NetDevice, Accelerator, AuxNetDevice} }
 
 // Resource is an element of resourceList.

@@ -154,7 +154,6 @@ type Range struct{ First, Last int }
 // maxIndex: sriov_numvfs has 16 bits.
 const maxIndex = 1<<16 - 2
 
-// Has reports whether the range has an index.
 func (r Range) Has(index int) bool { return r.First <= index && index <= r.Last }
 
 // Overlaps reports whether the ranges intersect.

@@ -270,5 +270,4 @@ func (p *Plugin) Heartbeat(ctx context.Context, session string, at time.Time) (t
 	return b.Lease, nil
 }
 
-// Status returns the status.
 func (p *Plugin) Status() gate.Status { return *p.status.Load() }

@@ -29,7 +29,6 @@ type File struct {
 	Name string // slash-separated, relative to the pool
 }
 
-// Protocol returns "file".
 func (File) Protocol() string { return protocolFile }
 
 // targetType is the key that published storage plugins use.

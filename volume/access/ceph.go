@@ -32,7 +32,6 @@ type CephFS struct {
 	Path string // absolute and clean
 }
 
-// Protocol returns "rbd".
 func (RBD) Protocol() string { return protocolRBD }
 
 // Protocol returns "cephfs".

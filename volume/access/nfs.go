@@ -16,7 +16,6 @@ type NFS struct {
 	Options []string // in order, without secrets
 }
 
-// Protocol returns "nfs".
 func (NFS) Protocol() string { return protocolNFS }
 
 const (

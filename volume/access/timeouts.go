@@ -12,7 +12,6 @@ type Seconds struct {
 	Given bool
 }
 
-// Sec returns n seconds.
 func Sec(n int) Seconds { return Seconds{N: n, Given: true} }
 
 // Timeouts configure how an initiator handles a lost controller.

@@ -97,7 +97,6 @@ func (p *Plugin) Kill() {
 	<-p.served
 }
 
-// GetInfo implements the registration API.
 func (p *Plugin) GetInfo(ctx context.Context, _ *registration.InfoRequest) (*registration.PluginInfo, error) {
 	n := p.log.write(call{plugin: p.label, what: "GetInfo"})
 	if p.script.GetInfo != nil {
@@ -108,7 +107,6 @@ func (p *Plugin) GetInfo(ctx context.Context, _ *registration.InfoRequest) (*reg
 	return p.info, nil
 }
 
-// NotifyRegistrationStatus implements the registration API.
 func (p *Plugin) NotifyRegistrationStatus(ctx context.Context, status *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
 	what := fmt.Sprintf("Notify(%v)", status.PluginRegistered)
 	if status.Error != "" {

@@ -35,7 +35,6 @@ func isNetwork(driver string) bool {
 	return driver != "" && !strings.Contains(driver, "vfio") && !strings.Contains(driver, "uio")
 }
 
-// Add adds a function.
 func (t *Tree) Add(f Function) {
 	t.t.Helper()
 	t.mu.Lock()

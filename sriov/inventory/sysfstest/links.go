@@ -13,7 +13,6 @@ type Links struct {
 	LinksErr, RoutesErr error
 }
 
-// Links returns all links.
 func (l Links) Links(ctx context.Context) ([]netlinks.Link, error) {
 	if l.LinksErr != nil {
 		return nil, l.LinksErr

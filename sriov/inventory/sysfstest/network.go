@@ -170,7 +170,6 @@ func (n Network) DeleteVDPA(ctx context.Context, name string) error {
 	return n.do(ctx, "DeleteVDPA", name, func() error { return n.Tree.removeVDPA(name) })
 }
 
-// RDMAMode returns Mode.
 func (n Network) RDMAMode(ctx context.Context) (mode string, err error) {
 	err = n.do(ctx, "RDMAMode", "", func() error { return nil })
 	return n.Mode, err

@@ -108,7 +108,6 @@ func (k *Kubelet) Stop() {
 	k.running.Wait()
 }
 
-// Restart restarts the kubelet.
 func (k *Kubelet) Restart() error {
 	k.Stop()
 	return k.Start()
@@ -248,7 +247,6 @@ func (k *Kubelet) Offered(context.Context) (map[string][]string, error) {
 	return all, nil
 }
 
-// Lists returns all lists of a resource.
 func (k *Kubelet) Lists(resource string) []List {
 	k.mu.Lock()
 	defer k.mu.Unlock()

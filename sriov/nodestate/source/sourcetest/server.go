@@ -124,7 +124,6 @@ func (s *Server) Object(name string) map[string]any {
 	return clone(s.objects[name])
 }
 
-// EndWatches ends all watches.
 func (s *Server) EndWatches() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
