@@ -1,4 +1,3 @@
-// Package blocklist fences clients of a Ceph cluster with the OSD blocklist.
 package blocklist
 
 import (
@@ -11,8 +10,8 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// Cluster is a connection to a Ceph cluster. Its errors wrap the syscall.Errno
-// that the cluster answered, if it answered.
+// Cluster is a connection to a Ceph cluster. Denied: the user's capabilities do
+// not allow the call.
 type Cluster interface {
 	// MonCommand runs a command of the monitors, in JSON, and returns its
 	// output.
@@ -37,21 +36,26 @@ type Watcher struct {
 // ParseWatcher parses the address of a client as Ceph prints it, such as
 // 192.0.2.1:0/3710147553 or v1:[2001:db8::1]:0/12. Client is not part of it.
 func ParseWatcher(address string) (Watcher, error) {
+	w, _, err := parseAddress(address)
+	return w, err
+}
+
+func parseAddress(address string) (w Watcher, port uint16, err error) {
 	text := address
 	for _, protocol := range []string{"v1:", "v2:", "any:"} {
 		text = strings.TrimPrefix(text, protocol)
 	}
 	host, number, found := strings.Cut(text, "/")
 	if !found {
-		return Watcher{}, fmt.Errorf("address %q of a Ceph client has no nonce, expected IP:PORT/NONCE", address)
+		return w, 0, fmt.Errorf("address %q of a Ceph client has no nonce, expected IP:PORT/NONCE", address)
 	}
 	at, err := netip.ParseAddrPort(host)
 	if err != nil {
-		return Watcher{}, fmt.Errorf("address %q of a Ceph client is not IP:PORT/NONCE: %w", address, err)
+		return w, 0, fmt.Errorf("address %q of a Ceph client is not IP:PORT/NONCE: %w", address, err)
 	}
 	nonce, err := strconv.ParseUint(number, 10, 32)
 	if err != nil {
-		return Watcher{}, fmt.Errorf("nonce of the address %q of a Ceph client: %w", address, err)
+		return w, 0, fmt.Errorf("nonce of the address %q of a Ceph client: %w", address, err)
 	}
-	return Watcher{Addr: at.Addr().Unmap().WithZone(""), Nonce: uint32(nonce)}, nil
+	return Watcher{Addr: at.Addr().Unmap().WithZone(""), Nonce: uint32(nonce)}, at.Port(), nil
 }
