@@ -41,7 +41,7 @@ test: ## install missing packages and run every test that needs only this machin
 	scripts/test
 
 test-vm: ## install missing packages and run the tests in guests (QEMU, no KVM needed)
-	@scripts/need go vm
+	@scripts/need go root vm ceph
 	scripts/test vm
 
 test-upstream: ## test against the kubelet's own code, which is downloaded and built: minutes the first time

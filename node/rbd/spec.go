@@ -35,6 +35,8 @@ func (a *Attacher) spec(ctx context.Context, l access.RBD, secrets map[string]st
 	switch {
 	case errors.Is(err, errs.NotFound) && len(l.Monitors) > 0:
 		return spec, nil
+	case errors.Is(err, errs.NotFound): // not the volume
+		return krbd.Spec{}, errs.Errorf(errs.Precondition, "%v; add the cluster to the driver's configuration", err)
 	case err != nil:
 		return krbd.Spec{}, err
 	}

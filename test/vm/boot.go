@@ -93,21 +93,33 @@ func prepareGuest(s Spec) (*Guest, error) {
 	}, nil
 }
 
-// build builds the initramfs and returns the emulator.
-func (g *Guest) build(ctx context.Context, log func(string, ...any)) (image.QEMU, error) {
+// Prepare downloads and builds what a guest is made of, so that Boot needs no
+// network.
+func Prepare(ctx context.Context, s Spec, log func(format string, args ...any)) error {
+	_, _, _, err := s.withDefaults().prepare(ctx, log)
+	return err
+}
+
+func (s Spec) prepare(ctx context.Context, log func(string, ...any)) (*image.Store, image.QEMU, image.Files, error) {
 	dir, err := image.DefaultDir()
 	if err != nil {
-		return image.QEMU{}, err
+		return nil, image.QEMU{}, image.Files{}, err
 	}
 	store, err := image.Open(dir, log)
 	if err != nil {
-		return image.QEMU{}, err
+		return nil, image.QEMU{}, image.Files{}, err
 	}
-	emulator, err := store.Emulator(ctx, g.spec.Emulator)
+	emulator, err := store.Emulator(ctx, s.Emulator)
 	if err != nil {
-		return image.QEMU{}, err
+		return nil, image.QEMU{}, image.Files{}, err
 	}
-	made, err := store.Guest(ctx, g.spec.recipe())
+	made, err := store.Guest(ctx, s.recipe())
+	return store, emulator, made, err
+}
+
+// build builds the initramfs and returns the emulator.
+func (g *Guest) build(ctx context.Context, log func(string, ...any)) (image.QEMU, error) {
+	store, emulator, made, err := g.spec.prepare(ctx, log)
 	if err != nil {
 		return image.QEMU{}, err
 	}

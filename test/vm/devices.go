@@ -54,5 +54,24 @@ func (c Cable) End(end int) []string {
 
 func (c Cable) socket(end int) string { return filepath.Join(c.dir, fmt.Sprintf("end%d", end)) }
 
+// Tap connects a guest to a network of the host, next to the card that leads to
+// the host's loopback: QEMU creates the host's interface, which needs root. n,
+// from 0, must be unique on that network.
+type Tap struct {
+	Interface string // of the host
+	N         int
+}
+
+// MAC is the hardware address of the guest's interface.
+func (p Tap) MAC() string { return mac(0x30 + p.N) }
+
+// Args returns the QEMU arguments.
+func (p Tap) Args() []string {
+	return []string{
+		"-netdev", "tap,id=tap,script=no,downscript=no,ifname=" + escape(p.Interface),
+		"-device", "virtio-net-pci,netdev=tap,romfile=,mac=" + p.MAC(),
+	}
+}
+
 // mac is the locally administered hardware address of a device of this package.
 func mac(device int) string { return fmt.Sprintf("52:54:00:c1:ea:%02x", device) }

@@ -1,5 +1,5 @@
 // Command writer writes numbered blocks to a disk, flushes each and prints its
-// number. With -check it verifies the blocks.
+// number. With -check it verifies the blocks. Blocks of different seeds differ.
 package main
 
 import (
@@ -19,15 +19,23 @@ import (
 const blockSize = 4096
 
 func main() {
-	check := flag.Int("check", 0, "verify that many blocks instead of writing")
+	var j job
+	flag.IntVar(&j.check, "check", 0, "verify that many blocks instead of writing")
+	flag.IntVar(&j.count, "count", 0, "write that many blocks; 0: until an error")
+	flag.Uint64Var(&j.seed, "seed", 1, "seed of the blocks")
 	flag.Parse()
-	if err := run(flag.Args(), *check); err != nil {
+	if err := j.run(flag.Args()); err != nil {
 		fmt.Fprintln(os.Stderr, "writer:", err)
 		os.Exit(1)
 	}
 }
 
-func run(args []string, check int) error {
+type job struct {
+	check, count int
+	seed         uint64
+}
+
+func (j job) run(args []string) error {
 	if len(args) != 1 {
 		return errors.New("usage: writer [-check N] DISK")
 	}
@@ -37,18 +45,18 @@ func run(args []string, check int) error {
 		return err
 	}
 	defer disk.Close()
-	if check > 0 {
-		return look(disk, check)
+	if j.check > 0 {
+		return j.look(disk)
 	}
-	return write(disk)
+	return j.write(disk)
 }
 
 // write writes until an error, at the latest at the end of the disk. It prints
 // a block's number once its flush was acknowledged.
-func write(disk *os.File) error {
+func (j job) write(disk *os.File) error {
 	buffer := aligned()
-	for i := 0; ; i++ {
-		copy(buffer, block(i))
+	for i := 0; j.count == 0 || i < j.count; i++ {
+		copy(buffer, j.block(i))
 		if _, err := disk.WriteAt(buffer, int64(i)*blockSize); err != nil {
 			return fmt.Errorf("block %d: %w", i, err)
 		}
@@ -57,27 +65,27 @@ func write(disk *os.File) error {
 		}
 		fmt.Println(i)
 	}
-}
-
-func look(disk *os.File, n int) error {
-	buffer := aligned()
-	for i := range n {
-		if _, err := disk.ReadAt(buffer, int64(i)*blockSize); err != nil {
-			return fmt.Errorf("block %d: %w", i, err)
-		}
-		if !bytes.Equal(buffer, block(i)) {
-			return fmt.Errorf("block %d has unexpected contents, starting with % x", i, buffer[:16])
-		}
-	}
-	fmt.Println(n, "blocks verified")
 	return nil
 }
 
-// block returns the content of block i: its number and pseudorandom bytes
-// seeded with it.
-func block(i int) []byte {
+func (j job) look(disk *os.File) error {
+	buffer := aligned()
+	for i := range j.check {
+		if _, err := disk.ReadAt(buffer, int64(i)*blockSize); err != nil {
+			return fmt.Errorf("block %d: %w", i, err)
+		}
+		if !bytes.Equal(buffer, j.block(i)) {
+			return fmt.Errorf("block %d has unexpected contents, starting with % x", i, buffer[:16])
+		}
+	}
+	fmt.Println(j.check, "blocks verified")
+	return nil
+}
+
+// block returns the content of block i: its number and pseudorandom bytes.
+func (j job) block(i int) []byte {
 	b := binary.LittleEndian.AppendUint64(make([]byte, 0, blockSize), uint64(i))
-	for r := rand.New(rand.NewPCG(uint64(i), 1)); len(b) < blockSize; {
+	for r := rand.New(rand.NewPCG(uint64(i), j.seed)); len(b) < blockSize; {
 		b = binary.LittleEndian.AppendUint64(b, r.Uint64())
 	}
 	return b

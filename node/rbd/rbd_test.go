@@ -1,0 +1,208 @@
+package rbd_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/cephconf"
+	"github.com/cleatproject/cleat/internal/linux/krbd"
+	"github.com/cleatproject/cleat/internal/linux/krbd/krbdtest"
+	"github.com/cleatproject/cleat/node"
+	"github.com/cleatproject/cleat/node/rbd"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+const size = 1 << 20
+
+type rig struct {
+	*krbdtest.Machine
+	*rbd.Attacher
+	config rbd.Config
+}
+
+func newRig(t *testing.T, change func(*rbd.Config)) rig {
+	r := rig{Machine: krbdtest.New(t)}
+	r.config = configOf(r.Machine, t.TempDir())
+	if change != nil {
+		change(&r.config)
+	}
+	r.Attacher = newAttacher(t, r.config, "")
+	return r
+}
+
+func attach(t *testing.T, a *rbd.Attacher, target node.Target) node.Device {
+	t.Helper()
+	at := testkit.Value(a.Attach(t.Context(), target, node.Use{Block: true}))(t)
+	testkit.Must(t, at.File.Close())
+	return at.Device
+}
+
+// While the cluster does not answer, calls end at their bound; a repeat gets the
+// result of the one map, also in another process.
+func TestClusterHangs(t *testing.T) {
+	r := newRig(t, func(c *rbd.Config) { c.Timeout = 300 * time.Millisecond })
+	other := newAttacher(t, r.config, "")
+	release := make(chan struct{})
+	answer := sync.OnceFunc(func() { close(release) })
+	t.Cleanup(answer)
+	r.Before = func(file, _ string) error { <-release; return nil }
+	v := node.Target{Locator: image("v", r.Create(pool+"/v", size))}
+	for _, a := range []*rbd.Attacher{r.Attacher, r.Attacher, other} {
+		_, err := a.Attach(t.Context(), v, node.Use{Block: true})
+		if errs.KindOf(err) != errs.Unavailable || !strings.Contains(err.Error(), pool+"/v") {
+			t.Errorf("Attach: %v; want Unavailable with the image", err)
+		}
+	}
+	info := testkit.Value(r.Inspect(t.Context(), v))(t)
+	if info.Presence != node.Unreachable || !errors.Is(info.Problem, errs.Unavailable) || !strings.Contains(info.Problem.Error(), "attach") {
+		t.Errorf("Inspect: %+v; want unreachable, with the call", info)
+	}
+	answer()
+	var d [2]node.Device
+	for i, a := range []*rbd.Attacher{r.Attacher, other} {
+		testkit.EventuallyNil(t, "Attach", func() error {
+			at, err := a.Attach(t.Context(), v, node.Use{Block: true})
+			if err == nil {
+				d[i] = at.Device
+				err = at.File.Close()
+			}
+			return err
+		})
+	}
+	if lines := r.Lines(); d[0] != d[1] || len(lines) != 1 {
+		t.Errorf("attached as %+v and %+v with %d maps", d[0], d[1], len(lines))
+	}
+	testkit.EventuallyNil(t, "Detach", func() error { return r.Detach(t.Context(), v) })
+}
+
+// Devices of other programs and of other drivers are neither used nor removed.
+func TestForeignDevice(t *testing.T) {
+	r := newRig(t, nil)
+	v := node.Target{Locator: image("v", r.Create(pool+"/v", size))}
+	k := r.Machine.Kernel()
+	foreign := testkit.Value(k.Map(t.Context(), krbd.Spec{
+		Monitors: []netip.AddrPort{netip.MustParseAddrPort(krbdtest.Monitor)}, User: krbdtest.User, Secret: krbdtest.Secret,
+		Owner: "cleat/other.driver/" + cluster + "/", Pool: pool, Image: "v",
+	}))(t)
+	_, err := r.Attach(t.Context(), v, node.Use{Block: true})
+	if errs.KindOf(err) != errs.Precondition || !strings.Contains(err.Error(), foreign.Path) {
+		t.Errorf("Attach: %v; want Precondition with %s", err, foreign.Path)
+	}
+	if held := testkit.Value(r.Held(t.Context()))(t); len(held) > 0 {
+		t.Errorf("Held: %+v", held)
+	}
+	testkit.Must(t, r.Detach(t.Context(), v))
+	testkit.Must(t, k.Unmap(t.Context(), foreign))
+	if lines := r.Lines(); len(lines) != 1 {
+		t.Errorf("mapped as well: %q", lines)
+	}
+}
+
+// A locator without an image id, as of a static volume, and what Held makes of
+// its device after the process ended.
+func TestStaticVolume(t *testing.T) {
+	r := newRig(t, func(c *rbd.Config) {
+		c.Clusters = func() (cephconf.Clusters, error) {
+			return cephconf.Clusters{{ID: cluster, Monitors: []string{krbdtest.Monitor}, RBD: cephconf.RBD{RadosNamespace: "tenant"}}}, nil
+		}
+	})
+	id := r.Create(pool+"/tenant/csi-vol-1", size)
+	l := access.RBD{Ceph: access.Ceph{ClusterID: cluster}, Pool: pool, Image: "csi-vol-1"}
+	d := attach(t, r.Attacher, node.Target{Locator: l})
+	if again := attach(t, newAttacher(t, r.config, ""), node.Target{Locator: l}); again != d {
+		t.Errorf("attached again as %+v, first as %+v", again, d)
+	}
+	held := testkit.Value(r.Held(t.Context()))(t)
+	l.ImageID = id
+	want := []node.Held{{Volume: volume.ID("csi-vol-1"), Locator: l, Device: d}}
+	testkit.Diff(t, "Held", want, held)
+	testkit.Must(t, r.Detach(t.Context(), node.Target{Locator: held[0].Locator, Device: held[0].Device}))
+}
+
+// An image that took the volume's name is not attached, and not left mapped.
+func TestReplacedImage(t *testing.T) {
+	r := newRig(t, nil)
+	v := node.Target{Locator: image("v", r.Create(pool+"/v", size))}
+	r.Delete(pool + "/v")
+	r.Create(pool+"/v", size)
+	_, err := r.Attach(t.Context(), v, node.Use{})
+	if errs.KindOf(err) != errs.NotFound || !strings.Contains(err.Error(), "was deleted") {
+		t.Errorf("Attach: %v; want NotFound", err)
+	}
+}
+
+func TestCredentials(t *testing.T) {
+	r := newRig(t, func(c *rbd.Config) { c.Credentials = nil })
+	v := image("v", r.Create(pool+"/v", size))
+	secrets := map[string]string{"userID": krbdtest.User, "userKey": krbdtest.Secret}
+	named := v
+	named.User = "other"
+	for _, c := range []struct {
+		name    string
+		locator access.RBD
+		secrets map[string]string
+		kind    errs.Kind
+		word    string
+	}{
+		{"none", v, nil, errs.Unauthenticated, "node-stage-secret-name"},
+		{"half", v, map[string]string{"userID": "node"}, errs.Invalid, "userKey"},
+		{"no key", v, map[string]string{"userID": "node", "userKey": "plain words"}, errs.Invalid, "base64"},
+		{"other user", v, map[string]string{"userID": "other", "userKey": krbdtest.Secret}, errs.Unauthenticated, "client.other"},
+		{"locator of another user", named, secrets, errs.Precondition, "client.other"},
+	} {
+		_, err := r.Attach(t.Context(), node.Target{Locator: c.locator, Secrets: c.secrets}, node.Use{})
+		if errs.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.word) || strings.Contains(err.Error(), "plain words") || strings.Contains(err.Error(), krbdtest.Secret) {
+			t.Errorf("%s: %v; want %s, %q", c.name, err, c.kind, c.word)
+		}
+	}
+	target := node.Target{Locator: v, Secrets: secrets}
+	attach(t, r.Attacher, target)
+	testkit.Must(t, r.Detach(t.Context(), target))
+}
+
+func TestMonitors(t *testing.T) {
+	failed := errors.New("no such file")
+	var all cephconf.Clusters
+	var readError error
+	r := newRig(t, func(c *rbd.Config) {
+		c.Clusters = func() (cephconf.Clusters, error) { return all, readError }
+	})
+	v := image("v", r.Create(pool+"/v", size))
+	try := func(l access.RBD) error {
+		at, err := r.Attach(t.Context(), node.Target{Locator: l}, node.Use{})
+		if err == nil {
+			err = at.File.Close()
+		}
+		return err
+	}
+	testkit.WantError(t, "a cluster without an entry", try(v), errs.Precondition)
+	readError = failed
+	if err := try(v); errs.KindOf(err) != errs.Unavailable || !errors.Is(err, failed) {
+		t.Errorf("an unreadable list: %v", err)
+	}
+	readError = nil
+	all = cephconf.Clusters{{ID: cluster, Monitors: []string{"localhost:99999"}}}
+	testkit.WantError(t, "a bad port", try(v), errs.Unavailable)
+	all[0].Monitors = []string{"[2001:db8::1]:3300", "192.0.2.9", krbdtest.Monitor}
+	testkit.Must(t, try(v))
+	lines := r.Lines()
+	if want := "[2001:db8::1]:3300,192.0.2.9," + krbdtest.Monitor + " "; len(lines) != 1 || !strings.HasPrefix(lines[0], want) {
+		t.Errorf("mapped with %q, want the monitors %s", lines, want)
+	}
+	testkit.Must(t, r.Detach(context.Background(), node.Target{Locator: v}))
+	v.ClusterID, v.Monitors = "", []netip.AddrPort{netip.MustParseAddrPort(krbdtest.Monitor)}
+	testkit.Must(t, try(v))
+	held := testkit.Value(r.Held(t.Context()))(t)
+	if len(held) != 1 || !access.Equal(held[0].Locator, v) {
+		t.Errorf("Held: %+v, want the locator %+v", held, v)
+	}
+	testkit.Must(t, r.Detach(context.Background(), node.Target{Locator: v}))
+}

@@ -1,0 +1,119 @@
+// Command client attaches and detaches RBD images in a test guest with
+// node/rbd, and stages them with a node.Manager, as the node plugin does.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/cephconf"
+	"github.com/cleatproject/cleat/internal/linux/krbd"
+	"github.com/cleatproject/cleat/node"
+	"github.com/cleatproject/cleat/node/rbd"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+const (
+	state   = "/run/client"
+	staging = "/run/client-staging"
+)
+
+// site describes the cluster.
+type site struct {
+	Monitors []netip.AddrPort
+	User     string
+	Key      string
+	Pool     string
+}
+
+func main() {
+	path := flag.String("site", "", "file with the cluster")
+	timeout := flag.Duration("timeout", time.Minute, "bound of a call")
+	flag.Parse()
+	begun := time.Now()
+	out, err := run(*path, *timeout, flag.Args())
+	if err != nil {
+		fmt.Printf("%s after %.1f s: %v\n", errs.KindOf(err), time.Since(begun).Seconds(), err)
+		os.Exit(1)
+	}
+	fmt.Println(out)
+}
+
+func run(path string, timeout time.Duration, args []string) (string, error) {
+	if len(args) != 2 {
+		return "", errors.New("usage: client -site FILE attach|detach|inspect|held|stage|unstage IMAGE")
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	var s site
+	if err := json.Unmarshal(data, &s); err != nil {
+		return "", err
+	}
+	a := rbd.New(rbd.Config{
+		Driver: "rbd.test", Dir: state, Timeout: timeout,
+		Credentials: func() (cephconf.Credentials, error) { return cephconf.Credentials{User: s.User, Key: s.Key}, nil },
+		VolumeID:    func(d krbd.Device) volume.ID { return volume.ID(d.Image) },
+	})
+	l := access.RBD{Ceph: access.Ceph{Monitors: s.Monitors}, Pool: s.Pool, Image: args[1]}
+	return call(context.Background(), a, args[0], l)
+}
+
+func call(ctx context.Context, a *rbd.Attacher, name string, l access.RBD) (string, error) {
+	t := node.Target{Locator: l}
+	switch name {
+	case "attach":
+		at, err := a.Attach(ctx, t, node.Use{Block: true})
+		if err != nil {
+			return "", err
+		}
+		return at.Device.Path, at.File.Close()
+	case "detach":
+		return "detached", a.Detach(ctx, t)
+	case "inspect":
+		info, err := a.Inspect(ctx, t)
+		return fmt.Sprintf("%+v", info), err
+	case "held":
+		held, err := a.Held(ctx)
+		return fmt.Sprint(len(held)), err
+	}
+	return manage(ctx, a, name, l)
+}
+
+// manage makes a call of the node plugin, with the start-up of its process.
+func manage(ctx context.Context, a *rbd.Attacher, name string, l access.RBD) (string, error) {
+	if err := errors.Join(os.MkdirAll(state, 0o700), os.MkdirAll(staging, 0o700)); err != nil {
+		return "", err
+	}
+	m, err := node.Open(ctx, node.Config{Store: filepath.Join(state, "node.db"), Attachers: map[string]node.Attacher{rbd.Protocol(): a}})
+	if err != nil {
+		return "", err
+	}
+	if err := m.Reconcile(ctx); err != nil {
+		return "", err
+	}
+	id := volume.ID(l.Image)
+	switch name {
+	case "stage":
+		err = m.Stage(ctx, node.StageRequest{
+			Volume: id, Staging: staging, Locator: l, Format: true,
+			Capability: volume.Capability{FSType: "ext4", Mode: volume.SingleNodeWriter},
+		})
+	case "unstage":
+		err = m.Unstage(ctx, node.UnstageRequest{Volume: id, Staging: staging})
+	case "start":
+	default:
+		err = fmt.Errorf("unknown call %s", name)
+	}
+	return name + "d", errors.Join(err, m.Close())
+}

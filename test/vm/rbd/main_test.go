@@ -1,0 +1,101 @@
+// Package rbd tests node/rbd in guests, whose kernel has RBD, with a Ceph
+// cluster of the host.
+//
+// Host, cluster and guests are in a network namespace of the test: each guest
+// has an address of its own there, by which the cluster knows its client.
+package rbd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/cephtest"
+	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/image"
+)
+
+const (
+	inside = "CLEAT_TEST_RBD_NETWORK" // set in the network namespace
+	bridge = "guests"
+	pool   = "images"
+)
+
+// Addresses of TEST-NET-2 (RFC 5737).
+var hostAddress = netip.MustParseAddr("198.51.100.1")
+
+func guestAddress(n int) netip.Addr { return netip.AddrFrom4([4]byte{198, 51, 100, byte(11 + n)}) }
+
+// cluster is shared by all tests.
+var cluster *cephtest.Cluster
+
+func TestMain(m *testing.M) {
+	if os.Getenv(inside) == "" {
+		os.Exit(runInside())
+	}
+	os.Exit(testkit.RunMain(m, func(dir string) (err error) {
+		for _, args := range [][]string{
+			{"link", "set", "lo", "up"}, {"link", "add", bridge, "type", "bridge"},
+			{"address", "add", netip.PrefixFrom(hostAddress, 24).String(), "dev", bridge}, {"link", "set", bridge, "up"},
+		} {
+			if err := ip(args...); err != nil {
+				return err
+			}
+		}
+		if cluster, err = cephtest.Run(dir, cephtest.Options{Addr: hostAddress}); err != nil {
+			return err
+		}
+		return cluster.CreatePool(pool)
+	}))
+}
+
+func ip(args ...string) error {
+	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("ip %q: %w: %s", args, err, out)
+	}
+	return nil
+}
+
+// runInside runs this test binary again in a network namespace. Downloads come
+// first.
+func runInside() int {
+	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
+	defer cancel()
+	log := func(format string, args ...any) { fmt.Printf(format+"\n", args...) }
+	if err := vm.Prepare(ctx, spec(0), log); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	runtime.LockOSThread() // Pdeathsig is sent when the thread that starts it ends
+	cmd := exec.Command(os.Args[0], os.Args[1:]...)
+	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	err := cmd.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return exit.ExitCode()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "run the tests in a network namespace:", err)
+		return 1
+	}
+	return 0
+}
+
+func tap(n int) vm.Tap { return vm.Tap{Interface: fmt.Sprintf("guest%d", n), N: n} }
+
+// spec describes guest n.
+func spec(n int) vm.Spec {
+	return vm.Spec{
+		Name: fmt.Sprintf("node%d", n), Modules: []string{"rbd", "ext4"}, Tools: image.Filesystems(),
+		Devices: tap(n).Args(), Lifetime: lifetime,
+	}
+}

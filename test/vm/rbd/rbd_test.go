@@ -1,0 +1,184 @@
+package rbd
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/vm"
+)
+
+// TestRBD boots two nodes for all tests.
+func TestRBD(t *testing.T) {
+	r := newRig(t)
+	t.Run("each node", func(t *testing.T) {
+		t.Run("suite", func(t *testing.T) {
+			t.Parallel()
+			vm.GoTest(t, r.nodes[0].Guest, "./node/rbd", "-test.run=^TestSuite$", "-site="+sitePath)
+		})
+		t.Run("disconnect", func(t *testing.T) {
+			t.Parallel()
+			r.in(t).testDisconnect(1)
+		})
+	})
+	for _, c := range []struct {
+		name string
+		run  func(*rig)
+	}{
+		{"secret", (*rig).testSecret},
+		{"errors", (*rig).testErrors},
+		{"kills", (*rig).testKills},
+		{"restarts", (*rig).testRestarts},
+		{"takeover", (*rig).testTakeovers},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.run(r.in(t)) })
+	}
+	for n := range r.nodes {
+		if held := testkit.Value(r.client(n, "held", "-"))(t); held != "0" {
+			t.Errorf("node %d has %s devices left", n, held)
+		}
+	}
+}
+
+// testSecret: no file of the kernel and no process shows the key.
+func (r *rig) testSecret() {
+	r.image("secret")
+	device := r.attach(0, "secret")
+	k := r.nodes[0]
+	config := k.Run("sh", "-c", "cat /sys/bus/rbd/devices/*/config_info")
+	if !strings.Contains(config, "key=cleat/rbd.test/") || !strings.Contains(config, "noshare") {
+		r.Errorf("config_info: %s", config)
+	}
+	for _, files := range []string{"/sys/bus/rbd/devices/*/*", "/proc/keys", "/proc/*/cmdline", "/proc/*/environ"} {
+		if out, err := k.Try("sh", "-c", `cat `+files+` 2>/dev/null | grep -a -c -F "$0"`, r.site.Key); err == nil {
+			r.Errorf("the key is in %s: %s lines", files, out)
+		}
+	}
+	if strings.Contains(k.Run("dmesg"), r.site.Key) {
+		r.Error("the key is in the kernel log")
+	}
+	if keys := k.Read("/proc/keys"); strings.Contains(keys, "cleat/") {
+		r.Errorf("the kernel keeps a key in a keyring after the map of %s:\n%s", device, keys)
+	}
+	r.detach(0, "secret")
+}
+
+// testErrors: each mistake has its own error.
+func (r *rig) testErrors() {
+	wrong := r.site
+	wrong.Key = testkit.Value(cluster.User("other", "mon", "allow r"))(r)
+	r.describe(0, "/run/wrong.json", wrong)
+	noPool := r.site
+	noPool.Pool = "missing"
+	r.describe(0, "/run/pool.json", noPool)
+	closed := r.site
+	closed.Monitors = closed.Monitors[:0:0]
+	for _, m := range r.site.Monitors {
+		closed.Monitors = append(closed.Monitors, addrPort(m.Addr(), 1))
+	}
+	r.describe(0, "/run/closed.json", closed)
+	r.image("errors")
+	for _, c := range []struct{ site, image, kind, words string }{
+		{sitePath, "missing", "not found", "does not exist"},
+		{"/run/pool.json", "errors", "not found", "does not exist"},
+		{"/run/wrong.json", "errors", "unauthenticated", "client.node"},
+		{"/run/closed.json", "errors", "unavailable", "has not answered"},
+	} {
+		out := r.fails(0, "-site", c.site, "-timeout", "5s", "attach", c.image)
+		if !strings.HasPrefix(out, c.kind) || !strings.Contains(out, c.words) {
+			r.Errorf("attach %s with %s: %s; want %s, %q", c.image, c.site, out, c.kind, c.words)
+		}
+	}
+}
+
+// fails runs the client for a call that fails, and returns its output. The
+// process can stay until the kernel answers.
+func (r *rig) fails(n int, args ...string) string {
+	p := testkit.Value(r.nodes[n].Guest.Start(r.Context(), vm.Command{Argv: append([]string{"client"}, args...)}))(r)
+	r.nodes[n].Await("the client's answer", func() bool { return strings.Contains(p.Log(), "\n") })
+	return strings.TrimSpace(p.Log())
+}
+
+// testKills kills the node plugin between the steps of its calls.
+func (r *rig) testKills() {
+	r.image("kills")
+	k := r.nodes[0]
+	for _, point := range []string{"stage.recorded", "stage.attached", "unstage.unmounted", "unstage.detached", "unstage.recorded"} {
+		name, _, _ := strings.Cut(point, ".")
+		if name == "unstage" {
+			testkit.Value(r.client(0, "stage", "kills"))(r)
+		}
+		_, err := k.Guest.Exec(r.Context(), vm.Command{Argv: []string{"client", "-site", sitePath, name, "kills"}, Env: []string{"CLEAT_CRASHPOINT=" + point + "=1"}})
+		if err == nil || !strings.Contains(err.Error(), "killed") {
+			r.Errorf("%s at %s: %v", name, point, err)
+		}
+		testkit.Value(r.client(0, "start", "kills"))(r)
+		if held := testkit.Value(r.client(0, "held", "-"))(r); held != "0" {
+			r.Errorf("killed at %s, the next start leaves %s devices", point, held)
+		}
+	}
+	testkit.Value(r.client(0, "stage", "kills"))(r)
+	k.Run("sh", "-c", "echo kept > /run/client-staging/file && sync")
+	testkit.Value(r.client(0, "start", "kills"))(r)
+	testkit.Value(r.client(0, "stage", "kills"))(r)
+	testkit.Value(r.client(0, "unstage", "kills"))(r)
+	testkit.Value(r.client(0, "stage", "kills"))(r)
+	if text := k.Read("/run/client-staging/file"); text != "kept" {
+		r.Errorf("the file has %q", text)
+	}
+	testkit.Value(r.client(0, "unstage", "kills"))(r)
+}
+
+// testRestarts restarts OSD and monitor while a node writes.
+func (r *rig) testRestarts() {
+	r.image("restarts")
+	device := r.attach(0, "restarts")
+	w := r.writer(0, device)
+	r.awaitWrites(0, w, 50)
+	testkit.Must(r, cluster.StopOSD(), cluster.StartOSD())
+	r.awaitWrites(0, w, 50)
+	cluster.StopMon()
+	r.awaitWrites(0, w, 50)
+	testkit.Must(r, cluster.StartMon())
+	r.awaitWrites(0, w, 50)
+	testkit.Must(r, w.Kill(r.Context()))
+	r.check(0, device, 1, acknowledged(w))
+	r.detach(0, "restarts")
+}
+
+func (r *rig) check(n int, device string, seed, count int) {
+	r.nodes[n].Run("writer", "-seed", fmt.Sprint(seed), "-check", fmt.Sprint(count), device)
+}
+
+// testDisconnect takes a node off the network for a minute. Writes wait and are not
+// lost; calls answer within their bound.
+func (r *rig) testDisconnect(n int) {
+	r.image("disconnected")
+	r.image("other")
+	device := r.attach(n, "disconnected")
+	w := r.writer(n, device)
+	r.awaitWrites(n, w, 50)
+	r.disconnect(n, true)
+	begun := time.Now()
+	for _, args := range [][]string{{"attach", "other"}, {"detach", "disconnected"}} {
+		out := r.fails(n, append([]string{"-site", sitePath, "-timeout", "4s"}, args...)...)
+		if args[0] == "attach" && !strings.HasPrefix(out, "unavailable after 4") || args[0] == "detach" && !strings.HasPrefix(out, "unavailable after 4") && !strings.HasPrefix(out, "precondition failed") {
+			r.Errorf("%v without a network: %s", args, out)
+		}
+	}
+	if out := testkit.Value(r.client(n, "inspect", "disconnected"))(r); !strings.Contains(out, device) {
+		r.Errorf("Inspect without a network: %s", out)
+	}
+	time.Sleep(time.Until(begun.Add(time.Minute))) // a minute is what must not lose data
+	before := acknowledged(w)
+	r.disconnect(n, false)
+	r.awaitWrites(n, w, 50)
+	after := time.Since(begun)
+	testkit.Must(r, w.Kill(r.Context()))
+	r.check(n, device, 1, acknowledged(w))
+	r.detach(n, "disconnected")
+	r.detach(n, "other")
+	fmt.Printf("REPORT: rbd: disconnected for a minute after %d acknowledged writes; 50 more by %.1f s after that began; all %d are there\n", before, after.Seconds(), acknowledged(w))
+}
