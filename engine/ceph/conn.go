@@ -4,7 +4,7 @@ package ceph
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -32,6 +32,7 @@ type Connection struct {
 
 // pool is a pool with images, in the namespace of the cluster's configuration.
 type pool struct {
+	cluster   string
 	name      string
 	id        int64
 	namespace string
@@ -85,7 +86,7 @@ func (c *Connection) open(config Config) (err error) {
 		return connectError(err, config)
 	}
 	for _, name := range config.Pools {
-		p := &pool{name: name, namespace: config.Cluster.RBD.RadosNamespace}
+		p := &pool{cluster: config.Cluster.ID, name: name, namespace: config.Cluster.RBD.RadosNamespace}
 		if p.io, err = c.rados.OpenIOContext(name); err != nil {
 			return explain(err, "open pool %s of Ceph cluster %s", errs.Quote(name), config.Cluster.ID)
 		}
@@ -101,11 +102,11 @@ func (c *Connection) open(config Config) (err error) {
 
 func connectError(err error, config Config) error {
 	switch {
-	case hasCode(err, int(unix.EACCES), int(unix.EPERM), int(unix.EINVAL), int(unix.ENOENT)):
+	case is(err, unix.EACCES, unix.EPERM, unix.EINVAL, unix.ENOENT):
 		return errs.Errorf(errs.Unauthenticated, "Ceph cluster %s does not accept the key of user %s; check the Secret of the controller: %w",
-			config.Cluster.ID, config.Credentials, err)
-	case hasCode(err, int(unix.ETIMEDOUT)):
-		return errs.Errorf(errs.Unavailable, "no monitor of Ceph cluster %s answers at %s: %w", config.Cluster.ID, strings.Join(config.Cluster.Monitors, ", "), err)
+			config.Cluster.ID, config.Credentials, plain(err))
+	case is(err, unix.ETIMEDOUT):
+		return errs.Errorf(errs.Unavailable, "no monitor of Ceph cluster %s answers at %s: %w", config.Cluster.ID, strings.Join(config.Cluster.Monitors, ", "), plain(err))
 	}
 	return explain(err, "connect to Ceph cluster %s", config.Cluster.ID)
 }
@@ -203,7 +204,7 @@ func (c *Connection) mgrCommand(json []byte) ([]byte, error) {
 
 func commandError(err error, status, format string, args ...any) error {
 	if status = strings.TrimSpace(status); err != nil && status != "" {
-		err = errors.Join(err, errors.New(errs.Clip(status, 300)))
+		err = fmt.Errorf("%w (%s)", plain(err), errs.Clip(status, 300))
 	}
 	return explain(err, format, args...)
 }

@@ -3,9 +3,18 @@
 package ceph
 
 import (
+	"context"
+	"fmt"
 	"log/slog"
+	"strings"
+	"sync"
 
+	"github.com/ceph/go-ceph/rbd"
+
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cephconf"
+	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/volume"
 )
 
 // Config is what an engine serves.
@@ -17,4 +26,221 @@ type Config struct {
 	Pools []string
 	// nil: no background events
 	Logger *slog.Logger
+}
+
+// Engine serves the RBD images of some pools. One process at a time changes
+// them; if two overlap, no volume is lost or exists twice.
+type Engine struct {
+	*Connection
+	locks  op.Locks // "name:" and "snapname:" with a hash, "image:" with an internal id
+	index  *index
+	reaper *reaper
+}
+
+// Open connects to the cluster and lists its volumes. Errors: Unavailable (no
+// answer), Unauthenticated (key), NotFound (pool).
+func Open(ctx context.Context, c Config) (*Engine, error) {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if len(c.Pools) == 0 {
+		return nil, errs.Errorf(errs.Invalid, "no pool of Ceph cluster %s is named", c.Cluster.ID)
+	}
+	conn, err := connect(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	e := &Engine{Connection: conn, index: newIndex()}
+	e.reaper = newReaper(e)
+	if err := e.fill(ctx); err != nil {
+		return nil, fmt.Errorf("list the volumes of Ceph cluster %s: %w", c.Cluster.ID, joinClose(ctx, err, e))
+	}
+	return e, nil
+}
+
+func joinClose(ctx context.Context, err error, e *Engine) error {
+	if closing := e.Close(ctx); closing != nil {
+		e.logger.Warn("connection to Ceph not closed", "err", closing)
+	}
+	return err
+}
+
+// Close ends background work and the connection. It is idempotent.
+func (e *Engine) Close(ctx context.Context) error {
+	e.reaper.stop()
+	return e.Connection.close(ctx)
+}
+
+// Backend returns the abilities of RBD.
+func (e *Engine) Backend() volume.Backend {
+	return volume.Backend{
+		Engine: e, Snapshots: e, Deltas: e, Health: e,
+		Clones: true, MultiNode: true, FormatOnNode: true,
+		Parameters: parameterKeys(),
+	}
+}
+
+// fill fills the index. Images are opened by several workers, as each takes
+// some round trips.
+func (e *Engine) fill(ctx context.Context) error {
+	for _, p := range e.pools {
+		names, err := call(ctx, e.Connection, "list the images of pool "+p.name, func() ([]string, error) {
+			names, err := rbd.GetImageNames(p.io)
+			return names, explain(err, "list the images of pool %s", p.name)
+		})
+		if err != nil {
+			return err
+		}
+		if err := e.fillPool(ctx, p, names); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const fillWorkers = 8
+
+func (e *Engine) fillPool(ctx context.Context, p *pool, names []string) error {
+	work := make(chan string)
+	failed := make(chan error, fillWorkers)
+	var workers sync.WaitGroup
+	for range fillWorkers {
+		workers.Go(func() {
+			var first error
+			for name := range work {
+				if err := e.fillImage(ctx, p, name); err != nil && first == nil {
+					first = err
+				}
+			}
+			failed <- first
+		})
+	}
+	for _, name := range names {
+		if strings.HasPrefix(name, volumePrefix) || strings.HasPrefix(name, deletedPrefix) {
+			work <- name
+		}
+	}
+	close(work)
+	workers.Wait()
+	close(failed)
+	for err := range failed {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *Engine) fillImage(ctx context.Context, p *pool, name string) error {
+	i, err := call(ctx, e.Connection, "read image "+name, func() (*image, error) { return p.inspect(name) })
+	if is(err, notFound) {
+		return nil // removed meanwhile, or its removal was interrupted
+	}
+	if err != nil {
+		return err
+	}
+	if id, deleted := strings.CutPrefix(name, deletedPrefix); deleted {
+		e.reaper.add(p, id)
+	}
+	if i.record == nil {
+		return nil
+	}
+	if !strings.HasPrefix(name, deletedPrefix) {
+		e.index.put(i.volume())
+	}
+	for _, s := range i.snapshots {
+		e.index.putSnapshot(i.snapshot(s))
+	}
+	return nil
+}
+
+// Get implements volume.Engine.
+func (e *Engine) Get(ctx context.Context, id volume.ID) (volume.Volume, error) {
+	return call(ctx, e.Connection, "get volume "+errs.Quote(string(id)), func() (volume.Volume, error) {
+		i, err := e.find(id)
+		if err != nil {
+			return volume.Volume{}, err
+		}
+		return i.volume(), nil
+	})
+}
+
+// List implements volume.Engine.
+func (e *Engine) List(ctx context.Context, after volume.ID, limit int) ([]volume.Volume, error) {
+	if ctx.Err() != nil {
+		return nil, late(ctx, "list volumes")
+	}
+	return e.index.list(after, limit), nil
+}
+
+// find returns the image of a volume, without snapshots. NotFound: it does not
+// exist.
+func (e *Engine) find(id volume.ID) (*image, error) {
+	v, own := parseVolumeID(id)
+	if !own {
+		return nil, noVolume(id)
+	}
+	p, err := e.poolOf(v.pool, string(id))
+	if err != nil {
+		return nil, err
+	}
+	i, err := p.inspect(imageName(v.hash))
+	if is(err, notFound) || err == nil && (i.id != v.image || i.record == nil) {
+		e.index.drop(id)
+		return nil, noVolume(id)
+	}
+	return i, err
+}
+
+func noVolume(id volume.ID) error {
+	return errs.Errorf(errs.NotFound, "volume %s does not exist", errs.Quote(string(id)))
+}
+
+// poolOf returns the pool in the id of an object. NotFound: the cluster has no
+// such pool. Precondition: it is not one of the engine's.
+func (e *Engine) poolOf(id int64, object string) (*pool, error) {
+	for _, p := range e.pools {
+		if p.id == id {
+			return p, nil
+		}
+	}
+	name, err := e.rados.GetPoolByID(id)
+	if is(err, notFound) {
+		return nil, errs.Errorf(errs.NotFound, "%s does not exist: its pool, number %d of Ceph cluster %s, was deleted", object, id, e.cluster.ID)
+	}
+	if err != nil {
+		return nil, explain(err, "look up pool %d", id)
+	}
+	return nil, errs.Errorf(errs.Precondition, "%s is in pool %s, which this driver does not serve; add --ceph-pool %s", object, name, name)
+}
+
+func (e *Engine) poolNamed(name string) *pool {
+	for _, p := range e.pools {
+		if p.name == name {
+			return p
+		}
+	}
+	return nil
+}
+
+func (e *Engine) poolNames() []string {
+	var names []string
+	for _, p := range e.pools {
+		names = append(names, p.name)
+	}
+	return names
+}
+
+// mutate is call with locks, held until fn has ended, also when the caller is
+// gone: a repeat waits for it and then finds its result.
+func mutate[T any](ctx context.Context, e *Engine, what string, locks []string, fn func() (T, error)) (T, error) {
+	return call(ctx, e.Connection, what, func() (T, error) {
+		unlock, err := e.locks.Lock(ctx, locks...)
+		if err != nil {
+			var none T
+			return none, late(ctx, what)
+		}
+		defer unlock()
+		return fn()
+	})
 }

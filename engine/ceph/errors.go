@@ -4,11 +4,33 @@ import (
 	"context"
 	"errors"
 	"fmt"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 
 	"github.com/cleatproject/cleat/errs"
 )
+
+// plain replaces an error of librados or librbd by its number, which prints as
+// text and which callers compare with errors.Is.
+func plain(err error) error {
+	if e, ok := errors.AsType[interface {
+		error
+		ErrorCode() int // negative
+	}](err); ok && e.ErrorCode() < 0 {
+		return syscall.Errno(-e.ErrorCode())
+	}
+	return err
+}
+
+// is reports whether the number of an error is one of those given.
+func is(err error, numbers ...syscall.Errno) bool {
+	err = plain(err)
+	for _, n := range numbers {
+		if errors.Is(err, n) {
+			return true
+		}
+	}
+	return false
+}
 
 // explain gives an error of the cluster its kind, and says what to do.
 func explain(err error, format string, args ...any) error {
@@ -16,30 +38,33 @@ func explain(err error, format string, args ...any) error {
 		return nil
 	}
 	what := fmt.Sprintf(format, args...)
-	if _, ok := errors.AsType[errno](err); !ok {
+	kind, advice := errs.Kind(""), ""
+	err = plain(err)
+	number, ok := errors.AsType[syscall.Errno](err)
+	if _, hasKind := errors.AsType[errs.Kind](err); !ok || hasKind {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	switch {
-	case hasCode(err, int(unix.ETIMEDOUT), int(unix.ENOTCONN), int(unix.EAGAIN)):
-		return errs.Errorf(errs.Unavailable, "%s: the Ceph cluster did not answer in time; check its monitors and OSDs: %w", what, err)
-	case hasCode(err, int(unix.ESHUTDOWN)):
-		return errs.Errorf(errs.Unavailable, "%s: this client is on the blocklist of the Ceph cluster; restart the controller once its node is no longer fenced: %w", what, err)
-	case hasCode(err, int(unix.ENOSPC), int(unix.EDQUOT)):
-		return errs.Errorf(errs.Exhausted, "%s: the pool or its quota is full; delete volumes, raise the quota, or add OSDs: %w", what, err)
-	case hasCode(err, int(unix.EACCES), int(unix.EPERM)):
-		return errs.Errorf(errs.Denied, "%s: the Ceph user is not allowed to; its capabilities must include profile rbd for mon, and profile rbd with the pool for osd and mgr: %w", what, err)
-	case hasCode(err, int(unix.ENOENT)):
+	switch number {
+	case syscall.ETIMEDOUT, syscall.ENOTCONN, syscall.EAGAIN:
+		kind, advice = errs.Unavailable, "the Ceph cluster does not answer; check its monitors and OSDs"
+	case syscall.ESHUTDOWN:
+		kind, advice = errs.Unavailable, "this client is on the blocklist of the Ceph cluster; restart the controller when its node is no longer fenced"
+	case syscall.ENOSPC, syscall.EDQUOT:
+		kind, advice = errs.Exhausted, "the pool or its quota is full; delete volumes, raise the quota or add OSDs"
+	case syscall.EACCES, syscall.EPERM:
+		kind, advice = errs.Denied, "the Ceph user needs the capabilities mon \"profile rbd\", and \"profile rbd pool=POOL\" for mgr and osd"
+	case syscall.ENOENT:
 		return errs.Errorf(errs.NotFound, "%s: %w", what, err)
-	case hasCode(err, int(unix.EBUSY)):
-		return errs.Errorf(errs.Precondition, "%s: the image is open elsewhere: %w", what, err)
+	default:
+		return fmt.Errorf("%s: %w", what, err)
 	}
-	return fmt.Errorf("%s: %w", what, err)
+	return errs.Errorf(kind, "%s: %w: %s", what, err, advice)
 }
 
 // late is the error of a call whose context ended before the cluster answered.
 func late(ctx context.Context, what string) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return errs.Errorf(errs.Unavailable, "%s: no answer of the Ceph cluster before the deadline; a repeat continues the work: %w", what, ctx.Err())
+		return errs.Errorf(errs.Unavailable, "%s: the Ceph cluster did not answer before the deadline; a repeat continues: %w", what, ctx.Err())
 	}
 	return fmt.Errorf("%s: %w", what, ctx.Err())
 }

@@ -1,0 +1,5 @@
+//go:build ceph
+
+package ceph
+
+func crashChild() bool { return false }

@@ -1,0 +1,277 @@
+//go:build ceph
+
+package ceph
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"syscall"
+
+	"github.com/ceph/go-ceph/rbd"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Create implements volume.Engine. The steps of a copy: temporary snapshot of a
+// volume, clone, resize, removal of the snapshot. The metadata comes last: with
+// it the volume exists.
+func (e *Engine) Create(ctx context.Context, req volume.CreateRequest) (volume.Volume, error) {
+	p, err := planCreate(req, e.cluster.ID, e.poolNames())
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	locks := []string{"name:" + hash(p.Name)}
+	if source, ok := parseVolumeID(p.Source.Volume); ok {
+		locks = append(locks, "image:"+source.image)
+	}
+	return mutate(ctx, e, "create volume "+errs.Quote(p.Name), locks, func() (volume.Volume, error) { return e.create(p) })
+}
+
+func (e *Engine) create(p plan) (volume.Volume, error) {
+	into := e.poolNamed(p.settings.pool)
+	if id, ok := e.index.named(p.Name); ok {
+		if other, _ := parseVolumeID(id); other.pool != into.id {
+			return volume.Volume{}, errs.Errorf(errs.Exists, "volume %s already has the name %s, in another pool", id, errs.Quote(p.Name))
+		}
+	}
+	found, err := into.inspect(imageName(hash(p.Name)))
+	if err = ignoreMissing(err); err != nil {
+		return volume.Volume{}, err
+	}
+	if found != nil && found.record != nil {
+		return e.existing(p, found)
+	}
+	from, err := e.originOf(p.Source)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	if err := p.setFilesystem(from); err != nil {
+		return volume.Volume{}, err
+	}
+	size, err := p.chooseSize(from)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	b := &build{Engine: e, plan: p, into: into, name: imageName(hash(p.Name)), from: from, size: size}
+	return b.run(found)
+}
+
+func (e *Engine) existing(p plan, found *image) (volume.Volume, error) {
+	v := found.volume()
+	e.index.put(v)
+	return v, p.matches(v, found.record.Parameters)
+}
+
+// build creates one volume.
+type build struct {
+	*Engine
+	plan plan
+	into *pool
+	name string
+	from *origin // nil: no source
+	size int64
+}
+
+// run completes the image that an interrupted creation left, or replaces it.
+func (b *build) run(found *image) (volume.Volume, error) {
+	if found != nil && !b.continues(found) {
+		if err := b.into.remove(b.name); is(err, syscall.EBUSY) {
+			return volume.Volume{}, errs.Errorf(errs.Busy, "image %s of an interrupted creation is still open; it can be replaced 30 s after its controller ended", b.name)
+		} else if err != nil {
+			return volume.Volume{}, err
+		}
+		found = nil
+	}
+	if found == nil {
+		if err := b.make(); err != nil {
+			return volume.Volume{}, err
+		}
+		crashpoint.Hit("create.image")
+	}
+	if err := b.dropCloneSnapshot(); err != nil {
+		return volume.Volume{}, err
+	}
+	crashpoint.Hit("create.released")
+	if err := b.into.open(b.name, b.finish); err != nil {
+		return volume.Volume{}, err
+	}
+	crashpoint.Hit("create.recorded")
+	made, err := b.into.inspect(b.name)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	if made.record == nil {
+		return volume.Volume{}, errs.Errorf(errs.Busy, "image %s was replaced by another controller", b.name)
+	}
+	if b.from != nil {
+		b.limitDepth(made)
+	}
+	return b.existing(b.plan, made)
+}
+
+// continues reports whether an image without metadata can be what an earlier
+// call for this request made.
+func (b *build) continues(i *image) bool {
+	switch {
+	case b.from == nil:
+		return i.parent == nil && i.size == b.size
+	case i.parent == nil || i.parent.Image.ImageID != b.from.image || i.size > b.size:
+		return false
+	}
+	return b.from.snap == "" || i.parent.Snap.ID == b.from.snapID
+}
+
+func (b *build) make() error {
+	options := rbd.NewRbdImageOptions()
+	defer options.Destroy()
+	values := map[rbd.ImageOption]uint64{
+		rbd.ImageOptionFeatures: uint64(rbd.FeatureSetFromNames(b.plan.settings.features)),
+		rbd.ImageOptionOrder:    objectOrder,
+	}
+	if b.from != nil {
+		values[rbd.ImageOptionCloneFormat] = 2 // its snapshots need no protection
+	}
+	for option, value := range values {
+		if err := options.SetUint64(option, value); err != nil {
+			return explain(err, "set option %d of the new image", option)
+		}
+	}
+	if pool := b.plan.settings.dataPool; pool != "" {
+		if _, err := b.rados.GetPoolByName(pool); is(err, notFound) {
+			return errs.Errorf(errs.Invalid, "%s %s does not exist in Ceph cluster %s", keyDataPool, errs.Quote(pool), b.cluster.ID)
+		}
+		if err := options.SetString(rbd.ImageOptionDataPool, pool); err != nil {
+			return explain(err, "set the data pool of the new image")
+		}
+	}
+	err := b.makeWith(options)
+	if is(err, syscall.EEXIST) { // a part of an image, of which the directory has the name
+		if err = b.into.remove(b.name); err == nil {
+			err = b.makeWith(options)
+		}
+	}
+	return explain(err, "create image %s/%s", b.into.name, b.name)
+}
+
+func (b *build) makeWith(options *rbd.ImageOptions) error {
+	switch {
+	case b.from == nil:
+		return rbd.CreateImage(b.into.io, b.name, uint64(b.size), options)
+	case b.from.snap != "":
+		return b.clone(b.from.snap, options)
+	}
+	// What another call left can be older than this request.
+	if err := b.dropCloneSnapshot(); err != nil {
+		return err
+	}
+	snap := cloneSnapName(hash(b.plan.Name))
+	source, err := b.poolOf(b.from.pool, b.from.description)
+	if err != nil {
+		return err
+	}
+	err = source.openID(b.from.image, func(i *rbd.Image) error {
+		_, err := i.CreateSnapshot(snap)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	crashpoint.Hit("create.frozen")
+	return b.clone(snap, options)
+}
+
+// clone clones the source, whose image is renamed when its volume is deleted.
+func (b *build) clone(snap string, options *rbd.ImageOptions) error {
+	source, err := b.poolOf(b.from.pool, b.from.description)
+	if err != nil {
+		return err
+	}
+	if err := b.checkDepth(source); err != nil {
+		return err
+	}
+	err = rbd.CloneImage(source.io, imageName(b.from.hash), snap, b.into.io, b.name, options)
+	if is(err, notFound) {
+		err = rbd.CloneImage(source.io, deletedName(b.from.image), snap, b.into.io, b.name, options)
+	}
+	if is(err, notFound) {
+		return errs.Errorf(errs.NotFound, "%s does not exist any more", b.from)
+	}
+	return err
+}
+
+// dropCloneSnapshot removes the temporary snapshot of the source. Ceph keeps it
+// hidden for as long as the clone needs it.
+func (b *build) dropCloneSnapshot() error {
+	if b.from == nil || b.from.snap != "" {
+		return nil
+	}
+	source, err := b.poolOf(b.from.pool, b.from.description)
+	if err != nil {
+		return err
+	}
+	return source.openID(b.from.image, func(i *rbd.Image) error {
+		return ignoreMissing(i.GetSnapshot(cloneSnapName(hash(b.plan.Name))).Remove())
+	})
+}
+
+// finish gives a new image its size and metadata.
+func (b *build) finish(i *rbd.Image) error {
+	id, err := i.GetId()
+	if err != nil {
+		return err
+	}
+	metadata, err := i.ListMetadata()
+	if err != nil {
+		return err
+	}
+	if r, err := decodeVolume(metadata[keyVolume], id); err != nil || r != nil {
+		return err // another controller completed it
+	}
+	if err := grow(i, b.size); err != nil {
+		return err
+	}
+	crashpoint.Hit("create.grown")
+	for key := range metadata { // of the parent's snapshots
+		if strings.HasPrefix(key, keySnapPrefix) {
+			if err := i.RemoveMetadata(key); err != nil {
+				return err
+			}
+		}
+	}
+	return i.SetMetadata(keyVolume, encode(b.plan.record(id)))
+}
+
+// grow enlarges an image. Resize2 refuses to shrink it, which Resize would do.
+func grow(i *rbd.Image, size int64) error {
+	if now, err := i.GetSize(); err != nil || int64(now) >= size {
+		return err
+	}
+	return i.Resize2(uint64(size), false, func(uint64, uint64, any) int { return 0 }, nil)
+}
+
+func (e *Engine) originOf(s volume.Source) (*origin, error) {
+	switch {
+	case s.Volume != "":
+		i, err := e.find(s.Volume)
+		if err != nil {
+			return nil, fmt.Errorf("source of the new volume: %w", err)
+		}
+		return &origin{
+			description: "volume " + string(s.Volume), pool: i.pool.id, hash: hash(i.record.Name), image: i.id,
+			size: i.size, content: i.record.Content, fsType: i.record.FSType,
+		}, nil
+	case s.Snapshot != "":
+		i, snap, err := e.findSnapshot(s.Snapshot)
+		if err != nil {
+			return nil, fmt.Errorf("source of the new volume: %w", err)
+		}
+		return &origin{
+			description: "snapshot " + string(s.Snapshot), pool: i.pool.id, hash: hash(i.record.Name), image: i.id,
+			snap: snapName(snap.hash), snapID: snap.id, size: snap.size, content: i.record.Content, fsType: i.record.FSType,
+		}, nil
+	}
+	return nil, nil
+}

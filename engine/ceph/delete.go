@@ -1,0 +1,143 @@
+//go:build ceph
+
+package ceph
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/ceph/go-ceph/rbd"
+
+	"github.com/cleatproject/cleat/engine/ceph/blocklist"
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Delete implements volume.Engine. It renames the image, in one step, and
+// leaves the removal to the reaper.
+func (e *Engine) Delete(ctx context.Context, id volume.ID) error {
+	v, own := parseVolumeID(id)
+	if !own {
+		return nil
+	}
+	locks := []string{"name:" + v.hash, "image:" + v.image}
+	_, err := mutate(ctx, e, "delete volume "+string(id), locks, func() (struct{}, error) { return struct{}{}, e.delete(id) })
+	return err
+}
+
+func (e *Engine) delete(id volume.ID) error {
+	i, err := e.find(id)
+	if errs.KindOf(err) == errs.NotFound {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	users, err := e.watchers(i)
+	if err != nil {
+		return err
+	}
+	if len(users) > 0 {
+		return e.inUse(i, users)
+	}
+	crashpoint.Hit("delete.checked")
+	// Trash is no alternative: snapshots of an image in it cannot be cloned.
+	if err := rbd.GetImage(i.pool.io, i.name).Rename(deletedName(i.id)); ignoreMissing(err) != nil {
+		return explain(err, "rename image %s/%s", i.pool.name, i.name)
+	}
+	crashpoint.Hit("delete.renamed")
+	e.index.drop(id)
+	e.reaper.add(i.pool, i.id)
+	return nil
+}
+
+// inUse returns why a volume with watchers cannot be deleted now. A task of the
+// manager on it is canceled.
+func (e *Engine) inUse(i *image, users []blocklist.Watcher) error {
+	if i.parent != nil {
+		if tasks, err := e.cancelTasks(i); err != nil || tasks {
+			return errs.Errorf(errs.Busy, "volume %s is being flattened, which is canceled now; repeat the deletion (%v)", i.volumeID(), err)
+		}
+	}
+	var who []string
+	for _, w := range users {
+		who = append(who, fmt.Sprintf("%s (client.%d)", w.Addr, w.Client))
+	}
+	return errs.Errorf(errs.Precondition, "volume %s is in use by %s; unmap it there, or wait 30 s for a client that is gone", i.volumeID(), strings.Join(who, ", "))
+}
+
+// Watchers returns the clients that have the image of a volume open for
+// writing, except this process. NotFound: the volume does not exist.
+func (e *Engine) Watchers(ctx context.Context, id volume.ID) ([]blocklist.Watcher, error) {
+	return call(ctx, e.Connection, "list the users of volume "+errs.Quote(string(id)), func() ([]blocklist.Watcher, error) {
+		i, err := e.find(id)
+		if err != nil {
+			return nil, err
+		}
+		return e.watchers(i)
+	})
+}
+
+func (e *Engine) watchers(i *image) (users []blocklist.Watcher, err error) {
+	r, err := rbd.OpenImageByIdReadOnly(i.pool.io, i.id, rbd.NoSnapshot)
+	if err != nil {
+		return nil, explain(err, "open image %s/%s", i.pool.name, i.name)
+	}
+	defer closeImage(r, &err)
+	all, err := r.ListWatchers()
+	if err != nil {
+		return nil, explain(err, "list the watchers of image %s/%s", i.pool.name, i.name)
+	}
+	for _, w := range all {
+		if uint64(w.Id) == e.rados.GetInstanceID() {
+			continue
+		}
+		user, err := blocklist.ParseWatcher(w.Addr)
+		if err != nil {
+			return nil, fmt.Errorf("watcher of image %s/%s: %w", i.pool.name, i.name, err)
+		}
+		user.Client = uint64(w.Id)
+		users = append(users, user)
+	}
+	return users, nil
+}
+
+// Expand implements volume.Engine.
+func (e *Engine) Expand(ctx context.Context, id volume.ID, size volume.SizeRange) (volume.Volume, error) {
+	v, own := parseVolumeID(id)
+	if !own {
+		return volume.Volume{}, noVolume(id)
+	}
+	if err := checkSize(size); err != nil {
+		return volume.Volume{}, err
+	}
+	return mutate(ctx, e, "expand volume "+string(id), []string{"image:" + v.image}, func() (volume.Volume, error) { return e.expand(id, size) })
+}
+
+func (e *Engine) expand(id volume.ID, size volume.SizeRange) (volume.Volume, error) {
+	i, err := e.find(id)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	if size.Limit != 0 && i.size > size.Limit {
+		return volume.Volume{}, errs.Errorf(errs.OutOfRange, "volume %s has %d bytes; the request is for %s, and volumes cannot shrink", id, i.size, size)
+	}
+	want, err := chooseSize(size, i.size, i.size)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	if want > i.size {
+		if err := i.pool.openID(i.id, func(r *rbd.Image) error { return grow(r, want) }); err != nil {
+			return volume.Volume{}, err
+		}
+		crashpoint.Hit("expand.grown")
+		if i, err = e.find(id); err != nil {
+			return volume.Volume{}, err
+		}
+	}
+	out := i.volume()
+	e.index.put(out)
+	return out, nil
+}

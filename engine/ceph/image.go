@@ -1,0 +1,185 @@
+//go:build ceph
+
+package ceph
+
+import (
+	"errors"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/ceph/go-ceph/rbd"
+
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+const notFound = syscall.ENOENT
+
+// image is what the cluster says of an image at one moment.
+type image struct {
+	pool      *pool
+	name, id  string
+	size      int64
+	created   time.Time
+	record    *volumeRecord // nil: not, or not yet, a volume
+	parent    *rbd.ParentInfo
+	snapshots []snapshot // those of CreateSnapshot
+	others    []string   // names of other snapshots
+}
+
+type snapshot struct {
+	hash, name string // name is empty for a snapshot without metadata
+	id         uint64
+	size       int64
+	created    time.Time
+}
+
+func (i *image) volumeID() volumeID {
+	return volumeID{pool: i.pool.id, hash: hash(i.record.Name), image: i.id}
+}
+
+func (i *image) volume() volume.Volume {
+	r := i.record
+	return volume.Volume{
+		ID: volume.ID(i.volumeID().String()), Name: r.Name, Size: i.size, Content: r.Content, FSType: r.FSType,
+		Source: r.source(), Ephemeral: r.Ephemeral, Created: i.created,
+		Locator: access.RBD{
+			Ceph: access.Ceph{ClusterID: i.pool.cluster}, Pool: i.pool.name, Namespace: i.pool.namespace, Image: i.name, ImageID: i.id,
+		},
+	}
+}
+
+func (i *image) snapshot(s snapshot) volume.Snapshot {
+	id := snapshotID{pool: i.pool.id, image: i.id, hash: s.hash, snap: s.id}
+	return volume.Snapshot{
+		ID: volume.SnapshotID(id.String()), Name: s.name, Source: volume.ID(i.volumeID().String()), Size: s.size,
+		Content: i.record.Content, FSType: i.record.FSType, Created: s.created, Ready: true,
+	}
+}
+
+// snapshotWith returns the snapshot with a hash of a name.
+func (i *image) snapshotWith(hash string) (snapshot, bool) {
+	for _, s := range i.snapshots {
+		if s.hash == hash {
+			return s, true
+		}
+	}
+	return snapshot{}, false
+}
+
+// inspect reads an image by name. An image that is open for reading has no
+// watcher.
+func (p *pool) inspect(name string) (*image, error) {
+	return p.read(name, func() (*rbd.Image, error) { return rbd.OpenImageReadOnly(p.io, name, rbd.NoSnapshot) })
+}
+
+// inspectID reads an image by its internal id. Its name is unknown.
+func (p *pool) inspectID(id string) (*image, error) {
+	return p.read(id, func() (*rbd.Image, error) { return rbd.OpenImageByIdReadOnly(p.io, id, rbd.NoSnapshot) })
+}
+
+func (p *pool) read(name string, open func() (*rbd.Image, error)) (i *image, err error) {
+	r, err := open()
+	if err != nil {
+		return nil, explain(err, "open image %s/%s", p.name, name)
+	}
+	defer closeImage(r, &err)
+	i = &image{pool: p, name: name}
+	if err := i.load(r); err != nil {
+		return nil, explain(err, "read image %s/%s", p.name, name)
+	}
+	return i, nil
+}
+
+func closeImage(i *rbd.Image, err *error) {
+	if closing := i.Close(); *err == nil {
+		*err = explain(closing, "close an image")
+	}
+}
+
+func (i *image) load(r *rbd.Image) error {
+	id, err := r.GetId()
+	if err != nil {
+		return err
+	}
+	size, err := r.GetSize()
+	if err != nil {
+		return err
+	}
+	created, err := r.GetCreateTimestamp()
+	if err != nil {
+		return err
+	}
+	if i.parent, err = r.GetParent(); err != nil && !is(err, notFound) {
+		return err
+	}
+	metadata, err := r.ListMetadata()
+	if err != nil {
+		return err
+	}
+	i.id, i.size, i.created = id, int64(size), time.Unix(created.Sec, created.Nsec).UTC()
+	if i.record, err = decodeVolume(metadata[keyVolume], id); err != nil {
+		return err
+	}
+	return i.loadSnapshots(r, metadata)
+}
+
+func (i *image) loadSnapshots(r *rbd.Image, metadata map[string]string) error {
+	infos, err := r.GetSnapshotNames()
+	if err != nil {
+		return err
+	}
+	for _, info := range infos {
+		hash, own := strings.CutPrefix(info.Name, snapPrefix)
+		if !own {
+			i.others = append(i.others, info.Name)
+			continue
+		}
+		created, err := r.GetSnapTimestamp(info.Id)
+		if err != nil {
+			return err
+		}
+		i.snapshots = append(i.snapshots, snapshot{
+			hash: hash, name: decodeSnap(metadata[keySnapPrefix+hash], i.id, hash), id: info.Id, size: int64(info.Size),
+			created: time.Unix(created.Sec, created.Nsec).UTC(),
+		})
+	}
+	return nil
+}
+
+// open opens an image for changes, which needs the exclusive lock only for
+// some. A client that uses the image stays connected.
+func (p *pool) open(name string, change func(*rbd.Image) error) (err error) {
+	r, err := rbd.OpenImage(p.io, name, rbd.NoSnapshot)
+	if err != nil {
+		return explain(err, "open image %s/%s", p.name, name)
+	}
+	defer closeImage(r, &err)
+	return explain(change(r), "change image %s/%s", p.name, name)
+}
+
+func (p *pool) openID(id string, change func(*rbd.Image) error) (err error) {
+	r, err := rbd.OpenImageById(p.io, id, rbd.NoSnapshot)
+	if err != nil {
+		return explain(err, "open the image with id %s of pool %s", id, p.name)
+	}
+	defer closeImage(r, &err)
+	return explain(change(r), "change the image with id %s of pool %s", id, p.name)
+}
+
+// remove removes an image; it can be incomplete or missing.
+func (p *pool) remove(name string) error {
+	if err := rbd.RemoveImage(p.io, name); !is(err, notFound) {
+		return explain(err, "remove image %s/%s", p.name, name)
+	}
+	return nil
+}
+
+// ignoreMissing returns nil for an object that does not exist.
+func ignoreMissing(err error) error {
+	if errors.Is(plain(err), notFound) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,97 @@
+package ceph
+
+import (
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// index has all volumes and snapshots, for lists. Its entries can be older than
+// the cluster.
+type index struct {
+	mu        sync.Mutex
+	volumes   map[volume.ID]volume.Volume
+	names     map[string]volume.ID
+	snapshots map[volume.SnapshotID]volume.Snapshot
+	snapNames map[string]volume.SnapshotID
+}
+
+func newIndex() *index {
+	return &index{
+		volumes: map[volume.ID]volume.Volume{}, names: map[string]volume.ID{},
+		snapshots: map[volume.SnapshotID]volume.Snapshot{}, snapNames: map[string]volume.SnapshotID{},
+	}
+}
+
+func (x *index) put(v volume.Volume) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.volumes[v.ID], x.names[v.Name] = v, v.ID
+}
+
+func (x *index) drop(id volume.ID) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if name := x.volumes[id].Name; x.names[name] == id {
+		delete(x.names, name)
+	}
+	delete(x.volumes, id)
+}
+
+func (x *index) putSnapshot(s volume.Snapshot) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.snapshots[s.ID], x.snapNames[s.Name] = s, s.ID
+}
+
+func (x *index) dropSnapshot(id volume.SnapshotID) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if name := x.snapshots[id].Name; x.snapNames[name] == id {
+		delete(x.snapNames, name)
+	}
+	delete(x.snapshots, id)
+}
+
+// named returns the id of the volume with a name.
+func (x *index) named(name string) (volume.ID, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	id, ok := x.names[name]
+	return id, ok
+}
+
+// snapshotNamed returns the snapshot with a name.
+func (x *index) snapshotNamed(name string) (volume.Snapshot, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s, ok := x.snapshots[x.snapNames[name]]
+	return s, ok
+}
+
+func (x *index) list(after volume.ID, limit int) []volume.Volume {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var all []volume.Volume
+	for _, id := range slices.Sorted(maps.Keys(x.volumes)) {
+		if id > after && (limit == 0 || len(all) < limit) {
+			all = append(all, x.volumes[id])
+		}
+	}
+	return all
+}
+
+func (x *index) listSnapshots(query volume.SnapshotQuery) []volume.Snapshot {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var all []volume.Snapshot
+	for _, id := range slices.Sorted(maps.Keys(x.snapshots)) {
+		s := x.snapshots[id]
+		if id > query.After && (query.Source == "" || s.Source == query.Source) && (query.Limit == 0 || len(all) < query.Limit) {
+			all = append(all, s)
+		}
+	}
+	return all
+}

@@ -1,0 +1,97 @@
+package ceph
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"regexp"
+	"strconv"
+	"sync"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Images and snapshots are named by a hash: names of a request can contain any
+// character, and RBD accepts some that other tools misread, such as / and @.
+const (
+	volumePrefix  = "cleat-vol-"
+	deletedPrefix = "cleat-del-"
+	snapPrefix    = "cleat-snap-"
+	clonePrefix   = "cleat-clone-"
+)
+
+// stateObject holds the state of the controller: its omap has the entries, its
+// data the generation.
+const stateObject = "cleat-state"
+
+// hash returns 128 bits of a name's SHA-256.
+func hash(name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return hex.EncodeToString(sum[:16])
+}
+
+// imageName returns the name of a volume's image.
+func imageName(hash string) string { return volumePrefix + hash }
+
+// deletedName returns the name of a deleted volume's image, by its internal id.
+func deletedName(image string) string { return deletedPrefix + image }
+
+// snapName returns the name of a snapshot on the image of its source.
+func snapName(hash string) string { return snapPrefix + hash }
+
+// cloneSnapName returns the name of the temporary snapshot from which a volume
+// is cloned, by the hash of the new volume's name.
+func cloneSnapName(hash string) string { return clonePrefix + hash }
+
+// volumeID is the content of a volume's id. The internal id of the image
+// differs for each creation.
+type volumeID struct {
+	pool  int64
+	hash  string // of the name
+	image string
+}
+
+func (id volumeID) String() string {
+	return fmt.Sprintf("vol-%x-%s-%s", id.pool, id.hash, id.image)
+}
+
+var volumeIDs = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^vol-([0-9a-f]{1,16})-([0-9a-f]{32})-([0-9a-f]{1,32})$`)
+})
+
+func parseVolumeID(id volume.ID) (volumeID, bool) {
+	m := volumeIDs().FindStringSubmatch(string(id))
+	if m == nil {
+		return volumeID{}, false
+	}
+	pool, err := strconv.ParseInt(m[1], 16, 64)
+	v := volumeID{pool: pool, hash: m[2], image: m[3]}
+	return v, err == nil && v.String() == string(id)
+}
+
+// snapshotID is the content of a snapshot's id.
+type snapshotID struct {
+	pool  int64
+	image string // internal id of the source's image
+	hash  string // of the snapshot's name
+	snap  uint64 // RBD's id of the snapshot, never reused in a pool
+}
+
+func (id snapshotID) String() string {
+	return fmt.Sprintf("snap-%x-%s-%s-%x", id.pool, id.image, id.hash, id.snap)
+}
+
+var snapshotIDs = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^snap-([0-9a-f]{1,16})-([0-9a-f]{1,32})-([0-9a-f]{32})-([0-9a-f]{1,16})$`)
+})
+
+func parseSnapshotID(id volume.SnapshotID) (snapshotID, bool) {
+	m := snapshotIDs().FindStringSubmatch(string(id))
+	if m == nil {
+		return snapshotID{}, false
+	}
+	pool, err := strconv.ParseInt(m[1], 16, 64)
+	snap, err2 := strconv.ParseUint(m[4], 16, 64)
+	s := snapshotID{pool: pool, image: m[2], hash: m[3], snap: snap}
+	return s, err == nil && err2 == nil && s.String() == string(id)
+}

@@ -1,0 +1,119 @@
+package ceph
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/cleatproject/cleat/errs"
+)
+
+// Parameters of a StorageClass, as in ceph-csi. Those that ceph-csi reads on
+// nodes are accepted only with the value that describes cleat's nodes.
+const (
+	keyCluster   = "clusterID"
+	keyPool      = "pool"
+	keyDataPool  = "dataPool"
+	keyFeatures  = "imageFeatures"
+	keyFormat    = "imageFormat" // in Rook's examples
+	keyMounter   = "mounter"
+	keyEncrypted = "encrypted"
+)
+
+func parameterKeys() []string {
+	return []string{keyCluster, keyDataPool, keyEncrypted, keyFeatures, keyFormat, keyMounter, keyPool}
+}
+
+// fixed are parameters with one valid value, and why.
+var fixed = map[string]struct{ value, reason string }{
+	keyFormat:    {"2", "format 1 has no snapshots that can be cloned"},
+	keyMounter:   {"rbd", "nodes map images with the kernel's RBD client"},
+	keyEncrypted: {"false", "images are not encrypted by this driver"},
+}
+
+// defaultFeatures are what all kernels since 5.3 support, and the engine uses.
+func defaultFeatures() []string {
+	return []string{"layering", "exclusive-lock", "object-map", "fast-diff", "deep-flatten"}
+}
+
+// requires are the image features that the kernel's client supports, and the
+// feature that each needs.
+var requires = map[string]string{
+	"layering": "", "exclusive-lock": "", "object-map": "exclusive-lock", "fast-diff": "object-map", "deep-flatten": "",
+}
+
+type settings struct {
+	pool, dataPool string
+	features       []string
+}
+
+// parseSettings validates parameters for a cluster; pools are those that the
+// engine serves.
+func parseSettings(parameters map[string]string, cluster string, pools []string) (settings, error) {
+	s := settings{features: defaultFeatures()}
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		if err := s.set(key, parameters[key], cluster, pools); err != nil {
+			return settings{}, err
+		}
+	}
+	if s.pool == "" {
+		if len(pools) > 1 {
+			return settings{}, errs.Errorf(errs.Invalid, "parameter %s is missing; it must be one of %q", keyPool, pools)
+		}
+		s.pool = pools[0]
+	}
+	return s, nil
+}
+
+func (s *settings) set(key, value, cluster string, pools []string) (err error) {
+	if only, ok := fixed[key]; ok {
+		if value != only.value {
+			return errs.Errorf(errs.Invalid, "%s %s is not possible, only %s: %s", key, errs.Quote(value), only.value, only.reason)
+		}
+		return nil
+	}
+	switch key {
+	case keyCluster:
+		if value != cluster {
+			return errs.Errorf(errs.Invalid, "%s %s is not the cluster of this driver, which is %s", key, errs.Quote(value), errs.Quote(cluster))
+		}
+	case keyPool:
+		if !slices.Contains(pools, value) {
+			return errs.Errorf(errs.Invalid, "%s %s is not a pool of this driver, which has %q (--ceph-pool)", key, errs.Quote(value), pools)
+		}
+		s.pool = value
+	case keyDataPool:
+		s.dataPool = value
+	case keyFeatures:
+		s.features, err = parseFeatures(value)
+	case "mapOptions", "unmapOptions":
+		return errs.Errorf(errs.Invalid, "parameter %s is not supported: the node plugin chooses the options of the mapping; remove it", key)
+	default:
+		if near := errs.Nearest(key, parameterKeys()); near != "" {
+			return errs.Errorf(errs.Invalid, "parameter %s is not known; did you mean %s?", errs.Quote(key), near)
+		}
+		return errs.Errorf(errs.Invalid, "parameter %s is not known; known are %s", errs.Quote(key), strings.Join(parameterKeys(), ", "))
+	}
+	return err
+}
+
+func parseFeatures(value string) ([]string, error) {
+	var features []string
+	for name := range strings.SplitSeq(value, ",") {
+		name = strings.TrimSpace(name)
+		if _, known := requires[name]; !known {
+			return nil, errs.Errorf(errs.Invalid, "%s %s: nodes can use images with %s only, as the kernel's RBD client supports no others",
+				keyFeatures, errs.Quote(name), strings.Join(defaultFeatures(), ", "))
+		}
+		features = append(features, name)
+	}
+	for _, name := range features {
+		if needs := requires[name]; needs != "" && !slices.Contains(features, needs) {
+			return nil, errs.Errorf(errs.Invalid, "%s %s: %s needs %s", keyFeatures, errs.Quote(value), name, needs)
+		}
+	}
+	if !slices.Contains(features, "layering") { // snapshots are restored by cloning
+		features = append(features, "layering")
+	}
+	return features, nil
+}

@@ -1,0 +1,165 @@
+//go:build ceph
+
+package ceph
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"syscall"
+
+	"github.com/ceph/go-ceph/rbd"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// maxSnapshots of one volume; the kernel's client reads at most 510.
+const maxSnapshots = 450
+
+// CreateSnapshot implements volume.Snapshots. A snapshot of a volume in use is
+// crash-consistent.
+func (e *Engine) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest) (volume.Snapshot, error) {
+	if err := checkName(req.Name); err != nil {
+		return volume.Snapshot{}, err
+	}
+	for _, key := range slices.Sorted(maps.Keys(req.Parameters)) {
+		return volume.Snapshot{}, errs.Errorf(errs.Invalid, "parameter %s is not known; snapshots have no parameters", errs.Quote(key))
+	}
+	source, own := parseVolumeID(req.Source)
+	if !own {
+		return volume.Snapshot{}, noVolume(req.Source)
+	}
+	locks := []string{"snapname:" + hash(req.Name), "image:" + source.image}
+	return mutate(ctx, e, "create snapshot "+errs.Quote(req.Name), locks, func() (volume.Snapshot, error) { return e.createSnapshot(req) })
+}
+
+func (e *Engine) createSnapshot(req volume.SnapshotRequest) (volume.Snapshot, error) {
+	if s, ok := e.index.snapshotNamed(req.Name); ok {
+		i, snap, err := e.findSnapshot(s.ID)
+		if err == nil && s.Source != req.Source {
+			return volume.Snapshot{}, errs.Errorf(errs.Exists, "snapshot %s already has the name %s and is of volume %s", s.ID, errs.Quote(req.Name), s.Source)
+		}
+		if err == nil {
+			return i.snapshot(snap), nil
+		}
+		if errs.KindOf(err) != errs.NotFound {
+			return volume.Snapshot{}, err
+		}
+	}
+	i, err := e.find(req.Source)
+	if err != nil {
+		return volume.Snapshot{}, err
+	}
+	if _, exists := i.snapshotWith(hash(req.Name)); !exists && len(i.snapshots) >= maxSnapshots {
+		return volume.Snapshot{}, errs.Errorf(errs.Exhausted, "volume %s has %d snapshots, and more would make it unreadable for nodes; delete some", req.Source, len(i.snapshots))
+	}
+	if err := i.pool.openID(i.id, func(r *rbd.Image) error { return takeSnapshot(r, i.id, req.Name) }); err != nil {
+		return volume.Snapshot{}, err
+	}
+	crashpoint.Hit("snapshot.created")
+	if i, err = e.find(req.Source); err != nil {
+		return volume.Snapshot{}, err
+	}
+	snap, ok := i.snapshotWith(hash(req.Name))
+	if !ok {
+		return volume.Snapshot{}, errs.Errorf(errs.Busy, "snapshot %s was deleted by another controller", errs.Quote(req.Name))
+	}
+	out := i.snapshot(snap)
+	e.index.putSnapshot(out)
+	return out, nil
+}
+
+// takeSnapshot writes the metadata first: the snapshot exists once RBD has it.
+func takeSnapshot(r *rbd.Image, image, name string) error {
+	if err := r.SetMetadata(keySnapPrefix+hash(name), encode(snapRecord{Image: image, Name: name})); err != nil {
+		return err
+	}
+	crashpoint.Hit("snapshot.recorded")
+	if _, err := r.CreateSnapshot(snapName(hash(name))); err != nil && !is(err, syscall.EEXIST) {
+		return err
+	}
+	return nil
+}
+
+// DeleteSnapshot implements volume.Snapshots. Ceph hides a snapshot that clones
+// need and removes it with the last of them.
+func (e *Engine) DeleteSnapshot(ctx context.Context, id volume.SnapshotID) error {
+	s, own := parseSnapshotID(id)
+	if !own {
+		return nil
+	}
+	locks := []string{"image:" + s.image}
+	_, err := mutate(ctx, e, "delete snapshot "+string(id), locks, func() (struct{}, error) { return struct{}{}, e.deleteSnapshot(id) })
+	return err
+}
+
+func (e *Engine) deleteSnapshot(id volume.SnapshotID) error {
+	i, s, err := e.findSnapshot(id)
+	if errs.KindOf(err) == errs.NotFound {
+		e.index.dropSnapshot(id)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = i.pool.openID(i.id, func(r *rbd.Image) error {
+		if err := ignoreMissing(r.GetSnapshot(snapName(s.hash)).Remove()); err != nil {
+			return err
+		}
+		crashpoint.Hit("delete-snapshot.removed")
+		return ignoreMissing(r.RemoveMetadata(keySnapPrefix + s.hash))
+	})
+	if err != nil {
+		return err
+	}
+	e.index.dropSnapshot(id)
+	e.reaper.add(i.pool, i.id) // in case its volume is deleted
+	return nil
+}
+
+// GetSnapshot implements volume.Snapshots.
+func (e *Engine) GetSnapshot(ctx context.Context, id volume.SnapshotID) (volume.Snapshot, error) {
+	return call(ctx, e.Connection, "get snapshot "+errs.Quote(string(id)), func() (volume.Snapshot, error) {
+		i, s, err := e.findSnapshot(id)
+		if err != nil {
+			return volume.Snapshot{}, err
+		}
+		return i.snapshot(s), nil
+	})
+}
+
+// ListSnapshots implements volume.Snapshots.
+func (e *Engine) ListSnapshots(ctx context.Context, query volume.SnapshotQuery) ([]volume.Snapshot, error) {
+	if ctx.Err() != nil {
+		return nil, late(ctx, "list snapshots")
+	}
+	return e.index.listSnapshots(query), nil
+}
+
+// findSnapshot returns a snapshot and the image of its source, which can be
+// deleted. NotFound: it does not exist.
+func (e *Engine) findSnapshot(id volume.SnapshotID) (*image, snapshot, error) {
+	missing := errs.Errorf(errs.NotFound, "snapshot %s does not exist", errs.Quote(string(id)))
+	s, own := parseSnapshotID(id)
+	if !own {
+		return nil, snapshot{}, missing
+	}
+	p, err := e.poolOf(s.pool, string(id))
+	if err != nil {
+		return nil, snapshot{}, err
+	}
+	i, err := p.inspectID(s.image)
+	if is(err, notFound) {
+		return nil, snapshot{}, missing
+	}
+	if err != nil {
+		return nil, snapshot{}, err
+	}
+	found, ok := i.snapshotWith(s.hash)
+	if !ok || found.id != s.snap || found.name == "" || i.record == nil {
+		return nil, snapshot{}, missing
+	}
+	return i, found, nil
+}
