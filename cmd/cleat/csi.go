@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/csi"
-	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/server"
 	"github.com/cleatproject/cleat/internal/unixsock"
 )
@@ -21,6 +20,7 @@ const (
 	defaultPool     = "/var/lib/cleat/pool"
 	defaultState    = "/var/lib/cleat/csi"
 	engineLocal     = "local"
+	engineCeph      = "ceph"
 	kubeletRegistry = "/var/lib/kubelet/plugins_registry"
 	// nodeSegment is the topology key that pins a volume to its machine.
 	nodeSegment = "topology.cleat.dev/node"
@@ -40,6 +40,12 @@ services of CSI on unix:///run/cleat/csi/csi.sock.
   node        identity and node; finds volumes by their locators in the pool
 With engine local, controller and node processes share a pool on one machine.
 
+With --engine ceph volumes are RBD images of a Ceph cluster, which all nodes reach.
+One controller (image cleat-ceph) serves the cluster, and keeps its state there; the
+node service runs on every node. Clusters and credentials are configured as for
+ceph-csi and Rook: --ceph-config is the config.json of their ConfigMap, --ceph-secret
+a mounted Secret with userID and userKey.
+
 With --addons-endpoint it also serves CSI-Addons for the csi-addons sidecar:
 network fencing, and this node's identity as a storage client. A fenced node is
 granted no volume, and stages none, until it is unfenced.
@@ -50,6 +56,8 @@ node-driver-registrar is needed. "cleat csi status" shows the registration.`,
   sudo cleat csi --pool /data/cleat --pool-image 200GiB --overprovision-ratio 3
   sudo cleat csi --services node --endpoint unix:///run/cleat/node/csi.sock
   sudo cleat csi --endpoint unix:///var/lib/kubelet/plugins/csi.cleat.dev/csi.sock --registration-dir ` + kubeletRegistry + `
+  cleat csi --engine ceph --services controller --ceph-cluster rook-ceph --ceph-pool replicapool --ceph-secret /etc/ceph-secret
+  sudo cleat csi --engine ceph --services node
   sudo cleat csi status`,
 		Args: cobra.NoArgs,
 	}, &csiServer{})
@@ -59,15 +67,13 @@ node-driver-registrar is needed. "cleat csi status" shows the registration.`,
 
 func (d *csiServer) addFlags(fs *pflag.FlagSet) {
 	host, _ := os.Hostname() // Complete refuses an empty node ID
-	fs.StringVar(&d.engine, "engine", engineLocal, "storage engine: local (volumes are files in a pool of this machine)")
-	fs.StringVar(&d.pool.Pool, "pool", defaultPool, "directory of the pool; XFS or btrfs make snapshots and clones instant")
-	fs.Var((*cli.Size)(&d.pool.Image), "pool-image", "keep the pool in an XFS image file of this size next to its directory, for example 200GiB")
-	fs.Float64Var(&d.pool.OverProvision, "overprovision-ratio", 1, "provisioned bytes of thin volumes allowed per byte of pool capacity")
+	fs.StringVar(&d.engine, "engine", engineLocal, "storage engine: local (volumes are files in a pool of this machine) or ceph (RBD images of a Ceph cluster)")
+	d.addEngines(fs)
 	fs.StringVar(&d.nodeID, "node-id", host, "ID of this node; the host name by default")
 	fs.StringVar(&d.driverName, "driver-name", csi.DefaultName, "driver name, in domain name notation")
 	fs.StringVar(&d.services, "services", "all", "services to serve: all, controller or node")
-	fs.StringToStringVar(&d.deployment.Topology, "topology", nil, "additional topology segments of this node, for example zone=a; "+nodeSegment+" is always set")
-	fs.BoolVar(&d.deployment.ControllerPublish, "controller-publish", false, "announce ControllerPublishVolume, and require it before a volume is staged")
+	fs.StringToStringVar(&d.deployment.Topology, "topology", nil, "additional topology segments of this node, for example zone=a; "+nodeSegment+" is always set (engine local)")
+	fs.BoolVar(&d.deployment.ControllerPublish, "controller-publish", false, "announce ControllerPublishVolume, and require it before a volume is staged; always with engine ceph")
 	fs.BoolVar(&d.deployment.PerNode, "per-node", false, "each node runs its own controller: expand volumes on the node, announce neither controller expansion nor modification")
 	fs.Int64Var(&d.deployment.MaxVolumes, "max-volumes", 0, "maximum number of volumes on this node; 0 means no limit")
 	fs.StringVar(&d.addonsEndpoint, "addons-endpoint", "", "also serve CSI-Addons (fencing) on this UNIX socket, for example unix:///run/csi-addons/socket; not in the directory of --endpoint")
@@ -81,15 +87,14 @@ func (d *csiServer) addFlags(fs *pflag.FlagSet) {
 
 // Complete derives the deployment and refuses settings that cannot work together.
 func (d *csiServer) Complete() error {
+	if err := d.selectEngine(); err != nil {
+		return err
+	}
 	switch {
-	case d.engine != engineLocal:
-		return fmt.Errorf("--engine %q is unknown: use %s", d.engine, engineLocal)
 	case d.nodeID == "":
 		return fmt.Errorf("--node-id is empty: set an ID, or omit the flag to use the host name")
 	case d.deployment.MaxVolumes < 0:
 		return fmt.Errorf("--max-volumes %d is negative: use 0 for no limit", d.deployment.MaxVolumes)
-	case d.pool.OverProvision < 1:
-		return fmt.Errorf("--overprovision-ratio %v is below the minimum of 1 (no overprovisioning)", d.pool.OverProvision)
 	case d.registrationDir == "" && d.announcedEndpoint != "":
 		return errors.New("--registration-endpoint requires --registration-dir")
 	case d.registrationDir != "" && d.services == "controller":
@@ -105,14 +110,10 @@ func (d *csiServer) Complete() error {
 	if !known {
 		return fmt.Errorf("--services %q is unknown: use all, controller or node", d.services)
 	}
-	if d.deployment.Topology == nil {
-		d.deployment.Topology = map[string]string{}
+	d.deployment.Services = services
+	if err := d.storage.complete(d); err != nil {
+		return err
 	}
-	if _, given := d.deployment.Topology[nodeSegment]; !given {
-		d.deployment.Topology[nodeSegment] = d.nodeID
-	}
-	d.deployment.Services, d.deployment.Nodes = services, []string{d.nodeID}
-	d.pool.StateDir = d.StateDir
 	var err error
 	if d.StatusSocket, err = statusSocket(d.StateDir); err != nil {
 		return fmt.Errorf("--state-dir: %w", err)

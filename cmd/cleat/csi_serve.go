@@ -13,12 +13,11 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/cleatproject/cleat/csi"
-	"github.com/cleatproject/cleat/engine/local"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/enforce"
+	"github.com/cleatproject/cleat/fence/request"
 	"github.com/cleatproject/cleat/fence/service"
 	"github.com/cleatproject/cleat/internal/ledger"
-	"github.com/cleatproject/cleat/internal/linux/freeze"
 	"github.com/cleatproject/cleat/internal/linux/netaddr"
 	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/internal/server"
@@ -26,7 +25,6 @@ import (
 	"github.com/cleatproject/cleat/internal/unixsock"
 	"github.com/cleatproject/cleat/kubelet/register"
 	"github.com/cleatproject/cleat/node"
-	attachfile "github.com/cleatproject/cleat/node/file"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -34,28 +32,25 @@ import (
 // busyTimeout is the wait for another call on the same object.
 const busyTimeout = 3 * time.Second
 
-// localAbilities are those of engine local, also announced by a process without
-// the controller service, which opens no engine.
-var localAbilities = csi.Abilities{Snapshots: true, Clones: true, Groups: true, Deltas: true, Modify: true, Health: true}
-
 // csiServer is cleat csi.
 type csiServer struct {
 	server.Server
 	engine, nodeID, driverName         string
 	services                           string
-	pool                               local.Config
 	deployment                         csi.Deployment
 	addonsEndpoint                     string
 	nodeAddresses                      []string
 	addresses                          []netip.Addr // nodeAddresses parsed
 	registrationDir, announcedEndpoint string
 	fencing                            fencing
+	engines                            []namedEngine
+	storage                            csiEngine // the one of --engine
 
 	operations *op.Operations
 	ledger     *ledger.Ledger
-	local      *local.Engine // nil without the controller service
-	backend    volume.Backend
-	node       *csi.Node // nil without the node service
+	backend    volume.Backend                  // empty without the controller service
+	background func(ctx context.Context) error // of the backend; nil: nothing
+	node       *csi.Node                       // nil without the node service
 }
 
 // Assemble implements server.Program.
@@ -73,6 +68,12 @@ func (d *csiServer) Assemble(ctx context.Context) error {
 		}
 		return d.node.RunTrims(ctx)
 	}})
+	d.Add(server.Part{Name: "engine", Run: func(ctx context.Context) error {
+		if d.background == nil {
+			return nil
+		}
+		return d.background(ctx)
+	}})
 	if d.fencesServed() {
 		d.fencing.addParts(ctx, &d.Server, d.addonsEndpoint, service.Config{Offer: d.fenceOffer(), Client: d.client})
 	}
@@ -88,7 +89,7 @@ func (d *csiServer) Assemble(ctx context.Context) error {
 		Listen:   d.ListenEndpoint,
 		Event:    "serving CSI",
 		Attrs: []any{"endpoint", d.Endpoint, "driver", d.driverName, "node", d.nodeID,
-			"services", d.services, "engine", d.engine, "pool", d.pool.Pool, "version", release},
+			"services", d.services, "engine", d.engine, "pool", d.storage.describe(), "version", release},
 	})
 	if d.registrationDir == "" {
 		return nil
@@ -118,19 +119,15 @@ func (d *csiServer) addRegistrar() error {
 // openState opens ledger, engine and node manager, which recover incomplete
 // operations before anything is served.
 func (d *csiServer) openState(ctx context.Context) error {
-	if err := d.openLedger(ctx); err != nil {
+	if err := d.openController(ctx); err != nil {
 		return err
-	}
-	if d.deployment.Services.Controller {
-		if err := d.openEngine(ctx); err != nil {
-			return err
-		}
 	}
 	if d.fencesServed() {
 		// Local files have no remote sessions: refusing grants suffices.
 		c := enforce.Config{Ledger: d.ledger}
 		if d.backend.Fencer != nil {
 			c.Locals = append(c.Locals, enforce.Local{Name: d.engine, Fencer: d.backend.Fencer})
+			c.Network = ownNetwork
 		}
 		if err := d.fencing.restore(ctx, &d.Server, c); err != nil {
 			return err
@@ -144,18 +141,38 @@ func (d *csiServer) openState(ctx context.Context) error {
 	return nil
 }
 
-// openLedger opens the record of grants and fences. A process without the
-// controller service has a ledger of fences only.
-func (d *csiServer) openLedger(ctx context.Context) error {
-	role := "grants"
-	if !d.deployment.Services.Controller {
-		role = "fences"
+// ownNetwork returns this machine's addresses: a fence over them needs force, as
+// it would cut this process off from its storage.
+func ownNetwork(context.Context) (request.Network, error) {
+	own, err := netaddr.Own()
+	return request.Network{Own: own}, err
+}
+
+// openController opens ledger and engine. A process without the controller
+// service has a ledger of fences only.
+func (d *csiServer) openController(ctx context.Context) error {
+	if d.deployment.Services.Controller {
+		return d.storage.open(ctx, d)
 	}
+	return d.openLedger(ctx, "fences")
+}
+
+// openLedger opens a record of grants and fences in the state directory.
+func (d *csiServer) openLedger(ctx context.Context, role string) error {
 	file, err := d.OpenStore(ctx, role+".db", store.Options{Role: role, Version: 1})
 	if err != nil {
 		return err
 	}
-	d.ledger = ledger.New(file)
+	return d.useLedger(ctx, file)
+}
+
+// useLedger records this node as a client, unless the process runs only a
+// controller of volumes that are on no particular node.
+func (d *csiServer) useLedger(ctx context.Context, db store.Database) error {
+	d.ledger = ledger.New(db)
+	if d.deployment.MultiNode && !d.deployment.Services.Node {
+		return nil
+	}
 	self := d.self()
 	if len(self.Addrs) == 0 && d.fencesServed() {
 		d.Logger.Warn("this node has no known address and cannot be fenced, set --node-address", "reason", "no default route")
@@ -163,34 +180,19 @@ func (d *csiServer) openLedger(ctx context.Context) error {
 	return d.ledger.RecordClient(ctx, self)
 }
 
-func (d *csiServer) openEngine(ctx context.Context) error {
-	d.pool.Guard, d.pool.Logger = freeze.NewGuard(helper(freezeGuardCommand)...), d.Logger
-	var err error
-	if d.local, err = local.Open(ctx, d.pool); err != nil {
-		return err
-	}
-	d.OnClose(d.local.Close)
-	d.backend = d.local.Backend()
-	if err := d.local.ServeTopology(ctx, d.StateDir, d.deployment.Topology); err != nil {
-		return err
-	}
-	return d.Metrics.Register(d.local.Collector())
-}
-
 func (d *csiServer) openNode(ctx context.Context) error {
-	c := node.Config{
-		Store:     filepath.Join(d.StateDir, "node.db"),
-		Private:   []string{d.pool.Pool, d.StateDir},
-		Attachers: map[string]node.Attacher{attachfile.Protocol(): attachfile.New(d.pool.Pool)},
-		Logger:    d.Logger,
-	}
-	if d.local != nil {
-		c.Inline, c.Grower, c.Health = d.local, d.local, d.local
+	c := node.Config{Store: filepath.Join(d.StateDir, "node.db"), Private: []string{d.StateDir}, Logger: d.Logger}
+	d.storage.node(d, &c)
+	if engine := d.backend.Engine; engine != nil {
+		c.Grower, c.Health = engine, d.backend.Health
 		c.Locate = func(ctx context.Context, id volume.ID) (access.Access, error) {
-			v, err := d.local.Get(ctx, id)
+			v, err := engine.Get(ctx, id)
 			return v.Locator, err
 		}
-	} else {
+		if !d.backend.FormatOnNode {
+			c.Inline = engine
+		}
+	} else if len(d.deployment.Topology) > 0 {
 		d.Logger.Info("topology of this node", "segments", d.deployment.Topology)
 	}
 	manager, err := node.Open(ctx, c)
@@ -210,7 +212,7 @@ func (d *csiServer) openNode(ctx context.Context) error {
 
 func (d *csiServer) register(r grpc.ServiceRegistrar) error {
 	spec.RegisterIdentityServer(r, &csi.Identity{
-		Name: d.driverName, Version: release, Engine: d.engine, Abilities: localAbilities, Deployment: d.deployment,
+		Name: d.driverName, Version: release, Engine: d.engine, Abilities: d.storage.abilities(), Deployment: d.deployment,
 	})
 	if d.deployment.Services.Controller {
 		csi.NewController(csi.ControllerConfig{
@@ -231,7 +233,7 @@ func (d *csiServer) fenceOffer() service.Offer {
 	switch {
 	case !s.Controller:
 		o.Why = "this process runs only the node service; call the process with the controller service"
-	case len(d.fencing.peers) > 0:
+	case len(d.fencing.peers) > 0, d.storage.enforcesFences():
 		o.Fence = true
 	case !s.Node:
 		o.Why = "the process with the node service would not receive the fence; add it with --fence-peer, and start it with --fence-listen"
@@ -283,7 +285,7 @@ func (d *csiServer) healthy(ctx context.Context) error {
 func (d *csiServer) status(ctx context.Context) (any, error) {
 	s := driverStatus{
 		Driver: d.driverName, Version: release, Node: d.nodeID, Services: d.services,
-		Engine: d.engine, Pool: d.pool.Pool, Running: d.operations.Running(),
+		Engine: d.engine, Pool: d.storage.describe(), Running: d.operations.Running(),
 	}
 	if d.backend.Health == nil {
 		return s, nil

@@ -1,0 +1,78 @@
+//go:build ceph
+
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cleatproject/cleat/engine/ceph"
+	"github.com/cleatproject/cleat/engine/ceph/blocklist"
+	"github.com/cleatproject/cleat/internal/cephconf"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/volume"
+)
+
+const cephLinked = true
+
+// open keeps all state in the cluster, as the next controller can run on another
+// node.
+func (e *cephEngine) open(ctx context.Context, d *csiServer) error {
+	clusters, err := cephconf.Read(e.config)
+	if err != nil {
+		return err
+	}
+	cluster, err := clusters.Find(e.cluster)
+	if err != nil {
+		return err
+	}
+	credentials, err := cephconf.ReadCredentials(e.secret)
+	if err != nil {
+		return err
+	}
+	engine, err := ceph.Open(ctx, ceph.Config{Cluster: cluster, Credentials: credentials, Pools: e.pools, Logger: d.Logger})
+	if err != nil {
+		return err
+	}
+	d.OnClose(engine.Close)
+	db, err := store.OpenShared(ctx, "of pool "+e.pools[0], engine, store.Options{Role: "controller", Version: 1})
+	if err != nil {
+		return err
+	}
+	if err := d.useLedger(ctx, db); err != nil {
+		return err
+	}
+	fencer := blocklist.New(blocklist.Config{Cluster: engine, Ledger: d.ledger, Database: db, Logger: d.Logger})
+	d.backend = engine.Backend()
+	d.backend.Fencer, d.background = fencer, fencer.Run
+	return d.Metrics.Register(newHealthCollector(e.cluster, d.backend.Health))
+}
+
+// healthCollector is the metric of the cluster's conditions, in the form of the
+// local pool's.
+type healthCollector struct {
+	health volume.Health
+	desc   *prometheus.Desc
+}
+
+// collectTimeout keeps a cluster that does not answer from blocking a scrape.
+const collectTimeout = 5 * time.Second
+
+func newHealthCollector(cluster string, h volume.Health) prometheus.Collector {
+	return &healthCollector{health: h, desc: prometheus.NewDesc("cleat_ceph_health",
+		"1 for each adverse condition of the Ceph cluster and the pools of volumes.",
+		[]string{"status", "reason"}, prometheus.Labels{"cluster": cluster})}
+}
+
+func (c *healthCollector) Describe(out chan<- *prometheus.Desc) { out <- c.desc }
+
+func (c *healthCollector) Collect(out chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
+	defer cancel()
+	conditions, _ := c.health.StorageHealth(ctx) // an unreachable cluster is a condition
+	for _, h := range conditions {
+		out <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, 1, string(h.Severity), h.Reason)
+	}
+}

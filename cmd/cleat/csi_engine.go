@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/node"
+)
+
+// csiEngine is the part of cleat csi that depends on the storage engine.
+type csiEngine interface {
+	addFlags(fs *pflag.FlagSet)
+	// complete checks the flags, and derives the rest of the deployment.
+	complete(d *csiServer) error
+	// abilities are announced by all processes, also by one without the
+	// controller service, which opens no engine.
+	abilities() csi.Abilities
+	// describe names the storage in the log and in the status.
+	describe() string
+	// enforcesFences reports whether the backend fences a client on all nodes.
+	enforcesFences() bool
+	// open sets ledger and backend for the controller service.
+	open(ctx context.Context, d *csiServer) error
+	// node completes the configuration of the node service.
+	node(d *csiServer, c *node.Config)
+}
+
+// namedEngine has its flags, so that those of other engines are refused.
+type namedEngine struct {
+	name string
+	csiEngine
+	flags *pflag.FlagSet
+}
+
+func (d *csiServer) addEngines(fs *pflag.FlagSet) {
+	d.engines = []namedEngine{{name: engineLocal, csiEngine: &localEngine{}}, {name: engineCeph, csiEngine: &cephEngine{}}}
+	for i := range d.engines {
+		e := &d.engines[i]
+		e.flags = pflag.NewFlagSet(e.name, pflag.ContinueOnError)
+		e.addFlags(e.flags)
+		fs.AddFlagSet(e.flags)
+	}
+}
+
+func (d *csiServer) selectEngine() error {
+	var names []string
+	for _, e := range d.engines {
+		if names = append(names, e.name); e.name == d.engine {
+			d.storage = e.csiEngine
+		}
+	}
+	if d.storage == nil {
+		return fmt.Errorf("--engine %q is unknown: use %s", d.engine, strings.Join(names, " or "))
+	}
+	var err error
+	for _, e := range d.engines {
+		if e.name == d.engine {
+			continue
+		}
+		e.flags.Visit(func(f *pflag.Flag) {
+			err = fmt.Errorf("--%s is a setting of engine %s, and this is engine %s: remove it, or set --engine %[2]s", f.Name, e.name, d.engine)
+		})
+	}
+	return err
+}
