@@ -61,7 +61,10 @@ func (d *csiServer) selectEngine() error {
 		if e.name == d.engine {
 			continue
 		}
-		e.flags.Visit(func(f *pflag.Flag) {
+		e.flags.VisitAll(func(f *pflag.Flag) {
+			if !f.Changed {
+				return
+			}
 			err = fmt.Errorf("--%s is a setting of engine %s, and this is engine %s: remove it, or set --engine %[2]s", f.Name, e.name, d.engine)
 		})
 	}

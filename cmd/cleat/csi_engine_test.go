@@ -1,0 +1,97 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/cleatproject/cleat/internal/cephconf"
+	"github.com/cleatproject/cleat/node"
+	"github.com/cleatproject/cleat/node/rbd"
+	"github.com/cleatproject/cleat/test/testkit"
+)
+
+func completed(t *testing.T, flags ...string) (*csiServer, error) {
+	t.Helper()
+	d := &csiServer{}
+	fs := pflag.NewFlagSet("csi", pflag.ContinueOnError)
+	d.addFlags(fs)
+	testkit.Must(t, fs.Parse(append([]string{"--node-id=node-1", "--state-dir=" + t.TempDir()}, flags...)))
+	return d, d.Complete()
+}
+
+func TestSettingsOfEngines(t *testing.T) {
+	for name, c := range map[string]struct {
+		flags string
+		want  string // in the error; empty: no error
+	}{
+		"local":                  {"", ""},
+		"unknown":                {"--engine=zfs", "local or ceph"},
+		"pool of another engine": {"--ceph-pool=rbd", "engine ceph"},
+		"ceph node":              {"--engine=ceph --services=node", ""},
+		"ceph node, all flags":   {"--engine=ceph --services=node --ceph-cluster=a --ceph-pool=rbd --ceph-secret=/s --ceph-config=/c --node-address=192.0.2.7", ""},
+		"local pool":             {"--engine=ceph --services=node --pool=/p", "--pool is a setting of engine local"},
+		"topology":               {"--engine=ceph --services=node --topology=zone=a", "all nodes reach"},
+		"per node":               {"--engine=ceph --services=node --per-node", "one controller"},
+		"name with @":            {"--engine=ceph --services=node --node-id=a@b --node-address=192.0.2.7", "--node-id"},
+		"long id":                {"--engine=ceph --services=node --node-address=192.0.2.7 --node-id=" + strings.Repeat("n", 250), "at most 256"},
+		"no cluster":             {"--engine=ceph --ceph-pool=rbd --ceph-secret=/s", "--ceph-cluster"},
+		"no pool":                {"--engine=ceph --services=controller --ceph-cluster=a --ceph-secret=/s", "--ceph-pool"},
+		"no secret":              {"--engine=ceph --services=controller --ceph-cluster=a --ceph-pool=rbd", "--ceph-secret"},
+		"pool twice":             {"--engine=ceph --ceph-cluster=a --ceph-secret=/s --ceph-pool=rbd,rbd", "twice"},
+		"path of an image":       {"--engine=ceph --ceph-cluster=a --ceph-secret=/s --ceph-pool=rbd/image", "not the name of a pool"},
+		"ceph controller":        {"--engine=ceph --services=controller --ceph-cluster=a --ceph-secret=/s --ceph-pool=rbd,fast", ""},
+		"ceph in one process":    {"--engine=ceph --ceph-cluster=a --ceph-secret=/s --ceph-pool=rbd", ""},
+	} {
+		want := c.want
+		if !cephLinked && strings.Contains(c.flags, "ceph") && !strings.Contains(c.flags, "--services=node") && strings.Contains(c.flags, "--engine") {
+			want = "make build-ceph"
+		}
+		_, err := completed(t, strings.Fields(c.flags)...)
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", name, err, want)
+		}
+	}
+}
+
+func TestDeploymentOfEngines(t *testing.T) {
+	local := testkit.Value(completed(t))(t)
+	if d := local.deployment; d.MultiNode || d.ControllerPublish || d.Topology[nodeSegment] != "node-1" || len(d.Nodes) != 1 {
+		t.Errorf("local: %+v", d)
+	}
+	ceph := testkit.Value(completed(t, "--engine=ceph", "--services=node", "--ceph-cluster=a"))(t)
+	if d := ceph.deployment; !d.MultiNode || !d.ControllerPublish || len(d.Topology) != 0 || len(d.Nodes) != 0 {
+		t.Errorf("ceph: %+v", d)
+	}
+	if o := ceph.fenceOffer(); o.Fence || !o.Clients || !strings.Contains(o.Why, "controller service") {
+		t.Errorf("a node offers %+v", o)
+	}
+	ceph.deployment.Services.Controller, ceph.deployment.Services.Node = true, false
+	if o := ceph.fenceOffer(); !o.Fence || o.Clients {
+		t.Errorf("a controller offers %+v", o)
+	}
+	var c node.Config
+	ceph.storage.node(ceph, &c)
+	if _, ok := c.Attachers[rbd.Protocol()].(*rbd.Attacher); !ok || len(c.Attachers) != 1 {
+		t.Errorf("attachers %v", c.Attachers)
+	}
+}
+
+// Keys are rotated while the node service runs.
+func TestNodeCredentialsAreReadForEachCall(t *testing.T) {
+	dir := t.TempDir()
+	read := (&cephEngine{secret: dir}).nodeCredentials()
+	for _, want := range []cephconf.Credentials{{User: "csi-node", Key: "a"}, {User: "csi-node.1", Key: "b"}} {
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, "userID"), []byte(want.User+"\n"), 0o600))
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, "userKey"), []byte(want.Key), 0o600))
+		if got := testkit.Value(read())(t); got != want {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	}
+	if (&cephEngine{}).nodeCredentials() != nil {
+		t.Error("credentials without --ceph-secret")
+	}
+}
