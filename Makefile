@@ -5,7 +5,7 @@ export CGO_ENABLED ?= 0
 # With -trimpath other clones of the same source share Go's build cache.
 export GOFLAGS += -trimpath
 
-.PHONY: help build build-ceph image image-ceph demo test test-vm test-upstream test-kubernetes e2e-full lint generate bench soak fuzz clean
+.PHONY: help build build-ceph image image-ceph demo test test-ceph test-vm test-upstream test-kubernetes e2e-full lint generate bench soak fuzz clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 18
@@ -40,6 +40,10 @@ test: ## install missing packages and run every test that needs only this machin
 	@scripts/need go root filesystems race fence image
 	scripts/test
 
+test-ceph: ## install Ceph's packages and test its volumes in a cluster that the tests start
+	@scripts/need go race ceph
+	scripts/test ceph
+
 test-vm: ## install missing packages and run the tests in guests (QEMU, no KVM needed)
 	@scripts/need go root vm ceph
 	scripts/test vm
@@ -57,7 +61,7 @@ e2e-full: ## run every spec of Kubernetes' storage suite for the chart's drivers
 	CLEAT_E2E=full CLEAT_E2E_OUTPUT=$(CURDIR)/bin/e2e $(GO) test -count=1 -v -timeout 3h -run '^TestExternalStorage$$' ./test/kubernetes
 
 lint: ## gofmt, go vet, staticcheck, dead code, imports, words, generated code; print the size of the tree
-	@scripts/need go protoc
+	@scripts/need go race protoc librados
 	scripts/lint
 
 generate: ## regenerate the Go code of the contracts in api/ and the manifests of the chart
@@ -69,7 +73,7 @@ bench: ## print figures: latencies, data path, memory, comparison with the kubel
 	scripts/bench
 
 soak: ## all variants of the tests; CI runs a selection. PART=power runs one part (CONTRIBUTING.md lists them)
-	@scripts/need go root filesystems race fence image vm kubernetes
+	@scripts/need go root filesystems race fence image vm ceph kubernetes
 	scripts/soak $(PART)
 
 fuzz: ## run every fuzz target for a while (FUZZ_TIME=30s each)
