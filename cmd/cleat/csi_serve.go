@@ -142,7 +142,7 @@ func (d *csiServer) openState(ctx context.Context) error {
 }
 
 // ownNetwork returns this machine's addresses: a fence over them needs force, as
-// it would cut this process off from its storage.
+// it would separate this process from its storage.
 func ownNetwork(context.Context) (request.Network, error) {
 	own, err := netaddr.Own()
 	return request.Network{Own: own}, err
