@@ -30,7 +30,7 @@ func (a *Attacher) Inspect(_ context.Context, t node.Target) (node.Info, error) 
 		d := devices[0]
 		info.Device, info.ReadOnly, info.Backing, info.Size = toDevice(d), d.ReadOnly, backing(d), d.Size
 	}
-	if info.Problem = a.hanging(l); info.Problem != nil {
+	if info.Problem = a.waiting(l, devices); info.Problem != nil {
 		info.Presence = node.Unreachable
 	}
 	return info, nil

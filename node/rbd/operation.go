@@ -69,15 +69,3 @@ func (a *Attacher) lock(ctx context.Context, name string) (unlock func(), err er
 	}
 	return func() { f.Close() }, nil
 }
-
-// hanging returns the error of an image's operation that waits for the cluster
-// longer than usual.
-func (a *Attacher) hanging(l access.RBD) error {
-	name := name(l.Pool, l.Image)
-	for _, r := range a.ops.Running() {
-		if d := time.Since(r.Since); r.Keys[0] == name && d > a.config.Timeout/3 {
-			return errs.Errorf(errs.Unavailable, "%s of the RBD image %s has waited %v for the Ceph cluster: it does not answer, or its pool is full", r.What, name, d.Round(time.Second))
-		}
-	}
-	return nil
-}

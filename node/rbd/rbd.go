@@ -57,6 +57,9 @@ type Attacher struct {
 	ops    *op.Operations
 	// Devices whose flush error Detach has returned.
 	flushFailed sync.Map
+
+	mu     sync.Mutex
+	stalls map[string]stall // by client instance, of devices with requests in flight
 }
 
 var _ node.Attacher = (*Attacher)(nil)
@@ -75,7 +78,7 @@ func New(c Config) *Attacher {
 	if c.Timeout == 0 {
 		c.Timeout = defaultTimeout
 	}
-	a := &Attacher{config: c, kernel: c.Kernel, ops: op.New(context.Background(), otherWait)}
+	a := &Attacher{config: c, kernel: c.Kernel, ops: op.New(context.Background(), otherWait), stalls: map[string]stall{}}
 	if a.kernel == nil {
 		a.kernel = krbd.Host()
 	}
@@ -172,15 +175,21 @@ func (a *Attacher) adopt(ctx context.Context, d krbd.Device, readOnly bool) (krb
 	return d, true, err
 }
 
-// Detach implements node.Attacher. After an I/O error, such as that of a fenced
-// client, the kernel drops data that it could not write, so retries cannot
-// help: the first call returns the flush error, the next detaches.
+// Detach implements node.Attacher. It waits for an attach in progress, also of
+// a process that is ending. After an I/O error, such as that of a fenced client,
+// the kernel drops data that it could not write, so retries cannot help: the
+// first call returns the flush error, the next detaches.
 func (a *Attacher) Detach(ctx context.Context, t node.Target) error {
-	devices, err := a.attached(t)
-	if err != nil || len(devices) == 0 {
-		return err
+	l, located := t.Locator.(access.RBD)
+	image := name(l.Pool, l.Image)
+	if !located {
+		devices, err := a.attached(t)
+		if err != nil || len(devices) == 0 {
+			return err
+		}
+		image = name(devices[0].Pool, devices[0].Image)
 	}
-	_, err = run(ctx, a, name(devices[0].Pool, devices[0].Image), "detach", t, func(ctx context.Context) (struct{}, error) {
+	_, err := run(ctx, a, image, "detach", t, func(ctx context.Context) (struct{}, error) {
 		devices, err := a.attached(t)
 		for _, d := range devices {
 			if err == nil {

@@ -65,6 +65,10 @@ func TestClusterHangs(t *testing.T) {
 	if info.Presence != node.Unreachable || !errors.Is(info.Problem, errs.Unavailable) || !strings.Contains(info.Problem.Error(), "attach") {
 		t.Errorf("Inspect: %+v; want unreachable, with the call", info)
 	}
+	// The map is still to come: nothing is detached yet.
+	if err := r.Detach(t.Context(), v); err == nil {
+		t.Error("Detach succeeds while an attach is in progress")
+	}
 	answer()
 	var d [2]node.Device
 	for i, a := range []*rbd.Attacher{r.Attacher, other} {

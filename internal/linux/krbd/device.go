@@ -25,6 +25,9 @@ type Device struct {
 	Size         int64
 	ReadOnly     bool // the device refuses writes
 	MappedRO     bool // mapped read-only: it cannot become writable
+	// InFlight are requests that the cluster has not answered, Completed those
+	// that it has.
+	InFlight, Completed uint64
 
 	Cluster          string // its fsid
 	PoolID           int64
@@ -118,8 +121,41 @@ func (k *Kernel) readBlock(d *Device) error {
 	}
 	ro, err := number(dir, "ro")
 	const sector = 512
+	if err != nil {
+		return err
+	}
 	d.Size, d.ReadOnly = sectors*sector, ro != 0
-	return err
+	return d.readRequests(dir)
+}
+
+// readRequests reads Documentation/ABI/stable/sysfs-block of the kernel: the
+// requests of reads and writes, in flight and completed.
+func (d *Device) readRequests(dir sysfs.Dir) error {
+	for _, file := range []struct {
+		name   string
+		fields []int
+		to     *uint64
+	}{
+		{"inflight", []int{0, 1}, &d.InFlight},
+		{"stat", []int{0, 4, 11, 15}, &d.Completed}, // reads, writes, discards, flushes
+	} {
+		text, err := dir.Text(file.name)
+		if err != nil {
+			return err
+		}
+		words := strings.Fields(text)
+		for _, i := range file.fields {
+			if i >= len(words) {
+				continue // of a newer kernel
+			}
+			n, err := strconv.ParseUint(words[i], 10, 64)
+			if err != nil {
+				return fmt.Errorf("%s/%s is not a list of numbers: %s", dir.Path(), file.name, errs.Quote(text))
+			}
+			*file.to += n
+		}
+	}
+	return nil
 }
 
 func number(dir sysfs.Dir, name string) (int64, error) {

@@ -148,8 +148,21 @@ func (r *rig) testRestarts() {
 	r.detach(0, "restarts")
 }
 
+// check verifies what a writer wrote.
 func (r *rig) check(n int, device string, seed, count int) {
-	r.nodes[n].Run("writer", "-seed", fmt.Sprint(seed), "-check", fmt.Sprint(count), device)
+	r.run(n, "-seed", fmt.Sprint(seed), "-check", fmt.Sprint(count), device)
+}
+
+// run runs the writer to its end. Each block is a request to the cluster.
+func (r *rig) run(n int, args ...string) {
+	const bound = 5 * time.Minute
+	w := r.writer(n, args...)
+	select {
+	case <-w.Done():
+		testkit.Must(r, w.Err())
+	case <-time.After(bound):
+		r.Fatalf("writer %q did not end within %v:\n%s", args, bound, w.Log())
+	}
 }
 
 // testDisconnect takes a node off the network for a minute. Writes wait and are not

@@ -42,7 +42,7 @@ func (r *rig) takeover(image string) {
 	device := r.attach(1, image)
 	r.check(1, device, 1, count)
 	const seed, beyond = 2, 64
-	r.nodes[1].Run("writer", "-seed", fmt.Sprint(seed), "-count", fmt.Sprint(count+beyond), device)
+	r.run(1, "-seed", fmt.Sprint(seed), "-count", fmt.Sprint(count+beyond), device)
 	taken := time.Since(begun)
 
 	r.disconnect(0, false)
