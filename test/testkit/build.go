@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cleatproject/cleat/test/tree"
@@ -39,7 +40,8 @@ func BuildTo(ctx context.Context, program, pkg string, flags ...string) error {
 		return err
 	}
 	cgo := "CGO_ENABLED=0"
-	if slices.Contains(flags, "-race") { // the race detector is linked with the C compiler
+	// The race detector and Ceph's libraries are linked with the C compiler.
+	if slices.ContainsFunc(flags, func(f string) bool { return f == "-race" || strings.HasPrefix(f, "ceph,") }) {
 		cgo = "CGO_ENABLED=1"
 	}
 	// Without debugging information it links in half the time.

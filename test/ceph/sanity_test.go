@@ -1,0 +1,71 @@
+//go:build ceph
+
+package ceph
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/testkit"
+)
+
+// TestSanity runs the specs of csi-sanity that need no device: those of the
+// services Identity and Controller, with the id of a node process.
+func TestSanity(t *testing.T) {
+	r := newRig(t)
+	suite := filepath.Join(r.dir, "suite")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", suite, ".")
+	build.Dir = filepath.Join(testkit.Root(t), "test", "sanity", "suite")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build in test/sanity/suite: %v\n%s", err, out)
+	}
+	controller := r.controller("one")
+	node := driver.Start(t, shared.cleat, r.dir, "node", append([]string{"--services", "node", "--node-id", "node-1", "--node-address", "192.0.2.1"}, r.flags...)...)
+	report := filepath.Join(r.dir, "report.json")
+	cmd := exec.CommandContext(t.Context(), suite,
+		"-endpoint=unix://"+node.Socket, "-controllerendpoint=unix://"+controller.Socket,
+		"-mountdir="+filepath.Join(r.dir, "mount"), "-stagingdir="+filepath.Join(r.dir, "staging"),
+		"-ginkgo.focus=Controller Service|Identity Service|\\[Controller Server\\]", "-ginkgo.skip=Node Service",
+		"-ginkgo.json-report="+report, "-ginkgo.no-color")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("csi-sanity: %v\n%s", err, out)
+	}
+	count := states(t, report)
+	if count["passed"] < 50 || count["failed"]+count["panicked"] > 0 {
+		t.Errorf("csi-sanity: %v", count)
+	}
+	fmt.Printf("REPORT: csi-sanity ceph %v\n", count)
+	if left := images(t, r.pool); len(left) > 0 {
+		t.Errorf("csi-sanity deleted its volumes, the pool has %q", left)
+	}
+}
+
+func states(t *testing.T, report string) map[string]int {
+	t.Helper()
+	var suites []struct {
+		SpecReports []struct{ LeafNodeType, LeafNodeText, State string }
+	}
+	testkit.Must(t, json.Unmarshal(testkit.Value(os.ReadFile(report))(t), &suites))
+	count := map[string]int{}
+	for _, s := range suites {
+		for _, one := range s.SpecReports {
+			if one.LeafNodeType == "It" {
+				count[one.State]++
+			}
+		}
+	}
+	return count
+}
+
+// images lists a pool as the rbd program sees it.
+func images(t testing.TB, pool string) []string {
+	t.Helper()
+	return strings.Fields(testkit.Value(shared.RBD("ls", "-p", pool))(t))
+}
