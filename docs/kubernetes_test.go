@@ -23,7 +23,7 @@ import (
 
 // kubernetesPages are for cluster users. test/kubernetes checks what needs a
 // cluster.
-var kubernetesPages = []string{"README.md", "docs/install.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md"}
+var kubernetesPages = []string{"README.md", "docs/install.md", "docs/ceph.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md"}
 
 // ofKubernetes are flags of kubectl, Helm and the sidecars; test/kubernetes
 // checks that they exist.
@@ -41,11 +41,13 @@ func TestObjects(t *testing.T) {
 		"v1/PersistentVolumeClaim":       func() any { return new(corev1.PersistentVolumeClaim) },
 		"v1/Pod":                         func() any { return new(corev1.Pod) },
 		"v1/Secret":                      func() any { return new(corev1.Secret) },
+		"v1/ConfigMap":                   func() any { return new(corev1.ConfigMap) },
 		"apps/v1/Deployment":             func() any { return new(appsv1.Deployment) },
 		"storage.k8s.io/v1/StorageClass": func() any { return new(storagev1.StorageClass) },
 		// Objects of other projects are checked by the API server in
 		// test/kubernetes.
 		"snapshot.storage.k8s.io/v1/VolumeSnapshot":         func() any { return new(map[string]any) },
+		"snapshot.storage.k8s.io/v1/VolumeSnapshotClass":    func() any { return new(map[string]any) },
 		"csiaddons.openshift.io/v1alpha1/NetworkFence":      func() any { return new(map[string]any) },
 		"csiaddons.openshift.io/v1alpha1/NetworkFenceClass": func() any { return new(map[string]any) },
 	}

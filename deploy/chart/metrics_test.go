@@ -17,7 +17,7 @@ import (
 )
 
 // components are the files of alert rules.
-var components = []string{"csi", "fence", "dpu", "sriov"}
+var components = []string{"csi", "ceph", "fence", "dpu", "sriov"}
 
 // alert is a Prometheus rule.
 type alert struct {
@@ -196,7 +196,9 @@ func TestPrometheusRule(t *testing.T) {
 	for values, want := range map[string][]string{
 		"": {"cleat"},
 		"fence: {enabled: true, nodeSelector: {kubernetes.io/hostname: b}}": {"cleat", "cleat-fence"},
-		theOthers: {"cleat", "cleat-dpu", "cleat-fence", "cleat-sriov"},
+		theOthers:                    {"cleat", "cleat-dpu", "cleat-fence", "cleat-sriov"},
+		cephMode:                     {"cleat", "cleat-ceph", "cleat-fence"},
+		variety["ceph, no sidecars"]: {"cleat", "cleat-ceph"},
 		"csi: {enabled: false}\nsriov: {daemon: {enabled: true}}": {"cleat-sriov"},
 	} {
 		values = strings.Replace(values, "prometheusRule: {enabled: true}", "prometheusRule: {enabled: true, labels: {a: b}}", 1)

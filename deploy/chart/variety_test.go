@@ -26,6 +26,18 @@ csi:
   volumeGroupSnapshotClasses: [{}, {name: member, consistency: member, deletionPolicy: Retain}]
   volumeAttributesClasses: [{name: thick, parameters: {provisioning: thick}}]
 `
+	cephMode = `
+csi:
+  engine: ceph
+  mode: controller
+  ceph: {clusterID: rook-ceph, pools: [replicapool, fast], controllerSecret: rook-csi-rbd-provisioner, nodeSecret: rook-csi-rbd-node}
+  snapshots: {enabled: true}
+  addons: {enabled: true}
+  maxVolumes: 100
+  storageClasses:
+    - {}
+    - {name: fast, fsType: ext4, volumeBindingMode: Immediate, parameters: {pool: fast, imageFeatures: layering}}
+`
 	theOthers = `
 imagePullSecrets: [{name: registry}]
 seLinuxOptions: {type: spc_t}
@@ -48,6 +60,8 @@ var variety = map[string]string{
 	"per node":                perNode + theOthers,
 	"controller":              controllerMode + theOthers,
 	"controller, no sidecars": "csi: {mode: controller, nodeSelector: {a: b}, controller: {nodeSelector: {a: b}}, storageClasses: []}",
+	"ceph":                    cephMode + theOthers,
+	"ceph, no sidecars":       "csi: {engine: ceph, mode: controller, ceph: {clusterID: c, pools: [rbd], controllerSecret: s}, storageClasses: []}",
 	"fence alone":             "csi: {enabled: false}\nfence: {enabled: true, allPorts: true, addons: {enabled: false}, affinity: {nodeAffinity: {}}}",
 	"fence of peers":          "csi: {enabled: false}\nfence: {enabled: true, peersOnly: true, peers: [\"a=a:9071\"], tlsSecret: t, nodeSelector: {a: b}}",
 	"block devices":           "csi: {enabled: false}\nnetworkPolicy: {enabled: true}\ndpu: {enabled: true, blockDevicesOnly: true, nodeSelector: {a: b}}",

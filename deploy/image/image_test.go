@@ -177,7 +177,7 @@ func TestBuildRejectsInvalidOptions(t *testing.T) {
 		"want cleat":               {Output: output, Binary: self},
 		`reference "cleat:latest"`: {Output: output, Binary: built.cleat, Reference: "cleat:latest"},
 		"cleat.local/cleat:":       {Output: dir, Binary: built.cleat, Reference: "cleat.local/cleat:"},
-		"unknown variant \"full\"":  {Output: output, Binary: built.cleat, Variant: "full"},
+		"unknown variant \"full\"": {Output: output, Binary: built.cleat, Variant: "full"},
 		"and -tags ceph,pacific":   {Output: output, Binary: built.cleat, Variant: Ceph},
 	} {
 		if err := Build(t.Context(), o); err == nil || !strings.Contains(err.Error(), want) {

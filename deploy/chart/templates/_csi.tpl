@@ -30,12 +30,15 @@
 - --log-level={{ .Values.logLevel }}
 {{- end -}}
 
-{{/* Arguments for fencing: mutual TLS and sockets. */}}
+{{/* Arguments for fencing: mutual TLS and sockets. (list $ services), or ceph, whose controller
+has no node and whose cluster enforces the fence. */}}
 {{- define "cleat.csi.fencing" -}}
 {{- $root := index . 0 -}}
 {{- $addons := $root.Values.csi.addons -}}
 - --addons-endpoint=unix:///run/csi-addons/addons.sock
+{{- if ne (index . 1) "ceph" }}
 - --node-address=$(HOST_IPS)
+{{- end }}
 {{- range $addons.fencePeers }}
 - --fence-peer={{ . }}
 {{- end }}

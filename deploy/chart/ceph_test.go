@@ -1,0 +1,133 @@
+package chart
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+)
+
+// The controller of Ceph volumes has the image with Ceph's libraries, the
+// configuration and the key. It can run on any node, so it has nothing of one.
+func TestCephController(t *testing.T) {
+	all := render(t, release{values: cephMode, apis: apis})
+	spec := of[appsv1.Deployment](all)[0].Spec.Template.Spec
+	c := spec.InitContainers[0]
+	if c.Image != oursCeph || spec.HostNetwork || len(spec.NodeSelector) != 1 {
+		t.Errorf("image %s, the host's network %t, node selector %v", c.Image, spec.HostNetwork, spec.NodeSelector)
+	}
+	if p := c.SecurityContext.Privileged; p != nil && *p {
+		t.Error("it is privileged")
+	}
+	for _, want := range []string{"--engine=ceph", "--services=controller", "--ceph-cluster=rook-ceph", "--ceph-pool=replicapool", "--ceph-pool=fast",
+		"--ceph-secret=/etc/cleat/ceph-secret", "--addons-endpoint=unix:///run/csi-addons/addons.sock"} {
+		if !slices.Contains(c.Args, want) {
+			t.Errorf("%q is not in %q", want, c.Args)
+		}
+	}
+	for _, v := range spec.Volumes {
+		switch {
+		case v.HostPath != nil:
+			t.Errorf("volume %s is of the host", v.Name)
+		case v.ConfigMap != nil && v.ConfigMap.Name != "ceph-csi-config", v.Secret != nil && v.Secret.SecretName != "rook-csi-rbd-provisioner":
+			t.Errorf("%+v", v)
+		}
+	}
+	var names []string
+	for _, s := range spec.Containers {
+		if names = append(names, s.Name); strings.Contains(strings.Join(s.Args, " "), "--enable-capacity") {
+			t.Errorf("%s publishes capacity, which no node needs", s.Name)
+		}
+	}
+	if want := []string{"csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter", "csi-addons"}; !slices.Equal(names, want) {
+		t.Errorf("sidecars %v, want %v", names, want)
+	}
+	for _, seconds := range spec.Tolerations {
+		if seconds.TolerationSeconds == nil || *seconds.TolerationSeconds != 30 {
+			t.Errorf("%+v", seconds)
+		}
+	}
+	if len(spec.Tolerations) != 2 {
+		t.Errorf("%d tolerations", len(spec.Tolerations))
+	}
+}
+
+// Nodes run the static image in the host's network, without a Secret, a token or
+// a role.
+func TestCephNode(t *testing.T) {
+	all := render(t, release{values: cephMode, apis: apis})
+	spec := of[appsv1.DaemonSet](all)[0].Spec.Template.Spec
+	c := spec.Containers[0]
+	if c.Image != ours || len(spec.Containers) != 1 || len(spec.InitContainers) != 0 || !spec.HostNetwork || spec.DNSPolicy != corev1.DNSClusterFirstWithHostNet {
+		t.Errorf("%d containers, image %s, the host's network %t, DNS %s", len(spec.Containers)+len(spec.InitContainers), c.Image, spec.HostNetwork, spec.DNSPolicy)
+	}
+	for _, want := range []string{"--engine=ceph", "--services=node", "--node-address=$(HOST_IPS)", "--max-volumes=100", "--metrics-address=127.0.0.1:29801",
+		"--registration-dir=/var/lib/kubelet/plugins_registry"} {
+		if !slices.Contains(c.Args, want) {
+			t.Errorf("%q is not in %q", want, c.Args)
+		}
+	}
+	paths := map[string]bool{}
+	for _, m := range c.VolumeMounts {
+		paths[m.MountPath] = m.ReadOnly
+	}
+	want := map[string]bool{"/etc/ceph-csi-config": true, "/var/lib/cleat/csi.cleat.dev/node-state": false, "/var/lib/kubelet/plugins": false, "/var/lib/kubelet/pods": false,
+		"/var/lib/kubelet/plugins_registry": false, "/dev": false, "/sys": false, "/lib/modules": true, "/tmp": false}
+	if !maps.Equal(paths, want) {
+		t.Errorf("mounts (read-only) %v, want %v", paths, want)
+	}
+	for _, v := range spec.Volumes {
+		if v.Secret != nil || v.Projected != nil {
+			t.Errorf("the node has %+v", v)
+		}
+	}
+	subjects := map[string][]string{}
+	for _, b := range of[rbacv1.ClusterRoleBinding](all) {
+		subjects[b.Subjects[0].Name] = append(subjects[b.Subjects[0].Name], b.RoleRef.Name)
+	}
+	for _, b := range of[rbacv1.RoleBinding](all) {
+		subjects[b.Subjects[0].Name] = append(subjects[b.Subjects[0].Name], b.RoleRef.Name)
+	}
+	if len(subjects["cleat-csi-node"]) > 0 || len(subjects["cleat-csi-controller"]) < 6 {
+		t.Errorf("roles %v", subjects)
+	}
+}
+
+// The chart's classes have ceph-csi's words, and a class overrides them.
+func TestCephStorageClasses(t *testing.T) {
+	got := map[string]map[string]string{}
+	for _, c := range of[storagev1.StorageClass](render(t, release{values: cephMode, apis: apis})) {
+		got[c.Name] = c.Parameters
+	}
+	secret := map[string]string{"csi.storage.k8s.io/node-stage-secret-name": "rook-csi-rbd-node", "csi.storage.k8s.io/node-stage-secret-namespace": "storage", "clusterID": "rook-ceph"}
+	want := map[string]map[string]string{"cleat": maps.Clone(secret), "fast": maps.Clone(secret)}
+	maps.Copy(want["cleat"], map[string]string{"csi.storage.k8s.io/fstype": "xfs", "pool": "replicapool"})
+	maps.Copy(want["fast"], map[string]string{"csi.storage.k8s.io/fstype": "ext4", "pool": "fast", "imageFeatures": "layering"})
+	if !maps.EqualFunc(got, want, maps.Equal[map[string]string, map[string]string]) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// Registry and digest apply to the controller's image.
+func TestCephImage(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("0123456789abcdef", 4)
+	for values, want := range map[string]string{
+		"imageRegistry: registry.example.com/mirror": "registry.example.com/mirror/cleat-ceph:0.1.0",
+		"nameOverride: cleat":                        oursCeph,
+	} {
+		d := of[appsv1.Deployment](render(t, release{values: cephMode + values, apis: apis}))[0]
+		if got := d.Spec.Template.Spec.InitContainers[0].Image; got != want {
+			t.Errorf("%s: got %s, want %s", values, got, want)
+		}
+	}
+	pinned := strings.Replace(cephMode, "clusterID: rook-ceph", "clusterID: rook-ceph, image: {digest: \""+digest+"\"}", 1)
+	d := of[appsv1.Deployment](render(t, release{values: pinned, apis: apis}))[0]
+	if got := d.Spec.Template.Spec.InitContainers[0].Image; got != "cleat.local/cleat-ceph@"+digest {
+		t.Errorf("pinned: got %s", got)
+	}
+}
