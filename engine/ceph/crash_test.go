@@ -2,4 +2,228 @@
 
 package ceph
 
-func crashChild() bool { return false }
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ceph/go-ceph/rbd"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// childEnvironment has the work of a child process that is killed.
+const childEnvironment = "CLEAT_CEPH_TEST_CHILD"
+
+// childWork is one call of an engine.
+type childWork struct {
+	Config   Config
+	Create   *volume.CreateRequest
+	Delete   volume.ID
+	Expand   volume.ID
+	Snapshot *volume.SnapshotRequest
+	Unsnap   volume.SnapshotID
+}
+
+func runChild(text string) int {
+	var w childWork
+	if err := json.Unmarshal([]byte(text), &w); err != nil {
+		return fail(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
+	defer cancel()
+	e, err := Open(ctx, w.Config)
+	if err != nil {
+		return fail(err)
+	}
+	if err := w.do(ctx, e); err != nil {
+		return fail(err)
+	}
+	if w.Delete != "" {
+		<-ctx.Done() // killed by the reaper
+	}
+	return fail(fmt.Errorf("the crash point was not reached"))
+}
+
+func (w childWork) do(ctx context.Context, e *Engine) (err error) {
+	switch {
+	case w.Create != nil:
+		_, err = e.Create(ctx, *w.Create)
+	case w.Expand != "":
+		_, err = e.Expand(ctx, w.Expand, volume.SizeRange{Required: 32 * mib})
+	case w.Snapshot != nil:
+		_, err = e.CreateSnapshot(ctx, *w.Snapshot)
+	case w.Unsnap != "":
+		err = e.DeleteSnapshot(ctx, w.Unsnap)
+	default:
+		err = e.Delete(ctx, w.Delete)
+	}
+	return err
+}
+
+// kill runs work in a child that is killed at a crash point.
+func kill(t *testing.T, w childWork, point string) {
+	t.Helper()
+	w.Config.Logger = nil
+	text := testkit.Value(json.Marshal(w))(t)
+	cmd := exec.CommandContext(testkit.Context(t), os.Args[0])
+	cmd.Env = append(os.Environ(), childEnvironment+"="+string(text), "CLEAT_CRASHPOINT="+point+"=1")
+	out, err := cmd.CombinedOutput()
+	if err == nil || err.Error() != "signal: killed" {
+		t.Fatalf("the child did not reach %s (these tests need the build tag crashpoints): %v: %s", point, err, out)
+	}
+}
+
+// TestCrashPoints holds the list below to the code.
+func TestCrashPoints(t *testing.T) {
+	var listed []string
+	for _, c := range crashCases {
+		listed = append(listed, c.points...)
+	}
+	slices.Sort(listed)
+	if diff := cmp.Diff(slices.Compact(listed), testkit.CrashPoints(t)); diff != "" {
+		t.Errorf("the crash points of the test and of the code differ:\n%s", diff)
+	}
+}
+
+// crashCases are calls and the points at which their process is killed. base is
+// a volume with one snapshot.
+var crashCases = []struct {
+	name   string
+	points []string
+	work   func(base volume.Volume, s volume.Snapshot) childWork
+	repeat func(t *testing.T, e *Engine, w childWork)
+}{
+	{"create", []string{"create.image", "create.released", "create.grown", "create.recorded"}, func(volume.Volume, volume.Snapshot) childWork {
+		req := request("new", volume.Source{})
+		return childWork{Create: &req}
+	}, repeatCreate},
+	{"clone", []string{"create.frozen", "create.image", "create.released", "create.grown", "create.recorded"}, func(base volume.Volume, _ volume.Snapshot) childWork {
+		req := request("new", volume.Source{Volume: base.ID})
+		req.Size.Required = 32 * mib
+		return childWork{Create: &req}
+	}, repeatCreate},
+	{"restore", []string{"create.image", "create.grown"}, func(_ volume.Volume, s volume.Snapshot) childWork {
+		req := request("new", volume.Source{Snapshot: s.ID})
+		return childWork{Create: &req}
+	}, repeatCreate},
+	{"expand", []string{"expand.grown"}, func(base volume.Volume, _ volume.Snapshot) childWork { return childWork{Expand: base.ID} },
+		func(t *testing.T, e *Engine, w childWork) {
+			testkit.Must(t, w.do(testkit.Context(t), e))
+			if v := testkit.Value(e.Get(testkit.Context(t), w.Expand))(t); v.Size != 32*mib {
+				t.Errorf("the volume has %d bytes", v.Size)
+			}
+		}},
+	{"snapshot", []string{"snapshot.recorded", "snapshot.created"}, func(base volume.Volume, _ volume.Snapshot) childWork {
+		return childWork{Snapshot: &volume.SnapshotRequest{Name: "second", Source: base.ID}}
+	}, func(t *testing.T, e *Engine, w childWork) {
+		first := testkit.Value(e.CreateSnapshot(testkit.Context(t), *w.Snapshot))(t)
+		second := testkit.Value(e.CreateSnapshot(testkit.Context(t), *w.Snapshot))(t)
+		if first != second {
+			t.Errorf("two calls return %+v and %+v", first, second)
+		}
+	}},
+	{"delete snapshot", []string{"delete-snapshot.removed"}, func(_ volume.Volume, s volume.Snapshot) childWork { return childWork{Unsnap: s.ID} }, repeatOnly},
+	{"delete", []string{"delete.checked", "delete.renamed"}, func(base volume.Volume, _ volume.Snapshot) childWork { return childWork{Delete: base.ID} }, repeatOnly},
+	{"delete without snapshots", []string{"reap.released", "reap.removed"}, func(volume.Volume, volume.Snapshot) childWork { return childWork{Delete: plainVolume} }, repeatOnly},
+}
+
+// plainVolume stands for the volume without snapshots.
+const plainVolume = "plain"
+
+func repeatOnly(t *testing.T, e *Engine, w childWork) { testkit.Must(t, w.do(testkit.Context(t), e)) }
+
+func repeatCreate(t *testing.T, e *Engine, w childWork) {
+	v := testkit.Value(e.Create(testkit.Context(t), *w.Create))(t)
+	if again := testkit.Value(e.Create(testkit.Context(t), *w.Create))(t); again.ID != v.ID {
+		t.Errorf("two calls return %s and %s", v.ID, again.ID)
+	}
+	d := openVolume(t, v)
+	defer d.Close()
+	size := testkit.Value(d.Size())(t)
+	p := make([]byte, 5)
+	testkit.Value(d.ReadAt(p, 0))(t)
+	if want := w.Create.Size.Required; size != want || !w.Create.Source.IsZero() && string(p) != "cleat" {
+		t.Errorf("the volume has %d bytes, want %d, and begins with %q", size, want, p)
+	}
+}
+
+// TestKilled kills a process at every crash point, repeats its call in another
+// one, deletes everything, and then looks for leftovers without the engine.
+func TestKilled(t *testing.T) {
+	for _, c := range crashCases {
+		for _, point := range c.points {
+			t.Run(c.name+"/"+point, func(t *testing.T) {
+				t.Parallel()
+				config := testConfig(t)
+				e := open(t, config)
+				base := create(t, e, "base", volume.Source{})
+				d := openVolume(t, base)
+				testkit.Value(d.WriteAt([]byte("cleat"), 0))(t)
+				testkit.Must(t, d.Close())
+				s := takeSnap(t, e, "first", base.ID)
+				w := c.work(base, s)
+				if w.Delete == plainVolume {
+					w.Delete = create(t, e, plainVolume, volume.Source{}).ID
+				}
+				w.Config = config
+				closeEngine(t, e)
+				kill(t, w, point)
+				e = open(t, config)
+				c.repeat(t, e, w)
+				deleteAll(t, e)
+				wantNoImages(t, config.Cluster.RBD.RadosNamespace)
+			})
+		}
+	}
+}
+
+// deleteAll deletes everything that the engine lists. Volumes that a killed
+// process had open can be deleted when the cluster has noticed.
+func deleteAll(t *testing.T, e *Engine) {
+	t.Helper()
+	ctx := testkit.Context(t)
+	for _, v := range testkit.Value(e.List(ctx, "", 0))(t) {
+		testkit.EventuallyNil(t, "deletion", func() error { return e.Delete(ctx, v.ID) })
+	}
+	for _, s := range testkit.Value(e.ListSnapshots(ctx, volume.SnapshotQuery{}))(t) {
+		testkit.Must(t, e.DeleteSnapshot(ctx, s.ID))
+	}
+	testkit.Eventually(t, "no image left", func() bool {
+		e.reaper.retry()
+		e.reaper.wake()
+		names := testkit.Value(rbd.GetImageNames(e.pools[0].io))(t)
+		return len(names) == 0
+	})
+}
+
+// wantNoImages lists all objects of a namespace.
+func wantNoImages(t *testing.T, namespace string) {
+	t.Helper()
+	io := ioctx(t, namespace)
+	testkit.EventuallyNil(t, "no object of an image left", func() error {
+		var left []string
+		err := io.ListObjects(func(name string) {
+			if !slices.Contains([]string{"rbd_directory", "rbd_info", "rbd_children", "rbd_trash", "rbd_namespace"}, name) {
+				left = append(left, name)
+			}
+		})
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("objects left: %s", strings.Join(left, " "))
+		}
+		return err
+	})
+	if names := testkit.Value(rbd.GetImageNames(io))(t); len(names) > 0 {
+		t.Errorf("images left: %q", names)
+	}
+	if trash := testkit.Value(rbd.GetTrashList(io))(t); len(trash) > 0 {
+		t.Errorf("trash left: %+v", trash)
+	}
+}

@@ -35,6 +35,7 @@ type Engine struct {
 	locks  op.Locks // "name:" and "snapname:" with a hash, "image:" with an internal id
 	index  *index
 	reaper *reaper
+	depths depthLimits
 }
 
 // Open connects to the cluster and lists its volumes. Errors: Unavailable (no
@@ -50,7 +51,7 @@ func Open(ctx context.Context, c Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{Connection: conn, index: newIndex()}
+	e := &Engine{Connection: conn, index: newIndex(), depths: defaultDepths()}
 	e.reaper = newReaper(e)
 	if err := e.fill(ctx); err != nil {
 		return nil, fmt.Errorf("list the volumes of Ceph cluster %s: %w", c.Cluster.ID, joinClose(ctx, err, e))

@@ -10,13 +10,12 @@ import (
 	"github.com/cleatproject/cleat/errs"
 )
 
-// Clones of clones form chains, of which the kernel's client reads at most 16.
-// Chains longer than softDepth are flattened by the cluster's manager in the
-// background; a clone of a chain of hardDepth has to wait for that.
-const (
-	softDepth = 4
-	hardDepth = 12
-)
+// depthLimits of chains of clones, of which the kernel's client reads at most
+// 16. Longer chains than soft are flattened by the cluster's manager in the
+// background; a clone of a chain of length hard has to wait for that.
+type depthLimits struct{ soft, hard int }
+
+func defaultDepths() depthLimits { return depthLimits{soft: 4, hard: 12} }
 
 // depth returns the number of parents of an image.
 func (e *Engine) depth(i *image) (n int, err error) {
@@ -50,7 +49,7 @@ func (b *build) checkDepth(source *pool) error {
 		return err
 	}
 	n, err := b.depth(i)
-	if err != nil || n < hardDepth {
+	if err != nil || n < b.depths.hard {
 		return err
 	}
 	if i, err = source.inspect(imageName(b.from.hash)); err != nil || i.id != b.from.image {
@@ -66,7 +65,7 @@ func (b *build) checkDepth(source *pool) error {
 // no harm but to later clones, which try it again.
 func (e *Engine) limitDepth(i *image) {
 	n, err := e.depth(i)
-	if err == nil && n > softDepth {
+	if err == nil && n > e.depths.soft {
 		err = e.flatten(i)
 	}
 	if err != nil {

@@ -55,6 +55,10 @@ func (r *reaper) add(p *pool, image string) {
 	r.mu.Lock()
 	r.due = append(r.due, remains{p, image})
 	r.mu.Unlock()
+	r.wake()
+}
+
+func (r *reaper) wake() {
 	select {
 	case r.changed <- struct{}{}:
 	default:

@@ -37,8 +37,8 @@ var shared struct {
 }
 
 func TestMain(m *testing.M) {
-	if handled := crashChild(); handled {
-		return
+	if task := os.Getenv(childEnvironment); task != "" {
+		os.Exit(runChild(task))
 	}
 	os.Exit(run(m))
 }
@@ -58,6 +58,7 @@ func run(m *testing.M) int {
 	}
 	code := m.Run()
 	shared.client.Shutdown()
+	shared.Stop()
 	if err := goleak.Find(); code == 0 && err != nil {
 		code = fail(err)
 	}
@@ -76,6 +77,10 @@ func fail(err error) int {
 // name, and a client that the engine knows nothing of.
 func prepare() (err error) {
 	if err := shared.CreatePool(testPool); err != nil {
+		return err
+	}
+	// The images of killed processes count as open for this long.
+	if _, err := shared.Command("config", "set", "osd", "osd_client_watch_timeout", "10"); err != nil {
 		return err
 	}
 	if shared.credentials, err = controllerUser(shared.Cluster, testPool); err != nil {
@@ -110,7 +115,7 @@ func testConfig(t testing.TB) Config {
 	io := ioctx(t, "")
 	testkit.Must(t, rbd.NamespaceCreate(io, namespace))
 	return Config{
-		Cluster:     cephconf.Cluster{ID: "test", Monitors: shared.Monitors(), RBD: cephconf.RBD{RadosNamespace: namespace}},
+		Cluster:     cephconf.Cluster{ID: "test", Monitors: []string{"v2:" + shared.Monitors()[0]}, RBD: cephconf.RBD{RadosNamespace: namespace}},
 		Credentials: shared.credentials, Pools: []string{testPool}, Logger: testkit.NewLog(t).Logger(),
 	}
 }

@@ -4,13 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -207,19 +204,7 @@ var crashPoints = []string{
 }
 
 func TestCrashPoints(t *testing.T) {
-	files := testkit.Value(filepath.Glob("*.go"))(t)
-	hit := regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
-	found := map[string]bool{}
-	for _, name := range files {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		text := testkit.Value(os.ReadFile(name))(t)
-		for _, m := range hit.FindAllStringSubmatch(string(text), -1) {
-			found[m[1]] = true
-		}
-	}
-	if diff := cmp.Diff(slices.Sorted(slices.Values(crashPoints)), slices.Sorted(maps.Keys(found))); diff != "" {
+	if diff := cmp.Diff(slices.Sorted(slices.Values(crashPoints)), testkit.CrashPoints(t)); diff != "" {
 		t.Errorf("the list of crash points and the code differ:\n%s", diff)
 	}
 }

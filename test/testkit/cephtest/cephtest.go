@@ -277,14 +277,14 @@ func (c *Cluster) query(into any, args ...string) error {
 
 // until polls a condition of the cluster, which costs a CLI process each time.
 func (c *Cluster) until(what string, check func() error) error {
-	deadline := time.Now().Add(2 * testkit.Timeout)
+	deadline := time.Now().Add(5 * testkit.Timeout)
 	for {
 		err := check()
 		if err == nil {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("no %s within %s: %w", what, 2*testkit.Timeout, err)
+			return fmt.Errorf("no %s within %s: %w", what, 5*testkit.Timeout, err)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
@@ -297,7 +297,7 @@ func (c *Cluster) tool(name string, args ...string) error {
 }
 
 func (c *Cluster) output(name string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*testkit.Timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*testkit.Timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, append([]string{"-c", c.Conf()}, args...)...)
 	cmd.Env = c.environ()

@@ -1,0 +1,28 @@
+package testkit
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// CrashPoints returns the names of crash points (internal/crashpoint) in the
+// code of the package under test, sorted.
+func CrashPoints(t testing.TB) []string {
+	t.Helper()
+	hit := regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
+	found := map[string]bool{}
+	for _, name := range Value(filepath.Glob("*.go"))(t) {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		for _, m := range hit.FindAllStringSubmatch(string(Value(os.ReadFile(name))(t)), -1) {
+			found[m[1]] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
+}
