@@ -4,6 +4,8 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,6 +33,9 @@ func (e *cephEngine) open(ctx context.Context, d *csiServer) error {
 	credentials, err := cephconf.ReadCredentials(e.secret)
 	if err != nil {
 		return err
+	}
+	if err := os.MkdirAll(d.StateDir, 0o700); err != nil { // for the status socket
+		return fmt.Errorf("--state-dir: %w", err)
 	}
 	engine, err := ceph.Open(ctx, ceph.Config{Cluster: cluster, Credentials: credentials, Pools: e.pools, Logger: d.Logger})
 	if err != nil {
