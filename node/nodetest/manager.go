@@ -16,12 +16,13 @@ import (
 type machine struct {
 	*trial
 	*node.Manager
-	dir string
+	dir      string
+	protocol string
 }
 
 // Nothing is mounted at the end of the test.
 func newMachine(t *trial) *machine {
-	m := &machine{trial: t, dir: testkit.Value(filepath.EvalSymlinks(t.TempDir()))(t)}
+	m := &machine{trial: t, dir: testkit.Value(filepath.EvalSymlinks(t.TempDir()))(t), protocol: t.missing("protocol").Protocol()}
 	m.start()
 	t.Cleanup(func() {
 		ctx := testkit.Context(t)
@@ -38,10 +39,9 @@ func newMachine(t *trial) *machine {
 
 func (m *machine) start() {
 	m.Helper()
-	protocol := m.missing("protocol").Protocol()
 	m.Attacher = m.New()
 	m.Manager = testkit.Value(node.Open(m.Context(), node.Config{
-		Store: filepath.Join(m.dir, "node.db"), Attachers: map[string]node.Attacher{protocol: m.Attacher},
+		Store: filepath.Join(m.dir, "node.db"), Attachers: map[string]node.Attacher{m.protocol: m.Attacher},
 	}))(m)
 	testkit.Must(m, m.Reconcile(m.Context()))
 }

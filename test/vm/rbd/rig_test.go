@@ -23,7 +23,7 @@ import (
 
 const (
 	mib       = 1 << 20
-	lifetime  = 25 * time.Minute
+	lifetime  = 40 * time.Minute // of make soak
 	sitePath  = "/run/site.json"
 	blockSize = 4096 // of the writer
 )
