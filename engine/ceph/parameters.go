@@ -31,10 +31,10 @@ var fixed = map[string]struct{ value, reason string }{
 	keyEncrypted: {"false", "images are not encrypted by this driver"},
 }
 
-// defaultFeatures are what all kernels since 5.3 support, and the engine uses.
-func defaultFeatures() []string {
-	return []string{"layering", "exclusive-lock", "object-map", "fast-diff", "deep-flatten"}
-}
+// defaultFeatures need no right of a node beyond reading and writing images: to
+// take over exclusive-lock from a node that died, the kernel adds that node to
+// the blocklist, and a user that is allowed to can fence the whole cluster.
+func defaultFeatures() []string { return []string{"layering", "deep-flatten"} }
 
 // requires are the image features that the kernel's client supports, and the
 // feature that each needs.
