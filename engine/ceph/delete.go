@@ -110,15 +110,15 @@ func (e *Engine) Expand(ctx context.Context, id volume.ID, size volume.SizeRange
 	if !own {
 		return volume.Volume{}, noVolume(id)
 	}
-	if err := checkSize(size); err != nil {
-		return volume.Volume{}, err
-	}
 	return mutate(ctx, e, "expand volume "+string(id), []string{"image:" + v.image}, func() (volume.Volume, error) { return e.expand(id, size) })
 }
 
 func (e *Engine) expand(id volume.ID, size volume.SizeRange) (volume.Volume, error) {
 	i, err := e.find(id)
 	if err != nil {
+		return volume.Volume{}, err
+	}
+	if err := checkSize(size); err != nil {
 		return volume.Volume{}, err
 	}
 	if size.Limit != 0 && i.size > size.Limit {

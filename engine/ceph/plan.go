@@ -117,6 +117,8 @@ func (p *plan) setFilesystem(from *origin) error {
 		}
 	case from.content != volume.Filesystem:
 		return errs.Errorf(errs.Invalid, "%s has no file system, so only a block volume can be created from it", from)
+	case from.fsType == string(mkfs.Btrfs):
+		return errs.Errorf(errs.Invalid, "%s has file system btrfs, of which a copy keeps the UUID, and two of one UUID can damage each other on a node; create a block volume from it, or use ext4 or xfs", from)
 	case p.FSType == "":
 		p.FSType = from.fsType
 	case p.FSType != from.fsType:

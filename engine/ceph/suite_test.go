@@ -208,6 +208,6 @@ func TestConformance(t *testing.T) {
 			testkit.Must(t, e.Close(context.WithoutCancel(t.Context())))
 			return start(t, configs[e])
 		},
-		FSTypes: []string{"ext4", "xfs", "btrfs"},
+		FSTypes: []string{"ext4", "xfs"}, // of btrfs there are no copies
 	})
 }

@@ -99,7 +99,7 @@ func TestAnySequence(t *testing.T) {
 					rt.Fatalf("%d OSDs accept the fenced instance %s/%d", got, addr, n)
 				}
 			}
-			if m := testkit.Value(r.readMap(ctx))(rt); m.until[foreign].Sub(time.Now()) < expiry-time.Hour {
+			if m := testkit.Value(r.readMap(ctx))(rt); time.Until(m.until[foreign]) < expiry-time.Hour {
 				rt.Fatalf("the other program's entry expires at %v", m.until[foreign])
 			}
 		}
