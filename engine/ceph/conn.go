@@ -39,6 +39,8 @@ type pool struct {
 	io        *rados.IOContext
 }
 
+const trashObject = "rbd_trash" // of librbd
+
 // options of librados, in seconds. They bound every call, also one whose caller
 // is gone.
 var options = map[string]string{
@@ -96,6 +98,11 @@ func (c *Connection) open(config Config) (err error) {
 		if err := p.io.SetPoolFullTry(); err != nil {
 			return explain(err, "set FULL_TRY for pool %s", name)
 		}
+		// librbd removes images by way of its trash, and cannot create this object
+		// when the pool is full.
+		if err := p.io.Create(trashObject, rados.CreateIdempotent); err != nil && !is(err, unix.ENOSPC, unix.EDQUOT) {
+			return explain(err, "create object %s in pool %s", trashObject, name)
+		}
 	}
 	return nil
 }
@@ -106,7 +113,8 @@ func connectError(err error, config Config) error {
 		return errs.Errorf(errs.Unauthenticated, "Ceph cluster %s does not accept the key of user %s; check the Secret of the controller: %w",
 			config.Cluster.ID, config.Credentials, plain(err))
 	case is(err, unix.ETIMEDOUT):
-		return errs.Errorf(errs.Unavailable, "no monitor of Ceph cluster %s answers at %s: %w", config.Cluster.ID, strings.Join(config.Cluster.Monitors, ", "), plain(err))
+		return errs.Errorf(errs.Unavailable, "no monitor of Ceph cluster %s at %s lets user %s in: none answers, or the key is wrong: %w",
+			config.Cluster.ID, strings.Join(config.Cluster.Monitors, ", "), config.Credentials, plain(err))
 	}
 	return explain(err, "connect to Ceph cluster %s", config.Cluster.ID)
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"syscall"
 
 	"github.com/ceph/go-ceph/rbd"
 
@@ -23,16 +24,24 @@ func (e *Engine) Delete(ctx context.Context, id volume.ID) error {
 		return nil
 	}
 	locks := []string{"name:" + v.hash, "image:" + v.image}
-	_, err := mutate(ctx, e, "delete volume "+string(id), locks, func() (struct{}, error) { return struct{}{}, e.delete(id) })
+	_, err := mutate(ctx, e, "delete volume "+string(id), locks, func() (struct{}, error) { return struct{}{}, e.delete(id, v) })
 	return err
 }
 
-func (e *Engine) delete(id volume.ID) error {
-	i, err := e.find(id)
+func (e *Engine) delete(id volume.ID, v volumeID) error {
+	p, err := e.poolOf(v.pool, string(id))
 	if errs.KindOf(err) == errs.NotFound {
 		return nil
 	}
 	if err != nil {
+		return err
+	}
+	i, err := p.inspect(imageName(v.hash))
+	if is(err, notFound) { // or a removal was interrupted
+		e.index.drop(id)
+		return p.remove(imageName(v.hash))
+	}
+	if err != nil || i.id != v.image {
 		return err
 	}
 	users, err := e.watchers(i)
@@ -43,14 +52,23 @@ func (e *Engine) delete(id volume.ID) error {
 		return e.inUse(i, users)
 	}
 	crashpoint.Hit("delete.checked")
-	// Trash is no alternative: snapshots of an image in it cannot be cloned.
-	if err := rbd.GetImage(i.pool.io, i.name).Rename(deletedName(i.id)); ignoreMissing(err) != nil {
-		return explain(err, "rename image %s/%s", i.pool.name, i.name)
+	if err := i.retire(); err != nil {
+		return err
 	}
 	crashpoint.Hit("delete.renamed")
 	e.index.drop(id)
-	e.reaper.add(i.pool, i.id)
+	e.reaper.add(p, i.id)
 	return nil
+}
+
+// retire frees the name of an image. Trash is no alternative to the new name:
+// snapshots of an image in it cannot be cloned.
+func (i *image) retire() error {
+	err := rbd.GetImage(i.pool.io, i.name).Rename(deletedName(i.id))
+	if is(err, syscall.ENOSPC, syscall.EDQUOT) && len(i.snapshots)+len(i.others) == 0 {
+		err = i.pool.remove(i.name) // a full pool accepts no new name
+	}
+	return explain(ignoreMissing(err), "remove or rename image %s/%s", i.pool.name, i.name)
 }
 
 // inUse returns why a volume with watchers cannot be deleted now. A task of the
@@ -58,14 +76,14 @@ func (e *Engine) delete(id volume.ID) error {
 func (e *Engine) inUse(i *image, users []blocklist.Watcher) error {
 	if i.parent != nil {
 		if tasks, err := e.cancelTasks(i); err != nil || tasks {
-			return errs.Errorf(errs.Busy, "volume %s is being flattened, which is canceled now; repeat the deletion (%v)", i.volumeID(), err)
+			return errs.Errorf(errs.Busy, "image %s is being flattened, which is canceled now; repeat the deletion (%v)", i.spec(), err)
 		}
 	}
 	var who []string
 	for _, w := range users {
 		who = append(who, fmt.Sprintf("%s (client.%d)", w.Addr, w.Client))
 	}
-	return errs.Errorf(errs.Precondition, "volume %s is in use by %s; unmap it there, or wait 30 s for a client that is gone", i.volumeID(), strings.Join(who, ", "))
+	return errs.Errorf(errs.Precondition, "image %s is in use by %s; unmap it there, or wait 30 s for a client that is gone", i.spec(), strings.Join(who, ", "))
 }
 
 // Watchers returns the clients that have the image of a volume open for

@@ -85,10 +85,7 @@ func (e *Engine) Backend() volume.Backend {
 // some round trips.
 func (e *Engine) fill(ctx context.Context) error {
 	for _, p := range e.pools {
-		names, err := call(ctx, e.Connection, "list the images of pool "+p.name, func() ([]string, error) {
-			names, err := rbd.GetImageNames(p.io)
-			return names, explain(err, "list the images of pool %s", p.name)
-		})
+		names, err := call(ctx, e.Connection, "list the images of pool "+p.name, func() ([]string, error) { return e.list(p) })
 		if err != nil {
 			return err
 		}
@@ -97,6 +94,22 @@ func (e *Engine) fill(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// list returns the images of a pool. It has the reaper try those in librbd's
+// trash, where an interrupted removal leaves them.
+func (e *Engine) list(p *pool) ([]string, error) {
+	trash, err := rbd.GetTrashList(p.io)
+	if err != nil {
+		return nil, explain(err, "list the trash of pool %s", p.name)
+	}
+	for _, t := range trash {
+		if t.Name == deletedName(t.Id) {
+			e.reaper.add(p, t.Id)
+		}
+	}
+	names, err := rbd.GetImageNames(p.io)
+	return names, explain(err, "list the images of pool %s", p.name)
 }
 
 const fillWorkers = 8

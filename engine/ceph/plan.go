@@ -143,7 +143,7 @@ func (p plan) chooseSize(from *origin) (int64, error) {
 func chooseSize(r volume.SizeRange, fallback, minimum int64) (int64, error) {
 	size, err := r.Choose(fallback, minimum, granule)
 	if err == nil && size > maxSize {
-		err = errs.Errorf(errs.OutOfRange, "a volume of %d bytes is not possible: images have at most %d bytes", size, int64(maxSize))
+		return 0, errs.Errorf(errs.OutOfRange, "a volume of %d bytes is not possible: images have at most %d bytes", size, int64(maxSize))
 	}
 	return size, err
 }

@@ -118,7 +118,8 @@ func (e *Engine) reap(item remains) (again bool, err error) {
 	name := deletedName(item.image)
 	i, err := item.pool.inspect(name)
 	if is(err, notFound) { // or a removal was interrupted
-		return false, item.pool.remove(name)
+		err = item.pool.remove(name)
+		return is(err, syscall.ENOTEMPTY, syscall.EBUSY), err
 	}
 	if err != nil {
 		return false, err
@@ -132,6 +133,13 @@ func (e *Engine) reap(item remains) (again bool, err error) {
 		return false, err
 	}
 	crashpoint.Hit("reap.released")
+	// librbd checks it too, but after it has moved the image to its trash.
+	if i, err = item.pool.inspect(name); err != nil {
+		return false, err
+	}
+	if users, err := e.watchers(i); err != nil || len(users)+len(i.snapshots)+len(i.others) > 0 {
+		return true, err
+	}
 	if err := item.pool.remove(name); is(err, syscall.ENOTEMPTY, syscall.EBUSY) {
 		return true, nil
 	} else if err != nil {

@@ -26,7 +26,13 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 	if err != nil || slices.ContainsFunc(all, func(c volume.Condition) bool { return c.Severity == volume.Inaccessible }) {
 		return all, err
 	}
-	_, err = e.Get(ctx, id)
+	short, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
+	_, err = e.Get(short, id)
+	if errors.Is(err, errs.Unavailable) && ctx.Err() == nil {
+		return append(all, volume.Condition{Severity: volume.Inaccessible, Reason: reasonUnreachable,
+			Message: fmt.Sprintf("the OSDs with the image do not answer: %v", err)}), nil
+	}
 	return all, err
 }
 

@@ -1,0 +1,131 @@
+//go:build ceph
+
+package ceph
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// The tests in this file disturb the shared cluster. They are not parallel, so
+// no other test runs beside them.
+
+// within runs a call with a deadline, which it must keep.
+func within(t *testing.T, timeout time.Duration, call func(context.Context) error) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	defer cancel()
+	start := time.Now()
+	err := call(ctx)
+	if took := time.Since(start); took > timeout+5*time.Second {
+		t.Errorf("a call with a deadline of %s took %s", timeout, took)
+	}
+	return err
+}
+
+func reasons(all []volume.Condition) string {
+	var out []string
+	for _, c := range all {
+		out = append(out, string(c.Severity)+" "+c.Reason)
+	}
+	return strings.Join(out, ", ")
+}
+
+func TestUnreachableCluster(t *testing.T) {
+	config := testConfig(t)
+	e := open(t, config)
+	v := create(t, e, "v", volume.Source{})
+	req := request("during the outage", volume.Source{})
+
+	restore := sync.OnceFunc(func() { testkit.Must(t, shared.StartOSD()) })
+	defer restore()
+	testkit.Must(t, shared.StopOSD())
+	err := within(t, time.Second, func(ctx context.Context) error { _, err := e.Create(ctx, req); return err })
+	wantKind(t, err, "Create without OSD", errs.Unavailable)
+	err = within(t, time.Second, func(ctx context.Context) error { _, err := e.Get(ctx, v.ID); return err })
+	wantKind(t, err, "Get without OSD", errs.Unavailable)
+	testkit.EventuallyNil(t, "health reports it", func() error {
+		all, err := e.VolumeHealth(testkit.Context(t), v.ID)
+		if got := reasons(all); err != nil || !strings.Contains(got, "INACCESSIBLE") {
+			return errs.Errorf(errs.Unavailable, "health %s, %w", got, err)
+		}
+		return nil
+	})
+	restore()
+	testkit.EventuallyNil(t, "Create continues", func() error { _, err := e.Create(testkit.Context(t), req); return err })
+	if all := testkit.Value(e.List(testkit.Context(t), "", 0))(t); len(all) != 2 {
+		t.Errorf("after the outage there are %+v", all)
+	}
+
+	restoreMon := sync.OnceFunc(func() { testkit.Must(t, shared.StartMon()) })
+	defer restoreMon()
+	shared.StopMon()
+	all, err := e.StorageHealth(testkit.Context(t))
+	if got := reasons(all); err != nil || got != "INACCESSIBLE "+reasonUnreachable {
+		t.Errorf("health without monitor: %s, %v", got, err)
+	}
+	err = within(t, time.Second, func(ctx context.Context) error {
+		other, err := Open(ctx, config)
+		if err == nil {
+			closeEngine(t, other)
+		}
+		return err
+	})
+	wantKind(t, err, "Open without monitor", errs.Unavailable)
+	restoreMon()
+	testkit.EventuallyNil(t, "healthy again", func() error {
+		all, err := e.StorageHealth(testkit.Context(t))
+		if err == nil && len(all) > 0 {
+			err = errs.Errorf(errs.Unavailable, "%s", reasons(all))
+		}
+		return err
+	})
+}
+
+func TestFullPool(t *testing.T) {
+	config := testConfig(t)
+	e := open(t, config)
+	v := create(t, e, "v", volume.Source{})
+	d := openVolume(t, v)
+	testkit.Value(d.WriteAt(make([]byte, 8*mib), 0))(t)
+	testkit.Must(t, d.Sync(), d.Close())
+	spare := create(t, e, "spare", volume.Source{})
+	quota := func(bytes string) {
+		t.Helper()
+		testkit.Value(shared.Command("osd", "pool", "set-quota", testPool, "max_bytes", bytes))(t)
+	}
+	quota("1")
+	defer quota("0")
+	testkit.EventuallyNil(t, "health reports it", func() error {
+		all, err := e.VolumeHealth(testkit.Context(t), v.ID)
+		if got := reasons(all); err != nil || got != "INACCESSIBLE "+reasonFull {
+			return errs.Errorf(errs.Exhausted, "health %s, %w", got, err)
+		}
+		return nil
+	})
+	_, err := e.Create(testkit.Context(t), request("one more", volume.Source{}))
+	wantKind(t, err, "Create in a full pool", errs.Exhausted)
+	c := testkit.Value(e.Capacity(testkit.Context(t), volume.CapacityQuery{}))(t)
+	if c.Available != 0 {
+		t.Errorf("a full pool has %+v", c)
+	}
+	testkit.Must(t, e.Delete(testkit.Context(t), spare.ID), e.Delete(testkit.Context(t), v.ID))
+	testkit.EventuallyNil(t, "images of a full pool removed", func() error {
+		if left := images(t, e); len(left) > 0 {
+			return errs.Errorf(errs.Precondition, "left are %q", left)
+		}
+		return nil
+	})
+	quota("0")
+	testkit.EventuallyNil(t, "the pool can be used", func() error {
+		_, err := e.Create(testkit.Context(t), request("one more", volume.Source{}))
+		return err
+	})
+}
