@@ -85,7 +85,7 @@ func TestParameters(t *testing.T) {
 	if err != nil || !cmp.Equal(s, settings{pool: "hdd", dataPool: "ec", features: []string{"layering", "exclusive-lock"}}, cmp.AllowUnexported(settings{})) {
 		t.Errorf("Rook's parameters: %+v, %v", s, err)
 	}
-	if s, err := parseSettings(nil, "c", pools[:1]); err != nil || s.pool != "ssd" || !slices.Contains(s.features, "fast-diff") {
+	if s, err := parseSettings(nil, "c", pools[:1]); err != nil || s.pool != "ssd" || slices.Contains(s.features, "exclusive-lock") {
 		t.Errorf("no parameters and one pool: %+v, %v", s, err)
 	}
 	if s, err := parseSettings(map[string]string{"imageFeatures": "exclusive-lock"}, "c", pools[:1]); err != nil || !slices.Contains(s.features, "layering") {
