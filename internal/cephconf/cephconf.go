@@ -117,7 +117,7 @@ func ReadCredentials(dir string) (Credentials, error) {
 	for _, key := range []string{keyUser, keyKey} {
 		data, err := os.ReadFile(filepath.Join(dir, key))
 		if errors.Is(err, fs.ErrNotExist) {
-			return Credentials{}, fmt.Errorf("Ceph credentials: %w; the directory needs the files %s and %s of a Secret of ceph-csi or Rook", err, keyUser, keyKey)
+			return Credentials{}, fmt.Errorf("read Ceph credentials: %w; the directory needs the files %s and %s of a Secret of ceph-csi or Rook", err, keyUser, keyKey)
 		}
 		if err != nil {
 			return Credentials{}, fmt.Errorf("read Ceph credentials: %w", err)
@@ -129,7 +129,7 @@ func ReadCredentials(dir string) (Credentials, error) {
 		err = fmt.Errorf("the files %s and %s are empty", keyUser, keyKey)
 	}
 	if err != nil {
-		return Credentials{}, fmt.Errorf("Ceph credentials in %s: %w", dir, err)
+		return Credentials{}, fmt.Errorf("credentials in %s: %w", dir, err)
 	}
 	return c, nil
 }

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -105,8 +104,4 @@ func mounted() *spec.VolumeCapability {
 	}
 }
 
-const (
-	mib = 1 << 20
-	// patience is for one call to a loaded machine.
-	patience = time.Minute
-)
+const mib = 1 << 20
