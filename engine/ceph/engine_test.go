@@ -105,7 +105,7 @@ func TestOpenRefuses(t *testing.T) {
 	}{
 		"a wrong key":      {func(c *Config) { c.Credentials.Key = shared.AdminKey() }, errs.Unauthenticated},
 		"an unusable key":  {func(c *Config) { c.Credentials.Key = "none" }, errs.Unauthenticated},
-		"a missing user":   {func(c *Config) { c.Credentials.User = "nobody" }, errs.Unauthenticated},
+		"a missing user":   {func(c *Config) { c.Credentials.User = "missing" }, errs.Unauthenticated},
 		"a missing pool":   {func(c *Config) { c.Pools = []string{"nosuchpool"} }, errs.NotFound},
 		"no pool":          {func(c *Config) { c.Pools = nil }, errs.Invalid},
 		"a foreign pool":   {func(c *Config) { c.Pools = []string{"device_health_metrics"} }, errs.Denied},
