@@ -154,7 +154,7 @@
 - name: sys
   hostPath: {path: /sys, type: Directory}
 - name: modules
-  hostPath: {path: /lib/modules, type: Directory}
+  hostPath: {path: /lib/modules, type: DirectoryOrCreate} # kernels without modules have none
 - name: tmp
   emptyDir: {sizeLimit: 64Mi}
 {{- end -}}
