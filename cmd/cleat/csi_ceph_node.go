@@ -9,9 +9,12 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/engine/ceph"
 	"github.com/cleatproject/cleat/internal/cephconf"
+	"github.com/cleatproject/cleat/internal/linux/krbd"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/rbd"
+	"github.com/cleatproject/cleat/volume"
 )
 
 // cephEngine keeps volumes as RBD images of a Ceph cluster. The controller
@@ -85,6 +88,7 @@ func (e *cephEngine) node(d *csiServer, c *node.Config) {
 		Driver: d.driverName, Dir: d.StateDir,
 		Clusters:    func() (cephconf.Clusters, error) { return cephconf.Read(e.config) },
 		Credentials: e.nodeCredentials(),
+		VolumeID:    func(d krbd.Device) volume.ID { return ceph.VolumeID(d.PoolID, d.Image, d.ImageID) },
 	})
 	d.OnClose(attacher.Close)
 	c.Attachers = map[string]node.Attacher{rbd.Protocol(): attacher}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/cleatproject/cleat/volume"
@@ -53,6 +54,17 @@ type volumeID struct {
 
 func (id volumeID) String() string {
 	return fmt.Sprintf("vol-%x-%s-%s", id.pool, id.hash, id.image)
+}
+
+// VolumeID returns the id of the volume with an image in a pool, or "" if the
+// image is not that of a volume of this engine. imageID is the image's internal id.
+func VolumeID(pool int64, image, imageID string) volume.ID {
+	hash, ok := strings.CutPrefix(image, volumePrefix)
+	id := volume.ID(volumeID{pool: pool, hash: hash, image: imageID}.String())
+	if _, parsed := parseVolumeID(id); !ok || !parsed {
+		return ""
+	}
+	return id
 }
 
 var volumeIDs = sync.OnceValue(func() *regexp.Regexp {

@@ -25,6 +25,9 @@ func TestIDs(t *testing.T) {
 		if got, ok := parseVolumeID(volume.ID(v.String())); !ok || got != v {
 			t.Errorf("%s is parsed as %+v", v, got)
 		}
+		if got := VolumeID(pool, imageName(name), image); got != volume.ID(v.String()) {
+			t.Errorf("the image of %s is that of %q", v, got)
+		}
 		s := snapshotID{pool: pool, image: image, hash: name, snap: rapid.Uint64().Draw(t, "snap")}
 		if got, ok := parseSnapshotID(volume.SnapshotID(s.String())); !ok || got != s {
 			t.Errorf("%s is parsed as %+v", s, got)
@@ -35,6 +38,18 @@ func TestIDs(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestImagesOfOtherPrograms(t *testing.T) {
+	name := hash("a")
+	for _, image := range []string{"", name, "csi-vol-" + name, volumePrefix, volumePrefix + name + "0", volumePrefix + "../x", deletedPrefix + name, volumePrefix + strings.ToUpper(name)} {
+		if id := VolumeID(2, image, "10b35e50c3b1"); id != "" {
+			t.Errorf("image %q is that of volume %s", image, id)
+		}
+	}
+	if id := VolumeID(2, imageName(name), ""); id != "" {
+		t.Errorf("an image without an id is that of volume %s", id)
+	}
 }
 
 func FuzzIDs(f *testing.F) {
