@@ -53,11 +53,11 @@ test-upstream: ## test against the kubelet's own code, which is downloaded and b
 	scripts/test upstream
 
 test-kubernetes: ## install missing packages, build Kubernetes and its sidecars (minutes the first time), test the chart in it
-	@scripts/need go root filesystems kubernetes image
+	@scripts/need go root filesystems kubernetes image ceph
 	scripts/test kubernetes
 
 e2e-full: ## run every spec of Kubernetes' storage suite for the chart's drivers, about an hour: results in bin/e2e (docs/e2e.md)
-	@scripts/need go root filesystems kubernetes image
+	@scripts/need go root filesystems kubernetes image ceph
 	CLEAT_E2E=full CLEAT_E2E_OUTPUT=$(CURDIR)/bin/e2e $(GO) test -count=1 -v -timeout 3h -run '^TestExternalStorage$$' ./test/kubernetes
 
 lint: ## gofmt, go vet, staticcheck, dead code, imports, words, generated code; print the size of the tree

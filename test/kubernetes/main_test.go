@@ -33,6 +33,7 @@ var sidecars = map[string]string{
 
 const (
 	cleatImage   = "cleat.local/cleat:local"
+	cephImage    = "cleat.local/cleat-ceph:local"
 	busyboxImage = "cleat.local/busybox:local"
 )
 
@@ -56,6 +57,9 @@ func makeImages(ctx context.Context, dir string, set programs.Set) error {
 	}
 	if err := image.Build(ctx, image.Options{Output: filepath.Join(dir, "cleat.tar"), Reference: cleatImage, Binary: binary, Log: os.Stderr}); err != nil {
 		return fmt.Errorf("build the image of cleat: %w", err)
+	}
+	if err := buildCeph(ctx, dir); err != nil {
+		return err
 	}
 	if err := buildSNAP(ctx, dir); err != nil {
 		return err
@@ -87,7 +91,7 @@ func makeImages(ctx context.Context, dir string, set programs.Set) error {
 // node, and one with a controller.
 func install(ctx context.Context, c *cluster.Cluster) error {
 	testCluster = c
-	for _, archive := range []string{"cleat.tar", "others.tar"} {
+	for _, archive := range []string{"cleat.tar", cephArchive, "others.tar"} {
 		if err := c.Import(ctx, filepath.Join(c.Dir, archive)); err != nil {
 			return err
 		}

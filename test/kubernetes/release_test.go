@@ -33,6 +33,7 @@ type release struct {
 // images are the values for the images that install imports.
 const images = `
 image: {repository: cleat.local/cleat, tag: local, pullPolicy: Never}
+csi: {ceph: {image: {repository: cleat.local/cleat-ceph, tag: local, pullPolicy: Never}}}
 sidecars:
   provisioner: {repository: cleat.local/csi-provisioner, tag: local, pullPolicy: Never}
   resizer: {repository: cleat.local/csi-resizer, tag: local, pullPolicy: Never}

@@ -35,6 +35,7 @@ func TestAddons(t *testing.T) {
 	t.Run("Side by side", func(t *testing.T) {
 		t.Run("Driver", testFencedNode)
 		t.Run("Server", testFencedClient)
+		t.Run("Ceph", testCeph)
 	})
 	t.Run("Complaints", testAddonsComplaints)
 }
