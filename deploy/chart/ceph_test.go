@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -95,6 +96,45 @@ func TestCephNode(t *testing.T) {
 	}
 	if len(subjects["cleat-csi-node"]) > 0 || len(subjects["cleat-csi-controller"]) < 6 {
 		t.Errorf("roles %v", subjects)
+	}
+}
+
+// The controller's service account can only read two Secrets: the one that
+// classes made for ceph-csi name, and that of NetworkFenceClasses. That of the
+// nodes can read none.
+func TestCephSecrets(t *testing.T) {
+	all := render(t, release{values: cephMode, apis: apis})
+	rules := map[string][]rbacv1.PolicyRule{}
+	for _, r := range of[rbacv1.ClusterRole](all) {
+		rules["ClusterRole/"+r.Name] = r.Rules
+	}
+	for _, r := range of[rbacv1.Role](all) {
+		rules["Role/"+r.Name] = r.Rules
+	}
+	got := map[string][]string{} // Secrets by service account
+	add := func(role rbacv1.RoleRef, to []rbacv1.Subject) {
+		for _, r := range rules[role.Kind+"/"+role.Name] {
+			if !slices.Contains(r.Resources, "secrets") && !slices.Contains(r.Resources, "*") {
+				continue
+			}
+			names := r.ResourceNames
+			if role.Kind != "Role" || len(names) == 0 || !slices.Equal(r.Verbs, []string{"get"}) {
+				names = []string{fmt.Sprintf("%v of any", r.Verbs)}
+			}
+			for _, s := range to {
+				got[s.Name] = append(got[s.Name], names...)
+			}
+		}
+	}
+	for _, b := range of[rbacv1.ClusterRoleBinding](all) {
+		add(b.RoleRef, b.Subjects)
+	}
+	for _, b := range of[rbacv1.RoleBinding](all) {
+		add(b.RoleRef, b.Subjects)
+	}
+	want := map[string][]string{"cleat-csi-controller": {"rook-csi-rbd-provisioner", "cleat-csi-addons"}}
+	if !maps.EqualFunc(got, want, slices.Equal[[]string, string]) {
+		t.Errorf("readable Secrets %v, want %v", got, want)
 	}
 }
 
