@@ -205,6 +205,14 @@ func (c *Connection) OSDCommand(ctx context.Context, osd int, json []byte) ([]by
 	})
 }
 
+// PGCommand runs a command of the primary OSD of a placement group, in JSON.
+func (c *Connection) PGCommand(ctx context.Context, pg string, json []byte) ([]byte, error) {
+	return call(ctx, c, "command to a placement group", func() ([]byte, error) {
+		out, status, err := c.rados.PGCommand([]byte(pg), [][]byte{json})
+		return out, commandError(err, status, "command %s to placement group %s", json, pg)
+	})
+}
+
 func (c *Connection) mgrCommand(json []byte) ([]byte, error) {
 	out, status, err := c.rados.MgrCommand([][]byte{json})
 	return out, commandError(err, status, "command %s to the manager", json)

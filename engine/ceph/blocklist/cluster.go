@@ -18,6 +18,9 @@ type Cluster interface {
 	MonCommand(ctx context.Context, cmd []byte) ([]byte, error)
 	// OSDCommand runs a command of one OSD, in JSON, and returns its output.
 	OSDCommand(ctx context.Context, osd int, cmd []byte) ([]byte, error)
+	// PGCommand runs a command of the primary OSD of a placement group, such as
+	// "2.1f", in JSON, and returns its output.
+	PGCommand(ctx context.Context, pg string, cmd []byte) ([]byte, error)
 	// WaitForLatestOSDMap returns when this connection has the newest map.
 	WaitForLatestOSDMap(ctx context.Context) error
 	// Watchers returns the clients that have the image of a volume open for

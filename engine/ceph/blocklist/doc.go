@@ -7,5 +7,5 @@
 // that is mapped after the fence is another instance.
 //
 // The monitors acknowledge an entry before the OSDs enforce it, so Apply asks
-// every OSD for its map.
+// every OSD and every placement group of volumes for its map.
 package blocklist

@@ -31,8 +31,9 @@ func addressEntry(a netip.Addr) entry { return entry{block: netip.PrefixFrom(a, 
 // osdMap is the part of the OSD map that fencing needs.
 type osdMap struct {
 	epoch     uint64
-	up        []int // OSDs
-	hasRanges bool  // the release can block ranges
+	up        []int    // OSDs
+	pgs       []string // placement groups of the pools with volumes
+	hasRanges bool     // the release can block ranges
 	until     map[entry]time.Time
 }
 
@@ -45,6 +46,11 @@ func parseMap(data []byte) (osdMap, error) {
 			OSD int `json:"osd"`
 			Up  int `json:"up"`
 		} `json:"osds"`
+		Pools []struct {
+			ID           int64                      `json:"pool"`
+			PGs          int                        `json:"pg_num"`
+			Applications map[string]json.RawMessage `json:"application_metadata"`
+		} `json:"pools"`
 		Blocklist map[string]string  `json:"blocklist"`
 		Ranges    *map[string]string `json:"range_blocklist"`
 	}
@@ -58,6 +64,15 @@ func parseMap(data []byte) (osdMap, error) {
 	for _, o := range dump.OSDs {
 		if o.Up == 1 {
 			m.up = append(m.up, o.OSD)
+		}
+	}
+	for _, p := range dump.Pools {
+		// Pools without any can have data of volumes, too.
+		if _, isRBD := p.Applications["rbd"]; !isRBD && len(p.Applications) > 0 {
+			continue
+		}
+		for n := range p.PGs {
+			m.pgs = append(m.pgs, fmt.Sprintf("%d.%x", p.ID, n))
 		}
 	}
 	for address, until := range dump.Blocklist {

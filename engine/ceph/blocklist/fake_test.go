@@ -24,6 +24,7 @@ type fakeCluster struct {
 	single   map[string]string // as in osd dump
 	ranges   map[string]string // nil: a release without them
 	osds     []*fakeOSD
+	pgs      [2]fakePG
 	watchers map[volume.ID][]Watcher
 	changes  []string // commands that changed the blocklist
 	// fault runs before a call, and its result before the answer: an error is
@@ -38,6 +39,12 @@ type fakeOSD struct {
 	newest   uint64
 	enforced blocked
 	denied   bool
+}
+
+// fakePG answers "query".
+type fakePG struct {
+	lag      int // questions that it answers with an old map
+	unserved bool
 }
 
 // blocked is the blocklist of one map.
@@ -82,6 +89,7 @@ func (f *fakeCluster) call(ctx context.Context, name string, fn func() ([]byte, 
 func (f *fakeCluster) MonCommand(ctx context.Context, cmd []byte) ([]byte, error) {
 	var c struct {
 		Prefix, Range, Blocklistop, Addr string
+		PGID                             string
 		Expire                           json.RawMessage
 	}
 	if err := json.Unmarshal(cmd, &c); err != nil {
@@ -95,7 +103,33 @@ func (f *fakeCluster) MonCommand(ctx context.Context, cmd []byte) ([]byte, error
 			return nil, f.change(c.Range == "range", c.Blocklistop, c.Addr, string(c.Expire))
 		})
 	}
+	if c.Prefix == "pg map" {
+		return f.call(ctx, "map "+c.PGID, func() ([]byte, error) {
+			if f.pg(c.PGID).unserved {
+				return []byte(`{"acting":[]}`), nil
+			}
+			return []byte(`{"acting":[0]}`), nil
+		})
+	}
 	return nil, fmt.Errorf("unknown command %s", cmd)
+}
+
+func (f *fakeCluster) pg(id string) *fakePG {
+	n, _ := strings.CutPrefix(id, "2.")
+	return &f.pgs[n[0]-'0']
+}
+
+func (f *fakeCluster) PGCommand(ctx context.Context, id string, _ []byte) ([]byte, error) {
+	return f.call(ctx, "pg "+id, func() ([]byte, error) {
+		switch p := f.pg(id); {
+		case p.unserved:
+			return nil, errs.Errorf(errs.Unavailable, "no answer")
+		case p.lag > 0:
+			p.lag--
+			return []byte(`{"epoch":10}`), nil
+		}
+		return fmt.Appendf(nil, `{"epoch":%d}`, f.epoch), nil
+	})
 }
 
 func (f *fakeCluster) change(ranged bool, op, addr, expire string) error {
@@ -157,7 +191,11 @@ func (f *fakeCluster) dump() ([]byte, error) {
 		}
 		list = append(list, osd{i, up})
 	}
-	dump := map[string]any{"epoch": f.epoch, "osds": list, "blocklist": f.single}
+	pools := []map[string]any{
+		{"pool": 1, "pg_num": 32, "application_metadata": map[string]any{"cephfs": map[string]any{}}},
+		{"pool": 2, "pg_num": len(f.pgs), "application_metadata": map[string]any{"rbd": map[string]any{}}},
+	}
+	dump := map[string]any{"epoch": f.epoch, "osds": list, "pools": pools, "blocklist": f.single}
 	if f.ranges != nil {
 		dump["range_blocklist"] = f.ranges
 	}

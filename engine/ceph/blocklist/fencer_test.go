@@ -95,7 +95,11 @@ func TestFenceAndUnfence(t *testing.T) {
 	for _, o := range r.cluster.osds {
 		o.lag = 2
 	}
+	r.cluster.pgs[0].lag, r.cluster.pgs[1].unserved = 3, true
 	testkit.Must(t, r.fence(t.Context(), "192.0.2.1/32"))
+	if r.cluster.pgs[0].lag > 0 {
+		t.Error("Apply returned before a placement group had the map")
+	}
 	r.wantHeld(t, "192.0.2.1/32")
 	r.wantOpen(t, "192.0.2.1", 11, false)
 	r.wantOpen(t, "192.0.2.1", 99, false)
@@ -228,16 +232,19 @@ func TestUnprovedFence(t *testing.T) {
 		change func(f *fakeCluster)
 		words  string // empty: success
 	}{
-		"an OSD is down":                  {func(f *fakeCluster) { f.osds[1].down = true }, ""},
-		"it goes down":                    {func(f *fakeCluster) { f.osds[1].lag = 3; f.fault = failOnce("osd.1", func() { f.osds[1].down = true }) }, ""},
-		"an OSD has an old map":           {func(f *fakeCluster) { f.osds[1].lag = 1 << 30 }, "osd.1 has map 10"},
-		"an OSD does not answer":          {func(f *fakeCluster) { f.fault = failing("osd.0", errLost) }, "osd.0: no answer"},
-		"no capability for OSDs":          {func(f *fakeCluster) { f.osds[0].denied = true }, "osd 'allow *'"},
-		"no capability for the blocklist": {func(f *fakeCluster) { f.fault = failing("add 192.0.2.1", errs.Errorf(errs.Denied, "access denied")) }, `mon 'allow command "osd blocklist"'`},
-		"no map":                          {func(f *fakeCluster) { f.fault = failing("dump", errLost) }, "read the OSD map"},
-		"the map of this connection":      {func(f *fakeCluster) { f.fault = failing("wait", errLost) }, "no answer"},
-		"one command of several":          {func(f *fakeCluster) { f.fault = failing("add 192.0.2.1:0/11", errLost) }, "192.0.2.1:0/11"},
-		"the list of watchers":            {func(f *fakeCluster) { f.fault = failing("watchers va", errLost) }, "volume va"},
+		"an OSD is down":                     {func(f *fakeCluster) { f.osds[1].down = true }, ""},
+		"it goes down":                       {func(f *fakeCluster) { f.osds[1].lag = 3; f.fault = failOnce("osd.1", func() { f.osds[1].down = true }) }, ""},
+		"an OSD has an old map":              {func(f *fakeCluster) { f.osds[1].lag = 1 << 30 }, "osd.1 has map 10"},
+		"an OSD does not answer":             {func(f *fakeCluster) { f.fault = failing("osd.0", errLost) }, "osd.0: no answer"},
+		"a placement group has an old map":   {func(f *fakeCluster) { f.pgs[1].lag = 1 << 30 }, "placement group 2.1 uses map 10"},
+		"a placement group does not answer":  {func(f *fakeCluster) { f.fault = failing("pg 2.0", errLost) }, "placement group 2.0: no answer"},
+		"no capability for placement groups": {func(f *fakeCluster) { f.fault = failing("pg 2.0", errs.Errorf(errs.Denied, "access denied")) }, "osd 'allow *'"},
+		"no capability for OSDs":             {func(f *fakeCluster) { f.osds[0].denied = true }, "osd 'allow *'"},
+		"no capability for the blocklist":    {func(f *fakeCluster) { f.fault = failing("add 192.0.2.1", errs.Errorf(errs.Denied, "access denied")) }, `mon 'allow command "osd blocklist"'`},
+		"no map":                             {func(f *fakeCluster) { f.fault = failing("dump", errLost) }, "read the OSD map"},
+		"the map of this connection":         {func(f *fakeCluster) { f.fault = failing("wait", errLost) }, "no answer"},
+		"one command of several":             {func(f *fakeCluster) { f.fault = failing("add 192.0.2.1:0/11", errLost) }, "192.0.2.1:0/11"},
+		"the list of watchers":               {func(f *fakeCluster) { f.fault = failing("watchers va", errLost) }, "volume va"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, 2)
@@ -262,6 +269,7 @@ func TestUnprovedFence(t *testing.T) {
 			for _, o := range r.cluster.osds {
 				o.lag, o.denied = 0, false
 			}
+			r.cluster.pgs = [2]fakePG{}
 			r.cluster.mu.Unlock()
 			r.restart(t)
 			testkit.Must(t, r.fence(t.Context(), "192.0.2.1/32"))

@@ -62,10 +62,11 @@ func (f *Fencer) change(ctx context.Context, commands []command) error {
 	})
 }
 
-// prove returns when the entries are as required, and every OSD that is up has
-// a map with them. It repeats until then, or until the context ends.
+// prove returns when the entries are as required, and every OSD that is up and
+// every placement group of volumes uses a map with them. It repeats until then, or until the context ends.
 func (f *Fencer) prove(ctx context.Context, want entries, removed []command) error {
 	var epoch uint64 // of the first map that is as required
+	var last error
 	for {
 		observed, err := f.readMap(ctx)
 		if err == nil {
@@ -73,7 +74,7 @@ func (f *Fencer) prove(ctx context.Context, want entries, removed []command) err
 				if epoch == 0 {
 					epoch = observed.epoch
 				}
-				err = f.proveOSDs(ctx, want, observed.up, epoch)
+				err = f.proveOSDs(ctx, want, observed, epoch)
 			} else {
 				epoch = 0
 			}
@@ -84,9 +85,12 @@ func (f *Fencer) prove(ctx context.Context, want entries, removed []command) err
 		if errors.Is(err, errs.Denied) {
 			return errs.Errorf(errs.Unavailable, "the fence is not proved: %w", err)
 		}
+		if ctx.Err() == nil || last == nil {
+			last = err // more useful than the end of the context
+		}
 		select {
 		case <-ctx.Done():
-			return errs.Errorf(errs.Unavailable, "the fence is not proved: %w", errors.Join(err, ctx.Err()))
+			return errs.Errorf(errs.Unavailable, "the fence is not proved: %w", errors.Join(last, ctx.Err()))
 		case <-time.After(pollPause):
 		}
 	}
@@ -107,22 +111,26 @@ func compare(observed osdMap, want entries, removed []command, now time.Time) er
 	return nil
 }
 
-// proveOSDs returns nil if all OSDs have the epoch. Without entries there is
+// proveOSDs returns nil if all OSDs and placement groups use the epoch. Without entries there is
 // nothing to prove: an OSD can lift a fence later.
-func (f *Fencer) proveOSDs(ctx context.Context, want entries, up []int, epoch uint64) error {
+func (f *Fencer) proveOSDs(ctx context.Context, want entries, observed osdMap, epoch uint64) error {
 	if len(want.all()) == 0 {
 		return nil
 	}
 	if err := f.Cluster.WaitForLatestOSDMap(ctx); err != nil {
 		return err
 	}
-	return forEach(up, func(osd int) error {
+	err := forEach(observed.up, func(osd int) error {
 		newest, err := f.newestMap(ctx, osd)
 		if err == nil && newest < epoch {
 			err = fmt.Errorf("osd.%d has map %d, the fence is in map %d", osd, newest, epoch)
 		}
 		return err
 	})
+	if err != nil {
+		return err
+	}
+	return f.provePGs(ctx, observed.pgs, epoch)
 }
 
 func (f *Fencer) newestMap(ctx context.Context, osd int) (uint64, error) {
