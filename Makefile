@@ -41,7 +41,7 @@ test: ## install missing packages and run every test that needs only this machin
 	scripts/test
 
 test-ceph: ## install Ceph's packages and test its volumes in a cluster that the tests start
-	@scripts/need go race ceph
+	@scripts/need go root race ceph
 	scripts/test ceph
 
 test-vm: ## install missing packages and run the tests in guests (QEMU, no KVM needed)

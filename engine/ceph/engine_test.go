@@ -139,7 +139,7 @@ func TestWatchers(t *testing.T) {
 	d := openVolume(t, v)
 	defer d.Close()
 	w := testkit.Value(e.Watchers(ctx, v.ID))(t)
-	if len(w) != 1 || w[0].Client != shared.client.GetInstanceID() || w[0].Nonce == 0 || !w[0].Addr.IsLoopback() {
+	if len(w) != 1 || w[0].Client != shared.client.GetInstanceID() || w[0].Nonce == 0 || w[0].Addr != clusterAddress {
 		t.Errorf("watchers of a volume that client.%d has open: %+v", shared.client.GetInstanceID(), w)
 	}
 	_, err := e.Watchers(ctx, "vol-1-x-y")

@@ -6,7 +6,9 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
+	"os/exec"
 	"sync/atomic"
 	"testing"
 
@@ -40,8 +42,15 @@ func TestMain(m *testing.M) {
 	if task := os.Getenv(childEnvironment); task != "" {
 		os.Exit(runChild(task))
 	}
-	os.Exit(run(m))
+	code, isInside := testkit.RerunInNetNS()
+	if isInside {
+		code = run(m)
+	}
+	os.Exit(code)
 }
+
+// clusterAddress is of the cluster and the engines (TEST-NET-2 of RFC 5737).
+var clusterAddress = netip.MustParseAddr("198.51.100.1")
 
 func run(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "c")
@@ -49,7 +58,12 @@ func run(m *testing.M) int {
 		return fail(err)
 	}
 	defer os.RemoveAll(dir)
-	if shared.Cluster, err = cephtest.Run(dir, cephtest.Options{}); err != nil {
+	for _, args := range [][]string{{"link", "set", "lo", "up"}, {"address", "add", clusterAddress.String(), "dev", "lo"}} {
+		if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+			return fail(fmt.Errorf("ip %q: %w: %s", args, err, out))
+		}
+	}
+	if shared.Cluster, err = cephtest.Run(dir, cephtest.Options{Addr: clusterAddress}); err != nil {
 		return fail(err)
 	}
 	defer shared.Stop()

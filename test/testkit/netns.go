@@ -1,9 +1,12 @@
 package testkit
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"runtime"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +22,33 @@ func EnterNetNS(t testing.TB) {
 	runtime.LockOSThread() // never unlocked: the thread ends with the test
 	Must(t, unix.Unshare(unix.CLONE_NEWNET))
 	Run(t, "ip", "link", "set", "lo", "up")
+}
+
+// insideNetNS is set in the environment of a test binary that RerunInNetNS has
+// started.
+const insideNetNS = "CLEAT_TEST_NETNS"
+
+// RerunInNetNS runs this test binary again in a network namespace, and returns
+// its exit code; isInside: this process already is in it. Its loopback is down.
+// TestMain calls it, for tests whose goroutines need addresses of their own.
+func RerunInNetNS() (code int, isInside bool) {
+	if os.Getenv(insideNetNS) != "" {
+		return 0, true
+	}
+	runtime.LockOSThread() // Pdeathsig is sent when the thread that starts it ends
+	cmd := exec.Command(os.Args[0], os.Args[1:]...)
+	cmd.Env = append(os.Environ(), insideNetNS+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	err := cmd.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return exit.ExitCode(), false
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "run the tests in a network namespace, as root:", err)
+		return 1, false
+	}
+	return 0, false
 }
 
 // NetNS is an unnamed network namespace.
