@@ -185,7 +185,7 @@ func (s Spec) explain(err error) error {
 		text string
 	}{
 		{[]error{unix.ENOENT}, errs.NotFound, "the pool, the namespace or the image does not exist, or client." + s.User + " is not allowed to see it"},
-		{[]error{unix.EACCES, unix.EPERM, unix.ENOKEY, unix.EKEYREJECTED}, errs.Unauthenticated, "the cluster refuses client." + s.User + ": check user and key, and its capabilities (mon \"profile rbd\", osd \"profile rbd pool=" + s.Pool + "\")"},
+		{[]error{unix.EACCES, unix.EPERM, unix.ENOKEY, unix.EKEYREJECTED}, errs.Unauthenticated, "the cluster refuses client." + s.User + ": check user and key, and its capabilities (mon \"allow r\", osd \"profile rbd pool=" + s.Pool + "\")"},
 		{[]error{unix.ENXIO}, errs.Precondition, "the image has features that this kernel's RBD driver lacks: disable them with `rbd feature disable`, the kernel log names them"},
 		{[]error{unix.EROFS}, errs.Precondition, "the image is locked exclusively by another client"},
 		{[]error{unix.ESHUTDOWN}, errs.Precondition, "this client is on the cluster's blocklist: it is fenced"},
