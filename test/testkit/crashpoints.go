@@ -11,12 +11,16 @@ import (
 )
 
 // CrashPoints returns the names of crash points (internal/crashpoint) in the
-// code of the package under test, sorted.
-func CrashPoints(t testing.TB) []string {
+// code of the package under test, or of another directory of the tree, sorted.
+func CrashPoints(t testing.TB, dir ...string) []string {
 	t.Helper()
 	hit := regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
 	found := map[string]bool{}
-	for _, name := range Value(filepath.Glob("*.go"))(t) {
+	files := "*.go"
+	if len(dir) > 0 {
+		files = filepath.Join(Root(t), filepath.Join(dir...), files)
+	}
+	for _, name := range Value(filepath.Glob(files))(t) {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"syscall"
 	"testing"
@@ -19,15 +20,20 @@ import (
 
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/testkit/cephtest"
+	"github.com/cleatproject/cleat/test/tree"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/image"
 )
 
 const (
-	inside = "CLEAT_TEST_RBD_NETWORK" // set in the network namespace
-	bridge = "guests"
-	pool   = "images"
+	inside  = "CLEAT_TEST_RBD_NETWORK" // set in the network namespace: the directory of the programs
+	bridge  = "guests"
+	pool    = "images"  // of tests of node/rbd
+	volumes = "volumes" // pool of the controller
 )
+
+// program returns the path of a program that build has built.
+func program(name string) string { return filepath.Join(os.Getenv(inside), name) }
 
 // Addresses of TEST-NET-2 (RFC 5737).
 var hostAddress = netip.MustParseAddr("198.51.100.1")
@@ -53,7 +59,7 @@ func TestMain(m *testing.M) {
 		if cluster, err = cephtest.Run(dir, cephtest.Options{Addr: hostAddress}); err != nil {
 			return err
 		}
-		return cluster.CreatePool(pool)
+		return errors.Join(cluster.CreatePool(pool), cluster.CreatePool(volumes))
 	}))
 }
 
@@ -64,8 +70,29 @@ func ip(args ...string) error {
 	return nil
 }
 
-// runInside runs this test binary again in a network namespace. Downloads come
-// first.
+// build builds the programs: cleat for nodes as a static binary with crash
+// points, controller the one with Ceph's libraries.
+func build(ctx context.Context, dir string) error {
+	sanity := exec.CommandContext(ctx, "go", "build", "-o", filepath.Join(dir, "suite"), ".")
+	root, err := tree.Root()
+	if err != nil {
+		return err
+	}
+	sanity.Dir = filepath.Join(root, "test", "sanity", "suite")
+	sanity.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := sanity.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build in test/sanity/suite: %w\n%s", err, out)
+	}
+	return errors.Join(
+		testkit.BuildTo(ctx, filepath.Join(dir, "cleat"), testkit.Cleat, "-tags", "crashpoints"),
+		testkit.BuildTo(ctx, filepath.Join(dir, "controller"), testkit.Cleat, "-tags", "ceph,pacific"),
+		testkit.BuildTo(ctx, filepath.Join(dir, "client"), "./test/vm/rbd/client"),
+		testkit.BuildTo(ctx, filepath.Join(dir, "writer"), "./test/vm/pair/writer"),
+	)
+}
+
+// runInside runs this test binary again in a network namespace. Downloads and
+// builds come first.
 func runInside() int {
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
 	defer cancel()
@@ -74,12 +101,21 @@ func runInside() int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
+	dir, err := os.MkdirTemp("", "rbd-")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		err = build(ctx, dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	runtime.LockOSThread() // Pdeathsig is sent when the thread that starts it ends
 	cmd := exec.Command(os.Args[0], os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Env = append(os.Environ(), inside+"="+dir)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
-	err := cmd.Run()
+	err = cmd.Run()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return exit.ExitCode()
 	}
@@ -95,7 +131,7 @@ func tap(n int) vm.Tap { return vm.Tap{Interface: fmt.Sprintf("guest%d", n), N: 
 // spec describes guest n.
 func spec(n int) vm.Spec {
 	return vm.Spec{
-		Name: fmt.Sprintf("node%d", n), Modules: []string{"rbd", "ext4"}, Tools: image.Filesystems(),
+		Name: fmt.Sprintf("node%d", n), Modules: []string{"rbd", "ext4", "xfs"}, Tools: image.Filesystems(),
 		Devices: tap(n).Args(), Lifetime: lifetime,
 	}
 }

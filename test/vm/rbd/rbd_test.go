@@ -14,31 +14,35 @@ import (
 func TestRBD(t *testing.T) {
 	r := newRig(t)
 	t.Run("each node", func(t *testing.T) {
-		t.Run("suite", func(t *testing.T) {
+		t.Run("0", func(t *testing.T) {
 			t.Parallel()
 			vm.GoTest(t, r.nodes[0].Guest, "./node/rbd", "-test.run=^TestSuite$", "-site="+sitePath)
+			r.tests(t, subtest{"secret", (*rig).testSecret}, subtest{"errors", (*rig).testErrors}, subtest{"kills", (*rig).testKills})
 		})
-		t.Run("disconnect", func(t *testing.T) {
+		t.Run("1", func(t *testing.T) {
 			t.Parallel()
-			r.in(t).testDisconnect(1)
+			r.tests(t, subtest{"disconnect", (*rig).testDisconnect}, subtest{"sanity", (*rig).testSanity}, subtest{"lost state", (*rig).testLostState})
 		})
 	})
-	for _, c := range []struct {
-		name string
-		run  func(*rig)
-	}{
-		{"secret", (*rig).testSecret},
-		{"errors", (*rig).testErrors},
-		{"kills", (*rig).testKills},
-		{"restarts", (*rig).testRestarts},
-		{"takeover", (*rig).testTakeovers},
-	} {
-		t.Run(c.name, func(t *testing.T) { c.run(r.in(t)) })
-	}
+	r.tests(t, subtest{"restarts", (*rig).testRestarts}, subtest{"takeover", (*rig).testTakeovers})
 	for n := range r.nodes {
-		if held := testkit.Value(r.client(n, "held", "-"))(t); held != "0" {
-			t.Errorf("node %d has %s devices left", n, held)
-		}
+		r.wantNothing(n)
+	}
+	r.tests(t, subtest{"power loss", (*rig).testPowerLoss}) // the last one: its guest ends with it
+}
+
+type subtest struct {
+	name string
+	run  func(*rig)
+}
+
+func (r *rig) tests(t *testing.T, all ...subtest) {
+	for _, s := range all {
+		t.Run(s.name, func(t *testing.T) {
+			begun := time.Now()
+			s.run(r.in(t))
+			fmt.Printf("REPORT: rbd: %s took %.0f s\n", s.name, time.Since(begun).Seconds())
+		})
 	}
 }
 
@@ -101,36 +105,6 @@ func (r *rig) fails(n int, args ...string) string {
 	return strings.TrimSpace(p.Log())
 }
 
-// testKills kills the node plugin between the steps of its calls.
-func (r *rig) testKills() {
-	r.image("kills")
-	k := r.nodes[0]
-	for _, point := range []string{"stage.recorded", "stage.attached", "unstage.unmounted", "unstage.detached", "unstage.recorded"} {
-		name, _, _ := strings.Cut(point, ".")
-		if name == "unstage" {
-			testkit.Value(r.client(0, "stage", "kills"))(r)
-		}
-		_, err := k.Guest.Exec(r.Context(), vm.Command{Argv: []string{"client", "-site", sitePath, name, "kills"}, Env: []string{"CLEAT_CRASHPOINT=" + point + "=1"}})
-		if err == nil || !strings.Contains(err.Error(), "killed") {
-			r.Errorf("%s at %s: %v", name, point, err)
-		}
-		testkit.Value(r.client(0, "start", "kills"))(r)
-		if held := testkit.Value(r.client(0, "held", "-"))(r); held != "0" {
-			r.Errorf("killed at %s, the next start leaves %s devices", point, held)
-		}
-	}
-	testkit.Value(r.client(0, "stage", "kills"))(r)
-	k.Run("sh", "-c", "echo kept > /run/client-staging/file && sync")
-	testkit.Value(r.client(0, "start", "kills"))(r)
-	testkit.Value(r.client(0, "stage", "kills"))(r)
-	testkit.Value(r.client(0, "unstage", "kills"))(r)
-	testkit.Value(r.client(0, "stage", "kills"))(r)
-	if text := k.Read("/run/client-staging/file"); text != "kept" {
-		r.Errorf("the file has %q", text)
-	}
-	testkit.Value(r.client(0, "unstage", "kills"))(r)
-}
-
 // testRestarts restarts OSD and monitor while a node writes.
 func (r *rig) testRestarts() {
 	r.image("restarts")
@@ -167,7 +141,8 @@ func (r *rig) run(n int, args ...string) {
 
 // testDisconnect takes a node off the network for a minute. Writes wait and are not
 // lost; calls answer within their bound.
-func (r *rig) testDisconnect(n int) {
+func (r *rig) testDisconnect() {
+	const n = 1
 	r.image("disconnected")
 	r.image("other")
 	device := r.attach(n, "disconnected")

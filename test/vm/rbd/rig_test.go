@@ -9,21 +9,24 @@ import (
 	"net"
 	"net/netip"
 	"path"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/disk"
 	"github.com/cleatproject/cleat/test/vm/kernel"
 )
 
 const (
 	mib       = 1 << 20
-	lifetime  = 40 * time.Minute // of make soak
+	lifetime  = 95 * time.Minute // of make soak
 	sitePath  = "/run/site.json"
 	blockSize = 4096 // of the writer
 )
@@ -41,8 +44,13 @@ type site struct {
 // rig is two nodes of a cluster.
 type rig struct {
 	*testing.T
-	nodes [2]*kernel.Kernel
-	site  site
+	nodes      [2]*kernel.Kernel
+	plugins    [2]*plugin
+	controller *driver.Process
+	addons     string // endpoint of the controller
+	slots      *vm.Slots
+	disk       *disk.Disk
+	site       site
 }
 
 func newRig(t *testing.T) *rig {
@@ -52,20 +60,32 @@ func newRig(t *testing.T) *rig {
 	}
 	r.site.User, r.site.Pool = "node", pool
 	// This is all that a node needs without exclusive locks: it cannot fence.
-	r.site.Key = testkit.Value(cluster.User(r.site.User, "mon", "allow r", "osd", "profile rbd pool="+pool))(t)
+	r.site.Key = testkit.Value(cluster.User(r.site.User, "mon", "allow r", "osd", fmt.Sprintf("profile rbd pool=%s, profile rbd pool=%s", pool, volumes)))(t)
 	r.serve()
-	bin := t.TempDir()
-	programs := []string{path.Join(bin, "client"), path.Join(bin, "writer")}
-	testkit.Must(t, testkit.BuildTo(t.Context(), programs[0], "./test/vm/rbd/client", "-tags", "crashpoints"),
-		testkit.BuildTo(t.Context(), programs[1], "./test/vm/pair/writer"))
-	slots := vm.ReserveSlots(t, len(r.nodes))
+	r.startController()
+	r.disk = testkit.Open(disk.Open(disk.Spec{Path: filepath.Join(t.TempDir(), "disk"), Size: 128 * mib, Survival: disk.SurviveNone}))(t)
+	r.slots = vm.ReserveSlots(t, len(r.nodes))
 	for n := range r.nodes {
-		s := spec(n)
-		s.Slots, s.Programs = slots, programs
-		r.nodes[n] = kernel.Of(t, vm.Boot(t, s))
-		r.connect(n)
+		r.plugins[n] = &plugin{}
+		r.boot(n)
+	}
+	r.nodes[0].Run("mkfs.ext4", "-q", "/dev/vda")
+	for n := range r.nodes {
+		r.startNode(n)
 	}
 	return r
+}
+
+// boot boots a node. Node 0 has a disk for the state of its plugin.
+func (r *rig) boot(n int) {
+	s := spec(n)
+	s.Slots, s.Programs = r.slots, []string{program("client"), program("writer"), program("cleat"), program("suite")}
+	if n == 0 {
+		testkit.Must(r, r.disk.PowerOn())
+		s.Disks = []vm.Disk{r.disk}
+	}
+	r.nodes[n] = kernel.Of(r.T, vm.Boot(r.T, s))
+	r.connect(n)
 }
 
 // in returns the rig for a subtest.
@@ -211,5 +231,5 @@ func takeovers() int {
 	if soak.Enabled {
 		return 100
 	}
-	return 1
+	return 3
 }

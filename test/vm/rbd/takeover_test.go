@@ -4,13 +4,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"path"
-	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/vm"
 )
 
 func addrPort(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
@@ -21,28 +24,42 @@ func (r *rig) testTakeovers() {
 	}
 }
 
-// takeover: node 0 writes and is disconnected, its client is fenced, and node 1 takes
-// the image. When node 0 returns, none of its writes is visible, also after its
-// address was unfenced.
-func (r *rig) takeover(image string) {
-	r.image(image)
-	old := r.attach(0, image)
-	instance := r.nodes[0].Read(path.Join("/sys/bus/rbd/devices", strings.TrimPrefix(old, "/dev/rbd"), "client_addr"))
-	r.isWatcher(image, instance)
-	w := r.writer(0, old)
-	r.awaitWrites(0, w, 100)
+// takeover: node 0 writes and is disconnected, its address is fenced, and node 1
+// gets the volume. When node 0 returns, none of its writes is visible, also
+// after its address was unfenced.
+func (r *rig) takeover(name string) {
+	c := r.claim(name, "", 64*mib)
+	c.attach(0)
+	old := c.target()
+	instance := r.nodes[0].Run("sh", "-c", "cat /sys/bus/rbd/devices/*/client_addr") // of its only device
+	log := "/run/" + name + ".log"                                                   // the output of a process reaches the host later
+	w := testkit.Value(r.nodes[0].Guest.Start(r.Context(), vm.Command{Argv: []string{"sh", "-c", `exec writer "$0" > "$1"`, old, log}}))(r)
+	r.nodes[0].Await("the writer writes", func() bool { return r.lines(0, log) >= 100 })
 	r.disconnect(0, true)
 	address := guestAddress(0).String()
 	begun := time.Now()
-	r.blocklist("add", address)
-	r.blocklist("add", instance, "157680000")
-	r.wantBlocked(address+":0/0", instance)
-	count := acknowledged(w)
+	r.fence("add", address)
+	fenced := time.Since(begun)
+	// With a request in flight the writer has logged all earlier ones.
+	r.nodes[0].Await("a write waits", func() bool { return r.nodes[0].Run("sh", "-c", "cat /sys/block/rbd*/inflight | tr -d ' 0'") != "" })
+	count := r.lines(0, log)
+	r.wantBlocked(address+":0/0", true)
+	r.wantBlocked(instance, true)
 
-	device := r.attach(1, image)
-	r.check(1, device, 1, count)
+	testkit.Must(r, c.revoke(0))
+	if err := c.grant(0); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), address) {
+		r.Errorf("ControllerPublishVolume to a fenced node: %v", err)
+	}
+	c.attach(1)
+	r.check(1, c.target(), 1, count)
+	// The cluster can have executed the write in flight before the fence. Its
+	// answer then reaches node 0 when that returns.
+	visible := count
+	if _, err := r.nodes[1].Try("writer", "-check", fmt.Sprint(count+1), c.target()); err == nil {
+		visible++
+	}
 	const seed, beyond = 2, 64
-	r.run(1, "-seed", fmt.Sprint(seed), "-count", fmt.Sprint(count+beyond), device)
+	r.run(1, "-seed", fmt.Sprint(seed), "-count", fmt.Sprint(count+beyond), c.target())
 	taken := time.Since(begun)
 
 	r.disconnect(0, false)
@@ -53,21 +70,32 @@ func (r *rig) takeover(image string) {
 		r.Fatal("the fenced writer did not fail")
 	}
 	failed := time.Since(begun)
-	r.check(1, device, seed, count+beyond)
+	if all := r.lines(0, log); all > visible {
+		r.Errorf("node 1 saw %d writes of node 0, of which %d were acknowledged before the fence and %d later", visible, count, all-count)
+	}
+	r.check(1, c.target(), seed, count+beyond)
 	r.wantDead(old)
 
 	// The address returns to use while the old device still exists.
-	r.blocklist("rm", address)
-	r.wantBlocked(instance)
+	r.fence("rm", address)
+	r.wantBlocked(address+":0/0", false)
+	r.wantBlocked(instance, true)
 	r.wantDead(old)
-	r.check(1, device, seed, count+beyond)
-	r.detachDead(image)
-	again := r.attach(0, image) // a new client
-	r.check(0, again, seed, count+beyond)
-	r.detach(0, image)
-	r.detach(1, image)
-	fmt.Printf("REPORT: rbd: takeover after %d acknowledged writes: the other node had written everything after %.1f s, the fenced writer failed after %.1f s\n",
-		count, taken.Seconds(), failed.Seconds())
+	r.check(1, c.target(), seed, count+beyond)
+	testkit.Must(r, c.unpublish(0))
+	c.unstageDead(0)
+	c.detach(1)
+	c.attach(0) // a new client
+	r.check(0, c.target(), seed, count+beyond)
+	c.detach(0)
+	c.delete()
+	fmt.Printf("REPORT: rbd: takeover after %d acknowledged writes: fenced after %.1f s, the other node had written everything after %.1f s, the fenced writer failed after %.1f s\n",
+		count, fenced.Seconds(), taken.Seconds(), failed.Seconds())
+}
+
+// lines counts the lines of a file.
+func (r *rig) lines(n int, file string) int {
+	return testkit.Value(strconv.Atoi(r.nodes[n].Run("sh", "-c", `grep -c "" "$0" || true`, file)))(r)
 }
 
 // wantDead: neither writes nor reads of a fenced device succeed.
@@ -78,39 +106,20 @@ func (r *rig) wantDead(device string) {
 	r.nodes[0].WantErrno(err, syscall.EIO)
 }
 
-// detachDead detaches a fenced device: at most the first call fails, with the
+// unstageDead unstages a fenced device: at most the first call fails, with the
 // loss of data that was not written.
-func (r *rig) detachDead(image string) {
-	if _, err := r.client(0, "detach", image); err != nil {
-		r.detach(0, image)
+func (c *claim) unstageDead(n int) {
+	if c.unstage(n) != nil {
+		testkit.Must(c, c.unstage(n))
 	}
 }
 
-func (r *rig) blocklist(call string, args ...string) {
-	testkit.Value(cluster.Command(append([]string{"osd", "blocklist", call}, args...)...))(r)
-}
-
-func (r *rig) wantBlocked(want ...string) {
+// wantBlocked: the cluster's blocklist has an entry, or has it not.
+func (r *rig) wantBlocked(entry string, want bool) {
 	out := testkit.Value(cluster.Command("osd", "dump", "--format", "json"))(r)
 	var dump struct{ Blocklist map[string]string }
 	testkit.Must(r, json.Unmarshal([]byte(out), &dump))
-	for _, w := range want {
-		if dump.Blocklist[w] == "" {
-			r.Errorf("%s is not on the blocklist: %v", w, dump.Blocklist)
-		}
-	}
-}
-
-// isWatcher: the cluster knows the client instance that the kernel shows.
-func (r *rig) isWatcher(image, instance string) {
-	out := testkit.Value(cluster.RBD("status", "--format", "json", pool+"/"+image))(r)
-	var status struct{ Watchers []struct{ Address string } }
-	testkit.Must(r, json.Unmarshal([]byte(out), &status))
-	var all []string
-	for _, w := range status.Watchers {
-		all = append(all, w.Address)
-	}
-	if !slices.Contains(all, instance) {
-		r.Errorf("the watchers are %v, the kernel's client is %s", all, instance)
+	if has := dump.Blocklist[entry] != ""; has != want {
+		r.Errorf("%s is on the blocklist: %t, want %t: %v", entry, has, want, dump.Blocklist)
 	}
 }

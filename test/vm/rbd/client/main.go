@@ -1,5 +1,5 @@
 // Command client attaches and detaches RBD images in a test guest with
-// node/rbd, and stages them with a node.Manager, as the node plugin does.
+// node/rbd.
 package main
 
 import (
@@ -10,22 +10,16 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cephconf"
-	"github.com/cleatproject/cleat/internal/linux/krbd"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/rbd"
-	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-const (
-	state   = "/run/client"
-	staging = "/run/client-staging"
-)
+const state = "/run/client"
 
 // site describes the cluster.
 type site struct {
@@ -50,7 +44,7 @@ func main() {
 
 func run(path string, timeout time.Duration, args []string) (string, error) {
 	if len(args) != 2 {
-		return "", errors.New("usage: client -site FILE attach|detach|inspect|held|stage|unstage IMAGE")
+		return "", errors.New("usage: client -site FILE attach|detach|inspect IMAGE")
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -63,7 +57,6 @@ func run(path string, timeout time.Duration, args []string) (string, error) {
 	a := rbd.New(rbd.Config{
 		Driver: "rbd.test", Dir: state, Timeout: timeout,
 		Credentials: func() (cephconf.Credentials, error) { return cephconf.Credentials{User: s.User, Key: s.Key}, nil },
-		VolumeID:    func(d krbd.Device) volume.ID { return volume.ID(d.Image) },
 	})
 	l := access.RBD{Ceph: access.Ceph{Monitors: s.Monitors}, Pool: s.Pool, Image: args[1]}
 	return call(context.Background(), a, args[0], l)
@@ -83,37 +76,6 @@ func call(ctx context.Context, a *rbd.Attacher, name string, l access.RBD) (stri
 	case "inspect":
 		info, err := a.Inspect(ctx, t)
 		return fmt.Sprintf("%+v", info), err
-	case "held":
-		held, err := a.Held(ctx)
-		return fmt.Sprint(len(held)), err
 	}
-	return manage(ctx, a, name, l)
-}
-
-// manage makes a call of the node plugin, with the start-up of its process.
-func manage(ctx context.Context, a *rbd.Attacher, name string, l access.RBD) (string, error) {
-	if err := errors.Join(os.MkdirAll(state, 0o700), os.MkdirAll(staging, 0o700)); err != nil {
-		return "", err
-	}
-	m, err := node.Open(ctx, node.Config{Store: filepath.Join(state, "node.db"), Attachers: map[string]node.Attacher{rbd.Protocol(): a}})
-	if err != nil {
-		return "", err
-	}
-	if err := m.Reconcile(ctx); err != nil {
-		return "", err
-	}
-	id := volume.ID(l.Image)
-	switch name {
-	case "stage":
-		err = m.Stage(ctx, node.StageRequest{
-			Volume: id, Staging: staging, Locator: l, Format: true,
-			Capability: volume.Capability{FSType: "ext4", Mode: volume.SingleNodeWriter},
-		})
-	case "unstage":
-		err = m.Unstage(ctx, node.UnstageRequest{Volume: id, Staging: staging})
-	case "start":
-	default:
-		err = fmt.Errorf("unknown call %s", name)
-	}
-	return name + "d", errors.Join(err, m.Close())
+	return "", fmt.Errorf("unknown call %s", name)
 }
