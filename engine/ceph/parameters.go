@@ -74,9 +74,7 @@ func (s *settings) set(key, value, cluster string, pools []string) (err error) {
 	}
 	switch key {
 	case keyCluster:
-		if value != cluster {
-			return errs.Errorf(errs.Invalid, "%s %s is not the cluster of this driver, which is %s", key, errs.Quote(value), errs.Quote(cluster))
-		}
+		err = checkCluster(value, cluster)
 	case keyPool:
 		if !slices.Contains(pools, value) {
 			return errs.Errorf(errs.Invalid, "%s %s is not a pool of this driver, which has %q (--ceph-pool)", key, errs.Quote(value), pools)
@@ -95,6 +93,31 @@ func (s *settings) set(key, value, cluster string, pools []string) (err error) {
 		return errs.Errorf(errs.Invalid, "parameter %s is not known; known are %s", errs.Quote(key), strings.Join(parameterKeys(), ", "))
 	}
 	return err
+}
+
+// checkSnapshotParameters validates those of a VolumeSnapshotClass, as
+// ceph-csi's and Rook's name the cluster.
+func checkSnapshotParameters(parameters map[string]string, cluster string) error {
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		switch key {
+		case keyCluster:
+			if err := checkCluster(parameters[key], cluster); err != nil {
+				return err
+			}
+		case keyPool, "snapshotNamePrefix":
+			return errs.Errorf(errs.Invalid, "parameter %s is not supported: a snapshot is part of its volume's image and has a name of its own; remove it", key)
+		default:
+			return errs.Errorf(errs.Invalid, "parameter %s is not known; snapshots have only %s", errs.Quote(key), keyCluster)
+		}
+	}
+	return nil
+}
+
+func checkCluster(value, cluster string) error {
+	if value != cluster {
+		return errs.Errorf(errs.Invalid, "%s %s is not the cluster of this driver, which is %s", keyCluster, errs.Quote(value), errs.Quote(cluster))
+	}
+	return nil
 }
 
 func parseFeatures(value string) ([]string, error) {

@@ -4,8 +4,6 @@ package ceph
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"syscall"
 
 	"github.com/ceph/go-ceph/rbd"
@@ -24,8 +22,8 @@ func (e *Engine) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest)
 	if err := checkName(req.Name); err != nil {
 		return volume.Snapshot{}, err
 	}
-	for _, key := range slices.Sorted(maps.Keys(req.Parameters)) {
-		return volume.Snapshot{}, errs.Errorf(errs.Invalid, "parameter %s is not known; snapshots have no parameters", errs.Quote(key))
+	if err := checkSnapshotParameters(req.Parameters, e.cluster.ID); err != nil {
+		return volume.Snapshot{}, err
 	}
 	source, own := parseVolumeID(req.Source)
 	if !own {
