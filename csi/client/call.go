@@ -28,6 +28,10 @@ func (e *Error) Error() string {
 	if e.Driver != "" {
 		who = "driver " + e.Driver
 	}
+	switch e.Code {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled: // also made by gRPC, without an answer
+		return fmt.Sprintf("call %s of %s failed with %s: %s", e.Method, who, e.Code, e.Message)
+	}
 	return fmt.Sprintf("%s answered %s with %s: %s", who, e.Method, e.Code, e.Message)
 }
 
