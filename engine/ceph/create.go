@@ -75,22 +75,19 @@ type build struct {
 	size int64
 }
 
-// run completes the image that an interrupted creation left, or replaces it.
+// run replaces the image that an interrupted creation left: a clone can lack
+// its entry at the parent, without which Ceph removes the parent's snapshot.
 func (b *build) run(found *image) (volume.Volume, error) {
-	if found != nil && !b.continues(found) {
-		if err := b.into.remove(b.name); is(err, syscall.EBUSY) {
-			return volume.Volume{}, errs.Errorf(errs.Busy, "image %s of an interrupted creation is still open; it can be replaced 30 s after its controller ended", b.name)
-		} else if err != nil {
+	if found != nil {
+		if err := found.retire(); err != nil {
 			return volume.Volume{}, err
 		}
-		found = nil
+		b.reaper.add(b.into, deletedName(found.id))
 	}
-	if found == nil {
-		if err := b.make(); err != nil {
-			return volume.Volume{}, err
-		}
-		crashpoint.Hit("create.image")
+	if err := b.make(); err != nil {
+		return volume.Volume{}, err
 	}
+	crashpoint.Hit("create.image")
 	if err := b.dropCloneSnapshot(); err != nil {
 		return volume.Volume{}, err
 	}
@@ -110,18 +107,6 @@ func (b *build) run(found *image) (volume.Volume, error) {
 		b.limitDepth(made)
 	}
 	return b.existing(b.plan, made)
-}
-
-// continues reports whether an image without metadata can be what an earlier
-// call for this request made.
-func (b *build) continues(i *image) bool {
-	switch {
-	case b.from == nil:
-		return i.parent == nil && i.size == b.size
-	case i.parent == nil || i.parent.Image.ImageID != b.from.image || i.size > b.size:
-		return false
-	}
-	return b.from.snap == "" || i.parent.Snap.ID == b.from.snapID
 }
 
 func (b *build) make() error {
@@ -270,7 +255,7 @@ func (e *Engine) originOf(s volume.Source) (*origin, error) {
 		}
 		return &origin{
 			description: "snapshot " + string(s.Snapshot), pool: i.pool.id, hash: hash(i.record.Name), image: i.id,
-			snap: snapName(snap.hash), snapID: snap.id, size: snap.size, content: i.record.Content, fsType: i.record.FSType,
+			snap: snapName(snap.hash), size: snap.size, content: i.record.Content, fsType: i.record.FSType,
 		}, nil
 	}
 	return nil, nil

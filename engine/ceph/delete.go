@@ -5,6 +5,7 @@ package ceph
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -57,18 +58,44 @@ func (e *Engine) delete(id volume.ID, v volumeID) error {
 	}
 	crashpoint.Hit("delete.renamed")
 	e.index.drop(id)
-	e.reaper.add(p, i.id)
+	e.reaper.add(p, deletedName(i.id))
 	return nil
 }
 
 // retire frees the name of an image. Trash is no alternative to the new name:
 // snapshots of an image in it cannot be cloned.
 func (i *image) retire() error {
-	err := rbd.GetImage(i.pool.io, i.name).Rename(deletedName(i.id))
+	err := i.rename()
 	if is(err, syscall.ENOSPC, syscall.EDQUOT) && len(i.snapshots)+len(i.others) == 0 {
 		err = i.pool.remove(i.name) // a full pool accepts no new name
 	}
 	return explain(ignoreMissing(err), "remove or rename image %s/%s", i.pool.name, i.name)
+}
+
+// rename gives an image its name as that of a deleted volume. librbd has three
+// steps: object with the image's id for the new name, directory, removal of the
+// old object. It does not continue what was interrupted after the first, and
+// ignores a failure of the last.
+func (i *image) rename() error {
+	to := deletedName(i.id)
+	err := rbd.GetImage(i.pool.io, i.name).Rename(to)
+	if is(err, syscall.EEXIST) {
+		var names []string
+		if names, err = rbd.GetImageNames(i.pool.io); err == nil && !slices.Contains(names, to) {
+			if err = i.pool.dropID(to); err == nil {
+				err = rbd.GetImage(i.pool.io, i.name).Rename(to)
+			}
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return i.pool.dropID(i.name)
+}
+
+// dropID removes the object that has the id of the image with a name.
+func (p *pool) dropID(name string) error {
+	return ignoreMissing(p.io.Delete(idObject + name))
 }
 
 // inUse returns why a volume with watchers cannot be deleted now. A task of the

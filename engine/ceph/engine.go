@@ -104,8 +104,8 @@ func (e *Engine) list(p *pool) ([]string, error) {
 		return nil, explain(err, "list the trash of pool %s", p.name)
 	}
 	for _, t := range trash {
-		if t.Name == deletedName(t.Id) {
-			e.reaper.add(p, t.Id)
+		if strings.HasPrefix(t.Name, volumePrefix) || strings.HasPrefix(t.Name, deletedPrefix) {
+			e.reaper.add(p, t.Name)
 		}
 	}
 	names, err := rbd.GetImageNames(p.io)
@@ -147,25 +147,42 @@ func (e *Engine) fillPool(ctx context.Context, p *pool, names []string) error {
 
 func (e *Engine) fillImage(ctx context.Context, p *pool, name string) error {
 	i, err := call(ctx, e.Connection, "read image "+name, func() (*image, error) { return p.inspect(name) })
-	if is(err, notFound) {
-		return nil // removed meanwhile, or its removal was interrupted
+	if is(err, notFound) { // its removal was interrupted
+		e.reaper.add(p, name)
+		return nil
 	}
 	if err != nil {
 		return err
 	}
-	if id, deleted := strings.CutPrefix(name, deletedPrefix); deleted {
-		e.reaper.add(p, id)
+	deleted := strings.HasPrefix(name, deletedPrefix)
+	if deleted {
+		e.reaper.add(p, name)
 	}
 	if i.record == nil {
 		return nil
 	}
-	if !strings.HasPrefix(name, deletedPrefix) {
+	if !deleted {
 		e.index.put(i.volume())
+	} else if err := e.finishRename(ctx, i); err != nil {
+		return err
 	}
 	for _, s := range i.snapshots {
 		e.index.putSnapshot(i.snapshot(s))
 	}
 	return nil
+}
+
+// finishRename removes the old name of a deleted volume's image, which a new
+// volume of that name would find.
+func (e *Engine) finishRename(ctx context.Context, i *image) error {
+	_, err := call(ctx, e.Connection, "remove the old name of image "+i.name, func() (struct{}, error) {
+		old, err := i.pool.inspect(imageName(hash(i.record.Name)))
+		if err == nil && old.id == i.id {
+			err = i.pool.dropID(old.name)
+		}
+		return struct{}{}, ignoreMissing(err)
+	})
+	return err
 }
 
 // Get implements volume.Engine.

@@ -24,8 +24,8 @@ type image struct {
 	created   time.Time
 	record    *volumeRecord // nil: not, or not yet, a volume
 	parent    *rbd.ParentInfo
-	snapshots []snapshot // those of CreateSnapshot
-	others    []string   // names of other snapshots
+	snapshots []snapshot     // those of CreateSnapshot
+	others    []rbd.SnapInfo // other snapshots
 }
 
 type snapshot struct {
@@ -133,7 +133,7 @@ func (i *image) loadSnapshots(r *rbd.Image, metadata map[string]string) error {
 	for _, info := range infos {
 		hash, own := strings.CutPrefix(info.Name, snapPrefix)
 		if !own {
-			i.others = append(i.others, info.Name)
+			i.others = append(i.others, info)
 			continue
 		}
 		created, err := r.GetSnapTimestamp(info.Id)
@@ -175,6 +175,19 @@ func (p *pool) remove(name string) error {
 	}
 	return nil
 }
+
+// hasHeader reports whether an image is whole: it can be so and not be opened,
+// without its parent.
+func (p *pool) hasHeader(name string) (bool, error) {
+	content := make([]byte, 64) // length of the id in 4 bytes, id
+	n, err := p.io.Read(idObject+name, content, 0)
+	if err == nil && n > 4 {
+		_, err = p.io.Stat("rbd_header." + string(content[4:n]))
+	}
+	return err == nil && n > 4, explain(ignoreMissing(err), "look for the header of image %s/%s", p.name, name)
+}
+
+const idObject = "rbd_id." // of librbd: has the id of the image with the name that follows
 
 // ignoreMissing returns nil for an object that does not exist.
 func ignoreMissing(err error) error {

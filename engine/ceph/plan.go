@@ -161,7 +161,6 @@ type origin struct {
 	hash        string // of the name of the volume that the image is or was
 	image       string // internal id
 	snap        string // name of the snapshot; empty: to be created
-	snapID      uint64
 	size        int64
 	content     volume.Content
 	fsType      string

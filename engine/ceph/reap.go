@@ -16,7 +16,8 @@ import (
 
 // reaper removes the images of deleted volumes. One that a snapshot or clone
 // needs stays; it is tried again when a snapshot or child of it is removed, and
-// once a minute, as the cluster's manager flattens children without notice.
+// at intervals, as the cluster's manager flattens children without notice, and
+// clients that died are given up after 30 s.
 type reaper struct {
 	e       *Engine
 	stop    func()
@@ -27,13 +28,14 @@ type reaper struct {
 	waiting map[remains]bool
 }
 
-// remains names the image of a deleted volume.
+// remains names the image of a deleted volume, or one whose removal was
+// interrupted.
 type remains struct {
-	pool  *pool
-	image string
+	pool *pool
+	name string
 }
 
-const reapInterval = time.Minute
+const reapInterval = 30 * time.Second
 
 func newReaper(e *Engine) *reaper {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -50,10 +52,10 @@ func newReaper(e *Engine) *reaper {
 	return r
 }
 
-// add has an image tried soon. It can be that of a volume that is not deleted.
-func (r *reaper) add(p *pool, image string) {
+// add has an image tried soon. It does not have to exist.
+func (r *reaper) add(p *pool, name string) {
 	r.mu.Lock()
-	r.due = append(r.due, remains{p, image})
+	r.due = append(r.due, remains{p, name})
 	r.mu.Unlock()
 	r.wake()
 }
@@ -101,9 +103,13 @@ func (r *reaper) retry() {
 }
 
 func (r *reaper) try(ctx context.Context, item remains) {
-	again, err := mutate(ctx, r.e, "remove image "+deletedName(item.image), []string{"image:" + item.image}, func() (bool, error) { return r.e.reap(item) })
+	lock := "image:" + strings.TrimPrefix(item.name, deletedPrefix)
+	if hash, of := strings.CutPrefix(item.name, volumePrefix); of {
+		lock = "name:" + hash
+	}
+	again, err := mutate(ctx, r.e, "remove image "+item.name, []string{lock}, func() (bool, error) { return r.e.reap(item) })
 	if err != nil && ctx.Err() == nil {
-		r.e.logger.Warn("removal of a deleted volume's image failed, will retry", "image", deletedName(item.image), "err", err)
+		r.e.logger.Warn("removal of a deleted volume's image failed, will retry", "image", item.name, "err", err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -115,13 +121,18 @@ func (r *reaper) try(ctx context.Context, item remains) {
 // reap removes an image and has its parent tried. again: a hidden snapshot, a
 // client or the cluster prevents it, of whose end nothing notifies.
 func (e *Engine) reap(item remains) (again bool, err error) {
-	name := deletedName(item.image)
+	name := item.name
 	i, err := item.pool.inspect(name)
 	if is(err, notFound) { // or a removal was interrupted
+		if strings.HasPrefix(name, volumePrefix) {
+			if whole, err := item.pool.hasHeader(name); whole || err != nil {
+				return false, err // its parent cannot be opened
+			}
+		}
 		err = item.pool.remove(name)
 		return is(err, syscall.ENOTEMPTY, syscall.EBUSY), err
 	}
-	if err != nil {
+	if err != nil || !strings.HasPrefix(name, deletedPrefix) {
 		return false, err
 	}
 	for _, s := range i.snapshots {
@@ -148,20 +159,22 @@ func (e *Engine) reap(item remains) (again bool, err error) {
 	crashpoint.Hit("reap.removed")
 	if i.parent != nil {
 		if p, err := e.poolOf(int64(i.parent.Image.PoolID), name); err == nil {
-			e.reaper.add(p, i.parent.Image.ImageID)
+			e.reaper.add(p, deletedName(i.parent.Image.ImageID))
 		}
 	}
 	return false, nil
 }
 
-// dropUnused removes what interrupted calls left: temporary snapshots, and
-// snapshots without metadata.
+// dropUnused removes what interrupted calls left: temporary snapshots, snapshots
+// without metadata, and hidden ones, which no clone needs any more.
 func (i *image) dropUnused(r *rbd.Image) error {
-	for _, name := range i.others {
-		if strings.HasPrefix(name, clonePrefix) {
-			if err := ignoreMissing(r.GetSnapshot(name).Remove()); err != nil {
-				return err
-			}
+	for _, s := range i.others {
+		kind, err := r.GetSnapNamespaceType(s.Id)
+		if err == nil && (kind == rbd.SnapNamespaceTypeTrash || strings.HasPrefix(s.Name, clonePrefix)) {
+			err = r.RemoveSnapByID(s.Id)
+		}
+		if !is(err, syscall.EBUSY) && ignoreMissing(err) != nil { // EBUSY: a clone needs it
+			return err
 		}
 	}
 	for _, s := range i.snapshots {
