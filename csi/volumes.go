@@ -231,7 +231,7 @@ func checkUsable(v volume.Volume, c volume.Capability) error {
 		return nil
 	case v.Content == volume.Raw:
 		return invalidf("volume %s is a block volume and has no file system to mount; use access type block", v.ID)
-	case c.FSType != "" && c.FSType != v.FSType:
+	case c.FSType != "" && v.FSType != "" && c.FSType != v.FSType: // an adopted volume's is unknown
 		return invalidf("volume %s has file system %s, not %s", v.ID, v.FSType, c.FSType)
 	}
 	return nil
@@ -304,7 +304,7 @@ func (s *Controller) checkConfirmed(v volume.Volume, r *spec.ValidateVolumeCapab
 		return invalidf("mutable_parameters are set, but MODIFY_VOLUME is not announced")
 	case content == volume.Filesystem && v.Content == volume.Raw:
 		return invalidf("the volume is a block volume and has no file system to mount")
-	case fsType != "" && fsType != v.FSType:
+	case fsType != "" && v.FSType != "" && fsType != v.FSType:
 		return invalidf("the volume has file system %s, not %s", v.FSType, fsType)
 	}
 	for _, key := range slices.Sorted(maps.Keys(wanted)) {

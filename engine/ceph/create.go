@@ -23,6 +23,9 @@ func (e *Engine) Create(ctx context.Context, req volume.CreateRequest) (volume.V
 	if err != nil {
 		return volume.Volume{}, err
 	}
+	if err := notForeign(p.Source.Volume, "clone it"); err != nil {
+		return volume.Volume{}, err
+	}
 	locks := []string{"name:" + hash(p.Name)}
 	if source, ok := parseVolumeID(p.Source.Volume); ok {
 		locks = append(locks, "image:"+source.image)

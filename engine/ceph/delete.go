@@ -3,6 +3,7 @@
 package ceph
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -20,6 +21,12 @@ import (
 // Delete implements volume.Engine. It renames the image, in one step, and
 // leaves the removal to the reaper.
 func (e *Engine) Delete(ctx context.Context, id volume.ID) error {
+	if _, foreign := parseHandle(id); foreign {
+		if _, err := e.Get(ctx, id); errs.KindOf(err) != errs.NotFound {
+			return cmp.Or(err, notForeign(id, "delete it"))
+		}
+		return nil
+	}
 	v, own := parseVolumeID(id)
 	if !own {
 		return nil
@@ -152,10 +159,11 @@ func (e *Engine) watchers(i *image) (users []blocklist.Watcher, err error) {
 // Expand implements volume.Engine.
 func (e *Engine) Expand(ctx context.Context, id volume.ID, size volume.SizeRange) (volume.Volume, error) {
 	v, own := parseVolumeID(id)
-	if !own {
+	h, foreign := parseHandle(id)
+	if !own && !foreign {
 		return volume.Volume{}, noVolume(id)
 	}
-	return mutate(ctx, e, "expand volume "+string(id), []string{"image:" + v.image}, func() (volume.Volume, error) { return e.expand(id, size) })
+	return mutate(ctx, e, "expand volume "+string(id), []string{"image:" + cmp.Or(v.image, h.uuid)}, func() (volume.Volume, error) { return e.expand(id, size) })
 }
 
 func (e *Engine) expand(id volume.ID, size volume.SizeRange) (volume.Volume, error) {
@@ -183,6 +191,8 @@ func (e *Engine) expand(id volume.ID, size volume.SizeRange) (volume.Volume, err
 		}
 	}
 	out := i.volume()
-	e.index.put(out)
+	if i.handle == "" {
+		e.index.put(out)
+	}
 	return out, nil
 }

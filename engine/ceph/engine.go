@@ -207,6 +207,9 @@ func (e *Engine) List(ctx context.Context, after volume.ID, limit int) ([]volume
 // find returns the image of a volume, without snapshots. NotFound: it does not
 // exist.
 func (e *Engine) find(id volume.ID) (*image, error) {
+	if h, foreign := parseHandle(id); foreign {
+		return e.adopt(id, h)
+	}
 	v, own := parseVolumeID(id)
 	if !own {
 		return nil, noVolume(id)

@@ -20,6 +20,7 @@ const notFound = syscall.ENOENT
 type image struct {
 	pool      *pool
 	name, id  string
+	handle    volume.ID // id of the volume, if ceph-csi created it
 	size      int64
 	created   time.Time
 	record    *volumeRecord // nil: not, or not yet, a volume
@@ -41,11 +42,15 @@ func (i *image) volumeID() volumeID {
 
 func (i *image) volume() volume.Volume {
 	r := i.record
+	id, imageID := volume.ID(i.volumeID().String()), i.id
+	if i.handle != "" {
+		id, imageID = i.handle, "" // as in the volume context of ceph-csi
+	}
 	return volume.Volume{
-		ID: volume.ID(i.volumeID().String()), Name: r.Name, Size: i.size, Content: r.Content, FSType: r.FSType,
+		ID: id, Name: r.Name, Size: i.size, Content: r.Content, FSType: r.FSType,
 		Source: r.source(), Ephemeral: r.Ephemeral, Created: i.created,
 		Locator: access.RBD{
-			Ceph: access.Ceph{ClusterID: i.pool.cluster}, Pool: i.pool.name, Namespace: i.pool.namespace, Image: i.name, ImageID: i.id,
+			Ceph: access.Ceph{ClusterID: i.pool.cluster}, Pool: i.pool.name, Namespace: i.pool.namespace, Image: i.name, ImageID: imageID,
 		},
 	}
 }

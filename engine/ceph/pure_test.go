@@ -66,6 +66,31 @@ func FuzzIDs(f *testing.F) {
 	})
 }
 
+func TestHandles(t *testing.T) {
+	const text = "0001-0009-rook-ceph-0000000000000002-b0285c97-a0ce-11eb-8c66-0242ac110002"
+	want := handle{cluster: "rook-ceph", pool: 2, uuid: "b0285c97-a0ce-11eb-8c66-0242ac110002"}
+	if h, ok := parseHandle(text); !ok || h != want {
+		t.Errorf("%s is parsed as %+v, %t", text, h, ok)
+	}
+	for _, bad := range []volume.ID{
+		"", "0001-", "0001-0009-rook", "0002" + volume.ID(text[4:]), "0001-0008" + volume.ID(text[9:]), "0001-0000--0000000000000002-b0285c97-a0ce-11eb-8c66-0242ac110002",
+		text + "x", "0001-000A-rook-cephx-0000000000000002-b0285c97-a0ce-11eb-8c66-0242ac110002",
+	} {
+		if h, ok := parseHandle(bad); ok {
+			t.Errorf("%s is accepted as %+v", bad, h)
+		}
+	}
+}
+
+func FuzzHandles(f *testing.F) {
+	f.Add("0001-0009-rook-ceph-0000000000000002-b0285c97-a0ce-11eb-8c66-0242ac110002")
+	f.Fuzz(func(t *testing.T, text string) {
+		if h, ok := parseHandle(volume.ID(text)); ok && h.String() != text {
+			t.Errorf("%q is another spelling of %q", text, h)
+		}
+	})
+}
+
 func TestMetadata(t *testing.T) {
 	r := volumeRecord{Image: "a1", Name: "naïve\n", Content: volume.Filesystem, FSType: "xfs", FromVolume: "vol-x", Parameters: map[string]string{"pool": "p"}, Ephemeral: true}
 	got, err := decodeVolume(encode(r), "a1")

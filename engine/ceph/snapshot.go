@@ -25,6 +25,9 @@ func (e *Engine) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest)
 	if err := checkSnapshotParameters(req.Parameters, e.cluster.ID); err != nil {
 		return volume.Snapshot{}, err
 	}
+	if err := notForeign(req.Source, "take snapshots of it"); err != nil {
+		return volume.Snapshot{}, err
+	}
 	source, own := parseVolumeID(req.Source)
 	if !own {
 		return volume.Snapshot{}, noVolume(req.Source)

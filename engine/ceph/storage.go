@@ -19,10 +19,11 @@ const healthTimeout = 5 * time.Second
 // VolumeHealth implements volume.Health.
 func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condition, error) {
 	v, own := parseVolumeID(id)
-	if !own {
+	h, foreign := parseHandle(id)
+	if !own && !foreign {
 		return nil, noVolume(id)
 	}
-	all, err := e.health(ctx, func(p *pool) bool { return p.id == v.pool })
+	all, err := e.health(ctx, func(p *pool) bool { return p.id == v.pool || p.id == h.pool }) // no pool is number 0
 	if err != nil || slices.ContainsFunc(all, func(c volume.Condition) bool { return c.Severity == volume.Inaccessible }) {
 		return all, err
 	}
