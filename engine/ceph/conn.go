@@ -141,6 +141,7 @@ func (c *Connection) close(ctx context.Context) error {
 	go func() {
 		defer close(done)
 		c.running.Wait()
+		c.leave()
 		c.shutdown()
 	}()
 	select {

@@ -200,7 +200,7 @@ func deleteAll(t *testing.T, e *Engine) {
 		e.reaper.retry()
 		e.reaper.wake()
 		names := testkit.Value(rbd.GetImageNames(e.pools[0].io))(t)
-		return len(names) == 0
+		return len(names)+len(testkit.Value(rbd.GetTrashList(e.pools[0].io))(t)) == 0
 	})
 }
 
@@ -211,19 +211,19 @@ func wantNoImages(t *testing.T, namespace string) {
 	testkit.EventuallyNil(t, "no object of an image left", func() error {
 		var left []string
 		err := io.ListObjects(func(name string) {
-			if !slices.Contains([]string{"rbd_directory", "rbd_info", "rbd_children", "rbd_trash", "rbd_namespace"}, name) {
+			if !slices.Contains([]string{"rbd_directory", "rbd_info", "rbd_children", "rbd_trash", "rbd_namespace", controllersObject}, name) {
 				left = append(left, name)
 			}
 		})
 		if err == nil && len(left) > 0 {
 			err = fmt.Errorf("objects left: %s", strings.Join(left, " "))
 		}
+		if trash, failed := rbd.GetTrashList(io); err == nil && (failed != nil || len(trash) > 0) {
+			err = fmt.Errorf("trash left: %+v (%v)", trash, failed)
+		}
 		return err
 	})
 	if names := testkit.Value(rbd.GetImageNames(io))(t); len(names) > 0 {
 		t.Errorf("images left: %q", names)
-	}
-	if trash := testkit.Value(rbd.GetTrashList(io))(t); len(trash) > 0 {
-		t.Errorf("trash left: %+v", trash)
 	}
 }

@@ -85,7 +85,7 @@ func (b *build) run(found *image) (volume.Volume, error) {
 		if err := found.retire(); err != nil {
 			return volume.Volume{}, err
 		}
-		b.reaper.add(b.into, deletedName(found.id))
+		b.reaper.add(b.into, found.id)
 	}
 	if err := b.make(); err != nil {
 		return volume.Volume{}, err
@@ -136,8 +136,12 @@ func (b *build) make() error {
 		}
 	}
 	err := b.makeWith(options)
-	if is(err, syscall.EEXIST) { // a part of an image, of which the directory has the name
-		if err = b.into.remove(b.name); err == nil {
+	if is(err, syscall.EEXIST) { // a part of an image
+		err = b.into.remove(b.name)
+		if err == nil {
+			err = b.into.dropID(b.name) // which the directory does not have yet
+		}
+		if err == nil {
 			err = b.makeWith(options)
 		}
 	}

@@ -52,7 +52,7 @@ func (e *Engine) delete(id volume.ID, v volumeID) error {
 	if err != nil || i.id != v.image {
 		return err
 	}
-	users, err := e.watchers(i)
+	users, err := e.users(i)
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func (e *Engine) delete(id volume.ID, v volumeID) error {
 	}
 	crashpoint.Hit("delete.renamed")
 	e.index.drop(id)
-	e.reaper.add(p, deletedName(i.id))
+	e.reaper.add(p, i.id)
 	return nil
 }
 
@@ -154,6 +154,25 @@ func (e *Engine) watchers(i *image) (users []blocklist.Watcher, err error) {
 		users = append(users, user)
 	}
 	return users, nil
+}
+
+// users returns the watchers of an image that can still use it: an OSD can keep
+// the watch of a client that was killed while it registered it, also when the
+// client is on the blocklist.
+func (e *Engine) users(i *image) ([]blocklist.Watcher, error) {
+	all, err := e.watchers(i)
+	if err != nil || len(all) == 0 {
+		return nil, err
+	}
+	dump, status, err := e.rados.MonCommand([]byte(`{"prefix":"osd dump","format":"json"}`))
+	if err != nil {
+		return nil, commandError(err, status, "read the blocklist")
+	}
+	blocked, err := blocklist.Instances(dump)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(all, blocked), nil
 }
 
 // Expand implements volume.Engine.

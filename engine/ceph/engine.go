@@ -53,6 +53,9 @@ func Open(ctx context.Context, c Config) (*Engine, error) {
 	}
 	e := &Engine{Connection: conn, index: newIndex(), depths: defaultDepths()}
 	e.reaper = newReaper(e)
+	if err := e.takeOver(ctx); err != nil {
+		e.logger.Warn("earlier controllers are not fenced", "err", err)
+	}
 	if err := e.fill(ctx); err != nil {
 		return nil, fmt.Errorf("list the volumes of Ceph cluster %s: %w", c.Cluster.ID, joinClose(ctx, err, e))
 	}
@@ -104,8 +107,8 @@ func (e *Engine) list(p *pool) ([]string, error) {
 		return nil, explain(err, "list the trash of pool %s", p.name)
 	}
 	for _, t := range trash {
-		if strings.HasPrefix(t.Name, volumePrefix) || strings.HasPrefix(t.Name, deletedPrefix) {
-			e.reaper.add(p, t.Name)
+		if t.Name == deletedName(t.Id) {
+			e.reaper.add(p, t.Id)
 		}
 	}
 	names, err := rbd.GetImageNames(p.io)
@@ -146,17 +149,16 @@ func (e *Engine) fillPool(ctx context.Context, p *pool, names []string) error {
 }
 
 func (e *Engine) fillImage(ctx context.Context, p *pool, name string) error {
+	id, deleted := strings.CutPrefix(name, deletedPrefix)
+	if deleted {
+		e.reaper.add(p, id)
+	}
 	i, err := call(ctx, e.Connection, "read image "+name, func() (*image, error) { return p.inspect(name) })
-	if is(err, notFound) { // its removal was interrupted
-		e.reaper.add(p, name)
-		return nil
+	if is(err, notFound) {
+		return nil // its creation or removal was interrupted
 	}
 	if err != nil {
 		return err
-	}
-	deleted := strings.HasPrefix(name, deletedPrefix)
-	if deleted {
-		e.reaper.add(p, name)
 	}
 	if i.record == nil {
 		return nil

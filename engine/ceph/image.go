@@ -173,23 +173,25 @@ func (p *pool) openID(id string, change func(*rbd.Image) error) (err error) {
 	return explain(change(r), "change the image with id %s of pool %s", id, p.name)
 }
 
-// remove removes an image; it can be incomplete or missing.
+// remove removes an image; it can be incomplete or missing. The removal by name
+// of librbd has the same steps, and cannot be continued between them.
 func (p *pool) remove(name string) error {
-	if err := rbd.RemoveImage(p.io, name); !is(err, notFound) {
-		return explain(err, "remove image %s/%s", p.name, name)
+	err := rbd.GetImage(p.io, name).Trash(0)
+	if ignoreMissing(err) != nil {
+		return explain(err, "move image %s/%s to the trash", p.name, name)
+	}
+	trash, err := rbd.GetTrashList(p.io)
+	if err != nil {
+		return explain(err, "list the trash of pool %s", p.name)
+	}
+	for _, t := range trash {
+		if t.Name == name {
+			if err := rbd.TrashRemove(p.io, t.Id, true); ignoreMissing(err) != nil {
+				return explain(err, "remove image %s/%s", p.name, name)
+			}
+		}
 	}
 	return nil
-}
-
-// hasHeader reports whether an image is whole: it can be so and not be opened,
-// without its parent.
-func (p *pool) hasHeader(name string) (bool, error) {
-	content := make([]byte, 64) // length of the id in 4 bytes, id
-	n, err := p.io.Read(idObject+name, content, 0)
-	if err == nil && n > 4 {
-		_, err = p.io.Stat("rbd_header." + string(content[4:n]))
-	}
-	return err == nil && n > 4, explain(ignoreMissing(err), "look for the header of image %s/%s", p.name, name)
 }
 
 const idObject = "rbd_id." // of librbd: has the id of the image with the name that follows

@@ -30,6 +30,14 @@ func TestInterruptedCalls(t *testing.T) {
 		{"move to the trash", func(t *testing.T, io *rados.IOContext, id volumeID) {
 			testkit.Must(t, rbd.GetImage(io, imageName(id.hash)).Rename(deletedName(id.image)), io.Delete(idObject+deletedName(id.image)))
 		}, false},
+		{"move to the trash before the end", func(t *testing.T, io *rados.IOContext, id volumeID) {
+			image := rbd.GetImage(io, imageName(id.hash))
+			testkit.Must(t, image.Rename(deletedName(id.image)), rbd.GetImage(io, deletedName(id.image)).Trash(0))
+			entry := testkit.Value(io.GetOmapValues(trashObject, "", "id_"+id.image, 1))(t)
+			content := entry["id_"+id.image]
+			content[len(content)-1] = 1 // state MOVING, the last field of cls_rbd's TrashImageSpec
+			testkit.Must(t, io.SetOmap(trashObject, entry))
+		}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -55,6 +63,27 @@ func TestInterruptedCalls(t *testing.T) {
 			wantNoImages(t, config.Cluster.RBD.RadosNamespace)
 		})
 	}
+}
+
+// A creation that ended after each of librbd's first steps is repeated.
+func TestInterruptedCreation(t *testing.T) {
+	t.Parallel()
+	config := testConfig(t)
+	e := open(t, config)
+	io := ioctx(t, config.Cluster.RBD.RadosNamespace)
+	for name, listed := range map[string]bool{"without header": true, "without entry in the directory": false} {
+		v := create(t, e, name, volume.Source{})
+		id, _ := parseVolumeID(v.ID)
+		testkit.Must(t, io.Delete("rbd_header."+id.image))
+		if !listed {
+			testkit.Must(t, io.RmOmapKeys("rbd_directory", []string{"id_" + id.image, "name_" + imageName(id.hash)}))
+		}
+		if again := create(t, e, name, volume.Source{}); again.ID == v.ID {
+			t.Errorf("%s: the creation returns the incomplete image", name)
+		}
+		deleteAll(t, e)
+	}
+	wantNoImages(t, config.Cluster.RBD.RadosNamespace)
 }
 
 // renamed renames an image, and keeps the object that has its id by its old name.

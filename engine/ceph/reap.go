@@ -28,14 +28,16 @@ type reaper struct {
 	waiting map[remains]bool
 }
 
-// remains names the image of a deleted volume, or one whose removal was
-// interrupted.
+// remains names the image of a deleted volume, which does not have to exist.
 type remains struct {
-	pool *pool
-	name string
+	pool  *pool
+	image string
 }
 
-const reapInterval = 30 * time.Second
+const (
+	reapInterval = 30 * time.Second
+	reapWorkers  = 4
+)
 
 func newReaper(e *Engine) *reaper {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -52,10 +54,10 @@ func newReaper(e *Engine) *reaper {
 	return r
 }
 
-// add has an image tried soon. It does not have to exist.
-func (r *reaper) add(p *pool, name string) {
+// add has the image of a deleted volume, if it is one, tried soon.
+func (r *reaper) add(p *pool, image string) {
 	r.mu.Lock()
-	r.due = append(r.due, remains{p, name})
+	r.due = append(r.due, remains{p, image})
 	r.mu.Unlock()
 	r.wake()
 }
@@ -70,6 +72,9 @@ func (r *reaper) wake() {
 func (r *reaper) run(ctx context.Context) {
 	ticker := time.NewTicker(reapInterval)
 	defer ticker.Stop()
+	var running sync.WaitGroup
+	defer running.Wait()
+	slots := make(chan struct{}, reapWorkers)
 	for {
 		select {
 		case <-ctx.Done():
@@ -79,7 +84,11 @@ func (r *reaper) run(ctx context.Context) {
 			r.retry()
 		}
 		for item, ok := r.next(); ok && ctx.Err() == nil; item, ok = r.next() {
-			r.try(ctx, item)
+			slots <- struct{}{}
+			running.Go(func() {
+				r.try(ctx, item)
+				<-slots
+			})
 		}
 	}
 }
@@ -103,13 +112,9 @@ func (r *reaper) retry() {
 }
 
 func (r *reaper) try(ctx context.Context, item remains) {
-	lock := "image:" + strings.TrimPrefix(item.name, deletedPrefix)
-	if hash, of := strings.CutPrefix(item.name, volumePrefix); of {
-		lock = "name:" + hash
-	}
-	again, err := mutate(ctx, r.e, "remove image "+item.name, []string{lock}, func() (bool, error) { return r.e.reap(item) })
+	again, err := mutate(ctx, r.e, "remove image "+deletedName(item.image), []string{"image:" + item.image}, func() (bool, error) { return r.e.reap(item) })
 	if err != nil && ctx.Err() == nil {
-		r.e.logger.Warn("removal of a deleted volume's image failed, will retry", "image", item.name, "err", err)
+		r.e.logger.Warn("removal of a deleted volume's image failed, will retry", "image", deletedName(item.image), "err", err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -121,18 +126,13 @@ func (r *reaper) try(ctx context.Context, item remains) {
 // reap removes an image and has its parent tried. again: a hidden snapshot, a
 // client or the cluster prevents it, of whose end nothing notifies.
 func (e *Engine) reap(item remains) (again bool, err error) {
-	name := item.name
+	name := deletedName(item.image)
 	i, err := item.pool.inspect(name)
 	if is(err, notFound) { // or a removal was interrupted
-		if strings.HasPrefix(name, volumePrefix) {
-			if whole, err := item.pool.hasHeader(name); whole || err != nil {
-				return false, err // its parent cannot be opened
-			}
-		}
 		err = item.pool.remove(name)
 		return is(err, syscall.ENOTEMPTY, syscall.EBUSY), err
 	}
-	if err != nil || !strings.HasPrefix(name, deletedPrefix) {
+	if err != nil {
 		return false, err
 	}
 	for _, s := range i.snapshots {
@@ -144,7 +144,7 @@ func (e *Engine) reap(item remains) (again bool, err error) {
 		return false, err
 	}
 	crashpoint.Hit("reap.released")
-	// librbd checks it too, but after it has moved the image to its trash.
+	// Checked first: an image that cannot be removed stays out of the trash.
 	if i, err = item.pool.inspect(name); err != nil {
 		return false, err
 	}
@@ -159,7 +159,7 @@ func (e *Engine) reap(item remains) (again bool, err error) {
 	crashpoint.Hit("reap.removed")
 	if i.parent != nil {
 		if p, err := e.poolOf(int64(i.parent.Image.PoolID), name); err == nil {
-			e.reaper.add(p, deletedName(i.parent.Image.ImageID))
+			e.reaper.add(p, i.parent.Image.ImageID)
 		}
 	}
 	return false, nil

@@ -116,7 +116,7 @@ func (e *Engine) deleteSnapshot(id volume.SnapshotID) error {
 		return err
 	}
 	e.index.dropSnapshot(id)
-	e.reaper.add(i.pool, deletedName(i.id)) // in case its volume is deleted
+	e.reaper.add(i.pool, i.id) // in case its volume is deleted
 	return nil
 }
 

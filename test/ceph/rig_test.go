@@ -37,7 +37,11 @@ func TestMain(m *testing.M) {
 		if err := os.Mkdir(c, 0o700); err != nil {
 			return err
 		}
-		shared.Cluster, err = cephtest.Run(c, cephtest.Options{})
+		if shared.Cluster, err = cephtest.Run(c, cephtest.Options{}); err != nil {
+			return err
+		}
+		// The images of killed processes count as open for this long.
+		_, err = shared.Command("config", "set", "osd", "osd_client_watch_timeout", "10")
 		return err
 	})
 	if shared.Cluster != nil {

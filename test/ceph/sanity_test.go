@@ -63,20 +63,33 @@ func states(t *testing.T, report string) map[string]int {
 	return count
 }
 
-// images lists the pool as the rbd program sees it.
+// images lists the pool, and deleted volumes in its trash, as the rbd program
+// sees them.
 func (r *rig) images() []string {
 	r.Helper()
-	return strings.Fields(testkit.Value(shared.RBD("ls", "-p", r.pool))(r))
+	names := strings.Fields(testkit.Value(shared.RBD("ls", "-p", r.pool))(r))
+	for _, field := range strings.Fields(testkit.Value(shared.RBD("trash", "ls", "--all", "-p", r.pool))(r)) {
+		if strings.HasPrefix(field, "cleat-del-") {
+			names = append(names, field)
+		}
+	}
+	return names
 }
 
 // becomesEmpty waits for the removal of deleted images in the background. The
-// engine tries an image that a client had open once a minute.
+// engine tries an image that a client had open every 30 s.
 func (r *rig) becomesEmpty() {
 	r.Helper()
 	var left []string
-	for end := time.Now().Add(4 * time.Minute); time.Now().Before(end); time.Sleep(time.Second) {
+	for end := time.Now().Add(150 * time.Second); time.Now().Before(end); time.Sleep(time.Second) {
 		if left = r.images(); len(left) == 0 {
 			return
+		}
+	}
+	for _, image := range left {
+		for _, query := range [][]string{{"status"}, {"info"}, {"snap", "ls", "--all"}, {"children", "--all", "--descendants"}} {
+			out, err := shared.RBD(append(query, r.pool+"/"+image)...)
+			r.Logf("rbd %q %s: %s (%v)", query, image, out, err)
 		}
 	}
 	r.Errorf("the pool still has the images %q", left)

@@ -86,6 +86,19 @@ func parseMap(data []byte) (osdMap, error) {
 	return m, nil
 }
 
+// Instances parses the output of `osd dump` in JSON. blocked reports whether a
+// client instance is on the blocklist itself, and so never returns.
+func Instances(dump []byte) (blocked func(Watcher) bool, err error) {
+	m, err := parseMap(dump)
+	if err != nil {
+		return nil, err
+	}
+	return func(w Watcher) bool {
+		_, ok := m.until[entry{block: netip.PrefixFrom(w.Addr, w.Addr.BitLen()), nonce: w.Nonce}]
+		return ok
+	}, nil
+}
+
 func (m *osdMap) add(parse func(string) (entry, bool), name, until string) {
 	e, ok := parse(name)
 	at, err := time.Parse("2006-01-02T15:04:05.999999-0700", until)

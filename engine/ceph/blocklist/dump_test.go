@@ -51,6 +51,12 @@ func TestParseMap(t *testing.T) {
 	if m.epoch != 33 || !m.hasRanges || !slices.Equal(m.up, []int{0, 7}) {
 		t.Errorf("parsed %+v", m)
 	}
+	blocked := testkit.Value(Instances([]byte(`{"epoch":1,"blocklist":{"192.0.2.7:0/0":"2026-11-24T05:25:11.546842+0000","192.0.2.8:0/12":"2026-11-24T05:25:11.546842+0000"}}`)))(t)
+	for address, want := range map[string]bool{"192.0.2.8:0/12": true, "192.0.2.8:0/13": false, "192.0.2.7:0/12": false} {
+		if got := blocked(testkit.Value(ParseWatcher(address))(t)); got != want {
+			t.Errorf("%s is blocked: %t", address, got)
+		}
+	}
 	if m := testkit.Value(parseMap([]byte(`{"epoch":1,"blocklist":{}}`)))(t); m.hasRanges || len(m.up) != 0 {
 		t.Errorf("without ranges: %+v", m)
 	}
