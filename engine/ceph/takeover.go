@@ -4,8 +4,10 @@ package ceph
 
 import (
 	"context"
-	"encoding/json"
+	"fmt"
 	"time"
+
+	"github.com/cleatproject/cleat/engine/ceph/blocklist"
 )
 
 // controllersObject has the client instances of controllers as keys of its
@@ -44,9 +46,9 @@ func (e *Engine) takeOver(ctx context.Context) error {
 }
 
 func (e *Engine) blocklistController(addr string) error {
-	command, err := json.Marshal(map[string]string{"prefix": "osd blocklist", "blocklistop": "add", "addr": addr})
+	command, err := blocklist.BlockInstance(addr)
 	if err != nil {
-		return err
+		return fmt.Errorf("object %s: %w", controllersObject, err)
 	}
 	_, status, err := e.rados.MonCommand(command)
 	if err != nil {

@@ -94,7 +94,9 @@ func Instances(dump []byte) (blocked func(Watcher) bool, err error) {
 		return nil, err
 	}
 	return func(w Watcher) bool {
-		_, ok := m.until[entry{block: netip.PrefixFrom(w.Addr, w.Addr.BitLen()), nonce: w.Nonce}]
+		e := addressEntry(w.Addr)
+		e.nonce = w.Nonce
+		_, ok := m.until[e]
 		return ok
 	}, nil
 }

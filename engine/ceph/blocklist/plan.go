@@ -121,6 +121,21 @@ func (c command) json() ([]byte, error) {
 	return json.Marshal(text)
 }
 
+// BlockInstance returns the command that puts one client instance on the
+// blocklist, for five years. It refuses an address of more than that.
+func BlockInstance(address string) ([]byte, error) {
+	w, port, err := parseAddress(address)
+	if err != nil {
+		return nil, err
+	}
+	if port != 0 || w.Nonce == 0 {
+		return nil, fmt.Errorf("address %q is not of one client instance, expected IP:0/NONCE", address)
+	}
+	e := addressEntry(w.Addr)
+	e.nonce = w.Nonce
+	return command{e, expiry}.json()
+}
+
 // steps lead from the observed blocklist to the required entries: record, add,
 // then remove and forget.
 type steps struct {

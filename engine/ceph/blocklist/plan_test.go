@@ -158,3 +158,13 @@ func describe(s steps, now time.Time) string {
 	add("forget", forget)
 	return strings.Join(parts, "; ")
 }
+
+func TestBlockInstance(t *testing.T) {
+	got := string(testkit.Value(BlockInstance("v2:192.0.2.7:0/12"))(t))
+	if want := `{"prefix":"osd blocklist","blocklistop":"add","addr":"192.0.2.7:0/12","expire":157680000.0}`; got != want {
+		t.Errorf("%s; want %s", got, want)
+	}
+	for _, bad := range []string{"", "192.0.2.7", "192.0.2.7:0/0", "192.0.2.7:6800/12", "192.0.2.0/24", "cidr:192.0.2.0:0/24"} {
+		testkit.WantError(t, bad, testkit.Err(BlockInstance(bad)), nil, "address")
+	}
+}
