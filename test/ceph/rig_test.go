@@ -52,14 +52,14 @@ func TestMain(m *testing.M) {
 
 // rig is one installation with a pool of its own.
 type rig struct {
-	*testing.T
+	testing.TB
 	dir, pool string
 	flags     []string // of every process
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t testing.TB) *rig {
 	t.Helper()
-	r := &rig{T: t, dir: testkit.Dir(t), pool: fmt.Sprintf("pool-%d", shared.pools.Add(1))}
+	r := &rig{TB: t, dir: testkit.Dir(t), pool: fmt.Sprintf("pool-%d", shared.pools.Add(1))}
 	testkit.Must(t, shared.CreatePool(r.pool))
 	config := testkit.Value(json.Marshal([]map[string]any{{"clusterID": "test", "monitors": shared.Monitors()}}))(t)
 	secret := filepath.Join(r.dir, "secret")
