@@ -107,7 +107,7 @@ func checkSnapshotParameters(parameters map[string]string, cluster string) error
 		case keyPool, "snapshotNamePrefix":
 			return errs.Errorf(errs.Invalid, "parameter %s is not supported: a snapshot is part of its volume's image and has a name of its own; remove it", key)
 		default:
-			return errs.Errorf(errs.Invalid, "parameter %s is not known; snapshots have only %s", errs.Quote(key), keyCluster)
+			return errs.Errorf(errs.Invalid, "parameter %s is not known; snapshots have only clusterID", errs.Quote(key))
 		}
 	}
 	return nil
