@@ -137,7 +137,7 @@ func (b *build) make() error {
 	}
 	err := b.makeWith(options)
 	if is(err, syscall.EEXIST) { // a part of an image
-		err = b.into.remove(b.name)
+		err = b.into.remove(b.name, "")
 		if err == nil {
 			err = b.into.dropID(b.name) // which the directory does not have yet
 		}

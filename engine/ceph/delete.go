@@ -47,7 +47,7 @@ func (e *Engine) delete(id volume.ID, v volumeID) error {
 	i, err := p.inspect(imageName(v.hash))
 	if is(err, notFound) { // or a removal was interrupted
 		e.index.drop(id)
-		return p.remove(imageName(v.hash))
+		return p.remove(imageName(v.hash), v.image)
 	}
 	if err != nil || i.id != v.image {
 		return err
@@ -74,7 +74,7 @@ func (e *Engine) delete(id volume.ID, v volumeID) error {
 func (i *image) retire() error {
 	err := i.rename()
 	if is(err, syscall.ENOSPC, syscall.EDQUOT) && len(i.snapshots)+len(i.others) == 0 {
-		err = i.pool.remove(i.name) // a full pool accepts no new name
+		err = i.pool.remove(i.name, i.id) // a full pool accepts no new name
 	}
 	return explain(ignoreMissing(err), "remove or rename image %s/%s", i.pool.name, i.name)
 }

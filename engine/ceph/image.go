@@ -173,9 +173,10 @@ func (p *pool) openID(id string, change func(*rbd.Image) error) (err error) {
 	return explain(change(r), "change the image with id %s of pool %s", id, p.name)
 }
 
-// remove removes an image; it can be incomplete or missing. The removal by name
-// of librbd has the same steps, and cannot be continued between them.
-func (p *pool) remove(name string) error {
+// remove removes an image, which can be incomplete or missing, by way of the
+// trash. id is its internal id, or "" if it is unknown. The removal by name of
+// librbd has the same steps, and cannot be continued between them.
+func (p *pool) remove(name, id string) error {
 	err := rbd.GetImage(p.io, name).Trash(0)
 	if ignoreMissing(err) != nil {
 		return explain(err, "move image %s/%s to the trash", p.name, name)
@@ -185,7 +186,7 @@ func (p *pool) remove(name string) error {
 		return explain(err, "list the trash of pool %s", p.name)
 	}
 	for _, t := range trash {
-		if t.Name == name {
+		if t.Name == name && (id == "" || t.Id == id) {
 			if err := rbd.TrashRemove(p.io, t.Id, true); ignoreMissing(err) != nil {
 				return explain(err, "remove image %s/%s", p.name, name)
 			}

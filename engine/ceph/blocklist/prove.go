@@ -63,7 +63,8 @@ func (f *Fencer) change(ctx context.Context, commands []command) error {
 }
 
 // prove returns when the entries are as required, and every OSD that is up and
-// every placement group of volumes uses a map with them. It repeats until then, or until the context ends.
+// every placement group of volumes uses a map with them. It repeats until then,
+// or until the context ends.
 func (f *Fencer) prove(ctx context.Context, want entries, removed []command) error {
 	var epoch uint64 // of the first map that is as required
 	var last error
@@ -111,8 +112,8 @@ func compare(observed osdMap, want entries, removed []command, now time.Time) er
 	return nil
 }
 
-// proveOSDs returns nil if all OSDs and placement groups use the epoch. Without entries there is
-// nothing to prove: an OSD can lift a fence later.
+// proveOSDs returns nil if all OSDs and placement groups use the epoch. Without
+// entries there is nothing to prove: an OSD can lift a fence later.
 func (f *Fencer) proveOSDs(ctx context.Context, want entries, observed osdMap, epoch uint64) error {
 	if len(want.all()) == 0 {
 		return nil
