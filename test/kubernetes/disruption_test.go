@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -112,11 +113,17 @@ func (w *workload) killAtRandom(times int) (killed int) {
 // Each kind of sidecar is killed while it has work.
 func (w *workload) sidecarsKilled() {
 	kill := func(name string) {
-		all := testkit.Value(processes(func(args []string) bool { return args[0] == name }))(w)
-		if len(all) == 0 {
-			w.Fatalf("no %s runs", name)
-		}
-		testkit.Must(w, killAll(all))
+		// One that ended with its driver can wait for its restart.
+		w.until(name+" runs", func(context.Context) error {
+			all, err := processes(func(args []string) bool { return args[0] == name })
+			if err == nil && len(all) == 0 {
+				err = errors.New("it does not")
+			}
+			if err != nil {
+				return err
+			}
+			return killAll(all)
+		})
 	}
 	w.mustNotDisturb(func() {
 		w.startOthers("sidecars")

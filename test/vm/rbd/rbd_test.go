@@ -24,7 +24,7 @@ func TestRBD(t *testing.T) {
 			r.tests(t, subtest{"disconnect", (*rig).testDisconnect}, subtest{"sanity", (*rig).testSanity}, subtest{"lost state", (*rig).testLostState})
 		})
 	})
-	r.tests(t, subtest{"restarts", (*rig).testRestarts}, subtest{"takeover", (*rig).testTakeovers})
+	r.tests(t, subtest{"restarts", (*rig).testRestarts}, subtest{"takeover", (*rig).testTakeovers}, subtest{"attach time", (*rig).testAttachTime})
 	for n := range r.nodes {
 		r.wantNothing(n)
 	}
@@ -44,6 +44,12 @@ func (r *rig) tests(t *testing.T, all ...subtest) {
 			fmt.Printf("REPORT: rbd: %s took %.0f s\n", s.name, time.Since(begun).Seconds())
 		})
 	}
+}
+
+// testAttachTime prints what node/rbd adds to a map by the kernel.
+func (r *rig) testAttachTime() {
+	r.image("timed")
+	fmt.Printf("REPORT: rbd: medians in a guest: %s\n", testkit.Value(r.client(0, "compare", "timed"))(r))
 }
 
 // testSecret: no file of the kernel and no process shows the key.

@@ -44,7 +44,7 @@ func main() {
 
 func run(path string, timeout time.Duration, args []string) (string, error) {
 	if len(args) != 2 {
-		return "", errors.New("usage: client -site FILE attach|detach|inspect IMAGE")
+		return "", errors.New("usage: client -site FILE attach|detach|inspect|compare IMAGE")
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -59,6 +59,9 @@ func run(path string, timeout time.Duration, args []string) (string, error) {
 		Credentials: func() (cephconf.Credentials, error) { return cephconf.Credentials{User: s.User, Key: s.Key}, nil },
 	})
 	l := access.RBD{Ceph: access.Ceph{Monitors: s.Monitors}, Pool: s.Pool, Image: args[1]}
+	if args[0] == "compare" {
+		return compare(context.Background(), a, l, s)
+	}
 	return call(context.Background(), a, args[0], l)
 }
 
