@@ -31,7 +31,7 @@ func crashTime() time.Duration {
 	if soak.Enabled {
 		return 15 * time.Minute
 	}
-	return 45 * time.Second
+	return 30 * time.Second
 }
 
 // enginePoints are the crash points of engine/ceph, from its source.
