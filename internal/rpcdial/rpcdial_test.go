@@ -114,8 +114,8 @@ func TestConnectAndClose(t *testing.T) {
 	ctx := testkit.Context(t)
 	const connections = 500
 	var clients sync.WaitGroup
-	// A client waits at most 5 s for the server to accept, which a slow machine
-	// exceeds for all at once.
+	// A client waits at most 5 s for the server to accept, and all 500 at once can
+	// take longer.
 	slots := make(chan struct{}, 50)
 	for range connections {
 		clients.Go(func() {
