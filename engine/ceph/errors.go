@@ -48,7 +48,7 @@ func explain(err error, format string, args ...any) error {
 	case syscall.ETIMEDOUT, syscall.ENOTCONN, syscall.EAGAIN:
 		kind, advice = errs.Unavailable, "the Ceph cluster does not answer; check its monitors and OSDs"
 	case syscall.ESHUTDOWN:
-		kind, advice = errs.Unavailable, "this client is on the blocklist of the Ceph cluster; restart the controller when its node is no longer fenced"
+		kind, advice = errs.Unavailable, "this client is on the blocklist of the Ceph cluster: its node is fenced, or a later controller has started; run one controller, and restart it when its node is no longer fenced"
 	case syscall.ENOSPC, syscall.EDQUOT:
 		kind, advice = errs.Exhausted, "the pool or its quota is full; delete volumes, raise the quota or add OSDs"
 	case syscall.EACCES, syscall.EPERM:

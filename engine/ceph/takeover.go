@@ -4,6 +4,7 @@ package ceph
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -32,15 +33,15 @@ func (e *Engine) takeOver(ctx context.Context) error {
 		if err != nil {
 			return struct{}{}, explain(err, "record this controller")
 		}
-		for addr := range earlier {
-			if err := e.blocklistController(addr); err != nil {
-				return struct{}{}, err
-			}
-		}
 		if len(earlier) == 0 {
 			return struct{}{}, nil
 		}
-		return struct{}{}, explain(e.rados.WaitForLatestOSDMap(), "wait for the latest OSD map")
+		var failed []error // of one does not keep the others
+		for addr := range earlier {
+			failed = append(failed, e.blocklistController(addr))
+		}
+		failed = append(failed, explain(e.rados.WaitForLatestOSDMap(), "wait for the latest OSD map"))
+		return struct{}{}, errors.Join(failed...)
 	})
 	return err
 }

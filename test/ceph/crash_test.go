@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -16,8 +15,6 @@ import (
 	"time"
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/soak"
@@ -34,20 +31,6 @@ func crashTime() time.Duration {
 	return 30 * time.Second
 }
 
-// enginePoints are the crash points of engine/ceph, from its source.
-func enginePoints(t *testing.T) (points []string) {
-	t.Helper()
-	hit := regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
-	files := testkit.Value(filepath.Glob(filepath.Join(testkit.Root(t), "engine", "ceph", "*.go")))(t)
-	for _, file := range files {
-		for _, m := range hit.FindAllStringSubmatch(string(testkit.Value(os.ReadFile(file))(t)), -1) {
-			points = append(points, m[1])
-		}
-	}
-	slices.Sort(points)
-	return slices.Compact(points)
-}
-
 // TestCrash kills the controller at crash points under concurrent calls, each
 // time starts the next one without any file of the last, and repeats the calls
 // that were not answered. At the end the pool has exactly the acknowledged
@@ -55,7 +38,7 @@ func enginePoints(t *testing.T) (points []string) {
 func TestCrash(t *testing.T) {
 	r := newRig(t)
 	ctx := t.Context()
-	points := enginePoints(t)
+	points := testkit.CrashPoints(t, "engine", "ceph")
 	var all []*worker
 	for i := range workers {
 		all = append(all, newWorker(i))
@@ -207,8 +190,7 @@ func (w *worker) work(ctx context.Context, c spec.ControllerClient, dead <-chan 
 	return nil
 }
 
-// settle repeats the pending call. A volume that a killed controller had open
-// is in use until the cluster gives up its client.
+// settle repeats the pending call.
 func (w *worker) settle(ctx context.Context, c spec.ControllerClient) error {
 	if w.pending == nil {
 		return nil
@@ -216,13 +198,6 @@ func (w *worker) settle(ctx context.Context, c spec.ControllerClient) error {
 	ctx, cancel := context.WithTimeout(ctx, testkit.Timeout)
 	defer cancel()
 	err := w.pending(ctx, c)
-	for status.Code(err) == codes.FailedPrecondition && strings.Contains(err.Error(), "wait 30 s") && ctx.Err() == nil {
-		select {
-		case <-ctx.Done():
-		case <-time.After(time.Second):
-			err = w.pending(ctx, c)
-		}
-	}
 	if err == nil {
 		w.calls++
 		w.pending = nil

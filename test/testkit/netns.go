@@ -28,16 +28,17 @@ func EnterNetNS(t testing.TB) {
 // started.
 const insideNetNS = "CLEAT_TEST_NETNS"
 
-// RerunInNetNS runs this test binary again in a network namespace, and returns
-// its exit code; isInside: this process already is in it. Its loopback is down.
-// TestMain calls it, for tests whose goroutines need addresses of their own.
-func RerunInNetNS() (code int, isInside bool) {
+// RerunInNetNS runs this test binary again in a network namespace, with more
+// environment, and returns its exit code; isInside: this process already is in
+// it. Its loopback is down. TestMain calls it, for tests whose goroutines need
+// addresses of their own.
+func RerunInNetNS(env ...string) (code int, isInside bool) {
 	if os.Getenv(insideNetNS) != "" {
 		return 0, true
 	}
 	runtime.LockOSThread() // Pdeathsig is sent when the thread that starts it ends
 	cmd := exec.Command(os.Args[0], os.Args[1:]...)
-	cmd.Env = append(os.Environ(), insideNetNS+"=1")
+	cmd.Env = append(append(os.Environ(), insideNetNS+"=1"), env...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
 	err := cmd.Run()

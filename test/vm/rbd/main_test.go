@@ -13,8 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"syscall"
 	"testing"
 	"time"
 
@@ -110,20 +108,8 @@ func runInside() int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	runtime.LockOSThread() // Pdeathsig is sent when the thread that starts it ends
-	cmd := exec.Command(os.Args[0], os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inside+"="+dir)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
-	err = cmd.Run()
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		return exit.ExitCode()
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "run the tests in a network namespace:", err)
-		return 1
-	}
-	return 0
+	code, _ := testkit.RerunInNetNS(inside + "=" + dir)
+	return code
 }
 
 func tap(n int) vm.Tap { return vm.Tap{Interface: fmt.Sprintf("guest%d", n), N: n} }
