@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 )
@@ -17,11 +18,11 @@ type row struct {
 	CPU                     time.Duration // processor time, user and system
 	OK                      bool
 	Passed, Failed, Skipped int
-	Flaky                   []flaky
+	Failures, Flaky         []outcome // flaky: failed, and then passed twice
 }
 
-// flaky is a test that failed and then passed twice, with its first output.
-type flaky struct{ Test, Output string }
+// outcome is a failed test, with its first output.
+type outcome struct{ Test, Output string }
 
 func appendRow(path string, r row) error {
 	line, err := json.Marshal(r)
@@ -93,11 +94,32 @@ func printClosing(out io.Writer, path string) error {
 			fmt.Fprintf(out, "FLAKY %s: %s failed, then passed twice alone; its first output was\n%s", r.Part, f.Test, f.Output)
 		}
 	}
+	for _, r := range rows {
+		for _, f := range r.Failures { // often only the end of CI's output is at hand
+			fmt.Fprintf(out, "FAILED %s: %s\n%s", r.Part, f.Test, excerpt(f.Output))
+		}
+	}
 	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", sum.Passed, sum.Failed, sum.Skipped)
 	if len(failed) > 0 {
 		return fmt.Errorf("failed: %s", strings.Join(failed, ", "))
 	}
 	return nil
+}
+
+// excerpt returns the first and the last 30 lines of an output, at most 400
+// bytes of each.
+func excerpt(output string) string {
+	const half = 30
+	lines := strings.Split(strings.TrimSuffix(output, "\n"), "\n")
+	if left := len(lines) - 2*half; left > 0 {
+		lines = slices.Concat(lines[:half], []string{fmt.Sprintf("... %d lines ...", left)}, lines[half+left:])
+	}
+	for i, l := range lines {
+		if len(l) > 400 {
+			lines[i] = l[:400] + "..."
+		}
+	}
+	return strings.Join(lines, "\n") + "\n"
 }
 
 // beside returns the parts that overlapped with a part for a second or more.

@@ -161,7 +161,7 @@ func TestClosingTable(t *testing.T) {
 	for _, r := range []row{
 		{Part: "lint", Start: at(0), End: at(100), OK: true},
 		{Part: "unit", Start: at(100), End: at(400), CPU: 500 * time.Second, OK: true, Passed: 7, Skipped: 1},
-		{Part: "vm", Start: at(300), End: at(500), Passed: 3, Failed: 1},
+		{Part: "vm", Start: at(300), End: at(500), Passed: 3, Failed: 1, Failures: []outcome{{"p TestX", "the cause\n" + strings.Repeat("more\n", 100) + "the end\n"}}},
 	} {
 		testkit.Must(t, appendRow(results, r))
 	}
@@ -174,7 +174,9 @@ func TestClosingTable(t *testing.T) {
 		"unit                      100      300      500       7       0       1 ok      vm\n",
 		"vm                        300      200        0       3       1       0 FAILED  unit\n",
 		"all                         0      500      500\n",
-		"\n10 passed, 1 failed, 1 skipped\n",
+		"FAILED vm: p TestX\nthe cause\nmore\n",
+		"more\n... 42 lines ...\nmore\n",
+		"more\nthe end\n10 passed, 1 failed, 1 skipped\n",
 	} {
 		if !strings.Contains(out.String(), line) {
 			t.Errorf("the table lacks %q:\n%s", line, out.String())

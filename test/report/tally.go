@@ -174,9 +174,10 @@ func (r *row) count(t *tally) {
 	r.Passed, r.Skipped = t.passed, t.skipped
 	for _, f := range t.failures {
 		if f.flaky {
-			r.Flaky = append(r.Flaky, flaky{f.String(), f.output})
+			r.Flaky = append(r.Flaky, outcome{f.String(), f.output})
 		} else {
 			r.Failed++
+			r.Failures = append(r.Failures, outcome{f.String(), f.output})
 		}
 	}
 }
