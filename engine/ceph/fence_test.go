@@ -80,8 +80,8 @@ func newFenceRig(t *testing.T, user string, caps ...string) *fenceRig {
 func (r *fenceRig) connectNode() {
 	r.node = testkit.NewNetNS(r)
 	ip := func(args ...string) { testkit.Run(r, "ip", args...) }
+	ip("link", "add", "cluster", "type", "veth", "peer", "name", "node", "netns", r.node.Path())
 	testkit.Must(r, r.node.Do(func() error {
-		ip("link", "add", "node", "type", "veth", "peer", "name", "cluster", "netns", fmt.Sprint(syscall.Getpid()))
 		ip("address", "add", netip.PrefixFrom(nodeAddress, 24).String(), "dev", "node")
 		ip("link", "set", "node", "up")
 		return nil

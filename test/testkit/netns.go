@@ -76,6 +76,10 @@ func NewNetNS(t testing.TB) NetNS {
 	return n
 }
 
+// Path returns a path of the namespace for programs. /proc/PID/ns/net is not that
+// of this process: its main thread can be inside Do.
+func (n NetNS) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.File.Fd()) }
+
 // Do runs a function on a thread in the namespace. Sockets and programs that
 // the function creates stay in it; goroutines that it starts are outside.
 func (n NetNS) Do(do func() error) error {
