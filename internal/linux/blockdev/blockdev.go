@@ -1,10 +1,11 @@
-// Package blockdev reads properties of block devices.
+// Package blockdev opens block devices, and reads and changes their properties.
 package blockdev
 
 import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -47,4 +48,40 @@ func rdev(name string, st *unix.Stat_t) (major, minor uint32, err error) {
 		return 0, 0, fmt.Errorf("%s is %w", name, ErrNotBlock)
 	}
 	return unix.Major(uint64(st.Rdev)), unix.Minor(uint64(st.Rdev)), nil
+}
+
+// ErrGone is returned for a device that does not exist any more.
+var ErrGone = errors.New("the block device does not exist")
+
+// Open opens a device for reading, if its node still has this number.
+// ErrGone: neither node nor device exist.
+func Open(path string, major, minor uint32) (*os.File, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
+		return nil, fmt.Errorf("open %s: %w (%v)", path, ErrGone, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	haveMajor, haveMinor, err := RdevOf(f)
+	if err == nil && (haveMajor != major || haveMinor != minor) {
+		err = fmt.Errorf("%s is the device %d:%d, not %d:%d: mount devtmpfs at /dev", path, haveMajor, haveMinor, major, minor)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// SetReadOnly makes a device refuse or accept writes, also one in use.
+func SetReadOnly(f *os.File, readOnly bool) error {
+	value := 0
+	if readOnly {
+		value = 1
+	}
+	if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, value); err != nil {
+		return fmt.Errorf("%s: BLKROSET: %w", f.Name(), err)
+	}
+	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/blockdev"
 	"github.com/cleatproject/cleat/internal/linux/holders"
 	"github.com/cleatproject/cleat/internal/linux/retry"
 )
@@ -84,12 +85,5 @@ func (k *Kernel) SetReadOnly(d Device, readOnly bool) error {
 		return err
 	}
 	defer f.Close()
-	value := 0
-	if readOnly {
-		value = 1
-	}
-	if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.BLKROSET, value); err != nil {
-		return fmt.Errorf("%s: BLKROSET: %w", d.Path, err)
-	}
-	return nil
+	return blockdev.SetReadOnly(f, readOnly)
 }

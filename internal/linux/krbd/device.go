@@ -1,18 +1,15 @@
 package krbd
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/blockdev"
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
@@ -40,7 +37,7 @@ type Device struct {
 }
 
 // ErrGone is returned for a device that does not exist any more.
-var ErrGone = errors.New("the RBD device does not exist")
+var ErrGone = blockdev.ErrGone
 
 // List lists the mapped images. It reads sysfs alone, which never blocks.
 func (k *Kernel) List() ([]Device, error) {
@@ -188,24 +185,5 @@ func (d *Device) parseConfig(line string) {
 	d.MappedRO = d.MappedRO || d.Snapshot != ""
 }
 
-// Open opens a device for reading.
-func (k *Kernel) Open(d Device) (*os.File, error) {
-	f, err := os.Open(d.Path)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
-		return nil, fmt.Errorf("open %s: %w (%v)", d.Path, ErrGone, err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("stat %s: %w", d.Path, err)
-	}
-	rdev := uint64(st.Rdev)
-	if st.Mode&unix.S_IFMT != unix.S_IFBLK || unix.Major(rdev) != d.Major || unix.Minor(rdev) != d.Minor {
-		f.Close()
-		return nil, errs.Errorf(errs.Precondition, "%s is not the device %d:%d: mount devtmpfs at %s", d.Path, d.Major, d.Minor, k.Dev)
-	}
-	return f, nil
-}
+// Open opens a device for reading. ErrGone: it does not exist.
+func (k *Kernel) Open(d Device) (*os.File, error) { return blockdev.Open(d.Path, d.Major, d.Minor) }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
 // Kernel is a kernel with RBD. Its fields are replaced in tests.
@@ -33,7 +34,7 @@ type Kernel struct {
 
 // Host returns this machine's kernel.
 func Host() *Kernel {
-	return &Kernel{Sys: "/sys", Dev: "/dev", Write: write, AddKey: addKey, Load: load}
+	return &Kernel{Sys: "/sys", Dev: "/dev", Write: sysfs.Write, AddKey: addKey, Load: load}
 }
 
 func (k *Kernel) bus(elements ...string) string {
@@ -54,20 +55,6 @@ func (k *Kernel) ready(ctx context.Context) error {
 		cause = err
 	}
 	return errs.Errorf(errs.Unsupported, "this kernel has no RBD driver, and the module rbd cannot be loaded (%w): install the kernel's package with the module rbd on this node, or run `modprobe rbd`", cause)
-}
-
-// write makes one write(2): the kernel executes it as one request.
-func write(path, text string) error {
-	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	defer func() { _ = unix.Close(fd) }()
-	// The error does not have the text.
-	if _, err := unix.Write(fd, []byte(text)); err != nil {
-		return &fs.PathError{Op: "write", Path: path, Err: err}
-	}
-	return nil
 }
 
 // addKey uses the keyring of this thread, which no other one can read and which

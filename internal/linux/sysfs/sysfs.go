@@ -1,5 +1,6 @@
 // Package sysfs reads files, links and directories of sysfs with few system
-// calls. Reads never block: anything but a regular attribute is an error.
+// calls, and writes attributes. Reads never block: anything but a regular
+// attribute is an error.
 package sysfs
 
 import (
@@ -115,6 +116,21 @@ func (d Dir) list() (names []string, err error) {
 		}
 		_, _, names = unix.ParseDirent(entries[:n], -1, names)
 	}
+}
+
+// Write makes one write(2): the kernel executes it as one request. It can block,
+// unlike reads, for as long as the request takes. The error does not have the
+// text.
+func Write(path, text string) error {
+	fd, err := open(unix.AT_FDCWD, path, unix.O_WRONLY)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if _, err := unix.Write(fd, []byte(text)); err != nil {
+		return &fs.PathError{Op: "write", Path: path, Err: err}
+	}
+	return nil
 }
 
 // IsAbsent reports errors for a missing file, or a device removed during a
