@@ -15,7 +15,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -24,8 +23,8 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cephconf"
+	"github.com/cleatproject/cleat/internal/deviceop"
 	"github.com/cleatproject/cleat/internal/linux/krbd"
-	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -54,7 +53,7 @@ type Config struct {
 type Attacher struct {
 	config Config
 	kernel *krbd.Kernel
-	ops    *op.Operations
+	ops    *deviceop.Operations
 	// Devices whose flush error Detach has returned.
 	flushFailed sync.Map
 
@@ -64,21 +63,16 @@ type Attacher struct {
 
 var _ node.Attacher = (*Attacher)(nil)
 
-const (
-	defaultTimeout = time.Minute
-	// otherWait is how long an operation waits for another one on its image.
-	otherWait = 3 * time.Second
-	// maxOperations is a limit for those that wait for a cluster without end:
-	// each takes a thread.
-	maxOperations = 128
-)
+const defaultTimeout = time.Minute
 
 // New returns an Attacher. Close it.
 func New(c Config) *Attacher {
 	if c.Timeout == 0 {
 		c.Timeout = defaultTimeout
 	}
-	a := &Attacher{config: c, kernel: c.Kernel, ops: op.New(context.Background(), otherWait), stalls: map[string]stall{}}
+	a := &Attacher{config: c, kernel: c.Kernel, stalls: map[string]stall{}, ops: deviceop.New(deviceop.Config{
+		Object: "RBD image", Storage: "Ceph cluster", Lock: filepath.Join(c.Dir, "rbd.lock"), Timeout: c.Timeout,
+	})}
 	if a.kernel == nil {
 		a.kernel = krbd.Host()
 	}
@@ -252,13 +246,4 @@ func (a *Attacher) only(t node.Target) (krbd.Device, error) {
 		return krbd.Device{}, errs.Errorf(errs.Precondition, "the volume has %d RBD devices instead of one", len(devices))
 	}
 	return devices[0], nil
-}
-
-func (a *Attacher) lockPath() string { return filepath.Join(a.config.Dir, "rbd.lock") }
-
-func (a *Attacher) openLock() (*os.File, error) {
-	if err := os.MkdirAll(a.config.Dir, 0o700); err != nil {
-		return nil, err
-	}
-	return os.OpenFile(a.lockPath(), os.O_RDWR|os.O_CREATE, 0o600)
 }

@@ -18,11 +18,8 @@ type stall struct {
 // devices, wait for the cluster longer than usual.
 func (a *Attacher) waiting(l access.RBD, devices []krbd.Device) error {
 	usual := a.config.Timeout / 3
-	name := name(l.Pool, l.Image)
-	for _, r := range a.ops.Running() {
-		if d := time.Since(r.Since); r.Keys[0] == name && d > usual {
-			return errs.Errorf(errs.Unavailable, "%s of the RBD image %s has waited %v for the Ceph cluster: it does not answer, or its pool is full", r.What, name, d.Round(time.Second))
-		}
+	if err := a.ops.Waiting(name(l.Pool, l.Image), usual); err != nil {
+		return errs.Errorf(errs.Unavailable, "%w: it does not answer, or its pool is full", err)
 	}
 	for _, d := range devices {
 		if waited := a.stalled(d); waited > usual {
