@@ -21,7 +21,7 @@ const (
 // OfMount lists the users of a mount in this mount namespace: mounts, loop
 // devices and processes below it.
 func OfMount(ctx context.Context, target string) string {
-	s := newSearch(ctx)
+	s := newSearch(ctx, bound)
 	s.mountsBelow(target)
 	s.loopsBelow(target)
 	s.processesBelow(target)
@@ -31,11 +31,26 @@ func OfMount(ctx context.Context, target string) string {
 // OfDevice lists the users of a block device: stacked devices, mounts in any
 // namespace, and processes that have it open.
 func OfDevice(ctx context.Context, major, minor uint32) string {
-	s := newSearch(ctx)
+	return searchDevice(ctx, bound, major, minor).text()
+}
+
+// longBound is for a search whose result decides.
+const longBound = 5 * time.Second
+
+// UsersOfDevice is OfDevice with more time, for devices whose kernel driver does
+// not refuse to remove those in use. found is also true if the search did not
+// end in time.
+func UsersOfDevice(ctx context.Context, major, minor uint32) (users string, found bool) {
+	s := searchDevice(ctx, longBound, major, minor)
+	return s.text(), len(s.found) > 0 || s.late
+}
+
+func searchDevice(ctx context.Context, bound time.Duration, major, minor uint32) *search {
+	s := newSearch(ctx, bound)
 	s.devicesAbove(major, minor)
 	s.mountsOf(major, minor)
 	s.processesWith(major, minor)
-	return s.text()
+	return s
 }
 
 type search struct {
@@ -45,7 +60,7 @@ type search struct {
 	late     bool
 }
 
-func newSearch(ctx context.Context) *search {
+func newSearch(ctx context.Context, bound time.Duration) *search {
 	return &search{ctx: ctx, deadline: time.Now().Add(bound)}
 }
 

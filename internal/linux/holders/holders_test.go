@@ -58,7 +58,7 @@ func TestSearchThatIsLate(t *testing.T) {
 		"enough, late":  {[]string{"1", "2", "3", "4", "5"}, true, "1; 2; 3; 4; 5"},
 		"nothing":       {nil, false, "no users visible in /proc"},
 	} {
-		s := newSearch(t.Context())
+		s := newSearch(t.Context(), bound)
 		s.found = c.found
 		if c.late {
 			s.deadline = time.Now().Add(-time.Second)
