@@ -10,8 +10,9 @@ import (
 )
 
 // Attacher turns locators of one protocol into block devices of this machine.
-// It keeps no record: the kernel knows attached devices, which Target
-// identifies. node/nodetest tests every sentence here.
+// The kernel knows attached devices, which Target identifies. An attacher keeps
+// a record only of what the kernel does not know. node/nodetest tests every
+// sentence here.
 //
 // In this process, calls for a volume are serial, except for Inspect and Held.
 // Other processes can make any call at any time. The Manager holds Lock while
@@ -74,6 +75,9 @@ type Attacher interface {
 type Target struct {
 	// Nil only in Detach, for a device that Held listed without a locator.
 	Locator access.Access
+	// The volume's id, for Attach alone: Held returns it, if the storage does
+	// not know it.
+	Volume volume.ID
 	// What is known of the attached device: all of it, Backing alone (from
 	// Inspect, if the caller was killed during Attach), or nothing. It
 	// identifies the device of a deleted or replaced volume. It can be stale:
@@ -114,6 +118,10 @@ type Attachment struct {
 	Device Device
 	Size   int64
 	File   *os.File
+	// FlushUncertain: the kernel can answer a flush without data with success
+	// although the storage did not execute it. btrfs relies on such flushes, so
+	// it is not mounted.
+	FlushUncertain bool
 }
 
 // Presence is a volume's state in its storage.
@@ -130,6 +138,9 @@ const (
 	Truncated Presence = "truncated"
 	// Replaced: the device's volume was deleted or replaced.
 	Replaced Presence = "replaced"
+	// Lost: the kernel has removed the device, which is reported as it was, since
+	// it can still be mounted. Only a new stage makes another.
+	Lost Presence = "lost"
 	// Unreachable: the storage is not on this machine.
 	Unreachable Presence = "unreachable"
 )
@@ -149,11 +160,13 @@ type Info struct {
 	Allocated int64 // bytes of storage
 	// Interval for discarding free blocks; 0 means never.
 	TrimInterval time.Duration
+	// Further adverse conditions of an attached volume.
+	Conditions []volume.Condition
 }
 
 // Held is a storage's device in the kernel.
 type Held struct {
-	Volume  volume.ID
-	Locator access.Access // nil: deleted or replaced
+	Volume  volume.ID     // empty: not known
+	Locator access.Access // nil: deleted or replaced, or not known
 	Device  Device
 }

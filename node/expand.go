@@ -57,7 +57,12 @@ func (m *Manager) growVolume(ctx context.Context, r ExpandRequest, p inUse) erro
 	case p.info.Size >= r.Size.Required:
 		return nil
 	case m.config.Grower == nil:
-		return errs.Errorf(errs.Precondition, "volume %s has %d bytes, which is not within the requested range %s; call ControllerExpandVolume first", r.Volume, p.info.Size, r.Size)
+		// The kernel can learn of a larger volume late.
+		size, err := p.attacher.Resize(ctx, p.target)
+		if err == nil && size < r.Size.Required {
+			err = errs.Errorf(errs.Precondition, "volume %s has %d bytes, which is not within the requested range %s; call ControllerExpandVolume first", r.Volume, size, r.Size)
+		}
+		return err
 	}
 	if _, err := m.config.Grower.Expand(ctx, p.engine, r.Size); err != nil {
 		return err

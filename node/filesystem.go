@@ -48,6 +48,9 @@ func (g filesystem) mount(ctx context.Context) error {
 		}
 		there = false
 	}
+	if err := g.checkFlushes(mkfs.Type(g.capability.FSType)); err != nil {
+		return err
+	}
 	if !there && g.format != nil {
 		if err := g.format.run(ctx, d); err != nil {
 			return err
@@ -133,7 +136,14 @@ func (g filesystem) check(info mkfs.Info) error {
 	case wanted != "" && wanted != string(info.Type):
 		return errs.Errorf(errs.Precondition, "the volume has file system %s, the request asks for fs_type %s", info.Type, wanted)
 	}
-	return nil
+	return g.checkFlushes(info.Type)
+}
+
+func (g filesystem) checkFlushes(t mkfs.Type) error {
+	if t != mkfs.Btrfs || !g.attachment.FlushUncertain {
+		return nil
+	}
+	return errs.Errorf(errs.Precondition, "btrfs can be damaged on %s: the target has a volatile write cache, and the kernel can lose flushes when the connection breaks; use ext4 or xfs, a target without such a cache, or accept it with acceptFlushLoss in the volume_context", g.attachment.Device.Path)
 }
 
 func (g filesystem) create(ctx context.Context, t mkfs.Type) (*mount.Tree, error) {

@@ -33,6 +33,8 @@ const (
 	ReasonBackingFileForeign = "BackingFileForeign"
 	// ReasonBackingFileTruncated: shorter than the volume.
 	ReasonBackingFileTruncated = "BackingFileTruncated"
+	// ReasonDeviceLost: the kernel has removed the device.
+	ReasonDeviceLost = "DeviceLost"
 	// ReasonStorageUnreachable: not on this machine.
 	ReasonStorageUnreachable = "StorageUnreachable"
 )
@@ -137,6 +139,9 @@ func (m *Manager) checkStage(ctx context.Context, rec stageRecord, all *conditio
 		return err
 	}
 	checkPresence(v, all)
+	for _, c := range v.Conditions {
+		all.add(c.Severity, c.Reason, c.Message)
+	}
 	if v.Device.IsZero() {
 		all.add(volume.Inaccessible, ReasonUnmounted, "the volume is staged at "+rec.Staging+", but its device is gone; stage it again")
 		return nil
@@ -177,6 +182,8 @@ func checkPresence(v Info, all *conditions) {
 		all.add(volume.DataLoss, ReasonBackingFileTruncated, fmt.Sprint(v.Problem))
 	case Replaced:
 		all.add(volume.DataLoss, ReasonBackingFileDeleted, fmt.Sprint(v.Problem, "; its data can be read until the volume is unstaged: copy it to another volume"))
+	case Lost:
+		all.add(volume.Inaccessible, ReasonDeviceLost, fmt.Sprint(v.Problem, "; delete the pods that use the volume, so that it is unstaged and staged again"))
 	case Unreachable:
 		all.add(volume.Inaccessible, ReasonStorageUnreachable, fmt.Sprint(v.Problem))
 	}

@@ -154,6 +154,9 @@ func (m *Manager) findStage(ctx context.Context, rec stageRecord) (staged, error
 	if at.info.Presence == Replaced {
 		return at, errs.Errorf(errs.Precondition, "the device staged at %s no longer belongs to the volume: %w; unstage the volume first", rec.Staging, at.info.Problem)
 	}
+	if at.info.Presence == Lost {
+		return at, errs.Errorf(errs.Precondition, "the device staged at %s is gone: %w; unstage the volume first", rec.Staging, at.info.Problem)
+	}
 	if rec.Capability.Block {
 		at.live = true
 		return at, nil
@@ -191,7 +194,7 @@ func (m *Manager) stage(ctx context.Context, r StageRequest, rec stageRecord, co
 	if err != nil {
 		return err
 	}
-	s.target.Secrets = r.Secrets
+	s.target.Volume, s.target.Secrets = r.Volume, r.Secrets
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return err
@@ -211,7 +214,6 @@ func (m *Manager) stage(ctx context.Context, r StageRequest, rec stageRecord, co
 		}()
 		crashpoint.Hit("stage.recorded")
 	}
-	s.target.Secrets = r.Secrets
 	attachment, err := s.attacher.Attach(ctx, s.target, Use{Block: rec.Capability.Block, ReadOnly: rec.Capability.Block && rec.Capability.readOnly()})
 	if err != nil {
 		return err

@@ -262,8 +262,7 @@ func testDeleted(t *trial) {
 		t.Delete("v")
 		t.Attacher = t.New()
 		if t.Unseen {
-			t.wantAttached(v, d, false)
-			t.wantWrites(d, true)
+			t.wantDeleted(v, d)
 			t.detach(v)
 			t.detach(v)
 			t.wantHeld()
@@ -281,6 +280,20 @@ func testDeleted(t *trial) {
 		if i := t.inspect(v); !i.Device.IsZero() || i.Presence != node.Missing {
 			t.Errorf("Inspect after Detach: %+v, want missing", i)
 		}
+	}
+}
+
+// wantDeleted checks the device of a deleted volume, which the attacher cannot
+// see.
+func (t *trial) wantDeleted(v node.Target, d node.Device) {
+	t.Helper()
+	if !t.Vanishes {
+		t.wantAttached(v, d, false)
+		t.wantWrites(d, true)
+		return
+	}
+	if i := t.inspect(v); i.Device != d || i.Presence != node.Lost || i.Problem == nil {
+		t.Errorf("Inspect: %+v; want the device %+v, lost, and the problem", i, d)
 	}
 }
 
@@ -327,9 +340,11 @@ func testReplacedUnseen(t *trial) {
 		t.Errorf("attached as %+v, want another device than %+v, with another backing", d, old)
 	}
 	t.wantText(d.Path, "\x00\x00\x00")
-	t.wantText(old.Path, "old")
+	if !t.Vanishes {
+		t.wantText(old.Path, "old")
+	}
 	t.wantHeld(d, old)
-	t.wantAttached(v, old, false)
+	t.wantDeleted(v, old)
 	t.detach(v)
 	t.wantHeld(d)
 	t.wantKind("Attach of the replaced volume", testkit.Err(t.Attach(t.Context(), v, node.Use{Block: true})), errs.NotFound)

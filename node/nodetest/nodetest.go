@@ -34,6 +34,8 @@ type Rig struct {
 	// Unseen: the attacher cannot see the storage without attaching, and a
 	// volume's locator identifies it.
 	Unseen bool
+	// Vanishes: the device of a deleted volume ends with the volume.
+	Vanishes bool
 	// Truncate makes a volume shorter than its size.
 	Truncate func(id volume.ID)
 	// CreateForeign creates a non-volume under a volume's name.
@@ -107,7 +109,9 @@ func newTrial(t *testing.T, newRig func(*testing.T) Rig) *trial {
 }
 
 // volume creates a volume that was never attached.
-func (t *trial) volume(id volume.ID) node.Target { return node.Target{Locator: t.Create(id, size)} }
+func (t *trial) volume(id volume.ID) node.Target {
+	return node.Target{Locator: t.Create(id, size), Volume: id}
+}
 
 // attached creates and attaches a volume. The target has only Backing, as known
 // to a caller killed during Attach.

@@ -27,6 +27,8 @@ type NVMe struct {
 
 	// AcceptUUIDChange: it can differ from before.
 	AcceptUUIDChange bool
+	// AcceptFlushLoss: btrfs is mounted although the kernel can lose a flush.
+	AcceptFlushLoss bool
 
 	// Names of secret keys, never the keys.
 	DHChapKey, DHChapCtrlrKey, TLSKey string
@@ -46,6 +48,7 @@ const (
 	keyUUID        = "uuid"
 	keyNGUID       = "nguid"
 	keyAccept      = "acceptUuidChange"
+	keyFlushLoss   = "acceptFlushLoss"
 	keyHostNQN     = "hostNQN"
 	keyLoss        = "ctrlLossTmo"
 	keyDelay       = "reconnectDelay"
@@ -63,7 +66,7 @@ func nvmeDialect() dialect {
 		protocol: protocolNVMe,
 		keys: map[string][]string{
 			keyType: {"trtype", "transport"}, keyAddr: {"traddr"}, keyPort: {"trsvcid"}, keyConnections: nil,
-			keyNQN: {"subnqn"}, keyNSID: nil, keyUUID: nil, keyNGUID: nil, keyAccept: nil, keyHostNQN: nil,
+			keyNQN: {"subnqn"}, keyNSID: nil, keyUUID: nil, keyNGUID: nil, keyAccept: nil, keyFlushLoss: nil, keyHostNQN: nil,
 			keyLoss:  {"ctrlr_loss_timeout_sec", "ctrl_loss_tmo"},
 			keyDelay: {"reconnect_delay_sec", "reconnect_delay"},
 			keyFast:  {"fast_io_fail_timeout_sec", "fast_io_fail_tmo"}, keyQueues: {"num_io_queues", "nr_io_queues"},
@@ -156,6 +159,9 @@ func (n *NVMe) readNamespace(f fields) (err error) {
 			return fmt.Errorf("%s %s is not 32 hexadecimal digits", keyNGUID, Quote(s))
 		}
 	}
+	if n.AcceptFlushLoss, err = f.flag(keyFlushLoss); err != nil {
+		return err
+	}
 	n.AcceptUUIDChange, err = f.flag(keyAccept)
 	return err
 }
@@ -228,14 +234,12 @@ func (n NVMe) encode() map[string]string {
 	if n.IOQueues != 0 {
 		out[keyQueues] = strconv.Itoa(n.IOQueues)
 	}
-	if n.AcceptUUIDChange {
-		out[keyAccept] = "true"
-	}
-	if n.HeaderDigest {
-		out[keyHDigest] = "true"
-	}
-	if n.DataDigest {
-		out[keyDDigest] = "true"
+	for key, on := range map[string]bool{
+		keyAccept: n.AcceptUUIDChange, keyFlushLoss: n.AcceptFlushLoss, keyHDigest: n.HeaderDigest, keyDDigest: n.DataDigest,
+	} {
+		if on {
+			out[key] = "true"
+		}
 	}
 	return out
 }
@@ -256,6 +260,15 @@ var nodes = [16]byte{0x5d, 0x0e, 0x6b, 0x1c, 0x93, 0x4f, 0x4a, 0x27, 0xb8, 0x61,
 // NVMe specification. Nodes of clusters that share a target need a prefix
 // ("east/node-1").
 func HostNQN(node string) string { return uuidNQN + nameUUID(node) }
+
+// HostID returns the host ID for a host NQN: newer kernels demand a pair that
+// does not change. It is the UUID of the NQN, if it has one, as nvme-cli does.
+func HostID(hostNQN string) string {
+	if id, found := strings.CutPrefix(hostNQN, uuidNQN); found && uuidPattern().MatchString(strings.ToLower(id)) {
+		return strings.ToLower(id)
+	}
+	return nameUUID(hostNQN)
+}
 
 // nameUUID returns a UUID of version 5 (RFC 9562, section 5.5).
 func nameUUID(name string) string {

@@ -1,0 +1,205 @@
+package nvme
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	kernel "github.com/cleatproject/cleat/internal/linux/nvme"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// host is how a volume's connections identify this machine.
+type host struct{ nqn, id string }
+
+func (a *Attacher) host(l access.NVMe) host {
+	nqn := l.HostNQN
+	if nqn == "" {
+		nqn = a.config.HostNQN
+	}
+	return host{nqn, access.HostID(nqn)}
+}
+
+// path is one way to a subsystem.
+type path struct {
+	nqn, hostNQN string
+	address      netip.AddrPort
+}
+
+// keepAlive is the kernel's default, in seconds: a silent target is noticed
+// after 7 seconds.
+const keepAlive = 5
+
+// defaultTimeouts survive an outage of a minute without an error, and let I/O
+// fail after it. The kernel goes on trying to connect.
+func defaultTimeouts() access.Timeouts {
+	return access.Timeouts{Loss: access.Sec(-1), Delay: access.Sec(2), FastFail: access.Sec(60)}
+}
+
+// connection returns what the kernel is asked for. The keys are read now.
+func (a *Attacher) connection(l access.NVMe, h host, at netip.AddrPort) (kernel.Connection, error) {
+	t := l.Timeouts.Or(defaultTimeouts())
+	c := kernel.Connection{
+		Transport: l.Transport, Address: at, NQN: l.NQN, HostNQN: h.nqn, HostID: h.id,
+		Loss: t.Loss.N, Delay: t.Delay.N, FastFail: t.FastFail.N, KeepAlive: keepAlive,
+		IOQueues: l.IOQueues, HeaderDigest: l.HeaderDigest, DataDigest: l.DataDigest,
+	}
+	if l.TLSKey != "" {
+		return c, errs.Errorf(errs.Unsupported, "the volume requires TLS (tlsKey), which the NVMe attacher of this release does not do; use DH-HMAC-CHAP, and a network that you trust")
+	}
+	var err error
+	if c.Key, err = a.key(l.DHChapKey); err == nil {
+		c.TargetKey, err = a.key(l.DHChapCtrlrKey)
+	}
+	return c, err
+}
+
+const maxKey = 4096
+
+// key reads a DH-HMAC-CHAP key.
+func (a *Attacher) key(name string) (string, error) {
+	if name == "" {
+		return "", nil
+	}
+	if a.config.KeyDir == "" {
+		return "", errs.Errorf(errs.Precondition, "the volume requires the key %s, and this node has no directory of keys: set --nvme-key-dir", name)
+	}
+	dir, err := os.OpenRoot(a.config.KeyDir)
+	if err != nil {
+		return "", errs.Errorf(errs.Precondition, "the directory of NVMe keys: %w", err)
+	}
+	defer dir.Close()
+	f, err := dir.Open(name)
+	if err != nil {
+		return "", errs.Errorf(errs.Precondition, "the key %s of the volume: %w", name, err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxKey))
+	key := strings.TrimSpace(string(text))
+	if err == nil && !strings.HasPrefix(key, "DHHC-1:") {
+		err = errs.Errorf(errs.Precondition, "the file %s of %s is not a DH-HMAC-CHAP key, which begins with DHHC-1:", name, a.config.KeyDir)
+	}
+	return key, err
+}
+
+// connectPaths connects the paths of a volume that have no controller. One is
+// enough; Run adds the others later. Without the kernel's multipath each
+// controller would be a disk of its own, so one is used.
+func (a *Attacher) connectPaths(ctx context.Context, l access.NVMe, h host) error {
+	have, err := a.controllersOf(record{NQN: l.NQN, HostNQN: h.nqn})
+	if err != nil {
+		return err
+	}
+	connected, live := map[netip.AddrPort]bool{}, false
+	for _, c := range have {
+		connected[c.Address] = true
+		live = live || c.State == kernel.StateLive
+	}
+	var failed []error
+	for _, p := range l.Paths {
+		if connected[p] || live && !a.kernel.IsMultipath() {
+			continue
+		}
+		if err := a.connectPath(ctx, l, h, p); err != nil {
+			failed = append(failed, err)
+			continue
+		}
+		live = true
+		crashpoint.Hit("nvme.path-connected")
+	}
+	if live {
+		for _, err := range failed {
+			a.log.WarnContext(ctx, "NVMe path is down, will retry", "nqn", l.NQN, "err", err)
+		}
+		return nil
+	}
+	if len(failed) == 0 {
+		return a.unreachable(record{NQN: l.NQN, Locator: access.Encode(l)}, attached{controllers: have})
+	}
+	return joinPaths(failed)
+}
+
+// joinPaths has the kind of the first error.
+func joinPaths(failed []error) error {
+	if len(failed) == 1 {
+		return failed[0]
+	}
+	return errs.Errorf(errs.KindOf(failed[0]), "no path works: %w", errors.Join(failed...))
+}
+
+func (a *Attacher) connectPath(ctx context.Context, l access.NVMe, h host, at netip.AddrPort) error {
+	c, err := a.connection(l, h, at)
+	if err != nil {
+		return err
+	}
+	if err := probe(ctx, c); err != nil {
+		return err
+	}
+	return a.connects.run(ctx, at, func() error {
+		err := a.kernel.Connect(ctx, c)
+		if errors.Is(err, errs.Exists) {
+			return nil
+		}
+		return err
+	})
+}
+
+// probeBound is less than the kernel takes for a target that is silent.
+const probeBound = 2 * time.Second
+
+// probe makes sure that something accepts connections at the address: in the
+// kernel, each connect to a silent target delays all others.
+func probe(ctx context.Context, c kernel.Connection) error {
+	if c.Transport != "tcp" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeBound)
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", c.Address.String())
+	if err != nil {
+		return errs.Errorf(errs.Unavailable, "the target of %s cannot be reached: %w", c.NQN, err)
+	}
+	return conn.Close()
+}
+
+// connects makes connections one after the other, as the kernel does, so that the
+// error of a caller that waits can name the target.
+type connects struct {
+	slot chan struct{}
+
+	mu     sync.Mutex
+	target netip.AddrPort // of the connection in progress
+	since  time.Time
+}
+
+// queueBound limits the wait for other connections: the kernel's own limit for
+// one is a minute.
+const queueBound = 30 * time.Second
+
+func (q *connects) run(ctx context.Context, target netip.AddrPort, connect func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, queueBound)
+	defer cancel()
+	select {
+	case q.slot <- struct{}{}:
+		defer func() { <-q.slot }()
+	case <-ctx.Done():
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		return errs.Errorf(errs.Unavailable, "connect to %v: the kernel makes one NVMe connection at a time, and that to %v has taken %v: repair or remove that target (%w)", target, q.target, time.Since(q.since).Round(time.Second), ctx.Err())
+	}
+	q.mu.Lock()
+	q.target, q.since = target, time.Now()
+	q.mu.Unlock()
+	return connect()
+}
+
+func (p path) String() string { return fmt.Sprintf("%s at %v", p.nqn, p.address) }

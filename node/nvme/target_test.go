@@ -1,0 +1,98 @@
+package nvme_test
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/google/uuid"
+
+	kernel "github.com/cleatproject/cleat/internal/linux/nvme"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// kernelTarget is the kernel's own target (nvmet), configured through configfs:
+// one subsystem with one namespace for each volume, in files.
+type kernelTarget struct {
+	*testing.T
+	dir     string
+	port    string
+	volumes map[string]string // subsystem by id
+	last    int
+}
+
+const nvmet = "/sys/kernel/config/nvmet"
+
+var portAddress = netip.MustParseAddrPort("127.0.0.1:4420")
+
+// newTarget shares the port with targets of other tests. The port has a
+// subsystem without a volume, since it does not listen without one.
+func newTarget(t *testing.T) *kernelTarget {
+	k := &kernelTarget{T: t, dir: t.TempDir(), port: nvmet + "/ports/1", volumes: map[string]string{}}
+	if err := os.Mkdir(k.port, 0o755); err == nil {
+		k.write(k.port+"/addr_adrfam", "ipv4")
+		k.write(k.port+"/addr_trtype", "tcp")
+		k.write(k.port+"/addr_traddr", portAddress.Addr().String())
+		k.write(k.port+"/addr_trsvcid", strconv.Itoa(int(portAddress.Port())))
+		const empty = "nqn.2024-01.example:empty"
+		testkit.Must(k, os.Mkdir(nvmet+"/subsystems/"+empty, 0o755), os.Symlink(nvmet+"/subsystems/"+empty, k.port+"/subsystems/"+empty))
+	}
+	t.Cleanup(func() {
+		for id := range k.volumes {
+			k.remove(id)
+		}
+	})
+	return k
+}
+
+func (k *kernelTarget) write(path, text string) {
+	k.Helper()
+	testkit.Must(k, os.WriteFile(path, []byte(text), 0))
+}
+
+func (k *kernelTarget) create(id string, size int64) access.NVMe {
+	k.Helper()
+	k.last++
+	name := fmt.Sprintf("%s-%d", filepath.Base(k.dir), k.last)
+	l := access.NVMe{Transport: "tcp", Paths: []netip.AddrPort{portAddress}, NQN: "nqn.2024-01.example:" + filepath.Base(k.Name()) + "-" + id + "-" + uuid.NewString(), UUID: uuid.NewString()}
+	file := filepath.Join(k.dir, name)
+	testkit.Must(k, os.WriteFile(file, nil, 0o600), os.Truncate(file, size))
+	subsystem := nvmet + "/subsystems/" + l.NQN
+	testkit.Must(k, os.Mkdir(subsystem, 0o755))
+	k.write(subsystem+"/attr_allow_any_host", "1")
+	namespace := subsystem + "/namespaces/1"
+	testkit.Must(k, os.Mkdir(namespace, 0o755))
+	k.write(namespace+"/buffered_io", "1") // a file of tmpfs
+	k.write(namespace+"/device_uuid", l.UUID)
+	k.write(namespace+"/device_path", file)
+	k.write(namespace+"/enable", "1")
+	testkit.Must(k, os.Symlink(subsystem, k.port+"/subsystems/"+l.NQN))
+	k.volumes[id] = l.NQN
+	return l
+}
+
+// remove removes a volume, and waits until the host has noticed.
+func (k *kernelTarget) remove(id string) {
+	k.Helper()
+	nqn := k.volumes[id]
+	delete(k.volumes, id)
+	subsystem := nvmet + "/subsystems/" + nqn
+	k.write(subsystem+"/namespaces/1/enable", "0")
+	testkit.Eventually(k, "the host has removed the disk", func() bool {
+		disks, err := kernel.Host().Namespaces(nqn)
+		return err == nil && len(disks) == 0
+	})
+	testkit.Must(k, os.Remove(k.port+"/subsystems/"+nqn), os.Remove(subsystem+"/namespaces/1"), os.Remove(subsystem))
+}
+
+func (k *kernelTarget) grow(id string, size int64) {
+	k.Helper()
+	namespace := nvmet + "/subsystems/" + k.volumes[id] + "/namespaces/1"
+	file := testkit.Value(os.ReadFile(namespace + "/device_path"))(k)
+	testkit.Must(k, os.Truncate(string(file[:len(file)-1]), size))
+	k.write(namespace+"/revalidate_size", "1")
+}

@@ -1,0 +1,180 @@
+package nvme
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/cleatproject/cleat/internal/linux/kmsg"
+)
+
+// With native multipath, Linux answers a flush without data with success if the
+// connection breaks under it: nvme_failover_req moves the bios of the request to
+// another path, and such a flush has none. The data is lost if the target loses
+// its volatile cache then. The host cannot repair this: the volume gets a
+// condition.
+//
+// sysfs does not count broken connections; the kernel's log has them. It is read
+// every few seconds, and at the start from where the last process stopped.
+
+// interruption is a broken connection in the log.
+type interruption struct {
+	seq  uint64
+	nqn  string
+	text string
+}
+
+// interrupted returns the interruptions in messages. names are the subsystems of
+// controllers whose connection is older than the messages, and is updated.
+func interrupted(records []kmsg.Record, names map[string]string) (all []interruption) {
+	for _, r := range records {
+		name, message, found := splitDevice(r.Text)
+		if !found {
+			continue
+		}
+		if _, rest, found := strings.Cut(message, `new ctrl: NQN "`); found {
+			names[name], _, _ = strings.Cut(rest, `"`)
+			continue
+		}
+		for _, sign := range []string{"starting error recovery", "resetting controller", "Reconnecting in", "Removing ctrl", "Removing controller"} {
+			if strings.Contains(message, sign) && names[name] != "" {
+				all = append(all, interruption{r.Seq, names[name], r.Text})
+				break
+			}
+		}
+	}
+	return all
+}
+
+// splitDevice splits "nvme nvme3: text".
+func splitDevice(text string) (name, message string, found bool) {
+	text, found = strings.CutPrefix(text, "nvme ")
+	name, message, ok := strings.Cut(text, ": ")
+	return name, message, found && ok && strings.HasPrefix(name, "nvme")
+}
+
+// watcher is what Run knows of the kernel's log.
+type watcher struct {
+	log   *kmsg.Log         // nil: it cannot be read
+	names map[string]string // subsystems of controllers
+	last  uint64            // the newest message seen, also by earlier processes
+}
+
+func (a *Attacher) newWatcher() (w watcher, err error) {
+	w.names = map[string]string{}
+	if w.last, err = a.records.position(); err != nil {
+		return w, err
+	}
+	w.log, err = kmsg.Open()
+	return w, err
+}
+
+func (w *watcher) close() {
+	if w.log != nil {
+		w.log.Close()
+	}
+}
+
+// checkLog records the interruptions since the last call.
+func (a *Attacher) checkLog(w *watcher) error {
+	if w.log == nil {
+		return nil
+	}
+	messages, err := w.log.Read()
+	if err != nil || len(messages) == 0 {
+		return err
+	}
+	all, err := a.records.all()
+	if err != nil {
+		return err
+	}
+	controllers, err := a.kernel.Controllers()
+	if err != nil {
+		return err
+	}
+	for _, c := range controllers {
+		if w.names[c.Name] == "" {
+			w.names[c.Name] = c.NQN
+		}
+	}
+	found := interrupted(messages, w.names)
+	for _, r := range all {
+		if what := uncertainty(r, found, messages[0].Seq, w.last); what != "" && r.Uncertain == "" {
+			err = errors.Join(err, a.setUncertain(r, what))
+		}
+	}
+	newest := messages[len(messages)-1].Seq
+	if err == nil && newest > w.last {
+		w.last = newest
+		err = a.records.putPosition(newest)
+	}
+	return err
+}
+
+// uncertainty says what happened to the connections of a volume since its disk
+// was found. first is the log's oldest message, last the newest that an earlier
+// call has seen.
+func uncertainty(r record, found []interruption, first, last uint64) string {
+	if r.Device.IsZero() {
+		return ""
+	}
+	for _, i := range found {
+		if i.nqn == r.NQN && i.seq > r.LogSeq {
+			return "a connection was interrupted: " + i.text
+		}
+	}
+	if seen := max(r.LogSeq, last); first > seen+1 {
+		return fmt.Sprintf("%d messages of the kernel's log were overwritten before they were read, so an interrupted connection can be among them", first-seen-1)
+	}
+	return ""
+}
+
+// setUncertain changes the record as it is now. The subsystem's lock is not
+// needed: Attach changes it only for another disk.
+func (a *Attacher) setUncertain(r record, what string) error {
+	now, found, err := a.records.read(r.name)
+	if err != nil || !found || now.Device != r.Device || now.LogSeq != r.LogSeq {
+		return err
+	}
+	now.Uncertain = fmt.Sprintf("%s, found at %s", what, time.Now().UTC().Format(time.RFC3339))
+	return a.records.put(now)
+}
+
+// logEnd returns the number of the newest message.
+func logEnd() (uint64, error) {
+	log, err := kmsg.Open()
+	if err != nil {
+		return 0, err
+	}
+	defer log.Close()
+	messages, err := log.Read()
+	if err != nil || len(messages) == 0 {
+		return 0, err
+	}
+	return messages[len(messages)-1].Seq, nil
+}
+
+const positionFile = "log-position"
+
+// position is the newest message that checkLog has seen in this boot.
+func (s records) position() (seq uint64, err error) {
+	data, err := os.ReadFile(filepath.Join(s.dir, positionFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	boot := ""
+	if _, err := fmt.Sscanf(string(data), "%s %d", &boot, &seq); err != nil || boot != s.boot {
+		return 0, nil
+	}
+	return seq, nil
+}
+
+func (s records) putPosition(seq uint64) error {
+	return writeFile(s.dir, positionFile, fmt.Appendf(nil, "%s %d\n", s.boot, seq))
+}
