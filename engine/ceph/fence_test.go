@@ -216,11 +216,7 @@ func (r *fenceRig) wantFenced(blocks []string, entries ...string) {
 			}
 		}
 	}
-	slices.Sort(got)
-	slices.Sort(entries)
-	if !slices.Equal(got, entries) {
-		r.Errorf("the blocklist has %q, want %q", got, entries)
-	}
+	testkit.Diff(r, "the blocklist", slices.Sorted(slices.Values(entries)), slices.Sorted(slices.Values(got)))
 }
 
 // wantDead: the client cannot write.
