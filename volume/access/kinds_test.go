@@ -242,4 +242,18 @@ func TestHostNQN(t *testing.T) {
 	}
 }
 
+// The kernel demands one host ID for each host NQN, and another one for another.
+func TestHostID(t *testing.T) {
+	for nqn, want := range map[string]string{
+		golden:                  "a88ad4e0-e383-577f-8051-f0dd5435882a",
+		"nqn.2024-01.example:a": "",
+		"nqn.2024-01.example:b": "",
+	} {
+		got := access.HostID(nqn)
+		if want != "" && got != want || len(got) != 36 || got == access.HostID(nqn+"x") || got != access.HostID(nqn) {
+			t.Errorf("the host ID of %s is %s", nqn, got)
+		}
+	}
+}
+
 const golden = "nqn.2014-08.org.nvmexpress:uuid:a88ad4e0-e383-577f-8051-f0dd5435882a"
