@@ -73,14 +73,15 @@ func (s records) put(r record) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
-		return err
-	}
 	return writeFile(s.dir, r.name, data)
 }
 
-// writeFile replaces a file. The directory is synchronized too.
+// writeFile creates or replaces a file, and its directory if that is missing.
+// Both are synchronized.
 func writeFile(dir, name string, data []byte) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
 	f, err := os.Create(filepath.Join(dir, name+".new"))
 	if err != nil {
 		return err
