@@ -106,8 +106,13 @@ type Deployment struct {
 	// Topology of this node; empty: not announced.
 	Topology map[string]string
 	// MultiNode: volumes are reachable from every node (volume.Backend), block
-	// volumes from several at once. Node ids are those of FormatNodeID.
+	// volumes from several at once. Node ids are those of FormatNodeID, unless
+	// Static.
 	MultiNode bool
+	// Static: the driver creates no volumes and serves only Node. A locator in
+	// the volume_context suffices to stage a volume; file systems can be mounted
+	// read-only on several nodes. Requires MultiNode. Node ids are plain names.
+	Static bool
 	// Nodes are the ids that volumes can be published to, unless MultiNode.
 	Nodes []string
 	// MaxVolumes per node; 0: no limit.
@@ -126,7 +131,9 @@ func (d Deployment) Check() error {
 		return invalidf("neither the controller nor the node service is to be served; name at least one")
 	case d.PerNode && d.ControllerPublish:
 		return invalidf("controller publish needs a single controller, but each node is to run its own")
-	case d.MultiNode && (d.PerNode || !d.ControllerPublish):
+	case d.Static && (d.Services.Controller || d.ControllerPublish || d.PerNode || !d.MultiNode):
+		return invalidf("static volumes are reachable from all nodes, and have no controller service that creates or publishes them")
+	case d.MultiNode && !d.Static && (d.PerNode || !d.ControllerPublish):
 		return invalidf("volumes that several nodes reach need a single controller that publishes them (ControllerPublishVolume)")
 	}
 	for _, node := range d.Nodes {
@@ -147,7 +154,7 @@ type announcement struct {
 func announce(a Abilities, d Deployment) announcement {
 	return announcement{
 		services: offered([]offer[spec.PluginCapability_Service_Type]{
-			{spec.PluginCapability_Service_CONTROLLER_SERVICE, true},
+			{spec.PluginCapability_Service_CONTROLLER_SERVICE, !d.Static},
 			{spec.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS, len(d.Topology) > 0},
 			{spec.PluginCapability_Service_GROUP_CONTROLLER_SERVICE, a.Groups},
 			{spec.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE, a.Deltas},

@@ -35,11 +35,16 @@ func TestPluginInfo(t *testing.T) {
 
 func TestDeploymentCheck(t *testing.T) {
 	for name, edit := range map[string]func(*csi.Deployment){
-		"no service":       func(d *csi.Deployment) { d.Services = csi.Services{} },
-		"per node publish": func(d *csi.Deployment) { d.PerNode = true },
-		"empty node":       func(d *csi.Deployment) { d.Nodes = []string{""} },
-		"long node":        func(d *csi.Deployment) { d.Nodes = []string{strings.Repeat("n", 257)} },
-		"topology":         func(d *csi.Deployment) { d.Topology = map[string]string{"a b": "c"} },
+		"no service":               func(d *csi.Deployment) { d.Services = csi.Services{} },
+		"per node publish":         func(d *csi.Deployment) { d.PerNode = true },
+		"empty node":               func(d *csi.Deployment) { d.Nodes = []string{""} },
+		"long node":                func(d *csi.Deployment) { d.Nodes = []string{strings.Repeat("n", 257)} },
+		"topology":                 func(d *csi.Deployment) { d.Topology = map[string]string{"a b": "c"} },
+		"many nodes, no publish":   func(d *csi.Deployment) { d.MultiNode, d.ControllerPublish = true, false },
+		"static, controller":       func(d *csi.Deployment) { *d = staticDeployment(); d.Services.Controller = true },
+		"static, publish":          func(d *csi.Deployment) { *d = staticDeployment(); d.ControllerPublish = true },
+		"static, per node":         func(d *csi.Deployment) { *d = staticDeployment(); d.PerNode = true },
+		"static, only on one node": func(d *csi.Deployment) { *d = staticDeployment(); d.MultiNode = false },
 	} {
 		d := fullDeployment()
 		edit(&d)
@@ -47,8 +52,10 @@ func TestDeploymentCheck(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := fullDeployment().Check(); err != nil {
-		t.Error(err)
+	for _, d := range []csi.Deployment{fullDeployment(), staticDeployment()} {
+		if err := d.Check(); err != nil {
+			t.Errorf("%+v: %v", d, err)
+		}
 	}
 }
 

@@ -23,7 +23,7 @@ import (
 type NodeConfig struct {
 	Manager    *node.Manager
 	Operations *op.Operations
-	// NodeID is the node's name, with MultiNode a part of the id.
+	// NodeID is the node's name, with MultiNode a part of the id unless Static.
 	NodeID string
 	// Deployment: with ControllerPublish, volumes are used only on the node
 	// that has the grant.
@@ -111,6 +111,9 @@ func (s *Node) stageRequest(r *spec.NodeStageVolumeRequest) (req node.StageReque
 	if req.Locator, err = parseLocator(r.GetVolumeContext(), r.GetPublishContext()); err != nil {
 		return req, err
 	}
+	if s.config.Deployment.Static && req.Locator == nil {
+		return req, invalidf("volume_context has no locator: this driver serves only volumes whose volume_context (volumeAttributes of the PersistentVolume) says where they are, for example targetType=tcp, targetAddr, nqn and uuid")
+	}
 	if s.config.Deployment.MultiNode { // engines of one node create file systems themselves
 		req.Format, err = parseFormat(r.GetVolumeContext(), &req.Capability)
 	}
@@ -125,7 +128,7 @@ func parseFormat(volumeContext map[string]string, c *volume.Capability) (bool, e
 		return false, err
 	}
 	switch {
-	case t == "" || c.Block:
+	case t == "" || c.Block, c.Mode.IsMultiNode(): // several nodes only read it
 		return false, nil
 	case c.FSType != "" && c.FSType != t:
 		return false, invalidf("volume_capability has fs_type %s, but the volume was created for %s (volume_context[%s])", c.FSType, t, access.KeyFormat)

@@ -32,7 +32,7 @@ func (s *Node) NodeGetCapabilities(context.Context, *spec.NodeGetCapabilitiesReq
 func (s *Node) NodeGetInfo(context.Context, *spec.NodeGetInfoRequest) (*spec.NodeGetInfoResponse, error) {
 	d := s.config.Deployment
 	r := &spec.NodeGetInfoResponse{NodeId: s.config.NodeID, MaxVolumesPerNode: d.MaxVolumes}
-	if d.MultiNode {
+	if d.MultiNode && !d.Static {
 		var err error
 		if r.NodeId, err = FormatNodeID(s.config.Client()); err != nil {
 			return nil, err

@@ -52,6 +52,12 @@ func (u storedCapability) equal(o storedCapability) bool {
 
 func (u storedCapability) readOnly() bool { return volume.Capability{Mode: u.Mode}.ReadOnly() }
 
+// use makes the device of a file system that several nodes mount read-only, as
+// a read-only mount alone replays a journal.
+func (u storedCapability) use() Use {
+	return Use{Block: u.Block, ReadOnly: u.Block && u.readOnly() || u.Mode == volume.MultiNodeReaderOnly}
+}
+
 func (u storedCapability) differs(o storedCapability) string {
 	var words []string
 	add := func(differ bool, word string) {

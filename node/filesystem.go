@@ -182,7 +182,10 @@ func (g filesystem) applyMountGroup(ctx context.Context, tree *mount.Tree) error
 	if err != nil || given {
 		return err
 	}
-	if !g.readOnly {
+	switch {
+	case g.capability.Mode == volume.MultiNodeReaderOnly:
+		return errs.Errorf(errs.Precondition, "volume_mount_group %d cannot be applied: several nodes read the volume, and no node changes it; set the group of its files while one node writes it (ReadWriteOnce), or omit the group (fsGroup)", gid)
+	case !g.readOnly:
 		return applyGroup(ctx, tree.Path(), gid)
 	}
 	if err := tree.SetReadOnly(false); err != nil {

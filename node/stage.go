@@ -214,7 +214,7 @@ func (m *Manager) stage(ctx context.Context, r StageRequest, rec stageRecord, co
 		}()
 		crashpoint.Hit("stage.recorded")
 	}
-	attachment, err := s.attacher.Attach(ctx, s.target, Use{Block: rec.Capability.Block, ReadOnly: rec.Capability.Block && rec.Capability.readOnly()})
+	attachment, err := s.attacher.Attach(ctx, s.target, rec.Capability.use())
 	if err != nil {
 		return err
 	}

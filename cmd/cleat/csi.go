@@ -21,6 +21,7 @@ const (
 	defaultState    = "/var/lib/cleat/csi"
 	engineLocal     = "local"
 	engineCeph      = "ceph"
+	engineNone      = "none"
 	kubeletRegistry = "/var/lib/kubelet/plugins_registry"
 	// nodeSegment is the topology key that pins a volume to its machine.
 	nodeSegment = "topology.cleat.dev/node"
@@ -46,6 +47,10 @@ node service runs on every node. Clusters and credentials are configured as for
 ceph-csi and Rook: --ceph-config is the config.json of their ConfigMap, --ceph-secret
 a mounted Secret with userID and userKey.
 
+With --engine none it serves only the node service, for static volumes: namespaces of
+any NVMe/TCP target, which the volume_context of a PersistentVolume describes
+(targetType, targetAddr, nqn, uuid, ...). Nothing creates or publishes them.
+
 With --addons-endpoint it also serves CSI-Addons for the csi-addons sidecar:
 network fencing, and this node's identity as a storage client. A fenced node is
 granted no volume, and stages none, until it is unfenced.
@@ -58,6 +63,7 @@ node-driver-registrar is needed. "cleat csi status" shows the registration.`,
   sudo cleat csi --endpoint unix:///var/lib/kubelet/plugins/csi.cleat.dev/csi.sock --registration-dir ` + kubeletRegistry + `
   cleat csi --engine ceph --services controller --ceph-cluster rook-ceph --ceph-pool replicapool --ceph-secret /etc/ceph-secret
   sudo cleat csi --engine ceph --services node
+  sudo cleat csi --engine none --cluster-id east --nvme-key-dir /etc/cleat/nvme-keys
   sudo cleat csi status`,
 		Args: cobra.NoArgs,
 	}, &csiServer{})
@@ -67,7 +73,7 @@ node-driver-registrar is needed. "cleat csi status" shows the registration.`,
 
 func (d *csiServer) addFlags(fs *pflag.FlagSet) {
 	host, _ := os.Hostname() // Complete refuses an empty node ID
-	fs.StringVar(&d.engine, "engine", engineLocal, "storage engine: local (volumes are files in a pool of this machine) or ceph (RBD images of a Ceph cluster)")
+	fs.StringVar(&d.engine, "engine", engineLocal, "storage engine: local (volumes are files in a pool of this machine), ceph (RBD images of a Ceph cluster) or none (static volumes: NVMe/TCP namespaces of any target)")
 	d.addEngines(fs)
 	fs.StringVar(&d.nodeID, "node-id", host, "ID of this node; the host name by default")
 	fs.StringVar(&d.driverName, "driver-name", csi.DefaultName, "driver name, in domain name notation")

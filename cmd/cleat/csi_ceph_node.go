@@ -83,7 +83,7 @@ func (e *cephEngine) describe() string {
 
 func (e *cephEngine) enforcesFences() bool { return true }
 
-func (e *cephEngine) node(d *csiServer, c *node.Config) {
+func (e *cephEngine) node(d *csiServer, c *node.Config) error {
 	attacher := rbd.New(rbd.Config{
 		Driver: d.driverName, Dir: d.StateDir,
 		Clusters:    func() (cephconf.Clusters, error) { return cephconf.Read(e.config) },
@@ -92,6 +92,7 @@ func (e *cephEngine) node(d *csiServer, c *node.Config) {
 	})
 	d.OnClose(attacher.Close)
 	c.Attachers = map[string]node.Attacher{rbd.Protocol(): attacher}
+	return nil
 }
 
 // nodeCredentials is nil without --ceph-secret. It reads them for each call, as

@@ -26,7 +26,7 @@ type csiEngine interface {
 	// open sets ledger and backend for the controller service.
 	open(ctx context.Context, d *csiServer) error
 	// node completes the configuration of the node service.
-	node(d *csiServer, c *node.Config)
+	node(d *csiServer, c *node.Config) error
 }
 
 // namedEngine has its flags, so that those of other engines are refused.
@@ -37,7 +37,7 @@ type namedEngine struct {
 }
 
 func (d *csiServer) addEngines(fs *pflag.FlagSet) {
-	d.engines = []namedEngine{{name: engineLocal, csiEngine: &localEngine{}}, {name: engineCeph, csiEngine: &cephEngine{}}}
+	d.engines = []namedEngine{{name: engineLocal, csiEngine: &localEngine{}}, {name: engineCeph, csiEngine: &cephEngine{}}, {name: engineNone, csiEngine: &noEngine{}}}
 	for i := range d.engines {
 		e := &d.engines[i]
 		e.flags = pflag.NewFlagSet(e.name, pflag.ContinueOnError)
@@ -54,7 +54,7 @@ func (d *csiServer) selectEngine() error {
 		}
 	}
 	if d.storage == nil {
-		return fmt.Errorf("--engine %q is unknown: use %s", d.engine, strings.Join(names, " or "))
+		return fmt.Errorf("--engine %q is unknown: use one of %s", d.engine, strings.Join(names, ", "))
 	}
 	var err error
 	for _, e := range d.engines {

@@ -6,12 +6,16 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 
+	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/internal/cephconf"
 	"github.com/cleatproject/cleat/node"
+	"github.com/cleatproject/cleat/node/nvme"
 	"github.com/cleatproject/cleat/node/rbd"
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume/access"
 )
 
 func completed(t *testing.T, flags ...string) (*csiServer, error) {
@@ -29,7 +33,7 @@ func TestSettingsOfEngines(t *testing.T) {
 		want  string // in the error; empty: no error
 	}{
 		"local":                  {"", ""},
-		"unknown":                {"--engine=zfs", "local or ceph"},
+		"unknown":                {"--engine=zfs", "local, ceph, none"},
 		"pool of another engine": {"--ceph-pool=rbd", "engine ceph"},
 		"ceph node":              {"--engine=ceph --services=node", ""},
 		"ceph node, all flags":   {"--engine=ceph --services=node --ceph-cluster=a --ceph-pool=rbd --ceph-secret=/s --ceph-config=/c --node-address=192.0.2.7", ""},
@@ -44,6 +48,15 @@ func TestSettingsOfEngines(t *testing.T) {
 		"pool twice":             {"--engine=ceph --ceph-cluster=a --ceph-secret=/s --ceph-pool=rbd,rbd", "twice"},
 		"path of an image":       {"--engine=ceph --ceph-cluster=a --ceph-secret=/s --ceph-pool=rbd/image", "not the name of a pool"},
 		"ceph controller":        {"--engine=ceph --services=controller --ceph-cluster=a --ceph-secret=/s --ceph-pool=rbd,fast", ""},
+		"none":                   {"--engine=none", ""},
+		"none, all flags":        {"--engine=none --services=node --cluster-id=east --nvme-host-nqn=nqn.2014-08.org.nvmexpress:uuid:0f0e0d0c-0b0a-4908-8706-050403020100 --nvme-key-dir=/k --max-volumes=9", ""},
+		"none, controller":       {"--engine=none --services=controller", "only the node service"},
+		"none, per node":         {"--engine=none --per-node", "--per-node"},
+		"none, topology":         {"--engine=none --topology=zone=a", "nodeAffinity"},
+		"none, publish":          {"--engine=none --controller-publish", "attachRequired"},
+		"none, fencing":          {"--engine=none --addons-endpoint=unix:///a/b.sock", "at the target"},
+		"none, host NQN":         {"--engine=none --nvme-host-nqn=node-1", "--nvme-host-nqn"},
+		"keys of another engine": {"--nvme-key-dir=/k", "engine none"},
 		"ceph in one process":    {"--engine=ceph --ceph-cluster=a --ceph-secret=/s --ceph-pool=rbd", ""},
 	} {
 		want := c.want
@@ -74,9 +87,29 @@ func TestDeploymentOfEngines(t *testing.T) {
 		t.Errorf("a controller offers %+v", o)
 	}
 	var c node.Config
-	ceph.storage.node(ceph, &c)
+	testkit.Must(t, ceph.storage.node(ceph, &c))
 	if _, ok := c.Attachers[rbd.Protocol()].(*rbd.Attacher); !ok || len(c.Attachers) != 1 {
 		t.Errorf("attachers %v", c.Attachers)
+	}
+}
+
+func TestDeploymentWithoutAnEngine(t *testing.T) {
+	none := testkit.Value(completed(t, "--engine=none", "--cluster-id=east"))(t)
+	want := csi.Deployment{Services: csi.Services{Node: true}, MultiNode: true, Static: true}
+	if diff := cmp.Diff(want, none.deployment); diff != "" {
+		t.Errorf("deployment (-want +got):\n%s", diff)
+	}
+	if got, want := none.storage.describe(), access.HostNQN("east/node-1"); got != want {
+		t.Errorf("host NQN %s, want %s", got, want)
+	}
+	alone := testkit.Value(completed(t, "--engine=none"))(t)
+	if got, want := alone.storage.describe(), access.HostNQN("node-1"); got != want {
+		t.Errorf("host NQN without a cluster %s, want %s", got, want)
+	}
+	var c node.Config
+	testkit.Must(t, none.storage.node(none, &c))
+	if _, ok := c.Attachers[nvme.Protocol()].(*nvme.Attacher); !ok || len(c.Attachers) != 1 || none.background == nil {
+		t.Errorf("attachers %v, background task set: %t", c.Attachers, none.background != nil)
 	}
 }
 

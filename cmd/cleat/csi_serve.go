@@ -49,7 +49,7 @@ type csiServer struct {
 	operations *op.Operations
 	ledger     *ledger.Ledger
 	backend    volume.Backend                  // empty without the controller service
-	background func(ctx context.Context) error // of the backend; nil: nothing
+	background func(ctx context.Context) error // of the engine; nil: nothing
 	node       *csi.Node                       // nil without the node service
 }
 
@@ -182,7 +182,9 @@ func (d *csiServer) useLedger(ctx context.Context, db store.Database) error {
 
 func (d *csiServer) openNode(ctx context.Context) error {
 	c := node.Config{Store: filepath.Join(d.StateDir, "node.db"), Private: []string{d.StateDir}, Logger: d.Logger}
-	d.storage.node(d, &c)
+	if err := d.storage.node(d, &c); err != nil {
+		return err
+	}
 	if engine := d.backend.Engine; engine != nil {
 		c.Grower, c.Health = engine, d.backend.Health
 		c.Locate = func(ctx context.Context, id volume.ID) (access.Access, error) {
