@@ -1,7 +1,6 @@
 package nvme_test
 
 import (
-	"flag"
 	"testing"
 
 	"github.com/google/uuid"
@@ -10,22 +9,16 @@ import (
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/nodetest"
 	"github.com/cleatproject/cleat/node/nvme"
+	"github.com/cleatproject/cleat/test/features"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// target is given by test/vm/nvme, which runs these tests in a guest: only its
-// kernel has NVMe over Fabrics.
-var target = flag.Bool("target", false, "this machine's kernel has an NVMe target for the suite")
-
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestSuite(t *testing.T) {
-	if !*target {
-		t.Log("test/vm/nvme runs the suite, in a guest")
-		return
-	}
+	features.Need(t, features.NVMeTarget)
 	nodetest.Run(t, kernelRig)
 }
 

@@ -70,9 +70,20 @@ func (k *kernelTarget) create(id string, size int64) access.NVMe {
 	k.write(namespace+"/device_uuid", l.UUID)
 	k.write(namespace+"/device_path", file)
 	k.write(namespace+"/enable", "1")
-	testkit.Must(k, os.Symlink(subsystem, k.port+"/subsystems/"+l.NQN))
 	k.volumes[id] = l.NQN
+	k.link(id)
 	return l
+}
+
+// link lets hosts connect to a volume; unlink ends their connections.
+func (k *kernelTarget) link(id string) {
+	k.Helper()
+	testkit.Must(k, os.Symlink(nvmet+"/subsystems/"+k.volumes[id], k.port+"/subsystems/"+k.volumes[id]))
+}
+
+func (k *kernelTarget) unlink(id string) {
+	k.Helper()
+	testkit.Must(k, os.Remove(k.port+"/subsystems/"+k.volumes[id]))
 }
 
 // remove removes a volume, and waits until the host has noticed.

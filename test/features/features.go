@@ -5,6 +5,8 @@
 package features
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -31,6 +33,9 @@ type Feature struct {
 // OnlineExt4Growth is EXT4_IOC_RESIZE_FS, which requires CAP_SYS_RESOURCE.
 const OnlineExt4Growth = "ext4-online-growth"
 
+// NVMeTarget is the kernel's NVMe target (nvmet) and initiator, loaded.
+const NVMeTarget = "nvme-target"
+
 // History is the repository's history back to PreviousRelease.
 const History = "history"
 
@@ -45,6 +50,11 @@ func All() []Feature {
 		Reason:  "the test machines run without CAP_SYS_RESOURCE, which ext4 requires to grow while mounted",
 		Proved:  "the error and the growth at the next stage are tested here; online growth in a guest (test/vm/node)",
 		Present: hasSysResource,
+	}, {
+		Name:    NVMeTarget,
+		Reason:  "the kernel of the test machines has no NVMe over Fabrics",
+		Proved:  "the tests run in guests (test/vm/nvme)",
+		Present: hasNVMeTarget,
 	}, {
 		Name:       History,
 		Reason:     "a source archive or a shallow clone has no commit " + PreviousRelease,
@@ -85,6 +95,17 @@ func hasSysResource() (bool, error) {
 		}
 	}
 	return false, nil
+}
+
+func hasNVMeTarget() (bool, error) {
+	for _, path := range []string{"/sys/kernel/config/nvmet", "/dev/nvme-fabrics"} {
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			return false, nil
+		} else if err != nil {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // hasPreviousRelease reports whether git has the commit. It is absent too where git is

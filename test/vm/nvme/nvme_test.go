@@ -24,7 +24,7 @@ func TestNVMe(t *testing.T) {
 				Name: "nvme-" + string(source), Kernel: source,
 				Modules: append(append(nvmetcp.TargetModules(), nvmetcp.HostModules()...), "ext4", "xfs", "btrfs"), Tools: image.Filesystems(),
 			})
-			vm.GoTest(t, g, "./node/nvme", "-test.run=^TestSuite$", "-target")
+			vm.GoTest(t, g, "./node/nvme")
 		})
 	}
 }
