@@ -46,7 +46,7 @@ func (a *Attacher) Inspect(_ context.Context, t node.Target) (node.Info, error) 
 		info.Problem = errs.Errorf(errs.Unavailable, "the kernel has removed the disk %s of the volume: its subsystem %s was gone, or refused this host", r.Device.Path, r.NQN)
 		return info, nil
 	}
-	at := attached{disk: n}
+	at := attached{disk: n, multipath: a.kernel.IsMultipath()}
 	if at.controllers, err = a.controllersOf(r); err != nil {
 		return info, err
 	}
@@ -74,6 +74,9 @@ func (a *Attacher) Held(context.Context) ([]node.Held, error) {
 	for _, r := range all {
 		known[r.NQN] = true
 		h := node.Held{Volume: r.Volume, Device: r.Device}
+		if h.Device.IsZero() { // interrupted before its disk was found
+			h.Device.Backing = r.NQN + separator
+		}
 		if h.Locator, err = access.Decode(r.Locator); err != nil {
 			return nil, fmt.Errorf("the record %s of an attached NVMe volume: %w", r.name, err)
 		}
@@ -251,6 +254,9 @@ func states(r record, at attached) (down []string) {
 
 // conditions returns what is wrong with the paths of an attached volume.
 func conditions(r record, at attached) (all []volume.Condition) {
+	if !at.multipath { // one path is used, and flushes fail honestly
+		return nil
+	}
 	if down := states(r, at); len(down) > 0 && at.isLive() {
 		all = append(all, volume.Condition{Severity: volume.Degraded, Reason: ReasonPathDown, Message: "the volume has lost paths: " + strings.Join(down, ", ")})
 	}

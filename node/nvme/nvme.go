@@ -128,6 +128,8 @@ func run[T any](ctx context.Context, a *Attacher, nqn, what string, t node.Targe
 type attached struct {
 	disk        kernel.Namespace
 	controllers []kernel.Controller
+	// multipath: the kernel joins the controllers to one disk.
+	multipath bool
 }
 
 // Attach implements node.Attacher.
@@ -382,7 +384,7 @@ func (a *Attacher) only(t node.Target) (record, attached, error) {
 		}
 		if has {
 			controllers, err := a.controllersOf(r)
-			return r, attached{n, controllers}, err
+			return r, attached{disk: n, controllers: controllers}, err
 		}
 	}
 	return r, attached{}, errs.Errorf(errs.Precondition, "the volume has no NVMe disk on this node; stage it again")

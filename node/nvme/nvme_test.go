@@ -134,7 +134,7 @@ func TestPaths(t *testing.T) {
 		"none":           {[]kernel.Controller{down}, ""}, // Inspect reports the volume as unreachable
 	} {
 		var reasons []string
-		for _, condition := range conditions(r, attached{controllers: c.controllers}) {
+		for _, condition := range conditions(r, attached{controllers: c.controllers, multipath: true}) {
 			reasons = append(reasons, condition.Reason)
 		}
 		if got := strings.Join(reasons, " "); got != c.reasons {
@@ -143,9 +143,13 @@ func TestPaths(t *testing.T) {
 	}
 	r.Uncertain = "it broke"
 	for cache, want := range map[bool]int{true: 1, false: 0} {
-		at := attached{disk: kernel.Namespace{WriteBack: cache}, controllers: []kernel.Controller{live, {Address: second, State: kernel.StateLive}}}
+		at := attached{disk: kernel.Namespace{WriteBack: cache}, controllers: []kernel.Controller{live, {Address: second, State: kernel.StateLive}}, multipath: true}
 		if got := conditions(r, at); len(got) != want {
 			t.Errorf("write cache %t: %+v, want %d conditions", cache, got, want)
+		}
+		at.multipath, at.controllers = false, at.controllers[:1]
+		if got := conditions(r, at); len(got) != 0 {
+			t.Errorf("without multipath: %+v", got)
 		}
 	}
 }

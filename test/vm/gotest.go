@@ -147,6 +147,11 @@ func (rs results) report(t *testing.T) (passed int) {
 			passed++
 		}
 		t.Run(r.name, func(t *testing.T) {
+			for _, line := range r.output {
+				if strings.Contains(line, "REPORT: ") {
+					fmt.Print(line)
+				}
+			}
 			if problem := r.problem(); problem != "" {
 				t.Errorf("in the guest: %s:\n%s", problem, strings.Join(r.output, ""))
 			}
