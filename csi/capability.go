@@ -118,7 +118,7 @@ func (d Deployment) parseOptionalCapability(field string, c *spec.VolumeCapabili
 
 // parseMode refuses the access modes of several nodes for volumes that are on
 // one node, and for file systems: ext4, xfs and btrfs work on one node at a
-// time. Several nodes can read a static volume, which somebody else has filled.
+// time. Several nodes can read a static volume: it was filled before.
 func (d Deployment) parseMode(field string, mode spec.VolumeCapability_AccessMode_Mode, block bool) (volume.AccessMode, error) {
 	switch mode {
 	case spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:

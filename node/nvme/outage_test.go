@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kmsg"
 	kernel "github.com/cleatproject/cleat/internal/linux/nvme"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/nvme"
@@ -224,6 +225,22 @@ func TestAttachWithOnePath(t *testing.T) {
 	}
 }
 
+func TestIPv6(t *testing.T) {
+	h := newHost(t)
+	at := netip.MustParseAddrPort("[::1]:4420")
+	port := nvmet + "/ports/6"
+	h.target.listen(port, at)
+	name := port + "/subsystems/" + h.locator.NQN
+	testkit.Must(t, os.Symlink(nvmet+"/subsystems/"+h.locator.NQN, name))
+	h.locator.Paths = []netip.AddrPort{at}
+	_, f := h.attach()
+	testkit.Must(t, f.Close())
+	if all := h.controllers(); len(all) != 1 || all[0].Address != at {
+		t.Errorf("controllers %+v, want one at %v", all, at)
+	}
+	testkit.Must(t, h.Detach(testkit.Context(t), h.volume()), os.Remove(name), os.Remove(port))
+}
+
 // After fast_io_fail_tmo I/O fails. Data of the page cache is lost then, which
 // the first Detach reports.
 func TestTargetGone(t *testing.T) {
@@ -287,10 +304,14 @@ func TestTargetRefuses(t *testing.T) {
 	r := newRelay(t)
 	h := newHost(t, r)
 	d, f := h.attach()
+	log := testkit.Value(kmsg.Open())(t)
+	defer log.Close()
+	testkit.Must(t, log.SkipAll())
 	h.target.unlink("v")
-	testkit.Eventually(t, "the volume has lost its subsystem", func() bool {
-		p := h.inspect().Presence
-		return p == node.Lost || p == node.Unreachable
+	testkit.Eventually(t, "the target has refused a reconnect", func() bool {
+		return slices.ContainsFunc(testkit.Value(log.Read())(t), func(r kmsg.Record) bool {
+			return strings.Contains(r.Text, "subsysnqn") && strings.Contains(r.Text, h.locator.NQN)
+		})
 	})
 	h.target.link("v")
 	testkit.Eventually(t, "the end of the reconnect", func() bool {

@@ -33,11 +33,7 @@ var portAddress = netip.MustParseAddrPort("127.0.0.1:4420")
 // subsystem without a volume, since it does not listen without one.
 func newTarget(t *testing.T) *kernelTarget {
 	k := &kernelTarget{T: t, dir: t.TempDir(), port: nvmet + "/ports/1", volumes: map[string]string{}}
-	if err := os.Mkdir(k.port, 0o755); err == nil {
-		k.write(k.port+"/addr_adrfam", "ipv4")
-		k.write(k.port+"/addr_trtype", "tcp")
-		k.write(k.port+"/addr_traddr", portAddress.Addr().String())
-		k.write(k.port+"/addr_trsvcid", strconv.Itoa(int(portAddress.Port())))
+	if k.listen(k.port, portAddress) {
 		const empty = "nqn.2024-01.example:empty"
 		testkit.Must(k, os.Mkdir(nvmet+"/subsystems/"+empty, 0o755), os.Symlink(nvmet+"/subsystems/"+empty, k.port+"/subsystems/"+empty))
 	}
@@ -47,6 +43,23 @@ func newTarget(t *testing.T) *kernelTarget {
 		}
 	})
 	return k
+}
+
+// listen makes a port, unless it exists.
+func (k *kernelTarget) listen(port string, at netip.AddrPort) (isNew bool) {
+	k.Helper()
+	if err := os.Mkdir(port, 0o755); err != nil {
+		return false
+	}
+	family := "ipv4"
+	if at.Addr().Is6() {
+		family = "ipv6"
+	}
+	k.write(port+"/addr_adrfam", family)
+	k.write(port+"/addr_trtype", "tcp")
+	k.write(port+"/addr_traddr", at.Addr().String())
+	k.write(port+"/addr_trsvcid", strconv.Itoa(int(at.Port())))
+	return true
 }
 
 func (k *kernelTarget) write(path, text string) {
