@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 
 	"github.com/cleatproject/cleat/csi"
@@ -107,6 +108,7 @@ func TestDeploymentWithoutAnEngine(t *testing.T) {
 		t.Errorf("host NQN without a cluster %s, want %s", got, want)
 	}
 	var c node.Config
+	none.Metrics = prometheus.NewRegistry()
 	testkit.Must(t, none.storage.node(none, &c))
 	if _, ok := c.Attachers[nvme.Protocol()].(*nvme.Attacher); !ok || len(c.Attachers) != 1 || none.background == nil {
 		t.Errorf("attachers %v, background task set: %t", c.Attachers, none.background != nil)

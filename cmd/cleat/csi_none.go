@@ -71,5 +71,5 @@ func (e *noEngine) node(d *csiServer, c *node.Config) error {
 	d.OnClose(attacher.Close)
 	d.background = attacher.Run
 	c.Attachers = map[string]node.Attacher{nvme.Protocol(): attacher}
-	return nil
+	return d.Metrics.Register(attacher.Collector())
 }
