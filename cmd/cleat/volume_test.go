@@ -63,6 +63,7 @@ func TestVolumeRefusesWrongArguments(t *testing.T) {
 		"volume create a -p thick":                       "key=value",
 		"volume create a -p a=1 -p a=2":                  "twice",
 		"volume attach a":                                "expects VOLUME PATH",
+		"volume attach a b --context =x":                 "KEY=VALUE",
 		"volume expand a":                                "expects VOLUME SIZE",
 		"volume expand a large":                          "large",
 		"volume modify a":                                "KEY=VALUE",

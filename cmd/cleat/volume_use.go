@@ -2,48 +2,112 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
 
 	"github.com/cleatproject/cleat/csi/client"
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cli"
 	"github.com/cleatproject/cleat/internal/linux/fstrim"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
 )
 
 func newVolumeAttachCommand(f *driverFlags) *cobra.Command {
 	var use useFlags
 	var readOnly bool
+	var contexts []string
 	c := &cobra.Command{
 		Use:   "attach VOLUME PATH",
 		Short: "Attach a volume: mount it, or publish its block device at a path",
 		Long: `Publishes a volume to this node, stages it and publishes it at PATH: a mounted
 directory, or a device file for a block volume. PATH must not exist, or be an empty
-directory. The command is idempotent: repeat it to mount the volume after a reboot.`,
+directory. The command is idempotent: repeat it to mount the volume after a reboot.
+
+With --context it attaches a static volume, which the driver did not create: VOLUME
+is an ID of your choice, and the context says where the volume is (volumeAttributes
+of a PersistentVolume). cleat csi --engine none serves such volumes. Keys are
+refused: name a file in the driver's --nvme-key-dir.`,
 		Example: `  cleat volume attach data /mnt
   cleat volume attach disk /dev/shm/disk --block
-  cleat volume attach data /srv/read --read-only`,
+  cleat volume attach data /srv/read --read-only
+  cleat volume attach disk /srv/disk --context targetAddr=192.0.2.10 --context nqn=nqn.2024-01.com.example:vol1
+  cleat volume attach disk /srv/disk --context disk.yaml`,
 	}
 	use.add(c.Flags())
 	c.Flags().BoolVar(&readOnly, "read-only", false, "publish the volume read-only at this path")
-	c.RunE = f.runE("attaching the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
-		target, err := filepath.Abs(args[1])
+	c.Flags().StringArrayVar(&contexts, "context", nil, "KEY=VALUE of the volume_context of a static volume, or a YAML file with such keys (- reads standard input); can be repeated")
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		volumeContext, err := readVolumeContext(cmd.InOrStdin(), contexts)
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
-		known, err := d.Show(ctx, args[0])
-		if err != nil {
-			return nil, nil, err
-		}
-		v, err := d.Attach(ctx, client.AttachRequest{
-			Volume: args[0], Target: target, ReadOnly: readOnly, Capability: use.override(&known.Capability, c.Flags()),
-		})
-		return cli.Textf("volume %s is attached at %s", v.Name, target), v, err
-	})
+		return f.runE("attaching the volume", func(ctx context.Context, d *client.Driver, args []string) (cli.View, any, error) {
+			req := client.AttachRequest{Volume: args[0], ReadOnly: readOnly, Context: volumeContext}
+			if req.Target, err = filepath.Abs(args[1]); err != nil {
+				return nil, nil, err
+			}
+			var known client.Volume
+			if volumeContext == nil {
+				if known, err = d.Show(ctx, args[0]); err != nil {
+					return nil, nil, err
+				}
+			}
+			req.Capability = use.override(&known.Capability, c.Flags())
+			v, err := d.Attach(ctx, req)
+			return cli.Textf("volume %s is attached at %s", v.Name, req.Target), v, err
+		})(cmd, args)
+	}
 	return c
+}
+
+// readVolumeContext returns nil without arguments. Errors contain no values,
+// which can be secrets: drivers log contexts, and the client stores them.
+func readVolumeContext(stdin io.Reader, args []string) (map[string]string, error) {
+	var all map[string]string
+	for _, arg := range args {
+		more := map[string]string{}
+		if key, value, isPair := strings.Cut(arg, "="); isPair {
+			more[key] = value
+		} else if err := readContextFile(stdin, arg, &more); err != nil {
+			return nil, fmt.Errorf("--context %s: %w", access.Quote(arg), err)
+		}
+		for key, value := range more {
+			_, twice := all[key]
+			switch {
+			case access.HoldsSecret(key, value) && access.LooksSecret(key):
+				return nil, errors.New("--context: a name looks like a key (not shown); nothing was sent. Store the key in a file of the driver's key directory (cleat csi --nvme-key-dir), and set the name of that file")
+			case access.HoldsSecret(key, value):
+				return nil, fmt.Errorf("--context %s: the value looks like a key, or is not the name of one (not shown); nothing was sent. Store the key in a file of the driver's key directory (cleat csi --nvme-key-dir), and set the name of that file", key)
+			case key == "":
+				return nil, errors.New("--context expects KEY=VALUE, for example targetAddr=192.0.2.10, or a file")
+			case twice:
+				return nil, fmt.Errorf("--context %s is set twice", key)
+			}
+			if all == nil {
+				all = map[string]string{}
+			}
+			all[key] = value
+		}
+	}
+	return all, nil
+}
+
+func readContextFile(stdin io.Reader, from string, into *map[string]string) error {
+	text, err := cli.ReadInput(stdin, from, maxContextFile)
+	if err != nil {
+		return err
+	}
+	if err := yaml.UnmarshalStrict(text, into); err != nil { // its text can contain a secret
+		return errors.New("invalid YAML: a map with unique keys and plain values is expected, such as targetAddr: 192.0.2.10")
+	}
+	return nil
 }
 
 func newVolumeDetachCommand(f *driverFlags) *cobra.Command {
@@ -75,6 +139,9 @@ unstages it. A volume in use is refused; nothing is forced.`,
 				return nil, nil, err
 			}
 			v, err := d.Show(ctx, name)
+			if errors.Is(err, errs.NotFound) { // a static volume, of which only the attachment was known
+				v, err = client.Volume{Object: client.Object{ID: name, Name: name, Driver: d.Info().Name, State: client.StateForeign}}, nil
+			}
 			text := cli.Textf("volume %s is detached", v.Name)
 			if len(v.Targets) > 0 {
 				text = cli.Textf("volume %s is detached from %s, still attached at %s", v.Name, path, targetPaths(v))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,6 +28,9 @@ type AttachRequest struct {
 	ReadOnly bool
 	// nil: as created; a mounted directory for a foreign volume
 	Capability *Capability
+	// Context is the volume_context of a static volume, which the driver cannot
+	// look up. Volume is then its id.
+	Context map[string]string
 }
 
 // attachment is the record of a volume in use here: written before the first
@@ -98,7 +102,11 @@ func (a *attachment) published() (path, staging string) {
 // and NodePublishVolume, as announced. A repeat continues, also after a restart
 // of the machine.
 func (d *Driver) Attach(ctx context.Context, req AttachRequest) (out Volume, err error) {
-	err = locked(ctx, d, d.findVolume, req.Volume, func(n *volumeRecord) error {
+	find := d.findVolume
+	if req.Context != nil {
+		find = d.findStatic(req.Context)
+	}
+	err = locked(ctx, d, find, req.Volume, func(n *volumeRecord) error {
 		isNew, err := d.planAttach(n, req)
 		if err != nil {
 			return err
@@ -116,6 +124,28 @@ func (d *Driver) Attach(ctx context.Context, req AttachRequest) (out Volume, err
 		return nil
 	})
 	return out, err
+}
+
+// findStatic finds an attached volume, or describes one that is only known by
+// its context.
+func (d *Driver) findStatic(volumeContext map[string]string) func(ctx context.Context, ref string) (*volumeRecord, error) {
+	return func(_ context.Context, ref string) (*volumeRecord, error) {
+		if ref == "" {
+			return nil, errs.Errorf(errs.Invalid, "the id of the volume is empty")
+		}
+		known, err := d.knownVolumes()
+		if err != nil {
+			return nil, err
+		}
+		n, ok := byRef(known, ref)
+		switch {
+		case !ok:
+			return d.foreign(&csi.Volume{VolumeId: ref, VolumeContext: volumeContext}), nil
+		case !maps.Equal(n.Context, volumeContext):
+			return nil, errs.Errorf(errs.Exists, "volume %s is known with another volume_context; detach it first, or omit the context", n.Name)
+		}
+		return n, nil
+	}
 }
 
 // planAttach adds the target to the volume's attachment; isNew: it was not

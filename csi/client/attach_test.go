@@ -207,3 +207,38 @@ func stat(t *testing.T, path string) [3]uint32 {
 	uid, gid := owner(info)
 	return [3]uint32{uint32(info.Mode().Perm()), uid, gid}
 }
+
+// A static volume is known by its context alone, which the attachment keeps.
+func TestStaticVolume(t *testing.T) {
+	o := newOther()
+	o.plugin, o.controller = nil, nil
+	o.nodeRPCs = append(o.nodeRPCs, csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME)
+	o.volumes["disk"] = &otherVolume{Volume: &csi.Volume{VolumeId: "disk"}, targets: map[string]bool{}}
+	d, config := start(t, o)
+	ctx, target := t.Context(), filepath.Join(t.TempDir(), "disk")
+	_, err := d.Attach(ctx, client.AttachRequest{Volume: "disk", Target: target})
+	wantKind(t, err, errs.NotFound, "disk")
+	req := client.AttachRequest{Volume: "disk", Target: target, Context: map[string]string{"context": "disk"}}
+	for range 2 {
+		v := testkit.Value(d.Attach(ctx, req))(t)
+		if v.ID != "disk" || v.State != client.StateForeign || len(v.Targets) != 1 {
+			t.Errorf("attached %+v", v)
+		}
+	}
+	other := req
+	other.Context = map[string]string{"context": "another"}
+	_, err = d.Attach(ctx, other)
+	wantKind(t, err, errs.Exists, "volume_context")
+	other.Volume = ""
+	_, err = d.Attach(ctx, other)
+	wantKind(t, err, errs.Invalid, "empty")
+
+	d = dial(t, config)
+	testkit.Value(d.Attach(ctx, client.AttachRequest{Volume: "disk", Target: target}))(t) // the context is known
+	testkit.Must(t, d.Detach(ctx, "disk", ""))
+	want := []string{"NodeStageVolume", "NodePublishVolume", "NodeStageVolume", "NodePublishVolume", "NodeStageVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeUnstageVolume"}
+	if diff := cmp.Diff(want, o.made(attachSteps()...)); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+	wantKind(t, d.Detach(ctx, "disk", ""), errs.NotFound, "disk")
+}
