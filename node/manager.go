@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -158,8 +159,14 @@ func (m *Manager) source(stored map[string]string, on mounted) (source, error) {
 	return source{attacher: at, target: t}, nil
 }
 
-// heldDevice finds the attached device of a volume without a record.
-func (m *Manager) heldDevice(ctx context.Context, id volume.ID) (source, bool, error) {
+// heldDevice finds the attached device of a volume without a record: by its id,
+// or, if the attacher does not know that or the volume was deleted, by its mount
+// at the path. Such a source has no locator.
+func (m *Manager) heldDevice(ctx context.Context, id volume.ID, path string) (source, bool, error) {
+	here, isMounted, err := mount.At(ctx, path)
+	if err != nil {
+		return source{}, false, err
+	}
 	for _, at := range m.config.Attachers {
 		held, err := at.Held(ctx)
 		if errors.Is(err, errs.Unavailable) {
@@ -169,7 +176,9 @@ func (m *Manager) heldDevice(ctx context.Context, id volume.ID) (source, bool, e
 			return source{}, false, err
 		}
 		for _, h := range held {
-			if h.Volume == id && h.Locator != nil {
+			isKnown := h.Volume == id && h.Locator != nil
+			isHere := isMounted && (isMountOf(here, h.Device) || isNode(path, h.Device))
+			if isKnown || isHere && (h.Volume == "" || h.Volume == id) {
 				return source{attacher: at, target: Target{Locator: h.Locator, Device: h.Device}}, true, nil
 			}
 		}
@@ -200,6 +209,9 @@ func (s source) expectedDevice(ctx context.Context) (Device, error) {
 // unmount also unmounts devices of deleted volumes of that name. Foreign mounts
 // stay. The caller holds Lock.
 func (s source) unmount(ctx context.Context, path string) error {
+	if s.target.Locator == nil {
+		return unmountAll(ctx, path, s.target.Device)
+	}
 	for {
 		info, err := s.inspect(ctx)
 		if err != nil || info.Device.IsZero() {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mount"
 	"github.com/cleatproject/cleat/node"
@@ -272,6 +273,52 @@ func TestLostStore(t *testing.T) {
 	n.down(s, p)
 	n.unpublish(q)
 	n.restart() // detaches an unpublished block device
+	n.loopCount(0)
+}
+
+// forgetful knows devices, but no longer their volumes.
+type forgetful struct{ node.Attacher }
+
+func (f forgetful) Held(ctx context.Context) ([]node.Held, error) {
+	held, err := f.Attacher.Held(ctx)
+	for i := range held {
+		held[i].Volume, held[i].Locator = "", nil
+	}
+	return held, err
+}
+
+func (f forgetful) Detach(ctx context.Context, t node.Target) error {
+	held, err := f.Attacher.Held(ctx)
+	for _, h := range held {
+		if t.Locator == nil && h.Device == t.Device {
+			t.Locator = h.Locator
+		}
+	}
+	return errors.Join(err, f.Attacher.Detach(ctx, t))
+}
+
+// If the attacher has lost its records too, mounts at the paths of calls
+// identify the devices.
+func TestLostStoreAndVolumes(t *testing.T) {
+	n := newNode(t, func(n *testNode) {
+		n.config.Attachers[file.Protocol()] = forgetful{n.config.Attachers[file.Protocol()]}
+	})
+	s, b, other := n.staging("vol-lost", mkfs.Ext4), n.staging("vol-lostblock", ""), n.staging("vol-other", mkfs.Ext4)
+	p, q := n.publishOf(s, "target"), n.publishOf(b, "device")
+	n.up(s, p)
+	n.up(b, q)
+	n.ok("close", n.Close())
+	n.ok("remove", os.Remove(n.config.Store))
+	n.start()
+	n.ok("reconcile", n.Reconcile(t.Context()))
+	n.ok("unstage another volume", n.Unstage(t.Context(), node.UnstageRequest{Volume: other.Volume, Staging: other.Staging}))
+	err := n.Unstage(t.Context(), node.UnstageRequest{Volume: s.Volume, Staging: s.Staging})
+	testkit.WantError(t, "unstage of a published volume", err, errs.Precondition)
+	if n.mounts(s.Staging) != 1 || n.mounts(p.Target) != 1 {
+		t.Error("mounts were lost")
+	}
+	n.down(s, p)
+	n.down(b, q)
 	n.loopCount(0)
 }
 

@@ -127,7 +127,7 @@ func (m *Manager) unpublishUnrecorded(ctx context.Context, r UnpublishRequest) e
 	if !isMounted {
 		return m.removeUnrecorded(ctx, r)
 	}
-	s, ok, err := m.heldDevice(ctx, r.Volume)
+	s, ok, err := m.heldDevice(ctx, r.Volume, r.Target)
 	if err != nil || !ok {
 		return err
 	}
@@ -155,7 +155,20 @@ func (m *Manager) unpublishUnrecorded(ctx context.Context, r UnpublishRequest) e
 	if err := mount.Unmount(ctx, r.Target); err != nil {
 		return err
 	}
-	return removeTarget(r.Target)
+	if err := removeTarget(r.Target); err != nil {
+		return err
+	}
+	return s.detachUnknown(ctx)
+}
+
+// detachUnknown detaches a block device that only its path identified: Unstage
+// cannot find it.
+func (s source) detachUnknown(ctx context.Context) error {
+	mounts, err := mountsOf(ctx, s.target.Device)
+	if err != nil || s.target.Locator != nil || len(mounts) > 0 {
+		return err
+	}
+	return s.detach(ctx)
 }
 
 // removeUnrecorded removes an interrupted call's target, as the CSI

@@ -6,7 +6,6 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/volume"
-	"github.com/cleatproject/cleat/volume/access"
 )
 
 // UnstageRequest requests to unstage a volume.
@@ -56,12 +55,16 @@ func (m *Manager) undoStage(ctx context.Context, rec stageRecord) error {
 	if err != nil {
 		return err
 	}
+	return s.undoStage(ctx, rec.Staging)
+}
+
+func (s source) undoStage(ctx context.Context, staging string) error {
 	unlock, err := s.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := s.unmount(ctx, rec.Staging); err != nil {
+	if err := s.unmount(ctx, staging); err != nil {
 		return err
 	}
 	crashpoint.Hit("unstage.unmounted")
@@ -75,7 +78,7 @@ func (m *Manager) undoStage(ctx context.Context, rec stageRecord) error {
 // unstageUnrecorded: after the loss of the store, kernel and attachers still
 // know the device.
 func (m *Manager) unstageUnrecorded(ctx context.Context, r UnstageRequest) error {
-	s, ok, err := m.heldDevice(ctx, r.Volume)
+	s, ok, err := m.heldDevice(ctx, r.Volume, r.Staging)
 	if err != nil || !ok {
 		return err
 	}
@@ -83,10 +86,7 @@ func (m *Manager) unstageUnrecorded(ctx context.Context, r UnstageRequest) error
 	if err != nil || !staged {
 		return err
 	}
-	return m.unstage(ctx, r.Volume, stageRecord{
-		Locator: access.Encode(s.target.Locator), Staging: r.Staging,
-		mounted: mounted{Device: s.target.Device, Boot: m.boot},
-	})
+	return s.undoStage(ctx, r.Staging)
 }
 
 // isStagedUnrecorded: the file system is mounted at the path, or the block
