@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -128,8 +129,9 @@ func (a *Attacher) connectPaths(ctx context.Context, l access.NVMe, h host) erro
 	return joinPaths(failed)
 }
 
-// joinPaths has the kind of the first error.
+// joinPaths has the kind of the first error. Equal errors are not the paths'.
 func joinPaths(failed []error) error {
+	failed = slices.CompactFunc(failed, func(a, b error) bool { return a.Error() == b.Error() })
 	if len(failed) == 1 {
 		return failed[0]
 	}

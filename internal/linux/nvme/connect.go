@@ -177,7 +177,11 @@ func (c Connection) explain(err error, reason string) error {
 		case strings.Contains(reason, notAllowed):
 			return errs.Errorf(errs.Unauthenticated, "%s: the target does not admit this host; allow the host NQN %s there (%w)", where, c.HostNQN, err)
 		}
-		return errs.Errorf(errs.Unavailable, "%s: the target has no such subsystem, or does not admit the host NQN %s; the kernel's log says which (%w)", where, c.HostNQN, err)
+		key := ""
+		if c.Key != "" {
+			key = " or rejects its DH-HMAC-CHAP key"
+		}
+		return errs.Errorf(errs.Unavailable, "%s: the target has no such subsystem, or does not admit the host NQN %s%s; the kernel's log says which (%w)", where, c.HostNQN, key, err)
 	case unix.ENOKEY:
 		return errs.Errorf(errs.Unauthenticated, "%s: the target demands DH-HMAC-CHAP; name the key of this host in the volume's dhchapKey (%w)", where, err)
 	case unix.EKEYREJECTED:
