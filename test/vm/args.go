@@ -7,11 +7,11 @@ import (
 	"github.com/cleatproject/cleat/test/vm/image"
 )
 
-// The addresses of QEMU's user network. hostAddress reaches the host's
+// The addresses of QEMU's user network. HostAddress reaches the host's
 // loopback.
 const (
 	guestAddress = "10.0.2.15/24"
-	hostAddress  = "10.0.2.2"
+	HostAddress  = "10.0.2.2"
 )
 
 // hostSide is the device number of the network card that leads to the host.

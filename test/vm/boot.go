@@ -130,7 +130,7 @@ func (g *Guest) build(ctx context.Context, log func(string, ...any)) (image.QEMU
 	}
 	port := g.listener.Addr().(*net.TCPAddr).Port
 	config := wire.Config{
-		Host: net.JoinHostPort(hostAddress, strconv.Itoa(port)), Token: g.token,
+		Host: net.JoinHostPort(HostAddress, strconv.Itoa(port)), Token: g.token,
 		Modules: made.Modules, MAC: mac(hostSide), Address: guestAddress,
 	}
 	return emulator, buildAgent(ctx, store, func(agent string) error {

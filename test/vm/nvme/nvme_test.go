@@ -1,18 +1,64 @@
-// Package nvme tests node/nvme in guests, with the kernel's own initiator and
-// target.
 package nvme
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"testing"
+	"time"
 
-	"go.uber.org/goleak"
-
+	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/tree"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/image"
-	"github.com/cleatproject/cleat/test/vm/nvmetcp"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// built is the directory of the programs for guests.
+var built string
+
+func TestMain(m *testing.M) {
+	os.Exit(testkit.RunMain(m, func(dir string) error {
+		built = dir
+		return build(context.Background())
+	}))
+}
+
+func programs(names ...string) (all []string) {
+	for _, name := range names {
+		all = append(all, filepath.Join(built, name))
+	}
+	return all
+}
+
+// build builds static programs; cleat has crash points.
+func build(ctx context.Context) error {
+	root, err := tree.Root()
+	if err != nil {
+		return err
+	}
+	suite := exec.CommandContext(ctx, "go", "build", "-ldflags=-s -w", "-o", filepath.Join(built, "suite"), ".")
+	suite.Dir = filepath.Join(root, "test", "sanity", "suite")
+	suite.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := suite.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build in test/sanity/suite: %w\n%s", err, out)
+	}
+	return errors.Join(
+		testkit.BuildTo(ctx, filepath.Join(built, "cleat"), testkit.Cleat, "-tags", "crashpoints"),
+		testkit.BuildTo(ctx, filepath.Join(built, "client"), "./test/vm/nvme/client"),
+		testkit.BuildTo(ctx, filepath.Join(built, "writer"), "./test/vm/pair/writer"),
+	)
+}
+
+func lifetime() time.Duration {
+	if soak.Enabled {
+		return 95 * time.Minute
+	}
+	return 20 * time.Minute
+}
 
 // TestNVMe tests each kernel: 6.1 ignores DH-HMAC-CHAP, and 6.12 removes a
 // controller that the target refuses.
@@ -20,11 +66,45 @@ func TestNVMe(t *testing.T) {
 	for _, source := range []image.Source{image.Stable, image.Backports} {
 		t.Run(string(source), func(t *testing.T) {
 			t.Parallel()
-			g := vm.Boot(t, vm.Spec{
-				Name: "nvme-" + string(source), Kernel: source,
-				Modules: append(append(nvmetcp.TargetModules(), nvmetcp.HostModules()...), "ext4", "xfs", "btrfs"), Tools: image.Filesystems(),
-			})
-			vm.GoTest(t, g, "./node/nvme")
+			r := newRig(t, source)
+			r.tests(t, all()...)
+			r.stopPlugin()
+			r.target.Remove()
+			t.Run("attacher", func(t *testing.T) { vm.GoTest(t, r.Guest, "./node/nvme") })
+		})
+	}
+}
+
+// subtest runs in the guest. An extensive one runs on one kernel, except in make
+// soak.
+type subtest struct {
+	name      string
+	run       func(*rig)
+	extensive bool
+}
+
+func all() []subtest {
+	return []subtest{
+		{"neighbours", (*rig).testNeighbours, false},
+		{"keys", (*rig).testKeys, false},
+		{"lost state", (*rig).testLostState, false},
+		{"attach time", (*rig).testAttachTime, false},
+		{"kills", (*rig).testKills, true},
+		{"sanity", (*rig).testSanity, true},
+	}
+}
+
+func (r *rig) tests(t *testing.T, all ...subtest) {
+	for _, s := range all {
+		if s.extensive && r.source != image.Backports && !soak.Enabled {
+			continue
+		}
+		t.Run(s.name, func(t *testing.T) {
+			begun := time.Now()
+			sub := r.in(t)
+			s.run(sub)
+			sub.wantNothing()
+			fmt.Printf("REPORT: nvme %s: %s took %.0f s\n", r.source, s.name, time.Since(begun).Seconds())
 		})
 	}
 }

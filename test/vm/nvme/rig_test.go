@@ -1,0 +1,109 @@
+// Package nvme tests node/nvme, and the node service of cleat csi with it, in
+// guests that are NVMe/TCP host and target at once.
+package nvme
+
+import (
+	"fmt"
+	"net/netip"
+	"path"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/image"
+	"github.com/cleatproject/cleat/test/vm/kernel"
+	"github.com/cleatproject/cleat/test/vm/nvmetcp"
+)
+
+const (
+	mib = 1 << 20
+	// media has the files of the target: a file system in memory.
+	media = "/tmp/media"
+)
+
+// paths are the ports of the target.
+var paths = []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:4420"), netip.MustParseAddrPort("127.0.0.2:4420")}
+
+// hostNQN is the driver's own.
+var hostNQN = nvmetcp.HostOf("5b6a1f52-0d3c-4c53-8f6e-00000000000a").NQN
+
+// rig is a guest that is host and target, with the node service.
+type rig struct {
+	*kernel.Kernel
+	source image.Source
+	target *nvmetcp.Target
+	plugin *plugin
+}
+
+func newRig(t *testing.T, source image.Source) *rig {
+	g := vm.Boot(t, vm.Spec{
+		Name: "nvme-" + string(source), Kernel: source,
+		Modules: append(append(nvmetcp.TargetModules(), nvmetcp.HostModules()...), "ext4", "xfs", "btrfs"), Tools: image.Filesystems(),
+		Programs: programs("cleat", "suite", "writer", "client"), Lifetime: lifetime(),
+	})
+	r := &rig{Kernel: kernel.Of(t, g), source: source, plugin: &plugin{}}
+	r.Run("mkdir", "-p", media, volumes)
+	r.target = nvmetcp.Serve(r.Kernel, paths[0])
+	r.target.Listen(paths[1])
+	r.startPlugin()
+	return r
+}
+
+// in returns the rig for a subtest.
+func (r *rig) in(t *testing.T) *rig {
+	sub := *r
+	sub.Kernel = &kernel.Kernel{TB: t, Guest: r.Guest}
+	sub.target = r.target.In(sub.Kernel)
+	return &sub
+}
+
+// isMain reports whether this is the kernel of tests that run on one alone,
+// except in make soak.
+func (r *rig) isMain() bool { return r.source == image.Backports || soak.Enabled }
+
+func subsystemNQN(name string) string { return "nqn.2024-01.example:" + name }
+
+// medium creates a file of the target, as large as a volume.
+func (r *rig) medium(name string, size int64) nvmetcp.Namespace {
+	file := path.Join(media, name)
+	r.Run("truncate", "-s", fmt.Sprint(size), file)
+	return nvmetcp.Namespace{Device: file, UUID: uuid.NewString()}
+}
+
+// subsystem adds a subsystem to the target, with a namespace in each file.
+func (r *rig) subsystem(name string, hosts []string, namespaces ...nvmetcp.Namespace) nvmetcp.Subsystem {
+	s := nvmetcp.Subsystem{
+		NQN: subsystemNQN(name), Device: namespaces[0].Device, UUID: namespaces[0].UUID, More: namespaces[1:], Hosts: hosts,
+	}
+	r.target.Add(s)
+	return s
+}
+
+// controllers are those of all programs.
+func (r *rig) controllers() []string { return r.Names("/sys/class/nvme") }
+
+// wantNothing: nothing is left of volumes, except at the target.
+func (r *rig) wantNothing() {
+	r.Helper()
+	left := r.Run("sh", "-c", `
+		ls /sys/class/nvme
+		grep -e "$0/" -e /dev/nvme /proc/mounts
+		ls -d "$0"/*/target "$1"/nvme/*.json* 2>/dev/null
+		true`, volumes, state)
+	if left != "" {
+		r.Errorf("left over:\n%s", left)
+	}
+}
+
+// wantError checks the code and the words of a refusal.
+func (r *rig) wantError(err error, words ...string) {
+	r.Helper()
+	for _, w := range words {
+		if err == nil || !strings.Contains(err.Error(), w) {
+			r.Errorf("got %v, want an error with %q", err, w)
+		}
+	}
+}

@@ -1,0 +1,49 @@
+package nvme
+
+import (
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// testLostState: the driver's state was deleted while volumes are in use. Their
+// mounts and controllers stay, and calls that would hide a mount fail, until the
+// volumes are unpublished and unstaged.
+func (r *rig) testLostState() {
+	block, ext4, unused := r.volume("lost-block", "", 32*mib), r.volume("lost-ext4", "ext4", 32*mib), r.volume("lost-unused", "", 32*mib)
+	block.attach()
+	ext4.attach()
+	if err := unused.stage(); err != nil {
+		r.Fatal(err)
+	}
+	ext4.write("kept")
+	block.writer("-count", fmt.Sprint(blocks))
+	before := len(r.controllers())
+	r.stopPlugin()
+	r.Run("rm", "-r", state)
+	r.startPlugin()
+
+	if now := len(r.controllers()); now != before-len(paths) {
+		r.Errorf("%d controllers after the start, before %d; those of the unused volume are to be removed", now, before)
+	}
+	ext4.wantText("kept")
+	block.writer("-check", fmt.Sprint(blocks))
+	if err := ext4.unstage(); status.Code(err) != codes.FailedPrecondition {
+		r.Errorf("unstage of a published volume without a record: %v", err)
+	}
+	ext4.wantText("kept")
+	for _, c := range []*claim{block, ext4, unused} {
+		c.detach()
+		c.delete()
+	}
+	r.wantNothing()
+}
+
+// testAttachTime prints what node/nvme adds to a connection by the kernel.
+func (r *rig) testAttachTime() {
+	s := r.subsystem("timed", []string{hostNQN}, r.medium("timed", 32*mib))
+	out := r.Run("client", "-address", paths[0].String(), "-nqn", s.NQN, "-uuid", s.UUID, "-host", hostNQN)
+	fmt.Printf("REPORT: nvme %s: medians in a guest: %s\n", r.source, out)
+	r.delete("timed")
+}
