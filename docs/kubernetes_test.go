@@ -23,7 +23,7 @@ import (
 
 // kubernetesPages are for cluster users. test/kubernetes checks what needs a
 // cluster.
-var kubernetesPages = []string{"README.md", "docs/install.md", "docs/ceph.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md"}
+var kubernetesPages = []string{"README.md", "docs/install.md", "docs/ceph.md", "docs/nvme.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md"}
 
 // ofKubernetes are flags of kubectl, Helm and the sidecars; test/kubernetes
 // checks that they exist.
@@ -39,6 +39,7 @@ var separator = regexp.MustCompile(`(?m)^---\n`)
 func TestObjects(t *testing.T) {
 	kinds := map[string]func() any{
 		"v1/PersistentVolumeClaim":       func() any { return new(corev1.PersistentVolumeClaim) },
+		"v1/PersistentVolume":            func() any { return new(corev1.PersistentVolume) },
 		"v1/Pod":                         func() any { return new(corev1.Pod) },
 		"v1/Secret":                      func() any { return new(corev1.Secret) },
 		"v1/ConfigMap":                   func() any { return new(corev1.ConfigMap) },

@@ -17,7 +17,7 @@ import (
 )
 
 // components are the files of alert rules.
-var components = []string{"csi", "ceph", "fence", "dpu", "sriov"}
+var components = []string{"csi", "ceph", "nvme", "fence", "dpu", "sriov"}
 
 // alert is a Prometheus rule.
 type alert struct {
@@ -199,6 +199,7 @@ func TestPrometheusRule(t *testing.T) {
 		theOthers:                    {"cleat", "cleat-dpu", "cleat-fence", "cleat-sriov"},
 		cephMode:                     {"cleat", "cleat-ceph", "cleat-fence"},
 		variety["ceph, no sidecars"]: {"cleat", "cleat-ceph"},
+		noneMode:                     {"cleat", "cleat-nvme"},
 		"csi: {enabled: false}\nsriov: {daemon: {enabled: true}}": {"cleat-sriov"},
 	} {
 		values = strings.Replace(values, "prometheusRule: {enabled: true}", "prometheusRule: {enabled: true, labels: {a: b}}", 1)

@@ -228,6 +228,7 @@ func TestCSIDriver(t *testing.T) {
 		perNode:        {AttachRequired: new(false), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent", "Ephemeral"}},
 		controllerMode: {AttachRequired: new(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
 		cephMode:       {AttachRequired: new(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
+		noneMode:       {AttachRequired: new(false), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
 	} {
 		drivers := of[storagev1.CSIDriver](render(t, release{values: values, apis: apis}))
 		if len(drivers) != 1 {
@@ -237,7 +238,7 @@ func TestCSIDriver(t *testing.T) {
 		if *got.AttachRequired != *want.AttachRequired || !slices.Equal(got.VolumeLifecycleModes, want.VolumeLifecycleModes) {
 			t.Errorf("%+v, want %+v", got, want)
 		}
-		if !*got.PodInfoOnMount || *got.StorageCapacity != (values != cephMode) || *got.FSGroupPolicy != storagev1.FileFSGroupPolicy {
+		if !*got.PodInfoOnMount || *got.StorageCapacity != (values != cephMode && values != noneMode) || *got.FSGroupPolicy != storagev1.FileFSGroupPolicy {
 			t.Errorf("%+v", got)
 		}
 	}
@@ -267,6 +268,7 @@ func TestNetworkPolicies(t *testing.T) {
 		perNode + theOthers:        {"cleat-csi-node": {29801, 9070}},
 		controllerMode + theOthers: {"cleat-csi-node": {29801, 9070}, "cleat-csi-controller": {29801, 9070}},
 		cephMode + theOthers:       {"cleat-csi-controller": {29801, 9070}}, // its nodes are in the host's network
+		noneMode + theOthers:       {},
 		variety["block devices"]:   {"cleat-dpu": nil},
 	} {
 		got := map[string][]int{}

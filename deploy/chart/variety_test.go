@@ -38,6 +38,12 @@ csi:
     - {}
     - {name: fast, fsType: ext4, volumeBindingMode: Immediate, parameters: {pool: fast, imageFeatures: layering}}
 `
+	noneMode = `
+csi:
+  engine: none
+  nvme: {clusterID: east, keySecret: nvme-keys}
+  maxVolumes: 100
+`
 	theOthers = `
 imagePullSecrets: [{name: registry}]
 seLinuxOptions: {type: spc_t}
@@ -62,6 +68,8 @@ var variety = map[string]string{
 	"controller, no sidecars": "csi: {mode: controller, nodeSelector: {a: b}, controller: {nodeSelector: {a: b}}, storageClasses: []}",
 	"ceph":                    cephMode + theOthers,
 	"ceph, no sidecars":       "csi: {engine: ceph, mode: controller, ceph: {clusterID: c, pools: [rbd], controllerSecret: s}, storageClasses: []}",
+	"none":                    noneMode + theOthers,
+	"none, defaults":          "csi: {engine: none}",
 	"fence alone":             "csi: {enabled: false}\nfence: {enabled: true, allPorts: true, addons: {enabled: false}, affinity: {nodeAffinity: {}}}",
 	"fence of peers":          "csi: {enabled: false}\nfence: {enabled: true, peersOnly: true, peers: [\"a=a:9071\"], tlsSecret: t, nodeSelector: {a: b}}",
 	"block devices":           "csi: {enabled: false}\nnetworkPolicy: {enabled: true}\ndpu: {enabled: true, blockDevicesOnly: true, nodeSelector: {a: b}}",

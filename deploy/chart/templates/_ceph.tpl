@@ -3,18 +3,6 @@
 {{- if and .Values.csi.enabled (eq .Values.csi.engine "ceph") }}true{{ end -}}
 {{- end -}}
 
-{{/* Arguments and environment common to both processes: (list $ "controller") */}}
-{{- define "cleat.ceph.args" -}}
-{{- $root := index . 0 -}}
-- csi
-- --engine=ceph
-- --services={{ index . 1 }}
-- --driver-name={{ $root.Values.csi.driverName }}
-- --node-id=$(NODE_NAME)
-- --log-format={{ $root.Values.logFormat }}
-- --log-level={{ $root.Values.logLevel }}
-{{- end -}}
-
 {{/* The controller. It mounts nothing and has no device: only Ceph's libraries. */}}
 {{- define "cleat.ceph.controller" -}}
 {{- $ceph := .Values.csi.ceph -}}
@@ -25,7 +13,7 @@
   # they never lose the socket.
   restartPolicy: Always
   args:
-    {{- include "cleat.ceph.args" (list . "controller") | nindent 4 }}
+    {{- include "cleat.remote.args" (list . "controller") | nindent 4 }}
     - --ceph-cluster={{ $ceph.clusterID }}
     {{- range $ceph.pools }}
     - --ceph-pool={{ . }}
@@ -86,75 +74,4 @@
   secret: {secretName: {{ . }}, defaultMode: 256} # 0400
 {{- end }}
 {{- end }}
-{{- end -}}
-
-{{/* The node service. Keys come with the kubelet's requests: the pod has no Secret. */}}
-{{- define "cleat.ceph.node" -}}
-- name: driver
-  image: {{ include "cleat.image" . }}
-  imagePullPolicy: {{ .Values.image.pullPolicy }}
-  args:
-    {{- include "cleat.ceph.args" (list . "node") | nindent 4 }}
-    # A fence of these addresses stops the node: the controller gets them with the node's id.
-    - --node-address=$(HOST_IPS)
-    - --registration-dir={{ .Values.kubeletDir }}/plugins_registry
-    {{- with .Values.csi.maxVolumes }}
-    - --max-volumes={{ int64 . }}
-    {{- end }}
-    - --metrics-address={{ include "cleat.hostMetricsAddress" (list . .Values.csi.metricsPort) }}
-    {{- with .Values.csi.extraArgs }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-  env:
-    - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
-    - {name: HOST_IPS, valueFrom: {fieldRef: {fieldPath: status.hostIPs}}}
-    # Not flags: commands run in this container (cleat csi status) need them too.
-    - {name: CLEAT_ENDPOINT, value: "unix://{{ include "cleat.csi.socketDir" . }}/csi.sock"}
-    - {name: CLEAT_STATE_DIR, value: {{ include "cleat.csi.state" (list . "node") }}}
-    {{- with .Values.csi.extraEnv }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-  # Privileged: it mounts for the kubelet, which needs Bidirectional propagation, and
-  # maps images in /sys/bus/rbd, which become devices in the host's /dev.
-  {{- include "cleat.privileged" . | nindent 2 }}
-  ports:
-    - {name: metrics, containerPort: {{ .Values.csi.metricsPort }}}
-  {{- include "cleat.probes" (list . true) | nindent 2 }}
-  resources:
-    {{- toYaml .Values.csi.resources | nindent 4 }}
-  # Not the default below /dev, which is the host's.
-  terminationMessagePath: /termination-log
-  terminationMessagePolicy: FallbackToLogsOnError
-  volumeMounts:
-    - {name: ceph-config, mountPath: /etc/ceph-csi-config, readOnly: true}
-    - {name: state, mountPath: {{ include "cleat.csi.state" (list . "node") }}}
-    - {name: kubelet-plugins, mountPath: {{ .Values.kubeletDir }}/plugins, mountPropagation: Bidirectional}
-    - {name: kubelet-pods, mountPath: {{ .Values.kubeletDir }}/pods, mountPropagation: Bidirectional}
-    - {name: registration, mountPath: {{ .Values.kubeletDir }}/plugins_registry}
-    - {name: dev, mountPath: /dev}
-    - {name: sys, mountPath: /sys}
-    # modprobe rbd.
-    - {name: modules, mountPath: /lib/modules, readOnly: true}
-    - {name: tmp, mountPath: /tmp}
-{{- end -}}
-
-{{- define "cleat.ceph.node.volumes" -}}
-- name: ceph-config
-  configMap: {name: {{ .Values.csi.ceph.configMap }}}
-- name: state
-  hostPath: {path: {{ include "cleat.csi.state" (list . "node") }}, type: DirectoryOrCreate}
-- name: kubelet-plugins
-  hostPath: {path: {{ .Values.kubeletDir }}/plugins, type: Directory}
-- name: kubelet-pods
-  hostPath: {path: {{ .Values.kubeletDir }}/pods, type: Directory}
-- name: registration
-  hostPath: {path: {{ .Values.kubeletDir }}/plugins_registry, type: Directory}
-- name: dev
-  hostPath: {path: /dev, type: Directory}
-- name: sys
-  hostPath: {path: /sys, type: Directory}
-- name: modules
-  hostPath: {path: /lib/modules, type: DirectoryOrCreate} # kernels without modules have none
-- name: tmp
-  emptyDir: {sizeLimit: 64Mi}
 {{- end -}}
