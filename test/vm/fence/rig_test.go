@@ -20,7 +20,6 @@ import (
 	addons "github.com/csi-addons/spec/lib/go/fence"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
@@ -146,8 +145,7 @@ func (r *rig) serve(flags ...string) {
 		"cleat", "fence", "serve", "--endpoint", "unix://" + socket, "--state-dir", "/var/lib/fence", "--ports", "nvme-tcp",
 		"--metrics-address", status, "--log-format", "text",
 	}, flags...)}))(r)
-	r.conn = testkit.Value(grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return guest.Dial(ctx, "unix", socket) })))(r)
+	r.conn = testkit.Value(guest.Connect(socket))(r)
 	conn := r.conn
 	r.Cleanup(func() { _ = conn.Close() })
 	r.fences = addons.NewFenceControllerClient(conn)

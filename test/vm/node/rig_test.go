@@ -4,7 +4,6 @@ package node
 
 import (
 	"context"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,7 +13,6 @@ import (
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"github.com/cleatproject/cleat/test/testkit"
@@ -116,9 +114,7 @@ func (r *rig) start() {
 		"--metrics-address", metrics, "--overprovision-ratio", "20", "--log-format", "text",
 	}, r.flags...)
 	r.driver = testkit.Value(r.guest.Start(r.Context(), vm.Command{Argv: argv}))(r)
-	guest := r.guest
-	r.conn = testkit.Value(grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return guest.Dial(ctx, "unix", socket) })))(r)
+	r.conn = testkit.Value(r.guest.Connect(socket))(r)
 	conn := r.conn
 	r.Cleanup(func() { _ = conn.Close() })
 	r.eventually("the driver is ready", func() bool {

@@ -3,14 +3,12 @@ package nvme
 import (
 	"context"
 	"fmt"
-	"net"
 	"path"
 	"syscall"
 	"time"
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
@@ -38,16 +36,15 @@ type plugin struct {
 // startPlugin starts the process, and waits until it is ready.
 func (r *rig) startPlugin(env ...string) {
 	r.Helper()
-	p, guest := r.plugin, r.Guest
+	p := r.plugin
 	if p.conn != nil {
 		testkit.Must(r, p.conn.Close())
 	}
-	p.process = testkit.Value(guest.Start(r.Context(), vm.Command{Env: env, Argv: []string{
+	p.process = testkit.Value(r.Guest.Start(r.Context(), vm.Command{Env: env, Argv: []string{
 		"cleat", "csi", "--engine", "none", "--services", "node", "--node-id", "guest", "--endpoint", "unix://" + socket,
 		"--state-dir", state, "--nvme-host-nqn", hostNQN, "--nvme-key-dir", keys, "--log-format", "text",
 	}}))(r)
-	p.conn = testkit.Value(grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return guest.Dial(ctx, "unix", socket) })))(r)
+	p.conn = testkit.Value(r.Guest.Connect(socket))(r)
 	r.Await("the node service is ready", func() bool {
 		select {
 		case <-p.process.Done():

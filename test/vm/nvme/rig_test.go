@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/vm"
 	"github.com/cleatproject/cleat/test/vm/image"
 	"github.com/cleatproject/cleat/test/vm/kernel"
@@ -59,10 +58,6 @@ func (r *rig) in(t *testing.T) *rig {
 	sub.target = r.target.In(sub.Kernel)
 	return &sub
 }
-
-// isMain reports whether this is the kernel of tests that run on one alone,
-// except in make soak.
-func (r *rig) isMain() bool { return r.source == image.Backports || soak.Enabled }
 
 func subsystemNQN(name string) string { return "nqn.2024-01.example:" + name }
 

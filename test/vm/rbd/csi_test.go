@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path"
@@ -15,7 +14,6 @@ import (
 
 	csi "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/testkit"
@@ -86,9 +84,7 @@ func (r *rig) startPlugin(n int, env ...string) {
 		"cleat", "csi", "--engine", "ceph", "--services", "node", "--node-id", name, "--node-address", address, "--endpoint", "unix://" + socket,
 		"--state-dir", state, "--ceph-config", "/etc/ceph.json", "--ceph-secret", "/etc/ceph-secret", "--log-format", "text",
 	}}))(r)
-	guest := k.Guest
-	p.conn = testkit.Value(grpc.NewClient("passthrough:///guest", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return guest.Dial(ctx, "unix", socket) })))(r)
+	p.conn = testkit.Value(k.Guest.Connect(socket))(r)
 	k.Await("the node service is ready", func() bool {
 		select {
 		case <-p.process.Done():
