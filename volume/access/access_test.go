@@ -198,7 +198,7 @@ func drawNVMe(t *rapid.T) access.Access {
 		HostNQN: optional(t, rapid.StringMatching(`nqn\.20[0-9]{2}-[0-9]{2}\.[!-~]{1,80}`), "host"), Timeouts: drawTimeouts(t),
 		IOQueues:         rapid.IntRange(0, 65535).Draw(t, "queues"),
 		AcceptUUIDChange: rapid.Bool().Draw(t, "accept"), AcceptFlushLoss: rapid.Bool().Draw(t, "accept flush loss"),
-		HeaderDigest:     rapid.Bool().Draw(t, "hdgst"), DataDigest: rapid.Bool().Draw(t, "ddgst"),
+		HeaderDigest: rapid.Bool().Draw(t, "hdgst"), DataDigest: rapid.Bool().Draw(t, "ddgst"),
 	}
 	if n.DHChapKey = optional(t, names, "dhchap"); n.DHChapKey != "" {
 		n.DHChapCtrlrKey = optional(t, names, "dhchap of the target")
