@@ -86,6 +86,8 @@ func all() []subtest {
 	return []subtest{
 		{"neighbours", (*rig).testNeighbours, ""},
 		{"keys", (*rig).testKeys, ""},
+		{"paths", (*rig).testPaths, ""},
+		{"modes", (*rig).testModes, image.Backports},
 		{"lost state", (*rig).testLostState, ""},
 		{"attach time", (*rig).testAttachTime, ""},
 		{"kills", (*rig).testKills, image.Backports},

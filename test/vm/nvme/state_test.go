@@ -2,6 +2,7 @@ package nvme
 
 import (
 	"fmt"
+	"path"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -12,8 +13,11 @@ import (
 // volumes are unpublished and unstaged.
 func (r *rig) testLostState() {
 	block, ext4, unused := r.volume("lost-block", "", 32*mib), r.volume("lost-ext4", "ext4", 32*mib), r.volume("lost-unused", "", 32*mib)
+	again := r.volume("lost-again", "ext4", 32*mib)
 	block.attach()
 	ext4.attach()
+	again.attach()
+	again.write("staged again")
 	if err := unused.stage(); err != nil {
 		r.Fatal(err)
 	}
@@ -33,7 +37,12 @@ func (r *rig) testLostState() {
 		r.Errorf("unstage of a published volume without a record: %v", err)
 	}
 	ext4.wantText("kept")
-	for _, c := range []*claim{block, ext4, unused} {
+	again.attach() // as the kubelet does after its own restart
+	again.wantText("staged again")
+	if mounts := r.Run("grep", "-c", path.Join(volumes, again.id)+"/", "/proc/mounts"); mounts != "2" {
+		r.Errorf("a volume that was staged and published again has %s mounts, want 2", mounts)
+	}
+	for _, c := range []*claim{block, ext4, unused, again} {
 		c.detach()
 		c.delete()
 	}

@@ -1,0 +1,74 @@
+package nvme
+
+import (
+	"fmt"
+	"time"
+
+	csi "github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/cleatproject/cleat/node/nvme"
+)
+
+// testPaths: a port of the target is removed and returns. The volume works, its
+// health reports the path, and the driver or the kernel connects it again.
+func (r *rig) testPaths() {
+	c := r.volume("paths", "ext4", 32*mib)
+	c.attach()
+	c.wantHealth("")
+	r.target.Close(paths[1])
+	c.wantHealth(nvme.ReasonPathDown)
+	c.write("one path")
+	r.target.Listen(paths[1])
+	begun := time.Now()
+	c.wantHealth("")
+	fmt.Printf("REPORT: nvme %s: a returned path was connected after %.1f s\n", r.source, time.Since(begun).Seconds())
+	r.target.Close(paths[0])
+	c.wantHealth(nvme.ReasonPathDown)
+	c.write("the other path")
+	c.wantText("the other path")
+	r.target.Listen(paths[0])
+	c.wantHealth("")
+	c.detach()
+	c.delete()
+}
+
+// wantHealth waits until the volume's only adverse condition has the reason;
+// empty: none. FlushUncertain stays after a lost path.
+func (c *claim) wantHealth(reason string) {
+	c.Helper()
+	c.Await("the health of the volume: "+reason, func() bool {
+		found := ""
+		for _, s := range c.health() {
+			if s.GetReason() != nvme.ReasonFlushUncertain {
+				found += s.GetReason()
+			}
+		}
+		return found == reason
+	})
+}
+
+// testModes: static volumes are used on several nodes: block volumes by all, file
+// systems read-only.
+func (r *rig) testModes() {
+	block := r.volume("modes-block", "", 32*mib)
+	block.capability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	block.attach()
+	block.writer("-count", "5")
+	block.detach()
+
+	mounted := r.volume("modes-mount", "ext4", 32*mib)
+	mounted.attach()
+	mounted.write("shared")
+	mounted.detach()
+	mounted.capability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+	mounted.attach()
+	mounted.wantText("shared")
+	if _, err := mounted.Try("touch", mounted.published()+"/new"); err == nil {
+		r.Error("a volume of MULTI_NODE_READER_ONLY was written")
+	}
+	mounted.detach()
+	mounted.capability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	r.wantError(mounted.stage(), "MULTI_NODE_MULTI_WRITER")
+	block.delete()
+	mounted.delete()
+}
