@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/cleatproject/cleat/internal/durable"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -58,7 +59,7 @@ func (s state) importDatabase(ctx context.Context) error {
 	}
 	err = s.importFrom(ctx, path)
 	if err == nil {
-		err = errors.Join(os.Rename(path, path+".migrated"), syncDir(s.dir))
+		err = errors.Join(os.Rename(path, path+".migrated"), durable.SyncDir(s.dir))
 	}
 	if err != nil {
 		return fmt.Errorf("import the state of an older release: %w", err)

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/cleatproject/cleat/internal/durable"
 	"github.com/cleatproject/cleat/internal/linux/flock"
 )
 
@@ -77,49 +78,11 @@ func (s state) put(r record) error {
 	if err != nil {
 		return err
 	}
-	path := s.path(r)
-	folder := filepath.Dir(path)
-	if _, err := os.Stat(folder); errors.Is(err, fs.ErrNotExist) {
-		if err := errors.Join(os.MkdirAll(folder, 0o700), syncDir(s.dir)); err != nil {
-			return err
-		}
-	}
-	unfinished := path + ".new"
-	w, err := os.OpenFile(unfinished, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(append(data, '\n'))
-	err = errors.Join(err, w.Sync(), w.Close())
-	if err == nil {
-		err = os.Rename(unfinished, path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(unfinished))
-	}
-	return syncDir(folder)
-}
-
-func syncDir(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return durable.Write(s.path(r), append(data, '\n'))
 }
 
 // drop ignores a missing record.
-func (s state) drop(r record) error {
-	path := s.path(r)
-	err := os.Remove(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err == nil {
-		err = syncDir(filepath.Dir(path))
-	}
-	return err
-}
+func (s state) drop(r record) error { return durable.Remove(s.path(r)) }
 
 // stored returns the file's version of a record; known: it exists.
 func stored[R record](s state, r R) (found R, known bool, err error) {

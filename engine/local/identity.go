@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/durable"
 )
 
 // poolRecordName in the state directory records which pool was served from
@@ -112,23 +113,8 @@ func recordPool(stateDir, path, uuid string) error {
 		return err
 	}
 	name := filepath.Join(stateDir, poolRecordName)
-	if err := replaceFile(name, append(data, '\n')); err != nil {
+	if err := durable.Write(name, append(data, '\n')); err != nil {
 		return fmt.Errorf("record the pool: %w", err)
 	}
 	return nil
-}
-
-func replaceFile(path string, data []byte) error {
-	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/durable"
 	"github.com/cleatproject/cleat/internal/linux/flock"
 	"github.com/cleatproject/cleat/internal/linux/holders"
 	"github.com/cleatproject/cleat/internal/linux/loop"
@@ -298,7 +299,7 @@ func (r removal) forgetPool(uuid string) error {
 	if known, err := recordedPool(r.StateDir, r.Pool); err != nil || known != uuid {
 		return err
 	}
-	return removeDurably(filepath.Join(r.StateDir, poolRecordName))
+	return durable.Remove(filepath.Join(r.StateDir, poolRecordName))
 }
 
 func (r removal) removeImage(ctx context.Context) error {
@@ -314,7 +315,7 @@ func (r removal) removeImage(ctx context.Context) error {
 	if err := r.waitDetached(ctx, f); err != nil {
 		return err
 	}
-	err = removeDurably(r.image.path)
+	err = durable.Remove(r.image.path)
 	crashpoint.Hit("remove.image")
 	return err
 }
@@ -340,31 +341,11 @@ func (r removal) waitDetached(ctx context.Context, f *os.File) error {
 // removeDirectory also deletes the temporary file of an interrupted image
 // creation.
 func (r removal) removeDirectory(ctx context.Context) error {
-	if err := removeDurably(r.image.draft()); err != nil {
+	if err := durable.Remove(r.image.draft()); err != nil {
 		return err
 	}
 	if _, isMountPoint, err := mount.At(ctx, r.Pool); err != nil || isMountPoint {
 		return err
 	}
-	return removeDurably(r.Pool)
-}
-
-// removeDurably accepts a missing file or directory.
-func removeDurably(path string) error {
-	err := os.Remove(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return durable.Remove(r.Pool)
 }

@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/durable"
 )
 
 // topologyFile is the file in the state directory with the last topology.
@@ -58,7 +59,7 @@ func (e *Engine) ServeTopology(ctx context.Context, stateDir string, now map[str
 	if err != nil {
 		return err
 	}
-	if err := replaceFile(path, append(text, '\n')); err != nil {
+	if err := durable.Write(path, append(text, '\n')); err != nil {
 		return fmt.Errorf("record the topology: %w", err)
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/cleatproject/cleat/internal/durable"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
@@ -73,49 +74,14 @@ func (s records) put(r record) error {
 	if err != nil {
 		return err
 	}
-	return writeFile(s.dir, r.name, data)
-}
-
-// writeFile creates or replaces a file, and its directory if that is missing.
-// Both are synchronized.
-func writeFile(dir, name string, data []byte) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	f, err := os.Create(filepath.Join(dir, name+".new"))
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), filepath.Join(dir, name)); err != nil {
-		return err
-	}
-	return syncDir(dir)
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return durable.Write(filepath.Join(s.dir, r.name), data)
 }
 
 func (s records) remove(r record) error {
 	if r.name == "" {
 		return nil
 	}
-	err := os.Remove(filepath.Join(s.dir, r.name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return syncDir(s.dir)
+	return durable.Remove(filepath.Join(s.dir, r.name))
 }
 
 // read returns a record of this boot.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cleatproject/cleat/internal/durable"
 	"github.com/cleatproject/cleat/internal/linux/kmsg"
 )
 
@@ -176,5 +177,5 @@ func (s records) position() (seq uint64, err error) {
 }
 
 func (s records) putPosition(seq uint64) error {
-	return writeFile(s.dir, positionFile, fmt.Appendf(nil, "%s %d\n", s.boot, seq))
+	return durable.Write(filepath.Join(s.dir, positionFile), fmt.Appendf(nil, "%s %d\n", s.boot, seq))
 }
