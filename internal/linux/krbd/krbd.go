@@ -10,14 +10,12 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kmod"
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
@@ -34,7 +32,7 @@ type Kernel struct {
 
 // Host returns this machine's kernel.
 func Host() *Kernel {
-	return &Kernel{Sys: "/sys", Dev: "/dev", Write: sysfs.Write, AddKey: addKey, Load: load}
+	return &Kernel{Sys: "/sys", Dev: "/dev", Write: sysfs.Write, AddKey: addKey, Load: func(ctx context.Context) error { return kmod.Load(ctx, "rbd") }}
 }
 
 func (k *Kernel) bus(elements ...string) string {
@@ -62,16 +60,4 @@ func (k *Kernel) ready(ctx context.Context) error {
 func addKey(name string, payload []byte) error {
 	_, err := unix.AddKey("ceph", name, payload, unix.KEY_SPEC_THREAD_KEYRING)
 	return err
-}
-
-const loadBound = 20 * time.Second
-
-func load(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, loadBound)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "modprobe", "rbd").CombinedOutput()
-	if err != nil {
-		return errs.Errorf(errs.Unsupported, "modprobe rbd: %w: %s", err, errs.Clip(strings.TrimSpace(string(out)), 200))
-	}
-	return nil
 }

@@ -21,8 +21,8 @@ type Connection struct {
 	NQN             string
 	HostNQN, HostID string // newer kernels demand one host id for each host NQN
 	// Seconds. Loss -1: the kernel tries to connect again for ever, every Delay; 0:
-	// never. FastFail: I/O
-	// fails this long after the connection was lost; 0: it waits.
+	// never. FastFail: I/O fails this long after the connection was lost; 0: it
+	// waits.
 	Loss, Delay, FastFail, KeepAlive int
 	IOQueues                         int // 0: one for each CPU
 	HeaderDigest, DataDigest         bool

@@ -2,7 +2,6 @@ package nvme
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -148,21 +147,6 @@ func (k *Kernel) Rescan(c Controller) error {
 		return fmt.Errorf("rescan %s: %w", c.Name, err)
 	}
 	return nil
-}
-
-// FailFast makes the I/O of a controller that cannot connect fail at once, so
-// that an unmount or a removal does not wait for it.
-func (k *Kernel) FailFast(c Controller) error {
-	if c.State == StateLive {
-		return nil
-	}
-	var all error
-	for _, name := range []string{"fast_io_fail_tmo", "ctrl_loss_tmo"} {
-		if err := sysfs.Write(k.class(c.Name, name), "0"); err != nil && !sysfs.IsAbsent(err) {
-			all = errors.Join(all, fmt.Errorf("%s of %s: %w", name, c.Name, err))
-		}
-	}
-	return all
 }
 
 // IsMultipath reports whether the kernel joins the controllers of a subsystem

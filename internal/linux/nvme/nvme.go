@@ -10,17 +10,15 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/linux/kmod"
 )
 
 // Kernel is a kernel with NVMe over Fabrics. Its fields are replaced in tests.
@@ -49,25 +47,13 @@ func (k *Kernel) ready(ctx context.Context, transport string) error {
 	if loaded() {
 		return nil
 	}
-	cause := load(ctx, module)
+	cause := kmod.Load(ctx, module)
 	if _, err := os.Stat(k.fabrics()); err == nil {
 		return nil // built in, without parameters: the kernel refuses unknown transports
 	} else if cause == nil {
 		cause = err
 	}
 	return errs.Errorf(errs.Unsupported, "this kernel has no NVMe over Fabrics, and the module %s cannot be loaded (%w): install the kernel's package with that module on this node, or run `modprobe %[1]s`", module, cause)
-}
-
-const loadBound = 20 * time.Second
-
-func load(ctx context.Context, module string) error {
-	ctx, cancel := context.WithTimeout(ctx, loadBound)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "modprobe", module).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("modprobe %s: %w: %s", module, err, errs.Clip(strings.TrimSpace(string(out)), 200))
-	}
-	return nil
 }
 
 // options returns the names of the options that this kernel knows: a read
