@@ -190,7 +190,7 @@ func runs() map[string][]string {
 	return map[string][]string{
 		cleat + "internal/linux/mkfs":                  {"mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "e2fsck", "resize2fs"},
 		cleat + "sriov/host":                           {"modprobe"},
-		cleat + "internal/linux/krbd":                  {"modprobe"},
+		cleat + "internal/linux/kmod":                  {"modprobe"},
 		cleat + "dpu/hostfs":                           {"itself"},
 		cleat + "internal/linux/ddptool":               {"of the user"}, // needed for X710 only, see docs/sriov.md
 		cleat + "fence/nft":                            {"itself"},
