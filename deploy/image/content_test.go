@@ -189,7 +189,6 @@ func runs() map[string][]string {
 	const cleat = "github.com/cleatproject/cleat/"
 	return map[string][]string{
 		cleat + "internal/linux/mkfs":                  {"mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "e2fsck", "resize2fs"},
-		cleat + "sriov/host":                           {"modprobe"},
 		cleat + "internal/linux/kmod":                  {"modprobe"},
 		cleat + "dpu/hostfs":                           {"itself"},
 		cleat + "internal/linux/ddptool":               {"of the user"}, // needed for X710 only, see docs/sriov.md

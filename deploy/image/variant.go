@@ -38,8 +38,8 @@ type contents struct {
 }
 
 // variants lists the images. The programs of Default are the file systems of
-// internal/linux/mkfs, and modprobe of sriov/host and internal/linux/krbd. The configuration has the
-// settings of mkfs.ext4, and the Debian version for scanners.
+// internal/linux/mkfs, and modprobe of internal/linux/kmod. The configuration has
+// the settings of mkfs.ext4, and the Debian version for scanners.
 func variants() map[Variant]contents {
 	scanned := []string{"/etc/os-release", "/etc/debian_version", "/usr/share/common-licenses/"}
 	return map[Variant]contents{

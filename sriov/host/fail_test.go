@@ -227,13 +227,6 @@ func TestWrite(t *testing.T) {
 	testkit.WantError(t, "a full device", write("/dev/full", "4"), nil)
 }
 
-// A machine without modprobe, and a module that no kernel has.
-func TestModprobe(t *testing.T) {
-	if err := modprobe(t.Context(), "no-such-module"); err == nil || !strings.Contains(err.Error(), "no-such-module") || !strings.Contains(err.Error(), "modules-load.d") {
-		t.Error(err)
-	}
-}
-
 func FuzzGUID(f *testing.F) {
 	for _, s := range []string{"00:11:22:33:44:55:66:77", "0011:22:33:44:55:66:77:", "00-11-22-33-44-55-66-77", "0011.2233.4455.6677"} {
 		f.Add(s)

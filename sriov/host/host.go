@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cleatproject/cleat/internal/linux/kmod"
 	"github.com/cleatproject/cleat/internal/linux/netlinks"
 	"github.com/cleatproject/cleat/internal/linux/retry"
 	"github.com/cleatproject/cleat/internal/linux/vflink"
@@ -82,7 +83,7 @@ func New(c Config) *Host {
 		c.Write = write
 	}
 	if c.LoadModule == nil {
-		c.LoadModule = modprobe
+		c.LoadModule = kmod.Load
 	}
 	return &Host{config: c, bounds: defaultBounds, running: map[string]*call{}}
 }

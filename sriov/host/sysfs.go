@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -79,26 +77,4 @@ func (h *Host) hasDriver(bus, driver string) (bool, error) {
 		return false, nil
 	}
 	return err == nil, err
-}
-
-// maxOutput bounds modprobe's output in an error.
-const maxOutput = 400
-
-// modprobe is that of kmod or busybox.
-func modprobe(ctx context.Context, name string) error {
-	for _, path := range []string{"/sbin/modprobe", "/usr/sbin/modprobe"} {
-		if _, err := os.Stat(path); err != nil {
-			continue
-		}
-		cmd := exec.CommandContext(ctx, path, "--", name)
-		cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
-		cmd.WaitDelay = time.Second
-		out, err := cmd.CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%s %s: %w: %.*s: it must see /lib/modules of the running kernel; or have the machine load the module at boot (/etc/modules-load.d)",
-				path, name, err, maxOutput, strings.TrimSpace(string(out)))
-		}
-		return nil
-	}
-	return fmt.Errorf("load the module %s: /sbin and /usr/sbin have no modprobe: have the machine load it at boot (/etc/modules-load.d)", name)
 }
