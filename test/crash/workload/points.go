@@ -14,7 +14,7 @@ var hit = regexp.MustCompile(`crashpoint\.Hit\("([^"]+)"\)`)
 // Points returns the names of all crash points in the product's source, so that
 // none is forgotten. It excludes the points of fences and of DPU devices
 // (test/fence and test/dpu check that each of theirs is hit), of engine ceph
-// (test/ceph), RemovePoints, those of store.Move, which only the DPU plugin
+// (test/ceph), of node/nvme (test/vm/nvme), RemovePoints, those of store.Move, which only the DPU plugin
 // calls, and those of mkfs.Format (mkfs), for volumes whose file systems nodes
 // create.
 func Points(root string) ([]string, error) {
@@ -39,8 +39,11 @@ func scan(root string) ([]string, error) {
 		if err != nil {
 			return err
 		}
-		if d.IsDir() && (path == filepath.Join(root, "test") || path == filepath.Join(root, "fence") || path == filepath.Join(root, "dpu") || path == filepath.Join(root, "engine/ceph") || strings.HasPrefix(d.Name(), ".") && path != root) {
-			return filepath.SkipDir
+		if d.IsDir() && path != root {
+			below := strings.TrimPrefix(path, root+"/")
+			if slices.Contains([]string{"test", "fence", "dpu", "engine/ceph", "node/nvme"}, below) || strings.HasPrefix(d.Name(), ".") {
+				return filepath.SkipDir
+			}
 		}
 		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 			return nil
