@@ -70,7 +70,11 @@ func TestNVMe(t *testing.T) {
 			r.tests(t, all()...)
 			r.stopPlugin()
 			r.target.Remove()
-			t.Run("attacher", func(t *testing.T) { vm.GoTest(t, r.Guest, "./node/nvme") })
+			var args []string
+			if soak.Enabled {
+				args = []string{"-outage=10m"}
+			}
+			t.Run("attacher", func(t *testing.T) { vm.GoTest(t, r.Guest, "./node/nvme", args...) })
 		})
 	}
 }
