@@ -202,6 +202,24 @@ func TestRecords(t *testing.T) {
 	}
 }
 
+// An interruption that is found while the volume is detached does not bring its
+// record back.
+func TestInterruptionOfADetachedVolume(t *testing.T) {
+	a := testkit.Value(New(Config{Dir: t.TempDir(), HostNQN: self, Boot: "b"}))(t)
+	l := access.NVMe{Transport: "tcp", NQN: red, NSID: 1, Paths: []netip.AddrPort{first}}
+	r, _, err := a.records.begin(node.Target{Locator: l}, l, host{nqn: self})
+	testkit.Must(t, err)
+	testkit.Must(t, a.setUncertain(t.Context(), finding{r, "it broke"}))
+	if all := testkit.Value(a.records.all())(t); len(all) != 1 || !strings.Contains(all[0].Uncertain, "it broke") {
+		t.Errorf("records: %+v, want the interruption", all)
+	}
+	testkit.Must(t, a.records.remove(r), a.setUncertain(t.Context(), finding{r, "it broke"}))
+	if all := testkit.Value(a.records.all())(t); len(all) != 0 {
+		t.Errorf("after the detach: %+v", all)
+	}
+	testkit.Must(t, a.Close(testkit.Context(t)))
+}
+
 // A caller that waits for another connection learns which target holds it up.
 func TestConnectsOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package nvme
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/cleatproject/cleat/internal/durable"
 	"github.com/cleatproject/cleat/internal/linux/kmsg"
+	"github.com/cleatproject/cleat/node"
 )
 
 // With native multipath, Linux answers a flush without data with success if the
@@ -62,10 +64,17 @@ type watcher struct {
 	log   *kmsg.Log         // nil: it cannot be read
 	names map[string]string // subsystems of controllers
 	last  uint64            // the newest message seen, also by earlier processes
+	todo  map[string]finding
+}
+
+// finding is what is to be recorded, by the record's name.
+type finding struct {
+	record record
+	what   string
 }
 
 func (a *Attacher) newWatcher() (w watcher, err error) {
-	w.names = map[string]string{}
+	w.names, w.todo = map[string]string{}, map[string]finding{}
 	if w.last, err = a.records.position(); err != nil {
 		return w, err
 	}
@@ -79,14 +88,11 @@ func (w *watcher) close() {
 	}
 }
 
-// checkLog records the interruptions since the last call.
-func (a *Attacher) checkLog(w *watcher) error {
+// checkLog records the interruptions since the last call, and those that the
+// last call could not record. It reads the log last: messages are read once.
+func (a *Attacher) checkLog(ctx context.Context, w *watcher) error {
 	if w.log == nil {
 		return nil
-	}
-	messages, err := w.log.Read()
-	if err != nil || len(messages) == 0 {
-		return err
 	}
 	all, err := a.records.all()
 	if err != nil {
@@ -96,20 +102,35 @@ func (a *Attacher) checkLog(w *watcher) error {
 	if err != nil {
 		return err
 	}
+	messages, err := w.log.Read()
+	if err != nil {
+		return err
+	}
 	for _, c := range controllers {
 		if w.names[c.Name] == "" {
 			w.names[c.Name] = c.NQN
 		}
 	}
-	found := interrupted(messages, w.names)
-	for _, r := range all {
-		if what := uncertainty(r, found, messages[0].Seq, w.last); what != "" && r.Uncertain == "" {
-			err = errors.Join(err, a.setUncertain(r, what))
+	newest := w.last
+	if len(messages) > 0 {
+		found := interrupted(messages, w.names)
+		for _, r := range all {
+			if what := uncertainty(r, found, messages[0].Seq, w.last); what != "" && r.Uncertain == "" {
+				w.todo[r.name] = finding{r, what}
+			}
 		}
+		newest = max(newest, messages[len(messages)-1].Seq)
 	}
-	newest := messages[len(messages)-1].Seq
-	if err == nil && newest > w.last {
-		w.last = newest
+	isNew := newest > w.last
+	w.last = newest
+	for name, f := range w.todo {
+		if failed := a.setUncertain(ctx, f); failed != nil {
+			err = errors.Join(err, failed)
+			continue
+		}
+		delete(w.todo, name)
+	}
+	if err == nil && isNew {
 		err = a.records.putPosition(newest)
 	}
 	return err
@@ -133,15 +154,18 @@ func uncertainty(r record, found []interruption, first, last uint64) string {
 	return ""
 }
 
-// setUncertain changes the record as it is now. The subsystem's lock is not
-// needed: Attach changes it only for another disk.
-func (a *Attacher) setUncertain(r record, what string) error {
-	now, found, err := a.records.read(r.name)
-	if err != nil || !found || now.Device != r.Device || now.LogSeq != r.LogSeq {
-		return err
-	}
-	now.Uncertain = fmt.Sprintf("%s, found at %s", what, time.Now().UTC().Format(time.RFC3339))
-	return a.records.put(now)
+// setUncertain changes the record, unless the volume was detached or attached
+// again meanwhile.
+func (a *Attacher) setUncertain(ctx context.Context, f finding) error {
+	_, err := run(ctx, a, f.record.NQN, "record an interruption", node.Target{Device: f.record.Device}, func(context.Context) (struct{}, error) {
+		now, found, err := a.records.read(f.record.name)
+		if err != nil || !found || now.Device != f.record.Device || now.LogSeq != f.record.LogSeq {
+			return struct{}{}, err
+		}
+		now.Uncertain = fmt.Sprintf("%s, found at %s", f.what, time.Now().UTC().Format(time.RFC3339))
+		return struct{}{}, a.records.put(now)
+	})
+	return err
 }
 
 // logEnd returns the number of the newest message.

@@ -36,7 +36,7 @@ func (a *Attacher) Run(ctx context.Context) error {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {
-		if err := errors.Join(a.checkLog(&w), a.addPaths(ctx)); err != nil {
+		if err := errors.Join(a.checkLog(ctx, &w), a.addPaths(ctx)); err != nil {
 			a.log.WarnContext(ctx, "NVMe check failed, will retry", "err", err)
 		}
 		select {

@@ -48,7 +48,7 @@ func (p *Pair) testServerLosesPower(t *testing.T, d *disk.Disk) {
 
 	n := p.Node(client)
 	p.startPlugin(t)
-	const device = "/root/volume"
+	const device = "/mnt/volume"
 	n.Run("cleat", "volume", "attach", "v", device, "--block",
 		"--context", "targetType=tcp", "--context", "targetAddr="+at.Addr().String(), "--context", "nqn="+subsystem, "--context", "uuid="+volume,
 		"--context", "fastIOFailTmo=0") // the reboot of a guest can take longer than the default
