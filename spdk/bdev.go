@@ -27,9 +27,10 @@ func (b Bdev) Size() int64 { return b.BlockSize * b.NumBlocks }
 
 // Driver describes the storage of a bdev. At most one field is set.
 type Driver struct {
-	NVMe NVMePaths  `json:"nvme"`
-	AIO  *AIODriver `json:"aio"`
-	RBD  *RBDDriver `json:"rbd"`
+	NVMe NVMePaths   `json:"nvme"`
+	AIO  *AIODriver  `json:"aio"`
+	RBD  *RBDDriver  `json:"rbd"`
+	Lvol *LvolDriver `json:"lvol"`
 }
 
 // NVMePaths are the paths of an NVMe bdev.

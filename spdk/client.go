@@ -1,8 +1,8 @@
 // Package spdk is a JSON-RPC client for an SPDK process, such as NVIDIA's SNAP,
-// over a UNIX socket.
+// over a UNIX socket or SPDK's HTTP proxy, scripts/rpc_http_proxy.py.
 //
-// A Client dials a few connections when needed, and matches responses by id, so
-// that slow calls do not delay others. It never retries a call that might have
+// On a socket, a Client dials a few connections when needed, and matches
+// responses by id, so that slow calls do not delay others. It never retries a call that might have
 // been executed (Unanswered): the caller must check the state of the process
 // first.
 package spdk
@@ -10,6 +10,7 @@ package spdk
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -27,6 +28,9 @@ const (
 	defaultTimeout     = 30 * time.Second
 	defaultMaxAnswer   = 16 << 20
 	defaultConnections = 4
+	// defaultHTTPConnections is what the proxy serves at a time. Calls beyond
+	// wait in the client, where it is certain that they were not executed.
+	defaultHTTPConnections = 1
 	// maxConnections leaves connections of the 64 of a process to other
 	// clients.
 	maxConnections = 32
@@ -34,15 +38,24 @@ const (
 	maxRequest = 256<<10 - 1
 )
 
-// Config configures a Client. Only Socket is required.
+// Config configures a Client. Required are either Socket, or URL, User and
+// Password.
 type Config struct {
 	Socket string // absolute path; the socket need not exist yet
+
+	URL  string // of SPDK's HTTP proxy: http://HOST:PORT or https://HOST:PORT
+	User string // for the proxy
+	// Password is called for each request to the proxy.
+	Password func() (string, error)
+	RootCAs  *x509.CertPool // for an https URL; nil: those of the system
+
 	// Timeout of calls without deadline, longer than 10 s, the duration of an
 	// attach to a silent target. Zero is 30 s.
 	Timeout time.Duration
 	// MaxAnswer bounds a response, in bytes. Zero is 16 MiB, about 8,000 bdevs.
 	MaxAnswer int64
-	// Connections is the maximum number of open connections. Zero is 4.
+	// Connections is the maximum number of open connections. Zero is 4, or 1
+	// with a URL.
 	Connections int
 
 	Logger  *slog.Logger
@@ -50,7 +63,14 @@ type Config struct {
 }
 
 func (c Config) check() (Config, error) {
-	if !filepath.IsAbs(c.Socket) {
+	switch {
+	case c.Socket != "" && (c.URL != "" || c.User != "" || c.Password != nil):
+		return c, errs.Errorf(errs.Invalid, "socket %q and a URL, user or password of a proxy: a client uses one of both", c.Socket)
+	case c.URL != "":
+		if err := c.checkURL(); err != nil {
+			return c, err
+		}
+	case !filepath.IsAbs(c.Socket):
 		return c, errs.Errorf(errs.Invalid, "socket %q is not an absolute path such as /var/tmp/spdk.sock", c.Socket)
 	}
 	if c.Timeout < 0 || c.MaxAnswer < 0 || c.Connections < 0 || c.Connections > maxConnections {
@@ -62,7 +82,10 @@ func (c Config) check() (Config, error) {
 	if c.MaxAnswer == 0 {
 		c.MaxAnswer = defaultMaxAnswer
 	}
-	if c.Connections == 0 {
+	switch {
+	case c.Connections == 0 && c.URL != "":
+		c.Connections = defaultHTTPConnections
+	case c.Connections == 0:
 		c.Connections = defaultConnections
 	}
 	if c.Logger == nil {
@@ -75,7 +98,8 @@ func (c Config) check() (Config, error) {
 type Client struct {
 	config  Config
 	metrics *metrics
-	readers sync.WaitGroup
+	proxy   *proxy         // nil: a socket
+	readers sync.WaitGroup // of connections, and calls of the proxy
 
 	mu     sync.Mutex
 	slots  []*slot
@@ -94,19 +118,29 @@ func Open(c Config) (*Client, error) {
 		return nil, err
 	}
 	client := &Client{config: c, metrics: m}
+	if c.URL != "" {
+		client.proxy = newProxy(c, m)
+		return client, nil
+	}
 	for range c.Connections {
 		client.slots = append(client.slots, &slot{dialing: make(chan struct{}, 1)})
 	}
 	return client, nil
 }
 
-// Socket returns the path of the process's socket.
+// Socket returns the path of the process's socket, or "" with a URL.
 func (c *Client) Socket() string { return c.config.Socket }
+
+// Address returns the path of the process's socket, or the URL of its proxy.
+func (c *Client) Address() string { return cmp.Or(c.config.Socket, c.config.URL) }
 
 // Close closes all connections, fails in-flight calls, and waits for the
 // goroutines.
 func (c *Client) Close() error {
 	c.mu.Lock()
+	if c.proxy != nil && !c.closed {
+		close(c.proxy.closing)
+	}
 	c.closed = true
 	var open []*conn
 	for _, s := range c.slots {
@@ -119,6 +153,9 @@ func (c *Client) Close() error {
 		conn.fail(errClosed)
 	}
 	c.readers.Wait()
+	if c.proxy != nil {
+		c.proxy.transport.CloseIdleConnections() // ends dials of canceled calls
+	}
 	return nil
 }
 
@@ -130,8 +167,9 @@ var errClosed = errors.New("the client is closed")
 //
 // An error response is an *Error. All other errors are of kind
 // errs.Unavailable, and Unanswered if the request might have been or might
-// still be executed; except errs.Invalid for params that cannot be encoded, and
-// errs.Internal for an undecodable result.
+// still be executed; except errs.Invalid for params that cannot be encoded,
+// errs.Unauthenticated of a proxy, which then did not pass the request to the
+// process, and errs.Internal for an undecodable result.
 func (c *Client) Call(ctx context.Context, method string, params, result any) error {
 	begin := time.Now()
 	err := c.call(ctx, method, params, result)
@@ -156,7 +194,11 @@ func (c *Client) call(ctx context.Context, method string, params, result any) er
 		ctx, cancel = context.WithTimeout(ctx, c.config.Timeout)
 		defer cancel()
 	}
-	a, err := c.exchange(ctx, method, body)
+	exchange := c.exchange
+	if c.proxy != nil {
+		exchange = c.exchangeHTTP
+	}
+	a, err := exchange(ctx, method, body)
 	if err != nil {
 		return err
 	}

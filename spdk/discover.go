@@ -71,7 +71,8 @@ func (m MethodSet) Has(names ...string) bool {
 // Names returns the methods, sorted.
 func (m MethodSet) Names() []string { return slices.Sorted(maps.Keys(m.names)) }
 
-// Version is cached until a connection is lost.
+// Version is cached until a connection is lost or, with a URL, a call fails in a
+// way that another process can cause.
 func (c *Client) Version(ctx context.Context) (Version, error) {
 	epoch, known, _ := c.known()
 	if known != nil {
@@ -86,7 +87,7 @@ func (c *Client) Version(ctx context.Context) (Version, error) {
 }
 
 // Methods returns the methods accepted in the current state of the process,
-// cached until a connection is lost.
+// cached like Version.
 func (c *Client) Methods(ctx context.Context) (MethodSet, error) {
 	epoch, _, known := c.known()
 	if known != nil {
@@ -140,7 +141,7 @@ func (c *Client) WaitReady(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return errs.Errorf(errs.Unavailable, "the SPDK process at %s is not ready: %w", c.config.Socket, last)
+			return errs.Errorf(errs.Unavailable, "the SPDK process at %s is not ready: %w", c.Address(), last)
 		case <-time.After(pause):
 		}
 	}

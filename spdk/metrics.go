@@ -22,7 +22,7 @@ type metrics struct {
 func newMetrics(registry prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "cleat_spdk_calls_total", Help: "Calls to the SPDK process by method and outcome: ok, refused (error response), unanswered, unavailable, or bad (could not be encoded or decoded).",
+			Name: "cleat_spdk_calls_total", Help: "Calls to the SPDK process by method and outcome: ok, refused (error response), unanswered, unavailable, unauthenticated (by an HTTP proxy), or bad (could not be encoded or decoded).",
 		}, []string{"method", "outcome"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "cleat_spdk_call_seconds", Help: "Duration of calls to the SPDK process in seconds.",
@@ -60,6 +60,8 @@ func outcome(err error) string {
 		return "unanswered"
 	case errs.KindOf(err) == errs.Unavailable:
 		return "unavailable"
+	case errs.KindOf(err) == errs.Unauthenticated:
+		return "unauthenticated"
 	default:
 		return "bad"
 	}

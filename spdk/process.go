@@ -31,7 +31,7 @@ type facts struct {
 	methods *MethodSet
 }
 
-// Generation is that of the last process seen; 0: none.
+// Generation is that of the last process seen; 0: none, or a proxy.
 func (c *Client) Generation() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -40,8 +40,12 @@ func (c *Client) Generation() uint64 {
 
 // Process returns the identity of the process. It connects if needed, but sends
 // no request, so the process can have ended just before. Errors:
-// errs.Unavailable.
+// errs.Unavailable; errs.Unsupported with a URL, as a proxy does not show which
+// process answers: a restart shows only in the state that is lost.
 func (c *Client) Process(ctx context.Context) (Process, error) {
+	if c.proxy != nil {
+		return Process{}, errs.Errorf(errs.Unsupported, "the identity of the SPDK process is unknown over HTTP (%s): only a socket shows it", c.config.URL)
+	}
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, c.config.Timeout)

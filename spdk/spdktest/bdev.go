@@ -18,9 +18,10 @@ type bdev struct {
 	kind        bdevKind
 	blockSize   uint32
 	blocks      uint64
-	claims      int // holders: namespaces, an lvstore
+	claims      int  // holders: namespaces, an lvstore
+	shared      bool // the claim is that of an lvstore
+	readOnly    bool // namespace of a read-only bdev
 	limits      limits
-	limited     bool // bdev_set_qos_limit was called while the bdev had no holder
 	file        aioFile
 	lvol        *lvol
 	controller  *controller
@@ -209,8 +210,8 @@ func deleteKind(k bdevKind) func(*Process, context.Context, args) (any, *Error) 
 	}
 }
 
-// setQoS fails for every call but the first while the bdev has no holder, like
-// the recorded process.
+// setQoS fails for a bdev that has limits and no holder, like the recorded
+// process.
 func setQoS(p *Process, _ context.Context, a args) (any, *Error) {
 	b := p.bdev(a.text("name"))
 	if b == nil {
@@ -219,10 +220,9 @@ func setQoS(p *Process, _ context.Context, a args) (any, *Error) {
 	if len(a) == 1 {
 		return nil, &Error{Code: -eINVAL, Message: "No rate limits specified"}
 	}
-	if b.limited && b.claims == 0 {
+	if b.claims == 0 && b.limits != (limits{}) {
 		return nil, &Error{Code: invalidParams, Message: "Failed to configure rate limit: " + strerror(eAGAIN)}
 	}
-	b.limited = b.claims == 0
 	for name, limit := range map[string]*uint64{
 		"rw_ios_per_sec": &b.limits.IOs, "rw_mbytes_per_sec": &b.limits.MB,
 		"r_mbytes_per_sec": &b.limits.Reads, "w_mbytes_per_sec": &b.limits.Writes,
@@ -231,7 +231,7 @@ func setQoS(p *Process, _ context.Context, a args) (any, *Error) {
 			*limit = a.number(name)
 		}
 	}
-	// Rounded up [R].
+	// Rounded up.
 	b.limits.IOs = (b.limits.IOs + 999) / 1000 * 1000
 	return true, nil
 }

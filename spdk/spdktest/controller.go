@@ -30,13 +30,10 @@ type trid struct {
 func (t trid) address() Address { return Address{t.Type, t.Address, t.Service} }
 
 type path struct {
-	trid   trid
-	cntlid int
-	target *subsystem // nil: no session
-	began  time.Time  // of the session
-	met    []uint32   // namespaces at the start of the session
-	lost   time.Time
-	back   time.Time // since when the target is reachable again; zero: unreachable
+	session
+	trid trid
+	lost time.Time
+	back time.Time // since when the target is reachable again; zero: unreachable
 }
 
 const (
@@ -46,14 +43,11 @@ const (
 	delayed   = "reconnect_is_delayed"
 )
 
-func (c *controller) connect(t *path, s *subsystem, now time.Time) {
-	s.lastController++
-	t.target, t.cntlid, t.began = s, s.lastController, now
+// connect opens a session from the address of the process, by default that of
+// the target.
+func (p *Process) connect(c *controller, t *path, s *subsystem, now time.Time) {
+	t.session = p.network.open(s, c.hostNQN, p.hostID, orElse(p.config.Source, t.trid.Address), t.trid.address(), now)
 	t.lost, t.back = time.Time{}, time.Time{}
-	t.met = nil
-	for _, n := range s.namespaces {
-		t.met = append(t.met, n.id)
-	}
 }
 
 func (t *path) sees(n *namespace, now time.Time, hotAdd time.Duration) bool {
@@ -95,14 +89,17 @@ func (p *Process) update(now time.Time) {
 }
 
 func (p *Process) step(c *controller, t *path, now time.Time) {
-	s := p.network.find(t.trid.address(), c.nqn, c.hostNQN)
-	if t.target != nil && (s != t.target || c.failed) {
+	if t.target != nil {
+		if p.network.step(&t.session, now); t.target != nil && !c.failed {
+			return
+		}
 		t.target, t.lost = nil, now
 	}
-	if t.target != nil || c.failed {
+	if c.failed {
 		return
 	}
 	p.network.pending = true
+	s := p.network.find(t.trid.address(), c.nqn, c.hostNQN)
 	if s == nil {
 		t.back = time.Time{}
 		if c.lossTimeout > 0 && !now.Before(t.lost.Add(time.Duration(c.lossTimeout)*time.Second)) {
@@ -114,7 +111,7 @@ func (p *Process) step(c *controller, t *path, now time.Time) {
 		t.back = now
 	}
 	if !now.Before(t.back.Add(p.config.Timing.Reset)) {
-		c.connect(t, s, now)
+		p.connect(c, t, s, now)
 	}
 }
 
@@ -142,13 +139,21 @@ func (p *Process) follow(c *controller, now time.Time) {
 		}
 		b := &bdev{
 			name: name, uuid: orElse(n.identity(), newUUID()), kind: nvmeDisk, blockSize: size, blocks: blocks,
-			controller: c, namespace: n.id,
+			controller: c, namespace: n.id, readOnly: n.bdev != nil && n.bdev.lvol != nil && n.bdev.lvol.readOnly,
 		}
 		// A namespace whose uuid is in use by another bdev gets no bdev [I].
 		if p.add(b) {
 			c.bdevs = append(c.bdevs, b)
 		}
 	}
+}
+
+// queues of a path: the admin queue, and one for I/O once a bdev has a holder.
+func (c *controller) queues() int {
+	if slices.ContainsFunc(c.bdevs, func(b *bdev) bool { return b.claims > 0 }) {
+		return 2
+	}
+	return 1
 }
 
 func (c *controller) session() *path {

@@ -2,6 +2,7 @@ package spdktest
 
 import (
 	"encoding/json"
+	"maps"
 	"slices"
 	"time"
 )
@@ -65,18 +66,26 @@ func (p *Process) Clear() {
 	p.faults = nil
 }
 
-// Calls returns the requests since the start or the last Forget, oldest first.
+// Calls returns the last requests since the start or the last Forget, oldest first.
 func (p *Process) Calls() []Call {
 	p.network.mu.Lock()
 	defer p.network.mu.Unlock()
 	return slices.Clone(p.calls)
 }
 
-// Forget clears the result of Calls.
+// Counts returns how many requests of each method there were since the start or
+// the last Forget.
+func (p *Process) Counts() map[string]int {
+	p.network.mu.Lock()
+	defer p.network.mu.Unlock()
+	return maps.Clone(p.counts)
+}
+
+// Forget clears the results of Calls and Counts.
 func (p *Process) Forget() {
 	p.network.mu.Lock()
 	defer p.network.mu.Unlock()
-	p.calls = nil
+	p.calls, p.counts = nil, nil
 }
 
 func (p *Process) note(r request) {
@@ -84,6 +93,10 @@ func (p *Process) note(r request) {
 		p.calls = slices.Delete(p.calls, 0, maxCalls/2)
 	}
 	p.calls = append(p.calls, Call{r.method, r.params})
+	if p.counts == nil {
+		p.counts = map[string]int{}
+	}
+	p.counts[r.method]++
 }
 
 func (p *Process) fault(r request) Fault {
@@ -111,7 +124,7 @@ func (p *Process) act(l *life, c *connection, a Action) {
 	switch a {
 	case Answer, Silence:
 	case Drop:
-		c.Close()
+		shut(c.Conn)
 	case Kill, Restart:
 		// kill waits for the goroutine that runs this function.
 		p.acting.Go(func() {

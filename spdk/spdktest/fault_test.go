@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -126,6 +127,23 @@ func TestSilenceKeepsTheConnection(t *testing.T) {
 	}
 }
 
+// A child that the test's process is forking keeps copies of all its files for a
+// moment. The copy here stays open.
+func TestKillEndsConnectionsThatAForkHasCopied(t *testing.T) {
+	p := startProcess(t, NewNetwork(nil), Config{})
+	c := dial(t, p)
+	c.must("spdk_get_version", nil, nil)
+	p.life.mu.Lock()
+	for conn := range p.life.conns {
+		testkit.Open(conn.(*net.UnixConn).File())(t)
+	}
+	p.life.mu.Unlock()
+	testkit.Must(t, p.Restart())
+	if _, err := c.Write([]byte(getVersionText)); !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("a request to a killed process: %v, want %v", err, syscall.EPIPE)
+	}
+}
+
 func TestFaultsCountRequests(t *testing.T) {
 	p := startProcess(t, NewNetwork(nil), Config{})
 	c := dial(t, p)
@@ -145,7 +163,10 @@ func TestFaultsCountRequests(t *testing.T) {
 	if calls := p.Calls(); len(calls) != 10 || calls[9].Method != "spdk_get_version" || string(calls[0].Params) != `{"name":"y"}` {
 		t.Errorf("calls %v", calls)
 	}
-	if p.Forget(); len(p.Calls()) != 0 {
+	if n := p.Counts()["bdev_get_bdevs"]; n != 8 {
+		t.Errorf("%d calls of bdev_get_bdevs, want 8", n)
+	}
+	if p.Forget(); len(p.Calls())+len(p.Counts()) != 0 {
 		t.Error("calls that were forgotten")
 	}
 }

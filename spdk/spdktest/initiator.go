@@ -211,7 +211,7 @@ func (p *Process) connected(c *controller, t *path, s *subsystem, a args) (any, 
 		p.controllers = append(p.controllers, c)
 	}
 	now := p.network.now()
-	c.connect(t, s, now)
+	p.connect(c, t, s, now)
 	c.paths = append(c.paths, t)
 	p.follow(c, now)
 	names := c.names()
@@ -272,9 +272,10 @@ func resetController(p *Process, ctx context.Context, a args) (any, *Error) {
 	for _, t := range c.paths {
 		s := p.network.find(t.trid.address(), c.nqn, c.hostNQN)
 		if s == nil {
-			return nil, errno(eIO)
+			t.target, t.lost = nil, now
+			return nil, errno(ePERM)
 		}
-		c.connect(t, s, now)
+		p.connect(c, t, s, now)
 	}
 	return true, nil
 }

@@ -1,13 +1,14 @@
 // Package spdktest is a test double of SPDK and SNAP processes, for tests and
 // demonstrations. It serves JSON-RPC on a UNIX socket like a recorded process
-// (testdata/spdk-rpc.jsonl). Behaviour that is not recorded is marked [R], read
-// in SPDK's sources or documents, or [I], inferred.
+// (testdata). Behaviour that is not recorded is marked [R], read in SPDK's
+// sources or documents, or [I], inferred.
 //
 // A Network holds remote NVMe subsystems and processes: targets (nvmf_*),
 // initiators (bdev_nvme_*) or both, and SNAP if the Config says so.
-// Process.Order injects faults, Network's methods network events.
+// Process.Inject injects faults, Network's methods network events.
 //
-// The double moves no data: a bdev has a size and an identity, but no contents.
+// Only lvols have data (Process.OpenLvol). Data does not pass through
+// controllers of initiators.
 package spdktest
 
 import (
@@ -142,6 +143,8 @@ type Network struct {
 	byNQN      map[string][]*subsystem
 	pending    bool // the state will change without a request
 	processes  []*Process
+	hosts      []*Session
+	lastPort   int
 	stores     map[string]*lvstore // by backing file
 	images     map[string]Image
 	due        map[*time.Time]struct{} // ends of timed waits
@@ -231,24 +234,6 @@ func (n *Network) SetReach(a Address, r Reach) {
 	n.change(func() { n.reach[a.key()], n.reachSince[a.key()] = r, n.now() })
 }
 
-// Controllers counts initiator sessions of a subsystem by host NQN.
-func (n *Network) Controllers(nqn string) map[string]int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.catchUp()
-	held := map[string]int{}
-	for _, p := range n.processes {
-		for _, c := range p.controllers {
-			for _, path := range c.paths {
-				if path.target != nil && path.target.nqn == nqn {
-					held[c.hostNQN]++
-				}
-			}
-		}
-	}
-	return held
-}
-
 func (n *Network) remote(nqn string) *subsystem {
 	for _, s := range n.byNQN[nqn] {
 		if s.owner == nil {
@@ -277,6 +262,10 @@ func (n *Network) touch() {
 func (n *Network) update() {
 	n.pending = false
 	now := n.now()
+	for _, s := range n.hosts {
+		n.step(&s.session, now)
+	}
+	n.hosts = slices.DeleteFunc(n.hosts, func(s *Session) bool { return s.target == nil })
 	for _, p := range n.processes {
 		p.update(now)
 	}
@@ -336,19 +325,6 @@ func (n *Network) sleep(ctx context.Context, d time.Duration) bool {
 		}
 	}
 	return true
-}
-
-// find returns the subsystem that a host reaches, or nil.
-func (n *Network) find(a Address, nqn, host string) *subsystem {
-	if n.reach[a.key()] != Open {
-		return nil
-	}
-	for _, s := range n.byNQN[nqn] {
-		if slices.Contains(s.listeners, a.key()) && s.allows(host) {
-			return s
-		}
-	}
-	return nil
 }
 
 func orElse[T comparable](v, fallback T) T {

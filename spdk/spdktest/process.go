@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"slices"
@@ -34,6 +35,9 @@ type Timing struct {
 	Reset  time.Duration // of a controller after its target was lost or returned
 	Detach time.Duration
 	HotAdd time.Duration // until an initiator sees an added namespace
+	// RemoveHost is how long the sessions of a host continue after the response
+	// to nvmf_subsystem_remove_host, as in releases before 26.05.
+	RemoveHost time.Duration
 }
 
 // MeasuredTiming has the durations of the recorded process.
@@ -64,6 +68,9 @@ type Config struct {
 	Root string
 	// Addresses to listen on, in addition to loopback.
 	Addresses []string
+	// Source is the address of the process as an initiator; empty: that of the
+	// target.
+	Source string
 	// WaitForRPC starts the process before its framework is initialised.
 	WaitForRPC bool
 	Timing     Timing
@@ -86,12 +93,14 @@ type Process struct {
 	// Guarded by the network's lock.
 	faults []*pendingFault
 	calls  []Call
+	counts map[string]int
 	state
 }
 
 type state struct {
 	initialised  bool
 	hostNQN      string // default for attaches
+	hostID       string
 	bdevs        []*bdev
 	bdevOf       map[string]*bdev // by name, alias and uuid
 	nextMalloc   int
@@ -152,6 +161,7 @@ func (p *Process) start() error {
 		p.state = state{
 			initialised: !p.config.WaitForRPC,
 			hostNQN:     "nqn.2014-08.org.nvmexpress:uuid:" + uuid.NewString(),
+			hostID:      newUUID(),
 			snap:        newSNAP(),
 			bdevOf:      map[string]*bdev{},
 		}
@@ -205,24 +215,25 @@ func (p *Process) kill() {
 		p.state = state{}
 		p.network.processes = slices.DeleteFunc(p.network.processes, func(x *Process) bool { return x == p })
 	})
-	l.refuse()
+	shut(l.listener)
 	l.mu.Lock()
 	for c := range l.conns {
-		c.Close()
+		shut(c)
 	}
 	l.mu.Unlock()
 	l.serving.Wait()
 }
 
-// refuse stops the listener with shutdown(2). After close(2) alone, a forked
-// child that has not yet executed its program would keep the socket open.
-func (l *life) refuse() {
-	if u, ok := l.listener.(*net.UnixListener); ok {
-		if raw, err := u.SyscallConn(); err == nil {
+// shut ends a socket with shutdown(2), and closes it. After close(2) alone, a
+// forked child that has not yet executed its program keeps the socket open: the
+// peer can send a request that nobody reads.
+func shut(socket io.Closer) {
+	if s, ok := socket.(syscall.Conn); ok {
+		if raw, err := s.SyscallConn(); err == nil {
 			_ = raw.Control(func(fd uintptr) { _ = syscall.Shutdown(int(fd), syscall.SHUT_RDWR) })
 		}
 	}
-	l.listener.Close()
+	socket.Close()
 }
 
 // Restart kills the process and starts it again.

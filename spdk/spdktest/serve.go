@@ -70,7 +70,7 @@ func (c *connection) send(v any) {
 func (p *Process) serve(l *life, conn net.Conn) {
 	c := &connection{Conn: conn}
 	defer func() {
-		conn.Close()
+		shut(conn)
 		l.mu.Lock()
 		delete(l.conns, conn)
 		l.mu.Unlock()

@@ -22,6 +22,9 @@ func (b *bdev) does() []string {
 		}
 		return []string{"read", "write", "unmap", "reset", "write_zeroes", "seek_hole", "seek_data"}
 	case nvmeDisk:
+		if b.readOnly {
+			return []string{"read", "write", "flush", "reset", "nvme_admin", "nvme_io", "write_zeroes", "compare", "compare_and_write", "abort", "copy"}
+		}
 		return []string{"read", "write", "unmap", "flush", "reset", "nvme_admin", "nvme_io", "write_zeroes", "compare", "compare_and_write", "abort", "copy"}
 	case rbdDisk:
 		return []string{"read", "write", "unmap", "flush", "reset", "write_zeroes", "compare_and_write"}
@@ -49,6 +52,9 @@ func (b *bdev) show() map[string]any {
 	}
 	if b.claims > 0 {
 		shown["claim_type"] = "exclusive_write"
+		if b.shared {
+			shown["claim_type"] = "read_many_write_one"
+		}
 	}
 	if b.kind == mallocDisk || b.kind == nvmeDisk {
 		shown["numa_id"] = -1

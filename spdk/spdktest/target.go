@@ -19,6 +19,8 @@ func targetMethods() map[string]method {
 	listener.need = []string{"nqn", "listen_address"}
 	ns := nqn.and(map[string]kind{"namespace": object})
 	ns.need = []string{"nqn", "namespace"}
+	any := nqn.and(map[string]kind{"allow_any_host": flag})
+	any.need = []string{"nqn", "allow_any_host"}
 	remove := nqn.and(map[string]kind{"nsid": number})
 	remove.need = []string{"nqn", "nsid"}
 	return map[string]method{
@@ -38,12 +40,12 @@ func targetMethods() map[string]method {
 		"nvmf_subsystem_add_ns":          {run: addNamespace, takes: ns},
 		"nvmf_subsystem_remove_ns":       {run: removeNamespace, takes: remove},
 		"nvmf_subsystem_add_host":        {run: addHost, takes: host.and(map[string]kind{"psk": text, "dhchap_key": text, "dhchap_ctrlr_key": text})},
-		"nvmf_subsystem_remove_host":     {run: removeHost, takes: host},
-		"nvmf_subsystem_allow_any_host":  {run: allowAnyHost, takes: nqn.and(map[string]kind{"allow_any_host": flag})},
+		"nvmf_subsystem_remove_host":     {run: removeHost, takes: host.and(map[string]kind{"timeout_ms": number})},
+		"nvmf_subsystem_allow_any_host":  {run: allowAnyHost, takes: any},
 		"nvmf_subsystem_add_listener":    {run: addListener, takes: listener},
 		"nvmf_subsystem_remove_listener": {run: removeListener, takes: listener},
 		"nvmf_subsystem_get_listeners":   {run: listeners, takes: nqn},
-		"nvmf_subsystem_get_controllers": {run: sessions, takes: nqn},
+		"nvmf_subsystem_get_controllers": {run: controllersOf, takes: nqn},
 		"nvmf_subsystem_get_qpairs":      {run: qpairs, takes: nqn},
 	}
 }
@@ -225,19 +227,6 @@ func addHost(p *Process, _ context.Context, a args) (any, *Error) {
 	return true, nil
 }
 
-func removeHost(p *Process, _ context.Context, a args) (any, *Error) {
-	s, e := p.subsystem(a)
-	if e != nil {
-		return nil, e
-	}
-	i := slices.Index(s.hosts, a.text("host"))
-	if i < 0 {
-		return nil, internal()
-	}
-	s.hosts = slices.Delete(s.hosts, i, i+1)
-	return true, nil
-}
-
 func allowAnyHost(p *Process, _ context.Context, a args) (any, *Error) {
 	s, e := p.subsystem(a)
 	if e != nil {
@@ -271,7 +260,7 @@ func addListener(p *Process, _ context.Context, a args) (any, *Error) {
 			return nil, badParams()
 		}
 	}
-	s.listeners = append(s.listeners, at)
+	s.listeners = slices.Insert(s.listeners, 0, at)
 	return true, nil
 }
 
@@ -302,48 +291,6 @@ func listeners(p *Process, _ context.Context, a args) (any, *Error) {
 	all := []map[string]any{}
 	for _, l := range s.listeners {
 		all = append(all, map[string]any{"address": showAddress(l)})
-	}
-	return all, nil
-}
-
-func (n *Network) sessionsOn(s *subsystem) (hosts []string, paths []*path) {
-	for _, p := range n.processes {
-		for _, c := range p.controllers {
-			for _, t := range c.paths {
-				if t.target == s {
-					hosts, paths = append(hosts, c.hostNQN), append(paths, t)
-				}
-			}
-		}
-	}
-	return hosts, paths
-}
-
-// Member names are [R].
-func sessions(p *Process, _ context.Context, a args) (any, *Error) {
-	s, e := p.subsystem(a)
-	if e != nil {
-		return nil, e
-	}
-	all := []map[string]any{}
-	hosts, paths := p.network.sessionsOn(s)
-	for i, t := range paths {
-		all = append(all, map[string]any{"cntlid": t.cntlid, "hostnqn": hosts[i], "hostid": strings.TrimPrefix(hosts[i], "nqn.2014-08.org.nvmexpress:uuid:"), "num_io_qpairs": 1})
-	}
-	return all, nil
-}
-
-func qpairs(p *Process, _ context.Context, a args) (any, *Error) {
-	s, e := p.subsystem(a)
-	if e != nil {
-		return nil, e
-	}
-	all := []map[string]any{}
-	hosts, paths := p.network.sessionsOn(s)
-	for i, t := range paths {
-		for id := range 2 {
-			all = append(all, map[string]any{"cntlid": t.cntlid, "qid": id, "state": "enabled", "hostnqn": hosts[i], "listen_address": showAddress(t.trid.address().key())})
-		}
 	}
 	return all, nil
 }
