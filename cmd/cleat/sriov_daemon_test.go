@@ -17,8 +17,8 @@ import (
 	"github.com/cleatproject/cleat/sriov/daemon"
 	"github.com/cleatproject/cleat/sriov/host"
 	"github.com/cleatproject/cleat/sriov/inventory/sysfstest"
-	"github.com/cleatproject/cleat/sriov/nodestate/source/sourcetest"
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/kubeapi"
 )
 
 const twoKinds = `{"resourceList": [
@@ -179,19 +179,19 @@ func TestSriovDaemonApplies(t *testing.T) {
 // The test acts as the operator's daemon.
 func TestSriovDaemonFollows(t *testing.T) {
 	n := newSriovNode(t)
-	api := sourcetest.New(t)
+	api := kubeapi.New(t, kubeapi.NodeStates())
 	n.args = append(n.args, "--kubeconfig", api.Kubeconfig(t)) // --mode follow is the default
 	n.run(t, "--controlled-mode")
 	end := n.daemon(t)
 	spec := map[string]any{"interfaces": []any{map[string]any{"pciAddress": "0000:3b:00.0", "numVfs": 4}}}
-	api.Put("n1", spec)
+	api.SetSpec("n1", spec)
 	eventually(t, "it waits for the operator", func() bool { return n.status(t).Phase == daemon.Pending })
 	n.offers(t, "example.com/net", 0)
 	testkit.Must(t, (sysfstest.Network{Tree: n.tree}).SetUp(t.Context(), "ens1"))
 	api.SetStatus("n1", map[string]any{"syncStatus": "Succeeded"})
 	n.offers(t, "example.com/net", 4)
 	began := time.Now()
-	api.Put("n1", map[string]any{"interfaces": []any{map[string]any{"pciAddress": "0000:3b:00.0", "numVfs": 2}}})
+	api.SetSpec("n1", map[string]any{"interfaces": []any{map[string]any{"pciAddress": "0000:3b:00.0", "numVfs": 2}}})
 	n.offers(t, "example.com/net", 0)
 	t.Logf("withdrawn %s after the change", time.Since(began))
 	eventually(t, "it waits again", func() bool { return n.status(t).Phase == daemon.Pending })

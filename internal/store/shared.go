@@ -17,8 +17,9 @@ type Object interface {
 	// not exist.
 	ReadState(ctx context.Context) (generation uint64, entries map[string][]byte, err error)
 	// WriteState changes entries and the generation, atomically and durably, if
-	// the generation is expect. Errors: ErrChanged, without a change; after
-	// another error the change can have been made, or can still be made later.
+	// the generation is expect. Errors: ErrChanged, without a change;
+	// errs.Exhausted, without a change, as it does not fit; after another error
+	// the change can have been made, or can still be made later.
 	WriteState(ctx context.Context, expect uint64, set map[string][]byte, remove []string) error
 }
 
@@ -59,6 +60,18 @@ func OpenShared(ctx context.Context, name string, object Object, o Options) (*Sh
 	return s, nil
 }
 
+// Spare returns an error if the object has a limit, and is nearly full.
+func (s *Shared) Spare(ctx context.Context) error {
+	o, limited := s.object.(interface{ Spare(context.Context) error })
+	if !limited {
+		return nil
+	}
+	if err := o.Spare(ctx); err != nil {
+		return fmt.Errorf("store %s: %w", s.name, err)
+	}
+	return nil
+}
+
 // View calls fn with a consistent snapshot.
 func (s *Shared) View(ctx context.Context, fn func(tx *Tx) error) error {
 	if err := ctx.Err(); err != nil {
@@ -79,8 +92,8 @@ func (s *Shared) View(ctx context.Context, fn func(tx *Tx) error) error {
 }
 
 // Update implements Database. Busy: other processes changed the state in every
-// attempt. Unavailable: the changes are perhaps made, now or later; a repeat
-// reads the state again and is safe.
+// attempt. Exhausted: the changes do not fit. Unavailable: the changes are
+// perhaps made, now or later; a repeat reads the state again and is safe.
 func (s *Shared) Update(ctx context.Context, fn func(tx *Tx) error) error {
 	return s.update(ctx, func(_ uint64, tx *Tx) error {
 		if err := s.check(tx); err != nil {
@@ -131,6 +144,8 @@ func (s *Shared) update(ctx context.Context, fn func(generation uint64, tx *Tx) 
 		switch err := s.object.WriteState(ctx, generation, set, remove); {
 		case err == nil:
 			return nil
+		case errors.Is(err, errs.Exhausted):
+			return fmt.Errorf("store %s: write: %w", s.name, err)
 		case !errors.Is(err, ErrChanged):
 			return errs.Errorf(errs.Unavailable, "store %s: write: %w; the change is perhaps recorded, repeat the call to find out", s.name, err)
 		}

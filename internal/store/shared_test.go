@@ -15,6 +15,13 @@ import (
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
+func TestObjectInMemory(t *testing.T) {
+	storetest.Run(t, ErrChanged, func(*testing.T) func() storetest.Handle {
+		object := storetest.NewObject(ErrChanged)
+		return func() storetest.Handle { return object }
+	})
+}
+
 func TestSharedRoleAndVersion(t *testing.T) {
 	object := storetest.NewObject(ErrChanged)
 	open := func(o Options) (*Shared, error) { return OpenShared(t.Context(), "pool/state", object, o) }

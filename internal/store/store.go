@@ -237,8 +237,7 @@ func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
 }
 
 // Spare returns an error (such as unix.ENOSPC) if the preallocated space runs
-// short and the file system is full. Callers check it before adding records:
-// deletes need the rest.
+// short and the file system is full.
 func (s *Store) Spare(ctx context.Context) error {
 	select {
 	case s.writer <- struct{}{}:

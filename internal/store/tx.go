@@ -14,6 +14,9 @@ type Database interface {
 	// nothing is changed. fn must neither block nor call View or Update, and
 	// can run several times: only its last result counts.
 	Update(ctx context.Context, fn func(tx *Tx) error) error
+	// Spare returns an error if space runs short. Callers check it before they
+	// add records: what is left is for changes of others, and deletions.
+	Spare(ctx context.Context) error
 }
 
 // Tx is a transaction, read-only in View. It is valid until the function

@@ -21,10 +21,10 @@ import (
 	"github.com/cleatproject/cleat/sriov/gate"
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
-	"github.com/cleatproject/cleat/sriov/nodestate/source/sourcetest"
 	"github.com/cleatproject/cleat/sriov/plan"
 	"github.com/cleatproject/cleat/sriov/podresources"
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/kubeapi"
 )
 
 type doubleGate struct {
@@ -336,7 +336,7 @@ func TestWaitsForPods(t *testing.T) {
 
 func TestFollowTheOperator(t *testing.T) {
 	r := newRig(t, Follow)
-	api := sourcetest.New(t)
+	api := kubeapi.New(t, kubeapi.NodeStates())
 	spec := func(vfs int) map[string]any {
 		text := testkit.Value(yaml.Marshal(specOf(vfs, 0)))(t)
 		var m map[string]any
@@ -357,14 +357,14 @@ func TestFollowTheOperator(t *testing.T) {
 		})
 	}
 	r.start()
-	api.Put("n1", spec(2))
+	api.SetSpec("n1", spec(2))
 	r.phase(Pending)
 	api.SetStatus("n1", map[string]any{"syncStatus": "InProgress"})
 	configure(2)
 	api.SetStatus("n1", map[string]any{"syncStatus": "Succeeded"})
 	testkit.Eventually(r, "open", func() bool { return r.gate.open() != nil })
 	began := time.Now()
-	api.Put("n1", spec(3))
+	api.SetSpec("n1", spec(3))
 	testkit.Eventually(r, "closed", func() bool { return r.gate.open() == nil })
 	t.Logf("closed %s after the change", time.Since(began))
 	r.phase(Pending)
@@ -378,7 +378,7 @@ func TestFollowTheOperator(t *testing.T) {
 	uid := r.gate.open().UID
 	api.Delete("n1")
 	testkit.Eventually(r, "closed", func() bool { return r.gate.open() == nil })
-	api.Put("n1", spec(3))
+	api.SetSpec("n1", spec(3))
 	api.SetStatus("n1", map[string]any{"syncStatus": "Succeeded"})
 	testkit.Eventually(r, "open for another object", func() bool { c := r.gate.open(); return c != nil && c.UID != uid })
 	if len(r.node.steps) != 0 {
@@ -388,7 +388,7 @@ func TestFollowTheOperator(t *testing.T) {
 
 func TestReports(t *testing.T) {
 	r := newRig(t, Apply)
-	api := sourcetest.New(t)
+	api := kubeapi.New(t, kubeapi.NodeStates())
 	cluster := testkit.Value(source.NewCluster(source.ClusterConfig{Kubeconfig: api.Kubeconfig(t), Node: "n1"}))(t)
 	r.config.Source, r.config.Report = cluster, cluster.UpdateStatus
 	fail := make(chan struct{})
@@ -401,11 +401,11 @@ func TestReports(t *testing.T) {
 		}
 	}
 	status := func() map[string]any {
-		s, _ := api.Object("n1")["status"].(map[string]any)
-		return s
+		o, _ := api.Get("n1")
+		return o.Status
 	}
 	r.start()
-	api.Put("n1", map[string]any{"interfaces": []any{map[string]any{"pciAddress": pf0, "numVfs": 2}}})
+	api.SetSpec("n1", map[string]any{"interfaces": []any{map[string]any{"pciAddress": pf0, "numVfs": 2}}})
 	testkit.Eventually(r, "failed, in the object", func() bool {
 		return status()["syncStatus"] == "Failed" && strings.Contains(fmt.Sprint(status()["lastSyncError"]), "EBUSY")
 	})

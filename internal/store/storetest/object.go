@@ -1,11 +1,11 @@
-// Package storetest is a store.Object in memory that fails on demand.
+// Package storetest has a store.Object in memory that fails on demand, and the
+// conformance suite for every store.Object.
 package storetest
 
 import (
 	"bytes"
 	"context"
 	"errors"
-	"maps"
 	"sync"
 )
 
@@ -75,7 +75,11 @@ func (o *Object) ReadState(ctx context.Context) (generation uint64, entries map[
 	if err := errors.Join(ctx.Err(), o.failRead); err != nil {
 		return 0, nil, err
 	}
-	return o.generation, maps.Clone(o.entries), nil
+	entries = map[string][]byte{}
+	for name, value := range o.entries {
+		entries[name] = bytes.Clone(value)
+	}
+	return o.generation, entries, nil
 }
 
 // WriteState implements store.Object.

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"strings"
@@ -18,9 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/cleatproject/cleat/internal/kubeconfig"
 	"github.com/cleatproject/cleat/sriov/nodestate"
 )
 
@@ -64,32 +62,16 @@ func NewCluster(c ClusterConfig) (*Cluster, error) {
 	if problems := validation.IsDNS1123Label(c.Namespace); len(problems) > 0 {
 		return nil, fmt.Errorf("namespace %q is not a valid namespace name: %s", c.Namespace, strings.Join(problems, "; "))
 	}
-	access, err := restConfig(c.Kubeconfig)
+	access, err := kubeconfig.Load(c.Kubeconfig, c.UserAgent)
 	if err != nil {
 		return nil, err
 	}
-	access.UserAgent, access.WarningHandler = c.UserAgent, rest.NoWarnings{}
 	client, err := dynamic.NewForConfig(access)
 	if err != nil {
 		return nil, fmt.Errorf("client of the API server %s: %w", access.Host, err)
 	}
 	resource := schema.GroupVersionResource{Group: nodestate.Group, Version: nodestate.Version, Resource: nodestate.Resource}
 	return &Cluster{config: c, objects: client.Resource(resource).Namespace(c.Namespace)}, nil
-}
-
-func restConfig(kubeconfig string) (*rest.Config, error) {
-	if kubeconfig == "" {
-		c, err := rest.InClusterConfig()
-		if errors.Is(err, rest.ErrNotInCluster) || errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("no in-cluster configuration, set a kubeconfig: %w", err)
-		}
-		return c, err
-	}
-	c, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
-	}
-	return c, nil
 }
 
 // String returns kind, namespace and name.

@@ -13,15 +13,15 @@ import (
 	"github.com/cleatproject/cleat/internal/strictjson"
 	"github.com/cleatproject/cleat/sriov/nodestate"
 	"github.com/cleatproject/cleat/sriov/nodestate/source"
-	"github.com/cleatproject/cleat/sriov/nodestate/source/sourcetest"
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/kubeapi"
 )
 
 func testLogger(t *testing.T) *slog.Logger {
 	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-func cluster(t *testing.T, s *sourcetest.Server, change func(*source.ClusterConfig)) *source.Cluster {
+func cluster(t *testing.T, s *kubeapi.Server, change func(*source.ClusterConfig)) *source.Cluster {
 	t.Helper()
 	config := source.ClusterConfig{Kubeconfig: s.Kubeconfig(t), Node: "n1", Logger: testLogger(t)}
 	if change != nil {
@@ -35,13 +35,13 @@ func spec(mtu int) map[string]any {
 }
 
 func TestClusterSendsChanges(t *testing.T) {
-	s := sourcetest.New(t)
-	s.Put("n2", spec(1))
+	s := kubeapi.New(t, kubeapi.NodeStates())
+	s.SetSpec("n2", spec(1))
 	out := run(t, cluster(t, s, nil))
 	if u := testkit.Receive(t, "an update", out); !u.Gone {
 		t.Fatalf("without an object: %+v", u)
 	}
-	s.Put("n1", spec(1500))
+	s.SetSpec("n1", spec(1500))
 	u := testkit.Receive(t, "an update", out)
 	if !generation(1)(u) || u.State.UID == "" || u.State.Name != "n1" || u.State.Spec.Interfaces[0].MTU != 1500 {
 		t.Fatalf("%+v", u)
@@ -52,10 +52,10 @@ func TestClusterSendsChanges(t *testing.T) {
 		t.Fatalf("%+v", u)
 	}
 	s.SetStatus("n1", map[string]any{"syncStatus": "InProgress"})
-	s.Put("n2", spec(2))
+	s.SetSpec("n2", spec(2))
 	s.Bookmark()
 	silent(t, out)
-	s.Put("n1", spec(9000))
+	s.SetSpec("n1", spec(9000))
 	if u := testkit.Receive(t, "an update", out); !generation(2)(u) || u.State.UID != first {
 		t.Fatalf("%+v", u)
 	}
@@ -63,7 +63,7 @@ func TestClusterSendsChanges(t *testing.T) {
 	if u := testkit.Receive(t, "an update", out); !u.Gone {
 		t.Fatalf("%+v", u)
 	}
-	s.Put("n1", spec(9000))
+	s.SetSpec("n1", spec(9000))
 	if u := testkit.Receive(t, "an update", out); !generation(1)(u) || u.State.UID == first {
 		t.Fatalf("recreated: %+v", u)
 	}
@@ -74,13 +74,13 @@ func TestClusterSendsChanges(t *testing.T) {
 
 func TestClusterResumesWatch(t *testing.T) {
 	t.Parallel()
-	s := sourcetest.New(t)
-	s.Put("n1", spec(1))
+	s := kubeapi.New(t, kubeapi.NodeStates())
+	s.SetSpec("n1", spec(1))
 	out := run(t, cluster(t, s, nil))
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 	for n := int64(2); n < 5; n++ {
 		s.EndWatches()
-		s.Put("n1", spec(int(n)))
+		s.SetSpec("n1", spec(int(n)))
 		if u := testkit.Receive(t, "an update", out); !generation(n)(u) {
 			t.Fatalf("%+v", u)
 		}
@@ -93,13 +93,13 @@ func TestClusterResumesWatch(t *testing.T) {
 }
 
 func TestClusterExpiredVersion(t *testing.T) {
-	s := sourcetest.New(t)
-	s.Put("n1", spec(1))
+	s := kubeapi.New(t, kubeapi.NodeStates())
+	s.SetSpec("n1", spec(1))
 	out := run(t, cluster(t, s, nil))
 	uid := testkit.ReceiveUntil(t, "generation 1", out, generation(1)).State.UID
 	s.HoldEvents(true)
 	s.Delete("n1")
-	s.Put("n1", spec(1))
+	s.SetSpec("n1", spec(1))
 	s.ExpireVersions()
 	s.HoldEvents(false)
 	s.EndWatches()
@@ -113,8 +113,8 @@ func TestClusterExpiredVersion(t *testing.T) {
 }
 
 func TestClusterAPIServerUnavailable(t *testing.T) {
-	s := sourcetest.New(t)
-	s.Put("n1", spec(1))
+	s := kubeapi.New(t, kubeapi.NodeStates())
+	s.SetSpec("n1", spec(1))
 	out := run(t, cluster(t, s, nil))
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 	s.Refuse(http.StatusInternalServerError)
@@ -124,26 +124,26 @@ func TestClusterAPIServerUnavailable(t *testing.T) {
 	}
 	s.Refuse(0)
 	testkit.ReceiveUntil(t, "generation 1 again", out, generation(1))
-	s.Put("n1", spec(2))
+	s.SetSpec("n1", spec(2))
 	testkit.ReceiveUntil(t, "generation 2", out, generation(2))
 }
 
 func TestClusterWithoutCRD(t *testing.T) {
-	s := sourcetest.New(t)
+	s := kubeapi.New(t, kubeapi.NodeStates())
 	s.Refuse(http.StatusNotFound)
 	out := run(t, cluster(t, s, nil))
 	if u := testkit.Receive(t, "an update", out); !failed(u) || !strings.Contains(u.Err.Error(), "operator") {
 		t.Fatalf("%+v", u)
 	}
 	s.Refuse(0)
-	s.Put("n1", spec(1))
+	s.SetSpec("n1", spec(1))
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 }
 
 func TestClusterRenewsSilentWatch(t *testing.T) {
 	t.Parallel()
-	s := sourcetest.New(t)
-	s.Put("n1", spec(1))
+	s := kubeapi.New(t, kubeapi.NodeStates())
+	s.SetSpec("n1", spec(1))
 	out := run(t, cluster(t, s, func(c *source.ClusterConfig) { c.Timeout = 250 * time.Millisecond }))
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
 	testkit.Eventually(t, "three watches", func() bool {
@@ -160,25 +160,25 @@ func TestClusterRenewsSilentWatch(t *testing.T) {
 
 func TestClusterRequestTimeout(t *testing.T) {
 	t.Parallel()
-	s := sourcetest.New(t)
-	s.Put("n1", spec(1))
+	s := kubeapi.New(t, kubeapi.NodeStates())
+	s.SetSpec("n1", spec(1))
 	out := run(t, cluster(t, s, func(c *source.ClusterConfig) { c.Timeout = 100 * time.Millisecond }))
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
-	s.Hang(true)
+	s.Fail(func(string) kubeapi.Fault { return kubeapi.Hung })
 	s.EndWatches()
 	testkit.ReceiveUntil(t, "an error", out, failed)
-	s.Hang(false)
+	s.Fail(nil)
 	testkit.ReceiveUntil(t, "generation 1 again", out, generation(1))
 }
 
 // A daemon that withdraws devices on each generation must learn of invalid
 // ones.
 func TestClusterInvalidObject(t *testing.T) {
-	s := sourcetest.New(t)
-	s.Put("n1", spec(1))
+	s := kubeapi.New(t, kubeapi.NodeStates())
+	s.SetSpec("n1", spec(1))
 	out := run(t, cluster(t, s, nil))
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
-	s.Put("n1", map[string]any{"interfaces": "none"})
+	s.SetSpec("n1", map[string]any{"interfaces": "none"})
 	u := testkit.ReceiveUntil(t, "an error", out, failed)
 	if u.State.Generation != 2 || u.State.UID == "" || u.State.Name != "n1" {
 		t.Errorf("%+v", u.State)
@@ -186,28 +186,36 @@ func TestClusterInvalidObject(t *testing.T) {
 	if _, ok := errors.AsType[*strictjson.Problem](u.Err); !ok {
 		t.Errorf("the cause is lost: %v", u.Err)
 	}
-	s.Put("n1", spec(1))
+	s.SetSpec("n1", spec(1))
 	testkit.ReceiveUntil(t, "generation 3", out, generation(3))
 }
 
 func TestClusterStatus(t *testing.T) {
-	s := sourcetest.New(t)
-	s.Put("n1", spec(1))
+	s := kubeapi.New(t, kubeapi.NodeStates())
+	s.SetSpec("n1", spec(1))
 	s.SetStatus("n1", map[string]any{"syncStatus": "Failed", "lastSyncError": "x", "bridges": map[string]any{"kept": "yes"}})
 	c := cluster(t, s, nil)
-	uid := s.Object("n1")["metadata"].(map[string]any)["uid"].(string)
-	s.Conflict(2)
+	before, _ := s.Get("n1")
+	uid := before.Metadata["uid"].(string)
+	conflicts := 2
+	s.Fail(func(string) kubeapi.Fault {
+		if conflicts--; conflicts >= 0 {
+			return kubeapi.Conflict
+		}
+		return kubeapi.None
+	})
 	testkit.Must(t, c.UpdateStatus(t.Context(), uid, nodestate.Status{SyncStatus: nodestate.Succeeded,
 		Interfaces: []nodestate.FoundInterface{{PCIAddress: "0000:3b:00.0", TotalVFs: 8, VFs: []nodestate.FoundVF{{Index: 0, PCIAddress: "0000:3b:02.0"}}}}}))
 	want := map[string]any{"syncStatus": "Succeeded", "lastSyncError": "", "bridges": map[string]any{"kept": "yes"}, "interfaces": []any{
 		map[string]any{"pciAddress": "0000:3b:00.0", "totalvfs": 8.0, "Vfs": []any{map[string]any{"pciAddress": "0000:3b:02.0", "vfID": 0.0}}},
 	}}
-	testkit.Diff(t, "result", want, s.Object("n1")["status"])
+	after, _ := s.Get("n1")
+	testkit.Diff(t, "result", want, after.Status)
 	s.Delete("n1")
 	testkit.WantError(t, "gone", c.UpdateStatus(t.Context(), uid, nodestate.Status{}), source.ErrOther)
-	s.Put("n1", spec(1))
+	s.SetSpec("n1", spec(1))
 	testkit.WantError(t, "another", c.UpdateStatus(t.Context(), uid, nodestate.Status{}), source.ErrOther)
-	if s.Object("n1")["status"] != nil {
+	if other, _ := s.Get("n1"); other.Status != nil {
 		t.Error("another object got the status")
 	}
 }
@@ -235,11 +243,11 @@ func TestClusterWithoutConfiguration(t *testing.T) {
 
 // The state read before must not look like the latest.
 func TestClusterInvalidObjectAfterWatchRenewal(t *testing.T) {
-	s := sourcetest.New(t)
-	s.Put("n1", spec(1))
+	s := kubeapi.New(t, kubeapi.NodeStates())
+	s.SetSpec("n1", spec(1))
 	out := run(t, cluster(t, s, nil))
 	testkit.ReceiveUntil(t, "generation 1", out, generation(1))
-	s.Put("n1", map[string]any{"interfaces": "none"})
+	s.SetSpec("n1", map[string]any{"interfaces": "none"})
 	testkit.ReceiveUntil(t, "an error", out, failed)
 	s.EndWatches()
 	testkit.Eventually(t, "another watch", func() bool { return s.Count("watch") >= 2 })

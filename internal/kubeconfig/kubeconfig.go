@@ -1,0 +1,37 @@
+// Package kubeconfig returns how this process reaches the API server.
+package kubeconfig
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// Load reads a kubeconfig; "" is the configuration of a pod. It makes no API
+// call. userAgent "": client-go's.
+func Load(path, userAgent string) (*rest.Config, error) {
+	c, err := load(path)
+	if err != nil {
+		return nil, err
+	}
+	c.UserAgent, c.WarningHandler = userAgent, rest.NoWarnings{}
+	return c, nil
+}
+
+func load(path string) (*rest.Config, error) {
+	if path == "" {
+		c, err := rest.InClusterConfig()
+		if errors.Is(err, rest.ErrNotInCluster) || errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("no in-cluster configuration, set a kubeconfig: %w", err)
+		}
+		return c, err
+	}
+	c, err := clientcmd.BuildConfigFromFlags("", path)
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", path, err)
+	}
+	return c, nil
+}
