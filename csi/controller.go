@@ -35,6 +35,11 @@ type Grants interface {
 	Revoke(ctx context.Context, id volume.ID, node string) error
 	// Of returns the grants of a volume.
 	Of(ctx context.Context, id volume.ID) ([]ledger.Grant, error)
+	// All returns the grants of volumes with ids greater than after, in that
+	// order; limit 0 is no limit.
+	All(ctx context.Context, after volume.ID, limit int) ([]ledger.Grant, error)
+	// Clients returns the nodes with their addresses as last recorded.
+	Clients(ctx context.Context) ([]volume.Client, error)
 	// Client returns a node's addresses as last recorded.
 	Client(ctx context.Context, node string) (c volume.Client, known bool, err error)
 	// ByNode returns the grants of a node.
@@ -87,19 +92,18 @@ func (s *Controller) ControllerGetCapabilities(context.Context, *spec.Controller
 		})}, nil
 }
 
-// GetCapacity returns the space left for new volumes, and none outside the
-// topology of this node.
+// GetCapacity returns the space left for new volumes that a topology reaches.
 func (s *Controller) GetCapacity(ctx context.Context, r *spec.GetCapacityRequest) (*spec.GetCapacityResponse, error) {
 	query, err := s.capacityQuery(r)
 	if err != nil {
 		return nil, err
 	}
-	if !covers(r.GetAccessibleTopology().GetSegments(), s.announced.segments) {
+	if !s.announced.placed && !volume.Covers(r.GetAccessibleTopology().GetSegments(), s.announced.segments) {
 		return &spec.GetCapacityResponse{}, nil
 	}
 	c, err := s.backend.Engine.Capacity(ctx, query)
 	if isUnspecific(r) && errs.KindOf(err) == errs.Invalid {
-		c, err = s.backend.Engine.Capacity(ctx, volume.CapacityQuery{})
+		c, err = s.backend.Engine.Capacity(ctx, volume.CapacityQuery{Topology: query.Topology})
 	}
 	if err != nil {
 		return nil, err
@@ -119,7 +123,9 @@ func (s *Controller) capacityQuery(r *spec.GetCapacityRequest) (q volume.Capacit
 	if err := cmp.Or(checkMap("parameters", r.GetParameters()), checkTopology("accessible_topology", topology)); err != nil {
 		return q, err
 	}
-	if len(topology) > 0 && len(s.announced.segments) == 0 {
+	if s.announced.placed {
+		q.Topology = topology
+	} else if len(topology) > 0 && len(s.announced.segments) == 0 {
 		return q, invalidf("accessible_topology is set, but this plugin does not announce accessibility constraints")
 	}
 	if !isUnspecific(r) {
@@ -132,7 +138,7 @@ func (s *Controller) capacityQuery(r *spec.GetCapacityRequest) (q volume.Capacit
 	}
 	q.Parameters, q.FSType, err = parseParameters("parameters", r.GetParameters(), q.Content, q.FSType)
 	if isUnspecific(r) && err != nil {
-		return volume.CapacityQuery{}, nil
+		return volume.CapacityQuery{Topology: q.Topology}, nil
 	}
 	return q, err
 }

@@ -9,6 +9,8 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -156,5 +158,48 @@ func TestSnapshots(t *testing.T) {
 	}
 	if got := list(&spec.ListSnapshotsRequest{}); !slices.Equal(got, []string{ofB.GetSnapshotId()}) {
 		t.Errorf("left: %q", got)
+	}
+}
+
+// singleReads counts the reads of one volume or node.
+type singleReads struct {
+	csi.Grants
+	count *int
+}
+
+func (g singleReads) Of(ctx context.Context, id volume.ID) ([]ledger.Grant, error) {
+	*g.count++
+	return g.Grants.Of(ctx, id)
+}
+
+func (g singleReads) Client(ctx context.Context, node string) (volume.Client, bool, error) {
+	*g.count++
+	return g.Grants.Client(ctx, node)
+}
+
+// A page reads the grants of all volumes at once: each read can be a request to
+// the API server.
+func TestListVolumesReadsGrantsOnce(t *testing.T) {
+	count := 0
+	rig := newPlugin(t, options{Grants: func(g csi.Grants) csi.Grants { return singleReads{g, &count} }})
+	dualStack(t, rig.Ledger)
+	for i := range 5 {
+		v := rig.MustCreate(t, fmt.Sprint("v", i), mountCap())
+		testkit.Must(t, testkit.Err(rig.Controller.ControllerPublishVolume(t.Context(), publishRequest(v, nodeID))))
+	}
+	count = 0
+	for token := ""; ; {
+		r := testkit.Value(rig.Controller.ListVolumes(t.Context(), &spec.ListVolumesRequest{MaxEntries: 2, StartingToken: token}))(t)
+		for _, e := range r.GetEntries() {
+			if nodes := e.GetStatus().GetPublishedNodeIds(); !slices.Equal(nodes, []string{nodeID}) {
+				t.Errorf("%s is published to %q", e.GetVolume().GetVolumeId(), nodes)
+			}
+		}
+		if token = r.GetNextToken(); token == "" {
+			break
+		}
+	}
+	if count != 0 {
+		t.Errorf("%d reads of single volumes or nodes", count)
 	}
 }

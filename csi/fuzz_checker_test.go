@@ -187,6 +187,10 @@ func (c checker) Revoke(_ context.Context, id volume.ID, node string) error {
 
 func (c checker) Of(context.Context, volume.ID) ([]ledger.Grant, error) { return nil, nil }
 
+func (c checker) All(context.Context, volume.ID, int) ([]ledger.Grant, error) { return nil, nil }
+
+func (c checker) Clients(context.Context) ([]volume.Client, error) { return nil, nil }
+
 func (c checker) Client(context.Context, string) (volume.Client, bool, error) {
 	return volume.Client{}, false, nil
 }

@@ -105,6 +105,11 @@ type Deployment struct {
 	PerNode bool
 	// Topology of this node; empty: not announced.
 	Topology map[string]string
+	// PlacedVolumes: the storage has several places, each reachable from some
+	// nodes (volume.Volume.Topology), and the engine chooses one for a volume.
+	// Otherwise volumes are where the node is, or with MultiNode everywhere.
+	// Requires MultiNode.
+	PlacedVolumes bool
 	// MultiNode: volumes are reachable from every node (volume.Backend), block
 	// volumes from several at once. Node ids are those of FormatNodeID, unless
 	// Static.
@@ -113,6 +118,14 @@ type Deployment struct {
 	// the volume_context suffices to stage a volume; file systems can be mounted
 	// read-only on several nodes. Requires MultiNode. Node ids are plain names.
 	Static bool
+	// StorageGrants: the storage admits exactly the nodes that have a grant
+	// (volume.Granter). The publish context is always empty, as DPF replaces the
+	// attachments of volumes in use when it changes. Requires ControllerPublish.
+	StorageGrants bool
+	// PlainNodeIDs: a node id can also be a name without addresses, which the
+	// storage reports later. The external-attacher of DPF passes the name of a
+	// DPU. Requires MultiNode.
+	PlainNodeIDs bool
 	// Nodes are the ids that volumes can be published to, unless MultiNode.
 	Nodes []string
 	// MaxVolumes per node; 0: no limit.
@@ -133,6 +146,12 @@ func (d Deployment) Check() error {
 		return invalidf("controller publish needs a single controller, but each node is to run its own")
 	case d.Static && (d.Services.Controller || d.ControllerPublish || d.PerNode || !d.MultiNode):
 		return invalidf("static volumes are reachable from all nodes, and have no controller service that creates or publishes them")
+	case d.StorageGrants && !d.ControllerPublish:
+		return invalidf("a storage that admits single nodes needs a controller that publishes volumes to them (ControllerPublishVolume)")
+	case d.PlacedVolumes && !d.MultiNode:
+		return invalidf("volumes that are placed by topology must be reachable from several nodes")
+	case d.PlainNodeIDs && (!d.MultiNode || d.Static):
+		return invalidf("node ids without addresses are for volumes that several nodes reach, and that a controller publishes")
 	case d.MultiNode && !d.Static && (d.PerNode || !d.ControllerPublish):
 		return invalidf("volumes that several nodes reach need a single controller that publishes them (ControllerPublishVolume)")
 	}
@@ -148,17 +167,22 @@ func (d Deployment) Check() error {
 type announcement struct {
 	services   []spec.PluginCapability_Service_Type
 	controller []spec.ControllerServiceCapability_RPC_Type
-	segments   map[string]string // of this node; empty: not announced
+	segments   map[string]string // of all volumes and snapshots; empty: not announced
+	placed     bool              // volumes have topologies of their own
 }
 
 func announce(a Abilities, d Deployment) announcement {
+	var segments map[string]string
+	if !d.MultiNode {
+		segments = maps.Clone(d.Topology)
+	}
 	return announcement{
 		services: offered([]offer[spec.PluginCapability_Service_Type]{
 			{spec.PluginCapability_Service_CONTROLLER_SERVICE, !d.Static},
-			{spec.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS, len(d.Topology) > 0},
+			{spec.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS, len(segments) > 0 || d.PlacedVolumes},
 			{spec.PluginCapability_Service_GROUP_CONTROLLER_SERVICE, a.Groups},
 			{spec.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE, a.Deltas},
-			{spec.PluginCapability_Service_SNAPSHOT_ACCESSIBILITY_CONSTRAINTS, len(d.Topology) > 0 && a.Snapshots},
+			{spec.PluginCapability_Service_SNAPSHOT_ACCESSIBILITY_CONSTRAINTS, len(segments) > 0 && a.Snapshots},
 		}),
 		controller: offered([]offer[spec.ControllerServiceCapability_RPC_Type]{
 			{spec.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME, true},
@@ -178,7 +202,7 @@ func announce(a Abilities, d Deployment) announcement {
 			{spec.ControllerServiceCapability_RPC_GET_VOLUME_HEALTH, a.Health},
 			{spec.ControllerServiceCapability_RPC_LIST_VOLUME_HEALTH, a.Health},
 		}),
-		segments: maps.Clone(d.Topology),
+		segments: segments, placed: d.PlacedVolumes,
 	}
 }
 
@@ -220,11 +244,18 @@ func (a announcement) needsService(r proto.Message, t spec.PluginCapability_Serv
 	return errs.Errorf(errs.Unsupported, "%s is not supported: this driver does not announce %s", callName(r), t)
 }
 
-// accessibleTopology is where volumes and snapshots of this node are usable
+// accessibleTopology is where an object with these segments of its own is usable
 // from; nil when no topology is announced.
-func (a announcement) accessibleTopology() []*spec.Topology {
-	if len(a.segments) == 0 {
+func (a announcement) accessibleTopology(own map[string]string) []*spec.Topology {
+	if a.placed {
+		return topologyOf(own)
+	}
+	return topologyOf(a.segments)
+}
+
+func topologyOf(segments map[string]string) []*spec.Topology {
+	if len(segments) == 0 {
 		return nil
 	}
-	return []*spec.Topology{{Segments: maps.Clone(a.segments)}}
+	return []*spec.Topology{{Segments: maps.Clone(segments)}}
 }

@@ -41,6 +41,8 @@ func TestDeploymentCheck(t *testing.T) {
 		"long node":                func(d *csi.Deployment) { d.Nodes = []string{strings.Repeat("n", 257)} },
 		"topology":                 func(d *csi.Deployment) { d.Topology = map[string]string{"a b": "c"} },
 		"many nodes, no publish":   func(d *csi.Deployment) { d.MultiNode, d.ControllerPublish = true, false },
+		"grants, no publish":       func(d *csi.Deployment) { d.StorageGrants, d.ControllerPublish = true, false },
+		"names, only on one node":  func(d *csi.Deployment) { d.PlainNodeIDs = true },
 		"static, controller":       func(d *csi.Deployment) { *d = staticDeployment(); d.Services.Controller = true },
 		"static, publish":          func(d *csi.Deployment) { *d = staticDeployment(); d.ControllerPublish = true },
 		"static, per node":         func(d *csi.Deployment) { *d = staticDeployment(); d.PerNode = true },

@@ -103,15 +103,18 @@ func (s *Controller) readVolumes(ctx context.Context, after string, limit int) (
 
 // ListVolumes lists all volumes except ephemeral ones.
 func (s *Controller) ListVolumes(ctx context.Context, r *spec.ListVolumesRequest) (*spec.ListVolumesResponse, error) {
-	entries, token, err := readPage(ctx, listOfVolumes, r, s.readVolumes,
-		func(ctx context.Context, v volume.Volume) (*spec.ListVolumesResponse_Entry, bool, error) {
-			if v.Ephemeral {
-				return nil, false, nil
+	var published map[volume.ID][]string
+	entries, token, err := readPage(ctx, listOfVolumes, r,
+		func(ctx context.Context, after string, limit int) (page []volume.Volume, err error) {
+			if page, err = s.readVolumes(ctx, after, limit); err == nil {
+				published, err = s.allPublishedNodes(ctx, volume.ID(after))
 			}
-			nodes, err := s.publishedNodes(ctx, v.ID)
+			return page, err
+		},
+		func(_ context.Context, v volume.Volume) (*spec.ListVolumesResponse_Entry, bool, error) {
 			return &spec.ListVolumesResponse_Entry{
-				Volume: s.volume(v), Status: &spec.ListVolumesResponse_VolumeStatus{PublishedNodeIds: nodes},
-			}, true, err
+				Volume: s.volume(v), Status: &spec.ListVolumesResponse_VolumeStatus{PublishedNodeIds: published[v.ID]},
+			}, !v.Ephemeral, nil
 		}, volumeID)
 	return &spec.ListVolumesResponse{Entries: entries, NextToken: token}, err
 }

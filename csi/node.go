@@ -52,9 +52,9 @@ func NewNode(c NodeConfig) *Node {
 	return &Node{config: c}
 }
 
-// checkGrant requires a grant for this node.
+// checkGrant requires a grant for this node, unless the storage does.
 func (s *Node) checkGrant(id string, publishContext map[string]string) error {
-	if !s.config.Deployment.ControllerPublish {
+	if d := s.config.Deployment; !d.ControllerPublish || d.StorageGrants {
 		return nil
 	}
 	switch to := publishContext[keyGrantedTo]; to {

@@ -51,6 +51,14 @@ func ParseNodeID(id string) (volume.Client, error) {
 	return c, nil
 }
 
+// parseNodeID is ParseNodeID, and accepts plain names with PlainNodeIDs.
+func (d Deployment) parseNodeID(id string) (volume.Client, error) {
+	if d.PlainNodeIDs && checkNodeName(id) == nil {
+		return volume.Client{Node: id}, nil
+	}
+	return ParseNodeID(id)
+}
+
 // nodeName returns the name in a node id, which identifies the node: its
 // addresses can change.
 func (d Deployment) nodeName(id string) string {

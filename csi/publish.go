@@ -48,11 +48,20 @@ func (s *Controller) ControllerPublishVolume(ctx context.Context, r *spec.Contro
 	}); err != nil {
 		return nil, err
 	}
-	publishContext := map[string]string{keyGrantedTo: s.deployment.nodeName(r.GetNodeId())}
-	if r.GetReadonly() {
-		publishContext[keyGrantedReadOnly] = "true"
+	return &spec.ControllerPublishVolumeResponse{PublishContext: s.publishContext(r)}, nil
+}
+
+// publishContext is empty if the storage keeps other nodes out: a node service
+// then needs no proof of the grant.
+func (s *Controller) publishContext(r *spec.ControllerPublishVolumeRequest) map[string]string {
+	if s.deployment.StorageGrants {
+		return nil
 	}
-	return &spec.ControllerPublishVolumeResponse{PublishContext: publishContext}, nil
+	properties := map[string]string{keyGrantedTo: s.deployment.nodeName(r.GetNodeId())}
+	if r.GetReadonly() {
+		properties[keyGrantedReadOnly] = "true"
+	}
+	return properties
 }
 
 // grantMode must not change during a grant.
@@ -73,7 +82,8 @@ func (s *Controller) grant(ctx context.Context, g ledger.Grant, nodeID string, c
 	if g.Client, err = s.client(nodeID); err != nil {
 		return err
 	}
-	if locator != nil && !access.Equal(locator, v.Locator) {
+	g.NameOnly = s.deployment.MultiNode && len(g.Client.Addrs) == 0
+	if locator != nil && !access.SameVolume(locator, v.Locator) {
 		return invalidf("volume_context does not match volume %s", v.ID)
 	}
 	if err := checkUsable(v, c); err != nil {
@@ -90,15 +100,25 @@ func (s *Controller) grant(ctx context.Context, g ledger.Grant, nodeID string, c
 	}
 	defer unlock()
 	g.Granted = time.Now()
-	_, err = s.grants.Grant(ctx, g)
-	return err
+	if _, err = s.grants.Grant(ctx, g); err != nil {
+		return err
+	}
+	return s.enforce(ctx, v.ID)
+}
+
+// enforce makes the storage admit the nodes that have a grant, and no others.
+func (s *Controller) enforce(ctx context.Context, id volume.ID) error {
+	if s.backend.Granter == nil {
+		return nil
+	}
+	return s.backend.Granter.Enforce(ctx, id)
 }
 
 // client returns the node with an id, or NotFound.
 func (s *Controller) client(nodeID string) (volume.Client, error) {
 	switch {
 	case s.deployment.MultiNode:
-		return ParseNodeID(nodeID)
+		return s.deployment.parseNodeID(nodeID)
 	case !slices.Contains(s.deployment.Nodes, nodeID):
 		return volume.Client{}, errs.Errorf(errs.NotFound, "node %q is not known; known nodes are %q", nodeID, s.deployment.Nodes)
 	}
@@ -129,7 +149,8 @@ func (s *Controller) lockNode(ctx context.Context, id volume.ID, node string) (u
 }
 
 // ControllerUnpublishVolume revokes the grant of a node, or all grants if the
-// request names no node. A missing grant or volume is no error.
+// request names no node. A missing grant or volume is no error; the storage is
+// called also then, as an earlier call can have failed in between.
 func (s *Controller) ControllerUnpublishVolume(ctx context.Context, r *spec.ControllerUnpublishVolumeRequest) (*spec.ControllerUnpublishVolumeResponse, error) {
 	if err := cmp.Or(
 		s.announced.needs(r, spec.ControllerServiceCapability_RPC_PUBLISH_UNPUBLISH_VOLUME),
@@ -140,7 +161,10 @@ func (s *Controller) ControllerUnpublishVolume(ctx context.Context, r *spec.Cont
 	}
 	id := volume.ID(r.GetVolumeId())
 	return &spec.ControllerUnpublishVolumeResponse{}, undo(ctx, s.operations, r, []string{grantKey(id)}, nil, func(ctx context.Context) error {
-		return s.grants.Revoke(ctx, id, s.deployment.nodeName(r.GetNodeId()))
+		if err := s.grants.Revoke(ctx, id, s.deployment.nodeName(r.GetNodeId())); err != nil {
+			return err
+		}
+		return s.enforce(ctx, id)
 	})
 }
 
@@ -165,26 +189,56 @@ func (s *Controller) publishedNodes(ctx context.Context, id volume.ID) (nodes []
 		return nil, err
 	}
 	for _, g := range granted {
-		node := g.Client.Node
-		if s.deployment.MultiNode {
-			if node, err = s.lastNodeID(ctx, g.Client); err != nil {
-				return nil, err
-			}
+		last, _, err := s.grants.Client(ctx, g.Client.Node)
+		if err != nil {
+			return nil, err
+		}
+		node, err := s.nodeID(g, last)
+		if err != nil {
+			return nil, err
 		}
 		nodes = append(nodes, node)
 	}
 	return nodes, nil
 }
 
-// lastNodeID prefers the record of the client to that of the grant, as the
-// node's addresses can have changed since.
-func (s *Controller) lastNodeID(ctx context.Context, granted volume.Client) (string, error) {
-	last, known, err := s.grants.Client(ctx, granted.Node)
+// allPublishedNodes returns those of volumes with ids greater than after, with
+// two reads of the state for all.
+func (s *Controller) allPublishedNodes(ctx context.Context, after volume.ID) (map[volume.ID][]string, error) {
+	if !s.deployment.ControllerPublish {
+		return nil, nil
+	}
+	granted, err := s.grants.All(ctx, after, 0)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	if known && len(last.Addrs) > 0 {
-		granted = last
+	clients, err := s.grants.Clients(ctx)
+	if err != nil {
+		return nil, err
 	}
-	return FormatNodeID(granted)
+	last := map[string]volume.Client{}
+	for _, c := range clients {
+		last[c.Node] = c
+	}
+	nodes := map[volume.ID][]string{}
+	for _, g := range granted {
+		node, err := s.nodeID(g, last[g.Client.Node])
+		if err != nil {
+			return nil, err
+		}
+		nodes[g.Volume] = append(nodes[g.Volume], node)
+	}
+	return nodes, nil
+}
+
+// nodeID prefers the record of the client to that of the grant, as the node's
+// addresses can have changed since.
+func (s *Controller) nodeID(g ledger.Grant, last volume.Client) (string, error) {
+	switch {
+	case !s.deployment.MultiNode || g.NameOnly:
+		return g.Client.Node, nil
+	case len(last.Addrs) > 0:
+		return FormatNodeID(last)
+	}
+	return FormatNodeID(g.Client)
 }

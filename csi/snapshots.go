@@ -37,7 +37,7 @@ func (s *Controller) CreateSnapshot(ctx context.Context, r *spec.CreateSnapshotR
 func (s *Controller) snapshot(snap volume.Snapshot) *spec.Snapshot {
 	return &spec.Snapshot{
 		SnapshotId: string(snap.ID), SourceVolumeId: string(snap.Source), SizeBytes: snap.Size, GroupSnapshotId: string(snap.Group),
-		CreationTime: timestamppb.New(snap.Created), ReadyToUse: snap.Ready, AccessibleTopology: s.announced.accessibleTopology(),
+		CreationTime: timestamppb.New(snap.Created), ReadyToUse: snap.Ready, AccessibleTopology: s.announced.accessibleTopology(nil),
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/volume"
 )
 
 var (
@@ -55,61 +56,58 @@ func checkTopologyKey(field, key string) error {
 	return nil
 }
 
-// lowerKeys makes topologies comparable: the specification ignores the case of
-// their keys.
-func lowerKeys(segments map[string]string) map[string]string {
-	lower := make(map[string]string, len(segments))
-	for key, value := range segments {
-		lower[strings.ToLower(key)] = value
+// volumePlaces checks where a new volume is to be usable from. It returns the
+// places, the preferred ones first, if the engine chooses one of them.
+func (a announcement) volumePlaces(r *spec.TopologyRequirement) ([]map[string]string, error) {
+	if !a.placed {
+		return nil, a.checkAccessibility("volumes", r)
 	}
-	return lower
-}
-
-// covers reports whether a place with the given segments belongs to a topology;
-// the empty topology is everywhere.
-func covers(topology, segments map[string]string) bool {
-	segments = lowerKeys(segments)
-	for key, value := range topology {
-		if segments[strings.ToLower(key)] != value {
-			return false
-		}
-	}
-	return true
+	requisite, preferred, err := parseRequirement(r)
+	return append(preferred, requisite...), err
 }
 
 // checkAccessibility checks where an object is to be usable from. Exhausted:
 // not from where this plugin creates it. Preferences are checked and otherwise
 // ignored: this plugin has one place to offer.
 func (a announcement) checkAccessibility(objects string, r *spec.TopologyRequirement) error {
-	const field = "accessibility_requirements"
-	switch {
-	case r == nil:
-		return nil
-	case len(a.segments) == 0:
-		return invalidf("%s is set, but this plugin does not announce accessibility constraints here", field)
-	case len(r.GetRequisite()) == 0 && len(r.GetPreferred()) == 0:
-		return invalidf("%s holds neither requisite nor preferred topologies", field)
+	if r != nil && len(a.segments) == 0 {
+		return invalidf("%s is set, but this plugin does not announce accessibility constraints here", requirementField)
 	}
-	requisite, admitted := map[string]bool{}, len(r.GetRequisite()) == 0
-	for i, t := range r.GetRequisite() {
-		if err := checkTopology(fmt.Sprintf("%s.requisite[%d]", field, i), t.GetSegments()); err != nil {
-			return err
-		}
-		requisite[describe(lowerKeys(t.GetSegments()))] = true
-		admitted = admitted || covers(t.GetSegments(), a.segments)
+	requisite, _, err := parseRequirement(r)
+	if err != nil || len(requisite) == 0 {
+		return err
 	}
-	for i, t := range r.GetPreferred() {
-		if err := checkTopology(fmt.Sprintf("%s.preferred[%d]", field, i), t.GetSegments()); err != nil {
-			return err
-		}
-		if len(requisite) > 0 && !requisite[describe(lowerKeys(t.GetSegments()))] {
-			return invalidf("%s.preferred[%d] is not among the requisite topologies", field, i)
-		}
-	}
-	if !admitted {
-		return errs.Errorf(errs.Exhausted, "%s of this driver are on %s, which no requisite topology of %s includes", objects, describe(a.segments), field)
+	if !slices.ContainsFunc(requisite, func(t map[string]string) bool { return volume.Covers(t, a.segments) }) {
+		return errs.Errorf(errs.Exhausted, "%s of this driver are on %s, which no requisite topology of %s includes", objects, describe(a.segments), requirementField)
 	}
 	return nil
+}
+
+const requirementField = "accessibility_requirements"
+
+// parseRequirement validates a requirement, which can be nil.
+func parseRequirement(r *spec.TopologyRequirement) (requisite, preferred []map[string]string, err error) {
+	if r != nil && len(r.GetRequisite()) == 0 && len(r.GetPreferred()) == 0 {
+		return nil, nil, invalidf("%s holds neither requisite nor preferred topologies", requirementField)
+	}
+	known := map[string]bool{}
+	for i, t := range r.GetRequisite() {
+		if err := checkTopology(fmt.Sprintf("%s.requisite[%d]", requirementField, i), t.GetSegments()); err != nil {
+			return nil, nil, err
+		}
+		known[describe(volume.LowerKeys(t.GetSegments()))] = true
+		requisite = append(requisite, t.GetSegments())
+	}
+	for i, t := range r.GetPreferred() {
+		if err := checkTopology(fmt.Sprintf("%s.preferred[%d]", requirementField, i), t.GetSegments()); err != nil {
+			return nil, nil, err
+		}
+		if len(known) > 0 && !known[describe(volume.LowerKeys(t.GetSegments()))] {
+			return nil, nil, invalidf("%s.preferred[%d] is not among the requisite topologies", requirementField, i)
+		}
+		preferred = append(preferred, t.GetSegments())
+	}
+	return requisite, preferred, nil
 }
 
 func describe(segments map[string]string) string {

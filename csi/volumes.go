@@ -58,7 +58,8 @@ func (s *Controller) createRequest(r *spec.CreateVolumeRequest) (req volume.Crea
 		return req, err
 	}
 	maps.Copy(req.Parameters, mutable)
-	return req, s.announced.checkAccessibility("volumes", r.GetAccessibilityRequirements())
+	req.Topology, err = s.announced.volumePlaces(r.GetAccessibilityRequirements())
+	return req, err
 }
 
 func (s *Controller) parseSource(source *spec.VolumeContentSource) (volume.Source, error) {
@@ -121,13 +122,15 @@ func (s *Controller) reschedule(source volume.Source, err error) error {
 }
 
 func (s *Controller) volume(v volume.Volume) *spec.Volume {
-	properties := access.Encode(v.Locator)
+	properties := map[string]string{}
+	maps.Copy(properties, v.Context)
+	maps.Copy(properties, access.Encode(v.Locator))
 	properties[access.KeyName] = v.Name
 	if s.backend.FormatOnNode && v.Content == volume.Filesystem && v.Source.IsZero() {
 		properties[access.KeyFormat] = cmp.Or(v.FSType, fsTypes[0])
 	}
 	out := &spec.Volume{
-		VolumeId: string(v.ID), CapacityBytes: v.Size, VolumeContext: properties, AccessibleTopology: s.announced.accessibleTopology(),
+		VolumeId: string(v.ID), CapacityBytes: v.Size, VolumeContext: properties, AccessibleTopology: s.announced.accessibleTopology(v.Topology),
 	}
 	switch {
 	case v.Source.Snapshot != "":
@@ -298,7 +301,7 @@ func (s *Controller) checkConfirmed(v volume.Volume, r *spec.ValidateVolumeCapab
 	mutable := ownKeys(r.GetMutableParameters())
 	maps.Copy(wanted, mutable)
 	switch {
-	case locator != nil && !access.Equal(locator, v.Locator):
+	case locator != nil && !access.SameVolume(locator, v.Locator):
 		return invalidf("volume_context does not match the volume")
 	case len(mutable) > 0 && !s.announcesModify():
 		return invalidf("mutable_parameters are set, but MODIFY_VOLUME is not announced")

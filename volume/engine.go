@@ -41,6 +41,9 @@ type CreateRequest struct {
 	// Parameters are the engine's; an unknown key is Invalid.
 	Parameters map[string]string
 	Ephemeral  bool
+	// Topology has segments of nodes, the preferred ones first. One of them must
+	// reach the volume; empty: any node. Only engines with several places get it.
+	Topology []map[string]string
 }
 
 // CapacityQuery selects one kind of volume.
@@ -48,6 +51,9 @@ type CapacityQuery struct {
 	Content    Content // empty: any
 	FSType     string
 	Parameters map[string]string
+	// Topology has the segments of a node that must reach the volume; empty:
+	// any. Only engines with several places get it.
+	Topology map[string]string
 }
 
 // Snapshots is the ability to create snapshots, and volumes from them
@@ -133,6 +139,15 @@ type Health interface {
 	StorageHealth(ctx context.Context) ([]Condition, error)
 }
 
+// Granter admits clients to volumes at the storage itself.
+type Granter interface {
+	// Enforce makes the clients that the storage admits to a volume those that
+	// have a recorded grant and are not fenced. When it returns nil, these can
+	// connect, and nothing that others send is accepted. It is idempotent; a
+	// missing volume is no error.
+	Enforce(ctx context.Context, id ID) error
+}
+
 // Backend is an engine with its optional abilities; nil means not supported.
 // Fields replace type assertions, which a wrapper would hide.
 type Backend struct {
@@ -142,6 +157,8 @@ type Backend struct {
 	Deltas    Deltas
 	Modifier  Modifier
 	Health    Health
+	// Granter is nil if the storage does not distinguish clients.
+	Granter Granter
 	// Fencer is nil when all clients are on this machine.
 	Fencer Fencer
 	// Pool is the pool's UUID in ids (NewID); empty: ids name no pool.

@@ -35,6 +35,12 @@ type Volume struct {
 	FSType  string
 	Source  Source
 	Locator access.Access
+	// Context has keys of the volume context besides those of the locator, for
+	// node plugins of other drivers. It never changes.
+	Context map[string]string
+	// Topology has the segments of the nodes that reach the volume, if its engine
+	// has several places; empty: all nodes that reach the engine.
+	Topology map[string]string
 	// Ephemeral volumes exist for one publish and are not listed.
 	Ephemeral bool
 	// Attributes are the mutable parameters.

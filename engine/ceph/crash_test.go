@@ -4,10 +4,7 @@ package ceph
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -17,68 +14,27 @@ import (
 
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/enginetest"
 )
-
-// childEnvironment has the work of a child process that is killed.
-const childEnvironment = "CLEAT_CEPH_TEST_CHILD"
 
 // childWork is one call of an engine.
 type childWork struct {
-	Config   Config
-	Create   *volume.CreateRequest
-	Delete   volume.ID
-	Expand   volume.ID
-	Snapshot *volume.SnapshotRequest
-	Unsnap   volume.SnapshotID
+	enginetest.Call
+	Config Config
 }
 
-func runChild(text string) int {
-	var w childWork
-	if err := json.Unmarshal([]byte(text), &w); err != nil {
-		return fail(err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), testkit.Timeout)
-	defer cancel()
+func runChild(ctx context.Context, w childWork) error {
 	e, err := Open(ctx, w.Config)
 	if err != nil {
-		return fail(err)
+		return err
 	}
-	if err := w.do(ctx, e); err != nil {
-		return fail(err)
+	if err := w.Do(ctx, e.Backend()); err != nil {
+		return err
 	}
 	if w.Delete != "" {
 		<-ctx.Done() // killed by the reaper
 	}
-	return fail(fmt.Errorf("the crash point was not reached"))
-}
-
-func (w childWork) do(ctx context.Context, e *Engine) (err error) {
-	switch {
-	case w.Create != nil:
-		_, err = e.Create(ctx, *w.Create)
-	case w.Expand != "":
-		_, err = e.Expand(ctx, w.Expand, volume.SizeRange{Required: 32 * mib})
-	case w.Snapshot != nil:
-		_, err = e.CreateSnapshot(ctx, *w.Snapshot)
-	case w.Unsnap != "":
-		err = e.DeleteSnapshot(ctx, w.Unsnap)
-	default:
-		err = e.Delete(ctx, w.Delete)
-	}
-	return err
-}
-
-// kill runs work in a child that is killed at a crash point.
-func kill(t *testing.T, w childWork, point string) {
-	t.Helper()
-	w.Config.Logger = nil
-	text := testkit.Value(json.Marshal(w))(t)
-	cmd := exec.CommandContext(testkit.Context(t), os.Args[0])
-	cmd.Env = append(os.Environ(), childEnvironment+"="+string(text), "CLEAT_CRASHPOINT="+point+"=1")
-	out, err := cmd.CombinedOutput()
-	if err == nil || err.Error() != "signal: killed" {
-		t.Fatalf("the child did not reach %s (these tests need the build tag crashpoints): %v: %s", point, err, out)
-	}
+	return nil
 }
 
 // TestCrashPoints holds the list below to the code.
@@ -98,49 +54,53 @@ func TestCrashPoints(t *testing.T) {
 var crashCases = []struct {
 	name   string
 	points []string
-	work   func(base volume.Volume, s volume.Snapshot) childWork
-	repeat func(t *testing.T, e *Engine, w childWork)
+	work   func(base volume.Volume, s volume.Snapshot) enginetest.Call
+	repeat func(t *testing.T, e *Engine, w enginetest.Call)
 }{
-	{"create", []string{"create.image", "create.released", "create.grown", "create.recorded"}, func(volume.Volume, volume.Snapshot) childWork {
+	{"create", []string{"create.image", "create.released", "create.grown", "create.recorded"}, func(volume.Volume, volume.Snapshot) enginetest.Call {
 		req := request("new", volume.Source{})
-		return childWork{Create: &req}
+		return enginetest.Call{Create: &req}
 	}, repeatCreate},
-	{"clone", []string{"create.frozen", "create.image", "create.released", "create.grown", "create.recorded"}, func(base volume.Volume, _ volume.Snapshot) childWork {
+	{"clone", []string{"create.frozen", "create.image", "create.released", "create.grown", "create.recorded"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call {
 		req := request("new", volume.Source{Volume: base.ID})
 		req.Size.Required = 32 * mib
-		return childWork{Create: &req}
+		return enginetest.Call{Create: &req}
 	}, repeatCreate},
-	{"restore", []string{"create.image", "create.grown"}, func(_ volume.Volume, s volume.Snapshot) childWork {
+	{"restore", []string{"create.image", "create.grown"}, func(_ volume.Volume, s volume.Snapshot) enginetest.Call {
 		req := request("new", volume.Source{Snapshot: s.ID})
-		return childWork{Create: &req}
+		return enginetest.Call{Create: &req}
 	}, repeatCreate},
-	{"expand", []string{"expand.grown"}, func(base volume.Volume, _ volume.Snapshot) childWork { return childWork{Expand: base.ID} },
-		func(t *testing.T, e *Engine, w childWork) {
-			testkit.Must(t, w.do(testkit.Context(t), e))
+	{"expand", []string{"expand.grown"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call {
+		return enginetest.Call{Expand: base.ID, Size: 32 * mib}
+	},
+		func(t *testing.T, e *Engine, w enginetest.Call) {
+			testkit.Must(t, w.Do(testkit.Context(t), e.Backend()))
 			if v := testkit.Value(e.Get(testkit.Context(t), w.Expand))(t); v.Size != 32*mib {
 				t.Errorf("the volume has %d bytes", v.Size)
 			}
 		}},
-	{"snapshot", []string{"snapshot.recorded", "snapshot.created"}, func(base volume.Volume, _ volume.Snapshot) childWork {
-		return childWork{Snapshot: &volume.SnapshotRequest{Name: "second", Source: base.ID}}
-	}, func(t *testing.T, e *Engine, w childWork) {
+	{"snapshot", []string{"snapshot.recorded", "snapshot.created"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call {
+		return enginetest.Call{Snapshot: &volume.SnapshotRequest{Name: "second", Source: base.ID}}
+	}, func(t *testing.T, e *Engine, w enginetest.Call) {
 		first := testkit.Value(e.CreateSnapshot(testkit.Context(t), *w.Snapshot))(t)
 		second := testkit.Value(e.CreateSnapshot(testkit.Context(t), *w.Snapshot))(t)
 		if first != second {
 			t.Errorf("two calls return %+v and %+v", first, second)
 		}
 	}},
-	{"delete snapshot", []string{"delete-snapshot.removed"}, func(_ volume.Volume, s volume.Snapshot) childWork { return childWork{Unsnap: s.ID} }, repeatOnly},
-	{"delete", []string{"delete.checked", "delete.renamed"}, func(base volume.Volume, _ volume.Snapshot) childWork { return childWork{Delete: base.ID} }, repeatOnly},
-	{"delete without snapshots", []string{"reap.released", "reap.removed"}, func(volume.Volume, volume.Snapshot) childWork { return childWork{Delete: plainVolume} }, repeatOnly},
+	{"delete snapshot", []string{"delete-snapshot.removed"}, func(_ volume.Volume, s volume.Snapshot) enginetest.Call { return enginetest.Call{Unsnap: s.ID} }, repeatOnly},
+	{"delete", []string{"delete.checked", "delete.renamed"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call { return enginetest.Call{Delete: base.ID} }, repeatOnly},
+	{"delete without snapshots", []string{"reap.released", "reap.removed"}, func(volume.Volume, volume.Snapshot) enginetest.Call { return enginetest.Call{Delete: plainVolume} }, repeatOnly},
 }
 
 // plainVolume stands for the volume without snapshots.
 const plainVolume = "plain"
 
-func repeatOnly(t *testing.T, e *Engine, w childWork) { testkit.Must(t, w.do(testkit.Context(t), e)) }
+func repeatOnly(t *testing.T, e *Engine, w enginetest.Call) {
+	testkit.Must(t, w.Do(testkit.Context(t), e.Backend()))
+}
 
-func repeatCreate(t *testing.T, e *Engine, w childWork) {
+func repeatCreate(t *testing.T, e *Engine, w enginetest.Call) {
 	v := testkit.Value(e.Create(testkit.Context(t), *w.Create))(t)
 	if again := testkit.Value(e.Create(testkit.Context(t), *w.Create))(t); again.ID != v.ID {
 		t.Errorf("two calls return %s and %s", v.ID, again.ID)
@@ -173,9 +133,10 @@ func TestKilled(t *testing.T) {
 				if w.Delete == plainVolume {
 					w.Delete = create(t, e, plainVolume, volume.Source{}).ID
 				}
-				w.Config = config
 				closeEngine(t, e)
-				kill(t, w, point)
+				inChild := config
+				inChild.Logger = nil // it has no JSON
+				enginetest.Kill(t, childWork{w, inChild}, point)
 				e = open(t, config)
 				c.repeat(t, e, w)
 				deleteAll(t, e)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ceph/go-ceph/rbd"
 
+	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/volume"
@@ -51,10 +52,10 @@ func (e *Engine) create(p plan) (volume.Volume, error) {
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	if err := p.setFilesystem(from); err != nil {
+	if p.FSType, err = newvolume.FSType(p.CreateRequest, from.base()); err != nil {
 		return volume.Volume{}, err
 	}
-	size, err := p.chooseSize(from)
+	size, err := possible(newvolume.Size(p.Size, p.FSType, from.base(), granule))
 	if err != nil {
 		return volume.Volume{}, err
 	}
@@ -65,7 +66,7 @@ func (e *Engine) create(p plan) (volume.Volume, error) {
 func (e *Engine) existing(p plan, found *image) (volume.Volume, error) {
 	v := found.volume()
 	e.index.put(v)
-	return v, p.matches(v, found.record.Parameters)
+	return v, newvolume.Matches(p.CreateRequest, v, found.record.Parameters)
 }
 
 // build creates one volume.
@@ -160,7 +161,7 @@ func (b *build) makeWith(options *rbd.ImageOptions) error {
 		return err
 	}
 	snap := cloneSnapName(hash(b.plan.Name))
-	source, err := b.poolOf(b.from.pool, b.from.description)
+	source, err := b.poolOf(b.from.pool, b.from.Description)
 	if err != nil {
 		return err
 	}
@@ -177,7 +178,7 @@ func (b *build) makeWith(options *rbd.ImageOptions) error {
 
 // clone clones the source, whose image is renamed when its volume is deleted.
 func (b *build) clone(snap string, options *rbd.ImageOptions) error {
-	source, err := b.poolOf(b.from.pool, b.from.description)
+	source, err := b.poolOf(b.from.pool, b.from.Description)
 	if err != nil {
 		return err
 	}
@@ -200,7 +201,7 @@ func (b *build) dropCloneSnapshot() error {
 	if b.from == nil || b.from.snap != "" {
 		return nil
 	}
-	source, err := b.poolOf(b.from.pool, b.from.description)
+	source, err := b.poolOf(b.from.pool, b.from.Description)
 	if err != nil {
 		return err
 	}
@@ -252,8 +253,8 @@ func (e *Engine) originOf(s volume.Source) (*origin, error) {
 			return nil, fmt.Errorf("source of the new volume: %w", err)
 		}
 		return &origin{
-			description: "volume " + string(s.Volume), pool: i.pool.id, hash: hash(i.record.Name), image: i.id,
-			size: i.size, content: i.record.Content, fsType: i.record.FSType,
+			Origin: newvolume.Origin{Description: "volume " + string(s.Volume), Size: i.size, Content: i.record.Content, FSType: i.record.FSType},
+			pool:   i.pool.id, hash: hash(i.record.Name), image: i.id,
 		}, nil
 	case s.Snapshot != "":
 		i, snap, err := e.findSnapshot(s.Snapshot)
@@ -261,8 +262,8 @@ func (e *Engine) originOf(s volume.Source) (*origin, error) {
 			return nil, fmt.Errorf("source of the new volume: %w", err)
 		}
 		return &origin{
-			description: "snapshot " + string(s.Snapshot), pool: i.pool.id, hash: hash(i.record.Name), image: i.id,
-			snap: snapName(snap.hash), size: snap.size, content: i.record.Content, fsType: i.record.FSType,
+			Origin: newvolume.Origin{Description: "snapshot " + string(s.Snapshot), Size: snap.size, Content: i.record.Content, FSType: i.record.FSType},
+			pool:   i.pool.id, hash: hash(i.record.Name), image: i.id, snap: snapName(snap.hash),
 		}, nil
 	}
 	return nil, nil

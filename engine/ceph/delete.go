@@ -13,6 +13,7 @@ import (
 	"github.com/ceph/go-ceph/rbd"
 
 	"github.com/cleatproject/cleat/engine/ceph/blocklist"
+	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/volume"
@@ -190,13 +191,13 @@ func (e *Engine) expand(id volume.ID, size volume.SizeRange) (volume.Volume, err
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	if err := checkSize(size); err != nil {
+	if err := newvolume.CheckSize(size); err != nil {
 		return volume.Volume{}, err
 	}
 	if size.Limit != 0 && i.size > size.Limit {
 		return volume.Volume{}, errs.Errorf(errs.OutOfRange, "volume %s has %d bytes; the request is for %s, and volumes cannot shrink", id, i.size, size)
 	}
-	want, err := chooseSize(size, i.size, i.size)
+	want, err := possible(size.Choose(i.size, i.size, granule))
 	if err != nil {
 		return volume.Volume{}, err
 	}

@@ -147,28 +147,6 @@ func TestParameters(t *testing.T) {
 	}
 }
 
-func TestSizes(t *testing.T) {
-	for _, c := range []struct {
-		req  volume.SizeRange
-		fs   string
-		want int64 // 0: OutOfRange
-	}{
-		{volume.SizeRange{}, "", defaultSize}, {volume.SizeRange{Required: 1}, "", granule}, {volume.SizeRange{Required: granule + 1}, "", 2 * granule},
-		{volume.SizeRange{Required: 1}, "xfs", 300 << 20}, {volume.SizeRange{Limit: granule - 1}, "", 0}, {volume.SizeRange{Required: maxSize}, "", maxSize},
-		{volume.SizeRange{Required: maxSize + 1}, "", 0},
-	} {
-		p, err := planCreate(volume.CreateRequest{Name: "v", Size: c.req, Content: volume.Filesystem, FSType: "xfs"}, "c", []string{"p"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.FSType = c.fs
-		got, err := p.chooseSize(nil)
-		if got != c.want || (err != nil) != (c.want == 0) || err != nil && errs.KindOf(err) != errs.OutOfRange {
-			t.Errorf("%s, %q: %d, %v; want %d", c.req, c.fs, got, err, c.want)
-		}
-	}
-}
-
 func TestErrors(t *testing.T) {
 	for number, want := range map[syscall.Errno]errs.Kind{
 		syscall.ETIMEDOUT: errs.Unavailable, syscall.ESHUTDOWN: errs.Unavailable, syscall.EDQUOT: errs.Exhausted, syscall.EPERM: errs.Denied,

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ceph/go-ceph/rbd"
 
+	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/volume"
@@ -19,7 +20,7 @@ const maxSnapshots = 450
 // CreateSnapshot implements volume.Snapshots. A snapshot of a volume in use is
 // crash-consistent.
 func (e *Engine) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest) (volume.Snapshot, error) {
-	if err := checkName(req.Name); err != nil {
+	if err := newvolume.CheckName(req.Name); err != nil {
 		return volume.Snapshot{}, err
 	}
 	if err := checkSnapshotParameters(req.Parameters, e.cluster.ID); err != nil {

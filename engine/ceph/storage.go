@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -87,7 +88,7 @@ func (e *Engine) Capacity(ctx context.Context, query volume.CapacityQuery) (volu
 	if err != nil {
 		return volume.Capacity{}, err
 	}
-	c := volume.Capacity{Maximum: maxSize, Minimum: minimumSize(query.FSType)}
+	c := volume.Capacity{Maximum: maxSize, Minimum: newvolume.MinimumSize(query.FSType, granule)}
 	for _, u := range all {
 		if slices.Contains(pools, u.Name) { // pools can share OSDs, so sums would count twice
 			c.Available = max(c.Available, u.free())

@@ -39,9 +39,7 @@ var shared struct {
 }
 
 func TestMain(m *testing.M) {
-	if task := os.Getenv(childEnvironment); task != "" {
-		os.Exit(runChild(task))
-	}
+	enginetest.Child(runChild)
 	code, isInside := testkit.RerunInNetNS()
 	if isInside {
 		code = run(m)

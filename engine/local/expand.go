@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/poolfile"
@@ -24,7 +25,7 @@ func (e *Engine) Expand(ctx context.Context, id volume.ID, size volume.SizeRange
 	if err != nil {
 		return volume.Volume{}, err
 	}
-	if err := checkSize(size); err != nil {
+	if err := newvolume.CheckSize(size); err != nil {
 		return volume.Volume{}, err
 	}
 	want, err := e.chooseExpansion(id, r.Size, size)

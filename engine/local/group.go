@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
@@ -16,7 +17,7 @@ import (
 // raw device, which cannot be frozen, and the parameter consistency is not
 // "member".
 func (e *Engine) CreateGroup(ctx context.Context, req volume.GroupRequest) (volume.Group, error) {
-	if err := checkName(req.Name); err != nil {
+	if err := newvolume.CheckName(req.Name); err != nil {
 		return volume.Group{}, err
 	}
 	allowCrashConsistent, err := parseConsistency(req.Parameters)

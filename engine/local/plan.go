@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/volume"
@@ -19,16 +20,7 @@ type plan struct {
 }
 
 func planCreate(req volume.CreateRequest) (plan, error) {
-	if err := checkName(req.Name); err != nil {
-		return plan{}, err
-	}
-	if err := checkSize(req.Size); err != nil {
-		return plan{}, err
-	}
-	if req.Source.Volume != "" && req.Source.Snapshot != "" {
-		return plan{}, errs.Errorf(errs.Invalid, "a volume has one source, not both volume %s and snapshot %s", req.Source.Volume, req.Source.Snapshot)
-	}
-	if err := checkContent(req.Content, req.FSType); err != nil {
+	if err := newvolume.Check(req); err != nil {
 		return plan{}, err
 	}
 	s, err := parseSettings(settings{Provisioning: thin}, req.Parameters)
@@ -37,43 +29,6 @@ func planCreate(req volume.CreateRequest) (plan, error) {
 	}
 	req.Parameters = maps.Clone(req.Parameters)
 	return plan{CreateRequest: req, settings: s}, nil
-}
-
-func checkName(name string) error {
-	if name == "" {
-		return errs.Errorf(errs.Invalid, "the name is empty")
-	}
-	if len(name) > volume.MaxIDLength {
-		return errs.Errorf(errs.Invalid, "the name is %d bytes long, at most %d are allowed", len(name), volume.MaxIDLength)
-	}
-	return nil
-}
-
-func checkSize(r volume.SizeRange) error {
-	switch {
-	case r.Required < 0 || r.Limit < 0:
-		return errs.Errorf(errs.OutOfRange, "a size of %s is not possible: sizes are not negative", r)
-	case r.Limit != 0 && r.Limit < r.Required:
-		return errs.Errorf(errs.OutOfRange, "the limit of %d bytes is below the required size of %d bytes", r.Limit, r.Required)
-	}
-	return nil
-}
-
-func checkContent(c volume.Content, fsType string) error {
-	switch c {
-	case volume.Raw:
-		if fsType != "" {
-			return errs.Errorf(errs.Invalid, "a raw volume has no file system, but the request has %q", fsType)
-		}
-	case volume.Filesystem:
-		if fsType != "" {
-			_, err := mkfs.ParseType(fsType)
-			return err
-		}
-	default:
-		return errs.Errorf(errs.Invalid, "content %q is not valid in a request; valid are %q and %q", c, volume.Raw, volume.Filesystem)
-	}
-	return nil
 }
 
 func (p plan) locks() []string {

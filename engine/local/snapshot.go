@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/volume"
@@ -15,7 +16,7 @@ import (
 // the volume must be detached (Precondition), and the snapshot is ready after
 // its copy.
 func (e *Engine) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest) (volume.Snapshot, error) {
-	if err := checkName(req.Name); err != nil {
+	if err := newvolume.CheckName(req.Name); err != nil {
 		return volume.Snapshot{}, err
 	}
 	if err := noParameters(req.Parameters); err != nil {

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -29,6 +30,63 @@ func refuse(tx *store.Tx, c volume.Client, k known) error {
 		return err
 	}
 	return d.refusal()
+}
+
+// Admitted returns the clients with a grant of a volume that no fence holds off,
+// sorted by node: those that the storage should admit. They have the addresses
+// of their records if the grant has none.
+func (l *Ledger) Admitted(ctx context.Context, id volume.ID) (admitted []volume.Client, err error) {
+	err = l.store.View(ctx, func(tx *store.Tx) error {
+		held, err := collect(grants().Prefix(tx, string(id)+separator))
+		if err == nil {
+			admitted, err = notFenced(tx, held)
+		}
+		return err
+	})
+	return admitted, err
+}
+
+// AllAdmitted returns the clients of Admitted for each volume that has any.
+func (l *Ledger) AllAdmitted(ctx context.Context) (admitted map[volume.ID][]volume.Client, err error) {
+	err = l.store.View(ctx, func(tx *store.Tx) error {
+		admitted = map[volume.ID][]volume.Client{}
+		held, err := collect(grants().Range(tx, ""))
+		if err != nil {
+			return err
+		}
+		for _, g := range held {
+			clients, err := notFenced(tx, []Grant{g})
+			if err != nil {
+				return err
+			}
+			if len(clients) > 0 {
+				admitted[g.Volume] = append(admitted[g.Volume], clients...)
+			}
+		}
+		return nil
+	})
+	return admitted, err
+}
+
+func notFenced(tx *store.Tx, held []Grant) (all []volume.Client, err error) {
+	for _, g := range held {
+		k, _, err := clients().Get(tx, g.Client.Node)
+		if err != nil {
+			return nil, err
+		}
+		d, err := denialOf(tx, g.Client, k)
+		if err != nil {
+			return nil, err
+		}
+		if d != nil && d.fence.IsDesired() {
+			continue
+		}
+		if len(g.Client.Addrs) == 0 {
+			g.Client.Addrs = k.Client.Addrs
+		}
+		all = append(all, g.Client)
+	}
+	return all, nil
 }
 
 // denialOf returns nil for a client that is not fenced.

@@ -247,3 +247,31 @@ func TestSessionsBeingEnded(t *testing.T) {
 	}
 	check(all[3000:])
 }
+
+// A client with a grant is admitted until it is fenced, and again as soon as
+// the fence is being lifted.
+func TestAdmitted(t *testing.T) {
+	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
+	for _, c := range []volume.Client{client("n1", "192.0.2.1"), client("n2", "192.0.2.2")} {
+		_, err := l.Grant(t.Context(), Grant{Volume: "v", Client: c, Mode: "MULTI_NODE_MULTI_WRITER/block"})
+		testkit.Must(t, err)
+	}
+	for _, step := range []struct {
+		phase volume.FencePhase
+		want  []string
+	}{{"", []string{"n1", "n2"}}, {volume.Fencing, []string{"n2"}}, {volume.Fenced, []string{"n2"}}, {volume.Lifting, []string{"n1", "n2"}}} {
+		if step.phase != "" {
+			setFences(t, l, fenceOf("192.0.2.1/32", "a", step.phase))
+		}
+		var got []string
+		for _, c := range testkit.Value(l.Admitted(t.Context(), "v"))(t) {
+			got = append(got, c.Node)
+		}
+		if !slices.Equal(got, step.want) {
+			t.Errorf("phase %q: admitted %q, want %q", step.phase, got, step.want)
+		}
+		if all := testkit.Value(l.AllAdmitted(t.Context()))(t); len(all) != 1 || len(all["v"]) != len(step.want) {
+			t.Errorf("phase %q: all that are admitted are %v, want %q of v", step.phase, all, step.want)
+		}
+	}
+}

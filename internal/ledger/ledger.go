@@ -17,8 +17,11 @@ type Grant struct {
 	Volume   volume.ID     `json:"volume"`
 	Client   volume.Client `json:"client"`
 	ReadOnly bool          `json:"readOnly,omitempty"`
-	Mode     string        `json:"mode"`    // in the terms of the contract, see isShared
-	Granted  time.Time     `json:"granted"` // ignored in comparisons
+	// NameOnly: the node was named without addresses, also if Client has those
+	// of an earlier record. It is ignored in comparisons.
+	NameOnly bool      `json:"nameOnly,omitempty"`
+	Mode     string    `json:"mode"`    // in the terms of the contract, see isShared
+	Granted  time.Time `json:"granted"` // ignored in comparisons
 }
 
 // Ledger is safe for concurrent use.
@@ -139,7 +142,8 @@ func describe(g Grant) string {
 }
 
 // Revoke removes the grant of a volume to a node, or to all nodes if node is
-// empty. It is idempotent. Call it only after the backend has revoked access.
+// empty. It is idempotent. Call it only after the backend has revoked access; a
+// backend with a volume.Granter does so afterwards, from the record.
 func (l *Ledger) Revoke(ctx context.Context, id volume.ID, node string) error {
 	return l.store.Update(ctx, func(tx *store.Tx) error {
 		held, err := collect(grants().Prefix(tx, string(id)+separator))

@@ -66,6 +66,22 @@ func Equal(a, b Access) bool {
 	return maps.Equal(a.encode(), b.encode())
 }
 
+// SameVolume reports whether two locators are of one volume: addresses and
+// settings can differ, as a target can have moved since the locator was written.
+// A part that only one of them has does not count.
+func SameVolume(a, b Access) bool {
+	if a == nil || b == nil || a.Protocol() != b.Protocol() {
+		return false
+	}
+	x, y := a.encode(), b.encode()
+	for _, d := range dialects() {
+		if d.protocol == a.Protocol() {
+			return !slices.ContainsFunc(d.identity, func(key string) bool { return x[key] != "" && y[key] != "" && x[key] != y[key] })
+		}
+	}
+	return Equal(a, b)
+}
+
 // Decode parses contexts (volume_context, then publish_context). A later one
 // overrides an earlier one, but both must identify the same volume. It accepts
 // the keys of NVIDIA's sample plugins, spdk-csi, simplyblock, ceph-csi and

@@ -257,3 +257,33 @@ func TestHostID(t *testing.T) {
 }
 
 const golden = "nqn.2014-08.org.nvmexpress:uuid:a88ad4e0-e383-577f-8051-f0dd5435882a"
+
+func TestSameVolume(t *testing.T) {
+	nvme := func(change func(*access.NVMe)) access.NVMe {
+		n := access.NVMe{Transport: "tcp", NQN: "nqn.2016-06.io.spdk:a", UUID: "0c5b9f0e-8b7a-4d52-9d1e-3a1f2b3c4d5e", Paths: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.1:4420")}}
+		change(&n)
+		return n
+	}
+	same := nvme(func(*access.NVMe) {})
+	for name, c := range map[string]struct {
+		other access.Access
+		want  bool
+	}{
+		"itself":            {same, true},
+		"another address":   {nvme(func(n *access.NVMe) { n.Paths[0] = netip.MustParseAddrPort("192.0.2.2:4420") }), true},
+		"a setting":         {nvme(func(n *access.NVMe) { n.IOQueues = 3 }), true},
+		"without the uuid":  {nvme(func(n *access.NVMe) { n.UUID = "" }), true},
+		"another uuid":      {nvme(func(n *access.NVMe) { n.UUID = "1c5b9f0e-8b7a-4d52-9d1e-3a1f2b3c4d5e" }), false},
+		"another subsystem": {nvme(func(n *access.NVMe) { n.NQN = "nqn.2016-06.io.spdk:b" }), false},
+		"another kind":      {access.RBD{Pool: "p", Image: "i"}, false},
+		"nothing":           {nil, false},
+	} {
+		if got := access.SameVolume(same, c.other); got != c.want {
+			t.Errorf("%s: %t, want %t", name, got, c.want)
+		}
+	}
+	a, b := access.File{Pool: "p", Name: "a"}, access.File{Pool: "p", Name: "b"}
+	if !access.SameVolume(a, a) || access.SameVolume(a, b) {
+		t.Error("files are compared by pool and name")
+	}
+}

@@ -7,11 +7,13 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
@@ -199,7 +201,7 @@ func (t *trial) list() []volume.Volume {
 
 func (t *trial) same(what string, got, want any) {
 	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 }
