@@ -112,7 +112,7 @@ func (m *Manager) checkLocator(ctx context.Context, r StageRequest) error {
 		return nil
 	case err != nil:
 		return err
-	case !access.Equal(own, r.Locator):
+	case !access.SameVolume(own, r.Locator):
 		return errs.Errorf(errs.Invalid, "volume_context does not belong to volume %s; pass the volume_context that CreateVolume returned", r.Volume)
 	}
 	return nil

@@ -54,19 +54,42 @@ func (a *Attacher) connection(l access.NVMe, h host, at netip.AddrPort) (kernel.
 		Loss: t.Loss.N, Delay: t.Delay.N, FastFail: t.FastFail.N, KeepAlive: keepAlive,
 		IOQueues: l.IOQueues, HeaderDigest: l.HeaderDigest, DataDigest: l.DataDigest,
 	}
-	if l.TLSKey != "" {
-		return c, errs.Errorf(errs.Unsupported, "the volume requires TLS (tlsKey), which the NVMe attacher of this release does not do; use DH-HMAC-CHAP, and a network that you trust")
-	}
 	var err error
-	if c.Key, err = a.key(l.DHChapKey); err == nil {
-		c.TargetKey, err = a.key(l.DHChapCtrlrKey)
+	if c.Key, err = a.authKey(l.DHChapKey); err != nil {
+		return c, err
 	}
+	if c.TargetKey, err = a.authKey(l.DHChapCtrlrKey); err != nil {
+		return c, err
+	}
+	c.PSK, err = a.psk(l.TLSKey)
 	return c, err
+}
+
+// authKey reads a DH-HMAC-CHAP key.
+func (a *Attacher) authKey(name string) (string, error) {
+	key, err := a.key(name)
+	if err == nil && key != "" && !strings.HasPrefix(key, "DHHC-1:") {
+		err = errs.Errorf(errs.Precondition, "the file %s of %s is not a DH-HMAC-CHAP key, which begins with DHHC-1:", name, a.config.KeyDir)
+	}
+	return key, err
+}
+
+// psk reads a key of TLS; nil: the volume has none.
+func (a *Attacher) psk(name string) (*kernel.PSK, error) {
+	text, err := a.key(name)
+	if name == "" || err != nil {
+		return nil, err
+	}
+	psk, err := kernel.ParsePSK(text)
+	if err != nil {
+		return nil, errs.Errorf(errs.KindOf(err), "the file %s of %s %w", name, a.config.KeyDir, err)
+	}
+	return &psk, nil
 }
 
 const maxKey = 4096
 
-// key reads a DH-HMAC-CHAP key.
+// key reads the file of a key.
 func (a *Attacher) key(name string) (string, error) {
 	if name == "" {
 		return "", nil
@@ -86,8 +109,8 @@ func (a *Attacher) key(name string) (string, error) {
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxKey))
 	key := strings.TrimSpace(string(text))
-	if err == nil && !strings.HasPrefix(key, "DHHC-1:") {
-		err = errs.Errorf(errs.Precondition, "the file %s of %s is not a DH-HMAC-CHAP key, which begins with DHHC-1:", name, a.config.KeyDir)
+	if err == nil && key == "" {
+		err = errs.Errorf(errs.Precondition, "the file %s of %s is empty; it must have the key of the volume", name, a.config.KeyDir)
 	}
 	return key, err
 }
@@ -102,6 +125,9 @@ func (a *Attacher) connectPaths(ctx context.Context, l access.NVMe, h host) erro
 	}
 	connected, live := map[netip.AddrPort]bool{}, false
 	for _, c := range have {
+		if l.TLSKey != "" && !c.TLS {
+			return errs.Errorf(errs.Precondition, "the volume requires TLS (tlsKey), and the subsystem %s is connected without as %s, for another volume: give all volumes of the subsystem the same tlsKey, and stage them again", l.NQN, c.Name)
+		}
 		connected[c.Address] = true
 		live = live || c.State == kernel.StateLive
 	}

@@ -168,11 +168,16 @@ func (a *Attacher) attach(ctx context.Context, t node.Target, l access.NVMe, rea
 		return kernel.Namespace{}, err
 	}
 	crashpoint.Hit("nvme.recorded")
+	n, err := a.attachRecorded(ctx, r, l, host, readOnly)
+	if err != nil && isNew {
+		err = errors.Join(err, a.release(ctx, r))
+	}
+	return n, err
+}
+
+func (a *Attacher) attachRecorded(ctx context.Context, r record, l access.NVMe, host host, readOnly bool) (kernel.Namespace, error) {
 	n, err := a.connectAndFind(ctx, l, host)
 	if err != nil {
-		if isNew {
-			err = errors.Join(err, a.release(ctx, r))
-		}
 		return n, err
 	}
 	crashpoint.Hit("nvme.connected")
@@ -304,8 +309,23 @@ func (a *Attacher) release(ctx context.Context, r record) error {
 			return err
 		}
 		crashpoint.Hit("nvme.disconnected")
+		if err := a.removeKey(r); err != nil {
+			return err
+		}
 	}
 	return a.records.remove(r)
+}
+
+// removeKey removes the TLS key of a subsystem that is no longer connected.
+func (a *Attacher) removeKey(r record) error {
+	if r.Locator == nil {
+		return nil
+	}
+	l, err := access.Decode(r.Locator)
+	if err != nil || l.(access.NVMe).TLSKey == "" {
+		return err
+	}
+	return a.kernel.RemoveKey(r.HostNQN, r.NQN)
 }
 
 // disconnect removes this host's controllers of a subsystem, and waits for the

@@ -240,7 +240,10 @@ func TestConnectsOneByOne(t *testing.T) {
 
 func TestKeys(t *testing.T) {
 	dir := t.TempDir()
-	for name, text := range map[string]string{"good": "DHHC-1:00:hush:\n", "plain": "hush words"} {
+	for name, text := range map[string]string{
+		"good": "DHHC-1:00:hush:\n", "plain": "hush words", "empty": "\n",
+		"tls": "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:\n",
+	} {
 		testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
 	testkit.Must(t, os.WriteFile(filepath.Join(filepath.Dir(dir), "outside"), []byte("DHHC-1:00:hush:"), 0o600))
@@ -250,12 +253,20 @@ func TestKeys(t *testing.T) {
 	if err != nil || c.Key != "DHHC-1:00:hush:" || c.Loss != -1 || c.Delay != 2 || c.FastFail != 60 {
 		t.Errorf("connection %+v, %v", c, err)
 	}
-	l.TLSKey = "good"
-	if _, err := a.connection(l, host{}, first); errs.KindOf(err) != errs.Unsupported {
-		t.Errorf("TLS: %v, want unsupported", err)
+	if c.PSK != nil {
+		t.Error("a volume without tlsKey is connected with TLS")
 	}
-	for _, name := range []string{"plain", "absent", "../outside"} {
-		if _, err := a.key(name); errs.KindOf(err) != errs.Precondition || strings.Contains(err.Error(), "hush") {
+	l.TLSKey = "tls"
+	if c, err := a.connection(l, host{}, first); err != nil || c.PSK == nil {
+		t.Errorf("TLS: %+v, %v", c.PSK, err)
+	}
+	for _, name := range []string{"plain", "good", "empty", "absent", "../outside"} {
+		if _, err := a.psk(name); errs.KindOf(err) != errs.Precondition || strings.Contains(err.Error(), "hush") {
+			t.Errorf("TLS key %s: %v, want a precondition without the key", name, err)
+		}
+	}
+	for _, name := range []string{"plain", "tls", "empty", "absent", "../outside"} {
+		if _, err := a.authKey(name); errs.KindOf(err) != errs.Precondition || strings.Contains(err.Error(), "hush") {
 			t.Errorf("key %s: %v, want a precondition without the key", name, err)
 		}
 	}

@@ -74,7 +74,10 @@ func (s records) put(r record) error {
 	if err != nil {
 		return err
 	}
-	return durable.Write(filepath.Join(s.dir, r.name), data)
+	if err := durable.Write(filepath.Join(s.dir, r.name), data); err != nil {
+		return fmt.Errorf("write the record of an attached NVMe volume: %w", err)
+	}
+	return nil
 }
 
 func (s records) remove(r record) error {

@@ -2,10 +2,7 @@ package dpu
 
 import (
 	"errors"
-	"fmt"
-	"runtime"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/cleatproject/cleat/internal/op"
@@ -161,42 +158,11 @@ func TestSabotageTurnsRed(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			program := workload.BuildWith(t, c.left...)
-			r := &red{TB: t}
-			s := newSite(r, spdktest.Config{SNAP: true}, program)
-			s.patience = patience / 12
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
+			testkit.MustFail(t, c.symptom, func(t testing.TB) {
+				s := newSite(t, spdktest.Config{SNAP: true}, program)
+				s.patience = patience / 12
 				c.scenario(s)
-			}()
-			<-done
-			switch said := strings.Join(r.said, "\n"); {
-			case len(r.said) == 0:
-				t.Error("a build without this step passed")
-			case !strings.Contains(said, c.symptom):
-				t.Errorf("failed, but not with %q: %s", c.symptom, said)
-			default:
-				t.Logf("failed, as expected: %s", c.symptom)
-			}
+			})
 		})
 	}
 }
-
-// red is a test that is expected to fail.
-type red struct {
-	testing.TB
-	mu   sync.Mutex
-	said []string
-}
-
-func (r *red) say(text string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.said = append(r.said, text)
-}
-
-func (r *red) Helper()                      {}
-func (r *red) Error(args ...any)            { r.say(fmt.Sprintln(args...)) }
-func (r *red) Errorf(f string, args ...any) { r.say(fmt.Sprintf(f, args...)) }
-func (r *red) Fatal(args ...any)            { r.Error(args...); runtime.Goexit() }
-func (r *red) Fatalf(f string, args ...any) { r.Errorf(f, args...); runtime.Goexit() }

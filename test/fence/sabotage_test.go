@@ -1,13 +1,10 @@
 package fence
 
 import (
-	"fmt"
-	"runtime"
-	"strings"
-	"sync"
 	"testing"
 
 	"github.com/cleatproject/cleat/test/crash/workload"
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // sabotages are builds with steps omitted or reordered, a scenario that must
@@ -83,42 +80,7 @@ func TestSabotageTurnsRed(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			program := workload.BuildWith(t, c.left...)
-			r := &red{TB: t}
-			s := newSite(r)
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				c.scenario(s, program)
-			}()
-			<-done
-			said := strings.Join(r.said, "\n")
-			switch {
-			case len(r.said) == 0:
-				t.Error("a build without this step passed")
-			case !strings.Contains(said, c.symptom):
-				t.Errorf("failed, but not with %q: %s", c.symptom, said)
-			default:
-				t.Logf("failed, as expected: %s", c.symptom)
-			}
+			testkit.MustFail(t, c.symptom, func(t testing.TB) { c.scenario(newSite(t), program) })
 		})
 	}
 }
-
-// red is a test that is expected to fail.
-type red struct {
-	testing.TB
-	mu   sync.Mutex
-	said []string
-}
-
-func (r *red) say(text string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.said = append(r.said, text)
-}
-
-func (r *red) Helper()                      {}
-func (r *red) Error(args ...any)            { r.say(fmt.Sprintln(args...)) }
-func (r *red) Errorf(f string, args ...any) { r.say(fmt.Sprintf(f, args...)) }
-func (r *red) Fatal(args ...any)            { r.Error(args...); runtime.Goexit() }
-func (r *red) Fatalf(f string, args ...any) { r.Errorf(f, args...); runtime.Goexit() }

@@ -86,6 +86,11 @@ func mount(t *testing.T, fstype string) string {
 	t.Helper()
 	dir := scratchfs.Mount(t, fstype)
 	t.Cleanup(func() {
+		// Otherwise the background starts a process during the unmount, which holds
+		// files of the file system until it executes its program.
+		if err := self.Prepare(); err != nil {
+			t.Error(err)
+		}
 		if err := ThawPath(dir); err != nil {
 			t.Error(err)
 		}
@@ -368,7 +373,9 @@ func TestGivesUpWhenTheContextEnds(t *testing.T) {
 func TestNoGuardAtAll(t *testing.T) {
 	dir := mount(t, "xfs")
 	for _, command := range [][]string{{"/bin/true"}, {"/bin/false"}, {"/no/such/guard"}, {"/bin/echo", "what?"}} {
-		_, err := NewGuard(command...).Freeze(t.Context(), []string{dir}, time.Minute)
+		g := NewGuard(command...)
+		_, err := g.Freeze(t.Context(), []string{dir}, time.Minute)
+		g.Close() // a process that it starts now would hold files of the file system for a moment
 		if err == nil || !strings.Contains(err.Error(), command[0]) {
 			t.Errorf("with %q: error %v, want one that names the command", command, err)
 		}

@@ -28,6 +28,10 @@ type Connection struct {
 	HeaderDigest, DataDigest         bool
 	// DH-HMAC-CHAP keys in the form DHHC-1:…: of the host, and of the target.
 	Key, TargetKey string
+	// PSK: the connection uses TLS, or fails. Nil: without TLS.
+	PSK *PSK
+
+	tlsKey int // serial number of the PSK in the kernel
 }
 
 func (c Connection) check() error {
@@ -41,6 +45,9 @@ func (c Connection) check() error {
 	}
 	if !c.Address.IsValid() || c.NQN == "" || c.HostNQN == "" || c.HostID == "" {
 		return errs.Errorf(errs.Invalid, "a connection requires an address, the NQN of the subsystem, host NQN and host ID")
+	}
+	if c.PSK != nil && c.Transport != "tcp" {
+		return errs.Errorf(errs.Invalid, "TLS requires the transport tcp, not %s", c.Transport)
 	}
 	return nil
 }
@@ -64,6 +71,7 @@ func (c Connection) line() string {
 	add(c.DataDigest, "data_digest")
 	add(c.Key != "", "dhchap_secret="+c.Key)
 	add(c.TargetKey != "", "dhchap_ctrl_secret="+c.TargetKey)
+	add(c.PSK != nil, fmt.Sprintf("tls,tls_key=%d", c.tlsKey))
 	return strings.Join(words, ",")
 }
 
@@ -96,8 +104,17 @@ func (k *Kernel) Connect(ctx context.Context, c Connection) error {
 	if err != nil {
 		return err
 	}
-	if name := c.unknown(known); name != "" {
+	switch name := c.unknown(known); name {
+	case "":
+	case "tls", "tls_key":
+		return errs.Errorf(errs.Unsupported, "this kernel has no NVMe/TCP with TLS, which the volume requires (tlsKey); use Linux 6.7 or newer with CONFIG_NVME_TCP_TLS, as Debian's 6.12")
+	default:
 		return errs.Errorf(errs.Unsupported, "this kernel does not have the option %s of NVMe over Fabrics, which the volume requires; use a newer kernel, or a volume without it", name)
+	}
+	if c.PSK != nil {
+		if c.tlsKey, err = storeKey(c); err != nil {
+			return err
+		}
 	}
 	log, logErr := kmsg.Open()
 	if logErr == nil {
@@ -119,10 +136,10 @@ func (k *Kernel) Connect(ctx context.Context, c Connection) error {
 	return k.verify(ctx, c, fmt.Sprintf("nvme%d", instance))
 }
 
-// verify makes sure that the kernel has taken the key: older ones ignore it, and
+// verify makes sure that the kernel uses the keys: older ones ignore some, and
 // would connect without authentication.
 func (k *Kernel) verify(ctx context.Context, c Connection, name string) error {
-	if c.Key == "" {
+	if c.Key == "" && c.PSK == nil {
 		return nil
 	}
 	all, err := k.Controllers()
@@ -130,11 +147,24 @@ func (k *Kernel) verify(ctx context.Context, c Connection, name string) error {
 		return err
 	}
 	for _, have := range all {
-		if have.Name != name || have.Authenticated {
+		if have.Name != name {
 			continue
 		}
-		err := errs.Errorf(errs.Unsupported, "this kernel has ignored the DH-HMAC-CHAP key of the volume: it is built without CONFIG_NVME_HOST_AUTH; use a newer kernel")
-		return errors.Join(err, k.Delete(ctx, have))
+		err = c.ignored(have)
+		if err != nil {
+			err = errors.Join(err, k.Delete(ctx, have))
+		}
+	}
+	return err
+}
+
+// ignored says which key of the connection the kernel does not use.
+func (c Connection) ignored(have Controller) error {
+	switch {
+	case c.Key != "" && !have.Authenticated:
+		return errs.Errorf(errs.Unsupported, "this kernel has ignored the DH-HMAC-CHAP key of the volume: it is built without CONFIG_NVME_HOST_AUTH; use a newer kernel")
+	case c.PSK != nil && !have.TLS:
+		return errs.Errorf(errs.Unsupported, "this kernel has ignored the TLS key of the volume: it is built without CONFIG_NVME_TCP_TLS; use a newer kernel")
 	}
 	return nil
 }
@@ -166,6 +196,11 @@ func (c Connection) explain(err error, reason string) error {
 	var errno unix.Errno
 	if !errors.As(err, &errno) {
 		return fmt.Errorf("%s: %w", where, err)
+	}
+	if c.PSK != nil {
+		if err := explainTLS(errno, where, err); err != nil {
+			return err
+		}
 	}
 	switch errno {
 	case unix.EALREADY:

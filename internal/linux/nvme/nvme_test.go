@@ -39,7 +39,8 @@ func TestLine(t *testing.T) {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	c.Delay, c.FastFail, c.IOQueues, c.HeaderDigest, c.DataDigest, c.Key, c.TargetKey = 0, 0, 3, true, true, "DHHC-1:00:a:", "DHHC-1:00:b:"
-	if got, want := c.line(), base+",nr_io_queues=3,hdr_digest,data_digest,dhchap_secret=DHHC-1:00:a:,dhchap_ctrl_secret=DHHC-1:00:b:"; got != want {
+	c.PSK, c.tlsKey = &PSK{}, 1234
+	if got, want := c.line(), base+",nr_io_queues=3,hdr_digest,data_digest,dhchap_secret=DHHC-1:00:a:,dhchap_ctrl_secret=DHHC-1:00:b:,tls,tls_key=1234"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	known := map[string]bool{}
@@ -62,6 +63,7 @@ func TestConnectionRefuses(t *testing.T) {
 		"line in the NQN":    func(c *Connection) { c.NQN += "\n" },
 		"option in a key":    func(c *Connection) { c.Key = "DHHC-1:hush,tls" },
 		"NUL in the host ID": func(c *Connection) { c.HostID += "\x00" },
+		"TLS over RDMA":      func(c *Connection) { c.Transport, c.PSK = "rdma", &PSK{} },
 		"no address":         func(c *Connection) { c.Address = netip.AddrPort{} },
 		"no host NQN":        func(c *Connection) { c.HostNQN = "" },
 	} {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -16,11 +18,11 @@ func load() []Case {
 	return []Case{
 		{Group: "load", Name: "queue for 64 events, 4,000 sockets at once", Want: "none lost", Kubelet: "some lost", Why: whyLost,
 			Alone: true, Soak: true, Run: func(s *Stage) string {
-				return overflow(s, 4000, func(context.Context) {})
+				return overflow(s, 4000, func(*Stage) (fill, stop func()) { return func() {}, func() {} })
 			}},
 		{Group: "load", Name: "queue for 64 events, 200 sockets beside eight busy files", Want: "none lost", Kubelet: "some lost", Why: whyLost,
 			Alone: true, Run: func(s *Stage) string {
-				return overflow(s, 200, func(ctx context.Context) { busyFiles(ctx, s) })
+				return overflow(s, 200, busyFiles)
 			}},
 		{Group: "load", Name: "1,000 sockets that accept and send nothing, and a good plugin", Want: "registered before any of them is retried",
 			Alone: true, Run: silentCrowd},
@@ -40,9 +42,9 @@ const (
 )
 
 // overflow starts the host with a short inotify queue and quickly creates links
-// to a plugin. The kernel applies the limit at inotify_init, so it is lowered
-// only briefly.
-func overflow(s *Stage, sockets int, noise func(context.Context)) string {
+// to a plugin, each after noise has filled the queue. The kernel applies the
+// limit at inotify_init, so it is lowered only briefly.
+func overflow(s *Stage, sockets int, noise func(*Stage) (fill, stop func())) string {
 	before, err := os.ReadFile(queueLimit)
 	check(err)
 	check(os.WriteFile(queueLimit, []byte("64"), 0))
@@ -51,12 +53,13 @@ func overflow(s *Stage, sockets int, noise func(context.Context)) string {
 	check(os.WriteFile(queueLimit, before, 0))
 	check(err)
 
-	ctx, quiet := context.WithCancel(s.Ctx)
-	var noisy sync.WaitGroup
-	noisy.Go(func() { noise(ctx) })
-	s.links(sockets)
-	quiet()
-	noisy.Wait()
+	fill, stop := noise(s)
+	socket := s.ServeAt(s.Aside("real.sock"), Script{Name: "real"}).Path
+	for i := range sockets {
+		fill()
+		s.link(socket, i)
+	}
+	stop()
 	// Until all are registered, or nothing happens any more.
 	s.log.waitIdle(s.Ctx, max(3*s.Quiet, 5*time.Second), overflowTimeout, func() bool { return len(s.log.held) == sockets })
 	if len(s.Registered()) == sockets {
@@ -66,13 +69,14 @@ func overflow(s *Stage, sockets int, noise func(context.Context)) string {
 }
 
 func (s *Stage) links(n int) {
-	s.link(s.ServeAt(s.Aside("real.sock"), Script{Name: "real"}).Path, n)
+	socket := s.ServeAt(s.Aside("real.sock"), Script{Name: "real"}).Path
+	for i := range n {
+		s.link(socket, i)
+	}
 }
 
-func (s *Stage) link(socket string, n int) {
-	for i := range n {
-		check(os.Link(socket, s.Path("link-"+strconv.Itoa(i))))
-	}
+func (s *Stage) link(socket string, i int) {
+	check(os.Link(socket, s.Path("link-"+strconv.Itoa(i))))
 }
 
 // A host that waits for silent plugins registers another.
@@ -93,7 +97,9 @@ func silentCrowd(s *Stage) string {
 		}
 	})
 	s.cleanups = append(s.cleanups, func() error { defer accepting.Wait(); return l.Close() })
-	s.link(l.Addr().String(), n)
+	for i := range n {
+		s.link(l.Addr().String(), i)
+	}
 	s.Start()
 	connected.await(s.Ctx, waitTimeout, func(calls []call) bool { return len(calls) >= busy })
 	s.Serve("good.sock", Script{})
@@ -104,8 +110,12 @@ func silentCrowd(s *Stage) string {
 	return "registered before any of them is retried"
 }
 
-func busyFiles(ctx context.Context, s *Stage) {
+// busyFiles writes to eight files until stop; fill waits for many more writes.
+func busyFiles(s *Stage) (fill, stop func()) {
+	const enough = 300 // the queue has 64
+	ctx, cancel := context.WithCancel(s.Ctx)
 	var writers sync.WaitGroup
+	var writes atomic.Int64
 	for i := range 8 {
 		writers.Go(func() {
 			f, err := os.Create(s.Path("busy-" + strconv.Itoa(i)))
@@ -115,10 +125,19 @@ func busyFiles(ctx context.Context, s *Stage) {
 			defer func() { _ = f.Close() }()
 			for ctx.Err() == nil {
 				_, _ = f.WriteAt([]byte("x"), 0)
+				writes.Add(1)
 			}
 		})
 	}
-	writers.Wait()
+	fill = func() {
+		for end := writes.Load() + enough; writes.Load() < end && ctx.Err() == nil; {
+			runtime.Gosched()
+		}
+	}
+	return fill, func() {
+		cancel()
+		writers.Wait()
+	}
 }
 
 func thousand(s *Stage) string {

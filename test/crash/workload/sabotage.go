@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -18,16 +19,23 @@ type Replacement struct {
 	New  string
 }
 
-// BuildWith builds cleat with the tag crashpoints and the replacements, in an
-// overlay; the tree is not changed.
+// BuildWith builds cleat with the tag crashpoints and the replacements.
 func BuildWith(t testing.TB, replacements ...Replacement) string {
+	t.Helper()
+	return testkit.Build(t, testkit.Cleat, "-tags", "crashpoints", Overlay(t, replacements...))
+}
+
+// Overlay returns the flag for a build, or a test, with the replacements; the
+// tree is not changed.
+func Overlay(t testing.TB, replacements ...Replacement) (flag string) {
 	t.Helper()
 	dir := t.TempDir()
 	replaced := map[string]string{}
 	for i, r := range replacements {
 		path := filepath.Join(testkit.Root(t), r.File)
-		replaced[path] = filepath.Join(dir, fmt.Sprintf("replaced%d.go", i))
-		r.write(t, path, replaced[path])
+		to := filepath.Join(dir, fmt.Sprintf("replaced%d.go", i))
+		r.write(t, cmp.Or(replaced[path], path), to)
+		replaced[path] = to
 	}
 	description, err := json.Marshal(map[string]map[string]string{"Replace": replaced})
 	if err != nil {
@@ -37,7 +45,7 @@ func BuildWith(t testing.TB, replacements ...Replacement) string {
 	if err := os.WriteFile(overlay, description, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return testkit.Build(t, testkit.Cleat, "-tags", "crashpoints", "-overlay", overlay)
+	return "-overlay=" + overlay
 }
 
 // write writes a source file with the replacement applied.

@@ -29,6 +29,7 @@ const (
 
 // plugin is the process of the node service.
 type plugin struct {
+	program string
 	process *vm.Process
 	conn    *grpc.ClientConn
 }
@@ -41,7 +42,7 @@ func (r *rig) startPlugin(env ...string) {
 		testkit.Must(r, p.conn.Close())
 	}
 	p.process = testkit.Value(r.Guest.Start(r.Context(), vm.Command{Env: env, Argv: []string{
-		"cleat", "csi", "--engine", "none", "--services", "node", "--node-id", "guest", "--endpoint", "unix://" + socket,
+		p.program, "csi", "--engine", "none", "--services", "node", "--node-id", "guest", "--endpoint", "unix://" + socket,
 		"--state-dir", state, "--nvme-host-nqn", hostNQN, "--nvme-key-dir", keys, "--log-format", "text",
 	}}))(r)
 	p.conn = testkit.Value(r.Guest.Connect(socket))(r)
@@ -113,6 +114,12 @@ func locator(s nvmetcp.Subsystem, namespaceUUID string) access.NVMe {
 func (r *rig) volume(name, fsType string, size int64) *claim {
 	s := r.subsystem(name, []string{hostNQN}, r.medium(name, size))
 	return r.claim(name, fsType, locator(s, s.UUID))
+}
+
+// connectAs has the volume's connections use another host NQN than the driver's.
+func (c *claim) connectAs(nqn string) {
+	c.context["hostNQN"] = nqn
+	c.target.Admit(subsystemNQN(c.id), nqn)
 }
 
 // delete removes the subsystem and the medium of a volume.

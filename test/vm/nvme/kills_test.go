@@ -13,6 +13,7 @@ import (
 	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/nvmetcp"
 )
 
 // killCase is a call of the node service that is killed at points, after other
@@ -92,6 +93,9 @@ func TestCrashPoints(t *testing.T) {
 
 const blocks = 20 // of the writer
 
+// volumeHost is the host NQN of a volume with its own.
+var volumeHost = nvmetcp.HostOf("5b6a1f52-0d3c-4c53-8f6e-00000000000d").NQN
+
 // testKills kills the node service at every point. The next process continues:
 // no data is lost, and nothing is left of a volume after it is unstaged.
 func (r *rig) testKills() {
@@ -100,6 +104,7 @@ func (r *rig) testKills() {
 		"block": r.volume("kills-block", "", 64*mib), "blank": r.volume("kills-blank", "ext4", 16*mib),
 	}
 	all["ext4"].capability.GetMount().VolumeMountGroup = "1234"
+	all["ext4"].connectAs(volumeHost) // only its record identifies its connections
 	for name, c := range all {
 		c.attach()
 		if name == "block" {

@@ -90,11 +90,13 @@ func all() []subtest {
 	return []subtest{
 		{"neighbours", (*rig).testNeighbours, ""},
 		{"keys", (*rig).testKeys, ""},
+		{"tls", (*rig).testTLS, ""},
 		{"paths", (*rig).testPaths, ""},
 		{"modes", (*rig).testModes, image.Backports},
 		{"lost state", (*rig).testLostState, ""},
 		{"attach time", (*rig).testAttachTime, ""},
 		{"kills", (*rig).testKills, image.Backports},
+		{"sabotage", (*rig).testSabotage, image.Backports},
 		{"sanity", (*rig).testSanity, image.Stable},
 	}
 }

@@ -38,21 +38,29 @@ type rig struct {
 }
 
 func newRig(t *testing.T, source image.Source) *rig {
-	g := vm.Boot(t, vm.Spec{
-		Name: "nvme-" + string(source), Kernel: source,
-		Modules: append(append(nvmetcp.TargetModules(), nvmetcp.HostModules()...), "ext4", "xfs", "btrfs"), Tools: image.Filesystems(),
-		Programs: programs("cleat", "suite", "writer", "client"), Lifetime: lifetime(),
-	})
-	r := &rig{Kernel: kernel.Of(t, g), source: source, plugin: &plugin{}}
-	r.Run("mkdir", "-p", media, volumes)
-	r.target = nvmetcp.Serve(r.Kernel, paths[0])
-	r.target.Listen(paths[1])
+	r := bootRig(t, source)
+	r.Run("mkdir", "-p", volumes)
 	r.startPlugin()
 	return r
 }
 
+// bootRig boots a guest with a target, and without the node service.
+func bootRig(t *testing.T, source image.Source, disks ...vm.Disk) *rig {
+	t.Helper()
+	g := vm.Boot(t, vm.Spec{
+		Name: "nvme-" + string(source), Kernel: source, Disks: disks,
+		Modules: append(append(nvmetcp.TargetModules(), nvmetcp.HostModules()...), "ext4", "xfs", "btrfs"), Tools: image.Filesystems(),
+		Programs: programs("cleat", "suite", "writer", "client"), Lifetime: lifetime(),
+	})
+	r := &rig{Kernel: kernel.Of(t, g), source: source, plugin: &plugin{program: "cleat"}}
+	r.Run("mkdir", "-p", media)
+	r.target = nvmetcp.Serve(r.Kernel, paths[0])
+	r.target.Listen(paths[1])
+	return r
+}
+
 // in returns the rig for a subtest.
-func (r *rig) in(t *testing.T) *rig {
+func (r *rig) in(t testing.TB) *rig {
 	sub := *r
 	sub.Kernel = &kernel.Kernel{TB: t, Guest: r.Guest}
 	sub.target = r.target.In(sub.Kernel)
