@@ -1,0 +1,193 @@
+//go:build crashpoints
+
+package spdk
+
+import (
+	"context"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/store"
+	rpc "github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+	"github.com/cleatproject/cleat/volume/enginetest"
+)
+
+// childWork is one call of an engine with one target.
+type childWork struct {
+	enginetest.Call
+	Socket, Database string
+}
+
+func child() { enginetest.Child(runChild) }
+
+func runChild(ctx context.Context, w childWork) error {
+	db, err := store.Open(ctx, w.Database, StoreOptions())
+	if err != nil {
+		return err
+	}
+	client, err := rpc.Open(rpc.Config{Socket: w.Socket})
+	if err != nil {
+		return err
+	}
+	e, err := New(fileConfig(db, client))
+	if err != nil {
+		return err
+	}
+	return w.Do(ctx, e.Backend())
+}
+
+func fileConfig(db *store.Store, client *rpc.Client) Config {
+	return Config{
+		Database: db, Ledger: ledger.New(db), HostNQN: access.HostNQN,
+		Targets: []Target{{Name: targetName(0), Client: client, Transport: "tcp", Addresses: []netip.AddrPort{targetAddr(0)}}},
+	}
+}
+
+// TestCrashPoints holds the list below to the code.
+func TestCrashPoints(t *testing.T) {
+	var listed []string
+	for _, c := range crashCases {
+		listed = append(listed, c.points...)
+	}
+	slices.Sort(listed)
+	if diff := cmp.Diff(slices.Compact(listed), testkit.CrashPoints(t)); diff != "" {
+		t.Errorf("the crash points of the test and of the code differ:\n%s", diff)
+	}
+}
+
+// crashCases are calls, and the points at which their process is killed. base is
+// a volume with a grant of node n1; s is a snapshot of it with a clone.
+var crashCases = []struct {
+	name   string
+	points []string
+	work   func(base volume.Volume, s volume.Snapshot) enginetest.Call
+}{
+	{"create", []string{"create.recorded", "create.created", "create.completed", "export.subsystem", "export.admitted", "create.exported"}, func(volume.Volume, volume.Snapshot) enginetest.Call {
+		req := request("new", volume.Source{})
+		return enginetest.Call{Create: &req}
+	}},
+	{"clone", []string{"create.recorded", "create.frozen", "create.cloned", "create.created", "create.completed"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call {
+		req := request("new", volume.Source{Volume: base.ID})
+		req.Size.Required = 32 * mib
+		return enginetest.Call{Create: &req}
+	}},
+	{"restore", []string{"create.recorded", "create.created"}, func(_ volume.Volume, s volume.Snapshot) enginetest.Call {
+		req := request("new", volume.Source{Snapshot: s.ID})
+		return enginetest.Call{Create: &req}
+	}},
+	{"discard", []string{"discard.recorded"}, func(volume.Volume, volume.Snapshot) enginetest.Call {
+		req := request("new", volume.Source{})
+		return enginetest.Call{Create: &req}
+	}},
+	{"expand", []string{"expand.grown"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call {
+		return enginetest.Call{Expand: base.ID, Size: 32 * mib}
+	}},
+	{"modify", []string{"modify.recorded"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call {
+		return enginetest.Call{Modify: base.ID, Attributes: map[string]string{keyIOPS: "5000"}}
+	}},
+	{"enforce", []string{"export.removed", "export.admitted"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call { return enginetest.Call{Enforce: base.ID} }},
+	{"snapshot", []string{"snapshot.recorded", "snapshot.taken"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call {
+		return enginetest.Call{Snapshot: &volume.SnapshotRequest{Name: "new", Source: base.ID}}
+	}},
+	{"unsnap", []string{"unsnap.recorded", "unsnap.deleted"}, func(_ volume.Volume, s volume.Snapshot) enginetest.Call { return enginetest.Call{Unsnap: s.ID} }},
+	{"delete", []string{"delete.recorded", "delete.unexported", "delete.deleted"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call { return enginetest.Call{Delete: base.ID} }},
+}
+
+// TestKilled kills a process at each point. A repeat by the next one succeeds,
+// nothing exists twice, and when all is deleted nothing is left.
+func TestKilled(t *testing.T) {
+	for _, c := range crashCases {
+		for _, point := range c.points {
+			t.Run(c.name+"/"+point, func(t *testing.T) {
+				r := newRig(t)
+				r.timing.RemoveHost = time.Second
+				r.start(0)
+				database := filepath.Join(testkit.Dir(t), "controller.db")
+				client := r.client(0)
+				with := func(use func(e *Engine)) {
+					db := testkit.Value(store.Open(testkit.Context(t), database, StoreOptions()))(t)
+					defer func() { testkit.Must(t, db.Close()) }()
+					use(testkit.Value(New(fileConfig(db, client)))(t))
+				}
+				var call enginetest.Call
+				var base volume.Volume
+				with(func(e *Engine) { base, call = prepare(t, r, e, c.name, c.work) })
+				enginetest.Kill(t, childWork{call, r.targets[0].Socket(), database}, point)
+				with(func(e *Engine) {
+					r.listed(e)
+					testkit.Must(t, call.Do(testkit.Context(t), e.Backend()))
+					r.check(e, c.name, base)
+					r.removeAll(e)
+				})
+			})
+		}
+	}
+}
+
+func prepare(t *testing.T, r *rig, e *Engine, name string, work func(volume.Volume, volume.Snapshot) enginetest.Call) (volume.Volume, enginetest.Call) {
+	base := create(t, e, "base", volume.Source{})
+	s := takeSnap(t, e, "snap", base.ID)
+	create(t, e, "restored", volume.Source{Snapshot: s.ID})
+	switch name {
+	case "delete":
+		return base, work(base, s)
+	case "discard":
+		r.interrupt(e, "new", 8)
+	}
+	publish(t, e, base.ID, node("n1", "192.0.2.1"))
+	if name == "enforce" { // n1 has to go, n2 to come
+		_, err := e.config.Ledger.Grant(testkit.Context(t), ledger.Grant{Volume: base.ID, Client: node("n2", "192.0.2.2"), Mode: "MULTI_NODE_MULTI_WRITER/block"})
+		testkit.Must(t, err, e.config.Ledger.Revoke(testkit.Context(t), base.ID, "n1"))
+		r.mustConnect(base, access.HostNQN("n1"), "192.0.2.1")
+	}
+	return base, work(base, s)
+}
+
+// listed fails the test if a volume is listed whose lvol does not exist.
+func (r *rig) listed(e *Engine) {
+	r.t.Helper()
+	for _, v := range testkit.Value(e.List(testkit.Context(r.t), "", 0))(r.t) {
+		if !slices.Contains(r.lvols(0), lvolName(v.Name)) {
+			r.t.Errorf("volume %s is listed, but its lvol is deleted", v.Name)
+		}
+	}
+}
+
+// check compares the volumes with those expected after a call.
+func (r *rig) check(e *Engine, name string, base volume.Volume) {
+	r.t.Helper()
+	want := map[string]int64{"base": 16 * mib, "restored": 16 * mib}
+	switch name {
+	case "create", "restore", "discard":
+		want["new"] = 16 * mib
+	case "clone":
+		want["new"] = 32 * mib
+	case "expand":
+		want["base"] = 32 * mib
+	case "delete":
+		delete(want, "base")
+	}
+	got := map[string]int64{}
+	for _, v := range testkit.Value(e.List(testkit.Context(r.t), "", 0))(r.t) {
+		got[v.Name] = v.Size
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		r.t.Errorf("volumes after the repeat (-want +got):\n%s", diff)
+	}
+	if name == "enforce" {
+		if n := r.network.Controllers(base.Locator.(access.NVMe).NQN)[access.HostNQN("n1")]; n > 0 {
+			r.t.Errorf("the revoked client has %d sessions after the repeat", n)
+		}
+		r.refused(base, access.HostNQN("n1"))
+		r.mustConnect(base, access.HostNQN("n2"), "192.0.2.2").Close()
+	}
+}

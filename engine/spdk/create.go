@@ -1,0 +1,309 @@
+package spdk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/cleatproject/cleat/engine/newvolume"
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	rpc "github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Create implements volume.Engine. The steps: record where the lvol will be,
+// create it, record its UUID, export it. No client is admitted yet.
+func (e *Engine) Create(ctx context.Context, req volume.CreateRequest) (volume.Volume, error) {
+	if err := newvolume.Check(req); err != nil {
+		return volume.Volume{}, err
+	}
+	s, err := parseSettings(req.Parameters)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	req.Parameters = maps.Clone(req.Parameters)
+	unlock, err := e.lock(ctx, volumeKey(req.Name))
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	defer unlock()
+	b := &build{Engine: e, req: req, settings: s}
+	return b.run(ctx)
+}
+
+// lock waits for other calls on the same objects.
+func (e *Engine) lock(ctx context.Context, keys ...string) (unlock func(), err error) {
+	if unlock, err = e.locks.Lock(ctx, keys...); err != nil {
+		return nil, errs.Errorf(errs.Unavailable, "wait for another call on the same volume or snapshot: %w", context.Cause(ctx))
+	}
+	return unlock, nil
+}
+
+func volumeKey(name string) string   { return "name:" + name }
+func snapshotKey(name string) string { return "snapshot:" + name }
+
+// build creates one volume.
+type build struct {
+	*Engine
+	req      volume.CreateRequest
+	settings settings
+	from     *origin // nil: no source
+}
+
+// origin is the source of a new volume.
+type origin struct {
+	newvolume.Origin
+	target, store, uuid string
+	snapshot            bool
+}
+
+// base is nil if there is no source.
+func (o *origin) base() *newvolume.Origin {
+	if o == nil {
+		return nil
+	}
+	return &o.Origin
+}
+
+func (b *build) run(ctx context.Context) (volume.Volume, error) {
+	r, found, err := b.recordNamed(ctx, b.req.Name)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	switch {
+	case found && r.Deleting:
+		if err := b.finishDelete(ctx, r); err != nil {
+			return volume.Volume{}, err
+		}
+		found = false
+	case found && r.UUID != "":
+		return b.volume(r), b.matches(r)
+	case found && b.matches(r) != nil:
+		// No call has returned the volume of the other request.
+		if err := b.discard(ctx, r); err != nil {
+			return volume.Volume{}, err
+		}
+		found = false
+	}
+	if b.from, err = b.originOf(ctx, b.req.Source); err != nil {
+		return volume.Volume{}, err
+	}
+	if !found {
+		if r, err = b.begin(ctx); err != nil {
+			return volume.Volume{}, err
+		}
+		if r.Adopted {
+			return b.volume(r), nil
+		}
+	}
+	return b.finish(ctx, r)
+}
+
+// matches returns Exists unless the volume of a record is what is requested.
+func (b *build) matches(r record) error {
+	if err := newvolume.Matches(b.req, b.volume(r), r.Parameters); err != nil {
+		return err
+	}
+	if t := b.targets[r.Target]; t != nil && len(b.req.Topology) > 0 && !slices.ContainsFunc(b.req.Topology, t.reachedFrom) {
+		return errs.Errorf(errs.Exists, "volume %s exists on target %s with the topology %v, which none of the requested topologies %v reaches",
+			errs.Quote(r.Name), r.Target, t.Topology, b.req.Topology)
+	}
+	return nil
+}
+
+// begin chooses a place and records it.
+func (b *build) begin(ctx context.Context) (record, error) {
+	if err := b.spare(ctx); err != nil {
+		return record{}, err
+	}
+	fsType, err := newvolume.FSType(b.req, b.from.base())
+	if err != nil {
+		return record{}, err
+	}
+	places, err := b.places(ctx)
+	if err != nil {
+		return record{}, err
+	}
+	p, size, err := b.choose(places, fsType)
+	if err != nil {
+		return record{}, err
+	}
+	r := record{
+		Name: b.req.Name, Target: p.target.Name, Store: p.store.UUID, StoreName: p.store.Name, Size: size, FirstSize: size,
+		Content: b.req.Content, FSType: fsType, FromVolume: b.req.Source.Volume, FromSnap: b.req.Source.Snapshot,
+		Parameters: b.req.Parameters, Attributes: b.settings.attributes, Ephemeral: b.req.Ephemeral,
+		Created: time.Now().UTC().Truncate(time.Millisecond),
+	}
+	if known, err := b.unrecorded(ctx, r, places); err != nil || known != nil {
+		if known != nil {
+			return *known, err
+		}
+		return record{}, err
+	}
+	if err := b.put(ctx, nil, r); err != nil {
+		return record{}, err
+	}
+	crashpoint.Hit("create.recorded")
+	return r, nil
+}
+
+// unrecorded returns a volume of this name that is on a target, but not in the
+// database, such as one of spdk-csi. It is recorded. Exists: the name belongs to
+// an lvol that is not what the request describes.
+func (b *build) unrecorded(ctx context.Context, r record, places []place) (*record, error) {
+	for _, p := range places {
+		bdev, err := p.target.Client.Bdev(ctx, alias(p.store.Name, lvolName(r.Name)))
+		if errors.Is(err, rpc.NotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, p.target.explain(err, "look for volume %s", errs.Quote(r.Name))
+		}
+		if b.from != nil || bdev.Driver.Lvol == nil || bdev.Driver.Lvol.Snapshot {
+			return nil, errs.Errorf(errs.Exists, "%s already has an lvol %s, which this driver has no record of and which need not have the content of %s; delete or rename it, or use another name", p, lvolName(r.Name), describeSource(b.from))
+		}
+		found := r
+		found.Target, found.Store, found.StoreName = p.target.Name, p.store.UUID, p.store.Name
+		found.UUID, found.Size, found.FirstSize = bdev.UUID, bdev.Size(), bdev.Size()
+		if err := b.matches(found); err != nil {
+			return nil, err
+		}
+		if err := b.adopt(ctx, &found); err != nil {
+			return nil, err
+		}
+		return &found, nil
+	}
+	return nil, nil
+}
+
+func describeSource(from *origin) string {
+	if from == nil {
+		return "a new volume"
+	}
+	return from.String()
+}
+
+func alias(store, lvol string) string { return store + "/" + lvol }
+
+// finish creates the lvol of a record, and exports it.
+func (b *build) finish(ctx context.Context, r record) (volume.Volume, error) {
+	t, err := b.target(r.Target)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	bdev, err := b.lvol(ctx, t, r)
+	if err != nil {
+		if kind := errs.KindOf(err); kind == errs.Exhausted || kind == errs.NotFound || kind == errs.Invalid {
+			err = errors.Join(err, b.discard(context.WithoutCancel(ctx), r)) // a repeat can choose another place
+		}
+		return volume.Volume{}, err
+	}
+	crashpoint.Hit("create.created")
+	done := r
+	done.UUID, done.Size, done.FirstSize = bdev.UUID, bdev.Size(), bdev.Size()
+	if err := b.put(ctx, &r, done); err != nil {
+		return volume.Volume{}, err
+	}
+	crashpoint.Hit("create.completed")
+	if b.from != nil {
+		b.reap(ctx, t, alias(r.StoreName, r.source()))
+	}
+	if err := b.enforce(ctx, done); err != nil {
+		return volume.Volume{}, fmt.Errorf("volume %s is created, but not exported: %w", done.id(), err)
+	}
+	crashpoint.Hit("create.exported")
+	return b.volume(done), nil
+}
+
+// lvol returns the lvol of a record, and creates it if an earlier call has not.
+func (b *build) lvol(ctx context.Context, t *target, r record) (rpc.Bdev, error) {
+	name := alias(r.StoreName, lvolName(r.Name))
+	bdev, err := t.Client.Bdev(ctx, name)
+	if errors.Is(err, rpc.NotFound) {
+		if err := b.make(ctx, t, r); err != nil && !errors.Is(err, rpc.Exists) {
+			return rpc.Bdev{}, t.explain(b.lost(ctx, t, r, err), "create volume %s in lvol store %s", errs.Quote(r.Name), r.StoreName)
+		}
+		bdev, err = t.Client.Bdev(ctx, name)
+	}
+	if err == nil && bdev.Size() < r.Size {
+		crashpoint.Hit("create.cloned")
+		if err = t.Client.ResizeLvol(ctx, bdev.UUID, r.Size/mib); err == nil {
+			bdev, err = t.Client.Bdev(ctx, name)
+		}
+	}
+	return bdev, t.explain(err, "read volume %s in lvol store %s", errs.Quote(r.Name), r.StoreName)
+}
+
+const mib = 1 << 20
+
+func (b *build) make(ctx context.Context, t *target, r record) error {
+	name := lvolName(r.Name)
+	switch {
+	case b.from == nil:
+		_, err := t.Client.CreateLvol(ctx, rpc.LvolCreate{
+			StoreUUID: r.Store, Name: name, SizeMiB: r.Size / mib, Thin: b.settings.thin, ClearMethod: b.settings.clear,
+		})
+		return err
+	case b.from.snapshot:
+		_, err := t.Client.CloneLvol(ctx, b.from.uuid, name)
+		return err
+	}
+	if _, err := t.Client.SnapshotLvol(ctx, b.from.uuid, r.source()); err != nil && !errors.Is(err, rpc.Exists) {
+		return err
+	}
+	crashpoint.Hit("create.frozen")
+	_, err := t.Client.CloneLvol(ctx, alias(r.StoreName, r.source()), name)
+	return err
+}
+
+// lost returns Unavailable instead of NotFound if the whole store is missing, as
+// when the target has restarted without its bdev.
+func (e *Engine) lost(ctx context.Context, t *target, r record, err error) error {
+	if !errors.Is(err, rpc.NotFound) {
+		return err
+	}
+	if _, missing := t.Client.LvolStore(ctx, r.Store); missing != nil {
+		return errs.Errorf(errs.Unavailable, "target %s does not have lvol store %s (%s) now; check that its configuration has the bdev of the store: %v", t.Name, r.StoreName, r.Store, missing)
+	}
+	return err
+}
+
+// discard removes an interrupted creation, whose volume no call has returned.
+// The record says so first: another controller cannot complete it any more.
+func (e *Engine) discard(ctx context.Context, r record) error {
+	marked := r
+	marked.Deleting = true
+	if err := e.put(ctx, &r, marked); err != nil {
+		return err
+	}
+	crashpoint.Hit("discard.recorded")
+	return e.finishDelete(ctx, marked)
+}
+
+func (e *Engine) originOf(ctx context.Context, s volume.Source) (*origin, error) {
+	switch {
+	case s.Volume != "":
+		r, err := e.find(ctx, s.Volume)
+		if err != nil {
+			return nil, fmt.Errorf("source of the new volume: %w", err)
+		}
+		return &origin{
+			Origin: newvolume.Origin{Description: "volume " + string(s.Volume), Size: r.Size, Content: r.Content, FSType: r.FSType},
+			target: r.Target, store: r.Store, uuid: r.UUID,
+		}, nil
+	case s.Snapshot != "":
+		r, err := e.findSnapshot(ctx, s.Snapshot)
+		if err != nil {
+			return nil, fmt.Errorf("source of the new volume: %w", err)
+		}
+		return &origin{
+			Origin: newvolume.Origin{Description: "snapshot " + string(s.Snapshot), Size: r.Size, Content: r.Content, FSType: r.FSType},
+			target: r.Target, store: r.Store, uuid: r.UUID, snapshot: true,
+		}, nil
+	}
+	return nil, nil
+}

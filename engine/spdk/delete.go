@@ -1,0 +1,215 @@
+package spdk
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/store"
+	rpc "github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Delete implements volume.Engine. Snapshots are lvols of their own, and stay.
+func (e *Engine) Delete(ctx context.Context, id volume.ID) error {
+	err := e.locked(ctx, id, func(r record) error {
+		if err := e.unused(ctx, r); err != nil {
+			return err
+		}
+		marked := r
+		marked.Deleting = true
+		if err := e.put(ctx, &r, marked); err != nil {
+			return err
+		}
+		crashpoint.Hit("delete.recorded")
+		return e.finishDelete(ctx, marked)
+	})
+	if errs.KindOf(err) == errs.NotFound {
+		return e.continueDelete(ctx, id)
+	}
+	return err
+}
+
+// continueDelete continues an interrupted deletion.
+func (e *Engine) continueDelete(ctx context.Context, id volume.ID) error {
+	all, err := e.records(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		if r.Deleting && r.id() == id {
+			unlock, err := e.lock(ctx, volumeKey(r.Name))
+			if err != nil {
+				return err
+			}
+			defer unlock()
+			return e.finishDelete(ctx, r)
+		}
+	}
+	return nil
+}
+
+// unused returns Precondition for a volume that a client is connected to.
+func (e *Engine) unused(ctx context.Context, r record) error {
+	t, err := e.target(r.Target)
+	if err != nil {
+		return err
+	}
+	sessions, err := t.sessions(ctx, r.nqn())
+	if err != nil {
+		return t.explain(err, "list the clients of volume %s", r.id())
+	}
+	var hosts []string
+	for _, c := range sessions {
+		hosts = append(hosts, c.HostNQN)
+	}
+	if slices.Sort(hosts); len(hosts) > 0 {
+		return errs.Errorf(errs.Precondition, "volume %s is in use: connected is %s; detach it there first", r.id(), strings.Join(slices.Compact(hosts), ", "))
+	}
+	return nil
+}
+
+// finishDelete deletes a volume, or what an interrupted creation left, whose
+// record says so.
+func (e *Engine) finishDelete(ctx context.Context, r record) error {
+	t, err := e.target(r.Target)
+	if err != nil {
+		return err
+	}
+	if r.UUID == "" {
+		if err := e.deleteLvol(ctx, t, r.Store, r.StoreName, alias(r.StoreName, lvolName(r.Name))); err != nil {
+			return t.explain(err, "remove the lvol of an interrupted creation of volume %s", errs.Quote(r.Name))
+		}
+		e.reap(ctx, t, alias(r.StoreName, r.source()))
+		return e.drop(ctx, r)
+	}
+	if err := t.Client.DeleteSubsystem(ctx, r.nqn()); err != nil && !errors.Is(err, rpc.NotFound) {
+		if _, there := t.Client.Subsystem(ctx, r.nqn()); !errors.Is(there, rpc.NotFound) {
+			return t.explain(err, "delete the export of volume %s", r.id())
+		}
+	}
+	crashpoint.Hit("delete.unexported")
+	if err := e.deleteLvol(ctx, t, r.Store, r.StoreName, r.UUID); err != nil {
+		return t.explain(err, "delete volume %s", r.id())
+	}
+	crashpoint.Hit("delete.deleted")
+	return e.drop(ctx, r)
+}
+
+// deleteLvol deletes an lvol, and the deleted snapshots that only it needed.
+// Unavailable: the whole store is missing.
+func (e *Engine) deleteLvol(ctx context.Context, t *target, store, storeName, name string) error {
+	bdev, err := t.Client.Bdev(ctx, name)
+	if err == nil {
+		err = t.Client.DeleteLvol(ctx, bdev.UUID)
+	}
+	if errors.Is(err, rpc.NotFound) {
+		err = e.lost(ctx, t, record{Store: store, StoreName: storeName}, err)
+		if errors.Is(err, rpc.NotFound) {
+			return nil
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if d := bdev.Driver.Lvol; d != nil && d.BaseSnapshot != "" {
+		e.reap(ctx, t, alias(storeName, d.BaseSnapshot))
+	}
+	return nil
+}
+
+// reap removes a snapshot that belongs to nothing any more, if SPDK allows, and
+// then those below. What is left is tried again by Run.
+func (e *Engine) reap(ctx context.Context, t *target, bdevName string) {
+	for {
+		bdev, err := t.Client.Bdev(ctx, bdevName)
+		if err != nil || bdev.Driver.Lvol == nil || len(bdev.Driver.Lvol.Clones) > 1 || len(bdev.Aliases) == 0 {
+			return
+		}
+		store, name, _ := strings.Cut(bdev.Aliases[0], "/")
+		gone, err := e.isDeleted(ctx, t, bdev.UUID)
+		if err == nil && !gone && !isSource(name) {
+			return
+		}
+		if err == nil {
+			err = t.Client.DeleteLvol(ctx, bdev.UUID)
+		}
+		if err == nil && gone {
+			err = e.forgetDeleted(ctx, t, bdev.UUID)
+		}
+		if err != nil {
+			e.config.Logger.Debug("snapshot not removed yet", "target", t.Name, "lvol", bdev.Aliases[0], "err", err)
+			return
+		}
+		if bdev.Driver.Lvol.BaseSnapshot == "" {
+			return
+		}
+		bdevName = alias(store, bdev.Driver.Lvol.BaseSnapshot)
+	}
+}
+
+// isDeleted reports whether a deleted snapshot has the lvol.
+func (e *Engine) isDeleted(ctx context.Context, t *target, uuid string) (found bool, err error) {
+	err = e.config.Database.View(ctx, func(tx *store.Tx) error {
+		_, found, err = deleted().Get(tx, formatID(t.Name, uuid))
+		return err
+	})
+	return found, err
+}
+
+func (e *Engine) forgetDeleted(ctx context.Context, t *target, uuid string) error {
+	return e.config.Database.Update(ctx, func(tx *store.Tx) error { return deleted().Delete(tx, formatID(t.Name, uuid)) })
+}
+
+// sweep removes what interrupted calls left in the stores of a target.
+func (e *Engine) sweep(ctx context.Context, t *target) error {
+	places, err := e.stores(ctx, settings{target: t.Name})
+	if err != nil {
+		return err
+	}
+	gone, err := e.deletedSnapshots(ctx) // first: the lvol of a later one would not be listed
+	if err != nil {
+		return err
+	}
+	for _, p := range places {
+		lvols, err := t.Client.Lvols(ctx, p.store.UUID)
+		if err != nil {
+			return t.explain(err, "list the lvols of store %s", p.store.Name)
+		}
+		all, err := e.records(ctx) // later: a new creation is recorded before its snapshot
+		if err != nil {
+			return err
+		}
+		for _, l := range lvols {
+			if l.Snapshot && !slices.ContainsFunc(all, func(r record) bool { return r.UUID == "" && r.source() == l.Name }) {
+				e.reap(ctx, t, l.UUID)
+			}
+		}
+		for _, r := range gone {
+			if r.Store == p.store.UUID && !slices.ContainsFunc(lvols, func(l rpc.Lvol) bool { return l.UUID == r.UUID }) {
+				if err := e.forgetDeleted(ctx, t, r.UUID); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// deletedSnapshots returns those that still had clones when they were deleted.
+func (e *Engine) deletedSnapshots(ctx context.Context) (all []snapRecord, err error) {
+	err = e.config.Database.View(ctx, func(tx *store.Tx) error {
+		all = nil
+		for entry, err := range deleted().Range(tx, "") {
+			if err != nil {
+				return err
+			}
+			all = append(all, entry.Value)
+		}
+		return nil
+	})
+	return all, err
+}

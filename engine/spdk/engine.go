@@ -1,0 +1,176 @@
+package spdk
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/op"
+	"github.com/cleatproject/cleat/internal/store"
+	rpc "github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Target is an SPDK process with lvol stores.
+type Target struct {
+	Name      string // part of volume ids
+	Client    *rpc.Client
+	Transport string           // tcp or rdma
+	Addresses []netip.AddrPort // of the exports
+	Stores    []string         // names of lvol stores for new volumes; empty: all
+	// Topology has the segments of the nodes that reach the target; empty: all.
+	Topology map[string]string
+}
+
+// Config is what an engine serves.
+type Config struct {
+	Targets []Target
+	// Database has the volumes. Several processes can share it.
+	Database store.Database
+	// Ledger, in the same database, has the clients that are admitted.
+	Ledger *ledger.Ledger
+	// HostNQN returns the host NQN of a node.
+	HostNQN func(node string) string
+	// Interval of comparing the exports with the records; zero is 5 s.
+	Interval time.Duration
+	// nil: no background events
+	Logger *slog.Logger
+}
+
+// Engine serves the lvols of some targets. If two processes with one database
+// overlap, no volume is lost or exists twice, and no client is left admitted
+// against the records.
+type Engine struct {
+	config  Config
+	targets map[string]*target
+	order   []*target
+	locks   op.Locks // "name:" with the name of a volume, "snapshot:" with that of a snapshot
+	// answerTime is for targets whose answer the call can do without.
+	answerTime time.Duration
+}
+
+var (
+	_ volume.Engine    = (*Engine)(nil)
+	_ volume.Snapshots = (*Engine)(nil)
+	_ volume.Modifier  = (*Engine)(nil)
+	_ volume.Health    = (*Engine)(nil)
+	_ volume.Granter   = (*Engine)(nil)
+	_ volume.Fencer    = (*Engine)(nil)
+)
+
+// target is a Target and what the last comparison found.
+type target struct {
+	Target
+
+	mu      sync.Mutex
+	failure error    // why the exports could not be compared
+	foreign []string // subsystems with names of volumes that no record has
+}
+
+// New returns an engine. The targets need not answer.
+func New(c Config) (*Engine, error) {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Interval == 0 {
+		c.Interval = 5 * time.Second
+	}
+	if len(c.Targets) == 0 {
+		return nil, errs.Errorf(errs.Invalid, "no SPDK target is configured")
+	}
+	e := &Engine{config: c, targets: map[string]*target{}, answerTime: 5 * time.Second}
+	for _, t := range c.Targets {
+		switch {
+		case checkTargetName(t.Name) != nil:
+			return nil, checkTargetName(t.Name)
+		case e.targets[t.Name] != nil:
+			return nil, errs.Errorf(errs.Invalid, "two targets have the name %s", t.Name)
+		case len(t.Addresses) == 0:
+			return nil, errs.Errorf(errs.Invalid, "target %s has no address", t.Name)
+		}
+		own := &target{Target: t}
+		e.targets[t.Name] = own
+		e.order = append(e.order, own)
+	}
+	return e, nil
+}
+
+// StoreOptions are those of the database.
+func StoreOptions() store.Options {
+	return store.Options{Role: "controller", Version: 1, Preallocate: 4 << 20}
+}
+
+// spare returns Exhausted if there is no space for the record of another object.
+// What is left is for revocations, fences and deletions.
+func (e *Engine) spare(ctx context.Context) error {
+	if err := e.config.Database.Spare(ctx); err != nil {
+		return errs.Errorf(errs.Exhausted, "the records of the controller have no space for another one; free space there, or delete volumes: %w", err)
+	}
+	return nil
+}
+
+// Backend returns the abilities of lvols.
+func (e *Engine) Backend() volume.Backend {
+	return volume.Backend{
+		Engine: e, Snapshots: e, Modifier: e, Health: e, Granter: e, Fencer: e,
+		Clones: true, MultiNode: true, FormatOnNode: true,
+		Parameters: parameterKeys(), Mutable: mutableKeys(),
+	}
+}
+
+// Get implements volume.Engine.
+func (e *Engine) Get(ctx context.Context, id volume.ID) (volume.Volume, error) {
+	r, err := e.find(ctx, id)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	return e.volume(r), nil
+}
+
+// List implements volume.Engine.
+func (e *Engine) List(ctx context.Context, after volume.ID, limit int) ([]volume.Volume, error) {
+	var page []volume.Volume
+	all, err := e.records(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range all {
+		if r.isVolume() && r.id() > after && (limit == 0 || len(page) < limit) {
+			page = append(page, e.volume(r))
+		}
+	}
+	return page, nil
+}
+
+// targetOf returns the target of an id. NotFound: it is no id of a target.
+func (e *Engine) targetOf(what, id string) (t *target, uuid string, err error) {
+	name, uuid, ok := parseID(id)
+	if !ok {
+		return nil, "", errs.Errorf(errs.NotFound, "%s %s does not exist", what, errs.Quote(id))
+	}
+	if t = e.targets[name]; t == nil {
+		return nil, "", errs.Errorf(errs.NotFound, "%s %s is on target %s, which is not configured; known are %s", what, errs.Quote(id), name, strings.Join(e.names(), ", "))
+	}
+	return t, uuid, nil
+}
+
+func (e *Engine) names() (names []string) {
+	for _, t := range e.order {
+		names = append(names, t.Name)
+	}
+	return names
+}
+
+// target returns the target of a record. Unavailable: it is not configured any
+// more.
+func (e *Engine) target(name string) (*target, error) {
+	if t := e.targets[name]; t != nil {
+		return t, nil
+	}
+	return nil, errs.Errorf(errs.Unavailable, "target %s, which has the volume, is not configured; known are %s", name, strings.Join(e.names(), ", "))
+}

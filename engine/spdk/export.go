@@ -1,0 +1,295 @@
+package spdk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	rpc "github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Enforce implements volume.Granter.
+func (e *Engine) Enforce(ctx context.Context, id volume.ID) error {
+	err := e.locked(ctx, id, func(r record) error {
+		r, err := e.forgetHosts(ctx, r)
+		if err != nil {
+			return err
+		}
+		return e.enforce(ctx, r)
+	})
+	if errs.KindOf(err) == errs.NotFound {
+		return nil
+	}
+	return err
+}
+
+// maxRounds of enforce against records that change meanwhile.
+const maxRounds = 5
+
+// enforce exports a volume, and admits the recorded clients and no others. It
+// runs under the lock of the volume. Another process can change the records
+// meanwhile: they are read again after clients were admitted.
+func (e *Engine) enforce(ctx context.Context, r record) error {
+	t, err := e.target(r.Target)
+	if err != nil {
+		return err
+	}
+	x := export{engine: e, target: t, record: r}
+	want, err := e.hosts(ctx, r)
+	if err != nil {
+		return err
+	}
+	for range maxRounds {
+		err := x.apply(ctx, want)
+		if errs.KindOf(err) == errs.NotFound { // the volume exists, so a caller must not take it for deleted
+			err = errs.Errorf(errs.Unavailable, "the export has vanished meanwhile, perhaps with a restart of the target; repeat the call: %w", err)
+		}
+		if err != nil {
+			return t.explain(err, "export volume %s", r.id())
+		}
+		now, err := e.hosts(ctx, r)
+		if err != nil {
+			return err
+		}
+		if slices.Equal(now, want) {
+			return nil
+		}
+		want = now
+	}
+	return errs.Errorf(errs.Busy, "the clients of volume %s change all the time, retry", r.id())
+}
+
+// hosts returns the host NQNs to admit, sorted.
+func (e *Engine) hosts(ctx context.Context, r record) ([]string, error) {
+	if r.Deleting {
+		return nil, nil
+	}
+	clients, err := e.config.Ledger.Admitted(ctx, r.id())
+	if err != nil {
+		return nil, err
+	}
+	return e.hostNQNs(r, clients), nil
+}
+
+func (e *Engine) hostNQNs(r record, clients []volume.Client) []string {
+	hosts := slices.Clone(r.Hosts)
+	for _, c := range clients {
+		hosts = append(hosts, e.hostNQN(c))
+	}
+	slices.Sort(hosts)
+	return slices.Compact(hosts)
+}
+
+func (e *Engine) hostNQN(c volume.Client) string {
+	if c.HostNQN != "" {
+		return c.HostNQN
+	}
+	return e.config.HostNQN(c.Node)
+}
+
+// export is the subsystem of a volume.
+type export struct {
+	engine *Engine
+	target *target
+	record record
+}
+
+// apply makes the subsystem what it should be. Hosts are removed before others
+// are admitted, and the listener, without which no host connects, comes last.
+func (x export) apply(ctx context.Context, want []string) error {
+	s, err := x.subsystem(ctx)
+	if err != nil {
+		return err
+	}
+	added, err := x.namespace(ctx, s)
+	if err != nil {
+		return err
+	}
+	for _, h := range s.Hosts {
+		if !slices.Contains(want, h.NQN) {
+			if err := x.remove(ctx, h.NQN); err != nil {
+				return err
+			}
+		}
+	}
+	if !s.AllowAnyHost && len(s.Listeners) > 0 {
+		if err := x.endOthers(ctx, s, want); err != nil {
+			return err
+		}
+	}
+	for _, host := range want {
+		if err := x.admit(ctx, s, host); err != nil {
+			return err
+		}
+	}
+	if s.AllowAnyHost {
+		if err := x.target.Client.AllowAnyHost(ctx, s.NQN, false); err != nil {
+			return err
+		}
+		if err := x.endOthers(ctx, s, want); err != nil {
+			return err
+		}
+	}
+	crashpoint.Hit("export.admitted")
+	if added && len(x.record.Attributes) > 0 {
+		if err := x.target.Client.SetQoS(ctx, x.record.UUID, qosOf(x.record.Attributes)); err != nil {
+			return err
+		}
+	}
+	return x.listen(ctx, s)
+}
+
+// endOthers ends the sessions of hosts that are on no list: those of a host that
+// an interrupted call removed, or that connected while every host was admitted.
+// SPDK ends those of hosts that are removed from the list only: others are added
+// for that.
+func (x export) endOthers(ctx context.Context, s rpc.Subsystem, want []string) error {
+	sessions, err := x.target.Client.SubsystemControllers(ctx, s.NQN)
+	if err != nil {
+		return err
+	}
+	for _, c := range sessions {
+		if slices.Contains(want, c.HostNQN) {
+			continue
+		}
+		if err := x.admit(ctx, s, c.HostNQN); err != nil {
+			return err
+		}
+		if err := x.remove(ctx, c.HostNQN); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (x export) subsystem(ctx context.Context) (rpc.Subsystem, error) {
+	nqn := x.record.nqn()
+	s, err := x.target.Client.Subsystem(ctx, nqn)
+	if !errors.Is(err, rpc.NotFound) {
+		return s, err
+	}
+	failure := x.target.Client.CreateSubsystem(ctx, rpc.SubsystemCreate{NQN: nqn, Serial: serialNumber, Model: x.record.UUID, MaxNamespaces: 1})
+	crashpoint.Hit("export.subsystem")
+	if s, err = x.target.Client.Subsystem(ctx, nqn); err != nil && failure != nil {
+		err = failure
+	}
+	return s, err
+}
+
+// namespace adds the lvol if it is missing.
+func (x export) namespace(ctx context.Context, s rpc.Subsystem) (added bool, err error) {
+	uuid := x.record.UUID
+	if len(s.Namespaces) > 0 {
+		if n := s.Namespaces[0]; len(s.Namespaces) > 1 || n.Bdev != uuid {
+			return false, errs.Errorf(errs.Precondition, "subsystem %s exports bdev %s, not lvol %s alone; delete the subsystem to have it exported again", s.NQN, n.Bdev, uuid)
+		}
+		return false, nil
+	}
+	failure := x.target.Client.AddNamespace(ctx, s.NQN, rpc.SubsystemDisk{
+		ID: 1, Bdev: uuid, UUID: uuid, NGUID: strings.ToUpper(strings.ReplaceAll(uuid, "-", "")),
+	})
+	if failure == nil {
+		return true, nil
+	}
+	if s, err = x.target.Client.Subsystem(ctx, s.NQN); err == nil && len(s.Namespaces) > 0 {
+		return true, nil
+	}
+	if _, missing := x.target.Client.Bdev(ctx, uuid); errors.Is(missing, rpc.NotFound) {
+		return false, errs.Errorf(errs.Unavailable, "lvol %s is missing; check that the target's configuration has the bdev of lvol store %s", uuid, x.record.StoreName)
+	}
+	return false, failure
+}
+
+func (x export) admit(ctx context.Context, s rpc.Subsystem, host string) error {
+	if s.HasHost(host) {
+		return nil
+	}
+	failure := x.target.Client.AddHost(ctx, s.NQN, host)
+	if failure == nil {
+		return nil
+	}
+	now, err := x.target.Client.Subsystem(ctx, s.NQN)
+	if err != nil || now.HasHost(host) {
+		return err
+	}
+	return failure
+}
+
+// remove removes a host and waits until none of its sessions is left.
+func (x export) remove(ctx context.Context, host string) error {
+	nqn := x.record.nqn()
+	if failure := x.target.Client.RemoveHost(ctx, nqn, host); failure != nil {
+		s, err := x.target.Client.Subsystem(ctx, nqn)
+		if err != nil {
+			return err
+		}
+		if s.HasHost(host) {
+			return failure
+		}
+	}
+	crashpoint.Hit("export.removed")
+	err := x.target.awaitEnd(ctx, nqn, func(c rpc.SubsystemController) bool { return c.HostNQN == host })
+	if err != nil {
+		return fmt.Errorf("host %s is admitted no more: %w", host, err)
+	}
+	return nil
+}
+
+// listen adds missing listeners, and the transport if the process is new.
+func (x export) listen(ctx context.Context, s rpc.Subsystem) error {
+	for _, a := range x.target.Addresses {
+		if listensOn(s, x.target.Transport, a) {
+			continue
+		}
+		address := addressOf(x.target.Transport, a)
+		failure := x.target.Client.AddListener(ctx, s.NQN, address)
+		if failure == nil {
+			continue
+		}
+		if err := x.target.Client.CreateTransport(ctx, address.Transport); err != nil && !errors.Is(err, rpc.Exists) {
+			return err
+		}
+		if failure = x.target.Client.AddListener(ctx, s.NQN, address); failure == nil {
+			continue
+		}
+		now, err := x.target.Client.Subsystem(ctx, s.NQN)
+		if err != nil {
+			return err
+		}
+		if !listensOn(now, x.target.Transport, a) {
+			return errs.Errorf(errs.Unavailable, "listen on %s with %s: check that the machine of the target has this address, and that no other program uses the port: %w", a, address.Transport, failure)
+		}
+	}
+	return nil
+}
+
+func addressOf(transport string, a netip.AddrPort) rpc.NVMeAddress {
+	family := "IPv4"
+	if a.Addr().Is6() {
+		family = "IPv6"
+	}
+	return rpc.NVMeAddress{Transport: strings.ToUpper(transport), Family: family, Address: a.Addr().String(), Service: strconv.Itoa(int(a.Port()))}
+}
+
+func listensOn(s rpc.Subsystem, transport string, want netip.AddrPort) bool {
+	return slices.ContainsFunc(s.Listeners, func(l rpc.NVMeAddress) bool {
+		a, ok := parseAddress(l)
+		return ok && a == want && strings.EqualFold(l.Transport, transport)
+	})
+}
+
+func parseAddress(l rpc.NVMeAddress) (netip.AddrPort, bool) {
+	addr, err := netip.ParseAddr(l.Address)
+	if err != nil {
+		return netip.AddrPort{}, false
+	}
+	port, err := strconv.ParseUint(l.Service, 10, 16)
+	return netip.AddrPortFrom(addr.Unmap(), uint16(port)), err == nil
+}

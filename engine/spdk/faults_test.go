@@ -1,0 +1,263 @@
+package spdk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// A target that never answers does not keep volumes from being created, and
+// clients from being fenced, at the others.
+func TestTargetHangs(t *testing.T) {
+	r := newRig(t, "one", "two")
+	e := r.engine()
+	e.answerTime = 100 * time.Millisecond
+	ctx := testkit.Context(t)
+	r.targets[1].Inject(spdktest.Fault{Instead: spdktest.Silence})
+	defer r.targets[1].Clear()
+	v := create(t, e, "v", volume.Source{})
+	if name, _, _ := parseID(string(v.ID)); name != targetName(0) {
+		t.Errorf("volume %s is not on the target that answers", v.ID)
+	}
+	publish(t, e, v.ID, node("n1", "192.0.2.1"))
+	testkit.Must(t, enforcer(t, e).Fence(ctx, block("192.0.2.1/32")))
+	r.refused(v, access.HostNQN("n1"))
+	conditions := testkit.Value(e.StorageHealth(ctx))(t)
+	if len(conditions) != 1 || conditions[0].Reason != reasonUnreachable || conditions[0].Severity != volume.Degraded {
+		t.Errorf("conditions: %+v", conditions)
+	}
+}
+
+// A subsystem that vanishes during a call is no volume that is gone: the call
+// fails.
+func TestExportVanishes(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	v := create(t, e, "v", volume.Source{})
+	_, err := e.config.Ledger.Grant(testkit.Context(t), ledger.Grant{Volume: v.ID, Client: node("n1", "192.0.2.1"), Mode: "m"})
+	testkit.Must(t, err)
+	r.targets[0].Inject(spdktest.Fault{Method: "nvmf_subsystem_add_host", Times: 1, Error: &spdktest.Error{Code: -32602, Message: "Subsystem with NQN 'x' not found"}})
+	wantKind(t, e.Enforce(testkit.Context(t), v.ID), "the subsystem vanishes", errs.Unavailable)
+	testkit.Must(t, e.Enforce(testkit.Context(t), v.ID))
+	r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1").Close()
+}
+
+// calls returns calls of each kind on volumes that they create.
+func (r *rig) calls(e *Engine) []func() error {
+	ctx := testkit.Context(r.t)
+	var v, copied volume.Volume
+	var s volume.Snapshot
+	return []func() error{
+		func() (err error) { v, err = e.Create(ctx, request("v", volume.Source{})); return err },
+		func() error { return e.Enforce(ctx, v.ID) },
+		func() error { return testkit.Err(e.Expand(ctx, v.ID, volume.SizeRange{Required: 32 * mib})) },
+		func() error { return testkit.Err(e.Modify(ctx, v.ID, map[string]string{keyIOPS: "5000"})) },
+		func() (err error) {
+			copied, err = e.Create(ctx, request("copy", volume.Source{Volume: v.ID}))
+			return err
+		},
+		func() (err error) {
+			s, err = e.CreateSnapshot(ctx, volume.SnapshotRequest{Name: "s", Source: v.ID})
+			return err
+		},
+		func() error { return testkit.Err(e.Create(ctx, request("restored", volume.Source{Snapshot: s.ID}))) },
+		func() error {
+			return testkit.Err(e.config.Ledger.Grant(ctx, ledger.Grant{Volume: copied.ID, Client: node("n1", "127.0.1.1"), Mode: "m"}))
+		},
+		func() error { return e.Enforce(ctx, copied.ID) },
+		func() error { return e.config.Ledger.Revoke(ctx, copied.ID, "n1") },
+		func() error { return e.Enforce(ctx, copied.ID) },
+		func() error { return e.DeleteSnapshot(ctx, s.ID) },
+		func() error { return e.Delete(ctx, v.ID) },
+	}
+}
+
+// repeated makes all calls, and repeats those that fail, which must succeed then.
+func (r *rig) repeated(e *Engine, check func(error)) (failed int) {
+	r.t.Helper()
+	for _, call := range r.calls(e) {
+		if err := call(); err != nil {
+			failed++
+			check(err)
+			testkit.Must(r.t, call())
+		}
+	}
+	return failed
+}
+
+// The answer of each call is lost once: a repeat finds what was done.
+func TestLostAnswers(t *testing.T) {
+	for _, method := range []string{
+		"bdev_lvol_create", "nvmf_create_subsystem", "nvmf_subsystem_add_ns", "nvmf_subsystem_add_listener", "nvmf_subsystem_add_host",
+		"bdev_lvol_resize", "bdev_lvol_snapshot", "bdev_lvol_clone", "nvmf_subsystem_remove_host", "nvmf_delete_subsystem", "bdev_lvol_delete",
+	} {
+		t.Run(method, func(t *testing.T) {
+			r := newRig(t, "one")
+			r.targets[0].Inject(spdktest.Fault{Method: method, Times: 1, Then: spdktest.Drop})
+			e := r.engine()
+			failed := r.repeated(e, func(err error) { wantKind(t, err, "the answer is lost", errs.Unavailable) })
+			if failed > 1 {
+				t.Errorf("%d calls failed for one lost answer", failed)
+			}
+			r.removeAll(e)
+		})
+	}
+}
+
+// failingWrite fails one write, as on a full disk.
+type failingWrite struct {
+	store.Database
+	left int // writes before it
+}
+
+func (d *failingWrite) Update(ctx context.Context, fn func(*store.Tx) error) error {
+	if d.left--; d.left == -1 {
+		return &fs.PathError{Op: "write", Path: "controller.db", Err: unix.ENOSPC}
+	}
+	return d.Database.Update(ctx, fn)
+}
+
+// Each write of a record fails once: a repeat of the call finds what was done.
+func TestFailedWrites(t *testing.T) {
+	for writes, all := 0, false; !all; writes++ {
+		t.Run(fmt.Sprint(writes), func(t *testing.T) {
+			r := newRig(t, "one")
+			var d *failingWrite
+			e := r.engine(func(c *Config) {
+				d = &failingWrite{Database: c.Database, left: writes}
+				c.Database, c.Ledger = d, ledger.New(d)
+			})
+			failed := r.repeated(e, func(err error) {
+				if !errors.Is(err, unix.ENOSPC) {
+					t.Errorf("the write fails: %v, want %v", err, unix.ENOSPC)
+				}
+			})
+			if failed > 1 {
+				t.Errorf("%d calls failed for one failed write", failed)
+			}
+			all = d.left >= 0
+			d.left = -1
+			r.removeAll(e)
+		})
+	}
+}
+
+// On a full disk with the records nothing new is created, and volumes can be
+// published, revoked, fenced and deleted, also after a restart of the controller.
+func TestFullStateDisk(t *testing.T) {
+	dir := testkit.Dir(t)
+	testkit.Must(t, unix.Mount("none", dir, "tmpfs", 0, "size=10m"))
+	t.Cleanup(func() { testkit.Must(t, unix.Unmount(dir, 0)) })
+	r := newRig(t, "one")
+	ctx := testkit.Context(t)
+	path := filepath.Join(dir, "controller.db")
+	open := func() (*Engine, *store.Store) {
+		db := testkit.Value(store.Open(ctx, path, StoreOptions()))(t)
+		return r.engine(func(c *Config) { c.Database, c.Ledger = db, ledger.New(db) }), db
+	}
+	e, db := open()
+	v, other := create(t, e, "v", volume.Source{}), create(t, e, "other", volume.Source{})
+	snap := takeSnap(t, e, "snap", v.ID)
+	publish(t, e, v.ID, node("n1", "192.0.2.1"))
+	publish(t, e, v.ID, node("n2", "192.0.2.2"))
+	sessions := []session{r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1"), r.mustConnect(v, access.HostNQN("n2"), "192.0.2.2")}
+	free := fillDisk(t, dir, db)
+
+	refused := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, unix.ENOSPC) || errs.KindOf(err) != errs.Exhausted || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s on a full disk: %v (%s)", what, err, errs.KindOf(err))
+		}
+	}
+	for range 2 {
+		refused("create", testkit.Err(e.Create(ctx, request("new", volume.Source{}))))
+		refused("clone", testkit.Err(e.Create(ctx, request("new", volume.Source{Volume: v.ID}))))
+		refused("snapshot", testkit.Err(e.CreateSnapshot(ctx, volume.SnapshotRequest{Name: "new", Source: v.ID})))
+		if n := len(r.lvols(0)); n != 3 {
+			t.Errorf("%d lvols, want those of two volumes and a snapshot", n)
+		}
+		testkit.Must(t, db.Close())
+		e, db = open()
+	}
+	defer func() { testkit.Must(t, db.Close()) }()
+	if again := create(t, e, "v", volume.Source{}); again.ID != v.ID {
+		t.Errorf("created again is %s, want %s", again.ID, v.ID)
+	}
+	testkit.Must(t, enforcer(t, e).Fence(ctx, block("192.0.2.1/32")))
+	unpublish(t, e, v.ID, "n2")
+	wantAlive(t, "fenced or revoked", sessions, false)
+	publish(t, e, v.ID, node("n3", "192.0.2.3"))
+	r.mustConnect(v, access.HostNQN("n3"), "192.0.2.3").Close()
+	testkit.Must(t, e.Delete(ctx, other.ID), e.DeleteSnapshot(ctx, snap.ID))
+	free()
+	create(t, e, "new", volume.Source{})
+	r.removeAll(e)
+}
+
+// fillDisk fills the file system of a database, and that until only its reserve
+// is left.
+func fillDisk(t *testing.T, dir string, db *store.Store) (free func()) {
+	t.Helper()
+	filler := filepath.Join(dir, "filler")
+	page := make([]byte, os.Getpagesize())
+	f := testkit.Value(os.Create(filler))(t)
+	for {
+		if _, err := f.Write(page); errors.Is(err, unix.ENOSPC) {
+			break
+		} else {
+			testkit.Must(t, err)
+		}
+	}
+	testkit.Must(t, f.Close())
+	ctx, records := testkit.Context(t), store.Bucket[string]{Name: "filler"}
+	for i := 0; db.Spare(ctx) == nil; i++ {
+		testkit.Must(t, db.Update(ctx, func(tx *store.Tx) error { return records.Put(tx, fmt.Sprint(i), strings.Repeat("x", 64<<10)) }))
+	}
+	return func() { testkit.Must(t, os.Remove(filler)) }
+}
+
+func TestFullStore(t *testing.T) {
+	r := newRig(t, "one", "two")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	big := request("big", volume.Source{})
+	big.Size.Required = (storeMiB - 100) * mib
+	big.Parameters = map[string]string{keyThin: "false"}
+	first := testkit.Value(e.Create(ctx, big))(t)
+	big.Name = "other"
+	second := testkit.Value(e.Create(ctx, big))(t)
+	if a, b := first.ID[:len(targetName(0))], second.ID[:len(targetName(0))]; a == b {
+		t.Errorf("both are on %s: the second should be where space is free", a)
+	}
+	big.Name = "third"
+	_, err := e.Create(ctx, big)
+	wantKind(t, err, "no target has space", errs.Exhausted)
+	small := request("small", volume.Source{})
+	small.Parameters = map[string]string{keyTarget: string(first.ID[:len(targetName(0))]), keyThin: "false"}
+	testkit.Must(t, testkit.Err(e.Create(ctx, small)))
+	_, err = e.Expand(ctx, first.ID, volume.SizeRange{Required: storeMiB * mib})
+	wantKind(t, err, "expand a thick volume beyond what is free", errs.OutOfRange)
+	big.Parameters[keyTarget] = "nowhere"
+	_, err = e.Create(ctx, big)
+	wantKind(t, err, "a target that does not exist", errs.Invalid)
+	testkit.Must(t, e.Delete(ctx, first.ID))
+	big.Parameters[keyTarget] = string(first.ID[:len(targetName(0))])
+	big.Name = "again"
+	testkit.Must(t, testkit.Err(e.Create(ctx, big)))
+}

@@ -1,0 +1,207 @@
+package spdk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/cleatproject/cleat/engine/newvolume"
+	"github.com/cleatproject/cleat/errs"
+	rpc "github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// place is an lvol store.
+type place struct {
+	target *target
+	store  rpc.LvolStore
+}
+
+func (p place) String() string { return p.target.Name + "/" + p.store.Name }
+
+// granule of the sizes in the store, in bytes: lvols have whole clusters, and
+// SPDK takes sizes in MiB.
+func (p place) granule() int64 { return max(mib, p.store.ClusterSize) }
+
+// explain names the target in an error.
+func (t *target) explain(err error, format string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s on target %s: %w", fmt.Sprintf(format, args...), t.Name, err)
+}
+
+// stores returns the lvol stores of all targets that answer and are selected.
+// The error has the targets that do not answer.
+func (e *Engine) stores(ctx context.Context, s settings) (all []place, unreachable error) {
+	for _, a := range e.askStores(ctx, s.target) {
+		unreachable = errors.Join(unreachable, a.err)
+		for _, store := range a.stores {
+			if (len(a.target.Stores) == 0 || slices.Contains(a.target.Stores, store.Name)) && (s.store == "" || s.store == store.Name) {
+				all = append(all, place{a.target, store})
+			}
+		}
+	}
+	return all, unreachable
+}
+
+// storesOf is the answer of one target.
+type storesOf struct {
+	target *target
+	stores []rpc.LvolStore
+	err    error
+}
+
+// askStores asks one target (empty: all) for a short time, all at once: one that
+// hangs must not keep volumes from being created elsewhere.
+func (e *Engine) askStores(ctx context.Context, only string) []storesOf {
+	ctx, cancel := context.WithTimeout(ctx, e.answerTime)
+	defer cancel()
+	asked := slices.DeleteFunc(slices.Clone(e.order), func(t *target) bool { return only != "" && t.Name != only })
+	answers := make([]storesOf, len(asked))
+	var all sync.WaitGroup
+	for i, t := range asked {
+		all.Go(func() {
+			stores, err := t.Client.LvolStores(ctx)
+			answers[i] = storesOf{t, stores, t.explain(err, "list lvol stores")}
+		})
+	}
+	all.Wait()
+	return answers
+}
+
+// places returns where a new volume can be. A copy is in the store of its
+// source.
+func (b *build) places(ctx context.Context) ([]place, error) {
+	s := b.settings
+	if s.target != "" && b.targets[s.target] == nil {
+		return nil, errs.Errorf(errs.Invalid, "%s %s is not configured; known are %s", keyTarget, errs.Quote(s.target), strings.Join(b.names(), ", "))
+	}
+	if b.from != nil {
+		if s.target != "" && s.target != b.from.target {
+			return nil, errs.Errorf(errs.Invalid, "%s %s: %s is on target %s, and a copy is where its source is", keyTarget, s.target, b.from.base(), b.from.target)
+		}
+		s.target = b.from.target
+	}
+	all, unreachable := b.stores(ctx, s)
+	if b.from != nil {
+		all = slices.DeleteFunc(all, func(p place) bool { return p.store.UUID != b.from.store })
+	}
+	switch {
+	case len(all) > 0:
+		return all, nil
+	case unreachable != nil:
+		return nil, errs.Errorf(errs.Unavailable, "no target has answered: %w", unreachable)
+	case s.store != "":
+		return nil, errs.Errorf(errs.Invalid, "%s %s is on no target of this driver", keyStore, errs.Quote(s.store))
+	case b.from != nil:
+		return nil, errs.Errorf(errs.Unavailable, "target %s does not have the lvol store of %s now, or its configuration excludes it", s.target, b.from.base())
+	}
+	return nil, errs.Errorf(errs.Exhausted, "no target has an lvol store for volumes; create one with bdev_lvol_create_lvstore")
+}
+
+// choose returns a place that one of the requested topologies reaches, of the
+// first one that has the space.
+func (b *build) choose(places []place, fsType string) (place, int64, error) {
+	if len(b.req.Topology) == 0 {
+		return b.largestOf(places, fsType)
+	}
+	var first error
+	for _, topology := range b.req.Topology {
+		reached := slices.DeleteFunc(slices.Clone(places), func(p place) bool { return !p.target.reachedFrom(topology) })
+		if len(reached) == 0 {
+			continue
+		}
+		p, size, err := b.largestOf(reached, fsType)
+		if err == nil {
+			return p, size, nil
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	if first == nil {
+		first = b.unreached()
+	}
+	return place{}, 0, first
+}
+
+// reachedFrom reports whether nodes with these segments reach the target. A
+// StorageClass can name fewer segments (allowedTopologies) than the target has,
+// and nodes can have more.
+func (t *target) reachedFrom(segments map[string]string) bool {
+	return volume.Covers(t.Topology, segments) || volume.Covers(segments, t.Topology)
+}
+
+// unreached is the error if no place is where the volume is wanted.
+func (b *build) unreached() error {
+	if b.from != nil {
+		return errs.Errorf(errs.Exhausted, "%s is on target %s with the topology %v, which the requested topologies %v do not reach, and a copy is where its source is",
+			b.from.base(), b.from.target, b.targets[b.from.target].Topology, b.req.Topology)
+	}
+	return errs.Errorf(errs.Exhausted, "the requested topologies %v reach no target that answers and has a suitable lvol store", b.req.Topology)
+}
+
+// largestOf returns the store with the most free space, and the size of the
+// volume there. A new volume fits into what is free, though thin ones can grow
+// beyond it together.
+func (b *build) largestOf(places []place, fsType string) (place, int64, error) {
+	var best place
+	var size int64
+	var first error
+	for _, p := range places {
+		want, err := newvolume.Size(b.req.Size, fsType, b.from.base(), p.granule())
+		if err == nil && want > b.largest(p) {
+			err = errs.Errorf(errs.Exhausted, "a volume of %d bytes does not fit into %s, which has %d of %d bytes free", want, p, p.store.Free(), p.store.Size())
+		}
+		if err != nil {
+			if first == nil {
+				first = err
+			}
+			continue
+		}
+		if best.target == nil || p.store.Free() > best.store.Free() {
+			best, size = p, want
+		}
+	}
+	if best.target == nil {
+		return place{}, 0, first
+	}
+	return best, size, nil
+}
+
+// largest is the size of the largest new volume. A clone begins without clusters.
+func (b *build) largest(p place) int64 {
+	if b.from != nil {
+		return p.store.Size()
+	}
+	return p.store.Free()
+}
+
+// Capacity implements volume.Engine.
+func (e *Engine) Capacity(ctx context.Context, query volume.CapacityQuery) (volume.Capacity, error) {
+	s, err := parseSettings(query.Parameters)
+	if err != nil {
+		return volume.Capacity{}, err
+	}
+	places, unreachable := e.stores(ctx, s)
+	if len(places) == 0 && unreachable != nil {
+		return volume.Capacity{}, errs.Errorf(errs.Unavailable, "no target has answered: %w", unreachable)
+	}
+	var c volume.Capacity
+	for _, p := range places {
+		if len(query.Topology) > 0 && !p.target.reachedFrom(query.Topology) {
+			continue
+		}
+		free := p.store.Free() / p.granule() * p.granule()
+		c.Available += free
+		c.Maximum = max(c.Maximum, free)
+		if least := newvolume.MinimumSize(query.FSType, p.granule()); c.Minimum == 0 || least < c.Minimum {
+			c.Minimum = least
+		}
+	}
+	return c, nil
+}

@@ -1,0 +1,211 @@
+package spdk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cleatproject/cleat/errs"
+	rpc "github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Run compares the exports of all targets with the records at each interval,
+// until the context ends: a target that has restarted gets all exports and hosts
+// again. It records the addresses of clients that have none, such as DPUs, for
+// fences.
+func (e *Engine) Run(ctx context.Context) error {
+	var targets sync.WaitGroup
+	for _, t := range e.order {
+		targets.Go(func() { e.watch(ctx, t) })
+	}
+	targets.Wait()
+	return nil
+}
+
+func (e *Engine) watch(ctx context.Context, t *target) {
+	ticker := time.NewTicker(e.config.Interval)
+	defer ticker.Stop()
+	swept := false
+	for {
+		err := e.compare(ctx, t)
+		if err == nil && !swept {
+			err = e.sweep(ctx, t)
+			swept = err == nil
+		}
+		t.note(ctx, e, err)
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// note records the result of a comparison, and logs a new one.
+func (t *target) note(ctx context.Context, e *Engine, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	t.mu.Lock()
+	before := t.failure
+	t.failure = err
+	t.mu.Unlock()
+	switch {
+	case err != nil && (before == nil || before.Error() != err.Error()):
+		e.config.Logger.Warn("exports of an SPDK target are not as recorded", "target", t.Name, "err", err)
+	case err == nil && before != nil:
+		e.config.Logger.Info("exports of an SPDK target are as recorded again", "target", t.Name)
+	}
+}
+
+// compare corrects the exports of one target that differ from the records.
+func (e *Engine) compare(ctx context.Context, t *target) error {
+	seen, err := t.subsystems(ctx) // first: a volume is recorded before it is exported
+	if err != nil {
+		return err
+	}
+	all, err := e.records(ctx)
+	if err != nil {
+		return err
+	}
+	admitted, err := e.config.Ledger.AllAdmitted(ctx)
+	if err != nil {
+		return err
+	}
+	failed := make([]error, len(all))
+	var repairs errgroup.Group
+	repairs.SetLimit(parallelRequests)
+	owned := map[string]bool{}
+	for i, r := range all {
+		if r.Target != t.Name || r.UUID == "" {
+			continue
+		}
+		owned[r.nqn()] = true
+		clients := admitted[r.id()]
+		if r.isVolume() && t.differs(seen, r, e.hostNQNs(r, clients)) {
+			repairs.Go(func() error {
+				failed[i] = e.repair(ctx, r.id())
+				return nil
+			})
+		} else {
+			failed[i] = e.learn(ctx, t, r, clients)
+		}
+	}
+	_ = repairs.Wait() // its errors are in failed
+	return few(append(failed, e.unknown(ctx, t, seen, owned)))
+}
+
+func (e *Engine) repair(ctx context.Context, id volume.ID) error {
+	err := e.locked(ctx, id, func(r record) error { return e.enforce(ctx, r) })
+	if errs.KindOf(err) == errs.NotFound { // deleted meanwhile
+		return nil
+	}
+	return err
+}
+
+// few joins errors, of which the volumes of a target have many of one cause.
+func few(list []error) error {
+	const most = 3
+	list = slices.DeleteFunc(list, func(err error) bool { return err == nil })
+	if len(list) > most {
+		return errors.Join(append(list[:most:most], fmt.Errorf("and %d more", len(list)-most))...)
+	}
+	return errors.Join(list...)
+}
+
+func (t *target) subsystems(ctx context.Context) (map[string]rpc.Subsystem, error) {
+	list, err := t.Client.Subsystems(ctx)
+	if err != nil {
+		return nil, t.explain(err, "list the exports")
+	}
+	seen := make(map[string]rpc.Subsystem, len(list))
+	for _, s := range list {
+		seen[s.NQN] = s
+	}
+	return seen, nil
+}
+
+// differs reports whether an export is not as recorded.
+func (t *target) differs(seen map[string]rpc.Subsystem, r record, want []string) bool {
+	s, found := seen[r.nqn()]
+	if !found || s.AllowAnyHost || len(s.Namespaces) != 1 || s.Namespaces[0].Bdev != r.UUID {
+		return true
+	}
+	for _, a := range t.Addresses {
+		if !listensOn(s, t.Transport, a) {
+			return true
+		}
+	}
+	return !slices.Equal(admittedBy(s), want)
+}
+
+func admittedBy(s rpc.Subsystem) (hosts []string) {
+	for _, h := range s.Hosts {
+		hosts = append(hosts, h.NQN)
+	}
+	slices.Sort(hosts)
+	return hosts
+}
+
+// learn records the addresses of clients whose node id has none, while they are
+// connected.
+func (e *Engine) learn(ctx context.Context, t *target, r record, clients []volume.Client) error {
+	clients = slices.DeleteFunc(slices.Clone(clients), func(c volume.Client) bool { return len(c.Addrs) > 0 })
+	if len(clients) == 0 {
+		return nil
+	}
+	pairs, err := t.pairs(ctx, r.nqn())
+	if err != nil {
+		return t.explain(err, "list the connections of volume %s", r.id())
+	}
+	for _, c := range clients {
+		var addrs []netip.Addr
+		for _, p := range pairs {
+			if a, ok := parseAddress(p.Peer); ok && p.HostNQN == e.hostNQN(c) {
+				addrs = append(addrs, a.Addr())
+			}
+		}
+		if len(addrs) == 0 {
+			continue
+		}
+		if err := e.recordAddrs(ctx, c.Node, addrs...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unknown notes the subsystems with the names of volumes that no record has.
+// Those without an lvol are removed: an interrupted deletion left them. Others can
+// be in use.
+func (e *Engine) unknown(ctx context.Context, t *target, seen map[string]rpc.Subsystem, owned map[string]bool) error {
+	var foreign []string
+	var failed error
+	for _, nqn := range slices.Sorted(maps.Keys(seen)) {
+		switch {
+		case !strings.HasPrefix(nqn, nqnPrefix) || owned[nqn]:
+		case len(seen[nqn].Namespaces) > 0:
+			foreign = append(foreign, nqn)
+		default:
+			if err := t.Client.DeleteSubsystem(ctx, nqn); err != nil && !errors.Is(err, rpc.NotFound) {
+				failed = errors.Join(failed, t.explain(err, "delete the empty subsystem %s", nqn))
+			}
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(foreign) > 0 && !slices.Equal(foreign, t.foreign) {
+		e.config.Logger.Warn("a target exports volumes that no record has, and they are left alone", "target", t.Name, "subsystems", foreign)
+	}
+	t.foreign = foreign
+	return failed
+}
