@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -14,7 +13,6 @@ import (
 	"github.com/cleatproject/cleat/engine/ceph/blocklist"
 	"github.com/cleatproject/cleat/internal/cephconf"
 	"github.com/cleatproject/cleat/internal/store"
-	"github.com/cleatproject/cleat/volume"
 )
 
 const cephLinked = true
@@ -52,32 +50,7 @@ func (e *cephEngine) open(ctx context.Context, d *csiServer) error {
 	fencer := blocklist.New(blocklist.Config{Cluster: engine, Ledger: d.ledger, Database: db, Logger: d.Logger})
 	d.backend = engine.Backend()
 	d.backend.Fencer, d.background = fencer, fencer.Run
-	return d.Metrics.Register(newHealthCollector(e.cluster, d.backend.Health))
-}
-
-// healthCollector is the metric of the cluster's conditions, in the form of the
-// local pool's.
-type healthCollector struct {
-	health volume.Health
-	desc   *prometheus.Desc
-}
-
-// collectTimeout keeps a cluster that does not answer from blocking a scrape.
-const collectTimeout = 5 * time.Second
-
-func newHealthCollector(cluster string, h volume.Health) prometheus.Collector {
-	return &healthCollector{health: h, desc: prometheus.NewDesc("cleat_ceph_health",
+	return d.Metrics.Register(healthCollector{prometheus.NewDesc("cleat_ceph_health",
 		"1 for each adverse condition of the Ceph cluster and the pools of volumes.",
-		[]string{"status", "reason"}, prometheus.Labels{"cluster": cluster})}
-}
-
-func (c *healthCollector) Describe(out chan<- *prometheus.Desc) { out <- c.desc }
-
-func (c *healthCollector) Collect(out chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
-	defer cancel()
-	conditions, _ := c.health.StorageHealth(ctx) // an unreachable cluster is a condition
-	for _, h := range conditions {
-		out <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, 1, string(h.Severity), h.Reason)
-	}
+		[]string{"status", "reason"}, prometheus.Labels{"cluster": e.cluster}), d.backend.Health})
 }

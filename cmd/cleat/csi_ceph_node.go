@@ -36,19 +36,14 @@ func (e *cephEngine) complete(d *csiServer) error {
 	case d.deployment.PerNode:
 		return errors.New("--per-node is for engine local: with engine ceph one controller serves all nodes")
 	case len(d.deployment.Topology) > 0:
-		return errors.New("--topology is for engine local: all nodes reach the volumes of engine ceph")
+		return errors.New("--topology is for engines local and spdk: all nodes reach the volumes of engine ceph")
 	case d.deployment.Services.Controller:
 		if err := e.completeController(); err != nil {
 			return err
 		}
 	}
 	d.deployment.ControllerPublish, d.deployment.MultiNode = true, true
-	if len(d.addresses) > 0 && d.deployment.Services.Node {
-		if _, err := csi.FormatNodeID(d.self()); err != nil {
-			return fmt.Errorf("--node-id and --node-address: %w", err)
-		}
-	}
-	return nil
+	return d.checkNodeID()
 }
 
 func (e *cephEngine) completeController() error {

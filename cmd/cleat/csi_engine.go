@@ -37,20 +37,25 @@ type namedEngine struct {
 }
 
 func (d *csiServer) addEngines(fs *pflag.FlagSet) {
-	d.engines = []namedEngine{{name: engineLocal, csiEngine: &localEngine{}}, {name: engineCeph, csiEngine: &cephEngine{}}, {name: engineNone, csiEngine: &noEngine{}}}
+	shared := &nvmeNode{}
+	d.engines = []namedEngine{
+		{name: engineLocal, csiEngine: &localEngine{}}, {name: engineCeph, csiEngine: &cephEngine{}},
+		{name: engineNone, csiEngine: &noEngine{nvme: shared}}, {name: engineSPDK, csiEngine: &spdkEngine{nvme: shared}},
+	}
 	for i := range d.engines {
 		e := &d.engines[i]
 		e.flags = pflag.NewFlagSet(e.name, pflag.ContinueOnError)
 		e.addFlags(e.flags)
-		fs.AddFlagSet(e.flags)
+		fs.AddFlagSet(e.flags) // without flags that an earlier engine has, too
 	}
 }
 
 func (d *csiServer) selectEngine() error {
 	var names []string
+	var selected namedEngine
 	for _, e := range d.engines {
 		if names = append(names, e.name); e.name == d.engine {
-			d.storage = e.csiEngine
+			selected, d.storage = e, e.csiEngine
 		}
 	}
 	if d.storage == nil {
@@ -58,11 +63,8 @@ func (d *csiServer) selectEngine() error {
 	}
 	var err error
 	for _, e := range d.engines {
-		if e.name == d.engine {
-			continue
-		}
 		e.flags.VisitAll(func(f *pflag.Flag) {
-			if !f.Changed {
+			if !f.Changed || selected.flags.Lookup(f.Name) != nil {
 				return
 			}
 			err = fmt.Errorf("--%s is a setting of engine %s, and this is engine %s: remove it, or set --engine %[2]s", f.Name, e.name, d.engine)

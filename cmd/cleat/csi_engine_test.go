@@ -34,7 +34,7 @@ func TestSettingsOfEngines(t *testing.T) {
 		want  string // in the error; empty: no error
 	}{
 		"local":                  {"", ""},
-		"unknown":                {"--engine=zfs", "local, ceph, none"},
+		"unknown":                {"--engine=zfs", "local, ceph, none, spdk"},
 		"pool of another engine": {"--ceph-pool=rbd", "engine ceph"},
 		"ceph node":              {"--engine=ceph --services=node", ""},
 		"ceph node, all flags":   {"--engine=ceph --services=node --ceph-cluster=a --ceph-pool=rbd --ceph-secret=/s --ceph-config=/c --node-address=192.0.2.7", ""},
@@ -58,6 +58,17 @@ func TestSettingsOfEngines(t *testing.T) {
 		"none, fencing":          {"--engine=none --addons-endpoint=unix:///a/b.sock", "at the target"},
 		"none, host NQN":         {"--engine=none --nvme-host-nqn=node-1", "--nvme-host-nqn"},
 		"keys of another engine": {"--nvme-key-dir=/k", "engine none"},
+		"spdk":                   {"--engine=spdk", ""},
+		"spdk, all flags":        {"--engine=spdk --services=all --cluster-id=east --spdk-config=/c --spdk-secret=/s --spdk-state=configmap:storage/cleat-state --node-address=192.0.2.7", ""},
+		"spdk, per node":         {"--engine=spdk --per-node", "one controller"},
+		"spdk, topology":         {"--engine=spdk --topology=zone=a", ""},
+		"spdk, no label":         {"--engine=spdk --topology=topology.kubernetes.io/zone=", "Kubernetes 1.35"},
+		"spdk, no config":        {"--engine=spdk --spdk-config=", "--spdk-config"},
+		"spdk, state":            {"--engine=spdk --spdk-state=storage/cleat-state", "configmap:NAMESPACE/NAME"},
+		"spdk, state of no name": {"--engine=spdk --spdk-state=configmap:storage/", "configmap:NAMESPACE/NAME"},
+		"spdk, long id":          {"--engine=spdk --node-address=192.0.2.7 --node-id=" + strings.Repeat("n", 250), "at most 256"},
+		"spdk, host NQN":         {"--engine=spdk --nvme-host-nqn=nqn.2014-08.org.nvmexpress:uuid:0f0e0d0c-0b0a-4908-8706-050403020100", "engine none"},
+		"cluster of local":       {"--cluster-id=east", "--cluster-id is a setting of engine"},
 		"ceph in one process":    {"--engine=ceph --ceph-cluster=a --ceph-secret=/s --ceph-pool=rbd", ""},
 	} {
 		want := c.want
@@ -110,8 +121,8 @@ func TestDeploymentWithoutAnEngine(t *testing.T) {
 	var c node.Config
 	none.Metrics = prometheus.NewRegistry()
 	testkit.Must(t, none.storage.node(none, &c))
-	if _, ok := c.Attachers[nvme.Protocol()].(*nvme.Attacher); !ok || len(c.Attachers) != 1 || none.background == nil {
-		t.Errorf("attachers %v, background task set: %t", c.Attachers, none.background != nil)
+	if _, ok := c.Attachers[nvme.Protocol()].(*nvme.Attacher); !ok || len(c.Attachers) != 1 || none.attaching == nil {
+		t.Errorf("attachers %v, background task set: %t", c.Attachers, none.attaching != nil)
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,13 +17,44 @@ import (
 // noEngine serves static volumes, which others create and whose volume_context
 // has their locator. There is no controller service.
 type noEngine struct {
-	cluster, hostNQN, keys string
+	nvme          *nvmeNode
+	hostNQN, keys string
+}
+
+// nvmeNode has the flags that all engines with NVMe-oF volumes share.
+type nvmeNode struct {
+	cluster string
+}
+
+func (n *nvmeNode) addFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&n.cluster, "cluster-id", "", "name of this cluster, part of the derived host NQNs: set it, alike in all processes, if several clusters use a target")
+}
+
+// nodeHostNQN derives a host NQN. The controller, the node and the DPU of a
+// cluster derive the same one.
+func nodeHostNQN(cluster, node string) string {
+	if cluster != "" {
+		node = cluster + "/" + node
+	}
+	return access.HostNQN(node)
+}
+
+// attach adds the attacher of NVMe volumes, as a host with this NQN.
+func (n *nvmeNode) attach(d *csiServer, c *node.Config, hostNQN, keys string) error {
+	attacher, err := nvme.New(nvme.Config{Dir: d.StateDir, HostNQN: hostNQN, KeyDir: keys, Logger: d.Logger})
+	if err != nil {
+		return err
+	}
+	d.OnClose(attacher.Close)
+	d.attaching = attacher.Run
+	c.Attachers = map[string]node.Attacher{nvme.Protocol(): attacher}
+	return d.Metrics.Register(attacher.Collector())
 }
 
 func (e *noEngine) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&e.cluster, "cluster-id", "", "name of this cluster, part of the derived host NQN: set it if several clusters use a target")
+	e.nvme.addFlags(fs)
 	fs.StringVar(&e.hostNQN, "nvme-host-nqn", "", "host NQN of this node; by default derived from --cluster-id and --node-id. No other program on this node can use it")
-	fs.StringVar(&e.keys, "nvme-key-dir", "", "directory of DH-HMAC-CHAP keys, one file each; the dhchapKey of a volume is the name of a file")
+	fs.StringVar(&e.keys, "nvme-key-dir", "", "directory of DH-HMAC-CHAP and TLS keys, one file each; the dhchapKey and tlsKey of a volume are names of files")
 }
 
 func (e *noEngine) complete(d *csiServer) error {
@@ -32,7 +64,7 @@ func (e *noEngine) complete(d *csiServer) error {
 	case d.deployment.PerNode:
 		return errors.New("--per-node is for engine local: engine none has no controller service")
 	case len(d.deployment.Topology) > 0:
-		return errors.New("--topology is for engine local: engine none has no controller service that places volumes; set nodeAffinity in the PersistentVolume")
+		return errors.New("--topology is for engines local and spdk: engine none has no controller service that places volumes; set nodeAffinity in the PersistentVolume")
 	case d.deployment.ControllerPublish:
 		return errors.New("--controller-publish is not for engine none, which has no controller service; the CSIDriver object has attachRequired: false")
 	case d.fencesServed():
@@ -40,13 +72,7 @@ func (e *noEngine) complete(d *csiServer) error {
 	}
 	d.services, d.deployment.Services = "node", csi.Services{Node: true}
 	d.deployment.MultiNode, d.deployment.Static = true, true
-	if e.hostNQN == "" {
-		name := d.nodeID
-		if e.cluster != "" {
-			name = e.cluster + "/" + d.nodeID
-		}
-		e.hostNQN = access.HostNQN(name)
-	}
+	e.hostNQN = cmp.Or(e.hostNQN, nodeHostNQN(e.nvme.cluster, d.nodeID))
 	if err := access.CheckNQN(e.hostNQN); err != nil {
 		return fmt.Errorf("--nvme-host-nqn: %w", err)
 	}
@@ -64,12 +90,5 @@ func (e *noEngine) enforcesFences() bool { return false }
 func (e *noEngine) open(context.Context, *csiServer) error { return nil }
 
 func (e *noEngine) node(d *csiServer, c *node.Config) error {
-	attacher, err := nvme.New(nvme.Config{Dir: d.StateDir, HostNQN: e.hostNQN, KeyDir: e.keys, Logger: d.Logger})
-	if err != nil {
-		return err
-	}
-	d.OnClose(attacher.Close)
-	d.background = attacher.Run
-	c.Attachers = map[string]node.Attacher{nvme.Protocol(): attacher}
-	return d.Metrics.Register(attacher.Collector())
+	return e.nvme.attach(d, c, e.hostNQN, e.keys)
 }

@@ -50,6 +50,7 @@ type csiServer struct {
 	ledger     *ledger.Ledger
 	backend    volume.Backend                  // empty without the controller service
 	background func(ctx context.Context) error // of the engine; nil: nothing
+	attaching  func(ctx context.Context) error // of the node's attacher; nil: nothing
 	node       *csi.Node                       // nil without the node service
 }
 
@@ -68,12 +69,8 @@ func (d *csiServer) Assemble(ctx context.Context) error {
 		}
 		return d.node.RunTrims(ctx)
 	}})
-	d.Add(server.Part{Name: "engine", Run: func(ctx context.Context) error {
-		if d.background == nil {
-			return nil
-		}
-		return d.background(ctx)
-	}})
+	d.Add(optionalPart("engine", &d.background))
+	d.Add(optionalPart("attacher", &d.attaching))
 	if d.fencesServed() {
 		d.fencing.addParts(ctx, &d.Server, d.addonsEndpoint, service.Config{Offer: d.fenceOffer(), Client: d.client})
 	}
@@ -95,6 +92,16 @@ func (d *csiServer) Assemble(ctx context.Context) error {
 		return nil
 	}
 	return d.addRegistrar() // last: the kubelet calls CSI right after GetInfo
+}
+
+// optionalPart runs what openState sets, if it does.
+func optionalPart(name string, run *func(ctx context.Context) error) server.Part {
+	return server.Part{Name: name, Run: func(ctx context.Context) error {
+		if *run == nil {
+			return nil
+		}
+		return (*run)(ctx)
+	}}
 }
 
 func (d *csiServer) addRegistrar() error {
@@ -159,7 +166,7 @@ func (d *csiServer) openController(ctx context.Context) error {
 
 // openLedger opens a record of grants and fences in the state directory.
 func (d *csiServer) openLedger(ctx context.Context, role string) error {
-	file, err := d.OpenStore(ctx, role+".db", store.Options{Role: role, Version: 1})
+	file, err := d.OpenStore(ctx, role+".db", store.Options{Role: role, Version: 1, Preallocate: 4 << 20})
 	if err != nil {
 		return err
 	}
@@ -257,6 +264,17 @@ func (d *csiServer) self() volume.Client {
 		d.Logger.Warn("node addresses unknown, set --node-address", "err", err)
 	}
 	return c
+}
+
+// checkNodeID refuses names and addresses that cannot be a CSI node id.
+func (d *csiServer) checkNodeID() error {
+	if len(d.addresses) == 0 || !d.deployment.Services.Node {
+		return nil
+	}
+	if _, err := csi.FormatNodeID(d.self()); err != nil {
+		return fmt.Errorf("--node-id and --node-address: %w", err)
+	}
+	return nil
 }
 
 func (d *csiServer) client(ctx context.Context) (volume.Client, error) {

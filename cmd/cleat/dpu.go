@@ -77,7 +77,8 @@ func (s *dpuServer) addFlags(fs *pflag.FlagSet) {
 	fs.StringToStringVar(&s.pools, "pool", nil, "directory whose files and directories can be used as volumes, as UUID=DIRECTORY; can be repeated")
 	fs.StringVar(&s.service.Name, "name", "", "name reported by GetPluginInfo, in domain name notation; by default PLUGIN.dpu.cleat.dev")
 	fs.StringVar(&s.node, "node", "", "name of this node, from which the host NQN is derived; by default the host name at the first start, which is recorded")
-	fs.StringVar(&s.hostNQN, "host-nqn", "", "host NQN for volumes whose context sets none; by default derived from --node")
+	fs.StringVar(&s.cluster, "cluster-id", "", "name of the cluster, part of the derived host NQN: that of the controller (cleat csi --engine spdk), which then admits this node")
+	fs.StringVar(&s.hostNQN, "host-nqn", "", "host NQN for volumes whose context sets none; by default derived from --cluster-id and --node")
 	fs.StringVar((*string)(&s.objects.TCP), "tcp-transport", string(object.TCPAuto), "name of the TCP transport: TCP, NVDA_TCP, or auto for the one that SNAP supports")
 	fs.IntVar(&s.objects.AIOBlockSize, "aio-block-size", 4096, "block size of file bdevs, in bytes")
 	fs.IntVar(&s.lossTimeout, "ctrlr-loss-timeout", -1, "seconds until a lost controller is removed, for volumes whose context does not set it; -1: never, so that a bdev in use is not removed")
@@ -141,7 +142,7 @@ func (s *dpuServer) identify() error {
 	if s.node == "" && s.hostNQN == "" {
 		return fmt.Errorf("this machine has no host name: set --node or --host-nqn, by which targets identify hosts")
 	}
-	s.plan.HostNQN = cmp.Or(s.hostNQN, access.HostNQN(s.node))
+	s.plan.HostNQN = cmp.Or(s.hostNQN, nodeHostNQN(s.cluster, s.node))
 	s.plan.Timeouts = access.Timeouts{Loss: access.Sec(s.lossTimeout), Delay: access.Sec(s.reconnectDelay), FastFail: access.Sec(s.fastIOFail)}
 	if err := access.CheckNQN(s.plan.HostNQN); err != nil {
 		return fmt.Errorf("--host-nqn: %w", err)

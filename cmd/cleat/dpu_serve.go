@@ -32,7 +32,7 @@ type dpuServer struct {
 	hostname                                string
 	pluginSocket                            string
 	snapSocket                              string
-	node                                    string
+	cluster, node                           string
 	hostNQN                                 string
 	pools                                   map[string]string
 	lossTimeout, reconnectDelay, fastIOFail int // seconds

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cleatproject/cleat/volume"
+)
+
+// healthCollector is the metric of the conditions of a storage on other
+// machines, in the form of the local pool's.
+type healthCollector struct {
+	desc   *prometheus.Desc // with the labels status and reason
+	health volume.Health
+}
+
+// collectTimeout keeps a storage that does not answer from blocking a scrape.
+const collectTimeout = 5 * time.Second
+
+func (c healthCollector) Describe(out chan<- *prometheus.Desc) { out <- c.desc }
+
+func (c healthCollector) Collect(out chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), collectTimeout)
+	defer cancel()
+	conditions, _ := c.health.StorageHealth(ctx) // an unreachable storage is a condition
+	for _, h := range conditions {
+		out <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, 1, string(h.Severity), h.Reason)
+	}
+}

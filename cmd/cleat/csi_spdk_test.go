@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/node"
+	"github.com/cleatproject/cleat/node/nvme"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+func TestDeploymentOfSPDK(t *testing.T) {
+	d := testkit.Value(completed(t, "--engine=spdk", "--cluster-id=east"))(t)
+	want := csi.Deployment{
+		Services: csi.Services{Controller: true, Node: true}, ControllerPublish: true, MultiNode: true, StorageGrants: true, PlainNodeIDs: true,
+	}
+	if diff := cmp.Diff(want, d.deployment); diff != "" {
+		t.Errorf("deployment (-want +got):\n%s", diff)
+	}
+	if got, want := d.storage.describe(), access.HostNQN("east/node-1"); got != want {
+		t.Errorf("host NQN %s, want %s", got, want)
+	}
+	if o := d.fenceOffer(); !o.Fence || !o.Clients {
+		t.Errorf("offers %+v", o)
+	}
+	var c node.Config
+	d.Metrics = prometheus.NewRegistry()
+	testkit.Must(t, d.storage.node(d, &c))
+	if _, ok := c.Attachers[nvme.Protocol()].(*nvme.Attacher); !ok || d.attaching == nil {
+		t.Errorf("attachers %v, background task set: %t", c.Attachers, d.attaching != nil)
+	}
+}
+
+// openSPDK opens the controller service with a target whose process does not
+// run.
+func openSPDK(t *testing.T, config string, flags ...string) (*csiServer, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	testkit.Must(t, os.WriteFile(path, []byte(config), 0o600))
+	d := testkit.Value(completed(t, append([]string{"--engine=spdk", "--services=controller", "--spdk-config=" + path}, flags...)...))(t)
+	d.Metrics, d.Logger = prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
+	t.Cleanup(func() { testkit.Must(t, d.Close(context.Background())) })
+	return d, d.storage.open(t.Context(), d)
+}
+
+// The controller starts while its targets are down, and reports it.
+func TestControllerOfSPDK(t *testing.T) {
+	config := "targets:\n"
+	for _, name := range []string{"a", "b"} {
+		config += "- {name: " + name + ", rpcURL: unix:///nowhere/" + name + ".sock, targetType: nvme-tcp, addresses: [192.0.2.1:4420]}\n"
+	}
+	d, err := openSPDK(t, config)
+	testkit.Must(t, err)
+	if got := csi.AbilitiesOf(d.backend); got != d.storage.abilities() {
+		t.Errorf("the backend has %+v, announced are %+v", got, d.storage.abilities())
+	}
+	if !d.backend.MultiNode || d.backend.Granter == nil || d.backend.Fencer == nil || d.background == nil {
+		t.Errorf("backend %+v", d.backend)
+	}
+	conditions := testkit.Value(d.backend.Health.StorageHealth(t.Context()))(t)
+	var exported int
+	for _, family := range testkit.Value(d.Metrics.Gather())(t) {
+		if family.GetName() == "cleat_spdk_health" {
+			exported = len(family.GetMetric())
+		}
+	}
+	if exported == 0 || exported != len(conditions) {
+		t.Errorf("%d conditions in the metrics, want %d", exported, len(conditions))
+	}
+	if err := d.healthy(t.Context()); err == nil {
+		t.Error("healthy without a target")
+	}
+}
+
+// A node records fences on a full disk, too.
+func TestReserveOfFences(t *testing.T) {
+	d := testkit.Value(completed(t, "--engine=spdk", "--services=node"))(t)
+	d.Metrics, d.Logger = prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
+	t.Cleanup(func() { testkit.Must(t, d.Close(context.Background())) })
+	testkit.Must(t, d.openController(t.Context()))
+	var s unix.Stat_t
+	testkit.Must(t, unix.Stat(filepath.Join(d.StateDir, "fences.db"), &s))
+	if s.Blocks*512 < 4<<20 {
+		t.Errorf("fences.db has %d bytes on the disk", s.Blocks*512)
+	}
+}
+
+// Volumes have places if a target has, or the node of the process.
+func TestPlacesOfSPDK(t *testing.T) {
+	const a = "{name: a, rpcURL: unix:///nowhere/a.sock, targetType: nvme-tcp, addresses: [192.0.2.1:4420]"
+	const b = "{name: b, rpcURL: unix:///nowhere/b.sock, targetType: nvme-tcp, addresses: [192.0.2.2:4420]}"
+	for config, want := range map[string]bool{
+		"targets: [" + a + "}, " + b + "]":                      false,
+		"targets: [" + a + ", topology: {zone: a}}, " + b + "]": true,
+	} {
+		d, err := openSPDK(t, config)
+		testkit.Must(t, err)
+		if d.deployment.PlacedVolumes != want {
+			t.Errorf("%s: placed by topology: %t, want %t", config, d.deployment.PlacedVolumes, want)
+		}
+	}
+	if d := testkit.Value(completed(t, "--engine=spdk", "--services=node", "--topology=zone=a"))(t); !d.deployment.PlacedVolumes {
+		t.Error("a node with a topology announces none")
+	}
+}
+
+func TestConfigurationsOfSPDKThatAreRefused(t *testing.T) {
+	const entry = "targets: [{name: a, rpcURL: unix:///nowhere/a.sock, targetType: nvme-tcp, addresses: [192.0.2.1:4420]"
+	for config, want := range map[string]string{
+		"targets: []": "no targets",
+		strings.Replace(entry, "unix:///nowhere/a.sock", "http://192.0.2.1:9009", 1) + "}]": "rpcTokens",
+	} {
+		if _, err := openSPDK(t, config); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want %q", config, err, want)
+		}
+	}
+}
