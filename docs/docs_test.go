@@ -406,14 +406,14 @@ func literal(e ast.Expr) (string, bool) {
 // Every metric and every condition reason has a row, and every documented one
 // exists.
 func TestMetricsAndReasons(t *testing.T) {
-	s, text := readSource(t), page(t, "docs/csi.md")+page(t, "docs/ceph.md")+page(t, "docs/nvme.md")+page(t, "docs/plugins.md")+page(t, "docs/fencing.md")+page(t, "docs/dpu.md")+page(t, "docs/sriov.md")
+	s, text := readSource(t), page(t, "docs/csi.md")+page(t, "docs/ceph.md")+page(t, "docs/nvme.md")+page(t, "docs/spdk.md")+page(t, "docs/plugins.md")+page(t, "docs/fencing.md")+page(t, "docs/dpu.md")+page(t, "docs/sriov.md")
 	for what, words := range map[string][]string{"metric": s.metrics, "reason": s.reasons} {
 		if len(words) < 10 {
 			t.Errorf("only %d words of kind %s were found in the source: %v", len(words), what, words)
 		}
 		for _, word := range words {
 			if !strings.Contains(text, "`"+word+"`") {
-				t.Errorf("none of docs/csi.md, docs/ceph.md, docs/nvme.md, docs/plugins.md, docs/fencing.md, docs/dpu.md and docs/sriov.md documents the %s %s", what, word)
+				t.Errorf("none of docs/csi.md, docs/ceph.md, docs/nvme.md, docs/spdk.md, docs/plugins.md, docs/fencing.md, docs/dpu.md and docs/sriov.md documents the %s %s", what, word)
 			}
 		}
 	}
@@ -461,7 +461,7 @@ func TestPagesLinkToConcepts(t *testing.T) {
 }
 
 var pages = []string{"README.md", "CONTRIBUTING.md", "docs/concepts.md", "docs/compare.md", "docs/csi.md", "docs/commands.md", "docs/operations.md", "docs/plugins.md", "docs/fencing.md", "docs/dpu.md", "docs/sriov.md", "docs/image.md",
-	"docs/install.md", "docs/ceph.md", "docs/nvme.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md", "docs/nomad.md", "docs/upgrade.md"}
+	"docs/install.md", "docs/ceph.md", "docs/nvme.md", "docs/spdk.md", "docs/day2.md", "docs/troubleshooting.md", "docs/monitoring.md", "docs/nomad.md", "docs/upgrade.md"}
 
 var (
 	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)

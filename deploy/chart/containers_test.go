@@ -179,7 +179,10 @@ func TestCleatAcceptsItsArguments(t *testing.T) {
 	p := testkit.Value(peers())(t)
 	files := testkit.NewAuthority(t, "fencing").Files(t, nil, "localhost")
 	secret := strings.NewReplacer("/etc/cleat/fence-tls/tls.crt", files.Cert, "/etc/cleat/fence-tls/tls.key", files.Key, "/etc/cleat/fence-tls/ca.crt", files.CA)
-	fields := map[string]string{"spec.nodeName": "node-1", "metadata.namespace": "cleat-system", "metadata.name": "cleat-x7f2q", "status.hostIPs": "192.0.2.1,2001:db8::1"}
+	fields := map[string]string{
+		"spec.nodeName": "node-1", "metadata.namespace": "cleat-system", "metadata.name": "cleat-x7f2q", "status.hostIPs": "192.0.2.1,2001:db8::1",
+		"metadata.labels['topology.kubernetes.io/zone']": "a", "metadata.labels['topology.kubernetes.io/region']": "r",
+	}
 	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {
 		if c.Image != ours && c.Image != oursCeph {
 			return

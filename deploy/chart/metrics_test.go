@@ -17,7 +17,7 @@ import (
 )
 
 // components are the files of alert rules.
-var components = []string{"csi", "ceph", "nvme", "fence", "dpu", "sriov"}
+var components = []string{"csi", "ceph", "nvme", "spdk", "fence", "dpu", "sriov"}
 
 // alert is a Prometheus rule.
 type alert struct {
@@ -150,18 +150,25 @@ func TestRulesAndDashboardUseDocumentedMetrics(t *testing.T) {
 	}
 }
 
+// panel is a panel of the dashboard.
+type panel struct {
+	ID      int
+	Type    string
+	Title   string
+	GridPos struct{ H, W, X, Y int }
+	Targets []struct{ Expr string }
+}
+
+func (p panel) shows(metric string) bool {
+	return slices.ContainsFunc(p.Targets, func(q struct{ Expr string }) bool { return strings.HasPrefix(q.Expr, metric+"{") })
+}
+
 func TestDashboard(t *testing.T) {
 	var d struct {
 		Title      string
 		UID        string
 		Templating struct{ List []struct{ Name string } }
-		Panels     []struct {
-			ID      int
-			Type    string
-			Title   string
-			GridPos struct{ H, W, X, Y int }
-			Targets []struct{ Expr string }
-		}
+		Panels     []panel
 	}
 	testkit.Must(t, json.Unmarshal(read(t, "dashboards/cleat.json"), &d))
 	var ids []int
@@ -185,6 +192,11 @@ func TestDashboard(t *testing.T) {
 			}
 		}
 	}
+	for name := range documented(t) {
+		if strings.HasSuffix(name, "_health") && !slices.ContainsFunc(d.Panels, func(p panel) bool { return p.Title == "What is wrong" && p.shows(name) }) {
+			t.Errorf("What is wrong does not show %s", name)
+		}
+	}
 	maps := of[corev1.ConfigMap](render(t, release{values: "metrics: {dashboard: {enabled: true}}", apis: apis}))
 	if len(maps) != 1 || !json.Valid([]byte(maps[0].Data["cleat.json"])) || maps[0].Labels["grafana_dashboard"] != "1" {
 		t.Errorf("the ConfigMap of the dashboard is %+v", maps)
@@ -196,10 +208,14 @@ func TestPrometheusRule(t *testing.T) {
 	for values, want := range map[string][]string{
 		"": {"cleat"},
 		"fence: {enabled: true, nodeSelector: {kubernetes.io/hostname: b}}": {"cleat", "cleat-fence"},
-		theOthers:                    {"cleat", "cleat-dpu", "cleat-fence", "cleat-sriov"},
-		cephMode:                     {"cleat", "cleat-ceph", "cleat-fence"},
-		variety["ceph, no sidecars"]: {"cleat", "cleat-ceph"},
-		noneMode:                     {"cleat", "cleat-nvme"},
+		theOthers:                          {"cleat", "cleat-dpu", "cleat-fence", "cleat-sriov"},
+		cephMode:                           {"cleat", "cleat-ceph", "cleat-fence"},
+		variety["ceph, no sidecars"]:       {"cleat", "cleat-ceph"},
+		noneMode:                           {"cleat", "cleat-nvme"},
+		spdkMode:                           {"cleat", "cleat-fence", "cleat-nvme", "cleat-spdk"},
+		variety["spdk, nothing published"]: {"cleat", "cleat-nvme", "cleat-spdk"},
+		hostCluster:                        {"cleat", "cleat-fence", "cleat-spdk"},
+		dpuCluster:                         {"cleat-dpu"},
 		"csi: {enabled: false}\nsriov: {daemon: {enabled: true}}": {"cleat-sriov"},
 	} {
 		values = strings.Replace(values, "prometheusRule: {enabled: true}", "prometheusRule: {enabled: true, labels: {a: b}}", 1)

@@ -199,6 +199,9 @@ func TestRBAC(t *testing.T) {
 				t.Errorf("%s: role %s does not exist", binding, role)
 			}
 			for _, s := range subjects {
+				if s.Namespace == "dpf-operator-system" && s.Name == "spdk-csi-controller-sa" {
+					continue // DPF creates it
+				}
 				if !names["ServiceAccount "+s.Namespace+"/"+s.Name] {
 					t.Errorf("%s: service account %s/%s does not exist", binding, s.Namespace, s.Name)
 				}
@@ -225,10 +228,13 @@ func TestRBAC(t *testing.T) {
 
 func TestCSIDriver(t *testing.T) {
 	for values, want := range map[string]storagev1.CSIDriverSpec{
-		perNode:        {AttachRequired: new(false), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent", "Ephemeral"}},
-		controllerMode: {AttachRequired: new(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
-		cephMode:       {AttachRequired: new(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
-		noneMode:       {AttachRequired: new(false), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
+		perNode:                            {AttachRequired: new(false), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent", "Ephemeral"}},
+		controllerMode:                     {AttachRequired: new(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
+		cephMode:                           {AttachRequired: new(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
+		noneMode:                           {AttachRequired: new(false), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
+		spdkMode:                           {AttachRequired: new(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
+		dpuCluster:                         {AttachRequired: new(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
+		variety["spdk, nothing published"]: {AttachRequired: new(false), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
 	} {
 		drivers := of[storagev1.CSIDriver](render(t, release{values: values, apis: apis}))
 		if len(drivers) != 1 {
@@ -238,7 +244,7 @@ func TestCSIDriver(t *testing.T) {
 		if *got.AttachRequired != *want.AttachRequired || !slices.Equal(got.VolumeLifecycleModes, want.VolumeLifecycleModes) {
 			t.Errorf("%+v, want %+v", got, want)
 		}
-		if !*got.PodInfoOnMount || *got.StorageCapacity != (values != cephMode && values != noneMode) || *got.FSGroupPolicy != storagev1.FileFSGroupPolicy {
+		if !*got.PodInfoOnMount || *got.StorageCapacity != (values == perNode || values == controllerMode) || *got.FSGroupPolicy != storagev1.FileFSGroupPolicy {
 			t.Errorf("%+v", got)
 		}
 	}
@@ -268,6 +274,7 @@ func TestNetworkPolicies(t *testing.T) {
 		perNode + theOthers:        {"cleat-csi-node": {29801, 9070}},
 		controllerMode + theOthers: {"cleat-csi-node": {29801, 9070}, "cleat-csi-controller": {29801, 9070}},
 		cephMode + theOthers:       {"cleat-csi-controller": {29801, 9070}}, // its nodes are in the host's network
+		spdkMode + theOthers:       {"cleat-csi-controller": {29801, 9070}},
 		noneMode + theOthers:       {},
 		variety["block devices"]:   {"cleat-dpu": nil},
 	} {

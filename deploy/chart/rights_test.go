@@ -11,8 +11,9 @@ import (
 
 const tokenDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// Only containers that call the API server have a token: the sidecars and the
-// SR-IOV daemon.
+// Only containers that call the API server have a token: the sidecars, the
+// controller of SPDK volumes and the SR-IOV daemon. With two clusters, those of
+// sidecars are for the DPU cluster, except for that of CSI-Addons.
 func TestTokens(t *testing.T) {
 	inVariety(t, func(t *testing.T, all []object) {
 		for _, w := range workloads(all) {
@@ -22,7 +23,8 @@ func TestTokens(t *testing.T) {
 		}
 	})
 	inContainers(t, func(t *testing.T, where string, w workload, c corev1.Container) {
-		want := strings.HasPrefix(c.Name, "csi-") || where == "sriov-daemon/daemon"
+		ofSPDK := slices.Contains(c.Args, "--engine=spdk") && slices.Contains(c.Args, "--services=controller")
+		want := strings.HasPrefix(c.Name, "csi-") || ofSPDK || where == "sriov-daemon/daemon"
 		i := slices.IndexFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == tokenDir })
 		if i >= 0 != want {
 			t.Errorf("%s has a token: %t, want %t", where, i >= 0, want)
@@ -33,6 +35,13 @@ func TestTokens(t *testing.T) {
 		m := c.VolumeMounts[i]
 		v := w.template.Spec.Volumes[slices.IndexFunc(w.template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })]
 		var files []string
+		wantFiles := []string{"token", "ca.crt", "namespace"}
+		if v.Name == "dpu-cluster" {
+			wantFiles = []string{"TOKEN_FILE as token", "KUBERNETES_CA_DATA as ca.crt"}
+		}
+		if other := strings.Contains(t.Name(), "host_cluster") && !ofSPDK && c.Name != "csi-addons"; other != (v.Name == "dpu-cluster") {
+			t.Errorf("%s has the token of volume %s", where, v.Name)
+		}
 		if v.Projected != nil {
 			for _, s := range v.Projected.Sources {
 				switch {
@@ -40,12 +49,16 @@ func TestTokens(t *testing.T) {
 					files = append(files, s.ServiceAccountToken.Path)
 				case s.ConfigMap != nil && s.ConfigMap.Name == "kube-root-ca.crt":
 					files = append(files, s.ConfigMap.Items[0].Path)
+				case s.Secret != nil && s.Secret.Name == "dpu-cluster":
+					for _, item := range s.Secret.Items {
+						files = append(files, item.Key+" as "+item.Path)
+					}
 				case s.DownwardAPI != nil:
 					files = append(files, s.DownwardAPI.Items[0].Path)
 				}
 			}
 		}
-		if !m.ReadOnly || !slices.Equal(files, []string{"token", "ca.crt", "namespace"}) {
+		if !m.ReadOnly || !slices.Equal(files, wantFiles) {
 			t.Errorf("%s: %s has %v, read-only %t", where, m.MountPath, files, m.ReadOnly)
 		}
 	})

@@ -38,6 +38,42 @@ csi:
     - {}
     - {name: fast, fsType: ext4, volumeBindingMode: Immediate, parameters: {pool: fast, imageFeatures: layering}}
 `
+	spdkMode = `
+csi:
+  engine: spdk
+  mode: controller
+  nvme: {clusterID: east}
+  snapshots: {enabled: true}
+  addons: {enabled: true}
+  spdk: {topologyLabels: [topology.kubernetes.io/zone, topology.kubernetes.io/region]}
+  maxVolumes: 100
+  storageClasses:
+    - {}
+    - {name: fast, fsType: ext4, volumeBindingMode: Immediate, parameters: {target: a, lvolStore: lvs0, thinProvision: false, clearMethod: write_zeroes, qos_rw_iops: 5000, qos_r_mbytes: "200"}}
+  volumeAttributesClasses: [{name: gold, parameters: {qos_rw_iops: 50000, qos_rw_mbytes: 0, qos_w_mbytes: 100}}]
+`
+	// The two releases of DPF.
+	hostCluster = `
+csi:
+  engine: spdk
+  mode: controller
+  driverName: csi.spdk.io
+  nvme: {clusterID: east}
+  snapshots: {enabled: true}
+  addons: {enabled: true}
+  spdk: {configMap: targets, secret: passwords, dpuCluster: {credentialsSecret: dpu-cluster, namespace: dpf-operator-system}}
+sidecars: {attacher: {repository: registry.example.com/nvidia-external-attacher, tag: v1}}
+`
+	dpuCluster = `
+csi:
+  engine: spdk
+  mode: controller
+  driverName: csi.spdk.io
+  snapshots: {enabled: true}
+  spdk: {dpuCluster: {serviceAccount: spdk-csi-controller-sa, namespace: dpf-operator-system}}
+  storageClasses: [{name: spdkcsi-sc, volumeBindingMode: Immediate}]
+dpu: {enabled: true, clusterID: east, nodeSelector: {a: b}}
+`
 	noneMode = `
 csi:
   engine: none
@@ -68,6 +104,10 @@ var variety = map[string]string{
 	"controller, no sidecars": "csi: {mode: controller, nodeSelector: {a: b}, controller: {nodeSelector: {a: b}}, storageClasses: []}",
 	"ceph":                    cephMode + theOthers,
 	"ceph, no sidecars":       "csi: {engine: ceph, mode: controller, ceph: {clusterID: c, pools: [rbd], controllerSecret: s}, storageClasses: []}",
+	"spdk":                    spdkMode + theOthers,
+	"spdk, nothing published": "csi: {engine: spdk, mode: controller, spdk: {secret: \"\", attachRequired: false}, storageClasses: []}",
+	"DPF, host cluster":       hostCluster + "metrics: {enabled: true, prometheusRule: {enabled: true}}\nnetworkPolicy: {enabled: true}",
+	"DPF, DPU cluster":        dpuCluster + "metrics: {enabled: true, prometheusRule: {enabled: true}}\nnetworkPolicy: {enabled: true}",
 	"none":                    noneMode + theOthers,
 	"none, defaults":          "csi: {engine: none}",
 	"fence alone":             "csi: {enabled: false}\nfence: {enabled: true, allPorts: true, addons: {enabled: false}, affinity: {nodeAffinity: {}}}",

@@ -10,6 +10,11 @@
 {{- printf "%s/plugins/%s" .Values.kubeletDir .Values.csi.driverName -}}
 {{- end -}}
 
+{{/* Not empty if the controller publishes volumes to nodes. */}}
+{{- define "cleat.attachRequired" -}}
+{{- if and (ne .Values.csi.mode "perNode") (or (not (include "cleat.spdk" .)) .Values.csi.spdk.attachRequired) }}true{{ end -}}
+{{- end -}}
+
 {{/* Arguments common to every process of the driver. */}}
 {{- define "cleat.csi.args" -}}
 - --driver-name={{ .Values.csi.driverName }}
@@ -30,13 +35,13 @@
 - --log-level={{ .Values.logLevel }}
 {{- end -}}
 
-{{/* Arguments for fencing: mutual TLS and sockets. (list $ services), or ceph, whose controller
-has no node and whose cluster enforces the fence. */}}
+{{/* Arguments for fencing: mutual TLS and sockets. (list $ services), or remote, for a controller
+without a node whose storage enforces the fence. */}}
 {{- define "cleat.csi.fencing" -}}
 {{- $root := index . 0 -}}
 {{- $addons := $root.Values.csi.addons -}}
 - --addons-endpoint=unix:///run/csi-addons/addons.sock
-{{- if ne (index . 1) "ceph" }}
+{{- if ne (index . 1) "remote" }}
 - --node-address=$(HOST_IPS)
 {{- end }}
 {{- range $addons.fencePeers }}

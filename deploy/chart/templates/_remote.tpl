@@ -3,10 +3,24 @@
 {{- if and .Values.csi.enabled (eq .Values.csi.engine "none") }}true{{ end -}}
 {{- end -}}
 
+{{/* Not empty with an engine whose nodes attach NVMe namespaces. */}}
+{{- define "cleat.nvme" -}}
+{{- include "cleat.static" . }}{{ include "cleat.spdk" . -}}
+{{- end -}}
+
 {{/* Not empty with an engine whose volumes are on other machines. Its nodes attach them in
 the host's network. */}}
 {{- define "cleat.remote" -}}
-{{- include "cleat.ceph" . }}{{ include "cleat.static" . -}}
+{{- include "cleat.ceph" . }}{{ include "cleat.nvme" . -}}
+{{- end -}}
+
+{{/* Not empty if the release has pods of the node service, and of the controller. */}}
+{{- define "cleat.hasNode" -}}
+{{- if and .Values.csi.enabled (not (include "cleat.spdk.credentials" .)) (not (include "cleat.spdk.account" .)) }}true{{ end -}}
+{{- end -}}
+
+{{- define "cleat.hasController" -}}
+{{- if and .Values.csi.enabled (eq .Values.csi.mode "controller") (not (include "cleat.static" .)) (not (include "cleat.spdk.account" .)) }}true{{ end -}}
 {{- end -}}
 
 {{/* Arguments common to their processes: (list $ "controller") */}}
@@ -21,21 +35,98 @@ the host's network. */}}
 - --log-level={{ $root.Values.logLevel }}
 {{- end -}}
 
+{{/* Their controller. It mounts nothing and has no device. */}}
+{{- define "cleat.remote.controller" -}}
+{{- $part := printf "cleat.%s.controller" .Values.csi.engine -}}
+{{- $image := .Values.image -}}
+{{- $resources := .Values.csi.resources -}}
+{{- if include "cleat.ceph" . -}}
+{{- $image = .Values.csi.ceph.image -}}
+{{- $resources = .Values.csi.ceph.resources -}}
+{{- end -}}
+- name: driver
+  image: {{ include "cleat.reference" (list . $image .Chart.AppVersion) }}
+  imagePullPolicy: {{ $image.pullPolicy }}
+  # Starts before the sidecars and ends after them: their calls are drained, and
+  # they never lose the socket.
+  restartPolicy: Always
+  args:
+    {{- include "cleat.remote.args" (list . "controller") | nindent 4 }}
+    {{- include (printf "%s.args" $part) . | nindent 4 }}
+    - --metrics-address=:{{ .Values.csi.metricsPort }}
+    {{- if .Values.csi.addons.enabled }}
+    {{- include "cleat.csi.fencing" (list . "remote") | nindent 4 }}
+    {{- end }}
+    {{- with .Values.csi.extraArgs }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  env:
+    - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+    # Not flags: commands run in this container (cleat csi status) need them too.
+    - {name: CLEAT_ENDPOINT, value: "unix:///csi/csi.sock"}
+    - {name: CLEAT_STATE_DIR, value: {{ include "cleat.csi.state" (list . "controller") }}}
+    {{- with .Values.csi.extraEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  # Root without capabilities: its socket is root's.
+  {{- include "cleat.rootWithoutCapabilities" . | nindent 2 }}
+  ports:
+    - {name: metrics, containerPort: {{ .Values.csi.metricsPort }}}
+  {{- include "cleat.probes" (list . false) | nindent 2 }}
+  resources:
+    {{- toYaml $resources | nindent 4 }}
+  terminationMessagePolicy: FallbackToLogsOnError
+  volumeMounts:
+    {{- include (printf "%s.mounts" $part) . | nindent 4 }}
+    - {name: socket, mountPath: /csi}
+    # Only the status socket: grants and fences are not on this node.
+    - {name: tmp, mountPath: {{ include "cleat.csi.state" (list . "controller") }}, subPath: state}
+    - {name: tmp, mountPath: /tmp}
+    {{- if .Values.csi.addons.enabled }}
+    - {name: addons, mountPath: /run/csi-addons}
+    {{- if .Values.csi.addons.tlsSecret }}
+    - {name: fence-tls, mountPath: /etc/cleat/fence-tls, readOnly: true}
+    {{- end }}
+    {{- end }}
+{{- end -}}
+
+{{- define "cleat.remote.controller.volumes" -}}
+{{- include (printf "cleat.%s.controller.volumes" .Values.csi.engine) . }}
+- name: socket
+  emptyDir: {}
+- name: tmp
+  emptyDir: {sizeLimit: 64Mi}
+{{- if .Values.csi.addons.enabled }}
+- name: addons
+  emptyDir: {}
+{{- with .Values.csi.addons.tlsSecret }}
+- name: fence-tls
+  secret: {secretName: {{ . }}, defaultMode: 256} # 0400
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* Their node service. Keys of Ceph come with the kubelet's requests: that pod has no Secret. */}}
 {{- define "cleat.remote.node" -}}
 {{- $ceph := include "cleat.ceph" . -}}
+{{- $fenced := not (include "cleat.static" .) -}}
 {{- $nvme := .Values.csi.nvme -}}
+{{- $labels := ternary .Values.csi.spdk.topologyLabels list (not (empty (include "cleat.spdk" .))) -}}
 - name: driver
   image: {{ include "cleat.image" . }}
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   args:
     {{- include "cleat.remote.args" (list . "node") | nindent 4 }}
-    {{- if $ceph }}
+    {{- if $fenced }}
     # A fence of these addresses stops the node: the controller gets them with the node's id.
     - --node-address=$(HOST_IPS)
-    {{- else }}
+    {{- end }}
+    {{- if not $ceph }}
     {{- with $nvme.clusterID }}
     - --cluster-id={{ . }}
+    {{- end }}
+    {{- range $i, $label := $labels }}
+    - --topology={{ $label }}=$(TOPOLOGY_{{ $i }})
     {{- end }}
     {{- if $nvme.keySecret }}
     - --nvme-key-dir=/etc/cleat/nvme-keys
@@ -51,8 +142,12 @@ the host's network. */}}
     {{- end }}
   env:
     - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
-    {{- if $ceph }}
+    {{- if $fenced }}
     - {name: HOST_IPS, valueFrom: {fieldRef: {fieldPath: status.hostIPs}}}
+    {{- end }}
+    {{- range $i, $label := $labels }}
+    # Pods have these labels of their node since Kubernetes 1.35.
+    - {name: TOPOLOGY_{{ $i }}, valueFrom: {fieldRef: {fieldPath: "metadata.labels['{{ $label }}']"}}}
     {{- end }}
     # Not flags: commands run in this container (cleat csi status) need them too.
     - {name: CLEAT_ENDPOINT, value: "unix://{{ include "cleat.csi.socketDir" . }}/csi.sock"}

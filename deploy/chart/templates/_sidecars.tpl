@@ -1,6 +1,7 @@
 {{/* A sidecar of kubernetes-csi: (dict "root" $ "name" "provisioner" "args" (list …) "healthPort" 0) */}}
 {{- define "cleat.sidecar" -}}
 {{- $of := index .root.Values.sidecars .name -}}
+{{- $credentials := include "cleat.spdk.credentials" .root -}}
 - name: csi-{{ .name }}
   image: {{ include "cleat.reference" (list .root $of "") }}
   imagePullPolicy: {{ $of.pullPolicy }}
@@ -28,7 +29,14 @@
   env:
     - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
     - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+    {{- if $credentials }}
+    # It works on the DPU cluster.
+    - {name: NAMESPACE, value: {{ include "cleat.spdk.namespace" .root }}}
+    - {name: KUBERNETES_SERVICE_HOST, valueFrom: {secretKeyRef: {name: {{ $credentials }}, key: KUBERNETES_SERVICE_HOST}}}
+    - {name: KUBERNETES_SERVICE_PORT, valueFrom: {secretKeyRef: {name: {{ $credentials }}, key: KUBERNETES_SERVICE_PORT}}}
+    {{- else }}
     - {name: NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
+    {{- end }}
   # Root without capabilities: only root can use the driver's socket.
   {{- include "cleat.rootWithoutCapabilities" .root | nindent 2 }}
   {{- if .healthPort }}
@@ -45,7 +53,11 @@
   terminationMessagePolicy: FallbackToLogsOnError
   volumeMounts:
     - {name: socket, mountPath: /csi}
+    {{- if $credentials }}
+    - {name: dpu-cluster, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+    {{- else }}
     {{- include "cleat.token.mount" . | nindent 4 }}
+    {{- end }}
 {{- end -}}
 
 {{/* The sidecar of CSI-Addons: (list $ port volume socket) */}}
