@@ -5,7 +5,7 @@ export CGO_ENABLED ?= 0
 # With -trimpath other clones of the same source share Go's build cache.
 export GOFLAGS += -trimpath
 
-.PHONY: help build build-ceph image image-ceph demo test test-ceph test-vm test-upstream test-kubernetes e2e-full lint generate bench soak fuzz clean
+.PHONY: help build build-ceph image image-ceph demo test test-ceph test-spdk test-vm test-upstream test-kubernetes e2e-full lint generate bench soak fuzz clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1\t/' | expand -t 18
@@ -44,6 +44,10 @@ test-ceph: ## install Ceph's packages and test its volumes in a cluster that the
 	@scripts/need go root race ceph
 	scripts/test ceph
 
+test-spdk: ## test SPDK volumes against the SPDK process behind CLEAT_SPDK_SOCKET, with connected hosts
+	@scripts/need go
+	scripts/test spdk
+
 test-vm: ## install missing packages and run the tests in guests (QEMU, no KVM needed)
 	@scripts/need go root vm ceph
 	scripts/test vm
@@ -53,7 +57,7 @@ test-upstream: ## test against the kubelet's own code, which is downloaded and b
 	scripts/test upstream
 
 test-kubernetes: ## install missing packages, build Kubernetes and its sidecars (minutes the first time), test the chart in it
-	@scripts/need go root filesystems kubernetes image ceph
+	@scripts/need go root filesystems fence kubernetes image ceph
 	scripts/test kubernetes
 
 e2e-full: ## run every spec of Kubernetes' storage suite for the chart's drivers, about an hour: results in bin/e2e (docs/e2e.md)

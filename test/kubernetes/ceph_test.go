@@ -15,10 +15,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/cleatproject/cleat/deploy/image"
@@ -74,7 +72,7 @@ func testCeph(t *testing.T) {
 	c.manyClaims()
 	c.attach()
 	c.fence()
-	c.noDenials()
+	c.noDenials(cephRelease, "Listening for CSI-Addons requests")
 	c.noImages() // removals run in the background, of 100 images for half a minute
 }
 
@@ -143,14 +141,8 @@ func (c *cephCase) image(name string) string {
 // capacity waits until the volume of a claim has a size, and its image.
 func (c *cephCase) capacity(name, size string) {
 	c.Helper()
+	c.volumeHas(name, size)
 	want := resource.MustParse(size)
-	c.until(fmt.Sprintf("size %s of claim %s", size, name), func(ctx context.Context) error {
-		got := c.bound(name).Spec.Capacity[corev1.ResourceStorage]
-		if got.Cmp(want) != 0 {
-			return fmt.Errorf("the volume has %s", got.String())
-		}
-		return nil
-	})
 	if got := c.info(name).Size; got != want.Value() {
 		c.Errorf("the image of claim %s has %d bytes, want %d", name, got, want.Value())
 	}
@@ -172,8 +164,7 @@ func (c *cephCase) lifeOfVolume() {
 			c.Errorf("the image of claim %s has the parent %q, want %q", name, parent, c.image("source"))
 		}
 	}
-	patch := `{"spec":{"resources":{"requests":{"storage":"3Gi"}}}}`
-	testkit.Value(testCluster.Client.CoreV1().PersistentVolumeClaims(c.name).Patch(c.Context(), "source", types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(c)
+	testkit.Must(c, c.ask("source", "3Gi"))
 	c.capacity("source", "3Gi")
 	for _, name := range []string{"pvc/source", "volumesnapshot/snap", "pvc/restored", "pvc/clone"} {
 		c.kubectl("delete", name, "--wait", "--timeout=2m")
@@ -190,15 +181,6 @@ func (c *cephCase) noImages() {
 		}
 		return nil
 	})
-}
-
-// noDenials: the API server denied no sidecar a request.
-func (c *cephCase) noDenials() {
-	c.Helper()
-	out := testkit.Value(testCluster.Kubectl(c.Context(), "", "-n", system, "logs", "-l", "app.kubernetes.io/instance="+cephRelease.name, "--all-containers", "--tail=-1", "--max-log-requests=12"))(c)
-	if !strings.Contains(out, "Listening for CSI-Addons requests") || strings.Contains(out, "forbidden") {
-		c.Errorf("a sidecar lacks a permission, or has no log:\n%s", out)
-	}
 }
 
 // manyClaims creates and deletes many claims at once.
@@ -235,43 +217,18 @@ func (c *cephCase) manyClaims() {
 // node says why it cannot map the image. Its pod is ready all the while.
 func (c *cephCase) attach() {
 	c.Helper()
-	n := testkit.Value(testCluster.Client.StorageV1().CSINodes().Get(c.Context(), testCluster.Node, metav1.GetOptions{}))(c)
-	id := ""
-	for _, d := range n.Spec.Drivers {
-		if d.Name == cephDriver {
-			id = d.NodeID
-		}
-	}
-	if id != "node-1@10.99.0.1" {
+	if id := c.nodeID(cephDriver); id != "node-1@10.99.0.1" {
 		c.Errorf("the node's id is %q", id)
 	}
 	c.claim("used", claim{class: "ceph", size: "1Gi"})
 	volume := c.bound("used").Name
 	c.start("user", pod{mounts: map[string]string{"/data": "used"}})
-	c.until("attachment", func(ctx context.Context) error {
-		all, err := testCluster.Client.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return err
-		}
-		for _, a := range all.Items {
-			if a.Spec.Source.PersistentVolumeName != nil && *a.Spec.Source.PersistentVolumeName == volume {
-				return isAttached(a)
-			}
-		}
-		return errors.New("no VolumeAttachment")
-	})
+	c.attached(volume)
 	c.event("user", "this kernel has no RBD driver")
 	c.kubectl("wait", "-n", system, "--for=condition=Ready", "--timeout=1s", "pod", "-l", "app.kubernetes.io/instance="+cephRelease.name)
 	c.drop("user")
 	c.kubectl("delete", "pvc/used", "--wait", "--timeout=2m")
 	c.until("deletion of the volume", c.volumesGone)
-}
-
-func isAttached(a storagev1.VolumeAttachment) error {
-	if a.Status.Attached {
-		return nil
-	}
-	return fmt.Errorf("not attached: %+v", a.Status.AttachError)
 }
 
 // fence: addresses and ranges of a NetworkFence are on the blocklist of the

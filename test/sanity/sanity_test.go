@@ -12,7 +12,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cleatproject/cleat/spdk/spdktest"
 	"github.com/cleatproject/cleat/test/driver"
+	"github.com/cleatproject/cleat/test/spdk/rig"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -22,6 +24,7 @@ type deployment struct {
 	accessType string   // mount or block
 	flags      []string // of cleat csi
 	split      bool     // controller and node as two processes on one pool
+	spdk       bool     // engine spdk with a double of the target, also as two processes
 	// notRun are the specs that the suite skips because the driver
 	// intentionally does not announce their capability; see docs/csi.md.
 	notRun []string
@@ -47,7 +50,20 @@ var deployments = []deployment{
 	{name: "split", accessType: "mount", flags: []string{"--controller-publish"}, split: true},
 	{name: "per-node", accessType: "block", flags: []string{"--per-node"}, notRun: withoutController},
 	{name: "default", accessType: "mount", notRun: withoutPublish},
+	{name: "spdk", accessType: "block", spdk: true, notRun: notOfSPDK},
 }
+
+// notOfSPDK are the specs that are not run with engine spdk. Those of the node
+// service need a kernel with NVMe/TCP and a target with data: they run in the
+// guests of test/vm/nvme with engine none, which has the same node service. Any
+// name can be that of a DPU, as nothing registers DPUs, so no node is unknown.
+// The driver has neither group snapshots nor the topology of snapshots.
+var notOfSPDK = []string{
+	"Node Service", unknownNode,
+	"GroupController Service", "CreateSnapshot [Controller Server] should succeed when creating a snapshot with accessibility requirements",
+}
+
+const unknownNode = "ControllerPublishVolume should fail when the node does not exist"
 
 func TestSanity(t *testing.T) {
 	cleat := testkit.Build(t, testkit.Cleat)
@@ -76,10 +92,15 @@ func run(t *testing.T, cleat, suite string, d deployment) {
 	controller, node := start(t, cleat, d)
 	dir := t.TempDir()
 	report := filepath.Join(dir, "report.json")
-	cmd := exec.CommandContext(t.Context(), suite,
-		"-endpoint=unix://"+node, "-controllerendpoint=unix://"+controller,
-		"-mountdir="+filepath.Join(dir, "mount"), "-stagingdir="+filepath.Join(dir, "staging"),
-		"-accesstype="+d.accessType, "-ginkgo.json-report="+report, "-ginkgo.no-color")
+	args := []string{
+		"-endpoint=unix://" + node, "-controllerendpoint=unix://" + controller,
+		"-mountdir=" + filepath.Join(dir, "mount"), "-stagingdir=" + filepath.Join(dir, "staging"),
+		"-accesstype=" + d.accessType, "-ginkgo.json-report=" + report, "-ginkgo.no-color",
+	}
+	if d.spdk {
+		args = append(args, "-mutable=qos_rw_iops=1000", "-ginkgo.skip=Node Service|"+unknownNode)
+	}
+	cmd := exec.CommandContext(t.Context(), suite, args...)
 	out, err := cmd.CombinedOutput()
 	specs := read(t, report)
 	if err != nil || len(specs) == 0 {
@@ -91,6 +112,9 @@ func run(t *testing.T, cleat, suite string, d deployment) {
 
 func start(t *testing.T, cleat string, d deployment) (controller, node string) {
 	t.Helper()
+	if d.spdk {
+		return startSPDK(t, cleat)
+	}
 	dir := t.TempDir()
 	// A pool image stays mounted when its driver ends, for the volumes in use.
 	t.Cleanup(func() { driver.Sweep(t, dir) })
@@ -101,6 +125,19 @@ func start(t *testing.T, cleat string, d deployment) (controller, node string) {
 	}
 	c := driver.Start(t, cleat, dir, "controller", append(common, "--services", "controller")...)
 	n := driver.Start(t, cleat, dir, "node", append(common, "--services", "node")...)
+	return c.Socket, n.Socket
+}
+
+// startSPDK starts the services of engine spdk. The target must be empty after
+// the suite.
+func startSPDK(t *testing.T, cleat string) (controller, node string) {
+	t.Helper()
+	dir := testkit.Dir(t)
+	target := rig.NewTarget(t, spdktest.NewNetwork(nil), 4096)
+	t.Cleanup(func() { target.CheckEmpty(t) })
+	common := []string{"--engine", "spdk", "--cluster-id", "sanity", "--node-id", "sanity-node", "--max-volumes", "8"}
+	c := driver.Start(t, cleat, dir, "controller", append(common, "--services", "controller", "--spdk-config", target.Config)...)
+	n := driver.Start(t, cleat, dir, "node", append(common, "--services", "node", "--node-address", "192.0.2.1")...)
 	return c.Socket, n.Socket
 }
 

@@ -11,6 +11,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/kubernetes-csi/csi-test/v5/pkg/sanity"
 	"google.golang.org/grpc"
@@ -31,12 +32,20 @@ func main() {
 	flag.StringVar(&config.TestVolumeAccessType, "accesstype", "mount", "mount or block")
 	flag.Int64Var(&config.TestVolumeSize, "volumesize", 64<<20, "bytes")
 	flag.Int64Var(&config.TestVolumeExpandSize, "expandsize", 128<<20, "bytes")
+	config.TestVolumeMutableParameters = map[string]string{"readAheadKiB": "256", "trimInterval": "1h"}
+	flag.Func("mutable", "the mutable parameter of volumes, as KEY=VALUE, instead of those of engine local", func(text string) error {
+		key, value, ok := strings.Cut(text, "=")
+		if !ok {
+			return fmt.Errorf("%q is not KEY=VALUE", text)
+		}
+		config.TestVolumeMutableParameters = map[string]string{key: value}
+		return nil
+	})
 	flag.Parse()
 	if config.Address == "" || config.TargetPath == "" || config.StagingPath == "" {
 		fmt.Fprintln(os.Stderr, "suite: --endpoint, --mountdir and --stagingdir are needed")
 		os.Exit(2)
 	}
-	config.TestVolumeMutableParameters = map[string]string{"readAheadKiB": "256", "trimInterval": "1h"}
 	config.TestNodeVolumeAttachLimit = true
 	fill := grpc.WithUnaryInterceptor(fillSizeCache)
 	config.DialOptions = append(config.DialOptions, fill)
