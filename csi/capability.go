@@ -118,7 +118,8 @@ func (d Deployment) parseOptionalCapability(field string, c *spec.VolumeCapabili
 
 // parseMode refuses the access modes of several nodes for volumes that are on
 // one node, and for file systems: ext4, xfs and btrfs work on one node at a
-// time. Several nodes can read a static volume: it was filled before.
+// time. Several nodes can read one that was filled before, if a node cannot change
+// it then: a static volume, or one of a storage that admits single nodes.
 func (d Deployment) parseMode(field string, mode spec.VolumeCapability_AccessMode_Mode, block bool) (volume.AccessMode, error) {
 	switch mode {
 	case spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:
@@ -143,9 +144,9 @@ func (d Deployment) parseMultiNodeMode(field string, mode spec.VolumeCapability_
 		return "", invalidf("%s: access mode %s is not possible: a local volume is on one node; use a SINGLE_NODE mode (in Kubernetes ReadWriteOnce or ReadWriteOncePod)", field, mode)
 	case mode == spec.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER:
 		return "", invalidf("%s: access mode %s is not possible: a block device has no single writer on several nodes; use MULTI_NODE_MULTI_WRITER, MULTI_NODE_READER_ONLY or a SINGLE_NODE mode", field, mode)
-	case d.Static && mode == spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
+	case (d.Static || d.StorageGrants) && mode == spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
 		return volume.MultiNodeReaderOnly, nil
-	case d.Static && !block:
+	case (d.Static || d.StorageGrants) && !block:
 		return "", invalidf("%s: access mode %s is not possible with a file system, which several nodes can only read; use MULTI_NODE_READER_ONLY (in Kubernetes ReadOnlyMany), a SINGLE_NODE mode (ReadWriteOnce or ReadWriteOncePod), or access type block (volumeMode: Block)", field, mode)
 	case !block:
 		return "", invalidf("%s: access mode %s is not possible with a file system, which only one node can mount at a time; use a SINGLE_NODE mode (in Kubernetes ReadWriteOnce or ReadWriteOncePod), or access type block (volumeMode: Block)", field, mode)

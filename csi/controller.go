@@ -30,9 +30,9 @@ type Grants interface {
 	// grant. Precondition: the client is fenced, or another node has the
 	// volume.
 	Grant(ctx context.Context, g ledger.Grant) (ledger.Grant, error)
-	// Revoke removes the grant of a node (empty: all); a missing one is no
-	// error.
-	Revoke(ctx context.Context, id volume.ID, node string) error
+	// Revoke removes the grant of a node (empty: all), once enforce, if it is not
+	// nil, has made the storage shut the node out; a missing one is no error.
+	Revoke(ctx context.Context, id volume.ID, node string, enforce func(context.Context) error) error
 	// Of returns the grants of a volume.
 	Of(ctx context.Context, id volume.ID) ([]ledger.Grant, error)
 	// All returns the grants of volumes with ids greater than after, in that

@@ -178,7 +178,7 @@ func (c checker) Grant(_ context.Context, g ledger.Grant) (ledger.Grant, error) 
 	return g, nil
 }
 
-func (c checker) Revoke(_ context.Context, id volume.ID, node string) error {
+func (c checker) Revoke(_ context.Context, id volume.ID, node string, _ func(context.Context) error) error {
 	if c.id(string(id)); len(node) > maxNodeID {
 		c.t.Errorf("node %q", node)
 	}

@@ -10,6 +10,7 @@ import (
 
 	spec "github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"google.golang.org/grpc/codes"
 
 	"github.com/cleatproject/cleat/csi"
@@ -39,15 +40,19 @@ func (g *granter) Enforce(ctx context.Context, id volume.ID) error {
 	if g.fail != nil {
 		return g.fail
 	}
-	clients, err := g.ledger.Admitted(ctx, id)
+	admitted, err := g.ledger.Admitted(ctx, id)
 	if err != nil {
 		return err
 	}
 	g.admitted[id] = nil
-	for _, c := range clients {
-		g.admitted[id] = append(g.admitted[id], c.Node)
+	for _, a := range admitted {
+		g.admitted[id] = append(g.admitted[id], a.Client.Node)
 	}
 	return nil
+}
+
+func (g *granter) Revoke(ctx context.Context, id volume.ID, _ string) error {
+	return g.Enforce(ctx, id)
 }
 
 func grantingDeployment(s csi.Services) csi.Deployment {
@@ -85,8 +90,12 @@ func TestStorageAdmitsWhatIsPublished(t *testing.T) {
 	for i, r := range []*spec.ControllerPublishVolumeRequest{request(idDPU, false), request(idDPU, false), request(idOne, true)} {
 		answer, err := c.ControllerPublishVolume(ctx, r)
 		wantCode(t, err, codes.OK)
-		if len(answer.GetPublishContext()) != 0 {
-			t.Errorf("publish %d: publish_context %v, want an empty one", i, answer.GetPublishContext())
+		want := map[string]string{}
+		if r.GetReadonly() {
+			want["grantedReadOnly"] = "true"
+		}
+		if diff := cmp.Diff(want, answer.GetPublishContext(), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("publish %d: publish_context (-want +got):\n%s", i, diff)
 		}
 	}
 	want("published", 3, idDPU, "node-1")
@@ -127,11 +136,41 @@ func TestStorageThatFailsToAdmit(t *testing.T) {
 	g.fail = errs.Errorf(errs.Unavailable, "target a does not answer")
 	_, err := c.ControllerUnpublishVolume(ctx, unpublish)
 	wantCode(t, err, codes.Unavailable)
+	// The node can still be connected: nobody else gets the volume.
+	rig.wantPublished(t, v, idOne)
+	_, err = c.ControllerPublishVolume(ctx, publishRequest(v, idDPU))
+	wantCode(t, err, codes.FailedPrecondition)
 	g.fail = nil
 	_, err = c.ControllerUnpublishVolume(ctx, unpublish)
 	wantCode(t, err, codes.OK)
 	if got := g.admitted[volume.ID(v.GetVolumeId())]; len(got) != 0 {
 		t.Errorf("the storage admits %q after an unpublish that was repeated", got)
+	}
+}
+
+// Several nodes can read a file system, as no node can change it.
+func TestReadersOfAFileSystem(t *testing.T) {
+	rig, _ := newGranting(t)
+	ctx, c := t.Context(), rig.Controller
+	capability := withAccess(mountCap(), spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)
+	v := rig.MustCreate(t, "v", capability)
+	request := func(id string, capability *spec.VolumeCapability) *spec.ControllerPublishVolumeRequest {
+		r := publishRequest(v, id)
+		r.VolumeCapability = capability
+		return r
+	}
+	for _, step := range []struct {
+		node       string
+		capability *spec.VolumeCapability
+		code       codes.Code
+	}{
+		{idOne, capability, codes.OK},
+		{idDPU, mountCap(), codes.FailedPrecondition},
+		{idDPU, withAccess(mountCap(), spec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), codes.InvalidArgument},
+		{idDPU, capability, codes.OK},
+	} {
+		_, err := c.ControllerPublishVolume(ctx, request(step.node, step.capability))
+		wantCode(t, err, step.code)
 	}
 }
 

@@ -119,7 +119,7 @@ type Deployment struct {
 	// read-only on several nodes. Requires MultiNode. Node ids are plain names.
 	Static bool
 	// StorageGrants: the storage admits exactly the nodes that have a grant
-	// (volume.Granter). The publish context is always empty, as DPF replaces the
+	// (volume.Granter). The publish context names no node, as DPF replaces the
 	// attachments of volumes in use when it changes. Requires ControllerPublish.
 	StorageGrants bool
 	// PlainNodeIDs: a node id can also be a name without addresses, which the

@@ -51,13 +51,14 @@ func (s *Controller) ControllerPublishVolume(ctx context.Context, r *spec.Contro
 	return &spec.ControllerPublishVolumeResponse{PublishContext: s.publishContext(r)}, nil
 }
 
-// publishContext is empty if the storage keeps other nodes out: a node service
-// then needs no proof of the grant.
+// publishContext names no node if the storage keeps other nodes out: a node
+// service then needs no proof of the grant. Such a storage admits a node for
+// writing too; the node service mounts the volume read-only.
 func (s *Controller) publishContext(r *spec.ControllerPublishVolumeRequest) map[string]string {
-	if s.deployment.StorageGrants {
-		return nil
+	properties := map[string]string{}
+	if !s.deployment.StorageGrants {
+		properties[keyGrantedTo] = s.deployment.nodeName(r.GetNodeId())
 	}
-	properties := map[string]string{keyGrantedTo: s.deployment.nodeName(r.GetNodeId())}
 	if r.GetReadonly() {
 		properties[keyGrantedReadOnly] = "true"
 	}
@@ -103,15 +104,10 @@ func (s *Controller) grant(ctx context.Context, g ledger.Grant, nodeID string, c
 	if _, err = s.grants.Grant(ctx, g); err != nil {
 		return err
 	}
-	return s.enforce(ctx, v.ID)
-}
-
-// enforce makes the storage admit the nodes that have a grant, and no others.
-func (s *Controller) enforce(ctx context.Context, id volume.ID) error {
 	if s.backend.Granter == nil {
 		return nil
 	}
-	return s.backend.Granter.Enforce(ctx, id)
+	return s.backend.Granter.Enforce(ctx, v.ID)
 }
 
 // client returns the node with an id, or NotFound.
@@ -159,12 +155,13 @@ func (s *Controller) ControllerUnpublishVolume(ctx context.Context, r *spec.Cont
 	); err != nil {
 		return nil, err
 	}
-	id := volume.ID(r.GetVolumeId())
+	id, node := volume.ID(r.GetVolumeId()), s.deployment.nodeName(r.GetNodeId())
+	var enforce func(context.Context) error
+	if g := s.backend.Granter; g != nil {
+		enforce = func(ctx context.Context) error { return g.Revoke(ctx, id, node) }
+	}
 	return &spec.ControllerUnpublishVolumeResponse{}, undo(ctx, s.operations, r, []string{grantKey(id)}, nil, func(ctx context.Context) error {
-		if err := s.grants.Revoke(ctx, id, s.deployment.nodeName(r.GetNodeId())); err != nil {
-			return err
-		}
-		return s.enforce(ctx, id)
+		return s.grants.Revoke(ctx, id, node, enforce)
 	})
 }
 

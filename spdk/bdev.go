@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"math"
 	"time"
 
@@ -73,6 +74,26 @@ type RBDDriver struct {
 // Bdev returns the bdev with a name, alias or UUID. NotFound: no such bdev.
 func (c *Client) Bdev(ctx context.Context, name string) (Bdev, error) {
 	return c.bdev(ctx, name, 0)
+}
+
+// LoadedBdev is Bdev for callers that act on NotFound. A process that has just
+// started shows an lvol store before it has opened all of its lvols: LoadedBdev
+// waits for them.
+func (c *Client) LoadedBdev(ctx context.Context, name string) (Bdev, error) {
+	b, err := c.Bdev(ctx, name)
+	if !errors.Is(err, NotFound) {
+		return b, err
+	}
+	if err := c.WaitForExamine(ctx); err != nil {
+		return Bdev{}, err
+	}
+	return c.Bdev(ctx, name)
+}
+
+// WaitForExamine waits until the process has examined all bdevs, and has opened
+// the lvols that it found.
+func (c *Client) WaitForExamine(ctx context.Context) error {
+	return c.Do(ctx, "bdev_wait_for_examine", nil)
 }
 
 // AwaitBdev waits until a bdev exists, in whole milliseconds. NotFound: the

@@ -146,6 +146,11 @@ type Granter interface {
 	// connect, and nothing that others send is accepted. It is idempotent; a
 	// missing volume is no error.
 	Enforce(ctx context.Context, id ID) error
+	// Revoke is Enforce when a node (empty: every node) loses its grant. It also
+	// shuts out a host that the storage admits without a grant, as after the
+	// adoption of a volume, if it is that of the node. After an error the host
+	// can still be admitted.
+	Revoke(ctx context.Context, id ID, node string) error
 }
 
 // Backend is an engine with its optional abilities; nil means not supported.

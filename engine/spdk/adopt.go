@@ -3,8 +3,11 @@ package spdk
 import (
 	"context"
 	"errors"
+	"maps"
+	"net/netip"
 	"slices"
 
+	"github.com/cleatproject/cleat/internal/ledger"
 	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -37,44 +40,77 @@ func (e *Engine) adopt(ctx context.Context, r *record) error {
 	if err != nil {
 		return err
 	}
-	if r.Hosts, err = t.presentHosts(ctx, r.nqn()); err != nil {
+	if r.Hosts, r.Evicting, err = t.presentHosts(ctx, r.nqn()); err != nil {
 		return t.explain(err, "read the hosts of volume %s", r.id())
 	}
 	r.Adopted = true
 	if err := e.put(ctx, nil, *r); err != nil {
 		return err
 	}
-	e.config.Logger.Info("volume adopted", "volume", r.id(), "hosts", r.Hosts)
+	e.config.Logger.Info("volume adopted", "volume", r.id(), "hosts", slices.Sorted(maps.Keys(r.Hosts)))
 	return nil
 }
 
-func (t *target) presentHosts(ctx context.Context, nqn string) (hosts []string, err error) {
+// presentHosts returns the hosts that are admitted by name, or connected where
+// every host is admitted, with their addresses.
+func (t *target) presentHosts(ctx context.Context, nqn string) (hosts map[string][]netip.Addr, anyHost bool, err error) {
 	s, err := t.Client.Subsystem(ctx, nqn)
 	if errors.Is(err, rpc.NotFound) {
-		return nil, nil
+		return nil, false, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
+	hosts = map[string][]netip.Addr{}
 	for _, h := range s.Hosts {
-		hosts = append(hosts, h.NQN)
+		hosts[h.NQN] = nil
 	}
 	if s.AllowAnyHost {
 		sessions, err := t.Client.SubsystemControllers(ctx, nqn)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		for _, c := range sessions {
-			hosts = append(hosts, c.HostNQN)
+			hosts[c.HostNQN] = nil
 		}
 	}
-	slices.Sort(hosts)
-	return slices.Compact(hosts), nil
+	pairs, err := t.Client.QueuePairs(ctx, nqn)
+	if err != nil {
+		return nil, false, err
+	}
+	addHostAddrs(hosts, addrsOf(pairs))
+	return hosts, s.AllowAnyHost, nil
 }
 
-// forgetHosts forgets the hosts of before the adoption that are not connected
-// any more: from now on, a host gets the volume by a grant.
-func (e *Engine) forgetHosts(ctx context.Context, r record) (record, error) {
+// addrsOf returns the addresses of connected hosts, by host NQN.
+func addrsOf(pairs []rpc.QueuePair) map[string][]netip.Addr {
+	from := map[string][]netip.Addr{}
+	for _, p := range pairs {
+		if a, ok := parseAddress(p.Peer); ok && !slices.Contains(from[p.HostNQN], a.Addr()) {
+			from[p.HostNQN] = append(from[p.HostNQN], a.Addr())
+		}
+	}
+	return from
+}
+
+// addHostAddrs adds missing addresses of known hosts, and reports whether there
+// were any.
+func addHostAddrs(hosts, from map[string][]netip.Addr) (changed bool) {
+	for host, known := range hosts {
+		for _, a := range from[host] {
+			if !slices.Contains(known, a) {
+				known, changed = append(slices.Clip(known), a), true
+			}
+		}
+		hosts[host] = known
+	}
+	return changed
+}
+
+// forgetHosts forgets the hosts of before the adoption that lose the volume, are
+// not connected any more, or have a grant: from now on, a host gets the volume by
+// a grant.
+func (e *Engine) forgetHosts(ctx context.Context, r record, loses func(host string) bool) (record, error) {
 	if len(r.Hosts) == 0 {
 		return r, nil
 	}
@@ -82,20 +118,32 @@ func (e *Engine) forgetHosts(ctx context.Context, r record) (record, error) {
 	if err != nil {
 		return r, err
 	}
+	granted, err := e.config.Ledger.Of(ctx, r.id())
+	if err != nil {
+		return r, err
+	}
 	sessions, err := t.Client.SubsystemControllers(ctx, r.nqn())
 	if err != nil {
 		if _, missing := t.Client.Subsystem(ctx, r.nqn()); errors.Is(missing, rpc.NotFound) {
-			return r, nil // the target has restarted: they come back
+			return e.withoutHosts(ctx, r, func(host string, _ []netip.Addr) bool { return loses(host) }) // the target has restarted: the others come back
 		}
 		return r, t.explain(err, "list the clients of volume %s", r.id())
 	}
-	left := r
-	left.Hosts = slices.DeleteFunc(slices.Clone(r.Hosts), func(host string) bool {
-		return !slices.ContainsFunc(sessions, func(c rpc.SubsystemController) bool { return c.HostNQN == host })
+	return e.withoutHosts(ctx, r, func(host string, _ []netip.Addr) bool {
+		return loses(host) || slices.ContainsFunc(granted, func(g ledger.Grant) bool { return e.hostNQN(g.Client) == host }) ||
+			!slices.ContainsFunc(sessions, func(c rpc.SubsystemController) bool { return c.HostNQN == host })
 	})
+}
+
+// withoutHosts removes some hosts of before the adoption from the record.
+func (e *Engine) withoutHosts(ctx context.Context, r record, leaves func(host string, addrs []netip.Addr) bool) (record, error) {
+	left := r
+	left.Hosts = maps.Clone(r.Hosts)
+	maps.DeleteFunc(left.Hosts, leaves)
 	if len(left.Hosts) == len(r.Hosts) {
 		return r, nil
 	}
+	left.Evicting = true
 	return left, e.put(ctx, &r, left)
 }
 

@@ -95,6 +95,7 @@ var crashCases = []struct {
 		return enginetest.Call{Modify: base.ID, Attributes: map[string]string{keyIOPS: "5000"}}
 	}},
 	{"enforce", []string{"export.removed", "export.admitted"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call { return enginetest.Call{Enforce: base.ID} }},
+	{"close", []string{"export.closed"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call { return enginetest.Call{Enforce: base.ID} }},
 	{"snapshot", []string{"snapshot.recorded", "snapshot.taken"}, func(base volume.Volume, _ volume.Snapshot) enginetest.Call {
 		return enginetest.Call{Snapshot: &volume.SnapshotRequest{Name: "new", Source: base.ID}}
 	}},
@@ -124,6 +125,10 @@ func TestKilled(t *testing.T) {
 				enginetest.Kill(t, childWork{call, r.targets[0].Socket(), database}, point)
 				with(func(e *Engine) {
 					r.listed(e)
+					if c.name == "close" { // not only the repeat ends what is left
+						testkit.Must(t, e.compare(testkit.Context(t), e.order[0]))
+						r.check(e, c.name, base)
+					}
 					testkit.Must(t, call.Do(testkit.Context(t), e.Backend()))
 					r.check(e, c.name, base)
 					r.removeAll(e)
@@ -144,9 +149,14 @@ func prepare(t *testing.T, r *rig, e *Engine, name string, work func(volume.Volu
 		r.interrupt(e, "new", 8)
 	}
 	publish(t, e, base.ID, node("n1", "192.0.2.1"))
+	if name == "close" { // every host was admitted
+		nqn := base.Locator.(access.NVMe).NQN
+		testkit.Must(t, r.client(0).AllowAnyHost(testkit.Context(t), nqn, true))
+		r.mustConnect(base, oldHost, "192.0.2.9")
+	}
 	if name == "enforce" { // n1 has to go, n2 to come
 		_, err := e.config.Ledger.Grant(testkit.Context(t), ledger.Grant{Volume: base.ID, Client: node("n2", "192.0.2.2"), Mode: "MULTI_NODE_MULTI_WRITER/block"})
-		testkit.Must(t, err, e.config.Ledger.Revoke(testkit.Context(t), base.ID, "n1"))
+		testkit.Must(t, err, e.config.Ledger.Revoke(testkit.Context(t), base.ID, "n1", nil))
 		r.mustConnect(base, access.HostNQN("n1"), "192.0.2.1")
 	}
 	return base, work(base, s)
@@ -182,6 +192,11 @@ func (r *rig) check(e *Engine, name string, base volume.Volume) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		r.t.Errorf("volumes after the repeat (-want +got):\n%s", diff)
+	}
+	if name == "close" {
+		if n := r.network.Controllers(base.Locator.(access.NVMe).NQN)[oldHost]; n > 0 {
+			r.t.Errorf("a host without a grant has %d sessions", n)
+		}
 	}
 	if name == "enforce" {
 		if n := r.network.Controllers(base.Locator.(access.NVMe).NQN)[access.HostNQN("n1")]; n > 0 {

@@ -90,6 +90,9 @@ func (b *build) run(ctx context.Context) (volume.Volume, error) {
 		found = false
 	}
 	if b.from, err = b.originOf(ctx, b.req.Source); err != nil {
+		if found && errs.KindOf(err) == errs.NotFound { // no repeat can complete it
+			err = errors.Join(err, b.discard(context.WithoutCancel(ctx), r))
+		}
 		return volume.Volume{}, err
 	}
 	if !found {
@@ -189,7 +192,9 @@ func describeSource(from *origin) string {
 
 func alias(store, lvol string) string { return store + "/" + lvol }
 
-// finish creates the lvol of a record, and exports it.
+// finish creates the lvol of a record, and exports it. Its errors but those of a
+// creation that was discarded are Unavailable: after others, a provisioner whose
+// claim is deleted does not call DeleteVolume.
 func (b *build) finish(ctx context.Context, r record) (volume.Volume, error) {
 	t, err := b.target(r.Target)
 	if err != nil {
@@ -198,25 +203,33 @@ func (b *build) finish(ctx context.Context, r record) (volume.Volume, error) {
 	bdev, err := b.lvol(ctx, t, r)
 	if err != nil {
 		if kind := errs.KindOf(err); kind == errs.Exhausted || kind == errs.NotFound || kind == errs.Invalid {
-			err = errors.Join(err, b.discard(context.WithoutCancel(ctx), r)) // a repeat can choose another place
+			discarded := b.discard(context.WithoutCancel(ctx), r) // a repeat can choose another place
+			if discarded == nil {
+				return volume.Volume{}, err
+			}
+			err = errors.Join(err, discarded)
 		}
-		return volume.Volume{}, err
+		return volume.Volume{}, incomplete(r, err)
 	}
 	crashpoint.Hit("create.created")
 	done := r
 	done.UUID, done.Size, done.FirstSize = bdev.UUID, bdev.Size(), bdev.Size()
 	if err := b.put(ctx, &r, done); err != nil {
-		return volume.Volume{}, err
+		return volume.Volume{}, incomplete(r, err)
 	}
 	crashpoint.Hit("create.completed")
 	if b.from != nil {
 		b.reap(ctx, t, alias(r.StoreName, r.source()))
 	}
 	if err := b.enforce(ctx, done); err != nil {
-		return volume.Volume{}, fmt.Errorf("volume %s is created, but not exported: %w", done.id(), err)
+		return volume.Volume{}, incomplete(r, fmt.Errorf("volume %s is created, but not exported: %w", done.id(), err))
 	}
 	crashpoint.Hit("create.exported")
 	return b.volume(done), nil
+}
+
+func incomplete(r record, err error) error {
+	return errs.Errorf(errs.Unavailable, "the creation of volume %s is not complete, repeat the call: %w", errs.Quote(r.Name), err)
 }
 
 // lvol returns the lvol of a record, and creates it if an earlier call has not.

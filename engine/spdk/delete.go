@@ -102,9 +102,11 @@ func (e *Engine) finishDelete(ctx context.Context, r record) error {
 // deleteLvol deletes an lvol, and the deleted snapshots that only it needed.
 // Unavailable: the whole store is missing.
 func (e *Engine) deleteLvol(ctx context.Context, t *target, store, storeName, name string) error {
-	bdev, err := t.Client.Bdev(ctx, name)
+	bdev, err := t.Client.LoadedBdev(ctx, name)
 	if err == nil {
-		err = t.Client.DeleteLvol(ctx, bdev.UUID)
+		if err = t.Client.DeleteLvol(ctx, bdev.UUID); err != nil {
+			t.unswept.Store(true) // if it is deleted, a repeat does not find its snapshot
+		}
 	}
 	if errors.Is(err, rpc.NotFound) {
 		err = e.lost(ctx, t, record{Store: store, StoreName: storeName}, err)
@@ -122,7 +124,7 @@ func (e *Engine) deleteLvol(ctx context.Context, t *target, store, storeName, na
 }
 
 // reap removes a snapshot that belongs to nothing any more, if SPDK allows, and
-// then those below. What is left is tried again by Run.
+// then those below. After an error Run sweeps the stores again.
 func (e *Engine) reap(ctx context.Context, t *target, bdevName string) {
 	for {
 		bdev, err := t.Client.Bdev(ctx, bdevName)
@@ -141,6 +143,7 @@ func (e *Engine) reap(ctx context.Context, t *target, bdevName string) {
 			err = e.forgetDeleted(ctx, t, bdev.UUID)
 		}
 		if err != nil {
+			t.unswept.Store(true)
 			e.config.Logger.Debug("snapshot not removed yet", "target", t.Name, "lvol", bdev.Aliases[0], "err", err)
 			return
 		}
@@ -166,6 +169,9 @@ func (e *Engine) forgetDeleted(ctx context.Context, t *target, uuid string) erro
 
 // sweep removes what interrupted calls left in the stores of a target.
 func (e *Engine) sweep(ctx context.Context, t *target) error {
+	if err := t.Client.WaitForExamine(ctx); err != nil { // an lvol that is not open yet is not listed
+		return t.explain(err, "wait for the lvol stores")
+	}
 	places, err := e.stores(ctx, settings{target: t.Name})
 	if err != nil {
 		return err

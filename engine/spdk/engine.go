@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
@@ -50,8 +51,9 @@ type Engine struct {
 	targets map[string]*target
 	order   []*target
 	locks   op.Locks // "name:" with the name of a volume, "snapshot:" with that of a snapshot
-	// answerTime is for targets whose answer the call can do without.
-	answerTime time.Duration
+	// answerTime is for targets whose answer the call can do without, enforceTime
+	// for the export of one volume.
+	answerTime, enforceTime time.Duration
 }
 
 var (
@@ -66,6 +68,9 @@ var (
 // target is a Target and what the last comparison found.
 type target struct {
 	Target
+
+	unswept  atomic.Bool // interrupted calls can have left lvols
+	compared atomic.Bool // known to be recorded
 
 	mu      sync.Mutex
 	failure error    // why the exports could not be compared
@@ -83,7 +88,7 @@ func New(c Config) (*Engine, error) {
 	if len(c.Targets) == 0 {
 		return nil, errs.Errorf(errs.Invalid, "no SPDK target is configured")
 	}
-	e := &Engine{config: c, targets: map[string]*target{}, answerTime: 5 * time.Second}
+	e := &Engine{config: c, targets: map[string]*target{}, answerTime: 5 * time.Second, enforceTime: time.Minute}
 	for _, t := range c.Targets {
 		switch {
 		case checkTargetName(t.Name) != nil:
@@ -94,6 +99,7 @@ func New(c Config) (*Engine, error) {
 			return nil, errs.Errorf(errs.Invalid, "target %s has no address", t.Name)
 		}
 		own := &target{Target: t}
+		own.unswept.Store(true)
 		e.targets[t.Name] = own
 		e.order = append(e.order, own)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -11,14 +12,26 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/internal/ledger"
 	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
 )
 
 // Enforce implements volume.Granter.
 func (e *Engine) Enforce(ctx context.Context, id volume.ID) error {
+	return e.correct(ctx, id, func(string) bool { return false })
+}
+
+// Revoke implements volume.Granter.
+func (e *Engine) Revoke(ctx context.Context, id volume.ID, node string) error {
+	return e.correct(ctx, id, func(host string) bool { return node == "" || host == e.config.HostNQN(node) })
+}
+
+// correct makes an export what the records say, without the hosts of before the
+// adoption that lose the volume.
+func (e *Engine) correct(ctx context.Context, id volume.ID, loses func(host string) bool) error {
 	err := e.locked(ctx, id, func(r record) error {
-		r, err := e.forgetHosts(ctx, r)
+		r, err := e.forgetHosts(ctx, r, loses)
 		if err != nil {
 			return err
 		}
@@ -34,20 +47,23 @@ func (e *Engine) Enforce(ctx context.Context, id volume.ID) error {
 const maxRounds = 5
 
 // enforce exports a volume, and admits the recorded clients and no others. It
-// runs under the lock of the volume. Another process can change the records
-// meanwhile: they are read again after clients were admitted.
+// runs under the lock of the volume, for a limited time: a session that does not
+// end must keep neither the lock nor the comparison. Another process can change
+// the records meanwhile: they are read again after clients were admitted.
 func (e *Engine) enforce(ctx context.Context, r record) error {
 	t, err := e.target(r.Target)
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, e.enforceTime)
+	defer cancel()
 	x := export{engine: e, target: t, record: r}
-	want, err := e.hosts(ctx, r)
+	desired, err := e.hosts(ctx, r)
 	if err != nil {
 		return err
 	}
 	for range maxRounds {
-		err := x.apply(ctx, want)
+		err := x.apply(ctx, desired)
 		if errs.KindOf(err) == errs.NotFound { // the volume exists, so a caller must not take it for deleted
 			err = errs.Errorf(errs.Unavailable, "the export has vanished meanwhile, perhaps with a restart of the target; repeat the call: %w", err)
 		}
@@ -58,10 +74,10 @@ func (e *Engine) enforce(ctx context.Context, r record) error {
 		if err != nil {
 			return err
 		}
-		if slices.Equal(now, want) {
-			return nil
+		if slices.Equal(now, desired) {
+			return x.evicting(ctx, false)
 		}
-		want = now
+		desired = now
 	}
 	return errs.Errorf(errs.Busy, "the clients of volume %s change all the time, retry", r.id())
 }
@@ -71,17 +87,17 @@ func (e *Engine) hosts(ctx context.Context, r record) ([]string, error) {
 	if r.Deleting {
 		return nil, nil
 	}
-	clients, err := e.config.Ledger.Admitted(ctx, r.id())
+	admitted, err := e.config.Ledger.Admitted(ctx, r.id())
 	if err != nil {
 		return nil, err
 	}
-	return e.hostNQNs(r, clients), nil
+	return e.hostNQNs(r, admitted), nil
 }
 
-func (e *Engine) hostNQNs(r record, clients []volume.Client) []string {
-	hosts := slices.Clone(r.Hosts)
-	for _, c := range clients {
-		hosts = append(hosts, e.hostNQN(c))
+func (e *Engine) hostNQNs(r record, admitted []ledger.Grant) []string {
+	hosts := slices.Collect(maps.Keys(r.Hosts))
+	for _, g := range admitted {
+		hosts = append(hosts, e.hostNQN(g.Client))
 	}
 	slices.Sort(hosts)
 	return slices.Compact(hosts)
@@ -103,7 +119,7 @@ type export struct {
 
 // apply makes the subsystem what it should be. Hosts are removed before others
 // are admitted, and the listener, without which no host connects, comes last.
-func (x export) apply(ctx context.Context, want []string) error {
+func (x *export) apply(ctx context.Context, desired []string) error {
 	s, err := x.subsystem(ctx)
 	if err != nil {
 		return err
@@ -113,32 +129,37 @@ func (x export) apply(ctx context.Context, want []string) error {
 		return err
 	}
 	for _, h := range s.Hosts {
-		if !slices.Contains(want, h.NQN) {
+		if !slices.Contains(desired, h.NQN) {
 			if err := x.remove(ctx, h.NQN); err != nil {
 				return err
 			}
 		}
 	}
 	if !s.AllowAnyHost && len(s.Listeners) > 0 {
-		if err := x.endOthers(ctx, s, want); err != nil {
+		if err := x.endOthers(ctx, s, desired); err != nil {
 			return err
 		}
 	}
-	for _, host := range want {
+	for _, host := range desired {
 		if err := x.admit(ctx, s, host); err != nil {
 			return err
 		}
 	}
 	if s.AllowAnyHost {
+		if err := x.evicting(ctx, true); err != nil {
+			return err
+		}
 		if err := x.target.Client.AllowAnyHost(ctx, s.NQN, false); err != nil {
 			return err
 		}
-		if err := x.endOthers(ctx, s, want); err != nil {
+		crashpoint.Hit("export.closed")
+		if err := x.endOthers(ctx, s, desired); err != nil {
 			return err
 		}
 	}
 	crashpoint.Hit("export.admitted")
-	if added && len(x.record.Attributes) > 0 {
+	// Without a listener an earlier call was interrupted, perhaps before the limits.
+	if (added || len(s.Listeners) == 0) && len(x.record.Attributes) > 0 {
 		if err := x.target.Client.SetQoS(ctx, x.record.UUID, qosOf(x.record.Attributes)); err != nil {
 			return err
 		}
@@ -146,17 +167,32 @@ func (x export) apply(ctx context.Context, want []string) error {
 	return x.listen(ctx, s)
 }
 
+// evicting records that sessions of hosts without a grant can be left, before
+// they lose their right, and that none is left.
+func (x *export) evicting(ctx context.Context, now bool) error {
+	if x.record.Evicting == now {
+		return nil
+	}
+	next := x.record
+	next.Evicting = now
+	if err := x.engine.put(ctx, &x.record, next); err != nil {
+		return err
+	}
+	x.record = next
+	return nil
+}
+
 // endOthers ends the sessions of hosts that are on no list: those of a host that
 // an interrupted call removed, or that connected while every host was admitted.
 // SPDK ends those of hosts that are removed from the list only: others are added
 // for that.
-func (x export) endOthers(ctx context.Context, s rpc.Subsystem, want []string) error {
+func (x *export) endOthers(ctx context.Context, s rpc.Subsystem, desired []string) error {
 	sessions, err := x.target.Client.SubsystemControllers(ctx, s.NQN)
 	if err != nil {
 		return err
 	}
 	for _, c := range sessions {
-		if slices.Contains(want, c.HostNQN) {
+		if slices.Contains(desired, c.HostNQN) {
 			continue
 		}
 		if err := x.admit(ctx, s, c.HostNQN); err != nil {
@@ -169,7 +205,7 @@ func (x export) endOthers(ctx context.Context, s rpc.Subsystem, want []string) e
 	return nil
 }
 
-func (x export) subsystem(ctx context.Context) (rpc.Subsystem, error) {
+func (x *export) subsystem(ctx context.Context) (rpc.Subsystem, error) {
 	nqn := x.record.nqn()
 	s, err := x.target.Client.Subsystem(ctx, nqn)
 	if !errors.Is(err, rpc.NotFound) {
@@ -184,7 +220,7 @@ func (x export) subsystem(ctx context.Context) (rpc.Subsystem, error) {
 }
 
 // namespace adds the lvol if it is missing.
-func (x export) namespace(ctx context.Context, s rpc.Subsystem) (added bool, err error) {
+func (x *export) namespace(ctx context.Context, s rpc.Subsystem) (added bool, err error) {
 	uuid := x.record.UUID
 	if len(s.Namespaces) > 0 {
 		if n := s.Namespaces[0]; len(s.Namespaces) > 1 || n.Bdev != uuid {
@@ -207,7 +243,7 @@ func (x export) namespace(ctx context.Context, s rpc.Subsystem) (added bool, err
 	return false, failure
 }
 
-func (x export) admit(ctx context.Context, s rpc.Subsystem, host string) error {
+func (x *export) admit(ctx context.Context, s rpc.Subsystem, host string) error {
 	if s.HasHost(host) {
 		return nil
 	}
@@ -223,7 +259,7 @@ func (x export) admit(ctx context.Context, s rpc.Subsystem, host string) error {
 }
 
 // remove removes a host and waits until none of its sessions is left.
-func (x export) remove(ctx context.Context, host string) error {
+func (x *export) remove(ctx context.Context, host string) error {
 	nqn := x.record.nqn()
 	if failure := x.target.Client.RemoveHost(ctx, nqn, host); failure != nil {
 		s, err := x.target.Client.Subsystem(ctx, nqn)
@@ -235,7 +271,8 @@ func (x export) remove(ctx context.Context, host string) error {
 		}
 	}
 	crashpoint.Hit("export.removed")
-	err := x.target.awaitEnd(ctx, nqn, func(c rpc.SubsystemController) bool { return c.HostNQN == host })
+	isSession := func(c rpc.SubsystemController) bool { return c.HostNQN == host }
+	err := awaitEnd(ctx, isSession, func() ([]rpc.SubsystemController, error) { return x.target.sessions(ctx, nqn) })
 	if err != nil {
 		return fmt.Errorf("host %s is admitted no more: %w", host, err)
 	}
@@ -243,7 +280,7 @@ func (x export) remove(ctx context.Context, host string) error {
 }
 
 // listen adds missing listeners, and the transport if the process is new.
-func (x export) listen(ctx context.Context, s rpc.Subsystem) error {
+func (x *export) listen(ctx context.Context, s rpc.Subsystem) error {
 	for _, a := range x.target.Addresses {
 		if listensOn(s, x.target.Transport, a) {
 			continue
@@ -278,10 +315,10 @@ func addressOf(transport string, a netip.AddrPort) rpc.NVMeAddress {
 	return rpc.NVMeAddress{Transport: strings.ToUpper(transport), Family: family, Address: a.Addr().String(), Service: strconv.Itoa(int(a.Port()))}
 }
 
-func listensOn(s rpc.Subsystem, transport string, want netip.AddrPort) bool {
+func listensOn(s rpc.Subsystem, transport string, at netip.AddrPort) bool {
 	return slices.ContainsFunc(s.Listeners, func(l rpc.NVMeAddress) bool {
 		a, ok := parseAddress(l)
-		return ok && a == want && strings.EqualFold(l.Transport, transport)
+		return ok && a == at && strings.EqualFold(l.Transport, transport)
 	})
 }
 

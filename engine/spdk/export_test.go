@@ -56,11 +56,10 @@ func TestRevokeAgain(t *testing.T) {
 	v := create(t, e, "v", volume.Source{})
 	publish(t, e, v.ID, node("n1", "192.0.2.1"))
 	s := r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
-	testkit.Must(t, e.config.Ledger.Revoke(testkit.Context(t), v.ID, "n1"))
 	brief, cancel := context.WithTimeout(testkit.Context(t), 50*time.Millisecond)
 	defer cancel()
-	wantKind(t, e.Enforce(brief, v.ID), "revoke with a short deadline", errs.Unavailable)
-	testkit.Must(t, e.Enforce(testkit.Context(t), v.ID))
+	wantKind(t, revoke(brief, e, v.ID, "n1"), "revoke with a short deadline", errs.Unavailable)
+	testkit.Must(t, revoke(testkit.Context(t), e, v.ID, "n1"))
 	if s.Alive() {
 		t.Error("the session of the revoked client is alive after the repeat")
 	}
@@ -133,9 +132,7 @@ func TestTwoControllers(t *testing.T) {
 	v := testkit.Value(both[0].Get(ctx, ids[0][0]))(t)
 	for round := range 10 {
 		calls.Go(func() { publish(t, both[round%2], v.ID, node("n1", "127.0.1.1")) })
-		calls.Go(func() {
-			testkit.Must(t, both[(round+1)%2].config.Ledger.Revoke(ctx, v.ID, "n1"), both[(round+1)%2].Enforce(ctx, v.ID))
-		})
+		calls.Go(func() { unpublish(t, both[(round+1)%2], v.ID, "n1") })
 		calls.Wait()
 	}
 	unpublish(t, both[0], v.ID, "n1")
@@ -285,6 +282,9 @@ func TestLimits(t *testing.T) {
 	testkit.Must(t, testkit.Err(e.Modify(ctx, v.ID, map[string]string{keyIOPS: "5000", keyReadMB: "7"})))
 	testkit.Must(t, r.targets[0].Restart())
 	r.offer(0)
+	// The first export is interrupted between namespace and limits.
+	r.targets[0].Inject(spdktest.Fault{Method: "bdev_set_qos_limit", Times: 1, Instead: spdktest.Drop})
+	wantKind(t, e.Enforce(ctx, v.ID), "interrupted", errs.Unavailable)
 	r.targets[0].Forget()
 	testkit.Must(t, e.Enforce(ctx, v.ID))
 	set := slices.DeleteFunc(r.targets[0].Calls(), func(c spdktest.Call) bool { return c.Method != "bdev_set_qos_limit" })

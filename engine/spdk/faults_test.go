@@ -27,8 +27,9 @@ import (
 func TestTargetHangs(t *testing.T) {
 	r := newRig(t, "one", "two")
 	e := r.engine()
-	e.answerTime = 100 * time.Millisecond
+	e.answerTime = time.Second
 	ctx := testkit.Context(t)
+	testkit.Must(t, e.compare(ctx, e.order[1]))
 	r.targets[1].Inject(spdktest.Fault{Instead: spdktest.Silence})
 	defer r.targets[1].Clear()
 	v := create(t, e, "v", volume.Source{})
@@ -42,6 +43,101 @@ func TestTargetHangs(t *testing.T) {
 	if len(conditions) != 1 || conditions[0].Reason != reasonUnreachable || conditions[0].Severity != volume.Degraded {
 		t.Errorf("conditions: %+v", conditions)
 	}
+}
+
+// A copy and a snapshot whose answers were lost, and whose source is deleted
+// then, are removed by the repeat, which cannot complete them.
+func TestSourceDeletedMeanwhile(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	calls := []func() error{
+		func() error { return testkit.Err(e.Create(ctx, request("copy", volume.Source{Volume: v.ID}))) },
+		func() error {
+			return testkit.Err(e.CreateSnapshot(ctx, volume.SnapshotRequest{Name: "s", Source: v.ID}))
+		},
+	}
+	for i, method := range []string{"bdev_lvol_clone", "bdev_lvol_snapshot"} {
+		r.targets[0].Inject(spdktest.Fault{Method: method, Times: 1, Then: spdktest.Drop})
+		wantKind(t, calls[i](), "a lost answer of "+method, errs.Unavailable)
+	}
+	testkit.Must(t, e.Delete(ctx, v.ID))
+	for _, call := range calls {
+		wantKind(t, call(), "the repeat", errs.NotFound)
+	}
+	r.removeAll(e)
+}
+
+// Deletions wait for a target that has just started: first its lvol store is
+// missing, then the store is listed, but not all of its lvols.
+func TestDeleteWhileTargetStarts(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v, foreign := create(t, e, "v", volume.Source{}), create(t, e, "foreign", volume.Source{})
+	testkit.Must(t, e.drop(ctx, testkit.Value(e.find(ctx, foreign.ID))(t)))
+	testkit.Must(t, r.targets[0].Restart())
+	for _, id := range []volume.ID{v.ID, foreign.ID} {
+		wantKind(t, e.Delete(ctx, id), "deletion without the lvol store", errs.Unavailable)
+	}
+	r.offer(0)
+	for _, id := range []volume.ID{v.ID, foreign.ID} {
+		_, uuid, _ := parseID(string(id))
+		r.targets[0].Inject(spdktest.Fault{Method: "bdev_get_bdevs", Name: uuid, Times: 1, Error: &spdktest.Error{Code: -19, Message: "No such device"}})
+		testkit.Must(t, e.Delete(ctx, id))
+	}
+	r.left(0)
+}
+
+// The answer of a deletion is lost: the snapshot that only this volume needed is
+// removed in the background.
+func TestSnapshotLeftByLostAnswer(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	r.run(e)
+	testkit.Eventually(t, "the first sweep", func() bool { return !e.order[0].unswept.Load() })
+	copied := create(t, e, "copy", volume.Source{Volume: v.ID})
+	testkit.Must(t, e.Delete(ctx, v.ID))
+	r.targets[0].Inject(spdktest.Fault{Method: "bdev_lvol_delete", Times: 1, Then: spdktest.Drop})
+	wantKind(t, e.Delete(ctx, copied.ID), "a lost answer", errs.Unavailable)
+	testkit.Must(t, e.Delete(ctx, copied.ID))
+	testkit.Eventually(t, "an empty target", func() bool { return len(r.lvols(0)) == 0 })
+}
+
+// One session that does not end keeps neither other volumes from being exported
+// again, nor the failure from being reported.
+func TestSessionDoesNotEnd(t *testing.T) {
+	r := newRig(t)
+	r.timing.RemoveHost = time.Hour
+	r.start(0)
+	e := r.engine()
+	e.enforceTime = 200 * time.Millisecond
+	ctx := testkit.Context(t)
+	v, other := create(t, e, "v", volume.Source{}), create(t, e, "other", volume.Source{})
+	publish(t, e, v.ID, node("n1", "192.0.2.1"))
+	r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
+	wantKind(t, revoke(ctx, e, v.ID, "n1"), "revoke", errs.Unavailable)
+	r.run(e)
+	testkit.Must(t, r.client(0).DeleteSubsystem(ctx, other.Locator.(access.NVMe).NQN))
+	testkit.EventuallyNil(t, "the export of another volume", func() error {
+		return testkit.Err(r.client(0).Subsystem(ctx, other.Locator.(access.NVMe).NQN))
+	})
+}
+
+// A creation that is not complete, and not undone, is Unavailable whatever the
+// cause: the provisioner repeats the call, also after the claim is deleted.
+func TestIncompleteCreation(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	r.targets[0].Inject(spdktest.Fault{Method: "nvmf_subsystem_add_ns", Times: 1, Error: &spdktest.Error{Code: -32602, Message: "Invalid parameters"}})
+	wantKind(t, testkit.Err(e.Create(ctx, request("v", volume.Source{}))), "export fails", errs.Unavailable)
+	v := create(t, e, "v", volume.Source{})
+	testkit.Must(t, e.Delete(ctx, v.ID))
+	r.left(0)
 }
 
 // A subsystem that vanishes during a call is no volume that is gone: the call
@@ -81,8 +177,7 @@ func (r *rig) calls(e *Engine) []func() error {
 			return testkit.Err(e.config.Ledger.Grant(ctx, ledger.Grant{Volume: copied.ID, Client: node("n1", "127.0.1.1"), Mode: "m"}))
 		},
 		func() error { return e.Enforce(ctx, copied.ID) },
-		func() error { return e.config.Ledger.Revoke(ctx, copied.ID, "n1") },
-		func() error { return e.Enforce(ctx, copied.ID) },
+		func() error { return revoke(ctx, e, copied.ID, "n1") },
 		func() error { return e.DeleteSnapshot(ctx, s.ID) },
 		func() error { return e.Delete(ctx, v.ID) },
 	}

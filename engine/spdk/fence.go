@@ -18,6 +18,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/store"
 	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -43,37 +44,57 @@ func (e *Engine) Apply(ctx context.Context, desired volume.FenceSet) error {
 func (e *Engine) applyAt(ctx context.Context, t *target, set *netipx.IPSet) error {
 	brief, cancel := context.WithTimeout(ctx, e.answerTime)
 	defer cancel()
-	unlisted := e.recordPeers(brief, t, set)
-	fenced, err := e.fencedGrants(ctx)
+	unread := e.recordPeers(brief, t, set)
+	fenced, concerned, err := e.concerned(ctx, t, len(set.Prefixes()) > 0)
 	if err != nil {
 		return err
 	}
-	if slices.ContainsFunc(fenced, func(g ledger.Grant) bool { name, _, _ := parseID(string(g.Volume)); return name == t.Name }) {
-		return errors.Join(unlisted, e.compare(ctx, t))
+	if !concerned {
+		_ = e.compare(brief, t) // Run repeats it
+		return nil
 	}
-	_ = e.compare(brief, t) // Run repeats it
+	return errors.Join(unread, e.awaitCalls(ctx, fenced), e.compare(ctx, t))
+}
+
+// concerned returns the grants of fenced clients on a target, and whether the
+// target can have clients to shut out: those, hosts without a grant, or hosts of
+// volumes that are not recorded.
+func (e *Engine) concerned(ctx context.Context, t *target, anyFence bool) (fenced []ledger.Grant, concerned bool, err error) {
+	if fenced, err = e.config.Ledger.Fenced(ctx); err != nil {
+		return nil, false, err
+	}
+	fenced = slices.DeleteFunc(fenced, func(g ledger.Grant) bool { name, _, _ := parseID(string(g.Volume)); return name != t.Name })
+	all, err := e.records(ctx)
+	if err != nil {
+		return nil, false, err
+	}
+	var known bool
+	err = e.config.Database.View(ctx, func(tx *store.Tx) error {
+		_, known, err = compared().Get(tx, t.Name)
+		return err
+	})
+	unlisted := slices.ContainsFunc(all, func(r record) bool { return r.Target == t.Name && (r.Evicting || len(r.Hosts) > 0) })
+	return fenced, len(fenced) > 0 || anyFence && (unlisted || !known), err
+}
+
+// awaitCalls waits for calls on the volumes of grants: one that has read the
+// records before the fence can still admit the client.
+func (e *Engine) awaitCalls(ctx context.Context, fenced []ledger.Grant) error {
+	for _, g := range fenced {
+		err := e.locked(ctx, g.Volume, func(record) error { return nil })
+		if err != nil && errs.KindOf(err) != errs.NotFound {
+			return err
+		}
+	}
 	return nil
 }
 
-// fencedGrants returns the grants of fenced clients.
-func (e *Engine) fencedGrants(ctx context.Context) ([]ledger.Grant, error) {
-	all, err := e.config.Ledger.All(ctx, "", 0)
-	if err != nil {
-		return nil, err
-	}
-	admitted, err := e.config.Ledger.AllAdmitted(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(all, func(g ledger.Grant) bool {
-		return slices.ContainsFunc(admitted[g.Volume], func(c volume.Client) bool { return c.Node == g.Client.Node })
-	}), nil
-}
-
 // recordPeers records the fenced addresses from which clients of a target are
-// connected, so that the fence covers them. Hosts that were adopted, which have
-// no record as clients, are dropped.
+// connected, so that the fence covers them. A volume without a record that has
+// such a client is adopted. Hosts of before the adoption are removed from the
+// record; compare then ends their sessions.
 func (e *Engine) recordPeers(ctx context.Context, t *target, set *netipx.IPSet) error {
+	unadopted := e.adoptUsed(ctx, t, set)
 	all, err := e.records(ctx)
 	if err != nil {
 		return err
@@ -91,12 +112,67 @@ func (e *Engine) recordPeers(ctx context.Context, t *target, set *netipx.IPSet) 
 	}
 	found, unread := e.connections(ctx, ids)
 	for i, r := range all {
-		for _, p := range found[i] {
-			a, ok := parseAddress(p.Peer)
-			if !ok || !set.Contains(a.Addr()) {
+		from := addrsOf(found[i])
+		for _, g := range admitted[r.id()] {
+			if now := from[e.hostNQN(g.Client)]; slices.ContainsFunc(now, set.Contains) {
+				if err := e.recordAddrs(ctx, g.Client.Node, now...); err != nil {
+					return err
+				}
+			}
+		}
+		fenced := func(host string, addrs []netip.Addr) bool {
+			return slices.ContainsFunc(addrs, set.Contains) || slices.ContainsFunc(from[host], set.Contains)
+		}
+		if !hasHost(r.Hosts, fenced) {
+			continue
+		}
+		if err := e.locked(ctx, r.id(), func(now record) error {
+			_, err := e.withoutHosts(ctx, now, fenced)
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	return errors.Join(unadopted, unread)
+}
+
+func hasHost(hosts map[string][]netip.Addr, is func(host string, addrs []netip.Addr) bool) bool {
+	for host, addrs := range hosts {
+		if is(host, addrs) {
+			return true
+		}
+	}
+	return false
+}
+
+// adoptUsed adopts the volumes without a record that a client is connected to
+// from a fenced address: after the loss of the records their sessions would
+// outlast the fence.
+func (e *Engine) adoptUsed(ctx context.Context, t *target, set *netipx.IPSet) error {
+	seen, err := t.subsystems(ctx)
+	if err != nil {
+		return err
+	}
+	all, err := e.records(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		delete(seen, r.nqn())
+	}
+	var ids []volume.ID
+	for nqn, s := range seen {
+		if uuid, ours := strings.CutPrefix(nqn, nqnPrefix); ours && len(s.Namespaces) > 0 {
+			ids = append(ids, volumeID(t.Name, uuid))
+		}
+	}
+	found, unread := e.connections(ctx, ids)
+	for i, id := range ids {
+		for _, addrs := range addrsOf(found[i]) {
+			if !slices.ContainsFunc(addrs, set.Contains) {
 				continue
 			}
-			if err := e.recordPeer(ctx, r, admitted[r.id()], p.HostNQN, a.Addr()); err != nil {
+			if err := e.locked(ctx, id, func(record) error { return nil }); err != nil && errs.KindOf(err) != errs.NotFound {
 				return err
 			}
 		}
@@ -104,23 +180,12 @@ func (e *Engine) recordPeers(ctx context.Context, t *target, set *netipx.IPSet) 
 	return unread
 }
 
-func (e *Engine) recordPeer(ctx context.Context, r record, clients []volume.Client, host string, from netip.Addr) error {
-	for _, c := range clients {
-		if e.hostNQN(c) == host {
-			return e.recordAddrs(ctx, c.Node, from)
-		}
-	}
-	if !slices.Contains(r.Hosts, host) {
-		return nil
-	}
-	return e.locked(ctx, r.id(), func(now record) error {
-		without := now
-		without.Hosts = slices.DeleteFunc(slices.Clone(now.Hosts), func(h string) bool { return h == host })
-		return e.put(ctx, &now, without)
-	})
-}
+// maxLearnt addresses of a client are its present ones.
+const maxLearnt = 16
 
-// recordAddrs adds addresses to the record of a client.
+// recordAddrs adds addresses to the record of a client. If they are too many, as
+// of a client that got new ones again and again, the earlier ones become former
+// ones, which fences cover as well.
 func (e *Engine) recordAddrs(ctx context.Context, node string, addrs ...netip.Addr) error {
 	c, _, err := e.config.Ledger.Client(ctx, node)
 	if err != nil {
@@ -131,6 +196,9 @@ func (e *Engine) recordAddrs(ctx context.Context, node string, addrs ...netip.Ad
 		if !slices.Contains(c.Addrs, a) {
 			c.Addrs = append(c.Addrs, a)
 		}
+	}
+	if len(c.Addrs) > maxLearnt {
+		c.Addrs = addrs
 	}
 	return e.config.Ledger.RecordClient(ctx, c)
 }
@@ -160,26 +228,17 @@ func noneIfMissing[T any](ctx context.Context, t *target, nqn string, list func(
 // Held implements volume.Fencer. It reads the host lists of the targets, and
 // returns nothing while a fenced client is on one.
 func (e *Engine) Held(ctx context.Context) ([]netip.Prefix, error) {
-	fences, err := e.config.Ledger.Fences(ctx)
-	if err != nil {
+	blocks, err := e.fencedBlocks(ctx)
+	if err != nil || len(blocks) == 0 {
 		return nil, err
 	}
-	var blocks []netip.Prefix
-	for _, f := range fences {
-		if f.IsDesired() {
-			blocks = append(blocks, f.Block)
-		}
-	}
-	if len(blocks) == 0 {
-		return nil, nil
-	}
-	fenced, err := e.fencedGrants(ctx)
+	hosts, err := e.fencedHosts(ctx, blocks)
 	if err != nil {
 		return nil, err
 	}
 	lists := map[string]map[string]rpc.Subsystem{}
-	for _, g := range fenced {
-		name, uuid, _ := parseID(string(g.Volume))
+	for id, fenced := range hosts {
+		name, uuid, _ := parseID(string(id))
 		t, err := e.target(name)
 		if err != nil {
 			return nil, err
@@ -189,11 +248,53 @@ func (e *Engine) Held(ctx context.Context) ([]netip.Prefix, error) {
 				return nil, err
 			}
 		}
-		if s := lists[name][nqnOf(uuid)]; s.AllowAnyHost || s.HasHost(e.hostNQN(g.Client)) {
+		if s := lists[name][nqnOf(uuid)]; s.AllowAnyHost || slices.ContainsFunc(fenced, s.HasHost) {
 			return nil, nil
 		}
 	}
 	return cidr.Merge(blocks)
+}
+
+// fencedHosts returns the host NQNs, by volume, that no list may have.
+func (e *Engine) fencedHosts(ctx context.Context, blocks []netip.Prefix) (map[volume.ID][]string, error) {
+	set, err := cidr.Set(blocks)
+	if err != nil {
+		return nil, err
+	}
+	fenced, err := e.config.Ledger.Fenced(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := e.records(ctx)
+	if err != nil {
+		return nil, err
+	}
+	hosts := map[volume.ID][]string{}
+	for _, g := range fenced {
+		hosts[g.Volume] = append(hosts[g.Volume], e.hostNQN(g.Client))
+	}
+	for _, r := range all {
+		for host, addrs := range r.Hosts {
+			if slices.ContainsFunc(addrs, set.Contains) {
+				hosts[r.id()] = append(hosts[r.id()], host)
+			}
+		}
+	}
+	return hosts, nil
+}
+
+// fencedBlocks returns the blocks of all fences.
+func (e *Engine) fencedBlocks(ctx context.Context) (blocks []netip.Prefix, err error) {
+	fences, err := e.config.Ledger.Fences(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range fences {
+		if f.IsDesired() {
+			blocks = append(blocks, f.Block)
+		}
+	}
+	return blocks, nil
 }
 
 // Sessions implements volume.Fencer: the connected hosts that are clients in the
@@ -211,7 +312,16 @@ func (e *Engine) Sessions(ctx context.Context, blocks []netip.Prefix) (all []vol
 	if err != nil {
 		return nil, err
 	}
+	records, err := e.records(ctx)
+	if err != nil {
+		return nil, err
+	}
 	hosts := map[volume.ID][]string{} // of clients in the blocks
+	for _, r := range records {
+		if r.Evicting || len(r.Hosts) > 0 {
+			hosts[r.id()] = append(hosts[r.id()], "")
+		}
+	}
 	for _, g := range grants {
 		hosts[g.Volume] = append(hosts[g.Volume], "")
 		if slices.ContainsFunc(inside, func(c volume.Client) bool { return c.Node == g.Client.Node }) {
@@ -277,8 +387,17 @@ func sessionID(target, uuid string, controller int) string {
 }
 
 // End implements volume.Fencer. Apply has removed the hosts, which ends their
-// sessions.
+// sessions, but a client can have connected from a fenced address since.
 func (e *Engine) End(ctx context.Context, sessions []volume.Session) error {
+	blocks, err := e.fencedBlocks(ctx)
+	if err != nil {
+		return err
+	}
+	set, err := cidr.Set(blocks)
+	if err != nil {
+		return err
+	}
+	corrected := map[*target]bool{}
 	for _, s := range sessions {
 		end := strings.LastIndexByte(s.ID, ':')
 		name, uuid, ok := parseID(s.ID[:max(end, 0)])
@@ -290,7 +409,18 @@ func (e *Engine) End(ctx context.Context, sessions []volume.Session) error {
 		if err != nil {
 			return err
 		}
-		if err := t.awaitEnd(ctx, nqnOf(uuid), func(c rpc.SubsystemController) bool { return c.ControllerID == controller }); err != nil {
+		if !corrected[t] {
+			corrected[t] = true
+			if err := errors.Join(e.recordPeers(ctx, t, set), e.compare(ctx, t)); err != nil {
+				return err
+			}
+		}
+		// After a restart of the target another client can have the number.
+		isSession := func(p rpc.QueuePair) bool {
+			peer, _ := parseAddress(p.Peer)
+			return p.ControllerID == controller && peer.Addr() == s.Client.Addr()
+		}
+		if err := awaitEnd(ctx, isSession, func() ([]rpc.QueuePair, error) { return t.pairs(ctx, nqnOf(uuid)) }); err != nil {
 			return t.explain(err, "end session %s of client %s", s.ID, s.Client)
 		}
 	}
@@ -300,17 +430,17 @@ func (e *Engine) End(ctx context.Context, sessions []volume.Session) error {
 // pollInterval of waiting for the end of sessions.
 const pollInterval = 50 * time.Millisecond
 
-// awaitEnd waits until a subsystem has no such session. Releases before 26.05
+// awaitEnd waits until the list has no such session. Releases before 26.05
 // remove a host before its sessions have ended.
-func (t *target) awaitEnd(ctx context.Context, nqn string, is func(rpc.SubsystemController) bool) error {
+func awaitEnd[T any](ctx context.Context, isSession func(T) bool, list func() ([]T, error)) error {
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
 	for {
-		left, err := t.sessions(ctx, nqn)
+		left, err := list()
 		if err != nil {
 			return err
 		}
-		if !slices.ContainsFunc(left, is) {
+		if !slices.ContainsFunc(left, isSession) {
 			return nil
 		}
 		select {

@@ -119,6 +119,12 @@ func TestFenceWithoutTarget(t *testing.T) {
 	v := testkit.Value(e.Create(ctx, req))(t)
 	publish(t, e, v.ID, node("n1", "192.0.2.1"))
 	f := enforcer(t, e)
+	// A target whose exports nobody has compared with the records can have any client.
+	r.targets[1].Kill()
+	wantKind(t, f.Fence(ctx, block("192.0.2.1/32")), "fence without a target that was never seen", errs.Unavailable)
+	testkit.Must(t, f.Unfence(ctx, block("192.0.2.1/32")), r.targets[1].Start())
+	r.offer(1)
+	testkit.Must(t, e.compare(ctx, e.order[1]))
 	r.targets[1].Kill()
 	testkit.Must(t, f.Fence(ctx, block("192.0.2.1/32")), f.Unfence(ctx, block("192.0.2.1/32")))
 	r.targets[0].Kill()
@@ -148,7 +154,7 @@ func TestFenceAtOnce(t *testing.T) {
 	}
 	r.atOnce("nvmf_subsystem_get_qpairs", func(ctx context.Context) error { return testkit.Err(e.Sessions(ctx, blocks)) })
 	for _, id := range ids {
-		testkit.Must(t, e.config.Ledger.Revoke(testkit.Context(t), id, "n1"))
+		testkit.Must(t, e.config.Ledger.Revoke(testkit.Context(t), id, "n1", nil))
 	}
 	r.atOnce("nvmf_subsystem_remove_host", func(ctx context.Context) error { return e.compare(ctx, e.order[0]) })
 	testkit.Must(t, e.compare(testkit.Context(t), e.order[0]))

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"time"
@@ -42,9 +43,13 @@ type record struct {
 	FirstSize int64  `json:"firstSize"`
 
 	// Adopted volumes are those of spdk-csi. Hosts are the host NQNs that were
-	// admitted then, without a grant.
-	Adopted bool     `json:"adopted,omitempty"`
-	Hosts   []string `json:"hosts,omitempty"`
+	// admitted then, without a grant, each with the addresses from which it was
+	// connected.
+	Adopted bool                    `json:"adopted,omitempty"`
+	Hosts   map[string][]netip.Addr `json:"hosts,omitempty"`
+	// Evicting: sessions of hosts without a grant can be left, as every host was
+	// admitted, or one of Hosts was removed.
+	Evicting bool `json:"evicting,omitempty"`
 }
 
 func (r record) id() volume.ID { return volumeID(r.Target, r.UUID) }
@@ -83,6 +88,10 @@ func volumes() store.Bucket[record]       { return store.Bucket[record]{Name: "v
 func snapshots() store.Bucket[snapRecord] { return store.Bucket[snapRecord]{Name: "snapshots"} }
 func names() store.Bucket[string]         { return store.Bucket[string]{Name: "names"} }
 func deleted() store.Bucket[snapRecord]   { return store.Bucket[snapRecord]{Name: "deleted"} }
+
+// compared has the targets that were found without unknown exports, by name: all
+// hosts of another one are perhaps unknown, as after the loss of the records.
+func compared() store.Bucket[struct{}] { return store.Bucket[struct{}]{Name: "compared"} }
 
 // context has the keys of spdk-csi's node plugin.
 func (r record) context() map[string]string {

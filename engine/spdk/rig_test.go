@@ -1,6 +1,7 @@
 package spdk
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -142,16 +143,25 @@ func node(name string, addrs ...string) volume.Client {
 	return c
 }
 
+func grant(t testing.TB, e *Engine, id volume.ID, c volume.Client) error {
+	g := ledger.Grant{Volume: id, Client: c, NameOnly: len(c.Addrs) == 0, Mode: "MULTI_NODE_MULTI_WRITER/block"}
+	_, err := e.config.Ledger.Grant(testkit.Context(t), g)
+	return err
+}
+
 // publish does what the CSI controller does.
 func publish(t testing.TB, e *Engine, id volume.ID, c volume.Client) {
 	t.Helper()
-	_, err := e.config.Ledger.Grant(testkit.Context(t), ledger.Grant{Volume: id, Client: c, Mode: "MULTI_NODE_MULTI_WRITER/block"})
-	testkit.Must(t, err, e.Enforce(testkit.Context(t), id))
+	testkit.Must(t, grant(t, e, id, c), e.Enforce(testkit.Context(t), id))
 }
 
 func unpublish(t testing.TB, e *Engine, id volume.ID, node string) {
 	t.Helper()
-	testkit.Must(t, e.config.Ledger.Revoke(testkit.Context(t), id, node), e.Enforce(testkit.Context(t), id))
+	testkit.Must(t, revoke(testkit.Context(t), e, id, node))
+}
+
+func revoke(ctx context.Context, e *Engine, id volume.ID, node string) error {
+	return e.config.Ledger.Revoke(ctx, id, node, func(ctx context.Context) error { return e.Revoke(ctx, id, node) })
 }
 
 // connect connects a host to a volume as its node plugin does.
@@ -233,7 +243,7 @@ func (r *rig) removeAll(e *Engine) {
 		testkit.Must(r.t, e.DeleteSnapshot(ctx, s.ID))
 	}
 	for _, v := range testkit.Value(e.List(ctx, "", 0))(r.t) {
-		testkit.Must(r.t, e.config.Ledger.Revoke(ctx, v.ID, ""), e.Delete(ctx, v.ID))
+		testkit.Must(r.t, e.config.Ledger.Revoke(ctx, v.ID, "", nil), e.Delete(ctx, v.ID))
 	}
 	for _, t := range e.order {
 		testkit.Must(r.t, e.sweep(ctx, t))

@@ -14,14 +14,16 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/ledger"
+	"github.com/cleatproject/cleat/internal/store"
 	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
 )
 
 // Run compares the exports of all targets with the records at each interval,
 // until the context ends: a target that has restarted gets all exports and hosts
-// again. It records the addresses of clients that have none, such as DPUs, for
-// fences.
+// again. It records the addresses of clients without any in their node id, such
+// as DPUs, for fences.
 func (e *Engine) Run(ctx context.Context) error {
 	var targets sync.WaitGroup
 	for _, t := range e.order {
@@ -34,12 +36,12 @@ func (e *Engine) Run(ctx context.Context) error {
 func (e *Engine) watch(ctx context.Context, t *target) {
 	ticker := time.NewTicker(e.config.Interval)
 	defer ticker.Stop()
-	swept := false
 	for {
 		err := e.compare(ctx, t)
-		if err == nil && !swept {
-			err = e.sweep(ctx, t)
-			swept = err == nil
+		if err == nil && t.unswept.Swap(false) {
+			if err = e.sweep(ctx, t); err != nil {
+				t.unswept.Store(true)
+			}
 		}
 		t.note(ctx, e, err)
 		select {
@@ -82,25 +84,25 @@ func (e *Engine) compare(ctx context.Context, t *target) error {
 		return err
 	}
 	failed := make([]error, len(all))
-	var repairs errgroup.Group
-	repairs.SetLimit(parallelRequests)
+	var volumes errgroup.Group
+	volumes.SetLimit(parallelRequests)
 	owned := map[string]bool{}
 	for i, r := range all {
 		if r.Target != t.Name || r.UUID == "" {
 			continue
 		}
 		owned[r.nqn()] = true
-		clients := admitted[r.id()]
-		if r.isVolume() && t.differs(seen, r, e.hostNQNs(r, clients)) {
-			repairs.Go(func() error {
+		grants := admitted[r.id()]
+		volumes.Go(func() error {
+			if r.isVolume() && t.differs(seen, r, e.hostNQNs(r, grants)) {
 				failed[i] = e.repair(ctx, r.id())
-				return nil
-			})
-		} else {
-			failed[i] = e.learn(ctx, t, r, clients)
-		}
+			} else {
+				failed[i] = e.learn(ctx, t, r, grants)
+			}
+			return nil
+		})
 	}
-	_ = repairs.Wait() // its errors are in failed
+	_ = volumes.Wait() // its errors are in failed
 	return few(append(failed, e.unknown(ctx, t, seen, owned)))
 }
 
@@ -135,9 +137,9 @@ func (t *target) subsystems(ctx context.Context) (map[string]rpc.Subsystem, erro
 }
 
 // differs reports whether an export is not as recorded.
-func (t *target) differs(seen map[string]rpc.Subsystem, r record, want []string) bool {
+func (t *target) differs(seen map[string]rpc.Subsystem, r record, desired []string) bool {
 	s, found := seen[r.nqn()]
-	if !found || s.AllowAnyHost || len(s.Namespaces) != 1 || s.Namespaces[0].Bdev != r.UUID {
+	if !found || s.AllowAnyHost || r.Evicting || len(s.Namespaces) != 1 || s.Namespaces[0].Bdev != r.UUID {
 		return true
 	}
 	for _, a := range t.Addresses {
@@ -145,7 +147,7 @@ func (t *target) differs(seen map[string]rpc.Subsystem, r record, want []string)
 			return true
 		}
 	}
-	return !slices.Equal(admittedBy(s), want)
+	return !slices.Equal(admittedBy(s), desired)
 }
 
 func admittedBy(s rpc.Subsystem) (hosts []string) {
@@ -156,32 +158,35 @@ func admittedBy(s rpc.Subsystem) (hosts []string) {
 	return hosts
 }
 
-// learn records the addresses of clients whose node id has none, while they are
-// connected.
-func (e *Engine) learn(ctx context.Context, t *target, r record, clients []volume.Client) error {
-	clients = slices.DeleteFunc(slices.Clone(clients), func(c volume.Client) bool { return len(c.Addrs) > 0 })
-	if len(clients) == 0 {
+// learn records the addresses of connected clients whose node id has none, and of
+// hosts of before the adoption.
+func (e *Engine) learn(ctx context.Context, t *target, r record, admitted []ledger.Grant) error {
+	named := slices.DeleteFunc(slices.Clone(admitted), func(g ledger.Grant) bool { return !g.NameOnly })
+	if len(named)+len(r.Hosts) == 0 {
 		return nil
 	}
 	pairs, err := t.pairs(ctx, r.nqn())
 	if err != nil {
 		return t.explain(err, "list the connections of volume %s", r.id())
 	}
-	for _, c := range clients {
-		var addrs []netip.Addr
-		for _, p := range pairs {
-			if a, ok := parseAddress(p.Peer); ok && p.HostNQN == e.hostNQN(c) {
-				addrs = append(addrs, a.Addr())
+	from := addrsOf(pairs)
+	for _, g := range named {
+		isNew := func(a netip.Addr) bool { return !slices.Contains(g.Client.Addrs, a) }
+		if now := from[e.hostNQN(g.Client)]; slices.ContainsFunc(now, isNew) {
+			if err := e.recordAddrs(ctx, g.Client.Node, now...); err != nil {
+				return err
 			}
 		}
-		if len(addrs) == 0 {
-			continue
-		}
-		if err := e.recordAddrs(ctx, c.Node, addrs...); err != nil {
-			return err
-		}
 	}
-	return nil
+	if !addHostAddrs(maps.Clone(r.Hosts), from) {
+		return nil
+	}
+	return e.locked(ctx, r.id(), func(now record) error {
+		next := now
+		next.Hosts = maps.Clone(now.Hosts)
+		addHostAddrs(next.Hosts, from)
+		return e.put(ctx, &now, next)
+	})
 }
 
 // unknown notes the subsystems with the names of volumes that no record has.
@@ -202,10 +207,15 @@ func (e *Engine) unknown(ctx context.Context, t *target, seen map[string]rpc.Sub
 		}
 	}
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	if len(foreign) > 0 && !slices.Equal(foreign, t.foreign) {
 		e.config.Logger.Warn("a target exports volumes that no record has, and they are left alone", "target", t.Name, "subsystems", foreign)
 	}
 	t.foreign = foreign
-	return failed
+	t.mu.Unlock()
+	if failed != nil || len(foreign) > 0 || t.compared.Load() {
+		return failed
+	}
+	err := e.config.Database.Update(ctx, func(tx *store.Tx) error { return compared().Put(tx, t.Name, struct{}{}) })
+	t.compared.Store(err == nil)
+	return err
 }

@@ -48,6 +48,9 @@ func (e *Engine) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest)
 	}
 	v, err := e.find(ctx, req.Source)
 	if err != nil {
+		if found && errs.KindOf(err) == errs.NotFound { // no repeat can complete it
+			err = errors.Join(err, e.discardSnapshot(context.WithoutCancel(ctx), r))
+		}
 		return volume.Snapshot{}, err
 	}
 	if !found {
@@ -106,8 +109,7 @@ func (e *Engine) discardSnapshot(ctx context.Context, r snapRecord) error {
 	if err := e.putSnapshot(ctx, &r, marked); err != nil {
 		return err
 	}
-	err = t.Client.DeleteLvol(ctx, alias(r.StoreName, r.lvol()))
-	if err != nil && !errors.Is(err, rpc.NotFound) {
+	if err := e.deleteLvol(ctx, t, r.Store, r.StoreName, alias(r.StoreName, r.lvol())); err != nil {
 		return t.explain(err, "remove the interrupted snapshot %s", errs.Quote(r.Name))
 	}
 	return e.dropSnapshot(ctx, marked, false)
@@ -255,10 +257,15 @@ type foreignLvol struct {
 }
 
 // foreignLvol reads an lvol of spdk-csi. NotFound: it does not exist, or it
-// belongs to something that is deleted.
+// belongs to something that is deleted. Unavailable: its store is perhaps
+// missing.
 func (e *Engine) foreignLvol(ctx context.Context, t *target, uuid string) (foreignLvol, error) {
-	bdev, err := t.Client.Bdev(ctx, uuid)
-	if err != nil && !errors.Is(err, rpc.NotFound) {
+	bdev, err := t.Client.LoadedBdev(ctx, uuid)
+	if errors.Is(err, rpc.NotFound) {
+		if missing := t.missesStore(ctx); missing != nil {
+			return foreignLvol{}, t.explain(missing, "look for lvol %s", uuid)
+		}
+	} else if err != nil {
 		return foreignLvol{}, t.explain(err, "look for lvol %s", uuid)
 	}
 	d := bdev.Driver.Lvol
@@ -274,4 +281,22 @@ func (e *Engine) foreignLvol(ctx context.Context, t *target, uuid string) (forei
 		return foreignLvol{}, errs.Errorf(errs.NotFound, "lvol %s of target %s is being deleted", uuid, t.Name)
 	}
 	return foreignLvol{name: name, store: d.StoreUUID, storeName: storeName, size: bdev.Size(), snapshot: d.Snapshot}, nil
+}
+
+// missesStore returns Unavailable if the target has not all of its lvol stores,
+// as when it has restarted without a bdev.
+func (t *target) missesStore(ctx context.Context) error {
+	stores, err := t.Client.LvolStores(ctx)
+	if err != nil {
+		return err
+	}
+	for _, name := range t.Stores {
+		if !slices.ContainsFunc(stores, func(s rpc.LvolStore) bool { return s.Name == name }) {
+			return errs.Errorf(errs.Unavailable, "lvol store %s is missing now; check that the target's configuration has its bdev", name)
+		}
+	}
+	if len(stores) == 0 {
+		return errs.Errorf(errs.Unavailable, "the target has no lvol store now; check that its configuration has the bdevs of its stores")
+	}
+	return nil
 }

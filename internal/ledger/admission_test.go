@@ -188,7 +188,7 @@ func (m *member) work(ctx context.Context, t *testing.T, l *Ledger, worker int) 
 		if _, err := l.Grant(context.Background(), grant); err != nil && !errors.Is(err, errs.Precondition) {
 			t.Error(err)
 		}
-		if err := l.Revoke(context.Background(), grant.Volume, ""); err != nil {
+		if err := l.Revoke(context.Background(), grant.Volume, "", nil); err != nil {
 			t.Error(err)
 		}
 		if m.fenced.Load() {

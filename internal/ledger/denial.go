@@ -32,61 +32,57 @@ func refuse(tx *store.Tx, c volume.Client, k known) error {
 	return d.refusal()
 }
 
-// Admitted returns the clients with a grant of a volume that no fence holds off,
-// sorted by node: those that the storage should admit. They have the addresses
-// of their records if the grant has none.
-func (l *Ledger) Admitted(ctx context.Context, id volume.ID) (admitted []volume.Client, err error) {
-	err = l.store.View(ctx, func(tx *store.Tx) error {
-		held, err := collect(grants().Prefix(tx, string(id)+separator))
-		if err == nil {
-			admitted, err = notFenced(tx, held)
-		}
-		return err
-	})
+// Admitted returns the grants of a volume whose clients the storage should
+// admit, sorted by node: those that no fence denies, and that are not being
+// revoked. Clients have the addresses of their records if the node was named without.
+func (l *Ledger) Admitted(ctx context.Context, id volume.ID) ([]Grant, error) {
+	admitted, _, err := l.divide(ctx, string(id)+separator)
+	return admitted[id], err
+}
+
+// AllAdmitted returns the grants of Admitted for each volume that has any.
+func (l *Ledger) AllAdmitted(ctx context.Context) (map[volume.ID][]Grant, error) {
+	admitted, _, err := l.divide(ctx, "")
 	return admitted, err
 }
 
-// AllAdmitted returns the clients of Admitted for each volume that has any.
-func (l *Ledger) AllAdmitted(ctx context.Context) (admitted map[volume.ID][]volume.Client, err error) {
+// Fenced returns the grants of fenced clients, also those being revoked, sorted
+// by volume and node.
+func (l *Ledger) Fenced(ctx context.Context) ([]Grant, error) {
+	_, fenced, err := l.divide(ctx, "")
+	return fenced, err
+}
+
+// divide reads the grants whose keys have a prefix.
+func (l *Ledger) divide(ctx context.Context, prefix string) (admitted map[volume.ID][]Grant, fenced []Grant, err error) {
 	err = l.store.View(ctx, func(tx *store.Tx) error {
-		admitted = map[volume.ID][]volume.Client{}
-		held, err := collect(grants().Range(tx, ""))
+		admitted, fenced = map[volume.ID][]Grant{}, nil
+		held, err := collect(grants().Prefix(tx, prefix))
 		if err != nil {
 			return err
 		}
 		for _, g := range held {
-			clients, err := notFenced(tx, []Grant{g})
+			k, _, err := clients().Get(tx, g.Client.Node)
 			if err != nil {
 				return err
 			}
-			if len(clients) > 0 {
-				admitted[g.Volume] = append(admitted[g.Volume], clients...)
+			d, err := denialOf(tx, g.Client, k)
+			if err != nil {
+				return err
+			}
+			if g.NameOnly || len(g.Client.Addrs) == 0 {
+				g.Client.Addrs = k.Client.Addrs
+			}
+			switch {
+			case d != nil && d.fence.IsDesired():
+				fenced = append(fenced, g)
+			case !g.Revoking:
+				admitted[g.Volume] = append(admitted[g.Volume], g)
 			}
 		}
 		return nil
 	})
-	return admitted, err
-}
-
-func notFenced(tx *store.Tx, held []Grant) (all []volume.Client, err error) {
-	for _, g := range held {
-		k, _, err := clients().Get(tx, g.Client.Node)
-		if err != nil {
-			return nil, err
-		}
-		d, err := denialOf(tx, g.Client, k)
-		if err != nil {
-			return nil, err
-		}
-		if d != nil && d.fence.IsDesired() {
-			continue
-		}
-		if len(g.Client.Addrs) == 0 {
-			g.Client.Addrs = k.Client.Addrs
-		}
-		all = append(all, g.Client)
-	}
-	return all, nil
+	return admitted, fenced, err
 }
 
 // denialOf returns nil for a client that is not fenced.

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -265,7 +266,7 @@ func TestAdmitted(t *testing.T) {
 		}
 		var got []string
 		for _, c := range testkit.Value(l.Admitted(t.Context(), "v"))(t) {
-			got = append(got, c.Node)
+			got = append(got, c.Client.Node)
 		}
 		if !slices.Equal(got, step.want) {
 			t.Errorf("phase %q: admitted %q, want %q", step.phase, got, step.want)
@@ -273,5 +274,40 @@ func TestAdmitted(t *testing.T) {
 		if all := testkit.Value(l.AllAdmitted(t.Context()))(t); len(all) != 1 || len(all["v"]) != len(step.want) {
 			t.Errorf("phase %q: all that are admitted are %v, want %q of v", step.phase, all, step.want)
 		}
+	}
+}
+
+// A grant that is being revoked admits nobody, keeps other nodes out, and shows
+// a fence where its client was.
+func TestRevoking(t *testing.T) {
+	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
+	ctx := t.Context()
+	grant := func(node string) error {
+		_, err := l.Grant(ctx, Grant{Volume: "v", Client: client(node, "192.0.2.1"), Mode: "SINGLE_NODE_WRITER/mount"})
+		return err
+	}
+	failed := errors.New("the storage does not answer")
+	revoke := func() error { return l.Revoke(ctx, "v", "n1", func(context.Context) error { return failed }) }
+	testkit.Must(t, grant("n1"))
+	if err := revoke(); !errors.Is(err, failed) {
+		t.Fatalf("revoke: %v, want %v", err, failed)
+	}
+	if all := testkit.Value(l.Admitted(ctx, "v"))(t); len(all) != 0 {
+		t.Errorf("admitted while it is being revoked: %v", all)
+	}
+	testkit.WantError(t, "a grant to another node", grant("n2"), errs.Precondition, "n1")
+	setFences(t, l, fenceOf("192.0.2.1/32", "a", volume.Fencing))
+	if all := testkit.Value(l.Fenced(ctx))(t); len(all) != 1 || all[0].Client.Node != "n1" {
+		t.Errorf("grants of fenced clients: %v", all)
+	}
+	setFences(t, l)
+	// The node gets the volume again, and keeps it if that happens during the call.
+	testkit.Must(t, grant("n1"), l.Revoke(ctx, "v", "n1", func(context.Context) error { return grant("n1") }))
+	if all := testkit.Value(l.Admitted(ctx, "v"))(t); len(all) != 1 {
+		t.Errorf("admitted after a grant: %v", all)
+	}
+	testkit.Must(t, l.Revoke(ctx, "v", "", func(context.Context) error { return nil }))
+	if all := testkit.Value(l.Of(ctx, "v"))(t); len(all) != 0 {
+		t.Errorf("left: %v", all)
 	}
 }

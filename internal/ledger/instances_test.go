@@ -89,7 +89,7 @@ func TestInstancesAreKept(t *testing.T) {
 	testkit.Must(t, l.RecordInstances(t.Context(), []Instance{instanceOf("open", "192.0.2.1", 3)}))
 	wantInstances(t, l, "0.0.0.0/0", "fenced@192.0.2.2/5", "fenced@198.51.100.9/4", "granted@192.0.2.1/1", "open@192.0.2.1/3")
 	setFences(t, l)
-	testkit.Must(t, l.Revoke(t.Context(), "granted", "n1"), l.RecordInstances(t.Context(), nil))
+	testkit.Must(t, l.Revoke(t.Context(), "granted", "n1", nil), l.RecordInstances(t.Context(), nil))
 	wantInstances(t, l, "0.0.0.0/0", "open@192.0.2.1/3")
 }
 

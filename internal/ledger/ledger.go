@@ -19,8 +19,12 @@ type Grant struct {
 	ReadOnly bool          `json:"readOnly,omitempty"`
 	// NameOnly: the node was named without addresses, also if Client has those
 	// of an earlier record. It is ignored in comparisons.
-	NameOnly bool      `json:"nameOnly,omitempty"`
-	Mode     string    `json:"mode"`    // in the terms of the contract, see isShared
+	NameOnly bool `json:"nameOnly,omitempty"`
+	// Revoking: the storage admits the client no more, or is being made to. The
+	// grant still keeps other nodes out, and a fence of the client still covers
+	// the volume.
+	Revoking bool      `json:"revoking,omitempty"`
+	Mode     string    `json:"mode"`    // in the terms of the contract, see IsShared
 	Granted  time.Time `json:"granted"` // ignored in comparisons
 }
 
@@ -67,7 +71,7 @@ func (l *Ledger) Grant(ctx context.Context, g Grant) (recorded Grant, err error)
 			return err
 		}
 		var again bool
-		if recorded, again, err = admit(g, held); err != nil || again {
+		if recorded, again, err = admit(g, held); err != nil || again && !recorded.Revoking {
 			return err
 		}
 		recorded = g
@@ -112,18 +116,18 @@ func admit(g Grant, held []Grant) (recorded Grant, again bool, err error) {
 		}
 	}
 	for _, h := range held {
-		if h.Mode != g.Mode || !isShared(g.Mode) {
-			return Grant{}, false, errs.Errorf(errs.Precondition, "volume %s is granted to node %s since %s with mode %s, the request has mode %s; unpublish it there first, several nodes need the same MULTI_NODE mode of a block volume",
+		if h.Mode != g.Mode || !IsShared(g.Mode) {
+			return Grant{}, false, errs.Errorf(errs.Precondition, "volume %s is granted to node %s since %s with mode %s, the request has mode %s; unpublish it there first, several nodes need the same MULTI_NODE mode of a block volume, or MULTI_NODE_READER_ONLY",
 				g.Volume, h.Client.Node, h.Granted.UTC().Format(time.RFC3339), h.Mode, g.Mode)
 		}
 	}
 	return Grant{}, false, nil
 }
 
-// isShared reports whether several nodes can have a volume with this mode. Each
+// IsShared reports whether several nodes can have a volume with this mode. Each
 // of them can be read-only: that limits the node, not the mode.
-func isShared(mode string) bool {
-	return strings.HasPrefix(mode, "MULTI_NODE_") && strings.HasSuffix(mode, "/block")
+func IsShared(mode string) bool {
+	return strings.HasPrefix(mode, "MULTI_NODE_") && strings.HasSuffix(mode, "/block") || mode == "MULTI_NODE_READER_ONLY/mount"
 }
 
 func same(a, b Grant) bool {
@@ -142,9 +146,45 @@ func describe(g Grant) string {
 }
 
 // Revoke removes the grant of a volume to a node, or to all nodes if node is
-// empty. It is idempotent. Call it only after the backend has revoked access; a
-// backend with a volume.Granter does so afterwards, from the record.
-func (l *Ledger) Revoke(ctx context.Context, id volume.ID, node string) error {
+// empty. It is idempotent. If enforce is not nil, the grant is recorded as being
+// revoked, enforce makes the storage shut the client out, and only then is the
+// grant removed: until then nobody else gets the volume, and a fence looks for
+// sessions of the client. Otherwise nothing but the record admits the client, or
+// the caller has shut it out before.
+func (l *Ledger) Revoke(ctx context.Context, id volume.ID, node string, enforce func(context.Context) error) error {
+	if enforce == nil {
+		return l.changeGrants(ctx, id, node, removeGrant)
+	}
+	err := l.changeGrants(ctx, id, node, func(tx *store.Tx, g Grant) error {
+		if g.Revoking {
+			return nil
+		}
+		g.Revoking = true
+		return grants().Put(tx, key(id, g.Client.Node), g)
+	})
+	if err != nil {
+		return err
+	}
+	if err := enforce(ctx); err != nil {
+		return err
+	}
+	return l.changeGrants(ctx, id, node, func(tx *store.Tx, g Grant) error {
+		if !g.Revoking { // granted again meanwhile, by another controller
+			return nil
+		}
+		return removeGrant(tx, g)
+	})
+}
+
+func removeGrant(tx *store.Tx, g Grant) error {
+	if err := grants().Delete(tx, key(g.Volume, g.Client.Node)); err != nil {
+		return err
+	}
+	return byNode().Delete(tx, g.Client.Node+separator+string(g.Volume))
+}
+
+// changeGrants calls change for the grants of a volume to a node, or to all.
+func (l *Ledger) changeGrants(ctx context.Context, id volume.ID, node string, change func(*store.Tx, Grant) error) error {
 	return l.store.Update(ctx, func(tx *store.Tx) error {
 		held, err := collect(grants().Prefix(tx, string(id)+separator))
 		if err != nil {
@@ -154,10 +194,7 @@ func (l *Ledger) Revoke(ctx context.Context, id volume.ID, node string) error {
 			if node != "" && h.Client.Node != node {
 				continue
 			}
-			if err := grants().Delete(tx, key(id, h.Client.Node)); err != nil {
-				return err
-			}
-			if err := byNode().Delete(tx, h.Client.Node+separator+string(id)); err != nil {
+			if err := change(tx, h); err != nil {
 				return err
 			}
 		}

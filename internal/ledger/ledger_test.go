@@ -72,7 +72,7 @@ func TestGrantRevokeAndWhatIsKept(t *testing.T) {
 		t.Errorf("after a restart: %v %s", err, diff)
 	}
 	for _, node := range []string{"n2", "n1", "n1", ""} {
-		if err := l.Revoke(t.Context(), "v1", node); err != nil {
+		if err := l.Revoke(t.Context(), "v1", node, nil); err != nil {
 			t.Error(err)
 		}
 		if held, err := l.Of(t.Context(), "v1"); err != nil || (len(held) == 1) != (node == "n2") {
@@ -240,14 +240,14 @@ func TestLedgerIsAMap(t *testing.T) {
 			if rapid.Bool().Draw(rt, "all nodes") {
 				node = ""
 			}
-			testkit.Must(rt, l.Revoke(t.Context(), volume.ID(id), node))
+			testkit.Must(rt, l.Revoke(t.Context(), volume.ID(id), node, nil))
 			if node == "" || model[id] == node {
 				delete(model, id)
 			}
 		}
 		checkModel(rt, t, l, model)
 		for id := range model {
-			testkit.Must(rt, l.Revoke(t.Context(), volume.ID(id), ""))
+			testkit.Must(rt, l.Revoke(t.Context(), volume.ID(id), "", nil))
 		}
 		_ = s.View(t.Context(), func(tx *store.Tx) error {
 			for e := range byNode().Range(tx, "") {
@@ -389,7 +389,7 @@ func TestRevokeOfAFencedNode(t *testing.T) {
 	testkit.Value(l.Grant(t.Context(), g))(t)
 	setFences(t, l, fenceOf("192.0.2.1/32", "a", volume.Fenced))
 	testkit.WantError(t, "the same again", testkit.Err(l.Grant(t.Context(), g)), errs.Precondition)
-	testkit.Must(t, l.Revoke(t.Context(), "v", "n1"))
+	testkit.Must(t, l.Revoke(t.Context(), "v", "n1", nil))
 	if held, err := l.Of(t.Context(), "v"); err != nil || len(held) != 0 {
 		t.Errorf("grants: %v, %v", held, err)
 	}

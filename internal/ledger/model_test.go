@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -25,10 +26,12 @@ type model struct {
 	now    map[string][]netip.Addr
 	former map[string][]netip.Addr
 	grants map[string]map[string]string // modes by volume and node
+	// revoking has "VOLUME at NODE" of grants whose revocation has failed.
+	revoking map[string]bool
 }
 
 func newModel() *model {
-	return &model{fences: map[string]volume.Fence{}, now: map[string][]netip.Addr{}, former: map[string][]netip.Addr{}, grants: map[string]map[string]string{}}
+	return &model{fences: map[string]volume.Fence{}, now: map[string][]netip.Addr{}, former: map[string][]netip.Addr{}, grants: map[string]map[string]string{}, revoking: map[string]bool{}}
 }
 
 func (m *model) isDenied(a netip.Addr) bool {
@@ -143,13 +146,22 @@ func grantAction(t *rapid.T) action {
 	c := who(t)
 	if rapid.IntRange(0, 3).Draw(t, "revoke") == 0 {
 		node := rapid.SampledFrom([]string{"", c.Node}).Draw(t, "of node")
-		return action{fmt.Sprintf("revoke %s of %q", id, node), func(t *testing.T, l *Ledger) string {
-			return kind(l.Revoke(t.Context(), volume.ID(id), node))
+		var enforced error
+		if rapid.Bool().Draw(t, "the storage fails") {
+			enforced = errs.Errorf(errs.Unavailable, "the storage fails")
+		}
+		return action{fmt.Sprintf("revoke %s of %q: %v", id, node, enforced), func(t *testing.T, l *Ledger) string {
+			return kind(l.Revoke(t.Context(), volume.ID(id), node, func(context.Context) error { return enforced }))
 		}, func(m *model) string {
-			if delete(m.grants[id], node); node == "" {
-				delete(m.grants, id)
+			for has := range m.grants[id] {
+				if node != "" && node != has {
+					continue
+				}
+				if m.revoking[id+" at "+has] = enforced != nil; enforced == nil {
+					delete(m.grants[id], has)
+				}
 			}
-			return "ok"
+			return kind(enforced)
 		}}
 	}
 	mode := rapid.SampledFrom([]string{"SINGLE_NODE_WRITER/block", sharedMode, "MULTI_NODE_READER_ONLY/block"}).Draw(t, "mode")
@@ -177,6 +189,7 @@ func grantAction(t *rapid.T) action {
 			m.grants[id] = map[string]string{}
 		}
 		m.grants[id][c.Node] = mode
+		m.revoking[id+" at "+c.Node] = false
 		return "ok"
 	}}
 }
@@ -254,7 +267,10 @@ func checkClients(rt *rapid.T, t *testing.T, l *Ledger, m *model) {
 func checkGrants(rt *rapid.T, t *testing.T, l *Ledger, m *model) {
 	got := map[string]string{}
 	for _, g := range testkit.Value(l.All(t.Context(), "", 0))(rt) {
-		got[string(g.Volume)+" at "+g.Client.Node] = g.Mode
+		at := string(g.Volume) + " at " + g.Client.Node
+		if got[at] = g.Mode; g.Revoking != m.revoking[at] {
+			rt.Fatalf("%s is being revoked: %t, want %t", at, g.Revoking, m.revoking[at])
+		}
 	}
 	want := map[string]string{}
 	for id, nodes := range m.grants {
@@ -376,7 +392,7 @@ func BenchmarkGrant(b *testing.B) {
 			l, c, _ := crowded(b, n)
 			for b.Loop() {
 				testkit.Value(l.Grant(b.Context(), Grant{Volume: "v", Client: c, Mode: "m"}))(b)
-				testkit.Must(b, l.Revoke(b.Context(), "v", "n"))
+				testkit.Must(b, l.Revoke(b.Context(), "v", "n", nil))
 			}
 		})
 	}

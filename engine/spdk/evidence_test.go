@@ -1,0 +1,200 @@
+package spdk
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/internal/store/storetest"
+	"github.com/cleatproject/cleat/spdk/spdktest"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// Fences whose evidence is not in the grants: none is confirmed while a session
+// of a fenced client is left.
+
+const oldHost = "nqn.2014-08.org.example:old" // of before the adoption
+
+// disconnect keeps controllers from a target, whose data path goes on.
+func (r *rig) disconnect() { r.targets[0].Inject(spdktest.Fault{Instead: spdktest.Drop}) }
+
+// unconfirmed fences a block while no controller reaches the target, and again
+// when it answers.
+func (r *rig) unconfirmed(e *Engine, text string, s session) {
+	r.t.Helper()
+	r.disconnect()
+	f := enforcer(r.t.(*testing.T), e)
+	wantKind(r.t, f.Fence(testkit.Context(r.t), block(text)), "fence without the target", errs.Unavailable)
+	r.targets[0].Clear()
+	testkit.Must(r.t, f.Fence(testkit.Context(r.t), block(text)))
+	if s.Alive() {
+		r.t.Error("the fence is confirmed, and a session of the client is alive")
+	}
+}
+
+// An unpublish that has not reached the target.
+func TestFenceAfterHalfOfUnpublish(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	v := create(t, e, "v", volume.Source{})
+	publish(t, e, v.ID, node("n1", "192.0.2.1"))
+	s := r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
+	testkit.Must(t, e.compare(testkit.Context(t), e.order[0]))
+	r.disconnect()
+	wantKind(t, revoke(testkit.Context(t), e, v.ID, "n1"), "unpublish", errs.Unavailable)
+	r.unconfirmed(e, "192.0.2.1/32", s)
+}
+
+// A host of before the adoption, which has no grant: connected, and later not.
+func TestFenceOfAdoptedHost(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := r.adopted(e, "v", oldHost, "192.0.2.9")
+	s := r.mustConnect(v, oldHost, "192.0.2.9")
+	testkit.Must(t, e.compare(ctx, e.order[0]))
+	r.unconfirmed(e, "192.0.2.9/32", s)
+	r.refused(v, oldHost)
+
+	v = r.adopted(e, "w", oldHost, "192.0.2.8")
+	r.mustConnect(v, oldHost, "192.0.2.8").Close()
+	testkit.Must(t, enforcer(t, e).Fence(ctx, block("192.0.2.8/32")))
+	r.refused(v, oldHost)
+}
+
+// adopted returns a volume that a host had before its adoption, from an address.
+func (r *rig) adopted(e *Engine, name, host, from string) volume.Volume {
+	r.t.Helper()
+	ctx := testkit.Context(r.t)
+	v := create(r.t, e, name, volume.Source{})
+	nqn := v.Locator.(access.NVMe).NQN
+	testkit.Must(r.t, e.drop(ctx, testkit.Value(e.find(ctx, v.ID))(r.t)), r.client(0).AllowAnyHost(ctx, nqn, true))
+	s := r.mustConnect(v, host, from)
+	testkit.Must(r.t, testkit.Err(e.own(ctx, v.ID)), e.compare(ctx, e.order[0]))
+	s.Close()
+	return v
+}
+
+// The records are lost: a fence adopts the volume that a fenced address uses.
+func TestFenceAfterLossOfRecords(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	v, other := create(t, e, "v", volume.Source{}), create(t, e, "other", volume.Source{})
+	publish(t, e, v.ID, node("n1", "192.0.2.1"))
+	publish(t, e, other.ID, node("n2", "192.0.2.2"))
+	s := r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
+	goesOn := r.mustConnect(other, access.HostNQN("n2"), "192.0.2.2")
+	r.object = storetest.NewObject(store.ErrChanged)
+	e = r.engine()
+	r.unconfirmed(e, "192.0.2.1/32", s)
+	if !goesOn.Alive() {
+		t.Error("the session of another client has ended")
+	}
+}
+
+// After the loss of the records a node has its volume without a grant. When the
+// node loses the volume, its session ends before another one gets it.
+func TestUnpublishOfAdoptedNode(t *testing.T) {
+	for name, nodes := range map[string]struct{ published, unpublished string }{
+		"published again":       {"n1", "n1"},
+		"not published again":   {"", "n1"},
+		"from all nodes":        {"", ""},
+		"all after a publish":   {"n1", ""},
+		"another one publishes": {"n2", "n1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, "one")
+			v := create(t, r.engine(), "v", volume.Source{})
+			old := r.engine()
+			publish(t, old, v.ID, node("n1", "192.0.2.1"))
+			s := r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
+			r.object = storetest.NewObject(store.ErrChanged)
+			e := r.engine()
+			if nodes.published != "" {
+				publish(t, e, v.ID, node(nodes.published, "192.0.2.1"))
+				if !s.Alive() {
+					t.Error("the adoption has ended the session")
+				}
+			}
+			unpublish(t, e, v.ID, nodes.unpublished)
+			if s.Alive() {
+				t.Error("the session is alive after the unpublish")
+			}
+			r.refused(v, access.HostNQN("n1"))
+		})
+	}
+}
+
+// A repair that has read the records before the fence admits the client after
+// it: the fence is confirmed later.
+func TestFenceDuringRepair(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	testkit.Must(t, grant(t, e, v.ID, node("n1", "192.0.2.1"))) // a publish that was killed then
+	r.targets[0].Forget()
+	r.targets[0].Inject(spdktest.Fault{Method: "nvmf_subsystem_add_host", Times: 1, Wait: 500 * time.Millisecond})
+	repaired := testkit.Go(t, func(context.Context) error { return e.compare(ctx, e.order[0]) })
+	testkit.Eventually(t, "an admission in flight", func() bool { return r.targets[0].Counts()["nvmf_subsystem_add_host"] > 0 })
+	testkit.Must(t, enforcer(t, e).Fence(ctx, block("192.0.2.1/32")))
+	r.refused(v, access.HostNQN("n1"))
+	repaired()
+	r.refused(v, access.HostNQN("n1"))
+}
+
+// A client connects from a fenced address after the fence.
+func TestSessionAfterFence(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	publish(t, e, v.ID, node("n1", "192.0.2.1"))
+	f := enforcer(t, e)
+	testkit.Must(t, f.Fence(ctx, block("203.0.113.0/24")))
+	s := r.mustConnect(v, access.HostNQN("n1"), "203.0.113.1")
+	testkit.Go(t, f.Guard)
+	testkit.Eventually(t, "the end of the session", func() bool { return !s.Alive() })
+	r.refused(v, access.HostNQN("n1"))
+}
+
+// A DPU that has another address than when it was seen first.
+func TestFenceOfMovedDPU(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	publish(t, e, v.ID, node("dpu-1"))
+	for _, from := range []string{"192.0.2.9", "192.0.2.10"} {
+		s := r.mustConnect(v, access.HostNQN("dpu-1"), from)
+		testkit.Must(t, e.compare(ctx, e.order[0]))
+		s.Close()
+	}
+	testkit.Must(t, enforcer(t, e).Fence(ctx, block("192.0.2.10/32")))
+	r.refused(v, access.HostNQN("dpu-1"))
+}
+
+// The number of a session that was being ended is another client's after a
+// restart of the target.
+func TestNumberOfEndedSession(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	publish(t, e, v.ID, node("n1", "192.0.2.1"))
+	publish(t, e, v.ID, node("n2", "192.0.2.2"))
+	r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
+	ended := testkit.Value(e.Sessions(ctx, block("192.0.2.1/32").Blocks))(t)
+	testkit.Must(t, r.targets[0].Restart())
+	r.offer(0)
+	unpublish(t, e, v.ID, "n1")
+	s := r.mustConnect(v, access.HostNQN("n2"), "192.0.2.2")
+	testkit.Must(t, e.End(ctx, ended))
+	if !s.Alive() {
+		t.Error("the session of the other client has ended")
+	}
+}
