@@ -215,6 +215,18 @@ func TestSPDKClusters(t *testing.T) {
 	}
 }
 
+// Nodes of a DPU cluster have no topology keys of the driver: with those of a
+// target, the provisioner would provision no claim of a class with Immediate.
+func TestSPDKImmediateClaims(t *testing.T) {
+	for values, want := range map[string]bool{hostCluster: true, spdkMode: false} {
+		for _, c := range of[appsv1.Deployment](render(t, release{values: values, apis: apis}))[0].Spec.Template.Spec.Containers {
+			if got := slices.Contains(c.Args, "--immediate-topology=false"); got != (want && c.Name == "csi-provisioner") {
+				t.Errorf("%s has the arguments %q", c.Name, c.Args)
+			}
+		}
+	}
+}
+
 func TestSPDKClasses(t *testing.T) {
 	all := render(t, release{values: spdkMode, apis: apis})
 	got := map[string]map[string]string{}
