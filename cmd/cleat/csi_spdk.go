@@ -24,6 +24,7 @@ import (
 type spdkEngine struct {
 	nvme                  *nvmeNode
 	config, secret, state string
+	kubeconfig            string
 	hostNQN               string // of this node; set by complete
 }
 
@@ -31,6 +32,7 @@ func (e *spdkEngine) addFlags(fs *pflag.FlagSet) {
 	e.nvme.addFlags(fs)
 	fs.StringVar(&e.config, "spdk-config", "/etc/spdkcsi-config/config.json", "file with the SPDK targets: spdk-csi's config.json, or YAML with further keys")
 	fs.StringVar(&e.secret, "spdk-secret", "", "file with user and password of each target that is reached over HTTP: spdk-csi's secret.json")
+	fs.StringVar(&e.kubeconfig, "spdk-kubeconfig", "", "kubeconfig file for the ConfigMap of --spdk-state; empty: in-cluster configuration")
 	fs.StringVar(&e.state, "spdk-state", "", "ConfigMap with the controller's state, as configmap:NAMESPACE/NAME, so that it can run on any node; empty: controller.db in --state-dir")
 }
 
@@ -126,13 +128,16 @@ func (e *spdkEngine) openDatabase(ctx context.Context, d *csiServer) (store.Data
 	if err != nil {
 		return nil, err
 	}
+	if name == "" && e.kubeconfig != "" {
+		return nil, fmt.Errorf("--spdk-kubeconfig %q is for a ConfigMap, and --spdk-state names none; set configmap:NAMESPACE/NAME", e.kubeconfig)
+	}
 	if name == "" {
 		return d.OpenStore(ctx, "controller.db", o)
 	}
 	if err := os.MkdirAll(d.StateDir, 0o700); err != nil { // for the status socket
 		return nil, fmt.Errorf("--state-dir: %w", err)
 	}
-	object, err := configmap.New(configmap.Config{Namespace: namespace, Name: name, UserAgent: "cleat/" + release})
+	object, err := configmap.New(configmap.Config{Namespace: namespace, Name: name, Kubeconfig: e.kubeconfig, UserAgent: "cleat/" + release})
 	if err != nil {
 		return nil, fmt.Errorf("--spdk-state: %w", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/nvme"
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/kubeapi"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -92,6 +93,22 @@ func TestReserveOfFences(t *testing.T) {
 	testkit.Must(t, unix.Stat(filepath.Join(d.StateDir, "fences.db"), &s))
 	if s.Blocks*512 < 4<<20 {
 		t.Errorf("fences.db has %d bytes on the disk", s.Blocks*512)
+	}
+}
+
+// A controller outside a cluster can keep its state there, too.
+func TestStateOfSPDK(t *testing.T) {
+	const config = "targets: [{name: a, rpcURL: unix:///nowhere/a.sock, targetType: nvme-tcp, addresses: [192.0.2.1:4420]}]"
+	api := kubeapi.New(t, kubeapi.ConfigMaps())
+	_, err := openSPDK(t, config, "--spdk-state=configmap:cleat-system/state", "--spdk-kubeconfig="+api.Kubeconfig(t))
+	testkit.Must(t, err)
+	for flags, want := range map[string]string{
+		"--spdk-state=configmap:storage/state": "--spdk-kubeconfig",
+		"--spdk-kubeconfig=/nowhere":           "--spdk-state",
+	} {
+		if _, err := openSPDK(t, config, flags); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want an error that names %s", flags, err, want)
+		}
 	}
 }
 

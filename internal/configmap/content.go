@@ -16,9 +16,9 @@ const (
 	// maxCompressed is below the 1 MiB that the API server allows for all data
 	// of a ConfigMap.
 	maxCompressed = 1_000_000
-	// reserve is what Spare keeps of that for changes of records: a grant or a
-	// fence has some 100 bytes after compression.
-	reserve = 100_000
+	// reserve is what Spare keeps of that for changes of records: a grant of each
+	// volume, with 63 bytes after compression where the volume has 98, and fences.
+	reserve = 420_000
 	// maxContent bounds the memory for content that anyone can have written.
 	maxContent = 16 << 20
 	format     = 1

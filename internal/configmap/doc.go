@@ -20,5 +20,6 @@
 //
 // Capacity: a ConfigMap has at most 1 MiB. Of records of 600 bytes of JSON, with
 // four random UUIDs and another one in the key, about 8,500 fit: each has 117
-// bytes after compression. Spare keeps a tenth for changes and deletions.
+// bytes after compression. Spare keeps 42 % for changes of records, such
+// as grants, and for deletions.
 package configmap

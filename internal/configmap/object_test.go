@@ -303,14 +303,14 @@ func TestCapacity(t *testing.T) {
 	testkit.WantError(t, "no JSON", o.WriteState(t.Context(), generation, one("{"), nil), errs.Internal, `"a/x"`)
 }
 
-// TestReserve: records are not added to the last tenth, in which others change.
+// TestReserve: no records are added to the last part, in which others change.
 func TestReserve(t *testing.T) {
 	db := testkit.Value(store.OpenShared(t.Context(), "state", open(t, kubeapi.New(t, kubeapi.ConfigMaps())), store.Options{Role: "engine", Version: 1}))(t)
 	put := func(key, value string) {
 		testkit.Must(t, db.Update(t.Context(), func(tx *store.Tx) error { return store.Bucket[string]{Name: "b"}.Put(tx, key, value) }))
 	}
 	testkit.Must(t, db.Spare(t.Context()))
-	noise := make([]byte, 920_000)
+	noise := make([]byte, 600_000)
 	testkit.Value(rand.Read(noise))(t)
 	put("noise", hex.EncodeToString(noise))
 	testkit.WantError(t, "spare", db.Spare(t.Context()), errs.Exhausted, "store state", "ConfigMap cleat-system/cleat-spdk")
