@@ -9,7 +9,6 @@ import (
 
 	"github.com/cleatproject/cleat/test/crash/workload"
 	"github.com/cleatproject/cleat/test/soak"
-	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // sabotage is a build with a wrong order of steps, or without one, the kills of
@@ -62,7 +61,7 @@ func TestSabotageTurnsRed(t *testing.T) {
 	for _, s := range soak.Pick(2, sabotages()) {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			cmd := exec.CommandContext(testkit.Context(t), "go", "test", "-vet=off", "-count=1", "-tags=crashpoints", "-run=^TestKilled$/"+s.kills, workload.Overlay(t, s.left...), ".")
+			cmd := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-count=1", "-tags=crashpoints", "-run=^TestKilled$/"+s.kills, workload.Overlay(t, s.left...), ".")
 			out, err := cmd.CombinedOutput()
 			switch {
 			case err == nil:

@@ -44,7 +44,7 @@ func (p *Process) accept(l *life) {
 		}
 		l.mu.Unlock()
 		if !admitted {
-			c.Close()
+			shut(c)
 			continue
 		}
 		l.serving.Go(func() { p.serve(l, c) })

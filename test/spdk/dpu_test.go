@@ -148,8 +148,9 @@ func (s *site) admitted(v *csi.Volume, nodes ...string) {
 			got = append(got, h.NQN)
 		}
 		slices.Sort(got)
-		if sub.AllowAnyHost || !slices.Equal(got, want) {
-			return fmt.Errorf("allow_any_host %t, hosts %q, want %q", sub.AllowAnyHost, got, want)
+		// The listener comes last: without, hosts cannot connect yet.
+		if sub.AllowAnyHost || len(sub.Listeners) == 0 || !slices.Equal(got, want) {
+			return fmt.Errorf("allow_any_host %t, %d listeners, hosts %q, want %q", sub.AllowAnyHost, len(sub.Listeners), got, want)
 		}
 		return nil
 	})
