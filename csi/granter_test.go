@@ -136,7 +136,7 @@ func TestStorageThatFailsToAdmit(t *testing.T) {
 	g.fail = errs.Errorf(errs.Unavailable, "target a does not answer")
 	_, err := c.ControllerUnpublishVolume(ctx, unpublish)
 	wantCode(t, err, codes.Unavailable)
-	// The node can still be connected: nobody else gets the volume.
+	// The node can still be connected: no other node gets the volume.
 	rig.wantPublished(t, v, idOne)
 	_, err = c.ControllerPublishVolume(ctx, publishRequest(v, idDPU))
 	wantCode(t, err, codes.FailedPrecondition)

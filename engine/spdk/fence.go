@@ -255,7 +255,7 @@ func (e *Engine) Held(ctx context.Context) ([]netip.Prefix, error) {
 	return cidr.Merge(blocks)
 }
 
-// fencedHosts returns the host NQNs, by volume, that no list may have.
+// fencedHosts returns the host NQNs, by volume, that no list is allowed to have.
 func (e *Engine) fencedHosts(ctx context.Context, blocks []netip.Prefix) (map[volume.ID][]string, error) {
 	set, err := cidr.Set(blocks)
 	if err != nil {

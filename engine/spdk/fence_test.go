@@ -119,7 +119,7 @@ func TestFenceWithoutTarget(t *testing.T) {
 	v := testkit.Value(e.Create(ctx, req))(t)
 	publish(t, e, v.ID, node("n1", "192.0.2.1"))
 	f := enforcer(t, e)
-	// A target whose exports nobody has compared with the records can have any client.
+	// A target whose exports were never compared with the records can have any client.
 	r.targets[1].Kill()
 	wantKind(t, f.Fence(ctx, block("192.0.2.1/32")), "fence without a target that was never seen", errs.Unavailable)
 	testkit.Must(t, f.Unfence(ctx, block("192.0.2.1/32")), r.targets[1].Start())

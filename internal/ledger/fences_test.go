@@ -277,7 +277,7 @@ func TestAdmitted(t *testing.T) {
 	}
 }
 
-// A grant that is being revoked admits nobody, keeps other nodes out, and shows
+// A grant that is being revoked admits no client, keeps other nodes out, and shows
 // a fence where its client was.
 func TestRevoking(t *testing.T) {
 	l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))

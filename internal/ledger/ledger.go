@@ -148,7 +148,7 @@ func describe(g Grant) string {
 // Revoke removes the grant of a volume to a node, or to all nodes if node is
 // empty. It is idempotent. If enforce is not nil, the grant is recorded as being
 // revoked, enforce makes the storage shut the client out, and only then is the
-// grant removed: until then nobody else gets the volume, and a fence looks for
+// grant removed: until then no other node gets the volume, and a fence looks for
 // sessions of the client. Otherwise nothing but the record admits the client, or
 // the caller has shut it out before.
 func (l *Ledger) Revoke(ctx context.Context, id volume.ID, node string, enforce func(context.Context) error) error {

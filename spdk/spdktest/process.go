@@ -226,7 +226,7 @@ func (p *Process) kill() {
 
 // shut ends a socket with shutdown(2), and closes it. After close(2) alone, a
 // forked child that has not yet executed its program keeps the socket open: the
-// peer can send a request that nobody reads.
+// peer can send a request that no process reads.
 func shut(socket io.Closer) {
 	if s, ok := socket.(syscall.Conn); ok {
 		if raw, err := s.SyscallConn(); err == nil {
