@@ -45,7 +45,7 @@ func (p process) mountPoints(major, minor uint32) []string {
 	}
 	defer f.Close()
 	mounts, _ := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
-		return m.Major != int(major) || m.Minor != int(minor), false
+		return !isMountOf(m, major, minor), false
 	})
 	var targets []string
 	for _, m := range mounts {
@@ -54,13 +54,22 @@ func (p process) mountPoints(major, minor uint32) []string {
 	return targets
 }
 
+// isMountOf finds a file system with an anonymous device number, as btrfs has,
+// by its source.
+func isMountOf(m *mountinfo.Info, major, minor uint32) bool {
+	if m.Major == 0 && filepath.IsAbs(m.Source) && isDevice(m.Source, major, minor) {
+		return true
+	}
+	return m.Major == int(major) && m.Minor == int(minor)
+}
+
 func (s *search) processesWith(major, minor uint32) {
 	for _, p := range processes() {
 		if s.over() {
 			return
 		}
 		for _, link := range p.files() {
-			if isDevice(link, major, minor) {
+			if isOpenDevice(link, major, minor) {
 				s.add("%v, which has it open", p)
 				break
 			}
@@ -68,14 +77,17 @@ func (s *search) processesWith(major, minor uint32) {
 	}
 }
 
-// isDevice skips links without a path, and uses statx without sync, so that a
-// dead network server cannot block it.
-func isDevice(link string, major, minor uint32) bool {
-	if path, err := os.Readlink(link); err != nil || !strings.HasPrefix(path, "/") {
-		return false
-	}
+// isOpenDevice skips links without a path.
+func isOpenDevice(link string, major, minor uint32) bool {
+	path, err := os.Readlink(link)
+	return err == nil && strings.HasPrefix(path, "/") && isDevice(link, major, minor)
+}
+
+// isDevice uses statx without sync, so that a dead network server cannot block
+// it.
+func isDevice(path string, major, minor uint32) bool {
 	var st unix.Statx_t
-	if err := unix.Statx(unix.AT_FDCWD, link, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st); err != nil {
+	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st); err != nil {
 		return false
 	}
 	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == major && st.Rdev_minor == minor
