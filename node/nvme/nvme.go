@@ -329,8 +329,21 @@ func (a *Attacher) removeKey(r record) error {
 }
 
 // disconnect removes this host's controllers of a subsystem, and waits for the
-// end of its disks.
+// end of its disks. Detach has checked the record's disk; another one can be in
+// use without a record.
 func (a *Attacher) disconnect(ctx context.Context, r record) error {
+	disks, err := a.kernel.Namespaces(r.NQN)
+	if err != nil {
+		return err
+	}
+	for _, n := range disks {
+		if toDevice(n) == r.Device {
+			continue
+		}
+		if err := checkUnused(ctx, n); err != nil {
+			return fmt.Errorf("the subsystem %s stays connected: %w", r.NQN, err)
+		}
+	}
 	all, err := a.kernel.Controllers()
 	if err != nil {
 		return err

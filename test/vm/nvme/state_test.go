@@ -6,10 +6,12 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/cleatproject/cleat/test/testkit"
 )
 
 // testLostState: the driver's state was deleted while volumes are in use. Their
-// mounts and controllers stay, and calls that would hide a mount fail, until the
+// mounts and controllers stay, also beside an unused volume of the subsystem, and calls that would hide a mount fail, until the
 // volumes are unpublished and unstaged.
 func (r *rig) testLostState() {
 	block, ext4, unused := r.volume("lost-block", "", 32*mib), r.volume("lost-ext4", "ext4", 32*mib), r.volume("lost-unused", "", 32*mib)
@@ -18,9 +20,11 @@ func (r *rig) testLostState() {
 	ext4.attach()
 	again.attach()
 	again.write("staged again")
-	if err := unused.stage(); err != nil {
-		r.Fatal(err)
-	}
+	s := r.subsystem("lost-shared", []string{hostNQN}, r.medium("lost-shared-1", 32*mib), r.medium("lost-shared-2", 32*mib))
+	used, idle := r.claim("lost-used", "ext4", locator(s, s.UUID)), r.claim("lost-idle", "", locator(s, s.More[0].UUID))
+	used.attach()
+	testkit.Must(r, unused.stage(), idle.stage())
+	used.write("kept beside an unused volume")
 	ext4.write("kept")
 	block.writer("-count", fmt.Sprint(blocks))
 	before := len(r.controllers())
@@ -32,6 +36,8 @@ func (r *rig) testLostState() {
 		r.Errorf("%d controllers after the start, before %d; those of the unused volume are to be removed", now, before)
 	}
 	ext4.wantText("kept")
+	used.wantText("kept beside an unused volume")
+	used.write("written after it")
 	block.writer("-check", fmt.Sprint(blocks))
 	if err := ext4.unstage(); status.Code(err) != codes.FailedPrecondition {
 		r.Errorf("unstage of a published volume without a record: %v", err)
@@ -46,7 +52,12 @@ func (r *rig) testLostState() {
 		c.detach()
 		c.delete()
 	}
+	idle.detach()
+	used.wantText("written after it")
+	used.detach()
 	r.wantNothing()
+	r.target.Delete(s.NQN)
+	r.Run("rm", s.Device, s.More[0].Device)
 }
 
 // testAttachTime prints what node/nvme adds to a connection by the kernel.

@@ -1,0 +1,99 @@
+package nvme
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
+	kernel "github.com/cleatproject/cleat/internal/linux/nvme"
+	"github.com/cleatproject/cleat/node"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// fakeKernel is a kernel whose sysfs is a directory.
+type fakeKernel struct {
+	*testing.T
+	kernel.Kernel
+}
+
+func newFakeKernel(t *testing.T) *fakeKernel {
+	k := &fakeKernel{t, kernel.Kernel{Sys: t.TempDir(), Dev: t.TempDir()}}
+	k.write("module/nvme_core/parameters/multipath", "Y")
+	testkit.Must(t, os.Mkdir(filepath.Join(k.Sys, "block"), 0o755))
+	return k
+}
+
+func (k *fakeKernel) write(name, text string) {
+	k.Helper()
+	path := filepath.Join(k.Sys, name)
+	testkit.Must(k, os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600))
+}
+
+// controller adds a live controller of this host.
+func (k *fakeKernel) controller(name, nqn string, at netip.AddrPort) {
+	k.Helper()
+	for attribute, text := range map[string]string{
+		"transport": "tcp", "address": fmt.Sprintf("traddr=%v,trsvcid=%d", at.Addr(), at.Port()), "subsysnqn": nqn,
+		"state": kernel.StateLive, "hostnqn": self, "dhchap_secret": "none", "delete_controller": "",
+	} {
+		k.write("class/nvme/"+name+"/"+attribute, text)
+	}
+}
+
+// disk adds a disk without a device node.
+func (k *fakeKernel) disk(name, nqn string, nsid, major, minor uint32) node.Device {
+	k.Helper()
+	wwid := "uuid." + name
+	for attribute, text := range map[string]string{
+		"device/subsysnqn": nqn, "dev": fmt.Sprintf("%d:%d", major, minor), "nsid": fmt.Sprint(nsid), "wwid": wwid,
+		"size": "2048", "ro": "0", "queue/write_cache": "write through",
+	} {
+		k.write("block/"+name+"/"+attribute, text)
+	}
+	return node.Device{Path: filepath.Join(k.Dev, name), Major: major, Minor: minor, Backing: nqn + separator + wwid}
+}
+
+func (k *fakeKernel) attacher() *Attacher {
+	a := testkit.Value(New(Config{Dir: k.TempDir(), HostNQN: self, Boot: "b", Kernel: &k.Kernel}))(k)
+	k.Cleanup(func() { testkit.Must(k, a.Close(testkit.Context(k))) })
+	return a
+}
+
+// The kernel drops the data of a disk in use with its last controller.
+func TestUnrecordedDiskInUse(t *testing.T) {
+	k := newFakeKernel(t)
+	k.controller("nvme0", red, first)
+	// No device has this number, so the disk is not in use.
+	const major, minor = 259, 1<<20 - 1
+	idle := k.disk("nvme0n1", red, 1, major, minor)
+	var proc unix.Stat_t
+	testkit.Must(t, unix.Stat("/proc", &proc))
+	k.disk("nvme0n2", red, 2, unix.Major(proc.Dev), unix.Minor(proc.Dev)) // in use, as /proc is mounted
+	a := k.attacher()
+	wantKept := func(what string, err error) {
+		t.Helper()
+		testkit.WantError(t, what, err, errs.Precondition, "the subsystem "+red+" stays connected", "nvme0n2: the device is used by a mount at ")
+		if text := testkit.Value(os.ReadFile(filepath.Join(k.Sys, "class/nvme/nvme0/delete_controller")))(t); len(text) > 0 {
+			t.Errorf("%s has removed the controller of a disk in use", what)
+		}
+	}
+	wantKept("Detach of an orphan", a.Detach(testkit.Context(t), node.Target{Device: idle}))
+
+	l := access.NVMe{Transport: "tcp", NQN: red, NSID: 1, Paths: []netip.AddrPort{first}}
+	r, _, err := a.records.begin(node.Target{Locator: l}, l, host{nqn: self})
+	testkit.Must(t, err)
+	r.Device = idle
+	testkit.Must(t, a.records.put(r))
+	wantKept("Detach", a.Detach(testkit.Context(t), node.Target{Locator: l}))
+	testkit.Must(t, a.records.remove(r))
+
+	l.TLSKey = "psk" // which the connection does not have
+	_, err = a.Attach(testkit.Context(t), node.Target{Locator: l}, node.Use{Block: true})
+	wantKept("a failed first Attach", err)
+}
