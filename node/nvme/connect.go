@@ -128,6 +128,9 @@ func (a *Attacher) connectPaths(ctx context.Context, l access.NVMe, h host) erro
 		if l.TLSKey != "" && !c.TLS {
 			return errs.Errorf(errs.Precondition, "the volume requires TLS (tlsKey), and the subsystem %s is connected without as %s, for another volume: give all volumes of the subsystem the same tlsKey, and stage them again", l.NQN, c.Name)
 		}
+		if l.DHChapKey != "" && !c.Authenticated {
+			return errs.Errorf(errs.Precondition, "the volume requires DH-HMAC-CHAP (dhchapKey), and the subsystem %s is connected without as %s, for another volume: give all volumes of the subsystem the same dhchapKey, and stage them again", l.NQN, c.Name)
+		}
 		connected[c.Address] = true
 		live = live || c.State == kernel.StateLive
 	}

@@ -274,3 +274,18 @@ func TestKeys(t *testing.T) {
 		t.Errorf("without a directory: %v", err)
 	}
 }
+
+// A volume with a key does not use connections without one.
+func TestConnectedWithoutAKey(t *testing.T) {
+	k := newFakeKernel(t)
+	k.controller("nvme0", red, first)
+	a := k.attacher()
+	for key, l := range map[string]access.NVMe{"tlsKey": {TLSKey: "k"}, "dhchapKey": {DHChapKey: "k"}} {
+		l.Transport, l.NQN, l.Paths = "tcp", red, []netip.AddrPort{first}
+		err := a.connectPaths(t.Context(), l, a.host(l))
+		testkit.WantError(t, key, err, errs.Precondition, red+" is connected without as nvme0", "the same "+key)
+	}
+	k.write("class/nvme/nvme0/dhchap_secret", "DHHC-1:00:hush:")
+	l := access.NVMe{Transport: "tcp", NQN: red, Paths: []netip.AddrPort{first}, DHChapKey: "k"}
+	testkit.Must(t, a.connectPaths(t.Context(), l, a.host(l)))
+}
