@@ -270,8 +270,13 @@ func (a *Attacher) flush(ctx context.Context, r record) error {
 	if err := errors.Join(f.Close(), checkUnused(ctx, n)); err != nil {
 		return err
 	}
+	return a.checkFlush(n, err)
+}
+
+// checkFlush returns the error of a flush; if data is lost, only the first time.
+func (a *Attacher) checkFlush(n kernel.Namespace, err error) error {
 	switch {
-	case errors.Is(err, unix.EIO):
+	case isLoss(err):
 		if _, returned := a.flushFailed.LoadOrStore(toDevice(n), true); !returned {
 			return fmt.Errorf("flush %s: %w: data that was not written is lost; the next call will detach the device anyway", n.Path, err)
 		}
@@ -280,6 +285,14 @@ func (a *Attacher) flush(ctx context.Context, r record) error {
 	}
 	a.flushFailed.Delete(toDevice(n))
 	return nil
+}
+
+// isLoss reports whether a flush failed for good. All but EIO occur without the
+// kernel's multipath, when the target is away (blk_errors of block/blk-core.c).
+func isLoss(err error) bool {
+	return slices.ContainsFunc([]unix.Errno{unix.EIO, unix.ENOLINK, unix.ETIMEDOUT, unix.ENOSPC, unix.ENODEV, unix.ENXIO}, func(e unix.Errno) bool {
+		return errors.Is(err, e)
+	})
 }
 
 // busyBound waits for programs that look at the device for a moment, as udev's.

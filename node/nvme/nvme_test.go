@@ -1,6 +1,7 @@
 package nvme
 
 import (
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -8,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/kmsg"
@@ -288,4 +291,21 @@ func TestConnectedWithoutAKey(t *testing.T) {
 	k.write("class/nvme/nvme0/dhchap_secret", "DHHC-1:00:hush:")
 	l := access.NVMe{Transport: "tcp", NQN: red, Paths: []netip.AddrPort{first}, DHChapKey: "k"}
 	testkit.Must(t, a.connectPaths(t.Context(), l, a.host(l)))
+}
+
+// A volume whose target is away is detached by the second call. Other errors do
+// not end the wait.
+func TestFailedFlush(t *testing.T) {
+	a := testkit.Value(New(Config{Dir: t.TempDir(), HostNQN: self, Boot: "b"}))(t)
+	n := kernel.Namespace{Path: "/dev/nvme0n1"}
+	for errno, lost := range map[unix.Errno]bool{
+		unix.EIO: true, unix.ENOLINK: true, unix.ETIMEDOUT: true, unix.ENOSPC: true, unix.ENODEV: true, unix.ENXIO: true, unix.EINTR: false,
+	} {
+		err := &fs.PathError{Op: "sync", Path: n.Path, Err: errno}
+		testkit.WantError(t, "the first flush", a.checkFlush(n, err), errno, "flush /dev/nvme0n1")
+		if again := a.checkFlush(n, err); (again == nil) != lost {
+			t.Errorf("%v, the second flush: %v, want an error: %t", errno, again, !lost)
+		}
+	}
+	testkit.Must(t, a.checkFlush(n, nil), a.Close(testkit.Context(t)))
 }
