@@ -2,6 +2,7 @@ package nvme
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -96,4 +97,35 @@ func TestUnrecordedDiskInUse(t *testing.T) {
 	l.TLSKey = "psk" // which the connection does not have
 	_, err = a.Attach(testkit.Context(t), node.Target{Locator: l}, node.Use{Block: true})
 	wantKept("a failed first Attach", err)
+}
+
+// An address that does not answer is tried once in a pass, for one of its
+// volumes; another address is tried too.
+func TestDownAddressInOnePass(t *testing.T) {
+	k := newFakeKernel(t)
+	a := k.attacher()
+	down, other := closedPort(t), closedPort(t)
+	for i, missing := range []netip.AddrPort{down, down, other} {
+		nqn := fmt.Sprintf("%s-%d", red, i)
+		k.controller(fmt.Sprintf("nvme%d", i), nqn, first)
+		l := access.NVMe{Transport: "tcp", NQN: nqn, Paths: []netip.AddrPort{first, missing}}
+		r, _, err := a.records.begin(node.Target{Locator: l}, l, host{nqn: self})
+		r.Device = k.disk(fmt.Sprintf("nvme%dn1", i), nqn, 1, 259, uint32(i))
+		testkit.Must(t, err, a.records.put(r))
+	}
+	testkit.Must(t, a.addPaths(t.Context()))
+	if len(a.retries) != 2 {
+		t.Errorf("one pass: the attempts failed %+v, want one for each address", a.retries)
+	}
+	testkit.Eventually(t, "the address is tried for the other volume, while the first one's next attempt is later", func() bool {
+		testkit.Must(t, a.addPaths(t.Context()))
+		return len(a.retries) == 3
+	})
+}
+
+// closedPort returns an address that refuses connections.
+func closedPort(t *testing.T) netip.AddrPort {
+	l := testkit.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
+	testkit.Must(t, l.Close())
+	return netip.MustParseAddrPort(l.Addr().String())
 }

@@ -3,6 +3,7 @@ package nvme
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
@@ -48,7 +49,9 @@ func (a *Attacher) Run(ctx context.Context) error {
 }
 
 // addPaths adds the missing paths of volumes whose disk exists. A disk that is
-// gone stays so: only a new stage can mount its successor.
+// gone stays so: only a new stage can mount its successor. An address that fails
+// is not tried for other volumes in the same call: an attempt can take a minute,
+// and delays the paths to other targets and the check of the log.
 func (a *Attacher) addPaths(ctx context.Context) error {
 	all, err := a.records.all()
 	if err != nil || len(all) == 0 || !a.kernel.IsMultipath() {
@@ -58,14 +61,15 @@ func (a *Attacher) addPaths(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	failed := map[netip.AddrPort]bool{}
 	for _, r := range all {
 		l, err := access.Decode(r.Locator)
 		if err != nil {
 			return err
 		}
 		for _, p := range missingPaths(r, l.(access.NVMe), controllers) {
-			if a.isDue(p) {
-				a.addPath(ctx, r, l.(access.NVMe), p)
+			if !failed[p.address] && a.isDue(p) {
+				failed[p.address] = a.addPath(ctx, r, l.(access.NVMe), p) != nil
 			}
 		}
 	}
@@ -95,7 +99,7 @@ func (a *Attacher) isDue(p path) bool {
 }
 
 // addPath connects one path, unless a call works on the subsystem.
-func (a *Attacher) addPath(ctx context.Context, r record, l access.NVMe, p path) {
+func (a *Attacher) addPath(ctx context.Context, r record, l access.NVMe, p path) error {
 	_, err := run(ctx, a, r.NQN, "add path "+p.address.String(), node.Target{}, func(ctx context.Context) (struct{}, error) {
 		if _, found, err := a.records.read(r.name); err != nil || !found {
 			return struct{}{}, err // detached meanwhile
@@ -103,18 +107,19 @@ func (a *Attacher) addPath(ctx context.Context, r record, l access.NVMe, p path)
 		return struct{}{}, a.connectPath(ctx, l, host{r.HostNQN, access.HostID(r.HostNQN)}, p.address)
 	})
 	if errors.Is(err, errs.Busy) || ctx.Err() != nil {
-		return
+		return nil
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err == nil {
 		delete(a.retries, p)
 		a.log.InfoContext(ctx, "connected NVMe path", "nqn", p.nqn, "address", p.address)
-		return
+		return nil
 	}
 	b := a.retries[p]
 	b.pause = min(max(2*b.pause, interval), maxBackoff)
 	b.next = time.Now().Add(b.pause)
 	a.retries[p] = b
 	a.log.WarnContext(ctx, "NVMe path is down, will retry", "nqn", p.nqn, "address", p.address, "pause", b.pause, "err", err)
+	return err
 }
