@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -78,7 +79,7 @@ func (e *cephEngine) describe() string {
 
 func (e *cephEngine) enforcesFences() bool { return true }
 
-func (e *cephEngine) node(d *csiServer, c *node.Config) error {
+func (e *cephEngine) node(_ context.Context, d *csiServer, c *node.Config) error {
 	attacher := rbd.New(rbd.Config{
 		Driver: d.driverName, Dir: d.StateDir,
 		Clusters:    func() (cephconf.Clusters, error) { return cephconf.Read(e.config) },

@@ -26,7 +26,7 @@ type csiEngine interface {
 	// open sets ledger and backend for the controller service.
 	open(ctx context.Context, d *csiServer) error
 	// node completes the configuration of the node service.
-	node(d *csiServer, c *node.Config) error
+	node(ctx context.Context, d *csiServer, c *node.Config) error
 }
 
 // namedEngine has its flags, so that those of other engines are refused.

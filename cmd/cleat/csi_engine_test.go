@@ -1,14 +1,17 @@
 package main
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/internal/cephconf"
@@ -99,7 +102,7 @@ func TestDeploymentOfEngines(t *testing.T) {
 		t.Errorf("a controller offers %+v", o)
 	}
 	var c node.Config
-	testkit.Must(t, ceph.storage.node(ceph, &c))
+	testkit.Must(t, ceph.storage.node(t.Context(), ceph, &c))
 	if _, ok := c.Attachers[rbd.Protocol()].(*rbd.Attacher); !ok || len(c.Attachers) != 1 {
 		t.Errorf("attachers %v", c.Attachers)
 	}
@@ -120,7 +123,13 @@ func TestDeploymentWithoutAnEngine(t *testing.T) {
 	}
 	var c node.Config
 	none.Metrics = prometheus.NewRegistry()
-	testkit.Must(t, none.storage.node(none, &c))
+	testkit.Must(t, none.storage.node(t.Context(), none, &c))
+	t.Cleanup(func() { testkit.Must(t, none.Close(context.Background())) })
+	again := testkit.Value(completed(t, "--engine=none", "--cluster-id=east"))(t)
+	again.Metrics = prometheus.NewRegistry()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	testkit.WantError(t, "a second release with the same host NQN", again.storage.node(ctx, again, &c), unix.EADDRINUSE, "csi.nvme.clusterID")
 	if _, ok := c.Attachers[nvme.Protocol()].(*nvme.Attacher); !ok || len(c.Attachers) != 1 || none.attaching == nil {
 		t.Errorf("attachers %v, background task set: %t", c.Attachers, none.attaching != nil)
 	}

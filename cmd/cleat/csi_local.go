@@ -65,7 +65,7 @@ func (e *localEngine) open(ctx context.Context, d *csiServer) error {
 	return d.Metrics.Register(engine.Collector())
 }
 
-func (e *localEngine) node(_ *csiServer, c *node.Config) error {
+func (e *localEngine) node(_ context.Context, _ *csiServer, c *node.Config) error {
 	c.Private = append(c.Private, e.pool.Pool)
 	c.Attachers = map[string]node.Attacher{attachfile.Protocol(): attachfile.New(e.pool.Pool)}
 	return nil

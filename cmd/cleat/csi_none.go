@@ -40,7 +40,12 @@ func nodeHostNQN(cluster, node string) string {
 }
 
 // attach adds the attacher of NVMe volumes, as a host with this NQN.
-func (n *nvmeNode) attach(d *csiServer, c *node.Config, hostNQN, keys string) error {
+func (n *nvmeNode) attach(ctx context.Context, d *csiServer, c *node.Config, hostNQN, keys string) error {
+	lock, err := nvme.LockHostNQN(ctx, hostNQN)
+	if err != nil {
+		return err
+	}
+	d.OnClose(func(context.Context) error { return lock.Close() })
 	attacher, err := nvme.New(nvme.Config{Dir: d.StateDir, HostNQN: hostNQN, KeyDir: keys, Logger: d.Logger})
 	if err != nil {
 		return err
@@ -89,6 +94,6 @@ func (e *noEngine) enforcesFences() bool { return false }
 // open is not called: there is no controller service.
 func (e *noEngine) open(context.Context, *csiServer) error { return nil }
 
-func (e *noEngine) node(d *csiServer, c *node.Config) error {
-	return e.nvme.attach(d, c, e.hostNQN, e.keys)
+func (e *noEngine) node(ctx context.Context, d *csiServer, c *node.Config) error {
+	return e.nvme.attach(ctx, d, c, e.hostNQN, e.keys)
 }

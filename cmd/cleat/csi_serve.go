@@ -189,7 +189,7 @@ func (d *csiServer) useLedger(ctx context.Context, db store.Database) error {
 
 func (d *csiServer) openNode(ctx context.Context) error {
 	c := node.Config{Store: filepath.Join(d.StateDir, "node.db"), Private: []string{d.StateDir}, Logger: d.Logger}
-	if err := d.storage.node(d, &c); err != nil {
+	if err := d.storage.node(ctx, d, &c); err != nil {
 		return err
 	}
 	if engine := d.backend.Engine; engine != nil {

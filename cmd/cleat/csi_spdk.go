@@ -157,6 +157,6 @@ func parseState(s string) (namespace, name string, err error) {
 	return namespace, name, nil
 }
 
-func (e *spdkEngine) node(d *csiServer, c *node.Config) error {
-	return e.nvme.attach(d, c, e.hostNQN, "")
+func (e *spdkEngine) node(ctx context.Context, d *csiServer, c *node.Config) error {
+	return e.nvme.attach(ctx, d, c, e.hostNQN, "")
 }

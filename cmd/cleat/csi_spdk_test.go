@@ -36,7 +36,8 @@ func TestDeploymentOfSPDK(t *testing.T) {
 	}
 	var c node.Config
 	d.Metrics = prometheus.NewRegistry()
-	testkit.Must(t, d.storage.node(d, &c))
+	testkit.Must(t, d.storage.node(t.Context(), d, &c))
+	t.Cleanup(func() { testkit.Must(t, d.Close(context.Background())) })
 	if _, ok := c.Attachers[nvme.Protocol()].(*nvme.Attacher); !ok || d.attaching == nil {
 		t.Errorf("attachers %v, background task set: %t", c.Attachers, d.attaching != nil)
 	}

@@ -1,6 +1,8 @@
 package nvme
 
 import (
+	"context"
+	"crypto/rand"
 	"io/fs"
 	"net/netip"
 	"os"
@@ -308,4 +310,26 @@ func TestFailedFlush(t *testing.T) {
 		}
 	}
 	testkit.Must(t, a.checkFlush(n, nil), a.Close(testkit.Context(t)))
+}
+
+// A second driver with the same host NQN waits for the end of the first one, and
+// fails if that is not ending.
+func TestLockHostNQN(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nqn := access.HostNQN(rand.Text())
+		lock := testkit.Value(LockHostNQN(t.Context(), nqn))(t)
+		other := testkit.Value(LockHostNQN(t.Context(), access.HostNQN(rand.Text())))(t)
+		begun := time.Now()
+		_, err := LockHostNQN(t.Context(), nqn)
+		testkit.WantError(t, "a second driver", err, unix.EADDRINUSE, nqn, "csi.nvme.clusterID")
+		if waited := time.Since(begun); waited < time.Minute {
+			t.Errorf("it waited %v, want a minute", waited)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		testkit.WantError(t, "a driver that is stopped", testkit.Err(LockHostNQN(ctx, nqn)), context.DeadlineExceeded)
+		time.AfterFunc(30*time.Second, func() { testkit.Must(t, lock.Close()) })
+		next := testkit.Value(LockHostNQN(t.Context(), nqn))(t)
+		testkit.Must(t, next.Close(), other.Close())
+	})
 }
