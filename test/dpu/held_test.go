@@ -1,6 +1,7 @@
 package dpu
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -157,7 +158,7 @@ func (s *site) heldMounts(found func(what, name string)) error {
 // awaitAgreement waits until agrees returns nil.
 func (s *site) awaitAgreement(devices map[string]string, volumes ...volume) {
 	s.t.Helper()
-	s.eventually("SNAP holds what was acknowledged and nothing else", func() error { return s.agrees(devices, volumes...) })
+	s.within(cmp.Or(s.agreement, s.patience), "SNAP holds what was acknowledged and nothing else", func() error { return s.agrees(devices, volumes...) })
 }
 
 // empty waits until no object is left.

@@ -160,7 +160,7 @@ func TestSabotageTurnsRed(t *testing.T) {
 			program := workload.BuildWith(t, c.left...)
 			testkit.MustFail(t, c.symptom, func(t testing.TB) {
 				s := newSite(t, spdktest.Config{SNAP: true}, program)
-				s.patience = patience / 12
+				s.agreement = patience / 12 // which it does not reach
 				c.scenario(s)
 			})
 		})

@@ -34,8 +34,9 @@ type site struct {
 	program string
 	flags   []string
 	*running
-	patience time.Duration // of eventually
-	atSocket string        // "": in a directory of dir
+	patience  time.Duration // of eventually
+	agreement time.Duration // of awaitAgreement; 0: patience
+	atSocket  string        // "": in a directory of dir
 }
 
 // running is shared by the parts of a test.
@@ -169,7 +170,12 @@ func (s *site) clear() {
 // eventually polls until so returns nil.
 func (s *site) eventually(what string, so func() error) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.ctx, s.patience)
+	s.within(s.patience, what, so)
+}
+
+func (s *site) within(bound time.Duration, what string, so func() error) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.ctx, bound)
 	defer cancel()
 	tick := time.NewTicker(3 * time.Millisecond)
 	defer tick.Stop()
@@ -180,7 +186,7 @@ func (s *site) eventually(what string, so func() error) {
 		}
 		select {
 		case <-ctx.Done():
-			s.t.Fatalf("%s: not within %s: %v", what, s.patience, err)
+			s.t.Fatalf("%s: not within %s: %v", what, bound, err)
 		case <-tick.C:
 		}
 	}
