@@ -28,7 +28,8 @@ const scratchPrefix = "mkfs-"
 
 // formatting returns nil unless the request allows it.
 func (m *Manager) formatting(r StageRequest) *formatting {
-	if !r.Format || r.Capability.Block {
+	// The device of a volume that several nodes read is read-only.
+	if !r.Format || r.Capability.Block || r.Capability.Mode == volume.MultiNodeReaderOnly {
 		return nil
 	}
 	id := formatUUID(r.Volume)

@@ -60,6 +60,9 @@ func TestNoOtherStageFormats(t *testing.T) {
 	raw := n.blank("raw", mkfs.Ext4)
 	raw.Format = false
 	n.refused(n.Stage(t.Context(), raw), errs.Precondition, "no file system")
+	read := raw
+	read.Format, read.Capability.Mode = true, volume.MultiNodeReaderOnly
+	n.refused(n.Stage(t.Context(), read), errs.Precondition, "no file system", "never staged")
 	block := n.blank("block", mkfs.Ext4)
 	block.Capability.Block, block.Capability.FSType = true, ""
 	n.up(block)
