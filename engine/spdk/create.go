@@ -77,7 +77,7 @@ func (b *build) run(ctx context.Context) (volume.Volume, error) {
 	switch {
 	case found && r.Deleting:
 		if err := b.finishDelete(ctx, r); err != nil {
-			return volume.Volume{}, err
+			return volume.Volume{}, incomplete(r, err)
 		}
 		found = false
 	case found && r.UUID != "":
@@ -85,13 +85,13 @@ func (b *build) run(ctx context.Context) (volume.Volume, error) {
 	case found && b.matches(r) != nil:
 		// No call has returned the volume of the other request.
 		if err := b.discard(ctx, r); err != nil {
-			return volume.Volume{}, err
+			return volume.Volume{}, incomplete(r, err)
 		}
 		found = false
 	}
 	if b.from, err = b.originOf(ctx, b.req.Source); err != nil {
 		if found && errs.KindOf(err) == errs.NotFound { // no repeat can complete it
-			err = errors.Join(err, b.discard(context.WithoutCancel(ctx), r))
+			err = b.abandon(ctx, r, err)
 		}
 		return volume.Volume{}, err
 	}
@@ -203,11 +203,7 @@ func (b *build) finish(ctx context.Context, r record) (volume.Volume, error) {
 	bdev, err := b.lvol(ctx, t, r)
 	if err != nil {
 		if kind := errs.KindOf(err); kind == errs.Exhausted || kind == errs.NotFound || kind == errs.Invalid {
-			discarded := b.discard(context.WithoutCancel(ctx), r) // a repeat can choose another place
-			if discarded == nil {
-				return volume.Volume{}, err
-			}
-			err = errors.Join(err, discarded)
+			return volume.Volume{}, b.abandon(ctx, r, err) // a repeat can choose another place
 		}
 		return volume.Volume{}, incomplete(r, err)
 	}
@@ -226,6 +222,14 @@ func (b *build) finish(ctx context.Context, r record) (volume.Volume, error) {
 	}
 	crashpoint.Hit("create.exported")
 	return b.volume(done), nil
+}
+
+// abandon discards a creation that has failed, and returns why it failed.
+func (b *build) abandon(ctx context.Context, r record, failure error) error {
+	if err := b.discard(context.WithoutCancel(ctx), r); err != nil {
+		return incomplete(r, errors.Join(failure, err))
+	}
+	return failure
 }
 
 func incomplete(r record, err error) error {

@@ -102,17 +102,19 @@ func (e *Engine) finishDelete(ctx context.Context, r record) error {
 // deleteLvol deletes an lvol, and the deleted snapshots that only it needed.
 // Unavailable: the whole store is missing.
 func (e *Engine) deleteLvol(ctx context.Context, t *target, store, storeName, name string) error {
-	bdev, err := t.Client.LoadedBdev(ctx, name)
+	bdev, err := t.Client.Bdev(ctx, name)
+	if errors.Is(err, rpc.NotFound) {
+		if err = e.lost(ctx, t, record{Store: store, StoreName: storeName}, err); errors.Is(err, rpc.NotFound) {
+			bdev, err = t.Client.LoadedBdev(ctx, name)
+		}
+	}
 	if err == nil {
 		if err = t.Client.DeleteLvol(ctx, bdev.UUID); err != nil {
 			t.unswept.Store(true) // if it is deleted, a repeat does not find its snapshot
 		}
 	}
 	if errors.Is(err, rpc.NotFound) {
-		err = e.lost(ctx, t, record{Store: store, StoreName: storeName}, err)
-		if errors.Is(err, rpc.NotFound) {
-			return nil
-		}
+		return nil
 	}
 	if err != nil {
 		return err

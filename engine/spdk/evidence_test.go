@@ -2,6 +2,7 @@ package spdk
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -49,6 +50,26 @@ func TestFenceAfterHalfOfUnpublish(t *testing.T) {
 	r.unconfirmed(e, "192.0.2.1/32", s)
 }
 
+// The same, while another controller completes an earlier unpublish of the node.
+func TestFenceAfterOverlappingUnpublishes(t *testing.T) {
+	r := newRig(t, "one")
+	a, b := r.engine(), r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, a, "v", volume.Source{})
+	publish(t, a, v.ID, node("n1", "192.0.2.1"))
+	testkit.Must(t, a.compare(ctx, a.order[0]))
+	var s session
+	testkit.Must(t, a.config.Ledger.Revoke(ctx, v.ID, "n1", func(ctx context.Context) error {
+		testkit.Must(t, a.Revoke(ctx, v.ID, "n1"))
+		publish(t, b, v.ID, node("n1", "192.0.2.1"))
+		s = r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
+		r.disconnect()
+		wantKind(t, revoke(ctx, b, v.ID, "n1"), "half of an unpublish", errs.Unavailable)
+		return nil
+	}))
+	r.unconfirmed(b, "192.0.2.1/32", s)
+}
+
 // A host of before the adoption, which has no grant: connected, and later not.
 func TestFenceOfAdoptedHost(t *testing.T) {
 	r := newRig(t, "one")
@@ -94,6 +115,87 @@ func TestFenceAfterLossOfRecords(t *testing.T) {
 	if !goesOn.Alive() {
 		t.Error("the session of another client has ended")
 	}
+}
+
+// The fenced client was cut off when the records were lost, and comes back.
+func TestFenceOfAbsentClientAfterLossOfRecords(t *testing.T) {
+	for name, adopted := range map[string]bool{"not adopted": false, "adopted": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, "one")
+			old := r.engine()
+			v := create(t, old, "v", volume.Source{})
+			publish(t, old, v.ID, node("n1", "192.0.2.1"))
+			r.object = storetest.NewObject(store.ErrChanged)
+			e := r.engine()
+			if adopted {
+				testkit.Must(t, testkit.Err(e.own(testkit.Context(t), v.ID)))
+			}
+			testkit.Must(t, enforcer(t, e).Fence(testkit.Context(t), block("192.0.2.1/32")))
+			r.refused(v, access.HostNQN("n1"))
+		})
+	}
+}
+
+// A part of the records is lost, as those of an older backup lack later volumes.
+func TestFenceAfterLossOfOneRecord(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	testkit.Must(t, e.compare(ctx, e.order[0]))
+	publish(t, e, v.ID, node("n1", "192.0.2.1"))
+	s := r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
+	testkit.Must(t, e.drop(ctx, testkit.Value(e.find(ctx, v.ID))(t)), e.config.Ledger.Revoke(ctx, v.ID, "", nil))
+	e = r.engine()
+	testkit.Must(t, e.compare(ctx, e.order[0]))
+	r.unconfirmed(e, "192.0.2.1/32", s)
+}
+
+// A repair of another controller, with the hosts of before the adoption as they
+// were, is slower than a fence.
+func TestFenceDuringRepairOfAnotherController(t *testing.T) {
+	r := newRig(t, "one")
+	a, b := r.engine(), r.engine()
+	ctx := testkit.Context(t)
+	v := r.adopted(a, "v", oldHost, "192.0.2.9")
+	testkit.Must(t, r.targets[0].Restart())
+	r.offer(0)
+	r.targets[0].Forget()
+	r.targets[0].Inject(spdktest.Fault{Method: "nvmf_subsystem_add_ns", Times: 1, Wait: time.Second})
+	repaired := testkit.Go(t, func(context.Context) error { return a.compare(ctx, a.order[0]) })
+	testkit.Eventually(t, "an export in flight", func() bool { return r.targets[0].Counts()["nvmf_subsystem_add_ns"] > 0 })
+	testkit.Must(t, enforcer(t, b).Fence(ctx, block("192.0.2.9/32")))
+	repaired()
+	r.refused(v, oldHost)
+}
+
+// Neither a volume that cannot be exported nor another target that is down keep
+// a fence from being confirmed or lifted, or a controller from starting.
+func TestFenceBesideFailures(t *testing.T) {
+	r := newRig(t, "one", "two")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	var all []volume.Volume
+	for i, target := range []int{0, 0, 1} {
+		req := request(fmt.Sprint("v", i), volume.Source{})
+		req.Parameters = map[string]string{keyTarget: targetName(target)}
+		all = append(all, testkit.Value(e.Create(ctx, req))(t))
+	}
+	publish(t, e, all[0].ID, node("n1", "192.0.2.1"))
+	publish(t, e, all[2].ID, node("n2", "192.0.2.2"))
+	testkit.Must(t, e.compare(ctx, e.order[0]), e.compare(ctx, e.order[1]))
+	s := r.mustConnect(all[0], access.HostNQN("n1"), "192.0.2.1")
+	testkit.Must(t, r.client(0).DeleteLvol(ctx, r.uuid(all[1])))
+	r.targets[1].Kill()
+	f := enforcer(t, e)
+	testkit.Must(t, f.Fence(ctx, block("192.0.2.1/32")))
+	if s.Alive() {
+		t.Error("the session of the fenced client is alive")
+	}
+	r.targets[0].Kill()
+	testkit.Must(t, enforcer(t, r.engine()).Restore(ctx), r.targets[0].Start())
+	r.offer(0)
+	testkit.Must(t, f.Unfence(ctx, block("192.0.2.1/32")))
 }
 
 // After the loss of the records a node has its volume without a grant. When the

@@ -70,12 +70,16 @@ func (e *Engine) enforce(ctx context.Context, r record) error {
 		if err != nil {
 			return t.explain(err, "export volume %s", r.id())
 		}
-		now, err := e.hosts(ctx, r)
+		unchanged, err := x.readAgain(ctx)
 		if err != nil {
 			return err
 		}
-		if slices.Equal(now, desired) {
-			return x.evicting(ctx, false)
+		now, err := e.hosts(ctx, x.record)
+		if err != nil {
+			return err
+		}
+		if unchanged && slices.Equal(now, desired) {
+			return x.note(ctx, false, false)
 		}
 		desired = now
 	}
@@ -146,7 +150,7 @@ func (x *export) apply(ctx context.Context, desired []string) error {
 		}
 	}
 	if s.AllowAnyHost {
-		if err := x.evicting(ctx, true); err != nil {
+		if err := x.note(ctx, true, x.record.LimitsDue); err != nil {
 			return err
 		}
 		if err := x.target.Client.AllowAnyHost(ctx, s.NQN, false); err != nil {
@@ -159,7 +163,7 @@ func (x *export) apply(ctx context.Context, desired []string) error {
 	}
 	crashpoint.Hit("export.admitted")
 	// Without a listener an earlier call was interrupted, perhaps before the limits.
-	if (added || len(s.Listeners) == 0) && len(x.record.Attributes) > 0 {
+	if (added || x.record.LimitsDue || len(s.Listeners) == 0) && len(x.record.Attributes) > 0 {
 		if err := x.target.Client.SetQoS(ctx, x.record.UUID, qosOf(x.record.Attributes)); err != nil {
 			return err
 		}
@@ -167,14 +171,26 @@ func (x *export) apply(ctx context.Context, desired []string) error {
 	return x.listen(ctx, s)
 }
 
-// evicting records that sessions of hosts without a grant can be left, before
-// they lose their right, and that none is left.
-func (x *export) evicting(ctx context.Context, now bool) error {
-	if x.record.Evicting == now {
+// readAgain reads the record of the volume, which has the hosts of before the
+// adoption.
+func (x *export) readAgain(ctx context.Context) (unchanged bool, err error) {
+	now, found, err := x.engine.recordNamed(ctx, x.record.Name)
+	if err != nil || !found || now.id() != x.record.id() {
+		return true, err // deleted, or not recorded yet
+	}
+	unchanged, err = isEqual(now, x.record)
+	x.record = now
+	return unchanged, err
+}
+
+// note records what is left to do, before it can be forgotten, and after it is
+// done: sessions of hosts without a grant can be left, or limits are not set.
+func (x *export) note(ctx context.Context, evicting, limitsDue bool) error {
+	if x.record.Evicting == evicting && x.record.LimitsDue == limitsDue {
 		return nil
 	}
 	next := x.record
-	next.Evicting = now
+	next.Evicting, next.LimitsDue = evicting, limitsDue
 	if err := x.engine.put(ctx, &x.record, next); err != nil {
 		return err
 	}
@@ -227,6 +243,11 @@ func (x *export) namespace(ctx context.Context, s rpc.Subsystem) (added bool, er
 			return false, errs.Errorf(errs.Precondition, "subsystem %s exports bdev %s, not lvol %s alone; delete the subsystem to have it exported again", s.NQN, n.Bdev, uuid)
 		}
 		return false, nil
+	}
+	if len(s.Listeners) > 0 && len(x.record.Attributes) > 0 {
+		if err := x.note(ctx, x.record.Evicting, true); err != nil {
+			return false, err
+		}
 	}
 	failure := x.target.Client.AddNamespace(ctx, s.NQN, rpc.SubsystemDisk{
 		ID: 1, Bdev: uuid, UUID: uuid, NGUID: strings.ToUpper(strings.ReplaceAll(uuid, "-", "")),

@@ -287,6 +287,7 @@ func TestLimits(t *testing.T) {
 	wantKind(t, e.Enforce(ctx, v.ID), "interrupted", errs.Unavailable)
 	r.targets[0].Forget()
 	testkit.Must(t, e.Enforce(ctx, v.ID))
+	defer r.limitsAfterHotPlug(e, v)
 	set := slices.DeleteFunc(r.targets[0].Calls(), func(c spdktest.Call) bool { return c.Method != "bdev_set_qos_limit" })
 	if len(set) != 1 {
 		t.Fatalf("limits were set %d times", len(set))
@@ -297,6 +298,23 @@ func TestLimits(t *testing.T) {
 	}
 	_, err := e.Modify(ctx, v.ID, map[string]string{keyIOPS: "many"})
 	wantKind(t, err, "a limit that is no number", errs.Invalid)
+}
+
+// limitsAfterHotPlug interrupts an export that has kept its listener, as when the
+// bdev of the store was removed and is back.
+func (r *rig) limitsAfterHotPlug(e *Engine, v volume.Volume) {
+	r.t.Helper()
+	ctx := testkit.Context(r.t)
+	testkit.Must(r.t, r.client(0).Do(ctx, "nvmf_subsystem_remove_ns", map[string]any{"nqn": nqnOf(r.uuid(v)), "nsid": 1}))
+	r.targets[0].Inject(spdktest.Fault{Method: "bdev_set_qos_limit", Times: 1, Instead: spdktest.Drop})
+	wantKind(r.t, e.compare(ctx, e.order[0]), "interrupted", errs.Unavailable)
+	r.targets[0].Forget()
+	for range 2 {
+		testkit.Must(r.t, e.compare(ctx, e.order[0]))
+	}
+	if n := r.targets[0].Counts()["bdev_set_qos_limit"]; n != 1 {
+		r.t.Errorf("limits were set %d times after the interruption, want once", n)
+	}
 }
 
 // Limits that are changed on a volume with a client.

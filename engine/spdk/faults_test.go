@@ -64,7 +64,9 @@ func TestSourceDeletedMeanwhile(t *testing.T) {
 	}
 	testkit.Must(t, e.Delete(ctx, v.ID))
 	for _, call := range calls {
-		wantKind(t, call(), "the repeat", errs.NotFound)
+		r.targets[0].Inject(spdktest.Fault{Method: "bdev_lvol_delete", Times: 1, Instead: spdktest.Drop})
+		wantKind(t, call(), "the repeat, which cannot remove it", errs.Unavailable)
+		wantKind(t, call(), "the next one", errs.NotFound)
 	}
 	r.removeAll(e)
 }

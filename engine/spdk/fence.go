@@ -17,7 +17,6 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cidr"
-	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/internal/store"
 	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
@@ -45,7 +44,7 @@ func (e *Engine) applyAt(ctx context.Context, t *target, set *netipx.IPSet) erro
 	brief, cancel := context.WithTimeout(ctx, e.answerTime)
 	defer cancel()
 	unread := e.recordPeers(brief, t, set)
-	fenced, concerned, err := e.concerned(ctx, t, len(set.Prefixes()) > 0)
+	ids, concerned, err := e.concerned(ctx, t, set)
 	if err != nil {
 		return err
 	}
@@ -53,35 +52,57 @@ func (e *Engine) applyAt(ctx context.Context, t *target, set *netipx.IPSet) erro
 		_ = e.compare(brief, t) // Run repeats it
 		return nil
 	}
-	return errors.Join(unread, e.awaitCalls(ctx, fenced), e.compare(ctx, t))
+	return errors.Join(unread, e.awaitCalls(ctx, ids), e.compareSome(ctx, t, ids))
 }
 
-// concerned returns the grants of fenced clients on a target, and whether the
-// target can have clients to shut out: those, hosts without a grant, or hosts of
-// volumes that are not recorded.
-func (e *Engine) concerned(ctx context.Context, t *target, anyFence bool) (fenced []ledger.Grant, concerned bool, err error) {
-	if fenced, err = e.config.Ledger.Fenced(ctx); err != nil {
+// concerned returns the volumes of a target that have a client to shut out: a
+// fenced one, or one without a grant. concerned also reports a target whose
+// volumes are perhaps not all recorded.
+func (e *Engine) concerned(ctx context.Context, t *target, set *netipx.IPSet) (ids []volume.ID, concerned bool, err error) {
+	fenced, err := e.config.Ledger.Fenced(ctx)
+	if err != nil {
 		return nil, false, err
 	}
-	fenced = slices.DeleteFunc(fenced, func(g ledger.Grant) bool { name, _, _ := parseID(string(g.Volume)); return name != t.Name })
+	for _, g := range fenced {
+		if name, _, _ := parseID(string(g.Volume)); name == t.Name {
+			ids = append(ids, g.Volume)
+		}
+	}
+	if len(set.Prefixes()) == 0 {
+		return ids, len(ids) > 0, nil
+	}
 	all, err := e.records(ctx)
 	if err != nil {
 		return nil, false, err
+	}
+	for _, r := range all {
+		if r.Target == t.Name && (r.Evicting || len(r.Hosts) > 0) {
+			ids = append(ids, r.id())
+		}
 	}
 	var known bool
 	err = e.config.Database.View(ctx, func(tx *store.Tx) error {
 		_, known, err = compared().Get(tx, t.Name)
 		return err
 	})
-	unlisted := slices.ContainsFunc(all, func(r record) bool { return r.Target == t.Name && (r.Evicting || len(r.Hosts) > 0) })
-	return fenced, len(fenced) > 0 || anyFence && (unlisted || !known), err
+	return ids, len(ids) > 0 || !known, err
 }
 
-// awaitCalls waits for calls on the volumes of grants: one that has read the
-// records before the fence can still admit the client.
-func (e *Engine) awaitCalls(ctx context.Context, fenced []ledger.Grant) error {
-	for _, g := range fenced {
-		err := e.locked(ctx, g.Volume, func(record) error { return nil })
+// compareSome is compare, but returns only the errors that concern some volumes:
+// another one that cannot be exported does not matter to a fence.
+func (e *Engine) compareSome(ctx context.Context, t *target, ids []volume.ID) error {
+	failed, err := e.compareEach(ctx, t)
+	for _, id := range ids {
+		err = errors.Join(err, failed[id])
+	}
+	return err
+}
+
+// awaitCalls waits for calls on volumes: one that has read the records before the
+// fence can still admit the client.
+func (e *Engine) awaitCalls(ctx context.Context, ids []volume.ID) error {
+	for _, id := range ids {
+		err := e.locked(ctx, id, func(record) error { return nil })
 		if err != nil && errs.KindOf(err) != errs.NotFound {
 			return err
 		}
@@ -90,11 +111,16 @@ func (e *Engine) awaitCalls(ctx context.Context, fenced []ledger.Grant) error {
 }
 
 // recordPeers records the fenced addresses from which clients of a target are
-// connected, so that the fence covers them. A volume without a record that has
-// such a client is adopted. Hosts of before the adoption are removed from the
-// record; compare then ends their sessions.
+// connected, so that the fence covers them. Hosts of before the adoption leave
+// the record, and compare ends their sessions: those of fenced addresses, and
+// those of no known address.
 func (e *Engine) recordPeers(ctx context.Context, t *target, set *netipx.IPSet) error {
-	unadopted := e.adoptUsed(ctx, t, set)
+	if len(set.Prefixes()) == 0 {
+		return nil
+	}
+	if err := e.adoptAll(ctx, t); err != nil {
+		return err
+	}
 	all, err := e.records(ctx)
 	if err != nil {
 		return err
@@ -112,6 +138,9 @@ func (e *Engine) recordPeers(ctx context.Context, t *target, set *netipx.IPSet) 
 	}
 	found, unread := e.connections(ctx, ids)
 	for i, r := range all {
+		if unread[i] != nil {
+			continue
+		}
 		from := addrsOf(found[i])
 		for _, g := range admitted[r.id()] {
 			if now := from[e.hostNQN(g.Client)]; slices.ContainsFunc(now, set.Contains) {
@@ -120,35 +149,23 @@ func (e *Engine) recordPeers(ctx context.Context, t *target, set *netipx.IPSet) 
 				}
 			}
 		}
-		fenced := func(host string, addrs []netip.Addr) bool {
-			return slices.ContainsFunc(addrs, set.Contains) || slices.ContainsFunc(from[host], set.Contains)
-		}
-		if !hasHost(r.Hosts, fenced) {
-			continue
+		leaves := func(host string, addrs []netip.Addr) bool {
+			return slices.ContainsFunc(slices.Concat(addrs, from[host]), set.Contains) || len(addrs)+len(from[host]) == 0
 		}
 		if err := e.locked(ctx, r.id(), func(now record) error {
-			_, err := e.withoutHosts(ctx, now, fenced)
+			_, err := e.withoutHosts(ctx, now, leaves)
 			return err
-		}); err != nil {
+		}); err != nil && errs.KindOf(err) != errs.NotFound {
 			return err
 		}
 	}
-	return errors.Join(unadopted, unread)
+	return few(unread)
 }
 
-func hasHost(hosts map[string][]netip.Addr, is func(host string, addrs []netip.Addr) bool) bool {
-	for host, addrs := range hosts {
-		if is(host, addrs) {
-			return true
-		}
-	}
-	return false
-}
-
-// adoptUsed adopts the volumes without a record that a client is connected to
-// from a fenced address: after the loss of the records their sessions would
-// outlast the fence.
-func (e *Engine) adoptUsed(ctx context.Context, t *target, set *netipx.IPSet) error {
+// adoptAll adopts the volumes that a target exports without a record, as after
+// the loss of the records: their clients are unknown, and can come back from a
+// fenced address.
+func (e *Engine) adoptAll(ctx context.Context, t *target) error {
 	seen, err := t.subsystems(ctx)
 	if err != nil {
 		return err
@@ -160,24 +177,17 @@ func (e *Engine) adoptUsed(ctx context.Context, t *target, set *netipx.IPSet) er
 	for _, r := range all {
 		delete(seen, r.nqn())
 	}
-	var ids []volume.ID
 	for nqn, s := range seen {
-		if uuid, ours := strings.CutPrefix(nqn, nqnPrefix); ours && len(s.Namespaces) > 0 {
-			ids = append(ids, volumeID(t.Name, uuid))
+		uuid, ours := strings.CutPrefix(nqn, nqnPrefix)
+		if !ours || len(s.Namespaces) == 0 {
+			continue
+		}
+		err := e.locked(ctx, volumeID(t.Name, uuid), func(record) error { return nil })
+		if err != nil && errs.KindOf(err) != errs.NotFound {
+			return err
 		}
 	}
-	found, unread := e.connections(ctx, ids)
-	for i, id := range ids {
-		for _, addrs := range addrsOf(found[i]) {
-			if !slices.ContainsFunc(addrs, set.Contains) {
-				continue
-			}
-			if err := e.locked(ctx, id, func(record) error { return nil }); err != nil && errs.KindOf(err) != errs.NotFound {
-				return err
-			}
-		}
-	}
-	return unread
+	return nil
 }
 
 // maxLearnt addresses of a client are its present ones.
@@ -297,6 +307,9 @@ func (e *Engine) fencedBlocks(ctx context.Context) (blocks []netip.Prefix, err e
 	return blocks, nil
 }
 
+// anyHost stands for the hosts of a volume that has some without a grant.
+const anyHost = "any"
+
 // Sessions implements volume.Fencer: the connected hosts that are clients in the
 // blocks, or come from an address in them.
 func (e *Engine) Sessions(ctx context.Context, blocks []netip.Prefix) (all []volume.Session, err error) {
@@ -319,7 +332,7 @@ func (e *Engine) Sessions(ctx context.Context, blocks []netip.Prefix) (all []vol
 	hosts := map[volume.ID][]string{} // of clients in the blocks
 	for _, r := range records {
 		if r.Evicting || len(r.Hosts) > 0 {
-			hosts[r.id()] = append(hosts[r.id()], "")
+			hosts[r.id()] = append(hosts[r.id()], anyHost)
 		}
 	}
 	for _, g := range grants {
@@ -329,11 +342,12 @@ func (e *Engine) Sessions(ctx context.Context, blocks []netip.Prefix) (all []vol
 		}
 	}
 	ids := slices.Sorted(maps.Keys(hosts))
-	found, err := e.connections(ctx, ids)
-	if err != nil {
-		return nil, err
-	}
+	found, unread := e.connections(ctx, ids)
 	for i, id := range ids {
+		// A target without a client in the blocks does not matter, as in Apply.
+		if unread[i] != nil && slices.ContainsFunc(hosts[id], func(host string) bool { return host != "" }) {
+			return nil, unread[i]
+		}
 		all = append(all, e.sessionsOf(id, found[i], hosts[id], set)...)
 	}
 	slices.SortFunc(all, func(a, b volume.Session) int { return strings.Compare(a.ID, b.ID) })
@@ -361,12 +375,13 @@ func (e *Engine) sessionsOf(id volume.ID, pairs []rpc.QueuePair, hosts []string,
 // executes them on a core that also moves data.
 const parallelRequests = 8
 
-// connections returns the connections of volumes, in their order; none for those
-// of a target that is not configured, which Held reports. After an error the
-// others can be missing.
-func (e *Engine) connections(ctx context.Context, ids []volume.ID) ([][]rpc.QueuePair, error) {
-	found := make([][]rpc.QueuePair, len(ids))
-	reads, ctx := errgroup.WithContext(ctx)
+// connections returns the connections of volumes, and errors, in their order;
+// none for those of a target that is not configured, which Held reports. A target
+// that does not answer is not asked again.
+func (e *Engine) connections(ctx context.Context, ids []volume.ID) (found [][]rpc.QueuePair, unread []error) {
+	found, unread = make([][]rpc.QueuePair, len(ids)), make([]error, len(ids))
+	var silent sync.Map // targets, with their errors
+	var reads errgroup.Group
 	reads.SetLimit(parallelRequests)
 	for i, id := range ids {
 		name, uuid, _ := parseID(string(id))
@@ -375,11 +390,19 @@ func (e *Engine) connections(ctx context.Context, ids []volume.ID) ([][]rpc.Queu
 			continue
 		}
 		reads.Go(func() (err error) {
+			if earlier, is := silent.Load(t); is {
+				unread[i] = earlier.(error)
+				return nil
+			}
 			found[i], err = t.pairs(ctx, nqnOf(uuid))
-			return t.explain(err, "list the connections of volume %s", id)
+			if unread[i] = t.explain(err, "list the connections of volume %s", id); errs.KindOf(err) == errs.Unavailable {
+				silent.Store(t, unread[i])
+			}
+			return nil
 		})
 	}
-	return found, reads.Wait()
+	_ = reads.Wait() // its errors are in unread
+	return found, unread
 }
 
 func sessionID(target, uuid string, controller int) string {
@@ -411,7 +434,7 @@ func (e *Engine) End(ctx context.Context, sessions []volume.Session) error {
 		}
 		if !corrected[t] {
 			corrected[t] = true
-			if err := errors.Join(e.recordPeers(ctx, t, set), e.compare(ctx, t)); err != nil {
+			if err := e.applyAt(ctx, t, set); err != nil {
 				return err
 			}
 		}

@@ -20,7 +20,7 @@ import (
 func enforcer(t *testing.T, e *Engine) *enforce.Enforcer {
 	operations := op.New(t.Context(), 0)
 	t.Cleanup(func() { testkit.Must(t, operations.Close(testkit.Context(t))) })
-	return testkit.Value(enforce.New(enforce.Config{Ledger: e.config.Ledger, Operations: operations, Locals: []enforce.Local{{Name: "spdk", Fencer: e}}}))(t)
+	return testkit.Value(enforce.New(enforce.Config{Ledger: e.config.Ledger, Operations: operations, Locals: []enforce.Local{{Name: "spdk", Fencer: e, Deferred: true}}}))(t)
 }
 
 func block(text string) plan.Request {

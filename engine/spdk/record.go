@@ -50,6 +50,8 @@ type record struct {
 	// Evicting: sessions of hosts without a grant can be left, as every host was
 	// admitted, or one of Hosts was removed.
 	Evicting bool `json:"evicting,omitempty"`
+	// LimitsDue: the lvol was exported again, and has perhaps no limits.
+	LimitsDue bool `json:"limitsDue,omitempty"`
 }
 
 func (r record) id() volume.ID { return volumeID(r.Target, r.UUID) }

@@ -71,39 +71,55 @@ func (t *target) note(ctx context.Context, e *Engine, err error) {
 
 // compare corrects the exports of one target that differ from the records.
 func (e *Engine) compare(ctx context.Context, t *target) error {
+	failed, err := e.compareEach(ctx, t)
+	var all []error
+	for _, id := range slices.Sorted(maps.Keys(failed)) {
+		all = append(all, failed[id])
+	}
+	return few(append(all, err))
+}
+
+// compareEach is compare, with the errors of single volumes in failed.
+func (e *Engine) compareEach(ctx context.Context, t *target) (failed map[volume.ID]error, err error) {
 	seen, err := t.subsystems(ctx) // first: a volume is recorded before it is exported
 	if err != nil {
-		return err
+		return nil, err
 	}
 	all, err := e.records(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	admitted, err := e.config.Ledger.AllAdmitted(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	failed := make([]error, len(all))
+	var mu sync.Mutex
+	failed = map[volume.ID]error{}
 	var volumes errgroup.Group
 	volumes.SetLimit(parallelRequests)
 	owned := map[string]bool{}
-	for i, r := range all {
+	for _, r := range all {
 		if r.Target != t.Name || r.UUID == "" {
 			continue
 		}
 		owned[r.nqn()] = true
 		grants := admitted[r.id()]
-		volumes.Go(func() error {
+		volumes.Go(func() (err error) {
 			if r.isVolume() && t.differs(seen, r, e.hostNQNs(r, grants)) {
-				failed[i] = e.repair(ctx, r.id())
+				err = e.repair(ctx, r.id())
 			} else {
-				failed[i] = e.learn(ctx, t, r, grants)
+				err = e.learn(ctx, t, r, grants)
+			}
+			if err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failed[r.id()] = err
 			}
 			return nil
 		})
 	}
 	_ = volumes.Wait() // its errors are in failed
-	return few(append(failed, e.unknown(ctx, t, seen, owned)))
+	return failed, e.unknown(ctx, t, seen, owned)
 }
 
 func (e *Engine) repair(ctx context.Context, id volume.ID) error {
@@ -139,7 +155,7 @@ func (t *target) subsystems(ctx context.Context) (map[string]rpc.Subsystem, erro
 // differs reports whether an export is not as recorded.
 func (t *target) differs(seen map[string]rpc.Subsystem, r record, desired []string) bool {
 	s, found := seen[r.nqn()]
-	if !found || s.AllowAnyHost || r.Evicting || len(s.Namespaces) != 1 || s.Namespaces[0].Bdev != r.UUID {
+	if !found || s.AllowAnyHost || r.Evicting || r.LimitsDue || len(s.Namespaces) != 1 || s.Namespaces[0].Bdev != r.UUID {
 		return true
 	}
 	for _, a := range t.Addresses {
@@ -212,10 +228,21 @@ func (e *Engine) unknown(ctx context.Context, t *target, seen map[string]rpc.Sub
 	}
 	t.foreign = foreign
 	t.mu.Unlock()
-	if failed != nil || len(foreign) > 0 || t.compared.Load() {
-		return failed
+	return errors.Join(failed, e.noteCompared(ctx, t, len(foreign) == 0))
+}
+
+// noteCompared records whether all exports of a target have records. It writes
+// changes only.
+func (e *Engine) noteCompared(ctx context.Context, t *target, known bool) error {
+	if known && t.compared.Load() {
+		return nil
 	}
-	err := e.config.Database.Update(ctx, func(tx *store.Tx) error { return compared().Put(tx, t.Name, struct{}{}) })
-	t.compared.Store(err == nil)
+	err := e.config.Database.Update(ctx, func(tx *store.Tx) error {
+		if known {
+			return compared().Put(tx, t.Name, struct{}{})
+		}
+		return compared().Delete(tx, t.Name)
+	})
+	t.compared.Store(known && err == nil)
 	return err
 }

@@ -49,7 +49,7 @@ func (e *Engine) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest)
 	v, err := e.find(ctx, req.Source)
 	if err != nil {
 		if found && errs.KindOf(err) == errs.NotFound { // no repeat can complete it
-			err = errors.Join(err, e.discardSnapshot(context.WithoutCancel(ctx), r))
+			err = e.abandonSnapshot(ctx, r, err)
 		}
 		return volume.Snapshot{}, err
 	}
@@ -84,17 +84,29 @@ func (e *Engine) takeSnapshot(ctx context.Context, r snapRecord, v record) (volu
 	if err != nil {
 		err = t.explain(e.lost(ctx, t, v, err), "snapshot volume %s", r.Source)
 		if kind := errs.KindOf(err); kind == errs.NotFound || kind == errs.Exhausted {
-			err = errors.Join(err, e.discardSnapshot(context.WithoutCancel(ctx), r))
+			return volume.Snapshot{}, e.abandonSnapshot(ctx, r, err)
 		}
-		return volume.Snapshot{}, err
+		return volume.Snapshot{}, incompleteSnapshot(r, err)
 	}
 	crashpoint.Hit("snapshot.taken")
 	done := r
 	done.UUID, done.Size = bdev.UUID, bdev.Size()
 	if err := e.putSnapshot(ctx, &r, done); err != nil {
-		return volume.Snapshot{}, err
+		return volume.Snapshot{}, incompleteSnapshot(r, err)
 	}
 	return done.snapshot(), nil
+}
+
+// abandonSnapshot discards a snapshot that has failed, and returns why it failed.
+func (e *Engine) abandonSnapshot(ctx context.Context, r snapRecord, failure error) error {
+	if err := e.discardSnapshot(context.WithoutCancel(ctx), r); err != nil {
+		return incompleteSnapshot(r, errors.Join(failure, err))
+	}
+	return failure
+}
+
+func incompleteSnapshot(r snapRecord, err error) error {
+	return errs.Errorf(errs.Unavailable, "the creation of snapshot %s is not complete, repeat the call: %w", errs.Quote(r.Name), err)
 }
 
 // discardSnapshot removes an interrupted snapshot, which no call has returned.
@@ -260,12 +272,13 @@ type foreignLvol struct {
 // belongs to something that is deleted. Unavailable: its store is perhaps
 // missing.
 func (e *Engine) foreignLvol(ctx context.Context, t *target, uuid string) (foreignLvol, error) {
-	bdev, err := t.Client.LoadedBdev(ctx, uuid)
+	bdev, err := t.Client.Bdev(ctx, uuid)
 	if errors.Is(err, rpc.NotFound) {
-		if missing := t.missesStore(ctx); missing != nil {
-			return foreignLvol{}, t.explain(missing, "look for lvol %s", uuid)
+		if err = t.missesStore(ctx); err == nil {
+			bdev, err = t.Client.LoadedBdev(ctx, uuid)
 		}
-	} else if err != nil {
+	}
+	if err != nil && !errors.Is(err, rpc.NotFound) {
 		return foreignLvol{}, t.explain(err, "look for lvol %s", uuid)
 	}
 	d := bdev.Driver.Lvol

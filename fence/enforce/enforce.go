@@ -26,6 +26,10 @@ import (
 type Local struct {
 	Name   string // "host" or the engine's name; recorded
 	Fencer volume.Fencer
+	// Deferred: the storage admits a client only for the ledger, which refuses
+	// fenced ones, and keeps its state without this process. Restore leaves it to
+	// Guard, so that storage that is away keeps no server from starting.
+	Deferred bool
 }
 
 // Peer is another server with the same fences. Invalid and Precondition are

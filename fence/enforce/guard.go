@@ -17,8 +17,8 @@ import (
 // resumeAfter is how long a caller can retry an interrupted call itself.
 const resumeAfter = time.Minute
 
-// Restore puts the recorded fences in force, before the servers listen. Guard
-// ends the sessions that began before.
+// Restore puts the recorded fences in force, before the servers listen, unless
+// Local.Deferred. Guard ends the sessions that began before.
 func (e *Enforcer) Restore(ctx context.Context) error {
 	desired, err := e.desired(ctx)
 	if err != nil {
@@ -26,6 +26,9 @@ func (e *Enforcer) Restore(ctx context.Context) error {
 	}
 	var all tasks
 	for _, l := range e.locals {
+		if l.Deferred {
+			continue
+		}
 		all.add(l.Name, func() error {
 			if err := e.apply(ctx, l); err != nil {
 				return err

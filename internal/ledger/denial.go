@@ -76,7 +76,7 @@ func (l *Ledger) divide(ctx context.Context, prefix string) (admitted map[volume
 			switch {
 			case d != nil && d.fence.IsDesired():
 				fenced = append(fenced, g)
-			case !g.Revoking:
+			case g.Revoking.IsZero():
 				admitted[g.Volume] = append(admitted[g.Volume], g)
 			}
 		}

@@ -306,6 +306,16 @@ func TestRevoking(t *testing.T) {
 	if all := testkit.Value(l.Admitted(ctx, "v"))(t); len(all) != 1 {
 		t.Errorf("admitted after a grant: %v", all)
 	}
+	// … and if another revocation of it has begun and failed since.
+	testkit.Must(t, l.Revoke(ctx, "v", "n1", func(context.Context) error {
+		if err := errors.Join(grant("n1"), revoke()); !errors.Is(err, failed) {
+			t.Errorf("granted and half revoked again: %v", err)
+		}
+		return nil
+	}))
+	if all := testkit.Value(l.Of(ctx, "v"))(t); len(all) != 1 || all[0].Revoking.IsZero() {
+		t.Errorf("grants after overlapping revocations: %v", all)
+	}
 	testkit.Must(t, l.Revoke(ctx, "v", "", func(context.Context) error { return nil }))
 	if all := testkit.Value(l.Of(ctx, "v"))(t); len(all) != 0 {
 		t.Errorf("left: %v", all)

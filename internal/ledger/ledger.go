@@ -20,10 +20,10 @@ type Grant struct {
 	// NameOnly: the node was named without addresses, also if Client has those
 	// of an earlier record. It is ignored in comparisons.
 	NameOnly bool `json:"nameOnly,omitempty"`
-	// Revoking: the storage admits the client no more, or is being made to. The
-	// grant still keeps other nodes out, and a fence of the client still covers
-	// the volume.
-	Revoking bool      `json:"revoking,omitempty"`
+	// Revoking is when a revocation began: the storage admits the client no more,
+	// or is being made to. The grant still keeps other nodes out, and a fence of
+	// the client still covers the volume. Zero: it is not being revoked.
+	Revoking time.Time `json:"revoking,omitzero"`
 	Mode     string    `json:"mode"`    // in the terms of the contract, see IsShared
 	Granted  time.Time `json:"granted"` // ignored in comparisons
 }
@@ -71,7 +71,7 @@ func (l *Ledger) Grant(ctx context.Context, g Grant) (recorded Grant, err error)
 			return err
 		}
 		var again bool
-		if recorded, again, err = admit(g, held); err != nil || again && !recorded.Revoking {
+		if recorded, again, err = admit(g, held); err != nil || again && recorded.Revoking.IsZero() {
 			return err
 		}
 		recorded = g
@@ -155,11 +155,12 @@ func (l *Ledger) Revoke(ctx context.Context, id volume.ID, node string, enforce 
 	if enforce == nil {
 		return l.changeGrants(ctx, id, node, removeGrant)
 	}
+	begun := map[string]time.Time{} // by node; a repeat shares it, a new grant clears it
 	err := l.changeGrants(ctx, id, node, func(tx *store.Tx, g Grant) error {
-		if g.Revoking {
-			return nil
+		if g.Revoking.IsZero() {
+			g.Revoking = time.Now().UTC()
 		}
-		g.Revoking = true
+		begun[g.Client.Node] = g.Revoking
 		return grants().Put(tx, key(id, g.Client.Node), g)
 	})
 	if err != nil {
@@ -169,7 +170,7 @@ func (l *Ledger) Revoke(ctx context.Context, id volume.ID, node string, enforce 
 		return err
 	}
 	return l.changeGrants(ctx, id, node, func(tx *store.Tx, g Grant) error {
-		if !g.Revoking { // granted again meanwhile, by another controller
+		if g.Revoking.IsZero() || !g.Revoking.Equal(begun[g.Client.Node]) { // granted again meanwhile
 			return nil
 		}
 		return removeGrant(tx, g)
