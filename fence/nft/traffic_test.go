@@ -32,6 +32,7 @@ func addHosts(t testing.TB, h hosts) {
 	for _, a := range []string{h.server, h.fenced, h.neighbour} {
 		testkit.Run(t, "ip", "address", "add", a, "dev", "lo", "nodad")
 	}
+	testkit.AwaitRoutes(t, h.server, h.fenced, h.neighbour)
 }
 
 // listenOn echoes.

@@ -57,6 +57,7 @@ func namespace(t *testing.T) {
 		}
 		testkit.Run(t, "ip", args...)
 	}
+	testkit.AwaitRoutes(t, serverV6, clientV6, otherV6)
 }
 
 func open(t *testing.T, config Config) *Sockets {

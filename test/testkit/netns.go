@@ -3,6 +3,8 @@ package testkit
 import (
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
@@ -22,6 +24,21 @@ func EnterNetNS(t testing.TB) {
 	runtime.LockOSThread() // never unlocked: the thread ends with the test
 	Must(t, unix.Unshare(unix.CLONE_NEWNET))
 	Run(t, "ip", "link", "set", "lo", "up")
+}
+
+// AwaitRoutes waits until own IPv6 addresses, just added, can be connected to:
+// the kernel adds their routes in the background, also with nodad.
+func AwaitRoutes(t testing.TB, addrs ...string) {
+	t.Helper()
+	for _, addr := range addrs {
+		EventuallyNil(t, "a route to "+addr, func() error {
+			conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(addr), 9)))
+			if err == nil {
+				err = conn.Close()
+			}
+			return err
+		})
+	}
 }
 
 // insideNetNS is set in the environment of a test binary that RerunInNetNS has
