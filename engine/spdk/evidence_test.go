@@ -117,7 +117,7 @@ func TestFenceAfterLossOfRecords(t *testing.T) {
 	}
 }
 
-// The fenced client was cut off when the records were lost, and comes back.
+// The fenced client was away when the records were lost, and comes back.
 func TestFenceOfAbsentClientAfterLossOfRecords(t *testing.T) {
 	for name, adopted := range map[string]bool{"not adopted": false, "adopted": true} {
 		t.Run(name, func(t *testing.T) {
