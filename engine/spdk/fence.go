@@ -149,6 +149,9 @@ func (e *Engine) recordPeers(ctx context.Context, t *target, set *netipx.IPSet) 
 				}
 			}
 		}
+		if len(r.Hosts) == 0 {
+			continue
+		}
 		leaves := func(host string, addrs []netip.Addr) bool {
 			return slices.ContainsFunc(slices.Concat(addrs, from[host]), set.Contains) || len(addrs)+len(from[host]) == 0
 		}
