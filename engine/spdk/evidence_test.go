@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/store"
 	"github.com/cleatproject/cleat/internal/store/storetest"
 	"github.com/cleatproject/cleat/spdk/spdktest"
@@ -229,6 +230,52 @@ func TestUnpublishOfAdoptedNode(t *testing.T) {
 			r.refused(v, access.HostNQN("n1"))
 		})
 	}
+}
+
+// A call on a volume of another client takes long, and a fence of many volumes
+// reads the records as often as one of few.
+func TestFenceReadsOnce(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	reads := map[int]int{}
+	published := 0
+	for _, volumes := range []int{3, 30} {
+		for ; published < volumes; published++ {
+			publish(t, e, create(t, e, fmt.Sprint("v", published), volume.Source{}).ID, node("n1", "192.0.2.1"))
+		}
+		busy := create(t, e, fmt.Sprint("busy", volumes), volume.Source{})
+		publish(t, e, busy.ID, node("n2", "192.0.2.2"))
+		unlock := testkit.Value(e.lock(ctx, volumeKey(busy.Name)))(t)
+		counted := &countedReads{Database: e.config.Database}
+		e.config.Database = counted
+		testkit.Must(t, e.recordPeers(ctx, e.order[0], testkit.Value(cidr.Set(block("192.0.2.1/32").Blocks))(t)))
+		testkit.Must(t, e.awaitCalls(ctx, e.idsOf(t, "n1")))
+		e.config.Database, reads[volumes] = counted.Database, counted.views
+		unlock()
+	}
+	if reads[3] != reads[30] {
+		t.Errorf("a fence reads the records %d times with 3 volumes, %d times with 30", reads[3], reads[30])
+	}
+}
+
+func (e *Engine) idsOf(t *testing.T, node string) (ids []volume.ID) {
+	t.Helper()
+	for _, g := range testkit.Value(e.config.Ledger.ByNode(testkit.Context(t), node))(t) {
+		ids = append(ids, g.Volume)
+	}
+	return ids
+}
+
+// countedReads counts the reads of the engine, each of which can be a request.
+type countedReads struct {
+	store.Database
+	views int
+}
+
+func (c *countedReads) View(ctx context.Context, fn func(*store.Tx) error) error {
+	c.views++
+	return c.Database.View(ctx, fn)
 }
 
 // A repair that has read the records before the fence admits the client after

@@ -101,11 +101,23 @@ func (e *Engine) compareSome(ctx context.Context, t *target, ids []volume.ID) er
 // awaitCalls waits for calls on volumes: one that has read the records before the
 // fence can still admit the client.
 func (e *Engine) awaitCalls(ctx context.Context, ids []volume.ID) error {
+	all, err := e.records(ctx)
+	if err != nil {
+		return err
+	}
+	affected := map[volume.ID]bool{}
 	for _, id := range ids {
-		err := e.locked(ctx, id, func(record) error { return nil })
-		if err != nil && errs.KindOf(err) != errs.NotFound {
+		affected[id] = true
+	}
+	for _, r := range all {
+		if r.UUID == "" || !affected[r.id()] {
+			continue
+		}
+		unlock, err := e.lock(ctx, volumeKey(r.Name))
+		if err != nil {
 			return err
 		}
+		unlock()
 	}
 	return nil
 }
@@ -149,11 +161,12 @@ func (e *Engine) recordPeers(ctx context.Context, t *target, set *netipx.IPSet) 
 				}
 			}
 		}
-		if len(r.Hosts) == 0 {
-			continue
-		}
 		leaves := func(host string, addrs []netip.Addr) bool {
 			return slices.ContainsFunc(slices.Concat(addrs, from[host]), set.Contains) || len(addrs)+len(from[host]) == 0
+		}
+		stay := maps.Clone(r.Hosts)
+		if maps.DeleteFunc(stay, leaves); len(stay) == len(r.Hosts) {
+			continue // the lock of another volume must not delay the fence
 		}
 		if err := e.locked(ctx, r.id(), func(now record) error {
 			_, err := e.withoutHosts(ctx, now, leaves)
