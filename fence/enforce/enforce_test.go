@@ -270,6 +270,34 @@ func TestLastUnfenceEndsSessionsOfOverlap(t *testing.T) {
 	}
 }
 
+// changing records a change when a set has been applied, as another call does.
+type changing struct {
+	volume.Fencer
+	change func()
+}
+
+func (c *changing) Apply(ctx context.Context, set volume.FenceSet) error {
+	err := c.Fencer.Apply(ctx, set)
+	c.change()
+	return err
+}
+
+// The other call has recorded that it lifts its block, and not applied it yet.
+func TestUnfenceDuringAnotherUnfence(t *testing.T) {
+	r := newRig(t)
+	testkit.Must(t, r.Fence(t.Context(), req("a", "10.0.0.0/24")), r.Fence(t.Context(), req("b", "10.0.0.0/25")))
+	r.locals[0].Fencer = &changing{r.locals[0].Fencer, sync.OnceFunc(func() {
+		_, _, err := r.ledger.ChangeFences(t.Context(), func(now []volume.Fence) ([]volume.Fence, error) {
+			return plan.Unfence(now, req("b", "10.0.0.0/25"), time.Now())
+		})
+		testkit.Must(t, err)
+	})}
+	testkit.Must(t, r.Unfence(t.Context(), req("a", "10.0.0.0/24")), r.Unfence(t.Context(), req("b", "10.0.0.0/25")))
+	if r.phases() != "" || r.held() != "" {
+		t.Errorf("phases %q, held %q", r.phases(), r.held())
+	}
+}
+
 // The last call of each owner decides, and a completed fence stays in force.
 func TestConcurrentCalls(t *testing.T) {
 	r := newRig(t)

@@ -166,13 +166,7 @@ func (e *Enforcer) lift(ctx context.Context, req plan.Request, cleared []netip.P
 func (e *Enforcer) liftAll(ctx context.Context, req plan.Request) error {
 	var all tasks
 	for _, l := range e.locals {
-		all.add(l.Name, func() error {
-			if err := e.apply(ctx, l); err != nil {
-				return err
-			}
-			crashpoint.Hit("unfence.opened")
-			return e.verifyLifted(ctx, l, req.Blocks)
-		})
+		all.add(l.Name, func() error { return e.applyLifted(ctx, l, req.Blocks) })
 	}
 	for _, p := range e.peersFor(req.Owner) {
 		all.add(p.Name(), func() error { return e.unfenceAt(ctx, p, req) })

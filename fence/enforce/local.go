@@ -157,9 +157,15 @@ func (e *Enforcer) verifyHeld(ctx context.Context, l *local, blocks []netip.Pref
 	return err
 }
 
-// verifyLifted fails if an address stays fenced without a recorded fence.
-func (e *Enforcer) verifyLifted(ctx context.Context, l *local, blocks []netip.Prefix) error {
-	return e.exclusive(ctx, l, e.config.Bounds.Verify, func(ctx context.Context, desired []netip.Prefix) error {
+// applyLifted applies the desired blocks, and fails if others of the given blocks
+// stay fenced. It is one step: of two calls that lift blocks, one must not take
+// what the other has recorded, and not applied yet, for its own failure.
+func (e *Enforcer) applyLifted(ctx context.Context, l *local, blocks []netip.Prefix) error {
+	return e.exclusive(ctx, l, e.config.Bounds.Block, func(ctx context.Context, desired []netip.Prefix) error {
+		if err := e.applyLocked(ctx, l, desired); err != nil {
+			return err
+		}
+		crashpoint.Hit("unfence.opened")
 		held, err := l.Fencer.Held(ctx)
 		if err != nil {
 			return errs.Errorf(errs.Unavailable, "read back the fenced blocks: %w", err)
