@@ -127,7 +127,7 @@ func TestDeploymentWithoutAnEngine(t *testing.T) {
 	t.Cleanup(func() { testkit.Must(t, none.Close(context.Background())) })
 	again := testkit.Value(completed(t, "--engine=none", "--cluster-id=east"))(t)
 	again.Metrics = prometheus.NewRegistry()
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	testkit.WantError(t, "a second release with the same host NQN", again.storage.node(ctx, again, &c), unix.EADDRINUSE, "csi.nvme.clusterID")
 	if _, ok := c.Attachers[nvme.Protocol()].(*nvme.Attacher); !ok || len(c.Attachers) != 1 || none.attaching == nil {

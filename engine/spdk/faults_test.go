@@ -27,7 +27,7 @@ import (
 func TestTargetHangs(t *testing.T) {
 	r := newRig(t, "one", "two")
 	e := r.engine()
-	e.answerTime = time.Second
+	e.answerTime = 2 * time.Second
 	ctx := testkit.Context(t)
 	testkit.Must(t, e.compare(ctx, e.order[1]))
 	r.targets[1].Inject(spdktest.Fault{Instead: spdktest.Silence})
@@ -116,11 +116,11 @@ func TestSessionDoesNotEnd(t *testing.T) {
 	r.timing.RemoveHost = time.Hour
 	r.start(0)
 	e := r.engine()
-	e.enforceTime = 200 * time.Millisecond
 	ctx := testkit.Context(t)
 	v, other := create(t, e, "v", volume.Source{}), create(t, e, "other", volume.Source{})
 	publish(t, e, v.ID, node("n1", "192.0.2.1"))
 	r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
+	e.enforceTime = 200 * time.Millisecond // of calls that fail, or are repeated
 	wantKind(t, revoke(ctx, e, v.ID, "n1"), "revoke", errs.Unavailable)
 	r.run(e)
 	testkit.Must(t, r.client(0).DeleteSubsystem(ctx, other.Locator.(access.NVMe).NQN))
