@@ -192,7 +192,7 @@ func TestCoveredPool(t *testing.T) {
 	}{
 		"mounted over": {
 			func(t *testing.T, dir string) { testkit.Run(t, "mount", "-t", "tmpfs", "none", dir) },
-			func(t *testing.T, dir string) { testkit.Run(t, "umount", dir) },
+			func(t *testing.T, dir string) { testkit.Unmount(t, dir) },
 		},
 		"unmounted": {
 			func(t *testing.T, dir string) {
@@ -201,7 +201,7 @@ func TestCoveredPool(t *testing.T) {
 			},
 			func(t *testing.T, dir string) {
 				testkit.Run(t, "mount", "--bind", dir+".kept", dir)
-				testkit.Run(t, "umount", dir+".kept")
+				testkit.Unmount(t, dir+".kept")
 			},
 		},
 	} {

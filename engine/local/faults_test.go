@@ -151,7 +151,7 @@ func TestPoolMissing(t *testing.T) {
 	v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: mib}})
 	testkit.Run(t, "mount", "-t", "tmpfs", "none", dir)
 	conditions, err := e.VolumeHealth(t.Context(), v.ID)
-	testkit.Run(t, "umount", dir)
+	testkit.Unmount(t, dir)
 	wantReason(t, conditions, err, reasonPoolMissing, volume.Inaccessible)
 	if conditions, err := e.VolumeHealth(t.Context(), v.ID); err != nil || len(conditions) != 0 {
 		t.Errorf("conditions after it came back: %v, %v", conditions, err)

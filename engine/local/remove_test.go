@@ -193,7 +193,7 @@ func TestRemoveRefusesMounts(t *testing.T) {
 	c, _ := removable(t, config(filepath.Join(t.TempDir(), "pool")), true)
 	target := filepath.Join(c.Pool, volumesDir)
 	testkit.Run(t, "mount", "--bind", t.TempDir(), target)
-	t.Cleanup(func() { testkit.Run(t, "umount", target) })
+	t.Cleanup(func() { testkit.Unmount(t, target) })
 	refuses(t, c, RemoveOptions{DeleteVolumes: true}, "is mounted on "+target)
 }
 

@@ -294,7 +294,7 @@ func TestAutoClear(t *testing.T) {
 	if found := mustFind(t, d.Backing); len(found) != 1 {
 		t.Errorf("with a mount there are %v, want the device", found)
 	}
-	testkit.Run(t, "umount", dir)
+	testkit.Unmount(t, dir)
 	wantGone(t, d)
 }
 

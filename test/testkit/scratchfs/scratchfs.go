@@ -39,12 +39,7 @@ func Mount(t testing.TB, fstype string, mkfsFlags ...string) (dir string) {
 	Make(t, fstype, append(append([]string{"-q"}, mkfsFlags...), image)...)
 	dir = t.TempDir()
 	MountImage(t, fstype, image, dir)
-	t.Cleanup(func() {
-		if out, err := exec.Command("umount", dir).CombinedOutput(); err != nil {
-			t.Errorf("umount %s: %v: %s", dir, err, out)
-			exec.Command("umount", "--lazy", dir).Run()
-		}
-	})
+	t.Cleanup(func() { testkit.Unmount(t, dir) })
 	return dir
 }
 
