@@ -142,9 +142,12 @@ func TestSriovFastRestarts(t *testing.T) {
 			n.startPlugin()
 			n.serves("the last restart")
 			n.awaitCounts(8, 8)
-			if answer := n.admit(8); answer["error"] != nil {
-				t.Errorf("a pod that asks for all is refused: %s", answer["error"])
-			}
+			// On a busy machine the kubelet can close the new connection with the
+			// old one; the plugin then registers again.
+			until(t, "a pod that asks for all is admitted", func() (bool, string) {
+				answer := n.admit(8)
+				return answer["error"] == nil, string(answer["error"])
+			})
 		})
 	}
 }
