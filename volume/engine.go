@@ -41,6 +41,9 @@ type CreateRequest struct {
 	// Parameters are the engine's; an unknown key is Invalid.
 	Parameters map[string]string
 	Ephemeral  bool
+	// ReadOnly: no capability of the request writes. The engine can then return
+	// the content of the source itself instead of a copy.
+	ReadOnly bool
 	// Topology has segments of nodes, the preferred ones first. One of them must
 	// reach the volume; empty: any node. Only engines with several places get it.
 	Topology []map[string]string
@@ -173,6 +176,11 @@ type Backend struct {
 	// MultiNode: volumes are reachable from every node, and block volumes can
 	// be used on several at once. Otherwise they are on this machine.
 	MultiNode bool
+	// SharedFS is the type of the file system, such as "ceph", if volumes are
+	// directories in one that several nodes mount at once: they have no block
+	// device, and Content Filesystem. Empty: volumes are block devices. Requires
+	// MultiNode.
+	SharedFS string
 	// FormatOnNode: Create leaves a volume with Content Filesystem blank, and a
 	// node creates the file system when it stages it.
 	FormatOnNode bool

@@ -61,7 +61,7 @@ const (
 	SingleNodeMultiWriter  AccessMode = "multi-writer"  // any number
 
 	// On any number of nodes, any number of publishes: block volumes of a
-	// Backend with MultiNode.
+	// Backend with MultiNode, and all volumes of one with SharedFS.
 	MultiNodeReaderOnly  AccessMode = "multi-node-reader-only"
 	MultiNodeMultiWriter AccessMode = "multi-node-multi-writer"
 )

@@ -4,6 +4,7 @@
 package cephconf
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,12 +23,28 @@ type Cluster struct {
 	// Monitors as HOST:PORT or HOST; IPv6 addresses with brackets.
 	Monitors []string `json:"monitors"`
 	RBD      RBD      `json:"rbd"`
+	CephFS   CephFS   `json:"cephFS"`
 }
 
 // RBD is the part of a Cluster for RBD images.
 type RBD struct {
 	RadosNamespace string `json:"radosNamespace"` // empty: the default
 }
+
+// CephFS is the part of a Cluster for CephFS. Its kernelMountOptions are
+// ignored: the node plugin chooses the options of a mount.
+type CephFS struct {
+	// SubvolumeGroup has the subvolumes of the driver; empty: csi.
+	SubvolumeGroup string `json:"subvolumeGroup"`
+	// RadosNamespace of the metadata pool has the records of ceph-csi; empty: csi.
+	RadosNamespace string `json:"radosNamespace"`
+}
+
+// Group returns the name of the subvolume group.
+func (c CephFS) Group() string { return cmp.Or(c.SubvolumeGroup, "csi") }
+
+// Namespace returns the RADOS namespace of ceph-csi's records.
+func (c CephFS) Namespace() string { return cmp.Or(c.RadosNamespace, "csi") }
 
 // Clusters are all entries of config.json.
 type Clusters []Cluster
@@ -91,16 +108,24 @@ type Credentials struct {
 	Key  string
 }
 
-// Keys of ceph-csi's Secrets for RBD.
+// Keys of ceph-csi's Secrets: those for RBD, and of nodes for CephFS, then those
+// of controllers for CephFS.
 const (
-	keyUser = "userID"
-	keyKey  = "userKey"
+	keyUser      = "userID"
+	keyKey       = "userKey"
+	keyAdminUser = "adminID"
+	keyAdminKey  = "adminKey"
 )
 
 // FromSecrets returns the credentials in the secrets of a request; false if it
-// has none. Invalid: one of user and key is missing.
+// has none. Invalid: one of user and key is missing. Those of a controller for
+// CephFS, adminID and adminKey, count where a Secret has no others.
 func FromSecrets(secrets map[string]string) (c Credentials, given bool, err error) {
-	c = Credentials{User: strings.TrimPrefix(secrets[keyUser], "client."), Key: secrets[keyKey]}
+	c = Credentials{User: secrets[keyUser], Key: secrets[keyKey]}
+	if (c == Credentials{}) {
+		c = Credentials{User: secrets[keyAdminUser], Key: secrets[keyAdminKey]}
+	}
+	c.User = strings.TrimPrefix(c.User, "client.")
 	switch {
 	case c == Credentials{}:
 		return c, false, nil
@@ -110,14 +135,20 @@ func FromSecrets(secrets map[string]string) (c Credentials, given bool, err erro
 	return c, true, nil
 }
 
-// ReadCredentials reads the files userID and userKey in a directory, such as a
-// mounted Secret of ceph-csi or Rook.
+// ReadCredentials reads the files userID and userKey, or adminID and adminKey, in
+// a directory, such as a mounted Secret of ceph-csi or Rook.
 func ReadCredentials(dir string) (Credentials, error) {
 	secrets := map[string]string{}
-	for _, key := range []string{keyUser, keyKey} {
+	user, key := keyUser, keyKey
+	if _, err := os.Stat(filepath.Join(dir, keyUser)); errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(filepath.Join(dir, keyAdminUser)); err == nil {
+			user, key = keyAdminUser, keyAdminKey
+		}
+	}
+	for _, key := range []string{user, key} {
 		data, err := os.ReadFile(filepath.Join(dir, key))
 		if errors.Is(err, fs.ErrNotExist) {
-			return Credentials{}, fmt.Errorf("read Ceph credentials: %w; the directory needs the files %s and %s of a Secret of ceph-csi or Rook", err, keyUser, keyKey)
+			return Credentials{}, fmt.Errorf("read Ceph credentials: %w; the directory needs the files %s and %s (of controllers for CephFS also %s and %s) of a Secret of ceph-csi or Rook", err, keyUser, keyKey, keyAdminUser, keyAdminKey)
 		}
 		if err != nil {
 			return Credentials{}, fmt.Errorf("read Ceph credentials: %w", err)
@@ -126,7 +157,7 @@ func ReadCredentials(dir string) (Credentials, error) {
 	}
 	c, given, err := FromSecrets(secrets)
 	if err == nil && !given {
-		err = fmt.Errorf("the files %s and %s are empty", keyUser, keyKey)
+		err = fmt.Errorf("the files %s and %s are empty", user, key)
 	}
 	if err != nil {
 		return Credentials{}, fmt.Errorf("credentials in %s: %w", dir, err)

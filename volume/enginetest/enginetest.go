@@ -3,6 +3,7 @@
 package enginetest
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"testing"
@@ -41,6 +42,9 @@ type Harness struct {
 	Size int64
 	// Parameters are passed to every Create.
 	Parameters map[string]string
+	// Content of all volumes that are not for a test of file systems; empty: Raw.
+	// Engines with SharedFS have only Filesystem.
+	Content volume.Content
 	// FSTypes are the supported file systems, the preferred one first. Empty:
 	// raw volumes only.
 	FSTypes []string
@@ -57,6 +61,7 @@ func Run(t *testing.T, h Harness) {
 	if h.Size == 0 {
 		h.Size = 16 << 20
 	}
+	h.Content = cmp.Or(h.Content, volume.Raw)
 	if h.Budget == 0 {
 		h.Budget = 3 * time.Second
 	}

@@ -100,7 +100,7 @@ func (m *model) create() {
 		Content: volume.Raw,
 	}
 	onEngine := req
-	onEngine.Name, onEngine.Parameters = m.prefix+req.Name, m.trial.Parameters
+	onEngine.Name, onEngine.Content, onEngine.Parameters = m.prefix+req.Name, m.trial.Content, m.trial.Parameters
 	if p, ok := m.drawVolume("source volume"); ok && m.trial.Backend.Clones && rapid.Bool().Draw(m.rt, "clone") {
 		req.Source.Volume, onEngine.Source.Volume = p.reference, p.engine
 	} else if p, ok := m.drawSnapshot("source snapshot"); ok && rapid.Bool().Draw(m.rt, "restore") {
@@ -125,7 +125,7 @@ func (m *model) create() {
 }
 
 func (m *model) compareVolume(want, got volume.Volume) {
-	if got.Name != m.prefix+want.Name || got.Size != want.Size || got.Content != want.Content || m.volumeOf(got.ID) != want.ID ||
+	if got.Name != m.prefix+want.Name || got.Size != want.Size || got.Content != m.trial.Content || m.volumeOf(got.ID) != want.ID ||
 		m.volumeOf(got.Source.Volume) != want.Source.Volume || m.snapshotOf(got.Source.Snapshot) != want.Source.Snapshot {
 		m.rt.Fatalf("the reference has volume %+v, the engine %+v", want, got)
 	}

@@ -134,7 +134,7 @@ func (t *trial) expand(id volume.ID, size volume.SizeRange) volume.Volume {
 }
 
 func testCapacity(t *trial) {
-	queries := []volume.CapacityQuery{{}, {Content: volume.Raw}, {Content: volume.Raw, Parameters: t.Parameters}}
+	queries := []volume.CapacityQuery{{}, {Content: t.Content}, {Content: t.Content, Parameters: t.Parameters}}
 	for _, fsType := range t.FSTypes {
 		queries = append(queries, volume.CapacityQuery{Content: volume.Filesystem, FSType: fsType})
 	}
@@ -147,7 +147,7 @@ func testCapacity(t *trial) {
 		if c.Available < 0 || c.Maximum < 0 || c.Minimum < 0 || c.Minimum > c.Maximum {
 			t.Errorf("Capacity(%+v) is inconsistent: %+v", query, c)
 		}
-		if query.Content == volume.Raw && (c.Available < t.Size || c.Minimum > t.Size || c.Maximum < t.Size) {
+		if query.Content == t.Content && (c.Available < t.Size || c.Minimum > t.Size || c.Maximum < t.Size) {
 			t.Errorf("Capacity(%+v) is %+v: the suite needs volumes of %d bytes", query, c, t.Size)
 		}
 	}

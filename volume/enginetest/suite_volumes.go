@@ -89,7 +89,7 @@ func (t *trial) checkNameConflict(taken volume.CreateRequest) {
 		"not ephemeral":   func(r *volume.CreateRequest) { r.Ephemeral = !r.Ephemeral },
 		"another content": func(r *volume.CreateRequest) { r.Content = volume.Filesystem; r.FSType = t.someFSType() },
 	}
-	if t.someFSType() == "" {
+	if t.someFSType() == "" || t.Content == volume.Filesystem {
 		delete(others, "another content")
 	}
 	if t.Backend.Modifier != nil {

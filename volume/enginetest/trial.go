@@ -31,7 +31,7 @@ type trial struct {
 
 func (t *trial) request(name string) volume.CreateRequest {
 	return volume.CreateRequest{
-		Name: name, Size: volume.SizeRange{Required: t.Size}, Content: volume.Raw, Parameters: maps.Clone(t.Parameters),
+		Name: name, Size: volume.SizeRange{Required: t.Size}, Content: t.Content, Parameters: maps.Clone(t.Parameters),
 	}
 }
 

@@ -1,7 +1,8 @@
-// Package cephtest runs a Ceph cluster of one monitor, one manager and one OSD
-// for tests. Its daemons, Debian's, are child processes of the test, with all
-// their files in one directory: nothing of the machine changes, and they die
-// with the test process, even if that is killed.
+// Package cephtest runs a Ceph cluster of one monitor, one manager, one OSD
+// and, if wanted, one metadata server, for tests. Its daemons, Debian's, are
+// child processes of the test, with all their files in one directory: nothing
+// of the machine changes, and they die with the test process, even if that is
+// killed.
 //
 // A cluster is ready in about 10 s. A package of tests shares one: Run in
 // TestMain, and a pool (CreatePool) or a namespace of a pool for each test.
@@ -31,6 +32,9 @@ import (
 type Options struct {
 	Addr      netip.Addr // an address of this machine; zero: 127.0.0.1
 	BlockSize int64      // of the OSD in bytes, sparse; 0: 20 GiB
+	// FS is the name of a CephFS file system with its metadata server; empty:
+	// none. Its pools are FS_meta and FS_data.
+	FS string
 }
 
 // Cluster is a running cluster.
@@ -43,7 +47,7 @@ type Cluster struct {
 	ports    [2]int // of the monitor: protocols 2 and 1
 
 	mu      sync.Mutex
-	daemons map[string]*testkit.Process // by name: mon.a, mgr.x, osd.0
+	daemons map[string]*testkit.Process // by name: mon.a, mgr.x, osd.0, mds.a
 }
 
 // Start starts a cluster that ends with the test. If the test fails, the ends
@@ -97,7 +101,50 @@ func (c *Cluster) start() error {
 	if err := c.launch("osd.0"); err != nil {
 		return err
 	}
-	return c.waitOSD(0)
+	if err := c.waitOSD(0); err != nil || c.opts.FS == "" {
+		return err
+	}
+	return c.createFS(c.opts.FS)
+}
+
+// createFS creates a file system and waits until clients can use it.
+func (c *Cluster) createFS(name string) error {
+	for _, pool := range []string{name + "_meta", name + "_data"} {
+		if _, err := c.Command("osd", "pool", "create", pool, "8", "8"); err != nil {
+			return err
+		}
+	}
+	if _, err := c.Command("fs", "new", name, name+"_meta", name+"_data"); err != nil {
+		return err
+	}
+	if err := c.StartMDS(); err != nil {
+		return err
+	}
+	return c.until("active placement groups", c.isClean)
+}
+
+// StopMDS kills the metadata server. Metadata requests hang.
+func (c *Cluster) StopMDS() { c.kill("mds.a") }
+
+// StartMDS starts the metadata server and waits until it is active.
+func (c *Cluster) StartMDS() error {
+	if err := c.launch("mds.a"); err != nil {
+		return err
+	}
+	return c.until("an active metadata server", func() error {
+		var status struct {
+			MDSMap []struct{ Name, State string }
+		}
+		if err := c.query(&status, "fs", "status", c.opts.FS); err != nil {
+			return err
+		}
+		for _, mds := range status.MDSMap {
+			if mds.Name == "a" && mds.State == "active" {
+				return nil
+			}
+		}
+		return fmt.Errorf("the metadata servers are %+v", status.MDSMap)
+	})
 }
 
 func (c *Cluster) startMonitor() error {

@@ -23,7 +23,7 @@ func TestCluster(t *testing.T) {
 	t.Run("restarts", func(t *testing.T) {
 		t.Parallel()
 		dir := testkit.Dir(t)
-		c := testkit.Value(cephtest.Run(dir, cephtest.Options{}))(t)
+		c := testkit.Value(cephtest.Run(dir, cephtest.Options{FS: "files"}))(t)
 		t.Cleanup(c.Stop)
 		testkit.Must(t, c.CreatePool("images"))
 		key := testkit.Value(c.User("node", "mon", "profile rbd", "osd", "profile rbd pool=images"))(t)
@@ -42,6 +42,9 @@ func TestCluster(t *testing.T) {
 		if got := testkit.Value(c.RBD("ls", "images", "--id", "node", "--keyring", keyring))(t); got != "a\n" {
 			t.Errorf("after restarts the images are %q, want a", got)
 		}
+		c.StopMDS()
+		testkit.Must(t, c.StartMDS())
+		testkit.Value(c.Command("fs", "subvolume", "create", "files", "a"))(t)
 		c.Stop()
 		c.Stop()
 	})

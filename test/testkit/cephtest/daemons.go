@@ -76,6 +76,12 @@ osd memory target = 939524096
 osd scrub begin hour = 0
 osd scrub end hour = 0
 
+[mds]
+mds data = %[1]s/mds
+mds cache memory limit = 134217728
+mds beacon interval = 1
+mds tick interval = 0.2
+
 [client]
 pid file =
 log to file = false
@@ -87,12 +93,13 @@ var users = [...]struct{ name, caps string }{
 	{"client.admin", `mon = "allow *", mgr = "allow *", osd = "allow *", mds = "allow *"`},
 	{"mgr.x", `mon = "allow profile mgr", osd = "allow *", mds = "allow *"`},
 	{"osd.0", `mon = "allow profile osd", mgr = "allow profile osd", osd = "allow *"`},
+	{"mds.a", `mon = "allow profile mds", mgr = "allow profile mds", osd = "allow *", mds = "allow *"`},
 }
 
 // configure writes ceph.conf, the keyrings, and one keyring of all users, with
 // which the monitor is created.
 func (c *Cluster) configure() error {
-	for _, d := range []string{"run", "log", "crash", "mon", "mgr", "osd"} {
+	for _, d := range []string{"run", "log", "crash", "mon", "mgr", "osd", "mds"} {
 		if err := os.MkdirAll(c.path(d), 0o700); err != nil {
 			return err
 		}
