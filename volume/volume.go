@@ -41,6 +41,8 @@ type Volume struct {
 	// Topology has the segments of the nodes that reach the volume, if its engine
 	// has several places; empty: all nodes that reach the engine.
 	Topology map[string]string
+	// ReadOnly: the content cannot be changed, as it is that of a snapshot.
+	ReadOnly bool
 	// Ephemeral volumes exist for one publish and are not listed.
 	Ephemeral bool
 	// Attributes are the mutable parameters.

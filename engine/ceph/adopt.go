@@ -7,6 +7,9 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
+// journalLimit is more than the keys of a record of ceph-csi, some ten.
+const journalLimit = 64
+
 // adopt returns the image of a volume of ceph-csi, which a static
 // PersistentVolume brings here. ceph-csi's records are only read. Such a volume
 // can be used and grown; what changes those records is left to ceph-csi.
@@ -18,8 +21,7 @@ func (e *Engine) adopt(id volume.ID, h handle) (*image, error) {
 	if err != nil {
 		return nil, err
 	}
-	const limit = 64 // ceph-csi has some ten
-	journal, err := p.io.GetOmapValues(csiVolumePrefix+h.uuid, "", "", limit)
+	journal, err := p.io.GetOmapValues(csiVolumePrefix+h.uuid, "", "", journalLimit)
 	if is(err, notFound) {
 		return nil, noVolume(id)
 	}

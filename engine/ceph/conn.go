@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cephconf"
+	"github.com/cleatproject/cleat/internal/op"
 )
 
 // Connection is a connection to a cluster as one user. Its methods return when
@@ -22,15 +23,18 @@ import (
 type Connection struct {
 	cluster cephconf.Cluster
 	rados   *rados.Conn
-	pools   []*pool
+	pools   []*pool // the first one also has the state of the controller
 	logger  *slog.Logger
+	release func() // ends the use of rados by others, before its shutdown; nil: none
+	// "name:" and "snapname:" with a hash, "image:" with an internal id
+	locks op.Locks
 
 	mu      sync.Mutex
 	closed  bool
 	running sync.WaitGroup // calls into the libraries
 }
 
-// pool is a pool with images, in the namespace of the cluster's configuration.
+// pool is a pool, in one namespace.
 type pool struct {
 	cluster   string
 	name      string
@@ -55,12 +59,15 @@ var options = map[string]string{
 	"rbd_cache": "false",
 }
 
-// connect returns a connection with open pools. The context ends the wait, not
-// the attempt.
-func connect(ctx context.Context, c Config) (*Connection, error) {
-	conn := &Connection{cluster: c.Cluster, logger: c.Logger}
-	_, err := call(ctx, conn, "connect to Ceph cluster "+c.Cluster.ID, func() (struct{}, error) {
-		err := conn.open(c)
+// connect returns a connection, which open prepares. The context ends the wait,
+// not the attempt.
+func connect(ctx context.Context, cluster cephconf.Cluster, user cephconf.Credentials, logger *slog.Logger, open func(*Connection) error) (*Connection, error) {
+	conn := &Connection{cluster: cluster, logger: logger}
+	_, err := call(ctx, conn, "connect to Ceph cluster "+cluster.ID, func() (struct{}, error) {
+		err := conn.dial(user)
+		if err == nil {
+			err = open(conn)
+		}
 		if err != nil || ctx.Err() != nil {
 			conn.shutdown()
 		}
@@ -72,11 +79,11 @@ func connect(ctx context.Context, c Config) (*Connection, error) {
 	return conn, nil
 }
 
-func (c *Connection) open(config Config) (err error) {
-	if c.rados, err = rados.NewConnWithUser(config.Credentials.User); err != nil {
+func (c *Connection) dial(user cephconf.Credentials) (err error) {
+	if c.rados, err = rados.NewConnWithUser(user.User); err != nil {
 		return explain(err, "prepare a connection to Ceph")
 	}
-	settings := map[string]string{"mon_host": strings.Join(config.Cluster.Monitors, ","), "key": config.Credentials.Key}
+	settings := map[string]string{"mon_host": strings.Join(c.cluster.Monitors, ","), "key": user.Key}
 	for _, set := range []map[string]string{options, settings} {
 		for name, value := range set {
 			if err := c.rados.SetConfigOption(name, value); err != nil {
@@ -84,19 +91,35 @@ func (c *Connection) open(config Config) (err error) {
 			}
 		}
 	}
-	if err := c.rados.Connect(); err != nil {
-		return connectError(err, config)
+	err = c.rados.Connect()
+	switch {
+	case is(err, unix.EACCES, unix.EPERM, unix.EINVAL, unix.ENOENT):
+		return errs.Errorf(errs.Unauthenticated, "Ceph cluster %s does not accept the key of user %s; check the Secret of the controller: %w", c.cluster.ID, user, plain(err))
+	case is(err, unix.ETIMEDOUT):
+		return errs.Errorf(errs.Unavailable, "no monitor of Ceph cluster %s at %s lets user %s in: none answers, or the key is wrong: %w",
+			c.cluster.ID, strings.Join(c.cluster.Monitors, ", "), user, plain(err))
 	}
+	return explain(err, "connect to Ceph cluster %s", c.cluster.ID)
+}
+
+// openPool opens a pool, in a namespace.
+func (c *Connection) openPool(name, namespace string) (p *pool, err error) {
+	p = &pool{cluster: c.cluster.ID, name: name, namespace: namespace}
+	if p.io, err = c.rados.OpenIOContext(name); err != nil {
+		return nil, explain(err, "open pool %s of Ceph cluster %s", errs.Quote(name), c.cluster.ID)
+	}
+	c.pools = append(c.pools, p)
+	p.id = p.io.GetPoolID()
+	p.io.SetNamespace(namespace)
+	return p, explain(p.io.SetPoolFullTry(), "set FULL_TRY for pool %s", name)
+}
+
+// openPools opens the pools of RBD images.
+func (c *Connection) openPools(config Config) error {
 	for _, name := range config.Pools {
-		p := &pool{cluster: config.Cluster.ID, name: name, namespace: config.Cluster.RBD.RadosNamespace}
-		if p.io, err = c.rados.OpenIOContext(name); err != nil {
-			return explain(err, "open pool %s of Ceph cluster %s", errs.Quote(name), config.Cluster.ID)
-		}
-		c.pools = append(c.pools, p)
-		p.id = p.io.GetPoolID()
-		p.io.SetNamespace(p.namespace)
-		if err := p.io.SetPoolFullTry(); err != nil {
-			return explain(err, "set FULL_TRY for pool %s", name)
+		p, err := c.openPool(name, c.cluster.RBD.RadosNamespace)
+		if err != nil {
+			return err
 		}
 		// librbd removes images by way of its trash, and cannot create this object
 		// when the pool is full.
@@ -105,18 +128,6 @@ func (c *Connection) open(config Config) (err error) {
 		}
 	}
 	return nil
-}
-
-func connectError(err error, config Config) error {
-	switch {
-	case is(err, unix.EACCES, unix.EPERM, unix.EINVAL, unix.ENOENT):
-		return errs.Errorf(errs.Unauthenticated, "Ceph cluster %s does not accept the key of user %s; check the Secret of the controller: %w",
-			config.Cluster.ID, config.Credentials, plain(err))
-	case is(err, unix.ETIMEDOUT):
-		return errs.Errorf(errs.Unavailable, "no monitor of Ceph cluster %s at %s lets user %s in: none answers, or the key is wrong: %w",
-			config.Cluster.ID, strings.Join(config.Cluster.Monitors, ", "), config.Credentials, plain(err))
-	}
-	return explain(err, "connect to Ceph cluster %s", config.Cluster.ID)
 }
 
 func (c *Connection) shutdown() {
@@ -142,6 +153,9 @@ func (c *Connection) close(ctx context.Context) error {
 		defer close(done)
 		c.running.Wait()
 		c.leave()
+		if c.release != nil {
+			c.release()
+		}
 		c.shutdown()
 	}()
 	select {
@@ -188,6 +202,20 @@ func call[T any](ctx context.Context, c *Connection, what string, fn func() (T, 
 	case <-ctx.Done():
 		return none, late(ctx, what)
 	}
+}
+
+// mutate is call with locks, held until fn has ended, also when the caller is
+// gone: a repeat waits for it and then finds its result.
+func mutate[T any](ctx context.Context, c *Connection, what string, locks []string, fn func() (T, error)) (T, error) {
+	return call(ctx, c, what, func() (T, error) {
+		unlock, err := c.locks.Lock(ctx, locks...)
+		if err != nil {
+			var none T
+			return none, late(ctx, what)
+		}
+		defer unlock()
+		return fn()
+	})
 }
 
 // MonCommand runs a command of the monitors, in JSON.

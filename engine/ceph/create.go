@@ -31,7 +31,7 @@ func (e *Engine) Create(ctx context.Context, req volume.CreateRequest) (volume.V
 	if source, ok := parseVolumeID(p.Source.Volume); ok {
 		locks = append(locks, "image:"+source.image)
 	}
-	return mutate(ctx, e, "create volume "+errs.Quote(p.Name), locks, func() (volume.Volume, error) { return e.create(p) })
+	return mutate(ctx, e.Connection, "create volume "+errs.Quote(p.Name), locks, func() (volume.Volume, error) { return e.create(p) })
 }
 
 func (e *Engine) create(p plan) (volume.Volume, error) {

@@ -33,7 +33,7 @@ func (e *Engine) Delete(ctx context.Context, id volume.ID) error {
 		return nil
 	}
 	locks := []string{"name:" + v.hash, "image:" + v.image}
-	_, err := mutate(ctx, e, "delete volume "+string(id), locks, func() (struct{}, error) { return struct{}{}, e.delete(id, v) })
+	_, err := mutate(ctx, e.Connection, "delete volume "+string(id), locks, func() (struct{}, error) { return struct{}{}, e.delete(id, v) })
 	return err
 }
 
@@ -183,7 +183,7 @@ func (e *Engine) Expand(ctx context.Context, id volume.ID, size volume.SizeRange
 	if !own && !foreign {
 		return volume.Volume{}, noVolume(id)
 	}
-	return mutate(ctx, e, "expand volume "+string(id), []string{"image:" + cmp.Or(v.image, h.uuid)}, func() (volume.Volume, error) { return e.expand(id, size) })
+	return mutate(ctx, e.Connection, "expand volume "+string(id), []string{"image:" + cmp.Or(v.image, h.uuid)}, func() (volume.Volume, error) { return e.expand(id, size) })
 }
 
 func (e *Engine) expand(id volume.ID, size volume.SizeRange) (volume.Volume, error) {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cephconf"
-	"github.com/cleatproject/cleat/internal/op"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -32,7 +31,6 @@ type Config struct {
 // them; if two overlap, no volume is lost or exists twice.
 type Engine struct {
 	*Connection
-	locks  op.Locks // "name:" and "snapname:" with a hash, "image:" with an internal id
 	index  *index
 	reaper *reaper
 	depths depthLimits
@@ -47,7 +45,7 @@ func Open(ctx context.Context, c Config) (*Engine, error) {
 	if len(c.Pools) == 0 {
 		return nil, errs.Errorf(errs.Invalid, "no pool of Ceph cluster %s is named", c.Cluster.ID)
 	}
-	conn, err := connect(ctx, c)
+	conn, err := connect(ctx, c.Cluster, c.Credentials, c.Logger, func(conn *Connection) error { return conn.openPools(c) })
 	if err != nil {
 		return nil, err
 	}
@@ -265,18 +263,4 @@ func (e *Engine) poolNames() []string {
 		names = append(names, p.name)
 	}
 	return names
-}
-
-// mutate is call with locks, held until fn has ended, also when the caller is
-// gone: a repeat waits for it and then finds its result.
-func mutate[T any](ctx context.Context, e *Engine, what string, locks []string, fn func() (T, error)) (T, error) {
-	return call(ctx, e.Connection, what, func() (T, error) {
-		unlock, err := e.locks.Lock(ctx, locks...)
-		if err != nil {
-			var none T
-			return none, late(ctx, what)
-		}
-		defer unlock()
-		return fn()
-	})
 }

@@ -21,6 +21,10 @@ const (
 	reasonOSDsDown    = "OSDsDown"
 	reasonMonsDown    = "MonitorsDown"
 	reasonDamaged     = "DataDamaged"
+	reasonMDSDown     = "MetadataServersDown"
+	reasonMDSSlow     = "MetadataServersSlow"
+	reasonCopyFailed  = "CopyFailed"
+	reasonCopying     = "Copying"
 )
 
 // checks maps Ceph's health checks to conditions; others do not concern
@@ -39,6 +43,16 @@ var checks = map[string]volume.Condition{
 	"OBJECT_UNFOUND":      {Severity: volume.DataLoss, Reason: reasonDamaged},
 	"OSD_SCRUB_ERRORS":    {Severity: volume.DataLoss, Reason: reasonDamaged},
 	"OSD_TOO_MANY_REPAIR": {Severity: volume.Degraded, Reason: reasonDegraded},
+}
+
+// fsChecks are those that concern only a file system.
+var fsChecks = map[string]volume.Condition{
+	"MDS_ALL_DOWN":         {Severity: volume.Inaccessible, Reason: reasonMDSDown},
+	"FS_WITH_FAILED_MDS":   {Severity: volume.Inaccessible, Reason: reasonMDSDown},
+	"FS_DEGRADED":          {Severity: volume.Inaccessible, Reason: reasonMDSDown},
+	"MDS_DAMAGE":           {Severity: volume.DataLoss, Reason: reasonDamaged},
+	"MDS_SLOW_REQUEST":     {Severity: volume.Degraded, Reason: reasonMDSSlow},
+	"MDS_SLOW_METADATA_IO": {Severity: volume.Degraded, Reason: reasonMDSSlow},
 }
 
 // healthReport is the output of "health detail".
@@ -63,11 +77,16 @@ type poolRef struct {
 	id   int64
 }
 
-// conditions returns those that concern one of the pools, one for each reason.
-func (h healthReport) conditions(pools []poolRef) []volume.Condition {
+// conditions returns those that concern one of the pools or the file system
+// (empty: none), one for each reason.
+func (h healthReport) conditions(pools []poolRef, fs string) []volume.Condition {
 	var all []volume.Condition
 	for _, check := range slices.Sorted(maps.Keys(h.Checks)) {
 		c, known := checks[check]
+		ofFS, isOfFS := fsChecks[check]
+		if isOfFS {
+			c, known = ofFS, fs != ""
+		}
 		report := h.Checks[check]
 		if !known || slices.ContainsFunc(all, func(x volume.Condition) bool { return x.Severity == c.Severity && x.Reason == c.Reason }) {
 			continue
@@ -77,7 +96,7 @@ func (h healthReport) conditions(pools []poolRef) []volume.Condition {
 		for _, d := range report.Detail {
 			details = append(details, d.Message)
 		}
-		if concerns(details, pools) {
+		if isOfFS && concernsFS(details, fs) || !isOfFS && concerns(details, pools) {
 			all = append(all, c)
 		}
 	}
@@ -126,4 +145,18 @@ func (u usage) free() int64 {
 		free = min(free, u.Stats.Quota-u.Stats.Stored)
 	}
 	return max(free, 0)
+}
+
+// concernsFS reports whether details are of a file system. Details that name
+// none concern all.
+func concernsFS(details []string, fs string) bool {
+	named := false
+	for _, d := range details {
+		name, isFS := strings.CutPrefix(d, "fs ")
+		if isFS && strings.HasPrefix(name, fs+" ") {
+			return true
+		}
+		named = named || isFS
+	}
+	return !named
 }

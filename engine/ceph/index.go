@@ -25,7 +25,9 @@ func newIndex() *index {
 	}
 }
 
+// put adds or replaces a volume. Lists have no progress, which only Get reads.
 func (x *index) put(v volume.Volume) {
+	v.Progress = volume.Progress{}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.volumes[v.ID], x.names[v.Name] = v, v.ID

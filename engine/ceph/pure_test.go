@@ -197,7 +197,7 @@ func TestHealth(t *testing.T) {
 		"other":    {[]poolRef{{"s", 2}}, []string{"MonitorsDown"}},
 	} {
 		var got []string
-		for _, x := range h.conditions(c.pools) {
+		for _, x := range h.conditions(c.pools, "") {
 			got = append(got, x.Reason)
 		}
 		if diff := cmp.Diff(c.want, got); diff != "" {

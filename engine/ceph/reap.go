@@ -112,7 +112,7 @@ func (r *reaper) retry() {
 }
 
 func (r *reaper) try(ctx context.Context, item remains) {
-	again, err := mutate(ctx, r.e, "remove image "+deletedName(item.image), []string{"image:" + item.image}, func() (bool, error) { return r.e.reap(item) })
+	again, err := mutate(ctx, r.e.Connection, "remove image "+deletedName(item.image), []string{"image:" + item.image}, func() (bool, error) { return r.e.reap(item) })
 	if err != nil && ctx.Err() == nil {
 		r.e.logger.Warn("removal of a deleted volume's image failed, will retry", "image", deletedName(item.image), "err", err)
 	}

@@ -34,7 +34,7 @@ func (e *Engine) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest)
 		return volume.Snapshot{}, noVolume(req.Source)
 	}
 	locks := []string{"snapname:" + hash(req.Name), "image:" + source.image}
-	return mutate(ctx, e, "create snapshot "+errs.Quote(req.Name), locks, func() (volume.Snapshot, error) { return e.createSnapshot(req) })
+	return mutate(ctx, e.Connection, "create snapshot "+errs.Quote(req.Name), locks, func() (volume.Snapshot, error) { return e.createSnapshot(req) })
 }
 
 func (e *Engine) createSnapshot(req volume.SnapshotRequest) (volume.Snapshot, error) {
@@ -93,7 +93,7 @@ func (e *Engine) DeleteSnapshot(ctx context.Context, id volume.SnapshotID) error
 		return nil
 	}
 	locks := []string{"image:" + s.image}
-	_, err := mutate(ctx, e, "delete snapshot "+string(id), locks, func() (struct{}, error) { return struct{}{}, e.deleteSnapshot(id) })
+	_, err := mutate(ctx, e.Connection, "delete snapshot "+string(id), locks, func() (struct{}, error) { return struct{}{}, e.deleteSnapshot(id) })
 	return err
 }
 

@@ -24,32 +24,49 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 	if !own && !foreign {
 		return nil, noVolume(id)
 	}
-	all, err := e.health(ctx, func(p *pool) bool { return p.id == v.pool || p.id == h.pool }) // no pool is number 0
+	var pools []poolRef
+	for _, p := range e.pools {
+		if p.id == v.pool || p.id == h.pool { // no pool is number 0
+			pools = append(pools, poolRef{p.name, p.id})
+		}
+	}
+	all, _, err := e.volumeHealth(ctx, pools, "", func(ctx context.Context) (volume.Volume, error) { return e.Get(ctx, id) })
+	return all, err
+}
+
+// volumeHealth returns the conditions of the cluster and of one volume, which it
+// reads unless the cluster's prevent that.
+func (c *Connection) volumeHealth(ctx context.Context, pools []poolRef, fs string, get func(context.Context) (volume.Volume, error)) (all []volume.Condition, v volume.Volume, err error) {
+	all, err = c.health(ctx, pools, fs)
 	if err != nil || slices.ContainsFunc(all, func(c volume.Condition) bool { return c.Severity == volume.Inaccessible }) {
-		return all, err
+		return all, v, err
 	}
 	short, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
-	_, err = e.Get(short, id)
+	v, err = get(short)
 	if errors.Is(err, errs.Unavailable) && ctx.Err() == nil {
 		return append(all, volume.Condition{Severity: volume.Inaccessible, Reason: reasonUnreachable,
-			Message: fmt.Sprintf("the OSDs with the image do not answer: %v", err)}), nil
+			Message: fmt.Sprintf("the servers with the volume do not answer: %v", err)}), v, nil
 	}
-	return all, err
+	return all, v, err
 }
 
 // StorageHealth implements volume.Health.
 func (e *Engine) StorageHealth(ctx context.Context) ([]volume.Condition, error) {
-	return e.health(ctx, func(*pool) bool { return true })
+	var pools []poolRef
+	for _, p := range e.pools {
+		pools = append(pools, poolRef{p.name, p.id})
+	}
+	return e.health(ctx, pools, "")
 }
 
-func (e *Engine) health(ctx context.Context, of func(*pool) bool) ([]volume.Condition, error) {
+func (c *Connection) health(ctx context.Context, pools []poolRef, fs string) ([]volume.Condition, error) {
 	short, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
-	text, err := e.MonCommand(short, []byte(`{"prefix":"health","detail":"detail","format":"json"}`))
+	text, err := c.MonCommand(short, []byte(`{"prefix":"health","detail":"detail","format":"json"}`))
 	if errors.Is(err, errs.Unavailable) && ctx.Err() == nil {
 		return []volume.Condition{{Severity: volume.Inaccessible, Reason: reasonUnreachable,
-			Message: fmt.Sprintf("the monitors of Ceph cluster %s do not answer: %v", e.cluster.ID, err)}}, nil
+			Message: fmt.Sprintf("the monitors of Ceph cluster %s do not answer: %v", c.cluster.ID, err)}}, nil
 	}
 	if err != nil {
 		return nil, err
@@ -58,13 +75,7 @@ func (e *Engine) health(ctx context.Context, of func(*pool) bool) ([]volume.Cond
 	if err != nil {
 		return nil, err
 	}
-	var pools []poolRef
-	for _, p := range e.pools {
-		if of(p) {
-			pools = append(pools, poolRef{p.name, p.id})
-		}
-	}
-	return report.conditions(pools), nil
+	return report.conditions(pools, fs), nil
 }
 
 // Capacity implements volume.Engine. Volumes are thin: they can be larger than
@@ -80,19 +91,22 @@ func (e *Engine) Capacity(ctx context.Context, query volume.CapacityQuery) (volu
 			pools = []string{s.dataPool}
 		}
 	}
-	text, err := e.MonCommand(ctx, []byte(`{"prefix":"df","detail":"detail","format":"json"}`))
+	free, err := e.free(ctx, pools)
+	return volume.Capacity{Available: free, Maximum: maxSize, Minimum: newvolume.MinimumSize(query.FSType, granule)}, err
+}
+
+// free returns the bytes that one of the pools has left: they can share OSDs, so
+// that a sum would count them twice.
+func (c *Connection) free(ctx context.Context, pools []string) (free int64, err error) {
+	text, err := c.MonCommand(ctx, []byte(`{"prefix":"df","detail":"detail","format":"json"}`))
 	if err != nil {
-		return volume.Capacity{}, err
+		return 0, err
 	}
 	all, err := parseUsage(text)
-	if err != nil {
-		return volume.Capacity{}, err
-	}
-	c := volume.Capacity{Maximum: maxSize, Minimum: newvolume.MinimumSize(query.FSType, granule)}
 	for _, u := range all {
-		if slices.Contains(pools, u.Name) { // pools can share OSDs, so sums would count twice
-			c.Available = max(c.Available, u.free())
+		if slices.Contains(pools, u.Name) {
+			free = max(free, u.free())
 		}
 	}
-	return c, nil
+	return free, err
 }

@@ -28,12 +28,14 @@ import (
 const (
 	mib      = 1 << 20
 	testPool = "volumes"
+	testFS   = "files"
 )
 
 // shared is the cluster of all tests that do not disturb it.
 var shared struct {
 	*cephtest.Cluster
 	credentials cephconf.Credentials
+	ofFS        cephconf.Credentials
 	client      *rados.Conn // another client than the engine
 	namespaces  atomic.Int64
 }
@@ -61,7 +63,7 @@ func run(m *testing.M) int {
 			return fail(fmt.Errorf("ip %q: %w: %s", args, err, out))
 		}
 	}
-	if shared.Cluster, err = cephtest.Run(dir, cephtest.Options{Addr: clusterAddress}); err != nil {
+	if shared.Cluster, err = cephtest.Run(dir, cephtest.Options{Addr: clusterAddress, FS: testFS}); err != nil {
 		return fail(err)
 	}
 	defer shared.Stop()
@@ -98,6 +100,9 @@ func prepare() (err error) {
 	if shared.credentials, err = controllerUser(shared.Cluster, testPool); err != nil {
 		return err
 	}
+	if shared.ofFS, err = fsUser(shared.Cluster); err != nil {
+		return err
+	}
 	shared.client, err = dial(shared.Cluster)
 	return err
 }
@@ -112,7 +117,7 @@ func dial(c *cephtest.Cluster) (*rados.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	for option, value := range map[string]string{"mon_host": c.Monitors()[0], "key": c.AdminKey(), "rbd_cache": "false"} {
+	for option, value := range map[string]string{"mon_host": c.Monitors()[0], "key": c.AdminKey(), "rbd_cache": "false", "client_tick_interval": "0.05"} {
 		if err := client.SetConfigOption(option, value); err != nil {
 			return nil, err
 		}

@@ -18,13 +18,13 @@ const controllersObject = "cleat-controllers"
 // takeOver puts the client instances of controllers that did not end by
 // themselves on the cluster's blocklist, before anything is read: nothing that
 // they sent arrives later, and images that they had open are not in use.
-func (e *Engine) takeOver(ctx context.Context) error {
-	_, err := call(ctx, e.Connection, "take over from earlier controllers", func() (struct{}, error) {
-		own, err := e.rados.GetAddrs()
+func (c *Connection) takeOver(ctx context.Context) error {
+	_, err := call(ctx, c, "take over from earlier controllers", func() (struct{}, error) {
+		own, err := c.rados.GetAddrs()
 		if err != nil {
 			return struct{}{}, explain(err, "read the address of this client")
 		}
-		io := e.pools[0].io
+		io := c.pools[0].io
 		earlier, err := io.GetAllOmapValues(controllersObject, "", "", pageSize)
 		if ignoreMissing(err) != nil {
 			return struct{}{}, explain(err, "list earlier controllers")
@@ -38,24 +38,24 @@ func (e *Engine) takeOver(ctx context.Context) error {
 		}
 		var failed []error // of one does not keep the others
 		for addr := range earlier {
-			failed = append(failed, e.blocklistController(addr))
+			failed = append(failed, c.blocklistController(addr))
 		}
-		failed = append(failed, explain(e.rados.WaitForLatestOSDMap(), "wait for the latest OSD map"))
+		failed = append(failed, explain(c.rados.WaitForLatestOSDMap(), "wait for the latest OSD map"))
 		return struct{}{}, errors.Join(failed...)
 	})
 	return err
 }
 
-func (e *Engine) blocklistController(addr string) error {
+func (c *Connection) blocklistController(addr string) error {
 	command, err := blocklist.BlockInstance(addr)
 	if err != nil {
 		return fmt.Errorf("object %s: %w", controllersObject, err)
 	}
-	_, status, err := e.rados.MonCommand(command)
+	_, status, err := c.rados.MonCommand(command)
 	if err != nil {
 		return commandError(err, status, "put the earlier controller %s on the blocklist", addr)
 	}
-	return explain(e.pools[0].io.RmOmapKeys(controllersObject, []string{addr}), "forget the earlier controller %s", addr)
+	return explain(c.pools[0].io.RmOmapKeys(controllersObject, []string{addr}), "forget the earlier controller %s", addr)
 }
 
 // leave removes this controller from the list.

@@ -33,7 +33,7 @@ func (m *model) recordSnapshot(want, got volume.Snapshot) {
 	} else if m.snapshots[i].engine != got.ID {
 		m.rt.Fatalf("snapshot %s had id %s and has id %s", want.ID, m.snapshots[i].engine, got.ID)
 	}
-	if got.Size != want.Size || got.Content != want.Content || m.volumeOf(got.Source) != want.Source || (got.Group == "") != (want.Group == "") {
+	if got.Size != want.Size || got.Content != m.trial.Content || m.volumeOf(got.Source) != want.Source || (got.Group == "") != (want.Group == "") {
 		m.rt.Fatalf("the reference has snapshot %+v, the engine %+v", want, got)
 	}
 }

@@ -1,0 +1,202 @@
+//go:build ceph
+
+package ceph
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/cleatproject/cleat/engine/newvolume"
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/crashpoint"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// Create implements volume.Engine. The record comes last: with it the volume
+// exists. A copy goes on after the call.
+func (e *FS) Create(ctx context.Context, req volume.CreateRequest) (volume.Volume, error) {
+	p, err := planFS(req, e.cluster.ID, e.name)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	if err := notForeign(p.Source.Volume, "clone it"); err != nil {
+		return volume.Volume{}, err
+	}
+	locks := []string{"name:" + hash(p.Name)}
+	if from := sourceHash(p.Source); from != "" && from != hash(p.Name) {
+		locks = append(locks, "name:"+from)
+	}
+	return mutate(ctx, e.Connection, "create volume "+errs.Quote(p.Name), locks, func() (volume.Volume, error) { return e.create(ctx, p) })
+}
+
+// sourceHash returns the hash of the name of the volume that a source is or was
+// of; "" without a source.
+func sourceHash(s volume.Source) string {
+	if v, ok := parseFSID(s.Volume); ok {
+		return v.hash
+	}
+	snap, _ := parseFSSnapshotID(s.Snapshot)
+	return snap.volume
+}
+
+func (e *FS) create(ctx context.Context, p fsPlan) (volume.Volume, error) {
+	name := imageName(hash(p.Name))
+	found, err := e.mount.inspect(name)
+	if ignoreMissing(err) != nil {
+		return volume.Volume{}, err
+	}
+	if found != nil && found.record != nil && !found.record.hasFailed() {
+		return e.existing(p, found)
+	}
+	from, err := e.originOf(p.Source)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	size, err := possibleFS(newvolume.Size(p.Size, "", from.base(), granule))
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	if found != nil && found.uuid != "" { // of an interrupted creation, or a failed copy
+		if err := e.manager.remove(name); err != nil {
+			return volume.Volume{}, err
+		}
+	}
+	crashpoint.Hit("create.removed")
+	record := fsRecord{
+		Name: p.Name, Created: time.Now().UTC(), FromVolume: p.Source.Volume, FromSnap: p.Source.Snapshot,
+		Parameters: p.Parameters, Ephemeral: p.Ephemeral,
+	}
+	switch {
+	case from != nil && p.showsSnapshot():
+		record.Shows = &from.content
+		fallthrough
+	case from == nil:
+		err = whileBusy(ctx, func() error { return e.manager.make(name, size, p.settings.pool) })
+	default:
+		record.Copy, err = e.startCopy(ctx, from, p, size)
+	}
+	if err != nil {
+		return volume.Volume{}, p.explainPool(err)
+	}
+	crashpoint.Hit("create.made")
+	return e.finish(p, name, record)
+}
+
+// finish writes the record of a new subvolume.
+func (e *FS) finish(p fsPlan, name string, r fsRecord) (volume.Volume, error) {
+	s, err := e.mount.inspect(name)
+	if err != nil {
+		return volume.Volume{}, err
+	}
+	r.UUID = s.uuid
+	if err := e.mount.setRecord(name, r); err != nil {
+		return volume.Volume{}, err
+	}
+	crashpoint.Hit("create.recorded")
+	if s, err = e.mount.inspect(name); err != nil {
+		return volume.Volume{}, err
+	}
+	if s.record == nil || s.record.hasFailed() {
+		return volume.Volume{}, errs.Errorf(errs.Busy, "subvolume %s was replaced by another controller", name)
+	}
+	if r.Copy != nil {
+		e.copies.add(copyJob{target: name, from: r.Copy.From, snap: r.Copy.Snap})
+	}
+	return e.existing(p, s)
+}
+
+func (e *FS) existing(p fsPlan, s *subvolume) (volume.Volume, error) {
+	v, err := e.withProgress(s)
+	if err != nil {
+		return v, err
+	}
+	e.index.put(v)
+	return v, newvolume.Matches(p.CreateRequest, v, s.record.Parameters)
+}
+
+func (r fsRecord) hasFailed() bool { return r.Copy != nil && r.Copy.Failed != "" }
+
+// fsOrigin is the source of a new volume.
+type fsOrigin struct {
+	newvolume.Origin
+	content fsContent // without Snap: the volume itself
+}
+
+// base is nil if there is no source.
+func (o *fsOrigin) base() *newvolume.Origin {
+	if o == nil {
+		return nil
+	}
+	return &o.Origin
+}
+
+func (e *FS) originOf(s volume.Source) (*fsOrigin, error) {
+	switch {
+	case s.Volume != "":
+		from, err := e.find(s.Volume)
+		if err != nil {
+			return nil, fmt.Errorf("source of the new volume: %w", err)
+		}
+		if err := from.checkContent(s.Volume); err != nil {
+			return nil, err
+		}
+		return &fsOrigin{
+			Origin:  newvolume.Origin{Description: "volume " + string(s.Volume), Size: from.size, Content: volume.Filesystem, FSType: FSType},
+			content: fsContent{Dir: from.name, UUID: from.uuid},
+		}, nil
+	case s.Snapshot != "":
+		snap, err := e.findSnapshot(s.Snapshot)
+		if err != nil {
+			return nil, fmt.Errorf("source of the new volume: %w", err)
+		}
+		return &fsOrigin{
+			Origin:  newvolume.Origin{Description: "snapshot " + string(s.Snapshot), Size: snap.record.Size, Content: volume.Filesystem, FSType: FSType},
+			content: snap.content(),
+		}, nil
+	}
+	return nil, nil
+}
+
+// checkContent refuses the use of a volume whose directory does not have its
+// content.
+func (s *subvolume) checkContent(id volume.ID) error {
+	switch {
+	case s.record.hasFailed():
+		return errs.Errorf(errs.Precondition, "volume %s has no complete content: %s; delete it", id, s.record.Copy.Failed)
+	case s.record.Copy != nil:
+		return errs.Errorf(errs.Busy, "volume %s is being copied; repeat the call when it is complete", id)
+	case s.record.Shows != nil:
+		return errs.Errorf(errs.Precondition, "volume %s shows the snapshot %s and has no content of its own; use the snapshot as the source", id, s.record.FromSnap)
+	}
+	return nil
+}
+
+// explainPool names the parameter of a data pool that does not exist.
+func (p fsPlan) explainPool(err error) error {
+	if p.settings.pool != "" && is(err, syscall.EINVAL) {
+		return errs.Errorf(errs.Invalid, "%s %s is not a data pool of the file system: %w", keyPool, errs.Quote(p.settings.pool), err)
+	}
+	return err
+}
+
+const busyInterval = 50 * time.Millisecond
+
+// whileBusy repeats a command of the manager while the removal of the files of
+// an earlier volume of the name, or the end of a copy, prevents it.
+func whileBusy(ctx context.Context, command func() error) error {
+	ticker := time.NewTicker(busyInterval)
+	defer ticker.Stop()
+	for {
+		err := command()
+		if !is(err, syscall.EAGAIN) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-ticker.C:
+		}
+	}
+}

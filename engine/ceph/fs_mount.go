@@ -1,0 +1,234 @@
+//go:build ceph
+
+package ceph
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/ceph/go-ceph/cephfs"
+
+	"github.com/cleatproject/cleat/errs"
+)
+
+// fsMount is the engine's own mount of the subvolume group, by libcephfs. When
+// the metadata server has ended its session, as after an interruption of the
+// network, the next use mounts again.
+type fsMount struct {
+	conn *Connection
+	fs   string // name of the file system
+	root string // path of the group
+
+	mu      sync.Mutex
+	current *mounted
+}
+
+// mounted is released by its last user.
+type mounted struct {
+	*cephfs.MountInfo
+	users int
+	ended bool
+}
+
+// use calls fn with the mount. Paths are relative to the group.
+func (m *fsMount) use(fn func(*cephfs.MountInfo) error) error {
+	for again := false; ; again = true {
+		current, err := m.acquire()
+		if err != nil {
+			return err
+		}
+		err = fn(current.MountInfo)
+		isEnded := is(err, syscall.ESHUTDOWN, syscall.ENOTCONN)
+		m.release(current, isEnded)
+		if !isEnded || again {
+			return err
+		}
+	}
+}
+
+func (m *fsMount) acquire() (*mounted, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.current == nil {
+		info, err := m.mount()
+		if err != nil {
+			return nil, err
+		}
+		m.current = &mounted{MountInfo: info}
+	}
+	m.current.users++
+	return m.current, nil
+}
+
+func (m *fsMount) mount() (*cephfs.MountInfo, error) {
+	info, err := cephfs.CreateFromRados(m.conn.rados)
+	if err != nil {
+		return nil, explain(err, "prepare a mount of file system %s", m.fs)
+	}
+	if err = info.SelectFilesystem(m.fs); err == nil {
+		err = info.MountWithRoot(m.root)
+	}
+	if err == nil {
+		return info, nil
+	}
+	_ = info.Release() // nothing is mounted
+	if is(err, syscall.EACCES, syscall.EPERM) {
+		return nil, errs.Errorf(errs.Denied, "mount %s of file system %s: %w: the Ceph user of the controller needs the capability mds 'allow *', or for volumes without fences mds 'allow rws fsname=%[2]s path=%[1]s'", m.root, m.fs, plain(err))
+	}
+	return nil, explain(err, "mount %s of file system %s", m.root, m.fs)
+}
+
+func (m *fsMount) release(used *mounted, isEnded bool) {
+	m.mu.Lock()
+	used.users--
+	used.ended = used.ended || isEnded
+	if used.ended && m.current == used {
+		m.current = nil
+	}
+	last := used.ended && used.users == 0
+	m.mu.Unlock()
+	if last {
+		m.unmount(used)
+	}
+}
+
+func (m *fsMount) unmount(used *mounted) {
+	err := used.Unmount()
+	if released := used.Release(); err == nil {
+		err = released
+	}
+	if err != nil {
+		m.conn.logger.Warn("file system not unmounted", "fs", m.fs, "err", plain(err))
+	}
+}
+
+// close unmounts. No call is in flight.
+func (m *fsMount) close() {
+	if m.current != nil {
+		m.unmount(m.current)
+	}
+}
+
+// subvolume is what the cluster says of a subvolume at one moment.
+type subvolume struct {
+	name   string
+	uuid   string // empty: removed, only snapshots are left
+	size   int64  // quota in bytes; 0: none yet
+	record *fsRecord
+	// Attributes of its snapshots, by the hashes of their names.
+	snapRecords map[string]fsSnapRecord
+}
+
+// names lists subvolumes with a prefix.
+func (m *fsMount) names(prefix string) (all []string, err error) {
+	err = m.use(func(i *cephfs.MountInfo) error {
+		all, err = list(i, "/")
+		return explain(err, "list the subvolumes of %s", m.root)
+	})
+	return slices.DeleteFunc(all, func(name string) bool { return !strings.HasPrefix(name, prefix) }), err
+}
+
+// list returns the entries of a directory.
+func list(i *cephfs.MountInfo, path string) (names []string, err error) {
+	dir, err := i.OpenDir(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if closing := dir.Close(); err == nil {
+			err = closing
+		}
+	}()
+	for {
+		entry, err := dir.ReadDir()
+		if err != nil || entry == nil {
+			return names, err
+		}
+		if name := entry.Name(); name != "." && name != ".." {
+			names = append(names, name)
+		}
+	}
+}
+
+// inspect reads a subvolume. The error is that of ENOENT if it does not exist.
+func (m *fsMount) inspect(name string) (s *subvolume, err error) {
+	err = m.use(func(i *cephfs.MountInfo) error {
+		s = &subvolume{name: name, snapRecords: map[string]fsSnapRecord{}}
+		return explain(s.load(i), "read subvolume %s", name)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *subvolume) load(i *cephfs.MountInfo) error {
+	entries, err := list(i, s.path())
+	if err != nil {
+		return err
+	}
+	if n := slices.IndexFunc(entries, uuidPattern().MatchString); n >= 0 {
+		s.uuid = entries[n]
+		if s.size, err = number(i, s.content(), "ceph.quota.max_bytes"); err != nil {
+			return err
+		}
+	}
+	attributes, err := i.ListXattr(s.path())
+	if err != nil {
+		return err
+	}
+	for _, key := range attributes {
+		snap, isSnap := strings.CutPrefix(key, attrSnapPrefix)
+		if !isSnap && key != attrVolume {
+			continue
+		}
+		text, err := i.GetXattr(s.path(), key)
+		if err != nil {
+			return err
+		}
+		if isSnap {
+			if r, ok := decodeFSSnap(text, snap); ok {
+				s.snapRecords[snap] = r
+			}
+		} else if s.record, err = decodeFS(text, s.uuid); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *subvolume) path() string    { return "/" + s.name }
+func (s *subvolume) content() string { return s.path() + "/" + s.uuid }
+
+// setRecord writes the record of a volume.
+func (m *fsMount) setRecord(name string, r fsRecord) error { return m.set(name, attrVolume, encode(r)) }
+
+func (m *fsMount) set(name, key, value string) error {
+	return m.use(func(i *cephfs.MountInfo) error {
+		return explain(i.SetXattr("/"+name, key, []byte(value), cephfs.XattrDefault), "record %s of subvolume %s", key, name)
+	})
+}
+
+// used returns the bytes of the files below a directory, as far as the metadata
+// server has counted them.
+func (m *fsMount) used(path string) (bytes int64, err error) {
+	err = m.use(func(i *cephfs.MountInfo) error {
+		bytes, err = number(i, path, "ceph.dir.rbytes")
+		return explain(err, "read the usage of %s", path)
+	})
+	return bytes, err
+}
+
+// number returns a numeric attribute; 0 if it is not set.
+func number(i *cephfs.MountInfo, path, key string) (int64, error) {
+	text, err := i.GetXattr(path, key)
+	if is(err, syscall.ENODATA) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	return parseNumber(key, string(text))
+}

@@ -1,0 +1,154 @@
+//go:build ceph
+
+package ceph
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/ceph/go-ceph/cephfs"
+
+	"github.com/cleatproject/cleat/engine/ceph/blocklist"
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/volume"
+	"github.com/cleatproject/cleat/volume/access"
+)
+
+// sessions lists the sessions of all active metadata servers of the file system.
+func (e *FS) sessions() (all []fsSession, err error) {
+	out, status, err := e.rados.MonCommand([]byte(`{"prefix":"fs dump","format":"json"}`))
+	if err != nil {
+		return nil, commandError(err, status, "list the metadata servers")
+	}
+	servers, err := parseServers(out, e.name)
+	if err != nil {
+		return nil, err
+	}
+	for _, server := range servers {
+		list, err := e.sessionsOf(server)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, list...)
+	}
+	return all, nil
+}
+
+func (e *FS) sessionsOf(server mdsServer) (all []fsSession, err error) {
+	err = e.mount.use(func(i *cephfs.MountInfo) error {
+		out, status, err := i.MdsCommand(server.Name, [][]byte{[]byte(`{"prefix":"session ls","format":"json"}`)})
+		if is(err, syscall.EACCES, syscall.EPERM) {
+			return errs.Errorf(errs.Denied, "list the sessions of mds.%s: %w: the Ceph user of the controller needs the capability mds 'allow *'", server.Name, plain(err))
+		}
+		if err != nil {
+			return commandError(err, status, "list the sessions of mds.%s", server.Name)
+		}
+		all, err = parseSessions(out, server)
+		return err
+	})
+	return all, err
+}
+
+// sessionCache spares one list for each volume.
+type sessionCache struct {
+	mu   sync.Mutex
+	last time.Time // when the list was begun
+	all  []fsSession
+}
+
+// cacheTime is shorter than it takes from a grant to a mount.
+const cacheTime = 500 * time.Millisecond
+
+func (c *sessionCache) list(e *FS) ([]fsSession, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if time.Since(c.last) < cacheTime {
+		return c.all, nil
+	}
+	begun := time.Now()
+	all, err := e.sessions()
+	if err == nil {
+		c.last, c.all = begun, all
+	}
+	return all, err
+}
+
+// Watchers returns the clients that have a volume mounted. NotFound: the volume
+// does not exist.
+func (e *FS) Watchers(ctx context.Context, id volume.ID) ([]blocklist.Watcher, error) {
+	v, err := e.Get(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return call(ctx, e.Connection, "list the users of volume "+errs.Quote(string(id)), func() (users []blocklist.Watcher, err error) {
+		all, err := e.clients.list(e)
+		path := e.pathOf(v)
+		for _, s := range all {
+			if s.Root == path {
+				users = append(users, s.Client)
+			}
+		}
+		return users, err
+	})
+}
+
+func (e *FS) pathOf(v volume.Volume) string { return v.Locator.(access.CephFS).Path }
+
+// FSFencer is a blocklist.Fencer with the sessions of the metadata servers as
+// evidence. These end the session of a client when they have the map with its
+// entry; until then it can change directories.
+type FSFencer struct {
+	*blocklist.Fencer
+	fs *FS
+}
+
+// NewFSFencer returns a FSFencer.
+func NewFSFencer(fs *FS, f *blocklist.Fencer) *FSFencer { return &FSFencer{Fencer: f, fs: fs} }
+
+// Sessions implements volume.Fencer.
+func (f *FSFencer) Sessions(ctx context.Context, blocks []netip.Prefix) ([]volume.Session, error) {
+	return call(ctx, f.fs.Connection, "list the sessions of fenced clients", func() (found []volume.Session, err error) {
+		all, err := f.fs.sessions()
+		for _, s := range all {
+			if slices.ContainsFunc(blocks, func(b netip.Prefix) bool { return b.Contains(s.Client.Addr) }) {
+				found = append(found, s.session())
+			}
+		}
+		return found, err
+	})
+}
+
+const sessionInterval = 50 * time.Millisecond
+
+// End implements volume.Fencer. Evicting a session by a command would replace
+// its entry on the blocklist by one of an hour, so it waits for the metadata
+// servers.
+func (f *FSFencer) End(ctx context.Context, sessions []volume.Session) error {
+	ticker := time.NewTicker(sessionInterval)
+	defer ticker.Stop()
+	for {
+		left, err := f.left(ctx, sessions)
+		if err != nil || len(left) == 0 {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errs.Errorf(errs.Unavailable, "%d sessions of fenced clients have not ended, such as that of %v at %s: %w", len(left), left[0].Client, left[0].Holder, ctx.Err())
+		case <-ticker.C:
+		}
+	}
+}
+
+// left returns those sessions that have not ended.
+func (f *FSFencer) left(ctx context.Context, sessions []volume.Session) ([]volume.Session, error) {
+	return call(ctx, f.fs.Connection, "list the sessions of fenced clients", func() ([]volume.Session, error) {
+		all, err := f.fs.sessions()
+		return slices.DeleteFunc(slices.Clone(sessions), func(s volume.Session) bool {
+			return !slices.ContainsFunc(all, func(o fsSession) bool { return o.session().ID == s.ID })
+		}), err
+	})
+}
