@@ -68,41 +68,47 @@ func makeFS(t testing.TB, e *FS, req volume.CreateRequest) volume.Volume {
 	return v
 }
 
-// fsClient is another client than the engine, with a volume mounted.
-type fsClient struct {
-	*cephfs.MountInfo
-	end func() // idempotent
+// mountAll mounts a directory of the file system as another client than the
+// engine.
+func mountAll(path string) (*cephfs.MountInfo, error) {
+	m, err := cephfs.CreateFromRados(shared.client)
+	if err != nil {
+		return nil, err
+	}
+	if err = m.SelectFilesystem(testFS); err == nil {
+		err = m.MountWithRoot(path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, m.Release())
+	}
+	return m, nil
 }
 
-// mountFS mounts a volume until the end of the test, or of the client.
-func mountFS(t testing.TB, v volume.Volume) fsClient {
+// mountFS mounts a volume until the end of the test, or until end is called.
+func mountFS(t testing.TB, v volume.Volume) (end func()) {
 	t.Helper()
-	m := testkit.Value(cephfs.CreateFromRados(shared.client))(t)
-	testkit.Must(t, m.SelectFilesystem(testFS))
-	if err := m.MountWithRoot(v.Locator.(access.CephFS).Path); err != nil {
-		_ = m.Release()
-		t.Fatalf("mount volume %s: %v", v.ID, err)
-	}
-	c := fsClient{m, sync.OnceFunc(func() { testkit.Must(t, m.Unmount(), m.Release()) })}
-	t.Cleanup(c.end)
-	return c
+	m := testkit.Value(mountAll(pathOf(v)))(t)
+	end = sync.OnceFunc(func() { testkit.Must(t, m.Unmount(), m.Release()) })
+	t.Cleanup(end)
+	return end
 }
+
+func pathOf(v volume.Volume) string { return v.Locator.(access.CephFS).Path }
 
 // content is a volume as the suite sees it: a file that reads as zeros where
 // nothing was written, and has the size of the quota.
 type content struct {
-	m fsClient
-	f *cephfs.File
+	dir string
+	f   *cephfs.File
 }
 
 func openContent(t testing.TB, v volume.Volume) content {
 	t.Helper()
-	m := mountFS(t, v)
 	flags := os.O_RDWR | os.O_CREATE
 	if v.ReadOnly {
 		flags = os.O_RDONLY
 	}
-	return content{m, testkit.Value(m.Open("/content", flags, 0o644))(t)}
+	return content{pathOf(v), testkit.Value(shared.files.Open(path.Join(pathOf(v), "content"), flags, 0o644))(t)}
 }
 
 func (c content) ReadAt(p []byte, offset int64) (int, error) {
@@ -121,14 +127,10 @@ func (c content) ReadAt(p []byte, offset int64) (int, error) {
 }
 
 func (c content) WriteAt(p []byte, offset int64) (int, error) { return c.f.WriteAt(p, offset) }
-func (c content) Size() (int64, error)                        { return number(c.m.MountInfo, "/", "ceph.quota.max_bytes") }
+func (c content) Size() (int64, error)                        { return number(shared.files, c.dir, "ceph.quota.max_bytes") }
 func (c content) Sync() error                                 { return c.f.Fsync(cephfs.SyncAll) }
 
-func (c content) Close() error {
-	err := c.f.Close()
-	c.m.end()
-	return err
-}
+func (c content) Close() error { return c.f.Close() }
 
 func TestFSSuite(t *testing.T) {
 	t.Parallel()
@@ -147,7 +149,7 @@ func TestFSSuite(t *testing.T) {
 			return openContent(t, v)
 		},
 		Hold: func(t *testing.T, _ volume.Backend, v volume.Volume) func() {
-			return mountFS(t, v).end
+			return mountFS(t, v)
 		},
 		Reopen: func(t *testing.T, b volume.Backend) volume.Backend {
 			e := b.Engine.(*FS)
@@ -159,17 +161,17 @@ func TestFSSuite(t *testing.T) {
 }
 
 // write writes a file of a volume.
-func writeFile(t testing.TB, m fsClient, name, text string) {
+func writeFile(t testing.TB, v volume.Volume, name, text string) {
 	t.Helper()
-	f := testkit.Value(m.Open(path.Join("/", name), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644))(t)
+	f := testkit.Value(shared.files.Open(path.Join(pathOf(v), name), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644))(t)
 	testkit.Value(f.WriteAt([]byte(text), 0))(t)
 	testkit.Must(t, f.Fsync(cephfs.SyncAll), f.Close())
 }
 
 // wantFile checks a file of a volume; an empty text means that it does not exist.
-func wantFile(t testing.TB, m fsClient, name, want string) {
+func wantFile(t testing.TB, v volume.Volume, name, want string) {
 	t.Helper()
-	f, err := m.Open(path.Join("/", name), os.O_RDONLY, 0)
+	f, err := shared.files.Open(path.Join(pathOf(v), name), os.O_RDONLY, 0)
 	if want == "" {
 		if !is(err, syscall.ENOENT) {
 			t.Errorf("%s: %v, want none", name, err)

@@ -4,6 +4,7 @@ package ceph
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/ceph/go-ceph/cephfs"
 	"github.com/ceph/go-ceph/rados"
 	"github.com/ceph/go-ceph/rbd"
 	"go.uber.org/goleak"
@@ -36,7 +38,8 @@ var shared struct {
 	*cephtest.Cluster
 	credentials cephconf.Credentials
 	ofFS        cephconf.Credentials
-	client      *rados.Conn // another client than the engine
+	client      *rados.Conn       // another client than the engine
+	files       *cephfs.MountInfo // its mount of the whole file system
 	namespaces  atomic.Int64
 }
 
@@ -71,6 +74,9 @@ func run(m *testing.M) int {
 		return fail(err)
 	}
 	code := m.Run()
+	if err := errors.Join(shared.files.Unmount(), shared.files.Release()); code == 0 && err != nil {
+		code = fail(err)
+	}
 	shared.client.Shutdown()
 	shared.Stop()
 	if err := goleak.Find(); code == 0 && err != nil {
@@ -103,7 +109,10 @@ func prepare() (err error) {
 	if shared.ofFS, err = fsUser(shared.Cluster); err != nil {
 		return err
 	}
-	shared.client, err = dial(shared.Cluster)
+	if shared.client, err = dial(shared.Cluster); err != nil {
+		return err
+	}
+	shared.files, err = mountAll("/")
 	return err
 }
 
@@ -117,7 +126,7 @@ func dial(c *cephtest.Cluster) (*rados.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	for option, value := range map[string]string{"mon_host": c.Monitors()[0], "key": c.AdminKey(), "rbd_cache": "false", "client_tick_interval": "0.05"} {
+	for option, value := range map[string]string{"mon_host": c.Monitors()[0], "key": c.AdminKey(), "rbd_cache": "false"} {
 		if err := client.SetConfigOption(option, value); err != nil {
 			return nil, err
 		}
