@@ -29,9 +29,10 @@ type Connection struct {
 	// "name:" and "snapname:" with a hash, "image:" with an internal id
 	locks op.Locks
 
-	mu      sync.Mutex
-	closed  bool
-	running sync.WaitGroup // calls into the libraries
+	mu        sync.Mutex
+	instances []string // client instances that the next controller would fence
+	closed    bool
+	running   sync.WaitGroup // calls into the libraries
 }
 
 // pool is a pool, in one namespace.
@@ -152,10 +153,10 @@ func (c *Connection) close(ctx context.Context) error {
 	go func() {
 		defer close(done)
 		c.running.Wait()
-		c.leave()
 		if c.release != nil {
 			c.release()
 		}
+		c.leave()
 		c.shutdown()
 	}()
 	select {

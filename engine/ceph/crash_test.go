@@ -17,13 +17,17 @@ import (
 	"github.com/cleatproject/cleat/volume/enginetest"
 )
 
-// childWork is one call of an engine.
+// childWork is one call of an engine: of an FS, if it has its configuration.
 type childWork struct {
 	enginetest.Call
 	Config Config
+	FS     *FSConfig
 }
 
 func runChild(ctx context.Context, w childWork) error {
+	if w.FS != nil {
+		return runFSChild(ctx, w)
+	}
 	e, err := Open(ctx, w.Config)
 	if err != nil {
 		return err
@@ -41,6 +45,9 @@ func runChild(ctx context.Context, w childWork) error {
 func TestCrashPoints(t *testing.T) {
 	var listed []string
 	for _, c := range crashCases {
+		listed = append(listed, c.points...)
+	}
+	for _, c := range fsCrashCases {
 		listed = append(listed, c.points...)
 	}
 	slices.Sort(listed)
@@ -136,7 +143,7 @@ func TestKilled(t *testing.T) {
 				closeEngine(t, e)
 				inChild := config
 				inChild.Logger = nil // it has no JSON
-				enginetest.Kill(t, childWork{w, inChild}, point)
+				enginetest.Kill(t, childWork{Call: w, Config: inChild}, point)
 				e = open(t, config)
 				c.repeat(t, e, w)
 				deleteAll(t, e)

@@ -32,7 +32,8 @@ type FSConfig struct {
 // a time changes them; if two overlap, no volume is lost or exists twice.
 type FS struct {
 	*Connection
-	name    string
+	user    string // of Ceph
+	name    string // of the file system
 	id      int64
 	root    string    // path of the group
 	data    []poolRef // of the file system
@@ -53,7 +54,7 @@ func OpenFS(ctx context.Context, c FSConfig) (*FS, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	e := &FS{index: newIndex()}
+	e := &FS{index: newIndex(), user: c.Credentials.User}
 	conn, err := connect(ctx, c.Cluster, c.Credentials, c.Logger, func(conn *Connection) error {
 		e.Connection = conn
 		return e.choose(c.FS)
@@ -94,14 +95,15 @@ func (e *FS) choose(name string) error {
 	return err
 }
 
-func (e *FS) start() (err error) {
+func (e *FS) start() error {
 	e.manager = fsManager{conn: e.Connection, fs: e.name, group: e.cluster.CephFS.Group()}
-	if e.root, err = e.manager.path(); err != nil {
-		return fmt.Errorf("find subvolume group %s: %w", e.manager.group, err)
+	e.root = "/volumes/" + e.manager.group
+	if err := e.manager.makeGroup(); err != nil {
+		return err
 	}
-	e.mount = &fsMount{conn: e.Connection, fs: e.name, root: e.root}
+	e.mount = &fsMount{conn: e.Connection, fs: e.name, root: e.root, began: e.recordMount}
 	e.release = e.mount.close
-	err = e.mount.use(func(i *cephfs.MountInfo) (err error) {
+	err := e.mount.use(func(i *cephfs.MountInfo) (err error) {
 		e.id, err = i.GetFsCid()
 		return explain(err, "read the number of file system %s", e.name)
 	})

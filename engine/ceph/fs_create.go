@@ -63,7 +63,6 @@ func (e *FS) create(ctx context.Context, p fsPlan) (volume.Volume, error) {
 			return volume.Volume{}, err
 		}
 	}
-	crashpoint.Hit("create.removed")
 	record := fsRecord{
 		Name: p.Name, Created: time.Now().UTC(), FromVolume: p.Source.Volume, FromSnap: p.Source.Snapshot,
 		Parameters: p.Parameters, Ephemeral: p.Ephemeral,

@@ -99,16 +99,13 @@ func (m fsManager) cloneStatus(name string) (cloneStatus, error) {
 	return parseCloneStatus(out)
 }
 
-// path returns the path of the group, which it creates.
-func (m fsManager) path() (string, error) {
-	out, err := m.do("subvolumegroup getpath", nil)
+// makeGroup creates the group, if it does not exist.
+func (m fsManager) makeGroup() error {
+	_, err := m.do("subvolumegroup getpath", nil)
 	if is(err, syscall.ENOENT) {
-		if _, err := m.do("subvolumegroup create", nil); err != nil {
-			return "", err
-		}
-		out, err = m.do("subvolumegroup getpath", nil)
+		_, err = m.do("subvolumegroup create", nil)
 	}
-	return strings.TrimSpace(string(out)), err
+	return err
 }
 
 // subvolumeInfo is the part of "fs subvolume info" that adopted volumes need.

@@ -20,6 +20,8 @@ type fsMount struct {
 	conn *Connection
 	fs   string // name of the file system
 	root string // path of the group
+	// began is called with each new mount.
+	began func(*cephfs.MountInfo)
 
 	mu      sync.Mutex
 	current *mounted
@@ -71,6 +73,7 @@ func (m *fsMount) mount() (*cephfs.MountInfo, error) {
 		err = info.MountWithRoot(m.root)
 	}
 	if err == nil {
+		m.began(info)
 		return info, nil
 	}
 	_ = info.Release() // nothing is mounted

@@ -74,9 +74,12 @@ func parseServers(text []byte, fs string) ([]mdsServer, error) {
 // fsSession is the session of a client with a metadata server.
 type fsSession struct {
 	Client blocklist.Watcher
-	Root   string // that is mounted
-	Host   string // name of the client's host
-	Server mdsServer
+	// Instance is the address of Client as the blocklist has it.
+	Instance string
+	Root     string // that is mounted
+	User     string // without "client."
+	Host     string // name of the client's host
+	Server   mdsServer
 }
 
 // parseSessions parses the output of "session ls".
@@ -89,19 +92,23 @@ func parseSessions(text []byte, server mdsServer) ([]fsSession, error) {
 				Nonce uint32
 			}
 		}
-		Metadata struct{ Root, Hostname string } `json:"client_metadata"`
+		Metadata struct {
+			Root, Hostname string
+			User           string `json:"entity_id"`
+		} `json:"client_metadata"`
 	}
 	if err := json.Unmarshal(text, &list); err != nil {
 		return nil, errs.Errorf(errs.Internal, "the sessions of mds.%s are not JSON: %w", server.Name, err)
 	}
 	var all []fsSession
 	for _, s := range list {
-		w, err := blocklist.ParseWatcher(fmt.Sprintf("%s/%d", s.Entity.Addr.Addr, s.Entity.Addr.Nonce))
+		instance := fmt.Sprintf("%s/%d", s.Entity.Addr.Addr, s.Entity.Addr.Nonce)
+		w, err := blocklist.ParseWatcher(instance)
 		if err != nil {
 			return nil, fmt.Errorf("session %d of mds.%s: %w", s.ID, server.Name, err)
 		}
 		w.Client = s.ID
-		all = append(all, fsSession{Client: w, Root: s.Metadata.Root, Host: s.Metadata.Hostname, Server: server})
+		all = append(all, fsSession{Client: w, Instance: instance, Root: s.Metadata.Root, User: s.Metadata.User, Host: s.Metadata.Hostname, Server: server})
 	}
 	return all, nil
 }

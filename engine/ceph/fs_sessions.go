@@ -3,6 +3,7 @@
 package ceph
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"slices"
@@ -20,6 +21,14 @@ import (
 
 // sessions lists the sessions of all active metadata servers of the file system.
 func (e *FS) sessions() (all []fsSession, err error) {
+	err = e.mount.use(func(i *cephfs.MountInfo) error {
+		all, err = e.sessionsBy(i)
+		return err
+	})
+	return all, err
+}
+
+func (e *FS) sessionsBy(i *cephfs.MountInfo) (all []fsSession, err error) {
 	out, status, err := e.rados.MonCommand([]byte(`{"prefix":"fs dump","format":"json"}`))
 	if err != nil {
 		return nil, commandError(err, status, "list the metadata servers")
@@ -29,7 +38,14 @@ func (e *FS) sessions() (all []fsSession, err error) {
 		return nil, err
 	}
 	for _, server := range servers {
-		list, err := e.sessionsOf(server)
+		out, status, err := i.MdsCommand(server.Name, [][]byte{[]byte(`{"prefix":"session ls","format":"json"}`)})
+		if is(err, syscall.EACCES, syscall.EPERM) {
+			return nil, errs.Errorf(errs.Denied, "list the sessions of mds.%s: %w: the Ceph user of the controller needs the capability mds 'allow *'", server.Name, plain(err))
+		}
+		if err != nil {
+			return nil, commandError(err, status, "list the sessions of mds.%s", server.Name)
+		}
+		list, err := parseSessions(out, server)
 		if err != nil {
 			return nil, err
 		}
@@ -38,19 +54,20 @@ func (e *FS) sessions() (all []fsSession, err error) {
 	return all, nil
 }
 
-func (e *FS) sessionsOf(server mdsServer) (all []fsSession, err error) {
-	err = e.mount.use(func(i *cephfs.MountInfo) error {
-		out, status, err := i.MdsCommand(server.Name, [][]byte{[]byte(`{"prefix":"session ls","format":"json"}`)})
-		if is(err, syscall.EACCES, syscall.EPERM) {
-			return errs.Errorf(errs.Denied, "list the sessions of mds.%s: %w: the Ceph user of the controller needs the capability mds 'allow *'", server.Name, plain(err))
-		}
-		if err != nil {
-			return commandError(err, status, "list the sessions of mds.%s", server.Name)
-		}
-		all, err = parseSessions(out, server)
-		return err
-	})
-	return all, err
+// recordMount records the client instance of a new mount, for the next
+// controller: while it is not fenced, the metadata server waits a minute for
+// what a killed one has cached, and so do the commands of Ceph's manager.
+// libcephfs does not report the instance, which is the latest with this root.
+func (e *FS) recordMount(i *cephfs.MountInfo) {
+	all, err := e.sessionsBy(i)
+	own := slices.DeleteFunc(all, func(s fsSession) bool { return s.Root != e.root || s.User != e.user })
+	if err == nil && len(own) > 0 {
+		last := slices.MaxFunc(own, func(a, b fsSession) int { return cmp.Compare(a.Client.Client, b.Client.Client) })
+		err = e.recordInstance(last.Instance)
+	}
+	if err != nil {
+		e.logger.Warn("if this controller is killed, calls of the next one can wait for a minute: its mount of the subvolume group is not recorded", "err", err)
+	}
 }
 
 // sessionCache spares one list for each volume.

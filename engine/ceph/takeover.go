@@ -17,7 +17,8 @@ const controllersObject = "cleat-controllers"
 
 // takeOver puts the client instances of controllers that did not end by
 // themselves on the cluster's blocklist, before anything is read: nothing that
-// they sent arrives later, and images that they had open are not in use.
+// they sent arrives later, images that they had open are not in use, and
+// metadata servers do not wait for them.
 func (c *Connection) takeOver(ctx context.Context) error {
 	_, err := call(ctx, c, "take over from earlier controllers", func() (struct{}, error) {
 		own, err := c.rados.GetAddrs()
@@ -29,9 +30,8 @@ func (c *Connection) takeOver(ctx context.Context) error {
 		if ignoreMissing(err) != nil {
 			return struct{}{}, explain(err, "list earlier controllers")
 		}
-		err = io.SetOmap(controllersObject, map[string][]byte{own: []byte(time.Now().UTC().Format(time.RFC3339))})
-		if err != nil {
-			return struct{}{}, explain(err, "record this controller")
+		if err := c.recordInstance(own); err != nil {
+			return struct{}{}, err
 		}
 		if len(earlier) == 0 {
 			return struct{}{}, nil
@@ -58,13 +58,21 @@ func (c *Connection) blocklistController(addr string) error {
 	return explain(c.pools[0].io.RmOmapKeys(controllersObject, []string{addr}), "forget the earlier controller %s", addr)
 }
 
-// leave removes this controller from the list.
+// recordInstance records a client instance of this controller.
+func (c *Connection) recordInstance(addr string) error {
+	c.mu.Lock()
+	c.instances = append(c.instances, addr)
+	c.mu.Unlock()
+	started := []byte(time.Now().UTC().Format(time.RFC3339))
+	return explain(c.pools[0].io.SetOmap(controllersObject, map[string][]byte{addr: started}), "record this controller")
+}
+
+// leave removes this controller from the list. No call is in flight.
 func (c *Connection) leave() {
-	own, err := c.rados.GetAddrs()
-	if err == nil {
-		err = c.pools[0].io.RmOmapKeys(controllersObject, []string{own})
+	if len(c.instances) == 0 {
+		return
 	}
-	if err != nil {
+	if err := c.pools[0].io.RmOmapKeys(controllersObject, c.instances); err != nil {
 		c.logger.Warn("the next controller will fence this one, which has ended", "err", plain(err))
 	}
 }
