@@ -52,7 +52,7 @@ func explain(err error, format string, args ...any) error {
 	case syscall.ENOSPC, syscall.EDQUOT:
 		kind, advice = errs.Exhausted, "the pool or its quota is full; delete volumes, raise the quota or add OSDs"
 	case syscall.EACCES, syscall.EPERM:
-		kind, advice = errs.Denied, "the Ceph user needs the capabilities mon \"profile rbd\", and \"profile rbd pool=POOL\" for mgr and osd"
+		kind, advice = errs.Denied, "the Ceph user of the controller lacks a capability; docs/ceph.md has those that it needs"
 	case syscall.ENOENT:
 		return errs.Errorf(errs.NotFound, "%s: %w", what, err)
 	default:

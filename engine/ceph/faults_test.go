@@ -129,3 +129,34 @@ func TestFullPool(t *testing.T) {
 		return err
 	})
 }
+
+// Without metadata servers calls end at their deadlines, and go on later.
+func TestFSUnreachableMetadata(t *testing.T) {
+	e := openFS(t, fsConfig(t))
+	v := makeFS(t, e, fsRequest("v", volume.Source{}))
+	req := fsRequest("during the outage", volume.Source{})
+	restore := sync.OnceFunc(func() { testkit.Must(t, shared.StartMDS()) })
+	defer restore()
+	testkit.Must(t, shared.StopMDS())
+	testkit.EventuallyNil(t, "health reports it", func() error {
+		all, err := e.VolumeHealth(testkit.Context(t), v.ID)
+		if !strings.Contains(reasons(all), "INACCESSIBLE "+reasonMDSDown) {
+			return errs.Errorf(errs.Unavailable, "health %+v, %w", all, err)
+		}
+		return nil
+	})
+	err := within(t, time.Second, func(ctx context.Context) error { _, err := e.Create(ctx, req); return err })
+	wantKind(t, err, "Create without metadata server", errs.Unavailable)
+	if all := testkit.Value(e.List(testkit.Context(t), "", 0))(t); len(all) != 1 {
+		t.Errorf("List without metadata server: %+v", all)
+	}
+	restore()
+	testkit.EventuallyNil(t, "Create continues", func() error { _, err := e.Create(testkit.Context(t), req); return err })
+	if got := testkit.Value(e.Get(testkit.Context(t), v.ID))(t); got.ID != v.ID {
+		t.Errorf("Get after the outage: %+v", got)
+	}
+	testkit.Eventually(t, "healthy again", func() bool {
+		all, err := e.VolumeHealth(testkit.Context(t), v.ID)
+		return err == nil && len(all) == 0
+	})
+}

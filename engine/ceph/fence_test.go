@@ -36,8 +36,9 @@ var nodeAddress = netip.MustParseAddr("198.51.100.7")
 // fenceRig is a controller that fences, and a node with an address of its own.
 type fenceRig struct {
 	*testing.T
-	engine   *Engine
+	engine   *Engine // of images, if it is that
 	ledger   *ledger.Ledger
+	recorder *blocklist.Fencer
 	fencer   *timedFencer
 	enforcer *enforce.Enforcer
 	node     testkit.NetNS
@@ -45,7 +46,7 @@ type fenceRig struct {
 
 // timedFencer records when a fence was proved, before the enforcer confirms it.
 type timedFencer struct {
-	*blocklist.Fencer
+	volume.Fencer
 	proved time.Time
 }
 
@@ -55,20 +56,31 @@ func (f *timedFencer) Apply(ctx context.Context, desired volume.FenceSet) error 
 	return err
 }
 
-// newFenceRig assembles the controller as cmd/cleat does.
+// newFenceRig assembles the controller of images as cmd/cleat does.
 func newFenceRig(t *testing.T, user string, caps ...string) *fenceRig {
-	r := &fenceRig{T: t}
 	config := testConfig(t)
 	config.Credentials = cephconf.Credentials{User: user, Key: testkit.Value(shared.User(user, caps...))(t)}
-	r.engine = open(t, config)
-	db := testkit.Value(store.OpenShared(testkit.Context(t), "of the test", r.engine, store.Options{Role: "controller", Version: 1}))(t)
+	e := open(t, config)
+	r := assembleFences(t, e, func(f *blocklist.Fencer) volume.Fencer { return f })
+	r.engine = e
+	return r
+}
+
+// assembleFences assembles the fences of a controller.
+func assembleFences(t *testing.T, cluster interface {
+	store.Object
+	blocklist.Cluster
+}, fencer func(*blocklist.Fencer) volume.Fencer) *fenceRig {
+	r := &fenceRig{T: t}
+	db := testkit.Value(store.OpenShared(testkit.Context(t), "of the test", cluster, store.Options{Role: "controller", Version: 1}))(t)
 	r.ledger = ledger.New(db)
-	fencer := blocklist.New(blocklist.Config{Cluster: r.engine, Ledger: r.ledger, Database: db, Interval: 20 * time.Millisecond, Logger: config.Logger})
-	r.fencer = &timedFencer{Fencer: fencer}
+	logger := testkit.NewLog(t).Logger()
+	r.recorder = blocklist.New(blocklist.Config{Cluster: cluster, Ledger: r.ledger, Database: db, Interval: 20 * time.Millisecond, Logger: logger})
+	r.fencer = &timedFencer{Fencer: fencer(r.recorder)}
 	operations := op.New(context.Background(), testkit.Timeout)
 	t.Cleanup(func() { testkit.Must(t, operations.Close(context.Background())) })
 	r.enforcer = testkit.Value(enforce.New(enforce.Config{
-		Ledger: r.ledger, Operations: operations, Locals: []enforce.Local{{Name: "ceph", Fencer: r.fencer}}, Logger: config.Logger,
+		Ledger: r.ledger, Operations: operations, Locals: []enforce.Local{{Name: "ceph", Fencer: r.fencer}}, Logger: logger,
 		Network: func(context.Context) (reach.Network, error) {
 			return reach.Network{Own: []netip.Addr{clusterAddress}}, nil
 		},
@@ -255,7 +267,7 @@ func TestFence(t *testing.T) {
 	r := newFenceRig(t, "fencer", "mon", `profile rbd, allow command "osd blocklist"`, "mgr", "profile rbd pool="+testPool, "osd", "allow *")
 	r.connectNode()
 	t.Cleanup(func() { testkit.Value(shared.Command("osd", "blocklist", "clear"))(t) })
-	stop := testkit.Go(t, r.fencer.Run)
+	stop := testkit.Go(t, r.recorder.Run)
 	v := r.grant()
 	var instances []string
 	for block, entry := range map[string]string{

@@ -123,8 +123,13 @@ func (c *Cluster) createFS(name string) error {
 	return c.until("active placement groups", c.isClean)
 }
 
-// StopMDS kills the metadata server. Metadata requests hang.
-func (c *Cluster) StopMDS() { c.kill("mds.a") }
+// StopMDS kills the metadata server and has the monitor mark it down. Metadata
+// requests hang.
+func (c *Cluster) StopMDS() error {
+	c.kill("mds.a")
+	_, err := c.Command("mds", "fail", "a")
+	return err
+}
 
 // StartMDS starts the metadata server and waits until it is active.
 func (c *Cluster) StartMDS() error {

@@ -42,7 +42,7 @@ func TestCluster(t *testing.T) {
 		if got := testkit.Value(c.RBD("ls", "images", "--id", "node", "--keyring", keyring))(t); got != "a\n" {
 			t.Errorf("after restarts the images are %q, want a", got)
 		}
-		c.StopMDS()
+		testkit.Must(t, c.StopMDS())
 		testkit.Must(t, c.StartMDS())
 		testkit.Value(c.Command("fs", "subvolume", "create", "files", "a"))(t)
 		c.Stop()
