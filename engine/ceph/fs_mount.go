@@ -65,6 +65,10 @@ func (m *fsMount) acquire() (*mounted, error) {
 }
 
 func (m *fsMount) mount() (*cephfs.MountInfo, error) {
+	// A new mount is a new client, which the next controller has not fenced.
+	if err := m.conn.checkUnfenced(); err != nil {
+		return nil, err
+	}
 	info, err := cephfs.CreateFromRados(m.conn.rados)
 	if err != nil {
 		return nil, explain(err, "prepare a mount of file system %s", m.fs)

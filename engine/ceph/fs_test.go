@@ -377,3 +377,19 @@ func TestFSAdopt(t *testing.T) {
 		}
 	}
 }
+
+// A controller that did not end cannot change anything once the next one serves.
+func TestFSTakeOver(t *testing.T) {
+	t.Parallel()
+	config := fsConfig(t)
+	ctx := testkit.Context(t)
+	old := openFS(t, config)
+	v := makeFS(t, old, fsRequest("v", volume.Source{}))
+	next := openFS(t, config)
+	writeFile(t, v, "file", "kept")
+	wantKind(t, old.Delete(ctx, v.ID), "Delete by the controller that was replaced", errs.Unavailable)
+	wantKind(t, testkit.Err(old.Create(ctx, fsRequest("late", volume.Source{}))), "Create by the controller that was replaced", errs.Unavailable)
+	wantFile(t, v, "file", "kept")
+	testkit.Must(t, next.Delete(ctx, v.ID))
+	wantNoSubvolumes(t, next)
+}

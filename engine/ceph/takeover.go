@@ -67,6 +67,13 @@ func (c *Connection) recordInstance(addr string) error {
 	return explain(c.pools[0].io.SetOmap(controllersObject, map[string][]byte{addr: started}), "record this controller")
 }
 
+// checkUnfenced returns an error if the next controller has fenced this one, or
+// the OSDs do not answer.
+func (c *Connection) checkUnfenced() error {
+	_, err := c.pools[0].io.Stat(controllersObject)
+	return explain(ignoreMissing(err), "look up object %s", controllersObject)
+}
+
 // leave removes this controller from the list. No call is in flight.
 func (c *Connection) leave() {
 	if len(c.instances) == 0 {
