@@ -250,7 +250,7 @@ func TestFSCopyIsCanceledByOthers(t *testing.T) {
 	e := openFS(t, fsConfig(t))
 	ctx := testkit.Context(t)
 	source := makeFS(t, e, fsRequest("source", volume.Source{}))
-	want := fillFiles(t, pathOf(source), 200)
+	want := fillFiles(t, pathOf(source), 60)
 	s := fsSnap(t, e, "s", source.ID)
 	// Four copies run at once: this one waits for seconds.
 	for n := range 4 {
