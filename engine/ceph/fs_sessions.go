@@ -7,6 +7,7 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -103,9 +104,10 @@ func (e *FS) Watchers(ctx context.Context, id volume.ID) ([]blocklist.Watcher, e
 	}
 	return call(ctx, e.Connection, "list the users of volume "+errs.Quote(string(id)), func() (users []blocklist.Watcher, err error) {
 		all, err := e.clients.list(e)
-		path := e.pathOf(v)
+		// Kernels mount the directory above a snapshot.
+		root, _, _ := strings.Cut(e.pathOf(v), "/.snap/")
 		for _, s := range all {
-			if s.Root == path {
+			if s.Root == root {
 				users = append(users, s.Client)
 			}
 		}

@@ -107,6 +107,12 @@ func TestFSVolumeShowsSnapshot(t *testing.T) {
 	if _, err := shared.files.Open(path.Join(pathOf(shown), "file"), os.O_WRONLY, 0); err == nil {
 		t.Error("a file of a snapshot can be opened for writing")
 	}
+	parent, _, _ := strings.Cut(pathOf(shown), "/.snap/")
+	m := testkit.Value(mountAll(parent))(t) // as a kernel does
+	if users := testkit.Value(e.Watchers(ctx, shown.ID))(t); len(users) != 1 {
+		t.Errorf("the clients of the volume are %+v", users)
+	}
+	testkit.Must(t, m.Unmount(), m.Release())
 	closeFS(t, e)
 	e = openFS(t, config) // what it knows comes from the cluster
 	wantKind(t, e.DeleteSnapshot(ctx, s.ID), "DeleteSnapshot of one that is shown", errs.Precondition)
