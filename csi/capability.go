@@ -95,16 +95,19 @@ func (d Deployment) parseCapability(field string, c *spec.VolumeCapability) (par
 	if err := checkCapability(field, c); err != nil {
 		return parsed, err
 	}
-	_, parsed.Block = c.GetAccessType().(*spec.VolumeCapability_Block)
+	if _, parsed.Block = c.GetAccessType().(*spec.VolumeCapability_Block); parsed.Block && d.SharedFS != "" {
+		return parsed, invalidf("%s: access type block is not possible: a volume is a directory of a %s file system and has no device; use access type mount (volumeMode: Filesystem)", field, d.SharedFS)
+	}
 	if parsed.Mode, err = d.parseMode(field, c.GetAccessMode().GetMode(), parsed.Block); err != nil {
 		return parsed, err
 	}
 	m := c.GetMount()
-	parsed.FSType, parsed.MountFlags = m.GetFsType(), slices.Clone(m.GetMountFlags())
+	parsed.MountFlags = slices.Clone(m.GetMountFlags())
 	if parsed.MountGroup, err = parseMountGroup(field, m.GetVolumeMountGroup()); err != nil {
 		return parsed, err
 	}
-	return parsed, checkFSType(field+".fs_type", parsed.FSType)
+	parsed.FSType, err = d.parseFSType(field+".fs_type", m.GetFsType())
+	return parsed, err
 }
 
 // parseOptionalCapability returns nil for an absent capability.
@@ -117,9 +120,10 @@ func (d Deployment) parseOptionalCapability(field string, c *spec.VolumeCapabili
 }
 
 // parseMode refuses the access modes of several nodes for volumes that are on
-// one node, and for file systems: ext4, xfs and btrfs work on one node at a
-// time. Several nodes can read one that was filled before, if a node cannot change
-// it then: a static volume, or one of a storage that admits single nodes.
+// one node, and for file systems that are not shared: ext4, xfs and btrfs work on
+// one node at a time. Several nodes can read one that was filled before, if a node
+// cannot change it then: a static volume, or one of a storage that admits single
+// nodes.
 func (d Deployment) parseMode(field string, mode spec.VolumeCapability_AccessMode_Mode, block bool) (volume.AccessMode, error) {
 	switch mode {
 	case spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:
@@ -143,24 +147,30 @@ func (d Deployment) parseMultiNodeMode(field string, mode spec.VolumeCapability_
 	case !d.MultiNode:
 		return "", invalidf("%s: access mode %s is not possible: a local volume is on one node; use a SINGLE_NODE mode (in Kubernetes ReadWriteOnce or ReadWriteOncePod)", field, mode)
 	case mode == spec.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER:
-		return "", invalidf("%s: access mode %s is not possible: a block device has no single writer on several nodes; use MULTI_NODE_MULTI_WRITER, MULTI_NODE_READER_ONLY or a SINGLE_NODE mode", field, mode)
-	case (d.Static || d.StorageGrants) && mode == spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
-		return volume.MultiNodeReaderOnly, nil
-	case (d.Static || d.StorageGrants) && !block:
+		return "", invalidf("%s: access mode %s is not possible: nothing keeps a volume on several nodes to a single writer; use MULTI_NODE_MULTI_WRITER, MULTI_NODE_READER_ONLY or a SINGLE_NODE mode", field, mode)
+	case block, d.SharedFS != "":
+	case (d.Static || d.StorageGrants) && mode != spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
 		return "", invalidf("%s: access mode %s is not possible with a file system, which several nodes can only read; use MULTI_NODE_READER_ONLY (in Kubernetes ReadOnlyMany), a SINGLE_NODE mode (ReadWriteOnce or ReadWriteOncePod), or access type block (volumeMode: Block)", field, mode)
-	case !block:
+	case !d.Static && !d.StorageGrants:
 		return "", invalidf("%s: access mode %s is not possible with a file system, which only one node can mount at a time; use a SINGLE_NODE mode (in Kubernetes ReadWriteOnce or ReadWriteOncePod), or access type block (volumeMode: Block)", field, mode)
-	case mode == spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
+	}
+	if mode == spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY {
 		return volume.MultiNodeReaderOnly, nil
 	}
 	return volume.MultiNodeMultiWriter, nil
 }
 
-func checkFSType(field, t string) error {
-	if t == "" || slices.Contains(fsTypes, t) {
-		return nil
+// parseFSType returns "" with SharedFS: there is no choice.
+func (d Deployment) parseFSType(field, t string) (string, error) {
+	switch {
+	case t == "", t == d.SharedFS:
+		return "", nil
+	case d.SharedFS != "":
+		return "", invalidf("%s is %s, but volumes are directories of one %s file system; remove %s from the StorageClass, and fsType from a PersistentVolume", field, errs.Quote(t), d.SharedFS, keyFSType)
+	case slices.Contains(fsTypes, t):
+		return t, nil
 	}
-	return invalidf("%s %s is not a file system that this driver supports; supported are %s", field, errs.Quote(t), strings.Join(fsTypes, ", "))
+	return "", invalidf("%s %s is not a file system that this driver supports; supported are %s", field, errs.Quote(t), strings.Join(fsTypes, ", "))
 }
 
 // contentOf returns what one volume must be to have all capabilities. A volume
@@ -188,6 +198,14 @@ func (d Deployment) contentOf(list []*spec.VolumeCapability) (content volume.Con
 	return content, fsType, nil
 }
 
+// readsOnly reports whether no capability writes.
+func readsOnly(list []*spec.VolumeCapability) bool {
+	return !slices.ContainsFunc(list, func(c *spec.VolumeCapability) bool {
+		mode := c.GetAccessMode().GetMode()
+		return mode != spec.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY && mode != spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
+	})
+}
+
 // ownKeys omits keys that Kubernetes reserves.
 func ownKeys(m map[string]string) map[string]string {
 	own := maps.Clone(m)
@@ -197,10 +215,10 @@ func ownKeys(m map[string]string) map[string]string {
 
 // parseParameters returns the engine's parameters, never nil, and the file
 // system of these and the capabilities.
-func parseParameters(field string, parameters map[string]string, content volume.Content, fsType string) (map[string]string, string, error) {
+func (d Deployment) parseParameters(field string, parameters map[string]string, content volume.Content, fsType string) (map[string]string, string, error) {
 	for _, key := range []string{keyFSType, keyShortFSType} {
-		t := parameters[key]
-		if err := checkFSType(field+"["+key+"]", t); err != nil {
+		t, err := d.parseFSType(field+"["+key+"]", parameters[key])
+		if err != nil {
 			return nil, "", err
 		}
 		switch {

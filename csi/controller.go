@@ -136,7 +136,7 @@ func (s *Controller) capacityQuery(r *spec.GetCapacityRequest) (q volume.Capacit
 			return q, err
 		}
 	}
-	q.Parameters, q.FSType, err = parseParameters("parameters", r.GetParameters(), q.Content, q.FSType)
+	q.Parameters, q.FSType, err = s.deployment.parseParameters("parameters", r.GetParameters(), q.Content, q.FSType)
 	if isUnspecific(r) && err != nil {
 		return volume.CapacityQuery{Topology: q.Topology}, nil
 	}

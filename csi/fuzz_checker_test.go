@@ -1,6 +1,7 @@
 package csi
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 type checker struct {
 	volume.Engine // not called
 	t             *testing.T
+	sharedFS      string // of the deployment
 }
 
 func (c checker) id(id string) {
@@ -47,6 +49,9 @@ func (c checker) parameters(m map[string]string) {
 }
 
 func (c checker) content(content volume.Content, fsType string) {
+	if c.sharedFS != "" && (content == volume.Raw || fsType != "") {
+		c.t.Errorf("content %q, file system %q of volumes in a shared one", content, fsType)
+	}
 	if fsType != "" && (content == volume.Raw || !slices.Contains(fsTypes, fsType)) {
 		c.t.Errorf("content %q, file system %q", content, fsType)
 	}
@@ -54,7 +59,7 @@ func (c checker) content(content volume.Content, fsType string) {
 
 func (c checker) object(id volume.ID) (volume.Volume, error) {
 	c.id(string(id))
-	return volume.Volume{ID: id, Content: volume.Filesystem, FSType: "ext4", Locator: access.File{Pool: poolUUID, Name: "volumes/v"}}, nil
+	return volume.Volume{ID: id, Content: volume.Filesystem, FSType: cmp.Or(c.sharedFS, "ext4"), Locator: access.File{Pool: poolUUID, Name: "volumes/v"}}, nil
 }
 
 func (c checker) Create(_ context.Context, r volume.CreateRequest) (volume.Volume, error) {
@@ -172,7 +177,7 @@ func (c checker) Enter(context.Context, volume.Client) (leave func(), err error)
 
 func (c checker) Grant(_ context.Context, g ledger.Grant) (ledger.Grant, error) {
 	mode, kind, _ := strings.Cut(g.Mode, "/")
-	if g.Client.Node != "n" || spec.VolumeCapability_AccessMode_Mode_value[mode] == 0 || kind != "block" && kind != "mount" {
+	if c.sharedFS == "" && g.Client.Node != "n" || c.sharedFS != "" && kind == "block" || spec.VolumeCapability_AccessMode_Mode_value[mode] == 0 || kind != "block" && kind != "mount" {
 		c.t.Errorf("%+v", g)
 	}
 	return g, nil
@@ -198,19 +203,20 @@ func (c checker) Client(context.Context, string) (volume.Client, bool, error) {
 func (c checker) ByNode(context.Context, string) ([]ledger.Grant, error) { return nil, nil }
 
 // everything is announced, without an engine.
-func everything() *Controller {
-	return checkingController(nil, nil)
-}
+func everything() *Controller { return checkingController(nil, nil, "") }
 
-func checkingController(t *testing.T, o *op.Operations) *Controller {
-	c := checker{t: t}
+func checkingController(t *testing.T, o *op.Operations, sharedFS string) *Controller {
+	c := checker{t: t, sharedFS: sharedFS}
+	d := Deployment{
+		Services: Services{Controller: true}, ControllerPublish: true, Topology: map[string]string{"a.b/zone": "z"}, Nodes: []string{"n"},
+	}
+	if sharedFS != "" {
+		d.Topology, d.Nodes, d.MultiNode, d.SharedFS = nil, nil, true, sharedFS
+	}
 	return NewController(ControllerConfig{
 		Backend: volume.Backend{
 			Engine: c, Snapshots: c, Groups: c, Deltas: c, Modifier: c, Health: c, Clones: true, Mutable: []string{"provisioning"},
 		},
-		Deployment: Deployment{
-			Services: Services{Controller: true}, ControllerPublish: true, Topology: map[string]string{"a.b/zone": "z"}, Nodes: []string{"n"},
-		},
-		Operations: o, Grants: c,
+		Deployment: d, Operations: o, Grants: c,
 	})
 }

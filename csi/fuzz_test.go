@@ -78,7 +78,9 @@ func fuzzController(f *testing.F, seeds []proto.Message, calls func(*Controller)
 			f.Error(err)
 		}
 	})
-	fuzz(f, seeds, func(t *testing.T) []call { return calls(checkingController(t, operations)) })
+	fuzz(f, seeds, func(t *testing.T) []call {
+		return slices.Concat(calls(checkingController(t, operations, "")), calls(checkingController(t, operations, "ceph")))
+	})
 }
 
 func FuzzController(f *testing.F) {
@@ -91,6 +93,7 @@ func FuzzController(f *testing.F) {
 		&spec.ListVolumesRequest{MaxEntries: 2, StartingToken: listOfVolumes.token("vol-1")},
 		&spec.ControllerExpandVolumeRequest{VolumeId: "v", CapacityRange: &spec.CapacityRange{RequiredBytes: 1}},
 		&spec.ControllerPublishVolumeRequest{VolumeId: "v", NodeId: "n", VolumeCapability: mountCap(), VolumeContext: locator()},
+		&spec.ControllerPublishVolumeRequest{VolumeId: "v", NodeId: "n@192.0.2.1", VolumeCapability: withMode(mountCap(), spec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)},
 	}
 	fuzzController(f, seeds, func(c *Controller) []call {
 		return []call{

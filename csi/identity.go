@@ -114,6 +114,10 @@ type Deployment struct {
 	// volumes from several at once. Node ids are those of FormatNodeID, unless
 	// Static.
 	MultiNode bool
+	// SharedFS is volume.Backend.SharedFS, also of a process that serves only
+	// Node: volumes have no device, and can be mounted in all modes. Requires
+	// MultiNode.
+	SharedFS string
 	// Static: the driver creates no volumes and serves only Node. A locator in
 	// the volume_context suffices to stage a volume; file systems can be mounted
 	// read-only on several nodes. Requires MultiNode. Node ids are plain names.
@@ -150,6 +154,8 @@ func (d Deployment) Check() error {
 		return invalidf("a storage that admits single nodes needs a controller that publishes volumes to them (ControllerPublishVolume)")
 	case d.PlacedVolumes && !d.MultiNode:
 		return invalidf("volumes that are placed by topology must be reachable from several nodes")
+	case d.SharedFS != "" && !d.MultiNode:
+		return invalidf("a shared file system must be reachable from several nodes")
 	case d.PlainNodeIDs && (!d.MultiNode || d.Static):
 		return invalidf("node ids without addresses are for volumes that several nodes reach, and that a controller publishes")
 	case d.MultiNode && !d.Static && (d.PerNode || !d.ControllerPublish):

@@ -43,6 +43,7 @@ func TestDeploymentCheck(t *testing.T) {
 		"many nodes, no publish":   func(d *csi.Deployment) { d.MultiNode, d.ControllerPublish = true, false },
 		"grants, no publish":       func(d *csi.Deployment) { d.StorageGrants, d.ControllerPublish = true, false },
 		"names, only on one node":  func(d *csi.Deployment) { d.PlainNodeIDs = true },
+		"shared, only on one node": func(d *csi.Deployment) { d.SharedFS = "ceph" },
 		"static, controller":       func(d *csi.Deployment) { *d = staticDeployment(); d.Services.Controller = true },
 		"static, publish":          func(d *csi.Deployment) { *d = staticDeployment(); d.ControllerPublish = true },
 		"static, per node":         func(d *csi.Deployment) { *d = staticDeployment(); d.PerNode = true },

@@ -38,11 +38,7 @@ func withAccess(c *spec.VolumeCapability, mode spec.VolumeCapability_AccessMode_
 
 func TestModesOfSeveralNodes(t *testing.T) {
 	rig := newMultiNode(t)
-	const (
-		readers = spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
-		single  = spec.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER
-		writers = spec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
-	)
+	const single = spec.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER
 	for name, c := range map[string]struct {
 		capability *spec.VolumeCapability
 		code       codes.Code

@@ -114,20 +114,19 @@ func (s *Node) stageRequest(r *spec.NodeStageVolumeRequest) (req node.StageReque
 	if s.config.Deployment.Static && req.Locator == nil {
 		return req, invalidf("volume_context has no locator: this driver serves only volumes whose volume_context (volumeAttributes of the PersistentVolume) says where they are, for example targetType=tcp, targetAddr, nqn and uuid")
 	}
-	if s.config.Deployment.MultiNode { // engines of one node create file systems themselves
-		req.Format, err = parseFormat(r.GetVolumeContext(), &req.Capability)
+	if d := s.config.Deployment; d.MultiNode && d.SharedFS == "" { // engines of one node create file systems themselves
+		req.Format, err = d.parseFormat(r.GetVolumeContext(), &req.Capability)
 	}
 	return req, err
 }
 
 // parseFormat reports whether this node creates the volume's file system, and
 // completes the capability with its type.
-func parseFormat(volumeContext map[string]string, c *volume.Capability) (bool, error) {
-	t := volumeContext[access.KeyFormat]
-	if err := checkFSType("volume_context["+access.KeyFormat+"]", t); err != nil {
-		return false, err
-	}
+func (d Deployment) parseFormat(volumeContext map[string]string, c *volume.Capability) (bool, error) {
+	t, err := d.parseFSType("volume_context["+access.KeyFormat+"]", volumeContext[access.KeyFormat])
 	switch {
+	case err != nil:
+		return false, err
 	case t == "" || c.Block, c.Mode.IsMultiNode(): // several nodes only read it
 		return false, nil
 	case c.FSType != "" && c.FSType != t:
@@ -211,7 +210,7 @@ func (s *Node) publishRequest(r *spec.NodePublishVolumeRequest) (req node.Publis
 		Volume: volume.ID(r.GetVolumeId()), Staging: staging, Target: target, Capability: c,
 		ReadOnly: r.GetReadonly() || isReadOnlyGrant(r.GetPublishContext()),
 	}
-	if req.Inline, err = parseInline(r.GetVolumeContext(), c); err != nil {
+	if req.Inline, err = s.config.Deployment.parseInline(r.GetVolumeContext(), c); err != nil {
 		return req, err
 	}
 	if req.Inline != nil {
@@ -226,7 +225,7 @@ func (s *Node) publishRequest(r *spec.NodePublishVolumeRequest) (req node.Publis
 }
 
 // parseInline returns nil if the context declares no inline volume.
-func parseInline(volumeContext map[string]string, c volume.Capability) (*node.InlineVolume, error) {
+func (d Deployment) parseInline(volumeContext map[string]string, c volume.Capability) (*node.InlineVolume, error) {
 	switch v := volumeContext[keyEphemeral]; v {
 	case "", "false":
 		return nil, nil
@@ -237,7 +236,7 @@ func parseInline(volumeContext map[string]string, c volume.Capability) (*node.In
 	if c.Block {
 		return nil, invalidf("an inline ephemeral volume cannot be a block volume; use access type mount")
 	}
-	parameters, fsType, err := parseParameters("volume_context", volumeContext, volume.Filesystem, c.FSType)
+	parameters, fsType, err := d.parseParameters("volume_context", volumeContext, volume.Filesystem, c.FSType)
 	if err != nil {
 		return nil, err
 	}

@@ -131,6 +131,7 @@ func TestReadOnlyGrant(t *testing.T) {
 
 func TestFormatOfAStage(t *testing.T) {
 	multi := &Node{config: NodeConfig{Deployment: Deployment{MultiNode: true}}}
+	sharing := &Node{config: NodeConfig{Deployment: Deployment{MultiNode: true, SharedFS: "ceph"}}}
 	xfs := mountCap(func(m *mountVolume) { m.FsType = "xfs" })
 	for name, c := range map[string]struct {
 		service    *Node
@@ -147,6 +148,9 @@ func TestFormatOfAStage(t *testing.T) {
 		"unknown type": {multi, mountCap(), "ntfs", "", false, errs.Invalid},
 		"block":        {multi, blockCap(), "ext4", "", false, ""},
 		"local engine": {&Node{}, mountCap(), "ext4", "", false, ""},
+		"shared":       {sharing, mountCap(func(m *mountVolume) { m.FsType = "ceph" }), "ext4", "", false, ""},
+		"shared, xfs":  {sharing, xfs, "", "", false, errs.Invalid},
+		"shared block": {sharing, blockCap(), "", "", false, errs.Invalid},
 	} {
 		r := soundStage()
 		r.VolumeCapability = c.capability

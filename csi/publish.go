@@ -90,6 +90,9 @@ func (s *Controller) grant(ctx context.Context, g ledger.Grant, nodeID string, c
 	if err := checkUsable(v, c); err != nil {
 		return err
 	}
+	if p := v.Progress; p.Running() { // its content is not complete
+		return errs.Errorf(errs.Busy, "volume %s is being copied (%d of %d bytes); retry after the copy", v.ID, p.Done, p.Total)
+	}
 	leave, err := s.grants.Enter(ctx, g.Client)
 	if err != nil {
 		return err

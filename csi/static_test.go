@@ -41,10 +41,8 @@ func TestStaticAnnouncesNoController(t *testing.T) {
 
 func TestModesOfStaticVolumes(t *testing.T) {
 	const (
-		readers = spec.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
-		single  = spec.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER
-		writers = spec.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
-		one     = spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+		single = spec.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER
+		one    = spec.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
 	)
 	for name, c := range map[string]struct {
 		capability *spec.VolumeCapability

@@ -40,7 +40,7 @@ func (s *Controller) createRequest(r *spec.CreateVolumeRequest) (req volume.Crea
 	); err != nil {
 		return req, err
 	}
-	req.Name = r.GetName()
+	req.Name, req.ReadOnly = r.GetName(), readsOnly(r.GetVolumeCapabilities())
 	if req.Content, req.FSType, err = s.deployment.contentOf(r.GetVolumeCapabilities()); err != nil {
 		return req, err
 	}
@@ -50,7 +50,7 @@ func (s *Controller) createRequest(r *spec.CreateVolumeRequest) (req volume.Crea
 	if req.Source, err = s.parseSource(r.GetVolumeContentSource()); err != nil {
 		return req, err
 	}
-	if req.Parameters, req.FSType, err = parseParameters("parameters", r.GetParameters(), req.Content, req.FSType); err != nil {
+	if req.Parameters, req.FSType, err = s.deployment.parseParameters("parameters", r.GetParameters(), req.Content, req.FSType); err != nil {
 		return req, err
 	}
 	mutable := ownKeys(r.GetMutableParameters())
@@ -191,7 +191,8 @@ func (s *Controller) ControllerGetVolume(ctx context.Context, r *spec.Controller
 }
 
 // ControllerExpandVolume grows a volume. NodeExpandVolume must follow, also for
-// block volumes, whose device must learn the size.
+// block volumes, whose device must learn the size; a directory of a shared file
+// system has no device.
 func (s *Controller) ControllerExpandVolume(ctx context.Context, r *spec.ControllerExpandVolumeRequest) (*spec.ControllerExpandVolumeResponse, error) {
 	if err := cmp.Or(
 		s.announced.needs(r, spec.ControllerServiceCapability_RPC_EXPAND_VOLUME),
@@ -225,7 +226,7 @@ func (s *Controller) ControllerExpandVolume(ctx context.Context, r *spec.Control
 	if err != nil {
 		return nil, err
 	}
-	return &spec.ControllerExpandVolumeResponse{CapacityBytes: v.Size, NodeExpansionRequired: true}, nil
+	return &spec.ControllerExpandVolumeResponse{CapacityBytes: v.Size, NodeExpansionRequired: s.deployment.SharedFS == ""}, nil
 }
 
 func checkUsable(v volume.Volume, c volume.Capability) error {
@@ -290,7 +291,7 @@ func (s *Controller) checkConfirmed(v volume.Volume, r *spec.ValidateVolumeCapab
 	if err != nil {
 		return err
 	}
-	wanted, fsType, err := parseParameters("parameters", r.GetParameters(), content, fsType)
+	wanted, fsType, err := s.deployment.parseParameters("parameters", r.GetParameters(), content, fsType)
 	if err != nil {
 		return err
 	}

@@ -117,7 +117,7 @@ func admit(g Grant, held []Grant) (recorded Grant, again bool, err error) {
 	}
 	for _, h := range held {
 		if h.Mode != g.Mode || !IsShared(g.Mode) {
-			return Grant{}, false, errs.Errorf(errs.Precondition, "volume %s is granted to node %s since %s with mode %s, the request has mode %s; unpublish it there first, several nodes need the same MULTI_NODE mode of a block volume, or MULTI_NODE_READER_ONLY",
+			return Grant{}, false, errs.Errorf(errs.Precondition, "volume %s is granted to node %s since %s with mode %s, the request has mode %s; unpublish it there first, several nodes need the same MULTI_NODE mode",
 				g.Volume, h.Client.Node, h.Granted.UTC().Format(time.RFC3339), h.Mode, g.Mode)
 		}
 	}
@@ -127,7 +127,7 @@ func admit(g Grant, held []Grant) (recorded Grant, again bool, err error) {
 // IsShared reports whether several nodes can have a volume with this mode. Each
 // of them can be read-only: that limits the node, not the mode.
 func IsShared(mode string) bool {
-	return strings.HasPrefix(mode, "MULTI_NODE_") && strings.HasSuffix(mode, "/block") || mode == "MULTI_NODE_READER_ONLY/mount"
+	return strings.HasPrefix(mode, "MULTI_NODE_")
 }
 
 func same(a, b Grant) bool {

@@ -112,7 +112,7 @@ func TestGrantRefusals(t *testing.T) {
 	}
 }
 
-// Several nodes have a volume only with one multi-node mode of a block volume.
+// Several nodes have a volume only with one multi-node mode.
 func TestNodesThatShareAVolume(t *testing.T) {
 	const reading, mounted = "MULTI_NODE_READER_ONLY/block", "MULTI_NODE_MULTI_WRITER/mount"
 	for name, c := range map[string]struct {
@@ -127,7 +127,8 @@ func TestNodesThatShareAVolume(t *testing.T) {
 		"single, then multi-node": {first: "SINGLE_NODE_WRITER/block", second: sharedMode, kind: errs.Precondition},
 		"multi-node, then single": {first: sharedMode, second: "SINGLE_NODE_WRITER/block", kind: errs.Precondition},
 		"one single-node mode":    {first: "SINGLE_NODE_WRITER/block", second: "SINGLE_NODE_WRITER/block", kind: errs.Precondition},
-		"file systems":            {first: mounted, second: mounted, kind: errs.Precondition},
+		"a shared file system":    {first: mounted, second: mounted},
+		"different access types":  {first: sharedMode, second: mounted, kind: errs.Precondition},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, _ := openLedger(t, filepath.Join(t.TempDir(), "l.db"))
