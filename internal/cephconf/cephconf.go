@@ -121,16 +121,17 @@ const (
 // has none. Invalid: one of user and key is missing. Those of a controller for
 // CephFS, adminID and adminKey, count where a Secret has no others.
 func FromSecrets(secrets map[string]string) (c Credentials, given bool, err error) {
-	c = Credentials{User: secrets[keyUser], Key: secrets[keyKey]}
-	if (c == Credentials{}) {
-		c = Credentials{User: secrets[keyAdminUser], Key: secrets[keyAdminKey]}
+	user, key := keyUser, keyKey
+	if secrets[user] == "" && secrets[key] == "" {
+		user, key = keyAdminUser, keyAdminKey
 	}
+	c = Credentials{User: secrets[user], Key: secrets[key]}
 	c.User = strings.TrimPrefix(c.User, "client.")
 	switch {
 	case c == Credentials{}:
 		return c, false, nil
 	case c.User == "" || c.Key == "":
-		return Credentials{}, false, errs.Errorf(errs.Invalid, "the secrets have one of %s and %s; both are needed", keyUser, keyKey)
+		return Credentials{}, false, errs.Errorf(errs.Invalid, "the secrets have one of %s and %s; both are needed", user, key)
 	}
 	return c, true, nil
 }
