@@ -153,6 +153,51 @@ func TestCephStorageClasses(t *testing.T) {
 	}
 }
 
+// A release for CephFS differs in its arguments, has no pool, and mounts no
+// devices: the node lists the kernel's clients in debugfs.
+func TestCephFS(t *testing.T) {
+	all := render(t, release{values: cephFSMode, apis: apis})
+	controller := of[appsv1.Deployment](all)[0].Spec.Template.Spec
+	c := controller.InitContainers[0]
+	if c.Image != oursCeph {
+		t.Errorf("the controller has image %s", c.Image)
+	}
+	for _, want := range []string{"--engine=cephfs", "--ceph-cluster=rook-ceph", "--cephfs-name=myfs", "--ceph-secret=/etc/cleat/ceph-secret"} {
+		if !slices.Contains(c.Args, want) {
+			t.Errorf("%q is not in %q", want, c.Args)
+		}
+	}
+	for _, s := range controller.Containers {
+		if slow := slices.Contains(s.Args, "--retry-interval-max=30s"); slow != (s.Name == "csi-attacher") || strings.Contains(strings.Join(s.Args, " "), "fstype") {
+			t.Errorf("%s has %q", s.Name, s.Args)
+		}
+	}
+	node := of[appsv1.DaemonSet](all)[0].Spec.Template.Spec
+	mounts := map[string]corev1.VolumeMount{}
+	for _, m := range node.Containers[0].VolumeMounts {
+		mounts[m.MountPath] = m
+	}
+	if sys, dev := mounts["/sys"], mounts["/dev"]; !sys.ReadOnly || sys.MountPropagation == nil || *sys.MountPropagation != corev1.MountPropagationHostToContainer || dev.Name != "" {
+		t.Errorf("/sys is %+v, /dev %+v", sys, dev)
+	}
+	if node.Containers[0].Image != ours || !node.HostNetwork || node.HostPID || !slices.Contains(node.Containers[0].Args, "--engine=cephfs") {
+		t.Errorf("the node has image %s, the host's network %t and PIDs %t, %q", node.Containers[0].Image, node.HostNetwork, node.HostPID, node.Containers[0].Args)
+	}
+	got := map[string]map[string]string{}
+	for _, c := range of[storagev1.StorageClass](all) {
+		got[c.Name] = c.Parameters
+	}
+	common := map[string]string{
+		"csi.storage.k8s.io/node-stage-secret-name": "rook-csi-cephfs-node", "csi.storage.k8s.io/node-stage-secret-namespace": "storage",
+		"clusterID": "rook-ceph", "fsName": "myfs",
+	}
+	want := map[string]map[string]string{"cleat": common, "fast": maps.Clone(common)}
+	maps.Copy(want["fast"], map[string]string{"pool": "fast", "mounter": "kernel", "backingSnapshot": "false"})
+	if !maps.EqualFunc(got, want, maps.Equal[map[string]string, map[string]string]) {
+		t.Errorf("classes %v, want %v", got, want)
+	}
+}
+
 // Registry and digest apply to the controller's image.
 func TestCephImage(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("0123456789abcdef", 4)

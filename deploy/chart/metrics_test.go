@@ -211,6 +211,7 @@ func TestPrometheusRule(t *testing.T) {
 		theOthers:                          {"cleat", "cleat-dpu", "cleat-fence", "cleat-sriov"},
 		cephMode:                           {"cleat", "cleat-ceph", "cleat-fence"},
 		variety["ceph, no sidecars"]:       {"cleat", "cleat-ceph"},
+		cephFSMode:                         {"cleat", "cleat-ceph", "cleat-fence"},
 		noneMode:                           {"cleat", "cleat-nvme"},
 		spdkMode:                           {"cleat", "cleat-fence", "cleat-nvme", "cleat-spdk"},
 		variety["spdk, nothing published"]: {"cleat", "cleat-nvme", "cleat-spdk"},

@@ -231,6 +231,7 @@ func TestCSIDriver(t *testing.T) {
 		perNode:                            {AttachRequired: new(false), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent", "Ephemeral"}},
 		controllerMode:                     {AttachRequired: new(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
 		cephMode:                           {AttachRequired: new(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
+		cephFSMode:                         {AttachRequired: new(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
 		noneMode:                           {AttachRequired: new(false), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
 		spdkMode:                           {AttachRequired: new(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
 		dpuCluster:                         {AttachRequired: new(true), VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{"Persistent"}},
@@ -274,6 +275,7 @@ func TestNetworkPolicies(t *testing.T) {
 		perNode + theOthers:        {"cleat-csi-node": {29801, 9070}},
 		controllerMode + theOthers: {"cleat-csi-node": {29801, 9070}, "cleat-csi-controller": {29801, 9070}},
 		cephMode + theOthers:       {"cleat-csi-controller": {29801, 9070}}, // its nodes are in the host's network
+		cephFSMode + theOthers:     {"cleat-csi-controller": {29801, 9070}},
 		spdkMode + theOthers:       {"cleat-csi-controller": {29801, 9070}},
 		noneMode + theOthers:       {},
 		variety["block devices"]:   {"cleat-dpu": nil},

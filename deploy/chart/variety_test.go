@@ -38,6 +38,18 @@ csi:
     - {}
     - {name: fast, fsType: ext4, volumeBindingMode: Immediate, parameters: {pool: fast, imageFeatures: layering}}
 `
+	cephFSMode = `
+csi:
+  engine: cephfs
+  mode: controller
+  ceph: {clusterID: rook-ceph, fsName: myfs, controllerSecret: rook-csi-cephfs-provisioner, nodeSecret: rook-csi-cephfs-node}
+  snapshots: {enabled: true}
+  addons: {enabled: true}
+  maxVolumes: 100
+  storageClasses:
+    - {}
+    - {name: fast, volumeBindingMode: Immediate, parameters: {pool: fast, mounter: kernel, backingSnapshot: false}}
+`
 	spdkMode = `
 csi:
   engine: spdk
@@ -104,6 +116,8 @@ var variety = map[string]string{
 	"controller, no sidecars": "csi: {mode: controller, nodeSelector: {a: b}, controller: {nodeSelector: {a: b}}, storageClasses: []}",
 	"ceph":                    cephMode + theOthers,
 	"ceph, no sidecars":       "csi: {engine: ceph, mode: controller, ceph: {clusterID: c, pools: [rbd], controllerSecret: s}, storageClasses: []}",
+	"cephfs":                  cephFSMode + theOthers,
+	"cephfs, no sidecars":     "csi: {engine: cephfs, mode: controller, ceph: {clusterID: c, controllerSecret: s}}",
 	"spdk":                    spdkMode + theOthers,
 	"spdk, nothing published": "csi: {engine: spdk, mode: controller, spdk: {secret: \"\", attachRequired: false}, storageClasses: []}",
 	"DPF, host cluster":       hostCluster + "metrics: {enabled: true, prometheusRule: {enabled: true}}\nnetworkPolicy: {enabled: true}",

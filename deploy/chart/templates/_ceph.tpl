@@ -1,6 +1,11 @@
-{{/* Not empty with csi.engine ceph. */}}
+{{/* Not empty with csi.engine ceph and cephfs. */}}
 {{- define "cleat.ceph" -}}
-{{- if and .Values.csi.enabled (eq .Values.csi.engine "ceph") }}true{{ end -}}
+{{- if and .Values.csi.enabled (has .Values.csi.engine (list "ceph" "cephfs")) }}true{{ end -}}
+{{- end -}}
+
+{{/* Not empty with csi.engine cephfs. */}}
+{{- define "cleat.cephfs" -}}
+{{- if and .Values.csi.enabled (eq .Values.csi.engine "cephfs") }}true{{ end -}}
 {{- end -}}
 
 {{/* Its part of cleat.remote.controller, with the names of ceph-csi. */}}
@@ -9,6 +14,9 @@
 - --ceph-cluster={{ $ceph.clusterID }}
 {{- range $ceph.pools }}
 - --ceph-pool={{ . }}
+{{- end }}
+{{- with $ceph.fsName }}
+- --cephfs-name={{ . }}
 {{- end }}
 - --ceph-secret=/etc/cleat/ceph-secret
 {{- end -}}

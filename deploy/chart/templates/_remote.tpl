@@ -35,9 +35,14 @@ the host's network. */}}
 - --log-level={{ $root.Values.logLevel }}
 {{- end -}}
 
+{{/* Name of the parts of their controller that an engine has of its own. */}}
+{{- define "cleat.remote.part" -}}
+cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))) }}.controller
+{{- end -}}
+
 {{/* Their controller. It mounts nothing and has no device. */}}
 {{- define "cleat.remote.controller" -}}
-{{- $part := printf "cleat.%s.controller" .Values.csi.engine -}}
+{{- $part := include "cleat.remote.part" . -}}
 {{- $image := .Values.image -}}
 {{- $resources := .Values.csi.resources -}}
 {{- if include "cleat.ceph" . -}}
@@ -91,7 +96,7 @@ the host's network. */}}
 {{- end -}}
 
 {{- define "cleat.remote.controller.volumes" -}}
-{{- include (printf "cleat.%s.controller.volumes" .Values.csi.engine) . }}
+{{- include (printf "%s.volumes" (include "cleat.remote.part" .)) . }}
 - name: socket
   emptyDir: {}
 - name: tmp
@@ -109,6 +114,7 @@ the host's network. */}}
 {{/* Their node service. Keys of Ceph come with the kubelet's requests: that pod has no Secret. */}}
 {{- define "cleat.remote.node" -}}
 {{- $ceph := include "cleat.ceph" . -}}
+{{- $cephfs := include "cleat.cephfs" . -}}
 {{- $fenced := not (include "cleat.static" .) -}}
 {{- $nvme := .Values.csi.nvme -}}
 {{- $labels := ternary .Values.csi.spdk.topologyLabels list (not (empty (include "cleat.spdk" .))) -}}
@@ -155,8 +161,12 @@ the host's network. */}}
     {{- with .Values.csi.extraEnv }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+  {{- if $cephfs }}
+  # Privileged: it mounts for the kubelet, which needs Bidirectional propagation.
+  {{- else }}
   # Privileged: it mounts for the kubelet, which needs Bidirectional propagation, and
   # {{ if $ceph }}maps images in /sys/bus/rbd{{ else }}connects controllers in /dev/nvme-fabrics{{ end }}, which become devices in the host's /dev.
+  {{- end }}
   {{- include "cleat.privileged" . | nindent 2 }}
   ports:
     - {name: metrics, containerPort: {{ .Values.csi.metricsPort }}}
@@ -176,9 +186,15 @@ the host's network. */}}
     - {name: kubelet-plugins, mountPath: {{ .Values.kubeletDir }}/plugins, mountPropagation: Bidirectional}
     - {name: kubelet-pods, mountPath: {{ .Values.kubeletDir }}/pods, mountPropagation: Bidirectional}
     - {name: registration, mountPath: {{ .Values.kubeletDir }}/plugins_registry}
+    {{- if $cephfs }}
+    # With debugfs, where the kernel's clients of Ceph are listed.
+    - {name: sys, mountPath: /sys, readOnly: true, mountPropagation: HostToContainer}
+    # modprobe ceph.
+    {{- else }}
     - {name: dev, mountPath: /dev}
     - {name: sys, mountPath: /sys}
     # modprobe {{ ternary "nvme-tcp" "rbd" (empty $ceph) }}.
+    {{- end }}
     - {name: modules, mountPath: /lib/modules, readOnly: true}
     - {name: tmp, mountPath: /tmp}
 {{- end -}}
@@ -199,8 +215,10 @@ the host's network. */}}
   hostPath: {path: {{ .Values.kubeletDir }}/pods, type: Directory}
 - name: registration
   hostPath: {path: {{ .Values.kubeletDir }}/plugins_registry, type: Directory}
+{{- if not (include "cleat.cephfs" .) }}
 - name: dev
   hostPath: {path: /dev, type: Directory}
+{{- end }}
 - name: sys
   hostPath: {path: /sys, type: Directory}
 - name: modules
