@@ -162,7 +162,8 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
     {{- toYaml . | nindent 4 }}
     {{- end }}
   {{- if $cephfs }}
-  # Privileged: it mounts for the kubelet, which needs Bidirectional propagation.
+  # Privileged: it mounts for the kubelet, which needs Bidirectional propagation, and
+  # reads the kernel's clients of Ceph in debugfs.
   {{- else }}
   # Privileged: it mounts for the kubelet, which needs Bidirectional propagation, and
   # {{ if $ceph }}maps images in /sys/bus/rbd{{ else }}connects controllers in /dev/nvme-fabrics{{ end }}, which become devices in the host's /dev.
@@ -186,15 +187,11 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
     - {name: kubelet-plugins, mountPath: {{ .Values.kubeletDir }}/plugins, mountPropagation: Bidirectional}
     - {name: kubelet-pods, mountPath: {{ .Values.kubeletDir }}/pods, mountPropagation: Bidirectional}
     - {name: registration, mountPath: {{ .Values.kubeletDir }}/plugins_registry}
-    {{- if $cephfs }}
-    # With debugfs, where the kernel's clients of Ceph are listed.
-    - {name: sys, mountPath: /sys, readOnly: true, mountPropagation: HostToContainer}
-    # modprobe ceph.
-    {{- else }}
+    {{- if not $cephfs }}
     - {name: dev, mountPath: /dev}
     - {name: sys, mountPath: /sys}
-    # modprobe {{ ternary "nvme-tcp" "rbd" (empty $ceph) }}.
     {{- end }}
+    # modprobe {{ if $cephfs }}ceph{{ else }}{{ ternary "nvme-tcp" "rbd" (empty $ceph) }}{{ end }}.
     - {name: modules, mountPath: /lib/modules, readOnly: true}
     - {name: tmp, mountPath: /tmp}
 {{- end -}}
@@ -218,9 +215,9 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
 {{- if not (include "cleat.cephfs" .) }}
 - name: dev
   hostPath: {path: /dev, type: Directory}
-{{- end }}
 - name: sys
   hostPath: {path: /sys, type: Directory}
+{{- end }}
 - name: modules
   hostPath: {path: /lib/modules, type: DirectoryOrCreate} # kernels without modules have none
 - name: tmp
