@@ -14,7 +14,7 @@ build: ## build bin/cleat (static, no cgo)
 	@scripts/need go
 	$(GO) build -trimpath -ldflags '-s -w' -o bin/cleat ./cmd/cleat
 
-build-ceph: ## build bin/cleat-ceph, for the controller of Ceph volumes: linked with librados and librbd (docs/ceph.md)
+build-ceph: ## build bin/cleat-ceph, for the controller of Ceph volumes: linked with librados, librbd and libcephfs (docs/ceph.md)
 	@scripts/need go librados
 	CGO_ENABLED=1 $(GO) build -trimpath -ldflags '-s -w' -tags ceph,pacific -o bin/cleat-ceph ./cmd/cleat
 

@@ -24,7 +24,7 @@ func TestCephBase(t *testing.T) {
 		}
 		names = append(names, path.Base(f.Path))
 	}
-	for _, want := range []string{"librados.so.2", "librbd.so.1", "libceph-common.so.2", "libstdc++.so.6", "os-release"} {
+	for _, want := range []string{"librados.so.2", "librbd.so.1", "libcephfs.so.2", "libceph-common.so.2", "libstdc++.so.6", "os-release"} {
 		if !slices.Contains(names, want) {
 			t.Errorf("%s is missing", want)
 		}

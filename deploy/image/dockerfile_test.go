@@ -94,7 +94,7 @@ func TestDockerfileBuildsTheSameImage(t *testing.T) {
 func TestDockerfileBuildsTheSameCephImage(t *testing.T) {
 	all := stages(t)
 	base := of(all, "build", "RUN")
-	want := []string{"apt-get update && apt-get install -y --no-install-recommends librados-dev librbd-dev",
+	want := []string{"apt-get update && apt-get install -y --no-install-recommends librados-dev librbd-dev libcephfs-dev",
 		"go run ./deploy/image/cleat-image -variant ceph -directory /out/ceph-base base",
 		"go build -trimpath -ldflags '-s -w' -tags ceph,pacific -o bin/cleat-ceph ./cmd/cleat",
 		"go run ./deploy/image/cleat-image -variant ceph -directory /out/ceph-own own"}

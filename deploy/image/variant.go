@@ -51,7 +51,7 @@ func variants() map[Variant]contents {
 		},
 		Ceph: {
 			name: "cleat-ceph", description: "Controller of Ceph volumes", packages: cephPackagesFile,
-			libraries: []string{"librados.so.2", "librbd.so.1", "libc.so.6"}, configuration: scanned,
+			libraries: []string{"librados.so.2", "librbd.so.1", "libcephfs.so.2", "libc.so.6"}, configuration: scanned,
 			settings: map[string]string{"CGO_ENABLED": "1", "GOOS": "linux", "-tags": "ceph,pacific"}, flags: "CGO_ENABLED=1 GOOS=linux and -tags ceph,pacific",
 		},
 	}
