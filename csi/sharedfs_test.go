@@ -26,11 +26,13 @@ func typed(fsType string) *spec.VolumeCapability {
 	return c
 }
 
-// filling has the requests of Create, and volumes with some progress of a copy.
+// filling has the requests of Create, and volumes with some progress of a copy, or
+// of a snapshot.
 type filling struct {
 	volume.Engine
 	requests map[string]volume.CreateRequest
 	progress volume.Progress
+	readOnly bool
 }
 
 func (f *filling) Create(ctx context.Context, r volume.CreateRequest) (volume.Volume, error) {
@@ -40,7 +42,7 @@ func (f *filling) Create(ctx context.Context, r volume.CreateRequest) (volume.Vo
 
 func (f *filling) Get(ctx context.Context, id volume.ID) (volume.Volume, error) {
 	v, err := f.Engine.Get(ctx, id)
-	v.Progress = f.progress
+	v.Progress, v.ReadOnly = f.progress, f.readOnly
 	return v, err
 }
 
@@ -152,4 +154,25 @@ func TestPublishDuringACopy(t *testing.T) {
 	engine.progress.Done = 8
 	_, err = rig.Controller.ControllerPublishVolume(t.Context(), publishRequest(v, idOne))
 	wantCode(t, err, codes.OK)
+}
+
+// A volume that shows a snapshot has only readers.
+func TestVolumeOfASnapshot(t *testing.T) {
+	rig, engine := newSharedFS(t)
+	v := rig.MustCreate(t, "shown", withAccess(mountCap(), readers))
+	engine.readOnly = true
+	for capability, code := range map[*spec.VolumeCapability]codes.Code{
+		withAccess(mountCap(), writers): codes.InvalidArgument, mountCap(): codes.InvalidArgument, withAccess(mountCap(), readers): codes.OK,
+	} {
+		valid := testkit.Value(rig.Controller.ValidateVolumeCapabilities(t.Context(), &spec.ValidateVolumeCapabilitiesRequest{
+			VolumeId: v.GetVolumeId(), VolumeCapabilities: []*spec.VolumeCapability{capability},
+		}))(t)
+		if confirmed := valid.GetConfirmed() != nil; confirmed != (code == codes.OK) {
+			t.Errorf("%v: confirmed %t", capability.GetAccessMode(), confirmed)
+		}
+		r := publishRequest(v, idOne)
+		r.VolumeCapability = capability
+		_, err := rig.Controller.ControllerPublishVolume(t.Context(), r)
+		wantCode(t, err, code)
+	}
 }

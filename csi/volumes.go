@@ -231,6 +231,8 @@ func (s *Controller) ControllerExpandVolume(ctx context.Context, r *spec.Control
 
 func checkUsable(v volume.Volume, c volume.Capability) error {
 	switch {
+	case v.ReadOnly && !c.ReadOnly():
+		return invalidf("volume %s has the content of a snapshot and cannot be changed; use an access mode that only reads (in Kubernetes ReadOnlyMany)", v.ID)
 	case c.Block:
 		return nil
 	case v.Content == volume.Raw:
@@ -306,6 +308,8 @@ func (s *Controller) checkConfirmed(v volume.Volume, r *spec.ValidateVolumeCapab
 		return invalidf("volume_context does not match the volume")
 	case len(mutable) > 0 && !s.announcesModify():
 		return invalidf("mutable_parameters are set, but MODIFY_VOLUME is not announced")
+	case v.ReadOnly && !readsOnly(r.GetVolumeCapabilities()):
+		return invalidf("the volume has the content of a snapshot and cannot be changed")
 	case content == volume.Filesystem && v.Content == volume.Raw:
 		return invalidf("the volume is a block volume and has no file system to mount")
 	case fsType != "" && v.FSType != "" && fsType != v.FSType:
