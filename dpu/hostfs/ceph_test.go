@@ -193,10 +193,11 @@ func TestReadKey(t *testing.T) {
 }
 
 func TestCephOrder(t *testing.T) {
-	conf := t.TempDir()
+	conf, keys := t.TempDir(), t.TempDir()
+	testkit.Must(t, os.WriteFile(filepath.Join(keys, "new"), nil, 0o600))
 	testkit.Must(t, os.WriteFile(filepath.Join(conf, "east.conf"), []byte("[global]\nmon_host = [v2:192.0.2.1:3300/0,v1:192.0.2.1:6789/0]\n"), 0o600))
 	testkit.Must(t, os.WriteFile(filepath.Join(conf, "new.conf"), []byte("[global]\nmon_host = [v2:192.0.2.1:3300/0] [v2:192.0.2.2:3300/0]\n"), 0o600))
-	r := newRig(t, func(c *Config) { c.CephDir, c.KeyDir = conf, "/keys" })
+	r := newRig(t, func(c *Config) { c.CephDir, c.KeyDir = conf, keys })
 	mons := []netip.AddrPort{netip.MustParseAddrPort("192.0.2.7:0"), netip.MustParseAddrPort("[2001:db8::7]:6790")}
 	for what, c := range map[string]struct {
 		at      access.CephFS
@@ -204,9 +205,9 @@ func TestCephOrder(t *testing.T) {
 		options string
 	}{
 		"by its cluster": {access.CephFS{Ceph: access.Ceph{ClusterID: "east", User: "u", Key: "k"}, FS: "fs", Path: "/a/b"},
-			cephMount{Source: "192.0.2.1:6789:/a/b", FS: "fs", User: "u", KeyDir: "/keys", Key: "k"}, "nosuid nodev name=u key=d mds_namespace=fs"},
-		"newer protocol only": {access.CephFS{Ceph: access.Ceph{ClusterID: "new", User: "u"}, Path: "/"},
-			cephMount{Source: "192.0.2.1:3300,192.0.2.2:3300:/", User: "u", Mode: "prefer-crc"}, "nosuid nodev name=u ms_mode=prefer-crc"},
+			cephMount{Source: "192.0.2.1:6789:/a/b", FS: "fs", User: "u", KeyDir: keys, Key: "k"}, "nosuid nodev name=u key=d mds_namespace=fs"},
+		"newer protocol only": {access.CephFS{Ceph: access.Ceph{ClusterID: "new", User: "u"}, Path: "/"}, // with the cluster's key
+			cephMount{Source: "192.0.2.1:3300,192.0.2.2:3300:/", User: "u", Mode: "prefer-crc", KeyDir: keys, Key: "new"}, "nosuid nodev name=u key=d ms_mode=prefer-crc"},
 		"by its monitors": {access.CephFS{Ceph: access.Ceph{ClusterID: "gone", Monitors: mons}, Path: "/a"},
 			cephMount{Source: "192.0.2.7:6789,[2001:db8::7]:6790:/a"}, "nosuid nodev name=admin"},
 	} {

@@ -1,6 +1,7 @@
 package hostfs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,14 +86,32 @@ func (c cephfs) mountRequest() (cephMount, error) {
 	if len(o.Source) > maxSource {
 		return o, errs.Errorf(errs.Invalid, "monitors and path have %d bytes in total, at most %d are allowed; use fewer monitors: %.64q...", len(o.Source), maxSource, o.Source)
 	}
-	if c.at.Key == "" {
+	key := cmp.Or(c.at.Key, c.keyOfCluster())
+	if key == "" {
 		return o, nil
 	}
 	if c.mounts.config.KeyDir == "" {
-		return o, errs.Errorf(errs.Precondition, "no key directory is configured for key %s of the locator", c.at.Key)
+		return o, errs.Errorf(errs.Precondition, "no key directory is configured for key %s of the locator", key)
 	}
-	o.KeyDir, o.Key = c.mounts.config.KeyDir, c.at.Key
+	o.KeyDir, o.Key = c.mounts.config.KeyDir, key
 	return o, nil
+}
+
+// keyOfCluster returns the name of the key for volumes that name none, as those of
+// cleat csi: the clusterID, or "" if there is no such file.
+func (c cephfs) keyOfCluster() string {
+	if c.at.ClusterID == "" || c.mounts.config.KeyDir == "" {
+		return ""
+	}
+	root, err := os.OpenRoot(c.mounts.config.KeyDir)
+	if err != nil {
+		return ""
+	}
+	defer root.Close()
+	if _, err := root.Stat(c.at.ClusterID); err != nil {
+		return ""
+	}
+	return c.at.ClusterID
 }
 
 // shown requires only one common monitor: a cluster replaces its monitors one
