@@ -172,6 +172,11 @@ func TestCephFS(t *testing.T) {
 		}
 	}
 	node := of[appsv1.DaemonSet](all)[0].Spec.Template.Spec
+	for _, m := range node.Containers[0].VolumeMounts {
+		if m.Name == "state" && (m.MountPropagation == nil || *m.MountPropagation != corev1.MountPropagationBidirectional) {
+			t.Errorf("mounts in the state directory end with the pod: %+v", m)
+		}
+	}
 	for _, v := range node.Volumes {
 		if h := v.HostPath; h != nil && (h.Path == "/dev" || h.Path == "/sys") {
 			t.Errorf("the node has the host's %s", h.Path)

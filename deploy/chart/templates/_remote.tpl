@@ -183,7 +183,12 @@ cleat.{{ ternary "ceph" .Values.csi.engine (not (empty (include "cleat.ceph" .))
     {{- else if $nvme.keySecret }}
     - {name: nvme-keys, mountPath: /etc/cleat/nvme-keys, readOnly: true}
     {{- end }}
+    {{- if $cephfs }}
+    # With the mounts of volumes, which the next pod finds there.
+    - {name: state, mountPath: {{ include "cleat.csi.state" (list . "node") }}, mountPropagation: Bidirectional}
+    {{- else }}
     - {name: state, mountPath: {{ include "cleat.csi.state" (list . "node") }}}
+    {{- end }}
     - {name: kubelet-plugins, mountPath: {{ .Values.kubeletDir }}/plugins, mountPropagation: Bidirectional}
     - {name: kubelet-pods, mountPath: {{ .Values.kubeletDir }}/pods, mountPropagation: Bidirectional}
     - {name: registration, mountPath: {{ .Values.kubeletDir }}/plugins_registry}
