@@ -82,7 +82,7 @@ func (m *fsMount) mount() (*cephfs.MountInfo, error) {
 	}
 	_ = info.Release() // nothing is mounted
 	if is(err, syscall.EACCES, syscall.EPERM) {
-		return nil, errs.Errorf(errs.Denied, "mount %s of file system %s: %w: the Ceph user of the controller needs the capability mds 'allow *', or for volumes without fences mds 'allow rws fsname=%[2]s path=%[1]s'", m.root, m.fs, plain(err))
+		return nil, errs.Errorf(errs.Denied, "mount %s of file system %s: %w: the Ceph user of the controller needs the capability mds 'allow *', or for volumes without fences mds 'allow rw fsname=%[2]s path=%[1]s'", m.root, m.fs, plain(err))
 	}
 	return nil, explain(err, "mount %s of file system %s", m.root, m.fs)
 }

@@ -103,8 +103,11 @@ func planFS(req volume.CreateRequest, cluster, fs string) (fsPlan, error) {
 	if err != nil {
 		return fsPlan{}, err
 	}
-	if s.backing != nil && *s.backing && req.Source.Snapshot == "" {
+	switch backing := s.backing != nil && *s.backing; {
+	case backing && req.Source.Snapshot == "":
 		return fsPlan{}, errs.Errorf(errs.Invalid, "%s true needs a snapshot as the source of the volume", keyBacking)
+	case backing && !req.ReadOnly:
+		return fsPlan{}, errs.Errorf(errs.Invalid, "%s true is for volumes that only read (in Kubernetes ReadOnlyMany): a snapshot cannot be written", keyBacking)
 	}
 	req.FSType, req.Parameters = FSType, maps.Clone(req.Parameters)
 	return fsPlan{CreateRequest: req, settings: s}, nil
