@@ -21,6 +21,7 @@ const (
 	defaultState    = "/var/lib/cleat/csi"
 	engineLocal     = "local"
 	engineCeph      = "ceph"
+	engineCephFS    = "cephfs"
 	engineNone      = "none"
 	engineSPDK      = "spdk"
 	kubeletRegistry = "/var/lib/kubelet/plugins_registry"
@@ -48,6 +49,10 @@ node service runs on every node. Clusters and credentials are configured as for
 ceph-csi and Rook: --ceph-config is the config.json of their ConfigMap, --ceph-secret
 a mounted Secret with userID and userKey.
 
+With --engine cephfs volumes are directories (subvolumes) of a CephFS file system, which
+several nodes can write at once. It is another driver beside that of --engine ceph, with
+the same flags, except for --ceph-pool and --cephfs-name.
+
 With --engine spdk volumes are lvols of SPDK targets, which hosts and DPUs reach over
 NVMe-oF. One controller serves the cluster: --spdk-config and --spdk-secret are the
 config.json and secret.json of spdk-csi, whose volumes it adopts; --spdk-state is a
@@ -71,6 +76,7 @@ node-driver-registrar is needed. "cleat csi status" shows the registration.`,
   sudo cleat csi --endpoint unix:///var/lib/kubelet/plugins/csi.cleat.dev/csi.sock --registration-dir ` + kubeletRegistry + `
   cleat csi --engine ceph --services controller --ceph-cluster rook-ceph --ceph-pool replicapool --ceph-secret /etc/ceph-secret
   sudo cleat csi --engine ceph --services node
+  cleat csi --engine cephfs --services controller --ceph-cluster rook-ceph --cephfs-name myfs --ceph-secret /etc/cephfs-secret
   cleat csi --engine spdk --services controller --cluster-id east --spdk-secret /etc/spdk-secret/secret.json --spdk-state configmap:storage/cleat-state
   sudo cleat csi --engine spdk --services node --cluster-id east
   sudo cleat csi --engine none --cluster-id east --nvme-key-dir /etc/cleat/nvme-keys
@@ -83,13 +89,13 @@ node-driver-registrar is needed. "cleat csi status" shows the registration.`,
 
 func (d *csiServer) addFlags(fs *pflag.FlagSet) {
 	host, _ := os.Hostname() // Complete refuses an empty node ID
-	fs.StringVar(&d.engine, "engine", engineLocal, "storage engine: local (volumes are files in a pool of this machine), ceph (RBD images of a Ceph cluster), spdk (lvols of SPDK targets) or none (static volumes: NVMe/TCP namespaces of any target)")
+	fs.StringVar(&d.engine, "engine", engineLocal, "storage engine: local (volumes are files in a pool of this machine), ceph (RBD images of a Ceph cluster), cephfs (directories of a CephFS file system), spdk (lvols of SPDK targets) or none (static volumes: NVMe/TCP namespaces of any target)")
 	d.addEngines(fs)
 	fs.StringVar(&d.nodeID, "node-id", host, "ID of this node; the host name by default")
 	fs.StringVar(&d.driverName, "driver-name", csi.DefaultName, "driver name, in domain name notation")
 	fs.StringVar(&d.services, "services", "all", "services to serve: all, controller or node")
 	fs.StringToStringVar(&d.deployment.Topology, "topology", nil, "topology segments of this node, for example zone=a: with engine spdk they select targets; engine local adds "+nodeSegment)
-	fs.BoolVar(&d.deployment.ControllerPublish, "controller-publish", false, "announce ControllerPublishVolume, and require it before a volume is staged; always with engines ceph and spdk")
+	fs.BoolVar(&d.deployment.ControllerPublish, "controller-publish", false, "announce ControllerPublishVolume, and require it before a volume is staged; always with engines ceph, cephfs and spdk")
 	fs.BoolVar(&d.deployment.PerNode, "per-node", false, "each node runs its own controller: expand volumes on the node, announce neither controller expansion nor modification")
 	fs.Int64Var(&d.deployment.MaxVolumes, "max-volumes", 0, "maximum number of volumes on this node; 0 means no limit")
 	fs.StringVar(&d.addonsEndpoint, "addons-endpoint", "", "also serve CSI-Addons (fencing) on this UNIX socket, for example unix:///run/csi-addons/socket; not in the directory of --endpoint")

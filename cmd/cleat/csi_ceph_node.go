@@ -18,45 +18,64 @@ import (
 	"github.com/cleatproject/cleat/volume"
 )
 
-// cephEngine keeps volumes as RBD images of a Ceph cluster. The controller
-// needs Ceph's libraries (build tag ceph), nodes only the kernel.
-type cephEngine struct {
-	cluster, config, secret string
-	pools                   []string
+// cephCluster has the flags that the engines of Ceph share. Their controllers need
+// Ceph's libraries (build tag ceph), nodes only the kernel.
+type cephCluster struct {
+	id, config, secret string
 }
 
-func (e *cephEngine) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&e.cluster, "ceph-cluster", "", "clusterID of the Ceph cluster in --ceph-config; with Rook its namespace")
-	fs.StringVar(&e.config, "ceph-config", "/etc/ceph-csi-config/config.json", "file with the monitors of each cluster, in the format of ceph-csi's config.json")
-	fs.StringSliceVar(&e.pools, "ceph-pool", nil, "RBD pool that a StorageClass can name; can be repeated. The first one also holds the controller's state")
-	fs.StringVar(&e.secret, "ceph-secret", "", "directory with the files userID and userKey: the controller's Ceph user. On nodes it serves requests without a node-stage secret")
+func (c *cephCluster) addFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&c.id, "ceph-cluster", "", "clusterID of the Ceph cluster in --ceph-config; with Rook its namespace")
+	fs.StringVar(&c.config, "ceph-config", "/etc/ceph-csi-config/config.json", "file with the monitors of each cluster, in the format of ceph-csi's config.json")
+	fs.StringVar(&c.secret, "ceph-secret", "", "directory with the files userID and userKey, or adminID and adminKey: the controller's Ceph user. On nodes it serves requests without a node-stage secret")
 }
 
-func (e *cephEngine) complete(d *csiServer) error {
+func (c *cephCluster) complete(d *csiServer) error {
 	switch {
 	case d.deployment.PerNode:
-		return errors.New("--per-node is for engine local: with engine ceph one controller serves all nodes")
+		return fmt.Errorf("--per-node is for engine local: with engine %s one controller serves all nodes", d.engine)
 	case len(d.deployment.Topology) > 0:
-		return errors.New("--topology is for engines local and spdk: all nodes reach the volumes of engine ceph")
-	case d.deployment.Services.Controller:
-		if err := e.completeController(); err != nil {
-			return err
-		}
+		return fmt.Errorf("--topology is for engines local and spdk: all nodes reach the volumes of engine %s", d.engine)
+	case !d.deployment.Services.Controller:
+	case !cephLinked:
+		return fmt.Errorf("--engine %s: this program is built without a Ceph client, which the controller service needs; use the image cleat-ceph, or build one with make build-ceph. The node service (--services node) works without", d.engine)
+	case c.id == "":
+		return fmt.Errorf("--engine %s requires --ceph-cluster, the clusterID in --ceph-config", d.engine)
+	case c.secret == "":
+		return fmt.Errorf("--engine %s requires --ceph-secret, the directory of a mounted Secret with a user and its key", d.engine)
 	}
 	d.deployment.ControllerPublish, d.deployment.MultiNode = true, true
 	return d.checkNodeID()
 }
 
-func (e *cephEngine) completeController() error {
-	switch {
-	case !cephLinked:
-		return errors.New("--engine ceph: this program is built without a Ceph client, which the controller service needs; use the image cleat-ceph, or build one with make build-ceph. The node service (--services node) works without")
-	case e.cluster == "":
-		return errors.New("--engine ceph requires --ceph-cluster, the clusterID in --ceph-config")
-	case len(e.pools) == 0:
+func (c *cephCluster) clusters() (cephconf.Clusters, error) { return cephconf.Read(c.config) }
+
+// nodeCredentials is nil without --ceph-secret. It reads them for each call, as
+// keys are rotated.
+func (c *cephCluster) nodeCredentials() func() (cephconf.Credentials, error) {
+	if c.secret == "" {
+		return nil
+	}
+	return func() (cephconf.Credentials, error) { return cephconf.ReadCredentials(c.secret) }
+}
+
+// cephEngine keeps volumes as RBD images of a Ceph cluster.
+type cephEngine struct {
+	*cephCluster
+	pools []string
+}
+
+func (e *cephEngine) addFlags(fs *pflag.FlagSet) {
+	e.cephCluster.addFlags(fs)
+	fs.StringSliceVar(&e.pools, "ceph-pool", nil, "RBD pool that a StorageClass can name; can be repeated. The first one also holds the controller's state")
+}
+
+func (e *cephEngine) complete(d *csiServer) error {
+	if err := e.cephCluster.complete(d); err != nil {
+		return err
+	}
+	if d.deployment.Services.Controller && len(e.pools) == 0 {
 		return errors.New("--engine ceph requires --ceph-pool, the RBD pool of the volumes")
-	case e.secret == "":
-		return errors.New("--engine ceph requires --ceph-secret, the directory of a mounted Secret with userID and userKey")
 	}
 	for i, pool := range e.pools {
 		if pool == "" || strings.ContainsAny(pool, "/@ \t\n") || slices.Contains(e.pools[:i], pool) {
@@ -72,9 +91,9 @@ func (e *cephEngine) abilities() csi.Abilities {
 
 func (e *cephEngine) describe() string {
 	if len(e.pools) == 0 {
-		return e.cluster
+		return e.id
 	}
-	return e.cluster + "/" + strings.Join(e.pools, ",")
+	return e.id + "/" + strings.Join(e.pools, ",")
 }
 
 func (e *cephEngine) enforcesFences() bool { return true }
@@ -82,20 +101,10 @@ func (e *cephEngine) enforcesFences() bool { return true }
 func (e *cephEngine) node(_ context.Context, d *csiServer, c *node.Config) error {
 	attacher := rbd.New(rbd.Config{
 		Driver: d.driverName, Dir: d.StateDir,
-		Clusters:    func() (cephconf.Clusters, error) { return cephconf.Read(e.config) },
-		Credentials: e.nodeCredentials(),
-		VolumeID:    func(d krbd.Device) volume.ID { return ceph.VolumeID(d.PoolID, d.Image, d.ImageID) },
+		Clusters: e.clusters, Credentials: e.nodeCredentials(),
+		VolumeID: func(d krbd.Device) volume.ID { return ceph.VolumeID(d.PoolID, d.Image, d.ImageID) },
 	})
 	d.OnClose(attacher.Close)
 	c.Attachers = map[string]node.Attacher{rbd.Protocol(): attacher}
 	return nil
-}
-
-// nodeCredentials is nil without --ceph-secret. It reads them for each call, as
-// keys are rotated.
-func (e *cephEngine) nodeCredentials() func() (cephconf.Credentials, error) {
-	if e.secret == "" {
-		return nil
-	}
-	return func() (cephconf.Credentials, error) { return cephconf.ReadCredentials(e.secret) }
 }

@@ -37,10 +37,11 @@ type namedEngine struct {
 }
 
 func (d *csiServer) addEngines(fs *pflag.FlagSet) {
-	shared := &nvmeNode{}
+	nvme, ceph := &nvmeNode{}, &cephCluster{}
 	d.engines = []namedEngine{
-		{name: engineLocal, csiEngine: &localEngine{}}, {name: engineCeph, csiEngine: &cephEngine{}},
-		{name: engineNone, csiEngine: &noEngine{nvme: shared}}, {name: engineSPDK, csiEngine: &spdkEngine{nvme: shared}},
+		{name: engineLocal, csiEngine: &localEngine{}},
+		{name: engineCeph, csiEngine: &cephEngine{cephCluster: ceph}}, {name: engineCephFS, csiEngine: &cephFSEngine{cephCluster: ceph}},
+		{name: engineNone, csiEngine: &noEngine{nvme: nvme}}, {name: engineSPDK, csiEngine: &spdkEngine{nvme: nvme}},
 	}
 	for i := range d.engines {
 		e := &d.engines[i]

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -37,7 +38,7 @@ func TestSettingsOfEngines(t *testing.T) {
 		want  string // in the error; empty: no error
 	}{
 		"local":                  {"", ""},
-		"unknown":                {"--engine=zfs", "local, ceph, none, spdk"},
+		"unknown":                {"--engine=zfs", "local, ceph, cephfs, none, spdk"},
 		"pool of another engine": {"--ceph-pool=rbd", "engine ceph"},
 		"ceph node":              {"--engine=ceph --services=node", ""},
 		"ceph node, all flags":   {"--engine=ceph --services=node --ceph-cluster=a --ceph-pool=rbd --ceph-secret=/s --ceph-config=/c --node-address=192.0.2.7", ""},
@@ -52,6 +53,16 @@ func TestSettingsOfEngines(t *testing.T) {
 		"pool twice":             {"--engine=ceph --ceph-cluster=a --ceph-secret=/s --ceph-pool=rbd,rbd", "twice"},
 		"path of an image":       {"--engine=ceph --ceph-cluster=a --ceph-secret=/s --ceph-pool=rbd/image", "not the name of a pool"},
 		"ceph controller":        {"--engine=ceph --services=controller --ceph-cluster=a --ceph-secret=/s --ceph-pool=rbd,fast", ""},
+		"cephfs node":            {"--engine=cephfs --services=node", ""},
+		"cephfs node, all flags": {"--engine=cephfs --services=node --ceph-cluster=a --cephfs-name=f --ceph-secret=/s --ceph-config=/c --node-address=192.0.2.7", ""},
+		"cephfs, pool of RBD":    {"--engine=cephfs --services=node --ceph-pool=rbd", "--ceph-pool is a setting of engine ceph, and this is engine cephfs"},
+		"RBD, file system":       {"--engine=ceph --services=node --cephfs-name=f", "--cephfs-name is a setting of engine cephfs"},
+		"cephfs, per node":       {"--engine=cephfs --services=node --per-node", "with engine cephfs one controller"},
+		"cephfs, topology":       {"--engine=cephfs --services=node --topology=zone=a", "volumes of engine cephfs"},
+		"cephfs, no name":        {"--engine=cephfs --services=node --cephfs-name=a/b", "not the name of a file system"},
+		"cephfs, no cluster":     {"--engine=cephfs --ceph-secret=/s", "--engine cephfs requires --ceph-cluster"},
+		"cephfs, no secret":      {"--engine=cephfs --services=controller --ceph-cluster=a", "--engine cephfs requires --ceph-secret"},
+		"cephfs controller":      {"--engine=cephfs --services=controller --ceph-cluster=a --ceph-secret=/s", ""},
 		"none":                   {"--engine=none", ""},
 		"none, all flags":        {"--engine=none --services=node --cluster-id=east --nvme-host-nqn=nqn.2014-08.org.nvmexpress:uuid:0f0e0d0c-0b0a-4908-8706-050403020100 --nvme-key-dir=/k --max-volumes=9", ""},
 		"none, controller":       {"--engine=none --services=controller", "only the node service"},
@@ -90,21 +101,30 @@ func TestDeploymentOfEngines(t *testing.T) {
 	if d := local.deployment; d.MultiNode || d.ControllerPublish || d.Topology[nodeSegment] != "node-1" || len(d.Nodes) != 1 {
 		t.Errorf("local: %+v", d)
 	}
-	ceph := testkit.Value(completed(t, "--engine=ceph", "--services=node", "--ceph-cluster=a"))(t)
-	if d := ceph.deployment; !d.MultiNode || !d.ControllerPublish || len(d.Topology) != 0 || len(d.Nodes) != 0 {
-		t.Errorf("ceph: %+v", d)
-	}
-	if o := ceph.fenceOffer(); o.Fence || !o.Clients || !strings.Contains(o.Why, "controller service") {
-		t.Errorf("a node offers %+v", o)
-	}
-	ceph.deployment.Services.Controller, ceph.deployment.Services.Node = true, false
-	if o := ceph.fenceOffer(); !o.Fence || o.Clients {
-		t.Errorf("a controller offers %+v", o)
-	}
-	var c node.Config
-	testkit.Must(t, ceph.storage.node(t.Context(), ceph, &c))
-	if _, ok := c.Attachers[rbd.Protocol()].(*rbd.Attacher); !ok || len(c.Attachers) != 1 {
-		t.Errorf("attachers %v", c.Attachers)
+	for engine, c := range map[string]struct {
+		sharedFS, protocol string
+		attacher           node.Attacher
+	}{
+		"ceph":   {"", rbd.Protocol(), &rbd.Attacher{}},
+		"cephfs": {"ceph", "", nil},
+	} {
+		ceph := testkit.Value(completed(t, "--engine="+engine, "--services=node", "--ceph-cluster=a"))(t)
+		want := csi.Deployment{Services: csi.Services{Node: true}, MultiNode: true, ControllerPublish: true, SharedFS: c.sharedFS}
+		if diff := cmp.Diff(want, ceph.deployment); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", engine, diff)
+		}
+		if o := ceph.fenceOffer(); o.Fence || !o.Clients || !strings.Contains(o.Why, "controller service") {
+			t.Errorf("%s: a node offers %+v", engine, o)
+		}
+		ceph.deployment.Services.Controller, ceph.deployment.Services.Node = true, false
+		if o := ceph.fenceOffer(); !o.Fence || o.Clients {
+			t.Errorf("%s: a controller offers %+v", engine, o)
+		}
+		var config node.Config
+		testkit.Must(t, ceph.storage.node(t.Context(), ceph, &config))
+		if got := config.Attachers[c.protocol]; reflect.TypeOf(got) != reflect.TypeOf(c.attacher) {
+			t.Errorf("%s: attachers %v", engine, config.Attachers)
+		}
 	}
 }
 
@@ -138,7 +158,7 @@ func TestDeploymentWithoutAnEngine(t *testing.T) {
 // Keys are rotated while the node service runs.
 func TestNodeCredentialsAreReadForEachCall(t *testing.T) {
 	dir := t.TempDir()
-	read := (&cephEngine{secret: dir}).nodeCredentials()
+	read := (&cephCluster{secret: dir}).nodeCredentials()
 	for _, want := range []cephconf.Credentials{{User: "csi-node", Key: "a"}, {User: "csi-node.1", Key: "b"}} {
 		testkit.Must(t, os.WriteFile(filepath.Join(dir, "userID"), []byte(want.User+"\n"), 0o600))
 		testkit.Must(t, os.WriteFile(filepath.Join(dir, "userKey"), []byte(want.Key), 0o600))
@@ -146,7 +166,7 @@ func TestNodeCredentialsAreReadForEachCall(t *testing.T) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 	}
-	if (&cephEngine{}).nodeCredentials() != nil {
+	if (&cephCluster{}).nodeCredentials() != nil {
 		t.Error("credentials without --ceph-secret")
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 const cephLinked = false
 
-func (e *cephEngine) open(context.Context, *csiServer) error {
+// open is not called: complete refuses the controller service.
+func (*cephCluster) open(context.Context, *csiServer) error {
 	return errs.Errorf(errs.Unsupported, "this program is built without a Ceph client")
 }

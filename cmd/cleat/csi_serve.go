@@ -198,7 +198,7 @@ func (d *csiServer) openNode(ctx context.Context) error {
 			v, err := engine.Get(ctx, id)
 			return v.Locator, err
 		}
-		if !d.backend.FormatOnNode {
+		if !d.backend.MultiNode {
 			c.Inline = engine
 		}
 	} else if len(d.deployment.Topology) > 0 {

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/cleatproject/cleat/csi"
+	"github.com/cleatproject/cleat/node"
+)
+
+// cephFSEngine keeps volumes as subvolumes of a CephFS file system.
+type cephFSEngine struct {
+	*cephCluster
+	fs string
+}
+
+func (e *cephFSEngine) addFlags(fs *pflag.FlagSet) {
+	e.cephCluster.addFlags(fs)
+	fs.StringVar(&e.fs, "cephfs-name", "", "CephFS file system of the volumes; empty: the only one of the cluster. Its metadata pool also holds the controller's state")
+}
+
+func (e *cephFSEngine) complete(d *csiServer) error {
+	if strings.ContainsAny(e.fs, "/@=, \t\n") {
+		return fmt.Errorf("--cephfs-name %q is not the name of a file system", e.fs)
+	}
+	d.deployment.SharedFS = "ceph"
+	return e.cephCluster.complete(d)
+}
+
+func (e *cephFSEngine) abilities() csi.Abilities {
+	return csi.Abilities{Snapshots: true, Clones: true, Health: true}
+}
+
+func (e *cephFSEngine) describe() string {
+	if e.fs == "" {
+		return e.id
+	}
+	return e.id + "/" + e.fs
+}
+
+func (e *cephFSEngine) enforcesFences() bool { return true }
+
+// node attaches nothing yet: a stage is refused.
+func (e *cephFSEngine) node(context.Context, *csiServer, *node.Config) error { return nil }
