@@ -47,7 +47,12 @@ func (r *rig) refused(err error, code codes.Code, words ...string) {
 // A controller that starts on another machine, without any file of the first
 // one, has its volumes, grants and fences.
 func TestStateSurvivesTheMachineOfTheController(t *testing.T) {
-	r := newRig(t)
+	for engine, rig := range engines() {
+		t.Run(engine, func(t *testing.T) { rig(t).survives(t) })
+	}
+}
+
+func (r *rig) survives(t *testing.T) {
 	ctx := testkit.Context(t)
 	first := r.controller("one")
 	c := spec.NewControllerClient(first.Conn)

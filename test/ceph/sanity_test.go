@@ -19,7 +19,18 @@ import (
 // TestSanity runs the specs of csi-sanity that need no device: those of the
 // services Identity and Controller, with the id of a node process.
 func TestSanity(t *testing.T) {
-	r := newRig(t)
+	for engine, rig := range engines() {
+		t.Run(engine, func(t *testing.T) {
+			r := rig(t)
+			if r.group != "" { // without fences
+				r.authorize("mon", "allow r", "mgr", "allow rw", "osd", "allow rw tag cephfs metadata="+fsName, "mds", "allow rw fsname="+fsName+" path=/volumes/"+r.group)
+			}
+			r.sanity(t, engine)
+		})
+	}
+}
+
+func (r *rig) sanity(t *testing.T, engine string) {
 	suite := filepath.Join(r.dir, "suite")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", suite, ".")
 	build.Dir = filepath.Join(testkit.Root(t), "test", "sanity", "suite")
@@ -42,7 +53,7 @@ func TestSanity(t *testing.T) {
 	if count["passed"] < 50 || count["failed"]+count["panicked"] > 0 {
 		t.Errorf("csi-sanity: %v", count)
 	}
-	fmt.Printf("REPORT: csi-sanity ceph %v\n", count)
+	fmt.Printf("REPORT: csi-sanity %s %v\n", engine, count)
 	r.becomesEmpty()
 }
 
@@ -64,10 +75,18 @@ func states(t *testing.T, report string) map[string]int {
 }
 
 // images lists the pool, and deleted volumes in its trash, as the rbd program
-// sees them.
-func (r *rig) images() []string {
+// sees them, or the group of subvolumes as the ceph program does.
+func (r *rig) images() (names []string) {
 	r.Helper()
-	names := strings.Fields(testkit.Value(shared.RBD("ls", "-p", r.pool))(r))
+	if r.group != "" {
+		var all []struct{ Name string }
+		testkit.Must(r, json.Unmarshal([]byte(testkit.Value(shared.Command("fs", "subvolume", "ls", fsName, r.group))(r)), &all))
+		for _, s := range all {
+			names = append(names, s.Name)
+		}
+		return names
+	}
+	names = strings.Fields(testkit.Value(shared.RBD("ls", "-p", r.pool))(r))
 	for _, field := range strings.Fields(testkit.Value(shared.RBD("trash", "ls", "--all", "-p", r.pool))(r)) {
 		if strings.HasPrefix(field, "cleat-del-") {
 			names = append(names, field)
@@ -87,10 +106,15 @@ func (r *rig) becomesEmpty() {
 		}
 	}
 	for _, image := range left {
+		if r.group != "" {
+			out, err := shared.Command("fs", "subvolume", "info", fsName, image, r.group)
+			r.Logf("subvolume %s: %s (%v)", image, out, err)
+			continue
+		}
 		for _, query := range [][]string{{"status"}, {"info"}, {"snap", "ls", "--all"}, {"children", "--all", "--descendants"}} {
 			out, err := shared.RBD(append(query, r.pool+"/"+image)...)
 			r.Logf("rbd %q %s: %s (%v)", query, image, out, err)
 		}
 	}
-	r.Errorf("the pool still has the images %q", left)
+	r.Errorf("the images or subvolumes %q are left", left)
 }
