@@ -10,7 +10,9 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/krbd"
+	"github.com/cleatproject/cleat/internal/linux/libceph"
 	"github.com/cleatproject/cleat/node"
+	"github.com/cleatproject/cleat/node/cephclient"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
@@ -72,7 +74,7 @@ func locator(d krbd.Device, from origin) access.Access {
 		return l
 	}
 	for _, m := range d.Monitors {
-		at, err := parseMonitor(m)
+		at, err := cephclient.ParseMonitor(m)
 		if err != nil {
 			return nil
 		}
@@ -133,7 +135,7 @@ func (o origin) matches(d krbd.Device, l access.RBD) bool {
 		return o.cluster == l.ClusterID
 	}
 	return slices.ContainsFunc(l.Monitors, func(m netip.AddrPort) bool {
-		return slices.Contains(d.Monitors, krbd.FormatMonitor(m))
+		return slices.Contains(d.Monitors, libceph.FormatMonitor(m))
 	})
 }
 

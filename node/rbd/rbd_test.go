@@ -13,6 +13,7 @@ import (
 	"github.com/cleatproject/cleat/internal/cephconf"
 	"github.com/cleatproject/cleat/internal/linux/krbd"
 	"github.com/cleatproject/cleat/internal/linux/krbd/krbdtest"
+	"github.com/cleatproject/cleat/internal/linux/libceph"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/rbd"
 	"github.com/cleatproject/cleat/test/testkit"
@@ -93,8 +94,8 @@ func TestForeignDevice(t *testing.T) {
 	v := node.Target{Locator: image("v", r.Create(pool+"/v", size))}
 	k := r.Machine.Kernel()
 	foreign := testkit.Value(k.Map(t.Context(), krbd.Spec{
-		Monitors: []netip.AddrPort{netip.MustParseAddrPort(krbdtest.Monitor)}, User: krbdtest.User, Secret: krbdtest.Secret,
-		Owner: "cleat/other.driver/" + cluster + "/", Pool: pool, Image: "v",
+		Client: libceph.Client{Monitors: []netip.AddrPort{netip.MustParseAddrPort(krbdtest.Monitor)}, User: krbdtest.User, Secret: krbdtest.Secret},
+		Owner:  "cleat/other.driver/" + cluster + "/", Pool: pool, Image: "v",
 	}))(t)
 	_, err := r.Attach(t.Context(), v, node.Use{Block: true})
 	if errs.KindOf(err) != errs.Precondition || !strings.Contains(err.Error(), foreign.Path) {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
+	"github.com/cleatproject/cleat/internal/linux/libceph"
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
@@ -175,7 +176,7 @@ func (d *Device) parseConfig(line string) {
 	}
 	d.Monitors = strings.Split(words[0], ",")
 	for option := range strings.SplitSeq(words[1], ",") {
-		switch key, found := strings.CutPrefix(option, optionKey); {
+		switch key, found := strings.CutPrefix(option, libceph.OptionKey); {
 		case found:
 			d.Key = key
 		case option == optionReadOnly, option == "read_only":

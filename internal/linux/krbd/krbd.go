@@ -12,10 +12,9 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/kmod"
+	"github.com/cleatproject/cleat/internal/linux/libceph"
 	"github.com/cleatproject/cleat/internal/linux/sysfs"
 )
 
@@ -32,7 +31,7 @@ type Kernel struct {
 
 // Host returns this machine's kernel.
 func Host() *Kernel {
-	return &Kernel{Sys: "/sys", Dev: "/dev", Write: sysfs.Write, AddKey: addKey, Load: func(ctx context.Context) error { return kmod.Load(ctx, "rbd") }}
+	return &Kernel{Sys: "/sys", Dev: "/dev", Write: sysfs.Write, AddKey: libceph.AddKey, Load: func(ctx context.Context) error { return kmod.Load(ctx, "rbd") }}
 }
 
 func (k *Kernel) bus(elements ...string) string {
@@ -53,11 +52,4 @@ func (k *Kernel) ready(ctx context.Context) error {
 		cause = err
 	}
 	return errs.Errorf(errs.Unsupported, "this kernel has no RBD driver, and the module rbd cannot be loaded (%w): install the kernel's package with the module rbd on this node, or run `modprobe rbd`", cause)
-}
-
-// addKey uses the keyring of this thread, which no other one can read and which
-// ends with it.
-func addKey(name string, payload []byte) error {
-	_, err := unix.AddKey("ceph", name, payload, unix.KEY_SPEC_THREAD_KEYRING)
-	return err
 }

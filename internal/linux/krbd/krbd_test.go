@@ -17,6 +17,7 @@ import (
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/krbd"
 	"github.com/cleatproject/cleat/internal/linux/krbd/krbdtest"
+	"github.com/cleatproject/cleat/internal/linux/libceph"
 	"github.com/cleatproject/cleat/test/testkit"
 )
 
@@ -26,8 +27,8 @@ const size = 1 << 20
 
 func spec() krbd.Spec {
 	return krbd.Spec{
-		Monitors: []netip.AddrPort{netip.MustParseAddrPort(krbdtest.Monitor)}, User: krbdtest.User, Secret: krbdtest.Secret,
-		Owner: "cleat/test", Pool: "p", Image: "i",
+		Client: libceph.Client{Monitors: []netip.AddrPort{netip.MustParseAddrPort(krbdtest.Monitor)}, User: krbdtest.User, Secret: krbdtest.Secret},
+		Owner:  "cleat/test", Pool: "p", Image: "i",
 	}
 }
 

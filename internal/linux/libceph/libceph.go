@@ -1,0 +1,131 @@
+// Package libceph has what the kernel's drivers for RBD and CephFS share: the
+// options of a client, and its key.
+package libceph
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cleatproject/cleat/errs"
+)
+
+// Client is how a driver becomes a client of a cluster.
+type Client struct {
+	Monitors []netip.AddrPort // port 0: the kernel's default
+	User     string           // without "client."
+	Secret   string           // the user's key, in base64
+}
+
+const (
+	portMessenger2 = 3300 // of monitors; 6789 has the older protocol
+	maxName        = 255
+	maxMonitors    = 32
+)
+
+// OptionKey begins the option with the name of the key.
+const OptionKey = "key="
+
+// Options returns the options with the name of the key. "noshare" gives the
+// device or mount a client instance of its own, so that it can be fenced and
+// removed alone. The key is in the kernel's keyring: the kernel would show one
+// in the options.
+func (c Client) Options(key string) string {
+	options := "name=" + c.User + "," + OptionKey + key + ",noshare"
+	if slices.ContainsFunc(c.Monitors, func(m netip.AddrPort) bool { return m.Port() == portMessenger2 }) {
+		options += ",ms_mode=prefer-crc"
+	}
+	return options
+}
+
+// Addresses returns the monitors' addresses, separated by commas.
+func (c Client) Addresses() string {
+	var all []string
+	for _, m := range c.Monitors {
+		all = append(all, FormatMonitor(m))
+	}
+	return strings.Join(all, ",")
+}
+
+// FormatMonitor formats an address as the kernel shows it.
+func FormatMonitor(m netip.AddrPort) string {
+	if m.Port() != 0 {
+		return m.String()
+	}
+	if m.Addr().Is6() {
+		return "[" + m.Addr().String() + "]"
+	}
+	return m.Addr().String()
+}
+
+// Check rejects, as Invalid, what would become other words or options.
+func (c Client) Check() error {
+	if n := len(c.Monitors); n == 0 || n > maxMonitors {
+		return errs.Errorf(errs.Invalid, "%d addresses of monitors: 1 to %d are possible", n, maxMonitors)
+	}
+	for _, m := range c.Monitors {
+		if !m.IsValid() || m.Addr().Zone() != "" {
+			return errs.Errorf(errs.Invalid, "%v is not an address of a monitor", m)
+		}
+	}
+	if c.User == "" {
+		return errs.Errorf(errs.Invalid, "the user is missing: a Ceph client has a user and its key")
+	}
+	if err := CheckName("user", c.User); err != nil {
+		return err
+	}
+	_, err := c.payload()
+	return err
+}
+
+// CheckName rejects what cannot be one word of a driver's options.
+func CheckName(what, value string) error {
+	for _, r := range value {
+		if r <= ' ' || r == 0x7f || r == 0xfffd || strings.ContainsRune(`,/@\"`, r) {
+			return errs.Errorf(errs.Invalid, "the %s %s contains %q, which the kernel's Ceph drivers cannot have in names", what, errs.Quote(value), r)
+		}
+	}
+	if len(value) > maxName {
+		return errs.Errorf(errs.Invalid, "the %s %s is longer than %d bytes", what, errs.Quote(value), maxName)
+	}
+	return nil
+}
+
+func (c Client) payload() ([]byte, error) {
+	secret, err := base64.StdEncoding.DecodeString(strings.TrimSpace(c.Secret))
+	if err != nil || len(secret) == 0 {
+		return nil, errs.Errorf(errs.Invalid, "the key of client.%s is not a Ceph key: it must be base64, as `ceph auth print-key` prints it", c.User)
+	}
+	return secret, nil
+}
+
+// AddKey adds a key to the keyring of this thread, which no other one can read
+// and which ends with it.
+func AddKey(name string, payload []byte) error {
+	_, err := unix.AddKey("ceph", name, payload, unix.KEY_SPEC_THREAD_KEYRING)
+	return err
+}
+
+// WithKey calls fn on a thread of its own, which alone has the user's key, added
+// by add. The thread ends with fn, as its goroutine does not unlock it.
+func (c Client) WithKey(name string, add func(name string, payload []byte) error, fn func() error) error {
+	payload, err := c.payload()
+	if err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if err := add(name, payload); err != nil {
+			done <- fmt.Errorf("add the key to the kernel's keyring: %w", err)
+			return
+		}
+		done <- fn()
+	}()
+	return <-done
+}
