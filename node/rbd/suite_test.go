@@ -1,13 +1,7 @@
 package rbd_test
 
 import (
-	"bufio"
-	"encoding/json"
 	"flag"
-	"fmt"
-	"net"
-	"net/netip"
-	"os"
 	"strings"
 	"testing"
 
@@ -20,6 +14,7 @@ import (
 	"github.com/cleatproject/cleat/node/nodetest"
 	"github.com/cleatproject/cleat/node/rbd"
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/cephtest"
 	"github.com/cleatproject/cleat/volume"
 	"github.com/cleatproject/cleat/volume/access"
 )
@@ -37,8 +32,8 @@ const (
 
 func TestSuite(t *testing.T) {
 	if *site != "" {
-		c := testkit.Value(readSite(*site))(t)
-		nodetest.Run(t, c.rig)
+		c := testkit.Value(cephtest.ReadSite(*site))(t)
+		nodetest.Run(t, func(t *testing.T) nodetest.Rig { return siteRig(t, c) })
 		return
 	}
 	nodetest.Run(t, doubleRig)
@@ -84,44 +79,10 @@ func image(name, id string) access.RBD {
 	return access.RBD{Ceph: access.Ceph{ClusterID: cluster}, Pool: pool, Image: name, ImageID: id}
 }
 
-// cephSite is a Ceph cluster whose images are changed through a server of the
-// host: one request and one answer per line.
-type cephSite struct {
-	Monitors []netip.AddrPort
-	User     string
-	Key      string
-	Pool     string
-	Server   string
-}
-
-type siteAnswer struct{ ID, Error string }
-
-func readSite(path string) (c cephSite, err error) {
-	data, err := os.ReadFile(path)
-	if err == nil {
-		err = json.Unmarshal(data, &c)
-	}
-	return c, err
-}
-
-func (c cephSite) ask(t *testing.T, call, image string, size int64) string {
-	t.Helper()
-	conn := testkit.Value(net.Dial("tcp", c.Server))(t)
-	defer conn.Close()
-	testkit.Value(fmt.Fprintln(conn, call, image, size))(t)
-	line := testkit.Value(bufio.NewReader(conn).ReadBytes('\n'))(t)
-	var answer siteAnswer
-	testkit.Must(t, json.Unmarshal(line, &answer))
-	if answer.Error != "" {
-		t.Fatalf("%s %s: %s", call, image, answer.Error)
-	}
-	return answer.ID
-}
-
 // rig has the images of one test: the names of all tests are in one pool.
-func (c cephSite) rig(t *testing.T) nodetest.Rig {
+func siteRig(t *testing.T, c cephtest.Site) nodetest.Rig {
 	dir := t.TempDir()
-	prefix := c.ask(t, "prefix", "-", 0)
+	prefix := c.Ask(t, "prefix", "-", 0)
 	return nodetest.Rig{
 		New: func() node.Attacher {
 			return newAttacher(t, rbd.Config{Dir: dir, Credentials: func() (cephconf.Credentials, error) {
@@ -131,9 +92,9 @@ func (c cephSite) rig(t *testing.T) nodetest.Rig {
 		Unseen: true,
 		Create: func(id volume.ID, size int64) access.Access {
 			name := prefix + string(id)
-			return access.RBD{Ceph: access.Ceph{Monitors: c.Monitors}, Pool: c.Pool, Image: name, ImageID: c.ask(t, "create", name, size)}
+			return access.RBD{Ceph: access.Ceph{Monitors: c.Monitors}, Pool: c.Pool, Image: name, ImageID: c.Ask(t, "create", name, size)}
 		},
-		Delete: func(id volume.ID) { c.ask(t, "delete", prefix+string(id), 0) },
-		Grow:   func(id volume.ID, size int64) { c.ask(t, "grow", prefix+string(id), size) },
+		Delete: func(id volume.ID) { c.Ask(t, "delete", prefix+string(id), 0) },
+		Grow:   func(id volume.ID, size int64) { c.Ask(t, "grow", prefix+string(id), size) },
 	}
 }

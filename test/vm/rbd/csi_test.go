@@ -18,6 +18,7 @@ import (
 	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/cephnet"
 )
 
 // Paths of the node service in guests.
@@ -36,7 +37,7 @@ type plugin struct {
 	conn    *grpc.ClientConn
 }
 
-func (r *rig) nodeID(n int) string { return fmt.Sprintf("node%d@%s", n, guestAddress(n)) }
+func (r *rig) nodeID(n int) string { return fmt.Sprintf("node%d@%s", n, cephnet.GuestAddress(n)) }
 
 // config returns the driver's config.json.
 func (r *rig) config() []byte {
@@ -52,7 +53,7 @@ func (r *rig) startController() {
 		os.WriteFile(filepath.Join(dir, "userID"), []byte("admin"), 0o600),
 		os.WriteFile(filepath.Join(dir, "userKey"), []byte(cluster.AdminKey()), 0o600),
 	)
-	r.controller = driver.Start(r, program("controller"), dir, "c", "--engine", "ceph", "--services", "controller", "--node-id", "controller",
+	r.controller = driver.Start(r, cephnet.Program("controller"), dir, "c", "--engine", "ceph", "--services", "controller", "--node-id", "controller",
 		"--ceph-cluster", "test", "--ceph-pool", volumes, "--ceph-config", filepath.Join(dir, "config.json"), "--ceph-secret", dir,
 		"--addons-endpoint", r.addons)
 }
@@ -123,7 +124,7 @@ func (r *rig) call() (context.Context, context.CancelFunc) {
 func (r *rig) fence(verb, block string) {
 	ctx, cancel := r.call()
 	defer cancel()
-	out, err := exec.CommandContext(ctx, program("controller"), "fence", verb, block, "--endpoint", r.addons).CombinedOutput()
+	out, err := exec.CommandContext(ctx, cephnet.Program("controller"), "fence", verb, block, "--endpoint", r.addons).CombinedOutput()
 	if err != nil {
 		r.Fatalf("cleat fence %s %s: %v\n%s", verb, block, err, out)
 	}

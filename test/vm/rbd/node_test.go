@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/vm/cephnet"
 )
 
 // testSanity runs csi-sanity's specs of the node service in a guest, with the
@@ -55,7 +56,7 @@ func (r *rig) testSanity() {
 
 // forward serves a socket of the host to guests, and returns its address.
 func (r *rig) forward(socket string) string {
-	listener := testkit.Value(net.Listen("tcp", netip.AddrPortFrom(hostAddress, 0).String()))(r)
+	listener := testkit.Value(net.Listen("tcp", netip.AddrPortFrom(cephnet.HostAddress, 0).String()))(r)
 	testkit.Go(r, func(ctx context.Context) error {
 		defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
 		for {

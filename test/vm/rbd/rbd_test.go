@@ -8,6 +8,7 @@ import (
 
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/cephnet"
 )
 
 // TestRBD boots two nodes for all tests.
@@ -154,7 +155,7 @@ func (r *rig) testDisconnect() {
 	device := r.attach(n, "disconnected")
 	w := r.writer(n, device)
 	r.awaitWrites(n, w, 50)
-	r.disconnect(n, true)
+	cephnet.Disconnect(r.nodes[n], n, true)
 	begun := time.Now()
 	for _, args := range [][]string{{"attach", "other"}, {"detach", "disconnected"}} {
 		out := r.fails(n, append([]string{"-site", sitePath, "-timeout", "4s"}, args...)...)
@@ -167,7 +168,7 @@ func (r *rig) testDisconnect() {
 	}
 	time.Sleep(time.Until(begun.Add(time.Minute))) // a minute is what must not lose data
 	before := acknowledged(w)
-	r.disconnect(n, false)
+	cephnet.Disconnect(r.nodes[n], n, false)
 	r.awaitWrites(n, w, 50)
 	after := time.Since(begun)
 	testkit.Must(r, w.Kill(r.Context()))

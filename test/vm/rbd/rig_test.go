@@ -1,14 +1,9 @@
 package rbd
 
 import (
-	"bufio"
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"net"
 	"net/netip"
-	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -19,7 +14,9 @@ import (
 	"github.com/cleatproject/cleat/test/driver"
 	"github.com/cleatproject/cleat/test/soak"
 	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/testkit/cephtest"
 	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/cephnet"
 	"github.com/cleatproject/cleat/test/vm/disk"
 	"github.com/cleatproject/cleat/test/vm/kernel"
 )
@@ -31,16 +28,6 @@ const (
 	blockSize = 4096 // of the writer
 )
 
-// site describes the cluster for programs in guests: client, and the tests of
-// node/rbd.
-type site struct {
-	Monitors []netip.AddrPort
-	User     string
-	Key      string
-	Pool     string
-	Server   string
-}
-
 // rig is two nodes of a cluster.
 type rig struct {
 	*testing.T
@@ -50,7 +37,7 @@ type rig struct {
 	addons     string // endpoint of the controller
 	slots      *vm.Slots
 	disk       *disk.Disk
-	site       site
+	site       cephtest.Site
 }
 
 func newRig(t *testing.T) *rig {
@@ -61,7 +48,7 @@ func newRig(t *testing.T) *rig {
 	r.site.User, r.site.Pool = "node", pool
 	// This is all that a node needs without exclusive locks: it cannot fence.
 	r.site.Key = testkit.Value(cluster.User(r.site.User, "mon", "allow r", "osd", fmt.Sprintf("profile rbd pool=%s, profile rbd pool=%s", pool, volumes)))(t)
-	r.serve()
+	r.site.Server = cephtest.Serve(t, cephnet.HostAddress, change())
 	r.startController()
 	r.disk = testkit.Open(disk.Open(disk.Spec{Path: filepath.Join(t.TempDir(), "disk"), Size: 128 * mib, Survival: disk.SurviveNone}))(t)
 	r.slots = vm.ReserveSlots(t, len(r.nodes))
@@ -79,13 +66,14 @@ func newRig(t *testing.T) *rig {
 // boot boots a node. Node 0 has a disk for the state of its plugin.
 func (r *rig) boot(n int) {
 	s := spec(n)
-	s.Slots, s.Programs = r.slots, []string{program("client"), program("writer"), program("cleat"), program("suite")}
+	s.Slots, s.Programs = r.slots, []string{cephnet.Program("client"), cephnet.Program("writer"), cephnet.Program("cleat"), cephnet.Program("suite")}
 	if n == 0 {
 		testkit.Must(r, r.disk.PowerOn())
 		s.Disks = []vm.Disk{r.disk}
 	}
 	r.nodes[n] = kernel.Of(r.T, vm.Boot(r.T, s))
-	r.connect(n)
+	cephnet.Connect(r.nodes[n], n)
+	r.describe(n, sitePath, r.site)
 }
 
 // in returns the rig for a subtest.
@@ -98,75 +86,26 @@ func (r *rig) in(t *testing.T) *rig {
 	return &sub
 }
 
-// connect gives a guest its address and the description of the cluster.
-func (r *rig) connect(n int) {
-	k := r.nodes[n]
-	testkit.Must(r, ip("link", "set", tap(n).Interface, "master", bridge, "up"))
-	for _, name := range k.Names("/sys/class/net") {
-		if k.Read(path.Join("/sys/class/net", name, "address")) == tap(n).MAC() {
-			k.Run("ip", "address", "add", netip.PrefixFrom(guestAddress(n), 24).String(), "dev", name)
-			k.Run("ip", "link", "set", name, "up")
-		}
-	}
-	k.Run("ping", "-c", "1", "-W", "10", hostAddress.String())
-	r.describe(n, sitePath, r.site)
-}
-
-func (r *rig) describe(n int, path string, s site) {
+func (r *rig) describe(n int, path string, s cephtest.Site) {
 	testkit.Must(r, r.nodes[n].Guest.WriteFile(r.Context(), path, testkit.Value(json.Marshal(s))(r), 0o600))
 }
 
-// disconnect takes a guest off the network, or returns it. The guest does not notice.
-func (r *rig) disconnect(n int, off bool) {
-	state := "up"
-	if off {
-		state = "down"
-	}
-	testkit.Must(r, ip("link", "set", tap(n).Interface, state))
-}
-
-// serve changes images for the tests of node/rbd in guests: one call per
-// connection, "CALL IMAGE SIZE".
-func (r *rig) serve() {
-	listener := testkit.Value(net.Listen("tcp", netip.AddrPortFrom(hostAddress, 0).String()))(r)
-	r.site.Server = listener.Addr().String()
+// change changes images for the tests of node/rbd in guests.
+func change() func(call, image string, size int64) (string, error) {
 	var prefixes atomic.Int64
-	testkit.Go(r, func(ctx context.Context) error {
-		defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return nil
-			}
-			line, err := bufio.NewReader(conn).ReadString('\n')
-			var answer struct{ ID, Error string }
-			if err == nil {
-				answer.ID, err = change(strings.Fields(line), &prefixes)
-			}
-			if err != nil {
-				answer.Error = err.Error()
-			}
-			_ = json.NewEncoder(conn).Encode(answer)
-			_ = conn.Close()
+	return func(call, image string, size int64) (string, error) {
+		switch name := pool + "/" + image; call {
+		case "prefix":
+			return fmt.Sprintf("s%d-", prefixes.Add(1)), nil
+		case "create":
+			return create(image, fmt.Sprintf("%dB", size))
+		case "delete": // as the engine does while something needs the image
+			return cluster.RBD("rename", name, fmt.Sprintf("%s-deleted-%d", name, prefixes.Add(1)))
+		case "grow":
+			return cluster.RBD("resize", "--no-progress", "--size", fmt.Sprintf("%dB", size), name)
 		}
-	})
-}
-
-func change(words []string, prefixes *atomic.Int64) (string, error) {
-	if len(words) != 3 {
-		return "", errors.New("the call is not CALL IMAGE SIZE")
+		return "", fmt.Errorf("unknown call %s", call)
 	}
-	switch name := pool + "/" + words[1]; words[0] {
-	case "prefix":
-		return fmt.Sprintf("s%d-", prefixes.Add(1)), nil
-	case "create":
-		return create(words[1], words[2]+"B")
-	case "delete": // as the engine does while something needs the image
-		return cluster.RBD("rename", name, fmt.Sprintf("%s-deleted-%d", name, prefixes.Add(1)))
-	case "grow":
-		return cluster.RBD("resize", "--no-progress", "--size", words[2]+"B", name)
-	}
-	return "", fmt.Errorf("unknown call %s", words[0])
 }
 
 // create creates an image and returns its id. Exclusive locks need a user that

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/cephnet"
 )
 
 func addrPort(a netip.Addr, port uint16) netip.AddrPort { return netip.AddrPortFrom(a, port) }
@@ -35,8 +36,8 @@ func (r *rig) takeover(name string) {
 	log := "/run/" + name + ".log"                                                   // the output of a process reaches the host later
 	w := testkit.Value(r.nodes[0].Guest.Start(r.Context(), vm.Command{Argv: []string{"sh", "-c", `exec writer "$0" > "$1"`, old, log}}))(r)
 	r.nodes[0].Await("the writer writes", func() bool { return r.lines(0, log) >= 100 })
-	r.disconnect(0, true)
-	address := guestAddress(0).String()
+	cephnet.Disconnect(r.nodes[0], 0, true)
+	address := cephnet.GuestAddress(0).String()
 	begun := time.Now()
 	r.fence("add", address)
 	fenced := time.Since(begun)
@@ -62,7 +63,7 @@ func (r *rig) takeover(name string) {
 	r.run(1, "-seed", fmt.Sprint(seed), "-count", fmt.Sprint(count+beyond), c.target())
 	taken := time.Since(begun)
 
-	r.disconnect(0, false)
+	cephnet.Disconnect(r.nodes[0], 0, false)
 	select {
 	case <-w.Done():
 		r.nodes[0].WantErrno(w.Err(), syscall.EIO)

@@ -10,12 +10,13 @@ import (
 
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/rbd"
+	"github.com/cleatproject/cleat/test/testkit/cephtest"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
 // compare attaches an image and maps it without node/rbd, in turns, and returns
 // the medians.
-func compare(ctx context.Context, a *rbd.Attacher, l access.RBD, s site) (string, error) {
+func compare(ctx context.Context, a *rbd.Attacher, l access.RBD, s cephtest.Site) (string, error) {
 	const rounds = 11
 	var attached, mapped []time.Duration
 	for range rounds {
@@ -44,7 +45,7 @@ func compare(ctx context.Context, a *rbd.Attacher, l access.RBD, s site) (string
 
 // mapBare maps the image as rbd map does, on a node without other devices, and
 // unmaps it.
-func mapBare(l access.RBD, s site) (time.Duration, error) {
+func mapBare(l access.RBD, s cephtest.Site) (time.Duration, error) {
 	const bus = "/sys/bus/rbd/"
 	var monitors []string
 	for _, m := range l.Monitors {

@@ -4,11 +4,9 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"net/netip"
 	"os"
 	"time"
 
@@ -16,18 +14,11 @@ import (
 	"github.com/cleatproject/cleat/internal/cephconf"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/node/rbd"
+	"github.com/cleatproject/cleat/test/testkit/cephtest"
 	"github.com/cleatproject/cleat/volume/access"
 )
 
 const state = "/run/client"
-
-// site describes the cluster.
-type site struct {
-	Monitors []netip.AddrPort
-	User     string
-	Key      string
-	Pool     string
-}
 
 func main() {
 	path := flag.String("site", "", "file with the cluster")
@@ -46,12 +37,8 @@ func run(path string, timeout time.Duration, args []string) (string, error) {
 	if len(args) != 2 {
 		return "", errors.New("usage: client -site FILE attach|detach|inspect|compare IMAGE")
 	}
-	data, err := os.ReadFile(path)
+	s, err := cephtest.ReadSite(path)
 	if err != nil {
-		return "", err
-	}
-	var s site
-	if err := json.Unmarshal(data, &s); err != nil {
 		return "", err
 	}
 	a := rbd.New(rbd.Config{
