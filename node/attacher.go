@@ -9,7 +9,8 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-// Attacher turns locators of one protocol into block devices of this machine.
+// Attacher turns locators of one protocol into block devices of this machine, or
+// into directories of shared file systems, which the Manager mounts as they are.
 // The kernel knows attached devices, which Target identifies. An attacher keeps
 // a record only of what the kernel does not know. node/nodetest tests every
 // sentence here.
@@ -87,7 +88,8 @@ type Target struct {
 	Secrets map[string]string
 }
 
-// Use is how a device is used.
+// Use is how a device is used. Attachers of directories refuse Block as Invalid,
+// and leave ReadOnly to the Manager's mounts.
 type Use struct {
 	// The device itself is used, and stays until Detach. Otherwise its file
 	// system is mounted, and the kernel, if it can, removes the device when it
@@ -97,7 +99,8 @@ type Use struct {
 	ReadOnly bool
 }
 
-// Device is a block device of this machine.
+// Device is a block device of this machine, or a directory of a mounted shared
+// file system.
 type Device struct {
 	Path  string `json:"path"`
 	Major uint32 `json:"major"`
@@ -112,8 +115,12 @@ type Device struct {
 // IsZero reports whether d is empty.
 func (d Device) IsZero() bool { return d == Device{} }
 
-// Attachment is a device open for reading, so that it exists until mounted. The
-// caller closes File.
+// IsDirectory reports whether d is a directory: Major and Minor are those of its
+// file system, which are never a block device's.
+func (d Device) IsDirectory() bool { return d.Path != "" && d.Major == 0 }
+
+// Attachment is a device open for reading, or a directory open with O_PATH, so
+// that it exists until mounted. The caller closes File.
 type Attachment struct {
 	Device Device
 	Size   int64
@@ -156,7 +163,7 @@ type Info struct {
 	// What is wrong unless Present. Attach would return it, unless Replaced:
 	// then Attach attaches the current volume.
 	Problem   error
-	Size      int64 // bytes; 0 if missing
+	Size      int64 // bytes; 0 if missing; of a directory, its quota
 	Allocated int64 // bytes of storage
 	// Interval for discarding free blocks; 0 means never.
 	TrimInterval time.Duration

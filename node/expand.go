@@ -42,7 +42,7 @@ func (m *Manager) Expand(ctx context.Context, r ExpandRequest) (int64, error) {
 		return 0, err
 	}
 	crashpoint.Hit("expand.resized")
-	if p.block {
+	if p.block || p.info.Device.IsDirectory() {
 		return size, nil
 	}
 	return size, growFilesystem(ctx, p, size)

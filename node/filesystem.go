@@ -38,6 +38,9 @@ type filesystem struct {
 // volume is blank.
 func (g filesystem) mount(ctx context.Context) error {
 	d := g.attachment.Device
+	if d.IsDirectory() {
+		return g.bind(ctx)
+	}
 	e, there, err := mountAt(ctx, g.path, d)
 	if err != nil {
 		return err
@@ -78,7 +81,7 @@ func (g filesystem) mount(ctx context.Context) error {
 		crashpoint.Hit("mount.grown")
 	}
 	if g.capability.MountGroup != nil {
-		if err := g.applyMountGroup(ctx, tree); err != nil {
+		if err := g.applyMountGroup(ctx, tree.Path(), tree); err != nil {
 			return err
 		}
 		crashpoint.Hit("mount.group-given")
@@ -175,23 +178,23 @@ func (g filesystem) createRecovered(ctx context.Context, before mkfs.Info) (*mou
 }
 
 // applyMountGroup applies VOLUME_MOUNT_GROUP, if needed with a read-only file
-// system made writable.
-func (g filesystem) applyMountGroup(ctx context.Context, tree *mount.Tree) error {
+// system made writable. tree is nil for a directory of a shared file system.
+func (g filesystem) applyMountGroup(ctx context.Context, path string, tree *mount.Tree) error {
 	gid := *g.capability.MountGroup
-	given, err := isGroupApplied(tree.Path(), gid)
+	given, err := isGroupApplied(path, gid)
 	if err != nil || given {
 		return err
 	}
 	switch {
 	case g.capability.Mode == volume.MultiNodeReaderOnly:
 		return errs.Errorf(errs.Precondition, "volume_mount_group %d cannot be applied: several nodes read the volume, and no node changes it; set the group of its files while one node writes it (ReadWriteOnce), or omit the group (fsGroup)", gid)
-	case !g.readOnly:
-		return applyGroup(ctx, tree.Path(), gid)
+	case !g.readOnly || tree == nil:
+		return applyGroup(ctx, path, gid)
 	}
 	if err := tree.SetReadOnly(false); err != nil {
 		return err
 	}
-	return errors.Join(applyGroup(ctx, tree.Path(), gid), tree.SetReadOnly(true))
+	return errors.Join(applyGroup(ctx, path, gid), tree.SetReadOnly(true))
 }
 
 // Only ext4.

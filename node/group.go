@@ -40,7 +40,8 @@ func withGroup(mode fs.FileMode) fs.FileMode {
 }
 
 // applyGroup changes the group of everything in a volume, the root last, which
-// so shows completion. Symbolic links are not followed.
+// so shows completion. Symbolic links are not followed. Other nodes can change a
+// shared file system meanwhile: a file that was removed is no error.
 func applyGroup(ctx context.Context, dir string, gid int) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -69,7 +70,7 @@ func applyGroupBelow(ctx context.Context, dir *os.Root, gid int) error {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			if err := applyGroupEntry(ctx, dir, e, gid); err != nil {
+			if err := applyGroupEntry(ctx, dir, e, gid); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return err
 			}
 		}

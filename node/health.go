@@ -200,6 +200,9 @@ func checkMount(ctx context.Context, path string, d Device, readOnly bool, all *
 		return nil
 	}
 	checkWritable(e, readOnly, all)
+	if d.IsDirectory() {
+		return nil
+	}
 	faults, err := fsinfo.Errors(ctx, path, mkfs.Type(e.FSType))
 	if err != nil {
 		return err

@@ -67,7 +67,7 @@ func nodeAt(ctx context.Context, path string, devices ...Device) (bool, error) {
 }
 
 // mountsOf returns a device's mounts in this namespace: its file system's, and
-// bind mounts of its node.
+// bind mounts of its node. The attacher's own mount of a directory is not one.
 func mountsOf(ctx context.Context, d Device) ([]mount.Entry, error) {
 	table, err := mount.Table(ctx)
 	if err != nil {
@@ -75,7 +75,8 @@ func mountsOf(ctx context.Context, d Device) ([]mount.Entry, error) {
 	}
 	var found []mount.Entry
 	for _, e := range table {
-		if isMountOf(e, d) || bindsNode(e, d) {
+		own := d.IsDirectory() && isWithin(d.Path, e.Target)
+		if isMountOf(e, d) && !own || bindsNode(e, d) {
 			found = append(found, e)
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/mount"
@@ -242,14 +244,14 @@ func (m *Manager) rollBackStage(ctx context.Context, id volume.ID, rec stageReco
 }
 
 func checkDirectory(field, path string) error {
-	info, err := os.Stat(path)
+	f, err := os.OpenFile(path, unix.O_PATH|unix.O_DIRECTORY, 0) // a mounted file system is not accessed
 	switch {
+	case errors.Is(err, unix.ENOTDIR):
+		return errs.Errorf(errs.Precondition, "%s %s is not a directory", field, path)
 	case errors.Is(err, fs.ErrNotExist):
 		return errs.Errorf(errs.Precondition, "%s %s does not exist; the caller must create it", field, path)
 	case err != nil:
 		return errs.Errorf(errs.Precondition, "%s %s cannot be used: %w", field, path, err)
-	case !info.IsDir():
-		return errs.Errorf(errs.Precondition, "%s %s is not a directory", field, path)
 	}
-	return nil
+	return f.Close()
 }

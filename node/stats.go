@@ -18,8 +18,8 @@ type StatsRequest struct {
 type Amount struct{ Total, Used, Available int64 }
 
 // Stats is a volume's usage. Inodes are zero for a block volume or without a
-// fixed number of inodes. A block volume's Used is its space allocated in the
-// storage, Available the rest.
+// fixed number of inodes. Used of a block volume, or of a directory of a shared
+// file system, is its space allocated in the storage, Available the rest.
 type Stats struct {
 	Block  bool
 	Bytes  Amount
@@ -33,13 +33,14 @@ func (m *Manager) Stats(ctx context.Context, r StatsRequest) (Stats, error) {
 	if err != nil {
 		return Stats{}, err
 	}
-	if p.block && p.info.Presence != Present {
+	inspected := p.block || p.info.Device.IsDirectory() // statfs of a directory can hang
+	if inspected && p.info.Presence != Present {
 		return Stats{}, errs.Errorf(errs.Precondition, "read the usage of volume %s: %w", r.Volume, p.info.Problem)
 	}
-	if p.block {
+	if inspected {
 		total := p.info.Size
 		used := min(p.info.Allocated, total)
-		return Stats{Block: true, Bytes: Amount{Total: total, Used: used, Available: total - used}}, nil
+		return Stats{Block: p.block, Bytes: Amount{Total: total, Used: used, Available: total - used}}, nil
 	}
 	u, err := fsinfo.UsageOf(ctx, r.Path)
 	if err != nil {

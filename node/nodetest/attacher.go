@@ -6,6 +6,7 @@ import (
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/blockdev"
+	"github.com/cleatproject/cleat/internal/linux/fsinfo"
 	"github.com/cleatproject/cleat/node"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
@@ -54,7 +55,7 @@ func testAttachConcurrently(t *trial) {
 			a := t.New()
 			running.Go(func() {
 				<-start
-				attachment, err := a.Attach(t.Context(), v, node.Use{Block: true})
+				attachment, err := a.Attach(t.Context(), v, node.Use{Block: !t.Directories})
 				if err != nil {
 					t.Error(err)
 					return
@@ -141,16 +142,25 @@ func testResize(t *trial) {
 		if got, err := t.Resize(t.Context(), v); err != nil || got != want {
 			t.Errorf("Resize: %d, %v; want %d", got, err, want)
 		}
-		f := testkit.Value(os.Open(d.Path))(t)
-		if got, err := blockdev.Size(f); err != nil || got != want {
-			t.Errorf("the device has %d bytes, %v; want %d", got, err, want)
+		if got := t.size(d); got != want {
+			t.Errorf("the device has %d bytes; want %d", got, want)
 		}
-		testkit.Must(t, f.Close())
 		if i := t.wantAttached(v, d, false); i.Size != want {
 			t.Errorf("Inspect: size %d, want %d", i.Size, want)
 		}
 	}
 	t.detach(v)
+}
+
+// size returns the bytes of a device, or those that statfs shows of a directory.
+func (t *trial) size(d node.Device) int64 {
+	t.Helper()
+	if t.Directories {
+		return testkit.Value(fsinfo.UsageOf(t.Context(), d.Path))(t).Bytes.Total
+	}
+	f := testkit.Value(os.Open(d.Path))(t)
+	defer f.Close()
+	return testkit.Value(blockdev.Size(f))(t)
 }
 
 func testSetReadOnly(t *trial) {

@@ -56,8 +56,8 @@ func (m *machine) restart() {
 func (m *machine) requests(id volume.ID, block bool) (node.StageRequest, node.PublishRequest) {
 	m.Helper()
 	v := m.volume(id)
-	c := volume.Capability{Block: block, Mode: volume.SingleNodeWriter}
-	if !block {
+	c := volume.Capability{Block: block && !m.Directories, Mode: volume.SingleNodeWriter}
+	if !block && !m.Directories {
 		c.FSType = string(mkfs.Ext4)
 		d := m.attach(v, node.Use{Block: true})
 		testkit.Must(m, mkfs.Make(m.Context(), mkfs.Request{Path: d.Path, Type: mkfs.Ext4}))

@@ -4,7 +4,12 @@
 package nodetest
 
 import (
+	"context"
+	"errors"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -36,6 +41,9 @@ type Rig struct {
 	Unseen bool
 	// Vanishes: the device of a deleted volume ends with the volume.
 	Vanishes bool
+	// Directories: volumes are directories of a shared file system, and sizes
+	// their quotas. A file in them is written instead of the device.
+	Directories bool
 	// Truncate makes a volume shorter than its size.
 	Truncate func(id volume.ID)
 	// CreateForeign creates a non-volume under a volume's name.
@@ -58,11 +66,11 @@ func Run(t *testing.T, newRig func(t *testing.T) Rig) {
 	}{
 		{"Attach", testAttach},
 		{"AttachConcurrently", testAttachConcurrently},
-		{"Use", testUse},
+		{"Use", ofDevices(testUse)},
 		{"MountUse", testMountUse},
 		{"Busy", testBusy},
 		{"Resize", testResize},
-		{"SetReadOnly", testSetReadOnly},
+		{"SetReadOnly", ofDevices(testSetReadOnly)},
 		{"Lock", testLock},
 		{"Held", testHeld},
 		{"Presence", testPresence},
@@ -71,11 +79,23 @@ func Run(t *testing.T, newRig func(t *testing.T) Rig) {
 		{"Unreachable", testUnreachable},
 		{"ReusedNumber", testReusedNumber},
 		{"FilesystemVolume", testFilesystemVolume},
-		{"BlockVolume", testBlockVolume},
+		{"BlockVolume", ofDevices(testBlockVolume)},
 		{"DeletedWhilePublished", testDeletedWhilePublished},
 		{"Orphans", testOrphans},
 	} {
 		t.Run(part.name, func(t *testing.T) { part.run(newTrial(t, newRig)) })
+	}
+}
+
+// ofDevices skips a part about block devices for directories.
+func ofDevices(part func(*trial)) func(*trial) {
+	return func(t *trial) {
+		if t.Directories {
+			t.wantKind("Attach for block use", testkit.Err(t.Attacher.Attach(t.Context(), t.volume("v"), node.Use{Block: true})), errs.Invalid)
+			t.Log("not tested: the volumes are directories")
+			return
+		}
+		part(t)
 	}
 }
 
@@ -122,12 +142,22 @@ func (t *trial) attached(id volume.ID) (node.Target, node.Device) {
 	return v, t.attach(v, node.Use{Block: true})
 }
 
+// Attach is the attacher's, for a use that it has.
+func (t *trial) Attach(ctx context.Context, v node.Target, use node.Use) (*node.Attachment, error) {
+	use.Block = use.Block && !t.Directories
+	return t.Attacher.Attach(ctx, v, use)
+}
+
 // open attaches a volume, and leaves the device open.
 func (t *trial) open(v node.Target, use node.Use) (node.Device, *os.File) {
 	t.Helper()
 	a := testkit.Value(t.Attach(t.Context(), v, use))(t)
 	if a.File == nil {
 		t.Fatalf("Attach returns no open file: %+v", a)
+	}
+	if t.Directories {
+		t.checkDirectory(a)
+		return a.Device, a.File
 	}
 	major, minor, err := blockdev.RdevOf(a.File)
 	testkit.Must(t, err)
@@ -140,6 +170,16 @@ func (t *trial) open(v node.Target, use node.Use) (node.Device, *os.File) {
 		t.Errorf("Attach returns the size %d, the device has %d", a.Size, have)
 	}
 	return a.Device, a.File
+}
+
+func (t *trial) checkDirectory(a *node.Attachment) {
+	t.Helper()
+	var file, path unix.Stat_t
+	testkit.Must(t, unix.Fstat(int(a.File.Fd()), &file), unix.Stat(a.Device.Path, &path))
+	d := a.Device
+	if d.Backing == "" || !d.IsDirectory() || file.Dev != unix.Mkdev(0, d.Minor) || path.Dev != file.Dev || path.Ino != file.Ino || a.Size < size {
+		t.Errorf("Attach returns %+v, size %d; File is %d on %#x, the path is %d on %#x", d, a.Size, file.Ino, file.Dev, path.Ino, path.Dev)
+	}
 }
 
 // attach is open with a closed device.
@@ -192,8 +232,13 @@ func (t *trial) wantHeld(want ...node.Device) {
 	}
 }
 
+// write writes to a device, or to a file, also to one in a directory.
 func write(path, text string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_SYNC, 0)
+	flags := os.O_WRONLY | unix.O_SYNC
+	if file, ok := inDirectory(path); ok {
+		path, flags = file, flags|os.O_CREATE
+	}
+	f, err := os.OpenFile(path, flags, 0o600)
 	if err != nil {
 		return err
 	}
@@ -204,8 +249,20 @@ func write(path, text string) error {
 	return f.Sync()
 }
 
+func inDirectory(path string) (file string, ok bool) {
+	info, err := os.Stat(path)
+	return filepath.Join(path, "data"), err == nil && info.IsDir()
+}
+
+// wantText reads what write has written. A volume without it has zeros.
 func (t *trial) wantText(path, want string) {
 	t.Helper()
+	if file, ok := inDirectory(path); ok {
+		path = file
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && strings.Trim(want, "\x00") == "" {
+			return
+		}
+	}
 	f := testkit.Value(os.Open(path))(t)
 	defer f.Close()
 	have := make([]byte, len(want))

@@ -34,10 +34,11 @@ func (e Entry) ReadOnly() bool {
 	return slices.Contains(e.Options, "ro") || slices.Contains(e.SuperOptions, "ro")
 }
 
-// IsOf reports whether this is a mount of a block device. File systems with an
-// anonymous device number, such as btrfs, are recognized by their source.
+// IsOf reports whether this is a mount of a block device, or of the file system
+// with an anonymous device number (major 0). File systems of a block device with
+// an anonymous device number, such as btrfs, are recognized by their source.
 func (e Entry) IsOf(path string, major, minor uint32) bool {
-	if e.Major != 0 {
+	if e.Major != 0 || major == 0 {
 		return e.Major == int(major) && e.Minor == int(minor)
 	}
 	if e.Source == path {
