@@ -36,6 +36,9 @@ const OnlineExt4Growth = "ext4-online-growth"
 // NVMeTarget is the kernel's NVMe target (nvmet) and initiator, loaded.
 const NVMeTarget = "nvme-target"
 
+// CephFS is the kernel's CephFS client, loaded.
+const CephFS = "cephfs"
+
 // History is the repository's history back to PreviousRelease.
 const History = "history"
 
@@ -55,6 +58,11 @@ func All() []Feature {
 		Reason:  "the kernel of the test machines has no NVMe over Fabrics",
 		Proved:  "the tests run in guests (test/vm/nvme)",
 		Present: hasNVMeTarget,
+	}, {
+		Name:    CephFS,
+		Reason:  "the kernel of the test machines has no CephFS",
+		Proved:  "the tests run in guests (test/vm/cephfs)",
+		Present: hasCephFS,
 	}, {
 		Name:       History,
 		Reason:     "a source archive or a shallow clone has no commit " + PreviousRelease,
@@ -106,6 +114,11 @@ func hasNVMeTarget() (bool, error) {
 		}
 	}
 	return true, nil
+}
+
+func hasCephFS() (bool, error) {
+	types, err := os.ReadFile("/proc/filesystems")
+	return strings.Contains(string(types), "\tceph\n"), err
 }
 
 // hasPreviousRelease reports whether git has the commit. It is absent too where git is

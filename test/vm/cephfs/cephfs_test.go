@@ -1,0 +1,293 @@
+package cephfs
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/test/soak"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/vm"
+	"github.com/cleatproject/cleat/test/vm/cephnet"
+)
+
+// TestCephFS boots two nodes for all tests.
+func TestCephFS(t *testing.T) {
+	r := newRig(t)
+	t.Run("each node", func(t *testing.T) {
+		for n := range r.nodes {
+			t.Run(fmt.Sprint(n), func(t *testing.T) {
+				t.Parallel()
+				if n == 1 {
+					r.tests(t, subtest{"errors", (*rig).testErrors}, subtest{"kills", (*rig).testKills}, subtest{"volume", (*rig).testVolume}, subtest{"snapshot", (*rig).testSnapshot})
+				}
+				if slices.Contains(soak.Pick(1, []int{0, 1}), n) {
+					vm.GoTest(t, r.nodes[n].Guest, "./node/cephfs", "-test.run=^TestSuite$", "-site="+sitePath)
+				}
+			})
+		}
+	})
+	r.tests(t, subtest{"shared", (*rig).testShared}, subtest{"fence", (*rig).testFence}, subtest{"takeover", (*rig).testTakeover}, subtest{"server", (*rig).testServer})
+	for n := range r.nodes {
+		r.in(t).wantNothing(n)
+	}
+}
+
+type subtest struct {
+	name string
+	run  func(*rig)
+}
+
+func (r *rig) tests(t *testing.T, all ...subtest) {
+	for _, s := range all {
+		t.Run(s.name, func(t *testing.T) {
+			begun := time.Now()
+			s.run(r.in(t))
+			fmt.Printf("REPORT: cephfs: %s took %.0f s\n", s.name, time.Since(begun).Seconds())
+		})
+	}
+}
+
+// testErrors: each mistake has its own error, and nothing shows the key.
+func (r *rig) testErrors() {
+	const n = 1
+	c := r.claim("errors")
+	other, wrong, noFS, closed := r.site, r.site, r.site, r.site
+	other.User = "other"
+	other.Key = testkit.Value(cluster.User(other.User, "mon", "allow r", "mds", "allow rw path=/volumes/other", "osd", "allow rw tag cephfs data="+fileSystem))(r)
+	wrong.Key = other.Key
+	noFS.FS = "missing"
+	closed.Monitors = closed.Monitors[:0:0]
+	for _, m := range r.site.Monitors {
+		closed.Monitors = append(closed.Monitors, netip.AddrPortFrom(m.Addr(), 1))
+	}
+	r.describe(n, "/run/other.json", other)
+	r.describe(n, "/run/wrong.json", wrong)
+	r.describe(n, "/run/fs.json", noFS)
+	r.describe(n, "/run/closed.json", closed)
+	missing := &claim{rig: r, name: "missing", path: c.path + "x"}
+	const bound = 20 * time.Second
+	missing.fails(n, bound, "stage", "not found")
+	c.fails(n, bound, "stage", "capabilities of client.other", "-site", "/run/other.json")
+	c.fails(n, bound, "stage", "refuses client.node", "-site", "/run/wrong.json")
+	c.fails(n, bound, "stage", "the file system does not exist", "-site", "/run/fs.json")
+	c.fails(n, bound, "stage", "has not answered", "-site", "/run/closed.json", "-timeout", "4s")
+	own := &claim{rig: r, name: "own", path: "/volumes/" + group + "/cleat-vol-0123456789abcdef0123456789abcdef/01234567-89ab-cdef-0123-456789abcdef"}
+	parent := &claim{rig: r, name: "parent", path: "/volumes/" + group}
+	parent.attach(n) // a directory without a quota
+	parent.run(n, "mkdir -p "+strings.TrimPrefix(own.path, parent.path+"/"))
+	own.fails(n, bound, "stage", "still being copied")
+	parent.detach(n)
+
+	c.attach(n)
+	k := r.nodes[n]
+	for _, files := range []string{"/proc/self/mountinfo", "/proc/keys", "/proc/*/cmdline", "/proc/*/environ", state + "/cephfs/cephfs.test/*.json"} {
+		if out, err := k.Try("sh", "-c", `cat `+files+` 2>/dev/null | grep -a -c -F "$0"`, r.site.Key); err == nil {
+			r.Errorf("the key is in %s: %s lines", files, out)
+		}
+	}
+	if keys := k.Read("/proc/keys"); strings.Contains(keys, "cleat/") {
+		r.Errorf("the kernel keeps a key in a keyring after the mount:\n%s", keys)
+	}
+	c.detach(n)
+	r.wantNothing(n)
+}
+
+// testVolume: quota, usage, growth, mount group, and a node whose state is lost.
+func (r *rig) testVolume() {
+	const n = 1
+	c := r.claim("volume")
+	c.flags = []string{"-group", "1234", "-flags", "noexec"}
+	c.attach(n)
+	if mode := c.run(n, "stat -c '%g %A' ."); mode != "1234 drwxrwsr-x" {
+		r.Errorf("the root has %s", mode)
+	}
+	if out := c.run(n, "grep ' '$PWD' ' /proc/self/mountinfo"); !strings.Contains(out, "noexec") {
+		r.Errorf("the mount flag is missing: %s", out)
+	}
+	c.run(n, "dd if=/dev/zero of=half bs=1M count=32 2>&1 && sync")
+	if _, err := r.nodes[n].Try("sh", "-c", "dd if=/dev/zero of="+c.target()+"/all bs=1M count=96"); err == nil || !strings.Contains(strings.ToLower(err.Error()), "quota exceeded") {
+		r.Errorf("writing more than the quota: %v", err)
+	}
+	c.run(n, "rm all && sync")
+	if df := c.run(n, "df -P -k . | awk 'END { print $2 }'"); df != fmt.Sprint(64<<10) {
+		r.Errorf("df shows %s KiB", df)
+	}
+	testkit.Value(cluster.Command("fs", "subvolume", "resize", fileSystem, c.name, fmt.Sprint(128*mib), "--group_name", group))(r)
+	if out := c.call(n, "expand", "-size", fmt.Sprint(128*mib)); out != fmt.Sprint(128*mib) {
+		r.Errorf("expand: %s", out)
+	}
+	if out := c.call(n, "stats"); !strings.Contains(out, fmt.Sprintf(`"Total":%d,"Used":%d`, 128*mib, 32*mib)) {
+		r.Errorf("stats: %s", out)
+	}
+	if out := c.call(n, "health"); out != "null" {
+		r.Errorf("health: %s", out)
+	}
+	r.nodes[n].Run("sh", "-c", "rm "+state+"/node.db && rm "+state+"/cephfs/cephfs.test/*.json")
+	c.detach(n)
+	r.wantNothing(n)
+}
+
+// testSnapshot: a directory in a snapshot is read only.
+func (r *rig) testSnapshot() {
+	const n = 1
+	c := r.claim("source")
+	c.attach(n)
+	c.run(n, "echo old > file && sync")
+	testkit.Value(cluster.Command("fs", "subvolume", "snapshot", "create", fileSystem, c.name, "s", "--group_name", group))(r)
+	c.run(n, "echo new > file")
+	inside := strings.TrimSpace(c.run(n, "ls .snap"))
+	root := strings.TrimPrefix(c.path, "/volumes/"+group+"/"+c.name)
+	for i, path := range []string{c.path + "/.snap/" + inside, "/volumes/" + group + "/" + c.name + "/.snap/s" + root} {
+		s := &claim{rig: r, name: fmt.Sprintf("snapshot%d", i), path: path}
+		s.fails(n, 20*time.Second, "stage", "ReadOnlyMany")
+		s.flags = []string{"-read-only"}
+		s.attach(n)
+		if text := s.run(n, "cat file"); text != "old" {
+			r.Errorf("the snapshot has %q", text)
+		}
+		if out, err := r.nodes[n].Try("touch", s.target()+"/file"); err == nil {
+			r.Errorf("a snapshot is writable: %s", out)
+		}
+		s.call(n, "stats")
+		s.detach(n)
+	}
+	c.detach(n)
+	r.wantNothing(n)
+}
+
+// testShared: both nodes read what the other has written.
+func (r *rig) testShared() {
+	c := r.claim("shared")
+	for n := range r.nodes {
+		c.attach(n)
+	}
+	var sums [2]string
+	for n := range r.nodes {
+		sums[n] = c.run(n, fmt.Sprintf("dd if=/dev/urandom of=file%d bs=64k count=64 2>/dev/null && sha256sum file%[1]d", n))
+	}
+	for n := range r.nodes {
+		if got := c.run(1-n, fmt.Sprintf("sha256sum file%d", n)); got != sums[n] {
+			r.Errorf("node %d reads %s, node %d wrote %s", 1-n, got, n, sums[n])
+		}
+	}
+	for n := range r.nodes {
+		c.detach(n)
+		r.wantNothing(n)
+	}
+}
+
+// testFence fences a client by the node's address, and another by its instance.
+func (r *rig) testFence() {
+	for n := range r.nodes {
+		c := r.claim(fmt.Sprintf("fenced%d", n))
+		c.attach(n)
+		entry := c.instance(n)
+		if n == 0 {
+			entry = cephnet.GuestAddress(n).String()
+		}
+		c.run(n, "(while echo x >> log; do sleep 0.1; done 2> /run/writer.err; echo ended >> /run/writer.err) > /dev/null 2>&1 < /dev/null &")
+		r.nodes[n].Await("the writer writes", func() bool { return c.run(n, "wc -c < log") != "0" })
+		begun := time.Now()
+		r.fence("add", entry)
+		r.nodes[n].Await("the writer fails", func() bool { return strings.Contains(r.nodes[n].Read("/run/writer.err"), "ended") })
+		failed := time.Since(begun)
+		r.nodes[n].Await("the node reports the fence", func() bool { return strings.Contains(c.call(n, "inspect"), "has fenced") })
+		reported := time.Since(begun)
+		if out := c.call(n, "health"); !strings.Contains(out, "DeviceLost") || !strings.Contains(out, "delete the pods") {
+			r.Errorf("health of a fenced volume: %s", out)
+		}
+		c.fails(n, 20*time.Second, "stats", "has fenced")
+		c.fails(n, 20*time.Second, "stage", "unstage the volume first")
+		r.fence("rm", entry)
+		if _, err := r.nodes[n].Try("sh", "-c", "echo y >> "+c.target()+"/log"); err == nil {
+			r.Error("a fenced mount writes after the fence was lifted")
+		}
+		begun = time.Now()
+		c.detach(n)
+		removed := time.Since(begun)
+		r.wantNothing(n)
+		c.attach(n)
+		c.run(n, "echo z >> log && sync")
+		c.detach(n)
+		fmt.Printf("REPORT: cephfs: fence of %s: the writer failed after %.1f s, the node reported it after %.1f s, unpublish and unstage took %.1f s\n", entry, failed.Seconds(), reported.Seconds(), removed.Seconds())
+	}
+}
+
+// testTakeover: node 0 is disconnected with writes that are not synced, and
+// fenced. Node 1 reads what was synced, and node 0 never writes again.
+func (r *rig) testTakeover() {
+	c := r.claim("takeover")
+	c.attach(0)
+	c.run(0, "echo synced > file && sync")
+	instance, address := c.instance(0), cephnet.GuestAddress(0).String()
+	r.nodes[0].Run("sh", "-c", "(exec >> "+c.target()+"/file; echo unsynced; sleep 1000) 2> /dev/null < /dev/null &")
+	cephnet.Disconnect(r.nodes[0], 0, true)
+	begun := time.Now()
+	r.fence("add", address)
+	r.fence("add", instance)
+	c.attach(1)
+	if text := c.run(1, "cat file"); text != "synced" {
+		r.Errorf("node 1 reads %q", text)
+	}
+	c.run(1, "echo taken > file && sync")
+	taken := time.Since(begun)
+	c.fails(0, 30*time.Second, "unstage", "still published", "-timeout", "4s")
+	cephnet.Disconnect(r.nodes[0], 0, false)
+	r.nodes[0].Await("node 0 knows that it is fenced", func() bool { return strings.Contains(c.call(0, "inspect"), "has fenced") })
+	if _, err := r.nodes[0].Try("sh", "-c", "echo late > "+c.target()+"/file"); err == nil {
+		r.Error("node 0 writes after it was fenced")
+	}
+	r.fence("rm", address) // the instance stays fenced
+	r.nodes[0].Run("killall", "sleep")
+	c.detach(0)
+	c.attach(0)
+	for n := range r.nodes {
+		if text := c.run(n, "cat file"); text != "taken" {
+			r.Errorf("node %d reads %q", n, text)
+		}
+		c.detach(n)
+		r.wantNothing(n)
+	}
+	fmt.Printf("REPORT: cephfs: takeover: the other node had written %.1f s after the fence began\n", taken.Seconds())
+}
+
+// testServer stops the metadata server. Calls answer within their bound, and all
+// goes on when it is back.
+func (r *rig) testServer() {
+	const n = 0
+	c := r.claim("server")
+	gone := r.claim("gone")
+	c.attach(n)
+	gone.attach(n)
+	gone.call(n, "unpublish")
+	c.run(n, "echo before > file && sync")
+	// Clients that end meanwhile do not return to the metadata server.
+	testkit.Value(cluster.Command("config", "set", "mds", "mds_reconnect_timeout", "15"))(r)
+	cluster.StopMDS()
+	const bound = 30 * time.Second
+	begun := time.Now()
+	if out := c.call(n, "inspect"); !strings.Contains(out, "unreachable") {
+		r.Errorf("inspect: %s", out)
+	}
+	if out := c.call(n, "health"); !strings.Contains(out, "StorageUnreachable") {
+		r.Errorf("health: %s", out)
+	}
+	c.fails(n, bound, "stats", "for the Ceph cluster")
+	gone.fails(n, bound, "unstage", "Ceph cluster", "-timeout", "4s")
+	fresh := &claim{rig: r, name: "fresh", path: "/volumes/" + group}
+	fresh.fails(n, bound, "stage", "", "-timeout", "4s")
+	without := time.Since(begun)
+	testkit.Must(r, cluster.StartMDS())
+	active := time.Since(begun)
+	if text := c.run(n, "cat file && echo after >> file && sync && cat file"); text != "before\nbefore\nafter" {
+		r.Errorf("the file has %q", text)
+	}
+	gone.call(n, "unstage")
+	c.detach(n)
+	r.wantNothing(n)
+	fmt.Printf("REPORT: cephfs: %.1f s of calls without a metadata server, which was active after %.1f s, all back after %.1f s\n", without.Seconds(), active.Seconds(), time.Since(begun).Seconds())
+}

@@ -1,0 +1,80 @@
+package cephfs
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/test/vm"
+)
+
+// killCase is a call that is killed at points, after other calls.
+type killCase struct {
+	call   string
+	before []string
+	points []string
+}
+
+func killCases() []killCase {
+	return []killCase{
+		{"stage", []string{"unpublish", "unstage"}, []string{"stage.recorded", "cephfs.recorded", "cephfs.mounted", "stage.attached", "mount.group-given", "mount.shown"}},
+		{"publish", []string{"stage", "unpublish"}, []string{"publish.recorded", "publish.target-made", "publish.bound"}},
+		{"expand", []string{"stage", "publish"}, []string{"expand.resized"}},
+		{"unpublish", []string{"stage", "publish"}, []string{"unpublish.unmounted", "unpublish.target-removed", "unpublish.recorded"}},
+		{"unstage", []string{"stage", "unpublish"}, []string{"unstage.unmounted", "cephfs.unmounted", "unstage.detached", "unstage.recorded"}},
+	}
+}
+
+// TestCrashPoints holds the list of kills to the code of node/cephfs.
+func TestCrashPoints(t *testing.T) {
+	var listed []string
+	for _, c := range killCases() {
+		listed = append(listed, slices.DeleteFunc(c.points, func(p string) bool { return !strings.HasPrefix(p, "cephfs.") })...)
+	}
+	slices.Sort(listed)
+	named := testkit.CrashPoints(t, "node", "cephfs")
+	if diff := cmp.Diff(slices.Compact(named), listed); diff != "" {
+		t.Errorf("crash points of the code (-) and of the kills (+):\n%s", diff)
+	}
+}
+
+// testKills kills the node service at every point. The next process continues:
+// no data is lost, and nothing is left of a volume after it is unstaged.
+func (r *rig) testKills() {
+	const n = 1
+	c := r.claim("kills")
+	c.attach(n)
+	c.run(n, "echo kept > file && sync")
+	c.flags = []string{"-group", "1234"}
+	c.detach(n)
+	for _, k := range killCases() {
+		for _, point := range k.points {
+			if point == "mount.group-given" {
+				c.flags[1] = "1235" // the group is given to what lacks it
+			}
+			for _, call := range k.before {
+				c.call(n, call)
+			}
+			argv := append([]string{"client", "-site", sitePath}, append(c.flags, k.call, c.name, c.path)...)
+			ctx := r.Context()
+			p := testkit.Value(r.nodes[n].Guest.Start(ctx, vm.Command{Env: []string{"CLEAT_CRASHPOINT=" + point + "=1"}, Argv: argv}))(r)
+			<-p.Done()
+			if p.Err() == nil || strings.Contains(p.Log(), "after") {
+				r.Fatalf("%s was not reached: %v %s", point, p.Err(), p.Log())
+			}
+			c.call(n, "held") // reconciles
+			if strings.HasPrefix(point, "unstage.") || strings.HasPrefix(point, "cephfs.") || strings.HasPrefix(point, "stage.") {
+				r.wantNothing(n)
+			}
+		}
+	}
+	c.attach(n)
+	if text := c.run(n, "cat file"); text != "kept" {
+		r.Errorf("the file has %q", text)
+	}
+	c.detach(n)
+	r.wantNothing(n)
+}
