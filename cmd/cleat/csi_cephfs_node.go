@@ -9,6 +9,7 @@ import (
 
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/node"
+	"github.com/cleatproject/cleat/node/cephfs"
 )
 
 // cephFSEngine keeps volumes as subvolumes of a CephFS file system.
@@ -43,5 +44,9 @@ func (e *cephFSEngine) describe() string {
 
 func (e *cephFSEngine) enforcesFences() bool { return true }
 
-// node attaches nothing yet: a stage is refused.
-func (e *cephFSEngine) node(context.Context, *csiServer, *node.Config) error { return nil }
+func (e *cephFSEngine) node(_ context.Context, d *csiServer, c *node.Config) error {
+	attacher := cephfs.New(cephfs.Config{Driver: d.driverName, Dir: d.StateDir, Clusters: e.clusters, Credentials: e.nodeCredentials()})
+	d.OnClose(attacher.Close)
+	c.Attachers = map[string]node.Attacher{cephfs.Protocol(): attacher}
+	return nil
+}

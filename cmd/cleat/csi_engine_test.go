@@ -17,6 +17,7 @@ import (
 	"github.com/cleatproject/cleat/csi"
 	"github.com/cleatproject/cleat/internal/cephconf"
 	"github.com/cleatproject/cleat/node"
+	"github.com/cleatproject/cleat/node/cephfs"
 	"github.com/cleatproject/cleat/node/nvme"
 	"github.com/cleatproject/cleat/node/rbd"
 	"github.com/cleatproject/cleat/test/testkit"
@@ -106,7 +107,7 @@ func TestDeploymentOfEngines(t *testing.T) {
 		attacher           node.Attacher
 	}{
 		"ceph":   {"", rbd.Protocol(), &rbd.Attacher{}},
-		"cephfs": {"ceph", "", nil},
+		"cephfs": {"ceph", cephfs.Protocol(), &cephfs.Attacher{}},
 	} {
 		ceph := testkit.Value(completed(t, "--engine="+engine, "--services=node", "--ceph-cluster=a"))(t)
 		want := csi.Deployment{Services: csi.Services{Node: true}, MultiNode: true, ControllerPublish: true, SharedFS: c.sharedFS}
@@ -122,7 +123,7 @@ func TestDeploymentOfEngines(t *testing.T) {
 		}
 		var config node.Config
 		testkit.Must(t, ceph.storage.node(t.Context(), ceph, &config))
-		if got := config.Attachers[c.protocol]; reflect.TypeOf(got) != reflect.TypeOf(c.attacher) {
+		if got := config.Attachers[c.protocol]; len(config.Attachers) != 1 || reflect.TypeOf(got) != reflect.TypeOf(c.attacher) {
 			t.Errorf("%s: attachers %v", engine, config.Attachers)
 		}
 	}
