@@ -18,8 +18,6 @@ import (
 )
 
 // cephfs is a directory of a CephFS file system, mounted by the kernel client.
-// Untested with a real cluster: the tests end at the kernel's failure to find a
-// monitor.
 type cephfs struct {
 	mounts   *Mounts
 	at       access.CephFS

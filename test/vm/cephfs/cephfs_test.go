@@ -30,7 +30,7 @@ func TestCephFS(t *testing.T) {
 			})
 		}
 	})
-	r.tests(t, subtest{"shared", (*rig).testShared}, subtest{"fence", (*rig).testFence}, subtest{"takeover", (*rig).testTakeover}, subtest{"server", (*rig).testServer})
+	r.tests(t, subtest{"dpu", (*rig).testDPU}, subtest{"shared", (*rig).testShared}, subtest{"fence", (*rig).testFence}, subtest{"takeover", (*rig).testTakeover}, subtest{"server", (*rig).testServer})
 	for n := range r.nodes {
 		r.in(t).wantNothing(n)
 	}

@@ -35,6 +35,9 @@ func TestMain(m *testing.M) {
 }
 
 func build(ctx context.Context, dir string) error {
+	if err := testkit.BuildTo(ctx, filepath.Join(dir, "mounter"), "./test/vm/dpu/mounter"); err != nil {
+		return err
+	}
 	return testkit.BuildTo(ctx, filepath.Join(dir, "client"), "./test/vm/cephfs/client", "-tags", "crashpoints")
 }
 

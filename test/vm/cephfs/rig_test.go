@@ -42,7 +42,7 @@ func newRig(t *testing.T) *rig {
 	slots := vm.ReserveSlots(t, len(r.nodes))
 	for n := range r.nodes {
 		s := spec(n)
-		s.Slots, s.Programs, s.Lifetime = slots, []string{cephnet.Program("client")}, 30*time.Minute
+		s.Slots, s.Programs, s.Lifetime = slots, []string{cephnet.Program("client"), cephnet.Program("mounter")}, 30*time.Minute
 		r.nodes[n] = kernel.Of(t, vm.Boot(t, s))
 		cephnet.Connect(r.nodes[n], n)
 		r.describe(n, sitePath, r.site)
