@@ -60,7 +60,7 @@ func (r fsRecord) source() volume.Source {
 	return volume.Source{Volume: r.FromVolume, Snapshot: r.FromSnap}
 }
 
-// decodeFS returns the record of the volume with a UUID; nil if there is none.
+// decodeFS returns the record of the volume with a UUID; nil if it does not exist.
 func decodeFS(text []byte, uuid string) (*fsRecord, error) {
 	if len(text) == 0 {
 		return nil, nil
