@@ -229,9 +229,11 @@ func (a *Attacher) remove(ctx context.Context, v directory, e mount.Entry) error
 	return nil
 }
 
-// flush writes the volume's data. A fenced client cannot: the unmount drops what
-// it has not written. umount2(2) with MNT_FORCE never drops it, which Linux 6.1
-// and 6.12 answer with a kernel BUG ("Busy inodes after unmount").
+// flush writes the volume's data. That of a fenced client fails at the unmount,
+// but succeeds, late, if the cluster has lifted the fence of its address and has
+// none of its instance. umount2(2) with MNT_FORCE would keep the data in memory,
+// which Linux 6.1 and 6.12 answer with a kernel BUG ("Busy inodes after
+// unmount").
 func (v directory) flush(ctx context.Context) error {
 	if v.isFenced(ctx) {
 		return nil
