@@ -72,7 +72,7 @@ func OpenFS(ctx context.Context, c FSConfig) (*FS, error) {
 		if closing := e.Close(ctx); closing != nil {
 			e.logger.Warn("connection to Ceph not closed", "err", closing)
 		}
-		return nil, fmt.Errorf("Ceph cluster %s: %w", c.Cluster.ID, err)
+		return nil, fmt.Errorf("open the file system of Ceph cluster %s: %w", c.Cluster.ID, err)
 	}
 	return e, nil
 }

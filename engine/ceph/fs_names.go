@@ -2,7 +2,6 @@ package ceph
 
 import (
 	"fmt"
-	"path"
 	"regexp"
 	"strconv"
 	"strings"
@@ -75,18 +74,6 @@ var uuidPattern = sync.OnceValue(func() *regexp.Regexp {
 })
 
 func withoutDashes(uuid string) string { return strings.ReplaceAll(uuid, "-", "") }
-
-// FSVolumeID returns the id of the volume with the content at a path of a file
-// system, or "" if the path is not that of a volume of this engine.
-func FSVolumeID(fs int64, content string) volume.ID {
-	dir, uuid := path.Split(content)
-	hash, own := strings.CutPrefix(path.Base(dir), volumePrefix)
-	id := volume.ID(fsID{fs: fs, hash: hash, uuid: withoutDashes(uuid)}.String())
-	if _, parsed := parseFSID(id); !own || !parsed || !uuidPattern().MatchString(uuid) {
-		return ""
-	}
-	return id
-}
 
 // parseSnapTime parses the attribute ceph.snap.btime, SECONDS.NANOSECONDS.
 func parseSnapTime(text string) (nanoseconds int64, err error) {
