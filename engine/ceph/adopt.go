@@ -45,11 +45,3 @@ func (e *Engine) adopt(id volume.ID, h handle) (*image, error) {
 	i.handle, i.record = id, &volumeRecord{Image: i.id, Name: string(journal[csiName]), Content: volume.Filesystem}
 	return i, nil
 }
-
-// notForeign refuses what only the owner of an adopted volume does.
-func notForeign(id volume.ID, what string) error {
-	if _, foreign := parseHandle(id); foreign {
-		return errs.Errorf(errs.Precondition, "volume %s belongs to ceph-csi; %s with ceph-csi", id, what)
-	}
-	return nil
-}

@@ -3,6 +3,7 @@
 package ceph
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -10,7 +11,6 @@ import (
 
 	"github.com/ceph/go-ceph/cephfs"
 
-	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/volume"
@@ -81,13 +81,7 @@ func snapTime(i *cephfs.MountInfo, path string) (int64, error) {
 // CreateSnapshot implements volume.Snapshots. A snapshot of a volume in use has
 // what its clients had written to the cluster.
 func (e *FS) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest) (volume.Snapshot, error) {
-	if err := newvolume.CheckName(req.Name); err != nil {
-		return volume.Snapshot{}, err
-	}
-	if err := checkSnapshotParameters(req.Parameters, e.cluster.ID); err != nil {
-		return volume.Snapshot{}, err
-	}
-	if err := notForeign(req.Source, "take snapshots of it"); err != nil {
+	if err := checkSnapshot(req, e.cluster.ID); err != nil {
 		return volume.Snapshot{}, err
 	}
 	source, own := parseFSID(req.Source)
@@ -99,17 +93,8 @@ func (e *FS) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest) (vo
 }
 
 func (e *FS) createSnapshot(req volume.SnapshotRequest) (volume.Snapshot, error) {
-	if s, ok := e.index.snapshotNamed(req.Name); ok {
-		snap, err := e.findSnapshot(s.ID)
-		if err == nil && s.Source != req.Source {
-			return volume.Snapshot{}, errs.Errorf(errs.Exists, "snapshot %s already has the name %s and is of volume %s", s.ID, errs.Quote(req.Name), s.Source)
-		}
-		if err == nil {
-			return e.snapshot(snap), nil
-		}
-		if errs.KindOf(err) != errs.NotFound {
-			return volume.Snapshot{}, err
-		}
+	if have, err := e.index.existingSnapshot(req, e.readSnapshot); have != nil || err != nil {
+		return *cmp.Or(have, &volume.Snapshot{}), err
 	}
 	s, err := e.find(req.Source)
 	if err != nil {
@@ -186,13 +171,15 @@ func (e *FS) deleteSnapshot(id volume.SnapshotID) error {
 
 // GetSnapshot implements volume.Snapshots.
 func (e *FS) GetSnapshot(ctx context.Context, id volume.SnapshotID) (volume.Snapshot, error) {
-	return call(ctx, e.Connection, "get snapshot "+errs.Quote(string(id)), func() (volume.Snapshot, error) {
-		s, err := e.findSnapshot(id)
-		if err != nil {
-			return volume.Snapshot{}, err
-		}
-		return e.snapshot(s), nil
-	})
+	return call(ctx, e.Connection, "get snapshot "+errs.Quote(string(id)), func() (volume.Snapshot, error) { return e.readSnapshot(id) })
+}
+
+func (e *FS) readSnapshot(id volume.SnapshotID) (volume.Snapshot, error) {
+	s, err := e.findSnapshot(id)
+	if err != nil {
+		return volume.Snapshot{}, err
+	}
+	return e.snapshot(s), nil
 }
 
 // ListSnapshots implements volume.Snapshots.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -53,3 +54,11 @@ const (
 	csiImageID      = "csi.imageid"
 	csiKMS          = "csi.volume.encryptKMS"
 )
+
+// notForeign refuses what only the owner of an adopted volume does.
+func notForeign(id volume.ID, what string) error {
+	if _, foreign := parseHandle(id); foreign {
+		return errs.Errorf(errs.Precondition, "volume %s belongs to ceph-csi; %s with ceph-csi", id, what)
+	}
+	return nil
+}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -71,6 +72,26 @@ func (x *index) snapshotNamed(name string) (volume.Snapshot, bool) {
 	defer x.mu.Unlock()
 	s, ok := x.snapshots[x.snapNames[name]]
 	return s, ok
+}
+
+// existingSnapshot returns the snapshot of an equal request, as read returns it;
+// nil: it does not exist. Exists: a snapshot of another volume has the name.
+func (x *index) existingSnapshot(req volume.SnapshotRequest, read func(volume.SnapshotID) (volume.Snapshot, error)) (*volume.Snapshot, error) {
+	listed, ok := x.snapshotNamed(req.Name)
+	if !ok {
+		return nil, nil
+	}
+	s, err := read(listed.ID)
+	switch {
+	case errs.KindOf(err) == errs.NotFound:
+		return nil, nil
+	case err == nil && s.Source != req.Source:
+		err = errs.Errorf(errs.Exists, "snapshot %s already has the name %s and is of volume %s", s.ID, errs.Quote(req.Name), s.Source)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &s, nil
 }
 
 func (x *index) list(after volume.ID, limit int) []volume.Volume {

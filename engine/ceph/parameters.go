@@ -1,11 +1,14 @@
 package ceph
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
 
+	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/volume"
 )
 
 // Parameters of a StorageClass, as in ceph-csi. Those that ceph-csi reads on
@@ -93,6 +96,11 @@ func (s *settings) set(key, value, cluster string, pools []string) (err error) {
 		return errs.Errorf(errs.Invalid, "parameter %s is not known; known are %s", errs.Quote(key), strings.Join(parameterKeys(), ", "))
 	}
 	return err
+}
+
+// checkSnapshot validates a request for a snapshot but for its source.
+func checkSnapshot(req volume.SnapshotRequest, cluster string) error {
+	return cmp.Or(newvolume.CheckName(req.Name), checkSnapshotParameters(req.Parameters, cluster), notForeign(req.Source, "take snapshots of it"))
 }
 
 // checkSnapshotParameters validates those of a VolumeSnapshotClass, as

@@ -3,12 +3,12 @@
 package ceph
 
 import (
+	"cmp"
 	"context"
 	"syscall"
 
 	"github.com/ceph/go-ceph/rbd"
 
-	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/volume"
@@ -20,13 +20,7 @@ const maxSnapshots = 450
 // CreateSnapshot implements volume.Snapshots. A snapshot of a volume in use is
 // crash-consistent.
 func (e *Engine) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest) (volume.Snapshot, error) {
-	if err := newvolume.CheckName(req.Name); err != nil {
-		return volume.Snapshot{}, err
-	}
-	if err := checkSnapshotParameters(req.Parameters, e.cluster.ID); err != nil {
-		return volume.Snapshot{}, err
-	}
-	if err := notForeign(req.Source, "take snapshots of it"); err != nil {
+	if err := checkSnapshot(req, e.cluster.ID); err != nil {
 		return volume.Snapshot{}, err
 	}
 	source, own := parseVolumeID(req.Source)
@@ -38,17 +32,8 @@ func (e *Engine) CreateSnapshot(ctx context.Context, req volume.SnapshotRequest)
 }
 
 func (e *Engine) createSnapshot(req volume.SnapshotRequest) (volume.Snapshot, error) {
-	if s, ok := e.index.snapshotNamed(req.Name); ok {
-		i, snap, err := e.findSnapshot(s.ID)
-		if err == nil && s.Source != req.Source {
-			return volume.Snapshot{}, errs.Errorf(errs.Exists, "snapshot %s already has the name %s and is of volume %s", s.ID, errs.Quote(req.Name), s.Source)
-		}
-		if err == nil {
-			return i.snapshot(snap), nil
-		}
-		if errs.KindOf(err) != errs.NotFound {
-			return volume.Snapshot{}, err
-		}
+	if have, err := e.index.existingSnapshot(req, e.readSnapshot); have != nil || err != nil {
+		return *cmp.Or(have, &volume.Snapshot{}), err
 	}
 	i, err := e.find(req.Source)
 	if err != nil {
@@ -123,13 +108,15 @@ func (e *Engine) deleteSnapshot(id volume.SnapshotID) error {
 
 // GetSnapshot implements volume.Snapshots.
 func (e *Engine) GetSnapshot(ctx context.Context, id volume.SnapshotID) (volume.Snapshot, error) {
-	return call(ctx, e.Connection, "get snapshot "+errs.Quote(string(id)), func() (volume.Snapshot, error) {
-		i, s, err := e.findSnapshot(id)
-		if err != nil {
-			return volume.Snapshot{}, err
-		}
-		return i.snapshot(s), nil
-	})
+	return call(ctx, e.Connection, "get snapshot "+errs.Quote(string(id)), func() (volume.Snapshot, error) { return e.readSnapshot(id) })
+}
+
+func (e *Engine) readSnapshot(id volume.SnapshotID) (volume.Snapshot, error) {
+	i, s, err := e.findSnapshot(id)
+	if err != nil {
+		return volume.Snapshot{}, err
+	}
+	return i.snapshot(s), nil
 }
 
 // ListSnapshots implements volume.Snapshots.
