@@ -23,6 +23,7 @@ import (
 type Connection struct {
 	cluster cephconf.Cluster
 	rados   *rados.Conn
+	manager managerConn
 	pools   []*pool // the first one also has the state of the controller
 	logger  *slog.Logger
 	release func() // ends the use of rados by others, before its shutdown; nil: none
@@ -33,6 +34,21 @@ type Connection struct {
 	instances []string // client instances that the next controller would fence
 	closed    bool
 	running   sync.WaitGroup // calls into the libraries
+}
+
+// managerConn is a connection for commands to the manager. These have no
+// timeout: after one librados writes a late answer to memory that it has freed,
+// and the command is executed although its locks are released. The manager
+// executes one at a time, so that one thread waits for it.
+type managerConn struct {
+	mu    sync.Mutex
+	rados *rados.Conn
+}
+
+func (m *managerConn) command(json []byte) ([]byte, string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.rados.MgrCommand([][]byte{json})
 }
 
 // pool is a pool, in one namespace.
@@ -46,8 +62,8 @@ type pool struct {
 
 const trashObject = "rbd_trash" // of librbd
 
-// options of librados, in seconds. They bound every call, also one whose caller
-// is gone.
+// options of librados, in seconds. They bound every call but commands to the
+// manager, also one whose caller is gone.
 var options = map[string]string{
 	"client_mount_timeout": "10",
 	"rados_mon_op_timeout": "15",
@@ -81,18 +97,36 @@ func connect(ctx context.Context, cluster cephconf.Cluster, user cephconf.Creden
 }
 
 func (c *Connection) dial(user cephconf.Credentials) (err error) {
-	if c.rados, err = rados.NewConnWithUser(user.User); err != nil {
-		return explain(err, "prepare a connection to Ceph")
+	if c.rados, err = c.dialAs(user, nil); err != nil {
+		return err
+	}
+	c.manager.rados, err = c.dialAs(user, map[string]string{"rados_mon_op_timeout": "0"})
+	return err
+}
+
+// dialAs returns a connection with further options.
+func (c *Connection) dialAs(user cephconf.Credentials, further map[string]string) (*rados.Conn, error) {
+	conn, err := rados.NewConnWithUser(user.User)
+	if err != nil {
+		return nil, explain(err, "prepare a connection to Ceph")
 	}
 	settings := map[string]string{"mon_host": strings.Join(c.cluster.Monitors, ","), "key": user.Key}
-	for _, set := range []map[string]string{options, settings} {
+	for _, set := range []map[string]string{options, settings, further} {
 		for name, value := range set {
-			if err := c.rados.SetConfigOption(name, value); err != nil {
-				return explain(err, "set option %s of librados", name)
+			if err := conn.SetConfigOption(name, value); err != nil {
+				return nil, explain(err, "set option %s of librados", name)
 			}
 		}
 	}
-	err = c.rados.Connect()
+	if err := c.connected(user, conn.Connect()); err != nil {
+		conn.Shutdown()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// connected explains the error of a connection attempt.
+func (c *Connection) connected(user cephconf.Credentials, err error) error {
 	switch {
 	case is(err, unix.EACCES, unix.EPERM, unix.EINVAL, unix.ENOENT):
 		return errs.Errorf(errs.Unauthenticated, "Ceph cluster %s does not accept the key of user %s; check the Secret of the controller: %w", c.cluster.ID, user, plain(err))
@@ -135,8 +169,10 @@ func (c *Connection) shutdown() {
 	for _, p := range c.pools {
 		p.io.Destroy()
 	}
-	if c.rados != nil {
-		c.rados.Shutdown()
+	for _, conn := range []*rados.Conn{c.manager.rados, c.rados} {
+		if conn != nil {
+			conn.Shutdown()
+		}
 	}
 }
 
@@ -244,7 +280,7 @@ func (c *Connection) PGCommand(ctx context.Context, pg string, json []byte) ([]b
 }
 
 func (c *Connection) mgrCommand(json []byte) ([]byte, error) {
-	out, status, err := c.rados.MgrCommand([][]byte{json})
+	out, status, err := c.manager.command(json)
 	return out, commandError(err, status, "command %s to the manager", json)
 }
 

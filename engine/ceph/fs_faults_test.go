@@ -1,0 +1,49 @@
+//go:build ceph
+
+package ceph
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/test/testkit"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// their deadlines, and the manager's late answers do no harm.
+func TestFSManagerHangs(t *testing.T) {
+	const timeout = "rados_mon_op_timeout"
+	before := options[timeout]
+	options[timeout] = "1"
+	e := openFS(t, fsConfig(t))
+	options[timeout] = before
+	var pid int
+	text := testkit.Value(os.ReadFile(path.Join(path.Dir(shared.Conf()), "run", "mgr.x.pid")))(t)
+	testkit.Value(fmt.Sscan(string(text), &pid))(t)
+	testkit.Must(t, syscall.Kill(pid, syscall.SIGSTOP))
+	restore := sync.OnceFunc(func() { testkit.Must(t, syscall.Kill(pid, syscall.SIGCONT)) })
+	defer restore()
+	ctx, cancel := context.WithTimeout(testkit.Context(t), 4*time.Second)
+	defer cancel()
+	var all sync.WaitGroup
+	for n := range 8 {
+		all.Go(func() {
+			_, err := e.Create(ctx, fsRequest(fmt.Sprint("v", n), volume.Source{}))
+			wantKind(t, err, "Create while the manager hangs", errs.Unavailable)
+		})
+	}
+	all.Wait()
+	restore()
+	for n := range 8 {
+		v := testkit.Value(e.Create(testkit.Context(t), fsRequest(fmt.Sprint("v", n), volume.Source{})))(t)
+		testkit.Must(t, e.Delete(testkit.Context(t), v.ID))
+	}
+	wantNoSubvolumes(t, e)
+}
