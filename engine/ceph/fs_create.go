@@ -41,7 +41,7 @@ func sourceHash(s volume.Source) string {
 	return snap.volume
 }
 
-func (e *FS) create(ctx context.Context, p fsPlan) (volume.Volume, error) {
+func (e *FS) create(ctx context.Context, p fsPlan) (v volume.Volume, err error) {
 	name := imageName(hash(p.Name))
 	found, err := e.mount.inspect(name)
 	if ignoreMissing(err) != nil {
@@ -74,6 +74,11 @@ func (e *FS) create(ctx context.Context, p fsPlan) (volume.Volume, error) {
 	case from == nil:
 		err = whileBusy(ctx, func() error { return e.manager.make(name, size, p.settings.pool) })
 	default:
+		defer func() {
+			if err != nil && from.content.Snap == "" { // no repeat has to follow
+				e.copies.add(copyJob{target: name, from: from.content.Dir, snap: cloneSnapName(hash(p.Name))})
+			}
+		}()
 		record.Copy, err = e.startCopy(ctx, from, p, size)
 	}
 	if err != nil {

@@ -47,3 +47,16 @@ func TestFSManagerHangs(t *testing.T) {
 	}
 	wantNoSubvolumes(t, e)
 }
+
+// A copy that cannot begin leaves nothing in its source.
+func TestFSCopyDoesNotBegin(t *testing.T) {
+	t.Parallel()
+	e := openFS(t, fsConfig(t))
+	v := makeFS(t, e, fsRequest("v", volume.Source{}))
+	req := fsRequest("copy", volume.Source{Volume: v.ID})
+	req.Parameters = map[string]string{keyPool: "nosuch"}
+	_, err := e.Create(testkit.Context(t), req)
+	wantKind(t, err, "Create of a copy in a pool that does not exist", errs.Invalid)
+	testkit.Must(t, e.Delete(testkit.Context(t), v.ID))
+	wantNoSubvolumes(t, e)
+}
