@@ -62,6 +62,9 @@ func (e *FS) create(ctx context.Context, p fsPlan) (v volume.Volume, err error) 
 		if err := e.manager.remove(name); err != nil {
 			return volume.Volume{}, err
 		}
+		if err := e.mount.removeUnfinished(name); err != nil {
+			return volume.Volume{}, err
+		}
 	}
 	record := fsRecord{
 		Name: p.Name, Created: time.Now().UTC(), FromVolume: p.Source.Volume, FromSnap: p.Source.Snapshot,
@@ -93,6 +96,9 @@ func (e *FS) finish(p fsPlan, name string, r fsRecord) (volume.Volume, error) {
 	s, err := e.mount.inspect(name)
 	if err != nil {
 		return volume.Volume{}, err
+	}
+	if s.uuid == "" || s.isUnclear {
+		return volume.Volume{}, errs.Errorf(errs.Busy, "subvolume %s does not have one directory for its content: Ceph's manager was killed during its creation, or it was removed; repeat the call", name)
 	}
 	r.UUID = s.uuid
 	if err := e.mount.setRecord(name, r); err != nil {

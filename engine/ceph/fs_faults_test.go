@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -59,4 +60,36 @@ func TestFSCopyDoesNotBegin(t *testing.T) {
 	wantKind(t, err, "Create of a copy in a pool that does not exist", errs.Invalid)
 	testkit.Must(t, e.Delete(testkit.Context(t), v.ID))
 	wantNoSubvolumes(t, e)
+}
+
+// it knows nothing later.
+func TestFSManagerWasKilled(t *testing.T) {
+	t.Parallel()
+	e := openFS(t, fsConfig(t))
+	ctx := testkit.Context(t)
+	name := imageName(hash("v"))
+	for _, retained := range []bool{false, true} {
+		var s volume.Snapshot
+		if retained {
+			v := makeFS(t, e, fsRequest("v", volume.Source{}))
+			s = fsSnap(t, e, "s", v.ID)
+			testkit.Must(t, e.Delete(ctx, v.ID))
+		} else {
+			testkit.Must(t, shared.files.MakeDir(path.Join(e.root, name), 0o755))
+		}
+		for n := range 3 {
+			testkit.Must(t, shared.files.MakeDir(path.Join(e.root, name, fmt.Sprintf("bc97a497-3114-492f-9f44-d2b1f271b4e%d", n)), 0o777))
+		}
+		v := testkit.Value(e.Create(ctx, fsRequest("v", volume.Source{})))(t)
+		out := testkit.Value(shared.Command("fs", "subvolume", "getpath", testFS, name, "--group_name", e.manager.group))(t)
+		if got := strings.TrimSpace(out); got != pathOf(v) {
+			t.Errorf("the volume is at %s, its subvolume at %s", pathOf(v), got)
+		}
+		testkit.Must(t, e.Delete(ctx, v.ID))
+		wantKind(t, testkit.Err(e.Get(ctx, v.ID)), "Get of the deleted volume", errs.NotFound)
+		if retained {
+			testkit.Must(t, e.DeleteSnapshot(ctx, s.ID))
+		}
+		wantNoSubvolumes(t, e)
+	}
 }

@@ -64,7 +64,12 @@ func (m fsManager) remove(name string) error {
 	if ignoreMissing(err) != nil {
 		return err
 	}
-	_, err = m.do("subvolume rm", map[string]any{"sub_name": name, "force": true, "retain_snapshots": true})
+	args := map[string]any{"sub_name": name, "force": true, "retain_snapshots": true}
+	_, err = m.do("subvolume rm", args)
+	if is(err, syscall.EINVAL) { // a manager that was killed had not written its metadata yet
+		delete(args, "retain_snapshots")
+		_, err = m.do("subvolume rm", args)
+	}
 	return ignoreMissing(err)
 }
 

@@ -120,10 +120,13 @@ func (m *fsMount) close() {
 
 // subvolume is what the cluster says of a subvolume at one moment.
 type subvolume struct {
-	name   string
-	uuid   string // empty: removed, only snapshots are left
-	size   int64  // quota in bytes; 0: none yet
-	record *fsRecord
+	name string
+	uuid string // empty: removed, only snapshots are left
+	// isUnclear: there are several such directories, of creations that a killed
+	// manager did not finish.
+	isUnclear bool
+	size      int64 // quota in bytes; 0: none yet
+	record    *fsRecord
 	// Attributes of its snapshots, by the hashes of their names.
 	snapRecords map[string]fsSnapRecord
 }
@@ -176,8 +179,9 @@ func (s *subvolume) load(i *cephfs.MountInfo) error {
 	if err != nil {
 		return err
 	}
-	if n := slices.IndexFunc(entries, uuidPattern().MatchString); n >= 0 {
-		s.uuid = entries[n]
+	entries = slices.DeleteFunc(entries, func(name string) bool { return !uuidPattern().MatchString(name) })
+	if len(entries) > 0 {
+		s.uuid, s.isUnclear = entries[0], len(entries) > 1
 		if s.size, err = number(i, s.content(), "ceph.quota.max_bytes"); err != nil {
 			return err
 		}
@@ -216,6 +220,20 @@ func (m *fsMount) set(name, key, value string) error {
 	return m.use(func(i *cephfs.MountInfo) error {
 		return explain(i.SetXattr("/"+name, key, []byte(value), cephfs.XattrDefault), "record %s of subvolume %s", key, name)
 	})
+}
+
+// removeUnfinished removes the empty directories that killed managers created in
+// a subvolume without content.
+func (m *fsMount) removeUnfinished(name string) error {
+	return ignoreMissing(m.use(func(i *cephfs.MountInfo) error {
+		entries, err := list(i, "/"+name)
+		for _, entry := range entries {
+			if err == nil && uuidPattern().MatchString(entry) {
+				err = i.RemoveDir("/" + name + "/" + entry)
+			}
+		}
+		return explain(err, "remove unfinished directories of subvolume %s", name)
+	}))
 }
 
 // used returns the bytes of the files below a directory, as far as the metadata
