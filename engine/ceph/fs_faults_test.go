@@ -93,3 +93,28 @@ func TestFSManagerWasKilled(t *testing.T) {
 		wantNoSubvolumes(t, e)
 	}
 }
+
+// A volume can be read while its snapshots are deleted.
+func TestFSGetDuringDeleteSnapshot(t *testing.T) {
+	t.Parallel()
+	e := openFS(t, fsConfig(t))
+	v := makeFS(t, e, fsRequest("v", volume.Source{}))
+	ctx, cancel := context.WithCancel(testkit.Context(t))
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := e.Get(ctx, v.ID); err != nil && ctx.Err() == nil {
+					t.Errorf("Get: %v", err)
+					return
+				}
+			}
+		})
+	}
+	for n := range 20 {
+		s := fsSnap(t, e, fmt.Sprint("s", n), v.ID)
+		testkit.Must(t, e.DeleteSnapshot(testkit.Context(t), s.ID))
+	}
+	cancel()
+	all.Wait()
+}

@@ -196,6 +196,9 @@ func (s *subvolume) load(i *cephfs.MountInfo) error {
 			continue
 		}
 		text, err := i.GetXattr(s.path(), key)
+		if is(err, syscall.ENODATA) {
+			continue // the snapshot has just been removed
+		}
 		if err != nil {
 			return err
 		}
