@@ -152,3 +152,37 @@ func TestFSFenceIsDenied(t *testing.T) {
 	}
 	testkit.Must(t, e.Delete(context.WithoutCancel(t.Context()), v.ID))
 }
+
+// A fence waits for a metadata server that gets new OSD maps late: until then
+// that one lets fenced clients in.
+func TestFSFenceOfSlowServer(t *testing.T) {
+	e := openFS(t, fsConfig(t))
+	r := assembleFences(t, e, func(f *blocklist.Fencer) volume.Fencer { return NewFSFencer(e, f) })
+	t.Cleanup(func() { testkit.Value(shared.Command("osd", "blocklist", "clear"))(t) })
+	server := func(command string) (out []byte) {
+		testkit.Must(t, e.mount.use(func(i *cephfs.MountInfo) (err error) {
+			out, _, err = i.MdsCommand("a", [][]byte{[]byte(command)})
+			return err
+		}))
+		return out
+	}
+	set := func(key, value string) {
+		server(fmt.Sprintf(`{"prefix":"config set","var":%q,"val":[%q]}`, key, value))
+	}
+	set("ms_inject_delay_max", "5")
+	set("ms_inject_delay_probability", "1")
+	set("ms_inject_delay_type", "mon")
+	defer func() {
+		set("ms_inject_delay_type", "")
+		set("ms_inject_delay_probability", "0")
+	}()
+	shared.StopMon() // the delays are for new connections
+	testkit.Must(t, shared.StartMon())
+	for _, block := range []string{"198.51.100.21/32", "198.51.100.22/32", "198.51.100.23/32"} {
+		before := testkit.Value(parseEpoch([]byte(testkit.Value(shared.Command("osd", "stat", "--format", "json"))(t)), "epoch"))(t)
+		testkit.Must(t, r.fence(block))
+		if have := testkit.Value(parseEpoch(server(`{"prefix":"status","format":"json"}`), "osdmap_epoch"))(t); have <= before {
+			t.Errorf("the fence of %s is after OSD map %d, and mds.a has %d", block, before, have)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cleatproject/cleat/engine/ceph/blocklist"
@@ -69,6 +70,18 @@ func parseServers(text []byte, fs string) ([]mdsServer, error) {
 		return all, nil
 	}
 	return nil, errs.Errorf(errs.Unavailable, "file system %s has no metadata servers", errs.Quote(fs))
+}
+
+// parseEpoch returns the number with a key in the output of "osd stat" or of
+// the status of a metadata server.
+func parseEpoch(text []byte, key string) (uint64, error) {
+	var out map[string]json.RawMessage
+	err := json.Unmarshal(text, &out)
+	epoch, err2 := strconv.ParseUint(string(out[key]), 10, 64)
+	if err := cmp.Or(err, err2); err != nil {
+		return 0, errs.Errorf(errs.Internal, "the epoch of an OSD map, %s, is unknown: %w", key, err)
+	}
+	return epoch, nil
 }
 
 // fsSession is the session of a client with a metadata server.

@@ -5,6 +5,7 @@ package ceph
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -30,21 +31,14 @@ func (e *FS) sessions() (all []fsSession, err error) {
 }
 
 func (e *FS) sessionsBy(i *cephfs.MountInfo) (all []fsSession, err error) {
-	out, status, err := e.rados.MonCommand([]byte(`{"prefix":"fs dump","format":"json"}`))
-	if err != nil {
-		return nil, commandError(err, status, "list the metadata servers")
-	}
-	servers, err := parseServers(out, e.name)
+	servers, err := e.servers()
 	if err != nil {
 		return nil, err
 	}
 	for _, server := range servers {
-		out, status, err := i.MdsCommand(server.Name, [][]byte{[]byte(`{"prefix":"session ls","format":"json"}`)})
-		if is(err, syscall.EACCES, syscall.EPERM) {
-			return nil, errs.Errorf(errs.Denied, "list the sessions of mds.%s: %w: the Ceph user of the controller needs the capability mds 'allow *'", server.Name, plain(err))
-		}
+		out, err := server.command(i, "session ls")
 		if err != nil {
-			return nil, commandError(err, status, "list the sessions of mds.%s", server.Name)
+			return nil, err
 		}
 		list, err := parseSessions(out, server)
 		if err != nil {
@@ -53,6 +47,73 @@ func (e *FS) sessionsBy(i *cephfs.MountInfo) (all []fsSession, err error) {
 		all = append(all, list...)
 	}
 	return all, nil
+}
+
+func (e *FS) servers() ([]mdsServer, error) {
+	out, status, err := e.rados.MonCommand([]byte(`{"prefix":"fs dump","format":"json"}`))
+	if err != nil {
+		return nil, commandError(err, status, "list the metadata servers")
+	}
+	return parseServers(out, e.name)
+}
+
+// command runs a command of the metadata server.
+func (s mdsServer) command(i *cephfs.MountInfo, prefix string) ([]byte, error) {
+	out, status, err := i.MdsCommand(s.Name, [][]byte{fmt.Appendf(nil, `{"prefix":%q,"format":"json"}`, prefix)})
+	if is(err, syscall.EACCES, syscall.EPERM) {
+		return nil, errs.Errorf(errs.Denied, "%s of mds.%s: %w: the Ceph user of the controller needs the capability mds 'allow *'", prefix, s.Name, plain(err))
+	}
+	return out, commandError(err, status, "%s of mds.%s", prefix, s.Name)
+}
+
+// waitForMap waits until all metadata servers have the OSD map that the monitors
+// have now: with an older one they still let a fenced client in.
+func (e *FS) waitForMap(ctx context.Context) error {
+	out, status, err := e.rados.MonCommand([]byte(`{"prefix":"osd stat","format":"json"}`))
+	if err != nil {
+		return commandError(err, status, "read the epoch of the OSD map")
+	}
+	want, err := parseEpoch(out, "epoch")
+	if err != nil {
+		return err
+	}
+	ticker := time.NewTicker(sessionInterval)
+	defer ticker.Stop()
+	for {
+		late, err := e.lateServer(want)
+		if err != nil || late == "" {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errs.Errorf(errs.Unavailable, "%s does not have OSD map %d yet, and can let fenced clients in: %w", late, want, ctx.Err())
+		case <-ticker.C:
+		}
+	}
+}
+
+// lateServer returns a metadata server with a map before an epoch; "" if there
+// is no such server.
+func (e *FS) lateServer(epoch uint64) (late string, err error) {
+	err = e.mount.use(func(i *cephfs.MountInfo) error {
+		late = ""
+		servers, err := e.servers()
+		for _, s := range servers {
+			out, err := s.command(i, "status")
+			if err != nil {
+				return err
+			}
+			have, err := parseEpoch(out, "osdmap_epoch")
+			if err != nil {
+				return err
+			}
+			if have < epoch {
+				late = "mds." + s.Name
+			}
+		}
+		return err
+	})
+	return late, err
 }
 
 // recordMount records the client instance of a new mount, for the next
@@ -131,6 +192,9 @@ func NewFSFencer(fs *FS, f *blocklist.Fencer) *FSFencer { return &FSFencer{Fence
 // Sessions implements volume.Fencer.
 func (f *FSFencer) Sessions(ctx context.Context, blocks []netip.Prefix) ([]volume.Session, error) {
 	return call(ctx, f.fs.Connection, "list the sessions of fenced clients", func() (found []volume.Session, err error) {
+		if err := f.fs.waitForMap(ctx); err != nil {
+			return nil, err
+		}
 		all, err := f.fs.sessions()
 		for _, s := range all {
 			if slices.ContainsFunc(blocks, func(b netip.Prefix) bool { return b.Contains(s.Client.Addr) }) {
