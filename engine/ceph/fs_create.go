@@ -191,14 +191,16 @@ func (p fsPlan) explainPool(err error) error {
 	return err
 }
 
-const busyInterval = 50 * time.Millisecond
+const (
+	busyInterval    = 50 * time.Millisecond // doubles up to
+	maxBusyInterval = time.Second
+)
 
 // whileBusy repeats a command of the manager while the removal of the files of
-// an earlier volume of the name, or the end of a copy, prevents it.
+// an earlier volume of the name, or the end of a copy, prevents it. Since Squid
+// the manager also refuses copies while it makes as many as it can.
 func whileBusy(ctx context.Context, command func() error) error {
-	ticker := time.NewTicker(busyInterval)
-	defer ticker.Stop()
-	for {
+	for interval := busyInterval; ; interval = min(2*interval, maxBusyInterval) {
 		err := command()
 		if !is(err, syscall.EAGAIN) {
 			return err
@@ -206,7 +208,7 @@ func whileBusy(ctx context.Context, command func() error) error {
 		select {
 		case <-ctx.Done():
 			return err
-		case <-ticker.C:
+		case <-time.After(interval):
 		}
 	}
 }

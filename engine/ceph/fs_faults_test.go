@@ -4,6 +4,7 @@ package ceph
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -11,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cleatproject/cleat/errs"
@@ -117,4 +119,20 @@ func TestFSGetDuringDeleteSnapshot(t *testing.T) {
 	}
 	cancel()
 	all.Wait()
+}
+
+// A copy that waits for others, which can take hours, does not load the manager.
+func TestFSWhileBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		calls := 0
+		err := whileBusy(ctx, func() error {
+			calls++
+			return syscall.EAGAIN
+		})
+		if !errors.Is(err, syscall.EAGAIN) || calls > 70 {
+			t.Errorf("%d calls in a minute, then %v", calls, err)
+		}
+	})
 }
