@@ -136,3 +136,20 @@ func TestFSWhileBusy(t *testing.T) {
 		}
 	})
 }
+
+// A client that has just mounted a volume is known to a fence.
+func TestFSWatchersAreNew(t *testing.T) {
+	t.Parallel()
+	e := openFS(t, fsConfig(t))
+	v := makeFS(t, e, fsRequest("v", volume.Source{}))
+	for range 3 {
+		if got := testkit.Value(e.Watchers(testkit.Context(t), v.ID))(t); len(got) > 0 {
+			t.Errorf("clients of a volume that is not mounted: %+v", got)
+		}
+		end := mountFS(t, v)
+		if got := testkit.Value(e.Watchers(testkit.Context(t), v.ID))(t); len(got) != 1 {
+			t.Errorf("clients of a mounted volume: %+v", got)
+		}
+		end()
+	}
+}

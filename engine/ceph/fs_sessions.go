@@ -132,20 +132,20 @@ func (e *FS) recordMount(i *cephfs.MountInfo) {
 	}
 }
 
-// sessionCache spares one list for each volume.
+// sessionCache spares one list for each volume: calls that wait for a list share
+// the next one.
 type sessionCache struct {
 	mu   sync.Mutex
 	last time.Time // when the list was begun
 	all  []fsSession
 }
 
-// cacheTime is shorter than it takes from a grant to a mount.
-const cacheTime = 500 * time.Millisecond
-
+// list returns a list that was begun after the call.
 func (c *sessionCache) list(e *FS) ([]fsSession, error) {
+	called := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if time.Since(c.last) < cacheTime {
+	if c.last.After(called) {
 		return c.all, nil
 	}
 	begun := time.Now()
