@@ -137,6 +137,8 @@ func TestFSUnreachableMetadata(t *testing.T) {
 	req := fsRequest("during the outage", volume.Source{})
 	restore := sync.OnceFunc(func() { testkit.Must(t, shared.StartMDS()) })
 	defer restore()
+	// TestFence expects no entries; the monitors add the server that was killed.
+	t.Cleanup(func() { testkit.Value(shared.Command("osd", "blocklist", "clear"))(t) })
 	testkit.Must(t, shared.StopMDS())
 	testkit.EventuallyNil(t, "health reports it", func() error {
 		all, err := e.VolumeHealth(testkit.Context(t), v.ID)
