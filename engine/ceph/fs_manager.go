@@ -49,9 +49,11 @@ func (m fsManager) make(name string, size int64, pool string) error {
 	return err
 }
 
-// grow enlarges a subvolume to a size in bytes.
+// grow enlarges a subvolume, whose quota the caller has read, to a size in bytes.
+// Not with no_shrink: that compares the size with the usage instead of the quota,
+// and clients enforce a quota late.
 func (m fsManager) grow(name string, size int64) error {
-	_, err := m.do("subvolume resize", map[string]any{"sub_name": name, "new_size": fmt.Sprint(size), "no_shrink": true})
+	_, err := m.do("subvolume resize", map[string]any{"sub_name": name, "new_size": fmt.Sprint(size)})
 	return err
 }
 

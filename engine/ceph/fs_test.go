@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ceph/go-ceph/cephfs"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cleatproject/cleat/errs"
@@ -401,4 +402,30 @@ func TestFSTakeOver(t *testing.T) {
 	wantFile(t, v, "file", "kept")
 	testkit.Must(t, next.Delete(ctx, v.ID))
 	wantNoSubvolumes(t, next)
+}
+
+// Clients enforce a quota late: a volume can have more than its size, and so can
+// its copies.
+func TestFSMoreThanItsQuota(t *testing.T) {
+	t.Parallel()
+	e := openFS(t, fsConfig(t))
+	ctx := testkit.Context(t)
+	v := makeFS(t, e, fsRequest("v", volume.Source{}))
+	writeFile(t, v, "file", strings.Repeat("x", 8*mib))
+	testkit.Must(t, shared.files.SetXattr(pathOf(v), "ceph.quota.max_bytes", fmt.Append(nil, 4*mib), cephfs.XattrDefault))
+	testkit.Eventually(t, "the usage is counted", func() bool {
+		id, _ := parseFSID(v.ID)
+		s := testkit.Value(e.mount.inspect(imageName(id.hash)))(t)
+		return s.size == 4*mib && testkit.Value(e.mount.used(s.content()))(t) == 8*mib
+	})
+	for _, size := range []int64{4 * mib, 5 * mib} {
+		req := fsRequest(fmt.Sprint("copy of ", size), volume.Source{Volume: v.ID})
+		req.Size.Required = size
+		if c := makeFS(t, e, req); c.Size != size {
+			t.Errorf("the copy has %d bytes, want %d", c.Size, size)
+		}
+	}
+	if got := testkit.Value(e.Expand(ctx, v.ID, volume.SizeRange{Required: 5 * mib}))(t); got.Size != 5*mib {
+		t.Errorf("Expand: %d bytes, want %d", got.Size, 5*mib)
+	}
 }
