@@ -23,7 +23,7 @@ import (
 type Connection struct {
 	cluster cephconf.Cluster
 	rados   *rados.Conn
-	manager managerConn
+	mgr     managerConn
 	pools   []*pool // the first one also has the state of the controller
 	logger  *slog.Logger
 	release func() // ends the use of rados by others, before its shutdown; nil: none
@@ -100,7 +100,7 @@ func (c *Connection) dial(user cephconf.Credentials) (err error) {
 	if c.rados, err = c.dialAs(user, nil); err != nil {
 		return err
 	}
-	c.manager.rados, err = c.dialAs(user, map[string]string{"rados_mon_op_timeout": "0"})
+	c.mgr.rados, err = c.dialAs(user, map[string]string{"rados_mon_op_timeout": "0"})
 	return err
 }
 
@@ -169,7 +169,7 @@ func (c *Connection) shutdown() {
 	for _, p := range c.pools {
 		p.io.Destroy()
 	}
-	for _, conn := range []*rados.Conn{c.manager.rados, c.rados} {
+	for _, conn := range []*rados.Conn{c.mgr.rados, c.rados} {
 		if conn != nil {
 			conn.Shutdown()
 		}
@@ -280,7 +280,7 @@ func (c *Connection) PGCommand(ctx context.Context, pg string, json []byte) ([]b
 }
 
 func (c *Connection) mgrCommand(json []byte) ([]byte, error) {
-	out, status, err := c.manager.command(json)
+	out, status, err := c.mgr.command(json)
 	return out, commandError(err, status, "command %s to the manager", json)
 }
 

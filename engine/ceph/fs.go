@@ -22,7 +22,7 @@ type FSConfig struct {
 	Credentials cephconf.Credentials
 	// FS is the name of the file system; empty: the cluster has only one.
 	FS string
-	// Interval of looking after copies; zero is a second.
+	// Interval of polling running copies; zero is a second.
 	Interval time.Duration
 	// nil: no background events
 	Logger *slog.Logger
@@ -119,8 +119,8 @@ func (e *FS) start() error {
 	return err
 }
 
-// fill adds a subvolume and its snapshots to the index, and its copies to those
-// that are looked after.
+// fill adds a subvolume and its snapshots to the index, and has its copies
+// completed.
 func (e *FS) fill(name string) error {
 	s, err := e.mount.inspect(name)
 	if is(err, notFound) {

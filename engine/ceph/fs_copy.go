@@ -90,7 +90,7 @@ func (c *copies) list() (all []copyJob) {
 	return all
 }
 
-// run looks after all copies at each interval, while there are any.
+// run polls all copies at each interval, while there are any.
 func (c *copies) run(ctx context.Context, interval time.Duration) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()

@@ -28,7 +28,7 @@ func (m fsManager) do(command string, args map[string]any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	out, status, err := m.conn.manager.command(text)
+	out, status, err := m.conn.mgr.command(text)
 	switch {
 	case is(err, syscall.EAGAIN):
 		return nil, errs.Errorf(errs.Busy, "fs %s: %w: %s; a copy, or the removal of files, goes on: repeat the call", command, plain(err), errs.Clip(strings.TrimSpace(status), 300))

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/cleatproject/cleat/engine/newvolume"
 	"github.com/cleatproject/cleat/errs"
@@ -74,10 +73,7 @@ func (s *fsSettings) set(key, value, cluster, fs string) error {
 	case "kernelMountOptions", "fuseMountOptions":
 		return errs.Errorf(errs.Invalid, "parameter %s is not supported: the node plugin chooses the options of the mount; remove it", key)
 	default:
-		if near := errs.Nearest(key, fsParameterKeys()); near != "" {
-			return errs.Errorf(errs.Invalid, "parameter %s is not known; did you mean %s?", errs.Quote(key), near)
-		}
-		return errs.Errorf(errs.Invalid, "parameter %s is not known; known are %s", errs.Quote(key), strings.Join(fsParameterKeys(), ", "))
+		return unknownParameter(key, fsParameterKeys())
 	}
 	return nil
 }

@@ -5,7 +5,6 @@ package ceph
 import (
 	"cmp"
 	"context"
-	"slices"
 	"strings"
 	"time"
 
@@ -156,8 +155,10 @@ func (e *FS) deleteSnapshot(id volume.SnapshotID) error {
 	if err != nil {
 		return err
 	}
-	if shown := slices.IndexFunc(e.index.list("", 0), func(v volume.Volume) bool { return v.ReadOnly && v.Source.Snapshot == id }); shown >= 0 {
-		return errs.Errorf(errs.Precondition, "snapshot %s is shown by volume %s; delete that volume first", id, e.index.list("", 0)[shown].ID)
+	for _, v := range e.index.list("", 0) {
+		if v.ReadOnly && v.Source.Snapshot == id {
+			return errs.Errorf(errs.Precondition, "snapshot %s is shown by volume %s; delete that volume first", id, v.ID)
+		}
 	}
 	if err := e.manager.removeSnapshot(s.dir, snapName(s.hash)); err != nil {
 		return err

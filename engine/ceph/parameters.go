@@ -90,12 +90,16 @@ func (s *settings) set(key, value, cluster string, pools []string) (err error) {
 	case "mapOptions", "unmapOptions":
 		return errs.Errorf(errs.Invalid, "parameter %s is not supported: the node plugin chooses the options of the mapping; remove it", key)
 	default:
-		if near := errs.Nearest(key, parameterKeys()); near != "" {
-			return errs.Errorf(errs.Invalid, "parameter %s is not known; did you mean %s?", errs.Quote(key), near)
-		}
-		return errs.Errorf(errs.Invalid, "parameter %s is not known; known are %s", errs.Quote(key), strings.Join(parameterKeys(), ", "))
+		err = unknownParameter(key, parameterKeys())
 	}
 	return err
+}
+
+func unknownParameter(key string, known []string) error {
+	if near := errs.Nearest(key, known); near != "" {
+		return errs.Errorf(errs.Invalid, "parameter %s is not known; did you mean %s?", errs.Quote(key), near)
+	}
+	return errs.Errorf(errs.Invalid, "parameter %s is not known; known are %s", errs.Quote(key), strings.Join(known, ", "))
 }
 
 // checkSnapshot validates a request for a snapshot but for its source.
