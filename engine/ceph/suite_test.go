@@ -99,8 +99,7 @@ func prepare() (err error) {
 	if err := shared.CreatePool(testPool); err != nil {
 		return err
 	}
-	// The images of killed processes count as open for this long.
-	if _, err := shared.Command("config", "set", "osd", "osd_client_watch_timeout", "10"); err != nil {
+	if err := shared.ShortenWaits(); err != nil {
 		return err
 	}
 	if shared.credentials, err = controllerUser(shared.Cluster, testPool); err != nil {

@@ -43,9 +43,7 @@ func TestMain(m *testing.M) {
 		if shared.Cluster, err = cephtest.Run(c, cephtest.Options{FS: fsName}); err != nil {
 			return err
 		}
-		// The images of killed processes count as open for this long.
-		_, err = shared.Command("config", "set", "osd", "osd_client_watch_timeout", "10")
-		return err
+		return shared.ShortenWaits()
 	})
 	if shared.Cluster != nil {
 		shared.Stop()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -99,6 +100,11 @@ func printClosing(out io.Writer, path string) error {
 			fmt.Fprintf(out, "FAILED %s: %s\n%s", r.Part, f.Test, excerpt(f.Output))
 		}
 	}
+	for _, r := range rows { // at times only the last ten lines
+		for _, f := range r.Failures {
+			fmt.Fprint(out, said(f.Output))
+		}
+	}
 	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", sum.Passed, sum.Failed, sum.Skipped)
 	if len(failed) > 0 {
 		return fmt.Errorf("failed: %s", strings.Join(failed, ", "))
@@ -120,6 +126,18 @@ func excerpt(output string) string {
 		}
 	}
 	return strings.Join(lines, "\n") + "\n"
+}
+
+var position = regexp.MustCompile(`^\s*\w+_test\.go:\d+: `)
+
+// said returns the first lines that a test itself has printed, without logs.
+func said(output string) string {
+	lines := strings.Split(output, "\n")
+	lines = slices.DeleteFunc(lines, func(l string) bool { return !position.MatchString(l) })
+	if len(lines) == 0 {
+		return ""
+	}
+	return excerpt(strings.Join(lines[:min(4, len(lines))], "\n"))
 }
 
 // beside returns the parts that overlapped with a part for a second or more.

@@ -161,7 +161,7 @@ func TestClosingTable(t *testing.T) {
 	for _, r := range []row{
 		{Part: "lint", Start: at(0), End: at(100), OK: true},
 		{Part: "unit", Start: at(100), End: at(400), CPU: 500 * time.Second, OK: true, Passed: 7, Skipped: 1},
-		{Part: "vm", Start: at(300), End: at(500), Passed: 3, Failed: 1, Failures: []outcome{{"p TestX", "the cause\n" + strings.Repeat("more\n", 100) + "the end\n"}}},
+		{Part: "vm", Start: at(300), End: at(500), Passed: 3, Failed: 1, Failures: []outcome{{"p TestX", "the cause\n" + strings.Repeat("more\n", 50) + "    x_test.go:7: wrong\n" + strings.Repeat("more\n", 49) + "the end\n"}}},
 	} {
 		testkit.Must(t, appendRow(results, r))
 	}
@@ -176,7 +176,7 @@ func TestClosingTable(t *testing.T) {
 		"all                         0      500      500\n",
 		"FAILED vm: p TestX\nthe cause\nmore\n",
 		"more\n... 42 lines ...\nmore\n",
-		"more\nthe end\n10 passed, 1 failed, 1 skipped\n",
+		"more\nthe end\n    x_test.go:7: wrong\n10 passed, 1 failed, 1 skipped\n",
 	} {
 		if !strings.Contains(out.String(), line) {
 			t.Errorf("the table lacks %q:\n%s", line, out.String())

@@ -199,7 +199,7 @@ func (m *model) write() {
 	if err != nil {
 		return
 	}
-	offset := rapid.SampledFrom([]int64{0, sparseBlock, 3 * sparseBlock, mib, 5 * mib, v.Size - sparseBlock}).Draw(m.rt, "offset")
+	offset := rapid.SampledFrom([]int64{0, sparseBlock, 3 * sparseBlock, mib, min(5*mib, v.Size-sparseBlock), v.Size - sparseBlock}).Draw(m.rt, "offset")
 	seed := rapid.Uint64Range(0, 3).Draw(m.rt, "seed")
 	d, err := m.reference.Open(p.reference)
 	if err != nil {

@@ -80,7 +80,6 @@ osd scrub end hour = 0
 mds data = %[1]s/mds
 mds cache memory limit = 134217728
 mds beacon interval = 1
-mds tick interval = 0.02
 
 [client]
 pid file =

@@ -39,8 +39,8 @@ func (r *rig) testDPU() {
 	if got := k.Read("/run/volumes/pvc-1/file"); got != "node" {
 		r.Errorf("the DPU reads %q", got)
 	}
-	// Renamed: a reader with Linux 6.12 can see an empty file after a truncation.
-	k.Run("sh", "-c", "cd /run/volumes/pvc-1 && echo dpu > new && mv new file")
+	// Otherwise a reader can see an empty file: docs/ceph.md has when.
+	k.Run("sh", "-c", "cd /run/volumes/pvc-1 && echo dpu > new && sync && mv new file")
 	if got := c.run(1, "cat file"); got != "dpu" {
 		r.Errorf("the node reads %q", got)
 	}

@@ -117,9 +117,11 @@ func (c *claim) call(n int, call string, flags ...string) string {
 	return testkit.Value(c.try(n, call, flags...))(c)
 }
 
-// fails is try for a call that fails with words in its output, within a bound.
-func (c *claim) fails(n int, bound time.Duration, call, words string, flags ...string) {
+// fails is try for a call that fails with words in its output, before its
+// timeout.
+func (c *claim) fails(n int, call, words string, flags ...string) {
 	c.Helper()
+	const bound = 50 * time.Second
 	begun := time.Now()
 	out, err := c.try(n, call, flags...)
 	if took := time.Since(begun); err == nil || !strings.Contains(err.Error(), words) || took > bound {
