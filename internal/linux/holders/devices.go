@@ -10,18 +10,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func (s *search) devicesAbove(major, minor uint32) {
-	entries, _ := os.ReadDir(fmt.Sprintf("/sys/dev/block/%d:%d/holders", major, minor))
-	for _, e := range entries {
-		if !s.over() {
-			s.add("block device %s on top of it", e.Name())
+// devices are a block device and its partitions. The kernel looks for partitions
+// on every disk, also on one that a virtual machine divides.
+type devices map[number]bool
+
+type number struct{ major, minor uint32 }
+
+func devicesOf(major, minor uint32) devices {
+	all := devices{{major, minor}: true}
+	paths, _ := filepath.Glob(fmt.Sprintf("/sys/dev/block/%d:%d/*/partition", major, minor))
+	for _, path := range paths {
+		var n number
+		text, err := os.ReadFile(filepath.Join(filepath.Dir(path), "dev"))
+		if _, bad := fmt.Sscanf(string(text), "%d:%d", &n.major, &n.minor); err == nil && bad == nil {
+			all[n] = true
+		}
+	}
+	return all
+}
+
+func (s *search) devicesAbove(of devices) {
+	for n := range of {
+		entries, _ := os.ReadDir(fmt.Sprintf("/sys/dev/block/%d:%d/holders", n.major, n.minor))
+		for _, e := range entries {
+			if !s.over() {
+				s.add("block device %s on top of it", e.Name())
+			}
 		}
 	}
 }
 
 // mountsOf searches all mount namespaces: a container can keep a copy of a
 // mount that is unmounted here.
-func (s *search) mountsOf(major, minor uint32) {
+func (s *search) mountsOf(of devices) {
 	seen := map[string]bool{}
 	for _, p := range processes() {
 		if s.over() {
@@ -32,20 +53,20 @@ func (s *search) mountsOf(major, minor uint32) {
 			continue
 		}
 		seen[namespace] = true
-		for _, target := range p.mountPoints(major, minor) {
+		for _, target := range p.mountPoints(of) {
 			s.add("a mount at %s in the mount namespace of %v", target, p)
 		}
 	}
 }
 
-func (p process) mountPoints(major, minor uint32) []string {
+func (p process) mountPoints(of devices) []string {
 	f, err := os.Open(filepath.Join(p.dir, "mountinfo"))
 	if err != nil {
 		return nil
 	}
 	defer f.Close()
 	mounts, _ := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
-		return !isMountOf(m, major, minor), false
+		return !of.haveMount(m), false
 	})
 	var targets []string
 	for _, m := range mounts {
@@ -54,22 +75,22 @@ func (p process) mountPoints(major, minor uint32) []string {
 	return targets
 }
 
-// isMountOf finds a file system with an anonymous device number, as btrfs has,
+// haveMount finds a file system with an anonymous device number, as btrfs has,
 // by its source.
-func isMountOf(m *mountinfo.Info, major, minor uint32) bool {
-	if m.Major == 0 && filepath.IsAbs(m.Source) && isDevice(m.Source, major, minor) {
+func (d devices) haveMount(m *mountinfo.Info) bool {
+	if m.Major == 0 && filepath.IsAbs(m.Source) && d.include(m.Source) {
 		return true
 	}
-	return m.Major == int(major) && m.Minor == int(minor)
+	return d[number{uint32(m.Major), uint32(m.Minor)}]
 }
 
-func (s *search) processesWith(major, minor uint32) {
+func (s *search) processesWith(of devices) {
 	for _, p := range processes() {
 		if s.over() {
 			return
 		}
 		for _, link := range p.files() {
-			if isOpenDevice(link, major, minor) {
+			if of.areOpen(link) {
 				s.add("%v, which has it open", p)
 				break
 			}
@@ -77,18 +98,18 @@ func (s *search) processesWith(major, minor uint32) {
 	}
 }
 
-// isOpenDevice skips links without a path.
-func isOpenDevice(link string, major, minor uint32) bool {
+// areOpen skips links without a path.
+func (d devices) areOpen(link string) bool {
 	path, err := os.Readlink(link)
-	return err == nil && strings.HasPrefix(path, "/") && isDevice(link, major, minor)
+	return err == nil && strings.HasPrefix(path, "/") && d.include(link)
 }
 
-// isDevice uses statx without sync, so that a dead network server cannot block
+// include uses statx without sync, so that a dead network server cannot block
 // it.
-func isDevice(path string, major, minor uint32) bool {
+func (d devices) include(path string) bool {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st); err != nil {
 		return false
 	}
-	return st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev_major == major && st.Rdev_minor == minor
+	return st.Mode&unix.S_IFMT == unix.S_IFBLK && d[number{st.Rdev_major, st.Rdev_minor}]
 }

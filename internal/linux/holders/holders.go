@@ -28,8 +28,8 @@ func OfMount(ctx context.Context, target string) string {
 	return s.text()
 }
 
-// OfDevice lists the users of a block device: stacked devices, mounts in any
-// namespace, and processes that have it open.
+// OfDevice lists the users of a block device and its partitions: stacked devices,
+// mounts in any namespace, and processes that have it open.
 func OfDevice(ctx context.Context, major, minor uint32) string {
 	return searchDevice(ctx, bound, major, minor).text()
 }
@@ -47,9 +47,10 @@ func UsersOfDevice(ctx context.Context, major, minor uint32) (users string, foun
 
 func searchDevice(ctx context.Context, bound time.Duration, major, minor uint32) *search {
 	s := newSearch(ctx, bound)
-	s.devicesAbove(major, minor)
-	s.mountsOf(major, minor)
-	s.processesWith(major, minor)
+	of := devicesOf(major, minor)
+	s.devicesAbove(of)
+	s.mountsOf(of)
+	s.processesWith(of)
 	return s
 }
 
