@@ -4,6 +4,7 @@ package ceph
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -154,6 +155,10 @@ func (e *Engine) fillImage(ctx context.Context, p *pool, name string) error {
 	i, err := call(ctx, e.Connection, "read image "+name, func() (*image, error) { return p.inspect(name) })
 	if is(err, notFound) {
 		return nil // its creation or removal was interrupted
+	}
+	if errors.Is(err, errDamaged) {
+		e.logger.Error("volume left out", "err", err)
+		return nil
 	}
 	if err != nil {
 		return err

@@ -50,6 +50,37 @@ func TestDeletedSources(t *testing.T) {
 	wantNoImages(t, e.pools[0].namespace)
 }
 
+// A damaged record concerns its volume only.
+func TestDamagedRecord(t *testing.T) {
+	t.Parallel()
+	config := testConfig(t)
+	e := open(t, config)
+	damaged, other := create(t, e, "damaged", volume.Source{}), create(t, e, "other", volume.Source{})
+	image := testkit.Value(rbd.OpenImage(ioctx(t, config.Cluster.RBD.RadosNamespace), imageName(hash("damaged")), ""))(t)
+	testkit.Must(t, image.SetMetadata(keyVolume, "{"), image.Close())
+	closeEngine(t, e)
+	e = open(t, config)
+	wantDamaged(t, e, damaged.ID, request("damaged", volume.Source{}), other)
+	if got := images(t, e); len(got) != 2 {
+		t.Errorf("images: %q", got)
+	}
+}
+
+// wantDamaged: an engine serves other, and leaves the volume with a damaged record
+// as it is.
+func wantDamaged(t *testing.T, e volume.Engine, id volume.ID, req volume.CreateRequest, other volume.Volume) {
+	t.Helper()
+	ctx := testkit.Context(t)
+	if got := testkit.Value(e.List(ctx, "", 0))(t); len(got) != 1 || got[0].ID != other.ID {
+		t.Errorf("List: %+v, want %s", got, other.ID)
+	}
+	for call, err := range map[string]error{"Get": testkit.Err(e.Get(ctx, id)), "Create": testkit.Err(e.Create(ctx, req)), "Delete": e.Delete(ctx, id)} {
+		if !errors.Is(err, errDamaged) {
+			t.Errorf("%s: %v", call, err)
+		}
+	}
+}
+
 // The manager flattens long chains; a chain that is too long is refused.
 func TestDepth(t *testing.T) {
 	t.Parallel()

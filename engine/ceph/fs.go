@@ -4,6 +4,7 @@ package ceph
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -125,6 +126,10 @@ func (e *FS) fill(name string) error {
 	s, err := e.mount.inspect(name)
 	if is(err, notFound) {
 		return nil // it has just been removed
+	}
+	if errors.Is(err, errDamaged) {
+		e.logger.Error("volume left out", "err", err)
+		return nil
 	}
 	if err != nil {
 		return err

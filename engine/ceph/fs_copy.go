@@ -50,7 +50,7 @@ type copies struct {
 	changed chan struct{} // has an element after a change of jobs
 
 	mu   sync.Mutex
-	jobs map[copyJob]bool
+	jobs map[copyJob]string // with the last error
 }
 
 func newCopies(e *FS, interval time.Duration) *copies {
@@ -58,7 +58,7 @@ func newCopies(e *FS, interval time.Duration) *copies {
 		interval = time.Second
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	c := &copies{e: e, changed: make(chan struct{}, 1), jobs: map[copyJob]bool{}}
+	c := &copies{e: e, changed: make(chan struct{}, 1), jobs: map[copyJob]string{}}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -73,7 +73,7 @@ func newCopies(e *FS, interval time.Duration) *copies {
 
 func (c *copies) add(j copyJob) {
 	c.mu.Lock()
-	c.jobs[j] = true
+	c.jobs[j] = ""
 	c.mu.Unlock()
 	select {
 	case c.changed <- struct{}{}:
@@ -115,13 +115,20 @@ func (c *copies) run(ctx context.Context, interval time.Duration) {
 func (c *copies) try(ctx context.Context, j copyJob) {
 	locks := []string{"name:" + strings.TrimPrefix(j.target, volumePrefix), "name:" + strings.TrimPrefix(j.from, volumePrefix)}
 	done, err := mutate(ctx, c.e.Connection, "complete the copy to subvolume "+j.target, locks, func() (bool, error) { return c.e.completeCopy(j) })
-	if err != nil && ctx.Err() == nil {
-		c.e.logger.Warn("completing a copy failed, will retry", "subvolume", j.target, "err", err)
+	if ctx.Err() != nil {
+		return
 	}
-	if done {
-		c.mu.Lock()
-		defer c.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	last := c.jobs[j]
+	switch {
+	case done:
 		delete(c.jobs, j)
+	case err == nil:
+		c.jobs[j] = ""
+	case err.Error() != last:
+		c.jobs[j] = err.Error()
+		c.e.logger.Warn("completing a copy failed, will retry", "subvolume", j.target, "err", err)
 	}
 }
 

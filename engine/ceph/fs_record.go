@@ -67,7 +67,7 @@ func decodeFS(text []byte, uuid string) (*fsRecord, error) {
 	}
 	var r fsRecord
 	if err := json.Unmarshal(text, &r); err != nil {
-		return nil, fmt.Errorf("attribute %s: %w", attrVolume, err)
+		return nil, fmt.Errorf("attribute %s: %w: %w", attrVolume, errDamaged, err)
 	}
 	if r.UUID != uuid {
 		return nil, nil

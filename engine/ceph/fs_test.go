@@ -404,6 +404,20 @@ func TestFSTakeOver(t *testing.T) {
 	wantNoSubvolumes(t, next)
 }
 
+// A damaged record concerns its volume only.
+func TestFSDamagedRecord(t *testing.T) {
+	t.Parallel()
+	config := fsConfig(t)
+	e := openFS(t, config)
+	damaged, other := makeFS(t, e, fsRequest("damaged", volume.Source{})), makeFS(t, e, fsRequest("other", volume.Source{}))
+	testkit.Must(t, shared.files.SetXattr(path.Dir(pathOf(damaged)), attrVolume, []byte("{"), cephfs.XattrDefault))
+	e = openFS(t, config)
+	wantDamaged(t, e, damaged.ID, fsRequest("damaged", volume.Source{}), other)
+	if got := subvolumes(t, e); len(got) != 2 {
+		t.Errorf("subvolumes: %q", got)
+	}
+}
+
 // Clients enforce a quota late: a volume can have more than its size, and so can
 // its copies.
 func TestFSMoreThanItsQuota(t *testing.T) {

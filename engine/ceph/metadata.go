@@ -2,6 +2,7 @@ package ceph
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/cleatproject/cleat/volume"
@@ -38,6 +39,10 @@ type snapRecord struct {
 	Name  string `json:"name"`
 }
 
+// errDamaged is of a record that this program has not written. The other volumes
+// are served, and this one is left as it is.
+var errDamaged = errors.New("the record of the volume is damaged; restore it, or remove the volume with Ceph's tools")
+
 func encode(record any) string {
 	text, err := json.Marshal(record)
 	if err != nil {
@@ -53,7 +58,7 @@ func decodeVolume(text, image string) (*volumeRecord, error) {
 	}
 	var r volumeRecord
 	if err := json.Unmarshal([]byte(text), &r); err != nil {
-		return nil, fmt.Errorf("metadata %s of image %s: %w", keyVolume, image, err)
+		return nil, fmt.Errorf("metadata %s of image %s: %w: %w", keyVolume, image, errDamaged, err)
 	}
 	if r.Image != image {
 		return nil, nil
