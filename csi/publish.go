@@ -90,7 +90,10 @@ func (s *Controller) grant(ctx context.Context, g ledger.Grant, nodeID string, c
 	if err := checkUsable(v, c); err != nil {
 		return err
 	}
-	if p := v.Progress; p.Running() { // its content is not complete
+	switch p := v.Progress; {
+	case p.Failed != "":
+		return errs.Errorf(errs.Precondition, "volume %s has only a part of the content of its source: %s; delete it and create it again", v.ID, p.Failed)
+	case p.Running():
 		return errs.Errorf(errs.Busy, "volume %s is being copied (%d of %d bytes); retry after the copy", v.ID, p.Done, p.Total)
 	}
 	leave, err := s.grants.Enter(ctx, g.Client)

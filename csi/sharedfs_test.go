@@ -151,7 +151,13 @@ func TestPublishDuringACopy(t *testing.T) {
 		t.Errorf("%v does not say how much is copied", err)
 	}
 	rig.wantPublished(t, v)
-	engine.progress.Done = 8
+	engine.progress.Failed = "the pool is full"
+	_, err = rig.Controller.ControllerPublishVolume(t.Context(), publishRequest(v, idOne))
+	if wantCode(t, err, codes.FailedPrecondition); !strings.Contains(status.Convert(err).Message(), "the pool is full") {
+		t.Errorf("%v does not say why the copy failed", err)
+	}
+	rig.wantPublished(t, v)
+	engine.progress = volume.Progress{Done: 8, Total: 8}
 	_, err = rig.Controller.ControllerPublishVolume(t.Context(), publishRequest(v, idOne))
 	wantCode(t, err, codes.OK)
 }

@@ -111,10 +111,12 @@ func (s Source) IsZero() bool { return s == Source{} }
 // Progress is the progress of a copy, in bytes.
 type Progress struct {
 	Done, Total int64
+	// Failed says why the copy has ended with less than its source's content.
+	Failed string
 }
 
-// Running reports whether work is left.
-func (p Progress) Running() bool { return p.Done < p.Total }
+// Running reports whether the copy goes on.
+func (p Progress) Running() bool { return p.Done < p.Total && p.Failed == "" }
 
 // SizeRange is a requested size in bytes; zero means no bound.
 type SizeRange struct {

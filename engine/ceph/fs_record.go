@@ -118,9 +118,9 @@ func parseCloneStatus(text []byte) (cloneStatus, error) {
 }
 
 // progress returns the progress of a copy that has done some bytes. The total
-// is that of the snapshot as far as the metadata server had counted it: Running
-// until the copy is complete.
+// is that of the snapshot as far as the metadata server had counted it, and more
+// than done until the copy is complete.
 func (c fsCopy) progress(done int64) volume.Progress {
 	done = max(done, 0)
-	return volume.Progress{Done: done, Total: max(c.Total, done+1)}
+	return volume.Progress{Done: done, Total: max(c.Total, done+1), Failed: c.Failed}
 }

@@ -18,22 +18,16 @@ func (e *FS) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condition
 		return nil, noVolume(id)
 	}
 	all, v, err := e.volumeHealth(ctx, e.data, e.name, func(ctx context.Context) (volume.Volume, error) { return e.Get(ctx, id) })
-	if err != nil || !v.Progress.Running() {
-		return all, err
+	switch p := v.Progress; {
+	case err != nil:
+	case p.Failed != "":
+		all = append(all, volume.Condition{Severity: volume.DataLoss, Reason: reasonCopyFailed,
+			Message: p.Failed + "; the volume has only a part of the content of its source: delete it and create it again"})
+	case p.Running():
+		all = append(all, volume.Condition{Severity: volume.Inaccessible, Reason: reasonCopying,
+			Message: fmt.Sprintf("%d of about %d bytes are copied; the volume is usable after the copy", p.Done, p.Total)})
 	}
-	failed, err := call(ctx, e.Connection, "read the copy to volume "+string(id), func() (string, error) {
-		s, err := e.find(id)
-		if err != nil || s.record.Copy == nil {
-			return "", err
-		}
-		return s.record.Copy.Failed, nil
-	})
-	if failed != "" {
-		return append(all, volume.Condition{Severity: volume.DataLoss, Reason: reasonCopyFailed,
-			Message: failed + "; the volume has only a part of the content of its source: delete it and create it again"}), err
-	}
-	return append(all, volume.Condition{Severity: volume.Inaccessible, Reason: reasonCopying,
-		Message: fmt.Sprintf("%d of about %d bytes are copied; the volume is usable after the copy", v.Progress.Done, v.Progress.Total)}), err
+	return all, err
 }
 
 // StorageHealth implements volume.Health.

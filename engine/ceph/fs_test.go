@@ -275,6 +275,9 @@ func TestFSCopyIsCanceledByOthers(t *testing.T) {
 		}
 		return reasons(all) == "DATA_LOSS "+reasonCopyFailed
 	})
+	if p := testkit.Value(e.Get(ctx, v.ID))(t).Progress; p.Running() || p.Failed == "" {
+		t.Errorf("Get: progress %+v", p)
+	}
 	_, err := e.CreateSnapshot(ctx, volume.SnapshotRequest{Name: "of a part", Source: v.ID})
 	wantKind(t, err, "CreateSnapshot of a volume whose copy was canceled", errs.Precondition)
 	again := makeFS(t, e, req)
