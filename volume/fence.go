@@ -13,7 +13,8 @@ import (
 type Fencer interface {
 	// Apply makes desired the exact set of enforced fences. When it returns
 	// nil, no client in the set can start a session, nothing that such a client
-	// sends is accepted, and other blocks are unfenced.
+	// sends is accepted, and other blocks are unfenced. NotEnforced is for a
+	// part of the fences.
 	Apply(ctx context.Context, desired FenceSet) error
 	// Held reads the enforced blocks, disjoint and in order, from the enforcing
 	// component, not from memory. It omits partly enforced blocks.
@@ -27,6 +28,16 @@ type Fencer interface {
 	// processes that serve them.
 	End(ctx context.Context, sessions []Session) error
 }
+
+// NotEnforced is the error of an Apply to which some storage did not answer. What
+// Apply promises is true for the other blocks.
+type NotEnforced struct {
+	Blocks []netip.Prefix // in any order
+	Err    error
+}
+
+func (e *NotEnforced) Error() string { return e.Err.Error() }
+func (e *NotEnforced) Unwrap() error { return e.Err }
 
 // FenceSet is the desired set of fences.
 type FenceSet struct {

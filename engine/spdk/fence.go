@@ -3,29 +3,25 @@ package spdk
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"go4.org/netipx"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/internal/store"
-	rpc "github.com/cleatproject/cleat/spdk"
 	"github.com/cleatproject/cleat/volume"
 )
 
 // Apply implements volume.Fencer. The ledger has the fences: a fenced client is
 // on the host list of no volume, as the exports are made what the records say. A
-// host that is connected from a fenced address counts as its client. Unavailable:
-// a target that has a volume of a fenced client does not answer.
+// host that is connected from a fenced address counts as its client. NotEnforced:
+// a target that has a volume of a fenced client does not answer, or is not
+// configured.
 func (e *Engine) Apply(ctx context.Context, desired volume.FenceSet) error {
 	set, err := cidr.Set(desired.Blocks)
 	if err != nil {
@@ -37,7 +33,30 @@ func (e *Engine) Apply(ctx context.Context, desired volume.FenceSet) error {
 		all.Go(func() { failed[i] = e.applyAt(ctx, t, set) })
 	}
 	all.Wait()
-	return errors.Join(failed...)
+	hosts, err := e.fencedHosts(ctx)
+	if err != nil {
+		return errors.Join(err, errors.Join(failed...))
+	}
+	var blocks []netip.Prefix
+	for i, t := range e.order {
+		if failed[i] == nil {
+			continue
+		}
+		at, err := e.blocksAt(ctx, t, hosts, desired.Blocks)
+		if err != nil {
+			return errors.Join(err, errors.Join(failed...))
+		}
+		blocks = append(blocks, at...)
+	}
+	for _, h := range hosts {
+		if _, err := e.target(h.target); err != nil {
+			failed, blocks = append(failed, err), append(blocks, h.blocks...)
+		}
+	}
+	if err := errors.Join(failed...); err != nil {
+		return &volume.NotEnforced{Blocks: blocks, Err: err}
+	}
+	return nil
 }
 
 func (e *Engine) applyAt(ctx context.Context, t *target, set *netipx.IPSet) error {
@@ -52,7 +71,28 @@ func (e *Engine) applyAt(ctx context.Context, t *target, set *netipx.IPSet) erro
 		_ = e.compare(brief, t) // Run repeats it
 		return nil
 	}
+	if errs.KindOf(unread) == errs.Unavailable { // fences without a client there wait as well
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, e.answerTime)
+		defer cancel()
+	}
 	return errors.Join(unread, e.awaitCalls(ctx, ids), e.compareSome(ctx, t, ids))
+}
+
+// blocksAt returns the fenced blocks with a host of a target's volumes: all of
+// them if it can have hosts that no record names.
+func (e *Engine) blocksAt(ctx context.Context, t *target, hosts []fencedHost, all []netip.Prefix) ([]netip.Prefix, error) {
+	_, unknown, err := e.unknownHosts(ctx, t)
+	if err != nil || unknown {
+		return all, err
+	}
+	var blocks []netip.Prefix
+	for _, h := range hosts {
+		if h.target == t.Name {
+			blocks = append(blocks, h.blocks...)
+		}
+	}
+	return blocks, nil
 }
 
 // concerned returns the volumes of a target that have a client to shut out: a
@@ -71,6 +111,14 @@ func (e *Engine) concerned(ctx context.Context, t *target, set *netipx.IPSet) (i
 	if len(set.Prefixes()) == 0 {
 		return ids, len(ids) > 0, nil
 	}
+	more, unknown, err := e.unknownHosts(ctx, t)
+	ids = append(ids, more...)
+	return ids, unknown || len(ids) > 0, err
+}
+
+// unknownHosts returns the volumes of a target with hosts without a grant. unknown
+// is also true for a target whose volumes are perhaps not all recorded.
+func (e *Engine) unknownHosts(ctx context.Context, t *target) (ids []volume.ID, unknown bool, err error) {
 	all, err := e.records(ctx)
 	if err != nil {
 		return nil, false, err
@@ -85,7 +133,7 @@ func (e *Engine) concerned(ctx context.Context, t *target, set *netipx.IPSet) (i
 		_, known, err = compared().Get(tx, t.Name)
 		return err
 	})
-	return ids, len(ids) > 0 || !known, err
+	return ids, !known || len(ids) > 0, err
 }
 
 // compareSome is compare, but returns only the errors that concern some volumes:
@@ -227,265 +275,4 @@ func (e *Engine) recordAddrs(ctx context.Context, node string, addrs ...netip.Ad
 		c.Addrs = addrs
 	}
 	return e.config.Ledger.RecordClient(ctx, c)
-}
-
-// pairs returns the connections of a subsystem, none if it does not exist.
-func (t *target) pairs(ctx context.Context, nqn string) ([]rpc.QueuePair, error) {
-	return noneIfMissing(ctx, t, nqn, t.Client.QueuePairs)
-}
-
-// sessions returns the controllers of a subsystem, none if it does not exist.
-func (t *target) sessions(ctx context.Context, nqn string) ([]rpc.SubsystemController, error) {
-	return noneIfMissing(ctx, t, nqn, t.Client.SubsystemControllers)
-}
-
-// noneIfMissing reads the subsystem after an error, which does not say whether
-// it exists in releases before 26.05.
-func noneIfMissing[T any](ctx context.Context, t *target, nqn string, list func(context.Context, string) ([]T, error)) ([]T, error) {
-	all, err := list(ctx, nqn)
-	if err != nil {
-		if _, missing := t.Client.Subsystem(ctx, nqn); errors.Is(missing, rpc.NotFound) {
-			return nil, nil
-		}
-	}
-	return all, err
-}
-
-// Held implements volume.Fencer. It reads the host lists of the targets, and
-// returns nothing while a fenced client is on one.
-func (e *Engine) Held(ctx context.Context) ([]netip.Prefix, error) {
-	blocks, err := e.fencedBlocks(ctx)
-	if err != nil || len(blocks) == 0 {
-		return nil, err
-	}
-	hosts, err := e.fencedHosts(ctx, blocks)
-	if err != nil {
-		return nil, err
-	}
-	lists := map[string]map[string]rpc.Subsystem{}
-	for id, fenced := range hosts {
-		name, uuid, _ := parseID(string(id))
-		t, err := e.target(name)
-		if err != nil {
-			return nil, err
-		}
-		if lists[name] == nil {
-			if lists[name], err = t.subsystems(ctx); err != nil {
-				return nil, err
-			}
-		}
-		if s := lists[name][nqnOf(uuid)]; s.AllowAnyHost || slices.ContainsFunc(fenced, s.HasHost) {
-			return nil, nil
-		}
-	}
-	return cidr.Merge(blocks)
-}
-
-// fencedHosts returns the host NQNs, by volume, that no list is allowed to have.
-func (e *Engine) fencedHosts(ctx context.Context, blocks []netip.Prefix) (map[volume.ID][]string, error) {
-	set, err := cidr.Set(blocks)
-	if err != nil {
-		return nil, err
-	}
-	fenced, err := e.config.Ledger.Fenced(ctx)
-	if err != nil {
-		return nil, err
-	}
-	all, err := e.records(ctx)
-	if err != nil {
-		return nil, err
-	}
-	hosts := map[volume.ID][]string{}
-	for _, g := range fenced {
-		hosts[g.Volume] = append(hosts[g.Volume], e.hostNQN(g.Client))
-	}
-	for _, r := range all {
-		for host, addrs := range r.Hosts {
-			if slices.ContainsFunc(addrs, set.Contains) {
-				hosts[r.id()] = append(hosts[r.id()], host)
-			}
-		}
-	}
-	return hosts, nil
-}
-
-// fencedBlocks returns the blocks of all fences.
-func (e *Engine) fencedBlocks(ctx context.Context) (blocks []netip.Prefix, err error) {
-	fences, err := e.config.Ledger.Fences(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, f := range fences {
-		if f.IsDesired() {
-			blocks = append(blocks, f.Block)
-		}
-	}
-	return blocks, nil
-}
-
-// anyHost stands for the hosts of a volume that has some without a grant.
-const anyHost = "any"
-
-// Sessions implements volume.Fencer: the connected hosts that are clients in the
-// blocks, or come from an address in them.
-func (e *Engine) Sessions(ctx context.Context, blocks []netip.Prefix) (all []volume.Session, err error) {
-	set, err := cidr.Set(blocks)
-	if err != nil {
-		return nil, err
-	}
-	grants, err := e.config.Ledger.All(ctx, "", 0)
-	if err != nil {
-		return nil, err
-	}
-	inside, err := e.config.Ledger.ClientsIn(ctx, blocks)
-	if err != nil {
-		return nil, err
-	}
-	records, err := e.records(ctx)
-	if err != nil {
-		return nil, err
-	}
-	hosts := map[volume.ID][]string{} // of clients in the blocks
-	for _, r := range records {
-		if r.Evicting || len(r.Hosts) > 0 {
-			hosts[r.id()] = append(hosts[r.id()], anyHost)
-		}
-	}
-	for _, g := range grants {
-		hosts[g.Volume] = append(hosts[g.Volume], "")
-		if slices.ContainsFunc(inside, func(c volume.Client) bool { return c.Node == g.Client.Node }) {
-			hosts[g.Volume] = append(hosts[g.Volume], e.hostNQN(g.Client))
-		}
-	}
-	ids := slices.Sorted(maps.Keys(hosts))
-	found, unread := e.connections(ctx, ids)
-	for i, id := range ids {
-		// A target without a client in the blocks does not matter, as in Apply.
-		if unread[i] != nil && slices.ContainsFunc(hosts[id], func(host string) bool { return host != "" }) {
-			return nil, unread[i]
-		}
-		all = append(all, e.sessionsOf(id, found[i], hosts[id], set)...)
-	}
-	slices.SortFunc(all, func(a, b volume.Session) int { return strings.Compare(a.ID, b.ID) })
-	return all, nil
-}
-
-func (e *Engine) sessionsOf(id volume.ID, pairs []rpc.QueuePair, hosts []string, set *netipx.IPSet) (all []volume.Session) {
-	name, uuid, _ := parseID(string(id))
-	for _, p := range pairs {
-		peer, _ := parseAddress(p.Peer)
-		if !set.Contains(peer.Addr()) && !slices.Contains(hosts, p.HostNQN) {
-			continue
-		}
-		s := volume.Session{ID: sessionID(name, uuid, p.ControllerID), Client: peer, Holder: "target " + name}
-		s.Server, _ = parseAddress(p.Local)
-		if !slices.ContainsFunc(all, func(x volume.Session) bool { return x.ID == s.ID }) {
-			all = append(all, s)
-		}
-	}
-	return all
-}
-
-// parallelRequests is the limit of volumes of a fence, or of a comparison, with
-// requests at once. SPDK looks for requests every few milliseconds only, and
-// executes them on a core that also moves data.
-const parallelRequests = 8
-
-// connections returns the connections of volumes, and errors, in their order;
-// none for those of a target that is not configured, which Held reports. A target
-// that does not answer is not asked again.
-func (e *Engine) connections(ctx context.Context, ids []volume.ID) (found [][]rpc.QueuePair, unread []error) {
-	found, unread = make([][]rpc.QueuePair, len(ids)), make([]error, len(ids))
-	var silent sync.Map // targets, with their errors
-	var reads errgroup.Group
-	reads.SetLimit(parallelRequests)
-	for i, id := range ids {
-		name, uuid, _ := parseID(string(id))
-		t := e.targets[name]
-		if t == nil {
-			continue
-		}
-		reads.Go(func() (err error) {
-			if earlier, is := silent.Load(t); is {
-				unread[i] = earlier.(error)
-				return nil
-			}
-			found[i], err = t.pairs(ctx, nqnOf(uuid))
-			if unread[i] = t.explain(err, "list the connections of volume %s", id); errs.KindOf(err) == errs.Unavailable {
-				silent.Store(t, unread[i])
-			}
-			return nil
-		})
-	}
-	_ = reads.Wait() // its errors are in unread
-	return found, unread
-}
-
-func sessionID(target, uuid string, controller int) string {
-	return fmt.Sprintf("%s:%d", formatID(target, uuid), controller)
-}
-
-// End implements volume.Fencer. Apply has removed the hosts, which ends their
-// sessions, but a client can have connected from a fenced address since.
-func (e *Engine) End(ctx context.Context, sessions []volume.Session) error {
-	blocks, err := e.fencedBlocks(ctx)
-	if err != nil {
-		return err
-	}
-	set, err := cidr.Set(blocks)
-	if err != nil {
-		return err
-	}
-	corrected := map[*target]bool{}
-	for _, s := range sessions {
-		end := strings.LastIndexByte(s.ID, ':')
-		name, uuid, ok := parseID(s.ID[:max(end, 0)])
-		controller, err := strconv.Atoi(s.ID[end+1:])
-		if !ok || err != nil {
-			return errs.Errorf(errs.Invalid, "session id %s is not one of this driver", errs.Quote(s.ID))
-		}
-		t, err := e.target(name)
-		if err != nil {
-			return err
-		}
-		if !corrected[t] {
-			corrected[t] = true
-			if err := e.applyAt(ctx, t, set); err != nil {
-				return err
-			}
-		}
-		// After a restart of the target another client can have the number.
-		isSession := func(p rpc.QueuePair) bool {
-			peer, _ := parseAddress(p.Peer)
-			return p.ControllerID == controller && peer.Addr() == s.Client.Addr()
-		}
-		if err := awaitEnd(ctx, isSession, func() ([]rpc.QueuePair, error) { return t.pairs(ctx, nqnOf(uuid)) }); err != nil {
-			return t.explain(err, "end session %s of client %s", s.ID, s.Client)
-		}
-	}
-	return nil
-}
-
-// pollInterval of waiting for the end of sessions.
-const pollInterval = 50 * time.Millisecond
-
-// awaitEnd waits until the list has no such session. Releases before 26.05
-// remove a host before its sessions have ended.
-func awaitEnd[T any](ctx context.Context, isSession func(T) bool, list func() ([]T, error)) error {
-	ticker := time.NewTicker(pollInterval)
-	defer ticker.Stop()
-	for {
-		left, err := list()
-		if err != nil {
-			return err
-		}
-		if !slices.ContainsFunc(left, isSession) {
-			return nil
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return errs.Errorf(errs.Unavailable, "its session has not ended: %w", context.Cause(ctx))
-		}
-	}
 }

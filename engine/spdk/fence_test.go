@@ -135,6 +135,37 @@ func TestFenceWithoutTarget(t *testing.T) {
 	r.refused(v, access.HostNQN("n1"))
 }
 
+// A fence that waits for its target delays no fence of a client without a volume
+// there, also of the next address, and not the end of such a fence.
+func TestFenceBesideFenceWithoutTarget(t *testing.T) {
+	r := newRig(t, "one", "two")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	var sessions []session
+	for i := range 2 {
+		req := request(fmt.Sprint("v", i), volume.Source{})
+		req.Parameters = map[string]string{keyTarget: targetName(i)}
+		v := testkit.Value(e.Create(ctx, req))(t)
+		client := fmt.Sprint("n", 2+i)
+		publish(t, e, v.ID, node(client, "192.0.2."+client[1:]))
+		sessions = append(sessions, r.mustConnect(v, access.HostNQN(client), "192.0.2."+client[1:]))
+		testkit.Must(t, e.compare(ctx, e.order[i]))
+	}
+	f := enforcer(t, e)
+	r.targets[1].Kill()
+	here, there := block("192.0.2.2/32"), block("192.0.2.3/32")
+	wantKind(t, f.Fence(ctx, there), "fence without the target", errs.Unavailable)
+	testkit.Must(t, f.Fence(ctx, here))
+	wantAlive(t, "fenced", sessions[:1], false)
+	if held := testkit.Value(e.Held(ctx))(t); !slices.Equal(held, here.Blocks) {
+		t.Errorf("held: %v", held)
+	}
+	wantKind(t, f.Fence(ctx, there), "the repeat", errs.Unavailable)
+	testkit.Must(t, f.Unfence(ctx, here), r.targets[1].Start())
+	r.offer(1)
+	testkit.Must(t, f.Fence(ctx, there))
+}
+
 // A fence reads the connections of several volumes at once, and removes hosts
 // from several, but not from all.
 func TestFenceAtOnce(t *testing.T) {

@@ -46,7 +46,7 @@ func (e *Enforcer) enforceAll(ctx context.Context, req plan.Request) error {
 	all.add("grants", func() error { return e.waitForGrants(ctx, blocks) })
 	for _, l := range e.locals {
 		all.add(l.Name, func() error {
-			if err := e.apply(ctx, l); err != nil {
+			if err := e.apply(ctx, l, blocks); err != nil {
 				return err
 			}
 			crashpoint.Hit("fence.blocked")

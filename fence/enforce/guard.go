@@ -30,7 +30,7 @@ func (e *Enforcer) Restore(ctx context.Context) error {
 			continue
 		}
 		all.add(l.Name, func() error {
-			if err := e.apply(ctx, l); err != nil {
+			if err := e.apply(ctx, l, desired); err != nil {
 				return err
 			}
 			return e.verifyHeld(ctx, l, desired)
@@ -123,7 +123,7 @@ func (e *Enforcer) repair(ctx context.Context, l *local) (desired []netip.Prefix
 			e.metrics.drift.WithLabelValues(l.Name).Inc()
 			e.logger.WarnContext(ctx, "fences were changed by another program, repairing", "enforcer", l.Name, "missing", lifted, "unexpected", added)
 		}
-		if err := e.applyLocked(ctx, l, desired); err != nil {
+		if err := e.applyLocked(ctx, l, desired, desired); err != nil {
 			return err
 		}
 		return e.verifyRepair(ctx, l, desired)

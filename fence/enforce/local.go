@@ -2,6 +2,7 @@ package enforce
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -42,23 +43,32 @@ func (e *Enforcer) exclusive(ctx context.Context, l *local, bound time.Duration,
 	return fn(ctx, desired)
 }
 
-func (e *Enforcer) apply(ctx context.Context, l *local) error {
+// apply applies the desired blocks. Its error concerns the given blocks.
+func (e *Enforcer) apply(ctx context.Context, l *local, blocks []netip.Prefix) error {
 	return e.exclusive(ctx, l, e.config.Bounds.Block, func(ctx context.Context, desired []netip.Prefix) error {
-		return e.applyLocked(ctx, l, desired)
+		return e.applyLocked(ctx, l, desired, blocks)
 	})
 }
 
-func (e *Enforcer) applyLocked(ctx context.Context, l *local, desired []netip.Prefix) error {
+func (e *Enforcer) applyLocked(ctx context.Context, l *local, desired, blocks []netip.Prefix) error {
 	clients, err := e.ledger.ClientsIn(ctx, desired)
 	if err != nil {
 		return err
 	}
-	if err := l.Fencer.Apply(ctx, volume.FenceSet{Blocks: desired, Clients: clients}); err != nil {
-		l.known = false // either set can be in force
-		return errs.Errorf(errs.Unavailable, "apply %d fenced blocks: %w", len(desired), err)
+	err = l.Fencer.Apply(ctx, volume.FenceSet{Blocks: desired, Clients: clients})
+	if err == nil {
+		l.applied, l.known = desired, true
+		return nil
 	}
-	l.applied, l.known = desired, true
-	return nil
+	l.known = false // either set can be in force
+	if part, ok := errors.AsType[*volume.NotEnforced](err); ok {
+		concerned, invalid := cidr.Common(part.Blocks, blocks)
+		if invalid == nil && len(concerned) == 0 {
+			e.logger.WarnContext(ctx, "other fences are not in force, will retry", "enforcer", l.Name, "cidr", firstBlocks(part.Blocks), "err", err)
+			return nil
+		}
+	}
+	return errs.Errorf(errs.Unavailable, "apply %d fenced blocks: %w", len(desired), err)
 }
 
 func (e *Enforcer) desired(ctx context.Context) ([]netip.Prefix, error) {
@@ -161,8 +171,10 @@ func (e *Enforcer) verifyHeld(ctx context.Context, l *local, blocks []netip.Pref
 // stay fenced. It is one step: of two calls that lift blocks, one must not take
 // what the other has recorded, and not applied yet, for its own failure.
 func (e *Enforcer) applyLifted(ctx context.Context, l *local, blocks []netip.Prefix) error {
-	return e.exclusive(ctx, l, e.config.Bounds.Block, func(ctx context.Context, desired []netip.Prefix) error {
-		if err := e.applyLocked(ctx, l, desired); err != nil {
+	return e.exclusive(ctx, l, e.config.Bounds.Block+e.config.Bounds.Verify, func(ctx context.Context, desired []netip.Prefix) error {
+		bounded, cancel := context.WithTimeout(ctx, e.config.Bounds.Block)
+		defer cancel()
+		if err := e.applyLocked(bounded, l, desired, nil); err != nil {
 			return err
 		}
 		crashpoint.Hit("unfence.opened")

@@ -1,0 +1,315 @@
+package spdk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"go4.org/netipx"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/cidr"
+	rpc "github.com/cleatproject/cleat/spdk"
+	"github.com/cleatproject/cleat/volume"
+)
+
+// pairs returns the connections of a subsystem, none if it does not exist.
+func (t *target) pairs(ctx context.Context, nqn string) ([]rpc.QueuePair, error) {
+	return noneIfMissing(ctx, t, nqn, t.Client.QueuePairs)
+}
+
+// sessions returns the controllers of a subsystem, none if it does not exist.
+func (t *target) sessions(ctx context.Context, nqn string) ([]rpc.SubsystemController, error) {
+	return noneIfMissing(ctx, t, nqn, t.Client.SubsystemControllers)
+}
+
+// noneIfMissing reads the subsystem after an error, which does not say whether
+// it exists in releases before 26.05.
+func noneIfMissing[T any](ctx context.Context, t *target, nqn string, list func(context.Context, string) ([]T, error)) ([]T, error) {
+	all, err := list(ctx, nqn)
+	if err != nil {
+		if _, missing := t.Client.Subsystem(ctx, nqn); errors.Is(missing, rpc.NotFound) {
+			return nil, nil
+		}
+	}
+	return all, err
+}
+
+// Held implements volume.Fencer. It reads the host lists of the targets, and
+// omits the blocks of a host that is on one, or whose target does not answer.
+func (e *Engine) Held(ctx context.Context) ([]netip.Prefix, error) {
+	blocks, err := e.fencedBlocks(ctx)
+	if err != nil || len(blocks) == 0 {
+		return nil, err
+	}
+	hosts, err := e.fencedHosts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	lists := map[string]map[string]rpc.Subsystem{}
+	var open []netip.Prefix
+	for _, h := range hosts {
+		if _, read := lists[h.target]; !read {
+			lists[h.target] = e.exported(ctx, h.target)
+		}
+		list := lists[h.target]
+		if s := list[nqnOf(h.uuid)]; list == nil || s.AllowAnyHost || s.HasHost(h.nqn) {
+			open = append(open, h.blocks...)
+		}
+	}
+	return cidr.Missing(open, blocks)
+}
+
+// exported returns the subsystems of a target, nil if it does not answer.
+func (e *Engine) exported(ctx context.Context, target string) map[string]rpc.Subsystem {
+	ctx, cancel := context.WithTimeout(ctx, e.answerTime)
+	defer cancel()
+	t, err := e.target(target)
+	if err != nil {
+		return nil
+	}
+	all, err := t.subsystems(ctx)
+	if err != nil {
+		return nil
+	}
+	return all
+}
+
+// fencedHost is a host that is not allowed on the list of a volume.
+type fencedHost struct {
+	target, uuid string // of the volume
+	nqn          string
+	blocks       []netip.Prefix // fenced ones with an address of the host
+}
+
+func (e *Engine) fencedHosts(ctx context.Context) (hosts []fencedHost, err error) {
+	blocks, err := e.fencedBlocks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	fenced, err := e.config.Ledger.Fenced(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, err := e.records(ctx)
+	if err != nil {
+		return nil, err
+	}
+	inside := map[netip.Prefix][]volume.Client{} // also with a former address
+	for _, b := range blocks {
+		if inside[b], err = e.config.Ledger.ClientsIn(ctx, []netip.Prefix{b}); err != nil {
+			return nil, err
+		}
+	}
+	add := func(id volume.ID, nqn string, is func(netip.Prefix) bool) {
+		name, uuid, _ := parseID(string(id))
+		in := slices.DeleteFunc(slices.Clone(blocks), func(b netip.Prefix) bool { return !is(b) })
+		if len(in) == 0 { // fenced meanwhile
+			in = blocks
+		}
+		hosts = append(hosts, fencedHost{name, uuid, nqn, in})
+	}
+	for _, g := range fenced {
+		add(g.Volume, e.hostNQN(g.Client), func(b netip.Prefix) bool {
+			return slices.ContainsFunc(g.Client.Addrs, b.Contains) ||
+				slices.ContainsFunc(inside[b], func(c volume.Client) bool { return c.Node == g.Client.Node })
+		})
+	}
+	for _, r := range all {
+		for host, addrs := range r.Hosts {
+			if is := func(b netip.Prefix) bool { return slices.ContainsFunc(addrs, b.Contains) }; slices.ContainsFunc(blocks, is) {
+				add(r.id(), host, is)
+			}
+		}
+	}
+	return hosts, nil
+}
+
+// fencedBlocks returns the blocks of all fences.
+func (e *Engine) fencedBlocks(ctx context.Context) (blocks []netip.Prefix, err error) {
+	fences, err := e.config.Ledger.Fences(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range fences {
+		if f.IsDesired() {
+			blocks = append(blocks, f.Block)
+		}
+	}
+	return blocks, nil
+}
+
+// anyHost stands for the hosts of a volume that has some without a grant.
+const anyHost = "any"
+
+// Sessions implements volume.Fencer: the connected hosts that are clients in the
+// blocks, or come from an address in them.
+func (e *Engine) Sessions(ctx context.Context, blocks []netip.Prefix) (all []volume.Session, err error) {
+	set, err := cidr.Set(blocks)
+	if err != nil {
+		return nil, err
+	}
+	grants, err := e.config.Ledger.All(ctx, "", 0)
+	if err != nil {
+		return nil, err
+	}
+	inside, err := e.config.Ledger.ClientsIn(ctx, blocks)
+	if err != nil {
+		return nil, err
+	}
+	records, err := e.records(ctx)
+	if err != nil {
+		return nil, err
+	}
+	hosts := map[volume.ID][]string{} // of clients in the blocks
+	for _, r := range records {
+		if r.Evicting || len(r.Hosts) > 0 {
+			hosts[r.id()] = append(hosts[r.id()], anyHost)
+		}
+	}
+	for _, g := range grants {
+		hosts[g.Volume] = append(hosts[g.Volume], "")
+		if slices.ContainsFunc(inside, func(c volume.Client) bool { return c.Node == g.Client.Node }) {
+			hosts[g.Volume] = append(hosts[g.Volume], e.hostNQN(g.Client))
+		}
+	}
+	ids := slices.Sorted(maps.Keys(hosts))
+	found, unread := e.connections(ctx, ids)
+	for i, id := range ids {
+		// A target without a client in the blocks does not matter, as in Apply.
+		if unread[i] != nil && slices.ContainsFunc(hosts[id], func(host string) bool { return host != "" }) {
+			return nil, unread[i]
+		}
+		all = append(all, e.sessionsOf(id, found[i], hosts[id], set)...)
+	}
+	slices.SortFunc(all, func(a, b volume.Session) int { return strings.Compare(a.ID, b.ID) })
+	return all, nil
+}
+
+func (e *Engine) sessionsOf(id volume.ID, pairs []rpc.QueuePair, hosts []string, set *netipx.IPSet) (all []volume.Session) {
+	name, uuid, _ := parseID(string(id))
+	for _, p := range pairs {
+		peer, _ := parseAddress(p.Peer)
+		if !set.Contains(peer.Addr()) && !slices.Contains(hosts, p.HostNQN) {
+			continue
+		}
+		s := volume.Session{ID: sessionID(name, uuid, p.ControllerID), Client: peer, Holder: "target " + name}
+		s.Server, _ = parseAddress(p.Local)
+		if !slices.ContainsFunc(all, func(x volume.Session) bool { return x.ID == s.ID }) {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// parallelRequests is the limit of volumes of a fence, or of a comparison, with
+// requests at once. SPDK looks for requests every few milliseconds only, and
+// executes them on a core that also moves data.
+const parallelRequests = 8
+
+// connections returns the connections of volumes, and errors, in their order;
+// none for those of a target that is not configured, which Apply reports. A target
+// that does not answer is not asked again.
+func (e *Engine) connections(ctx context.Context, ids []volume.ID) (found [][]rpc.QueuePair, unread []error) {
+	found, unread = make([][]rpc.QueuePair, len(ids)), make([]error, len(ids))
+	var silent sync.Map // targets, with their errors
+	var reads errgroup.Group
+	reads.SetLimit(parallelRequests)
+	for i, id := range ids {
+		name, uuid, _ := parseID(string(id))
+		t := e.targets[name]
+		if t == nil {
+			continue
+		}
+		reads.Go(func() (err error) {
+			if earlier, is := silent.Load(t); is {
+				unread[i] = earlier.(error)
+				return nil
+			}
+			found[i], err = t.pairs(ctx, nqnOf(uuid))
+			if unread[i] = t.explain(err, "list the connections of volume %s", id); errs.KindOf(err) == errs.Unavailable {
+				silent.Store(t, unread[i])
+			}
+			return nil
+		})
+	}
+	_ = reads.Wait() // its errors are in unread
+	return found, unread
+}
+
+func sessionID(target, uuid string, controller int) string {
+	return fmt.Sprintf("%s:%d", formatID(target, uuid), controller)
+}
+
+// End implements volume.Fencer. Apply has removed the hosts, which ends their
+// sessions, but a client can have connected from a fenced address since.
+func (e *Engine) End(ctx context.Context, sessions []volume.Session) error {
+	blocks, err := e.fencedBlocks(ctx)
+	if err != nil {
+		return err
+	}
+	set, err := cidr.Set(blocks)
+	if err != nil {
+		return err
+	}
+	corrected := map[*target]bool{}
+	for _, s := range sessions {
+		end := strings.LastIndexByte(s.ID, ':')
+		name, uuid, ok := parseID(s.ID[:max(end, 0)])
+		controller, err := strconv.Atoi(s.ID[end+1:])
+		if !ok || err != nil {
+			return errs.Errorf(errs.Invalid, "session id %s is not one of this driver", errs.Quote(s.ID))
+		}
+		t, err := e.target(name)
+		if err != nil {
+			return err
+		}
+		if !corrected[t] {
+			corrected[t] = true
+			if err := e.applyAt(ctx, t, set); err != nil {
+				return err
+			}
+		}
+		// After a restart of the target another client can have the number.
+		isSession := func(p rpc.QueuePair) bool {
+			peer, _ := parseAddress(p.Peer)
+			return p.ControllerID == controller && peer.Addr() == s.Client.Addr()
+		}
+		if err := awaitEnd(ctx, isSession, func() ([]rpc.QueuePair, error) { return t.pairs(ctx, nqnOf(uuid)) }); err != nil {
+			return t.explain(err, "end session %s of client %s", s.ID, s.Client)
+		}
+	}
+	return nil
+}
+
+// pollInterval of waiting for the end of sessions.
+const pollInterval = 50 * time.Millisecond
+
+// awaitEnd waits until the list has no such session. Releases before 26.05
+// remove a host before its sessions have ended.
+func awaitEnd[T any](ctx context.Context, isSession func(T) bool, list func() ([]T, error)) error {
+	ticker := time.NewTicker(pollInterval)
+	defer ticker.Stop()
+	for {
+		left, err := list()
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(left, isSession) {
+			return nil
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return errs.Errorf(errs.Unavailable, "its session has not ended: %w", context.Cause(ctx))
+		}
+	}
+}
