@@ -69,8 +69,7 @@ var (
 type target struct {
 	Target
 
-	unswept  atomic.Bool // interrupted calls can have left lvols
-	compared atomic.Bool // known to be recorded
+	unswept atomic.Bool // interrupted calls can have left lvols
 
 	mu      sync.Mutex
 	failure error    // why the exports could not be compared

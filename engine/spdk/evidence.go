@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go4.org/netipx"
@@ -54,12 +55,9 @@ func (e *Engine) Held(ctx context.Context) ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, err
 	}
-	lists := map[string]map[string]rpc.Subsystem{}
+	lists := e.hostLists(ctx, hosts)
 	var open []netip.Prefix
 	for _, h := range hosts {
-		if _, read := lists[h.target]; !read {
-			lists[h.target] = e.exported(ctx, h.target)
-		}
 		list := lists[h.target]
 		if s := list[nqnOf(h.uuid)]; list == nil || s.AllowAnyHost || s.HasHost(h.nqn) {
 			open = append(open, h.blocks...)
@@ -68,19 +66,28 @@ func (e *Engine) Held(ctx context.Context) ([]netip.Prefix, error) {
 	return cidr.Missing(open, blocks)
 }
 
-// exported returns the subsystems of a target, nil if it does not answer.
-func (e *Engine) exported(ctx context.Context, target string) map[string]rpc.Subsystem {
+// hostLists returns the subsystems, by NQN, of the targets of hosts, by name; nil
+// for one that does not answer or is not configured.
+func (e *Engine) hostLists(ctx context.Context, hosts []fencedHost) map[string]map[string]rpc.Subsystem {
 	ctx, cancel := context.WithTimeout(ctx, e.answerTime)
 	defer cancel()
-	t, err := e.target(target)
-	if err != nil {
-		return nil
+	lists := make([]map[string]rpc.Subsystem, len(e.order))
+	var reads sync.WaitGroup
+	for i, t := range e.order {
+		if slices.ContainsFunc(hosts, func(h fencedHost) bool { return h.target == t.Name }) {
+			reads.Go(func() {
+				if all, err := t.subsystems(ctx); err == nil {
+					lists[i] = all
+				}
+			})
+		}
 	}
-	all, err := t.subsystems(ctx)
-	if err != nil {
-		return nil
+	reads.Wait()
+	named := map[string]map[string]rpc.Subsystem{}
+	for i, t := range e.order {
+		named[t.Name] = lists[i]
 	}
-	return all
+	return named
 }
 
 // fencedHost is a host that is not allowed on the list of a volume.
@@ -185,7 +192,7 @@ func (e *Engine) Sessions(ctx context.Context, blocks []netip.Prefix) (all []vol
 	found, unread := e.connections(ctx, ids)
 	for i, id := range ids {
 		// A target without a client in the blocks does not matter, as in Apply.
-		if unread[i] != nil && slices.ContainsFunc(hosts[id], func(host string) bool { return host != "" }) {
+		if unread[i] != nil && (errs.KindOf(unread[i]) != errs.Unavailable || slices.ContainsFunc(hosts[id], func(host string) bool { return host != "" })) {
 			return nil, unread[i]
 		}
 		all = append(all, e.sessionsOf(id, found[i], hosts[id], set)...)
@@ -217,32 +224,47 @@ const parallelRequests = 8
 
 // connections returns the connections of volumes, and errors, in their order;
 // none for those of a target that is not configured, which Apply reports. A target
-// that does not answer is not asked again.
+// that does not answer is not asked again, and does not delay the others.
 func (e *Engine) connections(ctx context.Context, ids []volume.ID) (found [][]rpc.QueuePair, unread []error) {
 	found, unread = make([][]rpc.QueuePair, len(ids)), make([]error, len(ids))
-	var silent sync.Map // targets, with their errors
-	var reads errgroup.Group
-	reads.SetLimit(parallelRequests)
+	at := map[*target][]int{}
 	for i, id := range ids {
-		name, uuid, _ := parseID(string(id))
-		t := e.targets[name]
-		if t == nil {
-			continue
+		name, _, _ := parseID(string(id))
+		if t := e.targets[name]; t != nil {
+			at[t] = append(at[t], i)
 		}
-		reads.Go(func() (err error) {
-			if earlier, is := silent.Load(t); is {
-				unread[i] = earlier.(error)
-				return nil
+	}
+	var all sync.WaitGroup
+	for t, indices := range at {
+		all.Go(func() {
+			var reads errgroup.Group
+			reads.SetLimit(parallelRequests)
+			var silent atomic.Pointer[error]
+			for _, i := range indices {
+				reads.Go(func() error {
+					if err := silent.Load(); err != nil {
+						unread[i] = *err
+						return nil
+					}
+					if found[i], unread[i] = e.connectionsOf(ctx, t, ids[i]); errs.KindOf(unread[i]) == errs.Unavailable {
+						silent.Store(&unread[i])
+					}
+					return nil
+				})
 			}
-			found[i], err = t.pairs(ctx, nqnOf(uuid))
-			if unread[i] = t.explain(err, "list the connections of volume %s", id); errs.KindOf(err) == errs.Unavailable {
-				silent.Store(t, unread[i])
-			}
-			return nil
+			_ = reads.Wait() // its errors are in unread
 		})
 	}
-	_ = reads.Wait() // its errors are in unread
+	all.Wait()
 	return found, unread
+}
+
+func (e *Engine) connectionsOf(ctx context.Context, t *target, id volume.ID) ([]rpc.QueuePair, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.answerTime)
+	defer cancel()
+	_, uuid, _ := parseID(string(id))
+	found, err := t.pairs(ctx, nqnOf(uuid))
+	return found, t.explain(err, "list the connections of volume %s", id)
 }
 
 func sessionID(target, uuid string, controller int) string {

@@ -152,6 +152,87 @@ func TestFenceAfterLossOfOneRecord(t *testing.T) {
 	r.unconfirmed(e, "192.0.2.1/32", s)
 }
 
+// As above, but the target does not let the volume be adopted at first.
+func TestFenceAfterFailedAdoption(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	testkit.Must(t, e.compare(ctx, e.order[0]))
+	publish(t, e, v.ID, node("n1", "192.0.2.1"))
+	s := r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
+	testkit.Must(t, e.drop(ctx, testkit.Value(e.find(ctx, v.ID))(t)), e.config.Ledger.Revoke(ctx, v.ID, "", nil))
+	e = r.engine()
+	for _, method := range []string{"bdev_get_bdevs", "bdev_lvol_get_lvols"} {
+		r.targets[0].Inject(spdktest.Fault{Method: method, Instead: spdktest.Drop})
+	}
+	defer r.targets[0].Clear()
+	wantKind(t, enforcer(t, e).Fence(ctx, block("192.0.2.1/32")), "fence", errs.Unavailable)
+	if !s.Alive() {
+		t.Error("the session has ended, so that the test shows nothing")
+	}
+}
+
+// A DPU that is connected, and was not seen by a comparison yet.
+func TestFenceOfUnseenDPU(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	v := create(t, e, "v", volume.Source{})
+	testkit.Must(t, e.compare(testkit.Context(t), e.order[0]))
+	publish(t, e, v.ID, node("dpu-1"))
+	s := r.mustConnect(v, access.HostNQN("dpu-1"), "192.0.2.9")
+	r.unconfirmed(e, "192.0.2.9/32", s)
+}
+
+// A DPU has got the volume with an address that it and another node had since.
+func TestFenceOfFormerAddress(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	l := e.config.Ledger
+	v := create(t, e, "v", volume.Source{})
+	testkit.Must(t, e.compare(ctx, e.order[0]), l.RecordClient(ctx, node("dpu-1", "192.0.2.1")))
+	publish(t, e, v.ID, node("dpu-1"))
+	s := r.mustConnect(v, access.HostNQN("dpu-1"), "192.0.2.1")
+	for _, c := range []volume.Client{node("dpu-1", "192.0.2.2"), node("n9", "192.0.2.1"), node("n9", "192.0.2.19")} {
+		testkit.Must(t, l.RecordClient(ctx, c))
+	}
+	r.disconnect()
+	wantKind(t, enforcer(t, e).Fence(ctx, block("192.0.2.2/32")), "fence of the present address", errs.Unavailable)
+	r.unconfirmed(e, "192.0.2.1/32", s)
+}
+
+// The target answers, but does not list the connections of one volume.
+func TestFenceWithUnreadConnections(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	ctx := testkit.Context(t)
+	v := create(t, e, "v", volume.Source{})
+	publish(t, e, v.ID, node("n1", "192.0.2.1"))
+	testkit.Must(t, e.compare(ctx, e.order[0]))
+	s := r.mustConnect(v, access.HostNQN("n1"), "203.0.113.1")
+	f := enforcer(t, e)
+	r.targets[0].Inject(spdktest.Fault{Method: "nvmf_subsystem_get_qpairs", Error: &spdktest.Error{Code: -32603, Message: "Internal error"}})
+	wantKind(t, f.Fence(ctx, block("203.0.113.0/24")), "fence", errs.Unavailable)
+	r.targets[0].Clear()
+	testkit.Must(t, f.Fence(ctx, block("203.0.113.0/24")))
+	if s.Alive() {
+		t.Error("the session from a fenced address is alive")
+	}
+}
+
+// Another controller has found an export without a record, and adopted it.
+func TestComparedByAnother(t *testing.T) {
+	r := newRig(t, "one")
+	a, b := r.engine(), r.engine()
+	ctx := testkit.Context(t)
+	target := a.order[0]
+	testkit.Must(t, a.compare(ctx, target), b.noteCompared(ctx, b.order[0], false), a.compare(ctx, target))
+	if is := testkit.Value(b.isCompared(ctx, b.order[0]))(t); !is {
+		t.Error("the target does not count as compared again")
+	}
+}
+
 // A repair of another controller, with the hosts of before the adoption as they
 // were, is slower than a fence.
 func TestFenceDuringRepairOfAnotherController(t *testing.T) {

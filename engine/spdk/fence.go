@@ -8,12 +8,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"go4.org/netipx"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/cidr"
-	"github.com/cleatproject/cleat/internal/store"
+	"github.com/cleatproject/cleat/internal/ledger"
 	"github.com/cleatproject/cleat/volume"
 )
 
@@ -27,12 +28,7 @@ func (e *Engine) Apply(ctx context.Context, desired volume.FenceSet) error {
 	if err != nil {
 		return err
 	}
-	failed := make([]error, len(e.order))
-	var all sync.WaitGroup
-	for i, t := range e.order {
-		all.Go(func() { failed[i] = e.applyAt(ctx, t, set) })
-	}
-	all.Wait()
+	failed := e.applyAll(ctx, set)
 	hosts, err := e.fencedHosts(ctx)
 	if err != nil {
 		return errors.Join(err, errors.Join(failed...))
@@ -57,6 +53,23 @@ func (e *Engine) Apply(ctx context.Context, desired volume.FenceSet) error {
 		return &volume.NotEnforced{Blocks: blocks, Err: err}
 	}
 	return nil
+}
+
+// applyAll leaves a part of the time, as a target that does not answer needs all
+// of its own.
+func (e *Engine) applyAll(ctx context.Context, set *netipx.IPSet) []error {
+	if deadline, has := ctx.Deadline(); has {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Until(deadline)/2)
+		defer cancel()
+	}
+	failed := make([]error, len(e.order))
+	var all sync.WaitGroup
+	for i, t := range e.order {
+		all.Go(func() { failed[i] = e.applyAt(ctx, t, set) })
+	}
+	all.Wait()
+	return failed
 }
 
 func (e *Engine) applyAt(ctx context.Context, t *target, set *netipx.IPSet) error {
@@ -117,7 +130,8 @@ func (e *Engine) concerned(ctx context.Context, t *target, set *netipx.IPSet) (i
 }
 
 // unknownHosts returns the volumes of a target with hosts without a grant. unknown
-// is also true for a target whose volumes are perhaps not all recorded.
+// is also true for a target whose volumes are perhaps not all recorded, or that
+// has a client without an address, as a DPU that was not seen connected yet.
 func (e *Engine) unknownHosts(ctx context.Context, t *target) (ids []volume.ID, unknown bool, err error) {
 	all, err := e.records(ctx)
 	if err != nil {
@@ -128,12 +142,28 @@ func (e *Engine) unknownHosts(ctx context.Context, t *target) (ids []volume.ID, 
 			ids = append(ids, r.id())
 		}
 	}
-	var known bool
-	err = e.config.Database.View(ctx, func(tx *store.Tx) error {
-		_, known, err = compared().Get(tx, t.Name)
-		return err
-	})
-	return ids, !known || len(ids) > 0, err
+	known, err := e.isCompared(ctx, t)
+	if err != nil || !known || len(ids) > 0 {
+		return ids, true, err
+	}
+	unknown, err = e.hasUnseenClient(ctx, t)
+	return nil, unknown, err
+}
+
+func (e *Engine) hasUnseenClient(ctx context.Context, t *target) (bool, error) {
+	grants, err := e.config.Ledger.All(ctx, "", 0)
+	if err != nil {
+		return false, err
+	}
+	clients, err := e.config.Ledger.Clients(ctx)
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(grants, func(g ledger.Grant) bool {
+		name, _, _ := parseID(string(g.Volume))
+		return name == t.Name && len(g.Client.Addrs) == 0 &&
+			!slices.ContainsFunc(clients, func(c volume.Client) bool { return c.Node == g.Client.Node && len(c.Addrs) > 0 })
+	}), nil
 }
 
 // compareSome is compare, but returns only the errors that concern some volumes:
@@ -245,6 +275,9 @@ func (e *Engine) adoptAll(ctx context.Context, t *target) error {
 		uuid, ours := strings.CutPrefix(nqn, nqnPrefix)
 		if !ours || len(s.Namespaces) == 0 {
 			continue
+		}
+		if err := e.noteCompared(ctx, t, false); err != nil { // until it is compared
+			return err
 		}
 		err := e.locked(ctx, volumeID(t.Name, uuid), func(record) error { return nil })
 		if err != nil && errs.KindOf(err) != errs.NotFound {

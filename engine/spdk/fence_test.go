@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/enforce"
@@ -17,10 +18,14 @@ import (
 	"github.com/cleatproject/cleat/volume/access"
 )
 
-func enforcer(t *testing.T, e *Engine) *enforce.Enforcer {
+func enforcer(t *testing.T, e *Engine, bounds ...enforce.Bounds) *enforce.Enforcer {
 	operations := op.New(t.Context(), 0)
 	t.Cleanup(func() { testkit.Must(t, operations.Close(testkit.Context(t))) })
-	return testkit.Value(enforce.New(enforce.Config{Ledger: e.config.Ledger, Operations: operations, Locals: []enforce.Local{{Name: "spdk", Fencer: e, Deferred: true}}}))(t)
+	c := enforce.Config{Ledger: e.config.Ledger, Operations: operations, Locals: []enforce.Local{{Name: "spdk", Fencer: e, Deferred: true}}}
+	for _, b := range bounds {
+		c.Bounds = b
+	}
+	return testkit.Value(enforce.New(c))(t)
 }
 
 func block(text string) plan.Request {
@@ -135,35 +140,51 @@ func TestFenceWithoutTarget(t *testing.T) {
 	r.refused(v, access.HostNQN("n1"))
 }
 
-// A fence that waits for its target delays no fence of a client without a volume
+// Fences that wait for their targets delay no fence of a client without a volume
 // there, also of the next address, and not the end of such a fence.
-func TestFenceBesideFenceWithoutTarget(t *testing.T) {
-	r := newRig(t, "one", "two")
-	e := r.engine()
-	ctx := testkit.Context(t)
-	var sessions []session
-	for i := range 2 {
-		req := request(fmt.Sprint("v", i), volume.Source{})
-		req.Parameters = map[string]string{keyTarget: targetName(i)}
-		v := testkit.Value(e.Create(ctx, req))(t)
-		client := fmt.Sprint("n", 2+i)
-		publish(t, e, v.ID, node(client, "192.0.2."+client[1:]))
-		sessions = append(sessions, r.mustConnect(v, access.HostNQN(client), "192.0.2."+client[1:]))
-		testkit.Must(t, e.compare(ctx, e.order[i]))
+func TestFenceBesideFencesThatWait(t *testing.T) {
+	for name, fail := range map[string]func(*spdktest.Process){
+		"down":   func(p *spdktest.Process) { p.Kill() },
+		"silent": func(p *spdktest.Process) { p.Inject(spdktest.Fault{Instead: spdktest.Silence}) },
+		"no answer to a removal": func(p *spdktest.Process) {
+			p.Inject(spdktest.Fault{Method: "nvmf_subsystem_remove_host", Instead: spdktest.Silence})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, "one", "two", "three", "four")
+			e := r.engine()
+			e.answerTime = 2 * time.Second
+			ctx := testkit.Context(t)
+			var sessions []session
+			there := plan.Request{Owner: volume.FenceOwner{Digest: "a"}}
+			for i := range r.targets {
+				req := request(fmt.Sprint("v", i), volume.Source{})
+				req.Parameters = map[string]string{keyTarget: targetName(i)}
+				v := testkit.Value(e.Create(ctx, req))(t)
+				client, addr := fmt.Sprint("n", i), fmt.Sprint("192.0.2.", 8+i)
+				publish(t, e, v.ID, node(client, addr))
+				sessions = append(sessions, r.mustConnect(v, access.HostNQN(client), addr))
+				testkit.Must(t, e.compare(ctx, e.order[i]))
+				there.Blocks = append(there.Blocks, block(addr+"/32").Blocks...)
+			}
+			here := block("192.0.2.8/32")
+			there.Blocks = there.Blocks[1:]
+			for _, p := range r.targets[1:] {
+				fail(p)
+				defer p.Clear()
+			}
+			// Less time than the targets need one after the other.
+			f := enforcer(t, e, enforce.Bounds{Block: 10 * time.Second, End: 10 * time.Second, Verify: 5 * time.Second})
+			wantKind(t, f.Fence(ctx, there), "fence without the targets", errs.Unavailable)
+			testkit.Must(t, f.Fence(ctx, here))
+			wantAlive(t, "fenced", sessions[:1], false)
+			if held := testkit.Value(e.Held(ctx))(t); !slices.Equal(held, here.Blocks) {
+				t.Errorf("held: %v", held)
+			}
+			testkit.Must(t, f.Unfence(ctx, here))
+		})
 	}
-	f := enforcer(t, e)
-	r.targets[1].Kill()
-	here, there := block("192.0.2.2/32"), block("192.0.2.3/32")
-	wantKind(t, f.Fence(ctx, there), "fence without the target", errs.Unavailable)
-	testkit.Must(t, f.Fence(ctx, here))
-	wantAlive(t, "fenced", sessions[:1], false)
-	if held := testkit.Value(e.Held(ctx))(t); !slices.Equal(held, here.Blocks) {
-		t.Errorf("held: %v", held)
-	}
-	wantKind(t, f.Fence(ctx, there), "the repeat", errs.Unavailable)
-	testkit.Must(t, f.Unfence(ctx, here), r.targets[1].Start())
-	r.offer(1)
-	testkit.Must(t, f.Fence(ctx, there))
 }
 
 // A fence reads the connections of several volumes at once, and removes hosts

@@ -231,18 +231,24 @@ func (e *Engine) unknown(ctx context.Context, t *target, seen map[string]rpc.Sub
 	return errors.Join(failed, e.noteCompared(ctx, t, len(foreign) == 0))
 }
 
-// noteCompared records whether all exports of a target have records. It writes
-// changes only.
+// noteCompared records whether all exports of a target have records.
 func (e *Engine) noteCompared(ctx context.Context, t *target, known bool) error {
-	if known && t.compared.Load() {
-		return nil
+	noted, err := e.isCompared(ctx, t) // another controller can have changed it
+	if err != nil || noted == known {
+		return err
 	}
-	err := e.config.Database.Update(ctx, func(tx *store.Tx) error {
+	return e.config.Database.Update(ctx, func(tx *store.Tx) error {
 		if known {
 			return compared().Put(tx, t.Name, struct{}{})
 		}
 		return compared().Delete(tx, t.Name)
 	})
-	t.compared.Store(known && err == nil)
-	return err
+}
+
+func (e *Engine) isCompared(ctx context.Context, t *target) (is bool, err error) {
+	err = e.config.Database.View(ctx, func(tx *store.Tx) error {
+		_, is, err = compared().Get(tx, t.Name)
+		return err
+	})
+	return is, err
 }

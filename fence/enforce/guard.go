@@ -111,19 +111,24 @@ func (e *Enforcer) repair(ctx context.Context, l *local) (desired []netip.Prefix
 		case err != nil:
 			return errs.Errorf(errs.Unavailable, "read back the fenced blocks: %w", err)
 		case slices.Equal(held, desired):
+			l.applied, l.known = desired, true
 			return nil
 		}
 		// Another program has caused a difference to the last Apply; one only
 		// to the record is a call in flight.
-		if l.known && !slices.Equal(held, l.applied) {
-			lifted, added, err := compare(l.applied, held)
+		applied, known := l.applied, l.known
+		err = e.applyLocked(ctx, l, desired, desired)
+		// Storage that does not answer was not changed.
+		_, silent := errors.AsType[*volume.NotEnforced](err)
+		if known && !silent && !slices.Equal(held, applied) {
+			lifted, added, err := compare(applied, held)
 			if err != nil {
 				return err
 			}
 			e.metrics.drift.WithLabelValues(l.Name).Inc()
-			e.logger.WarnContext(ctx, "fences were changed by another program, repairing", "enforcer", l.Name, "missing", lifted, "unexpected", added)
+			e.logger.WarnContext(ctx, "fences were changed by another program, repaired", "enforcer", l.Name, "missing", lifted, "unexpected", added)
 		}
-		if err := e.applyLocked(ctx, l, desired, desired); err != nil {
+		if err != nil {
 			return err
 		}
 		return e.verifyRepair(ctx, l, desired)

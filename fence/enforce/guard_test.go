@@ -7,7 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/fence/plan"
+	"github.com/cleatproject/cleat/internal/cidr"
 	"github.com/cleatproject/cleat/test/testkit"
 	"github.com/cleatproject/cleat/volume"
 )
@@ -67,6 +69,57 @@ func TestDriftIsRepaired(t *testing.T) {
 	})
 	r.network.Fail("Held", nil)
 	testkit.Eventually(t, "it is well again", func() bool { return r.Check(t.Context()) == nil })
+}
+
+// partly is a fencer that cannot reach a part of the storage.
+type partly struct {
+	volume.Fencer
+	silent []netip.Prefix
+}
+
+func (p *partly) Apply(ctx context.Context, desired volume.FenceSet) error {
+	err := p.Fencer.Apply(ctx, desired)
+	if err == nil && len(p.silent) > 0 {
+		err = &volume.NotEnforced{Blocks: p.silent, Err: errors.New("no answer")}
+	}
+	return err
+}
+
+func (p *partly) Held(ctx context.Context) ([]netip.Prefix, error) {
+	held, err := p.Fencer.Held(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return cidr.Missing(p.silent, held)
+}
+
+// Storage that does not answer delays the fences of its clients only, and is no
+// change by another program. One after it has answered is.
+func TestFencesBesideSilentStorage(t *testing.T) {
+	r := newRig(t)
+	l := r.locals[0]
+	p := &partly{Fencer: l.Fencer}
+	l.Fencer = p
+	ctx := t.Context()
+	here, there := req("a", "10.0.0.1/32"), req("a", "10.0.0.2/32")
+	testkit.Must(t, r.Fence(ctx, here), r.Fence(ctx, there))
+	p.silent = there.Blocks
+	for range 2 {
+		if err := testkit.Err(r.repair(ctx, l)); errs.KindOf(err) != errs.Unavailable {
+			t.Errorf("repair: %v", err)
+		}
+	}
+	if err := r.Fence(ctx, there); errs.KindOf(err) != errs.Unavailable {
+		t.Errorf("fence of a client of the silent storage: %v", err)
+	}
+	testkit.Must(t, r.Unfence(ctx, here), r.Fence(ctx, here))
+	p.silent = nil
+	testkit.Must(t, testkit.Err(r.repair(ctx, l)))
+	r.network.Tamper()
+	testkit.Must(t, testkit.Err(r.repair(ctx, l)))
+	if n := testkit.Metric(t, r.registry, "cleat_fence_drift_total", "enforcer=host"); n != 1 {
+		t.Errorf("%v changes by other programs, want 1", n)
+	}
 }
 
 func TestGuardCompletesInterruptedCalls(t *testing.T) {

@@ -70,11 +70,13 @@ func (l *Ledger) divide(ctx context.Context, prefix string) (admitted map[volume
 			if err != nil {
 				return err
 			}
+			earlier := g.Client.Addrs
 			if g.NameOnly || len(g.Client.Addrs) == 0 {
 				g.Client.Addrs = k.Client.Addrs
 			}
 			switch {
 			case d != nil && d.fence.IsDesired():
+				g.Client.Addrs = slices.Concat(earlier, k.Client.Addrs)
 				fenced = append(fenced, g)
 			case g.Revoking.IsZero():
 				admitted[g.Volume] = append(admitted[g.Volume], g)
