@@ -137,37 +137,37 @@ func TestFenceOfAbsentClientAfterLossOfRecords(t *testing.T) {
 	}
 }
 
+// lost returns a controller without the record of a volume, and the session of a
+// client of the volume.
+func (r *rig) lost() (*Engine, session) {
+	r.t.Helper()
+	e := r.engine()
+	ctx := testkit.Context(r.t)
+	v := create(r.t, e, "v", volume.Source{})
+	testkit.Must(r.t, e.compare(ctx, e.order[0]))
+	publish(r.t, e, v.ID, node("n1", "192.0.2.1"))
+	s := r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
+	testkit.Must(r.t, e.drop(ctx, testkit.Value(e.find(ctx, v.ID))(r.t)), e.config.Ledger.Revoke(ctx, v.ID, "", nil))
+	return r.engine(), s
+}
+
 // A part of the records is lost, as those of an older backup lack later volumes.
 func TestFenceAfterLossOfOneRecord(t *testing.T) {
 	r := newRig(t, "one")
-	e := r.engine()
-	ctx := testkit.Context(t)
-	v := create(t, e, "v", volume.Source{})
-	testkit.Must(t, e.compare(ctx, e.order[0]))
-	publish(t, e, v.ID, node("n1", "192.0.2.1"))
-	s := r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
-	testkit.Must(t, e.drop(ctx, testkit.Value(e.find(ctx, v.ID))(t)), e.config.Ledger.Revoke(ctx, v.ID, "", nil))
-	e = r.engine()
-	testkit.Must(t, e.compare(ctx, e.order[0]))
+	e, s := r.lost()
+	testkit.Must(t, e.compare(testkit.Context(t), e.order[0]))
 	r.unconfirmed(e, "192.0.2.1/32", s)
 }
 
 // As above, but the target does not let the volume be adopted at first.
 func TestFenceAfterFailedAdoption(t *testing.T) {
 	r := newRig(t, "one")
-	e := r.engine()
-	ctx := testkit.Context(t)
-	v := create(t, e, "v", volume.Source{})
-	testkit.Must(t, e.compare(ctx, e.order[0]))
-	publish(t, e, v.ID, node("n1", "192.0.2.1"))
-	s := r.mustConnect(v, access.HostNQN("n1"), "192.0.2.1")
-	testkit.Must(t, e.drop(ctx, testkit.Value(e.find(ctx, v.ID))(t)), e.config.Ledger.Revoke(ctx, v.ID, "", nil))
-	e = r.engine()
+	e, s := r.lost()
 	for _, method := range []string{"bdev_get_bdevs", "bdev_lvol_get_lvols"} {
 		r.targets[0].Inject(spdktest.Fault{Method: method, Instead: spdktest.Drop})
 	}
 	defer r.targets[0].Clear()
-	wantKind(t, enforcer(t, e).Fence(ctx, block("192.0.2.1/32")), "fence", errs.Unavailable)
+	wantKind(t, enforcer(t, e).Fence(testkit.Context(t), block("192.0.2.1/32")), "fence", errs.Unavailable)
 	if !s.Alive() {
 		t.Error("the session has ended, so that the test shows nothing")
 	}
