@@ -126,7 +126,7 @@ func (e *Enforcer) repair(ctx context.Context, l *local) (desired []netip.Prefix
 				return err
 			}
 			e.metrics.drift.WithLabelValues(l.Name).Inc()
-			e.logger.WarnContext(ctx, "fences were changed by another program, repaired", "enforcer", l.Name, "missing", lifted, "unexpected", added)
+			e.logger.WarnContext(ctx, "fences were changed by another program, repairing", "enforcer", l.Name, "missing", lifted, "unexpected", added)
 		}
 		if err != nil {
 			return err
