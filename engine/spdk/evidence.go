@@ -56,6 +56,9 @@ func (e *Engine) Held(ctx context.Context) ([]netip.Prefix, error) {
 		return nil, err
 	}
 	lists := e.hostLists(ctx, hosts)
+	if ctx.Err() != nil {
+		return nil, errs.Errorf(errs.Unavailable, "read the host lists of the targets: %w", context.Cause(ctx))
+	}
 	var open []netip.Prefix
 	for _, h := range hosts {
 		list := lists[h.target]

@@ -154,7 +154,7 @@ func TestFenceBesideFencesThatWait(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, "one", "two", "three", "four")
 			e := r.engine()
-			e.answerTime = 2 * time.Second
+			e.answerTime = 3 * time.Second
 			ctx := testkit.Context(t)
 			var sessions []session
 			there := plan.Request{Owner: volume.FenceOwner{Digest: "a"}}
@@ -175,7 +175,7 @@ func TestFenceBesideFencesThatWait(t *testing.T) {
 				defer p.Clear()
 			}
 			// Less time than the targets need one after the other.
-			f := enforcer(t, e, enforce.Bounds{Block: 10 * time.Second, End: 10 * time.Second, Verify: 5 * time.Second})
+			f := enforcer(t, e, enforce.Bounds{Block: 16 * time.Second, End: 16 * time.Second, Verify: 8 * time.Second})
 			wantKind(t, f.Fence(ctx, there), "fence without the targets", errs.Unavailable)
 			testkit.Must(t, f.Fence(ctx, here))
 			wantAlive(t, "fenced", sessions[:1], false)
@@ -185,6 +185,26 @@ func TestFenceBesideFencesThatWait(t *testing.T) {
 			testkit.Must(t, f.Unfence(ctx, here))
 		})
 	}
+}
+
+// A call that ends while the host lists are read does not say that no fence is in
+// force: that would count as a change by another program.
+func TestHeldIsCanceled(t *testing.T) {
+	r := newRig(t, "one")
+	e := r.engine()
+	publish(t, e, create(t, e, "v", volume.Source{}).ID, node("n1", "192.0.2.1"))
+	testkit.Must(t, enforcer(t, e).Fence(testkit.Context(t), block("192.0.2.1/32")))
+	p := r.targets[0]
+	p.Forget()
+	p.Inject(spdktest.Fault{Method: "nvmf_get_subsystems", Instead: spdktest.Silence})
+	defer p.Clear()
+	ctx, cancel := context.WithCancel(testkit.Context(t))
+	defer cancel()
+	failed := make(chan error, 1)
+	go func() { failed <- testkit.Err(e.Held(ctx)) }()
+	testkit.Eventually(t, "the host lists are read", func() bool { return p.Counts()["nvmf_get_subsystems"] > 0 })
+	cancel()
+	wantKind(t, <-failed, "Held", errs.Unavailable)
 }
 
 // A fence reads the connections of several volumes at once, and removes hosts

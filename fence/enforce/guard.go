@@ -111,7 +111,7 @@ func (e *Enforcer) repair(ctx context.Context, l *local) (desired []netip.Prefix
 		case err != nil:
 			return errs.Errorf(errs.Unavailable, "read back the fenced blocks: %w", err)
 		case slices.Equal(held, desired):
-			l.applied, l.known = desired, true
+			l.applied, l.known = desired, true // also after an Apply that failed
 			return nil
 		}
 		// Another program has caused a difference to the last Apply; one only
