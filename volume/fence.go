@@ -58,6 +58,22 @@ type Session struct {
 	Holder string `json:"holder,omitempty"`
 }
 
+// Coverage is what the fences of a machine's packet filter protect at the time
+// of the call.
+type Coverage struct {
+	// Servers listen on a fenced port, for other machines.
+	Servers []Listener `json:"servers"`
+	// Unprotected are sessions of clients in the blocks with storage servers on
+	// ports that are not fenced.
+	Unprotected []Session `json:"unprotected,omitempty"`
+}
+
+// Listener is a server's listening socket.
+type Listener struct {
+	Address netip.AddrPort `json:"address"`
+	Holder  string         `json:"holder"` // as in Session
+}
+
 // Fence is the record of a fence on a block of addresses.
 type Fence struct {
 	Block netip.Prefix `json:"block"` // masked; never 4in6

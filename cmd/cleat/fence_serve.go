@@ -41,6 +41,7 @@ type fenceServer struct {
 	allPorts       bool
 	peersOnly      bool
 	kernelTargets  bool
+	standby        bool
 	liftUnrecorded bool
 	table          string
 	ports          ports.Set // derived from portNames and allPorts
@@ -85,6 +86,7 @@ func (s *fenceServer) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&s.allPorts, "all-ports", false, "fence all traffic to this machine, not only to the storage ports")
 	fs.BoolVar(&s.peersOnly, "peers-only", false, "enforce fences only at the peers, not on this machine")
 	fs.BoolVar(&s.kernelTargets, "kernel-targets", false, "treat sockets without a process (of kernel targets) as ended when they are destroyed")
+	fs.BoolVar(&s.standby, "standby", false, "confirm fences although no storage server listens on the ports: it runs on this machine only after a failover")
 	fs.BoolVar(&s.liftUnrecorded, "lift-unrecorded", false, "create a new record even if the packet filter has fences of another record, which are then removed")
 	fs.StringVar(&s.table, "table", defaultFenceTable, "name of the nftables table; each server in a network namespace needs its own")
 	s.fencing.addFlags(fs, "")
@@ -99,8 +101,8 @@ func (s *fenceServer) Complete() (err error) {
 		return fmt.Errorf("--all-ports and --ports %s are mutually exclusive: set one of them", strings.Join(s.portNames, ","))
 	case s.peersOnly && len(s.peers) == 0:
 		return fmt.Errorf("--peers-only requires at least one --peer")
-	case s.peersOnly && (s.allPorts || len(s.portNames) > 0 || s.kernelTargets):
-		return fmt.Errorf("--peers-only enforces no fences on this machine: --ports, --all-ports and --kernel-targets cannot be set with it")
+	case s.peersOnly && (s.allPorts || len(s.portNames) > 0 || s.kernelTargets || s.standby):
+		return fmt.Errorf("--peers-only enforces no fences on this machine: --ports, --all-ports, --kernel-targets and --standby cannot be set with it")
 	case !regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_]{0,31}$`).MatchString(s.table):
 		return fmt.Errorf("--table %q is invalid: use a letter, followed by letters, digits and underscores, at most 32 characters", s.table)
 	case s.allPorts:
@@ -148,7 +150,7 @@ func (s *fenceServer) open(ctx context.Context) error {
 			return err
 		}
 		s.OnClose(func(context.Context) error { return s.sockets.Close() })
-		c.Locals, c.Changed = []enforce.Local{{Name: "host", Fencer: enforce.Host(s.filter, s.sockets)}}, s.filter.Changed()
+		c.Locals, c.Changed = []enforce.Local{{Name: "host", Fencer: enforce.Host(s.filter, s.sockets), Standby: s.standby}}, s.filter.Changed()
 	}
 	const file = "fences.db"
 	if err := s.checkRecord(ctx, filepath.Join(dir, file)); err != nil {

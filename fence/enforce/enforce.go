@@ -26,6 +26,9 @@ import (
 type Local struct {
 	Name   string // "host" or the engine's name; recorded
 	Fencer volume.Fencer
+	// Standby: the storage server runs here only after a failover, so a fence
+	// without one behind it is confirmed.
+	Standby bool
 	// Deferred: the storage admits a client only for the ledger, which refuses
 	// fenced ones, and keeps its state without this process. Restore leaves it to
 	// Guard, so that storage that is away keeps no server from starting.
@@ -120,9 +123,10 @@ func orElse(d, fallback time.Duration) time.Duration {
 // session or a grant at any enforcer. A retry or Guard continues an interrupted
 // call.
 //
-// Errors: Invalid and Precondition, without a change; Busy; others if an
-// enforcer failed: the fence is then recorded, blocks new grants, and is in
-// force at some enforcers.
+// Errors: Invalid and Precondition, without a change, except that a fence that
+// is in force and covers no storage server is Precondition too, and stays; Busy;
+// others if an enforcer failed: the fence is then recorded, blocks new grants,
+// and is in force at some enforcers.
 func (e *Enforcer) Fence(ctx context.Context, req plan.Request) error {
 	network, err := e.config.Network(ctx)
 	if err != nil {

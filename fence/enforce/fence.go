@@ -57,7 +57,10 @@ func (e *Enforcer) enforceAll(ctx context.Context, req plan.Request) error {
 			if err := e.endSessions(ctx, l, blocks); err != nil {
 				return err
 			}
-			return errors.Join(e.verifyHeld(ctx, l, blocks), e.verifyEnded(ctx, l, blocks))
+			if err := errors.Join(e.verifyHeld(ctx, l, blocks), e.verifyEnded(ctx, l, blocks)); err != nil {
+				return err
+			}
+			return e.verifyCoverage(ctx, l, req, blocks)
 		})
 	}
 	for _, p := range e.peersFor(req.Owner) {

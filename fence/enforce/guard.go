@@ -97,6 +97,9 @@ func (e *Enforcer) report(ctx context.Context, who string, err error) error {
 // checkLocal also ends sessions that began while a block was not in force.
 func (e *Enforcer) checkLocal(ctx context.Context, l *local) error {
 	desired, err := e.repair(ctx, l)
+	if err == nil {
+		_, err = e.coverage(ctx, l, desired)
+	}
 	if err != nil || len(desired) == 0 {
 		return err
 	}

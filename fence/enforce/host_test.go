@@ -24,7 +24,10 @@ func (f *filter) Held(context.Context) ([]netip.Prefix, error) { return f.blocks
 
 var errEnd = errors.New("of the sockets")
 
-type sockets struct{ asked []netip.Prefix }
+type sockets struct {
+	asked    []netip.Prefix
+	coverage volume.Coverage
+}
 
 func (s *sockets) Sessions(_ context.Context, blocks []netip.Prefix) ([]volume.Session, error) {
 	s.asked = blocks
@@ -32,6 +35,10 @@ func (s *sockets) Sessions(_ context.Context, blocks []netip.Prefix) ([]volume.S
 }
 
 func (s *sockets) End(context.Context, []volume.Session) error { return errEnd }
+
+func (s *sockets) Coverage(context.Context, []netip.Prefix) (volume.Coverage, error) {
+	return s.coverage, nil
+}
 
 func TestHost(t *testing.T) {
 	f, s := &filter{}, &sockets{}

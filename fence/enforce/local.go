@@ -24,6 +24,7 @@ type local struct {
 	applied []netip.Prefix
 	known   bool // applied is this process's last Apply
 	inForce atomic.Bool
+	servers atomic.Pointer[[]volume.Listener] // last read; nil: not yet, or no coverer
 }
 
 // exclusive calls fn with the ledger's desired blocks.
@@ -204,6 +205,7 @@ type Filter interface {
 type Sockets interface {
 	Sessions(ctx context.Context, blocks []netip.Prefix) ([]volume.Session, error)
 	End(ctx context.Context, sessions []volume.Session) error
+	Coverage(ctx context.Context, blocks []netip.Prefix) (volume.Coverage, error)
 }
 
 // Host returns the Fencer for local storage servers without their own: a packet

@@ -19,6 +19,7 @@ type metrics struct {
 	drift    *prometheus.CounterVec
 	failures *prometheus.CounterVec
 	ending   *prometheus.GaugeVec
+	servers  *prometheus.GaugeVec
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
@@ -45,10 +46,13 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	m.ending = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "cleat_fence_sessions_ending", Help: "Sessions of fenced clients that have not ended yet, because a storage server still has their sockets open.",
 	}, []string{"enforcer"})
+	m.servers = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "cleat_fence_servers", Help: "Storage servers that listen on the fenced ports; with 0 a fence protects nothing.",
+	}, []string{"enforcer"})
 	if r == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.blocks, m.enforced, m.peers, m.ended, m.drift, m.failures, m.ending} {
+	for _, c := range []prometheus.Collector{m.blocks, m.enforced, m.peers, m.ended, m.drift, m.failures, m.ending, m.servers} {
 		if err := r.Register(c); err != nil {
 			return nil, fmt.Errorf("register fence metrics: %w", err)
 		}
@@ -73,6 +77,9 @@ func (e *Enforcer) observe(fences []volume.Fence, ending []ledger.Ending) {
 			}
 		}
 		e.metrics.ending.WithLabelValues(l.Name).Set(float64(waiting))
+		if servers := l.servers.Load(); servers != nil {
+			e.metrics.servers.WithLabelValues(l.Name).Set(float64(len(*servers)))
+		}
 	}
 	for _, p := range e.peers {
 		e.metrics.peers.WithLabelValues(p.Name()).Set(boolGauge(p.up.Load()))
@@ -107,6 +114,8 @@ type EnforcerStatus struct {
 	Name  string `json:"name"`
 	Peer  bool   `json:"peer"`
 	Holds bool   `json:"holds"` // fences are in force; a peer: answered the last call
+	// Servers listen on the fenced ports; only of a packet filter.
+	Servers []volume.Listener `json:"servers,omitempty"`
 }
 
 // Ending lists sessions of fenced clients that have not ended, for which Fence
@@ -124,7 +133,11 @@ func (e *Enforcer) Ending(ctx context.Context) ([]volume.Session, error) {
 func (e *Enforcer) Status(ctx context.Context) (Status, error) {
 	s := Status{Enforcers: []EnforcerStatus{}, Fences: []volume.Fence{}, Ending: []ledger.Ending{}}
 	for _, l := range e.locals {
-		s.Enforcers = append(s.Enforcers, EnforcerStatus{Name: l.Name, Holds: l.inForce.Load()})
+		status := EnforcerStatus{Name: l.Name, Holds: l.inForce.Load()}
+		if servers := l.servers.Load(); servers != nil {
+			status.Servers = *servers
+		}
+		s.Enforcers = append(s.Enforcers, status)
 	}
 	for _, p := range e.peers {
 		s.Enforcers = append(s.Enforcers, EnforcerStatus{Name: p.Name(), Peer: true, Holds: p.up.Load()})

@@ -34,14 +34,19 @@ type protocol struct {
 	ranges []Range
 }
 
-// protocols has IANA's ports; Ceph's daemons have their default range
-// (ms_bind_port_min and ms_bind_port_max).
+// protocols has IANA's ports, and default ranges: of Ceph's daemons
+// (ms_bind_port_min and ms_bind_port_max), of GlusterFS's bricks (base-port and
+// the 512 after it), and of DRBD's resources (from 7788).
 func protocols() []protocol {
 	return []protocol{
 		{"nvme-tcp", []Range{{4420, 4420}, {8009, 8009}}},
 		{"iscsi", []Range{{3260, 3260}}},
 		{"nfs", []Range{{2049, 2049}}},
 		{"ceph", []Range{{3300, 3300}, {6789, 6789}, {6800, 7568}}},
+		{"nbd", []Range{{10809, 10809}}},
+		{"smb", []Range{{139, 139}, {445, 445}}},
+		{"drbd", []Range{{7788, 7799}}},
+		{"glusterfs", []Range{{24007, 24008}, {49152, 49664}}},
 	}
 }
 

@@ -159,7 +159,7 @@ func TestSecrets(t *testing.T) {
 	const right, wrong, value = "kestrel-in-the-morning", "heron-at-noon", "parameter-of-a-cluster"
 	file := filepath.Join(t.TempDir(), "token")
 	testkit.Must(t, os.WriteFile(file, []byte(right+"\n"), 0o600))
-	service := s.serve("--secret", "token="+file, "--log-level", "debug")
+	service := s.serve("--standby", "--secret", "token="+file, "--log-level", "debug")
 	ask := func(secrets map[string]string, block string) error {
 		_, err := service.Controller().FenceClusterNetwork(t.Context(), &fence.FenceClusterNetworkRequest{
 			Parameters: map[string]string{"clusterID": value}, Secrets: secrets, Cidrs: serve.CIDRs([]string{block})})
@@ -282,7 +282,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 func TestSecondServiceIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	service := s.serve()
+	service := s.serve("--standby")
 	s.fence(service, []string{victimBlock})
 	for _, c := range []struct {
 		flags []string

@@ -103,7 +103,7 @@ func (s *site) serve(flags ...string) *serve.Service {
 
 func (s *site) serveArmed(program string, env []string, flags ...string) *serve.Service {
 	s.t.Helper()
-	if !slices.Contains(flags, "--all-ports") {
+	if !slices.Contains(flags, "--all-ports") && !slices.Contains(flags, "--ports") {
 		flags = append([]string{"--ports", "4420,3260,10809"}, flags...)
 	}
 	v := testkit.Value(serve.Launch(s.t.Context(), s.machine, program, env, flags...))(s.t)

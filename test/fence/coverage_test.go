@@ -1,0 +1,65 @@
+package fence
+
+import (
+	"bytes"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/cleatproject/cleat/test/fence/storage"
+	"github.com/cleatproject/cleat/test/testkit"
+)
+
+// A fence that covers no storage server, or leaves the client a way to one, is
+// recorded and in force, and never answered with OK.
+func TestFenceCoversAStorageServer(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	victim := s.host(1, 7)
+	service := s.serve("--ports", "4420")
+	incomplete := func(words ...string) {
+		t.Helper()
+		err := service.Fence(t.Context(), nil, victimBlock)
+		s.code(err, codes.FailedPrecondition)
+		for _, w := range words {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("the error lacks %q: %v", w, err)
+			}
+		}
+		if table := s.machine.MustRun(t, "nft", "list", "table", "inet", "cleat_fence"); !strings.Contains(table, victim.v4.String()) {
+			t.Errorf("the fence is not in force:\n%s", table)
+		}
+		if list, err := service.List(t.Context(), nil); err != nil || len(list) > 0 {
+			t.Errorf("list: %v, %v", list, err)
+		}
+	}
+	incomplete("no storage server listens on the fenced ports")
+
+	disk := testkit.Value(storage.StartNBD(s.machine))(t)
+	session, err := storage.NBDSession(1, s.dial(victim, victim.v4, storage.NBDPort))
+	testkit.Must(t, err)
+	w := storage.NewWriter(1, session, pace)
+	t.Cleanup(w.Close)
+	s.await(20, w)
+	testkit.Value(storage.StartRecords(s.machine, recordPort))(t)
+	incomplete("1 sessions use ports that are not fenced", "10809", "nbd-server (process ")
+	s.await(20, w) // the client writes on, which is why
+
+	testkit.Must(t, service.Stop())
+	service = s.serve("--ports", "nvme-tcp,nbd")
+	when := s.fence(service, []string{victimBlock}, w)
+	newest, before, err := storage.Newest(disk.Path, 1)
+	if err != nil || newest > when.sent[w] {
+		t.Errorf("newest block %d (%v), sent %d", newest, err, when.sent[w])
+	}
+	if list, err := service.List(t.Context(), nil); err != nil || !slices.Equal(list, []string{victimBlock}) {
+		t.Errorf("list: %v, %v", list, err)
+	}
+	s.refused(victim, victim.v4, storage.NBDPort)
+	if _, after, err := storage.Newest(disk.Path, 1); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("the fenced client's blocks have changed after the answer (%v)", err)
+	}
+	s.unfence(service, victimBlock)
+}
