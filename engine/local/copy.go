@@ -231,7 +231,7 @@ func (e *Engine) failSnapshot(ctx context.Context, id volume.SnapshotID, r snaps
 	if err := e.putSnapshot(ctx, id, r); err != nil {
 		return err
 	}
-	return errors.Join(e.unpin(ctx, r.Source, string(id)), e.pool.remove(incomingDir, string(id)))
+	return errors.Join(e.pool.remove(incomingDir, string(id)), e.unpin(ctx, r.Source, string(id)))
 }
 
 func (e *Engine) putSnapshot(ctx context.Context, id volume.SnapshotID, r snapshotRecord) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/cleatproject/cleat/errs"
@@ -55,7 +56,7 @@ func (e *Engine) deleteVolume(ctx context.Context, id volume.ID, r volumeRecord)
 	default:
 		// The claim prevents an attach until the file is unlinked.
 		defer func() { _ = f.release() }()
-		if err := checkUnread(f.File, name); err != nil {
+		if err := e.checkUnread(ctx, f.File, name); err != nil {
 			return err
 		}
 		if info, err := f.Stat(); err == nil {
@@ -86,15 +87,16 @@ func (e *Engine) deleteVolume(ctx context.Context, id volume.ID, r volumeRecord)
 	return nil
 }
 
-// dropVolume removes a deleting or unacknowledged volume: files, then record.
+// dropVolume removes a deleting or unacknowledged volume: files, then the pin of
+// its source, whose removal can need their blocks, then the record.
 func (e *Engine) dropVolume(ctx context.Context, id volume.ID, r volumeRecord) error {
+	if err := errors.Join(e.pool.remove(volumesDir, string(id)), e.pool.remove(incomingDir, string(id))); err != nil {
+		return err
+	}
 	if r.FromVolume != "" {
 		if err := e.unpin(ctx, r.FromVolume, string(id)); err != nil {
 			return err
 		}
-	}
-	if err := errors.Join(e.pool.remove(volumesDir, string(id)), e.pool.remove(incomingDir, string(id))); err != nil {
-		return err
 	}
 	crashpoint.Hit("delete.removed")
 	err := e.commit(ctx, func(tx *store.Tx) error {
@@ -113,11 +115,17 @@ func (e *Engine) dropVolume(ctx context.Context, id volume.ID, r volumeRecord) e
 	return nil
 }
 
-func checkUnread(f *os.File, name string) error {
+// checkUnread ignores the pins of copies that have ended: a full XFS pool can
+// lack the space to remove them.
+func (e *Engine) checkUnread(ctx context.Context, f *os.File, name string) error {
 	readers, err := poolfile.Readers(f)
 	if err != nil {
 		return err
 	}
+	readers = slices.DeleteFunc(readers, func(r string) bool {
+		_, s, err := e.recordedAs(ctx, r)
+		return err == nil && s != pinning && !s.filling()
+	})
 	if len(readers) > 0 {
 		return errs.Errorf(errs.Precondition, "%s is being copied into %s; wait for the copy, or delete its volume or snapshot", name, strings.Join(readers, ", "))
 	}

@@ -6,8 +6,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs"
 	"github.com/cleatproject/cleat/internal/linux/mkfs/mkfstest"
@@ -27,59 +25,6 @@ func wantReason(t testing.TB, conditions []volume.Condition, err error, reason s
 	t.Helper()
 	if got := reasons(conditions)[reason]; err != nil || got != severity {
 		t.Errorf("conditions %+v, %v; want %s %s", conditions, err, severity, reason)
-	}
-}
-
-// A full pool promises no space and allows deletion.
-func TestFullPool(t *testing.T) {
-	for name, pool := range map[string]func(testing.TB) string{"xfs": onXFS, "ext4": onExt4} {
-		t.Run(name, func(t *testing.T) {
-			e := open(t, config(pool(t)))
-			v := create(t, e, volume.CreateRequest{Name: "v", Size: volume.SizeRange{Required: gib}})
-			gone := create(t, e, volume.CreateRequest{Name: "gone", Size: volume.SizeRange{Required: mib}})
-			f, err := os.OpenFile(file(e, v), os.O_WRONLY, 0)
-			testkit.Must(t, err)
-			defer f.Close()
-			fillUp(t, f)
-			for _, parameters := range []map[string]string{nil, thickly} {
-				_, err := e.Create(t.Context(), volume.CreateRequest{Name: "more", Content: volume.Raw, Parameters: parameters})
-				wantKind(t, err, "Create on a full pool", errs.Exhausted)
-			}
-			_, err = e.CreateSnapshot(t.Context(), volume.SnapshotRequest{Name: "s", Source: v.ID})
-			wantKind(t, err, "CreateSnapshot on a full pool", errs.Exhausted)
-			_, err = e.Expand(t.Context(), gone.ID, volume.SizeRange{Required: 2 * mib})
-			wantKind(t, err, "Expand on a full pool", errs.Exhausted)
-			if c, err := e.Capacity(t.Context(), volume.CapacityQuery{}); err != nil || c.Available != 0 {
-				t.Errorf("capacity of a full pool: %+v, %v", c, err)
-			}
-			conditions, err := e.StorageHealth(t.Context())
-			wantReason(t, conditions, err, reasonPoolFull, volume.Degraded)
-			empty(t, e, incomingDir)
-
-			e = reopen(t, e)
-			for _, id := range []volume.ID{gone.ID, v.ID} {
-				if err := e.Delete(t.Context(), id); err != nil {
-					t.Errorf("Delete on a full pool: %v", err)
-				}
-			}
-			f.Close()
-			create(t, e, volume.CreateRequest{Name: "more", Size: volume.SizeRange{Required: mib}})
-		})
-	}
-}
-
-func fillUp(t testing.TB, f *os.File) {
-	t.Helper()
-	var at int64
-	for chunk := int64(64 * mib); chunk >= granule; chunk /= 2 {
-		for {
-			err := fallocate(f, unix.FALLOC_FL_KEEP_SIZE, at, chunk)
-			if errors.Is(err, unix.ENOSPC) {
-				break
-			}
-			testkit.Must(t, err)
-			at += chunk
-		}
 	}
 }
 

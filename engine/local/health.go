@@ -43,6 +43,10 @@ func (e *Engine) VolumeHealth(ctx context.Context, id volume.ID) ([]volume.Condi
 		return append(all, volume.Condition{Severity: volume.Inaccessible, Reason: reasonFilled,
 			Message: describeProgress(e.volume(id, r).Progress) + " copied; the volume is usable after the copy"}), nil
 	}
+	if e.pool.has(incomingDir, string(id)) {
+		return append(all, volume.Condition{Severity: volume.Inaccessible, Reason: reasonFileMissing,
+			Message: fmt.Sprintf("the volume's file is still in %s: it is being created, or the pool was full at the last start; then free space and restart the driver", incomingDir)}), nil
+	}
 	_, err = e.pool.inspect(volumesDir+"/"+string(id), r.Size)
 	c, err := conditionOf(err)
 	if c.Reason != "" {

@@ -210,16 +210,23 @@ func (p *pool) probeFile() error {
 	}
 	f := os.NewFile(uintptr(fd), incomingDir)
 	defer f.Close()
-	if err := poolfile.WriteSettings(f, poolfile.Settings{Provisioning: thin}); err != nil {
+	err = poolfile.WriteSettings(f, poolfile.Settings{Provisioning: thin})
+	if errors.Is(err, unix.ENOSPC) {
+		return nil
+	}
+	if err != nil {
 		return errs.Errorf(errs.Precondition, "its file system does not support user extended attributes: %w", err)
 	}
 	// File systems do not report their limit.
 	low, high := int64(granule), int64(math.MaxInt64-granule)
 	for low < high {
 		middle := low + (high-low+1)/2
-		if f.Truncate(middle) == nil {
+		switch err := f.Truncate(middle); {
+		case err == nil:
 			low = middle
-		} else {
+		case errors.Is(err, unix.ENOSPC):
+			return nil
+		default:
 			high = middle - 1
 		}
 	}

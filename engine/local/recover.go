@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/crashpoint"
 	"github.com/cleatproject/cleat/internal/linux/freeze"
@@ -71,7 +73,8 @@ func (e *Engine) thawAll(ctx context.Context) error {
 }
 
 // recoverIncoming completes committed renames and removes unacknowledged files.
-// Files of copies stay.
+// Files of copies stay, and those whose directory cannot grow: a full pool must
+// open, so that volumes can be deleted.
 func (e *Engine) recoverIncoming(ctx context.Context) error {
 	entries, err := fs.ReadDir(e.pool.root.FS(), incomingDir)
 	if err != nil {
@@ -84,6 +87,10 @@ func (e *Engine) recoverIncoming(ctx context.Context) error {
 		case err != nil:
 		case s == ready:
 			err = e.place(dir, name)
+			if errors.Is(err, unix.ENOSPC) {
+				e.logger.Error("rename of a complete file failed, pool is full", "path", incomingDir+"/"+name, "err", err)
+				err = nil
+			}
 		case s.filling(), s == pinning, s == deleting:
 		default:
 			err = e.pool.remove(incomingDir, name)

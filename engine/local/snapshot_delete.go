@@ -83,7 +83,7 @@ func (e *Engine) markSnapshots(ctx context.Context, ids []volume.SnapshotID, gro
 }
 
 // dropSnapshots removes files, then records, of deleting or unacknowledged
-// snapshots.
+// snapshots. Pins come after the files, whose blocks their removal can need.
 func (e *Engine) dropSnapshots(ctx context.Context, ids []volume.SnapshotID, group *groupRemoval) error {
 	records := map[volume.SnapshotID]snapshotRecord{}
 	for _, id := range ids {
@@ -95,10 +95,10 @@ func (e *Engine) dropSnapshots(ctx context.Context, ids []volume.SnapshotID, gro
 			continue
 		}
 		records[id] = r
-		if err := e.unpin(ctx, r.Source, string(id)); err != nil {
+		if err := e.dropSnapshotFile(id); err != nil {
 			return err
 		}
-		if err := e.dropSnapshotFile(id); err != nil {
+		if err := e.unpin(ctx, r.Source, string(id)); err != nil {
 			return err
 		}
 	}

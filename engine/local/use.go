@@ -202,7 +202,11 @@ func (e *Engine) changePins(ctx context.Context, source volume.ID, change func([
 	if err != nil {
 		return err
 	}
-	if err := poolfile.WriteReaders(f, change(readers)); err != nil {
+	changed := change(slices.Clone(readers))
+	if slices.Equal(changed, readers) {
+		return nil // a write could need space, also of an equal value
+	}
+	if err := poolfile.WriteReaders(f, changed); err != nil {
 		return err
 	}
 	return f.Sync()

@@ -34,6 +34,8 @@ func supportedByKind(dir *os.Root, cause error) (bool, error) {
 	switch stat.Type {
 	case unix.BTRFS_SUPER_MAGIC:
 		return true, nil
+	case unix.EXT4_SUPER_MAGIC:
+		return false, nil
 	case unix.XFS_SUPER_MAGIC:
 		var geometry [geometrySize]byte
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, d.Fd(), ioctlGeometry, uintptr(unsafe.Pointer(&geometry)))
