@@ -72,6 +72,21 @@ type Attacher interface {
 	Held(ctx context.Context) ([]Held, error)
 }
 
+// Explainer is an Attacher that knows why a write to its devices can fail, such
+// as a full pool of thin volumes.
+type Explainer interface {
+	// Explain returns err, or an error with the cause that wraps it. nil stays
+	// nil.
+	Explain(err error) error
+}
+
+func explain(a Attacher, err error) error {
+	if e, ok := a.(Explainer); ok {
+		return e.Explain(err)
+	}
+	return err
+}
+
 // Target identifies a volume for an Attacher.
 type Target struct {
 	// Nil only in Detach, for a device that Held listed without a locator.

@@ -45,7 +45,7 @@ func (m *Manager) Expand(ctx context.Context, r ExpandRequest) (int64, error) {
 	if p.block || p.info.Device.IsDirectory() {
 		return size, nil
 	}
-	return size, growFilesystem(ctx, p, size)
+	return size, explain(p.attacher, growFilesystem(ctx, p, size))
 }
 
 func (m *Manager) growVolume(ctx context.Context, r ExpandRequest, p inUse) error {

@@ -125,7 +125,7 @@ func (m *Manager) mountInline(ctx context.Context, s source, r PublishRequest, r
 	defer attachment.File.Close()
 	crashpoint.Hit("publish.attached")
 	fs := filesystem{attachment: attachment, path: r.Target, capability: r.Capability, readOnly: rec.ReadOnly}
-	return fs.mount(ctx)
+	return explain(s.attacher, fs.mount(ctx))
 }
 
 func (m *Manager) unmountInline(ctx context.Context, s source, target string) {

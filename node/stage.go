@@ -226,7 +226,7 @@ func (m *Manager) stage(ctx context.Context, r StageRequest, rec stageRecord, co
 		return nil
 	}
 	fs := filesystem{attachment: attachment, path: r.Staging, capability: r.Capability, readOnly: rec.ReadOnly, format: m.formatting(r)}
-	return fs.mount(ctx)
+	return explain(s.attacher, fs.mount(ctx))
 }
 
 // rollBackStage keeps device and record while an earlier stage's publishes use

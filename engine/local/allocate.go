@@ -9,15 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cleatproject/cleat/errs"
+	"github.com/cleatproject/cleat/internal/poolfile"
 )
 
 // allocationStep bounds one fallocate call, so that a long allocation can be
 // cancelled in between.
 const allocationStep = 256 << 20
-
-// fullThreshold is the free space below which a tool's failure is attributed to
-// a full pool.
-const fullThreshold = 4 << 20
 
 func allocate(ctx context.Context, f *os.File, from, to int64) error {
 	return inSteps(ctx, from, to, func(offset, length int64) error {
@@ -87,9 +84,7 @@ func (e *Engine) explain(err error) error {
 		if lost := e.pool.checkPresent(); lost != nil {
 			return fmt.Errorf("%w: %w", lost, err)
 		}
-		if s, spaceErr := e.pool.space(); spaceErr == nil && s.free < fullThreshold {
-			return errs.Errorf(errs.Exhausted, "pool %s is full (%d bytes left): %w", e.pool.path, s.free, err)
-		}
+		return poolfile.ExplainFull(e.pool.path, err)
 	}
 	return err
 }

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cleatproject/cleat/errs"
 	"github.com/cleatproject/cleat/internal/linux/xattr"
 )
@@ -44,6 +46,27 @@ func ReadPool(r io.Reader) (p Pool, err error) {
 		return p, errs.Errorf(errs.Precondition, "%s cannot be read: %w", Identity, err)
 	}
 	return p, nil
+}
+
+// fullThreshold is the free space below which a failure is attributed to a full
+// pool.
+const fullThreshold = 4 << 20
+
+// ExplainFull adds to an internal error that the pool is full. Tools such as
+// mkfs and the kernel's mounts report only a failure of thin volumes then.
+func ExplainFull(pool string, err error) error {
+	if err == nil || errs.KindOf(err) != errs.Internal {
+		return err
+	}
+	var st unix.Statfs_t
+	if unix.Statfs(pool, &st) != nil {
+		return err
+	}
+	free := int64(st.Bavail) * st.Frsize
+	if free >= fullThreshold {
+		return err
+	}
+	return errs.Errorf(errs.Exhausted, "pool %s is full (%d bytes left): %w", pool, free, err)
 }
 
 // Values of Settings.Provisioning.

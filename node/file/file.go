@@ -32,7 +32,10 @@ type Attacher struct {
 	flushFailed sync.Map
 }
 
-var _ node.Attacher = (*Attacher)(nil)
+var (
+	_ node.Attacher  = (*Attacher)(nil)
+	_ node.Explainer = (*Attacher)(nil)
+)
 
 // New returns a pool's attacher. Each call opens the pool, which can be mounted
 // later.
@@ -186,6 +189,9 @@ func (a *Attacher) Detach(ctx context.Context, t node.Target) error {
 	}
 	return nil
 }
+
+// Explain implements node.Explainer.
+func (a *Attacher) Explain(err error) error { return poolfile.ExplainFull(a.dir, err) }
 
 // Resize implements node.Attacher.
 func (a *Attacher) Resize(ctx context.Context, t node.Target) (int64, error) {
